@@ -16,6 +16,9 @@ type Submissions interface {
 	// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed],
 	// [*proto.BusyError] and [*proto.Rejection].
 	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
+	// Accepted returns the execution that was accepted with an idempotency key of an API key. Its
+	// errors include [proto.ErrNotFound] and [proto.ErrSubmissionPending].
+	Accepted(ctx context.Context, key, idempotencyKey string) (proto.TraceID, error)
 	// Requeue submits the job of a dead letter as execution id, unless an earlier request has done
 	// so. It returns the dead letter, which names the execution. build makes the job from the dead
 	// one. Other errors are the errors of build, [proto.ErrNotFound] and [proto.ErrNoJob].

@@ -178,13 +178,24 @@ func (s *Server) writeSchedule(w http.ResponseWriter, status int, schedule *prot
 // returns its id. refused is the reason why it will never start, empty if it did. After an error it
 // may have started.
 func (s *Server) StartScheduled(ctx context.Context, schedule *proto.Schedule, tick time.Time) (id proto.TraceID, refused string, err error) {
-	id, err = s.submitScheduled(ctx, schedule, fmt.Sprint("tick ", tick.Unix()))
+	id, err = s.submitScheduled(ctx, schedule, tickName(tick))
 	refused, err = s.refusal(err, schedule.Key)
 	if err != nil || refused != "" {
 		return "", refused, err
 	}
 	return id, "", nil
 }
+
+// StartedTick returns the execution that was started for a schedule's tick, or [proto.ErrNotFound].
+func (s *Server) StartedTick(ctx context.Context, schedule *proto.Schedule, tick time.Time) (proto.TraceID, error) {
+	return s.Submissions.Accepted(ctx, schedule.Key, scheduledName(schedule, tickName(tick)))
+}
+
+// tickName names the execution of a tick among those of its schedule.
+func tickName(tick time.Time) string { return fmt.Sprint("tick ", tick.Unix()) }
+
+// scheduledName returns the idempotency key of an execution of a schedule.
+func scheduledName(schedule *proto.Schedule, name string) string { return schedule.ID + " " + name }
 
 // refusal returns the reason why a submission under an API key will never be accepted, or the error
 // after which it is to be repeated. Both are empty without an error.
@@ -233,7 +244,7 @@ func (s *Server) submitScheduled(ctx context.Context, schedule *proto.Schedule, 
 		return "", err
 	}
 	return s.Submissions.Submit(ctx, &proto.Submission{
-		Job: job, IdempotencyKey: schedule.ID + " " + name, BodyHash: schedule.ID, WaitUntil: time.Now().Add(scheduleWait),
+		Job: job, IdempotencyKey: scheduledName(schedule, name), BodyHash: schedule.ID, WaitUntil: time.Now().Add(scheduleWait),
 	})
 }
 

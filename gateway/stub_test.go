@@ -366,6 +366,16 @@ func (q *stub) store(scope, key string, b proto.Binding) proto.Binding {
 	return b
 }
 
+func (q *stub) Bound(_ context.Context, scope, key string) (proto.Binding, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	b, ok := q.bindings[scope+"/"+key]
+	if !ok {
+		return proto.Binding{}, proto.ErrNotFound
+	}
+	return b, nil
+}
+
 func (q *stub) Replace(_ context.Context, scope, key string, old, b proto.Binding) (proto.Binding, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -39,20 +39,33 @@ func (b *Bindings) Bind(ctx context.Context, scope, key string, n proto.Binding)
 		if !errors.Is(err, jetstream.ErrKeyExists) {
 			return proto.Binding{}, false, fmt.Errorf("bind idempotency key: %w", err)
 		}
-		e, err := b.Store.Bindings.Get(ctx, name)
-		if store.IsNotFound(err) {
+		have, err := b.Bound(ctx, scope, key)
+		if errors.Is(err, proto.ErrNotFound) {
 			continue // released meanwhile
 		}
-		if err != nil {
-			return proto.Binding{}, false, fmt.Errorf("read idempotency key: %w", err)
-		}
-		var have proto.Binding
-		if err := json.Unmarshal(e.Value(), &have); err != nil {
-			return proto.Binding{}, false, fmt.Errorf("decode idempotency key: %w", err)
-		}
-		have.Revision = e.Revision()
-		return have, false, nil
+		return have, false, err
 	}
+}
+
+// Bound returns the binding of a key, or [proto.ErrNotFound].
+func (b *Bindings) Bound(ctx context.Context, scope, key string) (proto.Binding, error) {
+	e, err := b.Store.Bindings.Get(ctx, b.name(scope, key))
+	if store.IsNotFound(err) {
+		return proto.Binding{}, proto.ErrNotFound
+	}
+	if err != nil {
+		return proto.Binding{}, fmt.Errorf("read idempotency key: %w", err)
+	}
+	return decodeBinding(e)
+}
+
+func decodeBinding(e jetstream.KeyValueEntry) (proto.Binding, error) {
+	var binding proto.Binding
+	if err := json.Unmarshal(e.Value(), &binding); err != nil {
+		return proto.Binding{}, fmt.Errorf("decode idempotency key: %w", err)
+	}
+	binding.Revision = e.Revision()
+	return binding, nil
 }
 
 // Replace binds key to another execution in place of old, whose execution was not accepted. It

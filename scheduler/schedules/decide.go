@@ -27,8 +27,9 @@ type decision struct {
 func decide(s *proto.Schedule, t *ticker, old proto.ScheduleState, busy bool, now time.Time) (d decision, ok bool) {
 	d.state = old
 	if !old.UpdatedAt.Equal(s.UpdatedAt) {
+		// Ticks start at the next look: the state must name a tick before that starts.
 		d.state.UpdatedAt, d.state.Next, d.state.Waiting = s.UpdatedAt, t.next(s.UpdatedAt), nil
-		ok = true
+		return d, true
 	}
 	if s.Paused {
 		return d, ok

@@ -46,7 +46,7 @@ func TestDecisions(t *testing.T) {
 		left   float64
 	}{
 		{name: "before the first tick", next: -1, now: 0.5, left: 1},
-		{name: "created while no process ran", next: -1, now: 1.5, start: "1", left: 2},
+		{name: "created while no process ran: stored before it starts", next: -1, now: 1.5, left: 1},
 		{name: "not due", next: 2, now: 1.9, left: 2},
 		{name: "due", next: 2, now: 2, start: "2", left: 3},
 		{name: "paused", paused: true, next: 2, now: 5, left: 2},

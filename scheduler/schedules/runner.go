@@ -32,6 +32,8 @@ type Executions interface {
 	// id. refused is the reason why it will never start, empty if it did. After an error it may have
 	// started.
 	StartScheduled(ctx context.Context, s *proto.Schedule, tick time.Time) (id proto.TraceID, refused string, err error)
+	// StartedTick returns the execution that was started for a tick, or [proto.ErrNotFound].
+	StartedTick(ctx context.Context, s *proto.Schedule, tick time.Time) (proto.TraceID, error)
 	// ReportFailed stores the webhook of a tick whose execution was refused. It may be called again
 	// for the same tick.
 	ReportFailed(ctx context.Context, s *proto.Schedule, run proto.ScheduleRun) error
@@ -62,6 +64,9 @@ func (r *Runner) Run(ctx context.Context) error {
 
 // lead starts executions until ctx is done. Organisations take turns.
 func (r *Runner) lead(ctx context.Context) {
+	for _, d := range r.Schedules.definitions.All() {
+		d.recovered = false // by this leader
+	}
 	due, index := newTurns(), &r.Schedules.index
 	defer index.putAll()
 	var running sync.WaitGroup
@@ -99,7 +104,7 @@ func (r *Runner) lead(ctx context.Context) {
 }
 
 // handle starts what is due of a schedule, and stores its state.
-func (r *Runner) handle(ctx context.Context, d *definition) error {
+func (r *Runner) handle(ctx context.Context, d *definition) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
 	defer cancel()
 	if d = r.Schedules.definitions.Get(definitionKey(d.Org, d.ID)); d == nil {
@@ -113,18 +118,29 @@ func (r *Runner) handle(ctx context.Context, d *definition) error {
 	if err != nil {
 		return err
 	}
-	busy, err := r.busy(ctx, old.Last)
+	now, state, recovered := time.Now(), *old, false
+	if !d.recovered {
+		if recovered, err = r.recoverTicks(ctx, d, &state, now); err != nil {
+			return err
+		}
+	}
+	d.recovered = true
+	defer func() {
+		if err != nil {
+			d.recovered = false // a tick may have started
+		}
+	}()
+	busy, err := r.busy(ctx, state.Last)
 	if err != nil {
 		return err
 	}
-	now := time.Now()
-	next, ok := decide(&d.Schedule, d.ticker, *old, busy, now)
-	if !ok {
+	next, ok := decide(&d.Schedule, d.ticker, state, busy, now)
+	if !ok && !recovered {
 		return nil
 	}
-	if next.cancel && old.Last != "" {
-		if _, err := r.Executions.Cancel(ctx, old.Last); err != nil && !errors.Is(err, proto.ErrNotFound) {
-			return fmt.Errorf("cancel %s: %w", old.Last, err)
+	if next.cancel && state.Last != "" {
+		if _, err := r.Executions.Cancel(ctx, state.Last); err != nil && !errors.Is(err, proto.ErrNotFound) {
+			return fmt.Errorf("cancel %s: %w", state.Last, err)
 		}
 	}
 	for _, tick := range next.start {
@@ -156,6 +172,39 @@ func (r *Runner) handle(ctx context.Context, d *definition) error {
 		return nil // by another process; the next scan reads it
 	}
 	return err
+}
+
+// recoverTicks adds the ticks to a state whose executions started before the state could be stored, and
+// reports whether there are any. Otherwise a tick that is no longer to be started, because the
+// schedule was changed or is late, would be lost from the history.
+func (r *Runner) recoverTicks(ctx context.Context, d *definition, state *proto.ScheduleState, now time.Time) (found bool, err error) {
+	started := func(tick time.Time) (bool, error) {
+		id, err := r.Executions.StartedTick(ctx, &d.Schedule, tick)
+		if errors.Is(err, proto.ErrNotFound) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("look up the execution of %s: %w", tick.Format(time.RFC3339), err)
+		}
+		state.Add(proto.ScheduleRun{Tick: tick, At: now.UTC(), Outcome: proto.RunStarted, TraceID: id})
+		return true, nil
+	}
+	if len(state.Waiting) > 0 {
+		if found, err = started(state.Waiting[0]); err != nil {
+			return false, err
+		}
+		if found {
+			state.Waiting = state.Waiting[1:]
+		}
+	}
+	if state.Next.IsZero() || state.Next.After(now) {
+		return found, nil
+	}
+	first, err := started(state.Next)
+	if first {
+		state.Next = d.ticker.next(state.Next)
+	}
+	return found || first, err
 }
 
 // busy reports whether an execution has not ended.

@@ -41,6 +41,9 @@ type Schedules struct {
 type definition struct {
 	proto.Schedule
 	ticker *ticker
+	// recovered reports whether the leader has looked for ticks that were started but not stored.
+	// Only the leader uses it.
+	recovered bool
 }
 
 // Open reads all schedules.

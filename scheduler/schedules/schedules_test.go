@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -24,14 +23,13 @@ type executions struct {
 	mu       sync.Mutex
 	ids      map[string]proto.TraceID // by schedule and tick
 	ended    map[proto.TraceID]bool
-	calls    map[string]int
 	refuse   string
 	reported []proto.ScheduleRun
 	failing  bool // StartScheduled starts executions and then returns an error
 }
 
 func newExecutions() *executions {
-	return &executions{ids: map[string]proto.TraceID{}, ended: map[proto.TraceID]bool{}, calls: map[string]int{}}
+	return &executions{ids: map[string]proto.TraceID{}, ended: map[proto.TraceID]bool{}}
 }
 
 func (e *executions) StartScheduled(_ context.Context, s *proto.Schedule, tick time.Time) (proto.TraceID, string, error) {
@@ -45,11 +43,20 @@ func (e *executions) StartScheduled(_ context.Context, s *proto.Schedule, tick t
 		e.ids[key] = proto.NewTraceID()
 		e.ended[e.ids[key]] = false
 	}
-	e.calls[key]++
 	if e.failing {
 		return "", "", errors.New("no answer")
 	}
 	return e.ids[key], "", nil
+}
+
+func (e *executions) StartedTick(_ context.Context, s *proto.Schedule, tick time.Time) (proto.TraceID, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	id := e.ids[fmt.Sprint(s.ID, " ", tick.Unix())]
+	if id == "" {
+		return "", proto.ErrNotFound
+	}
+	return id, nil
 }
 
 func (e *executions) ReportFailed(_ context.Context, _ *proto.Schedule, run proto.ScheduleRun) error {
@@ -194,30 +201,57 @@ func TestEachTickStartsOnce(t *testing.T) {
 }
 
 // A process that dies between the start of an execution and the storing of the state leaves a tick
-// that its successor starts again, under the same key.
-func TestUnstoredTickIsStartedAgainAsTheSame(t *testing.T) {
+// that its successor finds.
+func TestUnstoredTickIsFound(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.failing = true
 	p := w.process("p")
 	s := w.eachSecond(p, nil)
-	for calls := 0; calls < 3; {
+	id := w.first()
+	w.set(func(e *executions) { e.failing = false })
+	state := w.state(p, s, "the tick has started", started(1))
+	if first := state.Runs[len(state.Runs)-1]; first.TraceID != id {
+		t.Errorf("got %+v, want the execution %s", first, id)
+	}
+}
+
+// first waits for an execution.
+func (w *world) first() (id proto.TraceID) {
+	for id == "" {
 		w.set(func(e *executions) {
-			for _, n := range e.calls {
-				calls = max(calls, n)
+			for _, id = range e.ids {
 			}
 		})
 	}
+	return id
+}
+
+// A tick that was started but not stored stays in the history of a schedule that is paused before the
+// next leader looks at it.
+func TestUnstoredTickOfAPausedScheduleIsKept(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.failing = true
+	p := w.process("p")
+	s := w.eachSecond(p, nil)
+	id := w.first()
+	p.stop()
 	w.set(func(e *executions) { e.failing = false })
-	state := w.state(p, s, "the tick has started", started(1))
-	w.set(func(e *executions) {
-		i := slices.IndexFunc(state.Runs, func(r proto.ScheduleRun) bool { return r.Outcome == proto.RunStarted })
-		run := state.Runs[i]
-		key := fmt.Sprint(s.ID, " ", run.Tick.Unix())
-		if e.ids[key] != run.TraceID || e.calls[key] < 3 {
-			t.Errorf("got %+v, want the execution %s", run, e.ids[key])
-		}
-	})
+	between, err := schedules.Open(w.ctx, w.st, storetest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := between.Change(w.ctx, s.Org, s.ID, func(s *proto.Schedule) error {
+		s.Paused, s.UpdatedAt = true, time.Now().UTC()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	state := w.state(w.process("q"), s, "the tick is in the history", started(1))
+	if state.Last != id {
+		t.Errorf("got %+v, want the execution %s", state, id)
+	}
 }
 
 func TestPreviousExecutionRuns(t *testing.T) {

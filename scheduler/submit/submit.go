@@ -56,6 +56,8 @@ type Jobs interface {
 type Bindings interface {
 	// Bind binds key to b. If key is bound already, it returns that binding, and bound is false.
 	Bind(ctx context.Context, scope, key string, b proto.Binding) (have proto.Binding, bound bool, err error)
+	// Bound returns the binding of key, or [proto.ErrNotFound].
+	Bound(ctx context.Context, scope, key string) (proto.Binding, error)
 	// Replace binds key to b in place of old. It returns [proto.ErrConflict] if key is not bound to
 	// old.
 	Replace(ctx context.Context, scope, key string, old, b proto.Binding) (proto.Binding, error)
@@ -114,6 +116,21 @@ func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.Tr
 		return holder, err
 	}
 	return id, s.accept(ctx, sub.Job, c)
+}
+
+// Accepted returns the execution that was accepted with an idempotency key of an API key. It returns
+// [proto.ErrNotFound] if there is none, and [proto.ErrSubmissionPending] if a request with that key
+// may be in progress.
+func (s *Submitter) Accepted(ctx context.Context, key, idempotencyKey string) (proto.TraceID, error) {
+	binding, err := s.Bindings.Bound(ctx, key, idempotencyKey)
+	if err != nil {
+		return "", err
+	}
+	_, err = s.Jobs.Lookup(ctx, binding.Trace)
+	if errors.Is(err, proto.ErrNotFound) && time.Since(binding.BoundAt) < claimGrace {
+		return "", proto.ErrSubmissionPending
+	}
+	return binding.Trace, err
 }
 
 // Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.

@@ -48,6 +48,10 @@ func (b *backend) Bind(_ context.Context, _, _ string, n proto.Binding) (proto.B
 	return n, true, b.call("bind")
 }
 
+func (b *backend) Bound(context.Context, string, string) (proto.Binding, error) {
+	return proto.Binding{}, b.call("bound")
+}
+
 func (b *backend) Replace(_ context.Context, _, _ string, _, n proto.Binding) (proto.Binding, error) {
 	return n, b.call("replace")
 }
