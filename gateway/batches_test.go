@@ -297,7 +297,7 @@ func TestBatchRoutes(t *testing.T) {
 	status(http.MethodGet, "", "cancelled")
 	h.do(http.MethodPost, path+"/pause", "").want(http.StatusConflict, "conflict", "has ended")
 	h.do(http.MethodPost, path+"/retry", "").want(http.StatusConflict, "conflict", "no item has failed")
-	if got := h.do(http.MethodPost, path+"/retry", `{"cancelled":true}`).want(http.StatusOK, "").json(); got["counts"].(map[string]any)["waiting"] != 1.0 {
+	if got := h.do(http.MethodPost, path+"/retry", `{"cancelled":true}`).want(http.StatusOK, "").json(); got["counts"].(map[string]any)["waiting"] != 1.0 || got["reason"] != nil {
 		t.Errorf("after the retry: %v", got)
 	}
 	b.State.Retries = 1

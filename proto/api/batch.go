@@ -150,6 +150,7 @@ func NewBatch(b *proto.Batch, s *proto.BatchState, now time.Time) Batch {
 		if b.RetryCancelled {
 			form.Counts.Waiting, form.Counts.Cancelled = form.Counts.Waiting+form.Counts.Cancelled, 0
 		}
+		form.Reason = nil // of the end before
 		return form
 	}
 	if b.Ended(s) {
