@@ -45,7 +45,7 @@ func testPipelines(t *testing.T, p *programs) {
 	sys.startDying(t, fault.AfterStepBeforeState, sys.startFront)
 	file := `
 steps:
-  - {name: first, run: "echo ran >> log; echo $TOKEN $CI $CI_STEP_NAME", secrets: [TOKEN]}
+  - {name: first, run: "echo ran >> log; echo $TOKEN $STORED ${#STORED} $CI $CI_STEP_NAME", secrets: [TOKEN, STORED]}
   - {name: second, run: "cat log"}
 `
 	var run struct {
@@ -56,9 +56,15 @@ steps:
 			TraceID string `json:"trace_id"`
 		}
 	}
+	if r := sys.do(http.MethodPut, "/v1/admin/secrets/STORED?org=acme", request{"value": "stored-secret-value!"}); r.status != http.StatusOK {
+		t.Fatal(r)
+	}
+	var made struct{ Key string }
+	sys.do(http.MethodPost, "/v1/admin/keys", request{"name": "ci", "org": "acme", "plan": "enterprise", "secrets": []string{"STORED"}}).into(t, &made)
+	ci := sys.with(made.Key)
 	body := request{"file": file, "secrets": map[string]string{"TOKEN": "s3cret-value"}}
 	eventually(t, "the run is accepted", func() (bool, any) { // a new gateway may not know the dispatcher yet
-		r, err := sys.try(t.Context(), http.MethodPost, "/v1/pipelines", body)
+		r, err := ci.try(t.Context(), http.MethodPost, "/v1/pipelines", body)
 		if err != nil || r.status != http.StatusCreated {
 			return false, r
 		}
@@ -67,13 +73,14 @@ steps:
 	})
 	sys.awaitCrash(t, fault.AfterStepBeforeState, sys.front)
 	sys.startFront(t)
+	ci = sys.with(made.Key) // at the new address
 	eventually(t, "the run ends", func() (bool, any) {
-		r := sys.get("/v1/pipelines/" + run.ID)
+		r := ci.get("/v1/pipelines/" + run.ID)
 		return r.status == http.StatusOK && json.Unmarshal(r.body, &run) == nil && run.Status != proto.PipelineRunning, r
 	})
 	if run.Status != proto.PipelineSuccess {
 		t.Fatalf("%+v", run)
 	}
-	sys.record(run.Cells[0].TraceID).succeeded(t, "*** true first\n")
-	sys.record(run.Cells[1].TraceID).succeeded(t, "ran\n")
+	ci.record(run.Cells[0].TraceID).succeeded(t, "*** *** 20 true first\n")
+	ci.record(run.Cells[1].TraceID).succeeded(t, "ran\n")
 }

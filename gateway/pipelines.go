@@ -72,15 +72,11 @@ func (s *Server) createPipeline(w http.ResponseWriter, r *http.Request) error {
 // checkPipeline refuses a run if one of its steps would be refused now, or if its secrets are not
 // the ones that its steps name.
 func (s *Server) checkPipeline(ctx context.Context, p *proto.Pipeline) error {
-	named := map[string]bool{}
+	if err := s.checkStepSecrets(ctx, p); err != nil {
+		return err
+	}
 	for i := range p.Steps {
 		step := &p.Steps[i]
-		for _, name := range step.Secrets {
-			if _, ok := p.Secrets[name]; !ok {
-				return proto.FieldErrorf("secrets", "must have a value of %s, which step %s names", name, step.Name)
-			}
-			named[name] = true
-		}
 		for j := range step.Cells {
 			_, err := s.stepJob(ctx, p, i, j, proto.NewTraceID())
 			if field, ok := errors.AsType[*proto.FieldError](err); ok {
@@ -100,12 +96,88 @@ func (s *Server) checkPipeline(ctx context.Context, p *proto.Pipeline) error {
 			}
 		}
 	}
+	return nil
+}
+
+// checkStepSecrets returns a [*proto.FieldError] with every secret that a step names and cannot
+// have, or with one of the run that no step names.
+func (s *Server) checkStepSecrets(ctx context.Context, p *proto.Pipeline) error {
+	named, missing := map[string]bool{}, []string{}
+	for i := range p.Steps {
+		step := &p.Steps[i]
+		for j := range step.Cells {
+			if len(step.Secrets) == 0 {
+				break
+			}
+			var without []string
+			key, _, err := s.stepKey(p, i, j)
+			if err == nil {
+				_, without, err = s.storedSecrets(ctx, p, step, key)
+			}
+			if _, ok := errors.AsType[*api.Error](err); ok {
+				continue // stepJob returns it too, and its caller adds the name of the step
+			}
+			if err != nil {
+				return err
+			}
+			for _, name := range without {
+				if !named[name] {
+					missing = append(missing, name+", which step "+step.Name+" names")
+				}
+				named[name] = true
+			}
+		}
+		for _, name := range step.Secrets {
+			named[name] = true
+		}
+	}
+	if len(missing) > 0 {
+		return proto.FieldErrorf("secrets", "must have a value of %s; or an administrator stores a secret of this name, and binds it to the API key", strings.Join(missing, ", and of "))
+	}
 	for _, name := range slices.Sorted(maps.Keys(p.Secrets)) {
 		if !named[name] {
 			return proto.FieldErrorf("secrets", "has %s, which no step names", name)
 		}
 	}
 	return nil
+}
+
+// storedSecrets returns the bindings of the secrets that a step names and the run has no value of.
+// They are those of the key and its sandbox, as masked variables: the file of a pipeline gives
+// nothing that an administrator has not bound. missing are the names that are not bound, or not
+// stored.
+func (s *Server) storedSecrets(ctx context.Context, p *proto.Pipeline, step *proto.PipelineStep, key *proto.Key) (bindings, missing []string, err error) {
+	profile, err := s.profileOf(ctx, key)
+	if err != nil {
+		return nil, nil, err
+	}
+	bound, err := proto.MergeSecrets(profile.Secrets, key.Secrets)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, name := range step.Secrets {
+		if _, ok := p.Secrets[name]; ok {
+			continue
+		}
+		i := slices.IndexFunc(bound, func(b proto.SecretBinding) bool { return b.Env == name })
+		if i < 0 {
+			i = slices.IndexFunc(bound, func(b proto.SecretBinding) bool { return b.Secret == name })
+		}
+		if i < 0 {
+			missing = append(missing, name)
+			continue
+		}
+		_, err := s.Secrets.Get(ctx, key.Org, bound[i].Secret)
+		switch {
+		case errors.Is(err, proto.ErrNotFound):
+			missing = append(missing, name)
+		case err != nil:
+			return nil, nil, err
+		default:
+			bindings = append(bindings, proto.SecretBinding{Secret: bound[i].Secret, Env: name, Mask: true}.String())
+		}
+	}
+	return bindings, missing, nil
 }
 
 func (s *Server) listPipelines(w http.ResponseWriter, r *http.Request) error {
@@ -228,11 +300,25 @@ func (s *Server) stepJob(ctx context.Context, p *proto.Pipeline, step, cell int,
 	if err := request.Validate(); err != nil {
 		return nil, err
 	}
-	job, err := s.newJob(ctx, request, client{key: key, plan: plan}, proto.ModeAsync, id, 0)
+	bindings, missing, err := s.storedSecrets(ctx, p, x, key)
 	if err != nil {
 		return nil, err
 	}
-	job.PipelineID, job.Step, job.Secrets = p.ID, x.Name, x.Secrets
+	if len(missing) > 0 { // they were there when the run was accepted
+		return nil, proto.FieldErrorf("secrets", "must have a value of %s, which is not stored any more, or not bound to the API key", strings.Join(missing, " and of "))
+	}
+	with := *key
+	with.Secrets = slices.Concat(bindings, key.Secrets)
+	job, err := s.newJob(ctx, request, client{key: &with, plan: plan}, proto.ModeAsync, id, 0)
+	if err != nil {
+		return nil, err
+	}
+	job.PipelineID, job.Step = p.ID, x.Name
+	for _, name := range x.Secrets {
+		if _, ok := p.Secrets[name]; ok {
+			job.Secrets = append(job.Secrets, name)
+		}
+	}
 	if name := x.Cells[cell].Name; name != "" {
 		job.Step += " (" + name + ")"
 	}
@@ -254,7 +340,9 @@ func stepEnv(p *proto.Pipeline, step *proto.PipelineStep, cell *proto.MatrixCell
 	}
 	secrets := map[string]string{}
 	for _, name := range step.Secrets {
-		secrets[name] = p.Secrets[name]
+		if value, ok := p.Secrets[name]; ok {
+			secrets[name] = value
+		}
 	}
 	return proto.MergeEnv(p.Env, step.Env, secrets, standard)
 }

@@ -166,7 +166,8 @@ func TestInvalidPipelines(t *testing.T) {
 		{`{"file":7}`, "file must be a string"},
 		{`{"file":"` + strings.Repeat("#", proto.MaxPipelineFile+1) + `"}`, "file must be"},
 		{pipelineBody(step, token+`,"secret":{}`), "secret is not known here"},
-		{pipelineBody(step, ""), "secrets must have a value of TOKEN, which step a names"},
+		{pipelineBody(step, ""), "secrets must have a value of TOKEN, which step a names; or"},
+		{pipelineBody("steps: [{name: a, run: x, secrets: [TOKEN]}, {name: b, run: x, secrets: [TOKEN, OTHER]}]", ""), "secrets must have a value of TOKEN, which step a names, and of OTHER, which step b names; or"},
 		{pipelineBody(step, `,"secrets":{"TOKEN":"abc"}`), "secrets must have at least 4 bytes"},
 		{pipelineBody(step, `,"secrets":{"TOKEN":"long enough","OTHER":"long enough"}`), "secrets has OTHER, which no step names"},
 		{pipelineBody(step, `,"secrets":{"token":"long enough"}`), "secrets"},
@@ -254,5 +255,49 @@ func TestPipelineSteps(t *testing.T) {
 	}
 	if _, refused, err := h.server.StepSpace(ctx, p, 1, 0); err != nil || !strings.Contains(refused, "is revoked") {
 		t.Errorf("with a revoked key: %q, %v", refused, err)
+	}
+}
+
+// The secrets that steps name and a run does not bring are those that an administrator has bound to
+// the key, and no others.
+func TestPipelineHasStoredSecrets(t *testing.T) {
+	h, stub := newPipelineHarness(t)
+	for _, name := range []string{"TOKEN", "ALIAS", "UNBOUND"} {
+		h.do("PUT", "/v1/admin/secrets/"+name, `{"value":"s3cret-of-`+name+`"}`).want(200, "")
+	}
+	user := h.in(t)
+	made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"acme","plan":"enterprise","secrets":["TOKEN","ALIAS=OTHER","GONE"]}`).want(201, "")
+	user.key = made.json()["key"].(string)
+	file := func(names string) string {
+		return pipelineBody("steps: [{name: a, run: x, secrets: ["+names+"]}]", "")
+	}
+	user.do("POST", "/v1/pipelines", file("TOKEN, UNBOUND, ALIAS, GONE, NEVER")).want(400, "validation_error",
+		"of UNBOUND, which step a names, and of GONE, which step a names, and of NEVER, which step a names;")
+	user.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, sandbox: none, secrets: [TOKEN]}]", "")).want(403, "forbidden", "step a: the sandbox")
+	h.do("PUT", "/v1/admin/secrets/GONE", `{"value":"s3cret-of-GONE"}`).want(200, "")
+	id := user.do("POST", "/v1/pipelines", file("TOKEN, OTHER, GONE")).want(201, "").json()["id"].(string)
+	p := stub.stored["acme"+id]
+	trace, refused, err := h.server.StartStep(t.Context(), p, 0, 0, id)
+	if err != nil || refused != "" {
+		t.Fatalf("%q, %v", refused, err)
+	}
+	job := h.stub.runs[trace].job
+	var bound []string
+	for _, b := range job.Bound {
+		bound = append(bound, b.String())
+	}
+	if got := strings.Join(bound, " "); got != "TOKEN=TOKEN! ALIAS=OTHER! GONE=GONE! TOKEN GONE" || len(job.Secrets) != 0 || job.Sealed == nil || !job.HasSecrets {
+		t.Errorf("bound %s; %+v", got, job)
+	}
+	for _, name := range []string{"TOKEN", "OTHER", "GONE"} {
+		if _, ok := job.Env[name]; ok {
+			t.Errorf("the job has %s readable", name)
+		}
+	}
+	h.do("DELETE", "/v1/admin/secrets/GONE", "").want(204, "")
+	late := *p
+	late.ID = proto.NewPipelineID()
+	if _, refused, err := h.server.StartStep(t.Context(), &late, 0, 0, late.ID); err != nil || !strings.Contains(refused, "GONE") {
+		t.Errorf("without a secret that was removed: %q, %v", refused, err)
 	}
 }

@@ -49,6 +49,18 @@ func parseBinding(text string) (b SecretBinding) {
 	return b
 }
 
+// String returns the text of a binding, as a key or a profile has it.
+func (b SecretBinding) String() string {
+	text := b.Secret
+	if b.Env != "" {
+		text += "=" + b.Env
+	}
+	if b.Mask {
+		text += "!"
+	}
+	return text
+}
+
 var secretPattern = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]*$`)
 
 // CheckSecretName checks the name of a secret in a field. Its error is a [*FieldError].

@@ -49,7 +49,8 @@ type ciRunCommand struct {
 
 func (*ciRunCommand) Help() string {
 	return `Uploads the directory, starts a run on the server, and prints the output of each step as a group. With --json it prints the run at its end.
-Secrets that the steps name are taken from the environment of this command.
+Secrets that the steps name are taken from the environment of this command. For those that are not there, the server takes the stored secrets
+that an administrator has bound to the API key.
 
 Exit codes: ` + ciExitCodesHelp + `
 
@@ -74,10 +75,7 @@ func (c *ciRunCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.File, err)
 	}
-	r := &client.PipelineRequest{File: file}
-	if r.Secrets, err = secretsOf(p); err != nil {
-		return err
-	}
+	r := &client.PipelineRequest{File: file, Secrets: secretsOf(p)}
 	if !c.NoInput {
 		in := &ciInput{dir: c.Dir, ref: c.Ref}
 		r.Commit, r.Branch = in.revision(ctx)
@@ -119,19 +117,18 @@ func readPipelineFile(name string) (string, error) {
 	return string(text), err
 }
 
-// secretsOf returns the values of the secrets that steps name.
-func secretsOf(p *proto.Pipeline) (map[string]string, error) {
+// secretsOf returns the values that the environment has of the secrets that steps name. The server
+// has the others, or names them.
+func secretsOf(p *proto.Pipeline) map[string]string {
 	secrets := map[string]string{}
 	for i := range p.Steps {
 		for _, name := range p.Steps[i].Secrets {
-			value, ok := os.LookupEnv(name)
-			if !ok {
-				return nil, fmt.Errorf("step %s needs the secret %s: set it in the environment of this command", p.Steps[i].Name, name)
+			if value, ok := os.LookupEnv(name); ok {
+				secrets[name] = value
 			}
-			secrets[name] = value
 		}
 	}
-	return secrets, nil
+	return secrets
 }
 
 // ciFollower prints what the steps of a run print.

@@ -23,7 +23,7 @@ type PipelineRequest struct {
 	ThreadID string            `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose files the run begins with. The run copies it. Absent: no files."`
 	Commit   string            `json:"commit,omitempty" maxLength:"256" doc:"What programs find in CI_COMMIT_SHA."`
 	Branch   string            `json:"branch,omitempty" maxLength:"256" doc:"What programs find in CI_COMMIT_BRANCH."`
-	Secrets  map[string]string `json:"secrets,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"The values of all secrets that steps name, each of at least 4 bytes. They are stored with the run until it ends, and with the executions as env_vars are."`
+	Secrets  map[string]string `json:"secrets,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"The values of secrets that steps name, each of at least 4 bytes; the others are stored secrets that are bound to the API key or its sandbox. They are stored with the run until it ends, and with the executions as env_vars are."`
 }
 
 // Validate checks what can be checked without the steps.
