@@ -190,6 +190,8 @@ func TestToolClientGone(t *testing.T) {
 func TestToolErrors(t *testing.T) {
 	h := newHarness(t)
 	free := h.stub.addKey("beta", "free", asUser)
+	filesOnly := h.stub.addKey("acme", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeFiles}})
+	noFiles := h.stub.addKey("acme", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeExecute, proto.ScopeRead, proto.ScopeAdmin}})
 	progress := make(chan string, 10)
 	for _, c := range []struct {
 		name, key, tool string
@@ -204,6 +206,11 @@ func TestToolErrors(t *testing.T) {
 		{"plan", free, "sandbox_execute", map[string]any{"code": "1", "timeout": 61}, "rate_limited", "timeout is above the maximum of 60 seconds of the Free plan"},
 		{"volume", h.key, "files_list", map[string]any{"source": "volume", "id": "v"}, "not_implemented", "source volume is not implemented"},
 		{"no file", h.key, "files_download", map[string]any{"source": "thread", "id": "t", "path": "a"}, "not_found", "there is no file at this path"},
+		{"no scope to execute", filesOnly, "sandbox_execute", map[string]any{"code": "1"}, "forbidden", "scope execute"},
+		{"no scope to list", noFiles, "files_list", map[string]any{"source": "thread", "id": "t"}, "forbidden", "scope files"},
+		{"no scope to upload", noFiles, "files_upload", map[string]any{"source": "thread", "id": "t", "path": "a", "content_length": 1}, "forbidden", "scope files"},
+		{"no scope to download", noFiles, "files_download", map[string]any{"source": "thread", "id": "t", "path": "a"}, "forbidden", "scope files"},
+		{"scope to download", filesOnly, "files_download", map[string]any{"source": "thread", "id": "t", "path": "a"}, "not_found", "no file"},
 		{"outside", h.key, "files_upload", map[string]any{"source": "thread", "id": "t", "path": "../a", "content_length": 1}, "validation_error", "path"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
