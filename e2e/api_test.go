@@ -582,6 +582,9 @@ func testKeys(t *testing.T, a *api) {
 	mine.get(execution("trc_x")).rejection(t, http.StatusUnauthorized, "unauthorized") // this gateway applies it at once
 }
 
+// upgradeURL is where users of the shared deployments change their plan.
+const upgradeURL = "https://bullpen.example/plans"
+
 // testFreePlan exceeds every limit of the free plan.
 func testFreePlan(t *testing.T, a *api) {
 	secret, _ := a.newKey("small", "free")
@@ -590,7 +593,7 @@ func testFreePlan(t *testing.T, a *api) {
 		header, value, word string
 	}{{accept, ndjson, "Streaming"}, {"Prefer", "respond-async", "Async"}} {
 		r := a.execute(bash("true"), c.header, c.value)
-		want := c.word + " execution requires a Pro or Enterprise plan. Upgrade at https://github.com/bullpen-run/bullpen#plans"
+		want := c.word + " execution requires a Pro or Enterprise plan. Upgrade at " + upgradeURL
 		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != want || r.header.Get("Retry-After") != "" {
 			t.Errorf("got %q, Retry-After %q, want %q", got, r.header.Get("Retry-After"), want)
 		}

@@ -59,7 +59,7 @@ func TestE2E(t *testing.T) {
 			t.Parallel()
 			t.Run("shared", func(t *testing.T) {
 				t.Parallel()
-				args := []string{"--output-limit", "2MiB", "--queue-wait", "1m"}
+				args := []string{"--output-limit", "2MiB", "--queue-wait", "1m", "--upgrade-url", upgradeURL}
 				if in.separate { // the other topology stores threads in a directory
 					args = append(args, p.newBucket(t).flags()...)
 				}

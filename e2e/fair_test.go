@@ -74,7 +74,7 @@ func testLimitsKilled(t *testing.T, p *programs, in topology) {
 			return r.status == http.StatusTooManyRequests && len(byOrg.pids(t)) == ofFree, r
 		})
 		r := small.execute(bash("true"))
-		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions." {
+		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit reached (5/5)." {
 			t.Errorf("refused with %q", got)
 		}
 		byKey.reached(t, ofKey)

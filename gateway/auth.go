@@ -26,12 +26,25 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		}
 		info := infoOf(r.Context())
 		info.key = *key
-		if info.plan, ok = proto.PlanByName(key.Plan); !ok {
-			s.writeError(w, r, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan))
+		var err error
+		if info.plan, err = s.planOf(key); err != nil {
+			s.writeError(w, r, err)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// planOf returns the plan of a key. It names no plan to upgrade to where users cannot upgrade.
+func (s *Server) planOf(key *proto.Key) (proto.Plan, error) {
+	plan, ok := proto.PlanByName(key.Plan)
+	if !ok {
+		return plan, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan)
+	}
+	if s.UpgradeURL == "" {
+		plan.Next = ""
+	}
+	return plan, nil
 }
 
 // authorized returns the middleware that refuses keys which may not use a route.

@@ -292,6 +292,12 @@ func TestPlans(t *testing.T) {
 		}
 	}
 	h.execute(`{"code":"1","timeout":60}`).want(200, "")
+	h.server.UpgradeURL = "" // no message asks to upgrade
+	for _, tt := range []struct{ body, name, value string }{{hello, "Prefer", "respond-async"}, {`{"code":"1","timeout":61}`, "Accept", "*/*"}} {
+		if a := h.execute(tt.body, tt.name, tt.value).want(429, "rate_limited"); strings.Contains(strings.ToLower(string(a.body)), "upgrade") {
+			t.Errorf("got %s", a.body)
+		}
+	}
 	for plan, most := range map[string]string{"pro": "3600", "enterprise": "86400"} {
 		h.key = h.stub.addKey("acme", plan, asUser)
 		h.execute(`{"code":"1","timeout":`+most+`}`).want(200, "")

@@ -210,7 +210,7 @@ func (s *Server) refusal(err error, key string) (string, error) {
 	}
 	plan := proto.Plan{}
 	if key, ok := s.Keys.Key(key); ok {
-		plan, _ = proto.PlanByName(key.Plan)
+		plan, _ = s.planOf(key)
 	}
 	e := toAPI(err, plan)
 	// A broken sandbox is an internal error for clients.
@@ -275,9 +275,6 @@ func (s *Server) validKey(id string) (*proto.Key, proto.Plan, error) {
 	if !key.Has(proto.ScopeExecute) {
 		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, has lost the scope execute; create it again with another key", id)
 	}
-	plan, ok := proto.PlanByName(key.Plan)
-	if !ok {
-		return nil, plan, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan)
-	}
-	return key, plan, nil
+	plan, err := s.planOf(key)
+	return key, plan, err
 }

@@ -82,7 +82,7 @@ type Config struct {
 	Region         string         `name:"region" group:"Server" env:"BULLPEN_REGION" default:"local" placeholder:"NAME" help:"Region in new API keys: sk-REGION-…."`
 	Instance       string         `name:"instance" env:"BULLPEN_INSTANCE" hidden:"" help:"Name of this process, unique among all. Default: the name of the host and a random part."`
 	BootstrapKey   string         `name:"bootstrap-key" secret:"value" env:"BULLPEN_BOOTSTRAP_KEY" hidden:"" help:"The first API key, sk-REGION-TOKEN, a global administrator's. Not a flag, because other users of the machine could read it. Default: generated at the first start and written to bootstrap.key in the data directory."`
-	UpgradeURL     string         `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" default:"https://github.com/bullpen-run/bullpen#plans" placeholder:"URL" help:"URL in error messages about the limits of a plan."`
+	UpgradeURL     string         `name:"upgrade-url" group:"Server" env:"BULLPEN_UPGRADE_URL" placeholder:"URL" help:"Where users change their plan, for error messages about its limits. Default: none, and no message asks to upgrade."`
 	CORSOrigins    []string       `name:"cors-origins" group:"Server" env:"BULLPEN_CORS_ORIGINS" placeholder:"ORIGIN" help:"Origins whose web pages may call the API with a key that they have, such as https://app.example.com, separated by commas. Default: none."`
 	TLSCert        string         `name:"tls-cert" group:"Server" env:"BULLPEN_TLS_CERT" placeholder:"FILE" help:"Certificate of the HTTP server with its chain, PEM. It is loaded again when the file changes. Without it the server speaks plain HTTP."`
 	TLSKey         string         `name:"tls-key" group:"Server" env:"BULLPEN_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, PEM."`
@@ -239,6 +239,9 @@ func (c *Config) validateBootstrapKey() error {
 }
 
 func (c *Config) validateUpgradeURL() error {
+	if c.UpgradeURL == "" {
+		return nil
+	}
 	u, err := url.Parse(c.UpgradeURL)
 	return setting("upgrade-url", err == nil && u.Host != "" && (u.Scheme == "https" || u.Scheme == "http"),
 		"%q must be an http or https URL", c.UpgradeURL)
