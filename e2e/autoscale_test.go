@@ -67,7 +67,7 @@ func testAutoscaleExec(t *testing.T, p *programs) {
 		policy:  `{"scale_down_after": 1, "scale_to_zero_after": 1}`,
 		command: fmt.Sprintf("#!/bin/sh\necho \"$2 $BULLPEN_AUTOSCALE_LIVE_WORKERS\" >%[1]s.new && mv %[1]s.new %[1]s\n", wanted),
 	} {
-		if err := os.WriteFile(name, []byte(text), 0o700); err != nil { //nolint:gosec // one is a program
+		if err := os.WriteFile(name, []byte(text), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
