@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -20,7 +21,15 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			return
 		}
 		key, ok := s.Keys.Authenticate(secret)
-		if !ok || key.RevokedAt != nil {
+		now := time.Now()
+		switch {
+		case !ok:
+			s.writeError(w, r, unauthorized())
+			return
+		case key.Expired(now):
+			s.writeError(w, r, api.Errorf(api.CodeUnauthorized, "the API key expired at %s; use another", key.ExpiresAt.Format(time.RFC3339)))
+			return
+		case !key.Valid(now):
 			s.writeError(w, r, unauthorized())
 			return
 		}
@@ -125,7 +134,7 @@ func (s *Server) checkGrantable(r *http.Request, wanted *proto.Key) error {
 	if err != nil {
 		return fmt.Errorf("list keys: %w", err)
 	}
-	if !slices.ContainsFunc(keys, func(k proto.Key) bool { return k.Org == own.Org && k.RevokedAt == nil && k.Sandbox == wanted.Sandbox }) {
+	if !slices.ContainsFunc(keys, func(k proto.Key) bool { return k.Org == own.Org && k.Valid(time.Now()) && k.Sandbox == wanted.Sandbox }) {
 		return api.NotGlobal("no API key of this organisation is bound to that sandbox profile; only a global administrator binds the first")
 	}
 	return nil

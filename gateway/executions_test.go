@@ -264,6 +264,22 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+func TestKeysExpire(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		h.stub.finishAtOnce(proto.Exited(0))
+		at := time.Now().Add(time.Hour).UTC()
+		made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro","expires_at":"`+at.Format(time.RFC3339)+`"}`).want(201, "").json()
+		if made["expires_at"] != at.Format(proto.TimeLayout) {
+			t.Errorf("key %v", made)
+		}
+		authorization := "Bearer " + made["key"].(string)
+		h.execute(hello, "Authorization", authorization).want(200, "")
+		time.Sleep(time.Hour)
+		h.execute(hello, "Authorization", authorization).want(401, "unauthorized", "expired at "+at.Format(time.RFC3339))
+		h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro","expires_at":"`+at.Format(time.RFC3339)+`"}`).want(400, "validation_error", "expires_at", "future")
+	})
+}
+
 // lateJobs is a stub whose executions end just before they are cancelled.
 type lateJobs struct{ *stub }
 

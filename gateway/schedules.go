@@ -269,8 +269,8 @@ func (s *Server) scheduledJob(ctx context.Context, schedule *proto.Schedule, id 
 // validKey returns the API key under which work goes on without a request, and its plan.
 func (s *Server) validKey(id string) (*proto.Key, proto.Plan, error) {
 	key, ok := s.Keys.Key(id)
-	if !ok || key.RevokedAt != nil {
-		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, is revoked; create it again with another key", id)
+	if !ok || !key.Valid(time.Now()) {
+		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, is revoked or has expired; create it again with another key", id)
 	}
 	if !key.Has(proto.ScopeExecute) {
 		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, has lost the scope execute; create it again with another key", id)

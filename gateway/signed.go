@@ -113,7 +113,7 @@ func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, 
 		return nil, nil, errBadURL
 	}
 	key, ok := s.Keys.Key(g.key)
-	if !ok || key.RevokedAt != nil || !key.Has(proto.ScopeFiles) || key.Org != g.org {
+	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeFiles) || key.Org != g.org {
 		return nil, nil, errOldURL
 	}
 	return g, key, nil

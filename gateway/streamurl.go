@@ -57,7 +57,7 @@ func (s *Server) checkStream(token string) (*proto.Key, proto.TraceID, error) {
 		return nil, "", fmt.Errorf("parse a signed stream: %w", err)
 	}
 	key, ok := s.Keys.Key(parts[1])
-	if !ok || key.RevokedAt != nil || !key.Has(proto.ScopeRead) || !time.Now().Before(time.Unix(expires, 0)) {
+	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeRead) || !time.Now().Before(time.Unix(expires, 0)) {
 		return nil, "", errOldStream
 	}
 	return key, proto.TraceID(parts[2]), nil

@@ -320,7 +320,7 @@ func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
-	made.Name, made.Sandbox, made.Env, made.Secrets = k.Name, k.Sandbox, k.Env, k.Secrets
+	made.Name, made.Sandbox, made.Env, made.Secrets, made.ExpiresAt = k.Name, k.Sandbox, k.Env, k.Secrets, k.ExpiresAt
 	return *made, secret, nil
 }
 

@@ -44,8 +44,15 @@ type Key struct {
 	Secrets   []string          `json:"secrets,omitempty"` // as in a [Profile], over its own
 	Hint      string            `json:"hint"`              // the key's first and last few characters
 	CreatedAt time.Time         `json:"created_at"`
+	ExpiresAt *time.Time        `json:"expires_at,omitempty"` // nil for never
 	RevokedAt *time.Time        `json:"revoked_at"`
 }
+
+// Valid reports whether the key may be used at a time: it is neither revoked nor expired.
+func (k *Key) Valid(now time.Time) bool { return k.RevokedAt == nil && !k.Expired(now) }
+
+// Expired reports whether the key has expired at a time.
+func (k *Key) Expired(now time.Time) bool { return k.ExpiresAt != nil && !now.Before(*k.ExpiresAt) }
 
 // Has reports whether the key has a scope.
 func (k *Key) Has(s Scope) bool { return slices.Contains(k.Scopes, s) }

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type keyCommands struct {
@@ -27,6 +29,7 @@ type keyCreateCommand struct {
 	Global     bool          `help:"The scope admin holds for all organisations and for the server."`
 	Concurrent *int          `placeholder:"N" help:"Concurrent executions of this key. Default: the limit of the plan."`
 	Sandbox    string        `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
+	ExpiresIn  time.Duration `placeholder:"DURATION" help:"How long the key works, such as 720h. Default: until it is revoked."`
 	Env        []string      `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable."`
 	Secret     []string      `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable."`
 }
@@ -40,10 +43,17 @@ func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
+	wanted := client.NewKey{
+		Name: c.Name, Org: c.Org, Plan: c.Plan, Scopes: c.Scopes, Global: c.Global, Sandbox: c.Sandbox, Concurrent: c.Concurrent, Env: env, Secrets: c.Secret,
+	}
+	if c.ExpiresIn < 0 {
+		return usagef("--expires-in must be positive")
+	}
+	if c.ExpiresIn > 0 {
+		wanted.ExpiresAt = &api.Time{Time: time.Now().Add(c.ExpiresIn)}
+	}
 	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
-		return decoded(api.CreateKey(ctx, client.NewKey{
-			Name: c.Name, Org: c.Org, Plan: c.Plan, Scopes: c.Scopes, Global: c.Global, Sandbox: c.Sandbox, Concurrent: c.Concurrent, Env: env, Secrets: c.Secret,
-		}))
+		return decoded(api.CreateKey(ctx, wanted))
 	}, func(p *page, k *client.Key) {
 		_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, %s, sandbox %s). It is not shown again:\n", k.ID, k.Org, k.Plan, scopesOf(k), k.Sandbox)
 		p.textf("%s\n", k.Secret)
@@ -85,8 +95,8 @@ func (c *keyRevokeCommand) Run(ctx context.Context, s streams) error {
 }
 
 func printKeys(p *page, keys ...client.Key) {
-	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "CONCURRENT", "KEY", "CREATED", "REVOKED")
+	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "CONCURRENT", "KEY", "CREATED", "EXPIRES", "REVOKED")
 	for _, k := range keys {
-		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, k.Concurrent, k.Hint, k.CreatedAt, k.RevokedAt)
+		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, k.Concurrent, k.Hint, k.CreatedAt, k.ExpiresAt, k.RevokedAt)
 	}
 }

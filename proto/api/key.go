@@ -3,6 +3,7 @@ package api
 import (
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -20,6 +21,7 @@ type KeyRequest struct {
 	Global     bool              `json:"global,omitempty" default:"false" doc:"The scope admin holds for all organisations and for the server. Only a global administrator creates such keys."`
 	Sandbox    string            `json:"sandbox,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
 	Concurrent *int              `json:"concurrent,omitempty" minimum:"1" must:"be at least 1; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows the organisation; null for no limit of its own."`
+	ExpiresAt  *Time             `json:"expires_at,omitempty" doc:"When the key stops working; absent for never."`
 	Env        map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
 	Secrets    []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation that programs of this key get, in addition to those of the sandbox profile: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
 }
@@ -41,6 +43,9 @@ func (r *KeyRequest) Validate() error {
 	}
 	if err := checkScopes(r.Scopes, r.Global); err != nil {
 		return err
+	}
+	if r.ExpiresAt != nil && !r.ExpiresAt.After(time.Now()) {
+		return proto.FieldErrorf("expires_at", "must be in the future")
 	}
 	if err := proto.CheckSecretBindings("secrets", r.Secrets); err != nil {
 		return err
@@ -73,6 +78,9 @@ func (r *KeyRequest) Key() proto.Key {
 	if r.Concurrent != nil {
 		k.Concurrent = *r.Concurrent
 	}
+	if r.ExpiresAt != nil {
+		k.ExpiresAt = new(r.ExpiresAt.UTC())
+	}
 	return k
 }
 
@@ -90,6 +98,7 @@ type Key struct {
 	Secrets    []string          `json:"secrets,omitempty" doc:"Secrets that programs get, absent if there are none."`
 	Hint       string            `json:"hint" doc:"The key's first and last characters."`
 	CreatedAt  Time              `json:"created_at"`
+	ExpiresAt  *Time             `json:"expires_at" doc:"When it stops working; null for never."`
 	RevokedAt  *Time             `json:"revoked_at"`
 	Secret     string            `json:"key,omitempty" doc:"The API key itself, shown only when it is created."`
 }
@@ -107,6 +116,9 @@ func NewKey(k *proto.Key) Key {
 	}
 	if key.Sandbox == "" {
 		key.Sandbox = proto.DefaultProfileName
+	}
+	if k.ExpiresAt != nil {
+		key.ExpiresAt = &Time{*k.ExpiresAt}
 	}
 	if k.RevokedAt != nil {
 		key.RevokedAt = &Time{*k.RevokedAt}

@@ -318,7 +318,7 @@ func (k *Keys) List(context.Context) ([]proto.Key, error) {
 // Revoke revokes a key. This gateway rejects it when Revoke returns, and every other one when its
 // watch delivers the change, well within a second. Revoking a revoked key changes nothing. Revoke
 // returns [proto.ErrNotFound] if there is no such key, and a [*proto.LastKeyError] if it is the last
-// one of a global administrator.
+// one of a global administrator that never expires.
 func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 	s, err := k.cache.UpdateWithAll(ctx, keyPrefix+id, func(all map[string]*storedKey) (*storedKey, error) {
 		old := all[keyPrefix+id]
@@ -349,5 +349,7 @@ func anyAdministers(keys []*storedKey) bool {
 	return slices.ContainsFunc(keys, (*storedKey).administers)
 }
 
-// administers reports whether a key is a global administrator's and is not revoked.
-func (s *storedKey) administers() bool { return s.RevokedAt == nil && s.GlobalAdmin() }
+// administers reports whether a key is a global administrator's, is not revoked and never expires.
+func (s *storedKey) administers() bool {
+	return s.RevokedAt == nil && s.ExpiresAt == nil && s.GlobalAdmin()
+}
