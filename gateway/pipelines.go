@@ -105,10 +105,10 @@ func (s *Server) checkStepSecrets(ctx context.Context, p *proto.Pipeline) error 
 	named, missing := map[string]bool{}, []string{}
 	for i := range p.Steps {
 		step := &p.Steps[i]
+		if len(step.Secrets) == 0 {
+			continue
+		}
 		for j := range step.Cells {
-			if len(step.Secrets) == 0 {
-				break
-			}
 			var without []string
 			key, _, err := s.stepKey(p, i, j)
 			if err == nil {
@@ -143,9 +143,9 @@ func (s *Server) checkStepSecrets(ctx context.Context, p *proto.Pipeline) error 
 }
 
 // storedSecrets returns the bindings of the secrets that a step names and the run has no value of.
-// They are those of the key and its sandbox, as masked variables: the file of a pipeline gives
-// nothing that an administrator has not bound. missing are the names that are not bound, or not
-// stored.
+// They inject the secret as a masked variable of that name. Only secrets bound to the key or to its
+// sandbox are found, because whoever may start a run could otherwise read every secret of the
+// organisation. missing are the names that are not bound, or not stored.
 func (s *Server) storedSecrets(ctx context.Context, p *proto.Pipeline, step *proto.PipelineStep, key *proto.Key) (bindings, missing []string, err error) {
 	profile, err := s.profileOf(ctx, key)
 	if err != nil {
