@@ -300,6 +300,9 @@ func pauseBatch(paused bool) func(*proto.Batch, *proto.BatchState) error {
 		if b.Ended(s) {
 			return hasEnded()
 		}
+		if b.Status(s) == proto.BatchStopping {
+			return api.Errorf(api.CodeConflict, "the batch is being stopped and starts no more items")
+		}
 		b.Paused = paused
 		return nil
 	}

@@ -208,6 +208,7 @@ func TestRejectedBatches(t *testing.T) {
 		{"", `{"request":{"code":"x"},"items":[{"delay":1}]}`, "validation_error", "items[0]: delay must not be given in a batch"},
 		{"", `{"request":{"run_at":"2026-01-01T00:00:00Z"},"items":[{"code":"x"}]}`, "validation_error", "items[0]: run_at must not be given in a batch"},
 		{jsonl, "\n\n", "validation_error", "items must have at least one entry"},
+		{jsonl, "\ufeff" + `{"batch":{}}` + "\n", "validation_error", "line 1: body must be UTF-8 without a byte order mark"},
 		{jsonl, `{"batch":{"wat":1}}`, "validation_error", "line 1: wat is not known here"},
 		{jsonl, `{"code":"x"}` + "\n" + `{"batch":{}}`, "validation_error", "line 2: batch is not known here"},
 		{jsonl, "\n" + `{"code":"x"}` + "\n" + `{"code":"x"`, "validation_error", "line 3: body must be one JSON object: unexpected end"},
@@ -291,6 +292,9 @@ func TestBatchRoutes(t *testing.T) {
 	status(http.MethodPost, "/resume", "queued")
 	h.do(http.MethodPost, path+"/retry", "").want(http.StatusConflict, "conflict", "has not ended")
 	h.do(http.MethodDelete, path, "").want(http.StatusConflict, "conflict", "has not ended")
+	status(http.MethodPost, "/cancel", "stopping")
+	h.do(http.MethodPost, path+"/pause", "").want(http.StatusConflict, "conflict", "is being stopped")
+	h.do(http.MethodPost, path+"/resume", "").want(http.StatusConflict, "conflict", "is being stopped")
 	status(http.MethodPost, "/cancel", "stopping")
 	b := stub.find("acme", ids[0])
 	b.State = proto.BatchState{Stopped: proto.StopCancelled, Notified: true, EndedAt: b.Batch.CreatedAt, Counts: proto.BatchCounts{Total: 1, Cancelled: 1}}

@@ -24,6 +24,9 @@ func checkBody(body []byte) error {
 	if len(bytes.TrimLeft(body, " \t\r\n")) == 0 {
 		return proto.FieldErrorf(bodyField, "must be a JSON object, but it is empty")
 	}
+	if bytes.HasPrefix(body, []byte("\ufeff")) {
+		return proto.FieldErrorf(bodyField, "must be UTF-8 without a byte order mark")
+	}
 	if err := json.Unmarshal(body, new(anyJSON)); err != nil {
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			return proto.FieldErrorf(bodyField, "must be one JSON object: %v (at byte %d)", err, syntax.Offset)

@@ -41,7 +41,9 @@ func newTicker(s *proto.Schedule) (*ticker, error) {
 	}
 	parsed, err := parser.Parse(s.Cron)
 	if err != nil {
-		return nil, proto.FieldErrorf("cron", "must be an expression of 5 or 6 fields, or @hourly, @daily, @weekly, @monthly or @yearly: %v", err)
+		return nil, proto.FieldErrorf("cron", "must be an expression of 5 or 6 fields, or @hourly, @daily, @weekly, @monthly or @yearly. The fields are seconds (0-59, "+
+			"may be left out), minutes (0-59), hours (0-23), days (1-31), months (1-12 or JAN-DEC) and days of the week (0-7 or SUN-SAT). Each is *, a value, "+
+			"a range a-b, or a list a,b; /n after * or a range takes every n-th value")
 	}
 	spec, ok := parsed.(*cron.SpecSchedule)
 	if !ok {

@@ -78,6 +78,7 @@ func TestSchedulesWithoutTicks(t *testing.T) {
 		{"", "Local", "time_zone must be"},
 		{"* * *", "UTC", "cron must be an expression"},
 		{"61 * * * *", "UTC", "cron must be an expression"},
+		{"0 0 L * *", "UTC", "cron must be an expression"},
 		{"0 0 30 2 *", "UTC", "cron must match a day"},
 		{"@every 1h", "UTC", "cron must not be an interval"},
 		{"TZ=Asia/Tokyo 0 9 * * *", "UTC", "cron must not name a time zone"},
