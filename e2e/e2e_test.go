@@ -45,7 +45,7 @@ func (r repeats) n() int {
 }
 
 // TestE2E runs the built program with real jails and real HTTP, with the same tests on each
-// topology. With -short it skips longTests, and failureTests in one process.
+// topology. With -short it runs one topology, of separate processes, and skips the long tests.
 func TestE2E(t *testing.T) {
 	p := buildPrograms(t)
 	for _, a := range controlAttacks() {
@@ -55,6 +55,9 @@ func TestE2E(t *testing.T) {
 		})
 	}
 	for _, in := range topologies() {
+		if testing.Short() && !in.separate {
+			continue
+		}
 		t.Run(strings.ReplaceAll(in.name, " ", "-"), func(t *testing.T) {
 			t.Parallel()
 			t.Run("shared", func(t *testing.T) {
@@ -65,11 +68,7 @@ func TestE2E(t *testing.T) {
 				}
 				runShared(t, newSystem(t, p, in, manySlots, append(args, prewarmed...)...))
 			})
-			tests := deploymentTests()
-			if in.separate || !testing.Short() {
-				maps.Copy(tests, failureTests())
-			}
-			for name, test := range tests {
+			for name, test := range withLong(deploymentTests(), longDeploymentTests()) {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					test(t, p, in)
@@ -77,11 +76,7 @@ func TestE2E(t *testing.T) {
 			}
 		})
 	}
-	tests := singleTests()
-	if !testing.Short() {
-		maps.Copy(tests, longTests())
-	}
-	for name, test := range tests {
+	for name, test := range withLong(singleTests(), longSingleTests()) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, p)
@@ -89,22 +84,29 @@ func TestE2E(t *testing.T) {
 	}
 }
 
+// withLong adds the long tests to the others, except with -short.
+func withLong[T any](tests, long map[string]T) map[string]T {
+	if !testing.Short() {
+		maps.Copy(tests, long)
+	}
+	return tests
+}
+
 // deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"drain": testDrain, "drain-over": testDrainOver, "network": testNetwork, "one-slot": testOneSlot,
-		"sandbox-images": testSandboxImages, "webhooks": testWebhooks,
+		"backup": testBackup, "drain": testDrain, "drain-over": testDrainOver, "ledger": testLedger, "network": testNetwork,
+		"one-slot": testOneSlot, "sandbox-images": testSandboxImages, "secrets": testSecrets, "sleepers": testSleepers,
+		"store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit, "webhooks": testWebhooks,
+		"webhooks-killed": testWebhooksKilled,
 	}
 }
 
-// failureTests are deploymentTests whose run in one process is a variant of the run in separate
-// processes.
-func failureTests() map[string]func(*testing.T, *programs, topology) {
+// longDeploymentTests are deploymentTests that kill or restart processes many times.
+func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"backup": testBackup, "backup-ledger": testBackupLedger, "crash-points": testCrashPoints, "ledger": testLedger,
-		"limits-killed": testLimitsKilled, "rolling": testRolling, "secrets": testSecrets, "sleepers": testSleepers, "store": testStore,
-		"thread-expiry": testThreadExpiry, "threads-killed": testThreadsKilled, "unfit": testUnfit, "unfit-at-start": testUnfitAtStart,
-		"warm": testWarm, "webhooks-killed": testWebhooksKilled,
+		"backup-ledger": testBackupLedger, "crash-points": testCrashPoints, "limits-killed": testLimitsKilled,
+		"rolling": testRolling, "threads-killed": testThreadsKilled, "unfit-at-start": testUnfitAtStart, "warm": testWarm,
 	}
 }
 
@@ -113,29 +115,32 @@ func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"autoscale-exec":    testAutoscaleExec,
 		"autoscale-process": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{}) },
-		"copies":            testCopies, "costs": testCosts, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock, "disk-reserve": testDiskReserve, "dispatcher-frozen": testDispatcherFrozen, "docs": testDocs,
+		"batches":           testBatches, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock,
+		"disk-reserve":      testDiskReserve,
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
-		"batches":           testBatches, "drain-async": testDrainAsync, "durable-writes": testDurableWrites, "golden": testGolden, "idle-streams": testIdleStreams, "image": testImage,
-		"no-faults": testNoFaults, "no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "overload": testOverload, "pipelines": testPipelines, "redis": testRedis,
-		"schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost, "slow-reader": testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
-		"threads-frozen": testThreadsFrozen, "threads-store-fails": testThreadsStoreFails, "two-gateways": testTwoGateways,
-		"worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen, "workers-lost": testWorkersLost,
+		"docs":              testDocs, "drain-async": testDrainAsync, "golden": testGolden, "image": testImage,
+		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "pipelines": testPipelines,
+		"redis": testRedis, "schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
+		"two-gateways": testTwoGateways, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
 	}
 }
 
-// longTests are further failure variants of what the other tests check, mostly on clusters.
-func longTests() map[string]func(*testing.T, *programs) {
+// longSingleTests are further failures, tests under load, and tests on clusters.
+func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"autoscale-process-nats":    func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
-		"backup-ledger-cluster":     func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
-		"clients":                   testClients,
-		"cluster-leaders":           testClusterLeaders,
-		"cluster-nodes":             testClusterNodes,
+		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
+		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
+		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,
+		"copies": testCopies, "costs": testCosts,
+		"dispatcher-frozen":         testDispatcherFrozen,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
-		"fresh-cluster":             testFreshCluster,
-		"ledger-cluster":            func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
-		"rolling-cluster":           func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
-		"threads-killed-directory":  testThreadsKilledDirectory,
+		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster, "idle-streams": testIdleStreams,
+		"ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
+		"no-faults":      testNoFaults, "overload": testOverload,
+		"rolling-cluster": func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
+		"slow-reader":     testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
+		"threads-frozen": testThreadsFrozen, "threads-killed-directory": testThreadsKilledDirectory,
+		"threads-store-fails": testThreadsStoreFails, "workers-lost": testWorkersLost,
 	}
 }
 
