@@ -20,8 +20,11 @@
 //     starts its own deployment with newSystem.
 //   - failureTests: a deploymentTest that says little more in one process. With -short it runs in
 //     separate processes only.
+//   - longDeploymentTests: a deploymentTest that kills or restarts processes many times. It is skipped
+//     with -short.
 //   - singleTests: a test that makes sense on one topology, or needs one that no other test has.
-//   - longTests: a further variant of a test above that takes more than half a minute.
+//   - longSingleTests: the same on a cluster, under load, or for longer than half a minute. It is
+//     skipped with -short.
 //
 // A short one:
 //

@@ -45,7 +45,7 @@ func (r repeats) n() int {
 }
 
 // TestE2E runs the built program with real jails and real HTTP, with the same tests on each
-// topology. With -short it runs one topology, of separate processes, and skips the long tests.
+// topology. With -short it runs failureTests on separate processes only, and skips the long tests.
 func TestE2E(t *testing.T) {
 	p := buildPrograms(t)
 	for _, a := range controlAttacks() {
@@ -55,9 +55,6 @@ func TestE2E(t *testing.T) {
 		})
 	}
 	for _, in := range topologies() {
-		if testing.Short() && !in.separate {
-			continue
-		}
 		t.Run(strings.ReplaceAll(in.name, " ", "-"), func(t *testing.T) {
 			t.Parallel()
 			t.Run("shared", func(t *testing.T) {
@@ -68,7 +65,11 @@ func TestE2E(t *testing.T) {
 				}
 				runShared(t, newSystem(t, p, in, manySlots, append(args, prewarmed...)...))
 			})
-			for name, test := range withLong(deploymentTests(), longDeploymentTests()) {
+			tests := withLong(deploymentTests(), longDeploymentTests())
+			if in.separate || !testing.Short() {
+				maps.Copy(tests, failureTests())
+			}
+			for name, test := range tests {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					test(t, p, in)
@@ -95,9 +96,17 @@ func withLong[T any](tests, long map[string]T) map[string]T {
 // deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"backup": testBackup, "drain": testDrain, "drain-over": testDrainOver, "ledger": testLedger, "network": testNetwork,
-		"one-slot": testOneSlot, "sandbox-images": testSandboxImages, "secrets": testSecrets, "sleepers": testSleepers,
-		"store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit, "webhooks": testWebhooks,
+		"drain": testDrain, "drain-over": testDrainOver, "network": testNetwork, "one-slot": testOneSlot,
+		"sandbox-images": testSandboxImages, "webhooks": testWebhooks,
+	}
+}
+
+// failureTests are deploymentTests whose run in one process is a variant of the run in separate
+// processes.
+func failureTests() map[string]func(*testing.T, *programs, topology) {
+	return map[string]func(*testing.T, *programs, topology){
+		"backup": testBackup, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
+		"sleepers": testSleepers, "store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
 		"webhooks-killed": testWebhooksKilled,
 	}
 }
@@ -105,8 +114,8 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 // longDeploymentTests are deploymentTests that kill or restart processes many times.
 func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"backup-ledger": testBackupLedger, "crash-points": testCrashPoints, "limits-killed": testLimitsKilled,
-		"rolling": testRolling, "threads-killed": testThreadsKilled, "unfit-at-start": testUnfitAtStart, "warm": testWarm,
+		"backup-ledger": testBackupLedger, "limits-killed": testLimitsKilled, "rolling": testRolling,
+		"threads-killed": testThreadsKilled, "unfit-at-start": testUnfitAtStart, "warm": testWarm,
 	}
 }
 

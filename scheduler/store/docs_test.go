@@ -238,21 +238,21 @@ func wrapped(list []string) string {
 // subjects, kept in backups and granted to roles.
 func TestANewBucketIsOneRow(t *testing.T) {
 	r := &row{
-		name: "bullpen_schedules", holds: "schedules", bucket: func(s *Store) *jetstream.KeyValue { return &s.Keys }, retention: untilRemoved, backup: true,
+		name: "bullpen_example", holds: "examples", bucket: func(s *Store) *jetstream.KeyValue { return &s.Keys }, retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWorker: mayLookup},
 	}
 	table = append(table, *r)
 	t.Cleanup(func() { table = table[:len(table)-1] })
-	if !InBackup("$KV.bullpen_schedules.nightly") {
+	if !InBackup("$KV.bullpen_example.nightly") {
 		t.Error("it is not in a backup")
 	}
-	if cfg := r.config(Config{Replicas: 3}); cfg.Name != "KV_bullpen_schedules" || cfg.Replicas != 3 || cfg.AllowDirect {
+	if cfg := r.config(Config{Replicas: 3}); cfg.Name != "KV_bullpen_example" || cfg.Replicas != 3 || cfg.AllowDirect {
 		t.Errorf("its stream is %+v", cfg)
 	}
-	if !r.attached() || !strings.Contains(streamDocs(), "| `bullpen_schedules` | schedules |") {
+	if !r.attached() || !strings.Contains(streamDocs(), "| `bullpen_example` | examples |") {
 		t.Error("a worker does not open it, or it is not documented")
 	}
-	if !slices.Contains(publishes(roleGateway), "$KV.bullpen_schedules.>") || slices.Contains(publishes(roleWorker), "$KV.bullpen_schedules.>") {
+	if !slices.Contains(publishes(roleGateway), "$KV.bullpen_example.>") || slices.Contains(publishes(roleWorker), "$KV.bullpen_example.>") {
 		t.Error("its permissions are not those of the row")
 	}
 }
