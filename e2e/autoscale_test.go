@@ -23,14 +23,8 @@ func testAutoscaleProcess(t *testing.T, p *programs, in topology) {
 	}
 	sys := newSystem(t, p, in, noSlots, "--data", filepath.Join(dir, "data"), "--autoscale", "process", "--autoscale-policy", policy, "--slots", "2")
 	sys.ready(t)
-	workers := func() (n int, r *reply) {
-		var list struct{ Workers []struct{ Name string } }
-		r = sys.get("/v1/admin/workers")
-		r.into(t, &list)
-		return len(list.Workers), r
-	}
-	if n, r := workers(); n != 0 {
-		t.Errorf("a worker was started for nothing: %s", r)
+	if list := sys.workers(t); len(list) != 0 {
+		t.Errorf("a worker was started for nothing: %v", list)
 	}
 	if r := sys.inline(bash("echo hello")); r.Stdout != "hello\n" {
 		t.Errorf("got %+v", r)
@@ -42,8 +36,8 @@ func testAutoscaleProcess(t *testing.T, p *programs, in topology) {
 	h.release(t)
 	sys.ended(held).succeeded(t, "held\nwoken\n")
 	eventually(t, "the worker is drained", func() (bool, any) {
-		n, r := workers()
-		return n == 0, r
+		list := sys.workers(t)
+		return len(list) == 0, list
 	})
 
 	sys.inline(bash("true"))
@@ -56,6 +50,17 @@ func testAutoscaleProcess(t *testing.T, p *programs, in topology) {
 		defer func() { _ = f.Close() }() // unlocks
 		return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil, nil
 	})
+}
+
+// workers returns the names of the live workers.
+func (sys *system) workers(t *testing.T) (names []string) {
+	t.Helper()
+	var list struct{ Workers []struct{ Name string } }
+	sys.get("/v1/admin/workers").into(t, &list)
+	for _, w := range list.Workers {
+		names = append(names, w.Name)
+	}
+	return names
 }
 
 // testAutoscaleExec runs an operator's command with the number of workers that are needed: one for a

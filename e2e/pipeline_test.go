@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -40,6 +41,8 @@ func testPipelines(t *testing.T, p *programs) {
 		t.Error(err)
 	}
 	expect(string(xml), `<testsuite name="test" tests="6" failures="1" errors="0" skipped="0"`, "ZeroDivisionError", `<skipped message="a step that it needs did not succeed">`)
+
+	testCheckout(t, sys.system)
 
 	sys.front.kill()
 	sys.startDying(t, fault.AfterStepBeforeState, sys.startFront)
@@ -83,4 +86,72 @@ steps:
 	}
 	ci.record(run.Cells[0].TraceID).succeeded(t, "*** *** 20 true first\n")
 	ci.record(run.Cells[1].TraceID).succeeded(t, "ran\n")
+}
+
+// testCheckout runs a pipeline with the files of a Git repository and with one of its commits, goes
+// away from a run and comes back, and cancels one.
+func testCheckout(t *testing.T, sys *system) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	git := func(args ...string) string {
+		t.Helper()
+		args = append([]string{"-C", dir, "-c", "user.name=test", "-c", "user.email=test@example.com"}, args...)
+		out, err := exec.CommandContext(t.Context(), "git", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("git %s: %v\n%s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	write("tracked", "committed\n")
+	write(".gitignore", "ignored\n")
+	git("init", "--quiet", "--initial-branch=trunk")
+	git("add", ".")
+	git("commit", "--quiet", "--message=first")
+	commit := git("rev-parse", "HEAD")
+	write("tracked", "changed\n")
+	write("untracked", "")
+	write("ignored", "")
+	file := filepath.Join(t.TempDir(), "ci.yaml")
+	hold := newHold()
+	if err := os.WriteFile(file, []byte("steps:\n  - {name: look, run: \"cat tracked; echo $(ls) at $CI_COMMIT_SHA on $CI_COMMIT_BRANCH.; sleep "+
+		hold.seconds+" || true\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start := func(args ...string) (id string) {
+		t.Helper()
+		printed := sys.command(t, sys.key, append([]string{"ci", "run", "--detach", "--dir", dir}, append(args, file)...)...)
+		words := strings.Fields(printed)
+		if id = words[len(words)-1]; !strings.HasPrefix(id, "run_") {
+			t.Fatal(printed)
+		}
+		hold.reached(t, 1)
+		return id
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "changed\ntracked untracked at " + commit + " on trunk.\n"},
+		{[]string{"--ref", "trunk"}, "committed\ntracked at " + commit + " on trunk.\n"},
+		{[]string{"--ref", commit}, "committed\ntracked at " + commit + " on .\n"},
+	} {
+		id := start(c.args...)
+		if list := sys.command(t, sys.key, "ci", "list"); !strings.Contains(list, id) {
+			t.Errorf("no %s in the list:\n%s", id, list)
+		}
+		hold.release(t)
+		if printed := sys.command(t, sys.key, "ci", "attach", id); !strings.Contains(printed, c.want) || !strings.Contains(printed, ": success, ") {
+			t.Errorf("with %q: no %q in:\n%s", c.args, c.want, printed)
+		}
+	}
+	id := start()
+	sys.command(t, sys.key, "ci", "cancel", id)
+	if printed := sys.command(t, sys.key, "ci", "attach", id); !strings.Contains(printed, ": cancelled, ") {
+		t.Errorf("got:\n%s", printed)
+	}
 }

@@ -59,10 +59,10 @@ func (in *ciInput) revision(ctx context.Context) (commit, branch string) {
 	return gitLine(commit), branch
 }
 
-// gitLine returns the last line of git's output. Some versions repeat --end-of-options before it.
+// gitLine returns what git printed, without the line break. Some versions repeat --end-of-options
+// before it, also where they print nothing else.
 func gitLine(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return lines[len(lines)-1]
+	return strings.TrimSpace(strings.TrimPrefix(text, "--end-of-options\n"))
 }
 
 // upload stores the input in a new thread and returns the thread's id.

@@ -275,6 +275,27 @@ func TestPreviousExecutionRuns(t *testing.T) {
 	}
 }
 
+func TestNextTicks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.process("p")
+	// A leap day: the ticks are years apart, so that none passes during the test.
+	s := w.eachSecond(p, func(s *proto.Schedule) { s.Cron = "0 12 29 2 *" })
+	ticks := p.Next(&s, 5)
+	if len(ticks) != 5 {
+		t.Fatalf("got %v", ticks)
+	}
+	for i, tick := range ticks {
+		if tick.Month() != time.February || tick.Day() != 29 || tick.Hour() != 12 || i > 0 && tick.Year() != ticks[i-1].Year()+4 {
+			t.Errorf("tick %d is %s, after %v", i, tick, ticks[:i])
+		}
+	}
+	s.Paused = true
+	if ticks := p.Next(&s, 5); len(ticks) != 0 {
+		t.Errorf("a paused schedule has the ticks %v", ticks)
+	}
+}
+
 func TestPausedAndRemovedSchedules(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -151,6 +151,7 @@ func TestListsFilterAndPage(t *testing.T) {
 		other.Org = "other"
 		async, success, newest := execution(4, proto.StatusSuccess), execution(5, proto.StatusSuccess), execution(6, proto.StatusFailed)
 		async.Mode, async.Key, async.RequestID, async.ScheduleID = proto.ModeAsync, "key_2", "request 1", "sch_1"
+		queued.Batch, newest.PipelineID = "bat_1", "pip_1"
 		success.Metadata, success.ThreadID = map[string]string{"env": "prod", "team": "a"}, "t-1"
 		newest.Language = "a language of a later version"
 		x.job(queued)
@@ -168,6 +169,9 @@ func TestListsFilterAndPage(t *testing.T) {
 		x.want(proto.HistoryFilter{ThreadID: "t-1"}, success, failed)
 		x.want(proto.HistoryFilter{RequestID: "request 1"}, async)
 		x.want(proto.HistoryFilter{Schedule: "sch_1"}, async)
+		x.want(proto.HistoryFilter{Batch: "bat_1"}, queued)
+		x.want(proto.HistoryFilter{Pipeline: "pip_1"}, newest)
+		x.want(proto.HistoryFilter{Batch: "pip_1"})
 		x.want(proto.HistoryFilter{Metadata: map[string]string{"env": "prod"}}, success, failed)
 		x.want(proto.HistoryFilter{Metadata: map[string]string{"env": "prod", "team": "a"}}, success)
 		x.want(proto.HistoryFilter{Metadata: map[string]string{"né": "ü\x00\n"}}, failed)
