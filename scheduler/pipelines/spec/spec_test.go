@@ -1,16 +1,20 @@
 package spec
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -164,6 +168,58 @@ func TestSchema(t *testing.T) {
 		slices.Sort(want)
 		if got := slices.Sorted(maps.Keys(have.Properties)); !slices.Equal(got, want) {
 			t.Errorf("the schema has %q, the parser %q", got, want)
+		}
+	}
+}
+
+// The schema accepts the files that the parser accepts, and finds plain mistakes.
+func TestSchemaValidates(t *testing.T) {
+	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(Schema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("pipeline.json", document); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := c.Compile("pipeline.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	validate := func(file string) error {
+		t.Helper()
+		var value any
+		if err := yaml.Unmarshal([]byte(file), &value); err != nil {
+			t.Fatal(err)
+		}
+		return schema.Validate(value)
+	}
+	valid := map[string]string{"whole": whole}
+	for _, name := range []string{"python", "matrix"} {
+		text, err := os.ReadFile("../../../examples/" + name + "/ci.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		valid[name] = string(text)
+	}
+	for name, file := range valid {
+		if _, err := Parse(file); err != nil {
+			t.Errorf("%s: parser: %v", name, err)
+		}
+		if err := validate(file); err != nil {
+			t.Errorf("%s: schema: %v", name, err)
+		}
+	}
+	for _, file := range []string{
+		"steps: []", "steps: {a: b}", "name: x", "steps:\n  - {name: A, run: x}", "steps:\n  - {name: a}", "steps:\n  - {name: a, code: x}",
+		"steps:\n  - {name: a, run: x, when: never}", "steps:\n  - {name: a, run: x, timeout: soon}", "steps:\n  - {name: a, run: x, env: {path: x}}",
+		"steps:\n  - {name: a, run: x, matrix: {}}", "steps:\n  - {name: a, run: x, cache: {key: x}}",
+	} {
+		if _, err := Parse(file); err == nil {
+			t.Errorf("%s: the parser accepts it", file)
+		}
+		if err := validate(file); err == nil {
+			t.Errorf("%s: the schema accepts it", file)
 		}
 	}
 }
