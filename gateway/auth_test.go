@@ -115,8 +115,8 @@ func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
 	)
 }
 
-// refusal is the body of an error.
-type refusal struct {
+// errorBody is the body of an error.
+type errorBody struct {
 	Error, Reason string
 	Scope         proto.Scope
 }
@@ -175,10 +175,10 @@ func (h *harness) testAccess(method, path string, want access, ids *strings.Repl
 		path = ids.Replace(want.path)
 	}
 	path = strings.NewReplacer("{id}", "nothing", "{name}", "nothing").Replace(path)
-	ask := func(org string, key proto.Key) (int, refusal) {
+	ask := func(org string, key proto.Key) (int, errorBody) {
 		h.key = h.stub.addKey(org, "enterprise", key)
 		a := h.do(method, path, want.body)
-		var got refusal
+		var got errorBody
 		if a.status >= 400 {
 			if err := json.Unmarshal(a.body, &got); err != nil {
 				t.Fatalf("%s %.100q: %v", method, a.body, err)
@@ -187,7 +187,7 @@ func (h *harness) testAccess(method, path string, want access, ids *strings.Repl
 		return a.status, got
 	}
 	without := slices.DeleteFunc(proto.Scopes(), func(s proto.Scope) bool { return s == want.scope })
-	if status, got := ask("acme", proto.Key{Scopes: without, Global: true}); status != 403 || got != (refusal{"forbidden", "insufficient_scope", want.scope}) {
+	if status, got := ask("acme", proto.Key{Scopes: without, Global: true}); status != 403 || got != (errorBody{"forbidden", "insufficient_scope", want.scope}) {
 		t.Errorf("%s %s without %s: %d %+v", method, path, want.scope, status, got)
 	}
 	if own {

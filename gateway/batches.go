@@ -377,7 +377,7 @@ func (s *Server) OpenBatch(b *proto.Batch, shared []byte) (
 		if rejected || busy {
 			return "", err
 		}
-		return s.refusal(err, b.Key)
+		return s.rejectionReason(err, b.Key)
 	}, nil
 }
 

@@ -84,7 +84,7 @@ type Writer struct {
 	wake     chan struct{}
 	done     chan struct{}
 	timeout  time.Duration // see publishTimeout
-	maxKept  int           // stored bytes of excess; see take
+	maxKept  int           // stored bytes of excess; see consumeBudget
 
 	// Owned by run.
 	packed    []byte    // scratch space of message
@@ -225,7 +225,7 @@ func (o *Output) Keep(n int) int {
 	w.inResult[s] += kept
 	w.mu.Unlock()
 	// The events hold the same bytes again.
-	if over := before + kept - max(before, minOutput); !w.take(2 * over) {
+	if over := before + kept - max(before, minOutput); !w.consumeBudget(2 * over) {
 		w.mu.Lock()
 		kept -= over
 		w.inResult[s] -= over
@@ -435,7 +435,7 @@ func (w *Writer) publish(ctx context.Context, p part) bool {
 	}
 	w.excess = append(w.excess, stored)
 	w.kept += stored.size
-	if w.take(int64(w.kept - w.most)) {
+	if w.consumeBudget(int64(w.kept - w.most)) {
 		w.most = max(w.most, w.kept)
 	}
 	w.mu.Lock()

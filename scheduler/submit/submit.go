@@ -45,9 +45,9 @@ type Jobs interface {
 	Submit(ctx context.Context, job *proto.Job) error
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
-	// Void stores that the execution described by m has expired, so that it never starts, even if
+	// Abandon stores that the execution described by m has expired, so that it never starts, even if
 	// its job is stored later. It returns [proto.ErrConflict] if the execution has a record.
-	Void(ctx context.Context, m *proto.Meta, reason string) error
+	Abandon(ctx context.Context, m *proto.Meta, reason string) error
 	// Withdraw ends an execution with result r if it has not started. It returns the record.
 	Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error)
 }
@@ -305,7 +305,7 @@ func (s *Submitter) tryClaim(ctx context.Context, c claim, id proto.TraceID) (ho
 	case unknown:
 		m := c.meta()
 		m.TraceID = holder
-		if err := s.Jobs.Void(ctx, &m, "The request was not accepted in time, and another one took its place."); err != nil {
+		if err := s.Jobs.Abandon(ctx, &m, "The request was not accepted in time, and another one took its place."); err != nil {
 			return "", err
 		}
 		s.Log.WarnContext(ctx, "submission abandoned", "trace_id", holder, "replaced_by", id)

@@ -240,8 +240,8 @@ func (g *Group) OpenEntryFiles() (files []*os.File, err error) {
 	for _, d := range g.dirs {
 		fd, err := openFD(d, file, unix.O_WRONLY)
 		if err != nil {
-			for _, door := range files {
-				_ = door.Close()
+			for _, f := range files {
+				_ = f.Close()
 			}
 			return nil, err
 		}

@@ -141,7 +141,7 @@ func TestUnansweredConnections(t *testing.T) {
 	hostile, l := attach(t, n, unrestricted)
 	quiet, _ := attach(t, n, unrestricted)
 	const more = 30
-	if a := hostile.do(order{Do: "knock", To: silentIPv4 + ":80", N: egress.MaxConnections + more}); a.Count["ECONNREFUSED"] != more {
+	if a := hostile.do(order{Do: "open_pending", To: silentIPv4 + ":80", N: egress.MaxConnections + more}); a.Count["ECONNREFUSED"] != more {
 		t.Errorf("beyond the limit: %v", a.Count)
 	}
 	if a := quiet.tcp(webIPv4+":7", "x"); a.Data != "x" {
