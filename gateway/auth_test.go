@@ -13,7 +13,8 @@ import (
 )
 
 // access is what a route needs: a scope, or the key of a global administrator. path is that of an
-// object of the organisation acme, if the route is about one. Its placeholders are names of objects.
+// object of the organisation acme, if the route is about one. Its placeholders are names of
+// objects.
 type access struct {
 	scope  proto.Scope
 	global bool
@@ -94,8 +95,8 @@ func accessTable() map[string]access {
 	return table
 }
 
-// newAccessHarness starts a server with an object of each kind in the organisation acme, and returns
-// a function that puts their ids into paths.
+// newAccessHarness starts a server with an object of each kind in the organisation acme, and
+// returns a function that puts their ids into paths.
 func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
 	h := newHarness(t)
 	h.server.Schedules, h.server.History, h.server.Queue = new(scheduleStub), &historyStub{}, &queueStub{}
@@ -121,8 +122,8 @@ type errorBody struct {
 	Scope         proto.Scope
 }
 
-// Every route of the OpenAPI document is asked with a key of each scope, of its own organisation and
-// of another.
+// Every route of the OpenAPI document is asked with a key of each scope, of its own organisation
+// and of another.
 func TestEveryRouteNeedsItsScope(t *testing.T) {
 	document, err := api.OpenAPI("1")
 	if err != nil {

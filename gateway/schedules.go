@@ -197,8 +197,8 @@ func tickName(tick time.Time) string { return fmt.Sprint("tick ", tick.Unix()) }
 // scheduledName returns the idempotency key of an execution of a schedule.
 func scheduledName(schedule *proto.Schedule, name string) string { return schedule.ID + " " + name }
 
-// rejectionReason returns the reason why a submission under an API key will never be accepted, or the error
-// after which it is to be repeated. Both are empty without an error.
+// rejectionReason returns the reason why a submission under an API key will never be accepted, or
+// the error after which it is to be repeated. Both are empty without an error.
 func (s *Server) rejectionReason(err error, key string) (string, error) {
 	if err == nil {
 		return "", nil

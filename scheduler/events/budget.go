@@ -40,9 +40,9 @@ type reservation struct {
 	unlimited bool
 }
 
-// consume uses n bytes, and reserves more if needed. It reports whether the budget has them. After a
-// rejection no more is reserved. If no dispatcher answers, the attempt has no limit: that is not the
-// fault of its organisation, and its other limits remain.
+// consume uses n bytes, and reserves more if needed. It reports whether the budget has them. After
+// a rejection no more is reserved. If no dispatcher answers, the attempt has no limit: that is not
+// the fault of its organisation, and its other limits remain.
 func (r *reservation) consume(n int64, reserve func(need, want int64) (int64, error)) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,8 +63,8 @@ func (r *reservation) consume(n int64, reserve func(need, want int64) (int64, er
 	return true
 }
 
-// consumeBudget uses n bytes of the budget. If they are not left, it shortens what is kept, and returns
-// false.
+// consumeBudget uses n bytes of the budget. If they are not left, it shortens what is kept, and
+// returns false.
 func (w *Writer) consumeBudget(n int64) bool {
 	if n <= 0 || w.Budget == nil || w.reservation.consume(n, w.reserve) {
 		return true

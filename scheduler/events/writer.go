@@ -214,9 +214,9 @@ func (o *Output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Keep returns how many of the next n bytes of the output the result is to hold. It is called before
-// Write. The result holds the beginning of an output, up to the limit and, beyond minOutput, to what
-// is left of the budget.
+// Keep returns how many of the next n bytes of the output the result is to hold. It is called
+// before Write. The result holds the beginning of an output, up to the limit and, beyond minOutput,
+// to what is left of the budget.
 func (o *Output) Keep(n int) int {
 	w, s := o.w, o.stream
 	w.mu.Lock()
@@ -333,7 +333,8 @@ func (w *Writer) emit(s proto.Stream, data []byte) {
 	}
 }
 
-// OverBudget reports, after Close, whether less of the output is kept because the budget was used up.
+// OverBudget reports, after Close, whether less of the output is kept because the budget was used
+// up.
 func (w *Writer) OverBudget() bool { return w.overBudget }
 
 // Close emits incomplete lines and waits until everything is stored. It returns the number of the

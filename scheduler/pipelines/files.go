@@ -66,8 +66,8 @@ func kept(p *proto.Pipeline, i int) string { return fmt.Sprintf("%s-%d", p.ID, i
 // cacheThread returns the thread of a cache.
 func cacheThread(key string) string { return "ci-cache-" + key }
 
-// prepare makes the workspace of a cell: a fork if it is its own, the artifacts of the cells that it
-// needs if they are not in it, and its cache. It may be called again.
+// prepare makes the workspace of a cell: a fork if it is its own, the artifacts of the cells that
+// it needs if they are not in it, and its cache. It may be called again.
 func (r *Runner) prepare(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex) error {
 	step := &p.Steps[at[i].step]
 	thread := workspace(p, step, i)

@@ -78,8 +78,8 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	}
 }
 
-// Abandon stores that the execution described by m has expired, so that it never starts, even if its
-// job is stored later. It returns [proto.ErrConflict] if the execution has a record.
+// Abandon stores that the execution described by m has expired, so that it never starts, even if
+// its job is stored later. It returns [proto.ErrConflict] if the execution has a record.
 func (q *Queue) Abandon(ctx context.Context, m *proto.Meta, reason string) error {
 	rec := terminal(&proto.Record{Meta: *m}, proto.Failure(proto.CodeExpiredInQueue, reason), time.Now())
 	_, err := q.writeRecord(ctx, rec, 0)

@@ -257,8 +257,8 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestHostSocketBuffersAreBounded checks the kernel buffers of the worker's sockets, which no limit of the
-// program covers.
+// TestHostSocketBuffersAreBounded checks the kernel buffers of the worker's sockets, which no limit
+// of the program covers.
 func TestHostSocketBuffersAreBounded(t *testing.T) {
 	const much, most = 16 << 20, 1 << 20
 	j, l := attach(t, open(t), unrestricted)

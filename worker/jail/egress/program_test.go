@@ -210,8 +210,8 @@ func (p *program) hold(o order) answer {
 	return answer{Count: count}
 }
 
-// openPending opens connections to an address that never answers, until all beyond the link's limit have
-// been rejected.
+// openPending opens connections to an address that never answers, until all beyond the link's limit
+// have been rejected.
 func (p *program) openPending(o order) answer {
 	ctx, cancel := context.WithCancel(context.Background())
 	ends := make(chan string, o.N)

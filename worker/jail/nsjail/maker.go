@@ -60,8 +60,8 @@ type Config struct {
 	// VolumeDir is a directory on a disk, for homes and /tmp that do not fit in memory. Such jails
 	// cannot be created without it.
 	VolumeDir string
-	// Programs is how many programs run at a time. They share half of the inotify instances and watches
-	// that the host's root may have. The default is 8.
+	// Programs is how many programs run at a time. They share half of the inotify instances and
+	// watches that the host's root may have. The default is 8.
 	Programs int
 	Forks    int          // maximum number of jails forked from one zygote at a time; at most 128, default 32
 	Log      *slog.Logger // default slog.Default()
