@@ -198,7 +198,7 @@ func (t cellTarget) figure(cells []cell) figure {
 }
 
 func (r *report) jailTarget() figure {
-	f := below("python jail made ahead, memory that it does not share", targetJailMB, "MB")
+	f := below("prewarmed python jail, memory that it does not share", targetJailMB, "MB")
 	if r.Memory == nil {
 		return f.unknown("needs a server that is started here")
 	}

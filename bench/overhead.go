@@ -34,7 +34,7 @@ type logged struct {
 	prepare, run, request *float64 // milliseconds
 }
 
-// overheads splits the requests of one caller into their parts. The error says why that is not
+// overheads splits the requests of one caller into their parts. The error is why that is not
 // possible.
 func overheads(ctx context.Context, t *target, cells []cell) ([]overhead, error) {
 	if t.log == "" {

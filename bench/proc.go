@@ -50,8 +50,8 @@ type jailMemory struct {
 	UnsharedMB float64        `json:"unshared_mb"` // pages that it has written
 }
 
-// prewarmedJails returns the memory of a server's prewarmed jails before it has run anything. There is
-// one for each language, each below its own process.
+// prewarmedJails returns the memory of a server's prewarmed jails before it has run anything. There
+// is one for each language, each below its own process.
 func prewarmedJails(server int) ([]jailMemory, error) {
 	all, err := processes()
 	if err != nil {

@@ -302,10 +302,10 @@ func (r *report) printJails(line func(string, ...any)) {
 	}
 	line("")
 	if len(r.Memory.Jails) == 0 {
-		line("memory of jails made ahead: not measured: %s", r.Memory.JailsUnknown)
+		line("memory of prewarmed jails: not measured: %s", r.Memory.JailsUnknown)
 		return
 	}
-	line("jail made ahead\tresident\tnot shared")
+	line("prewarmed jail\tresident\tnot shared")
 	for _, j := range r.Memory.Jails {
 		line("%s\t%.1f MB\t%.1f MB", j.Language, j.ResidentMB, j.UnsharedMB)
 	}

@@ -781,8 +781,8 @@ func sendRaw(t testing.TB, conn net.Conn, format string, args ...any) {
 	}
 }
 
-// testHalfClosed closes the client's side of the connection after the request. The answer must still
-// come, in each mode, and also if a stream has already begun.
+// testHalfClosed closes the client's side of the connection after the request. The answer must
+// still come, in each mode, and also if a stream has already begun.
 func testHalfClosed(t *testing.T, a *api) {
 	body := `{"language":"bash","code":"sleep 0.5; echo hi"}`
 	for _, c := range []struct {

@@ -63,8 +63,8 @@ func (sys *system) workers(t *testing.T) (names []string) {
 	return names
 }
 
-// testAutoscaleExec runs an operator's command with the number of workers that are needed: one for a
-// job that waits, none when it has ended. The test is the cloud that starts and stops them.
+// testAutoscaleExec runs an operator's command with the number of workers that are needed: one for
+// a job that waits, none when it has ended. The test is the cloud that starts and stops them.
 func testAutoscaleExec(t *testing.T, p *programs) {
 	dir := t.TempDir()
 	policy, command, wanted := filepath.Join(dir, "policy.json"), filepath.Join(dir, "scale"), filepath.Join(dir, "wanted")

@@ -13,9 +13,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// testBatches kills the only gateway at points of a batch. Each item must run once all the same, and
-// the end of the batch must be told. With -short, it is killed at the points of the engine that are
-// passed while items run.
+// testBatches kills the only gateway at points of a batch. Each item must run once all the same,
+// and the webhook of the batch must be sent. With -short, it is killed at the points of the engine
+// that are passed while items run.
 func testBatches(t *testing.T, p *programs) {
 	const items = 100
 	hooks := startReceiver(t)
@@ -114,9 +114,9 @@ func checkBatchResults(t *testing.T, body []byte, items int) {
 	}
 }
 
-// checkBatchWebhooks checks that one webhook was sent for each item and one for the batch. An item that
-// ran twice would have sent two, with different ids. seen has the ids of webhooks of earlier batches,
-// which may come again.
+// checkBatchWebhooks checks that one webhook was sent for each item and one for the batch. An item
+// that ran twice would have sent two, with different ids. seen has the ids of webhooks of earlier
+// batches, which may come again.
 func checkBatchWebhooks(t *testing.T, hooks *receiver, seen map[string]bool, batch string, items int) {
 	t.Helper()
 	ids := map[string]bool{}

@@ -184,8 +184,8 @@ func testClusterNodes(t *testing.T, p *programs) {
 	l.check(t)
 }
 
-// checkRejects waits until a submission is rejected with Retry-After, as every one must be that cannot
-// be stored.
+// checkRejects waits until a submission is rejected with Retry-After, as every one must be that
+// cannot be stored.
 func (l *load) checkRejects(t *testing.T) {
 	t.Helper()
 	eventually(t, "new work is refused", func() (bool, any) {

@@ -110,7 +110,8 @@ func (l *load) submit(ctx context.Context, word string, body request, headers ..
 	return nil, nil
 }
 
-// isPositive reports whether a rejection has a Retry-After header, as every temporary rejection must.
+// isPositive reports whether a rejection has a Retry-After header, as every temporary rejection
+// must.
 func isPositive(after string, status int) bool {
 	n, err := strconv.Atoi(after)
 	return err == nil && n > 0 || status == http.StatusConflict
@@ -293,8 +294,8 @@ func (l *load) lost(rec record) bool {
 	})
 }
 
-// checkRecord reports whether an execution succeeded once and has the same result in its record and its
-// stream.
+// checkRecord reports whether an execution succeeded once and has the same result in its record and
+// its stream.
 func (l *load) checkRecord(t *testing.T, id, want string) error {
 	t.Helper()
 	a := l.sys.in(t)

@@ -74,8 +74,8 @@ func smallest(all [][]float64, value func(grown []float64) float64) float64 {
 func first(grown []float64) float64  { return grown[0] }
 func second(grown []float64) float64 { return grown[1] }
 
-// runner returns a function that runs a program and checks its output. On a machine that is too busy
-// to store a job in time it sends the request again, as clients do.
+// runner returns a function that runs a program and checks its output. On a machine that is too
+// busy to store a job in time it sends the request again, as clients do.
 func (a *api) runner(r request, stdout string) func() {
 	return func() {
 		a.t.Helper()

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// testCounts ends executions in every way: by their program, by a client in the queue and while they
-// run, by their deadline in the queue, and with a worker that is killed. Each must have one log line
-// of one process, and count once in one process, under its organisation.
+// testCounts ends executions in every way: by their program, by a client in the queue and while
+// they run, by their deadline in the queue, and with a worker that is killed. Each must have one
+// log line of one process, and count once in one process, under its organisation.
 func testCounts(t *testing.T, p *programs) {
 	sys := newSystem(t, p, topology{separate: true}, 1, "--metrics-org", "--queue-expiry", "3s", "--retention", "1h")
 	want := map[string]string{} // by trace id: the outcome, as labels

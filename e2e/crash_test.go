@@ -183,8 +183,8 @@ func (sys *crashSystem) crashDispatchers(t *testing.T) {
 	sys.check(t, at)
 }
 
-// crashWorkers kills workers one after the other and checks their executions at the end. Detecting a
-// lost worker takes 12 s.
+// crashWorkers kills workers one after the other and checks their executions at the end. Detecting
+// a lost worker takes 12 s.
 func (sys *crashSystem) crashWorkers(t *testing.T) {
 	t.Helper()
 	sys.stopWorker(t)

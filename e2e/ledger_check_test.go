@@ -55,8 +55,8 @@ func (l *ledger) settle(ctx context.Context) {
 	})
 }
 
-// awaitEmpty waits until bullpen reports that nothing is queued or running. No further effects occur
-// after that.
+// awaitEmpty waits until bullpen reports that nothing is queued or running. No further effects
+// occur after that.
 func (l *ledger) awaitEmpty(ctx context.Context) {
 	m := l.gateways(rand.New(rand.NewPCG(l.seed, 999)))[0]
 	for {

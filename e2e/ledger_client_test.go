@@ -341,8 +341,8 @@ func (l *ledger) markTime(m *moment) {
 	}
 }
 
-// observation returns the observation of an id and moves it to the end of s.ids. It adds the id if it is
-// new.
+// observation returns the observation of an id and moves it to the end of s.ids. It adds the id if
+// it is new.
 func (s *submission) observation(id string) *observation {
 	if i := slices.IndexFunc(s.ids, func(x *observation) bool { return x.id == id }); i >= 0 {
 		x := s.ids[i]

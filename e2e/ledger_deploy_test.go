@@ -106,8 +106,8 @@ func newDeployment(t *testing.T, p *programs, in topology, args ...string) *depl
 	return d
 }
 
-// addSeparate adds a process for each role, plus a second gateway and worker. join connects each one
-// to NATS.
+// addSeparate adds a process for each role, plus a second gateway and worker. join connects each
+// one to NATS.
 func (d *deployment) addSeparate(env []string, join func(*member)) {
 	d.env = append(d.env, env...)
 	for _, m := range []*member{

@@ -44,8 +44,8 @@ func afterLost(r *rand.Rand) time.Duration {
 	return 12500*time.Millisecond + randomBelow(r, 2500*time.Millisecond)
 }
 
-// singleDisruptions are the faults of one process, or of one service that the deployment needs, at a
-// time. Kills are the most frequent.
+// singleDisruptions are the faults of one process, or of one service that the deployment needs, at
+// a time. Kills are the most frequent.
 func (l *ledger) singleDisruptions() []disruption {
 	var all []disruption
 	for _, m := range l.members {
@@ -324,8 +324,8 @@ func (l *ledger) repairNext(active *[]activeDisruption) {
 	*active = slices.DeleteFunc(*active, func(i activeDisruption) bool { return i.name == next.name })
 }
 
-// awaitProgress waits until some submissions have ended since the call, and then a random moment longer.
-// Meanwhile it repairs what is due. It reports whether enough submissions ended.
+// awaitProgress waits until some submissions have ended since the call, and then a random moment
+// longer. Meanwhile it repairs what is due. It reports whether enough submissions ended.
 func (l *ledger) awaitProgress(active *[]activeDisruption, r *rand.Rand) bool {
 	l.mu.Lock()
 	want := l.done + between

@@ -115,8 +115,8 @@ func (o *outside) close(t *testing.T) {
 	o.serving.Wait()
 }
 
-// undoSince marks effects since a time as lost, because the deployment may not know of them. Nothing
-// arrives during the call.
+// undoSince marks effects since a time as lost, because the deployment may not know of them.
+// Nothing arrives during the call.
 func (o *outside) undoSince(since time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

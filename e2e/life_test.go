@@ -22,7 +22,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// withNewConnections returns a client that opens a connection for each request, as a new client does.
+// withNewConnections returns a client that opens a connection for each request, as a new client
+// does.
 func (a *api) withNewConnections() *api {
 	return &api{a.t, a.base, a.key, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 }

@@ -54,8 +54,8 @@ func testOutputBudget(t *testing.T, p *programs) {
 	}
 }
 
-// testDiskReserve leaves less free space on the disk than its reserve, 64 MiB. Nothing new is accepted
-// or started, and what was accepted ends with little output.
+// testDiskReserve leaves less free space on the disk than its reserve, 64 MiB. Nothing new is
+// accepted or started, and what was accepted ends with little output.
 func testDiskReserve(t *testing.T, p *programs) {
 	sys, disk := newSmallSystem(t, p)
 	h := newHold()

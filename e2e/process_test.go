@@ -320,7 +320,8 @@ func (p *process) hasLogWithin(t testing.TB, msg string, in span) bool {
 	})
 }
 
-// notPrewarmed disables prewarmed jails. Many deployments run here at once, and each is used briefly.
+// notPrewarmed disables prewarmed jails. Many deployments run here at once, and each is used
+// briefly.
 const notPrewarmed = "BULLPEN_WARM_MEMORY=1"
 
 // startServe starts `bullpen serve` on a free port and returns once it is listening. The args set

@@ -120,8 +120,8 @@ func printed(t testing.TB, all []event) (stdout int, last event) {
 	return stdout, all[len(all)-1]
 }
 
-// connectOutput requests the output of an execution on its own connection, which buffers a few MB until
-// it is read.
+// connectOutput requests the output of an execution on its own connection, which buffers a few MB
+// until it is read.
 func (sys *system) connectOutput(t *testing.T, id string) *bufio.Reader {
 	t.Helper()
 	u, err := url.Parse(sys.base)

@@ -71,7 +71,8 @@ func (l *tickLedger) check(t *testing.T, a *api) {
 	}
 }
 
-// checkWebhooks checks that each failed tick has a webhook with an id of its own, and no other has one.
+// checkWebhooks checks that each failed tick has a webhook with an id of its own, and no other has
+// one.
 func (l *tickLedger) checkWebhooks(t *testing.T, hooks *receiver) {
 	t.Helper()
 	left := map[time.Time]bool{}
@@ -164,9 +165,10 @@ func (a *api) listed(t *testing.T, filters url.Values) map[string]string {
 	}
 }
 
-// testSchedulesKilled kills the process that starts the executions of schedules at points of a tick,
-// while Redis is flushed, stopped and started empty. Each tick must have one execution or, if that
-// is refused, one webhook. With -short there is one point, else all, with and without a second process.
+// testSchedulesKilled kills the process that starts the executions of schedules at points of a
+// tick, while Redis is flushed, stopped and started empty. Each tick must have one execution or, if
+// that is refused, one webhook. With -short there is one point, else all, with and without a second
+// process.
 func testSchedulesKilled(t *testing.T, p *programs) {
 	hooks, timers := startReceiver(t), startRedis(t, nil)
 	sys := &crashSystem{died: map[fault.Point]bool{}}

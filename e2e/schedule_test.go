@@ -105,7 +105,8 @@ func (sys *system) failingSchedule(webhook string) (id string) {
 	return s.ID
 }
 
-// checkFailedTicks checks that each failed tick of a schedule has one webhook with an id of its own.
+// checkFailedTicks checks that each failed tick of a schedule has one webhook with an id of its
+// own.
 func (sys *system) checkFailedTicks(a *api, id string, hooks *receiver) {
 	sys.t.Helper()
 	ids := map[string]time.Time{}

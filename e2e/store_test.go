@@ -12,8 +12,8 @@ import (
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
-// testStore runs with an S3 server, also while that does not respond. Once a process has started, only
-// threads need the store.
+// testStore runs with an S3 server, also while that does not respond. Once a process has started,
+// only threads need the store.
 func testStore(t *testing.T, p *programs, in topology) {
 	b := p.newBucket(t)
 	sys := newSystem(t, p, in, 1, b.flags()...)

@@ -35,8 +35,8 @@ var (
 	threadSeed  = flag.Uint64("thread-seed", 0, "what the moments of these kills are drawn with; 0 draws it")
 )
 
-// threadJournal is a thread in whose home each execution writes its number in several ways. The home can
-// therefore be recognised as one complete version.
+// threadJournal is a thread in whose home each execution writes its number in several ways. The
+// home can therefore be recognised as one complete version.
 type threadJournal struct {
 	id string
 
@@ -174,8 +174,8 @@ func deref(s *string) string {
 	return *s
 }
 
-// retryUntilDone retries until the response does not come from a server that is stopped, stopping or
-// starting, or ctx is done.
+// retryUntilDone retries until the response does not come from a server that is stopped, stopping
+// or starting, or ctx is done.
 func retryUntilDone(ctx context.Context, ask func() (*reply, error)) (*reply, error) {
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()

@@ -324,8 +324,8 @@ func testThreadBusy(t *testing.T, a *api) {
 	}
 }
 
-// callInMode makes one call and returns its stdout as soon as it is known. In streaming mode that is at
-// the result event, before the end of the response. In async mode it is when the record is
+// callInMode makes one call and returns its stdout as soon as it is known. In streaming mode that
+// is at the result event, before the end of the response. In async mode it is when the record is
 // terminal.
 func (a *api) callInMode(t testing.TB, mode string, body request) string {
 	t.Helper()

@@ -13,7 +13,8 @@ import (
 )
 
 // access is what a route needs: a scope, or the key of a global administrator. path is that of an
-// object of the organisation acme, if the route is about one. Its placeholders are names of objects.
+// object of the organisation acme, if the route is about one. Its placeholders are names of
+// objects.
 type access struct {
 	scope  proto.Scope
 	global bool
@@ -94,8 +95,8 @@ func accessTable() map[string]access {
 	return table
 }
 
-// newAccessHarness starts a server with an object of each kind in the organisation acme, and returns
-// a function that puts their ids into paths.
+// newAccessHarness starts a server with an object of each kind in the organisation acme, and
+// returns a function that puts their ids into paths.
 func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
 	h := newHarness(t)
 	h.server.Schedules, h.server.History, h.server.Queue = new(scheduleStub), &historyStub{}, &queueStub{}
@@ -115,14 +116,14 @@ func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
 	)
 }
 
-// refusal is the body of an error.
-type refusal struct {
+// errorBody is the body of an error.
+type errorBody struct {
 	Error, Reason string
 	Scope         proto.Scope
 }
 
-// Every route of the OpenAPI document is asked with a key of each scope, of its own organisation and
-// of another.
+// Every route of the OpenAPI document is asked with a key of each scope, of its own organisation
+// and of another.
 func TestEveryRouteNeedsItsScope(t *testing.T) {
 	document, err := api.OpenAPI("1")
 	if err != nil {
@@ -175,10 +176,10 @@ func (h *harness) testAccess(method, path string, want access, ids *strings.Repl
 		path = ids.Replace(want.path)
 	}
 	path = strings.NewReplacer("{id}", "nothing", "{name}", "nothing").Replace(path)
-	ask := func(org string, key proto.Key) (int, refusal) {
+	ask := func(org string, key proto.Key) (int, errorBody) {
 		h.key = h.stub.addKey(org, "enterprise", key)
 		a := h.do(method, path, want.body)
-		var got refusal
+		var got errorBody
 		if a.status >= 400 {
 			if err := json.Unmarshal(a.body, &got); err != nil {
 				t.Fatalf("%s %.100q: %v", method, a.body, err)
@@ -187,7 +188,7 @@ func (h *harness) testAccess(method, path string, want access, ids *strings.Repl
 		return a.status, got
 	}
 	without := slices.DeleteFunc(proto.Scopes(), func(s proto.Scope) bool { return s == want.scope })
-	if status, got := ask("acme", proto.Key{Scopes: without, Global: true}); status != 403 || got != (refusal{"forbidden", "insufficient_scope", want.scope}) {
+	if status, got := ask("acme", proto.Key{Scopes: without, Global: true}); status != 403 || got != (errorBody{"forbidden", "insufficient_scope", want.scope}) {
 		t.Errorf("%s %s without %s: %d %+v", method, path, want.scope, status, got)
 	}
 	if own {

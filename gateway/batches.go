@@ -18,8 +18,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// batchMemory is what a request for a batch may need: its largest item several times, as it is read,
-// decoded, encoded and compressed.
+// batchMemory is what a request for a batch may need: its largest item several times, as it is
+// read, decoded, encoded and compressed.
 const batchMemory = 5 * DefaultMaxBody
 
 func batchError(id string, err error) error {
@@ -377,7 +377,7 @@ func (s *Server) OpenBatch(b *proto.Batch, shared []byte) (
 		if rejected || busy {
 			return "", err
 		}
-		return s.refusal(err, b.Key)
+		return s.rejectionReason(err, b.Key)
 	}, nil
 }
 

@@ -361,8 +361,8 @@ func TestBatchResults(t *testing.T) {
 	h.do(http.MethodHead, "/v1/batches/"+id+"/results", "").want(http.StatusOK, "")
 }
 
-// An item of a key that was revoked, or of a sandbox that is gone, is refused with the reason. A full
-// queue is no reason.
+// An item of a key that was revoked, or of a sandbox that is gone, is refused with the reason. A
+// full queue is no reason.
 func TestRefusedItems(t *testing.T) {
 	h, stub := newBatchHarness(t)
 	h.batch(`{"items":[{"code":"x"}]}`).want(http.StatusCreated, "")

@@ -55,8 +55,8 @@ func (b *budget) release(org string, n int64) {
 	}
 }
 
-// uploadMemory returns the memory of an upload of size bytes. A growing buffer may be twice as large
-// as its content.
+// uploadMemory returns the memory of an upload of size bytes. A growing buffer may be twice as
+// large as its content.
 func uploadMemory(size int64) int64 {
 	return requestCost + min(2*size, uploadParts*max(uploadPart, size/maxUploadParts))
 }

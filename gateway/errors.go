@@ -139,7 +139,7 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	body := proto.AppendJSONString([]byte(`{"error":`), string(e.Code))
 	body = proto.AppendJSONString(append(body, `,"message":`...), e.Message)
 	if e.Permanent {
-		h.Set("X-Should-Retry", "false") // client libraries obey it
+		h.Set("X-Should-Retry", "false") // client libraries respect it
 		body = append(body, `,"permanent":true`...)
 	}
 	if e.Reason != "" {

@@ -129,8 +129,8 @@ func spanOptions(r *http.Request) []trace.SpanStartOption {
 	return options
 }
 
-// readJob decodes the request, checks it against the plan, and returns its job and its hash. wait is
-// that of [waitOf].
+// readJob decodes the request, checks it against the plan, and returns its job and its hash. wait
+// is the result of [waitOf].
 func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceID, wait time.Duration) (*proto.Job, string, error) {
 	req, err := decodeBody[api.ExecuteRequest](s, w, r)
 	if err != nil {
@@ -158,7 +158,7 @@ func clientOf(r *http.Request) client {
 }
 
 // newJob returns the job of a request as execution id. It checks the request against the plan. wait
-// is that of [waitOf].
+// is the result of [waitOf].
 func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, mode proto.Mode, id proto.TraceID, wait time.Duration) (*proto.Job, error) {
 	now := time.Now() // after the body was read: a slow upload is not time in the queue
 	if len(req.SubPaths) > 0 {
@@ -285,7 +285,7 @@ func plansWith(mode proto.Mode) string {
 }
 
 // submit submits a job, or finds the execution of an earlier request with the same idempotency key.
-// wait is that of [waitOf].
+// wait is the result of [waitOf].
 func (s *Server) submit(ctx context.Context, sub *proto.Submission, wait time.Duration) (*admitted, error) {
 	job := sub.Job
 	grace := max(answerGrace, wait+startGrace)

@@ -256,7 +256,7 @@ func TestFailureAfterAcceptance(t *testing.T) {
 	for name, headers := range waitingModes {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
-			h.server.Jobs, h.server.Events = deaf{h.stub}, brokenEvents{}
+			h.server.Jobs, h.server.Events = waitTimesOut{h.stub}, brokenEvents{}
 			a := h.execute(hello, headers...).want(500, "internal", "/v1/executions/trc_")
 			if a.trace() != <-h.stub.submitted {
 				t.Errorf("X-Trace-Id %s", a.trace())
@@ -265,14 +265,14 @@ func TestFailureAfterAcceptance(t *testing.T) {
 	}
 }
 
-// deaf never learns that an execution has ended.
-type deaf struct{ *stub }
+// waitTimesOut is a stub whose Wait fails with a timeout at once.
+type waitTimesOut struct{ *stub }
 
-func (deaf) Wait(context.Context, proto.TraceID) (*proto.Record, error) {
+func (waitTimesOut) Wait(context.Context, proto.TraceID) (*proto.Record, error) {
 	return nil, context.DeadlineExceeded
 }
 
-func (q deaf) Watch(id proto.TraceID) (Watch, error) { return q.watch(q.Wait, id), nil }
+func (q waitTimesOut) Watch(id proto.TraceID) (Watch, error) { return q.watch(q.Wait, id), nil }
 
 func TestPlans(t *testing.T) {
 	h := newHarness(t)

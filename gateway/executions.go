@@ -171,7 +171,7 @@ func lastEventID(r *http.Request, after int64) (last int64, resumed bool, err er
 }
 
 // endedBy reports whether an execution has no events after a number. A browser that reconnects then
-// must be told to stop, as it does not know which event is the last.
+// must get a response that stops it, as it does not know which event is the last.
 func endedBy(record *proto.Record, after int64) bool {
 	return record.Status.Terminal() && after >= record.ResultSeq
 }

@@ -37,7 +37,7 @@ type harness struct {
 	stub      *stub
 	server    *Server
 	submitter *submit.Submitter
-	boxes     *boxes
+	registry  *registry
 	hooks     *hooks
 	threads   *threads
 	letters   *letters
@@ -53,15 +53,15 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	t.Helper()
 	q := newStub()
 	log := &syncBuffer{}
-	b := &boxes{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
-	q.boxes = b
+	reg := &registry{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
+	q.registry = reg
 	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
-	h := &harness{t: t, stub: q, boxes: b, hooks: hook, threads: thread, letters: dead, log: log, key: q.addKey("acme", "enterprise", asAdmin)}
+	h := &harness{t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, log: log, key: q.addKey("acme", "enterprise", asAdmin)}
 	logger := slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.submitter = &submit.Submitter{Jobs: q, Bindings: q, Threads: thread, DeadLetters: dead, Log: logger}
 	h.server = &Server{
 		Submissions: h.submitter,
-		Jobs:        q, Events: q, Keys: q, KeyAdmin: q, SecretsKey: q, Secrets: secretStore{}, Profiles: b, Preload: b, Images: b, Webhooks: hook, URLs: hook, Deliveries: hook,
+		Jobs:        q, Events: q, Keys: q, KeyAdmin: q, SecretsKey: q, Secrets: secretStore{}, Profiles: reg, Preload: reg, Images: reg, Webhooks: hook, URLs: hook, Deliveries: hook,
 		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Batches: new(batchStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),

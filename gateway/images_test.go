@@ -77,7 +77,7 @@ func TestImages(t *testing.T) {
 		h.do(method, path, "", "Authorization", "Bearer "+execute).want(403, "forbidden")
 		h.do(method, path, "", "Authorization", "").want(401, "unauthorized")
 	}
-	h.boxes.images["py-3.14"] = &proto.Image{Name: "py-3.14"}
+	h.registry.images["py-3.14"] = &proto.Image{Name: "py-3.14"}
 	h.do("POST", sandboxPath, `{"name":"web","image":"py-3.14"}`).want(201, "")
 	h.do("POST", sandboxPath, `{"name":"of-the-host","image":"/py-3.14"}`).want(201, "")
 	h.do("DELETE", "/v1/admin/images/py-3.14", "").want(409, "conflict", "sandbox web;")

@@ -85,7 +85,8 @@ func (rec *recorder) FlushError() error {
 	return rec.control.Flush()
 }
 
-// extend prepares a write and sets its deadline, which connections that cannot stall do not support.
+// extend prepares a write and sets its deadline, which connections that cannot stall do not
+// support.
 func (rec *recorder) extend() {
 	rec.client.begin()
 	_ = rec.control.SetWriteDeadline(time.Now().Add(writeTimeout))

@@ -10,10 +10,10 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// checkOrigin refuses a request of a web page that is not of this server. A page whose host name was
-// made to resolve to this server has the host of the request as its origin, so that the host alone
-// proves nothing: the origin must be the server's public URL, be on this machine, or be one of
-// CORSOrigins. Requests of other programs have no origin.
+// checkOrigin refuses a request of a web page that is not of this server. A page whose host name
+// was made to resolve to this server has the host of the request as its origin, so that the host
+// alone proves nothing: the origin must be the server's public URL, be on this machine, or be one
+// of CORSOrigins. Requests of other programs have no origin.
 func (s *Server) checkOrigin(r *http.Request) error {
 	origin := r.Header.Get("Origin")
 	if origin == "" || s.ownOrigin(r, origin) || s.allowedOrigin(origin) {

@@ -144,7 +144,7 @@ func (s *Server) checkStepSecrets(ctx context.Context, p *proto.Pipeline) error 
 
 // storedSecrets returns the bindings of the secrets that a step names and the run has no value of.
 // They inject the secret as a masked variable of that name. Only secrets bound to the key or to its
-// sandbox are found, because whoever may start a run could otherwise read every secret of the
+// sandbox are found, because everyone who may start a run could otherwise read every secret of the
 // organisation. missing are the names that are not bound, or not stored.
 func (s *Server) storedSecrets(ctx context.Context, p *proto.Pipeline, step *proto.PipelineStep, key *proto.Key) (bindings, missing []string, err error) {
 	profile, err := s.profileOf(ctx, key)

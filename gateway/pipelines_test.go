@@ -204,7 +204,7 @@ func TestPipelineSandboxes(t *testing.T) {
 	for _, name := range []string{"web", "own"} {
 		profile := proto.DefaultProfile()
 		profile.Name = name
-		h.boxes.put(profile)
+		h.registry.put(profile)
 	}
 	file := "steps: [{name: a, run: x, sandbox: web}]"
 	h.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(201, "")

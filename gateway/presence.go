@@ -20,13 +20,13 @@ const interimResponse = "HTTP/1.1 100 Continue\r\n\r\n"
 
 type connKey struct{}
 
-// ConnContext is for the [http.Server] that calls Handler. Without it, a client that closes its side
-// of the connection after the request gets no answer.
+// ConnContext is for the [http.Server] that calls Handler. Without it, a client that closes its
+// side of the connection after the request gets no answer.
 func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// presence tells clients that have left from those that have closed only their side of the
+// presence distinguishes clients that have left from those that have closed only their side of the
 // connection and wait for the answer. net/http cancels the request's context in both cases, and the
 // connections look the same until something is sent. Before the response begins, interim responses
 // are sent, which the host of a client that has left rejects.

@@ -76,12 +76,12 @@ func TestSandboxPreload(t *testing.T) {
 		}
 	}
 	h.do("GET", sandboxPath+"/other/preload", "").want(404, "not_found")
-	p, err := h.boxes.Profile(t.Context(), "web")
+	p, err := h.registry.Profile(t.Context(), "web")
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	h.boxes.failures = append(h.boxes.failures, preloadFailure{p.Sandbox(""), proto.PreloadFailure{Error: "no numpy", At: at}})
+	h.registry.failures = append(h.registry.failures, preloadFailure{p.Sandbox(""), proto.PreloadFailure{Error: "no numpy", At: at}})
 	if a := h.do("GET", sandboxPath+"/web/preload", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"error":"no numpy","at":"2026-01-02T03:04:05.000Z"}` {
 		t.Errorf("got %s", a.body)
 	}
@@ -139,7 +139,7 @@ func TestSandboxAdministration(t *testing.T) {
 	h.do("POST", sandboxPath, `{"name":"b","isolation":"strict","preload":["numpy"]}`).want(400, "validation_error", "preload", "leave out one")
 	h.do("POST", sandboxPath, ``).want(400, "validation_error", "body")
 
-	h.boxes.images["py"] = &proto.Image{Name: "py"}
+	h.registry.images["py"] = &proto.Image{Name: "py"}
 	h.do("POST", sandboxPath, `{"name":"b","image":"py"}`).want(201, "")
 	h.do("POST", sandboxPath, `{"name":"c","image":"node"}`).want(400, "validation_error", "image", `"node"`)
 	h.do("PUT", sandboxPath+"/b", `{"image":"node"}`).want(400, "validation_error", "image", `"node"`)
@@ -162,8 +162,8 @@ func TestSandboxAdministrationNeedsGlobalAdministrator(t *testing.T) {
 		user.do(r[0], r[1], `{"name":"web"}`).want(403, "forbidden")
 		h.do(r[0], r[1], `{"name":"web"}`, "Authorization", "").want(401, "unauthorized")
 	}
-	if len(h.boxes.profiles) != 0 {
-		t.Errorf("%v", h.boxes.profiles)
+	if len(h.registry.profiles) != 0 {
+		t.Errorf("%v", h.registry.profiles)
 	}
 }
 
@@ -194,7 +194,7 @@ func TestKeyIsBoundToASandbox(t *testing.T) {
 func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
-	h.boxes.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	h.registry.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
 	h.do("POST", sandboxPath, `{"name":"web","image":"py","cpu":0.5,"memory":"64MiB","pids":20,"disk":{"home":"2MiB","tmp":"3MiB","inodes":300},
 		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"profile","B":"profile"},"output":7,
 		"preload":["numpy","matplotlib.pyplot"],"system_calls":["cachestat"]}`).want(201, "")
@@ -234,7 +234,7 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 func TestLanguageMissingInTheImage(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
-	h.boxes.images["py"] = &proto.Image{Name: "py", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	h.registry.images["py"] = &proto.Image{Name: "py", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
 	for name, image := range map[string]string{"host": "", "dir": "/srv/py", "py": "py"} {
 		h.do("POST", sandboxPath, fmt.Sprintf(`{"name":%q,"image":%q}`, name, image)).want(201, "")
 	}
@@ -251,12 +251,12 @@ func TestLanguageMissingInTheImage(t *testing.T) {
 // A missing profile must not be replaced by another one, least of all by the default.
 func TestKeyWithoutItsSandboxRunsNothing(t *testing.T) {
 	h := newHarness(t)
-	h.boxes.images["py"] = &proto.Image{Name: "py", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	h.registry.images["py"] = &proto.Image{Name: "py", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
 	h.do("POST", sandboxPath, `{"name":"web"}`).want(201, "")
 	h.do("POST", sandboxPath, `{"name":"py","image":"py"}`).want(201, "")
 	web, py := h.bound("web"), h.bound("py")
-	h.boxes.lose("web")
-	delete(h.boxes.images, "py")
+	h.registry.lose("web")
+	delete(h.registry.images, "py")
 	for _, headers := range [][]string{nil, {"Accept", typeNDJSON}, {"Prefer", "respond-async"}} {
 		web.execute(hello, headers...).want(500, "internal", `the sandbox "web" does not exist`)
 		py.execute(hello, headers...).want(500, "internal", `the image "py" of the sandbox "py" does not exist`)

@@ -179,7 +179,7 @@ func (s *Server) writeSchedule(w http.ResponseWriter, status int, schedule *prot
 // may have started.
 func (s *Server) StartScheduled(ctx context.Context, schedule *proto.Schedule, tick time.Time) (id proto.TraceID, refused string, err error) {
 	id, err = s.submitScheduled(ctx, schedule, tickName(tick))
-	refused, err = s.refusal(err, schedule.Key)
+	refused, err = s.rejectionReason(err, schedule.Key)
 	if err != nil || refused != "" {
 		return "", refused, err
 	}
@@ -197,9 +197,9 @@ func tickName(tick time.Time) string { return fmt.Sprint("tick ", tick.Unix()) }
 // scheduledName returns the idempotency key of an execution of a schedule.
 func scheduledName(schedule *proto.Schedule, name string) string { return schedule.ID + " " + name }
 
-// refusal returns the reason why a submission under an API key will never be accepted, or the error
-// after which it is to be repeated. Both are empty without an error.
-func (s *Server) refusal(err error, key string) (string, error) {
+// rejectionReason returns the reason why a submission under an API key will never be accepted, or
+// the error after which it is to be repeated. Both are empty without an error.
+func (s *Server) rejectionReason(err error, key string) (string, error) {
 	if err == nil {
 		return "", nil
 	}

@@ -25,8 +25,8 @@ var (
 	errOldStream = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked or lost its scope; ask for another at /v1/executions/{id}/stream_url")
 )
 
-// streamURL answers with a URL under which the output of an execution can be followed without an API
-// key.
+// streamURL answers with a URL under which the output of an execution can be followed without an
+// API key.
 func (s *Server) streamURL(w http.ResponseWriter, r *http.Request) error {
 	record, err := s.lookup(r)
 	if err != nil {

@@ -35,7 +35,7 @@ func TestStreamURL(t *testing.T) {
 	if !strings.HasPrefix(string(rest.body), "id: 4\ndata: {\"type\":\"result\"") {
 		t.Errorf("%s", rest.body)
 	}
-	// After the last event the browser is told to stop, here as on the route with a key.
+	// After the last event the response stops the browser, here as on the route with a key.
 	for _, last := range []string{"4", "5"} {
 		h.do("GET", path, "", "Authorization", "", "Last-Event-ID", last).want(204, "")
 		h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE, "Last-Event-ID", last).want(204, "")

@@ -30,7 +30,7 @@ type stub struct {
 	revision  uint64
 	keys      []proto.Key
 	secrets   map[string]string // secret -> key id
-	boxes     *boxes
+	registry  *registry
 	watches   atomic.Int64 // number of open watches
 }
 
@@ -185,7 +185,7 @@ func (w *watch) Wait(ctx context.Context) (*proto.Record, error) { return w.wait
 
 func (w *watch) Close() { w.queue.watches.Add(-1) }
 
-func (q *stub) Void(_ context.Context, m *proto.Meta, reason string) error {
+func (q *stub) Abandon(_ context.Context, m *proto.Meta, reason string) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.runs[m.TraceID] != nil {
@@ -313,7 +313,7 @@ func (q *stub) Rotate(context.Context) (string, error) {
 }
 
 func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error) {
-	if k.Sandbox != "" && !q.boxes.has(k.Sandbox) {
+	if k.Sandbox != "" && !q.registry.has(k.Sandbox) {
 		return proto.Key{}, "", fmt.Errorf("bind: %w", proto.ErrNotFound)
 	}
 	secret := q.addKey(k.Org, k.Plan, k)
@@ -400,8 +400,8 @@ func (q *stub) bound() int {
 	return len(q.bindings)
 }
 
-// boxes is the registry of sandbox profiles and images in memory.
-type boxes struct {
+// registry holds sandbox profiles and images in memory.
+type registry struct {
 	stub     *stub
 	mu       sync.Mutex
 	profiles map[string]proto.Profile
@@ -415,10 +415,10 @@ type preloadFailure struct {
 	failure proto.PreloadFailure
 }
 
-func (b *boxes) PreloadFailure(_ context.Context, s proto.Sandbox) (*proto.PreloadFailure, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, f := range b.failures {
+func (r *registry) PreloadFailure(_ context.Context, s proto.Sandbox) (*proto.PreloadFailure, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range r.failures {
 		if reflect.DeepEqual(f.sandbox, s) {
 			return &f.failure, nil
 		}
@@ -426,57 +426,57 @@ func (b *boxes) PreloadFailure(_ context.Context, s proto.Sandbox) (*proto.Prelo
 	return nil, nil
 }
 
-func (b *boxes) has(name string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	_, ok := b.profiles[name]
+func (r *registry) has(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.profiles[name]
 	return ok
 }
 
-func (b *boxes) Profile(_ context.Context, name string) (proto.Profile, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p, ok := b.profiles[name]
+func (r *registry) Profile(_ context.Context, name string) (proto.Profile, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, ok := r.profiles[name]
 	if !ok {
 		return p, fmt.Errorf("profile %s: %w", name, proto.ErrNotFound)
 	}
 	return p, nil
 }
 
-func (b *boxes) List(context.Context) ([]proto.Profile, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.SortedFunc(maps.Values(b.profiles), func(x, y proto.Profile) int { return strings.Compare(x.Name, y.Name) }), nil
+func (r *registry) List(context.Context) ([]proto.Profile, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.SortedFunc(maps.Values(r.profiles), func(x, y proto.Profile) int { return strings.Compare(x.Name, y.Name) }), nil
 }
 
-func (b *boxes) Create(_ context.Context, p proto.Profile) error {
-	if b.has(p.Name) {
+func (r *registry) Create(_ context.Context, p proto.Profile) error {
+	if r.has(p.Name) {
 		return fmt.Errorf("profile %s: %w", p.Name, proto.ErrExists)
 	}
-	b.put(p)
+	r.put(p)
 	return nil
 }
 
-func (b *boxes) put(p proto.Profile) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.profiles[p.Name] = p
+func (r *registry) put(p proto.Profile) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.profiles[p.Name] = p
 }
 
-func (b *boxes) Replace(_ context.Context, p proto.Profile) error {
-	if !b.has(p.Name) {
+func (r *registry) Replace(_ context.Context, p proto.Profile) error {
+	if !r.has(p.Name) {
 		return fmt.Errorf("profile %s: %w", p.Name, proto.ErrNotFound)
 	}
-	b.put(p)
+	r.put(p)
 	return nil
 }
 
-func (b *boxes) Remove(ctx context.Context, name string) (proto.Profile, error) {
-	p, err := b.Profile(ctx, name)
+func (r *registry) Remove(ctx context.Context, name string) (proto.Profile, error) {
+	p, err := r.Profile(ctx, name)
 	if err != nil {
 		return p, err
 	}
-	keys, _ := b.stub.List(ctx)
+	keys, _ := r.stub.List(ctx)
 	bound := &proto.BoundError{Profile: name}
 	for _, k := range keys {
 		if k.Sandbox == name && k.RevokedAt == nil {
@@ -486,21 +486,21 @@ func (b *boxes) Remove(ctx context.Context, name string) (proto.Profile, error) 
 	if len(bound.Keys) > 0 {
 		return p, bound
 	}
-	b.lose(name)
+	r.lose(name)
 	return p, nil
 }
 
 // lose removes a profile even if keys are bound to it.
-func (b *boxes) lose(name string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.profiles, name)
+func (r *registry) lose(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.profiles, name)
 }
 
-func (b *boxes) Image(_ context.Context, name string) (*proto.Image, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	image, ok := b.images[name]
+func (r *registry) Image(_ context.Context, name string) (*proto.Image, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	image, ok := r.images[name]
 	if !ok {
 		return nil, fmt.Errorf("image %s: %w", name, proto.ErrNotFound)
 	}

@@ -94,8 +94,8 @@ func TestQueueWait(t *testing.T) {
 	}
 }
 
-// Without Prefer, a request waits no longer than its timeout, so that the program can end before the
-// answer is due. With it, the answer is due that much later.
+// Without Prefer, a request waits no longer than its timeout, so that the program can end before
+// the answer is due. With it, the answer is due that much later.
 func TestPatience(t *testing.T) {
 	for name, tt := range map[string]struct {
 		timeout, prefer string

@@ -114,8 +114,8 @@ func (s *Server) replayFailed(w http.ResponseWriter, r *http.Request) error {
 }
 
 // settingsKey returns the API key whose webhook settings a request is about: the one that the query
-// names, or the calling one. Other keys need the scope admin, as the routes of changes do: the URL gets
-// the results of all async executions.
+// names, or the calling one. Other keys need the scope admin, as the routes of changes do: the URL
+// gets the results of all async executions.
 func (s *Server) settingsKey(r *http.Request, change bool) (*proto.Key, error) {
 	own, id := &infoOf(r.Context()).key, r.URL.Query().Get("key")
 	if id == "" {

@@ -38,7 +38,7 @@ type Batch struct {
 	StopOnFailure bool              `json:"stop_on_failure,omitempty"`
 	Priority      int               `json:"priority,omitempty"`
 	Metadata      map[string]string `json:"metadata,omitempty"`
-	WebhookURL    string            `json:"webhook_url,omitempty"`   // told the end of the batch; empty for none
+	WebhookURL    string            `json:"webhook_url,omitempty"`   // called when the batch ends; empty for none
 	ItemWebhooks  bool              `json:"item_webhooks,omitempty"` // items have webhooks of their own
 	Content       BatchContent      `json:"content"`
 	CreatedAt     time.Time         `json:"created_at"`

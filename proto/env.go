@@ -76,8 +76,8 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	return merged, nil
 }
 
-// CheckEnvLevel checks one level of an execution's environment, in the field of that name. Its error
-// is a [*FieldError].
+// CheckEnvLevel checks one level of an execution's environment, in the field of that name. Its
+// error is a [*FieldError].
 func CheckEnvLevel(field string, env map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		if err := CheckEnv(field, name, env[name]); err != nil {

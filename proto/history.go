@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// HistoryChange is the state of an execution, for the index of executions. Its result has no output.
+// HistoryChange is the state of an execution, for the index of executions. Its result has no
+// output.
 type HistoryChange struct {
 	Record *Record
 	Seq    uint64 // of the record in its stream; 0 if there is only a job

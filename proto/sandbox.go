@@ -53,8 +53,8 @@ type Profile struct {
 	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; the variables of the API key win over them, and those of the request over both. The limits of env_vars hold here, and for all together."`
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
 	Secrets []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the executing organisation that programs get: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
-	// OpenFiles, Isolation, Preload and SystemCalls are omitted if they are empty, so that versions without them
-	// read what does not need them.
+	// OpenFiles, Isolation, Preload and SystemCalls are omitted if they are empty, so that versions
+	// without them read what does not need them.
 	OpenFiles   int       `json:"open_files,omitempty" minimum:"256" maximum:"4096" doc:"Open files of each process; 1024 if absent."`
 	Isolation   Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
 	Preload     []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`

@@ -35,7 +35,8 @@ type Secret struct {
 	UpdatedAt time.Time `json:"updated_at"`
 }
 
-// SecretBinding gives a program a secret of its organisation: as a variable, or else as a file.
+// SecretBinding binds a secret of an organisation to its programs: as a variable, or else as a
+// file.
 type SecretBinding struct {
 	Secret string `json:"secret"`         // the name
 	Env    string `json:"env,omitempty"`  // the variable; empty for a file
@@ -71,8 +72,8 @@ func CheckSecretName(field, name string) error {
 	return nil
 }
 
-// CheckSecretValue checks the value of a secret, and reports whether it can be a variable. Its error
-// is a [*FieldError].
+// CheckSecretValue checks the value of a secret, and reports whether it can be a variable. Its
+// error is a [*FieldError].
 func CheckSecretValue(value string) (variable bool, err error) {
 	if len(value) < MinSecretBytes || len(value) > MaxSecretBytes {
 		return false, FieldErrorf("value", "must be %d to %d bytes", MinSecretBytes, MaxSecretBytes)

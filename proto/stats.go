@@ -26,8 +26,8 @@ const (
 )
 
 // RetryAfter estimates when an interactive execution that org submits again will find a free slot,
-// in seconds from 1 to 30: when the interactive executions that are queued now will have started. An
-// organisation at its share waits for the end of its own programs, which have kept it waiting.
+// in seconds from 1 to 30: when the interactive executions that are queued now will have started.
+// An organisation at its share waits for the end of its own programs, which have kept it waiting.
 func (s *QueueStats) RetryAfter(org string) int {
 	switch {
 	case slices.Contains(s.AtShare, org):

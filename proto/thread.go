@@ -267,7 +267,8 @@ func (e *DepthError) Error() string {
 	return fmt.Sprintf("the home has more than %d directories in each other, itself included", e.Most)
 }
 
-// FileError is returned if a file or directory of a home cannot be saved because it exceeds a limit.
+// FileError is returned if a file or directory of a home cannot be saved because it exceeds a
+// limit.
 type FileError struct {
 	Path string // in the home; "." is the home itself
 	Size int64

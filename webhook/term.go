@@ -131,8 +131,8 @@ func (t *term) forget(p *pendingDelivery) {
 }
 
 // fits reports whether an organisation may have n more deliveries in memory that are due at that
-// time. Deliveries that wait for long get half of its share, so that they do not keep out those that
-// can be attempted. t.mu is held.
+// time. Deliveries that wait for long get half of its share, so that they do not keep out those
+// that can be attempted. t.mu is held.
 func (t *term) fits(org string, due time.Time, n int) bool {
 	share := t.MaxPending / orgShare
 	if due.Sub(t.Now()) > timerHorizon {

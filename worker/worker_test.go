@@ -206,8 +206,8 @@ func TestResultOfEachOutcome(t *testing.T) {
 	}
 }
 
-// An attempt that the host's lack of memory ended is no result while others are left: the lease ends
-// without one, and the dispatcher starts the next attempt.
+// An attempt that the host's lack of memory ended is no result while others are left: the lease
+// ends without one, and the dispatcher starts the next attempt.
 func TestHostOutOfMemoryIsTriedAgain(t *testing.T) {
 	for attempts, code := range map[int]proto.ErrorCode{1: proto.CodeHostMemory, 2: ""} {
 		for name, b := range map[string]*fakeJail{

@@ -195,7 +195,7 @@ func batchOutcome(b *client.Batch) error {
 	}
 }
 
-// ended says how the items of a batch have ended.
+// ended returns how the items of a batch have ended.
 func ended(b *client.Batch) string {
 	c := b.Counts
 	text := fmt.Sprintf("%d of %d succeeded, %d failed", c.Succeeded, c.Total, c.Failed)

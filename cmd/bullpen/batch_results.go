@@ -58,8 +58,8 @@ func (c *batchResultsCommand) Run(ctx context.Context, s streams) (err error) {
 	})
 }
 
-// resume opens the file of results, cuts off an incomplete line at its end, and returns the index of
-// its last line, -1 if there is none.
+// resume opens the file of results, cuts off an incomplete line at its end, and returns the index
+// of its last line, -1 if there is none.
 func (c *batchResultsCommand) resume(ctx context.Context, api *client.Client) (f *os.File, after int, err error) {
 	f, err = os.OpenFile(c.Output, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command protogen generates the Go code of a protocol: go run . -dir DIR FILE.proto writes it beside
-// the file. It needs no installed protoc.
+// Command protogen generates the Go code of a protocol: go run . -dir DIR FILE.proto writes it
+// beside the file. It needs no installed protoc.
 package main
 
 import (

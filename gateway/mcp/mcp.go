@@ -38,8 +38,8 @@ const (
 	instructions = "Run programs in isolated sandboxes. Give the same thread_id to calls that need the files of earlier calls."
 )
 
-// Sandbox carries out the tools. ctx is the context of the call; the HTTP request that it belongs to
-// is [Call.HTTP].
+// Sandbox carries out the tools. ctx is the context of the call; the HTTP request that it belongs
+// to is [Call.HTTP].
 type Sandbox interface {
 	// Authorize returns an error unless the API key of a call may use a tool.
 	Authorize(call *Call, t *api.Tool) error

@@ -16,8 +16,8 @@ import (
 // of items. There are two forms:
 //
 //   - A JSON object: the members of [BatchSettings], and last "items", an array of objects.
-//   - JSONL: an item in each line. If the first line is an object whose only member is "batch", that
-//     has the members of [BatchSettings]. Empty lines are skipped.
+//   - JSONL: an item in each line. If the first line is an object whose only member is "batch",
+//     that has the members of [BatchSettings]. Empty lines are skipped.
 type BatchBody struct {
 	Lines   bool  // whether it is JSONL
 	MaxItem int64 // largest item, and largest settings, in bytes

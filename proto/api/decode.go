@@ -42,7 +42,8 @@ func decodeFields(request any, body []byte) error {
 	return decodeMembers(request, body, tag.Get("additionalProperties") != "true")
 }
 
-// decodeMembers is decodeFields. If strict, body must not have members that the struct does not name.
+// decodeMembers is decodeFields. If strict, body must not have members that the struct does not
+// name.
 func decodeMembers(request any, body []byte, strict bool) error {
 	if err := checkBody(body); err != nil {
 		return err
@@ -209,7 +210,8 @@ func decodeStrings(field string, raw []byte, to reflect.Value, tag reflect.Struc
 	return err
 }
 
-// decodeList decodes an array of strings, or of a type of strings. An empty array becomes a nil slice.
+// decodeList decodes an array of strings, or of a type of strings. An empty array becomes a nil
+// slice.
 func decodeList(field string, raw []byte, to reflect.Value, tag reflect.StructTag) error {
 	list := reflect.MakeSlice(to.Type(), 0, 0)
 	element := to.Type().Elem()

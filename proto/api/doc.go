@@ -16,6 +16,6 @@
 //	must           the text of the error for a value beyond the limits, without "must"
 //
 // The blank field of a struct carries the tags of the object as a whole: doc, partial:"true" for
-// requests whose fields are all optional, and additionalProperties:"true" for requests whose unknown
-// members are ignored. Other requests with unknown members are refused.
+// requests whose fields are all optional, and additionalProperties:"true" for requests whose
+// unknown members are ignored. Other requests with unknown members are refused.
 package api

@@ -19,7 +19,7 @@ type Sandboxes struct {
 	Sandboxes []proto.Profile `json:"sandboxes"`
 }
 
-// SandboxPreload says whether the modules of a profile can be preloaded.
+// SandboxPreload is the last failure to preload the modules of a profile.
 type SandboxPreload struct {
 	Error *string `json:"error" doc:"Why a worker could not preload the modules in the last 24 hours; null if none failed. Programs then start without them."`
 	At    *Time   `json:"at" doc:"When it failed last."`

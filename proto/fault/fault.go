@@ -2,17 +2,18 @@
 // them: only a build with the tag "faults" reads the variable below, and in any other build [Here]
 // is empty.
 //
-//	BULLPEN_CRASH_AT=POINT[:N]  the process kills itself the Nth time it passes that point, the first time by default
+//	BULLPEN_CRASH_AT=POINT[:N]  kills the process the Nth time it passes the point; N is 1 by default
 //
-// A name that is not among [Points], [BatchPoints] or [SchedulePoints] ends the process when it starts, with exit code 2.
+// A name that is not among [Points], [BatchPoints] or [SchedulePoints] ends the process when it
+// starts, with exit code 2.
 package fault
 
 // Point is a step of an execution at which a process can die. Its name states the last completed
 // step and the next one.
 type Point string
 
-// Points of executions, in the order in which they are passed. docs/architecture.md describes what each
-// leaves behind.
+// Points of executions, in the order in which they are passed. docs/architecture.md describes what
+// each leaves behind.
 const (
 	// AfterJobBeforeReply is in the dispatcher: the job is stored, and the gateway does not know.
 	AfterJobBeforeReply Point = "after_job_before_reply"

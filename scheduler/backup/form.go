@@ -102,7 +102,8 @@ func Check(r io.Reader) (Summary, error) {
 	return read(r, func(*entry, []byte) error { return nil })
 }
 
-// read calls handle with all messages of a backup, which was complete only if read returns no error.
+// read calls handle with all messages of a backup, which was complete only if read returns no
+// error.
 func read(r io.Reader, handle func(*entry, []byte) error) (s Summary, err error) {
 	in, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))
 	if err != nil {

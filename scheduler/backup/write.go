@@ -33,8 +33,8 @@ type Maker struct {
 // is in it, in a state that it had while the backup was made.
 //
 //   - Schedules, batches and runs of pipelines come first, since their states name executions and
-//     webhooks. What they started meanwhile, they start again after a restore under the same trace id
-//     or idempotency key, so it is the same execution.
+//     webhooks. What they started meanwhile, they start again after a restore under the same trace
+//     id or idempotency key, so it is the same execution.
 //   - Jobs come before dead letters and deliveries, and these before records. A job that is gone by
 //     then is a dead letter, or has a terminal record and its delivery. A delivery in the backup
 //     belongs to a terminal record.

@@ -2,10 +2,11 @@
 // queue little by little.
 //
 // The programs are in the blob store, see [Content]. A batch has two entries in its bucket: its
-// definition, which clients create and change, and its state, which the leading [Engine] changes. The
-// state has a byte for each item. Before an item is submitted, the state says that it may be. The
-// trace id of an item follows from the batch, its index and its round, so that a process that finds
-// such an item asks the queue whether it was submitted. Both entries are changed by compare-and-set.
+// definition, which clients create and change, and its state, which the leading [Engine] changes.
+// The state has a byte for each item. Before an item is submitted, the state says that it may be.
+// The trace id of an item follows from the batch, its index and its round, so that a process that
+// finds such an item asks the queue whether it was submitted. Both entries are changed by
+// compare-and-set.
 package batches
 
 import (

@@ -31,7 +31,7 @@ func TestBatchRunsToItsEnd(t *testing.T) {
 		t.Errorf("delivery %+v, %v", d, err)
 	}
 
-	// A retry runs the failed item again, and tells its own end.
+	// A retry runs the failed item again, and sends a webhook of its own.
 	w.set(func() { clear(w.fails); w.order = nil })
 	w.change(p, b, func(b *proto.Batch) { b.Retries++ })
 	if s := w.untilStatus(p, b, proto.BatchCompleted); s.Counts.Succeeded != 700 || len(w.order) != 1 || w.order[0] != "a7" {
@@ -54,8 +54,8 @@ func TestBatchRunsToItsEnd(t *testing.T) {
 	}
 }
 
-// Engines end and begin while a batch runs, and submissions have every kind of answer. Each item runs
-// once all the same.
+// Engines end and begin while a batch runs, and submissions have every kind of answer. Each item
+// runs once all the same.
 func TestNoItemIsLostOrDoubled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -153,8 +153,8 @@ func TestStoppedBatches(t *testing.T) {
 	})
 }
 
-// A batch that was removed is created again under its id. What a process that died during the removal
-// left of it means nothing.
+// A batch that was removed is created again under its id. What a process that died during the
+// removal left of it means nothing.
 func TestRemovedBatchIsCreatedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -287,7 +287,7 @@ func (r *reader) item(ctx context.Context, number int) ([]byte, error) {
 
 // lines returns the items in a chunk, from memory if they were read lately.
 func (c *Content) lines(ctx context.Context, b proto.Blob) (*lines, error) {
-	if l := c.recall(b.Key); l != nil {
+	if l := c.cacheGet(b.Key); l != nil {
 		return l, nil
 	}
 	body, err := c.get(ctx, b, maxChunk)
@@ -300,11 +300,11 @@ func (c *Content) lines(ctx context.Context, b proto.Blob) (*lines, error) {
 			l.ends = append(l.ends, at)
 		}
 	}
-	c.remember(l)
+	c.cachePut(l)
 	return l, nil
 }
 
-func (c *Content) recall(key string) *lines {
+func (c *Content) cacheGet(key string) *lines {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.cached[key]
@@ -315,7 +315,7 @@ func (c *Content) recall(key string) *lines {
 	return e.Value.(*lines)
 }
 
-func (c *Content) remember(l *lines) {
+func (c *Content) cachePut(l *lines) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.cached[l.key] != nil {

@@ -98,7 +98,7 @@ func (r *run) post(e event) {
 	notify(r.wake)
 }
 
-func (r *run) take() []event {
+func (r *run) drainInbox() []event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.inbox
@@ -233,7 +233,7 @@ func (r *run) step(ctx context.Context) (done bool, err error) {
 		return true, nil // removed, and perhaps created again
 	}
 	r.current = current
-	for _, e := range r.take() {
+	for _, e := range r.drainInbox() {
 		if err := r.handle(ctx, e); err != nil {
 			return false, err
 		}

@@ -73,8 +73,8 @@ type world struct {
 	most      int
 	held      map[string]bool // items that do not end
 	fails     map[string]bool // items that fail
-	// answer, if not nil, answers a submission in place of accepting it. accept tells that it is
-	// accepted all the same.
+	// answer, if not nil, answers a submission in place of accepting it. If accept is true, the
+	// submission is accepted all the same.
 	answer     func(item string) (refused string, accept bool, err error)
 	concurrent int
 }

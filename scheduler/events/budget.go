@@ -40,10 +40,10 @@ type reservation struct {
 	unlimited bool
 }
 
-// take uses n bytes, and reserves more if needed. It reports whether the budget has them. After a
-// refusal no more is reserved. If no dispatcher answers, the attempt has no limit: that is not the
-// fault of its organisation, and its other limits remain.
-func (r *reservation) take(n int64, reserve func(need, want int64) (int64, error)) bool {
+// consume uses n bytes, and reserves more if needed. It reports whether the budget has them. After
+// a rejection no more is reserved. If no dispatcher answers, the attempt has no limit: that is not
+// the fault of its organisation, and its other limits remain.
+func (r *reservation) consume(n int64, reserve func(need, want int64) (int64, error)) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.unlimited || r.refused {
@@ -63,10 +63,10 @@ func (r *reservation) take(n int64, reserve func(need, want int64) (int64, error
 	return true
 }
 
-// take uses n bytes of the budget. If they are not left, it shortens what is kept, and returns
-// false.
-func (w *Writer) take(n int64) bool {
-	if n <= 0 || w.Budget == nil || w.reservation.take(n, w.reserve) {
+// consumeBudget uses n bytes of the budget. If they are not left, it shortens what is kept, and
+// returns false.
+func (w *Writer) consumeBudget(n int64) bool {
+	if n <= 0 || w.Budget == nil || w.reservation.consume(n, w.reserve) {
 		return true
 	}
 	w.mu.Lock()

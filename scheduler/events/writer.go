@@ -84,7 +84,7 @@ type Writer struct {
 	wake     chan struct{}
 	done     chan struct{}
 	timeout  time.Duration // see publishTimeout
-	maxKept  int           // stored bytes of excess; see take
+	maxKept  int           // stored bytes of excess; see consumeBudget
 
 	// Owned by run.
 	packed    []byte    // scratch space of message
@@ -214,9 +214,9 @@ func (o *Output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Keep returns how many of the next n bytes of the output the result is to hold. It is called before
-// Write. The result holds the beginning of an output, up to the limit and, beyond minOutput, to what
-// is left of the budget.
+// Keep returns how many of the next n bytes of the output the result is to hold. It is called
+// before Write. The result holds the beginning of an output, up to the limit and, beyond minOutput,
+// to what is left of the budget.
 func (o *Output) Keep(n int) int {
 	w, s := o.w, o.stream
 	w.mu.Lock()
@@ -225,7 +225,7 @@ func (o *Output) Keep(n int) int {
 	w.inResult[s] += kept
 	w.mu.Unlock()
 	// The events hold the same bytes again.
-	if over := before + kept - max(before, minOutput); !w.take(2 * over) {
+	if over := before + kept - max(before, minOutput); !w.consumeBudget(2 * over) {
 		w.mu.Lock()
 		kept -= over
 		w.inResult[s] -= over
@@ -333,7 +333,8 @@ func (w *Writer) emit(s proto.Stream, data []byte) {
 	}
 }
 
-// OverBudget reports, after Close, whether less of the output is kept because the budget was used up.
+// OverBudget reports, after Close, whether less of the output is kept because the budget was used
+// up.
 func (w *Writer) OverBudget() bool { return w.overBudget }
 
 // Close emits incomplete lines and waits until everything is stored. It returns the number of the
@@ -435,7 +436,7 @@ func (w *Writer) publish(ctx context.Context, p part) bool {
 	}
 	w.excess = append(w.excess, stored)
 	w.kept += stored.size
-	if w.take(int64(w.kept - w.most)) {
+	if w.consumeBudget(int64(w.kept - w.most)) {
 		w.most = max(w.most, w.kept)
 	}
 	w.mu.Lock()

@@ -15,7 +15,8 @@ import (
 )
 
 // BenchmarkCost measures the processor time of this process for the job and the two records of an
-// execution, 250 of them a second, with and without an index. The difference is what the index costs.
+// execution, 250 of them a second, with and without an index. The difference is what the index
+// costs.
 func BenchmarkCost(b *testing.B) {
 	for _, indexed := range []bool{false, true} {
 		b.Run(fmt.Sprint("index=", indexed), func(b *testing.B) {

@@ -1,6 +1,7 @@
 // Package history keeps the index of executions up to date: it follows the streams of jobs and of
 // records, and stores what changes in batches. The index remembers how far it has read each stream,
-// so it goes on where it was, or from the start if it is a new one. An execution never waits for it.
+// so it goes on where it was, or from the start if it is a new one. An execution never waits for
+// it.
 package history
 
 import (
@@ -156,8 +157,8 @@ func identity(jobs, records state) string {
 	return fmt.Sprint(jobs.created.UnixNano(), " ", records.created.UnixNano())
 }
 
-// follow reads the streams from where the index is, and writes what changes, until ctx is done or an
-// error.
+// follow reads the streams from where the index is, and writes what changes, until ctx is done or
+// an error.
 func (h *History) follow(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, freshTimeout)
 	defer cancel()

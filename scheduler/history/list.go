@@ -14,8 +14,8 @@ import (
 )
 
 // List returns the executions that match a filter, the newest first. It waits until the index has
-// everything that was stored before the call, up to freshTimeout. A [*proto.HistoryError] means that
-// the index cannot be used.
+// everything that was stored before the call, up to freshTimeout. A [*proto.HistoryError] means
+// that the index cannot be used.
 func (h *History) List(ctx context.Context, f *proto.HistoryFilter) (proto.HistoryPage, error) {
 	h.init()
 	behind, err := h.fresh(ctx)

@@ -63,8 +63,8 @@ type Keyring struct {
 }
 
 // Open returns the keyring of a deployment. wrapper is nil if the operator gave no key: the keyring
-// then encrypts nothing, and it is an error if there is a data key. If create is set and there is no
-// data key, Open creates one.
+// then encrypts nothing, and it is an error if there is a data key. If create is set and there is
+// no data key, Open creates one.
 func Open(ctx context.Context, st *store.Store, wrapper Wrapper, create bool, log *slog.Logger) (*Keyring, error) {
 	k := &Keyring{store: st, wrapper: wrapper}
 	waiting := func(err error, _ time.Duration) { log.Warn("waiting for the key of secrets", "error", err) }

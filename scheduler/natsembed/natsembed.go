@@ -102,9 +102,9 @@ func (s *Server) start() error {
 	srv, err := server.NewServer(&server.Options{
 		ServerName: "bullpen", JetStream: true, StoreDir: s.dir,
 		DontListen: true, NoSigs: true, SyncAlways: true, SyncInterval: compactEvery,
-		// The free space of the disk is the limit, and whoever submits work checks that. At a limit of
-		// its own, JetStream would reject the results of programs too. Its default is a share of the
-		// free space at the start.
+		// The free space of the disk is the limit, and callers check it before they submit work. At a
+		// limit of its own, JetStream would reject the results of programs too. Its default is a
+		// share of the free space at the start.
 		JetStreamMaxStore:  1 << 50,
 		JetStreamMaxMemory: 64 << 20,
 	})

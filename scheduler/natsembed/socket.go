@@ -34,7 +34,8 @@ func Listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// Serve connects the clients of a listener with the server until ctx is done. It closes the listener.
+// Serve connects the clients of a listener with the server until ctx is done. It closes the
+// listener.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	var open sync.WaitGroup
 	defer open.Wait()

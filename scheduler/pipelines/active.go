@@ -31,8 +31,8 @@ type activeRun struct {
 
 func activeKey(org string) string { return activePrefix + org }
 
-// reserve adds a run to the list of its organisation. It returns a [*proto.Rejection] if too many of
-// the others have not ended.
+// reserve adds a run to the list of its organisation. It returns a [*proto.Rejection] if too many
+// of the others have not ended.
 func (p *Pipelines) reserve(ctx context.Context, run *proto.Pipeline) error {
 	return p.updateActive(ctx, run.Org, func(list []activeRun) ([]activeRun, error) {
 		if len(list) >= proto.MaxActivePipelines {

@@ -24,14 +24,14 @@ func newState(p *proto.Pipeline) *proto.PipelineState {
 	return s
 }
 
-// place is where the definition of a cell is.
-type place struct{ step, cell int }
+// cellIndex is the index of a step in a pipeline, and of a cell in the step.
+type cellIndex struct{ step, cell int }
 
-// places returns the places of the cells of a state.
-func places(p *proto.Pipeline) (all []place) {
+// cellIndexes returns the indexes of all cells, in the order of [proto.PipelineState.Cells].
+func cellIndexes(p *proto.Pipeline) (all []cellIndex) {
 	for i := range p.Steps {
 		for j := range p.Steps[i].Cells {
-			all = append(all, place{i, j})
+			all = append(all, cellIndex{i, j})
 		}
 	}
 	return all
@@ -48,7 +48,7 @@ func decide(p *proto.Pipeline, s *proto.PipelineState, now time.Time) (changed b
 		s.Cancelling, changed = true, true
 		s.Reason = "the run did not end within its timeout of " + time.Duration(p.Timeout).String()
 	}
-	at := places(p)
+	at := cellIndexes(p)
 	running, shared := 0, false
 	for i := range s.Cells {
 		if s.Cells[i].Status == proto.StepRunning {
@@ -112,7 +112,7 @@ type result struct{ ended, failed bool }
 // stepResults returns the results of all steps by their names. A step that was skipped because of a
 // failure has failed for the steps that need it.
 func stepResults(p *proto.Pipeline, s *proto.PipelineState) map[string]result {
-	results, at := map[string]result{}, places(p)
+	results, at := map[string]result{}, cellIndexes(p)
 	for i := range p.Steps {
 		results[p.Steps[i].Name] = result{ended: true}
 	}

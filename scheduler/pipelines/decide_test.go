@@ -9,7 +9,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/pipelines/spec"
 )
 
-// TestDecide tells decide how cells have ended, and compares the statuses of all cells.
+// TestDecide sets how cells have ended, calls decide, and compares the statuses of all cells.
 func TestDecide(t *testing.T) {
 	const chain = `
 steps:

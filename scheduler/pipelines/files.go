@@ -66,9 +66,9 @@ func kept(p *proto.Pipeline, i int) string { return fmt.Sprintf("%s-%d", p.ID, i
 // cacheThread returns the thread of a cache.
 func cacheThread(key string) string { return "ci-cache-" + key }
 
-// prepare makes the workspace of a cell: a fork if it is its own, the artifacts of the cells that it
-// needs if they are not in it, and its cache. It may be called again.
-func (r *Runner) prepare(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []place) error {
+// prepare makes the workspace of a cell: a fork if it is its own, the artifacts of the cells that
+// it needs if they are not in it, and its cache. It may be called again.
+func (r *Runner) prepare(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex) error {
 	step := &p.Steps[at[i].step]
 	thread := workspace(p, step, i)
 	if step.Own {
@@ -101,7 +101,7 @@ func (r *Runner) prepare(ctx context.Context, p *proto.Pipeline, s *proto.Pipeli
 }
 
 // space returns the largest size of the home of a cell.
-func (r *Runner) space(ctx context.Context, p *proto.Pipeline, at place) (proto.Space, error) {
+func (r *Runner) space(ctx context.Context, p *proto.Pipeline, at cellIndex) (proto.Space, error) {
 	most, refused, err := r.Executions.StepSpace(ctx, p, at.step, at.cell)
 	if refused != "" {
 		return most, &refusedError{refused}
@@ -167,7 +167,7 @@ func (r *Runner) copyFile(ctx context.Context, org, from, name, to, target strin
 }
 
 // keep keeps the artifacts and the cache of a cell that has ended. It may be called again.
-func (r *Runner) keep(ctx context.Context, p *proto.Pipeline, i int, at place, succeeded bool) (thread string, err error) {
+func (r *Runner) keep(ctx context.Context, p *proto.Pipeline, i int, at cellIndex, succeeded bool) (thread string, err error) {
 	step := &p.Steps[at.step]
 	from := workspace(p, step, i)
 	if len(step.Artifacts) > 0 {
@@ -192,7 +192,7 @@ func (r *Runner) keep(ctx context.Context, p *proto.Pipeline, i int, at place, s
 // keepCache stores a cache that does not exist yet. It is copied to a thread of its own first, so
 // that nobody sees a part of it. That thread is removed in any case: a process that died may have
 // left it.
-func (r *Runner) keepCache(ctx context.Context, p *proto.Pipeline, i int, at place, from, key string) error {
+func (r *Runner) keepCache(ctx context.Context, p *proto.Pipeline, i int, at cellIndex, from, key string) error {
 	draft := fmt.Sprintf("%s-cache-%d", p.ID, i)
 	err := r.storeCache(ctx, p, at, from, draft, key)
 	if errRemove := r.removeThread(ctx, p.Org, draft); errRemove != nil {
@@ -201,7 +201,7 @@ func (r *Runner) keepCache(ctx context.Context, p *proto.Pipeline, i int, at pla
 	return err
 }
 
-func (r *Runner) storeCache(ctx context.Context, p *proto.Pipeline, at place, from, draft, key string) error {
+func (r *Runner) storeCache(ctx context.Context, p *proto.Pipeline, at cellIndex, from, draft, key string) error {
 	exists := false
 	err := r.Threads.List(ctx, p.Org, cacheThread(key), "", false, func(proto.File) error {
 		exists = true

@@ -1,10 +1,11 @@
 // Package pipelines runs pipelines.
 //
-// A run has two entries in its bucket: its definition, which never changes but for its secrets, which
-// are removed at the end, and its state. The leading process reads the executions of the cells that run, decides what follows, and stores the
-// state by compare-and-set: first that a cell runs, then the id of its execution. The execution is
-// submitted between the two under an idempotency key made of the run and the cell. So a process
-// that takes over submits nothing twice, at whatever point the other one died.
+// A run has two entries in its bucket: its definition, which never changes but for its secrets,
+// which are removed at the end, and its state. The leading process reads the executions of the
+// cells that run, decides what follows, and stores the state by compare-and-set: first that a cell
+// runs, then the id of its execution. The execution is submitted between the two under an
+// idempotency key made of the run and the cell. So a process that takes over submits nothing twice,
+// at whatever point the other one died.
 //
 // All steps of a run share a thread. Cells with a workspace of their own have a fork of it.
 // Artifacts are files of these threads.

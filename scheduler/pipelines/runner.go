@@ -221,7 +221,7 @@ func (r *Runner) step(ctx context.Context, p *proto.Pipeline) (changed bool, err
 	if err != nil || old.Status != proto.PipelineRunning {
 		return false, err
 	}
-	s, at := clone(old), places(p)
+	s, at := clone(old), cellIndexes(p)
 	var failed error // of one cell, which must not stop the others
 	for i := range s.Cells {
 		if s.Cells[i].Status != proto.StepRunning {
@@ -254,7 +254,7 @@ func (r *Runner) step(ctx context.Context, p *proto.Pipeline) (changed bool, err
 }
 
 // cell starts the execution of a cell, or applies its end to the state.
-func (r *Runner) cell(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []place) (changed bool, err error) {
+func (r *Runner) cell(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex) (changed bool, err error) {
 	c := &s.Cells[i]
 	if c.TraceID == "" {
 		return r.start(ctx, p, s, i, at)
@@ -320,7 +320,7 @@ func applyRecord(c *proto.CellState, record *proto.Record) {
 }
 
 // start starts the execution of a cell. A process that died may have started it already.
-func (r *Runner) start(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []place) (changed bool, err error) {
+func (r *Runner) start(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex) (changed bool, err error) {
 	c := &s.Cells[i]
 	step := &p.Steps[at[i].step]
 	if !s.Cancelling {

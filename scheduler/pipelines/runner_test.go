@@ -340,7 +340,7 @@ func TestRefusedSpace(t *testing.T) {
 
 func nothing(context.Context) error { return nil }
 
-// Two gateways that do not hear of each other's runs keep to the limit together.
+// Two gateways that are not notified of each other's runs enforce the limit together.
 func TestLimits(t *testing.T) {
 	w := newWorld(t)
 	w.result = func(string) proto.Status { return proto.StatusRunning }

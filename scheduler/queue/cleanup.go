@@ -21,8 +21,8 @@ const (
 
 // garbage is what can be deleted from the jobs stream. Jobs of terminal executions are harmless,
 // since the record is read first. A delete is a synced write, so finished jobs are not deleted one
-// by one: all jobs below the oldest unfinished one are purged at once. A job that has a RunAt may stay
-// for weeks, so these have an oldest one of their own.
+// by one: all jobs below the oldest unfinished one are purged at once. A job that has a RunAt may
+// stay for weeks, so these have an oldest one of their own.
 type garbage struct {
 	lastSeq   uint64 // of the messages seen
 	jobs      []pendingDelete

@@ -44,8 +44,8 @@ func (j *job) compareRunAt(other *job) int {
 	return cmp.Or(j.meta.RunAt.Compare(other.meta.RunAt), cmp.Compare(j.order, other.order))
 }
 
-// delay keeps a new job out of the queue until its RunAt. It counts against the limit of queued jobs
-// like any other.
+// delay keeps a new job out of the queue until its RunAt. It counts against the limit of queued
+// jobs like any other.
 func (q *fairQueue) delay(j *job) {
 	j.state = delayed
 	q.org(j.meta.Org).queued[j.meta.Class()]++

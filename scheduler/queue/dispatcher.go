@@ -66,7 +66,7 @@ type Dispatcher struct {
 	DiskFull func() bool
 	// Secrets decrypts the secrets of executions.
 	Secrets *keyring.Keyring
-	// Ended is that of [Queue].
+	// Ended is called as [Queue.Ended] is.
 	Ended func(*proto.Record)
 	Log   *slog.Logger
 

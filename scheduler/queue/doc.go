@@ -14,8 +14,9 @@
 //
 //  1. The dispatcher sends the assignment with the whole job, and with job number 0.
 //  2. The worker prepares a sandbox, but does not claim the job yet.
-//  3. If the job is stored, the dispatcher sends an ack, and the worker claims the job and starts it.
+//  3. If the job is stored, the dispatcher sends an ack, and the worker claims the job and starts
+//     it.
 //  4. If storing failed, the dispatcher sends a nack, and the worker drops the job.
-//  5. If neither arrives within ackWait, the worker looks for the job in the stream, and claims it if
-//     the job is there.
+//  5. If neither arrives within ackWait, the worker looks for the job in the stream, and claims it
+//     if the job is there.
 package queue

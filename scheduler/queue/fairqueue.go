@@ -72,7 +72,7 @@ type keyQueue struct {
 // interactiveShare of interactiveShare+1 jobs of a key are interactive while both classes wait.
 const interactiveShare = 4
 
-// capacity says which jobs the free slots can run.
+// capacity reports which jobs the free slots can run.
 type capacity interface {
 	// canRun reports whether a free slot meets the needs.
 	canRun(n *needSet) bool
@@ -178,8 +178,8 @@ func (o *orgQueue) prune(q *keyQueue) {
 	}
 }
 
-// head returns the organisation's next job among those that the free slots can run, or nil. It skips
-// keys at their limit.
+// head returns the organisation's next job among those that the free slots can run, or nil. It
+// skips keys at their limit.
 func (o *orgQueue) head(free capacity) *job {
 	for _, f := range o.sfq.flows {
 		if j := f.party.head(o, free); j != nil {
@@ -281,8 +281,8 @@ func (q *fairQueue) prune(o *orgQueue) {
 	}
 }
 
-// admit returns a rejection if a limit of the plan, the key or the memory is reached, or nil. Queued
-// interactive jobs count as running, since they run at once or not at all.
+// admit returns a rejection if a limit of the plan, the key or the memory is reached, or nil.
+// Queued interactive jobs count as running, since they run at once or not at all.
 func (q *fairQueue) admit(m *proto.Meta) *proto.Rejection {
 	o := q.org(m.Org)
 	defer q.prune(o)

@@ -14,8 +14,8 @@ const (
 	handOverTimeout = time.Second
 )
 
-// handover is state that the leader stores for the next one, at most every handOverEvery and when it
-// resigns. A leader without it goes on with less knowledge.
+// handover is state that the leader stores for the next one, at most every handOverEvery and when
+// it resigns. A leader without it goes on with less knowledge.
 type handover struct {
 	key     string
 	what    string // for messages

@@ -25,8 +25,8 @@ func (w *world) pools() map[string]proto.Pool {
 	return found
 }
 
-// The demand of a pool is told from its first worker on, whoever leads and also while it has no
-// workers.
+// The demand of a pool is reported once it has had a worker, by every leader, and also while the
+// pool has no workers.
 func TestDemandOfPools(t *testing.T) {
 	w := newLeaderlessWorld(t)
 	stop := w.dispatcher("first")

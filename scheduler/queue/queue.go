@@ -67,24 +67,24 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	}
 	undo, stop := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer stop()
-	errVoid := q.Void(undo, &job.Meta, "The job could not be stored and was not accepted.")
+	errAbandon := q.Abandon(undo, &job.Meta, "The job could not be stored and was not accepted.")
 	switch {
-	case errVoid == nil:
+	case errAbandon == nil:
 		return unavailable(err)
-	case errors.Is(errVoid, proto.ErrConflict):
+	case errors.Is(errAbandon, proto.ErrConflict):
 		return nil // stored, and claimed or ended
 	default:
-		return fmt.Errorf("submit %s: unknown whether it was stored: %w", job.TraceID, errors.Join(err, errVoid))
+		return fmt.Errorf("submit %s: unknown whether it was stored: %w", job.TraceID, errors.Join(err, errAbandon))
 	}
 }
 
-// Void stores that the execution described by m has expired, so that it never starts, even if its
-// job is stored later. It returns [proto.ErrConflict] if the execution has a record.
-func (q *Queue) Void(ctx context.Context, m *proto.Meta, reason string) error {
+// Abandon stores that the execution described by m has expired, so that it never starts, even if
+// its job is stored later. It returns [proto.ErrConflict] if the execution has a record.
+func (q *Queue) Abandon(ctx context.Context, m *proto.Meta, reason string) error {
 	rec := terminal(&proto.Record{Meta: *m}, proto.Failure(proto.CodeExpiredInQueue, reason), time.Now())
 	_, err := q.writeRecord(ctx, rec, 0)
 	if store.IsConflict(err) {
-		return fmt.Errorf("void %s: %w", m.TraceID, proto.ErrConflict)
+		return fmt.Errorf("abandon %s: %w", m.TraceID, proto.ErrConflict)
 	}
 	return err
 }

@@ -334,7 +334,7 @@ func TestRoomForInteractiveJobsStaysOverAChangeOfLeaders(t *testing.T) {
 	h.arrive(arrival{org: "b", language: proto.Python, n: 30, want: map[string]int{"a": 5, "b": 1, "a*": 0}})
 }
 
-// An organisation whose executions wait while a slot is free for others is told apart.
+// An organisation whose executions wait while a slot is free for others is reported.
 func TestOrganisationAtItsShareIsReported(t *testing.T) {
 	h := newHolder(t)
 	h.addWorker("w", 8, 0, []proto.Language{proto.Python})

@@ -68,8 +68,8 @@ func (t *term) reviewJob(ctx context.Context, j *job, now time.Time) {
 	}
 }
 
-// isOverdue reports whether a queued job is past its deadline. Each further attempt may wait as long
-// as the first.
+// isOverdue reports whether a queued job is past its deadline. Each further attempt may wait as
+// long as the first.
 func (t *term) isOverdue(j *job, now time.Time) bool {
 	deadline := j.meta.QueueDeadline.Add(expiryGrace)
 	if j.attempt > 0 {

@@ -24,7 +24,7 @@ type Slots struct {
 	Pool         string // a name that [ValidPool] accepts, or empty for [proto.DefaultPool]
 	Total        int    // slots
 	Capabilities []string
-	Ended        func(*proto.Record) // that of [Queue]
+	Ended        func(*proto.Record) // called as Queue.Ended is
 	Started      func(*proto.Record) // if not nil, is called with the record of each claim, concurrently
 	Log          *slog.Logger
 	Full         func() bool // reports whether the disk of this worker has no room for more jobs; nil if it has

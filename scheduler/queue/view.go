@@ -34,8 +34,8 @@ func (r rival) servedBefore(ahead, weight int) int {
 	return min(r.queued, (ahead+1)*max(1, r.weight)/max(1, weight))
 }
 
-// besidesClass returns how many jobs of the other class of the same key are served before the job of
-// class that has some jobs of its class ahead of it.
+// besidesClass returns how many jobs of the other class of the same key are served before the job
+// of class that has some jobs of its class ahead of it.
 func besidesClass(class proto.Class, ahead, others int) int {
 	if class == proto.ClassInteractive {
 		return min(others, ahead/interactiveShare)

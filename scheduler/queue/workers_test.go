@@ -56,8 +56,8 @@ func TestWorkersAreListed(t *testing.T) {
 	}
 }
 
-// A draining worker finishes its jobs and gets no others, whoever leads, until it is told to take
-// jobs again.
+// A draining worker finishes its jobs and gets no others, under any leader, until draining is
+// cancelled.
 func TestDrainingWorkerGetsNoJobs(t *testing.T) {
 	w := newLeaderlessWorld(t)
 	stop := w.dispatcher("first")

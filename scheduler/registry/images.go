@@ -184,8 +184,9 @@ func (i *Images) List(context.Context) ([]proto.Image, error) {
 }
 
 // Put stores an image under a name and replaces the previous image of that name. The content of
-// body must have the digest and pass Inspect. The errors are [*proto.FieldError], [*proto.Rejection]
-// if the disk is full, [proto.ErrConflict], and the errors of body and of the blob store.
+// body must have the digest and pass Inspect. The errors are [*proto.FieldError],
+// [*proto.Rejection] if the disk is full, [proto.ErrConflict], and the errors of body and of the
+// blob store.
 func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error) {
 	key := imagesPrefix + nuid.Next()
 	if img, err = i.storeBlob(ctx, key, digest, body); err != nil {

@@ -43,7 +43,7 @@ type storedKey struct {
 	Rights string `json:"rights,omitempty"`
 }
 
-// withScopes gives a key of an earlier version the scopes that its rights stand for.
+// withScopes sets the scopes of a key of an earlier version to those that its rights stand for.
 func (s *storedKey) withScopes() *storedKey {
 	switch {
 	case s.Scopes != nil:
@@ -78,8 +78,8 @@ func OpenKeys(ctx context.Context, st *store.Store, ring *keyring.Keyring, regio
 	return k, err
 }
 
-// hashSecret returns the hash secret, and creates it if there is none. It waits for the leader of the
-// bucket's stream until ctx is done. A secret that an earlier version stored is encrypted.
+// hashSecret returns the hash secret, and creates it if there is none. It waits for the leader of
+// the bucket's stream until ctx is done. A secret that an earlier version stored is encrypted.
 func hashSecret(ctx context.Context, st *store.Store, ring *keyring.Keyring, log *slog.Logger) ([]byte, error) {
 	secret := make([]byte, hashSecretBytes)
 	_, _ = rand.Read(secret) // crypto/rand.Read never returns an error since Go 1.24
@@ -249,9 +249,9 @@ func (k *Keys) seal(key proto.Key, secret string) *storedKey {
 // ErrRevoked means that a secret belongs to a revoked key.
 var ErrRevoked = errors.New("this API key was revoked")
 
-// Bootstrap makes secret the key of a global administrator, of the organisation "default", in place of an
-// earlier one, whose webhook settings it removes: their secret is known to the owner of the earlier
-// one. It returns [ErrRevoked] if secret belongs to a revoked key.
+// Bootstrap makes secret the key of a global administrator, of the organisation "default", in place
+// of an earlier one, whose webhook settings it removes: their secret is known to the owner of the
+// earlier one. It returns [ErrRevoked] if secret belongs to a revoked key.
 func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 	hash, existing := k.hash(secret), k.cache.Get(keyPrefix+bootstrapID)
 	if slices.ContainsFunc(k.cache.All(), func(s *storedKey) bool { return s.Hash == hash && s.RevokedAt != nil }) {
@@ -317,8 +317,8 @@ func (k *Keys) List(context.Context) ([]proto.Key, error) {
 
 // Revoke revokes a key. This gateway rejects it when Revoke returns, and every other one when its
 // watch delivers the change, well within a second. Revoking a revoked key changes nothing. Revoke
-// returns [proto.ErrNotFound] if there is no such key, and a [*proto.LastKeyError] if it is the last
-// one of a global administrator that never expires.
+// returns [proto.ErrNotFound] if there is no such key, and a [*proto.LastKeyError] if it is the
+// last one of a global administrator that never expires.
 func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 	s, err := k.cache.UpdateWithAll(ctx, keyPrefix+id, func(all map[string]*storedKey) (*storedKey, error) {
 		old := all[keyPrefix+id]

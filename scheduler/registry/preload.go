@@ -32,8 +32,8 @@ func preloadKey(s proto.Sandbox) (string, error) {
 	return hex.EncodeToString(hash[:]), nil
 }
 
-// Set stores that the modules of s cannot be preloaded because of failure, or removes what is stored
-// if failure is nil.
+// Set stores that the modules of s cannot be preloaded because of failure, or removes what is
+// stored if failure is nil.
 func (p *PreloadFailures) Set(ctx context.Context, s proto.Sandbox, failure error) error {
 	key, err := preloadKey(s)
 	if err != nil {

@@ -42,8 +42,8 @@ type Webhooks struct {
 	byOrg     map[string]map[string]*proto.Endpoint // by organisation and key; guarded by the lock of endpoints
 }
 
-// OpenWebhooks reads all settings and endpoints. It encrypts signing secrets that an earlier version
-// stored, if ring has a key.
+// OpenWebhooks reads all settings and endpoints. It encrypts signing secrets that an earlier
+// version stored, if ring has a key.
 func OpenWebhooks(ctx context.Context, st *store.Store, ring *keyring.Keyring, log *slog.Logger) (*Webhooks, error) {
 	w := &Webhooks{log: log, ring: ring, byOrg: map[string]map[string]*proto.Endpoint{}}
 	var err error

@@ -11,8 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// TestDecisions describes what happens to a schedule with a tick each minute. Minutes count from its
-// creation.
+// TestDecisions describes what happens to a schedule with a tick each minute. Minutes count from
+// its creation.
 func TestDecisions(t *testing.T) {
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	minutes := func(list []time.Time) string {

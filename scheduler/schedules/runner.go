@@ -174,8 +174,8 @@ func (r *Runner) handle(ctx context.Context, d *definition) (err error) {
 	return err
 }
 
-// recoverTicks adds the ticks to a state whose executions started before the state could be stored, and
-// reports whether there are any. Otherwise a tick that is no longer to be started, because the
+// recoverTicks adds the ticks to a state whose executions started before the state could be stored,
+// and reports whether there are any. Otherwise a tick that is no longer to be started, because the
 // schedule was changed or is late, would be lost from the history.
 func (r *Runner) recoverTicks(ctx context.Context, d *definition, state *proto.ScheduleState, now time.Time) (found bool, err error) {
 	started := func(tick time.Time) (bool, error) {

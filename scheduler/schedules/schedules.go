@@ -90,8 +90,8 @@ func decodeDefinition(e jetstream.KeyValueEntry) (*definition, error) {
 func definitionKey(org, id string) string { return definitionPrefix + org + "." + id }
 func stateKey(org, id string) string      { return statePrefix + org + "." + id }
 
-// Create stores a new schedule. It returns a [*proto.FieldError] if the schedule has no ticks, or if
-// the organisation has [proto.MaxSchedules].
+// Create stores a new schedule. It returns a [*proto.FieldError] if the schedule has no ticks, or
+// if the organisation has [proto.MaxSchedules].
 func (s *Schedules) Create(ctx context.Context, schedule proto.Schedule) error {
 	t, err := newTicker(&schedule)
 	if err != nil {

@@ -227,8 +227,8 @@ func (w *world) first() (id proto.TraceID) {
 	return id
 }
 
-// A tick that was started but not stored stays in the history of a schedule that is paused before the
-// next leader looks at it.
+// A tick that was started but not stored stays in the history of a schedule that is paused before
+// the next leader looks at it.
 func TestUnstoredTickOfAPausedScheduleIsKept(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -58,8 +58,8 @@ func newTicker(s *proto.Schedule) (*ticker, error) {
 }
 
 // next returns the first tick after a time, zero if there is none. A time of day that is skipped
-// when the clock is put forward counts as one hour later. One that is repeated when the clock is put
-// back counts once, unless the expression matches every hour.
+// when the clock is put forward counts as one hour later. One that is repeated when the clock is
+// put back counts once, unless the expression matches every hour.
 func (t *ticker) next(after time.Time) time.Time {
 	if t.cron == nil {
 		past := max(after.Sub(t.start), 0)

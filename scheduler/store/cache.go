@@ -63,8 +63,8 @@ func OpenCache[T any](ctx context.Context, cfg CacheConfig[T]) (*Cache[T], error
 	return c, nil
 }
 
-// ReadBucket calls handle with all entries of a bucket whose keys match a pattern, possibly more than
-// once.
+// ReadBucket calls handle with all entries of a bucket whose keys match a pattern, possibly more
+// than once.
 func ReadBucket(ctx context.Context, bucket jetstream.KeyValue, keys string, handle func(jetstream.KeyValueEntry)) error {
 	watcher, err := bucket.Watch(ctx, keys)
 	if err != nil {

@@ -40,9 +40,10 @@ const (
 	pingsMissed = 2
 )
 
-// Connect waits for NATS, and opens all that bullpen keeps there, creating what is missing. It waits
-// until ctx is done, and returns an error only if the server rejects the credentials or a request.
-// The connection reconnects for ever. Publishing fails while it is down, instead of filling memory.
+// Connect waits for NATS, and opens all that bullpen keeps there, creating what is missing. It
+// waits until ctx is done, and returns an error only if the server rejects the credentials or a
+// request. The connection reconnects for ever. Publishing fails while it is down, instead of
+// filling memory.
 func Connect(ctx context.Context, a Access, cfg Config, log *slog.Logger) (*Store, error) {
 	var nc *nats.Conn
 	err := Retry{

@@ -38,8 +38,8 @@ type handler = func(jetstream.Msg, *jetstream.MsgMetadata)
 // Follow calls handle with the headers of the messages of st that cfg selects, in order and without
 // gaps: first the stored ones, then new ones. It calls onCurrent once, after the last message that
 // existed at the start. By then the leader of the stream has each message, unless it was removed or
-// replaced since. Follow makes all calls itself. It returns when ctx is done, or with an error if it
-// may have missed a message.
+// replaced since. Follow makes all calls itself. It returns when ctx is done, or with an error if
+// it may have missed a message.
 func (s *Store) Follow(ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, handle handler, onCurrent func()) error {
 	cfg.HeadersOnly = true
 	return s.follow(ctx, st, cfg, bufferedHeaders, handle, onCurrent)
@@ -108,8 +108,8 @@ func (s *Store) follow(
 	}
 }
 
-// consume calls take with each message that cfg selects until stop is called. It calls fail at least
-// once when it finds a gap or loses the consumer. Messages after that are to be ignored.
+// consume calls take with each message that cfg selects until stop is called. It calls fail at
+// least once when it finds a gap or loses the consumer. Messages after that are to be ignored.
 func (s *Store) consume(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take handler, fail func(error), opts ...jetstream.PullConsumeOpt,
 ) (stop func(), consumer jetstream.Consumer, err error) {

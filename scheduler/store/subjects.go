@@ -49,8 +49,8 @@ func OutputSubject(id proto.TraceID, attempt int) string {
 // excessSuffix ends the subject of output that the result does not hold.
 const excessSuffix = "-excess"
 
-// ExcessSubject is the subject of those output messages of one attempt that contain nothing that its
-// result holds. They are evicted first.
+// ExcessSubject is the subject of those output messages of one attempt that contain nothing that
+// its result holds. They are evicted first.
 func ExcessSubject(id proto.TraceID, attempt int) string {
 	return OutputSubject(id, attempt) + excessSuffix
 }
@@ -145,7 +145,7 @@ func Inbox(role string) string { return "_INBOX." + role }
 // AssignSubject assigns a job to a worker.
 func AssignSubject(worker string) string { return root + "worker." + worker + ".assign" }
 
-// DrainSubject tells a worker whether it drains.
+// DrainSubject starts or stops the draining of a worker.
 func DrainSubject(worker string) string { return root + "worker." + worker + ".drain" }
 
 // CancelSubject asks a worker to read the record of the execution named in the message.

@@ -21,8 +21,8 @@ const (
 // execution's record is: a key that outlived the record would seem to be unused.
 const BindingTTL = 24 * time.Hour
 
-// WebhookMarkerTTL is how long the marker of a removed key of the webhooks and pipelines buckets stays. A process
-// that is disconnected for longer does not learn of the removal.
+// WebhookMarkerTTL is how long the marker of a removed key of the webhooks and pipelines buckets
+// stays. A process that is disconnected for longer does not learn of the removal.
 const WebhookMarkerTTL = 7 * 24 * time.Hour
 
 // A body that is stored as an object outlives the message that names it: a record by its retention,

@@ -1,10 +1,11 @@
 // Package submit turns a job into an accepted execution. It owns the whole sequence and its
 // rollback:
 //
-//  1. Claim: the idempotency key is bound to the execution, or the dead letter is marked with it, by
-//     compare-and-set. Of several requests one continues. The others return its execution.
+//  1. Claim: the idempotency key is bound to the execution, or the dead letter is marked with it,
+//     by compare-and-set. Of several requests one continues. The others return its execution.
 //  2. Lock: the job's thread is locked for the execution.
-//  3. Store: the queue stores the job. If the queue does not confirm it, the execution is withdrawn.
+//  3. Store: the queue stores the job. If the queue does not confirm it, the execution is
+//     withdrawn.
 //
 // If a step fails, the steps before it are undone, last first. Nothing is undone while the job may
 // run. A process that dies between the steps leaves a claim, and perhaps a lock, whose execution
@@ -45,9 +46,9 @@ type Jobs interface {
 	Submit(ctx context.Context, job *proto.Job) error
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
-	// Void stores that the execution described by m has expired, so that it never starts, even if
+	// Abandon stores that the execution described by m has expired, so that it never starts, even if
 	// its job is stored later. It returns [proto.ErrConflict] if the execution has a record.
-	Void(ctx context.Context, m *proto.Meta, reason string) error
+	Abandon(ctx context.Context, m *proto.Meta, reason string) error
 	// Withdraw ends an execution with result r if it has not started. It returns the record.
 	Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error)
 }
@@ -118,9 +119,9 @@ func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.Tr
 	return id, s.accept(ctx, sub.Job, c)
 }
 
-// Accepted returns the execution that was accepted with an idempotency key of an API key. It returns
-// [proto.ErrNotFound] if there is none, and [proto.ErrSubmissionPending] if a request with that key
-// may be in progress.
+// Accepted returns the execution that was accepted with an idempotency key of an API key. It
+// returns [proto.ErrNotFound] if there is none, and [proto.ErrSubmissionPending] if a request with
+// that key may be in progress.
 func (s *Submitter) Accepted(ctx context.Context, key, idempotencyKey string) (proto.TraceID, error) {
 	binding, err := s.Bindings.Bound(ctx, key, idempotencyKey)
 	if err != nil {
@@ -305,7 +306,7 @@ func (s *Submitter) tryClaim(ctx context.Context, c claim, id proto.TraceID) (ho
 	case unknown:
 		m := c.meta()
 		m.TraceID = holder
-		if err := s.Jobs.Void(ctx, &m, "The request was not accepted in time, and another one took its place."); err != nil {
+		if err := s.Jobs.Abandon(ctx, &m, "The request was not accepted in time, and another one took its place."); err != nil {
 			return "", err
 		}
 		s.Log.WarnContext(ctx, "submission abandoned", "trace_id", holder, "replaced_by", id)

@@ -35,7 +35,7 @@ func (b *backend) Lookup(context.Context, proto.TraceID) (*proto.Record, error) 
 	return nil, b.call("lookup")
 }
 
-func (b *backend) Void(context.Context, *proto.Meta, string) error { return b.call("void") }
+func (b *backend) Abandon(context.Context, *proto.Meta, string) error { return b.call("abandon") }
 
 func (b *backend) Withdraw(_ context.Context, _ proto.TraceID, r proto.Result) (*proto.Record, error) {
 	if b.record == nil {

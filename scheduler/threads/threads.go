@@ -301,8 +301,8 @@ func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]pro
 }
 
 // All returns the heads of all threads of all organisations, including tombstones, ordered by their
-// last change. A head that changes meanwhile may be returned twice, the newer one later. An error is about a malformed
-// head, or it is the last value.
+// last change. A head that changes meanwhile may be returned twice, the newer one later. An error
+// is about a malformed head, or it is the last value.
 func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 	return func(yield func(*proto.Thread, error) bool) {
 		for from := uint64(1); ; {

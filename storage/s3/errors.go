@@ -72,8 +72,8 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	switch code := status(err); {
 	case code == 0: // no response, or a broken one
 		e.Remedy, e.Retryable = s.connectionRemedy(err)
-	// Some servers respond with 404 about other things than keys; the response to HEAD has no body with a
-	// code.
+	// Some servers respond with 404 about other things than keys; the response to HEAD has no body
+	// with a code.
 	case code == http.StatusNotFound && (missing || op == "stat"):
 		e.Kind, e.Err = proto.ErrNotFound, nil
 	case code == http.StatusPreconditionFailed:
@@ -118,7 +118,8 @@ func (s *Store) configRemedy(code string, err error) string {
 	return ""
 }
 
-// connectionRemedy returns the remedy if there is no response, and whether the request is retryable.
+// connectionRemedy returns the remedy if there is no response, and whether the request is
+// retryable.
 func (s *Store) connectionRemedy(err error) (remedy string, retryable bool) {
 	endpoint := "Amazon's server"
 	if s.cfg.Endpoint != "" {

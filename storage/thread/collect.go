@@ -332,8 +332,8 @@ func (c *collection) findGarbage(ctx context.Context) error {
 }
 
 // readNewHeads marks what heads refer to that changed since readHeads. A store may date an object
-// that was uploaded in parts from the first request, so that one that is listed as old may have been
-// completed and referred to in the meantime.
+// that was uploaded in parts from the first request, so that one that is listed as old may have
+// been completed and referred to in the meantime.
 func (c *collection) readNewHeads(ctx context.Context) error {
 	if len(c.unused) == 0 {
 		return nil

@@ -22,11 +22,11 @@
 //
 // # Removal
 //
-// [Versions.Remove] replaces the head of a thread by a tombstone with one compare-and-set, then lists
-// the thread's manifests, checks that the tombstone still exists, removes the listed manifests, and
-// then the tombstone. No thread with the same id can be created while the tombstone exists. So the
-// listed manifests belong to the removed thread, however late they are removed. Any process can
-// complete a removal.
+// [Versions.Remove] replaces the head of a thread by a tombstone with one compare-and-set, then
+// lists the thread's manifests, checks that the tombstone still exists, removes the listed
+// manifests, and then the tombstone. No thread with the same id can be created while the tombstone
+// exists. So the listed manifests belong to the removed thread, however late they are removed. Any
+// process can complete a removal.
 //
 // # Garbage collection
 //

@@ -113,8 +113,8 @@ func (v *Versions) Open(ctx context.Context, org, thread, path string) (*proto.F
 // Archive writes a version of a home as a tar in PAX format: modification times in nanoseconds,
 // extended attributes as SCHILY.xattr.user, hard links, symlinks, modes, empty directories, and the
 // home itself as "./". Files with holes are written as GNU tar does (GNU.sparse 1.0), without the
-// holes. Number 0 is the current home including staged files. If the version is unknown or no longer available, the error wraps [proto.ErrNotFound].
-// After an error the tar is incomplete.
+// holes. Number 0 is the current home including staged files. If the version is unknown or no
+// longer available, the error wraps [proto.ErrNotFound]. After an error the tar is incomplete.
 func (v *Versions) Archive(ctx context.Context, org, thread string, number int64, w io.Writer) error {
 	t, err := v.numberedTree(ctx, org, thread, number)
 	if err != nil {

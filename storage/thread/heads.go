@@ -30,8 +30,8 @@ type Heads interface {
 	Removal(ctx context.Context, org, id string) (string, error)
 	// Purge removes a tombstone if it has that name.
 	Purge(ctx context.Context, org, id, removal string) error
-	// All yields all heads and tombstones in the order of their last change. A head that changes during the
-	// iteration is yielded again, after all heads that changed before it.
+	// All yields all heads and tombstones in the order of their last change. A head that changes
+	// during the iteration is yielded again, after all heads that changed before it.
 	All(ctx context.Context) iter.Seq2[*proto.Thread, error]
 }
 

@@ -218,8 +218,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestRemoveDuringUse uses a thread, or one that replaces it, during each request that Remove makes.
-// Whatever is committed then must be complete afterwards.
+// TestRemoveDuringUse uses a thread, or one that replaces it, during each request that Remove
+// makes. Whatever is committed then must be complete afterwards.
 func TestRemoveDuringUse(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -87,9 +87,9 @@ func (a *archive) writeSparse(h *tar.Header, n *node, m sparseMap) error {
 	return err
 }
 
-// sparseHeader returns the header of a file with holes, which has size bytes, of which the tar holds
-// length. Package tar leaves out the records of sparse files. So they get names that it does not
-// know, of the same length, which are replaced afterwards.
+// sparseHeader returns the header of a file with holes, which has size bytes, of which the tar
+// holds length. Package tar leaves out the records of sparse files. So they get names that it does
+// not know, of the same length, which are replaced afterwards.
 func sparseHeader(h *tar.Header, size, length int64) ([]byte, error) {
 	const prefix = "GNU.sparse."
 	unknown := rand.Text()[:len(prefix)]

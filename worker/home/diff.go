@@ -92,8 +92,8 @@ func metadata(fd int) (*layer.Entry, error) {
 	}, nil
 }
 
-// rootMode are mode bits that the root of every version has. A program could otherwise bar all later
-// ones from the home.
+// rootMode are mode bits that the root of every version has. A program could otherwise bar all
+// later ones from the home.
 const rootMode = 0o700
 
 // rootMetadata returns the metadata of a version whose root is an open directory.

@@ -36,8 +36,9 @@ var (
 // see Source.Prewarm.
 func CanWait(language string) bool { return waiting[language] != nil }
 
-// Prewarm returns the interpreter to start before the rest of s is known. It uses only the Language,
-// Home, File, Interpreter and ImageEnv of s. It fails only for a language that cannot wait.
+// Prewarm returns the interpreter to start before the rest of s is known. It uses only the
+// Language, Home, File, Interpreter and ImageEnv of s. It fails only for a language that cannot
+// wait.
 func (s Source) Prewarm() (Program, error) {
 	s.Code, s.Args, s.Stdin, s.Env, s.TraceID = "", nil, "", nil, ""
 	p, err := s.Program()
@@ -88,9 +89,9 @@ var waiting = map[string][]string{ // read only
 	"bash":   {"BASH_ENV=" + PrewarmDir + "/prewarm.sh"},
 }
 
-// startupVariables matches the variables that interpreters and their libraries read when they start, or
-// that bash treats as its own. They cannot be added to a waiting interpreter. Some can be set
-// only by images.
+// startupVariables matches the variables that interpreters and their libraries read when they
+// start, or that bash treats as its own. They cannot be added to a waiting interpreter. Some can be
+// set only by images.
 var startupVariables = regexp.MustCompile(`^(?:BASH|GCONV_|GLIBC_|HIST|LC_|LD_|MALLOC_|NODE_|OPENSSL_|PYTHON|READLINE_|SSL_|UV_|_)|` +
 	`^(?:CDPATH|CHILD_MAX|COLUMNS|COMPREPLY|COMP_[A-Z]+|COPROC|DIRSTACK|ENV|EPOCHREALTIME|EPOCHSECONDS|EUID|EXECIGNORE|FCEDIT|FIGNORE|` +
 	`FUNCNAME|FUNCNEST|GLOBIGNORE|GROUPS|HOME|HOSTFILE|HOSTNAME|HOSTTYPE|IFS|IGNOREEOF|INPUTRC|LANG|LANGUAGE|LINENO|LINES|LOCPATH|` +
@@ -101,8 +102,8 @@ func readAtStart(variable string) bool {
 	return startupVariables.MatchString(variable) && !strings.HasPrefix(variable, "NODE_ENV=")
 }
 
-// Continues reports whether an interpreter that was started as prewarmed can continue with p as if it
-// had been started for p. It can if it has the same arguments and lacks no variable that
+// Continues reports whether an interpreter that was started as prewarmed can continue with p as if
+// it had been started for p. It can if it has the same arguments and lacks no variable that
 // interpreters read when they start. Continues also returns the variables that the interpreter
 // lacks.
 func (p Program) Continues(prewarmed Program) (added []string, ok bool) {

@@ -93,8 +93,8 @@ func (c *Config) policies() (*scaler.Policies, error) {
 	return scaler.ReadPolicies(c.AutoscalePolicy)
 }
 
-// autoscaler returns what the dispatcher of this process recommends workers with, and the parts that
-// it needs.
+// autoscaler returns what the dispatcher of this process recommends workers with, and the parts
+// that it needs.
 func (s *system) autoscaler() (*queue.Autoscaler, []part, error) {
 	policies, err := s.cfg.policies()
 	if err != nil {
@@ -123,7 +123,8 @@ func (s *system) autoscaler() (*queue.Autoscaler, []part, error) {
 }
 
 const (
-	// natsSocket is the socket of the embedded NATS for workers on this machine, in the data directory.
+	// natsSocket is the socket of the embedded NATS for workers on this machine, in the data
+	// directory.
 	natsSocket = "nats.sock"
 	// unixScheme begins the URL of such a socket.
 	unixScheme = "unix://"
@@ -215,8 +216,8 @@ func (l *localWorkers) command(number int) (*exec.Cmd, string, error) {
 	return cmd, name, nil
 }
 
-// dataOf returns a data directory for a worker. One that a worker of an earlier process still uses is
-// left out.
+// dataOf returns a data directory for a worker. One that a worker of an earlier process still uses
+// is left out.
 func (l *localWorkers) dataOf(number int) (string, error) {
 	for range maxOrphans {
 		dir := filepath.Join(l.data, "workers", strconv.Itoa(number))

@@ -55,7 +55,8 @@ func (c *certificate) stat() (version [2]fileVersion, err error) {
 	return version, nil
 }
 
-// load loads the files, which have that version. It is called with the lock, or before others have c.
+// load loads the files, which have that version. It is called with the lock, or before others have
+// c.
 func (c *certificate) load(version [2]fileVersion) error {
 	c.version, c.checked = version, time.Now()
 	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
@@ -66,8 +67,8 @@ func (c *certificate) load(version [2]fileVersion) error {
 	return nil
 }
 
-// get implements [tls.Config.GetCertificate]. Files that cannot be loaded change nothing: they may be
-// half replaced.
+// get implements [tls.Config.GetCertificate]. Files that cannot be loaded change nothing: they may
+// be half replaced.
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -21,8 +21,8 @@ const (
 	// is for programs.
 	defaultMemoryDivisor = 4
 	// The shares of memory for open requests, queued jobs, connections, pending deliveries and the
-	// index of stored records, in sixteenths. Jobs that are being stored may use another quarter of the jobs' share. The rest is
-	// for everything else, such as results in transit.
+	// index of stored records, in sixteenths. Jobs that are being stored may use another quarter of
+	// the jobs' share. The rest is for everything else, such as results in transit.
 	requestSixteenths    = 6
 	jobSixteenths        = 4
 	connectionSixteenths = 2

@@ -273,8 +273,8 @@ func (c *queueCollector) Collect(ch chan<- prometheus.Metric) {
 // ScalingFailed counts a failed attempt to change the number of workers of a pool.
 func (m *Metrics) ScalingFailed(pool string) { m.scaling.WithLabelValues(pool).Inc() }
 
-// Pools registers the demand for the workers of each pool, and how many are recommended. Each scrape
-// calls pools.
+// Pools registers the demand for the workers of each pool, and how many are recommended. Each
+// scrape calls pools.
 func (m *Metrics) Pools(pools func(context.Context) ([]proto.Pool, error)) {
 	m.registry.MustRegister(newPoolCollector(pools))
 }

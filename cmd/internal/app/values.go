@@ -65,8 +65,8 @@ func (r *ReservedSlots) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Of returns how many of n slots are reserved. A percentage reserves at least one. One slot is never
-// reserved, and the last one is not.
+// Of returns how many of n slots are reserved. A percentage reserves at least one. One slot is
+// never reserved, and the last one is not.
 func (r ReservedSlots) Of(n int) int {
 	reserved := r.Slots
 	if r.Percent > 0 {

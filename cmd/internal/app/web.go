@@ -179,8 +179,8 @@ func (h *httpServer) open(api http.Handler, leave func()) {
 	h.log.Info("listening", "url", scheme+h.listener.Addr().String())
 }
 
-// run serves until ctx is done and the requests that are open then have finished. Requests that come
-// meanwhile are served, too.
+// run serves until ctx is done and the requests that are open then have finished. Requests that
+// come meanwhile are served, too.
 func (h *httpServer) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- h.serve() }()

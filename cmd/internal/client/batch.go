@@ -69,8 +69,8 @@ func (c *Client) changeBatch(ctx context.Context, id, verb string) (*Batch, json
 	return get[Batch](ctx, c, call{method: http.MethodPost, path: batchPath(id) + verb, resend: true})
 }
 
-// RetryBatch runs the failed items of a batch again, and the cancelled ones if that is asked for. It
-// is not sent again when the connection breaks, because that could retry twice.
+// RetryBatch runs the failed items of a batch again, and the cancelled ones if that is asked for.
+// It is not sent again when the connection breaks, because that could retry twice.
 func (c *Client) RetryBatch(ctx context.Context, id string, cancelled bool) (*Batch, json.RawMessage, error) {
 	return get[Batch](ctx, c, call{method: http.MethodPost, path: batchPath(id) + "/retry", body: api.BatchRetryRequest{Cancelled: cancelled}})
 }
@@ -78,8 +78,8 @@ func (c *Client) RetryBatch(ctx context.Context, id string, cancelled bool) (*Ba
 func batchPath(id string) string { return batchesPath + "/" + url.PathEscape(id) }
 
 // BatchResults calls sink with the lines of the results of a batch whose index is above after, each
-// with its line break. With follow it waits for items that have not ended. It resumes after a broken
-// connection.
+// with its line break. With follow it waits for items that have not ended. It resumes after a
+// broken connection.
 func (c *Client) BatchResults(ctx context.Context, id string, after int, follow bool, sink func(index int, line []byte) error) error {
 	wait := c.newBackOff()
 	for redial := false; ; redial = true {

@@ -90,7 +90,8 @@ func (c *Client) CreateKey(ctx context.Context, k NewKey) (*Key, error) {
 	return key, err
 }
 
-// Keys lists the API keys of an organisation, or of all that the key in use may see if org is empty.
+// Keys lists the API keys of an organisation, or of all that the key in use may see if org is
+// empty.
 func (c *Client) Keys(ctx context.Context, org string) ([]Key, error) {
 	path := "/v1/admin/keys"
 	if org != "" {

@@ -11,9 +11,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// MCP returns the address of the server's endpoint of the Model Context Protocol, and an HTTP client
-// that adds the API key. Its requests fail with [*Error] or [*UnreachableError], unless the answer
-// is of the protocol.
+// MCP returns the address of the server's endpoint of the Model Context Protocol, and an HTTP
+// client that adds the API key. Its requests fail with [*Error] or [*UnreachableError], unless the
+// answer is of the protocol.
 func (c *Client) MCP() (address string, client *http.Client) {
 	transport := http.DefaultTransport
 	if c.HTTP != nil && c.HTTP.Transport != nil {

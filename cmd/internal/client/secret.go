@@ -52,7 +52,7 @@ func (c *Client) DeleteSecret(ctx context.Context, org, name string) error {
 	return c.empty(ctx, call{method: http.MethodDelete, path: secretPath(org, name)})
 }
 
-// RotatedKey says what the secrets of a server are encrypted for.
+// RotatedKey is what the secrets of a server are encrypted for.
 type RotatedKey = api.RotatedKey
 
 // RotateSecretsKey protects the secrets of the server with the operator's present keys.

@@ -1,4 +1,5 @@
-// Package runreport writes reports of runs of pipelines: JSON, JUnit XML and HTML. It fetches nothing.
+// Package runreport writes reports of runs of pipelines: JSON, JUnit XML and HTML. It fetches
+// nothing.
 package runreport
 
 import (

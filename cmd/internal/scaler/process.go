@@ -33,8 +33,8 @@ type Workers interface {
 	Drain(ctx context.Context, name string, drain bool) (proto.Worker, error)
 }
 
-// Process is a [Driver] that runs workers of one pool as processes on this machine. A worker that is
-// not needed any more drains, and is stopped when its programs have ended.
+// Process is a [Driver] that runs workers of one pool as processes on this machine. A worker that
+// is not needed any more drains, and is stopped when its programs have ended.
 type Process struct {
 	Pool string
 	// Most bounds the processes.
@@ -66,7 +66,7 @@ type child struct {
 	name     string
 	cmd      *exec.Cmd
 	started  time.Time
-	draining bool // it was told to
+	draining bool // it was asked to drain
 	stopping bool // it was sent SIGTERM
 	err      error
 }
@@ -91,8 +91,8 @@ func (p *Process) Scale(_ context.Context, pool proto.Pool) error {
 	return nil
 }
 
-// Run starts and stops workers until ctx is done, and then stops all. If this process is killed, the
-// kernel sends SIGTERM to the workers, which then drain. It always returns nil.
+// Run starts and stops workers until ctx is done, and then stops all. If this process is killed,
+// the kernel sends SIGTERM to the workers, which then drain. It always returns nil.
 func (p *Process) Run(ctx context.Context) error {
 	p.init()
 	runtime.LockOSThread() // the kernel watches the thread that started a child, not the process

@@ -94,8 +94,8 @@ func (f File) read() (identities []age.Identity, recipients []age.Recipient, err
 	return identities, recipients, nil
 }
 
-// Create creates the file with a new identity, unless there is a file already. As soon as it has its
-// name, it is durable, complete and readable by this user only.
+// Create creates the file with a new identity, unless there is a file already. As soon as it has
+// its name, it is durable, complete and readable by this user only.
 func (f File) Create() (err error) {
 	if _, err := os.Lstat(f.Path); err == nil {
 		return nil

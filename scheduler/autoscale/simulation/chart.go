@@ -94,8 +94,8 @@ func (c *chart) columns(samples []Sample) []Sample {
 	return columns
 }
 
-// panel draws a panel with a scale from 0 to top, or to the largest value if top is 0. Larger values
-// are cut off. A mark, if not 0, is a dashed line.
+// panel draws a panel with a scale from 0 to top, or to the largest value if top is 0. Larger
+// values are cut off. A mark, if not 0, is a dashed line.
 func (c *chart) panel(title string, top float64, columns []Sample, mark float64, list ...series) {
 	from := chartHead + c.panels*(panelHeight+panelGap)
 	c.panels++

@@ -30,11 +30,11 @@ type Job struct {
 // traceColumns are the columns of a trace, of which the last two may be missing.
 var traceColumns = []string{"at", "seconds", "jobs", "over"}
 
-// ReadTrace reads a trace in CSV, with the columns at, seconds, jobs and over, all in seconds besides
-// jobs. Each line stands for jobs (1 if missing) that run for seconds. They arrive at the time at, or
-// at random times during the following over seconds. The times are the same for the same trace. Lines
-// need not be in order. Empty lines and lines that start with # are ignored. The jobs that ReadTrace
-// returns are in the order of their arrival.
+// ReadTrace reads a trace in CSV, with the columns at, seconds, jobs and over, all in seconds
+// besides jobs. Each line stands for jobs (1 if missing) that run for seconds. They arrive at the
+// time at, or at random times during the following over seconds. The times are the same for the
+// same trace. Lines need not be in order. Empty lines and lines that start with # are ignored. The
+// jobs that ReadTrace returns are in the order of their arrival.
 func ReadTrace(r io.Reader) ([]Job, error) {
 	var jobs []Job
 	lines := bufio.NewScanner(r)

@@ -428,7 +428,8 @@ func environment(o *object) (map[string]string, error) {
 	return env, nil
 }
 
-// findCycle returns the names of steps that need each other, the first one again at the end, or nil.
+// findCycle returns the names of steps that need each other, the first one again at the end, or
+// nil.
 func findCycle(steps []proto.PipelineStep) []string {
 	needs := map[string][]string{}
 	for i := range steps {

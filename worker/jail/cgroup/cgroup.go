@@ -240,8 +240,8 @@ func (g *Group) OpenEntryFiles() (files []*os.File, err error) {
 	for _, d := range g.dirs {
 		fd, err := openFD(d, file, unix.O_WRONLY)
 		if err != nil {
-			for _, door := range files {
-				_ = door.Close()
+			for _, f := range files {
+				_ = f.Close()
 			}
 			return nil, err
 		}
@@ -282,8 +282,8 @@ func (g *Group) Sockets() (int64, error) {
 	return readKey(g.dirs[0], "memory.stat", "sock")
 }
 
-// Kernel returns the memory of the kernel that the members are charged for, in bytes, without buffers
-// of sockets. On version 2 that is without pipes and what can be reclaimed.
+// Kernel returns the memory of the kernel that the members are charged for, in bytes, without
+// buffers of sockets. On version 2 that is without pipes and what can be reclaimed.
 func (g *Group) Kernel() (int64, error) {
 	if g.version == 1 {
 		return readInt(g.dirs[g.ctl.memory], "memory.kmem.usage_in_bytes")
@@ -336,8 +336,8 @@ func removeDir(dir string) error {
 	return nil
 }
 
-// Close removes the directories of the instance, in which no group has members, and the parent directory if this was the last
-// instance.
+// Close removes the directories of the instance, in which no group has members, and the parent
+// directory if this was the last instance.
 func (t *Tree) Close() error {
 	errs := []error{t.removeRetired()}
 	for _, d := range t.dirs {

@@ -76,8 +76,8 @@ func (c *oomCounter) await() error {
 	return conn.Read(c.read)
 }
 
-// OOMWatch tells when a group of version 1 has no memory left within its own limit. Its methods may
-// be called concurrently.
+// OOMWatch reports when a group of version 1 has no memory left within its own limit. Its methods
+// may be called concurrently.
 type OOMWatch struct {
 	group  oomCounter
 	above  *oomCounter // of the groups above

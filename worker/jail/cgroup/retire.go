@@ -13,10 +13,11 @@ import (
 // memory on a machine with 2 cores, and more with more cores.
 const maxRetired = 64
 
-// retire keeps a group without members, to which the page cache of files is still charged. The kernel
-// keeps a removed group until its page cache is gone, which without a shortage of memory it never
-// is. Reclaiming the page cache of each group at once would make every jail read from the disk what
-// the one before it has read. So the oldest group is reclaimed and removed when there are too many.
+// retire keeps a group without members, to which the page cache of files is still charged. The
+// kernel keeps a removed group until its page cache is gone, which without a shortage of memory it
+// never is. Reclaiming the page cache of each group at once would make every jail read from the
+// disk what the one before it has read. So the oldest group is reclaimed and removed when there are
+// too many.
 func (t *Tree) retire(dir string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -141,7 +141,7 @@ func TestUnansweredConnections(t *testing.T) {
 	hostile, l := attach(t, n, unrestricted)
 	quiet, _ := attach(t, n, unrestricted)
 	const more = 30
-	if a := hostile.do(order{Do: "knock", To: silentIPv4 + ":80", N: egress.MaxConnections + more}); a.Count["ECONNREFUSED"] != more {
+	if a := hostile.do(order{Do: "open_pending", To: silentIPv4 + ":80", N: egress.MaxConnections + more}); a.Count["ECONNREFUSED"] != more {
 		t.Errorf("beyond the limit: %v", a.Count)
 	}
 	if a := quiet.tcp(webIPv4+":7", "x"); a.Data != "x" {
@@ -257,8 +257,8 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestHostSocketBuffersAreBounded checks the kernel buffers of the worker's sockets, which no limit of the
-// program covers.
+// TestHostSocketBuffersAreBounded checks the kernel buffers of the worker's sockets, which no limit
+// of the program covers.
 func TestHostSocketBuffersAreBounded(t *testing.T) {
 	const much, most = 16 << 20, 1 << 20
 	j, l := attach(t, open(t), unrestricted)

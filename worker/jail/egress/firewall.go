@@ -33,8 +33,8 @@ const logGroup = 1
 const packetClasses = 5
 
 // packetClass returns the class, from 1, of a link whose program has a number of cores. The worker
-// handles the packets that a program sends, at the cost of all. So a program with less than one core
-// may send fewer.
+// handles the packets that a program sends, at the cost of all. So a program with less than one
+// core may send fewer.
 func packetClass(cpu float64) uint32 {
 	class := uint32(packetClasses)
 	for share := 0.5; class > 1 && cpu <= share; share /= 2 {

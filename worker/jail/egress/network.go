@@ -140,8 +140,8 @@ func (n *Network) Close() error {
 
 // Attach connects the jail with the network namespace netns (an open /proc/…/ns/net) under a
 // policy, which must not be blocked. When Attach returns, the jail has the interfaces lo and eth0,
-// addresses and routes. Its resolver is at [ResolverIPv4]. How many packets the jail may send depends
-// on its number of cores.
+// addresses and routes. Its resolver is at [ResolverIPv4]. How many packets the jail may send
+// depends on its number of cores.
 func (n *Network) Attach(ctx context.Context, netns *os.File, network proto.Network, cpu float64) (*Link, error) {
 	if err := network.Validate(); err != nil {
 		return nil, fmt.Errorf("attach a jail: %w", err)

@@ -80,8 +80,8 @@ func (p *program) do(o order) answer {
 			_, _ = conn.Write(data)
 		}
 		return answer{}
-	case "knock":
-		return p.knock(o)
+	case "open_pending":
+		return p.openPending(o)
 	case "get":
 		return p.get(o.To)
 	case "resolve":
@@ -210,9 +210,9 @@ func (p *program) hold(o order) answer {
 	return answer{Count: count}
 }
 
-// knock opens connections to an address that never answers, until all beyond the link's limit have
-// been rejected.
-func (p *program) knock(o order) answer {
+// openPending opens connections to an address that never answers, until all beyond the link's limit
+// have been rejected.
+func (p *program) openPending(o order) answer {
 	ctx, cancel := context.WithCancel(context.Background())
 	ends := make(chan string, o.N)
 	for range o.N {

@@ -19,8 +19,9 @@ type Host struct {
 	// Available is the kernel's estimate of what new programs could use.
 	Available int64
 	// Kernel is what neither is free nor belongs to a process, a file or a pool for later use, and
-	// cannot be reclaimed: what the kernel holds for itself, and for programs. It may be off by some 10 MiB while programs start
-	// and end, because the kernel does not count everything at the same time.
+	// cannot be reclaimed: what the kernel holds for itself, and for programs. It may be off by
+	// some 10 MiB while programs start and end, because the kernel does not count everything at the
+	// same time.
 	Kernel int64
 	// Objects is the part of Kernel that the kernel counts as such: nearly all but packets. It is
 	// exact to 1 MiB.
@@ -44,8 +45,8 @@ func Read() (Host, error) {
 	return h, nil
 }
 
-// Fields of /proc/meminfo that Kernel does not contain, and those that are Objects. Not each kernel has
-// all of them. Stacks of the kernel are in VmallocUsed.
+// Fields of /proc/meminfo that Kernel does not contain, and those that are Objects. Not each kernel
+// has all of them. Stacks of the kernel are in VmallocUsed.
 var (
 	others  = [...]string{"MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "Hugetlb", "Balloon"} // read only
 	objects = [...]string{"SUnreclaim", "VmallocUsed", "PageTables", "SecPageTables", "Percpu"}                            // read only
@@ -122,9 +123,9 @@ func Queued(pid int) (int64, error) {
 	return total, nil
 }
 
-// inetQueues returns the larger of the sums of tx_queue and rx_queue of a table such as /proc/net/udp:
-// sl local remote state tx_queue:rx_queue …, in hexadecimal. What one program sends to itself waits in
-// both, and is there once.
+// inetQueues returns the larger of the sums of tx_queue and rx_queue of a table such as
+// /proc/net/udp: sl local remote state tx_queue:rx_queue …, in hexadecimal. What one program sends
+// to itself waits in both, and is there once.
 func inetQueues(table []byte) int64 {
 	var total [2]int64
 	for line := range bytes.Lines(table) {

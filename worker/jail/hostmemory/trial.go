@@ -11,10 +11,10 @@ const (
 	minTicks = 12
 	// MaxTicks is how long a trial makes sense: what it has not found then, it does not find.
 	MaxTicks = 60
-	// minScore is how many standard errors must lie between zero and the growth that goes with the time
-	// of a program that was observed for ever. scoreOfFew, divided by the number of ticks, is added to it,
-	// because few ticks estimate the error badly. Of trials with eight programs, at most one in 100 finds
-	// a wrong one (TestTrial).
+	// minScore is how many standard errors must lie between zero and the growth that goes with the
+	// time of a program that was observed for ever. scoreOfFew, divided by the number of ticks, is
+	// added to it, because few ticks estimate the error badly. Of trials with eight programs, at
+	// most one in 100 finds a wrong one (TestTrial).
 	minScore, scoreOfFew = 4, 45
 	// noise is the standard deviation of the growth of a tick on a host where nothing happens, in
 	// bytes.
@@ -28,10 +28,10 @@ const (
 	usually, seldom = 1. / 2, 1. / 3
 )
 
-// Trial finds the program that makes the kernel's memory grow. Programs are paused at random; the trial
-// is told what the kernel has grown by in each tick, and for how long each program ran. Only growth that
-// a program causes goes with its time. If the growth is fast, programs run less, so that little is lost
-// until the verdict.
+// Trial finds the program that makes the kernel's memory grow. Programs are paused at random. The
+// trial records by how much the kernel has grown in each tick, and for how long each program ran.
+// Only growth that a program causes goes with its time. If the growth is fast, programs run less,
+// so that little is lost until the verdict.
 type Trial[Program comparable] struct {
 	Ticks int
 	// Share is the part of its CPU that each program that is not paused is to have.

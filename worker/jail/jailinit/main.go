@@ -173,7 +173,8 @@ func prepare(readOnly bool, instances, watches []byte) {
 }
 
 // confine makes this process unreadable for the program, and unable to pass on a capability. In a
-// zygote's jail it passes on the capabilities to map uids. On an error, confine returns what failed.
+// zygote's jail it passes on the capabilities to map uids. On an error, confine returns what
+// failed.
 func confine(kind string) (what string, errno unix.Errno) {
 	// Not dumpable: /proc/1 and pidfd_getfd are closed even to the init's own uid.
 	if errno := prctl(unix.PR_SET_DUMPABLE, 0); errno != 0 {

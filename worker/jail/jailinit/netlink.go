@@ -45,8 +45,9 @@ func (s *supervisor) createNetlink(kind uintptr) (int, unix.Errno) {
 }
 
 // countSockets returns the number of sockets of a protocol in the jail's network namespace. It is
-// false if that is unknown. The kernel counts a socket until its last descriptor is closed, wherever
-// that is, and a connection from its first packet on. A line of the file is: name, size, sockets.
+// false if that is unknown. The kernel counts a socket until its last descriptor is closed,
+// wherever that is, and a connection from its first packet on. A line of the file is: name, size,
+// sockets.
 func (s *supervisor) countSockets(protocol string) (int, bool) {
 	var text [16 << 10]byte
 	size := 0

@@ -38,8 +38,8 @@ func (a interpreter) awaitFirst() {
 	sendEmpty(wire.Waiting)
 }
 
-// workerReadable blocks until there is something to read from the worker or the interpreter, including
-// the end of the stream. It returns false for the interpreter.
+// workerReadable blocks until there is something to read from the worker or the interpreter,
+// including the end of the stream. It returns false for the interpreter.
 func (a interpreter) workerReadable() bool {
 	for {
 		from := [...]unix.PollFd{

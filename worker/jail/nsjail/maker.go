@@ -60,8 +60,8 @@ type Config struct {
 	// VolumeDir is a directory on a disk, for homes and /tmp that do not fit in memory. Such jails
 	// cannot be created without it.
 	VolumeDir string
-	// Programs is how many programs run at a time. They share half of the inotify instances and watches
-	// that the host's root may have. The default is 8.
+	// Programs is how many programs run at a time. They share half of the inotify instances and
+	// watches that the host's root may have. The default is 8.
 	Programs int
 	Forks    int          // maximum number of jails forked from one zygote at a time; at most 128, default 32
 	Log      *slog.Logger // default slog.Default()
@@ -195,9 +195,9 @@ type rootKey struct {
 
 // root is a skeleton that is created on first use, which may take long for an image.
 type root struct {
-	dir  string
-	mu   sync.Mutex
-	made *skeleton
+	dir      string
+	mu       sync.Mutex
+	skeleton *skeleton
 }
 
 // skeleton returns the / of jails with this key, and creates it once. Jails with other keys do not
@@ -209,14 +209,14 @@ func (m *Maker) skeleton(key rootKey) (*skeleton, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.made != nil {
-		return r.made, nil
+	if r.skeleton != nil {
+		return r.skeleton, nil
 	}
 	s, err := newSkeleton(r.dir, m.cfg.Home, key, m.proc)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lay out the root file system: %w", err), os.RemoveAll(r.dir))
 	}
-	r.made = s
+	r.skeleton = s
 	return s, nil
 }
 

@@ -115,8 +115,8 @@ func (s *sandbox) stop(why reason, cause error) {
 	s.kill()
 }
 
-// stopForHost kills the jail because it holds a number of bytes of the host's memory that its control
-// group is not charged for.
+// stopForHost kills the jail because it holds a number of bytes of the host's memory that its
+// control group is not charged for.
 func (s *sandbox) stopForHost(bytes int64) {
 	s.mu.Lock()
 	s.uncharged = bytes
@@ -408,9 +408,9 @@ func (r *run) copyOutput(out outputs) {
 	}
 }
 
-// awaitOutput waits until the output is copied. A jail whose init was killed can leave its pipes to Unix
-// sockets that are only in each other's queues. The kernel looks for those when any Unix socket is
-// closed.
+// awaitOutput waits until the output is copied. A jail whose init was killed can leave its pipes to
+// Unix sockets that are only in each other's queues. The kernel looks for those when any Unix
+// socket is closed.
 func (r *run) awaitOutput() {
 	done := make(chan struct{})
 	go func() {
@@ -552,8 +552,8 @@ func drain(w io.Writer, out *os.File) error {
 	return err
 }
 
-// growPipe sets the size of a pipe to pipeBytes, if the host allows it. A smaller pipe only fills up
-// sooner.
+// growPipe sets the size of a pipe to pipeBytes, if the host allows it. A smaller pipe only fills
+// up sooner.
 func growPipe(out *os.File) {
 	if conn, err := out.SyscallConn(); err == nil {
 		_ = conn.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes) })

@@ -10,8 +10,8 @@ import (
 )
 
 // share is how much a jail may take of what the kernel counts for the owner of its user namespace
-// too. The owner is the worker's user, for all jails: root of the host, or of a container. The jails
-// forked from one zygote share the zygote's instances and watches.
+// too. The owner is the worker's user, for all jails: root of the host, or of a container. The
+// jails forked from one zygote share the zygote's instances and watches.
 type share struct {
 	instances, watches int    // of inotify
 	queues             uint64 // bytes in POSIX message queues, RLIMIT_MSGQUEUE

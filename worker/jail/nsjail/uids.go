@@ -178,8 +178,8 @@ func (p *uidPool) release(pair *uidPair) {
 	p.free = append(p.free, pair)
 }
 
-// discard unlocks a pair that this process does not reuse. Processes of its jail may still be dying.
-// They hold the lock until then, and the file stays for others to remove.
+// discard unlocks a pair that this process does not reuse. Processes of its jail may still be
+// dying. They hold the lock until then, and the file stays for others to remove.
 func (p *uidPool) discard(pair *uidPair) error {
 	return errors.Join(pair.lock.Close(), removeLock(pair.lock.Name()))
 }

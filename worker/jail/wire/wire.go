@@ -43,12 +43,12 @@ const (
 const ForkPID = 2
 
 // PrewarmFD is the descriptor on which a prewarmed interpreter waits, one end of a stream socket.
-// A forked interpreter first sends one byte with the descriptor of the filter on which calls are received. The
-// interpreter writes one byte when it is ready. It then reads strings that each end with a zero
-// byte; the last one is empty. They are the working directory, the file to open as standard input,
-// and the environment variables to add to its own, as NAME=value. At the end of the stream it
-// closes the descriptor and continues as if it had been started with these values. Before that, it
-// runs no code of the program.
+// A forked interpreter first sends one byte with the descriptor of the filter on which calls are
+// received. The interpreter writes one byte when it is ready. It then reads strings that each end
+// with a zero byte; the last one is empty. They are the working directory, the file to open as
+// standard input, and the environment variables to add to its own, as NAME=value. At the end of the
+// stream it closes the descriptor and continues as if it had been started with these values. Before
+// that, it runs no code of the program.
 const PrewarmFD = 3
 
 // Frame types.
