@@ -297,6 +297,45 @@ func TestMCPRequests(t *testing.T) {
 	if loopback("127.0.0.1.example.com") || !loopback("127.0.0.1") || !loopback("::1") || !loopback("LocalHost") {
 		t.Error("loopback")
 	}
+}
+
+// A draining server refuses programs, not other calls.
+func TestToolsOfDrainingServer(t *testing.T) {
+	h := newHarness(t)
+	before := h.modelClient(h.key, "", nil)
 	h.server.Drain()
-	post(list).want(503, "service_unavailable")
+	for name, session := range map[string]*sdk.ClientSession{"connected before": before, "connected after": h.modelClient(h.key, "", nil)} {
+		t.Run(name, func(t *testing.T) {
+			if tools, err := session.ListTools(t.Context(), nil); err != nil || len(tools.Tools) == 0 {
+				t.Errorf("%v, %v", tools, err)
+			}
+			file := map[string]any{"source": "thread", "id": "t", "path": "a.txt", "content_length": 2}
+			up, result := callTool(t, session, "files_upload", file)
+			if result.IsError {
+				t.Fatalf("%v", result.Content[0])
+			}
+			h.in(t).do("PUT", strings.TrimPrefix(up["url"].(string), h.http.URL), "hi", "Authorization", "").want(200, "")
+			delete(file, "content_length")
+			if _, result := callTool(t, session, "files_download", file); result.IsError {
+				t.Errorf("%v", result.Content[0])
+			}
+			if list, _ := callTool(t, session, "files_list", map[string]any{"source": "thread", "id": "t"}); len(list["files"].([]any)) != 1 {
+				t.Errorf("%v", list)
+			}
+			_, result = callTool(t, session, "sandbox_execute", map[string]any{"code": "1"})
+			text := result.Content[0].(*sdk.TextContent).Text
+			if !result.IsError || result.Meta["bullpen.run/error"] != "service_unavailable" || result.Meta["bullpen.run/retry_after"] != 2.0 ||
+				!strings.Contains(text, "shutting down") {
+				t.Errorf("%v %q", result.Meta, text)
+			}
+		})
+	}
+	if len(h.stub.runs) != 0 {
+		t.Errorf("%d executions", len(h.stub.runs))
+	}
+	call := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_execute","arguments":{"code":"1"}}}`
+	a := h.do("POST", "/mcp", call, "Content-Type", "application/json", "Accept", "application/json, text/event-stream").want(200, "")
+	if a.has("shutting down"); !a.closed {
+		t.Error("the connection stays open")
+	}
 }

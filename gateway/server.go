@@ -115,8 +115,9 @@ type Server struct {
 	tools     *mcp.Handler
 }
 
-// Drain makes the server answer /readyz and requests that start executions with 503. Other requests
-// are answered, and their connections closed, so that clients find another server.
+// Drain makes the server answer /readyz and requests that start executions with 503, and calls of
+// the tool that does so with the same error. Other requests are answered, and their connections
+// closed, so that clients find another server.
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Leave ends all waits for executions. Queued executions of waiting requests are withdrawn and
@@ -182,7 +183,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		if !route.Public {
 			on = user.With(s.authorized(&route))
 		}
-		if route.ID == "execute" || route.ID == "requeueDeadLetter" || route.ID == "runSchedule" || route.ID == "createBatch" || route.ID == "createPipeline" || route.ID == "mcp" {
+		if route.ID == "execute" || route.ID == "requeueDeadLetter" || route.ID == "runSchedule" || route.ID == "createBatch" || route.ID == "createPipeline" {
 			on = on.With(s.refuseWhenDraining)
 		}
 		if route.Method == http.MethodGet {

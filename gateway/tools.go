@@ -70,6 +70,9 @@ func (t toolCalls) callTrace(call *mcp.Call) proto.TraceID {
 // Execute implements [mcp.Sandbox]. The execution is inline, or streaming if the client wants
 // progress and the plan includes that.
 func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRequest) (result *api.ToolResult, err error) {
+	if t.draining.Load() {
+		return nil, errDraining // here, because the route also serves tools that start nothing
+	}
 	r := call.HTTP
 	i, id := infoOf(r.Context()), t.callTrace(call)
 	ctx, span := t.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), "mcp "+api.ToolExecute, spanOptions(r)...)

@@ -159,7 +159,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte) err
 	}
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, call))
 	r.Body = io.NopCloser(bytes.NewReader(body))
-	answer := &errorText{ResponseWriter: w}
+	answer := &responseWriter{ResponseWriter: w, connection: w.Header().Values("Connection")}
 	h.http.ServeHTTP(answer, r)
 	if answer.text != nil {
 		return api.Errorf(api.CodeValidation, "%s", bytes.TrimSpace(answer.text.Bytes()))
@@ -167,32 +167,43 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte) err
 	return nil
 }
 
-// errorText holds back errors in plain text, which the gateway answers in the form of its other
-// errors.
-type errorText struct {
+// responseWriter holds back errors in plain text, which the gateway answers in the form of its
+// other errors. It also keeps the header Connection that the gateway has set: the SDK sets
+// keep-alive, but a server that shuts down closes its connections.
+type responseWriter struct {
 	http.ResponseWriter
-	text *bytes.Buffer // nil unless the answer is such an error
+	connection []string
+	text       *bytes.Buffer // nil unless the answer is such an error
 }
 
 // WriteHeader implements [http.ResponseWriter].
-func (e *errorText) WriteHeader(status int) {
-	if status >= http.StatusBadRequest && strings.HasPrefix(e.Header().Get("Content-Type"), "text/plain") {
-		e.text = new(bytes.Buffer)
+func (w *responseWriter) WriteHeader(status int) {
+	if status >= http.StatusBadRequest && strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") {
+		w.text = new(bytes.Buffer)
 		return
 	}
-	e.ResponseWriter.WriteHeader(status)
+	w.keepConnection()
+	w.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements [http.ResponseWriter].
-func (e *errorText) Write(p []byte) (int, error) {
-	if e.text != nil {
-		return e.text.Write(p)
+func (w *responseWriter) Write(p []byte) (int, error) {
+	if w.text != nil {
+		return w.text.Write(p)
 	}
-	return e.ResponseWriter.Write(p)
+	w.keepConnection()
+	return w.ResponseWriter.Write(p)
+}
+
+// keepConnection has no effect after the header was written.
+func (w *responseWriter) keepConnection() {
+	if len(w.connection) > 0 {
+		w.Header()["Connection"] = w.connection
+	}
 }
 
 // Unwrap is for [http.ResponseController].
-func (e *errorText) Unwrap() http.ResponseWriter { return e.ResponseWriter }
+func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Connected reports whether the client cancels the calls of a request by closing its connection.
 func Connected(r *http.Request) bool { return r.Header.Get(versionHeader) >= connectionVersion }

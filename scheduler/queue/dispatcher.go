@@ -81,7 +81,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 }
 
 // term is the state of one period of leadership. The loop goroutine owns all of it but inbox,
-// storing and statsRequests.
+// storing, statsRequests and poolsRequests.
 type term struct {
 	*Dispatcher
 	queue          *fairQueue
@@ -106,7 +106,7 @@ type term struct {
 	timing         timing
 	fail           context.CancelCauseFunc
 
-	statsRequests statsRequests
+	statsRequests, poolsRequests joinedRequests
 }
 
 // outcome records that an execution has ended.
@@ -388,10 +388,10 @@ func (t *term) subscribe(ctx context.Context) (stop func(), err error) {
 	for subject, handle := range map[string]nats.MsgHandler{
 		store.SubmitSubject:       func(m *nats.Msg) { t.onSubmission(ctx, m) },
 		store.SlotsSubject:        func(m *nats.Msg) { t.post(ctx, func() { t.onAnnouncement(m) }) },
-		store.StatsSubject:        func(m *nats.Msg) { t.onStatsRequest(ctx, m) },
+		store.StatsSubject:        t.onJoined(ctx, &t.statsRequests, func() any { return t.stats(time.Now()) }),
 		store.QueueSubject:        func(m *nats.Msg) { t.post(ctx, func() { t.answerQueue(m) }) },
 		store.WorkersSubject:      func(m *nats.Msg) { t.post(ctx, func() { t.answerWorkers(m) }) },
-		store.PoolsSubject:        func(m *nats.Msg) { t.post(ctx, func() { t.answerPools(m) }) },
+		store.PoolsSubject:        t.onJoined(ctx, &t.poolsRequests, func() any { return t.currentPools(time.Now()) }),
 		store.JobSecretsSubject:   func(m *nats.Msg) { t.post(ctx, func() { t.onSecretsRequest(ctx, m) }) },
 		store.OutputBudgetSubject: func(m *nats.Msg) { t.onOutputRequest(ctx, m) },
 	} {
@@ -409,39 +409,50 @@ func (t *term) subscribe(ctx context.Context) (stop func(), err error) {
 	return stop, nil
 }
 
-// statsRequests are the requests for statistics that are not answered yet. The loop computes one
+// joinedRequests are the requests for one value that are not answered yet. The loop computes one
 // answer for all of them: anybody may send any number.
-type statsRequests struct {
+type joinedRequests struct {
 	mu      sync.Mutex
 	waiting []*nats.Msg
 }
 
-func (t *term) onStatsRequest(ctx context.Context, m *nats.Msg) {
-	r := &t.statsRequests
+// add adds a request, and reports whether no other one is waiting.
+func (r *joinedRequests) add(m *nats.Msg) (first bool) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.waiting = append(r.waiting, m)
-	first := len(r.waiting) == 1
-	r.mu.Unlock()
-	if first {
-		t.post(ctx, t.answerStats)
+	return len(r.waiting) == 1
+}
+
+// takeAll removes and returns the waiting requests.
+func (r *joinedRequests) takeAll() []*nats.Msg {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	waiting := r.waiting
+	r.waiting = nil
+	return waiting
+}
+
+// onJoined returns a handler that adds requests to r. The loop calls value once for all that wait.
+func (t *term) onJoined(ctx context.Context, r *joinedRequests, value func() any) nats.MsgHandler {
+	return func(m *nats.Msg) {
+		if r.add(m) {
+			t.post(ctx, func() { t.answerJoined(r, value) })
+		}
 	}
 }
 
-// answerStats answers outside the loop. It does not answer while submissions are not accepted
-// either.
-func (t *term) answerStats() {
-	r := &t.statsRequests
-	r.mu.Lock()
-	waiting := r.waiting
-	r.waiting = nil
-	r.mu.Unlock()
+// answerJoined answers outside the loop. It does not answer while submissions are not accepted
+// either. The goroutine must be able to read what value returns while the loop runs.
+func (t *term) answerJoined(r *joinedRequests, value func() any) {
+	waiting := r.takeAll()
 	if !t.stillLeader() {
 		return
 	}
-	st := t.stats(time.Now())
+	v := value()
 	go func() {
 		for _, m := range waiting {
-			t.reply(m, st)
+			t.reply(m, v)
 		}
 	}()
 }

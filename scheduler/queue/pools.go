@@ -244,19 +244,20 @@ func (j *job) queuedAt() time.Time {
 	return j.meta.CreatedAt
 }
 
-// answerPools answers with the pools.
-func (t *term) answerPools(m *nats.Msg) {
-	if !t.stillLeader() {
-		return
+// currentPools returns the pools with the demand at the first call after a review. The list is not
+// changed afterwards. Anybody may request it, and [term.demand] walks the whole queue.
+func (t *term) currentPools(now time.Time) []proto.Pool {
+	if t.views.pools == nil {
+		t.views.pools = t.demand(now)
+		for i := range t.views.pools {
+			t.setDesired(&t.views.pools[i])
+		}
 	}
-	list := t.demand(time.Now())
-	for i := range list {
-		t.setDesired(&list[i])
-	}
-	go t.reply(m, list)
+	return t.views.pools
 }
 
-// Pools returns all pools of workers with the demand for them, by name.
+// Pools returns all pools of workers by name, with the demand for them since the dispatcher's last
+// review.
 func (q *Queue) Pools(ctx context.Context) ([]proto.Pool, error) {
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()

@@ -12,7 +12,6 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-// Anybody may request statistics. All requests that wait cost the loop one computation.
 // Eight slots, each free again after four seconds, start two jobs per second.
 func TestStartRateIsMeasuredWhileJobsWait(t *testing.T) {
 	var r startRate
@@ -40,14 +39,13 @@ func TestStartRateIsMeasuredWhileJobsWait(t *testing.T) {
 	}
 }
 
+// Anybody may request statistics. All requests that wait cost the loop one computation.
 func TestStatsRequestsAreAnsweredTogether(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	tm := newTestTerm(t, st)
 	for range 3 {
-		m := storetest.Job("acme", "k", proto.ModeAsync).Meta
-		m.CreatedAt = time.Now().Add(-time.Minute)
-		tm.queue.add(m)
+		tm.queue.add(waitingSince(time.Now().Add(-time.Minute)))
 	}
 	serve(tm.queue).since = time.Now()
 	tm.queue.expire(serve(tm.queue)) // counts as queued until its record is written
@@ -57,20 +55,68 @@ func TestStatsRequestsAreAnsweredTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	answers, err := st.Conn.SubscribeSync(nats.NewInbox())
+	for _, answer := range requestTogether(t, tm, store.StatsSubject, &tm.statsRequests, 100) {
+		var got proto.QueueStats
+		if err := json.Unmarshal(answer, &got); err != nil || got.Queued != 2 || got.Running != 1 || got.OldestQueue < 60 {
+			t.Fatalf("%s, %v", answer, err)
+		}
+	}
+}
+
+// Anybody may request the pools, through /metrics. All requests between two reviews cost the loop
+// one computation.
+func TestPoolsRequestsAreAnsweredTogether(t *testing.T) {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	tm := newTestTerm(t, st)
+	stop, err := tm.subscribe(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const requests = 100
+	defer stop()
+	request := func(requests, queued int) {
+		t.Helper()
+		for _, answer := range requestTogether(t, tm, store.PoolsSubject, &tm.poolsRequests, requests) {
+			var got []proto.Pool
+			if err := json.Unmarshal(answer, &got); err != nil || len(got) != 1 || got[0].Queued != queued || got[0].OldestWait < 60 {
+				t.Fatalf("%s, %v, want %d queued", answer, err, queued)
+			}
+		}
+	}
+	tm.queue.add(waitingSince(time.Now().Add(-time.Minute)))
+	tm.review(ctx, time.Now())
+	request(100, 1)
+	tm.queue.add(waitingSince(time.Now().Add(-time.Minute)))
+	request(1, 1) // the queue is not walked again before the next review
+	tm.review(ctx, time.Now())
+	request(100, 2)
+}
+
+// waitingSince returns a job that was submitted at a time.
+func waitingSince(at time.Time) proto.Meta {
+	m := storetest.Job("acme", "k", proto.ModeAsync).Meta
+	m.CreatedAt = at
+	return m
+}
+
+// requestTogether sends requests, checks that they are joined while the loop is busy, and returns
+// the answers.
+func requestTogether(t *testing.T, tm *term, subject string, joined *joinedRequests, requests int) (answers [][]byte) {
+	t.Helper()
+	ctx, conn := storetest.Context(t), tm.Store.Conn
+	inbox, err := conn.SubscribeSync(nats.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range requests {
-		if err := st.Conn.PublishRequest(store.StatsSubject, answers.Subject, nil); err != nil {
+		if err := conn.PublishRequest(subject, inbox.Subject, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	waiting := func() int {
-		tm.statsRequests.mu.Lock()
-		defer tm.statsRequests.mu.Unlock()
-		return len(tm.statsRequests.waiting)
+		joined.mu.Lock()
+		defer joined.mu.Unlock()
+		return len(joined.waiting)
 	}
 	for waiting() < requests {
 		if time.Sleep(time.Millisecond); ctx.Err() != nil {
@@ -82,13 +128,11 @@ func TestStatsRequestsAreAnsweredTogether(t *testing.T) {
 	}
 	step(t, tm)
 	for range requests {
-		m, err := answers.NextMsgWithContext(ctx)
+		m, err := inbox.NextMsgWithContext(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got proto.QueueStats
-		if err := json.Unmarshal(m.Data, &got); err != nil || got.Queued != 2 || got.Running != 1 || got.OldestQueue < 60 {
-			t.Fatalf("%s, %v", m.Data, err)
-		}
+		answers = append(answers, m.Data)
 	}
+	return answers
 }

@@ -18,6 +18,7 @@ import (
 type views struct {
 	orders map[string]classOrders // by key
 	orgs   map[string]rival       // with jobs that a live worker can run
+	pools  []proto.Pool           // see [term.currentPools]
 }
 
 // classOrders are the orders of a key's queued jobs, by class: a sorted list for each set of needs.
