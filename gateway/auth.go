@@ -102,7 +102,7 @@ func adminOrg(r *http.Request, org string) (string, error) {
 }
 
 // administer returns an error unless the API key of a request may see another key, or change it.
-// Whoever changes the key of a global administrator could become one.
+// A caller that changes the key of a global administrator could become one.
 func administer(r *http.Request, key *proto.Key, change bool) error {
 	own := &infoOf(r.Context()).key
 	switch {

@@ -529,7 +529,7 @@ func TestWebhookTest(t *testing.T) {
 	}
 }
 
-// Whoever changes the URL of a key gets the results of all its async executions.
+// A caller that changes the URL of a key gets the results of all its async executions.
 func TestWebhookSettingsAreChangedByAdministrators(t *testing.T) {
 	h := newHarness(t)
 	secret := h.stub.addKey("beta", "pro", asUser)

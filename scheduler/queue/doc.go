@@ -4,8 +4,8 @@
 // with exactly one terminal record, and is run by one lease holder at a time.
 //
 // An execution takes three durable writes: the job, the claim and the result. Claim, lease and
-// result are one record on one subject, changed only by compare-and-set. Whoever lost the lease can
-// therefore write none of them.
+// result are one record on one subject, changed only by compare-and-set. A worker that lost the
+// lease can therefore write none of them.
 //
 // # Early hand-over
 //

@@ -35,6 +35,7 @@ const (
 // charged for. It does nothing while no program runs.
 type hostWatch struct {
 	m      *Maker
+	host   func() (hostmemory.Host, error)
 	cancel context.CancelFunc
 	ended  chan struct{}
 
@@ -59,8 +60,14 @@ type watched struct {
 
 // watchHost starts a watch.
 func (m *Maker) watchHost() *hostWatch {
+	return startHostWatch(m, hostmemory.Read)
+}
+
+func startHostWatch(m *Maker, host func() (hostmemory.Host, error)) *hostWatch {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &hostWatch{m: m, cancel: cancel, ended: make(chan struct{}), running: map[*sandbox]*watched{}, started: make(chan struct{}, 1)}
+	w := &hostWatch{
+		m: m, host: host, cancel: cancel, ended: make(chan struct{}), running: map[*sandbox]*watched{}, started: make(chan struct{}, 1),
+	}
 	go w.run(ctx)
 	return w
 }
@@ -94,6 +101,7 @@ func (w *hostWatch) run(ctx context.Context) {
 	defer close(w.ended)
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
+	failing := false
 	for {
 		if w.idle() {
 			select {
@@ -104,17 +112,21 @@ func (w *hostWatch) run(ctx context.Context) {
 			tick.Reset(watchPeriod)
 		}
 		// Short programs cost no more readings than long ones.
-		if time.Since(w.read) < previousValid {
+		if failing || time.Since(w.read) < previousValid {
 			select {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
 			}
 		}
-		if err := w.check(); err != nil {
+		err := w.check()
+		switch {
+		case err != nil && !failing:
 			w.m.cfg.Log.Error("host memory not watched, programs can use memory of the host beyond their limits", "error", err)
-			return
+		case err == nil && failing:
+			w.m.cfg.Log.Info("host memory watched again")
 		}
+		failing = err != nil
 	}
 }
 
@@ -131,7 +143,7 @@ func (w *hostWatch) idle() bool {
 
 // check reads the host's memory and acts on it.
 func (w *hostWatch) check() error {
-	host, err := hostmemory.Read()
+	host, err := w.host()
 	if err != nil {
 		return err
 	}
