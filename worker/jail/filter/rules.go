@@ -37,6 +37,14 @@ func typed(types ...uint32) test { return test{1, 0xf, types} }
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
+// Options that golang.org/x/sys does not have, from linux/tcp.h and linux/in6.h.
+const (
+	tcpAOAddKey          = 38
+	tcpAODelKey          = 39
+	tcpAOInfo            = 40
+	ipv6FlowLabelManager = 32
+)
+
 var (
 	ip        = is(0, unix.AF_INET, unix.AF_INET6)
 	unixTypes = typed(unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_SEQPACKET)
@@ -84,7 +92,7 @@ var rules = map[string]rule{ // read only
 		{[]test{is(0, unix.AF_UNIX)}, fail(unix.ESOCKTNOSUPPORT)},
 		{nil, fail(unix.EAFNOSUPPORT)},
 	}},
-	"setsockopt": {"attached programs and transmit timestamps: `EPERM`; TLS, IPsec and other protocols in the kernel (`TCP_ULP`, `UDP_ENCAP`): as on a kernel without them; `SO_RCVBUF`, `SO_RCVLOWAT`, `SO_SNDBUF`, `IP_RECVERR` and `IPV6_RECVERR` succeed without effect", []clause{
+	"setsockopt": {"attached programs and transmit timestamps: `EPERM`; TLS, IPsec and other protocols in the kernel (`TCP_ULP`, `UDP_ENCAP`), keys of TCP connections (`TCP_MD5SIG`, `TCP_AO_ADD_KEY`), `IPV6_FLOWLABEL_MGR` and `IPV6_2292PKTOPTIONS`: as on a kernel without them; joining multicast groups: `ENODEV`, as without a route to the group; `SO_RCVBUF`, `SO_RCVLOWAT`, `SO_SNDBUF`, `IP_RECVERR` and `IPV6_RECVERR` succeed without effect", []clause{
 		// The programs they attach use up net.core.bpf_jit_limit.
 		{[]test{
 			is(1, unix.SOL_SOCKET),
@@ -96,8 +104,22 @@ var rules = map[string]rule{ // read only
 		// A sent packet stays in memory that is charged to nobody until the program reads its
 		// timestamp.
 		{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_TIMESTAMPING, unix.SO_TIMESTAMPING_NEW)}, fail(unix.EPERM)},
-		// They have the same fault with each error that ICMP reports. They succeed, because glibc's
-		// resolver ends without them; a connected socket reports its next error all the same.
+		// The kernel charges nobody for keys and groups. A socket can have hundreds of them.
+		{[]test{is(1, unix.SOL_TCP), is(2, unix.TCP_MD5SIG, unix.TCP_MD5SIG_EXT, tcpAOAddKey, tcpAODelKey, tcpAOInfo)}, fail(unix.ENOPROTOOPT)},
+		{[]test{
+			is(1, unix.SOL_IP),
+			is(2, unix.IP_ADD_MEMBERSHIP, unix.IP_ADD_SOURCE_MEMBERSHIP, unix.MCAST_JOIN_GROUP, unix.MCAST_JOIN_SOURCE_GROUP),
+		}, fail(unix.ENODEV)},
+		{[]test{
+			is(1, unix.SOL_IPV6),
+			is(2, unix.IPV6_JOIN_GROUP, unix.IPV6_JOIN_ANYCAST, unix.MCAST_JOIN_GROUP, unix.MCAST_JOIN_SOURCE_GROUP),
+		}, fail(unix.ENODEV)},
+		// The kernel charges nobody for the options of a socket's packets and for flow labels. Flow
+		// labels have one limit for the whole host.
+		{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_2292PKTOPTIONS, ipv6FlowLabelManager)}, fail(unix.ENOPROTOOPT)},
+		// With these two, each error that ICMP reports stays in memory that is charged to nobody. They
+		// succeed, because glibc's resolver ends without them; a connected socket reports its next
+		// error all the same.
 		{[]test{is(1, unix.SOL_IP), is(2, unix.IP_RECVERR)}, fail(0)},
 		{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_RECVERR)}, fail(0)},
 		// It enlarges the buffers of connections that the program has not accepted, which are charged

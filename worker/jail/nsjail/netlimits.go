@@ -17,6 +17,9 @@ var netLimits = []netLimit{ // read only
 	{"core/somaxconn", "16"}, // connections of one listener that the program has not accepted
 	{"ipv4/tcp_max_syn_backlog", "128"},
 	{"core/tstamp_allow_data", "0"}, // no copies of sent packets with their timestamps
+	// What a socket holds in options and in control data of messages. The largest that programs send
+	// are 253 file descriptors, about 1 KiB.
+	{"core/optmem_max", "4096"},
 	// What a connection holds before and while the program reads from it. The other end is on this
 	// host, so that more would not make it faster.
 	{"ipv4/tcp_rmem", "4096 16384 262144"},
@@ -43,7 +46,7 @@ func tryNetLimits() (can []netLimit, err error) {
 
 // lackedNetLimits returns the error for limits that cannot be set because of cause.
 func lackedNetLimits(cause error) error {
-	return fmt.Errorf("programs can use memory of the host beyond their limit by connections and packets: set the limits of a network namespace: %w; "+
+	return fmt.Errorf("programs can use memory of the host beyond their limit by connections, packets and options of sockets: set the limits of a network namespace: %w; "+
 		"the worker needs CAP_SYS_ADMIN, in a container a writable /proc/sys (docker: --security-opt systempaths=unconfined), and a kernel that has the setting "+
 		"for each namespace (Linux 6.18 has all)", cause)
 }
