@@ -2,12 +2,15 @@ package e2e
 
 import (
 	"bytes"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 // testSecrets gives programs secrets, and looks for them wherever bullpen stores or logs something.
@@ -50,11 +53,17 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 	if exit, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}, "backup", backup); exit != 0 {
 		t.Fatal(output)
 	}
-	dirs := []string{sys.data, filepath.Dir(backup)}
+	dirs, stored := []string{sys.data}, decompressed(t, backup)
 	if in.separate {
 		dirs = append(dirs, sys.broker.store)
 	}
+	if !bytes.Contains(stored, []byte("with-secret")) {
+		t.Errorf("the backup, of %d bytes without compression, lacks the sandbox profile", len(stored))
+	}
 	for _, canary := range []string{variable, file, own} {
+		if bytes.Contains(stored, []byte(canary)) {
+			t.Errorf("%s is in the backup", canary)
+		}
 		for _, dir := range dirs {
 			if found := filesWith(t, dir, canary); found != nil {
 				t.Errorf("%s is in %s", canary, found)
@@ -66,6 +75,26 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 			}
 		}
 	}
+}
+
+// decompressed returns the content of a file that is compressed with zstd.
+func decompressed(t *testing.T, name string) []byte {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	r, err := zstd.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	content, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
 }
 
 // filesWith returns the files below a directory that contain a text.

@@ -287,7 +287,7 @@ func TestPlans(t *testing.T) {
 		{`{"code":"1","timeout":99999999999999999999999999}`, "Accept", "*/*", "timeout"},
 	} {
 		a := h.execute(tt.body, tt.name, tt.value).want(429, "rate_limited", tt.message)
-		if a.header.Get("Retry-After") != "" || a.header.Get("X-Should-Retry") != "false" || !strings.Contains(string(a.body), `"permanent":true`) {
+		if a.header.Get("Retry-After") != "" || a.header.Get("X-Should-Retry") != "false" || !strings.Contains(string(a.body), `"permanent":true,"reason":"plan_limit"`) {
 			t.Errorf("the rejection by plan looks temporary: %v %s", a.header, a.body)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,11 +78,18 @@ func hideSettings(node *kong.Node) (found bool) {
 	return found
 }
 
-// settingsDocs returns a table for each group of settings.
+// settingsDocs returns a table for each group of settings, in the order of the document. It fails the
+// test if it does not list the group of a setting.
 func settingsDocs(t *testing.T) string {
 	serve := docsParser(t, streams{}).Model.Children[0]
+	groups := []string{"", "Server", "Executions", "Worker", "Autoscaling", "Threads", "Secrets", "Webhooks", "NATS", "Redis", "Log"}
+	for _, f := range serve.Flags {
+		if f.Group != nil && !slices.Contains(groups, f.Group.Key) {
+			t.Errorf("docs/configuration.md has no group %q, and so not --%s", f.Group.Key, f.Name)
+		}
+	}
 	var b strings.Builder
-	for _, group := range []string{"", "Server", "Executions", "Worker", "Autoscaling", "Threads", "Webhooks", "NATS", "Redis", "Log"} {
+	for _, group := range groups {
 		title := group
 		if group == "" {
 			title = "General"

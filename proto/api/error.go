@@ -119,7 +119,7 @@ func Codes() []CodeInfo {
 			CodeRateLimited, http.StatusTooManyRequests, "TooManyRequests",
 			"The plan does not include this; or its limit of concurrent or queued executions is reached, or 16 files and archives of the " +
 				"organisation are being transferred. A limit that ends by waiting has a Retry-After. What the plan does not include has X-Should-Retry: " +
-				"false, and permanent in the body.",
+				"false, and permanent and the reason plan_limit in the body.",
 			"concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions.",
 			limited,
 		},
@@ -168,7 +168,7 @@ type Error struct {
 	Code       Code        `json:"error"`
 	Message    string      `json:"message" doc:"What is wrong, and what to do about it."`
 	Permanent  bool        `json:"permanent,omitempty" doc:"The request will be refused as long as the organisation has its plan. The header X-Should-Retry is false. An extension of the public contract."`
-	Reason     Reason      `json:"reason,omitempty" doc:"Distinguishes errors of the same code."`
+	Reason     Reason      `json:"reason,omitempty" doc:"Distinguishes errors of the same code. An extension of the public contract."`
 	Scope      proto.Scope `json:"scope,omitempty" doc:"The scope that the API key needs."`
 	RetryAfter int         `json:"-"` // seconds for the header Retry-After; 0 for none
 }
@@ -183,6 +183,7 @@ type Reason string
 const (
 	ReasonScope  Reason = "insufficient_scope"    // the key does not have a scope
 	ReasonGlobal Reason = "global_admin_required" // the key is not a global administrator's
+	ReasonPlan   Reason = "plan_limit"            // the plan does not include the request
 )
 
 // MissingScope returns an [Error] about an API key without a scope.
@@ -202,7 +203,7 @@ func Errorf(code Code, format string, args ...any) *Error {
 
 // NotInPlan returns an [Error] about a request that the plan does not include.
 func NotInPlan(format string, args ...any) *Error {
-	return &Error{Code: CodeRateLimited, Message: fmt.Sprintf(format, args...), Permanent: true}
+	return &Error{Code: CodeRateLimited, Reason: ReasonPlan, Message: fmt.Sprintf(format, args...), Permanent: true}
 }
 
 // Unavailable returns an [Error] that asks the client to try again after a number of seconds.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"filippo.io/age"
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/secretskey"
 	"github.com/bullpen-run/bullpen/proto"
@@ -92,6 +93,21 @@ func holds(t *testing.T, dir string, text []byte) (found []string) {
 	return found
 }
 
+// decompressed returns what is compressed with zstd.
+func decompressed(t *testing.T, packed []byte) []byte {
+	t.Helper()
+	r, err := zstd.NewReader(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	content, err := r.DecodeAll(packed, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
 func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 	dir, file := t.TempDir(), keyFile(t)
 	s, err := natsembed.Open(dir, 1<<20, storetest.Log(t))
@@ -141,6 +157,15 @@ func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 	var text bytes.Buffer
 	if err := (&backup.Maker{Store: st, Version: "v1"}).Backup(ctx, &text); err != nil {
 		t.Fatal(err)
+	}
+	stored := decompressed(t, text.Bytes())
+	for _, text := range []string{canary, apiKey, "canary", file.Path} {
+		if bytes.Contains(stored, []byte(text)) {
+			t.Errorf("%q is in the backup", text)
+		}
+	}
+	if !bytes.Contains(stored, []byte("key.k2")) {
+		t.Errorf("the backup, of %d bytes without compression, lacks the settings of k2", len(stored))
 	}
 	restored := storetest.Server(t)
 	summary, err := backup.Restore(ctx, store.Access{InProcess: restored, Name: "restore"}, store.Config{Replicas: 1, Retention: time.Hour}, &text, storetest.Log(t))
