@@ -119,7 +119,7 @@ func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 	}
 }
 
-// singleTests deploy what they need: one topology, two gateways, another Redis.
+// singleTests deploy what they need: one topology, several gateways, another Redis.
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"autoscale-exec":    testAutoscaleExec,
