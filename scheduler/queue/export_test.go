@@ -19,6 +19,5 @@ func (d *Dispatcher) ShortenTimeouts() { d.timing = shortTiming() }
 // ShortenTimeouts makes the worker notice lost leases in a third of the time.
 func (s *Slots) ShortenTimeouts() { s.timing = shortTiming() }
 
-// HolderTimeout returns the time without a confirmed renewal after which the worker gives up a
-// lease.
+// HolderTimeout returns how long after the last confirmed renewal the worker abandons a lease.
 func (s *Slots) HolderTimeout() time.Duration { return s.timing.defaults().holderTimeout }

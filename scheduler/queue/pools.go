@@ -244,8 +244,9 @@ func (j *job) queuedAt() time.Time {
 	return j.meta.CreatedAt
 }
 
-// currentPools returns the pools with the demand at the first call after a review. The list is not
-// changed afterwards. Anybody may request it, and [term.demand] walks the whole queue.
+// currentPools returns the pools with the demand at the last review, or at the first call after it if
+// the review did not need them. The list is not changed afterwards. Anybody may request it, and
+// [term.demand] walks the whole queue.
 func (t *term) currentPools(now time.Time) []proto.Pool {
 	if t.views.pools == nil {
 		t.views.pools = t.demand(now)

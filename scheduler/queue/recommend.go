@@ -30,6 +30,7 @@ func (t *term) reviewPools(ctx context.Context, now time.Time) {
 		for i := range list {
 			t.recommend(&list[i], now)
 		}
+		t.views.pools = list
 		if t.Autoscaler.Scale != nil {
 			t.Autoscaler.Scale(slices.Clone(list))
 		}
