@@ -282,17 +282,7 @@ func pack(t *testing.T, dir, name string) {
 
 func unpack(t *testing.T, name, dir string) {
 	t.Helper()
-	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }() // it was only read
-	z, err := zstd.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer z.Close()
-	for r := tar.NewReader(z); ; {
+	for r := tar.NewReader(bytes.NewReader(decompressed(t, name))); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return

@@ -51,8 +51,8 @@ func (s *system) openKeyring(ctx context.Context) (err error) {
 	return err
 }
 
-// warnSecrets logs that a server on a restored backup would lack the operator's key. dataKey is
-// that of the backup, nil for none.
+// warnSecrets logs that a server on a restored backup would lack the operator's key. dataKey is the
+// data key of the backup, or nil if the backup has none.
 func (c *Config) warnSecrets(ctx context.Context, dataKey []byte, log *slog.Logger) {
 	if dataKey == nil {
 		return

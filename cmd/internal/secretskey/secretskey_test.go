@@ -127,7 +127,8 @@ func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{canary, apiKey, "canary", file.Path} {
+	secrets := []string{canary, apiKey, "canary", file.Path}
+	for _, text := range secrets {
 		if found := holds(t, dir, []byte(text)); found != nil {
 			t.Errorf("%q is in %s", text, found)
 		}
@@ -154,12 +155,12 @@ func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 		t.Error("the settings of one key were read with the secret of another")
 	}
 
-	var text bytes.Buffer
-	if err := (&backup.Maker{Store: st, Version: "v1"}).Backup(ctx, &text); err != nil {
+	var packed bytes.Buffer
+	if err := (&backup.Maker{Store: st, Version: "v1"}).Backup(ctx, &packed); err != nil {
 		t.Fatal(err)
 	}
-	stored := decompressed(t, text.Bytes())
-	for _, text := range []string{canary, apiKey, "canary", file.Path} {
+	stored := decompressed(t, packed.Bytes())
+	for _, text := range secrets {
 		if bytes.Contains(stored, []byte(text)) {
 			t.Errorf("%q is in the backup", text)
 		}
@@ -168,7 +169,7 @@ func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 		t.Errorf("the backup, of %d bytes without compression, lacks the settings of k2", len(stored))
 	}
 	restored := storetest.Server(t)
-	summary, err := backup.Restore(ctx, store.Access{InProcess: restored, Name: "restore"}, store.Config{Replicas: 1, Retention: time.Hour}, &text, storetest.Log(t))
+	summary, err := backup.Restore(ctx, store.Access{InProcess: restored, Name: "restore"}, store.Config{Replicas: 1, Retention: time.Hour}, &packed, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}

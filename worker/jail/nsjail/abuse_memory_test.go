@@ -14,11 +14,7 @@ func withNetLimit(setting string, a attack) attack {
 		if err := m.NetLimits(); err != nil && strings.Contains(err.Error(), setting) {
 			return
 		}
-		if a.run == nil {
-			a.check(t, a.attempt(t, m))
-		} else {
-			a.run(t, m)
-		}
+		a.test(t, m)
 	}}
 }
 

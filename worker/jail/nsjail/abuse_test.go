@@ -93,11 +93,7 @@ func runAttacks(t *testing.T, m *Maker, attacks []attack) {
 	waiting := prepare(t, m, testSpec())
 	for _, a := range joinCalls(attacks) {
 		t.Run(a.name, func(t *testing.T) {
-			if a.run != nil {
-				a.run(t, m)
-			} else {
-				a.check(t, a.attempt(t, m))
-			}
+			a.test(t, m)
 			m.canary(t, waiting)
 			m.awaitReleased(t)
 			waiting = prepare(t, m, testSpec())
@@ -146,6 +142,16 @@ func (m *Maker) awaitReleased(t testing.TB) {
 		case <-deadline:
 			t.Fatalf("%d jails are not released", left)
 		}
+	}
+}
+
+// test makes the attack and checks that it is contained.
+func (a *attack) test(t *testing.T, m *Maker) {
+	t.Helper()
+	if a.run != nil {
+		a.run(t, m)
+	} else {
+		a.check(t, a.attempt(t, m))
 	}
 }
 

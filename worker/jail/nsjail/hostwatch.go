@@ -58,12 +58,8 @@ type watched struct {
 	used   time.Duration   // CPU time when the trial's tick began; 0 if it is unknown
 }
 
-// watchHost starts a watch.
-func (m *Maker) watchHost() *hostWatch {
-	return startHostWatch(m, hostmemory.Read)
-}
-
-func startHostWatch(m *Maker, host func() (hostmemory.Host, error)) *hostWatch {
+// watchHost starts a watch that reads the host's memory with host.
+func (m *Maker) watchHost(host func() (hostmemory.Host, error)) *hostWatch {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &hostWatch{
 		m: m, host: host, cancel: cancel, ended: make(chan struct{}), running: map[*sandbox]*watched{}, started: make(chan struct{}, 1),

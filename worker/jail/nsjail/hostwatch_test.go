@@ -11,7 +11,8 @@ import (
 // A worker that has no file descriptor left for a moment watches the host's memory afterwards.
 func TestWatchSurvivesFailedReadings(t *testing.T) {
 	readings, n := make(chan int), 0
-	w := startHostWatch(&Maker{cfg: Config{Log: slog.New(slog.DiscardHandler)}}, func() (hostmemory.Host, error) {
+	m := &Maker{cfg: Config{Log: slog.New(slog.DiscardHandler)}}
+	w := m.watchHost(func() (hostmemory.Host, error) {
 		n++
 		readings <- n
 		if n <= 3 {
