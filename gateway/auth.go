@@ -36,24 +36,12 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		info := infoOf(r.Context())
 		info.key = *key
 		var err error
-		if info.plan, err = s.planOf(key); err != nil {
+		if info.plan, err = s.entitlementOf(r.Context(), key); err != nil {
 			s.writeError(w, r, err)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
-}
-
-// planOf returns the plan of a key. It names no plan to upgrade to where users cannot upgrade.
-func (s *Server) planOf(key *proto.Key) (proto.Plan, error) {
-	plan, ok := proto.PlanByName(key.Plan)
-	if !ok {
-		return plan, fmt.Errorf("key %s has an unknown plan %q", key.ID, key.Plan)
-	}
-	if s.UpgradeURL == "" {
-		plan.Next = ""
-	}
-	return plan, nil
 }
 
 // authorized returns the middleware that refuses keys which may not use a route.
@@ -85,6 +73,8 @@ func authorize(key *proto.Key, route *api.Route) error {
 	}
 }
 
+var errNoOrg = api.Errorf(api.CodeNotFound, "there is no organisation of that name")
+
 // adminOrg returns the organisation that an administrator's request is about: org, or that of the
 // API key if org is empty. For the administrator of an organisation there is no other one.
 func adminOrg(r *http.Request, org string) (string, error) {
@@ -95,7 +85,7 @@ func adminOrg(r *http.Request, org string) (string, error) {
 	case !proto.ValidOrg(org):
 		return "", proto.FieldErrorf("org", "must be the name of an organisation")
 	case org != key.Org && !key.Global:
-		return "", api.Errorf(api.CodeNotFound, "there is no organisation of that name")
+		return "", errNoOrg
 	default:
 		return org, nil
 	}
@@ -126,9 +116,6 @@ func (s *Server) checkGrantable(r *http.Request, wanted *proto.Key) error {
 	}
 	if wanted.Global {
 		return api.NotGlobal("only a global administrator creates the key of another")
-	}
-	if wanted.Plan != own.Plan {
-		return api.NotGlobal("only a global administrator chooses the plan; that of this organisation's administrator is %s", own.Plan)
 	}
 	keys, err := s.KeyAdmin.List(r.Context())
 	if err != nil {

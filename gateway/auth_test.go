@@ -73,6 +73,13 @@ func accessTable() map[string]access {
 		"fileDownloadURL": {scope: files, path: "/v1/files/download_url", body: of(`,"path":"a"`)},
 
 		"createKey":     {scope: admin, path: "/v1/admin/keys", body: `{"name":"n","org":"acme","plan":"enterprise"}`},
+		"getKey":        {scope: admin, path: "/v1/admin/keys/{key}"},
+		"replaceKey":    {scope: admin, path: "/v1/admin/keys/{key}", body: `{"name":"n"}`},
+		"rotateKey":     {scope: admin, path: "/v1/admin/keys/{key}/rotate"},
+		"listOrgs":      {scope: admin},
+		"getOrg":        {scope: admin, path: "/v1/admin/orgs/acme"},
+		"listPlans":     {scope: admin},
+		"getPlan":       {scope: admin},
 		"listKeys":      {scope: admin, path: "/v1/admin/keys?org=acme"},
 		"revokeKey":     {scope: admin, path: "/v1/admin/keys/{key}"},
 		"putSecret":     {scope: admin, path: "/v1/admin/secrets/S?org=acme", body: `{"value":"value"}`},
@@ -88,7 +95,7 @@ func accessTable() map[string]access {
 	for _, id := range []string{
 		"rotateSecretsKey", "createSandbox", "listSandboxes", "getSandbox", "getSandboxPreload", "replaceSandbox", "removeSandbox", "listImages", "putImage",
 		"removeImage", "getAutoscale", "listWorkers", "drainWorker", "undrainWorker", "listDeadLetters", "getDeadLetter", "deleteDeadLetter", "requeueDeadLetter",
-		"backup", "collectThreads", "rebuildThreads",
+		"backup", "collectThreads", "rebuildThreads", "createOrg", "replaceOrg", "createPlan", "replacePlan", "removePlan",
 	} {
 		table[id] = access{scope: admin, global: true}
 	}
@@ -237,7 +244,20 @@ func TestAdministratorOfAnOrganisation(t *testing.T) {
 	create(`"org":"acme"`).want(201, "")
 	create(`"org":"other"`).want(404, "not_found")
 	create(`"org":"acme","plan":"enterprise"`).want(400, "validation_error", "once")
-	boss.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"enterprise"}`).want(403, "forbidden", "plan")
+	boss.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"unlimited"}`).want(400, "validation_error", "plan", "enterprise of the organisation acme")
+	boss.do("POST", "/v1/admin/keys", `{"name":"n","org":"new"}`).want(404, "not_found")
+	boss.do("GET", "/v1/admin/orgs/other", "").want(404, "not_found")
+	if orgs := boss.do("GET", "/v1/admin/orgs", "").want(200, "").json()["orgs"].([]any); len(orgs) != 1 || orgs[0].(map[string]any)["name"] != "acme" {
+		t.Errorf("an administrator of acme sees the organisations %v", orgs)
+	}
+	boss.do("PUT", "/v1/admin/keys/"+global, `{"name":"n"}`).want(403, "forbidden", "global")
+	boss.do("POST", "/v1/admin/keys/"+global+"/rotate", "").want(403, "forbidden", "global")
+	own := create(`"org":"acme"`).want(201, "").json()["id"].(string)
+	boss.do("PUT", "/v1/admin/keys/"+own, `{"name":"n","scopes":["admin"],"global":true}`).want(403, "forbidden", "global")
+	boss.do("PUT", "/v1/admin/keys/"+own, `{"name":"n","plan":"unlimited"}`).want(400, "validation_error", "plan")
+	boss.do("GET", "/v1/admin/keys/key_2", "").want(404, "not_found")
+	boss.do("PUT", "/v1/admin/keys/key_2", `{"name":"n"}`).want(404, "not_found")
+	boss.do("POST", "/v1/admin/keys/key_2/rotate", "").want(404, "not_found")
 	create(`"org":"acme","scopes":["admin"],"global":true`).want(403, "forbidden", "global")
 	create(`"org":"acme","scopes":["read"],"global":true`).want(400, "validation_error", "global")
 	create(`"org":"acme","sandbox":"open"`).want(403, "forbidden", "sandbox")
@@ -246,7 +266,7 @@ func TestAdministratorOfAnOrganisation(t *testing.T) {
 	boss.do("DELETE", "/v1/admin/keys/"+global, "").want(403, "forbidden", "global")
 	boss.do("PUT", webhookPath+"?key="+global, `{"url":"https://example.com/"}`).want(403, "forbidden", "global")
 	listed := boss.do("GET", "/v1/admin/keys", "").want(200, "")
-	if strings.Contains(string(listed.body), proto.KeyHint(other)) || len(listed.json()["keys"].([]any)) != 5 {
+	if strings.Contains(string(listed.body), proto.KeyHint(other)) || len(listed.json()["keys"].([]any)) != 6 {
 		t.Errorf("an administrator of acme sees %s", listed.body)
 	}
 	boss.do("GET", "/v1/admin/keys?org=other", "").want(404, "not_found")

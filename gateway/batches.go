@@ -377,13 +377,13 @@ func (s *Server) OpenBatch(b *proto.Batch, shared []byte) (
 		if rejected || busy {
 			return "", err
 		}
-		return s.rejectionReason(err, b.Key)
+		return s.rejectionReason(ctx, err, b.Key)
 	}, nil
 }
 
 // batchJob returns the job of an item, under the batch's own key.
 func (s *Server) batchJob(ctx context.Context, b *proto.Batch, shared *api.ExecuteRequest, item []byte, number int, id proto.TraceID) (*proto.Job, error) {
-	key, plan, err := s.validKey(b.Key)
+	key, plan, err := s.validKey(ctx, b.Key)
 	if err != nil {
 		return nil, err
 	}
@@ -402,18 +402,14 @@ func (s *Server) batchJob(ctx context.Context, b *proto.Batch, shared *api.Execu
 	return job, nil
 }
 
-// BatchLimits returns the limits of the plan of an API key: how many executions may run at a time,
-// and how many may be queued.
-func (s *Server) BatchLimits(id string) (concurrent, queued int) {
-	key, plan, err := s.validKey(id)
+// BatchLimits returns the limits of an API key and its plans: how many executions may run at a
+// time, and how many may be queued.
+func (s *Server) BatchLimits(ctx context.Context, id string) (concurrent, queued int) {
+	_, plan, err := s.validKey(ctx, id)
 	if err != nil {
 		return 0, 0
 	}
-	concurrent = plan.Concurrent
-	if key.Concurrent > 0 {
-		concurrent = min(concurrent, key.Concurrent)
-	}
-	return concurrent, plan.MaxQueued
+	return min(proto.LimitOf(plan.Concurrent), proto.LimitOf(plan.keyConcurrent)), proto.LimitOf(plan.MaxQueued)
 }
 
 // Slots returns the number of slots of all workers.

@@ -379,7 +379,7 @@ func TestRefusedItems(t *testing.T) {
 	if refused, err := submit(t.Context(), []byte(`{"code":"x"}`), 0, proto.NewTraceID()); !strings.Contains(refused, "is revoked") || err != nil {
 		t.Errorf("with a revoked key: %q, %v", refused, err)
 	}
-	if c, q := h.server.BatchLimits("key_unknown"); c != 0 || q != 0 {
+	if c, q := h.server.BatchLimits(t.Context(), "key_unknown"); c != 0 || q != 0 {
 		t.Errorf("limits %d, %d", c, q)
 	}
 }

@@ -140,7 +140,7 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 // webhook stay; the limits of the key's present plan apply. No connection waits for it, so it
 // may be queued as long as an async job.
 func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID) (_ *proto.Job, err error) {
-	key, plan, err := s.validKey(dead.Key)
+	_, plan, err := s.validKey(ctx, dead.Key)
 	if refused, ok := errors.AsType[*api.Error](err); ok {
 		return nil, api.Errorf(api.CodeConflict, "%s", refused.Message)
 	}
@@ -149,14 +149,14 @@ func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID
 	}
 	i := infoOf(ctx)
 	i.plan = plan // for the messages of rejections
-	if err := checkPlan(plan, dead.Mode, dead.Timeout, s.UpgradeURL); err != nil {
+	if err := s.checkPlan(ctx, &plan, dead.Mode, dead.Timeout); err != nil {
 		return nil, err
 	}
 	now := time.Now().UTC()
 	job := *dead
 	job.TraceID, job.RequestID, job.Prefer = id, i.requestID, ""
 	job.CreatedAt, job.RunAt, job.QueueDeadline = now, time.Time{}, now.Add(s.QueueExpiry)
-	job.Concurrent, job.MaxQueued, job.Weight, job.KeyConcurrent = plan.Concurrent, plan.MaxQueued, plan.Weight, key.Concurrent
+	job.Concurrent, job.MaxQueued, job.Weight, job.KeyConcurrent = proto.LimitOf(plan.Concurrent), proto.LimitOf(plan.MaxQueued), plan.Weight, plan.keyConcurrent
 	if job.Sealed, err = s.bindSecrets(ctx, job.Org, id, job.Bound, job.Env, nil); err != nil {
 		return nil, err
 	}

@@ -219,7 +219,7 @@ func TestRequeueMakesANewExecution(t *testing.T) {
 	}
 	want := old
 	want.TraceID, want.RequestID, want.CreatedAt, want.QueueDeadline = made, "r-new", job.CreatedAt, job.QueueDeadline
-	want.Prefer, want.Concurrent, want.MaxQueued, want.Weight, want.KeyConcurrent = job.Prefer, 100, 1000, proto.Plans()[1].Weight, 3 // from the plan of its key
+	want.Prefer, want.Concurrent, want.MaxQueued, want.Weight, want.KeyConcurrent = job.Prefer, 100, 1000, 4, 3 // from the plan of its key
 	gotText, _ := json.Marshal(job)
 	wantText, _ := json.Marshal(want)
 	if string(gotText) != string(wantText) {

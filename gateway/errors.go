@@ -56,7 +56,7 @@ func afterAcceptance(id proto.TraceID, err error) error {
 
 // toAPI returns the error that a client sees. The messages about limits name the next plan after
 // plan.
-func toAPI(err error, plan proto.Plan) *api.Error {
+func toAPI(err error, plan *entitlement) *api.Error {
 	var (
 		known     *api.Error
 		field     *proto.FieldError
@@ -91,26 +91,28 @@ func toAPI(err error, plan proto.Plan) *api.Error {
 	}
 }
 
-func rejectionToAPI(r *proto.Rejection, plan proto.Plan) *api.Error {
-	next, upgradable := proto.PlanByName(plan.Next)
+func rejectionToAPI(r *proto.Rejection, plan *entitlement) *api.Error {
 	limited := func(retryAfter int, kind, upgrade string) *api.Error {
 		e := api.Errorf(api.CodeRateLimited, "%s reached (%d/%d).%s", kind, r.Used, r.Limit, upgrade)
 		e.RetryAfter = retryAfter
 		return e
 	}
-	upgrade := func(limit int, kind string) string {
-		if !upgradable {
+	upgrade := func(limit func(*proto.Plan) int, kind string) string {
+		if plan.next == nil {
 			return ""
 		}
-		return fmt.Sprintf(" Upgrade to %s for %d %s executions.", next.Title, limit, kind)
+		if n := limit(plan.next); n > 0 {
+			return fmt.Sprintf(" Upgrade to %s for %d %s executions.", plan.next.Title, n, kind)
+		}
+		return fmt.Sprintf(" Upgrade to %s for any number of %s executions.", plan.next.Title, kind)
 	}
 	switch r.Reason {
 	case proto.RejectedConcurrency:
-		return limited(1, "concurrent execution limit", upgrade(next.Concurrent, "concurrent"))
+		return limited(1, "concurrent execution limit", upgrade(func(p *proto.Plan) int { return p.Concurrent }, "concurrent"))
 	case proto.RejectedKeyConcurrency:
 		return limited(1, "concurrent execution limit of this API key", "")
 	case proto.RejectedQueueFull:
-		return limited(5, "queued execution limit", upgrade(next.MaxQueued, "queued"))
+		return limited(5, "queued execution limit", upgrade(func(p *proto.Plan) int { return p.MaxQueued }, "queued"))
 	case proto.RejectedPipelines:
 		return limited(30, "limit of pipelines that run at the same time", "")
 	case proto.RejectedDiskFull:
@@ -124,7 +126,7 @@ func rejectionToAPI(r *proto.Rejection, plan proto.Plan) *api.Error {
 func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	info := infoOf(r.Context())
 	info.err = err
-	e := toAPI(err, info.plan)
+	e := toAPI(err, &info.plan)
 	status := e.Code.Status()
 	h := w.Header()
 	switch status {

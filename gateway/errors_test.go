@@ -12,12 +12,12 @@ import (
 
 func TestToAPI(t *testing.T) {
 	const id = proto.TraceID("trc_AbCdEfGhIjKlMnOpQrSt")
-	free, _ := proto.PlanByName("free")
-	enterprise, _ := proto.PlanByName("enterprise")
+	pro, _ := proto.PresetPlan("pro")
+	free, enterprise := entitlement{next: &pro}, entitlement{}
 	refused := func(r proto.Reason) error { return &proto.Rejection{Reason: r, Used: 5, Limit: 5} }
 	for _, tt := range []struct {
 		err    error
-		plan   proto.Plan
+		plan   entitlement
 		status int
 		code   api.Code
 		retry  int
@@ -58,6 +58,7 @@ func TestToAPI(t *testing.T) {
 		{bodyTooLarge(8), free, 413, "payload_too_large", 0, "body must be at most 8 bytes"},
 		{refused(proto.RejectedConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions."},
 		{refused(proto.RejectedConcurrency), enterprise, 429, "rate_limited", 1, "concurrent execution limit reached (5/5)."},
+		{refused(proto.RejectedConcurrency), entitlement{next: &proto.Plan{Title: "Large"}}, 429, "rate_limited", 1, "concurrent execution limit reached (5/5). Upgrade to Large for any number of concurrent executions."},
 		{refused(proto.RejectedKeyConcurrency), free, 429, "rate_limited", 1, "concurrent execution limit of this API key reached (5/5)."},
 		{refused(proto.RejectedQueueFull), free, 429, "rate_limited", 5, "queued execution limit reached (5/5). Upgrade to Pro for 1000 queued executions."},
 		{refused(proto.RejectedUnavailable), free, 503, "service_unavailable", 2, ""},
@@ -73,7 +74,7 @@ func TestToAPI(t *testing.T) {
 			"it may run: ask for it at /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt"},
 	} {
 		for _, err := range []error{tt.err, fmt.Errorf("wrapped: %w", tt.err)} {
-			got := toAPI(err, tt.plan)
+			got := toAPI(err, &tt.plan)
 			if got.Code.Status() != tt.status || got.Code != tt.code || got.RetryAfter != tt.retry || got.Message == "" ||
 				(tt.text != "" && got.Message != tt.text) {
 				t.Errorf("%v: %+v", err, got)

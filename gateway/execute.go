@@ -147,7 +147,7 @@ func (s *Server) readJob(w http.ResponseWriter, r *http.Request, id proto.TraceI
 // client describes who asks for an execution.
 type client struct {
 	key                      *proto.Key
-	plan                     proto.Plan
+	plan                     entitlement
 	requestID, id, userAgent string
 }
 
@@ -164,7 +164,7 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 	if len(req.SubPaths) > 0 {
 		return nil, notImplemented("sub_paths is", "leave it out")
 	}
-	if err := checkPlan(c.plan, mode, req.Timeout, s.UpgradeURL); err != nil {
+	if err := s.checkPlan(ctx, &c.plan, mode, req.Timeout); err != nil {
 		return nil, err
 	}
 	runAt, err := s.runAt(req, mode, now)
@@ -207,7 +207,7 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(),
 			WebhookURL: webhookURL, RequestID: c.requestID, ClientID: c.id, UserAgent: c.userAgent,
 			CreatedAt: now.UTC(), RunAt: runAt,
-			Concurrent: c.plan.Concurrent, MaxQueued: c.plan.MaxQueued, Weight: c.plan.Weight, KeyConcurrent: c.key.Concurrent, HasSecrets: len(bound) > 0,
+			Concurrent: proto.LimitOf(c.plan.Concurrent), MaxQueued: proto.LimitOf(c.plan.MaxQueued), Weight: c.plan.Weight, KeyConcurrent: c.plan.keyConcurrent, HasSecrets: len(bound) > 0,
 		},
 		Env: env, Sandbox: sandbox, Bound: bound, Sealed: sealed,
 	}
@@ -244,44 +244,6 @@ func (s *Server) runAt(req *api.ExecuteRequest, mode proto.Mode, now time.Time) 
 func clientText(h http.Header, name string) string {
 	text := h.Get(name)
 	return strings.ToValidUTF8(text[:min(len(text), maxClientText)], "")
-}
-
-// checkPlan refuses a mode or timeout that the plan does not include. Nothing is reduced silently.
-func checkPlan(plan proto.Plan, mode proto.Mode, timeout int, upgradeURL string) error {
-	kind, included := "", true
-	switch mode {
-	case proto.ModeStreaming:
-		kind, included = "Streaming", plan.Streaming
-	case proto.ModeAsync:
-		kind, included = "Async", plan.Async
-	}
-	upgrade := ""
-	if upgradeURL != "" {
-		upgrade = ". Upgrade at " + upgradeURL
-	}
-	if !included {
-		return api.NotInPlan("%s execution requires %s plan%s", kind, plansWith(mode), upgrade)
-	}
-	if timeout <= plan.MaxTimeout {
-		return nil
-	}
-	message := fmt.Sprintf("timeout is above the maximum of %d seconds of the %s plan", plan.MaxTimeout, plan.Title)
-	next, upgradable := proto.PlanByName(plan.Next)
-	if !upgradable {
-		return api.NotInPlan("%s; ask for less", message)
-	}
-	return api.NotInPlan("%s; upgrade to %s for up to %d seconds, or ask for less%s", message, next.Title, next.MaxTimeout, upgrade)
-}
-
-// plansWith lists the plans that include a mode, such as "a Pro or Enterprise".
-func plansWith(mode proto.Mode) string {
-	var titles []string
-	for _, p := range proto.Plans() {
-		if (mode == proto.ModeStreaming && p.Streaming) || (mode == proto.ModeAsync && p.Async) {
-			titles = append(titles, p.Title)
-		}
-	}
-	return "a " + strings.Join(titles, " or ")
 }
 
 // submit submits a job, or finds the execution of an earlier request with the same idempotency key.

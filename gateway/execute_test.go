@@ -182,7 +182,7 @@ func TestRejections(t *testing.T) {
 		} {
 			t.Run(name+" "+string(tt.rejection.Reason)+" "+tt.plan, func(t *testing.T) {
 				h := newHarness(t)
-				h.key = h.stub.addKey("acme", tt.plan, asUser)
+				h.key = h.stub.addKey("of-"+tt.plan, tt.plan, asUser)
 				h.stub.refuse = func(*proto.Job) error { return &tt.rejection }
 				a := h.execute(hello, append(headers, "Idempotency-Key", "k")...).want(tt.status, tt.code, tt.message)
 				if got := a.header.Get("Retry-After"); got != tt.retry {
@@ -276,7 +276,7 @@ func (q waitTimesOut) Watch(id proto.TraceID) (Watch, error) { return q.watch(q.
 
 func TestPlans(t *testing.T) {
 	h := newHarness(t)
-	h.key = h.stub.addKey("acme", "free", asUser)
+	h.key = h.stub.addKey("small", "free", asUser)
 	h.stub.finishAtOnce(proto.Exited(0))
 	for _, tt := range []struct {
 		body, name, value, message string
@@ -299,7 +299,7 @@ func TestPlans(t *testing.T) {
 		}
 	}
 	for plan, most := range map[string]string{"pro": "3600", "enterprise": "86400"} {
-		h.key = h.stub.addKey("acme", plan, asUser)
+		h.key = h.stub.addKey("of-"+plan, plan, asUser)
 		h.execute(`{"code":"1","timeout":`+most+`}`).want(200, "")
 		h.execute(`{"code":"1","timeout":`+most+`1}`).want(429, "rate_limited", "timeout", most)
 	}

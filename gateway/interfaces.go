@@ -198,7 +198,7 @@ type Keys interface {
 	Key(id string) (key *proto.Key, ok bool)
 }
 
-// KeyAdmin creates and revokes API keys.
+// KeyAdmin creates, changes and revokes API keys.
 type KeyAdmin interface {
 	// Create stores a new key with the name, organisation, plan, rights, limit and sandbox profile
 	// of k, and returns it with its secret. It returns [proto.ErrNotFound] if the profile does not
@@ -211,6 +211,44 @@ type KeyAdmin interface {
 	Revoke(ctx context.Context, id string) (proto.Key, error)
 	// Get returns a key, also if it is revoked, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (proto.Key, error)
+	// Change stores what change makes of a key, and returns that. change may be called again. Its
+	// error is returned unchanged. Change returns [proto.ErrNotFound] if the key does not exist, and
+	// a [*proto.LastKeyError] if none of a global administrator would be left.
+	Change(ctx context.Context, id string, change func(*proto.Key) error) (proto.Key, error)
+	// Rotate gives a key a new secret and returns both. The previous secret works until then. Errors
+	// are those of Change.
+	Rotate(ctx context.Context, id string, until time.Time) (key proto.Key, secret string, err error)
+}
+
+// Orgs stores organisations.
+type Orgs interface {
+	// Org returns an organisation, or [proto.ErrNotFound].
+	Org(ctx context.Context, name string) (proto.Org, error)
+	// List returns all organisations by name.
+	List() []proto.Org
+	// Create stores a new organisation. It returns [proto.ErrExists] if there is one of that name.
+	Create(ctx context.Context, org proto.Org) error
+	// Change stores what change makes of an organisation, and returns that. change may be called
+	// again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such
+	// organisation.
+	Change(ctx context.Context, name string, change func(*proto.Org) error) (proto.Org, error)
+}
+
+// Plans stores plans.
+type Plans interface {
+	// Plan returns a built-in or a stored plan, or [proto.ErrNotFound].
+	Plan(ctx context.Context, name string) (proto.Plan, error)
+	// List returns all plans.
+	List() []proto.Plan
+	// Create stores a new plan. It returns [proto.ErrExists] if there is one of that name.
+	Create(ctx context.Context, plan proto.Plan) error
+	// Replace stores a plan in place of the one of the same name, for which check must return nil.
+	// check may be called again. Its error is returned unchanged. Replace returns [proto.ErrNotFound]
+	// if there is no such plan.
+	Replace(ctx context.Context, plan proto.Plan, check func(old proto.Plan) error) error
+	// Remove removes a stored plan, for which check must return nil, and returns it. It returns
+	// [proto.ErrNotFound] if there is none, and a [*proto.PlanInUseError] if it is needed.
+	Remove(ctx context.Context, name string, check func(old proto.Plan) error) (proto.Plan, error)
 }
 
 // Secrets stores the named secrets of organisations.
@@ -244,12 +282,14 @@ type Profiles interface {
 	List(ctx context.Context) ([]proto.Profile, error)
 	// Create stores a new profile. It returns [proto.ErrExists] if the name is taken.
 	Create(ctx context.Context, p proto.Profile) error
-	// Replace replaces the profile of the same name. It returns [proto.ErrNotFound] if there is
-	// none.
-	Replace(ctx context.Context, p proto.Profile) error
-	// Remove removes and returns a profile. It returns [proto.ErrNotFound] if the profile does not
-	// exist, and a [*proto.BoundError] if valid keys are bound to it.
-	Remove(ctx context.Context, name string) (proto.Profile, error)
+	// Replace replaces the profile of the same name, for which check must return nil. check may be
+	// called again. Its error is returned unchanged. Replace returns [proto.ErrNotFound] if there is
+	// no such profile.
+	Replace(ctx context.Context, p proto.Profile, check func(old proto.Profile) error) error
+	// Remove removes a profile, for which check must return nil, and returns it. It returns
+	// [proto.ErrNotFound] if the profile does not exist, and a [*proto.BoundError] if valid keys are
+	// bound to it.
+	Remove(ctx context.Context, name string, check func(old proto.Profile) error) (proto.Profile, error)
 }
 
 // Images finds sandbox images.

@@ -25,7 +25,7 @@ const maxRequestID = 128
 type info struct {
 	requestID string
 	key       proto.Key
-	plan      proto.Plan
+	plan      entitlement
 	trace     proto.TraceID
 	err       error
 	reported  bool // err is part of an answer of status 200
@@ -164,7 +164,7 @@ func (s *Server) logRequest(r *http.Request, i *info, took time.Duration) {
 	switch {
 	case status == http.StatusInternalServerError:
 		level = slog.LevelError
-	case i.reported && toAPI(i.err, i.plan).Code == api.CodeInternal:
+	case i.reported && toAPI(i.err, &i.plan).Code == api.CodeInternal:
 		level = slog.LevelError
 	case i.err != nil && !i.reported && status == http.StatusOK && r.Context().Err() == nil:
 		level = slog.LevelWarn // broken off

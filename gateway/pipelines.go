@@ -110,7 +110,7 @@ func (s *Server) checkStepSecrets(ctx context.Context, p *proto.Pipeline) error 
 		}
 		for j := range step.Cells {
 			var without []string
-			key, _, err := s.stepKey(p, i, j)
+			key, _, err := s.stepKey(ctx, p, i, j)
 			if err == nil {
 				_, without, err = s.storedSecrets(ctx, p, step, key)
 			}
@@ -246,7 +246,7 @@ func stepRefusal(err error) (refused string, _ error) {
 	_, known := errors.AsType[*api.Error](err) // a broken sandbox is an internal error for clients
 	_, field := errors.AsType[*proto.FieldError](err)
 	if known || field {
-		return toAPI(err, proto.Plan{}).Message, nil
+		return toAPI(err, &entitlement{}).Message, nil
 	}
 	return "", err
 }
@@ -255,7 +255,7 @@ func stepRefusal(err error) (refused string, _ error) {
 // never start, empty if it may.
 func (s *Server) StepSpace(ctx context.Context, p *proto.Pipeline, step, cell int) (most proto.Space, refused string, err error) {
 	var profile proto.Profile
-	key, _, err := s.stepKey(p, step, cell)
+	key, _, err := s.stepKey(ctx, p, step, cell)
 	if err == nil {
 		profile, err = s.profileOf(ctx, key)
 	}
@@ -267,8 +267,8 @@ func (s *Server) StepSpace(ctx context.Context, p *proto.Pipeline, step, cell in
 }
 
 // stepKey returns the API key of a run, bound to the sandbox profile of a cell.
-func (s *Server) stepKey(p *proto.Pipeline, step, cell int) (*proto.Key, proto.Plan, error) {
-	key, plan, err := s.validKey(p.Key)
+func (s *Server) stepKey(ctx context.Context, p *proto.Pipeline, step, cell int) (*proto.Key, entitlement, error) {
+	key, plan, err := s.validKey(ctx, p.Key)
 	if err != nil {
 		return nil, plan, err
 	}
@@ -287,7 +287,7 @@ func (s *Server) stepKey(p *proto.Pipeline, step, cell int) (*proto.Key, proto.P
 
 // stepJob returns the job of a cell, without its thread.
 func (s *Server) stepJob(ctx context.Context, p *proto.Pipeline, step, cell int, id proto.TraceID) (*proto.Job, error) {
-	key, plan, err := s.stepKey(p, step, cell)
+	key, plan, err := s.stepKey(ctx, p, step, cell)
 	if err != nil {
 		return nil, err
 	}

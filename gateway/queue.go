@@ -28,5 +28,5 @@ func (s *Server) getQueue(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("show the queue: %w", err)
 	}
-	return writeValue(w, http.StatusOK, api.NewQueue(&view, &i.key, &i.plan))
+	return writeValue(w, http.StatusOK, api.NewQueue(&view, i.plan.keyConcurrent, &i.plan.Plan))
 }

@@ -31,7 +31,7 @@ func TestQueue(t *testing.T) {
 		Oldest: &place, Places: []proto.QueuePlace{{TraceID: id, Class: proto.ClassInteractive, CreatedAt: time.Unix(1e9, 0)}},
 	}}
 	h.server.Queue = stub
-	pro := h.stub.addKey("acme", "pro", asUser)
+	pro := h.stub.addKey("team", "pro", asUser)
 	got := h.do("GET", "/v1/queue?trace_id="+string(id), "", "Authorization", "Bearer "+pro).want(200, "").json()
 	counts := func(interactive, batch float64) map[string]any {
 		return map[string]any{"interactive": interactive, "batch": batch}
@@ -49,7 +49,7 @@ func TestQueue(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v", got)
 	}
-	if stub.last.Org != "acme" || stub.last.Key == "" || !reflect.DeepEqual(stub.last.Traces, []proto.TraceID{id}) {
+	if stub.last.Org != "team" || stub.last.Key == "" || !reflect.DeepEqual(stub.last.Traces, []proto.TraceID{id}) {
 		t.Errorf("asked for %+v", stub.last)
 	}
 	h.do("GET", "/v1/queue?trace_id=trc_1", "", "Authorization", "Bearer "+pro).want(400, "validation_error")

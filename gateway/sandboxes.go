@@ -80,7 +80,7 @@ func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("create sandbox: %w", err)
 	}
 	w.Header().Set("Location", "/v1/admin/sandboxes/"+p.Name)
-	return writeValue(w, http.StatusCreated, p)
+	return writeTagged(w, http.StatusCreated, p)
 }
 
 func (s *Server) listSandboxes(w http.ResponseWriter, r *http.Request) error {
@@ -96,7 +96,7 @@ func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeValue(w, http.StatusOK, p)
+	return writeTagged(w, http.StatusOK, p)
 }
 
 // profileNamed returns the profile of that name, which may be the default one.
@@ -142,10 +142,10 @@ func (s *Server) replaceSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.Profiles.Replace(r.Context(), p); err != nil {
+	if err := s.Profiles.Replace(r.Context(), p, func(old proto.Profile) error { return checkMatch(r, old) }); err != nil {
 		return fmt.Errorf("replace sandbox: %w", err)
 	}
-	return writeValue(w, http.StatusOK, p)
+	return writeTagged(w, http.StatusOK, p)
 }
 
 func (s *Server) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
@@ -153,7 +153,7 @@ func (s *Server) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err := proto.CheckProfileName(name); err != nil {
 		return err
 	}
-	p, err := s.Profiles.Remove(r.Context(), name)
+	p, err := s.Profiles.Remove(r.Context(), name, func(old proto.Profile) error { return checkMatch(r, old) })
 	if err != nil {
 		return fmt.Errorf("remove sandbox: %w", err)
 	}

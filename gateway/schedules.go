@@ -179,7 +179,7 @@ func (s *Server) writeSchedule(w http.ResponseWriter, status int, schedule *prot
 // may have started.
 func (s *Server) StartScheduled(ctx context.Context, schedule *proto.Schedule, tick time.Time) (id proto.TraceID, refused string, err error) {
 	id, err = s.submitScheduled(ctx, schedule, tickName(tick))
-	refused, err = s.rejectionReason(err, schedule.Key)
+	refused, err = s.rejectionReason(ctx, err, schedule.Key)
 	if err != nil || refused != "" {
 		return "", refused, err
 	}
@@ -199,7 +199,7 @@ func scheduledName(schedule *proto.Schedule, name string) string { return schedu
 
 // rejectionReason returns the reason why a submission under an API key will never be accepted, or
 // the error after which it is to be repeated. Both are empty without an error.
-func (s *Server) rejectionReason(err error, key string) (string, error) {
+func (s *Server) rejectionReason(ctx context.Context, err error, key string) (string, error) {
 	if err == nil {
 		return "", nil
 	}
@@ -208,11 +208,11 @@ func (s *Server) rejectionReason(err error, key string) (string, error) {
 			return "", err
 		}
 	}
-	plan := proto.Plan{}
+	plan := entitlement{}
 	if key, ok := s.Keys.Key(key); ok {
-		plan, _ = s.planOf(key)
+		plan, _ = s.entitlementOf(ctx, key)
 	}
-	e := toAPI(err, plan)
+	e := toAPI(err, &plan)
 	// A broken sandbox is an internal error for clients.
 	if _, known := errors.AsType[*api.Error](err); e.Code.Status() >= http.StatusInternalServerError && !known || e.Code.Status() == http.StatusServiceUnavailable {
 		return "", err
@@ -250,7 +250,7 @@ func (s *Server) submitScheduled(ctx context.Context, schedule *proto.Schedule, 
 
 // scheduledJob returns the job of a schedule's execution, under the schedule's own key.
 func (s *Server) scheduledJob(ctx context.Context, schedule *proto.Schedule, id proto.TraceID) (*proto.Job, error) {
-	key, plan, err := s.validKey(schedule.Key)
+	key, plan, err := s.validKey(ctx, schedule.Key)
 	if err != nil {
 		return nil, err
 	}
@@ -266,15 +266,15 @@ func (s *Server) scheduledJob(ctx context.Context, schedule *proto.Schedule, id 
 	return job, nil
 }
 
-// validKey returns the API key under which work goes on without a request, and its plan.
-func (s *Server) validKey(id string) (*proto.Key, proto.Plan, error) {
+// validKey returns the API key under which work goes on without a request, and what it may do.
+func (s *Server) validKey(ctx context.Context, id string) (*proto.Key, entitlement, error) {
 	key, ok := s.Keys.Key(id)
 	if !ok || !key.Valid(time.Now()) {
-		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, is revoked or has expired; create it again with another key", id)
+		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, is revoked or has expired; create it again with another key", id)
 	}
 	if !key.Has(proto.ScopeExecute) {
-		return nil, proto.Plan{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, has lost the scope execute; create it again with another key", id)
+		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, has lost the scope execute; create it again with another key", id)
 	}
-	plan, err := s.planOf(key)
+	plan, err := s.entitlementOf(ctx, key)
 	return key, plan, err
 }

@@ -57,6 +57,8 @@ type Server struct {
 	Events      Events
 	Keys        Keys
 	KeyAdmin    KeyAdmin
+	Orgs        Orgs
+	Plans       Plans
 	SecretsKey  SecretsKey
 	Secrets     Secrets
 	Profiles    Profiles
@@ -158,6 +160,9 @@ func (s *Server) routeAPI(r chi.Router) {
 		"listThreads": s.listThreads, "getThread": s.getThread, "deleteThread": s.deleteThread, "forkThread": s.forkThread,
 		"archiveThread": s.archiveThread, "listFiles": s.listFiles, "fileUploadURL": s.uploadURL, "fileDownloadURL": s.downloadURL,
 		"getContent": s.getContent, "putContent": s.putContent, "createKey": s.createKey, "listKeys": s.listKeys, "revokeKey": s.revokeKey,
+		"getKey": s.getKey, "replaceKey": s.replaceKey, "rotateKey": s.rotateKey,
+		"createOrg": s.createOrg, "listOrgs": s.listOrgs, "getOrg": s.getOrg, "replaceOrg": s.replaceOrg,
+		"createPlan": s.createPlan, "listPlans": s.listPlans, "getPlan": s.getPlan, "replacePlan": s.replacePlan, "removePlan": s.deletePlan,
 		"createSandbox": s.createSandbox, "listSandboxes": s.listSandboxes, "getSandbox": s.getSandbox, "getSandboxPreload": s.getSandboxPreload, "replaceSandbox": s.replaceSandbox,
 		"removeSandbox": s.deleteSandbox, "putImage": s.putImage, "listImages": s.listImages, "removeImage": s.removeImage,
 		"createSchedule": s.createSchedule, "listSchedules": s.listSchedules, "getSchedule": s.getSchedule, "patchSchedule": s.patchSchedule,

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -31,6 +32,8 @@ type stub struct {
 	keys      []proto.Key
 	secrets   map[string]string // secret -> key id
 	registry  *registry
+	orgs      orgStore
+	plans     planStore
 	watches   atomic.Int64 // number of open watches
 }
 
@@ -44,7 +47,7 @@ type run struct {
 func newStub() *stub {
 	return &stub{
 		runs: map[proto.TraceID]*run{}, submitted: make(chan proto.TraceID, 100),
-		bindings: map[string]proto.Binding{}, secrets: map[string]string{},
+		bindings: map[string]proto.Binding{}, secrets: map[string]string{}, orgs: orgStore{}, plans: planStore{},
 		stats: func(context.Context) (proto.QueueStats, error) { return proto.QueueStats{Workers: 1}, nil },
 	}
 }
@@ -55,12 +58,19 @@ var (
 	asAdmin = proto.Key{Scopes: proto.Scopes(), Global: true}
 )
 
-// addKey stores a key with the scopes of another and returns its secret.
+// addKey stores a key with the scopes of another and returns its secret. plan is that of the
+// organisation, if it has none yet, and narrows the key otherwise.
 func (q *stub) addKey(org, plan string, like proto.Key) string {
 	secret := proto.NewKeySecret("local")
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	id := fmt.Sprintf("key_%d", len(q.keys)+1)
+	if _, ok := q.orgs[org]; !ok {
+		q.orgs[org] = proto.Org{Name: org, Plan: cmp.Or(plan, proto.UnlimitedPlan)}
+	}
+	if plan == q.orgs[org].Plan {
+		plan = ""
+	}
 	q.keys = append(q.keys, proto.Key{
 		ID: id, Name: "test", Org: org, Plan: plan, Scopes: like.Scopes, Global: like.Global, Hint: proto.KeyHint(secret), CreatedAt: time.Now(),
 	})
@@ -321,6 +331,7 @@ func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error)
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
 	made.Name, made.Sandbox, made.Env, made.Secrets, made.ExpiresAt = k.Name, k.Sandbox, k.Env, k.Secrets, k.ExpiresAt
+	made.Concurrent, made.MaxTimeout = k.Concurrent, k.MaxTimeout
 	return *made, secret, nil
 }
 
@@ -337,17 +348,122 @@ func (q *stub) Get(_ context.Context, id string) (proto.Key, error) {
 	return proto.Key{}, proto.ErrNotFound
 }
 
-func (q *stub) Revoke(_ context.Context, id string) (proto.Key, error) {
+func (q *stub) Change(_ context.Context, id string, change func(*proto.Key) error) (proto.Key, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.keys {
 		if q.keys[i].ID == id {
-			now := time.Now()
-			q.keys[i].RevokedAt = &now
-			return q.keys[i], nil
+			changed := q.keys[i]
+			if err := change(&changed); err != nil {
+				return proto.Key{}, err
+			}
+			q.keys[i] = changed
+			return changed, nil
 		}
 	}
 	return proto.Key{}, proto.ErrNotFound
+}
+
+func (q *stub) Revoke(ctx context.Context, id string) (proto.Key, error) {
+	return q.Change(ctx, id, func(k *proto.Key) error {
+		k.RevokedAt = new(time.Now())
+		return nil
+	})
+}
+
+// rotatingKeys is the stub for keys, which another method named Rotate is in the way of.
+type rotatingKeys struct{ *stub }
+
+func (q rotatingKeys) Rotate(ctx context.Context, id string, until time.Time) (proto.Key, string, error) {
+	secret := proto.NewKeySecret("local")
+	key, err := q.Change(ctx, id, func(k *proto.Key) error {
+		q.secrets[secret] = id
+		k.OverlapUntil, k.Hint = &until, proto.KeyHint(secret)
+		return nil
+	})
+	return key, secret, err
+}
+
+// orgStore replaces the registry of organisations.
+type orgStore map[string]proto.Org
+
+func (l orgStore) Org(_ context.Context, name string) (proto.Org, error) {
+	o, ok := l[name]
+	if !ok {
+		return o, proto.ErrNotFound
+	}
+	return o, nil
+}
+
+func (l orgStore) List() []proto.Org {
+	return slices.SortedFunc(maps.Values(l), func(a, b proto.Org) int { return strings.Compare(a.Name, b.Name) })
+}
+
+func (l orgStore) Create(_ context.Context, o proto.Org) error {
+	if _, ok := l[o.Name]; ok {
+		return proto.ErrExists
+	}
+	l[o.Name] = o
+	return nil
+}
+
+func (l orgStore) Change(ctx context.Context, name string, change func(*proto.Org) error) (proto.Org, error) {
+	o, err := l.Org(ctx, name)
+	if err == nil {
+		err = change(&o)
+	}
+	if err == nil {
+		l[name] = o
+	}
+	return o, err
+}
+
+// planStore replaces the registry of plans.
+type planStore map[string]proto.Plan
+
+func (l planStore) Plan(_ context.Context, name string) (proto.Plan, error) {
+	if p, ok := l[name]; ok {
+		return p, nil
+	}
+	if p, ok := proto.PresetPlan(name); ok {
+		return p, nil
+	}
+	return proto.Plan{}, proto.ErrNotFound
+}
+
+func (l planStore) List() []proto.Plan {
+	return append(proto.PresetPlans(), slices.SortedFunc(maps.Values(l), func(a, b proto.Plan) int { return strings.Compare(a.Name, b.Name) })...)
+}
+
+func (l planStore) Create(ctx context.Context, p proto.Plan) error {
+	if _, err := l.Plan(ctx, p.Name); err == nil {
+		return proto.ErrExists
+	}
+	l[p.Name] = p
+	return nil
+}
+
+func (l planStore) Replace(ctx context.Context, p proto.Plan, check func(proto.Plan) error) error {
+	old, err := l.Plan(ctx, p.Name)
+	if err == nil {
+		err = check(old)
+	}
+	if err == nil {
+		l[p.Name] = p
+	}
+	return err
+}
+
+func (l planStore) Remove(_ context.Context, name string, check func(proto.Plan) error) (proto.Plan, error) {
+	p, ok := l[name]
+	if !ok {
+		return p, proto.ErrNotFound
+	}
+	err := check(p)
+	if err == nil {
+		delete(l, name)
+	}
+	return p, err
 }
 
 func (q *stub) Bind(_ context.Context, scope, key string, b proto.Binding) (proto.Binding, bool, error) {
@@ -463,16 +579,22 @@ func (r *registry) put(p proto.Profile) {
 	r.profiles[p.Name] = p
 }
 
-func (r *registry) Replace(_ context.Context, p proto.Profile) error {
-	if !r.has(p.Name) {
-		return fmt.Errorf("profile %s: %w", p.Name, proto.ErrNotFound)
+func (r *registry) Replace(ctx context.Context, p proto.Profile, check func(proto.Profile) error) error {
+	old, err := r.Profile(ctx, p.Name)
+	if err == nil {
+		err = check(old)
 	}
-	r.put(p)
-	return nil
+	if err == nil {
+		r.put(p)
+	}
+	return err
 }
 
-func (r *registry) Remove(ctx context.Context, name string) (proto.Profile, error) {
+func (r *registry) Remove(ctx context.Context, name string, check func(proto.Profile) error) (proto.Profile, error) {
 	p, err := r.Profile(ctx, name)
+	if err == nil {
+		err = check(p)
+	}
 	if err != nil {
 		return p, err
 	}

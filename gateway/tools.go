@@ -258,5 +258,5 @@ func (t toolCalls) DownloadURL(_ context.Context, call *mcp.Call, req *api.FileD
 func (t toolCalls) PublicError(call *mcp.Call, err error) *api.Error {
 	i := infoOf(call.HTTP.Context())
 	i.err, i.reported = err, true
-	return toAPI(err, i.plan)
+	return toAPI(err, &i.plan)
 }

@@ -28,17 +28,20 @@ func UserScopes() []Scope { return []Scope{ScopeExecute, ScopeRead, ScopeFiles} 
 
 // Key is a stored API key. The key itself is never stored, only a keyed hash of it.
 type Key struct {
-	ID     string  `json:"id"`
-	Name   string  `json:"name"`
-	Org    string  `json:"org"`
-	Plan   string  `json:"plan"`
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	Org  string `json:"org"`
+	// Plan has limits that hold for this key alone, beside those of its organisation's plan; empty
+	// for none.
+	Plan   string  `json:"plan,omitempty"`
 	Scopes []Scope `json:"scopes"`
 	// Global makes the scope admin one for all organisations and for the server itself.
 	Global  bool   `json:"global,omitempty"`
 	Sandbox string `json:"sandbox,omitempty"` // the name of its sandbox profile; empty for the default one
-	// Concurrent is the number of executions that may run at once with this key, 0 for the plan's
-	// limit alone.
+	// Concurrent is the number of executions that may run at once with this key, MaxTimeout the
+	// seconds that one may ask for; 0 for the limits of plans alone.
 	Concurrent int `json:"concurrent,omitempty"`
+	MaxTimeout int `json:"max_timeout,omitempty"`
 	// Env are variables of every program: over those of the profile, below those of the request.
 	Env       map[string]string `json:"env,omitempty"`
 	Secrets   []string          `json:"secrets,omitempty"` // as in a [Profile], over its own
@@ -46,6 +49,8 @@ type Key struct {
 	CreatedAt time.Time         `json:"created_at"`
 	ExpiresAt *time.Time        `json:"expires_at,omitempty"` // nil for never
 	RevokedAt *time.Time        `json:"revoked_at"`
+	// OverlapUntil is when the secret before the last rotation stops working; nil if there was none.
+	OverlapUntil *time.Time `json:"overlap_until,omitempty"`
 }
 
 // Valid reports whether the key may be used at a time: it is neither revoked nor expired.

@@ -133,22 +133,45 @@ func TestKeyForm(t *testing.T) {
 	}
 }
 
-func TestPlans(t *testing.T) {
-	plans := Plans()
+func TestPresetPlans(t *testing.T) {
+	plans := PresetPlans()
 	for i, p := range plans {
-		got, ok := PlanByName(p.Name)
+		got, ok := PresetPlan(p.Name)
 		if !ok || got != p {
 			t.Errorf("plan %s: %+v", p.Name, got)
 		}
-		if last := i == len(plans)-1; last != (p.Next == "") || (!last && p.Next != plans[i+1].Name) {
+		if err := p.Validate(); err != nil {
+			t.Errorf("plan %s: %v", p.Name, err)
+		}
+		if i > 0 && (!plans[i-1].Within(p) || p.Within(plans[i-1]) && p != plans[i-1]) {
+			t.Errorf("%s does not allow more than %s", p.Name, plans[i-1].Name)
+		}
+		if _, ok := PresetPlan(p.Next); p.Next != "" && !ok {
 			t.Errorf("after %s comes %q", p.Name, p.Next)
 		}
-		if p.Weight < 1 || i > 0 && p.Weight <= plans[i-1].Weight {
-			t.Errorf("the weight of %s is %d", p.Name, p.Weight)
-		}
 	}
-	if _, ok := PlanByName("gold"); ok {
+	if _, ok := PresetPlan("gold"); ok {
 		t.Error("there is a plan gold")
+	}
+}
+
+func TestPlanNarrows(t *testing.T) {
+	unlimited := Plan{Name: "u", Weight: 2, Streaming: true, Async: true}
+	small := Plan{Name: "s", Weight: 1, Concurrent: 5, MaxTimeout: 60, Streaming: true}
+	mixed := Plan{Name: "m", Weight: 1, Concurrent: 7, MaxQueued: 3, MaxTimeout: 30, Async: true}
+	for _, tt := range []struct{ p, other, want Plan }{
+		{unlimited, unlimited, unlimited},
+		{unlimited, small, Plan{Name: "u", Weight: 2, Concurrent: 5, MaxTimeout: 60, Streaming: true}},
+		{small, unlimited, small},
+		{mixed, unlimited, mixed},
+		{small, mixed, Plan{Name: "s", Weight: 1, Concurrent: 5, MaxTimeout: 30}},
+	} {
+		if got := tt.p.Narrow(tt.other); got != tt.want {
+			t.Errorf("%s narrowed by %s: %+v, want %+v", tt.p.Name, tt.other.Name, got, tt.want)
+		}
+		if got, want := tt.p.Within(tt.other), tt.p.Narrow(tt.other) == tt.p; got != want {
+			t.Errorf("%s within %s: %t", tt.p.Name, tt.other.Name, got)
+		}
 	}
 }
 

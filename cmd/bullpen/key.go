@@ -15,49 +15,147 @@ import (
 type keyCommands struct {
 	Create keyCreateCommand `cmd:"" help:"Create an API key (admin)."`
 	List   keyListCommand   `cmd:"" help:"List all API keys (admin)."`
+	Show   keyShowCommand   `cmd:"" help:"Show an API key, without its secret (admin)."`
+	Update keyUpdateCommand `cmd:"" help:"Change an API key (admin)."`
+	Rotate keyRotateCommand `cmd:"" help:"Give an API key a new secret (admin)."`
 	Revoke keyRevokeCommand `cmd:"" help:"Revoke an API key (admin)."`
 
 	Webhook keyWebhookCommands `cmd:"" help:"Manage the webhook settings of the API key in use."`
 }
 
+// keySettingFlags are what can be changed of a key.
+type keySettingFlags struct {
+	Plan       *string        `placeholder:"PLAN" help:"Plan whose limits hold for this key alone, beside those of the organisation's plan. Empty for none."`
+	Scopes     []proto.Scope  `enum:"execute,read,files,admin" placeholder:"SCOPE,…" help:"What the key may do: execute, read, files, admin. admin administers the organisation. Default of a new key: execute,read,files."`
+	Global     *bool          `negatable:"" help:"The scope admin holds for all organisations and for the server."`
+	Concurrent *int           `placeholder:"N" help:"Concurrent executions of this key; 0 for the limits of plans alone, the default."`
+	MaxTimeout *int           `placeholder:"SECONDS" help:"Longest timeout that an execution of this key may ask for; 0 for the limits of plans alone, the default."`
+	ExpiresIn  *time.Duration `placeholder:"DURATION" help:"How long the key works, such as 720h; 0 for until it is revoked, the default."`
+	Env        []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable; replaces all earlier ones."`
+	Secret     []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
+}
+
+// apply changes the settings that were given.
+func (f *keySettingFlags) apply(k *client.KeySettings) error {
+	set(&k.Plan, f.Plan)
+	set(&k.Global, f.Global)
+	setLimit(&k.Concurrent, f.Concurrent)
+	setLimit(&k.MaxTimeout, f.MaxTimeout)
+	if f.Scopes != nil {
+		k.Scopes = f.Scopes
+	}
+	if f.Secret != nil {
+		k.Secrets = f.Secret
+	}
+	if f.Env != nil {
+		env, err := nameValues("-e", f.Env)
+		if err != nil {
+			return err
+		}
+		k.Env = env
+	}
+	switch {
+	case f.ExpiresIn == nil:
+	case *f.ExpiresIn < 0:
+		return usagef("--expires-in must not be negative")
+	case *f.ExpiresIn == 0:
+		k.ExpiresAt = nil
+	default:
+		k.ExpiresAt = &api.Time{Time: time.Now().Add(*f.ExpiresIn)}
+	}
+	return nil
+}
+
+// setLimit stores a limit, if it was given; 0 removes it.
+func setLimit(to **int, flag *int) {
+	switch {
+	case flag == nil:
+	case *flag == 0:
+		*to = nil
+	default:
+		*to = flag
+	}
+}
+
 type keyCreateCommand struct {
-	remote     `embed:""`
-	Name       string        `required:"" placeholder:"NAME" help:"Name of the key, for people."`
-	Org        string        `required:"" placeholder:"ORG" help:"Organisation of the key: a-z 0-9 _ -."`
-	Plan       string        `required:"" enum:"free,pro,enterprise" placeholder:"PLAN" help:"Plan of the organisation: free, pro or enterprise."`
-	Scopes     []proto.Scope `default:"execute,read,files" enum:"execute,read,files,admin" placeholder:"SCOPE,…" help:"What the key may do: execute, read, files, admin. admin administers the organisation. Default: ${default}."`
-	Global     bool          `help:"The scope admin holds for all organisations and for the server."`
-	Concurrent *int          `placeholder:"N" help:"Concurrent executions of this key. Default: the limit of the plan."`
-	Sandbox    string        `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
-	ExpiresIn  time.Duration `placeholder:"DURATION" help:"How long the key works, such as 720h. Default: until it is revoked."`
-	Env        []string      `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable."`
-	Secret     []string      `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable."`
+	remote          `embed:""`
+	keySettingFlags `embed:""`
+	Name            string `required:"" placeholder:"NAME" help:"Name of the key, for people."`
+	Org             string `required:"" placeholder:"ORG" help:"Organisation of the key: a-z 0-9 _ -."`
+	Sandbox         string `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
 }
 
 func (*keyCreateCommand) Help() string {
-	return "Prints the key on standard output. The server stores only a hash and cannot show it again."
+	return `Prints the key on standard output. The server stores only a hash and cannot show it again.
+
+If the organisation does not exist, it is created, with the plan of --plan or else without limits. Otherwise --plan narrows this key alone.`
 }
 
 func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
-	env, err := nameValues("-e", c.Env)
-	if err != nil {
+	wanted := &client.NewKey{Org: c.Org, Sandbox: c.Sandbox, KeySettings: client.KeySettings{Name: c.Name}}
+	if err := c.apply(&wanted.KeySettings); err != nil {
 		return err
-	}
-	wanted := client.NewKey{
-		Name: c.Name, Org: c.Org, Plan: c.Plan, Scopes: c.Scopes, Global: c.Global, Sandbox: c.Sandbox, Concurrent: c.Concurrent, Env: env, Secrets: c.Secret,
-	}
-	if c.ExpiresIn < 0 {
-		return usagef("--expires-in must be positive")
-	}
-	if c.ExpiresIn > 0 {
-		wanted.ExpiresAt = &api.Time{Time: time.Now().Add(c.ExpiresIn)}
 	}
 	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
 		return decoded(api.CreateKey(ctx, wanted))
-	}, func(p *page, k *client.Key) {
-		_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, %s, sandbox %s). It is not shown again:\n", k.ID, k.Org, k.Plan, scopesOf(k), k.Sandbox)
-		p.textf("%s\n", k.Secret)
-	})
+	}, func(p *page, k *client.Key) { printSecret(s, p, k) })
+}
+
+// printSecret prints the secret of a key alone on standard output.
+func printSecret(s streams, p *page, k *client.Key) {
+	_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, sandbox %s). It is not shown again:\n", k.ID, k.Org, scopesOf(k), k.Sandbox)
+	p.textf("%s\n", k.Secret)
+}
+
+type keyShowCommand struct {
+	remote `embed:""`
+	ID     string `arg:"" help:"Id of the key, as bullpen key list prints it."`
+}
+
+func (c *keyShowCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
+		return decoded(api.GetKey(ctx, c.ID))
+	}, func(p *page, k *client.Key) { printKeys(p, *k) })
+}
+
+type keyUpdateCommand struct {
+	remote          `embed:""`
+	keySettingFlags `embed:""`
+	Name            *string `placeholder:"NAME" help:"Name of the key, for people."`
+	ID              string  `arg:"" help:"Id of the key, as bullpen key list prints it."`
+}
+
+func (*keyUpdateCommand) Help() string {
+	return `Changes what is given, and nothing if somebody else changes the key at the same time. It applies to requests from then on. The
+organisation and the sandbox profile of a key stay.`
+}
+
+func (c *keyUpdateCommand) Run(ctx context.Context, s streams) error {
+	if err := c.apply(new(client.KeySettings)); err != nil { // before the key is read
+		return err
+	}
+	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
+		return decoded(api.EditKey(ctx, c.ID, func(k *client.KeySettings) {
+			_ = c.apply(k) // as before
+			set(&k.Name, c.Name)
+		}))
+	}, func(p *page, k *client.Key) { printKeys(p, *k) })
+}
+
+type keyRotateCommand struct {
+	remote  `embed:""`
+	Overlap time.Duration `default:"24h" placeholder:"DURATION" help:"How long the previous secret goes on working, up to 168h. Default: ${default}."`
+	ID      string        `arg:"" help:"Id of the key, as bullpen key list prints it."`
+}
+
+func (*keyRotateCommand) Help() string {
+	return "Prints the new secret on standard output. The server stores only a hash and cannot show it again."
+}
+
+func (c *keyRotateCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
+		return decoded(api.RotateKey(ctx, c.ID, c.Overlap))
+	}, func(p *page, k *client.Key) { printSecret(s, p, k) })
 }
 
 // scopesOf returns the scopes of a key for people.
@@ -95,8 +193,8 @@ func (c *keyRevokeCommand) Run(ctx context.Context, s streams) error {
 }
 
 func printKeys(p *page, keys ...client.Key) {
-	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "CONCURRENT", "KEY", "CREATED", "EXPIRES", "REVOKED")
+	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "EXPIRES", "REVOKED")
 	for _, k := range keys {
-		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, k.Concurrent, k.Hint, k.CreatedAt, k.ExpiresAt, k.RevokedAt)
+		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, k.Concurrent, k.MaxTimeout, k.Hint, k.CreatedAt, k.ExpiresAt, k.RevokedAt)
 	}
 }

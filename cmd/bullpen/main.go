@@ -90,6 +90,8 @@ type commands struct {
 	CI         ciCommands         `cmd:"" name:"ci" help:"Run pipelines: steps that need each other."`
 	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`
 	Secret     secretCommands     `cmd:"" help:"Manage secrets of organisations (admin)."`
+	Org        orgCommands        `cmd:"" help:"Manage organisations (admin)."`
+	Plan       planCommands       `cmd:"" help:"Manage plans, the limits of organisations (admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
 	MCP        mcpCommand         `cmd:"" name:"mcp" help:"Offer the server's tools to a language model, over standard input and output."`
 	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`

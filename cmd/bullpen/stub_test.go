@@ -101,6 +101,14 @@ func (s *stub) handler() http.Handler {
 	mux.HandleFunc("GET /v1/admin/keys", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"keys":[`+stubKeyJSON("null", "")+`,`+unlimited(stubKeyJSON("null", ""))+`]}`)
 	})
+	s.object(mux, "orgs/acme", `{"name":"acme","title":"Acme Inc.","plan":"pro","suspended":false,"created_at":"2026-01-02T03:04:05.000Z"}`, "there is no organisation of that name")
+	s.object(mux, "plans/gold", `{"name":"gold","title":"Gold","max_timeout":60,"concurrent":7,"weight":1,"streaming":true,"async":false,"next":"enterprise"}`, "there is no stored plan silver")
+	s.object(mux, "keys/key_1", stubKeyJSON("null", ""), "there is no such key")
+	mux.HandleFunc("POST /v1/admin/keys/key_1/rotate", func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		s.record(r, body)
+		_, _ = io.WriteString(w, stubKeyJSON("null", `,"key":"sk-local-theverynewkeyitself01"`))
+	})
 	mux.HandleFunc("DELETE /v1/admin/keys/{id}", func(w http.ResponseWriter, r *http.Request) {
 		if r.PathValue("id") != "key_1" {
 			refuse(w, http.StatusNotFound, "not_found", "there is no such key", "")
@@ -171,6 +179,32 @@ func (s *stub) handler() http.Handler {
 	})
 }
 
+// object serves an object at a path below /v1/admin, and the list of all such objects, which has no
+// other one.
+func (s *stub) object(mux *http.ServeMux, path, object, missing string) {
+	kind, _, _ := strings.Cut(path, "/")
+	answer := func(status int) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			s.record(r, body)
+			w.Header().Set("ETag", `"tag"`)
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, object)
+		}
+	}
+	mux.HandleFunc("GET /v1/admin/"+path, answer(http.StatusOK))
+	mux.HandleFunc("PUT /v1/admin/"+path, answer(http.StatusOK))
+	mux.HandleFunc("GET /v1/admin/"+kind+"/{name}", func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusNotFound, "not_found", missing, "") })
+	if kind == "keys" {
+		return // the test of keys serves the rest
+	}
+	mux.HandleFunc("DELETE /v1/admin/"+path, answer(http.StatusOK))
+	mux.HandleFunc("POST /v1/admin/"+kind, answer(http.StatusCreated))
+	mux.HandleFunc("GET /v1/admin/"+kind, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintf(w, `{%q:[%s]}`, kind, object)
+	})
+}
+
 func refuse(w http.ResponseWriter, status int, code, message, retryAfter string) {
 	if retryAfter != "" {
 		w.Header().Set("Retry-After", retryAfter)
@@ -187,7 +221,11 @@ func (s *stub) record(r *http.Request, body []byte) {
 	if err != nil {
 		panic(err)
 	}
-	_, _ = fmt.Fprintf(f, "%s %s %s\n", r.Method, r.URL, body)
+	match := ""
+	if tag := r.Header.Get("If-Match"); tag != "" {
+		match = " If-Match=" + tag
+	}
+	_, _ = fmt.Fprintf(f, "%s %s%s %s\n", r.Method, r.URL, match, body)
 	if key := r.Header.Get("Idempotency-Key"); key != "" && !strings.HasPrefix(key, "cli-") {
 		_, _ = fmt.Fprintf(f, "Idempotency-Key: %s\n", key)
 	}

@@ -24,6 +24,7 @@ const (
 	CodePayloadTooLarge    Code = "payload_too_large"
 	CodeUnsupportedMedia   Code = "unsupported_media_type"
 	CodeRange              Code = "range_not_satisfiable"
+	CodePreconditionFailed Code = "precondition_failed"
 	CodeIdempotency        Code = "idempotency_mismatch"
 	CodeRateLimited        Code = "rate_limited"
 	CodeInternal           Code = "internal"
@@ -111,6 +112,11 @@ func Codes() []CodeInfo {
 			header("Content-Range", "The length of the file.", object{"type": "string"}),
 		},
 		{
+			CodePreconditionFailed, http.StatusPreconditionFailed, "PreconditionFailed",
+			"If-Match does not name the present ETag: the object was changed since it was read.",
+			`this was changed since it was read: its ETag is "c1f26d0b3ea5" now; read it again, then send the change again`, nil,
+		},
+		{
 			CodeIdempotency, http.StatusUnprocessableEntity, "IdempotencyMismatch",
 			"The Idempotency-Key was used with another request.",
 			"this Idempotency-Key was used with another request; use a new key for a new request", nil,
@@ -184,6 +190,8 @@ const (
 	ReasonScope  Reason = "insufficient_scope"    // the key does not have a scope
 	ReasonGlobal Reason = "global_admin_required" // the key is not a global administrator's
 	ReasonPlan   Reason = "plan_limit"            // the plan does not include the request
+
+	ReasonSuspended Reason = "organisation_suspended"
 )
 
 // MissingScope returns an [Error] about an API key without a scope.

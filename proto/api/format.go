@@ -25,7 +25,7 @@ func formatOf(name string) (check func(field, text string) error, schema object)
 	case "profile-name":
 		return proto.CheckProfileForm, object{"pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"}
 	case "plan":
-		return nil, object{"enum": planNames()}
+		return proto.CheckPlanName, object{"pattern": "^[a-z0-9][a-z0-9_-]{0,62}$", "examples": []string{"pro"}}
 	case "trace-id":
 		return nil, object{"pattern": "^trc_[A-Za-z0-9_-]{20}$", "examples": []string{exampleTrace}, "description": "Names one execution."}
 	case "error-code":
@@ -33,12 +33,4 @@ func formatOf(name string) (check func(field, text string) error, schema object)
 	default:
 		return nil, nil
 	}
-}
-
-func planNames() []string {
-	var names []string
-	for _, p := range proto.Plans() {
-		names = append(names, p.Name)
-	}
-	return names
 }

@@ -12,34 +12,39 @@ import (
 
 const maxKeyNameLen = 128 // characters
 
-// KeyRequest asks for a new API key.
-type KeyRequest struct {
+// KeySettings are what an administrator may change of an API key.
+type KeySettings struct {
 	Name       string            `json:"name" minLength:"1" maxLength:"128"`
-	Org        string            `json:"org" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$"`
-	Plan       string            `json:"plan" format:"plan"`
+	Plan       string            `json:"plan,omitempty" format:"plan" doc:"A plan whose limits hold for this key alone, beside those of the organisation's plan. It must not allow more. None by default."`
 	Scopes     []proto.Scope     `json:"scopes,omitempty" uniqueItems:"true" default:"[\"execute\",\"read\",\"files\"]" doc:"What the key may do. admin administers the organisation."`
-	Global     bool              `json:"global,omitempty" default:"false" doc:"The scope admin holds for all organisations and for the server. Only a global administrator creates such keys."`
-	Sandbox    string            `json:"sandbox,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
-	Concurrent *int              `json:"concurrent,omitempty" minimum:"1" must:"be at least 1; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows the organisation; null for no limit of its own."`
+	Global     bool              `json:"global,omitempty" default:"false" doc:"The scope admin holds for all organisations and for the server. Only a global administrator gives it."`
+	Concurrent *int              `json:"concurrent,omitempty" minimum:"1" maximum:"1000000" must:"be from 1 to 1000000; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows; null for no limit of its own."`
+	MaxTimeout *int              `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"Seconds that an execution of this key may ask for, at most as many as the plan allows; null for no limit of its own."`
 	ExpiresAt  *Time             `json:"expires_at,omitempty" doc:"When the key stops working; absent for never."`
 	Env        map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
 	Secrets    []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation that programs of this key get, in addition to those of the sandbox profile: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
 }
 
+// KeyRequest asks for a new API key.
+type KeyRequest struct {
+	Org     string `json:"org" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"The organisation. A global administrator's request creates one that does not exist, with the plan of the request, or else without limits."`
+	Sandbox string `json:"sandbox,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
+
+	KeySettings
+}
+
 // Validate checks the values of the fields.
 func (r *KeyRequest) Validate() error {
-	if n := utf8.RuneCountInString(r.Name); n < 1 || n > maxKeyNameLen || strings.ContainsFunc(r.Name, unicode.IsControl) {
-		return proto.FieldErrorf("name", "must be 1 to %d characters without control characters", maxKeyNameLen)
-	}
 	if !proto.ValidOrg(r.Org) {
 		return proto.FieldErrorf("org", "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
 	}
-	plan, ok := proto.PlanByName(r.Plan)
-	if !ok {
-		return proto.FieldErrorf("plan", "must be one of %s", strings.Join(planNames(), ", "))
-	}
-	if r.Concurrent != nil && *r.Concurrent > plan.Concurrent {
-		return proto.FieldErrorf("concurrent", "must be at most %d, which is what the plan %s allows the whole organisation", plan.Concurrent, plan.Name)
+	return r.KeySettings.Validate()
+}
+
+// Validate checks the values of the fields.
+func (r *KeySettings) Validate() error {
+	if n := utf8.RuneCountInString(r.Name); n < 1 || n > maxKeyNameLen || strings.ContainsFunc(r.Name, unicode.IsControl) {
+		return proto.FieldErrorf("name", "must be 1 to %d characters without control characters", maxKeyNameLen)
 	}
 	if err := checkScopes(r.Scopes, r.Global); err != nil {
 		return err
@@ -71,17 +76,32 @@ func checkScopes(scopes []proto.Scope, global bool) error {
 
 // Key returns the key to create, without its id and its times.
 func (r *KeyRequest) Key() proto.Key {
-	k := proto.Key{Name: r.Name, Org: r.Org, Plan: r.Plan, Scopes: r.Scopes, Global: r.Global, Env: r.Env, Secrets: r.Secrets}
+	k := proto.Key{Org: r.Org}
 	if r.Sandbox != proto.DefaultProfileName {
 		k.Sandbox = r.Sandbox
 	}
+	r.Apply(&k)
+	return k
+}
+
+// Apply gives a key the settings.
+func (r *KeySettings) Apply(k *proto.Key) {
+	k.Name, k.Plan, k.Scopes, k.Global, k.Env, k.Secrets = r.Name, r.Plan, r.Scopes, r.Global, r.Env, r.Secrets
+	k.Concurrent, k.MaxTimeout, k.ExpiresAt = 0, 0, nil
 	if r.Concurrent != nil {
 		k.Concurrent = *r.Concurrent
+	}
+	if r.MaxTimeout != nil {
+		k.MaxTimeout = *r.MaxTimeout
 	}
 	if r.ExpiresAt != nil {
 		k.ExpiresAt = new(r.ExpiresAt.UTC())
 	}
-	return k
+}
+
+// KeyRotation asks for a new secret of an API key.
+type KeyRotation struct {
+	Overlap *proto.Seconds `json:"overlap,omitempty" default:"86400" minimum:"0" maximum:"604800" doc:"Seconds for which the previous secret goes on working."`
 }
 
 // Key is an API key. The secret is present only in the answer to the request that created the key.
@@ -89,18 +109,31 @@ type Key struct {
 	ID         string            `json:"id"`
 	Name       string            `json:"name"`
 	Org        string            `json:"org"`
-	Plan       string            `json:"plan"`
+	Plan       *string           `json:"plan" doc:"The plan whose limits hold for this key alone; null if only those of the organisation's plan hold."`
 	Scopes     []proto.Scope     `json:"scopes"`
 	Global     bool              `json:"global" doc:"The scope admin holds for all organisations and for the server."`
 	Sandbox    string            `json:"sandbox" doc:"The sandbox profile that it is bound to."`
-	Concurrent *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the plan's limit for the organisation holds."`
+	Concurrent *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the limits of plans hold."`
+	MaxTimeout *int              `json:"max_timeout" doc:"Seconds that an execution may ask for; null if only the limits of plans hold."`
 	Env        map[string]string `json:"env,omitempty" doc:"Variables of every program, absent if there are none."`
 	Secrets    []string          `json:"secrets,omitempty" doc:"Secrets that programs get, absent if there are none."`
 	Hint       string            `json:"hint" doc:"The key's first and last characters."`
 	CreatedAt  Time              `json:"created_at"`
 	ExpiresAt  *Time             `json:"expires_at" doc:"When it stops working; null for never."`
 	RevokedAt  *Time             `json:"revoked_at"`
-	Secret     string            `json:"key,omitempty" doc:"The API key itself, shown only when it is created."`
+	Overlap    *Time             `json:"overlap_until,omitempty" doc:"Until when the secret before the last rotation works, too; absent if none does."`
+	Secret     string            `json:"key,omitempty" doc:"The API key itself, shown only when it is created or rotated."`
+}
+
+// Settings returns what an administrator may change of the key.
+func (k *Key) Settings() KeySettings {
+	s := KeySettings{
+		Name: k.Name, Scopes: k.Scopes, Global: k.Global, Concurrent: k.Concurrent, MaxTimeout: k.MaxTimeout, ExpiresAt: k.ExpiresAt, Env: k.Env, Secrets: k.Secrets,
+	}
+	if k.Plan != nil {
+		s.Plan = *k.Plan
+	}
+	return s
 }
 
 // Keys is the list of all API keys.
@@ -111,7 +144,7 @@ type Keys struct {
 // NewKey returns the form of an API key without its secret.
 func NewKey(k *proto.Key) Key {
 	key := Key{
-		ID: k.ID, Name: k.Name, Org: k.Org, Plan: k.Plan, Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), Env: k.Env, Secrets: k.Secrets,
+		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), MaxTimeout: optional(k.MaxTimeout), Env: k.Env, Secrets: k.Secrets,
 		Hint: k.Hint, CreatedAt: Time{k.CreatedAt},
 	}
 	if key.Sandbox == "" {
@@ -122,6 +155,9 @@ func NewKey(k *proto.Key) Key {
 	}
 	if k.RevokedAt != nil {
 		key.RevokedAt = &Time{*k.RevokedAt}
+	}
+	if k.OverlapUntil != nil && k.OverlapUntil.After(time.Now()) {
+		key.Overlap = &Time{*k.OverlapUntil}
 	}
 	return key
 }

@@ -112,7 +112,7 @@ func (g *generator) operation(r *Route) object {
 		name, _, _ = strings.Cut(name, "}")
 		parameters = append(parameters, object{"name": name, "in": "path", "required": true, "description": r.PathDoc, "schema": object{"type": "string"}})
 	}
-	for _, p := range r.Params {
+	for _, p := range r.params() {
 		parameters = append(parameters, object{"name": p.Name, "in": p.In, "required": p.Required, "description": p.Doc, "schema": p.schema})
 	}
 	if r.Tag != tagServer {
@@ -143,6 +143,19 @@ func (g *generator) operation(r *Route) object {
 	return op
 }
 
+// params returns the parameters of a route: its own, and those that follow from its kind.
+func (r *Route) params() []Param {
+	if !r.conditional() {
+		return r.Params
+	}
+	return append(slices.Clip(r.Params), header("If-Match", "The ETag that the object must have, so that no other change is lost.", text()))
+}
+
+// conditional reports whether a request may have an If-Match.
+func (r *Route) conditional() bool {
+	return r.Tagged && (r.Method == http.MethodPut || r.Method == http.MethodPatch || r.Method == http.MethodDelete)
+}
+
 // errors returns the statuses of the errors of a route: of the errors of the route itself, and of
 // those that follow from its kind.
 func (r *Route) errors() []int {
@@ -157,6 +170,9 @@ func (r *Route) errors() []int {
 	if r.Request != nil || r.Upload != "" {
 		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
 	}
+	if r.conditional() {
+		statuses = append(statuses, http.StatusPreconditionFailed)
+	}
 	if slices.ContainsFunc(r.Params, func(p Param) bool { return p.In == "query" }) {
 		statuses = append(statuses, http.StatusBadRequest)
 	}
@@ -167,6 +183,9 @@ func (g *generator) response(r *Route, a *Response) object {
 	headers := object{"X-Request-Id": ref("headers", "RequestId")}
 	if r.Traced {
 		headers["X-Trace-Id"] = ref("headers", "TraceId")
+	}
+	if r.Tagged && a.Body != nil && r.Method != http.MethodDelete {
+		headers["ETag"] = object{"description": "Changes with the object.", "schema": object{"type": "string"}}
 	}
 	for name, doc := range a.Headers {
 		headers[name] = object{"description": doc, "schema": object{"type": "string"}}

@@ -27,8 +27,8 @@ type OrganisationQueue struct {
 	_ struct{} `doc:"Executions of all API keys of the organisation."`
 
 	proto.QueueCounts
-	Concurrent int `json:"concurrent" doc:"How many may run at once. Queued interactive ones count too."`
-	MaxQueued  int `json:"max_queued" doc:"How many async ones may be queued."`
+	Concurrent *int `json:"concurrent" doc:"How many may run at once; null for no limit. Queued interactive ones count too."`
+	MaxQueued  *int `json:"max_queued" doc:"How many async ones may be queued; null for no limit."`
 }
 
 // QueuedExecution is the place of an execution in the queue.
@@ -41,10 +41,11 @@ type QueuedExecution struct {
 }
 
 // NewQueue returns the form of a queue.
-func NewQueue(v *proto.QueueView, key *proto.Key, plan *proto.Plan) Queue {
+// keyConcurrent is the limit of the key, 0 for none.
+func NewQueue(v *proto.QueueView, keyConcurrent int, plan *proto.Plan) Queue {
 	q := Queue{
-		Key:          KeyQueue{QueueCounts: v.Key, Concurrent: optional(key.Concurrent)},
-		Organisation: OrganisationQueue{QueueCounts: v.Org, Concurrent: plan.Concurrent, MaxQueued: plan.MaxQueued},
+		Key:          KeyQueue{QueueCounts: v.Key, Concurrent: optional(keyConcurrent)},
+		Organisation: OrganisationQueue{QueueCounts: v.Org, Concurrent: optional(plan.Concurrent), MaxQueued: optional(plan.MaxQueued)},
 		Executions:   make([]QueuedExecution, len(v.Places)),
 	}
 	if v.Oldest != nil {

@@ -51,6 +51,7 @@ type Route struct {
 	Global       bool        // needs the key of a global administrator
 	Public       bool        // needs no API key
 	Traced       bool        // answers have an X-Trace-Id
+	Tagged       bool        // answers have an ETag, and a change may have an If-Match
 }
 
 // Param describes a parameter in the query or a header.
@@ -80,7 +81,7 @@ func tags() []object {
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread. Their content is transferred through signed URLs."},
 		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
-		{"name": tagAdmin, "description": "API keys and secrets of organisations, which their administrators manage; sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
+		{"name": tagAdmin, "description": "API keys and secrets of organisations, which their administrators manage; organisations, plans, sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
 		{"name": tagServer, "description": "The server itself."},
 	}
 }
@@ -88,7 +89,7 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), keyRoutes(), secretRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), orgRoutes(), keyRoutes(), secretRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -182,7 +183,7 @@ func executionRoutes() []Route {
 		Key:    proto.QueueCounts{Queued: proto.ClassCounts{Batch: 3}, Running: proto.ClassCounts{Interactive: 1, Batch: 2}},
 		Org:    proto.QueueCounts{Queued: proto.ClassCounts{Batch: 40}, Running: proto.ClassCounts{Interactive: 1, Batch: 6}},
 		Oldest: place, Places: []proto.QueuePlace{*place},
-	}, &proto.Key{}, &proto.Plan{Concurrent: 100, MaxQueued: 1000})
+	}, 0, &proto.Plan{Concurrent: 100, MaxQueued: 1000})
 	return []Route{
 		{
 			Method: http.MethodPost, Path: "/v1/sandbox/execute", ID: "execute", Tag: tagExecute, Scope: proto.ScopeExecute, Summary: "Run a program", Traced: true,
@@ -579,19 +580,69 @@ func fileRoutes() []Route {
 	}
 }
 
+func orgRoutes() []Route {
+	org := Org{Name: "acme", Title: "Acme Inc.", Plan: "pro", CreatedAt: Time{exampleTime()}}
+	wanted := OrgRequest{Name: "acme", Title: "Acme Inc.", Plan: "pro"}
+	plan, _ := proto.PresetPlan("pro")
+	orgName, planName := "The organisation's name.", "The plan's name."
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/admin/orgs", ID: "createOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Create an organisation",
+			Request: wanted, Responses: created("The organisation.", org), Errors: []int{http.StatusConflict}, Tagged: true,
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/orgs", ID: "listOrgs", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List organisations",
+			Responses: ok("All organisations by name for a global administrator, otherwise that of the API key.", Orgs{[]Org{org}}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/orgs/{name}", ID: "getOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at an organisation", PathDoc: orgName,
+			Responses: ok("The organisation.", org), Errors: []int{http.StatusBadRequest, http.StatusNotFound}, Tagged: true,
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/admin/orgs/{name}", ID: "replaceOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Change an organisation", PathDoc: orgName,
+			Doc:     "As a whole: absent fields get their defaults. A new plan applies to requests from then on.",
+			Request: wanted, Responses: ok("The organisation as it is now.", org), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/admin/plans", ID: "createPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Create a plan",
+			Request: PlanRequest{Plan: plan}, Responses: created("The plan, complete.", plan), Errors: []int{http.StatusConflict}, Tagged: true,
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/plans", ID: "listPlans", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List plans",
+			Responses: ok("The built-in plans, then the others by name.", Plans{[]proto.Plan{plan}}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/plans/{name}", ID: "getPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a plan", PathDoc: planName,
+			Responses: ok("The plan, complete.", plan), Errors: []int{http.StatusBadRequest, http.StatusNotFound}, Tagged: true,
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/admin/plans/{name}", ID: "replacePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Change a plan", PathDoc: planName,
+			Doc:     "As a whole: absent fields get their defaults. It applies to requests from then on. A built-in plan can be changed, too.",
+			Request: PlanRequest{Plan: plan}, Responses: ok("The plan as it is now.", plan), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/admin/plans/{name}", ID: "removePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a plan", PathDoc: planName,
+			Doc:       "A built-in plan that was changed is as it was built in then; one that was not is a 404. 409 while an organisation or an API key that is not revoked has the plan.",
+			Responses: ok("The plan as it was.", plan), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		},
+	}
+}
+
 func keyRoutes() []Route {
 	key := Key{
-		ID: "key_1", Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes(), Sandbox: proto.DefaultProfileName,
+		ID: "key_1", Name: "ci", Org: "acme", Scopes: proto.UserScopes(), Sandbox: proto.DefaultProfileName,
 		Hint: "sk-local-AbC…wxyz", CreatedAt: Time{exampleTime()},
 	}
 	withSecret, revoked := key, key
 	withSecret.Secret = "sk-local-AbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcwxyz"
 	revoked.RevokedAt = &Time{exampleTime().Add(time.Hour)}
+	settings := KeySettings{Name: "ci", Scopes: proto.UserScopes()}
+	keyID := "The key's id."
 	return []Route{
 		{
 			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Create an API key",
-			Doc:     "The administrator of an organisation creates keys of that organisation, with its own key's plan, and bound to a sandbox profile that a key of the organisation has already.",
-			Request: KeyRequest{Name: "ci", Org: "acme", Plan: "pro"}, Responses: created("The key, shown once.", withSecret), Errors: []int{http.StatusNotFound},
+			Doc:     "The administrator of an organisation creates keys of that organisation, bound to a sandbox profile that a key of the organisation has already.",
+			Request: KeyRequest{Org: "acme", KeySettings: settings}, Responses: created("The key, shown once.", withSecret), Errors: []int{http.StatusNotFound},
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/admin/keys", ID: "listKeys", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List API keys",
@@ -599,9 +650,23 @@ func keyRoutes() []Route {
 			Responses: ok("The keys, the revoked ones included.", Keys{[]Key{key}}), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Revoke an API key", PathDoc: "The key's id.",
+			Method: http.MethodGet, Path: "/v1/admin/keys/{id}", ID: "getKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at an API key", PathDoc: keyID,
+			Responses: ok("The key, without its secret.", key), Errors: []int{http.StatusNotFound}, Tagged: true,
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/admin/keys/{id}", ID: "replaceKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Change an API key", PathDoc: keyID,
+			Doc:     "As a whole: absent fields get their defaults. The organisation, the sandbox profile and the secret stay. It applies to requests from then on. 409 for a revoked key, and if no global administrator would be left.",
+			Request: settings, Responses: ok("The key as it is now.", key), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/admin/keys/{id}/rotate", ID: "rotateKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Replace the secret of an API key", PathDoc: keyID,
+			Doc:          "The previous secret works for the overlap, one before it no more. 409 for a revoked key, and for the server's first one.",
+			OptionalBody: true, Request: KeyRotation{Overlap: new(proto.Seconds(time.Hour))}, Responses: ok("The key with its new secret, shown once.", withSecret), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Revoke an API key", PathDoc: keyID,
 			Doc:       "409 for the last one of a global administrator.",
-			Responses: ok("The key, revoked.", revoked), Errors: []int{http.StatusNotFound, http.StatusConflict},
+			Responses: ok("The key, revoked.", revoked), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 	}
 }
@@ -623,7 +688,7 @@ func sandboxRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/admin/sandboxes", ID: "createSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Create a sandbox profile",
 			Doc:     "Absent fields are as in the profile named default; the answer is complete.",
-			Request: SandboxRequest{Profile: profile}, Responses: created("The profile, complete.", profile), Errors: []int{http.StatusConflict},
+			Request: SandboxRequest{Profile: profile}, Responses: created("The profile, complete.", profile), Errors: []int{http.StatusConflict}, Tagged: true,
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/admin/sandboxes", ID: "listSandboxes", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List sandbox profiles",
@@ -631,7 +696,7 @@ func sandboxRoutes() []Route {
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}", ID: "getSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at a sandbox profile", PathDoc: profileName,
-			Responses: ok("The profile, complete.", profile), Errors: []int{http.StatusNotFound},
+			Responses: ok("The profile, complete.", profile), Errors: []int{http.StatusNotFound}, Tagged: true,
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}/preload", ID: "getSandboxPreload", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at the preloading of a profile", PathDoc: profileName,
@@ -640,12 +705,12 @@ func sandboxRoutes() []Route {
 		{
 			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Replace a sandbox profile", PathDoc: profileName,
 			Doc:     "As a whole: absent fields are as in the profile named default. It applies to executions that are accepted from then on.",
-			Request: SandboxRequest{Profile: profile}, Responses: ok("The profile as it is now.", profile), Errors: []int{http.StatusNotFound, http.StatusConflict},
+			Request: SandboxRequest{Profile: profile}, Responses: ok("The profile as it is now.", profile), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
 			Method: http.MethodDelete, Path: "/v1/admin/sandboxes/{name}", ID: "removeSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a sandbox profile", PathDoc: profileName,
 			Doc:       "Refused while an API key that is not revoked is bound to it.",
-			Responses: ok("The profile as it was.", profile), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict},
+			Responses: ok("The profile as it was.", profile), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/admin/images", ID: "listImages", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List sandbox images",

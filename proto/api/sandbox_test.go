@@ -384,7 +384,7 @@ func TestKeyRequestLimitsItsExecutions(t *testing.T) {
 			t.Errorf("%s: %+v, %v", concurrent, r, err)
 		}
 	}
-	for _, concurrent := range []string{"0", "-1", "101", "1.5", `"2"`, "1e99"} {
+	for _, concurrent := range []string{"0", "-1", "1000001", "1.5", `"2"`, "1e99"} {
 		_, err := Decode[KeyRequest]([]byte(`{"name":"n","org":"o","plan":"pro","concurrent":` + concurrent + `}`))
 		if wrong := new(proto.FieldError); !errors.As(err, &wrong) || wrong.Field != "concurrent" {
 			t.Errorf("%s: %v", concurrent, err)

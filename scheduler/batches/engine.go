@@ -38,9 +38,9 @@ type Executions interface {
 	// OpenBatch returns what submits the items of a batch. shared is the JSON of the fields that they
 	// share, nil for none.
 	OpenBatch(b *proto.Batch, shared []byte) (SubmitItem, error)
-	// BatchLimits returns the limits of the plan of an API key: how many executions may run at a
+	// BatchLimits returns the limits of an API key and its plans: how many executions may run at a
 	// time, and how many may be queued.
-	BatchLimits(key string) (concurrent, queued int)
+	BatchLimits(ctx context.Context, key string) (concurrent, queued int)
 	// Slots returns the number of slots of all workers.
 	Slots(ctx context.Context) (int, error)
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
@@ -204,7 +204,7 @@ func (e *Engine) session(ctx context.Context, lead *leader.Term) error {
 			asked = now
 		}
 		s.start(ctx, &parts)
-		s.share()
+		s.share(ctx)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -281,7 +281,7 @@ func (s *session) start(ctx context.Context, parts *sync.WaitGroup) {
 
 // share divides what an organisation may have in the queue among its batches: all that those of the
 // highest priority want, evenly, then those of the next.
-func (s *session) share() {
+func (s *session) share(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	byOrg := map[string][]*run{}
@@ -293,7 +293,7 @@ func (s *session) share() {
 		left := 0
 		wants := make([]demand, len(runs))
 		for i, r := range runs {
-			left = max(left, s.window(r.batch.Key))
+			left = max(left, s.window(ctx, r.batch.Key))
 			wants[i] = demand{r.batch.Priority, r.demand()}
 		}
 		for i, n := range divide(left, wants) {
@@ -305,8 +305,8 @@ func (s *session) share() {
 // window returns how many items of batches an organisation may have in the queue or running: part
 // of what its plan allows, so that other executions are not refused, and no more than keep the
 // slots busy.
-func (s *session) window(key string) int {
-	concurrent, queued := s.Executions.BatchLimits(key)
+func (s *session) window(ctx context.Context, key string) int {
+	concurrent, queued := s.Executions.BatchLimits(ctx, key)
 	return max(1, min(concurrent-max(1, concurrent/4), queued/2, baseWindow+2*s.slots))
 }
 

@@ -164,7 +164,9 @@ func (w *world) release(id proto.TraceID) {
 	w.end(w.ctx, rec, seq, proto.Exited(0))
 }
 
-func (w *world) BatchLimits(string) (concurrent, queued int) { return w.concurrent, 1000 }
+func (w *world) BatchLimits(context.Context, string) (concurrent, queued int) {
+	return w.concurrent, 1000
+}
 
 func (w *world) Slots(context.Context) (int, error) { return 4, nil }
 

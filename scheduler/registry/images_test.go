@@ -67,15 +67,7 @@ func images(t *testing.T, s *natsembed.Server, blobs registry.Blobs, full func()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- i.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	runUntilEnd(t, i.Run)
 	return i, st
 }
 

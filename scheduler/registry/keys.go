@@ -39,6 +39,8 @@ const (
 type storedKey struct {
 	proto.Key
 	Hash string `json:"hash"`
+	// PreviousHash is that of the secret before the last rotation, which works until OverlapUntil.
+	PreviousHash string `json:"previous_hash,omitempty"`
 	// Rights is what earlier versions stored in place of the scopes: "execute" or "all".
 	Rights string `json:"rights,omitempty"`
 }
@@ -156,12 +158,34 @@ func boundKeys(ctx context.Context, st *store.Store, profile string) (bound []st
 
 // index updates byHash when the cache changes.
 func (k *Keys) index(_ string, old, current *storedKey) {
-	if old != nil && k.byHash[old.Hash] == old {
-		delete(k.byHash, old.Hash)
+	if old != nil {
+		for _, hash := range old.hashes() {
+			if k.byHash[hash] == old {
+				delete(k.byHash, hash)
+			}
+		}
 	}
 	if current != nil && current.RevokedAt == nil {
-		k.byHash[current.Hash] = current
+		for _, hash := range current.hashes() {
+			k.byHash[hash] = current
+		}
 	}
+}
+
+// hashes returns the hashes of the secrets of a key.
+func (s *storedKey) hashes() []string {
+	if s.PreviousHash == "" {
+		return []string{s.Hash}
+	}
+	return []string{s.Hash, s.PreviousHash}
+}
+
+// accepts reports whether a hash is that of a secret of the key that works at a time. The time it
+// takes does not depend on the hash.
+func (s *storedKey) accepts(hash string, now time.Time) bool {
+	current := subtle.ConstantTimeCompare([]byte(s.Hash), []byte(hash)) == 1
+	previous := subtle.ConstantTimeCompare([]byte(s.PreviousHash), []byte(hash)) == 1
+	return current || previous && s.OverlapUntil != nil && now.Before(*s.OverlapUntil)
 }
 
 func (k *Keys) hash(secret string) string {
@@ -186,7 +210,7 @@ func (k *Keys) Authenticate(secret string) (*proto.Key, bool) {
 	hash := k.hash(secret)
 	var found *storedKey
 	k.cache.View(func() { found = k.byHash[hash] })
-	if found == nil || subtle.ConstantTimeCompare([]byte(found.Hash), []byte(hash)) != 1 {
+	if found == nil || !found.accepts(hash, time.Now()) {
 		return nil, false
 	}
 	key := found.Key
@@ -238,6 +262,60 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 		return proto.Key{}, "", errors.Join(err, revokeErr)
 	}
 	return s.Key, secret, nil
+}
+
+// Change stores what change makes of a key, and returns that. change may be called again, and must
+// not change the id. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is
+// no such key, and a [*proto.LastKeyError] if no key of a global administrator that never expires
+// would be left.
+func (k *Keys) Change(ctx context.Context, id string, change func(*proto.Key) error) (proto.Key, error) {
+	return k.change(ctx, id, func(s *storedKey) error { return change(&s.Key) })
+}
+
+// Rotate gives a key a new secret and returns both. The secret that it had works until then. Errors
+// are those of Change, and a [*FirstKeyError].
+func (k *Keys) Rotate(ctx context.Context, id string, until time.Time) (proto.Key, string, error) {
+	if id == bootstrapID {
+		return proto.Key{}, "", &FirstKeyError{}
+	}
+	secret := proto.NewKeySecret(k.region)
+	key, err := k.change(ctx, id, func(s *storedKey) error {
+		s.PreviousHash, s.Hash, s.OverlapUntil, s.Hint = s.Hash, k.hash(secret), &until, proto.KeyHint(secret)
+		return nil
+	})
+	return key, secret, err
+}
+
+// FirstKeyError is returned for the rotation of the first key.
+type FirstKeyError struct{}
+
+func (*FirstKeyError) Error() string {
+	return "the first API key comes from the server's settings or its data directory; create the key of another global administrator and revoke this one"
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (*FirstKeyError) Conflict() {}
+
+func (k *Keys) change(ctx context.Context, id string, change func(*storedKey) error) (proto.Key, error) {
+	s, err := k.cache.UpdateWithAll(ctx, keyPrefix+id, func(all map[string]*storedKey) (*storedKey, error) {
+		old := all[keyPrefix+id]
+		if old == nil {
+			return nil, fmt.Errorf("API key %q: %w", id, proto.ErrNotFound)
+		}
+		changed := *old
+		if err := change(&changed); err != nil {
+			return nil, err
+		}
+		all[keyPrefix+id] = &changed
+		if old.administers() && !anyAdministers(slices.Collect(maps.Values(all))) {
+			return nil, &proto.LastKeyError{Key: id}
+		}
+		return &changed, nil
+	})
+	if err != nil {
+		return proto.Key{}, err
+	}
+	return s.Key, nil
 }
 
 // seal returns a key as it is stored: with the hash of its secret, and a hint at it.
@@ -300,7 +378,7 @@ func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)
 
 func bootstrapKey() proto.Key {
 	return proto.Key{
-		ID: bootstrapID, Name: "bootstrap", Org: "default", Plan: "enterprise", Scopes: proto.Scopes(), Global: true, CreatedAt: time.Now().UTC(),
+		ID: bootstrapID, Name: "bootstrap", Org: proto.DefaultOrg, Scopes: proto.Scopes(), Global: true, CreatedAt: time.Now().UTC(),
 	}
 }
 
@@ -320,26 +398,16 @@ func (k *Keys) List(context.Context) ([]proto.Key, error) {
 // returns [proto.ErrNotFound] if there is no such key, and a [*proto.LastKeyError] if it is the
 // last one of a global administrator that never expires.
 func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
-	s, err := k.cache.UpdateWithAll(ctx, keyPrefix+id, func(all map[string]*storedKey) (*storedKey, error) {
-		old := all[keyPrefix+id]
-		switch {
-		case old == nil:
-			return nil, fmt.Errorf("API key %q: %w", id, proto.ErrNotFound)
-		case old.RevokedAt != nil:
-			return nil, nil
+	key, err := k.change(ctx, id, func(s *storedKey) error {
+		if s.RevokedAt == nil {
+			s.RevokedAt = new(time.Now().UTC())
 		}
-		delete(all, keyPrefix+id)
-		if old.administers() && !anyAdministers(slices.Collect(maps.Values(all))) {
-			return nil, &proto.LastKeyError{Key: id}
-		}
-		revoked := *old
-		revoked.RevokedAt = new(time.Now().UTC())
-		return &revoked, nil
+		return nil
 	})
 	if err != nil {
 		return proto.Key{}, fmt.Errorf("revoke: %w", err)
 	}
-	return s.Key, nil
+	return key, nil
 }
 
 // Administrable reports whether there is a key of a global administrator.

@@ -92,30 +92,37 @@ func (l *Profiles) Create(ctx context.Context, p proto.Profile) error {
 	return err
 }
 
-// Replace stores a profile in place of the one of the same name. It returns [proto.ErrNotFound] if
-// there is none.
-func (l *Profiles) Replace(ctx context.Context, p proto.Profile) error {
+// Replace stores a profile in place of the one of the same name, for which check must return nil.
+// check may be called again. Replace returns [proto.ErrNotFound] if there is no such profile.
+func (l *Profiles) Replace(ctx context.Context, p proto.Profile, check func(old proto.Profile) error) error {
 	p = clone(&p)
 	return store.Update(ctx, func() error {
-		// Not decoded: a profile that cannot be decoded is fixed by replacing it.
 		e, err := l.cache.Entry(ctx, profileKey(p.Name))
 		if err != nil {
 			return err
+		}
+		if old, err := decodeProfile(e); err == nil { // else it is fixed by replacing it
+			if err := check(*old); err != nil {
+				return err
+			}
 		}
 		_, err = l.cache.Replace(ctx, profileKey(p.Name), &p, e.Revision())
 		return err
 	})
 }
 
-// Remove removes a profile and returns it. It returns [proto.ErrNotFound] if there is none, and a
-// [*proto.BoundError] if unrevoked keys are bound to it.
-func (l *Profiles) Remove(ctx context.Context, name string) (removed proto.Profile, err error) {
+// Remove removes a profile, for which check must return nil, and returns it. It returns
+// [proto.ErrNotFound] if there is none, and a [*proto.BoundError] if unrevoked keys are bound to it.
+func (l *Profiles) Remove(ctx context.Context, name string, check func(old proto.Profile) error) (removed proto.Profile, err error) {
 	_, err = l.cache.Remove(ctx, profileKey(name), func(e jetstream.KeyValueEntry) error {
 		p, err := decodeProfile(e)
 		if err != nil {
 			return err
 		}
 		removed = *p
+		if err := check(removed); err != nil {
+			return err
+		}
 		// A key that is bound after this touches the profile, so that its removal fails.
 		bound, err := boundKeys(ctx, l.store, name)
 		if err != nil {

@@ -26,15 +26,7 @@ func webhooks(t *testing.T, s nats.InProcessConnProvider, log *slog.Logger) *reg
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	runUntilEnd(t, w.Run)
 	return w
 }
 

@@ -161,6 +161,16 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
+		name: "bullpen_orgs", holds: "organisations", bucket: func(s *Store) *jetstream.KeyValue { return &s.Orgs },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_plans", holds: "plans that are not built in", bucket: func(s *Store) *jetstream.KeyValue { return &s.Plans },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
 		name: secretsName, holds: "secrets of organisations, encrypted; their data key, wrapped with the operator's key", bucket: func(s *Store) *jetstream.KeyValue { return &s.Secrets },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayLookup, roleWebhook: mayLookup},

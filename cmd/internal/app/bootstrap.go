@@ -27,6 +27,16 @@ func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 	return nil
 }
 
+// adoptOrgs creates the organisations of keys that have none: that of the first key, and those of
+// keys of earlier versions.
+func adoptOrgs(ctx context.Context, orgs *registry.Orgs, keys *registry.Keys) error {
+	list, err := keys.List(ctx)
+	if err != nil {
+		return err
+	}
+	return orgs.Adopt(ctx, list)
+}
+
 func (s *system) createFirstKey(ctx context.Context, keys *registry.Keys) error {
 	if s.cfg.BootstrapKey != "" {
 		err := keys.Bootstrap(ctx, s.cfg.BootstrapKey)

@@ -308,7 +308,7 @@ func TestRetry(t *testing.T) {
 
 func TestKeyIsNotCreatedTwice(t *testing.T) {
 	with(t, []answer{{err: errReset}}, func(t *testing.T, c *Client, _ *answers) {
-		if _, err := c.CreateKey(t.Context(), NewKey{Name: "n"}); err == nil || !strings.Contains(err.Error(), "bullpen key list") {
+		if _, err := c.CreateKey(t.Context(), &NewKey{Org: "o"}); err == nil || !strings.Contains(err.Error(), "bullpen key list") {
 			t.Errorf("error is %v, want advice to look", err)
 		}
 	})

@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
@@ -76,33 +74,3 @@ func (c *Client) Ready(ctx context.Context) error {
 }
 
 func executionPath(id proto.TraceID) string { return "/v1/executions/" + url.PathEscape(string(id)) }
-
-// CreateKey creates an API key. It is not sent again when the connection breaks, because that could
-// create two.
-func (c *Client) CreateKey(ctx context.Context, k NewKey) (*Key, error) {
-	key, _, err := get[Key](ctx, c, call{
-		method: http.MethodPost, path: "/v1/admin/keys", body: k,
-		header: map[string]string{"Idempotency-Key": newIdempotencyKey()},
-	})
-	if mayHaveHappened(err) {
-		return nil, fmt.Errorf("%w; the key may have been made all the same: see `bullpen key list`", err)
-	}
-	return key, err
-}
-
-// Keys lists the API keys of an organisation, or of all that the key in use may see if org is
-// empty.
-func (c *Client) Keys(ctx context.Context, org string) ([]Key, error) {
-	path := "/v1/admin/keys"
-	if org != "" {
-		path += "?" + url.Values{"org": {org}}.Encode()
-	}
-	list, _, err := get[api.Keys](ctx, c, call{method: http.MethodGet, path: path, resend: true})
-	return list.Keys, err
-}
-
-// RevokeKey revokes an API key.
-func (c *Client) RevokeKey(ctx context.Context, id string) (*Key, error) {
-	k, _, err := get[Key](ctx, c, call{method: http.MethodDelete, path: "/v1/admin/keys/" + url.PathEscape(id), resend: true})
-	return k, err
-}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+type orgCommands struct {
+	Create orgCreateCommand `cmd:"" help:"Create an organisation (global admin)."`
+	List   orgListCommand   `cmd:"" help:"List the organisations that the API key may see (admin)."`
+	Show   orgShowCommand   `cmd:"" help:"Show an organisation (admin)."`
+	Update orgUpdateCommand `cmd:"" help:"Change an organisation (global admin)."`
+}
+
+// orgFlags are what can be set of an organisation.
+type orgFlags struct {
+	Title *string `placeholder:"TITLE" help:"Name for people."`
+	Plan  *string `placeholder:"PLAN" help:"Plan, which limits all API keys of the organisation together: see bullpen plan list."`
+}
+
+func (f *orgFlags) apply(o *api.OrgRequest) {
+	set(&o.Title, f.Title)
+	set(&o.Plan, f.Plan)
+}
+
+// set stores the value of a flag, if it was given.
+func set[T any](to, flag *T) {
+	if flag != nil {
+		*to = *flag
+	}
+}
+
+type orgCreateCommand struct {
+	remote   `embed:""`
+	orgFlags `embed:""`
+	Name     string `arg:"" help:"Name of the organisation: a-z 0-9 _ -."`
+}
+
+func (*orgCreateCommand) Help() string {
+	return "Without --plan, the organisation has no limits of its own."
+}
+
+func (c *orgCreateCommand) Run(ctx context.Context, s streams) error {
+	wanted := &api.OrgRequest{Name: c.Name}
+	c.apply(wanted)
+	return request(s, &c.remote, func(api *client.Client) (*client.Org, json.RawMessage, error) {
+		return decoded(api.CreateOrg(ctx, wanted))
+	}, func(p *page, o *client.Org) { printOrgs(p, *o) })
+}
+
+type orgListCommand struct {
+	remote `embed:""`
+}
+
+func (c *orgListCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]client.Org, json.RawMessage, error) {
+		return decoded(api.Orgs(ctx))
+	}, func(p *page, orgs []client.Org) { printOrgs(p, orgs...) })
+}
+
+type orgShowCommand struct {
+	remote `embed:""`
+	Name   string `arg:"" help:"Name of the organisation."`
+}
+
+func (c *orgShowCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Org, json.RawMessage, error) {
+		return decoded(api.Org(ctx, c.Name))
+	}, func(p *page, o *client.Org) { printOrgs(p, *o) })
+}
+
+type orgUpdateCommand struct {
+	remote    `embed:""`
+	orgFlags  `embed:""`
+	Suspended *bool  `negatable:"" help:"Refuse all requests of the organisation's API keys, or with --no-suspended answer them again."`
+	Name      string `arg:"" help:"Name of the organisation."`
+}
+
+func (*orgUpdateCommand) Help() string {
+	return "Changes what is given, and nothing if somebody else changes the organisation at the same time. What was accepted before goes on."
+}
+
+func (c *orgUpdateCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(client *client.Client) (*api.Org, json.RawMessage, error) {
+		return decoded(client.EditOrg(ctx, c.Name, func(o *api.OrgRequest) {
+			c.apply(o)
+			set(&o.Suspended, c.Suspended)
+		}))
+	}, func(p *page, o *client.Org) { printOrgs(p, *o) })
+}
+
+func printOrgs(p *page, orgs ...client.Org) {
+	p.row("NAME", "TITLE", "PLAN", "SUSPENDED", "CREATED")
+	for _, o := range orgs {
+		p.row(o.Name, cmp.Or(o.Title, "-"), o.Plan, o.Suspended, o.CreatedAt)
+	}
+}

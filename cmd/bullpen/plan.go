@@ -1,0 +1,120 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+type planCommands struct {
+	Create planCreateCommand `cmd:"" help:"Create a plan (global admin)."`
+	List   planListCommand   `cmd:"" help:"List all plans (admin)."`
+	Show   planShowCommand   `cmd:"" help:"Show a plan (admin)."`
+	Update planUpdateCommand `cmd:"" help:"Change a plan, also a built-in one (global admin)."`
+	Rm     planRmCommand     `cmd:"" help:"Remove a plan that no organisation and no valid key has (global admin)."`
+}
+
+// planFlags are the limits of a plan.
+type planFlags struct {
+	Title      *string `placeholder:"TITLE" help:"Name in messages. Default: the name."`
+	Concurrent *int    `placeholder:"N" help:"Concurrent executions of the organisation; 0 for no limit, the default."`
+	MaxQueued  *int    `placeholder:"N" help:"Async executions of the organisation that wait; 0 for no limit, the default."`
+	MaxTimeout *int    `placeholder:"SECONDS" help:"Longest timeout that an execution may ask for; 0 for 86400, the default."`
+	Weight     *int    `placeholder:"N" help:"Executions that are started for each one of an organisation of weight 1, while both wait. Default: 1."`
+	Streaming  *bool   `negatable:"" help:"Whether executions may be streamed. Default: yes."`
+	Async      *bool   `negatable:"" help:"Whether executions may be asynchronous. Default: yes."`
+	Next       *string `placeholder:"PLAN" help:"Plan that messages suggest when a limit is reached, if the server has an --upgrade-url. Empty for none, the default."`
+}
+
+func (f *planFlags) apply(p *proto.Plan) {
+	set(&p.Title, f.Title)
+	set(&p.Concurrent, f.Concurrent)
+	set(&p.MaxQueued, f.MaxQueued)
+	set(&p.MaxTimeout, f.MaxTimeout)
+	set(&p.Weight, f.Weight)
+	set(&p.Streaming, f.Streaming)
+	set(&p.Async, f.Async)
+	set(&p.Next, f.Next)
+}
+
+type planCreateCommand struct {
+	remote    `embed:""`
+	planFlags `embed:""`
+	Name      string `arg:"" help:"Name of the plan: a-z 0-9 _ -."`
+}
+
+func (c *planCreateCommand) Run(ctx context.Context, s streams) error {
+	wanted := &proto.Plan{Name: c.Name, Weight: 1, Streaming: true, Async: true}
+	c.apply(wanted)
+	return request(s, &c.remote, func(api *client.Client) (*proto.Plan, json.RawMessage, error) {
+		return decoded(api.CreatePlan(ctx, wanted))
+	}, func(p *page, plan *proto.Plan) { printPlans(p, *plan) })
+}
+
+type planListCommand struct {
+	remote `embed:""`
+}
+
+func (c *planListCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]proto.Plan, json.RawMessage, error) {
+		return decoded(api.Plans(ctx))
+	}, func(p *page, plans []proto.Plan) { printPlans(p, plans...) })
+}
+
+type planShowCommand struct {
+	remote `embed:""`
+	Name   string `arg:"" help:"Name of the plan."`
+}
+
+func (c *planShowCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*proto.Plan, json.RawMessage, error) {
+		return decoded(api.Plan(ctx, c.Name))
+	}, func(p *page, plan *proto.Plan) { printPlans(p, *plan) })
+}
+
+type planUpdateCommand struct {
+	remote    `embed:""`
+	planFlags `embed:""`
+	Name      string `arg:"" help:"Name of the plan."`
+}
+
+func (*planUpdateCommand) Help() string {
+	return "Changes what is given, and nothing if somebody else changes the plan at the same time. It applies to requests from then on."
+}
+
+func (c *planUpdateCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*proto.Plan, json.RawMessage, error) {
+		return decoded(api.EditPlan(ctx, c.Name, c.apply))
+	}, func(p *page, plan *proto.Plan) { printPlans(p, *plan) })
+}
+
+type planRmCommand struct {
+	remote `embed:""`
+	Name   string `arg:"" help:"Name of the plan."`
+}
+
+func (*planRmCommand) Help() string {
+	return "A built-in plan that was changed is as it was built in then."
+}
+
+func (c *planRmCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*proto.Plan, json.RawMessage, error) {
+		return decoded(api.RemovePlan(ctx, c.Name))
+	}, func(p *page, plan *proto.Plan) { p.textf("%s is removed\n", plan.Name) })
+}
+
+func printPlans(p *page, plans ...proto.Plan) {
+	p.row("NAME", "TITLE", "CONCURRENT", "QUEUED", "TIMEOUT", "WEIGHT", "STREAMING", "ASYNC", "NEXT")
+	limit := func(n int) any {
+		if n == 0 {
+			return "-"
+		}
+		return n
+	}
+	for _, x := range plans {
+		p.row(x.Name, x.Title, limit(x.Concurrent), limit(x.MaxQueued), limit(x.MaxTimeout), x.Weight, x.Streaming, x.Async, cmp.Or(x.Next, "-"))
+	}
+}

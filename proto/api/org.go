@@ -1,0 +1,46 @@
+package api
+
+import "github.com/bullpen-run/bullpen/proto"
+
+// OrgRequest is an organisation to store.
+type OrgRequest struct {
+	Name      string `json:"name,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"Required, unless the path has it."`
+	Title     string `json:"title,omitempty" maxLength:"128" doc:"A name for people."`
+	Plan      string `json:"plan,omitempty" format:"plan" default:"unlimited" doc:"The plan of the organisation."`
+	Suspended bool   `json:"suspended,omitempty" doc:"Refuses all requests of the organisation's API keys. What was accepted before goes on."`
+}
+
+// DecodeOrg decodes and validates an organisation. If name is not empty, the body may omit the name
+// and must not give another. Errors are [*proto.FieldError].
+func DecodeOrg(name string, body []byte) (proto.Org, error) {
+	var r OrgRequest
+	if err := decodeFields(&r, body); err != nil {
+		return proto.Org{}, err
+	}
+	if err := nameInPath(&r.Name, name); err != nil {
+		return proto.Org{}, err
+	}
+	if !proto.ValidOrg(r.Name) {
+		return proto.Org{}, proto.FieldErrorf("name", "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
+	}
+	return proto.Org{Name: r.Name, Title: r.Title, Plan: r.Plan, Suspended: r.Suspended}, proto.CheckTitle(r.Title)
+}
+
+// Org is an organisation.
+type Org struct {
+	Name      string `json:"name"`
+	Title     string `json:"title" doc:"A name for people; empty for none."`
+	Plan      string `json:"plan" doc:"The plan that limits all its API keys together."`
+	Suspended bool   `json:"suspended" doc:"Whether requests of its API keys are refused."`
+	CreatedAt Time   `json:"created_at"`
+}
+
+// Orgs is the list of organisations.
+type Orgs struct {
+	Orgs []Org `json:"orgs"`
+}
+
+// NewOrg returns the form of an organisation.
+func NewOrg(o *proto.Org) Org {
+	return Org{Name: o.Name, Title: o.Title, Plan: o.Plan, Suspended: o.Suspended, CreatedAt: Time{o.CreatedAt}}
+}
