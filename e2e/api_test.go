@@ -587,7 +587,7 @@ const upgradeURL = "https://bullpen.example/plans"
 
 // testFreePlan exceeds every limit of the free plan.
 func testFreePlan(t *testing.T, a *api) {
-	secret, _ := a.newKey("small", "free")
+	secret, _ := a.newKey("free-plan", "free")
 	a = a.with(secret)
 	for _, c := range []struct {
 		header, value, word string
@@ -701,7 +701,7 @@ func testRoutes(t *testing.T, a *api) {
 	}
 	for path, methods := range map[string][]string{
 		executePath: {"GET", "PUT", "DELETE", "PATCH"}, execution("trc_x"): {"POST", "DELETE"}, execution("trc_x", "cancel"): {"GET", "PUT"},
-		execution("trc_x", "output"): {"POST"}, "/v1/admin/keys": {"PUT"}, "/v1/admin/keys/key_x": {"GET", "POST"}, "/healthz": {"POST"},
+		execution("trc_x", "output"): {"POST"}, "/v1/admin/keys": {"PUT"}, "/v1/admin/keys/key_x": {"PATCH", "POST"}, "/healthz": {"POST"},
 	} {
 		for _, method := range methods {
 			r := a.do(method, path, nil)

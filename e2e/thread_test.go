@@ -517,8 +517,8 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 
 // testThreadRefused has executions in threads rejected.
 func testThreadRefused(t *testing.T, a *api) {
-	free, _ := a.newKey("thread-free", "free")
 	pro, _ := a.newKey("thread-free", "pro")
+	free, _ := a.newKey("thread-free", "free") // narrower than its organisation
 	poor, rich, h := a.with(free), a.with(pro), newHold()
 	var running []*pending
 	for range 5 {

@@ -27,6 +27,12 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
+	noSandbox := proto.FieldErrorf("sandbox", "%q does not exist; make it first", proto.Shorten(wanted.Sandbox))
+	if wanted.Sandbox != "" { // before an organisation is created for the key
+		if _, err := s.Profiles.Profile(ctx, wanted.Sandbox); errors.Is(err, proto.ErrNotFound) {
+			return noSandbox
+		}
+	}
 	if err := s.ensureOrg(ctx, &wanted); err != nil {
 		return err
 	}
@@ -35,7 +41,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	}
 	key, secret, err := s.KeyAdmin.Create(ctx, wanted)
 	if errors.Is(err, proto.ErrNotFound) {
-		return proto.FieldErrorf("sandbox", "%q does not exist; make it first", wanted.Sandbox)
+		return noSandbox
 	}
 	if err != nil {
 		return fmt.Errorf("create key: %w", err)
@@ -91,7 +97,7 @@ func (s *Server) checkKeyLimits(ctx context.Context, key *proto.Key) error {
 	for _, limit := range []struct {
 		field   string
 		n, most int
-	}{{"concurrent", key.Concurrent, plan.Concurrent}, {"max_timeout", key.MaxTimeout, plan.MaxTimeout}} {
+	}{{"concurrent", key.Concurrent, plan.Concurrent}, {"max_timeout", key.MaxTimeout, plan.MaxTimeout}, {"request_rate", key.RequestRate, plan.RequestRate}} {
 		if limit.n > proto.LimitOf(limit.most) {
 			return proto.FieldErrorf(limit.field, "must be at most %d, which is what the plan allows", limit.most)
 		}

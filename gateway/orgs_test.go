@@ -81,6 +81,7 @@ func TestAKeyCreatesItsOrganisation(t *testing.T) {
 		}
 	}
 	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"c","plan":"gold"}`).want(400, "validation_error", "plan")
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"c","sandbox":"none"}`).want(400, "validation_error", "sandbox")
 	h.do("GET", "/v1/admin/orgs/c", "").want(404, "not_found")
 }
 

@@ -54,6 +54,7 @@ func (s *Server) entitlementOf(ctx context.Context, key *proto.Key) (e entitleme
 		}
 		e.Plan = narrowed
 	}
+	e.Plan = e.Narrow(proto.Plan{RequestRate: key.RequestRate, Streaming: true, Async: true})
 	if s.UpgradeURL != "" && e.Next != "" {
 		if next, err := s.Plans.Plan(ctx, e.Next); err == nil { // else messages suggest none
 			e.next = &next

@@ -114,6 +114,7 @@ type Server struct {
 	leaving   context.Context // of all waits for executions; cancelled by Leave
 	leave     context.CancelFunc
 	transfers transfers
+	rates     rateLimits
 	tools     *mcp.Handler
 }
 
@@ -178,7 +179,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"mcp": s.serveMCP,
 	}
 	public := r.With(s.closeWhenDraining) // signed URLs
-	user := public.With(s.authenticate, s.limitMemory)
+	user := public.With(s.authenticate, s.limitRate, s.limitMemory)
 	for _, route := range api.Routes() {
 		handler := handlers[route.ID]
 		if handler == nil {

@@ -42,6 +42,9 @@ type Key struct {
 	// seconds that one may ask for; 0 for the limits of plans alone.
 	Concurrent int `json:"concurrent,omitempty"`
 	MaxTimeout int `json:"max_timeout,omitempty"`
+	// RequestRate is the number of requests that may be sent with this key in a minute, 0 for the
+	// limits of plans alone.
+	RequestRate int `json:"request_rate,omitempty"`
 	// Env are variables of every program: over those of the profile, below those of the request.
 	Env       map[string]string `json:"env,omitempty"`
 	Secrets   []string          `json:"secrets,omitempty"` // as in a [Profile], over its own

@@ -32,9 +32,11 @@ type Plan struct {
 	MaxQueued  int    `json:"max_queued,omitempty" minimum:"1" maximum:"10000000" doc:"Async executions of the organisation that wait; no limit if absent."`
 	MaxTimeout int    `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"Seconds that an execution may ask for; 86400 if absent."`
 	Weight     int    `json:"weight" default:"1" minimum:"1" maximum:"1000" doc:"Executions that are started for each one of an organisation of weight 1, while both wait for slots."`
-	Streaming  bool   `json:"streaming" default:"true" doc:"Whether executions may be streamed."`
-	Async      bool   `json:"async" default:"true" doc:"Whether executions may be asynchronous."`
-	Next       string `json:"next,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"The plan that messages suggest when a limit is reached. They do so only with --upgrade-url."`
+	// RequestRate is the number of requests that each API key may send in a minute.
+	RequestRate int    `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests that each API key may send in a minute; no limit if absent."`
+	Streaming   bool   `json:"streaming" default:"true" doc:"Whether executions may be streamed."`
+	Async       bool   `json:"async" default:"true" doc:"Whether executions may be asynchronous."`
+	Next        string `json:"next,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"The plan that messages suggest when a limit is reached. They do so only with --upgrade-url."`
 }
 
 // PresetPlans returns the built-in plans. A stored plan of the same name replaces one of them.
@@ -62,6 +64,7 @@ func (p Plan) Narrow(other Plan) Plan {
 	p.Concurrent = narrower(p.Concurrent, other.Concurrent)
 	p.MaxQueued = narrower(p.MaxQueued, other.MaxQueued)
 	p.MaxTimeout = narrower(p.MaxTimeout, other.MaxTimeout)
+	p.RequestRate = narrower(p.RequestRate, other.RequestRate)
 	p.Streaming = p.Streaming && other.Streaming
 	if p.Async = p.Async && other.Async; !p.Async {
 		p.MaxQueued = 0
@@ -79,9 +82,7 @@ func narrower(a, b int) int {
 
 // Within reports whether p allows nothing that other does not allow.
 func (p Plan) Within(other Plan) bool {
-	narrow := p.Narrow(other)
-	return narrow.Concurrent == p.Concurrent && narrow.MaxQueued == p.MaxQueued && narrow.MaxTimeout == p.MaxTimeout &&
-		narrow.Streaming == p.Streaming && narrow.Async == p.Async
+	return p.Narrow(other) == p
 }
 
 // Allows reports whether the plan includes a mode of execution.

@@ -19,14 +19,15 @@ type planCommands struct {
 
 // planFlags are the limits of a plan.
 type planFlags struct {
-	Title      *string `placeholder:"TITLE" help:"Name in messages. Default: the name."`
-	Concurrent *int    `placeholder:"N" help:"Concurrent executions of the organisation; 0 for no limit, the default."`
-	MaxQueued  *int    `placeholder:"N" help:"Async executions of the organisation that wait; 0 for no limit, the default."`
-	MaxTimeout *int    `placeholder:"SECONDS" help:"Longest timeout that an execution may ask for; 0 for 86400, the default."`
-	Weight     *int    `placeholder:"N" help:"Executions that are started for each one of an organisation of weight 1, while both wait. Default: 1."`
-	Streaming  *bool   `negatable:"" help:"Whether executions may be streamed. Default: yes."`
-	Async      *bool   `negatable:"" help:"Whether executions may be asynchronous. Default: yes."`
-	Next       *string `placeholder:"PLAN" help:"Plan that messages suggest when a limit is reached, if the server has an --upgrade-url. Empty for none, the default."`
+	Title       *string `placeholder:"TITLE" help:"Name in messages. Default: the name."`
+	Concurrent  *int    `placeholder:"N" help:"Concurrent executions of the organisation; 0 for no limit, the default."`
+	MaxQueued   *int    `placeholder:"N" help:"Async executions of the organisation that wait; 0 for no limit, the default."`
+	MaxTimeout  *int    `placeholder:"SECONDS" help:"Longest timeout that an execution may ask for; 0 for 86400, the default."`
+	Weight      *int    `placeholder:"N" help:"Executions that are started for each one of an organisation of weight 1, while both wait. Default: 1."`
+	RequestRate *int    `placeholder:"N" help:"Requests that each API key may send in a minute; 0 for no limit, the default."`
+	Streaming   *bool   `negatable:"" help:"Whether executions may be streamed. Default: yes."`
+	Async       *bool   `negatable:"" help:"Whether executions may be asynchronous. Default: yes."`
+	Next        *string `placeholder:"PLAN" help:"Plan that messages suggest when a limit is reached, if the server has an --upgrade-url. Empty for none, the default."`
 }
 
 func (f *planFlags) apply(p *proto.Plan) {
@@ -35,6 +36,7 @@ func (f *planFlags) apply(p *proto.Plan) {
 	set(&p.MaxQueued, f.MaxQueued)
 	set(&p.MaxTimeout, f.MaxTimeout)
 	set(&p.Weight, f.Weight)
+	set(&p.RequestRate, f.RequestRate)
 	set(&p.Streaming, f.Streaming)
 	set(&p.Async, f.Async)
 	set(&p.Next, f.Next)
@@ -107,7 +109,7 @@ func (c *planRmCommand) Run(ctx context.Context, s streams) error {
 }
 
 func printPlans(p *page, plans ...proto.Plan) {
-	p.row("NAME", "TITLE", "CONCURRENT", "QUEUED", "TIMEOUT", "WEIGHT", "STREAMING", "ASYNC", "NEXT")
+	p.row("NAME", "TITLE", "CONCURRENT", "QUEUED", "TIMEOUT", "RATE", "WEIGHT", "STREAMING", "ASYNC", "NEXT")
 	limit := func(n int) any {
 		if n == 0 {
 			return "-"
@@ -115,6 +117,6 @@ func printPlans(p *page, plans ...proto.Plan) {
 		return n
 	}
 	for _, x := range plans {
-		p.row(x.Name, x.Title, limit(x.Concurrent), limit(x.MaxQueued), limit(x.MaxTimeout), x.Weight, x.Streaming, x.Async, cmp.Or(x.Next, "-"))
+		p.row(x.Name, x.Title, limit(x.Concurrent), limit(x.MaxQueued), limit(x.MaxTimeout), limit(x.RequestRate), x.Weight, x.Streaming, x.Async, cmp.Or(x.Next, "-"))
 	}
 }

@@ -165,7 +165,7 @@ func (r *Route) errors() []int {
 	}
 	statuses = append(statuses, http.StatusInternalServerError, http.StatusServiceUnavailable)
 	if !r.Public {
-		statuses = append(statuses, http.StatusUnauthorized, http.StatusForbidden)
+		statuses = append(statuses, http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests)
 	}
 	if r.Request != nil || r.Upload != "" {
 		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
