@@ -92,6 +92,8 @@ type commands struct {
 	Secret     secretCommands     `cmd:"" help:"Manage secrets of organisations (admin)."`
 	Org        orgCommands        `cmd:"" help:"Manage organisations (admin)."`
 	Plan       planCommands       `cmd:"" help:"Manage plans, the limits of organisations (admin)."`
+	Apply      applyCommand       `cmd:"" help:"Make plans, organisations, sandbox profiles and API keys as a file says (global admin)."`
+	Export     exportCommand      `cmd:"" help:"Print plans, organisations, sandbox profiles and API keys as a file for apply (global admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
 	MCP        mcpCommand         `cmd:"" name:"mcp" help:"Offer the server's tools to a language model, over standard input and output."`
 	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -11,10 +12,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
+// Paths of the lists of objects. An object is at LIST/NAME, a key at LIST/ID.
 const (
-	orgsPath  = "/v1/admin/orgs"
-	plansPath = "/v1/admin/plans"
-	keysPath  = "/v1/admin/keys"
+	OrgsPath      = "/v1/admin/orgs"
+	PlansPath     = "/v1/admin/plans"
+	KeysPath      = "/v1/admin/keys"
+	SandboxesPath = "/v1/admin/sandboxes"
 )
 
 // Objects of administrators.
@@ -23,41 +26,64 @@ type (
 	KeySettings = api.KeySettings
 )
 
+// ReadObject reads the object at a path into v and returns its ETag.
+func (c *Client) ReadObject(ctx context.Context, path string, v any) (tag string, err error) {
+	_, header, err := c.decode(ctx, call{method: http.MethodGet, path: path, resend: true}, v)
+	if err != nil {
+		return "", err
+	}
+	return header.Get("ETag"), nil
+}
+
+// CreateObject adds an object to the list at a path, and reads the answer into v.
+func (c *Client) CreateObject(ctx context.Context, path string, object, v any) error {
+	_, _, err := c.decode(ctx, call{method: http.MethodPost, path: path, body: object}, v)
+	return err
+}
+
+// ReplaceObject stores an object in place of the one at a path, if that has the ETag.
+func (c *Client) ReplaceObject(ctx context.Context, path string, object any, tag string) error {
+	_, _, err := c.decode(ctx, replacing(path, object, tag), new(json.RawMessage))
+	return err
+}
+
+func replacing(path string, object any, tag string) call {
+	return call{method: http.MethodPut, path: path, body: object, header: map[string]string{"If-Match": tag}}
+}
+
 // edit reads the object at a path, and stores what change makes of it, unless somebody else has
 // changed the object meanwhile.
 func edit[T, R any](ctx context.Context, c *Client, path string, change func(*T) R) (*T, error) {
 	object := new(T)
-	_, header, err := c.decode(ctx, call{method: http.MethodGet, path: path, resend: true}, object)
+	tag, err := c.ReadObject(ctx, path, object)
 	if err != nil {
 		return nil, err
 	}
-	stored, _, err := get[T](ctx, c, call{
-		method: http.MethodPut, path: path, body: change(object), header: map[string]string{"If-Match": header.Get("ETag")},
-	})
+	stored, _, err := get[T](ctx, c, replacing(path, change(object), tag))
 	return stored, err
 }
 
 // CreateOrg creates an organisation.
 func (c *Client) CreateOrg(ctx context.Context, o *api.OrgRequest) (*Org, error) {
-	org, _, err := get[Org](ctx, c, call{method: http.MethodPost, path: orgsPath, body: o})
+	org, _, err := get[Org](ctx, c, call{method: http.MethodPost, path: OrgsPath, body: o})
 	return org, err
 }
 
 // Orgs lists the organisations that the key in use may see.
 func (c *Client) Orgs(ctx context.Context) ([]Org, error) {
-	list, _, err := get[api.Orgs](ctx, c, call{method: http.MethodGet, path: orgsPath, resend: true})
+	list, _, err := get[api.Orgs](ctx, c, call{method: http.MethodGet, path: OrgsPath, resend: true})
 	return list.Orgs, err
 }
 
 // Org returns an organisation.
 func (c *Client) Org(ctx context.Context, name string) (*Org, error) {
-	org, _, err := get[Org](ctx, c, call{method: http.MethodGet, path: orgsPath + "/" + url.PathEscape(name), resend: true})
+	org, _, err := get[Org](ctx, c, call{method: http.MethodGet, path: OrgsPath + "/" + url.PathEscape(name), resend: true})
 	return org, err
 }
 
 // EditOrg changes an organisation.
 func (c *Client) EditOrg(ctx context.Context, name string, change func(*api.OrgRequest)) (*Org, error) {
-	return edit(ctx, c, orgsPath+"/"+url.PathEscape(name), func(o *Org) *api.OrgRequest {
+	return edit(ctx, c, OrgsPath+"/"+url.PathEscape(name), func(o *Org) *api.OrgRequest {
 		wanted := &api.OrgRequest{Title: o.Title, Plan: o.Plan, Suspended: o.Suspended}
 		change(wanted)
 		return wanted
@@ -66,25 +92,25 @@ func (c *Client) EditOrg(ctx context.Context, name string, change func(*api.OrgR
 
 // CreatePlan creates a plan.
 func (c *Client) CreatePlan(ctx context.Context, p *proto.Plan) (*proto.Plan, error) {
-	plan, _, err := get[proto.Plan](ctx, c, call{method: http.MethodPost, path: plansPath, body: p})
+	plan, _, err := get[proto.Plan](ctx, c, call{method: http.MethodPost, path: PlansPath, body: p})
 	return plan, err
 }
 
 // Plans lists all plans.
 func (c *Client) Plans(ctx context.Context) ([]proto.Plan, error) {
-	list, _, err := get[api.Plans](ctx, c, call{method: http.MethodGet, path: plansPath, resend: true})
+	list, _, err := get[api.Plans](ctx, c, call{method: http.MethodGet, path: PlansPath, resend: true})
 	return list.Plans, err
 }
 
 // Plan returns a plan.
 func (c *Client) Plan(ctx context.Context, name string) (*proto.Plan, error) {
-	plan, _, err := get[proto.Plan](ctx, c, call{method: http.MethodGet, path: plansPath + "/" + url.PathEscape(name), resend: true})
+	plan, _, err := get[proto.Plan](ctx, c, call{method: http.MethodGet, path: PlansPath + "/" + url.PathEscape(name), resend: true})
 	return plan, err
 }
 
 // EditPlan changes a plan.
 func (c *Client) EditPlan(ctx context.Context, name string, change func(*proto.Plan)) (*proto.Plan, error) {
-	return edit(ctx, c, plansPath+"/"+url.PathEscape(name), func(p *proto.Plan) *proto.Plan {
+	return edit(ctx, c, PlansPath+"/"+url.PathEscape(name), func(p *proto.Plan) *proto.Plan {
 		change(p)
 		return p
 	})
@@ -92,7 +118,7 @@ func (c *Client) EditPlan(ctx context.Context, name string, change func(*proto.P
 
 // RemovePlan removes a plan and returns it.
 func (c *Client) RemovePlan(ctx context.Context, name string) (*proto.Plan, error) {
-	plan, _, err := get[proto.Plan](ctx, c, call{method: http.MethodDelete, path: plansPath + "/" + url.PathEscape(name)})
+	plan, _, err := get[proto.Plan](ctx, c, call{method: http.MethodDelete, path: PlansPath + "/" + url.PathEscape(name)})
 	return plan, err
 }
 
@@ -100,7 +126,7 @@ func (c *Client) RemovePlan(ctx context.Context, name string) (*proto.Plan, erro
 // create two.
 func (c *Client) CreateKey(ctx context.Context, k *NewKey) (*Key, error) {
 	key, _, err := get[Key](ctx, c, call{
-		method: http.MethodPost, path: keysPath, body: k,
+		method: http.MethodPost, path: KeysPath, body: k,
 		header: map[string]string{"Idempotency-Key": newIdempotencyKey()},
 	})
 	if mayHaveHappened(err) {
@@ -112,7 +138,7 @@ func (c *Client) CreateKey(ctx context.Context, k *NewKey) (*Key, error) {
 // Keys lists the API keys of an organisation, or of all that the key in use may see if org is
 // empty.
 func (c *Client) Keys(ctx context.Context, org string) ([]Key, error) {
-	path := keysPath
+	path := KeysPath
 	if org != "" {
 		path += "?" + url.Values{"org": {org}}.Encode()
 	}
@@ -153,4 +179,4 @@ func (c *Client) RevokeKey(ctx context.Context, id string) (*Key, error) {
 	return k, err
 }
 
-func keyPath(id string) string { return keysPath + "/" + url.PathEscape(id) }
+func keyPath(id string) string { return KeysPath + "/" + url.PathEscape(id) }

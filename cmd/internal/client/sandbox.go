@@ -9,8 +9,6 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-const sandboxesPath = "/v1/admin/sandboxes"
-
 // Sandbox is a sandbox profile to store, as a YAML file has it. The server fills in the fields that
 // are nil and checks all others, so their values keep their YAML types.
 type Sandbox struct {
@@ -45,7 +43,7 @@ type SandboxNetwork struct {
 
 // CreateSandbox stores a new profile and returns it complete.
 func (c *Client) CreateSandbox(ctx context.Context, s *Sandbox) (*proto.Profile, error) {
-	return c.sandbox(ctx, call{method: http.MethodPost, path: sandboxesPath, body: s})
+	return c.sandbox(ctx, call{method: http.MethodPost, path: SandboxesPath, body: s})
 }
 
 // ReplaceSandbox replaces a profile and returns it complete.
@@ -71,7 +69,7 @@ func (c *Client) RemoveSandbox(ctx context.Context, name string) (*proto.Profile
 
 // Sandboxes lists all profiles.
 func (c *Client) Sandboxes(ctx context.Context) ([]proto.Profile, error) {
-	list, _, err := get[api.Sandboxes](ctx, c, call{method: http.MethodGet, path: sandboxesPath, resend: true})
+	list, _, err := get[api.Sandboxes](ctx, c, call{method: http.MethodGet, path: SandboxesPath, resend: true})
 	return list.Sandboxes, err
 }
 
@@ -80,4 +78,4 @@ func (c *Client) sandbox(ctx context.Context, call call) (*proto.Profile, error)
 	return p, err
 }
 
-func sandboxPath(name string) string { return sandboxesPath + "/" + url.PathEscape(name) }
+func sandboxPath(name string) string { return SandboxesPath + "/" + url.PathEscape(name) }

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/manifest"
+)
+
+type applyCommand struct {
+	remote `embed:""`
+	File   string `short:"f" required:"" placeholder:"FILE" help:"YAML file in the format of bullpen export; - for standard input."`
+	DryRun bool   `help:"Print what would change, and change nothing."`
+}
+
+func (*applyCommand) Help() string {
+	return `Creates and changes the plans, organisations, sandbox profiles and API keys that the file names, so that they are as it says. Absent
+fields have their defaults. Objects that the file does not name stay as they are. API keys are identified by their organisation
+and name; a new one is printed, and not shown again.
+
+The file is checked as a whole before anything changes. Prints how each object differs.`
+}
+
+// maxManifestBytes bounds the size of a manifest.
+const maxManifestBytes = 16 << 20
+
+// applied is the JSON form of a change.
+type applied struct {
+	Kind string `json:"kind"`
+	Name string `json:"name"`
+	New  bool   `json:"new"`
+	Diff string `json:"diff"`
+	Key  string `json:"key,omitempty"`
+}
+
+func (c *applyCommand) Run(ctx context.Context, s streams) error {
+	text, err := readText(c.File, s.in, maxManifestBytes)
+	if err != nil {
+		return fmt.Errorf("read the file: %w", err)
+	}
+	m, err := manifest.Read([]byte(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.File, err)
+	}
+	api, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	changes, err := m.Compare(ctx, api)
+	if err != nil {
+		return err
+	}
+	if !c.JSON && len(changes) == 0 {
+		_, err := fmt.Fprintln(s.out, "nothing differs")
+		return err
+	}
+	for _, change := range changes {
+		done := applied{Kind: change.Kind, Name: change.Name, New: change.New, Diff: change.Diff}
+		if !c.DryRun {
+			if done.Key, err = change.Apply(ctx); err != nil {
+				return fmt.Errorf("%s %s: %w", change.Kind, change.Name, err)
+			}
+		}
+		if err := c.print(s, &done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// print prints a change as soon as it is made, so that no new key is lost.
+func (c *applyCommand) print(s streams, done *applied) error {
+	if c.JSON {
+		return json.NewEncoder(s.out).Encode(done)
+	}
+	verb := "changed"
+	if done.New {
+		verb = "created"
+	}
+	if c.DryRun {
+		verb = "would be " + verb
+	}
+	line := fmt.Sprintf("%s%s %s: %s", done.Diff, done.Kind, done.Name, verb)
+	if done.Key != "" {
+		line += "; it is not shown again: " + done.Key
+	}
+	_, err := fmt.Fprintln(s.out, line)
+	return err
+}
+
+type exportCommand struct {
+	remote `embed:""`
+}
+
+func (*exportCommand) Help() string {
+	return `Prints all plans that are not as they are built in, organisations, sandbox profiles but the one named default, and API keys that
+work, as a YAML file for bullpen apply. It has no secrets: neither API keys themselves, of which the server stores only hashes, nor
+the values of secrets. The server's first key is not in it.`
+}
+
+func (c *exportCommand) Run(ctx context.Context, s streams) error {
+	if c.JSON {
+		return usagef("bullpen export prints YAML: leave out --json")
+	}
+	api, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	text, err := manifest.Export(ctx, api)
+	if err != nil {
+		return err
+	}
+	_, err = s.out.Write(text)
+	return err
+}

@@ -1,0 +1,173 @@
+package manifest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// firstKey is the id of the server's first key, which comes from its settings.
+const firstKey = "key_bootstrap"
+
+// kinds knows the server.
+type kinds struct {
+	client   *client.Client
+	defaults proto.Profile // of sandbox profiles
+	stored   []client.Key  // the keys that work, but the first one
+}
+
+func newKinds(ctx context.Context, c *client.Client) (*kinds, error) {
+	defaults, err := c.Sandbox(ctx, proto.DefaultProfileName)
+	if err != nil {
+		return nil, fmt.Errorf("read the default sandbox profile: %w", err)
+	}
+	keys, err := c.Keys(ctx, "")
+	if err != nil {
+		return nil, fmt.Errorf("read the API keys: %w", err)
+	}
+	keys = slices.DeleteFunc(keys, func(k client.Key) bool {
+		return k.ID == firstKey || k.RevokedAt != nil || k.ExpiresAt != nil && !k.ExpiresAt.After(time.Now())
+	})
+	return &kinds{c, *defaults, keys}, nil
+}
+
+// whole is the settings of a kind whose changes store the whole form.
+func whole(_, wanted any) (any, error) { return wanted, nil }
+
+// named returns the path of an object that has its name in the path.
+func named(list string) func(string) (string, error) {
+	return func(name string) (string, error) { return list + "/" + name, nil }
+}
+
+// as decodes the stored form of an object that has the same form in a manifest.
+func as[T any](stored []byte) (any, error) {
+	v := new(T)
+	err := json.Unmarshal(stored, v)
+	return *v, err
+}
+
+func (k *kinds) plans() *kind {
+	return &kind{
+		name: "plan", path: client.PlansPath, find: named(client.PlansPath), form: as[proto.Plan], settings: whole,
+		decode: func(body []byte) (string, any, error) {
+			p, err := api.DecodePlan("", body)
+			return p.Name, p, err
+		},
+	}
+}
+
+func (k *kinds) orgs() *kind {
+	return &kind{
+		name: "org", path: client.OrgsPath, find: named(client.OrgsPath), settings: whole,
+		decode: func(body []byte) (string, any, error) {
+			o, err := api.DecodeOrg("", body)
+			return o.Name, orgForm(&o), err
+		},
+		form: as[org],
+	}
+}
+
+func (k *kinds) sandboxes() *kind {
+	return &kind{
+		name: "sandbox", path: client.SandboxesPath, find: named(client.SandboxesPath), form: as[proto.Profile], settings: whole,
+		decode: func(body []byte) (string, any, error) {
+			p, err := api.DecodeSandbox("", body, k.defaults)
+			return p.Name, p, err
+		},
+	}
+}
+
+func (k *kinds) keys() *kind {
+	return &kind{
+		name: "key", path: client.KeysPath,
+		decode: func(body []byte) (string, any, error) {
+			r, err := api.Decode[api.KeyRequest](body)
+			return r.Org + "/" + r.Name, *r, err
+		},
+		find: func(name string) (string, error) {
+			var ids []string
+			for _, key := range k.stored {
+				if key.Org+"/"+key.Name == name {
+					ids = append(ids, key.ID)
+				}
+			}
+			switch len(ids) {
+			case 0:
+				return "", nil
+			case 1:
+				return client.KeysPath + "/" + ids[0], nil
+			default:
+				return "", fmt.Errorf("API keys %s and %s are both named %s: rename one with bullpen key update", ids[0], ids[1], name)
+			}
+		},
+		form: func(stored []byte) (any, error) {
+			key := new(client.Key)
+			err := json.Unmarshal(stored, key)
+			return keyForm(key), err
+		},
+		settings: func(present, wanted any) (any, error) {
+			now, then := present.(api.KeyRequest), wanted.(api.KeyRequest)
+			if now.Sandbox != then.Sandbox {
+				return nil, fmt.Errorf("API key %s/%s is bound to the sandbox %s for good: revoke it, or give the one in the file another name", now.Org, now.Name, now.Sandbox)
+			}
+			return then.KeySettings, nil
+		},
+	}
+}
+
+// keyForm returns the form of a key in a manifest.
+func keyForm(k *client.Key) api.KeyRequest {
+	return api.KeyRequest{Org: k.Org, Sandbox: k.Sandbox, KeySettings: k.Settings()}
+}
+
+// contents are all objects of a server, in the form of a manifest.
+type contents struct {
+	Plans     []proto.Plan     `json:"plans,omitempty"`
+	Orgs      []org            `json:"orgs,omitempty"`
+	Sandboxes []proto.Profile  `json:"sandboxes,omitempty"`
+	Keys      []api.KeyRequest `json:"keys,omitempty"`
+}
+
+func (k *kinds) all(ctx context.Context) (*contents, error) {
+	plans, err := k.client.Plans(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the plans: %w", err)
+	}
+	orgs, err := k.client.Orgs(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the organisations: %w", err)
+	}
+	profiles, err := k.client.Sandboxes(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the sandbox profiles: %w", err)
+	}
+	all := new(contents)
+	for _, p := range plans {
+		if preset, ok := proto.PresetPlan(p.Name); !ok || p != preset {
+			all.Plans = append(all.Plans, p)
+		}
+	}
+	for _, o := range orgs {
+		all.Orgs = append(all.Orgs, org{o.Name, o.Title, o.Plan, o.Suspended})
+	}
+	for _, p := range profiles {
+		if p.Name != proto.DefaultProfileName {
+			all.Sandboxes = append(all.Sandboxes, p)
+		}
+	}
+	list := k.keys()
+	for i := range k.stored {
+		key := keyForm(&k.stored[i])
+		if _, err := list.find(key.Org + "/" + key.Name); err != nil {
+			return nil, err
+		}
+		all.Keys = append(all.Keys, key)
+	}
+	return all, nil
+}

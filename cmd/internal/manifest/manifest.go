@@ -1,0 +1,216 @@
+// Package manifest keeps plans, organisations, sandbox profiles and API keys of a server as a file
+// describes them.
+package manifest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/rogpeppe/go-internal/diff"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Manifest lists objects. Those that it does not name are left as they are.
+type Manifest struct {
+	Plans     []map[string]any `yaml:"plans,omitempty"`
+	Orgs      []map[string]any `yaml:"orgs,omitempty"`
+	Sandboxes []map[string]any `yaml:"sandboxes,omitempty"`
+	Keys      []map[string]any `yaml:"keys,omitempty"` // identified by their organisation and name
+}
+
+// Read reads a manifest in YAML, in one document. Objects are checked by [Manifest.Compare].
+func Read(text []byte) (*Manifest, error) {
+	m := new(Manifest)
+	decoder := yaml.NewDecoder(bytes.NewReader(text), yaml.DisallowUnknownField())
+	if err := decoder.Decode(m); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if err := decoder.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("must be one YAML document")
+	}
+	return m, nil
+}
+
+// Change is what has to be done with one object.
+type Change struct {
+	Kind string // plan, org, sandbox or key
+	Name string // for a key ORG/NAME
+	New  bool   // the object does not exist yet
+	Diff string // from the present form in YAML to the wanted one
+	// Apply makes the change, unless somebody else has changed the object since it was compared. It
+	// returns the new key of a new API key.
+	Apply func(context.Context) (key string, err error)
+}
+
+// kind is a kind of objects.
+type kind struct {
+	name string
+	// decode returns the complete form of an object in the manifest, and its name.
+	decode func(body []byte) (name string, wanted any, err error)
+	// find returns the path of an object, empty if there is none.
+	find func(name string) (path string, err error)
+	// form returns the part of an object that a manifest describes.
+	form func(stored []byte) (any, error)
+	// settings returns what is stored in place of an object to give it the wanted form.
+	settings func(present, wanted any) (any, error)
+	path     string // of the list
+}
+
+// Compare returns the changes that make a server as the manifest describes it, in the order in
+// which they can be made. It changes nothing. Errors name the object.
+func (m *Manifest) Compare(ctx context.Context, c *client.Client) ([]Change, error) {
+	k, err := newKinds(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	var changes []Change
+	for _, group := range []struct {
+		kind    *kind
+		objects []map[string]any
+	}{{k.plans(), byNext(m.Plans)}, {k.orgs(), m.Orgs}, {k.sandboxes(), m.Sandboxes}, {k.keys(), m.Keys}} {
+		seen := map[string]bool{}
+		for i, object := range group.objects {
+			change, err := group.kind.compare(ctx, c, object)
+			if err != nil {
+				return nil, fmt.Errorf("%s %d of the file: %w", group.kind.name, i+1, err)
+			}
+			if seen[change.Name] {
+				return nil, fmt.Errorf("%s %s is in the file twice", group.kind.name, change.Name)
+			}
+			seen[change.Name] = true
+			if change.Diff != "" {
+				changes = append(changes, change)
+			}
+		}
+	}
+	return changes, nil
+}
+
+// byNext orders plans so that each comes after the plan that it names as its next one, which must
+// exist first.
+func byNext(plans []map[string]any) []map[string]any {
+	next := map[any]any{}
+	for _, p := range plans {
+		next[p["name"]] = p["next"]
+	}
+	depth := func(p map[string]any) (n int) {
+		for name := p["next"]; name != nil && n < len(plans); name = next[name] {
+			n++
+		}
+		return n
+	}
+	return slices.SortedStableFunc(slices.Values(plans), func(a, b map[string]any) int { return depth(a) - depth(b) })
+}
+
+// compare returns the change of an object. Its Diff is empty if there is none.
+func (k *kind) compare(ctx context.Context, c *client.Client, object map[string]any) (Change, error) {
+	body, err := json.Marshal(object)
+	if err != nil {
+		return Change{}, err
+	}
+	name, wanted, err := k.decode(body)
+	if err != nil {
+		return Change{}, err
+	}
+	change := Change{Kind: k.name, Name: name}
+	path, err := k.find(name)
+	if err != nil {
+		return change, err
+	}
+	var present any
+	var tag string
+	if path != "" {
+		var stored json.RawMessage
+		tag, err = c.ReadObject(ctx, path, &stored)
+		var refused *client.Error
+		switch {
+		case errors.As(err, &refused) && refused.Status == http.StatusNotFound:
+			path = ""
+		case err != nil:
+			return change, err
+		default:
+			if present, err = k.form(stored); err != nil {
+				return change, err
+			}
+		}
+	}
+	if path == "" {
+		change.New = true
+		change.Apply = func(ctx context.Context) (string, error) {
+			var made struct{ Key string }
+			err := c.CreateObject(ctx, k.path, wanted, &made)
+			return made.Key, err
+		}
+	} else {
+		settings, err := k.settings(present, wanted)
+		if err != nil {
+			return change, err
+		}
+		change.Apply = func(ctx context.Context) (string, error) { return "", c.ReplaceObject(ctx, path, settings, tag) }
+	}
+	change.Diff, err = difference(k.name+" "+name, present, wanted)
+	return change, err
+}
+
+// difference returns how the YAML of two forms differs, empty if it does not. present is nil for an
+// object that does not exist.
+func difference(name string, present, wanted any) (string, error) {
+	var before []byte
+	if present != nil {
+		var err error
+		if before, err = toYAML(present); err != nil {
+			return "", err
+		}
+	}
+	after, err := toYAML(wanted)
+	if err != nil || bytes.Equal(before, after) {
+		return "", err
+	}
+	text := string(diff.Diff(name, before, name, after))
+	_, text, _ = strings.Cut(text, "\n") // the command that would show it
+	return text, nil
+}
+
+// toYAML returns the YAML of an object's JSON.
+func toYAML(object any) ([]byte, error) {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
+	}
+	return yaml.JSONToYAML(text)
+}
+
+// Export returns a manifest of all plans that are not as they are built in, organisations, sandbox
+// profiles but the default one, and API keys that work but the server's first one. Secrets of keys
+// are not in it: a server has none.
+func Export(ctx context.Context, c *client.Client) ([]byte, error) {
+	k, err := newKinds(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	all, err := k.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return toYAML(all)
+}
+
+// org is the form of an organisation in a manifest.
+type org struct {
+	Name      string `json:"name"`
+	Title     string `json:"title,omitempty"`
+	Plan      string `json:"plan"`
+	Suspended bool   `json:"suspended,omitempty"`
+}
+
+func orgForm(o *proto.Org) org { return org{o.Name, o.Title, o.Plan, o.Suspended} }
