@@ -35,6 +35,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		}
 		info := infoOf(r.Context())
 		info.key = *key
+		s.KeyUses.Used(key.ID, now)
 		var err error
 		if info.plan, err = s.entitlementOf(r.Context(), key); err != nil {
 			s.writeError(w, r, err)

@@ -198,6 +198,14 @@ type Keys interface {
 	Key(id string) (key *proto.Key, ok bool)
 }
 
+// KeyUses remembers when API keys were used last.
+type KeyUses interface {
+	// Used notes that a key was used.
+	Used(key string, at time.Time)
+	// LastUsed returns when a key was used last. ok is false if it is not known to have been used.
+	LastUsed(key string) (at time.Time, ok bool)
+}
+
 // KeyAdmin creates, changes and revokes API keys.
 type KeyAdmin interface {
 	// Create stores a new key with the name, organisation, plan, rights, limit and sandbox profile

@@ -119,7 +119,7 @@ func (s *Server) listKeys(w http.ResponseWriter, r *http.Request) error {
 	answer := api.Keys{Keys: []api.Key{}}
 	for i := range keys {
 		if org == "" || keys[i].Org == org {
-			answer.Keys = append(answer.Keys, api.NewKey(&keys[i]))
+			answer.Keys = append(answer.Keys, s.keyWithUse(&keys[i]))
 		}
 	}
 	return writeValue(w, http.StatusOK, answer)
@@ -142,7 +142,26 @@ func (s *Server) getKey(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeTagged(w, http.StatusOK, api.NewKey(&key))
+	return s.writeKey(w, &key)
+}
+
+// keyWithUse returns the form of a key with its last use.
+func (s *Server) keyWithUse(key *proto.Key) api.Key {
+	answer := api.NewKey(key)
+	if at, ok := s.KeyUses.LastUsed(key.ID); ok {
+		answer.LastUsedAt = &api.Time{Time: at.Truncate(time.Second)}
+	}
+	return answer
+}
+
+// writeKey answers with a key. Its ETag does not depend on its last use, which nobody changes.
+func (s *Server) writeKey(w http.ResponseWriter, key *proto.Key) error {
+	tag, err := entityTag(api.NewKey(key))
+	if err != nil {
+		return err
+	}
+	w.Header().Set("ETag", tag)
+	return writeValue(w, http.StatusOK, s.keyWithUse(key))
 }
 
 func (s *Server) replaceKey(w http.ResponseWriter, r *http.Request) error {
@@ -174,7 +193,7 @@ func (s *Server) replaceKey(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("replace key: %w", err)
 	}
-	return writeTagged(w, http.StatusOK, api.NewKey(&key))
+	return s.writeKey(w, &key)
 }
 
 func checkNotRevoked(key *proto.Key) error {

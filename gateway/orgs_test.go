@@ -163,6 +163,21 @@ func TestOnlyOneOfTwoChangesAtTheSameTimeIsMade(t *testing.T) {
 	}
 }
 
+func TestLastUseOfAKey(t *testing.T) {
+	h := newHarness(t)
+	made := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta"}`).want(201, "").json()
+	path := "/v1/admin/keys/" + made["id"].(string)
+	before := h.do("GET", path, "").want(200, "")
+	h.as(made["key"].(string)).do("GET", "/v1/threads", "").want(200, "")
+	after := h.do("GET", path, "").want(200, "")
+	if made["last_used_at"] != nil || before.json()["last_used_at"] != nil || after.json()["last_used_at"] == nil {
+		t.Errorf("before %s, after %s", before.body, after.body)
+	}
+	if before.header.Get("ETag") != after.header.Get("ETag") {
+		t.Error("its use changed the key's ETag")
+	}
+}
+
 func TestKeysAreChangedAndRotated(t *testing.T) {
 	h := newHarness(t)
 	made := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta","concurrent":2,"env":{"A":"1"}}`).want(201, "").json()

@@ -57,6 +57,7 @@ type Server struct {
 	Events      Events
 	Keys        Keys
 	KeyAdmin    KeyAdmin
+	KeyUses     KeyUses
 	Orgs        Orgs
 	Plans       Plans
 	SecretsKey  SecretsKey

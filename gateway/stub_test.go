@@ -384,6 +384,19 @@ func (q rotatingKeys) Rotate(ctx context.Context, id string, until time.Time) (p
 	return key, secret, err
 }
 
+// keyUses replaces the registry of the last uses of keys.
+type keyUses struct{ last sync.Map }
+
+func (u *keyUses) Used(key string, at time.Time) { u.last.Store(key, at) }
+
+func (u *keyUses) LastUsed(key string) (time.Time, bool) {
+	at, ok := u.last.Load(key)
+	if !ok {
+		return time.Time{}, false
+	}
+	return at.(time.Time), true
+}
+
 // orgStore replaces the registry of organisations.
 type orgStore map[string]proto.Org
 

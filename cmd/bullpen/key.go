@@ -195,8 +195,8 @@ func (c *keyRevokeCommand) Run(ctx context.Context, s streams) error {
 }
 
 func printKeys(p *page, keys ...client.Key) {
-	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "EXPIRES", "REVOKED")
+	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "USED", "EXPIRES", "REVOKED")
 	for _, k := range keys {
-		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, k.Concurrent, k.MaxTimeout, k.Hint, k.CreatedAt, k.ExpiresAt, k.RevokedAt)
+		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, k.Concurrent, k.MaxTimeout, k.Hint, k.CreatedAt, k.LastUsedAt, k.ExpiresAt, k.RevokedAt)
 	}
 }

@@ -125,6 +125,7 @@ type Key struct {
 	Hint        string            `json:"hint" doc:"The key's first and last characters."`
 	CreatedAt   Time              `json:"created_at"`
 	ExpiresAt   *Time             `json:"expires_at" doc:"When it stops working; null for never."`
+	LastUsedAt  *Time             `json:"last_used_at" doc:"When a request was sent with it last, within a minute; null if none is known."`
 	RevokedAt   *Time             `json:"revoked_at"`
 	Overlap     *Time             `json:"overlap_until,omitempty" doc:"Until when the secret before the last rotation works, too; absent if none does."`
 	Secret      string            `json:"key,omitempty" doc:"The API key itself, shown only when it is created or rotated."`

@@ -149,6 +149,36 @@ func TestStoredPlansStandBesideTheBuiltInOnes(t *testing.T) {
 	}
 }
 
+func TestLastUseOfAKeyIsKnownToEveryGateway(t *testing.T) {
+	s := storetest.Server(t)
+	open := func() *registry.KeyUses {
+		u, err := registry.OpenKeyUses(storetest.Context(t), storetest.Open(t, s), storetest.Log(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	there := open()
+	runUntilEnd(t, there.Run)
+	here, at := open(), time.Now().UTC()
+	here.Used("key_1", at)
+	if got, ok := here.LastUsed("key_1"); !ok || !got.Equal(at) {
+		t.Errorf("where it was used: %s, %t", got, ok)
+	}
+	if _, ok := there.LastUsed("key_1"); ok {
+		t.Error("known elsewhere before it was stored")
+	}
+	ctx, cancel := context.WithCancel(storetest.Context(t))
+	cancel() // a gateway that stops stores what it knows
+	if err := here.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "known elsewhere", func() bool { got, ok := there.LastUsed("key_1"); return ok && got.Equal(at) })
+	if got, ok := open().LastUsed("key_1"); !ok || !got.Equal(at) {
+		t.Errorf("after a start: %s, %t", got, ok)
+	}
+}
+
 func TestKeysAreChangedAndRotated(t *testing.T) {
 	s := storetest.Server(t)
 	here, there := keys(t, s), keys(t, s)

@@ -34,6 +34,7 @@ type Store struct {
 	Threads     jetstream.Stream      // one message per thread
 	Keys        jetstream.KeyValue    // API keys by id, and the secret they are hashed with, encrypted
 	Secrets     jetstream.KeyValue    // secrets of organisations and their data key, see package keyring
+	KeyUses     jetstream.KeyValue    // when API keys were used last, by their ids
 	Orgs        jetstream.KeyValue    // organisations by name
 	Plans       jetstream.KeyValue    // stored plans by name
 	Profiles    jetstream.KeyValue    // sandbox profiles by name

@@ -161,6 +161,11 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
+		name: "bullpen_key_uses", holds: "when API keys were used last", bucket: func(s *Store) *jetstream.KeyValue { return &s.KeyUses },
+		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
 		name: "bullpen_orgs", holds: "organisations", bucket: func(s *Store) *jetstream.KeyValue { return &s.Orgs },
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
