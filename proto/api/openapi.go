@@ -157,6 +157,9 @@ func (r *Route) errors() []int {
 	if r.Request != nil || r.Upload != "" {
 		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
 	}
+	if r.Audit != "" {
+		statuses = append(statuses, http.StatusTooManyRequests)
+	}
 	if slices.ContainsFunc(r.Params, func(p Param) bool { return p.In == "query" }) {
 		statuses = append(statuses, http.StatusBadRequest)
 	}
@@ -207,6 +210,8 @@ func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) 
 		schema = object{"type": "string", "format": "date-time", "examples": []string{exampleTime().Format(proto.TimeLayout)}}
 	case proto.Bytes:
 		schema = g.bytes(request)
+	case json.RawMessage:
+		schema = object{"type": []string{"object", "null"}}
 	case proto.Seconds:
 		schema = numberSchema("number", tag)
 	case Waits:
