@@ -32,6 +32,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("create key: %w", err)
 	}
+	auditAfter(r, key.Org, key.ID, auditKey(&key))
 	answer := api.NewKey(&key)
 	answer.Secret = secret
 	w.Header().Set("Location", "/v1/admin/keys/"+key.ID)
@@ -66,10 +67,12 @@ func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request) error {
 		err = administer(r, &key, true)
 	}
 	if err == nil {
+		auditBefore(r, key.Org, key.ID, auditKey(&key))
 		key, err = s.KeyAdmin.Revoke(ctx, key.ID)
 	}
 	if err != nil {
 		return fmt.Errorf("revoke key: %w", err)
 	}
+	auditAfter(r, key.Org, key.ID, auditKey(&key))
 	return writeValue(w, http.StatusOK, api.NewKey(&key))
 }

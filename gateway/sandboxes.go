@@ -79,6 +79,7 @@ func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err := s.Profiles.Create(r.Context(), p); err != nil {
 		return fmt.Errorf("create sandbox: %w", err)
 	}
+	auditAfter(r, "", p.Name, auditProfile(p))
 	w.Header().Set("Location", "/v1/admin/sandboxes/"+p.Name)
 	return writeValue(w, http.StatusCreated, p)
 }
@@ -142,9 +143,13 @@ func (s *Server) replaceSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if old, err := s.Profiles.Profile(r.Context(), p.Name); err == nil {
+		auditBefore(r, "", p.Name, auditProfile(old))
+	}
 	if err := s.Profiles.Replace(r.Context(), p); err != nil {
 		return fmt.Errorf("replace sandbox: %w", err)
 	}
+	auditAfter(r, "", p.Name, auditProfile(p))
 	return writeValue(w, http.StatusOK, p)
 }
 
@@ -157,5 +162,6 @@ func (s *Server) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("remove sandbox: %w", err)
 	}
+	auditBefore(r, "", name, auditProfile(p))
 	return writeValue(w, http.StatusOK, p)
 }

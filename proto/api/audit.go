@@ -33,7 +33,7 @@ type AuditRecord struct {
 	Action    string          `json:"action" doc:"What was done: the kind of the object and a verb, such as key.create."`
 	Actor     AuditActor      `json:"actor"`
 	Object    AuditObject     `json:"object"`
-	Before    json.RawMessage `json:"before" doc:"The object before a change, as it was read for it; null if there was none. Without secrets: [redacted] is in the place of values of variables."`
+	Before    json.RawMessage `json:"before" doc:"The object before a change, as it was read for it; null if there was none, or nothing of it could be read. Without secrets: [redacted] is in the place of values of variables."`
 	After     json.RawMessage `json:"after" doc:"The object after the change, likewise."`
 	Status    *int            `json:"status" doc:"The HTTP status of the answer; null in an intent."`
 	Error     *Code           `json:"error" doc:"The code of an answer that is an error; null for others."`
