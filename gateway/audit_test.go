@@ -268,7 +268,7 @@ func TestAuditLogThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A handler that panics, and one whose client leaves, have outcomes, too.
+// A handler that panics has an outcome, too.
 func TestActsWithoutAnAnswerAreRecorded(t *testing.T) {
 	h := newHarness(t, func(s *Server) { s.ThreadAdmin = nil }) // any use of it panics
 	h.do("POST", "/v1/admin/threads/gc", "").want(500, "internal")

@@ -97,14 +97,14 @@ func (l *Log) Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, e
 	}
 }
 
-// entry is a stored record and its line.
-type entry struct {
+// Entry is a stored record and its line, which has no line break.
+type Entry struct {
 	api.AuditRecord
-	line []byte
+	Line []byte
 }
 
 // read returns the records of a range of messages. Those that are gone are left out.
-func (l *Log) read(ctx context.Context, first, last uint64) ([]entry, error) {
+func (l *Log) read(ctx context.Context, first, last uint64) ([]Entry, error) {
 	messages := make([]*store.Message, last-first+1)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(readers)
@@ -120,12 +120,12 @@ func (l *Log) read(ctx context.Context, first, last uint64) ([]entry, error) {
 	if err := group.Wait(); err != nil {
 		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
-	var entries []entry
+	var entries []Entry
 	for _, m := range messages {
 		if m == nil {
 			continue
 		}
-		e := entry{line: m.Data}
+		e := Entry{Line: m.Data}
 		if err := json.Unmarshal(m.Data, &e.AuditRecord); err != nil {
 			return nil, fmt.Errorf("decode audit record, message %d: %w", m.Seq, err)
 		}
@@ -199,7 +199,7 @@ func (l *Log) Export(ctx context.Context, after int64, each func(r *api.AuditRec
 			return err
 		}
 		for i := range entries {
-			if err := each(&entries[i].AuditRecord, entries[i].line); err != nil {
+			if err := each(&entries[i].AuditRecord, entries[i].Line); err != nil {
 				return err
 			}
 		}
