@@ -20,6 +20,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 // The audit log is kept for ever, and every record is a durable write that all gateways wait for. So
@@ -135,6 +136,7 @@ func (s *Server) auditHeld(w http.ResponseWriter, r *http.Request, next http.Han
 	}()
 	next.ServeHTTP(held, r)
 	done = true
+	fault.Here(fault.AfterChangeBeforeOutcome)
 	if err := s.recordOutcome(r, held.status); err != nil {
 		s.writeError(w, r, fmt.Errorf("%w: %w", api.Errorf(api.CodeInternal,
 			"the outcome of this request could not be recorded in the audit log; it may have been carried out: look before you send it again"), err))
