@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -41,7 +42,7 @@ type AuditRecord struct {
 	UserAgent string          `json:"user_agent" doc:"The User-Agent of the client, at most 256 bytes. Empty likewise."`
 	RequestID string          `json:"request_id" doc:"The X-Request-Id, which the server's log has, too."`
 	TraceID   *proto.TraceID  `json:"trace_id" format:"trace-id" doc:"The execution that the act started; null for none."`
-	Previous  string          `json:"previous" pattern:"^[0-9a-f]{64}$" doc:"The hash of the record before; zeros in the first record."`
+	Previous  string          `json:"previous" pattern:"^[0-9a-f]{64}$" doc:"The hash of the record before; zeros in the first record, and in the first one after the retention has removed all."`
 	Hash      string          `json:"hash" pattern:"^[0-9a-f]{64}$" doc:"The SHA-256 of the record without this member, as canonical JSON (RFC 8785)."`
 }
 
@@ -94,12 +95,12 @@ func (r AuditRecord) VisibleTo(org string) AuditRecord {
 // firstPrevious is the previous hash of the first record.
 var firstPrevious = strings.Repeat("0", 2*sha256.Size)
 
-// Seal makes r the record after previous, which is nil for the first one, and returns its line in
-// the log.
+// Seal makes r the record after previous, and returns its line in the log. previous is nil for the
+// first record of all. It has no hash if it is gone, so that the chain begins anew.
 func (r *AuditRecord) Seal(previous *AuditRecord) (line []byte, err error) {
 	r.Sequence, r.Previous, r.Hash = 1, firstPrevious, ""
 	if previous != nil {
-		r.Sequence, r.Previous = previous.Sequence+1, previous.Hash
+		r.Sequence, r.Previous = previous.Sequence+1, cmp.Or(previous.Hash, firstPrevious)
 	}
 	members, err := r.members()
 	if err != nil {

@@ -34,18 +34,20 @@ type Log struct {
 // head is the last record, and the sequence number of its message. Both sequences have no gaps, but
 // that of messages begins anew when a backup is restored.
 type head struct {
-	api.AuditRecord
-	message uint64
+	api.AuditRecord // with nothing but its sequence number if retention has removed it
+	message         uint64
 }
+
+func (h *head) removed() bool { return h.Hash == "" }
 
 // at returns the sequence number of the message with a record.
 func (h *head) at(sequence int64) uint64 { return h.message - uint64(h.Sequence-sequence) }
 
-// head returns the last record, nil if there is none.
+// head returns the last record, nil if there has been none.
 func (l *Log) head(ctx context.Context) (*head, error) {
 	m, err := l.Store.LastFromLeader(ctx, l.Store.Audit, store.AuditSubject)
 	if store.IsNotFound(err) {
-		return nil, nil
+		return l.removedHead(ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -55,6 +57,19 @@ func (l *Log) head(ctx context.Context) (*head, error) {
 		return nil, fmt.Errorf("decode the last audit record, message %d: %w", m.Seq, err)
 	}
 	return h, nil
+}
+
+// removedHead returns the last record of a log without records, nil if there has been none.
+func (l *Log) removedHead(ctx context.Context) (*head, error) {
+	info, err := l.Store.Audit.Info(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the state of the audit log: %w", err)
+	}
+	last := info.State.LastSeq
+	if last == 0 {
+		return nil, nil
+	}
+	return &head{api.AuditRecord{Sequence: int64(last)}, last}, nil
 }
 
 // Append stores a record at the end of the log, and returns it with its sequence number and hashes.
@@ -68,9 +83,12 @@ func (l *Log) Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, e
 			return r, fmt.Errorf("append to the audit log: %w", err)
 		}
 		var previous *api.AuditRecord
-		var expect uint64
+		var message, expect uint64
 		if last != nil {
-			previous, expect = &last.AuditRecord, last.message
+			previous, message = &last.AuditRecord, last.message
+		}
+		if last != nil && !last.removed() {
+			expect = message
 		}
 		line, err := r.Seal(previous)
 		if err != nil {
@@ -87,7 +105,7 @@ func (l *Log) Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, e
 			return r, fmt.Errorf("append to the audit log: %w", err)
 		}
 		// The answer to the write may have been lost, and another process have appended since.
-		stored, err := l.read(ctx, expect+1, expect+1)
+		stored, err := l.read(ctx, message+1, message+1)
 		if err != nil {
 			return r, fmt.Errorf("append to the audit log: %w", err)
 		}
@@ -138,7 +156,7 @@ func (l *Log) read(ctx context.Context, first, last uint64) ([]Entry, error) {
 // record.
 func (l *Log) bounds(ctx context.Context) (last *head, first int64, err error) {
 	last, err = l.head(ctx)
-	if err != nil || last == nil {
+	if err != nil || last == nil || last.removed() {
 		return nil, 0, err
 	}
 	info, err := l.Store.Audit.Info(ctx)

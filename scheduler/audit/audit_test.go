@@ -239,6 +239,33 @@ func TestLogInABackup(t *testing.T) {
 	}
 }
 
+// When retention has removed all records, their numbers go on, and the chain begins anew.
+func TestRetention(t *testing.T) {
+	server := storetest.Server(t)
+	connect := func(retention time.Duration) *audit.Log {
+		st, err := store.Connect(storetest.Context(t), store.Access{InProcess: server, Name: t.Name()},
+			store.Config{Replicas: 1, Retention: time.Hour, AuditRetention: retention}, storetest.Log(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(st.Close)
+		return &audit.Log{Store: st}
+	}
+	add(t, connect(0), record("acme", "key.a"), record("acme", "key.b"))
+	l := connect(100 * time.Millisecond)
+	for page := make([]api.AuditRecord, 1); len(page) > 0; {
+		var err error
+		if page, _, err = l.List(storetest.Context(t), &api.AuditFilter{}, 0, 10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l = connect(time.Hour)
+	add(t, l, record("acme", "key.c"), record("acme", "key.d"))
+	if c, _ := verified(t, l); c.First != 3 || c.Last != 4 {
+		t.Errorf("%+v", c)
+	}
+}
+
 // The disk of the server that must store the record may be full, or there is no server.
 func TestAppendFailsWithoutTheStore(t *testing.T) {
 	server := storetest.Server(t)

@@ -18,11 +18,11 @@ const auditPath = "/v1/admin/audit"
 // maxAuditLine is the largest line of an export, in bytes.
 const maxAuditLine = 4 << 20
 
-// The audit log, as the API has it.
-type (
-	AuditRecord = api.AuditRecord
-	AuditChain  = api.AuditChain
-)
+// AuditRecord is a record of the audit log.
+type AuditRecord = api.AuditRecord
+
+// AuditChain is what a verification has checked.
+type AuditChain = api.AuditChain
 
 // Audit returns up to limit records of the audit log that match the filters, the newest first. The
 // query has the filters as the API names them.
