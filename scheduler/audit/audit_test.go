@@ -59,12 +59,22 @@ func verified(t *testing.T, l *audit.Log) (c api.AuditChain, records []api.Audit
 
 // Several processes append at once, and the chain has each record once.
 func TestSeveralProcessesAppendAtOnce(t *testing.T) {
-	const processes, each = 4, 25
 	server := storetest.Server(t)
 	var logs []*audit.Log
-	for range processes {
+	for range 4 {
 		logs = append(logs, &audit.Log{Store: storetest.Open(t, server)})
 	}
+	appendAtOnce(t, logs)
+}
+
+func TestSeveralProcessesAppendToACluster(t *testing.T) {
+	st := storetest.Cluster(t)
+	appendAtOnce(t, []*audit.Log{{Store: st}, {Store: st}, {Store: st}})
+}
+
+func appendAtOnce(t *testing.T, logs []*audit.Log) {
+	const each = 25
+	processes := len(logs)
 	var group sync.WaitGroup
 	for p, l := range logs {
 		group.Go(func() {
@@ -77,7 +87,7 @@ func TestSeveralProcessesAppendAtOnce(t *testing.T) {
 	}
 	group.Wait()
 	c, records := verified(t, logs[0])
-	if c.First != 1 || c.Last != processes*each {
+	if c.First != 1 || c.Records != processes*each {
 		t.Errorf("%+v", c)
 	}
 	seen := map[string]bool{}
