@@ -122,6 +122,7 @@ func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 // singleTests deploy what they need: one topology, several gateways, another Redis.
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
+		"audit":             testAudit,
 		"autoscale-exec":    testAutoscaleExec,
 		"autoscale-process": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{}) },
 		"batches":           testBatches, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock,

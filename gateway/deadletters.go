@@ -79,6 +79,14 @@ func deadLetterError(err error) error {
 	return err
 }
 
+// letterOrg returns the organisation of a dead letter, empty if it is no job.
+func letterOrg(l *proto.DeadLetter) string {
+	if l.Meta == nil {
+		return ""
+	}
+	return l.Meta.Org
+}
+
 func (s *Server) getDeadLetter(w http.ResponseWriter, r *http.Request) error {
 	id, err := deadLetterID(r)
 	if err != nil {
@@ -98,6 +106,9 @@ func (s *Server) deleteDeadLetter(w http.ResponseWriter, r *http.Request) error 
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
+	if letter, _, err := s.DeadLetters.Get(ctx, id); err == nil {
+		auditBefore(r, letterOrg(letter), id, auditLetter(letter))
+	}
 	if err := s.DeadLetters.Remove(ctx, id); err != nil {
 		return deadLetterError(err)
 	}
@@ -129,6 +140,7 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 	case err != nil:
 		return s.submitError(ctx, id, err)
 	}
+	auditAfter(r, letterOrg(letter), letter.ID, auditLetter(letter))
 	infoOf(ctx).trace = letter.Requeued
 	span.SetAttributes(attribute.String("bullpen.trace_id", string(letter.Requeued)))
 	w.Header().Set("X-Trace-Id", string(letter.Requeued))

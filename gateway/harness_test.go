@@ -41,6 +41,7 @@ type harness struct {
 	hooks     *hooks
 	threads   *threads
 	letters   *letters
+	audit     *auditStub
 	http      *httptest.Server
 	dial      func() (net.Conn, error)
 	client    *http.Client
@@ -56,13 +57,13 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	reg := &registry{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
 	q.registry = reg
 	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
-	h := &harness{t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, log: log, key: q.addKey("acme", "enterprise", asAdmin)}
+	h := &harness{t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, audit: &auditStub{}, log: log, key: q.addKey("acme", "enterprise", asAdmin)}
 	logger := slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.submitter = &submit.Submitter{Jobs: q, Bindings: q, Threads: thread, DeadLetters: dead, Log: logger}
 	h.server = &Server{
 		Submissions: h.submitter,
 		Jobs:        q, Events: q, Keys: q, KeyAdmin: rotatingKeys{q}, KeyUses: &keyUses{}, Orgs: q.orgs, Plans: q.plans, SecretsKey: q, Secrets: secretStore{}, Profiles: reg, Preload: reg, Images: reg, Webhooks: hook, URLs: hook, Deliveries: hook,
-		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Batches: new(batchStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
+		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Audit: h.audit, Batches: new(batchStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,
@@ -311,6 +312,9 @@ func (a *reply) validate(r *http.Request) {
 		schema := doc.Components.Schemas["Event"].Value
 		if strings.HasSuffix(path, "/results") {
 			schema = doc.Components.Schemas["BatchResult"].Value
+		}
+		if strings.HasSuffix(path, "/audit") {
+			schema = doc.Components.Schemas["AuditRecord"].Value
 		}
 		for line := range bytes.Lines(a.body) {
 			var event any

@@ -25,6 +25,9 @@ func (s *Server) putImage(w http.ResponseWriter, r *http.Request) error {
 	if r.ContentLength > proto.MaxImageBytes {
 		return bodyTooLarge(proto.MaxImageBytes)
 	}
+	if old, err := s.Images.Image(r.Context(), name); err == nil {
+		auditBefore(r, "", name, auditImage(old))
+	}
 	body := &longBody{from: http.MaxBytesReader(w, r.Body, proto.MaxImageBytes), control: infoOf(r.Context()).rec.control, limit: proto.MaxImageBytes}
 	img, replaced, err := s.ImageAdmin.Put(r.Context(), name, digest, body)
 	body.clearDeadline() // the server goes on reading to notice that the client leaves
@@ -32,6 +35,7 @@ func (s *Server) putImage(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Connection", "close") // the rest of the body is not read
 		return fmt.Errorf("store image %s: %w", name, err)
 	}
+	auditAfter(r, "", name, auditImage(img))
 	status := http.StatusCreated
 	if replaced {
 		status = http.StatusOK
@@ -72,6 +76,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("remove image: %w", err)
 	}
+	auditBefore(r, "", name, auditImage(img))
 	return writeValue(w, http.StatusOK, api.NewImage(img))
 }
 

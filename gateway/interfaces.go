@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // Submissions accepts executions. Nothing of a job remains after an error, except for
@@ -188,6 +189,20 @@ type Tail interface {
 type Backups interface {
 	// Backup writes a backup to w. After an error, the written part is not a backup.
 	Backup(ctx context.Context, w io.Writer) error
+}
+
+// AuditLog is the append-only log of administrative acts.
+type AuditLog interface {
+	// Append stores a record at the end of the log, and returns it with its sequence number and
+	// hashes.
+	Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, error)
+	// List returns up to limit records that match, the newest first, of those below the sequence
+	// number before, 0 for all. A page may be short. next is the before of the next page, 0 after
+	// the last one.
+	List(ctx context.Context, f *api.AuditFilter, before int64, limit int) (page []api.AuditRecord, next int64, err error)
+	// Export calls each with the present records after a sequence number, the oldest first, and
+	// their lines. It stops at an error of each.
+	Export(ctx context.Context, after int64, each func(r *api.AuditRecord, line []byte) error) error
 }
 
 // Keys finds API keys.

@@ -46,6 +46,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("create key: %w", err)
 	}
+	auditAfter(r, key.Org, key.ID, auditKey(&key))
 	answer := api.NewKey(&key)
 	answer.Secret = secret
 	w.Header().Set("Location", "/v1/admin/keys/"+key.ID)
@@ -184,6 +185,7 @@ func (s *Server) replaceKey(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	key, err = s.KeyAdmin.Change(ctx, key.ID, func(key *proto.Key) error {
+		auditBefore(r, key.Org, key.ID, auditKey(key))
 		if err := checkMatch(r, api.NewKey(key)); err != nil {
 			return err
 		}
@@ -193,6 +195,7 @@ func (s *Server) replaceKey(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("replace key: %w", err)
 	}
+	auditAfter(r, key.Org, key.ID, auditKey(&key))
 	return s.writeKey(w, &key)
 }
 
@@ -217,6 +220,7 @@ func (s *Server) rotateKey(w http.ResponseWriter, r *http.Request) error {
 	if err := checkNotRevoked(&key); err != nil {
 		return err
 	}
+	auditBefore(r, key.Org, key.ID, auditKey(&key))
 	overlap := proto.DefaultOverlap
 	if request.Overlap != nil {
 		overlap = *request.Overlap
@@ -225,6 +229,7 @@ func (s *Server) rotateKey(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("rotate key: %w", err)
 	}
+	auditAfter(r, key.Org, key.ID, auditKey(&key))
 	answer := api.NewKey(&key)
 	answer.Secret = secret
 	return writeValue(w, http.StatusOK, answer)
@@ -238,10 +243,12 @@ func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request) error {
 		err = checkMatch(r, api.NewKey(&key))
 	}
 	if err == nil {
+		auditBefore(r, key.Org, key.ID, auditKey(&key))
 		key, err = s.KeyAdmin.Revoke(ctx, key.ID)
 	}
 	if err != nil {
 		return fmt.Errorf("revoke key: %w", err)
 	}
+	auditAfter(r, key.Org, key.ID, auditKey(&key))
 	return writeValue(w, http.StatusOK, api.NewKey(&key))
 }

@@ -31,6 +31,7 @@ type info struct {
 	reported  bool // err is part of an answer of status 200
 	rec       *recorder
 	reserved  int64 // bytes of the budget
+	act       *act  // nil unless the audit log records the request
 }
 
 type infoKey struct{}

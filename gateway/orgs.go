@@ -44,6 +44,7 @@ func (s *Server) createOrg(w http.ResponseWriter, r *http.Request) error {
 	if err := s.Orgs.Create(ctx, org); err != nil {
 		return orgError(org.Name, err)
 	}
+	auditAfter(r, org.Name, org.Name, api.NewOrg(&org))
 	w.Header().Set("Location", "/v1/admin/orgs/"+org.Name)
 	return writeTagged(w, http.StatusCreated, api.NewOrg(&org))
 }
@@ -83,6 +84,7 @@ func (s *Server) replaceOrg(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := detached(r.Context())
 	defer cancel()
 	org, err := s.Orgs.Change(ctx, name, func(org *proto.Org) error {
+		auditBefore(r, name, name, api.NewOrg(org))
 		if err := checkMatch(r, api.NewOrg(org)); err != nil {
 			return err
 		}
@@ -93,5 +95,6 @@ func (s *Server) replaceOrg(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return orgError(name, err)
 	}
+	auditAfter(r, name, name, api.NewOrg(&org))
 	return writeTagged(w, http.StatusOK, api.NewOrg(&org))
 }

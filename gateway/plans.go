@@ -164,6 +164,7 @@ func (s *Server) createPlan(w http.ResponseWriter, r *http.Request) error {
 	if err := s.Plans.Create(ctx, p); err != nil {
 		return planError(p.Name, err)
 	}
+	auditAfter(r, "", p.Name, p)
 	w.Header().Set("Location", "/v1/admin/plans/"+p.Name)
 	return writeTagged(w, http.StatusCreated, p)
 }
@@ -191,9 +192,14 @@ func (s *Server) replacePlan(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	if err := s.Plans.Replace(ctx, p, func(old proto.Plan) error { return checkMatch(r, old) }); err != nil {
+	err = s.Plans.Replace(ctx, p, func(old proto.Plan) error {
+		auditBefore(r, "", p.Name, old)
+		return checkMatch(r, old)
+	})
+	if err != nil {
 		return planError(p.Name, err)
 	}
+	auditAfter(r, "", p.Name, p)
 	return writeTagged(w, http.StatusOK, p)
 }
 
@@ -204,7 +210,10 @@ func (s *Server) deletePlan(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	p, err := s.Plans.Remove(ctx, name, func(old proto.Plan) error { return checkMatch(r, old) })
+	p, err := s.Plans.Remove(ctx, name, func(old proto.Plan) error {
+		auditBefore(r, "", name, old)
+		return checkMatch(r, old)
+	})
 	if err != nil {
 		return planError(name, err)
 	}

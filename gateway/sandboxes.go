@@ -79,6 +79,7 @@ func (s *Server) createSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err := s.Profiles.Create(r.Context(), p); err != nil {
 		return fmt.Errorf("create sandbox: %w", err)
 	}
+	auditAfter(r, "", p.Name, auditProfile(p))
 	w.Header().Set("Location", "/v1/admin/sandboxes/"+p.Name)
 	return writeTagged(w, http.StatusCreated, p)
 }
@@ -142,9 +143,14 @@ func (s *Server) replaceSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.Profiles.Replace(r.Context(), p, func(old proto.Profile) error { return checkMatch(r, old) }); err != nil {
+	err = s.Profiles.Replace(r.Context(), p, func(old proto.Profile) error {
+		auditBefore(r, "", p.Name, auditProfile(old))
+		return checkMatch(r, old)
+	})
+	if err != nil {
 		return fmt.Errorf("replace sandbox: %w", err)
 	}
+	auditAfter(r, "", p.Name, auditProfile(p))
 	return writeTagged(w, http.StatusOK, p)
 }
 
@@ -157,5 +163,6 @@ func (s *Server) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("remove sandbox: %w", err)
 	}
+	auditBefore(r, "", name, auditProfile(p))
 	return writeValue(w, http.StatusOK, p)
 }

@@ -22,6 +22,7 @@ func (s *Server) rotateSecretsKey(w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return fmt.Errorf("rotate the key of secrets: %w", err)
 	}
+	auditAfter(r, "", "", api.RotatedKey{WrappedFor: keys})
 	s.Log.InfoContext(ctx, "key of secrets rotated", "wrapped_for", keys, "key", infoOf(r.Context()).key.ID)
 	return writeValue(w, http.StatusOK, api.RotatedKey{WrappedFor: keys})
 }
@@ -74,6 +75,9 @@ func (s *Server) putSecret(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
+	if old, err := s.Secrets.Get(ctx, org, name); err == nil {
+		auditBefore(r, org, name, api.NewSecret(&old))
+	}
 	secret, err := s.Secrets.Put(ctx, org, name, request.Value)
 	if errors.Is(err, proto.ErrNoSecretsKey) {
 		return api.Errorf(api.CodeConflict, "%s", proto.ErrNoSecretsKey)
@@ -81,6 +85,7 @@ func (s *Server) putSecret(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	auditAfter(r, org, name, api.NewSecret(&secret))
 	return writeValue(w, http.StatusOK, api.NewSecret(&secret))
 }
 
@@ -115,6 +120,9 @@ func (s *Server) deleteSecret(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
+	if old, err := s.Secrets.Get(ctx, org, name); err == nil {
+		auditBefore(r, org, name, api.NewSecret(&old))
+	}
 	if err := s.Secrets.Remove(ctx, org, name); err != nil {
 		return secretError(name, err)
 	}

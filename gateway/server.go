@@ -75,6 +75,7 @@ type Server struct {
 	Files       Files
 	DeadLetters DeadLetters
 	Backups     Backups
+	Audit       AuditLog
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
@@ -93,7 +94,8 @@ type Server struct {
 	Version     string        // of the program, for the OpenAPI document
 	Home        string        // the home of programs, absolute and cleaned: paths of files may begin with it
 	PublicURL   string        // the address for URLs of files, without a final slash; empty for the Host of the request
-	// TrustedProxies are the addresses whose X-Forwarded-Proto is the scheme of URLs of files.
+	// TrustedProxies are the addresses whose X-Forwarded-Proto is the scheme of URLs of files, and
+	// whose X-Forwarded-For is where a request comes from, for the audit log.
 	TrustedProxies []netip.Prefix
 	// CORSOrigins are the origins whose web pages may call this server, such as https://example.com.
 	CORSOrigins []string
@@ -117,6 +119,8 @@ type Server struct {
 	transfers transfers
 	rates     rateLimits
 	tools     *mcp.Handler
+	// auditLimits bounds what an organisation adds to the audit log.
+	auditLimits auditLimits
 }
 
 // Drain makes the server answer /readyz and requests that start executions with 503, and calls of
@@ -176,7 +180,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"retryBatch": s.retryBatch, "getBatchResults": s.getBatchResults,
 		"getQueue": s.getQueue, "getAutoscale": s.getAutoscale, "listWorkers": s.listWorkers, "drainWorker": s.drainWorker(true), "undrainWorker": s.drainWorker(false),
 		"listDeadLetters": s.listDeadLetters, "getDeadLetter": s.getDeadLetter, "deleteDeadLetter": s.deleteDeadLetter,
-		"rotateSecretsKey": s.rotateSecretsKey, "putSecret": s.putSecret, "getSecret": s.getSecret, "listSecrets": s.listSecrets, "deleteSecret": s.deleteSecret, "requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads,
+		"rotateSecretsKey": s.rotateSecretsKey, "putSecret": s.putSecret, "getSecret": s.getSecret, "listSecrets": s.listSecrets, "deleteSecret": s.deleteSecret, "requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads, "listAudit": s.listAudit,
 		"mcp": s.serveMCP,
 	}
 	public := r.With(s.closeWhenDraining) // signed URLs
@@ -188,7 +192,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		}
 		on := public
 		if !route.Public {
-			on = user.With(s.authorized(&route))
+			on = user.With(s.audited(&route), s.authorized(&route))
 		}
 		if route.ID == "execute" || route.ID == "requeueDeadLetter" || route.ID == "runSchedule" || route.ID == "createBatch" || route.ID == "createPipeline" {
 			on = on.With(s.refuseWhenDraining)

@@ -150,8 +150,34 @@ func (s *Server) baseURL(r *http.Request) (string, error) {
 // proxiedTLS reports whether the request came over TLS to a trusted proxy.
 func (s *Server) proxiedTLS(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	trusted := func(p netip.Prefix) bool { return p.Contains(from.Addr().Unmap()) }
 	schemes := listItems(r.Header.Values("X-Forwarded-Proto"))
 	// The last one is from the nearest proxy.
-	return err == nil && len(schemes) > 0 && strings.EqualFold(schemes[len(schemes)-1], "https") && slices.ContainsFunc(s.TrustedProxies, trusted)
+	return err == nil && len(schemes) > 0 && strings.EqualFold(schemes[len(schemes)-1], "https") && s.trustedProxy(from.Addr())
+}
+
+func (s *Server) trustedProxy(addr netip.Addr) bool {
+	return slices.ContainsFunc(s.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(addr.Unmap()) })
+}
+
+// clientAddress returns the IP address that a request comes from, as far as trusted proxies report
+// it. It is empty if the connection has none.
+func (s *Server) clientAddress(r *http.Request) string {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return ""
+	}
+	addr := from.Addr()
+	hops := listItems(r.Header.Values("X-Forwarded-For"))
+	for len(hops) > 0 && s.trustedProxy(addr) { // each proxy appends the address that it sees
+		last := hops[len(hops)-1]
+		before, err := netip.ParseAddr(last)
+		if withPort, errPort := netip.ParseAddrPort(last); errPort == nil {
+			before, err = withPort.Addr(), nil
+		}
+		if err != nil {
+			break
+		}
+		addr, hops = before, hops[:len(hops)-1]
+	}
+	return addr.Unmap().WithZone("").String()
 }

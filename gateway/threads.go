@@ -148,6 +148,7 @@ func (s *Server) collectThreads(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("collect blobs of threads: %w", err)
 	}
+	auditAfter(r, "", "", removed)
 	return writeValue(w, http.StatusOK, removed)
 }
 
@@ -156,5 +157,6 @@ func (s *Server) rebuildThreads(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("rebuild threads: %w", err)
 	}
+	auditAfter(r, "", "", rebuilt)
 	return writeValue(w, http.StatusOK, rebuilt)
 }

@@ -119,6 +119,7 @@ func (s *Server) replayFailed(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) settingsKey(r *http.Request, change bool) (*proto.Key, error) {
 	own, id := &infoOf(r.Context()).key, r.URL.Query().Get("key")
 	if id == "" {
+		auditBefore(r, own.Org, own.ID, nil)
 		return own, nil
 	}
 	if !own.Has(proto.ScopeAdmin) {
@@ -130,6 +131,9 @@ func (s *Server) settingsKey(r *http.Request, change bool) (*proto.Key, error) {
 	}
 	if errors.Is(err, proto.ErrNotFound) {
 		return nil, api.Errorf(api.CodeNotFound, "there is no API key of that id; see /v1/admin/keys")
+	}
+	if err == nil {
+		auditBefore(r, key.Org, key.ID, nil)
 	}
 	return &key, err
 }
@@ -228,10 +232,14 @@ func (s *Server) changeWebhook(
 ) error {
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	settings, err := s.Webhooks.Change(ctx, key.ID, change)
+	settings, err := s.Webhooks.Change(ctx, key.ID, func(old *proto.Webhook) (proto.Webhook, error) {
+		auditBefore(r, key.Org, key.ID, auditWebhook(old))
+		return change(old)
+	})
 	if err != nil {
 		return webhookError(err)
 	}
+	auditAfter(r, key.Org, key.ID, auditWebhook(&settings))
 	return writeValue(w, http.StatusOK, api.NewWebhook(&settings, secret, time.Now()))
 }
 
@@ -242,6 +250,9 @@ func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
+	if settings, err := s.Webhooks.Stored(ctx, key.ID); err == nil {
+		auditBefore(r, key.Org, key.ID, auditWebhook(&settings))
+	}
 	if err := s.Webhooks.Remove(ctx, key.ID); err != nil {
 		return webhookError(err)
 	}

@@ -28,6 +28,7 @@ func (s *Server) drainWorker(drain bool) func(w http.ResponseWriter, r *http.Req
 		if err != nil {
 			return err
 		}
+		auditAfter(r, "", worker.Name, api.NewWorker(&worker))
 		return writeValue(w, http.StatusOK, api.NewWorker(&worker))
 	}
 }

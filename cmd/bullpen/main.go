@@ -102,6 +102,7 @@ type commands struct {
 	Webhook    webhookCommands    `cmd:"" help:"Inspect, replay, test and receive webhooks."`
 	Workers    workersCommands    `cmd:"" help:"List and drain workers (admin)."`
 	DeadLetter deadLetterCommands `cmd:"" name:"deadletter" help:"Manage dead letters: jobs that no worker could start (admin)."`
+	Audit      auditCommands      `cmd:"" help:"Read and verify the log of administrative acts (admin)."`
 	Autoscale  autoscaleCommands  `cmd:"" help:"Try out autoscaling policies."`
 	Backup     backupCommand      `cmd:"" help:"Back up the JetStream data of a running server (admin)."`
 	Restore    restoreCommand     `cmd:"" help:"Restore a backup into an empty deployment."`

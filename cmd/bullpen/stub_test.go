@@ -119,6 +119,7 @@ func (s *stub) handler() http.Handler {
 	s.webhookRoutes(mux)
 	s.threadRoutes(mux)
 	s.deadLetterRoutes(mux)
+	s.auditRoutes(mux)
 	s.batchRoutes(mux)
 	s.pipelineRoutes(mux)
 	mux.HandleFunc("GET /v1/admin/images", func(w http.ResponseWriter, _ *http.Request) {

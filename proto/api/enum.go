@@ -27,6 +27,8 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts([]proto.Stream{proto.Stdout, proto.Stderr})
 	case proto.Scope:
 		return texts(proto.Scopes())
+	case AuditStage:
+		return texts([]AuditStage{AuditIntent, AuditOutcome})
 	case Reason:
 		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended})
 	case proto.NetworkPolicy:

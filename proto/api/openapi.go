@@ -226,6 +226,8 @@ func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) 
 		schema = object{"type": "string", "format": "date-time", "examples": []string{exampleTime().Format(proto.TimeLayout)}}
 	case proto.Bytes:
 		schema = g.bytes(request)
+	case json.RawMessage:
+		schema = object{"type": []string{"object", "null"}}
 	case proto.Seconds:
 		schema = numberSchema("number", tag)
 	case Waits:

@@ -49,6 +49,7 @@ type Route struct {
 	Scope        proto.Scope // that an API key needs
 	ScopeByTool  bool        // the tool that the body names decides which scope is needed
 	Global       bool        // needs the key of a global administrator
+	Audit        string      // the action in the audit log: the kind of the object and a verb; empty for no record
 	Public       bool        // needs no API key
 	Traced       bool        // answers have an X-Trace-Id
 	Tagged       bool        // answers have an ETag, and a change may have an If-Match
@@ -81,7 +82,7 @@ func tags() []object {
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread. Their content is transferred through signed URLs."},
 		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
-		{"name": tagAdmin, "description": "API keys and secrets of organisations, which their administrators manage; organisations, plans, sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
+		{"name": tagAdmin, "description": "API keys and secrets of organisations, which their administrators manage, and the audit log; organisations, plans, sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
 		{"name": tagServer, "description": "The server itself."},
 	}
 }
@@ -89,7 +90,7 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), orgRoutes(), keyRoutes(), secretRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), orgRoutes(), keyRoutes(), secretRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), auditRoutes(), serverRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -308,33 +309,33 @@ func webhookRoutes() []Route {
 			Responses: ok("The settings, complete.", stored), Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Set the webhook of an API key",
+			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.put", Summary: "Set the webhook of an API key",
 			Params: ofKey,
 			Doc: "As a whole: absent fields get their defaults. Without a secret the server creates one and shows it in this answer, and never again; a " +
 				"previous secret goes on signing for a day. The URL applies to executions that are accepted from then on, the rest to all attempts from then on.",
 			Request: WebhookRequest{URL: new(exampleHook)}, Responses: ok("The settings, with a secret that was created.", withSecret), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Change some of the webhook settings of an API key",
+			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.patch", Summary: "Change some of the webhook settings of an API key",
 			Params:  ofKey,
 			Doc:     "Absent fields stay. A secret that is given replaces the previous one, which goes on signing for a day; none is created.",
 			Request: WebhookRequest{MaxAttempts: new(5)}, Responses: ok("The settings as they are now.", stored), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Remove the webhook settings of an API key",
+			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.delete", Summary: "Remove the webhook settings of an API key",
 			Params:    ofKey,
 			Doc:       "All of them, the secrets too: pending deliveries are not signed any more.",
 			Responses: empty("They are removed."), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Replace the webhook secret of an API key",
+			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.rotate", Summary: "Replace the webhook secret of an API key",
 			Params:  ofKey,
 			Doc:     "Both secrets sign during the overlap. Rotating again during the overlap ends the older secret at once.",
 			Request: WebhookRotation{Overlap: new(proto.DefaultOverlap)}, OptionalBody: true,
 			Responses: ok("The settings, with the new secret.", withSecret), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Summary: "Send a test to an API key's URL",
+			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.test", Summary: "Send a test to an API key's URL",
 			Params:    ofKey,
 			Doc:       "One attempt with the event webhook.test. The answer comes after the attempt: up to 30 seconds.",
 			Responses: ok("The attempt.", NewDeliveryAttempt(&test)), Errors: []int{http.StatusForbidden, http.StatusNotFound},
@@ -587,7 +588,7 @@ func orgRoutes() []Route {
 	orgName, planName := "The organisation's name.", "The plan's name."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/orgs", ID: "createOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Create an organisation",
+			Method: http.MethodPost, Path: "/v1/admin/orgs", ID: "createOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "org.create", Summary: "Create an organisation",
 			Request: wanted, Responses: created("The organisation.", org), Errors: []int{http.StatusConflict}, Tagged: true,
 		},
 		{
@@ -599,12 +600,12 @@ func orgRoutes() []Route {
 			Responses: ok("The organisation.", org), Errors: []int{http.StatusBadRequest, http.StatusNotFound}, Tagged: true,
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/orgs/{name}", ID: "replaceOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Change an organisation", PathDoc: orgName,
+			Method: http.MethodPut, Path: "/v1/admin/orgs/{name}", ID: "replaceOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "org.replace", Summary: "Change an organisation", PathDoc: orgName,
 			Doc:     "As a whole: absent fields get their defaults. A new plan applies to requests from then on.",
 			Request: wanted, Responses: ok("The organisation as it is now.", org), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/plans", ID: "createPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Create a plan",
+			Method: http.MethodPost, Path: "/v1/admin/plans", ID: "createPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "plan.create", Summary: "Create a plan",
 			Request: PlanRequest{Plan: plan}, Responses: created("The plan, complete.", plan), Errors: []int{http.StatusConflict}, Tagged: true,
 		},
 		{
@@ -616,12 +617,12 @@ func orgRoutes() []Route {
 			Responses: ok("The plan, complete.", plan), Errors: []int{http.StatusBadRequest, http.StatusNotFound}, Tagged: true,
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/plans/{name}", ID: "replacePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Change a plan", PathDoc: planName,
+			Method: http.MethodPut, Path: "/v1/admin/plans/{name}", ID: "replacePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "plan.replace", Summary: "Change a plan", PathDoc: planName,
 			Doc:     "As a whole: absent fields get their defaults. It applies to requests from then on. A built-in plan can be changed, too.",
 			Request: PlanRequest{Plan: plan}, Responses: ok("The plan as it is now.", plan), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/plans/{name}", ID: "removePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a plan", PathDoc: planName,
+			Method: http.MethodDelete, Path: "/v1/admin/plans/{name}", ID: "removePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "plan.remove", Summary: "Remove a plan", PathDoc: planName,
 			Doc:       "A built-in plan that was changed is as it was built in then; one that was not is a 404. 409 while an organisation or an API key that is not revoked has the plan.",
 			Responses: ok("The plan as it was.", plan), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
@@ -640,7 +641,7 @@ func keyRoutes() []Route {
 	keyID := "The key's id."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Create an API key",
+			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.create", Summary: "Create an API key",
 			Doc:     "The administrator of an organisation creates keys of that organisation, bound to a sandbox profile that a key of the organisation has already.",
 			Request: KeyRequest{Org: "acme", KeySettings: settings}, Responses: created("The key, shown once.", withSecret), Errors: []int{http.StatusNotFound},
 		},
@@ -654,17 +655,17 @@ func keyRoutes() []Route {
 			Responses: ok("The key, without its secret.", key), Errors: []int{http.StatusNotFound}, Tagged: true,
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/keys/{id}", ID: "replaceKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Change an API key", PathDoc: keyID,
+			Method: http.MethodPut, Path: "/v1/admin/keys/{id}", ID: "replaceKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.replace", Summary: "Change an API key", PathDoc: keyID,
 			Doc:     "As a whole: absent fields get their defaults. The organisation, the sandbox profile and the secret stay. It applies to requests from then on. 409 for a revoked key, and if no global administrator would be left.",
 			Request: settings, Responses: ok("The key as it is now.", key), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/keys/{id}/rotate", ID: "rotateKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Replace the secret of an API key", PathDoc: keyID,
+			Method: http.MethodPost, Path: "/v1/admin/keys/{id}/rotate", ID: "rotateKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.rotate", Summary: "Replace the secret of an API key", PathDoc: keyID,
 			Doc:          "The previous secret works for the overlap, one before it no more. 409 for a revoked key, and for the server's first one.",
 			OptionalBody: true, Request: KeyRotation{Overlap: new(proto.Seconds(time.Hour))}, Responses: ok("The key with its new secret, shown once.", withSecret), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Revoke an API key", PathDoc: keyID,
+			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.revoke", Summary: "Revoke an API key", PathDoc: keyID,
 			Doc:       "409 for the last one of a global administrator.",
 			Responses: ok("The key, revoked.", revoked), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
@@ -686,7 +687,7 @@ func sandboxRoutes() []Route {
 	imageName := "The image's name."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/sandboxes", ID: "createSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Create a sandbox profile",
+			Method: http.MethodPost, Path: "/v1/admin/sandboxes", ID: "createSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "sandbox.create", Summary: "Create a sandbox profile",
 			Doc:     "Absent fields are as in the profile named default; the answer is complete.",
 			Request: SandboxRequest{Profile: profile}, Responses: created("The profile, complete.", profile), Errors: []int{http.StatusConflict}, Tagged: true,
 		},
@@ -703,12 +704,12 @@ func sandboxRoutes() []Route {
 			Responses: ok("Whether a worker failed to import the modules.", SandboxPreload{Error: &preloadError, At: &Time{exampleTime()}}), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Replace a sandbox profile", PathDoc: profileName,
+			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "sandbox.replace", Summary: "Replace a sandbox profile", PathDoc: profileName,
 			Doc:     "As a whole: absent fields are as in the profile named default. It applies to executions that are accepted from then on.",
 			Request: SandboxRequest{Profile: profile}, Responses: ok("The profile as it is now.", profile), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/sandboxes/{name}", ID: "removeSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a sandbox profile", PathDoc: profileName,
+			Method: http.MethodDelete, Path: "/v1/admin/sandboxes/{name}", ID: "removeSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "sandbox.remove", Summary: "Remove a sandbox profile", PathDoc: profileName,
 			Doc:       "Refused while an API key that is not revoked is bound to it.",
 			Responses: ok("The profile as it was.", profile), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
@@ -717,7 +718,7 @@ func sandboxRoutes() []Route {
 			Responses: ok("All images, by name.", Images{[]Image{image}}),
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/images/{name}", ID: "putImage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Store a sandbox image", PathDoc: imageName,
+			Method: http.MethodPut, Path: "/v1/admin/images/{name}", ID: "putImage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "image.put", Summary: "Store a sandbox image", PathDoc: imageName,
 			Doc: "Stores an image that `bullpen image` packed under a name, and replaces the previous image of that name. The server reads and checks " +
 				"the whole image, and finds its interpreters. An image without a name is kept until no accepted execution can need it.",
 			Params: []Param{{
@@ -733,7 +734,7 @@ func sandboxRoutes() []Route {
 			Errors: []int{http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/images/{name}", ID: "removeImage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a sandbox image", PathDoc: imageName,
+			Method: http.MethodDelete, Path: "/v1/admin/images/{name}", ID: "removeImage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "image.remove", Summary: "Remove a sandbox image", PathDoc: imageName,
 			Doc:       "409 while a sandbox profile names it.",
 			Responses: ok("The image as it was.", image), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
@@ -745,7 +746,7 @@ func secretRoutes() []Route {
 	ofOrg := []Param{query("org", "The organisation. By default that of the API key.", text())}
 	name := "The secret's name: 1 to 63 characters of A-Z, a-z, 0-9, _ and -, the first a letter."
 	return []Route{{
-		Method: http.MethodPut, Path: "/v1/admin/secrets/{name}", ID: "putSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Store a secret", PathDoc: name, Params: ofOrg,
+		Method: http.MethodPut, Path: "/v1/admin/secrets/{name}", ID: "putSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "secret.put", Summary: "Store a secret", PathDoc: name, Params: ofOrg,
 		Doc:     "Replaces one of the same name. Executions that were accepted before keep the old value. The value is stored encrypted; no route returns it.",
 		Request: SecretRequest{"the-value-itself"}, Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusConflict, http.StatusNotFound},
 	}, {
@@ -755,11 +756,11 @@ func secretRoutes() []Route {
 		Method: http.MethodGet, Path: "/v1/admin/secrets/{name}", ID: "getSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a secret", PathDoc: name, Params: ofOrg,
 		Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodDelete, Path: "/v1/admin/secrets/{name}", ID: "deleteSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Remove a secret", PathDoc: name, Params: ofOrg,
+		Method: http.MethodDelete, Path: "/v1/admin/secrets/{name}", ID: "deleteSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "secret.delete", Summary: "Remove a secret", PathDoc: name, Params: ofOrg,
 		Doc:       "API keys and sandbox profiles that name it execute nothing until there is one again.",
 		Responses: []Response{{Status: http.StatusNoContent, Doc: "Removed."}}, Errors: []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodPost, Path: "/v1/admin/secrets/rotate-key", ID: "rotateSecretsKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Rotate the operator's key of secrets",
+		Method: http.MethodPost, Path: "/v1/admin/secrets/rotate-key", ID: "rotateSecretsKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "secrets_key.rotate", Summary: "Rotate the operator's key of secrets",
 		Doc: "Wraps the key that encrypts all secrets again, with the keys that are in --secrets-key now, or by --secrets-command. The secrets stay " +
 			"as they are. 409 if the server has no such key.",
 		Responses: ok("The keys that it is wrapped for.", RotatedKey{"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"}),
@@ -793,12 +794,12 @@ func workerRoutes() []Route {
 			Responses: ok("The workers.", Workers{[]Worker{worker}}),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/drain", ID: "drainWorker", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Drain a worker", PathDoc: name,
+			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/drain", ID: "drainWorker", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "worker.drain", Summary: "Drain a worker", PathDoc: name,
 			Doc:       "The worker finishes its executions and gets no others. It goes on running, and takes executions again after undrain or a restart.",
 			Responses: ok("The worker, which gets no executions from now on.", draining), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/undrain", ID: "undrainWorker", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "End the draining of a worker", PathDoc: name,
+			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/undrain", ID: "undrainWorker", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "worker.undrain", Summary: "End the draining of a worker", PathDoc: name,
 			Responses: ok("The worker, which gets executions again.", worker), Errors: []int{http.StatusNotFound},
 		},
 	}
@@ -831,12 +832,12 @@ func deadLetterRoutes() []Route {
 			Responses: ok("The dead letter.", whole), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/dead-letters/{id}", ID: "deleteDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove a dead letter", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/admin/dead-letters/{id}", ID: "deleteDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "dead_letter.delete", Summary: "Remove a dead letter", PathDoc: id,
 			Doc:       "For good, with its job. The record of its execution stays.",
 			Responses: empty("It is removed."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/dead-letters/{id}/requeue", ID: "requeueDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Run the job of a dead letter again", PathDoc: id, Traced: true,
+			Method: http.MethodPost, Path: "/v1/admin/dead-letters/{id}/requeue", ID: "requeueDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "dead_letter.requeue", Summary: "Run the job of a dead letter again", PathDoc: id, Traced: true,
 			Doc: "As a new execution, which the dead letter names from then on; the old execution stays as it ended. Program, variables, sandbox, thread, " +
 				"metadata, webhook and mode stay; the limits of its API key's present plan apply. The new execution may be queued as long as an " +
 				"async one. A repeated request gets the same answer and starts nothing, unless the new execution expired in the queue. A malformed " +
@@ -852,7 +853,7 @@ func deadLetterRoutes() []Route {
 func storeRoutes() []Route {
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/admin/backup", ID: "backup", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Back up the content of JetStream",
+			Method: http.MethodGet, Path: "/v1/admin/backup", ID: "backup", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "backup.create", Summary: "Back up the content of JetStream",
 			Doc: "The server stays in operation. The backup has everything that was accepted before the request, and some of what is accepted meanwhile. " +
 				"It contains secrets: the secrets of webhooks, the hashes of API keys, and the key that signs URLs of files. It does not contain the files of " +
 				"threads. bullpen backup fetches it and checks that it is complete, bullpen restore restores it.",
@@ -863,19 +864,51 @@ func storeRoutes() []Route {
 			Errors: []int{http.StatusTooManyRequests},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/threads/gc", ID: "collectThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Remove garbage from the store of threads",
+			Method: http.MethodPost, Path: "/v1/admin/threads/gc", ID: "collectThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "thread_store.collect", Summary: "Remove garbage from the store of threads",
 			Doc: "Blobs of all organisations that no version or uploaded file refers to and that are older than the safe age: a younger one may belong to an " +
 				"execution or an upload that is not done. The server also collects garbage by itself now and then.",
 			Request: CollectRequest{SafeAge: proto.Seconds(proto.DefaultSafeAge)}, OptionalBody: true,
 			Responses: ok("What was removed.", proto.Collected{Layers: proto.Swept{Blobs: 3, Bytes: 4 << 20}, Manifests: proto.Swept{Blobs: 3, Bytes: 1200}}),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/threads/rebuild", ID: "rebuildThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Rebuild threads from the store",
+			Method: http.MethodPost, Path: "/v1/admin/threads/rebuild", ID: "rebuildThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "thread_store.rebuild", Summary: "Rebuild threads from the store",
 			Doc: "For all organisations, after the loss of JetStream's data. Existing threads stay as they are. Uploaded files that were in no version " +
 				"are lost. No thread may be removed meanwhile.",
 			Responses: ok("What was rebuilt.", proto.Rebuilt{Made: 12, Kept: 3}),
 		},
 	}
+}
+
+func auditRoutes() []Route {
+	record := AuditRecord{
+		Time: Time{exampleTime()}, Stage: AuditOutcome, Intent: new(int64(1)), Action: "secret.put",
+		Actor: AuditActor{"key", "key_1", "ci", "acme"}, Object: AuditObject{"secret", "TOKEN", new("acme")},
+		Before: nil, After: []byte(`{"bytes":40,"name":"TOKEN","org":"acme"}`), Status: new(http.StatusOK),
+		SourceIP: "203.0.113.7", UserAgent: "bullpen/v1.0.0", RequestID: "req_1",
+	}
+	line, err := record.Seal(&AuditRecord{Sequence: 1, Hash: firstPrevious})
+	if err != nil {
+		line = nil // it has only text and times
+	}
+	moment := object{"type": "string", "format": "date-time"}
+	params := append([]Param{
+		query("org", "Only acts by keys of this organisation, or on its objects. By default all for a global administrator, otherwise those of the API key's organisation.", text()),
+		query("actor", "Only acts with the API key of this id.", text()),
+		query("action", "Only this action, such as key.create.", text()),
+		query("created_after", "Only records of this time or later.", moment),
+		query("created_before", "Only records before this time.", moment),
+		query("after", "Of an export: the sequence of the last record that the client has.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
+		query("all", "Of an export: the records of all organisations as they are, which a verification of the chain needs. For global administrators only, and without filters.", object{"type": "boolean", "default": false}),
+		header("Accept", "application/json, or application/x-ndjson for an export.", object{"type": "string", "default": typeJSON}),
+	}, paging()...)
+	return []Route{{
+		Method: http.MethodGet, Path: "/v1/admin/audit", ID: "listAudit", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List administrative acts",
+		Doc: "The audit log: who did what with administrative objects, from where, and how it ended. Attempts that were refused are in it, too. " +
+			"With Accept: application/x-ndjson the answer is an export: all records that match, the oldest first, one in each line.",
+		Params:    params,
+		Responses: []Response{{Status: http.StatusOK, Doc: "The records.", Body: AuditRecords{Records: []AuditRecord{record}}, Text: map[string]string{typeNDJSON: string(line) + "\n"}}},
+		Errors:    []int{http.StatusNotFound, http.StatusTooManyRequests},
+	}}
 }
 
 func serverRoutes() []Route {

@@ -4,8 +4,8 @@
 //
 //	BULLPEN_CRASH_AT=POINT[:N]  kills the process the Nth time it passes the point; N is 1 by default
 //
-// A name that is not among [Points], [BatchPoints] or [SchedulePoints] ends the process when it
-// starts, with exit code 2.
+// A name that is not among [Points], [BatchPoints], [SchedulePoints] or [AuditPoints] ends
+// the process when it starts, with exit code 2.
 package fault
 
 // Point is a step of an execution at which a process can die. Its name states the last completed
@@ -88,6 +88,13 @@ const (
 	// AfterStateBeforeNextTick is in the runner: a tick is handled and the state says so.
 	AfterStateBeforeNextTick Point = "after_state_before_next_tick"
 )
+
+// AfterChangeBeforeOutcome is in the gateway: an administrative change is made, and the audit log has
+// only its intent.
+const AfterChangeBeforeOutcome Point = "after_change_before_outcome"
+
+// AuditPoints returns the points of administrative acts.
+func AuditPoints() []Point { return []Point{AfterChangeBeforeOutcome} }
 
 // SchedulePoints returns the points of schedules.
 func SchedulePoints() []Point {

@@ -50,6 +50,8 @@ var signals = []signal{
 	{PingSubject("batches", "*"), []string{roleGateway}, []string{roleGateway}, "the same for batches (request)"},
 	{PingSubject("thread-gc", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the garbage collection of threads (request)"},
 	{PingSubject("history", "*"), []string{roleGateway}, []string{roleGateway}, "the same for a shared index of executions (request)"},
+	{PingSubject("audit-http", "*"), []string{roleGateway}, []string{roleGateway}, "the same for sending the audit log to an HTTP endpoint (request)"},
+	{PingSubject("audit-syslog", "*"), []string{roleGateway}, []string{roleGateway}, "the same for sending it to a syslog server (request)"},
 	{AssignSubject("*"), []string{roleScheduler}, []string{roleWorker}, "assign a job to a worker"},
 	{ReadersSubject("*"), []string{roleWorker}, []string{roleGateway}, "whether a client still reads the output of an execution (request)"},
 	{DrainSubject("*"), []string{roleGateway}, []string{roleWorker}, "whether a worker takes new jobs"},

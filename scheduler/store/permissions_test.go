@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -82,6 +83,15 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a gateway stores an API key: %v", err)
 	}
 
+	if _, err := gateway.Write(ctx, store.AuditSubject, nats.Header{}, []byte("{}"), 0); err != nil {
+		t.Errorf("a gateway appends to the audit log: %v", err)
+	}
+	if _, err := gateway.LastFromLeader(ctx, gateway.Audit, store.AuditSubject); err != nil {
+		t.Errorf("a gateway reads the audit log: %v", err)
+	}
+	if _, err := gateway.At(ctx, gateway.Audit, 1); err != nil {
+		t.Errorf("a gateway reads a record of the audit log: %v", err)
+	}
 	if _, err := gateway.Conn.Subscribe(store.ReadersSubject(job.TraceID), func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +102,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a worker asks for readers: %v", err)
 	}
 
-	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "thread-gc", "history"} {
+	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "thread-gc", "history", "audit-http", "audit-syslog"} {
 		ping := store.PingSubject(name, "g")
 		if _, err := gateway.Conn.Subscribe(ping, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 			t.Fatal(err)
@@ -141,6 +151,28 @@ func TestDocumentedPermissions(t *testing.T) {
 			}
 			cancel()
 		}
+	}
+	for _, request := range []struct{ subject, body string }{
+		{store.AuditSubject, "{}"},
+		{"$JS.API.DIRECT.GET.BULLPEN_AUDIT", `{"seq":1}`},
+		{"$JS.API.STREAM.MSG.GET.BULLPEN_AUDIT", `{"seq":1}`},
+		{"$JS.API.CONSUMER.CREATE.BULLPEN_AUDIT", "{}"},
+		{"$JS.API.STREAM.UPDATE.BULLPEN_AUDIT", `{"name":"BULLPEN_AUDIT","subjects":["x"]}`},
+		{"$JS.API.STREAM.DELETE.BULLPEN_AUDIT", ""},
+	} {
+		denied, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		for name, st := range map[string]*store.Store{"worker": worker, "scheduler": scheduler, "webhook": webhook} {
+			if name != "worker" && strings.Contains(request.subject, "UPDATE") {
+				continue // each of them creates the streams
+			}
+			if answer, err := st.Conn.RequestWithContext(denied, request.subject, []byte(request.body)); err == nil {
+				t.Errorf("a %s process gets an answer on %s: %s", name, request.subject, answer.Data)
+			}
+		}
+		if _, err := gateway.Conn.RequestWithContext(denied, "$JS.API.STREAM.DELETE.BULLPEN_AUDIT", nil); err == nil {
+			t.Error("a gateway deletes the audit log")
+		}
+		cancel()
 	}
 	if err := worker.JS.DeleteStream(short, "BULLPEN_JOBS"); err == nil {
 		t.Error("a worker deletes a stream")

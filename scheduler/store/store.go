@@ -14,6 +14,8 @@ import (
 type Config struct {
 	Replicas  int           // 1, or 3 or 5 on a cluster
 	Retention time.Duration // of records and events
+	// AuditRetention is how long the audit log is kept, 0 for ever.
+	AuditRetention time.Duration
 	// AttachOnly opens only what a worker needs, and waits for another process to create it. A
 	// worker, which is close to untrusted code, needs no permission to change streams or to read
 	// API keys.
@@ -32,6 +34,7 @@ type Store struct {
 	DeadLetters jetstream.Stream      // one message per dead letter
 	Deliveries  jetstream.Stream      // one message per delivery
 	Threads     jetstream.Stream      // one message per thread
+	Audit       jetstream.Stream      // the audit log
 	Keys        jetstream.KeyValue    // API keys by id, and the secret they are hashed with, encrypted
 	Secrets     jetstream.KeyValue    // secrets of organisations and their data key, see package keyring
 	KeyUses     jetstream.KeyValue    // when API keys were used last, by their ids

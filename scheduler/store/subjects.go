@@ -136,6 +136,9 @@ func DeadLetterSubject(id string) string { return deadRoot + "letter." + id }
 // DeadLetterPattern matches all dead letters.
 const DeadLetterPattern = deadRoot + "letter.*"
 
+// AuditSubject is the subject of all records of the audit log.
+const AuditSubject = root + "audit.record"
+
 // PingSubject is answered by an instance while it leads the named work.
 func PingSubject(name, instance string) string { return root + "ctl.ping." + name + "." + instance }
 

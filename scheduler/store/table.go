@@ -65,6 +65,7 @@ var (
 	untilRemoved = retention{"until removed", func(Config) time.Duration { return 0 }}
 	asConfigured = retention{"`--retention`", func(c Config) time.Duration { return c.Retention }}
 	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration { return min(BindingTTL, c.Retention) }}
+	asAudit      = retention{"`--audit-retention`, for ever by default", func(c Config) time.Duration { return c.AuditRetention }}
 	forADay      = retention{"24 h", func(Config) time.Duration { return 24 * time.Hour }}
 	asBody       = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
 		return max(c.Retention, bodiesAtLeast) + bodiesGrace
@@ -202,12 +203,18 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWorker: mayLookup},
 	},
 	{
+		name: "BULLPEN_AUDIT", holds: "the audit log; NATS neither removes nor replaces a message of it on request", stream: func(s *Store) *jetstream.Stream { return &s.Audit },
+		subjects: []string{root + "audit.*"}, history: true, retention: asAudit, leaderOnly: true, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+		tune:   func(st *jetstream.StreamConfig, _ Config) { st.DenyDelete, st.DenyPurge = true, true },
+	},
+	{
 		name: "bullpen_bindings", holds: "idempotency keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Bindings },
 		retention: asBinding, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup},
 	},
 	{
-		name: controlName, holds: "elected leaders, when their periodic work last ran, and who submitted in the last minutes, and the known pools of workers", bucket: func(s *Store) *jetstream.KeyValue { return &s.Control },
+		name: controlName, holds: "elected leaders, when their periodic work last ran, how far sinks of the audit log have come, and who submitted in the last minutes, and the known pools of workers", bucket: func(s *Store) *jetstream.KeyValue { return &s.Control },
 		retention: untilRemoved,
 		grants:    grants{roleGateway: mayWrite | mayLookup, roleScheduler: mayWrite | mayLookup, roleWebhook: mayWrite | mayLookup},
 		ownKey:    map[string]string{roleWebhook: "webhook-dispatcher"},

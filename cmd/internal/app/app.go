@@ -113,7 +113,7 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 		}
 	}
 	s.store, err = store.Connect(ctx, access, store.Config{
-		Replicas: cfg.Replicas, Retention: cfg.Retention, AttachOnly: cfg.onlyWorks(),
+		Replicas: cfg.Replicas, Retention: cfg.Retention, AuditRetention: cfg.AuditRetention, AttachOnly: cfg.onlyWorks(),
 	}, log)
 	if err != nil {
 		return nil, err
@@ -374,6 +374,11 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		}
 		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"engine of batches", engine.Run}, part{"runner of pipelines", stepRunner.Run})
 		r.base = append(append(r.base, base...), part{"threads", s.runThreadGC})
+		sinks, err := s.auditSinks()
+		if err != nil {
+			return roles{}, err
+		}
+		r.base = append(r.base, sinks...)
 	}
 	if s.cfg.Has(RoleWorker) {
 		w := &workerRole{system: s, ready: make(chan struct{}), missing: map[string]string{}}

@@ -34,7 +34,7 @@ func Restore(ctx context.Context, cfg *Config, r io.Reader) (BackupSummary, erro
 		defer server.Close()
 		access.InProcess = server
 	}
-	summary, err := backup.Restore(ctx, access, store.Config{Replicas: cfg.Replicas, Retention: cfg.Retention}, r, log)
+	summary, err := backup.Restore(ctx, access, store.Config{Replicas: cfg.Replicas, Retention: cfg.Retention, AuditRetention: cfg.AuditRetention}, r, log)
 	if err == nil {
 		cfg.warnSecrets(ctx, summary.DataKey, log)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/audit"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/storage"
 	"github.com/bullpen-run/bullpen/storage/history"
@@ -86,7 +87,7 @@ type Config struct {
 	CORSOrigins    []string       `name:"cors-origins" group:"Server" env:"BULLPEN_CORS_ORIGINS" placeholder:"ORIGIN" help:"Origins whose web pages may call the API with a key that they have, such as https://app.example.com, separated by commas. Default: none."`
 	TLSCert        string         `name:"tls-cert" group:"Server" env:"BULLPEN_TLS_CERT" placeholder:"FILE" help:"Certificate of the HTTP server with its chain, PEM. It is loaded again when the file changes. Without it the server speaks plain HTTP."`
 	TLSKey         string         `name:"tls-key" group:"Server" env:"BULLPEN_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, PEM."`
-	TrustedProxies []netip.Prefix `name:"trusted-proxies" group:"Server" env:"BULLPEN_TRUSTED_PROXIES" placeholder:"CIDR" help:"Address ranges of proxies that terminate TLS. Their X-Forwarded-Proto is the scheme of URLs of files without --public-url. Default: none."`
+	TrustedProxies []netip.Prefix `name:"trusted-proxies" group:"Server" env:"BULLPEN_TRUSTED_PROXIES" placeholder:"CIDR" help:"Address ranges of proxies that terminate TLS. Their X-Forwarded-Proto is the scheme of URLs of files without --public-url, and their X-Forwarded-For is the client in the audit log. Default: none."`
 	PublicURL      string         `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"URL at which clients reach this server, for links in webhooks and URLs of files. Without it, URLs of files use the Host header of the request."`
 
 	QueueWait        time.Duration `name:"queue-wait" group:"Executions" env:"BULLPEN_QUEUE_WAIT" default:"30s" placeholder:"TIME" help:"How long an inline or streaming execution waits for a free slot, unless its request says Prefer: wait=N. No longer than the larger of its timeout and 5 s."`
@@ -103,6 +104,10 @@ type Config struct {
 	AutoscalePolicy  string          `name:"autoscale-policy" group:"Autoscaling" env:"BULLPEN_AUTOSCALE_POLICY" placeholder:"FILE" help:"Autoscaling policy in JSON. The same for every gateway and scheduler. Default: 0 to 10 workers."`
 	AutoscaleCommand string          `name:"autoscale-command" group:"Autoscaling" env:"BULLPEN_AUTOSCALE_COMMAND" placeholder:"FILE" help:"Program of the driver exec. It is run with the name of a pool and its number of workers when that changes, and every minute."`
 	KedaListen       string          `name:"keda-listen" group:"Autoscaling" env:"BULLPEN_KEDA_LISTEN" placeholder:"ADDRESS:PORT" help:"Address of the driver kubernetes, which KEDA asks for the number of workers, such as :9077. It has neither TLS nor keys: let only KEDA reach it."`
+
+	AuditRetention time.Duration `name:"audit-retention" group:"Audit log" env:"BULLPEN_AUDIT_RETENTION" default:"0s" placeholder:"TIME" help:"How long records of administrative acts are kept. 0 keeps them forever. The same for every gateway, scheduler and webhook process."`
+	AuditHTTP      string        `name:"audit-http" secret:"value" group:"Audit log" env:"BULLPEN_AUDIT_HTTP" placeholder:"URL" help:"HTTP endpoint to which records of administrative acts are sent: http or https, with USER:PASSWORD@ for basic authentication. Other users of this machine can read flags: put a password in the environment variable. The same for every gateway. Default: none."`
+	AuditSyslog    string        `name:"audit-syslog" group:"Audit log" env:"BULLPEN_AUDIT_SYSLOG" placeholder:"URL" help:"Syslog server to which they are sent: udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT. The same for every gateway. Default: none."`
 
 	MetricsOrg bool `name:"metrics-org" group:"Log" env:"BULLPEN_METRICS_ORG" help:"Add the label org to bullpen_executions_total. Every organisation adds its time series then."`
 
@@ -191,6 +196,7 @@ func (c *Config) Validate() error {
 		setting("secrets-command", c.SecretsCommand == "" || c.SecretsKey == "", "does not go with --secrets-key: give one of the two"),
 		c.validateAutoscale(),
 		c.validateHistory(),
+		c.validateAudit(),
 		setting("thread-expiry", c.ThreadExpiry >= 0, "%s must not be negative: give a time such as 720h, or 0 to keep threads forever", c.ThreadExpiry),
 		positive("thread-gc", c.ThreadGC),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
@@ -265,6 +271,20 @@ func (c *Config) validateOrigins() error {
 		}
 	}
 	return nil
+}
+
+func (c *Config) validateAudit() error {
+	errs := []error{setting("audit-retention", c.AuditRetention >= 0, "%s must not be negative: give a time such as 8760h, or 0 to keep records forever", c.AuditRetention)}
+	if c.AuditHTTP != "" {
+		// The error omits the URL, which may contain a password.
+		u, err := url.Parse(c.AuditHTTP)
+		errs = append(errs, setting("audit-http", err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "", "must be an http or https URL"))
+	}
+	if c.AuditSyslog != "" {
+		_, err := audit.NewSyslogSink(c.AuditSyslog)
+		errs = append(errs, setting("audit-syslog", err == nil, "%v", err))
+	}
+	return errors.Join(errs...)
 }
 
 // validateNetworks checks the settings of webhooks and the ranges of addresses.

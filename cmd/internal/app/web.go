@@ -17,6 +17,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/audit"
 	"github.com/bullpen-run/bullpen/scheduler/backup"
 	"github.com/bullpen-run/bullpen/scheduler/batches"
 	"github.com/bullpen-run/bullpen/scheduler/deadletters"
@@ -93,7 +94,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,
-		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()},
+		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()}, Audit: &audit.Log{Store: s.store},
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, TrustedProxies: s.cfg.TrustedProxies, CORSOrigins: s.cfg.CORSOrigins, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
