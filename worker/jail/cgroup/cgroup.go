@@ -283,12 +283,13 @@ func (g *Group) Sockets() (int64, error) {
 }
 
 // Kernel returns the memory of the kernel that the members are charged for, in bytes, without
-// buffers of sockets. On version 2 that is without pipes and what can be reclaimed.
+// buffers of sockets. On version 2 that is without pipes, what can be reclaimed, and kinds that the
+// kernel does not report (before 5.18).
 func (g *Group) Kernel() (int64, error) {
 	if g.version == 1 {
 		return readInt(g.dirs[g.ctl.memory], "memory.kmem.usage_in_bytes")
 	}
-	kinds, err := readKeys(g.dirs[0], "memory.stat", "slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
+	kinds, _, err := findKeys(g.dirs[0], "memory.stat", "slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
 	if err != nil {
 		return 0, err
 	}
@@ -429,14 +430,22 @@ func readKey(dir, file, key string) (int64, error) {
 	return n[0], nil
 }
 
-// readKeys returns the numbers after keys.
+// readKeys returns the numbers after keys. It is an error if one is missing.
 func readKeys(dir, file string, keys ...string) ([]int64, error) {
+	values, missing, err := findKeys(dir, file, keys...)
+	if err == nil && missing > 0 {
+		return nil, fmt.Errorf("cgroup: %s has not all of %v", file, keys)
+	}
+	return values, err
+}
+
+// findKeys returns the numbers after keys, 0 for those that are missing, and how many are.
+func findKeys(dir, file string, keys ...string) (values []int64, missing int, err error) {
 	b, err := read(dir, file)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	values := make([]int64, len(keys))
-	missing := len(keys)
+	values, missing = make([]int64, len(keys)), len(keys)
 	for line := range bytes.Lines(b) {
 		k, v, ok := bytes.Cut(bytes.TrimSpace(line), []byte{' '})
 		i := slices.Index(keys, string(k))
@@ -444,12 +453,9 @@ func readKeys(dir, file string, keys ...string) ([]int64, error) {
 			continue
 		}
 		if values[i], err = strconv.ParseInt(string(v), 10, 64); err != nil {
-			return nil, fmt.Errorf("cgroup: read %s of %s: %w", keys[i], file, err)
+			return nil, 0, fmt.Errorf("cgroup: read %s of %s: %w", keys[i], file, err)
 		}
 		missing--
 	}
-	if missing > 0 {
-		return nil, fmt.Errorf("cgroup: %s has not all of %v", file, keys)
-	}
-	return values, nil
+	return values, missing, nil
 }

@@ -185,6 +185,20 @@ func TestVersion2Group(t *testing.T) {
 	}
 }
 
+// Linux has vmalloc in memory.stat since 5.18, pagetables since 5.11.
+func TestVersion2KernelMemoryOfOldKernels(t *testing.T) {
+	for stat, want := range map[string]int64{
+		"sock 7\nkernel_stack 1\npagetables 2\npercpu 4\nvmalloc 8\nslab_unreclaimable 16\n": 31,
+		"sock 7\nkernel_stack 1\nslab_unreclaimable 16\n":                                    17,
+	} {
+		root := fake(t, map[string]string{"g/memory.stat": stat})
+		g := &Group{version: 2, dirs: []string{filepath.Join(root, "g")}}
+		if n, err := g.Kernel(); err != nil || n != want {
+			t.Errorf("of %q: %d, %v", stat, n, err)
+		}
+	}
+}
+
 // TestReal runs on the machine's own control groups.
 func TestReal(t *testing.T) {
 	dead, err := Open("test-dead")

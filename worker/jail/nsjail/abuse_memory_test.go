@@ -7,15 +7,23 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// withNetLimit returns an attack that is contained where the kernel has the setting for each
-// network namespace. Elsewhere the worker must say that it lacks the setting.
+// withNetLimit returns an attack that is refused where the kernel has the setting for each network
+// namespace. Elsewhere the worker must say that it lacks the setting, and the host's memory is the
+// witness: the program may end by itself, by its memory limit, or by the watch.
 func withNetLimit(setting string, a attack) attack {
-	return attack{name: a.name, run: func(t *testing.T, m *Maker) {
-		if err := m.NetLimits(); err != nil && strings.Contains(err.Error(), setting) {
+	b := a
+	b.run = func(t *testing.T, m *Maker) {
+		if err := m.NetLimits(); err == nil || !strings.Contains(err.Error(), setting) {
+			a.test(t, m)
 			return
 		}
-		a.test(t, m)
-	}}
+		witness(t, m, &a, func(r result) {
+			if r.Kind != jail.Exited && r.Kind != jail.OutOfMemory {
+				t.Errorf("got %+v\nstderr %s", r.Outcome, r.stderr)
+			}
+		})
+	}
+	return b
 }
 
 // leaveConnections is Python that defines leave, which makes connections to a listener that nobody

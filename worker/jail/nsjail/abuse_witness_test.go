@@ -16,26 +16,34 @@ const mostLost = 200 << 20
 var watching sync.Mutex
 
 // witnessed makes the host's memory the witness of a, which may end as it wants or be killed by the
-// watch. Others use the host too, so that one of three attempts decides.
+// watch.
 func witnessed(a attack) attack {
 	a.run = func(t *testing.T, m *Maker) {
-		watching.Lock()
-		defer watching.Unlock()
-		for range 3 {
-			loss := watchHostMemory(t)
-			r := a.attempt(t, m)
-			lost := loss()
-			if r.Uncharged == 0 { // else the watch found the program before its end
-				a.check(t, r)
-			}
-			if lost < mostLost {
-				return
-			}
-			t.Logf("the host lost %d MiB", lost>>20)
-		}
-		t.Errorf("the host lost %d MiB or more in each attempt", mostLost>>20)
+		witness(t, m, &a, func(r result) { a.check(t, r) })
 	}
 	return a
+}
+
+// witness makes the attack and checks what the host loses meanwhile. check is called with the
+// result, unless the watch found the program before its end. Others use the host too, so that one
+// of three attempts decides.
+func witness(t *testing.T, m *Maker, a *attack, check func(result)) {
+	t.Helper()
+	watching.Lock()
+	defer watching.Unlock()
+	for range 3 {
+		loss := watchHostMemory(t)
+		r := a.attempt(t, m)
+		lost := loss()
+		if r.Uncharged == 0 {
+			check(r)
+		}
+		if lost < mostLost {
+			return
+		}
+		t.Logf("the host lost %d MiB", lost>>20)
+	}
+	t.Errorf("the host lost %d MiB or more in each attempt", mostLost>>20)
 }
 
 // hostMemory returns an attack that puts memory where no control group is charged for it. The
