@@ -56,7 +56,8 @@ func simulate(r *rand.Rand, takers, programs, ticks int, takes, host func(*rand.
 	for range takers {
 		before += takes(r)
 	}
-	trial := New[int](int64(before))
+	trial := New[int]()
+	trial.Begin(int64(before))
 	for range ticks {
 		ran := map[int]time.Duration{}
 		growth := host(r)

@@ -30,6 +30,18 @@ def leave(l, connections):
         except OSError: pass
         s.close()`
 
+// locks is Python that prints first and defines lock, which opens files and takes 2,000 locks of
+// each: 0.4 MiB that nobody is charged for.
+const locks = `
+import fcntl, struct, time
+print('first', flush=True)
+kept = []
+def lock(files):
+    for n in range(files):
+        kept.append(open(f'/tmp/{len(kept)}', 'w'))
+        for start in range(4000, 0, -2): fcntl.fcntl(kept[-1], fcntl.F_SETLK, struct.pack('hhqqi', fcntl.F_WRLCK, 0, start, 1, 0))
+`
+
 // quarterCore are the limits of a small sandbox.
 func quarterCore(s *jail.Spec) {
 	memory(64)(s)
@@ -198,13 +210,20 @@ try:
         kept.append(l)
 finally:
     for l in kept: leave(l, 20)`)),
-		uncharged(attack{name: "in locks of files", language: "python", want: oom, stdout: "first", limits: quarterCore, code: `
-import fcntl, struct
-print('first', flush=True)
-kept = []
-for i in range(1000):
-    kept.append(open(f'/tmp/{i}', 'w'))
-    for start in range(4000, 0, -2): fcntl.fcntl(kept[i], fcntl.F_SETLK, struct.pack('hhqqi', fcntl.F_WRLCK, 0, start, 1, 0))
+		uncharged(attack{name: "in locks of files", language: "python", want: oom, stdout: "first", limits: quarterCore, code: locks + `
+lock(1000)
+print('never')`}, false),
+		// Each burst is over before a search has a result, and it waits until the search has ended.
+		uncharged(attack{name: "in bursts of locks of files", language: "python", want: oom, stdout: "first", limits: memory(64), code: locks + `
+while len(kept) < 900:
+    lock(100)
+    time.sleep(8)
+print('never')`}, false),
+		// 4 MiB a second.
+		uncharged(attack{name: "in locks of files, slowly", language: "python", want: oom, stdout: "first", limits: quarterCore, code: locks + `
+while len(kept) < 900:
+    lock(1)
+    time.sleep(0.1)
 print('never')`}, false),
 		// Each open directory has a list of the entries that were there when it was read.
 		uncharged(attack{name: "in open directories of an overlay", language: "python", want: oom, stdout: "first", limits: quarterCore, code: `
