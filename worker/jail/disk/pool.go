@@ -50,6 +50,9 @@ type Size struct {
 	// Inodes limits the number of files, directories, links and so on, without the volume's root
 	// directory.
 	Inodes int64
+	// Directory limits each directory, in bytes, a multiple of 1 KiB. An entry takes 8 bytes more than
+	// its name, rounded up to 4. 0 is no limit.
+	Directory int64
 }
 
 func (s Size) blocks() int64 { return (s.Bytes + blockSize - 1) / blockSize }

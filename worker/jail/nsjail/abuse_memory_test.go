@@ -42,6 +42,22 @@ def lock(files):
         for start in range(4000, 0, -2): fcntl.fcntl(kept[-1], fcntl.F_SETLK, struct.pack('hhqqi', fcntl.F_WRLCK, 0, start, 1, 0))
 `
 
+// openDirectories is Python that prints first and opens a directory of an overlay again and again. It
+// changes it in between, so that the kernel makes a new list of its entries each time.
+const openDirectories = `
+import os, time
+print('first', flush=True)
+open('f', 'w').close()
+for i in range(11000): os.link('f', f'{i:05}' + 'x' * 240)
+kept = []
+while len(kept) < 250 or not os.fork():
+    if len(kept) >= 250: kept = []
+    open('new', 'w').close(); os.unlink('new')
+    d = os.open('.', os.O_RDONLY)
+    kept.append((d, os.scandir(d)))
+    next(kept[-1][1])
+time.sleep(600)`
+
 // quarterCore are the limits of a small sandbox.
 func quarterCore(s *jail.Spec) {
 	memory(64)(s)
@@ -225,20 +241,20 @@ while len(kept) < 900:
     lock(1)
     time.sleep(0.1)
 print('never')`}, false),
+		// An overlay reads a whole directory at once, however many names it has.
+		{name: "in one list of a directory's entries", run: func(t *testing.T, m *Maker) {
+			th := newThread(t, threadFiles())
+			defer th.close()
+			witnessed(attack{name: "one list", language: "python", stdout: "ENOSPC", limits: th.large(memory(64)), code: errnos + `
+def fill():
+    for n in range(2000000):
+        if n % 60000 == 0: open(f'file{n}', 'w').close()
+        os.link(f'file{n // 60000 * 60000}', f'{n:X}')
+print(no(fill))
+next(os.scandir('.'))`}).run(t, m)
+		}},
 		// Each open directory has a list of the entries that were there when it was read.
-		uncharged(attack{name: "in open directories of an overlay", language: "python", want: oom, stdout: "first", limits: quarterCore, code: `
-import os, time
-print('first', flush=True)
-open('f', 'w').close()
-for i in range(20000): os.link('f', f'{i:05}' + 'x' * 240)
-kept = []
-while len(kept) < 250 or not os.fork():
-    if len(kept) >= 250: kept = []
-    open('new', 'w').close(); os.unlink('new')
-    d = os.open('.', os.O_RDONLY)
-    kept.append((d, os.scandir(d)))
-    next(kept[-1][1])
-time.sleep(600)`}, true),
+		uncharged(attack{name: "in open directories of an overlay", language: "python", want: oom, stdout: "first", limits: quarterCore, code: openDirectories}, true),
 		uncharged(attack{name: "in open directories of ext4", language: "python", want: oom, stdout: "first", limits: func(s *jail.Spec) {
 			quarterCore(s)
 			s.HomeBytes = 512 << 20

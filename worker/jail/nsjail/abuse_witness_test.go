@@ -1,12 +1,12 @@
 package nsjail
 
 import (
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/bullpen-run/bullpen/worker/jail/hostmemory"
 )
 
 // mostLost is the memory that the host may lose during an attack from a jail of 64 MiB, in bytes.
@@ -22,7 +22,7 @@ func witnessed(a attack) attack {
 	a.run = func(t *testing.T, m *Maker) {
 		watching.Lock()
 		defer watching.Unlock()
-		loss := watchHostMemory(t)
+		loss := watchHostMemory(t, kernel)
 		r := a.attempt(t, m)
 		lost := loss()
 		if r.Uncharged == 0 { // else the watch found the program before its end
@@ -50,19 +50,26 @@ print(no(attack))`,
 }
 
 // watchHostMemory returns a function that ends the watch and returns how many bytes the host lost
-// meanwhile at most, by both of its figures at the same time. Memory that no group is charged for
-// changes both: it is available to nobody, and the kernel's. What other processes use for themselves
-// changes the first alone, so that they are no part of the loss, however busy.
-func watchHostMemory(t testing.TB) (loss func() int64) {
+// meanwhile at most, by two figures at the same time: what is available, and a part of what the
+// kernel holds. Memory that no group is charged for changes both. What other processes use for
+// themselves changes the first alone, so that it is no part of the loss, however busy they are.
+func watchHostMemory(t testing.TB, part func(hostmemory.Host) int64) (loss func() int64) {
 	t.Helper()
-	best := readHostMemory(t)
+	read := func() (available, held int64) {
+		h, err := hostmemory.Read()
+		if err != nil {
+			t.Error(err)
+		}
+		return h.Available, part(h)
+	}
+	available, held := read()
 	stop, lost := make(chan struct{}), make(chan int64)
 	go func() {
 		var most int64
 		for tick := time.Tick(5 * time.Millisecond); ; {
-			now := readHostMemory(t)
-			best.available, best.kernel = max(best.available, now.available), min(best.kernel, now.kernel)
-			most = max(most, min(best.available-now.available, now.kernel-best.kernel))
+			a, h := read()
+			available, held = max(available, a), min(held, h)
+			most = max(most, min(available-a, h-held))
 			select {
 			case <-tick:
 			case <-stop:
@@ -77,31 +84,7 @@ func watchHostMemory(t testing.TB) (loss func() int64) {
 	}
 }
 
-// hostMemoryFigures are figures of the host's memory, in bytes. Both change when a program makes
-// the kernel allocate. Other programs of the host change the first alone.
-type hostMemoryFigures struct {
-	available int64 // MemAvailable
-	kernel    int64 // in use by the kernel, without what it can reclaim: SUnreclaim, page tables, pages of packets
-}
-
-func readHostMemory(t testing.TB) hostMemoryFigures {
-	t.Helper()
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		t.Error(err)
-	}
-	figures := map[string]int64{}
-	for line := range strings.Lines(string(b)) {
-		name, rest, _ := strings.Cut(line, ":")
-		kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-		if err != nil {
-			t.Error(err)
-		}
-		figures[name] = kib << 10
-	}
-	used := figures["MemTotal"] - figures["MemFree"]
-	for _, others := range []string{"Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable"} {
-		used -= figures[others]
-	}
-	return hostMemoryFigures{available: figures["MemAvailable"], kernel: used}
-}
+// kernel and objects are the parts of the host's memory that can be a witness. Objects lacks
+// packets, and others of the host change it less.
+func kernel(h hostmemory.Host) int64  { return h.Kernel }
+func objects(h hostmemory.Host) int64 { return h.Objects }

@@ -69,10 +69,7 @@ func uncharged(a attack, home bool) attack {
 		if home {
 			th := newThread(t, threadFiles())
 			defer th.close()
-			a.limits = func(s *jail.Spec) {
-				limits(s)
-				s.HomeBytes, s.Inodes, s.Home = 512<<20, 65_536, th
-			}
+			a.limits = th.large(limits)
 		}
 		watching.Lock()
 		defer watching.Unlock()
@@ -91,7 +88,7 @@ func uncharged(a attack, home bool) attack {
 			ended <- o
 		}()
 		out.next(t)
-		loss := watchHostMemory(t)
+		loss := watchHostMemory(t, objects)
 		r := a.attempt(t, m)
 		lost := loss()
 		a.check(t, r)

@@ -22,13 +22,13 @@ const (
 	// ran.
 	tolerated = 64 << 20
 	// fewerIfFast is how many bytes earlier it looks if the growth is fast.
-	fewerIfFast = 32 << 20
+	fewerIfFast = 40 << 20
 	// further is by how many bytes the kernel's memory must have grown since a search without a
 	// result before the next one begins.
 	further = 16 << 20
 	// most is the growth in bytes, as in watched.held, that no program outlives. It has to leave
 	// room for what the kernel takes until the program is dead.
-	most = 128 << 20
+	most = 144 << 20
 	// evictEvery is the time that the kernel has to free the memory of an evicted program before the
 	// watch evicts another one.
 	evictEvery = time.Second
@@ -358,7 +358,7 @@ func (w *hostWatch) evict(now reading) {
 		return
 	}
 	w.m.cfg.Log.Warn("program evicted because the host's kernel holds more memory, and no program was found to cause it",
-		"bytes", w.running[worst].held, "available", now.Available)
+		"bytes", w.running[worst].held, "available", now.Available, "score", highest, "ticks", w.trial.Ticks)
 	delete(w.running, worst)
 	worst.stop(evicted, nil)
 }
