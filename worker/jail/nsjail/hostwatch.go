@@ -1,6 +1,7 @@
 package nsjail
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"math/rand/v2"
@@ -32,8 +33,9 @@ const (
 	// evictEvery is the time that the kernel has to free the memory of an evicted program before the
 	// watch evicts another one.
 	evictEvery = time.Second
-	// unattributed is the growth in bytes from which on the watch reads a program's CPU time.
-	unattributed = 16 << 20
+	// suspect is the growth in bytes from which on a program is a suspect: the watch reads its CPU time
+	// and may pause it. Programs that began later than the growth are not disturbed.
+	suspect = 16 << 20
 	// maxRate is how many bytes the kernel takes in a second of a program's CPU time at most. It is
 	// about the speed at which a core clears memory.
 	maxRate = 4 << 30
@@ -239,7 +241,7 @@ func (w *hostWatch) update(now reading, growth int64) (suspects []*sandbox) {
 // for, others caused what the program had not the CPU time for. w.mu is held.
 func (w *hostWatch) attribute(s *sandbox, p *watched, now reading, uncharged int64) {
 	p.ran = -1
-	if w.searching || now.Objects-p.before.Objects > unattributed {
+	if now.Objects-p.before.Objects > suspect {
 		used, err := s.group.CPUTime() // fails if the jail is gone
 		if err == nil && p.used > 0 {
 			p.ran = used - p.used
@@ -307,16 +309,25 @@ func (w *hostWatch) search(now reading, growth int64) {
 		return
 	}
 	for s, p := range w.running {
-		cpu := pausedCPU
-		if rand.Float64() < w.trial.Running() { //nolint:gosec // programs cannot see the numbers
-			cpu = max(min(minTrialCPU, s.spec.CPU), w.trial.Share*s.spec.CPU)
-		}
-		// With each change of a limit, the kernel forgets what the program used beyond it.
-		if cpu != p.cpu {
-			p.cpu = cpu
-			s.throttle(cpu)
+		switch {
+		case p.held <= suspect:
+			w.throttle(s, p, 0)
+		case rand.Float64() < w.trial.Running(): //nolint:gosec // programs cannot see the numbers
+			w.throttle(s, p, max(min(minTrialCPU, s.spec.CPU), w.trial.Share*s.spec.CPU))
+		default:
+			w.throttle(s, p, pausedCPU)
 		}
 	}
+}
+
+// throttle limits a program to a number of cores, with 0 to those of its profile. It changes the
+// limit only if it has to: with each change, the kernel forgets what the program used beyond it.
+func (w *hostWatch) throttle(s *sandbox, p *watched, cpu float64) {
+	if cpu == p.cpu {
+		return
+	}
+	p.cpu = cpu
+	s.throttle(cmp.Or(cpu, s.spec.CPU))
 }
 
 // endSearch ends the search, if one is under way. w.mu is held.
@@ -326,10 +337,7 @@ func (w *hostWatch) endSearch() {
 	}
 	w.searching = false
 	for s, p := range w.running {
-		if p.cpu != 0 {
-			p.cpu = 0
-			s.throttle(s.spec.CPU)
-		}
+		w.throttle(s, p, 0)
 	}
 }
 
@@ -358,7 +366,7 @@ func (w *hostWatch) evict(now reading) {
 		return
 	}
 	w.m.cfg.Log.Warn("program evicted because the host's kernel holds more memory, and no program was found to cause it",
-		"bytes", w.running[worst].held, "available", now.Available, "score", highest, "ticks", w.trial.Ticks)
+		"bytes", w.running[worst].held, "available", now.Available)
 	delete(w.running, worst)
 	worst.stop(evicted, nil)
 }

@@ -367,7 +367,7 @@ func (r *run) classify(o jail.Outcome, err error) (jail.Outcome, error) {
 	case why == unchargedMemory:
 		o.Kind, o.Uncharged, o.Detail = jail.OutOfMemory, uncharged, "the host's kernel held memory for it that it was not charged for"
 	case why == evicted:
-		o.Kind, o.Detail = jail.HostOutOfMemory, jail.ErrHostOutOfMemory.Error()
+		o.Kind, o.Detail = jail.HostOutOfMemory, "the host's kernel held much memory that nobody is charged for, and it is not known for whom"
 	case why == timedOut:
 		o.Kind, o.Detail = jail.TimedOut, "timed out after "+r.program.Timeout.String()
 	case why == cancelled:
