@@ -112,6 +112,9 @@ func (p *Pool) Get(ctx context.Context, size Size, uid, gid int) (*Volume, error
 	if size.Bytes <= 0 || size.Bytes > MaxBytes || size.Inodes <= 0 || size.Inodes > MaxInodes {
 		return nil, fmt.Errorf("get a volume: %+v is not between 1 and %d bytes and 1 and %d inodes", size, int64(MaxBytes), MaxInodes)
 	}
+	if size.Directory < 0 || size.Directory%1024 != 0 {
+		return nil, fmt.Errorf("get a volume: directories of %d bytes: must be a multiple of 1024", size.Directory)
+	}
 	s, v, err := p.pick(size)
 	if err == nil && v == nil {
 		v, err = s.make(ctx, p.cfg.Dir)
