@@ -22,9 +22,9 @@ func witnessed(a attack) attack {
 	a.run = func(t *testing.T, m *Maker) {
 		watching.Lock()
 		defer watching.Unlock()
-		loss := watchHostMemory(t, kernel)
+		loss := watchHostMemory(t)
 		r := a.attempt(t, m)
-		lost := loss()
+		_, lost := loss()
 		if r.Uncharged == 0 { // else the watch found the program before its end
 			a.check(t, r)
 		}
@@ -49,27 +49,30 @@ print(no(attack))`,
 	})
 }
 
-// watchHostMemory returns a function that ends the watch and returns how many bytes the host lost
-// meanwhile at most, by two figures at the same time: what is available, and a part of what the
-// kernel holds. Memory that no group is charged for changes both. What other processes use for
-// themselves changes the first alone, so that it is no part of the loss, however busy they are.
-func watchHostMemory(t testing.TB, part func(hostmemory.Host) int64) (loss func() int64) {
+// watchHostMemory returns a function that ends the watch. It returns how many bytes the host lost
+// meanwhile at most: of what the kernel's objects take, and by two figures at the same time, what is
+// available and what the kernel holds in all, packets too. Memory that no group is charged for changes
+// both of these. What other processes use for themselves changes one alone, so that it is no part of
+// the loss, however busy they are. Of the objects they change little.
+func watchHostMemory(t testing.TB) (loss func() (objects, both int64)) {
 	t.Helper()
-	read := func() (available, held int64) {
+	read := func() hostmemory.Host {
 		h, err := hostmemory.Read()
 		if err != nil {
 			t.Error(err)
 		}
-		return h.Available, part(h)
+		return h
 	}
-	available, held := read()
-	stop, lost := make(chan struct{}), make(chan int64)
+	before := read()
+	best := before
+	stop, lost := make(chan struct{}), make(chan [2]int64)
 	go func() {
-		var most int64
+		var most [2]int64
 		for tick := time.Tick(5 * time.Millisecond); ; {
-			a, h := read()
-			available, held = max(available, a), min(held, h)
-			most = max(most, min(available-a, h-held))
+			now := read()
+			best.Available, best.Kernel = max(best.Available, now.Available), min(best.Kernel, now.Kernel)
+			most[0] = max(most[0], now.Objects-before.Objects)
+			most[1] = max(most[1], min(best.Available-now.Available, now.Kernel-best.Kernel))
 			select {
 			case <-tick:
 			case <-stop:
@@ -78,13 +81,9 @@ func watchHostMemory(t testing.TB, part func(hostmemory.Host) int64) (loss func(
 			}
 		}
 	}()
-	return func() int64 {
+	return func() (objects, both int64) {
 		close(stop)
-		return <-lost
+		most := <-lost
+		return most[0], most[1]
 	}
 }
-
-// kernel and objects are the parts of the host's memory that can be a witness. Objects lacks
-// packets, and others of the host change it less.
-func kernel(h hostmemory.Host) int64  { return h.Kernel }
-func objects(h hostmemory.Host) int64 { return h.Objects }

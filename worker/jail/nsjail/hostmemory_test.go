@@ -89,10 +89,10 @@ func uncharged(a attack, home bool, or ...jail.Kind) attack {
 			ended <- o
 		}()
 		out.next(t)
-		loss := watchHostMemory(t, objects)
+		loss := watchHostMemory(t)
 		r := a.attempt(t, m)
-		lost := loss()
-		t.Logf("the host lost %d MiB, and the program ended as %s, for %d MiB", lost>>20, r.Kind, r.Uncharged>>20)
+		lost, both := loss()
+		t.Logf("the host lost %d MiB, by both figures %d, and the program ended as %s, for %d MiB", lost>>20, both>>20, r.Kind, r.Uncharged>>20)
 		if lost >= mostLost {
 			t.Errorf("the host lost %d MiB", lost>>20)
 		}
