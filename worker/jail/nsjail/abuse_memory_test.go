@@ -243,15 +243,22 @@ while len(kept) < 900:
 print('never')`}, false, jail.HostOutOfMemory, jail.TimedOut),
 		// An overlay reads a whole directory at once, however many names it has.
 		{name: "in one list of a directory's entries", run: func(t *testing.T, m *Maker) {
+			watching.Lock()
+			defer watching.Unlock()
 			th := newThread(t, threadFiles())
 			defer th.close()
-			witnessed(attack{name: "one list", language: "python", stdout: "ENOSPC", limits: th.large(memory(64)), code: errnos + `
+			a := attack{name: "one list", language: "python", stdout: "ENOSPC", limits: th.large(memory(64)), code: errnos + `
 def fill():
     for n in range(2000000):
         if n % 60000 == 0: open(f'file{n}', 'w').close()
         os.link(f'file{n // 60000 * 60000}', f'{n:X}')
 print(no(fill))
-next(os.scandir('.'))`}).run(t, m)
+next(os.scandir('.'))`}
+			loss := watchHostMemory(t)
+			a.check(t, a.attempt(t, m))
+			if lost, _ := loss(); lost >= mostLost/2 {
+				t.Errorf("the host lost %d MiB", lost>>20)
+			}
 		}},
 		// Each open directory has a list of the entries that were there when it was read.
 		uncharged(attack{name: "in open directories of an overlay", language: "python", want: oom, stdout: "first", limits: quarterCore, code: openDirectories}, true, jail.HostOutOfMemory),

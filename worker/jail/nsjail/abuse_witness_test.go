@@ -1,6 +1,7 @@
 package nsjail
 
 import (
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -17,20 +18,25 @@ const mostLost = 200 << 20
 var watching sync.Mutex
 
 // witnessed makes the host's memory the witness of a, which may end as it wants or be killed by the
-// watch.
+// watch. What others of the host do meanwhile only adds to the loss, and a takes the same each time,
+// since a count or a refusal bounds it. So the least loss of up to three attempts decides.
 func witnessed(a attack) attack {
 	a.run = func(t *testing.T, m *Maker) {
 		watching.Lock()
 		defer watching.Unlock()
-		loss := watchHostMemory(t)
-		r := a.attempt(t, m)
-		_, lost := loss()
-		if r.Uncharged == 0 { // else the watch found the program before its end
-			a.check(t, r)
+		least := int64(math.MaxInt64)
+		for attempt := 0; attempt < 3 && least >= mostLost; attempt++ {
+			loss := watchHostMemory(t)
+			r := a.attempt(t, m)
+			_, lost := loss()
+			if r.Uncharged == 0 { // else the watch found the program before its end
+				a.check(t, r)
+			}
+			t.Logf("the host lost %d MiB in %v", lost>>20, r.Duration)
+			least = min(least, lost)
 		}
-		t.Logf("the host lost %d MiB", lost>>20)
-		if lost >= mostLost {
-			t.Errorf("the host lost %d MiB", lost>>20)
+		if least >= mostLost {
+			t.Errorf("the host lost %d MiB", least>>20)
 		}
 	}
 	return a
@@ -63,15 +69,15 @@ func watchHostMemory(t testing.TB) (loss func() (objects, both int64)) {
 		}
 		return h
 	}
-	before := read()
-	best := before
+	best := read()
 	stop, lost := make(chan struct{}), make(chan [2]int64)
 	go func() {
 		var most [2]int64
 		for tick := time.Tick(5 * time.Millisecond); ; {
 			now := read()
-			best.Available, best.Kernel = max(best.Available, now.Available), min(best.Kernel, now.Kernel)
-			most[0] = max(most[0], now.Objects-before.Objects)
+			best.Available = max(best.Available, now.Available)
+			best.Kernel, best.Objects = min(best.Kernel, now.Kernel), min(best.Objects, now.Objects)
+			most[0] = max(most[0], now.Objects-best.Objects)
 			most[1] = max(most[1], min(best.Available-now.Available, now.Kernel-best.Kernel))
 			select {
 			case <-tick:
