@@ -3,7 +3,6 @@ package nsjail
 import (
 	"cmp"
 	"context"
-	"math"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -22,7 +21,8 @@ const (
 	// bytes. The watch looks for a cause when the kernel's memory has grown by more while a program
 	// ran.
 	tolerated = 64 << 20
-	// fewerIfFast is how many bytes earlier it looks if the growth is fast.
+	// fewerIfFast is how many bytes earlier the first search begins if the growth is fast, and by how
+	// many the kernel's memory must shrink for a search to end.
 	fewerIfFast = 40 << 20
 	// further is by how many bytes the kernel's memory must have grown since a search without a
 	// result before the next one begins.
@@ -199,11 +199,14 @@ func (w *hostWatch) check() error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	excess := int64(math.MinInt64)
+	begin, goOn := false, false
 	for _, p := range w.running {
-		excess = max(excess, p.held-p.searchAt)
+		excess := p.held - p.searchAt
+		fast := growth > hostmemory.Slow && p.searchAt == tolerated
+		begin = begin || excess > 0 || fast && excess > -fewerIfFast
+		goOn = goOn || excess > -fewerIfFast
 	}
-	if excess > 0 || excess > -fewerIfFast && (w.searching || growth > hostmemory.Slow) {
+	if begin || w.searching && goOn {
 		w.search(now, growth)
 	} else {
 		w.endSearch()
