@@ -530,7 +530,7 @@ func resultOf(job *proto.Job, o jail.Outcome, cause error) proto.Result {
 		return proto.Failure(proto.CodeMemory, fmt.Sprintf("The program used more than its %d MiB of memory and was killed.", job.Sandbox.Memory>>20))
 	case jail.HostOutOfMemory:
 		return proto.Failure(proto.CodeHostMemory, fmt.Sprintf(
-			"The worker's host ran out of memory, and its kernel killed the program. The program had not exceeded its %d MiB.", job.Sandbox.Memory>>20))
+			"The worker's host ran out of memory or was about to, and the program was killed. The program had not exceeded its %d MiB.", job.Sandbox.Memory>>20))
 	case jail.Seccomp:
 		return proto.Failure(proto.CodeSeccomp, "The program made a system call that the sandbox forbids and was killed.")
 	case jail.Killed:

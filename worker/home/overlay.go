@@ -30,6 +30,11 @@ const (
 	OwnBytes  = 64 << 10
 )
 
+// MaxDirectory is the limit of each directory of the volume of an overlay, in bytes. An overlay
+// keeps a list of all names for an open directory, in memory that nobody is charged for: up to eight
+// times the size of the directory, which one system call takes.
+const MaxDirectory = 4 << 20
+
 func (o *Overlay) upper() string { return o.Volume + "/upper" }
 func (o *Overlay) work() string  { return o.Volume + "/work" }
 

@@ -121,7 +121,8 @@ const (
 	TimedOut    Kind = "timeout"  // Program.Timeout passed
 	OutOfMemory Kind = "oom"      // Spec.Memory was exceeded, or Uncharged was too much
 	// HostOutOfMemory means that the kernel killed a process in the jail because the host, or the
-	// worker's own control group, had no memory left. The jail was within Spec.Memory.
+	// worker's own control group, had no memory left, or that the worker killed the jail before that
+	// happened. The jail was within Spec.Memory.
 	HostOutOfMemory Kind = "host_oom"
 	Seccomp         Kind = "seccomp"      // a process of the program made a system call that no program may make
 	Killed          Kind = "killed"       // the context was done; Detail is its cause

@@ -282,14 +282,16 @@ func (g *Group) Sockets() (int64, error) {
 	return readKey(g.dirs[0], "memory.stat", "sock")
 }
 
-// Kernel returns the memory of the kernel that the members are charged for, in bytes, without
-// buffers of sockets. On version 2 that is without pipes, what can be reclaimed, and kinds that the
-// kernel does not report (before 5.18).
-func (g *Group) Kernel() (int64, error) {
-	if g.version == 1 {
-		return readInt(g.dirs[g.ctl.memory], "memory.kmem.usage_in_bytes")
+// Kernel returns the memory of the kernel that all groups below the worker's own are charged for,
+// those of other instances too, in bytes, without buffers of sockets. On version 2 that is without
+// pipes, what can be reclaimed, and kinds that the kernel does not report (before 5.18). Kernels
+// before 5.11 return 0 on version 1.
+func (t *Tree) Kernel() (int64, error) {
+	dir := filepath.Join(t.dirs[t.ctl.memory], parentName)
+	if t.version == 1 {
+		return readInt(dir, "memory.kmem.usage_in_bytes")
 	}
-	kinds, _, err := findKeys(g.dirs[0], "memory.stat", "slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
+	kinds, _, err := findKeys(dir, "memory.stat", "slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
 	if err != nil {
 		return 0, err
 	}
@@ -298,6 +300,16 @@ func (g *Group) Kernel() (int64, error) {
 		total += n
 	}
 	return total, nil
+}
+
+// CPUTime returns the CPU time used so far.
+func (g *Group) CPUTime() (time.Duration, error) {
+	if g.version == 1 {
+		n, err := readInt(g.dirs[g.ctl.cpuacct], "cpuacct.usage")
+		return time.Duration(n), err
+	}
+	n, err := readKey(g.dirs[0], "cpu.stat", "usage_usec")
+	return time.Duration(n) * time.Microsecond, err
 }
 
 // Usage returns the consumption so far.

@@ -191,9 +191,9 @@ func TestVersion2KernelMemoryOfOldKernels(t *testing.T) {
 		"sock 7\nkernel_stack 1\npagetables 2\npercpu 4\nvmalloc 8\nslab_unreclaimable 16\n": 31,
 		"sock 7\nkernel_stack 1\nslab_unreclaimable 16\n":                                    17,
 	} {
-		root := fake(t, map[string]string{"g/memory.stat": stat})
-		g := &Group{version: 2, dirs: []string{filepath.Join(root, "g")}}
-		if n, err := g.Kernel(); err != nil || n != want {
+		root := fake(t, map[string]string{parentName + "/memory.stat": stat})
+		tree := &Tree{version: 2, dirs: []string{root}}
+		if n, err := tree.Kernel(); err != nil || n != want {
 			t.Errorf("of %q: %d, %v", stat, n, err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -56,9 +57,9 @@ func attach(image *os.File) (*os.File, error) {
 	return nil, fmt.Errorf("find a loop device: other processes were faster %d times", maxAttempts)
 }
 
-// mount mounts the image in no namespace. The mount disappears when the file is closed, unless it
-// was attached somewhere.
-func mount(image *os.File) (*os.File, error) {
+// mount mounts the image in no namespace, with a limit for directories as in Size. The mount
+// disappears when the file is closed, unless it was attached somewhere.
+func mount(image *os.File, directory int64) (*os.File, error) {
 	device, err := attach(image)
 	if err != nil {
 		return nil, err
@@ -76,6 +77,9 @@ func mount(image *os.File) (*os.File, error) {
 		err = errors.Join(err, unix.FsconfigSetFlag(fs, flag))
 	}
 	err = errors.Join(err, unix.FsconfigSetString(fs, "errors", "remount-ro"))
+	if directory > 0 {
+		err = errors.Join(err, unix.FsconfigSetString(fs, "max_dir_size_kb", strconv.FormatInt(directory>>10, 10)))
+	}
 	if err == nil {
 		err = unix.FsconfigCreate(fs)
 	}

@@ -84,6 +84,24 @@ func TestInodeLimit(t *testing.T) {
 	}
 }
 
+func TestDirectoryLimit(t *testing.T) {
+	p, _ := openPool(t)
+	const limit, entry = 64 << 10, 256
+	v := getVolume(t, p, disk.Size{Bytes: 16 * mib, Inodes: 10_000, Directory: limit})
+	for _, dir := range []string{"one", "two"} {
+		dir = filepath.Join(v.Path(), dir)
+		err := os.Mkdir(dir, 0o700)
+		n := 0
+		for ; err == nil && n <= limit/entry; n++ {
+			err = os.Mkdir(filepath.Join(dir, fmt.Sprintf("%0*d", entry-8, n)), 0o700)
+		}
+		info, serr := os.Stat(dir)
+		if !errors.Is(err, unix.ENOSPC) || n < limit/entry/3 || serr != nil || info.Size() != limit {
+			t.Errorf("%d directories in one: %v; %v", n, err, serr)
+		}
+	}
+}
+
 func TestVolumeOwner(t *testing.T) {
 	p, _ := openPool(t)
 	size := disk.Size{Bytes: 64 * mib, Inodes: 4096}
@@ -468,6 +486,8 @@ func TestInvalidSizes(t *testing.T) {
 		{Bytes: -1, Inodes: 1},
 		{Bytes: disk.MaxBytes + 1, Inodes: 10},
 		{Bytes: mib, Inodes: disk.MaxInodes + 1},
+		{Bytes: mib, Inodes: 10, Directory: -1},
+		{Bytes: mib, Inodes: 10, Directory: 1000},
 	} {
 		if _, err := p.Get(t.Context(), size, owner, owner); err == nil {
 			t.Errorf("%+v was accepted", size)

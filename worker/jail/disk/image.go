@@ -111,7 +111,7 @@ func findMke2fs() (string, error) {
 // removeLostFound removes lost+found and returns the free space.
 func removeLostFound(image *os.File) (unix.Statfs_t, error) {
 	var free unix.Statfs_t
-	m, err := mount(image)
+	m, err := mount(image, 0)
 	if err != nil {
 		return free, err
 	}

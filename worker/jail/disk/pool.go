@@ -50,6 +50,9 @@ type Size struct {
 	// Inodes limits the number of files, directories, links and so on, without the volume's root
 	// directory.
 	Inodes int64
+	// Directory limits each directory, in bytes, a multiple of 1 KiB. An entry takes 8 bytes more than
+	// its name, rounded up to 4. 0 is no limit.
+	Directory int64
 }
 
 func (s Size) blocks() int64 { return (s.Bytes + blockSize - 1) / blockSize }
@@ -108,6 +111,9 @@ func Open(cfg Config) (*Pool, error) {
 func (p *Pool) Get(ctx context.Context, size Size, uid, gid int) (*Volume, error) {
 	if size.Bytes <= 0 || size.Bytes > MaxBytes || size.Inodes <= 0 || size.Inodes > MaxInodes {
 		return nil, fmt.Errorf("get a volume: %+v is not between 1 and %d bytes and 1 and %d inodes", size, int64(MaxBytes), MaxInodes)
+	}
+	if size.Directory < 0 || size.Directory%1024 != 0 {
+		return nil, fmt.Errorf("get a volume: directories of %d bytes: must be a multiple of 1024", size.Directory)
 	}
 	s, v, err := p.pick(size)
 	if err == nil && v == nil {

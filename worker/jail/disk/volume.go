@@ -25,7 +25,7 @@ func newVolume(dir string, t *template, size Size) (*Volume, error) {
 	}
 	// The loop device holds the image.
 	defer func() { _ = image.Close() }()
-	m, err := mount(image)
+	m, err := mount(image, size.Directory)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package hostmemory
 
 import (
+	"maps"
 	"math"
 	"time"
 )
@@ -9,13 +10,13 @@ import (
 const (
 	// minTicks is for how many ticks a program is observed at least.
 	minTicks = 12
-	// MaxTicks is how long a trial makes sense: what it has not found then, it does not find.
+	// MaxTicks is how long a search makes sense before more memory is at stake.
 	MaxTicks = 60
-	// minScore is how many standard errors must lie between zero and the growth that goes with the
+	// MinScore is how many standard errors must lie between zero and the growth that goes with the
 	// time of a program that was observed for ever. scoreOfFew, divided by the number of ticks, is
 	// added to it, because few ticks estimate the error badly. Of trials with eight programs, at
 	// most one in 100 finds a wrong one (TestTrial).
-	minScore, scoreOfFew = 4, 45
+	MinScore, scoreOfFew = 4, 45
 	// noise is the standard deviation of the growth of a tick on a host where nothing happens, in
 	// bytes.
 	noise = 256 << 10
@@ -31,17 +32,27 @@ const (
 // Trial finds the program that makes the kernel's memory grow. Programs are paused at random. The
 // trial records by how much the kernel has grown in each tick, and for how long each program ran.
 // Only growth that a program causes goes with its time. If the growth is fast, programs run less,
-// so that little is lost until the verdict.
+// so that little is lost until the verdict. A trial can be interrupted: Begin goes on with it.
 type Trial[Program comparable] struct {
-	Ticks int
+	Ticks int // since Begin
 	// Share is the part of its CPU that each program that is not paused is to have.
 	Share    float64
 	programs map[Program]*sums
 }
 
-// New returns a trial that begins after a tick in which the kernel grew by a number of bytes.
-func New[Program comparable](growth int64) *Trial[Program] {
-	return &Trial[Program]{Share: max(minShare, Slow/float64(max(Slow, growth))), programs: map[Program]*sums{}}
+// New returns a trial that has observed nothing.
+func New[Program comparable]() *Trial[Program] {
+	return &Trial[Program]{programs: map[Program]*sums{}}
+}
+
+// Begin continues the trial after a tick in which the kernel grew by a number of bytes.
+func (t *Trial[Program]) Begin(growth int64) {
+	t.Ticks, t.Share = 0, max(minShare, Slow/float64(max(Slow, growth)))
+}
+
+// Retain forgets the programs for which runs returns false.
+func (t *Trial[Program]) Retain(runs func(Program) bool) {
+	maps.DeleteFunc(t.programs, func(p Program, _ *sums) bool { return !runs(p) })
 }
 
 // Running returns the probability with which each program is to run in the next tick.
@@ -75,11 +86,20 @@ func (t *Trial[Program]) Observe(growth int64, ran map[Program]time.Duration) {
 func (t *Trial[Program]) Verdict() (guilty Program, found bool) {
 	var best float64
 	for p, s := range t.programs {
-		if score := s.score(); score > best && score >= minScore+scoreOfFew/s.n {
+		if score := s.score(); score > best && score >= MinScore+scoreOfFew/s.n {
 			guilty, found, best = p, true, score
 		}
 	}
 	return guilty, found
+}
+
+// Score returns by how many standard errors the growth goes with the time of a program. It is 0 if
+// the program was not observed for long enough.
+func (t *Trial[Program]) Score(p Program) float64 {
+	if s := t.programs[p]; s != nil {
+		return s.score()
+	}
+	return 0
 }
 
 // score returns how many standard errors lie between zero and the slope of the growth over the time

@@ -27,6 +27,8 @@ func TestTrial(t *testing.T) {
 		"slowly":                {1, 7, steady(2), host, MaxTicks, 0.35},
 		"two":                   {2, 6, steady(6), host, MaxTicks, 0.1},
 		"nobody":                {0, 8, idle, host, MaxTicks, 1},
+		"very slowly":           {1, 7, steady(0.5), host, 50 * MaxTicks, 0.05},
+		"nobody, for long":      {0, 8, idle, host, 50 * MaxTicks, 1},
 		"not a program":         {0, 8, idle, func(r *rand.Rand) float64 { return 10 * mib * r.Float64() }, MaxTicks, 1},
 		"not a program, bursts": {0, 8, idle, func(r *rand.Rand) float64 { return 100 * mib * float64(r.IntN(8)/7) }, MaxTicks, 1},
 	} {
@@ -56,8 +58,12 @@ func simulate(r *rand.Rand, takers, programs, ticks int, takes, host func(*rand.
 	for range takers {
 		before += takes(r)
 	}
-	trial := New[int](int64(before))
+	trial := New[int]()
+	trial.Begin(int64(before))
 	for range ticks {
+		if trial.Ticks == MaxTicks { // the next search
+			trial.Begin(int64(before))
+		}
 		ran := map[int]time.Duration{}
 		growth := host(r)
 		for p := range programs {

@@ -55,6 +55,7 @@ func abuse() []group {
 		{"unrestricted", "Policy `unrestricted`: the public internet, and nothing of the host's network", unrestrictedAttacks()},
 		{"allowlist", "Policy `allowlist`: what it names, and nothing of the host's network even if it names that", allowlistAttacks()},
 		{"tenants", "Nothing of one program reaches another", tenantAttacks()},
+		{"neighbours", "Calls of another key go on, about as fast as before", neighbourAttacks()},
 		{"outcome", "A program cannot lie about how it ended", outcomeAttacks()},
 		{"control", "Code and variables cannot become something else on their way", controlAttacks()},
 	}

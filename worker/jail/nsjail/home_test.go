@@ -109,6 +109,14 @@ func (th *thread) spec() jail.Spec {
 	return s
 }
 
+// large returns limits with the thread's home, of 512 MiB.
+func (th *thread) large(limits func(*jail.Spec)) func(*jail.Spec) {
+	return func(s *jail.Spec) {
+		limits(s)
+		s.HomeBytes, s.Inodes, s.Home = 512<<20, 65_536, th
+	}
+}
+
 // save turns what the program left into the next version. It returns an error if that cannot be
 // stored.
 func (th *thread) save() error {

@@ -1,6 +1,7 @@
 package nsjail
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"sync"
@@ -20,8 +21,24 @@ const (
 	// bytes. The watch looks for a cause when the kernel's memory has grown by more while a program
 	// ran.
 	tolerated = 64 << 20
-	// suspicious is for how much the watch looks for a cause if the growth is fast.
-	suspicious = 32 << 20
+	// fewerIfFast is how many bytes earlier the first search begins if the growth is fast, and by how
+	// many the kernel's memory must shrink for a search to end.
+	fewerIfFast = 40 << 20
+	// further is by how many bytes the kernel's memory must have grown since a search without a
+	// result before the next one begins.
+	further = 16 << 20
+	// most is the growth in bytes, as in watched.held, that no program outlives. It has to leave
+	// room for what the kernel takes until the program is dead.
+	most = 144 << 20
+	// evictEvery is the time that the kernel has to free the memory of an evicted program before the
+	// watch evicts another one.
+	evictEvery = time.Second
+	// suspect is the growth in bytes from which on a program is a suspect: the watch reads its CPU time
+	// and may pause it. Programs that began later than the growth are not disturbed.
+	suspect = 16 << 20
+	// maxRate is how many bytes the kernel takes in a second of a program's CPU time at most. It is
+	// about the speed at which a core clears memory.
+	maxRate = 4 << 30
 	// pausedCPU is what a program that is paused has, in cores: the least that the kernel accepts.
 	pausedCPU = 0.01
 	// minTrialCPU is what a program that is not paused has at least, unless its profile has less.
@@ -33,9 +50,14 @@ const (
 
 // hostWatch kills programs that make the host's kernel hold memory which no control group is
 // charged for. It does nothing while no program runs.
+//
+// It searches for the program that causes the growth by a trial. What one search has observed counts
+// in the next. A program that no search convicts is bounded as well: whoever has run while the kernel
+// grew by most is evicted, the likeliest cause first. The growth during a program is never forgotten,
+// except for what the program had not the CPU time to cause.
 type hostWatch struct {
 	m      *Maker
-	host   func() (hostmemory.Host, error)
+	host   func() (reading, error)
 	cancel context.CancelFunc
 	ended  chan struct{}
 
@@ -44,25 +66,48 @@ type hostWatch struct {
 	started chan struct{} // receives when running was empty
 
 	// These belong to the goroutine.
-	trial      *hostmemory.Trial[*sandbox] // nil if none is held
+	trial      *hostmemory.Trial[*sandbox] // of all programs that run
+	searching  bool                        // the trial is being held
 	nextQueues time.Time
-	previous   hostmemory.Host // the last reading
-	read       time.Time       // of previous
+	nextEvict  time.Time
+	previous   reading
+	read       time.Time // of previous
+}
+
+// reading is the state of the host's memory at a time.
+type reading struct {
+	hostmemory.Host
+	charged int64 // kernel memory that all programs are charged for, in bytes
 }
 
 // watched is what the watch knows of a running program. It belongs to the watch's goroutine.
 type watched struct {
 	known  bool
-	before hostmemory.Host // the least since the program began
-	cpu    float64         // its cores in a trial; 0 if it has those of its profile
-	used   time.Duration   // CPU time when the trial's tick began; 0 if it is unknown
+	before reading // the least since the program began; before.Objects includes what others caused
+	// held is by how many bytes the kernel's objects grew during the program, beyond what programs
+	// are charged for and what it cannot have caused.
+	held     int64
+	searchAt int64         // a search begins when held is larger
+	cpu      float64       // its cores in a trial; 0 if it has those of its profile
+	used     time.Duration // CPU time at the last reading; 0 if it is unknown
+	ran      time.Duration // CPU time since the reading before; -1 if it is unknown
+}
+
+// readHost reads the host's memory.
+func (m *Maker) readHost() (r reading, err error) {
+	if r.Host, err = hostmemory.Read(); err != nil {
+		return r, err
+	}
+	r.charged, err = m.tree.Kernel()
+	return r, err
 }
 
 // watchHost starts a watch that reads the host's memory with host.
-func (m *Maker) watchHost(host func() (hostmemory.Host, error)) *hostWatch {
+func (m *Maker) watchHost(host func() (reading, error)) *hostWatch {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &hostWatch{
 		m: m, host: host, cancel: cancel, ended: make(chan struct{}), running: map[*sandbox]*watched{}, started: make(chan struct{}, 1),
+		trial: hostmemory.New[*sandbox](),
 	}
 	go w.run(ctx)
 	return w
@@ -78,7 +123,7 @@ func (w *hostWatch) close() {
 func (w *hostWatch) add(s *sandbox) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.running[s] = &watched{}
+	w.running[s] = &watched{searchAt: tolerated}
 	if len(w.running) == 1 {
 		select {
 		case w.started <- struct{}{}:
@@ -126,47 +171,56 @@ func (w *hostWatch) run(ctx context.Context) {
 	}
 }
 
-// idle reports whether no program runs. A trial ends then.
+// idle reports whether no program runs. A search ends then.
 func (w *hostWatch) idle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.running) > 0 {
 		return false
 	}
-	w.trial = nil
+	w.searching = false
 	return true
 }
 
 // check reads the host's memory and acts on it.
 func (w *hostWatch) check() error {
-	host, err := w.host()
+	now, err := w.host()
 	if err != nil {
 		return err
 	}
-	suspects, most := w.update(host)
 	growth := int64(0)
 	if time.Since(w.read) < previousValid {
-		growth = host.Objects - w.previous.Objects
+		growth = now.Objects - w.previous.Objects
 	}
-	w.previous, w.read = host, time.Now()
+	suspects := w.update(now, growth)
+	w.previous, w.read = now, time.Now()
 	if len(suspects) > 0 && time.Now().After(w.nextQueues) {
-		w.checkQueues(suspects, host)
+		w.checkQueues(suspects, now)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if most > tolerated || most > suspicious && (w.trial != nil || growth > hostmemory.Slow) {
-		w.try(host, growth)
-	} else {
-		w.endTrial()
+	begin, goOn := false, false
+	for _, p := range w.running {
+		excess := p.held - p.searchAt
+		fast := growth > hostmemory.Slow && p.searchAt == tolerated
+		begin = begin || excess > 0 || fast && excess > -fewerIfFast
+		goOn = goOn || excess > -fewerIfFast
 	}
+	if begin || w.searching && goOn {
+		w.search(now, growth)
+	} else {
+		w.endSearch()
+	}
+	w.evict(now)
 	return nil
 }
 
-// update returns the programs during which the kernel's memory grew by more than is tolerated, and
-// the most that its objects grew by during one of them, beyond what that one is charged for.
-func (w *hostWatch) update(now hostmemory.Host) (suspects []*sandbox, most int64) {
+// update records a reading, and the growth of the kernel's objects since the one before. It returns
+// the programs during which the kernel's memory grew by more than is tolerated.
+func (w *hostWatch) update(now reading, growth int64) (suspects []*sandbox) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	uncharged := growth - max(0, now.charged-w.previous.charged)
 	for s, p := range w.running {
 		if !p.known {
 			p.known, p.before = true, now
@@ -174,119 +228,159 @@ func (w *hostWatch) update(now hostmemory.Host) (suspects []*sandbox, most int64
 				p.before = w.previous
 			}
 		}
-		p.before.Kernel, p.before.Objects = min(p.before.Kernel, now.Kernel), min(p.before.Objects, now.Objects)
+		p.before.Kernel = min(p.before.Kernel, now.Kernel)
+		p.before.Objects = min(p.before.Objects, now.Objects)
+		p.before.charged = min(p.before.charged, now.charged)
 		if now.Kernel-p.before.Kernel > tolerated {
 			suspects = append(suspects, s)
 		}
-		most = max(most, w.uncharged(s, now))
+		w.attribute(s, p, now, uncharged)
 	}
-	return suspects, most
+	w.trial.Retain(func(s *sandbox) bool { return w.running[s] != nil })
+	return suspects
 }
 
-// uncharged returns by how many bytes the kernel's objects grew during a program, beyond what it is
-// charged for. w.mu is held.
-func (w *hostWatch) uncharged(s *sandbox, now hostmemory.Host) int64 {
-	grown := now.Objects - w.running[s].before.Objects
-	if grown <= suspicious {
-		return grown
+// attribute computes held of a program. Of the growth since the last reading that nobody is charged
+// for, others caused what the program had not the CPU time for. w.mu is held.
+func (w *hostWatch) attribute(s *sandbox, p *watched, now reading, uncharged int64) {
+	p.ran = -1
+	if now.Objects-p.before.Objects > suspect {
+		used, err := s.group.CPUTime() // fails if the jail is gone
+		if err == nil && p.used > 0 {
+			p.ran = used - p.used
+			p.before.Objects += max(0, uncharged-int64(p.ran.Seconds()*maxRate))
+		}
+		p.used = used
+	} else {
+		p.used = 0
 	}
-	charged, err := s.group.Kernel()
-	if err != nil { // it is gone
-		return 0
-	}
-	return grown - charged
+	p.held = now.Objects - p.before.Objects - max(0, now.charged-p.before.charged)
 }
 
 // checkQueues kills the program in whose sockets most waits, if that is too much.
-func (w *hostWatch) checkQueues(suspects []*sandbox, host hostmemory.Host) {
+func (w *hostWatch) checkQueues(suspects []*sandbox, host reading) {
 	began := time.Now()
 	var worst *sandbox
-	most := int64(tolerated)
+	waiting := int64(tolerated)
 	for _, s := range suspects {
 		// An error means that the jail is gone.
 		queued, err := hostmemory.Queued(s.initPID)
-		if err != nil || queued <= most {
+		if err != nil || queued <= waiting {
 			continue
 		}
-		if charged, err := s.group.Sockets(); err == nil && queued-charged > most {
-			worst, most = s, queued-charged
+		if charged, err := s.group.Sockets(); err == nil && queued-charged > waiting {
+			worst, waiting = s, queued-charged
 		}
 	}
 	w.nextQueues = time.Now().Add(queuesShare * time.Since(began))
 	if worst != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.kill(worst, most, host)
+		w.killFor(worst, waiting, host)
 	}
 }
 
-// try holds a trial of the running programs: it adds the tick that ends now, in which the kernel
-// grew by a number of bytes, and begins the next. w.mu is held.
-func (w *hostWatch) try(now hostmemory.Host, growth int64) {
-	if w.trial == nil {
-		w.trial = hostmemory.New[*sandbox](growth)
-		for _, p := range w.running {
-			p.used = 0
+// search continues the search for the program that makes the kernel grow, or begins one: it adds the
+// tick that ends now, in which the kernel grew by a number of bytes, and begins the next. w.mu is
+// held.
+func (w *hostWatch) search(now reading, growth int64) {
+	if w.searching {
+		ran := map[*sandbox]time.Duration{}
+		for s, p := range w.running {
+			if p.ran >= 0 {
+				ran[s] = p.ran
+			}
 		}
-	}
-	ran := map[*sandbox]time.Duration{}
-	for s, p := range w.running {
-		u, err := s.group.Usage()
-		if err != nil {
-			continue // it is gone
+		if len(ran) > 0 {
+			w.trial.Observe(growth, ran)
 		}
-		if p.used > 0 {
-			ran[s] = u.CPUTime - p.used
-		}
-		p.used = u.CPUTime
+	} else {
+		w.searching = true
+		w.trial.Begin(growth)
 	}
-	if len(ran) > 0 {
-		w.trial.Observe(growth, ran)
+	if guilty, found := w.trial.Verdict(); found && w.running[guilty].held > tolerated {
+		w.endSearch()
+		w.kill(guilty, now)
+		return
 	}
-	if guilty, found := w.trial.Verdict(); found && w.running[guilty] != nil {
-		if bytes := w.uncharged(guilty, now); bytes > tolerated {
-			w.endTrial()
-			w.kill(guilty, bytes, now)
-			return
-		}
-	}
-	if w.trial.Ticks >= hostmemory.MaxTicks { // none of the programs, as far as can be known
+	if w.trial.Ticks >= hostmemory.MaxTicks { // none of the programs, as far as can be known by now
 		w.m.cfg.Log.Warn("the host's kernel holds more memory, and no program was found to cause it", "available", now.Available)
 		for _, p := range w.running {
-			p.before = now
+			p.searchAt = max(p.searchAt, p.held+further)
 		}
-		w.endTrial()
+		w.endSearch()
 		return
 	}
 	for s, p := range w.running {
-		cpu := pausedCPU
-		if rand.Float64() < w.trial.Running() { //nolint:gosec // programs cannot see the numbers
-			cpu = max(min(minTrialCPU, s.spec.CPU), w.trial.Share*s.spec.CPU)
-		}
-		// With each change of a limit, the kernel forgets what the program used beyond it.
-		if cpu != p.cpu {
-			p.cpu = cpu
-			s.throttle(cpu)
+		switch {
+		case p.held <= suspect:
+			w.throttle(s, p, 0)
+		case rand.Float64() < w.trial.Running(): //nolint:gosec // programs cannot see the numbers
+			w.throttle(s, p, max(min(minTrialCPU, s.spec.CPU), w.trial.Share*s.spec.CPU))
+		default:
+			w.throttle(s, p, pausedCPU)
 		}
 	}
 }
 
-// endTrial ends the trial, if one is held. w.mu is held.
-func (w *hostWatch) endTrial() {
-	if w.trial == nil {
+// throttle limits a program to a number of cores, with 0 to those of its profile. It changes the
+// limit only if it has to: with each change, the kernel forgets what the program used beyond it.
+func (w *hostWatch) throttle(s *sandbox, p *watched, cpu float64) {
+	if cpu == p.cpu {
 		return
 	}
-	w.trial = nil
+	p.cpu = cpu
+	s.throttle(cmp.Or(cpu, s.spec.CPU))
+}
+
+// endSearch ends the search, if one is under way. w.mu is held.
+func (w *hostWatch) endSearch() {
+	if !w.searching {
+		return
+	}
+	w.searching = false
 	for s, p := range w.running {
-		if p.cpu != 0 {
-			p.cpu = 0
-			s.throttle(s.spec.CPU)
-		}
+		w.throttle(s, p, 0)
 	}
 }
 
-// kill ends a program that made the kernel hold a number of bytes. w.mu is held.
-func (w *hostWatch) kill(s *sandbox, bytes int64, host hostmemory.Host) {
+// evict ends the likeliest cause of the growth if a program has run while the kernel grew by most.
+// w.mu is held.
+func (w *hostWatch) evict(now reading) {
+	if time.Now().Before(w.nextEvict) {
+		return
+	}
+	var worst *sandbox
+	var highest float64
+	over := false
+	for s, p := range w.running {
+		over = over || p.held > most
+		score := w.trial.Score(s)
+		if p.held > tolerated && (worst == nil || score > highest || score == highest && p.held > w.running[worst].held) {
+			worst, highest = s, score
+		}
+	}
+	if !over {
+		return
+	}
+	w.nextEvict = time.Now().Add(evictEvery)
+	if highest >= hostmemory.MinScore {
+		w.kill(worst, now)
+		return
+	}
+	w.m.cfg.Log.Warn("program evicted because the host's kernel holds more memory, and no program was found to cause it",
+		"bytes", w.running[worst].held, "available", now.Available)
+	delete(w.running, worst)
+	worst.stop(evicted, nil)
+}
+
+// kill ends a program that made the kernel hold memory. w.mu is held.
+func (w *hostWatch) kill(s *sandbox, host reading) {
+	w.killFor(s, w.running[s].held, host)
+}
+
+// killFor ends a program that made the kernel hold a number of bytes. w.mu is held.
+func (w *hostWatch) killFor(s *sandbox, bytes int64, host reading) {
 	w.m.cfg.Log.Warn("program killed for memory of the host that it is not charged for", "bytes", bytes, "available", host.Available)
 	delete(w.running, s)
 	s.stopForHost(bytes)

@@ -4,21 +4,19 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
-
-	"github.com/bullpen-run/bullpen/worker/jail/hostmemory"
 )
 
 // A worker that has no file descriptor left for a moment watches the host's memory afterwards.
 func TestWatchSurvivesFailedReadings(t *testing.T) {
 	readings, n := make(chan int), 0
 	m := &Maker{cfg: Config{Log: slog.New(slog.DiscardHandler)}}
-	w := m.watchHost(func() (hostmemory.Host, error) {
+	w := m.watchHost(func() (reading, error) {
 		n++
 		readings <- n
 		if n <= 3 {
-			return hostmemory.Host{}, errors.New("too many open files")
+			return reading{}, errors.New("too many open files")
 		}
-		return hostmemory.Read()
+		return reading{}, nil
 	})
 	s := &sandbox{}
 	w.add(s)

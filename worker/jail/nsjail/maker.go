@@ -24,7 +24,6 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
-	"github.com/bullpen-run/bullpen/worker/jail/hostmemory"
 )
 
 // The defaults of Config.
@@ -133,7 +132,7 @@ func Open(cfg Config) (*Maker, error) {
 	if err := m.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("jail: %w", err), m.release())
 	}
-	m.watch = m.watchHost(hostmemory.Read)
+	m.watch = m.watchHost(m.readHost)
 	return m, nil
 }
 

@@ -196,7 +196,8 @@ func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inode
 
 // mountHome creates the spec's home on a volume that belongs to root.
 func (s *sandbox) mountHome(ctx context.Context, pool *disk.Pool) (attach func(int, string) error, err error) {
-	v, err := pool.Get(ctx, disk.Size{Bytes: s.spec.HomeBytes + home.OwnBytes, Inodes: s.spec.Inodes + home.OwnInodes}, 0, 0)
+	size := disk.Size{Bytes: s.spec.HomeBytes + home.OwnBytes, Inodes: s.spec.Inodes + home.OwnInodes, Directory: home.MaxDirectory}
+	v, err := pool.Get(ctx, size, 0, 0)
 	if err != nil {
 		return nil, err
 	}

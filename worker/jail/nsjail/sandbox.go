@@ -63,6 +63,7 @@ const (
 	cancelled
 	oomEvent
 	unchargedMemory
+	evicted // because the host may run out of memory, whoever caused it
 )
 
 var errUsed = errors.New("run in jail: this jail has been used: prepare another")
@@ -365,6 +366,8 @@ func (r *run) classify(o jail.Outcome, err error) (jail.Outcome, error) {
 	case o.Kind != "":
 	case why == unchargedMemory:
 		o.Kind, o.Uncharged, o.Detail = jail.OutOfMemory, uncharged, "the host's kernel held memory for it that it was not charged for"
+	case why == evicted:
+		o.Kind, o.Detail = jail.HostOutOfMemory, "the host's kernel held much memory that nobody is charged for, and it is not known for whom"
 	case why == timedOut:
 		o.Kind, o.Detail = jail.TimedOut, "timed out after "+r.program.Timeout.String()
 	case why == cancelled:
