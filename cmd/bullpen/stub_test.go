@@ -81,6 +81,10 @@ func (s *stub) handler() http.Handler {
 	s.cancelled = make(chan struct{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/sandbox/execute", s.execute)
+	mux.HandleFunc("GET /v1/executions", func(w http.ResponseWriter, r *http.Request) {
+		s.record(r, nil)
+		_, _ = io.WriteString(w, `{"executions":[],"next_cursor":null,"complete":true}`)
+	})
 	mux.HandleFunc("GET /v1/executions/{id}", s.get)
 	mux.HandleFunc("GET /v1/executions/{id}/output", s.output)
 	mux.HandleFunc("POST /v1/executions/{id}/cancel", s.cancel)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -17,9 +16,6 @@ import (
 
 // watchEvery is how often workers report.
 const watchEvery = 2 * time.Second
-
-// clearScreen moves to the upper left corner of a terminal and clears it.
-const clearScreen = "\x1b[H\x1b[J"
 
 type workersCommands struct {
 	List    workersListCommand    `cmd:"" default:"withargs" help:"List the live workers (default)."`
@@ -37,8 +33,8 @@ func (c *workersListCommand) Run(ctx context.Context, s streams) error {
 	list := func() error {
 		return request(s, &c.remote, func(api *client.Client) ([]client.Worker, json.RawMessage, error) {
 			list, err := api.Workers(ctx)
-			if err == nil && c.Watch && s.terminal {
-				_, err = io.WriteString(s.out, clearScreen)
+			if err == nil && c.Watch {
+				err = s.clear()
 			}
 			return decoded(list, err)
 		}, func(p *page, list []client.Worker) { printWorkers(p, list...) })
