@@ -71,17 +71,23 @@ func (sys *system) imageCommand(t testing.TB, args ...string) proto.Image {
 	return img
 }
 
-// unpackImage fetches and unpacks an image as a worker of the deployment does.
-func (sys *system) unpackImage(t testing.TB, digest string) *image.Unpacked {
+// connectStore connects to the NATS server of a deployment in separate processes.
+func (sys *system) connectStore(t testing.TB) *store.Store {
 	t.Helper()
-	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	st, err := store.Connect(t.Context(), store.Access{
-		URL: sys.broker.url, User: natsUser, Password: natsPassword, CA: sys.programs.cert, Name: "worker",
-	}, store.Config{AttachOnly: true}, log)
+		URL: sys.broker.url, User: natsUser, Password: natsPassword, CA: sys.programs.cert, Name: "test",
+	}, store.Config{AttachOnly: true}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(st.Close)
+	return st
+}
+
+// unpackImage fetches and unpacks an image as a worker of the deployment does.
+func (sys *system) unpackImage(t testing.TB, digest string) *image.Unpacked {
+	t.Helper()
+	st := sys.connectStore(t)
 	// Other users cannot traverse the test's own temporary directory.
 	around, err := os.MkdirTemp("", "bullpen-images-")
 	if err != nil {
@@ -95,7 +101,7 @@ func (sys *system) unpackImage(t testing.TB, digest string) *image.Unpacked {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Store: st, Blobs: blobs}, 1<<30, log)
+	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Store: st, Blobs: blobs}, 1<<30, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
