@@ -144,7 +144,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"copies": testCopies, "costs": testCosts,
 		"dispatcher-frozen":         testDispatcherFrozen,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
-		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster, "idle-streams": testIdleStreams,
+		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster, "history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams,
 		"ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
 		"no-faults":      testNoFaults, "overload": testOverload,
 		"rolling-cluster": func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
