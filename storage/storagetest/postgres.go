@@ -3,7 +3,6 @@ package storagetest
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"net/url"
@@ -13,8 +12,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	_ "github.com/jackc/pgx/v5/stdlib" // the driver
 )
 
 // nobody is the user that a [Postgres] runs as: it refuses to run as root.
@@ -22,6 +19,7 @@ const nobody = 65534
 
 // Postgres is a PostgreSQL server. It ends with this process at the latest.
 type Postgres struct {
+	programs  string // the directory of PostgreSQL's programs
 	dir       string // of the data and the socket
 	process   *exec.Cmd
 	databases atomic.Int32
@@ -41,17 +39,17 @@ func StartPostgres() (*Postgres, error) {
 		return nil, err
 	}
 	// Not in a test's directory, whose parents belong to root.
-	p := &Postgres{}
+	p := &Postgres{programs: filepath.Dir(initdb)}
 	if p.dir, err = os.MkdirTemp("", "postgres"); err != nil {
 		return nil, err
 	}
-	if err := p.start(filepath.Dir(initdb)); err != nil {
+	if err := p.start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(p.dir))
 	}
 	return p, nil
 }
 
-func (p *Postgres) start(programs string) error {
+func (p *Postgres) start() error {
 	user := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if os.Getuid() == 0 {
 		user.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
@@ -60,7 +58,7 @@ func (p *Postgres) start(programs string) error {
 		}
 	}
 	command := func(name string, args ...string) *exec.Cmd {
-		c := exec.Command(filepath.Join(programs, name), args...)
+		c := exec.Command(filepath.Join(p.programs, name), args...)
 		c.Dir, c.SysProcAttr, c.Env = p.dir, user, append(os.Environ(), "LC_ALL=C")
 		return c
 	}
@@ -75,31 +73,22 @@ func (p *Postgres) start(programs string) error {
 
 // NewDatabase creates a database and returns its URL.
 func (p *Postgres) NewDatabase(ctx context.Context) (string, error) {
-	db, err := sql.Open("pgx", p.url("postgres"))
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = db.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	name := fmt.Sprint("test", p.databases.Add(1))
 	for {
-		_, err := db.ExecContext(ctx, "CREATE DATABASE "+name)
+		out, err := exec.CommandContext(ctx, filepath.Join(p.programs, "createdb"), "--host="+p.dir, "--username=bullpen", name).CombinedOutput()
 		if err == nil {
-			return p.url(name), nil
+			return "postgres:///" + name + "?" + url.Values{"host": {p.dir}, "user": {"bullpen"}, "sslmode": {"disable"}}.Encode(), nil
 		}
 		select { // it may be starting
 		case <-ctx.Done():
-			return "", fmt.Errorf("create a database: %w", err)
+			return "", fmt.Errorf("create a database: %w\n%s", err, out)
 		case <-tick.C:
 		}
 	}
-}
-
-func (p *Postgres) url(database string) string {
-	return "postgres:///" + database + "?" + url.Values{"host": {p.dir}, "user": {"bullpen"}, "sslmode": {"disable"}}.Encode()
 }
 
 // Close ends the server and its connections, and removes its data.
