@@ -73,14 +73,20 @@ func testBatches(t *testing.T, p *programs) {
 	}
 }
 
-// batchOf returns a batch of items whose argument is their index. Their member comes last, as the
-// server needs it.
+// batchOf returns the body of a batch of items whose argument is their index.
 func batchOf(t *testing.T, items int, fields request) json.RawMessage {
 	t.Helper()
 	var list []request
 	for i := range items {
 		list = append(list, request{"args": []string{fmt.Sprint(i)}})
 	}
+	return listLast(t, fields, list)
+}
+
+// listLast returns the body of a batch. The member with the items comes last, as the server needs
+// it.
+func listLast(t *testing.T, fields request, list []request) json.RawMessage {
+	t.Helper()
 	rest, err := json.Marshal(list)
 	if err != nil {
 		t.Fatal(err)

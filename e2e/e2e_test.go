@@ -128,9 +128,10 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"batches":           testBatches, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock,
 		"disk-reserve":      testDiskReserve,
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
-		"docs":              testDocs, "drain-async": testDrainAsync, "golden": testGolden, "image": testImage,
+		"docs":              testDocs, "drain-async": testDrainAsync, "foreign-image": testForeignImage, "golden": testGolden, "image": testImage,
 		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "pipelines": testPipelines,
-		"redis": testRedis, "schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
+		"redis": testRedis, "schedule-without-sandbox": testScheduleWithoutSandbox,
+		"schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
 		"three-gateways": testThreeGateways, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
 	}
 }
@@ -144,7 +145,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"copies": testCopies, "costs": testCosts,
 		"dispatcher-frozen":         testDispatcherFrozen,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
-		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster, "idle-streams": testIdleStreams,
+		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster, "history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams,
 		"ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
 		"no-faults":      testNoFaults, "overload": testOverload,
 		"rolling-cluster": func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
@@ -158,7 +159,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 func runShared(t *testing.T, sys *system) {
 	for name, test := range map[string]func(*testing.T, *api){
 		"programs": testPrograms, "ways-to-die": testWaysToDie, "streaming": testStreaming, "eviction": testEviction,
-		"async": testAsync, "sse": testSSE, "record": testRecord, "cancel": testCancel, "limits-of-output": testOutputLimit,
+		"async": testAsync, "delayed": testDelayed, "sse": testSSE, "record": testRecord, "cancel": testCancel, "limits-of-output": testOutputLimit,
 		"large": testLarge, "keys": testKeys, "free-plan": testFreePlan,
 		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth, "routes": testRoutes,
 		"big-body": testBigBody, "slow-headers": testSlowHeaders, "half-closed": testHalfClosed, "big-headers": testBigHeaders, "many-at-once": testManyAtOnce,

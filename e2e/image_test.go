@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"crypto/sha256"
+	"debug/elf"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"log/slog"
@@ -9,6 +11,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -67,17 +71,23 @@ func (sys *system) imageCommand(t testing.TB, args ...string) proto.Image {
 	return img
 }
 
-// unpackImage fetches and unpacks an image as a worker of the deployment does.
-func (sys *system) unpackImage(t testing.TB, digest string) *image.Unpacked {
+// connectStore connects to the NATS server of a deployment in separate processes.
+func (sys *system) connectStore(t testing.TB) *store.Store {
 	t.Helper()
-	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	st, err := store.Connect(t.Context(), store.Access{
-		URL: sys.broker.url, User: natsUser, Password: natsPassword, CA: sys.programs.cert, Name: "worker",
-	}, store.Config{AttachOnly: true}, log)
+		URL: sys.broker.url, User: natsUser, Password: natsPassword, CA: sys.programs.cert, Name: "test",
+	}, store.Config{AttachOnly: true}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(st.Close)
+	return st
+}
+
+// unpackImage fetches and unpacks an image as a worker of the deployment does.
+func (sys *system) unpackImage(t testing.TB, digest string) *image.Unpacked {
+	t.Helper()
+	st := sys.connectStore(t)
 	// Other users cannot traverse the test's own temporary directory.
 	around, err := os.MkdirTemp("", "bullpen-images-")
 	if err != nil {
@@ -91,7 +101,7 @@ func (sys *system) unpackImage(t testing.TB, digest string) *image.Unpacked {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Store: st, Blobs: blobs}, 1<<30, log)
+	cache, err := image.Open(filepath.Join(around, "images"), &registry.ImageSource{Store: st, Blobs: blobs}, 1<<30, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,6 +134,9 @@ func runIn(t testing.TB, img *image.Unpacked, l proto.Language, args ...string) 
 func testImage(t *testing.T, p *programs) {
 	sys := newSystem(t, p, topology{separate: true}, noSlots)
 	img := sys.imageCommand(t, "import", "--json", "tiny", hostBash(t))
+	if img.Architecture != runtime.GOARCH {
+		t.Errorf("the image is for %q", img.Architecture)
+	}
 	out := runIn(t, sys.unpackImage(t, img.Digest), proto.Bash, "-c", "echo hello; echo x > /bin/evil || echo read-only")
 	if out != "hello\nread-only\n" {
 		t.Fatalf("%q", out)
@@ -138,5 +151,43 @@ func testImage(t *testing.T, p *programs) {
 	}
 	if r := sys.get("/v1/admin/images"); strings.Contains(string(r.body), "hostile") {
 		t.Error(r)
+	}
+}
+
+// testForeignImage stores an image whose interpreter is for another architecture than the worker. Its
+// programs wait, and the worker runs others meanwhile.
+func testForeignImage(t *testing.T, p *programs) {
+	sys := newSystem(t, p, topology{}, 1, "--queue-wait", "1s")
+	foreign, machine := "arm64", elf.EM_AARCH64
+	if runtime.GOARCH == foreign {
+		foreign, machine = "amd64", elf.EM_X86_64
+	}
+	root := hostBash(t)
+	path := filepath.Join(root, "bin", "bash")
+	program, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary.LittleEndian.PutUint16(program[18:], uint16(machine))
+	if err := os.WriteFile(path, program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if img := sys.imageCommand(t, "import", "--json", "foreign", root); img.Architecture != foreign {
+		t.Fatalf("the image is for %q", img.Architecture)
+	}
+	b := sys.sandboxed("foreign", request{"image": "foreign"})
+	waiting := b.submit(bash("true"))
+	for _, mode := range []string{"application/json", ndjson} {
+		message := b.execute(bash("true"), accept, mode).rejection(t, http.StatusServiceUnavailable, "service_unavailable")
+		if !strings.Contains(message, "no "+foreign+" worker was free in time") {
+			t.Error(message)
+		}
+	}
+	sys.ended(sys.submit(bash("echo native"))).succeeded(t, "native\n")
+	if rec := b.record(waiting); rec.Status != "queued" {
+		t.Errorf("in an image of another architecture: %s", rec)
+	}
+	if out := sys.command(t, sys.key, "workers", "pools"); !regexp.MustCompile(`default +` + runtime.GOARCH + ` +1 `).MatchString(out) {
+		t.Errorf("bullpen workers pools printed %s", out)
 	}
 }

@@ -101,6 +101,10 @@ func (l *ledger) check() {
 	})
 	l.checkThreads()
 	l.checkLists()
+	l.checkBatches(webhooks)
+	if l.schedule != nil {
+		l.checkSchedule()
+	}
 }
 
 // checkLists checks that every gateway lists each execution once, with the status of its record.
@@ -219,7 +223,7 @@ func (l *ledger) checkEnd(s *submission, x *observation, rec *record, felt effec
 
 // async reports whether clients of this kind do not wait for the result.
 func (k kind) async() bool {
-	return slices.Contains([]kind{kindSSE, kindPolling, kindWebhook, kindCancel}, k)
+	return slices.Contains([]kind{kindSSE, kindPolling, kindWebhook, kindCancel, kindBatch}, k)
 }
 
 // checkOutput reads the output from each gateway, once from the beginning and once from the middle.

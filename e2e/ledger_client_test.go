@@ -30,6 +30,7 @@ const (
 	kindThread    kind = "thread"
 	kindCancel    kind = "cancel" // async, then cancelled at a random time
 	kindLeaving   kind = "leaving"
+	kindBatch     kind = "batch" // an item of a batch
 )
 
 // ledgerTimeout is the timeout of each program, in seconds. Only programs that are meant to time
@@ -198,7 +199,7 @@ func (l *ledger) draw(r *rand.Rand, k kind) *submission {
 	if r.IntN(3) == 0 {
 		s.attempts = 3
 	}
-	if r.IntN(2) == 0 && k != kindLeaving {
+	if r.IntN(2) == 0 && k != kindLeaving && k != kindBatch {
 		s.key = fmt.Sprintf("%d-%s", l.seed, s.name)
 	}
 	switch {
@@ -216,6 +217,10 @@ func (l *ledger) draw(r *rand.Rand, k kind) *submission {
 // client makes submissions one after another until over is done. It follows a pending one to its
 // end, unless hard is done first.
 func (l *ledger) client(over, hard context.Context, r *rand.Rand, k kind) {
+	if k == kindBatch {
+		l.batchClient(over, hard, r)
+		return
+	}
 	for over.Err() == nil {
 		s := l.draw(r, k)
 		for again := true; again; {
@@ -516,10 +521,15 @@ func (l *ledger) getRecord(ctx context.Context, m *member, s *submission, x *obs
 		l.violate(s.name, "%s: %s: ended without a result: %s", x.id, by, r)
 		return &rec
 	}
-	l.recordOutcome(s, x, by, end{
-		rec.Status, deref(rec.Stdout), deref(rec.Stderr), deref(rec.Error), deref(rec.ErrorCode), deref(rec.ErrorMessage), *rec.ExitCode, *rec.DurationMS,
-	})
+	l.recordOutcome(s, x, by, endOfRecord(&rec))
 	return &rec
+}
+
+// endOfRecord returns the outcome in the record of an execution that has ended.
+func endOfRecord(rec *record) end {
+	return end{
+		rec.Status, deref(rec.Stdout), deref(rec.Stderr), deref(rec.Error), deref(rec.ErrorCode), deref(rec.ErrorMessage), *rec.ExitCode, *rec.DurationMS,
+	}
 }
 
 // cancel requests the cancellation of an execution until the request succeeds.

@@ -32,7 +32,8 @@ type outside struct {
 
 	mu         sync.Mutex
 	effects    map[string]map[string][]effectTime // by submission name, then by execution id
-	hooks      map[string][]hook                  // by execution id
+	hooks      map[string][]hook                  // by the id of the execution, or of the batch
+	batchHooks map[string]string                  // the id of the webhook of a batch, which is the same each time
 	impossible []violation                        // impossible arrivals
 	rejectHook func(id string, nth int) bool      // reports whether to answer an execution's nth webhook with an error
 }
@@ -64,7 +65,7 @@ const (
 func newOutside(t *testing.T, m *machine, log *eventLog) *outside {
 	t.Helper()
 	o := &outside{
-		log: log, network: m.internet, effects: map[string]map[string][]effectTime{}, hooks: map[string][]hook{},
+		log: log, network: m.internet, effects: map[string]map[string][]effectTime{}, hooks: map[string][]hook{}, batchHooks: map[string]string{},
 		rejectHook: func(id string, nth int) bool { // the first one of every other execution
 			sum := fnv.New32()
 			_, _ = io.WriteString(sum, id)
@@ -192,12 +193,19 @@ func (o *outside) hook(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Event   string
 		TraceID string `json:"trace_id"`
+		BatchID string `json:"batch_id"`
 		Result  proto.Result
 	}
 	err = json.Unmarshal(raw, &body)
-	id := r.Header.Get("webhook-id")
+	id, want := r.Header.Get("webhook-id"), proto.DeliveryID(proto.TraceID(body.TraceID))
 	o.mu.Lock()
-	if err != nil || id != proto.DeliveryID(proto.TraceID(body.TraceID)) {
+	if body.Event == proto.EventBatch {
+		if o.batchHooks[body.BatchID] == "" {
+			o.batchHooks[body.BatchID] = id
+		}
+		name, body.TraceID, want = body.BatchID, body.BatchID, o.batchHooks[body.BatchID]
+	}
+	if err != nil || id != want {
 		o.impossible = append(o.impossible, violation{name, fmt.Sprintf("webhook %s has the body %s, %v", id, raw, err)})
 	}
 	o.hooks[body.TraceID] = append(o.hooks[body.TraceID], hook{body.Result, effectTime{at: o.log.now()}})

@@ -36,7 +36,9 @@ type ledger struct {
 	all        []*submission
 	violations []violation
 	ends       outcomes
-	done       int // submissions whose outcome is known to their clients
+	batches    []string    // ids of those that were accepted
+	schedule   *tickLedger // nil for none
+	done       int         // submissions whose outcome is known to their clients
 	progressed chan struct{}
 	outages    []outage
 	injected   outcomes // faults by name
@@ -89,6 +91,8 @@ func testLedger(t *testing.T, p *programs, in topology) {
 	d := newDeployment(t, p, in)
 	d.deploy()
 	l := newLedger(t, d)
+	l.kinds = append(l.kinds, kindBatch)
+	l.newSchedule()
 	wrong := l.singleDisruptions()
 	if *ledgerPoints {
 		wrong = append(wrong, l.crashes()...)
@@ -114,6 +118,9 @@ func (l *ledger) run(wrong []disruption, cycles int) []violation {
 	defer finish()
 	for i, k := range l.kinds {
 		clients.Go(func() { l.client(over, hard, rand.New(rand.NewPCG(l.seed, uint64(i)+1)), k) })
+	}
+	if l.schedule != nil {
+		clients.Go(func() { l.watchSchedule(over, hard, rand.New(rand.NewPCG(l.seed, 994))) })
 	}
 	l.disrupt(rand.New(rand.NewPCG(l.seed, 0)), wrong, cycles)
 	finish()

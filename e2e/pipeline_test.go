@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,8 +15,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// testPipelines runs the examples, and kills the gateway that runs a pipeline when it has submitted
-// a step and has not stored that.
+// testPipelines runs the examples, and kills the gateway that runs a pipeline at points of a run: with
+// -short at two of them.
 func testPipelines(t *testing.T, p *programs) {
 	sys := &crashSystem{system: newSystem(t, p.faulty(t), topology{separate: true}, 2), died: map[fault.Point]bool{}}
 	expect := func(printed string, parts ...string) {
@@ -44,48 +46,100 @@ func testPipelines(t *testing.T, p *programs) {
 
 	testCheckout(t, sys.system)
 
-	sys.front.kill()
-	sys.startDying(t, fault.AfterStepBeforeState, sys.startFront)
-	file := `
-steps:
-  - {name: first, run: "echo ran >> log; echo $TOKEN $STORED ${#STORED} $CI $CI_STEP_NAME", secrets: [TOKEN, STORED]}
-  - {name: second, run: "cat log"}
-`
-	var run struct {
-		ID     string
-		Status proto.PipelineStatus
-		Cells  []struct {
-			Status  proto.StepStatus
-			TraceID string `json:"trace_id"`
-		}
-	}
 	if r := sys.do(http.MethodPut, "/v1/admin/secrets/STORED?org=acme", request{"value": "stored-secret-value!"}); r.status != http.StatusOK {
 		t.Fatal(r)
 	}
 	var made struct{ Key string }
 	sys.do(http.MethodPost, "/v1/admin/keys", request{"name": "ci", "org": "acme", "plan": "enterprise", "secrets": []string{"STORED"}}).into(t, &made)
-	ci := sys.with(made.Key)
+	for _, at := range fault.PipelinePoints() {
+		if !testing.Short() || at == fault.AfterStepBeforeState || at == fault.AfterKeepBeforeState {
+			sys.testPipelineCrash(t, at, made.Key)
+		}
+	}
+}
+
+// pipelineRun is a run as the API returns it.
+type pipelineRun struct {
+	ID     string
+	Status proto.PipelineStatus
+	Cells  []struct {
+		Step    string
+		Status  proto.StepStatus
+		TraceID string `json:"trace_id"`
+	}
+}
+
+// testPipelineCrash kills the only gateway at a point of a run. Each step runs once all the same, and
+// the secrets of the run are forgotten.
+func (sys *crashSystem) testPipelineCrash(t *testing.T, at fault.Point, key string) {
+	t.Helper()
+	file := `
+steps:
+  - name: first
+    run: "echo ran >> log; echo $TOKEN $STORED ${#STORED} $CI $CI_STEP_NAME"
+    secrets: [TOKEN, STORED]
+    artifacts: {log: [log]}
+    cache: {key: "` + strings.ReplaceAll(string(at), "_", "-") + `", paths: [log]}
+  - {name: second, run: "cat log; echo second >> log"}
+  - {name: apart, workspace: own, needs: [first], run: "cat log; echo apart >> log", artifacts: {log: [log]}}
+  - {name: last, needs: [second, apart], run: "cat log artifacts/apart/log"}
+`
+	sys.front.kill()
+	point := at
+	if at == fault.AfterKeepBeforeState {
+		point += ":2" // of a step whose predecessor is done
+	}
+	sys.startDying(t, point, sys.startFront)
+	ci := sys.with(key)
 	body := request{"file": file, "secrets": map[string]string{"TOKEN": "s3cret-value"}}
-	eventually(t, "the run is accepted", func() (bool, any) { // a new gateway may not know the dispatcher yet
+	var run pipelineRun
+	submit := func() (bool, any) { // a new gateway may not know the dispatcher yet
 		r, err := ci.try(t.Context(), http.MethodPost, "/v1/pipelines", body)
 		if err != nil || r.status != http.StatusCreated {
-			return false, r
+			return err != nil && at == fault.AfterRunBeforeState, r
 		}
 		r.into(t, &run)
 		return true, r
-	})
-	sys.awaitCrash(t, fault.AfterStepBeforeState, sys.front)
+	}
+	eventually(t, "the run is accepted", submit)
+	sys.awaitCrash(t, point, sys.front)
 	sys.startFront(t)
-	ci = sys.with(made.Key) // at the new address
-	eventually(t, "the run ends", func() (bool, any) {
+	ci = sys.with(key)                   // at the new address
+	if at == fault.AfterRunBeforeState { // nothing of it has started, and its client had no answer
+		var list struct{ Pipelines []pipelineRun }
+		ci.get("/v1/pipelines").into(t, &list)
+		for _, r := range list.Pipelines {
+			if r.Status == proto.PipelineRunning {
+				t.Errorf("%s: run %+v goes on", at, r)
+			}
+		}
+		eventually(t, "the run is accepted", submit)
+	}
+	eventually(t, string(at)+": the run ends", func() (bool, any) {
 		r := ci.get("/v1/pipelines/" + run.ID)
 		return r.status == http.StatusOK && json.Unmarshal(r.body, &run) == nil && run.Status != proto.PipelineRunning, r
 	})
-	if run.Status != proto.PipelineSuccess {
-		t.Fatalf("%+v", run)
+	if run.Status != proto.PipelineSuccess || len(run.Cells) != 4 {
+		t.Fatalf("%s: %+v", at, run)
 	}
-	ci.record(run.Cells[0].TraceID).succeeded(t, "*** *** 20 true first\n")
-	ci.record(run.Cells[1].TraceID).succeeded(t, "ran\n")
+	for i, stdout := range []string{"*** *** 20 true first\n", "ran\n", "ran\n", "ran\nsecond\nran\napart\n"} {
+		rec := ci.record(run.Cells[i].TraceID)
+		if run.Cells[i].Step == "apart" && rec.Stdout != nil && *rec.Stdout == "ran\nsecond\n" {
+			continue // its workspace may be that after the second step
+		}
+		rec.succeeded(t, stdout)
+	}
+	if got := ci.listed(t, url.Values{"pipeline": {run.ID}}); len(got) != len(run.Cells) {
+		t.Errorf("%s: the steps have the executions %v", at, got)
+	}
+	runs, err := sys.connectStore(t).JS.KeyValue(t.Context(), "bullpen_pipelines")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the secrets are forgotten", func() (bool, any) {
+		e, err := runs.Get(t.Context(), "def.acme."+run.ID)
+		return err == nil && !bytes.Contains(e.Value(), []byte("s3cret-value")), err
+	})
 }
 
 // testCheckout runs a pipeline with the files of a Git repository and with one of its commits, goes

@@ -27,6 +27,13 @@ func (l *tickLedger) read(t *testing.T, a *api) int {
 	t.Helper()
 	var s schedule
 	a.get("/v1/schedules/"+l.id).into(t, &s)
+	l.add(t, &s)
+	return len(l.runs)
+}
+
+// add adds the ticks in the history of s.
+func (l *tickLedger) add(t *testing.T, s *schedule) {
+	t.Helper()
 	for _, r := range s.Runs {
 		if before, known := l.runs[r.Tick]; known && before.TraceID != r.TraceID {
 			t.Errorf("tick %s started %q, then %q", r.Tick, before.TraceID, r.TraceID)
@@ -39,7 +46,6 @@ func (l *tickLedger) read(t *testing.T, a *api) int {
 			l.newest = r.Tick
 		}
 	}
-	return len(l.runs)
 }
 
 // check checks that no tick is left out, and that the executions of the schedule are

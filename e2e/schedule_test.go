@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -23,6 +24,7 @@ type scheduleRun struct {
 	Tick    time.Time
 	Outcome proto.RunOutcome
 	TraceID string `json:"trace_id"`
+	Reason  string
 }
 
 // testSchedules kills the gateway that starts the executions of a schedule with a tick each second.
@@ -73,7 +75,7 @@ func testSchedules(t *testing.T, p *programs) {
 	if late.Status != "success" || late.Stdout != "late\n" || late.CompletedAt.Before(began.Add(delay)) {
 		t.Errorf("the delayed execution, from %s: %+v", began, late)
 	}
-	sys.checkFailedTicks(second, failing, hooks)
+	sys.checkFailedTicks(second, failing, "revoked", hooks)
 	second.do(http.MethodPatch, path, request{"paused": true}).into(t, &s)
 	eventually(t, "each tick has run once", func() (bool, any) { // one may have been started meanwhile
 		r := second.execute(bash("cat runs").of("runs"))
@@ -86,6 +88,47 @@ func testSchedules(t *testing.T, p *programs) {
 	})
 	for i, r := range s.Runs {
 		if r.Outcome != proto.RunStarted || i > 0 && s.Runs[i-1].Tick.Sub(r.Tick) != time.Second {
+			t.Errorf("run %d: %+v", i, s.Runs)
+		}
+	}
+}
+
+// testScheduleWithoutSandbox loses the sandbox profile of a schedule's key, which the API refuses to
+// remove. Ticks fail visibly until there is a profile again, and then start executions.
+func testScheduleWithoutSandbox(t *testing.T, p *programs) {
+	hooks := startReceiver(t)
+	sys := newSystem(t, p, topology{separate: true}, 1, hooks.flags...)
+	owner := sys.sandboxed("nightly", request{})
+	var s schedule
+	program := bash("true").and("webhook_url", hooks.url+"/200")
+	owner.do(http.MethodPost, "/v1/schedules", request{"name": "nightly", "every": 1, "overlap": "queue", "request": program}).into(t, &s)
+	await := func(what string, outcome proto.RunOutcome) scheduleRun {
+		eventually(t, what, func() (bool, any) {
+			r := owner.get("/v1/schedules/" + s.ID)
+			s.Runs = nil // null would leave what an earlier answer had
+			r.into(t, &s)
+			return len(s.Runs) > 0 && s.Runs[0].Outcome == outcome, r
+		})
+		return s.Runs[0]
+	}
+	await("a tick started an execution", proto.RunStarted)
+	sys.do(http.MethodDelete, sandboxesPath+"/nightly", nil).rejection(t, http.StatusConflict, "conflict")
+	profiles, err := sys.connectStore(t).JS.KeyValue(t.Context(), "bullpen_profiles")
+	if err == nil {
+		err = profiles.Delete(t.Context(), "nightly")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if run := await("a tick failed", proto.RunFailed); run.TraceID != "" || !strings.Contains(run.Reason, `the sandbox "nightly" does not exist`) {
+		t.Errorf("got %+v", run)
+	}
+	sys.checkFailedTicks(owner, s.ID, `the sandbox "nightly" does not exist`, hooks)
+	sys.newSandbox("nightly", request{})
+	run := await("a tick started an execution again", proto.RunStarted)
+	owner.ended(run.TraceID).succeeded(t, "")
+	for i, r := range s.Runs {
+		if i > 0 && s.Runs[i-1].Tick.Sub(r.Tick) != time.Second {
 			t.Errorf("run %d: %+v", i, s.Runs)
 		}
 	}
@@ -105,9 +148,9 @@ func (sys *system) failingSchedule(webhook string) (id string) {
 	return s.ID
 }
 
-// checkFailedTicks checks that each failed tick of a schedule has one webhook with an id of its
-// own.
-func (sys *system) checkFailedTicks(a *api, id string, hooks *receiver) {
+// checkFailedTicks checks that each failed tick of a schedule has one webhook with the reason, and
+// with an id of its own.
+func (sys *system) checkFailedTicks(a *api, id, reason string, hooks *receiver) {
 	sys.t.Helper()
 	ids := map[string]time.Time{}
 	for len(ids) < 3 {
@@ -120,10 +163,10 @@ func (sys *system) checkFailedTicks(a *api, id string, hooks *receiver) {
 		if err := json.Unmarshal(p.body, &body); err != nil {
 			sys.t.Fatal(err)
 		}
-		if body.Event == proto.EventCompleted { // accepted before its key was revoked
+		if body.Event == proto.EventCompleted { // accepted before its ticks failed
 			continue
 		}
-		if tick, again := ids[p.id]; again && !tick.Equal(body.Tick) || body.Event != "schedule.failed" || body.ScheduleID != id || !strings.Contains(body.Reason, "revoked") {
+		if tick, again := ids[p.id]; again && !tick.Equal(body.Tick) || body.Event != "schedule.failed" || body.ScheduleID != id || !strings.Contains(body.Reason, reason) {
 			sys.t.Errorf("webhook %s: %s", p.id, p.body)
 		}
 		ids[p.id] = body.Tick
@@ -134,5 +177,49 @@ func (sys *system) checkFailedTicks(a *api, id string, hooks *receiver) {
 		if !slices.ContainsFunc(s.Runs, func(r scheduleRun) bool { return r.Tick.Equal(tick) && r.Outcome == proto.RunFailed }) {
 			sys.t.Errorf("webhook %s is about %s; the history is %+v", hook, tick, s.Runs)
 		}
+	}
+}
+
+// testDelayed lists an execution before it starts, and cancels it then.
+func testDelayed(t *testing.T, a *api) {
+	name := "delayed-" + rand.Text()
+	at := time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond)
+	program := bash("echo never").and("run_at", at.Format(time.RFC3339Nano), "metadata", request{"test": name})
+	id := a.submit(program)
+	list := func(status string) []string {
+		var page struct {
+			Executions []struct {
+				TraceID   string    `json:"trace_id"`
+				Status    string    `json:"status"`
+				RunAt     time.Time `json:"run_at"`
+				QueuedMS  int64     `json:"queued_ms"`
+				Completed *string   `json:"completed_at"`
+			}
+			Complete bool
+		}
+		query := "/v1/executions?metadata.test=" + name + "&status=" + status
+		eventually(t, "the index has read the execution", func() (bool, any) {
+			r := a.get(query)
+			r.into(t, &page)
+			return page.Complete, r
+		})
+		ids := []string{}
+		for _, e := range page.Executions {
+			if !e.RunAt.Equal(at) || e.QueuedMS != 0 || (e.Completed == nil) != (status == "queued") {
+				t.Errorf("listed %+v", e)
+			}
+			ids = append(ids, e.TraceID)
+		}
+		return ids
+	}
+	if got := list("queued"); !slices.Equal(got, []string{id}) || len(list("running")) > 0 {
+		t.Errorf("listed %v", got)
+	}
+	if r := a.do(http.MethodPost, execution(id, "cancel"), nil); r.status != http.StatusAccepted {
+		t.Errorf("cancel: %s", r)
+	}
+	a.ended(id).failed(t, "cancelled", "cancelled", "")
+	if got := list("cancelled"); !slices.Equal(got, []string{id}) || len(list("queued")) > 0 {
+		t.Errorf("after the cancellation %v are listed", got)
 	}
 }

@@ -204,7 +204,7 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 	job := &proto.Job{
 		Meta: proto.Meta{
 			TraceID: id, Org: c.key.Org, Key: c.key.ID, Mode: mode, Profile: profile.Name,
-			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(),
+			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(), Architecture: sandbox.Architecture,
 			WebhookURL: webhookURL, RequestID: c.requestID, ClientID: c.id, UserAgent: c.userAgent,
 			CreatedAt: now.UTC(), RunAt: runAt,
 			Concurrent: proto.LimitOf(c.plan.Concurrent), MaxQueued: proto.LimitOf(c.plan.MaxQueued), Weight: c.plan.Weight, KeyConcurrent: c.plan.keyConcurrent, HasSecrets: len(bound) > 0,
@@ -360,7 +360,7 @@ func (s *Server) waitUntil(ctx context.Context, id proto.TraceID, watch Watch, d
 // expiredInQueue frees the idempotency key of an execution that never ran, and returns the error
 // for the client.
 func (s *Server) expiredInQueue(ctx context.Context, x *admitted) error {
-	err := s.noWorkerFree(ctx)
+	err := s.noWorkerFree(ctx, x)
 	if x.submission == nil {
 		return err
 	}
@@ -371,7 +371,7 @@ func (s *Server) expiredInQueue(ctx context.Context, x *admitted) error {
 }
 
 // noWorkerFree returns the error for a client whose execution was withdrawn. It matches errExpired.
-func (s *Server) noWorkerFree(ctx context.Context) error {
+func (s *Server) noWorkerFree(ctx context.Context, x *admitted) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	stats, err := s.Jobs.Stats(ctx)
@@ -379,7 +379,11 @@ func (s *Server) noWorkerFree(ctx context.Context) error {
 		s.Log.WarnContext(ctx, "statistics of the queue missing, Retry-After is a guess", "error", err)
 	}
 	org := infoOf(ctx).key.Org
-	message := "no worker was free in time; the execution was withdrawn and will not run; send it again"
+	worker := "worker"
+	if x.submission != nil && x.submission.Job.Architecture != "" {
+		worker = x.submission.Job.Architecture + " worker"
+	}
+	message := "no " + worker + " was free in time; the execution was withdrawn and will not run; send it again"
 	if slices.Contains(stats.AtShare, org) {
 		message = "other organisations submit executions too, and this one has all slots that it may have meanwhile; " +
 			"the execution was withdrawn and will not run; send it again when another one has ended"

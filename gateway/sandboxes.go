@@ -46,7 +46,9 @@ func (s *Server) resolve(ctx context.Context, p *proto.Profile, language proto.L
 	if _, err := image.Interpreter(language); err != nil {
 		return proto.Sandbox{}, err
 	}
-	return p.Sandbox(image.Digest), nil
+	sandbox := p.Sandbox(image.Digest)
+	sandbox.Architecture = image.Architecture
+	return sandbox, nil
 }
 
 // readProfile decodes a profile from the body of a request. If the path has a name, the body may

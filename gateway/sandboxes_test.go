@@ -194,7 +194,7 @@ func TestKeyIsBoundToASandbox(t *testing.T) {
 func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
-	h.registry.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	h.registry.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Architecture: "arm64", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
 	h.do("POST", sandboxPath, `{"name":"web","image":"py","cpu":0.5,"memory":"64MiB","pids":20,"disk":{"home":"2MiB","tmp":"3MiB","inodes":300},
 		"network":{"policy":"allowlist","allow":["pypi.org"]},"env":{"A":"profile","B":"profile"},"output":7,
 		"preload":["numpy","matplotlib.pyplot"],"system_calls":["cachestat"]}`).want(201, "")
@@ -204,11 +204,11 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 		"network":{"policy":"unrestricted"},"profile":"default","pids":9999,"isolation":"strict","preload":["os"],"system_calls":["process_madvise"]}`).want(200, "")
 	job := h.jobOf(a)
 	want := proto.Sandbox{
-		Image: "py", ImageDigest: "sha256:1", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
+		Image: "py", ImageDigest: "sha256:1", Architecture: "arm64", CPU: 0.5, Memory: 64 << 20, Pids: 20, HomeBytes: 2 << 20, TmpBytes: 3 << 20, Inodes: 300,
 		Network: proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org"}}, OutputBytes: 7,
 		Preload: []string{"numpy", "matplotlib.pyplot"}, SystemCalls: []string{"cachestat"},
 	}
-	if d := cmp.Diff(want, job.Sandbox); d != "" || job.Profile != "web" || job.Image != "py" {
+	if d := cmp.Diff(want, job.Sandbox); d != "" || job.Profile != "web" || job.Image != "py" || job.Architecture != "arm64" {
 		t.Errorf("%s, %s: %s", job.Profile, job.Image, d)
 	}
 	if d := cmp.Diff(map[string]string{"A": "profile", "B": "request", "C": "request"}, job.Env); d != "" {
@@ -223,7 +223,7 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 		t.Errorf("after the profile became strict: %+v", job)
 	}
 	h.do("PUT", sandboxPath+"/web", `{"pids":30}`).want(200, "")
-	if job := h.jobOf(user.execute(hello).want(200, "")); job.Sandbox.Pids != 30 || job.Sandbox.Isolation != "" || job.Sandbox.Image != "" || len(job.Env) != 0 {
+	if job := h.jobOf(user.execute(hello).want(200, "")); job.Sandbox.Pids != 30 || job.Sandbox.Isolation != "" || job.Sandbox.Image != "" || job.Architecture != "" || len(job.Env) != 0 {
 		t.Errorf("after the profile was replaced: %+v", job)
 	}
 	if job := h.jobOf(h.execute(hello).want(200, "")); job.Profile != "default" || !cmp.Equal(job.Sandbox, proto.DefaultSandbox()) {

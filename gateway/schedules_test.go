@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -172,6 +174,26 @@ func TestInvalidSchedules(t *testing.T) {
 		`{"name":"a","every":60,"request":{"code":"1","language":"cobol"}}`:                 "request.language must be",
 		`{"name":"a","every":60,"request":{"code":"1","tiemout":1}}`:                        "request.tiemout is not known here",
 		`{"name":"a","every":60,"overlap":"wait",` + request + `}`:                          "overlap must be one of skip, queue, replace",
+		`{"name":"a","every":60,"overlap":1,` + request + `}`:                               "overlap must be a string",
+		`{"name":7,"every":60,` + request + `}`:                                             "name must be a string",
+		`{"name":"a","cron":60,` + request + `}`:                                            "cron must be a string",
+		`{"name":"a","every":"60",` + request + `}`:                                         "every must be",
+		`{"name":"a","every":0,` + request + `}`:                                            "every must be 1 to 31536000",
+		`{"name":"a","every":-60,` + request + `}`:                                          "every must be 1 to 31536000",
+		`{"name":"a","every":31536001,` + request + `}`:                                     "every must be 1 to 31536000",
+		`{"name":"a","every":60,"interval":60,` + request + `}`:                             "interval is not known here",
+		`{"name":"a","every":60,"jitter":-1,` + request + `}`:                               "jitter must be 0 to 3600",
+		`{"name":"a","every":60,"jitter":3601,` + request + `}`:                             "jitter must be 0 to 3600",
+		`{"name":"a","every":60,"jitter":"90",` + request + `}`:                             "jitter must be a number of seconds",
+		`{"name":"a","every":60,"jitter":true,` + request + `}`:                             "jitter must be a number of seconds",
+		`{"name":"a","every":60,"missed":"never",` + request + `}`:                          "missed must be one of none, last, all",
+		`{"name":"a","every":60,"missed":false,` + request + `}`:                            "missed must be a string",
+		`{"name":"a","every":60,"paused":"true",` + request + `}`:                           "paused must be true or false",
+		`{"name":"a","every":60,"paused":1,` + request + `}`:                                "paused must be true or false",
+		`{"name":"a","every":60,"time_zone":"",` + request + `}`:                            "time_zone must not be empty",
+		`{"name":"a","every":60,"time_zone":1,` + request + `}`:                             "time_zone must be a string",
+		`{"name":"a","every":60,"request":[]}`:                                              "request must be an object",
+		`{"name":"a","every":60,"request":{"code":"1","delay":5}}`:                          "request must have neither run_at nor delay",
 		`{"name":"a","every":60,"request":{"code":"` + strings.Repeat("x", 256<<10) + `"}}`: "request must be at most 262144 bytes",
 	} {
 		r := h.do("POST", "/v1/schedules", body).want(400, "validation_error")
@@ -179,9 +201,61 @@ func TestInvalidSchedules(t *testing.T) {
 			t.Errorf("%.80s: %s", body, message)
 		}
 	}
+	// A change is checked in the same way, and one that is refused changes nothing.
+	made := h.do("POST", "/v1/schedules", `{"name":"a","every":60,`+request+`}`).want(201, "").json()
+	path := "/v1/schedules/" + made["id"].(string)
+	for body, want := range map[string]string{
+		`{"jitter":3601}`:                                         "jitter must be 0 to 3600",
+		`{"missed":"never","paused":true}`:                        "missed must be one of",
+		`{"paused":"no"}`:                                         "paused must be true or false",
+		`{"cron":""}`:                                             "cron must not be empty",
+		`{"cron":"* * * * *","every":60}`:                         "every must not be given together with cron",
+		`{"name":"","paused":true}`:                               "name must be 1 to 128",
+		`{"request":{"language":"python"}}`:                       "request.code must be",
+		`{"request":{"code":"1","run_at":""}}`:                    "request.run_at must be",
+		`{"paused":true,"request":{"code":"1","timeout":100000}}`: "timeout is above the maximum",
+	} {
+		r := h.do("PATCH", path, body)
+		if message := r.json()["message"].(string); r.status != 400 && r.status != 429 || !strings.HasPrefix(message, want) {
+			t.Errorf("%s: %d %s", body, r.status, message)
+		}
+	}
+	after := h.do("GET", path, "").want(200, "").json()
+	delete(after, "next")
+	delete(made, "next")
+	if !cmp.Equal(after, made) {
+		t.Errorf("refused changes made %s", cmp.Diff(made, after))
+	}
 	free := h.in(t)
 	free.key = h.stub.addKey("small", "free", asUser)
 	free.do("POST", "/v1/schedules", `{"name":"a","every":60,`+request+`}`).want(429, "rate_limited")
+}
+
+// A change of what a schedule executes counts from the next tick on, under the key that created the
+// schedule.
+func TestScheduleGetsAnotherRequest(t *testing.T) {
+	h, stub := newScheduleHarness(t)
+	made := h.do("POST", "/v1/schedules", `{"name":"a","cron":"0 3 * * *","jitter":5,"request":{"language":"bash","code":"echo old","timeout":20,"env_vars":{"A":"1"}}}`).want(201, "").json()
+	path := "/v1/schedules/" + made["id"].(string)
+	other := h.in(t)
+	other.key = h.stub.addKey("acme", "pro", asUser)
+	changed := other.do("PATCH", path, `{"request":{"language":"python","code":"print(2)"}}`).want(200, "").json()
+	if r := changed["request"].(map[string]any); r["code"] != "print(2)" || r["language"] != "python" || r["timeout"] != 60.0 || r["env_vars"] != nil && len(r["env_vars"].(map[string]any)) > 0 {
+		t.Errorf("the request is %v", r)
+	}
+	if changed["name"] != "a" || changed["cron"] != "0 3 * * *" || changed["jitter"] != 5.0 || changed["key_id"] != made["key_id"] || changed["created_at"] != made["created_at"] {
+		t.Errorf("changed to %v", changed)
+	}
+	id, refused, err := h.server.StartScheduled(t.Context(), &stub.stored[0], time.Unix(1e9, 0))
+	if err != nil || refused != "" {
+		t.Fatal(refused, err)
+	}
+	now := proto.TraceID(other.do("POST", path+"/run", "").want(202, "").json()["trace_id"].(string))
+	for _, id := range []proto.TraceID{id, now} {
+		if job := h.stub.runs[id].job; job.Code != "print(2)" || job.Language != proto.Python || job.Key != made["key_id"] || job.Timeout != 60 || len(job.Env) != 0 {
+			t.Errorf("job %+v", job)
+		}
+	}
 }
 
 // A tick that cannot start an execution any more has a reason. One that may is tried again.

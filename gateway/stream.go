@@ -205,7 +205,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 		case withdrawErr != nil: // it may still start
 			s.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.id, "error", withdrawErr)
 		case record.ExpiredInQueue():
-			return first, s.noWorkerFree(ctx)
+			return first, s.noWorkerFree(ctx, x)
 		}
 		first, err = s.nextUntil(ctx, tail, x.deadline)
 	}

@@ -21,7 +21,7 @@ func (s *workerStub) Pools(context.Context) ([]proto.Pool, error) {
 	return []proto.Pool{
 		{Name: "default"},
 		{
-			Name: "gpu", Capabilities: []string{"disk"}, WorkerSlots: 8, Workers: 1, Slots: 8, Queued: 40, Running: 8, MeanSeconds: 2.5, OldestWait: 0.5,
+			Name: "gpu", Capabilities: []string{"disk"}, Architecture: "amd64", WorkerSlots: 8, Workers: 1, Slots: 8, Queued: 40, Running: 8, MeanSeconds: 2.5, OldestWait: 0.5,
 			Desired: &proto.DesiredWorkers{Workers: 2, Slots: 16, Reason: "demand"},
 		},
 	}, nil
@@ -38,12 +38,12 @@ func (s *workerStub) Drain(_ context.Context, name string, drain bool) (proto.Wo
 func TestWorkers(t *testing.T) {
 	h := newHarness(t)
 	h.server.Workers = &workerStub{proto.Worker{
-		Name: "node-1", Pool: "gpu", Version: "v1", StartedAt: time.Unix(1e9, 0), Slots: 8, Running: 3, Capabilities: []string{"disk", "language:python"},
+		Name: "node-1", Pool: "gpu", Version: "v1", StartedAt: time.Unix(1e9, 0), Slots: 8, Running: 3, Capabilities: []string{"disk", "language:python"}, Architecture: "arm64",
 		Languages: map[proto.Language]string{proto.Python: "3.11"}, Images: 2, Threads: 40, Machine: proto.Machine{CPUs: 4, CPUsBusy: 1.5, Memory: 10, MemoryAvailable: 5},
 	}}
 	want := map[string]any{
 		"name": "node-1", "pool": "gpu", "version": "v1", "started_at": "2001-09-09T01:46:40.000Z", "slots": 8.0, "running": 3.0, "draining": false,
-		"capabilities": []any{"disk", "language:python"}, "languages": map[string]any{"python": "3.11"}, "cached_images": 2.0, "cached_threads": 40.0,
+		"capabilities": []any{"disk", "language:python"}, "architecture": "arm64", "languages": map[string]any{"python": "3.11"}, "cached_images": 2.0, "cached_threads": 40.0,
 		"machine": map[string]any{"cpus": 4.0, "cpus_busy": 1.5, "memory": 10.0, "memory_available": 5.0},
 	}
 	if list := h.do("GET", "/v1/admin/workers", "").want(200, "").json(); !reflect.DeepEqual(list, map[string]any{"workers": []any{want}}) {
@@ -68,11 +68,11 @@ func TestAutoscale(t *testing.T) {
 	h.server.Workers = &workerStub{}
 	want := map[string]any{"pools": []any{
 		map[string]any{
-			"name": "default", "capabilities": []any{}, "worker_slots": 0.0, "workers": 0.0, "slots": 0.0, "queued": 0.0, "running": 0.0,
+			"name": "default", "capabilities": []any{}, "architecture": nil, "worker_slots": 0.0, "workers": 0.0, "slots": 0.0, "queued": 0.0, "running": 0.0,
 			"mean_seconds": 0.0, "oldest_wait_seconds": 0.0, "desired": nil,
 		},
 		map[string]any{
-			"name": "gpu", "capabilities": []any{"disk"}, "worker_slots": 8.0, "workers": 1.0, "slots": 8.0, "queued": 40.0, "running": 8.0,
+			"name": "gpu", "capabilities": []any{"disk"}, "architecture": "amd64", "worker_slots": 8.0, "workers": 1.0, "slots": 8.0, "queued": 40.0, "running": 8.0,
 			"mean_seconds": 2.5, "oldest_wait_seconds": 0.5, "desired": map[string]any{"workers": 2.0, "slots": 16.0, "reason": "demand"},
 		},
 	}}

@@ -18,12 +18,15 @@ const (
 
 // Image describes a root file system of sandboxes in the registry.
 type Image struct {
-	Name         string              `json:"name"`
-	Digest       string              `json:"digest"`        // of the stored form; see [ValidImageDigest]
-	Size         int64               `json:"size"`          // bytes stored
-	UnpackedSize int64               `json:"unpacked_size"` // bytes of all files
-	Languages    map[Language]string `json:"languages"`     // the absolute path of each interpreter inside the image
-	Env          map[string]string   `json:"env"`           // the variables of [ImageEnv] that the image sets
+	Name         string `json:"name"`
+	Digest       string `json:"digest"`        // of the stored form; see [ValidImageDigest]
+	Size         int64  `json:"size"`          // bytes stored
+	UnpackedSize int64  `json:"unpacked_size"` // bytes of all files
+	// Architecture is that of the interpreters in Go's terms, such as "amd64", or empty if all are
+	// scripts.
+	Architecture string              `json:"architecture,omitempty"`
+	Languages    map[Language]string `json:"languages"` // the absolute path of each interpreter inside the image
+	Env          map[string]string   `json:"env"`       // the variables of [ImageEnv] that the image sets
 	CreatedAt    time.Time           `json:"created_at"`
 }
 

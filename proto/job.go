@@ -5,20 +5,21 @@ import "time"
 // Sandbox is the environment and the limits of a program, resolved from a [Profile] when the job is
 // accepted. Workers look nothing up.
 type Sandbox struct {
-	Image       string    `json:"image,omitempty"`        // as in a [Profile]
-	ImageDigest string    `json:"image_digest,omitempty"` // of an image in the registry
-	CPU         float64   `json:"cpu"`                    // cores
-	Memory      int64     `json:"memory"`                 // bytes
-	Pids        int       `json:"pids"`                   // processes and threads
-	HomeBytes   int64     `json:"home_bytes"`             // size limit of the home directory
-	TmpBytes    int64     `json:"tmp_bytes"`              // size limit of /tmp
-	Inodes      int64     `json:"inodes"`                 // in the home directory, and again in /tmp
-	Network     Network   `json:"network"`
-	OutputBytes int       `json:"output_bytes"`           // per stream, kept in the result
-	OpenFiles   int       `json:"open_files,omitempty"`   // of each process; 0 is [DefaultOpenFiles]
-	Isolation   Isolation `json:"isolation,omitempty"`    // as in a [Profile]
-	Preload     []string  `json:"preload,omitempty"`      // as in a [Profile]
-	SystemCalls []string  `json:"system_calls,omitempty"` // as in a [Profile]
+	Image        string    `json:"image,omitempty"`        // as in a [Profile]
+	ImageDigest  string    `json:"image_digest,omitempty"` // of an image in the registry
+	Architecture string    `json:"architecture,omitempty"` // of that [Image]
+	CPU          float64   `json:"cpu"`                    // cores
+	Memory       int64     `json:"memory"`                 // bytes
+	Pids         int       `json:"pids"`                   // processes and threads
+	HomeBytes    int64     `json:"home_bytes"`             // size limit of the home directory
+	TmpBytes     int64     `json:"tmp_bytes"`              // size limit of /tmp
+	Inodes       int64     `json:"inodes"`                 // in the home directory, and again in /tmp
+	Network      Network   `json:"network"`
+	OutputBytes  int       `json:"output_bytes"`           // per stream, kept in the result
+	OpenFiles    int       `json:"open_files,omitempty"`   // of each process; 0 is [DefaultOpenFiles]
+	Isolation    Isolation `json:"isolation,omitempty"`    // as in a [Profile]
+	Preload      []string  `json:"preload,omitempty"`      // as in a [Profile]
+	SystemCalls  []string  `json:"system_calls,omitempty"` // as in a [Profile]
 }
 
 // DefaultOpenFiles is the limit of open files of a sandbox that sets none.
@@ -46,25 +47,26 @@ func (s *Sandbox) OnDisk() bool {
 
 // Meta describes an execution without its program, from submission to the end of its retention.
 type Meta struct {
-	TraceID     TraceID           `json:"trace_id"`
-	Org         string            `json:"org"`
-	Key         string            `json:"key"` // the API key's id, never the key
-	Mode        Mode              `json:"mode"`
-	Language    Language          `json:"language"`
-	Timeout     int               `json:"timeout"`           // seconds
-	Profile     string            `json:"profile,omitempty"` // the name of the sandbox profile
-	Image       string            `json:"image,omitempty"`   // of the job's Sandbox
-	Network     NetworkPolicy     `json:"network,omitempty"` // of the job's Sandbox
-	Disk        bool              `json:"disk,omitempty"`    // the result of Sandbox.OnDisk
-	Prefer      string            `json:"prefer,omitempty"`  // the worker that may have the thread's home cached; it gets the job if it has a free slot
-	MaxAttempts int               `json:"max_attempts"`
-	Metadata    map[string]string `json:"metadata,omitempty"`
-	ThreadID    string            `json:"thread_id,omitempty"`
-	WebhookURL  string            `json:"webhook_url,omitempty"`
-	RequestID   string            `json:"request_id,omitempty"`
-	ClientID    string            `json:"client_id,omitempty"`
-	UserAgent   string            `json:"user_agent,omitempty"`
-	CreatedAt   time.Time         `json:"created_at"`
+	TraceID      TraceID           `json:"trace_id"`
+	Org          string            `json:"org"`
+	Key          string            `json:"key"` // the API key's id, never the key
+	Mode         Mode              `json:"mode"`
+	Language     Language          `json:"language"`
+	Timeout      int               `json:"timeout"`                // seconds
+	Profile      string            `json:"profile,omitempty"`      // the name of the sandbox profile
+	Image        string            `json:"image,omitempty"`        // of the job's Sandbox
+	Network      NetworkPolicy     `json:"network,omitempty"`      // of the job's Sandbox
+	Disk         bool              `json:"disk,omitempty"`         // the result of Sandbox.OnDisk
+	Architecture string            `json:"architecture,omitempty"` // of the job's Sandbox
+	Prefer       string            `json:"prefer,omitempty"`       // the worker that may have the thread's home cached; it gets the job if it has a free slot
+	MaxAttempts  int               `json:"max_attempts"`
+	Metadata     map[string]string `json:"metadata,omitempty"`
+	ThreadID     string            `json:"thread_id,omitempty"`
+	WebhookURL   string            `json:"webhook_url,omitempty"`
+	RequestID    string            `json:"request_id,omitempty"`
+	ClientID     string            `json:"client_id,omitempty"`
+	UserAgent    string            `json:"user_agent,omitempty"`
+	CreatedAt    time.Time         `json:"created_at"`
 	// RunAt is when the job enters the queue; zero for at once.
 	RunAt time.Time `json:"run_at,omitzero"`
 	// QueueDeadline is when the job is withdrawn if no worker has started it.

@@ -7,10 +7,11 @@ const DefaultPool = "default"
 // from its first worker on, also while it has none.
 type Pool struct {
 	Name         string   `json:"name"`
-	Capabilities []string `json:"capabilities"` // of the worker that joined last; empty in a pool that never had a worker
-	WorkerSlots  int      `json:"worker_slots"` // of the worker that joined last; 0 in a pool that never had a worker
-	Workers      int      `json:"workers"`      // live ones that do not drain
-	Slots        int      `json:"slots"`        // of those
+	Capabilities []string `json:"capabilities"`           // of the worker that joined last; empty in a pool that never had a worker
+	Architecture string   `json:"architecture,omitempty"` // of the worker that joined last, as in [Worker]
+	WorkerSlots  int      `json:"worker_slots"`           // of the worker that joined last; 0 in a pool that never had a worker
+	Workers      int      `json:"workers"`                // live ones that do not drain
+	Slots        int      `json:"slots"`                  // of those
 	// Queued are the executions that the pool is to run and that could run at once if there were
 	// slots: the limits of their organisations and keys allow it.
 	Queued  int `json:"queued"`

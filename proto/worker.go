@@ -4,17 +4,20 @@ import "time"
 
 // Worker describes a live worker.
 type Worker struct {
-	Name         string              `json:"name"` // unique to the process
-	Pool         string              `json:"pool"`
-	Version      string              `json:"version"`
-	StartedAt    time.Time           `json:"started_at"`
-	Slots        int                 `json:"slots"`
-	Running      int                 `json:"running"`      // executions that were assigned to the slots
-	Draining     bool                `json:"draining"`     // no executions are assigned
-	Capabilities []string            `json:"capabilities"` // what its slots can run, such as "network" or "language:python"
-	Languages    map[Language]string `json:"languages"`    // the versions of the runtimes outside of images
-	Images       int                 `json:"images"`       // unpacked ones that are kept
-	Threads      int                 `json:"threads"`      // homes that are kept
+	Name         string    `json:"name"` // unique to the process
+	Pool         string    `json:"pool"`
+	Version      string    `json:"version"`
+	StartedAt    time.Time `json:"started_at"`
+	Slots        int       `json:"slots"`
+	Running      int       `json:"running"`      // executions that were assigned to the slots
+	Draining     bool      `json:"draining"`     // no executions are assigned
+	Capabilities []string  `json:"capabilities"` // what its slots can run, such as "network" or "language:python"
+	// Architecture is that of its machine in Go's terms, such as "amd64". Empty for a worker of an older
+	// version.
+	Architecture string              `json:"architecture,omitempty"`
+	Languages    map[Language]string `json:"languages"` // the versions of the runtimes outside of images
+	Images       int                 `json:"images"`    // unpacked ones that are kept
+	Threads      int                 `json:"threads"`   // homes that are kept
 	Machine      Machine             `json:"machine"`
 }
 

@@ -146,13 +146,13 @@ func (c *imageRmCommand) Run(ctx context.Context, s streams) error {
 
 func printImages(p *page, images ...client.Image) {
 	const shown = len("sha256:") + 12
-	p.row("NAME", "DIGEST", "STORED", "UNPACKED", "INTERPRETERS", "CREATED")
+	p.row("NAME", "DIGEST", "STORED", "UNPACKED", "ARCH", "INTERPRETERS", "CREATED")
 	for _, i := range images {
 		var paths []string
 		for _, l := range slices.Sorted(maps.Keys(i.Languages)) {
 			paths = append(paths, i.Languages[l])
 		}
-		p.row(i.Name, fmt.Sprintf("%.*s", shown, i.Digest), mib(i.Size), mib(i.UnpackedSize), strings.Join(paths, " "), i.CreatedAt)
+		p.row(i.Name, fmt.Sprintf("%.*s", shown, i.Digest), mib(i.Size), mib(i.UnpackedSize), i.Architecture, strings.Join(paths, " "), i.CreatedAt)
 	}
 }
 

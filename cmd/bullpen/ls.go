@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/url"
 	"time"
 
@@ -14,15 +13,15 @@ import (
 
 type lsCommand struct {
 	remote    `embed:""`
-	Status    string   `short:"s" placeholder:"STATUS" help:"Only executions with this status: queued, running, success, failed, timeout, oom, seccomp or cancelled."`
-	Language  string   `name:"lang" short:"l" placeholder:"LANG" help:"Only programs in this language."`
-	Mode      string   `placeholder:"MODE" help:"Only executions submitted in this mode: inline, streaming or webhook, which is async."`
-	Thread    string   `short:"t" placeholder:"THREAD" help:"Only executions in this thread."`
-	KeyID     string   `name:"key-id" placeholder:"KEY" help:"Only executions under the API key of this id."`
-	Schedule  string   `placeholder:"SCHEDULE" help:"Only executions that this schedule started."`
-	Batch     string   `placeholder:"BATCH" help:"Only executions of this batch."`
-	Pipeline  string   `placeholder:"RUN" help:"Only executions of this run of a pipeline."`
-	RequestID string   `name:"request-id" placeholder:"ID" help:"Only executions that this request submitted."`
+	Status    *string  `short:"s" placeholder:"STATUS" help:"Only executions with this status: queued, running, success, failed, timeout, oom, seccomp or cancelled."`
+	Language  *string  `name:"lang" short:"l" placeholder:"LANG" help:"Only programs in this language."`
+	Mode      *string  `placeholder:"MODE" help:"Only executions submitted in this mode: inline, streaming or webhook, which is async."`
+	Thread    *string  `short:"t" placeholder:"THREAD" help:"Only executions in this thread."`
+	KeyID     *string  `name:"key-id" placeholder:"KEY" help:"Only executions under the API key of this id."`
+	Schedule  *string  `placeholder:"SCHEDULE" help:"Only executions that this schedule started."`
+	Batch     *string  `placeholder:"BATCH" help:"Only executions of this batch."`
+	Pipeline  *string  `placeholder:"RUN" help:"Only executions of this run of a pipeline."`
+	RequestID *string  `name:"request-id" placeholder:"ID" help:"Only executions that this request submitted."`
 	Metadata  []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Only executions with this metadata. Repeatable."`
 	After     moment   `placeholder:"TIME" help:"Only executions created at this time or later: RFC 3339, or how long ago, such as 2h."`
 	Before    moment   `placeholder:"TIME" help:"Only executions created before this time, likewise."`
@@ -70,11 +69,11 @@ func (c *lsCommand) filters() (url.Values, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, value := range map[string]string{
+	for name, value := range map[string]*string{
 		"status": c.Status, "language": c.Language, "delivery_mode": c.Mode, "thread_id": c.Thread, "key": c.KeyID, "schedule": c.Schedule, "batch": c.Batch, "pipeline": c.Pipeline, "request_id": c.RequestID,
 	} {
-		if value != "" {
-			query.Set(name, value)
+		if value != nil { // the server refuses "", which an unset variable of a script may be
+			query.Set(name, *value)
 		}
 	}
 	for name, at := range map[string]moment{"created_after": c.After, "created_before": c.Before} {
@@ -96,8 +95,8 @@ func (c *lsCommand) Run(ctx context.Context, s streams) error {
 	for {
 		err := request(s, &c.remote, func(api *client.Client) (*client.Executions, json.RawMessage, error) {
 			list, err := api.List(ctx, filters, c.Limit)
-			if err == nil && c.Watch && s.terminal {
-				_, err = io.WriteString(s.out, clearScreen)
+			if err == nil && c.Watch {
+				err = s.clear()
 			}
 			if err == nil && !list.Complete {
 				s.errorf("the index of executions is behind; the newest changes may be missing")

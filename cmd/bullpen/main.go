@@ -59,6 +59,17 @@ func (s streams) progressf(format string, args ...any) {
 	}
 }
 
+// clearScreen moves to the upper left corner of a terminal and clears it.
+const clearScreen = "\x1b[H\x1b[J"
+
+// clear clears the screen if standard output is a terminal.
+func (s streams) clear() (err error) {
+	if f, ok := s.out.(*os.File); ok && isTerminal(f) {
+		_, err = io.WriteString(f, clearScreen)
+	}
+	return err
+}
+
 func isTerminal(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0

@@ -56,6 +56,11 @@ func TestScripts(t *testing.T) {
 			env.Setenv("BULLPEN_URL", server.URL)
 			env.Setenv("BULLPEN_API_KEY", stubKey)
 			env.Setenv("TZ", "UTC")
+			schema, err := filepath.Abs(filepath.Join("..", "..", "scheduler", "pipelines", "spec", "schema.json"))
+			env.Setenv("SCHEMA", schema)
+			if err != nil {
+				return fmt.Errorf("find the schema: %w", err)
+			}
 			return nil
 		},
 	})

@@ -44,7 +44,7 @@ type stub struct {
 
 func stubWorker(draining string) string {
 	return `{"name":"node-1","pool":"gpu","version":"v1","started_at":"2026-01-02T03:04:05.000Z","slots":8,"running":3,"draining":` + draining +
-		`,"capabilities":["disk"],"languages":{"python":"3.11","bash":"5.2"},"cached_images":2,"cached_threads":40,` +
+		`,"capabilities":["architecture:arm64","disk"],"architecture":"arm64","languages":{"python":"3.11","bash":"5.2"},"cached_images":2,"cached_threads":40,` +
 		`"machine":{"cpus":4,"cpus_busy":2.46,"memory":34359738368,"memory_available":25769803776}}`
 }
 
@@ -81,6 +81,10 @@ func (s *stub) handler() http.Handler {
 	s.cancelled = make(chan struct{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/sandbox/execute", s.execute)
+	mux.HandleFunc("GET /v1/executions", func(w http.ResponseWriter, r *http.Request) {
+		s.record(r, nil)
+		_, _ = io.WriteString(w, `{"executions":[],"next_cursor":null,"complete":true}`)
+	})
 	mux.HandleFunc("GET /v1/executions/{id}", s.get)
 	mux.HandleFunc("GET /v1/executions/{id}/output", s.output)
 	mux.HandleFunc("POST /v1/executions/{id}/cancel", s.cancel)
@@ -146,8 +150,8 @@ func (s *stub) handler() http.Handler {
 		_, _ = io.WriteString(w, `{"workers":[`+stubWorker("false")+`]}`)
 	})
 	mux.HandleFunc("GET /v1/admin/autoscale", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"pools":[{"name":"default","capabilities":[],"worker_slots":0,"workers":0,"slots":0,"queued":0,"running":0,`+
-			`"mean_seconds":0,"oldest_wait_seconds":0,"desired":null},{"name":"gpu","capabilities":["disk"],"worker_slots":8,"workers":1,"slots":8,`+
+		_, _ = io.WriteString(w, `{"pools":[{"name":"default","capabilities":[],"architecture":null,"worker_slots":0,"workers":0,"slots":0,"queued":0,"running":0,`+
+			`"mean_seconds":0,"oldest_wait_seconds":0,"desired":null},{"name":"gpu","capabilities":["architecture:arm64","disk"],"architecture":"arm64","worker_slots":8,"workers":1,"slots":8,`+
 			`"queued":40,"running":8,"mean_seconds":2.5,"oldest_wait_seconds":12.34,"desired":{"workers":2,"slots":16,"reason":"demand"}}]}`)
 	})
 	mux.HandleFunc("POST /v1/admin/workers/node-1/drain", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stubWorker("true")) })
@@ -447,7 +451,7 @@ func (s *stub) sandboxPreload(w http.ResponseWriter, r *http.Request) {
 }
 
 const stubImage = `{"name":"tiny","digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","size":1048576,"unpacked_size":1572864,` +
-	`"languages":{"bash":"/bin/bash"},"env":{},"created_at":"2026-01-02T03:04:05.000Z"}`
+	`"architecture":"amd64","languages":{"bash":"/bin/bash"},"env":{},"created_at":"2026-01-02T03:04:05.000Z"}`
 
 func stubKeyJSON(revokedAt, key string) string {
 	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","scopes":["execute","read","files"],"global":false,"sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -17,9 +16,6 @@ import (
 
 // watchEvery is how often workers report.
 const watchEvery = 2 * time.Second
-
-// clearScreen moves to the upper left corner of a terminal and clears it.
-const clearScreen = "\x1b[H\x1b[J"
 
 type workersCommands struct {
 	List    workersListCommand    `cmd:"" default:"withargs" help:"List the live workers (default)."`
@@ -37,8 +33,8 @@ func (c *workersListCommand) Run(ctx context.Context, s streams) error {
 	list := func() error {
 		return request(s, &c.remote, func(api *client.Client) ([]client.Worker, json.RawMessage, error) {
 			list, err := api.Workers(ctx)
-			if err == nil && c.Watch && s.terminal {
-				_, err = io.WriteString(s.out, clearScreen)
+			if err == nil && c.Watch {
+				err = s.clear()
 			}
 			return decoded(list, err)
 		}, func(p *page, list []client.Worker) { printWorkers(p, list...) })
@@ -56,7 +52,7 @@ func (c *workersListCommand) Run(ctx context.Context, s streams) error {
 }
 
 func printWorkers(p *page, list ...client.Worker) {
-	p.row("NAME", "POOL", "STATE", "RUNNING", "BUSY CPUS", "FREE MEMORY", "THREADS", "IMAGES", "LANGUAGES", "VERSION")
+	p.row("NAME", "POOL", "STATE", "RUNNING", "ARCH", "BUSY CPUS", "FREE MEMORY", "THREADS", "IMAGES", "LANGUAGES", "VERSION")
 	for _, w := range list {
 		state := "ready"
 		if w.Draining {
@@ -64,7 +60,7 @@ func printWorkers(p *page, list ...client.Worker) {
 		}
 		m := w.Machine
 		gib := func(n int64) float64 { return float64(n) / float64(proto.GiB) }
-		p.row(w.Name, w.Pool, state, fmt.Sprintf("%d of %d", w.Running, w.Slots), fmt.Sprintf("%.1f of %d", m.CPUsBusy, m.CPUs),
+		p.row(w.Name, w.Pool, state, fmt.Sprintf("%d of %d", w.Running, w.Slots), w.Architecture, fmt.Sprintf("%.1f of %d", m.CPUsBusy, m.CPUs),
 			fmt.Sprintf("%.1f of %.1f GiB", gib(m.MemoryAvailable), gib(m.Memory)), w.Threads, w.Images,
 			strings.Join(slices.Sorted(maps.Keys(w.Languages)), ","), w.Version)
 	}
@@ -83,13 +79,13 @@ func (c *workersPoolsCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.Pool, json.RawMessage, error) {
 		return decoded(api.Pools(ctx))
 	}, func(p *page, list []client.Pool) {
-		p.row("POOL", "WORKERS", "WANTED", "REASON", "SLOTS", "RUNNING", "QUEUED", "OLDEST", "MEAN")
+		p.row("POOL", "ARCH", "WORKERS", "WANTED", "REASON", "SLOTS", "RUNNING", "QUEUED", "OLDEST", "MEAN")
 		for _, one := range list {
 			wanted, reason := "-", "-"
 			if one.Desired != nil {
 				wanted, reason = strconv.Itoa(one.Desired.Workers), one.Desired.Reason
 			}
-			p.row(one.Name, one.Workers, wanted, reason, one.Slots, one.Running, one.Queued,
+			p.row(one.Name, one.Architecture, one.Workers, wanted, reason, one.Slots, one.Running, one.Queued,
 				fmt.Sprintf("%.1f s", one.OldestWait), fmt.Sprintf("%.2f s", one.MeanSeconds))
 		}
 	})

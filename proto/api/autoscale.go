@@ -8,6 +8,7 @@ type Pool struct {
 
 	Name         string          `json:"name"`
 	Capabilities []string        `json:"capabilities" doc:"Of the worker that joined last. Empty in a pool that never had a worker."`
+	Architecture *string         `json:"architecture" enum:"amd64,arm64" doc:"Of the worker that joined last. null in a pool that never had a worker, or whose worker has an older version."`
 	WorkerSlots  int             `json:"worker_slots" minimum:"0" doc:"Slots of the worker that joined last. 0 in a pool that never had a worker."`
 	Workers      int             `json:"workers" minimum:"0" doc:"Live workers that do not drain."`
 	Slots        int             `json:"slots" minimum:"0" doc:"Of those."`
@@ -37,7 +38,7 @@ func NewAutoscale(pools []proto.Pool) Autoscale {
 	list := make([]Pool, len(pools))
 	for i, p := range pools {
 		list[i] = Pool{
-			Name: p.Name, Capabilities: p.Capabilities, WorkerSlots: p.WorkerSlots, Workers: p.Workers, Slots: p.Slots,
+			Name: p.Name, Capabilities: p.Capabilities, Architecture: optional(p.Architecture), WorkerSlots: p.WorkerSlots, Workers: p.Workers, Slots: p.Slots,
 			Queued: p.Queued, Running: p.Running, MeanSeconds: p.MeanSeconds, OldestWait: p.OldestWait,
 		}
 		if p.Capabilities == nil {

@@ -8,6 +8,7 @@ type Image struct {
 	Digest       string            `json:"digest" pattern:"^sha256:[0-9a-f]{64}$"`
 	Size         int64             `json:"size" doc:"Bytes stored."`
 	UnpackedSize int64             `json:"unpacked_size" doc:"Bytes of all files."`
+	Architecture *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its interpreters: only workers of it run programs in the image. null if all interpreters are scripts: any worker does."`
 	Languages    map[string]string `json:"languages" doc:"The path of each interpreter inside the image. Programs in other languages are refused."`
 	Env          map[string]string `json:"env" doc:"Environment variables that the image sets for programs."`
 	CreatedAt    Time              `json:"created_at"`
@@ -24,5 +25,8 @@ func NewImage(i *proto.Image) Image {
 	for language, path := range i.Languages {
 		languages[string(language)] = path
 	}
-	return Image{i.Name, i.Digest, i.Size, i.UnpackedSize, languages, i.Env, Time{i.CreatedAt}}
+	return Image{
+		Name: i.Name, Digest: i.Digest, Size: i.Size, UnpackedSize: i.UnpackedSize, Architecture: optional(i.Architecture),
+		Languages: languages, Env: i.Env, CreatedAt: Time{i.CreatedAt},
+	}
 }

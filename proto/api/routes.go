@@ -680,7 +680,7 @@ func sandboxRoutes() []Route {
 	profileName := "The profile's name."
 	preloadError := "python3 cannot be a zygote: its stderr: ModuleNotFoundError: No module named 'nump'"
 	image := Image{
-		Name: "py-3.14", Digest: "sha256:adb423b46835f52cf4e01a0a8d8eea76f122296d8332f46d137e615c3cfd223c", Size: 77594624, UnpackedSize: 239075328,
+		Name: "py-3.14", Digest: "sha256:adb423b46835f52cf4e01a0a8d8eea76f122296d8332f46d137e615c3cfd223c", Size: 77594624, UnpackedSize: 239075328, Architecture: new("amd64"),
 		Languages: map[string]string{"bash": "/usr/bin/bash", "node": "/usr/local/bin/node", "python": "/usr/bin/python3"},
 		Env:       map[string]string{"LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}, CreatedAt: Time{exampleTime()},
 	}
@@ -771,15 +771,15 @@ func secretRoutes() []Route {
 func workerRoutes() []Route {
 	worker := NewWorker(&proto.Worker{
 		Name: "node-1-AbCdEfGh", Pool: proto.DefaultPool, Version: "v1.0.0", StartedAt: exampleTime(), Slots: 8, Running: 3,
-		Capabilities: []string{"disk", "images", "language:bash", "language:python", "network", "threads"},
-		Languages:    map[proto.Language]string{proto.Bash: "GNU bash, version 5.2.15", proto.Python: "Python 3.11.2"}, Images: 2, Threads: 40,
+		Capabilities: []string{"architecture:amd64", "disk", "images", "language:bash", "language:python", "network", "secrets", "threads"}, Architecture: "amd64",
+		Languages: map[proto.Language]string{proto.Bash: "GNU bash, version 5.2.15", proto.Python: "Python 3.11.2"}, Images: 2, Threads: 40,
 		Machine: proto.Machine{CPUs: 8, CPUsBusy: 2.5, Memory: 32 << 30, MemoryAvailable: 24 << 30},
 	})
 	draining := worker
 	draining.Draining = true
 	name := "The worker's name."
 	pools := NewAutoscale([]proto.Pool{{
-		Name: proto.DefaultPool, Capabilities: worker.Capabilities, WorkerSlots: 8, Workers: 2, Slots: 16, Queued: 120, Running: 16,
+		Name: proto.DefaultPool, Capabilities: worker.Capabilities, Architecture: "amd64", WorkerSlots: 8, Workers: 2, Slots: 16, Queued: 120, Running: 16,
 		MeanSeconds: 2.5, OldestWait: 12.4, Desired: &proto.DesiredWorkers{Workers: 5, Slots: 40, Reason: "demand"},
 	}})
 	return []Route{

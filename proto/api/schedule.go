@@ -20,7 +20,7 @@ type ScheduleRequest struct {
 
 	Name     *string              `json:"name,omitempty" minLength:"1" maxLength:"128" doc:"For people. Needed for a new schedule."`
 	Cron     *string              `json:"cron,omitempty" doc:"A cron expression of 5 fields, or of 6 with the seconds first, or @hourly, @daily, @weekly, @monthly or @yearly. If both days are restricted, either is sufficient. A schedule has cron or every; the one that is given replaces the other."`
-	TimeZone *string              `json:"time_zone,omitempty" default:"UTC" doc:"The IANA time zone of cron. A time that is skipped when the clock is put forward counts an hour later; one that is repeated counts once, unless the expression matches every hour."`
+	TimeZone *string              `json:"time_zone,omitempty" default:"UTC" minLength:"1" doc:"The IANA time zone of cron. A time that is skipped when the clock is put forward counts an hour later; one that is repeated counts once, unless the expression matches every hour."`
 	Every    *proto.Seconds       `json:"every,omitempty" minimum:"1" maximum:"31536000" doc:"Seconds between two ticks, counted from the creation."`
 	Jitter   *proto.Seconds       `json:"jitter,omitempty" default:"0" minimum:"0" maximum:"3600" doc:"Each tick is later by a part of these seconds, which differs between schedules and ticks."`
 	Overlap  *proto.OverlapPolicy `json:"overlap,omitempty" default:"skip" doc:"At a tick while the previous execution has not ended. skip: nothing starts. queue: the tick waits, up to 50 of them. replace: the previous execution is cancelled."`
@@ -38,6 +38,9 @@ func (r *ScheduleRequest) Validate() error {
 	}
 	if r.Cron != nil && r.Every != nil {
 		return proto.FieldErrorf("every", "must not be given together with cron")
+	}
+	if r.TimeZone != nil && *r.TimeZone == "" {
+		return proto.FieldErrorf("time_zone", "must not be empty; leave it out for UTC")
 	}
 	if r.Request == nil {
 		return nil

@@ -11,7 +11,8 @@ type Worker struct {
 	Slots        int               `json:"slots" minimum:"0" doc:"How many executions it runs at once."`
 	Running      int               `json:"running" minimum:"0" doc:"Executions in its slots."`
 	Draining     bool              `json:"draining" doc:"It finishes its executions and gets no others."`
-	Capabilities []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, network, disk, threads."`
+	Capabilities []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets."`
+	Architecture *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its machine. It runs no programs in images of another one. null for a worker of an older version."`
 	Languages    map[string]string `json:"languages" doc:"The versions of the machine's own runtimes, for sandboxes without an image."`
 	Images       int               `json:"cached_images" minimum:"0" doc:"Unpacked images on its disk."`
 	Threads      int               `json:"cached_threads" minimum:"0" doc:"Homes of threads on its disk."`
@@ -41,7 +42,7 @@ func NewWorker(w *proto.Worker) Worker {
 	}
 	return Worker{
 		Name: w.Name, Pool: w.Pool, Version: w.Version, StartedAt: Time{w.StartedAt}, Slots: w.Slots, Running: w.Running, Draining: w.Draining,
-		Capabilities: w.Capabilities, Languages: languages, Images: w.Images, Threads: w.Threads,
+		Capabilities: w.Capabilities, Architecture: optional(w.Architecture), Languages: languages, Images: w.Images, Threads: w.Threads,
 		Machine: Machine{CPUs: w.Machine.CPUs, CPUsBusy: w.Machine.CPUsBusy, Memory: w.Machine.Memory, MemoryAvailable: w.Machine.MemoryAvailable},
 	}
 }

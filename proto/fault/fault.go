@@ -4,8 +4,8 @@
 //
 //	BULLPEN_CRASH_AT=POINT[:N]  kills the process the Nth time it passes the point; N is 1 by default
 //
-// A name that is not among [Points], [BatchPoints], [SchedulePoints] or [AuditPoints] ends
-// the process when it starts, with exit code 2.
+// A name that is not among [Points], [BatchPoints], [SchedulePoints], [PipelinePoints] or
+// [AuditPoints] ends the process when it starts, with exit code 2.
 package fault
 
 // Point is a step of an execution at which a process can die. Its name states the last completed
@@ -55,9 +55,6 @@ const (
 	// AfterPostBeforeRecord is in the webhook dispatcher: the receiver has answered, and the
 	// attempt is not recorded.
 	AfterPostBeforeRecord Point = "after_post_before_record"
-	// AfterStepBeforeState is in the gateway that runs pipelines: the execution of a step is
-	// accepted, and the state of the run does not name it.
-	AfterStepBeforeState Point = "after_step_before_state"
 )
 
 // Points of batches.
@@ -96,6 +93,30 @@ const AfterChangeBeforeOutcome Point = "after_change_before_outcome"
 // AuditPoints returns the points of administrative acts.
 func AuditPoints() []Point { return []Point{AfterChangeBeforeOutcome} }
 
+// Points of pipelines.
+const (
+	// AfterRunBeforeState is in the gateway: the definition of a new run and its files are stored, and
+	// it has no state.
+	AfterRunBeforeState Point = "after_run_before_state"
+	// AfterPrepareBeforeStep is in the runner: the workspace of a cell is ready, and its execution is
+	// not submitted.
+	AfterPrepareBeforeStep Point = "after_prepare_before_step"
+	// AfterStepBeforeState is in the runner: the execution of a cell is accepted, and the state of the
+	// run does not name it.
+	AfterStepBeforeState Point = "after_step_before_state"
+	// AfterKeepBeforeState is in the runner: the artifacts and the cache of a cell that has ended are
+	// stored, and the state of the run says that it runs.
+	AfterKeepBeforeState Point = "after_keep_before_state"
+	// AfterEndBeforeForget is in the runner: the state says that the run has ended, and its secrets
+	// are still stored.
+	AfterEndBeforeForget Point = "after_end_before_forget"
+)
+
+// PipelinePoints returns the points of pipelines.
+func PipelinePoints() []Point {
+	return []Point{AfterRunBeforeState, AfterPrepareBeforeStep, AfterStepBeforeState, AfterKeepBeforeState, AfterEndBeforeForget}
+}
+
 // SchedulePoints returns the points of schedules.
 func SchedulePoints() []Point {
 	return []Point{AfterDueBeforeTick, AfterTickBeforeState, AfterRefusalBeforeState, AfterStateBeforeNextTick}
@@ -111,6 +132,6 @@ func Points() []Point {
 	return []Point{
 		AfterJobBeforeReply, AfterAcceptBeforeAnswer, AfterAssign, AfterTakeBeforeClaim, AfterClaimBeforeStart, AfterOutputBeforeResult,
 		AfterSaveBeforePending, AfterPendingBeforeCommit, AfterCommitBeforeResult, AfterResultBeforeAck, AfterFenceBeforeLost, AfterResultBeforeDelivery,
-		AfterDeliveryBeforeJobRemoved, AfterPostBeforeRecord, AfterStepBeforeState,
+		AfterDeliveryBeforeJobRemoved, AfterPostBeforeRecord,
 	}
 }

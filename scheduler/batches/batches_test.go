@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
@@ -52,6 +53,35 @@ func TestBatchRunsToItsEnd(t *testing.T) {
 	if err := p.Remove(w.ctx, b.Org, b.ID); err != nil || len(w.blobs.stored) != 0 {
 		t.Errorf("%d blobs stay after the removal: %v", len(w.blobs.stored), err)
 	}
+}
+
+// The clock of the gateway that accepted a batch may differ by days from the engine's, and may have
+// been set since. The batch runs to its end, and is kept from then on.
+func TestBatchOfAnotherClock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.held["past0"] = true
+	p := w.process("p")
+	var made []*proto.Batch
+	for name, ahead := range map[string]time.Duration{"past": -48 * time.Hour, "future": 48 * time.Hour} {
+		b := w.create(p, name, 20, func(b *proto.Batch) { b.CreatedAt = b.CreatedAt.Add(ahead) })
+		made = append(made, b)
+		w.until(p, b, "its items have ended", func(_ *proto.Batch, s *proto.BatchState) bool { return s.Counts.Succeeded >= 19 })
+	}
+	p.stop()
+	p = w.process("next")
+	for id := range w.submitted {
+		if rec, _, err := w.st.Record(w.ctx, id); err == nil && !rec.Status.Terminal() {
+			w.release(id)
+		}
+	}
+	for _, b := range made {
+		s := w.untilStatus(p, b, proto.BatchCompleted)
+		if s.Counts.Succeeded != 20 || s.Rate < 0 || time.Since(s.EndedAt) < 0 || time.Since(s.EndedAt) > time.Hour {
+			t.Errorf("%+v", s)
+		}
+	}
+	w.checkOnce(40)
 }
 
 // Engines end and begin while a batch runs, and submissions have every kind of answer. Each item

@@ -38,13 +38,13 @@ func cellIndexes(p *proto.Pipeline) (all []cellIndex) {
 }
 
 // decide changes the state of a run as far as it follows from what has ended: cells that can start
-// are running then, others are skipped or cancelled, and the run ends once all of them have. It
-// reports whether it changed anything.
-func decide(p *proto.Pipeline, s *proto.PipelineState, now time.Time) (changed bool) {
+// are running then, others are skipped or cancelled, and the run ends once all of them have. Cells
+// are cancelled from the deadline on. decide reports whether it changed anything.
+func decide(p *proto.Pipeline, s *proto.PipelineState, now, deadline time.Time) (changed bool) {
 	if s.Status != proto.PipelineRunning {
 		return false
 	}
-	if !s.Cancelling && !now.Before(s.Deadline) {
+	if !s.Cancelling && !now.Before(deadline) {
 		s.Cancelling, changed = true, true
 		s.Reason = "the run did not end within its timeout of " + time.Duration(p.Timeout).String()
 	}

@@ -58,7 +58,7 @@ steps:
 		letters := map[S]string{
 			proto.StepWaiting: "w", proto.StepRunning: "r", ok: "s", fail: "f", proto.StepSkipped: "k", proto.StepCancelled: "c",
 		}
-		for decide(p, s, p.CreatedAt) {
+		for decide(p, s, p.CreatedAt, s.Deadline) {
 			for i, status := range test.ended {
 				if s.Cells[i].Status == proto.StepRunning {
 					s.Cells[i].Status = status
@@ -92,13 +92,13 @@ func TestDecideEnds(t *testing.T) {
 		"timeout":   {false, late, proto.PipelineFailed, "the run did not end within its timeout of 1m0s"},
 	} {
 		s := newState(p)
-		decide(p, s, p.CreatedAt)
+		decide(p, s, p.CreatedAt, s.Deadline)
 		s.Cancelling = test.cancel
-		if !decide(p, s, test.at) || s.Status != proto.PipelineRunning || s.Cells[1].Status != proto.StepCancelled {
+		if !decide(p, s, test.at, s.Deadline) || s.Status != proto.PipelineRunning || s.Cells[1].Status != proto.StepCancelled {
 			t.Errorf("%s: %+v", name, s)
 		}
 		s.Cells[0].Status = proto.StepCancelled
-		if !decide(p, s, test.at) || s.Status != test.status || s.Reason != test.reason || decide(p, s, test.at) {
+		if !decide(p, s, test.at, s.Deadline) || s.Status != test.status || s.Reason != test.reason || decide(p, s, test.at, s.Deadline) {
 			t.Errorf("%s: %+v", name, s)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/pipelines/spec"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -86,6 +87,7 @@ func (p *Pipelines) Create(ctx context.Context, run *proto.Pipeline, prepare fun
 		}
 		return nil, err
 	}
+	fault.Here(fault.AfterRunBeforeState)
 	state := newState(run)
 	return state, p.states.Create(ctx, stateKey(run.Org, run.ID), state)
 }

@@ -47,14 +47,22 @@ type Runner struct {
 	Instance   string        // unique to this process
 	Log        *slog.Logger
 
-	mu          sync.Mutex
-	handled     map[string]bool            // runs that are being handled now
-	definitions map[string]*proto.Pipeline // of runs that have not ended
+	mu      sync.Mutex
+	handled map[string]bool     // runs that are being handled now
+	known   map[string]knownRun // runs that have not ended
+}
+
+// knownRun is what a process keeps of a run that it handles.
+type knownRun struct {
+	*proto.Pipeline
+	// deadline is that of the state when the process first handled the run. It has a monotonic clock:
+	// a step of the wall clock neither ends a run early nor late.
+	deadline time.Time
 }
 
 // Run campaigns and runs pipelines until ctx is done. It always returns nil.
 func (r *Runner) Run(ctx context.Context) error {
-	r.handled, r.definitions = map[string]bool{}, map[string]*proto.Pipeline{}
+	r.handled, r.known = map[string]bool{}, map[string]knownRun{}
 	elector := leader.Elector{Store: r.Store, Name: "pipelines", Instance: r.Instance, Log: r.Log}
 	elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error {
 		var running sync.WaitGroup
@@ -181,7 +189,10 @@ func (r *Runner) end(id string) {
 
 // handle takes a run as far as it gets now.
 func (r *Runner) handle(ctx context.Context, s *proto.PipelineState) error {
-	p, err := r.definition(ctx, s)
+	p, err := r.knownRun(ctx, s)
+	if errors.Is(err, proto.ErrNotFound) {
+		return r.endLost(ctx, s)
+	}
 	if err != nil {
 		return err
 	}
@@ -196,26 +207,54 @@ func (r *Runner) handle(ctx context.Context, s *proto.PipelineState) error {
 	}
 }
 
-func (r *Runner) definition(ctx context.Context, s *proto.PipelineState) (*proto.Pipeline, error) {
+func (r *Runner) knownRun(ctx context.Context, s *proto.PipelineState) (knownRun, error) {
 	r.mu.Lock()
-	p := r.definitions[s.ID]
+	known, ok := r.known[s.ID]
 	r.mu.Unlock()
-	if p != nil {
-		return p, nil
+	if ok {
+		return known, nil
 	}
 	p, err := r.Pipelines.Definition(ctx, s.Org, s.ID)
 	if err != nil {
-		return nil, err
+		return known, err
 	}
+	known = knownRun{p, time.Now().Add(time.Until(s.Deadline))}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.definitions[s.ID] = p
-	return p, nil
+	r.known[s.ID] = known
+	return known, nil
+}
+
+// endLost ends a run whose definition is gone: nobody knows its steps any more. Another clock than
+// that of its gateway may have made it look as if it were never created.
+func (r *Runner) endLost(ctx context.Context, s *proto.PipelineState) error {
+	for i := range s.Cells {
+		if id := s.Cells[i].TraceID; id != "" && !s.Cells[i].Status.Ended() {
+			if _, err := r.Executions.Cancel(ctx, id); err != nil && !errors.Is(err, proto.ErrNotFound) {
+				return fmt.Errorf("cancel %s: %w", id, err)
+			}
+		}
+	}
+	_, err := r.Pipelines.states.Update(ctx, stateKey(s.Org, s.ID), func(old *proto.PipelineState) (*proto.PipelineState, error) {
+		if old == nil || old.Status != proto.PipelineRunning {
+			return nil, nil
+		}
+		lost, now := clone(old), time.Now().UTC()
+		lost.Status, lost.EndedAt, lost.Reason = proto.PipelineFailed, now, "the definition of the run is gone from the store of this server"
+		for i := range lost.Cells {
+			if c := &lost.Cells[i]; !c.Status.Ended() {
+				c.Status, c.EndedAt = proto.StepCancelled, now
+			}
+		}
+		return lost, nil
+	})
+	return err
 }
 
 // step stores what has happened to a run since its state was stored. It reports whether there was
 // something.
-func (r *Runner) step(ctx context.Context, p *proto.Pipeline) (changed bool, err error) {
+func (r *Runner) step(ctx context.Context, known knownRun) (changed bool, err error) {
+	p := known.Pipeline
 	key := stateKey(p.Org, p.ID)
 	old, revision, err := r.Pipelines.states.Read(ctx, key)
 	if err != nil || old.Status != proto.PipelineRunning {
@@ -234,7 +273,7 @@ func (r *Runner) step(ctx context.Context, p *proto.Pipeline) (changed bool, err
 			failed = fmt.Errorf("cell %d: %w", i, err)
 		}
 	}
-	if decide(p, s, time.Now().UTC()) {
+	if decide(p, s, time.Now().UTC(), known.deadline) {
 		changed = true
 	}
 	if !changed {
@@ -244,8 +283,9 @@ func (r *Runner) step(ctx context.Context, p *proto.Pipeline) (changed bool, err
 		return false, err
 	}
 	if s.Status != proto.PipelineRunning {
+		fault.Here(fault.AfterEndBeforeForget)
 		r.mu.Lock()
-		delete(r.definitions, p.ID)
+		delete(r.known, p.ID)
 		r.mu.Unlock()
 		r.Log.Info("pipeline ended", "run", p.ID, "org", p.Org, "status", s.Status, "cells", len(s.Cells),
 			"duration_ms", s.EndedAt.Sub(s.CreatedAt).Milliseconds())
@@ -285,6 +325,7 @@ func (r *Runner) cell(ctx context.Context, p *proto.Pipeline, s *proto.PipelineS
 	if err != nil && !isRefused {
 		return false, err
 	}
+	fault.Here(fault.AfterKeepBeforeState)
 	c.Thread = thread
 	applyRecord(c, record)
 	if isRefused && c.Status == proto.StepSuccess {
@@ -332,6 +373,7 @@ func (r *Runner) start(ctx context.Context, p *proto.Pipeline, s *proto.Pipeline
 		if err != nil {
 			return false, err
 		}
+		fault.Here(fault.AfterPrepareBeforeStep)
 	}
 	id, refused, err := r.Executions.StartStep(ctx, p, at[i].step, at[i].cell, workspace(p, step, i))
 	if _, full := errors.AsType[*proto.Rejection](err); full && s.Cancelling { // so it was not started before

@@ -291,6 +291,123 @@ func TestNoStepTwice(t *testing.T) {
 	}
 }
 
+// runner returns a runner that is not elected.
+func (w *world) runner() *pipelines.Runner {
+	w.t.Helper()
+	p, err := pipelines.Open(w.ctx, w.st, storetest.Log(w.t))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r := &pipelines.Runner{Pipelines: p, Executions: w.executions, Threads: w.files, Store: w.st, Retention: w.retention, Log: storetest.Log(w.t)}
+	r.Init()
+	return r
+}
+
+// Two processes handle a run at the same time, as after a leader that hung. Each step runs once, and
+// the state names its execution.
+func TestTwoRunnersAtOnce(t *testing.T) {
+	const file = `
+steps:
+  - {name: build, run: x, cache: {key: deps, paths: [out]}, artifacts: {all: [out]}}
+  - {name: test, run: x, matrix: {k: [1, 2, 3, 4, 5, 6]}, artifacts: {result: [out/test*]}}
+  - {name: lint, run: x, workspace: own}
+  - {name: report, run: x, needs: [test, lint], artifacts: {all: [out]}}
+`
+	for round := range 5 {
+		w := newWorld(t)
+		ran := w.result
+		w.result = func(step string) proto.Status {
+			if step == "lint" && round%2 == 1 {
+				return proto.StatusFailed
+			}
+			return ran(step)
+		}
+		one, two := w.runner(), w.runner()
+		run := w.start(one.Pipelines, file)
+		var both sync.WaitGroup
+		for _, r := range []*pipelines.Runner{one, two} {
+			both.Go(func() {
+				for {
+					s, err := r.Pipelines.Get(w.ctx, run.Org, run.ID)
+					if err == nil && ended(s) {
+						return
+					}
+					if err == nil {
+						err = r.Handle(w.ctx, s)
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		both.Wait()
+		s, err := one.Pipelines.Get(w.ctx, run.Org, run.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[bool]proto.PipelineStatus{false: proto.PipelineSuccess, true: proto.PipelineFailed}[round%2 == 1]
+		if s.Status != want {
+			t.Errorf("%+v", s)
+		}
+		seen := map[proto.TraceID]bool{}
+		for i, c := range s.Cells {
+			if skipped := c.Status == proto.StepSkipped; skipped != (c.TraceID == "") || c.TraceID != "" && seen[c.TraceID] {
+				t.Errorf("cell %d: %+v", i, c)
+			}
+			seen[c.TraceID] = true
+		}
+		for key, id := range w.started {
+			if !seen[id] {
+				t.Errorf("%s was started as %s, which no cell names", key, id)
+			}
+		}
+		if !w.files.has("ci-cache-deps", "out/build0") || !w.files.has(run.ID+"-0", "out/build0") {
+			t.Errorf("%v", w.files.files)
+		}
+	}
+}
+
+// The clock of the gateway that created a run may differ from the leader's, and may be set while the
+// run goes on.
+func TestClockOfARun(t *testing.T) {
+	w := newWorld(t)
+	w.result = func(string) proto.Status { return proto.StatusRunning }
+	r := w.runner()
+	run := w.start(r.Pipelines, "timeout: 60\nsteps: [{name: a, run: x}]")
+	s, err := r.Pipelines.Get(w.ctx, run.Org, run.ID)
+	if err == nil {
+		err = r.Handle(w.ctx, s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadline := r.Deadline(run.ID)
+	if left := time.Until(deadline); left <= 0 || left > time.Minute || !strings.Contains(deadline.String(), " m=") {
+		t.Errorf("the deadline %s is in %s, or has no monotonic clock", deadline, left)
+	}
+}
+
+// A run whose definition is gone ends, and says why.
+func TestLostDefinition(t *testing.T) {
+	w := newWorld(t)
+	w.result = func(string) proto.Status { return proto.StatusRunning }
+	p, stop := w.process("one")
+	run := w.start(p, diamond)
+	w.await(p, run, "a step runs", func(s *proto.PipelineState) bool { return s.Cells[0].TraceID != "" })
+	stop()
+	if err := w.st.Pipelines.Delete(w.ctx, "def.acme."+run.ID); err != nil {
+		t.Fatal(err)
+	}
+	p, _ = w.process("two")
+	s := w.await(p, run, "the run ends", ended)
+	if s.Status != proto.PipelineFailed || !strings.Contains(s.Reason, "definition of the run is gone") || s.Cells[0].Status != proto.StepCancelled ||
+		w.records[s.Cells[0].TraceID].Status != proto.StatusCancelled {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestCancelAndRemove(t *testing.T) {
 	w := newWorld(t)
 	w.retention = -time.Second

@@ -20,11 +20,30 @@ const (
 // CapabilityLanguage returns the capability to run programs in a language.
 func CapabilityLanguage(l proto.Language) string { return "language:" + string(l) }
 
+// CapabilityArchitecture returns the capability to run programs in images of an architecture, which
+// has Go's name.
+func CapabilityArchitecture(name string) string { return architecturePrefix + name }
+
+const architecturePrefix = "architecture:"
+
+// architectureOf returns the architecture among capabilities, or "" if there is none.
+func architectureOf(capabilities []string) string {
+	for _, name := range capabilities {
+		if arch, ok := strings.CutPrefix(name, architecturePrefix); ok {
+			return arch
+		}
+	}
+	return ""
+}
+
 // needsOf returns the capabilities that a job needs, in a fixed order.
 func needsOf(m *proto.Meta) []string {
 	needs := []string{CapabilityLanguage(m.Language)}
 	if m.Image != "" {
 		needs[0] = CapabilityImages
+	}
+	if m.Architecture != "" {
+		needs = append(needs, CapabilityArchitecture(m.Architecture))
 	}
 	if m.Disk {
 		needs = append(needs, CapabilityDisk)

@@ -140,7 +140,9 @@ func (t *term) demand(now time.Time) []proto.Pool {
 	t.pools.of(proto.DefaultPool) // it exists before the first worker
 	found := make(map[string]*proto.Pool, len(t.pools.byName))
 	for name, p := range t.pools.byName {
-		found[name] = &proto.Pool{Name: name, Capabilities: p.Capabilities, WorkerSlots: p.WorkerSlots, MeanSeconds: p.Duration.Value()}
+		found[name] = &proto.Pool{
+			Name: name, Capabilities: p.Capabilities, Architecture: architectureOf(p.Capabilities), WorkerSlots: p.WorkerSlots, MeanSeconds: p.Duration.Value(),
+		}
 	}
 	for _, w := range t.workers {
 		if p := found[w.pool]; p != nil && !w.info.Draining {

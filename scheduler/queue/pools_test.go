@@ -3,7 +3,9 @@ package queue_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/autoscale"
@@ -116,4 +118,56 @@ func TestAutoscaler(t *testing.T) {
 		p := w.pools()[proto.DefaultPool]
 		return p.Desired != nil && p.Desired.Workers == 1 && p.Desired.Slots == 2
 	})
+}
+
+// A job of an image waits for a worker of the image's architecture, and counts for a pool that had
+// one.
+func TestJobWaitsForItsArchitecture(t *testing.T) {
+	w := newWorld(t)
+	python := queue.CapabilityLanguage(proto.Python)
+	start := func(name string, total int) *host {
+		s := w.newSlots(w.server, name, total, python, queue.CapabilityImages, queue.CapabilityArchitecture(name))
+		s.Pool = name
+		return w.run(s)
+	}
+	arm := start("arm64", 1)
+	inImage := func() *proto.Job {
+		job := storetest.Job("acme", "k", proto.ModeAsync)
+		job.Image, job.Architecture = "py", "amd64"
+		return job
+	}
+	waiting := w.submit(inImage())
+	other := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
+	l := w.take(arm) // the dispatcher knows the worker
+	if l.Job().TraceID != other {
+		t.Fatalf("a worker of arm64 got %+v", l.Job())
+	}
+	w.claim(l)
+	if rec, err := w.queue.Lookup(w.ctx, waiting); err != nil || rec.Status != proto.StatusQueued {
+		t.Errorf("%+v, %v", rec, err)
+	}
+	if p := w.pools()["arm64"]; p.Architecture != "arm64" || p.Queued != 0 || p.Running != 1 {
+		t.Errorf("the only pool is of another architecture: %+v", p)
+	}
+	late := inImage()
+	late.QueueDeadline = late.CreatedAt.Add(10 * time.Millisecond)
+	if rec := w.wait(w.submit(late)); !strings.Contains(*rec.Result.ErrorMessage, "No worker with images and architecture:amd64 was available") {
+		t.Errorf("expired with %q", *rec.Result.ErrorMessage)
+	}
+
+	full := start("amd64", 0)
+	w.eventually("the job counts for the pool of its architecture", func() bool {
+		p := w.pools()["amd64"]
+		return p.Architecture == "amd64" && p.Queued == 1
+	})
+	full.stop()
+	amd := start("amd64", 1)
+	if l := w.take(amd); l.Job().TraceID != waiting {
+		t.Errorf("got %s", l.Job().TraceID)
+	}
+	for _, listed := range w.workers() {
+		if listed.Architecture != listed.Pool {
+			t.Errorf("got %+v", listed)
+		}
+	}
 }

@@ -318,7 +318,10 @@ func TestJobWaitsForCapabilitiesOfItsSandbox(t *testing.T) {
 		need         func(job *proto.Job)
 		capabilities []string
 	}{
-		"image":   {func(j *proto.Job) { j.Image, j.Sandbox.Image = "py", "py" }, []string{queue.CapabilityImages}}, // without the language
+		"image": {func(j *proto.Job) { j.Image, j.Sandbox.Image = "py", "py" }, []string{queue.CapabilityImages}}, // without the language
+		"architecture": {
+			func(j *proto.Job) { j.Image, j.Architecture = "py", "amd64" }, []string{queue.CapabilityImages, queue.CapabilityArchitecture("amd64")},
+		},
 		"network": {func(j *proto.Job) { j.Network = proto.NetworkAllowlist }, []string{language, queue.CapabilityNetwork}},
 		"disk":    {func(j *proto.Job) { j.Disk = true }, []string{queue.CapabilityDisk, language}},
 		"thread":  {func(j *proto.Job) { j.ThreadID = "t" }, []string{queue.CapabilityThreads, language}},

@@ -40,6 +40,7 @@ func (t *term) answerWorkers(m *nats.Msg) {
 		info := w.info
 		info.Name, info.Pool, info.Slots, info.Running = name, w.pool, w.slots, len(w.held)+len(w.used)
 		info.Capabilities = slices.Sorted(maps.Keys(w.capabilities))
+		info.Architecture = architectureOf(info.Capabilities)
 		if list = append(list, info); len(list) == maxWorkers {
 			break
 		}

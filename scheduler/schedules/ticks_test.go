@@ -76,6 +76,7 @@ func TestSchedulesWithoutTicks(t *testing.T) {
 		{"", "Mars/Olympus", "time_zone must be"},
 		{"", "../../etc/passwd", "time_zone must be"},
 		{"", "Local", "time_zone must be"},
+		{"* * * * *", "Europe/Berlin ", "time_zone must be"},
 		{"* * *", "UTC", "cron must be an expression"},
 		{"61 * * * *", "UTC", "cron must be an expression"},
 		{"0 0 L * *", "UTC", "cron must be an expression"},

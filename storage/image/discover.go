@@ -85,6 +85,20 @@ func (t *Tree) discover(env map[string]string) map[proto.Language]string {
 	return found
 }
 
+// describe returns the description of an image without name, time, digest and sizes. The errors are
+// [ErrNoLanguage] and [ErrArchitecture].
+func (t *Tree) describe(env map[string]string) (*proto.Image, error) {
+	languages := t.discover(env)
+	if len(languages) == 0 {
+		return nil, ErrNoLanguage
+	}
+	architecture, err := t.architecture(languages)
+	if err != nil {
+		return nil, err
+	}
+	return &proto.Image{Architecture: architecture, Languages: languages, Env: env}, nil
+}
+
 // interpreterNames returns the names that the interpreter of r may have in dir, best first.
 func interpreterNames(r proto.Runtime, dir *node) (all []string) {
 	for _, name := range r.Interpreters {

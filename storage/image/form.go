@@ -16,7 +16,8 @@ import (
 )
 
 // Inspect reads an image to its end, checks its form and limits, and returns its description
-// without name and time. The errors are [ErrForm], [ErrTooLarge], and those of r.
+// without name and time. The errors are [ErrForm], [ErrTooLarge], [ErrNoLanguage], [ErrArchitecture],
+// and those of r.
 func Inspect(r io.Reader, limits Limits) (*proto.Image, error) { return readForm(r, limits, discard{}) }
 
 // A sink receives the entries of an image in order. Paths are relative and clean. The directory of
@@ -98,11 +99,7 @@ func (f *form) read() (*proto.Image, error) {
 			return nil, err
 		}
 	}
-	img := &proto.Image{Languages: f.tree.discover(env), Env: env}
-	if len(img.Languages) == 0 {
-		return nil, ErrNoLanguage
-	}
-	return img, nil
+	return f.tree.describe(env)
 }
 
 // readMetadata reads the first record of an image.
@@ -168,7 +165,10 @@ func (f *form) add(h *tar.Header, dir *node, path, name string) error {
 		f.tree.spooled += h.Size
 		n.kind, n.file = isFile, &file{size: h.Size, mtime: n.mtime, exec: h.Mode == execMode}
 		emit = func() error {
-			return f.to.file(path, &contentReader{f}, n.file.exec, h.ModTime)
+			var header elfHeader
+			err := f.to.file(path, io.TeeReader(&contentReader{f}, &header), n.file.exec, h.ModTime)
+			n.file.machine = header.machine()
+			return err
 		}
 	case tar.TypeSymlink:
 		n.kind, n.target = isSymlink, h.Linkname

@@ -53,6 +53,9 @@ var (
 	ErrHostile = errors.New("malformed or hostile archive")
 	// ErrForm means that something is not an image in the normal form.
 	ErrForm = errors.New("not an image packed by bullpen")
+	// ErrArchitecture means that the interpreters of an image are not all for one architecture that
+	// workers have.
+	ErrArchitecture = errors.New("no worker can run all interpreters of the image")
 	// ErrNoLanguage means that an image contains no interpreter.
 	ErrNoLanguage = errors.New("the image has no interpreter of any language in the directories of its PATH, in " +
 		"/usr/local/bin, /usr/bin or /bin, nor in a virtual or conda environment")

@@ -40,12 +40,13 @@ const (
 )
 
 // Pack writes the tree in the normal form and returns its description without name and time. It
-// returns [ErrNoLanguage] if the tree contains no interpreter.
+// returns [ErrNoLanguage] if the tree contains no interpreter, and [ErrArchitecture] if no worker
+// can run all of them.
 func (t *Tree) Pack(w io.Writer) (*proto.Image, error) {
 	env := CleanEnv(t.Env)
-	languages := t.discover(env)
-	if len(languages) == 0 {
-		return nil, ErrNoLanguage
+	img, err := t.describe(env)
+	if err != nil {
+		return nil, err
 	}
 	sum := newMeter(w, t.limits.Stored)
 	z, err := zstd.NewWriter(sum, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(window))
@@ -57,7 +58,8 @@ func (t *Tree) Pack(w io.Writer) (*proto.Image, error) {
 	if err := errors.Join(p.all(env), z.Close()); err != nil {
 		return nil, fmt.Errorf("write the image: %w", err)
 	}
-	return &proto.Image{Digest: sum.digest(), Size: sum.n, UnpackedSize: p.bytes, Languages: languages, Env: env}, nil
+	img.Digest, img.Size, img.UnpackedSize = sum.digest(), sum.n, p.bytes
+	return img, nil
 }
 
 type packer struct {

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"debug/elf"
 	"fmt"
 	"io"
 	"os"
@@ -57,6 +58,7 @@ type node struct {
 type file struct {
 	at, size, mtime int64
 	exec            bool
+	machine         elf.Machine // EM_NONE if the content is not ELF
 }
 
 // NewTree creates an empty tree with a spool file in dir, or in the system's temporary directory if
@@ -203,7 +205,8 @@ func (t *Tree) spoolContent(r io.Reader, size int64) (*file, error) {
 		return nil, err
 	}
 	f := &file{at: t.spooled, size: size}
-	n, err := io.Copy(io.NewOffsetWriter(t.spool, f.at), io.LimitReader(r, size))
+	var header elfHeader
+	n, err := io.Copy(io.NewOffsetWriter(t.spool, f.at), io.TeeReader(io.LimitReader(r, size), &header))
 	if err != nil {
 		return nil, fmt.Errorf("spool the image: %w", err)
 	}
@@ -211,6 +214,7 @@ func (t *Tree) spoolContent(r io.Reader, size int64) (*file, error) {
 		return nil, fmt.Errorf("spool the image: %w", io.ErrUnexpectedEOF)
 	}
 	t.spooled += size
+	f.machine = header.machine()
 	return f, nil
 }
 

@@ -3,7 +3,10 @@ package image_test
 import (
 	"archive/tar"
 	"bytes"
+	"debug/elf"
+	"encoding/binary"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -357,6 +360,65 @@ func TestInterpreters(t *testing.T) {
 	empty := newTree(t, smallLimits())
 	if _, err := empty.Pack(&bytes.Buffer{}); !errors.Is(err, image.ErrNoLanguage) {
 		t.Errorf("without an interpreter: %v", err)
+	}
+}
+
+// elfProgram is an executable file with the header of an ELF file for a machine.
+func elfProgram(name string, order binary.AppendByteOrder, machine elf.Machine) tar.Header {
+	data := elf.ELFDATA2LSB
+	if order == binary.BigEndian {
+		data = elf.ELFDATA2MSB
+	}
+	content := append([]byte(elf.ELFMAG), byte(elf.ELFCLASS64), byte(data))
+	content = append(content, make([]byte, 12)...)
+	h := file(name, string(order.AppendUint16(content, uint16(machine))))
+	h.Mode = 0o755
+	return h
+}
+
+// The architecture of an image is that of its interpreters, for the client that packs it and for
+// the server that reads it.
+func TestArchitecture(t *testing.T) {
+	little, big := binary.LittleEndian, binary.BigEndian
+	for name, tt := range map[string]struct {
+		entries []tar.Header
+		want    string
+		err     string
+	}{
+		"amd64":                    {entries: []tar.Header{elfProgram("bin/bash", little, elf.EM_X86_64)}, want: "amd64"},
+		"arm64, through a link":    {entries: []tar.Header{elfProgram("opt/b", little, elf.EM_AARCH64), symlink("bin/bash", "/opt/b")}, want: "arm64"},
+		"arm64, by a hard link":    {entries: []tar.Header{elfProgram("a", little, elf.EM_AARCH64), with(hardLink("bin/bash", "a"), func(h *tar.Header) { h.Mode = 0o755 })}, want: "arm64"},
+		"scripts":                  {entries: []tar.Header{bash, program("bin/python3")}},
+		"a script beside a binary": {entries: []tar.Header{program("bin/python3"), elfProgram("bin/bash", little, elf.EM_X86_64)}, want: "amd64"},
+		"other files do not count": {entries: []tar.Header{bash, elfProgram("lib/foreign.so", little, elf.EM_AARCH64)}},
+		"two": {
+			entries: []tar.Header{elfProgram("bin/bash", little, elf.EM_X86_64), elfProgram("bin/python3", little, elf.EM_AARCH64)},
+			err:     "/bin/python3 is for arm64, another interpreter for amd64",
+		},
+		"none that workers have": {entries: []tar.Header{elfProgram("bin/bash", big, elf.EM_S390)}, err: "/bin/bash is for EM_S390; workers are amd64 or arm64"},
+		"a header cut short":     {entries: []tar.Header{with(file("bin/bash", elf.ELFMAG), func(h *tar.Header) { h.Mode = 0o755 })}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tree := newTree(t, smallLimits())
+			if err := tree.AddTar(bytes.NewReader(archive(t, tt.entries...))); err != nil {
+				t.Fatal(err)
+			}
+			if tt.err != "" {
+				if _, err := tree.Pack(io.Discard); !errors.Is(err, image.ErrArchitecture) || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("got %v", err)
+				}
+				sent := compress(t, archive(t, append([]tar.Header{about, dir("bin/")}, tt.entries...)...))
+				if _, err := image.Inspect(bytes.NewReader(sent), smallLimits()); !errors.Is(err, image.ErrArchitecture) {
+					t.Errorf("the server: %v", err)
+				}
+				return
+			}
+			packed, img := pack(t, tree)
+			seen, err := image.Inspect(bytes.NewReader(packed), smallLimits())
+			if err != nil || img.Architecture != tt.want || seen.Architecture != tt.want {
+				t.Errorf("packed %q, the server reads %+v, %v", img.Architecture, seen, err)
+			}
+		})
 	}
 }
 

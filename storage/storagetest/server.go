@@ -1,5 +1,5 @@
-// Package storagetest has an S3 server for tests and benchmarks, a proxy that injects faults, and a
-// backend in memory. None of it is for production.
+// Package storagetest has an S3 server for tests and benchmarks, a proxy that injects faults, a
+// backend in memory, and a PostgreSQL server. None of it is for production.
 package storagetest
 
 import (

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -111,7 +112,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	_, noImages := usableImages(r.cfg.ImageDir)
 	warm := r.cfg.warm()
 	warm.OnStart, warm.OnZygote = r.metrics.JailAcquired, r.zygoteCreated
-	capabilities := []string{queue.CapabilitySecrets}
+	capabilities := []string{queue.CapabilitySecrets, queue.CapabilityArchitecture(runtime.GOARCH)}
 	for _, can := range []struct {
 		capability string
 		err        error
