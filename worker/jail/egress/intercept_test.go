@@ -173,12 +173,19 @@ func (s *sites) take() []seen {
 // program trusts.
 func (s *sites) injecting(t testing.TB, n *egress.Network, policy proto.Network, hosts ...string) (*jail, *egress.Link, string) {
 	t.Helper()
+	return s.injectingAll(t, n, policy, secretOf("authorization", canary, hosts...))
+}
+
+func secretOf(header, value string, hosts ...string) inject.Secret {
+	return inject.Secret{Injection: proto.Injection{Hosts: hosts, Header: header, Template: "Bearer {{value}}"}, Value: value}
+}
+
+func (s *sites) injectingAll(t testing.TB, n *egress.Network, policy proto.Network, secrets ...inject.Secret) (*jail, *egress.Link, string) {
+	t.Helper()
 	j, l := attach(t, n, policy)
 	roots := x509.NewCertPool()
 	roots.AddCert(s.authority)
-	p, err := inject.New([]inject.Secret{{
-		Injection: proto.Injection{Hosts: hosts, Header: "authorization", Template: "Bearer {{value}}"}, Value: canary,
-	}}, time.Hour, roots)
+	p, err := inject.New(secrets, time.Hour, roots)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,6 +376,38 @@ func TestInjectionKeepsPolicy(t *testing.T) {
 	}
 	if a := j.do(order{Do: "raw", To: "10.1.2.3:" + securePort, Name: "rebound.wild.inject.example", CA: ca}); a.Error != "ECONNREFUSED" {
 		t.Errorf("the address that it is rebound to: %+v", a)
+	}
+}
+
+// TestInjectionsAreSeparate has several secrets in one jail.
+func TestInjectionsAreSeparate(t *testing.T) {
+	s := newSites(t)
+	plain, other := "http://"+apiName+":"+plainPort, "http://"+strangerName+":"+plainPort
+	j, _, ca := s.injectingAll(t, open(t), unrestricted,
+		secretOf("Authorization", canary, apiName, plain), secretOf("X-Key", "second-canary", apiName), secretOf("authorization", "late-canary", "*.inject.example"),
+		secretOf("Authorization", "other-canary", other))
+	for _, name := range []string{apiName, strangerName} {
+		j.resolve(name, "A")
+	}
+	for _, tt := range []struct{ name, to, tls, host, auth, key string }{
+		{"two secrets for one host, and one that comes too late", apiName + ":" + securePort, apiName, apiName, "Bearer " + canary, "Bearer second-canary"},
+		{"the third one elsewhere", wildName + ":" + securePort, wildName, wildName, "Bearer late-canary", ""},
+		{"another host", strangerName + ":" + plainPort, "", strangerName + ":" + plainPort, "Bearer other-canary", ""},
+		{"the first host's name at the other host's address", strangerName + ":" + plainPort, "", apiName + ":" + plainPort, "", ""},
+		{"the other host's name at the first host's address", apiName + ":" + plainPort, "", strangerName + ":" + plainPort, "", ""},
+	} {
+		a := j.do(order{Do: "raw", To: tt.to, Name: tt.tls, CA: ca, Data: "GET / HTTP/1.1\r\nHost: " + tt.host + "\r\nConnection: close\r\n\r\n"})
+		requests := s.take()
+		if len(requests) != 1 {
+			t.Errorf("%s: the program got %+v, the server %s", tt.name, a, requests)
+			continue
+		}
+		if h := requests[0].header; h.Get("Authorization") != tt.auth || h.Get("X-Key") != tt.key {
+			t.Errorf("%s: the server got %s", tt.name, requests[0])
+		}
+		if strings.Contains(a.Data, "canary") {
+			t.Errorf("%s: the program got %s", tt.name, a.Data)
+		}
 	}
 }
 
