@@ -43,8 +43,19 @@ func OpenSecrets(ctx context.Context, st *store.Store, ring *keyring.Keyring, lo
 // Run applies changes by other processes until ctx is done.
 func (s *Secrets) Run(ctx context.Context) error { return s.cache.Run(ctx) }
 
-// secretKey is the key of a secret in the bucket, and the name with which its value is encrypted.
+// secretKey is the key of a secret in the bucket.
 func secretKey(org, name string) string { return secretPrefix + org + "." + name }
+
+// secretSealName returns the name with which a secret is encrypted. With the injection in it, whoever
+// changes the stored hosts does not get the value sent to others, and a gateway that does not know
+// injections cannot give the value to programs.
+func secretSealName(key string, injection *proto.Injection) (string, error) {
+	if injection == nil {
+		return key, nil
+	}
+	text, err := json.Marshal(injection)
+	return key + " " + string(text), err
+}
 
 // Put stores a secret, in place of one of the same name. If injection is nil, that of the replaced
 // one stays: whoever only replaces the value does not give it to programs. Put returns
@@ -53,10 +64,6 @@ func secretKey(org, name string) string { return secretPrefix + org + "." + name
 func (s *Secrets) Put(ctx context.Context, org, name, value string, injection *proto.Injection) (proto.Secret, error) {
 	key, now := secretKey(org, name), time.Now().UTC()
 	variable, err := proto.CheckSecretValue(value)
-	if err != nil {
-		return proto.Secret{}, err
-	}
-	sealed, err := s.ring.Seal(ctx, key, []byte(value))
 	if err != nil {
 		return proto.Secret{}, err
 	}
@@ -71,6 +78,14 @@ func (s *Secrets) Put(ctx context.Context, org, name, value string, injection *p
 			if err := inject.CheckValue(value); err != nil {
 				return nil, err
 			}
+		}
+		sealName, err := secretSealName(key, inject)
+		if err != nil {
+			return nil, err
+		}
+		sealed, err := s.ring.Seal(ctx, sealName, []byte(value))
+		if err != nil {
+			return nil, err
 		}
 		return &storedSecret{Sealed: sealed, Secret: proto.Secret{
 			Org: org, Name: name, Bytes: len(value), Variable: variable, Injection: inject, CreatedAt: created, UpdatedAt: now,
@@ -127,7 +142,11 @@ func (s *Secrets) Bind(
 				return nil, nil, err
 			}
 		}
-		value, err := s.ring.Open(ctx, key, stored.Sealed)
+		sealName, err := secretSealName(key, stored.Injection)
+		if err != nil {
+			return nil, nil, err
+		}
+		value, err := s.ring.Open(ctx, sealName, stored.Sealed)
 		if err != nil {
 			return nil, nil, fmt.Errorf("decrypt the secret %s of %s: %w", b.Secret, org, err)
 		}

@@ -69,6 +69,22 @@ func TestInjectionsStay(t *testing.T) {
 	if err != nil || template(bound[0].Injection) != bearer.Template || template(found["API"].Injection) != bearer.Template || len(sealed) == 0 {
 		t.Errorf("bound %+v of %+v, %v", bound, found, err)
 	}
+	stored, err := st.Secrets.Get(ctx, "secret.acme.API")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range [][2]string{{"api.example.com", "evil.example.com"}, {`"injection"`, `"unknown"`}} {
+		if _, err := st.Secrets.Put(ctx, "secret.acme.API", bytes.Replace(stored.Value(), []byte(change[0]), []byte(change[1]), 1)); err != nil {
+			t.Fatal(err)
+		}
+		other, err := registry.OpenSecrets(ctx, st, ring, storetest.Log(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := other.Bind(ctx, "acme", proto.NewTraceID(), bound); err == nil || !strings.Contains(err.Error(), "decrypt") {
+			t.Errorf("a secret whose %s was changed in the store: %v", change[0], err)
+		}
+	}
 	if got := put("value four", &proto.Injection{Hosts: bearer.Hosts, Header: "X-Key", Template: "{{value}}"}); template(got.Injection) != "{{value}}" {
 		t.Errorf("%+v", got)
 	}
