@@ -61,7 +61,11 @@ func testInjections(t *testing.T, p *programs, in topology) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sys := newSystem(t, &with, in, 4, "--log-level", "debug")
+	args := []string{"--log-level", "debug"}
+	if in.separate {
+		args = append(args, prewarmed...)
+	}
+	sys := newSystem(t, &with, in, 4, args...)
 	if r := sys.do(http.MethodPut, "/v1/admin/secrets/API?org=acme", request{"value": injected, "injection": request{
 		"hosts": []string{"www.example.com", "http://www.example.com:8080"}, "header": "Authorization", "template": "Bearer {{value}}",
 	}}); r.status != http.StatusOK {

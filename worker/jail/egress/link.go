@@ -28,7 +28,7 @@ import (
 // MiB.
 const (
 	MaxConnections = 256 // TCP connections, including those being opened, and UDP flows
-	// MaxIntercepted is how many of them may be intercepted, which takes about 300 KiB each.
+	// MaxIntercepted is how many of them may be intercepted. One takes up to 300 KiB more.
 	MaxIntercepted = 64
 
 	copyBuffer = 32 << 10
