@@ -119,6 +119,15 @@ grep -c 'PRIVATE KEY' $SSL_CERT_FILE; (echo x > $SSL_CERT_FILE) 2> /dev/null || 
 	plain := sys.sandboxed("plain", request{"network": request{"policy": "unrestricted"}})
 	plain.ended(plain.submit(bash(`echo "[$SSL_CERT_FILE]"; ls /run/bullpen/job; curl -ksS https://www.example.com/without`))).
 		succeeded(t, "[]\nmain.sh\nwww.example.com got \"\"")
+	dirs := []string{sys.data}
+	if in.separate {
+		dirs = append(dirs, sys.broker.store)
+	}
+	for _, dir := range dirs {
+		if found := filesWith(t, dir, injected); found != nil {
+			t.Errorf("the secret is in %s", found)
+		}
+	}
 	for _, proc := range []*process{sys.front, sys.worker} {
 		if strings.Contains(proc.text(t), injected) {
 			t.Errorf("the secret is in a log")
