@@ -37,6 +37,9 @@ func (*secretSetCommand) Help() string {
 	return `Replaces a secret of the same name. Programs get it if their API key or its sandbox names it. The value is never an argument, which
 other users of the machine could read.
 
+With --host and --header, programs never get the value: the worker adds it to their requests to these hosts. A secret keeps its hosts when
+it is replaced without them.
+
 Examples:
 
   bullpen secret set TOKEN < token.txt

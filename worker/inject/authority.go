@@ -72,6 +72,10 @@ type Roots struct {
 	Pool *x509.CertPool
 }
 
+// maxRoots is the maximum number of bytes of Roots.PEM, which every jail whose requests get a secret
+// has a copy of.
+const maxRoots = 2 << 20
+
 // rootFiles are where systems have them. SSL_CERT_FILE of the worker's environment precedes them.
 var rootFiles = []string{ // read only
 	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -91,6 +95,9 @@ func SystemRoots() (Roots, error) {
 		}
 		if err != nil {
 			return Roots{}, fmt.Errorf("read the certificate authorities of the system: %w", err)
+		}
+		if len(text) > maxRoots {
+			return Roots{}, fmt.Errorf("read the certificate authorities of the system: %s has more than %d bytes", file, maxRoots)
 		}
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(text) {

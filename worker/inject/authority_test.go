@@ -63,7 +63,9 @@ func TestSystemRoots(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "roots.pem")
 	t.Setenv("SSL_CERT_FILE", file)
-	for text, want := range map[string]string{string(a.pem): "", "none": "has no certificate"} {
+	for text, want := range map[string]string{
+		string(a.pem): "", "none": "has no certificate", strings.Repeat("\n", maxRoots) + string(a.pem): "has more than",
+	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
