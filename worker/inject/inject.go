@@ -111,11 +111,8 @@ func (p *Proxy) serve(ctx context.Context, conn net.Conn, matched []int, dial fu
 	if len(s.hosts) == 0 || len(read) == 0 {
 		return read, false
 	}
-	_, port, err := net.SplitHostPort(conn.LocalAddr().String())
-	if err != nil {
-		return read, false
-	}
-	s.port = port
+	s.address = conn.LocalAddr().String()
+	_, s.port = splitHost(s.address)
 	conn = &replayConn{Conn: conn, rest: read}
 	if isTLS {
 		s.name = name
@@ -136,11 +133,12 @@ func (p *Proxy) serve(ctx context.Context, conn net.Conn, matched []int, dial fu
 
 // session is one connection of the program.
 type session struct {
-	proxy *Proxy
-	hosts []host // those that requests may be for
-	name  string // of the server, which its certificate must prove; empty without TLS
-	port  string
-	dial  func() (net.Conn, error)
+	proxy   *Proxy
+	hosts   []host // those that requests may be for
+	name    string // of the server, which its certificate must prove; empty without TLS
+	address string // of the server, with the port
+	port    string
+	dial    func() (net.Conn, error)
 
 	transport *http.Transport
 	handlers  sync.WaitGroup
@@ -203,10 +201,10 @@ func (s *session) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // rewrite leaves a request as it is, but for the headers of secrets. Headers that belong to the
-// connection have been removed before, and with them those that the program calls such.
+// connection or to proxies have been removed before, and with them those that the program calls such.
 func (s *session) rewrite(p *httputil.ProxyRequest, headers map[string]string) {
 	u := p.Out.URL
-	u.Scheme, u.Host, u.User, u.RawQuery = "http", net.JoinHostPort("server", s.port), nil, p.In.URL.RawQuery
+	u.Scheme, u.Host, u.User, u.RawQuery = "http", s.address, nil, p.In.URL.RawQuery
 	if s.name != "" {
 		u.Scheme, u.Host = "https", net.JoinHostPort(s.name, s.port)
 	}
@@ -265,14 +263,18 @@ func (p *Proxy) maskHeader(h http.Header) {
 	}
 }
 
-// maskedHeaders masks the headers of answers, those of the provisional ones too.
+// maskedHeaders masks the headers of answers, those of the provisional ones too, and adds no type.
 type maskedHeaders struct {
 	http.ResponseWriter
 	proxy *Proxy
 }
 
 func (w *maskedHeaders) WriteHeader(status int) {
-	w.proxy.maskHeader(w.Header())
+	h := w.Header()
+	if _, ok := h["Content-Type"]; !ok {
+		h["Content-Type"] = nil // or it would be guessed
+	}
+	w.proxy.maskHeader(h)
 	w.ResponseWriter.WriteHeader(status)
 }
 

@@ -264,6 +264,7 @@ func TestInjectionAttacks(t *testing.T) {
 		{"another port of the host", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + ":8443" + rest, "421 ", "nothing"},
 		{"a host with user information", api, apiName, "GET / HTTP/1.1\r\nHost: x@" + apiName + rest, "4", "nothing"},
 		{"no host", api, apiName, "GET / HTTP/1.0\r\n\r\n", "421 ", "nothing"},
+		{"no host without TLS", plain, "", "GET / HTTP/1.0\r\n\r\n", webIPv4 + ":" + plainPort + " got", ""},
 		{"two hosts", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nHost: " + strangerName + rest, "400 ", "nothing"},
 		{"an absolute form for another host", api, apiName, "GET http://" + strangerName + "/ HTTP/1.1\r\nHost: " + apiName + rest, "421 ", "nothing"},
 		{"an absolute form with user information", api, apiName, "GET https://x:y@" + apiName + "/ HTTP/1.1\r\nHost: " + strangerName + rest, apiName + " got", "Bearer " + canary},
