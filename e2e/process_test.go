@@ -61,6 +61,7 @@ type programs struct {
 	cert, certsKey string   // for the NATS server, PEM
 	secretsKey     string   // for the secrets of deployments on external NATS servers
 	machine        *machine // where they run; nil for this machine
+	env            []string // of every process, besides its own
 	// s3 starts the S3 server of all tests once.
 	s3 func() (*storagetest.Server, error)
 	// build builds a package of the module into a program, as `make build` does.
@@ -136,8 +137,8 @@ func (p *programs) faulty(t testing.TB) *programs {
 	return &out
 }
 
-// makeCertificate makes a self-signed certificate for 127.0.0.1.
-func makeCertificate(t *testing.T, dir string) (cert, key string) {
+// makeCertificate makes a self-signed certificate for 127.0.0.1 and for names.
+func makeCertificate(t *testing.T, dir string, names ...string) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -147,7 +148,7 @@ func makeCertificate(t *testing.T, dir string) (cert, key string) {
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "bullpen tests"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: names,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
@@ -192,7 +193,7 @@ func (p *programs) startProcess(t *testing.T, name string, env []string, path st
 			proc.cmd.Env = append(proc.cmd.Env, v)
 		}
 	}
-	proc.cmd.Env = append(proc.cmd.Env, env...)
+	proc.cmd.Env = slices.Concat(proc.cmd.Env, p.env, env)
 	proc.cmd.Stdout, proc.cmd.Stderr = log, log
 	// If the test binary is killed, so is the process, because the thread that started it ends.
 	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

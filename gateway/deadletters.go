@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -169,8 +170,10 @@ func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID
 	job.TraceID, job.RequestID, job.Prefer = id, i.requestID, ""
 	job.CreatedAt, job.RunAt, job.QueueDeadline = now, time.Time{}, now.Add(s.QueueExpiry)
 	job.Concurrent, job.MaxQueued, job.Weight, job.KeyConcurrent = proto.LimitOf(plan.Concurrent), proto.LimitOf(plan.MaxQueued), plan.Weight, plan.keyConcurrent
-	if job.Sealed, err = s.bindSecrets(ctx, job.Org, id, job.Bound, job.Env, nil); err != nil {
+	job.Bound = slices.Clone(dead.Bound)
+	if job.Sealed, err = s.bindSecrets(ctx, job.Org, id, job.Bound, job.Env, nil, job.Sandbox.Network.Effective()); err != nil {
 		return nil, err
 	}
+	job.HasInjections = proto.HasInjections(job.Bound)
 	return &job, nil
 }

@@ -187,7 +187,7 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 	if err != nil {
 		return nil, err
 	}
-	sealed, err := s.bindSecrets(ctx, c.key.Org, id, bound, env, req.Env)
+	sealed, err := s.bindSecrets(ctx, c.key.Org, id, bound, env, req.Env, sandbox.Network.Effective())
 	if err != nil {
 		return nil, err
 	}
@@ -208,6 +208,7 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 			WebhookURL: webhookURL, RequestID: c.requestID, ClientID: c.id, UserAgent: c.userAgent,
 			CreatedAt: now.UTC(), RunAt: runAt,
 			Concurrent: proto.LimitOf(c.plan.Concurrent), MaxQueued: proto.LimitOf(c.plan.MaxQueued), Weight: c.plan.Weight, KeyConcurrent: c.plan.keyConcurrent, HasSecrets: len(bound) > 0,
+			HasInjections: proto.HasInjections(bound),
 		},
 		Env: env, Sandbox: sandbox, Bound: bound, Sealed: sealed,
 	}

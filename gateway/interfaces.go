@@ -276,17 +276,18 @@ type Plans interface {
 
 // Secrets stores the named secrets of organisations.
 type Secrets interface {
-	// Put stores a secret, in place of one of the same name. It returns [proto.ErrNoSecretsKey] if
-	// nothing can be encrypted, and a [*proto.FieldError] if the organisation has too many.
-	Put(ctx context.Context, org, name, value string) (proto.Secret, error)
+	// Put stores a secret, in place of one of the same name. If injection is nil, that of the replaced
+	// one stays. Put returns [proto.ErrNoSecretsKey] if nothing can be encrypted, and a
+	// [*proto.FieldError] if the organisation has too many secrets or the value cannot be injected.
+	Put(ctx context.Context, org, name, value string, injection *proto.Injection) (proto.Secret, error)
 	// Get returns a secret without its value, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, name string) (proto.Secret, error)
 	// List returns the secrets of an organisation by name.
 	List(org string) []proto.Secret
 	// Remove removes a secret, or returns [proto.ErrNotFound].
 	Remove(ctx context.Context, org, name string) error
-	// Bind returns the secrets that bindings name, and their values encrypted for one execution. It
-	// returns a [*proto.MissingSecretError] if one does not exist.
+	// Bind returns the secrets that bindings name, and their values encrypted for one execution. It sets
+	// the injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
 	Bind(ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding) (secrets map[string]proto.Secret, sealed []byte, err error)
 }
 

@@ -143,7 +143,7 @@ func (s *Server) checkStepSecrets(ctx context.Context, p *proto.Pipeline) error 
 }
 
 // storedSecrets returns the bindings of the secrets that a step names and the run has no value of.
-// They inject the secret as a masked variable of that name. Only secrets bound to the key or to its
+// They bind the secret as a masked variable of that name, unless programs never get it. Only secrets bound to the key or to its
 // sandbox are found, because everyone who may start a run could otherwise read every secret of the
 // organisation. missing are the names that are not bound, or not stored.
 func (s *Server) storedSecrets(ctx context.Context, p *proto.Pipeline, step *proto.PipelineStep, key *proto.Key) (bindings, missing []string, err error) {
@@ -167,12 +167,14 @@ func (s *Server) storedSecrets(ctx context.Context, p *proto.Pipeline, step *pro
 			missing = append(missing, name)
 			continue
 		}
-		_, err := s.Secrets.Get(ctx, key.Org, bound[i].Secret)
+		secret, err := s.Secrets.Get(ctx, key.Org, bound[i].Secret)
 		switch {
 		case errors.Is(err, proto.ErrNotFound):
 			missing = append(missing, name)
 		case err != nil:
 			return nil, nil, err
+		case secret.Injection != nil:
+			bindings = append(bindings, proto.SecretBinding{Secret: bound[i].Secret}.String())
 		default:
 			bindings = append(bindings, proto.SecretBinding{Secret: bound[i].Secret, Env: name, Mask: true}.String())
 		}

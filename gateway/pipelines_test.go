@@ -273,6 +273,24 @@ func TestPipelineSteps(t *testing.T) {
 	}
 }
 
+// A step that names a secret which programs never get does not get it as a variable either.
+func TestPipelineHasInjectedSecrets(t *testing.T) {
+	h, stub := newPipelineHarness(t)
+	h.do("PUT", "/v1/admin/secrets/API", `{"value":"s3cret","injection":{"hosts":["api.example.com"],"header":"Authorization","template":"{{value}}"}}`).want(200, "")
+	h.do("POST", sandboxPath, `{"name":"open","network":{"policy":"unrestricted"}}`).want(201, "")
+	user := h.in(t)
+	user.key = h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"acme","plan":"enterprise","sandbox":"open","secrets":["API"]}`).want(201, "").json()["key"].(string)
+	id := user.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, secrets: [API]}]", "")).want(201, "").json()["id"].(string)
+	trace, refused, err := h.server.StartStep(t.Context(), stub.stored["acme"+id], 0, 0, id)
+	if err != nil || refused != "" {
+		t.Fatalf("%q, %v", refused, err)
+	}
+	job := h.stub.runs[trace].job
+	if len(job.Bound) != 1 || job.Bound[0].Env != "" || job.Bound[0].Injection == nil || !job.HasInjections {
+		t.Errorf("%+v", job)
+	}
+}
+
 // The secrets that steps name and a run does not bring are those that an administrator has bound to
 // the key, and no others.
 func TestPipelineHasStoredSecrets(t *testing.T) {

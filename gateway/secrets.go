@@ -28,9 +28,10 @@ func (s *Server) rotateSecretsKey(w http.ResponseWriter, r *http.Request) error 
 }
 
 // bindSecrets returns the values of the secrets of an execution, encrypted, and nil if it has none.
-// env are the variables of all levels, requested those of the request.
+// It sets the injections of the bindings. env are the variables of all levels, requested those of the
+// request.
 func (s *Server) bindSecrets(
-	ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding, env, requested map[string]string,
+	ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding, env, requested map[string]string, network proto.NetworkPolicy,
 ) ([]byte, error) {
 	if len(bound) == 0 {
 		return nil, nil
@@ -41,6 +42,9 @@ func (s *Server) bindSecrets(
 	}
 	if err != nil {
 		return nil, fmt.Errorf("bind secrets: %w", err)
+	}
+	if err := proto.CheckInjections(bound, network); err != nil {
+		return nil, err
 	}
 	return sealed, proto.CheckSecretEnv(env, requested, bound, secrets)
 }
@@ -78,7 +82,7 @@ func (s *Server) putSecret(w http.ResponseWriter, r *http.Request) error {
 	if old, err := s.Secrets.Get(ctx, org, name); err == nil {
 		auditBefore(r, org, name, api.NewSecret(&old))
 	}
-	secret, err := s.Secrets.Put(ctx, org, name, request.Value)
+	secret, err := s.Secrets.Put(ctx, org, name, request.Value, request.Injection)
 	if errors.Is(err, proto.ErrNoSecretsKey) {
 		return api.Errorf(api.CodeConflict, "%s", proto.ErrNoSecretsKey)
 	}

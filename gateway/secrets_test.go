@@ -2,33 +2,34 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// secretStore has values by organisation and name.
-type secretStore map[string]string
+// secretStore has secrets by organisation and name.
+type secretStore map[string]proto.Secret
 
-func (s secretStore) Put(_ context.Context, org, name, value string) (proto.Secret, error) {
-	s[org+"/"+name] = value
-	return s.Get(context.Background(), org, name)
+func (s secretStore) Put(_ context.Context, org, name, value string, injection *proto.Injection) (proto.Secret, error) {
+	variable, err := proto.CheckSecretValue(value)
+	s[org+"/"+name] = proto.Secret{Org: org, Name: name, Bytes: len(value), Variable: variable, Injection: injection}
+	return s[org+"/"+name], err
 }
 
 func (s secretStore) Get(_ context.Context, org, name string) (proto.Secret, error) {
-	value, ok := s[org+"/"+name]
+	secret, ok := s[org+"/"+name]
 	if !ok {
 		return proto.Secret{}, proto.ErrNotFound
 	}
-	variable, err := proto.CheckSecretValue(value)
-	return proto.Secret{Org: org, Name: name, Bytes: len(value), Variable: variable}, err
+	return secret, nil
 }
 
 func (s secretStore) List(org string) (list []proto.Secret) {
-	for key := range s {
-		if of, name, _ := strings.Cut(key, "/"); of == org {
-			list = append(list, proto.Secret{Org: org, Name: name})
+	for _, secret := range s {
+		if secret.Org == org {
+			list = append(list, secret)
 		}
 	}
 	return list
@@ -44,12 +45,13 @@ func (s secretStore) Bind(
 	ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding,
 ) (map[string]proto.Secret, []byte, error) {
 	secrets := map[string]proto.Secret{}
-	for _, b := range bound {
+	for i, b := range bound {
 		secret, err := s.Get(ctx, org, b.Secret)
 		if err != nil {
 			return nil, nil, &proto.MissingSecretError{Secret: b.Secret}
 		}
 		secrets[b.Secret] = secret
+		bound[i].Injection = secret.Injection
 	}
 	return secrets, []byte("sealed for " + id), nil
 }
@@ -93,6 +95,78 @@ func TestSecretsOfAKeyAndItsSandbox(t *testing.T) {
 	h.do("GET", "/v1/admin/secrets/A?org=other", "").want(200, "")
 	if strings.Contains(h.log.String(), "canary") {
 		t.Error("a value was logged")
+	}
+}
+
+func TestInjectedSecrets(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	put := func(value string, changes ...string) *reply {
+		injection := map[string]string{
+			"hosts": `["api.example.com","*.example.org:8443,9443","http://plain.example.com"]`, "header": `"Authorization"`, "template": `"Bearer {{value}}"`,
+		}
+		for i := 0; i < len(changes); i += 2 {
+			injection[changes[i]] = changes[i+1]
+		}
+		return h.do("PUT", "/v1/admin/secrets/API", fmt.Sprintf(`{"value":%q,"injection":{"hosts":%s,"header":%s,"template":%s}}`,
+			value, injection["hosts"], injection["header"], injection["template"]))
+	}
+	for _, bad := range []struct{ field, value, field2 string }{
+		{"hosts", `[]`, "injection.hosts"},
+		{"hosts", `["` + strings.Repeat(`a.example.com","`, 16) + `b.example.com"]`, "injection.hosts"},
+		{"hosts", `["93.184.216.34"]`, "injection.hosts"},
+		{"hosts", `["10.0.0.0/8"]`, "injection.hosts"},
+		{"hosts", `["[2001:db8::1]:443"]`, "injection.hosts"},
+		{"hosts", `["0x7f.1"]`, "injection.hosts"},
+		{"hosts", `["a.*.example.com"]`, "injection.hosts"},
+		{"hosts", `["*.com"]`, "injection.hosts"},
+		{"hosts", `["localhost"]`, "injection.hosts"},
+		{"hosts", `["*"]`, "injection.hosts"},
+		{"hosts", `["https://api.example.com"]`, "injection.hosts"},
+		{"hosts", `["http://api.example.com/path"]`, "injection.hosts"},
+		{"hosts", `["user@api.example.com"]`, "injection.hosts"},
+		{"hosts", `["api.example.com:0"]`, "injection.hosts"},
+		{"header", `""`, "injection.header"},
+		{"header", `"A B"`, "injection.header"},
+		{"header", `"X:"`, "injection.header"},
+		{"header", `"Ä"`, "injection.header"},
+		{"header", `"` + strings.Repeat("x", 65) + `"`, "injection.header"},
+		{"header", `"host"`, "injection.header"},
+		{"header", `"TRANSFER-encoding"`, "injection.header"},
+		{"header", `"Content-Length"`, "injection.header"},
+		{"header", `"Proxy-Authorization"`, "injection.header"},
+		{"template", `"Bearer"`, "injection.template"},
+		{"template", `"{{value}}{{value}}"`, "injection.template"},
+		{"template", `"{{value}}\r\nX: y"`, "injection.template"},
+		{"template", `"{{value}}` + strings.Repeat("x", 256) + `"`, "injection.template"},
+	} {
+		put("canary", bad.field, bad.value).want(400, "validation_error", bad.field2)
+	}
+	if a := put("canary\nX: y").want(400, "validation_error", "value", "header"); strings.Contains(string(a.body), "canary") {
+		t.Errorf("the answer has the value: %s", string(a.body))
+	}
+	put("canary").want(200, "")
+	got := h.do("GET", "/v1/admin/secrets/API", "").want(200, "").json()["injection"].(map[string]any)
+	if got["header"] != "Authorization" || len(got["hosts"].([]any)) != 3 {
+		t.Errorf("%v", got)
+	}
+
+	key := func(sandbox, secrets string) *harness {
+		with := *h
+		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"`+sandbox+`","secrets":`+secrets+`}`).want(201, "").json()["key"].(string)
+		return &with
+	}
+	h.do("POST", sandboxPath, `{"name":"open","network":{"policy":"unrestricted"}}`).want(201, "")
+	h.do("POST", sandboxPath, `{"name":"closed"}`).want(201, "")
+	job := h.jobOf(key("open", `["API"]`).execute(hello).want(200, ""))
+	if !job.HasInjections || len(job.Bound) != 1 || job.Bound[0].Injection == nil || job.Bound[0].Injection.Template != "Bearer {{value}}" {
+		t.Errorf("%+v", job)
+	}
+	key("closed", `["API"]`).execute(hello).want(400, "validation_error", "API", "blocked")
+	key("open", `["API=VAR"]`).execute(hello).want(400, "validation_error", "VAR", "never")
+	h.do("PUT", "/v1/admin/secrets/OTHER", `{"value":"canary"}`).want(200, "")
+	if job := h.jobOf(key("open", `["OTHER"]`).execute(hello).want(200, "")); job.HasInjections || job.Bound[0].Injection != nil {
+		t.Errorf("%+v", job)
 	}
 }
 

@@ -80,6 +80,8 @@ type Meta struct {
 	KeyConcurrent int `json:"key_concurrent,omitempty"`
 	// HasSecrets is whether the job has encrypted secrets.
 	HasSecrets bool `json:"has_secrets,omitempty"`
+	// HasInjections is whether the worker adds some of them to requests.
+	HasInjections bool `json:"has_injections,omitempty"`
 	// ScheduleID is the schedule that started the execution, empty for none.
 	ScheduleID string `json:"schedule_id,omitempty"`
 	// Batch is the id of the batch that the execution belongs to, empty for none. BatchIndex is its

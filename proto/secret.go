@@ -27,20 +27,24 @@ func (e *MissingSecretError) Error() string { return "the secret " + e.Secret + 
 
 // Secret describes a named secret of an organisation, without its value.
 type Secret struct {
-	Org       string    `json:"org"`
-	Name      string    `json:"name"`
-	Bytes     int       `json:"bytes"`    // of the value
-	Variable  bool      `json:"variable"` // whether the value can be an environment variable
-	CreatedAt time.Time `json:"created_at"`
-	UpdatedAt time.Time `json:"updated_at"`
+	Org      string `json:"org"`
+	Name     string `json:"name"`
+	Bytes    int    `json:"bytes"`    // of the value
+	Variable bool   `json:"variable"` // whether the value can be an environment variable
+	// Injection, if not nil, is how the worker uses the secret instead of passing it to programs.
+	Injection *Injection `json:"injection,omitempty"`
+	CreatedAt time.Time  `json:"created_at"`
+	UpdatedAt time.Time  `json:"updated_at"`
 }
 
 // SecretBinding binds a secret of an organisation to its programs: as a variable, or else as a
-// file.
+// file. A secret with an injection is neither.
 type SecretBinding struct {
 	Secret string `json:"secret"`         // the name
 	Env    string `json:"env,omitempty"`  // the variable; empty for a file
 	Mask   bool   `json:"mask,omitempty"` // whether the output has *** in its place
+	// Injection is that of the secret when the execution was accepted.
+	Injection *Injection `json:"injection,omitempty"`
 }
 
 // parseBinding parses NAME, NAME=VARIABLE, and either with a ! at its end.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
+	"github.com/bullpen-run/bullpen/worker/inject"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/pool"
 )
@@ -140,6 +141,8 @@ type Worker struct {
 	// OnHealth is called when the worker's ability to create sandboxes changes: with the cause when
 	// it is lost, with nil when it is restored. The worker accepts no jobs in between.
 	OnHealth func(err error)
+	// Roots prove the names of the servers that get secrets.
+	Roots inject.Roots
 
 	health  health
 	pool    *pool.Pool[*preparedJail]
@@ -272,12 +275,14 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	stdout := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stdout))
 	stderr := newCollector(job.Sandbox.OutputBytes, events.Stream(proto.Stderr))
 	secrets := newMasks(job, m.secrets)
-	program.Stdout, program.Stderr = secrets.writer(stdout), secrets.writer(stderr)
+	maskedOut, maskedErr := secrets.Writer(stdout), secrets.Writer(stderr)
+	program.Stdout, program.Stderr = maskedOut, maskedErr
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)
 	outcome, err := m.jail.Run(running, program)
 	spent.run = time.Since(began)
-	secrets.flush()
+	maskedOut.Flush()
+	maskedErr.Flush()
 	last, truncated := events.Close()
 	fault.Here(fault.AfterOutputBeforeResult)
 	// A program that exited has a result. Finish decides whether the lease was lost.
@@ -355,7 +360,8 @@ type preparation struct {
 	secrets    map[string][]byte
 	// secretsFailed means that err concerns the secrets.
 	secretsFailed bool
-	suspect       bool // err suggests that this worker cannot create sandboxes
+	injector      *inject.Proxy // nil if no secret is added to requests
+	suspect       bool          // err suggests that this worker cannot create sandboxes
 	start         Start
 	checkOut      time.Duration
 	took          time.Duration // without checkOut
@@ -447,6 +453,10 @@ func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (
 			m.secretsFailed = true
 			return err
 		}
+		if m.injector, err = w.newInjector(job, m.secrets); err != nil {
+			m.secretsFailed = true
+			return err
+		}
 	}
 	if m.program, m.unusable = w.program(job, m); m.unusable == nil {
 		err = m.jail.Load(ctx, m.program)
@@ -495,11 +505,18 @@ func (w *Worker) program(job *proto.Job, m *preparation) (jail.Program, error) {
 	source.Code, source.Args, source.Stdin, source.Env = job.Code, job.Args, job.Stdin, job.Env
 	source.TraceID, source.File = string(job.TraceID), m.file
 	source.Env = withSecrets(job, m.secrets)
+	if m.injector != nil {
+		source.Env = withTrust(source.Env)
+	}
 	p, err := source.Program()
 	if m.file != "" { // it is in the home
 		p.Files = nil
 	}
 	p.Files = append(p.Files, secretFiles(job, m.secrets)...)
+	if m.injector != nil {
+		p.Interception = m.injector.Interception()
+		p.Files = append(p.Files, trustFile(w.Roots, m.injector))
+	}
 	p.Timeout = time.Duration(job.Timeout) * time.Second
 	p.LowWeight = job.Class() == proto.ClassBatch // nobody waits for it
 	return p, err

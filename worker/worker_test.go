@@ -1,12 +1,14 @@
 package worker_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -344,6 +346,61 @@ func TestJobThatEndsStopsPreparingItsImage(t *testing.T) {
 				t.Errorf("outcome %+v", l.outcome)
 			}
 		})
+	}
+}
+
+// A program whose requests get a secret has the certificate of the proxy, and nothing of the secret.
+func TestInjectedSecret(t *testing.T) {
+	const canary = "canary-6b1e"
+	l := newLease(func(j *proto.Job) {
+		j.Env = map[string]string{"SSL_CERT_FILE": "mine"}
+		j.Bound = []proto.SecretBinding{
+			{Secret: "API", Injection: &proto.Injection{Hosts: []string{"api.example.com"}, Header: "Authorization", Template: "Bearer {{value}}"}},
+			{Secret: "file"},
+		}
+	})
+	l.secrets = map[string][]byte{"API": []byte(canary), "file": []byte("other")}
+	var got jail.Program
+	run(t, l, &fakeJail{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+		got = p
+		_, _ = io.WriteString(p.Stdout, "sent back: "+canary)
+		return jail.Outcome{Kind: jail.Exited}, nil
+	}}, nil)
+	if l.outcome.Result.Stdout != "sent back: ***" {
+		t.Errorf("output %q", l.outcome.Result.Stdout)
+	}
+	if got.Interception == nil || len(got.Interception.Hosts) != 1 || got.Interception.Hosts[0].Name != "api.example.com" {
+		t.Errorf("%+v", got.Interception)
+	}
+	for _, v := range []string{"SSL_CERT_FILE=mine", "REQUESTS_CA_BUNDLE=" + jail.TrustFile, "NODE_EXTRA_CA_CERTS=" + jail.TrustFile} {
+		if !slices.Contains(got.Env, v) {
+			t.Errorf("no %s in %s", v, got.Env)
+		}
+	}
+	if strings.Contains(strings.Join(got.Env, " "), canary) {
+		t.Errorf("the secret is in %s", got.Env)
+	}
+	var files []string
+	for _, f := range got.Files {
+		files = append(files, f.Path)
+		if bytes.Contains(f.Content, []byte(canary)) || bytes.Contains(f.Content, []byte("PRIVATE")) {
+			t.Errorf("%s has a secret", f.Path)
+		}
+		if f.Path == jail.TrustFile && !bytes.Contains(f.Content, []byte("BEGIN CERTIFICATE")) {
+			t.Errorf("%s has no certificate", f.Path)
+		}
+	}
+	if !slices.Contains(files, jail.TrustFile) || !slices.Contains(files, jail.SecretsDir+"/file") || slices.Contains(files, jail.SecretsDir+"/API") {
+		t.Errorf("files %s", files)
+	}
+
+	without := newLease(nil)
+	run(t, without, &fakeJail{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+		got = p
+		return jail.Outcome{Kind: jail.Exited}, nil
+	}}, nil)
+	if got.Interception != nil || strings.Contains(strings.Join(got.Env, " "), jail.TrustFile) || len(got.Files) != 1 {
+		t.Errorf("a program without the secret: %+v", got)
 	}
 }
 

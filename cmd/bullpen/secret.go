@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -26,28 +27,51 @@ type ofOrg struct {
 type secretSetCommand struct {
 	remote `embed:""`
 	ofOrg  `embed:""`
-	Name   string `arg:"" help:"Name of the secret: A-Z a-z 0-9 _ -."`
-	File   string `short:"f" default:"-" placeholder:"FILE" help:"File with the value; - for standard input, the default. A line break at the end is not part of the value."`
+	Name   string   `arg:"" help:"Name of the secret: A-Z a-z 0-9 _ -."`
+	File   string   `short:"f" default:"-" placeholder:"FILE" help:"File with the value; - for standard input, the default. A line break at the end is not part of the value."`
+	Host   []string `sep:"none" placeholder:"HOST" help:"Host whose requests get the value as a header, so that programs never have it: example.com over HTTPS, *.example.com:8443, or http://example.com without encryption. Can be repeated."`
+	Header string   `placeholder:"NAME: TEMPLATE" help:"The header for --host, with {{value}} in the place of the value."`
 }
 
 func (*secretSetCommand) Help() string {
 	return `Replaces a secret of the same name. Programs get it if their API key or its sandbox names it. The value is never an argument, which
 other users of the machine could read.
 
+With --host and --header, programs never get the value: the worker adds it to their requests to these hosts. A secret keeps its hosts when
+it is replaced without them.
+
 Examples:
 
   bullpen secret set TOKEN < token.txt
-  bullpen secret set DEPLOY_KEY -f ~/.ssh/id_ed25519 --org acme`
+  bullpen secret set DEPLOY_KEY -f ~/.ssh/id_ed25519 --org acme
+  bullpen secret set API_TOKEN --host api.example.com --header 'Authorization: Bearer {{value}}' < token.txt`
+}
+
+// injection returns the injection that the flags describe, or nil.
+func (c *secretSetCommand) injection() (*client.Injection, error) {
+	if len(c.Host) == 0 && c.Header == "" {
+		return nil, nil
+	}
+	header, template, ok := strings.Cut(c.Header, ":")
+	if len(c.Host) == 0 || !ok {
+		return nil, errors.New("--host and --header go together, as in --host api.example.com --header 'Authorization: Bearer {{value}}'")
+	}
+	i := &client.Injection{Hosts: c.Host, Header: strings.TrimSpace(header), Template: strings.TrimSpace(template)}
+	return i, i.Check("injection")
 }
 
 func (c *secretSetCommand) Run(ctx context.Context, s streams) error {
+	injection, err := c.injection()
+	if err != nil {
+		return err
+	}
 	value, err := readText(c.File, s.in, proto.MaxSecretBytes+2)
 	if err != nil {
 		return fmt.Errorf("read the value: %w", err)
 	}
 	value = strings.TrimSuffix(strings.TrimSuffix(value, "\n"), "\r")
 	return request(s, &c.remote, func(api *client.Client) (*client.Secret, json.RawMessage, error) {
-		return decoded(api.PutSecret(ctx, c.Org, c.Name, value))
+		return decoded(api.PutSecret(ctx, c.Org, c.Name, value, injection))
 	}, func(p *page, secret *client.Secret) { printSecrets(p, *secret) })
 }
 
@@ -93,9 +117,13 @@ func (c *secretDeleteCommand) Run(ctx context.Context, s streams) error {
 }
 
 func printSecrets(p *page, list ...client.Secret) {
-	p.row("NAME", "ORG", "BYTES", "CREATED", "UPDATED")
+	p.row("NAME", "ORG", "BYTES", "CREATED", "UPDATED", "INJECTED")
 	for _, s := range list {
-		p.row(s.Name, s.Org, s.Bytes, s.CreatedAt, s.UpdatedAt)
+		injected := "-"
+		if s.Injection != nil {
+			injected = s.Injection.Header + " of " + strings.Join(s.Injection.Hosts, ", ")
+		}
+		p.row(s.Name, s.Org, s.Bytes, s.CreatedAt, s.UpdatedAt, injected)
 	}
 }
 

@@ -94,7 +94,11 @@ func (s *stub) handler() http.Handler {
 		mux.HandleFunc(method+" /v1/admin/secrets/{name}", func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
 			s.record(r, body)
-			_, _ = io.WriteString(w, secret)
+			answer := strings.Replace(secret, "TOKEN", r.PathValue("name"), 1)
+			if _, injection, ok := strings.Cut(string(body), `,"injection":`); ok {
+				answer = strings.TrimSuffix(answer, "}") + `,"injection":` + injection
+			}
+			_, _ = io.WriteString(w, answer)
 		})
 	}
 	mux.HandleFunc("GET /v1/admin/secrets", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"secrets":[`+secret+`]}`) })

@@ -745,13 +745,16 @@ func secretRoutes() []Route {
 	secret := Secret{Org: "acme", Name: "TOKEN", Bytes: 40, Variable: true, CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()}}
 	ofOrg := []Param{query("org", "The organisation. By default that of the API key.", text())}
 	name := "The secret's name: 1 to 63 characters of A-Z, a-z, 0-9, _ and -, the first a letter."
+	injected := secret
+	injected.Injection = &proto.Injection{Hosts: []string{"api.example.com", "*.example.org:8443"}, Header: "Authorization", Template: "Bearer " + proto.InjectionValue}
 	return []Route{{
 		Method: http.MethodPut, Path: "/v1/admin/secrets/{name}", ID: "putSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "secret.put", Summary: "Store a secret", PathDoc: name, Params: ofOrg,
-		Doc:     "Replaces one of the same name. Executions that were accepted before keep the old value. The value is stored encrypted; no route returns it.",
-		Request: SecretRequest{"the-value-itself"}, Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusConflict, http.StatusNotFound},
+		Doc: "Replaces one of the same name. Executions that were accepted before keep the old value. The value is stored encrypted; no route returns it. " +
+			"A secret with an `injection` is never given to programs; replacing it without one keeps the `injection`.",
+		Request: SecretRequest{Value: "the-value-itself"}, Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusConflict, http.StatusNotFound},
 	}, {
 		Method: http.MethodGet, Path: "/v1/admin/secrets", ID: "listSecrets", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List secrets", Params: ofOrg,
-		Responses: ok("The secrets of the organisation by name, without their values.", Secrets{[]Secret{secret}}), Errors: []int{http.StatusNotFound},
+		Responses: ok("The secrets of the organisation by name, without their values.", Secrets{[]Secret{secret, injected}}), Errors: []int{http.StatusNotFound},
 	}, {
 		Method: http.MethodGet, Path: "/v1/admin/secrets/{name}", ID: "getSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a secret", PathDoc: name, Params: ofOrg,
 		Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusNotFound},

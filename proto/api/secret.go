@@ -2,25 +2,32 @@ package api
 
 import "github.com/bullpen-run/bullpen/proto"
 
-// SecretRequest is the value of a secret to store.
+// SecretRequest is a secret to store.
 type SecretRequest struct {
-	Value string `json:"value" doc:"4 bytes to 16 KiB of text."`
+	Value     string           `json:"value" doc:"4 bytes to 16 KiB of text."`
+	Injection *proto.Injection `json:"injection,omitempty" doc:"With it, programs never get the value: the worker adds it to their requests. Once a secret has it, it stays until it is replaced by another or the secret is removed."`
 }
 
-// Validate checks the value.
+// Validate checks the value and the injection.
 func (r *SecretRequest) Validate() error {
-	_, err := proto.CheckSecretValue(r.Value)
-	return err
+	if _, err := proto.CheckSecretValue(r.Value); err != nil || r.Injection == nil {
+		return err
+	}
+	if err := r.Injection.Check("injection"); err != nil {
+		return err
+	}
+	return r.Injection.CheckValue(r.Value)
 }
 
 // Secret is a named secret, without its value.
 type Secret struct {
-	Org       string `json:"org"`
-	Name      string `json:"name"`
-	Bytes     int    `json:"bytes" doc:"The size of the value."`
-	Variable  bool   `json:"variable" doc:"Whether the value can be an environment variable: at most 4,096 characters, no control characters."`
-	CreatedAt Time   `json:"created_at"`
-	UpdatedAt Time   `json:"updated_at"`
+	Org       string           `json:"org"`
+	Name      string           `json:"name"`
+	Bytes     int              `json:"bytes" doc:"The size of the value."`
+	Variable  bool             `json:"variable" doc:"Whether the value can be an environment variable: at most 4,096 characters, no control characters."`
+	Injection *proto.Injection `json:"injection,omitempty" doc:"How the worker adds the value to requests of programs, which never get it. Absent for other secrets."`
+	CreatedAt Time             `json:"created_at"`
+	UpdatedAt Time             `json:"updated_at"`
 }
 
 // Secrets is the list of the secrets of an organisation.
@@ -30,7 +37,7 @@ type Secrets struct {
 
 // NewSecret returns the form of a secret.
 func NewSecret(s *proto.Secret) Secret {
-	return Secret{s.Org, s.Name, s.Bytes, s.Variable, Time{s.CreatedAt}, Time{s.UpdatedAt}}
+	return Secret{s.Org, s.Name, s.Bytes, s.Variable, s.Injection, Time{s.CreatedAt}, Time{s.UpdatedAt}}
 }
 
 // RotatedKey is the answer to the rotation of the operator's key.

@@ -15,6 +15,9 @@ const (
 	CapabilityDisk    = "disk"    // programs with a home or /tmp on disk
 	CapabilityThreads = "threads" // programs with the home of a thread
 	CapabilitySecrets = "secrets" // programs with secrets, which older workers do not know
+	// CapabilityInjections is for secrets that are added to requests. A worker that does not know them
+	// would write them to files.
+	CapabilityInjections = "injections"
 )
 
 // CapabilityLanguage returns the capability to run programs in a language.
@@ -56,6 +59,9 @@ func needsOf(m *proto.Meta) []string {
 	}
 	if m.HasSecrets {
 		needs = append(needs, CapabilitySecrets)
+	}
+	if m.HasInjections {
+		needs = append(needs, CapabilityInjections)
 	}
 	return needs
 }

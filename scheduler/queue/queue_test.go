@@ -323,6 +323,7 @@ func TestJobWaitsForCapabilitiesOfItsSandbox(t *testing.T) {
 			func(j *proto.Job) { j.Image, j.Architecture = "py", "amd64" }, []string{queue.CapabilityImages, queue.CapabilityArchitecture("amd64")},
 		},
 		"network": {func(j *proto.Job) { j.Network = proto.NetworkAllowlist }, []string{language, queue.CapabilityNetwork}},
+		"secrets": {func(j *proto.Job) { j.HasSecrets, j.HasInjections = true, true }, []string{language, queue.CapabilitySecrets, queue.CapabilityInjections}},
 		"disk":    {func(j *proto.Job) { j.Disk = true }, []string{queue.CapabilityDisk, language}},
 		"thread":  {func(j *proto.Job) { j.ThreadID = "t" }, []string{queue.CapabilityThreads, language}},
 		"all": {

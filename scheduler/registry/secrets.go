@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,30 +43,52 @@ func OpenSecrets(ctx context.Context, st *store.Store, ring *keyring.Keyring, lo
 // Run applies changes by other processes until ctx is done.
 func (s *Secrets) Run(ctx context.Context) error { return s.cache.Run(ctx) }
 
-// secretKey is the key of a secret in the bucket, and the name with which its value is encrypted.
+// secretKey is the key of a secret in the bucket.
 func secretKey(org, name string) string { return secretPrefix + org + "." + name }
 
-// Put stores a secret, in place of one of the same name. It returns [proto.ErrNoSecretsKey] if
-// nothing can be encrypted, and a [*proto.FieldError] if the organisation has too many.
-func (s *Secrets) Put(ctx context.Context, org, name, value string) (proto.Secret, error) {
+// secretSealName returns the name with which a secret is encrypted. With the injection in it, whoever
+// changes the stored hosts does not get the value sent to others, and a gateway that does not know
+// injections cannot give the value to programs.
+func secretSealName(key string, injection *proto.Injection) (string, error) {
+	if injection == nil {
+		return key, nil
+	}
+	text, err := json.Marshal(injection)
+	return key + " " + string(text), err
+}
+
+// Put stores a secret, in place of one of the same name. If injection is nil, that of the replaced
+// one stays: whoever only replaces the value does not give it to programs. Put returns
+// [proto.ErrNoSecretsKey] if nothing can be encrypted, and a [*proto.FieldError] if the organisation
+// has too many secrets or the value cannot be injected.
+func (s *Secrets) Put(ctx context.Context, org, name, value string, injection *proto.Injection) (proto.Secret, error) {
 	key, now := secretKey(org, name), time.Now().UTC()
 	variable, err := proto.CheckSecretValue(value)
 	if err != nil {
 		return proto.Secret{}, err
 	}
-	sealed, err := s.ring.Seal(ctx, key, []byte(value))
-	if err != nil {
-		return proto.Secret{}, err
-	}
 	stored, err := s.cache.Update(ctx, key, func(old *storedSecret) (*storedSecret, error) {
-		created := now
+		created, inject := now, injection
 		if old != nil {
-			created = old.CreatedAt
+			created, inject = old.CreatedAt, cmp.Or(injection, old.Injection)
 		} else if len(s.List(org)) >= proto.MaxSecrets {
 			return nil, proto.FieldErrorf("name", "would be one secret too many: an organisation has at most %d", proto.MaxSecrets)
 		}
+		if inject != nil {
+			if err := inject.CheckValue(value); err != nil {
+				return nil, err
+			}
+		}
+		sealName, err := secretSealName(key, inject)
+		if err != nil {
+			return nil, err
+		}
+		sealed, err := s.ring.Seal(ctx, sealName, []byte(value))
+		if err != nil {
+			return nil, err
+		}
 		return &storedSecret{Sealed: sealed, Secret: proto.Secret{
-			Org: org, Name: name, Bytes: len(value), Variable: variable, CreatedAt: created, UpdatedAt: now,
+			Org: org, Name: name, Bytes: len(value), Variable: variable, Injection: inject, CreatedAt: created, UpdatedAt: now,
 		}}, nil
 	})
 	if err != nil {
@@ -101,13 +124,13 @@ func (s *Secrets) Remove(ctx context.Context, org, name string) error {
 	return err
 }
 
-// Bind returns the secrets that bindings name, and their values encrypted for one execution. It
-// returns a [*proto.MissingSecretError] if one does not exist.
+// Bind returns the secrets that bindings name, and their values encrypted for one execution. It sets
+// the injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
 func (s *Secrets) Bind(
 	ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding,
 ) (secrets map[string]proto.Secret, sealed []byte, err error) {
 	secrets, values := map[string]proto.Secret{}, map[string][]byte{}
-	for _, b := range bound {
+	for i, b := range bound {
 		key := secretKey(org, b.Secret)
 		stored := s.cache.Get(key)
 		if stored == nil { // perhaps just created by another gateway
@@ -119,11 +142,16 @@ func (s *Secrets) Bind(
 				return nil, nil, err
 			}
 		}
-		value, err := s.ring.Open(ctx, key, stored.Sealed)
+		sealName, err := secretSealName(key, stored.Injection)
+		if err != nil {
+			return nil, nil, err
+		}
+		value, err := s.ring.Open(ctx, sealName, stored.Sealed)
 		if err != nil {
 			return nil, nil, fmt.Errorf("decrypt the secret %s of %s: %w", b.Secret, org, err)
 		}
 		secrets[b.Secret], values[b.Secret] = stored.Secret, value
+		bound[i].Injection = stored.Injection
 	}
 	body, err := json.Marshal(values)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"time"
 
@@ -84,10 +85,24 @@ type Program struct {
 	LowWeight bool
 	// Timeout is counted from the program's start; 0 is no limit.
 	Timeout time.Duration
+	// Interception, if not nil, takes over connections of the program. The jail must have a network.
+	Interception *Interception
 	// Stdout and Stderr receive the program's output unaltered, as it is written. If nil, the
 	// output is discarded. Two goroutines write to them until Run returns. A writer that blocks
 	// blocks the program and Run.
 	Stdout, Stderr io.Writer
+}
+
+// Interception takes over TCP connections of a program to some hosts.
+type Interception struct {
+	// Hosts are names with ports. A connection is to one of them if the jail's resolver has answered
+	// that name with the address.
+	Hosts []proto.NetworkRule
+	// Serve is called with each connection to a host, whose indices in Hosts are matched. If it
+	// returns false, it has consumed read from the connection and answered nothing, and the connection
+	// is relayed. Otherwise it has ended the connection. dial connects to the address that the program
+	// connected to; Serve closes what dial returns. ctx is done when the jail is closed.
+	Serve func(ctx context.Context, conn net.Conn, matched []int, dial func() (net.Conn, error)) (read []byte, served bool)
 }
 
 // Owner is the owner of a file.

@@ -24,6 +24,8 @@ const (
 	PythonDir = HarnessDir + "/python"
 	// ProcDir holds what a jail has in place of the host's files of /proc.
 	ProcDir = HarnessDir + "/proc"
+	// TrustFile holds the certificate authorities that a program trusts whose requests get secrets.
+	TrustFile = JobDir + "/ca.pem"
 	// StdinFile is the program's standard input, if it has one.
 	StdinFile = JobDir + "/stdin"
 	// PrewarmDir holds the scripts with which bash and node wait for their program.

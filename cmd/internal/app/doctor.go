@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/inject"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
 )
@@ -107,7 +108,7 @@ func checkJails(ctx context.Context, c *Config) []Check {
 	var more []Check
 	if err == nil {
 		tools, err = missingTools(ctx, maker)
-		more = []Check{checkNetwork(ctx, maker, noNetwork), checkNetLimits(maker), checkDisk(ctx, maker, noDisk)}
+		more = []Check{checkNetwork(ctx, maker, noNetwork), checkNetLimits(maker), checkRoots(), checkDisk(ctx, maker, noDisk)}
 	}
 	if err := errors.Join(err, maker.Close()); err != nil {
 		return fail(err)
@@ -162,6 +163,16 @@ func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	}
 	if check.OK = err == nil; !check.OK {
 		check.Found, check.Remedy = "this worker does not run sandboxes with a network", err.Error()
+	}
+	return check
+}
+
+// checkRoots checks that hosts can prove their names, which they must before secrets are added to
+// requests.
+func checkRoots() Check {
+	check := Check{Name: "certificates", OK: true, Optional: true, Found: "secrets may be added to requests of programs"}
+	if _, err := inject.SystemRoots(); err != nil {
+		check.OK, check.Found, check.Remedy = false, "this worker does not run programs whose requests get secrets", err.Error()
 	}
 	return check
 }

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker"
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/home/cache"
+	"github.com/bullpen-run/bullpen/worker/inject"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
@@ -112,12 +114,14 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	_, noImages := usableImages(r.cfg.ImageDir)
 	warm := r.cfg.warm()
 	warm.OnStart, warm.OnZygote = r.metrics.JailAcquired, r.zygoteCreated
+	roots, noRoots := inject.SystemRoots()
 	capabilities := []string{queue.CapabilitySecrets, queue.CapabilityArchitecture(runtime.GOARCH)}
 	for _, can := range []struct {
 		capability string
 		err        error
 	}{
 		{queue.CapabilityNetwork, noNetwork},
+		{queue.CapabilityInjections, cmp.Or(noNetwork, noRoots)},
 		{queue.CapabilityDisk, maker.TryDisk(ctx, jailSpec())},
 		{queue.CapabilityImages, noImages},
 		{queue.CapabilityThreads, noHomes},
@@ -146,7 +150,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	}
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
-		Done: r.metrics.ExecutionDone, OnHealth: r.health.set,
+		Done: r.metrics.ExecutionDone, OnHealth: r.health.set, Roots: roots,
 		Open: func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) worker.Output {
 			w := events.NewWriter(ctx, r.store, job.TraceID, attempt, baseSeq, int64(job.Sandbox.OutputBytes))
 			w.FlushPartial, w.Budget, w.Org = job.StreamPartial, r.queue, job.Org

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
@@ -26,9 +27,13 @@ func secretPath(org, name string) string {
 	return path
 }
 
-// PutSecret stores a secret.
-func (c *Client) PutSecret(ctx context.Context, org, name, value string) (*Secret, error) {
-	secret, _, err := get[Secret](ctx, c, call{method: http.MethodPut, path: secretPath(org, name), body: api.SecretRequest{Value: value}, resend: true})
+// Injection is how the worker adds a secret to requests.
+type Injection = proto.Injection
+
+// PutSecret stores a secret. If injection is nil, a replaced secret keeps its own.
+func (c *Client) PutSecret(ctx context.Context, org, name, value string, injection *Injection) (*Secret, error) {
+	body := api.SecretRequest{Value: value, Injection: injection}
+	secret, _, err := get[Secret](ctx, c, call{method: http.MethodPut, path: secretPath(org, name), body: body, resend: true})
 	return secret, err
 }
 

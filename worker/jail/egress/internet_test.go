@@ -514,6 +514,8 @@ type order struct {
 	To   string `json:"to,omitempty"`
 	Data string `json:"data,omitempty"`
 	N    int    `json:"n,omitempty"`
+	Name string `json:"name,omitempty"` // that TLS asks for
+	CA   string `json:"ca,omitempty"`   // PEM of the only authorities that TLS trusts
 }
 
 type answer struct {

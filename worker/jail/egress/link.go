@@ -20,6 +20,7 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 // Limits of one link. A connection takes up to 256 KiB in the worker's stack and 64 KiB in transit,
@@ -27,6 +28,8 @@ import (
 // MiB.
 const (
 	MaxConnections = 256 // TCP connections, including those being opened, and UDP flows
+	// MaxIntercepted is how many of them may be intercepted. One takes up to 300 KiB more.
+	MaxIntercepted = 64
 
 	copyBuffer = 32 << 10
 	udpIdle    = 30 * time.Second // idle time after which a UDP flow ends
@@ -49,6 +52,8 @@ type Link struct {
 
 	in, out     atomic.Int64
 	connections atomic.Int32 // including UDP flows
+	intercepted atomic.Int32 // those that are intercepted
+	interceptor atomic.Pointer[jail.Interception]
 	inFlight    atomic.Int32 // DNS queries in flight
 	dnsConns    atomic.Int32 // TCP connections to the resolver
 	used        atomic.Bool  // the stack may have connections of the link
@@ -204,6 +209,15 @@ func (l *Link) acceptTCP(r *tcp.ForwarderRequest) {
 		return
 	}
 	defer release()
+	hosts := l.permits.interceptedAt(to)
+	if len(hosts) > 0 {
+		defer l.intercepted.Add(-1)
+		if l.intercepted.Add(1) > MaxIntercepted {
+			l.blockAddr("tcp", to, proto.BlockedLimit)
+			r.Complete(true)
+			return
+		}
+	}
 	outside, err := l.dial("tcp", to)
 	if err != nil {
 		r.Complete(true)
@@ -219,7 +233,10 @@ func (l *Link) acceptTCP(r *tcp.ForwarderRequest) {
 	}
 	stop := context.AfterFunc(l.ctx, func() { _ = outside.Close() })
 	defer stop()
-	l.relay(&tcpInside{gonet.NewTCPConn(&queue, ep), ep}, &tcpOutside{outside.(*net.TCPConn)})
+	inside := &tcpInside{gonet.NewTCPConn(&queue, ep), ep}
+	if len(hosts) == 0 || !l.intercept(inside, outside, to, hosts) {
+		l.relay(inside, &tcpOutside{outside.(*net.TCPConn)})
+	}
 }
 
 // tcpEnd is one end of a relayed connection. Reset closes it so that the peer notices lost data.

@@ -3,7 +3,6 @@ package egress
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -23,8 +22,9 @@ type permits struct {
 	open  bool // the whole public internet
 	rules []proto.NetworkRule
 
-	mu    sync.Mutex
-	known map[netip.Addr]*knownAddr
+	mu          sync.Mutex
+	intercepted []proto.NetworkRule // hosts whose connections are intercepted
+	known       map[netip.Addr]*knownAddr
 }
 
 // knownAddr is an address from a DNS answer.
@@ -33,6 +33,7 @@ type knownAddr struct {
 	granted map[uint16]time.Time // expiry by port; port 0 stands for all
 	expires time.Time            // the latest expiry
 	inUse   int                  // open connections
+	hosts   []int                // those of intercepted that the address was an answer for
 }
 
 func newPermits(network proto.Network) (*permits, error) {
@@ -88,15 +89,7 @@ func (k *knownAddr) grants(port uint16, now time.Time) bool {
 
 // mayResolve reports whether a name may be queried.
 func (p *permits) mayResolve(name string) bool {
-	return p.open || slices.ContainsFunc(p.rules, func(r proto.NetworkRule) bool { return matches(r, name) })
-}
-
-// matches reports whether a rule covers a name in canonical form.
-func matches(r proto.NetworkRule, name string) bool {
-	if suffix, ok := strings.CutPrefix(r.Name, "*"); ok {
-		return strings.HasSuffix(name, suffix) && len(name) > len(suffix)
-	}
-	return r.Name != "" && r.Name == name
+	return p.open || slices.ContainsFunc(p.rules, func(r proto.NetworkRule) bool { return r.Matches(name) })
 }
 
 // learn remembers an answer. Under an allowlist it grants the addresses until the answer expires,
@@ -111,12 +104,17 @@ func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now tim
 		p.known[addr] = k
 	}
 	k.name = name
+	for i := range p.intercepted {
+		if p.intercepted[i].Matches(name) && !slices.Contains(k.hosts, i) {
+			k.hosts = append(k.hosts, i)
+		}
+	}
 	until := now.Add(min(max(ttl, minGrant), maxGrant))
 	if until.After(k.expires) {
 		k.expires = until
 	}
 	for _, rule := range p.rules {
-		if !matches(rule, name) {
+		if !rule.Matches(name) {
 			continue
 		}
 		ports := rule.Ports
@@ -129,6 +127,29 @@ func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now tim
 			}
 		}
 	}
+}
+
+// intercept makes names those of hosts whose connections are intercepted.
+func (p *permits) intercept(hosts []proto.NetworkRule) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.intercepted = hosts
+}
+
+// interceptedAt returns the hosts that a connection is to, as indices of intercepted.
+func (p *permits) interceptedAt(to netip.AddrPort) (hosts []int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := p.known[to.Addr()]
+	if k == nil {
+		return nil
+	}
+	for _, i := range k.hosts {
+		if slices.Contains(p.intercepted[i].Ports, to.Port()) {
+			hosts = append(hosts, i)
+		}
+	}
+	return hosts
 }
 
 // evict forgets the unused address that expires first. There is one, since a link has fewer

@@ -3,13 +3,17 @@ package egress_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
+	"net/textproto"
 	"os"
 	"strings"
 	"syscall"
@@ -84,10 +88,23 @@ func (p *program) do(o order) answer {
 		return p.openPending(o)
 	case "get":
 		return p.get(o.To)
+	case "raw":
+		return p.raw(o)
+	case "fetch":
+		return p.fetch(o)
 	case "resolve":
 		return p.resolve(o)
 	case "hold":
 		return p.hold(o)
+	case "begin": // send Data and go on without waiting, while all answers are read
+		conn, err := p.dialer.Dial("tcp", o.To)
+		if err != nil {
+			return answer{Error: errorName(err)}
+		}
+		p.held = append(p.held, conn)
+		go func() { _, _ = io.Copy(io.Discard, conn) }()
+		_, err = io.WriteString(conn, o.Data)
+		return answer{Error: errorName(err)}
 	case "release":
 		for _, conn := range p.held {
 			_ = conn.Close()
@@ -170,6 +187,60 @@ func (p *program) get(url string) answer {
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(resp.Body)
 	return answer{Data: string(body), Error: errorName(err)}
+}
+
+// raw sends data, over TLS if the order has a name for it, and returns everything that comes back.
+func (p *program) raw(o order) answer {
+	conn, err := p.dialer.Dial("tcp", o.To)
+	if err != nil {
+		return answer{Error: errorName(err)}
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if o.Name != "" {
+		conn = tls.Client(conn, &tls.Config{ServerName: o.Name, RootCAs: poolOf(o.CA)})
+	}
+	if _, err := io.WriteString(conn, o.Data); err != nil {
+		return answer{Error: errorName(err)}
+	}
+	got, err := io.ReadAll(conn)
+	return answer{Data: string(got), Error: errorName(err)}
+}
+
+func poolOf(pem string) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(pem))
+	return pool
+}
+
+// fetch sends N requests, with Data as the body, over one connection, and returns the last answer: its
+// headers and trailers as found, and its body.
+func (p *program) fetch(o order) answer {
+	transport := &http.Transport{
+		DialContext: p.dialer.DialContext, TLSClientConfig: &tls.Config{RootCAs: poolOf(o.CA)}, DisableCompression: true, MaxConnsPerHost: 1,
+	}
+	defer transport.CloseIdleConnections()
+	var a answer
+	for range max(o.N, 1) {
+		a = answer{}
+		trace := &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+			a.Found = append(a.Found, fmt.Sprint(code, " ", h.Get("Link")))
+			return nil
+		}}
+		req, err := http.NewRequestWithContext(httptrace.WithClientTrace(context.Background(), trace), http.MethodPost, o.To, strings.NewReader(o.Data))
+		if err != nil {
+			return answer{Error: errorName(err)}
+		}
+		resp, err := transport.RoundTrip(req)
+		if err != nil {
+			return answer{Error: errorName(err)}
+		}
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		a.Data, a.Error = string(body), errorName(err)
+		a.Found = append(a.Found, resp.Header.Get("X-Received"), resp.Trailer.Get("X-Late"))
+	}
+	return a
 }
 
 // resolve queries our resolver, over UDP and IPv4 or as in Data: "A", "AAAA tcp", "A tcp6".

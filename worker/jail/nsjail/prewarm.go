@@ -68,6 +68,12 @@ func (s *sandbox) Load(ctx context.Context, p jail.Program) error {
 // load does nothing if no interpreter can continue with p. It returns no error if the jail is dead;
 // Run detects that.
 func (s *sandbox) load(p jail.Program) error {
+	if p.Interception != nil {
+		if s.link == nil {
+			return errors.New("intercept the program's connections: the jail has no network")
+		}
+		s.link.Intercept(p.Interception)
+	}
 	if s.prewarmed == nil || s.loaded {
 		return nil
 	}

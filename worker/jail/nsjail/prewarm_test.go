@@ -178,6 +178,14 @@ func TestLoadFails(t *testing.T) {
 }
 
 // What an interpreter reads only at startup cannot be changed later, so a new one is started.
+func TestInterceptionNeedsNetwork(t *testing.T) {
+	m := newMaker(t)
+	_, err := prepare(t, m, testSpec()).Run(t.Context(), jail.Program{Argv: []string{"bash"}, Dir: "/", Interception: &jail.Interception{}})
+	if err == nil || !strings.Contains(err.Error(), "no network") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestProgramThatCannotContinueIsStarted(t *testing.T) {
 	m := newMaker(t)
 	zygote := zygoteOf(t, m, testSpec())

@@ -1,32 +1,27 @@
-package worker
+package mask
 
 import (
 	"bytes"
 	"strings"
 	"testing"
-
-	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maskedIn returns a text as it is written in pieces through the masks of a job.
-func maskedIn(job *proto.Job, text []byte, size int) string {
+// maskedIn returns a text as it is written in pieces through masks of secrets.
+func maskedIn(secrets []string, text []byte, size int, keepLength bool) string {
 	var out bytes.Buffer
-	m := newMasks(job, nil)
-	w := m.writer(&out)
+	w := New(secrets).Writer(&out)
+	w.KeepLength = keepLength
 	for rest := text; len(rest) > 0; {
 		n := min(size, len(rest))
 		_, _ = w.Write(rest[:n])
 		rest = rest[n:]
 	}
-	m.flush()
+	w.Flush()
 	return out.String()
 }
 
 func TestMasks(t *testing.T) {
-	job := &proto.Job{
-		Env:     map[string]string{"A": "abab", "B": "ababab!", "C": "line one\nxy\n", "OTHER": "other"},
-		Secrets: []string{"A", "B", "C", "MISSING"},
-	}
+	secrets := []string{"abab", "ababab!", "line one\nxy\n", ""}
 	for text, want := range map[string]string{
 		"x abab y":          "x *** y",
 		"ababab!":           "***",
@@ -41,12 +36,17 @@ func TestMasks(t *testing.T) {
 		"other":             "other",
 	} {
 		for size := 1; size <= len(text); size++ {
-			if got := maskedIn(job, []byte(text), size); got != want {
+			if got := maskedIn(secrets, []byte(text), size, false); got != want {
 				t.Errorf("%q in pieces of %d: %q, want %q", text, size, got, want)
+			}
+			if got := maskedIn(secrets, []byte(text), size, true); len(got) != len(text) || unmasked(got) != unmasked(want) {
+				t.Errorf("%q in pieces of %d, as long: %q", text, size, got)
 			}
 		}
 	}
 }
+
+func unmasked(text string) string { return strings.ReplaceAll(text, "*", "") }
 
 // FuzzMasks compares with a search for each secret at each byte.
 func FuzzMasks(f *testing.F) {
@@ -67,14 +67,13 @@ func FuzzMasks(f *testing.F) {
 					continue
 				}
 				if i >= to {
-					want.WriteString(text[to:i] + masked)
+					want.WriteString(text[to:i] + Text)
 				}
 				to = max(to, i+len(secret))
 			}
 		}
 		want.WriteString(text[to:])
-		job := &proto.Job{Env: map[string]string{"A": a, "B": b}, Secrets: []string{"A", "B"}}
-		if got := maskedIn(job, []byte(text), size); got != want.String() {
+		if got := maskedIn([]string{a, b}, []byte(text), size, false); got != want.String() {
 			t.Errorf("%q without %q and %q: %q, want %q", text, a, b, got, want.String())
 		}
 	})

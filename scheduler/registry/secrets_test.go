@@ -1,0 +1,98 @@
+package registry_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/keyring"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
+)
+
+// reversed is the operator's key of the tests.
+type reversed struct{}
+
+func (reversed) Wrap(_ context.Context, key []byte) ([]byte, string, error) {
+	wrapped := bytes.Clone(key)
+	slices.Reverse(wrapped)
+	return wrapped, "reversed", nil
+}
+
+func (r reversed) Unwrap(ctx context.Context, wrapped []byte) ([]byte, error) {
+	key, _, err := r.Wrap(ctx, wrapped)
+	return key, err
+}
+
+func TestInjectionsStay(t *testing.T) {
+	ctx, st := storetest.Context(t), storetest.Open(t, storetest.Server(t))
+	ring, err := keyring.Open(ctx, st, reversed{}, true, storetest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets, err := registry.OpenSecrets(ctx, st, ring, storetest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(value string, injection *proto.Injection) proto.Secret {
+		t.Helper()
+		secret, err := secrets.Put(ctx, "acme", "API", value, injection)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return secret
+	}
+	template := func(i *proto.Injection) string {
+		if i == nil {
+			return "none"
+		}
+		return i.Template
+	}
+	bearer := &proto.Injection{Hosts: []string{"api.example.com"}, Header: "Authorization", Template: "Bearer {{value}}"}
+	if got := put("value one", nil); got.Injection != nil {
+		t.Errorf("%+v", got)
+	}
+	put("value two", bearer)
+	if got := put("value three", nil); template(got.Injection) != bearer.Template || got.Bytes != len("value three") {
+		t.Errorf("a secret whose value alone was replaced: %+v", got)
+	}
+	bad, err := secrets.Put(ctx, "acme", "API", "two\nlines", nil)
+	if refused, ok := errors.AsType[*proto.FieldError](err); !ok || refused.Field != "value" || strings.Contains(err.Error(), "lines\"") {
+		t.Errorf("a value that cannot be in a header: %+v, %v", bad, err)
+	}
+	bound := []proto.SecretBinding{{Secret: "API"}}
+	found, sealed, err := secrets.Bind(ctx, "acme", proto.NewTraceID(), bound)
+	if err != nil || template(bound[0].Injection) != bearer.Template || template(found["API"].Injection) != bearer.Template || len(sealed) == 0 {
+		t.Errorf("bound %+v of %+v, %v", bound, found, err)
+	}
+	stored, err := st.Secrets.Get(ctx, "secret.acme.API")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range [][2]string{{"api.example.com", "evil.example.com"}, {`"injection"`, `"unknown"`}} {
+		if _, err := st.Secrets.Put(ctx, "secret.acme.API", bytes.Replace(stored.Value(), []byte(change[0]), []byte(change[1]), 1)); err != nil {
+			t.Fatal(err)
+		}
+		other, err := registry.OpenSecrets(ctx, st, ring, storetest.Log(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := other.Bind(ctx, "acme", proto.NewTraceID(), bound); err == nil || !strings.Contains(err.Error(), "decrypt") {
+			t.Errorf("a secret whose %s was changed in the store: %v", change[0], err)
+		}
+	}
+	if got := put("value four", &proto.Injection{Hosts: bearer.Hosts, Header: "X-Key", Template: "{{value}}"}); template(got.Injection) != "{{value}}" {
+		t.Errorf("%+v", got)
+	}
+	if err := secrets.Remove(ctx, "acme", "API"); err != nil {
+		t.Fatal(err)
+	}
+	put("value five", nil)
+	if _, _, err = secrets.Bind(ctx, "acme", proto.NewTraceID(), bound); err != nil || bound[0].Injection != nil {
+		t.Errorf("after the secret was removed and made again: %+v, %v", bound, err)
+	}
+}

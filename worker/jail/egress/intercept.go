@@ -1,0 +1,57 @@
+package egress
+
+import (
+	"net"
+	"net/netip"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
+)
+
+// Intercept makes i take over the connections of the link to its hosts. It must be called before the
+// program of the jail starts, because connections are recognised by the answers of the resolver.
+func (l *Link) Intercept(i *jail.Interception) {
+	l.interceptor.Store(i)
+	l.permits.intercept(i.Hosts)
+}
+
+// intercept passes a connection to the interception of the link. If it returns false, the connection
+// is to be relayed.
+func (l *Link) intercept(inside *tcpInside, outside net.Conn, to netip.AddrPort, hosts []int) bool {
+	open := make(chan net.Conn, 1)
+	open <- outside
+	dial := func() (net.Conn, error) {
+		select {
+		case conn := <-open:
+			return conn, nil
+		default:
+			return l.dial("tcp", to)
+		}
+	}
+	read, served := l.interceptor.Load().Serve(l.ctx, &countedConn{inside, l}, hosts, dial)
+	if served {
+		_ = inside.Close()
+		return true
+	}
+	if _, err := outside.Write(read); err != nil { // relaying fails too, and resets the program's connection
+		_ = outside.Close()
+	}
+	return false
+}
+
+// countedConn is the program's end of an intercepted connection.
+type countedConn struct {
+	*tcpInside
+	link *Link
+}
+
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.tcpInside.Read(p)
+	c.link.out.Add(int64(n))
+	return n, err
+}
+
+func (c *countedConn) Write(p []byte) (int, error) {
+	n, err := c.tcpInside.Write(p)
+	c.link.in.Add(int64(n))
+	return n, err
+}
