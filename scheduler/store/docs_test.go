@@ -50,6 +50,7 @@ var signals = []signal{
 	{PingSubject("batches", "*"), []string{roleGateway}, []string{roleGateway}, "the same for batches (request)"},
 	{PingSubject("thread-gc", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the garbage collection of threads (request)"},
 	{PingSubject("history", "*"), []string{roleGateway}, []string{roleGateway}, "the same for a shared index of executions (request)"},
+	{PingSubject("usage", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the counting of usage (request)"},
 	{AssignSubject("*"), []string{roleScheduler}, []string{roleWorker}, "assign a job to a worker"},
 	{ReadersSubject("*"), []string{roleWorker}, []string{roleGateway}, "whether a client still reads the output of an execution (request)"},
 	{DrainSubject("*"), []string{roleGateway}, []string{roleWorker}, "whether a worker takes new jobs"},
