@@ -153,9 +153,10 @@ func withoutStored(rows []proto.UsageRow) (left []proto.UsageRow) {
 // answer.
 type dying struct {
 	jetstream.KeyValue
-	mu   sync.Mutex
-	left int
-	die  context.CancelFunc
+	mu     sync.Mutex
+	left   int
+	die    context.CancelFunc
+	before func() // the last write; nil for nothing
 }
 
 // written answers a write.
@@ -167,6 +168,9 @@ func (d *dying) written(write func() (uint64, error)) (uint64, error) {
 	}
 	if d.left--; d.left > 0 {
 		return write()
+	}
+	if d.before != nil {
+		d.before()
 	}
 	_, _ = write()
 	d.die()
@@ -227,10 +231,10 @@ func TestTwoCountersAndRedelivery(t *testing.T) {
 	t.Parallel()
 	server := storetest.Server(t)
 	st := storetest.Open(t, server)
-	const n = 300
+	n := int64(300)
 	one, two := count(t, st), count(t, storetest.Open(t, server))
 	for i := range n {
-		end(t, st, "acme", fmt.Sprint("key_", i%3), proto.Python, proto.Exited(0), noon(i%2))
+		end(t, st, "acme", fmt.Sprint("key_", i%3), proto.Python, proto.Exited(0), noon(int(i%2)))
 	}
 	check := func(when string) {
 		t.Helper()
@@ -247,6 +251,27 @@ func TestTwoCountersAndRedelivery(t *testing.T) {
 	check("two counters")
 	one()
 	two()
+
+	// Another counter writes what it has read before that, and dies.
+	ctx, cancel := context.WithCancel(storetest.Context(t))
+	mortal := *st
+	waits, write := make(chan struct{}), make(chan struct{})
+	mortal.Usage = &dying{KeyValue: st.Usage, left: 1, die: cancel, before: func() { close(waits); <-write }}
+	end(t, st, "acme", "key_0", proto.Python, proto.Exited(0), noon(0))
+	n++
+	stopped := count(t, &mortal)
+	<-waits
+	stop := count(t, st)
+	end(t, st, "acme", "key_0", proto.Python, proto.Exited(0), noon(0))
+	n++
+	check("while another one waits")
+	stop()
+	close(write)
+	<-ctx.Done()
+	stopped()
+	stop = count(t, st)
+	check("after a late write")
+	stop()
 	if err := st.Usage.Purge(storetest.Context(t), "position"); err != nil {
 		t.Fatal(err)
 	}
