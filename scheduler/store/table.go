@@ -100,7 +100,7 @@ type row struct {
 // that it has access to, and never creates one.
 var table = []row{
 	{
-		name: "bullpen_usage", holds: "usage of organisations by month, and of API keys by day", bucket: func(s *Store) *jetstream.KeyValue { return &s.Usage },
+		name: "bullpen_usage", holds: "usage of organisations and API keys, by month", bucket: func(s *Store) *jetstream.KeyValue { return &s.Usage },
 		retention: forUsage, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},

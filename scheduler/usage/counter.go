@@ -295,8 +295,8 @@ func (a *accumulator) add(ctx context.Context, c change) error {
 	}
 	for i := range c.parts {
 		p := &c.parts[i]
-		put(dayKey(p.org, p.day, p.key), string(p.language), p)
-		put(monthKey(p.org, p.day[:len(monthLayout)]), p.day, p)
+		put(keyEntry(p.org, monthOf(p.day), p.key), keyName(p.day, p.language), p)
+		put(orgEntry(p.org, monthOf(p.day)), p.day, p)
 	}
 	for key, named := range sums {
 		e, err := a.entry(ctx, key)
@@ -412,7 +412,7 @@ func (a *accumulator) sample(ctx context.Context) error {
 	}
 	day := now.Format(proto.UsageDayLayout)
 	for org, bytes := range stored {
-		e, err := a.entry(ctx, monthKey(org, day[:len(monthLayout)]))
+		e, err := a.entry(ctx, orgEntry(org, monthOf(day)))
 		if err != nil {
 			return err
 		}
@@ -457,7 +457,7 @@ func (a *accumulator) outputBytes(ctx context.Context, now time.Time) (map[strin
 	oldest := now.Add(-a.Retention)
 	bytes := map[string]int64{}
 	for m := firstOfMonth(oldest).AddDate(0, -1, 0); !m.After(now); m = m.AddDate(0, 1, 0) {
-		entries, err := readEntries(ctx, a.Store, monthKey("*", m.Format(monthLayout)))
+		entries, err := readEntries(ctx, a.Store, orgEntry("*", m.Format(monthLayout)))
 		if err != nil {
 			return nil, err
 		}

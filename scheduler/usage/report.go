@@ -47,46 +47,35 @@ func (u *Usage) Report(ctx context.Context, f *proto.UsageFilter) (proto.UsageRe
 	detailed := f.By(proto.UsageByKey) || f.By(proto.UsageByLanguage)
 	org := cmp.Or(f.Org, "*")
 	for m := firstOfMonth(f.From); !m.After(f.To); m = m.AddDate(0, 1, 0) {
-		months, err := readEntries(ctx, u.Store, monthKey(org, m.Format(monthLayout)))
-		if err != nil {
+		if err := r.read(ctx, u.Store, orgEntry(org, m.Format(monthLayout)), func(tokens []string, e *entry) error {
+			return r.addOrg(tokens[1], e, !detailed)
+		}); err != nil {
 			return proto.UsageReport{}, err
 		}
-		for key, e := range months {
-			if err := r.addMonth(orgOf(key), e, !detailed); err != nil {
-				return proto.UsageReport{}, err
-			}
+		if !detailed {
+			continue
 		}
-		for _, pattern := range r.dayPatterns(org, m, detailed) {
-			days, err := readEntries(ctx, u.Store, pattern)
-			if err != nil {
-				return proto.UsageReport{}, err
-			}
-			for key, e := range days {
-				if err := r.addDay(key, e); err != nil {
-					return proto.UsageReport{}, err
-				}
-			}
+		if err := r.read(ctx, u.Store, keyEntry(org, m.Format(monthLayout), "*"), func(tokens []string, e *entry) error {
+			return r.addKey(tokens[1], tokens[3], e)
+		}); err != nil {
+			return proto.UsageReport{}, err
 		}
 	}
 	return proto.UsageReport{Rows: r.sorted(), Complete: complete}, nil
 }
 
-// dayPatterns returns the patterns of the entries of days in a month that the report needs. Those of
-// all organisations are read day by day, so that they need not be in memory together.
-func (r *report) dayPatterns(org string, m time.Time, detailed bool) []string {
-	switch {
-	case !detailed:
-		return nil
-	case org != "*":
-		return []string{dayPrefix + org + "." + m.Format(monthLayout) + ".*.*"}
+// read calls add with the entries whose keys match a pattern, and the tokens of the keys.
+func (r *report) read(ctx context.Context, st *store.Store, pattern string, add func(tokens []string, e *entry) error) error {
+	entries, err := readEntries(ctx, st, pattern)
+	if err != nil {
+		return err
 	}
-	var patterns []string
-	for day := m; day.Month() == m.Month(); day = day.AddDate(0, 0, 1) {
-		if text := day.Format(proto.UsageDayLayout); text >= r.from && text <= r.to {
-			patterns = append(patterns, dayKey(org, text, "*"))
+	for key, e := range entries {
+		if err := add(strings.Split(key, "."), e); err != nil {
+			return err
 		}
 	}
-	return patterns
+	return nil
 }
 
 // row returns the row of a group.
@@ -107,44 +96,48 @@ func (r *report) row(g group) (*proto.UsageRow, error) {
 	return r.rows[g], nil
 }
 
-// addMonth adds the stored bytes of a month's entry, and its sums if sums is set.
-func (r *report) addMonth(org string, e *entry, sums bool) error {
+// add adds to the row of a group, if its day is among those asked for.
+func (r *report) add(g group, sum *proto.UsageSum, stored int64) error {
+	if g.day < r.from || g.day > r.to {
+		return nil
+	}
+	row, err := r.row(g)
+	if err != nil {
+		return err
+	}
+	row.Add(sum)
+	row.StoredByteDays += stored
+	return nil
+}
+
+// addOrg adds the stored bytes of an organisation's entry, and its sums if sums is set.
+func (r *report) addOrg(org string, e *entry, sums bool) error {
 	for day, bytes := range e.Stored {
-		if day < r.from || day > r.to || bytes == 0 {
+		if bytes == 0 {
 			continue
 		}
-		row, err := r.row(group{org: org, day: day})
-		if err != nil {
+		if err := r.add(group{org: org, day: day}, &proto.UsageSum{}, bytes); err != nil {
 			return err
 		}
-		row.StoredByteDays += bytes
 	}
 	for day, sum := range e.Sums {
-		if !sums || day < r.from || day > r.to {
-			continue
+		if !sums {
+			break
 		}
-		row, err := r.row(group{org: org, day: day})
-		if err != nil {
+		if err := r.add(group{org: org, day: day}, sum, 0); err != nil {
 			return err
 		}
-		row.Add(sum)
 	}
 	return nil
 }
 
-// addDay adds a day's entry.
-func (r *report) addDay(entryKey string, e *entry) error {
-	tokens := strings.Split(entryKey, ".")
-	org, day, key := tokens[1], tokens[2]+"-"+tokens[3], tokens[4]
-	if day < r.from || day > r.to {
-		return nil
-	}
-	for language, sum := range e.Sums {
-		row, err := r.row(group{org, day, key, proto.Language(language)})
-		if err != nil {
+// addKey adds the entry of an API key.
+func (r *report) addKey(org, key string, e *entry) error {
+	for name, sum := range e.Sums {
+		day, language, _ := strings.Cut(name, " ")
+		if err := r.add(group{org, day, key, proto.Language(language)}, sum, 0); err != nil {
 			return err
 		}
-		row.Add(sum)
 	}
 	return nil
 }

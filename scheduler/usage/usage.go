@@ -4,8 +4,8 @@
 // # Counting once
 //
 // A [Counter] follows the streams of records and deliveries, and adds what has ended to entries of a
-// bucket: one for each API key and day, with a sum for each language, and one for each organisation
-// and month, with a sum for each day. Each entry has the place in each stream up to which it counts.
+// bucket: one for each API key and month, with a sum for each day and language, and one for each
+// organisation and month, with a sum for each day. Each entry has the place in each stream up to which it counts.
 // A message is added only to the entries that do not count it yet, and entries are changed by
 // compare-and-set. So a counter may be killed between any two writes, and two may run at a time: what
 // was counted and what was not is in the entries themselves. The position, which is written last,
@@ -35,16 +35,16 @@ const monthLayout = "2006-01"
 // Keys of the bucket.
 const (
 	positionKey = "position"
-	dayPrefix   = "day."   // day.<organisation>.<month>.<day of the month>.<key id>
-	monthPrefix = "month." // month.<organisation>.<month>
+	orgPrefix   = "org." // org.<organisation>.<month>
+	keyPrefix   = "key." // key.<organisation>.<month>.<key id>
 )
 
-// entry is a value of the bucket: the usage of an API key on a day, or of an organisation in a month.
+// entry is a value of the bucket: the usage of an organisation or of an API key in a month.
 type entry struct {
-	// Sums are by language for a day, and by day for a month.
+	// Sums are by day for an organisation, and by day and language for a key, see keyName.
 	Sums map[string]*proto.UsageSum `json:"sums"`
 	// Stored has the largest sample of stored bytes of each day. StoredBytes is the last sample. Only
-	// a month has them.
+	// an organisation has them.
 	Stored      map[string]int64 `json:"stored,omitempty"`
 	StoredBytes int64            `json:"stored_bytes,omitempty"`
 	// Counted has, by the id of each stream, the sequence number of the last message in the sums.
@@ -72,12 +72,17 @@ func decodeEntry(e jetstream.KeyValueEntry) (*entry, error) {
 	return value, nil
 }
 
-// dayKey returns the key of a day's entry. day has the form of [proto.UsageDayLayout].
-func dayKey(org, day, key string) string {
-	return dayPrefix + org + "." + day[:len(monthLayout)] + "." + day[len(monthLayout)+1:] + "." + key
-}
+// orgEntry returns the key of the entry of an organisation in a month.
+func orgEntry(org, month string) string { return orgPrefix + org + "." + month }
 
-func monthKey(org, month string) string { return monthPrefix + org + "." + month }
+// keyEntry returns the key of the entry of an API key in a month.
+func keyEntry(org, month, key string) string { return keyPrefix + org + "." + month + "." + key }
+
+// keyName returns the name of the sum of a day and language in the entry of an API key.
+func keyName(day string, language proto.Language) string { return day + " " + string(language) }
+
+// monthOf returns the month of a day in the form of [proto.UsageDayLayout].
+func monthOf(day string) string { return day[:len(monthLayout)] }
 
 // readEntries returns the entries whose keys match a pattern.
 func readEntries(ctx context.Context, st *store.Store, pattern string) (map[string]*entry, error) {
@@ -119,7 +124,7 @@ type month struct {
 // Open reads the usage of all months.
 func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Usage, error) {
 	months, err := store.OpenCache(ctx, store.CacheConfig[month]{
-		Store: st, Bucket: st.Usage, Keys: monthPrefix + "*.*", Name: "usage of months", Decode: decodeMonth, Log: log,
+		Store: st, Bucket: st.Usage, Keys: orgPrefix + "*.*", Name: "usage of months", Decode: decodeMonth, Log: log,
 	})
 	return &Usage{Store: st, months: months}, err
 }
@@ -148,12 +153,12 @@ func decodeMonth(e jetstream.KeyValueEntry) (*month, error) {
 func (u *Usage) Month(org string) proto.UsageMonth {
 	now := time.Now().UTC()
 	var m month
-	if stored := u.months.Get(monthKey(org, now.Format(monthLayout))); stored != nil {
+	if stored := u.months.Get(orgEntry(org, now.Format(monthLayout))); stored != nil {
 		m = *stored
 	}
 	if !m.sampled { // the first sample of the month is not there yet
 		before := now.AddDate(0, 0, -now.Day())
-		if stored := u.months.Get(monthKey(org, before.Format(monthLayout))); stored != nil {
+		if stored := u.months.Get(orgEntry(org, before.Format(monthLayout))); stored != nil {
 			m.StoredBytes = stored.StoredBytes
 		}
 	}

@@ -195,7 +195,7 @@ func TestCounterDiesAfterEachWrite(t *testing.T) {
 	server := storetest.Server(t)
 	st := storetest.Open(t, server)
 	ended := 0
-	const entries = 4 + 2 // days, months
+	const entries = 4 + 2 // of keys and organisations
 	for round := range 2 * (entries + 1) {
 		for _, key := range []string{"key_a", "key_b"} {
 			end(t, st, "acme", key, proto.Python, proto.Exited(0), noon(0))
@@ -219,7 +219,7 @@ func TestCounterDiesAfterEachWrite(t *testing.T) {
 	for _, r := range report(t, st, proto.UsageFilter{}) {
 		byMonth.Add(&r.UsageSum)
 	}
-	for name, sum := range map[string]proto.UsageSum{"days": byKey, "months": byMonth} {
+	for name, sum := range map[string]proto.UsageSum{"keys": byKey, "organisations": byMonth} {
 		if sum.Executions[proto.StatusSuccess] != int64(ended) || sum.CPUMS != int64(ended)*1500 {
 			t.Errorf("%s: %+v, want %d executions", name, sum, ended)
 		}
