@@ -130,7 +130,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"docs":              testDocs, "drain-async": testDrainAsync, "golden": testGolden, "image": testImage,
 		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "pipelines": testPipelines,
 		"redis": testRedis, "schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
-		"three-gateways": testThreeGateways, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
+		"three-gateways": testThreeGateways, "usage": testUsage, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
 	}
 }
 
