@@ -82,6 +82,13 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a gateway stores an API key: %v", err)
 	}
 
+	if _, err := gateway.Usage.Put(ctx, "position", []byte("{}")); err != nil {
+		t.Errorf("a gateway stores usage: %v", err)
+	}
+	if err := store.ReadBucket(ctx, gateway.Usage, "org.*.2026-11", func(jetstream.KeyValueEntry) {}); err != nil {
+		t.Errorf("a gateway reads the usage of a month: %v", err)
+	}
+
 	if _, err := gateway.Conn.Subscribe(store.ReadersSubject(job.TraceID), func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +134,7 @@ func TestDocumentedPermissions(t *testing.T) {
 			t.Errorf("a %s process changes the key of secrets", name)
 		}
 	}
-	for _, bucket := range []string{"bullpen_keys", "bullpen_webhooks", "bullpen_secrets"} {
+	for _, bucket := range []string{"bullpen_keys", "bullpen_webhooks", "bullpen_secrets", "bullpen_usage"} {
 		for _, request := range []struct{ subject, body string }{
 			{"$JS.API.DIRECT.GET.KV_" + bucket + ".$KV." + bucket + ".>", ""},
 			{"$JS.API.DIRECT.GET.KV_" + bucket, `{"seq":1}`},

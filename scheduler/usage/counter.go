@@ -24,7 +24,7 @@ const (
 	sampleEvery = time.Hour
 	maxChanged  = 1024 // changed entries before they are written without waiting for flushEvery
 	maxPassed   = 8192 // messages likewise
-	maxCached   = 8192 // entries in memory
+	maxCached   = 1024 // entries in memory between two writes
 	writes      = 16   // at a time
 	retryPause  = time.Second
 )
@@ -142,7 +142,7 @@ func (c *Counter) record(ctx context.Context, m jetstream.Msg, seq uint64) ([]pa
 	if !proto.Status(m.Headers().Get(store.HeaderStatus)).Terminal() {
 		return nil, nil
 	}
-	id, err := proto.ParseTraceID(lastToken(m.Subject()))
+	id, err := traceOf(m)
 	var rec *proto.Record
 	if err == nil {
 		rec, err = c.Store.Summary(ctx, id, seq, m.Headers())
@@ -213,7 +213,7 @@ func (c *Counter) deliveryUsage(ctx context.Context, m jetstream.Msg, seq uint64
 		err = json.Unmarshal([]byte(text), &used)
 		return used, err
 	}
-	id, err := proto.ParseTraceID(lastToken(m.Subject()))
+	id, err := traceOf(m)
 	if err != nil {
 		return used, err
 	}
@@ -228,7 +228,14 @@ func (c *Counter) deliveryUsage(ctx context.Context, m jetstream.Msg, seq uint64
 	return d.Usage(), nil
 }
 
-func lastToken(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
+// traceOf returns the execution in the subject of a record or a delivery.
+func traceOf(m jetstream.Msg) (proto.TraceID, error) {
+	id, err := proto.ParseTraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
+	if err != nil {
+		err = fmt.Errorf("%w: %w", store.ErrMalformed, err)
+	}
+	return id, err
+}
 
 // accumulator adds changes to entries in memory and writes these.
 type accumulator struct {

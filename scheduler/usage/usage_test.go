@@ -3,12 +3,15 @@ package usage_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
@@ -385,6 +388,48 @@ func TestWebhookAttempts(t *testing.T) {
 	check("replayed", 2, 3)
 }
 
+// What is malformed is skipped, and too long a report is refused.
+func TestMalformedAndTooMuch(t *testing.T) {
+	t.Parallel()
+	ctx := storetest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	ended := nats.Header{store.HeaderStatus: {"success"}, store.HeaderSummary: {"{"}}
+	for subject, h := range map[string]nats.Header{
+		store.ExecSubject("nothing"): ended, store.ExecSubject(proto.NewTraceID()): ended,
+		store.DeliverySubject("acme", proto.NewTraceID()): {store.HeaderStatus: {"failed"}, store.HeaderUsed: {`{"key":"key_a","attempts":{"today":1}}`}},
+		store.DeliverySubject("acme", "nothing"):          {store.HeaderStatus: {"failed"}},
+	} {
+		if _, err := st.JS.PublishMsg(ctx, &nats.Msg{Subject: subject, Header: h, Data: []byte("{")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end(t, st, "acme", "key.with.dots", proto.Python, proto.Exited(0), noon(0))
+	end(t, st, "acme", "key_a", proto.Python, proto.Exited(0), noon(0))
+	count(t, st)
+	all := proto.UsageFilter{GroupBy: []proto.UsageGroup{proto.UsageByDay, proto.UsageByKey, proto.UsageByLanguage}}
+	if rows := withoutStored(report(t, st, all)); len(rows) != 1 || rows[0].Key != "key_a" || rows[0].Executions[proto.StatusSuccess] != 1 {
+		t.Errorf("%+v", rows)
+	}
+
+	var sums strings.Builder
+	for i := range proto.MaxUsageRows {
+		_, _ = fmt.Fprintf(&sums, `"%s lang%d":{"cpu_ms":1},`, dayOf(noon(0)), i)
+	}
+	entry := `{"sums":{` + strings.TrimSuffix(sums.String(), ",") + `},"counted":{}}`
+	if _, err := st.Usage.Put(ctx, "key.big."+dayOf(noon(0))[:7]+".key_b", []byte(entry)); err != nil {
+		t.Fatal(err)
+	}
+	all.From, all.To, all.Org = noon(0), noon(0), "big"
+	if rows := report(t, st, all); len(rows) != proto.MaxUsageRows {
+		t.Errorf("%d rows", len(rows))
+	}
+	all.Org = ""
+	_, err := (&usage.Usage{Store: st}).Report(ctx, &all)
+	if field := new(proto.FieldError); !errors.As(err, &field) || field.Field != "group_by" {
+		t.Errorf("one row too many: %v", err)
+	}
+}
+
 // The stored bytes are those of threads, with their staged files, and of the results that are kept.
 func TestStoredBytesAndMonth(t *testing.T) {
 	t.Parallel()
@@ -396,6 +441,11 @@ func TestStoredBytesAndMonth(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := heads.Create(ctx, &proto.Thread{Org: "acme", ID: "u", Version: &proto.Version{Number: 1, Bytes: 20000}}); err != nil {
+		t.Fatal(err)
+	}
+	lastMonth := time.Now().UTC().AddDate(0, 0, -time.Now().UTC().Day())
+	entry := fmt.Sprintf(`{"sums":{},"stored":{%q:900},"stored_bytes":800,"counted":{}}`, dayOf(lastMonth))
+	if _, err := st.Usage.Put(ctx, "org.gone."+lastMonth.Format("2006-01"), []byte(entry)); err != nil {
 		t.Fatal(err)
 	}
 	u, err := usage.Open(ctx, st, storetest.Log(t))
@@ -418,8 +468,16 @@ func TestStoredBytesAndMonth(t *testing.T) {
 			}
 		}
 	}
+	if m := u.Month("gone"); m.StoredBytes != 800 || m.StoredByteDays != 0 {
+		t.Errorf("before the first sample of the month: %+v", m)
+	}
 	stop := count(t, st) // samples at its start
 	month(21000, 0)
+	for deadline := time.Now().Add(30 * time.Second); u.Month("gone").StoredBytes != 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("after the first sample: %+v", u.Month("gone"))
+		}
+	}
 	end(t, st, "acme", "key_a", proto.Python, proto.Exited(0), time.Now().UTC())
 	month(21000, 100)
 	stop()
