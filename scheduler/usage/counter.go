@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -373,9 +374,7 @@ func (a *accumulator) flush(ctx context.Context) error {
 	if a.count == 0 {
 		return nil
 	}
-	for stream, seq := range a.passed {
-		a.position[stream] = seq
-	}
+	maps.Copy(a.position, a.passed)
 	text, err := json.Marshal(a.position)
 	if err == nil {
 		_, err = a.Store.Usage.Put(ctx, positionKey, text)
