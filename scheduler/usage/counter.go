@@ -97,8 +97,9 @@ func (c *Counter) follow(ctx context.Context) error {
 	return group.Wait()
 }
 
-// reportGap logs if executions cannot be counted: they may have ended and expired since the position
-// was written, or the stream has lost what is counted and will use its sequence numbers again.
+// reportGap logs if executions cannot be counted: they may have ended and expired since the
+// position was written, or the stream has lost what is counted and will use its sequence numbers
+// again.
 func (c *Counter) reportGap(ctx context.Context, position map[string]uint64, written time.Time) {
 	info, err := c.Store.Executions.Info(ctx)
 	at := position[store.StreamID(c.Store.Executions)]
@@ -111,8 +112,8 @@ func (c *Counter) reportGap(ctx context.Context, position map[string]uint64, wri
 	}
 }
 
-// read sends what the messages of a stream after a sequence number add. decode returns nothing for a
-// message that adds nothing, and an error if reading must begin again.
+// read sends what the messages of a stream after a sequence number add. decode returns nothing for
+// a message that adds nothing, and an error if reading must begin again.
 func (c *Counter) read(
 	ctx context.Context, st jetstream.Stream, after uint64, changes chan<- change,
 	decode func(ctx context.Context, m jetstream.Msg, seq uint64) ([]part, error),
@@ -159,8 +160,8 @@ func (c *Counter) record(ctx context.Context, m jetstream.Msg, seq uint64) ([]pa
 	return c.valid(m, p)
 }
 
-// skip logs that a malformed message is not counted. It returns other errors, for example of a read,
-// after which the message must be read again.
+// skip logs that a malformed message is not counted. It returns other errors, for example of a
+// read, after which the message must be read again.
 func (c *Counter) skip(m jetstream.Msg, err error, inHeader bool) error {
 	switch {
 	case store.IsNotFound(err): // replaced, or it has just expired
@@ -386,8 +387,8 @@ func (a *accumulator) flush(ctx context.Context) error {
 	return nil
 }
 
-// write stores an entry in place of the one that was read. Otherwise another counter has changed it,
-// or an earlier write whose answer was lost, and it must be read again.
+// write stores an entry in place of the one that was read. Otherwise another counter has changed
+// it, or an earlier write whose answer was lost, and it must be read again.
 func (a *accumulator) write(ctx context.Context, key string, e *cached) error {
 	text, err := json.Marshal(e.entry)
 	if err != nil {

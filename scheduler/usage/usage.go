@@ -1,15 +1,15 @@
-// Package usage counts what organisations use: executions, their CPU time and memory, the bytes that
-// they send and store, and attempts of webhooks. The counts outlive the executions.
+// Package usage counts what organisations use: executions, their CPU time and memory, the bytes
+// that they send and store, and attempts of webhooks. The counts outlive the executions.
 //
 // # Counting once
 //
-// A [Counter] follows the streams of records and deliveries, and adds what has ended to entries of a
-// bucket: one for each API key and month, with a sum for each day and language, and one for each
-// organisation and month, with a sum for each day. Each entry has the place in each stream up to which it counts.
-// A message is added only to the entries that do not count it yet, and entries are changed by
-// compare-and-set. So a counter may be killed between any two writes, and two may run at a time: what
-// was counted and what was not is in the entries themselves. The position, which is written last,
-// only saves reading a stream from its beginning.
+// A [Counter] follows the streams of records and deliveries, and adds what has ended to entries of
+// a bucket: one for each API key and month, with a sum for each day and language, and one for each
+// organisation and month, with a sum for each day. Each entry has the place in each stream up to
+// which it counts. A message is added only to the entries that do not count it yet, and entries are
+// changed by compare-and-set. So a counter may be killed between any two writes, and two may run at
+// a time: what was counted and what was not is in the entries themselves. The position, which is
+// written last, only saves reading a stream from its beginning.
 //
 // A terminal record is never replaced, so each is read as long as it is kept. A delivery that has
 // ended may be replayed, and counts with each end. Its attempts up to an end are not counted if the
@@ -43,8 +43,8 @@ const (
 type entry struct {
 	// Sums are by day for an organisation, and by day and language for a key, see keyName.
 	Sums map[string]*proto.UsageSum `json:"sums"`
-	// Stored has the largest sample of stored bytes of each day. StoredBytes is the last sample. Only
-	// an organisation has them.
+	// Stored has the largest sample of stored bytes of each day. StoredBytes is the last sample.
+	// Only an organisation has them.
 	Stored      map[string]int64 `json:"stored,omitempty"`
 	StoredBytes int64            `json:"stored_bytes,omitempty"`
 	// Counted has, by the id of each stream, the sequence number of the last message in the sums.
@@ -148,8 +148,8 @@ func decodeMonth(e jetstream.KeyValueEntry) (*month, error) {
 	return m, nil
 }
 
-// Month returns the usage of an organisation in the present month, as of a few seconds ago. It reads
-// memory only. Its maps must not be modified.
+// Month returns the usage of an organisation in the present month, as of a few seconds ago. It
+// reads memory only. Its maps must not be modified.
 func (u *Usage) Month(org string) proto.UsageMonth {
 	now := time.Now().UTC()
 	var m month
