@@ -101,13 +101,13 @@ func (c *Counter) follow(ctx context.Context) error {
 // position was written, or the stream has lost what is counted and will use its sequence numbers
 // again.
 func (c *Counter) reportGap(ctx context.Context, position map[string]uint64, written time.Time) {
-	info, err := c.Store.Executions.Info(ctx)
+	last, err := lastSeq(ctx, c.Store, c.Store.Executions)
 	at := position[store.StreamID(c.Store.Executions)]
 	switch {
 	case err != nil: // following the stream will fail as well
-	case info.State.LastSeq < at:
-		c.Log.Error("the stream of records has lost messages that usage counts; as many others will not be counted", "messages", at-info.State.LastSeq)
-	case info.State.LastSeq > at && time.Since(written) > c.Retention:
+	case last < at:
+		c.Log.Error("the stream of records has lost messages that usage counts; as many others will not be counted", "messages", at-last)
+	case last > at && time.Since(written) > c.Retention:
 		c.Log.Warn("executions that ended and expired while no gateway ran are missing in usage", "counted_until", written)
 	}
 }
@@ -436,7 +436,7 @@ func (a *accumulator) sample(ctx context.Context) error {
 // threadBytes returns the size of the newest versions and staged files of all threads by
 // organisation.
 func (a *accumulator) threadBytes(ctx context.Context) (map[string]int64, error) {
-	info, err := a.Store.Threads.Info(ctx)
+	last, err := lastSeq(ctx, a.Store, a.Store.Threads)
 	if err != nil {
 		return nil, err
 	}
@@ -444,7 +444,7 @@ func (a *accumulator) threadBytes(ctx context.Context) (map[string]int64, error)
 	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.ThreadPattern}
 	err = a.Store.Read(ctx, a.Store.Threads, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		text := m.Headers().Get(store.HeaderThread)
-		if text == "" || at.Sequence.Stream > info.State.LastSeq { // removed; or changed since, and perhaps counted already
+		if text == "" || at.Sequence.Stream > last { // removed; or changed since, and perhaps counted already
 			return
 		}
 		var s proto.ThreadSummary

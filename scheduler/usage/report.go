@@ -158,7 +158,7 @@ func (r *report) sorted() []proto.UsageRow {
 func (u *Usage) fresh(ctx context.Context) (bool, error) {
 	last := map[string]uint64{}
 	for _, st := range []jetstream.Stream{u.Store.Executions, u.Store.Deliveries} {
-		seq, err := u.lastSeq(ctx, st)
+		seq, err := lastSeq(ctx, u.Store, st)
 		if err != nil {
 			return false, err
 		}
@@ -193,12 +193,12 @@ func (u *Usage) fresh(ctx context.Context) (bool, error) {
 }
 
 // lastSeq returns the sequence number of the last message of a stream.
-func (u *Usage) lastSeq(ctx context.Context, st jetstream.Stream) (seq uint64, err error) {
+func lastSeq(ctx context.Context, s *store.Store, st jetstream.Stream) (seq uint64, err error) {
 	name := st.CachedInfo().Config.Name
 	ctx, cancel := context.WithTimeout(ctx, freshTimeout)
 	defer cancel()
-	err = u.Store.RetryLeader(name, infoTimeout).Do(ctx, func(ctx context.Context) error {
-		now, err := u.Store.JS.Stream(ctx, name)
+	err = s.RetryLeader(name, infoTimeout).Do(ctx, func(ctx context.Context) error {
+		now, err := s.JS.Stream(ctx, name)
 		if err == nil {
 			seq = now.CachedInfo().State.LastSeq
 		}
