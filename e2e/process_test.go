@@ -289,6 +289,10 @@ func (p *process) tail() []byte {
 type logLine struct {
 	Time                    time.Time
 	Msg, URL, Worker, Error string
+	Org                     string
+	CPUMS                   int64 `json:"cpu_ms"`
+	MemoryPeak              int64 `json:"memory_peak"`
+	DurationMS              int64 `json:"duration_ms"`
 }
 
 // logged returns the lines of the log with that message.

@@ -71,6 +71,13 @@ type Queue interface {
 	View(ctx context.Context, req *proto.QueueRequest) (proto.QueueView, error)
 }
 
+// Usage reports what organisations used.
+type Usage interface {
+	// Report returns the usage that a filter selects. It returns a [*proto.FieldError] if there are
+	// more than [proto.MaxUsageRows] rows.
+	Report(ctx context.Context, f *proto.UsageFilter) (proto.UsageReport, error)
+}
+
 // Schedules stores schedules.
 type Schedules interface {
 	// Create stores a new schedule. It returns a [*proto.FieldError] if the schedule has no ticks,

@@ -51,6 +51,7 @@ type Server struct {
 	History     History
 	Workers     Workers
 	Queue       Queue
+	Usage       Usage
 	Schedules   Schedules
 	Batches     Batches
 	Pipelines   Pipelines
@@ -159,8 +160,8 @@ func (s *Server) routeAPI(r chi.Router) {
 	handlers := map[string]func(http.ResponseWriter, *http.Request) error{
 		"execute": s.execute, "getExecution": s.getExecution, "getOutput": s.getOutput, "cancelExecution": s.cancelExecution,
 		"streamURL": s.streamURL, "getStream": s.getStream,
-		"listExecutions": s.listExecutions,
-		"getDelivery":    s.getDelivery, "replayDelivery": s.replayDelivery, "getWebhook": s.getWebhook, "putWebhook": s.putWebhook,
+		"listExecutions": s.listExecutions, "getUsage": s.getUsage, "getOrgUsage": s.getOrgUsage,
+		"getDelivery": s.getDelivery, "replayDelivery": s.replayDelivery, "getWebhook": s.getWebhook, "putWebhook": s.putWebhook,
 		"patchWebhook": s.patchWebhook, "deleteWebhook": s.deleteWebhook, "rotateWebhook": s.rotateWebhook, "testWebhook": s.testWebhook,
 		"replayFailed": s.replayFailed, "listEndpoints": s.listEndpoints, "enableEndpoint": s.enableEndpoint,
 		"listThreads": s.listThreads, "getThread": s.getThread, "deleteThread": s.deleteThread, "forkThread": s.forkThread,

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// maxTransfers is the number of files and archives that an organisation may transfer at a time.
-	// Each takes up to tens of MiB of memory, and a client can make it last.
+	// maxTransfers is the number of files, archives and reports that an organisation may transfer at a
+	// time. Each takes up to tens of MiB of memory, and a client can make it last.
 	maxTransfers = 16
 	// transferWait is how long a transfer waits for another one to end. Clients want an answer
 	// within 5 s.
@@ -60,7 +60,7 @@ func (t *transfers) begin(ctx context.Context, org string) (done func(), err err
 	case <-timeout.C:
 		err = &api.Error{
 			Code: api.CodeRateLimited, RetryAfter: 1,
-			Message: "too many files and archives of this organisation are on their way; send the request again",
+			Message: "too many files, archives and reports of this organisation are on their way; send the request again",
 		}
 	}
 	leave()

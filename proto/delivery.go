@@ -44,10 +44,30 @@ type Delivery struct {
 	// which the waits do not count.
 	Made   int `json:"made"`
 	Before int `json:"before,omitempty"`
+	// Ended is the number of attempts before the delivery last ended, 0 if it ends for the first time.
+	// Usage has counted these.
+	Ended int `json:"ended,omitempty"`
 	// Attempts are the last [MaxKeptAttempts] attempts.
 	Attempts []DeliveryAttempt `json:"attempts"`
 	// Body is what is posted, for a delivery that is not about an execution.
 	Body json.RawMessage `json:"body,omitempty"`
+}
+
+// DeliveryUsage is what a delivery that has ended adds to the usage of its organisation.
+type DeliveryUsage struct {
+	Key      string           `json:"key"`
+	Attempts map[string]int64 `json:"attempts"` // since it last ended, by the day on which they began
+}
+
+// Usage returns what a delivery that has ended adds to the usage of its organisation.
+func (d *Delivery) Usage() DeliveryUsage {
+	u := DeliveryUsage{Key: d.Key, Attempts: map[string]int64{}}
+	for _, a := range d.Attempts {
+		if a.Number > max(d.Ended, d.Before) { // an older version stored no Ended
+			u.Attempts[a.At.UTC().Format(UsageDayLayout)]++
+		}
+	}
+	return u
 }
 
 // DeliveryChange is the part of a stored delivery that scheduling its next attempt needs.

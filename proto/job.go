@@ -167,9 +167,10 @@ func (r *Record) Public() *Record {
 
 // Usage is the resource consumption of an execution.
 type Usage struct {
-	CPUMS      int64         `json:"cpu_ms"`
-	MemoryPeak int64         `json:"memory_peak"`       // bytes
-	Network    *NetworkUsage `json:"network,omitempty"` // nil if the network was blocked
+	CPUMS       int64         `json:"cpu_ms"`
+	MemoryPeak  int64         `json:"memory_peak"`            // bytes
+	OutputBytes int64         `json:"output_bytes,omitempty"` // of stdout and stderr in the result
+	Network     *NetworkUsage `json:"network,omitempty"`      // nil if the network was blocked
 }
 
 // NetworkUsage is the network traffic of an execution.

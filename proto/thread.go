@@ -229,6 +229,8 @@ type ThreadSummary struct {
 	Bytes     int64     `json:"bytes"`            // of that version
 	Files     int64     `json:"files"`            // of that version
 	Staged    int       `json:"staged"`           // files
+	// StagedBytes is the size of these files; 0 if an older version stored the summary.
+	StagedBytes int64 `json:"staged_bytes,omitempty"`
 }
 
 // Summary returns the form of t in lists.
@@ -238,6 +240,9 @@ func (t *Thread) Summary() ThreadSummary {
 	}
 	if t.Version != nil {
 		s.Bytes, s.Files = t.Version.Bytes, t.Version.Files
+	}
+	for i := range t.Staged {
+		s.StagedBytes += t.Staged[i].Size
 	}
 	return s
 }

@@ -303,7 +303,10 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	result.OutputBudgetExceeded = events.OverBudget()
 	out := Outcome{
 		Result: result, LastSeq: last, OutputTruncated: truncated,
-		Usage: &proto.Usage{CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak, Network: outcome.Network},
+		Usage: &proto.Usage{
+			CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak, Network: outcome.Network,
+			OutputBytes: int64(len(result.Stdout) + len(result.Stderr)),
+		},
 	}
 	if m.home != nil && !errors.Is(context.Cause(running), ErrShutdown) && outcome.Kind != jail.HostOutOfMemory {
 		began := time.Now()

@@ -97,6 +97,7 @@ type commands struct {
 	Wait       waitCommand        `cmd:"" help:"Wait until executions end."`
 	Cancel     cancelCommand      `cmd:"" help:"Cancel an execution."`
 	Queue      queueCommand       `cmd:"" help:"Show what is queued and running, and places in the queue."`
+	Usage      usageCommand       `cmd:"" help:"Show what executions used."`
 	Batch      batchCommands      `cmd:"" help:"Run many programs as one batch."`
 	CI         ciCommands         `cmd:"" name:"ci" help:"Run pipelines: steps that need each other."`
 	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`

@@ -124,6 +124,9 @@ func (s *stub) handler() http.Handler {
 		}
 		_, _ = io.WriteString(w, stubKeyJSON(`"2026-01-03T00:00:00.000Z"`, ""))
 	})
+	for _, path := range []string{"/v1/usage", "/v1/admin/usage"} {
+		mux.HandleFunc("GET "+path, s.usage)
+	}
 	s.webhookRoutes(mux)
 	s.threadRoutes(mux)
 	s.deadLetterRoutes(mux)
@@ -212,6 +215,33 @@ func (s *stub) object(mux *http.ServeMux, path, object, missing string) {
 	mux.HandleFunc("GET /v1/admin/"+kind, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintf(w, `{%q:[%s]}`, kind, object)
 	})
+}
+
+// usage answers with two days or keys; with nothing before 2026.
+func (s *stub) usage(w http.ResponseWriter, r *http.Request) {
+	s.record(r, nil)
+	query := r.URL.Query()
+	row := func(day, key, language string, executions int, rest string) string {
+		return fmt.Sprintf(`{"org":null,"day":%s,"key":%s,"language":%s,"executions":{"total":%[4]d,"success":%[5]d,"failed":0,"timeout":0,"oom":0,"seccomp":0,"cancelled":0},%[6]s}`,
+			day, key, language, executions, max(0, executions-1), rest)
+	}
+	const used = `"cpu_seconds":30.25,"memory_mib_seconds":2400,"bytes_out":1048576,"output_bytes":10,"stored_byte_days":0,"webhook_attempts":3`
+	const stored = `"cpu_seconds":0,"memory_mib_seconds":0,"bytes_out":0,"output_bytes":0,"stored_byte_days":5242880,"webhook_attempts":0`
+	rows, complete := row(`"2026-01-02"`, "null", "null", 120, used)+","+row(`"2026-01-03"`, "null", "null", 2, stored), true
+	switch {
+	case query.Get("from") == "yesterday":
+		refuse(w, http.StatusBadRequest, "validation_error", "from must be a day such as 2026-11-25", "")
+		return
+	case r.Header.Get("Accept") == "text/csv":
+		_, _ = io.WriteString(w, "org,day,executions\nacme,2026-01-02,120\n")
+		return
+	case query.Get("to") == "2025-01-01":
+		rows, complete = "", false
+	case query.Get("group_by") == "key,language":
+		rows = row("null", "null", "null", 0, stored) + "," + row("null", `"key_1"`, `"python"`, 120, used)
+	}
+	groups, _ := json.Marshal(strings.Split(query.Get("group_by"), ","))
+	_, _ = fmt.Fprintf(w, `{"from":"2026-01-01","to":"2026-01-03","group_by":%s,"complete":%t,"rows":[%s]}`, groups, complete, rows)
 }
 
 func refuse(w http.ResponseWriter, status int, code, message, retryAfter string) {

@@ -123,7 +123,7 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeRateLimited, http.StatusTooManyRequests, "TooManyRequests",
-			"The plan does not include this; or its limit of concurrent or queued executions or the request rate of the API key is reached, or 16 files and archives of the " +
+			"The plan does not include this; or its limit of concurrent or queued executions or the request rate of the API key is reached, or 16 files, archives and reports of the " +
 				"organisation are being transferred, or it makes too many administrative requests. A limit that ends by waiting has a Retry-After. What the plan does not include has X-Should-Retry: " +
 				"false, and permanent and the reason plan_limit in the body.",
 			"concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions.",

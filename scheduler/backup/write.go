@@ -32,7 +32,9 @@ type Maker struct {
 // several moments. The order makes them consistent. Whatever was accepted before the backup began
 // is in it, in a state that it had while the backup was made.
 //
-//   - Schedules, batches and runs of pipelines come first, since their states name executions and
+//   - Usage comes before the records and deliveries that it counts. Each of these has its place in
+//     its stream, so that what the backup counts already is not counted again after a restore.
+//   - Schedules, batches and runs of pipelines come next, since their states name executions and
 //     webhooks. What they started meanwhile, they start again after a restore under the same trace
 //     id or idempotency key, so it is the same execution.
 //   - Jobs come before dead letters and deliveries, and these before records. A job that is gone by
@@ -52,6 +54,9 @@ func (m *Maker) Backup(ctx context.Context, w io.Writer) error {
 	}
 	b := &run{
 		store: m.Store, file: f, start: map[jetstream.Stream]uint64{},
+		ids: map[jetstream.Stream]string{
+			m.Store.Executions: store.StreamID(m.Store.Executions), m.Store.Deliveries: store.StreamID(m.Store.Deliveries),
+		},
 		jobs: map[proto.TraceID]bool{}, deliveries: map[proto.TraceID]bool{}, attempts: map[proto.TraceID]int{},
 	}
 	if err := b.run(ctx); err != nil {
@@ -64,6 +69,7 @@ func (m *Maker) Backup(ctx context.Context, w io.Writer) error {
 type run struct {
 	store *store.Store
 	file  *file
+	ids   map[jetstream.Stream]string // of the streams whose messages are restored with their places
 	start map[jetstream.Stream]uint64 // sequence number of a stream's last message when the backup began
 
 	jobs       map[proto.TraceID]bool
@@ -103,6 +109,7 @@ func (b *run) run(ctx context.Context) error {
 
 // message is a stored message.
 type message struct {
+	stream  string // its id, if the message is restored with its place
 	subject string
 	seq     uint64
 	at      time.Time
@@ -123,7 +130,7 @@ func (b *run) each(ctx context.Context, st jetstream.Stream, handle func(context
 		if ctx.Err() != nil {
 			return
 		}
-		if err := handle(ctx, &message{subject: m.Subject(), seq: at.Sequence.Stream, at: at.Timestamp, header: m.Headers(), body: m.Data()}); err != nil {
+		if err := handle(ctx, &message{stream: b.ids[st], subject: m.Subject(), seq: at.Sequence.Stream, at: at.Timestamp, header: m.Headers(), body: m.Data()}); err != nil {
 			fail(err)
 		}
 	})
@@ -138,7 +145,11 @@ func (b *run) add(_ context.Context, m *message) error {
 	if store.IsDeleteMarker(m.header) || !store.InBackup(m.subject) {
 		return nil
 	}
-	return b.file.add(m.subject, store.BackupHeader(m.header), m.at, m.body)
+	h := store.BackupHeader(m.header)
+	if m.stream != "" {
+		store.AddPlace(h, store.Place{Stream: m.stream, Seq: m.seq})
+	}
+	return b.file.add(m.subject, h, m.at, m.body)
 }
 
 // load replaces a message whose body is an object by the newest one on its subject, since the
@@ -268,7 +279,7 @@ func (b *run) maker(ctx context.Context, id proto.TraceID) error {
 			if rec.Seq <= b.lastRecord {
 				return nil
 			}
-			return b.changed(ctx, &message{store.ExecSubject(id), rec.Seq, rec.Time, rec.Header, rec.Data}, true)
+			return b.changed(ctx, &message{b.ids[b.store.Executions], store.ExecSubject(id), rec.Seq, rec.Time, rec.Header, rec.Data}, true)
 		}
 		select {
 		case <-ctx.Done():

@@ -21,14 +21,17 @@ import (
 // Store stores deliveries in JetStream.
 type Store struct{ Store *store.Store }
 
-func header(d *proto.Delivery) nats.Header {
+func header(d *proto.Delivery) (nats.Header, error) {
 	h := nats.Header{}
 	h.Set(store.HeaderStatus, string(d.Status))
 	h.Set(store.HeaderOrigin, proto.Origin(d.URL))
 	if d.Status == proto.DeliveryPending {
 		h.Set(store.HeaderDue, d.NextAt.UTC().Format(time.RFC3339Nano))
+		return h, nil
 	}
-	return h
+	used, err := json.Marshal(d.Usage())
+	h.Set(store.HeaderUsed, string(used))
+	return h, err
 }
 
 // Create stores a delivery. It is no error if the delivery exists. Create retries until ctx is
@@ -47,7 +50,11 @@ func Encode(d *proto.Delivery) (nats.Header, []byte, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("encode delivery of %s: %w", d.TraceID, err)
 	}
-	return header(d), body, nil
+	h, err := header(d)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode delivery of %s: %w", d.TraceID, err)
+	}
+	return h, body, nil
 }
 
 func (s *Store) write(ctx context.Context, d *proto.Delivery, revision uint64) (uint64, error) {
@@ -72,6 +79,9 @@ func (s *Store) Get(ctx context.Context, org string, id proto.TraceID) (*proto.D
 		return nil, 0, err
 	}
 	d, err := proto.DecodeDelivery(id, m.Data)
+	if err == nil && d.Status != proto.DeliveryPending {
+		d.Ended = d.Made
+	}
 	return d, m.Seq, err
 }
 
@@ -180,7 +190,7 @@ func parseChange(m jetstream.Msg, at *jetstream.MsgMetadata) (c proto.DeliveryCh
 	if c.TraceID, err = traceOf(m); err != nil {
 		return c, err
 	}
-	c.Org = strings.Split(m.Subject(), ".")[2]
+	c.Org = store.DeliveryOrg(m.Subject())
 	c.Revision, c.Origin = at.Sequence.Stream, m.Headers().Get(store.HeaderOrigin)
 	if due := m.Headers().Get(store.HeaderDue); due != "" {
 		c.Due, err = time.Parse(time.RFC3339Nano, due)

@@ -52,6 +52,7 @@ var signals = []signal{
 	{PingSubject("history", "*"), []string{roleGateway}, []string{roleGateway}, "the same for a shared index of executions (request)"},
 	{PingSubject("audit-http", "*"), []string{roleGateway}, []string{roleGateway}, "the same for sending the audit log to an HTTP endpoint (request)"},
 	{PingSubject("audit-syslog", "*"), []string{roleGateway}, []string{roleGateway}, "the same for sending it to a syslog server (request)"},
+	{PingSubject("usage", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the counting of usage (request)"},
 	{AssignSubject("*"), []string{roleScheduler}, []string{roleWorker}, "assign a job to a worker"},
 	{ReadersSubject("*"), []string{roleWorker}, []string{roleGateway}, "whether a client still reads the output of an execution (request)"},
 	{DrainSubject("*"), []string{roleGateway}, []string{roleWorker}, "whether a worker takes new jobs"},

@@ -32,10 +32,12 @@ const (
 	HeaderPacked  = "Bullpen-Packed"  // set if the events of an output message are compressed with S2
 	HeaderOrigin  = "Bullpen-Origin"  // scheme, host and port of a delivery's URL
 	HeaderDue     = "Bullpen-Due"     // when a delivery's next attempt is due, RFC 3339 with nanoseconds; none if the delivery has ended
+	HeaderUsed    = "Bullpen-Used"    // JSON of [proto.DeliveryUsage] on a delivery that has ended
 	HeaderThread  = "Bullpen-Thread"  // JSON of [proto.ThreadSummary] on a head; none on a tombstone and if the thread was removed
 	HeaderDead    = "Bullpen-Dead"    // JSON of [proto.DeadLetter] on a dead letter
 	headerBody    = "Bullpen-Body"    // name of the object that holds the body
 	headerWrite   = "Bullpen-Write"   // unique to a write, to recognise it after a lost answer
+	headerPlace   = "Bullpen-Place"   // a [Place] that a message restored from a backup had before; once for each backup
 	headerStored  = "Bullpen-Stored"  // when a message restored from a backup was first stored, RFC 3339 with nanoseconds
 )
 

@@ -92,6 +92,13 @@ func TestDocumentedPermissions(t *testing.T) {
 	if _, err := gateway.At(ctx, gateway.Audit, 1); err != nil {
 		t.Errorf("a gateway reads a record of the audit log: %v", err)
 	}
+	if _, err := gateway.Usage.Put(ctx, "position", []byte("{}")); err != nil {
+		t.Errorf("a gateway stores usage: %v", err)
+	}
+	if err := store.ReadBucket(ctx, gateway.Usage, "org.*.2026-11", func(jetstream.KeyValueEntry) {}); err != nil {
+		t.Errorf("a gateway reads the usage of a month: %v", err)
+	}
+
 	if _, err := gateway.Conn.Subscribe(store.ReadersSubject(job.TraceID), func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +109,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a worker asks for readers: %v", err)
 	}
 
-	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "thread-gc", "history", "audit-http", "audit-syslog"} {
+	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "thread-gc", "history", "audit-http", "audit-syslog", "usage"} {
 		ping := store.PingSubject(name, "g")
 		if _, err := gateway.Conn.Subscribe(ping, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 			t.Fatal(err)
@@ -137,7 +144,7 @@ func TestDocumentedPermissions(t *testing.T) {
 			t.Errorf("a %s process changes the key of secrets", name)
 		}
 	}
-	for _, bucket := range []string{"bullpen_keys", "bullpen_webhooks", "bullpen_secrets"} {
+	for _, bucket := range []string{"bullpen_keys", "bullpen_webhooks", "bullpen_secrets", "bullpen_usage"} {
 		for _, request := range []struct{ subject, body string }{
 			{"$JS.API.DIRECT.GET.KV_" + bucket + ".$KV." + bucket + ".>", ""},
 			{"$JS.API.DIRECT.GET.KV_" + bucket, `{"seq":1}`},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -155,6 +156,35 @@ func BackupHeader(h nats.Header) nats.Header {
 		}
 	}
 	return out
+}
+
+// Place is the place of a message in a stream.
+type Place struct {
+	Stream string // see [StreamID]
+	Seq    uint64
+}
+
+// StreamID identifies a stream. A stream that is created again is another one.
+func StreamID(st jetstream.Stream) string {
+	return strconv.FormatInt(st.CachedInfo().Created.UnixNano(), 36)
+}
+
+// Places returns the places that a message with header h had in the streams that it was restored
+// from.
+func Places(h nats.Header) []Place {
+	var places []Place
+	for _, text := range h.Values(headerPlace) {
+		id, seq, _ := strings.Cut(text, " ")
+		if n, err := strconv.ParseUint(seq, 10, 64); err == nil { // written by AddPlace
+			places = append(places, Place{id, n})
+		}
+	}
+	return places
+}
+
+// AddPlace adds a place to the header of a message in a backup.
+func AddPlace(h nats.Header, p Place) {
+	h[headerPlace] = append(slices.Clone(h[headerPlace]), p.Stream+" "+strconv.FormatUint(p.Seq, 10))
 }
 
 // Restore stores a message of a backup, after all those passed before. at is when the message was

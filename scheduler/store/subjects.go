@@ -84,6 +84,12 @@ func DeliveryPattern(org string) string {
 	return root + "delivery." + org + ".*"
 }
 
+// DeliveryOrg returns the organisation in the subject of a delivery.
+func DeliveryOrg(subject string) string {
+	org, _, _ := strings.Cut(strings.TrimPrefix(subject, root+"delivery."), ".")
+	return org
+}
+
 // ThreadSubject is the subject of the head of a thread.
 func ThreadSubject(org, id string) string { return root + "thread." + org + "." + id }
 

@@ -67,6 +67,7 @@ var (
 	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration { return min(BindingTTL, c.Retention) }}
 	asAudit      = retention{"`--audit-retention`, for ever by default", func(c Config) time.Duration { return c.AuditRetention }}
 	forADay      = retention{"24 h", func(Config) time.Duration { return 24 * time.Hour }}
+	forUsage     = retention{"3 years after the last change", func(Config) time.Duration { return 3 * 366 * 24 * time.Hour }}
 	asBody       = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
 		return max(c.Retention, bodiesAtLeast) + bodiesGrace
 	}}
@@ -99,6 +100,11 @@ type row struct {
 // A backup reads the streams in this order; package backup explains it. A worker opens the rows
 // that it has access to, and never creates one.
 var table = []row{
+	{
+		name: "bullpen_usage", holds: "usage of organisations and API keys, by month", bucket: func(s *Store) *jetstream.KeyValue { return &s.Usage },
+		retention: forUsage, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
 	{
 		name: "bullpen_schedules", holds: "schedules, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Schedules },
 		retention: untilRemoved, backup: true,

@@ -27,6 +27,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/schedules"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
+	"github.com/bullpen-run/bullpen/scheduler/usage"
 	"github.com/bullpen-run/bullpen/storage/blob"
 	"github.com/bullpen-run/bullpen/storage/history"
 )
@@ -83,6 +84,7 @@ type system struct {
 	batches      *batches.Batches          // nil without the gateway role
 	pipelines    *pipelines.Pipelines      // nil without the gateway role
 	history      *schedulerhistory.History // nil without the gateway role
+	usage        *usage.Usage              // nil without the gateway role
 	historyIndex *history.DB               // where history is stored
 	metrics      *Metrics
 	health       *health   // nil without the worker role
@@ -373,7 +375,8 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			Instance: s.instance, Log: s.log,
 		}
 		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"engine of batches", engine.Run}, part{"runner of pipelines", stepRunner.Run})
-		r.base = append(append(r.base, base...), part{"threads", s.runThreadGC})
+		counter := &usage.Counter{Store: s.store, Retention: s.cfg.Retention, Instance: s.instance, Log: s.log}
+		r.base = append(append(r.base, base...), part{"threads", s.runThreadGC}, part{"counting of usage", counter.Run})
 		sinks, err := s.auditSinks()
 		if err != nil {
 			return roles{}, err

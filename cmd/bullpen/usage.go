@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+type usageCommand struct {
+	remote  `embed:""`
+	From    string   `placeholder:"DAY" help:"First day, such as 2026-11-01. Default: the first one of the month of --to."`
+	To      string   `placeholder:"DAY" help:"Last day. Default: today, in UTC."`
+	GroupBy []string `name:"group-by" default:"day" placeholder:"GROUP,…" help:"What the rows differ in: day, key, language or org. Default: ${default}."`
+	Org     string   `placeholder:"ORG" help:"Organisation, for an administrator. Default: that of the API key."`
+	All     bool     `help:"All organisations, for a global administrator."`
+	CSV     bool     `name:"csv" help:"Print CSV."`
+}
+
+func (*usageCommand) Help() string {
+	return `Shows what executions used: how many ended and how many of these without success, their CPU time, their peak memory multiplied by their
+duration, what they sent through the network, the bytes stored, and attempts of webhooks. The bar shows the number of executions. Without
+the group day, stored bytes are those of all days together.
+
+Examples:
+
+  bullpen usage
+  bullpen usage --from 2026-10-01 --to 2026-10-31 --group-by key,language
+  bullpen usage --all --group-by org,day --csv > usage.csv`
+}
+
+// Validate checks the flags before anything is sent.
+func (c *usageCommand) Validate() error {
+	switch {
+	case c.CSV && c.JSON:
+		return errors.New("--csv and --json: choose one")
+	case c.All && c.Org != "":
+		return errors.New("--all and --org: choose one")
+	}
+	return nil
+}
+
+// query returns the parameters of the report, and whether it is one for administrators.
+func (c *usageCommand) query() (url.Values, bool) {
+	query := url.Values{"group_by": {strings.Join(c.GroupBy, ",")}}
+	for name, value := range map[string]string{"from": c.From, "to": c.To, "org": c.Org} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	return query, c.All || c.Org != ""
+}
+
+func (c *usageCommand) Run(ctx context.Context, s streams) error {
+	query, admin := c.query()
+	if c.CSV {
+		api, err := c.client(s)
+		if err != nil {
+			return err
+		}
+		return api.UsageCSV(ctx, admin, query, s.out)
+	}
+	return request(s, &c.remote, func(api *client.Client) (*client.Usage, json.RawMessage, error) {
+		usage, raw, err := api.Usage(ctx, admin, query)
+		if err == nil && !usage.Complete {
+			s.errorf("the newest executions are not counted yet")
+		}
+		return usage, raw, err
+	}, func(p *page, u *client.Usage) {
+		file, isFile := s.out.(*os.File)
+		printUsage(p, u, isFile && isTerminal(file))
+	})
+}
+
+// usageBarWidth is the number of characters of the longest bar.
+const usageBarWidth = 24
+
+// printUsage prints a row for each group, with a bar: of blocks on a terminal, and of ASCII
+// elsewhere.
+func printUsage(p *page, u *client.Usage, terminal bool) {
+	var most int64
+	for i := range u.Rows {
+		most = max(most, u.Rows[i].Executions.Total)
+	}
+	var groups []proto.UsageGroup
+	var head []any
+	for _, g := range proto.UsageGroups() {
+		if slices.Contains(u.GroupBy, g) {
+			groups, head = append(groups, g), append(head, strings.ToUpper(string(g)))
+		}
+	}
+	stored := "BYTE-DAYS"
+	if slices.Contains(groups, proto.UsageByDay) {
+		stored = "STORED"
+	}
+	p.row(append(head, "EXECUTIONS", "FAILED", "CPU", "MEMORY", "SENT", stored, "WEBHOOKS")...)
+	for i := range u.Rows {
+		r := &u.Rows[i]
+		var line []any
+		for _, g := range groups {
+			line = append(line, usageGroup(r, g))
+		}
+		line = append(line, r.Executions.Total, r.Executions.Total-r.Executions.Success, fmt.Sprintf("%.1f s", r.CPUSeconds),
+			fmt.Sprintf("%.0f MiB s", r.MemoryMiBSeconds), mib(r.BytesOut), mib(r.StoredByteDays), r.WebhookAttempts)
+		if r.Executions.Total > 0 {
+			line = append(line, bar(r.Executions.Total, most, terminal))
+		}
+		p.row(line...)
+	}
+	if len(u.Rows) == 0 {
+		p.textf("nothing was used from %s to %s\n", u.From, u.To)
+	}
+}
+
+func usageGroup(r *client.UsageRow, g proto.UsageGroup) any {
+	switch g {
+	case proto.UsageByOrg:
+		return r.Org
+	case proto.UsageByDay:
+		return r.Day
+	case proto.UsageByKey:
+		return r.Key
+	default:
+		return r.Language
+	}
+}
+
+// bar returns a bar for n of most, of at least one character.
+func bar(n, most int64, terminal bool) string {
+	character := "#"
+	if terminal {
+		character = "█"
+	}
+	return strings.Repeat(character, max(1, int(n*usageBarWidth/most)))
+}
