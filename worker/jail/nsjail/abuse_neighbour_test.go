@@ -45,7 +45,7 @@ func besideCalls(name string, limits func(*testing.T, *jail.Spec), code string, 
 				ended <- o
 			}()
 			out.next(t)
-			for n := 0; n < calls && len(ended) == 0; n++ {
+			for n := 0; n == 0 || n < calls && len(ended) == 0; n++ { // the watch may be faster than one call
 				beside.call(t, m)
 			}
 			cancel()
