@@ -158,9 +158,11 @@ func TestRandomChanges(t *testing.T) {
 }
 
 func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, apply func(parts)) {
-	volume, at := tmpfs(t)
+	// On the same file system as the model: tmpfs has no user attributes before Linux 6.6.
+	dir := must[string](t)(os.MkdirTemp(filepath.Dir(lower), "volume"))
+	volume := os.NewFile(uintptr(must[int](t)(unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC))), dir)
 	defer func() { _ = volume.Close() }()
-	o := &home.Overlay{Lower: lower, Volume: at, Owner: uid}
+	o := &home.Overlay{Lower: lower, Volume: pathOf(volume), Owner: uid}
 	mount := must[*os.File](t)(o.Mount())
 	defer func() { _ = mount.Close() }()
 	for range rapid.IntRange(0, 60).Draw(t, "operations") {

@@ -29,7 +29,7 @@ func settler() {
 // settleBeside runs settler in a new group at path, beside another process.
 func settleBeside(t *testing.T, mount, path string, prefix ...string) string {
 	t.Helper()
-	g := &Group{version: 2, dirs: []string{filepath.Join(mount, path)}}
+	g := &Group{tree: &Tree{version: 2}, version: 2, dirs: []string{filepath.Join(mount, path)}}
 	if err := os.Mkdir(g.dirs[0], 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func settleBeside(t *testing.T, mount, path string, prefix ...string) string {
 			t.Errorf("the other process is in %q, want %q", moved, want)
 		}
 		t.Cleanup(func() {
-			if err := (&Group{version: 2, dirs: []string{leaf}}).Remove(); err != nil {
+			if err := (&Group{tree: &Tree{version: 2}, version: 2, dirs: []string{leaf}}).Remove(); err != nil {
 				t.Error(err)
 			}
 		})

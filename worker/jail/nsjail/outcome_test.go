@@ -253,11 +253,11 @@ func TestAddedSystemCalls(t *testing.T) {
 		for _, tt := range []struct {
 			added []string
 			want  string
-		}{{nil, "38 38 1"}, {[]string{"cachestat"}, "9 38 1"}, {proto.AddableSystemCalls(), "9 9 1"}} {
+		}{{nil, "38 38 1"}, {[]string{"process_mrelease"}, "9 38 1"}, {proto.AddableSystemCalls(), "9 9 1"}} {
 			spec := testSpec()
 			spec.SystemCalls = tt.added
-			// cachestat, process_madvise and ptrace
-			runProgram(t, m, spec, program(t, "python", systemCall+"print(sc(451, -1, 0, 0, 0), sc(440, -1, 0, 0, 0, 0), sc(101, 0, 0, 0, 0))")).want(t, jail.Exited, tt.want)
+			// process_mrelease, process_madvise and ptrace
+			runProgram(t, m, spec, program(t, "python", systemCall+"print(sc(448, -1, 0), sc(440, -1, 0, 0, 0, 0), sc(101, 0, 0, 0, 0))")).want(t, jail.Exited, tt.want)
 		}
 	}
 	spec := testSpec()
