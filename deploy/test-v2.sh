@@ -8,7 +8,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$PWD/bin/v2
-packages=${*:-worker worker/home worker/home/cache worker/pool worker/jail/{cgroup,disk,egress,hostmemory,nsjail}}
+[ $# -gt 0 ] || set -- worker worker/home worker/home/cache worker/pool worker/jail/{cgroup,disk,egress,hostmemory,nsjail}
+packages=$*
 # Where the processor has no virtualization, /dev/kvm may still open, but runs only kernels that were built for it.
 if [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; then
 	accel=kvm cpu=host mitigations=auto
