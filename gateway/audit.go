@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -53,7 +52,7 @@ func (s *Server) audited(route *api.Route) func(http.Handler) http.Handler {
 			i := infoOf(r.Context())
 			i.act = s.newAct(r, route)
 			mayUse := authorize(&i.key, route) == nil
-			if !i.key.GlobalAdmin() && !s.auditLimits.allow(i.key.Org, mayUse) {
+			if !i.key.GlobalAdmin() && !s.mayAct(i.key.Org, mayUse) {
 				s.writeError(w, r, &api.Error{Code: api.CodeRateLimited, RetryAfter: 10, Message: "too many administrative requests of this organisation; send the request again"})
 				return
 			}
@@ -70,6 +69,17 @@ func (s *Server) audited(route *api.Route) func(http.Handler) http.Handler {
 			s.auditHeld(w, r, next)
 		})
 	}
+}
+
+// mayAct reports whether an organisation may make an administrative request now. mayUse is whether
+// its key may use the route.
+func (s *Server) mayAct(org string, mayUse bool) bool {
+	acts, limit, burst := &s.refusedActs, auditRefusedRate, auditRefusedBurst
+	if mayUse {
+		acts, limit, burst = &s.acts, auditRate, auditBurst
+	}
+	_, wait := acts.take(org, limit, burst, time.Now())
+	return wait == 0
 }
 
 // newAct returns the record of a request's outcome, as far as it is known before.
@@ -124,8 +134,8 @@ func (s *Server) recordOutcome(r *http.Request, status int) error {
 	return err
 }
 
-// auditHeld calls next, and sends its answer when the outcome is recorded. If that fails, the client
-// is told so in place of the answer.
+// auditHeld calls next, and sends its answer when the outcome is recorded. If that fails, an error
+// takes the place of the answer.
 func (s *Server) auditHeld(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	held := &heldAnswer{header: w.Header().Clone(), status: http.StatusOK}
 	done := false
@@ -209,8 +219,8 @@ func (a *act) encode(object any) json.RawMessage {
 	return text
 }
 
-// The forms of objects in the audit log. They are those of the API without the values of variables,
-// and with no more of a URL than whom it belongs to: its path is often a credential.
+// The forms of objects in the audit log are the API's forms without the values of variables. Of a URL
+// they have scheme and host only: its path is often a credential.
 
 func auditKey(k *proto.Key) api.Key {
 	key := api.NewKey(k)
@@ -284,36 +294,6 @@ func (h *heldAnswer) send(w http.ResponseWriter) {
 	w.WriteHeader(h.status)
 	_, _ = w.Write(h.body.Bytes()) // the client may be gone
 	_ = http.NewResponseController(w).Flush()
-}
-
-// auditLimits has the rates of organisations. There are as many as organisations have keys.
-type auditLimits struct {
-	mu       sync.Mutex
-	limiters map[auditLimit]*rate.Limiter
-}
-
-type auditLimit struct {
-	org    string
-	mayUse bool
-}
-
-// allow reports whether an organisation may make a request now. mayUse is whether its key may use
-// the route.
-func (l *auditLimits) allow(org string, mayUse bool) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	limiter := l.limiters[auditLimit{org, mayUse}]
-	if limiter == nil {
-		limiter = rate.NewLimiter(auditRefusedRate, auditRefusedBurst)
-		if mayUse {
-			limiter = rate.NewLimiter(auditRate, auditBurst)
-		}
-		if l.limiters == nil {
-			l.limiters = map[auditLimit]*rate.Limiter{}
-		}
-		l.limiters[auditLimit{org, mayUse}] = limiter
-	}
-	return limiter.Allow()
 }
 
 // auditQuery is what a request for the audit log asks for.

@@ -92,6 +92,16 @@ func adminOrg(r *http.Request, org string) (string, error) {
 	}
 }
 
+// listedOrg returns the organisation whose objects an administrator's request lists. It is empty for
+// all organisations, which a global administrator gets by default.
+func listedOrg(r *http.Request) (string, error) {
+	org := r.URL.Query().Get("org")
+	if org == "" && infoOf(r.Context()).key.Global {
+		return "", nil
+	}
+	return adminOrg(r, org)
+}
+
 // administer returns an error unless the API key of a request may see another key, or change it.
 // A caller that changes the key of a global administrator could become one.
 func administer(r *http.Request, key *proto.Key, change bool) error {

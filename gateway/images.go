@@ -3,7 +3,6 @@ package gateway
 import (
 	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/go-chi/chi/v5"
 
@@ -82,10 +81,5 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 
 // imageInUse refuses the removal of an image that sandbox profiles name.
 func imageInUse(image string, profiles []string) error {
-	const most = 3
-	list := strings.Join(profiles[:min(len(profiles), most)], ", ")
-	if more := len(profiles) - most; more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
-	}
-	return api.Errorf(api.CodeConflict, "image %s is used by the sandbox %s; change its image or remove the sandbox first", image, list)
+	return api.Errorf(api.CodeConflict, "image %s is used by the sandbox %s; change its image or remove the sandbox first", image, proto.ListSome(profiles))
 }

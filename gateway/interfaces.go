@@ -245,8 +245,8 @@ type KeyAdmin interface {
 	// error is returned unchanged. Change returns [proto.ErrNotFound] if the key does not exist, and
 	// a [*proto.LastKeyError] if none of a global administrator would be left.
 	Change(ctx context.Context, id string, change func(*proto.Key) error) (proto.Key, error)
-	// Rotate gives a key a new secret and returns both. The previous secret works until then. Errors
-	// are those of Change.
+	// Rotate replaces the secret of a key and returns both. The previous secret works until the given
+	// time. Rotate returns the same errors as Change.
 	Rotate(ctx context.Context, id string, until time.Time) (key proto.Key, secret string, err error)
 }
 
@@ -272,9 +272,9 @@ type Plans interface {
 	List() []proto.Plan
 	// Create stores a new plan. It returns [proto.ErrExists] if there is one of that name.
 	Create(ctx context.Context, plan proto.Plan) error
-	// Replace stores a plan in place of the one of the same name, for which check must return nil.
-	// check may be called again. Its error is returned unchanged. Replace returns [proto.ErrNotFound]
-	// if there is no such plan.
+	// Replace replaces the plan of the same name if check returns nil for the stored one. check may be
+	// called again. Its error is returned unchanged. Replace returns [proto.ErrNotFound] if there is no
+	// such plan.
 	Replace(ctx context.Context, plan proto.Plan, check func(old proto.Plan) error) error
 	// Remove removes a stored plan, for which check must return nil, and returns it. It returns
 	// [proto.ErrNotFound] if there is none, and a [*proto.PlanInUseError] if it is needed.

@@ -12,7 +12,7 @@ import (
 )
 
 // entityTag returns the ETag of an answer with the JSON form of v. It depends on nothing but that
-// form, so that all gateways give the same one.
+// form, so that it is the same at all gateways.
 func entityTag(v any) (string, error) {
 	body, err := json.Marshal(v)
 	if err != nil {

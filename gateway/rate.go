@@ -12,42 +12,41 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// rateLimits limits the requests of API keys, each by a leaky bucket that holds the requests of a
-// minute.
+// rateLimits limits the rates of requests by a leaky bucket for each name.
 type rateLimits struct {
 	mu      sync.Mutex
-	buckets map[string]*rate.Limiter // by the key's id
+	buckets map[string]*rate.Limiter
 	swept   time.Time
 }
 
-// sweepEvery is the time after which buckets of idle keys are full, and are forgotten.
+// sweepEvery is how often full buckets are forgotten. Their names are idle.
 const sweepEvery = time.Minute
 
-// take takes a request of a key that may send perMinute requests a minute. left is the number of
-// requests that the key may send at once after it, and wait the time until it may send this one, 0
-// if it may now.
-func (l *rateLimits) take(key string, perMinute int, now time.Time) (left int, wait time.Duration) {
+// take takes a request of a name whose bucket holds burst requests and drains at limit. left is the
+// number of requests that may follow at once, and wait the time until this one may be made, 0 if it
+// may now.
+func (l *rateLimits) take(name string, limit rate.Limit, burst int, now time.Time) (left int, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now.Sub(l.swept) > sweepEvery {
-		for id, bucket := range l.buckets {
+		for name, bucket := range l.buckets {
 			if bucket.TokensAt(now) >= float64(bucket.Burst()) {
-				delete(l.buckets, id)
+				delete(l.buckets, name)
 			}
 		}
 		l.swept = now
 	}
-	bucket, limit := l.buckets[key], rate.Limit(float64(perMinute)/time.Minute.Seconds())
+	bucket := l.buckets[name]
 	switch {
 	case bucket == nil:
 		if l.buckets == nil {
 			l.buckets = map[string]*rate.Limiter{}
 		}
-		bucket = rate.NewLimiter(limit, perMinute)
-		l.buckets[key] = bucket
-	case bucket.Burst() != perMinute:
+		bucket = rate.NewLimiter(limit, burst)
+		l.buckets[name] = bucket
+	case bucket.Burst() != burst:
 		bucket.SetLimitAt(now, limit)
-		bucket.SetBurstAt(now, perMinute)
+		bucket.SetBurstAt(now, burst)
 	}
 	if !bucket.AllowN(now, 1) {
 		missing := 1 - bucket.TokensAt(now)
@@ -56,8 +55,8 @@ func (l *rateLimits) take(key string, perMinute int, now time.Time) (left int, w
 	return int(bucket.TokensAt(now)), 0
 }
 
-// limitRate refuses requests of a key that exceed its request rate, and tells clients how many are
-// left. Each gateway counts those that it gets.
+// limitRate refuses requests of a key that exceed its request rate, of which a bucket holds those of
+// a minute. Headers show how many are left. Each gateway counts the requests that it receives.
 func (s *Server) limitRate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i := infoOf(r.Context())
@@ -66,7 +65,7 @@ func (s *Server) limitRate(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		left, wait := s.rates.take(i.key.ID, perMinute, time.Now())
+		left, wait := s.rates.take(i.key.ID, rate.Limit(float64(perMinute)/time.Minute.Seconds()), perMinute, time.Now())
 		seconds := int(math.Ceil(wait.Seconds()))
 		h := w.Header()
 		h.Set("RateLimit-Policy", fmt.Sprintf(`"key";q=%d;w=60`, perMinute))

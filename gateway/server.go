@@ -120,8 +120,8 @@ type Server struct {
 	transfers transfers
 	rates     rateLimits
 	tools     *mcp.Handler
-	// auditLimits bounds what an organisation adds to the audit log.
-	auditLimits auditLimits
+	// acts and refusedActs bound what an organisation adds to the audit log.
+	acts, refusedActs rateLimits
 }
 
 // Drain makes the server answer /readyz and requests that start executions with 503, and calls of

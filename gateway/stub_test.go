@@ -58,8 +58,8 @@ var (
 	asAdmin = proto.Key{Scopes: proto.Scopes(), Global: true}
 )
 
-// addKey stores a key with the scopes of another and returns its secret. plan is that of the
-// organisation, if it has none yet, and narrows the key otherwise.
+// addKey stores a key with the scopes of another and returns its secret. A new organisation gets the
+// plan; otherwise the plan narrows the key.
 func (q *stub) addKey(org, plan string, like proto.Key) string {
 	secret := proto.NewKeySecret("local")
 	q.mu.Lock()

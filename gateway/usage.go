@@ -27,14 +27,11 @@ func (s *Server) getUsage(w http.ResponseWriter, r *http.Request) error {
 
 // getOrgUsage shows the usage of organisations.
 func (s *Server) getOrgUsage(w http.ResponseWriter, r *http.Request) error {
-	query := r.URL.Query()
-	org := query.Get("org")
-	if org != "" || !infoOf(r.Context()).key.Global {
-		var err error
-		if org, err = adminOrg(r, org); err != nil {
-			return err
-		}
+	org, err := listedOrg(r)
+	if err != nil {
+		return err
 	}
+	query := r.URL.Query()
 	query.Del("org")
 	f, err := usageFilter(query, proto.UsageGroups()...)
 	if err != nil {

@@ -33,6 +33,16 @@ func Shorten(name string) string {
 	return name[:cut] + "…"
 }
 
+// ListSome lists the first few names for a message, and how many more there are.
+func ListSome(names []string) string {
+	const most = 3
+	list := strings.Join(names[:min(len(names), most)], ", ")
+	if more := len(names) - most; more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return list
+}
+
 // QuotaError is returned if an organisation has as much of something as it may have.
 type QuotaError struct {
 	What  string // in the plural
@@ -75,12 +85,7 @@ type BoundError struct {
 }
 
 func (e *BoundError) Error() string {
-	const most = 3
-	list := strings.Join(e.Keys[:min(len(e.Keys), most)], ", ")
-	if more := len(e.Keys) - most; more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
-	}
-	return fmt.Sprintf("sandbox %s has API keys bound to it: %s; revoke them first", e.Profile, list)
+	return fmt.Sprintf("sandbox %s has API keys bound to it: %s; revoke them first", e.Profile, ListSome(e.Keys))
 }
 
 // Conflict marks the error as one whose text is for the client.

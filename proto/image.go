@@ -22,7 +22,7 @@ type Image struct {
 	Digest       string `json:"digest"`        // of the stored form; see [ValidImageDigest]
 	Size         int64  `json:"size"`          // bytes stored
 	UnpackedSize int64  `json:"unpacked_size"` // bytes of all files
-	// Architecture is that of the interpreters in Go's terms, such as "amd64", or empty if all are
+	// Architecture is the interpreters' architecture in Go's terms, such as "amd64", or empty if all are
 	// scripts.
 	Architecture string              `json:"architecture,omitempty"`
 	Languages    map[Language]string `json:"languages"` // the absolute path of each interpreter inside the image

@@ -31,8 +31,8 @@ type Key struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
 	Org  string `json:"org"`
-	// Plan has limits that hold for this key alone, beside those of its organisation's plan; empty
-	// for none.
+	// Plan is a plan whose limits hold for this key alone, in addition to the limits of the
+	// organisation's plan; empty for none.
 	Plan   string  `json:"plan,omitempty"`
 	Scopes []Scope `json:"scopes"`
 	// Global makes the scope admin one for all organisations and for the server itself.

@@ -2,7 +2,6 @@ package proto
 
 import (
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -28,12 +27,7 @@ type PlanInUseError struct {
 }
 
 func (e *PlanInUseError) Error() string {
-	const most = 3
-	list := strings.Join(e.Users[:min(len(e.Users), most)], ", ")
-	if more := len(e.Users) - most; more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
-	}
-	return fmt.Sprintf("plan %s is that of %s; give them another one first", e.Plan, list)
+	return fmt.Sprintf("plan %s is that of %s; give them another one first", e.Plan, ListSome(e.Users))
 }
 
 // Conflict marks the error as one whose text is for the client.

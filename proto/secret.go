@@ -43,7 +43,7 @@ type SecretBinding struct {
 	Secret string `json:"secret"`         // the name
 	Env    string `json:"env,omitempty"`  // the variable; empty for a file
 	Mask   bool   `json:"mask,omitempty"` // whether the output has *** in its place
-	// Injection is that of the secret when the execution was accepted.
+	// Injection is the injection that the secret had when the execution was accepted.
 	Injection *Injection `json:"injection,omitempty"`
 }
 

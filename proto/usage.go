@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// UsageDayLayout is the format of days in usage. Days are those of UTC.
+// UsageDayLayout is the format of days in usage. Days are in UTC.
 const UsageDayLayout = time.DateOnly
 
 // Limits of a question about usage.

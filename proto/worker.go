@@ -12,8 +12,8 @@ type Worker struct {
 	Running      int       `json:"running"`      // executions that were assigned to the slots
 	Draining     bool      `json:"draining"`     // no executions are assigned
 	Capabilities []string  `json:"capabilities"` // what its slots can run, such as "network" or "language:python"
-	// Architecture is that of its machine in Go's terms, such as "amd64". Empty for a worker of an older
-	// version.
+	// Architecture is the machine's architecture in Go's terms, such as "amd64". It is empty for a
+	// worker of an older version.
 	Architecture string              `json:"architecture,omitempty"`
 	Languages    map[Language]string `json:"languages"` // the versions of the runtimes outside of images
 	Images       int                 `json:"images"`    // unpacked ones that are kept

@@ -85,7 +85,7 @@ func (r *KeyRequest) Key() proto.Key {
 	return k
 }
 
-// Apply gives a key the settings.
+// Apply stores the settings in a key.
 func (r *KeySettings) Apply(k *proto.Key) {
 	k.Name, k.Plan, k.Scopes, k.Global, k.Env, k.Secrets = r.Name, r.Plan, r.Scopes, r.Global, r.Env, r.Secrets
 	k.Concurrent, k.MaxTimeout, k.RequestRate, k.ExpiresAt = 0, 0, 0, nil

@@ -35,6 +35,11 @@ type Org struct {
 	CreatedAt Time   `json:"created_at"`
 }
 
+// Request returns what is to be stored for the organisation to be as it is.
+func (o *Org) Request() OrgRequest {
+	return OrgRequest{Name: o.Name, Title: o.Title, Plan: o.Plan, Suspended: o.Suspended}
+}
+
 // Orgs is the list of organisations.
 type Orgs struct {
 	Orgs []Org `json:"orgs"`

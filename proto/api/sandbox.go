@@ -45,11 +45,8 @@ func DecodeSandbox(name string, body []byte, defaults proto.Profile) (proto.Prof
 		p.Disk.Tmp = min(defaults.Disk.Tmp, p.Memory/proto.DefaultTmpShare)
 	}
 	p.Network.Policy = p.Network.Effective()
-	switch {
-	case p.Name == "":
-		p.Name = name
-	case name != "" && p.Name != name:
-		return proto.Profile{}, proto.FieldErrorf("name", "must be %s or be left out", name)
+	if err := nameInPath(&p.Name, name); err != nil {
+		return proto.Profile{}, err
 	}
 	return p, p.Validate()
 }

@@ -32,7 +32,6 @@ const (
 	// freshTimeout bounds how long a list waits for the index.
 	freshTimeout = 2 * time.Second
 	pollEvery    = 20 * time.Millisecond
-	infoTimeout  = time.Second
 )
 
 // Index stores which executions there are.
@@ -121,40 +120,17 @@ func (h *History) report(err error) {
 	h.applied = make(chan struct{})
 }
 
-// state is the content of a stream.
-type state struct {
-	created     time.Time
-	first, last uint64
-}
-
-func (h *History) state(ctx context.Context, st jetstream.Stream) (s state, err error) {
-	name := st.CachedInfo().Config.Name
-	err = h.Store.RetryLeader(name, infoTimeout).Do(ctx, func(ctx context.Context) error {
-		now, err := h.Store.JS.Stream(ctx, name)
-		if err != nil {
-			return err
-		}
-		info := now.CachedInfo()
-		s = state{info.Created, info.State.FirstSeq, info.State.LastSeq}
-		return nil
-	})
-	if err != nil {
-		return s, fmt.Errorf("read the state of stream %s: %w", name, err)
-	}
-	return s, nil
-}
-
 // states returns the content of the streams of jobs and of records.
-func (h *History) states(ctx context.Context) (jobs, records state, err error) {
-	if jobs, err = h.state(ctx, h.Store.Jobs); err == nil {
-		records, err = h.state(ctx, h.Store.Executions)
+func (h *History) states(ctx context.Context) (jobs, records store.StreamState, err error) {
+	if jobs, err = h.Store.State(ctx, h.Store.Jobs); err == nil {
+		records, err = h.Store.State(ctx, h.Store.Executions)
 	}
 	return jobs, records, err
 }
 
 // identity names the two streams. Streams that were created again are others.
-func identity(jobs, records state) string {
-	return fmt.Sprint(jobs.created.UnixNano(), " ", records.created.UnixNano())
+func identity(jobs, records store.StreamState) string {
+	return fmt.Sprint(jobs.Created.UnixNano(), " ", records.Created.UnixNano())
 }
 
 // follow reads the streams from where the index is, and writes what changes, until ctx is done or
@@ -167,7 +143,7 @@ func (h *History) follow(ctx context.Context) error {
 		return err
 	}
 	at, err := h.Index.Prepare(ctx, identity(jobs, records))
-	if err == nil && (at.Jobs > jobs.last || at.Records > records.last) { // of a later state of the server
+	if err == nil && (at.Jobs > jobs.Last || at.Records > records.Last) { // of a later state of the server
 		at, err = h.Index.Prepare(ctx, identity(jobs, records)+" before "+time.Now().UTC().Format(time.RFC3339Nano))
 	}
 	if err != nil {
@@ -177,7 +153,7 @@ func (h *History) follow(ctx context.Context) error {
 	if missing, err := h.missing(bounded, at, jobs, records); err == nil && missing == 0 {
 		h.report(nil) // else the next write does
 	}
-	if behind := records.last - at.Records; at.Records == 0 && behind > 0 {
+	if behind := records.Last - at.Records; at.Records == 0 && behind > 0 {
 		h.Log.Info("building the index of executions", "records", behind)
 	}
 	w := &writer{History: h, at: at, changes: make(chan proto.HistoryChange, batch)}
@@ -202,7 +178,7 @@ func (h *History) expire(ctx context.Context) error {
 			return err
 		}
 		for more := true; more; {
-			if more, err = h.Index.Expire(ctx, jobs.first, records.first); err != nil {
+			if more, err = h.Index.Expire(ctx, jobs.First, records.First); err != nil {
 				return err
 			}
 			if more {

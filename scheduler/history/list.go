@@ -53,7 +53,7 @@ func (h *History) fresh(ctx context.Context) (behind uint64, err error) {
 		}
 		other := !strings.HasPrefix(at.Streams, streams)
 		if other {
-			behind = jobs.last + records.last
+			behind = jobs.Last + records.Last
 		} else if behind, err = h.missing(ctx, at, jobs, records); err != nil || behind == 0 {
 			return behind, err
 		}
@@ -74,12 +74,12 @@ func (h *History) fresh(ctx context.Context) (behind uint64, err error) {
 }
 
 // missing returns how many messages the index at a position lacks of the streams.
-func (h *History) missing(ctx context.Context, at proto.HistoryPosition, jobs, records state) (uint64, error) {
-	j, err := h.after(ctx, h.Store.Jobs, store.AllJobs, at.Jobs, jobs.last)
+func (h *History) missing(ctx context.Context, at proto.HistoryPosition, jobs, records store.StreamState) (uint64, error) {
+	j, err := h.after(ctx, h.Store.Jobs, store.AllJobs, at.Jobs, jobs.Last)
 	if err != nil {
 		return 0, err
 	}
-	r, err := h.after(ctx, h.Store.Executions, store.AllRecords, at.Records, records.last)
+	r, err := h.after(ctx, h.Store.Executions, store.AllRecords, at.Records, records.Last)
 	return j + r, err
 }
 

@@ -55,8 +55,8 @@ type Runner struct {
 // knownRun is what a process keeps of a run that it handles.
 type knownRun struct {
 	*proto.Pipeline
-	// deadline is that of the state when the process first handled the run. It has a monotonic clock:
-	// a step of the wall clock neither ends a run early nor late.
+	// deadline is the state's deadline when this process first handled the run. It has a monotonic
+	// clock reading, so that a step of the wall clock ends a run neither early nor late.
 	deadline time.Time
 }
 
@@ -225,8 +225,8 @@ func (r *Runner) knownRun(ctx context.Context, s *proto.PipelineState) (knownRun
 	return known, nil
 }
 
-// endLost ends a run whose definition is gone: nobody knows its steps any more. Another clock than
-// that of its gateway may have made it look as if it were never created.
+// endLost ends a run whose definition is gone, since its steps are not known any more. If the clocks
+// of two gateways differ, the run may have looked as if it were never created.
 func (r *Runner) endLost(ctx context.Context, s *proto.PipelineState) error {
 	for i := range s.Cells {
 		if id := s.Cells[i].TraceID; id != "" && !s.Cells[i].Status.Ended() {

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -39,7 +40,7 @@ const (
 type storedKey struct {
 	proto.Key
 	Hash string `json:"hash"`
-	// PreviousHash is that of the secret before the last rotation, which works until OverlapUntil.
+	// PreviousHash is the hash of the secret before the last rotation, which works until OverlapUntil.
 	PreviousHash string `json:"previous_hash,omitempty"`
 	// Rights is what earlier versions stored in place of the scopes: "execute" or "all".
 	Rights string `json:"rights,omitempty"`
@@ -180,8 +181,8 @@ func (s *storedKey) hashes() []string {
 	return []string{s.Hash, s.PreviousHash}
 }
 
-// accepts reports whether a hash is that of a secret of the key that works at a time. The time it
-// takes does not depend on the hash.
+// accepts reports whether a secret with this hash works at a time. The comparison takes the same time
+// for every hash.
 func (s *storedKey) accepts(hash string, now time.Time) bool {
 	current := subtle.ConstantTimeCompare([]byte(s.Hash), []byte(hash)) == 1
 	previous := subtle.ConstantTimeCompare([]byte(s.PreviousHash), []byte(hash)) == 1
@@ -272,8 +273,8 @@ func (k *Keys) Change(ctx context.Context, id string, change func(*proto.Key) er
 	return k.change(ctx, id, func(s *storedKey) error { return change(&s.Key) })
 }
 
-// Rotate gives a key a new secret and returns both. The secret that it had works until then. Errors
-// are those of Change, and a [*FirstKeyError].
+// Rotate replaces the secret of a key and returns both. The previous secret works until the given
+// time. Rotate returns the same errors as Change, and a [*FirstKeyError] for the server's first key.
 func (k *Keys) Rotate(ctx context.Context, id string, until time.Time) (proto.Key, string, error) {
 	if id == bootstrapID {
 		return proto.Key{}, "", &FirstKeyError{}
@@ -305,6 +306,9 @@ func (k *Keys) change(ctx context.Context, id string, change func(*storedKey) er
 		changed := *old
 		if err := change(&changed); err != nil {
 			return nil, err
+		}
+		if reflect.DeepEqual(*old, changed) {
+			return nil, nil
 		}
 		all[keyPrefix+id] = &changed
 		if old.administers() && !anyAdministers(slices.Collect(maps.Values(all))) {

@@ -75,9 +75,8 @@ func (l *Orgs) Change(ctx context.Context, name string, change func(*proto.Org) 
 	return *stored, nil
 }
 
-// Adopt creates the organisations of keys that have none. Versions before organisations were stored
-// knew them only by their keys, each of which had a plan: the largest one becomes that of the
-// organisation.
+// Adopt creates the missing organisations of keys. Versions before organisations were stored knew
+// them only by their keys, each of which had a plan. The organisation gets the largest of these plans.
 func (l *Orgs) Adopt(ctx context.Context, keys []proto.Key) error {
 	size := func(plan string) int {
 		return slices.IndexFunc(proto.PresetPlans(), func(p proto.Plan) bool { return p.Name == plan })

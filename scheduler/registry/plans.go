@@ -76,8 +76,8 @@ func (l *Plans) Create(ctx context.Context, p proto.Plan) error {
 	return err
 }
 
-// Replace stores a plan in place of the one of the same name, for which check must return nil.
-// check may be called again. Replace returns [proto.ErrNotFound] if there is no such plan.
+// Replace replaces the plan of the same name if check returns nil for the stored one. check may be
+// called again. Replace returns [proto.ErrNotFound] if there is no such plan.
 func (l *Plans) Replace(ctx context.Context, p proto.Plan, check func(old proto.Plan) error) error {
 	_, err := l.cache.Update(ctx, p.Name, func(old *proto.Plan) (*proto.Plan, error) {
 		if preset, ok := proto.PresetPlan(p.Name); ok && old == nil {

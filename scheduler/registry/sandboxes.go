@@ -92,8 +92,8 @@ func (l *Profiles) Create(ctx context.Context, p proto.Profile) error {
 	return err
 }
 
-// Replace stores a profile in place of the one of the same name, for which check must return nil.
-// check may be called again. Replace returns [proto.ErrNotFound] if there is no such profile.
+// Replace replaces the profile of the same name if check returns nil for the stored one. check may be
+// called again. Replace returns [proto.ErrNotFound] if there is no such profile.
 func (l *Profiles) Replace(ctx context.Context, p proto.Profile, check func(old proto.Profile) error) error {
 	p = clone(&p)
 	return store.Update(ctx, func() error {

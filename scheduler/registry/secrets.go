@@ -46,9 +46,9 @@ func (s *Secrets) Run(ctx context.Context) error { return s.cache.Run(ctx) }
 // secretKey is the key of a secret in the bucket.
 func secretKey(org, name string) string { return secretPrefix + org + "." + name }
 
-// secretSealName returns the name with which a secret is encrypted. With the injection in it, whoever
-// changes the stored hosts does not get the value sent to others, and a gateway that does not know
-// injections cannot give the value to programs.
+// secretSealName returns the name with which a secret is encrypted. It contains the injection, so that
+// the value cannot be decrypted after a change of the stored hosts, or by a gateway of an earlier
+// version, which would pass it to programs.
 func secretSealName(key string, injection *proto.Injection) (string, error) {
 	if injection == nil {
 		return key, nil
@@ -57,8 +57,8 @@ func secretSealName(key string, injection *proto.Injection) (string, error) {
 	return key + " " + string(text), err
 }
 
-// Put stores a secret, in place of one of the same name. If injection is nil, that of the replaced
-// one stays: whoever only replaces the value does not give it to programs. Put returns
+// Put stores a secret, in place of one of the same name. If injection is nil, the replaced secret's
+// injection stays, so that a change of the value alone does not pass it to programs. Put returns
 // [proto.ErrNoSecretsKey] if nothing can be encrypted, and a [*proto.FieldError] if the organisation
 // has too many secrets or the value cannot be injected.
 func (s *Secrets) Put(ctx context.Context, org, name, value string, injection *proto.Injection) (proto.Secret, error) {

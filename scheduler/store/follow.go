@@ -260,3 +260,31 @@ func drained(ctx context.Context, consumer jetstream.Consumer, delivered uint64)
 	now, err := consumer.Info(ctx)
 	return err == nil && now.NumPending == 0 && now.Delivered.Consumer == delivered
 }
+
+// stateTimeout bounds one question for the state of a stream.
+const stateTimeout = time.Second
+
+// StreamState is what a stream contains.
+type StreamState struct {
+	Created     time.Time
+	First, Last uint64 // sequence numbers
+}
+
+// State returns what a stream contains. It repeats the question until ctx is done, at once after a
+// change of the stream's leader.
+func (s *Store) State(ctx context.Context, st jetstream.Stream) (state StreamState, err error) {
+	name := st.CachedInfo().Config.Name
+	err = s.RetryLeader(name, stateTimeout).Do(ctx, func(ctx context.Context) error {
+		now, err := s.JS.Stream(ctx, name)
+		if err != nil {
+			return err
+		}
+		info := now.CachedInfo()
+		state = StreamState{info.Created, info.State.FirstSeq, info.State.LastSeq}
+		return nil
+	})
+	if err != nil {
+		return state, fmt.Errorf("read the state of stream %s: %w", name, err)
+	}
+	return state, nil
+}

@@ -19,7 +19,6 @@ const (
 	// freshTimeout bounds how long a report waits until what has ended is counted.
 	freshTimeout = 2 * time.Second
 	freshPoll    = 100 * time.Millisecond
-	infoTimeout  = time.Second
 )
 
 // group is what a row of a report has in common.
@@ -193,19 +192,9 @@ func (u *Usage) fresh(ctx context.Context) (bool, error) {
 }
 
 // lastSeq returns the sequence number of the last message of a stream.
-func lastSeq(ctx context.Context, s *store.Store, st jetstream.Stream) (seq uint64, err error) {
-	name := st.CachedInfo().Config.Name
+func lastSeq(ctx context.Context, s *store.Store, st jetstream.Stream) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, freshTimeout)
 	defer cancel()
-	err = s.RetryLeader(name, infoTimeout).Do(ctx, func(ctx context.Context) error {
-		now, err := s.JS.Stream(ctx, name)
-		if err == nil {
-			seq = now.CachedInfo().State.LastSeq
-		}
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("read the state of stream %s: %w", name, err)
-	}
-	return seq, nil
+	state, err := s.State(ctx, st)
+	return state.Last, err
 }

@@ -430,7 +430,7 @@ func TestMalformedAndTooMuch(t *testing.T) {
 	}
 }
 
-// The stored bytes are those of threads, with their staged files, and of the results that are kept.
+// The stored bytes include threads, their staged files, and the results that are kept.
 func TestStoredBytesAndMonth(t *testing.T) {
 	t.Parallel()
 	ctx := storetest.Context(t)

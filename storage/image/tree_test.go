@@ -376,8 +376,8 @@ func elfProgram(name string, order binary.AppendByteOrder, machine elf.Machine) 
 	return h
 }
 
-// The architecture of an image is that of its interpreters, for the client that packs it and for
-// the server that reads it.
+// The client that packs an image and the server that reads it find the same architecture, in the
+// image's interpreters.
 func TestArchitecture(t *testing.T) {
 	little, big := binary.LittleEndian, binary.BigEndian
 	for name, tt := range map[string]struct {

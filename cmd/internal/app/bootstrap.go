@@ -27,8 +27,8 @@ func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 	return nil
 }
 
-// adoptOrgs creates the organisations of keys that have none: that of the first key, and those of
-// keys of earlier versions.
+// adoptOrgs creates the missing organisations of API keys: the first key has none at the first start,
+// and the keys of earlier versions have none either.
 func adoptOrgs(ctx context.Context, orgs *registry.Orgs, keys *registry.Keys) error {
 	list, err := keys.List(ctx)
 	if err != nil {

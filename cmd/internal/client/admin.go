@@ -84,9 +84,10 @@ func (c *Client) Org(ctx context.Context, name string) (*Org, error) {
 // EditOrg changes an organisation.
 func (c *Client) EditOrg(ctx context.Context, name string, change func(*api.OrgRequest)) (*Org, error) {
 	return edit(ctx, c, OrgsPath+"/"+url.PathEscape(name), func(o *Org) *api.OrgRequest {
-		wanted := &api.OrgRequest{Title: o.Title, Plan: o.Plan, Suspended: o.Suspended}
-		change(wanted)
-		return wanted
+		wanted := o.Request()
+		wanted.Name = "" // the path has it
+		change(&wanted)
+		return &wanted
 	})
 }
 
@@ -161,8 +162,8 @@ func (c *Client) EditKey(ctx context.Context, id string, change func(*KeySetting
 	})
 }
 
-// RotateKey gives an API key a new secret, and returns the key with it. The previous secret works
-// for the overlap.
+// RotateKey replaces the secret of an API key, and returns the key with the new one. The previous
+// secret works for the overlap.
 func (c *Client) RotateKey(ctx context.Context, id string, overlap time.Duration) (*Key, error) {
 	k, _, err := get[Key](ctx, c, call{
 		method: http.MethodPost, path: keyPath(id) + "/rotate", body: api.KeyRotation{Overlap: new(proto.Seconds(overlap))},

@@ -67,9 +67,10 @@ func (k *kinds) orgs() *kind {
 		name: "org", path: client.OrgsPath, find: named(client.OrgsPath), settings: whole,
 		decode: func(body []byte) (string, any, error) {
 			o, err := api.DecodeOrg("", body)
-			return o.Name, orgForm(&o), err
+			form := api.NewOrg(&o)
+			return o.Name, form.Request(), err
 		},
-		form: as[org],
+		form: as[api.OrgRequest],
 	}
 }
 
@@ -129,7 +130,7 @@ func keyForm(k *client.Key) api.KeyRequest {
 // contents are all objects of a server, in the form of a manifest.
 type contents struct {
 	Plans     []proto.Plan     `json:"plans,omitempty"`
-	Orgs      []org            `json:"orgs,omitempty"`
+	Orgs      []api.OrgRequest `json:"orgs,omitempty"`
 	Sandboxes []proto.Profile  `json:"sandboxes,omitempty"`
 	Keys      []api.KeyRequest `json:"keys,omitempty"`
 }
@@ -153,8 +154,8 @@ func (k *kinds) all(ctx context.Context) (*contents, error) {
 			all.Plans = append(all.Plans, p)
 		}
 	}
-	for _, o := range orgs {
-		all.Orgs = append(all.Orgs, org{o.Name, o.Title, o.Plan, o.Suspended})
+	for i := range orgs {
+		all.Orgs = append(all.Orgs, orgs[i].Request())
 	}
 	for _, p := range profiles {
 		if p.Name != proto.DefaultProfileName {

@@ -17,7 +17,6 @@ import (
 	"github.com/rogpeppe/go-internal/diff"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
-	"github.com/bullpen-run/bullpen/proto"
 )
 
 // Manifest lists objects. Those that it does not name are left as they are.
@@ -204,13 +203,3 @@ func Export(ctx context.Context, c *client.Client) ([]byte, error) {
 	}
 	return toYAML(all)
 }
-
-// org is the form of an organisation in a manifest.
-type org struct {
-	Name      string `json:"name"`
-	Title     string `json:"title,omitempty"`
-	Plan      string `json:"plan"`
-	Suspended bool   `json:"suspended,omitempty"`
-}
-
-func orgForm(o *proto.Org) org { return org{o.Name, o.Title, o.Plan, o.Suspended} }

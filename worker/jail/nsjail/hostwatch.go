@@ -52,9 +52,9 @@ const (
 // charged for. It does nothing while no program runs.
 //
 // It searches for the program that causes the growth by a trial. What one search has observed counts
-// in the next. A program that no search convicts is bounded as well: whoever has run while the kernel
-// grew by most is evicted, the likeliest cause first. The growth during a program is never forgotten,
-// except for what the program had not the CPU time to cause.
+// in the next. A program that no search finds is bounded as well: the program during which the kernel
+// grew most is evicted. The growth during a program is never forgotten, except for the part that the
+// program did not have the CPU time to cause.
 type hostWatch struct {
 	m      *Maker
 	host   func() (reading, error)
