@@ -92,7 +92,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a worker asks for readers: %v", err)
 	}
 
-	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "thread-gc", "history"} {
+	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "org-deletion", "thread-gc", "history"} {
 		ping := store.PingSubject(name, "g")
 		if _, err := gateway.Conn.Subscribe(ping, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 			t.Fatal(err)
