@@ -28,12 +28,12 @@ func DecodeOrg(name string, body []byte) (proto.Org, error) {
 
 // Org is an organisation.
 type Org struct {
-	Name      string `json:"name"`
-	Title     string `json:"title" doc:"A name for people; empty for none."`
-	Plan      string `json:"plan" doc:"The plan that limits all its API keys together."`
-	Suspended bool   `json:"suspended" doc:"Whether requests of its API keys are refused."`
-	CreatedAt Time   `json:"created_at"`
-	DeletingAt *Time `json:"deleting_at,omitempty" doc:"When its deletion began. Absent if it is not being deleted."`
+	Name       string `json:"name"`
+	Title      string `json:"title" doc:"A name for people; empty for none."`
+	Plan       string `json:"plan" doc:"The plan that limits all its API keys together."`
+	Suspended  bool   `json:"suspended" doc:"Whether requests of its API keys are refused."`
+	CreatedAt  Time   `json:"created_at"`
+	DeletingAt *Time  `json:"deleting_at,omitempty" doc:"When its deletion began. Absent if it is not being deleted."`
 }
 
 // OrgData is what is stored of an organisation.

@@ -51,26 +51,36 @@ func (d *Data) List(ctx context.Context, org string) (*proto.OrgData, error) {
 	return list, nil
 }
 
-// remove removes what is stored of an organisation, one kind after the other. It stops at a kind of
-// which something remains, and reports whether nothing remains of any. Later kinds may tell to whom
+// remove removes what is stored of an organisation, one kind after the other, and reports whether
+// nothing was found. It stops at a kind of which something remains. Later kinds may tell to whom
 // earlier ones belong, so that each call begins with the first.
-func (d *Data) remove(ctx context.Context, org string) (done bool, err error) {
+func (d *Data) remove(ctx context.Context, org string) (empty bool, err error) {
+	scan := d.scan(org)
+	empty = true
 	for _, h := range d.Holders {
 		if h.Remove == nil {
 			continue // the organisation itself
 		}
-		if err := h.Remove(ctx, d.scan(org)); err != nil {
+		before, err := h.Count(ctx, scan)
+		if err == nil {
+			err = h.Remove(ctx, scan)
+		}
+		if err != nil {
 			return false, fmt.Errorf("remove the %s: %w", h.Kind, err)
 		}
-		n, err := h.Count(ctx, d.scan(org))
+		if before.Count == 0 {
+			continue
+		}
+		empty = false
+		after, err := h.Count(ctx, d.scan(org))
 		if err != nil {
 			return false, fmt.Errorf("count the %s: %w", h.Kind, err)
 		}
-		if n.Count > 0 {
+		if after.Count > 0 {
 			return false, nil
 		}
 	}
-	return true, nil
+	return empty, nil
 }
 
 // scan returns a new scan for an organisation.

@@ -82,9 +82,9 @@ func (d *deletion) advance(ctx context.Context) (gone bool) {
 	if !d.empty.IsZero() && time.Since(d.empty) < d.Settle {
 		return false
 	}
-	done, err := d.Data.remove(ctx, d.org)
+	empty, err := d.Data.remove(ctx, d.org)
 	switch {
-	case err != nil || !done:
+	case err != nil || !empty:
 		d.empty = time.Time{}
 	case d.empty.IsZero():
 		d.empty = time.Now()
