@@ -23,6 +23,7 @@ const (
 // Objects of administrators.
 type (
 	Org         = api.Org
+	OrgData     = api.OrgData
 	KeySettings = api.KeySettings
 )
 
@@ -77,13 +78,26 @@ func (c *Client) Orgs(ctx context.Context) ([]Org, error) {
 
 // Org returns an organisation.
 func (c *Client) Org(ctx context.Context, name string) (*Org, error) {
-	org, _, err := get[Org](ctx, c, call{method: http.MethodGet, path: OrgsPath + "/" + url.PathEscape(name), resend: true})
+	org, _, err := get[Org](ctx, c, call{method: http.MethodGet, path: orgPath(name), resend: true})
 	return org, err
 }
 
+// DeleteOrg deletes an organisation with all its data, if it has the ETag. It is gone some time later.
+func (c *Client) DeleteOrg(ctx context.Context, name, tag string) (*Org, error) {
+	org, _, err := get[Org](ctx, c, call{method: http.MethodDelete, path: orgPath(name), header: map[string]string{"If-Match": tag}})
+	return org, err
+}
+
+// OrgData returns what is stored of an organisation, which need not exist.
+func (c *Client) OrgData(ctx context.Context, name string) (*OrgData, json.RawMessage, error) {
+	return get[OrgData](ctx, c, call{method: http.MethodGet, path: orgPath(name) + "/data", resend: true})
+}
+
+func orgPath(name string) string { return OrgsPath + "/" + url.PathEscape(name) }
+
 // EditOrg changes an organisation.
 func (c *Client) EditOrg(ctx context.Context, name string, change func(*api.OrgRequest)) (*Org, error) {
-	return edit(ctx, c, OrgsPath+"/"+url.PathEscape(name), func(o *Org) *api.OrgRequest {
+	return edit(ctx, c, orgPath(name), func(o *Org) *api.OrgRequest {
 		wanted := &api.OrgRequest{Title: o.Title, Plan: o.Plan, Suspended: o.Suspended}
 		change(wanted)
 		return wanted
