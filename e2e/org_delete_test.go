@@ -131,7 +131,8 @@ func testOrgDeleted(t *testing.T, p *programs) {
 				}
 			}
 			before[x.org] = maps.Clone(data)
-			return true, data
+			// Jobs that have ended are removed a little later, and the index lags behind.
+			return x == doomed || data["executions that have not ended"] == 1 && data["index of executions"] == data["records of executions"], data
 		})
 	}
 	blobs := strings.TrimPrefix(sys.broker.blobStore(), "file://")
