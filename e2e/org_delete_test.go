@@ -45,7 +45,7 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 	}
 	admin(http.MethodPut, "/v1/admin/secrets/"+"TOKEN?org="+org, request{"value": x.marker})
 	admin(http.MethodPut, "/v1/webhook?key="+id, request{"url": hooks.url + "/200?" + x.marker})
-	say := bash("echo " + x.marker).and("metadata", map[string]string{"marker": x.marker})
+	say := bash("echo "+x.marker).and("metadata", map[string]string{"marker": x.marker})
 	x.done = x.submit(say, "Idempotency-Key", x.marker)
 	x.ended(x.done).succeeded(t, x.marker+"\n")
 	for {
@@ -54,7 +54,7 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 		}
 	}
 	x.ended(x.submit(bash("echo " + x.marker + "; head -c 1500000 /dev/zero | tr '\\0' x #" + strings.Repeat("y", 700<<10)))) // a job and a record that are too large for messages
-	x.ended(x.submit(bash("echo " + x.marker + " > small; head -c 20000000 /dev/urandom > large; echo " + x.marker + " >> large").and("thread_id", x.marker)))
+	x.ended(x.submit(bash("echo "+x.marker+" > small; head -c 20000000 /dev/urandom > large; echo "+x.marker+" >> large").and("thread_id", x.marker)))
 	x.upload(t, x.marker, "staged", []byte(x.marker))
 	made(http.MethodPost, "/v1/schedules", request{"name": x.marker, "cron": "0 0 1 1 *", "request": say})
 	var batch, pipeline struct{ ID string }

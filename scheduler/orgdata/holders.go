@@ -324,7 +324,7 @@ func deadLetters(ctx context.Context, s *Scan) (own []uint64, err error) {
 		return nil, err
 	}
 	var malformed []uint64
-	err = s.store.Read(ctx, s.store.DeadLetters, all(store.AllDeadLetters), func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	err = s.store.Read(ctx, s.store.DeadLetters, all(store.DeadLetterPattern), func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		var letter proto.DeadLetter
 		_ = json.Unmarshal([]byte(m.Headers().Get(store.HeaderDead)), &letter) // of a marker it is empty
 		switch {

@@ -34,11 +34,8 @@ func ParseJobSubject(subject string) (org, id string) {
 	return parts[3], parts[5]
 }
 
-// AllOutput and AllDeadLetters match the output of all executions, and all dead letters.
-const (
-	AllOutput      = root + "out.*.*"
-	AllDeadLetters = DeadLetterPattern
-)
+// AllOutput matches the output of all executions.
+const AllOutput = root + "out.*.*"
 
 // LastToken returns the last token of a subject: the id in that of a record or of a dead letter.
 func LastToken(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }

@@ -124,7 +124,7 @@ var table = []row{
 	{
 		name: "BULLPEN_DEAD", holds: "dead letters", stream: func(s *Store) *jetstream.Stream { return &s.DeadLetters },
 		subjects: []string{DeadLetterPattern}, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayRemove, roleScheduler: mayWrite | mayLookup},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayWrite | mayLookup},
 	},
 	{
 		name: "BULLPEN_DELIVERIES", holds: "webhook deliveries", stream: func(s *Store) *jetstream.Stream { return &s.Deliveries },
