@@ -80,7 +80,11 @@ func TestOrganisationsOfKeysAreAdopted(t *testing.T) {
 	}
 	now := time.Now()
 	keys := []proto.Key{
-		{Org: "mixed", Plan: "pro"}, {Org: "mixed", Plan: "free"}, {Org: "known", Plan: "pro"}, {Org: "default"}, {Org: "gone", Plan: "pro", RevokedAt: &now},
+		{Org: "mixed", Plan: "pro"},
+		{Org: "mixed", Plan: "free"},
+		{Org: "known", Plan: "pro"},
+		{Org: "default"},
+		{Org: "gone", Plan: "pro", RevokedAt: &now},
 		{Org: "mixed", Plan: "enterprise", RevokedAt: &now},
 	}
 	for _, o := range []*registry.Orgs{here, there, there} {

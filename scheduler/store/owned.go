@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -119,16 +120,13 @@ func bodyName(subject string, h nats.Header, id string) string {
 		Org  string
 		Meta struct{ Org string }
 	}
-	name := strings.TrimPrefix(subject, root)
-	for _, header := range []string{HeaderSummary, HeaderDead} {
-		if json.Unmarshal([]byte(h.Get(header)), &record) != nil {
-			continue // a long summary is not in the header
-		}
-		if owner := record.Org + record.Meta.Org; owner != "" { // one of them
-			name += "." + owner
-		}
+	parts := []string{strings.TrimPrefix(subject, root), id}
+	// A long summary is not in the header, and malformed headers name nobody.
+	header := cmp.Or(h.Get(HeaderSummary), h.Get(HeaderDead))
+	if json.Unmarshal([]byte(header), &record) == nil && cmp.Or(record.Org, record.Meta.Org) != "" {
+		parts = slices.Insert(parts, 1, cmp.Or(record.Org, record.Meta.Org))
 	}
-	return name + "." + id
+	return strings.Join(parts, ".")
 }
 
 // bodyOwner returns the organisation in the name of a body. Names of records and dead letters may

@@ -23,9 +23,11 @@ const (
 // Objects of administrators.
 type (
 	Org         = api.Org
-	OrgData     = api.OrgData
 	KeySettings = api.KeySettings
 )
+
+// OrgData is what is stored of an organisation.
+type OrgData = api.OrgData
 
 // ReadObject reads the object at a path into v and returns its ETag.
 func (c *Client) ReadObject(ctx context.Context, path string, v any) (tag string, err error) {
