@@ -20,11 +20,11 @@ const (
 	SandboxesPath = "/v1/admin/sandboxes"
 )
 
-// Objects of administrators.
-type (
-	Org         = api.Org
-	KeySettings = api.KeySettings
-)
+// Org is an organisation.
+type Org = api.Org
+
+// KeySettings are what can be changed of an API key.
+type KeySettings = api.KeySettings
 
 // OrgData is what is stored of an organisation.
 type OrgData = api.OrgData
