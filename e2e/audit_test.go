@@ -48,6 +48,7 @@ func testAudit(t *testing.T, p *programs) {
 		{http.MethodDelete, "/v1/admin/keys/" + made.ID, nil, 200},
 		{http.MethodPost, "/v1/admin/orgs", request{"name": "audited"}, 201},
 		{http.MethodPut, "/v1/admin/orgs/audited", request{"plan": "pro"}, 200},
+		{http.MethodDelete, "/v1/admin/orgs/audited", nil, 202},
 		{http.MethodPost, "/v1/admin/plans", request{"name": "audited"}, 201},
 		{http.MethodPut, "/v1/admin/plans/audited", request{"concurrent": 5}, 200},
 		{http.MethodDelete, "/v1/admin/plans/audited", nil, 200},

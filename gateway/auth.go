@@ -41,6 +41,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			s.writeError(w, r, err)
 			return
 		}
+		s.checkAtEnd(r, key)
 		next.ServeHTTP(w, r)
 	})
 }

@@ -98,7 +98,7 @@ func accessTable() map[string]access {
 	for _, id := range []string{
 		"rotateSecretsKey", "createSandbox", "listSandboxes", "getSandbox", "getSandboxPreload", "replaceSandbox", "removeSandbox", "listImages", "putImage",
 		"removeImage", "getAutoscale", "listWorkers", "drainWorker", "undrainWorker", "listDeadLetters", "getDeadLetter", "deleteDeadLetter", "requeueDeadLetter",
-		"backup", "collectThreads", "rebuildThreads", "createOrg", "replaceOrg", "createPlan", "replacePlan", "removePlan",
+		"backup", "collectThreads", "rebuildThreads", "createOrg", "replaceOrg", "deleteOrg", "getOrgData", "createPlan", "replacePlan", "removePlan",
 	} {
 		table[id] = access{scope: admin, global: true}
 	}

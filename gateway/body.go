@@ -95,8 +95,9 @@ func (s *Server) readAll(i *info, body io.Reader) ([]byte, error) {
 // bodyError returns the error for a client whose body was not read to its end.
 func bodyError(err error, limit int64) error {
 	var tooLarge *http.MaxBytesError
+	_, refused := errors.AsType[*api.Error](err)
 	switch {
-	case errors.Is(err, errOverloaded):
+	case refused:
 		return err
 	case errors.As(err, &tooLarge):
 		return bodyTooLarge(limit)

@@ -99,6 +99,12 @@ type Schedules interface {
 	Record(ctx context.Context, org, id string, run proto.ScheduleRun) error
 }
 
+// OrgData shows what is stored of organisations.
+type OrgData interface {
+	// List returns what is stored of an organisation, which need not exist.
+	List(ctx context.Context, org string) (*proto.OrgData, error)
+}
+
 // Pipelines stores runs of pipelines.
 type Pipelines interface {
 	// Parse reads the file of a pipeline. Errors are [*proto.FieldError].

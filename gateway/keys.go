@@ -79,6 +79,9 @@ func (s *Server) checkKeyLimits(ctx context.Context, key *proto.Key) error {
 	if err != nil {
 		return fmt.Errorf("look up organisation %s: %w", key.Org, err)
 	}
+	if err := checkNotDeleting(&org); err != nil {
+		return err
+	}
 	plan, err := s.planNamed(ctx, org.Plan)
 	if err != nil {
 		return err

@@ -1,7 +1,10 @@
 package gateway
 
 import (
+	"bufio"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -201,5 +204,99 @@ func TestKeysAreChangedAndRotated(t *testing.T) {
 	h.do("POST", path+"/rotate", "").want(409, "conflict", "revoked")
 	for _, method := range []string{"GET", "PUT", "DELETE"} {
 		h.do(method, "/v1/admin/keys/key_none", `{"name":"m"}`).want(404, "not_found")
+	}
+}
+
+func TestDeleteAnOrganisation(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	user := h.as(h.stub.addKey("beta", "pro", asUser))
+	stream := user.do("POST", "/v1/executions/"+string(user.execute(hello).want(200, "").trace())+"/stream_url", "").want(200, "").json()["url"].(string)
+	upload := user.do("POST", "/v1/files/upload_url", `{"source":"thread","id":"t","path":"a","content_length":1}`).want(200, "").json()["url"].(string)
+	before := h.do("GET", "/v1/admin/orgs/beta", "").want(200, "")
+	h.do("PUT", "/v1/admin/orgs/beta", `{"title":"Beta"}`).want(200, "")
+	h.do("DELETE", "/v1/admin/orgs/beta", "", "If-Match", before.header.Get("ETag")).want(412, "precondition_failed")
+	user.execute(hello).want(200, "")
+
+	if got := h.do("DELETE", "/v1/admin/orgs/beta", "").want(202, "").json(); got["deleting_at"] == nil {
+		t.Errorf("deleted: %v", got)
+	}
+	for _, path := range []string{"/v1/executions", "/v1/threads"} {
+		if got := user.do("GET", path, "").want(403, "forbidden", "being deleted").json(); got["reason"] != "organisation_deleted" {
+			t.Errorf("refused with %v", got)
+		}
+	}
+	user.execute(hello).want(403, "forbidden", "being deleted")
+	h.do("GET", strings.TrimPrefix(stream, h.http.URL), "").want(403, "forbidden", "being deleted")
+	h.do("PUT", strings.TrimPrefix(upload, h.http.URL), "x").want(403, "forbidden", "being deleted")
+	h.do("PUT", "/v1/admin/orgs/beta", `{}`).want(409, "conflict", "being deleted")
+	h.do("POST", "/v1/admin/orgs", `{"name":"beta"}`).want(409, "conflict")
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta"}`).want(409, "conflict", "being deleted")
+	began := h.do("GET", "/v1/admin/orgs/beta", "").want(200, "").json()["deleting_at"]
+	if got := h.do("DELETE", "/v1/admin/orgs/beta", "").want(202, "").json()["deleting_at"]; got != began {
+		t.Errorf("the deletion began at %v, then at %v", began, got)
+	}
+
+	h.do("DELETE", "/v1/admin/orgs/nobody", "").want(404, "not_found")
+	h.do("DELETE", "/v1/admin/orgs/A", "").want(400, "validation_error", "name")
+	h.do("DELETE", "/v1/admin/orgs/acme", "").want(409, "conflict", "API key in use")
+	h.do("POST", "/v1/admin/orgs", `{"name":"default"}`).want(201, "")
+	h.do("DELETE", "/v1/admin/orgs/default", "").want(409, "conflict", "first API key")
+}
+
+// Somebody must be able to administer the server afterwards.
+func TestTheOrganisationOfTheLastAdministratorIsKept(t *testing.T) {
+	h := newHarness(t)
+	lasting := h.stub.addKey("beta", "pro", asAdmin)
+	h.do("PUT", "/v1/admin/keys/key_1", `{"name":"n","scopes":["admin"],"global":true,"expires_at":"2999-01-01T00:00:00Z"}`).want(200, "")
+	h.do("DELETE", "/v1/admin/orgs/beta", "").want(409, "conflict", "global administrators")
+	h.as(lasting).do("DELETE", "/v1/admin/orgs/acme", "").want(202, "")
+}
+
+func TestDataOfAnOrganisation(t *testing.T) {
+	h := newHarness(t)
+	h.do("POST", "/v1/admin/orgs", `{"name":"beta"}`).want(201, "")
+	for org, total := range map[string]float64{"beta": 1, "gone": 0} {
+		got := h.do("GET", "/v1/admin/orgs/"+org+"/data", "").want(200, "").json()
+		if got["org"] != org || got["total"] != total || len(got["data"].([]any)) != 1 {
+			t.Errorf("data of %s: %v", org, got)
+		}
+	}
+	h.do("GET", "/v1/admin/orgs/A/data", "").want(400, "validation_error", "org")
+}
+
+// A body may arrive for as long as its client likes. What it leads to is not stored once the
+// organisation is being deleted.
+func TestABodyThatEndsAfterTheDeletionIsRefused(t *testing.T) {
+	h := newHarness(t)
+	user := h.as(h.stub.addKey("beta", "pro", asUser))
+	conn, err := h.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	body := `{"code":"1"}`
+	_, err = fmt.Fprintf(conn, "POST /v1/sandbox/execute HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", user.key, len(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := bufio.NewReader(conn)
+	if line, err := answers.ReadString('\n'); err != nil || !strings.Contains(line, "100 Continue") { // the key was accepted
+		t.Fatal(line, err)
+	}
+	if _, err := answers.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	h.do("DELETE", "/v1/admin/orgs/beta", "").want(202, "")
+	if _, err := io.WriteString(conn, body); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.ReadResponse(answers, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if text, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusForbidden || !strings.Contains(string(text), "organisation_deleted") {
+		t.Errorf("%s: %s", answer.Status, text)
 	}
 }

@@ -23,7 +23,7 @@ type entitlement struct {
 }
 
 // entitlementOf returns what a key may do. It returns an error for the client if the key's
-// organisation is suspended.
+// organisation is suspended or being deleted.
 func (s *Server) entitlementOf(ctx context.Context, key *proto.Key) (e entitlement, err error) {
 	org, err := s.Orgs.Org(ctx, key.Org)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -31,6 +31,9 @@ func (s *Server) entitlementOf(ctx context.Context, key *proto.Key) (e entitleme
 	}
 	if err != nil {
 		return e, fmt.Errorf("look up organisation %s: %w", key.Org, err)
+	}
+	if org.DeletingAt != nil {
+		return e, &api.Error{Code: api.CodeForbidden, Reason: api.ReasonDeleted, Message: "the organisation " + org.Name + " is being deleted; use an API key of another one"}
 	}
 	if org.Suspended {
 		return e, &api.Error{Code: api.CodeForbidden, Reason: api.ReasonSuspended, Message: "the organisation " + org.Name + " is suspended; ask its administrator"}

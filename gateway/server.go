@@ -60,6 +60,7 @@ type Server struct {
 	KeyAdmin    KeyAdmin
 	KeyUses     KeyUses
 	Orgs        Orgs
+	OrgData     OrgData
 	Plans       Plans
 	SecretsKey  SecretsKey
 	Secrets     Secrets
@@ -168,7 +169,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"archiveThread": s.archiveThread, "listFiles": s.listFiles, "fileUploadURL": s.uploadURL, "fileDownloadURL": s.downloadURL,
 		"getContent": s.getContent, "putContent": s.putContent, "createKey": s.createKey, "listKeys": s.listKeys, "revokeKey": s.revokeKey,
 		"getKey": s.getKey, "replaceKey": s.replaceKey, "rotateKey": s.rotateKey,
-		"createOrg": s.createOrg, "listOrgs": s.listOrgs, "getOrg": s.getOrg, "replaceOrg": s.replaceOrg,
+		"createOrg": s.createOrg, "listOrgs": s.listOrgs, "getOrg": s.getOrg, "replaceOrg": s.replaceOrg, "deleteOrg": s.deleteOrg, "getOrgData": s.getOrgData,
 		"createPlan": s.createPlan, "listPlans": s.listPlans, "getPlan": s.getPlan, "replacePlan": s.replacePlan, "removePlan": s.deletePlan,
 		"createSandbox": s.createSandbox, "listSandboxes": s.listSandboxes, "getSandbox": s.getSandbox, "getSandboxPreload": s.getSandboxPreload, "replaceSandbox": s.replaceSandbox,
 		"removeSandbox": s.deleteSandbox, "putImage": s.putImage, "listImages": s.listImages, "removeImage": s.removeImage,

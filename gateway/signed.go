@@ -116,6 +116,10 @@ func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, 
 	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeFiles) || key.Org != g.org {
 		return nil, nil, errOldURL
 	}
+	if _, err := s.entitlementOf(r.Context(), key); err != nil {
+		return nil, nil, err
+	}
+	s.checkAtEnd(r, key)
 	return g, key, nil
 }
 

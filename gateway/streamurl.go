@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -45,7 +46,7 @@ func (s *Server) streamURL(w http.ResponseWriter, r *http.Request) error {
 
 // checkStream returns the API key and the execution of a signed URL. It returns errBadStream or
 // errOldStream unless the URL and its key are valid.
-func (s *Server) checkStream(token string) (*proto.Key, proto.TraceID, error) {
+func (s *Server) checkStream(ctx context.Context, token string) (*proto.Key, proto.TraceID, error) {
 	text, ok := verifyText(*s.URLSecret, token)
 	const fields = 4
 	parts := strings.Split(text, "\n")
@@ -60,6 +61,9 @@ func (s *Server) checkStream(token string) (*proto.Key, proto.TraceID, error) {
 	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeRead) || !time.Now().Before(time.Unix(expires, 0)) {
 		return nil, "", errOldStream
 	}
+	if _, err := s.entitlementOf(ctx, key); err != nil {
+		return nil, "", err
+	}
 	return key, proto.TraceID(parts[2]), nil
 }
 
@@ -73,7 +77,7 @@ func (s *Server) getStream(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	key, id, err := s.checkStream(chi.URLParam(r, "token"))
+	key, id, err := s.checkStream(r.Context(), chi.URLParam(r, "token"))
 	if err != nil {
 		return err
 	}

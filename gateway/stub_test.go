@@ -431,6 +431,17 @@ func (l orgStore) Change(ctx context.Context, name string, change func(*proto.Or
 	return o, err
 }
 
+// orgData shows that the organisation itself is all that is stored.
+type orgData struct{ orgStore }
+
+func (d orgData) List(_ context.Context, name string) (*proto.OrgData, error) {
+	data := &proto.OrgData{Org: name, Kinds: []proto.StoredData{{Kind: "organisation"}}}
+	if _, ok := d.orgStore[name]; ok {
+		data.Kinds[0].Count = 1
+	}
+	return data, nil
+}
+
 // planStore replaces the registry of plans.
 type planStore map[string]proto.Plan
 

@@ -18,6 +18,23 @@ type Org struct {
 	// before goes on.
 	Suspended bool      `json:"suspended,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
+	// DeletingAt is when the deletion of the organisation began; nil if it is not being deleted. The
+	// API refuses all requests of its keys from then on, and nothing starts for it. A deletion goes
+	// on until the organisation is gone.
+	DeletingAt *time.Time `json:"deleting_at,omitempty"`
+}
+
+// OrgData is what is stored of an organisation, by kind.
+type OrgData struct {
+	Org   string
+	Kinds []StoredData
+}
+
+// StoredData is what is stored of one kind.
+type StoredData struct {
+	Kind  string `json:"kind"`
+	Count int64  `json:"count" minimum:"0"`
+	Bytes int64  `json:"bytes,omitempty" minimum:"0" doc:"Absent if the store does not say."`
 }
 
 // PlanInUseError is returned if a plan cannot be removed because organisations or keys have it.

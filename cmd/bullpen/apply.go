@@ -94,8 +94,8 @@ type exportCommand struct {
 }
 
 func (*exportCommand) Help() string {
-	return `Prints all plans that are not as they are built in, organisations, sandbox profiles but the one named default, and API keys that
-work, as a YAML file for bullpen apply. It has no secrets: neither API keys themselves, of which the server stores only hashes, nor
+	return `Prints all plans that are not as they are built in, organisations that are not being deleted, sandbox profiles but the one named
+default, and API keys that work, as a YAML file for bullpen apply. It has no secrets: neither API keys themselves, of which the server stores only hashes, nor
 the values of secrets. The server's first key is not in it.`
 }
 

@@ -14,6 +14,8 @@ type orgCommands struct {
 	List   orgListCommand   `cmd:"" help:"List the organisations that the API key may see (admin)."`
 	Show   orgShowCommand   `cmd:"" help:"Show an organisation (admin)."`
 	Update orgUpdateCommand `cmd:"" help:"Change an organisation (global admin)."`
+	Data   orgDataCommand   `cmd:"" help:"List what is stored of an organisation (global admin)."`
+	Delete orgDeleteCommand `cmd:"" help:"Delete an organisation with all its data (global admin)."`
 }
 
 // orgFlags are what can be set of an organisation.
@@ -96,6 +98,10 @@ func (c *orgUpdateCommand) Run(ctx context.Context, s streams) error {
 func printOrgs(p *page, orgs ...client.Org) {
 	p.row("NAME", "TITLE", "PLAN", "SUSPENDED", "CREATED")
 	for _, o := range orgs {
-		p.row(o.Name, cmp.Or(o.Title, "-"), o.Plan, o.Suspended, o.CreatedAt)
+		var suspended any = o.Suspended
+		if o.DeletingAt != nil {
+			suspended = "being deleted"
+		}
+		p.row(o.Name, cmp.Or(o.Title, "-"), o.Plan, suspended, o.CreatedAt)
 	}
 }

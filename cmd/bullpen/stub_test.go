@@ -40,6 +40,7 @@ type stub struct {
 
 	polls      atomic.Int32 // requests for stubSoon
 	batchPolls atomic.Int32 // requests for a batch
+	orgPolls   atomic.Int32 // requests for the data of the organisation after its deletion
 }
 
 func stubWorker(draining string) string {
@@ -110,6 +111,15 @@ func (s *stub) handler() http.Handler {
 		_, _ = io.WriteString(w, `{"keys":[`+stubKeyJSON("null", "")+`,`+unlimited(stubKeyJSON("null", ""))+`]}`)
 	})
 	s.object(mux, "orgs/acme", `{"name":"acme","title":"Acme Inc.","plan":"pro","suspended":false,"created_at":"2026-01-02T03:04:05.000Z"}`, "there is no organisation of that name")
+	mux.HandleFunc("GET /v1/admin/orgs/acme/data", func(w http.ResponseWriter, _ *http.Request) {
+		log, _ := os.ReadFile(s.log)
+		switch deleted := strings.Contains(string(log), "DELETE /v1/admin/orgs/acme"); {
+		case !deleted || s.orgPolls.Add(1) == 1:
+			_, _ = io.WriteString(w, `{"org":"acme","total":3,"data":[{"kind":"threads","count":1},{"kind":"files of threads","count":2,"bytes":4096}]}`)
+		default:
+			_, _ = io.WriteString(w, `{"org":"acme","total":0,"data":[{"kind":"threads","count":0},{"kind":"files of threads","count":0}]}`)
+		}
+	})
 	s.object(mux, "plans/gold", `{"name":"gold","title":"Gold","max_timeout":60,"concurrent":7,"weight":1,"streaming":true,"async":false,"next":"enterprise"}`, "there is no stored plan silver")
 	s.object(mux, "keys/key_1", stubKeyJSON("null", ""), "there is no such key")
 	mux.HandleFunc("POST /v1/admin/keys/key_1/rotate", func(w http.ResponseWriter, r *http.Request) {

@@ -9,6 +9,8 @@ import (
 
 func orgRoutes() []Route {
 	org := Org{Name: "acme", Title: "Acme Inc.", Plan: "pro", CreatedAt: Time{exampleTime()}}
+	deleting := org
+	deleting.DeletingAt = &Time{exampleTime().Add(time.Hour)}
 	wanted := OrgRequest{Name: "acme", Title: "Acme Inc.", Plan: "pro"}
 	plan, _ := proto.PresetPlan("pro")
 	orgName, planName := "The organisation's name.", "The plan's name."
@@ -29,6 +31,21 @@ func orgRoutes() []Route {
 			Method: http.MethodPut, Path: "/v1/admin/orgs/{name}", ID: "replaceOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "org.replace", Summary: "Change an organisation", PathDoc: orgName,
 			Doc:     "As a whole: absent fields get their defaults. A new plan applies to requests from then on.",
 			Request: wanted, Responses: ok("The organisation as it is now.", org), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/admin/orgs/{name}", ID: "deleteOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "org.delete", Summary: "Delete an organisation with all its data", PathDoc: orgName,
+			Doc: "All requests of its API keys are refused from then on, and nothing starts for it. Its executions are cancelled, then everything " +
+				"that is stored of it is removed, and the organisation last: it is a 404 then. This cannot be undone. 409 for the organisation of the API key in use, " +
+				"that of the first API key, and one without which no global administrator's key that never expires would be left.",
+			Responses: []Response{{Status: http.StatusAccepted, Doc: "The organisation, which is being deleted.", Body: deleting}},
+			Errors:    []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/admin/orgs/{name}/data", ID: "getOrgData", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List what is stored of an organisation", PathDoc: orgName,
+			Doc: "Counted in the stores themselves. An organisation that does not exist has no data, which proves its deletion. The index of executions is that " +
+				"of the gateway that answers; other gateways follow within 10 s.",
+			Responses: ok("How much is stored, by kind.", OrgData{Org: "acme", Total: 3, Data: []proto.StoredData{{Kind: "threads", Count: 1}, {Kind: "files of threads", Count: 2, Bytes: 4096}}}),
+			Errors:    []int{http.StatusBadRequest},
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/admin/plans", ID: "createPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "plan.create", Summary: "Create a plan",
@@ -69,7 +86,7 @@ func keyRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.create", Summary: "Create an API key",
 			Doc:     "The administrator of an organisation creates keys of that organisation, bound to a sandbox profile that a key of the organisation has already.",
-			Request: KeyRequest{Org: "acme", KeySettings: settings}, Responses: created("The key, shown once.", withSecret), Errors: []int{http.StatusNotFound},
+			Request: KeyRequest{Org: "acme", KeySettings: settings}, Responses: created("The key, shown once.", withSecret), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/admin/keys", ID: "listKeys", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List API keys",

@@ -192,6 +192,7 @@ const (
 	ReasonPlan   Reason = "plan_limit"            // the plan does not include the request
 
 	ReasonSuspended Reason = "organisation_suspended"
+	ReasonDeleted   Reason = "organisation_deleted"
 )
 
 // MissingScope returns an [Error] about an API key without a scope.

@@ -28,11 +28,28 @@ func DecodeOrg(name string, body []byte) (proto.Org, error) {
 
 // Org is an organisation.
 type Org struct {
-	Name      string `json:"name"`
-	Title     string `json:"title" doc:"A name for people; empty for none."`
-	Plan      string `json:"plan" doc:"The plan that limits all its API keys together."`
-	Suspended bool   `json:"suspended" doc:"Whether requests of its API keys are refused."`
-	CreatedAt Time   `json:"created_at"`
+	Name       string `json:"name"`
+	Title      string `json:"title" doc:"A name for people; empty for none."`
+	Plan       string `json:"plan" doc:"The plan that limits all its API keys together."`
+	Suspended  bool   `json:"suspended" doc:"Whether requests of its API keys are refused."`
+	CreatedAt  Time   `json:"created_at"`
+	DeletingAt *Time  `json:"deleting_at,omitempty" doc:"When its deletion began. Absent if it is not being deleted."`
+}
+
+// OrgData is what is stored of an organisation.
+type OrgData struct {
+	Org   string             `json:"org"`
+	Total int64              `json:"total" minimum:"0" doc:"The sum of all counts: 0 if nothing is stored."`
+	Data  []proto.StoredData `json:"data" doc:"Every kind of data, also those of which nothing is stored."`
+}
+
+// NewOrgData returns the form of what is stored of an organisation.
+func NewOrgData(d *proto.OrgData) OrgData {
+	answer := OrgData{Org: d.Org, Data: d.Kinds}
+	for _, kind := range d.Kinds {
+		answer.Total += kind.Count
+	}
+	return answer
 }
 
 // Request returns what is to be stored for the organisation to be as it is.
@@ -47,5 +64,9 @@ type Orgs struct {
 
 // NewOrg returns the form of an organisation.
 func NewOrg(o *proto.Org) Org {
-	return Org{Name: o.Name, Title: o.Title, Plan: o.Plan, Suspended: o.Suspended, CreatedAt: Time{o.CreatedAt}}
+	org := Org{Name: o.Name, Title: o.Title, Plan: o.Plan, Suspended: o.Suspended, CreatedAt: Time{o.CreatedAt}}
+	if o.DeletingAt != nil {
+		org.DeletingAt = &Time{*o.DeletingAt}
+	}
+	return org
 }

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -93,7 +94,30 @@ func (b *Batches) Upload(org string) (*Upload, error) {
 	if count >= proto.MaxBatches {
 		return nil, &proto.QuotaError{What: "batches", Limit: proto.MaxBatches}
 	}
-	return b.content.upload(proto.MaxBatchStored - stored), nil
+	return b.content.upload(org, proto.MaxBatchStored-stored), nil
+}
+
+// Prefixes returns the beginnings of the keys of all blobs of an organisation, whether or not a
+// batch names them.
+func (b *Batches) Prefixes(ctx context.Context, org string) ([]string, error) {
+	prefixes := []string{orgPrefix(org)}
+	err := store.ReadBucket(ctx, b.definitions.Bucket, definitionKey(org, "*"), func(e jetstream.KeyValueEntry) {
+		if e.Operation() != jetstream.KeyValuePut {
+			return
+		}
+		d, err := decodeDefinition(e)
+		if err != nil {
+			b.definitions.Log.Warn("blobs of a malformed batch not found", "error", err)
+			return
+		}
+		if name := uploadOf(d.Content.Index.Key); !strings.HasPrefix(name, prefixes[0]) && !slices.Contains(prefixes, name) {
+			prefixes = append(prefixes, name)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the batches of %s: %w", org, err)
+	}
+	return prefixes, nil
 }
 
 func (b *Batches) usage(org string) (count int, stored int64) {

@@ -103,9 +103,12 @@ type Upload struct {
 	hash    hash.Hash
 }
 
-func (c *Content) upload(left int64) *Upload {
-	return &Upload{content: c, name: blobPrefix + strings.ToLower(rand.Text()) + "/", left: left, hash: sha256.New()}
+func (c *Content) upload(org string, left int64) *Upload {
+	return &Upload{content: c, name: orgPrefix(org) + strings.ToLower(rand.Text()) + "/", left: left, hash: sha256.New()}
 }
+
+// orgPrefix begins the keys of an organisation's blobs. Those of earlier versions do not name it.
+func orgPrefix(org string) string { return blobPrefix + org + "/" }
 
 // Shared stores the fields that all items share, in JSON.
 func (u *Upload) Shared(ctx context.Context, fields []byte) error {

@@ -46,6 +46,11 @@ type Index interface {
 	// Expire removes some of the executions whose jobs and records have smaller sequence numbers,
 	// and reports whether there are more.
 	Expire(ctx context.Context, jobs, records uint64) (more bool, err error)
+	// RemoveOrg removes some of the executions of an organisation that were created before a time,
+	// and reports whether there are more.
+	RemoveOrg(ctx context.Context, org string, before time.Time) (more bool, err error)
+	// CountOrg returns the number of executions of an organisation.
+	CountOrg(ctx context.Context, org string) (int64, error)
 	// Present returns an error if the index is gone, and must be prepared again.
 	Present() error
 	// List returns the executions that match a filter.
@@ -58,6 +63,8 @@ type History struct {
 	Index    Index
 	Shared   bool   // other processes use the same index: one of them writes it
 	Instance string // unique to this process
+	// Retention is how long records are kept.
+	Retention time.Duration
 	// DiskFull, if not nil, returns why the index must not grow, empty if it may.
 	DiskFull func() string
 	Log      *slog.Logger
@@ -177,16 +184,26 @@ func (h *History) expire(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for more := true; more; {
-			if more, err = h.Index.Expire(ctx, jobs.First, records.First); err != nil {
-				return err
-			}
-			if more {
-				select {
-				case <-ctx.Done():
-				case <-time.After(expirePause):
-				}
-			}
+		if err := untilDone(ctx, func() (bool, error) { return h.Index.Expire(ctx, jobs.First, records.First) }); err != nil {
+			return err
+		}
+		if err := h.removeOrgs(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// untilDone calls remove, which removes a limited number, until it reports that there are no more.
+func untilDone(ctx context.Context, remove func() (more bool, err error)) error {
+	for {
+		more, err := remove()
+		if err != nil || !more {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(expirePause):
 		}
 	}
 }

@@ -232,3 +232,39 @@ func TestTwoProcessesShareAnIndex(t *testing.T) {
 		t.Errorf("after a change of the writer: %v", got)
 	}
 }
+
+// The index of a process that did not run when an organisation was removed drops it later.
+func TestAnotherIndexDropsARemovedOrganisation(t *testing.T) {
+	st, file := storetest.Open(t, storetest.Server(t)), filepath.Join(t.TempDir(), "index.db")
+	stopped, running := &history.History{Store: st, Retention: time.Hour}, &history.History{Store: st, Retention: time.Hour}
+	stop := run(t, stopped, file)
+	write(t, st, storetest.Job("beta", "k", proto.ModeAsync), proto.StatusSuccess, 0) // older, so that nothing expires
+	job := put(t, st)
+	seq := write(t, st, job, proto.StatusSuccess, 0)
+	if got := list(t, stopped, "acme"); len(got) != 1 {
+		t.Fatal(got)
+	}
+	stop()
+	run(t, running, filepath.Join(t.TempDir(), "index.db"))
+	list(t, running, "acme")
+	if err := st.Erase(storetest.Context(t), st.Executions, seq); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.PurgeSubject(storetest.Context(t), st.Jobs, store.AllJobs); err != nil {
+		t.Fatal(err)
+	}
+	if err := running.RemoveOrg(storetest.Context(t), "acme"); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, running, "acme"); len(got) != 0 {
+		t.Errorf("its own index has %v", got)
+	}
+	again := &history.History{Store: st, Retention: time.Hour}
+	run(t, again, file)
+	for deadline := time.Now().Add(time.Minute); len(list(t, again, "acme")) > 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the other index has it still")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -73,6 +75,19 @@ func (l *Orgs) Change(ctx context.Context, name string, change func(*proto.Org) 
 		return proto.Org{}, err
 	}
 	return *stored, nil
+}
+
+// Remove removes an organisation that is being deleted. It returns [proto.ErrNotFound] if there is
+// none, and [proto.ErrConflict] if it is not being deleted.
+func (l *Orgs) Remove(ctx context.Context, name string) error {
+	_, err := l.cache.Remove(ctx, name, func(e jetstream.KeyValueEntry) error {
+		o, err := l.cache.Decode(e)
+		if err == nil && o.DeletingAt == nil {
+			err = fmt.Errorf("organisation %q is not being deleted: %w", name, proto.ErrConflict)
+		}
+		return err
+	})
+	return err
 }
 
 // Adopt creates the missing organisations of keys. Versions before organisations were stored knew

@@ -48,6 +48,8 @@ var signals = []signal{
 	{PingSubject("webhook-dispatcher", "*"), []string{roleWebhook}, []string{roleWebhook}, "the same for webhooks (request)"},
 	{PingSubject("schedules", "*"), []string{roleGateway}, []string{roleGateway}, "the same for schedules (request)"},
 	{PingSubject("batches", "*"), []string{roleGateway}, []string{roleGateway}, "the same for batches (request)"},
+	{PingSubject("pipelines", "*"), []string{roleGateway}, []string{roleGateway}, "the same for pipelines (request)"},
+	{PingSubject("org-deletion", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the deletion of organisations (request)"},
 	{PingSubject("thread-gc", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the garbage collection of threads (request)"},
 	{PingSubject("history", "*"), []string{roleGateway}, []string{roleGateway}, "the same for a shared index of executions (request)"},
 	{PingSubject("audit-http", "*"), []string{roleGateway}, []string{roleGateway}, "the same for sending the audit log to an HTTP endpoint (request)"},

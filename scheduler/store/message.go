@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -79,7 +78,7 @@ func (s *Store) stage(ctx context.Context, subject string, h nats.Header, body [
 	id := nuid.Next()
 	h.Set(headerWrite, id)
 	if len(body) > limit {
-		name := strings.TrimPrefix(subject, root) + "." + id
+		name := bodyName(subject, h, id)
 		// The largest chunks possible: each is a durable write that the caller waits for.
 		object := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(s.maxInline)}}
 		if _, err := s.bodies.Put(ctx, object, bytes.NewReader(body)); err != nil {

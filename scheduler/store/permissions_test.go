@@ -109,7 +109,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a worker asks for readers: %v", err)
 	}
 
-	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "thread-gc", "history", "audit-http", "audit-syslog", "usage"} {
+	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "org-deletion", "thread-gc", "history", "audit-http", "audit-syslog", "usage"} {
 		ping := store.PingSubject(name, "g")
 		if _, err := gateway.Conn.Subscribe(ping, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 			t.Fatal(err)
@@ -118,6 +118,8 @@ func TestDocumentedPermissions(t *testing.T) {
 			t.Errorf("a gateway asks whether the leader of %s lives: %v", name, err)
 		}
 	}
+
+	checkGatewayRemoves(t, gateway, job)
 
 	short, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -186,6 +188,34 @@ func TestDocumentedPermissions(t *testing.T) {
 	}
 	if err := storetest.PutJob(short, worker, storetest.Job("acme", "k", proto.ModeAsync)); err == nil {
 		t.Error("a worker stores a job")
+	}
+}
+
+// checkGatewayRemoves checks that a gateway may remove what an organisation has.
+func checkGatewayRemoves(t *testing.T, gateway *store.Store, job *proto.Job) {
+	t.Helper()
+	ctx := storetest.Context(t)
+	check := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("a gateway %s: %v", what, err)
+		}
+	}
+	ignore := func(jetstream.Msg, *jetstream.MsgMetadata) {}
+	for name, st := range map[string]jetstream.Stream{"records": gateway.Executions, "output": gateway.Output, "dead letters": gateway.DeadLetters} {
+		check("reads the "+name, gateway.Read(ctx, st, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, ignore))
+		check("erases the "+name, gateway.Erase(ctx, st, 1))
+	}
+	check("purges deliveries", gateway.PurgeSubject(ctx, gateway.Deliveries, store.DeliveryPattern(job.Org)))
+	check("purges threads", gateway.PurgeSubject(ctx, gateway.Threads, store.ThreadPatternOf(job.Org)))
+	check("reads idempotency keys", store.ReadBucket(ctx, gateway.Bindings, "*", func(jetstream.KeyValueEntry) {}))
+	names, err := gateway.BodiesOf(ctx, job.Org, func(string) bool { return false })
+	check("lists bodies", err)
+	if len(names) != 1 {
+		t.Errorf("the bodies are %v", names)
+	}
+	for _, name := range names {
+		check("erases a body", gateway.EraseBody(ctx, name))
 	}
 }
 

@@ -131,17 +131,20 @@ var table = []row{
 	{
 		name: "BULLPEN_DEAD", holds: "dead letters", stream: func(s *Store) *jetstream.Stream { return &s.DeadLetters },
 		subjects: []string{DeadLetterPattern}, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite | mayLookup},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayWrite | mayLookup},
 	},
 	{
 		name: "BULLPEN_DELIVERIES", holds: "webhook deliveries", stream: func(s *Store) *jetstream.Stream { return &s.Deliveries },
 		subjects: []string{root + "delivery.*.*"}, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite, roleWebhook: mayWrite | mayLookup | mayFollow},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite, roleWebhook: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		name: "BULLPEN_EXECS", holds: "records of executions", stream: func(s *Store) *jetstream.Stream { return &s.Executions },
 		subjects: []string{root + "exec.*"}, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayFollow, roleScheduler: mayWrite | mayLookup | mayFollow, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup},
+		grants: grants{
+			roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayWrite | mayLookup | mayFollow,
+			roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup,
+		},
 		tune: func(st *jetstream.StreamConfig, _ Config) {
 			// The server itself sends a stored record to waiting clients.
 			st.RePublish = &jetstream.RePublish{Source: root + "exec.*", Destination: root + "done.{{wildcard(1)}}"}
@@ -155,7 +158,9 @@ var table = []row{
 	{
 		name: outputName, holds: "output of executions", stream: func(s *Store) *jetstream.Stream { return &s.Output },
 		subjects: []string{root + "out.*.*"}, history: true, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayLookup | mayScan, roleScheduler: mayLookup, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup | mayPurge},
+		grants: grants{
+			roleGateway: mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayLookup, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup | mayPurge,
+		},
 		tune: func(st *jetstream.StreamConfig, cfg Config) {
 			if cfg.Replicas == 1 { // the server offers it for unreplicated streams only; the result repeats all output
 				st.PersistMode = jetstream.AsyncPersistMode
@@ -217,7 +222,7 @@ var table = []row{
 	{
 		name: "bullpen_bindings", holds: "idempotency keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Bindings },
 		retention: asBinding, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		name: controlName, holds: "elected leaders, when their periodic work last ran, how far sinks of the audit log have come, and who submitted in the last minutes, and the known pools of workers", bucket: func(s *Store) *jetstream.KeyValue { return &s.Control },

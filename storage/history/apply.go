@@ -25,6 +25,7 @@ type posting struct{ term, class, place int64 }
 type row struct {
 	place, seq, job, class int64
 	trace                  proto.TraceID
+	org                    string // of rows that were read
 	terms                  []int64
 	summary                []byte
 }
@@ -42,6 +43,8 @@ func newRow(c *proto.HistoryChange) (row, error) {
 func (d *DB) transact(ctx context.Context, f func(*sql.Tx) error) error {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
+	d.writing.Lock()
+	defer d.writing.Unlock()
 	tx, err := d.write.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -238,7 +241,7 @@ func (d *dialect) parameters(n, width int, kind string) string {
 
 // prepared returns a statement that is prepared once.
 func (d *DB) prepared(ctx context.Context, tx *sql.Tx, text string) (*sql.Stmt, error) {
-	statement := d.statements[text] // only the writer uses it
+	statement := d.statements[text]
 	if statement == nil {
 		var err error
 		if statement, err = d.write.PrepareContext(ctx, text); err != nil {
@@ -270,22 +273,7 @@ func (d *DB) Expire(ctx context.Context, jobs, records uint64) (more bool, err e
 			return err
 		}
 		more = len(gone) >= expireBulk
-		var postings []posting
-		for i := range gone {
-			for _, t := range gone[i].terms {
-				postings = append(postings, posting{t, gone[i].class, gone[i].place})
-			}
-		}
-		if err := d.removePostings(ctx, tx, postings); err != nil {
-			return err
-		}
-		return bulk(gone, func(some []row) error {
-			args := make([]any, 0, len(some))
-			for i := range some {
-				args = append(args, some[i].place)
-			}
-			return d.exec(ctx, tx, "DELETE FROM bullpen_executions WHERE place IN "+d.tuples(1, len(some)), args)
-		})
+		return d.removeRows(ctx, tx, gone)
 	})
 	return more, d.fail("remove expired executions", err)
 }
@@ -299,33 +287,11 @@ func (d *DB) gone(ctx context.Context, tx *sql.Tx, jobs, records int64) (rows []
 		{"SELECT place, class, trace, summary FROM bullpen_executions WHERE seq > 0 AND seq < $1 ORDER BY seq LIMIT $2", records},
 		{"SELECT place, class, trace, summary FROM bullpen_executions WHERE seq = 0 AND job < $1 ORDER BY job LIMIT $2", jobs},
 	} {
-		err := func() error {
-			statement, err := d.prepared(ctx, tx, query.text)
-			if err != nil {
-				return err
-			}
-			result, err := statement.QueryContext(ctx, query.below, expireBulk)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = result.Close() }()
-			for result.Next() {
-				var r row
-				if err := result.Scan(&r.place, &r.class, &r.trace, &r.summary); err != nil {
-					return err
-				}
-				record, err := proto.DecodeSummary(r.trace, r.summary)
-				if err != nil {
-					return err
-				}
-				r.terms = termsOf(&record.Meta)
-				rows = append(rows, r)
-			}
-			return result.Err()
-		}()
+		found, err := d.selectRows(ctx, tx, query.text, query.below, expireBulk)
 		if err != nil {
 			return nil, err
 		}
+		rows = append(rows, found...)
 	}
 	return rows, nil
 }

@@ -48,7 +48,11 @@ type DB struct {
 	mu          sync.RWMutex // locked for reading while the handles are in use
 	write, read *sql.DB
 	file        os.FileInfo // of SQLite's file when it was opened
-	statements  map[string]*sql.Stmt
+
+	// writing is held by the transaction that writes: it prepares statements on a second connection,
+	// which another transaction must not have.
+	writing    sync.Mutex
+	statements map[string]*sql.Stmt // guarded by writing
 }
 
 // Check checks the form of an address of [Open] without connecting.

@@ -421,3 +421,38 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
+
+func TestRemoveOrg(t *testing.T) {
+	databases(t, func(t *testing.T, address string) {
+		x := newIndex(t, address)
+		var all []*proto.Record
+		for i := range 700 {
+			r := execution(i, proto.StatusSuccess)
+			r.Metadata = map[string]string{"n": fmt.Sprint(i % 3)}
+			all = append(all, r)
+		}
+		other, queued, later := execution(800, proto.StatusSuccess), execution(801, proto.StatusQueued), execution(2000, proto.StatusSuccess)
+		other.Org = "beta"
+		x.record(append(all, other, later)...)
+		x.job(queued)
+		count := func(org string, want int64) {
+			t.Helper()
+			if n, err := x.CountOrg(t.Context(), org); err != nil || n != want {
+				t.Errorf("%s has %d executions, %v; want %d", org, n, err, want)
+			}
+		}
+		count("acme", 702)
+		for more := true; more; {
+			var err error
+			if more, err = x.RemoveOrg(t.Context(), "acme", start.Add(time.Second)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		count("acme", 1) // of a later organisation of the same name
+		count("beta", 1)
+		count("nobody", 0)
+		x.want(proto.HistoryFilter{}, later)
+		x.want(proto.HistoryFilter{Metadata: map[string]string{"n": "1"}})
+		x.want(proto.HistoryFilter{Org: "beta"}, other)
+	})
+}

@@ -50,6 +50,14 @@ type Versions struct {
 	trees treeCache
 }
 
+// Prefixes returns the beginnings of the keys of all blobs of an organisation.
+func Prefixes(org string) (prefixes []string) {
+	for _, prefix := range []string{layersPrefix, objectsPrefix, threadsPrefix, uploadsPrefix, sweepPrefix} {
+		prefixes = append(prefixes, prefix+org+"/")
+	}
+	return prefixes
+}
+
 // LayerKey returns a new key for a layer.
 func LayerKey(org string) string { return layersPrefix + org + "/" + random() }
 

@@ -22,8 +22,10 @@ import (
 	schedulerhistory "github.com/bullpen-run/bullpen/scheduler/history"
 	"github.com/bullpen-run/bullpen/scheduler/keyring"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
+	"github.com/bullpen-run/bullpen/scheduler/orgdata"
 	"github.com/bullpen-run/bullpen/scheduler/pipelines"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/registry"
 	"github.com/bullpen-run/bullpen/scheduler/schedules"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
@@ -85,6 +87,8 @@ type system struct {
 	pipelines    *pipelines.Pipelines      // nil without the gateway role
 	history      *schedulerhistory.History // nil without the gateway role
 	usage        *usage.Usage              // nil without the gateway role
+	orgs         *registry.Orgs            // nil without the gateway role
+	orgData      *orgdata.Data             // nil without the gateway role
 	historyIndex *history.DB               // where history is stored
 	metrics      *Metrics
 	health       *health   // nil without the worker role
@@ -374,7 +378,9 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			Pipelines: s.pipelines, Executions: steps{g, s.queue}, Threads: s.versions(), Store: s.store, Retention: s.cfg.Retention,
 			Instance: s.instance, Log: s.log,
 		}
-		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"engine of batches", engine.Run}, part{"runner of pipelines", stepRunner.Run})
+		deletions := &orgdata.Runner{Data: s.orgData, Orgs: s.orgs, Settle: orgdata.DefaultSettle, Instance: s.instance, Log: s.log}
+		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"engine of batches", engine.Run}, part{"runner of pipelines", stepRunner.Run},
+			part{"deletion of organisations", deletions.Run})
 		counter := &usage.Counter{Store: s.store, Retention: s.cfg.Retention, Instance: s.instance, Log: s.log}
 		r.base = append(append(r.base, base...), part{"threads", s.runThreadGC}, part{"counting of usage", counter.Run})
 		sinks, err := s.auditSinks()

@@ -22,12 +22,14 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/batches"
 	"github.com/bullpen-run/bullpen/scheduler/deadletters"
 	"github.com/bullpen-run/bullpen/scheduler/events"
+	"github.com/bullpen-run/bullpen/scheduler/orgdata"
 	"github.com/bullpen-run/bullpen/scheduler/pipelines"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
 	"github.com/bullpen-run/bullpen/scheduler/schedules"
 	"github.com/bullpen-run/bullpen/scheduler/submit"
 	"github.com/bullpen-run/bullpen/scheduler/usage"
+	"github.com/bullpen-run/bullpen/storage/thread"
 )
 
 const (
@@ -88,13 +90,16 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if s.usage, err = usage.Open(ctx, s.store, s.log); err != nil {
 		return nil, nil, err
 	}
+	s.orgs, s.orgData = orgs, orgdata.New(s.store, orgdata.Sources{
+		Executions: s.queue, Blobs: s.blobs, Threads: thread.Prefixes, Batches: s.batches.Prefixes, Index: s.history,
+	}, s.log)
 	versions := s.versions()
 	letters := &deadletters.Store{Store: s.store}
 	return &gateway.Server{
 		Submissions: &submit.Submitter{
 			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
 		},
-		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, Plans: plans, SecretsKey: s.keyring, Secrets: secrets,
+		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, SecretsKey: s.keyring, Secrets: secrets,
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,

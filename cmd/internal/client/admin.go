@@ -26,6 +26,9 @@ type Org = api.Org
 // KeySettings are what can be changed of an API key.
 type KeySettings = api.KeySettings
 
+// OrgData is what is stored of an organisation.
+type OrgData = api.OrgData
+
 // ReadObject reads the object at a path into v and returns its ETag.
 func (c *Client) ReadObject(ctx context.Context, path string, v any) (tag string, err error) {
 	_, header, err := c.decode(ctx, call{method: http.MethodGet, path: path, resend: true}, v)
@@ -77,13 +80,26 @@ func (c *Client) Orgs(ctx context.Context) ([]Org, error) {
 
 // Org returns an organisation.
 func (c *Client) Org(ctx context.Context, name string) (*Org, error) {
-	org, _, err := get[Org](ctx, c, call{method: http.MethodGet, path: OrgsPath + "/" + url.PathEscape(name), resend: true})
+	org, _, err := get[Org](ctx, c, call{method: http.MethodGet, path: orgPath(name), resend: true})
 	return org, err
 }
 
+// DeleteOrg deletes an organisation with all its data, if it has the ETag. It is gone some time later.
+func (c *Client) DeleteOrg(ctx context.Context, name, tag string) (*Org, error) {
+	org, _, err := get[Org](ctx, c, call{method: http.MethodDelete, path: orgPath(name), header: map[string]string{"If-Match": tag}})
+	return org, err
+}
+
+// OrgData returns what is stored of an organisation, which need not exist.
+func (c *Client) OrgData(ctx context.Context, name string) (*OrgData, json.RawMessage, error) {
+	return get[OrgData](ctx, c, call{method: http.MethodGet, path: orgPath(name) + "/data", resend: true})
+}
+
+func orgPath(name string) string { return OrgsPath + "/" + url.PathEscape(name) }
+
 // EditOrg changes an organisation.
 func (c *Client) EditOrg(ctx context.Context, name string, change func(*api.OrgRequest)) (*Org, error) {
-	return edit(ctx, c, OrgsPath+"/"+url.PathEscape(name), func(o *Org) *api.OrgRequest {
+	return edit(ctx, c, orgPath(name), func(o *Org) *api.OrgRequest {
 		wanted := o.Request()
 		wanted.Name = "" // the path has it
 		change(&wanted)

@@ -154,7 +154,12 @@ func (k *kinds) all(ctx context.Context) (*contents, error) {
 			all.Plans = append(all.Plans, p)
 		}
 	}
+	deleting := map[string]bool{}
 	for i := range orgs {
+		if orgs[i].DeletingAt != nil {
+			deleting[orgs[i].Name] = true
+			continue
+		}
 		all.Orgs = append(all.Orgs, orgs[i].Request())
 	}
 	for _, p := range profiles {
@@ -165,6 +170,9 @@ func (k *kinds) all(ctx context.Context) (*contents, error) {
 	list := k.keys()
 	for i := range k.stored {
 		key := keyForm(&k.stored[i])
+		if deleting[key.Org] {
+			continue
+		}
 		if _, err := list.find(key.Org + "/" + key.Name); err != nil {
 			return nil, err
 		}

@@ -189,9 +189,9 @@ func toYAML(object any) ([]byte, error) {
 	return yaml.JSONToYAML(text)
 }
 
-// Export returns a manifest of all plans that are not as they are built in, organisations, sandbox
-// profiles but the default one, and API keys that work but the server's first one. Secrets of keys
-// are not in it: a server has none.
+// Export returns a manifest of all plans that are not as they are built in, organisations that are
+// not being deleted, sandbox profiles but the default one, and API keys that work but the server's
+// first one. Secrets of keys are not in it: a server has none.
 func Export(ctx context.Context, c *client.Client) ([]byte, error) {
 	k, err := newKinds(ctx, c)
 	if err != nil {
