@@ -27,8 +27,10 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts([]proto.Stream{proto.Stdout, proto.Stderr})
 	case proto.Scope:
 		return texts(proto.Scopes())
+	case proto.Role:
+		return texts(proto.Roles())
 	case Reason:
-		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended})
+		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonSession})
 	case proto.NetworkPolicy:
 		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})
 	case proto.DeliveryStatus:

@@ -192,6 +192,7 @@ const (
 	ReasonPlan   Reason = "plan_limit"            // the plan does not include the request
 
 	ReasonSuspended Reason = "organisation_suspended"
+	ReasonSession   Reason = "session_organisation" // X-Bullpen-Org does not name the organisation of the session
 )
 
 // MissingScope returns an [Error] about an API key without a scope.
