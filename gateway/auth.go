@@ -17,7 +17,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		info := infoOf(r.Context())
 		key, err := s.keyOfHeader(r)
 		if r.Header.Get("Authorization") == "" {
-			key, info.session, err = s.keyOfCookie(w, r)
+			key, info.session, err = s.keyOfCookie(r)
 		}
 		if err != nil {
 			s.writeError(w, r, err)
@@ -32,8 +32,8 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 	})
 }
 
-// bearer returns the API key of a request, empty if it has none. One of the wrong form is none.
-func bearer(r *http.Request) string {
+// secretOf returns the API key of a request, empty if it has none. One of the wrong form is none.
+func secretOf(r *http.Request) string {
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	secret = strings.TrimSpace(secret)
 	if !strings.EqualFold(scheme, "Bearer") || proto.CheckKeyForm(secret) != nil {
@@ -43,7 +43,7 @@ func bearer(r *http.Request) string {
 }
 
 func (s *Server) keyOfHeader(r *http.Request) (*proto.Key, error) {
-	secret := bearer(r)
+	secret := secretOf(r)
 	if secret == "" {
 		return nil, unauthorized()
 	}

@@ -224,8 +224,8 @@ type Members interface {
 
 // Sessions stores the logins of browsers.
 type Sessions interface {
-	// Session returns the session with a token, also if it has expired.
-	Session(token string) (session proto.Session, ok bool)
+	// Session returns the session with a token, also if it has expired, or [proto.ErrNotFound].
+	Session(ctx context.Context, token string) (proto.Session, error)
 	// List returns all sessions that have not expired.
 	List() []proto.Session
 	// Create stores a new session, and returns it with its token.

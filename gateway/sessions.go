@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -59,23 +60,22 @@ func (s *Server) cookieOf(r *http.Request, name string) string {
 }
 
 // keyOfCookie returns the API key as which the session of a request acts, and the session.
-func (s *Server) keyOfCookie(w http.ResponseWriter, r *http.Request) (*proto.Key, *proto.Session, error) {
+func (s *Server) keyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
 	token := s.cookieOf(r, sessionCookie)
 	if token == "" {
 		return nil, nil, unauthorized()
 	}
+	session, err := s.Sessions.Session(r.Context(), token)
+	if err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return nil, nil, fmt.Errorf("look up session: %w", err)
+	}
 	now := time.Now()
-	session, ok := s.Sessions.Session(token)
-	if ok {
-		ok = !session.Expired(now)
-	}
-	var key *proto.Key
-	if ok {
-		key, ok = s.keyOfSession(&session)
-	}
-	if !ok {
-		s.setCookie(w, r, sessionCookie, "", -time.Second)
+	if err != nil || session.Expired(now) {
 		return nil, nil, errSessionEnded
+	}
+	key, err := s.readKeyOfSession(r.Context(), &session)
+	if err != nil {
+		return nil, nil, err
 	}
 	if err := s.checkSessionRequest(r, session.Org); err != nil {
 		return nil, nil, err
@@ -98,10 +98,32 @@ func (s *Server) keyOfSession(session *proto.Session) (key *proto.Key, ok bool) 
 		return key, ok && key.Valid(time.Now())
 	}
 	m, ok := s.Members.Member(session.KeyID)
-	if !ok || m.Issuer != session.Issuer || m.Subject != session.Subject {
+	if !ok || !session.Of(&m) {
 		return nil, false
 	}
 	return new(m.Key()), true
+}
+
+// readKeyOfSession is keyOfSession that also knows a member who has just signed in for the first time
+// at another gateway.
+func (s *Server) readKeyOfSession(ctx context.Context, session *proto.Session) (*proto.Key, error) {
+	if key, ok := s.keyOfSession(session); ok {
+		return key, nil
+	}
+	if session.KeyHash != "" {
+		return nil, errSessionEnded
+	}
+	m, err := s.Members.Get(ctx, session.KeyID)
+	switch {
+	case errors.Is(err, proto.ErrNotFound):
+		return nil, errSessionEnded
+	case err != nil:
+		return nil, fmt.Errorf("look up the member of a session: %w", err)
+	case !session.Of(&m):
+		return nil, errSessionEnded
+	default:
+		return new(m.Key()), nil
+	}
 }
 
 // checkSessionRequest refuses a request with a session that a page of another origin may have sent: a
@@ -152,7 +174,7 @@ func (s *Server) createSession(w http.ResponseWriter, r *http.Request) error {
 	if i.session != nil {
 		return api.Errorf(api.CodeForbidden, "a session starts no other one; send an API key")
 	}
-	session, err := s.startSession(w, r, proto.Session{Org: i.key.Org, KeyID: i.key.ID, Name: i.key.Name, KeyHash: s.Keys.Hash(bearer(r))})
+	session, err := s.startSession(w, r, proto.Session{Org: i.key.Org, KeyID: i.key.ID, Name: i.key.Name, KeyHash: s.Keys.Hash(secretOf(r))})
 	if err != nil {
 		return err
 	}

@@ -1,11 +1,11 @@
 package proto
 
 import (
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
-	"strings"
 	"time"
 )
 
@@ -46,6 +46,11 @@ func (s *Session) ExpiresAt() time.Time {
 	return end
 }
 
+// Of reports whether the session is one of the person who is a member.
+func (s *Session) Of(m *Member) bool {
+	return s.Subject != "" && s.Issuer == m.Issuer && s.Subject == m.Subject
+}
+
 // Expired reports whether the session has expired at a time.
 func (s *Session) Expired(now time.Time) bool { return !now.Before(s.ExpiresAt()) }
 
@@ -53,26 +58,34 @@ func (s *Session) Expired(now time.Time) bool { return !now.Before(s.ExpiresAt()
 func (s *Session) Stale(now time.Time) bool { return now.Sub(s.UsedAt) > SessionIdle/12 }
 
 const (
+	sessionRandom  = 32 // bytes
 	sessionPrefix  = "ses_"
 	sessionIDBytes = 20
 )
 
-// NewSessionToken returns the secret of a new session, 32 random bytes.
-func NewSessionToken() string {
-	var b [32]byte
-	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error since Go 1.24
-	return base64.RawURLEncoding.EncodeToString(b[:])
+// NewSessionToken returns the secret of a new session: 32 random bytes, and what proves to a process
+// with the same secret that another one has made the token.
+func NewSessionToken(secret *[32]byte) string {
+	b := make([]byte, sessionRandom, sessionRandom+sha256.Size)
+	_, _ = rand.Read(b) // crypto/rand.Read never returns an error since Go 1.24
+	return base64.RawURLEncoding.EncodeToString(append(b, sessionProof(b, secret)...))
+}
+
+// CheckSessionToken reports whether NewSessionToken has made a token, also one of a session that has
+// ended.
+func CheckSessionToken(token string, secret *[32]byte) bool {
+	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	return err == nil && len(b) == sessionRandom+sha256.Size && hmac.Equal(b[sessionRandom:], sessionProof(b[:sessionRandom], secret))
+}
+
+func sessionProof(random []byte, secret *[32]byte) []byte {
+	mac := hmac.New(sha256.New, secret[:])
+	mac.Write(random)
+	return mac.Sum(nil)
 }
 
 // SessionID returns the id of the session with a token. The token cannot be found from the id.
 func SessionID(token string) string {
 	hash := sha256.Sum256([]byte(token))
 	return sessionPrefix + hex.EncodeToString(hash[:sessionIDBytes])
-}
-
-// ValidSessionID reports whether s has the form of a session's id.
-func ValidSessionID(s string) bool {
-	digits, ok := strings.CutPrefix(s, sessionPrefix)
-	_, err := hex.DecodeString(digits)
-	return ok && err == nil && len(digits) == 2*sessionIDBytes && strings.ToLower(digits) == digits
 }

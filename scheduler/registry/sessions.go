@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -14,26 +15,38 @@ import (
 )
 
 // Sessions is the list of the logins of browsers. Run must be running for changes to be seen.
-type Sessions struct{ cache *store.Cache[proto.Session] }
+type Sessions struct {
+	secret *[32]byte
+	cache  *store.Cache[proto.Session]
+}
 
-// OpenSessions reads all sessions.
-func OpenSessions(ctx context.Context, st *store.Store, log *slog.Logger) (*Sessions, error) {
+// OpenSessions reads all sessions. secret is the same in all processes: tokens prove with it that
+// they are worth a look into the bucket.
+func OpenSessions(ctx context.Context, st *store.Store, secret *[32]byte, log *slog.Logger) (*Sessions, error) {
 	cache, err := store.OpenCache(ctx, store.CacheConfig[proto.Session]{
 		Store: st, Bucket: st.Sessions, Keys: "*", Name: "sessions", Decode: store.DecodeJSON[proto.Session]("session"), Log: log, DropMalformed: true,
 	})
-	return &Sessions{cache}, err
+	return &Sessions{secret, cache}, err
 }
 
 // Run applies changes by other gateways until ctx is done.
 func (l *Sessions) Run(ctx context.Context) error { return l.cache.Run(ctx) }
 
-// Session returns the session with a token, also if it has expired.
-func (l *Sessions) Session(token string) (proto.Session, bool) {
-	s := l.cache.Get(proto.SessionID(token))
-	if s == nil {
-		return proto.Session{}, false
+// Session returns the session with a token, also if it has expired. It returns [proto.ErrNotFound] if
+// there is none. A session that another gateway has just created is read from the bucket.
+func (l *Sessions) Session(ctx context.Context, token string) (proto.Session, error) {
+	if !proto.CheckSessionToken(token, l.secret) {
+		return proto.Session{}, fmt.Errorf("session: %w", proto.ErrNotFound)
 	}
-	return *s, true
+	id := proto.SessionID(token)
+	s := l.cache.Get(id)
+	if s == nil {
+		var err error
+		if s, _, err = l.cache.Read(ctx, id); err != nil {
+			return proto.Session{}, err
+		}
+	}
+	return *s, nil
 }
 
 // List returns all sessions that have not expired, the oldest first.
@@ -51,7 +64,7 @@ func (l *Sessions) List() []proto.Session {
 // Create stores a new session and returns it with its token, which is not stored. If its member or
 // API key has [proto.MaxSessions], the ones that were not used for the longest time end.
 func (l *Sessions) Create(ctx context.Context, s proto.Session) (proto.Session, string, error) {
-	token := proto.NewSessionToken()
+	token := proto.NewSessionToken(l.secret)
 	s.ID, s.CreatedAt = proto.SessionID(token), time.Now().UTC()
 	s.UsedAt = s.CreatedAt
 	others := slices.DeleteFunc(l.List(), func(other proto.Session) bool { return other.KeyID != s.KeyID })
