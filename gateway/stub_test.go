@@ -316,7 +316,16 @@ func (q *stub) Key(id string) (*proto.Key, bool) {
 
 func (q *stub) Hash(secret string) string { return "hash of " + secret }
 
-func (q *stub) WithHash(hash string) (*proto.Key, bool) { return q.Authenticate(strings.TrimPrefix(hash, "hash of ")) }
+func (q *stub) WithHash(hash string) (*proto.Key, bool) {
+	return q.Authenticate(strings.TrimPrefix(hash, "hash of "))
+}
+
+// forget makes a key one whose secret nobody has.
+func (q *stub) forget(id string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	maps.DeleteFunc(q.secrets, func(_, of string) bool { return of == id })
+}
 
 // Rotate names a key, or none.
 func (q *stub) Rotate(context.Context) (string, error) {
