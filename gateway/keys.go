@@ -104,11 +104,9 @@ func (s *Server) listKeys(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("list keys: %w", err)
 	}
-	org := r.URL.Query().Get("org")
-	if org != "" || !infoOf(r.Context()).key.Global {
-		if org, err = adminOrg(r, org); err != nil {
-			return err
-		}
+	org, err := listedOrg(r)
+	if err != nil {
+		return err
 	}
 	answer := api.Keys{Keys: []api.Key{}}
 	for i := range keys {

@@ -92,6 +92,8 @@ type commands struct {
 	Secret     secretCommands     `cmd:"" help:"Manage secrets of organisations (admin)."`
 	Org        orgCommands        `cmd:"" help:"Manage organisations (admin)."`
 	Plan       planCommands       `cmd:"" help:"Manage plans, the limits of organisations (admin)."`
+	Member     memberCommands     `cmd:"" help:"Manage the people who sign in to organisations with a browser (admin)."`
+	Session    sessionCommands    `cmd:"" help:"List and end the sessions of browsers (admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
 	MCP        mcpCommand         `cmd:"" name:"mcp" help:"Offer the server's tools to a language model, over standard input and output."`
 	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`

@@ -15,12 +15,17 @@ const (
 	orgsPath  = "/v1/admin/orgs"
 	plansPath = "/v1/admin/plans"
 	keysPath  = "/v1/admin/keys"
+
+	membersPath  = "/v1/admin/members"
+	sessionsPath = "/v1/admin/sessions"
 )
 
 // Objects of administrators.
 type (
 	Org         = api.Org
 	KeySettings = api.KeySettings
+	Member      = api.Member
+	Session     = api.Session
 )
 
 // edit reads the object at a path, and stores what change makes of it, unless somebody else has
@@ -62,6 +67,54 @@ func (c *Client) EditOrg(ctx context.Context, name string, change func(*api.OrgR
 		change(wanted)
 		return wanted
 	})
+}
+
+// CreateMember adds a member to an organisation.
+func (c *Client) CreateMember(ctx context.Context, m *api.MemberRequest) (*Member, error) {
+	member, _, err := get[Member](ctx, c, call{method: http.MethodPost, path: membersPath, body: m})
+	return member, err
+}
+
+// Members lists the members of an organisation, or of all that the key in use may see if org is
+// empty.
+func (c *Client) Members(ctx context.Context, org string) ([]Member, error) {
+	list, _, err := get[api.Members](ctx, c, call{method: http.MethodGet, path: ofOrg(membersPath, org), resend: true})
+	return list.Members, err
+}
+
+// EditMember changes the role of a member.
+func (c *Client) EditMember(ctx context.Context, id string, change func(*api.MemberSettings)) (*Member, error) {
+	return edit(ctx, c, membersPath+"/"+url.PathEscape(id), func(m *Member) *api.MemberSettings {
+		settings := m.Settings()
+		change(&settings)
+		return &settings
+	})
+}
+
+// RemoveMember removes a member and returns it.
+func (c *Client) RemoveMember(ctx context.Context, id string) (*Member, error) {
+	member, _, err := get[Member](ctx, c, call{method: http.MethodDelete, path: membersPath + "/" + url.PathEscape(id)})
+	return member, err
+}
+
+// Sessions lists the sessions of browsers in an organisation, or in all that the key in use may see
+// if org is empty.
+func (c *Client) Sessions(ctx context.Context, org string) ([]Session, error) {
+	list, _, err := get[api.Sessions](ctx, c, call{method: http.MethodGet, path: ofOrg(sessionsPath, org), resend: true})
+	return list.Sessions, err
+}
+
+// EndSession ends the session of a browser.
+func (c *Client) EndSession(ctx context.Context, id string) error {
+	return c.empty(ctx, call{method: http.MethodDelete, path: sessionsPath + "/" + url.PathEscape(id)})
+}
+
+// ofOrg returns the path of a list of one organisation's objects, or of all if org is empty.
+func ofOrg(path, org string) string {
+	if org == "" {
+		return path
+	}
+	return path + "?" + url.Values{"org": {org}}.Encode()
 }
 
 // CreatePlan creates a plan.
@@ -112,11 +165,7 @@ func (c *Client) CreateKey(ctx context.Context, k *NewKey) (*Key, error) {
 // Keys lists the API keys of an organisation, or of all that the key in use may see if org is
 // empty.
 func (c *Client) Keys(ctx context.Context, org string) ([]Key, error) {
-	path := keysPath
-	if org != "" {
-		path += "?" + url.Values{"org": {org}}.Encode()
-	}
-	list, _, err := get[api.Keys](ctx, c, call{method: http.MethodGet, path: path, resend: true})
+	list, _, err := get[api.Keys](ctx, c, call{method: http.MethodGet, path: ofOrg(keysPath, org), resend: true})
 	return list.Keys, err
 }
 
