@@ -128,7 +128,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"disk-reserve":      testDiskReserve,
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
 		"docs":              testDocs, "drain-async": testDrainAsync, "golden": testGolden, "image": testImage,
-		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "pipelines": testPipelines,
+		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "output-budget": testOutputBudget, "people": testPeople, "pipelines": testPipelines,
 		"redis": testRedis, "schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
 		"three-gateways": testThreeGateways, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
 	}
