@@ -270,10 +270,10 @@ func (s *Server) scheduledJob(ctx context.Context, schedule *proto.Schedule, id 
 func (s *Server) validKey(ctx context.Context, id string) (*proto.Key, entitlement, error) {
 	key, ok := s.principal(id)
 	if !ok || !key.Valid(time.Now()) {
-		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, is revoked or has expired; create it again with another key", id)
+		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key or member %s, under which this runs, is revoked, removed or has expired; create it again with another one", id)
 	}
 	if !key.Has(proto.ScopeExecute) {
-		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, has lost the scope execute; create it again with another key", id)
+		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key or member %s, under which this runs, has lost the scope execute; create it again with another one", id)
 	}
 	plan, err := s.entitlementOf(ctx, key)
 	return key, plan, err
