@@ -48,7 +48,7 @@ func (b *browser) do(method, path, body string, headers ...string) *reply {
 	b.t.Helper()
 	r := b.request(method, path, body, append([]string{"Authorization", ""}, headers...)...)
 	for name, value := range b.cookies {
-		r.AddCookie(&http.Cookie{Name: name, Value: value}) //nolint:gosec // of a request
+		r.AddCookie(&http.Cookie{Name: name, Value: value})
 	}
 	a := b.send(r)
 	for _, c := range (&http.Response{Header: a.header}).Cookies() {
@@ -77,7 +77,7 @@ func (b *browser) visit(path string) (callback string) {
 	}
 	_ = resp.Body.Close()
 	callback, ok := strings.CutPrefix(resp.Header.Get("Location"), publicURL)
-	if resp.StatusCode != 302 || !ok {
+	if resp.StatusCode != http.StatusFound || !ok {
 		b.t.Fatalf("the provider answers %d, Location %q", resp.StatusCode, resp.Header.Get("Location"))
 	}
 	return callback

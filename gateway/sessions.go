@@ -38,7 +38,7 @@ func (s *Server) secureCookies(r *http.Request) bool {
 
 // setCookie sets a cookie for a time, and removes it if that is negative.
 func (s *Server) setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
-	c := &http.Cookie{
+	c := &http.Cookie{ //nolint:gosec // without TLS, browsers would not send it with Secure
 		Name: name, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, MaxAge: int(life / time.Second), Secure: s.secureCookies(r),
 	}
 	if c.Secure {

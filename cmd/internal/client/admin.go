@@ -24,8 +24,6 @@ const (
 type (
 	Org         = api.Org
 	KeySettings = api.KeySettings
-	Member      = api.Member
-	Session     = api.Session
 )
 
 // edit reads the object at a path, and stores what change makes of it, unless somebody else has
@@ -68,6 +66,12 @@ func (c *Client) EditOrg(ctx context.Context, name string, change func(*api.OrgR
 		return wanted
 	})
 }
+
+// Member is a person who may sign in to an organisation.
+type Member = api.Member
+
+// Session is the login of a browser.
+type Session = api.Session
 
 // CreateMember adds a member to an organisation.
 func (c *Client) CreateMember(ctx context.Context, m *api.MemberRequest) (*Member, error) {
