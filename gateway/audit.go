@@ -87,8 +87,12 @@ func (s *Server) newAct(r *http.Request, route *api.Route) *act {
 	i := infoOf(r.Context())
 	kind, _, _ := strings.Cut(route.Audit, ".")
 	name := cmp.Or(chi.URLParam(r, "id"), chi.URLParam(r, "name"))
+	actor := api.AuditActor{Type: "key", ID: i.key.ID, Name: i.key.Name, Org: i.key.Org}
+	if strings.HasPrefix(i.key.ID, proto.MemberPrefix) {
+		actor.Type = "member"
+	}
 	return &act{record: api.AuditRecord{
-		Action: route.Audit, Actor: api.AuditActor{Type: "key", ID: i.key.ID, Name: i.key.Name, Org: i.key.Org},
+		Action: route.Audit, Actor: actor,
 		Object:   api.AuditObject{Kind: kind, Name: proto.Shorten(strings.ToValidUTF8(name, "\uFFFD"))},
 		SourceIP: s.clientAddress(r), UserAgent: userAgent(r), RequestID: i.requestID,
 	}}

@@ -11,32 +11,22 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// authenticate finds the key of the request. A secret of the wrong form is not looked up.
+// authenticate finds the API key of the request, or the session of its browser.
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		secret = strings.TrimSpace(secret)
-		if !strings.EqualFold(scheme, "Bearer") || proto.CheckKeyForm(secret) != nil {
-			s.writeError(w, r, unauthorized())
-			return
-		}
-		key, ok := s.Keys.Authenticate(secret)
-		now := time.Now()
-		switch {
-		case !ok:
-			s.writeError(w, r, unauthorized())
-			return
-		case key.Expired(now):
-			s.writeError(w, r, api.Errorf(api.CodeUnauthorized, "the API key expired at %s; use another", key.ExpiresAt.Format(time.RFC3339)))
-			return
-		case !key.Valid(now):
-			s.writeError(w, r, unauthorized())
-			return
-		}
 		info := infoOf(r.Context())
-		info.key = *key
-		s.KeyUses.Used(key.ID, now)
+		var key *proto.Key
 		var err error
+		if r.Header.Get("Authorization") == "" {
+			key, info.session, err = s.keyOfCookie(r)
+		} else {
+			key, err = s.keyOfHeader(r)
+		}
+		if err != nil {
+			s.writeError(w, r, err)
+			return
+		}
+		info.key = *key
 		if info.plan, err = s.entitlementOf(r.Context(), key); err != nil {
 			s.writeError(w, r, err)
 			return
@@ -44,6 +34,48 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		s.checkAtEnd(r, key)
 		next.ServeHTTP(w, r)
 	})
+}
+
+// secretOf returns the API key of a request, empty if it has none. One of the wrong form is none.
+func secretOf(r *http.Request) string {
+	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	secret = strings.TrimSpace(secret)
+	if !strings.EqualFold(scheme, "Bearer") || proto.CheckKeyForm(secret) != nil {
+		return ""
+	}
+	return secret
+}
+
+func (s *Server) keyOfHeader(r *http.Request) (*proto.Key, error) {
+	secret := secretOf(r)
+	if secret == "" {
+		return nil, unauthorized()
+	}
+	key, ok := s.Keys.Authenticate(secret)
+	now := time.Now()
+	switch {
+	case !ok:
+		return nil, unauthorized()
+	case key.Expired(now):
+		return nil, api.Errorf(api.CodeUnauthorized, "the API key expired at %s; use another", key.ExpiresAt.Format(time.RFC3339))
+	case !key.Valid(now):
+		return nil, unauthorized()
+	default:
+		s.KeyUses.Used(key.ID, now)
+		return key, nil
+	}
+}
+
+// principal returns the API key with an id, or the one as which the member with that id acts.
+func (s *Server) principal(id string) (*proto.Key, bool) {
+	if !strings.HasPrefix(id, proto.MemberPrefix) {
+		return s.Keys.Key(id)
+	}
+	m, ok := s.Members.Member(id)
+	if !ok {
+		return nil, false
+	}
+	return new(m.Key()), true
 }
 
 // authorized returns the middleware that refuses keys which may not use a route.
@@ -64,7 +96,7 @@ func (s *Server) authorized(route *api.Route) func(http.Handler) http.Handler {
 // is open by mistake.
 func authorize(key *proto.Key, route *api.Route) error {
 	switch {
-	case route.Public || route.ScopeByTool:
+	case route.Public || route.ScopeByTool || route.AnyScope:
 		return nil
 	case !key.Has(route.Scope):
 		return api.MissingScope(route.Scope)

@@ -80,6 +80,13 @@ func accessTable() map[string]access {
 		"listOrgs":      {scope: admin},
 		"getOrg":        {scope: admin, path: "/v1/admin/orgs/acme"},
 		"listPlans":     {scope: admin},
+		"createMember":  {scope: admin, path: "/v1/admin/members", body: `{"org":"acme","email":"a@example.com","role":"viewer"}`},
+		"listMembers":   {scope: admin, path: "/v1/admin/members?org=acme"},
+		"getMember":     {scope: admin, path: "/v1/admin/members/{member}"},
+		"replaceMember": {scope: admin, path: "/v1/admin/members/{member}", body: `{"role":"viewer"}`},
+		"removeMember":  {scope: admin, path: "/v1/admin/members/{member}"},
+		"listSessions":  {scope: admin, path: "/v1/admin/sessions?org=acme"},
+		"endSession":    {scope: admin, path: "/v1/admin/sessions/{session}"},
 		"getPlan":       {scope: admin},
 		"listKeys":      {scope: admin, path: "/v1/admin/keys?org=acme"},
 		"revokeKey":     {scope: admin, path: "/v1/admin/keys/{key}"},
@@ -117,10 +124,12 @@ func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
 	id := func(path, body string) string { return h.do("POST", path, body).want(201, "").json()["id"].(string) }
 	table := accessTable()
 	execution := string(h.execute(hello).want(200, "").trace())
+	victim := h.do("POST", "/v1/admin/keys", `{"name":"victim","org":"acme","plan":"enterprise"}`).want(201, "").json()
+	session := h.do("POST", "/v1/session", "", "Authorization", "Bearer "+victim["key"].(string)).want(201, "").json()["session"].(map[string]any)
 	h.upload("a", "x").want(200, "")
 	h.do("PUT", "/v1/admin/secrets/S", `{"value":"value"}`).want(200, "")
 	return h, strings.NewReplacer(
-		"{execution}", execution, "{key}", id("/v1/admin/keys", `{"name":"victim","org":"acme","plan":"enterprise"}`),
+		"{execution}", execution, "{key}", victim["id"].(string), "{session}", session["id"].(string), "{member}", id("/v1/admin/members", table["createMember"].body),
 		"{batch}", id("/v1/batches", table["createBatch"].body), "{schedule}", id("/v1/schedules", table["createSchedule"].body),
 		"{pipeline}", id("/v1/pipelines", table["createPipeline"].body),
 	)
@@ -156,7 +165,7 @@ func TestEveryRouteNeedsItsScope(t *testing.T) {
 			switch {
 			case operation.Security != nil && len(*operation.Security) == 0: // public
 				continue
-			case operation.OperationID == "mcp": // its tools have scopes
+			case slices.Contains([]string{"mcp", "getSession", "createSession", "deleteSession"}, operation.OperationID): // any scope, or that of a tool
 				continue
 			}
 			want, ok := table[operation.OperationID]

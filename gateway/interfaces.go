@@ -224,6 +224,44 @@ type Keys interface {
 	Authenticate(secret string) (key *proto.Key, ok bool)
 	// Key returns the key of an id, also if it is revoked.
 	Key(id string) (key *proto.Key, ok bool)
+	// Hash returns the hash under which the key with a secret is stored.
+	Hash(secret string) string
+	// WithHash returns the key with a secret that has this hash, as Authenticate does.
+	WithHash(hash string) (key *proto.Key, ok bool)
+}
+
+// Members stores the people who may sign in.
+type Members interface {
+	// Member returns the cached member of an id.
+	Member(id string) (m proto.Member, ok bool)
+	// Get returns a member, or [proto.ErrNotFound].
+	Get(ctx context.Context, id string) (proto.Member, error)
+	// List returns the members of all organisations.
+	List() []proto.Member
+	// Create stores a new member with the organisation, the address or subject, and the role of m,
+	// and returns it. It returns [proto.ErrExists] if the organisation has that person, and a
+	// [*proto.QuotaError] if it has too many.
+	Create(ctx context.Context, m proto.Member) (proto.Member, error)
+	// Change stores what change makes of a member, and returns that. change may be called again. Its
+	// error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such member.
+	Change(ctx context.Context, id string, change func(*proto.Member) error) (proto.Member, error)
+	// Remove removes a member, for which check must return nil, and returns it. It returns
+	// [proto.ErrNotFound] if there is none.
+	Remove(ctx context.Context, id string, check func(proto.Member) error) (proto.Member, error)
+}
+
+// Sessions stores the logins of browsers.
+type Sessions interface {
+	// Session returns the session with a token, also if it has expired, or [proto.ErrNotFound].
+	Session(ctx context.Context, token string) (proto.Session, error)
+	// List returns all sessions that have not expired.
+	List() []proto.Session
+	// Create stores a new session, and returns it with its token.
+	Create(ctx context.Context, s proto.Session) (session proto.Session, token string, err error)
+	// Use stores that a session is used.
+	Use(ctx context.Context, id string) error
+	// End ends a session, or returns [proto.ErrNotFound].
+	End(ctx context.Context, id string) error
 }
 
 // KeyUses remembers when API keys were used last.

@@ -25,6 +25,7 @@ const maxRequestID = 128
 type info struct {
 	requestID string
 	key       proto.Key
+	session   *proto.Session // nil for a request with an API key
 	plan      entitlement
 	trace     proto.TraceID
 	err       error
@@ -182,6 +183,9 @@ func (s *Server) logRequest(r *http.Request, i *info, took time.Duration) {
 	}
 	if i.key.ID != "" {
 		attrs = append(attrs, slog.String("org", i.key.Org), slog.String("key", i.key.ID))
+	}
+	if i.session != nil {
+		attrs = append(attrs, slog.String("session", i.session.ID))
 	}
 	if i.trace != "" {
 		attrs = append(attrs, slog.String("trace_id", string(i.trace)))

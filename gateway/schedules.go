@@ -209,7 +209,7 @@ func (s *Server) rejectionReason(ctx context.Context, err error, key string) (st
 		}
 	}
 	plan := entitlement{}
-	if key, ok := s.Keys.Key(key); ok {
+	if key, ok := s.principal(key); ok {
 		plan, _ = s.entitlementOf(ctx, key)
 	}
 	e := toAPI(err, &plan)
@@ -268,12 +268,12 @@ func (s *Server) scheduledJob(ctx context.Context, schedule *proto.Schedule, id 
 
 // validKey returns the API key under which work goes on without a request, and what it may do.
 func (s *Server) validKey(ctx context.Context, id string) (*proto.Key, entitlement, error) {
-	key, ok := s.Keys.Key(id)
+	key, ok := s.principal(id)
 	if !ok || !key.Valid(time.Now()) {
-		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, is revoked or has expired; create it again with another key", id)
+		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key or member %s, under which this runs, is revoked, removed or has expired; create it again with another one", id)
 	}
 	if !key.Has(proto.ScopeExecute) {
-		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key %s, under which this runs, has lost the scope execute; create it again with another key", id)
+		return nil, entitlement{}, api.Errorf(api.CodeForbidden, "the API key or member %s, under which this runs, has lost the scope execute; create it again with another one", id)
 	}
 	plan, err := s.entitlementOf(ctx, key)
 	return key, plan, err

@@ -12,6 +12,7 @@ import (
 	"github.com/go-chi/chi/v5"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bullpen-run/bullpen/gateway/login"
 	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -43,7 +44,7 @@ const (
 )
 
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not
-// changed afterwards. All but Metrics, Done, UpgradeURL, PublicURL, TrustedProxies and Unfit are required. It is
+// changed afterwards. All but Metrics, Done, UpgradeURL, PublicURL, TrustedProxies, Login and Unfit are required. It is
 // safe for concurrent use.
 type Server struct {
 	Submissions Submissions
@@ -62,6 +63,8 @@ type Server struct {
 	Orgs        Orgs
 	OrgData     OrgData
 	Plans       Plans
+	Members     Members
+	Sessions    Sessions
 	SecretsKey  SecretsKey
 	Secrets     Secrets
 	Profiles    Profiles
@@ -101,6 +104,8 @@ type Server struct {
 	TrustedProxies []netip.Prefix
 	// CORSOrigins are the origins whose web pages may call this server, such as https://example.com.
 	CORSOrigins []string
+	// Login signs people in. Without it, nil, only API keys make sessions.
+	Login *login.Provider
 	// URLSecret signs the URLs of files and streams. All gateways have the same random secret.
 	URLSecret *[32]byte
 	// Unfit returns the reason why the worker in this process accepts no jobs, or "" if it accepts
@@ -170,6 +175,9 @@ func (s *Server) routeAPI(r chi.Router) {
 		"getContent": s.getContent, "putContent": s.putContent, "createKey": s.createKey, "listKeys": s.listKeys, "revokeKey": s.revokeKey,
 		"getKey": s.getKey, "replaceKey": s.replaceKey, "rotateKey": s.rotateKey,
 		"createOrg": s.createOrg, "listOrgs": s.listOrgs, "getOrg": s.getOrg, "replaceOrg": s.replaceOrg, "deleteOrg": s.deleteOrg, "getOrgData": s.getOrgData,
+		"login": s.startLogin, "loginCallback": s.finishLogin, "createSession": s.createSession, "getSession": s.getSession, "deleteSession": s.deleteSession,
+		"listSessions": s.listSessions, "endSession": s.endSession,
+		"createMember": s.createMember, "listMembers": s.listMembers, "getMember": s.getMember, "replaceMember": s.replaceMember, "removeMember": s.deleteMember,
 		"createPlan": s.createPlan, "listPlans": s.listPlans, "getPlan": s.getPlan, "replacePlan": s.replacePlan, "removePlan": s.deletePlan,
 		"createSandbox": s.createSandbox, "listSandboxes": s.listSandboxes, "getSandbox": s.getSandbox, "getSandboxPreload": s.getSandboxPreload, "replaceSandbox": s.replaceSandbox,
 		"removeSandbox": s.deleteSandbox, "putImage": s.putImage, "listImages": s.listImages, "removeImage": s.removeImage,

@@ -112,7 +112,7 @@ func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, 
 	if method := r.Method; method != g.method && (method != http.MethodHead || g.method != http.MethodGet) {
 		return nil, nil, errBadURL
 	}
-	key, ok := s.Keys.Key(g.key)
+	key, ok := s.principal(g.key)
 	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeFiles) || key.Org != g.org {
 		return nil, nil, errOldURL
 	}

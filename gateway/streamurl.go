@@ -57,7 +57,7 @@ func (s *Server) checkStream(ctx context.Context, token string) (*proto.Key, pro
 	if err != nil {
 		return nil, "", fmt.Errorf("parse a signed stream: %w", err)
 	}
-	key, ok := s.Keys.Key(parts[1])
+	key, ok := s.principal(parts[1])
 	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeRead) || !time.Now().Before(time.Unix(expires, 0)) {
 		return nil, "", errOldStream
 	}

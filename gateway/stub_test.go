@@ -314,6 +314,19 @@ func (q *stub) Key(id string) (*proto.Key, bool) {
 	return nil, false
 }
 
+func (q *stub) Hash(secret string) string { return "hash of " + secret }
+
+func (q *stub) WithHash(hash string) (*proto.Key, bool) {
+	return q.Authenticate(strings.TrimPrefix(hash, "hash of "))
+}
+
+// forget makes a key one whose secret nobody has.
+func (q *stub) forget(id string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	maps.DeleteFunc(q.secrets, func(_, of string) bool { return of == id })
+}
+
 // Rotate names a key, or none.
 func (q *stub) Rotate(context.Context) (string, error) {
 	if q.noSecretsKey {
@@ -440,6 +453,92 @@ func (d orgData) List(_ context.Context, name string) (*proto.OrgData, error) {
 		data.Kinds[0].Count = 1
 	}
 	return data, nil
+}
+
+// memberStore replaces the registry of members.
+type memberStore map[string]proto.Member
+
+func (l memberStore) Member(id string) (proto.Member, bool) {
+	m, ok := l[id]
+	return m, ok
+}
+
+func (l memberStore) Get(_ context.Context, id string) (proto.Member, error) {
+	m, ok := l[id]
+	if !ok {
+		return m, proto.ErrNotFound
+	}
+	return m, nil
+}
+
+func (l memberStore) List() []proto.Member { return slices.Collect(maps.Values(l)) }
+
+func (l memberStore) Create(_ context.Context, m proto.Member) (proto.Member, error) {
+	m.ID, m.CreatedAt = fmt.Sprintf("%s%d", proto.MemberPrefix, len(l)+1), time.Now()
+	for _, other := range l {
+		if other.Org == m.Org && other.Name() == m.Name() {
+			return m, proto.ErrExists
+		}
+	}
+	l[m.ID] = m
+	return m, nil
+}
+
+func (l memberStore) Change(ctx context.Context, id string, change func(*proto.Member) error) (proto.Member, error) {
+	m, err := l.Get(ctx, id)
+	if err == nil {
+		err = change(&m)
+	}
+	if err == nil {
+		l[id] = m
+	}
+	return m, err
+}
+
+func (l memberStore) Remove(ctx context.Context, id string, check func(proto.Member) error) (proto.Member, error) {
+	m, err := l.Get(ctx, id)
+	if err == nil {
+		err = check(m)
+	}
+	if err == nil {
+		delete(l, id)
+	}
+	return m, err
+}
+
+// sessionStore replaces the registry of sessions.
+type sessionStore map[string]proto.Session
+
+func (l sessionStore) Session(_ context.Context, token string) (proto.Session, error) {
+	s, ok := l[proto.SessionID(token)]
+	if !ok {
+		return s, proto.ErrNotFound
+	}
+	return s, nil
+}
+
+func (l sessionStore) List() []proto.Session { return slices.Collect(maps.Values(l)) }
+
+func (l sessionStore) Create(_ context.Context, s proto.Session) (proto.Session, string, error) {
+	token := proto.NewSessionToken(&[32]byte{1})
+	s.ID, s.CreatedAt, s.UsedAt = proto.SessionID(token), time.Now(), time.Now()
+	l[s.ID] = s
+	return s, token, nil
+}
+
+func (l sessionStore) Use(_ context.Context, id string) error {
+	s := l[id]
+	s.UsedAt = time.Now()
+	l[id] = s
+	return nil
+}
+
+func (l sessionStore) End(_ context.Context, id string) error {
+	if _, ok := l[id]; !ok {
+		return proto.ErrNotFound
+	}
+	delete(l, id)
+	return nil
 }
 
 // planStore replaces the registry of plans.

@@ -25,7 +25,7 @@ type auditCommands struct {
 // auditFilters select records.
 type auditFilters struct {
 	Org    string `placeholder:"ORG" help:"Only acts by API keys of this organisation, or on its objects."`
-	Actor  string `placeholder:"KEY" help:"Only acts with the API key of this id."`
+	Actor  string `placeholder:"ID" help:"Only acts of the API key or the member of this id."`
 	Action string `placeholder:"ACTION" help:"Only this action, such as key.create."`
 	After  moment `placeholder:"TIME" help:"Only records of this time or later: RFC 3339, or how long ago, such as 2h."`
 	Before moment `placeholder:"TIME" help:"Only records before this time, likewise."`

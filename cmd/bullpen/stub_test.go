@@ -121,6 +121,8 @@ func (s *stub) handler() http.Handler {
 		}
 	})
 	s.object(mux, "plans/gold", `{"name":"gold","title":"Gold","max_timeout":60,"concurrent":7,"weight":1,"streaming":true,"async":false,"next":"enterprise"}`, "there is no stored plan silver")
+	s.object(mux, "members/mem_1", `{"id":"mem_1","org":"acme","email":"a@example.com","subject":null,"issuer":null,"role":"viewer","global":false,"created_at":"2026-01-02T03:04:05.000Z"}`, "there is no member of that id")
+	s.object(mux, "sessions/ses_1", `{"id":"ses_1","org":"acme","key_id":"mem_1","name":"a@example.com","user_agent":"Mozilla/5.0","created_at":"2026-01-02T03:04:05.000Z","used_at":"2026-01-02T04:04:05.000Z","expires_at":"2026-01-02T16:04:05.000Z"}`, "there is no session of that id")
 	s.object(mux, "keys/key_1", stubKeyJSON("null", ""), "there is no such key")
 	mux.HandleFunc("POST /v1/admin/keys/key_1/rotate", func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)

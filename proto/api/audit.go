@@ -48,10 +48,10 @@ type AuditRecord struct {
 
 // AuditActor is who acted.
 type AuditActor struct {
-	Type string `json:"type" enum:"key" doc:"What identified the actor."`
-	ID   string `json:"id" doc:"The id of the API key."`
-	Name string `json:"name" doc:"The name of the API key."`
-	Org  string `json:"org" doc:"The organisation of the API key."`
+	Type string `json:"type" enum:"key,member" doc:"What identified the actor: an API key, also through a session, or the session of a member."`
+	ID   string `json:"id" doc:"The id of the API key or the member."`
+	Name string `json:"name" doc:"The name of the API key, or the address of the member."`
+	Org  string `json:"org" doc:"The organisation of the API key or the member."`
 }
 
 // AuditObject is what an act was about.
@@ -70,7 +70,7 @@ type AuditRecords struct {
 // AuditFilter selects records. Its zero value selects all.
 type AuditFilter struct {
 	Org          string // of the actor or of the object
-	Actor        string // the id of an API key
+	Actor        string // the id of an API key or a member
 	Action       string
 	From, Before Time // zero for no bound
 }

@@ -29,8 +29,10 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts(proto.Scopes())
 	case AuditStage:
 		return texts([]AuditStage{AuditIntent, AuditOutcome})
+	case proto.Role:
+		return texts(proto.Roles())
 	case Reason:
-		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonDeleted})
+		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonDeleted, ReasonSession})
 	case proto.NetworkPolicy:
 		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})
 	case proto.DeliveryStatus:

@@ -60,13 +60,13 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeUnauthorized, http.StatusUnauthorized, "Unauthorized",
-			"The API key is missing or not valid.",
+			"The API key is missing or not valid, or the session has ended.",
 			"the API key is missing or not valid; send it as Authorization: Bearer sk-…",
 			header("WWW-Authenticate", "The scheme to use.", object{"type": "string", "const": "Bearer"}),
 		},
 		{
 			CodeForbidden, http.StatusForbidden, "Forbidden",
-			"The API key does not have the scope that the body names, or is not a global administrator's; or the signed URL has expired, or is for another method.",
+			"The API key does not have the scope that the body names, or is not a global administrator's; or the signed URL has expired, or is for another method; or a page of another origin sent a request with a session; or the login was refused.",
 			"this needs an API key with the scope files", nil,
 		},
 		{
@@ -193,6 +193,7 @@ const (
 
 	ReasonSuspended Reason = "organisation_suspended"
 	ReasonDeleted   Reason = "organisation_deleted"
+	ReasonSession   Reason = "session_organisation" // X-Bullpen-Org does not name the organisation of the session
 )
 
 // MissingScope returns an [Error] about an API key without a scope.

@@ -60,7 +60,13 @@ func OpenAPI(version string) ([]byte, error) {
 		"tags":     tags(),
 		"paths":    paths,
 		"components": object{
-			"securitySchemes": object{"key": object{"type": "http", "scheme": "bearer", "description": "An API key: `sk-REGION-TOKEN`. Each operation names the scope that the key needs. x-global: the key must be a global administrator's."}},
+			"securitySchemes": object{
+				"key": object{"type": "http", "scheme": "bearer", "description": "An API key: `sk-REGION-TOKEN`. Each operation names the scope that the key needs. x-global: the key must be a global administrator's."},
+				"session": object{
+					"type": "apiKey", "in": "cookie", "name": "__Host-bullpen_session",
+					"description": "The session of a browser; over plain HTTP the name has no __Host- prefix. A request that changes something names the organisation of the session in the header X-Bullpen-Org. Requests of pages of other origins are refused.",
+				},
+			},
 			"headers": object{
 				"RequestId": object{
 					"description": "The client's X-Request-Id, or one that the server chose.", "required": true,
@@ -102,7 +108,7 @@ func (g *generator) operation(r *Route) object {
 	case r.Public:
 		op["security"] = []object{}
 	case r.Scope != "":
-		op["security"] = []object{{"key": []proto.Scope{r.Scope}}}
+		op["security"] = []object{{"key": []proto.Scope{r.Scope}}, {"session": []proto.Scope{r.Scope}}}
 	}
 	if r.Global {
 		op["x-global"] = true

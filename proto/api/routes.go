@@ -24,6 +24,7 @@ const (
 	tagThreads    = "threads"
 	tagFiles      = "files"
 	tagMCP        = "mcp"
+	tagSessions   = "sessions"
 	tagAdmin      = "admin"
 	tagServer     = "server"
 )
@@ -48,6 +49,7 @@ type Route struct {
 	Errors       []int       // the statuses of errors that do not follow from the kind of the route
 	Scope        proto.Scope // that an API key needs
 	ScopeByTool  bool        // the tool that the body names decides which scope is needed
+	AnyScope     bool        // any API key or session may use it
 	Global       bool        // needs the key of a global administrator
 	Audit        string      // the action in the audit log: the kind of the object and a verb; empty for no record
 	Public       bool        // needs no API key
@@ -82,7 +84,8 @@ func tags() []object {
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread. Their content is transferred through signed URLs."},
 		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
-		{"name": tagAdmin, "description": "API keys and secrets of organisations, which their administrators manage, and the audit log; organisations, plans, sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
+		{"name": tagSessions, "description": "Sign in with a browser, as a member of an organisation or with an API key. The cookie of a session stands for an API key with the scopes of the member's role, or for the API key itself."},
+		{"name": tagAdmin, "description": "API keys, members, sessions and secrets of organisations, which their administrators manage, and the audit log; organisations, plans, sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
 		{"name": tagServer, "description": "The server itself."},
 	}
 }
@@ -90,7 +93,7 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), secretRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), auditRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), sessionRoutes(), memberRoutes(), secretRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), auditRoutes(), serverRoutes()} {
 		all = append(all, group...)
 	}
 	return all

@@ -63,6 +63,8 @@ func New(st *store.Store, src Sources, log *slog.Logger) *Data {
 		{"pipelines", []string{"bullpen_pipelines"}, countKeys(st.Pipelines, pipelineKeys), removeKeys(st.Pipelines, pipelineKeys, expiring)},
 		{"webhook settings", []string{"bullpen_webhooks"}, countKeys(st.Webhooks, webhookKeys), removeKeys(st.Webhooks, webhookKeys, expiring)},
 		{"last uses of API keys", []string{"bullpen_key_uses"}, countKeys(st.KeyUses, keyUses), removeKeys(st.KeyUses, keyUses)},
+		{"sessions of browsers", []string{"bullpen_sessions"}, countKeys(st.Sessions, withOrg), removeKeys(st.Sessions, withOrg, expiring)},
+		{"members", []string{"bullpen_members"}, countKeys(st.Members, withOrg), removeKeys(st.Members, withOrg, expiring)},
 		{"API keys", []string{"bullpen_keys"}, countKeys(st.Keys, apiKeys), removeKeys(st.Keys, apiKeys)},
 		{"secrets", []string{"bullpen_secrets"}, countKeys(st.Secrets, ofOrg("secret.%s.*")), removeKeys(st.Secrets, ofOrg("secret.%s.*"), expiring)},
 		{"threads", []string{"BULLPEN_THREADS"}, countSubjects(st.Threads, store.ThreadPatternOf), purgeSubjects(st.Threads, store.ThreadPatternOf)},
@@ -117,14 +119,17 @@ func ofField(pattern, field string, owns func(ctx context.Context, s *Scan) (fun
 }
 
 var (
-	apiKeys = ofField("key.*", "org", func(_ context.Context, s *Scan) (func(string) bool, error) {
-		return func(org string) bool { return org == s.Org }, nil
-	})
+	apiKeys   = ofField("key.*", "org", isOwn)
+	withOrg   = ofField("*", "org", isOwn)
 	otherKeys = ofField("key.*", "org", func(_ context.Context, s *Scan) (func(string) bool, error) {
 		return func(org string) bool { return org != s.Org }, nil
 	})
 	bindings = ofField("*", "trace", func(ctx context.Context, s *Scan) (func(string) bool, error) { return s.Executes(ctx) })
 )
+
+func isOwn(_ context.Context, s *Scan) (func(string) bool, error) {
+	return func(org string) bool { return org == s.Org }, nil
+}
 
 // webhookKeys selects the settings of the organisation's API keys, which have the same keys in
 // their bucket, and its failing endpoints.

@@ -120,6 +120,8 @@ func (w *world) fill(org, marker string) {
 	}
 	put(st.Webhooks, "key."+key.ID, proto.Webhook{URL: "https://" + marker, MaxAttempts: 1, Timeout: 1})
 	put(st.Webhooks, "url."+org+".1", proto.Endpoint{URL: "https://" + marker})
+	put(st.Members, proto.MemberPrefix+org, proto.Member{Org: org, Email: marker})
+	put(st.Sessions, "session-of-"+org, proto.Session{Org: org, Name: marker})
 	put(st.KeyUses, key.ID, map[string]string{"at": marker})
 	put(st.Usage, "org."+org+".2026-11", marker)
 	put(st.Usage, "key."+org+".2026-11."+key.ID, marker)

@@ -189,7 +189,8 @@ func (s *storedKey) accepts(hash string, now time.Time) bool {
 	return current || previous && s.OverlapUntil != nil && now.Before(*s.OverlapUntil)
 }
 
-func (k *Keys) hash(secret string) string {
+// Hash returns the hash under which the key with a secret is stored.
+func (k *Keys) Hash(secret string) string {
 	mac := hmac.New(sha256.New, k.secret)
 	mac.Write([]byte(secret))
 	return hex.EncodeToString(mac.Sum(nil))
@@ -208,7 +209,11 @@ func (k *Keys) Authenticate(secret string) (*proto.Key, bool) {
 	if proto.CheckKeyForm(secret) != nil {
 		return nil, false
 	}
-	hash := k.hash(secret)
+	return k.WithHash(k.Hash(secret))
+}
+
+// WithHash returns the key with a secret that has this hash, as Authenticate does.
+func (k *Keys) WithHash(hash string) (*proto.Key, bool) {
 	var found *storedKey
 	k.cache.View(func() { found = k.byHash[hash] })
 	if found == nil || !found.accepts(hash, time.Now()) {
@@ -281,7 +286,7 @@ func (k *Keys) Rotate(ctx context.Context, id string, until time.Time) (proto.Ke
 	}
 	secret := proto.NewKeySecret(k.region)
 	key, err := k.change(ctx, id, func(s *storedKey) error {
-		s.PreviousHash, s.Hash, s.OverlapUntil, s.Hint = s.Hash, k.hash(secret), &until, proto.KeyHint(secret)
+		s.PreviousHash, s.Hash, s.OverlapUntil, s.Hint = s.Hash, k.Hash(secret), &until, proto.KeyHint(secret)
 		return nil
 	})
 	return key, secret, err
@@ -325,7 +330,7 @@ func (k *Keys) change(ctx context.Context, id string, change func(*storedKey) er
 // seal returns a key as it is stored: with the hash of its secret, and a hint at it.
 func (k *Keys) seal(key proto.Key, secret string) *storedKey {
 	key.Hint = proto.KeyHint(secret)
-	return &storedKey{Key: key, Hash: k.hash(secret)}
+	return &storedKey{Key: key, Hash: k.Hash(secret)}
 }
 
 // ErrRevoked means that a secret belongs to a revoked key.
@@ -335,7 +340,7 @@ var ErrRevoked = errors.New("this API key was revoked")
 // of an earlier one, whose webhook settings it removes: their secret is known to the owner of the
 // earlier one. It returns [ErrRevoked] if secret belongs to a revoked key.
 func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
-	hash, existing := k.hash(secret), k.cache.Get(keyPrefix+bootstrapID)
+	hash, existing := k.Hash(secret), k.cache.Get(keyPrefix+bootstrapID)
 	if slices.ContainsFunc(k.cache.All(), func(s *storedKey) bool { return s.Hash == hash && s.RevokedAt != nil }) {
 		return ErrRevoked
 	}
@@ -377,7 +382,7 @@ func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)
 		return false, err
 	}
 	existing := k.cache.Get(name)
-	return existing != nil && existing.Hash == k.hash(secret), nil
+	return existing != nil && existing.Hash == k.Hash(secret), nil
 }
 
 func bootstrapKey() proto.Key {

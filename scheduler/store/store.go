@@ -40,6 +40,8 @@ type Store struct {
 	KeyUses     jetstream.KeyValue    // when API keys were used last, by their ids
 	Orgs        jetstream.KeyValue    // organisations by name
 	Plans       jetstream.KeyValue    // stored plans by name
+	Members     jetstream.KeyValue    // people who may sign in, by id
+	Sessions    jetstream.KeyValue    // sessions of browsers by id
 	Profiles    jetstream.KeyValue    // sandbox profiles by name
 	Preload     jetstream.KeyValue    // why modules of sandboxes cannot be preloaded; nil in a worker, see PreloadBucket
 	Bindings    jetstream.KeyValue    // idempotency keys

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // Names that more than the table needs.
@@ -66,6 +68,7 @@ var (
 	asConfigured = retention{"`--retention`", func(c Config) time.Duration { return c.Retention }}
 	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration { return min(BindingTTL, c.Retention) }}
 	asAudit      = retention{"`--audit-retention`, for ever by default", func(c Config) time.Duration { return c.AuditRetention }}
+	asSession    = retention{"7 days after the last use", func(Config) time.Duration { return proto.SessionLife }}
 	forADay      = retention{"24 h", func(Config) time.Duration { return 24 * time.Hour }}
 	forUsage     = retention{"3 years after the last change", func(Config) time.Duration { return 3 * 366 * 24 * time.Hour }}
 	asBody       = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
@@ -185,6 +188,17 @@ var table = []row{
 	{
 		name: "bullpen_plans", holds: "plans that are not built in", bucket: func(s *Store) *jetstream.KeyValue { return &s.Plans },
 		retention: untilRemoved, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_members", holds: "people who may sign in to organisations", bucket: func(s *Store) *jetstream.KeyValue { return &s.Members },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		// A backup has none, so that no session that was ended is restored.
+		name: "bullpen_sessions", holds: "sessions of browsers, by the hash of their token", bucket: func(s *Store) *jetstream.KeyValue { return &s.Sessions },
+		retention: asSession, markerTTL: WebhookMarkerTTL,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{

@@ -54,6 +54,10 @@ type Config struct {
 	SecretsKey     string `name:"secrets-key" group:"Secrets" env:"BULLPEN_SECRETS_KEY" placeholder:"FILE" help:"Keys that protect stored secrets, as age-keygen generates them. The same for every gateway, scheduler and webhook process. Without them, secrets and API keys cannot be used. Default: secrets.key in the data directory, created at the first start, with an embedded NATS; no encryption with another."`
 	SecretsCommand string `name:"secrets-command" group:"Secrets" env:"BULLPEN_SECRETS_COMMAND" placeholder:"FILE" help:"Program that protects stored secrets instead of --secrets-key, such as with a key management service. It is run with the argument wrap or unwrap, and encrypts or decrypts its standard input to its standard output."`
 
+	OIDCIssuer     string `name:"oidc-issuer" group:"People" env:"BULLPEN_OIDC_ISSUER" placeholder:"URL" help:"OpenID Connect provider at which members of organisations sign in with a browser, as its id tokens name it. Its client must have the redirect URI PUBLIC-URL/login/callback. The same for every gateway. Default: none, and browsers sign in with an API key."`
+	OIDCClientID   string `name:"oidc-client-id" group:"People" env:"BULLPEN_OIDC_CLIENT_ID" placeholder:"ID" help:"The client that the provider has for this server."`
+	OIDCSecretFile string `name:"oidc-secret-file" group:"People" env:"BULLPEN_OIDC_SECRET_FILE" placeholder:"FILE" help:"File with the secret of the client. It is read at each login. Default: none, for a public client."`
+
 	NATS `embed:""`
 
 	RedisURL string `name:"redis" secret:"urls" group:"Redis" env:"BULLPEN_REDIS" placeholder:"URL" help:"Redis for timers: redis://HOST:PORT/DB, or rediss:// for TLS. Other users of this machine can read flags: put a password in the environment variable. Default: embedded in this process."`
@@ -190,6 +194,7 @@ func (c *Config) Validate() error {
 		c.validateUpgradeURL(),
 		c.validatePublicURL(),
 		c.validateOrigins(),
+		c.validateLogin(),
 		setting("tls-cert", (c.TLSCert == "") == (c.TLSKey == ""), "--tls-cert and --tls-key go together: set both or neither"),
 		c.validateNetworks(),
 		c.validateStore(),
@@ -285,6 +290,28 @@ func (c *Config) validateAudit() error {
 		errs = append(errs, setting("audit-syslog", err == nil, "%v", err))
 	}
 	return errors.Join(errs...)
+}
+
+func (c *Config) validateLogin() error {
+	if c.OIDCIssuer == "" {
+		return setting("oidc-issuer", c.OIDCClientID == "" && c.OIDCSecretFile == "", "must be set for --oidc-client-id and --oidc-secret-file")
+	}
+	return errors.Join(
+		setting("oidc-issuer", safeURL(c.OIDCIssuer), "%q must be an https URL, or an http one of this machine", c.OIDCIssuer),
+		setting("oidc-client-id", c.OIDCClientID != "", "must be set with --oidc-issuer"),
+		setting("public-url", safeURL(c.PublicURL), "must be set with --oidc-issuer, and be an https URL, or an http one of this machine"),
+	)
+}
+
+// safeURL reports whether nobody between a client and the server of a URL reads or changes what is
+// sent.
+func safeURL(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || u.User != nil || strings.ContainsAny(text, "?#") {
+		return false
+	}
+	addr, err := netip.ParseAddr(u.Hostname())
+	return u.Scheme == "https" || u.Scheme == "http" && (u.Hostname() == "localhost" || err == nil && addr.IsLoopback())
 }
 
 // validateNetworks checks the settings of webhooks and the ranges of addresses.

@@ -63,6 +63,18 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if err := adoptOrgs(ctx, orgs, keys); err != nil {
 		return nil, nil, err
 	}
+	members, err := registry.OpenMembers(ctx, s.store, s.log)
+	if err != nil {
+		return nil, nil, err
+	}
+	sessions, err := registry.OpenSessions(ctx, s.store, keys.Derived("tokens of sessions"), s.log)
+	if err != nil {
+		return nil, nil, err
+	}
+	provider, err := s.cfg.login()
+	if err != nil {
+		return nil, nil, err
+	}
 	secrets, err := registry.OpenSecrets(ctx, s.store, s.keyring, s.log)
 	if err != nil {
 		return nil, nil, err
@@ -99,7 +111,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Submissions: &submit.Submitter{
 			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
 		},
-		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, SecretsKey: s.keyring, Secrets: secrets,
+		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets,
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,
@@ -109,7 +121,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.storeReady.Load, DiskFull: s.disk.full,
 		FromZero: s.cfg.Autoscale != AutoscaleNone,
-	}, []part{{"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"secrets", secrets.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, nil
+	}, []part{{"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, nil
 }
 
 // healthHandler serves health and metrics in a process without the gateway role.

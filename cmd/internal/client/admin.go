@@ -18,6 +18,9 @@ const (
 	PlansPath     = "/v1/admin/plans"
 	KeysPath      = "/v1/admin/keys"
 	SandboxesPath = "/v1/admin/sandboxes"
+
+	membersPath  = "/v1/admin/members"
+	sessionsPath = "/v1/admin/sessions"
 )
 
 // Org is an organisation.
@@ -107,6 +110,60 @@ func (c *Client) EditOrg(ctx context.Context, name string, change func(*api.OrgR
 	})
 }
 
+// Member is a person who may sign in to an organisation.
+type Member = api.Member
+
+// Session is the login of a browser.
+type Session = api.Session
+
+// CreateMember adds a member to an organisation.
+func (c *Client) CreateMember(ctx context.Context, m *api.MemberRequest) (*Member, error) {
+	member, _, err := get[Member](ctx, c, call{method: http.MethodPost, path: membersPath, body: m})
+	return member, err
+}
+
+// Members lists the members of an organisation, or of all that the key in use may see if org is
+// empty.
+func (c *Client) Members(ctx context.Context, org string) ([]Member, error) {
+	list, _, err := get[api.Members](ctx, c, call{method: http.MethodGet, path: ofOrg(membersPath, org), resend: true})
+	return list.Members, err
+}
+
+// EditMember changes the role of a member.
+func (c *Client) EditMember(ctx context.Context, id string, change func(*api.MemberSettings)) (*Member, error) {
+	return edit(ctx, c, membersPath+"/"+url.PathEscape(id), func(m *Member) *api.MemberSettings {
+		settings := m.Settings()
+		change(&settings)
+		return &settings
+	})
+}
+
+// RemoveMember removes a member and returns it.
+func (c *Client) RemoveMember(ctx context.Context, id string) (*Member, error) {
+	member, _, err := get[Member](ctx, c, call{method: http.MethodDelete, path: membersPath + "/" + url.PathEscape(id)})
+	return member, err
+}
+
+// Sessions lists the sessions of browsers in an organisation, or in all that the key in use may see
+// if org is empty.
+func (c *Client) Sessions(ctx context.Context, org string) ([]Session, error) {
+	list, _, err := get[api.Sessions](ctx, c, call{method: http.MethodGet, path: ofOrg(sessionsPath, org), resend: true})
+	return list.Sessions, err
+}
+
+// EndSession ends the session of a browser.
+func (c *Client) EndSession(ctx context.Context, id string) error {
+	return c.empty(ctx, call{method: http.MethodDelete, path: sessionsPath + "/" + url.PathEscape(id)})
+}
+
+// ofOrg returns the path of a list of one organisation's objects, or of all if org is empty.
+func ofOrg(path, org string) string {
+	if org == "" {
+		return path
+	}
+	return path + "?" + url.Values{"org": {org}}.Encode()
+}
+
 // CreatePlan creates a plan.
 func (c *Client) CreatePlan(ctx context.Context, p *proto.Plan) (*proto.Plan, error) {
 	plan, _, err := get[proto.Plan](ctx, c, call{method: http.MethodPost, path: PlansPath, body: p})
@@ -155,11 +212,7 @@ func (c *Client) CreateKey(ctx context.Context, k *NewKey) (*Key, error) {
 // Keys lists the API keys of an organisation, or of all that the key in use may see if org is
 // empty.
 func (c *Client) Keys(ctx context.Context, org string) ([]Key, error) {
-	path := KeysPath
-	if org != "" {
-		path += "?" + url.Values{"org": {org}}.Encode()
-	}
-	list, _, err := get[api.Keys](ctx, c, call{method: http.MethodGet, path: path, resend: true})
+	list, _, err := get[api.Keys](ctx, c, call{method: http.MethodGet, path: ofOrg(KeysPath, org), resend: true})
 	return list.Keys, err
 }
 

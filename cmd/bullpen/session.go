@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
+)
+
+type sessionCommands struct {
+	List sessionListCommand `cmd:"" help:"List the sessions of browsers (admin)."`
+	End  sessionEndCommand  `cmd:"" help:"End a session (admin)."`
+}
+
+type sessionListCommand struct {
+	remote `embed:""`
+	inOrg  `embed:""`
+}
+
+func (c *sessionListCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]client.Session, json.RawMessage, error) {
+		return decoded(api.Sessions(ctx, c.Org))
+	}, func(p *page, list []client.Session) {
+		p.row("ID", "ORG", "NAME", "CREATED", "USED", "EXPIRES", "BROWSER")
+		for _, s := range list {
+			p.row(s.ID, s.Org, s.Name, s.CreatedAt, s.UsedAt, s.ExpiresAt, s.UserAgent)
+		}
+	})
+}
+
+type sessionEndCommand struct {
+	remote `embed:""`
+	ID     string `arg:"" help:"Id of the session: see bullpen session list."`
+}
+
+func (*sessionEndCommand) Help() string {
+	return "Every gateway refuses the session within a second. A person whose role should end, too, is removed with bullpen member rm."
+}
+
+func (c *sessionEndCommand) Run(ctx context.Context, s streams) error {
+	api, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	return api.EndSession(ctx, c.ID)
+}

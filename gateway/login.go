@@ -1,0 +1,208 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/bullpen-run/bullpen/gateway/login"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const defaultReturn = "/docs"
+
+var errNoLogin = api.Errorf(api.CodeNotFound, "this server has no identity provider; sign in with an API key, or set --oidc-issuer")
+
+// checkReturn returns an error unless a browser may be sent to a path after the login. The path is
+// appended to this server's own address.
+func checkReturn(path string) error {
+	if !strings.HasPrefix(path, "/") || strings.ContainsFunc(path, unicode.IsControl) || len(path) > maxReturn {
+		return proto.FieldErrorf("return", "must be a path on this server, which begins with /, of at most %d bytes", maxReturn)
+	}
+	return nil
+}
+
+const maxReturn = 1024
+
+// startLogin sends a browser to the identity provider.
+func (s *Server) startLogin(w http.ResponseWriter, r *http.Request) error {
+	if s.Login == nil {
+		return errNoLogin
+	}
+	query := r.URL.Query()
+	org, returnTo := query.Get("org"), query.Get("return")
+	if returnTo == "" {
+		returnTo = defaultReturn
+	}
+	if err := checkReturn(returnTo); err != nil {
+		return err
+	}
+	if org != "" && !proto.ValidOrg(org) {
+		return proto.FieldErrorf("org", "must be the name of an organisation")
+	}
+	attempt := login.NewAttempt(org, returnTo)
+	to, err := s.Login.URL(r.Context(), &attempt)
+	if err != nil {
+		return loginError(err)
+	}
+	s.setCookie(w, r, loginCookie, attempt.Cookie, login.AttemptLife)
+	redirect(w, to)
+	return nil
+}
+
+// finishLogin starts a session for a browser that the identity provider has sent back.
+func (s *Server) finishLogin(w http.ResponseWriter, r *http.Request) error {
+	if s.Login == nil {
+		return errNoLogin
+	}
+	cookie := s.cookieOf(r, loginCookie)
+	s.setCookie(w, r, loginCookie, "", -time.Second) // it is for one answer
+	attempt, err := login.ParseAttempt(cookie)
+	if err != nil {
+		return loginError(err)
+	}
+	if err := checkReturn(attempt.Return); err != nil {
+		return err
+	}
+	base, err := s.baseURL(r)
+	if err != nil {
+		return err
+	}
+	query := r.URL.Query()
+	id, err := s.Login.Identify(r.Context(), &attempt, login.Callback{
+		State: query.Get("state"), Code: query.Get("code"), Error: query.Get("error"), Issuer: query.Get("iss"),
+	})
+	if err != nil {
+		return loginError(err)
+	}
+	found := s.membersOf(id, attempt.Org)
+	switch len(found) {
+	case 0:
+		return notMember(id, attempt.Org)
+	case 1:
+	default:
+		return choosePage(w, base, attempt.Return, found)
+	}
+	m, err := s.bindMember(r.Context(), found[0], id)
+	if err != nil {
+		return err
+	}
+	infoOf(r.Context()).key = m.Key()
+	if _, err := s.startSession(w, r, proto.Session{Org: m.Org, KeyID: m.ID, Name: m.Name(), Issuer: m.Issuer, Subject: m.Subject}); err != nil {
+		return err
+	}
+	redirect(w, base+attempt.Return)
+	return nil
+}
+
+func redirect(w http.ResponseWriter, to string) {
+	w.Header().Set("Location", to)
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusFound)
+}
+
+// loginError returns the error for a browser whose login failed.
+func loginError(err error) error {
+	if no, ok := errors.AsType[*login.RefusedError](err); ok {
+		return api.Errorf(api.CodeForbidden, "%s", no.Reason)
+	}
+	if errors.Is(err, login.ErrBusy) {
+		return errOverloaded
+	}
+	return fmt.Errorf("%w: %w", api.Unavailable(loginRetry, "the identity provider does not answer as it should; try again later, and see the server's log"), err)
+}
+
+const loginRetry = 10 // seconds
+
+// notMember returns the error for a person who is not a member. It shows what an administrator needs
+// to add the person.
+func notMember(id proto.Identity, org string) error {
+	where := "any organisation"
+	if org != "" {
+		where = "the organisation " + org
+	}
+	who := "you are not a member of " + where
+	if id.Email == "" {
+		who += "; the identity provider has not verified an address of yours"
+	} else {
+		who += " as " + id.Email
+	}
+	return api.Errorf(api.CodeForbidden, "%s; ask an administrator to add you, or the subject %s", who, id.Subject)
+}
+
+// membersOf returns the members that a person is, at most one of each organisation. org, if not
+// empty, is the only organisation.
+func (s *Server) membersOf(id proto.Identity, org string) []proto.Member {
+	found := map[string]proto.Member{}
+	for _, m := range s.Members.List() {
+		if !m.Is(id) || org != "" && m.Org != org {
+			continue
+		}
+		if other, ok := found[m.Org]; !ok || other.Subject == "" { // who was bound to the person comes first
+			found[m.Org] = m
+		}
+	}
+	var list []proto.Member
+	for _, m := range found {
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(a, b proto.Member) int { return strings.Compare(a.Org, b.Org) })
+	return list
+}
+
+// bindMember makes a member that of the person who signs in, if nobody has signed in as it yet.
+func (s *Server) bindMember(ctx context.Context, m proto.Member, id proto.Identity) (proto.Member, error) {
+	if m.Issuer == id.Issuer && m.Subject == id.Subject {
+		return m, nil
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	m, err := s.Members.Change(ctx, m.ID, func(m *proto.Member) error {
+		if !m.Is(id) {
+			return notMember(id, m.Org)
+		}
+		m.Issuer, m.Subject = id.Issuer, id.Subject
+		return nil
+	})
+	if errors.Is(err, proto.ErrNotFound) {
+		return m, notMember(id, "")
+	}
+	return m, err
+}
+
+var choice = template.Must(template.New("choice").Parse(`<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>Sign in</title>
+<h1>Sign in</h1>
+<p>You are a member of several organisations.</p>
+<ul>{{range .}}<li><a href="{{.URL}}">{{.Org}}</a></li>{{end}}</ul>
+</html>
+`))
+
+const choicePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// choosePage lets a person choose among organisations.
+func choosePage(w http.ResponseWriter, base, returnTo string, members []proto.Member) error {
+	type link struct{ Org, URL string }
+	var links []link
+	for _, m := range members {
+		links = append(links, link{m.Org, base + "/login?" + url.Values{"org": {m.Org}, "return": {returnTo}}.Encode()})
+	}
+	var page strings.Builder
+	if err := choice.Execute(&page, links); err != nil {
+		return fmt.Errorf("page of organisations: %w", err)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Security-Policy", choicePolicy)
+	_, _ = w.Write([]byte(page.String())) // the client may be gone
+	return nil
+}

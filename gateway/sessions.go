@@ -1,0 +1,246 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// The cookies. Over TLS their names have hostPrefix: browsers then accept them from this host only,
+// and never send them over plain HTTP.
+const (
+	hostPrefix    = "__Host-"
+	sessionCookie = "bullpen_session"
+	loginCookie   = "bullpen_login"
+)
+
+// orgHeader names the organisation of the session in requests that change something.
+const orgHeader = "X-Bullpen-Org"
+
+var (
+	errSessionEnded = api.Errorf(api.CodeUnauthorized, "the session has ended; sign in again")
+	errNoSession    = api.Errorf(api.CodeNotFound, "there is no session of that id; see /v1/admin/sessions")
+)
+
+// secureCookies reports whether browsers reach this server over TLS.
+func (s *Server) secureCookies(r *http.Request) bool {
+	base, err := s.baseURL(r)
+	return err == nil && strings.HasPrefix(base, "https://")
+}
+
+// setCookie sets a cookie for a time, and removes it if that is negative.
+func (s *Server) setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
+	c := &http.Cookie{ //nolint:gosec // without TLS, browsers would not send it with Secure
+		Name: name, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, MaxAge: int(life / time.Second), Secure: s.secureCookies(r),
+	}
+	if c.Secure {
+		c.Name = hostPrefix + name
+	}
+	http.SetCookie(w, c)
+}
+
+// cookieOf returns the value of a cookie, empty if there is none. Two of one name are none: over
+// plain HTTP another server of the same domain could have set one of them.
+func (s *Server) cookieOf(r *http.Request, name string) string {
+	if s.secureCookies(r) {
+		name = hostPrefix + name
+	}
+	if found := r.CookiesNamed(name); len(found) == 1 {
+		return found[0].Value
+	}
+	return ""
+}
+
+// keyOfCookie returns the API key as which the session of a request acts, and the session.
+func (s *Server) keyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
+	token := s.cookieOf(r, sessionCookie)
+	if token == "" {
+		return nil, nil, unauthorized()
+	}
+	session, err := s.Sessions.Session(r.Context(), token)
+	if err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return nil, nil, fmt.Errorf("look up session: %w", err)
+	}
+	now := time.Now()
+	if err != nil || session.Expired(now) {
+		return nil, nil, errSessionEnded
+	}
+	key, err := s.readKeyOfSession(r.Context(), &session)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.checkSessionRequest(r, session.Org); err != nil {
+		return nil, nil, err
+	}
+	if session.Stale(now) {
+		ctx, cancel := detached(r.Context())
+		defer cancel()
+		if err := s.Sessions.Use(ctx, session.ID); err != nil { // the next request tries again
+			s.Log.WarnContext(ctx, "use of a session not stored", "session", session.ID, "error", err)
+		}
+	}
+	return key, &session, nil
+}
+
+// keyOfSession returns the API key as which a session acts. ok is false if its member or API key is
+// not what it was at the login.
+func (s *Server) keyOfSession(session *proto.Session) (key *proto.Key, ok bool) {
+	if session.KeyHash != "" {
+		key, ok = s.Keys.WithHash(session.KeyHash)
+		return key, ok && key.Valid(time.Now())
+	}
+	m, ok := s.Members.Member(session.KeyID)
+	if !ok || !session.Of(&m) {
+		return nil, false
+	}
+	return new(m.Key()), true
+}
+
+// readKeyOfSession is keyOfSession that also knows a member who has just signed in for the first time
+// at another gateway.
+func (s *Server) readKeyOfSession(ctx context.Context, session *proto.Session) (*proto.Key, error) {
+	if key, ok := s.keyOfSession(session); ok {
+		return key, nil
+	}
+	if session.KeyHash != "" {
+		return nil, errSessionEnded
+	}
+	m, err := s.Members.Get(ctx, session.KeyID)
+	switch {
+	case errors.Is(err, proto.ErrNotFound):
+		return nil, errSessionEnded
+	case err != nil:
+		return nil, fmt.Errorf("look up the member of a session: %w", err)
+	case !session.Of(&m):
+		return nil, errSessionEnded
+	default:
+		return new(m.Key()), nil
+	}
+}
+
+// checkSessionRequest refuses a request with a session that a page of another origin may have sent: a
+// browser adds the cookie to such requests, too. What changes something also has a header that forms
+// cannot set. It names the organisation that the page was made for, so that a tab does nothing in
+// another one to which the browser has signed in meanwhile.
+func (s *Server) checkSessionRequest(r *http.Request, org string) error {
+	origin := r.Header.Get("Origin")
+	switch site := r.Header.Get("Sec-Fetch-Site"); {
+	case site == "same-origin" || site == "none": // the browser has compared the origins
+	case site != "":
+		return api.Errorf(api.CodeForbidden, "requests of web pages of other origins are not accepted with a session")
+	case origin != "" && !s.ownOrigin(r, origin):
+		return api.Errorf(api.CodeForbidden, "requests of web pages of this origin are not accepted with a session; if it is this server's own, set --public-url")
+	}
+	named := r.Header.Get(orgHeader)
+	if named == "" && (r.Method == http.MethodGet || r.Method == http.MethodHead) || named == org {
+		return nil
+	}
+	return &api.Error{
+		Code: api.CodeForbidden, Reason: api.ReasonSession,
+		Message: "the session is one of the organisation " + org + "; a request that changes something must name it in the header " + orgHeader + ", or sign in to another one",
+	}
+}
+
+// startSession stores a new session and sends its cookie. The session that the browser has had ends.
+func (s *Server) startSession(w http.ResponseWriter, r *http.Request, session proto.Session) (proto.Session, error) {
+	ctx, cancel := detached(r.Context())
+	defer cancel()
+	session.UserAgent = clientText(r.Header, "User-Agent")
+	session, token, err := s.Sessions.Create(ctx, session)
+	if err != nil {
+		return session, fmt.Errorf("create session: %w", err)
+	}
+	if old := s.cookieOf(r, sessionCookie); old != "" {
+		if err := s.Sessions.End(ctx, proto.SessionID(old)); err != nil && !errors.Is(err, proto.ErrNotFound) {
+			return session, fmt.Errorf("end the earlier session: %w", err)
+		}
+	}
+	s.setCookie(w, r, sessionCookie, token, proto.SessionLife)
+	s.Log.InfoContext(ctx, "signed in", "org", session.Org, "key", session.KeyID, "session", session.ID)
+	return session, nil
+}
+
+// createSession starts a session with the API key of the request.
+func (s *Server) createSession(w http.ResponseWriter, r *http.Request) error {
+	i := infoOf(r.Context())
+	if i.session != nil {
+		return api.Errorf(api.CodeForbidden, "a session starts no other one; send an API key")
+	}
+	session, err := s.startSession(w, r, proto.Session{Org: i.key.Org, KeyID: i.key.ID, Name: i.key.Name, KeyHash: s.Keys.Hash(secretOf(r))})
+	if err != nil {
+		return err
+	}
+	return writeValue(w, http.StatusCreated, api.NewCaller(&i.key, &session))
+}
+
+func (s *Server) getSession(w http.ResponseWriter, r *http.Request) error {
+	i := infoOf(r.Context())
+	return writeValue(w, http.StatusOK, api.NewCaller(&i.key, i.session))
+}
+
+// deleteSession ends the session of the request.
+func (s *Server) deleteSession(w http.ResponseWriter, r *http.Request) error {
+	session := infoOf(r.Context()).session
+	if session == nil {
+		return api.Errorf(api.CodeNotFound, "the request has an API key, and no session")
+	}
+	ctx, cancel := detached(r.Context())
+	defer cancel()
+	if err := s.Sessions.End(ctx, session.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return fmt.Errorf("end session: %w", err)
+	}
+	s.setCookie(w, r, sessionCookie, "", -time.Second)
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) listSessions(w http.ResponseWriter, r *http.Request) error {
+	org, err := listedOrg(r)
+	if err != nil {
+		return err
+	}
+	answer := api.Sessions{Sessions: []api.Session{}}
+	for _, session := range s.Sessions.List() {
+		if _, ok := s.keyOfSession(&session); ok && (org == "" || session.Org == org) {
+			answer.Sessions = append(answer.Sessions, api.NewSession(&session))
+		}
+	}
+	return writeValue(w, http.StatusOK, answer)
+}
+
+func (s *Server) endSession(w http.ResponseWriter, r *http.Request) error {
+	id := chi.URLParam(r, "id")
+	for _, session := range s.Sessions.List() {
+		key, ok := s.keyOfSession(&session)
+		if session.ID != id || !ok {
+			continue
+		}
+		if err := administer(r, key, true); err != nil {
+			return sessionError(err)
+		}
+		auditBefore(r, session.Org, session.ID, api.NewSession(&session))
+		ctx, cancel := detached(r.Context())
+		defer cancel()
+		if err := s.Sessions.End(ctx, id); err != nil {
+			return sessionError(err)
+		}
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	return errNoSession
+}
+
+func sessionError(err error) error {
+	if errors.Is(err, proto.ErrNotFound) {
+		return errNoSession
+	}
+	return fmt.Errorf("end session: %w", err)
+}

@@ -1,0 +1,91 @@
+package proto
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"time"
+)
+
+// How long a browser stays signed in.
+const (
+	SessionIdle = 12 * time.Hour     // without a request
+	SessionLife = 7 * 24 * time.Hour // at most
+)
+
+// MaxSessions is the largest number of sessions of a member or of an API key. A further one ends the
+// one that was not used for the longest time.
+const MaxSessions = 20
+
+// Session is the login of a browser. It acts as a member or as an API key of one organisation.
+type Session struct {
+	ID  string `json:"id"`
+	Org string `json:"org"`
+	// KeyID is the id of the member or of the API key as which the session acts.
+	KeyID string `json:"key_id"`
+	Name  string `json:"name"` // of the member or of the API key at the login
+	// Issuer and Subject are those of the person, empty with an API key.
+	Issuer  string `json:"issuer,omitempty"`
+	Subject string `json:"subject,omitempty"`
+	// KeyHash is the hash of the API key with which the session was made, empty for a person. The
+	// session ends when the API key does, or gets another secret.
+	KeyHash   string    `json:"key_hash,omitempty"`
+	UserAgent string    `json:"user_agent,omitempty"`
+	CreatedAt time.Time `json:"created_at"`
+	UsedAt    time.Time `json:"used_at"` // up to a twelfth of SessionIdle too early
+}
+
+// ExpiresAt returns when the session ends if it is not used any more.
+func (s *Session) ExpiresAt() time.Time {
+	idle, end := s.UsedAt.Add(SessionIdle), s.CreatedAt.Add(SessionLife)
+	if idle.Before(end) {
+		return idle
+	}
+	return end
+}
+
+// Of reports whether the session is one of the person who is a member.
+func (s *Session) Of(m *Member) bool {
+	return s.Subject != "" && s.Issuer == m.Issuer && s.Subject == m.Subject
+}
+
+// Expired reports whether the session has expired at a time.
+func (s *Session) Expired(now time.Time) bool { return !now.Before(s.ExpiresAt()) }
+
+// Stale reports whether UsedAt of a session that is used at a time is to be stored again.
+func (s *Session) Stale(now time.Time) bool { return now.Sub(s.UsedAt) > SessionIdle/12 }
+
+const (
+	sessionRandom  = 32 // bytes
+	sessionPrefix  = "ses_"
+	sessionIDBytes = 20
+)
+
+// NewSessionToken returns the secret of a new session: 32 random bytes, and what proves to a process
+// with the same secret that another one has made the token.
+func NewSessionToken(secret *[32]byte) string {
+	b := make([]byte, sessionRandom, sessionRandom+sha256.Size)
+	_, _ = rand.Read(b) // crypto/rand.Read never returns an error since Go 1.24
+	return base64.RawURLEncoding.EncodeToString(append(b, sessionProof(b, secret)...))
+}
+
+// CheckSessionToken reports whether NewSessionToken has made a token, also one of a session that has
+// ended.
+func CheckSessionToken(token string, secret *[32]byte) bool {
+	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	return err == nil && len(b) == sessionRandom+sha256.Size && hmac.Equal(b[sessionRandom:], sessionProof(b[:sessionRandom], secret))
+}
+
+func sessionProof(random []byte, secret *[32]byte) []byte {
+	mac := hmac.New(sha256.New, secret[:])
+	mac.Write(random)
+	return mac.Sum(nil)
+}
+
+// SessionID returns the id of the session with a token. The token cannot be found from the id.
+func SessionID(token string) string {
+	hash := sha256.Sum256([]byte(token))
+	return sessionPrefix + hex.EncodeToString(hash[:sessionIDBytes])
+}
