@@ -554,7 +554,7 @@ func (r *restartable) InProcessConn() (net.Conn, error) {
 
 func startOn(t *testing.T) (*execution, *restartable) {
 	t.Parallel()
-	r := &restartable{t: t, dir: t.TempDir()}
+	r := &restartable{t: t, dir: storetest.Dir(t)}
 	r.start()
 	t.Cleanup(r.stop)
 	st, err := store.Connect(storetest.Context(t), store.Access{InProcess: r, Name: t.Name()},

@@ -25,12 +25,28 @@ import (
 // Server starts an embedded server for the test.
 func Server(t testing.TB) *natsembed.Server {
 	t.Helper()
-	s, err := natsembed.Open(t.TempDir(), 1<<20, Log(t))
+	s, err := natsembed.Open(Dir(t), 1<<20, Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
 	return s
+}
+
+// Dir returns a temporary directory in memory for the data of a server. Servers synchronize each write
+// to the disk, which no test needs: what a killed process has written stays either way.
+func Dir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "bullpen-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // clusters is the number of clusters that this process has started.
@@ -87,7 +103,7 @@ func Servers(t testing.TB) (start func() string) {
 // directory, unless the options name others.
 func Start(t testing.TB, opts *server.Options) *server.Server {
 	t.Helper()
-	opts.Host, opts.StoreDir = cmp.Or(opts.Host, "127.0.0.1"), cmp.Or(opts.StoreDir, t.TempDir())
+	opts.Host, opts.StoreDir = cmp.Or(opts.Host, "127.0.0.1"), cmp.Or(opts.StoreDir, Dir(t))
 	opts.Port, opts.NoSigs, opts.NoLog = cmp.Or(opts.Port, server.RANDOM_PORT), true, true
 	s, err := server.NewServer(opts)
 	if err != nil {
@@ -114,7 +130,7 @@ type RestartableServer struct {
 // NewRestartable starts a restartable server for the test.
 func NewRestartable(t testing.TB) *RestartableServer {
 	t.Helper()
-	r := &RestartableServer{t: t, dir: t.TempDir()}
+	r := &RestartableServer{t: t, dir: Dir(t)}
 	r.start()
 	t.Cleanup(func() { r.current.Load().Close() })
 	return r
