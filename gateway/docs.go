@@ -3,6 +3,7 @@ package gateway
 import (
 	_ "embed" // for the page
 	"net/http"
+	"sync"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/swaggest/swgui/v5emb"
@@ -23,11 +24,14 @@ const docsPolicy = "default-src 'none'; script-src 'self'; style-src 'self' 'uns
 
 // routeDocs serves the OpenAPI document and a page that shows it. The page needs no other server.
 func (s *Server) routeDocs(r chi.Router) {
-	document, err := api.OpenAPI(s.Version)
-	if err != nil {
-		panic(err) // a mistake in the types of the API
-	}
-	get(r, "/openapi.json", static(typeJSON, document))
+	document := sync.OnceValue(func() []byte { // few servers are asked for it
+		b, err := api.OpenAPI(s.Version)
+		if err != nil {
+			panic(err) // a mistake in the types of the API
+		}
+		return b
+	})
+	get(r, "/openapi.json", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { static(typeJSON, document())(w, r) }))
 	get(r, "/docs", static("text/html; charset=utf-8", docsPage))
 	get(r, "/docs/start.js", static("text/javascript; charset=utf-8", docsScript))
 	get(r, "/docs/", http.RedirectHandler("../docs", http.StatusMovedPermanently))

@@ -11,7 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -332,11 +332,15 @@ func findPath(doc *openapi3.T, path string) (string, *openapi3.PathItem) {
 	if item := doc.Paths.Value(path); item != nil {
 		return path, item
 	}
+	segments := strings.Split(path, "/")
 	for pattern, item := range doc.Paths.Map() {
-		expression := regexp.MustCompile(`\\\{[^/]*\\\}`).ReplaceAllString(regexp.QuoteMeta(pattern), `[^/]+`)
-		if regexp.MustCompile("^" + expression + "$").MatchString(path) {
+		if slices.EqualFunc(strings.Split(pattern, "/"), segments, matchesSegment) {
 			return pattern, item
 		}
 	}
 	return "", nil
+}
+
+func matchesSegment(pattern, segment string) bool {
+	return pattern == segment || strings.HasPrefix(pattern, "{") && segment != ""
 }

@@ -20,7 +20,7 @@ func delayedJob(org string, by time.Duration) *proto.Job {
 func TestDelayedJobStartsWhenItIsDue(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w", 3)
-	later, sooner := delayedJob("acme", 900*time.Millisecond), delayedJob("acme", 600*time.Millisecond)
+	later, sooner := delayedJob("acme", 4*time.Second), delayedJob("acme", 3*time.Second)
 	w.submit(later)
 	w.submit(sooner)
 	st, err := w.queue.Stats(w.ctx)
