@@ -49,6 +49,8 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts([]proto.StepStatus{proto.StepWaiting, proto.StepRunning, proto.StepSuccess, proto.StepFailed, proto.StepSkipped, proto.StepCancelled})
 	case proto.UsageGroup:
 		return texts(proto.UsageGroups())
+	case proto.QuotaName:
+		return texts(proto.QuotaNames())
 	case proto.DeadReason:
 		return texts([]proto.DeadReason{proto.DeadWorkersLost, proto.DeadMalformed})
 	case Code:
