@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +36,10 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		}
 		info := infoOf(r.Context())
 		info.key = *key
+		if err := s.checkAddress(r, key); err != nil {
+			s.writeError(w, r, err)
+			return
+		}
 		s.KeyUses.Used(key.ID, now)
 		var err error
 		if info.plan, err = s.entitlementOf(r.Context(), key); err != nil {
@@ -43,6 +48,22 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// checkAddress refuses a request from an address that a key is not allowed to be used from. The
+// message has the address, which explains a proxy that is not trusted, but not the allowed ones.
+func (s *Server) checkAddress(r *http.Request, key *proto.Key) error {
+	if len(key.AllowedNetworks) == 0 {
+		return nil
+	}
+	from := s.clientAddress(r)
+	if addr, err := netip.ParseAddr(from); err == nil && key.AllowedFrom(addr) {
+		return nil
+	}
+	return &api.Error{
+		Code: api.CodeForbidden, Reason: api.ReasonAddress,
+		Message: fmt.Sprintf("this API key may not be used from the address %q, which this request came from", from),
+	}
 }
 
 // authorized returns the middleware that refuses keys which may not use a route.

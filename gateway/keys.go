@@ -182,6 +182,9 @@ func (s *Server) replaceKey(w http.ResponseWriter, r *http.Request) error {
 	if err := s.checkKeyLimits(ctx, &wanted); err != nil {
 		return err
 	}
+	if key.ID == infoOf(ctx).key.ID && s.checkAddress(r, &wanted) != nil {
+		return proto.FieldErrorf("allowed_networks", "must contain %s, from which this request came with the key itself; use another key, or another address", s.clientAddress(r))
+	}
 	key, err = s.KeyAdmin.Change(ctx, key.ID, func(key *proto.Key) error {
 		auditBefore(r, key.Org, key.ID, auditKey(key))
 		if err := checkMatch(r, api.NewKey(key)); err != nil {

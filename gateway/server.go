@@ -99,7 +99,8 @@ type Server struct {
 	Home        string        // the home of programs, absolute and cleaned: paths of files may begin with it
 	PublicURL   string        // the address for URLs of files, without a final slash; empty for the Host of the request
 	// TrustedProxies are the addresses whose X-Forwarded-Proto is the scheme of URLs of files, and
-	// whose X-Forwarded-For is where a request comes from, for the audit log.
+	// whose X-Forwarded-For is where a request comes from, for the audit log and for
+	// the allowed networks of API keys.
 	TrustedProxies []netip.Prefix
 	// CORSOrigins are the origins whose web pages may call this server, such as https://example.com.
 	CORSOrigins []string

@@ -30,7 +30,7 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	case AuditStage:
 		return texts([]AuditStage{AuditIntent, AuditOutcome})
 	case Reason:
-		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended})
+		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonAddress})
 	case proto.NetworkPolicy:
 		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})
 	case proto.DeliveryStatus:

@@ -66,7 +66,7 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeForbidden, http.StatusForbidden, "Forbidden",
-			"The API key does not have the scope that the body names, or is not a global administrator's; or the signed URL has expired, or is for another method.",
+			"The API key does not have the scope that the body names, or is not a global administrator's; or it is not for requests from this address; or the signed URL has expired, or is for another method.",
 			"this needs an API key with the scope files", nil,
 		},
 		{
@@ -192,6 +192,7 @@ const (
 	ReasonPlan   Reason = "plan_limit"            // the plan does not include the request
 
 	ReasonSuspended Reason = "organisation_suspended"
+	ReasonAddress   Reason = "address_not_allowed" // the key is not for requests from this address
 )
 
 // MissingScope returns an [Error] about an API key without a scope.
