@@ -330,8 +330,8 @@ func (p *process) hasLogWithin(t testing.TB, msg string, in span) bool {
 // briefly.
 const notPrewarmed = "BULLPEN_WARM_MEMORY=1"
 
-// exportingSpans returns the programs with an exporter that writes spans, with all that they have, to
-// the logs of processes.
+// exportingSpans returns the programs with an exporter that writes spans, with all that they have,
+// to the logs of processes.
 func (p *programs) exportingSpans() *programs {
 	with := *p
 	with.env = append(slices.Clone(p.env), "OTEL_TRACES_EXPORTER=console", "OTEL_BSP_SCHEDULE_DELAY=20")

@@ -121,8 +121,8 @@ func (s *Server) recordOutcome(r *http.Request, status int) error {
 	return s.appendOutcome(r, i.act, status, i.err)
 }
 
-// appendOutcome appends the record that an act has ended with a status, and with failed if it is not
-// nil. Its error is for the client.
+// appendOutcome appends the record that an act has ended with a status, and with the error failed if
+// it is not nil. Its own error is for the client.
 func (s *Server) appendOutcome(r *http.Request, a *act, status int, failed error) error {
 	ctx, cancel := detached(r.Context())
 	defer cancel()

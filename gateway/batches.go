@@ -97,8 +97,8 @@ func (s *Server) readBatch(w http.ResponseWriter, r *http.Request) (batch *proto
 	return batch, created, placed(err)
 }
 
-// checkNewBatch refuses a batch whose items would be refused because a monthly quota is used up. One
-// that was accepted before, under the same idempotency key, is found nevertheless.
+// checkNewBatch refuses a batch whose items would be refused because a monthly quota is used up.
+// One that was accepted before, under the same idempotency key, is found nevertheless.
 func (s *Server) checkNewBatch(ctx context.Context, b *proto.Batch) error {
 	refused := s.checkQuota(ctx, b.Org)
 	if refused == nil {

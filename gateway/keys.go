@@ -54,7 +54,8 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 }
 
 // ensureOrg creates the organisation of a key that is about to be created, if it does not exist. The
-// organisation gets the plan of the key then. The audit log has a record of it beside that of the key.
+// organisation gets the plan of the key then. The audit log has records of it beside those of the
+// key.
 func (s *Server) ensureOrg(ctx context.Context, r *http.Request, key *proto.Key) error {
 	_, err := s.Orgs.Org(ctx, key.Org)
 	if !errors.Is(err, proto.ErrNotFound) {

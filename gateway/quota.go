@@ -45,8 +45,8 @@ func (k *crossings) remove(c proto.Crossing) {
 	delete(k.known, c)
 }
 
-// quotaUses returns what an organisation has used of the monthly quotas of its plan, and reports the
-// limits that it has reached. It reads no usage if the plan has no quotas.
+// quotaUses returns what an organisation has used of the monthly quotas of its plan, and reports
+// the limits that it has reached. It reads no usage if the plan has no quotas.
 func (s *Server) quotaUses(ctx context.Context, org string, quotas proto.Quotas) []proto.QuotaUse {
 	if quotas == (proto.Quotas{}) {
 		return nil
@@ -105,8 +105,8 @@ func (s *Server) orgPlan(ctx context.Context, name string) (proto.Plan, error) {
 	return s.planNamed(ctx, org.Plan)
 }
 
-// orgQuotas returns what an organisation has used of the monthly quotas of its plan. It returns none
-// for an unknown organisation, and for all of them, whose name is empty.
+// orgQuotas returns what an organisation has used of the monthly quotas of its plan. It returns
+// none for an unknown organisation, and for all of them, whose name is empty.
 func (s *Server) orgQuotas(ctx context.Context, name string) ([]proto.QuotaUse, error) {
 	if name == "" {
 		return nil, nil

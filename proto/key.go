@@ -72,8 +72,8 @@ func (k *Key) AllowedFrom(addr netip.Addr) bool {
 		slices.ContainsFunc(k.AllowedNetworks, func(p netip.Prefix) bool { return p.Contains(addr.Unmap().WithZone("")) })
 }
 
-// ParseNetwork parses a prefix such as 192.0.2.0/24, or a single address. A prefix of IPv4 addresses
-// that are mapped to IPv6 becomes one of IPv4. Its errors end the sentence "FIELD must …".
+// ParseNetwork parses a prefix such as 192.0.2.0/24, or a single address. A prefix of IPv4
+// addresses that are mapped to IPv6 becomes one of IPv4. Its errors end the sentence "FIELD must …".
 func ParseNetwork(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {

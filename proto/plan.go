@@ -60,8 +60,8 @@ func PresetPlan(name string) (p Plan, ok bool) {
 	return Plan{}, false
 }
 
-// Narrow returns what both plans allow. It has the name, the weight and the monthly quotas of p: usage
-// is that of an organisation, so another plan of one of its keys does not limit it.
+// Narrow returns what both plans allow. It has the name, the weight and the monthly quotas of p:
+// usage is that of an organisation, so another plan of one of its keys does not limit it.
 func (p Plan) Narrow(other Plan) Plan {
 	p.Concurrent = narrower(p.Concurrent, other.Concurrent)
 	p.MaxQueued = narrower(p.MaxQueued, other.MaxQueued)

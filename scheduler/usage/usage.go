@@ -37,7 +37,8 @@ const (
 	positionKey = "position"
 	orgPrefix   = "org." // org.<organisation>.<month>
 	keyPrefix   = "key." // key.<organisation>.<month>.<key id>
-	// crossPrefix is for limits that were reached: cross.<organisation>.<month>.<quota>.<level>.<limit>
+	// crossPrefix begins the keys of limits that were reached. What follows is
+	// <organisation>.<month>.<quota>.<level>.<limit>.
 	crossPrefix = "cross."
 )
 

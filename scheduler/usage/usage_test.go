@@ -501,8 +501,8 @@ func TestStoredBytesAndMonth(t *testing.T) {
 	}
 }
 
-// A limit that is reached is reported by one of several gateways, and again in another month or under
-// another limit.
+// A limit that is reached is reported by one of several gateways, and again in another month or
+// under another limit.
 func TestCrossingIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	ctx := storetest.Context(t)
