@@ -13,6 +13,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type usageCommand struct {
@@ -118,8 +119,13 @@ func printUsage(p *page, u *client.Usage, terminal bool) {
 	if len(u.Rows) == 0 {
 		p.textf("nothing was used from %s to %s\n", u.From, u.To)
 	}
-	for i := range u.Quotas {
-		q := &u.Quotas[i]
+	printQuotas(p, u.Quotas)
+}
+
+// printQuotas prints what an organisation has used of its quotas.
+func printQuotas(p *page, quotas []api.QuotaUse) {
+	for i := range quotas {
+		q := &quotas[i]
 		p.textf("%s: %s used until %s, %s\n", q.Name, strconv.FormatFloat(q.Used, 'f', -1, 64), cell(q.Ends), limitsText(limitOrZero(q.Soft), limitOrZero(q.Hard)))
 	}
 }
