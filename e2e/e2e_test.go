@@ -130,7 +130,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
 		"docs":              testDocs, "drain-async": testDrainAsync, "foreign-image": testForeignImage, "golden": testGolden, "image": testImage,
 		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "org-deleted": testOrgDeleted, "output-budget": testOutputBudget, "people": testPeople, "pipelines": testPipelines,
-		"redis": testRedis, "schedule-without-sandbox": testScheduleWithoutSandbox,
+		"quotas": testQuotas, "redis": testRedis, "schedule-without-sandbox": testScheduleWithoutSandbox,
 		"schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
 		"three-gateways": testThreeGateways, "usage": testUsage, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
 	}

@@ -65,7 +65,7 @@ func testInjections(t *testing.T, p *programs, in topology) {
 	if in.separate {
 		args = append(args, prewarmed...)
 	}
-	sys := newSystem(t, &with, in, 4, args...)
+	sys := newSystem(t, with.exportingSpans(), in, 4, args...)
 	if r := sys.do(http.MethodPut, "/v1/admin/secrets/API?org=acme", request{"value": injected, "injection": request{
 		"hosts": []string{"www.example.com", "http://www.example.com:8080"}, "header": "Authorization", "template": "Bearer {{value}}",
 	}}); r.status != http.StatusOK {
@@ -111,9 +111,10 @@ this is www.example.com:8080
 	rec := listed.ended(listed.submit(python(reachCode + `connect(('www.example.com', 8080), ('www.example.com', 8443), ('other.example.com', 443))`)))
 	rec.succeeded(t, "www.example.com 8080 ECONNREFUSED\nwww.example.com 8443 ECONNREFUSED\nother.example.com unknown\n")
 	// The program has nothing of the secret, and of the authority only its certificate.
-	rec = open.ended(open.submit(bash(`what="` + injected[:6] + `""` + injected[6:] + `" # so that the code does not have it
+	last := open.submit(bash(`what="` + injected[:6] + `""` + injected[6:] + `" # so that the code does not have it
 env -u what | grep -c $what; grep -D skip -rls $what /run /tmp ~ /etc; ls /run/bullpen/job
-grep -c 'PRIVATE KEY' $SSL_CERT_FILE; (echo x > $SSL_CERT_FILE) 2> /dev/null || echo read-only`)))
+grep -c 'PRIVATE KEY' $SSL_CERT_FILE; (echo x > $SSL_CERT_FILE) 2> /dev/null || echo read-only`))
+	rec = open.ended(last)
 	rec.succeeded(t, "0\nca.pem\nmain.sh\n0\nread-only\n")
 	// A sandbox without the secret has no proxy and no authority.
 	plain := sys.sandboxed("plain", request{"network": request{"policy": "unrestricted"}})
@@ -128,9 +129,10 @@ grep -c 'PRIVATE KEY' $SSL_CERT_FILE; (echo x > $SSL_CERT_FILE) 2> /dev/null || 
 			t.Errorf("the secret is in %s", found)
 		}
 	}
+	sys.exported(t, last)
 	for _, proc := range []*process{sys.front, sys.worker} {
 		if strings.Contains(proc.text(t), injected) {
-			t.Errorf("the secret is in a log")
+			t.Errorf("the secret is in a log or a span")
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -328,6 +329,37 @@ func (p *process) hasLogWithin(t testing.TB, msg string, in span) bool {
 // notPrewarmed disables prewarmed jails. Many deployments run here at once, and each is used
 // briefly.
 const notPrewarmed = "BULLPEN_WARM_MEMORY=1"
+
+// exportingSpans returns the programs with an exporter that writes spans, with all that they have,
+// to the logs of processes.
+func (p *programs) exportingSpans() *programs {
+	with := *p
+	with.env = append(slices.Clone(p.env), "OTEL_TRACES_EXPORTER=console", "OTEL_BSP_SCHEDULE_DELAY=20")
+	return &with
+}
+
+// exported waits until the spans of an execution are in the logs of the gateway and of the worker.
+func (sys *system) exported(t *testing.T, id string) {
+	t.Helper()
+	span, err := proto.TraceID(id).OTel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, proc := range map[string]*process{"POST /v1/sandbox/execute": sys.front, "run": sys.worker} {
+		eventually(t, "the span "+name+" is exported", func() (bool, any) {
+			for line := range strings.Lines(proc.text(t)) {
+				var s struct {
+					Name        string
+					SpanContext struct{ TraceID string }
+				}
+				if json.Unmarshal([]byte(line), &s) == nil && s.Name == name && s.SpanContext.TraceID == hex.EncodeToString(span[:]) {
+					return true, nil
+				}
+			}
+			return false, "not in the log of " + proc.name
+		})
+	}
+}
 
 // startServe starts `bullpen serve` on a free port and returns once it is listening. The args set
 // which jails it prewarms.

@@ -11,12 +11,16 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
-// testSecrets gives programs secrets, and looks for them wherever bullpen stores or logs something.
+// testSecrets gives programs secrets, and looks for them wherever bullpen stores, logs or traces
+// something.
 func testSecrets(t *testing.T, p *programs, in topology) {
 	const variable, file, own = "canary-variable-5f1c", "canary-file-a90e", "canary-of-another-77"
-	sys := newSystem(t, p, in, 2, "--log-level", "debug")
+	hooks := startReceiver(t)
+	sys := newSystem(t, p.exportingSpans(), in, 2, append(hooks.flags, "--log-level", "debug")...)
 	a := sys.api
 	put := func(path, value string) {
 		t.Helper()
@@ -32,6 +36,7 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 		t.Helper()
 		r := a.do(http.MethodPost, "/v1/admin/keys", request{
 			"name": "n", "org": org, "plan": "pro", "sandbox": "with-secret", "secrets": []string{"TOKEN=GH_TOKEN!"},
+			"scopes": []string{"execute", "read", "admin"}, // admin for the webhook
 		})
 		var made struct{ Key string }
 		r.into(t, &made)
@@ -41,7 +46,10 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 	code := "echo ${#GH_TOKEN} $GH_TOKEN; cd /run/bullpen/job/secrets; ls; wc -c < cert; (echo x > cert) 2> /dev/null || echo read-only"
 	want := "20 ***\ncert\n16\nread-only\n"
 	acme.ended(acme.submit(bash(code))).succeeded(t, want)
-	acme.ended(acme.submit(python("import os; print(os.environ['GH_TOKEN'][:6], open('/run/bullpen/job/secrets/cert').read()[:6])"))).succeeded(t, "canary canary\n")
+	signing := acme.settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
+	last := acme.submit(python("import os; print(os.environ['GH_TOKEN'][:6], open('/run/bullpen/job/secrets/cert').read()[:6])"))
+	acme.ended(last).succeeded(t, "canary canary\n")
+	acme.delivered(last).check(t, proto.DeliveryDelivered, 1)
 	if r := acme.do(http.MethodPost, executePath, bash(code).and("env_vars", request{"GH_TOKEN": "mine"})); r.status != http.StatusBadRequest {
 		t.Errorf("a request that sets a secret: %s", r)
 	}
@@ -60,7 +68,8 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 	if !bytes.Contains(stored, []byte("with-secret")) {
 		t.Errorf("the backup, of %d bytes without compression, lacks the sandbox profile", len(stored))
 	}
-	for _, canary := range []string{variable, file, own} {
+	sys.exported(t, last)
+	for _, canary := range []string{variable, file, own, strings.TrimPrefix(signing, "whsec_"), acme.key} {
 		if bytes.Contains(stored, []byte(canary)) {
 			t.Errorf("%s is in the backup", canary)
 		}
@@ -71,7 +80,7 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 		}
 		for _, proc := range []*process{sys.front, sys.worker} {
 			if strings.Contains(proc.text(t), canary) {
-				t.Errorf("%s is in a log", canary)
+				t.Errorf("%s is in a log or a span", canary)
 			}
 		}
 	}

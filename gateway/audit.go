@@ -50,7 +50,7 @@ func (s *Server) audited(route *api.Route) func(http.Handler) http.Handler {
 		}
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			i := infoOf(r.Context())
-			i.act = s.newAct(r, route)
+			i.act = s.newAct(r, route.Audit)
 			mayUse := authorize(&i.key, route) == nil
 			if !i.key.GlobalAdmin() && !s.mayAct(i.key.Org, mayUse) {
 				s.writeError(w, r, &api.Error{Code: api.CodeRateLimited, RetryAfter: 10, Message: "too many administrative requests of this organisation; send the request again"})
@@ -58,7 +58,7 @@ func (s *Server) audited(route *api.Route) func(http.Handler) http.Handler {
 			}
 			if mayUse {
 				if err := s.recordIntent(r.Context(), i.act); err != nil {
-					s.writeError(w, r, fmt.Errorf("%w: %w", api.Unavailable(2, "the audit log cannot be written now, so that nothing was changed; send the request again"), err))
+					s.writeError(w, r, err)
 					return
 				}
 			}
@@ -83,16 +83,16 @@ func (s *Server) mayAct(org string, mayUse bool) bool {
 }
 
 // newAct returns the record of a request's outcome, as far as it is known before.
-func (s *Server) newAct(r *http.Request, route *api.Route) *act {
+func (s *Server) newAct(r *http.Request, action string) *act {
 	i := infoOf(r.Context())
-	kind, _, _ := strings.Cut(route.Audit, ".")
+	kind, _, _ := strings.Cut(action, ".")
 	name := cmp.Or(chi.URLParam(r, "id"), chi.URLParam(r, "name"))
 	actor := api.AuditActor{Type: "key", ID: i.key.ID, Name: i.key.Name, Org: i.key.Org}
 	if strings.HasPrefix(i.key.ID, proto.MemberPrefix) {
 		actor.Type = "member"
 	}
 	return &act{record: api.AuditRecord{
-		Action: route.Audit, Actor: actor,
+		Action: action, Actor: actor,
 		Object:   api.AuditObject{Kind: kind, Name: proto.Shorten(strings.ToValidUTF8(name, "\uFFFD"))},
 		SourceIP: s.clientAddress(r), UserAgent: userAgent(r), RequestID: i.requestID,
 	}}
@@ -105,37 +105,68 @@ func userAgent(r *http.Request) string {
 	return agent[:proto.CutUTF8(agent)]
 }
 
-// recordIntent appends the record that an act begins.
+// recordIntent appends the record that an act begins. Its error is for the client.
 func (s *Server) recordIntent(ctx context.Context, a *act) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	intent := a.record
 	intent.Stage, intent.Time = api.AuditIntent, api.Time{Time: time.Now()}
 	stored, err := s.Audit.Append(ctx, intent)
-	if err == nil {
-		a.record.Intent = &stored.Sequence
+	if err != nil {
+		return fmt.Errorf("%w: %w", api.Unavailable(2, "the audit log cannot be written now, so that nothing was changed; send the request again"), err)
 	}
-	return err
+	a.record.Intent = &stored.Sequence
+	return nil
 }
 
-// recordOutcome appends the record that an act has ended with a status.
+// recordOutcome appends the record that the act of a request has ended with a status.
 func (s *Server) recordOutcome(r *http.Request, status int) error {
+	i := infoOf(r.Context())
+	return s.appendOutcome(r, i.act, status, i.err)
+}
+
+// appendOutcome appends the record that an act has ended with a status, and with the error failed if
+// it is not nil. Its own error is for the client.
+func (s *Server) appendOutcome(r *http.Request, a *act, status int, failed error) error {
 	ctx, cancel := detached(r.Context())
 	defer cancel()
 	i := infoOf(r.Context())
-	outcome := i.act.record
+	outcome := a.record
 	outcome.Stage, outcome.Time, outcome.Status = api.AuditOutcome, api.Time{Time: time.Now()}, &status
-	if i.err != nil {
-		outcome.Error = &toAPI(i.err, &i.plan).Code
+	if failed != nil {
+		outcome.Error = &toAPI(failed, &i.plan).Code
 	}
 	if i.trace != "" {
 		outcome.TraceID = &i.trace
 	}
-	if i.act.err != nil {
-		return i.act.err
+	err := a.err
+	if err == nil {
+		_, err = s.Audit.Append(ctx, outcome)
 	}
-	_, err := s.Audit.Append(ctx, outcome)
-	return err
+	if err != nil {
+		return fmt.Errorf("%w: %w", api.Errorf(api.CodeInternal,
+			"the outcome of this request could not be recorded in the audit log; it may have been carried out: look before you send it again"), err)
+	}
+	return nil
+}
+
+// auditPart records a part of a request that is an act of its own, such as the creation of the
+// organisation of a new key. do creates an object, and returns its form without secrets.
+func (s *Server) auditPart(r *http.Request, action, org, name string, do func() (object any, err error)) error {
+	a := s.newAct(r, action)
+	a.name(org, name)
+	if err := s.recordIntent(r.Context(), a); err != nil {
+		return err
+	}
+	status := http.StatusCreated
+	object, failed := do()
+	if failed != nil {
+		status = toAPI(failed, &infoOf(r.Context()).plan).Code.Status()
+	} else {
+		a.record.After = a.encode(object)
+	}
+	fault.Here(fault.AfterChangeBeforeOutcome)
+	return errors.Join(failed, s.appendOutcome(r, a, status, failed))
 }
 
 // auditHeld calls next, and sends its answer when the outcome is recorded. If that fails, an error
@@ -152,8 +183,7 @@ func (s *Server) auditHeld(w http.ResponseWriter, r *http.Request, next http.Han
 	done = true
 	fault.Here(fault.AfterChangeBeforeOutcome)
 	if err := s.recordOutcome(r, held.status); err != nil {
-		s.writeError(w, r, fmt.Errorf("%w: %w", api.Errorf(api.CodeInternal,
-			"the outcome of this request could not be recorded in the audit log; it may have been carried out: look before you send it again"), err))
+		s.writeError(w, r, err)
 		return
 	}
 	held.send(w)

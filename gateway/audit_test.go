@@ -93,8 +93,13 @@ func TestActsAreRecorded(t *testing.T) {
 	created := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"other","plan":"pro","env":{"A":"value"}}`, "User-Agent", "agent/1", "X-Request-Id", "req-7").want(201, "").json()
 	id := created["id"].(string)
 	all := h.audit.all()
-	if len(all) != 2 || all[0].Stage != api.AuditIntent || all[0].Status != nil || all[0].Action != "key.create" {
+	if len(all) != 4 || all[0].Stage != api.AuditIntent || all[0].Status != nil || all[0].Action != "key.create" {
 		t.Fatalf("the records are %+v", all)
+	}
+	if intent, org := all[1], all[2]; intent.Action != "org.create" || intent.Stage != api.AuditIntent || intent.Object.Name != "other" || *intent.Object.Org != "other" ||
+		org.Action != "org.create" || *org.Intent != intent.Sequence || *org.Status != 201 || *org.Object.Org != "other" ||
+		org.RequestID != "req-7" || org.Actor.ID != "key_1" || !strings.Contains(string(org.After), `"name":"other","title":"","plan":"pro"`) {
+		t.Errorf("the organisation of the key: %+v, %+v", intent, org)
 	}
 	r := h.outcome("key.create")
 	if *r.Intent != 1 || *r.Status != 201 || r.Error != nil || r.Actor != (api.AuditActor{Type: "key", ID: "key_1", Name: "test", Org: "acme"}) ||
@@ -110,7 +115,7 @@ func TestActsAreRecorded(t *testing.T) {
 	if !strings.Contains(string(r.Before), `"revoked_at":null`) || strings.Contains(string(r.After), `"revoked_at":null`) {
 		t.Errorf("before %s, after %s", r.Before, r.After)
 	}
-	if all := h.audit.all(); all[2].Object.Name != id { // of the intent, from the path
+	if all := h.audit.all(); all[4].Object.Name != id { // of the intent, from the path
 		t.Errorf("the intent is %+v", all[2])
 	}
 
@@ -398,4 +403,46 @@ func TestClientAddress(t *testing.T) {
 			t.Errorf("%s with %q is %q, not %q", tt.remote, tt.forwarded, got, tt.want)
 		}
 	}
+}
+
+// The organisation of a new key is not created unless that can be recorded, and its record does not
+// depend on what becomes of the key.
+func TestOrganisationOfAKeyIsRecorded(t *testing.T) {
+	h := newHarness(t)
+	const body = `{"name":"n","org":"beta","plan":"pro"}`
+	h.audit.fail = func(r *api.AuditRecord) error {
+		if r.Action == "org.create" {
+			return errors.New("down")
+		}
+		return nil
+	}
+	h.do("POST", "/v1/admin/keys", body).want(503, "service_unavailable", "nothing was changed")
+	h.do("GET", "/v1/admin/orgs/beta", "").want(404, "not_found")
+	if r := h.outcome("key.create"); *r.Status != 503 {
+		t.Errorf("%+v", r)
+	}
+
+	h.audit.fail = func(r *api.AuditRecord) error {
+		if r.Action == "org.create" && r.Stage == api.AuditOutcome {
+			return errors.New("down")
+		}
+		return nil
+	}
+	h.do("POST", "/v1/admin/keys", body).want(500, "internal", "may have been carried out")
+	h.do("GET", "/v1/admin/orgs/beta", "").want(200, "")
+
+	h.audit.fail = nil
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"gamma","plan":"free","concurrent":6}`).want(400, "validation_error", "concurrent")
+	if r := h.outcome("key.create"); *r.Status != 400 {
+		t.Errorf("%+v", r)
+	}
+	all := h.audit.all()
+	if r := all[len(all)-2]; r.Action != "org.create" || *r.Status != 201 || r.Object.Name != "gamma" {
+		t.Errorf("%+v", r)
+	}
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"gamma"}`).want(201, "")
+	if all := h.audit.all(); all[len(all)-2].Action != "key.create" {
+		t.Errorf("of an organisation that exists: %+v", all[len(all)-2])
+	}
+	h.verifyAudit()
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -22,11 +23,17 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		} else {
 			key, err = s.keyOfHeader(r)
 		}
+		if err == nil {
+			info.key = *key
+			err = s.checkAddress(r, key)
+		}
 		if err != nil {
 			s.writeError(w, r, err)
 			return
 		}
-		info.key = *key
+		if info.session == nil {
+			s.KeyUses.Used(key.ID, time.Now())
+		}
 		if info.plan, err = s.entitlementOf(r.Context(), key); err != nil {
 			s.writeError(w, r, err)
 			return
@@ -61,7 +68,6 @@ func (s *Server) keyOfHeader(r *http.Request) (*proto.Key, error) {
 	case !key.Valid(now):
 		return nil, unauthorized()
 	default:
-		s.KeyUses.Used(key.ID, now)
 		return key, nil
 	}
 }
@@ -76,6 +82,22 @@ func (s *Server) principal(id string) (*proto.Key, bool) {
 		return nil, false
 	}
 	return new(m.Key()), true
+}
+
+// checkAddress refuses a request from an address that a key is not allowed to be used from. The
+// message has the address, which explains a proxy that is not trusted, but not the allowed ones.
+func (s *Server) checkAddress(r *http.Request, key *proto.Key) error {
+	if len(key.AllowedNetworks) == 0 {
+		return nil
+	}
+	from := s.clientAddress(r)
+	if addr, err := netip.ParseAddr(from); err == nil && key.AllowedFrom(addr) {
+		return nil
+	}
+	return &api.Error{
+		Code: api.CodeForbidden, Reason: api.ReasonAddress,
+		Message: fmt.Sprintf("this API key may not be used from the address %q, which this request came from", from),
+	}
 }
 
 // authorized returns the middleware that refuses keys which may not use a route.

@@ -69,6 +69,10 @@ func (s *Server) readBatch(w http.ResponseWriter, r *http.Request) (batch *proto
 		return nil, false, bodyTooLarge(proto.MaxBatchBytes)
 	}
 	c := clientOf(r)
+	batch = &proto.Batch{ID: proto.NewBatchID(c.key.Org, c.key.ID, idempotencyKey), Org: c.key.Org, Key: c.key.ID, CreatedAt: time.Now().UTC()}
+	if err := s.checkNewBatch(r.Context(), batch); err != nil {
+		return nil, false, err
+	}
 	done, err := s.beginBatch(r.Context(), c.key.Org)
 	if err != nil {
 		return nil, false, err
@@ -78,7 +82,6 @@ func (s *Server) readBatch(w http.ResponseWriter, r *http.Request) (batch *proto
 	if err != nil {
 		return nil, false, err
 	}
-	batch = &proto.Batch{ID: proto.NewBatchID(c.key.Org, c.key.ID, idempotencyKey), Org: c.key.Org, Key: c.key.ID, CreatedAt: time.Now().UTC()}
 	reader := &batchReader{Server: s, ctx: r.Context(), client: c, batch: batch, upload: upload, urls: map[string]bool{}}
 	body := &longBody{from: http.MaxBytesReader(w, r.Body, proto.MaxBatchBytes), control: infoOf(r.Context()).rec.control, limit: proto.MaxBatchBytes}
 	err = (&api.BatchBody{Lines: isLines(r.Header), MaxItem: s.MaxBody, Settings: reader.settings, Item: reader.item}).Read(body)
@@ -92,6 +95,20 @@ func (s *Server) readBatch(w http.ResponseWriter, r *http.Request) (batch *proto
 		upload.Discard(discarding)
 	}
 	return batch, created, placed(err)
+}
+
+// checkNewBatch refuses a batch whose items would be refused because a monthly quota is used up.
+// One that was accepted before, under the same idempotency key, is found nevertheless.
+func (s *Server) checkNewBatch(ctx context.Context, b *proto.Batch) error {
+	refused := s.checkQuota(ctx, b.Org)
+	if refused == nil {
+		return nil
+	}
+	_, err := s.Batches.Get(ctx, b.Org, b.ID)
+	if errors.Is(err, proto.ErrNotFound) {
+		return refused
+	}
+	return err
 }
 
 // beginBatch begins the upload of a batch and reserves its memory. done ends it.
@@ -370,7 +387,7 @@ func (s *Server) OpenBatch(b *proto.Batch, shared []byte) (
 		defer span.End()
 		job, err := s.batchJob(ctx, b, fields, item, number, id)
 		if err == nil {
-			_, err = s.Submissions.Submit(ctx, &proto.Submission{Job: job})
+			_, err = s.submitNew(ctx, &proto.Submission{Job: job})
 		}
 		_, rejected := errors.AsType[*proto.Rejection](err)
 		_, busy := errors.AsType[*proto.BusyError](err)

@@ -165,6 +165,9 @@ func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID
 	if err := s.checkPlan(ctx, &plan, dead.Mode, dead.Timeout); err != nil {
 		return nil, err
 	}
+	if err := s.checkQuota(ctx, dead.Org); err != nil {
+		return nil, err
+	}
 	now := time.Now().UTC()
 	job := *dead
 	job.TraceID, job.RequestID, job.Prefer = id, i.requestID, ""

@@ -255,7 +255,7 @@ func (s *Server) submit(ctx context.Context, sub *proto.Submission, wait time.Du
 	x := &admitted{queueDeadline: job.QueueDeadline, deadline: job.CreatedAt.Add(time.Duration(job.Timeout)*time.Second + grace)}
 	sub.WaitUntil = x.deadline
 	var err error
-	if x.id, err = s.Submissions.Submit(ctx, sub); err != nil {
+	if x.id, err = s.submitNew(ctx, sub); err != nil {
 		if errors.Is(err, proto.ErrSubmissionPending) {
 			return nil, api.Errorf(api.CodeGatewayTimeout, "the first request with this Idempotency-Key is still being accepted; send it again under that key")
 		}

@@ -126,6 +126,9 @@ func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.S
 		return nil, err
 	}
 	key := infoOf(r.Context()).key
+	if err := s.checkQuota(r.Context(), key.Org, proto.QuotaStored); err != nil {
+		return nil, err
+	}
 	most, err := s.homeLimit(r, &key)
 	if err != nil {
 		return nil, err

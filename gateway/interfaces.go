@@ -15,7 +15,7 @@ type Submissions interface {
 	// Submit accepts a job and returns the id of its execution. If an earlier request had the same
 	// idempotency key, Submit returns the id of the earlier execution. Its errors include
 	// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed],
-	// [*proto.BusyError] and [*proto.Rejection].
+	// [*proto.BusyError], [*proto.Rejection] and those of sub.Admit.
 	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
 	// Accepted returns the execution that was accepted with an idempotency key of an API key. Its
 	// errors include [proto.ErrNotFound] and [proto.ErrSubmissionPending].
@@ -76,6 +76,12 @@ type Usage interface {
 	// Report returns the usage that a filter selects. It returns a [*proto.FieldError] if there are
 	// more than [proto.MaxUsageRows] rows.
 	Report(ctx context.Context, f *proto.UsageFilter) (proto.UsageReport, error)
+	// Month returns the usage of an organisation in the present month, as of a few seconds ago. It
+	// reads memory only. Its maps must not be modified.
+	Month(org string) proto.UsageMonth
+	// Cross reports whether this is the first call for a limit that an organisation has reached, of
+	// all calls in all processes.
+	Cross(ctx context.Context, c proto.Crossing) (first bool, err error)
 }
 
 // Schedules stores schedules.

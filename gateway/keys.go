@@ -33,7 +33,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 			return noSandbox
 		}
 	}
-	if err := s.ensureOrg(ctx, &wanted); err != nil {
+	if err := s.ensureOrg(ctx, r, &wanted); err != nil {
 		return err
 	}
 	if err := s.checkKeyLimits(ctx, &wanted); err != nil {
@@ -54,8 +54,9 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 }
 
 // ensureOrg creates the organisation of a key that is about to be created, if it does not exist. The
-// organisation gets the plan of the key then.
-func (s *Server) ensureOrg(ctx context.Context, key *proto.Key) error {
+// organisation gets the plan of the key then. The audit log has records of it beside those of the
+// key.
+func (s *Server) ensureOrg(ctx context.Context, r *http.Request, key *proto.Key) error {
 	_, err := s.Orgs.Org(ctx, key.Org)
 	if !errors.Is(err, proto.ErrNotFound) {
 		return err
@@ -67,7 +68,8 @@ func (s *Server) ensureOrg(ctx context.Context, key *proto.Key) error {
 		}
 		org.Plan, key.Plan = key.Plan, ""
 	}
-	if err := s.Orgs.Create(ctx, org); err != nil && !errors.Is(err, proto.ErrExists) {
+	err = s.auditPart(r, "org.create", org.Name, org.Name, func() (any, error) { return api.NewOrg(&org), s.Orgs.Create(ctx, org) })
+	if err != nil && !errors.Is(err, proto.ErrExists) {
 		return fmt.Errorf("create organisation %s: %w", org.Name, err)
 	}
 	return nil
@@ -184,6 +186,9 @@ func (s *Server) replaceKey(w http.ResponseWriter, r *http.Request) error {
 	}
 	if err := s.checkKeyLimits(ctx, &wanted); err != nil {
 		return err
+	}
+	if key.ID == infoOf(ctx).key.ID && s.checkAddress(r, &wanted) != nil {
+		return proto.FieldErrorf("allowed_networks", "must contain %s, from which this request came with the key itself; use another key, or another address", s.clientAddress(r))
 	}
 	key, err = s.KeyAdmin.Change(ctx, key.ID, func(key *proto.Key) error {
 		auditBefore(r, key.Org, key.ID, auditKey(key))

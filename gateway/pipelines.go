@@ -46,6 +46,9 @@ func (s *Server) createPipeline(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	key := infoOf(r.Context()).key
+	if err := s.checkQuota(r.Context(), key.Org); err != nil {
+		return err
+	}
 	p.ID, p.Org, p.Key, p.CreatedAt = proto.NewPipelineID(), key.Org, key.ID, time.Now().UTC()
 	p.Commit, p.Branch, p.Secrets = request.Commit, request.Branch, request.Secrets
 	if err := s.checkPipeline(r.Context(), p); err != nil {
@@ -237,10 +240,14 @@ func (s *Server) StartStep(ctx context.Context, p *proto.Pipeline, step, cell in
 		return "", refused, err
 	}
 	job.ThreadID = thread
-	id, err = s.Submissions.Submit(ctx, &proto.Submission{
+	id, err = s.submitNew(ctx, &proto.Submission{
 		Job: job, IdempotencyKey: fmt.Sprintf("%s %d %d", p.ID, step, cell), BodyHash: p.ID, WaitUntil: time.Now().Add(stepWait),
 	})
-	return id, "", err
+	if err != nil {
+		refused, err := stepRefusal(err)
+		return "", refused, err
+	}
+	return id, "", nil
 }
 
 // stepRefusal returns the reason for which a cell will never start, or an error that may pass.

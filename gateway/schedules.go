@@ -243,7 +243,7 @@ func (s *Server) submitScheduled(ctx context.Context, schedule *proto.Schedule, 
 	if err != nil {
 		return "", err
 	}
-	return s.Submissions.Submit(ctx, &proto.Submission{
+	return s.submitNew(ctx, &proto.Submission{
 		Job: job, IdempotencyKey: scheduledName(schedule, name), BodyHash: schedule.ID, WaitUntil: time.Now().Add(scheduleWait),
 	})
 }

@@ -44,8 +44,8 @@ const (
 )
 
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not
-// changed afterwards. All but Metrics, Done, UpgradeURL, PublicURL, TrustedProxies, Login and Unfit are required. It is
-// safe for concurrent use.
+// changed afterwards. All but Metrics, QuotaReached, Done, UpgradeURL, PublicURL, TrustedProxies, Login
+// and Unfit are required. It is safe for concurrent use.
 type Server struct {
 	Submissions Submissions
 	Jobs        Jobs
@@ -86,6 +86,9 @@ type Server struct {
 	Tracer trace.Tracer
 	// Metrics, if not nil, answers GET /metrics.
 	Metrics http.Handler
+	// QuotaReached, if not nil, is called once for each limit that an organisation reaches in a
+	// month, in one process.
+	QuotaReached func(proto.Crossing)
 	// Done, if not nil, is called after each request with the pattern of its route.
 	Done func(route, method string, status int, took time.Duration)
 
@@ -100,7 +103,8 @@ type Server struct {
 	Home        string        // the home of programs, absolute and cleaned: paths of files may begin with it
 	PublicURL   string        // the address for URLs of files, without a final slash; empty for the Host of the request
 	// TrustedProxies are the addresses whose X-Forwarded-Proto is the scheme of URLs of files, and
-	// whose X-Forwarded-For is where a request comes from, for the audit log.
+	// whose X-Forwarded-For is where a request comes from, for the audit log and for the allowed
+	// networks of API keys.
 	TrustedProxies []netip.Prefix
 	// CORSOrigins are the origins whose web pages may call this server, such as https://example.com.
 	CORSOrigins []string
@@ -125,6 +129,7 @@ type Server struct {
 	leave     context.CancelFunc
 	transfers transfers
 	rates     rateLimits
+	crossings crossings
 	tools     *mcp.Handler
 	// acts and refusedActs bound what an organisation adds to the audit log.
 	acts, refusedActs rateLimits
@@ -194,7 +199,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"mcp": s.serveMCP,
 	}
 	public := r.With(s.closeWhenDraining) // signed URLs
-	user := public.With(s.authenticate, s.limitRate, s.limitMemory)
+	user := public.With(s.authenticate, s.limitRate, s.warnQuota, s.limitMemory)
 	for _, route := range api.Routes() {
 		handler := handlers[route.ID]
 		if handler == nil {

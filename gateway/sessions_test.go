@@ -48,6 +48,16 @@ func TestSessionOfAnAPIKey(t *testing.T) {
 	h.do("DELETE", "/v1/session", "").want(404, "not_found")
 }
 
+func TestAllowedNetworksHoldForSessionsOfAKey(t *testing.T) {
+	h := newHarness(t, withPlainURL)
+	created := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme"}`).want(201, "").json()
+	b := h.browser()
+	b.signInWithKey(created["key"].(string)).want(201, "")
+	b.do("GET", "/v1/session", "").want(200, "")
+	h.do("PUT", "/v1/admin/keys/"+created["id"].(string), `{"name":"n","allowed_networks":["192.0.2.0/24"]}`).want(200, "")
+	b.do("GET", "/v1/session", "").want(403, "forbidden", "may not be used from the address")
+}
+
 // A session ends with the API key that made it, and when its organisation is suspended.
 func TestSessionEndsWithItsAPIKey(t *testing.T) {
 	h := newHarness(t, withPlainURL)

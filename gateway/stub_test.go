@@ -344,7 +344,7 @@ func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error)
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
 	made.Name, made.Sandbox, made.Env, made.Secrets, made.ExpiresAt = k.Name, k.Sandbox, k.Env, k.Secrets, k.ExpiresAt
-	made.Concurrent, made.MaxTimeout, made.RequestRate = k.Concurrent, k.MaxTimeout, k.RequestRate
+	made.Concurrent, made.MaxTimeout, made.RequestRate, made.AllowedNetworks = k.Concurrent, k.MaxTimeout, k.RequestRate, k.AllowedNetworks
 	return *made, secret, nil
 }
 

@@ -102,6 +102,9 @@ func (s *Server) forkThread(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
 	defer cancel()
+	if err := s.checkQuota(ctx, infoOf(ctx).key.Org, proto.QuotaStored); err != nil {
+		return err
+	}
 	t, err := s.Versions.Fork(ctx, infoOf(ctx).key.Org, id, fork.Version, fork.ID)
 	if errors.Is(err, proto.ErrExists) {
 		return api.Errorf(api.CodeConflict, "there is a thread of that id already; choose another, or remove that one first")

@@ -60,7 +60,11 @@ func (s *Server) writeUsage(w http.ResponseWriter, r *http.Request, f *proto.Usa
 	if err != nil {
 		return fmt.Errorf("report usage: %w", err)
 	}
-	answer := api.NewUsage(f, &report)
+	uses, err := s.orgQuotas(r.Context(), f.Org)
+	if err != nil {
+		return err
+	}
+	answer := api.NewUsage(f, &report, uses)
 	if format == "json" {
 		return writeValue(w, http.StatusOK, answer)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +16,29 @@ import (
 type usageStub struct {
 	filter proto.UsageFilter
 	err    error
+
+	mu      sync.Mutex
+	month   proto.UsageMonth // of every organisation
+	read    int              // times
+	crossed map[proto.Crossing]bool
+}
+
+func (u *usageStub) Month(string) proto.UsageMonth {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.read++
+	return u.month
+}
+
+func (u *usageStub) Cross(_ context.Context, c proto.Crossing) (bool, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.crossed == nil {
+		u.crossed = map[proto.Crossing]bool{}
+	}
+	first := !u.crossed[c]
+	u.crossed[c] = true
+	return first, nil
 }
 
 func (u *usageStub) Report(_ context.Context, f *proto.UsageFilter) (proto.UsageReport, error) {

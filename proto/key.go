@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
+	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"time"
@@ -46,12 +48,14 @@ type Key struct {
 	// limits of plans alone.
 	RequestRate int `json:"request_rate,omitempty"`
 	// Env are variables of every program: over those of the profile, below those of the request.
-	Env       map[string]string `json:"env,omitempty"`
-	Secrets   []string          `json:"secrets,omitempty"` // as in a [Profile], over its own
-	Hint      string            `json:"hint"`              // the key's first and last few characters
-	CreatedAt time.Time         `json:"created_at"`
-	ExpiresAt *time.Time        `json:"expires_at,omitempty"` // nil for never
-	RevokedAt *time.Time        `json:"revoked_at"`
+	Env map[string]string `json:"env,omitempty"`
+	// AllowedNetworks are where requests with the key may come from; empty for anywhere.
+	AllowedNetworks []netip.Prefix `json:"allowed_networks,omitempty"`
+	Secrets         []string       `json:"secrets,omitempty"` // as in a [Profile], over its own
+	Hint            string         `json:"hint"`              // the key's first and last few characters
+	CreatedAt       time.Time      `json:"created_at"`
+	ExpiresAt       *time.Time     `json:"expires_at,omitempty"` // nil for never
+	RevokedAt       *time.Time     `json:"revoked_at"`
 	// OverlapUntil is when the secret before the last rotation stops working; nil if there was none.
 	OverlapUntil *time.Time `json:"overlap_until,omitempty"`
 }
@@ -61,6 +65,33 @@ func (k *Key) Valid(now time.Time) bool { return k.RevokedAt == nil && !k.Expire
 
 // Expired reports whether the key has expired at a time.
 func (k *Key) Expired(now time.Time) bool { return k.ExpiresAt != nil && !now.Before(*k.ExpiresAt) }
+
+// AllowedFrom reports whether requests with the key may come from an address.
+func (k *Key) AllowedFrom(addr netip.Addr) bool {
+	return len(k.AllowedNetworks) == 0 ||
+		slices.ContainsFunc(k.AllowedNetworks, func(p netip.Prefix) bool { return p.Contains(addr.Unmap().WithZone("")) })
+}
+
+// ParseNetwork parses a prefix such as 192.0.2.0/24, or a single address. A prefix of IPv4
+// addresses that are mapped to IPv6 becomes one of IPv4. Its errors end the sentence "FIELD must …".
+func ParseNetwork(text string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		addr, errAddr := netip.ParseAddr(text)
+		if errAddr != nil || addr.Zone() != "" {
+			return p, errors.New("be a prefix of IP addresses such as 192.0.2.0/24 or 2001:db8::/32, or a single address")
+		}
+		p = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	const mapped = 96 // bits of the prefix ::ffff:0:0
+	if p.Addr().Is4In6() && p.Bits() >= mapped {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-mapped)
+	}
+	if p != p.Masked() {
+		return p, fmt.Errorf("have no bits beyond its length: write %s, or a longer prefix", p.Masked())
+	}
+	return p, nil
+}
 
 // Has reports whether the key has a scope.
 func (k *Key) Has(s Scope) bool { return slices.Contains(k.Scopes, s) }

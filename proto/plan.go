@@ -36,6 +36,7 @@ type Plan struct {
 	RequestRate int    `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests that each API key may send in a minute; no limit if absent."`
 	Streaming   bool   `json:"streaming" default:"true" doc:"Whether executions may be streamed."`
 	Async       bool   `json:"async" default:"true" doc:"Whether executions may be asynchronous."`
+	Monthly     Quotas `json:"monthly,omitzero"`
 	Next        string `json:"next,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"The plan that messages suggest when a limit is reached. They do so only with --upgrade-url."`
 }
 
@@ -59,7 +60,8 @@ func PresetPlan(name string) (p Plan, ok bool) {
 	return Plan{}, false
 }
 
-// Narrow returns what both plans allow. It has the name and the weight of p.
+// Narrow returns what both plans allow. It has the name, the weight and the monthly quotas of p:
+// usage is that of an organisation, so another plan of one of its keys does not limit it.
 func (p Plan) Narrow(other Plan) Plan {
 	p.Concurrent = narrower(p.Concurrent, other.Concurrent)
 	p.MaxQueued = narrower(p.MaxQueued, other.MaxQueued)
@@ -102,6 +104,9 @@ func (p *Plan) Validate() error {
 	}
 	if p.MaxQueued != 0 && !p.Async {
 		return FieldErrorf("max_queued", "must be left out for a plan without async executions")
+	}
+	if err := p.Monthly.validate("monthly"); err != nil {
+		return err
 	}
 	return CheckTitle(p.Title)
 }

@@ -12,6 +12,9 @@ type Submission struct {
 	IdempotencyKey string    // empty for none
 	BodyHash       string    // of the request; unused without an idempotency key
 	WaitUntil      time.Time // when to stop waiting for another request with the same idempotency key
+	// Admit, if not nil, is called when it is known that the execution is a new one. After an
+	// error, which Submit returns, nothing of the job remains.
+	Admit func() error
 	// Binding is set when the idempotency key was bound to this job.
 	Binding Binding
 }

@@ -57,6 +57,7 @@ func NewUsageSum(r *Record) UsageSum {
 
 // UsageMonth is the usage of an organisation in a month.
 type UsageMonth struct {
+	Ends time.Time // the beginning of the next month
 	UsageSum
 	StoredBytes    int64 // by the last sample
 	StoredByteDays int64 // the sum of the largest sample of each day

@@ -25,15 +25,16 @@ type keyCommands struct {
 
 // keySettingFlags are what can be changed of a key.
 type keySettingFlags struct {
-	Plan        *string        `placeholder:"PLAN" help:"Plan whose limits hold for this key alone, beside those of the organisation's plan. Empty for none."`
-	Scopes      []proto.Scope  `enum:"execute,read,files,admin" placeholder:"SCOPE,…" help:"What the key may do: execute, read, files, admin. admin administers the organisation. Default of a new key: execute,read,files."`
-	Global      *bool          `negatable:"" help:"The scope admin holds for all organisations and for the server."`
-	Concurrent  *int           `placeholder:"N" help:"Concurrent executions of this key; 0 for the limits of plans alone, the default."`
-	MaxTimeout  *int           `placeholder:"SECONDS" help:"Longest timeout that an execution of this key may ask for; 0 for the limits of plans alone, the default."`
-	RequestRate *int           `placeholder:"N" help:"Requests that may be sent with this key in a minute; 0 for the limits of plans alone, the default."`
-	ExpiresIn   *time.Duration `placeholder:"DURATION" help:"How long the key works, such as 720h; 0 for until it is revoked, the default."`
-	Env         []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable; replaces all earlier ones."`
-	Secret      []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
+	Plan         *string        `placeholder:"PLAN" help:"Plan whose limits hold for this key alone, beside those of the organisation's plan. Empty for none."`
+	Scopes       []proto.Scope  `enum:"execute,read,files,admin" placeholder:"SCOPE,…" help:"What the key may do: execute, read, files, admin. admin administers the organisation. Default of a new key: execute,read,files."`
+	Global       *bool          `negatable:"" help:"The scope admin holds for all organisations and for the server."`
+	Concurrent   *int           `placeholder:"N" help:"Concurrent executions of this key; 0 for the limits of plans alone, the default."`
+	MaxTimeout   *int           `placeholder:"SECONDS" help:"Longest timeout that an execution of this key may ask for; 0 for the limits of plans alone, the default."`
+	RequestRate  *int           `placeholder:"N" help:"Requests that may be sent with this key in a minute; 0 for the limits of plans alone, the default."`
+	ExpiresIn    *time.Duration `placeholder:"DURATION" help:"How long the key works, such as 720h; 0 for until it is revoked, the default."`
+	Env          []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable; replaces all earlier ones."`
+	AllowNetwork []string       `placeholder:"CIDR,…" help:"Networks or addresses that requests with this key may come from, such as 192.0.2.0/24. Repeatable; replaces all earlier ones. Empty for anywhere, the default."`
+	Secret       []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
 }
 
 // apply changes the settings that were given.
@@ -48,6 +49,19 @@ func (f *keySettingFlags) apply(k *client.KeySettings) error {
 	}
 	if f.Secret != nil {
 		k.Secrets = f.Secret
+	}
+	if f.AllowNetwork != nil {
+		k.AllowedNetworks = nil
+		for _, text := range f.AllowNetwork {
+			if text == "" {
+				continue
+			}
+			network, err := proto.ParseNetwork(text)
+			if err != nil {
+				return usagef("--allow-network %s must %s", text, err)
+			}
+			k.AllowedNetworks = append(k.AllowedNetworks, network)
+		}
 	}
 	if f.Env != nil {
 		env, err := nameValues("-e", f.Env)

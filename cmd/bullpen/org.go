@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"net/url"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -69,10 +70,22 @@ type orgShowCommand struct {
 	Name   string `arg:"" help:"Name of the organisation."`
 }
 
+func (*orgShowCommand) Help() string {
+	return "Also shows what the organisation has used of the monthly quotas of its plan; --json does not: see bullpen usage --org."
+}
+
 func (c *orgShowCommand) Run(ctx context.Context, s streams) error {
+	var usage *client.Usage
 	return request(s, &c.remote, func(api *client.Client) (*client.Org, json.RawMessage, error) {
-		return decoded(api.Org(ctx, c.Name))
-	}, func(p *page, o *client.Org) { printOrgs(p, *o) })
+		org, raw, err := decoded(api.Org(ctx, c.Name))
+		if err == nil && !c.JSON {
+			usage, _, err = api.Usage(ctx, true, url.Values{"org": {c.Name}, "group_by": {""}})
+		}
+		return org, raw, err
+	}, func(p *page, o *client.Org) {
+		printOrgs(p, *o)
+		printQuotas(p, usage.Quotas)
+	})
 }
 
 type orgUpdateCommand struct {

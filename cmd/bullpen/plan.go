@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
@@ -28,6 +30,13 @@ type planFlags struct {
 	Streaming   *bool   `negatable:"" help:"Whether executions may be streamed. Default: yes."`
 	Async       *bool   `negatable:"" help:"Whether executions may be asynchronous. Default: yes."`
 	Next        *string `placeholder:"PLAN" help:"Plan that messages suggest when a limit is reached, if the server has an --upgrade-url. Empty for none, the default."`
+
+	CPUSecondsSoft       *int64       `placeholder:"SECONDS" help:"CPU time in a month from which on answers warn; 0 for no limit, the default."`
+	CPUSecondsHard       *int64       `placeholder:"SECONDS" help:"CPU time in a month from which on executions are refused; 0 for no limit, the default."`
+	MemoryMiBSecondsSoft *int64       `name:"memory-mib-seconds-soft" placeholder:"MIBSECONDS" help:"The same of memory multiplied by duration, from which on answers warn."`
+	MemoryMiBSecondsHard *int64       `name:"memory-mib-seconds-hard" placeholder:"MIBSECONDS" help:"The same, from which on executions are refused."`
+	StoredBytesSoft      *proto.Bytes `placeholder:"SIZE" help:"Bytes stored, such as 10GiB, from which on answers warn; 0 for no limit, the default."`
+	StoredBytesHard      *proto.Bytes `placeholder:"SIZE" help:"Bytes stored from which on executions and new files are refused; 0 for no limit, the default."`
 }
 
 func (f *planFlags) apply(p *proto.Plan) {
@@ -40,6 +49,13 @@ func (f *planFlags) apply(p *proto.Plan) {
 	set(&p.Streaming, f.Streaming)
 	set(&p.Async, f.Async)
 	set(&p.Next, f.Next)
+	m := &p.Monthly
+	set(&m.CPUSeconds.Soft, f.CPUSecondsSoft)
+	set(&m.CPUSeconds.Hard, f.CPUSecondsHard)
+	set(&m.MemoryMiBSeconds.Soft, f.MemoryMiBSecondsSoft)
+	set(&m.MemoryMiBSeconds.Hard, f.MemoryMiBSecondsHard)
+	set(&m.StoredBytes.Soft, (*int64)(f.StoredBytesSoft))
+	set(&m.StoredBytes.Hard, (*int64)(f.StoredBytesHard))
 }
 
 type planCreateCommand struct {
@@ -119,4 +135,21 @@ func printPlans(p *page, plans ...proto.Plan) {
 	for _, x := range plans {
 		p.row(x.Name, x.Title, limit(x.Concurrent), limit(x.MaxQueued), limit(x.MaxTimeout), limit(x.RequestRate), x.Weight, x.Streaming, x.Async, cmp.Or(x.Next, "-"))
 	}
+	for _, x := range plans {
+		for _, q := range x.Monthly.Uses(&proto.UsageMonth{}) {
+			p.textf("%s, in a month: %s %s\n", x.Name, q.Name, limitsText(q.Soft, q.Hard))
+		}
+	}
+}
+
+// limitsText returns the limits of a quota, of which 0 is none.
+func limitsText(soft, hard int64) string {
+	var limits []string
+	if soft > 0 {
+		limits = append(limits, fmt.Sprint("warns from ", soft))
+	}
+	if hard > 0 {
+		limits = append(limits, fmt.Sprint("ends at ", hard))
+	}
+	return strings.Join(limits, ", ")
 }

@@ -252,8 +252,12 @@ func (s *stub) usage(w http.ResponseWriter, r *http.Request) {
 	case query.Get("group_by") == "key,language":
 		rows = row("null", "null", "null", 0, stored) + "," + row("null", `"key_1"`, `"python"`, 120, used)
 	}
+	quotas := ""
+	if query.Get("org") != "" {
+		quotas = `{"name":"cpu_seconds","used":812.5,"soft":800,"hard":1000,"ends":"2026-02-01T00:00:00.000Z"},{"name":"stored_bytes","used":5,"soft":null,"hard":10,"ends":"2026-02-01T00:00:00.000Z"}`
+	}
 	groups, _ := json.Marshal(strings.Split(query.Get("group_by"), ","))
-	_, _ = fmt.Fprintf(w, `{"from":"2026-01-01","to":"2026-01-03","group_by":%s,"complete":%t,"rows":[%s]}`, groups, complete, rows)
+	_, _ = fmt.Fprintf(w, `{"from":"2026-01-01","to":"2026-01-03","group_by":%s,"complete":%t,"quotas":[%s],"rows":[%s]}`, groups, complete, quotas, rows)
 }
 
 func refuse(w http.ResponseWriter, status int, code, message, retryAfter string) {

@@ -8,10 +8,12 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type usageCommand struct {
@@ -27,7 +29,7 @@ type usageCommand struct {
 func (*usageCommand) Help() string {
 	return `Shows what executions used: how many ended and how many of these without success, their CPU time, their peak memory multiplied by their
 duration, what they sent through the network, the bytes stored, and attempts of webhooks. The bar shows the number of executions. Without
-the group day, stored bytes are those of all days together.
+the group day, stored bytes are those of all days together. What the organisation has used of its plan's monthly quotas follows.
 
 Examples:
 
@@ -117,6 +119,22 @@ func printUsage(p *page, u *client.Usage, terminal bool) {
 	if len(u.Rows) == 0 {
 		p.textf("nothing was used from %s to %s\n", u.From, u.To)
 	}
+	printQuotas(p, u.Quotas)
+}
+
+// printQuotas prints what an organisation has used of its quotas.
+func printQuotas(p *page, quotas []api.QuotaUse) {
+	for i := range quotas {
+		q := &quotas[i]
+		p.textf("%s: %s used until %s, %s\n", q.Name, strconv.FormatFloat(q.Used, 'f', -1, 64), cell(q.Ends), limitsText(limitOrZero(q.Soft), limitOrZero(q.Hard)))
+	}
+}
+
+func limitOrZero(limit *int64) int64 {
+	if limit == nil {
+		return 0
+	}
+	return *limit
 }
 
 func usageGroup(r *client.UsageRow, g proto.UsageGroup) any {

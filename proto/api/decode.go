@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strconv"
@@ -133,6 +134,9 @@ func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructT
 	case *Time:
 		*to, err = decodeTime(field, raw)
 		return err
+	case *[]netip.Prefix:
+		*to, err = decodeNetworks(field, raw, tag)
+		return err
 	case *Waits:
 		return to.decode(field, raw, tag)
 	}
@@ -232,6 +236,27 @@ func decodeList(field string, raw []byte, to reflect.Value, tag reflect.StructTa
 		to.SetZero()
 	}
 	return err
+}
+
+// decodeNetworks decodes an array of networks. An empty array becomes a nil slice.
+func decodeNetworks(field string, raw []byte, tag reflect.StructTag) (list []netip.Prefix, err error) {
+	if typeByte(raw) != '[' {
+		return nil, proto.FieldErrorf(field, "must be an array of strings")
+	}
+	err = eachElement(raw, func(raw []byte) error {
+		name := fmt.Sprintf("%s[%d]", field, len(list))
+		text, err := decodeString(name, raw)
+		if err != nil {
+			return err
+		}
+		network, err := proto.ParseNetwork(text)
+		if err != nil {
+			return proto.FieldErrorf(name, "must %v", err)
+		}
+		list = append(list, network)
+		return checkCount(field, len(list), "maxItems", tag)
+	})
+	return list, err
 }
 
 // decodeBytes decodes a number of bytes, or a string with a unit.

@@ -32,7 +32,7 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	case proto.Role:
 		return texts(proto.Roles())
 	case Reason:
-		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonDeleted, ReasonSession})
+		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonDeleted, ReasonAddress, ReasonSession})
 	case proto.NetworkPolicy:
 		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})
 	case proto.DeliveryStatus:
@@ -51,6 +51,8 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts([]proto.StepStatus{proto.StepWaiting, proto.StepRunning, proto.StepSuccess, proto.StepFailed, proto.StepSkipped, proto.StepCancelled})
 	case proto.UsageGroup:
 		return texts(proto.UsageGroups())
+	case proto.QuotaName:
+		return texts(proto.QuotaNames())
 	case proto.DeadReason:
 		return texts([]proto.DeadReason{proto.DeadWorkersLost, proto.DeadMalformed})
 	case Code:

@@ -50,7 +50,7 @@ func Codes() []CodeInfo {
 		return object{name: object{"description": doc, "schema": schema}}
 	}
 	retryAfter := header("Retry-After", "Seconds, if waiting helps.", object{"type": "integer", "minimum": 1, "maximum": 30})
-	limited := header("X-Should-Retry", "Set if the plan does not include this.", object{"type": "string", "const": "false"})
+	limited := header("X-Should-Retry", "Set if the plan does not include this, or a monthly quota is used up.", object{"type": "string", "const": "false"})
 	maps.Copy(limited, retryAfter)
 	return []CodeInfo{
 		{
@@ -66,7 +66,7 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeForbidden, http.StatusForbidden, "Forbidden",
-			"The API key does not have the scope that the body names, or is not a global administrator's; or the signed URL has expired, or is for another method; or a page of another origin sent a request with a session; or the login was refused.",
+			"The API key does not have the scope that the body names, or is not a global administrator's; or it is not for requests from this address; or the signed URL has expired, or is for another method; or a page of another origin sent a request with a session; or the login was refused.",
 			"this needs an API key with the scope files", nil,
 		},
 		{
@@ -123,7 +123,7 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeRateLimited, http.StatusTooManyRequests, "TooManyRequests",
-			"The plan does not include this; or its limit of concurrent or queued executions or the request rate of the API key is reached, or 16 files, archives and reports of the " +
+			"The plan does not include this, or the organisation has used up a monthly quota of it; or its limit of concurrent or queued executions or the request rate of the API key is reached, or 16 files, archives and reports of the " +
 				"organisation are being transferred, or it makes too many administrative requests. A limit that ends by waiting has a Retry-After. What the plan does not include has X-Should-Retry: " +
 				"false, and permanent and the reason plan_limit in the body.",
 			"concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions.",
@@ -173,7 +173,7 @@ type Error struct {
 
 	Code       Code        `json:"error"`
 	Message    string      `json:"message" doc:"What is wrong, and what to do about it."`
-	Permanent  bool        `json:"permanent,omitempty" doc:"The request will be refused as long as the organisation has its plan. The header X-Should-Retry is false. An extension of the public contract."`
+	Permanent  bool        `json:"permanent,omitempty" doc:"The request will be refused as long as the organisation has its plan, or until the month ends that the message names. The header X-Should-Retry is false. An extension of the public contract."`
 	Reason     Reason      `json:"reason,omitempty" doc:"Distinguishes errors of the same code. An extension of the public contract."`
 	Scope      proto.Scope `json:"scope,omitempty" doc:"The scope that the API key needs."`
 	RetryAfter int         `json:"-"` // seconds for the header Retry-After; 0 for none
@@ -194,6 +194,7 @@ const (
 	ReasonSuspended Reason = "organisation_suspended"
 	ReasonDeleted   Reason = "organisation_deleted"
 	ReasonSession   Reason = "session_organisation" // X-Bullpen-Org does not name the organisation of the session
+	ReasonAddress   Reason = "address_not_allowed"  // the key is not for requests from this address
 )
 
 // MissingScope returns an [Error] about an API key without a scope.

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -14,16 +15,17 @@ const maxKeyNameLen = 128 // characters
 
 // KeySettings are what an administrator may change of an API key.
 type KeySettings struct {
-	Name        string            `json:"name" minLength:"1" maxLength:"128"`
-	Plan        string            `json:"plan,omitempty" format:"plan" doc:"A plan whose limits hold for this key alone, beside those of the organisation's plan. It must not allow more. None by default."`
-	Scopes      []proto.Scope     `json:"scopes,omitempty" uniqueItems:"true" default:"[\"execute\",\"read\",\"files\"]" doc:"What the key may do. admin administers the organisation."`
-	Global      bool              `json:"global,omitempty" default:"false" doc:"The scope admin holds for all organisations and for the server. Only a global administrator gives it."`
-	Concurrent  *int              `json:"concurrent,omitempty" minimum:"1" maximum:"1000000" must:"be from 1 to 1000000; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows; null for no limit of its own."`
-	MaxTimeout  *int              `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"Seconds that an execution of this key may ask for, at most as many as the plan allows; null for no limit of its own."`
-	RequestRate *int              `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests that may be sent with this key in a minute, at most as many as the plan allows; null for no limit of its own."`
-	ExpiresAt   *Time             `json:"expires_at,omitempty" doc:"When the key stops working; absent for never."`
-	Env         map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
-	Secrets     []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation that programs of this key get, in addition to those of the sandbox profile: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
+	Name            string            `json:"name" minLength:"1" maxLength:"128"`
+	Plan            string            `json:"plan,omitempty" format:"plan" doc:"A plan whose limits hold for this key alone, beside those of the organisation's plan. It must not allow more. None by default."`
+	Scopes          []proto.Scope     `json:"scopes,omitempty" uniqueItems:"true" default:"[\"execute\",\"read\",\"files\"]" doc:"What the key may do. admin administers the organisation."`
+	Global          bool              `json:"global,omitempty" default:"false" doc:"The scope admin holds for all organisations and for the server. Only a global administrator gives it."`
+	Concurrent      *int              `json:"concurrent,omitempty" minimum:"1" maximum:"1000000" must:"be from 1 to 1000000; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows; null for no limit of its own."`
+	MaxTimeout      *int              `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"Seconds that an execution of this key may ask for, at most as many as the plan allows; null for no limit of its own."`
+	RequestRate     *int              `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests that may be sent with this key in a minute, at most as many as the plan allows; null for no limit of its own."`
+	ExpiresAt       *Time             `json:"expires_at,omitempty" doc:"When the key stops working; absent for never."`
+	Env             map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
+	AllowedNetworks []netip.Prefix    `json:"allowed_networks,omitempty" maxItems:"32" doc:"Where requests with the key may come from: prefixes such as 192.0.2.0/24 and 2001:db8::/32, or single addresses. Absent for anywhere. Signed URLs that were asked for with the key work from everywhere."`
+	Secrets         []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation that programs of this key get, in addition to those of the sandbox profile: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
 }
 
 // KeyRequest asks for a new API key.
@@ -88,6 +90,7 @@ func (r *KeyRequest) Key() proto.Key {
 // Apply stores the settings in a key.
 func (r *KeySettings) Apply(k *proto.Key) {
 	k.Name, k.Plan, k.Scopes, k.Global, k.Env, k.Secrets = r.Name, r.Plan, r.Scopes, r.Global, r.Env, r.Secrets
+	k.AllowedNetworks = r.AllowedNetworks
 	k.Concurrent, k.MaxTimeout, k.RequestRate, k.ExpiresAt = 0, 0, 0, nil
 	if r.Concurrent != nil {
 		k.Concurrent = *r.Concurrent
@@ -110,31 +113,33 @@ type KeyRotation struct {
 
 // Key is an API key. The secret is present only in the answer to the request that created the key.
 type Key struct {
-	ID          string            `json:"id"`
-	Name        string            `json:"name"`
-	Org         string            `json:"org"`
-	Plan        *string           `json:"plan" doc:"The plan whose limits hold for this key alone; null if only those of the organisation's plan hold."`
-	Scopes      []proto.Scope     `json:"scopes"`
-	Global      bool              `json:"global" doc:"The scope admin holds for all organisations and for the server."`
-	Sandbox     string            `json:"sandbox" doc:"The sandbox profile that it is bound to."`
-	Concurrent  *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the limits of plans hold."`
-	MaxTimeout  *int              `json:"max_timeout" doc:"Seconds that an execution may ask for; null if only the limits of plans hold."`
-	RequestRate *int              `json:"request_rate" doc:"Requests that may be sent in a minute; null if only the limits of plans hold."`
-	Env         map[string]string `json:"env,omitempty" doc:"Variables of every program, absent if there are none."`
-	Secrets     []string          `json:"secrets,omitempty" doc:"Secrets that programs get, absent if there are none."`
-	Hint        string            `json:"hint" doc:"The key's first and last characters."`
-	CreatedAt   Time              `json:"created_at"`
-	ExpiresAt   *Time             `json:"expires_at" doc:"When it stops working; null for never."`
-	LastUsedAt  *Time             `json:"last_used_at" doc:"When a request was sent with it last, within a minute; null if none is known."`
-	RevokedAt   *Time             `json:"revoked_at"`
-	Overlap     *Time             `json:"overlap_until,omitempty" doc:"Until when the secret before the last rotation works, too; absent if none does."`
-	Secret      string            `json:"key,omitempty" doc:"The API key itself, shown only when it is created or rotated."`
+	ID              string            `json:"id"`
+	Name            string            `json:"name"`
+	Org             string            `json:"org"`
+	Plan            *string           `json:"plan" doc:"The plan whose limits hold for this key alone; null if only those of the organisation's plan hold."`
+	Scopes          []proto.Scope     `json:"scopes"`
+	Global          bool              `json:"global" doc:"The scope admin holds for all organisations and for the server."`
+	Sandbox         string            `json:"sandbox" doc:"The sandbox profile that it is bound to."`
+	Concurrent      *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the limits of plans hold."`
+	MaxTimeout      *int              `json:"max_timeout" doc:"Seconds that an execution may ask for; null if only the limits of plans hold."`
+	RequestRate     *int              `json:"request_rate" doc:"Requests that may be sent in a minute; null if only the limits of plans hold."`
+	Env             map[string]string `json:"env,omitempty" doc:"Variables of every program, absent if there are none."`
+	AllowedNetworks []netip.Prefix    `json:"allowed_networks,omitempty" doc:"Where requests with it may come from, absent for anywhere."`
+	Secrets         []string          `json:"secrets,omitempty" doc:"Secrets that programs get, absent if there are none."`
+	Hint            string            `json:"hint" doc:"The key's first and last characters."`
+	CreatedAt       Time              `json:"created_at"`
+	ExpiresAt       *Time             `json:"expires_at" doc:"When it stops working; null for never."`
+	LastUsedAt      *Time             `json:"last_used_at" doc:"When a request was sent with it last, within a minute; null if none is known."`
+	RevokedAt       *Time             `json:"revoked_at"`
+	Overlap         *Time             `json:"overlap_until,omitempty" doc:"Until when the secret before the last rotation works, too; absent if none does."`
+	Secret          string            `json:"key,omitempty" doc:"The API key itself, shown only when it is created or rotated."`
 }
 
 // Settings returns what an administrator may change of the key.
 func (k *Key) Settings() KeySettings {
 	s := KeySettings{
 		Name: k.Name, Scopes: k.Scopes, Global: k.Global, Concurrent: k.Concurrent, MaxTimeout: k.MaxTimeout, RequestRate: k.RequestRate, ExpiresAt: k.ExpiresAt, Env: k.Env, Secrets: k.Secrets,
+		AllowedNetworks: k.AllowedNetworks,
 	}
 	if k.Plan != nil {
 		s.Plan = *k.Plan
@@ -151,7 +156,8 @@ type Keys struct {
 func NewKey(k *proto.Key) Key {
 	key := Key{
 		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), MaxTimeout: optional(k.MaxTimeout), RequestRate: optional(k.RequestRate), Env: k.Env, Secrets: k.Secrets,
-		Hint: k.Hint, CreatedAt: Time{k.CreatedAt},
+		AllowedNetworks: k.AllowedNetworks,
+		Hint:            k.Hint, CreatedAt: Time{k.CreatedAt},
 	}
 	if key.Sandbox == "" {
 		key.Sandbox = proto.DefaultProfileName

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"net/http"
+	"net/netip"
 	"path"
 	"reflect"
 	"slices"
@@ -230,6 +231,8 @@ func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) 
 	switch reflect.Zero(t).Interface().(type) {
 	case Time:
 		schema = object{"type": "string", "format": "date-time", "examples": []string{exampleTime().Format(proto.TimeLayout)}}
+	case netip.Prefix:
+		schema = object{"type": "string", "examples": []string{"192.0.2.0/24"}}
 	case proto.Bytes:
 		schema = g.bytes(request)
 	case json.RawMessage:

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -19,7 +20,17 @@ type Usage struct {
 	To       string             `json:"to" doc:"The last day."`
 	GroupBy  []proto.UsageGroup `json:"group_by" doc:"What the rows differ in."`
 	Complete bool               `json:"complete" doc:"Whether everything that had ended when the request came is counted. Otherwise the server did not catch up within 2 s, and the newest executions may be missing."`
+	Quotas   []QuotaUse         `json:"quotas" doc:"What the organisation has used of the quotas of its plan in the present month, whatever days the report is about; empty without quotas, and for all organisations together."`
 	Rows     []UsageRow         `json:"rows" doc:"One for each group that used anything, in the order of organisation, day, key, language."`
+}
+
+// QuotaUse is what an organisation has used of a quota.
+type QuotaUse struct {
+	Name proto.QuotaName `json:"name"`
+	Used float64         `json:"used" minimum:"0" doc:"In the unit of the name. Of stored_bytes, by the last hourly sample."`
+	Soft *int64          `json:"soft" minimum:"1" doc:"From here on, answers have the header X-Quota-Warning; null for no limit."`
+	Hard *int64          `json:"hard" minimum:"1" doc:"From here on, executions are refused; null for no limit."`
+	Ends Time            `json:"ends" doc:"When the month ends, and with it what is used of seconds."`
 }
 
 // UsageRow is the usage of a group.
@@ -50,11 +61,15 @@ type UsageExecutions struct {
 	Cancelled int64 `json:"cancelled" minimum:"0"`
 }
 
-// NewUsage returns the form of a report.
-func NewUsage(f *proto.UsageFilter, r *proto.UsageReport) Usage {
+// NewUsage returns the form of a report. uses is what the organisation has used of its quotas.
+func NewUsage(f *proto.UsageFilter, r *proto.UsageReport, uses []proto.QuotaUse) Usage {
 	u := Usage{
 		From: f.From.Format(proto.UsageDayLayout), To: f.To.Format(proto.UsageDayLayout), GroupBy: f.GroupBy, Complete: r.Complete,
-		Rows: make([]UsageRow, len(r.Rows)),
+		Quotas: make([]QuotaUse, len(uses)), Rows: make([]UsageRow, len(r.Rows)),
+	}
+	for i := range uses {
+		use := &uses[i]
+		u.Quotas[i] = QuotaUse{Name: use.Name, Used: use.Used, Soft: limitOf(use.Soft), Hard: limitOf(use.Hard), Ends: Time{use.Ends}}
 	}
 	for i := range r.Rows {
 		row := &r.Rows[i]
@@ -65,6 +80,14 @@ func NewUsage(f *proto.UsageFilter, r *proto.UsageReport) Usage {
 		}
 	}
 	return u
+}
+
+// limitOf returns a limit, or nil for 0, which is none.
+func limitOf(n int64) *int64 {
+	if n == 0 {
+		return nil
+	}
+	return &n
 }
 
 func newUsageExecutions(ended map[proto.Status]int64) UsageExecutions {
@@ -138,7 +161,9 @@ func usageRoutes() []Route {
 		UsageSum: proto.UsageSum{
 			Executions: map[proto.Status]int64{proto.StatusSuccess: 119, proto.StatusTimeout: 1}, CPUMS: 30500, MemoryMS: 2_400_000, BytesOut: 1 << 20, OutputBytes: 4 << 10,
 		},
-	}}})
+	}}}, []proto.QuotaUse{{
+		Name: proto.QuotaCPU, Quota: proto.Quota{Soft: 800, Hard: 1000}, Used: 30.5, Ends: time.Date(to.Year(), to.Month()+1, 1, 0, 0, 0, 0, time.UTC),
+	}})
 	params := func(groups ...proto.UsageGroup) []Param {
 		return []Param{
 			query("from", "The first day. By default the first one of the month of to.", object{"type": "string", "format": "date"}),

@@ -98,7 +98,7 @@ func ofOrg(patterns ...string) keysOf {
 
 var (
 	pipelineKeys = ofOrg("def.%s.*", "run.%s.*", "active.%s")
-	usageKeys    = ofOrg("org.%s.*", "key.%s.*.*")
+	usageKeys    = ofOrg("org.%s.*", "key.%s.*.*", "cross.%s.>")
 )
 
 // ofField selects the keys that match a pattern and whose value has a field that is owned.

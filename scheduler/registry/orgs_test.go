@@ -3,6 +3,7 @@ package registry_test
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -191,13 +192,15 @@ func TestKeysAreChangedAndRotated(t *testing.T) {
 	if _, err := here.BootstrapOnce(ctx, func() (string, error) { return first, nil }); err != nil {
 		t.Fatal(err)
 	}
-	key, secret, err := here.Create(ctx, proto.Key{Name: "n", Org: "acme", Scopes: proto.UserScopes()})
+	key, secret, err := here.Create(ctx, proto.Key{
+		Name: "n", Org: "acme", Scopes: proto.UserScopes(), AllowedNetworks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	works := func(k *registry.Keys, secret string) bool {
 		got, ok := k.Authenticate(secret)
-		return ok && got.ID == key.ID
+		return ok && got.ID == key.ID && slices.Equal(got.AllowedNetworks, key.AllowedNetworks)
 	}
 	if _, err := here.Change(ctx, key.ID, func(k *proto.Key) error { k.Name = "m"; return nil }); err != nil {
 		t.Fatal(err)

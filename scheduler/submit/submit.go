@@ -99,12 +99,12 @@ type Submitter struct {
 // idempotency key, it returns the execution of that one.
 //
 // Nothing of the job remains after an error, except for [proto.ErrMayRun]. The other errors include
-// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed], [*proto.BusyError]
-// and [*proto.Rejection].
+// [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed], [*proto.BusyError],
+// [*proto.Rejection] and those of sub.Admit.
 func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error) {
 	id := sub.Job.TraceID
 	if sub.IdempotencyKey == "" {
-		return id, s.accept(ctx, sub.Job, nil)
+		return id, s.accept(ctx, sub.Job, sub.Admit, nil)
 	}
 	c := &keyClaim{bindings: s.Bindings, sub: sub}
 	bounded, cancel := context.WithDeadline(ctx, sub.WaitUntil)
@@ -116,7 +116,7 @@ func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.Tr
 	case err != nil || holder != "":
 		return holder, err
 	}
-	return id, s.accept(ctx, sub.Job, c)
+	return id, s.accept(ctx, sub.Job, sub.Admit, c)
 }
 
 // Accepted returns the execution that was accepted with an idempotency key of an API key. It
@@ -149,7 +149,7 @@ func (s *Submitter) Requeue(
 		return nil, err
 	}
 	if holder == "" {
-		err = s.accept(ctx, c.job, c)
+		err = s.accept(ctx, c.job, nil, c)
 	}
 	return c.letter, err
 }
@@ -175,10 +175,16 @@ func (s *Submitter) Release(ctx context.Context, sub *proto.Submission) error {
 	return (&keyClaim{bindings: s.Bindings, sub: sub}).release(ctx)
 }
 
-// accept locks the thread and stores the job. If nothing of the job remains, it also releases the
-// claim, which is nil for none.
-func (s *Submitter) accept(ctx context.Context, job *proto.Job, c claim) error {
-	err := s.store(ctx, job)
+// accept calls admit, if it is not nil, locks the thread and stores the job. If nothing of the job
+// remains, it also releases the claim, which is nil for none.
+func (s *Submitter) accept(ctx context.Context, job *proto.Job, admit func() error, c claim) error {
+	var err error
+	if admit != nil {
+		err = admit()
+	}
+	if err == nil {
+		err = s.store(ctx, job)
+	}
 	if err == nil {
 		fault.Here(fault.AfterAcceptBeforeAnswer)
 		return nil

@@ -37,6 +37,9 @@ const (
 	positionKey = "position"
 	orgPrefix   = "org." // org.<organisation>.<month>
 	keyPrefix   = "key." // key.<organisation>.<month>.<key id>
+	// crossPrefix begins the keys of limits that were reached. What follows is
+	// <organisation>.<month>.<quota>.<level>.<limit>.
+	crossPrefix = "cross."
 )
 
 // entry is a value of the bucket: the usage of an organisation or of an API key in a month.
@@ -152,17 +155,34 @@ func decodeMonth(e jetstream.KeyValueEntry) (*month, error) {
 // reads memory only. Its maps must not be modified.
 func (u *Usage) Month(org string) proto.UsageMonth {
 	now := time.Now().UTC()
+	first := firstOfMonth(now)
 	var m month
 	if stored := u.months.Get(orgEntry(org, now.Format(monthLayout))); stored != nil {
 		m = *stored
 	}
 	if !m.sampled { // the first sample of the month is not there yet
-		before := now.AddDate(0, 0, -now.Day())
+		before := first.AddDate(0, -1, 0)
 		if stored := u.months.Get(orgEntry(org, before.Format(monthLayout))); stored != nil {
 			m.StoredBytes = stored.StoredBytes
 		}
 	}
+	m.Ends = first.AddDate(0, 1, 0)
 	return m.UsageMonth
+}
+
+// Cross reports whether this is the first call for a limit that an organisation has reached, of all
+// calls in all processes.
+func (u *Usage) Cross(ctx context.Context, c proto.Crossing) (first bool, err error) {
+	month := c.Month.AddDate(0, -1, 0).Format(monthLayout)
+	key := fmt.Sprint(crossPrefix, c.Org, ".", month, ".", c.Name, ".", c.Level, ".", c.Limit)
+	_, err = u.Store.Usage.Create(ctx, key, nil)
+	if store.IsConflict(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("store that the organisation %s has reached a limit: %w", c.Org, err)
+	}
+	return true, nil
 }
 
 // orgOf returns the organisation in the key of an entry.

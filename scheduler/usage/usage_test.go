@@ -500,3 +500,30 @@ func TestStoredBytesAndMonth(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 }
+
+// A limit that is reached is reported by one of several gateways, and again in another month or
+// under another limit.
+func TestCrossingIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	ctx := storetest.Context(t)
+	server := storetest.Server(t)
+	gateways := []*usage.Usage{{Store: storetest.Open(t, server)}, {Store: storetest.Open(t, server)}}
+	month := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
+	for _, c := range []proto.Crossing{
+		{Org: "acme", Month: month, Name: proto.QuotaCPU, Level: "soft", Limit: 10},
+		{Org: "acme", Month: month, Name: proto.QuotaCPU, Level: "soft", Limit: 20},
+		{Org: "acme", Month: month, Name: proto.QuotaCPU, Level: "hard", Limit: 10},
+		{Org: "acme", Month: month.AddDate(0, 1, 0), Name: proto.QuotaCPU, Level: "soft", Limit: 10},
+		{Org: "other", Month: month, Name: proto.QuotaCPU, Level: "soft", Limit: 10},
+	} {
+		for i := range 4 {
+			first, err := gateways[i%2].Cross(ctx, c)
+			if err != nil || first != (i == 0) {
+				t.Errorf("%+v, call %d: %t %v", c, i, first, err)
+			}
+		}
+	}
+	if rows := report(t, gateways[0].Store, proto.UsageFilter{}); len(rows) != 0 {
+		t.Errorf("in a report: %+v", rows)
+	}
+}

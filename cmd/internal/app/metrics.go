@@ -35,6 +35,7 @@ type Metrics struct {
 	attemptTime   prometheus.Histogram
 	deliveryDelay prometheus.Histogram
 	scaling       *prometheus.CounterVec
+	quotas        *prometheus.CounterVec
 }
 
 // NewMetrics registers the metrics. Each scrape calls stats for the metrics of the queue. stats may
@@ -98,7 +99,10 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error), byOrg boo
 	m.scaling = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_autoscale_failures_total", Help: "Failed attempts to change the number of workers, by pool.",
 	}, []string{"pool"})
-	m.registry.MustRegister(m.scaling, m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
+	m.quotas = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_quota_reached_total", Help: "Limits of monthly quotas that organisations have reached, by quota and level (soft or hard). Of all gateways, one counts each.",
+	}, []string{"quota", "level"})
+	m.registry.MustRegister(m.quotas, m.scaling, m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
 	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.healthy, m.jails, m.zygotes,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if stats != nil {
@@ -268,6 +272,11 @@ func (c *queueCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.slots, float64(s.Slots))
 	gauge(c.freeSlots, float64(s.FreeSlots))
 	gauge(c.running, float64(s.Running))
+}
+
+// QuotaReached counts a limit of a monthly quota that an organisation has reached.
+func (m *Metrics) QuotaReached(c proto.Crossing) {
+	m.quotas.WithLabelValues(string(c.Name), c.Level).Inc()
 }
 
 // ScalingFailed counts a failed attempt to change the number of workers of a pool.
