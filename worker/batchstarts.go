@@ -12,7 +12,7 @@ const (
 	interactiveWindow = 10 * time.Second
 	// batchStartTime is how long a batch job keeps others from starting at most. Most of what a short
 	// job costs is the creation of its jail and the interpreter's start, which lasts less.
-	batchStartTime = 100 * time.Millisecond
+	batchStartTime = 50 * time.Millisecond
 )
 
 // batchStarts limits how many batch jobs start at a time while the worker runs interactive jobs. The
