@@ -80,7 +80,7 @@ func TestBatchJobsFillTheSlotsWithoutInteractiveOnes(t *testing.T) {
 	})
 }
 
-func TestBatchJobsStartInTurnBesideInteractiveOnes(t *testing.T) {
+func TestFewBatchJobsStartAtATimeBesideInteractiveOnes(t *testing.T) {
 	withBatch(t, func(jails *blockingJails, queued jobChan, fill func() int64) {
 		queued <- newLease(nil)
 		synctest.Wait()
