@@ -147,6 +147,7 @@ type Worker struct {
 	health  health
 	pool    *pool.Pool[*preparedJail]
 	zygotes *zygotePool
+	limiter *batchLimiter
 }
 
 // Run accepts jobs until ctx is done, and returns when all of them have ended. Programs that still
@@ -157,6 +158,7 @@ func (w *Worker) Run(ctx, cut context.Context) error {
 	w.health.markHealthy(ctx)
 	defer w.health.markUnhealthy()
 	defer w.startPrewarming(ctx)()
+	w.limiter = newBatchLimiter()
 	for range w.Slots {
 		slots.Go(func() {
 			for {
@@ -230,6 +232,11 @@ const finishGrace = 5 * time.Second
 // the job.
 func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*proto.Record, error) {
 	job := lease.Job()
+	if job.Class() == proto.ClassBatch {
+		defer w.limiter.acquire(ctx)()
+	} else {
+		w.limiter.onInteractive()
+	}
 	// The claim is written while the jail is being made: it must be durable before the program
 	// starts, not before its jail does.
 	wanted, giveUp := context.WithCancel(ctx)
