@@ -283,7 +283,7 @@ func (s *Store) RemoveJobs(ctx context.Context, r RemovedJobs) error {
 	}
 	purge(r.DelayedBelow, jobPrefix(delayedJobs)+">")
 	for _, seq := range r.Single {
-		if err := s.Jobs.DeleteMsg(ctx, seq); err != nil && !IsNotFound(err) {
+		if err := s.unlessGone(ctx, s.Jobs, seq, s.Jobs.DeleteMsg(ctx, seq)); err != nil {
 			failed = append(failed, fmt.Errorf("remove job %d: %w", seq, err))
 		}
 	}

@@ -158,6 +158,17 @@ func TestMetaIsReadWithoutTheBody(t *testing.T) {
 	}
 }
 
+func TestRemovedJobsMayBeRemovedAgain(t *testing.T) {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	_, seq, info := large(t, st)
+	for range 2 {
+		if err := st.RemoveJobs(ctx, store.RemovedJobs{Single: []uint64{seq}, Bodies: []string{info.Name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestRemoveJobsContinuesAfterFailure(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)

@@ -78,15 +78,22 @@ func (s *Store) PurgeSubject(ctx context.Context, st jetstream.Stream, filter st
 // Erase removes the message of st with sequence number seq, and overwrites it in the server's
 // files. It is no error if there is none.
 func (s *Store) Erase(ctx context.Context, st jetstream.Stream, seq uint64) error {
-	err := st.SecureDeleteMsg(ctx, seq)
+	if err := s.unlessGone(ctx, st, seq, st.SecureDeleteMsg(ctx, seq)); err != nil {
+		return fmt.Errorf("erase message %d of %s: %w", seq, nameOf(st), err)
+	}
+	return nil
+}
+
+// unlessGone returns the error of a removal of a message, nil if there is no such message. The error
+// itself does not say so.
+func (s *Store) unlessGone(ctx context.Context, st jetstream.Stream, seq uint64, err error) error {
 	if err == nil {
 		return nil
 	}
-	// The error does not say whether the message is gone.
 	if _, errGet := s.AtWithoutBody(ctx, st, seq); IsNotFound(errGet) {
 		return nil
 	}
-	return fmt.Errorf("erase message %d of %s: %w", seq, nameOf(st), err)
+	return err
 }
 
 // bodyMeta begins the subjects of the descriptions of bodies, which end with the encoded name.
