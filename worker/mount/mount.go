@@ -141,7 +141,7 @@ func (o *Opener) Open(mounts []proto.Mount) (*Set, error) {
 		defer close(s.starts)
 		service, err := o.Maker.StartService(nsjail.ServiceConfig{
 			Path: "/proc/self/exe", Argv: o.Command, Env: serverEnv(), Files: files,
-			Memory: serverMemory, Tasks: serverTasks, FileBytes: uint64(o.SpoolBytes),
+			Memory: serverMemory, Tasks: serverTasks,
 		})
 		for _, f := range files[:serverDevice-serverControl] {
 			_ = f.Close()
@@ -467,6 +467,12 @@ func Serve(open func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects,
 	var c serverConfig
 	if err := in.Decode(&c); err != nil {
 		return fmt.Errorf("read what to serve: %w", err)
+	}
+	// Whatever happens to this process, it cannot fill the disk, and its memory is not written there.
+	for which, limit := range map[int]uint64{unix.RLIMIT_FSIZE: uint64(c.SpoolBytes), unix.RLIMIT_CORE: 0} {
+		if err := unix.Setrlimit(which, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
+			return fmt.Errorf("limit the process: %w", err)
+		}
 	}
 	go func() {
 		_, _ = io.Copy(io.Discard, control)

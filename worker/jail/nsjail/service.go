@@ -8,8 +8,6 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 )
 
@@ -21,8 +19,6 @@ type ServiceConfig struct {
 	Files  []*os.File // from descriptor 3 on
 	Memory int64      // limit in bytes
 	Tasks  int        // limit of threads
-	// FileBytes is the limit of the size of each file that it writes, in bytes.
-	FileBytes uint64
 }
 
 // Service is a process beside the jails, with a uid and a control group of its own and no
@@ -68,11 +64,6 @@ func (s *Service) start(cfg ServiceConfig) (err error) {
 	})
 	if err != nil {
 		return err
-	}
-	for which, limit := range map[int]uint64{unix.RLIMIT_FSIZE: cfg.FileBytes, unix.RLIMIT_CORE: 0} {
-		if err := unix.Prlimit(s.proc.Pid, which, &unix.Rlimit{Cur: limit, Max: limit}, nil); err != nil {
-			return fmt.Errorf("limit it: %w", err)
-		}
 	}
 	return s.group.Limit(cgroup.Limits{Memory: cfg.Memory, Tasks: cfg.Tasks})
 }
