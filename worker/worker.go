@@ -391,10 +391,10 @@ type preparation struct {
 	data          *mount.Set    // nil if there are no mounts
 	// dataFailed means that err concerns the mounts.
 	dataFailed bool
-	suspect       bool          // err suggests that this worker cannot create sandboxes
-	start         Start
-	checkOut      time.Duration
-	took          time.Duration // without checkOut
+	suspect    bool // err suggests that this worker cannot create sandboxes
+	start      Start
+	checkOut   time.Duration
+	took       time.Duration // without checkOut
 }
 
 func (m *preparation) close(committed bool) error {

@@ -2,13 +2,20 @@ package mount_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"log/slog"
+	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -58,6 +65,7 @@ type world struct {
 	endpoint string
 	server   *storagetest.Server
 	secret   map[string][]byte
+	onLine   func(string) // is called with the output of the next program; nil for none
 }
 
 func nsjailPath(tb testing.TB) string {
@@ -93,12 +101,9 @@ func newWorld(tb testing.TB) *world {
 	w := &world{t: tb, spool: tempDir(tb, "/var/tmp"), root: tempDir(tb, "/var/tmp")}
 	must(tb, unix.Mount("tmpfs", w.root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"))
 	tb.Cleanup(func() { must(tb, unix.Unmount(w.root, unix.MNT_DETACH)) })
-	var err error
-	w.maker, err = nsjail.Open(nsjail.Config{
-		NsjailPath: nsjailPath(tb), RunDir: tempDir(tb, "/dev/shm"), Log: slog.New(slog.NewTextHandler(tb.Output(), nil)),
-	})
-	must(tb, err)
+	w.maker = openMaker(tb, nsjailPath(tb), tempDir(tb, "/dev/shm"))
 	tb.Cleanup(func() { must(tb, w.maker.Close()) })
+	var err error
 	w.opener, err = mount.Open(mount.Config{
 		Maker: w.maker, Roots: []string{w.root}, SpoolDir: w.spool, SpoolBytes: spoolBytes,
 		Command: []string{"bullpen", serverCommand}, OnMemory: func(n int64) { w.memory = n },
@@ -231,13 +236,23 @@ func (w *world) runFor(mode, code string, timeout time.Duration, mounts ...proto
 	p, err := jail.Source{Language: "python", Code: code, TraceID: "trc_test", Home: nsjail.DefaultHome}.Program()
 	must(w.t, err)
 	var stdout, stderr bytes.Buffer
-	p.Timeout, p.Stdout, p.Stderr = timeout, &stdout, &stderr
+	p.Timeout, p.Stdout, p.Stderr = timeout, lines{&stdout, w.takeOnLine()}, &stderr
 	must(w.t, j.Load(w.t.Context(), p))
 	r.Outcome, err = j.Run(w.t.Context(), p)
 	must(w.t, err)
 	r.finish = set.Finish(w.t.Context())
 	r.stdout, r.stderr = stdout.String(), stderr.String()
 	return r
+}
+
+func (w *world) takeOnLine() func(string) {
+	f := w.onLine
+	w.onLine = nil
+	if f == nil {
+		return nil
+	}
+	var once sync.Once
+	return func(line string) { once.Do(func() { f(line) }) }
 }
 
 // want checks that a program printed exactly a text and that all was stored.
@@ -277,6 +292,54 @@ func (w *world) wantFile(path, content string, uid uint32) {
 	}
 }
 
+// victimEnv makes the test binary a worker to be killed.
 const victimEnv = "BULLPEN_TEST_VICTIM"
 
-func victim() {}
+// panicTB is for helpers that are called without a test.
+type panicTB struct{ testing.TB }
+
+func (*panicTB) Helper()                  {}
+func (*panicTB) Fatal(args ...any)        { panic(fmt.Sprint(args...)) }
+func (*panicTB) Context() context.Context { return context.Background() }
+func (*panicTB) Output() io.Writer        { return os.Stderr }
+
+type atomicBool = atomic.Bool
+
+var discardLog = log.New(io.Discard, "", 0)
+
+// forward sends a request to a server. It keeps what the signature covers.
+func forward(endpoint string, rw http.ResponseWriter, r *http.Request) {
+	out, err := http.NewRequestWithContext(r.Context(), r.Method, endpoint+r.URL.RequestURI(), r.Body)
+	if err != nil {
+		panic(err)
+	}
+	out.Header, out.Host, out.ContentLength = r.Header.Clone(), r.Host, r.ContentLength
+	response, err := http.DefaultTransport.RoundTrip(out)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	defer func() { _ = response.Body.Close() }()
+	maps.Copy(rw.Header(), response.Header)
+	rw.WriteHeader(response.StatusCode)
+	_, _ = io.Copy(rw, response.Body)
+}
+
+func openMaker(tb testing.TB, nsjailPath, runDir string) *nsjail.Maker {
+	tb.Helper()
+	m, err := nsjail.Open(nsjail.Config{NsjailPath: nsjailPath, RunDir: runDir, Log: slog.New(slog.NewTextHandler(tb.Output(), nil))})
+	must(tb, err)
+	return m
+}
+
+// lines calls a function with each write to it.
+type lines struct {
+	*bytes.Buffer
+	onLine func(string)
+}
+
+func (l lines) Write(p []byte) (int, error) {
+	if l.onLine != nil {
+		l.onLine(string(p))
+	}
+	return l.Buffer.Write(p)
+}

@@ -18,6 +18,9 @@ import (
 // pageEntries is how many entries of a directory are listed at once.
 const pageEntries = 1000
 
+// maxName is the maximum length of a name in a directory, in bytes.
+const maxName = 255
+
 // Flags of renameat2.
 const renameNoReplace = 1
 
@@ -125,8 +128,8 @@ func (d *dir) Lookup(_ context.Context, name string, out *fuse.EntryOut) (*fusef
 		return f.EmbeddedInode(), 0
 	}
 	path := d.below(name)
-	if !proto.ValidSegment(name) || len(path) > proto.MaxObjectKey {
-		return nil, syscall.ENOENT
+	if e := d.checkNew(name); e != 0 {
+		return nil, e
 	}
 	e, err := d.server.find(path, d.GetChild(name))
 	if err != nil {
@@ -265,10 +268,10 @@ func (r *stream) Seekdir(_ context.Context, off uint64) syscall.Errno {
 // checkNew returns an error if a name cannot be given to an object.
 func (d *dir) checkNew(name string) syscall.Errno {
 	switch {
+	case len(name) > maxName || len(d.below(name))+1 > proto.MaxObjectKey:
+		return syscall.ENAMETOOLONG
 	case !proto.ValidSegment(name):
 		return syscall.EINVAL
-	case len(d.below(name))+1 > proto.MaxObjectKey:
-		return syscall.ENAMETOOLONG
 	}
 	return 0
 }
