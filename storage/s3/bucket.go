@@ -321,9 +321,11 @@ func bucketError(op string, err error) error {
 	switch status := status(err); {
 	case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded):
 		cause = os.ErrDeadlineExceeded
-	case status == http.StatusNotFound:
+	// The response to HEAD has no code of its own. Some servers respond with 404 about other things
+	// than keys, such as access keys that they do not know.
+	case code == "NoSuchKey" || code == "NotFound" && op == "stat":
 		cause = fs.ErrNotExist
-	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+	case code == "XAdminUserNotFound" || status == http.StatusUnauthorized || status == http.StatusForbidden:
 		cause = fs.ErrPermission
 	case status == http.StatusPreconditionFailed:
 		cause = syscall.ESTALE

@@ -51,7 +51,7 @@ def no(f, *a):
 func TestStoreDiesInTheMiddle(t *testing.T) {
 	inEachMode(t, func(w *world, mode string) {
 		p := unique("die", mode)
-		w.put(map[string]string{p + "/a": strings.Repeat("a", 5<<20), p + "/b": "b"})
+		w.put(map[string]string{p + "/a": strings.Repeat("a", 12<<20), p + "/b": "b"})
 		front := newFront(t, w.endpoint)
 		m := w.s3("f", p)
 		m.S3.Endpoint = front.URL
@@ -62,7 +62,7 @@ f = open("/data/f/a", "rb"); f.read(10)
 g = open("/data/f/new", "w"); g.write("lost"); g.flush()
 wait()
 def write(): open("/data/f/b", "a").write("x")
-def rest(): f.seek(4 << 20); f.read()
+def rest(): f.seek(11 << 20); f.read()
 print(no(rest), no(open, "/data/f/b2"), no(write), no(g.close))
 sys.exit(7)
 `, m, sync)

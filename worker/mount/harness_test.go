@@ -333,7 +333,7 @@ func openMaker(tb testing.TB, nsjailPath, runDir string) *nsjail.Maker {
 
 // lines calls a function with each write to it.
 type lines struct {
-	*bytes.Buffer
+	buffer *bytes.Buffer
 	onLine func(string)
 }
 
@@ -341,5 +341,5 @@ func (l lines) Write(p []byte) (int, error) {
 	if l.onLine != nil {
 		l.onLine(string(p))
 	}
-	return l.Buffer.Write(p)
+	return l.buffer.Write(p)
 }

@@ -208,7 +208,7 @@ func (r *stream) next() error {
 	ctx, cancel := request(0)
 	defer cancel()
 	objects, dirs, after, err := r.dir.server.Objects.List(ctx, r.dir.where(), r.after, pageEntries)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a directory without objects
+	if err != nil {
 		return err
 	}
 	if r.after == "" {
@@ -344,7 +344,7 @@ func (s *server) empty(path string) syscall.Errno {
 	ctx, cancel := request(0)
 	defer cancel()
 	objects, dirs, _, err := s.Objects.List(ctx, path, "", 2)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return errno(err)
 	}
 	if len(dirs) > 0 {
