@@ -20,6 +20,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/aws/smithy-go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -256,17 +257,25 @@ func (b *Bucket) putParts(ctx context.Context, key *string, size int64, content 
 		}
 	}()
 	each := max(putPartSize, (size+maxParts-1)/maxParts)
-	var parts []types.CompletedPart
-	for offset := int64(0); offset < size; offset += each {
-		n, number := min(each, size-offset), int32(len(parts)+1)
-		out, err := b.client.UploadPart(ctx, &s3.UploadPartInput{
-			Bucket: &b.bucket, Key: key, UploadId: created.UploadId, PartNumber: &number,
-			Body: io.NewSectionReader(content, offset, n), ContentLength: &n,
+	parts := make([]types.CompletedPart, (size+each-1)/each)
+	sending, sendCtx := errgroup.WithContext(ctx)
+	sending.SetLimit(uploadConcurrency)
+	for i := range parts {
+		sending.Go(func() error {
+			offset, number := int64(i)*each, int32(i+1)
+			n := min(each, size-offset)
+			out, err := b.client.UploadPart(sendCtx, &s3.UploadPartInput{
+				Bucket: &b.bucket, Key: key, UploadId: created.UploadId, PartNumber: &number,
+				Body: io.NewSectionReader(content, offset, n), ContentLength: &n,
+			})
+			if err == nil {
+				parts[i] = types.CompletedPart{PartNumber: &number, ETag: out.ETag}
+			}
+			return err
 		})
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, types.CompletedPart{PartNumber: &number, ETag: out.ETag})
+	}
+	if err := sending.Wait(); err != nil {
+		return "", err
 	}
 	done, err := b.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
 		Bucket: &b.bucket, Key: key, UploadId: created.UploadId, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts},

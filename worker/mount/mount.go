@@ -110,7 +110,7 @@ type Set struct {
 	mounts []proto.Mount
 	keys   map[string]proto.S3Credentials // by the name of the credential
 
-	devices map[string]*os.File // of /dev/fuse by slug, until they are mounted
+	devices map[string]*os.File // of /dev/fuse by slug, until they are mounted and the process has them
 	control *net.UnixConn       // to the serving process; nil if there is none
 	starts  chan struct{}       // closed when service and err are set
 	service *nsjail.Service
@@ -118,6 +118,7 @@ type Set struct {
 
 	mu      sync.Mutex
 	aborted bool
+	steps   int // of mounting and starting, that are done
 }
 
 // Open starts what serves the mounts. It does not wait.
@@ -146,6 +147,7 @@ func (o *Opener) Open(mounts []proto.Mount) (*Set, error) {
 		for _, f := range files[:serverDevice-serverControl] {
 			_ = f.Close()
 		}
+		s.stepDone()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.service, s.err = service, err
@@ -261,16 +263,25 @@ func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 	if s.control == nil {
 		return mounts, nil
 	}
-	<-s.starts
-	s.closeDevices()
-	if s.err != nil {
-		return mounts, s.err
+	// The process reads it when it has started. Until then, the kernel holds back requests.
+	if err := s.configure(uid, gid); err != nil {
+		return mounts, err
 	}
-	return mounts, s.configure(uid, gid)
+	s.stepDone()
+	return mounts, nil
 }
 
-// closeDevices closes this process's descriptors of the mounts: when the serving process dies too,
-// the kernel aborts them.
+// stepDone is called when everything is mounted and when the process was started. After both it
+// closes this process's descriptors of the mounts: when the serving process dies, the kernel then
+// aborts them.
+func (s *Set) stepDone() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.steps++; s.steps == 2 {
+		s.closeDevices()
+	}
+}
+
 func (s *Set) closeDevices() {
 	for slug, f := range s.devices {
 		_ = f.Close()
@@ -313,8 +324,7 @@ func (s *Set) Finish(ctx context.Context) error {
 	if s.control == nil || s.isAborted() {
 		return nil
 	}
-	<-s.starts
-	if s.err != nil || !s.hasReported() {
+	if !s.hasReported() {
 		return nil
 	}
 	defer context.AfterFunc(ctx, s.Abort)()
@@ -410,7 +420,7 @@ func fuseMount(device *os.File, m proto.Mount, uid, gid int) (*os.File, error) {
 	defer func() { _ = unix.Close(fs) }()
 	for _, option := range [][2]string{
 		{"source", m.Slug}, {"subtype", "storage"}, {"fd", strconv.Itoa(int(device.Fd()))}, {"rootmode", "40000"},
-		{"user_id", strconv.Itoa(uid)}, {"group_id", strconv.Itoa(gid)}, {"max_read", strconv.Itoa(maxRead)},
+		{"user_id", strconv.Itoa(uid)}, {"group_id", strconv.Itoa(gid)}, {"max_read", strconv.Itoa(objectfs.MaxRequest)},
 	} {
 		err = errors.Join(err, unix.FsconfigSetString(fs, option[0], option[1]))
 	}
@@ -432,9 +442,6 @@ func fuseMount(device *os.File, m proto.Mount, uid, gid int) (*os.File, error) {
 	}
 	return os.NewFile(uintptr(fd), m.Slug), nil
 }
-
-// maxRead is the size of the largest read request, in bytes: the default of the server's library.
-const maxRead = 128 << 10
 
 // serverConfig is the message to a serving process.
 type serverConfig struct {

@@ -10,12 +10,14 @@ import (
 )
 
 const (
-	// chunkBytes is how much is read from the store at once, at most.
+	// chunkBytes is the unit of the cache.
 	chunkBytes = 1 << 20
 	// cacheChunks is the number of chunks in memory, of all files together.
-	cacheChunks = 12
-	// aheadChunks is how many chunks are fetched before they are read, if a file is read in order.
-	aheadChunks = 4
+	cacheChunks = 16
+	// runChunks is the number of chunks that one request fetches if a file is read in order, and
+	// aheadRuns how many such requests there are at a time.
+	runChunks = 4
+	aheadRuns = 3
 )
 
 // chunk is a part of an object.
@@ -53,7 +55,7 @@ func newCache(o Objects) *cache {
 	return c
 }
 
-// readAt reads from an object. With ordered, the chunks after the one that is read are fetched too.
+// readAt reads from an object. With ordered, what follows is fetched too.
 func (c *cache) readAt(o proto.StoredObject, p []byte, off int64, ordered bool) (int, error) {
 	if off >= o.Size {
 		return 0, nil
@@ -62,14 +64,12 @@ func (c *cache) readAt(o proto.StoredObject, p []byte, off int64, ordered bool) 
 	for done := 0; done < len(p); {
 		at := off + int64(done)
 		index := at / chunkBytes
-		ch := c.get(o, index, true)
 		if ordered {
-			for i := index + 1; i <= index+aheadChunks && i*chunkBytes < o.Size; i++ {
-				if next := c.get(o, i, false); next != nil {
-					c.put(next)
-				}
+			for run := index / runChunks; run < index/runChunks+aheadRuns; run++ {
+				c.prefetch(o, run)
 			}
 		}
+		ch := c.get(o, index)
 		<-ch.ready
 		n, err := 0, ch.err
 		if err == nil && int(at%chunkBytes) < ch.n {
@@ -88,36 +88,76 @@ func (c *cache) readAt(o proto.StoredObject, p []byte, off int64, ordered bool) 
 }
 
 // get returns a chunk, which the caller must put back, and starts to fetch it if necessary. If all
-// chunks are in use, get waits for one, or returns nil.
-func (c *cache) get(o proto.StoredObject, index int64, wait bool) *chunk {
+// chunks are in use, get waits for one.
+func (c *cache) get(o proto.StoredObject, index int64) *chunk {
 	key := chunkKey{o.Name, o.Tag, index}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
-		c.clock++
-		var oldest *chunk
-		for _, ch := range c.chunks {
-			if ch.key == key && ch.ready != nil {
-				ch.used = c.clock
-				ch.users++
-				return ch
-			}
-			if ch.users == 0 && (oldest == nil || ch.used < oldest.used) {
-				oldest = ch
-			}
+		if ch := c.find(key); ch != nil {
+			c.clock++
+			ch.used = c.clock
+			ch.users++
+			return ch
 		}
-		if oldest != nil {
-			oldest.key, oldest.used, oldest.err, oldest.n = key, c.clock, nil, 0
-			oldest.ready = make(chan struct{})
-			oldest.users = 2
-			go c.fetch(oldest, o)
-			return oldest
-		}
-		if !wait {
-			return nil
+		if ch := c.claim(key); ch != nil {
+			ch.users++
+			go c.fetch(o, []*chunk{ch})
+			return ch
 		}
 		c.freed.Wait()
 	}
+}
+
+// prefetch starts to fetch a run, unless some of it is there or there is no memory for it.
+func (c *cache) prefetch(o proto.StoredObject, run int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var claimed []*chunk
+	for i := run * runChunks; i < (run+1)*runChunks && i*chunkBytes < o.Size; i++ {
+		key := chunkKey{o.Name, o.Tag, i}
+		if c.find(key) != nil {
+			if len(claimed) > 0 {
+				break
+			}
+			continue
+		}
+		ch := c.claim(key)
+		if ch == nil {
+			break
+		}
+		claimed = append(claimed, ch)
+	}
+	if len(claimed) > 0 {
+		go c.fetch(o, claimed)
+	}
+}
+
+func (c *cache) find(key chunkKey) *chunk {
+	for _, ch := range c.chunks {
+		if ch.key == key && ch.ready != nil {
+			return ch
+		}
+	}
+	return nil
+}
+
+// claim prepares the chunk that was not used for the longest time to be fetched. It returns nil if
+// all are in use.
+func (c *cache) claim(key chunkKey) *chunk {
+	var oldest *chunk
+	for _, ch := range c.chunks {
+		if ch.users == 0 && (oldest == nil || ch.used < oldest.used) {
+			oldest = ch
+		}
+	}
+	if oldest == nil {
+		return nil
+	}
+	c.clock++
+	oldest.key, oldest.used, oldest.err, oldest.n = key, c.clock, nil, 0
+	oldest.ready, oldest.users = make(chan struct{}), 1
+	return oldest
 }
 
 func (c *cache) put(ch *chunk) {
@@ -127,25 +167,28 @@ func (c *cache) put(ch *chunk) {
 	c.freed.Signal()
 }
 
-// fetch fills a chunk.
-func (c *cache) fetch(ch *chunk, o proto.StoredObject) {
+// fetch fills successive chunks with one request.
+func (c *cache) fetch(o proto.StoredObject, chunks []*chunk) {
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
-	if ch.buf == nil {
-		ch.buf = make([]byte, chunkBytes)
+	offset := chunks[0].key.index * chunkBytes
+	r, err := c.objects.Open(ctx, o, offset, min(int64(len(chunks))*chunkBytes, o.Size-offset))
+	for _, ch := range chunks {
+		if ch.buf == nil {
+			ch.buf = make([]byte, chunkBytes)
+		}
+		if err == nil {
+			ch.n, err = io.ReadFull(r, ch.buf[:min(chunkBytes, o.Size-ch.key.index*chunkBytes)])
+		}
+		c.mu.Lock()
+		if ch.err = err; err != nil {
+			ch.key = chunkKey{} // it is fetched again the next time
+		}
+		c.mu.Unlock()
+		close(ch.ready)
+		c.put(ch)
 	}
-	offset := ch.key.index * chunkBytes
-	n := min(chunkBytes, o.Size-offset)
-	r, err := c.objects.Open(ctx, o, offset, n)
-	if err == nil {
-		ch.n, err = io.ReadFull(r, ch.buf[:n])
+	if r != nil {
 		_ = r.Close() // it was read
 	}
-	c.mu.Lock()
-	if ch.err = err; err != nil {
-		ch.key = chunkKey{} // it is fetched again the next time
-	}
-	c.mu.Unlock()
-	close(ch.ready)
-	c.put(ch)
 }

@@ -43,20 +43,26 @@ var (
 	_ fusefs.NodeStatfser  = (*file)(nil)
 )
 
+// orderedBytes is how much of a file is read in order before what follows is fetched too.
+const orderedBytes = 256 << 10
+
 // handle is an open description of a file.
 type handle struct {
-	mu   sync.Mutex
-	next int64 // the chunk after the last one that was read, or that one
+	mu    sync.Mutex
+	next  int64 // the chunk after the one that was read last
+	bytes int64 // that were read in order
 }
 
-// ordered reports whether a read continues the one before it.
+// ordered reports whether the file is read in order. The kernel may swap adjacent reads.
 func (h *handle) ordered(off, n int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	first, last := off/chunkBytes, (off+max(n, 1)-1)/chunkBytes
-	ok := first == h.next || first == h.next-1
-	h.next = last + 1
-	return ok
+	if first := off / chunkBytes; first != h.next && first != h.next-1 {
+		h.bytes = 0
+	}
+	h.bytes += n
+	h.next = (off+max(n, 1)-1)/chunkBytes + 1
+	return h.bytes > orderedBytes
 }
 
 func (f *file) fill(out *fuse.Attr) {

@@ -36,8 +36,11 @@ const (
 	// maxNodes is the number of files that the kernel may remember before the oldest are dropped.
 	// Each takes about 1 KiB here.
 	maxNodes = 8192
+	// MaxRequest is the size of the largest read or write request of the kernel, in bytes. It is an
+	// option of the mount too.
+	MaxRequest = 512 << 10
 	// requestBytes limits the memory of requests of the kernel.
-	requestBytes = 2 << 20
+	requestBytes = 3 << 20
 )
 
 // Objects is a store of objects by path. Its methods may be called concurrently. Errors wrap
@@ -97,7 +100,7 @@ func Serve(cfg Config) ([]Failure, error) {
 	server, err := fusefs.Mount(fmt.Sprintf("/dev/fd/%d", cfg.Device), &dir{server: s}, &fusefs.Options{
 		EntryTimeout: &timeout, AttrTimeout: &timeout, Logger: quiet, UID: cfg.UID, GID: cfg.GID,
 		MountOptions: fuse.MountOptions{
-			DisableXAttrs: true, Logger: quiet, MaxInflightRequestBytes: requestBytes, Name: "storage",
+			DisableXAttrs: true, Logger: quiet, MaxWrite: MaxRequest, MaxInflightRequestBytes: requestBytes, Name: "storage",
 		},
 	})
 	if err != nil {
