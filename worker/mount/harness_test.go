@@ -55,7 +55,8 @@ var modes = [...]string{"cold", "prewarmed", "forked"} // read only
 
 // world is a worker's part that makes jails and mounts.
 type world struct {
-	t        testing.TB
+	t        testing.TB // of the running subtest
+	top      testing.TB // of the whole test
 	maker    *nsjail.Maker
 	opener   *mount.Opener
 	zygote   jail.Zygote
@@ -98,7 +99,7 @@ const spoolBytes = 64 << 20
 
 func newWorld(tb testing.TB) *world {
 	tb.Helper()
-	w := &world{t: tb, spool: tempDir(tb, "/var/tmp"), root: tempDir(tb, "/var/tmp")}
+	w := &world{t: tb, top: tb, spool: tempDir(tb, "/var/tmp"), root: tempDir(tb, "/var/tmp")}
 	must(tb, unix.Mount("tmpfs", w.root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"))
 	tb.Cleanup(func() { must(tb, unix.Unmount(w.root, unix.MNT_DETACH)) })
 	w.maker = openMaker(tb, nsjailPath(tb), tempDir(tb, "/dev/shm"))
@@ -198,9 +199,9 @@ func (w *world) prepare(mode string) jail.Jail {
 			p, err := jail.Source{Home: nsjail.DefaultHome}.Zygote(nil)
 			must(w.t, err)
 			zspec.Prewarm = &p
-			w.zygote, err = w.maker.Zygote(w.t.Context(), zspec)
+			w.zygote, err = w.maker.Zygote(w.top.Context(), zspec)
 			must(w.t, err)
-			w.t.Cleanup(func() { must(w.t, w.zygote.Close()) })
+			w.top.Cleanup(func() { must(w.top, w.zygote.Close()) })
 		}
 		j, err := w.zygote.Fork(w.t.Context(), spec)
 		must(w.t, err)

@@ -288,7 +288,7 @@ func (d *dir) Create(_ context.Context, name string, _, _ uint32, out *fuse.Entr
 	d.setUnstored(name, f)
 	f.fill(&out.Attr)
 	d.server.added(d, name)
-	return d.NewInode(context.Background(), f, fusefs.StableAttr{Mode: syscall.S_IFREG}), &handle{}, 0, 0
+	return d.NewInode(context.Background(), f, fusefs.StableAttr{Mode: syscall.S_IFREG}), &handle{writes: true}, 0, 0
 }
 
 // Mkdir creates a directory.

@@ -48,6 +48,8 @@ const orderedBytes = 256 << 10
 
 // handle is an open description of a file.
 type handle struct {
+	writes bool
+
 	mu    sync.Mutex
 	next  int64 // the chunk after the one that was read last
 	bytes int64 // that were read in order
@@ -115,13 +117,14 @@ func (f *file) Open(_ context.Context, flags uint32) (fusefs.FileHandle, uint32,
 	if err := f.look(); err != nil {
 		return nil, 0, errno(err)
 	}
-	if flags&syscall.O_TRUNC != 0 && flags&syscall.O_ACCMODE != syscall.O_RDONLY {
+	writes := flags&syscall.O_ACCMODE != syscall.O_RDONLY
+	if writes && flags&syscall.O_TRUNC != 0 {
 		if e := f.resize(0); e != 0 {
 			return nil, 0, e
 		}
 	}
 	f.handles++
-	return &handle{}, 0, 0
+	return &handle{writes: writes}, 0, 0
 }
 
 // begin puts content of the file into the spool.
@@ -242,8 +245,12 @@ func (f *file) store() syscall.Errno {
 	return 0
 }
 
-// Flush stores the file. It is called for each close of a descriptor.
-func (f *file) Flush(context.Context, fusefs.FileHandle) syscall.Errno {
+// Flush stores the file. It is called for each close of a descriptor. Readers that close theirs do
+// not store what others are writing.
+func (f *file) Flush(_ context.Context, h fusefs.FileHandle) syscall.Errno {
+	if h, ok := h.(*handle); ok && !h.writes {
+		return 0
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.store()
