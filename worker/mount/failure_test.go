@@ -284,14 +284,15 @@ func TestNothingIsLeft(t *testing.T) {
 // front forwards requests to a server, until it is dead.
 type front struct {
 	*httptest.Server
-	dead atomicBool
+	dead   atomicBool
+	refuse string // a method that fails
 }
 
 func newFront(t *testing.T, endpoint string) *front {
 	t.Helper()
 	f := &front{}
 	f.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if f.dead.Load() {
+		if f.dead.Load() || r.Method == f.refuse {
 			panic(http.ErrAbortHandler)
 		}
 		forward(endpoint, rw, r)
