@@ -30,48 +30,62 @@ for d in "/data/f", "/data/shared":
     os.chdir(d)
 `
 	return []attack{
-		{"names with `..`", both + `
+		{
+			"names with `..`", both + `
     print(sorted(os.listdir("..")), no(open, "../other/secret"), no(open, "sub/../../../other/secret"), no(open, d + "/../../../../other/secret"))
     print(no(os.rename, "own", "../moved"), no(os.mkdir, "../x"), no(open, "../other/x", "w"))`,
-			strings.Repeat("['f', 'shared'] ENOENT ENOENT ENOENT\nEXDEV EROFS ENOENT\n", 2)},
-		{"symbolic links out of it", `
+			strings.Repeat("['f', 'shared'] ENOENT ENOENT ENOENT\nEXDEV EROFS ENOENT\n", 2),
+		},
+		{
+			"symbolic links out of it", `
 print(no(os.symlink, "/etc/shadow", "/data/f/l"))
 os.chdir("/data/shared")
 for to in "../other/secret", "../../other/secret", "/proc/1/root/etc/shadow", "/var/tmp": os.symlink(to, "l"); print(no(open, "l"), no(os.listdir, "l")); os.unlink("l")`,
-			"EPERM\n" + strings.Repeat("ENOENT ENOENT\n", 2) + "EACCES EACCES\nENOENT ENOENT\n"},
-		{"hard links into and out of it", `
+			"EPERM\n" + strings.Repeat("ENOENT ENOENT\n", 2) + "EACCES EACCES\nENOENT ENOENT\n",
+		},
+		{
+			"hard links into and out of it", `
 for a in "/data/f/own", "/data/shared/own", "/etc/passwd", os.path.expanduser("~/mine"):
     open(os.path.expanduser("~/mine"), "a").close()
     print(*(no(os.link, a, b + "/l") for b in ("/data/f", "/data/shared/sub", os.path.expanduser("~"))))
     for b in ("/data/shared/sub/l", os.path.expanduser("~/l")):
         if os.path.exists(b): os.unlink(b)`,
-			"EPERM EXDEV EXDEV\nEXDEV done EXDEV\nEXDEV EXDEV EXDEV\nEXDEV EXDEV done\n"},
-		{"renames over the border", both + `
+			"EPERM EXDEV EXDEV\nEXDEV done EXDEV\nEXDEV EXDEV EXDEV\nEXDEV EXDEV done\n",
+		},
+		{
+			"renames over the border", both + `
     print(no(os.rename, "own", os.path.expanduser("~/x")), no(os.rename, "sub", "/data/x"), no(os.rename, ".", "x") in ("EBUSY", "EINVAL"), no(os.rename, "sub", "sub/x"))
 print(no(os.rename, "/data/f/own", "/data/shared/x"))`,
-			strings.Repeat("EXDEV EXDEV True EINVAL\n", 2) + "EXDEV\n"},
-		{"descriptors, roots and working directories", both + `
+			strings.Repeat("EXDEV EXDEV True EINVAL\n", 2) + "EXDEV\n",
+		},
+		{
+			"descriptors, roots and working directories", both + `
     fd = os.open("sub", os.O_RDONLY)
     print(no(os.listdir, f"/proc/self/fd/{fd}/../../../other"), no(os.open, "../../other", os.O_RDONLY, 0o600, dir_fd=fd), no(os.chroot, "."), no(os.open, "own", os.O_DIRECTORY))
     os.chdir("sub"); print(no(os.listdir, "/proc/self/cwd/../../../other"), no(os.rmdir, d + "/sub/../../shared"))`,
-			strings.Repeat("ENOENT ENOENT EPERM ENOTDIR\nENOENT EROFS\n", 2)},
+			strings.Repeat("ENOENT ENOENT EPERM ENOTDIR\nENOENT EROFS\n", 2),
+		},
 		{"handles of files", `
 libc = ctypes.CDLL(None, use_errno=True)
 for d in b"/data/f", b"/data/shared":
     h = ctypes.create_string_buffer(struct.pack("Ii", 128, 0) + bytes(128)); m = ctypes.c_int()
     libc.name_to_handle_at(-100, d, h, ctypes.byref(m), 0)
     print(libc.open_by_handle_at(os.open(d, os.O_RDONLY), h, 0))`, "-1\n-1\n"},
-		{"remounting, binding and unmounting", `
+		{
+			"remounting, binding and unmounting", `
 libc = ctypes.CDLL(None, use_errno=True)
 for d in b"/data", b"/data/f", b"/data/shared":
     print(libc.mount(b"x", d, None, 32, None), libc.mount(b"/", d, None, 4096, None), libc.umount2(d, 2), libc.mount(b"x", d, b"tmpfs", 0, None))`,
-			strings.Repeat("-1 -1 -1 -1\n", 3)},
-		{"devices and set-uid programs", `
+			strings.Repeat("-1 -1 -1 -1\n", 3),
+		},
+		{
+			"devices and set-uid programs", `
 os.chdir("/data/shared")
 print(no(os.mknod, "n", stat.S_IFBLK, os.makedev(254, 0)), no(os.mknod, "n", stat.S_IFCHR, os.makedev(1, 1)), no(os.chown, "own", 0, 0), no(os.chown, "own", os.getuid(), 0))
 shutil.copy("/usr/bin/id", "id"); os.chmod("id", 0o6755); print(subprocess.run(["./id", "-u"], capture_output=True, text=True).stdout.strip()); os.unlink("id")
 print([l.split()[3].split(",")[1:3] for l in open("/proc/mounts") if l.split()[1].startswith("/data/")])`,
-			"EPERM EPERM EOVERFLOW EOVERFLOW\n1000\n[['nosuid', 'nodev'], ['nosuid', 'nodev']]\n"},
+			"EPERM EPERM EOVERFLOW EOVERFLOW\n1000\n[['nosuid', 'nodev'], ['nosuid', 'nodev']]\n",
+		},
 		{"case and normal forms of names", `
 os.chdir("/data/f")
 for n in "Name", "name", "\u00e9", "e\u0301", "a b+c%2F&?#", "new\nline", "back\\slash", "*", "-rf", " ": open(n, "w").write(n)

@@ -204,8 +204,12 @@ func TestDirectoryIsRefused(t *testing.T) {
 		must(t, set.Close())
 	}
 	for _, invalid := range []proto.Mount{
-		{Slug: "..", Kind: m.Kind, Directory: path}, {Slug: "a/b", Kind: m.Kind, Directory: path}, {Slug: "a", Kind: m.Kind, Directory: path + "/../x"},
-		{Slug: "a", Kind: m.Kind, Directory: path, Prefix: "../x"}, {Slug: "a", Kind: m.Kind, Directory: path, Prefix: "/x"}, {Slug: "a", Kind: "volume"},
+		{Slug: "..", Kind: m.Kind, Directory: path},
+		{Slug: "a/b", Kind: m.Kind, Directory: path},
+		{Slug: "a", Kind: m.Kind, Directory: path + "/../x"},
+		{Slug: "a", Kind: m.Kind, Directory: path, Prefix: "../x"},
+		{Slug: "a", Kind: m.Kind, Directory: path, Prefix: "/x"},
+		{Slug: "a", Kind: "volume"},
 	} {
 		if set, err := w.opener.Open([]proto.Mount{invalid}); err == nil {
 			t.Errorf("%+v was accepted", invalid)

@@ -62,7 +62,6 @@ type world struct {
 	zygote   jail.Zygote
 	root     string // allowed for directories
 	spool    string
-	memory   int64 // of the last serving process
 	endpoint string
 	server   *storagetest.Server
 	secret   map[string][]byte
@@ -107,7 +106,7 @@ func newWorld(tb testing.TB) *world {
 	var err error
 	w.opener, err = mount.Open(mount.Config{
 		Maker: w.maker, Roots: []string{w.root}, SpoolDir: w.spool, SpoolBytes: spoolBytes,
-		Command: []string{"bullpen", serverCommand}, OnMemory: func(n int64) { w.memory = n },
+		Command: []string{"bullpen", serverCommand},
 	})
 	must(tb, err)
 	w.server, err = storagetest.Start("/var/tmp")

@@ -54,9 +54,6 @@ type Config struct {
 	SpoolBytes int64
 	// Command is the command that calls Serve, started from this process's own executable.
 	Command []string
-	// OnMemory, if not nil, is called at the end of each execution with the memory that its serving
-	// process uses then, in bytes.
-	OnMemory func(bytes int64)
 }
 
 // Opener mounts storage.
@@ -389,11 +386,6 @@ func (s *Set) Close() error {
 	<-s.starts
 	s.closeDevices()
 	if s.service != nil {
-		if s.opener.OnMemory != nil {
-			if n, err := s.service.Memory(); err == nil {
-				s.opener.OnMemory(n)
-			}
-		}
 		errs = append(errs, s.service.Close())
 	}
 	if s.control != nil {
@@ -419,8 +411,13 @@ func fuseMount(device *os.File, m proto.Mount, uid, gid int) (*os.File, error) {
 	}
 	defer func() { _ = unix.Close(fs) }()
 	for _, option := range [][2]string{
-		{"source", m.Slug}, {"subtype", "storage"}, {"fd", strconv.Itoa(int(device.Fd()))}, {"rootmode", "40000"},
-		{"user_id", strconv.Itoa(uid)}, {"group_id", strconv.Itoa(gid)}, {"max_read", strconv.Itoa(objectfs.MaxRequest)},
+		{"source", m.Slug},
+		{"subtype", "storage"},
+		{"fd", strconv.Itoa(int(device.Fd()))},
+		{"rootmode", "40000"},
+		{"user_id", strconv.Itoa(uid)},
+		{"group_id", strconv.Itoa(gid)},
+		{"max_read", strconv.Itoa(objectfs.MaxRequest)},
 	} {
 		err = errors.Join(err, unix.FsconfigSetString(fs, option[0], option[1]))
 	}

@@ -67,8 +67,8 @@ type Config struct {
 	ImageDir   string      `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images. Every user must be able to traverse its parent directories."`
 	Home       string      `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail."`
 
-	MountRoots     []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that storage connections of kind directory may be in, each mounted nosuid, separated by commas. Default: none."`
-	MountSpool     proto.Bytes `name:"mount-spool" group:"Worker" env:"BULLPEN_MOUNT_SPOOL" default:"1GiB" placeholder:"SIZE" help:"Disk space in the data directory for files that one execution is writing to its storage connections. No file that is written can be larger."`
+	MountRoots []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that storage connections of kind directory may be in, each mounted nosuid, separated by commas. Default: none."`
+	MountSpool proto.Bytes `name:"mount-spool" group:"Worker" env:"BULLPEN_MOUNT_SPOOL" default:"1GiB" placeholder:"SIZE" help:"Disk space in the data directory for files that one execution is writing to its storage connections. No file that is written can be larger."`
 
 	StoreURL     string        `name:"store" secret:"urls" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Store for images and the files of threads: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1. The same for every gateway and worker. S3 credentials come from the usual AWS variables and files. Default: blobs in the data directory."`
 	StoreKey     string        `name:"store-key" group:"Threads" env:"BULLPEN_STORE_KEY" placeholder:"FILE" help:"Key that encrypts stored files, as age-keygen generates it. The same for every gateway and worker. Without the key, the files cannot be read. Default: no encryption."`
@@ -215,7 +215,7 @@ func (c *Config) Validate() error {
 const minMountSpool = proto.MiB
 
 func (c *Config) validateMounts() error {
-	errs := []error{setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool, proto.Bytes(minMountSpool))}
+	errs := []error{setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool, minMountSpool)}
 	for _, root := range c.MountRoots {
 		errs = append(errs, setting("mount-roots", filepath.IsAbs(root) && filepath.Clean(root) == root && root != "/",
 			"%q must be an absolute path without . or .., and not /", root))

@@ -71,9 +71,6 @@ func (s *Service) start(cfg ServiceConfig) (err error) {
 // Kill kills the process. It does not block.
 func (s *Service) Kill() { s.kill() }
 
-// Memory returns the memory that the process uses, in bytes, without page cache.
-func (s *Service) Memory() (int64, error) { return s.group.Memory() }
-
 // Close kills the process, waits until it is gone and releases its resources. It is called once.
 func (s *Service) Close() error {
 	var errs []error

@@ -307,7 +307,7 @@ func (d *dir) forgetUnstored(f *file) {
 func (f *file) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.look(); err != nil && !(f.removed && errors.Is(err, fs.ErrNotExist)) {
+	if err := f.look(); err != nil && (!f.removed || !errors.Is(err, fs.ErrNotExist)) {
 		return errno(err)
 	}
 	f.fillLocked(&out.Attr)

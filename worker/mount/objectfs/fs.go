@@ -156,7 +156,7 @@ func (s *server) added(parent *dir, name string) {
 		// The kernel may hold a lock of the directory during this request.
 		go func() {
 			for _, n := range old {
-				n.parent.NotifyEntry(n.name)
+				_ = n.parent.NotifyEntry(n.name) // the kernel may have forgotten it already
 			}
 		}()
 	}
