@@ -35,7 +35,7 @@ const (
 	// serverMemory limits the memory of a serving process, in bytes. It uses about half.
 	serverMemory = 64 << 20
 	// serverHeap is when its garbage collector works harder, in bytes.
-	serverHeap  = "28MiB"
+	serverHeap  = "44MiB"
 	serverTasks = 64
 	// finishTimeout limits the storing of files after the program has ended.
 	finishTimeout = time.Minute
@@ -157,7 +157,7 @@ func (o *Opener) Open(mounts []proto.Mount) (*Set, error) {
 
 // serverEnv returns the environment of a serving process: where it finds certificate authorities.
 func serverEnv() []string {
-	env := []string{"GOMEMLIMIT=" + serverHeap, "GOGC=50", "GOMAXPROCS=4"}
+	env := []string{"GOMEMLIMIT=" + serverHeap, "GOMAXPROCS=2"}
 	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {
 		if value, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+value)
