@@ -21,6 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
 	"github.com/bullpen-run/bullpen/worker/mount"
 )
 
@@ -356,4 +357,46 @@ func victim() {
 	w.secret = map[string][]byte{"key": value}
 	w.onLine = func(string) { fmt.Print("x") }
 	w.run("cold", "import time\nf = open('/data/f/x', 'w'); f.write('x'); f.flush()\nprint('up', flush=True)\ntime.sleep(600)", w.s3("f", "p"))
+}
+
+// TestServingProcessHasNoPrivileges checks what a server that takes over the serving process would
+// have.
+func TestServingProcessHasNoPrivileges(t *testing.T) {
+	w := newWorld(t)
+	w.put(map[string]string{"p/a": "a"})
+	sync, release := w.signals()
+	w.onLine = func(string) {
+		defer release()
+		for _, pid := range servingProcesses(t) {
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			fields := map[string]string{}
+			for line := range strings.Lines(string(status)) {
+				name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+				fields[name] = strings.Join(strings.Fields(value), " ")
+			}
+			uid := strings.Fields(fields["Uid"])[0]
+			for name, want := range map[string]string{
+				"CapEff": "0000000000000000", "CapPrm": "0000000000000000", "CapAmb": "0000000000000000", "NoNewPrivs": "1", "Groups": "",
+				"Uid": strings.Repeat(uid+" ", 3) + uid, "Gid": strings.Repeat(uid+" ", 3) + uid,
+			} {
+				if fields[name] != want {
+					t.Errorf("%s is %q, want %q", name, fields[name], want)
+				}
+			}
+			if n, err := strconv.Atoi(uid); err != nil || n < nsjail.DefaultUIDs.First {
+				t.Errorf("its user is %s", uid)
+			}
+			for _, file := range []string{"environ", "cmdline"} {
+				text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+				if err != nil || strings.Contains(string(text), "not-a-secret") || strings.Contains(string(text), w.endpoint) {
+					t.Errorf("its %s: %q, %v", file, text, err)
+				}
+			}
+		}
+	}
+	w.want(w.run("cold", awaitSignal+"open('/data/f/a').read(); wait()", w.s3("f", "p"), sync), "ready\n")
 }
