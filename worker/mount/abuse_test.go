@@ -130,7 +130,7 @@ def no(f, *a, **k):
     except OSError as e: return errno.errorcode[e.errno]
 `
 
-// TestAbuse runs each attack in a jail that is made in each way, and checks that it is contained and
+// TestAbuse runs each attack in a jail that is made in each way, or with -short in one, and checks that it is contained and
 // that the storage beside it is as before.
 func TestAbuse(t *testing.T) {
 	inEachMode(t, func(w *world, mode string) {
@@ -147,7 +147,10 @@ func TestAbuse(t *testing.T) {
 		p := unique("attacked", mode)
 		w.put(map[string]string{p + "/tenant/own": "mine", p + "/tenant/sub/x": "x", p + "/other/secret": "mine", p + "/tenant-2/secret": "mine"})
 		outer := w.t
-		for _, a := range attacks() {
+		for i, a := range attacks() {
+			if testing.Short() && modes[i%len(modes)] != mode {
+				continue
+			}
 			t.Run(mode+"/"+a.name, func(t *testing.T) {
 				w.t = t
 				defer func() { w.t = outer }()

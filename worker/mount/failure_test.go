@@ -51,6 +51,9 @@ def no(f, *a):
 
 func TestStoreDiesInTheMiddle(t *testing.T) {
 	inEachMode(t, func(w *world, mode string) {
+		if testing.Short() && mode != "forked" {
+			return
+		}
 		p := unique("die", mode)
 		w.put(map[string]string{p + "/a": strings.Repeat("a", 12<<20), p + "/b": "b"})
 		front := newFront(t, w.endpoint)
@@ -276,7 +279,11 @@ func (w *world) nothingLeft() {
 func TestNothingIsLeft(t *testing.T) {
 	w := newWorld(t)
 	m, _ := w.directory("shared")
-	for i := range 50 {
+	runs := 50
+	if testing.Short() {
+		runs = 12
+	}
+	for i := range runs {
 		mode := modes[i%len(modes)]
 		switch r := w.run(mode, fmt.Sprintf("open('/data/f/x%d', 'w').write('x')\nopen('/data/f/../shared/x', 'w').write('x')\nprint(%d)", i, i), w.s3("f", "p"), m); {
 		case r.stdout != fmt.Sprintf("%d\n", i) || r.finish != nil:
