@@ -101,7 +101,7 @@ chaos: test-all ## make test-all, then run 2,000 attacks, kill senders of webhoo
 
 .PHONY: docs
 docs: init ## write the generated parts of the documents: attacks, commands, settings, streams, permissions and error codes
-	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./e2e -update
+	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./worker/mount ./e2e -update
 	go test -run '^TestLanguageTable$$' ./proto -update
 	go test -run '^TestSystemCallTable$$' ./worker/jail/filter -update
 	go test -run '^TestDocs$$' ./cmd/bullpen -update

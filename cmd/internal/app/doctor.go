@@ -108,7 +108,7 @@ func checkJails(ctx context.Context, c *Config) []Check {
 	var more []Check
 	if err == nil {
 		tools, err = missingTools(ctx, maker)
-		more = []Check{checkNetwork(ctx, maker, noNetwork), checkNetLimits(maker), checkRoots(), checkDisk(ctx, maker, noDisk)}
+		more = []Check{checkNetwork(ctx, maker, noNetwork), checkNetLimits(maker), checkRoots(), checkDisk(ctx, maker, noDisk), checkMounts(settings, maker, noDisk)}
 	}
 	if err := errors.Join(err, maker.Close()); err != nil {
 		return fail(err)
@@ -195,6 +195,19 @@ func checkDisk(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	}
 	if check.OK = err == nil; !check.OK {
 		check.Found, check.Remedy = "this worker does not run sandboxes whose home or /tmp is larger than their memory allows", err.Error()
+	}
+	return check
+}
+
+// checkMounts checks that storage connections can be mounted, unless err is the cause why they
+// cannot.
+func checkMounts(c *Config, maker *nsjail.Maker, err error) Check {
+	check := Check{Name: "mounts", Optional: true, Found: "sandboxes may have storage connections"}
+	if err == nil {
+		_, err = openMounts(c, maker)
+	}
+	if check.OK = err == nil; !check.OK {
+		check.Found, check.Remedy = "this worker does not run sandboxes with storage connections", err.Error()
 	}
 	return check
 }
