@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	readyTimeout  = 30 * time.Second
+	readyTimeout  = 2 * time.Minute // an emulated processor needs more than half a minute
 	readyInterval = 50 * time.Millisecond
 	stopTimeout   = 15 * time.Second
 	// logTail is how many bytes of the server's log are shown when it fails.
