@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -98,6 +99,15 @@ func (s *Server) checkAddress(r *http.Request, key *proto.Key) error {
 		Code: api.CodeForbidden, Reason: api.ReasonAddress,
 		Message: fmt.Sprintf("this API key may not be used from the address %q, which this request came from", from),
 	}
+}
+
+// storedPrincipal is like principal, but reads the store, where a key may be revoked.
+func (s *Server) storedPrincipal(ctx context.Context, id string) (proto.Key, error) {
+	if !strings.HasPrefix(id, proto.MemberPrefix) {
+		return s.KeyAdmin.Get(ctx, id)
+	}
+	m, err := s.Members.Get(ctx, id)
+	return m.Key(), err
 }
 
 // authorized returns the middleware that refuses keys which may not use a route.

@@ -41,8 +41,8 @@ func (s *Server) createMember(w http.ResponseWriter, r *http.Request) error {
 	if err := s.checkRole(r, &wanted); err != nil {
 		return err
 	}
-	if _, err := s.Orgs.Org(r.Context(), req.Org); err != nil {
-		return orgError(req.Org, err)
+	if err := s.checkMayGetObjects(r.Context(), req.Org); err != nil {
+		return err
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
@@ -140,6 +140,9 @@ func (s *Server) deleteMember(w http.ResponseWriter, r *http.Request) error {
 	})
 	if err != nil {
 		return memberError(err)
+	}
+	if err := s.Webhooks.Remove(ctx, m.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return fmt.Errorf("remove the webhook settings of a member: %w", err)
 	}
 	return writeValue(w, http.StatusOK, api.NewMember(&m))
 }

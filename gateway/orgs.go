@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -102,6 +103,16 @@ func (s *Server) replaceOrg(w http.ResponseWriter, r *http.Request) error {
 	}
 	auditAfter(r, name, name, api.NewOrg(&org))
 	return writeTagged(w, http.StatusOK, api.NewOrg(&org))
+}
+
+// checkMayGetObjects returns an error if an organisation does not exist or is being deleted: what it
+// would get now could stay for the next one of its name.
+func (s *Server) checkMayGetObjects(ctx context.Context, name string) error {
+	org, err := s.Orgs.Org(ctx, name)
+	if err != nil {
+		return orgError(name, err)
+	}
+	return checkNotDeleting(&org)
 }
 
 func checkNotDeleting(org *proto.Org) error {

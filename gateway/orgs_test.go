@@ -232,6 +232,8 @@ func TestDeleteAnOrganisation(t *testing.T) {
 	h.do("PUT", "/v1/admin/orgs/beta", `{}`).want(409, "conflict", "being deleted")
 	h.do("POST", "/v1/admin/orgs", `{"name":"beta"}`).want(409, "conflict")
 	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta"}`).want(409, "conflict", "being deleted")
+	h.do("PUT", "/v1/admin/secrets/A?org=beta", `{"value":"value"}`).want(409, "conflict", "being deleted")
+	h.do("POST", "/v1/admin/members", `{"org":"beta","email":"ann@example.com","role":"viewer"}`).want(409, "conflict", "being deleted")
 	began := h.do("GET", "/v1/admin/orgs/beta", "").want(200, "").json()["deleting_at"]
 	if got := h.do("DELETE", "/v1/admin/orgs/beta", "").want(202, "").json()["deleting_at"]; got != began {
 		t.Errorf("the deletion began at %v, then at %v", began, got)

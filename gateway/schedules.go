@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -227,7 +226,10 @@ func (s *Server) FailedTick(schedule *proto.Schedule, run proto.ScheduleRun) (*p
 	if err := json.Unmarshal(schedule.Request, request); err != nil {
 		return nil, fmt.Errorf("decode the request of schedule %s: %w", schedule.ID, err)
 	}
-	url := cmp.Or(request.WebhookURL, s.Webhooks.Webhook(schedule.Key).URL)
+	url := request.WebhookURL
+	if _, ok := s.principal(schedule.Key); ok && url == "" {
+		url = s.Webhooks.Webhook(schedule.Key).URL
+	}
 	if url == "" {
 		return nil, nil
 	}

@@ -79,6 +79,9 @@ func (s *Server) putSecret(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
+	if err := s.checkMayGetObjects(ctx, org); err != nil {
+		return err
+	}
 	if old, err := s.Secrets.Get(ctx, org, name); err == nil {
 		auditBefore(r, org, name, api.NewSecret(&old))
 	}
@@ -124,6 +127,9 @@ func (s *Server) deleteSecret(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
+	if err := s.checkMayGetObjects(ctx, org); err != nil {
+		return err
+	}
 	if old, err := s.Secrets.Get(ctx, org, name); err == nil {
 		auditBefore(r, org, name, api.NewSecret(&old))
 	}

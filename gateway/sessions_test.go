@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -259,6 +260,19 @@ func TestMembers(t *testing.T) {
 }
 
 // The administrator of an organisation gives nobody more than the organisation has.
+// Nobody could see or remove webhook settings that outlive their member.
+func TestWebhookSettingsEndWithTheirMember(t *testing.T) {
+	h := newHarness(t)
+	id := h.addMember("acme", "ann@example.com", "administrator")
+	h.do("PUT", "/v1/webhook?key="+id, `{"url":"https://example.com/hook"}`).want(200, "")
+	h.do("GET", "/v1/webhook?key="+id, "").want(200, "")
+	h.do("DELETE", "/v1/admin/members/"+id, "").want(200, "")
+	if _, err := h.server.Webhooks.Stored(t.Context(), id); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("of the settings remains: %v", err)
+	}
+	h.do("GET", "/v1/webhook?key="+id, "").want(404, "not_found", "no API key or member")
+}
+
 func TestAdministratorOfAnOrganisationAddsMembers(t *testing.T) {
 	h := newHarness(t)
 	h.do("POST", "/v1/admin/sandboxes", `{"name":"small"}`).want(201, "")

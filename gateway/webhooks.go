@@ -113,8 +113,8 @@ func (s *Server) replayFailed(w http.ResponseWriter, r *http.Request) error {
 	return writeValue(w, http.StatusOK, api.NewReplayed(done))
 }
 
-// settingsKey returns the API key whose webhook settings a request is about: the one that the query
-// names, or the calling one. Other keys need the scope admin, as the routes of changes do: the URL
+// settingsKey returns the API key or the member whose webhook settings a request is about: the one
+// that the query names, or the calling one. Others need the scope admin, as the routes of changes do: the URL
 // gets the results of all async executions.
 func (s *Server) settingsKey(r *http.Request, change bool) (*proto.Key, error) {
 	own, id := &infoOf(r.Context()).key, r.URL.Query().Get("key")
@@ -125,12 +125,15 @@ func (s *Server) settingsKey(r *http.Request, change bool) (*proto.Key, error) {
 	if !own.Has(proto.ScopeAdmin) {
 		return nil, api.MissingScope(proto.ScopeAdmin)
 	}
-	key, err := s.KeyAdmin.Get(r.Context(), id)
+	key, err := s.storedPrincipal(r.Context(), id)
 	if err == nil {
 		err = administer(r, &key, change)
 	}
 	if errors.Is(err, proto.ErrNotFound) {
-		return nil, api.Errorf(api.CodeNotFound, "there is no API key of that id; see /v1/admin/keys")
+		return nil, api.Errorf(api.CodeNotFound, "there is no API key or member of that id; see /v1/admin/keys and /v1/admin/members")
+	}
+	if err == nil && change {
+		err = s.checkMayGetObjects(r.Context(), key.Org)
 	}
 	if err == nil {
 		auditBefore(r, key.Org, key.ID, nil)

@@ -8,6 +8,7 @@ import (
 	"hash/maphash"
 	"iter"
 	"log/slog"
+	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -62,7 +63,7 @@ func New(st *store.Store, src Sources, log *slog.Logger) *Data {
 		{"batches", []string{"bullpen_batches"}, countKeys(st.Batches, ofOrg("def.%s.*", "run.%s.*")), removeKeys(st.Batches, ofOrg("def.%s.*", "run.%s.*"))},
 		{"pipelines", []string{"bullpen_pipelines"}, countKeys(st.Pipelines, pipelineKeys), removeKeys(st.Pipelines, pipelineKeys, expiring)},
 		{"webhook settings", []string{"bullpen_webhooks"}, countKeys(st.Webhooks, webhookKeys), removeKeys(st.Webhooks, webhookKeys, expiring)},
-		{"last uses of API keys", []string{"bullpen_key_uses"}, countKeys(st.KeyUses, keyUses), removeKeys(st.KeyUses, keyUses)},
+		{"last uses of API keys", []string{"bullpen_key_uses"}, countKeys(st.KeyUses, lastUses), removeKeys(st.KeyUses, lastUses)},
 		{"sessions of browsers", []string{"bullpen_sessions"}, countKeys(st.Sessions, withOrg), removeKeys(st.Sessions, withOrg, expiring)},
 		{"members", []string{"bullpen_members"}, countKeys(st.Members, withOrg), removeKeys(st.Members, withOrg, expiring)},
 		{"API keys", []string{"bullpen_keys"}, countKeys(st.Keys, apiKeys), removeKeys(st.Keys, apiKeys)},
@@ -98,6 +99,7 @@ func ofOrg(patterns ...string) keysOf {
 
 var (
 	pipelineKeys = ofOrg("def.%s.*", "run.%s.*", "active.%s")
+	lastUses     = ofPrincipals("*")
 	usageKeys    = ofOrg("org.%s.*", "key.%s.*.*", "cross.%s.>")
 )
 
@@ -119,50 +121,53 @@ func ofField(pattern, field string, owns func(ctx context.Context, s *Scan) (fun
 }
 
 var (
-	apiKeys   = ofField("key.*", "org", isOwn)
-	withOrg   = ofField("*", "org", isOwn)
-	otherKeys = ofField("key.*", "org", func(_ context.Context, s *Scan) (func(string) bool, error) {
-		return func(org string) bool { return org != s.Org }, nil
-	})
-	bindings = ofField("*", "trace", func(ctx context.Context, s *Scan) (func(string) bool, error) { return s.Executes(ctx) })
+	apiKeys      = ofField("key.*", "org", isOwn)
+	withOrg      = ofField("*", "org", isOwn)
+	otherKeys    = ofField("key.*", "org", isOther)
+	otherMembers = ofField("*", "org", isOther)
+	bindings     = ofField("*", "trace", func(ctx context.Context, s *Scan) (func(string) bool, error) { return s.Executes(ctx) })
 )
 
 func isOwn(_ context.Context, s *Scan) (func(string) bool, error) {
 	return func(org string) bool { return org == s.Org }, nil
 }
 
-// webhookKeys selects the settings of the organisation's API keys, which have the same keys in
-// their bucket, and its failing endpoints.
+func isOther(_ context.Context, s *Scan) (func(string) bool, error) {
+	return func(org string) bool { return org != s.Org }, nil
+}
+
+// webhookKeys selects the settings of the organisation's API keys and members, and its failing
+// endpoints.
 func webhookKeys(ctx context.Context, s *Scan, bucket jetstream.KeyValue, found func(jetstream.KeyValueEntry)) error {
-	own := map[string]bool{}
-	if err := apiKeys(ctx, s, s.store.Keys, func(e jetstream.KeyValueEntry) { own[e.Key()] = true }); err != nil {
-		return err
-	}
-	err := store.ReadBucket(ctx, bucket, "key.*", func(e jetstream.KeyValueEntry) {
-		if own[e.Key()] {
-			found(e)
-		}
-	})
-	if err != nil {
+	if err := ofPrincipals("key.*")(ctx, s, bucket, found); err != nil {
 		return err
 	}
 	return ofOrg("url.%s.*")(ctx, s, bucket, found)
 }
 
-// keyUses selects the last uses of API keys that are not another organisation's: those of the
-// organisation's keys, and those of keys that are gone, as gateways store uses a while after them.
-func keyUses(ctx context.Context, s *Scan, bucket jetstream.KeyValue, found func(jetstream.KeyValueEntry)) error {
-	uses := map[string]jetstream.KeyValueEntry{}
-	if err := store.ReadBucket(ctx, bucket, "*", func(e jetstream.KeyValueEntry) { uses["key."+e.Key()] = e }); err != nil {
-		return err
+// ofPrincipals selects the keys that match a pattern and end with the id of an API key or a member
+// that is not another organisation's: also of one that is gone, as gateways store last uses a while
+// after them.
+func ofPrincipals(pattern string) keysOf {
+	const prefix = "key."
+	return func(ctx context.Context, s *Scan, bucket jetstream.KeyValue, found func(jetstream.KeyValueEntry)) error {
+		entries := map[string]jetstream.KeyValueEntry{} // by id
+		err := store.ReadBucket(ctx, bucket, pattern, func(e jetstream.KeyValueEntry) { entries[strings.TrimPrefix(e.Key(), prefix)] = e })
+		if err != nil {
+			return err
+		}
+		isOthers := func(e jetstream.KeyValueEntry) { delete(entries, strings.TrimPrefix(e.Key(), prefix)) }
+		if err := otherKeys(ctx, s, s.store.Keys, isOthers); err != nil {
+			return err
+		}
+		if err := otherMembers(ctx, s, s.store.Members, isOthers); err != nil {
+			return err
+		}
+		for _, e := range entries {
+			found(e)
+		}
+		return nil
 	}
-	if err := otherKeys(ctx, s, s.store.Keys, func(e jetstream.KeyValueEntry) { delete(uses, e.Key()) }); err != nil {
-		return err
-	}
-	for _, e := range uses {
-		found(e)
-	}
-	return nil
 }
 
 // stored returns the entries that are not removed, by key.

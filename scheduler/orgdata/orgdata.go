@@ -53,8 +53,9 @@ func (d *Data) List(ctx context.Context, org string) (*proto.OrgData, error) {
 
 // remove removes what is stored of an organisation, one kind after the other, and reports whether
 // nothing was found. It stops at a kind of which something remains. Later kinds may tell to whom
-// earlier ones belong, so that each call begins with the first.
-func (d *Data) remove(ctx context.Context, org string) (empty bool, err error) {
+// earlier ones belong, so that each call begins with the first. check is called before each removal,
+// and its error ends the call.
+func (d *Data) remove(ctx context.Context, org string, check func(context.Context) error) (empty bool, err error) {
 	scan := d.scan(org)
 	empty = true
 	for _, h := range d.Holders {
@@ -62,6 +63,9 @@ func (d *Data) remove(ctx context.Context, org string) (empty bool, err error) {
 			continue // the organisation itself
 		}
 		before, err := h.Count(ctx, scan)
+		if err == nil {
+			err = check(ctx)
+		}
 		if err == nil {
 			err = h.Remove(ctx, scan)
 		}

@@ -119,6 +119,7 @@ func (w *world) fill(org, marker string) {
 		check(err)
 	}
 	put(st.Webhooks, "key."+key.ID, proto.Webhook{URL: "https://" + marker, MaxAttempts: 1, Timeout: 1})
+	put(st.Webhooks, "key."+proto.MemberPrefix+org, proto.Webhook{URL: "https://" + marker, MaxAttempts: 1, Timeout: 1})
 	put(st.Webhooks, "url."+org+".1", proto.Endpoint{URL: "https://" + marker})
 	put(st.Members, proto.MemberPrefix+org, proto.Member{Org: org, Email: marker})
 	put(st.Sessions, "session-of-"+org, proto.Session{Org: org, Name: marker})
@@ -348,5 +349,42 @@ func TestDeletionRemovesEverythingOfOneOrganisation(t *testing.T) {
 	gone := slices.DeleteFunc(otherFound, func(place string) bool { return slices.Contains(left, place) })
 	if len(gone) != 1 || !strings.HasPrefix(gone[0], "bullpen.out.") { // the one without an execution
 		t.Errorf("gone of the other organisation: %v", gone)
+	}
+}
+
+// staleOrgs is what a process knows that was not running for a while.
+type staleOrgs struct {
+	*registry.Orgs
+	list   []proto.Org
+	listed func()
+}
+
+func (l *staleOrgs) List() []proto.Org {
+	l.listed()
+	return l.list
+}
+
+// A process that was frozen may lead when another one has deleted the organisation, and somebody has
+// created a new one of its name.
+func TestNewOrganisationOfTheNameOfADeletedOneStays(t *testing.T) {
+	w := newWorld(t)
+	w.fill("acme", "marker")
+	before := w.counts("acme")
+	list := w.orgs.List()
+	list[0].DeletingAt = new(time.Now().UTC())
+	ctx, cancel := context.WithCancel(storetest.Context(t))
+	defer cancel()
+	looks := 0
+	stale := &staleOrgs{Orgs: w.orgs, list: list, listed: func() {
+		if looks++; looks > 2 {
+			cancel()
+		}
+	}}
+	r := &orgdata.Runner{Data: w.data(), Orgs: stale, Settle: time.Millisecond, Instance: "test", Log: storetest.Log(t)}
+	_ = r.Run(ctx) // always nil
+	for kind, n := range w.counts("acme") {
+		if n != before[kind] {
+			t.Errorf("%s: %+v, before %+v", kind, n, before[kind])
+		}
 	}
 }

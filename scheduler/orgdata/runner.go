@@ -21,6 +21,8 @@ const (
 // Orgs is the list of organisations.
 type Orgs interface {
 	List() []proto.Org
+	// Stored reads an organisation from the bucket. It returns [proto.ErrNotFound] if there is none.
+	Stored(ctx context.Context, name string) (proto.Org, error)
 	// Remove removes an organisation that is being deleted. It returns [proto.ErrNotFound] if there
 	// is none.
 	Remove(ctx context.Context, name string) error
@@ -48,8 +50,8 @@ func (r *Runner) Run(ctx context.Context) error {
 					continue
 				}
 				d := deletions[o.Name]
-				if d == nil {
-					d = &deletion{Runner: r, org: o.Name}
+				if d == nil || !d.began.Equal(*o.DeletingAt) {
+					d = &deletion{Runner: r, org: o.Name, began: *o.DeletingAt}
 					deletions[o.Name] = d
 					r.Log.Info("deleting organisation", "org", o.Name)
 				}
@@ -73,8 +75,21 @@ func (r *Runner) Run(ctx context.Context) error {
 type deletion struct {
 	*Runner
 	org     string
+	began   time.Time // the organisation's DeletingAt
 	empty   time.Time // when nothing was found; zero if something was
 	failure string    // the last one, which is logged once
+}
+
+var errGone = errors.New("another process has removed the organisation")
+
+// check returns errGone if another process has removed the organisation. There may be a new one of
+// its name by then, of which the list in memory does not know yet.
+func (d *deletion) check(ctx context.Context) error {
+	o, err := d.Orgs.Stored(ctx, d.org)
+	if errors.Is(err, proto.ErrNotFound) || err == nil && (o.DeletingAt == nil || !o.DeletingAt.Equal(d.began)) {
+		return errGone
+	}
+	return err
 }
 
 // advance removes what can be removed now. It reports whether the organisation is gone.
@@ -82,21 +97,23 @@ func (d *deletion) advance(ctx context.Context) (gone bool) {
 	if !d.empty.IsZero() && time.Since(d.empty) < d.Settle {
 		return false
 	}
-	empty, err := d.Data.remove(ctx, d.org)
+	empty, err := d.Data.remove(ctx, d.org, d.check)
 	switch {
 	case err != nil || !empty:
 		d.empty = time.Time{}
 	case d.empty.IsZero():
 		d.empty = time.Now()
 	default:
-		if err = d.Orgs.Remove(ctx, d.org); errors.Is(err, proto.ErrNotFound) {
-			err = nil // by another process
+		if err = d.Orgs.Remove(ctx, d.org); err == nil || errors.Is(err, proto.ErrNotFound) {
+			return true
 		}
-		gone = err == nil
+	}
+	if errors.Is(err, errGone) {
+		return true
 	}
 	if err != nil && ctx.Err() == nil && err.Error() != d.failure {
 		d.failure = err.Error()
 		d.Log.Warn("deletion of an organisation failed, will retry", "org", d.org, "error", err)
 	}
-	return gone
+	return false
 }

@@ -32,12 +32,17 @@ func (l *Orgs) Run(ctx context.Context) error { return l.cache.Run(ctx) }
 // Org returns the organisation of that name, or [proto.ErrNotFound] if there is none. One that
 // another gateway has just created is read from the bucket.
 func (l *Orgs) Org(ctx context.Context, name string) (proto.Org, error) {
-	o := l.cache.Get(name)
-	if o == nil {
-		var err error
-		if o, _, err = l.cache.Read(ctx, name); err != nil {
-			return proto.Org{}, err
-		}
+	if o := l.cache.Get(name); o != nil {
+		return *o, nil
+	}
+	return l.Stored(ctx, name)
+}
+
+// Stored reads an organisation from the bucket. It returns [proto.ErrNotFound] if there is none.
+func (l *Orgs) Stored(ctx context.Context, name string) (proto.Org, error) {
+	o, _, err := l.cache.Read(ctx, name)
+	if err != nil {
+		return proto.Org{}, err
 	}
 	return *o, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -106,9 +107,7 @@ func openPrefix(top int, m proto.Mount, owner unix.Stat_t) (int, error) {
 	for name := range strings.SplitSeq(m.Prefix, "/") {
 		next, err := openBeneath(fd, name)
 		if errors.Is(err, unix.ENOENT) && !m.ReadOnly {
-			if err = unix.Mkdirat(fd, name, 0o755); err == nil {
-				err = unix.Fchownat(fd, name, int(owner.Uid), int(owner.Gid), unix.AT_SYMLINK_NOFOLLOW)
-			}
+			err = mkdirAs(owner, fd, name)
 			if err == nil || errors.Is(err, unix.EEXIST) { // created by another execution meanwhile
 				next, err = openBeneath(fd, name)
 			}
@@ -120,6 +119,20 @@ func openPrefix(top int, m proto.Mount, owner unix.Stat_t) (int, error) {
 		fd = next
 	}
 	return fd, nil
+}
+
+// mkdirAs makes a directory of an owner at once: if it were given to the owner afterwards, a worker
+// that dies in between would leave one that no program can write to.
+func mkdirAs(owner unix.Stat_t, dir int, name string) error {
+	runtime.LockOSThread() // the ids are those of the thread
+	defer runtime.UnlockOSThread()
+	gid, _ := unix.SetfsgidRetGid(int(owner.Gid))
+	uid, _ := unix.SetfsuidRetUid(int(owner.Uid))
+	defer func() {
+		_, _ = unix.SetfsuidRetUid(uid)
+		_, _ = unix.SetfsgidRetGid(gid)
+	}()
+	return unix.Mkdirat(dir, name, 0o755)
 }
 
 // bind returns a mount of a directory without the mounts in it.

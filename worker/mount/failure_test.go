@@ -80,6 +80,25 @@ sys.exit(7)
 	})
 }
 
+// A program must not make the worker read a report as long as it likes.
+func TestFewOfTheFilesThatWereNotStoredAreNamed(t *testing.T) {
+	w := newWorld(t)
+	front := newFront(t, w.endpoint)
+	m := w.s3("f", "many")
+	m.S3.Endpoint = front.URL
+	sync, release := w.signals()
+	w.onLine = func(string) { front.dead.Store(true); release() }
+	r := w.run("cold", awaitSignal+`
+files = [open("/data/f/%03d" % i + "\x01" * 240, "w") for i in range(5)]
+for f in files: f.write("lost"); f.flush()
+wait()
+os._exit(0)
+`, m, sync)
+	if r.finish == nil || !strings.HasSuffix(r.finish.Error(), " and 2 more.") || len(r.finish.Error()) > 4096 {
+		t.Errorf("finish: %v", r.finish)
+	}
+}
+
 // A server that never answers must not keep a jail alive. A request to it takes longer than the
 // program may.
 func TestStoreThatHangs(t *testing.T) {

@@ -8,7 +8,6 @@
 package mount
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,6 +40,8 @@ const (
 	finishTimeout = time.Minute
 	// maxNamed is how many files an error message names.
 	maxNamed = 3
+	// maxReports limits the reports of a serving process in bytes, which a program can influence.
+	maxReports = 64 << 10
 )
 
 // Config configures an Opener.
@@ -260,6 +261,9 @@ func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 	if s.control == nil {
 		return mounts, nil
 	}
+	if <-s.starts; s.err != nil {
+		return mounts, s.err
+	}
 	// The process reads it when it has started. Until then, the kernel holds back requests.
 	if err := s.configure(uid, gid); err != nil {
 		return mounts, err
@@ -328,7 +332,7 @@ func (s *Set) Finish(ctx context.Context) error {
 	if err := s.control.SetReadDeadline(time.Now().Add(finishTimeout)); err != nil {
 		return err
 	}
-	reports := json.NewDecoder(bufio.NewReader(s.control))
+	reports := json.NewDecoder(io.LimitReader(s.control, maxReports))
 	for {
 		var r report
 		if err := reports.Decode(&r); err != nil {
@@ -339,7 +343,7 @@ func (s *Set) Finish(ctx context.Context) error {
 			return &WriteError{"Some of what the program wrote below " + proto.MountsDir + " may not have been stored: " + why + "."}
 		}
 		if r.Done {
-			return writeError(r.Failures)
+			return writeError(r.Failures, r.Failed)
 		}
 	}
 }
@@ -364,18 +368,19 @@ func (s *Set) isAborted() bool {
 	return s.aborted
 }
 
-// writeError returns the error for files that were not stored, nil for none.
-func writeError(failures []objectfs.Failure) error {
-	if len(failures) == 0 {
+// writeError returns the error for n files that were not stored, of which it gets the first, and nil
+// for none.
+func writeError(first []objectfs.Failure, n int) error {
+	if n == 0 {
 		return nil
 	}
 	var named []string
-	for _, f := range failures[:min(len(failures), maxNamed)] {
+	for _, f := range first[:min(len(first), maxNamed)] {
 		named = append(named, fmt.Sprintf("%.300q (%v)", proto.MountsDir+"/"+f.Path, f.Why))
 	}
 	text := strings.Join(named, ", ")
-	if n := len(failures) - maxNamed; n > 0 {
-		text += fmt.Sprintf(" and %d more", n)
+	if more := n - len(first); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
 	}
 	return &WriteError{"What the program wrote could not be stored: " + text + "."}
 }
@@ -455,8 +460,9 @@ type servedMount struct {
 
 // report is a message from a serving process. The first one says that a change will be accepted.
 type report struct {
-	Done     bool               `json:"done,omitempty"` // all is stored, except Failures
-	Failures []objectfs.Failure `json:"failures,omitempty"`
+	Done     bool               `json:"done,omitempty"`     // all is stored, except what failed
+	Failures []objectfs.Failure `json:"failures,omitempty"` // the first maxNamed
+	Failed   int                `json:"failed,omitempty"`   // all
 }
 
 // Serve serves the mounts of an execution, in a process that a Set has started. open opens a
@@ -513,6 +519,6 @@ func Serve(open func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects,
 		})
 	}
 	mounts.Wait()
-	send(report{Done: true, Failures: failures})
+	send(report{Done: true, Failures: failures[:min(len(failures), maxNamed)], Failed: len(failures)})
 	return nil
 }
