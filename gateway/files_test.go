@@ -533,3 +533,56 @@ func TestSlowDownload(t *testing.T) {
 		})
 	}
 }
+
+func TestChangeFiles(t *testing.T) {
+	h := newHarness(t)
+	h.threads.most = proto.Space{Bytes: int64(h.server.Default.Disk.Home), Files: h.server.Default.Disk.Inodes}
+	h.addThread("acme", "t")
+	for _, name := range []string{"a", "dir", "dir/b", "dir/c"} {
+		h.threads.files["acme/t/"+name] = []byte(name)
+	}
+	h.threads.files["acme/t/dir"] = nil
+	change := func(kind, more string) *reply {
+		h.t.Helper()
+		return h.do("POST", "/v1/files/"+kind, `{"source":"thread","id":"t"`+more+`}`)
+	}
+	number := h.threads.heads["acme/t"].Number() + 1
+	for more, want := range map[string]string{`"/home/baponi/a","to":"./new//name"`: "new/name", `"dir/b","to":"/home/baponi/b"`: "b"} {
+		a := change("rename", `,"path":`+more).want(200, "")
+		if got := strings.TrimSpace(string(a.body)); got != fmt.Sprintf(`{"path":%q,"version":%d}`, want, number) {
+			t.Errorf("rename of %s: %s", more, got)
+		}
+	}
+	change("delete", `,"path":"dir"`).want(409, "conflict", `"dir" is not empty`)
+	change("delete", `,"path":"/dir/","recursive":true`).want(200, "")
+	if names := (threadFiles{h.threads}).names("acme", "t"); !slices.Equal(names, []string{"b", "new/name"}) {
+		t.Errorf("%q", names)
+	}
+	change("delete", `,"path":"dir"`).want(404, "not_found", `the thread has nothing at "dir"`)
+	h.do("POST", "/v1/files/delete", `{"source":"thread","id":"u","path":"a"}`).want(404, "not_found", "no thread of that id")
+	h.do("POST", "/v1/files/rename", `{"source":"thread","id":"u","path":"a","to":"b"}`).want(404, "not_found", "no thread of that id")
+	for _, bad := range []string{`""`, `"/"`, `"/home/baponi"`, `"a/../b"`, `"a\u0000"`, `"` + strings.Repeat("a", 256) + `"`} {
+		change("delete", `,"path":`+bad).want(400, "validation_error", "path must")
+		change("rename", `,"path":`+bad+`,"to":"x"`).want(400, "validation_error", "path must")
+		change("rename", `,"path":"b","to":`+bad).want(400, "validation_error", "to must")
+	}
+	change("rename", `,"path":"b"`).want(400, "validation_error", "to")
+	for kind, more := range map[string]string{"delete": `"path":"b"`, "rename": `"path":"b","to":"c"`} {
+		h.do("POST", "/v1/files/"+kind, `{"source":"volume","id":"v",`+more+`}`).want(501, "not_implemented")
+	}
+	h.threads.refuse = &proto.SpaceError{Thread: "t", Most: proto.Space{Bytes: 17}}
+	change("rename", `,"path":"b","to":"c"`).want(409, "conflict", "has room for 17 bytes")
+	h.execute(inThread, "Prefer", "respond-async").want(202, "")
+	change("delete", `,"path":"new"`).want(409, "conflict", "thread t is in use by execution")
+	change("rename", `,"path":"new","to":"n"`).want(409, "conflict", "thread t is in use by execution")
+}
+
+func TestArchiveOfDirectory(t *testing.T) {
+	h := newHarness(t)
+	h.addThread("acme", "t")
+	if a := h.do("GET", "/v1/threads/t/archive?path=/home/baponi/x/", "").want(200, ""); !strings.Contains(string(a.body), "x") {
+		t.Errorf("archive %q", a.body)
+	}
+	h.do("GET", "/v1/threads/t/archive?path=nothing", "").want(404, "not_found", `the thread has no directory "nothing"`)
+	h.do("GET", "/v1/threads/t/archive?path=a/../..", "").want(400, "validation_error", "path must not contain")
+}

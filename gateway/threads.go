@@ -125,6 +125,10 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	dir, err := proto.CleanFilePath(s.Home, r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
 	org := infoOf(r.Context()).key.Org
 	done, err := s.transfers.begin(r.Context(), org)
 	if err != nil {
@@ -136,7 +140,10 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 		h.Set("Content-Disposition", attachment(id+".tar"))
 		h.Set("Cache-Control", "private, no-store")
 	}}
-	if err := s.Versions.Archive(r.Context(), org, id, version, out); err != nil {
+	if err := s.Versions.Archive(r.Context(), org, id, version, dir, out); err != nil {
+		if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
+			return api.Errorf(api.CodeNotFound, "%s", missing)
+		}
 		return versionError("archive", id, version, err)
 	}
 	return nil

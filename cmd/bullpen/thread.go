@@ -25,6 +25,8 @@ type threadCommands struct {
 	Files   threadFilesCommand   `cmd:"" help:"List files of a thread."`
 	Get     threadGetCommand     `cmd:"" help:"Download a file of a thread."`
 	Put     threadPutCommand     `cmd:"" help:"Upload a file to a thread."`
+	RmFile  threadRmFileCommand  `cmd:"" help:"Delete a file or directory of a thread."`
+	Rename  threadRenameCommand  `cmd:"" help:"Rename a file or directory of a thread."`
 	GC      threadGCCommand      `cmd:"" name:"gc" help:"Remove stored files that no thread refers to (admin)."`
 	Rebuild threadRebuildCommand `cmd:"" help:"Rebuild the list of threads from stored files (admin)."`
 }
@@ -199,6 +201,7 @@ type threadExportCommand struct {
 	remote      `embed:""`
 	threadArg   `embed:""`
 	versionFlag `embed:""`
+	Path        string `placeholder:"DIRECTORY" help:"Directory to write, absolute or relative to the home directory. Default: the home directory."`
 	outputFlag  `embed:""`
 }
 
@@ -220,7 +223,7 @@ func (c *threadExportCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return c.write(s, func(w io.Writer) error { return api.ThreadArchive(ctx, c.Thread, version, w) })
+	return c.write(s, func(w io.Writer) error { return api.ThreadArchive(ctx, c.Thread, version, c.Path, w) })
 }
 
 type threadGetCommand struct {
@@ -280,6 +283,42 @@ func uploadFile(ctx context.Context, api *client.Client, thread, local, path str
 		return 0, fmt.Errorf("upload %s: %w", local, err)
 	}
 	return info.Size(), nil
+}
+
+type threadRmFileCommand struct {
+	remote    `embed:""`
+	threadArg `embed:""`
+	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
+	Recursive bool   `short:"r" help:"Delete a directory with its content."`
+}
+
+const newVersionHelp = "The change is a new version; earlier versions keep their files. A thread that is in use cannot be changed."
+
+func (*threadRmFileCommand) Help() string { return newVersionHelp }
+
+func (c *threadRmFileCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
+		return api.DeleteFile(ctx, c.Thread, c.Path, c.Recursive)
+	}, func(p *page, f *client.ChangedFile) {
+		p.textf("deleted %s of %s, version %d\n", f.Path, c.Thread, f.Version)
+	})
+}
+
+type threadRenameCommand struct {
+	remote    `embed:""`
+	threadArg `embed:""`
+	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
+	To        string `arg:"" name:"to" help:"The new path, where nothing may be. Missing directories are created."`
+}
+
+func (*threadRenameCommand) Help() string { return newVersionHelp }
+
+func (c *threadRenameCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
+		return api.RenameFile(ctx, c.Thread, c.Path, c.To)
+	}, func(p *page, f *client.ChangedFile) {
+		p.textf("renamed to %s of %s, version %d\n", f.Path, c.Thread, f.Version)
+	})
 }
 
 type threadFilesCommand struct {

@@ -74,6 +74,15 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 	handle("POST /v1/admin/threads/rebuild", text(`{"made":11,"kept":2,"lost":1}`))
 	handle("POST /v1/files/list", text(`{"files":[{"name":"data","path":"data","size":0,"modified":"2026-01-02T03:04:05.000Z","is_directory":true},`+
 		`{"name":"x","path":"x\u001b[31m","size":2048,"modified":"2026-01-02T03:04:05.000Z","is_directory":false}]}`))
+	change := func(w http.ResponseWriter, _ *http.Request, body string) {
+		if strings.Contains(body, "missing") {
+			refuse(w, http.StatusNotFound, "not_found", "there is nothing at this path", "")
+			return
+		}
+		_, _ = io.WriteString(w, `{"path":"data/x","version":3}`)
+	}
+	handle("POST /v1/files/delete", change)
+	handle("POST /v1/files/rename", change)
 	sign := func(method string) func(http.ResponseWriter, *http.Request, string) {
 		return func(w http.ResponseWriter, r *http.Request, body string) {
 			if strings.Contains(body, "missing") {

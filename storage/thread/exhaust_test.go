@@ -66,7 +66,7 @@ func TestLongPaths(t *testing.T) {
 		t.Errorf("a list of %d names takes %d MiB", n, (paths.most-before)/mib)
 	}
 	var archive weigher
-	check(t, w.versions.Archive(w.ctx, org, "t", 0, &archive))
+	check(t, w.versions.Archive(w.ctx, org, "t", 0, "", &archive))
 	if archive.written < 50*mib || archive.most > before+20*mib {
 		t.Errorf("an archive of %d MiB takes %d MiB", archive.written/mib, (archive.most-before)/mib)
 	}
@@ -97,7 +97,7 @@ func TestUploadsAreLimited(t *testing.T) {
 		}
 	}
 	check(t, stage("a", 6*mib))
-	rejected(stage("b", 5*mib), "take 6291456 bytes and 1, and this one 5242880 bytes and 1 more; the sandbox of this API key has room for 10485760 bytes and 100")
+	rejected(stage("b", 5*mib), "take 6291456 bytes and 1, and this change 5242880 bytes and 1 more; the sandbox of this API key has room for 10485760 bytes and 100")
 	check(t, stage("a", 10*mib))
 	rejected(stage("b", 1), "")
 	check(t, stage("a", 0), stage("b", 5*mib))
