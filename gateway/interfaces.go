@@ -470,6 +470,11 @@ type Versions interface {
 	// newest with the staged files. Before it writes, it returns [proto.ErrNotFound] if there is no
 	// such thread or version, and a [*proto.NoFileError] if that has no such directory.
 	Archive(ctx context.Context, org, thread string, version int64, path string, w io.Writer) error
+	// Unpack unpacks a tar below a directory in a new version, and returns its number. It creates the
+	// thread and the directory if they do not exist. It returns a [*proto.FieldError] for a bad tar, a
+	// [*proto.PathError] or a [*proto.SpaceError] if the files exceed tar.Most, and a
+	// [*proto.BusyError] if an execution holds the thread at the end.
+	Unpack(ctx context.Context, org, thread, path string, tar *proto.TarUpload) (version int64, err error)
 	// Fork creates a thread that starts from a version of another; version 0 is the newest with the
 	// staged files. It returns [proto.ErrNotFound] if there is no such thread or version, and
 	// [proto.ErrExists] if the new id is taken.

@@ -178,6 +178,27 @@ func (s *threads) Archive(_ context.Context, org, id string, version int64, dir 
 	return out.Close()
 }
 
+// Unpack stores the whole tar as one file.
+func (s *threads) Unpack(_ context.Context, org, id, dir string, u *proto.TarUpload) (int64, error) {
+	content, err := io.ReadAll(u.Body)
+	if err == nil {
+		err = u.Proceed(int64(len(content)))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		err = s.refuse
+	}
+	if err != nil {
+		return 0, fmt.Errorf("unpack: %w", err)
+	}
+	if s.most != (proto.Space{}) && s.most != u.Most || u.Home != "/home/baponi" {
+		return 0, fmt.Errorf("space %+v, home %s", u.Most, u.Home)
+	}
+	s.files[key(key(org, id), dir)] = content
+	return 5, nil
+}
+
 func (s *threads) Collect(_ context.Context, safeAge time.Duration) (proto.Collected, error) {
 	s.age = safeAge
 	return proto.Collected{Layers: proto.Swept{Blobs: 2, Bytes: 300}, Uploads: proto.Swept{Blobs: 1, Bytes: 9}}, s.fail

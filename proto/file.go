@@ -111,3 +111,13 @@ func CleanFileName(home, name string) (string, error) {
 	}
 	return clean, err
 }
+
+// TarUpload is a tar that is unpacked into a thread's home.
+type TarUpload struct {
+	Body io.Reader // of the tar
+	Home string    // the home as programs see it, which absolute links may lead to
+	Most Space     // limit of the home
+	// Proceed is called before each entry with the memory that the entry takes until the upload ends,
+	// in bytes. Its error ends the upload and is returned unchanged.
+	Proceed func(memory int64) error
+}

@@ -522,6 +522,19 @@ func threadRoutes() []Route {
 			}},
 			Errors: []int{http.StatusNotFound, http.StatusTooManyRequests},
 		},
+		{
+			Method: http.MethodPut, Path: "/v1/threads/{id}/archive", ID: "unpackThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Unpack a tar into a thread's home", PathDoc: id,
+			Doc: "The thread is created if it does not exist. An entry replaces whatever is at its path; the content of a directory is added to a directory. " +
+				"The change is one new version, and nothing is changed if an entry is refused. Refused are absolute paths and those with .., devices and " +
+				"FIFOs, set-uid and set-gid bits, symlinks that may lead outside the home, hard links to what is not in the tar before, and what the home " +
+				"directory of the API key's sandbox has no room for. 409 while an execution holds the thread.",
+			Params: []Param{
+				archivePath("The directory to unpack below; the home without it. It is created if it does not exist."),
+				header("Content-Encoding", "How the tar is compressed.", object{"type": "string", "enum": []string{"gzip", "zstd"}}),
+			},
+			Upload: "application/x-tar", UploadDoc: "A tar. The body may take any time in total, but must not stall for more than 30 seconds.",
+			Responses: ok("It is unpacked.", ChangedFile{"data", 2}), Errors: []int{http.StatusConflict},
+		},
 	}
 }
 

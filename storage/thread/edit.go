@@ -141,14 +141,19 @@ func (v *Versions) edit(
 
 // editHead changes the home that a head describes.
 func (v *Versions) editHead(ctx context.Context, head *proto.Thread, limit proto.Space, change func(*edit) error) (int64, error) {
-	old := newTree(head.Org, head.CreatedAt, v.Limits)
+	now := time.Now().UTC()
+	created := head.CreatedAt
+	if created.IsZero() {
+		created = now // of a new thread
+	}
+	old := newTree(head.Org, created, v.Limits)
 	if head.Version != nil {
 		var err error
 		if old, err = v.tree(ctx, head.Org, head.Version); err != nil {
 			return 0, err
 		}
 	}
-	e := &edit{editor: old.edit(), now: time.Now().UTC()}
+	e := &edit{editor: old.edit(), now: now}
 	if err := e.stage(head.Staged); err != nil {
 		return 0, err
 	}
