@@ -1,6 +1,8 @@
 package main
 
 import (
+	"archive/tar"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -244,13 +246,22 @@ func (c *threadGetCommand) Run(ctx context.Context, s streams) error {
 type threadPutCommand struct {
 	remote    `embed:""`
 	threadArg `embed:""`
-	Local     string `arg:"" name:"local" help:"The file to upload."`
+	Local     string `arg:"" name:"local" help:"The file or directory to upload."`
 	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
+	Recursive bool   `short:"r" help:"Upload the content of a directory, as one new version."`
 }
 
 func (*threadPutCommand) Help() string {
 	return `Replaces a file, link or whole directory at the path, and creates missing directories. The next execution of the thread sees the file; a
-running one does not.`
+running one does not.
+
+With -r, the content of a local directory is added to the directory at the path, with modes, times and symlinks. All of it is uploaded, or nothing.
+The thread must not be in use.
+
+Examples:
+
+  bullpen thread put notebook-1 input.csv data/input.csv
+  bullpen thread put -r notebook-1 ./project project`
 }
 
 type uploadedFile struct {
@@ -259,11 +270,47 @@ type uploadedFile struct {
 }
 
 func (c *threadPutCommand) Run(ctx context.Context, s streams) error {
+	if c.Recursive {
+		return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
+			return decoded(uploadDirectory(ctx, api, c.Thread, c.Local, c.Path))
+		}, func(p *page, f *client.ChangedFile) {
+			p.textf("uploaded %s to %s of %s, version %d\n", c.Local, cmp.Or(f.Path, "the home"), c.Thread, f.Version)
+		})
+	}
 	return request(s, &c.remote, func(api *client.Client) (uploadedFile, json.RawMessage, error) {
 		size, err := uploadFile(ctx, api, c.Thread, c.Local, c.Path)
 		return uploadedFile{c.Path, size}, nil, err
 	}, func(p *page, f uploadedFile) { p.textf("uploaded %s to %s, %d bytes\n", f.Path, c.Thread, f.Size) })
 }
+
+// uploadDirectory uploads the content of a local directory while it is read.
+func uploadDirectory(ctx context.Context, api *client.Client, thread, local, path string) (*client.ChangedFile, error) {
+	if info, err := os.Stat(local); err != nil || !info.IsDir() {
+		return nil, cmp.Or(err, fmt.Errorf("upload: %s is not a directory", local))
+	}
+	r, w := io.Pipe()
+	read := make(chan error, 1)
+	go func() {
+		out := tar.NewWriter(w)
+		err := out.AddFS(os.DirFS(local))
+		if err == nil {
+			err = out.Close()
+		}
+		read <- err
+		w.CloseWithError(err)
+	}()
+	changed, err := api.UnpackThread(ctx, thread, path, r)
+	_ = r.CloseWithError(errNotSent) // ends the reading, which a refused upload does not need
+	if errRead := <-read; errRead != nil && !errors.Is(errRead, errNotSent) {
+		return nil, fmt.Errorf("upload %s: %w", local, errRead)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("upload %s: %w", local, err)
+	}
+	return changed, nil
+}
+
+var errNotSent = errors.New("the upload has ended")
 
 // uploadFile uploads a local file and returns its size in bytes.
 func uploadFile(ctx context.Context, api *client.Client, thread, local, path string) (int64, error) {

@@ -69,6 +69,28 @@ func archivePath(id, dir string, query url.Values) string {
 	return path
 }
 
+// UnpackThread unpacks a tar below a directory of a thread's home, the home if dir is empty. The
+// body is sent once.
+func (c *Client) UnpackThread(ctx context.Context, id, dir string, body io.Reader) (*ChangedFile, error) {
+	path := archivePath(id, dir, url.Values{})
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.address(path), io.NopCloser(body))
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/x-tar")
+	req.Header.Set("Expect", "100-continue") // so that a rejection comes before the body is sent
+	resp, err := c.send(req)
+	if err != nil {
+		return nil, err
+	}
+	changed := new(ChangedFile)
+	err = json.NewDecoder(resp.Body).Decode(changed)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, fmt.Errorf("PUT %s: decode the answer: %w", path, err)
+	}
+	return changed, nil
+}
+
 // DeleteFile deletes what is at a path of a thread's home; a directory with its content only if
 // recursive is true.
 func (c *Client) DeleteFile(ctx context.Context, thread, path string, recursive bool) (*ChangedFile, json.RawMessage, error) {
