@@ -196,8 +196,11 @@ func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
-	defer cancel()
+	ctx, done, err := s.beginChange(r)
+	if err != nil {
+		return err
+	}
+	defer done()
 	version, err := s.Files.Delete(ctx, infoOf(ctx).key.Org, req.ID, name, req.Recursive)
 	if err != nil {
 		return changeError("delete a file of", req.ID, err)
@@ -226,13 +229,27 @@ func (s *Server) renameFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
-	defer cancel()
+	ctx, done, err := s.beginChange(r)
+	if err != nil {
+		return err
+	}
+	defer done()
 	version, err := s.Files.Rename(ctx, key.Org, req.ID, from, to, most)
 	if err != nil {
 		return changeError("rename a file of", req.ID, err)
 	}
 	return writeValue(w, http.StatusOK, api.ChangedFile{Path: to, Version: version})
+}
+
+// beginChange returns a context for a change of files, which goes on if the client leaves. Changes
+// count as transfers: each copies the names in directories of any size.
+func (s *Server) beginChange(r *http.Request) (ctx context.Context, done func(), err error) {
+	end, err := s.transfers.begin(r.Context(), infoOf(r.Context()).key.Org)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
+	return ctx, func() { cancel(); end() }, nil
 }
 
 // changedPath returns the cleaned path of a file or directory that a request changes, which the

@@ -64,7 +64,7 @@ type Thread struct {
 type Version struct {
 	Number    int64     `json:"number"` // 1 for the first
 	CreatedAt time.Time `json:"created_at"`
-	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for the first version of a fork
+	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for the first version of a fork and for a change of files
 	Bytes     int64     `json:"bytes"`              // content of its files without holes; a file counts once for each of its names
 	Files     int64     `json:"files"`              // files, directories, symlinks
 	// Attributes is the size of the extended attributes of all these, in bytes.
