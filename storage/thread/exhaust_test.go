@@ -1,6 +1,7 @@
 package thread_test
 
 import (
+	"archive/tar"
 	"errors"
 	"fmt"
 	"io"
@@ -73,6 +74,37 @@ func TestLongPaths(t *testing.T) {
 	stop := errors.New("gone")
 	if err := w.versions.List(w.ctx, org, "t", "", true, func(proto.File) error { return stop }); !errors.Is(err, stop) {
 		t.Error(err)
+	}
+}
+
+// TestUnpackedTarIsNotInMemory unpacks a tar of 240 MiB.
+func TestUnpackedTarIsNotInMemory(t *testing.T) {
+	w := newWorld(t)
+	const files, size = 60, 4 * mib
+	r, in := io.Pipe()
+	go func() {
+		out := tar.NewWriter(in)
+		for i := range files {
+			err := out.WriteHeader(&tar.Header{Name: fmt.Sprint("f", i), Mode: 0o644, Size: size})
+			if err == nil {
+				_, err = io.CopyN(out, zero{}, size)
+			}
+			if err != nil {
+				in.CloseWithError(err)
+				return
+			}
+		}
+		in.CloseWithError(out.Close())
+	}()
+	var read, stored weigher
+	w.backend.watch(func(string, string) { stored.most = max(stored.most, live()) }, nil)
+	before := live()
+	check(t, w.unpack("t", "", io.TeeReader(r, &read), unlimitedHome))
+	if head := w.head(t, "t"); head.Version.Bytes != files*size || head.Version.Files != files {
+		t.Errorf("%+v", head.Version)
+	}
+	if most := max(read.most, stored.most); read.written < files*size || most > before+40*mib {
+		t.Errorf("a tar of %d MiB takes %d MiB", read.written/mib, (most-before)/mib)
 	}
 }
 
