@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -176,6 +179,95 @@ echo >> new/zero; echo own > own
 	a.upload(t, "uploads", "into", []byte("no link"))
 	if r := a.inline(bash("cat link/passwd into; test -L link -o -L into; echo $?; wc -c < new/zero").of("uploads")); r.Stdout != "in the homeno link1\n1\n" {
 		t.Errorf("files put where links were: %+v", r)
+	}
+}
+
+// testFileChanges unpacks a tar into a thread, changes single files, and checks that programs see
+// all of it, on workers that have an older version of the home too.
+func testFileChanges(t *testing.T, a *api) {
+	at := func(path string) string { return "/v1/threads/changes/archive" + path }
+	change := func(kind string, body request, want int) {
+		t.Helper()
+		body["source"], body["id"] = "thread", "changes"
+		if r := a.do(http.MethodPost, "/v1/files/"+kind, body); r.status != want {
+			t.Errorf("%s %v: %s", kind, body, r)
+		}
+	}
+	large := randomBytes(6 << 20)
+	pack := func(headers ...tar.Header) []byte {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		w := tar.NewWriter(z)
+		for _, h := range headers {
+			if h.Mode == 0 {
+				h.Mode = 0o644
+			}
+			h.ModTime = time.Unix(1_000_000_000, 0)
+			if err := w.WriteHeader(&h); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Write(large[:h.Size]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(w.Close(), z.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	unpack := func(path string, want int, words string, headers ...tar.Header) {
+		t.Helper()
+		r := a.do(http.MethodPut, at(path), pack(headers...), "Content-Encoding", "gzip", "Content-Type", "application/x-tar")
+		if r.status != want || !strings.Contains(string(r.body), words) {
+			t.Errorf("unpack: %s", r)
+		}
+	}
+	unpack("?path=in", http.StatusOK, `"version":1`, tar.Header{Name: "run", Mode: 0o755, Size: 10}, tar.Header{Name: "d/large", Size: 6 << 20},
+		tar.Header{Name: "d/link", Typeflag: tar.TypeSymlink, Linkname: "../run"}, tar.Header{Name: "d/again", Typeflag: tar.TypeLink, Linkname: "run"})
+	look := bash("cd in; find * -printf '%p %y %m %s %n %T@\\n' | grep -v ' d ' | sort; find ~ -not -user $UID; cmp run d/again; cmp d/link run; sha256sum < d/large").of("changes")
+	sum := sha256.Sum256(large)
+	want := "d/again f 755 10 2 1000000000.0000000000\nd/large f 644 6291456 1 1000000000.0000000000\nd/link l 777 6 1 1000000000.0000000000\n" +
+		"run f 755 10 2 1000000000.0000000000\n" + hex.EncodeToString(sum[:]) + "  -\n"
+	if r := a.inline(look); r.Stdout != want {
+		t.Fatalf("a program found %+v, want\n%s", r, want)
+	}
+	unpack("", http.StatusBadRequest, `bad`, tar.Header{Name: "good", Size: 1}, tar.Header{Name: "../bad"})
+
+	h := newHold()
+	id := a.submit(bash("echo kept > in/new\n" + h.code()).of("changes"))
+	h.reached(t, 1)
+	change("delete", request{"path": "in/run"}, http.StatusConflict)
+	change("rename", request{"path": "in", "to": "out"}, http.StatusConflict)
+	unpack("", http.StatusConflict, "in use by execution "+id, tar.Header{Name: "good", Size: 1})
+	h.release(t)
+	a.ended(id).succeeded(t, "held\nwoken\n")
+	a.upload(t, "changes", "in/d/staged", []byte("uploaded"))
+	change("rename", request{"path": "in/d", "to": "deep/er"}, http.StatusOK)
+	change("rename", request{"path": "/home/baponi/in/run", "to": "run"}, http.StatusOK)
+	change("delete", request{"path": "deep/er/link"}, http.StatusOK)
+	change("delete", request{"path": "in"}, http.StatusConflict)
+	change("delete", request{"path": "in", "recursive": true}, http.StatusOK)
+	change("delete", request{"path": "in", "recursive": true}, http.StatusNotFound)
+	list := []string{"deep/", "deep/er/", "deep/er/again 10", "deep/er/large 6291456", "deep/er/staged 8", "run 10"}
+	a.checkListing(t, "changes", "", true, list...)
+	r := a.inline(bash("find * -type f -printf '%p %n\\n' | sort; cmp run deep/er/again; sha256sum < deep/er/large; cat deep/er/staged").of("changes"))
+	if want := "deep/er/again 2\ndeep/er/large 1\ndeep/er/staged 1\nrun 2\n" + hex.EncodeToString(sum[:]) + "  -\nuploaded"; r.Stdout != want {
+		t.Errorf("after the changes a program found %+v, want\n%s", r, want)
+	}
+	archive := a.do(http.MethodGet, at("?path=deep/er"), nil)
+	var names []string
+	for in := tar.NewReader(bytes.NewReader(archive.body)); ; {
+		h, err := in.Next()
+		if err != nil {
+			break
+		}
+		names = append(names, h.Name)
+	}
+	if !slices.Equal(names, []string{"./", "again", "large", "staged"}) {
+		t.Errorf("the archive of a directory has %q: HTTP %d", names, archive.status)
+	}
+	if r := a.do(http.MethodGet, at("?path=in&version=1"), nil); r.status != http.StatusOK || !bytes.Contains(r.body, large[:1<<20]) {
+		t.Errorf("the first version: HTTP %d, %d bytes", r.status, len(r.body))
 	}
 }
 

@@ -69,7 +69,10 @@ func accessTable() map[string]access {
 		"deleteThread":    {scope: files, path: "/v1/threads/t"},
 		"forkThread":      {scope: files, path: "/v1/threads/t/fork", body: `{"id":"u"}`},
 		"archiveThread":   {scope: files, path: "/v1/threads/t/archive"},
+		"unpackThread":    {scope: files, body: "a tar"},
 		"listFiles":       {scope: files, body: of("")},
+		"deleteFile":      {scope: files, body: of(`,"path":"a"`)},
+		"renameFile":      {scope: files, body: of(`,"path":"a","to":"b"`)},
 		"fileUploadURL":   {scope: files, body: of(`,"path":"a","content_length":1`)},
 		"fileDownloadURL": {scope: files, path: "/v1/files/download_url", body: of(`,"path":"a"`)},
 

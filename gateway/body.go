@@ -2,12 +2,16 @@ package gateway
 
 import (
 	"bytes"
+	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"strings"
 	"time"
+
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -27,6 +31,77 @@ func requireIdentity(w http.ResponseWriter, r *http.Request) error {
 	}
 	return nil
 }
+
+// maxWindow bounds the memory of a zstd decoder, in bytes. It suffices for every level of zstd
+// without --ultra and --long.
+const maxWindow = 8 << 20
+
+// decompressed returns the body of a request without its Content-Encoding. end must be called when
+// it is not read any more.
+func decompressed(w http.ResponseWriter, r *http.Request, body io.Reader) (plain io.Reader, end func(), err error) {
+	switch coding := strings.ToLower(strings.Join(listItems(r.Header.Values("Content-Encoding")), ",")); coding {
+	case "", "identity":
+		return body, func() {}, nil
+	case "gzip":
+		return &decoded{body: body, open: func(from io.Reader) (io.Reader, error) { return gzip.NewReader(from) }}, func() {}, nil
+	case "zstd":
+		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return nil, nil, fmt.Errorf("decompress the body: %w", err)
+		}
+		return &decoded{body: body, open: func(from io.Reader) (io.Reader, error) { return z, z.Reset(from) }}, z.Close, nil
+	default:
+		w.Header().Set("Accept-Encoding", "gzip, zstd")
+		return nil, nil, api.Errorf(api.CodeUnsupportedMedia, "the Content-Encoding of this body must be gzip or zstd, or absent")
+	}
+}
+
+// decoded is a compressed body. Its errors are those of the body, or tell the client that it is
+// malformed.
+type decoded struct {
+	body  io.Reader
+	open  func(from io.Reader) (io.Reader, error)
+	plain io.Reader // nil before the first byte is read
+	err   error     // of body, but io.EOF
+}
+
+// Read implements [io.Reader].
+func (d *decoded) Read(p []byte) (n int, err error) {
+	if d.plain == nil {
+		plain, err := d.open(readerFunc(d.readBody))
+		if err != nil {
+			return 0, d.wrap(noEOF(err))
+		}
+		d.plain = plain
+	}
+	n, err = d.plain.Read(p)
+	return n, d.wrap(err)
+}
+
+// wrap returns the error for the client.
+func (d *decoded) wrap(err error) error {
+	switch {
+	case err == nil || errors.Is(err, io.EOF):
+		return err
+	case d.err != nil:
+		return d.err
+	default:
+		return proto.FieldErrorf("body", "cannot be decompressed: %v", err)
+	}
+}
+
+func (d *decoded) readBody(p []byte) (int, error) {
+	n, err := d.body.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		d.err = err
+	}
+	return n, err
+}
+
+type readerFunc func([]byte) (int, error)
+
+// Read implements [io.Reader].
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // decodeBody reads and decodes the body of a request.
 func decodeBody[T any](s *Server, w http.ResponseWriter, r *http.Request) (*T, error) {

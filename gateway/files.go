@@ -184,6 +184,95 @@ func (s *Server) signDownload(r *http.Request, req *api.FileDownloadRequest) (*a
 	return s.signedURL(r, g)
 }
 
+func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
+	req, err := decodeBody[api.FileDeleteRequest](s, w, r)
+	if err == nil {
+		err = requireThread(&req.FileRequest)
+	}
+	if err != nil {
+		return err
+	}
+	name, err := s.changedPath("path", req.Path)
+	if err != nil {
+		return err
+	}
+	ctx, done, err := s.beginChange(r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	version, err := s.Files.Delete(ctx, infoOf(ctx).key.Org, req.ID, name, req.Recursive)
+	if err != nil {
+		return changeError("delete a file of", req.ID, err)
+	}
+	return writeValue(w, http.StatusOK, api.ChangedFile{Path: name, Version: version})
+}
+
+func (s *Server) renameFile(w http.ResponseWriter, r *http.Request) error {
+	req, err := decodeBody[api.FileRenameRequest](s, w, r)
+	if err == nil {
+		err = requireThread(&req.FileRequest)
+	}
+	if err != nil {
+		return err
+	}
+	from, err := s.changedPath("path", req.Path)
+	if err != nil {
+		return err
+	}
+	to, err := s.changedPath("to", req.To)
+	if err != nil {
+		return err
+	}
+	key := infoOf(r.Context()).key
+	most, err := s.homeLimit(r, &key)
+	if err != nil {
+		return err
+	}
+	ctx, done, err := s.beginChange(r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	version, err := s.Files.Rename(ctx, key.Org, req.ID, from, to, most)
+	if err != nil {
+		return changeError("rename a file of", req.ID, err)
+	}
+	return writeValue(w, http.StatusOK, api.ChangedFile{Path: to, Version: version})
+}
+
+// beginChange returns a context for a change of files, which goes on if the client leaves. Changes
+// count as transfers: each copies the names in directories of any size.
+func (s *Server) beginChange(r *http.Request) (ctx context.Context, done func(), err error) {
+	end, err := s.transfers.begin(r.Context(), infoOf(r.Context()).key.Org)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
+	return ctx, func() { cancel(); end() }, nil
+}
+
+// changedPath returns the cleaned path of a file or directory that a request changes, which the
+// field of that name has.
+func (s *Server) changedPath(field, name string) (string, error) {
+	clean, err := proto.CleanFilePath(s.Home, name)
+	if wrong, ok := errors.AsType[*proto.FieldError](err); ok {
+		return "", &proto.FieldError{Field: field, Message: field + strings.TrimPrefix(wrong.Message, wrong.Field)}
+	}
+	if err == nil && clean == "" {
+		err = proto.FieldErrorf(field, "must not be the home itself")
+	}
+	return clean, err
+}
+
+// changeError is threadError for a change of files, whose thread or path may be missing.
+func changeError(operation, id string, err error) error {
+	if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
+		return api.Errorf(api.CodeNotFound, "%s", missing)
+	}
+	return threadError(operation, id, err)
+}
+
 func (s *Server) open(r *http.Request, g *grant) (*proto.FileContent, error) {
 	content, err := s.Files.Open(r.Context(), g.org, g.thread, g.path)
 	if errors.Is(err, proto.ErrNotFound) {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
@@ -18,6 +19,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -532,4 +535,157 @@ func TestSlowDownload(t *testing.T) {
 			_ = resp.Body.Close()
 		})
 	}
+}
+
+func TestChangeFiles(t *testing.T) {
+	h := newHarness(t)
+	h.threads.most = proto.Space{Bytes: int64(h.server.Default.Disk.Home), Files: h.server.Default.Disk.Inodes}
+	h.addThread("acme", "t")
+	for _, name := range []string{"a", "dir", "dir/b", "dir/c"} {
+		h.threads.files["acme/t/"+name] = []byte(name)
+	}
+	h.threads.files["acme/t/dir"] = nil
+	change := func(kind, more string) *reply {
+		h.t.Helper()
+		return h.do("POST", "/v1/files/"+kind, `{"source":"thread","id":"t"`+more+`}`)
+	}
+	number := h.threads.heads["acme/t"].Number() + 1
+	for more, want := range map[string]string{`"/home/baponi/a","to":"./new//name"`: "new/name", `"dir/b","to":"/home/baponi/b"`: "b"} {
+		a := change("rename", `,"path":`+more).want(200, "")
+		if got := strings.TrimSpace(string(a.body)); got != fmt.Sprintf(`{"path":%q,"version":%d}`, want, number) {
+			t.Errorf("rename of %s: %s", more, got)
+		}
+	}
+	change("delete", `,"path":"dir"`).want(409, "conflict", `"dir" is not empty`)
+	change("delete", `,"path":"/dir/","recursive":true`).want(200, "")
+	if names := (threadFiles{h.threads}).names("acme", "t"); !slices.Equal(names, []string{"b", "new/name"}) {
+		t.Errorf("%q", names)
+	}
+	change("delete", `,"path":"dir"`).want(404, "not_found", `the thread has nothing at "dir"`)
+	h.do("POST", "/v1/files/delete", `{"source":"thread","id":"u","path":"a"}`).want(404, "not_found", "no thread of that id")
+	h.do("POST", "/v1/files/rename", `{"source":"thread","id":"u","path":"a","to":"b"}`).want(404, "not_found", "no thread of that id")
+	for _, bad := range []string{`""`, `"/"`, `"/home/baponi"`, `"a/../b"`, `"a\u0000"`, `"` + strings.Repeat("a", 256) + `"`} {
+		change("delete", `,"path":`+bad).want(400, "validation_error", "path must")
+		change("rename", `,"path":`+bad+`,"to":"x"`).want(400, "validation_error", "path must")
+		change("rename", `,"path":"b","to":`+bad).want(400, "validation_error", "to must")
+	}
+	change("rename", `,"path":"b"`).want(400, "validation_error", "to")
+	for kind, more := range map[string]string{"delete": `"path":"b"`, "rename": `"path":"b","to":"c"`} {
+		h.do("POST", "/v1/files/"+kind, `{"source":"volume","id":"v",`+more+`}`).want(501, "not_implemented")
+	}
+	h.threads.refuse = &proto.SpaceError{Thread: "t", Most: proto.Space{Bytes: 17}}
+	change("rename", `,"path":"b","to":"c"`).want(409, "conflict", "has room for 17 bytes")
+	h.execute(inThread, "Prefer", "respond-async").want(202, "")
+	change("delete", `,"path":"new"`).want(409, "conflict", "thread t is in use by execution")
+	change("rename", `,"path":"new","to":"n"`).want(409, "conflict", "thread t is in use by execution")
+}
+
+func TestArchiveOfDirectory(t *testing.T) {
+	h := newHarness(t)
+	h.addThread("acme", "t")
+	if a := h.do("GET", "/v1/threads/t/archive?path=/home/baponi/x/", "").want(200, ""); !strings.Contains(string(a.body), "x") {
+		t.Errorf("archive %q", a.body)
+	}
+	h.do("GET", "/v1/threads/t/archive?path=nothing", "").want(404, "not_found", `the thread has no directory "nothing"`)
+	h.do("GET", "/v1/threads/t/archive?path=a/../..", "").want(400, "validation_error", "path must not contain")
+}
+
+func compressed(t *testing.T, coding, content string) string {
+	t.Helper()
+	var b bytes.Buffer
+	var w io.WriteCloser
+	switch coding {
+	case "gzip":
+		w = gzip.NewWriter(&b)
+	case "zstd":
+		var err error
+		if w, err = zstd.NewWriter(&b); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		return content
+	}
+	if _, err := io.WriteString(w, content); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestUnpack(t *testing.T) {
+	h := newHarness(t)
+	h.threads.most = proto.Space{Bytes: int64(h.server.Default.Disk.Home), Files: h.server.Default.Disk.Inodes}
+	content := strings.Repeat("tar", 100_000)
+	put := func(path, coding, body string) *reply {
+		h.t.Helper()
+		return h.do("PUT", "/v1/threads/t/archive"+path, body, "Content-Type", "application/x-tar", "Content-Encoding", coding)
+	}
+	for _, coding := range []string{"", "identity", "gzip", "GZIP", "zstd"} {
+		delete(h.threads.files, "acme/t/data")
+		a := put("?path=/home/baponi/./data/", coding, compressed(t, strings.ToLower(coding), content)).want(200, "")
+		if got := strings.TrimSpace(string(a.body)); got != `{"path":"data","version":5}` || string(h.threads.files["acme/t/data"]) != content {
+			t.Errorf("%s: %s, %d bytes", coding, got, len(h.threads.files["acme/t/data"]))
+		}
+	}
+	for _, coding := range []string{"gzip", "zstd"} {
+		whole := compressed(t, coding, content)
+		for name, body := range map[string]string{"cut off": whole[:len(whole)-3], "plain": content, "empty": ""} {
+			if coding == "zstd" && name == "empty" {
+				continue // an empty stream is one of no frames; what is unpacked has no end then
+			}
+			a := put("", coding, body).want(400, "validation_error", "body cannot be decompressed")
+			if !a.closed {
+				t.Errorf("%s %s: the connection stays open", name, coding)
+			}
+		}
+	}
+	for _, coding := range []string{"br", "gzip, gzip", "gzip, zstd"} {
+		if a := put("", coding, content).want(415, "unsupported_media_type", "gzip or zstd"); a.header.Get("Accept-Encoding") != "gzip, zstd" {
+			t.Errorf("%s: %v", coding, a.header)
+		}
+	}
+	put("?path=a/../b", "", content).want(400, "validation_error", `path must not contain ".."`)
+	h.do("PUT", "/v1/threads/a%2Fb/archive", content).want(400, "validation_error", "id must be")
+	h.threads.refuse = proto.FieldErrorf("body", `has the entry "x", which is bad`)
+	put("", "", content).want(400, "validation_error", `body has the entry "x", which is bad`)
+	h.threads.refuse = nil
+	full := "the disk is full"
+	h.server.DiskFull = func() string { return full }
+	put("", "", content).want(503, "disk_full")
+	full = ""
+	h.server.Memory = 2 * (uploadMemory(h.threads.most.Bytes) + 3*requestCost)
+	put("", "", strings.Repeat("x", 1<<20)).want(503, "service_unavailable", "too many requests are open")
+	put("", "", "little").want(503, "service_unavailable", "too many requests are open") // a step more than there is
+	h.server.Memory = 1 << 30
+	h.execute(inThread, "Prefer", "respond-async").want(202, "")
+	put("", "", content).want(409, "conflict", "thread t is in use by execution")
+}
+
+// A body may take long, but may not stall, and a client that leaves ends the upload.
+func TestUnpackStalls(t *testing.T) {
+	bubble(t, func(t *testing.T, h *harness) {
+		begin := func() (*io.PipeWriter, <-chan *reply) {
+			body, in := io.Pipe()
+			r := h.request("PUT", "/v1/threads/t/archive", "")
+			r.Body, r.ContentLength = body, -1
+			return in, h.begin(r)
+		}
+		in, answer := begin()
+		for range 5 {
+			_, _ = io.WriteString(in, "part")
+			time.Sleep(bodyTimeout - time.Second)
+		}
+		_ = in.Close()
+		(<-answer).want(200, "")
+		in, answer = begin()
+		_, _ = io.WriteString(in, "part")
+		(<-answer).want(408, "request_timeout", "body did not arrive within 30s")
+		_ = in.Close()
+		synctest.Wait()
+		if used := h.server.budget.used; used != 0 || len(h.server.transfers.byOrg) != 0 {
+			t.Errorf("%d bytes and the transfers of %d organisations are still reserved", used, len(h.server.transfers.byOrg))
+		}
+	})
 }

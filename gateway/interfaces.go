@@ -466,9 +466,15 @@ type Threads interface {
 
 // Versions reads, forks and removes the stored versions of threads.
 type Versions interface {
-	// Archive writes the home of a version as a tar; version 0 is the newest with the staged files.
-	// It returns [proto.ErrNotFound] before it writes if there is no such thread or version.
-	Archive(ctx context.Context, org, thread string, version int64, w io.Writer) error
+	// Archive writes a directory of a version as a tar, the home for the empty path; version 0 is the
+	// newest with the staged files. Before it writes, it returns [proto.ErrNotFound] if there is no
+	// such thread or version, and a [*proto.NoFileError] if that has no such directory.
+	Archive(ctx context.Context, org, thread string, version int64, path string, w io.Writer) error
+	// Unpack unpacks a tar below a directory in a new version, and returns its number. It creates the
+	// thread and the directory if they do not exist. It returns a [*proto.FieldError] for a bad tar, a
+	// [*proto.PathError] or a [*proto.SpaceError] if the files exceed tar.Most, and a
+	// [*proto.BusyError] if an execution holds the thread at the end.
+	Unpack(ctx context.Context, org, thread, path string, tar *proto.TarUpload) (version int64, err error)
 	// Fork creates a thread that starts from a version of another; version 0 is the newest with the
 	// staged files. It returns [proto.ErrNotFound] if there is no such thread or version, and
 	// [proto.ErrExists] if the new id is taken.
@@ -501,6 +507,15 @@ type Files interface {
 	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
 	// and a [*proto.SpaceError] if the home would exceed most.
 	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	// Delete deletes what is at a path in a new version, and returns its number. It returns
+	// [proto.ErrNotFound] if there is no such thread, a [*proto.NoFileError] if nothing is at the
+	// path, a [*proto.PathError] for a directory that is not empty unless recursive is true, and a
+	// [*proto.BusyError] while an execution holds the thread.
+	Delete(ctx context.Context, org, thread, path string, recursive bool) (version int64, err error)
+	// Rename renames what is at a path in a new version, and returns its number. Its errors are those
+	// of Delete, a [*proto.PathError] if the new path cannot be used, and a [*proto.SpaceError] if
+	// the home would exceed most.
+	Rename(ctx context.Context, org, thread, from, to string, most proto.Space) (version int64, err error)
 	// CheckSpace returns the error with which Stage would refuse a file of that size.
 	CheckSpace(ctx context.Context, org, thread, path string, size int64, most proto.Space) error
 }

@@ -382,7 +382,8 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		"/openapi.json": "GET, HEAD", "/docs": "GET, HEAD", "/metrics": "GET, HEAD",
 		"/v1/admin/images": "GET, HEAD", "/v1/executions/x/webhook": "GET, HEAD", "/v1/executions/x/webhook/replay": "POST", "/v1/webhook/rotate": "POST",
 		"/v1/webhook/test": "POST", "/v1/webhook/replay-failed": "POST", "/v1/webhook/endpoints": "GET, HEAD", "/v1/webhook/endpoints/enable": "POST",
-		"/v1/threads": "GET, HEAD", "/v1/threads/x/fork": "POST", "/v1/threads/x/archive": "GET, HEAD", "/v1/admin/threads/gc": "POST", "/v1/files/list": "POST",
+		"/v1/threads": "GET, HEAD", "/v1/threads/x/fork": "POST", "/v1/admin/threads/gc": "POST", "/v1/files/list": "POST",
+		"/v1/files/delete": "POST", "/v1/files/rename": "POST",
 	} {
 		for _, method := range []string{"PUT", "PATCH", "OPTIONS", "BREW"} {
 			if got := h.do(method, path, "").want(405, "method_not_allowed").header.Get("Allow"); got != allow {

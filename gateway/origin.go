@@ -57,7 +57,7 @@ func loopback(host string) bool {
 // browser on its own, so that credentials are not allowed.
 const (
 	corsMethods = "GET, HEAD, POST, PUT, PATCH, DELETE"
-	corsHeaders = "Accept, Authorization, Content-Type, Idempotency-Key, If-Match, If-Range, Last-Event-ID, Mcp-Method, Mcp-Name, Mcp-Protocol-Version, Mcp-Session-Id, " +
+	corsHeaders = "Accept, Authorization, Content-Encoding, Content-Type, Idempotency-Key, If-Match, If-Range, Last-Event-ID, Mcp-Method, Mcp-Name, Mcp-Protocol-Version, Mcp-Session-Id, " +
 		"Prefer, Range, X-Client-Id, X-Request-Id"
 	corsExposed = "Content-Range, ETag, Location, Mcp-Session-Id, Preference-Applied, RateLimit, RateLimit-Policy, Retry-After, X-Quota-Warning, X-Request-Id, X-Should-Retry, X-Trace-Id"
 	corsMaxAge  = "600" // seconds for which a browser keeps the answer to a preflight

@@ -176,7 +176,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"patchWebhook": s.patchWebhook, "deleteWebhook": s.deleteWebhook, "rotateWebhook": s.rotateWebhook, "testWebhook": s.testWebhook,
 		"replayFailed": s.replayFailed, "listEndpoints": s.listEndpoints, "enableEndpoint": s.enableEndpoint,
 		"listThreads": s.listThreads, "getThread": s.getThread, "deleteThread": s.deleteThread, "forkThread": s.forkThread,
-		"archiveThread": s.archiveThread, "listFiles": s.listFiles, "fileUploadURL": s.uploadURL, "fileDownloadURL": s.downloadURL,
+		"archiveThread": s.archiveThread, "unpackThread": s.unpackThread, "listFiles": s.listFiles, "deleteFile": s.deleteFile, "renameFile": s.renameFile, "fileUploadURL": s.uploadURL, "fileDownloadURL": s.downloadURL,
 		"getContent": s.getContent, "putContent": s.putContent, "createKey": s.createKey, "listKeys": s.listKeys, "revokeKey": s.revokeKey,
 		"getKey": s.getKey, "replaceKey": s.replaceKey, "rotateKey": s.rotateKey,
 		"createOrg": s.createOrg, "listOrgs": s.listOrgs, "getOrg": s.getOrg, "replaceOrg": s.replaceOrg, "deleteOrg": s.deleteOrg, "getOrgData": s.getOrgData,

@@ -125,6 +125,10 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	dir, err := proto.CleanFilePath(s.Home, r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
 	org := infoOf(r.Context()).key.Org
 	done, err := s.transfers.begin(r.Context(), org)
 	if err != nil {
@@ -136,10 +140,87 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 		h.Set("Content-Disposition", attachment(id+".tar"))
 		h.Set("Cache-Control", "private, no-store")
 	}}
-	if err := s.Versions.Archive(r.Context(), org, id, version, out); err != nil {
+	if err := s.Versions.Archive(r.Context(), org, id, version, dir, out); err != nil {
+		if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
+			return api.Errorf(api.CodeNotFound, "%s", missing)
+		}
 		return versionError("archive", id, version, err)
 	}
 	return nil
+}
+
+// unpackThread unpacks a tar into a thread while it arrives.
+func (s *Server) unpackThread(w http.ResponseWriter, r *http.Request) error {
+	version, dir, err := s.unpack(w, r)
+	if err != nil {
+		w.Header().Set("Connection", "close") // the rest of the body is not read
+		return err
+	}
+	return writeValue(w, http.StatusOK, api.ChangedFile{Path: dir, Version: version})
+}
+
+func (s *Server) unpack(w http.ResponseWriter, r *http.Request) (version int64, dir string, err error) {
+	id := chi.URLParam(r, "id")
+	if err := proto.CheckThreadID("id", id); err != nil {
+		return 0, "", err // unlike with other operations, the thread need not exist
+	}
+	key := infoOf(r.Context()).key
+	if dir, err = proto.CleanFilePath(s.Home, r.URL.Query().Get("path")); err != nil {
+		return 0, "", err
+	}
+	if err := s.checkQuota(r.Context(), key.Org, proto.QuotaStored); err != nil {
+		return 0, "", err
+	}
+	most, err := s.homeLimit(r, &key)
+	if err != nil {
+		return 0, "", err
+	}
+	// Unpack checks this again, but the client should know before it sends everything.
+	head, err := s.Threads.Get(r.Context(), key.Org, id)
+	switch {
+	case err == nil && head.Holder != "":
+		return 0, "", &proto.BusyError{Thread: id, Holder: head.Holder}
+	case err != nil && !errors.Is(err, proto.ErrNotFound):
+		return 0, "", fmt.Errorf("look up thread %s: %w", id, err)
+	}
+	done, err := s.beginUpload(r.Context(), key.Org, most.Bytes)
+	if err != nil {
+		return 0, "", err
+	}
+	defer done()
+	long := &longBody{from: r.Body, control: infoOf(r.Context()).rec.control}
+	defer long.clearDeadline()
+	body, end, err := decompressed(w, r, long)
+	if err != nil {
+		return 0, "", err
+	}
+	defer end()
+	version, err = s.Versions.Unpack(r.Context(), key.Org, id, dir, &proto.TarUpload{
+		Body: body, Home: s.Home, Most: most, Proceed: s.tarEntry(infoOf(r.Context())),
+	})
+	if err != nil {
+		return 0, "", fmt.Errorf("unpack a tar into thread %s: %w", id, err)
+	}
+	return version, dir, nil
+}
+
+// tarEntry returns a function that reserves the memory of an entry of a tar until the request ends.
+func (s *Server) tarEntry(i *info) func(memory int64) error {
+	const step = 1 << 20
+	var left int64
+	return func(memory int64) error {
+		if s.DiskFull != nil && s.DiskFull() != "" {
+			return errDiskFull
+		}
+		for left < memory {
+			if !s.reserve(i, step) {
+				return errOverloaded
+			}
+			left += step
+		}
+		left -= memory
+		return nil
+	}
 }
 
 func (s *Server) collectThreads(w http.ResponseWriter, r *http.Request) error {

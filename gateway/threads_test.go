@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -149,7 +150,7 @@ func (s *threads) Fork(_ context.Context, org, id string, version int64, to stri
 	return new(*made), nil
 }
 
-func (s *threads) Archive(_ context.Context, org, id string, version int64, w io.Writer) error {
+func (s *threads) Archive(_ context.Context, org, id string, version int64, dir string, w io.Writer) error {
 	s.mu.Lock()
 	t, err := s.take(org, id, false)
 	s.mu.Unlock()
@@ -159,8 +160,11 @@ func (s *threads) Archive(_ context.Context, org, id string, version int64, w io
 	if version > t.Number() {
 		return proto.ErrNotFound
 	}
+	if dir == "nothing" {
+		return fmt.Errorf("archive: %w", &proto.NoFileError{Path: dir, Directory: true})
+	}
 	out := tar.NewWriter(w)
-	body := fmt.Sprintf("version %d", cmp.Or(version, t.Number()))
+	body := fmt.Sprintf("version %d%s", cmp.Or(version, t.Number()), dir)
 	err = out.WriteHeader(&tar.Header{Name: "a", Size: int64(len(body)), Mode: 0o644})
 	if err == nil {
 		_, err = io.WriteString(out, body)
@@ -172,6 +176,27 @@ func (s *threads) Archive(_ context.Context, org, id string, version int64, w io
 		return err
 	}
 	return out.Close()
+}
+
+// Unpack stores the whole tar as one file.
+func (s *threads) Unpack(_ context.Context, org, id, dir string, u *proto.TarUpload) (int64, error) {
+	content, err := io.ReadAll(u.Body)
+	if err == nil {
+		err = u.Proceed(int64(len(content)))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		err = s.refuse
+	}
+	if err != nil {
+		return 0, fmt.Errorf("unpack: %w", err)
+	}
+	if s.most != (proto.Space{}) && s.most != u.Most || u.Home != "/home/baponi" {
+		return 0, fmt.Errorf("space %+v, home %s", u.Most, u.Home)
+	}
+	s.files[key(key(org, id), dir)] = content
+	return 5, nil
 }
 
 func (s *threads) Collect(_ context.Context, safeAge time.Duration) (proto.Collected, error) {
@@ -249,6 +274,47 @@ func (s threadFiles) CheckSpace(_ context.Context, _, thread, name string, _ int
 		return fmt.Errorf("space for %s: %w", name, s.refuse)
 	}
 	return nil
+}
+
+func (s threadFiles) Delete(_ context.Context, org, thread, name string, recursive bool) (int64, error) {
+	return s.change(org, thread, name, func(all map[string][]byte, at string) error {
+		for k := range all {
+			if strings.HasPrefix(k, at+"/") && !recursive {
+				return &proto.PathError{Path: name, Message: "is not empty"}
+			}
+		}
+		maps.DeleteFunc(all, func(k string, _ []byte) bool { return k == at || strings.HasPrefix(k, at+"/") })
+		return nil
+	})
+}
+
+func (s threadFiles) Rename(_ context.Context, org, thread, from, to string, most proto.Space) (int64, error) {
+	return s.change(org, thread, from, func(all map[string][]byte, at string) error {
+		if s.most != most {
+			return fmt.Errorf("renamed with the limit %+v", most)
+		}
+		all[key(key(org, thread), to)] = all[at]
+		delete(all, at)
+		return s.refuse
+	})
+}
+
+// change makes a new version with a change of what is at a path.
+func (s threadFiles) change(org, thread, name string, change func(all map[string][]byte, at string) error) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, err := s.take(org, thread, false)
+	if err != nil {
+		return 0, fmt.Errorf("change: %w", err)
+	}
+	if t.Holder != "" {
+		return 0, fmt.Errorf("change: %w", &proto.BusyError{Thread: thread, Holder: t.Holder})
+	}
+	at := key(key(org, thread), name)
+	if _, ok := s.files[at]; !ok {
+		return 0, fmt.Errorf("change: %w", &proto.NoFileError{Path: name})
+	}
+	return t.Number() + 1, change(s.files, at)
 }
 
 func (s threadFiles) Stage(ctx context.Context, org, thread, name string, size int64, most proto.Space, body io.Reader) error {

@@ -68,6 +68,9 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 		}
 		h.send(h.put(h.server.signedPut("c", 1), "x")).want(429, "rate_limited")
 		h.do("GET", "/v1/threads/t/archive", "").want(429, "rate_limited")
+		h.do("PUT", "/v1/threads/t/archive", "tar").want(429, "rate_limited")
+		h.do("POST", "/v1/files/delete", `{"source":"thread","id":"t","path":"a"}`).want(429, "rate_limited")
+		h.do("POST", "/v1/files/rename", `{"source":"thread","id":"t","path":"a","to":"b"}`).want(429, "rate_limited")
 		h.do("HEAD", down, "", "Authorization", "").want(200, "")
 		h.get(contentPath+content("other", "GET").token(*h.server.URLSecret)).want(200, "")
 

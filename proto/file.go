@@ -2,6 +2,7 @@ package proto
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"path"
 	"strings"
@@ -44,6 +45,34 @@ type FileContent struct {
 	Read func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 }
 
+// NoFileError is returned if a home has nothing at a path, or no directory. It wraps
+// [ErrNotFound].
+type NoFileError struct {
+	Path      string // relative to the home
+	Directory bool   // only a directory would do
+}
+
+func (e *NoFileError) Error() string {
+	if e.Directory {
+		return fmt.Sprintf("the thread has no directory %q; links are not followed; see /v1/files/list", Shorten(e.Path))
+	}
+	return fmt.Sprintf("the thread has nothing at %q; links are not followed; see /v1/files/list", Shorten(e.Path))
+}
+
+// Unwrap returns [ErrNotFound].
+func (*NoFileError) Unwrap() error { return ErrNotFound }
+
+// PathError refuses a change because of what is at a path.
+type PathError struct {
+	Path    string // relative to the home
+	Message string // what is wrong and what to do instead, after the path
+}
+
+func (e *PathError) Error() string { return fmt.Sprintf("%q %s", Shorten(e.Path), e.Message) }
+
+// Conflict marks the error as one whose text is for the client.
+func (*PathError) Conflict() {}
+
 // CleanFilePath returns the cleaned path of a file relative to the home; empty for the home itself.
 // name may be relative to the home, or absolute: below home, which is a cleaned absolute path, or
 // with the home as its root. A name that contains ".." or is not a valid path is a [*FieldError].
@@ -81,4 +110,14 @@ func CleanFileName(home, name string) (string, error) {
 		err = FieldErrorf("path", "must name a file")
 	}
 	return clean, err
+}
+
+// TarUpload is a tar that is unpacked into a thread's home.
+type TarUpload struct {
+	Body io.Reader // of the tar
+	Home string    // the home as programs see it, which absolute links may lead to
+	Most Space     // limit of the home
+	// Proceed is called before each entry with the memory that the entry takes until the upload ends,
+	// in bytes. Its error ends the upload and is returned unchanged.
+	Proceed func(memory int64) error
 }

@@ -64,7 +64,7 @@ type Thread struct {
 type Version struct {
 	Number    int64     `json:"number"` // 1 for the first
 	CreatedAt time.Time `json:"created_at"`
-	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for the first version of a fork
+	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for the first version of a fork and for a change of files
 	Bytes     int64     `json:"bytes"`              // content of its files without holes; a file counts once for each of its names
 	Files     int64     `json:"files"`              // files, directories, symlinks
 	// Attributes is the size of the extended attributes of all these, in bytes.
@@ -152,6 +152,20 @@ func (e *RemovingError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*RemovingError) Conflict() {}
 
+// LayersError refuses a change of a thread whose version consists of too many changes.
+type LayersError struct {
+	Thread string
+	Most   int
+}
+
+func (e *LayersError) Error() string {
+	return fmt.Sprintf("the files of thread %s were changed %d times since an execution combined the changes; run one that writes a file first",
+		e.Thread, e.Most)
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (*LayersError) Conflict() {}
+
 // StagedError refuses an upload to a thread that has too many staged files.
 type StagedError struct {
 	Thread string
@@ -178,18 +192,18 @@ func (s Space) Over(limit Space) bool { return s.Bytes > limit.Bytes || s.Files 
 // Add returns the sum of s and other.
 func (s Space) Add(other Space) Space { return Space{s.Bytes + other.Bytes, s.Files + other.Files} }
 
-// SpaceError refuses an upload that would make the home larger than its sandbox allows.
+// SpaceError refuses an upload or another change that would make the home larger than its sandbox allows.
 type SpaceError struct {
 	Thread  string
-	Home    Space // of the newest version, without the files that staged files replace
+	Home    Space // of the newest version, without the files that staged files replace; of all files for other changes than an upload
 	Waiting Space // of the files that are staged already
-	New     Space // of the new file
+	New     Space // of the new file, or the growth by another change
 	Most    Space
 }
 
 func (e *SpaceError) Error() string {
 	return fmt.Sprintf("the home of thread %s has %d bytes in %d files and directories, files that wait for its next execution take %d bytes and %d, "+
-		"and this one %d bytes and %d more; the sandbox of this API key has room for %d bytes and %d; remove files in an execution first, or "+
+		"and this change %d bytes and %d more; the sandbox of this API key has room for %d bytes and %d; remove files in an execution first, or "+
 		"upload less in their place",
 		e.Thread, e.Home.Bytes, e.Home.Files, e.Waiting.Bytes, e.Waiting.Files, e.New.Bytes, e.New.Files, e.Most.Bytes, e.Most.Files)
 }

@@ -137,8 +137,10 @@ type Worker struct {
 	Home   string // inside the jail
 	Slots  int
 	Warm   Warm
-	Log    *slog.Logger
-	Done   func(rec *proto.Record) // is called for every execution that ended here
+	// SaveTimeout limits how long the home of a thread may take to be saved.
+	SaveTimeout time.Duration
+	Log         *slog.Logger
+	Done        func(rec *proto.Record) // is called for every execution that ended here
 	// OnHealth is called when the worker's ability to create sandboxes changes: with the cause when
 	// it is lost, with nil when it is restored. The worker accepts no jobs in between.
 	OnHealth func(err error)
@@ -260,10 +262,21 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	m := <-preparing
 	spent.start, spent.prepare, spent.checkOut = m.start, m.took, m.checkOut
 	committed := false
-	defer func() {
+	release := func() {
 		if err := m.close(committed); err != nil {
 			w.Log.ErrorContext(ctx, "sandbox removal failed", "trace_id", job.TraceID, "error", err)
 		}
+	}
+	defer func() {
+		if m.saving == nil {
+			release()
+			return
+		}
+		w.Log.ErrorContext(ctx, "thread save does not end, sandbox is removed when it does", "trace_id", job.TraceID, "thread", job.ThreadID)
+		go func() {
+			<-m.saving
+			release()
+		}()
 	}()
 	switch {
 	case claimErr != nil:
@@ -333,11 +346,11 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	}
 	if m.home != nil && !errors.Is(context.Cause(running), ErrShutdown) && outcome.Kind != jail.HostOutOfMemory {
 		began := time.Now()
-		out.Commit, err = m.home.Save(ctx)
+		out.Commit, err = w.save(ctx, m)
 		spent.save = time.Since(began)
 		if err != nil {
 			w.Log.ErrorContext(ctx, "thread save failed", "trace_id", job.TraceID, "thread", job.ThreadID, "error", err)
-			out.Result = out.Result.Unsaved(notSaved(err))
+			out.Result = out.Result.Unsaved(w.notSaved(err))
 		}
 	}
 	rec, err := w.finish(ctx, lease, out)
@@ -353,13 +366,50 @@ func notWritten(err error) string {
 	return "It is not known whether all that the program wrote to its storage connections was stored; the cause is in the worker's log."
 }
 
+// saveGrace is how long a save may go on after its timeout until the slot does not wait for it any
+// more: a file system may hang in a system call.
+const saveGrace = 10 * time.Second
+
+// errSaveTimeout is the cause of the end of a save's context.
+var errSaveTimeout = errors.New("the save timeout has passed")
+
+// save saves the home of a thread within w.SaveTimeout. It sets m.saving if the home is in use
+// after that.
+func (w *Worker) save(ctx context.Context, m *preparation) (*proto.Commit, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, w.SaveTimeout, errSaveTimeout)
+	defer cancel()
+	var c *proto.Commit
+	var err error
+	saved := make(chan struct{})
+	go func() {
+		defer close(saved)
+		c, err = m.home.Save(ctx)
+	}()
+	select {
+	case <-saved:
+	case <-ctx.Done():
+		grace := time.NewTimer(saveGrace)
+		defer grace.Stop()
+		select {
+		case <-saved:
+		case <-grace.C:
+			m.saving = saved
+			return nil, fmt.Errorf("save the home: %w", context.Cause(ctx))
+		}
+	}
+	if err != nil && errors.Is(context.Cause(ctx), errSaveTimeout) {
+		err = fmt.Errorf("%w: %w", errSaveTimeout, err)
+	}
+	return c, err
+}
+
 // unsaved reports whether the home of an execution was not saved.
 func unsaved(rec *proto.Record) bool {
 	return rec.Result.ErrorCode != nil && *rec.Result.ErrorCode == string(proto.CodeThreadSave)
 }
 
 // notSaved returns the message for the tenant about a home that was not saved.
-func notSaved(err error) string {
+func (w *Worker) notSaved(err error) string {
 	why := errors.New("its home could not be stored; the cause is in the worker's log")
 	var limit *proto.LimitError
 	var attributes *proto.AttributesError
@@ -374,6 +424,8 @@ func notSaved(err error) string {
 		why = depth
 	case errors.As(err, &file):
 		why = file
+	case errors.Is(err, errSaveTimeout):
+		why = fmt.Errorf("saving its home took longer than the %s that this server allows; save less at a time", w.SaveTimeout)
 	}
 	return fmt.Sprintf("The thread was not changed: %v.", why)
 }
@@ -394,8 +446,11 @@ type preparation struct {
 	secrets    map[string][]byte
 	// secretsFailed means that err concerns the secrets.
 	secretsFailed bool
-	injector      *inject.Proxy // nil if no secret is added to requests
-	data          *mount.Set    // nil if there are no mounts
+	// saving, if not nil, is closed when a save that the execution does not wait for ends. The home and
+	// the jail are in use until then.
+	saving   <-chan struct{}
+	injector *inject.Proxy // nil if no secret is added to requests
+	data     *mount.Set    // nil if there are no mounts
 	// dataFailed means that err concerns the mounts.
 	dataFailed bool
 	suspect    bool // err suggests that this worker cannot create sandboxes

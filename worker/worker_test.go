@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -90,6 +91,7 @@ func (j jobs) Take(ctx context.Context) (worker.Lease, error) {
 
 // fakeJail is a fake jail whose run function the test supplies.
 type fakeJail struct {
+	outlives   bool // the worker: it is in use when Run returns
 	run        func(ctx context.Context, p jail.Program) (jail.Outcome, error)
 	prepareErr error // returned by Prepare
 	prepared   bool
@@ -147,7 +149,7 @@ func runIn(t *testing.T, l *lease, b *fakeJail, homes worker.Homes, onClaimed fu
 	cut, kill := context.WithCancelCause(t.Context())
 	defer kill(nil)
 	w := &worker.Worker{
-		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: blockingImages{}, Homes: homes, Home: "/home/u", Slots: 1,
+		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: blockingImages{}, Homes: homes, Home: "/home/u", Slots: 1, SaveTimeout: time.Minute,
 		Warm: worker.Warm{OnStart: func(proto.Language, worker.Start) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, OnHealth: func(error) {},
 		Open: func(context.Context, *proto.Job, int, int64) worker.Output { return output{} },
 	}
@@ -162,7 +164,7 @@ func runIn(t *testing.T, l *lease, b *fakeJail, homes worker.Homes, onClaimed fu
 	if err := w.Run(ctx, cut); err != nil {
 		t.Fatal(err)
 	}
-	if b.prepared && !b.closed {
+	if b.prepared && !b.closed && !b.outlives {
 		t.Error("the jail was not closed")
 	}
 }
@@ -529,6 +531,59 @@ func TestHomeSaveFailure(t *testing.T) {
 			!strings.Contains(*r.ErrorMessage, message) || l.outcome.Commit != nil || d.committed || !d.closed {
 			t.Errorf("%+v, %s, home %+v", r, *r.ErrorMessage, d)
 		}
+	}
+}
+
+// hangingHome is a home whose save lasts until its context is done, and after that until end is
+// closed.
+type hangingHome struct {
+	fakeHome
+	end chan struct{}
+}
+
+func (d *hangingHome) CheckOut(context.Context, *proto.Job) (worker.Home, error) { return d, nil }
+
+func (d *hangingHome) Save(ctx context.Context) (*proto.Commit, error) {
+	<-ctx.Done()
+	<-d.end
+	return nil, ctx.Err()
+}
+
+// The slot is free at the latest 10 s after the timeout, but the home and the jail are kept as long
+// as the save uses them.
+func TestHomeSaveTimeout(t *testing.T) {
+	for name, hangs := range map[string]bool{"a slow store": false, "a store that hangs": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := &hangingHome{end: make(chan struct{})}
+				if !hangs {
+					close(d.end)
+				}
+				b := &fakeJail{run: exited(jail.Outcome{Kind: jail.Exited, ExitCode: 3}), outlives: hangs}
+				l := newLease(inThread)
+				began := time.Now()
+				runIn(t, l, b, d, nil)
+				want := time.Minute
+				if hangs {
+					want += 10 * time.Second
+				}
+				r := l.outcome.Result
+				if *r.ErrorCode != string(proto.CodeThreadSave) || *r.ProgramExitCode != 3 || l.outcome.Commit != nil ||
+					!strings.Contains(*r.ErrorMessage, "took longer than the 1m0s") || time.Since(began) != want {
+					t.Errorf("%+v, %s after %s", r, *r.ErrorMessage, time.Since(began))
+				}
+				if d.closed == hangs || b.closed == hangs {
+					t.Errorf("home closed %v, jail closed %v", d.closed, b.closed)
+				}
+				if hangs {
+					close(d.end)
+					synctest.Wait()
+				}
+				if !d.closed || d.committed || !b.closed {
+					t.Errorf("home %+v, jail closed %v", &d.fakeHome, b.closed)
+				}
+			})
+		})
 	}
 }
 

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"archive/tar"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +27,8 @@ type threadCommands struct {
 	Files   threadFilesCommand   `cmd:"" help:"List files of a thread."`
 	Get     threadGetCommand     `cmd:"" help:"Download a file of a thread."`
 	Put     threadPutCommand     `cmd:"" help:"Upload a file to a thread."`
+	RmFile  threadRmFileCommand  `cmd:"" help:"Delete a file or directory of a thread."`
+	Rename  threadRenameCommand  `cmd:"" help:"Rename a file or directory of a thread."`
 	GC      threadGCCommand      `cmd:"" name:"gc" help:"Remove stored files that no thread refers to (admin)."`
 	Rebuild threadRebuildCommand `cmd:"" help:"Rebuild the list of threads from stored files (admin)."`
 }
@@ -199,6 +203,7 @@ type threadExportCommand struct {
 	remote      `embed:""`
 	threadArg   `embed:""`
 	versionFlag `embed:""`
+	Path        string `placeholder:"DIRECTORY" help:"Directory to write, absolute or relative to the home directory. Default: the home directory."`
 	outputFlag  `embed:""`
 }
 
@@ -220,7 +225,7 @@ func (c *threadExportCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return c.write(s, func(w io.Writer) error { return api.ThreadArchive(ctx, c.Thread, version, w) })
+	return c.write(s, func(w io.Writer) error { return api.ThreadArchive(ctx, c.Thread, version, c.Path, w) })
 }
 
 type threadGetCommand struct {
@@ -241,13 +246,22 @@ func (c *threadGetCommand) Run(ctx context.Context, s streams) error {
 type threadPutCommand struct {
 	remote    `embed:""`
 	threadArg `embed:""`
-	Local     string `arg:"" name:"local" help:"The file to upload."`
+	Local     string `arg:"" name:"local" help:"The file or directory to upload."`
 	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
+	Recursive bool   `short:"r" help:"Upload the content of a directory, as one new version."`
 }
 
 func (*threadPutCommand) Help() string {
 	return `Replaces a file, link or whole directory at the path, and creates missing directories. The next execution of the thread sees the file; a
-running one does not.`
+running one does not.
+
+With -r, the content of a local directory is added to the directory at the path, with modes, times and symlinks. All of it is uploaded, or nothing.
+The thread must not be in use.
+
+Examples:
+
+  bullpen thread put notebook-1 input.csv data/input.csv
+  bullpen thread put -r notebook-1 ./project project`
 }
 
 type uploadedFile struct {
@@ -256,11 +270,47 @@ type uploadedFile struct {
 }
 
 func (c *threadPutCommand) Run(ctx context.Context, s streams) error {
+	if c.Recursive {
+		return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
+			return decoded(uploadDirectory(ctx, api, c.Thread, c.Local, c.Path))
+		}, func(p *page, f *client.ChangedFile) {
+			p.textf("uploaded %s to %s of %s, version %d\n", c.Local, cmp.Or(f.Path, "the home"), c.Thread, f.Version)
+		})
+	}
 	return request(s, &c.remote, func(api *client.Client) (uploadedFile, json.RawMessage, error) {
 		size, err := uploadFile(ctx, api, c.Thread, c.Local, c.Path)
 		return uploadedFile{c.Path, size}, nil, err
 	}, func(p *page, f uploadedFile) { p.textf("uploaded %s to %s, %d bytes\n", f.Path, c.Thread, f.Size) })
 }
+
+// uploadDirectory uploads the content of a local directory while it is read.
+func uploadDirectory(ctx context.Context, api *client.Client, thread, local, path string) (*client.ChangedFile, error) {
+	if info, err := os.Stat(local); err != nil || !info.IsDir() {
+		return nil, cmp.Or(err, fmt.Errorf("upload: %s is not a directory", local))
+	}
+	r, w := io.Pipe()
+	read := make(chan error, 1)
+	go func() {
+		out := tar.NewWriter(w)
+		err := out.AddFS(os.DirFS(local))
+		if err == nil {
+			err = out.Close()
+		}
+		read <- err
+		w.CloseWithError(err)
+	}()
+	changed, err := api.UnpackThread(ctx, thread, path, r)
+	_ = r.CloseWithError(errNotSent) // ends the reading, which a refused upload does not need
+	if errRead := <-read; errRead != nil && !errors.Is(errRead, errNotSent) {
+		return nil, fmt.Errorf("upload %s: %w", local, errRead)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("upload %s: %w", local, err)
+	}
+	return changed, nil
+}
+
+var errNotSent = errors.New("the upload has ended")
 
 // uploadFile uploads a local file and returns its size in bytes.
 func uploadFile(ctx context.Context, api *client.Client, thread, local, path string) (int64, error) {
@@ -280,6 +330,42 @@ func uploadFile(ctx context.Context, api *client.Client, thread, local, path str
 		return 0, fmt.Errorf("upload %s: %w", local, err)
 	}
 	return info.Size(), nil
+}
+
+type threadRmFileCommand struct {
+	remote    `embed:""`
+	threadArg `embed:""`
+	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
+	Recursive bool   `short:"r" help:"Delete a directory with its content."`
+}
+
+const newVersionHelp = "The change is a new version; earlier versions keep their files. A thread that is in use cannot be changed."
+
+func (*threadRmFileCommand) Help() string { return newVersionHelp }
+
+func (c *threadRmFileCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
+		return api.DeleteFile(ctx, c.Thread, c.Path, c.Recursive)
+	}, func(p *page, f *client.ChangedFile) {
+		p.textf("deleted %s of %s, version %d\n", f.Path, c.Thread, f.Version)
+	})
+}
+
+type threadRenameCommand struct {
+	remote    `embed:""`
+	threadArg `embed:""`
+	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
+	To        string `arg:"" name:"to" help:"The new path, where nothing may be. Missing directories are created."`
+}
+
+func (*threadRenameCommand) Help() string { return newVersionHelp }
+
+func (c *threadRenameCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
+		return api.RenameFile(ctx, c.Thread, c.Path, c.To)
+	}, func(p *page, f *client.ChangedFile) {
+		p.textf("renamed to %s of %s, version %d\n", f.Path, c.Thread, f.Version)
+	})
 }
 
 type threadFilesCommand struct {

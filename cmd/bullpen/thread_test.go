@@ -1,6 +1,7 @@
 package main
 
 import (
+	"archive/tar"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -70,10 +71,35 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 		}
 		_, _ = io.WriteString(w, "the tar\n")
 	})
+	mux.HandleFunc("PUT /v1/threads/{id}/archive", func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("id") == "busy" {
+			refuse(w, http.StatusConflict, "conflict", "thread busy is in use", "")
+			return
+		}
+		var names []string
+		for in := tar.NewReader(r.Body); ; {
+			h, err := in.Next()
+			if err != nil {
+				break
+			}
+			names = append(names, h.Name)
+		}
+		s.record(r, []byte(strings.Join(names, " ")))
+		_, _ = io.WriteString(w, `{"path":"data/x","version":3}`)
+	})
 	handle("POST /v1/admin/threads/gc", text(`{"layers":{"blobs":3,"bytes":4194304},"objects":{"blobs":0,"bytes":0},"manifests":{"blobs":3,"bytes":100},"uploads":{"blobs":1,"bytes":1048576}}`))
 	handle("POST /v1/admin/threads/rebuild", text(`{"made":11,"kept":2,"lost":1}`))
 	handle("POST /v1/files/list", text(`{"files":[{"name":"data","path":"data","size":0,"modified":"2026-01-02T03:04:05.000Z","is_directory":true},`+
 		`{"name":"x","path":"x\u001b[31m","size":2048,"modified":"2026-01-02T03:04:05.000Z","is_directory":false}]}`))
+	change := func(w http.ResponseWriter, _ *http.Request, body string) {
+		if strings.Contains(body, "missing") {
+			refuse(w, http.StatusNotFound, "not_found", "there is nothing at this path", "")
+			return
+		}
+		_, _ = io.WriteString(w, `{"path":"data/x","version":3}`)
+	}
+	handle("POST /v1/files/delete", change)
+	handle("POST /v1/files/rename", change)
 	sign := func(method string) func(http.ResponseWriter, *http.Request, string) {
 		return func(w http.ResponseWriter, r *http.Request, body string) {
 			if strings.Contains(body, "missing") {

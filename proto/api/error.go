@@ -103,7 +103,7 @@ func Codes() []CodeInfo {
 			CodeUnsupportedMedia, http.StatusUnsupportedMediaType, "UnsupportedMedia",
 			"The body has a Content-Encoding. Bodies must not be compressed.",
 			"a body with a Content-Encoding is not read; send it as it is",
-			header("Accept-Encoding", "The only encoding that is read.", object{"type": "string", "const": "identity"}),
+			header("Accept-Encoding", "The encodings that are read.", object{"type": "string", "enum": []string{"identity", "gzip, zstd"}}),
 		},
 		{
 			CodeRange, http.StatusRequestedRangeNotSatisfiable, "RangeNotSatisfiable",

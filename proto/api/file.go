@@ -31,6 +31,20 @@ type FileListRequest struct {
 	Recursive bool   `json:"recursive,omitempty" default:"false"`
 }
 
+// FileDeleteRequest asks to delete what is at a path.
+type FileDeleteRequest struct {
+	FileRequest
+	Path      string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files; not the home itself."`
+	Recursive bool   `json:"recursive,omitempty" default:"false" doc:"Delete a directory with its content."`
+}
+
+// FileRenameRequest asks to give what is at a path another path.
+type FileRenameRequest struct {
+	FileRequest
+	Path string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files; not the home itself."`
+	To   string `json:"to" required:"true" maxLength:"4096" format:"path" doc:"The new path, where nothing may be. Missing directories above it are created."`
+}
+
 // FileDownloadRequest asks for a URL to download a file from.
 type FileDownloadRequest struct {
 	FileRequest
@@ -88,6 +102,12 @@ type SignedURL struct {
 type Header struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
+}
+
+// ChangedFile answers a change of a thread's files.
+type ChangedFile struct {
+	Path    string `json:"path" doc:"Relative to the home; the new path after a rename."`
+	Version int64  `json:"version" minimum:"0" doc:"The number of the thread's newest version after the change; 0 while there is none."`
 }
 
 // Uploaded answers an upload.

@@ -510,16 +510,36 @@ func threadRoutes() []Route {
 			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Get a version of a thread's home as a tar", PathDoc: id,
-			Doc:    "Without a version, the home as the next program finds it, with uploaded files that are in no version yet.",
-			Params: []Param{query("version", "The number of a version; the newest without it.", object{"type": "integer", "minimum": 1, "maximum": MaxWhole})},
+			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Get a thread's home or a directory of it as a tar", PathDoc: id,
+			Doc: "Without a version, the home as the next program finds it, with uploaded files that are in no version yet.",
+			Params: []Param{
+				query("version", "The number of a version; the newest without it.", object{"type": "integer", "minimum": 1, "maximum": MaxWhole}),
+				archivePath("The directory to get; the home without it. Names in the tar are relative to it."),
+			},
 			Responses: []Response{{
 				Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.", Text: map[string]string{"application/x-tar": ""},
 				Headers: map[string]string{"Content-Disposition": "attachment, with a file name."},
 			}},
 			Errors: []int{http.StatusNotFound, http.StatusTooManyRequests},
 		},
+		{
+			Method: http.MethodPut, Path: "/v1/threads/{id}/archive", ID: "unpackThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Unpack a tar into a thread's home", PathDoc: id,
+			Doc: "The thread is created if it does not exist. An entry replaces whatever is at its path; the content of a directory is added to a directory. " +
+				"The change is one new version, and nothing is changed if an entry is refused. Refused are absolute paths and those with .., devices and " +
+				"FIFOs, set-uid and set-gid bits, symlinks that may lead outside the home, hard links to what is not in the tar before, and what the home " +
+				"directory of the API key's sandbox has no room for. 409 while an execution holds the thread.",
+			Params: []Param{
+				archivePath("The directory to unpack below; the home without it. It is created if it does not exist."),
+				header("Content-Encoding", "How the tar is compressed.", object{"type": "string", "enum": []string{"gzip", "zstd"}}),
+			},
+			Upload: "application/x-tar", UploadDoc: "A tar. The body may take any time in total, but must not stall for more than 30 seconds.",
+			Responses: ok("It is unpacked.", ChangedFile{"data", 2}), Errors: []int{http.StatusConflict},
+		},
 	}
+}
+
+func archivePath(doc string) Param {
+	return query("path", doc, object{"type": "string", "maxLength": proto.MaxFilePathBytes})
 }
 
 func fileRoutes() []Route {
@@ -558,6 +578,23 @@ func fileRoutes() []Route {
 				"the time of the download. Links are not followed.",
 			Request:   FileDownloadRequest{FileRequest: file, Path: "data/out.csv"},
 			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: []int{http.StatusNotFound, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/files/delete", ID: "deleteFile", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Delete a file",
+			Doc: "Deletes a file, a link or an empty directory; with recursive also a directory with its content. Links are not followed. The change is a " +
+				"new version of the home; earlier versions keep their content. 404 if nothing is at the path, 409 while an execution holds the thread.",
+			Request:   FileDeleteRequest{FileRequest: file, Path: "data/in.csv"},
+			Responses: ok("It is deleted.", ChangedFile{"data/in.csv", 2}),
+			Errors:    []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/files/rename", ID: "renameFile", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Rename a file",
+			Doc: "Gives a file, a link or a directory another path. Links are not followed. The change is a new version of the home; earlier versions keep " +
+				"their content. 404 if nothing is at the path; 409 if something is at the new one, if a file or link is above that, or while an execution " +
+				"holds the thread.",
+			Request:   FileRenameRequest{FileRequest: file, Path: "data/in.csv", To: "data/old.csv"},
+			Responses: ok("It is renamed.", ChangedFile{"data/old.csv", 2}),
+			Errors:    []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented},
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/files/content/{token}", ID: "getContent", Tag: tagFiles, Summary: "Download a file by a signed URL", PathDoc: token, Public: true,

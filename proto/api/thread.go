@@ -30,7 +30,7 @@ type WholeThread struct {
 type ThreadVersion struct {
 	Number    int64          `json:"number" minimum:"1"`
 	CreatedAt Time           `json:"created_at"`
-	TraceID   *proto.TraceID `json:"trace_id" doc:"The execution that made it; null for the first version of a fork."`
+	TraceID   *proto.TraceID `json:"trace_id" doc:"The execution that made it; null for the first version of a fork and for a change of files."`
 	Bytes     int64          `json:"bytes" minimum:"0"`
 	Files     int64          `json:"files" minimum:"0"`
 }

@@ -180,16 +180,66 @@ func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile,
 		before := next.Staged
 		others := slices.DeleteFunc(slices.Clone(next.Staged), func(s proto.StagedFile) bool { return s.Path == f.Path })
 		next.Staged = append(others, f)
-		size, err := json.Marshal(next.Staged)
-		if err != nil {
-			return nil, fmt.Errorf("encode the staged files of thread %s: %w", id, err)
-		}
-		if len(next.Staged) > proto.MaxStaged || len(size) > proto.MaxStagedBytes {
-			return nil, &proto.StagedError{Thread: id, Files: len(others)}
+		if err := checkStaged(&next, len(others)); err != nil {
+			return nil, err
 		}
 		return &next, check(before, &next)
 	})
 	return err
+}
+
+// Edit changes a thread that no execution holds. It replaces the staged files and, if c is not nil,
+// adds its version. before is the head that the change was made from; its CreatedAt is zero if
+// there was no thread, which Edit then creates. Changing a thread twice in the same way is no
+// error. Edit returns a [*proto.BusyError] if an execution holds the thread, [proto.ErrConflict] if
+// the thread has changed since before, a [*proto.StagedError], and [ErrTooLarge].
+func (t *Threads) Edit(ctx context.Context, before *proto.Thread, c *proto.Commit, staged []proto.StagedFile) error {
+	sameFile := func(a, b proto.StagedFile) bool { return a.Key == b.Key && a.Path == b.Path }
+	_, err := t.update(ctx, before.Org, before.ID, func(old *proto.Thread) (*proto.Thread, error) {
+		now := time.Now().UTC()
+		switch {
+		case old == nil && before.CreatedAt.IsZero():
+			old = &proto.Thread{Org: before.Org, ID: before.ID, CreatedAt: now}
+		case old == nil:
+			return nil, proto.ErrNotFound
+		case old.Fence == before.Fence+1 && (c == nil || old.Committed(c)) && slices.EqualFunc(old.Staged, staged, sameFile):
+			return nil, nil // by a write whose answer was lost
+		}
+		if _, err := t.checkFree(ctx, old); err != nil {
+			return nil, err
+		}
+		if old.Fence != before.Fence || old.Number() != before.Number() || !slices.EqualFunc(old.Staged, before.Staged, sameFile) {
+			return nil, proto.ErrConflict
+		}
+		next := *old
+		if c != nil {
+			committed, err := old.Commit(c)
+			if err != nil {
+				return nil, err
+			}
+			next = *committed
+		}
+		next.Fence++ // an abandoned attempt of the last holder cannot commit any more
+		next.Staged, next.UsedAt = staged, now
+		return &next, checkStaged(&next, len(staged))
+	})
+	if err != nil {
+		return fmt.Errorf("change the files of thread %s: %w", before.ID, err)
+	}
+	return nil
+}
+
+// checkStaged returns a [*proto.StagedError] if a head has too many staged files, after files of
+// them.
+func checkStaged(head *proto.Thread, files int) error {
+	size, err := json.Marshal(head.Staged)
+	if err != nil {
+		return fmt.Errorf("encode the staged files of thread %s: %w", head.ID, err)
+	}
+	if len(head.Staged) > proto.MaxStaged || len(size) > proto.MaxStagedBytes {
+		return &proto.StagedError{Thread: head.ID, Files: files}
+	}
+	return nil
 }
 
 // Create stores the head of a new thread. It returns [proto.ErrExists] if the thread exists.

@@ -387,6 +387,61 @@ func TestTooLargeHeadIsRejected(t *testing.T) {
 	}
 }
 
+func TestEdit(t *testing.T) {
+	w := newWorld(t)
+	version := func(head *proto.Thread) *proto.Commit {
+		key := fmt.Sprint("manifest ", head.Number()+1, " ", head.Fence)
+		return &proto.Commit{Fence: head.Fence, Version: proto.Version{
+			Number: head.Number() + 1, Manifest: proto.Blob{Key: key}, Layers: []proto.Layer{{Blob: proto.Blob{Key: key + " layer"}}},
+		}}
+	}
+	none := &proto.Thread{Org: "acme", ID: "t"}
+	created := version(none)
+	for range 2 { // the second time, the answer of the first was lost
+		w.wantError("of a new thread", w.Edit(w.ctx, none, created, nil), nil)
+	}
+	one := w.get()
+	if one.Number() != 1 || one.CreatedAt.IsZero() || one.UsedAt.IsZero() {
+		t.Errorf("created %+v", one)
+	}
+	w.wantError("of a thread created meanwhile", w.Edit(w.ctx, none, version(none), []proto.StagedFile{staged("x", "0")}), proto.ErrConflict)
+	files := []proto.StagedFile{staged("a", "1"), staged("b", "2")}
+	for range 2 {
+		w.wantError("of staged files", w.Edit(w.ctx, one, nil, files), nil)
+	}
+	two := w.get()
+	w.wantError("from an old head", w.Edit(w.ctx, one, version(one), nil), proto.ErrConflict)
+	if two.Number() != 1 || len(two.Staged) != 2 || two.Fence != one.Fence+1 {
+		t.Errorf("staged %+v", two)
+	}
+	w.wantError("with a version", w.Edit(w.ctx, two, version(two), files[:1]), nil)
+	three := w.get()
+	if three.Number() != 2 || len(three.Version.Layers) != 2 || len(three.History) != 1 || len(three.Staged) != 1 {
+		t.Errorf("changed %+v", three)
+	}
+	w.wantError("stage", w.Stage(w.ctx, "acme", "t", staged("c", "3"), acceptAny), nil)
+	w.wantError("from before an upload", w.Edit(w.ctx, three, version(three), three.Staged), proto.ErrConflict)
+
+	id, held := w.lock()
+	w.wantBusy("while an execution is queued", w.Edit(w.ctx, held, version(held), nil), id)
+	w.record(id, proto.StatusRunning, "w")
+	w.wantBusy("while it runs", w.Edit(w.ctx, held, version(held), nil), id)
+	w.record(id, proto.StatusSuccess, "w")
+	w.wantError("after its end", w.Edit(w.ctx, held, version(held), held.Staged), nil)
+	w.wantError("a late commit", w.Commit(w.ctx, "acme", "t", id, commit(held)), proto.ErrFenced)
+
+	last := w.get()
+	var many []proto.StagedFile
+	for i := range proto.MaxStaged + 1 {
+		many = append(many, staged(fmt.Sprint(i), fmt.Sprint(i)))
+	}
+	if _, full := errors.AsType[*proto.StagedError](w.Edit(w.ctx, last, nil, many)); !full {
+		t.Error("too many staged files were accepted")
+	}
+	w.wantError("remove", w.remove("t"), nil)
+	w.wantError("of a removed thread", w.Edit(w.ctx, last, version(last), nil), proto.ErrNotFound)
+}
+
 func TestCompact(t *testing.T) {
 	w := newWorld(t)
 	w.wantError("of no thread", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1)}, layer(9)), proto.ErrNotFound)

@@ -50,6 +50,8 @@
 //   - A manifest that is the base of others is needed as long as they are. The base of a new
 //     manifest is the manifest of the previous version or the base of that manifest. The head needs
 //     both at that time.
+//   - An edit refers to objects of the version before, in a new layer. The layers of that version, or
+//     those that a compaction made of them, refer to the objects too, and remain in the head.
 //   - A manifest whose number exceeds its head's may belong to a commit that is still to be
 //     completed, and is retained.
 //

@@ -1,6 +1,7 @@
 package thread_test
 
 import (
+	"archive/tar"
 	"errors"
 	"fmt"
 	"io"
@@ -66,13 +67,44 @@ func TestLongPaths(t *testing.T) {
 		t.Errorf("a list of %d names takes %d MiB", n, (paths.most-before)/mib)
 	}
 	var archive weigher
-	check(t, w.versions.Archive(w.ctx, org, "t", 0, &archive))
+	check(t, w.versions.Archive(w.ctx, org, "t", 0, "", &archive))
 	if archive.written < 50*mib || archive.most > before+20*mib {
 		t.Errorf("an archive of %d MiB takes %d MiB", archive.written/mib, (archive.most-before)/mib)
 	}
 	stop := errors.New("gone")
 	if err := w.versions.List(w.ctx, org, "t", "", true, func(proto.File) error { return stop }); !errors.Is(err, stop) {
 		t.Error(err)
+	}
+}
+
+// TestUnpackedTarIsNotInMemory unpacks a tar of 240 MiB.
+func TestUnpackedTarIsNotInMemory(t *testing.T) {
+	w := newWorld(t)
+	const files, size = 60, 4 * mib
+	r, in := io.Pipe()
+	go func() {
+		out := tar.NewWriter(in)
+		for i := range files {
+			err := out.WriteHeader(&tar.Header{Name: fmt.Sprint("f", i), Mode: 0o644, Size: size})
+			if err == nil {
+				_, err = io.CopyN(out, zero{}, size)
+			}
+			if err != nil {
+				in.CloseWithError(err)
+				return
+			}
+		}
+		in.CloseWithError(out.Close())
+	}()
+	var read, stored weigher
+	w.backend.watch(func(string, string) { stored.most = max(stored.most, live()) }, nil)
+	before := live()
+	check(t, w.unpack("t", "", io.TeeReader(r, &read), unlimitedHome))
+	if head := w.head(t, "t"); head.Version.Bytes != files*size || head.Version.Files != files {
+		t.Errorf("%+v", head.Version)
+	}
+	if most := max(read.most, stored.most); read.written < files*size || most > before+40*mib {
+		t.Errorf("a tar of %d MiB takes %d MiB", read.written/mib, (most-before)/mib)
 	}
 }
 
@@ -97,7 +129,7 @@ func TestUploadsAreLimited(t *testing.T) {
 		}
 	}
 	check(t, stage("a", 6*mib))
-	rejected(stage("b", 5*mib), "take 6291456 bytes and 1, and this one 5242880 bytes and 1 more; the sandbox of this API key has room for 10485760 bytes and 100")
+	rejected(stage("b", 5*mib), "take 6291456 bytes and 1, and this change 5242880 bytes and 1 more; the sandbox of this API key has room for 10485760 bytes and 100")
 	check(t, stage("a", 10*mib))
 	rejected(stage("b", 1), "")
 	check(t, stage("a", 0), stage("b", 5*mib))

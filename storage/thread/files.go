@@ -110,16 +110,23 @@ func (v *Versions) Open(ctx context.Context, org, thread, path string) (*proto.F
 	}, nil
 }
 
-// Archive writes a version of a home as a tar in PAX format: modification times in nanoseconds,
+// Archive writes a directory of a version of a home as a tar in PAX format: modification times in nanoseconds,
 // extended attributes as SCHILY.xattr.user, hard links, symlinks, modes, empty directories, and the
-// home itself as "./". Files with holes are written as GNU tar does (GNU.sparse 1.0), without the
-// holes. Number 0 is the current home including staged files. If the version is unknown or no
-// longer available, the error wraps [proto.ErrNotFound]. After an error the tar is incomplete.
-func (v *Versions) Archive(ctx context.Context, org, thread string, number int64, w io.Writer) error {
+// directory itself as "./". Files with holes are written as GNU tar does (GNU.sparse 1.0), without
+// the holes. The path is relative to the home and clean; the empty path is the home. Number 0 is
+// the current home including staged files. If the version is unknown or no longer available, the
+// error wraps [proto.ErrNotFound]; if it has no such directory, the error is a
+// [*proto.NoFileError]. After an error the tar is incomplete.
+func (v *Versions) Archive(ctx context.Context, org, thread string, number int64, path string, w io.Writer) error {
 	t, err := v.numberedTree(ctx, org, thread, number)
 	if err != nil {
 		return fmt.Errorf("archive thread %s: %w", thread, err)
 	}
+	part := *t
+	if part.root = t.root.find(path); part.root == nil || part.root.kind != layer.Dir {
+		return fmt.Errorf("archive thread %s: %w", thread, &proto.NoFileError{Path: path, Directory: true})
+	}
+	t = &part
 	a := &archive{tree: t, ctx: ctx, raw: w, out: tar.NewWriter(w), frames: v.newFrameReader(), first: make(map[*node]*layer.Path)}
 	if err := a.write(); err != nil {
 		return fmt.Errorf("archive thread %s: %w", thread, err)

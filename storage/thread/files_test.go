@@ -251,7 +251,7 @@ func TestHolesInArchives(t *testing.T) {
 	same(t, w.archived(t, "t", 0), want)
 	archive := filepath.Join(t.TempDir(), "t.tar")
 	f := must[*os.File](t)(os.Create(archive))
-	check(t, w.versions.Archive(w.ctx, org, "t", 1, f))
+	check(t, w.versions.Archive(w.ctx, org, "t", 1, "", f))
 	if size := must[int64](t)(f.Seek(0, io.SeekCurrent)); size > 256<<10 {
 		t.Errorf("the archive has %d bytes", size)
 	}
@@ -327,7 +327,7 @@ func TestNotFound(t *testing.T) {
 		}
 	}
 	for _, number := range []int64{-1, 2} {
-		if err := w.versions.Archive(w.ctx, org, "t", number, io.Discard); !errors.Is(err, proto.ErrNotFound) {
+		if err := w.versions.Archive(w.ctx, org, "t", number, "", io.Discard); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("version %d: %v", number, err)
 		}
 	}
@@ -475,7 +475,7 @@ func TestCorruption(t *testing.T) {
 			}
 		}
 		for _, number := range []int64{0, 1} {
-			if err := w.versions.Archive(w.ctx, org, "t", number, io.Discard); err != nil {
+			if err := w.versions.Archive(w.ctx, org, "t", number, "", io.Discard); err != nil {
 				errs++
 			}
 		}
@@ -523,18 +523,18 @@ func TestLostBlobs(t *testing.T) {
 		f := must[*proto.FileContent](t)(w.versions.Open(w.ctx, org, "t", name))
 		_, err := part(w.ctx, f, 0, f.Size)
 		lost("read "+name, prefix, err)
-		lost("archive without "+name, "/"+org+"/", w.versions.Archive(w.ctx, org, "t", 0, io.Discard))
+		lost("archive without "+name, "/"+org+"/", w.versions.Archive(w.ctx, org, "t", 0, "", io.Discard))
 	}
 	w.versions = &thread.Versions{Blobs: w.versions.Blobs, Heads: w.heads, Limits: unlimited}
 	lost("list", "layers/", w.versions.List(w.ctx, org, "t", "", false, nil))
 	_, err := w.versions.Open(w.ctx, org, "t", "small")
 	lost("open", "layers/", err)
-	lost("archive", "layers/", w.versions.Archive(w.ctx, org, "t", 0, io.Discard))
+	lost("archive", "layers/", w.versions.Archive(w.ctx, org, "t", 0, "", io.Discard))
 	lost("upload that may exceed the limit", "layers/", w.versions.CheckSpace(w.ctx, org, "t", "more", 1, proto.Space{}))
 	for _, key := range w.backend.keys("threads/") {
 		check(t, w.backend.Delete(w.ctx, key))
 	}
-	lost("archive of an old version", "threads/", w.versions.Archive(w.ctx, org, "t", 1, io.Discard))
+	lost("archive of an old version", "threads/", w.versions.Archive(w.ctx, org, "t", 1, "", io.Discard))
 	_, err = w.versions.Fork(w.ctx, org, "t", 1, "fork")
 	lost("fork of an old version", "threads/", err)
 }

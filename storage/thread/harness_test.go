@@ -213,6 +213,8 @@ func newWorld(tb testing.TB) *world {
 	w := &world{tb: tb, ctx: tb.Context(), backend: b, dirs: make(map[string]string)}
 	w.heads = &threads.Threads{Store: storetest.Open(tb, storetest.Server(tb))}
 	w.versions = &thread.Versions{Blobs: &blob.Store{Backend: b, Retry: blob.RetryPolicy{Attempts: 1}}, Heads: w.heads, Limits: unlimited}
+	dir := tb.TempDir()
+	w.versions.Spool = func() (*os.File, error) { return os.CreateTemp(dir, "") }
 	w.owner = must[*home.Owner](tb)(home.NewOwner(tenant, tenant))
 	tb.Cleanup(func() { check(tb, w.owner.Close()) })
 	return w
@@ -399,7 +401,7 @@ func describeAttributes(attributes map[string]string) string {
 func (w *world) archived(tb fatal, id string, number int64) map[string]string {
 	tb.Helper()
 	r, out := io.Pipe()
-	go func() { out.CloseWithError(w.versions.Archive(w.ctx, org, id, number, out)) }()
+	go func() { out.CloseWithError(w.versions.Archive(w.ctx, org, id, number, "", out)) }()
 	all := make(map[string]string)
 	for in := tar.NewReader(r); ; {
 		h, err := in.Next()
@@ -510,7 +512,7 @@ func (h *hooked) Create(ctx context.Context, head *proto.Thread) error {
 func extracted(w *world, id string) (string, error) {
 	dir := w.dir(w.tb, id)
 	r, out := io.Pipe()
-	go func() { out.CloseWithError(w.versions.Archive(w.ctx, org, id, 1, out)) }()
+	go func() { out.CloseWithError(w.versions.Archive(w.ctx, org, id, 1, "", out)) }()
 	cmd := exec.CommandContext(w.ctx, "tar", "-C", dir, "-xp", "--xattrs")
 	cmd.Stdin = r
 	if text, err := cmd.CombinedOutput(); err != nil {

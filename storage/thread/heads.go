@@ -19,6 +19,11 @@ type Heads interface {
 	// Stage adds an uploaded file. It fails with a [*proto.StagedError], or with an error of check,
 	// which is called with the staged files before and the head after the change.
 	Stage(ctx context.Context, org, id string, f proto.StagedFile, check func(before []proto.StagedFile, next *proto.Thread) error) error
+	// Edit replaces the staged files of a thread and, if c is not nil, adds its version. before is the
+	// head that the change was made from; its CreatedAt is zero if there was no thread. Edit fails
+	// with a [*proto.BusyError], a [*proto.StagedError], or [proto.ErrConflict] if the head has
+	// changed.
+	Edit(ctx context.Context, before *proto.Thread, c *proto.Commit, staged []proto.StagedFile) error
 	// Create stores a new head. It returns [proto.ErrExists] if the thread exists.
 	Create(ctx context.Context, head *proto.Thread) error
 	// Tombstone replaces the head of a thread by a tombstone, unless check returns an error, and

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"strings"
 	"time"
@@ -41,13 +42,14 @@ type node struct {
 	target string // of a symlink
 }
 
-// content locates the content of a file without its holes: in the pack of a layer, in an object or
-// in a staged file.
+// content locates the content of a file without its holes: in the pack of a layer, in an object, in
+// a staged file or in a file that is being stored.
 type content struct {
 	pack     int   // index in tree.packs
 	position int64 // in the unpacked pack
 	object   *layer.Digest
 	staged   *proto.Blob
+	spooled  func() io.Reader // returns the whole content
 }
 
 // pack is the pack of a layer.
@@ -265,44 +267,79 @@ func (t *tree) with(staged []proto.StagedFile) (*tree, error) {
 	if len(staged) == 0 {
 		return t, nil
 	}
-	next := *t
-	copied := make(map[*node]bool)
-	mutable := func(n *node) *node {
-		if copied[n] {
-			return n
-		}
-		c := *n
-		c.children = maps.Clone(n.children)
-		copied[&c] = true
-		return &c
+	e := t.edit()
+	if err := e.stage(staged); err != nil {
+		return nil, err
 	}
-	next.root = mutable(t.root)
+	return e.tree, nil
+}
+
+// editor changes a copy of a tree, which shares all unchanged nodes with the original. It does not
+// maintain the counts of the tree.
+type editor struct {
+	*tree
+	own map[*node]bool // directories that the original does not have
+}
+
+func (t *tree) edit() *editor {
+	next := *t
+	e := &editor{tree: &next, own: make(map[*node]bool)}
+	next.root = e.mutable(t.root)
+	return e
+}
+
+// mutable returns a directory of the copy in place of n.
+func (e *editor) mutable(n *node) *node {
+	if e.own[n] {
+		return n
+	}
+	c := *n
+	c.children = maps.Clone(n.children)
+	e.own[&c] = true
+	return &c
+}
+
+// makeDir returns the directory with that name in dir, which it creates if there is none. A new
+// directory replaces a file or symlink.
+func (e *editor) makeDir(dir *node, name string, at time.Time) *node {
+	sub := dir.children[name]
+	if sub == nil || sub.kind != layer.Dir {
+		sub = newDir(at)
+		e.own[sub] = true
+	} else {
+		sub = e.mutable(sub)
+	}
+	dir.setChild(name, sub)
+	return sub
+}
+
+// makeParent returns the directory of a path, which it creates if it is missing, and the last name
+// of the path.
+func (e *editor) makeParent(path string, at time.Time) (dir *node, name string) {
+	dir, parts := e.root, strings.Split(path, "/")
+	last := len(parts) - 1
+	for _, name := range parts[:last] {
+		dir = e.makeDir(dir, name, at)
+	}
+	return dir, parts[last]
+}
+
+// stage adds staged files.
+func (e *editor) stage(staged []proto.StagedFile) error {
 	for i := range staged {
 		f := &staged[i]
 		if err := checkPath(f.Path); err != nil {
-			return nil, fmt.Errorf("staged file %q: %w", f.Key, err)
+			return fmt.Errorf("staged file %q: %w", f.Key, err)
 		}
-		dir, parts := next.root, strings.Split(f.Path, "/")
-		last := len(parts) - 1
-		for _, name := range parts[:last] {
-			sub := dir.children[name]
-			if sub == nil || sub.kind != layer.Dir {
-				sub = newDir(f.At)
-				copied[sub] = true
-			} else {
-				sub = mutable(sub)
-			}
-			dir.setChild(name, sub)
-			dir = sub
-		}
+		dir, name := e.makeParent(f.Path, f.At)
 		n := newDir(f.At)
 		n.kind, n.mode, n.size, n.content = layer.File, newFileMode, f.Size, content{staged: &f.Blob}
 		if f.Size > 0 {
 			n.extents = []layer.Extent{{Len: f.Size}}
 		}
-		dir.setChild(parts[last], n)
+		dir.setChild(name, n)
 	}
-	return &next, nil
+	return nil
 }
 
 // replacedBy returns, as negative numbers, the space of the files that staged files replace. It

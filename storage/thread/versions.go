@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"os"
 	"strings"
 	"sync"
 
@@ -44,6 +45,8 @@ type Blobs interface {
 type Versions struct {
 	Blobs Blobs
 	Heads Heads
+	// Spool returns a new empty file, which is removed when it is closed. Edits need it.
+	Spool func() (*os.File, error)
 	// Limits bound a home. A version that exceeds them can be neither written nor read.
 	Limits layer.Limits
 

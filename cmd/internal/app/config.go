@@ -77,6 +77,7 @@ type Config struct {
 	StoreURL     string        `name:"store" secret:"urls" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Store for images and the files of threads: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1. The same for every gateway and worker. S3 credentials come from the usual AWS variables and files. Default: blobs in the data directory."`
 	StoreKey     string        `name:"store-key" group:"Threads" env:"BULLPEN_STORE_KEY" placeholder:"FILE" help:"Key that encrypts stored files, as age-keygen generates it. The same for every gateway and worker. Without the key, the files cannot be read. Default: no encryption."`
 	HomeCache    proto.Bytes   `name:"home-cache" group:"Threads" env:"BULLPEN_HOME_CACHE" default:"10GiB" placeholder:"SIZE" help:"Disk space in the data directory for a worker's cache of recent threads' home directories."`
+	SaveTimeout  time.Duration `name:"save-timeout" group:"Threads" env:"BULLPEN_SAVE_TIMEOUT" default:"10m" placeholder:"TIME" help:"How long a worker may take to save the home of a thread. After that, the execution ends with thread_save_error, and the thread stays as it was."`
 	ThreadExpiry time.Duration `name:"thread-expiry" group:"Threads" env:"BULLPEN_THREAD_EXPIRY" default:"0s" placeholder:"TIME" help:"Remove a thread and its files this long after its last use. 0 keeps threads forever."`
 	ThreadGC     time.Duration `name:"thread-gc" group:"Threads" env:"BULLPEN_THREAD_GC" default:"1h" placeholder:"TIME" help:"Interval of garbage collection in the store."`
 
@@ -208,6 +209,7 @@ func (c *Config) Validate() error {
 		c.validateAudit(),
 		setting("thread-expiry", c.ThreadExpiry >= 0, "%s must not be negative: give a time such as 720h, or 0 to keep threads forever", c.ThreadExpiry),
 		positive("thread-gc", c.ThreadGC),
+		positive("save-timeout", c.SaveTimeout),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
 	)
 	if err != nil && c.File != "" {

@@ -29,7 +29,7 @@ func TestDefaults(t *testing.T) {
 		!c.Embedded() || c.RedisURL != "" || c.Replicas != 1 || c.QueueWait != 30*time.Second || c.QueueExpiry != 24*time.Hour ||
 		c.Retention != 168*time.Hour || c.OutputLimit != 16<<20 || c.Home != "/home/baponi" || c.Region != "local" ||
 		c.WebhookMaxBody != 1<<20 || c.WebhookAllowHTTP || len(c.WebhookAllowCIDRs)+len(c.WebhookAllowPorts) > 0 || c.WebhookCAFile != "" || c.PublicURL != "" ||
-		c.StoreURL != "" || c.StoreKey != "" || c.HomeCache != 10<<30 || c.ThreadExpiry != 0 || c.ThreadGC != time.Hour || c.ReservedSlots != (ReservedSlots{Percent: 12.5}) || c.InteractiveSlots != (ReservedSlots{Percent: 25}) ||
+		c.StoreURL != "" || c.StoreKey != "" || c.HomeCache != 10<<30 || c.ThreadExpiry != 0 || c.ThreadGC != time.Hour || c.SaveTimeout != 10*time.Minute || c.ReservedSlots != (ReservedSlots{Percent: 12.5}) || c.InteractiveSlots != (ReservedSlots{Percent: 25}) ||
 		c.UIDRange != (UIDRange{1900000000, 8192}) || c.LogLevel != slog.LevelInfo || c.LogFormat != LogText {
 		t.Errorf("got %+v", c)
 	}
@@ -222,6 +222,7 @@ func TestInvalidSettings(t *testing.T) {
 		"audit retention":      {args: []string{"--audit-retention=-1h"}, want: []string{"--audit-retention", "negative"}},
 		"audit endpoint":       {args: []string{"--audit-http", "ftp://u:hunter2@example.com/"}, want: []string{"--audit-http", "http or https"}},
 		"audit syslog":         {args: []string{"--audit-syslog", "tcp://example.com"}, want: []string{"--audit-syslog", "HOST:PORT"}},
+		"save timeout":         {args: []string{"--save-timeout", "0s"}, want: []string{"--save-timeout", "more than 0"}},
 		"thread gc":            {args: []string{"--thread-gc", "0s"}, want: []string{"--thread-gc", "more than 0"}},
 		"log format":           {args: []string{"--log-format", "xml"}, want: []string{"--log-format", "text or json"}},
 		"log level":            {args: []string{"--log-level", "loud"}, want: []string{"--log-level", "loud"}},

@@ -3,7 +3,9 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"os"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -17,7 +19,22 @@ import (
 // versions returns the versions of threads in the blob store.
 func (s *system) versions() *thread.Versions {
 	// Saving a home enforces the limits of its sandbox.
-	return &thread.Versions{Blobs: s.blobs, Heads: s.threads, Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32}}
+	return &thread.Versions{Blobs: s.blobs, Heads: s.threads, Spool: s.newSpool, Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32}}
+}
+
+// newSpool returns an empty file in the data directory, which is removed when it is closed.
+func (s *system) newSpool() (*os.File, error) {
+	if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil { // only an embedded NATS creates it at start
+		return nil, fmt.Errorf("create a spool file: %w", err)
+	}
+	f, err := os.CreateTemp(s.cfg.Data, ".spool-*")
+	if err != nil {
+		return nil, fmt.Errorf("create a spool file: %w", err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(fmt.Errorf("create a spool file: %w", err), f.Close())
+	}
+	return f, nil
 }
 
 // threadList implements [gateway.Threads]. It omits holders that have finished.

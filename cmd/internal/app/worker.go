@@ -151,7 +151,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		Info: r.describe(languages, images, homes),
 	}
 	r.runner = &worker.Worker{
-		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
+		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, SaveTimeout: r.cfg.SaveTimeout, Log: r.log,
 		Done: r.metrics.ExecutionDone, OnHealth: r.health.set, Roots: roots, Mounts: mounts,
 		Open: func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) worker.Output {
 			w := events.NewWriter(ctx, r.store, job.TraceID, attempt, baseSeq, int64(job.Sandbox.OutputBytes))

@@ -43,17 +43,65 @@ func (c *Client) ForkThread(ctx context.Context, id, to string, version int64) (
 
 func threadPath(id string) string { return threadsPath + "/" + url.PathEscape(id) }
 
-// ThreadArchive writes a version of a thread's home to w as a tar, 0 for the newest.
-func (c *Client) ThreadArchive(ctx context.Context, id string, version int64, w io.Writer) error {
-	path := threadPath(id) + "/archive"
+// ThreadArchive writes a directory of a version of a thread's home to w as a tar: the home if dir is
+// empty, and the newest version for 0.
+func (c *Client) ThreadArchive(ctx context.Context, id string, version int64, dir string, w io.Writer) error {
+	query := url.Values{}
 	if version > 0 {
-		path += "?version=" + strconv.FormatInt(version, 10)
+		query.Set("version", strconv.FormatInt(version, 10))
 	}
+	path := archivePath(id, dir, query)
 	resp, err := c.do(ctx, call{method: http.MethodGet, path: path, header: map[string]string{"Accept": "application/x-tar"}})
 	if err != nil {
 		return err
 	}
 	return save(resp, w)
+}
+
+func archivePath(id, dir string, query url.Values) string {
+	if dir != "" {
+		query.Set("path", dir)
+	}
+	path := threadPath(id) + "/archive"
+	if len(query) > 0 {
+		path += "?" + query.Encode()
+	}
+	return path
+}
+
+// UnpackThread unpacks a tar below a directory of a thread's home, the home if dir is empty. The
+// body is sent once.
+func (c *Client) UnpackThread(ctx context.Context, id, dir string, body io.Reader) (*ChangedFile, error) {
+	path := archivePath(id, dir, url.Values{})
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.address(path), io.NopCloser(body))
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/x-tar")
+	req.Header.Set("Expect", "100-continue") // so that a rejection comes before the body is sent
+	resp, err := c.send(req)
+	if err != nil {
+		return nil, err
+	}
+	changed := new(ChangedFile)
+	err = json.NewDecoder(resp.Body).Decode(changed)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, fmt.Errorf("PUT %s: decode the answer: %w", path, err)
+	}
+	return changed, nil
+}
+
+// DeleteFile deletes what is at a path of a thread's home; a directory with its content only if
+// recursive is true.
+func (c *Client) DeleteFile(ctx context.Context, thread, path string, recursive bool) (*ChangedFile, json.RawMessage, error) {
+	body := api.FileDeleteRequest{FileRequest: fileOf(thread), Path: path, Recursive: recursive}
+	return get[ChangedFile](ctx, c, call{method: http.MethodPost, path: "/v1/files/delete", body: body})
+}
+
+// RenameFile gives what is at a path of a thread's home another path.
+func (c *Client) RenameFile(ctx context.Context, thread, path, to string) (*ChangedFile, json.RawMessage, error) {
+	body := api.FileRenameRequest{FileRequest: fileOf(thread), Path: path, To: to}
+	return get[ChangedFile](ctx, c, call{method: http.MethodPost, path: "/v1/files/rename", body: body})
 }
 
 // save writes the body of an answer to w.

@@ -12,6 +12,7 @@ type (
 	Key               = api.Key
 	Image             = api.Image
 	File              = api.File
+	ChangedFile       = api.ChangedFile
 	Time              = api.Time
 	Thread            = api.Thread
 	WholeThread       = api.WholeThread
