@@ -82,6 +82,8 @@ type Meta struct {
 	HasSecrets bool `json:"has_secrets,omitempty"`
 	// HasInjections is whether the worker adds some of them to requests.
 	HasInjections bool `json:"has_injections,omitempty"`
+	// HasMounts is whether the job has Mounts.
+	HasMounts bool `json:"has_mounts,omitempty"`
 	// ScheduleID is the schedule that started the execution, empty for none.
 	ScheduleID string `json:"schedule_id,omitempty"`
 	// Batch is the id of the batch that the execution belongs to, empty for none. BatchIndex is its
@@ -125,6 +127,9 @@ type Job struct {
 	// execution.
 	Bound  []SecretBinding `json:"bound,omitempty"`
 	Sealed []byte          `json:"sealed,omitempty"`
+	// Mounts are the parts of storage connections that the program sees below [MountsDir]. Sealed has
+	// their credentials too, which the program never gets.
+	Mounts []Mount `json:"mounts,omitempty"`
 	// StreamPartial makes incomplete lines events after a moment.
 	StreamPartial bool    `json:"stream_partial,omitempty"`
 	Sandbox       Sandbox `json:"sandbox"`

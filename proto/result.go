@@ -14,7 +14,7 @@ type Result struct {
 	Error                *string `json:"error" doc:"null unless the platform ended the program."`
 	ErrorCode            *string `json:"error_code" format:"error-code"`
 	ErrorMessage         *string `json:"error_message" doc:"The error in a sentence, with the numbers."`
-	ProgramExitCode      *int    `json:"program_exit_code,omitempty" doc:"With thread_save_error only: how the program itself ended."`
+	ProgramExitCode      *int    `json:"program_exit_code,omitempty" doc:"With thread_save_error and storage_write_error only: how the program itself ended."`
 	DurationMS           int64   `json:"duration_ms" minimum:"0" doc:"From the program's start to its end."`
 	StdoutTruncated      bool    `json:"stdout_truncated"`
 	StderrTruncated      bool    `json:"stderr_truncated"`
@@ -50,13 +50,19 @@ func platform(text string, code ErrorCode, message string) Result {
 // Unsaved returns the result of a program with result r whose home could not be saved. message is a
 // sentence for the client; a message of r precedes it. The output, the duration and the program's
 // own exit code stay.
-func (r Result) Unsaved(message string) Result {
+func (r Result) Unsaved(message string) Result { return r.unstored(CodeThreadSave, message) }
+
+// Unwritten returns the result of a program with result r whose writes to a mount could not be
+// stored. It is like Unsaved in all else.
+func (r Result) Unwritten(message string) Result { return r.unstored(CodeStorageWrite, message) }
+
+func (r Result) unstored(code ErrorCode, message string) Result {
 	if r.ErrorMessage != nil {
 		message = *r.ErrorMessage + " " + message
 	}
-	f := Failure(CodeThreadSave, message)
+	f := Failure(code, message)
 	f.Stdout, f.Stderr, f.StdoutTruncated, f.StderrTruncated, f.DurationMS = r.Stdout, r.Stderr, r.StdoutTruncated, r.StderrTruncated, r.DurationMS
-	f.OutputBudgetExceeded = r.OutputBudgetExceeded
+	f.OutputBudgetExceeded, f.ProgramExitCode = r.OutputBudgetExceeded, r.ProgramExitCode
 	if r.ErrorCode == nil {
 		f.ProgramExitCode = &r.ExitCode
 	}

@@ -44,6 +44,7 @@ const (
 	CodeCredentialMount    ErrorCode = "credential_mount_error"
 	CodeExpiredInQueue     ErrorCode = "expired_in_queue"
 	CodeThreadSave         ErrorCode = "thread_save_error"
+	CodeStorageWrite       ErrorCode = "storage_write_error"
 	errCancelledByUser               = "Cancelled by user"
 	errTimedOutAfterFormat           = "execution timed out after %ds"
 )
@@ -52,7 +53,7 @@ const (
 func ErrorCodes() []ErrorCode {
 	return []ErrorCode{
 		CodeTimeout, CodeCancelled, CodeMemory, CodeHostMemory, CodeSeccomp, CodeWorkerLost, CodeSandboxStart, CodeThreadMount, CodeStorageMount,
-		CodeVolumeMount, CodeCredentialMount, CodeExpiredInQueue, CodeThreadSave,
+		CodeVolumeMount, CodeCredentialMount, CodeExpiredInQueue, CodeThreadSave, CodeStorageWrite,
 	}
 }
 

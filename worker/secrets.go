@@ -86,5 +86,16 @@ func newMasks(job *proto.Job, bound map[string][]byte) *mask.Masks {
 			values = append(values, string(bound[b.Secret]))
 		}
 	}
+	for _, mounted := range job.Mounts {
+		if mounted.S3 == nil {
+			continue
+		}
+		if keys, err := proto.ParseS3Credentials(bound[mounted.S3.Credential]); err == nil {
+			values = append(values, keys.SecretAccessKey)
+			if keys.SessionToken != "" {
+				values = append(values, keys.SessionToken)
+			}
+		}
+	}
 	return mask.New(values)
 }

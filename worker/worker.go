@@ -21,6 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/worker/inject"
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/mount"
 	"github.com/bullpen-run/bullpen/worker/pool"
 )
 
@@ -143,6 +144,8 @@ type Worker struct {
 	OnHealth func(err error)
 	// Roots prove the names of the servers that get secrets.
 	Roots inject.Roots
+	// Mounts mounts storage connections; nil if this worker cannot.
+	Mounts *mount.Opener
 
 	health  health
 	pool    *pool.Pool[*preparedJail]
@@ -200,6 +203,9 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 	if job.ThreadID != "" {
 		line = append(line, "thread", job.ThreadID, "check_out_ms", millis(spent.checkOut), "save_ms", millis(spent.save))
 	}
+	if len(job.Mounts) > 0 {
+		line = append(line, "mounts", len(job.Mounts), "store_ms", millis(spent.store))
+	}
 	if rec.StartedAt != nil {
 		line = append(line, "queued_ms", rec.StartedAt.Sub(job.QueuedAt()).Milliseconds())
 	}
@@ -219,6 +225,7 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 type timings struct {
 	start                        Start
 	checkOut, prepare, run, save time.Duration
+	store                        time.Duration // from the program's end until what it wrote to mounts was stored
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -308,18 +315,35 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 			OutputBytes: int64(len(result.Stdout) + len(result.Stderr)),
 		},
 	}
+	if m.data != nil {
+		began := time.Now()
+		err := m.data.Finish(running)
+		spent.store = time.Since(began)
+		if err != nil {
+			w.Log.ErrorContext(ctx, "storage write failed", "trace_id", job.TraceID, "error", err)
+			out.Result = out.Result.Unwritten(notWritten(err))
+		}
+	}
 	if m.home != nil && !errors.Is(context.Cause(running), ErrShutdown) && outcome.Kind != jail.HostOutOfMemory {
 		began := time.Now()
 		out.Commit, err = m.home.Save(ctx)
 		spent.save = time.Since(began)
 		if err != nil {
 			w.Log.ErrorContext(ctx, "thread save failed", "trace_id", job.TraceID, "thread", job.ThreadID, "error", err)
-			out.Result = result.Unsaved(notSaved(err))
+			out.Result = out.Result.Unsaved(notSaved(err))
 		}
 	}
 	rec, err := w.finish(ctx, lease, out)
 	committed = err == nil && out.Commit != nil && !unsaved(rec)
 	return rec, err
+}
+
+// notWritten returns the message for the tenant about files in mounts that were not stored.
+func notWritten(err error) string {
+	if failed, ok := errors.AsType[*mount.WriteError](err); ok {
+		return failed.Error()
+	}
+	return "It is not known whether all that the program wrote to its storage connections was stored; the cause is in the worker's log."
 }
 
 // unsaved reports whether the home of an execution was not saved.
@@ -364,16 +388,22 @@ type preparation struct {
 	// secretsFailed means that err concerns the secrets.
 	secretsFailed bool
 	injector      *inject.Proxy // nil if no secret is added to requests
-	suspect       bool          // err suggests that this worker cannot create sandboxes
-	start         Start
-	checkOut      time.Duration
-	took          time.Duration // without checkOut
+	data          *mount.Set    // nil if there are no mounts
+	// dataFailed means that err concerns the mounts.
+	dataFailed bool
+	suspect    bool // err suggests that this worker cannot create sandboxes
+	start      Start
+	checkOut   time.Duration
+	took       time.Duration // without checkOut
 }
 
 func (m *preparation) close(committed bool) error {
 	var errs []error
 	if m.jail != nil {
 		errs = append(errs, m.jail.Close())
+	}
+	if m.data != nil {
+		errs = append(errs, m.data.Close())
 	}
 	if m.home != nil {
 		errs = append(errs, m.home.Close(committed))
@@ -389,6 +419,13 @@ func (m *preparation) failure() proto.Result {
 	}
 	if m.homeFailed {
 		return proto.Failure(proto.CodeThreadMount, "The thread's home could not be made ready on this worker, so the program was not started.")
+	}
+	if m.dataFailed {
+		text := "The storage connections of the program could not be mounted on this worker, so it was not started; the cause is in the worker's log."
+		if failed, ok := errors.AsType[*mount.Error](m.err); ok {
+			text = fmt.Sprintf("The storage connection %s could not be mounted, so the program was not started: %s.", failed.Slug, failed.Message)
+		}
+		return proto.Failure(proto.CodeStorageMount, text)
 	}
 	if m.secretsFailed {
 		return proto.Failure(proto.CodeSandboxStart, "The secrets of the program could not be decrypted, so it was not started; the cause is in the logs of the worker and of the dispatcher.")
@@ -413,6 +450,12 @@ func (w *Worker) prepare(ctx context.Context, lease Lease) <-chan *preparation {
 func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (err error) {
 	job, began := lease.Job(), time.Now()
 	defer func() { m.took = time.Since(began) - m.checkOut }()
+	if len(job.Mounts) > 0 {
+		if err := w.openMounts(job, m); err != nil {
+			m.dataFailed = true
+			return err
+		}
+	}
 	k := w.poolKey(job.Sandbox, job.Language, job.ThreadID != "")
 	m.jail, m.start = w.takePrepared(ctx, k, job.Key)
 	w.Warm.OnStart(job.Language, m.start)
@@ -451,7 +494,7 @@ func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (
 			return err
 		}
 	}
-	if len(job.Bound) > 0 {
+	if len(job.Sealed) > 0 || len(job.Bound) > 0 {
 		if m.secrets, err = lease.Secrets(ctx); err != nil {
 			m.secretsFailed = true
 			return err
@@ -461,9 +504,28 @@ func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (
 			return err
 		}
 	}
+	if m.data != nil {
+		if err := m.data.Use(m.secrets); err != nil {
+			m.dataFailed = true
+			return err
+		}
+		if err := m.jail.MountData(ctx, m.data); err != nil {
+			m.dataFailed = true
+			return err
+		}
+	}
 	if m.program, m.unusable = w.program(job, m); m.unusable == nil {
 		err = m.jail.Load(ctx, m.program)
 	}
+	return err
+}
+
+// openMounts starts what serves the mounts of a job, while its jail is being prepared.
+func (w *Worker) openMounts(job *proto.Job, m *preparation) (err error) {
+	if w.Mounts == nil {
+		return errors.New("this worker cannot mount storage connections")
+	}
+	m.data, err = w.Mounts.Open(job.Mounts)
 	return err
 }
 

@@ -110,6 +110,8 @@ func (b *fakeJail) Close() error { b.closed = true; return nil }
 
 func (b *fakeJail) MountHome(context.Context, jail.Home) error { return nil }
 
+func (b *fakeJail) MountData(context.Context, jail.Data) error { return nil }
+
 func (b *fakeJail) Load(context.Context, jail.Program) error { return nil }
 func (b *fakeJail) Alive() bool                              { return true }
 func (b *fakeJail) Memory() (int64, error)                   { return 1, nil }

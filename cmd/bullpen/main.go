@@ -126,6 +126,13 @@ type commands struct {
 }
 
 func main() {
+	// Started for each execution with mounts, so it starts without the parser of commands.
+	if len(os.Args) == 2 && os.Args[1] == app.MountServer {
+		if app.ServeMounts() != nil { // nobody reads an error; the worker sees the end of the process
+			os.Exit(exitFailure)
+		}
+		return
+	}
 	os.Exit(run(os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr, terminal: isTerminal(os.Stderr)}))
 }
 

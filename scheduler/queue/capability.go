@@ -18,6 +18,7 @@ const (
 	// CapabilityInjections is for secrets that are added to requests. A worker that does not know them
 	// would write them to files.
 	CapabilityInjections = "injections"
+	CapabilityMounts     = "mounts" // programs with mounts of storage connections
 )
 
 // CapabilityLanguage returns the capability to run programs in a language.
@@ -62,6 +63,9 @@ func needsOf(m *proto.Meta) []string {
 	}
 	if m.HasInjections {
 		needs = append(needs, CapabilityInjections)
+	}
+	if m.HasMounts {
+		needs = append(needs, CapabilityMounts)
 	}
 	return needs
 }

@@ -94,7 +94,7 @@ func (t *term) encryptSecrets(ctx context.Context, r *secretsRequest) ([]byte, e
 // Secrets returns the values of the job's secrets by name. Only this process can decrypt the
 // dispatcher's answer.
 func (l *Lease) Secrets(ctx context.Context) (map[string][]byte, error) {
-	if len(l.job.Bound) == 0 {
+	if len(l.job.Sealed) == 0 {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, secretsTimeout)

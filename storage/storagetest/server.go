@@ -39,6 +39,9 @@ func Env() []string {
 	}
 }
 
+// Credentials returns the credentials for a [Server].
+func Credentials() (id, secret string) { return accessKey, secretKey }
+
 // Setenv sets the variables of [Env] in this process.
 func Setenv() error {
 	var errs []error

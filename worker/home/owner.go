@@ -23,7 +23,7 @@ func NewOwner(uid, gid int) (*Owner, error) {
 	if uid <= 0 || gid <= 0 {
 		return nil, fmt.Errorf("create an owner: %d:%d is not an unprivileged user and group", uid, gid)
 	}
-	ns, err := userNamespace(uid, gid)
+	ns, err := IDMap([2]int{0, 0}, [2]int{uid, gid})
 	if err != nil {
 		return nil, fmt.Errorf("create an owner: %w", err)
 	}
@@ -81,16 +81,17 @@ func (o *Owners) Close() error {
 // Close releases the owner. Existing mounts remain valid.
 func (o *Owner) Close() error { return o.namespace.Close() }
 
-// userNamespace starts a process in a new user namespace, which stops before its first instruction,
-// opens the namespace and kills the process.
-func userNamespace(uid, gid int) (*os.File, error) {
+// IDMap returns a user namespace that maps one user and group to another, for id-mapped mounts: it
+// starts a process in the namespace, which stops before its first instruction, opens the namespace
+// and kills the process.
+func IDMap(from, to [2]int) (*os.File, error) {
 	// The tracer is a thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p, err := os.StartProcess("/proc/self/exe", []string{"bullpen"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}},
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: from[0], HostID: to[0], Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: from[1], HostID: to[1], Size: 1}},
 		Ptrace:      true,
 		Pdeathsig:   syscall.SIGKILL,
 	}})

@@ -67,6 +67,22 @@ type Volume interface {
 	Close() error
 }
 
+// Data are the file systems that a program sees below proto.MountsDir.
+type Data interface {
+	// Mount returns the mounts for the program's uid and gid outside of the jail, nosuid and nodev.
+	// They are in no mount namespace. The jail closes them.
+	Mount(uid, gid int) ([]DataMount, error)
+	// Abort is called when the jail is killed, perhaps repeatedly. From then on no request of the
+	// program to a mount may block: a process that waits for one does not die. It must not block.
+	Abort()
+}
+
+// DataMount is one mount of Data.
+type DataMount struct {
+	Name  string // in proto.MountsDir
+	Mount *os.File
+}
+
 // Program is a program to run in a jail.
 type Program struct {
 	// Argv is the command. A name without a slash is looked up in the system's
@@ -173,11 +189,14 @@ type Jail interface {
 	Run(ctx context.Context, p Program) (Outcome, error)
 	// Load prepares the program of the following Run, so that it starts sooner: it writes the
 	// files and readies a waiting interpreter. Nothing of the program runs. Load is called at
-	// most once, after MountHome. It ignores p's Timeout, Stdout and Stderr.
+	// most once, after MountHome and MountData. It ignores p's Timeout, Stdout and Stderr.
 	Load(ctx context.Context, p Program) error
 	// MountHome mounts the home of a jail with Spec.MountHomeLater, as Prepare does with Spec.Home. It
 	// is called once, before Run.
 	MountHome(ctx context.Context, h Home) error
+	// MountData mounts what the program sees below proto.MountsDir, which is empty otherwise. It is
+	// called at most once, before Load.
+	MountData(ctx context.Context, d Data) error
 	// Alive reports whether the jail can still be used. A waiting interpreter may have died.
 	Alive() bool
 	// Memory returns the memory that the jail uses, in bytes.

@@ -71,6 +71,9 @@ type Config struct {
 	ImageDir   string      `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images. Every user must be able to traverse its parent directories."`
 	Home       string      `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail."`
 
+	MountRoots     []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that storage connections of kind directory may be in, each mounted nosuid, separated by commas. Default: none."`
+	MountSpool     proto.Bytes `name:"mount-spool" group:"Worker" env:"BULLPEN_MOUNT_SPOOL" default:"1GiB" placeholder:"SIZE" help:"Disk space in the data directory for files that one execution is writing to its storage connections. No file that is written can be larger."`
+
 	StoreURL     string        `name:"store" secret:"urls" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Store for images and the files of threads: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1. The same for every gateway and worker. S3 credentials come from the usual AWS variables and files. Default: blobs in the data directory."`
 	StoreKey     string        `name:"store-key" group:"Threads" env:"BULLPEN_STORE_KEY" placeholder:"FILE" help:"Key that encrypts stored files, as age-keygen generates it. The same for every gateway and worker. Without the key, the files cannot be read. Default: no encryption."`
 	HomeCache    proto.Bytes   `name:"home-cache" group:"Threads" env:"BULLPEN_HOME_CACHE" default:"10GiB" placeholder:"SIZE" help:"Disk space in the data directory for a worker's cache of recent threads' home directories."`
@@ -183,6 +186,7 @@ func (c *Config) Validate() error {
 		setting("image-dir", filepath.IsAbs(c.ImageDir), "must be an absolute path"),
 		setting("home", filepath.IsAbs(c.Home) && filepath.Clean(c.Home) == c.Home && strings.Count(c.Home, "/") >= 2,
 			"%q must be an absolute path of at least two parts without . or .., such as /home/baponi", c.Home),
+		c.validateMounts(),
 		setting("region", regionPattern.MatchString(c.Region), "%q must be of a-z and 0-9 only, such as eu1", c.Region),
 		c.validateBootstrapKey(),
 		positive("drain", c.Drain), positive("queue-wait", c.QueueWait),
@@ -210,6 +214,18 @@ func (c *Config) Validate() error {
 		err = fmt.Errorf("%w\n(settings come from flags, BULLPEN_… variables and %s)", err, c.File)
 	}
 	return err
+}
+
+// minMountSpool is the minimum of [Config.MountSpool].
+const minMountSpool = proto.MiB
+
+func (c *Config) validateMounts() error {
+	errs := []error{setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool, proto.Bytes(minMountSpool))}
+	for _, root := range c.MountRoots {
+		errs = append(errs, setting("mount-roots", filepath.IsAbs(root) && filepath.Clean(root) == root && root != "/",
+			"%q must be an absolute path without . or .., and not /", root))
+	}
+	return errors.Join(errs...)
 }
 
 func (c *Config) validateRoles() error {

@@ -115,6 +115,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	warm := r.cfg.warm()
 	warm.OnStart, warm.OnZygote = r.metrics.JailAcquired, r.zygoteCreated
 	roots, noRoots := inject.SystemRoots()
+	mounts, noMounts := openMounts(r.cfg, maker)
 	capabilities := []string{queue.CapabilitySecrets, queue.CapabilityArchitecture(runtime.GOARCH)}
 	for _, can := range []struct {
 		capability string
@@ -125,6 +126,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		{queue.CapabilityDisk, maker.TryDisk(ctx, jailSpec())},
 		{queue.CapabilityImages, noImages},
 		{queue.CapabilityThreads, noHomes},
+		{queue.CapabilityMounts, noMounts},
 	} {
 		if can.err == nil {
 			capabilities = append(capabilities, can.capability)
@@ -150,7 +152,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	}
 	r.runner = &worker.Worker{
 		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, Log: r.log,
-		Done: r.metrics.ExecutionDone, OnHealth: r.health.set, Roots: roots,
+		Done: r.metrics.ExecutionDone, OnHealth: r.health.set, Roots: roots, Mounts: mounts,
 		Open: func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) worker.Output {
 			w := events.NewWriter(ctx, r.store, job.TraceID, attempt, baseSeq, int64(job.Sandbox.OutputBytes))
 			w.FlushPartial, w.Budget, w.Org = job.StreamPartial, r.queue, job.Org

@@ -23,7 +23,7 @@ import (
 // calling thread, the kernel stops all forks of the host and waits for an RCU grace period.
 func (g *Group) StartProcess(name string, argv []string, attr *os.ProcAttr) (*os.Process, error) {
 	if g.version == 1 {
-		return g.startFromInside(func() (*os.Process, error) { return os.StartProcess(name, argv, attr) })
+		return g.startFromInside(false, func() (*os.Process, error) { return os.StartProcess(name, argv, attr) })
 	}
 	dir, err := unix.Open(g.dirs[0], unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -39,12 +39,49 @@ func (g *Group) StartProcess(name string, argv []string, attr *os.ProcAttr) (*os
 	return os.StartProcess(name, argv, &into)
 }
 
-// startFromInside calls start on a thread that is a member of the group.
+// StartConfined is StartProcess for a process that can gain no privileges by executing programs
+// (no_new_privs).
+func (g *Group) StartConfined(name string, argv []string, attr *os.ProcAttr) (p *os.Process, err error) {
+	start := func() (*os.Process, error) {
+		// The process inherits this from the thread that forks, which keeps it and ends.
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return nil, fmt.Errorf("set no_new_privs: %w", err)
+		}
+		if g.version == 1 {
+			return os.StartProcess(name, argv, attr)
+		}
+		return g.StartProcess(name, argv, attr)
+	}
+	if g.version == 1 {
+		return g.startFromInside(true, start)
+	}
+	onOwnThread(func() { p, err = start() })
+	return p, err
+}
+
+// onOwnThread calls f on a thread that ends afterwards, and is not the main thread.
+func onOwnThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			onOwnThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
+// startFromInside calls start on a thread that is a member of the group. With discard, the thread
+// ends afterwards.
 //
 // The group is charged for what the thread does meanwhile. If the group's limits made the thread
 // wait, all forks of this process would wait for it. So Limit is called after the start, and the
 // thread does nothing else.
-func (g *Group) startFromInside(start func() (*os.Process, error)) (p *os.Process, err error) {
+func (g *Group) startFromInside(discard bool, start func() (*os.Process, error)) (p *os.Process, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -54,7 +91,7 @@ func (g *Group) startFromInside(start func() (*os.Process, error)) (p *os.Proces
 		if unix.Gettid() == unix.Getpid() {
 			// The main thread must not move: all memory of the process is charged to its group. While it is
 			// locked here, another goroutine gets another thread.
-			p, err = g.startFromInside(start)
+			p, err = g.startFromInside(discard, start)
 			runtime.UnlockOSThread()
 			return
 		}
@@ -62,7 +99,7 @@ func (g *Group) startFromInside(start func() (*os.Process, error)) (p *os.Proces
 		if err = g.enter(); err == nil {
 			p, err = start()
 		}
-		if wasHome && g.home.enter() == nil {
+		if wasHome && g.home.enter() == nil && !discard {
 			runtime.UnlockOSThread()
 		}
 		// The runtime ends a thread that is still locked when its goroutine returns. So no thread in a

@@ -153,7 +153,7 @@ func TestMainThreadIsNotMoved(t *testing.T) {
 	got := make(chan on, 1)
 	onFirst <- func() {
 		caller, started := unix.Gettid(), 0
-		_, _ = g.startFromInside(func() (*os.Process, error) {
+		_, _ = g.startFromInside(false, func() (*os.Process, error) {
 			started = unix.Gettid()
 			return nil, nil
 		})
@@ -180,7 +180,7 @@ func TestThreadThatCannotReturnIsNotReused(t *testing.T) {
 			g := newGroup(t, tree, name)
 			g.home = h
 			thread := 0
-			p, err := g.startFromInside(func() (*os.Process, error) {
+			p, err := g.startFromInside(false, func() (*os.Process, error) {
 				thread = unix.Gettid()
 				return os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{})
 			})

@@ -38,6 +38,7 @@ type sandbox struct {
 	oom        *cgroup.OOMWatch // nil on version 2
 	volumes    []*disk.Volume
 	link       *egress.Link // nil if the network is blocked
+	data       jail.Data    // nil if there are no mounts
 	spec       jail.Spec
 	prewarmed  *interpreter // nil if none waits
 	loaded     bool         // the program was sent to prewarmed
@@ -134,10 +135,14 @@ func (s *sandbox) throttle(cpu float64) {
 	}
 }
 
-// kill kills the init. The kernel then kills everything in its namespace.
+// kill kills the init. The kernel then kills everything in its namespace. Processes that wait for a
+// mount die once it is aborted.
 func (s *sandbox) kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.data != nil {
+		s.data.Abort()
+	}
 	if s.initFD > 0 {
 		if s.ready {
 			_ = s.group.Unthrottle()

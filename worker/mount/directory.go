@@ -1,0 +1,145 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/home"
+)
+
+// openMountRoot opens a directory that connections may be in. Programs can set the set-uid bit of
+// files there. So that this gives no user of this machine the rights of the files' owner, the
+// directory must be mounted nosuid.
+func openMountRoot(root string) (int, error) {
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open the mount root %s: %w", root, err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return -1, errors.Join(fmt.Errorf("open the mount root %s: %w", root, err), unix.Close(fd))
+	}
+	if fs.Flags&unix.ST_NOSUID == 0 {
+		return -1, errors.Join(fmt.Errorf("the mount root %s is not mounted nosuid: programs could leave set-uid programs there for the users of this "+
+			"machine: mount it so, such as with mount --bind -o nosuid", root), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// rootOf returns the mount root that a directory is in, and its path there, "." for the root.
+func (o *Opener) rootOf(dir string) (root, below string, ok bool) {
+	for _, root := range o.Roots {
+		if dir == root {
+			return root, ".", true
+		}
+		if below, ok := strings.CutPrefix(dir, strings.TrimSuffix(root, "/")+"/"); ok {
+			return root, below, true
+		}
+	}
+	return "", "", false
+}
+
+// mountDirectory returns a mount of a directory in no mount namespace, in which the program's user
+// owns what the owner of the connection's directory owns. A missing directory below the
+// connection's is created, unless the mount is read-only.
+func (o *Opener) mountDirectory(m proto.Mount, uid, gid int) (*os.File, error) {
+	root, below, ok := o.rootOf(m.Directory)
+	if !ok {
+		return nil, &Error{m.Slug, "its directory is outside of what this worker allows (--mount-roots)", nil}
+	}
+	rootFD, err := openMountRoot(root)
+	if err != nil {
+		return nil, &Error{m.Slug, "its directory cannot be used on this worker", err}
+	}
+	defer func() { _ = unix.Close(rootFD) }()
+	top, err := openBeneath(rootFD, below)
+	if err != nil {
+		return nil, &Error{m.Slug, "its directory does not exist on this worker, or is behind a symbolic link or another mount", err}
+	}
+	defer func() { _ = unix.Close(top) }()
+	var owner unix.Stat_t
+	if err := unix.Fstat(top, &owner); err != nil {
+		return nil, &Error{m.Slug, "its directory cannot be used on this worker", err}
+	}
+	if owner.Uid == 0 || owner.Gid == 0 {
+		return nil, &Error{m.Slug, "its directory belongs to root: the administrator can give it to another user and group, whose files programs may change", nil}
+	}
+	dir, err := openPrefix(top, m, owner)
+	if err != nil {
+		return nil, &Error{m.Slug, "its directory does not have the part that the program may see, or that is behind a symbolic link or another mount", err}
+	}
+	defer func() { _ = unix.Close(dir) }()
+	mounted, err := bind(dir, m.ReadOnly, [2]int{int(owner.Uid), int(owner.Gid)}, [2]int{uid, gid})
+	if err != nil {
+		return nil, &Error{m.Slug, "its directory cannot be mounted on this worker", err}
+	}
+	return mounted, nil
+}
+
+// openBeneath opens a directory by a path that leads through no link, no other mount, and not out of
+// dir.
+func openBeneath(dir int, path string) (int, error) {
+	how := unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	}
+	for {
+		fd, err := unix.Openat2(dir, path, &how)
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			return fd, err
+		}
+	}
+}
+
+// openPrefix opens the directory of a mount's prefix, and creates it if it may.
+func openPrefix(top int, m proto.Mount, owner unix.Stat_t) (int, error) {
+	fd, err := openBeneath(top, ".")
+	if m.Prefix == "" || err != nil {
+		return fd, err
+	}
+	for name := range strings.SplitSeq(m.Prefix, "/") {
+		next, err := openBeneath(fd, name)
+		if errors.Is(err, unix.ENOENT) && !m.ReadOnly {
+			if err = unix.Mkdirat(fd, name, 0o755); err == nil {
+				err = unix.Fchownat(fd, name, int(owner.Uid), int(owner.Gid), unix.AT_SYMLINK_NOFOLLOW)
+			}
+			if err == nil || errors.Is(err, unix.EEXIST) { // created by another execution meanwhile
+				next, err = openBeneath(fd, name)
+			}
+		}
+		_ = unix.Close(fd)
+		if err != nil {
+			return -1, fmt.Errorf("open %.300q: %w", name, err)
+		}
+		fd = next
+	}
+	return fd, nil
+}
+
+// bind returns a mount of a directory without the mounts in it.
+func bind(dir int, readOnly bool, from, to [2]int) (*os.File, error) {
+	ids, err := home.IDMap(from, to)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = ids.Close() }()
+	fd, err := unix.OpenTree(dir, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return nil, fmt.Errorf("clone the mount: %w", err)
+	}
+	mounted := os.NewFile(uintptr(fd), filepath.Base(proto.MountsDir))
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ids.Fd())}
+	if readOnly {
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return nil, errors.Join(fmt.Errorf("map the ids: %w: its file system must support id-mapped mounts, as ext4, xfs and btrfs do", err), mounted.Close())
+	}
+	return mounted, nil
+}
