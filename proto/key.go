@@ -48,6 +48,7 @@ type Key struct {
 	// Env are variables of every program: over those of the profile, below those of the request.
 	Env       map[string]string `json:"env,omitempty"`
 	Secrets   []string          `json:"secrets,omitempty"` // as in a [Profile], over its own
+	Mounts    []KeyMount        `json:"mounts,omitempty"`  // what programs see in [MountsDir]
 	Hint      string            `json:"hint"`              // the key's first and last few characters
 	CreatedAt time.Time         `json:"created_at"`
 	ExpiresAt *time.Time        `json:"expires_at,omitempty"` // nil for never

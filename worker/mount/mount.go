@@ -16,7 +16,7 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
+	"path"
 	"strconv"
 	"strings"
 	"sync"
@@ -256,7 +256,7 @@ func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 		if err != nil {
 			return mounts, err
 		}
-		mounts = append(mounts, jail.DataMount{Name: m.Slug, Mount: mounted})
+		mounts = append(mounts, jail.DataMount{Name: path.Join(m.Slug, m.At), Mount: mounted})
 	}
 	if s.control == nil {
 		return mounts, nil
@@ -504,7 +504,7 @@ func Serve(open func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects,
 				failed = append(failed, objectfs.Failure{Why: syscall.EIO})
 			}
 			for _, f := range failed {
-				failures = append(failures, objectfs.Failure{Path: filepath.Join(m.Slug, f.Path), Why: f.Why})
+				failures = append(failures, objectfs.Failure{Path: path.Join(m.Slug, m.At, f.Path), Why: f.Why})
 			}
 		})
 	}
