@@ -34,6 +34,7 @@ type keySettingFlags struct {
 	ExpiresIn   *time.Duration `placeholder:"DURATION" help:"How long the key works, such as 720h; 0 for until it is revoked, the default."`
 	Env         []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable; replaces all earlier ones."`
 	Secret      []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
+	Mount       []string       `sep:"none" placeholder:"SLUG[:PREFIX][:ro]" help:"Storage connection of the organisation that programs see at /data/SLUG, or the part of it with a prefix. With :ro at the end they cannot change anything. Repeatable; replaces all earlier ones. Empty for none."`
 }
 
 // apply changes the settings that were given.
@@ -48,6 +49,14 @@ func (f *keySettingFlags) apply(k *client.KeySettings) error {
 	}
 	if f.Secret != nil {
 		k.Secrets = f.Secret
+	}
+	if f.Mount != nil {
+		k.Mounts = nil
+		for _, text := range f.Mount {
+			if text != "" {
+				k.Mounts = append(k.Mounts, parseMount(text))
+			}
+		}
 	}
 	if f.Env != nil {
 		env, err := nameValues("-e", f.Env)

@@ -54,6 +54,8 @@ type Config struct {
 	SpoolBytes int64
 	// Command is the command that calls Serve, started from this process's own executable.
 	Command []string
+	// Check, if not nil, returns why a bucket must not be mounted.
+	Check func(m proto.Mount) error
 	// OnMemory, if not nil, is called at the end of each execution with the memory that its serving
 	// process uses then, in bytes.
 	OnMemory func(bytes int64)
@@ -179,6 +181,11 @@ func (s *Set) open() (files []*os.File, err error) {
 	for _, m := range s.mounts {
 		if m.Kind != proto.MountS3 {
 			continue
+		}
+		if s.opener.Check != nil {
+			if err := s.opener.Check(m); err != nil {
+				return files, &Error{m.Slug, "its endpoint is one that this worker does not allow", err}
+			}
 		}
 		if files == nil {
 			if files, err = s.openShared(); err != nil {
