@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"slices"
 	"time"
@@ -80,7 +81,12 @@ func (s *Server) checkSubPaths(ctx context.Context, org string, mounts []proto.M
 			return err
 		}
 		exists, err := s.Storage.HasObjects(ctx, m, keys)
+		refused, isRefused := errors.AsType[*proto.StorageTestError](err)
 		switch {
+		case isRefused:
+			return refused
+		case errors.Is(err, fs.ErrPermission):
+			return api.Errorf(api.CodeConflict, "the credentials of the storage connection %s are not accepted any more; the administrator can replace them", slug)
 		case err != nil:
 			return fmt.Errorf("%w: %w", api.Unavailable(2, fmt.Sprintf(
 				"the storage connection %s could not be asked whether a path of sub_paths exists, so nothing was accepted; send the request again", slug)), err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"slices"
 	"strings"
@@ -430,9 +431,14 @@ func TestSubPathsThatDoNotExist(t *testing.T) {
 	user.execute(hello).want(200, "")
 	h.storage().failure = errors.New("list an object: no response")
 	user.execute(sub("there")).want(503, "service_unavailable", "data")
+	h.storage().failure = fmt.Errorf("list an object: %w", fs.ErrPermission)
+	user.execute(sub("there")).want(409, "conflict", "data", "credentials")
+	h.storage().failure = &proto.StorageTestError{Step: "connect to the server", Why: "it is not public"}
+	user.execute(sub("there")).want(409, "conflict", "not public")
 	_, writer := h.newKey("acme", `[{"connection":"data"}]`)
 	looked := len(h.storage().looked)
 	writer.execute(sub("missing")).want(200, "")
+	h.storage().failure = nil
 	h.do("PUT", connections+"/data?test=false", bucket).want(200, "")
 	user.execute(sub("missing")).want(200, "") // no gateway has reached the bucket
 	if len(h.storage().looked) != looked {
