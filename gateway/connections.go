@@ -76,25 +76,43 @@ func (s *Server) checkSubPaths(ctx context.Context, org string, mounts []proto.M
 		if c.TestedAt == nil {
 			continue
 		}
-		keys, err := s.bucketCredentials(ctx, org, m.S3.Credential)
+		exists, err := s.hasObjects(ctx, org, m)
 		if err != nil {
 			return err
 		}
-		exists, err := s.Storage.HasObjects(ctx, m, keys)
-		refused, isRefused := errors.AsType[*proto.StorageTestError](err)
-		switch {
-		case isRefused:
-			return refused
-		case errors.Is(err, fs.ErrPermission):
-			return api.Errorf(api.CodeConflict, "the credentials of the storage connection %s are not accepted any more; the administrator can replace them", slug)
-		case err != nil:
-			return fmt.Errorf("%w: %w", api.Unavailable(2, fmt.Sprintf(
-				"the storage connection %s could not be asked whether a path of sub_paths exists, so nothing was accepted; send the request again", slug)), err)
-		case !exists:
+		if !exists {
 			return proto.FieldErrorf("sub_paths", "must name parts that exist, of a connection that can only be read; %q does not", proto.Shorten(path))
 		}
 	}
 	return nil
+}
+
+// hasObjects reports whether a mount of a bucket has objects. Its errors are for the client.
+func (s *Server) hasObjects(ctx context.Context, org string, m proto.Mount) (bool, error) {
+	keys, err := s.bucketCredentials(ctx, org, m.S3.Credential)
+	if err != nil {
+		return false, err
+	}
+	unavailable := func(err error) error {
+		return fmt.Errorf("%w: %w", api.Unavailable(2, fmt.Sprintf(
+			"the storage connection %s could not be asked whether a path of sub_paths exists, so nothing was accepted; send the request again", m.Slug)), err)
+	}
+	done, err := s.transfers.begin(ctx, org)
+	if err != nil {
+		return false, unavailable(err)
+	}
+	defer done()
+	exists, err := s.Storage.HasObjects(ctx, m, keys)
+	refused, isRefused := errors.AsType[*proto.StorageTestError](err)
+	switch {
+	case isRefused:
+		return false, refused
+	case errors.Is(err, fs.ErrPermission):
+		return false, api.Errorf(api.CodeConflict, "the credentials of the storage connection %s are not accepted any more; the administrator can replace them", m.Slug)
+	case err != nil:
+		return false, unavailable(err)
+	}
+	return exists, nil
 }
 
 // renewMounts returns the mounts of a new execution of a dead job: what it had, as far as its key has
@@ -242,6 +260,11 @@ func (s *Server) useConnection(ctx context.Context, c *proto.Connection, keys pr
 	if err != nil {
 		return err
 	}
+	done, err := s.transfers.begin(ctx, c.Org) // the server of a bucket can make a test last
+	if err != nil {
+		return err
+	}
+	defer done()
 	if err := s.Storage.Test(ctx, m, keys); err != nil {
 		return err
 	}

@@ -461,7 +461,7 @@ func TestMissingConnectionOrSecret(t *testing.T) {
 // Work that starts later has the mounts that its key has then.
 func TestMountsOfEachWayToStart(t *testing.T) {
 	h := newConnectionHarness(t)
-	id, user := h.newKey("acme", `[{"connection":"data","prefix":"p"}]`)
+	key, user := h.newKey("acme", `[{"connection":"data","prefix":"p"}]`)
 	hasMount := func(what string, job *proto.Job) {
 		t.Helper()
 		if len(job.Mounts) != 1 || job.Mounts[0].Prefix != "base/p" || !job.HasMounts || string(job.Sealed) != "sealed for "+string(job.TraceID) {
@@ -471,23 +471,26 @@ func TestMountsOfEachWayToStart(t *testing.T) {
 	hasMount("inline", h.jobOf(user.execute(hello).want(200, "")))
 	hasMount("async", h.jobOf(user.execute(hello, "Prefer", "respond-async").want(202, "")))
 	hasMount("streaming", h.jobOf(user.execute(hello, "Accept", "application/x-ndjson").want(200, "")))
-	job, err := h.server.scheduledJob(t.Context(), &proto.Schedule{ID: "s", Org: "acme", Key: id, Request: []byte(hello)}, proto.NewTraceID())
+	result, _ := callTool(t, h.modelClient(user.key, "", nil), "sandbox_execute", map[string]any{"code": "1"})
+	ran := proto.TraceID(result["trace_id"].(string))
+	hasMount("a tool", h.stub.runs[ran].job)
+	job, err := h.server.scheduledJob(t.Context(), &proto.Schedule{ID: "s", Org: "acme", Key: key, Request: []byte(hello)}, proto.NewTraceID())
 	if err != nil {
 		t.Fatal(err)
 	}
 	hasMount("schedule", job)
 	item := []byte(`{"code":"1","sub_paths":["/data/data/p/q"]}`)
-	if job, err = h.server.batchJob(t.Context(), &proto.Batch{Org: "acme", Key: id}, nil, item, 0, proto.NewTraceID()); err != nil || job.Mounts[0].Prefix != "base/p/q" {
+	if job, err = h.server.batchJob(t.Context(), &proto.Batch{Org: "acme", Key: key}, nil, item, 0, proto.NewTraceID()); err != nil || job.Mounts[0].Prefix != "base/p/q" {
 		t.Errorf("batch: %+v, %v", job, err)
 	}
 	step := proto.PipelineStep{Name: "s", Code: "1", Language: proto.Python, Timeout: 1, Cells: []proto.MatrixCell{{}}}
-	if job, err = h.server.stepJob(t.Context(), &proto.Pipeline{Org: "acme", Key: id, Steps: []proto.PipelineStep{step}}, 0, 0, proto.NewTraceID()); err != nil {
+	if job, err = h.server.stepJob(t.Context(), &proto.Pipeline{Org: "acme", Key: key, Steps: []proto.PipelineStep{step}}, 0, 0, proto.NewTraceID()); err != nil {
 		t.Fatal(err)
 	}
 	hasMount("pipeline", job)
 
 	// A dead letter has no more than its key has now.
-	dead := lostJob("acme", id)
+	dead := lostJob("acme", key)
 	dead.Mounts = []proto.Mount{{Slug: "data", Kind: proto.MountS3, Prefix: "base", At: ""}}
 	for _, test := range []struct{ at, mounts, prefix string }{
 		{"", `[{"connection":"data","prefix":"p"}]`, "base/p"},
@@ -497,7 +500,7 @@ func TestMountsOfEachWayToStart(t *testing.T) {
 		{"p", `[{"connection":"data","prefix":"pq"}]`, ""},
 		{"p", `[]`, ""},
 	} {
-		h.do("PUT", "/v1/admin/keys/"+id, `{"name":"n","mounts":`+test.mounts+`}`).want(200, "")
+		h.do("PUT", "/v1/admin/keys/"+key, `{"name":"n","mounts":`+test.mounts+`}`).want(200, "")
 		dead.TraceID, dead.Mounts[0].At = proto.NewTraceID(), test.at
 		a := h.do("POST", "/v1/admin/dead-letters/"+h.letters.add(dead)+"/requeue", "")
 		if test.prefix == "" {

@@ -118,6 +118,25 @@ func (b buckets) HasObjects(ctx context.Context, m proto.Mount, keys proto.S3Cre
 	return has, err
 }
 
+// maxBucketBytes is how much a gateway reads from a connection to a bucket. Tests and looks need a few
+// KiB; lists that a server never ends would take memory.
+const maxBucketBytes = 128 << 10
+
+// bucketConn fails when more than maxBucketBytes are read.
+type bucketConn struct {
+	net.Conn
+	left int
+}
+
+func (c *bucketConn) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, fmt.Errorf("read from a bucket: the server sent more than %d bytes", maxBucketBytes)
+	}
+	n, err := c.Conn.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
+}
+
 // use opens a bucket and calls f with it. If the guard refuses the address of the server, the error
 // says so.
 func (b buckets) use(m proto.Mount, keys proto.S3Credentials, f func(*s3.Bucket) error) error {
@@ -127,7 +146,10 @@ func (b buckets) use(m proto.Mount, keys proto.S3Credentials, f func(*s3.Bucket)
 		if r, ok := errors.AsType[*guard.RefusedError](err); ok {
 			refused.Store(r)
 		}
-		return conn, err
+		if err != nil {
+			return nil, err
+		}
+		return &bucketConn{conn, maxBucketBytes}, nil
 	}, m, keys)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package app
 
 import (
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -138,5 +139,21 @@ func TestBucketsAreGuarded(t *testing.T) {
 		if err := strict.CheckEndpoint(t.Context(), "endpoint", endpoint); err == nil {
 			t.Errorf("%s is allowed", endpoint)
 		}
+	}
+}
+
+// A server that never ends its list takes neither memory nor time.
+func TestBucketsReadLittle(t *testing.T) {
+	endless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, `<?xml version="1.0"?><ListBucketResult>`)
+		for r.Context().Err() == nil {
+			if _, err := io.WriteString(w, "<Contents><Key>k</Key></Contents>"); err != nil {
+				return
+			}
+		}
+	}))
+	t.Cleanup(endless.Close)
+	if err := bucketsFor(t, endless.URL, "127.0.0.0/8").Test(t.Context(), bucketMount(endless.URL, ""), bucketKeys()); err == nil {
+		t.Error("the list was read")
 	}
 }
