@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -449,13 +450,17 @@ func TestSubPathsThatDoNotExist(t *testing.T) {
 // Executions are refused while what their key names is missing.
 func TestMissingConnectionOrSecret(t *testing.T) {
 	h := newConnectionHarness(t)
-	_, user := h.newKey("acme", `[{"connection":"data"}]`)
+	id, user := h.newKey("acme", `[{"connection":"data"}]`)
 	h.do("DELETE", "/v1/admin/secrets/KEYS", "").want(204, "")
 	user.execute(hello).want(500, "internal", "KEYS", "does not exist")
 	h.do("PUT", "/v1/admin/secrets/KEYS", `{"value":"canary"}`).want(200, "")
 	user.execute(hello).want(200, "")
 	h.server.Connections.(*connectionStore).all = nil
 	user.execute(hello).want(500, "internal", "data", "does not exist")
+	schedule := &proto.Schedule{ID: "s", Org: "acme", Key: id, Request: []byte(hello)}
+	if _, refused, err := h.server.StartScheduled(t.Context(), schedule, time.Now()); err != nil || !strings.Contains(refused, `"data"`) {
+		t.Errorf("the history of a schedule has %q, %v", refused, err)
+	}
 }
 
 // Work that starts later has the mounts that its key has then.

@@ -224,7 +224,7 @@ func (c *Config) Validate() error {
 const minMountSpool = proto.MiB
 
 func (c *Config) validateMounts() error {
-	errs := []error{setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool, proto.Bytes(minMountSpool))}
+	errs := []error{setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool, minMountSpool)}
 	for _, root := range c.MountRoots {
 		errs = append(errs, setting("mount-roots", filepath.IsAbs(root) && filepath.Clean(root) == root && root != "/",
 			"%q must be an absolute path without . or .., and not /", root))
