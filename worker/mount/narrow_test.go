@@ -44,7 +44,7 @@ func TestDeepMount(t *testing.T) {
 	at := strings.TrimSuffix(strings.Repeat("d/", 256), "/")
 	var mounts []proto.Mount
 	var slugs []string
-	for _, slug := range strings.SplitSeq("a b c d e f g h", " ") {
+	for slug := range strings.SplitSeq("a b c d e f g h", " ") {
 		m := w.s3(slug, "p/"+at)
 		m.At = at
 		mounts, slugs = append(mounts, m), append(slugs, slug)
