@@ -723,9 +723,7 @@ func testRoutes(t *testing.T, a *api) {
 			t.Errorf("no message for %s", body)
 		}
 	}
-	for _, body := range []string{`{"code":"x","sub_paths":["/data/a/b"]}`} {
-		a.execute([]byte(body), "Prefer", "respond-async").rejection(t, http.StatusNotImplemented, "not_implemented")
-	}
+	a.execute([]byte(`{"code":"x","sub_paths":["/data/a/b"]}`), "Prefer", "respond-async").rejection(t, http.StatusForbidden, "forbidden")
 }
 
 // testBigBody announces a body of 100 MB and sends it. The server must reject it before reading all

@@ -45,6 +45,7 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 		}
 	}
 	admin(http.MethodPut, "/v1/admin/secrets/"+"TOKEN?org="+org, request{"value": x.marker})
+	admin(http.MethodPost, "/v1/admin/connections", request{"org": org, "slug": "data", "kind": "directory", "directory": "/srv/data", "description": x.marker})
 	admin(http.MethodPut, "/v1/webhook?key="+id, request{"url": hooks.url + "/200?" + x.marker})
 	admin(http.MethodPost, "/v1/admin/members", request{"org": org, "email": x.marker + "@example.com", "role": "viewer"})
 	made(http.MethodPost, "/v1/session", nil)

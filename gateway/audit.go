@@ -86,7 +86,7 @@ func (s *Server) mayAct(org string, mayUse bool) bool {
 func (s *Server) newAct(r *http.Request, action string) *act {
 	i := infoOf(r.Context())
 	kind, _, _ := strings.Cut(action, ".")
-	name := cmp.Or(chi.URLParam(r, "id"), chi.URLParam(r, "name"))
+	name := cmp.Or(chi.URLParam(r, "id"), chi.URLParam(r, "name"), chi.URLParam(r, "slug"))
 	actor := api.AuditActor{Type: "key", ID: i.key.ID, Name: i.key.Name, Org: i.key.Org}
 	if strings.HasPrefix(i.key.ID, proto.MemberPrefix) {
 		actor.Type = "member"

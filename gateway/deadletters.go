@@ -150,10 +150,10 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 }
 
 // renewJob returns the job of a new execution of a dead job. The request, the sandbox and the
-// webhook stay; the limits of the key's present plan apply. No connection waits for it, so it
+// webhook stay; the limits of the key's present plan apply, and its mounts narrow those of the job. No connection waits for it, so it
 // may be queued as long as an async job.
 func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID) (_ *proto.Job, err error) {
-	_, plan, err := s.validKey(ctx, dead.Key)
+	key, plan, err := s.validKey(ctx, dead.Key)
 	if refused, ok := errors.AsType[*api.Error](err); ok {
 		return nil, api.Errorf(api.CodeConflict, "%s", refused.Message)
 	}
@@ -174,9 +174,8 @@ func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID
 	job.CreatedAt, job.RunAt, job.QueueDeadline = now, time.Time{}, now.Add(s.QueueExpiry)
 	job.Concurrent, job.MaxQueued, job.Weight, job.KeyConcurrent = proto.LimitOf(plan.Concurrent), proto.LimitOf(plan.MaxQueued), plan.Weight, plan.keyConcurrent
 	job.Bound = slices.Clone(dead.Bound)
-	if job.Sealed, err = s.bindSecrets(ctx, job.Org, id, job.Bound, job.Env, nil, job.Sandbox.Network.Effective()); err != nil {
+	if job.Mounts, err = s.renewMounts(ctx, key, dead.Mounts); err != nil {
 		return nil, err
 	}
-	job.HasInjections = proto.HasInjections(job.Bound)
-	return &job, nil
+	return &job, s.sealSecrets(ctx, &job, nil)
 }

@@ -65,7 +65,7 @@ func TestToAPI(t *testing.T) {
 		{refused("new"), free, 503, "service_unavailable", 2, ""},
 		{errors.New("disk on fire"), free, 500, "internal", 0, ""},
 		{brokenSandbox("the sandbox %q does not exist", "web"), free, 500, "internal", 0, ""},
-		{notImplemented("sub_paths is", "leave it out"), free, 501, "not_implemented", 0, "sub_paths is not implemented by this server yet; leave it out"},
+		{notImplemented("source volume is", "use source thread"), free, 501, "not_implemented", 0, "source volume is not implemented by this server yet; use source thread"},
 		{errBadURL, free, 403, "forbidden", 0, ""},
 		{errOldURL, free, 403, "forbidden", 0, ""},
 		{errDraining, free, 503, "service_unavailable", 2, ""},

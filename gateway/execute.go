@@ -157,13 +157,10 @@ func clientOf(r *http.Request) client {
 	return client{&i.key, i.plan, i.requestID, clientText(r.Header, "X-Client-Id"), clientText(r.Header, "User-Agent")}
 }
 
-// newJob returns the job of a request as execution id. It checks the request against the plan. wait
-// is the result of [waitOf].
+// newJob returns the job of a request as execution id, which is empty for a check alone. It checks
+// the request against the plan. wait is the result of [waitOf].
 func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, mode proto.Mode, id proto.TraceID, wait time.Duration) (*proto.Job, error) {
 	now := time.Now() // after the body was read: a slow upload is not time in the queue
-	if len(req.SubPaths) > 0 {
-		return nil, notImplemented("sub_paths is", "leave it out")
-	}
 	if err := s.checkPlan(ctx, &c.plan, mode, req.Timeout); err != nil {
 		return nil, err
 	}
@@ -187,7 +184,7 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 	if err != nil {
 		return nil, err
 	}
-	sealed, err := s.bindSecrets(ctx, c.key.Org, id, bound, env, req.Env, sandbox.Network.Effective())
+	mounts, err := s.mountsOf(ctx, c.key, req.SubPaths)
 	if err != nil {
 		return nil, err
 	}
@@ -207,10 +204,17 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(), Architecture: sandbox.Architecture,
 			WebhookURL: webhookURL, RequestID: c.requestID, ClientID: c.id, UserAgent: c.userAgent,
 			CreatedAt: now.UTC(), RunAt: runAt,
-			Concurrent: proto.LimitOf(c.plan.Concurrent), MaxQueued: proto.LimitOf(c.plan.MaxQueued), Weight: c.plan.Weight, KeyConcurrent: c.plan.keyConcurrent, HasSecrets: len(bound) > 0,
-			HasInjections: proto.HasInjections(bound),
+			Concurrent: proto.LimitOf(c.plan.Concurrent), MaxQueued: proto.LimitOf(c.plan.MaxQueued), Weight: c.plan.Weight, KeyConcurrent: c.plan.keyConcurrent, HasMounts: len(mounts) > 0,
 		},
-		Env: env, Sandbox: sandbox, Bound: bound, Sealed: sealed,
+		Env: env, Sandbox: sandbox, Bound: bound, Mounts: mounts,
+	}
+	if err := s.sealSecrets(ctx, job, req.Env); err != nil {
+		return nil, err
+	}
+	if id != "" { // the store is not asked for each item of a batch at once
+		if err := s.checkSubPaths(ctx, c.key.Org, mounts, req.SubPaths); err != nil {
+			return nil, err
+		}
 	}
 	job.QueueDeadline = job.QueuedAt().Add(wait)
 	req.FillJob(job)

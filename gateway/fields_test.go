@@ -28,7 +28,7 @@ func TestUnknownFieldsAreRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			path := strings.NewReplacer("{id}", "t", "{name}", "web").Replace(route.Path)
+			path := strings.NewReplacer("{id}", "t", "{name}", "web", "{slug}", "data").Replace(route.Path)
 			text := `{"env_vars_":{},` + strings.TrimPrefix(string(body), "{")
 			if route.ID == "execute" {
 				h.in(t).do(route.Method, path, text).want(http.StatusOK, "")

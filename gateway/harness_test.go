@@ -62,7 +62,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	h.submitter = &submit.Submitter{Jobs: q, Bindings: q, Threads: thread, DeadLetters: dead, Log: logger}
 	h.server = &Server{
 		Submissions: h.submitter,
-		Jobs:        q, Events: q, Keys: q, KeyAdmin: rotatingKeys{q}, KeyUses: &keyUses{}, Orgs: q.orgs, OrgData: orgData{q.orgs}, Plans: q.plans, Members: memberStore{}, Sessions: sessionStore{}, SecretsKey: q, Secrets: secretStore{}, Profiles: reg, Preload: reg, Images: reg, Webhooks: hook, URLs: hook, Deliveries: hook,
+		Jobs:        q, Events: q, Keys: q, KeyAdmin: rotatingKeys{q}, KeyUses: &keyUses{}, Orgs: q.orgs, OrgData: orgData{q.orgs}, Plans: q.plans, Members: memberStore{}, Sessions: sessionStore{}, SecretsKey: q, Secrets: secretStore{}, Connections: &connectionStore{stub: q}, Storage: &storageStub{}, Profiles: reg, Preload: reg, Images: reg, Webhooks: hook, URLs: hook, Deliveries: hook,
 		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Audit: h.audit, Batches: new(batchStub), Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),

@@ -343,9 +343,41 @@ type Secrets interface {
 	List(org string) []proto.Secret
 	// Remove removes a secret, or returns [proto.ErrNotFound].
 	Remove(ctx context.Context, org, name string) error
+	// Value returns the value of a secret, or [proto.ErrNotFound].
+	Value(ctx context.Context, org, name string) ([]byte, error)
 	// Bind returns the secrets that bindings name, and their values encrypted for one execution. It sets
 	// the injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
 	Bind(ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding) (secrets map[string]proto.Secret, sealed []byte, err error)
+}
+
+// Connections stores the storage connections of organisations.
+type Connections interface {
+	// Connection returns a connection, or [proto.ErrNotFound].
+	Connection(ctx context.Context, org, slug string) (proto.Connection, error)
+	// List returns the connections of an organisation by slug, or all of them, if org is empty, by
+	// organisation first.
+	List(org string) []proto.Connection
+	// Create stores a new connection. It returns [proto.ErrExists] if the organisation has one of
+	// that slug, and a [*proto.FieldError] if it has too many.
+	Create(ctx context.Context, c proto.Connection) error
+	// Change stores what change makes of a connection, and returns that. change may be called again.
+	// Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such
+	// connection.
+	Change(ctx context.Context, org, slug string, change func(*proto.Connection) error) (proto.Connection, error)
+	// Remove removes a connection, for which check must return nil, and returns it. It returns
+	// [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys
+	// name it.
+	Remove(ctx context.Context, org, slug string, check func(proto.Connection) error) (proto.Connection, error)
+}
+
+// Storage uses the buckets of storage connections.
+type Storage interface {
+	// CheckEndpoint returns a [*proto.FieldError] if buckets must not be at a URL.
+	CheckEndpoint(ctx context.Context, field, url string) error
+	// Test uses a bucket as a mount does. It returns a [*proto.StorageTestError] if that fails.
+	Test(ctx context.Context, m proto.Mount, keys proto.S3Credentials) error
+	// HasObjects reports whether a mount of a bucket has objects.
+	HasObjects(ctx context.Context, m proto.Mount, keys proto.S3Credentials) (bool, error)
 }
 
 // SecretsKey is the operator's key, which protects all stored secrets.

@@ -27,6 +27,9 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
+	if err := s.checkKeyMounts(ctx, &wanted); err != nil {
+		return err
+	}
 	noSandbox := proto.FieldErrorf("sandbox", "%q does not exist; make it first", proto.Shorten(wanted.Sandbox))
 	if wanted.Sandbox != "" { // before an organisation is created for the key
 		if _, err := s.Profiles.Profile(ctx, wanted.Sandbox); errors.Is(err, proto.ErrNotFound) {
@@ -182,6 +185,9 @@ func (s *Server) replaceKey(w http.ResponseWriter, r *http.Request) error {
 	wanted := key
 	settings.Apply(&wanted)
 	if err := s.checkGrantable(r, &wanted); err != nil {
+		return err
+	}
+	if err := s.checkKeyMounts(ctx, &wanted); err != nil {
 		return err
 	}
 	if err := s.checkKeyLimits(ctx, &wanted); err != nil {

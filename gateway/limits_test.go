@@ -169,11 +169,17 @@ func TestLimits(t *testing.T) {
 			{"null", body("webhook_url", nil), 200},
 		},
 		"sub_paths": {
-			{"10", body("sub_paths", paths(10)), 501},
+			{"10", body("sub_paths", paths(10)), 403}, // valid, and of no connection of the key
 			{"11", body("sub_paths", paths(11)), 400},
 			{"none", body("sub_paths", []string{}), 200},
-			{"512", body("sub_paths", []string{"/data/s/" + long("é", 504)}), 501},
-			{"513", body("sub_paths", []string{"/data/s/" + long("é", 505)}), 400},
+			{"512", body("sub_paths", []string{"/data/s/" + long("é/", 252)}), 403},
+			{"513", body("sub_paths", []string{"/data/s/" + long("é/", 252) + "é"}), 400},
+			{"component of 255", body("sub_paths", []string{"/data/s/" + long("a", 255)}), 403},
+			{"component of 256", body("sub_paths", []string{"/data/s/" + long("a", 256)}), 400},
+			{"slash at the end", body("sub_paths", []string{"/data/s/a/"}), 403},
+			{"empty component", body("sub_paths", []string{"/data/s/a//b"}), 400},
+			{"two slashes at the end", body("sub_paths", []string{"/data/s/a//"}), 400},
+			{"dot", body("sub_paths", []string{"/data/s/a/./b"}), 400},
 			{"slug twice", body("sub_paths", []string{"/data/s/a", "/data/s/b"}), 400},
 			{"no path", body("sub_paths", []string{"/data/s"}), 400},
 			{"empty path", body("sub_paths", []string{"/data/s/"}), 400},
@@ -212,7 +218,7 @@ func TestLimits(t *testing.T) {
 	}
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
-	codes := map[int]string{200: "", 400: "validation_error", 501: "not_implemented"}
+	codes := map[int]string{200: "", 400: "validation_error", 403: "forbidden"}
 	for field, requests := range tests {
 		for _, r := range requests {
 			t.Run(field+"/"+r.name, func(t *testing.T) {
@@ -365,7 +371,7 @@ func (spaces) Read(p []byte) (int, error) {
 // Routes of the contract that this server does not implement are distinguished from unknown routes.
 func TestRoutesNotImplemented(t *testing.T) {
 	h := newHarness(t)
-	h.execute(`{"code":"x","sub_paths":["/data/a/b"]}`).want(501, "not_implemented", "sub_paths")
+	h.do("POST", "/v1/files/download_url", `{"source":"volume","id":"v","path":"a"}`).want(501, "not_implemented", "volume")
 	h.do("POST", "/v1/files/other", "").want(404, "not_found")
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/go-chi/chi/v5"
 
@@ -27,26 +28,31 @@ func (s *Server) rotateSecretsKey(w http.ResponseWriter, r *http.Request) error 
 	return writeValue(w, http.StatusOK, api.RotatedKey{WrappedFor: keys})
 }
 
-// bindSecrets returns the values of the secrets of an execution, encrypted, and nil if it has none.
-// It sets the injections of the bindings. env are the variables of all levels, requested those of the
-// request.
-func (s *Server) bindSecrets(
-	ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding, env, requested map[string]string, network proto.NetworkPolicy,
-) ([]byte, error) {
-	if len(bound) == 0 {
-		return nil, nil
+// sealSecrets sets the Sealed of a job: the values of its secrets and the credentials of its mounts,
+// encrypted. It sets the injections of the bindings. requested are the variables of the request.
+func (s *Server) sealSecrets(ctx context.Context, job *proto.Job, requested map[string]string) error {
+	needed := slices.Clone(job.Bound)
+	for _, m := range job.Mounts {
+		if m.S3 != nil {
+			needed = append(needed, proto.SecretBinding{Secret: m.S3.Credential})
+		}
 	}
-	secrets, sealed, err := s.Secrets.Bind(ctx, org, id, bound)
+	if len(needed) == 0 {
+		return nil
+	}
+	secrets, sealed, err := s.Secrets.Bind(ctx, job.Org, job.TraceID, needed)
 	if missing, ok := errors.AsType[*proto.MissingSecretError](err); ok {
-		return nil, brokenSandbox("the secret %q of this organisation does not exist", missing.Secret)
+		return brokenSandbox("the secret %q of this organisation does not exist", missing.Secret)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("bind secrets: %w", err)
+		return fmt.Errorf("bind secrets: %w", err)
 	}
-	if err := proto.CheckInjections(bound, network); err != nil {
-		return nil, err
+	copy(job.Bound, needed)
+	job.Sealed, job.HasSecrets, job.HasInjections = sealed, true, proto.HasInjections(job.Bound)
+	if err := proto.CheckInjections(job.Bound, job.Sandbox.Network.Effective()); err != nil {
+		return err
 	}
-	return sealed, proto.CheckSecretEnv(env, requested, bound, secrets)
+	return proto.CheckSecretEnv(job.Env, requested, job.Bound, secrets)
 }
 
 // secretPath returns the organisation and the name of the secret that a request names.
@@ -127,9 +133,6 @@ func (s *Server) deleteSecret(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	if err := s.checkMayGetObjects(ctx, org); err != nil {
-		return err
-	}
 	if old, err := s.Secrets.Get(ctx, org, name); err == nil {
 		auditBefore(r, org, name, api.NewSecret(&old))
 	}

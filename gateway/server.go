@@ -67,6 +67,8 @@ type Server struct {
 	Sessions    Sessions
 	SecretsKey  SecretsKey
 	Secrets     Secrets
+	Connections Connections
+	Storage     Storage // of connections
 	Profiles    Profiles
 	Preload     PreloadFailures
 	Images      Images // of profiles
@@ -195,6 +197,8 @@ func (s *Server) routeAPI(r chi.Router) {
 		"retryBatch": s.retryBatch, "getBatchResults": s.getBatchResults,
 		"getQueue": s.getQueue, "getAutoscale": s.getAutoscale, "listWorkers": s.listWorkers, "drainWorker": s.drainWorker(true), "undrainWorker": s.drainWorker(false),
 		"listDeadLetters": s.listDeadLetters, "getDeadLetter": s.getDeadLetter, "deleteDeadLetter": s.deleteDeadLetter,
+		"createConnection": s.createConnection, "listConnections": s.listConnections, "getConnection": s.getConnection, "replaceConnection": s.replaceConnection,
+		"removeConnection": s.deleteConnection, "testConnection": s.testConnection,
 		"rotateSecretsKey": s.rotateSecretsKey, "putSecret": s.putSecret, "getSecret": s.getSecret, "listSecrets": s.listSecrets, "deleteSecret": s.deleteSecret, "requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads, "listAudit": s.listAudit,
 		"mcp": s.serveMCP,
 	}

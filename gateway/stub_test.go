@@ -343,7 +343,7 @@ func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
-	made.Name, made.Sandbox, made.Env, made.Secrets, made.ExpiresAt = k.Name, k.Sandbox, k.Env, k.Secrets, k.ExpiresAt
+	made.Name, made.Sandbox, made.Env, made.Secrets, made.Mounts, made.ExpiresAt = k.Name, k.Sandbox, k.Env, k.Secrets, k.Mounts, k.ExpiresAt
 	made.Concurrent, made.MaxTimeout, made.RequestRate, made.AllowedNetworks = k.Concurrent, k.MaxTimeout, k.RequestRate, k.AllowedNetworks
 	return *made, secret, nil
 }

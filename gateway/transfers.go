@@ -10,7 +10,8 @@ import (
 
 const (
 	// maxTransfers is the number of files, archives and reports that an organisation may transfer at a
-	// time. Each takes up to tens of MiB of memory, and a client can make it last.
+	// time, with the requests to its buckets. Each takes up to tens of MiB of memory, and a client or
+	// the server of a bucket can make it last.
 	maxTransfers = 16
 	// transferWait is how long a transfer waits for another one to end. Clients want an answer
 	// within 5 s.

@@ -52,6 +52,7 @@ type Key struct {
 	// AllowedNetworks are where requests with the key may come from; empty for anywhere.
 	AllowedNetworks []netip.Prefix `json:"allowed_networks,omitempty"`
 	Secrets         []string       `json:"secrets,omitempty"` // as in a [Profile], over its own
+	Mounts          []KeyMount     `json:"mounts,omitempty"`  // what programs see in [MountsDir]
 	Hint            string         `json:"hint"`              // the key's first and last few characters
 	CreatedAt       time.Time      `json:"created_at"`
 	ExpiresAt       *time.Time     `json:"expires_at,omitempty"` // nil for never

@@ -41,6 +41,10 @@ type Mount struct {
 	// API key and of the request, joined with slashes. It has no slash at its ends and is empty for
 	// everything.
 	Prefix string `json:"prefix,omitempty"`
+	// At is the end of Prefix without the connection's prefix: the path below MountsDir/{slug} at which
+	// the part is mounted, so that a file has the same path for all programs that see it. The
+	// directories above it are empty otherwise.
+	At string `json:"at,omitempty"`
 	// S3 is the bucket of a mount of kind s3, otherwise nil.
 	S3 *S3Mount `json:"s3,omitempty"`
 	// Directory is the absolute path of the connection's directory, for a mount of kind directory. It
@@ -82,8 +86,10 @@ func (m *Mount) check() error {
 	switch {
 	case !slugPattern.MatchString(m.Slug):
 		return errors.New("the name must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
-	case m.Prefix != "" && !ValidObjectName(m.Prefix):
-		return errors.New("the prefix has an empty, a too long or a special component")
+	case m.Prefix != "" && (!ValidObjectName(m.Prefix) || len(m.Prefix) >= MaxObjectKey):
+		return errors.New("the prefix has an empty, a too long or a special component, or is too long")
+	case m.At != "" && m.Prefix != m.At && !strings.HasSuffix(m.Prefix, "/"+m.At):
+		return errors.New("the path at which it is mounted is not the end of the prefix")
 	}
 	switch m.Kind {
 	case MountS3:

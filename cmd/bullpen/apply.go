@@ -15,9 +15,10 @@ type applyCommand struct {
 }
 
 func (*applyCommand) Help() string {
-	return `Creates and changes the plans, organisations, sandbox profiles and API keys that the file names, so that they are as it says. Absent
-fields have their defaults. Objects that the file does not name stay as they are. API keys are identified by their organisation
-and name; a new one is printed, and not shown again.
+	return `Creates and changes the plans, organisations, sandbox profiles, storage connections and API keys that the file names, so that they
+are as it says. Absent fields have their defaults. Objects that the file does not name stay as they are. API keys are identified by their
+organisation and name; a new one is printed, and not shown again. Storage connections are identified by their organisation and slug, and
+tested when they change; their secrets must exist.
 
 The file is checked as a whole before anything changes. Prints how each object differs.`
 }
@@ -95,7 +96,7 @@ type exportCommand struct {
 
 func (*exportCommand) Help() string {
 	return `Prints all plans that are not as they are built in, organisations that are not being deleted, sandbox profiles but the one named
-default, and API keys that work, as a YAML file for bullpen apply. It has no secrets: neither API keys themselves, of which the server stores only hashes, nor
+default, storage connections, and API keys that work, as a YAML file for bullpen apply. It has no secrets: neither API keys themselves, of which the server stores only hashes, nor
 the values of secrets. The server's first key is not in it.`
 }
 

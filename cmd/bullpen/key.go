@@ -35,6 +35,7 @@ type keySettingFlags struct {
 	Env          []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable; replaces all earlier ones."`
 	AllowNetwork []string       `placeholder:"CIDR,…" help:"Networks or addresses that requests with this key may come from, such as 192.0.2.0/24. Repeatable; replaces all earlier ones. Empty for anywhere, the default."`
 	Secret       []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
+	Mount        []string       `sep:"none" placeholder:"SLUG[:PREFIX][:ro]" help:"Storage connection of the organisation that programs see at /data/SLUG, or the part of it with a prefix. With :ro at the end they cannot change anything. Repeatable; replaces all earlier ones. Empty for none."`
 }
 
 // apply changes the settings that were given.
@@ -61,6 +62,14 @@ func (f *keySettingFlags) apply(k *client.KeySettings) error {
 				return usagef("--allow-network %s must %s", text, err)
 			}
 			k.AllowedNetworks = append(k.AllowedNetworks, network)
+		}
+	}
+	if f.Mount != nil {
+		k.Mounts = nil
+		for _, text := range f.Mount {
+			if text != "" {
+				k.Mounts = append(k.Mounts, parseMount(text))
+			}
 		}
 	}
 	if f.Env != nil {

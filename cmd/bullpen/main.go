@@ -102,6 +102,7 @@ type commands struct {
 	CI         ciCommands         `cmd:"" name:"ci" help:"Run pipelines: steps that need each other."`
 	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`
 	Secret     secretCommands     `cmd:"" help:"Manage secrets of organisations (admin)."`
+	Connection connectionCommands `cmd:"" help:"Manage storage connections of organisations (admin)."`
 	Org        orgCommands        `cmd:"" help:"Manage organisations (admin)."`
 	Plan       planCommands       `cmd:"" help:"Manage plans, the limits of organisations (admin)."`
 	Member     memberCommands     `cmd:"" help:"Manage the people who sign in to organisations with a browser (admin)."`
@@ -127,8 +128,8 @@ type commands struct {
 
 func main() {
 	// Started for each execution with mounts, so it starts without the parser of commands.
-	if len(os.Args) == 2 && os.Args[1] == app.MountServer {
-		if app.ServeMounts() != nil { // nobody reads an error; the worker sees the end of the process
+	if len(os.Args) == 3 && os.Args[1] == app.MountServer {
+		if app.ServeMounts(os.Args[2]) != nil { // nobody reads an error; the worker sees the end of the process
 			os.Exit(exitFailure)
 		}
 		return

@@ -107,6 +107,10 @@ func (s *stub) handler() http.Handler {
 	mux.HandleFunc("POST /v1/admin/secrets/rotate-key", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"wrapped_for":"age1new"}`)
 	})
+	for _, route := range []string{"POST ", "GET ", "GET /{slug}", "PUT /{slug}", "DELETE /{slug}", "POST /{slug}/test"} {
+		method, path, _ := strings.Cut(route, " ")
+		mux.HandleFunc(method+" /v1/admin/connections"+path, s.connection)
+	}
 	mux.HandleFunc("GET /v1/admin/keys", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"keys":[`+stubKeyJSON("null", "")+`,`+unlimited(stubKeyJSON("null", ""))+`]}`)
 	})
@@ -474,6 +478,28 @@ func (s *stub) createKey(w http.ResponseWriter, r *http.Request) {
 		made = unlimited(made)
 	}
 	_, _ = io.WriteString(w, made)
+}
+
+const (
+	stubConnection = `{"org":"acme","slug":"data","kind":"s3","endpoint":"https://s3.example.com","region":"us-east-1","bucket":"acme","path_style":true,` +
+		`"credential":"DATA_KEY","prefix":"shared","read_only":false,"tested_at":"2026-01-02T03:04:05Z","created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
+	stubDirectory = `{"org":"other","slug":"files","kind":"directory","directory":"/srv/files","read_only":true,"description":"old","tested_at":null,` +
+		`"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
+)
+
+func (s *stub) connection(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.record(r, body)
+	slug := r.PathValue("slug")
+	switch {
+	case slug == "" && r.Method == http.MethodGet:
+		_, _ = io.WriteString(w, `{"connections":[`+stubConnection+`,`+stubDirectory+`]}`)
+	case strings.Contains(string(body), "broken"), slug == "files":
+		refuse(w, http.StatusConflict, "conflict", "the test of the storage connection failed: it could not write an object: status 403", "")
+	default:
+		w.Header().Set("ETag", `"tag"`)
+		_, _ = io.WriteString(w, stubConnection)
+	}
 }
 
 // stubSandbox has strings that YAML would read as other types.

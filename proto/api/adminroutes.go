@@ -214,6 +214,45 @@ func secretRoutes() []Route {
 	}}
 }
 
+func connectionRoutes() []Route {
+	connection := Connection{
+		Org: "acme", Slug: "data", Kind: proto.MountS3, Endpoint: "https://s3.example.com", Region: "us-east-1", Bucket: "acme-data", PathStyle: true, Credential: "DATA_KEY",
+		Prefix: "shared", TestedAt: &Time{exampleTime()}, CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()},
+	}
+	wanted := connection.Request()
+	wanted.Org = ""
+	ofOrg := query("org", "The organisation. By default that of the API key.", text())
+	test := query("test", "false stores a bucket that only workers can reach: it is not tested.", object{"type": "boolean", "default": true})
+	slug := "The connection's slug."
+	tested := "The gateway tests a bucket first: it lists objects and, unless the connection is read-only, writes a small object, reads it back and deletes it. " +
+		"If that fails, nothing is stored and the answer is 409 with the step that failed. "
+	directory := "Only a global administrator names a directory. "
+	return []Route{{
+		Method: http.MethodPost, Path: "/v1/admin/connections", ID: "createConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.create", Summary: "Create a storage connection",
+		Doc: tested + directory + "At most 100 for an organisation.", Params: []Param{ofOrg, test},
+		Request: wanted, Responses: created("The connection.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+	}, {
+		Method: http.MethodGet, Path: "/v1/admin/connections", ID: "listConnections", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List storage connections",
+		Params:    []Param{query("org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text())},
+		Responses: ok("The connections by organisation and slug.", Connections{[]Connection{connection}}), Errors: []int{http.StatusNotFound},
+	}, {
+		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}", ID: "getConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a storage connection", PathDoc: slug, Params: []Param{ofOrg},
+		Responses: ok("The connection.", connection), Errors: []int{http.StatusNotFound}, Tagged: true,
+	}, {
+		Method: http.MethodPut, Path: "/v1/admin/connections/{slug}", ID: "replaceConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.replace", Summary: "Change a storage connection", PathDoc: slug, Params: []Param{ofOrg, test},
+		Doc:     "As a whole: absent fields get their defaults. It applies to executions that are accepted from then on. " + tested + directory,
+		Request: wanted, Responses: ok("The connection as it is now.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+	}, {
+		Method: http.MethodDelete, Path: "/v1/admin/connections/{slug}", ID: "removeConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.remove", Summary: "Remove a storage connection", PathDoc: slug, Params: []Param{ofOrg},
+		Doc:       "The storage stays as it is. 409 while an API key that is not revoked names the connection. " + directory,
+		Responses: ok("The connection as it was.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+	}, {
+		Method: http.MethodPost, Path: "/v1/admin/connections/{slug}/test", ID: "testConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.test", Summary: "Test a storage connection", PathDoc: slug, Params: []Param{ofOrg},
+		Doc:       "As when it is created. 409 with the step that failed, and for a directory, which only workers see.",
+		Responses: ok("The connection, with the time of this test.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict},
+	}}
+}
+
 func workerRoutes() []Route {
 	worker := NewWorker(&proto.Worker{
 		Name: "node-1-AbCdEfGh", Pool: proto.DefaultPool, Version: "v1.0.0", StartedAt: exampleTime(), Slots: 8, Running: 3,

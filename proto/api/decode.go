@@ -183,7 +183,13 @@ func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructT
 		}
 		return decodeStrings(field, raw, to, tag)
 	case reflect.Slice:
-		if typeByte(raw) != '[' {
+		objects := to.Type().Elem().Kind() == reflect.Struct
+		switch {
+		case typeByte(raw) == '[' && objects:
+			return decodeObjects(field, raw, to, tag)
+		case objects:
+			return must("be an array of objects")
+		case typeByte(raw) != '[':
 			return must("be an array of strings")
 		}
 		return decodeList(field, raw, to, tag)
@@ -257,6 +263,22 @@ func decodeNetworks(field string, raw []byte, tag reflect.StructTag) (list []net
 		return checkCount(field, len(list), "maxItems", tag)
 	})
 	return list, err
+}
+
+// decodeObjects decodes an array of objects. An empty array becomes a nil slice.
+func decodeObjects(field string, raw []byte, to reflect.Value, tag reflect.StructTag) error {
+	to.SetZero()
+	return eachElement(raw, func(raw []byte) error {
+		if typeByte(raw) != '{' {
+			return proto.FieldErrorf(field, "must be an array of objects")
+		}
+		element := reflect.New(to.Type().Elem()).Elem()
+		if err := decodeObject(field+".", raw, element, true); err != nil {
+			return err
+		}
+		to.Set(reflect.Append(to, element))
+		return checkCount(field, to.Len(), "maxItems", tag)
+	})
 }
 
 // decodeBytes decodes a number of bytes, or a string with a unit.

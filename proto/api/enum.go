@@ -61,6 +61,8 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 			codes = append(codes, string(c.Code))
 		}
 		return codes
+	case proto.MountKind:
+		return texts([]proto.MountKind{proto.MountS3, proto.MountDirectory})
 	case proto.FileSource:
 		return texts([]proto.FileSource{proto.SourceThread, proto.SourceVolume})
 	default:

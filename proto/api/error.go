@@ -137,7 +137,7 @@ func Codes() []CodeInfo {
 		{
 			CodeNotImplemented, http.StatusNotImplemented, "NotImplemented",
 			"A valid field or route that this server does not support yet.",
-			"sub_paths is not implemented by this server yet; leave it out", nil,
+			"source volume is not implemented by this server yet; use source thread", nil,
 		},
 		{
 			CodeServiceUnavailable, http.StatusServiceUnavailable, "Unavailable",

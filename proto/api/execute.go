@@ -38,7 +38,7 @@ type ExecuteRequest struct {
 	RunAt         *Time             `json:"run_at,omitempty" doc:"When an async execution is queued, at most 30 days and the server's retention ahead; a time that is past means at once. Until then it is queued, may be cancelled, counts against the plan's limit of queued executions, and has its thread. An extension of the public contract."`
 	Delay         proto.Seconds     `json:"delay,omitempty" minimum:"0" maximum:"2592000" doc:"The same in seconds from the request."`
 	StreamPartial bool              `json:"stream_partial,omitempty" default:"false" doc:"Makes an incomplete line an event after 100 ms, for prompts and for progress that is redrawn with \\r. An extension of the public contract."`
-	SubPaths      []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Answered with 501 by this version, unless it is empty."`
+	SubPaths      []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Narrows storage connections of the API key for this execution: /data/{slug}/{path} is the only part of the connection that the program sees, at that path. It must be in the part that the key has, otherwise 403. At most one for a connection; connections without one stay as the key has them. A part of a bucket that does not exist is an empty directory, or 400 if the program may only read."`
 }
 
 var (
@@ -94,6 +94,13 @@ func checkMetadata(metadata map[string]string) error {
 	return nil
 }
 
+// SplitSubPath returns the slug of a valid sub path and the path below it, without a slash at its
+// end.
+func SplitSubPath(path string) (slug, below string) {
+	slug, below, _ = strings.Cut(strings.TrimPrefix(path, proto.MountsDir+"/"), "/")
+	return slug, strings.TrimSuffix(below, "/")
+}
+
 func checkSubPaths(paths []string) error {
 	slugs := make(map[string]bool)
 	for _, path := range paths {
@@ -106,6 +113,9 @@ func checkSubPaths(paths []string) error {
 		parts := subPathPattern.FindStringSubmatch(path)
 		if parts == nil {
 			return proto.FieldErrorf("sub_paths", "must have the form /data/{slug}/{path}")
+		}
+		if _, below := SplitSubPath(path); !proto.ValidObjectName(below) {
+			return proto.FieldErrorf("sub_paths", "must not have empty components, \".\", and components of more than 255 bytes")
 		}
 		if slugs[parts[1]] {
 			return proto.FieldErrorf("sub_paths", "must have at most one path per slug; %q has two", parts[1])

@@ -26,6 +26,7 @@ type KeySettings struct {
 	Env             map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
 	AllowedNetworks []netip.Prefix    `json:"allowed_networks,omitempty" maxItems:"32" doc:"Where requests with the key may come from: prefixes such as 192.0.2.0/24 and 2001:db8::/32, or single addresses. Absent for anywhere. Signed URLs that were asked for with the key work from everywhere."`
 	Secrets         []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation that programs of this key get, in addition to those of the sandbox profile: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
+	Mounts          []proto.KeyMount  `json:"mounts,omitempty" maxItems:"8" doc:"Storage connections of the organisation that programs of this key see, each once."`
 }
 
 // KeyRequest asks for a new API key.
@@ -56,6 +57,9 @@ func (r *KeySettings) Validate() error {
 		return proto.FieldErrorf("expires_at", "must be in the future")
 	}
 	if err := proto.CheckSecretBindings("secrets", r.Secrets); err != nil {
+		return err
+	}
+	if err := proto.CheckKeyMounts("mounts", r.Mounts); err != nil {
 		return err
 	}
 	return proto.CheckEnvLevel("env", r.Env)
@@ -89,7 +93,7 @@ func (r *KeyRequest) Key() proto.Key {
 
 // Apply stores the settings in a key.
 func (r *KeySettings) Apply(k *proto.Key) {
-	k.Name, k.Plan, k.Scopes, k.Global, k.Env, k.Secrets = r.Name, r.Plan, r.Scopes, r.Global, r.Env, r.Secrets
+	k.Name, k.Plan, k.Scopes, k.Global, k.Env, k.Secrets, k.Mounts = r.Name, r.Plan, r.Scopes, r.Global, r.Env, r.Secrets, r.Mounts
 	k.AllowedNetworks = r.AllowedNetworks
 	k.Concurrent, k.MaxTimeout, k.RequestRate, k.ExpiresAt = 0, 0, 0, nil
 	if r.Concurrent != nil {
@@ -126,6 +130,7 @@ type Key struct {
 	Env             map[string]string `json:"env,omitempty" doc:"Variables of every program, absent if there are none."`
 	AllowedNetworks []netip.Prefix    `json:"allowed_networks,omitempty" doc:"Where requests with it may come from, absent for anywhere."`
 	Secrets         []string          `json:"secrets,omitempty" doc:"Secrets that programs get, absent if there are none."`
+	Mounts          []proto.KeyMount  `json:"mounts,omitempty" doc:"Storage connections that programs see, absent if there are none."`
 	Hint            string            `json:"hint" doc:"The key's first and last characters."`
 	CreatedAt       Time              `json:"created_at"`
 	ExpiresAt       *Time             `json:"expires_at" doc:"When it stops working; null for never."`
@@ -138,7 +143,7 @@ type Key struct {
 // Settings returns what an administrator may change of the key.
 func (k *Key) Settings() KeySettings {
 	s := KeySettings{
-		Name: k.Name, Scopes: k.Scopes, Global: k.Global, Concurrent: k.Concurrent, MaxTimeout: k.MaxTimeout, RequestRate: k.RequestRate, ExpiresAt: k.ExpiresAt, Env: k.Env, Secrets: k.Secrets,
+		Name: k.Name, Scopes: k.Scopes, Global: k.Global, Concurrent: k.Concurrent, MaxTimeout: k.MaxTimeout, RequestRate: k.RequestRate, ExpiresAt: k.ExpiresAt, Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
 		AllowedNetworks: k.AllowedNetworks,
 	}
 	if k.Plan != nil {
@@ -155,7 +160,7 @@ type Keys struct {
 // NewKey returns the form of an API key without its secret.
 func NewKey(k *proto.Key) Key {
 	key := Key{
-		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), MaxTimeout: optional(k.MaxTimeout), RequestRate: optional(k.RequestRate), Env: k.Env, Secrets: k.Secrets,
+		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), MaxTimeout: optional(k.MaxTimeout), RequestRate: optional(k.RequestRate), Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
 		AllowedNetworks: k.AllowedNetworks,
 		Hint:            k.Hint, CreatedAt: Time{k.CreatedAt},
 	}

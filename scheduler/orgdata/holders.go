@@ -67,6 +67,7 @@ func New(st *store.Store, src Sources, log *slog.Logger) *Data {
 		{"sessions of browsers", []string{"bullpen_sessions"}, countKeys(st.Sessions, withOrg), removeKeys(st.Sessions, withOrg, expiring)},
 		{"members", []string{"bullpen_members"}, countKeys(st.Members, withOrg), removeKeys(st.Members, withOrg, expiring)},
 		{"API keys", []string{"bullpen_keys"}, countKeys(st.Keys, apiKeys), removeKeys(st.Keys, apiKeys)},
+		{"storage connections", []string{"bullpen_connections"}, countKeys(st.Connections, ofOrg("%s.*")), removeKeys(st.Connections, ofOrg("%s.*"), expiring)},
 		{"secrets", []string{"bullpen_secrets"}, countKeys(st.Secrets, ofOrg("secret.%s.*")), removeKeys(st.Secrets, ofOrg("secret.%s.*"), expiring)},
 		{"threads", []string{"BULLPEN_THREADS"}, countSubjects(st.Threads, store.ThreadPatternOf), purgeSubjects(st.Threads, store.ThreadPatternOf)},
 		{"files of threads", nil, countBlobs(src.Blobs, threads), removeBlobs(src.Blobs, threads)},

@@ -124,6 +124,29 @@ func (s *Secrets) Remove(ctx context.Context, org, name string) error {
 	return err
 }
 
+// Value returns the value of a secret for the gateway's own use, or [proto.ErrNotFound].
+func (s *Secrets) Value(ctx context.Context, org, name string) ([]byte, error) {
+	key := secretKey(org, name)
+	stored, _, err := s.cache.Read(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return s.open(ctx, key, stored)
+}
+
+// open decrypts the value of the secret that is stored at a key.
+func (s *Secrets) open(ctx context.Context, key string, stored *storedSecret) ([]byte, error) {
+	sealName, err := secretSealName(key, stored.Injection)
+	if err != nil {
+		return nil, err
+	}
+	value, err := s.ring.Open(ctx, sealName, stored.Sealed)
+	if err != nil {
+		return nil, fmt.Errorf("decrypt the secret %s of %s: %w", stored.Name, stored.Org, err)
+	}
+	return value, nil
+}
+
 // Bind returns the secrets that bindings name, and their values encrypted for one execution. It sets
 // the injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
 func (s *Secrets) Bind(
@@ -142,13 +165,9 @@ func (s *Secrets) Bind(
 				return nil, nil, err
 			}
 		}
-		sealName, err := secretSealName(key, stored.Injection)
+		value, err := s.open(ctx, key, stored)
 		if err != nil {
 			return nil, nil, err
-		}
-		value, err := s.ring.Open(ctx, sealName, stored.Sealed)
-		if err != nil {
-			return nil, nil, fmt.Errorf("decrypt the secret %s of %s: %w", b.Secret, org, err)
 		}
 		secrets[b.Secret], values[b.Secret] = stored.Secret, value
 		bound[i].Injection = stored.Injection

@@ -36,6 +36,7 @@ type Store struct {
 	Threads     jetstream.Stream      // one message per thread
 	Audit       jetstream.Stream      // the audit log
 	Keys        jetstream.KeyValue    // API keys by id, and the secret they are hashed with, encrypted
+	Connections jetstream.KeyValue    // storage connections of organisations
 	Secrets     jetstream.KeyValue    // secrets of organisations and their data key, see package keyring
 	KeyUses     jetstream.KeyValue    // when API keys were used last, by their ids
 	Orgs        jetstream.KeyValue    // organisations by name

@@ -208,6 +208,11 @@ var table = []row{
 		ownKey: map[string]string{roleScheduler: "data_key", roleWebhook: "data_key"},
 	},
 	{
+		name: "bullpen_connections", holds: "storage connections of organisations", bucket: func(s *Store) *jetstream.KeyValue { return &s.Connections },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
 		name: "bullpen_profiles", holds: "sandbox profiles", bucket: func(s *Store) *jetstream.KeyValue { return &s.Profiles },
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},

@@ -40,6 +40,8 @@ type BucketConfig struct {
 	Credentials proto.S3Credentials
 	// Prefix is in front of every key, without slashes at its ends. Empty is the whole bucket.
 	Prefix string
+	// Dial connects to the server; nil for any address.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 // Bucket is a part of a tenant's bucket. Names are paths below its prefix, see
@@ -60,10 +62,14 @@ func OpenBucket(cfg BucketConfig) (*Bucket, error) {
 	if cfg.Prefix != "" && !proto.ValidObjectName(cfg.Prefix) {
 		return nil, errors.New("open the bucket: its prefix is not valid")
 	}
-	dialer := &net.Dialer{Timeout: dialTimeout}
+	dial := cfg.Dial
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
 	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
+		t.Proxy = nil // Dial would check the address of the proxy
 		t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			c, err := dialer.DialContext(ctx, network, addr)
+			c, err := dial(ctx, network, addr)
 			if err != nil {
 				return nil, err
 			}

@@ -41,7 +41,7 @@ func (g *Guard) CheckURL(field, s string) error {
 	if port := u.Port(); port != "" || strings.HasSuffix(u.Host, ":") {
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil || strconv.FormatUint(n, 10) != port || !slices.Contains(g.ports, uint16(n)) {
-			return invalid("must not name port " + port + ": " + g.openPorts() + " open to webhooks")
+			return invalid("must not name port " + port + ": " + g.openPorts() + " open to " + g.config.For)
 		}
 	}
 	return nil
@@ -94,7 +94,7 @@ func (g *Guard) Check(ctx context.Context, field, s string) error {
 	for _, addr := range addrs {
 		if err := g.checkAddr(addr.Unmap()); err != nil {
 			if _, refused := errors.AsType[*RefusedError](err); refused {
-				return &proto.FieldError{Field: field, Message: field + " leads to an address that is not open to webhooks: it is not public"}
+				return &proto.FieldError{Field: field, Message: field + " leads to an address that is not open to " + g.config.For + ": it is not public"}
 			}
 			return fmt.Errorf("check %s: %w", field, err)
 		}

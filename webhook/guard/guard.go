@@ -1,12 +1,13 @@
-// Package guard protects the server's own networks from webhooks (server-side request forgery). It
-// checks webhook URLs when they are configured, and the address of every connection when it is
-// made.
+// Package guard protects the server's own networks from webhooks and from storage connections
+// (server-side request forgery). It checks their URLs when they are configured, and the address of
+// every connection when it is made.
 //
 // Only the check of the connected address is authoritative. The addresses of a host name are also
 // checked when a URL is configured, to report mistakes early, but they may change later.
 package guard
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -48,6 +49,8 @@ var azureHost = netip.MustParsePrefix("168.63.129.16/32")
 
 // Config allows more than https to public addresses on the ports 443 and 8443.
 type Config struct {
+	// For is what the guard checks, in the plural, for messages; empty for webhooks.
+	For string
 	// AllowCIDRs are allowed address ranges that are not public or belong to this host. URLs may
 	// contain their addresses. For development and tests.
 	AllowCIDRs []netip.Prefix
@@ -80,6 +83,7 @@ func (e *RefusedError) Error() string { return e.Reason }
 
 // New returns a guard, or an error if the configuration is invalid.
 func New(c Config) (*Guard, error) {
+	c.For = cmp.Or(c.For, "webhooks")
 	g := &Guard{config: c, ports: []uint16{443, 8443}, resolver: c.Resolver}
 	if g.resolver == nil {
 		g.resolver = net.DefaultResolver
@@ -89,7 +93,7 @@ func New(c Config) (*Guard, error) {
 	}
 	for _, port := range c.AllowPorts {
 		if port < 1 || port > 65535 {
-			return nil, fmt.Errorf("port %d that webhooks may go to: must be 1 to 65535", port)
+			return nil, fmt.Errorf("port %d that %s may go to: must be 1 to 65535", port, c.For)
 		}
 		g.ports = append(g.ports, uint16(port))
 	}
@@ -99,7 +103,7 @@ func New(c Config) (*Guard, error) {
 	for _, p := range c.AllowCIDRs {
 		switch {
 		case !p.IsValid() || p.Addr().Is4In6():
-			return nil, fmt.Errorf("range %s that webhooks may go to: must be like 10.1.0.0/16 or fd00:1::/32", p)
+			return nil, fmt.Errorf("range %s that %s may go to: must be like 10.1.0.0/16 or fd00:1::/32", p, c.For)
 		case p.Addr().Is4():
 			allow4 = append(allow4, p)
 		default:
@@ -115,7 +119,7 @@ func New(c Config) (*Guard, error) {
 	g.dialer = net.Dialer{Timeout: time.Duration(proto.MaxWebhookTimeout), Resolver: g.resolver, Control: g.control}
 	g.transport = &http.Transport{
 		Proxy:                  nil, // a proxy's connections could not be checked
-		DialContext:            g.dial,
+		DialContext:            g.Dial,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
 		TLSHandshakeTimeout:    time.Duration(proto.MaxWebhookTimeout),
 		DisableCompression:     true, // a decompressed body would need a limit of its own
@@ -158,7 +162,8 @@ func rootsWith(file string) (*x509.CertPool, error) {
 // addresses. An idle connection is reused without another check.
 func (g *Guard) Transport() *http.Transport { return g.transport }
 
-func (g *Guard) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+// Dial connects to an allowed address, as the guard's transport does.
+func (g *Guard) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, fmt.Errorf("dial a receiver: %w", err)
@@ -183,15 +188,15 @@ func (g *Guard) control(network, address string, conn syscall.RawConn) error {
 	}
 	switch err := g.ranges.Safe(network, address, conn); {
 	case errors.Is(err, ssrf.ErrProhibitedPort):
-		return &RefusedError{Reason: fmt.Sprintf("port %d is not open to webhooks: %s", to.Port(), g.openPorts())}
+		return &RefusedError{Reason: fmt.Sprintf("port %d is not open to %s: %s", to.Port(), g.config.For, g.openPorts())}
 	case err != nil:
-		return errAddress()
+		return g.addressError()
 	}
 	return g.checkAddr(to.Addr())
 }
 
-func errAddress() *RefusedError {
-	return &RefusedError{Reason: "the host has an address that is not open to webhooks: it is not public"}
+func (g *Guard) addressError() *RefusedError {
+	return &RefusedError{Reason: "the host has an address that is not open to " + g.config.For + ": it is not public"}
 }
 
 // checkAddr returns a [*RefusedError] if addr is not allowed, and another error if that cannot be
@@ -201,7 +206,7 @@ func (g *Guard) checkAddr(addr netip.Addr) error {
 		return nil
 	}
 	if g.ranges.SafeAddr(addr) != nil {
-		return errAddress()
+		return g.addressError()
 	}
 	// Not cached: a machine gains and loses addresses while it runs.
 	own, err := net.InterfaceAddrs()
@@ -210,7 +215,7 @@ func (g *Guard) checkAddr(addr netip.Addr) error {
 	}
 	for _, a := range own {
 		if p, err := netip.ParsePrefix(a.String()); err != nil || p.Addr().Unmap() == addr {
-			return errAddress()
+			return g.addressError()
 		}
 	}
 	return nil
@@ -234,13 +239,13 @@ func (g *Guard) openPorts() string {
 func (g *Guard) Warnings() []string {
 	var warnings []string
 	for _, p := range g.config.AllowCIDRs {
-		warnings = append(warnings, fmt.Sprintf("webhooks may go to addresses in %s, also where they are not public", p))
+		warnings = append(warnings, fmt.Sprintf("%s may go to addresses in %s, also where they are not public", g.config.For, p))
 	}
 	if g.config.AllowHTTP {
-		warnings = append(warnings, "webhooks may go over plain http, where others can read and change them")
+		warnings = append(warnings, g.config.For+" may go over plain http, where others can read and change them")
 	}
 	if len(g.config.AllowPorts) > 0 {
-		warnings = append(warnings, fmt.Sprintf("webhooks may go to ports besides 443 and 8443: %s", strings.Trim(fmt.Sprint(g.config.AllowPorts), "[]")))
+		warnings = append(warnings, fmt.Sprintf("%s may go to ports besides 443 and 8443: %s", g.config.For, strings.Trim(fmt.Sprint(g.config.AllowPorts), "[]")))
 	}
 	return warnings
 }

@@ -79,7 +79,7 @@ type Data interface {
 
 // DataMount is one mount of Data.
 type DataMount struct {
-	Name  string // in proto.MountsDir
+	Name  string // its path in proto.MountsDir
 	Mount *os.File
 }
 

@@ -15,7 +15,7 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
+	"path"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,6 +55,8 @@ type Config struct {
 	SpoolBytes int64
 	// Command is the command that calls Serve, started from this process's own executable.
 	Command []string
+	// Check, if not nil, returns why a bucket must not be mounted.
+	Check func(m proto.Mount) error
 }
 
 // Opener mounts storage.
@@ -180,6 +182,11 @@ func (s *Set) open() (files []*os.File, err error) {
 		if m.Kind != proto.MountS3 {
 			continue
 		}
+		if s.opener.Check != nil {
+			if err := s.opener.Check(m); err != nil {
+				return files, &Error{m.Slug, "its endpoint is one that this worker does not allow", err}
+			}
+		}
 		if files == nil {
 			if files, err = s.openShared(); err != nil {
 				return files, err
@@ -256,7 +263,7 @@ func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 		if err != nil {
 			return mounts, err
 		}
-		mounts = append(mounts, jail.DataMount{Name: m.Slug, Mount: mounted})
+		mounts = append(mounts, jail.DataMount{Name: path.Join(m.Slug, m.At), Mount: mounted})
 	}
 	if s.control == nil {
 		return mounts, nil
@@ -514,7 +521,7 @@ func Serve(open func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects,
 				failed = append(failed, objectfs.Failure{Why: syscall.EIO})
 			}
 			for _, f := range failed {
-				failures = append(failures, objectfs.Failure{Path: filepath.Join(m.Slug, f.Path), Why: f.Why})
+				failures = append(failures, objectfs.Failure{Path: path.Join(m.Slug, m.At, f.Path), Why: f.Why})
 			}
 		})
 	}

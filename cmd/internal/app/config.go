@@ -74,6 +74,10 @@ type Config struct {
 	MountRoots []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that storage connections of kind directory may be in, each mounted nosuid, separated by commas. Default: none."`
 	MountSpool proto.Bytes `name:"mount-spool" group:"Worker" env:"BULLPEN_MOUNT_SPOOL" default:"1GiB" placeholder:"SIZE" help:"Disk space in the data directory for files that one execution is writing to its storage connections. No file that is written can be larger."`
 
+	MountAllowCIDRs []netip.Prefix `name:"mount-allow-cidrs" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_CIDRS" placeholder:"CIDR" help:"Private address ranges in which buckets of storage connections may be, separated by commas. Every administrator of an organisation can reach them. The same for every gateway and worker."`
+	MountAllowHTTP  bool           `name:"mount-allow-http" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_HTTP" help:"Allow buckets over plain http, and port 80. The same for every gateway and worker."`
+	MountAllowPorts []int          `name:"mount-allow-ports" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_PORTS" placeholder:"PORT" help:"Ports of buckets in addition to 443 and 8443. The same for every gateway and worker."`
+
 	StoreURL     string        `name:"store" secret:"urls" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Store for images and the files of threads: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1. The same for every gateway and worker. S3 credentials come from the usual AWS variables and files. Default: blobs in the data directory."`
 	StoreKey     string        `name:"store-key" group:"Threads" env:"BULLPEN_STORE_KEY" placeholder:"FILE" help:"Key that encrypts stored files, as age-keygen generates it. The same for every gateway and worker. Without the key, the files cannot be read. Default: no encryption."`
 	HomeCache    proto.Bytes   `name:"home-cache" group:"Threads" env:"BULLPEN_HOME_CACHE" default:"10GiB" placeholder:"SIZE" help:"Disk space in the data directory for a worker's cache of recent threads' home directories."`
@@ -332,18 +336,20 @@ func safeURL(text string) bool {
 	return u.Scheme == "https" || u.Scheme == "http" && (u.Hostname() == "localhost" || err == nil && addr.IsLoopback())
 }
 
-// validateNetworks checks the settings of webhooks and the ranges of addresses.
+// validateNetworks checks the settings of webhooks, the ranges of addresses and the ports.
 func (c *Config) validateNetworks() error {
 	errs := []error{setting("webhook-max-body", c.WebhookMaxBody >= minWebhookBody && c.WebhookMaxBody <= maxWebhookBody,
 		"%d bytes must be between %s and %s", int64(c.WebhookMaxBody), minWebhookBody, maxWebhookBody)}
 	errs = append(errs, setting("webhook-concurrency", c.WebhookConcurrency >= 1, "%d must be at least 1", c.WebhookConcurrency))
-	for name, ranges := range map[string][]netip.Prefix{"webhook-allow-cidrs": c.WebhookAllowCIDRs, "trusted-proxies": c.TrustedProxies} {
+	for name, ranges := range map[string][]netip.Prefix{"webhook-allow-cidrs": c.WebhookAllowCIDRs, "mount-allow-cidrs": c.MountAllowCIDRs, "trusted-proxies": c.TrustedProxies} {
 		for _, p := range ranges {
 			errs = append(errs, setting(name, !p.Addr().Is4In6(), "%s must be written as a range of IPv4 addresses", p))
 		}
 	}
-	for _, port := range c.WebhookAllowPorts {
-		errs = append(errs, setting("webhook-allow-ports", port >= 1 && port <= 65535, "%d must be 1 to 65535", port))
+	for name, ports := range map[string][]int{"webhook-allow-ports": c.WebhookAllowPorts, "mount-allow-ports": c.MountAllowPorts} {
+		for _, port := range ports {
+			errs = append(errs, setting(name, port >= 1 && port <= 65535, "%d must be 1 to 65535", port))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -28,7 +28,8 @@ func TestDefaults(t *testing.T) {
 	if c.Address() != "127.0.0.1:8080" || c.Data != "./bullpen-data" || len(c.Roles) != 4 || c.Drain != 30*time.Second ||
 		!c.Embedded() || c.RedisURL != "" || c.Replicas != 1 || c.QueueWait != 30*time.Second || c.QueueExpiry != 24*time.Hour ||
 		c.Retention != 168*time.Hour || c.OutputLimit != 16<<20 || c.Home != "/home/baponi" || c.Region != "local" ||
-		c.WebhookMaxBody != 1<<20 || c.WebhookAllowHTTP || len(c.WebhookAllowCIDRs)+len(c.WebhookAllowPorts) > 0 || c.WebhookCAFile != "" || c.PublicURL != "" ||
+		c.WebhookMaxBody != 1<<20 || c.WebhookAllowHTTP || len(c.WebhookAllowCIDRs)+len(c.WebhookAllowPorts) > 0 || c.WebhookCAFile != "" ||
+		c.MountAllowHTTP || len(c.MountAllowCIDRs)+len(c.MountAllowPorts) > 0 || c.PublicURL != "" ||
 		c.StoreURL != "" || c.StoreKey != "" || c.HomeCache != 10<<30 || c.ThreadExpiry != 0 || c.ThreadGC != time.Hour || c.SaveTimeout != 10*time.Minute || c.ReservedSlots != (ReservedSlots{Percent: 12.5}) || c.InteractiveSlots != (ReservedSlots{Percent: 25}) ||
 		c.UIDRange != (UIDRange{1900000000, 8192}) || c.LogLevel != slog.LevelInfo || c.LogFormat != LogText {
 		t.Errorf("got %+v", c)
@@ -207,6 +208,8 @@ func TestInvalidSettings(t *testing.T) {
 		"public URL, query":    {args: []string{"--public-url", "https://x/a?b"}, want: []string{"--public-url", "query"}},
 		"webhook range":        {args: []string{"--webhook-allow-cidrs", "10.0.0.1"}, want: []string{"--webhook-allow-cidrs", "10.0.0.1"}},
 		"webhook range, form":  {args: []string{"--webhook-allow-cidrs", "::ffff:10.0.0.0/104"}, want: []string{"--webhook-allow-cidrs", "IPv4"}},
+		"mount range, form":    {args: []string{"--mount-allow-cidrs", "::ffff:10.0.0.0/104"}, want: []string{"--mount-allow-cidrs", "IPv4"}},
+		"mount port":           {args: []string{"--mount-allow-ports", "0"}, want: []string{"--mount-allow-ports", "0"}},
 		"proxy range, form":    {args: []string{"--trusted-proxies", "::ffff:10.0.0.0/104"}, want: []string{"--trusted-proxies", "IPv4"}},
 		"webhook port":         {args: []string{"--webhook-allow-ports", "80,65536"}, want: []string{"--webhook-allow-ports", "65536"}},
 		"webhook concurrency":  {args: []string{"--webhook-concurrency", "0"}, want: []string{"--webhook-concurrency", "at least 1"}},

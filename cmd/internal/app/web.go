@@ -79,6 +79,17 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	connections, err := registry.OpenConnections(ctx, s.store, s.log)
+	if err != nil {
+		return nil, nil, err
+	}
+	storage, err := openBuckets(s.cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, warning := range storage.guard.Warnings() {
+		s.log.Warn(warning)
+	}
 	profiles, err := registry.OpenProfiles(ctx, s.store, s.log)
 	if err != nil {
 		return nil, nil, err
@@ -111,7 +122,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Submissions: &submit.Submitter{
 			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
 		},
-		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets,
+		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets, Connections: connections, Storage: storage,
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,
@@ -121,7 +132,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.storeReady.Load, DiskFull: s.disk.full,
 		FromZero: s.cfg.Autoscale != AutoscaleNone,
-	}, []part{{"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, nil
+	}, []part{{"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"storage connections", connections.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, nil
 }
 
 // healthHandler serves health and metrics in a process without the gateway role.

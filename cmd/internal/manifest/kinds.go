@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
@@ -84,6 +85,29 @@ func (k *kinds) sandboxes() *kind {
 	}
 }
 
+func (k *kinds) connections() *kind {
+	return &kind{
+		name: "connection", path: client.ConnectionsPath, settings: whole,
+		decode: func(body []byte) (string, any, error) {
+			c, err := api.DecodeConnection("", "", body)
+			if err == nil && c.Org == "" {
+				err = proto.FieldErrorf("org", "must be given")
+			}
+			form := api.NewConnection(&c)
+			return c.Org + "/" + c.Slug, form.Request(), err
+		},
+		find: func(name string) (string, error) {
+			org, slug, _ := strings.Cut(name, "/")
+			return client.ConnectionPath(org, slug), nil
+		},
+		form: func(stored []byte) (any, error) {
+			c := new(client.Connection)
+			err := json.Unmarshal(stored, c)
+			return c.Request(), err
+		},
+	}
+}
+
 func (k *kinds) keys() *kind {
 	return &kind{
 		name: "key", path: client.KeysPath,
@@ -129,10 +153,11 @@ func keyForm(k *client.Key) api.KeyRequest {
 
 // contents are all objects of a server, in the form of a manifest.
 type contents struct {
-	Plans     []proto.Plan     `json:"plans,omitempty"`
-	Orgs      []api.OrgRequest `json:"orgs,omitempty"`
-	Sandboxes []proto.Profile  `json:"sandboxes,omitempty"`
-	Keys      []api.KeyRequest `json:"keys,omitempty"`
+	Plans       []proto.Plan            `json:"plans,omitempty"`
+	Orgs        []api.OrgRequest        `json:"orgs,omitempty"`
+	Sandboxes   []proto.Profile         `json:"sandboxes,omitempty"`
+	Connections []api.ConnectionRequest `json:"connections,omitempty"`
+	Keys        []api.KeyRequest        `json:"keys,omitempty"`
 }
 
 func (k *kinds) all(ctx context.Context) (*contents, error) {
@@ -165,6 +190,15 @@ func (k *kinds) all(ctx context.Context) (*contents, error) {
 	for _, p := range profiles {
 		if p.Name != proto.DefaultProfileName {
 			all.Sandboxes = append(all.Sandboxes, p)
+		}
+	}
+	connections, err := k.client.Connections(ctx, "")
+	if err != nil {
+		return nil, fmt.Errorf("read the storage connections: %w", err)
+	}
+	for i := range connections {
+		if !deleting[connections[i].Org] {
+			all.Connections = append(all.Connections, connections[i].Request())
 		}
 	}
 	list := k.keys()

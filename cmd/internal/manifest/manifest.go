@@ -1,5 +1,5 @@
-// Package manifest keeps plans, organisations, sandbox profiles and API keys of a server as a file
-// describes them.
+// Package manifest keeps plans, organisations, sandbox profiles, storage connections and API keys of a
+// server as a file describes them.
 package manifest
 
 import (
@@ -24,7 +24,9 @@ type Manifest struct {
 	Plans     []map[string]any `yaml:"plans,omitempty"`
 	Orgs      []map[string]any `yaml:"orgs,omitempty"`
 	Sandboxes []map[string]any `yaml:"sandboxes,omitempty"`
-	Keys      []map[string]any `yaml:"keys,omitempty"` // identified by their organisation and name
+	// Connections are identified by their organisation and slug.
+	Connections []map[string]any `yaml:"connections,omitempty"`
+	Keys        []map[string]any `yaml:"keys,omitempty"` // identified by their organisation and name
 }
 
 // Read reads a manifest in YAML, in one document. Objects are checked by [Manifest.Compare].
@@ -42,8 +44,8 @@ func Read(text []byte) (*Manifest, error) {
 
 // Change is what has to be done with one object.
 type Change struct {
-	Kind string // plan, org, sandbox or key
-	Name string // for a key ORG/NAME
+	Kind string // plan, org, sandbox, connection or key
+	Name string // for a key ORG/NAME, for a connection ORG/SLUG
 	New  bool   // the object does not exist yet
 	Diff string // from the present form in YAML to the wanted one
 	// Apply makes the change, unless somebody else has changed the object since it was compared. It
@@ -76,7 +78,7 @@ func (m *Manifest) Compare(ctx context.Context, c *client.Client) ([]Change, err
 	for _, group := range []struct {
 		kind    *kind
 		objects []map[string]any
-	}{{k.plans(), byNext(m.Plans)}, {k.orgs(), m.Orgs}, {k.sandboxes(), m.Sandboxes}, {k.keys(), m.Keys}} {
+	}{{k.plans(), byNext(m.Plans)}, {k.orgs(), m.Orgs}, {k.sandboxes(), m.Sandboxes}, {k.connections(), m.Connections}, {k.keys(), m.Keys}} {
 		seen := map[string]bool{}
 		for i, object := range group.objects {
 			change, err := group.kind.compare(ctx, c, object)
@@ -190,8 +192,8 @@ func toYAML(object any) ([]byte, error) {
 }
 
 // Export returns a manifest of all plans that are not as they are built in, organisations that are
-// not being deleted, sandbox profiles but the default one, and API keys that work but the server's
-// first one. Secrets of keys are not in it: a server has none.
+// not being deleted, sandbox profiles but the default one, storage connections, and API keys that work
+// but the server's first one. Secrets of keys are not in it: a server has none.
 func Export(ctx context.Context, c *client.Client) ([]byte, error) {
 	k, err := newKinds(ctx, c)
 	if err != nil {

@@ -47,16 +47,17 @@ func (s *sandbox) MountData(ctx context.Context, d jail.Data) error {
 	return nil
 }
 
-// mountsDir returns a read-only file system with an empty directory for each mount, in no mount
-// namespace.
+// mountsDir returns a read-only file system with an empty directory for each mount and the ones
+// above it, in no mount namespace.
 func (s *sandbox) mountsDir(mounts []jail.DataMount) (_ *os.File, err error) {
+	dirs := dirsOf(mounts)
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = unix.Close(fs) }()
 	root := strconv.Itoa(s.uids.first)
-	for name, value := range map[string]string{"size": "64k", "nr_inodes": "64", "mode": "0755", "uid": root, "gid": root} {
+	for name, value := range map[string]string{"size": "64k", "nr_inodes": strconv.Itoa(len(dirs) + 2), "mode": "0755", "uid": root, "gid": root} {
 		err = errors.Join(err, unix.FsconfigSetString(fs, name, value))
 	}
 	if err == nil {
@@ -70,8 +71,8 @@ func (s *sandbox) mountsDir(mounts []jail.DataMount) (_ *os.File, err error) {
 		return nil, err
 	}
 	parent := os.NewFile(uintptr(fd), "mounts")
-	for _, m := range mounts {
-		err = errors.Join(err, unix.Mkdirat(fd, m.Name, 0o755))
+	for _, dir := range dirs {
+		err = errors.Join(err, unix.Mkdirat(fd, dir, 0o755))
 	}
 	if err == nil {
 		err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
@@ -80,4 +81,17 @@ func (s *sandbox) mountsDir(mounts []jail.DataMount) (_ *os.File, err error) {
 		return nil, errors.Join(err, parent.Close())
 	}
 	return parent, nil
+}
+
+// dirsOf returns the directories of mounts and those above them, each after the one above it.
+func dirsOf(mounts []jail.DataMount) (dirs []string) {
+	for _, m := range mounts {
+		for i, c := range m.Name {
+			if c == '/' {
+				dirs = append(dirs, m.Name[:i])
+			}
+		}
+		dirs = append(dirs, m.Name)
+	}
+	return dirs
 }

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+type connectionCommands struct {
+	Create connectionCreateCommand `cmd:"" help:"Create a storage connection (admin)."`
+	List   connectionListCommand   `cmd:"" help:"List storage connections (admin)."`
+	Show   connectionShowCommand   `cmd:"" help:"Show a storage connection (admin)."`
+	Update connectionUpdateCommand `cmd:"" help:"Change a storage connection (admin)."`
+	Rm     connectionRmCommand     `cmd:"" help:"Remove a storage connection that no API key names; the storage stays (admin)."`
+	Test   connectionTestCommand   `cmd:"" help:"Test a storage connection (admin)."`
+}
+
+// connectionOf names a storage connection.
+type connectionOf struct {
+	Org  string `placeholder:"ORG" help:"Organisation of the connection. Default: that of the API key in use."`
+	Slug string `arg:"" help:"Slug of the connection: a-z 0-9 _ -. Programs see it at /data/SLUG."`
+}
+
+// connectionFlags are what can be changed of a connection.
+type connectionFlags struct {
+	Kind        *string `enum:"s3,directory" placeholder:"KIND" help:"s3 for a bucket, the default of a new connection, or directory for a directory of the workers, which only a global administrator names."`
+	Endpoint    *string `placeholder:"URL" help:"Server of the bucket, such as https://s3.example.com. Default: Amazon's."`
+	Region      *string `placeholder:"REGION" help:"Region of the bucket. Most servers other than Amazon's accept us-east-1."`
+	Bucket      *string `placeholder:"BUCKET" help:"Name of the bucket."`
+	PathStyle   *bool   `negatable:"" help:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
+	Credential  *string `placeholder:"SECRET" help:"Name of the secret with the credentials of the bucket, as JSON: {\"access_key_id\":\"…\",\"secret_access_key\":\"…\"}."`
+	Directory   *string `placeholder:"DIR" help:"Absolute path of the directory, in one of the workers' --mount-roots."`
+	Prefix      *string `placeholder:"PATH" help:"Part of the storage that programs see, such as shared/data. Default: everything."`
+	ReadOnly    *bool   `negatable:"" help:"Programs cannot change anything."`
+	Description *string `placeholder:"TEXT" help:"Description for people."`
+	NoTest      bool    `help:"Store a bucket that only workers can reach: the gateway does not test it."`
+}
+
+// apply changes the settings that were given.
+func (f *connectionFlags) apply(c *client.NewConnection) {
+	if f.Kind != nil {
+		c.Kind = proto.MountKind(*f.Kind)
+	}
+	set(&c.Endpoint, f.Endpoint)
+	set(&c.Region, f.Region)
+	set(&c.Bucket, f.Bucket)
+	set(&c.PathStyle, f.PathStyle)
+	set(&c.Credential, f.Credential)
+	set(&c.Directory, f.Directory)
+	set(&c.Prefix, f.Prefix)
+	set(&c.ReadOnly, f.ReadOnly)
+	set(&c.Description, f.Description)
+}
+
+type connectionCreateCommand struct {
+	remote          `embed:""`
+	connectionOf    `embed:""`
+	connectionFlags `embed:""`
+}
+
+func (*connectionCreateCommand) Help() string {
+	return `The gateway tests a bucket first: it lists objects and, unless the connection is read-only, writes a small object, reads it back and
+deletes it. API keys see a connection only if they name it: bullpen key update --mount.
+
+Example:
+
+  bullpen secret set DATA_KEY < keys.json
+  bullpen connection create data --endpoint https://s3.example.com --region us-east-1 --bucket acme --path-style --credential DATA_KEY
+  bullpen key update key_1 --mount data:tenants/acme`
+}
+
+func (c *connectionCreateCommand) Run(ctx context.Context, s streams) error {
+	wanted := &client.NewConnection{Slug: c.Slug, Kind: proto.MountS3}
+	c.apply(wanted)
+	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
+		return decoded(api.CreateConnection(ctx, c.Org, wanted, !c.NoTest))
+	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+}
+
+type connectionListCommand struct {
+	remote `embed:""`
+	Org    string `placeholder:"ORG" help:"Connections of this organisation alone."`
+}
+
+func (c *connectionListCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) ([]client.Connection, json.RawMessage, error) {
+		return decoded(api.Connections(ctx, c.Org))
+	}, func(p *page, list []client.Connection) { printConnections(p, list...) })
+}
+
+type connectionShowCommand struct {
+	remote       `embed:""`
+	connectionOf `embed:""`
+}
+
+func (c *connectionShowCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
+		return decoded(api.Connection(ctx, c.Org, c.Slug))
+	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+}
+
+type connectionUpdateCommand struct {
+	remote          `embed:""`
+	connectionOf    `embed:""`
+	connectionFlags `embed:""`
+}
+
+func (*connectionUpdateCommand) Help() string {
+	return `Changes what is given, and nothing if somebody else changes the connection at the same time. It applies to executions that are
+accepted from then on. The gateway tests the connection first, as when it is created.`
+}
+
+func (c *connectionUpdateCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
+		return decoded(api.EditConnection(ctx, c.Org, c.Slug, !c.NoTest, c.apply))
+	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+}
+
+type connectionRmCommand struct {
+	remote       `embed:""`
+	connectionOf `embed:""`
+}
+
+func (c *connectionRmCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
+		return decoded(api.RemoveConnection(ctx, c.Org, c.Slug))
+	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+}
+
+type connectionTestCommand struct {
+	remote       `embed:""`
+	connectionOf `embed:""`
+}
+
+func (*connectionTestCommand) Help() string {
+	return "The gateway uses the bucket as when the connection is created. An error names the step that failed, and what the server answered."
+}
+
+func (c *connectionTestCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
+		return decoded(api.TestConnection(ctx, c.Org, c.Slug))
+	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+}
+
+func printConnections(p *page, list ...client.Connection) {
+	p.row("SLUG", "ORG", "KIND", "STORAGE", "CREDENTIAL", "ACCESS", "TESTED", "DESCRIPTION")
+	for _, c := range list {
+		access := "read-write"
+		if c.ReadOnly {
+			access = "read-only"
+		}
+		p.row(c.Slug, c.Org, c.Kind, storageOf(&c), c.Credential, access, c.TestedAt, c.Description)
+	}
+}
+
+// storageOf returns where the storage of a connection is, for people.
+func storageOf(c *client.Connection) string {
+	storage := c.Directory
+	if c.Kind == proto.MountS3 {
+		storage = strings.TrimSuffix(c.Endpoint, "/") + "/" + c.Bucket
+		if c.Endpoint == "" {
+			storage = "s3://" + c.Bucket
+		}
+	}
+	if c.Prefix != "" {
+		storage += "/" + c.Prefix
+	}
+	return storage
+}
+
+// parseMount parses SLUG, SLUG:PREFIX, and either with :ro at its end.
+func parseMount(text string) proto.KeyMount {
+	text, readOnly := strings.CutSuffix(text, ":ro")
+	slug, prefix, _ := strings.Cut(text, ":")
+	return proto.KeyMount{Connection: slug, Prefix: prefix, ReadOnly: readOnly}
+}

@@ -1,0 +1,100 @@
+package api
+
+import (
+	"cmp"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// ConnectionRequest is a storage connection to store.
+type ConnectionRequest struct {
+	Org         string          `json:"org,omitempty" doc:"The organisation, as the parameter org of the query."`
+	Slug        string          `json:"slug,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"Programs see the connection at /data/{slug}. It may be left out if it is in the path."`
+	Kind        proto.MountKind `json:"kind" doc:"s3: a bucket of a server with the S3 protocol. directory: a directory of the workers, which only a global administrator names."`
+	Endpoint    string          `json:"endpoint,omitempty" maxLength:"2048" doc:"URL of the server of a bucket, such as https://s3.example.com; empty for Amazon's. It must be public and https, unless the operator allows others."`
+	Region      string          `json:"region,omitempty" pattern:"^[a-z0-9][a-z0-9-]{0,62}$" doc:"Region of a bucket, which it must have. Most servers other than Amazon's accept us-east-1."`
+	Bucket      string          `json:"bucket,omitempty" pattern:"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$" doc:"Name of a bucket."`
+	PathStyle   bool            `json:"path_style,omitempty" default:"false" doc:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
+	Credential  string          `json:"credential,omitempty" doc:"Name of a secret of the organisation whose value is the JSON {\"access_key_id\",\"secret_access_key\",\"session_token\"}, the last one optional. Programs never get it."`
+	Directory   string          `json:"directory,omitempty" maxLength:"1024" doc:"Absolute path of a directory, in one of the workers' --mount-roots."`
+	Prefix      string          `json:"prefix,omitempty" maxLength:"256" doc:"The part of the storage that programs see: a relative path such as shared/data. Empty for everything."`
+	ReadOnly    bool            `json:"read_only,omitempty" default:"false" doc:"Programs cannot change anything."`
+	Description string          `json:"description,omitempty" maxLength:"256" doc:"For people."`
+}
+
+// DecodeConnection decodes and checks a connection of an organisation from the body of a request.
+// slug is that in the path, empty for none. Its errors are [*proto.FieldError].
+func DecodeConnection(org, slug string, body []byte) (proto.Connection, error) {
+	r, err := Decode[ConnectionRequest](body)
+	if err != nil {
+		return proto.Connection{}, err
+	}
+	switch {
+	case slug != "" && r.Slug != "" && r.Slug != slug:
+		return proto.Connection{}, proto.FieldErrorf("slug", "must be %s as in the path, or absent", slug)
+	case org != "" && r.Org != "" && r.Org != org:
+		return proto.Connection{}, proto.FieldErrorf("org", "must be %s as in the query, or absent", org)
+	}
+	r.Slug, r.Org = cmp.Or(slug, r.Slug), cmp.Or(org, r.Org)
+	c := r.Connection()
+	return c, c.Check()
+}
+
+// Connection returns the connection to store, without its times.
+func (r *ConnectionRequest) Connection() proto.Connection {
+	c := proto.Connection{
+		Org: r.Org, Slug: r.Slug, Kind: r.Kind, Directory: r.Directory, Prefix: r.Prefix, ReadOnly: r.ReadOnly, Description: r.Description,
+	}
+	s3 := proto.S3Mount{Endpoint: r.Endpoint, Region: r.Region, Bucket: r.Bucket, PathStyle: r.PathStyle, Credential: r.Credential}
+	if s3 != (proto.S3Mount{}) {
+		c.S3 = &s3
+	}
+	return c
+}
+
+// Connection is a storage connection.
+type Connection struct {
+	Org         string          `json:"org"`
+	Slug        string          `json:"slug" doc:"Programs see it at /data/{slug}."`
+	Kind        proto.MountKind `json:"kind"`
+	Endpoint    string          `json:"endpoint,omitempty" doc:"URL of the server of a bucket; absent for Amazon's."`
+	Region      string          `json:"region,omitempty"`
+	Bucket      string          `json:"bucket,omitempty"`
+	PathStyle   bool            `json:"path_style,omitempty" doc:"The bucket is in the path of URLs instead of the host name."`
+	Credential  string          `json:"credential,omitempty" doc:"Name of the secret with the credentials."`
+	Directory   string          `json:"directory,omitempty" doc:"Absolute path of a directory of the workers."`
+	Prefix      string          `json:"prefix,omitempty" doc:"The part of the storage that programs see; absent for everything."`
+	ReadOnly    bool            `json:"read_only"`
+	Description string          `json:"description,omitempty"`
+	TestedAt    *Time           `json:"tested_at" doc:"When a gateway last tested the connection successfully; null if none has since it was changed."`
+	CreatedAt   Time            `json:"created_at"`
+	UpdatedAt   Time            `json:"updated_at"`
+}
+
+// Connections is a list of storage connections.
+type Connections struct {
+	Connections []Connection `json:"connections"`
+}
+
+// NewConnection returns the form of a connection.
+func NewConnection(c *proto.Connection) Connection {
+	form := Connection{
+		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Directory: c.Directory, Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
+		CreatedAt: Time{c.CreatedAt}, UpdatedAt: Time{c.UpdatedAt},
+	}
+	if c.S3 != nil {
+		form.Endpoint, form.Region, form.Bucket, form.PathStyle, form.Credential = c.S3.Endpoint, c.S3.Region, c.S3.Bucket, c.S3.PathStyle, c.S3.Credential
+	}
+	if c.TestedAt != nil {
+		form.TestedAt = &Time{*c.TestedAt}
+	}
+	return form
+}
+
+// Request returns what is sent to store the connection.
+func (c *Connection) Request() ConnectionRequest {
+	return ConnectionRequest{
+		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Endpoint: c.Endpoint, Region: c.Region, Bucket: c.Bucket, PathStyle: c.PathStyle, Credential: c.Credential,
+		Directory: c.Directory, Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
+	}
+}
