@@ -85,7 +85,8 @@ func (s *Server) putSecret(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	if err := s.checkMayGetObjects(ctx, org); err != nil {
+	// The organisation may be created later, with its first API key.
+	if err := s.checkMayGetObjects(ctx, org); err != nil && !errors.Is(err, errNoOrg) {
 		return err
 	}
 	if old, err := s.Secrets.Get(ctx, org, name); err == nil {
