@@ -167,6 +167,7 @@ const takeTables = errnos + `
 rt = ctypes.CDLL('librt.so.1', use_errno=True)
 def checked(r):
     if r < 0: raise OSError(ctypes.get_errno(), 'failed')
+    return r
 instances = watches = queues = 0
 def instance():
     global instances
@@ -174,7 +175,8 @@ def instance():
 def watch():
     global watches
     for top, dirs, files in os.walk('/usr'):
-        for name in dirs + files: checked(libc.inotify_add_watch(3, os.path.join(top, name).encode(), 0x20 | 0x02000000)); watches += 1 # IN_OPEN, IN_DONT_FOLLOW
+        # IN_OPEN, IN_DONT_FOLLOW; another name of a watched file gets the same number
+        for name in dirs + files: watches = max(watches, checked(libc.inotify_add_watch(3, os.path.join(top, name).encode(), 0x20 | 0x02000000)))
 def queue():
     global queues
     while True: checked(rt.mq_open(b'/%d' % queues, 0o102, 0o600, None)); queues += 1
