@@ -252,17 +252,29 @@ func workerSettings(settings reflect.Value) map[string]string {
 		}
 		name := field.Tag.Get("name")
 		switch field.Tag.Get("group") {
-		case "Worker", "Threads", "NATS", "Log":
+		case "Worker", "Storage connections", "Threads", "NATS", "Log":
 		default:
 			if name != "drain" && name != "disk-reserve" && name != "memory" {
 				continue
 			}
 		}
-		if text := fmt.Sprint(value.Interface()); text != "" {
+		if text := settingText(value); text != "" {
 			found[field.Tag.Get("env")] = text
 		}
 	}
 	return found
+}
+
+// settingText returns the text of a setting: that of a list separates its elements by commas.
+func settingText(value reflect.Value) string {
+	if value.Kind() != reflect.Slice {
+		return fmt.Sprint(value.Interface())
+	}
+	var elements []string
+	for _, e := range value.Seq2() {
+		elements = append(elements, fmt.Sprint(e.Interface()))
+	}
+	return strings.Join(elements, ",")
 }
 
 // serveWorkers connects workers on this machine with the embedded NATS.

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +72,18 @@ func TestInvalidAutoscaleSettings(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestStartedWorkersGetTheSettingsOfWorkers(t *testing.T) {
+	c := config(t, "--mount-roots", "/srv/a,/srv/b", "--mount-allow-cidrs", "10.0.0.0/8,fd00::/8", "--mount-allow-ports", "9000,9001", "--save-timeout", "1m")
+	for name, value := range workerSettings(reflect.ValueOf(c).Elem()) {
+		t.Setenv(name, value)
+	}
+	got := config(t)
+	if !slices.Equal(got.MountRoots, c.MountRoots) || !slices.Equal(got.MountAllowCIDRs, c.MountAllowCIDRs) || !slices.Equal(got.MountAllowPorts, c.MountAllowPorts) ||
+		got.SaveTimeout != c.SaveTimeout {
+		t.Errorf("a worker has %+v", got)
 	}
 }
 
