@@ -214,7 +214,7 @@ func TestKeysThatAreNoPaths(t *testing.T) {
 
 // TestVisibility shows the table of docs/storage.md: when a change is seen.
 func TestVisibility(t *testing.T) {
-	inEachMode(t, func(w *world, mode string) {
+	inEachModeOrOne(t, func(w *world, mode string) {
 		p := unique("seen", mode)
 		w.put(map[string]string{p + "/a": "old"})
 		sync, release := w.signals()

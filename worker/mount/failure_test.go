@@ -50,10 +50,7 @@ def no(f, *a):
 `
 
 func TestStoreDiesInTheMiddle(t *testing.T) {
-	inEachMode(t, func(w *world, mode string) {
-		if testing.Short() && mode != "forked" {
-			return
-		}
+	inEachModeOrOne(t, func(w *world, mode string) {
 		p := unique("die", mode)
 		w.put(map[string]string{p + "/a": strings.Repeat("a", 12<<20), p + "/b": "b"})
 		front := newFront(t, w.endpoint)
@@ -102,7 +99,7 @@ os._exit(0)
 // A server that never answers must not keep a jail alive. A request to it takes longer than the
 // program may.
 func TestStoreThatHangs(t *testing.T) {
-	inEachMode(t, func(w *world, mode string) {
+	inEachModeOrOne(t, func(w *world, mode string) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		must(t, err)
 		defer func() { must(t, l.Close()) }()

@@ -266,6 +266,22 @@ func (w *world) want(r result, stdout string) {
 // inEachMode runs a test in jails that are made in each way.
 func inEachMode(t *testing.T, test func(w *world, mode string)) {
 	t.Helper()
+	inModes(t, modes[:], test)
+}
+
+// inEachModeOrOne is inEachMode for tests that are long and do not depend on how jails are made: with
+// -short they run in one way.
+func inEachModeOrOne(t *testing.T, test func(w *world, mode string)) {
+	t.Helper()
+	if testing.Short() {
+		inModes(t, []string{"forked"}, test)
+	} else {
+		inModes(t, modes[:], test)
+	}
+}
+
+func inModes(t *testing.T, modes []string, test func(w *world, mode string)) {
+	t.Helper()
 	w := newWorld(t)
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {

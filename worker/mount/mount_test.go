@@ -34,7 +34,7 @@ print(open("/data/shared/x").read(), os.stat("/data/shared/x").st_uid == os.getu
 }
 
 func TestWriteS3(t *testing.T) {
-	inEachMode(t, func(w *world, mode string) {
+	inEachModeOrOne(t, func(w *world, mode string) {
 		p := unique("w", mode)
 		w.put(map[string]string{p + "/old": "0123456789", p + "/gone": "x", p + "/log": "one\n"})
 		w.want(w.run(mode, `
