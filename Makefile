@@ -59,8 +59,8 @@ test test-all: export GORACE = atexit_sleep_ms=0 no_huge_pages_for_shadow=0
 # Attacks on the host's memory have that memory as their witness, one after another, and mostly wait. Packages that use the
 # processors and run no programs in jails run beside them. The programs of e2e must not: the watch of a worker would take
 # them for the cause. One package more than there are processors runs at a time, since tests wait too.
-attacks  := ./worker/jail/nsjail ./gateway/... ./scheduler/... ./storage/... ./webhook/...
-others    = ./e2e $$(go list ./... | grep -vE 'bullpen/(e2e|worker/jail/nsjail|(gateway|scheduler|storage|webhook)(/.*)?)$$')
+attacks  := ./worker/jail/nsjail ./cmd/bullpen ./gateway/... ./proto/... ./scheduler/... ./storage/... ./webhook/...
+others    = ./e2e $$(go list ./... | grep -vE 'bullpen/(e2e|worker/jail/nsjail|cmd/bullpen|(gateway|proto|scheduler|storage|webhook)(/.*)?)$$')
 racetest := CGO_ENABLED=1 go test -race -shuffle=on -p=$$(($$(nproc) + 1))
 
 .PHONY: test
