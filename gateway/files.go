@@ -196,16 +196,9 @@ func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, done, err := s.beginChange(r)
-	if err != nil {
-		return err
-	}
-	defer done()
-	version, err := s.Files.Delete(ctx, infoOf(ctx).key.Org, req.ID, name, req.Recursive)
-	if err != nil {
-		return changeError("delete a file of", req.ID, err)
-	}
-	return writeValue(w, http.StatusOK, api.ChangedFile{Path: name, Version: version})
+	return s.changeFile(w, r, "delete a file of", req.ID, name, func(ctx context.Context, org string) (int64, error) {
+		return s.Files.Delete(ctx, org, req.ID, name, req.Recursive)
+	})
 }
 
 func (s *Server) renameFile(w http.ResponseWriter, r *http.Request) error {
@@ -229,27 +222,32 @@ func (s *Server) renameFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, done, err := s.beginChange(r)
+	return s.changeFile(w, r, "rename a file of", req.ID, to, func(ctx context.Context, org string) (int64, error) {
+		return s.Files.Rename(ctx, org, req.ID, from, to, most)
+	})
+}
+
+// changeFile makes a change of a thread's files, which goes on if the client leaves, and answers with
+// the new version. Changes count as transfers: each copies the names in directories of any size.
+func (s *Server) changeFile(
+	w http.ResponseWriter, r *http.Request, operation, thread, path string, change func(ctx context.Context, org string) (version int64, err error),
+) error {
+	org := infoOf(r.Context()).key.Org
+	end, err := s.transfers.begin(r.Context(), org)
 	if err != nil {
 		return err
 	}
-	defer done()
-	version, err := s.Files.Rename(ctx, key.Org, req.ID, from, to, most)
-	if err != nil {
-		return changeError("rename a file of", req.ID, err)
-	}
-	return writeValue(w, http.StatusOK, api.ChangedFile{Path: to, Version: version})
-}
-
-// beginChange returns a context for a change of files, which goes on if the client leaves. Changes
-// count as transfers: each copies the names in directories of any size.
-func (s *Server) beginChange(r *http.Request) (ctx context.Context, done func(), err error) {
-	end, err := s.transfers.begin(r.Context(), infoOf(r.Context()).key.Org)
-	if err != nil {
-		return nil, nil, err
-	}
+	defer end()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
-	return ctx, func() { cancel(); end() }, nil
+	defer cancel()
+	version, err := change(ctx, org)
+	if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
+		return api.Errorf(api.CodeNotFound, "%s", missing)
+	}
+	if err != nil {
+		return threadError(operation, thread, err)
+	}
+	return writeValue(w, http.StatusOK, api.ChangedFile{Path: path, Version: version})
 }
 
 // changedPath returns the cleaned path of a file or directory that a request changes, which the
@@ -263,14 +261,6 @@ func (s *Server) changedPath(field, name string) (string, error) {
 		err = proto.FieldErrorf(field, "must not be the home itself")
 	}
 	return clean, err
-}
-
-// changeError is threadError for a change of files, whose thread or path may be missing.
-func changeError(operation, id string, err error) error {
-	if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
-		return api.Errorf(api.CodeNotFound, "%s", missing)
-	}
-	return threadError(operation, id, err)
 }
 
 func (s *Server) open(r *http.Request, g *grant) (*proto.FileContent, error) {

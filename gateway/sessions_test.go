@@ -134,7 +134,7 @@ func TestRequestsOfOtherPagesAreRefused(t *testing.T) {
 	b.do("GET", "/v1/executions", "", "Authorization", "Basic YTpi").want(401, "unauthorized")
 }
 
-// Whoever sets a cookie in a browser before the login does not know the session of after it.
+// An attacker who sets a cookie in a browser before the login does not know the session after it.
 func TestSessionIsNewAfterLogin(t *testing.T) {
 	h, p := newLogin(t)
 	h.addMember("acme", "ann@example.com", "viewer")

@@ -4,7 +4,7 @@
 // bucket is a FUSE file system. The worker mounts it and starts a process that serves it, see Serve
 // and package objectfs. That process has a uid of its own, no privileges, and limits on its memory
 // and its disk space. It alone gets the bucket's credentials, over a socket. It ends with the
-// execution: whoever kills it aborts the mount.
+// execution: killing it aborts the mount.
 package mount
 
 import (
@@ -297,7 +297,7 @@ func (s *Set) closeDevices() {
 	}
 }
 
-// configure tells the serving process what to serve.
+// configure sends the serving process its configuration.
 func (s *Set) configure(uid, gid int) error {
 	c := serverConfig{UID: uint32(uid), GID: uint32(gid), SpoolBytes: s.opener.SpoolBytes}
 	for _, m := range s.mounts {

@@ -87,7 +87,7 @@ func job(code string, mounts ...proto.Mount) *proto.Job {
 	}
 }
 
-// TestResults checks what clients are told.
+// TestResults checks the results that clients get.
 func TestResults(t *testing.T) {
 	w := newWorld(t)
 	w.put(map[string]string{"p/a": "a"})

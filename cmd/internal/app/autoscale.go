@@ -265,7 +265,7 @@ func workerSettings(settings reflect.Value) map[string]string {
 	return found
 }
 
-// settingText returns the text of a setting: that of a list separates its elements by commas.
+// settingText returns the value of a setting as a flag takes it: a list with commas.
 func settingText(value reflect.Value) string {
 	if value.Kind() != reflect.Slice {
 		return fmt.Sprint(value.Interface())

@@ -98,7 +98,7 @@ func (c *Client) DeleteFile(ctx context.Context, thread, path string, recursive 
 	return get[ChangedFile](ctx, c, call{method: http.MethodPost, path: "/v1/files/delete", body: body})
 }
 
-// RenameFile gives what is at a path of a thread's home another path.
+// RenameFile renames a file or directory in a thread's home.
 func (c *Client) RenameFile(ctx context.Context, thread, path, to string) (*ChangedFile, json.RawMessage, error) {
 	body := api.FileRenameRequest{FileRequest: fileOf(thread), Path: path, To: to}
 	return get[ChangedFile](ctx, c, call{method: http.MethodPost, path: "/v1/files/rename", body: body})

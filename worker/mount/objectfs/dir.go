@@ -240,7 +240,7 @@ func (r *stream) addUnstored() {
 	}
 }
 
-// Lookup returns the entry that Readdirent returned last. The kernel is told only about so many
+// Lookup returns the entry that Readdirent returned last. The kernel gets only so many
 // files of a directory.
 func (r *stream) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	if r.listed > 2*maxNodes {
