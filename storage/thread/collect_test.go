@@ -131,15 +131,16 @@ func TestPutDuringRemoval(t *testing.T) {
 			waiting := make(chan struct{})
 			stop := once(at.op, at.prefix, func() {
 				var listed sync.Once
-				go func() {
-					done <- put()
-					listed.Do(func() { close(waiting) })
-				}()
+				// The hook is replaced first: a request of put that matches it would wait for stop.
 				w.backend.watch(nil, func(op, prefix string) {
 					if op == "list" && strings.HasPrefix(prefix, mark) {
 						listed.Do(func() { close(waiting) })
 					}
 				})
+				go func() {
+					done <- put()
+					listed.Do(func() { close(waiting) })
+				}()
 				<-waiting
 			})
 			if at.after {
