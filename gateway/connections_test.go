@@ -318,9 +318,9 @@ func TestDirectoriesAreForGlobalAdministrators(t *testing.T) {
 
 func TestKeyMounts(t *testing.T) {
 	h := newConnectionHarness(t)
-	nine := strings.TrimSuffix(strings.Repeat(`{"connection":"data"},`, 9), ",")
+	eleven := strings.TrimSuffix(strings.Repeat(`{"connection":"data"},`, 11), ",")
 	for mounts, word := range map[string]string{
-		`[{"connection":"none"}]`: "none", `[{"connection":"data"},{"connection":"data","prefix":"a"}]`: "only once", `[` + nine + `]`: "8 entries",
+		`[{"connection":"none"}]`: "none", `[{"connection":"data"},{"connection":"data","prefix":"a"}]`: "only once", `[` + eleven + `]`: "10 entries",
 		`[{"prefix":"a"}]`: "connection", `[{"connection":"data","prefix":"../a"}]`: "prefix", `[{"connection":"data","prefix":"/a"}]`: "prefix",
 		`[{"connection":"data","prefix":"a/"}]`: "prefix", `[{"connection":"../data"}]`: "connection", `["data"]`: "objects", `"data"`: "objects",
 		`[{"connection":"data","write":true}]`: "write", `[{"connection":"data","read_only":1}]`: "read_only", `[null]`: "objects",

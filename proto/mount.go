@@ -15,7 +15,7 @@ const MountsDir = "/data"
 
 // The limits of mounts.
 const (
-	MaxMounts = 8 // of a job
+	MaxMounts = 10 // of a job
 	// MaxObjectKey is the maximum length of the key of an object, in bytes.
 	MaxObjectKey = 1024
 	// maxSegment is the maximum length of a name in a directory, in bytes.

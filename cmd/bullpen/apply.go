@@ -12,6 +12,7 @@ type applyCommand struct {
 	remote `embed:""`
 	File   string `short:"f" required:"" placeholder:"FILE" help:"YAML file in the format of bullpen export; - for standard input."`
 	DryRun bool   `help:"Print what would change, and change nothing."`
+	NoTest bool   `help:"Store buckets that only workers can reach: the gateway does not test them."`
 }
 
 func (*applyCommand) Help() string {
@@ -48,7 +49,7 @@ func (c *applyCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	changes, err := m.Compare(ctx, api)
+	changes, err := m.Compare(ctx, api, !c.NoTest)
 	if err != nil {
 		return err
 	}

@@ -195,6 +195,22 @@ func scopesOf(k *client.Key) string {
 	return strings.Join(scopes, ",")
 }
 
+// mountsOf returns the mounts of a key in the form of key create.
+func mountsOf(k *client.Key) string {
+	var mounts []string
+	for _, m := range k.Mounts {
+		text := m.Connection
+		if m.Prefix != "" {
+			text += ":" + m.Prefix
+		}
+		if m.ReadOnly {
+			text += ":ro"
+		}
+		mounts = append(mounts, text)
+	}
+	return strings.Join(mounts, ",")
+}
+
 type keyListCommand struct {
 	remote `embed:""`
 	Org    string `placeholder:"ORG" help:"Keys of this organisation alone."`
@@ -218,8 +234,8 @@ func (c *keyRevokeCommand) Run(ctx context.Context, s streams) error {
 }
 
 func printKeys(p *page, keys ...client.Key) {
-	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "USED", "EXPIRES", "REVOKED")
+	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "MOUNTS", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "USED", "EXPIRES", "REVOKED")
 	for _, k := range keys {
-		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, k.Concurrent, k.MaxTimeout, k.Hint, k.CreatedAt, k.LastUsedAt, k.ExpiresAt, k.RevokedAt)
+		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, mountsOf(&k), k.Concurrent, k.MaxTimeout, k.Hint, k.CreatedAt, k.LastUsedAt, k.ExpiresAt, k.RevokedAt)
 	}
 }

@@ -26,7 +26,7 @@ type KeySettings struct {
 	Env             map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
 	AllowedNetworks []netip.Prefix    `json:"allowed_networks,omitempty" maxItems:"32" doc:"Where requests with the key may come from: prefixes such as 192.0.2.0/24 and 2001:db8::/32, or single addresses. Absent for anywhere. Signed URLs that were asked for with the key work from everywhere."`
 	Secrets         []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation that programs of this key get, in addition to those of the sandbox profile: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
-	Mounts          []proto.KeyMount  `json:"mounts,omitempty" maxItems:"8" doc:"Storage connections of the organisation that programs of this key see, each once."`
+	Mounts          []proto.KeyMount  `json:"mounts,omitempty" maxItems:"10" doc:"Storage connections of the organisation that programs of this key see, each once."`
 }
 
 // KeyRequest asks for a new API key.

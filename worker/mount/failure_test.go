@@ -117,6 +117,29 @@ open("/data/f/x")
 	})
 }
 
+// What a program has closed or synced before it is killed is stored.
+func TestStoredBeforeKill(t *testing.T) {
+	inEachModeOrOne(t, func(w *world, mode string) {
+		p, kill := unique("kill", mode), make(chan struct{})
+		w.kill, w.onLine = kill, func(string) { close(kill) }
+		r := w.run(mode, `
+import os, time
+with open("/data/f/closed", "w") as f: f.write("closed")
+g = open("/data/f/synced", "w"); g.write("synced"); g.flush(); os.fsync(g.fileno())
+print("written", flush=True)
+time.sleep(1000)
+`, w.s3("f", p))
+		if r.Kind != jail.Killed || r.stdout != "written\n" || r.finish != nil {
+			t.Errorf("got %+v, %q, %v", r.Outcome, r.stdout, r.finish)
+		}
+		for _, name := range []string{"closed", "synced"} {
+			if got := w.object(p + "/" + name); got != name {
+				t.Errorf("%s has %q", name, got)
+			}
+		}
+	})
+}
+
 // A serving process that hangs must not keep a jail alive, nor the worker.
 func TestServingProcessThatHangs(t *testing.T) {
 	w := newWorld(t)

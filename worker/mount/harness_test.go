@@ -65,7 +65,8 @@ type world struct {
 	endpoint string
 	server   *storagetest.Server
 	secret   map[string][]byte
-	onLine   func(string) // is called with the output of the next program; nil for none
+	onLine   func(string)  // is called with the output of the next program; nil for none
+	kill     chan struct{} // closed to kill the next program; nil if it is not to be killed
 }
 
 func nsjailPath(tb testing.TB) string {
@@ -238,7 +239,13 @@ func (w *world) runFor(mode, code string, timeout time.Duration, mounts ...proto
 	var stdout, stderr bytes.Buffer
 	p.Timeout, p.Stdout, p.Stderr = timeout, lines{&stdout, w.takeOnLine()}, &stderr
 	must(w.t, j.Load(w.t.Context(), p))
-	r.Outcome, err = j.Run(w.t.Context(), p)
+	ctx, stop := context.WithCancel(w.t.Context())
+	defer stop()
+	if kill := w.kill; kill != nil {
+		w.kill = nil
+		go func() { <-kill; stop() }()
+	}
+	r.Outcome, err = j.Run(ctx, p)
 	must(w.t, err)
 	r.finish = set.Finish(w.t.Context())
 	r.stdout, r.stderr = stdout.String(), stderr.String()

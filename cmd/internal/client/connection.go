@@ -17,10 +17,14 @@ type Connection = api.Connection
 // NewConnection is a storage connection to store.
 type NewConnection = api.ConnectionRequest
 
-// ConnectionPath returns the path of a storage connection. org is empty for that of the API key.
-func ConnectionPath(org, slug string) string {
-	return ConnectionsPath + "/" + url.PathEscape(slug) + connectionQuery(org, true)
+// ConnectionPath returns the path of a storage connection. org is empty for that of the API key. test
+// is as in CreateConnection, for a change.
+func ConnectionPath(org, slug string, test bool) string {
+	return ConnectionsPath + "/" + url.PathEscape(slug) + connectionQuery(org, test)
 }
+
+// NewConnectionPath returns the path at which CreateConnection creates a storage connection.
+func NewConnectionPath(org string, test bool) string { return ConnectionsPath + connectionQuery(org, test) }
 
 // connectionQuery returns the query of requests about connections of an organisation.
 func connectionQuery(org string, test bool) string {
@@ -40,7 +44,7 @@ func connectionQuery(org string, test bool) string {
 // CreateConnection stores a new storage connection. Unless test is true, the server does not use the
 // storage first.
 func (c *Client) CreateConnection(ctx context.Context, org string, connection *NewConnection, test bool) (*Connection, error) {
-	stored, _, err := get[Connection](ctx, c, call{method: http.MethodPost, path: ConnectionsPath + connectionQuery(org, test), body: connection})
+	stored, _, err := get[Connection](ctx, c, call{method: http.MethodPost, path: NewConnectionPath(org, test), body: connection})
 	return stored, err
 }
 
@@ -48,20 +52,19 @@ func (c *Client) CreateConnection(ctx context.Context, org string, connection *N
 // it meanwhile. test is as in CreateConnection.
 func (c *Client) EditConnection(ctx context.Context, org, slug string, test bool, change func(*NewConnection)) (*Connection, error) {
 	present := new(Connection)
-	tag, err := c.ReadObject(ctx, ConnectionPath(org, slug), present)
+	tag, err := c.ReadObject(ctx, ConnectionPath(org, slug, test), present)
 	if err != nil {
 		return nil, err
 	}
 	wanted := present.Request()
 	change(&wanted)
-	path := ConnectionsPath + "/" + url.PathEscape(slug) + connectionQuery(org, test)
-	stored, _, err := get[Connection](ctx, c, replacing(path, wanted, tag))
+	stored, _, err := get[Connection](ctx, c, replacing(ConnectionPath(org, slug, test), wanted, tag))
 	return stored, err
 }
 
 // Connection returns a storage connection.
 func (c *Client) Connection(ctx context.Context, org, slug string) (*Connection, error) {
-	connection, _, err := get[Connection](ctx, c, call{method: http.MethodGet, path: ConnectionPath(org, slug), resend: true})
+	connection, _, err := get[Connection](ctx, c, call{method: http.MethodGet, path: ConnectionPath(org, slug, true), resend: true})
 	return connection, err
 }
 
@@ -77,7 +80,7 @@ func (c *Client) Connections(ctx context.Context, org string) ([]Connection, err
 
 // RemoveConnection removes a storage connection and returns it.
 func (c *Client) RemoveConnection(ctx context.Context, org, slug string) (*Connection, error) {
-	removed, _, err := get[Connection](ctx, c, call{method: http.MethodDelete, path: ConnectionPath(org, slug)})
+	removed, _, err := get[Connection](ctx, c, call{method: http.MethodDelete, path: ConnectionPath(org, slug, true)})
 	return removed, err
 }
 

@@ -21,9 +21,10 @@ type kinds struct {
 	client   *client.Client
 	defaults proto.Profile // of sandbox profiles
 	stored   []client.Key  // the keys that work, but the first one
+	test     bool          // changes of storage connections are tested
 }
 
-func newKinds(ctx context.Context, c *client.Client) (*kinds, error) {
+func newKinds(ctx context.Context, c *client.Client, test bool) (*kinds, error) {
 	defaults, err := c.Sandbox(ctx, proto.DefaultProfileName)
 	if err != nil {
 		return nil, fmt.Errorf("read the default sandbox profile: %w", err)
@@ -35,7 +36,7 @@ func newKinds(ctx context.Context, c *client.Client) (*kinds, error) {
 	keys = slices.DeleteFunc(keys, func(k client.Key) bool {
 		return k.ID == firstKey || k.RevokedAt != nil || k.ExpiresAt != nil && !k.ExpiresAt.After(time.Now())
 	})
-	return &kinds{c, *defaults, keys}, nil
+	return &kinds{c, *defaults, keys, test}, nil
 }
 
 // whole is the settings of a kind whose changes store the whole form.
@@ -87,7 +88,7 @@ func (k *kinds) sandboxes() *kind {
 
 func (k *kinds) connections() *kind {
 	return &kind{
-		name: "connection", path: client.ConnectionsPath, settings: whole,
+		name: "connection", path: client.NewConnectionPath("", k.test), settings: whole,
 		decode: func(body []byte) (string, any, error) {
 			c, err := api.DecodeConnection("", "", body)
 			if err == nil && c.Org == "" {
@@ -98,7 +99,7 @@ func (k *kinds) connections() *kind {
 		},
 		find: func(name string) (string, error) {
 			org, slug, _ := strings.Cut(name, "/")
-			return client.ConnectionPath(org, slug), nil
+			return client.ConnectionPath(org, slug, k.test), nil
 		},
 		form: func(stored []byte) (any, error) {
 			c := new(client.Connection)

@@ -68,9 +68,10 @@ type kind struct {
 }
 
 // Compare returns the changes that make a server as the manifest describes it, in the order in
-// which they can be made. It changes nothing. Errors name the object.
-func (m *Manifest) Compare(ctx context.Context, c *client.Client) ([]Change, error) {
-	k, err := newKinds(ctx, c)
+// which they can be made. It changes nothing. Errors name the object. Unless test is true, the server
+// does not use the storage of connections that change.
+func (m *Manifest) Compare(ctx context.Context, c *client.Client, test bool) ([]Change, error) {
+	k, err := newKinds(ctx, c, test)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +196,7 @@ func toYAML(object any) ([]byte, error) {
 // not being deleted, sandbox profiles but the default one, storage connections, and API keys that work
 // but the server's first one. Secrets of keys are not in it: a server has none.
 func Export(ctx context.Context, c *client.Client) ([]byte, error) {
-	k, err := newKinds(ctx, c)
+	k, err := newKinds(ctx, c, true)
 	if err != nil {
 		return nil, err
 	}
