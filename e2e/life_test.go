@@ -589,6 +589,7 @@ func testThreeGateways(t *testing.T, p *programs) {
 	}
 	second.ended(id).failed(t, "cancelled", "cancelled", "")
 	checkRevocation(t, []*api{first, second, third})
+	checkCluster(t, p, sys)
 
 	// The first gateway is also the leading dispatcher. Without it, another one takes over
 	// everything, because every gateway is on standby.
@@ -601,6 +602,26 @@ func testThreeGateways(t *testing.T, p *programs) {
 		if r := a.inline(bash("echo on")); r.Stdout != "on\n" {
 			t.Errorf("without the first: %+v", r)
 		}
+	}
+}
+
+// checkCluster asks three gateways and a worker about themselves.
+func checkCluster(t *testing.T, p *programs, sys *system) {
+	t.Helper()
+	code, output := p.run(t, sys.env, append([]string{"doctor", "--cluster", "--json"}, sys.args...)...)
+	var all []proto.Process
+	if err := json.Unmarshal([]byte(output), &all); err != nil || code != 0 {
+		t.Fatalf("exit code %d, %v: %s", code, err, output)
+	}
+	roles := map[string]int{}
+	for _, process := range all {
+		roles[process.Roles[0]]++
+		if len(process.Problems) > 0 || process.Version == "" {
+			t.Errorf("%+v", process)
+		}
+	}
+	if len(all) != 4 || roles["gateway"] != 3 || roles["worker"] != 1 {
+		t.Errorf("the processes are %+v", all)
 	}
 }
 

@@ -67,7 +67,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,
-		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3", StoreReady: func() bool { return true },
+		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3", StoreReady: func() bool { return true }, Problems: func() []proto.Problem { return nil },
 	}
 	for _, f := range set {
 		f(h.server)

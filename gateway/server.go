@@ -124,6 +124,8 @@ type Server struct {
 	DiskFull func() string
 	// StoreReady reports whether the blob store has answered since the start.
 	StoreReady func() bool
+	// Problems returns what this process needs and does not have.
+	Problems func() []proto.Problem
 
 	draining  atomic.Bool
 	budget    budget

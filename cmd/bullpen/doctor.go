@@ -1,23 +1,35 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 type doctorCommand struct {
 	JSON       bool `name:"json" help:"Print JSON."`
+	Cluster    bool `help:"Ask all running processes instead, over NATS."`
 	app.Config `embed:""`
 }
 
 func (*doctorCommand) Help() string {
 	return `Takes the settings of bullpen serve and checks what a server with them needs. It starts jails of every kind. MISS marks a requirement of
-every job, and makes the exit code 1. none marks a requirement of some sandboxes, such as those with a network. Remedies follow the table.`
+every job, and makes the exit code 1. none marks a requirement of some sandboxes, such as those with a network. Remedies follow the table.
+
+With --cluster, takes the settings of NATS only, and lists the processes that answer within 3 seconds, what they need and do not have, and
+what sandboxes their worker cannot run. The exit code is 1 if a process has a problem, or none answers. Processes that are starting or cut
+off from NATS do not answer.`
 }
 
 func (c *doctorCommand) Run(ctx context.Context, s streams) error {
+	if c.Cluster {
+		return c.cluster(ctx, s)
+	}
 	checks := app.Doctor(ctx, &c.Config)
 	if err := show(s, c.JSON, checks, printChecks); err != nil {
 		return err
@@ -26,6 +38,44 @@ func (c *doctorCommand) Run(ctx context.Context, s streams) error {
 		return exitError{code: exitFailure}
 	}
 	return nil
+}
+
+func (c *doctorCommand) cluster(ctx context.Context, s streams) error {
+	all, err := app.Processes(ctx, &c.Config)
+	if err != nil {
+		return err
+	}
+	if err := show(s, c.JSON, all, printProcesses); err != nil {
+		return err
+	}
+	if len(all) == 0 || slices.ContainsFunc(all, func(p proto.Process) bool { return len(p.Problems) > 0 }) {
+		return exitError{code: exitFailure}
+	}
+	return nil
+}
+
+func printProcesses(p *page, all []proto.Process) {
+	p.row("PROCESS", "ROLES", "VERSION", "STARTED", "PROBLEMS", "CANNOT RUN")
+	for _, process := range all {
+		var needs []string
+		for _, problem := range process.Problems {
+			needs = append(needs, problem.Need)
+		}
+		missing := slices.Sorted(maps.Keys(process.Missing))
+		p.row(process.Name, strings.Join(process.Roles, ","), process.Version, process.StartedAt,
+			cmp.Or(strings.Join(needs, ","), "none"), strings.Join(missing, ","))
+	}
+	if len(all) == 0 {
+		p.textf("\nNo process answered.\n")
+	}
+	for _, process := range all {
+		for _, problem := range process.Problems {
+			p.textf("\n%s: %s: %s\n", process.Name, problem.Need, problem.Message)
+		}
+		for _, capability := range slices.Sorted(maps.Keys(process.Missing)) {
+			p.textf("\n%s: no %s: %s\n", process.Name, capability, process.Missing[capability])
+		}
+	}
 }
 
 func printChecks(p *page, checks []app.Check) {

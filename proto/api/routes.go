@@ -630,7 +630,7 @@ func serverRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/readyz", ID: "readyz", Tag: tagServer, Public: true, Summary: "Whether executions would run",
 			Responses: []Response{
-				{Status: http.StatusOK, Doc: "They would.", Body: Ready{"ready", 1}},
+				{Status: http.StatusOK, Doc: "They would.", Body: Ready{Status: "ready", Workers: 1}},
 				{
 					Status: http.StatusServiceUnavailable, Doc: "They would not; missing names the cause.",
 					Body:    NotReady{CodeServiceUnavailable, "no worker is live", "worker"},

@@ -1,5 +1,7 @@
 package api
 
+import "github.com/bullpen-run/bullpen/proto"
+
 // Health answers GET /healthz.
 type Health struct {
 	Status string `json:"status" enum:"ok"`
@@ -9,6 +11,8 @@ type Health struct {
 type Ready struct {
 	Status  string `json:"status" enum:"ready"`
 	Workers int    `json:"workers" minimum:"1"`
+	// Problems do not keep executions without threads, images and webhooks from running.
+	Problems []proto.Problem `json:"problems,omitempty" doc:"What this server needs and does not have at present. Some executions may fail, or their webhooks come late."`
 }
 
 // NotReady answers GET /readyz if executions would not run.

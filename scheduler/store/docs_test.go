@@ -43,6 +43,8 @@ var signals = []signal{
 	{OutputBudgetSubject, []string{roleWorker}, []string{roleScheduler}, "bytes of an organisation's output budget, for an execution with much output (request), and what it has used of them"},
 	{JobSecretsSubject, []string{roleWorker}, []string{roleScheduler}, "the secrets of an execution that the worker has, encrypted for the worker (request)"},
 	{AnnounceSubject, []string{roleScheduler}, roles, "a new dispatcher asks workers to announce themselves; others repeat unanswered requests"},
+	{ProcessesSubject, roles, roles, "`bullpen doctor --cluster` asks all processes to describe themselves"},
+	{ProcessSubject, roles, roles, "a process describes itself: its roles, version and problems"},
 	{WebhookTestSubject, []string{roleGateway}, []string{roleWebhook}, "send a test webhook (request)"},
 	{PingSubject("dispatcher", "*"), []string{roleScheduler}, []string{roleScheduler}, "whether the leading instance lives (request)"},
 	{PingSubject("webhook-dispatcher", "*"), []string{roleWebhook}, []string{roleWebhook}, "the same for webhooks (request)"},

@@ -133,6 +133,12 @@ const WebhookTestSubject = root + "ctl.webhook.test"
 // themselves. Processes that wait for a dispatcher learn that there is one.
 const AnnounceSubject = root + "ctl.rollcall"
 
+// ProcessesSubject asks all processes to describe themselves, which they do on ProcessSubject.
+const (
+	ProcessesSubject = root + "ctl.processes"
+	ProcessSubject   = root + "ctl.process"
+)
+
 // deadRoot begins the subjects of dead letters.
 const deadRoot = root + "dead."
 

@@ -12,7 +12,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -68,17 +67,16 @@ func Run(ctx context.Context, cfg *Config) error {
 
 // system has the resources that the roles of a process share.
 type system struct {
-	cfg      *Config
-	log      *slog.Logger
-	instance string    // unique to this process
-	lock     *os.File  // of the data directory; nil with an embedded NATS, which locks it, and in a process without data
-	disk     *dataDisk // nil if this process stores nothing on it that grows
-	embedded *natsembed.Server
-	store    *store.Store
-	keyring  *keyring.Keyring // nil in a process with the worker role alone
-	blobs    *blob.Store      // nil without the gateway and worker roles
-	// storeReady is whether blobs has answered once.
-	storeReady   atomic.Bool
+	cfg          *Config
+	log          *slog.Logger
+	instance     string    // unique to this process
+	lock         *os.File  // of the data directory; nil with an embedded NATS, which locks it, and in a process without data
+	disk         *dataDisk // nil if this process stores nothing on it that grows
+	embedded     *natsembed.Server
+	store        *store.Store
+	keyring      *keyring.Keyring // nil in a process with the worker role alone
+	blobs        *blob.Store      // nil without the gateway and worker roles
+	monitor      *monitor
 	queue        *queue.Queue
 	threads      *threads.Threads
 	events       *events.Log
@@ -335,9 +333,8 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			r.base = append(r.base, socket)
 		}
 	}
-	if s.blobs != nil {
-		r.base = append(r.base, part{"blob store", s.awaitStore})
-	}
+	s.monitor = s.newMonitor()
+	r.base = append(r.base, part{"monitor", s.monitor.run}, part{"description of this process", s.describe})
 	if s.cfg.dispatches() {
 		scale, scalers, err := s.autoscaler()
 		if err != nil {
@@ -390,7 +387,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.base = append(r.base, sinks...)
 	}
 	if s.cfg.Has(RoleWorker) {
-		w := &workerRole{system: s, ready: make(chan struct{}), missing: map[string]string{}}
+		w := &workerRole{system: s, ready: make(chan struct{}), logged: map[string]string{}}
 		r.work, r.base = append(r.work, part{"worker", w.work}), append(r.base, part{"jails", w.hold})
 	}
 	if !s.cfg.Has(RoleGateway) && !s.cfg.Has(RoleScheduler) {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,9 +18,9 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/bullpen-run/bullpen/storage/storagetest"
-
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
 
 // freeAddress returns an address with a free port.
@@ -120,10 +121,24 @@ func TestServerWaitsForItsStore(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- Run(running, c) }()
 	waitFor(ctx, t, "http://"+web.String()+"/readyz", http.StatusServiceUnavailable, `"missing":"store"`)
+	problems := func() []proto.Problem {
+		t.Helper()
+		all, err := Processes(ctx, c)
+		if err != nil || len(all) != 1 || !slices.Equal(all[0].Roles, []string{"gateway"}) {
+			t.Fatalf("the processes are %+v: %v", all, err)
+		}
+		return all[0].Problems
+	}
+	if p := problems(); len(p) != 1 || p[0].Need != "store" || !strings.Contains(p[0].Message, "make the bucket later") {
+		t.Errorf("the problems are %+v", p)
+	}
 	if err := os.Mkdir(server.Path("../later"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	waitFor(ctx, t, "http://"+web.String()+"/readyz", http.StatusServiceUnavailable, "no worker is live")
+	if p := problems(); len(p) != 0 {
+		t.Errorf("the problems are %+v", p)
+	}
 	stop()
 	if err := <-ended; err != nil {
 		t.Fatal(err)

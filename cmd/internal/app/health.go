@@ -11,8 +11,9 @@ type health struct {
 	metrics *Metrics
 	log     *slog.Logger
 
-	mu  sync.Mutex
-	err error // nil while the worker is healthy
+	mu      sync.Mutex
+	err     error             // nil while the worker is healthy
+	missing map[string]string // why the worker does not have a capability, by capability
 }
 
 func newHealth(metrics *Metrics, log *slog.Logger) *health {
@@ -32,6 +33,23 @@ func (h *health) set(err error) {
 	case err == nil && before != nil:
 		h.log.Info("worker healthy")
 	}
+}
+
+// setMissing stores why the worker does not have capabilities.
+func (h *health) setMissing(missing map[string]string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.missing = missing
+}
+
+// missingCapabilities returns what setMissing stored. It is nil if there is no worker.
+func (h *health) missingCapabilities() map[string]string {
+	if h == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.missing // never changed
 }
 
 // reason returns why the worker accepts no jobs. It is empty if the worker accepts jobs, or if

@@ -2,11 +2,9 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/url"
 	"path/filepath"
-	"time"
 
 	"github.com/bullpen-run/bullpen/storage"
 	"github.com/bullpen-run/bullpen/storage/blob"
@@ -30,35 +28,6 @@ func (c *Config) StoreLocation() (string, error) {
 
 // directoryURL returns the URL of a store in a directory.
 func directoryURL(dir string) string { return (&url.URL{Scheme: "file", Path: dir}).String() }
-
-// storePause is the pause between attempts to reach the blob store at the start.
-const storePause = 2 * time.Second
-
-// awaitStore waits until the blob store answers, and logs why it does not. Executions without a
-// thread and an image run meanwhile, but this process is not ready: --store may be wrong.
-func (s *system) awaitStore(ctx context.Context) error {
-	reported := ""
-	for {
-		err := s.tryStore(ctx)
-		if err == nil {
-			s.storeReady.Store(true)
-			return nil
-		}
-		text, advice := err.Error(), "correct --store and --store-key"
-		if e, ok := errors.AsType[*blob.Error](err); ok {
-			text, advice = e.Problem(), e.Advice()
-		}
-		if text != reported && ctx.Err() == nil {
-			s.log.Error("blob store unusable, will retry", "error", text, "remedy", advice)
-			reported = text
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(storePause):
-		}
-	}
-}
 
 // tryStore lists objects of the blob store. They need not exist.
 func (s *system) tryStore(ctx context.Context) error {

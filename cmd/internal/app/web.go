@@ -130,7 +130,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, TrustedProxies: s.cfg.TrustedProxies, CORSOrigins: s.cfg.CORSOrigins, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone, QuotaReached: s.metrics.QuotaReached,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
-		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.storeReady.Load, DiskFull: s.disk.full,
+		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load, Problems: s.problems, DiskFull: s.disk.full,
 		FromZero: s.cfg.Autoscale != AutoscaleNone,
 	}, []part{{"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"storage connections", connections.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, nil
 }
@@ -148,7 +148,7 @@ func (s *system) healthHandler() http.Handler {
 			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
-		if s.blobs != nil && !s.storeReady.Load() {
+		if s.blobs != nil && !s.monitor.storeReady.Load() {
 			http.Error(w, "the blob store has not answered yet; see the log", http.StatusServiceUnavailable)
 			return
 		}

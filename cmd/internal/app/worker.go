@@ -38,7 +38,8 @@ type workerRole struct {
 	slots   *queue.Slots
 	runner  *worker.Worker
 	journal *os.File          // the journal of assignments
-	missing map[string]string // logged reasons why this worker does not have a capability, by capability
+	logged  map[string]string // reasons why this worker does not have a capability, by capability
+	missing map[string]string // the same, of the last attempt to set the worker up
 }
 
 // work runs jobs until ctx is done and the running ones have ended. After the drain time they are
@@ -60,7 +61,9 @@ func (r *workerRole) work(ctx context.Context) error {
 // a resource is missing, hold reports that and tries again: the machine may be repaired meanwhile.
 func (r *workerRole) hold(ctx context.Context) error {
 	for {
+		r.missing = map[string]string{}
 		closers, err := r.open(ctx)
+		r.health.setMissing(r.missing)
 		if ctx.Err() == nil {
 			r.health.set(err)
 		}
@@ -214,10 +217,11 @@ func (h homes) CheckOut(ctx context.Context, job *proto.Job) (worker.Home, error
 // logMissing logs why this worker does not have a capability. Sandboxes that need it run on other
 // workers.
 func (r *workerRole) logMissing(capability string, err error) {
-	if r.missing[capability] == err.Error() || errors.Is(err, context.Canceled) {
+	r.missing[capability] = err.Error()
+	if r.logged[capability] == err.Error() || errors.Is(err, context.Canceled) {
 		return
 	}
-	r.missing[capability] = err.Error()
+	r.logged[capability] = err.Error()
 	r.log.Warn("capability missing, this worker does not run sandboxes that need it", "capability", capability, "error", err)
 }
 

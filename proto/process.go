@@ -1,0 +1,22 @@
+package proto
+
+import "time"
+
+// Process is a running process of bullpen as it describes itself.
+type Process struct {
+	Name      string    `json:"name"` // unique among the running processes
+	Roles     []string  `json:"roles"`
+	Version   string    `json:"version"`
+	StartedAt time.Time `json:"started_at"`
+	// Problems are what it needs and does not have, as of its last check, in the order of Need.
+	Problems []Problem `json:"problems"`
+	// Missing is why its worker does not have a capability, by capability. That is no problem if other
+	// workers have it.
+	Missing map[string]string `json:"missing,omitempty"`
+}
+
+// Problem is something that a process needs and does not have.
+type Problem struct {
+	Need    string `json:"need" doc:"What is missing, such as store or redis."`
+	Message string `json:"message" doc:"Why, and what to do."`
+}
