@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,6 +21,7 @@ import (
 // terminal is a pseudo-terminal of 80 columns.
 type terminal struct {
 	*os.File               // what a program has
+	keyboard io.Writer     // what is typed
 	shown    afterWrite    // what was shown so far
 	change   chan struct{} // has an entry after a change
 	closed   chan struct{} // closed when no program has the terminal any more
@@ -46,7 +48,7 @@ func openTerminal(t *testing.T) *terminal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &terminal{File: file, change: make(chan struct{}, 1), closed: make(chan struct{})}
+	s := &terminal{File: file, keyboard: screen, change: make(chan struct{}, 1), closed: make(chan struct{})}
 	s.shown.f = func() {
 		select {
 		case s.change <- struct{}{}:
@@ -62,12 +64,13 @@ func openTerminal(t *testing.T) *terminal {
 	return s
 }
 
-// await waits until text was shown.
+// await waits until text was shown, a minute at most.
 func (s *terminal) await(t *testing.T, text string) {
+	limit := time.After(time.Minute)
 	for !strings.Contains(s.shown.String(), text) {
 		select {
 		case <-s.change:
-		case <-t.Context().Done():
+		case <-limit:
 			t.Errorf("%q was not shown: %q", text, s.shown.String())
 			return
 		}

@@ -78,17 +78,19 @@ organisation or API key.`
 func (c *workersPoolsCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(api *client.Client) ([]client.Pool, json.RawMessage, error) {
 		return decoded(api.Pools(ctx))
-	}, func(p *page, list []client.Pool) {
-		p.row("POOL", "ARCH", "WORKERS", "WANTED", "REASON", "SLOTS", "RUNNING", "QUEUED", "OLDEST", "MEAN")
-		for _, one := range list {
-			wanted, reason := "-", "-"
-			if one.Desired != nil {
-				wanted, reason = strconv.Itoa(one.Desired.Workers), one.Desired.Reason
-			}
-			p.row(one.Name, one.Architecture, one.Workers, wanted, reason, one.Slots, one.Running, one.Queued,
-				fmt.Sprintf("%.1f s", one.OldestWait), fmt.Sprintf("%.2f s", one.MeanSeconds))
+	}, func(p *page, list []client.Pool) { printPools(p, list) })
+}
+
+func printPools(p *page, list []client.Pool) {
+	p.row("POOL", "ARCH", "WORKERS", "WANTED", "REASON", "SLOTS", "RUNNING", "QUEUED", "OLDEST", "MEAN")
+	for _, one := range list {
+		wanted, reason := "-", "-"
+		if one.Desired != nil {
+			wanted, reason = strconv.Itoa(one.Desired.Workers), one.Desired.Reason
 		}
-	})
+		p.row(one.Name, one.Architecture, one.Workers, wanted, reason, one.Slots, one.Running, one.Queued,
+			fmt.Sprintf("%.1f s", one.OldestWait), fmt.Sprintf("%.2f s", one.MeanSeconds))
+	}
 }
 
 // workerArg is the argument that names a worker.
