@@ -121,6 +121,7 @@ type commands struct {
 	Autoscale  autoscaleCommands  `cmd:"" help:"Try out autoscaling policies."`
 	Backup     backupCommand      `cmd:"" help:"Back up the JetStream data of a running server (admin)."`
 	Restore    restoreCommand     `cmd:"" help:"Restore a backup into an empty deployment."`
+	Bench      benchCommands      `cmd:"" help:"Measure a server."`
 	Top        topCommand         `cmd:"" help:"Watch the queue, workers, executions and webhooks in the terminal."`
 	Doctor     doctorCommand      `cmd:"" help:"Check that this machine can run jobs."`
 	Version    versionCommand     `cmd:"" help:"Print the version."`

@@ -42,6 +42,8 @@ type Client struct {
 	// Patience bounds retries while the server is unavailable or a stream cannot be resumed; 0 is
 	// 30 s.
 	Patience time.Duration
+	// Once makes each request be sent once, whatever happens.
+	Once bool
 	// Retrying, if not nil, is called with the cause before a request is sent again, from the
 	// goroutine that sends it.
 	Retrying func(error)
@@ -119,6 +121,8 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 		switch {
 		case err == nil:
 			return nil
+		case c.Once:
+			return backoff.Permanent(err)
 		case ctx.Err() != nil:
 			return backoff.Permanent(context.Cause(ctx))
 		case errors.As(err, &refused):
