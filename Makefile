@@ -3,8 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-version  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-ldflags  := -s -w -X github.com/bullpen-run/bullpen/cmd/internal/app.version=$(version)
+# The Go toolchain records the version, from git.
+ldflags  := -s -w
 PREFIX   ?= /usr/local
 jailinit := worker/jail/nsjail/embedded/jailinit
 lint     := go tool -modfile=deploy/tools/go.mod golangci-lint

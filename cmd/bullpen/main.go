@@ -143,6 +143,7 @@ func newParser(s streams) (*kong.Kong, error) {
 		kong.Description(description),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 110}),
 		kong.ValueFormatter(flagHelp),
+		app.Durations(),
 		kong.PostBuild(func(k *kong.Kong) error {
 			k.Model.HelpFlag.Help = "Show this help."
 			return nil
