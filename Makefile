@@ -3,8 +3,13 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# The Go toolchain records the version, from git.
-ldflags  := -s -w
+version  := $(shell git describe --tags --match 'v[0-9]*' --always --abbrev=12 --dirty 2>/dev/null || echo dev)
+commit   := $(shell git rev-parse HEAD 2>/dev/null)
+date     := $(shell TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ 2>/dev/null)
+app      := github.com/bullpen-run/bullpen/cmd/internal/app
+# The same commit gives the same program, whatever else git has.
+gobuild  := CGO_ENABLED=0 go build -trimpath -buildvcs=false
+ldflags  := -s -w -X $(app).version=$(version) -X $(app).commit=$(commit) -X $(app).date=$(date)
 PREFIX   ?= /usr/local
 jailinit := worker/jail/nsjail/embedded/jailinit
 lint     := go tool -modfile=deploy/tools/go.mod golangci-lint
@@ -24,7 +29,7 @@ serve: build ## run the server on 127.0.0.1:8080, with its data in bullpen-data/
 
 .PHONY: build
 build: nsjail init ## fetch nsjail and build bin/bullpen
-	CGO_ENABLED=0 go build -trimpath -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
+	$(gobuild) -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
 
 .PHONY: install
 install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with DESTDIR in front
@@ -42,7 +47,7 @@ deno: ## fetch deno, pinned, into bin/deno, for the tests of its language
 
 .PHONY: init
 init: ## build the program that is the first process of each jail, which bullpen carries inside itself
-	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w -E main.entry' -o $(jailinit) ./worker/jail/jailinit
+	$(gobuild) -ldflags='-s -w -E main.entry' -o $(jailinit) ./worker/jail/jailinit
 
 .PHONY: s3server
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache

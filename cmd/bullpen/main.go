@@ -123,6 +123,9 @@ type commands struct {
 	Restore    restoreCommand     `cmd:"" help:"Restore a backup into an empty deployment."`
 	Doctor     doctorCommand      `cmd:"" help:"Check that this machine can run jobs."`
 	Version    versionCommand     `cmd:"" help:"Print the version."`
+	Completion completionCommand  `cmd:"" help:"Print a completion script for a shell."`
+	Man        manCommand         `cmd:"" help:"Print the manual page."`
+	Complete   completeCommand    `cmd:"" name:"__complete" hidden:"" passthrough:""`
 	Quickstart quickstartCommand  `cmd:"" hidden:"" help:"Start a temporary server and run a program in each language."`
 }
 

@@ -5,10 +5,13 @@ import (
 	"runtime/debug"
 )
 
+// The Makefile sets these through the linker, since Go records nothing in a linked worktree of git.
+var version, commit, date string
+
 // Build describes this program.
 type Build struct {
-	// Version is a tag such as v1.2.0, or a pseudo-version of Go for another commit. It ends with
-	// +dirty if the commit was changed. It is (devel) in a build without version control.
+	// Version is a tag such as v1.2.0, or names the commit after it. It ends with -dirty if files
+	// were changed.
 	Version string `json:"version"`
 	Commit  string `json:"commit,omitempty"`
 	// Date is the time of the commit, RFC 3339.
@@ -17,9 +20,13 @@ type Build struct {
 	Platform string `json:"platform"`
 }
 
-// BuildInfo returns what the Go toolchain has recorded in this program.
+// BuildInfo returns what the Makefile has recorded in this program, or otherwise the Go toolchain.
 func BuildInfo() Build {
-	b := Build{Version: "unknown", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	b := Build{Version: version, Commit: commit, Date: date, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if b.Version != "" {
+		return b
+	}
+	b.Version = "unknown"
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return b
