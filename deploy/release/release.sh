@@ -74,10 +74,13 @@ for arch in amd64 arm64; do
 	install -D -m 644 "$work/bullpen.zsh" "$root/usr/share/zsh/vendor-completions/_bullpen"
 	install -D -m 644 "$work/bullpen.fish" "$root/usr/share/fish/vendor_completions.d/bullpen.fish"
 	install -D -m 644 "$work/bullpen.1" "$root/usr/share/man/man1/bullpen.1"
-	install -D -m 644 CHANGELOG.md "$doc/changelog"
+	install -D -m 644 -t "$doc" CHANGELOG.md
+	printf 'bullpen (%s) stable; urgency=medium\n\n  * CHANGELOG.md.gz has the changes.\n\n -- %s  %s\n' "$debian" \
+		"$(sed -n 's/^Maintainer: //p' deploy/release/deb/control)" "$(date -R -d "@$SOURCE_DATE_EPOCH")" >"$doc/changelog"
 	install -D -m 644 deploy/release/deb/copyright "$doc/copyright"
+	install -D -m 644 deploy/release/deb/lintian-overrides "$root/usr/share/lintian/overrides/bullpen"
 	install -D -m 644 -t "$doc" "$work/THIRD-PARTY-LICENSES"
-	gzip -9n "$root/usr/share/man/man1/bullpen.1" "$doc/changelog" "$doc/THIRD-PARTY-LICENSES"
+	gzip -9n "$root/usr/share/man/man1/bullpen.1" "$doc"/{changelog,CHANGELOG.md,THIRD-PARTY-LICENSES}
 	size=$(du -ks --apparent-size "$root" | cut -f 1)
 	install -D -m 755 -t "$root/DEBIAN" deploy/release/deb/{postinst,prerm,postrm}
 	sed "s/@VERSION@/$debian/; s/@ARCH@/$arch/; s/@SIZE@/$size/" deploy/release/deb/control >"$root/DEBIAN/control"
