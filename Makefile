@@ -42,6 +42,14 @@ install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with
 release: init ## build archives, Debian packages and checksums into dist/, for amd64 and arm64; RELEASE_KEY=FILE signs them
 	VERSION='$(version)' COMMIT='$(commit)' DATE='$(date)' LDFLAGS='$(ldflags)' INITFLAGS='$(initflags)' RELEASE_KEY='$(RELEASE_KEY)' deploy/release/release.sh
 
+.PHONY: test-package
+test-package: ## install the package that make release built in a Debian of its own and run it there; needs mmdebstrap; as root
+	deploy/release/test-package.sh
+
+.PHONY: test-upgrade
+test-upgrade: build ## upgrade from the previous release and go back, while jobs run; needs the history of git; as root
+	go test -run '^TestE2E$$/^upgrade$$' -v -timeout 20m ./e2e
+
 .PHONY: nsjail
 nsjail: ## fetch nsjail, pinned, into bin/nsjail
 	@deploy/fetch.sh nsjail

@@ -94,7 +94,7 @@ func flagName(f *kong.Flag) string {
 // manual writes the macros of man.
 type manual struct{ bytes.Buffer }
 
-var roffEscapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`)
+var roffEscapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, "…", "...")
 
 func (m *manual) macro(name string, args ...string) {
 	m.WriteString("." + name)
