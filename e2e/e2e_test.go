@@ -151,7 +151,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"rolling-cluster": func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
 		"slow-reader":     testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
 		"threads-frozen": testThreadsFrozen, "threads-killed-directory": testThreadsKilledDirectory,
-		"threads-store-fails": testThreadsStoreFails, "workers-lost": testWorkersLost,
+		"threads-store-fails": testThreadsStoreFails, "upgrade": testUpgrade, "workers-lost": testWorkersLost,
 	}
 }
 

@@ -111,7 +111,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 		*d = duration(secondsOf(f))
 		return nil
 	}
-	parsed, err := time.ParseDuration(string(text))
+	parsed, err := proto.ParseDuration(string(text))
 	if err != nil || parsed < 0 {
 		return fmt.Errorf("%q is not a duration: write seconds, or a number with a unit such as 500ms or 1m", text)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
@@ -34,7 +35,7 @@ type moment struct{ time.Time }
 
 // UnmarshalText parses a time of RFC 3339, or how long it is ago.
 func (m *moment) UnmarshalText(text []byte) (err error) {
-	if ago, err := time.ParseDuration(string(text)); err == nil && ago >= 0 {
+	if ago, err := proto.ParseDuration(string(text)); err == nil && ago >= 0 {
 		m.Time = time.Now().Add(-ago)
 		return nil
 	}

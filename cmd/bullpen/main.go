@@ -125,6 +125,9 @@ type commands struct {
 	Top        topCommand         `cmd:"" help:"Watch the queue, workers, executions and webhooks in the terminal."`
 	Doctor     doctorCommand      `cmd:"" help:"Check that this machine can run jobs."`
 	Version    versionCommand     `cmd:"" help:"Print the version."`
+	Completion completionCommand  `cmd:"" help:"Print a completion script for a shell."`
+	Man        manCommand         `cmd:"" help:"Print the manual page."`
+	Complete   completeCommand    `cmd:"" name:"__complete" hidden:"" passthrough:""`
 	Quickstart quickstartCommand  `cmd:"" hidden:"" help:"Start a temporary server and run a program in each language."`
 }
 
@@ -145,6 +148,7 @@ func newParser(s streams) (*kong.Kong, error) {
 		kong.Description(description),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 110}),
 		kong.ValueFormatter(flagHelp),
+		app.Durations(),
 		kong.PostBuild(func(k *kong.Kong) error {
 			k.Model.HelpFlag.Help = "Show this help."
 			return nil

@@ -62,20 +62,20 @@ func (c *quickstartCommand) Run(ctx context.Context, s streams) (err error) {
 			return err
 		}
 	}
-	_, err = fmt.Fprintf(s.out, "\n%s", nextSteps)
+	_, err = fmt.Fprintf(s.out, "\n"+nextSteps, os.Args[0])
 	return err
 }
 
 const nextSteps = `The server and its data are removed. Next:
 
-  make serve                                  # a server on 127.0.0.1:8080 with its data in bullpen-data/
+  %[1]s serve                                 # a server on 127.0.0.1:8080 with its data in bullpen-data/
 
   curl http://127.0.0.1:8080/v1/sandbox/execute \
     -H "Authorization: Bearer $(cat bullpen-data/bootstrap.key)" \
     -d '{"language": "python", "code": "print(6 * 7)"}'
 
   export BULLPEN_API_KEY=$(cat bullpen-data/bootstrap.key)
-  echo 'print(6 * 7)' | bin/bullpen run -     # see bin/bullpen --help
+  echo 'print(6 * 7)' | %[1]s run -     # see %[1]s --help
 `
 
 // runSample runs a program and prints each line of output with the time of its arrival.

@@ -38,7 +38,11 @@ type versionCommand struct {
 }
 
 func (c *versionCommand) Run(s streams) error {
-	return show(s, c.JSON, map[string]string{"version": app.Version()}, func(p *page, v map[string]string) {
-		p.textf("bullpen %s\n", v["version"])
+	return show(s, c.JSON, app.BuildInfo(), func(p *page, b app.Build) {
+		p.textf("bullpen %s\n", b.Version)
+		p.row("commit", b.Commit)
+		p.row("date", b.Date)
+		p.row("go", b.Go)
+		p.row("platform", b.Platform)
 	})
 }

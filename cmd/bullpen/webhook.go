@@ -136,7 +136,7 @@ func parseTime(text string, now time.Time) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
 		return at, nil
 	}
-	ago, err := time.ParseDuration(text)
+	ago, err := proto.ParseDuration(text)
 	if err != nil || ago < 0 {
 		return time.Time{}, fmt.Errorf("%q is not a time: write 2026-11-20T12:00:00Z, or 24h for a day ago", text)
 	}

@@ -70,7 +70,7 @@ type system struct {
 	cfg          *Config
 	log          *slog.Logger
 	instance     string    // unique to this process
-	lock         *os.File  // of the data directory; nil with an embedded NATS, which locks it, and in a process without data
+	lock         *os.File  // of the data directory; nil with an embedded NATS, which locks it
 	disk         *dataDisk // nil if this process stores nothing on it that grows
 	embedded     *natsembed.Server
 	store        *store.Store
@@ -108,7 +108,7 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 		}
 		s.embedded.MaxSubjects = cfg.maxSubjects()
 		access.InProcess = s.embedded
-	} else if s.lock, err = cfg.lockData(); err != nil {
+	} else if s.lock, err = natsembed.LockDir(cfg.Data); err != nil {
 		return nil, err
 	}
 	if cfg.needsStore() {
@@ -196,15 +196,6 @@ func (s *system) close() {
 	if s.lock != nil {
 		_ = s.lock.Close() // only locked
 	}
-}
-
-// lockData locks the data directory against other processes, if this process stores data there. It
-// returns nil otherwise.
-func (c *Config) lockData() (*os.File, error) {
-	if !c.Has(RoleGateway) && !c.Has(RoleWorker) {
-		return nil, nil
-	}
-	return natsembed.LockDir(c.Data)
 }
 
 // instanceName returns a readable name that is unique to this process.

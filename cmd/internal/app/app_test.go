@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/natsembed"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
@@ -182,7 +183,7 @@ func TestDataDirectoryIsOfOneProcess(t *testing.T) {
 		return c
 	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	lock, err := with("gateway").lockData()
+	lock, err := natsembed.LockDir(data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +194,7 @@ func TestDataDirectoryIsOfOneProcess(t *testing.T) {
 	})
 	all := config(t, "--nsjail", "/nonexistent")
 	all.Data = data
-	for _, c := range []*Config{with("gateway"), with("worker"), all} {
+	for _, c := range []*Config{with("gateway"), with("worker"), with("scheduler"), with("webhook"), all} {
 		t.Run(fmt.Sprint(len(c.Roles), c.Roles[0]), func(t *testing.T) {
 			t.Parallel() // each tries for three seconds
 			if _, err := open(t.Context(), c, log); err == nil || !strings.Contains(err.Error(), "in use by another bullpen") {

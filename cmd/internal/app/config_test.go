@@ -87,6 +87,22 @@ bootstrap-key: sk-local-abcdefghijklmnopqrst
 	}
 }
 
+func TestSettingsOfDays(t *testing.T) {
+	t.Setenv("BULLPEN_THREAD_EXPIRY", "2w")
+	c, err := ParseConfig([]string{"--retention", "7d", "--config", writeFile(t, "audit-retention: 52w\n")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Retention != 168*time.Hour || c.ThreadExpiry != 14*24*time.Hour || c.AuditRetention != 364*24*time.Hour {
+		t.Errorf("got %s, %s and %s", c.Retention, c.ThreadExpiry, c.AuditRetention)
+	}
+	for _, args := range [][]string{{"--retention", "7"}, {"--config", writeFile(t, "retention: 7 days\n")}} {
+		if _, err := ParseConfig(args); err == nil || !strings.Contains(err.Error(), "7d") || !strings.Contains(err.Error(), "retention") {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
+
 func TestNestedSettingsInFile(t *testing.T) {
 	for name, file := range map[string]string{
 		"flags":  "webhook-allow-cidrs: [127.0.0.0/8, \"fd00::/8\"]\nwebhook-allow-http: true\nwebhook-allow-ports: [80, 9000]\nwebhook-ca-file: ca.pem\nwebhook-max-body: 2MiB\n",

@@ -19,7 +19,7 @@ import (
 // the file and the defaults.
 func ParseConfig(args []string) (*Config, error) {
 	c := new(Config)
-	parser, err := kong.New(c, kong.Name("serve"), kong.NoDefaultHelp())
+	parser, err := kong.New(c, kong.Name("serve"), kong.NoDefaultHelp(), Durations())
 	if err != nil {
 		return nil, fmt.Errorf("settings: %w", err)
 	}

@@ -4,9 +4,31 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
+
+// Durations makes a parser of commands read durations with [proto.ParseDuration].
+func Durations() kong.Option {
+	return kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
+		var text string
+		if err := ctx.Scan.PopValueInto("duration", &text); err != nil {
+			return err
+		}
+		d, err := proto.ParseDuration(text)
+		if err != nil {
+			return err
+		}
+		target.SetInt(int64(d))
+		return nil
+	}))
+}
 
 // UIDRange is a range of user ids.
 type UIDRange struct {
