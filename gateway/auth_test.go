@@ -306,6 +306,6 @@ func TestSignedURLsNeedTheScopeOfTheirKey(t *testing.T) {
 	h.get(down).want(200, "")
 	h.stub.change("key_1", func(k *proto.Key) { k.Scopes = []proto.Scope{proto.ScopeExecute} })
 	h.get(down).want(403, "forbidden")
-	g := &grant{method: "GET", key: "key_1", org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+	g := &grant{method: "GET", key: "key_1", org: "acme", source: proto.SourceThread, id: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
 	h.get(contentPath+g.token(*h.server.URLSecret)).want(403, "forbidden")
 }

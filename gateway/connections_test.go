@@ -15,6 +15,9 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/storage/s3"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+	"github.com/bullpen-run/bullpen/worker/mount"
 )
 
 const (
@@ -132,6 +135,17 @@ func (s *storageStub) HasObjects(_ context.Context, m proto.Mount, _ proto.S3Cre
 	defer s.mu.Unlock()
 	s.looked = append(s.looked, m)
 	return s.prefixes[m.Prefix], s.failure
+}
+
+// Bucket opens a bucket of a real server, for which there is no guard here.
+func (s *storageStub) Bucket(m proto.Mount, _ proto.S3Credentials) (BucketFiles, error) {
+	id, secret := storagetest.Credentials()
+	b, err := s3.OpenBucket(s3.BucketConfig{S3Mount: *m.S3, Credentials: proto.S3Credentials{AccessKeyID: id, SecretAccessKey: secret}, Prefix: m.Prefix})
+	return &s3.Files{Bucket: b}, err
+}
+
+func (s *storageStub) Directory(m proto.Mount) (MountFiles, error) {
+	return mount.OpenDirectory(nil, m)
 }
 
 func (h *harness) storage() *storageStub { return h.server.Storage.(*storageStub) }

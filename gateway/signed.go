@@ -23,7 +23,7 @@ const (
 	urlLife = 15 * time.Minute
 	// grantForm is the version of the signed text. It is signed too, so that texts of different
 	// versions cannot be confused.
-	grantForm = "bullpen-file-1"
+	grantForm = "bullpen-file-2"
 )
 
 // grant is what a signed URL allows: one method on one file. Its fields are readable to everyone
@@ -32,8 +32,9 @@ type grant struct {
 	method    string // GET, which HEAD goes with, or PUT
 	key       string // the id of the API key that asked for it; a revoked key makes the grant invalid
 	org       string
-	thread    string
-	path      string // relative to the home, cleaned
+	source    proto.FileSource
+	id        string // of the thread or the storage connection
+	path      string // relative to the home or the connection, cleaned
 	size      int64  // of an upload, in bytes
 	expiresAt time.Time
 }
@@ -41,7 +42,7 @@ type grant struct {
 // token returns the signed form of g for a URL.
 func (g *grant) token(secret [32]byte) string {
 	text := strings.Join([]string{
-		grantForm, g.method, g.key, g.org, g.thread, strconv.FormatInt(g.size, 10), strconv.FormatInt(g.expiresAt.Unix(), 10),
+		grantForm, g.method, g.key, g.org, string(g.source), g.id, strconv.FormatInt(g.size, 10), strconv.FormatInt(g.expiresAt.Unix(), 10),
 		g.path, // last, because it may have line breaks
 	}, "\n")
 	return signedText(secret, text)
@@ -83,15 +84,15 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	if !ok {
 		return nil, errBadURL
 	}
-	const fields = 8
+	const fields = 9
 	parts := strings.SplitN(text, "\n", fields)
 	if len(parts) != fields || parts[0] != grantForm {
 		return nil, errBadURL
 	}
-	g := &grant{method: parts[1], key: parts[2], org: parts[3], thread: parts[4], path: parts[7]}
-	expires, err := strconv.ParseInt(parts[6], 10, 64)
+	g := &grant{method: parts[1], key: parts[2], org: parts[3], source: proto.FileSource(parts[4]), id: parts[5], path: parts[8]}
+	expires, err := strconv.ParseInt(parts[7], 10, 64)
 	if err == nil {
-		g.size, err = strconv.ParseInt(parts[5], 10, 64)
+		g.size, err = strconv.ParseInt(parts[6], 10, 64)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("parse a signed grant: %w", err)

@@ -224,3 +224,10 @@ func (e *StorageTestError) Error() string {
 
 // Conflict marks the error as one whose text is for the client.
 func (*StorageTestError) Conflict() {}
+
+// NoDirectoryError means that a gateway does not have the directory of a connection.
+type NoDirectoryError struct{ Why string }
+
+func (e *NoDirectoryError) Error() string {
+	return "this server does not have the directory of the storage connection: " + e.Why
+}

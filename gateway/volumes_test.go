@@ -1,0 +1,177 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+)
+
+// newBucket gives the organisation acme a bucket of a real server as the connection data, and the
+// harness's key all of it. It returns the directory of its objects.
+func (h *harness) newBucket(prefix string) string {
+	h.t.Helper()
+	server, err := storagetest.Start("")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = server.Close() })
+	endpoint, err := server.Endpoint()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.do("PUT", "/v1/admin/secrets/KEYS", `{"value":"value"}`).want(200, "")
+	store := h.server.Connections.(*connectionStore)
+	store.all = append(store.all, proto.Connection{Org: "acme", Slug: "data", Kind: proto.MountS3, Prefix: prefix, S3: &proto.S3Mount{
+		Endpoint: endpoint, Region: storagetest.Region, Bucket: storagetest.Bucket, PathStyle: true, Credential: "KEYS",
+	}})
+	h.mount("key_1", proto.KeyMount{Connection: "data"})
+	return server.Path(prefix)
+}
+
+// mount replaces the mounts of a key.
+func (h *harness) mount(key string, mounts ...proto.KeyMount) {
+	h.stub.mu.Lock()
+	defer h.stub.mu.Unlock()
+	for i := range h.stub.keys {
+		if h.stub.keys[i].ID == key {
+			h.stub.keys[i].Mounts = mounts
+		}
+	}
+}
+
+// volume sends a request about files of the connection data.
+func (h *harness) volume(kind, more string) *reply {
+	h.t.Helper()
+	return h.do("POST", "/v1/files/"+kind, `{"source":"volume","id":"data"`+more+`}`)
+}
+
+// names lists a directory of the connection data.
+func (h *harness) names(path string, recursive bool) []string {
+	h.t.Helper()
+	var list struct {
+		Files []struct {
+			Path        string
+			Size        int
+			IsDirectory bool `json:"is_directory"`
+		}
+	}
+	a := h.volume("list", fmt.Sprintf(`,"path":%q,"recursive":%v`, path, recursive)).want(200, "")
+	if err := json.Unmarshal(a.body, &list); err != nil {
+		h.t.Fatal(err)
+	}
+	names := []string{}
+	for _, f := range list.Files {
+		name := fmt.Sprint(f.Path, " ", f.Size)
+		if f.IsDirectory {
+			name = f.Path + "/"
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// signVolume asks for a signed URL for a file of the connection data, and returns its path and
+// query.
+func (h *harness) signVolume(kind, path string, size int) string {
+	h.t.Helper()
+	more := ""
+	if kind == "upload" {
+		more = fmt.Sprintf(`,"content_length":%d`, size)
+	}
+	a := h.volume(kind+"_url", fmt.Sprintf(`,"path":%q%s`, path, more)).want(200, "").json()
+	u, err := url.Parse(a["url"].(string))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return u.RequestURI()
+}
+
+func TestFilesOfBucket(t *testing.T) {
+	h := newHarness(t)
+	dir := h.newBucket("base")
+	wants := func(path string, recursive bool, want ...string) {
+		t.Helper()
+		if got := h.names(path, recursive); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", path, got, want)
+		}
+	}
+	wants("", true)
+	large := bytes.Repeat([]byte("0123456789abcdef"), 20<<20/16) // in parts
+	for name, content := range map[string]string{"/data/data/a/b.txt": "hello", "a/c d+é": "x", "empty": "", "large": string(large)} {
+		h.send(h.put(h.signVolume("upload", name, len(content)), content)).want(200, "")
+	}
+	wants("", false, "a/", "empty 0", fmt.Sprint("large ", len(large)))
+	wants("a", false, "a/b.txt 5", "a/c d+é 1")
+	wants("/data/data", true, "a/", "a/b.txt 5", "a/c d+é 1", "empty 0", fmt.Sprint("large ", len(large)))
+	wants("a/b.txt", false, "a/b.txt 5")
+	wants("nothing", false)
+	if got, err := os.ReadFile(filepath.Join(dir, "a/b.txt")); err != nil || string(got) != "hello" {
+		t.Errorf("%q, %v", got, err)
+	}
+	at := h.signVolume("download", "large", 0)
+	a := h.get(at).want(200, "")
+	if !bytes.Equal(a.body, large) {
+		t.Errorf("%d bytes", len(a.body))
+	}
+	for span, want := range map[string]string{"bytes=0-3": "0123", "bytes=16-17": "01", "bytes=-3": "def", fmt.Sprintf("bytes=%d-", len(large)-1): "f"} {
+		part := h.get(at, "Range", span, "If-Range", a.header.Get("ETag")).want(206, "")
+		if string(part.body) != want {
+			t.Errorf("%s: %q", span, part.body)
+		}
+	}
+	h.get(at, "Range", fmt.Sprintf("bytes=%d-", len(large))).want(416, "range_not_satisfiable")
+	h.get(at, "Range", "bytes=0-3", "If-Range", `"other"`).want(200, "")
+	if head := h.do("HEAD", at, "", "Authorization", "").want(200, ""); head.header.Get("Content-Length") != fmt.Sprint(len(large)) {
+		t.Errorf("%v", head.header)
+	}
+	h.volume("download_url", `,"path":"a"`).want(404, "not_found", "no file at this path of the storage connection")
+	h.volume("upload_url", `,"path":"a","content_length":1`).want(409, "conflict", `"a" is a directory`)
+	h.volume("upload_url", `,"path":"empty/x/y","content_length":1`).want(409, "conflict", `"empty" is a file`)
+	h.volume("rename", `,"path":"a/b.txt","to":"empty"`).want(409, "conflict", `"empty" exists`)
+	h.volume("rename", `,"path":"a","to":"b"`).want(409, "conflict", "directory of a bucket")
+	h.volume("rename", `,"path":"no","to":"b"`).want(404, "not_found", `nothing at "no"`)
+	h.volume("rename", `,"path":"a/c d+é","to":"new/é+ c"`).want(200, "")
+	h.volume("delete", `,"path":"a/c d+é"`).want(404, "not_found")
+	h.volume("delete", `,"path":"a"`).want(409, "conflict", `"a" is not empty`)
+	h.volume("delete", `,"path":"a","recursive":true`).want(200, "")
+	wants("", true, "empty 0", fmt.Sprint("large ", len(large)), "new/", "new/é+ c 1")
+	h.volume("delete", `,"path":"large"`).want(200, "")
+	h.get(at).want(404, "not_found")
+	// An upload that breaks off leaves nothing.
+	h.send(h.put(h.signVolume("upload", "broken", 9<<20), "short")).want(400, "validation_error", "Content-Length")
+	if got := slices.Sorted(maps.Keys(filesBelow(t, dir))); !slices.Equal(got, []string{"empty", "new/é+ c"}) {
+		t.Errorf("%q", got)
+	}
+	if n := h.server.budget.used; n != 0 {
+		t.Errorf("%d bytes are still reserved", n)
+	}
+}
+
+// filesBelow returns the contents of the files in a directory by path.
+func filesBelow(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		files[strings.TrimPrefix(path, dir+"/")] = string(content)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
