@@ -74,6 +74,7 @@ func accessTable() map[string]access {
 		"deleteFile":      {scope: files, body: of(`,"path":"a"`)},
 		"renameFile":      {scope: files, body: of(`,"path":"a","to":"b"`)},
 		"fileUploadURL":   {scope: files, body: of(`,"path":"a","content_length":1`)},
+		"createUpload":    {scope: files, body: of(`,"path":"a","content_length":1`)},
 		"fileDownloadURL": {scope: files, path: "/v1/files/download_url", body: of(`,"path":"a"`)},
 
 		"createKey":         {scope: admin, path: "/v1/admin/keys", body: `{"name":"n","org":"acme","plan":"enterprise"}`},

@@ -13,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/go-chi/chi/v5"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -231,7 +229,7 @@ func changedPath(field string) func(root, name string) (string, error) {
 
 // getContent sends a file, or the range of it that the request asks for.
 func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
-	g, key, err := s.checkGrant(r, chi.URLParam(r, "token"))
+	g, key, err := s.checkGrant(r, http.MethodGet)
 	if err != nil {
 		return err
 	}
@@ -401,7 +399,7 @@ func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) storeContent(w http.ResponseWriter, r *http.Request) error {
-	g, key, err := s.checkGrant(r, chi.URLParam(r, "token"))
+	g, key, err := s.checkGrant(r, http.MethodPut)
 	if err == nil {
 		err = requireIdentity(w, r)
 	}

@@ -413,10 +413,15 @@ type MountFiles interface {
 // BucketFiles are the files of a bucket, which stores uploads in parts itself.
 type BucketFiles interface {
 	MountFiles
+	PartUploads
+}
+
+// PartUploads are the uploads in parts to a place with files. All methods but BeginUpload return
+// [proto.ErrNotFound] if there is no such upload.
+type PartUploads interface {
 	// BeginUpload begins an upload of a file in parts, and returns its id.
 	BeginUpload(ctx context.Context, path string, size int64) (id string, err error)
-	// PutPart stores a part, which replaces an earlier one of its number. It returns
-	// [proto.ErrNotFound] if there is no such upload, as the following methods do.
+	// PutPart stores a part, which replaces an earlier one of its number.
 	PutPart(ctx context.Context, path, id string, number int, content []byte) error
 	// UploadedParts returns the parts of an upload by number.
 	UploadedParts(ctx context.Context, path, id string) ([]proto.UploadedPart, error)
@@ -424,6 +429,22 @@ type BucketFiles interface {
 	CompleteUpload(ctx context.Context, path, id string, check func([]proto.UploadedPart) error) error
 	// AbortUpload removes an upload.
 	AbortUpload(ctx context.Context, path, id string) error
+}
+
+// Parts stores the parts of files that are uploaded in parts, in the blob store. All methods but
+// BeginUpload return [proto.ErrNotFound] if there is no such upload.
+type Parts interface {
+	// BeginUpload begins an upload of size bytes, and returns its id. It returns a
+	// [*proto.PendingUploadsError] if the organisation has begun too much.
+	BeginUpload(ctx context.Context, org string, size int64) (id string, err error)
+	// PutPart stores a part of an upload of size bytes, which replaces an earlier one of its number.
+	PutPart(ctx context.Context, org, id string, size int64, number int, content []byte) error
+	// UploadedParts returns the parts of an upload of size bytes by number.
+	UploadedParts(ctx context.Context, org, id string, size int64) ([]proto.UploadedPart, error)
+	// OpenUpload returns all parts, joined in the order of their numbers.
+	OpenUpload(ctx context.Context, org, id string) (io.ReadCloser, error)
+	// RemoveUpload removes an upload of size bytes.
+	RemoveUpload(ctx context.Context, org, id string, size int64) error
 }
 
 // SecretsKey is the operator's key, which protects all stored secrets.

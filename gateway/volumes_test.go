@@ -3,7 +3,9 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/url"
 	"os"
@@ -158,11 +160,103 @@ func TestFilesOfBucket(t *testing.T) {
 	}
 }
 
+// beginUpload begins an upload in parts and returns its path and query, and the part size.
+func (h *harness) beginUpload(source, path string, size int) (at string, each int) {
+	h.t.Helper()
+	a := h.do("POST", "/v1/files/uploads", fmt.Sprintf(`{%s,"path":%q,"content_length":%d}`, source, path, size)).want(200, "").json()
+	u, err := url.Parse(a["url"].(string))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return u.RequestURI(), int(a["part_size"].(float64))
+}
+
+const (
+	ofThread = `"source":"thread","id":"t"`
+	ofBucket = `"source":"volume","id":"data"`
+)
+
+func TestUploadInParts(t *testing.T) {
+	h := newHarness(t)
+	dir := h.newBucket("base")
+	for source, stored := range map[string]func() string{
+		ofThread: func() string {
+			h.threads.mu.Lock()
+			defer h.threads.mu.Unlock()
+			return string(h.threads.files["acme/t/dir/x"])
+		},
+		ofBucket: func() string { return filesBelow(t, dir)["dir/x"] },
+	} {
+		content := strings.Repeat("0123456789abcdef", (20<<20)/16)
+		at, each := h.beginUpload(source, "dir/x", len(content))
+		part := func(n int) string { return content[(n-1)*each : min(n*each, len(content))] }
+		send := func(n int, content string) *reply { return h.send(h.put(fmt.Sprint(at, "?part=", n), content)) }
+		send(3, part(3)).want(200, "")
+		send(1, strings.Repeat("x", each)).want(200, "") // replaced below
+		want := fmt.Sprintf(`"parts":3,"uploaded":[{"number":1,"size":%d},{"number":3,"size":%d}]`, each, len(part(3)))
+		if a := h.get(at).want(200, ""); !strings.Contains(string(a.body), want) {
+			t.Errorf("%s, want %s", a.body, want)
+		}
+		h.do("POST", at, "", "Authorization", "").want(409, "conflict", "parts are missing: 2")
+		send(2, "short").want(400, "validation_error", "Content-Length")
+		send(4, "x").want(400, "validation_error", "part must be a whole number from 1 to 3")
+		send(0, "x").want(400, "validation_error", "part must")
+		h.send(h.put(at, "x")).want(400, "validation_error", "part must be given")
+		h.send(h.put(at+"?part=2", part(2), "Content-Encoding", "gzip")).want(415, "unsupported_media_type")
+		if stored() != "" {
+			t.Error("the file is there before it is complete")
+		}
+		send(2, part(2)).want(200, "")
+		send(1, part(1)).want(200, "")
+		h.do("POST", at, "", "Authorization", "").want(200, "")
+		if stored() != content {
+			t.Errorf("%s: %d bytes", source, len(stored()))
+		}
+		h.do("POST", at, "", "Authorization", "").want(404, "not_found", "no such upload any more")
+		h.get(at).want(404, "not_found")
+		send(1, part(1)).want(404, "not_found")
+		h.do("DELETE", at, "", "Authorization", "").want(204, "")
+
+		at, _ = h.beginUpload(source, "dir/y", 3)
+		send(1, "abc").want(200, "")
+		h.do("DELETE", at, "", "Authorization", "").want(204, "")
+		send(1, "abc").want(404, "not_found")
+		h.do("POST", at, "", "Authorization", "").want(404, "not_found")
+		// The URL is for nothing else.
+		token := strings.TrimPrefix(at, uploadsPath)
+		h.get(contentPath+token).want(403, "forbidden")
+		h.send(h.put(contentPath+token, "abc")).want(403, "forbidden")
+		h.get(uploadsPath+"x"+token).want(403, "forbidden")
+	}
+	h.get(uploadsPath+strings.TrimPrefix(h.signVolume("download", "dir/x", 0), contentPath)).want(403, "forbidden")
+	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":0}`).want(400, "validation_error", "content_length")
+	h.do("POST", "/v1/files/uploads", `{`+ofBucket+`,"path":"dir","content_length":1}`).want(409, "conflict", "is a directory")
+	if n := h.server.budget.used; n != 0 {
+		t.Errorf("%d bytes are still reserved", n)
+	}
+}
+
+// The parts of uploads that are not complete are limited.
+func TestPendingUploads(t *testing.T) {
+	h := newHarness(t)
+	h.server.Default.Disk.Home = 100 * proto.GiB
+	var last string
+	for range 16 {
+		last, _ = h.beginUpload(ofThread, "a", int(proto.MaxFileBytes))
+	}
+	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":1}`).want(409, "conflict", "complete or remove some")
+	h.do("DELETE", last, "", "Authorization", "").want(204, "")
+	h.beginUpload(ofThread, "a", 1)
+}
+
 // filesBelow returns the contents of the files in a directory by path.
 func filesBelow(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if path == dir && errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		if err != nil || d.IsDir() {
 			return err
 		}

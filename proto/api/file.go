@@ -59,6 +59,37 @@ type FileUploadRequest struct {
 	ContentType   *string `json:"content_type,omitempty" maxLength:"255" doc:"A media type. It is one of the headers to send with the upload; the file does not keep it."`
 }
 
+// PartUploadRequest asks for a URL to upload a file to in parts.
+type PartUploadRequest struct {
+	FileRequest
+	Path          string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files."`
+	ContentLength int64  `json:"content_length" required:"true" minimum:"1" maximum:"10737418240" must:"be a whole number of bytes from 1 to 10737418240" doc:"The exact number of bytes."`
+}
+
+// PartUpload is a URL to upload a file to in parts.
+type PartUpload struct {
+	URL       string `json:"url" doc:"Absolute. It needs no API key."`
+	PartSize  int64  `json:"part_size" minimum:"1" doc:"Bytes of each part but the last, which has the rest."`
+	Parts     int    `json:"parts" minimum:"1" doc:"The number of parts."`
+	ExpiresAt Time   `json:"expires_at" doc:"When the upload must be complete."`
+}
+
+// UploadedPart is a part that is stored.
+type UploadedPart struct {
+	Number int   `json:"number" minimum:"1"`
+	Size   int64 `json:"size" minimum:"0" doc:"Bytes."`
+}
+
+// PartUploadState describes an upload in parts.
+type PartUploadState struct {
+	Path      string         `json:"path" doc:"Relative to the home or the connection."`
+	Size      int64          `json:"size" minimum:"1" doc:"Bytes of the file."`
+	PartSize  int64          `json:"part_size" minimum:"1" doc:"Bytes of each part but the last."`
+	Parts     int            `json:"parts" minimum:"1" doc:"The number of parts."`
+	Uploaded  []UploadedPart `json:"uploaded" doc:"The parts that are stored, by number."`
+	ExpiresAt Time           `json:"expires_at" doc:"When the upload must be complete."`
+}
+
 // Validate checks the source and the content type.
 func (r *FileUploadRequest) Validate() error {
 	if r.ContentType != nil {

@@ -93,7 +93,7 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), sessionRoutes(), memberRoutes(), secretRoutes(), connectionRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), auditRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), sessionRoutes(), memberRoutes(), secretRoutes(), connectionRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), auditRoutes(), serverRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -624,6 +624,50 @@ func fileRoutes() []Route {
 			Errors: []int{
 				http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusLengthRequired, http.StatusTooManyRequests, http.StatusNotImplemented,
 			},
+		},
+	}
+}
+
+func uploadRoutes() []Route {
+	part := UploadedPart{1, proto.UploadPartBytes}
+	begun := PartUpload{
+		"https://bullpen.example.com/v1/files/uploads/YnVsbHBlbi4uLg.c2lnbmF0dXJl", proto.UploadPartBytes, 3, Time{exampleTime().Add(24 * time.Hour)},
+	}
+	token := "The signed grant."
+	refusals := []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusNotImplemented}
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/files/uploads", ID: "createUpload", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Begin an upload in parts",
+			Doc: "For large files: a part that fails is sent again, and the upload can be resumed. Send each part with PUT to the URL with ?part=NUMBER, in " +
+				"any order, several at a time if you like, and complete the upload with POST to the URL. The file appears then. What is not completed " +
+				"within 24 hours is removed, except in a bucket, whose own rule must remove it. Otherwise as for upload_url. Uploads of an " +
+				"organisation that are not complete may have 160 GiB together.",
+			Request:   PartUploadRequest{FileRequest: FileRequest{proto.SourceVolume, "data"}, Path: "large.bin", ContentLength: 20 << 20},
+			Responses: ok("The URL.", begun), Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/files/uploads/{token}", ID: "getUpload", Tag: tagFiles, Summary: "List the parts of an upload", PathDoc: token, Public: true,
+			Doc:       "To resume an upload, send the parts that are not in the list. 404 once it is complete.",
+			Responses: ok("The upload.", PartUploadState{"large.bin", 20 << 20, begun.PartSize, begun.Parts, []UploadedPart{part}, begun.ExpiresAt}),
+			Errors:    refusals,
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/files/uploads/{token}", ID: "putPart", Tag: tagFiles, Summary: "Upload a part", PathDoc: token, Public: true,
+			Params: []Param{{Name: "part", In: "query", Doc: "The number of the part, from 1.", Required: true, schema: object{"type": "integer", "minimum": 1}}},
+			Doc:    "Replaces an earlier part of the same number. The body must not stall for more than 30 seconds.",
+			Upload: "application/octet-stream", UploadDoc: "All bytes of the part.", Responses: ok("The part is stored.", part),
+			Errors: append([]int{http.StatusLengthRequired}, refusals...),
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/files/uploads/{token}", ID: "completeUpload", Tag: tagFiles, Summary: "Complete an upload", PathDoc: token, Public: true,
+			Doc: "Turns the parts into the file; 409 names parts that are missing. For a bucket, its server does it; otherwise the parts are read and " +
+				"joined, which takes seconds for each GiB and goes on if the client leaves.",
+			Responses: ok("The file is stored.", Uploaded{"large.bin", 20 << 20}), Errors: refusals,
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/files/uploads/{token}", ID: "abortUpload", Tag: tagFiles, Summary: "Remove an upload", PathDoc: token, Public: true,
+			Doc:       "Removes the parts. A completed upload is not changed.",
+			Responses: []Response{{Status: http.StatusNoContent, Doc: "It is removed."}}, Errors: refusals,
 		},
 	}
 }
