@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -229,6 +230,13 @@ func (f *Files) PutPart(ctx context.Context, name, id string, number int, conten
 	ctx, cancel := limited(ctx, int64(len(content)))
 	defer cancel()
 	_, err = f.Bucket.sendPart(ctx, key, id, number, int64(len(content)), bytes.NewReader(content))
+	if errors.Is(err, syscall.EIO) {
+		// A server may hang up before it has read the part, so that its answer is lost.
+		in := &s3.ListPartsInput{Bucket: &f.Bucket.bucket, Key: key, UploadId: &id, MaxParts: aws.Int32(1)}
+		if _, errList := f.partsPage(ctx, in); errors.Is(errList, proto.ErrNotFound) {
+			return errList
+		}
+	}
 	return uploadError(err)
 }
 

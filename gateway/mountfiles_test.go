@@ -155,9 +155,7 @@ func TestFilesOfBucket(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(filesBelow(t, dir))); !slices.Equal(got, []string{"empty", "new/é+ c"}) {
 		t.Errorf("%q", got)
 	}
-	if n := h.server.budget.used; n != 0 {
-		t.Errorf("%d bytes are still reserved", n)
-	}
+	h.nothingReserved()
 }
 
 // beginUpload begins an upload in parts and returns its path and query, and the part size.
@@ -231,9 +229,7 @@ func TestUploadInParts(t *testing.T) {
 	h.get(uploadsPath+strings.TrimPrefix(h.signVolume("download", "dir/x", 0), contentPath)).want(403, "forbidden")
 	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":0}`).want(400, "validation_error", "content_length")
 	h.do("POST", "/v1/files/uploads", `{`+ofBucket+`,"path":"dir","content_length":1}`).want(409, "conflict", "is a directory")
-	if n := h.server.budget.used; n != 0 {
-		t.Errorf("%d bytes are still reserved", n)
-	}
+	h.nothingReserved()
 }
 
 // The parts of uploads that are not complete are limited.
@@ -247,6 +243,15 @@ func TestPendingUploads(t *testing.T) {
 	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":1}`).want(409, "conflict", "complete or remove some")
 	h.do("DELETE", last, "", "Authorization", "").want(204, "")
 	h.beginUpload(ofThread, "a", 1)
+}
+
+// nothingReserved stops the server, and checks that the requests have released what they had.
+func (h *harness) nothingReserved() {
+	h.t.Helper()
+	h.http.Close()
+	if used, orgs := h.server.budget.used, len(h.server.transfers.byOrg); used != 0 || orgs != 0 {
+		h.t.Errorf("%d bytes and the transfers of %d organisations are still reserved", used, orgs)
+	}
 }
 
 // filesBelow returns the contents of the files in a directory by path.
