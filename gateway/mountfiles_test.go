@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
@@ -243,6 +244,136 @@ func TestPendingUploads(t *testing.T) {
 	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":1}`).want(409, "conflict", "complete or remove some")
 	h.do("DELETE", last, "", "Authorization", "").want(204, "")
 	h.beginUpload(ofThread, "a", 1)
+}
+
+// A key sees the part of a connection below its prefix, and the directories that lead there.
+func TestFilesOfPrefix(t *testing.T) {
+	h := newHarness(t)
+	dir := h.newBucket("base")
+	for _, name := range []string{"tenants/acme/in", "tenants/acme-corp/secret", "tenants/acme/../escaped", "other"} {
+		h.writeObject(filepath.Join(dir, name), name)
+	}
+	h.writeObject(filepath.Join(dir, "../outside"), "outside")
+	h.mount("key_1", proto.KeyMount{Connection: "data", Prefix: "tenants/acme"})
+	for path, want := range map[string][]string{
+		"": {"tenants/"}, "tenants": {"tenants/acme/"}, "tenants/acme": {"tenants/acme/in 15"}, "tenants/acme/in": {"tenants/acme/in 15"},
+		"tenants/acme-corp": {}, "tenants/ac": {}, "other": {}, "tenants/acme-corp/secret": {}, "tenants/acme/in/x": {}, "%2e%2e": {}, `..\outside`: {},
+		"TENANTS": {}, "tenants/acme\u200b": {}, "tenants\uff0facme": {},
+	} {
+		if got := h.names(path, false); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", path, got, want)
+		}
+	}
+	if got := h.names("", true); !slices.Equal(got, []string{"tenants/", "tenants/acme/", "tenants/acme/in 15"}) {
+		t.Errorf("%q", got)
+	}
+	for _, path := range []string{"other", "tenants/acme-corp/secret", "tenants", "tenants/acme", "tenants/acme/%2e%2e/escaped", `tenants/acme/..\..\other`} {
+		h.volume("download_url", fmt.Sprintf(`,"path":%q`, path)).want(404, "not_found", "no file at this path")
+	}
+	for _, path := range []string{"tenants/acme/../acme-corp/secret", "..", "a/../../b", "/data/data/../x"} {
+		for kind, more := range map[string]string{"list": "", "download_url": "", "upload_url": `,"content_length":1`, "uploads": `,"content_length":1`, "delete": "", "rename": `,"to":"x"`} {
+			h.volume(kind, fmt.Sprintf(`,"path":%q%s`, path, more)).want(400, "validation_error", `path must not contain ".."`)
+		}
+	}
+	for _, path := range []string{"x", "tenants", "tenants/acme", "tenants/acme-corp/secret", "tenants/acmex"} {
+		for kind, more := range map[string]string{"upload_url": `,"content_length":1`, "uploads": `,"content_length":1`, "delete": `,"recursive":true`, "rename": `,"to":"tenants/acme/y"`} {
+			h.volume(kind, fmt.Sprintf(`,"path":%q%s`, path, more)).want(403, "forbidden", "not in the part")
+		}
+		h.volume("rename", fmt.Sprintf(`,"path":"tenants/acme/in","to":%q`, path)).want(403, "forbidden", "not in the part")
+	}
+	for _, path := range []string{"a\x00b", strings.Repeat("a", 256), strings.Repeat("a/", 513) + "b"} {
+		text, _ := json.Marshal(path)
+		h.volume("upload_url", `,"content_length":1,"path":`+string(text)).want(400, "validation_error", "path")
+	}
+	long := "tenants/acme/" + strings.Repeat(strings.Repeat("l", 200)+"/", 5) + "x"
+	h.volume("upload_url", fmt.Sprintf(`,"content_length":1,"path":%q`, long)).want(400, "validation_error", "path is too long")
+	h.send(h.put(h.signVolume("upload", "/data/data/tenants/acme/out", 1), "x")).want(200, "")
+	h.volume("delete", `,"path":"tenants/acme/none"`).want(404, "not_found", `nothing at "tenants/acme/none"`)
+	want := map[string]string{"tenants/acme/in": "tenants/acme/in", "tenants/acme/out": "x", "tenants/acme-corp/secret": "tenants/acme-corp/secret", "tenants/escaped": "tenants/acme/../escaped", "other": "other"}
+	if got := filesBelow(t, dir); !maps.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+// writeObject writes a file of a bucket's server.
+func (h *harness) writeObject(path, content string) {
+	h.t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// Signed URLs end with what they were made for.
+func TestFilesAreRefusedAtUse(t *testing.T) {
+	h := newHarness(t)
+	dir := h.newBucket("base")
+	h.writeObject(filepath.Join(dir, "a/in"), "in")
+	down, up := h.signVolume("download", "a/in", 0), h.signVolume("upload", "a/out", 1)
+	parts, _ := h.beginUpload(ofBucket, "a/parts", 1)
+	h.send(h.put(parts+"?part=1", "x")).want(200, "")
+	refused := func(status int, code, word string, changes bool) {
+		t.Helper()
+		if !changes {
+			h.get(down).want(status, code, word)
+		}
+		h.send(h.put(up, "x")).want(status, code, word)
+		h.send(h.put(parts+"?part=1", "x")).want(status, code, word)
+		h.get(parts).want(status, code, word)
+		h.do("POST", parts, "", "Authorization", "").want(status, code, word)
+		h.do("DELETE", parts, "", "Authorization", "").want(status, code, word)
+	}
+	const gone = "no storage connection of that name"
+	h.mount("key_1")
+	refused(404, "not_found", gone, false)
+	h.mount("key_1", proto.KeyMount{Connection: "other"})
+	refused(404, "not_found", gone, false)
+	h.mount("key_1", proto.KeyMount{Connection: "data", ReadOnly: true})
+	refused(403, "forbidden", "may only read", true)
+	h.get(down).want(200, "")
+	h.volume("upload_url", `,"path":"a","content_length":1`).want(403, "forbidden", "may only read")
+	h.volume("delete", `,"path":"a/in"`).want(403, "forbidden", "may only read")
+	h.volume("rename", `,"path":"a/in","to":"b"`).want(403, "forbidden", "may only read")
+	h.mount("key_1", proto.KeyMount{Connection: "data", Prefix: "b"})
+	h.get(down).want(404, "not_found", "no file at this path")
+	refused(403, "forbidden", "not in the part", true)
+	h.mount("key_1", proto.KeyMount{Connection: "data"})
+
+	store := h.server.Connections.(*connectionStore)
+	whole := store.all[0]
+	store.all[0].Org = "other"
+	refused(404, "not_found", gone, false)
+	store.all[0] = whole
+	store.all[0].Prefix = "elsewhere" // an administrator has changed it
+	h.get(down).want(404, "not_found", "no file at this path")
+	store.all[0] = whole
+	h.do("DELETE", "/v1/admin/secrets/KEYS", "").want(204, "")
+	refused(409, "conflict", "credential", false)
+	h.do("PUT", "/v1/admin/secrets/KEYS", `{"value":"value"}`).want(200, "")
+
+	// Another key has another connection of the same name.
+	h.stub.addKey("other", "pro", proto.Key{Scopes: proto.UserScopes()})
+	h.mount("key_2", proto.KeyMount{Connection: "data"})
+	foreign := &grant{
+		method: "GET", key: "key_2", org: "other", source: proto.SourceVolume, id: "data", path: "a/in", expiresAt: time.Now().Add(time.Minute),
+	}
+	h.get(contentPath+foreign.token(*h.server.URLSecret)).want(404, "not_found", gone)
+	foreign.org = "acme"
+	h.get(contentPath+foreign.token(*h.server.URLSecret)).want(403, "forbidden", "revoked")
+
+	admin := h.stub.addKey("operator", "enterprise", asAdmin)
+	h.do("PUT", "/v1/admin/orgs/acme", `{"plan":"enterprise","suspended":true}`, "Authorization", "Bearer "+admin).want(200, "")
+	refused(403, "forbidden", "suspended", false)
+}
+
+// A person who has signed in has no storage connections, as programs of people have none.
+func TestMembersHaveNoConnections(t *testing.T) {
+	h := newHarness(t)
+	h.newBucket("base")
+	m := proto.Member{ID: proto.MemberPrefix + "1", Org: "acme", Role: proto.RoleAdministrator}
+	key := m.Key()
+	if _, err := h.server.openFiles(t.Context(), &key, proto.SourceVolume, "data"); !errors.Is(err, errNoVolume) {
+		t.Errorf("%v", err)
+	}
 }
 
 // nothingReserved stops the server, and checks that the requests have released what they had.
