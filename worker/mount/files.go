@@ -97,6 +97,9 @@ func (f *Files) becomeOwner() error {
 
 // openDir opens a directory below the prefix for lookups. With create, missing ones are made.
 func (f *Files) openDir(name string, create bool) (int, error) {
+	if name != "" && !proto.ValidObjectName(name) { // joining would clean it
+		return -1, &proto.NoFileError{Path: name, Directory: true}
+	}
 	all := path.Join(f.mount.Prefix, name)
 	fd, err := openBeneath(f.dir, ".")
 	if all == "" || err != nil {
@@ -157,6 +160,9 @@ func split(name string) (dir, base string) {
 func (f *Files) inParent(name string, create bool, do func(dir int, base string) error) error {
 	return f.asOwner(func() error {
 		parent, base := split(name)
+		if !proto.ValidSegment(base) {
+			return &proto.NoFileError{Path: name}
+		}
 		dir, err := f.openDir(parent, create)
 		if err != nil {
 			return err
@@ -364,6 +370,9 @@ func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) 
 	dir, fd := -1, -1
 	err := f.asOwner(func() (err error) {
 		parent, base := split(name)
+		if !proto.ValidSegment(base) {
+			return &proto.NoFileError{Path: name}
+		}
 		if dir, err = f.openDir(parent, true); err != nil {
 			return err
 		}
@@ -501,6 +510,9 @@ func (f *Files) Rename(_ context.Context, from, to string) (version int64, err e
 			return err // before directories are made for nothing
 		}
 		parent, base := split(to)
+		if !proto.ValidSegment(base) {
+			return &proto.NoFileError{Path: to}
+		}
 		dir, err := f.openDir(parent, true)
 		if err != nil {
 			return err
