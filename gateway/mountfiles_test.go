@@ -365,6 +365,48 @@ func TestFilesAreRefusedAtUse(t *testing.T) {
 	refused(403, "forbidden", "suspended", false)
 }
 
+// The files of a volume are those of its thread, below the prefix of the key.
+func TestFilesOfVolume(t *testing.T) {
+	h := newHarness(t)
+	store := h.server.Connections.(*connectionStore)
+	store.all = []proto.Connection{{Org: "acme", Slug: "data", Kind: proto.MountVolume, Bytes: 1 << 20, Prefix: "base"}}
+	h.mount("key_1", proto.KeyMount{Connection: "data", Prefix: "team"})
+	thread := proto.VolumeThread("data")
+	most := proto.VolumeSpace(1 << 20)
+	h.threads.most = most
+	h.send(h.put(h.signVolume("upload", "/data/data/team/a/x", 5), "hello")).want(200, "")
+	h.threads.files["acme/"+thread+"/base/other"] = []byte("other")
+	h.threads.files["acme/"+thread+"/base/team/a"] = nil // a directory
+	if got := h.threads.files["acme/"+thread+"/base/team/a/x"]; string(got) != "hello" {
+		t.Errorf("%q", h.threads.files)
+	}
+	for path, want := range map[string][]string{"": {"team/"}, "team/a": {"team/a/x 5"}, "other": {}, "team/a/x": {"team/a/x 5"}} {
+		if got := h.names(path, false); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", path, got, want)
+		}
+	}
+	if a := h.get(h.signVolume("download", "team/a/x", 0), "Range", "bytes=1-2").want(206, ""); string(a.body) != "el" {
+		t.Errorf("%q", a.body)
+	}
+	h.volume("download_url", `,"path":"other"`).want(404, "not_found")
+	h.volume("upload_url", fmt.Sprintf(`,"path":"team/y","content_length":%d`, most.Bytes+1)).want(400, "validation_error", "content_length", "room for 1048576")
+	h.volume("delete", `,"path":"team/none"`).want(404, "not_found", `nothing at "team/none"`)
+	h.volume("rename", `,"path":"team/a/x","to":"team/b"`).want(200, "")
+	if _, ok := h.threads.files["acme/"+thread+"/base/team/b"]; !ok {
+		t.Errorf("%q", h.threads.files)
+	}
+	// The thread itself is nobody's.
+	h.do("POST", "/v1/files/list", `{"source":"thread","id":"`+thread+`"}`).want(400, "validation_error", "id")
+	h.threads.mu.Lock()
+	h.threads.heads["acme/"+thread].Holder, h.threads.heads["acme/"+thread].HeldAt = "trc_AbCdEfGhIjKlMnOpQrSt", time.Now()
+	h.threads.mu.Unlock()
+	h.volume("delete", `,"path":"team/b"`).want(409, "conflict", "volume data is in use by execution trc_AbCdEfGhIjKlMnOpQrSt")
+	h.send(h.put(h.signVolume("upload", "team/c", 1), "x")).want(200, "")
+	h.mount("key_1", proto.KeyMount{Connection: "data", ReadOnly: true})
+	h.volume("upload_url", `,"path":"x","content_length":1`).want(403, "forbidden", "may only read")
+	h.volume("download_url", `,"path":"other"`).want(200, "")
+}
+
 // A person who has signed in has no storage connections, as programs of people have none.
 func TestMembersHaveNoConnections(t *testing.T) {
 	h := newHarness(t)
