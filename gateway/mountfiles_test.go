@@ -267,7 +267,7 @@ func TestFilesOfPrefix(t *testing.T) {
 	if got := h.names("", true); !slices.Equal(got, []string{"tenants/", "tenants/acme/", "tenants/acme/in 15"}) {
 		t.Errorf("%q", got)
 	}
-	for _, path := range []string{"other", "tenants/acme-corp/secret", "tenants", "tenants/acme", "tenants/acme/%2e%2e/escaped", `tenants/acme/..\..\other`} {
+	for _, path := range []string{"other", "tenants/acme-corp/secret", "tenants", "tenants/acme", "tenants/acme/%2e%2e/escaped", `tenants/acme/..\..\OTHER`} {
 		h.volume("download_url", fmt.Sprintf(`,"path":%q`, path)).want(404, "not_found", "no file at this path")
 	}
 	for _, path := range []string{"tenants/acme/../acme-corp/secret", "..", "a/../../b", "/data/data/../x"} {

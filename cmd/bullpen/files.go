@@ -423,7 +423,7 @@ func (c *copier) downloadAll(ctx context.Context, from address, local string) er
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(local, 0o755); err != nil {
+	if err := os.MkdirAll(local, 0o755); err != nil { //nolint:gosec // as mkdir makes them; the umask decides
 		return fmt.Errorf("download: %w", err)
 	}
 	root, err := os.OpenRoot(local)

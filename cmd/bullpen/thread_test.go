@@ -93,7 +93,7 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 		return `{"name":"x","path":"` + path + `","size":9,"modified":"2026-01-02T03:04:05.000Z","is_directory":` + dir + `}`
 	}
 	list := func(w http.ResponseWriter, body string) bool {
-		answer := ""
+		var answer string
 		switch {
 		case strings.Contains(body, `"tree"`):
 			answer = listed("tree/sub", "true") + "," + listed("tree/sub/two", "false") + "," + listed("tree/one", "false")

@@ -127,7 +127,6 @@ func TestFilesOfDirectory(t *testing.T) {
 	if _, err := content.Read(t.Context(), 0, 1); !errors.As(err, &changed) {
 		t.Errorf("%v", err)
 	}
-	var at *proto.PathError
 	for name, err := range map[string]error{
 		"a directory":       put("a", "x"),
 		"below a file":      put("empty/x", "x"),
@@ -137,7 +136,7 @@ func TestFilesOfDirectory(t *testing.T) {
 		"rename below self": last(f.Rename(t.Context(), "a", "a/b/x")),
 		"delete":            last(f.Delete(t.Context(), "a", false)),
 	} {
-		if !errors.As(err, &at) {
+		if _, ok := errors.AsType[*proto.PathError](err); !ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
