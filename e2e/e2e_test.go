@@ -96,7 +96,7 @@ func withLong[T any](tests, long map[string]T) map[string]T {
 // deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"connections": testConnections, "drain": testDrain, "drain-over": testDrainOver, "injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
+		"connection-files": testConnectionFiles, "connections": testConnections, "drain": testDrain, "drain-over": testDrainOver, "injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
 		"sandbox-images": testSandboxImages, "webhooks": testWebhooks,
 	}
 }

@@ -74,6 +74,7 @@ func accessTable() map[string]access {
 		"deleteFile":      {scope: files, body: of(`,"path":"a"`)},
 		"renameFile":      {scope: files, body: of(`,"path":"a","to":"b"`)},
 		"fileUploadURL":   {scope: files, body: of(`,"path":"a","content_length":1`)},
+		"createUpload":    {scope: files, body: of(`,"path":"a","content_length":1`)},
 		"fileDownloadURL": {scope: files, path: "/v1/files/download_url", body: of(`,"path":"a"`)},
 
 		"createKey":         {scope: admin, path: "/v1/admin/keys", body: `{"name":"n","org":"acme","plan":"enterprise"}`},
@@ -306,6 +307,6 @@ func TestSignedURLsNeedTheScopeOfTheirKey(t *testing.T) {
 	h.get(down).want(200, "")
 	h.stub.change("key_1", func(k *proto.Key) { k.Scopes = []proto.Scope{proto.ScopeExecute} })
 	h.get(down).want(403, "forbidden")
-	g := &grant{method: "GET", key: "key_1", org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+	g := &grant{method: "GET", key: "key_1", org: "acme", source: proto.SourceThread, id: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
 	h.get(contentPath+g.token(*h.server.URLSecret)).want(403, "forbidden")
 }

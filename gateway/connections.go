@@ -325,6 +325,9 @@ func (s *Server) replaceConnection(w http.ResponseWriter, r *http.Request) error
 		if err := checkDirectory(r, c); err != nil {
 			return err
 		}
+		if c.Kind != wanted.Kind && (c.Kind == proto.MountVolume || wanted.Kind == proto.MountVolume) {
+			return proto.FieldErrorf("kind", "must stay %s: a volume is created and removed with its connection", c.Kind)
+		}
 		created := c.CreatedAt
 		*c = wanted
 		c.CreatedAt, c.UpdatedAt = created, time.Now().UTC()
@@ -367,6 +370,9 @@ func (s *Server) testConnection(w http.ResponseWriter, r *http.Request) error {
 		return connectionError(slug, err)
 	}
 	auditBefore(r, org, slug, api.NewConnection(&tested))
+	if tested.Kind == proto.MountVolume {
+		return api.Errorf(api.CodeConflict, "the storage connection %s is a volume, whose storage is that of this server; there is nothing to test", slug)
+	}
 	if tested.S3 == nil {
 		return api.Errorf(api.CodeConflict, "only workers see the directory of the storage connection %s; run a program to test it", slug)
 	}

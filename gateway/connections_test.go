@@ -15,6 +15,9 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/storage/s3"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+	"github.com/bullpen-run/bullpen/worker/mount"
 )
 
 const (
@@ -134,6 +137,17 @@ func (s *storageStub) HasObjects(_ context.Context, m proto.Mount, _ proto.S3Cre
 	return s.prefixes[m.Prefix], s.failure
 }
 
+// Bucket opens a bucket of a real server, for which there is no guard here.
+func (s *storageStub) Bucket(m proto.Mount, _ proto.S3Credentials) (BucketFiles, error) {
+	id, secret := storagetest.Credentials()
+	b, err := s3.OpenBucket(s3.BucketConfig{S3Mount: *m.S3, Credentials: proto.S3Credentials{AccessKeyID: id, SecretAccessKey: secret}, Prefix: m.Prefix})
+	return &s3.Files{Bucket: b}, err
+}
+
+func (s *storageStub) Directory(m proto.Mount) (MountFiles, error) {
+	return mount.OpenDirectory(nil, m)
+}
+
 func (h *harness) storage() *storageStub { return h.server.Storage.(*storageStub) }
 
 // with returns bucket with other members.
@@ -178,7 +192,7 @@ func TestConnectionFields(t *testing.T) {
 		"as it is": {bucket, ""}, "Amazon's": {replaced(`"endpoint":"https://s3.example.com",`, ""), ""},
 		"no slug": {replaced(`"slug":"data",`, ""), "slug"}, "capital": {replaced(`"data"`, `"Data"`), "slug"}, "dots": {replaced(`"data"`, `".."`), "slug"},
 		"slash": {replaced(`"data"`, `"a/b"`), "slug"}, "dot": {replaced(`"data"`, `"a.b"`), "slug"}, "long slug": {replaced(`"data"`, `"`+long+`"`), "slug"},
-		"kind": {replaced(`"s3"`, `"volume"`), "kind"}, "no kind": {replaced(`"kind":"s3",`, ""), "kind"},
+		"kind": {replaced(`"s3"`, `"nfs"`), "kind"}, "no kind": {replaced(`"kind":"s3",`, ""), "kind"},
 		"user": {replaced("https://s3", "https://u:p@s3"), "endpoint"}, "path": {replaced("example.com", "example.com/x"), "endpoint"},
 		"query": {replaced("example.com", "example.com?x"), "endpoint"}, "scheme": {replaced("https://", "file://"), "endpoint"},
 		"plain": {replaced("https://", "http://"), "endpoint"}, "address": {replaced("s3.example", "private.example"), "endpoint"},
@@ -196,6 +210,12 @@ func TestConnectionFields(t *testing.T) {
 		"root":        {`{"slug":"d","kind":"directory","directory":"/"}`, "directory"}, "relative": {`{"slug":"d","kind":"directory","directory":"srv"}`, "directory"},
 		"unclean": {`{"slug":"d","kind":"directory","directory":"/srv/../etc"}`, "directory"}, "no directory": {`{"slug":"d","kind":"directory"}`, "directory"},
 		"directory with a bucket": {`{"slug":"d","kind":"directory","directory":"/srv","bucket":"abc"}`, "kind"},
+		"volume":                  {`{"slug":"v","kind":"volume","bytes":"1GiB","prefix":"a"}`, ""}, "number of bytes": {`{"slug":"v","kind":"volume","bytes":1048576}`, ""},
+		"no quota": {`{"slug":"v","kind":"volume"}`, "bytes"}, "small": {`{"slug":"v","kind":"volume","bytes":"1023KiB"}`, "bytes"},
+		"large": {`{"slug":"v","kind":"volume","bytes":"1025GiB"}`, "bytes"}, "quota of a bucket": {with(`,"bytes":"1GiB"`), "bytes"},
+		"quota of a directory":    {`{"slug":"d","kind":"directory","directory":"/srv/data","bytes":"1GiB"}`, "bytes"},
+		"volume with a bucket":    {`{"slug":"v","kind":"volume","bytes":"1GiB","bucket":"abc"}`, "kind"},
+		"volume with a directory": {`{"slug":"v","kind":"volume","bytes":"1GiB","directory":"/srv"}`, "directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := h.in(t)
@@ -312,6 +332,23 @@ func TestDirectoriesAreForGlobalAdministrators(t *testing.T) {
 	admin.do("PUT", connections+"/data", bucket).want(200, "")
 	_, user := h.newKey("acme", `[{"connection":"dir","prefix":"a"}]`)
 	if m := h.jobOf(user.execute(hello).want(200, "")).Mounts; len(m) != 1 || m[0].Directory != "/srv/data" || m[0].Prefix != "a" || m[0].At != "a" || m[0].S3 != nil {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestVolumeConnections(t *testing.T) {
+	h := newConnectionHarness(t)
+	const volume = `{"slug":"work","kind":"volume","bytes":"2MiB"}`
+	admin := h.orgAdmin("acme")
+	admin.do("POST", connections, volume).want(201, "")
+	if c := admin.do("PUT", connections+"/work", strings.Replace(volume, "2MiB", "3MiB", 1)).want(200, "").json(); c["bytes"] != "3MiB" || c["kind"] != "volume" {
+		t.Errorf("%v", c)
+	}
+	admin.do("PUT", connections+"/work", replaced(`"data"`, `"work"`)).want(400, "validation_error", "kind", "volume")
+	admin.do("PUT", connections+"/data", strings.Replace(volume, "work", "data", 1)).want(400, "validation_error", "kind", "s3")
+	admin.do("POST", connections+"/work/test", "").want(409, "conflict", "volume")
+	_, user := h.newKey("acme", `[{"connection":"work","prefix":"a"}]`)
+	if m := h.jobOf(user.execute(hello).want(200, "")).Mounts; len(m) != 1 || m[0].Kind != proto.MountVolume || m[0].Bytes != 3<<20 || m[0].Prefix != "a" || m[0].At != "a" {
 		t.Errorf("%+v", m)
 	}
 }

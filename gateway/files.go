@@ -13,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/go-chi/chi/v5"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -43,30 +41,34 @@ func (l *lazyWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p) //nolint:gosec // begin sets a type that no browser renders
 }
 
-// requireThread refuses requests about files of anything but a thread.
-func requireThread(req *api.FileRequest) error {
-	if req.Source != proto.SourceThread {
-		return notImplemented("source volume is", "use source thread")
+// openRequested returns what a request about files is about, and the cleaned path in it.
+func (s *Server) openRequested(r *http.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error)) (*fileStore, string, error) {
+	key := infoOf(r.Context()).key
+	f, err := s.openFiles(r.Context(), &key, req.Source, req.ID)
+	if err != nil {
+		return nil, "", err
 	}
-	return nil
+	if name, err = clean(f.root, name); err != nil {
+		f.close()
+		return nil, "", err
+	}
+	return f, name, nil
 }
 
 // listFiles sends the list while it is read. The list of a large home may not fit into memory.
 func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	req, err := decodeBody[api.FileListRequest](s, w, r)
-	if err == nil {
-		err = requireThread(&req.FileRequest)
-	}
 	if err != nil {
 		return err
 	}
-	dir, err := proto.CleanFilePath(s.Home, req.Path)
+	files, dir, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFilePath)
 	if err != nil {
 		return err
 	}
+	defer files.close()
 	out := bufio.NewWriterSize(&lazyWriter{w: w, begin: jsonHeader}, smallOutput)
 	separator := `{"files":[`
-	err = s.eachFile(r, req, dir, func(f proto.File) error {
+	err = files.list(r.Context(), dir, req.Recursive, func(f proto.File) error {
 		text, err := json.Marshal(api.NewFile(&f))
 		if err != nil {
 			return fmt.Errorf("encode %q: %w", f.Path, err)
@@ -77,7 +79,7 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("list files of thread %s: %w", req.ID, err)
+		return err
 	}
 	end := "]}\n"
 	if separator != "," {
@@ -85,23 +87,6 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	_, _ = out.WriteString(end) // Flush returns the error
 	return out.Flush()
-}
-
-// eachFile calls f for the entries of a directory, or for a single file.
-func (s *Server) eachFile(r *http.Request, req *api.FileListRequest, name string, f func(proto.File) error) error {
-	org := infoOf(r.Context()).key.Org
-	err := s.Files.List(r.Context(), org, req.ID, name, req.Recursive, f)
-	if !errors.Is(err, proto.ErrNotFound) {
-		return err
-	}
-	content, err := s.Files.Open(r.Context(), org, req.ID, name)
-	if errors.Is(err, proto.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return f(content.File)
 }
 
 func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
@@ -118,29 +103,16 @@ func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
 
 // signUpload returns a URL to upload a file to.
 func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.SignedURL, error) {
-	if err := requireThread(&req.FileRequest); err != nil {
-		return nil, err
-	}
-	name, err := proto.CleanFileName(s.Home, req.Path)
+	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFileName)
 	if err != nil {
 		return nil, err
 	}
-	key := infoOf(r.Context()).key
-	if err := s.checkQuota(r.Context(), key.Org, proto.QuotaStored); err != nil {
+	defer files.close()
+	if err := s.checkUpload(r.Context(), files, name, req.ContentLength); err != nil {
 		return nil, err
 	}
-	most, err := s.homeLimit(r, &key)
-	if err != nil {
-		return nil, err
-	}
-	if req.ContentLength > most.Bytes {
-		return nil, proto.FieldErrorf("content_length", "is %d bytes, and the home directory of this API key's sandbox has %d",
-			req.ContentLength, most.Bytes)
-	}
-	if err := s.Files.CheckSpace(r.Context(), key.Org, req.ID, name, req.ContentLength, most); err != nil {
-		return nil, fmt.Errorf("check the free space of thread %s: %w", req.ID, err)
-	}
-	g := &grant{method: http.MethodPut, key: key.ID, org: key.Org, thread: req.ID, path: name, size: req.ContentLength}
+	key := &infoOf(r.Context()).key
+	g := &grant{method: http.MethodPut, key: key.ID, org: key.Org, source: req.Source, id: req.ID, path: name, size: req.ContentLength}
 	// The length is for clients that would otherwise send a stream without it.
 	headers := []api.Header{{Name: "Content-Length", Value: strconv.FormatInt(g.size, 10)}}
 	if req.ContentType != nil {
@@ -149,9 +121,19 @@ func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.S
 	return s.signedURL(r, g, headers...)
 }
 
+// checkUpload returns the error with which an upload would be refused now.
+func (s *Server) checkUpload(ctx context.Context, files *fileStore, name string, size int64) error {
+	if files.blobs {
+		if err := s.checkQuota(ctx, files.org, proto.QuotaStored); err != nil {
+			return err
+		}
+	}
+	return files.checkPut(ctx, name, size)
+}
+
 // homeLimit returns the size limit of homes in the sandbox of an API key.
-func (s *Server) homeLimit(r *http.Request, key *proto.Key) (proto.Space, error) {
-	profile, err := s.profileOf(r.Context(), key)
+func (s *Server) homeLimit(ctx context.Context, key *proto.Key) (proto.Space, error) {
+	profile, err := s.profileOf(ctx, key)
 	return proto.Space{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
 }
 
@@ -169,118 +151,94 @@ func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
 
 // signDownload returns a URL to download a file from.
 func (s *Server) signDownload(r *http.Request, req *api.FileDownloadRequest) (*api.SignedURL, error) {
-	if err := requireThread(&req.FileRequest); err != nil {
-		return nil, err
-	}
-	name, err := proto.CleanFileName(s.Home, req.Path)
+	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFileName)
 	if err != nil {
 		return nil, err
 	}
-	key := infoOf(r.Context()).key
-	g := &grant{method: http.MethodGet, key: key.ID, org: key.Org, thread: req.ID, path: name}
-	if _, err := s.open(r, g); err != nil {
+	defer files.close()
+	if _, err := files.open(r.Context(), name); err != nil {
 		return nil, err // report it now rather than when the URL is used
 	}
-	return s.signedURL(r, g)
+	key := &infoOf(r.Context()).key
+	return s.signedURL(r, &grant{method: http.MethodGet, key: key.ID, org: key.Org, source: req.Source, id: req.ID, path: name})
 }
 
 func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
 	req, err := decodeBody[api.FileDeleteRequest](s, w, r)
-	if err == nil {
-		err = requireThread(&req.FileRequest)
-	}
 	if err != nil {
 		return err
 	}
-	name, err := s.changedPath("path", req.Path)
+	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, changedPath("path"))
 	if err != nil {
 		return err
 	}
-	return s.changeFile(w, r, "delete a file of", req.ID, name, func(ctx context.Context, org string) (int64, error) {
-		return s.Files.Delete(ctx, org, req.ID, name, req.Recursive)
-	})
+	defer files.close()
+	return s.changeFile(w, r, files, name, func(ctx context.Context) (int64, error) { return files.remove(ctx, name, req.Recursive) })
 }
 
 func (s *Server) renameFile(w http.ResponseWriter, r *http.Request) error {
 	req, err := decodeBody[api.FileRenameRequest](s, w, r)
-	if err == nil {
-		err = requireThread(&req.FileRequest)
-	}
 	if err != nil {
 		return err
 	}
-	from, err := s.changedPath("path", req.Path)
+	files, from, err := s.openRequested(r, &req.FileRequest, req.Path, changedPath("path"))
 	if err != nil {
 		return err
 	}
-	to, err := s.changedPath("to", req.To)
+	defer files.close()
+	to, err := changedPath("to")(files.root, req.To)
 	if err != nil {
 		return err
 	}
-	key := infoOf(r.Context()).key
-	most, err := s.homeLimit(r, &key)
-	if err != nil {
-		return err
-	}
-	return s.changeFile(w, r, "rename a file of", req.ID, to, func(ctx context.Context, org string) (int64, error) {
-		return s.Files.Rename(ctx, org, req.ID, from, to, most)
-	})
+	return s.changeFile(w, r, files, to, func(ctx context.Context) (int64, error) { return files.rename(ctx, from, to) })
 }
 
-// changeFile makes a change of a thread's files, which goes on if the client leaves, and answers with
-// the new version. Changes count as transfers: each copies the names in directories of any size.
+// changeFile makes a change of files, which goes on if the client leaves, and answers with the new
+// version. Changes count as transfers: each copies the names in directories of any size.
 func (s *Server) changeFile(
-	w http.ResponseWriter, r *http.Request, operation, thread, path string, change func(ctx context.Context, org string) (version int64, err error),
+	w http.ResponseWriter, r *http.Request, files *fileStore, path string, change func(ctx context.Context) (version int64, err error),
 ) error {
-	org := infoOf(r.Context()).key.Org
-	end, err := s.transfers.begin(r.Context(), org)
+	end, err := s.begin(r.Context(), files)
 	if err != nil {
 		return err
 	}
 	defer end()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
 	defer cancel()
-	version, err := change(ctx, org)
-	if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
-		return api.Errorf(api.CodeNotFound, "%s", missing)
-	}
+	version, err := change(ctx)
 	if err != nil {
-		return threadError(operation, thread, err)
+		return err
 	}
 	return writeValue(w, http.StatusOK, api.ChangedFile{Path: path, Version: version})
 }
 
-// changedPath returns the cleaned path of a file or directory that a request changes, which the
-// field of that name has.
-func (s *Server) changedPath(field, name string) (string, error) {
-	clean, err := proto.CleanFilePath(s.Home, name)
-	if wrong, ok := errors.AsType[*proto.FieldError](err); ok {
-		return "", &proto.FieldError{Field: field, Message: field + strings.TrimPrefix(wrong.Message, wrong.Field)}
+// changedPath returns a function that cleans the path of a file or directory that a request changes,
+// which the field of that name has.
+func changedPath(field string) func(root, name string) (string, error) {
+	return func(root, name string) (string, error) {
+		clean, err := proto.CleanFilePath(root, name)
+		if wrong, ok := errors.AsType[*proto.FieldError](err); ok {
+			return "", &proto.FieldError{Field: field, Message: field + strings.TrimPrefix(wrong.Message, wrong.Field)}
+		}
+		if err == nil && clean == "" {
+			err = proto.FieldErrorf(field, "must not be the home itself, or the storage connection itself")
+		}
+		return clean, err
 	}
-	if err == nil && clean == "" {
-		err = proto.FieldErrorf(field, "must not be the home itself")
-	}
-	return clean, err
-}
-
-func (s *Server) open(r *http.Request, g *grant) (*proto.FileContent, error) {
-	content, err := s.Files.Open(r.Context(), g.org, g.thread, g.path)
-	if errors.Is(err, proto.ErrNotFound) {
-		return nil, api.Errorf(api.CodeNotFound, "there is no file at this path of the thread, or no such thread; links are not followed; see /v1/files/list")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open a file of thread %s: %w", g.thread, err)
-	}
-	return content, nil
 }
 
 // getContent sends a file, or the range of it that the request asks for.
 func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
-	g, _, err := s.checkGrant(r, chi.URLParam(r, "token"))
+	g, key, err := s.checkGrant(r, http.MethodGet)
 	if err != nil {
 		return err
 	}
-	content, err := s.open(r, g)
+	files, err := s.openFiles(r.Context(), key, g.source, g.id)
+	if err != nil {
+		return err
+	}
+	defer files.close()
+	content, err := files.open(r.Context(), g.path)
 	if err != nil {
 		return err
 	}
@@ -313,12 +271,12 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 		begin()
 		return nil
 	}
-	done, err := s.transfers.begin(r.Context(), g.org)
+	done, err := s.begin(r.Context(), files)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return s.sendPart(w, r, content, part, begin)
+	return files.wrap("send a file of", s.sendPart(w, r, content, part, begin))
 }
 
 // sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a
@@ -375,21 +333,22 @@ func attachment(name string) string {
 	return mime.FormatMediaType("attachment", map[string]string{"filename": name})
 }
 
-// beginUpload begins a transfer and reserves its memory. done ends it.
-func (s *Server) beginUpload(ctx context.Context, org string, size int64) (done func(), err error) {
+// beginUpload begins a transfer, which files may hold already, and reserves its memory. end ends
+// it.
+func (s *Server) beginUpload(ctx context.Context, files *fileStore, size int64) (end func(), err error) {
 	if s.DiskFull != nil && s.DiskFull() != "" {
 		return nil, errDiskFull
 	}
-	end, err := s.transfers.begin(ctx, org)
+	done, err := s.begin(ctx, files)
 	if err != nil {
 		return nil, err
 	}
 	memory := uploadMemory(size)
-	if !s.budget.reserve(org, memory, s.Memory) {
-		end()
+	if !s.budget.reserve(files.org, memory, s.Memory) {
+		done()
 		return nil, errOverloaded
 	}
-	return func() { s.budget.release(org, memory); end() }, nil
+	return func() { s.budget.release(files.org, memory); done() }, nil
 }
 
 // span is a part of a file, in bytes.
@@ -432,32 +391,39 @@ func decimal(text string) (n int64, ok bool) {
 
 // putContent stores an uploaded file.
 func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
-	g, key, err := s.checkGrant(r, chi.URLParam(r, "token"))
+	err := s.storeContent(w, r)
+	if err != nil {
+		w.Header().Set("Connection", "close") // the body, or the rest of it, is not read
+	}
+	return err
+}
+
+func (s *Server) storeContent(w http.ResponseWriter, r *http.Request) error {
+	g, key, err := s.checkGrant(r, http.MethodPut)
 	if err == nil {
 		err = requireIdentity(w, r)
 	}
 	if err == nil {
 		err = checkLength(r.ContentLength, g.size)
 	}
-	var most proto.Space
-	if err == nil {
-		most, err = s.homeLimit(r, key)
-	}
-	var done func()
-	if err == nil {
-		done, err = s.beginUpload(r.Context(), g.org, g.size)
-	}
 	if err != nil {
-		w.Header().Set("Connection", "close") // the body is not read
 		return err
 	}
-	defer done()
+	files, err := s.openFiles(r.Context(), key, g.source, g.id)
+	if err != nil {
+		return err
+	}
+	defer files.close()
+	end, err := s.beginUpload(r.Context(), files, g.size)
+	if err != nil {
+		return err
+	}
+	defer end()
 	body := &longBody{from: r.Body, control: infoOf(r.Context()).rec.control, limit: g.size}
-	err = s.Files.Stage(r.Context(), g.org, g.thread, g.path, g.size, most, body)
+	err = files.put(r.Context(), g.path, g.size, body)
 	body.clearDeadline()
 	if err != nil {
-		w.Header().Set("Connection", "close") // the rest of the body is not read
-		return fmt.Errorf("stage a file of thread %s: %w", g.thread, err)
+		return err
 	}
 	return writeValue(w, http.StatusOK, api.Uploaded{Path: g.path, Size: g.size})
 }

@@ -157,7 +157,7 @@ func TestFileRequestsThatAreRefused(t *testing.T) {
 		if kind == "upload_url" {
 			rest = `"path":"a","content_length":1}`
 		}
-		h.do("POST", path, `{"source":"volume","id":"v",`+rest).want(501, "not_implemented", "volume")
+		h.do("POST", path, `{"source":"volume","id":"v",`+rest).want(404, "not_found", "no storage connection")
 		h.do("POST", path, `{"source":"disk","id":"v",`+rest).want(400, "validation_error", "source")
 		h.do("POST", path, `{"source":"thread","id":"../t",`+rest).want(400, "validation_error", "id")
 		h.do("POST", path, `{"source":"thread","id":"t",`+strings.Replace(rest, `"a"`, `"../a"`, 1)).want(400, "validation_error", "path")
@@ -192,7 +192,7 @@ func TestSignedURLs(t *testing.T) {
 	}
 	h.do("POST", down, "").want(405, "method_not_allowed")
 	good := func(s *Server) *grant {
-		return &grant{method: "GET", key: "key_1", org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+		return &grant{method: "GET", key: "key_1", org: "acme", source: proto.SourceThread, id: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
 	}
 	if a := h.get(contentPath+good(h.server).token(*h.server.URLSecret)).want(200, ""); string(a.body) != "hello" {
 		t.Errorf("content %q", a.body)
@@ -237,7 +237,7 @@ func FuzzGrant(f *testing.F) {
 	f.Add("", int64(-1), ".")
 	f.Fuzz(func(t *testing.T, path string, size int64, other string) {
 		secret := [32]byte{1}
-		g := grant{method: "PUT", org: "acme", thread: "t", path: path, size: size, expiresAt: time.Unix(1000, 0)}
+		g := grant{method: "PUT", org: "acme", source: proto.SourceThread, id: "t", path: path, size: size, expiresAt: time.Unix(1000, 0)}
 		token := g.token(secret)
 		if got, err := parseGrant(secret, token, time.Unix(999, 0)); err != nil || *got != g {
 			t.Errorf("%+v is %+v, %v", g, got, err)
@@ -261,10 +261,10 @@ func TestSignedURLsAreOfTheirKey(t *testing.T) {
 	h.get(down).want(403, "forbidden", "revoked")
 	h.send(h.put(up, "x")).want(403, "forbidden", "revoked")
 	for _, key := range []string{"", "key_9", "key_3"} {
-		g := &grant{method: "GET", key: key, org: "acme", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+		g := &grant{method: "GET", key: key, org: "acme", source: proto.SourceThread, id: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
 		h.get(contentPath+g.token(*h.server.URLSecret)).want(403, "forbidden")
 	}
-	other := &grant{method: "GET", key: "key_1", org: "other", thread: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
+	other := &grant{method: "GET", key: "key_1", org: "other", source: proto.SourceThread, id: "t", path: "a", expiresAt: time.Now().Add(time.Minute)}
 	h.get(contentPath+other.token(*h.server.URLSecret)).want(403, "forbidden")
 }
 
@@ -423,7 +423,7 @@ func TestBrokenContent(t *testing.T) {
 
 // signedPut returns a path and query to upload a file of the thread t.
 func (s *Server) signedPut(path string, size int64) string {
-	g := &grant{method: "PUT", key: "key_1", org: "acme", thread: "t", path: path, size: size, expiresAt: time.Now().Add(time.Hour)}
+	g := &grant{method: "PUT", key: "key_1", org: "acme", source: proto.SourceThread, id: "t", path: path, size: size, expiresAt: time.Now().Add(time.Hour)}
 	return contentPath + g.token(*s.URLSecret)
 }
 
@@ -561,7 +561,7 @@ func TestChangeFiles(t *testing.T) {
 	if names := (threadFiles{h.threads}).names("acme", "t"); !slices.Equal(names, []string{"b", "new/name"}) {
 		t.Errorf("%q", names)
 	}
-	change("delete", `,"path":"dir"`).want(404, "not_found", `the thread has nothing at "dir"`)
+	change("delete", `,"path":"dir"`).want(404, "not_found", `there is nothing at "dir"`)
 	h.do("POST", "/v1/files/delete", `{"source":"thread","id":"u","path":"a"}`).want(404, "not_found", "no thread of that id")
 	h.do("POST", "/v1/files/rename", `{"source":"thread","id":"u","path":"a","to":"b"}`).want(404, "not_found", "no thread of that id")
 	for _, bad := range []string{`""`, `"/"`, `"/home/baponi"`, `"a/../b"`, `"a\u0000"`, `"` + strings.Repeat("a", 256) + `"`} {
@@ -571,7 +571,7 @@ func TestChangeFiles(t *testing.T) {
 	}
 	change("rename", `,"path":"b"`).want(400, "validation_error", "to")
 	for kind, more := range map[string]string{"delete": `"path":"b"`, "rename": `"path":"b","to":"c"`} {
-		h.do("POST", "/v1/files/"+kind, `{"source":"volume","id":"v",`+more+`}`).want(501, "not_implemented")
+		h.do("POST", "/v1/files/"+kind, `{"source":"volume","id":"v",`+more+`}`).want(404, "not_found")
 	}
 	h.threads.refuse = &proto.SpaceError{Thread: "t", Most: proto.Space{Bytes: 17}}
 	change("rename", `,"path":"b","to":"c"`).want(409, "conflict", "has room for 17 bytes")
@@ -586,7 +586,7 @@ func TestArchiveOfDirectory(t *testing.T) {
 	if a := h.do("GET", "/v1/threads/t/archive?path=/home/baponi/x/", "").want(200, ""); !strings.Contains(string(a.body), "x") {
 		t.Errorf("archive %q", a.body)
 	}
-	h.do("GET", "/v1/threads/t/archive?path=nothing", "").want(404, "not_found", `the thread has no directory "nothing"`)
+	h.do("GET", "/v1/threads/t/archive?path=nothing", "").want(404, "not_found", `there is no directory "nothing"`)
 	h.do("GET", "/v1/threads/t/archive?path=a/../..", "").want(400, "validation_error", "path must not contain")
 }
 

@@ -26,6 +26,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/submit"
+	"github.com/bullpen-run/bullpen/storage/blob"
+	"github.com/bullpen-run/bullpen/storage/storagetest"
+	storedthread "github.com/bullpen-run/bullpen/storage/thread"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -63,7 +66,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	h.server = &Server{
 		Submissions: h.submitter,
 		Jobs:        q, Events: q, Keys: q, KeyAdmin: rotatingKeys{q}, KeyUses: &keyUses{}, Orgs: q.orgs, OrgData: orgData{q.orgs}, Plans: q.plans, Members: memberStore{}, Sessions: sessionStore{}, SecretsKey: q, Secrets: secretStore{}, Connections: &connectionStore{stub: q}, Storage: &storageStub{}, Profiles: reg, Preload: reg, Images: reg, Webhooks: hook, URLs: hook, Deliveries: hook,
-		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, DeadLetters: dead, Audit: h.audit, Batches: new(batchStub), Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
+		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Parts: &storedthread.Versions{Blobs: &blob.Store{Backend: new(storagetest.Memory)}}, DeadLetters: dead, Audit: h.audit, Batches: new(batchStub), Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
 		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,

@@ -378,6 +378,73 @@ type Storage interface {
 	Test(ctx context.Context, m proto.Mount, keys proto.S3Credentials) error
 	// HasObjects reports whether a mount of a bucket has objects.
 	HasObjects(ctx context.Context, m proto.Mount, keys proto.S3Credentials) (bool, error)
+	// Bucket opens the files of a mount of kind s3. Errors of its files may also be
+	// [*proto.StorageTestError], if the server must not be used.
+	Bucket(m proto.Mount, keys proto.S3Credentials) (BucketFiles, error)
+	// Directory opens the files of a mount of kind directory. It returns a [*proto.NoDirectoryError]
+	// if this gateway does not have the directory.
+	Directory(m proto.Mount) (MountFiles, error)
+}
+
+// MountFiles are the files of a mount or of a thread. Paths are cleaned and relative to the mount's
+// prefix or the home, whose path is empty. Links are not followed. Errors about a path are
+// [*proto.NoFileError], [*proto.PathError] and [*proto.FieldError]. Others of a mount wrap a
+// syscall.Errno, fs.ErrPermission or os.ErrDeadlineExceeded.
+type MountFiles interface {
+	// List calls each for the entries of a directory, or for everything below it if recursive is
+	// true. It stops at an error of each. It returns [proto.ErrNotFound] if the path does not name a
+	// directory.
+	List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error
+	// Open returns the content of a file.
+	Open(ctx context.Context, path string) (*proto.FileContent, error)
+	// CheckPut returns the error with which Put would refuse a file of a size now.
+	CheckPut(ctx context.Context, path string, size int64) error
+	// Put stores size bytes of body as a file, which appears when it is complete.
+	Put(ctx context.Context, path string, size int64, body io.Reader) error
+	// Delete deletes what is at a path, a directory that is not empty only if recursive is true.
+	// version is the new version of a thread, otherwise 0.
+	Delete(ctx context.Context, path string, recursive bool) (version int64, err error)
+	// Rename renames what is at a path; nothing may be at the new one.
+	Rename(ctx context.Context, from, to string) (version int64, err error)
+	// Close releases what the files use.
+	Close() error
+}
+
+// BucketFiles are the files of a bucket, which stores uploads in parts itself.
+type BucketFiles interface {
+	MountFiles
+	PartUploads
+}
+
+// PartUploads are the uploads in parts to a place with files. All methods but BeginUpload return
+// [proto.ErrNotFound] if there is no such upload.
+type PartUploads interface {
+	// BeginUpload begins an upload of a file in parts, and returns its id.
+	BeginUpload(ctx context.Context, path string, size int64) (id string, err error)
+	// PutPart stores a part, which replaces an earlier one of its number.
+	PutPart(ctx context.Context, path, id string, number int, content []byte) error
+	// UploadedParts returns the parts of an upload by number.
+	UploadedParts(ctx context.Context, path, id string) ([]proto.UploadedPart, error)
+	// CompleteUpload turns the parts into the file if check, which gets them, returns nil.
+	CompleteUpload(ctx context.Context, path, id string, check func([]proto.UploadedPart) error) error
+	// AbortUpload removes an upload.
+	AbortUpload(ctx context.Context, path, id string) error
+}
+
+// Parts stores the parts of files that are uploaded in parts, in the blob store. All methods but
+// BeginUpload return [proto.ErrNotFound] if there is no such upload.
+type Parts interface {
+	// BeginUpload begins an upload of size bytes, and returns its id. It returns a
+	// [*proto.PendingUploadsError] if the organisation has begun too much.
+	BeginUpload(ctx context.Context, org string, size int64) (id string, err error)
+	// PutPart stores a part of an upload of size bytes, which replaces an earlier one of its number.
+	PutPart(ctx context.Context, org, id string, size int64, number int, content []byte) error
+	// UploadedParts returns the parts of an upload of size bytes by number.
+	UploadedParts(ctx context.Context, org, id string, size int64) ([]proto.UploadedPart, error)
+	// OpenUpload returns all parts, joined in the order of their numbers.
+	OpenUpload(ctx context.Context, org, id string) (io.ReadCloser, error)
+	// RemoveUpload removes an upload of size bytes.
+	RemoveUpload(ctx context.Context, org, id string, size int64) error
 }
 
 // SecretsKey is the operator's key, which protects all stored secrets.

@@ -368,13 +368,6 @@ func (spaces) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Routes of the contract that this server does not implement are distinguished from unknown routes.
-func TestRoutesNotImplemented(t *testing.T) {
-	h := newHarness(t)
-	h.do("POST", "/v1/files/download_url", `{"source":"volume","id":"v","path":"a"}`).want(501, "not_implemented", "volume")
-	h.do("POST", "/v1/files/other", "").want(404, "not_found")
-}
-
 func TestUnknownPathsAndMethods(t *testing.T) {
 	h := newHarness(t)
 	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1/executions/", "/docs/nothing", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt/x"} {

@@ -204,7 +204,7 @@ func TestToolErrors(t *testing.T) {
 		{"no program", h.key, "sandbox_execute", nil, "validation_error", "code must be between 1 byte and 1 MB"},
 		{"reserved", h.key, "sandbox_execute", map[string]any{"code": "1", "env_vars": map[string]any{"PATH": "/"}}, "validation_error", "env_vars"},
 		{"plan", free, "sandbox_execute", map[string]any{"code": "1", "timeout": 61}, "rate_limited", "timeout is above the maximum of 60 seconds of the Free plan"},
-		{"volume", h.key, "files_list", map[string]any{"source": "volume", "id": "v"}, "not_implemented", "source volume is not implemented"},
+		{"volume", h.key, "files_list", map[string]any{"source": "volume", "id": "v"}, "not_found", "no storage connection"},
 		{"no file", h.key, "files_download", map[string]any{"source": "thread", "id": "t", "path": "a"}, "not_found", "there is no file at this path"},
 		{"no scope to execute", filesOnly, "sandbox_execute", map[string]any{"code": "1"}, "forbidden", "scope execute"},
 		{"no scope to list", noFiles, "files_list", map[string]any{"source": "thread", "id": "t"}, "forbidden", "scope files"},

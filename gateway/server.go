@@ -80,6 +80,7 @@ type Server struct {
 	Versions    Versions
 	ThreadAdmin ThreadAdmin
 	Files       Files
+	Parts       Parts // of uploads
 	DeadLetters DeadLetters
 	Backups     Backups
 	Audit       AuditLog
@@ -181,6 +182,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"replayFailed": s.replayFailed, "listEndpoints": s.listEndpoints, "enableEndpoint": s.enableEndpoint,
 		"listThreads": s.listThreads, "getThread": s.getThread, "deleteThread": s.deleteThread, "forkThread": s.forkThread,
 		"archiveThread": s.archiveThread, "unpackThread": s.unpackThread, "listFiles": s.listFiles, "deleteFile": s.deleteFile, "renameFile": s.renameFile, "fileUploadURL": s.uploadURL, "fileDownloadURL": s.downloadURL,
+		"createUpload": s.createUpload, "getUpload": s.getUpload, "putPart": s.putPart, "completeUpload": s.completeUpload, "abortUpload": s.abortUpload,
 		"getContent": s.getContent, "putContent": s.putContent, "createKey": s.createKey, "listKeys": s.listKeys, "revokeKey": s.revokeKey,
 		"getKey": s.getKey, "replaceKey": s.replaceKey, "rotateKey": s.rotateKey,
 		"createOrg": s.createOrg, "listOrgs": s.listOrgs, "getOrg": s.getOrg, "replaceOrg": s.replaceOrg, "deleteOrg": s.deleteOrg, "getOrgData": s.getOrgData,

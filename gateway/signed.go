@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -23,17 +25,19 @@ const (
 	urlLife = 15 * time.Minute
 	// grantForm is the version of the signed text. It is signed too, so that texts of different
 	// versions cannot be confused.
-	grantForm = "bullpen-file-1"
+	grantForm = "bullpen-file-2"
 )
 
 // grant is what a signed URL allows: one method on one file. Its fields are readable to everyone
 // who has the URL.
 type grant struct {
-	method    string // GET, which HEAD goes with, or PUT
+	method    string // GET, which HEAD goes with, PUT, or methodParts
 	key       string // the id of the API key that asked for it; a revoked key makes the grant invalid
 	org       string
-	thread    string
-	path      string // relative to the home, cleaned
+	source    proto.FileSource
+	id        string // of the thread or the storage connection
+	upload    string // the id of an upload in parts, otherwise empty; without line breaks
+	path      string // relative to the home or the connection, cleaned
 	size      int64  // of an upload, in bytes
 	expiresAt time.Time
 }
@@ -41,7 +45,7 @@ type grant struct {
 // token returns the signed form of g for a URL.
 func (g *grant) token(secret [32]byte) string {
 	text := strings.Join([]string{
-		grantForm, g.method, g.key, g.org, g.thread, strconv.FormatInt(g.size, 10), strconv.FormatInt(g.expiresAt.Unix(), 10),
+		grantForm, g.method, g.key, g.org, string(g.source), g.id, strconv.FormatInt(g.size, 10), strconv.FormatInt(g.expiresAt.Unix(), 10), g.upload,
 		g.path, // last, because it may have line breaks
 	}, "\n")
 	return signedText(secret, text)
@@ -83,15 +87,15 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	if !ok {
 		return nil, errBadURL
 	}
-	const fields = 8
+	const fields = 10
 	parts := strings.SplitN(text, "\n", fields)
 	if len(parts) != fields || parts[0] != grantForm {
 		return nil, errBadURL
 	}
-	g := &grant{method: parts[1], key: parts[2], org: parts[3], thread: parts[4], path: parts[7]}
-	expires, err := strconv.ParseInt(parts[6], 10, 64)
+	g := &grant{method: parts[1], key: parts[2], org: parts[3], source: proto.FileSource(parts[4]), id: parts[5], upload: parts[8], path: parts[9]}
+	expires, err := strconv.ParseInt(parts[7], 10, 64)
 	if err == nil {
-		g.size, err = strconv.ParseInt(parts[5], 10, 64)
+		g.size, err = strconv.ParseInt(parts[6], 10, 64)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("parse a signed grant: %w", err)
@@ -102,14 +106,14 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	return g, nil
 }
 
-// checkGrant returns the grant of a request's URL and the API key that asked for it. It returns
-// errBadURL or errOldURL unless the grant allows the method and the key is valid.
-func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, error) {
-	g, err := parseGrant(*s.URLSecret, token, time.Now())
+// checkGrant returns the grant in a request's URL and the API key that asked for it. It returns
+// errBadURL or errOldURL unless the grant is for the method and the key is valid.
+func (s *Server) checkGrant(r *http.Request, method string) (*grant, *proto.Key, error) {
+	g, err := parseGrant(*s.URLSecret, chi.URLParam(r, "token"), time.Now())
 	if err != nil {
 		return nil, nil, err
 	}
-	if method := r.Method; method != g.method && (method != http.MethodHead || g.method != http.MethodGet) {
+	if g.method != method {
 		return nil, nil, errBadURL
 	}
 	key, ok := s.principal(g.key)
@@ -125,15 +129,21 @@ func (s *Server) checkGrant(r *http.Request, token string) (*grant, *proto.Key, 
 
 // signedURL returns a URL for g that is valid from now on, and the headers to send with it.
 func (s *Server) signedURL(r *http.Request, g *grant, headers ...api.Header) (*api.SignedURL, error) {
-	base, err := s.baseURL(r)
+	at, err := s.signedPath(r, g, contentPath, urlLife)
 	if err != nil {
 		return nil, err
 	}
-	g.expiresAt = time.Now().Add(urlLife).Truncate(time.Second)
-	return &api.SignedURL{
-		URL: base + contentPath + g.token(*s.URLSecret), Method: g.method,
-		Headers: append([]api.Header{}, headers...), ExpiresAt: api.Time{Time: g.expiresAt},
-	}, nil
+	return &api.SignedURL{URL: at, Method: g.method, Headers: append([]api.Header{}, headers...), ExpiresAt: api.Time{Time: g.expiresAt}}, nil
+}
+
+// signedPath returns a URL for g below a path that is valid from now on for some time.
+func (s *Server) signedPath(r *http.Request, g *grant, path string, life time.Duration) (string, error) {
+	base, err := s.baseURL(r)
+	if err != nil {
+		return "", err
+	}
+	g.expiresAt = time.Now().Add(life).Truncate(time.Second)
+	return base + path + g.token(*s.URLSecret), nil
 }
 
 // baseURL returns the address of this server as its clients know it. Of clients, no header but Host

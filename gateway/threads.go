@@ -171,7 +171,7 @@ func (s *Server) unpack(w http.ResponseWriter, r *http.Request) (version int64, 
 	if err := s.checkQuota(r.Context(), key.Org, proto.QuotaStored); err != nil {
 		return 0, "", err
 	}
-	most, err := s.homeLimit(r, &key)
+	most, err := s.homeLimit(r.Context(), &key)
 	if err != nil {
 		return 0, "", err
 	}
@@ -183,7 +183,7 @@ func (s *Server) unpack(w http.ResponseWriter, r *http.Request) (version int64, 
 	case err != nil && !errors.Is(err, proto.ErrNotFound):
 		return 0, "", fmt.Errorf("look up thread %s: %w", id, err)
 	}
-	done, err := s.beginUpload(r.Context(), key.Org, most.Bytes)
+	done, err := s.beginUpload(r.Context(), &fileStore{org: key.Org}, most.Bytes)
 	if err != nil {
 		return 0, "", err
 	}

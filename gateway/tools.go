@@ -220,14 +220,12 @@ func (t toolCalls) cancelCall(ctx context.Context, id proto.TraceID) error {
 // ListFiles implements [mcp.Sandbox].
 func (t toolCalls) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListRequest) (*api.ToolFiles, error) {
 	files := &api.ToolFiles{Files: []api.File{}}
-	if err := requireThread(&req.FileRequest); err != nil {
-		return nil, err
-	}
-	dir, err := proto.CleanFilePath(t.Home, req.Path)
+	from, dir, err := t.openRequested(call.HTTP, &req.FileRequest, req.Path, proto.CleanFilePath)
 	if err != nil {
 		return nil, err
 	}
-	err = t.eachFile(call.HTTP, req, dir, func(f proto.File) error {
+	defer from.close()
+	err = from.list(call.HTTP.Context(), dir, req.Recursive, func(f proto.File) error {
 		if len(files.Files) == api.MaxToolFiles {
 			files.Truncated = true
 			return errEnough
@@ -236,7 +234,7 @@ func (t toolCalls) ListFiles(_ context.Context, call *mcp.Call, req *api.FileLis
 		return nil
 	})
 	if err != nil && !errors.Is(err, errEnough) {
-		return nil, fmt.Errorf("list files of thread %s: %w", req.ID, err)
+		return nil, err
 	}
 	return files, nil
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // The memory of all uploads together is limited.
@@ -59,7 +61,7 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 		synctest.Wait()
 		content := func(org, method string) *grant {
 			id := map[string]string{"acme": "key_1", "other": "key_2"}[org]
-			return &grant{method: method, key: id, org: org, thread: "t", path: "a", size: 2, expiresAt: time.Now().Add(time.Hour)}
+			return &grant{method: method, key: id, org: org, source: proto.SourceThread, id: "t", path: "a", size: 2, expiresAt: time.Now().Add(time.Hour)}
 		}
 		down := contentPath + content("acme", "GET").token(*h.server.URLSecret)
 		start := time.Now()

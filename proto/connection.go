@@ -31,6 +31,7 @@ type Connection struct {
 	// secret of the organisation, with [S3Credentials].
 	S3          *S3Mount `json:"s3,omitempty"`
 	Directory   string   `json:"directory,omitempty"` // the absolute path of a connection of kind directory
+	Bytes       int64    `json:"bytes,omitempty"`     // the quota of a connection of kind volume
 	Prefix      string   `json:"prefix,omitempty"`    // the part of the storage that it has, as in a [Mount]
 	ReadOnly    bool     `json:"read_only,omitempty"`
 	Description string   `json:"description,omitempty"`
@@ -82,6 +83,9 @@ func (c *Connection) Check() error {
 	if utf8.RuneCountInString(c.Description) > maxConnectionText || strings.ContainsFunc(c.Description, unicode.IsControl) {
 		return FieldErrorf("description", "must be at most %d characters, without control characters", maxConnectionText)
 	}
+	if c.Bytes != 0 && c.Kind != MountVolume {
+		return FieldErrorf("bytes", "must be absent for the kind %.20s", c.Kind)
+	}
 	switch c.Kind {
 	case MountS3:
 		if c.Directory != "" {
@@ -100,8 +104,18 @@ func (c *Connection) Check() error {
 			return FieldErrorf("directory", "must be an absolute path of at most %d bytes without . or .., and not /", maxConnectionDirBytes)
 		}
 		return nil
+	case MountVolume:
+		switch {
+		case c.S3 != nil:
+			return FieldErrorf("kind", "must be s3 for a connection with an endpoint, a region, a bucket, a path_style or a credential")
+		case c.Directory != "":
+			return FieldErrorf("directory", "must be absent for the kind volume")
+		case Bytes(c.Bytes) < minVolume || Bytes(c.Bytes) > maxVolume:
+			return FieldErrorf("bytes", "must be between %s and %s for the kind volume", minVolume, maxVolume)
+		}
+		return nil
 	default:
-		return FieldErrorf("kind", "must be s3 or directory")
+		return FieldErrorf("kind", "must be s3, directory or volume")
 	}
 }
 
@@ -168,7 +182,7 @@ func (c *Connection) Mount(k KeyMount, sub string) (Mount, error) {
 		}
 		at = sub
 	}
-	m := Mount{Slug: c.Slug, Kind: c.Kind, ReadOnly: c.ReadOnly || k.ReadOnly, Prefix: path.Join(c.Prefix, at), At: at, Directory: c.Directory}
+	m := Mount{Slug: c.Slug, Kind: c.Kind, ReadOnly: c.ReadOnly || k.ReadOnly, Prefix: path.Join(c.Prefix, at), At: at, Directory: c.Directory, Bytes: c.Bytes}
 	if len(m.Prefix) >= MaxObjectKey {
 		return Mount{}, ErrMountTooDeep
 	}
@@ -210,3 +224,10 @@ func (e *StorageTestError) Error() string {
 
 // Conflict marks the error as one whose text is for the client.
 func (*StorageTestError) Conflict() {}
+
+// NoDirectoryError means that a gateway does not have the directory of a connection.
+type NoDirectoryError struct{ Why string }
+
+func (e *NoDirectoryError) Error() string {
+	return "this server does not have the directory of the storage connection: " + e.Why
+}

@@ -56,6 +56,16 @@ func (e *QuotaError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*QuotaError) Conflict() {}
 
+// PendingUploadsError is returned if an organisation has begun to upload too much in parts.
+type PendingUploadsError struct{ Limit int64 } // bytes
+
+func (e *PendingUploadsError) Error() string {
+	return fmt.Sprintf("uploads in parts that are not complete are limited to %d bytes for each organisation; complete or remove some, or wait a day until the oldest are gone", e.Limit)
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (*PendingUploadsError) Conflict() {}
+
 // ErrNotFound is returned if nothing has that name, or if its retention is over.
 var ErrNotFound = errors.New("not found")
 

@@ -22,41 +22,51 @@ type FileSource string
 
 // The sources of files.
 const (
-	SourceThread FileSource = "thread"
-	SourceVolume FileSource = "volume"
+	SourceThread FileSource = "thread" // the home of a thread
+	SourceVolume FileSource = "volume" // a storage connection of any kind
 )
 
-// File is an entry of a thread's home.
+// File is an entry of a thread's home, or of a storage connection.
 type File struct {
-	Path        string    `json:"path"` // relative to the home, cleaned
+	Path        string    `json:"path"` // relative to the home or the connection, cleaned
 	Size        int64     `json:"size"` // bytes of a file, or of the target of a link; 0 for a directory
 	Modified    time.Time `json:"modified"`
 	IsDirectory bool      `json:"is_directory"`
 }
 
-// FileContent is a snapshot of the content of a file in a thread's home.
+// FileContent is a snapshot of the content of a file.
 type FileContent struct {
 	File
 	// Tag identifies the content: equal tags mean equal bytes. It consists of letters, digits and
 	// :_-.
 	Tag string
 	// Read returns length bytes from offset on, both within Size. The reader ends with io.EOF, or
-	// with another error if the bytes are corrupt.
+	// with another error if the bytes are corrupt. A file of a storage connection that is replaced
+	// before or meanwhile is a [*FileChangedError], or ends early.
 	Read func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 }
 
-// NoFileError is returned if a home has nothing at a path, or no directory. It wraps
-// [ErrNotFound].
+// FileChangedError is returned if a file was replaced since it was opened.
+type FileChangedError struct{}
+
+func (*FileChangedError) Error() string {
+	return "the file was replaced while it was read; send the request again"
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (*FileChangedError) Conflict() {}
+
+// NoFileError is returned if there is nothing at a path, or no directory. It wraps [ErrNotFound].
 type NoFileError struct {
-	Path      string // relative to the home
+	Path      string // relative to the home or the storage connection
 	Directory bool   // only a directory would do
 }
 
 func (e *NoFileError) Error() string {
 	if e.Directory {
-		return fmt.Sprintf("the thread has no directory %q; links are not followed; see /v1/files/list", Shorten(e.Path))
+		return fmt.Sprintf("there is no directory %q; links are not followed; see /v1/files/list", Shorten(e.Path))
 	}
-	return fmt.Sprintf("the thread has nothing at %q; links are not followed; see /v1/files/list", Shorten(e.Path))
+	return fmt.Sprintf("there is nothing at %q; links are not followed; see /v1/files/list", Shorten(e.Path))
 }
 
 // Unwrap returns [ErrNotFound].
@@ -64,7 +74,7 @@ func (*NoFileError) Unwrap() error { return ErrNotFound }
 
 // PathError refuses a change because of what is at a path.
 type PathError struct {
-	Path    string // relative to the home
+	Path    string // relative to the home or the storage connection
 	Message string // what is wrong and what to do instead, after the path
 }
 
@@ -110,6 +120,15 @@ func CleanFileName(home, name string) (string, error) {
 		err = FieldErrorf("path", "must name a file")
 	}
 	return clean, err
+}
+
+// UploadPartBytes is the size of the parts of a file that is uploaded in parts, but for the last.
+const UploadPartBytes = 8 << 20
+
+// UploadedPart is a part of a file that is uploaded in parts.
+type UploadedPart struct {
+	Number int   `json:"number"` // from 1
+	Size   int64 `json:"size"`   // bytes
 }
 
 // TarUpload is a tar that is unpacked into a thread's home.

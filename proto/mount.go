@@ -25,10 +25,11 @@ const (
 // MountKind is the kind of storage behind a mount.
 type MountKind string
 
-// The closed list of kinds. "volume" is reserved.
+// The closed list of kinds.
 const (
 	MountS3        MountKind = "s3"        // a bucket of a server with the S3 protocol
 	MountDirectory MountKind = "directory" // a directory of the worker's machine, or of a file system that it shares
+	MountVolume    MountKind = "volume"    // a volume in the blob store, see VolumeThread
 )
 
 // Mount is a part of a storage connection that a program sees as a directory, resolved when the job
@@ -50,6 +51,8 @@ type Mount struct {
 	// Directory is the absolute path of the connection's directory, for a mount of kind directory. It
 	// must be in a directory that the worker's settings allow.
 	Directory string `json:"directory,omitempty"`
+	// Bytes is the quota of the volume, for a mount of kind volume.
+	Bytes int64 `json:"bytes,omitempty"`
 }
 
 // S3Mount is the bucket of a mount.
@@ -91,6 +94,9 @@ func (m *Mount) check() error {
 	case m.At != "" && m.Prefix != m.At && !strings.HasSuffix(m.Prefix, "/"+m.At):
 		return errors.New("the path at which it is mounted is not the end of the prefix")
 	}
+	if m.Kind != MountVolume && m.Bytes != 0 {
+		return errors.New("only a mount of kind volume has a quota")
+	}
 	switch m.Kind {
 	case MountS3:
 		if m.S3 == nil || m.S3.Bucket == "" || m.S3.Region == "" || m.S3.Credential == "" || m.Directory != "" {
@@ -99,6 +105,10 @@ func (m *Mount) check() error {
 	case MountDirectory:
 		if m.S3 != nil || !path.IsAbs(m.Directory) || path.Clean(m.Directory) != m.Directory || m.Directory == "/" {
 			return errors.New("a mount of kind directory needs a clean absolute path, and nothing else")
+		}
+	case MountVolume:
+		if m.S3 != nil || m.Directory != "" || m.Bytes <= 0 {
+			return errors.New("a mount of kind volume needs a quota, and nothing else")
 		}
 	default:
 		return fmt.Errorf("the kind %.20q is unknown to this version", m.Kind)

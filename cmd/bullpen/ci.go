@@ -268,7 +268,7 @@ func saveArtifacts(ctx context.Context, api *client.Client, run *client.WholePip
 		if c.Thread == nil {
 			continue
 		}
-		files, _, err := api.Files(ctx, *c.Thread, "", true)
+		files, _, err := api.Files(ctx, client.ThreadFiles(*c.Thread), "", true)
 		if err != nil {
 			return fmt.Errorf("artifacts of %s: %w", cellName(c), err)
 		}
@@ -308,7 +308,7 @@ func saveArtifact(ctx context.Context, api *client.Client, thread, name, dir, to
 	if err != nil {
 		return err
 	}
-	return errors.Join(api.Download(ctx, thread, name, f), f.Close())
+	return errors.Join(api.Download(ctx, client.ThreadFiles(thread), name, f), f.Close())
 }
 
 // runArg is the argument that names a run.

@@ -78,7 +78,7 @@ func (in *ciInput) upload(ctx context.Context, api *client.Client, s streams) (t
 	thread = "ci-input-" + strings.ToLower(rand.Text())
 	name := ".bullpen-import-" + rand.Text() + ".tar"
 	s.progressf("uploading %s", in.dir)
-	if _, err := uploadFile(ctx, api, thread, archive.Name(), name); err != nil {
+	if _, err := uploadFile(ctx, api, client.ThreadFiles(thread), archive.Name(), name, nil); err != nil {
 		return "", err
 	}
 	result, id, err := api.Execute(ctx, client.Request{Code: unpackProgram(name), Language: proto.Bash, Timeout: unpackTimeout, ThreadID: thread})

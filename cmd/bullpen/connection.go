@@ -26,17 +26,18 @@ type connectionOf struct {
 
 // connectionFlags are what can be changed of a connection.
 type connectionFlags struct {
-	Kind        *string `enum:"s3,directory" placeholder:"KIND" help:"s3 for a bucket, the default of a new connection, or directory for a directory of the workers, which only a global administrator names."`
-	Endpoint    *string `placeholder:"URL" help:"Server of the bucket, such as https://s3.example.com. Default: Amazon's."`
-	Region      *string `placeholder:"REGION" help:"Region of the bucket. Most servers other than Amazon's accept us-east-1."`
-	Bucket      *string `placeholder:"BUCKET" help:"Name of the bucket."`
-	PathStyle   *bool   `negatable:"" help:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
-	Credential  *string `placeholder:"SECRET" help:"Name of the secret with the credentials of the bucket, as JSON: {\"access_key_id\":\"…\",\"secret_access_key\":\"…\"}."`
-	Directory   *string `placeholder:"DIR" help:"Absolute path of the directory, in one of the workers' --mount-roots."`
-	Prefix      *string `placeholder:"PATH" help:"Part of the storage that programs see, such as shared/data. Default: everything."`
-	ReadOnly    *bool   `negatable:"" help:"Programs cannot change anything."`
-	Description *string `placeholder:"TEXT" help:"Description for people."`
-	NoTest      bool    `help:"Store a bucket that only workers can reach: the gateway does not test it."`
+	Kind        *string      `enum:"s3,directory,volume" placeholder:"KIND" help:"s3 for a bucket, the default of a new connection, directory for a directory of the workers, which only a global administrator names, or volume for a volume, see bullpen volume."`
+	Endpoint    *string      `placeholder:"URL" help:"Server of the bucket, such as https://s3.example.com. Default: Amazon's."`
+	Region      *string      `placeholder:"REGION" help:"Region of the bucket. Most servers other than Amazon's accept us-east-1."`
+	Bucket      *string      `placeholder:"BUCKET" help:"Name of the bucket."`
+	PathStyle   *bool        `negatable:"" help:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
+	Credential  *string      `placeholder:"SECRET" help:"Name of the secret with the credentials of the bucket, as JSON: {\"access_key_id\":\"…\",\"secret_access_key\":\"…\"}."`
+	Directory   *string      `placeholder:"DIR" help:"Absolute path of the directory, in one of the workers' --mount-roots."`
+	Bytes       *proto.Bytes `placeholder:"SIZE" help:"Quota of the volume, 1MiB to 1024GiB."`
+	Prefix      *string      `placeholder:"PATH" help:"Part of the storage that programs see, such as shared/data. Default: everything."`
+	ReadOnly    *bool        `negatable:"" help:"Programs cannot change anything."`
+	Description *string      `placeholder:"TEXT" help:"Description for people."`
+	NoTest      bool         `help:"Store a bucket that only workers can reach: the gateway does not test it."`
 }
 
 // apply changes the settings that were given.
@@ -50,6 +51,7 @@ func (f *connectionFlags) apply(c *client.NewConnection) {
 	set(&c.PathStyle, f.PathStyle)
 	set(&c.Credential, f.Credential)
 	set(&c.Directory, f.Directory)
+	set(&c.Bytes, f.Bytes)
 	set(&c.Prefix, f.Prefix)
 	set(&c.ReadOnly, f.ReadOnly)
 	set(&c.Description, f.Description)
@@ -159,7 +161,10 @@ func printConnections(p *page, list ...client.Connection) {
 // storageOf returns where the storage of a connection is, for people.
 func storageOf(c *client.Connection) string {
 	storage := c.Directory
-	if c.Kind == proto.MountS3 {
+	switch c.Kind {
+	case proto.MountVolume:
+		storage = c.Bytes.String()
+	case proto.MountS3:
 		storage = strings.TrimSuffix(c.Endpoint, "/") + "/" + c.Bucket
 		if c.Endpoint == "" {
 			storage = "s3://" + c.Bucket

@@ -114,6 +114,7 @@ type commands struct {
 	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`
 	Sandbox    sandboxCommands    `cmd:"" help:"Manage sandbox profiles (admin)."`
 	Thread     threadCommands     `cmd:"" help:"Manage threads and their files."`
+	Files      filesCommands      `cmd:"" help:"List, copy, delete and rename files of threads and storage connections."`
 	Webhook    webhookCommands    `cmd:"" help:"Inspect, replay, test and receive webhooks."`
 	Workers    workersCommands    `cmd:"" help:"List and drain workers (admin)."`
 	DeadLetter deadLetterCommands `cmd:"" name:"deadletter" help:"Manage dead letters: jobs that no worker could start (admin)."`

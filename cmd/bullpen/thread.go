@@ -1,8 +1,6 @@
 package main
 
 import (
-	"archive/tar"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,11 +22,6 @@ type threadCommands struct {
 	Export  threadExportCommand  `cmd:"" help:"Write a thread's home directory as a tar archive."`
 	Import  threadImportCommand  `cmd:"" help:"Unpack a tar archive into a thread's home directory."`
 	Rm      threadRmCommand      `cmd:"" help:"Remove a thread and all its versions."`
-	Files   threadFilesCommand   `cmd:"" help:"List files of a thread."`
-	Get     threadGetCommand     `cmd:"" help:"Download a file of a thread."`
-	Put     threadPutCommand     `cmd:"" help:"Upload a file to a thread."`
-	RmFile  threadRmFileCommand  `cmd:"" help:"Delete a file or directory of a thread."`
-	Rename  threadRenameCommand  `cmd:"" help:"Rename a file or directory of a thread."`
 	GC      threadGCCommand      `cmd:"" name:"gc" help:"Remove stored files that no thread refers to (admin)."`
 	Rebuild threadRebuildCommand `cmd:"" help:"Rebuild the list of threads from stored files (admin)."`
 }
@@ -226,168 +219,6 @@ func (c *threadExportCommand) Run(ctx context.Context, s streams) error {
 		return err
 	}
 	return c.write(s, func(w io.Writer) error { return api.ThreadArchive(ctx, c.Thread, version, c.Path, w) })
-}
-
-type threadGetCommand struct {
-	remote     `embed:""`
-	threadArg  `embed:""`
-	Path       string `arg:"" name:"path" help:"Path of the file, absolute or relative to the home directory."`
-	outputFlag `embed:""`
-}
-
-func (c *threadGetCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
-	if err != nil {
-		return err
-	}
-	return c.write(s, func(w io.Writer) error { return api.Download(ctx, c.Thread, c.Path, w) })
-}
-
-type threadPutCommand struct {
-	remote    `embed:""`
-	threadArg `embed:""`
-	Local     string `arg:"" name:"local" help:"The file or directory to upload."`
-	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
-	Recursive bool   `short:"r" help:"Upload the content of a directory, as one new version."`
-}
-
-func (*threadPutCommand) Help() string {
-	return `Replaces a file, link or whole directory at the path, and creates missing directories. The next execution of the thread sees the file; a
-running one does not.
-
-With -r, the content of a local directory is added to the directory at the path, with modes, times and symlinks. All of it is uploaded, or nothing.
-The thread must not be in use.
-
-Examples:
-
-  bullpen thread put notebook-1 input.csv data/input.csv
-  bullpen thread put -r notebook-1 ./project project`
-}
-
-type uploadedFile struct {
-	Path string `json:"path"`
-	Size int64  `json:"size"` // bytes
-}
-
-func (c *threadPutCommand) Run(ctx context.Context, s streams) error {
-	if c.Recursive {
-		return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
-			return decoded(uploadDirectory(ctx, api, c.Thread, c.Local, c.Path))
-		}, func(p *page, f *client.ChangedFile) {
-			p.textf("uploaded %s to %s of %s, version %d\n", c.Local, cmp.Or(f.Path, "the home"), c.Thread, f.Version)
-		})
-	}
-	return request(s, &c.remote, func(api *client.Client) (uploadedFile, json.RawMessage, error) {
-		size, err := uploadFile(ctx, api, c.Thread, c.Local, c.Path)
-		return uploadedFile{c.Path, size}, nil, err
-	}, func(p *page, f uploadedFile) { p.textf("uploaded %s to %s, %d bytes\n", f.Path, c.Thread, f.Size) })
-}
-
-// uploadDirectory uploads the content of a local directory while it is read.
-func uploadDirectory(ctx context.Context, api *client.Client, thread, local, path string) (*client.ChangedFile, error) {
-	if info, err := os.Stat(local); err != nil || !info.IsDir() {
-		return nil, cmp.Or(err, fmt.Errorf("upload: %s is not a directory", local))
-	}
-	r, w := io.Pipe()
-	read := make(chan error, 1)
-	go func() {
-		out := tar.NewWriter(w)
-		err := out.AddFS(os.DirFS(local))
-		if err == nil {
-			err = out.Close()
-		}
-		read <- err
-		w.CloseWithError(err)
-	}()
-	changed, err := api.UnpackThread(ctx, thread, path, r)
-	_ = r.CloseWithError(errNotSent) // ends the reading, which a refused upload does not need
-	if errRead := <-read; errRead != nil && !errors.Is(errRead, errNotSent) {
-		return nil, fmt.Errorf("upload %s: %w", local, errRead)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("upload %s: %w", local, err)
-	}
-	return changed, nil
-}
-
-var errNotSent = errors.New("the upload has ended")
-
-// uploadFile uploads a local file and returns its size in bytes.
-func uploadFile(ctx context.Context, api *client.Client, thread, local, path string) (int64, error) {
-	f, err := os.Open(local)
-	if err != nil {
-		return 0, fmt.Errorf("upload: %w", err)
-	}
-	defer f.Close() //nolint:errcheck // only read
-	info, err := f.Stat()
-	if err != nil {
-		return 0, fmt.Errorf("upload: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return 0, fmt.Errorf("upload: %s is not a regular file", local)
-	}
-	if err := api.Upload(ctx, thread, path, info.Size(), f); err != nil {
-		return 0, fmt.Errorf("upload %s: %w", local, err)
-	}
-	return info.Size(), nil
-}
-
-type threadRmFileCommand struct {
-	remote    `embed:""`
-	threadArg `embed:""`
-	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
-	Recursive bool   `short:"r" help:"Delete a directory with its content."`
-}
-
-const newVersionHelp = "The change is a new version; earlier versions keep their files. A thread that is in use cannot be changed."
-
-func (*threadRmFileCommand) Help() string { return newVersionHelp }
-
-func (c *threadRmFileCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
-		return api.DeleteFile(ctx, c.Thread, c.Path, c.Recursive)
-	}, func(p *page, f *client.ChangedFile) {
-		p.textf("deleted %s of %s, version %d\n", f.Path, c.Thread, f.Version)
-	})
-}
-
-type threadRenameCommand struct {
-	remote    `embed:""`
-	threadArg `embed:""`
-	Path      string `arg:"" name:"path" help:"Path in the thread, absolute or relative to the home directory."`
-	To        string `arg:"" name:"to" help:"The new path, where nothing may be. Missing directories are created."`
-}
-
-func (*threadRenameCommand) Help() string { return newVersionHelp }
-
-func (c *threadRenameCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
-		return api.RenameFile(ctx, c.Thread, c.Path, c.To)
-	}, func(p *page, f *client.ChangedFile) {
-		p.textf("renamed to %s of %s, version %d\n", f.Path, c.Thread, f.Version)
-	})
-}
-
-type threadFilesCommand struct {
-	remote    `embed:""`
-	threadArg `embed:""`
-	Path      string `arg:"" optional:"" name:"path" help:"Directory or file, absolute or relative to the home directory."`
-	Recursive bool   `short:"r" help:"List subdirectories too."`
-}
-
-func (c *threadFilesCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.File, json.RawMessage, error) {
-		return api.Files(ctx, c.Thread, c.Path, c.Recursive)
-	}, func(p *page, files []client.File) {
-		p.row("MODIFIED", "SIZE", "PATH")
-		for _, f := range files {
-			if f.IsDirectory {
-				p.row(f.Modified, "-", f.Path+"/")
-			} else {
-				p.row(f.Modified, f.Size, f.Path)
-			}
-		}
-	})
 }
 
 type threadGCCommand struct {

@@ -37,7 +37,7 @@ func (c *threadImportCommand) Run(ctx context.Context, s streams) error {
 	}
 	// The name cannot be guessed, and is hidden in a listing of the home directory.
 	name := ".bullpen-import-" + rand.Text() + ".tar"
-	if _, err := uploadFile(ctx, api, c.Thread, c.File, name); err != nil {
+	if _, err := uploadFile(ctx, api, client.ThreadFiles(c.Thread), c.File, name, nil); err != nil {
 		return err
 	}
 	s.progressf("unpacking %s", c.File)

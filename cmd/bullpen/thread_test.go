@@ -89,8 +89,29 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 	})
 	handle("POST /v1/admin/threads/gc", text(`{"layers":{"blobs":3,"bytes":4194304},"objects":{"blobs":0,"bytes":0},"manifests":{"blobs":3,"bytes":100},"uploads":{"blobs":1,"bytes":1048576}}`))
 	handle("POST /v1/admin/threads/rebuild", text(`{"made":11,"kept":2,"lost":1}`))
-	handle("POST /v1/files/list", text(`{"files":[{"name":"data","path":"data","size":0,"modified":"2026-01-02T03:04:05.000Z","is_directory":true},`+
-		`{"name":"x","path":"x\u001b[31m","size":2048,"modified":"2026-01-02T03:04:05.000Z","is_directory":false}]}`))
+	listed := func(path, dir string) string {
+		return `{"name":"x","path":"` + path + `","size":9,"modified":"2026-01-02T03:04:05.000Z","is_directory":` + dir + `}`
+	}
+	list := func(w http.ResponseWriter, body string) bool {
+		var answer string
+		switch {
+		case strings.Contains(body, `"tree"`):
+			answer = listed("tree/sub", "true") + "," + listed("tree/sub/two", "false") + "," + listed("tree/one", "false")
+		case strings.Contains(body, `"evil"`):
+			answer = listed("evil/../x", "false")
+		default:
+			return false
+		}
+		_, _ = io.WriteString(w, `{"files":[`+answer+`]}`)
+		return true
+	}
+	handle("POST /v1/files/list", func(w http.ResponseWriter, _ *http.Request, body string) {
+		if list(w, body) {
+			return
+		}
+		_, _ = io.WriteString(w, `{"files":[{"name":"data","path":"data","size":0,"modified":"2026-01-02T03:04:05.000Z","is_directory":true},`+
+			`{"name":"x","path":"x\u001b[31m","size":2048,"modified":"2026-01-02T03:04:05.000Z","is_directory":false}]}`)
+	})
 	change := func(w http.ResponseWriter, _ *http.Request, body string) {
 		if strings.Contains(body, "missing") {
 			refuse(w, http.StatusNotFound, "not_found", "there is nothing at this path", "")

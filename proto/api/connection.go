@@ -10,13 +10,14 @@ import (
 type ConnectionRequest struct {
 	Org         string          `json:"org,omitempty" doc:"The organisation, as the parameter org of the query."`
 	Slug        string          `json:"slug,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"Programs see the connection at /data/{slug}. It may be left out if it is in the path."`
-	Kind        proto.MountKind `json:"kind" doc:"s3: a bucket of a server with the S3 protocol. directory: a directory of the workers, which only a global administrator names."`
+	Kind        proto.MountKind `json:"kind" doc:"s3: a bucket of a server with the S3 protocol. directory: a directory of the workers, which only a global administrator names. volume: a volume that bullpen manages in its own blob store."`
 	Endpoint    string          `json:"endpoint,omitempty" maxLength:"2048" doc:"URL of the server of a bucket, such as https://s3.example.com; empty for Amazon's. It must be public and https, unless the operator allows others."`
 	Region      string          `json:"region,omitempty" pattern:"^[a-z0-9][a-z0-9-]{0,62}$" doc:"Region of a bucket, which it must have. Most servers other than Amazon's accept us-east-1."`
 	Bucket      string          `json:"bucket,omitempty" pattern:"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$" doc:"Name of a bucket."`
 	PathStyle   bool            `json:"path_style,omitempty" default:"false" doc:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
 	Credential  string          `json:"credential,omitempty" doc:"Name of a secret of the organisation whose value is the JSON {\"access_key_id\",\"secret_access_key\",\"session_token\"}, the last one optional. Programs never get it."`
 	Directory   string          `json:"directory,omitempty" maxLength:"1024" doc:"Absolute path of a directory, in one of the workers' --mount-roots."`
+	Bytes       proto.Bytes     `json:"bytes,omitempty" minimum:"1MiB" maximum:"1024GiB" doc:"Quota of a volume, which it must have: 1MiB to 1024GiB, of the content of its files. It may have a file or directory for each 16 KiB of it, at least 65,536 and at most 16,777,216."`
 	Prefix      string          `json:"prefix,omitempty" maxLength:"256" doc:"The part of the storage that programs see: a relative path such as shared/data. Empty for everything."`
 	ReadOnly    bool            `json:"read_only,omitempty" default:"false" doc:"Programs cannot change anything."`
 	Description string          `json:"description,omitempty" maxLength:"256" doc:"For people."`
@@ -43,7 +44,7 @@ func DecodeConnection(org, slug string, body []byte) (proto.Connection, error) {
 // Connection returns the connection to store, without its times.
 func (r *ConnectionRequest) Connection() proto.Connection {
 	c := proto.Connection{
-		Org: r.Org, Slug: r.Slug, Kind: r.Kind, Directory: r.Directory, Prefix: r.Prefix, ReadOnly: r.ReadOnly, Description: r.Description,
+		Org: r.Org, Slug: r.Slug, Kind: r.Kind, Directory: r.Directory, Bytes: int64(r.Bytes), Prefix: r.Prefix, ReadOnly: r.ReadOnly, Description: r.Description,
 	}
 	s3 := proto.S3Mount{Endpoint: r.Endpoint, Region: r.Region, Bucket: r.Bucket, PathStyle: r.PathStyle, Credential: r.Credential}
 	if s3 != (proto.S3Mount{}) {
@@ -63,6 +64,7 @@ type Connection struct {
 	PathStyle   bool            `json:"path_style,omitempty" doc:"The bucket is in the path of URLs instead of the host name."`
 	Credential  string          `json:"credential,omitempty" doc:"Name of the secret with the credentials."`
 	Directory   string          `json:"directory,omitempty" doc:"Absolute path of a directory of the workers."`
+	Bytes       proto.Bytes     `json:"bytes,omitempty" doc:"Quota of a volume."`
 	Prefix      string          `json:"prefix,omitempty" doc:"The part of the storage that programs see; absent for everything."`
 	ReadOnly    bool            `json:"read_only"`
 	Description string          `json:"description,omitempty"`
@@ -79,7 +81,7 @@ type Connections struct {
 // NewConnection returns the form of a connection.
 func NewConnection(c *proto.Connection) Connection {
 	form := Connection{
-		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Directory: c.Directory, Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
+		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Directory: c.Directory, Bytes: proto.Bytes(c.Bytes), Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
 		CreatedAt: Time{c.CreatedAt}, UpdatedAt: Time{c.UpdatedAt},
 	}
 	if c.S3 != nil {
@@ -95,6 +97,6 @@ func NewConnection(c *proto.Connection) Connection {
 func (c *Connection) Request() ConnectionRequest {
 	return ConnectionRequest{
 		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Endpoint: c.Endpoint, Region: c.Region, Bucket: c.Bucket, PathStyle: c.PathStyle, Credential: c.Credential,
-		Directory: c.Directory, Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
+		Directory: c.Directory, Bytes: c.Bytes, Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
 	}
 }

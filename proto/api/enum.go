@@ -62,7 +62,7 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		}
 		return codes
 	case proto.MountKind:
-		return texts([]proto.MountKind{proto.MountS3, proto.MountDirectory})
+		return texts([]proto.MountKind{proto.MountS3, proto.MountDirectory, proto.MountVolume})
 	case proto.FileSource:
 		return texts([]proto.FileSource{proto.SourceThread, proto.SourceVolume})
 	default:

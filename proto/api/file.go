@@ -12,11 +12,11 @@ const maxContentType = 255 // characters
 
 // FileRequest is the part that all requests about files have.
 type FileRequest struct {
-	Source proto.FileSource `json:"source" required:"true" must:"be thread or volume" doc:"volume is answered with 501 by this version."`
-	ID     string           `json:"id" required:"true" minLength:"1" maxLength:"128" doc:"The thread's id."`
+	Source proto.FileSource `json:"source" required:"true" must:"be thread or volume" doc:"thread: the home of a thread. volume: a storage connection of any kind that the API key has."`
+	ID     string           `json:"id" required:"true" minLength:"1" maxLength:"128" doc:"The thread's id, or the connection's slug."`
 }
 
-// Validate checks the id of a thread.
+// Validate checks the id of a thread. A connection of another form is one that does not exist.
 func (r *FileRequest) Validate() error {
 	if r.Source != proto.SourceThread {
 		return nil
@@ -27,21 +27,21 @@ func (r *FileRequest) Validate() error {
 // FileListRequest asks for the files at a path.
 type FileListRequest struct {
 	FileRequest
-	Path      string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"The home if absent. Relative to the home, or absolute, with or without the home in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
+	Path      string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"The home, or the connection, if absent. Relative to it, or absolute, with or without the home or /data/{slug} in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
 	Recursive bool   `json:"recursive,omitempty" default:"false"`
 }
 
 // FileDeleteRequest asks to delete what is at a path.
 type FileDeleteRequest struct {
 	FileRequest
-	Path      string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files; not the home itself."`
+	Path      string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files; not the home or the connection itself."`
 	Recursive bool   `json:"recursive,omitempty" default:"false" doc:"Delete a directory with its content."`
 }
 
 // FileRenameRequest asks to give what is at a path another path.
 type FileRenameRequest struct {
 	FileRequest
-	Path string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files; not the home itself."`
+	Path string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files; not the home or the connection itself."`
 	To   string `json:"to" required:"true" maxLength:"4096" format:"path" doc:"The new path, where nothing may be. Missing directories above it are created."`
 }
 
@@ -59,6 +59,37 @@ type FileUploadRequest struct {
 	ContentType   *string `json:"content_type,omitempty" maxLength:"255" doc:"A media type. It is one of the headers to send with the upload; the file does not keep it."`
 }
 
+// PartUploadRequest asks for a URL to upload a file to in parts.
+type PartUploadRequest struct {
+	FileRequest
+	Path          string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files."`
+	ContentLength int64  `json:"content_length" required:"true" minimum:"1" maximum:"10737418240" must:"be a whole number of bytes from 1 to 10737418240" doc:"The exact number of bytes."`
+}
+
+// PartUpload is a URL to upload a file to in parts.
+type PartUpload struct {
+	URL       string `json:"url" doc:"Absolute. It needs no API key."`
+	PartSize  int64  `json:"part_size" minimum:"1" doc:"Bytes of each part but the last, which has the rest."`
+	Parts     int    `json:"parts" minimum:"1" doc:"The number of parts."`
+	ExpiresAt Time   `json:"expires_at" doc:"When the upload must be complete."`
+}
+
+// UploadedPart is a part that is stored.
+type UploadedPart struct {
+	Number int   `json:"number" minimum:"1"`
+	Size   int64 `json:"size" minimum:"0" doc:"Bytes."`
+}
+
+// PartUploadState describes an upload in parts.
+type PartUploadState struct {
+	Path      string         `json:"path" doc:"Relative to the home or the connection."`
+	Size      int64          `json:"size" minimum:"1" doc:"Bytes of the file."`
+	PartSize  int64          `json:"part_size" minimum:"1" doc:"Bytes of each part but the last."`
+	Parts     int            `json:"parts" minimum:"1" doc:"The number of parts."`
+	Uploaded  []UploadedPart `json:"uploaded" doc:"The parts that are stored, by number."`
+	ExpiresAt Time           `json:"expires_at" doc:"When the upload must be complete."`
+}
+
 // Validate checks the source and the content type.
 func (r *FileUploadRequest) Validate() error {
 	if r.ContentType != nil {
@@ -71,10 +102,10 @@ func (r *FileUploadRequest) Validate() error {
 	return r.FileRequest.Validate()
 }
 
-// File is an entry of a thread's home.
+// File is an entry of a thread's home, or of a storage connection.
 type File struct {
 	Name        string `json:"name"`
-	Path        string `json:"path" doc:"Relative to the home."`
+	Path        string `json:"path" doc:"Relative to the home or the connection."`
 	Size        int64  `json:"size" minimum:"0" doc:"Bytes."`
 	Modified    Time   `json:"modified"`
 	IsDirectory bool   `json:"is_directory"`
@@ -104,14 +135,14 @@ type Header struct {
 	Value string `json:"value"`
 }
 
-// ChangedFile answers a change of a thread's files.
+// ChangedFile answers a change of files.
 type ChangedFile struct {
-	Path    string `json:"path" doc:"Relative to the home; the new path after a rename."`
-	Version int64  `json:"version" minimum:"0" doc:"The number of the thread's newest version after the change; 0 while there is none."`
+	Path    string `json:"path" doc:"Relative to the home or the connection; the new path after a rename."`
+	Version int64  `json:"version" minimum:"0" doc:"The number of the newest version of the thread or volume after the change; 0 while there is none, and for other storage connections, which have no versions."`
 }
 
 // Uploaded answers an upload.
 type Uploaded struct {
-	Path string `json:"path" doc:"Relative to the home."`
+	Path string `json:"path" doc:"Relative to the home or the connection."`
 	Size int64  `json:"size" minimum:"0" doc:"Bytes."`
 }

@@ -51,18 +51,18 @@ func Tools() []Tool {
 			Response: ToolResult{},
 		},
 		{
-			Name: ToolList, Scope: proto.ScopeFiles, Title: "List files of a thread", ReadOnly: true,
-			Doc:     "Lists the files in the home directory of a thread.",
+			Name: ToolList, Scope: proto.ScopeFiles, Title: "List files", ReadOnly: true,
+			Doc:     "Lists the files in the home directory of a thread, or in a storage connection (source volume), which programs see at /data/{id}.",
 			Request: FileListRequest{}, Response: ToolFiles{},
 		},
 		{
-			Name: ToolUpload, Scope: proto.ScopeFiles, Title: "Get a URL to upload a file to a thread",
-			Doc:     "Returns a signed URL for one file. The file is sent to it with the given method and headers, without an API key, and is in the thread's home directory then.",
+			Name: ToolUpload, Scope: proto.ScopeFiles, Title: "Get a URL to upload a file to",
+			Doc:     "Returns a signed URL for one file. The file is sent to it with the given method and headers, without an API key, and is in the thread's home directory or the storage connection then.",
 			Request: FileUploadRequest{}, Response: SignedURL{},
 		},
 		{
-			Name: ToolDownload, Scope: proto.ScopeFiles, Title: "Get a URL to download a file of a thread", ReadOnly: true,
-			Doc:     "Returns a signed URL of one file in the home directory of a thread. It needs no API key.",
+			Name: ToolDownload, Scope: proto.ScopeFiles, Title: "Get a URL to download a file from", ReadOnly: true,
+			Doc:     "Returns a signed URL of one file in the home directory of a thread, or in a storage connection. It needs no API key.",
 			Request: FileDownloadRequest{}, Response: SignedURL{},
 		},
 	}

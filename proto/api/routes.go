@@ -82,7 +82,7 @@ func tags() []object {
 		{"name": tagSchedules, "description": "Start executions by the clock. Schedules belong to the organisation; their executions run under the API key that created them."},
 		{"name": tagPipelines, "description": "Run steps that need each other. Runs belong to the organisation; their steps are executions under the API key that started them."},
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
-		{"name": tagFiles, "description": "Files in the home of a thread. Their content is transferred through signed URLs."},
+		{"name": tagFiles, "description": "Files in the home of a thread or in a storage connection. Their content is transferred through signed URLs."},
 		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
 		{"name": tagSessions, "description": "Sign in with a browser, as a member of an organisation or with an API key. The cookie of a session stands for an API key with the scopes of the member's role, or for the API key itself."},
 		{"name": tagAdmin, "description": "API keys, members, sessions and secrets of organisations, which their administrators manage, and the audit log; organisations, plans, sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
@@ -93,7 +93,7 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), sessionRoutes(), memberRoutes(), secretRoutes(), connectionRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), auditRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), sessionRoutes(), memberRoutes(), secretRoutes(), connectionRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), auditRoutes(), serverRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -552,15 +552,17 @@ func fileRoutes() []Route {
 	headers := map[string]string{"Content-Disposition": "attachment, with the file's name.", "ETag": "Identifies the content.", "Accept-Ranges": "bytes"}
 	partHeaders := maps.Clone(headers)
 	partHeaders["Content-Range"] = "The position of the range in the file."
+	fileErrors := []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented}
 	return []Route{
 		{
 			Method: http.MethodPost, Path: "/v1/files/list", ID: "listFiles", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "List files",
 			Doc: "One complete directory level, or everything below with recursive. The list of a file's path is that file; the list of a path without a " +
 				"file, or of an unknown thread, is empty. The list shows the newest version, also while an execution runs, and later uploads. " +
-				"Names that are not UTF-8 contain U+FFFD.",
+				"Names that are not UTF-8 contain U+FFFD. Of a storage connection, an API key with a prefix sees what is below it and the directories " +
+				"that lead there; a connection that the key does not have is a 404. Only the entries of threads and volumes are in the order of their paths.",
 			Request:   FileListRequest{FileRequest: file, Path: "data"},
 			Responses: ok("The entries, by path.", Files{[]File{{"in.csv", "data/in.csv", 2048, Time{exampleTime()}, false}}}),
-			Errors:    []int{http.StatusNotImplemented},
+			Errors:    fileErrors,
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/files/upload_url", ID: "fileUploadURL", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Get a URL to upload a file to",
@@ -568,33 +570,35 @@ func fileRoutes() []Route {
 				"files and links. The file is in lists, downloads and the next execution from the moment the PUT is answered, also if the thread is new or " +
 				"in use. The newest version of the home, the staged files in blocks of 4096 bytes, and the upload must fit into the home directory of " +
 				"the API key's sandbox, in bytes and in files and directories; a 409 lists the sizes. An upload must begin within 15 minutes. The URL needs " +
-				"no API key, but it ends when the key that asked for it is revoked.",
+				"no API key, but it ends when the key that asked for it is revoked, or loses the storage connection. In a bucket or directory, a file " +
+				"does not replace a directory: 409; a connection that the key may only read is a 403.",
 			Request: FileUploadRequest{FileRequest: file, Path: "data/in.csv", ContentLength: 2048}, Responses: ok("The URL, and the headers to send.", signed),
-			Errors: []int{http.StatusConflict, http.StatusNotImplemented},
+			Errors: fileErrors,
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/files/download_url", ID: "fileDownloadURL", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Get a URL to download a file from",
-			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that asked for it is revoked. It leads to the content at " +
+			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that asked for it is revoked, or loses the storage connection. It leads to the content at " +
 				"the time of the download. Links are not followed.",
 			Request:   FileDownloadRequest{FileRequest: file, Path: "data/out.csv"},
-			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: []int{http.StatusNotFound, http.StatusNotImplemented},
+			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: fileErrors,
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/files/delete", ID: "deleteFile", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Delete a file",
 			Doc: "Deletes a file, a link or an empty directory; with recursive also a directory with its content. Links are not followed. The change is a " +
-				"new version of the home; earlier versions keep their content. 404 if nothing is at the path, 409 while an execution holds the thread.",
+				"new version of the home; earlier versions keep their content. 404 if nothing is at the path, 409 while an execution holds the thread or volume. " +
+				"Buckets and directories have no versions: a deletion is final, and of a large directory a part may remain if the request fails.",
 			Request:   FileDeleteRequest{FileRequest: file, Path: "data/in.csv"},
 			Responses: ok("It is deleted.", ChangedFile{"data/in.csv", 2}),
-			Errors:    []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented},
+			Errors:    fileErrors,
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/files/rename", ID: "renameFile", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Rename a file",
 			Doc: "Gives a file, a link or a directory another path. Links are not followed. The change is a new version of the home; earlier versions keep " +
 				"their content. 404 if nothing is at the path; 409 if something is at the new one, if a file or link is above that, or while an execution " +
-				"holds the thread.",
+				"holds the thread or volume. A bucket copies the file and deletes the old one; its directories cannot be renamed.",
 			Request:   FileRenameRequest{FileRequest: file, Path: "data/in.csv", To: "data/old.csv"},
 			Responses: ok("It is renamed.", ChangedFile{"data/old.csv", 2}),
-			Errors:    []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented},
+			Errors:    fileErrors,
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/files/content/{token}", ID: "getContent", Tag: tagFiles, Summary: "Download a file by a signed URL", PathDoc: token, Public: true,
@@ -608,7 +612,8 @@ func fileRoutes() []Route {
 				{Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""}, Headers: partHeaders},
 			},
 			Errors: []int{
-				http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusRequestedRangeNotSatisfiable, http.StatusTooManyRequests,
+				http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusRequestedRangeNotSatisfiable,
+				http.StatusTooManyRequests, http.StatusNotImplemented,
 			},
 		},
 		{
@@ -616,7 +621,53 @@ func fileRoutes() []Route {
 			Doc:    "The body may take any time in total, but must not stall for more than 30 seconds.",
 			Upload: "application/octet-stream", UploadDoc: "As many bytes as the URL was made for.",
 			Responses: ok("The file is stored.", Uploaded{"data/in.csv", 2048}),
-			Errors:    []int{http.StatusForbidden, http.StatusConflict, http.StatusLengthRequired, http.StatusTooManyRequests},
+			Errors: []int{
+				http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusLengthRequired, http.StatusTooManyRequests, http.StatusNotImplemented,
+			},
+		},
+	}
+}
+
+func uploadRoutes() []Route {
+	part := UploadedPart{1, proto.UploadPartBytes}
+	begun := PartUpload{
+		"https://bullpen.example.com/v1/files/uploads/YnVsbHBlbi4uLg.c2lnbmF0dXJl", proto.UploadPartBytes, 3, Time{exampleTime().Add(24 * time.Hour)},
+	}
+	token := "The signed grant."
+	refusals := []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusNotImplemented}
+	return []Route{
+		{
+			Method: http.MethodPost, Path: "/v1/files/uploads", ID: "createUpload", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Begin an upload in parts",
+			Doc: "For large files: a part that fails is sent again, and the upload can be resumed. Send each part with PUT to the URL with ?part=NUMBER, in " +
+				"any order, several at a time if you like, and complete the upload with POST to the URL. The file appears then. What is not completed " +
+				"within 24 hours is removed, except in a bucket, whose own rule must remove it. Otherwise as for upload_url. Uploads of an " +
+				"organisation that are not complete may have 160 GiB together.",
+			Request:   PartUploadRequest{FileRequest: FileRequest{proto.SourceVolume, "data"}, Path: "large.bin", ContentLength: 20 << 20},
+			Responses: ok("The URL.", begun), Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented},
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/files/uploads/{token}", ID: "getUpload", Tag: tagFiles, Summary: "List the parts of an upload", PathDoc: token, Public: true,
+			Doc:       "To resume an upload, send the parts that are not in the list. 404 once it is complete.",
+			Responses: ok("The upload.", PartUploadState{"large.bin", 20 << 20, begun.PartSize, begun.Parts, []UploadedPart{part}, begun.ExpiresAt}),
+			Errors:    refusals,
+		},
+		{
+			Method: http.MethodPut, Path: "/v1/files/uploads/{token}", ID: "putPart", Tag: tagFiles, Summary: "Upload a part", PathDoc: token, Public: true,
+			Params: []Param{{Name: "part", In: "query", Doc: "The number of the part, from 1.", Required: true, schema: object{"type": "integer", "minimum": 1}}},
+			Doc:    "Replaces an earlier part of the same number. The body must not stall for more than 30 seconds.",
+			Upload: "application/octet-stream", UploadDoc: "All bytes of the part.", Responses: ok("The part is stored.", part),
+			Errors: append([]int{http.StatusLengthRequired}, refusals...),
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/files/uploads/{token}", ID: "completeUpload", Tag: tagFiles, Summary: "Complete an upload", PathDoc: token, Public: true,
+			Doc: "Turns the parts into the file; 409 names parts that are missing. For a bucket, its server does it; otherwise the parts are read and " +
+				"joined, which takes seconds for each GiB and goes on if the client leaves.",
+			Responses: ok("The file is stored.", Uploaded{"large.bin", 20 << 20}), Errors: refusals,
+		},
+		{
+			Method: http.MethodDelete, Path: "/v1/files/uploads/{token}", ID: "abortUpload", Tag: tagFiles, Summary: "Remove an upload", PathDoc: token, Public: true,
+			Doc:       "Removes the parts. A completed upload is not changed.",
+			Responses: []Response{{Status: http.StatusNoContent, Doc: "It is removed."}}, Errors: refusals,
 		},
 	}
 }

@@ -32,7 +32,25 @@ const (
 	// bucketAttempts is how often a request is sent if it fails in a way that may pass.
 	bucketAttempts = 3
 	bucketBackoff  = time.Second
+	// maxResponse is the size of the largest response without content, in bytes. A page of a list of
+	// 1,000 objects with the longest keys has 3.3 MB.
+	maxResponse = 4 << 20
+	// maxResponseHeader is the size of the header of a response, in bytes.
+	maxResponseHeader = 64 << 10
 )
+
+// limitedResponses ends responses that are too long. The server belongs to a tenant.
+type limitedResponses struct{ http.RoundTripper }
+
+// RoundTrip implements [http.RoundTripper].
+func (l limitedResponses) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := l.RoundTripper.RoundTrip(r)
+	// Only content is asked for with a range, and read by those who know its size.
+	if err == nil && (r.Header.Get("Range") == "" || resp.StatusCode >= http.StatusMultipleChoices) {
+		resp.Body = http.MaxBytesReader(nil, resp.Body, maxResponse)
+	}
+	return resp, err
+}
 
 // BucketConfig configures a [Bucket].
 type BucketConfig struct {
@@ -76,6 +94,7 @@ func OpenBucket(cfg BucketConfig) (*Bucket, error) {
 			return &conn{Conn: c, idleTimeout: DefaultIdleTimeout}, nil
 		}
 		t.ReadBufferSize = 64 << 10
+		t.MaxResponseHeaderBytes = maxResponseHeader
 	}).GetTransport()
 	keys := aws.Credentials{
 		AccessKeyID: cfg.Credentials.AccessKeyID, SecretAccessKey: cfg.Credentials.SecretAccessKey, SessionToken: cfg.Credentials.SessionToken,
@@ -84,7 +103,7 @@ func OpenBucket(cfg BucketConfig) (*Bucket, error) {
 		Region: cfg.Region, UsePathStyle: cfg.PathStyle,
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return keys, nil }),
 		HTTPClient: &http.Client{
-			Transport:     transport,
+			Transport:     limitedResponses{transport},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 		Retryer: retry.NewStandard(func(o *retry.StandardOptions) { o.MaxAttempts, o.MaxBackoff = bucketAttempts, bucketBackoff }),
@@ -233,33 +252,29 @@ func (b *Bucket) Put(ctx context.Context, name string, size int64, content io.Re
 	}
 	stored := proto.StoredObject{Name: name, Size: size, Modified: time.Now()}
 	if size > putPartSize {
-		stored.Tag, err = b.putParts(ctx, key, size, content)
-	} else {
-		var out *s3.PutObjectOutput
-		out, err = b.client.PutObject(ctx, &s3.PutObjectInput{
-			Bucket: &b.bucket, Key: key, Body: io.NewSectionReader(content, 0, size), ContentLength: &size,
-		})
-		if err == nil {
-			stored.Tag = aws.ToString(out.ETag)
+		if stored.Tag, err = b.putParts(ctx, key, size, content); err != nil {
+			return proto.StoredObject{}, err
 		}
+		return stored, nil
 	}
+	out, err := b.client.PutObject(ctx, &s3.PutObjectInput{
+		Bucket: &b.bucket, Key: key, Body: io.NewSectionReader(content, 0, size), ContentLength: &size,
+	})
 	if err != nil {
 		return proto.StoredObject{}, bucketError("put", err)
 	}
+	stored.Tag = aws.ToString(out.ETag)
 	return stored, nil
 }
 
 func (b *Bucket) putParts(ctx context.Context, key *string, size int64, content io.ReaderAt) (tag string, err error) {
-	created, err := b.client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{Bucket: &b.bucket, Key: key})
+	id, err := b.beginParts(ctx, key)
 	if err != nil {
 		return "", err
 	}
 	defer func() {
 		if err != nil {
-			// As in upload.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTimeout)
-			defer cancel()
-			_, _ = b.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: &b.bucket, Key: key, UploadId: created.UploadId})
+			b.abortFailed(ctx, key, id)
 		}
 	}()
 	each := max(putPartSize, (size+maxParts-1)/maxParts)
@@ -267,34 +282,26 @@ func (b *Bucket) putParts(ctx context.Context, key *string, size int64, content 
 	sending, sendCtx := errgroup.WithContext(ctx)
 	sending.SetLimit(uploadConcurrency)
 	for i := range parts {
-		sending.Go(func() error {
-			offset, number := int64(i)*each, int32(i+1)
+		sending.Go(func() (err error) {
+			offset := int64(i) * each
 			n := min(each, size-offset)
-			out, err := b.client.UploadPart(sendCtx, &s3.UploadPartInput{
-				Bucket: &b.bucket, Key: key, UploadId: created.UploadId, PartNumber: &number,
-				Body: io.NewSectionReader(content, offset, n), ContentLength: &n,
-			})
-			if err == nil {
-				parts[i] = types.CompletedPart{PartNumber: &number, ETag: out.ETag}
-			}
+			parts[i], err = b.sendPart(sendCtx, key, id, i+1, n, io.NewSectionReader(content, offset, n))
 			return err
 		})
 	}
 	if err := sending.Wait(); err != nil {
 		return "", err
 	}
-	done, err := b.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
-		Bucket: &b.bucket, Key: key, UploadId: created.UploadId, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts},
-	})
-	if err != nil {
-		return "", err
-	}
-	return aws.ToString(done.ETag), nil
+	return b.completeParts(ctx, key, id, parts)
 }
 
 // Copy copies an object within the bucket, at the server. Servers copy at most 5 GiB.
 func (b *Bucket) Copy(ctx context.Context, from, to string) error {
-	source, err := b.key(from)
+	return b.copy(ctx, proto.StoredObject{Name: from}, to)
+}
+
+func (b *Bucket) copy(ctx context.Context, o proto.StoredObject, to string) error {
+	source, err := b.copySource(o.Name)
 	if err != nil {
 		return err
 	}
@@ -302,9 +309,7 @@ func (b *Bucket) Copy(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	escaped := (&url.URL{Path: b.bucket + "/" + *source}).EscapedPath()
-	escaped = strings.ReplaceAll(escaped, "+", "%2B") // some servers decode a plus sign as a space
-	_, err = b.client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &b.bucket, Key: key, CopySource: &escaped})
+	_, err = b.client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &b.bucket, Key: key, CopySource: source, CopySourceIfMatch: optional(o.Tag)})
 	return bucketError("copy", err)
 }
 
@@ -320,6 +325,9 @@ func (b *Bucket) Delete(ctx context.Context, name string) error {
 	}
 	return err
 }
+
+// errNoUpload means that an upload in parts was completed or aborted, or never existed.
+var errNoUpload = errors.New("there is no such upload")
 
 // bucketError converts an error of the SDK. Its text is short: the SDK's may have keys and parts of
 // responses.
@@ -340,6 +348,8 @@ func bucketError(op string, err error) error {
 	// than keys, such as access keys that they do not know.
 	case code == "NoSuchKey" || code == "NotFound" && op == "stat":
 		cause = fs.ErrNotExist
+	case code == "NoSuchUpload":
+		cause = errNoUpload
 	case code == "XAdminUserNotFound" || status == http.StatusUnauthorized || status == http.StatusForbidden:
 		cause = fs.ErrPermission
 	case status == http.StatusPreconditionFailed:

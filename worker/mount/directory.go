@@ -34,8 +34,8 @@ func openMountRoot(root string) (int, error) {
 }
 
 // rootOf returns the mount root that a directory is in, and its path there, "." for the root.
-func (o *Opener) rootOf(dir string) (root, below string, ok bool) {
-	for _, root := range o.Roots {
+func rootOf(roots []string, dir string) (root, below string, ok bool) {
+	for _, root := range roots {
 		if dir == root {
 			return root, ".", true
 		}
@@ -46,31 +46,43 @@ func (o *Opener) rootOf(dir string) (root, below string, ok bool) {
 	return "", "", false
 }
 
+// openConnection opens the directory of a connection, which must be in one of roots, and returns its
+// owner.
+func openConnection(roots []string, m proto.Mount) (dir int, owner unix.Stat_t, err error) {
+	root, below, ok := rootOf(roots, m.Directory)
+	if !ok {
+		return -1, owner, &Error{m.Slug, "its directory is outside of what this machine allows (--mount-roots)", nil}
+	}
+	rootFD, err := openMountRoot(root)
+	if err != nil {
+		return -1, owner, &Error{m.Slug, "its directory cannot be used on this machine", err}
+	}
+	defer func() { _ = unix.Close(rootFD) }()
+	dir, err = openBeneath(rootFD, below)
+	if err != nil {
+		return -1, owner, &Error{m.Slug, "its directory does not exist on this machine, or is behind a symbolic link or another mount", err}
+	}
+	if err = unix.Fstat(dir, &owner); err != nil {
+		err = &Error{m.Slug, "its directory cannot be used on this machine", err}
+	} else if owner.Uid == 0 || owner.Gid == 0 {
+		err = &Error{m.Slug, "its directory belongs to root: the administrator can give it to another user and group, whose files programs may change", nil}
+	}
+	if err != nil {
+		_ = unix.Close(dir)
+		return -1, owner, err
+	}
+	return dir, owner, nil
+}
+
 // mountDirectory returns a mount of a directory in no mount namespace, in which the program's user
 // owns what the owner of the connection's directory owns. A missing directory below the
 // connection's is created, unless the mount is read-only.
 func (o *Opener) mountDirectory(m proto.Mount, uid, gid int) (*os.File, error) {
-	root, below, ok := o.rootOf(m.Directory)
-	if !ok {
-		return nil, &Error{m.Slug, "its directory is outside of what this worker allows (--mount-roots)", nil}
-	}
-	rootFD, err := openMountRoot(root)
+	top, owner, err := openConnection(o.Roots, m)
 	if err != nil {
-		return nil, &Error{m.Slug, "its directory cannot be used on this worker", err}
-	}
-	defer func() { _ = unix.Close(rootFD) }()
-	top, err := openBeneath(rootFD, below)
-	if err != nil {
-		return nil, &Error{m.Slug, "its directory does not exist on this worker, or is behind a symbolic link or another mount", err}
+		return nil, err
 	}
 	defer func() { _ = unix.Close(top) }()
-	var owner unix.Stat_t
-	if err := unix.Fstat(top, &owner); err != nil {
-		return nil, &Error{m.Slug, "its directory cannot be used on this worker", err}
-	}
-	if owner.Uid == 0 || owner.Gid == 0 {
-		return nil, &Error{m.Slug, "its directory belongs to root: the administrator can give it to another user and group, whose files programs may change", nil}
-	}
 	dir, err := openPrefix(top, m, owner)
 	if err != nil {
 		return nil, &Error{m.Slug, "its directory does not have the part that the program may see, or that is behind a symbolic link or another mount", err}
@@ -78,7 +90,7 @@ func (o *Opener) mountDirectory(m proto.Mount, uid, gid int) (*os.File, error) {
 	defer func() { _ = unix.Close(dir) }()
 	mounted, err := bind(dir, m.ReadOnly, [2]int{int(owner.Uid), int(owner.Gid)}, [2]int{uid, gid})
 	if err != nil {
-		return nil, &Error{m.Slug, "its directory cannot be mounted on this worker", err}
+		return nil, &Error{m.Slug, "its directory cannot be mounted on this machine", err}
 	}
 	return mounted, nil
 }

@@ -255,6 +255,9 @@ func (s *Set) Use(secrets map[string][]byte) error {
 func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 	for _, m := range s.mounts {
 		var mounted *os.File
+		if m.Kind == proto.MountVolume {
+			return mounts, &Error{m.Slug, "this worker cannot mount volumes", nil}
+		}
 		if m.Kind == proto.MountDirectory {
 			mounted, err = s.opener.mountDirectory(m, uid, gid)
 		} else {

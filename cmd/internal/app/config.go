@@ -71,7 +71,7 @@ type Config struct {
 	ImageDir   string      `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images. Every user must be able to traverse its parent directories."`
 	Home       string      `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail."`
 
-	MountRoots []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that storage connections of kind directory may be in, each mounted nosuid, separated by commas. Default: none."`
+	MountRoots []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that storage connections of kind directory may be in, each mounted nosuid, separated by commas. The Files API needs the same on gateways. Default: none."`
 	MountSpool proto.Bytes `name:"mount-spool" group:"Worker" env:"BULLPEN_MOUNT_SPOOL" default:"1GiB" placeholder:"SIZE" help:"Disk space in the data directory for files that one execution is writing to its storage connections. No file that is written can be larger."`
 
 	MountAllowCIDRs []netip.Prefix `name:"mount-allow-cidrs" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_CIDRS" placeholder:"CIDR" help:"Private address ranges in which buckets of storage connections may be, separated by commas. Every administrator of an organisation can reach them. The same for every gateway and worker."`

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 
+	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/s3"
 	"github.com/bullpen-run/bullpen/webhook/guard"
@@ -91,12 +92,15 @@ func openMounts(cfg *Config, maker *nsjail.Maker) (*mount.Opener, error) {
 	})
 }
 
-// buckets are the buckets of storage connections, as a gateway uses them.
-type buckets struct{ guard *guard.Guard }
+// buckets are the storage connections, as a gateway uses them.
+type buckets struct {
+	guard *guard.Guard
+	roots []string // in which directories may be
+}
 
 func openBuckets(cfg *Config) (buckets, error) {
 	g, err := cfg.destinations().guard()
-	return buckets{g}, err
+	return buckets{g, cfg.MountRoots}, err
 }
 
 // CheckEndpoint implements [gateway.Storage].
@@ -140,12 +144,10 @@ func (c *bucketConn) Read(p []byte) (int, error) {
 // use opens a bucket and calls f with it. If the guard refuses the address of the server, the error
 // says so.
 func (b buckets) use(m proto.Mount, keys proto.S3Credentials, f func(*s3.Bucket) error) error {
-	var refused atomic.Pointer[guard.RefusedError]
+	var refused refusal
+	dial := refused.dial(b.guard)
 	bucket, err := openBucket(b.guard, func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := b.guard.Dial(ctx, network, addr)
-		if r, ok := errors.AsType[*guard.RefusedError](err); ok {
-			refused.Store(r)
-		}
+		conn, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
@@ -155,9 +157,65 @@ func (b buckets) use(m proto.Mount, keys proto.S3Credentials, f func(*s3.Bucket)
 		return err
 	}
 	defer func() { _ = bucket.Close() }()
-	err = f(bucket)
-	if r := refused.Load(); r != nil && err != nil {
-		return &proto.StorageTestError{Step: "connect to the server", Why: r.Reason}
+	return refused.explain(f(bucket))
+}
+
+// refusal is why a guard refused the address of a server.
+type refusal struct {
+	reason atomic.Pointer[guard.RefusedError]
+}
+
+// dial returns the dial of a guard, whose refusals are remembered.
+func (r *refusal) dial(g *guard.Guard) dial {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := g.Dial(ctx, network, addr)
+		if refused, ok := errors.AsType[*guard.RefusedError](err); ok {
+			r.reason.Store(refused)
+		}
+		return conn, err
+	}
+}
+
+// explain returns the refusal if there is one, instead of the error that it led to.
+func (r *refusal) explain(err error) error {
+	if refused := r.reason.Load(); refused != nil && err != nil {
+		return &proto.StorageTestError{Step: "connect to the server", Why: refused.Reason}
 	}
 	return err
+}
+
+// Bucket implements [gateway.Storage].
+func (b buckets) Bucket(m proto.Mount, keys proto.S3Credentials) (gateway.BucketFiles, error) {
+	files := new(bucketFiles)
+	bucket, err := openBucket(b.guard, files.dial(b.guard), m, keys)
+	files.Files = &s3.Files{Bucket: bucket}
+	return files, err
+}
+
+// Directory implements [gateway.Storage].
+func (b buckets) Directory(m proto.Mount) (gateway.MountFiles, error) {
+	return mount.OpenDirectory(b.roots, m)
+}
+
+// bucketFiles are the files of a bucket. If the guard refuses the address of the server, their
+// errors say so.
+type bucketFiles struct {
+	*s3.Files
+	refusal
+}
+
+// List implements [gateway.MountFiles].
+func (b *bucketFiles) List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error {
+	return b.explain(b.Files.List(ctx, dir, recursive, each))
+}
+
+// Open implements [gateway.MountFiles].
+func (b *bucketFiles) Open(ctx context.Context, path string) (*proto.FileContent, error) {
+	content, err := b.Files.Open(ctx, path)
+	return content, b.explain(err)
+}
+
+// CheckPut implements [gateway.MountFiles].
+func (b *bucketFiles) CheckPut(ctx context.Context, path string, size int64) error {
+	return b.explain(b.Files.CheckPut(ctx, path, size))
 }

@@ -115,6 +115,24 @@ func TestBucketsAreGuarded(t *testing.T) {
 	if err := b.Test(t.Context(), bucketMount(local, ""), bucketKeys()); !errors.As(err, &failed) || !strings.Contains(failed.Why, "not public") {
 		t.Errorf("%v", err)
 	}
+	files, err := b.Bucket(bucketMount(local, ""), bucketKeys())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = files.Open(t.Context(), "x")
+	for what, err := range map[string]error{
+		"list": files.List(t.Context(), "", true, nil), "open": err, "put": files.CheckPut(t.Context(), "x", 1),
+	} {
+		if !errors.As(err, &failed) || !strings.Contains(failed.Why, "not public") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := files.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Bucket(bucketMount(inside.URL, ""), bucketKeys()); err == nil {
+		t.Error("the address was accepted")
+	}
 	// As the process that serves mounts opens it.
 	bucket, err := openBucket(b.guard, b.guard.Dial, bucketMount(local, ""), bucketKeys())
 	if err != nil {

@@ -125,7 +125,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets, Connections: connections, Storage: storage,
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
-		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions,
+		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions, Parts: versions,
 		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()}, Audit: &audit.Log{Store: s.store},
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, TrustedProxies: s.cfg.TrustedProxies, CORSOrigins: s.cfg.CORSOrigins, URLSecret: keys.Derived("URLs of files"),
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone, QuotaReached: s.metrics.QuotaReached,

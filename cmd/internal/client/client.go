@@ -92,6 +92,7 @@ func (e *UnreachableError) Unwrap() error { return e.Err }
 // call is a request and its retry policy.
 type call struct {
 	method, path string
+	url          string // the whole address, instead of path: one that needs no key, maybe of another host
 	body         any
 	upload       func() io.Reader // opens a body that is not JSON; nil for none
 	size         int64            // of upload, in bytes
@@ -155,18 +156,28 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Respon
 	if call.upload != nil {
 		content = call.upload()
 	}
-	req, err := http.NewRequestWithContext(ctx, call.method, c.address(call.path), content)
+	address := c.address(call.path)
+	if call.url != "" {
+		address = call.url
+	}
+	req, err := http.NewRequestWithContext(ctx, call.method, address, content)
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}
 	if call.upload != nil {
 		req.ContentLength = call.size
+		if call.size == 0 {
+			req.Body = http.NoBody
+		}
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	for name, value := range call.header {
 		req.Header.Set(name, value)
+	}
+	if call.url != "" {
+		return c.exchange(req, req.URL.Scheme+"://"+req.URL.Host)
 	}
 	return c.send(req)
 }

@@ -91,19 +91,6 @@ func (c *Client) UnpackThread(ctx context.Context, id, dir string, body io.Reade
 	return changed, nil
 }
 
-// DeleteFile deletes what is at a path of a thread's home; a directory with its content only if
-// recursive is true.
-func (c *Client) DeleteFile(ctx context.Context, thread, path string, recursive bool) (*ChangedFile, json.RawMessage, error) {
-	body := api.FileDeleteRequest{FileRequest: fileOf(thread), Path: path, Recursive: recursive}
-	return get[ChangedFile](ctx, c, call{method: http.MethodPost, path: "/v1/files/delete", body: body})
-}
-
-// RenameFile renames a file or directory in a thread's home.
-func (c *Client) RenameFile(ctx context.Context, thread, path, to string) (*ChangedFile, json.RawMessage, error) {
-	body := api.FileRenameRequest{FileRequest: fileOf(thread), Path: path, To: to}
-	return get[ChangedFile](ctx, c, call{method: http.MethodPost, path: "/v1/files/rename", body: body})
-}
-
 // save writes the body of an answer to w.
 func save(resp *http.Response, w io.Writer) error {
 	_, err := io.Copy(w, resp.Body)
@@ -128,61 +115,4 @@ func (c *Client) CollectThreads(ctx context.Context, safeAge *time.Duration) (*p
 func (c *Client) RebuildThreads(ctx context.Context) (*proto.Rebuilt, error) {
 	rebuilt, _, err := get[proto.Rebuilt](ctx, c, call{method: http.MethodPost, path: adminThreadsPath + "/rebuild"})
 	return rebuilt, err
-}
-
-// Files lists the files at a path in a thread's home, and everything below it if recursive is true.
-func (c *Client) Files(ctx context.Context, thread, path string, recursive bool) ([]File, json.RawMessage, error) {
-	list, raw, err := get[api.Files](ctx, c, call{
-		method: http.MethodPost, path: "/v1/files/list", resend: true,
-		body: api.FileListRequest{FileRequest: fileOf(thread), Path: path, Recursive: recursive},
-	})
-	return list.Files, raw, err
-}
-
-func fileOf(thread string) api.FileRequest {
-	return api.FileRequest{Source: proto.SourceThread, ID: thread}
-}
-
-// Download writes a file of a thread to w.
-func (c *Client) Download(ctx context.Context, thread, path string, w io.Writer) error {
-	req := api.FileDownloadRequest{FileRequest: fileOf(thread), Path: path}
-	resp, err := c.useSigned(ctx, "/v1/files/download_url", req, 0, nil)
-	if err != nil {
-		return err
-	}
-	return save(resp, w)
-}
-
-// Upload stores size bytes of body as a file of a thread. They are sent once.
-func (c *Client) Upload(ctx context.Context, thread, path string, size int64, body io.Reader) error {
-	req := api.FileUploadRequest{FileRequest: fileOf(thread), Path: path, ContentLength: size}
-	resp, err := c.useSigned(ctx, "/v1/files/upload_url", req, size, body)
-	if err != nil {
-		return err
-	}
-	return resp.Body.Close()
-}
-
-// useSigned asks for a signed URL and sends size bytes of body there. The URL may have another
-// host, and needs no key.
-func (c *Client) useSigned(ctx context.Context, path string, ask any, size int64, body io.Reader) (*http.Response, error) {
-	signed, _, err := get[api.SignedURL](ctx, c, call{method: http.MethodPost, path: path, body: ask, resend: true})
-	if err != nil {
-		return nil, err
-	}
-	req, err := http.NewRequestWithContext(ctx, signed.Method, signed.URL, nil)
-	if err != nil {
-		return nil, fmt.Errorf("make request: %w", err)
-	}
-	if body != nil {
-		req.Body, req.ContentLength = io.NopCloser(body), size
-		if size == 0 {
-			req.Body = http.NoBody
-		}
-		req.Header.Set("Expect", "100-continue") // so that a rejection comes before the body is sent
-	}
-	for _, h := range signed.Headers {
-		req.Header.Set(h.Name, h.Value)
-	}
-	return c.exchange(req, req.URL.Scheme+"://"+req.URL.Host)
 }

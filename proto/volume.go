@@ -1,0 +1,33 @@
+package proto
+
+import "strings"
+
+// The limits of the quota of a volume.
+const (
+	minVolume = MiB
+	maxVolume = 1024 * GiB
+)
+
+const (
+	// volumePrefix begins the ids of the threads of volumes. Ids of other threads have no colon, see
+	// [CheckThreadID].
+	volumePrefix = "volume:"
+	// A volume may have a file or directory for each bytesPerFile of its quota, and at least
+	// minVolumeFiles. Homes may have as many as maxVolumeFiles.
+	bytesPerFile   = 16 << 10
+	minVolumeFiles = 1 << 16
+	maxVolumeFiles = 1 << 24
+)
+
+// VolumeThread returns the id of the thread whose files are a volume, the storage connection of kind
+// volume with that slug. The lock, the versions and the layers of a volume are those of its thread.
+func VolumeThread(slug string) string { return volumePrefix + slug }
+
+// VolumeOf returns the slug of the volume whose thread has an id. ok is false for the id of any other
+// thread.
+func VolumeOf(thread string) (slug string, ok bool) { return strings.CutPrefix(thread, volumePrefix) }
+
+// VolumeSpace returns the limits of a volume with a quota in bytes.
+func VolumeSpace(quota int64) Space {
+	return Space{Bytes: quota, Files: min(max(quota/bytesPerFile, minVolumeFiles), maxVolumeFiles)}
+}

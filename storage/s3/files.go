@@ -1,0 +1,284 @@
+package s3
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	// listPage is how many entries of a directory are listed at once. With the longest keys, a page
+	// has 700 KB.
+	listPage = 200
+	// requestTimeout limits each request, and one second more for each MiB that it moves.
+	requestTimeout = 20 * time.Second
+	// deleteConcurrency is how many objects of a directory are deleted at once.
+	deleteConcurrency = 8
+)
+
+// Files are the objects of a bucket as files, by the rules of mounts: a directory is what keys have
+// in common up to a slash, or an empty object whose key ends with one; it hides an object of the
+// same name; keys that cannot be paths are not shown. Paths are relative to the bucket's prefix,
+// whose path is empty. Errors are those of a [Bucket], [*proto.NoFileError], [*proto.PathError] and
+// [*proto.FileChangedError].
+type Files struct{ Bucket *Bucket }
+
+// limited returns a context for a request that moves n bytes.
+func limited(ctx context.Context, n int64) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, requestTimeout+time.Duration(n>>20)*time.Second)
+}
+
+// entries calls each for the entries of a directory with their paths: those that directories hide,
+// and those without a valid name, are left out. It reports whether the directory has any objects.
+func (f *Files) entries(ctx context.Context, dir string, each func(proto.File) error) (exists bool, err error) {
+	for after := ""; ; {
+		page, next, some, err := f.page(ctx, dir, after)
+		exists = exists || some
+		if err != nil {
+			return exists, err
+		}
+		for _, file := range page {
+			if err := each(file); err != nil {
+				return exists, err
+			}
+		}
+		if next == "" || next == after {
+			return exists, nil
+		}
+		after = next
+	}
+}
+
+func (f *Files) page(ctx context.Context, dir, after string) (page []proto.File, next string, some bool, err error) {
+	ctx, cancel := limited(ctx, 0)
+	defer cancel()
+	objects, dirs, next, err := f.Bucket.List(ctx, dir, after, listPage)
+	if err != nil {
+		return nil, "", false, err
+	}
+	shown := map[string]bool{}
+	for _, name := range dirs {
+		if proto.ValidSegment(name) && !shown[name] {
+			shown[name] = true
+			page = append(page, proto.File{Path: path.Join(dir, name), IsDirectory: true, Modified: time.Unix(0, 0).UTC()})
+		}
+	}
+	for _, o := range objects {
+		if proto.ValidSegment(o.Name) && !shown[o.Name] {
+			shown[o.Name] = true
+			page = append(page, proto.File{Path: path.Join(dir, o.Name), Size: o.Size, Modified: o.Modified})
+		}
+	}
+	return page, next, len(objects)+len(dirs) > 0, nil
+}
+
+// List calls each for the entries of a directory, or for everything below it if recursive is true,
+// in no particular order. It stops at an error of each. Directories have the time 0. It returns
+// [proto.ErrNotFound] if the path does not name a directory.
+func (f *Files) List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error {
+	exists, err := f.entries(ctx, dir, func(file proto.File) error {
+		if err := each(file); err != nil || !recursive || !file.IsDirectory {
+			return err
+		}
+		return f.List(ctx, file.Path, true, each)
+	})
+	if err == nil && !exists && dir != "" {
+		err = &proto.NoFileError{Path: dir, Directory: true}
+	}
+	return err
+}
+
+// isDir reports whether a path names a directory.
+func (f *Files) isDir(ctx context.Context, dir string) (bool, error) {
+	ctx, cancel := limited(ctx, 0)
+	defer cancel()
+	objects, dirs, _, err := f.Bucket.List(ctx, dir, "", 1)
+	return len(objects)+len(dirs) > 0, err
+}
+
+// stat describes a file.
+func (f *Files) stat(ctx context.Context, name string) (proto.StoredObject, error) {
+	ctx, cancel := limited(ctx, 0)
+	defer cancel()
+	o, err := f.Bucket.Stat(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = &proto.NoFileError{Path: name}
+	}
+	return o, err
+}
+
+// find describes what is at a path.
+func (f *Files) find(ctx context.Context, name string) (o proto.StoredObject, isDir bool, err error) {
+	if isDir, err = f.isDir(ctx, name); err != nil || isDir {
+		return o, isDir, err
+	}
+	o, err = f.stat(ctx, name)
+	return o, false, err
+}
+
+// Open returns the content of a file.
+func (f *Files) Open(ctx context.Context, name string) (*proto.FileContent, error) {
+	o, isDir, err := f.find(ctx, name)
+	if err == nil && isDir {
+		err = &proto.NoFileError{Path: name}
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The server chose the tag, which may have any characters, or be empty.
+	sum := sha256.Sum256(fmt.Appendln(nil, o.Tag, o.Size, o.Modified.UnixNano()))
+	return &proto.FileContent{
+		File: proto.File{Path: name, Size: o.Size, Modified: o.Modified}, Tag: hex.EncodeToString(sum[:16]),
+		Read: func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
+			if length == 0 {
+				return io.NopCloser(strings.NewReader("")), nil
+			}
+			body, err := f.Bucket.Open(ctx, o, offset, length)
+			if errors.Is(err, syscall.ESTALE) || errors.Is(err, fs.ErrNotExist) {
+				err = &proto.FileChangedError{}
+			}
+			return body, err
+		},
+	}, nil
+}
+
+// CheckPut returns the error with which Put would refuse a file now.
+func (f *Files) CheckPut(ctx context.Context, name string, _ int64) error {
+	isDir, err := f.isDir(ctx, name)
+	if err == nil && isDir {
+		err = &proto.PathError{Path: name, Message: "is a directory; delete it first, or choose another name"}
+	}
+	// Where a directory has objects, all directories above it have.
+	for dir := path.Dir(name); err == nil && dir != "."; dir = path.Dir(dir) {
+		if isDir, err = f.isDir(ctx, dir); err != nil || isDir {
+			return err
+		}
+		if _, err = f.stat(ctx, dir); err == nil {
+			return &proto.PathError{Path: dir, Message: "is a file, not a directory; delete it first, or choose another name"}
+		}
+		if errors.Is(err, proto.ErrNotFound) {
+			err = nil
+		}
+	}
+	return err
+}
+
+// Put stores size bytes of body as a file. It appears, or replaces another file, when it is
+// complete.
+func (f *Files) Put(ctx context.Context, name string, size int64, body io.Reader) error {
+	if err := f.CheckPut(ctx, name, size); err != nil {
+		return err
+	}
+	return f.Bucket.PutStream(ctx, name, size, body)
+}
+
+// Delete deletes a file, or a directory: one that is not empty only if recursive is true. version is
+// always 0.
+func (f *Files) Delete(ctx context.Context, name string, recursive bool) (version int64, err error) {
+	_, isDir, err := f.find(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	if !isDir {
+		return 0, f.delete(ctx, name)
+	}
+	if recursive {
+		err = f.deleteBelow(ctx, name)
+	}
+	if err == nil {
+		err = f.checkEmpty(ctx, name, recursive)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return 0, f.delete(ctx, name+"/")
+}
+
+// checkEmpty returns an error if a directory has more than its own object. emptied reports that its
+// files were deleted.
+func (f *Files) checkEmpty(ctx context.Context, dir string, emptied bool) error {
+	ctx, cancel := limited(ctx, 0)
+	defer cancel()
+	objects, dirs, _, err := f.Bucket.List(ctx, dir, "", 2)
+	if err != nil {
+		return err
+	}
+	if len(dirs) == 0 && !slices.ContainsFunc(objects, func(o proto.StoredObject) bool { return o.Name != "" }) {
+		return nil
+	}
+	message := "is not empty; delete it with recursive: true"
+	if emptied {
+		message = "is not empty: it has objects that are new, or whose keys are no paths"
+	}
+	return &proto.PathError{Path: dir, Message: message}
+}
+
+func (f *Files) delete(ctx context.Context, name string) error {
+	ctx, cancel := limited(ctx, 0)
+	defer cancel()
+	return f.Bucket.Delete(ctx, name)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// deleteBelow deletes what is below a directory, page by page.
+func (f *Files) deleteBelow(ctx context.Context, dir string) error {
+	deleting, deleteCtx := errgroup.WithContext(ctx)
+	deleting.SetLimit(deleteConcurrency)
+	_, err := f.entries(deleteCtx, dir, func(file proto.File) error {
+		if file.IsDirectory {
+			_, err := f.Delete(deleteCtx, file.Path, true)
+			return ignoreMissing(err) // others may delete it too
+		}
+		deleting.Go(func() error { return f.delete(deleteCtx, file.Path) })
+		return nil
+	})
+	return errors.Join(deleting.Wait(), err)
+}
+
+// Rename renames a file by a copy: between copy and deletion, both exist. version is always 0.
+func (f *Files) Rename(ctx context.Context, from, to string) (version int64, err error) {
+	o, isDir, err := f.find(ctx, from)
+	if err != nil {
+		return 0, err
+	}
+	if isDir {
+		return 0, &proto.PathError{Path: from, Message: "is a directory of a bucket, which no request renames; rename or copy its files"}
+	}
+	switch _, _, err := f.find(ctx, to); {
+	case err == nil:
+		return 0, &proto.PathError{Path: to, Message: "exists; delete it first, or choose another name"}
+	case !errors.Is(err, proto.ErrNotFound):
+		return 0, err
+	}
+	if err := f.CheckPut(ctx, to, o.Size); err != nil {
+		return 0, err
+	}
+	copying, cancel := limited(ctx, o.Size)
+	defer cancel()
+	if err := f.Bucket.CopyObject(copying, o, to); err != nil {
+		return 0, err
+	}
+	return 0, f.delete(ctx, from)
+}
+
+// Close closes idle connections.
+func (f *Files) Close() error { return f.Bucket.Close() }

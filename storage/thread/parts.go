@@ -1,0 +1,201 @@
+package thread
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// An upload in parts has one empty blob, whose key has its size, and a blob for each part, whose key
+// has the number and the digest. Collect removes all of them when they are old.
+const (
+	markerPrefix = "upload-"
+	partPrefix   = "part-"
+	// maxPending is the size of all uploads in parts of an organisation that are not complete, in bytes.
+	maxPending = 16 * proto.MaxFileBytes
+	// renewAfter is the age at which an upload that is in use is made new to Collect.
+	renewAfter = time.Hour
+)
+
+func markerKey(org, id string, size int64) string {
+	return fmt.Sprintf("%s%s/%s%s-%d", uploadsPrefix, org, markerPrefix, id, size)
+}
+
+func partsPrefix(org, id string) string { return uploadsPrefix + org + "/" + partPrefix + id + "-" }
+
+// BeginUpload begins an upload of size bytes in parts, and returns its id. It returns a
+// [*proto.PendingUploadsError] if the organisation has begun too much.
+func (v *Versions) BeginUpload(ctx context.Context, org string, size int64) (id string, err error) {
+	pending := size
+	for e, err := range v.Blobs.List(ctx, uploadsPrefix+org+"/"+markerPrefix) {
+		if err != nil {
+			return "", fmt.Errorf("list uploads in parts: %w", err)
+		}
+		_, text, _ := strings.Cut(strings.TrimPrefix(e.Key, uploadsPrefix+org+"/"+markerPrefix), "-")
+		n, _ := strconv.ParseInt(text, 10, 64) // 0 for a foreign key
+		if pending += n; pending > maxPending {
+			return "", &proto.PendingUploadsError{Limit: maxPending}
+		}
+	}
+	id = random()
+	if err := v.Blobs.Put(ctx, emptyBlob(markerKey(org, id, size)), bytes.NewReader(nil)); err != nil {
+		return "", fmt.Errorf("begin an upload in parts: %w", err)
+	}
+	return id, nil
+}
+
+// findUpload returns [proto.ErrNotFound] if there is no such upload, and keeps Collect from removing
+// it.
+func (v *Versions) findUpload(ctx context.Context, org, id string, size int64) error {
+	key := markerKey(org, id, size)
+	e, err := v.Blobs.Stat(ctx, key)
+	if err == nil && time.Since(e.Modified) > renewAfter {
+		err = v.Blobs.Put(ctx, emptyBlob(key), bytes.NewReader(nil))
+	}
+	if err != nil {
+		return fmt.Errorf("find an upload in parts: %w", err)
+	}
+	return nil
+}
+
+// PutPart stores a part of an upload of size bytes, which replaces an earlier one of its number. It
+// returns [proto.ErrNotFound] if there is no such upload.
+func (v *Versions) PutPart(ctx context.Context, org, id string, size int64, number int, content []byte) error {
+	if err := v.findUpload(ctx, org, id, size); err != nil {
+		return err
+	}
+	prefix := fmt.Sprintf("%s%d-", partsPrefix(org, id), number)
+	sum := sha256.Sum256(content)
+	b := proto.Blob{Key: fmt.Sprintf("%s%x", prefix, sum), Size: int64(len(content)), Digest: DigestName(sum)}
+	if err := v.Blobs.Put(ctx, b, bytes.NewReader(content)); err != nil {
+		return fmt.Errorf("store part %d of an upload: %w", number, err)
+	}
+	for e, err := range v.Blobs.List(ctx, prefix) {
+		if err == nil && e.Key != b.Key {
+			err = v.Blobs.Delete(ctx, e.Key)
+		}
+		if err != nil {
+			return fmt.Errorf("replace part %d of an upload: %w", number, err)
+		}
+	}
+	return nil
+}
+
+type storedPart struct {
+	proto.UploadedPart
+	blob     proto.Blob
+	modified time.Time
+}
+
+func (v *Versions) storedParts(ctx context.Context, org, id string) (parts []storedPart, err error) {
+	prefix := partsPrefix(org, id)
+	for e, err := range v.Blobs.List(ctx, prefix) {
+		if err != nil {
+			return nil, fmt.Errorf("list the parts of an upload: %w", err)
+		}
+		text, sum, _ := strings.Cut(strings.TrimPrefix(e.Key, prefix), "-")
+		number, err := strconv.Atoi(text)
+		if err != nil {
+			continue // foreign
+		}
+		parts = append(parts, storedPart{
+			proto.UploadedPart{Number: number, Size: e.Size}, proto.Blob{Key: e.Key, Size: e.Size, Digest: "sha256:" + sum}, e.Modified,
+		})
+	}
+	// Of parts that were stored at the same time, the newest counts.
+	slices.SortFunc(parts, func(a, b storedPart) int {
+		return cmp.Or(cmp.Compare(a.Number, b.Number), b.modified.Compare(a.modified), strings.Compare(a.blob.Key, b.blob.Key))
+	})
+	return slices.CompactFunc(parts, func(a, b storedPart) bool { return a.Number == b.Number }), nil
+}
+
+// UploadedParts returns the parts of an upload of size bytes by number. It returns
+// [proto.ErrNotFound] if there is no such upload.
+func (v *Versions) UploadedParts(ctx context.Context, org, id string, size int64) ([]proto.UploadedPart, error) {
+	if err := v.findUpload(ctx, org, id, size); err != nil {
+		return nil, err
+	}
+	stored, err := v.storedParts(ctx, org, id)
+	parts := make([]proto.UploadedPart, len(stored))
+	for i, p := range stored {
+		parts[i] = p.UploadedPart
+	}
+	return parts, err
+}
+
+// OpenUpload returns the parts of an upload, joined in the order of their numbers.
+func (v *Versions) OpenUpload(ctx context.Context, org, id string) (io.ReadCloser, error) {
+	parts, err := v.storedParts(ctx, org, id)
+	if err != nil {
+		return nil, err
+	}
+	return &joined{ctx: ctx, versions: v, parts: parts}, nil
+}
+
+// RemoveUpload removes an upload of size bytes with its parts.
+func (v *Versions) RemoveUpload(ctx context.Context, org, id string, size int64) error {
+	// Without the marker, no further part is accepted.
+	if err := v.Blobs.Delete(ctx, markerKey(org, id, size)); err != nil {
+		return fmt.Errorf("remove an upload in parts: %w", err)
+	}
+	for e, err := range v.Blobs.List(ctx, partsPrefix(org, id)) {
+		if err == nil {
+			err = v.Blobs.Delete(ctx, e.Key)
+		}
+		if err != nil {
+			return fmt.Errorf("remove the parts of an upload: %w", err)
+		}
+	}
+	return nil
+}
+
+// joined reads parts one after another.
+type joined struct {
+	ctx      context.Context // of the request that reads
+	versions *Versions
+	parts    []storedPart // those that are not open yet
+	open     io.ReadCloser
+}
+
+// Read implements [io.Reader].
+func (j *joined) Read(p []byte) (int, error) {
+	for {
+		if j.open == nil {
+			if len(j.parts) == 0 {
+				return 0, io.EOF
+			}
+			var err error
+			if j.open, err = j.versions.Blobs.Get(j.ctx, j.parts[0].blob); err != nil {
+				return 0, hideNotFound(err)
+			}
+			j.parts = j.parts[1:]
+		}
+		n, err := j.open.Read(p)
+		if errors.Is(err, io.EOF) {
+			err = j.Close()
+		}
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+// Close implements [io.Closer].
+func (j *joined) Close() error {
+	if j.open == nil {
+		return nil
+	}
+	err := j.open.Close()
+	j.open = nil
+	return err
+}
