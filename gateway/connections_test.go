@@ -198,7 +198,7 @@ func TestConnectionFields(t *testing.T) {
 		"directory with a bucket": {`{"slug":"d","kind":"directory","directory":"/srv","bucket":"abc"}`, "kind"},
 		"volume":                  {`{"slug":"v","kind":"volume","bytes":"1GiB","prefix":"a"}`, ""}, "number of bytes": {`{"slug":"v","kind":"volume","bytes":1048576}`, ""},
 		"no quota": {`{"slug":"v","kind":"volume"}`, "bytes"}, "small": {`{"slug":"v","kind":"volume","bytes":"1023KiB"}`, "bytes"},
-		"large": {`{"slug":"v","kind":"volume","bytes":"1025GiB"}`, "bytes"}, "quota of a bucket": {with(`,"bytes":"1GiB"`), "bytes"},
+		"large": {`{"slug":"v","kind":"volume","bytes":"1001GiB"}`, "bytes"}, "quota of a bucket": {with(`,"bytes":"1GiB"`), "bytes"},
 		"quota of a directory":    {`{"slug":"d","kind":"directory","directory":"/srv/data","bytes":"1GiB"}`, "bytes"},
 		"volume with a bucket":    {`{"slug":"v","kind":"volume","bytes":"1GiB","bucket":"abc"}`, "kind"},
 		"volume with a directory": {`{"slug":"v","kind":"volume","bytes":"1GiB","directory":"/srv"}`, "directory"},

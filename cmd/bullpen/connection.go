@@ -33,7 +33,7 @@ type connectionFlags struct {
 	PathStyle   *bool        `negatable:"" help:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
 	Credential  *string      `placeholder:"SECRET" help:"Name of the secret with the credentials of the bucket, as JSON: {\"access_key_id\":\"…\",\"secret_access_key\":\"…\"}."`
 	Directory   *string      `placeholder:"DIR" help:"Absolute path of the directory, in one of the workers' --mount-roots."`
-	Bytes       *proto.Bytes `placeholder:"SIZE" help:"Quota of the volume, 1MiB to 1024GiB."`
+	Bytes       *proto.Bytes `placeholder:"SIZE" help:"Quota of the volume, 1MiB to 1000GiB."`
 	Prefix      *string      `placeholder:"PATH" help:"Part of the storage that programs see, such as shared/data. Default: everything."`
 	ReadOnly    *bool        `negatable:"" help:"Programs cannot change anything."`
 	Description *string      `placeholder:"TEXT" help:"Description for people."`
