@@ -80,7 +80,7 @@ func (s *connectionStore) Change(_ context.Context, org, slug string, change fun
 	return c, nil
 }
 
-func (s *connectionStore) Remove(_ context.Context, org, slug string, check func(proto.Connection) error) (proto.Connection, error) {
+func (s *connectionStore) Remove(_ context.Context, org, slug string, check, clear func(proto.Connection) error) (proto.Connection, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.at(org, slug)
@@ -95,6 +95,9 @@ func (s *connectionStore) Remove(_ context.Context, org, slug string, check func
 		if k.Org == org && k.RevokedAt == nil && slices.ContainsFunc(k.Mounts, func(m proto.KeyMount) bool { return m.Connection == slug }) {
 			return c, &proto.BoundConnectionError{Connection: slug, Keys: []string{k.ID}}
 		}
+	}
+	if err := clear(c); err != nil {
+		return c, err
 	}
 	s.all = slices.Delete(s.all, i, i+1)
 	return c, nil
