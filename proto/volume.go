@@ -9,9 +9,9 @@ const (
 )
 
 const (
-	// volumePrefix begins the ids of the threads of volumes. Ids of other threads have no colon, see
+	// volumePrefix begins the ids of the threads of volumes. Ids of other threads have no =, see
 	// [CheckThreadID].
-	volumePrefix = "volume:"
+	volumePrefix = "volume="
 	// A volume may have a file or directory for each bytesPerFile of its quota, and at least
 	// minVolumeFiles. Homes may have as many as maxVolumeFiles.
 	bytesPerFile   = 16 << 10
