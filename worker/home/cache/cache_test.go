@@ -216,6 +216,23 @@ func (w *world) run(homes *cache.Cache, id string, f func(dir string)) *proto.Co
 	return c
 }
 
+// read returns a reader of the newest version and a mount of a directory of it.
+func (w *world) read(homes *cache.Cache, id, path string) (*cache.Reader, string) {
+	w.t.Helper()
+	r, err := homes.Read(w.t.Context(), "org", id)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	mount, err := r.MountPart(tenant, tenant, func(root int) (int, error) {
+		return unix.Openat(root, path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = mount.Close() })
+	return r, fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
+}
+
 func (w *world) close(homes *cache.Cache) {
 	w.t.Helper()
 	if err := homes.Close(); err != nil {

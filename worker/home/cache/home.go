@@ -72,8 +72,7 @@ func (c *Cache) head(ctx context.Context, org, thread string) (*proto.Thread, er
 // and its directory, which does not change until the entry is left. After an error the entry is
 // released.
 func (c *Cache) use(ctx context.Context, e *entry, t *proto.Thread) (_ *entry, dir string, err error) {
-	if err := e.Value.acquireLock(ctx); err != nil {
-		c.disk.Release(e)
+	if e, err = c.lockCurrent(ctx, e); err != nil {
 		return nil, "", err
 	}
 	e, err = c.prepare(ctx, e, t)
@@ -89,6 +88,24 @@ func (c *Cache) use(ctx context.Context, e *entry, t *proto.Thread) (_ *entry, d
 	}
 	e.Value.unlock()
 	return e, dir, nil
+}
+
+// lockCurrent locks an entry, or the one that has replaced it meanwhile. After an error the entry is
+// released.
+func (c *Cache) lockCurrent(ctx context.Context, e *entry) (*entry, error) {
+	for {
+		if err := e.Value.acquireLock(ctx); err != nil {
+			c.disk.Release(e)
+			return nil, err
+		}
+		if !c.disk.IsDetached(e) {
+			return e, nil
+		}
+		current := c.disk.Acquire(e.Key())
+		e.Value.unlock()
+		c.disk.Release(e)
+		e = current
+	}
 }
 
 // Mount implements [jail.Home].
