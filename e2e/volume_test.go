@@ -259,43 +259,43 @@ func testVolumeRemoval(t *testing.T, v *volumes, writer *api) {
 	empty.ended(empty.submit(bash("ls -A /data/work; tail -n 1 /data/snapshot/log"))).succeeded(t, "five\n")
 }
 
-// testVolumesKilled kills a worker whose program changes a volume.
+// testVolumesKilled kills a worker whose programs change volumes.
 func testVolumesKilled(t *testing.T, p *programs, in topology) {
 	sys := newSystem(t, p, in, 2)
 	v := newVolumes(sys.api, "acme")
-	v.create("work", "64MiB")
-	key := v.key(request{"connection": "work"})
-	key.ended(key.submit(bash("echo first >/data/work/log"))).succeeded(t, "")
+	var keys []*api
+	for _, slug := range []string{"once", "twice"} {
+		v.create(slug, "64MiB")
+		key := v.key(request{"connection": slug})
+		key.ended(key.submit(bash("echo first >/data/"+slug+"/log"))).succeeded(t, "")
+		keys = append(keys, key)
+	}
 	h := newHold()
-	code := bash("cd /data/work; cat log; ls; echo second >>log; touch of-$BULLPEN_TRACE_ID; sync\n" + h.code())
-	once, h2 := key.submit(code), newHold()
-	h.reached(t, 1)
+	code := func(slug string) request {
+		return bash("cd /data/" + slug + "; cat log; ls; echo second >>log; touch of-killed; sync\n" + h.code() + "rm of-killed")
+	}
+	once := keys[0].submit(code("once"))
+	twice := keys[1].submit(code("twice").and("max_attempts", 2))
+	h.reached(t, 2)
 	sys.worker.signal(unix.SIGKILL)
 	sys.worker.exitCode(t)
-	if !in.separate {
-		sys.startFront(t)
-		sys.ready(t)
-	} else {
+	if in.separate {
 		sys.startWorker(t)
-	}
-	key, v.base = sys.with(key.key), sys.base
-	key.ended(once).failed(t, "failed", string(proto.CodeWorkerLost), "attempt 1 of 1")
-	twice := key.submit(bash("cd /data/work; cat log; ls; echo second >>log\n"+h2.code()).and("max_attempts", 2))
-	h2.reached(t, 1)
-	sys.worker.signal(unix.SIGKILL)
-	sys.worker.exitCode(t)
-	if !in.separate {
-		sys.startFront(t)
-		sys.ready(t)
 	} else {
-		sys.startWorker(t)
+		sys.startFront(t)
 	}
-	key, v.base = sys.with(key.key), sys.base
-	h2.reached(t, 1)
-	v.must(key.execute(python("1")), http.StatusConflict, "volume work is in use by execution "+twice)
-	h2.release(t)
-	if r := key.ended(twice); r.Attempt != 2 || r.Status != "success" || !strings.HasSuffix(*r.Stdout, "first\nlog\nheld\nwoken\n") {
+	sys.ready(t)
+	for i, key := range keys {
+		keys[i] = sys.with(key.key)
+	}
+	v.base = sys.base
+	keys[0].ended(once).failed(t, "failed", string(proto.CodeWorkerLost), "attempt 1 of 1")
+	h.reached(t, 1) // the next attempt
+	v.must(keys[1].execute(python("1")), http.StatusConflict, "volume twice is in use by execution "+twice)
+	h.release(t)
+	if r := keys[1].ended(twice); r.Attempt != 2 || r.Status != "success" || !strings.HasSuffix(*r.Stdout, "first\nlog\nheld\nwoken\n") {
 		t.Errorf("%s", r)
 	}
-	key.ended(key.submit(bash("cat /data/work/log; ls /data/work"))).succeeded(t, "first\nsecond\nlog\n")
+	keys[0].ended(keys[0].submit(bash("cat /data/once/log; ls /data/once"))).succeeded(t, "first\nlog\n")
+	keys[1].ended(keys[1].submit(bash("cat /data/twice/log; ls /data/twice"))).succeeded(t, "first\nsecond\nlog\n")
 }

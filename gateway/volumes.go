@@ -54,8 +54,13 @@ func (s *Server) getVolume(w http.ResponseWriter, r *http.Request) error {
 
 // hasVolumePath reports whether the part of a volume that a program would see exists.
 func (s *Server) hasVolumePath(ctx context.Context, org string, m *proto.Mount) (bool, error) {
+	done, err := s.transfers.begin(ctx, org) // as for lists of files
+	if err != nil {
+		return false, err
+	}
+	defer done()
 	thread := proto.VolumeThread(m.Slug)
-	_, err := s.Threads.Get(ctx, org, thread)
+	_, err = s.Threads.Get(ctx, org, thread)
 	if err == nil {
 		enough := errors.New("it has an entry")
 		err = s.Files.List(ctx, org, thread, m.Prefix, false, func(proto.File) error { return enough })

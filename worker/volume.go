@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/mount"
 )
 
@@ -52,7 +53,7 @@ func (w *Worker) checkOutVolumes(ctx context.Context, job *proto.Job, m *prepara
 			continue
 		}
 		mounts[v.slug] = func(uid, gid int, open func(root int) (int, error)) (*os.File, error) {
-			changes, err := w.Mounts.Maker.Volume(ctx, proto.VolumeSpace(mounted.Bytes))
+			changes, err := w.Mounts.Maker.Volume(ctx, changesSpace(mounted.Bytes))
 			if err != nil {
 				return nil, err
 			}
@@ -65,6 +66,17 @@ func (w *Worker) checkOutVolumes(ctx context.Context, job *proto.Job, m *prepara
 	}
 	m.data.SetVolumes(mounts)
 	return nil
+}
+
+// changesSpace returns the size of the file system for the changes of a volume with a quota in bytes:
+// a power of two, so that there are few sizes, of which some are kept ready. Home.LimitSpace leaves
+// the program what the quota has room for.
+func changesSpace(quota int64) proto.Space {
+	size := int64(proto.GiB)
+	for size-home.OwnBytes < quota {
+		size *= 2
+	}
+	return proto.Space{Bytes: size - home.OwnBytes, Files: proto.VolumeSpace(size).Files}
 }
 
 func (w *Worker) checkOutVolume(ctx context.Context, job *proto.Job, m proto.Mount) (v *volume, err error) {
