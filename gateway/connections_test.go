@@ -80,7 +80,7 @@ func (s *connectionStore) Change(_ context.Context, org, slug string, change fun
 	return c, nil
 }
 
-func (s *connectionStore) Remove(_ context.Context, org, slug string, check, clear func(proto.Connection) error) (proto.Connection, error) {
+func (s *connectionStore) Remove(_ context.Context, org, slug string, check, empty func(proto.Connection) error) (proto.Connection, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.at(org, slug)
@@ -96,7 +96,7 @@ func (s *connectionStore) Remove(_ context.Context, org, slug string, check, cle
 			return c, &proto.BoundConnectionError{Connection: slug, Keys: []string{k.ID}}
 		}
 	}
-	if err := clear(c); err != nil {
+	if err := empty(c); err != nil {
 		return c, err
 	}
 	s.all = slices.Delete(s.all, i, i+1)

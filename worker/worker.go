@@ -417,9 +417,12 @@ func (m *preparation) savings() (all []*saving) {
 // save saves the home and the volumes of an execution within w.SaveTimeout. It sets m.saving if some
 // are in use after that, and then none is saved.
 func (w *Worker) save(ctx context.Context, m *preparation) []*saving {
+	all := m.savings()
+	if len(all) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, w.SaveTimeout, errSaveTimeout)
 	defer cancel()
-	all := m.savings()
 	var running sync.WaitGroup
 	for _, s := range all {
 		running.Go(func() {

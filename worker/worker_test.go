@@ -470,6 +470,7 @@ func (d *fakeHome) Mount(jail.Volume, int, int) (*os.File, error) { return nil, 
 func (d *fakeHome) MountPart(jail.Volume, int, int, func(int) (int, error)) (*os.File, error) {
 	return nil, nil
 }
+
 func (d *fakeHome) Read(context.Context, string, string) (worker.VolumeVersion, error) {
 	return nil, nil
 }

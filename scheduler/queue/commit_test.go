@@ -467,7 +467,9 @@ func TestWorkerThatStopsBetweenTwoCommits(t *testing.T) {
 		}()
 		<-reached
 		cancel()
-		<-over
+		if err := <-over; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: the dead worker finished: %v", step, err)
+		}
 	}
 	for _, x := range all {
 		want := int64(1)

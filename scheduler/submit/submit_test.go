@@ -151,8 +151,10 @@ func (l *lockers) Unlock(_ context.Context, _, thread string, _ proto.TraceID) e
 func TestThreadsAreLockedTogether(t *testing.T) {
 	volume := proto.VolumeThread
 	mounts := []proto.Mount{
-		{Slug: "z", Kind: proto.MountVolume, Bytes: 1}, {Slug: "a", Kind: proto.MountVolume, Bytes: 1},
-		{Slug: "read", Kind: proto.MountVolume, Bytes: 1, ReadOnly: true}, {Slug: "dir", Kind: proto.MountDirectory, Directory: "/d"},
+		{Slug: "z", Kind: proto.MountVolume, Bytes: 1},
+		{Slug: "a", Kind: proto.MountVolume, Bytes: 1},
+		{Slug: "read", Kind: proto.MountVolume, Bytes: 1, ReadOnly: true},
+		{Slug: "dir", Kind: proto.MountDirectory, Directory: "/d"},
 	}
 	failed := errors.New("failed")
 	for name, tt := range map[string]struct {

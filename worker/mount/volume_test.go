@@ -69,11 +69,25 @@ func TestPartOfAVolume(t *testing.T) {
 		readOnly   bool
 		want       string // what is in the part, or "" if it cannot be mounted
 	}{
-		{"", "", false, "[closed d proc root same up]"}, {"", "", true, "[closed d proc root same up]"},
-		{"d", "d", false, "[e up]"}, {"d/e", "e", false, "[file]"}, {"d/e", "d/e", true, "[file]"},
-		{"new/er", "new/er", false, "[]"}, {"d/new", "new", false, "[]"}, {"new", "new", true, ""}, {"d/new", "new", true, ""},
-		{"root", "root", false, ""}, {"root/etc", "root/etc", false, ""}, {"root/etc", "etc", true, ""}, {"up", "up", false, ""}, {"d/up/etc", "etc", true, ""},
-		{"same", "same", false, ""}, {"same/e", "e", true, ""}, {"proc/etc", "etc", false, ""}, {"d/e/file", "file", false, ""}, {"d/e/file/x", "x", false, ""},
+		{"", "", false, "[closed d proc root same up]"},
+		{"", "", true, "[closed d proc root same up]"},
+		{"d", "d", false, "[e up]"},
+		{"d/e", "e", false, "[file]"},
+		{"d/e", "d/e", true, "[file]"},
+		{"new/er", "new/er", false, "[]"},
+		{"d/new", "new", false, "[]"},
+		{"new", "new", true, ""},
+		{"d/new", "new", true, ""},
+		{"root", "root", false, ""},
+		{"root/etc", "root/etc", false, ""},
+		{"root/etc", "etc", true, ""},
+		{"up", "up", false, ""},
+		{"d/up/etc", "etc", true, ""},
+		{"same", "same", false, ""},
+		{"same/e", "e", true, ""},
+		{"proc/etc", "etc", false, ""},
+		{"d/e/file", "file", false, ""},
+		{"d/e/file/x", "x", false, ""},
 		{"closed/new", "new", false, ""},
 	} {
 		t.Run(fmt.Sprintf("%s-%v", strings.ReplaceAll(tt.prefix, "/", "-"), tt.readOnly), func(t *testing.T) {

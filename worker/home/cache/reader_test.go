@@ -2,14 +2,19 @@ package cache_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/home/cache"
+	"github.com/bullpen-run/bullpen/worker/jail/disk"
 )
 
 // Readers see one version while writers commit others, which are not fetched for the writers.
@@ -97,4 +102,51 @@ func TestReadersShareADirectory(t *testing.T) {
 	if err != nil || len(dirs) != 2 {
 		t.Errorf("%d directories are left: %v", len(dirs), err)
 	}
+}
+
+// Staged files are written to the whole, of which a part is mounted.
+func TestPartOfAHome(t *testing.T) {
+	w := newWorld(t)
+	homes := w.worker("one", 1<<30)
+	defer w.close(homes)
+	w.run(homes, "a", func(dir string) { write(t, dir+"/d/file", "1") })
+	hold := w.job("a")
+	b, err := w.blobs.PutStream(t.Context(), "uploads/org/1", 2, strings.NewReader("up"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.heads["org/a"].Staged = []proto.StagedFile{{Path: "d/up", Blob: b}}
+	h, err := homes.CheckOut(t.Context(), hold)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := w.pool.Get(t.Context(), disk.Size{Bytes: 32*mib + home.OwnBytes, Inodes: 1100}, tenant, tenant)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := h.MountPart(v, tenant, tenant, func(root int) (int, error) {
+		return unix.Openat(root, "d", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	})
+	if err := errors.Join(err, h.PutStaged(t.Context()), h.LimitSpace()); err != nil {
+		t.Fatal(err)
+	}
+	dir := fmt.Sprintf("/proc/self/fd/%d", part.Fd())
+	has(t, dir+"/file", "1")
+	has(t, dir+"/up", "up")
+	write(t, dir+"/file", "2")
+	if err := part.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := h.Save(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.commit("a", c)
+	if err := h.Close(true); err != nil {
+		t.Error(err)
+	}
+	w.run(homes, "a", func(dir string) {
+		has(t, dir+"/d/file", "2")
+		has(t, dir+"/d/up", "up")
+	})
 }
