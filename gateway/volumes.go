@@ -89,11 +89,11 @@ func (s *Server) removeVolume(ctx context.Context, c *proto.Connection) error {
 
 // forkVolume creates a volume that begins with the files of another.
 func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
-	from, err := s.volumeOf(r)
+	fork, err := decodeBody[api.ForkVolumeRequest](s, w, r)
 	if err != nil {
 		return err
 	}
-	fork, err := decodeBody[api.ForkVolumeRequest](s, w, r)
+	from, err := s.volumeOf(r)
 	if err != nil {
 		return err
 	}
