@@ -138,11 +138,11 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 
 // archiveVolume writes the part of a volume that its connection has as a tar.
 func (s *Server) archiveVolume(w http.ResponseWriter, r *http.Request) error {
-	c, err := s.volumeOf(r)
+	version, err := queryInt(r, "version", 1, api.MaxWhole, 0)
 	if err != nil {
 		return err
 	}
-	version, err := queryInt(r, "version", 1, api.MaxWhole, 0)
+	c, err := s.volumeOf(r)
 	if err != nil {
 		return err
 	}
