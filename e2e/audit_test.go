@@ -61,6 +61,8 @@ func testAudit(t *testing.T, p *programs) {
 		{http.MethodPost, "/v1/admin/connections/audited/test?org=acme", nil, 409},
 		{http.MethodPut, "/v1/admin/connections/audited?org=acme", request{"kind": "directory", "directory": "/srv/data", "read_only": true}, 200},
 		{http.MethodDelete, "/v1/admin/connections/audited?org=acme", nil, 200},
+		{http.MethodPost, "/v1/admin/connections", request{"org": "acme", "slug": "audited-volume", "kind": "volume", "bytes": "1MiB"}, 201},
+		{http.MethodPost, "/v1/admin/connections/audited-volume/fork?org=acme", request{"slug": "audited-fork"}, 201},
 		{http.MethodDelete, "/v1/admin/secrets/TOKEN?org=acme", nil, 204},
 		{http.MethodPost, "/v1/admin/secrets/rotate-key", nil, 200},
 		{http.MethodPost, "/v1/admin/sandboxes", request{"name": "web", "env": request{"A": canary}}, 201},

@@ -107,7 +107,7 @@ func failureTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
 		"backup": testBackup, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
 		"sleepers": testSleepers, "store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
-		"webhooks-killed": testWebhooksKilled,
+		"volumes-killed": testVolumesKilled, "webhooks-killed": testWebhooksKilled,
 	}
 }
 
@@ -168,7 +168,7 @@ func runShared(t *testing.T, sys *system) {
 		"thread-organisations": testThreadOrganisations, "thread-busy": testThreadBusy, "threads-at-once": testThreadsAtOnce,
 		"thread-in-a-row": func(t *testing.T, a *api) { testThreadInARow(t, 30, a) }, "thread-limits": testThreadLimits,
 		"thread-upload-limits": testThreadUploadLimits, "thread-refused": testThreadRefused, "files-in-the-way": testFilesInTheWay,
-		"file-uploads": testFileUploads, "file-changes": testFileChanges, "file-downloads": testFileDownloads, "signed-urls": testSignedURLs,
+		"volumes": testVolumes, "file-uploads": testFileUploads, "file-changes": testFileChanges, "file-downloads": testFileDownloads, "signed-urls": testSignedURLs,
 		"mcp": func(t *testing.T, a *api) { testMCP(t, sys.programs.bullpen, a) },
 	} {
 		t.Run(name, func(t *testing.T) {

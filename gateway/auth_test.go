@@ -104,6 +104,9 @@ func accessTable() map[string]access {
 		"replaceConnection": {scope: admin, path: "/v1/admin/connections/data?org=acme", body: bucket},
 		"removeConnection":  {scope: admin, path: "/v1/admin/connections/data?org=acme"},
 		"testConnection":    {scope: admin, path: "/v1/admin/connections/data/test?org=acme"},
+		"getVolume":         {scope: admin, path: "/v1/admin/connections/work/volume?org=acme"},
+		"forkVolume":        {scope: admin, path: "/v1/admin/connections/work/fork?org=acme", body: `{"slug":"fork"}`},
+		"archiveVolume":     {scope: admin, path: "/v1/admin/connections/work/archive?org=acme"},
 		"getOrgUsage":       {scope: admin, path: "/v1/admin/usage?org=acme"},
 		"putWebhook":        {scope: admin, path: "/v1/webhook?key={key}", body: `{"url":"https://example.com/hook"}`},
 		"patchWebhook":      {scope: admin, path: "/v1/webhook?key={key}", body: `{"max_attempts":2}`},
@@ -140,6 +143,7 @@ func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
 	h.do("PUT", "/v1/admin/secrets/S", `{"value":"value"}`).want(200, "")
 	h.do("PUT", "/v1/admin/secrets/KEYS", `{"value":"value"}`).want(200, "")
 	h.do("POST", "/v1/admin/connections", bucket).want(201, "")
+	h.do("POST", "/v1/admin/connections", `{"slug":"work","kind":"volume","bytes":"1GiB"}`).want(201, "")
 	return h, strings.NewReplacer(
 		"{execution}", execution, "{key}", victim["id"].(string), "{session}", session["id"].(string), "{member}", id("/v1/admin/members", table["createMember"].body),
 		"{batch}", id("/v1/batches", table["createBatch"].body), "{schedule}", id("/v1/schedules", table["createSchedule"].body),

@@ -58,25 +58,19 @@ func (s *Server) mountsOf(ctx context.Context, key *proto.Key, subPaths []string
 	return mounts, nil
 }
 
-// checkSubPaths returns an error if a sub path that the program may only read does not exist. Nobody
-// could create it. Directories, and buckets that no gateway has reached, are known to workers alone.
+// checkSubPaths returns an error if a sub path that the program may only read does not exist: the
+// program could not create it. Directories, and buckets that no gateway has reached, are known to
+// workers alone.
 func (s *Server) checkSubPaths(ctx context.Context, org string, mounts []proto.Mount, subPaths []string) error {
 	ctx, cancel := context.WithTimeout(ctx, subPathTimeout)
 	defer cancel()
 	for _, path := range subPaths {
 		slug, _ := api.SplitSubPath(path)
 		m := mounts[slices.IndexFunc(mounts, func(m proto.Mount) bool { return m.Slug == slug })]
-		if m.S3 == nil || !m.ReadOnly {
+		if !m.ReadOnly {
 			continue
 		}
-		c, err := s.Connections.Connection(ctx, org, slug)
-		if err != nil {
-			return fmt.Errorf("look up storage connection %s: %w", slug, err)
-		}
-		if c.TestedAt == nil {
-			continue
-		}
-		exists, err := s.hasObjects(ctx, org, m)
+		exists, err := s.mayExist(ctx, org, m)
 		if err != nil {
 			return err
 		}
@@ -85,6 +79,24 @@ func (s *Server) checkSubPaths(ctx context.Context, org string, mounts []proto.M
 		}
 	}
 	return nil
+}
+
+// mayExist reports whether the part of the storage that a mount has may exist. Its errors are for the
+// client.
+func (s *Server) mayExist(ctx context.Context, org string, m proto.Mount) (bool, error) {
+	switch m.Kind {
+	case proto.MountVolume:
+		return s.hasVolumePath(ctx, org, &m)
+	case proto.MountS3:
+		c, err := s.Connections.Connection(ctx, org, m.Slug)
+		if err != nil {
+			return false, fmt.Errorf("look up storage connection %s: %w", m.Slug, err)
+		}
+		if c.TestedAt != nil {
+			return s.hasObjects(ctx, org, m)
+		}
+	}
+	return true, nil
 }
 
 // hasObjects reports whether a mount of a bucket has objects. Its errors are for the client.
@@ -345,7 +357,7 @@ func (s *Server) deleteConnection(w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return err
 	}
-	ctx, cancel := detached(r.Context())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
 	defer cancel()
 	c, err := s.Connections.Remove(ctx, org, slug, func(c proto.Connection) error {
 		auditBefore(r, c.Org, c.Slug, api.NewConnection(&c))
@@ -353,6 +365,11 @@ func (s *Server) deleteConnection(w http.ResponseWriter, r *http.Request) error 
 			return err
 		}
 		return checkMatch(r, api.NewConnection(&c))
+	}, func(c proto.Connection) error {
+		if c.Kind != proto.MountVolume {
+			return nil
+		}
+		return s.removeVolume(ctx, &c)
 	})
 	if err != nil {
 		return connectionError(slug, err)

@@ -83,7 +83,7 @@ func (s *connectionStore) Change(_ context.Context, org, slug string, change fun
 	return c, nil
 }
 
-func (s *connectionStore) Remove(_ context.Context, org, slug string, check func(proto.Connection) error) (proto.Connection, error) {
+func (s *connectionStore) Remove(_ context.Context, org, slug string, check, empty func(proto.Connection) error) (proto.Connection, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.at(org, slug)
@@ -98,6 +98,9 @@ func (s *connectionStore) Remove(_ context.Context, org, slug string, check func
 		if k.Org == org && k.RevokedAt == nil && slices.ContainsFunc(k.Mounts, func(m proto.KeyMount) bool { return m.Connection == slug }) {
 			return c, &proto.BoundConnectionError{Connection: slug, Keys: []string{k.ID}}
 		}
+	}
+	if err := empty(c); err != nil {
+		return c, err
 	}
 	s.all = slices.Delete(s.all, i, i+1)
 	return c, nil
@@ -212,7 +215,7 @@ func TestConnectionFields(t *testing.T) {
 		"directory with a bucket": {`{"slug":"d","kind":"directory","directory":"/srv","bucket":"abc"}`, "kind"},
 		"volume":                  {`{"slug":"v","kind":"volume","bytes":"1GiB","prefix":"a"}`, ""}, "number of bytes": {`{"slug":"v","kind":"volume","bytes":1048576}`, ""},
 		"no quota": {`{"slug":"v","kind":"volume"}`, "bytes"}, "small": {`{"slug":"v","kind":"volume","bytes":"1023KiB"}`, "bytes"},
-		"large": {`{"slug":"v","kind":"volume","bytes":"1025GiB"}`, "bytes"}, "quota of a bucket": {with(`,"bytes":"1GiB"`), "bytes"},
+		"large": {`{"slug":"v","kind":"volume","bytes":"1001GiB"}`, "bytes"}, "quota of a bucket": {with(`,"bytes":"1GiB"`), "bytes"},
 		"quota of a directory":    {`{"slug":"d","kind":"directory","directory":"/srv/data","bytes":"1GiB"}`, "bytes"},
 		"volume with a bucket":    {`{"slug":"v","kind":"volume","bytes":"1GiB","bucket":"abc"}`, "kind"},
 		"volume with a directory": {`{"slug":"v","kind":"volume","bytes":"1GiB","directory":"/srv"}`, "directory"},

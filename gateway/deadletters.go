@@ -174,8 +174,10 @@ func (s *Server) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID
 	job.CreatedAt, job.RunAt, job.QueueDeadline = now, time.Time{}, now.Add(s.QueueExpiry)
 	job.Concurrent, job.MaxQueued, job.Weight, job.KeyConcurrent = proto.LimitOf(plan.Concurrent), proto.LimitOf(plan.MaxQueued), plan.Weight, plan.keyConcurrent
 	job.Bound = slices.Clone(dead.Bound)
-	if job.Mounts, err = s.renewMounts(ctx, key, dead.Mounts); err != nil {
+	mounts, err := s.renewMounts(ctx, key, dead.Mounts)
+	if err != nil {
 		return nil, err
 	}
+	job.SetMounts(mounts)
 	return &job, s.sealSecrets(ctx, &job, nil)
 }

@@ -204,10 +204,11 @@ func (s *Server) newJob(ctx context.Context, req *api.ExecuteRequest, c client, 
 			Image: sandbox.Image, Network: sandbox.Network.Policy, Disk: sandbox.OnDisk(), Architecture: sandbox.Architecture,
 			WebhookURL: webhookURL, RequestID: c.requestID, ClientID: c.id, UserAgent: c.userAgent,
 			CreatedAt: now.UTC(), RunAt: runAt,
-			Concurrent: proto.LimitOf(c.plan.Concurrent), MaxQueued: proto.LimitOf(c.plan.MaxQueued), Weight: c.plan.Weight, KeyConcurrent: c.plan.keyConcurrent, HasMounts: len(mounts) > 0,
+			Concurrent: proto.LimitOf(c.plan.Concurrent), MaxQueued: proto.LimitOf(c.plan.MaxQueued), Weight: c.plan.Weight, KeyConcurrent: c.plan.keyConcurrent,
 		},
-		Env: env, Sandbox: sandbox, Bound: bound, Mounts: mounts,
+		Env: env, Sandbox: sandbox, Bound: bound,
 	}
+	job.SetMounts(mounts)
 	if err := s.sealSecrets(ctx, job, req.Env); err != nil {
 		return nil, err
 	}

@@ -366,8 +366,9 @@ type Connections interface {
 	Change(ctx context.Context, org, slug string, change func(*proto.Connection) error) (proto.Connection, error)
 	// Remove removes a connection, for which check must return nil, and returns it. It returns
 	// [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys
-	// name it.
-	Remove(ctx context.Context, org, slug string, check func(proto.Connection) error) (proto.Connection, error)
+	// name it. Before it removes the connection it calls empty, whose error is returned. Both may be
+	// called again.
+	Remove(ctx context.Context, org, slug string, check, empty func(proto.Connection) error) (proto.Connection, error)
 }
 
 // Storage uses the buckets of storage connections.

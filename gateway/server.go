@@ -203,6 +203,7 @@ func (s *Server) routeAPI(r chi.Router) {
 		"listDeadLetters": s.listDeadLetters, "getDeadLetter": s.getDeadLetter, "deleteDeadLetter": s.deleteDeadLetter,
 		"createConnection": s.createConnection, "listConnections": s.listConnections, "getConnection": s.getConnection, "replaceConnection": s.replaceConnection,
 		"removeConnection": s.deleteConnection, "testConnection": s.testConnection,
+		"getVolume": s.getVolume, "forkVolume": s.forkVolume, "archiveVolume": s.archiveVolume,
 		"rotateSecretsKey": s.rotateSecretsKey, "putSecret": s.putSecret, "getSecret": s.getSecret, "listSecrets": s.listSecrets, "deleteSecret": s.deleteSecret, "requeueDeadLetter": s.requeueDeadLetter, "backup": s.backup, "collectThreads": s.collectThreads, "rebuildThreads": s.rebuildThreads, "listAudit": s.listAudit,
 		"mcp": s.serveMCP,
 	}

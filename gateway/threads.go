@@ -135,18 +135,23 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer done()
-	out := &lazyWriter{w: w, head: r.Method == http.MethodHead, begin: func(h http.Header) {
-		h.Set("Content-Type", "application/x-tar")
-		h.Set("Content-Disposition", attachment(id+".tar"))
-		h.Set("Cache-Control", "private, no-store")
-	}}
-	if err := s.Versions.Archive(r.Context(), org, id, version, dir, out); err != nil {
+	if err := s.Versions.Archive(r.Context(), org, id, version, dir, tarAnswer(w, r, id)); err != nil {
 		if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
 			return api.Errorf(api.CodeNotFound, "%s", missing)
 		}
 		return versionError("archive", id, version, err)
 	}
 	return nil
+}
+
+// tarAnswer returns the writer of a tar that is the answer to a request. Until it is written to, the
+// answer can be an error.
+func tarAnswer(w http.ResponseWriter, r *http.Request, name string) *lazyWriter {
+	return &lazyWriter{w: w, head: r.Method == http.MethodHead, begin: func(h http.Header) {
+		h.Set("Content-Type", "application/x-tar")
+		h.Set("Content-Disposition", attachment(name+".tar"))
+		h.Set("Cache-Control", "private, no-store")
+	}}
 }
 
 // unpackThread unpacks a tar into a thread while it arrives.

@@ -1,6 +1,9 @@
 package proto
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Sandbox is the environment and the limits of a program, resolved from a [Profile] when the job is
 // accepted. Workers look nothing up.
@@ -84,6 +87,10 @@ type Meta struct {
 	HasInjections bool `json:"has_injections,omitempty"`
 	// HasMounts is whether the job has Mounts.
 	HasMounts bool `json:"has_mounts,omitempty"`
+	// HasVolumes is whether a mount is a volume. Volumes are the slugs of those that the program can
+	// change.
+	HasVolumes bool     `json:"has_volumes,omitempty"`
+	Volumes    []string `json:"volumes,omitempty"`
 	// ScheduleID is the schedule that started the execution, empty for none.
 	ScheduleID string `json:"schedule_id,omitempty"`
 	// Batch is the id of the batch that the execution belongs to, empty for none. BatchIndex is its
@@ -102,6 +109,19 @@ func (m *Meta) QueuedAt() time.Time {
 		return m.CreatedAt
 	}
 	return m.RunAt
+}
+
+// Threads returns the ids of the threads that the execution holds, in ascending order: its own and
+// those of the volumes that it can change.
+func (m *Meta) Threads() (ids []string) {
+	if m.ThreadID != "" {
+		ids = append(ids, m.ThreadID)
+	}
+	for _, slug := range m.Volumes {
+		ids = append(ids, VolumeThread(slug))
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // Class returns the class of the job, which follows from its mode.
@@ -135,6 +155,20 @@ type Job struct {
 	Sandbox       Sandbox `json:"sandbox"`
 }
 
+// SetMounts sets the mounts of a job, and what its Meta says of them.
+func (j *Job) SetMounts(mounts []Mount) {
+	j.Mounts, j.HasMounts, j.HasVolumes, j.Volumes = mounts, len(mounts) > 0, false, nil
+	for _, m := range mounts {
+		if m.Kind != MountVolume {
+			continue
+		}
+		j.HasVolumes = true
+		if !m.ReadOnly {
+			j.Volumes = append(j.Volumes, m.Slug)
+		}
+	}
+}
+
 // Record is the state of an execution, from its submission to the end of its retention.
 type Record struct {
 	Meta
@@ -152,11 +186,12 @@ type Record struct {
 	Lost []string `json:"lost,omitempty"`
 	// Usage is for metering.
 	Usage *Usage `json:"usage,omitempty"`
-	// Pending and Commit belong to a running execution whose program has ended. Pending becomes the
-	// result once Commit is applied to its thread's head. Any process that finds them may complete
-	// both. Clients do not see them, see Public.
-	Pending *Result `json:"pending,omitempty"`
-	Commit  *Commit `json:"commit,omitempty"`
+	// Pending, Commit and VolumeCommits belong to a running execution whose program has ended. Pending
+	// becomes the result once Commit is applied to its thread's head and VolumeCommits to those of its
+	// volumes. Any process that finds them may complete all. Clients do not see them, see Public.
+	Pending       *Result        `json:"pending,omitempty"`
+	Commit        *Commit        `json:"commit,omitempty"`
+	VolumeCommits []VolumeCommit `json:"volume_commits,omitempty"`
 }
 
 // Public returns the part of r that clients may see: a program that has ended still runs for them
@@ -166,7 +201,7 @@ func (r *Record) Public() *Record {
 		return r
 	}
 	public := *r
-	public.Pending, public.Commit, public.Usage, public.OutputTruncated = nil, nil, nil, false
+	public.Pending, public.Commit, public.VolumeCommits, public.Usage, public.OutputTruncated = nil, nil, nil, nil, false
 	return &public
 }
 

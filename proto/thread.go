@@ -126,6 +126,13 @@ type Commit struct {
 	Staged  []string `json:"staged"`  // keys of the staged files that the version contains
 }
 
+// Hold is what an execution that holds a thread needs to check out its files.
+type Hold struct {
+	Org, Thread string
+	Trace       TraceID
+	Most        Space // that the files may take
+}
+
 // ErrFenced is returned to an execution that does not hold the lock of its thread any more.
 var ErrFenced = errors.New("another execution holds the thread now")
 
@@ -136,6 +143,9 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
+	if slug, ok := VolumeOf(e.Thread); ok {
+		return fmt.Sprintf("volume %s is in use by execution %s; wait until that has ended, cancel it, or use a key that only reads the volume", slug, e.Holder)
+	}
 	return fmt.Sprintf("thread %s is in use by execution %s; wait until that has ended, cancel it, or use another thread", e.Thread, e.Holder)
 }
 
@@ -146,7 +156,7 @@ func (*BusyError) Conflict() {}
 type RemovingError struct{ Thread string }
 
 func (e *RemovingError) Error() string {
-	return fmt.Sprintf("thread %s is being removed; try again, or remove it again if that was interrupted", e.Thread)
+	return fmt.Sprintf("%s is being removed; try again, or remove it again if that was interrupted", threadName(e.Thread))
 }
 
 // Conflict marks the error as one whose text is for the client.
@@ -159,8 +169,8 @@ type LayersError struct {
 }
 
 func (e *LayersError) Error() string {
-	return fmt.Sprintf("the files of thread %s were changed %d times since an execution combined the changes; run one that writes a file first",
-		e.Thread, e.Most)
+	return fmt.Sprintf("the files of %s were changed %d times since an execution combined the changes; run one that writes a file first",
+		threadName(e.Thread), e.Most)
 }
 
 // Conflict marks the error as one whose text is for the client.
@@ -173,8 +183,8 @@ type StagedError struct {
 }
 
 func (e *StagedError) Error() string {
-	return fmt.Sprintf("thread %s has %d staged files already; at most %d, whose names and keys take %s, may wait for its next execution; run one first",
-		e.Thread, e.Files, MaxStaged, Bytes(MaxStagedBytes))
+	return fmt.Sprintf("%s has %d staged files already; at most %d, whose names and keys take %s, may wait for its next execution; run one first",
+		threadName(e.Thread), e.Files, MaxStaged, Bytes(MaxStagedBytes))
 }
 
 // Conflict marks the error as one whose text is for the client.

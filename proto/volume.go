@@ -5,13 +5,13 @@ import "strings"
 // The limits of the quota of a volume.
 const (
 	minVolume = MiB
-	maxVolume = 1024 * GiB
+	maxVolume = 1000 * GiB
 )
 
 const (
-	// volumePrefix begins the ids of the threads of volumes. Ids of other threads have no colon, see
+	// volumePrefix begins the ids of the threads of volumes. Ids of other threads have no =, see
 	// [CheckThreadID].
-	volumePrefix = "volume:"
+	volumePrefix = "volume="
 	// A volume may have a file or directory for each bytesPerFile of its quota, and at least
 	// minVolumeFiles. Homes may have as many as maxVolumeFiles.
 	bytesPerFile   = 16 << 10
@@ -27,7 +27,21 @@ func VolumeThread(slug string) string { return volumePrefix + slug }
 // thread.
 func VolumeOf(thread string) (slug string, ok bool) { return strings.CutPrefix(thread, volumePrefix) }
 
+// threadName returns what messages call a thread.
+func threadName(id string) string {
+	if slug, ok := VolumeOf(id); ok {
+		return "volume " + slug
+	}
+	return "thread " + id
+}
+
 // VolumeSpace returns the limits of a volume with a quota in bytes.
 func VolumeSpace(quota int64) Space {
 	return Space{Bytes: quota, Files: min(max(quota/bytesPerFile, minVolumeFiles), maxVolumeFiles)}
+}
+
+// VolumeCommit is the change of a volume by an execution whose program has ended.
+type VolumeCommit struct {
+	Volume string `json:"volume"` // the slug
+	Commit
 }

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -59,7 +61,8 @@ type Outcome struct {
 	LastSeq         int64 // of the last event published
 	OutputTruncated bool  // events were evicted or lost
 	Usage           *proto.Usage
-	Commit          *proto.Commit // the thread's next version; nil if nothing changed, or there is no thread
+	Commit          *proto.Commit        // the thread's next version; nil if nothing changed, or there is no thread
+	Volumes         []proto.VolumeCommit // the next versions of volumes that changed
 }
 
 // Output publishes the events of one attempt.
@@ -100,15 +103,29 @@ type Image struct {
 	Env       map[string]string         // variables that the image sets
 }
 
-// Homes provides the homes of threads.
+// Homes provides the homes of threads, and volumes, which are threads as well.
 type Homes interface {
-	// CheckOut returns the home of the job's thread at its newest version.
-	CheckOut(ctx context.Context, job *proto.Job) (Home, error)
+	// CheckOut returns the home of a thread at its newest version.
+	CheckOut(ctx context.Context, hold proto.Hold) (Home, error)
+	// Read returns the newest version of a thread. It is empty if there is no thread.
+	Read(ctx context.Context, org, thread string) (VolumeVersion, error)
 }
 
-// Home is a thread's home for one execution. Its methods must not be called concurrently.
+// VolumeVersion is a version of a volume, which does not change. Its methods must not be called
+// concurrently.
+type VolumeVersion interface {
+	// MountPart mounts a part of it, see [mount.Volume].
+	MountPart(uid, gid int, open func(root int) (dir int, err error)) (*os.File, error)
+	// Close releases it after the death of the jail.
+	Close()
+}
+
+// Home is a thread's home, or a volume, for one execution. Its methods must not be called
+// concurrently.
 type Home interface {
 	jail.Home
+	// MountPart is Mount for a part of it, see [mount.Volume].
+	MountPart(v jail.Volume, uid, gid int, open func(root int) (dir int, err error)) (*os.File, error)
 	// PutStaged writes the thread's staged files. The error is a [*proto.UploadsError] if they do
 	// not fit.
 	PutStaged(ctx context.Context) error
@@ -205,7 +222,10 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 		"start", spent.start, "prepare_ms", millis(spent.prepare), "run_ms", millis(spent.run),
 	}
 	if job.ThreadID != "" {
-		line = append(line, "thread", job.ThreadID, "check_out_ms", millis(spent.checkOut), "save_ms", millis(spent.save))
+		line = append(line, "thread", job.ThreadID)
+	}
+	if job.ThreadID != "" || job.HasVolumes {
+		line = append(line, "check_out_ms", millis(spent.checkOut), "save_ms", millis(spent.save))
 	}
 	if len(job.Mounts) > 0 {
 		line = append(line, "mounts", len(job.Mounts), "store_ms", millis(spent.store))
@@ -261,9 +281,9 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	}
 	m := <-preparing
 	spent.start, spent.prepare, spent.checkOut = m.start, m.took, m.checkOut
-	committed := false
+	var ended *proto.Record // the result, if this worker stored it after commits
 	release := func() {
-		if err := m.close(committed); err != nil {
+		if err := m.close(ended); err != nil {
 			w.Log.ErrorContext(ctx, "sandbox removal failed", "trace_id", job.TraceID, "error", err)
 		}
 	}
@@ -272,7 +292,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 			release()
 			return
 		}
-		w.Log.ErrorContext(ctx, "thread save does not end, sandbox is removed when it does", "trace_id", job.TraceID, "thread", job.ThreadID)
+		w.Log.ErrorContext(ctx, "thread save does not end, sandbox is removed when it does", "trace_id", job.TraceID, "threads", job.Threads())
 		go func() {
 			<-m.saving
 			release()
@@ -344,17 +364,17 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 			out.Result = out.Result.Unwritten(notWritten(err))
 		}
 	}
-	if m.home != nil && !errors.Is(context.Cause(running), ErrShutdown) && outcome.Kind != jail.HostOutOfMemory {
+	if !errors.Is(context.Cause(running), ErrShutdown) && outcome.Kind != jail.HostOutOfMemory {
 		began := time.Now()
-		out.Commit, err = w.save(ctx, m)
-		spent.save = time.Since(began)
-		if err != nil {
-			w.Log.ErrorContext(ctx, "thread save failed", "trace_id", job.TraceID, "thread", job.ThreadID, "error", err)
-			out.Result = out.Result.Unsaved(w.notSaved(err))
+		for _, s := range w.save(ctx, m) {
+			w.addSaved(ctx, job, &out, s)
 		}
+		spent.save = time.Since(began)
 	}
 	rec, err := w.finish(ctx, lease, out)
-	committed = err == nil && out.Commit != nil && !unsaved(rec)
+	if err == nil && (out.Commit != nil || len(out.Volumes) > 0) {
+		ended = rec
+	}
 	return rec, err
 }
 
@@ -373,61 +393,112 @@ const saveGrace = 10 * time.Second
 // errSaveTimeout is the cause of the end of a save's context.
 var errSaveTimeout = errors.New("the save timeout has passed")
 
-// save saves the home of a thread within w.SaveTimeout. It sets m.saving if the home is in use
-// after that.
-func (w *Worker) save(ctx context.Context, m *preparation) (*proto.Commit, error) {
+// saving is the save of a home or of a volume.
+type saving struct {
+	home   Home
+	volume string // the slug; empty for the thread's home
+	commit *proto.Commit
+	err    error
+}
+
+// savings returns what is to be saved of an execution, the thread's home last.
+func (m *preparation) savings() (all []*saving) {
+	for _, v := range m.volumes {
+		if v.home != nil {
+			all = append(all, &saving{home: v.home, volume: v.slug})
+		}
+	}
+	if m.home != nil {
+		all = append(all, &saving{home: m.home})
+	}
+	return all
+}
+
+// save saves the home and the volumes of an execution within w.SaveTimeout. It sets m.saving if some
+// are in use after that, and then none is saved.
+func (w *Worker) save(ctx context.Context, m *preparation) []*saving {
+	all := m.savings()
+	if len(all) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, w.SaveTimeout, errSaveTimeout)
 	defer cancel()
-	var c *proto.Commit
-	var err error
+	var running sync.WaitGroup
+	for _, s := range all {
+		running.Go(func() {
+			s.commit, s.err = s.home.Save(ctx)
+			if s.err != nil && errors.Is(context.Cause(ctx), errSaveTimeout) {
+				s.err = fmt.Errorf("%w: %w", errSaveTimeout, s.err)
+			}
+		})
+	}
 	saved := make(chan struct{})
 	go func() {
 		defer close(saved)
-		c, err = m.home.Save(ctx)
+		running.Wait()
 	}()
 	select {
 	case <-saved:
+		return all
 	case <-ctx.Done():
-		grace := time.NewTimer(saveGrace)
-		defer grace.Stop()
-		select {
-		case <-saved:
-		case <-grace.C:
-			m.saving = saved
-			return nil, fmt.Errorf("save the home: %w", context.Cause(ctx))
-		}
 	}
-	if err != nil && errors.Is(context.Cause(ctx), errSaveTimeout) {
-		err = fmt.Errorf("%w: %w", errSaveTimeout, err)
+	grace := time.NewTimer(saveGrace)
+	defer grace.Stop()
+	select {
+	case <-saved:
+		return all
+	case <-grace.C:
 	}
-	return c, err
+	m.saving = saved
+	failed := m.savings()
+	for _, s := range failed {
+		s.err = fmt.Errorf("save the home: %w", context.Cause(ctx))
+	}
+	return failed
 }
 
-// unsaved reports whether the home of an execution was not saved.
-func unsaved(rec *proto.Record) bool {
-	return rec.Result.ErrorCode != nil && *rec.Result.ErrorCode == string(proto.CodeThreadSave)
+// addSaved adds a commit, or why there is none, to an outcome.
+func (w *Worker) addSaved(ctx context.Context, job *proto.Job, out *Outcome, s *saving) {
+	switch {
+	case s.err != nil && s.volume != "":
+		w.Log.ErrorContext(ctx, "volume save failed", "trace_id", job.TraceID, "volume", s.volume, "error", s.err)
+		out.Result = out.Result.Unwritten(w.volumeNotSaved(s.volume, s.err))
+	case s.err != nil:
+		w.Log.ErrorContext(ctx, "thread save failed", "trace_id", job.TraceID, "thread", job.ThreadID, "error", s.err)
+		out.Result = out.Result.Unsaved(fmt.Sprintf("The thread was not changed: %v.", w.notSaved(s.err)))
+	case s.commit == nil:
+	case s.volume != "":
+		out.Volumes = append(out.Volumes, proto.VolumeCommit{Volume: s.volume, Commit: *s.commit})
+	default:
+		out.Commit = s.commit
+	}
 }
 
-// notSaved returns the message for the tenant about a home that was not saved.
-func (w *Worker) notSaved(err error) string {
-	why := errors.New("its home could not be stored; the cause is in the worker's log")
+// endedAs reports whether an execution ended with one of some error codes.
+func endedAs(rec *proto.Record, codes ...proto.ErrorCode) bool {
+	return rec.Result.ErrorCode != nil && slices.Contains(codes, proto.ErrorCode(*rec.Result.ErrorCode))
+}
+
+// notSaved returns why a home was not saved, for the tenant.
+func (w *Worker) notSaved(err error) error {
 	var limit *proto.LimitError
 	var attributes *proto.AttributesError
 	var depth *proto.DepthError
 	var file *proto.FileError
 	switch {
 	case errors.As(err, &limit):
-		why = limit
+		return limit
 	case errors.As(err, &attributes):
-		why = attributes
+		return attributes
 	case errors.As(err, &depth):
-		why = depth
+		return depth
 	case errors.As(err, &file):
-		why = file
+		return file
 	case errors.Is(err, errSaveTimeout):
-		why = fmt.Errorf("saving its home took longer than the %s that this server allows; save less at a time", w.SaveTimeout)
+		return fmt.Errorf("saving it took longer than the %s that this server allows; save less at a time", w.SaveTimeout)
+	default:
+		return errors.New("it could not be stored; the cause is in the worker's log")
 	}
-	return fmt.Sprintf("The thread was not changed: %v.", why)
 }
 
 // sandboxBroken is the message for the tenant about an internal failure. The cause, with the host's
@@ -438,7 +509,8 @@ const sandboxBroken = "The sandbox failed; the cause is in the worker's log."
 type preparation struct {
 	jail       *preparedJail // nil if not even the image could be opened
 	home       Home          // nil if there is no thread
-	file       string        // name of the program's file, if it is in the home
+	volumes    []*volume
+	file       string // name of the program's file, if it is in the home
 	program    jail.Program
 	unusable   error // why there is no program, a sentence for the user
 	err        error
@@ -446,8 +518,8 @@ type preparation struct {
 	secrets    map[string][]byte
 	// secretsFailed means that err concerns the secrets.
 	secretsFailed bool
-	// saving, if not nil, is closed when a save that the execution does not wait for ends. The home and
-	// the jail are in use until then.
+	// saving, if not nil, is closed when a save that the execution does not wait for ends. The home, the
+	// volumes and the jail are in use until then.
 	saving   <-chan struct{}
 	injector *inject.Proxy // nil if no secret is added to requests
 	data     *mount.Set    // nil if there are no mounts
@@ -459,7 +531,9 @@ type preparation struct {
 	took       time.Duration // without checkOut
 }
 
-func (m *preparation) close(committed bool) error {
+// close releases everything. ended is the record with which the execution ended, if this worker
+// stored it after commits, and otherwise nil.
+func (m *preparation) close(ended *proto.Record) error {
 	var errs []error
 	if m.jail != nil {
 		errs = append(errs, m.jail.Close())
@@ -468,7 +542,11 @@ func (m *preparation) close(committed bool) error {
 		errs = append(errs, m.data.Close())
 	}
 	if m.home != nil {
-		errs = append(errs, m.home.Close(committed))
+		errs = append(errs, m.home.Close(ended != nil && !endedAs(ended, proto.CodeThreadSave)))
+	}
+	for _, v := range m.volumes {
+		// These codes may be about others. The next execution then fetches what was saved.
+		errs = append(errs, v.close(ended != nil && !endedAs(ended, proto.CodeThreadSave, proto.CodeStorageWrite)))
 	}
 	return errors.Join(errs...)
 }
@@ -481,6 +559,9 @@ func (m *preparation) failure() proto.Result {
 	}
 	if m.homeFailed {
 		return proto.Failure(proto.CodeThreadMount, "The thread's home could not be made ready on this worker, so the program was not started.")
+	}
+	if failed, ok := errors.AsType[*volumeError](m.err); ok {
+		return volumeFailure(failed)
 	}
 	if m.dataFailed {
 		text := "The storage connections of the program could not be mounted on this worker, so it was not started; the cause is in the worker's log."
@@ -529,7 +610,9 @@ func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (
 	spec := Spec(job.Sandbox, m.jail.image.Root)
 	if job.ThreadID != "" {
 		began := time.Now()
-		m.home, err = w.Homes.CheckOut(ctx, job)
+		m.home, err = w.Homes.CheckOut(ctx, proto.Hold{
+			Org: job.Org, Thread: job.ThreadID, Trace: job.TraceID, Most: proto.Space{Bytes: job.Sandbox.HomeBytes, Files: job.Sandbox.Inodes},
+		})
 		m.checkOut = time.Since(began)
 		if err != nil {
 			m.home, m.homeFailed = nil, true
@@ -567,11 +650,7 @@ func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (
 		}
 	}
 	if m.data != nil {
-		if err := m.data.Use(m.secrets); err != nil {
-			m.dataFailed = true
-			return err
-		}
-		if err := m.jail.MountData(ctx, m.data); err != nil {
+		if err := w.mountData(ctx, job, m); err != nil {
 			m.dataFailed = true
 			return err
 		}
@@ -589,6 +668,25 @@ func (w *Worker) openMounts(job *proto.Job, m *preparation) (err error) {
 	}
 	m.data, err = w.Mounts.Open(job.Mounts)
 	return err
+}
+
+// mountData mounts what the program sees below [proto.MountsDir].
+func (w *Worker) mountData(ctx context.Context, job *proto.Job, m *preparation) error {
+	if err := m.data.Use(m.secrets); err != nil {
+		return err
+	}
+	if job.HasVolumes {
+		began := time.Now()
+		err := w.checkOutVolumes(ctx, job, m)
+		m.checkOut += time.Since(began)
+		if err != nil {
+			return err
+		}
+	}
+	if err := m.jail.MountData(ctx, m.data); err != nil {
+		return err
+	}
+	return m.limitVolumes(ctx)
 }
 
 // stageFiles adds the uploaded files and the program's file to a home. It returns the name of the

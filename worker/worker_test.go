@@ -460,15 +460,22 @@ type fakeHome struct {
 	closed, committed              bool
 }
 
-func (d *fakeHome) CheckOut(context.Context, *proto.Job) (worker.Home, error) {
+func (d *fakeHome) CheckOut(context.Context, proto.Hold) (worker.Home, error) {
 	if d.checkOutErr != nil {
 		return nil, d.checkOutErr
 	}
 	return d, nil
 }
 func (d *fakeHome) Mount(jail.Volume, int, int) (*os.File, error) { return nil, nil }
-func (d *fakeHome) PutStaged(context.Context) error               { return d.stageErr }
-func (d *fakeHome) LimitSpace() error                             { return nil }
+func (d *fakeHome) MountPart(jail.Volume, int, int, func(int) (int, error)) (*os.File, error) {
+	return nil, nil
+}
+
+func (d *fakeHome) Read(context.Context, string, string) (worker.VolumeVersion, error) {
+	return nil, nil
+}
+func (d *fakeHome) PutStaged(context.Context) error { return d.stageErr }
+func (d *fakeHome) LimitSpace() error               { return nil }
 func (d *fakeHome) PutProgram(usual string, _ []byte) (string, error) {
 	d.programFile = "." + usual
 	return d.programFile, nil
@@ -541,7 +548,7 @@ type hangingHome struct {
 	end chan struct{}
 }
 
-func (d *hangingHome) CheckOut(context.Context, *proto.Job) (worker.Home, error) { return d, nil }
+func (d *hangingHome) CheckOut(context.Context, proto.Hold) (worker.Home, error) { return d, nil }
 
 func (d *hangingHome) Save(ctx context.Context) (*proto.Commit, error) {
 	<-ctx.Done()

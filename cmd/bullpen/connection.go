@@ -14,7 +14,7 @@ type connectionCommands struct {
 	List   connectionListCommand   `cmd:"" help:"List storage connections (admin)."`
 	Show   connectionShowCommand   `cmd:"" help:"Show a storage connection (admin)."`
 	Update connectionUpdateCommand `cmd:"" help:"Change a storage connection (admin)."`
-	Rm     connectionRmCommand     `cmd:"" help:"Remove a storage connection that no API key names; the storage stays (admin)."`
+	Rm     connectionRmCommand     `cmd:"" help:"Remove a storage connection that no API key names; the storage stays, but a volume is removed with its files (admin)."`
 	Test   connectionTestCommand   `cmd:"" help:"Test a storage connection (admin)."`
 }
 
@@ -33,7 +33,7 @@ type connectionFlags struct {
 	PathStyle   *bool        `negatable:"" help:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
 	Credential  *string      `placeholder:"SECRET" help:"Name of the secret with the credentials of the bucket, as JSON: {\"access_key_id\":\"…\",\"secret_access_key\":\"…\"}."`
 	Directory   *string      `placeholder:"DIR" help:"Absolute path of the directory, in one of the workers' --mount-roots."`
-	Bytes       *proto.Bytes `placeholder:"SIZE" help:"Quota of the volume, 1MiB to 1024GiB."`
+	Bytes       *proto.Bytes `placeholder:"SIZE" help:"Quota of the volume, 1MiB to 1000GiB."`
 	Prefix      *string      `placeholder:"PATH" help:"Part of the storage that programs see, such as shared/data. Default: everything."`
 	ReadOnly    *bool        `negatable:"" help:"Programs cannot change anything."`
 	Description *string      `placeholder:"TEXT" help:"Description for people."`
@@ -150,12 +150,16 @@ func (c *connectionTestCommand) Run(ctx context.Context, s streams) error {
 func printConnections(p *page, list ...client.Connection) {
 	p.row("SLUG", "ORG", "KIND", "STORAGE", "CREDENTIAL", "ACCESS", "TESTED", "DESCRIPTION")
 	for _, c := range list {
-		access := "read-write"
-		if c.ReadOnly {
-			access = "read-only"
-		}
-		p.row(c.Slug, c.Org, c.Kind, storageOf(&c), c.Credential, access, c.TestedAt, c.Description)
+		p.row(c.Slug, c.Org, c.Kind, storageOf(&c), c.Credential, accessOf(&c), c.TestedAt, c.Description)
 	}
+}
+
+// accessOf returns what programs can do with a connection, for people.
+func accessOf(c *client.Connection) string {
+	if c.ReadOnly {
+		return "read-only"
+	}
+	return "read-write"
 }
 
 // storageOf returns where the storage of a connection is, for people.

@@ -103,6 +103,7 @@ type commands struct {
 	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`
 	Secret     secretCommands     `cmd:"" help:"Manage secrets of organisations (admin)."`
 	Connection connectionCommands `cmd:"" help:"Manage storage connections of organisations (admin)."`
+	Volume     volumeCommands     `cmd:"" help:"Manage volumes, storage connections in the server's own store (admin)."`
 	Org        orgCommands        `cmd:"" help:"Manage organisations (admin)."`
 	Plan       planCommands       `cmd:"" help:"Manage plans, the limits of organisations (admin)."`
 	Member     memberCommands     `cmd:"" help:"Manage the people who sign in to organisations with a browser (admin)."`

@@ -107,7 +107,7 @@ func (s *stub) handler() http.Handler {
 	mux.HandleFunc("POST /v1/admin/secrets/rotate-key", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"wrapped_for":"age1new"}`)
 	})
-	for _, route := range []string{"POST ", "GET ", "GET /{slug}", "PUT /{slug}", "DELETE /{slug}", "POST /{slug}/test"} {
+	for _, route := range []string{"POST ", "GET ", "GET /{slug}", "PUT /{slug}", "DELETE /{slug}", "POST /{slug}/test", "GET /{slug}/volume", "GET /{slug}/archive", "POST /{slug}/fork"} {
 		method, path, _ := strings.Cut(route, " ")
 		mux.HandleFunc(method+" /v1/admin/connections"+path, s.connection)
 	}
@@ -485,6 +485,8 @@ const (
 		`"credential":"DATA_KEY","prefix":"shared","read_only":false,"tested_at":"2026-01-02T03:04:05Z","created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
 	stubDirectory = `{"org":"other","slug":"files","kind":"directory","directory":"/srv/files","read_only":true,"description":"old","tested_at":null,` +
 		`"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
+	stubVolume = `{"org":"acme","slug":"work","kind":"volume","bytes":"2GiB","read_only":false,"tested_at":null,` +
+		`"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
 )
 
 func (s *stub) connection(w http.ResponseWriter, r *http.Request) {
@@ -493,7 +495,19 @@ func (s *stub) connection(w http.ResponseWriter, r *http.Request) {
 	slug := r.PathValue("slug")
 	switch {
 	case slug == "" && r.Method == http.MethodGet:
-		_, _ = io.WriteString(w, `{"connections":[`+stubConnection+`,`+stubDirectory+`]}`)
+		_, _ = io.WriteString(w, `{"connections":[`+stubConnection+`,`+stubDirectory+`,`+stubVolume+`]}`)
+	case slug != "" && strings.HasSuffix(r.URL.Path, "/volume"):
+		if slug == "data" {
+			refuse(w, http.StatusConflict, "conflict", "the storage connection data is no volume", "")
+			return
+		}
+		_, _ = io.WriteString(w, `{"slug":"work","quota":"2GiB","version":2,"bytes":1048576,"files":3,"used_at":"2026-01-02T03:04:05Z","holder":"`+string(stubTrace)+
+			`","versions":[{"number":2,"created_at":"2026-01-02T03:04:05Z","trace_id":null,"bytes":1048576,"files":3}]}`)
+	case strings.HasSuffix(r.URL.Path, "/archive"):
+		_, _ = io.WriteString(w, "a tar")
+	case slug == "work", slug == "" && strings.Contains(string(body), `"volume"`):
+		w.Header().Set("ETag", `"tag"`)
+		_, _ = io.WriteString(w, stubVolume)
 	case strings.Contains(string(body), "broken"), slug == "files":
 		refuse(w, http.StatusConflict, "conflict", "the test of the storage connection failed: it could not write an object: status 403", "")
 	default:

@@ -11,7 +11,7 @@ type Worker struct {
 	Slots        int               `json:"slots" minimum:"0" doc:"How many executions it runs at once."`
 	Running      int               `json:"running" minimum:"0" doc:"Executions in its slots."`
 	Draining     bool              `json:"draining" doc:"It finishes its executions and gets no others."`
-	Capabilities []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets."`
+	Capabilities []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets, mounts, volumes."`
 	Architecture *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its machine. It runs no programs in images of another one. null for a worker of an older version."`
 	Languages    map[string]string `json:"languages" doc:"The versions of the machine's own runtimes, for sandboxes without an image."`
 	Images       int               `json:"cached_images" minimum:"0" doc:"Unpacked images on its disk."`

@@ -218,6 +218,9 @@ func (c *Cache[V]) IsDetached(e *Entry[V]) bool {
 // Path returns the path of a name in the entry's directory.
 func (e *Entry[V]) Path(name string) string { return filepath.Join(e.dir, name) }
 
+// Key returns the key of the entry.
+func (e *Entry[V]) Key() string { return e.key }
+
 // IsComplete reports whether the entry's directory is complete.
 func (e *Entry[V]) IsComplete() bool { return e.complete }
 

@@ -18,7 +18,8 @@ const (
 	// CapabilityInjections is for secrets that are added to requests. A worker that does not know them
 	// would write them to files.
 	CapabilityInjections = "injections"
-	CapabilityMounts     = "mounts" // programs with mounts of storage connections
+	CapabilityMounts     = "mounts"  // programs with mounts of storage connections
+	CapabilityVolumes    = "volumes" // programs with mounts of volumes, which older workers do not know
 )
 
 // CapabilityLanguage returns the capability to run programs in a language.
@@ -66,6 +67,9 @@ func needsOf(m *proto.Meta) []string {
 	}
 	if m.HasMounts {
 		needs = append(needs, CapabilityMounts)
+	}
+	if m.HasVolumes {
+		needs = append(needs, CapabilityVolumes)
 	}
 	return needs
 }

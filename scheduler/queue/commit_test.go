@@ -405,3 +405,138 @@ func TestPreviousAttemptIsFenced(t *testing.T) {
 		t.Errorf("%+v", x.head())
 	}
 }
+
+// runWithVolume claims a job of a new thread that can also change a volume.
+func (w *world) runWithVolume(name string, attempts int) *threaded {
+	w.t.Helper()
+	x := &threaded{world: w, Threads: &threads.Threads{Store: w.store}, wire: &wire{InProcessConnProvider: w.server}}
+	x.job = storetest.Job("acme", "k", proto.ModeAsync)
+	x.job.ThreadID, x.job.MaxAttempts, x.job.Prefer = name, attempts, name
+	x.job.SetMounts([]proto.Mount{{Slug: name, Kind: proto.MountVolume, Bytes: 1 << 20}, {Slug: "read", Kind: proto.MountVolume, Bytes: 1 << 20, ReadOnly: true}})
+	for _, id := range x.job.Threads() {
+		if _, _, err := x.Lock(w.ctx, "acme", id, x.job.TraceID); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	x.lease = x.take(x.volumeWorker(name, x.wire))
+	w.claim(x.lease)
+	x.before = x.head()
+	return x
+}
+
+func (x *threaded) volumeWorker(name string, server nats.InProcessConnProvider) *host {
+	x.t.Helper()
+	return x.run(x.newSlots(server, name, 1, queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads, queue.CapabilityMounts, queue.CapabilityVolumes))
+}
+
+// volume returns the head of the execution's volume.
+func (x *threaded) volume() *proto.Thread {
+	x.t.Helper()
+	head, err := x.Get(x.ctx, "acme", proto.VolumeThread(x.job.Volumes[0]))
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return head
+}
+
+func (x *threaded) volumeOutcome() queue.Outcome {
+	x.t.Helper()
+	e, volume := x.outcome(), x.volume()
+	e.Volumes = []proto.VolumeCommit{{Volume: x.job.Volumes[0], Commit: proto.Commit{Fence: volume.Fence, Version: proto.Version{
+		Number: volume.Number() + 1, Manifest: proto.Blob{Key: "threads/acme/" + volume.ID}, Layers: []proto.Layer{{Blob: proto.Blob{Key: "layers/acme/2"}}},
+	}}}}
+	return e
+}
+
+// A worker dies before each commit. The dispatcher makes those that are missing.
+func TestWorkerThatStopsBetweenTwoCommits(t *testing.T) {
+	w := newShortWorld(t)
+	var all []*threaded
+	for _, step := range []string{"pending", "volume", "head", "result"} {
+		x := w.runWithVolume(step, 1)
+		all = append(all, x)
+		reached, _ := x.stopAt(step, false)
+		if step == "volume" {
+			reached, _ = x.wire.stopAt(store.ThreadSubject("acme", x.volume().ID), 1, false)
+		}
+		finish, cancel := context.WithCancel(w.ctx)
+		over := make(chan error, 1)
+		go func() {
+			_, err := x.lease.Finish(finish, x.volumeOutcome())
+			over <- err
+		}()
+		<-reached
+		cancel()
+		if err := <-over; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: the dead worker finished: %v", step, err)
+		}
+	}
+	for _, x := range all {
+		want := int64(1)
+		if x.job.ThreadID == "pending" {
+			want = 0
+			x.wantOld(proto.CodeWorkerLost)
+		} else {
+			x.wantNew(x.outcome())
+		}
+		if head := x.volume(); head.Number() != want || want == 0 && head.Fence != 2 {
+			t.Errorf("%s: the volume is %+v", x.job.ThreadID, head)
+		}
+	}
+}
+
+// The volume is fenced after the worker has recorded the pending result.
+func TestFencedVolumeIsNotSaved(t *testing.T) {
+	w := newWorld(t)
+	x := w.runWithVolume("t", 1)
+	e := x.volumeOutcome()
+	if err := x.Fence(w.ctx, "acme", x.volume().ID, x.job.TraceID); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := x.lease.Finish(w.ctx, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rec.Result
+	if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageWrite) || *r.ProgramExitCode != 0 || r.Stdout != "saved t" ||
+		!strings.Contains(*r.ErrorMessage, "volume t was not saved") || rec.VolumeCommits != nil {
+		t.Errorf("%+v", rec)
+	}
+	if x.head().Number() != 1 || x.volume().Number() != 0 {
+		t.Errorf("home %+v, volume %+v", x.head(), x.volume())
+	}
+}
+
+// The next attempt of a lost one finds the old volume, and only it can commit.
+func TestPreviousAttemptIsFencedFromTheVolume(t *testing.T) {
+	w := newShortWorld(t)
+	x := w.runWithVolume("t", 2)
+	first := x.volumeOutcome()
+	reached, thaw := x.stopAt("pending", true)
+	t.Cleanup(thaw)
+	woke := make(chan error, 1)
+	go func() {
+		_, err := x.lease.Finish(w.ctx, first)
+		woke <- err
+	}()
+	<-reached
+	l, err := x.volumeWorker("next", w.server).Take(w.ctx)
+	if err != nil || l.Attempt() != 2 {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	w.claim(l)
+	thaw()
+	if err := <-woke; !errors.Is(err, proto.ErrLost) && !errors.Is(err, context.Canceled) {
+		t.Errorf("the first attempt ended with %v", err)
+	}
+	if err := x.Commit(w.ctx, "acme", x.volume().ID, x.job.TraceID, &first.Volumes[0].Commit); !errors.Is(err, proto.ErrFenced) {
+		t.Errorf("its commit: %v", err)
+	}
+	x.before = x.head()
+	if _, err := l.Finish(w.ctx, x.volumeOutcome()); err != nil {
+		t.Fatal(err)
+	}
+	if x.volume().Number() != 1 || x.head().Number() != 1 {
+		t.Errorf("home %+v, volume %+v", x.head(), x.volume())
+	}
+}

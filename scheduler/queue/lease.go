@@ -276,15 +276,16 @@ type Outcome struct {
 	OutputTruncated bool
 	Usage           *proto.Usage
 	Commit          *proto.Commit // of the thread's home; nil if there is nothing to commit
+	Volumes         []proto.VolumeCommit
 }
 
 // Finish writes the terminal record and returns it. If another process wrote one first, Finish
 // returns that and [proto.ErrLost]. It retries until ctx is done, and renews the lease while a
 // large result is being stored. It also works without a claim.
 //
-// A commit takes three writes: the record with the pending result, the commit, the terminal record.
-// After the first one the outcome is decided: if the lease ends, the dispatcher makes the other
-// two.
+// Commits take these writes: the record with the pending result, one for each commit, the terminal
+// record. After the first one the outcome is decided: if the lease ends, the dispatcher makes the
+// others.
 func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 	defer l.slots.forget(l.id)
 	defer l.stop()
@@ -307,8 +308,8 @@ func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 func (l *Lease) finish(ctx context.Context, done *proto.Record, o Outcome) (*proto.Record, error) {
 	result := o.Result
 	var pending *store.StagedRecord
-	if o.Commit != nil {
-		done.Status, done.Pending, done.Commit = proto.StatusRunning, &o.Result, o.Commit
+	if o.Commit != nil || len(o.Volumes) > 0 {
+		done.Status, done.Pending, done.Commit, done.VolumeCommits = proto.StatusRunning, &o.Result, o.Commit, o.Volumes
 		var err error
 		if pending, err = l.write(ctx, done); err != nil {
 			return nil, err
@@ -364,7 +365,7 @@ func (l *Lease) write(ctx context.Context, rec *proto.Record) (*store.StagedReco
 	}
 }
 
-// commit makes the commit of a stored record and returns the result. It retries until ctx is done.
+// commit makes the commits of a stored record and returns the result. It retries until ctx is done.
 func (l *Lease) commit(ctx context.Context, rec *proto.Record) (proto.Result, error) {
 	for {
 		result, err := commit(ctx, l.slots.Store, rec)

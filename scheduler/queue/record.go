@@ -37,7 +37,7 @@ func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
 	out := *rec
 	done := now.UTC()
 	out.Status, out.Result, out.CompletedAt, out.Cancelling = r.Status(), &r, &done, false
-	out.Pending, out.Commit = nil, nil
+	out.Pending, out.Commit, out.VolumeCommits = nil, nil, nil
 	out.ResultSeq++ // the result follows the last event that the record knows
 	return &out
 }
@@ -103,8 +103,8 @@ func (q *Queue) countLoss(
 }
 
 // endLease ends the lease of an execution whose holder did not renew it. The execution is requeued
-// for its next attempt or ends as lost. If its program had ended and only the commit of its home
-// was missing, endLease completes that. known is what the dispatcher knows, in case the record is
+// for its next attempt or ends as lost. If its program had ended and only commits were
+// missing, endLease completes them. known is what the dispatcher knows, in case the record is
 // malformed. endLease returns the record and its revision, or nil if a concurrent change makes that
 // unknown.
 func (q *Queue) endLease(ctx context.Context, known *proto.Record, revision uint64) (*proto.Record, uint64, error) {
@@ -141,12 +141,15 @@ func (q *Queue) endLease(ctx context.Context, known *proto.Record, revision uint
 }
 
 // loseAttempt returns the record that follows rec, whose attempt was lost. The holder may still
-// live, so the thread is fenced first: the holder can commit nothing after that.
+// live, so its threads are fenced first: the holder can commit nothing after that.
 func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time.Time) (*proto.Record, error) {
-	if rec.ThreadID != "" {
-		if err := (&threads.Threads{Store: q.Store}).Fence(ctx, rec.Org, rec.ThreadID, rec.TraceID); err != nil {
+	held := rec.Threads()
+	for _, id := range held {
+		if err := (&threads.Threads{Store: q.Store}).Fence(ctx, rec.Org, id, rec.TraceID); err != nil {
 			return nil, err
 		}
+	}
+	if len(held) > 0 {
 		fault.Here(fault.AfterFenceBeforeLost)
 	}
 	last, err := q.Store.LastEvent(ctx, rec.TraceID, rec.Attempt)
@@ -174,18 +177,41 @@ func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time
 	return rec, nil
 }
 
-// commit makes the commit of rec. It returns the result of the execution: the pending one, or an
-// error because the home was not saved.
+// commit makes the commits of rec, of which some may have been made before. It returns the result of
+// the execution: the pending one, or an error because the home or a volume was not saved.
 func commit(ctx context.Context, st *store.Store, rec *proto.Record) (proto.Result, error) {
-	err := (&threads.Threads{Store: st}).Commit(ctx, rec.Org, rec.ThreadID, rec.TraceID, rec.Commit)
-	switch {
-	case err == nil:
-		return *rec.Pending, nil
-	case errors.Is(err, proto.ErrFenced):
-		return rec.Pending.Unsaved("The home was not saved: the worker lost its lease on the thread."), nil
-	case errors.Is(err, threads.ErrTooLarge):
-		return rec.Pending.Unsaved("The home was not saved: the thread has too many layers that are not merged yet."), nil
-	default:
+	result := *rec.Pending
+	for _, v := range rec.VolumeCommits {
+		why, err := commitThread(ctx, st, rec, proto.VolumeThread(v.Volume), &v.Commit)
+		if err != nil {
+			return proto.Result{}, fmt.Errorf("commit volume %s of %s: %w", v.Volume, rec.TraceID, err)
+		}
+		if why != "" {
+			result = result.Unwritten("The volume " + v.Volume + " was not saved: " + why)
+		}
+	}
+	if rec.Commit == nil {
+		return result, nil
+	}
+	why, err := commitThread(ctx, st, rec, rec.ThreadID, rec.Commit)
+	if err != nil {
 		return proto.Result{}, fmt.Errorf("commit the home of %s: %w", rec.TraceID, err)
 	}
+	if why != "" {
+		result = result.Unsaved("The home was not saved: " + why)
+	}
+	return result, nil
+}
+
+// commitThread makes a commit of rec. refused is the reason why it cannot be made, a sentence for the
+// tenant.
+func commitThread(ctx context.Context, st *store.Store, rec *proto.Record, thread string, c *proto.Commit) (refused string, err error) {
+	err = (&threads.Threads{Store: st}).Commit(ctx, rec.Org, thread, rec.TraceID, c)
+	switch {
+	case errors.Is(err, proto.ErrFenced):
+		return "the worker lost its lease on the thread.", nil
+	case errors.Is(err, threads.ErrTooLarge):
+		return "the thread has too many layers that are not merged yet.", nil
+	}
+	return "", err
 }

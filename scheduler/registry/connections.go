@@ -110,8 +110,9 @@ func (l *Connections) Change(ctx context.Context, org, slug string, change func(
 
 // Remove removes a connection, for which check must return nil, and returns it. It returns
 // [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys name
-// it. The executions of a key that is given the connection at the same time are refused.
-func (l *Connections) Remove(ctx context.Context, org, slug string, check func(proto.Connection) error) (removed proto.Connection, err error) {
+// it. Before it removes the connection it calls empty, whose error is returned. Both may be called
+// again. The executions of a key that is given the connection at the same time are refused.
+func (l *Connections) Remove(ctx context.Context, org, slug string, check, empty func(proto.Connection) error) (removed proto.Connection, err error) {
 	_, err = l.cache.Remove(ctx, connectionKey(org, slug), func(e jetstream.KeyValueEntry) error {
 		c, err := l.cache.Decode(e)
 		if err != nil {
@@ -135,7 +136,7 @@ func (l *Connections) Remove(ctx context.Context, org, slug string, check func(p
 		if len(bound) > 0 {
 			return &proto.BoundConnectionError{Connection: slug, Keys: bound}
 		}
-		return nil
+		return empty(removed)
 	}, jetstream.PurgeTTL(store.WebhookMarkerTTL))
 	return removed, err
 }

@@ -89,7 +89,7 @@ func TestConnectionsOfEachOrganisation(t *testing.T) {
 		if _, err := here.Change(ctx, org, "none", func(*proto.Connection) error { return nil }); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("%v", err)
 		}
-		if _, err := here.Remove(ctx, org, "none", func(proto.Connection) error { return nil }); !errors.Is(err, proto.ErrNotFound) {
+		if _, err := here.Remove(ctx, org, "none", allow, allow); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -126,6 +126,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
+func allow(proto.Connection) error { return nil }
+
 func TestConnectionOfAKeyIsNotRemoved(t *testing.T) {
 	s, ctx := storetest.Server(t), storetest.Context(t)
 	l := connections(t, s)
@@ -146,12 +148,20 @@ func TestConnectionOfAKeyIsNotRemoved(t *testing.T) {
 	if rotated, _, err := keys.Rotate(ctx, key.ID, time.Now()); err != nil || !slices.Equal(rotated.Mounts, mounts) {
 		t.Errorf("%+v, %v", rotated, err)
 	}
+	cleared := 0
 	remove := func(org string) error {
-		_, err := l.Remove(ctx, org, "data", func(proto.Connection) error { return nil })
+		_, err := l.Remove(ctx, org, "data", allow, func(proto.Connection) error { cleared++; return nil })
 		return err
 	}
-	if bound := new(proto.BoundConnectionError); !errors.As(remove("acme"), &bound) || !slices.Equal(bound.Keys, []string{key.ID}) || !strings.Contains(bound.Error(), key.ID) {
-		t.Errorf("%v", bound)
+	if bound := new(proto.BoundConnectionError); !errors.As(remove("acme"), &bound) || !slices.Equal(bound.Keys, []string{key.ID}) || !strings.Contains(bound.Error(), key.ID) || cleared > 0 {
+		t.Errorf("%v, cleared %d times", bound, cleared)
+	}
+	busy := errors.New("busy")
+	if _, err := l.Remove(ctx, "other", "data", allow, func(proto.Connection) error { return busy }); !errors.Is(err, busy) {
+		t.Errorf("%v", err)
+	}
+	if _, err := l.Connection(ctx, "other", "data"); err != nil {
+		t.Errorf("that could not be cleared: %v", err)
 	}
 	if err := remove("other"); err != nil {
 		t.Errorf("that of another organisation: %v", err)

@@ -3,7 +3,8 @@
 //
 //  1. Claim: the idempotency key is bound to the execution, or the dead letter is marked with it,
 //     by compare-and-set. Of several requests one continues. The others return its execution.
-//  2. Lock: the job's thread is locked for the execution.
+//  2. Lock: the job's thread and the volumes that it can change are locked for the execution, all or
+//     none.
 //  3. Store: the queue stores the job. If the queue does not confirm it, the execution is
 //     withdrawn.
 //
@@ -175,7 +176,7 @@ func (s *Submitter) Release(ctx context.Context, sub *proto.Submission) error {
 	return (&keyClaim{bindings: s.Bindings, sub: sub}).release(ctx)
 }
 
-// accept calls admit, if it is not nil, locks the thread and stores the job. If nothing of the job
+// accept calls admit, if it is not nil, locks the threads and stores the job. If nothing of the job
 // remains, it also releases the claim, which is nil for none.
 func (s *Submitter) accept(ctx context.Context, job *proto.Job, admit func() error, c claim) error {
 	var err error
@@ -193,7 +194,7 @@ func (s *Submitter) accept(ctx context.Context, job *proto.Job, admit func() err
 		return err
 	}
 	if _, busy := errors.AsType[*proto.BusyError](err); !busy {
-		s.unlock(ctx, job)
+		s.unlock(ctx, job, job.Threads())
 	}
 	if c != nil {
 		ctx, cancel := detach(ctx)
@@ -205,7 +206,7 @@ func (s *Submitter) accept(ctx context.Context, job *proto.Job, admit func() err
 	return err
 }
 
-// store locks the thread and stores the job. It returns nil if the job is stored, and
+// store locks the threads and stores the job. It returns nil if the job is stored, and
 // [proto.ErrMayRun] if that is unknown.
 func (s *Submitter) store(ctx context.Context, job *proto.Job) error {
 	bounded, cancel := detach(ctx)
@@ -238,27 +239,35 @@ func (s *Submitter) withdraw(ctx context.Context, id proto.TraceID, reason strin
 	return rec, nil
 }
 
-// lock locks the job's thread, if it has one, and sets the preferred worker.
-func (s *Submitter) lock(ctx context.Context, job *proto.Job) (err error) {
-	if job.ThreadID == "" {
-		return nil
-	}
-	if _, job.Prefer, err = s.Threads.Lock(ctx, job.Org, job.ThreadID, job.TraceID); err != nil {
-		return fmt.Errorf("lock thread %s: %w", job.ThreadID, err)
+// lock locks the threads that the job holds, in ascending order, and sets the preferred worker: the
+// one that may have the home cached, or else the first volume. If it returns a [*proto.BusyError],
+// none is locked.
+func (s *Submitter) lock(ctx context.Context, job *proto.Job) error {
+	ids := job.Threads()
+	for i, id := range ids {
+		_, worker, err := s.Threads.Lock(ctx, job.Org, id, job.TraceID)
+		if err != nil {
+			if _, busy := errors.AsType[*proto.BusyError](err); busy {
+				s.unlock(ctx, job, ids[:i])
+			}
+			return fmt.Errorf("lock thread %s: %w", id, err)
+		}
+		if id == job.ThreadID || job.Prefer == "" {
+			job.Prefer = worker
+		}
 	}
 	return nil
 }
 
-// unlock unlocks the job's thread, if it has one. A lock that cannot be removed expires, since its
-// execution does not exist.
-func (s *Submitter) unlock(ctx context.Context, job *proto.Job) {
-	if job.ThreadID == "" {
-		return
-	}
+// unlock unlocks some of the threads that the job holds. A lock that cannot be removed expires, since
+// its execution does not exist.
+func (s *Submitter) unlock(ctx context.Context, job *proto.Job, ids []string) {
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	if err := s.Threads.Unlock(ctx, job.Org, job.ThreadID, job.TraceID); err != nil {
-		s.Log.WarnContext(ctx, "unlock thread failed", "thread_id", job.ThreadID, "trace_id", job.TraceID, "error", err)
+	for _, id := range ids {
+		if err := s.Threads.Unlock(ctx, job.Org, id, job.TraceID); err != nil {
+			s.Log.WarnContext(ctx, "unlock thread failed", "thread_id", id, "trace_id", job.TraceID, "error", err)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,6 +122,67 @@ func TestRollback(t *testing.T) {
 			}
 			if calls := strings.Join(b.calls, " "); calls != tt.calls {
 				t.Errorf("calls %s, want %s", calls, tt.calls)
+			}
+		})
+	}
+}
+
+// lockers locks threads like threads.Threads, and fails for some.
+type lockers struct {
+	*backend
+	held []string
+	fail map[string]error
+}
+
+func (l *lockers) Lock(_ context.Context, _, thread string, _ proto.TraceID) (*proto.Thread, string, error) {
+	if err := l.fail[thread]; err != nil {
+		return nil, "", err
+	}
+	l.held = append(l.held, thread)
+	return nil, "worker of " + thread, nil
+}
+
+func (l *lockers) Unlock(_ context.Context, _, thread string, _ proto.TraceID) error {
+	l.held = slices.DeleteFunc(l.held, func(id string) bool { return id == thread })
+	return nil
+}
+
+// A job locks its thread and the volumes that it can change, or nothing.
+func TestThreadsAreLockedTogether(t *testing.T) {
+	volume := proto.VolumeThread
+	mounts := []proto.Mount{
+		{Slug: "z", Kind: proto.MountVolume, Bytes: 1},
+		{Slug: "a", Kind: proto.MountVolume, Bytes: 1},
+		{Slug: "read", Kind: proto.MountVolume, Bytes: 1, ReadOnly: true},
+		{Slug: "dir", Kind: proto.MountDirectory, Directory: "/d"},
+	}
+	failed := errors.New("failed")
+	for name, tt := range map[string]struct {
+		thread string
+		fail   map[string]error
+		store  error
+		held   []string
+		prefer string
+	}{
+		"accepted":         {"t", nil, nil, []string{"t", volume("a"), volume("z")}, "worker of t"},
+		"after volumes":    {"zz", nil, nil, []string{volume("a"), volume("z"), "zz"}, "worker of zz"},
+		"no thread":        {"", nil, nil, []string{volume("a"), volume("z")}, "worker of " + volume("a")},
+		"first is busy":    {"t", map[string]error{"t": &proto.BusyError{Thread: "t"}}, nil, []string{}, ""},
+		"last is busy":     {"t", map[string]error{volume("z"): &proto.BusyError{Thread: volume("z")}}, nil, []string{}, ""},
+		"last is unknown":  {"t", map[string]error{volume("z"): failed}, nil, []string{}, ""},
+		"refused by queue": {"t", nil, &proto.Rejection{}, []string{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &backend{errs: map[string]error{"store": tt.store}}
+			l := &lockers{backend: b, held: []string{}, fail: tt.fail}
+			s := b.submitter(t)
+			s.Threads = l
+			j := job()
+			j.ThreadID = tt.thread
+			j.SetMounts(mounts)
+			_, err := s.Submit(t.Context(), &proto.Submission{Job: j})
+			if accepted := tt.prefer != ""; accepted != (err == nil) || accepted && j.Prefer != tt.prefer || !slices.Equal(l.held, tt.held) {
+				t.Errorf("%v, prefers %q, holds %q; want %q, %q", err, j.Prefer, l.held, tt.prefer, tt.held)
 			}
 		})
 	}

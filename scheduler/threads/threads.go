@@ -319,7 +319,8 @@ func (t *Threads) delete(ctx context.Context, org, id string, seq uint64) error 
 	return nil
 }
 
-// List returns at most limit threads of an organisation whose ids are greater than after, in order.
+// List returns at most limit threads of an organisation whose ids are greater than after, in order,
+// without those of volumes.
 func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error) {
 	if !isToken(org) {
 		return nil, nil
@@ -330,6 +331,9 @@ func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]pro
 		var s proto.ThreadSummary
 		text := m.Headers().Get(store.HeaderThread)
 		if s.Org, s.ID = store.ParseThreadSubject(m.Subject()); s.ID <= after || text == "" {
+			return
+		}
+		if _, ok := proto.VolumeOf(s.ID); ok {
 			return
 		}
 		if err := json.Unmarshal([]byte(text), &s); err != nil {

@@ -691,6 +691,7 @@ func TestListAndAll(t *testing.T) {
 		w.wantError("create", w.Create(w.ctx, head), nil)
 	}
 	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "other", ID: "t0005"}), nil)
+	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: proto.VolumeThread("v")}), nil) // not in lists
 	w.wantError("remove", w.remove("t100"), nil)
 	var ids []string
 	for after := ""; ; after = ids[len(ids)-1] {
@@ -724,7 +725,7 @@ func TestListAndAll(t *testing.T) {
 			w.wantError("stage", w.Stage(w.ctx, "acme", "t299", staged("a", "1"), acceptAny), nil)
 		}
 	}
-	if len(seen) != all || seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
+	if len(seen) != all+1 || seen["acme/"+proto.VolumeThread("v")] != 1 || seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
 		t.Errorf("%d threads of all", len(seen))
 	}
 	for head, err := range w.All(w.ctx) { // the loop may end early

@@ -50,18 +50,50 @@ var options = [][2]string{
 // unless it has been moved into a namespace. Its root has the metadata of the last version's root.
 // The volume's mount is in no namespace afterwards either, but can no longer be moved into one.
 func (o *Overlay) Mount() (*os.File, error) {
+	mount, _, err := o.MountPart(nil)
+	return mount, err
+}
+
+// MountPart is like Mount, but if open is not nil, it also returns a mount of the directory that open
+// opens below root, the root of the home. The mount of the whole home can then no longer be moved
+// into a namespace.
+func (o *Overlay) MountPart(open func(root int) (dir int, err error)) (mount, part *os.File, err error) {
 	if err := o.makeUpper(); err != nil {
-		return nil, fmt.Errorf("mount a home: %w", err)
+		return nil, nil, fmt.Errorf("mount a home: %w", err)
 	}
-	var mount *os.File
-	err := inPrivateNamespace(func() (err error) {
+	err = inPrivateNamespace(func() (err error) {
 		mount, err = o.mount()
+		if err != nil || open == nil {
+			return err
+		}
+		if part, err = o.clonePart(mount, open); err != nil {
+			err = errors.Join(err, mount.Close())
+		}
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("mount a home: %w", err)
+		return nil, nil, fmt.Errorf("mount a home: %w", err)
 	}
-	return mount, nil
+	return mount, part, nil
+}
+
+// clonePart returns a mount of a directory of the home. Before Linux 6.15, only mounts that are in
+// the namespace of the caller can be cloned.
+func (o *Overlay) clonePart(mount *os.File, open func(root int) (dir int, err error)) (*os.File, error) {
+	fd := int(mount.Fd())
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, o.Lower, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return nil, fmt.Errorf("mount the home: %w", err)
+	}
+	dir, err := open(fd)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFD(dir)
+	part, err := unix.OpenTree(dir, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return nil, fmt.Errorf("clone the mount of the home: %w", err)
+	}
+	return os.NewFile(uintptr(part), "part"), nil
 }
 
 // makeUpper creates the upper directory, which becomes the root of the home, with the metadata of
@@ -138,7 +170,7 @@ func unshareAndCall(f func() error) error {
 }
 
 func (o *Overlay) mount() (*os.File, error) {
-	lower, err := o.Owner.mapped(o.Lower)
+	lower, err := o.Owner.mapped(unix.AT_FDCWD, o.Lower)
 	if err != nil {
 		return nil, err
 	}

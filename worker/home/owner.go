@@ -110,10 +110,19 @@ func IDMap(from, to [2]int) (*os.File, error) {
 	return ns, nil
 }
 
-// mapped returns a read-only mount of a directory, in no mount namespace, that shows the files of
+// Mapped returns a read-only mount of a directory, in no mount namespace, that shows the files of
 // root as the owner's.
-func (o *Owner) mapped(dir string) (int, error) {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+func (o *Owner) Mapped(dir int) (*os.File, error) {
+	fd, err := o.mapped(dir, "")
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "version"), nil
+}
+
+// mapped is like Mapped, for a path relative to a directory.
+func (o *Owner) mapped(at int, dir string) (int, error) {
+	fd, err := unix.OpenTree(at, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return -1, fmt.Errorf("clone the mount of %s: %w", dir, err)
 	}

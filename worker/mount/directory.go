@@ -95,6 +95,27 @@ func (o *Opener) mountDirectory(m proto.Mount, uid, gid int) (*os.File, error) {
 	return mounted, nil
 }
 
+// mountVolume returns a mount of the part of a volume that the program sees. A missing directory is
+// created, unless the mount is read-only. Symbolic links in its path are not followed.
+func mountVolume(v Volume, m proto.Mount, uid, gid int) (*os.File, error) {
+	if v == nil {
+		return nil, &Error{m.Slug, "this worker cannot mount volumes", nil}
+	}
+	outside := false
+	mounted, err := v(uid, gid, func(root int) (int, error) {
+		dir, err := openPrefix(root, m, unix.Stat_t{Uid: uint32(uid), Gid: uint32(gid)})
+		outside = err != nil
+		return dir, err
+	})
+	if outside {
+		return nil, &Error{m.Slug, "the volume does not have the part that the program may see, or that is no directory or behind a symbolic link", err}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("mount volume %s: %w", m.Slug, err)
+	}
+	return mounted, nil
+}
+
 // openBeneath opens a directory by a path that leads through no link, no other mount, and not out of
 // dir.
 func openBeneath(dir int, path string) (int, error) {

@@ -25,6 +25,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/s3"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
+	"github.com/bullpen-run/bullpen/worker"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/nsjail"
 	"github.com/bullpen-run/bullpen/worker/mount"
@@ -59,6 +60,7 @@ type world struct {
 	top      testing.TB // of the whole test
 	maker    *nsjail.Maker
 	opener   *mount.Opener
+	homes    worker.Homes // of volumes
 	zygote   jail.Zygote
 	root     string // allowed for directories
 	spool    string

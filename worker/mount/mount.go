@@ -1,7 +1,7 @@
 // Package mount mounts storage connections into jails, below proto.MountsDir.
 //
-// A directory is an id-mapped bind mount: programs own what the owner of the directory owns. A
-// bucket is a FUSE file system. The worker mounts it and starts a process that serves it, see Serve
+// A directory is an id-mapped bind mount: programs own what the owner of the directory owns. A volume
+// is mounted as the home of a thread is, by its caller. A bucket is a FUSE file system. The worker mounts it and starts a process that serves it, see Serve
 // and package objectfs. That process has a uid of its own, no privileges, and limits on its memory
 // and its disk space. It alone gets the bucket's credentials, over a socket. It ends with the
 // execution: killing it aborts the mount.
@@ -111,6 +111,7 @@ type Set struct {
 	keys   map[string]proto.S3Credentials // by the name of the credential
 
 	devices map[string]*os.File // of /dev/fuse by slug, until they are mounted and the process has them
+	volumes map[string]Volume   // by slug
 	control *net.UnixConn       // to the serving process; nil if there is none
 	starts  chan struct{}       // closed when service and err are set
 	service *nsjail.Service
@@ -120,6 +121,11 @@ type Set struct {
 	aborted bool
 	steps   int // of mounting and starting, that are done
 }
+
+// Volume mounts a part of a volume for a user and a group: the directory that open opens below root,
+// the root of the volume. The mount is in no mount namespace. open may create directories, unless the
+// volume is read-only.
+type Volume func(uid, gid int, open func(root int) (dir int, err error)) (*os.File, error)
 
 // Open starts what serves the mounts. It does not wait.
 func (o *Opener) Open(mounts []proto.Mount) (*Set, error) {
@@ -251,16 +257,19 @@ func (s *Set) Use(secrets map[string][]byte) error {
 	return nil
 }
 
+// SetVolumes sets the volumes by the slugs of their mounts. It is called before Mount.
+func (s *Set) SetVolumes(volumes map[string]Volume) { s.volumes = volumes }
+
 // Mount mounts everything; see jail.Data.
 func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 	for _, m := range s.mounts {
 		var mounted *os.File
-		if m.Kind == proto.MountVolume {
-			return mounts, &Error{m.Slug, "this worker cannot mount volumes", nil}
-		}
-		if m.Kind == proto.MountDirectory {
+		switch m.Kind {
+		case proto.MountDirectory:
 			mounted, err = s.opener.mountDirectory(m, uid, gid)
-		} else {
+		case proto.MountVolume:
+			mounted, err = mountVolume(s.volumes[m.Slug], m, uid, gid)
+		default:
 			mounted, err = fuseMount(s.devices[m.Slug], m, uid, gid)
 		}
 		if err != nil {

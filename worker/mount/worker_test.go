@@ -71,7 +71,7 @@ func (w *world) execute(all ...*proto.Job) (results []proto.Result, log string) 
 	go func() { left.Wait(); stop() }()
 	var text bytes.Buffer
 	run := &worker.Worker{
-		Jobs: queue, Jails: w.maker, Home: nsjail.DefaultHome, Slots: len(all), Mounts: w.opener, Log: slog.New(slog.NewTextHandler(&text, nil)),
+		Jobs: queue, Jails: w.maker, Home: nsjail.DefaultHome, Slots: len(all), Mounts: w.opener, Homes: w.homes, Log: slog.New(slog.NewTextHandler(&text, nil)),
 		Warm: worker.Warm{OnStart: func(proto.Language, worker.Start) {}}, Done: func(*proto.Record) {}, OnHealth: func(error) {},
 		Open:  func(context.Context, *proto.Job, int, int64) worker.Output { return output{} },
 		Roots: inject.Roots{},

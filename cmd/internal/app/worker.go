@@ -130,6 +130,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		{queue.CapabilityImages, noImages},
 		{queue.CapabilityThreads, noHomes},
 		{queue.CapabilityMounts, noMounts},
+		{queue.CapabilityVolumes, cmp.Or(noHomes, noMounts)},
 	} {
 		if can.err == nil {
 			capabilities = append(capabilities, can.capability)
@@ -206,12 +207,20 @@ func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *clos
 // homes adapts a cache of homes to [worker.Homes].
 type homes struct{ cache *cache.Cache }
 
-func (h homes) CheckOut(ctx context.Context, job *proto.Job) (worker.Home, error) {
-	home, err := h.cache.CheckOut(ctx, job)
+func (h homes) CheckOut(ctx context.Context, hold proto.Hold) (worker.Home, error) {
+	home, err := h.cache.CheckOut(ctx, hold)
 	if err != nil {
 		return nil, err
 	}
 	return home, nil
+}
+
+func (h homes) Read(ctx context.Context, org, thread string) (worker.VolumeVersion, error) {
+	version, err := h.cache.Read(ctx, org, thread)
+	if err != nil {
+		return nil, err
+	}
+	return version, nil
 }
 
 // logMissing logs why this worker does not have a capability. Sandboxes that need it run on other

@@ -134,18 +134,17 @@ func (w *world) Compact(_ context.Context, org, id string, old []proto.Layer, fu
 	return nil
 }
 
-// job returns a job that holds a thread.
-func (w *world) job(id string) *proto.Job {
+// job returns the hold of a new execution on a thread.
+func (w *world) job(id string) proto.Hold {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	j := &proto.Job{Meta: proto.Meta{TraceID: proto.NewTraceID(), Org: "org", ThreadID: id}, Sandbox: proto.DefaultSandbox()}
-	j.Sandbox.HomeBytes, j.Sandbox.Inodes = 32*mib, 1000
+	j := proto.Hold{Org: "org", Thread: id, Trace: proto.NewTraceID(), Most: proto.Space{Bytes: 32 * mib, Files: 1000}}
 	t := proto.Thread{Org: "org", ID: id}
 	if old := w.heads["org/"+id]; old != nil {
 		t = *old
 	}
 	t.Fence++
-	t.Holder = j.TraceID
+	t.Holder = j.Trace
 	w.heads["org/"+id] = &t
 	return j
 }
@@ -176,7 +175,7 @@ func (w *world) worker(name string, limit int64) *cache.Cache {
 }
 
 // enter checks out a home and mounts it at dir.
-func (w *world) enter(homes *cache.Cache, j *proto.Job) (h *cache.Home, dir string) {
+func (w *world) enter(homes *cache.Cache, j proto.Hold) (h *cache.Home, dir string) {
 	w.t.Helper()
 	h, err := homes.CheckOut(w.t.Context(), j)
 	if err != nil {
@@ -215,6 +214,23 @@ func (w *world) run(homes *cache.Cache, id string, f func(dir string)) *proto.Co
 		w.t.Error(err)
 	}
 	return c
+}
+
+// read returns a reader of the newest version and a mount of a directory of it.
+func (w *world) read(homes *cache.Cache, id, path string) (*cache.Reader, string) {
+	w.t.Helper()
+	r, err := homes.Read(w.t.Context(), "org", id)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	mount, err := r.MountPart(tenant, tenant, func(root int) (int, error) {
+		return unix.Openat(root, path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = mount.Close() })
+	return r, fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
 }
 
 func (w *world) close(homes *cache.Cache) {

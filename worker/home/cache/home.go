@@ -19,10 +19,10 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// Home is a thread's home for one execution. It must not be used concurrently.
+// Home is the home of a thread, or a volume, for one execution. It must not be used concurrently.
 type Home struct {
 	cache   *Cache
-	job     *proto.Job
+	hold    proto.Hold
 	head    *proto.Thread
 	entry   *entry
 	overlay *home.Overlay
@@ -36,59 +36,103 @@ type Home struct {
 // threads' store, a cluster takes 4 to 9 s to elect another one.
 const headTimeout = 20 * time.Second
 
-// CheckOut returns the current home of the job's thread. It must be closed.
-func (c *Cache) CheckOut(ctx context.Context, job *proto.Job) (*Home, error) {
-	h, err := c.checkOut(ctx, job)
+// CheckOut returns the current home of a thread. It must be closed.
+func (c *Cache) CheckOut(ctx context.Context, hold proto.Hold) (*Home, error) {
+	h, err := c.checkOut(ctx, hold)
 	if err != nil {
-		return nil, fmt.Errorf("check out thread %s: %w", job.ThreadID, err)
+		return nil, fmt.Errorf("check out thread %s: %w", hold.Thread, err)
 	}
 	return h, nil
 }
 
-func (c *Cache) checkOut(ctx context.Context, job *proto.Job) (*Home, error) {
-	headCtx, cancel := context.WithTimeout(ctx, headTimeout)
-	defer cancel()
-	t, err := c.cfg.Heads.Get(headCtx, job.Org, job.ThreadID)
+func (c *Cache) checkOut(ctx context.Context, hold proto.Hold) (*Home, error) {
+	t, err := c.head(ctx, hold.Org, hold.Thread)
 	if err != nil {
 		return nil, err
 	}
-	if t.Holder != job.TraceID {
+	if t.Holder != hold.Trace {
 		return nil, fmt.Errorf("%w: execution %s holds it", proto.ErrFenced, t.Holder)
 	}
-	e := c.disk.Acquire(job.Org + "/" + job.ThreadID)
+	e := c.disk.Acquire(hold.Org + "/" + hold.Thread)
 	interruptCompaction(e, t)
-	if err := e.Value.acquireLock(ctx); err != nil {
-		c.disk.Release(e)
+	e, lower, err := c.use(ctx, e, t)
+	if err != nil {
 		return nil, err
+	}
+	return &Home{cache: c, hold: hold, head: t, entry: e, overlay: &home.Overlay{Lower: lower}}, nil
+}
+
+func (c *Cache) head(ctx context.Context, org, thread string) (*proto.Thread, error) {
+	ctx, cancel := context.WithTimeout(ctx, headTimeout)
+	defer cancel()
+	return c.cfg.Heads.Get(ctx, org, thread)
+}
+
+// use makes the newest version of a thread available in an entry. It returns the entry that has it,
+// and its directory, which does not change until the entry is left. After an error the entry is
+// released.
+func (c *Cache) use(ctx context.Context, e *entry, t *proto.Thread) (_ *entry, dir string, err error) {
+	if e, err = c.lockCurrent(ctx, e); err != nil {
+		return nil, "", err
 	}
 	e, err = c.prepare(ctx, e, t)
 	if err != nil {
 		e.Value.unlock()
 		c.disk.Release(e)
-		return nil, err
+		return nil, "", err
 	}
 	e.Value.mounts++
-	lower := filepath.Join(c.cfg.Dir, emptyName)
+	dir = filepath.Join(c.cfg.Dir, emptyName)
 	if e.Value.Number > 0 {
-		lower = e.Path(homeName)
+		dir = e.Path(homeName)
 	}
 	e.Value.unlock()
-	return &Home{cache: c, job: job, head: t, entry: e, overlay: &home.Overlay{Lower: lower}}, nil
+	return e, dir, nil
+}
+
+// lockCurrent locks an entry, or the one that has replaced it meanwhile. After an error the entry is
+// released.
+func (c *Cache) lockCurrent(ctx context.Context, e *entry) (*entry, error) {
+	for {
+		if err := e.Value.acquireLock(ctx); err != nil {
+			c.disk.Release(e)
+			return nil, err
+		}
+		if !c.disk.IsDetached(e) {
+			return e, nil
+		}
+		current := c.disk.Acquire(e.Key())
+		e.Value.unlock()
+		c.disk.Release(e)
+		e = current
+	}
 }
 
 // Mount implements [jail.Home].
 func (h *Home) Mount(v jail.Volume, uid, gid int) (*os.File, error) {
+	mount, _, err := h.mountOn(v, uid, gid, nil)
+	return mount, err
+}
+
+// MountPart is like Mount, but returns a mount of the directory that open opens below root, the root
+// of the home. The caller closes it. open may create directories.
+func (h *Home) MountPart(v jail.Volume, uid, gid int, open func(root int) (dir int, err error)) (*os.File, error) {
+	_, part, err := h.mountOn(v, uid, gid, open)
+	return part, err
+}
+
+func (h *Home) mountOn(v jail.Volume, uid, gid int, open func(root int) (dir int, err error)) (mount, part *os.File, err error) {
 	owner, err := h.cache.cfg.Owners.Get(uid, gid)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	h.overlay.Volume, h.overlay.Owner = v.Path(), owner
-	mount, err := h.overlay.Mount()
+	mount, part, err = h.overlay.MountPart(open)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	h.volume, h.mount = v, mount
-	return mount, nil
+	return mount, part, nil
 }
 
 // PutStaged writes the thread's staged files into the home. The program must not have started yet.
@@ -107,7 +151,7 @@ func (h *Home) PutStaged(ctx context.Context) error {
 }
 
 func (h *Home) uploadsError() *proto.UploadsError {
-	e := &proto.UploadsError{Files: int64(len(h.head.Staged)), MaxBytes: h.job.Sandbox.HomeBytes, MaxFiles: h.job.Sandbox.Inodes}
+	e := &proto.UploadsError{Files: int64(len(h.head.Staged)), MaxBytes: h.hold.Most.Bytes, MaxFiles: h.hold.Most.Files}
 	for _, f := range h.head.Staged {
 		e.Bytes += f.Size
 	}
@@ -158,9 +202,9 @@ func (h *Home) LimitSpace() error {
 	}
 	replaced, err := h.replacedBytes()
 	if err != nil {
-		return fmt.Errorf("limit the home of thread %s: %w", h.job.ThreadID, err)
+		return fmt.Errorf("limit the home of thread %s: %w", h.hold.Thread, err)
 	}
-	return h.overlay.LimitSpace(max(h.job.Sandbox.HomeBytes-used+replaced, minSpace))
+	return h.overlay.LimitSpace(max(h.hold.Most.Bytes-used+replaced, minSpace))
 }
 
 // replacedBytes returns the size, without holes, of the files that staged files replace.

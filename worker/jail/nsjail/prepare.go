@@ -170,7 +170,7 @@ func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 		}
 		var attach func(int, string) error
 		if s.spec.Home != nil && a.path == s.m.cfg.Home {
-			attach, err = s.mountHome(ctx, pool)
+			attach, err = s.mountHome(ctx)
 		} else {
 			attach, err = s.makeVolume(ctx, pool, a, s.spec.Inodes)
 		}
@@ -194,10 +194,22 @@ func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inode
 	return v.Attach, nil
 }
 
+// Volume returns an empty volume of root's for the changes of a home with a size limit.
+func (m *Maker) Volume(ctx context.Context, most proto.Space) (jail.Volume, error) {
+	pool, err := m.pool()
+	if err != nil {
+		return nil, err
+	}
+	v, err := pool.Get(ctx, disk.Size{Bytes: most.Bytes + home.OwnBytes, Inodes: most.Files + home.OwnInodes, Directory: home.MaxDirectory}, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
 // mountHome creates the spec's home on a volume that belongs to root.
-func (s *sandbox) mountHome(ctx context.Context, pool *disk.Pool) (attach func(int, string) error, err error) {
-	size := disk.Size{Bytes: s.spec.HomeBytes + home.OwnBytes, Inodes: s.spec.Inodes + home.OwnInodes, Directory: home.MaxDirectory}
-	v, err := pool.Get(ctx, size, 0, 0)
+func (s *sandbox) mountHome(ctx context.Context) (attach func(int, string) error, err error) {
+	v, err := s.m.Volume(ctx, proto.Space{Bytes: s.spec.HomeBytes, Files: s.spec.Inodes})
 	if err != nil {
 		return nil, err
 	}

@@ -96,12 +96,8 @@ func (s *sandbox) MountHome(ctx context.Context, h jail.Home) error {
 	if !s.spec.MountHomeLater || s.spec.Home != nil {
 		return errors.New("mount a home in a jail: the jail was not prepared for one, or has one")
 	}
-	pool, err := s.m.pool()
-	if err != nil {
-		return err
-	}
 	s.spec.Home = h
-	attach, err := s.mountHome(ctx, pool)
+	attach, err := s.mountHome(ctx)
 	if err != nil {
 		return fmt.Errorf("mount a home in a jail: %w", err)
 	}
