@@ -18,10 +18,10 @@ func (s *system) images(ctx context.Context) (*registry.Images, error) {
 }
 
 // inspect describes an image. Errors of the image become errors of the request.
-func inspect(r io.Reader) (*proto.Image, error) {
-	img, _, err := image.Inspect(r, image.DefaultLimits())
+func inspect(r io.Reader) (*proto.Image, []proto.ImagePart, error) {
+	img, parts, err := image.Inspect(r, image.DefaultLimits())
 	if errors.Is(err, image.ErrForm) || errors.Is(err, image.ErrTooLarge) || errors.Is(err, image.ErrNoLanguage) || errors.Is(err, image.ErrArchitecture) {
-		return nil, &proto.FieldError{Field: "body", Message: "body is refused: " + err.Error()}
+		return nil, nil, &proto.FieldError{Field: "body", Message: "body is refused: " + err.Error()}
 	}
-	return img, err
+	return img, parts, err
 }
