@@ -2,6 +2,8 @@ package image
 
 import (
 	"archive/tar"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +19,17 @@ import (
 // without name and time. Its parts are consecutive ranges of its bytes, which other images may have
 // too. The errors are [ErrForm], [ErrTooLarge], [ErrNoLanguage], [ErrArchitecture], and those of r.
 func Inspect(r io.Reader, limits Limits) (img *proto.Image, parts []proto.ImagePart, err error) {
-	return readForm(r, limits, discard{})
+	img, err = readForm(r, limits, discard{}, func(frame []byte) {
+		sum := sha256.Sum256(frame)
+		parts = append(parts, proto.ImagePart{Size: int64(len(frame)), Digest: digestPrefix + hex.EncodeToString(sum[:])})
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(parts) == 0 { // it is not in frames
+		parts = []proto.ImagePart{{Size: img.Size, Digest: img.Digest}}
+	}
+	return img, parts, nil
 }
 
 // A sink receives the entries of an image in order. Paths are relative and clean. The directory of
@@ -40,34 +52,30 @@ func (discard) file(_ string, content io.Reader, _ int64, _ bool, _ time.Time) e
 	return err
 }
 
-// readForm reads an image and passes its entries to a sink. The digest is known only when readForm
-// returns.
-func readForm(r io.Reader, limits Limits, to sink) (*proto.Image, []proto.ImagePart, error) {
+// readForm reads an image and passes its entries to a sink, and its frames, if it has several, to
+// onFrame unless that is nil. The digest is known only when readForm returns.
+func readForm(r io.Reader, limits Limits, to sink, onFrame func(stored []byte)) (*proto.Image, error) {
 	in := newMeter(nil, limits.Stored)
 	in.from = r
-	z, err := newFrameReader(in)
+	z, err := newFrameReader(in, onFrame)
 	f := &form{tree: newTree(limits), stored: in, to: to}
 	if err != nil {
-		return nil, nil, f.readError(err)
+		return nil, f.readError(err)
 	}
 	defer z.Close()
 	f.in = tar.NewReader(z)
 	img, err := f.read()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	// Nothing may follow the tar. Reading on also makes the decompressor read all stored bytes.
 	if n, err := io.Copy(io.Discard, io.LimitReader(z, 1)); err != nil {
-		return nil, nil, f.readError(err)
+		return nil, f.readError(err)
 	} else if n > 0 {
-		return nil, nil, malformed("something follows its end")
+		return nil, malformed("something follows its end")
 	}
 	img.Digest, img.Size, img.UnpackedSize = in.digest(), in.n, f.tree.spooled
-	parts := z.parts
-	if z.stream {
-		parts = []proto.ImagePart{{Size: img.Size, Digest: img.Digest}}
-	}
-	return img, parts, nil
+	return img, nil
 }
 
 func malformed(format string, args ...any) error {

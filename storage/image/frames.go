@@ -2,8 +2,6 @@ package image
 
 import (
 	"bufio"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -103,7 +101,7 @@ func (w *frameWriter) Close() error {
 // frameReader decompresses an image. It reads ahead, and decompresses frames concurrently. An image
 // of an earlier version is one large frame, which is decompressed as a stream.
 type frameReader struct {
-	parts   []proto.ImagePart // of what has been read; valid after [io.EOF]
+	onFrame func(stored []byte) // nil, or called with each frame in order
 	content []byte
 	frames  chan chan decodedFrame
 	stop    chan struct{}
@@ -117,7 +115,7 @@ type decodedFrame struct {
 	err     error
 }
 
-func newFrameReader(from io.Reader) (*frameReader, error) {
+func newFrameReader(from io.Reader, onFrame func([]byte)) (*frameReader, error) {
 	in := bufio.NewReaderSize(from, 1<<20)
 	begin, err := in.Peek(zstd.HeaderMaxSize)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -125,7 +123,7 @@ func newFrameReader(from io.Reader) (*frameReader, error) {
 	}
 	var h zstd.Header
 	n := runtime.GOMAXPROCS(0)
-	r := &frameReader{stop: make(chan struct{})}
+	r := &frameReader{onFrame: onFrame, stop: make(chan struct{})}
 	if h.Decode(begin) != nil || !h.HasFCS || h.FrameContentSize > maxFrame {
 		r.stream = true
 		r.decoder, err = zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(window))
@@ -143,12 +141,12 @@ func newFrameReader(from io.Reader) (*frameReader, error) {
 // readAhead reads frames until the end, an error, or Close.
 func (r *frameReader) readAhead(in *bufio.Reader) {
 	defer close(r.frames)
-	for {
+	for n := 0; ; n++ {
 		stored, err := readFrame(in)
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		if err == nil && len(r.parts) == maxFrames {
+		if err == nil && n == maxFrames {
 			err = fmt.Errorf("it has more than %d frames", maxFrames)
 		}
 		frame := make(chan decodedFrame, 1)
@@ -165,8 +163,9 @@ func (r *frameReader) readAhead(in *bufio.Reader) {
 			content, err := r.decoder.DecodeAll(stored, nil)
 			frame <- decodedFrame{content, err}
 		})
-		sum := sha256.Sum256(stored)
-		r.parts = append(r.parts, proto.ImagePart{Size: int64(len(stored)), Digest: digestPrefix + hex.EncodeToString(sum[:])})
+		if r.onFrame != nil {
+			r.onFrame(stored)
+		}
 	}
 }
 

@@ -29,7 +29,7 @@ func Unpack(r io.Reader, dir string, limits Limits) (img *proto.Image, size int6
 	for range runtime.GOMAXPROCS(0) {
 		u.writers.Go(u.writeSmallFiles)
 	}
-	img, _, err = readForm(r, limits, u)
+	img, err = readForm(r, limits, u, nil)
 	close(u.small)
 	u.writers.Wait()
 	if err = errors.Join(err, u.failure()); err == nil {
