@@ -17,6 +17,18 @@ func (s *system) images(ctx context.Context) (*registry.Images, error) {
 	})
 }
 
+// logDefaultImage logs what programs in sandboxes without an image run on, unless it is an image that
+// is stored.
+func (s *system) logDefaultImage(ctx context.Context, images *registry.Images) {
+	if s.cfg.DefaultImage == "" {
+		s.log.Info("sandboxes without an image use the runtimes of the workers' hosts", "remedy", "bullpen image build default, then --default-image default")
+		return
+	}
+	if _, err := images.Image(ctx, s.cfg.DefaultImage); err != nil {
+		s.log.Warn("default image not found; nothing runs in sandboxes without another image", "image", s.cfg.DefaultImage, "error", err)
+	}
+}
+
 // inspect describes an image. Errors of the image become errors of the request.
 func inspect(r io.Reader) (*proto.Image, []proto.ImagePart, error) {
 	img, parts, err := image.Inspect(r, image.DefaultLimits())
