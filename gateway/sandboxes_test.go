@@ -63,6 +63,7 @@ func TestOpenFiles(t *testing.T) {
 // stored before there was one.
 func TestDefaultImage(t *testing.T) {
 	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
 	h.do("POST", sandboxPath, `{"name":"old"}`).want(201, "")
 	h.registry.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
 	h.registry.images["own"] = &proto.Image{Name: "own", Digest: "sha256:2", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
@@ -71,7 +72,7 @@ func TestDefaultImage(t *testing.T) {
 	h.do("POST", sandboxPath, `{"name":"own","image":"own"}`).want(201, "")
 	for sandbox, want := range map[string]string{"default": "sha256:1", "old": "sha256:1", "new": "sha256:1", "own": "sha256:2"} {
 		run := h.bound(sandbox)
-		if got := run.jobOf(run.execute(hello)).Sandbox.ImageDigest; got != want {
+		if got := run.jobOf(run.execute(hello).want(200, "")).Sandbox.ImageDigest; got != want {
 			t.Errorf("sandbox %s: image %q, want %q", sandbox, got, want)
 		}
 	}
