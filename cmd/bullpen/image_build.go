@@ -266,7 +266,7 @@ func (b *imageBuild) pip(ctx context.Context) (args []string, err error) {
 		return nil, fmt.Errorf("write the build's script: %w", err)
 	}
 	return []string{
-		"--include=python3-pip-whl",
+		"--include=python3-pip-whl,libstdc++6", // manylinux wheels expect the C++ library of the system
 		"--customize-hook=copy-in " + dir + " " + filepath.Dir(pipDir),
 		`--customize-hook=chroot "$1" sh ` + pipDir + `/install.sh`,
 	}, nil
