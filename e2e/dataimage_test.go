@@ -110,7 +110,7 @@ func TestDataImage(t *testing.T) {
 	t.Logf("built in %s: %d bytes stored, %d unpacked", time.Since(began).Round(time.Second), img.Size, img.UnpackedSize)
 	for _, module := range dataModules() {
 		t.Run("preload "+module, func(t *testing.T) {
-			profile := "preload-" + strings.ToLower(module)
+			profile := "preload-" + strings.ToLower(strings.ReplaceAll(module, ".", "-"))
 			a := sys.sandboxed(profile, request{"image": "data", "memory": "2GiB", "preload": []string{module}})
 			eventually(t, module+" in a fork", func() (bool, any) {
 				got := a.inline(python("import sys; print('" + module + "' in sys.modules)"))
