@@ -233,8 +233,7 @@ func (c *sandboxShowCommand) Run(ctx context.Context, s streams) error {
 	}, func(p *page, profile *proto.Profile) {
 		printSandbox(p, profile)
 		if preload.Error != nil {
-			lines := strings.Split(strings.TrimSpace(*preload.Error), "\n")
-			p.textf("# preload failed at %s on %s: %s\n", cell(*preload.At), cell(preload.Worker), cell(lines[len(lines)-1]))
+			p.textf("# preload failed at %s on %s: %s\n", cell(*preload.At), cell(preload.Worker), cell(strings.Join(strings.Fields(*preload.Error), " ")))
 		}
 	})
 }
