@@ -56,22 +56,22 @@ def rename():
     os.replace("c.parquet", "a.parquet")
     return pq.read_table("a.parquet").num_rows, os.path.exists("b.parquet"), os.path.exists("c.parquet")
 def duck_read():
-    return duckdb.sql("select count(*), sum(n) from 'a.parquet'").fetchone(), duckdb.sql("select count(*) from 'a.csv'").fetchone()
+    return duckdb.sql("select count(*), sum(n) from 'a.parquet'").fetchall(), duckdb.sql("select count(*) from 'a.csv'").fetchall()
 def duck_copy():
     duckdb.sql("copy (select * from range(1000) t(n)) to 'd.parquet'")
     duckdb.sql("copy (select * from range(1000) t(n)) to 'd.csv'")
-    return duckdb.sql("select count(*) from 'd.parquet'").fetchone(), duckdb.sql("select count(*) from 'd.csv'").fetchone()
+    return duckdb.sql("select count(*) from 'd.parquet'").fetchall(), duckdb.sql("select count(*) from 'd.csv'").fetchall()
 def duck_file():
     for _ in range(2):
         with duckdb.connect("e.duckdb") as c:
             c.sql("create table if not exists t (n integer)")
             c.sql("insert into t select * from range(1000)")
     with duckdb.connect("e.duckdb", read_only=True) as c:
-        return c.sql("select count(*) from t").fetchone()
+        return c.sql("select count(*) from t").fetchall()
 def duck_rename():
     os.rename("e.duckdb", "f.duckdb")
     with duckdb.connect("f.duckdb", read_only=True) as c:
-        return c.sql("select count(*) from t").fetchone()
+        return c.sql("select count(*) from t").fetchall()
 def git():
     run = lambda *a: subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@example.com", *a], check=True, capture_output=True, text=True).stdout
     try:

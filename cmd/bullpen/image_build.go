@@ -49,15 +49,16 @@ type imageBuildCommand struct {
 }
 
 func (*imageBuildCommand) Help() string {
-	text := "Recipes:\n\n"
+	var text strings.Builder
+	text.WriteString("Recipes:\n\n")
 	for _, name := range images.Names() {
 		r, err := images.Read(images.Files(), name+".yaml")
 		if err != nil {
 			panic(err) // the recipes are part of the program
 		}
-		text += "- " + name + ": " + r.Description + "\n"
+		text.WriteString("- " + name + ": " + r.Description + "\n")
 	}
-	return text + `
+	return text.String() + `
 Every image has Bash, the GNU tools, and certificates. Manual pages and translations are left out. --package, --pip and --npm add to the recipe.
 
 Needs mmdebstrap; npm for Node and --npm; and Python 3 with pip where the recipe or --pip installs Python packages. They use the sources and the
