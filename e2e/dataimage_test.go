@@ -153,7 +153,7 @@ func testDataOnConnections(t *testing.T, sys *system, b *bucket, root string) {
 	user := newKey(request{"connection": "bucket"}, request{"connection": "shared"})
 	for _, slug := range []string{"bucket", "shared"} {
 		t.Run("data on "+slug, func(t *testing.T) {
-			got := user.in(t).inline(python("DIR = '/data/" + slug + "'\n" + storageProgram).and("timeout", 300))
+			got := user.in(t).inline(python("DIR = '/data/"+slug+"'\n"+storageProgram).and("timeout", 300))
 			t.Logf("%s%s", got.Stdout, got.Stderr)
 		})
 	}
