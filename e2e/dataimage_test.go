@@ -88,6 +88,21 @@ def git():
 for f in (csv, csv_append, parquet, arrow, dataset, excel, rename, duck_read, duck_copy, duck_file, duck_rename, git): attempt(f.__name__, f)
 `
 
+// storageResults is the output of storageProgram.
+const storageResults = `csv: True
+csv_append: 20000
+parquet: True
+arrow: 10000
+dataset: 3
+excel: 10
+rename: (10000, False, False)
+duck_read: ([(10000, 49995000)], [(20000,)])
+duck_copy: ([(1000,)], [(1000,)])
+duck_file: [(2000,)]
+duck_rename: [(2000,)]
+git: (2, "''")
+`
+
 // TestDataImage builds the recipe python-data, with the flags in IMAGE_FLAGS, preloads each of its
 // modules, and reads and writes data on storage connections. It needs a network.
 func TestDataImage(t *testing.T) {
@@ -154,7 +169,9 @@ func testDataOnConnections(t *testing.T, sys *system, b *bucket, root string) {
 	for _, slug := range []string{"bucket", "shared"} {
 		t.Run("data on "+slug, func(t *testing.T) {
 			got := user.in(t).inline(python("DIR = '/data/"+slug+"'\n"+storageProgram).and("timeout", 300))
-			t.Logf("%s%s", got.Stdout, got.Stderr)
+			if got.Stdout != storageResults {
+				t.Errorf("got %s%s", got.Stdout, got.Stderr)
+			}
 		})
 	}
 }
