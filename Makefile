@@ -130,8 +130,8 @@ proto: ## generate the code of KEDA's protocol
 	cd deploy/protogen && go run . -dir ../../cmd/internal/scaler/externalscaler externalscaler.proto
 
 .PHONY: image-test
-image-test: build ## build a sandbox image and run programs in it; needs mmdebstrap, npm and a network; flags="--stale-index …"
-	IMAGE_FLAGS='$(flags)' go test -tags=imagetest -run=TestImageBuild -v ./cmd/bullpen
+image-test: build s3server ## build sandbox images and run programs in them; needs mmdebstrap, npm, pip and a network; flags="--stale-index …"
+	IMAGE_FLAGS='$(flags)' go test -tags=imagetest -run='^(TestImageBuild|TestDataImage)$$' -v -timeout 60m ./e2e
 
 .PHONY: lint
 lint: init ## check the code: linters, formatting, who imports whom

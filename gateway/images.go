@@ -63,6 +63,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("look for sandboxes with image %s: %w", name, err)
 	}
 	var users []string
+	profiles = append(profiles, s.Default)
 	for i := range profiles {
 		if image, ok := profiles[i].ImageName(); ok && image == name {
 			users = append(users, profiles[i].Name)
@@ -79,7 +80,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	return writeValue(w, http.StatusOK, api.NewImage(img))
 }
 
-// imageInUse refuses the removal of an image that sandbox profiles name.
+// imageInUse rejects the removal of an image that sandbox profiles name.
 func imageInUse(image string, profiles []string) error {
 	return api.Errorf(api.CodeConflict, "image %s is used by the sandbox %s; change its image or remove the sandbox first", image, proto.ListSome(profiles))
 }

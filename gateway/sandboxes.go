@@ -30,8 +30,14 @@ func (s *Server) profileOf(ctx context.Context, key *proto.Key) (proto.Profile, 
 	return p, err
 }
 
-// resolve returns the snapshot of a profile for a program in language.
+// resolve returns the snapshot of a profile for a program in language. A profile without an image
+// has that of the default profile.
 func (s *Server) resolve(ctx context.Context, p *proto.Profile, language proto.Language) (proto.Sandbox, error) {
+	if p.Image == "" && s.Default.Image != "" {
+		imaged := *p
+		imaged.Image = s.Default.Image
+		p = &imaged
+	}
 	name, ok := p.ImageName()
 	if !ok {
 		return p.Sandbox(""), nil
@@ -136,6 +142,9 @@ func (s *Server) getSandboxPreload(w http.ResponseWriter, r *http.Request) error
 	}
 	if failure != nil {
 		status.Error, status.At = &failure.Error, &api.Time{Time: failure.At}
+		if failure.Worker != "" {
+			status.Worker = &failure.Worker
+		}
 	}
 	return writeValue(w, http.StatusOK, status)
 }

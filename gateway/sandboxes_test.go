@@ -59,6 +59,28 @@ func TestOpenFiles(t *testing.T) {
 	}
 }
 
+// Where no sandbox names an image, programs run in the default image, also with profiles that were
+// stored before there was one.
+func TestDefaultImage(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	h.do("POST", sandboxPath, `{"name":"old"}`).want(201, "")
+	h.registry.images["py"] = &proto.Image{Name: "py", Digest: "sha256:1", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	h.registry.images["own"] = &proto.Image{Name: "own", Digest: "sha256:2", Languages: map[proto.Language]string{proto.Python: "/bin/python3"}}
+	h.server.Default.Image = "py"
+	h.do("POST", sandboxPath, `{"name":"new"}`).want(201, "")
+	h.do("POST", sandboxPath, `{"name":"own","image":"own"}`).want(201, "")
+	for sandbox, want := range map[string]string{"default": "sha256:1", "old": "sha256:1", "new": "sha256:1", "own": "sha256:2"} {
+		run := h.bound(sandbox)
+		if got := run.jobOf(run.execute(hello).want(200, "")).Sandbox.ImageDigest; got != want {
+			t.Errorf("sandbox %s: image %q, want %q", sandbox, got, want)
+		}
+	}
+	h.do("DELETE", "/v1/admin/images/py", "").want(409, "conflict", "default")
+	delete(h.registry.images, "py")
+	h.execute(hello).want(500, "internal", `"py"`, `"default"`)
+}
+
 // A profile adds only calls that are in the list.
 func TestSystemCallsOfAProfile(t *testing.T) {
 	h := newHarness(t)
@@ -68,7 +90,7 @@ func TestSystemCallsOfAProfile(t *testing.T) {
 // An administrator sees why the modules of a profile are not preloaded.
 func TestSandboxPreload(t *testing.T) {
 	h := newHarness(t)
-	const none = `{"error":null,"at":null}`
+	const none = `{"error":null,"worker":null,"at":null}`
 	h.do("POST", sandboxPath, `{"name":"web","preload":["numpy"]}`).want(201, "")
 	for _, name := range []string{"web", "default"} {
 		if a := h.do("GET", sandboxPath+"/"+name+"/preload", "").want(200, ""); strings.TrimSpace(string(a.body)) != none {
@@ -81,8 +103,8 @@ func TestSandboxPreload(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	h.registry.failures = append(h.registry.failures, preloadFailure{p.Sandbox(""), proto.PreloadFailure{Error: "no numpy", At: at}})
-	if a := h.do("GET", sandboxPath+"/web/preload", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"error":"no numpy","at":"2026-01-02T03:04:05.000Z"}` {
+	h.registry.failures = append(h.registry.failures, preloadFailure{p.Sandbox(""), proto.PreloadFailure{Error: "no numpy", Worker: "w1", At: at}})
+	if a := h.do("GET", sandboxPath+"/web/preload", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"error":"no numpy","worker":"w1","at":"2026-01-02T03:04:05.000Z"}` {
 		t.Errorf("got %s", a.body)
 	}
 	h.bound("web").do("GET", sandboxPath+"/web/preload", "").want(403, "forbidden")

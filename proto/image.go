@@ -30,6 +30,12 @@ type Image struct {
 	CreatedAt    time.Time           `json:"created_at"`
 }
 
+// ImagePart is a range of the bytes of a stored image. Images that have a part in common share it.
+type ImagePart struct {
+	Size   int64  `json:"size"`   // bytes
+	Digest string `json:"digest"` // SHA-256, as "sha256:" and 64 hexadecimal digits
+}
+
 // maxName is the largest length of names of images, profiles and organisations. Patterns do not
 // contain it, because a counted repetition takes some ten KB of memory.
 const maxName = 63

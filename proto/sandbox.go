@@ -42,9 +42,10 @@ const IsolationStrict Isolation = "strict"
 // only add to the environment.
 type Profile struct {
 	Name string `json:"name" pattern:"^[a-z0-9][a-z0-9._-]{0,62}$" doc:"Required, unless the path has it. Not default."`
-	// Image is the root file system: empty for the host's own runtimes, an absolute path for a
-	// directory of the worker's host, else the name of an image in the registry.
-	Image   string            `json:"image" default:"" doc:"Empty: the runtimes of the workers' hosts. An absolute path: a directory there. Else the name of an image."`
+	// Image is the root file system: empty for the server's default image or, if it has none, for the
+	// host's own runtimes; an absolute path for a directory of the worker's host; else the name of an
+	// image in the registry.
+	Image   string            `json:"image" default:"" doc:"Empty: the image that the server has for such sandboxes (--default-image), else the runtimes of the workers' hosts. An absolute path: a directory there. Else the name of an image."`
 	CPU     float64           `json:"cpu" default:"1" minimum:"0.05" maximum:"64" doc:"Cores."`
 	Memory  Bytes             `json:"memory" minimum:"32MiB" maximum:"1024GiB" doc:"32MiB to 1024GiB, without swap; 1GiB by default."`
 	Pids    int               `json:"pids" default:"256" minimum:"16" maximum:"32768" doc:"Processes and threads."`

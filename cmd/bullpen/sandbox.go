@@ -29,7 +29,7 @@ type sandboxCommands struct {
 type sandboxFlags struct {
 	File string `short:"f" placeholder:"FILE" help:"Read the profile from this YAML file, in the format of bullpen sandbox show; - for standard input. Excludes the flags below."`
 
-	Image       *string      `placeholder:"IMAGE" help:"Root file system: the name of an image, or an absolute directory on the workers. Default: the host's runtimes."`
+	Image       *string      `placeholder:"IMAGE" help:"Root file system: the name of an image, or an absolute directory on the workers. Default: the server's --default-image, else the hosts' runtimes."`
 	CPU         *float64     `name:"cpu" placeholder:"CORES" help:"CPU cores, 0.05 to 64."`
 	Memory      *proto.Bytes `placeholder:"SIZE" help:"Memory, 32MiB to 1024GiB."`
 	Pids        *int         `placeholder:"N" help:"Processes and threads, 16 to 32768."`
@@ -233,7 +233,7 @@ func (c *sandboxShowCommand) Run(ctx context.Context, s streams) error {
 	}, func(p *page, profile *proto.Profile) {
 		printSandbox(p, profile)
 		if preload.Error != nil {
-			p.textf("# preload failed at %s: %s\n", cell(*preload.At), cell(strings.Join(strings.Fields(*preload.Error), " ")))
+			p.textf("# preload failed at %s on %s: %s\n", cell(*preload.At), cell(preload.Worker), cell(strings.Join(strings.Fields(*preload.Error), " ")))
 		}
 	})
 }

@@ -537,7 +537,7 @@ func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
 // sandboxPreload has an error with a line break and what a terminal would act on.
 func (s *stub) sandboxPreload(w http.ResponseWriter, r *http.Request) {
 	s.record(r, nil)
-	_, _ = io.WriteString(w, `{"error":"No module named\n'numpy'\u001b[2J","at":"2026-01-02T03:04:05.000Z"}`)
+	_, _ = io.WriteString(w, `{"error":"Traceback:\nNo module named 'numpy'\u001b[2J\n","worker":"w1","at":"2026-01-02T03:04:05.000Z"}`)
 }
 
 const stubImage = `{"name":"tiny","digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","size":1048576,"unpacked_size":1572864,` +

@@ -144,7 +144,7 @@ func sandboxRoutes() []Route {
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}/preload", ID: "getSandboxPreload", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at the preloading of a profile", PathDoc: profileName,
-			Responses: ok("Whether a worker failed to import the modules.", SandboxPreload{Error: &preloadError, At: &Time{exampleTime()}}), Errors: []int{http.StatusNotFound},
+			Responses: ok("Whether a worker failed to import the modules.", SandboxPreload{Error: &preloadError, Worker: new("worker-1-8f3a2c"), At: &Time{exampleTime()}}), Errors: []int{http.StatusNotFound},
 		},
 		{
 			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "sandbox.replace", Summary: "Replace a sandbox profile", PathDoc: profileName,

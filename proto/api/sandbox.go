@@ -21,8 +21,9 @@ type Sandboxes struct {
 
 // SandboxPreload is the last failure to preload the modules of a profile.
 type SandboxPreload struct {
-	Error *string `json:"error" doc:"Why a worker could not preload the modules in the last 24 hours; null if none failed. Programs then start without them."`
-	At    *Time   `json:"at" doc:"When it failed last."`
+	Error  *string `json:"error" doc:"Why a worker could not preload the modules in the last 24 hours; null if none failed. Programs then start without them."`
+	Worker *string `json:"worker" doc:"The worker that failed last; null if none failed."`
+	At     *Time   `json:"at" doc:"When it failed last."`
 }
 
 // DecodeSandbox decodes and validates a sandbox profile. Absent members are as in defaults, but the

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -57,12 +56,13 @@ type catalog struct {
 // blob.
 type catalogEntry struct {
 	proto.Image
-	Key string `json:"key"`
+	Key   string           `json:"key"`
+	Parts *proto.ImagePart `json:"parts,omitempty"` // see storedImage
 }
 
 // retiredImage is a blob without a name. It is kept for jobs that were accepted when it had one.
 type retiredImage struct {
-	proto.Blob
+	storedImage
 	Until time.Time `json:"until"`
 }
 
@@ -75,7 +75,7 @@ type Images struct {
 	keep    time.Duration
 	full    func() bool
 	log     *slog.Logger
-	inspect func(io.Reader) (*proto.Image, error)
+	inspect func(io.Reader) (*proto.Image, []proto.ImagePart, error)
 	cache   *store.Cache[catalog]
 	byName  map[string]*proto.Image // guarded by the lock of cache
 }
@@ -84,9 +84,9 @@ type Images struct {
 type ImagesConfig struct {
 	Store *store.Store
 	Blobs Blobs
-	// Inspect reads an image to its end and describes it, without its name and time. Images that it
-	// rejects are not stored.
-	Inspect func(io.Reader) (*proto.Image, error)
+	// Inspect reads an image to its end and describes it, without its name and time, and the parts in
+	// which it is stored. Images that it rejects are not stored.
+	Inspect func(io.Reader) (*proto.Image, []proto.ImagePart, error)
 	// Keep is how long an image without a name is kept for jobs that were accepted when it had one.
 	Keep time.Duration
 	// Full reports whether the disk is too full for another image; nil for never.
@@ -184,18 +184,50 @@ func (i *Images) List(context.Context) ([]proto.Image, error) {
 }
 
 // Put stores an image under a name and replaces the previous image of that name. The content of
-// body must have the digest and pass Inspect. The errors are [*proto.FieldError],
-// [*proto.Rejection] if the disk is full, [proto.ErrConflict], and the errors of body and of the
-// blob store.
+// body must have the digest and pass Inspect. Parts that other images have are not stored again. The
+// errors are [*proto.FieldError], [*proto.Rejection] if the disk is full, [proto.ErrConflict], and
+// the errors of body and of the blob store.
 func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error) {
-	key := imagesPrefix + nuid.Next()
-	if img, err = i.storeBlob(ctx, key, digest, body); err != nil {
+	spool, img, parts, err := i.spool(digest, body)
+	if err != nil {
 		return nil, false, fmt.Errorf("store an image: %w", err)
 	}
+	defer func() { _ = spool.Close() }()
 	img.Name, img.CreatedAt = name, time.Now().UTC()
-	entry := catalogEntry{*img, key}
+	known, err := i.knownParts(ctx, digest)
+	if err != nil {
+		return nil, false, fmt.Errorf("store an image: %w", err)
+	}
+	for {
+		upload, err := i.put(ctx, img, parts, known, spool)
+		if err != nil {
+			return nil, false, fmt.Errorf("store an image: %w", fullError(err))
+		}
+		replaced, err := i.name(ctx, img, upload)
+		if isUnchanged(err) {
+			i.discard(ctx, upload.put)
+		}
+		if !errors.Is(err, errPartsRemoved) {
+			return img, replaced, err
+		}
+		known = nil
+	}
+}
+
+// errPartsRemoved means that an image whose parts an upload uses was removed meanwhile.
+var errPartsRemoved = errors.New("parts of the image were removed")
+
+// name names an upload in the catalog. It returns errPartsRemoved if that must not be done.
+func (i *Images) name(ctx context.Context, img *proto.Image, upload *imageUpload) (replaced bool, err error) {
+	entry := catalogEntry{*img, upload.Key, upload.Parts}
 	_, err = i.change(ctx, func(c *catalog) error {
-		at, known := c.find(name)
+		kept := keysOf(c.blobs())
+		for key := range upload.shared {
+			if !kept[key] {
+				return errPartsRemoved
+			}
+		}
+		at, known := c.find(img.Name)
 		if !known && len(c.Images) >= proto.MaxImages {
 			return &proto.FieldError{Field: "name", Message: fmt.Sprintf("name is one too many: there are %d images; remove one", proto.MaxImages)}
 		}
@@ -206,19 +238,13 @@ func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (
 		}
 		// Others with this digest follow, which repairs them if the store has lost their blob.
 		for n := range c.Images {
-			if c.Images[n].Digest == digest {
-				c.Images[n].Key = key
+			if c.Images[n].Digest == img.Digest {
+				c.Images[n].Key, c.Images[n].Parts = entry.Key, entry.Parts
 			}
 		}
 		return nil
 	})
-	if isUnchanged(err) {
-		i.discard(ctx, key)
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	return img, replaced, nil
+	return replaced, err
 }
 
 var errFull = &proto.Rejection{Reason: proto.RejectedDiskFull, Detail: "the disk is full"}
@@ -227,34 +253,38 @@ var errFull = &proto.Rejection{Reason: proto.RejectedDiskFull, Detail: "the disk
 // other errors the outcome is unknown, and the catalog may name the new blob.
 func isUnchanged(err error) bool {
 	var field *proto.FieldError
-	return errors.As(err, &field) || errors.Is(err, proto.ErrConflict) || store.IsRejected(err)
+	return errors.As(err, &field) || errors.Is(err, errPartsRemoved) || errors.Is(err, proto.ErrConflict) || store.IsRejected(err)
 }
 
-// storeBlob inspects an image and stores it under a new key. The body is spooled to a file without
-// a name, so that nothing but sound images reaches the blob store.
-func (i *Images) storeBlob(ctx context.Context, key, digest string, body io.Reader) (*proto.Image, error) {
+// spool inspects an image and copies it to a file without a name, so that nothing but sound images
+// reaches the blob store. The caller must close the file.
+func (i *Images) spool(digest string, body io.Reader) (_ *os.File, img *proto.Image, parts []proto.ImagePart, err error) {
 	if i.full != nil && i.full() {
-		return nil, errFull
+		return nil, nil, nil, errFull
 	}
 	spool, err := os.CreateTemp("", "bullpen-image-*")
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	defer func() { _ = spool.Close() }()
-	if err := os.Remove(spool.Name()); err != nil {
-		return nil, err
+	if err = os.Remove(spool.Name()); err == nil {
+		img, parts, err = i.inspect(io.TeeReader(body, spool))
 	}
-	img, err := i.inspect(io.TeeReader(body, spool))
 	if err == nil && img.Digest != digest {
 		err = &proto.FieldError{Field: "digest", Message: "digest does not fit: what came has " + img.Digest}
 	}
-	if err == nil {
-		err = i.blobs.Put(ctx, proto.Blob{Key: key, Size: img.Size, Digest: digest}, spool)
+	if err != nil {
+		_ = spool.Close()
+		return nil, nil, nil, fullError(err)
 	}
+	return spool, img, parts, nil
+}
+
+// fullError adds [errFull] to an error that means that a disk is full.
+func fullError(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
-		err = errors.Join(errFull, err)
+		return errors.Join(errFull, err)
 	}
-	return img, err
+	return err
 }
 
 // Remove removes a name and returns the image that had it. It returns [proto.ErrNotFound] if there
@@ -282,24 +312,24 @@ func (c *catalog) find(name string) (at int, ok bool) {
 }
 
 // named returns the blobs of all images.
-func (c *catalog) named() (blobs []proto.Blob) {
+func (c *catalog) named() (blobs []storedImage) {
 	for _, e := range c.Images {
-		blobs = append(blobs, proto.Blob{Key: e.Key, Size: e.Size, Digest: e.Digest})
+		blobs = append(blobs, storedImage{proto.Blob{Key: e.Key, Size: e.Size, Digest: e.Digest}, e.Parts})
 	}
 	return blobs
 }
 
 // blobs returns all blobs that must be kept, those with a name first.
-func (c *catalog) blobs() []proto.Blob {
+func (c *catalog) blobs() []storedImage {
 	all := c.named()
 	for _, r := range c.Retired {
-		all = append(all, r.Blob)
+		all = append(all, r.storedImage)
 	}
 	return all
 }
 
 // retire keeps the blobs that no image names any more for a while.
-func (i *Images) retire(c *catalog, blobs []proto.Blob) {
+func (i *Images) retire(c *catalog, blobs []storedImage) {
 	kept := keysOf(c.blobs())
 	for _, b := range blobs {
 		if !kept[b.Key] {
@@ -309,7 +339,7 @@ func (i *Images) retire(c *catalog, blobs []proto.Blob) {
 	}
 }
 
-func keysOf(blobs []proto.Blob) map[string]bool {
+func keysOf(blobs []storedImage) map[string]bool {
 	keys := map[string]bool{}
 	for _, b := range blobs {
 		keys[b.Key] = true
@@ -337,13 +367,16 @@ func (i *Images) change(ctx context.Context, f func(*catalog) error) (*catalog, 
 	})
 }
 
-// discard removes a blob that the catalog does not name, even if the client is gone. Sweep retries
+// discard removes blobs that the catalog does not name, even if the client is gone. Sweep retries
 // what fails.
-func (i *Images) discard(ctx context.Context, key string) {
+func (i *Images) discard(ctx context.Context, keys []string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
-	if err := i.blobs.Delete(ctx, key); err != nil {
-		i.log.Warn("image blob not removed, will retry", "key", key, "error", err)
+	for _, key := range keys {
+		if err := i.blobs.Delete(ctx, key); err != nil {
+			i.log.Warn("image blob not removed, will retry", "key", key, "error", err)
+			return
+		}
 	}
 }
 
@@ -376,6 +409,19 @@ func (i *Images) Sweep(ctx context.Context, now time.Time) error {
 		}
 	}
 	kept := keysOf(c.blobs())
+	for _, b := range c.blobs() {
+		if b.Parts == nil {
+			continue
+		}
+		// While a list cannot be read, nothing is removed: its parts are unknown.
+		parts, err := readParts(ctx, i.blobs, &b)
+		if err != nil {
+			return err
+		}
+		for _, p := range parts {
+			kept[p.Key] = true
+		}
+	}
 	for _, key := range old {
 		if kept[key] {
 			continue
@@ -401,9 +447,17 @@ func (s *ImageSource) Fetch(ctx context.Context, digest string) (io.ReadCloser, 
 		return nil, err
 	}
 	for _, b := range c.blobs() {
-		if b.Digest == digest {
-			return s.Blobs.Get(ctx, b)
+		if b.Digest != digest {
+			continue
 		}
+		if b.Parts == nil {
+			return s.Blobs.Get(ctx, b.Blob)
+		}
+		parts, err := readParts(ctx, s.Blobs, &b)
+		if err != nil {
+			return nil, err
+		}
+		return openParts(ctx, s.Blobs, parts), nil
 	}
 	return nil, fmt.Errorf("image %s: %w", digest, proto.ErrNotFound)
 }

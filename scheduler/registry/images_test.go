@@ -30,26 +30,26 @@ const keepImages = time.Hour
 // errNoImage is the error of inspect for a body that begins with "bad".
 var errNoImage = &proto.FieldError{Field: "body", Message: "body is no image"}
 
-// inspect accepts everything that does not begin with "bad".
-func inspect(r io.Reader) (*proto.Image, error) {
-	head := make([]byte, 3)
-	n, err := io.ReadFull(r, head)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil, fmt.Errorf("inspect: %w", err)
+// inspect accepts everything that does not begin with "bad". A | ends a part.
+func inspect(r io.Reader) (*proto.Image, []proto.ImagePart, error) {
+	content, err := io.ReadAll(r)
+	if err == nil && len(content) == 0 {
+		err = io.EOF
 	}
-	if string(head) == "bad" {
-		return nil, errNoImage
-	}
-	sum := sha256.New()
-	sum.Write(head[:n])
-	rest, err := io.Copy(sum, r)
 	if err != nil {
-		return nil, fmt.Errorf("inspect: %w", err)
+		return nil, nil, fmt.Errorf("inspect: %w", err)
+	}
+	if bytes.HasPrefix(content, []byte("bad")) {
+		return nil, nil, errNoImage
+	}
+	var parts []proto.ImagePart
+	for part := range bytes.SplitAfterSeq(content, []byte("|")) {
+		parts = append(parts, proto.ImagePart{Size: int64(len(part)), Digest: digestOf(part)})
 	}
 	return &proto.Image{
-		Digest: "sha256:" + hex.EncodeToString(sum.Sum(nil)), Size: int64(n) + rest,
+		Digest: digestOf(content), Size: int64(len(content)),
 		Languages: map[proto.Language]string{proto.Bash: "/bin/bash"}, Env: map[string]string{},
-	}, nil
+	}, parts, nil
 }
 
 func digestOf(content []byte) string {
@@ -245,6 +245,103 @@ func TestLostImageIsRepairedByStoringItAgain(t *testing.T) {
 	if got, err := fetch(t, s, blobs, digestOf(one)); err != nil || !bytes.Equal(got, one) {
 		t.Fatalf("%q, %v", got, err)
 	}
+}
+
+// mustFetch fails the test unless an image can be fetched.
+func mustFetch(t *testing.T, s *natsembed.Server, blobs registry.Blobs, content string) {
+	t.Helper()
+	if got, err := fetch(t, s, blobs, digestOf([]byte(content))); err != nil || string(got) != content {
+		t.Fatalf("%q, %v, want %q", got, err, content)
+	}
+}
+
+// An image stores only the parts that no other image has, and keeps those that it shares.
+func TestImagesShareParts(t *testing.T) {
+	s, blobs := storetest.Server(t), &memoryBlobs{}
+	i, _ := images(t, s, blobs, nil)
+	ctx := storetest.Context(t)
+	// stored returns the bytes of all blobs but lists of parts.
+	stored := func() (all string) {
+		for _, key := range blobs.keys() {
+			if !strings.HasSuffix(key, "/parts") {
+				all += string(blobs.objects[key])
+			}
+		}
+		return all
+	}
+	putImage(t, i, "old", []byte("base|pandas|end"), false)
+	putImage(t, i, "new", []byte("base|pandas|numpy|base|end"), false)
+	if got := stored(); len(got) != len("base|pandas|endnumpy|") {
+		t.Errorf("stored %q", got)
+	}
+	mustFetch(t, s, blobs, "base|pandas|end")
+	mustFetch(t, s, blobs, "base|pandas|numpy|base|end")
+	if _, err := i.Remove(ctx, "old"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second one removes what the first one found unnamed
+		if err := i.Sweep(ctx, time.Now().Add(3*keepImages)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustFetch(t, s, blobs, "base|pandas|numpy|base|end")
+	if _, err := i.Remove(ctx, "new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := i.Sweep(ctx, time.Now().Add(3*keepImages)); err != nil || len(blobs.keys()) != 0 {
+		t.Errorf("%v, stored %q", err, blobs.keys())
+	}
+}
+
+// A part that the store has lost is stored again, by the same image or by another one.
+func TestLostPartIsNotShared(t *testing.T) {
+	s, blobs := storetest.Server(t), &memoryBlobs{}
+	i, _ := images(t, s, blobs, nil)
+	putImage(t, i, "a", []byte("base|a"), false)
+	for _, key := range blobs.keys() {
+		if string(blobs.objects[key]) == "base|" {
+			delete(blobs.objects, key)
+		}
+	}
+	if _, err := fetch(t, s, blobs, digestOf([]byte("base|a"))); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatal(err)
+	}
+	putImage(t, i, "b", []byte("base|b"), false)
+	mustFetch(t, s, blobs, "base|b")
+	putImage(t, i, "a", []byte("base|a"), true)
+	mustFetch(t, s, blobs, "base|a")
+}
+
+// removing is a blob store whose next Put is preceded by a call.
+type removing struct {
+	*memoryBlobs
+	before func()
+}
+
+func (r *removing) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) error {
+	if before := r.before; before != nil {
+		r.before = nil
+		before()
+	}
+	return r.memoryBlobs.Put(ctx, b, content)
+}
+
+// The image whose parts an upload shares may be removed while the rest is being stored.
+func TestSharedPartsRemovedDuringAnUpload(t *testing.T) {
+	s, blobs := storetest.Server(t), &removing{memoryBlobs: &memoryBlobs{}}
+	i, _ := images(t, s, blobs, nil)
+	ctx := storetest.Context(t)
+	putImage(t, i, "old", []byte("base|old"), false)
+	blobs.before = func() {
+		if _, err := i.Remove(ctx, "old"); err != nil {
+			t.Error(err)
+		}
+		if err := i.Sweep(ctx, time.Now().Add(3*keepImages)); err != nil {
+			t.Error(err)
+		}
+	}
+	putImage(t, i, "new", []byte("base|new"), false)
+	mustFetch(t, s, blobs, "base|new")
 }
 
 func TestRejectedImageLeavesNothing(t *testing.T) {

@@ -32,9 +32,9 @@ func preloadKey(s proto.Sandbox) (string, error) {
 	return hex.EncodeToString(hash[:]), nil
 }
 
-// Set stores that the modules of s cannot be preloaded because of failure, or removes what is
-// stored if failure is nil.
-func (p *PreloadFailures) Set(ctx context.Context, s proto.Sandbox, failure error) error {
+// Set stores that a worker cannot preload the modules of s because of failure. If failure is nil, it
+// removes what that worker stored.
+func (p *PreloadFailures) Set(ctx context.Context, s proto.Sandbox, worker string, failure error) error {
 	key, err := preloadKey(s)
 	if err != nil {
 		return err
@@ -44,9 +44,9 @@ func (p *PreloadFailures) Set(ctx context.Context, s proto.Sandbox, failure erro
 		return err
 	}
 	if failure == nil {
-		err = removePreloadFailure(ctx, bucket, key)
+		err = removePreloadFailure(ctx, bucket, key, worker)
 	} else {
-		err = storePreloadFailure(ctx, bucket, key, failure)
+		err = storePreloadFailure(ctx, bucket, key, worker, failure)
 	}
 	if err != nil {
 		return fmt.Errorf("store why modules cannot be preloaded: %w", err)
@@ -54,24 +54,28 @@ func (p *PreloadFailures) Set(ctx context.Context, s proto.Sandbox, failure erro
 	return nil
 }
 
-func removePreloadFailure(ctx context.Context, bucket jetstream.KeyValue, key string) error {
-	_, err := bucket.Get(ctx, key) // usually there is none, and a deletion would store a marker
+func removePreloadFailure(ctx context.Context, bucket jetstream.KeyValue, key, worker string) error {
+	e, err := bucket.Get(ctx, key) // usually there is none, and a deletion would store a marker
 	if store.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	f, err := decodePreloadFailure(e)
+	if err != nil || f.Worker != "" && f.Worker != worker {
+		return err
+	}
 	return bucket.Delete(ctx, key)
 }
 
-func storePreloadFailure(ctx context.Context, bucket jetstream.KeyValue, key string, failure error) error {
+func storePreloadFailure(ctx context.Context, bucket jetstream.KeyValue, key, worker string, failure error) error {
 	text := strings.ToValidUTF8(failure.Error(), "\uFFFD")
 	if len(text) > maxPreloadError {
 		text = text[:maxPreloadError]
 		text = text[:proto.CutUTF8(text)]
 	}
-	b, err := json.Marshal(proto.PreloadFailure{Error: text, At: time.Now().UTC()})
+	b, err := json.Marshal(proto.PreloadFailure{Error: text, Worker: worker, At: time.Now().UTC()})
 	if err != nil {
 		return err
 	}
@@ -93,6 +97,10 @@ func (p *PreloadFailures) PreloadFailure(ctx context.Context, s proto.Sandbox) (
 	if err != nil {
 		return nil, fmt.Errorf("read why modules cannot be preloaded: %w", err)
 	}
+	return decodePreloadFailure(e)
+}
+
+func decodePreloadFailure(e jetstream.KeyValueEntry) (*proto.PreloadFailure, error) {
 	f := new(proto.PreloadFailure)
 	if err := json.Unmarshal(e.Value(), f); err != nil {
 		return nil, fmt.Errorf("decode why modules cannot be preloaded: %w", err)

@@ -32,7 +32,7 @@ func TestPreloadFailures(t *testing.T) {
 	}
 	t.Cleanup(st.Close)
 	worker := &registry.PreloadFailures{Store: st}
-	if err := worker.Set(ctx, proto.Sandbox{}, errors.New("no numpy")); err == nil {
+	if err := worker.Set(ctx, proto.Sandbox{}, "w1", errors.New("no numpy")); err == nil {
 		t.Error("stored without a bucket")
 	}
 	if _, err := gateway.Store.JS.CreateStream(ctx, config); err != nil {
@@ -43,21 +43,25 @@ func TestPreloadFailures(t *testing.T) {
 	want := func(s proto.Sandbox, text string) {
 		t.Helper()
 		f, err := gateway.PreloadFailure(ctx, s)
-		if err != nil || (f != nil) != (text != "") || f != nil && (f.Error != text || time.Since(f.At) > time.Hour) {
+		if err != nil || (f != nil) != (text != "") || f != nil && (f.Error != text || f.Worker != "w1" || time.Since(f.At) > time.Hour) {
 			t.Errorf("got %+v, %v, want %q", f, err, text)
 		}
 	}
 	want(sandbox, "")
-	if err := worker.Set(ctx, sandbox, nil); err != nil {
+	if err := worker.Set(ctx, sandbox, "w1", nil); err != nil {
 		t.Error(err)
 	}
-	if err := worker.Set(ctx, sandbox, errors.New("no \xff"+strings.Repeat("é", 4000))); err != nil {
+	if err := worker.Set(ctx, sandbox, "w1", errors.New("no \xff"+strings.Repeat("é", 4000))); err != nil {
 		t.Error(err)
 	}
 	sandbox.OutputBytes++ // does not concern the modules
 	want(sandbox, "no \uFFFD"+strings.Repeat("é", 2045))
 	want(other, "")
-	if err := worker.Set(ctx, sandbox, nil); err != nil {
+	if err := worker.Set(ctx, sandbox, "w2", nil); err != nil { // what w1 lacks is still missing
+		t.Error(err)
+	}
+	want(sandbox, "no \uFFFD"+strings.Repeat("é", 2045))
+	if err := worker.Set(ctx, sandbox, "w1", nil); err != nil {
 		t.Error(err)
 	}
 	want(sandbox, "")

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,7 +37,7 @@ func newImageStore() *imageStore {
 // put adds an image with a file of its own.
 func (s *imageStore) put(t testing.TB, content string) (digest string) {
 	t.Helper()
-	tree := newTree(t, smallLimits())
+	tree := newTree(t, image.DefaultLimits())
 	if err := tree.AddTar(bytes.NewReader(archive(t, dir("bin"), bash, file("f", content)))); err != nil {
 		t.Fatal(err)
 	}
@@ -288,16 +289,26 @@ func TestCloseEndsTheFetch(t *testing.T) {
 // childDir is set in a child process that unpacks an endless image into a cache in that directory.
 const childDir = "BULLPEN_TEST_CACHE"
 
-// endless returns the beginning of an image, prints a line, and then blocks.
-type endless struct{ head io.Reader }
+// endless returns the beginning of an image, prints a line once a file of it is in dir, and then
+// blocks.
+type endless struct {
+	head io.Reader
+	dir  string
+}
 
 func (e *endless) Read(b []byte) (int, error) {
 	n, err := e.head.Read(b)
-	if err != nil {
-		fmt.Println("half-way")
-		select {}
+	if err == nil {
+		return n, nil
 	}
-	return n, nil
+	// Files are written while more is read.
+	for files := []string(nil); len(files) == 0; runtime.Gosched() {
+		if files, err = filepath.Glob(filepath.Join(e.dir, "*", "root", "*")); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println("half-way")
+	select {}
 }
 
 func (e *endless) Close() error { return nil }
@@ -309,7 +320,8 @@ func unpackUntilKilled(dir string) {
 	if err != nil {
 		panic(err)
 	}
-	c, err := image.Open(filepath.Join(dir, "images"), &endless{bytes.NewReader(head)}, 1<<20, nil)
+	images := filepath.Join(dir, "images")
+	c, err := image.Open(images, &endless{bytes.NewReader(head), images}, 16<<20, nil)
 	if err != nil {
 		panic(err)
 	}
@@ -321,7 +333,7 @@ func unpackUntilKilled(dir string) {
 // files.
 func TestKilledHalfWay(t *testing.T) {
 	s := newImageStore()
-	random := make([]byte, 300<<10) // incompressible, so that the stored image is as long
+	random := make([]byte, 6<<20) // incompressible, so that the stored image is as long, and has several frames
 	x := uint32(1)
 	for i := range random {
 		x ^= x << 13
@@ -331,7 +343,7 @@ func TestKilledHalfWay(t *testing.T) {
 	}
 	digest := s.put(t, string(random))
 	at := t.TempDir()
-	if err := os.WriteFile(filepath.Join(at, "head"), s.images[digest][:250<<10], 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(at, "head"), s.images[digest][:5<<20], 0o600); err != nil {
 		t.Fatal(err)
 	}
 	child := exec.CommandContext(t.Context(), os.Args[0])
@@ -357,7 +369,7 @@ func TestKilledHalfWay(t *testing.T) {
 	if err != nil || len(left) == 0 {
 		t.Fatalf("it was not half-way: %v, %v", left, err)
 	}
-	c := open(t, images, s, 1<<20)
+	c := open(t, images, s, 16<<20)
 	get(t, c, digest, string(random))
 	c.Close()
 	if entries, err := os.ReadDir(images); err != nil || len(entries) != 2 {

@@ -2,6 +2,8 @@ package image
 
 import (
 	"archive/tar"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,21 +12,31 @@ import (
 	"strings"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
-
 	"github.com/bullpen-run/bullpen/proto"
 )
 
 // Inspect reads an image to its end, checks its form and limits, and returns its description
-// without name and time. The errors are [ErrForm], [ErrTooLarge], [ErrNoLanguage], [ErrArchitecture],
-// and those of r.
-func Inspect(r io.Reader, limits Limits) (*proto.Image, error) { return readForm(r, limits, discard{}) }
+// without name and time. Its parts are consecutive ranges of its bytes, which other images may have
+// too. The errors are [ErrForm], [ErrTooLarge], [ErrNoLanguage], [ErrArchitecture], and those of r.
+func Inspect(r io.Reader, limits Limits) (img *proto.Image, parts []proto.ImagePart, err error) {
+	img, err = readForm(r, limits, discard{}, func(frame []byte) {
+		sum := sha256.Sum256(frame)
+		parts = append(parts, proto.ImagePart{Size: int64(len(frame)), Digest: digestPrefix + hex.EncodeToString(sum[:])})
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(parts) == 0 { // it is not in frames
+		parts = []proto.ImagePart{{Size: img.Size, Digest: img.Digest}}
+	}
+	return img, parts, nil
+}
 
 // A sink receives the entries of an image in order. Paths are relative and clean. The directory of
 // each entry precedes it, and no path contains a symbolic link.
 type sink interface {
 	dir(path string, mtime time.Time) error
-	file(path string, content io.Reader, exec bool, mtime time.Time) error
+	file(path string, content io.Reader, size int64, exec bool, mtime time.Time) error
 	symlink(path, target string) error
 	link(path, to string) error
 }
@@ -35,22 +47,23 @@ func (discard) dir(string, time.Time) error  { return nil }
 func (discard) symlink(string, string) error { return nil }
 func (discard) link(string, string) error    { return nil }
 
-func (discard) file(_ string, content io.Reader, _ bool, _ time.Time) error {
+func (discard) file(_ string, content io.Reader, _ int64, _ bool, _ time.Time) error {
 	_, err := io.Copy(io.Discard, content)
 	return err
 }
 
-// readForm reads an image and passes its entries to a sink. The digest is known only when readForm
-// returns.
-func readForm(r io.Reader, limits Limits, to sink) (*proto.Image, error) {
+// readForm reads an image and passes its entries to a sink, and its frames, if it has several, to
+// onFrame unless that is nil. The digest is known only when readForm returns.
+func readForm(r io.Reader, limits Limits, to sink, onFrame func(stored []byte)) (*proto.Image, error) {
 	in := newMeter(nil, limits.Stored)
 	in.from = r
-	z, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(window))
+	z, err := newFrameReader(in, onFrame)
+	f := &form{tree: newTree(limits), stored: in, to: to}
 	if err != nil {
-		return nil, fmt.Errorf("decompress the image: %w", err)
+		return nil, f.readError(err)
 	}
 	defer z.Close()
-	f := &form{tree: newTree(limits), stored: in, in: tar.NewReader(z), to: to}
+	f.in = tar.NewReader(z)
 	img, err := f.read()
 	if err != nil {
 		return nil, err
@@ -119,8 +132,8 @@ func readMetadata(h *tar.Header) (env map[string]string, err error) {
 
 // readError returns the error of the reader if there was one, else [ErrForm].
 func (f *form) readError(err error) error {
-	if f.stored.err != nil {
-		return fmt.Errorf("read the image: %w", f.stored.err)
+	if failed := f.stored.failure(); failed != nil {
+		return fmt.Errorf("read the image: %w", failed)
 	}
 	return malformed("%v", err)
 }
@@ -166,7 +179,7 @@ func (f *form) add(h *tar.Header, dir *node, path, name string) error {
 		n.kind, n.file = isFile, &file{size: h.Size, mtime: n.mtime, exec: h.Mode == execMode}
 		emit = func() error {
 			var header elfHeader
-			err := f.to.file(path, io.TeeReader(&contentReader{f}, &header), n.file.exec, h.ModTime)
+			err := f.to.file(path, io.TeeReader(&contentReader{f}, &header), h.Size, n.file.exec, h.ModTime)
 			n.file.machine = header.machine()
 			return err
 		}

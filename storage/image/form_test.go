@@ -32,7 +32,7 @@ func compress(t testing.TB, b []byte) []byte {
 func TestOnlyNormalFormIsAccepted(t *testing.T) {
 	head := []tar.Header{about, dir("bin/"), bash}
 	sound := compress(t, archive(t, append(head, file("f", "x"))...))
-	if _, err := image.Inspect(bytes.NewReader(sound), smallLimits()); err != nil {
+	if _, _, err := image.Inspect(bytes.NewReader(sound), smallLimits()); err != nil {
 		t.Fatal(err)
 	}
 	images := map[string][]byte{
@@ -80,7 +80,7 @@ func TestOnlyNormalFormIsAccepted(t *testing.T) {
 	}
 	for name, stored := range images {
 		t.Run(name, func(t *testing.T) {
-			if _, err := image.Inspect(bytes.NewReader(stored), smallLimits()); !errors.Is(err, image.ErrForm) {
+			if _, _, err := image.Inspect(bytes.NewReader(stored), smallLimits()); !errors.Is(err, image.ErrForm) {
 				t.Errorf("inspected: %v", err)
 			}
 			around := t.TempDir()
@@ -112,7 +112,7 @@ func TestFormLimits(t *testing.T) {
 	}
 	stored, img := pack(t, tree)
 	fits := image.Limits{Entries: 3, Unpacked: 5, Stored: img.Size}
-	if _, err := image.Inspect(bytes.NewReader(stored), fits); err != nil {
+	if _, _, err := image.Inspect(bytes.NewReader(stored), fits); err != nil {
 		t.Error(err)
 	}
 	for what, change := range map[string]func(*image.Limits){
@@ -120,13 +120,13 @@ func TestFormLimits(t *testing.T) {
 	} {
 		limits := fits
 		change(&limits)
-		if _, err := image.Inspect(bytes.NewReader(stored), limits); !errors.Is(err, image.ErrTooLarge) {
+		if _, _, err := image.Inspect(bytes.NewReader(stored), limits); !errors.Is(err, image.ErrTooLarge) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	// A compression bomb.
 	bomb := compress(t, archive(t, about, file("zeros", string(make([]byte, 1<<21)))))
-	if _, err := image.Inspect(bytes.NewReader(bomb), smallLimits()); !errors.Is(err, image.ErrTooLarge) {
+	if _, _, err := image.Inspect(bytes.NewReader(bomb), smallLimits()); !errors.Is(err, image.ErrTooLarge) {
 		t.Errorf("a bomb of %d bytes: %v", len(bomb), err)
 	}
 }
@@ -141,7 +141,7 @@ func TestReaderErrors(t *testing.T) {
 	broken := errors.New("the line broke")
 	for n := range len(stored) {
 		r := &breaking{bytes.NewReader(stored[:n]), broken}
-		if _, err := image.Inspect(r, smallLimits()); !errors.Is(err, broken) || errors.Is(err, image.ErrForm) {
+		if _, _, err := image.Inspect(r, smallLimits()); !errors.Is(err, broken) || errors.Is(err, image.ErrForm) {
 			t.Fatalf("after %d bytes: %v", n, err)
 		}
 	}
@@ -173,7 +173,7 @@ func FuzzLayer(f *testing.F) {
 		if _, err := tree.Pack(&out); err != nil {
 			return
 		}
-		if _, err := image.Inspect(&out, smallLimits()); err != nil {
+		if _, _, err := image.Inspect(&out, smallLimits()); err != nil {
 			t.Fatalf("a packed image is rejected: %v", err)
 		}
 	})
@@ -183,7 +183,7 @@ func FuzzForm(f *testing.F) {
 	f.Add(archive(f, about, dir("bin/"), bash, hardLink("h", "bin/bash"), symlink("l", "/x")))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		stored := compress(t, b)
-		img, err := image.Inspect(bytes.NewReader(stored), smallLimits())
+		img, _, err := image.Inspect(bytes.NewReader(stored), smallLimits())
 		if err != nil {
 			return
 		}

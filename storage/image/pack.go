@@ -2,7 +2,6 @@ package image
 
 import (
 	"archive/tar"
-	"bufio"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -12,9 +11,8 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 	"time"
-
-	"github.com/klauspost/compress/zstd"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -49,12 +47,11 @@ func (t *Tree) Pack(w io.Writer) (*proto.Image, error) {
 		return nil, err
 	}
 	sum := newMeter(w, t.limits.Stored)
-	z, err := zstd.NewWriter(sum, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(window))
+	z, err := newFrameWriter(sum)
 	if err != nil {
 		return nil, fmt.Errorf("compress the image: %w", err)
 	}
-	p := &packer{tree: t, packed: map[*file]string{}, buffered: bufio.NewWriterSize(z, 1<<20)}
-	p.out = tar.NewWriter(p.buffered)
+	p := &packer{tree: t, packed: map[*file]string{}, frames: z, out: tar.NewWriter(z)}
 	if err := errors.Join(p.all(env), z.Close()); err != nil {
 		return nil, fmt.Errorf("write the image: %w", err)
 	}
@@ -63,11 +60,11 @@ func (t *Tree) Pack(w io.Writer) (*proto.Image, error) {
 }
 
 type packer struct {
-	tree     *Tree
-	buffered *bufio.Writer
-	out      *tar.Writer
-	packed   map[*file]string // paths of the files that have been written
-	bytes    int64
+	tree   *Tree
+	frames *frameWriter
+	out    *tar.Writer
+	packed map[*file]string // paths of the files that have been written
+	bytes  int64
 }
 
 func (p *packer) all(env map[string]string) error {
@@ -84,7 +81,7 @@ func (p *packer) all(env map[string]string) error {
 	if err := p.dir(p.tree.root, ""); err != nil {
 		return err
 	}
-	return errors.Join(p.out.Close(), p.buffered.Flush())
+	return p.out.Close()
 }
 
 func (p *packer) dir(d *node, at string) error {
@@ -103,6 +100,14 @@ func (p *packer) dir(d *node, at string) error {
 }
 
 func (p *packer) node(n *node, path string) error {
+	if err := p.out.Flush(); err != nil {
+		return err
+	}
+	var size int64
+	if n.kind == isFile {
+		size = n.file.size
+	}
+	p.frames.begin(path, size)
 	h := &tar.Header{Format: tar.FormatPAX, Name: path}
 	switch n.kind {
 	case isDir:
@@ -142,7 +147,9 @@ type meter struct {
 	from  io.Reader
 	n     int64
 	limit int64
-	err   error // of from, or of the limit
+
+	mu  sync.Mutex
+	err error // of from, or of the limit
 }
 
 func newMeter(to io.Writer, limit int64) *meter {
@@ -170,9 +177,18 @@ func (m *meter) Read(b []byte) (int, error) {
 		err = over
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
+		m.mu.Lock()
 		m.err = err
+		m.mu.Unlock()
 	}
 	return n, err
+}
+
+// failure returns the error of the reader. Another goroutine may be reading.
+func (m *meter) failure() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
 }
 
 func (m *meter) digest() string { return digestPrefix + hex.EncodeToString(m.sum.Sum(nil)) }

@@ -249,6 +249,24 @@ func (t *Tree) AddFile(path string, r io.Reader, size int64, exec bool, mtime ti
 	return err
 }
 
+// ReplaceTimes replaces the times of entries that are not before since.
+func (t *Tree) ReplaceTimes(since, with time.Time) {
+	first, then := since.Unix(), seconds(with)
+	var replace func(n *node)
+	replace = func(n *node) {
+		if n.mtime >= first {
+			n.mtime = then
+		}
+		if n.file != nil && n.file.mtime >= first {
+			n.file.mtime = then
+		}
+		for _, child := range n.children {
+			replace(child)
+		}
+	}
+	replace(t.root)
+}
+
 // lastSecond is the latest time that a tar header holds without an extension, in the year 2242.
 const lastSecond = 1<<33 - 1
 

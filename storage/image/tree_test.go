@@ -255,7 +255,7 @@ func TestEqualTreesHaveEqualBytes(t *testing.T) {
 	if other, _ := pack(t, two); !bytes.Equal(first, other) {
 		t.Errorf("another way to the same tree differs:\n%s\n\n%s", listing(t, first), listing(t, other))
 	}
-	seen, err := image.Inspect(bytes.NewReader(first), smallLimits())
+	seen, _, err := image.Inspect(bytes.NewReader(first), smallLimits())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,13 +408,13 @@ func TestArchitecture(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				sent := compress(t, archive(t, append([]tar.Header{about, dir("bin/")}, tt.entries...)...))
-				if _, err := image.Inspect(bytes.NewReader(sent), smallLimits()); !errors.Is(err, image.ErrArchitecture) {
+				if _, _, err := image.Inspect(bytes.NewReader(sent), smallLimits()); !errors.Is(err, image.ErrArchitecture) {
 					t.Errorf("the server: %v", err)
 				}
 				return
 			}
 			packed, img := pack(t, tree)
-			seen, err := image.Inspect(bytes.NewReader(packed), smallLimits())
+			seen, _, err := image.Inspect(bytes.NewReader(packed), smallLimits())
 			if err != nil || img.Architecture != tt.want || seen.Architecture != tt.want {
 				t.Errorf("packed %q, the server reads %+v, %v", img.Architecture, seen, err)
 			}

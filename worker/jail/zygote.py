@@ -157,8 +157,11 @@ import sys
 ready, begin = ending()
 clone, unshare, seccomp, code = os.environ.pop("BULLPEN_ZYGOTE").split(",")
 if preload := os.environ.pop("BULLPEN_PRELOAD", None):
+    # An allocator of pyarrow, which pandas imports, would start a thread and keep it through a fork.
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     for name in preload.split(","):
         __import__(name)
+    del os.environ["JE_ARROW_MALLOC_CONF"]
     # Libraries that end their threads before a fork do so now, because clone does not notify them.
     # Other libraries keep their threads for good, and a fork would lack them.
     if pid := os.fork():

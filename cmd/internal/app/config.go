@@ -102,6 +102,7 @@ type Config struct {
 	TrustedProxies []netip.Prefix `name:"trusted-proxies" group:"Server" env:"BULLPEN_TRUSTED_PROXIES" placeholder:"CIDR" help:"Address ranges of proxies that terminate TLS. Their X-Forwarded-Proto is the scheme of URLs of files without --public-url, and their X-Forwarded-For is the client in the audit log and for the allowed networks of API keys. Default: none."`
 	PublicURL      string         `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"URL at which clients reach this server, for links in webhooks and URLs of files. Without it, URLs of files use the Host header of the request."`
 
+	DefaultImage     string        `name:"default-image" group:"Executions" env:"BULLPEN_DEFAULT_IMAGE" placeholder:"IMAGE" help:"Image of sandboxes that name none. It may be stored after the start; until then, nothing runs in them. The same for every gateway. Default: the runtimes of the workers' hosts, which are meant for trying out."`
 	QueueWait        time.Duration `name:"queue-wait" group:"Executions" env:"BULLPEN_QUEUE_WAIT" default:"30s" placeholder:"TIME" help:"How long an inline or streaming execution waits for a free slot, unless its request says Prefer: wait=N. No longer than the larger of its timeout and 5 s."`
 	QueueExpiry      time.Duration `name:"queue-expiry" group:"Executions" env:"BULLPEN_QUEUE_EXPIRY" default:"24h" placeholder:"TIME" help:"How long an async execution waits for a free slot."`
 	ReservedSlots    ReservedSlots `name:"reserved-slots" group:"Executions" env:"BULLPEN_RESERVED_SLOTS" default:"12.5%" placeholder:"N|PERCENT" help:"Slots that an organisation leaves to others while another one has submitted executions in the last 5 minutes: a number, or a percentage, which is at least one of two or more. 0 for none. The same for every gateway and scheduler."`
@@ -187,6 +188,7 @@ func (c *Config) Validate() error {
 		setting("disk-reserve", c.DiskReserve == 0 || c.DiskReserve >= minDiskReserve, "%s is too little: give at least %s, or 0 for the default", c.DiskReserve, proto.Bytes(minDiskReserve)),
 		setting("slots", c.Slots >= 0, "give a number of programs, or 0 for the default"),
 		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids, but --uid-range has %d", c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),
+		setting("default-image", c.DefaultImage == "" || proto.ValidImageName(c.DefaultImage), "%q must be the name of an image: 1 to 63 of a-z, 0-9, ., _ and -, the first a letter or digit", c.DefaultImage),
 		setting("pool", queue.ValidPool(c.Pool), "%q must be 1 to 63 of a-z, A-Z, 0-9, - and _", c.Pool),
 		setting("image-dir", filepath.IsAbs(c.ImageDir), "must be an absolute path"),
 		setting("home", filepath.IsAbs(c.Home) && filepath.Clean(c.Home) == c.Home && strings.Count(c.Home, "/") >= 2,

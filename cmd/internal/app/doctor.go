@@ -127,8 +127,10 @@ func checkJails(ctx context.Context, c *Config) []Check {
 		}
 		checks = append(checks, check)
 	}
-	if some {
-		checks = append(checks, Check{Name: "runtimes", OK: true, Found: "this host's, for sandboxes without an image: meant for trying out"})
+	if c.DefaultImage != "" {
+		checks = append(checks, Check{Name: "runtimes", OK: true, Found: "those of image " + c.DefaultImage + ", for sandboxes without an image"})
+	} else if some {
+		checks = append(checks, Check{Name: "runtimes", OK: true, Found: "this host's, for sandboxes without an image: meant for trying out; --default-image names an image instead"})
 	}
 	checks = append(checks, Check{
 		Name: "tools", OK: tools == "", Optional: true, Found: orDefault(tools, "those that agents' file tools use"),

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bullpen-run/bullpen/storage/image"
 	"github.com/bullpen-run/bullpen/worker"
 )
@@ -61,12 +63,36 @@ func (c *imageCache) open() (_ *image.Cache, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cache, err := image.Open(filepath.Join(c.dir, strconv.Itoa(number)), c.source, imageCacheBytes, c.log)
+	dir := filepath.Join(c.dir, strconv.Itoa(number))
+	cache, err := image.Open(dir, c.source, imageCacheBytes, c.log)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
+	if err := spreadImages(dir); err != nil {
+		c.log.Debug("images are not spread over the disk", "directory", dir, "error", err)
+	}
 	c.lock, c.cache = lock, cache
 	return cache, nil
+}
+
+// topDir is EXT4_TOPDIR_FL.
+const topDir = 0x20000
+
+// spreadImages makes ext4 place each image of a cache in another part of the disk. ext4 does not use
+// the inodes of a deleted file again for minutes and searches past them one by one: without this,
+// unpacking an image after the removal of another one takes four times as long. Other file systems
+// return an error, and need it not.
+func spreadImages(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	flags, err := unix.IoctlGetInt(int(d.Fd()), unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return err
+	}
+	return unix.IoctlSetPointerInt(int(d.Fd()), unix.FS_IOC_SETFLAGS, flags|topDir)
 }
 
 // lockNumber locks the first number that no other worker has. Closing the file unlocks it.

@@ -18,24 +18,25 @@ import (
 
 // Metrics are the Prometheus metrics of this process. Its methods may be called concurrently.
 type Metrics struct {
-	registry      *prometheus.Registry
-	byOrg         bool // executions have the label org
-	executions    *prometheus.CounterVec
-	start         *prometheus.HistogramVec
-	duration      *prometheus.HistogramVec
-	outputBytes   prometheus.Counter
-	requests      *prometheus.CounterVec
-	requestTime   *prometheus.HistogramVec
-	cgroupVersion prometheus.Gauge
-	healthy       prometheus.Gauge
-	jails         *prometheus.CounterVec
-	zygotes       *prometheus.CounterVec
-	attempts      *prometheus.CounterVec
-	deliveries    *prometheus.CounterVec
-	attemptTime   prometheus.Histogram
-	deliveryDelay prometheus.Histogram
-	scaling       *prometheus.CounterVec
-	quotas        *prometheus.CounterVec
+	registry        *prometheus.Registry
+	byOrg           bool // executions have the label org
+	executions      *prometheus.CounterVec
+	start           *prometheus.HistogramVec
+	duration        *prometheus.HistogramVec
+	outputBytes     prometheus.Counter
+	requests        *prometheus.CounterVec
+	requestTime     *prometheus.HistogramVec
+	cgroupVersion   prometheus.Gauge
+	healthy         prometheus.Gauge
+	jails           *prometheus.CounterVec
+	zygotes         *prometheus.CounterVec
+	preloadFailures prometheus.Counter
+	attempts        *prometheus.CounterVec
+	deliveries      *prometheus.CounterVec
+	attemptTime     prometheus.Histogram
+	deliveryDelay   prometheus.Histogram
+	scaling         *prometheus.CounterVec
+	quotas          *prometheus.CounterVec
 }
 
 // NewMetrics registers the metrics. Each scrape calls stats for the metrics of the queue. stats may
@@ -82,6 +83,9 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error), byOrg boo
 	m.zygotes = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_worker_zygotes_total", Help: "Zygotes, from which sandboxes are forked, by result: created, or failed, for example because a module of preload cannot be imported.",
 	}, []string{"result"})
+	m.preloadFailures = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "bullpen_worker_preload_failures_total", Help: "Zygotes that were not created for a sandbox profile with modules in preload. bullpen sandbox show has the reason.",
+	})
 	m.attempts = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_webhook_attempts_total", Help: "Webhook attempts by error; none if delivered.",
 	}, []string{"error"})
@@ -103,7 +107,7 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error), byOrg boo
 		Name: "bullpen_quota_reached_total", Help: "Limits of monthly quotas that organisations have reached, by quota and level (soft or hard). Of all gateways, one counts each.",
 	}, []string{"quota", "level"})
 	m.registry.MustRegister(m.quotas, m.scaling, m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
-	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.healthy, m.jails, m.zygotes,
+	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.healthy, m.jails, m.zygotes, m.preloadFailures,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if stats != nil {
 		m.registry.MustRegister(newQueueCollector(stats))
@@ -210,8 +214,12 @@ func (m *Metrics) JailAcquired(language proto.Language, start worker.Start) {
 	m.jails.WithLabelValues(string(language), string(start)).Inc()
 }
 
-// ZygoteCreated counts a zygote that was created, or was not because of err.
-func (m *Metrics) ZygoteCreated(err error) {
+// ZygoteCreated counts a zygote that was created, or was not because of err. preloads reports whether
+// its sandbox has modules to preload.
+func (m *Metrics) ZygoteCreated(preloads bool, err error) {
+	if preloads && err != nil {
+		m.preloadFailures.Inc()
+	}
 	result := "created"
 	if err != nil {
 		result = "failed"

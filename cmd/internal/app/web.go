@@ -116,6 +116,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	s.orgs, s.orgData = orgs, orgdata.New(s.store, orgdata.Sources{
 		Executions: s.queue, Blobs: s.blobs, Threads: thread.Prefixes, Batches: s.batches.Prefixes, Index: s.history,
 	}, s.log)
+	s.logDefaultImage(ctx, images)
 	versions := s.versions()
 	letters := &deadletters.Store{Store: s.store}
 	return &gateway.Server{
@@ -270,7 +271,7 @@ func protocols() *http.Protocols {
 // defaultProfile returns the sandbox profile of keys that name none.
 func (s *system) defaultProfile() proto.Profile {
 	p := proto.DefaultProfile()
-	p.Output = s.cfg.OutputLimit
+	p.Output, p.Image = s.cfg.OutputLimit, s.cfg.DefaultImage
 	return p
 }
 

@@ -240,13 +240,13 @@ const preloadTimeout = 10 * time.Second
 // zygoteCreated counts a zygote that was created, or was not because of err, and stores whether the
 // modules of its sandbox can be preloaded.
 func (r *workerRole) zygoteCreated(ctx context.Context, sandbox proto.Sandbox, err error) {
-	r.metrics.ZygoteCreated(err)
+	r.metrics.ZygoteCreated(len(sandbox.Preload) > 0, err)
 	if len(sandbox.Preload) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, preloadTimeout)
 	defer cancel()
-	if err := (&registry.PreloadFailures{Store: r.store}).Set(ctx, sandbox, err); err != nil {
+	if err := (&registry.PreloadFailures{Store: r.store}).Set(ctx, sandbox, r.instance, err); err != nil {
 		r.log.Error("preload failure not stored", "error", err)
 	}
 }
