@@ -77,6 +77,7 @@ func NewContainerID(prefix string) string { return prefix + strings.ToLower(rand
 type Output struct {
 	Record *proto.Record
 	Files  []*proto.AgentFile // that it left for the client
+	Note   string             // why some of these are missing, empty if none are
 }
 
 // Python runs a Python program. The files that it creates or changes directly in its home are left
@@ -86,12 +87,9 @@ func (c *Container) Python(ctx context.Context, call, code string) (*Output, err
 	if err != nil || record.StartedAt == nil {
 		return &Output{Record: record}, err
 	}
-	files, err := c.collect(ctx, "", record.StartedAt.Add(-clockSkew))
-	return &Output{record, files}, err
+	// The worker's clock has stamped both the record and the files.
+	return c.output(ctx, record, "", *record.StartedAt)
 }
-
-// clockSkew is how much the clock of a worker may be behind the one that stamps executions.
-const clockSkew = time.Second
 
 // Bash runs a Bash command. The files that it leaves in $OUTPUT_DIR are left for the client.
 func (c *Container) Bash(ctx context.Context, call, command string) (*Output, error) {
@@ -101,8 +99,7 @@ func (c *Container) Bash(ctx context.Context, call, command string) (*Output, er
 	if err != nil || record.StartedAt == nil {
 		return &Output{Record: record}, err
 	}
-	files, err := c.collect(ctx, outputDir, time.Time{})
-	return &Output{record, files}, err
+	return c.output(ctx, record, outputDir, time.Time{})
 }
 
 func (c *Container) execute(ctx context.Context, call string, req *api.ExecuteRequest) (*proto.Record, error) {
@@ -115,34 +112,38 @@ func (c *Container) execute(ctx context.Context, call string, req *api.ExecuteRe
 	return c.Host.Execute(ctx, req)
 }
 
-// collect stores the files in a directory that were changed since a time as files of the
-// organisation. Links and directories are left out.
-func (c *Container) collect(ctx context.Context, dir string, since time.Time) ([]*proto.AgentFile, error) {
-	var paths []proto.File
+// output returns the outcome of a program, with those files in a directory that were changed since a
+// time. Links and directories are left out. The program has run, so an error here is a note.
+func (c *Container) output(ctx context.Context, record *proto.Record, dir string, since time.Time) (*Output, error) {
+	out := &Output{Record: record}
+	var paths []string
 	err := c.Host.ListFiles(ctx, c.ID, dir, func(f proto.File) error {
-		if !f.IsDirectory && f.Modified.After(since) && len(paths) <= maxOutputFiles {
-			paths = append(paths, f)
+		if f.IsDirectory || f.Modified.Before(since) {
+			return nil
 		}
+		if len(paths) == maxOutputFiles {
+			return &EditError{Message: fmt.Sprintf("there are more than %d", maxOutputFiles)}
+		}
+		paths = append(paths, f.Path)
 		return nil
 	})
+	for _, path := range paths {
+		f, errSave := c.save(ctx, path)
+		switch {
+		case isNotFound(errSave): // a link
+		case errSave != nil:
+			err = errors.Join(err, fmt.Errorf("%q: %w", proto.Shorten(path), errSave))
+		default:
+			out.Files = append(out.Files, f)
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	if err != nil {
-		return nil, err
+		out.Note = "Files that the program left for the user are missing: " + err.Error()
 	}
-	if len(paths) > maxOutputFiles {
-		return nil, api.Errorf(api.CodeValidation, "the program left more than %d files; leave an archive of them instead", maxOutputFiles)
-	}
-	var files []*proto.AgentFile
-	for _, f := range paths {
-		saved, err := c.save(ctx, f.Path)
-		if isNotFound(err) { // a link
-			continue
-		}
-		if err != nil {
-			return files, err
-		}
-		files = append(files, saved)
-	}
-	return files, nil
+	return out, nil
 }
 
 func (c *Container) save(ctx context.Context, path string) (*proto.AgentFile, error) {

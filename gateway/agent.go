@@ -193,6 +193,9 @@ func (a *Agent) CleanPath(name string) (string, error) {
 // SaveFile stores a file of the organisation, with its content.
 func (a *Agent) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error {
 	f.Org = a.org()
+	if err := a.removeExpired(ctx); err != nil {
+		return a.public(err)
+	}
 	if err := a.PutFile(ctx, f.Thread(), proto.AgentFileContent, f.Bytes, body); err != nil {
 		return err
 	}
@@ -245,6 +248,25 @@ func (a *Agent) RemoveFile(ctx context.Context, id string) error {
 		err = a.removeFile(ctx, f)
 	}
 	return a.public(err)
+}
+
+// removeExpired removes some of the organisation's files that have expired. It is called for each
+// new one, so that they become no more.
+func (a *Agent) removeExpired(ctx context.Context) error {
+	const most = 3
+	removed := 0
+	for _, f := range a.s.AgentFiles.List(a.org()) {
+		if !f.Expired(time.Now()) {
+			continue
+		}
+		if err := a.removeFile(ctx, &f); err != nil {
+			return err
+		}
+		if removed++; removed == most {
+			break
+		}
+	}
+	return nil
 }
 
 // removeFile removes the content first: without it, the file can be removed again.

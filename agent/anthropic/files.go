@@ -20,6 +20,7 @@ const (
 	defaultPage, maxPage = 20, 1000
 	maxIDs               = 100
 	minExpiry, maxExpiry = 3600, 7_776_000 // seconds
+	maxType              = 128             // bytes of a media type that a client gives
 	// notDownloadable is the code of the error for a file that was uploaded.
 	notDownloadable = api.Reason("file_not_downloadable")
 )
@@ -54,7 +55,7 @@ func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer func() { _ = up.Close() }() // it was only read
 	f := proto.NewAgentFile(up.Name, up.Size)
-	if kind, _, err := mime.ParseMediaType(up.ContentType); err == nil && kind != "application/octet-stream" {
+	if kind, _, err := mime.ParseMediaType(up.ContentType); err == nil && kind != "application/octet-stream" && len(kind) <= maxType {
 		f.MIMEType = kind
 	}
 	if text := up.Fields["expires_in_seconds"]; text != "" {

@@ -3,6 +3,7 @@ package anthropic
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -103,6 +104,9 @@ func (s *Server) newRun(ctx context.Context, host Host, req *request) (*run, err
 		default:
 			return nil, proto.FieldErrorf("tool_choice.type", "must be auto, any, none or tool")
 		}
+		if choice.Name == toolName && set.revision != "" && set.revision != pythonTool {
+			r.Turn.Choice.Name = bashName // the model has two tools in its place
+		}
 	}
 	if req.Container != "" {
 		r.message.Container = r.containerBody(time.Now())
@@ -124,7 +128,7 @@ func openContainer(ctx context.Context, host Host, id, revision string) (*contai
 		return nil, now, errNoContainer
 	}
 	thread, err := host.Thread(ctx, id)
-	if known, ok := err.(*api.Error); ok && known.Code == api.CodeNotFound { //nolint:errorlint // as the host returns it
+	if known, ok := errors.AsType[*api.Error](err); ok && known.Code == api.CodeNotFound {
 		return nil, now, errNoContainer
 	}
 	if err != nil {
@@ -142,7 +146,7 @@ func openContainer(ctx context.Context, host Host, id, revision string) (*contai
 // upload puts the files of a conversation into the container, and their names into the texts for the
 // model. Clients repeat the blocks of earlier messages, whose files a container that exists has.
 func (c *container) upload(ctx context.Context, talk *conversation, reused bool) error {
-	done := map[string]bool{}
+	done, names := map[string]bool{}, map[string]string{}
 	for _, u := range talk.uploads {
 		if !u.current && reused {
 			done[u.id] = true
@@ -160,6 +164,10 @@ func (c *container) upload(ctx context.Context, talk *conversation, reused bool)
 		if done[u.id] || c.expired {
 			continue
 		}
+		if names[f.Name] != "" {
+			return proto.FieldErrorf("messages", "put two files of the name %q into the container: %s and %s", proto.Shorten(f.Name), names[f.Name], f.ID)
+		}
+		names[f.Name] = f.ID
 		if err := c.Upload(ctx, f); err != nil {
 			return err
 		}

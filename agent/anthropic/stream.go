@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // pingEvery is how often a stream without events shows that it is alive.
@@ -36,10 +37,13 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, run *run) error 
 	err := agent.Continue(ctx, s.Upstream, &run.Run, out)
 	cancel()
 	pings.Wait()
-	if err == nil || !out.begun || r.Context().Err() != nil {
+	if err == nil || !out.begun {
 		return clientError(err)
 	}
 	known := public(err)
+	if r.Context().Err() != nil { // the client has left, or waits at a server that shuts down
+		known = api.Unavailable(1, "this server is shutting down; send the request again")
+	}
 	s.Log.WarnContext(ctx, "agent run failed", "run", run.message.ID, "error", err, "request_id", w.Header().Get("X-Request-Id"))
 	_, kind := statusOf(known)
 	return out.send("error", &errorBody{Type: "error", Error: errorDetail{Type: kind, Message: known.Message}, RequestID: w.Header().Get("X-Request-Id")})

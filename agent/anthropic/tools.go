@@ -257,6 +257,9 @@ func (c *container) result(name string, out *agent.Output) any {
 			p.ReturnCode = 1
 		}
 	}
+	if out.Note != "" {
+		p.Stderr = strings.TrimLeft(p.Stderr+"\n"+out.Note, "\n")
+	}
 	for _, f := range out.Files {
 		p.Content = append(p.Content, outputFile{name + "_output", f.ID})
 	}

@@ -152,14 +152,16 @@ type chatEvents struct {
 	calls   []agent.Call
 	indexes []int // of the calls, as the server counts
 	finish  string
+	done    bool
 	refused bool
 	usage   agent.Usage
 }
 
-func (e *chatEvents) finished() bool { return e.finish != "" }
+func (e *chatEvents) finished() bool { return e.finish != "" || e.done }
 
 func (e *chatEvents) event(data []byte, text func(string) error) (done bool, err error) {
 	if string(data) == "[DONE]" {
+		e.done = true
 		return true, nil
 	}
 	var chunk chatChunk

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -82,7 +83,7 @@ func (c *Client) Stream(ctx context.Context, turn *agent.Turn, text func(string)
 		var err error
 		reply, begun, err = c.attempt(ctx, p, body, key, text)
 		e, failed := errors.AsType[*agent.UpstreamError](err)
-		if err == nil || begun || !failed || ctx.Err() != nil || e.Kind == agent.UpstreamRejected || e.Kind == agent.UpstreamNoModel {
+		if err == nil || begun || !failed || ctx.Err() != nil || e.Kind == agent.UpstreamRejected || e.Kind == agent.UpstreamNoModel || e.Kind == agent.UpstreamTimeout {
 			return permanent(err)
 		}
 		attempts.after = time.Duration(e.RetryAfter) * time.Second
@@ -206,20 +207,18 @@ func (c *Client) attempt(ctx context.Context, p protocol, body []byte, key strin
 type idleContext struct {
 	timeout time.Duration
 	timer   *time.Timer
-	late    context.Context
+	late    atomic.Bool
 }
 
 func (i *idleContext) start(ctx context.Context) (context.Context, context.CancelFunc) {
-	late, expire := context.WithCancel(context.Background())
-	i.late = late
 	ctx, cancel := context.WithCancel(ctx)
-	i.timer = time.AfterFunc(i.timeout, func() { expire(); cancel() })
-	return ctx, func() { i.timer.Stop(); cancel(); expire() }
+	i.timer = time.AfterFunc(i.timeout, func() { i.late.Store(true); cancel() })
+	return ctx, func() { i.timer.Stop(); cancel() }
 }
 
 // wrap returns the error for the failure of a request.
 func (i *idleContext) wrap(err error) error {
-	if i.late.Err() != nil {
+	if i.late.Load() {
 		return &agent.UpstreamError{Kind: agent.UpstreamTimeout, Message: fmt.Sprintf("the model's server sent nothing for %s", i.timeout)}
 	}
 	return &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server cannot be reached, or broke its reply off", Cause: err}
