@@ -224,14 +224,13 @@ func (i *idleContext) wrap(err error) error {
 	return &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server cannot be reached, or broke its reply off", Cause: err}
 }
 
-// reader returns a reader that the timeout begins anew with whenever something arrives.
+// reader returns a reader whose reads each have the timeout. The time between them is not the
+// server's.
 func (i *idleContext) reader(r io.Reader) io.Reader {
 	return readerFunc(func(p []byte) (int, error) {
-		n, err := r.Read(p)
-		if n > 0 {
-			i.timer.Reset(i.timeout)
-		}
-		return n, err
+		i.timer.Reset(i.timeout)
+		defer i.timer.Stop()
+		return r.Read(p)
 	})
 }
 
