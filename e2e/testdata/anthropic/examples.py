@@ -185,7 +185,7 @@ def failures():
     assert result.return_code == 0 and 60_000 < len(result.stdout) < 70_000 and result.stdout.endswith("cut off.]"), len(result.stdout)
     response = ask("Cut")
     assert response.stop_reason == "max_tokens" and [b.type for b in response.content] == ["text"], response
-    for key, kind in [("sk-local-" + "x" * 43, anthropic.AuthenticationError), ("", anthropic.AuthenticationError)]:
+    for key, kind in [("sk-local-" + "x" * 43, anthropic.AuthenticationError), ("sk-ant-other", anthropic.AuthenticationError)]:
         try:
             anthropic.Anthropic(api_key=key).messages.create(model=MODEL, max_tokens=1, messages=[{"role": "user", "content": "x"}])
             raise AssertionError("a bad key was accepted")
