@@ -55,10 +55,16 @@ func (r *request) toolSet() (*toolSet, error) {
 		if err := json.Unmarshal(raw, &t); err != nil {
 			return nil, proto.FieldErrorf(field, "is not a tool: %v", err)
 		}
-		if names[t.Name] {
-			return nil, proto.FieldErrorf(field, "has the name %q of another tool", proto.Shorten(t.Name))
+		taken := []string{t.Name}
+		if slices.Contains([]string{bashTool, replTool, cellTool}, t.Type) {
+			taken = append(taken, bashName, editorName)
 		}
-		names[t.Name] = true
+		for _, name := range taken {
+			if names[name] {
+				return nil, proto.FieldErrorf(field, "has the name %q of another tool", proto.Shorten(name))
+			}
+			names[name] = true
+		}
 		switch t.Type {
 		case pythonTool, bashTool, replTool, cellTool:
 			if t.Name != toolName {
@@ -68,9 +74,6 @@ func (r *request) toolSet() (*toolSet, error) {
 				return nil, proto.FieldErrorf(field+".allowed_callers", "must be direct alone: programs cannot call tools on this server")
 			}
 			set.revision = t.Type
-			if t.Type != pythonTool {
-				names[bashName], names[editorName] = true, true
-			}
 		case "", "custom":
 			if t.Name == "" || len(t.InputSchema) == 0 {
 				return nil, proto.FieldErrorf(field, "must have a name and an input_schema")
