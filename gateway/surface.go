@@ -41,14 +41,22 @@ func (s *Server) routeSurface(r chi.Router, surface *Surface) {
 			on = on.With(s.refuseWhenDraining)
 		}
 		on.Method(route.Method, route.Path, s.answered(func(w http.ResponseWriter, r *http.Request) error {
+			i := infoOf(r.Context())
+			r, release := i.rec.client.whileConnected(r)
+			defer release()
 			ctx, cancel := context.WithCancel(r.Context())
 			defer cancel()
 			defer context.AfterFunc(s.leaving, cancel)()
 			err := route.Handle(w, r.WithContext(ctx))
-			if s.leaving.Err() != nil && errors.Is(err, context.Canceled) {
-				err = errDraining
+			switch {
+			case ctx.Err() == nil || !errors.Is(err, context.Canceled):
+				return err
+			case s.leaving.Err() != nil:
+				return errDraining
+			default: // the client has left
+				i.err = err
+				panic(http.ErrAbortHandler)
 			}
-			return err
 		}))
 	}
 }
