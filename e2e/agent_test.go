@@ -295,8 +295,8 @@ func testAgentLoad(t *testing.T, p *programs) {
 		}
 	}
 	if peak := sys.front.status(t, "VmHWM"); peak > agentMemory {
-		t.Errorf("the server used %s", proto.Bytes(peak))
+		t.Errorf("the server used %s", peak)
 	} else {
-		t.Logf("peak memory %s", proto.Bytes(peak))
+		t.Logf("peak memory %s", peak)
 	}
 }

@@ -141,7 +141,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 
 // clientError returns an error that the client sees as public returns it, and the log whole.
 func clientError(err error) error {
-	if known, ok := errors.AsType[*api.Error](err); err == nil || ok && error(known) == err {
+	if _, ok := errors.AsType[*api.Error](err); ok || err == nil {
 		return err
 	}
 	return fmt.Errorf("%w: %w", public(err), err)

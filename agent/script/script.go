@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -88,10 +89,8 @@ func Parse(text []byte) (*Script, error) {
 }
 
 func oneOf(value string, allowed ...string) error {
-	for _, a := range allowed {
-		if value == a {
-			return nil
-		}
+	if slices.Contains(allowed, value) {
+		return nil
 	}
 	return fmt.Errorf("is %q; it must be one of %q", value, allowed)
 }

@@ -113,12 +113,13 @@ func (q *question) last() (role, text string) {
 	_ = json.Unmarshal(m.Content, &parts) // another form has no text
 	var texts []string
 	for _, p := range parts {
-		if p.Type == "tool_result" {
+		switch p.Type {
+		case "tool_result":
 			role = roleTool
 			var result string
 			_ = json.Unmarshal(p.Content, &result) // another form has no text
 			p.Text = result
-		} else if p.Type == "text" {
+		case "text":
 			role = m.Role
 		}
 		texts = append(texts, p.Text)

@@ -283,16 +283,16 @@ func statusError(response *http.Response, key string) error {
 	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && seconds > 0 {
 		e.RetryAfter = seconds
 	}
-	switch status := response.StatusCode; {
-	case status == http.StatusTooManyRequests:
+	switch response.StatusCode {
+	case http.StatusTooManyRequests:
 		e.Kind, e.Message = agent.UpstreamRateLimited, "the model's server has too many requests"
-	case status == http.StatusServiceUnavailable, status == statusOverloaded:
+	case http.StatusServiceUnavailable, statusOverloaded:
 		e.Kind, e.Message = agent.UpstreamOverloaded, "the model's server is overloaded"
-	case status == http.StatusNotFound:
+	case http.StatusNotFound:
 		e.Kind, e.Message = agent.UpstreamNoModel, "the model's server does not have this model"
-	case status == http.StatusRequestTimeout || status == http.StatusGatewayTimeout:
+	case http.StatusRequestTimeout, http.StatusGatewayTimeout:
 		e.Kind, e.Message = agent.UpstreamTimeout, "the model's server did not answer in time"
-	case status == http.StatusBadRequest || status == http.StatusRequestEntityTooLarge || status == http.StatusUnprocessableEntity:
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		e.Kind, e.Message = agent.UpstreamRejected, "the model's server refused the request: "+messageOf(text)
 	default: // also of our key, which is none of the client's business
 		e.Kind, e.Message = agent.UpstreamFailed, "the model's server failed"
