@@ -17,8 +17,8 @@ breach() {
 	printf '// Package breach breaks a rule.\npackage breach\n\nimport _ "%s"\n' "$3" >"$package/breach.go"
 }
 breach proto proto github.com/cenkalti/backoff/v4
-for component in gateway scheduler worker storage webhook; do
-	for other in gateway scheduler worker storage webhook cmd; do
+for component in gateway agent scheduler worker storage webhook; do
+	for other in gateway agent scheduler worker storage webhook cmd; do
 		[ "$component" = "$other" ] || breach "$component" "$component" "$module/$other/any"
 	done
 done

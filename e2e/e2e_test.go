@@ -122,6 +122,7 @@ func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 // singleTests deploy what they need: one topology, several gateways, another Redis.
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
+		"agent-anthropic":   testAgentAnthropic,
 		"audit":             testAudit,
 		"autoscale-exec":    testAutoscaleExec,
 		"autoscale-process": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{}) },
@@ -139,6 +140,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 // longSingleTests are further failures, tests under load, and tests on clusters.
 func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
+		"agent-clients": testAgentClients, "agent-load": testAgentLoad,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,

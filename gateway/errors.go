@@ -138,6 +138,10 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}
+	if info.writeError != nil {
+		info.writeError(w, e)
+		return
+	}
 	body := proto.AppendJSONString([]byte(`{"error":`), string(e.Code))
 	body = proto.AppendJSONString(append(body, `,"message":`...), e.Message)
 	if e.Permanent {
@@ -158,11 +162,18 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 // in the query that are given twice or are malformed are refused: a proxy in front may read another
 // one.
 func (s *Server) handle(f func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		err := checkQuery(r.URL.RawQuery)
-		if err == nil {
-			err = f(w, r)
+	return s.answered(func(w http.ResponseWriter, r *http.Request) error {
+		if err := checkQuery(r.URL.RawQuery); err != nil {
+			return err
 		}
+		return f(w, r)
+	})
+}
+
+// answered is handle without the check of the query.
+func (s *Server) answered(f func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		err := f(w, r)
 		if err == nil || errors.Is(err, errHeadOnly) {
 			return
 		}

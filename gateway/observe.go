@@ -33,6 +33,8 @@ type info struct {
 	rec       *recorder
 	reserved  int64 // bytes of the budget
 	act       *act  // nil unless the audit log records the request
+	// writeError, if not nil, answers with an error in place of [Server.writeError]'s own body.
+	writeError func(w http.ResponseWriter, e *api.Error)
 }
 
 type infoKey struct{}

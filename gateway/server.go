@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -84,6 +85,11 @@ type Server struct {
 	DeadLetters DeadLetters
 	Backups     Backups
 	Audit       AuditLog
+	AgentFiles  AgentFiles
+	// Spool returns an empty file, which is removed when it is closed. Surfaces need it.
+	Spool func() (*os.File, error)
+	// Surfaces are served besides this server's own API.
+	Surfaces []Surface
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
@@ -167,6 +173,9 @@ func (s *Server) Handler() http.Handler {
 	s.tools = mcp.NewHandler(s.Version, toolCalls{s})
 	s.routeDocs(root)
 	s.routeAPI(root)
+	for i := range s.Surfaces {
+		s.routeSurface(root, &s.Surfaces[i])
+	}
 	return root
 }
 

@@ -82,7 +82,7 @@ func hideSettings(node *kong.Node) (found bool) {
 // test if it does not list the group of a setting.
 func settingsDocs(t *testing.T) string {
 	serve := docsParser(t, streams{}).Model.Children[0]
-	groups := []string{"", "Server", "Executions", "Worker", "Storage connections", "Autoscaling", "Threads", "Secrets", "People", "Webhooks", "NATS", "Redis", "Audit log", "Log"}
+	groups := []string{"", "Server", "Executions", "Worker", "Storage connections", "Autoscaling", "Threads", "Secrets", "People", "Agents", "Webhooks", "NATS", "Redis", "Audit log", "Log"}
 	for _, f := range serve.Flags {
 		if f.Group != nil && !slices.Contains(groups, f.Group.Key) {
 			t.Errorf("docs/configuration.md has no group %q, and so not --%s", f.Group.Key, f.Name)

@@ -69,6 +69,7 @@ func New(st *store.Store, src Sources, log *slog.Logger) *Data {
 		{"API keys", []string{"bullpen_keys"}, countKeys(st.Keys, apiKeys), removeKeys(st.Keys, apiKeys)},
 		{"storage connections", []string{"bullpen_connections"}, countKeys(st.Connections, ofOrg("%s.*")), removeKeys(st.Connections, ofOrg("%s.*"), expiring)},
 		{"secrets", []string{"bullpen_secrets"}, countKeys(st.Secrets, ofOrg("secret.%s.*")), removeKeys(st.Secrets, ofOrg("secret.%s.*"), expiring)},
+		{"files of agents", []string{"bullpen_agent_files"}, countKeys(st.AgentFiles, ofOrg("%s.*")), removeKeys(st.AgentFiles, ofOrg("%s.*"), expiring)},
 		{"threads", []string{"BULLPEN_THREADS"}, countSubjects(st.Threads, store.ThreadPatternOf), purgeSubjects(st.Threads, store.ThreadPatternOf)},
 		{"files of threads", nil, countBlobs(src.Blobs, threads), removeBlobs(src.Blobs, threads)},
 		{"dead letters", []string{"BULLPEN_DEAD"}, countMessages(deadLetters), eraseMessages(st.DeadLetters, deadLetters)},

@@ -128,6 +128,7 @@ func (w *world) fill(org, marker string) {
 	put(st.Usage, "key."+org+".2026-11."+key.ID, marker)
 	put(st.Secrets, "secret."+org+".NAME", proto.Secret{Org: org, Name: marker})
 	put(st.Connections, org+".data", proto.Connection{Org: org, Slug: "data", Description: marker})
+	put(st.AgentFiles, org+".file_1", proto.AgentFile{Org: org, Name: marker})
 	put(st.Schedules, "def."+org+".s", proto.Schedule{ID: marker})
 	put(st.Schedules, "run."+org+".s", marker)
 	put(st.Batches, "run."+org+".b", marker)

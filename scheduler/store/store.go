@@ -52,6 +52,7 @@ type Store struct {
 	Schedules   jetstream.KeyValue    // schedules and what has happened to them
 	Batches     jetstream.KeyValue    // batches and how far they have come
 	Pipelines   jetstream.KeyValue    // runs of pipelines and what has happened to them
+	AgentFiles  jetstream.KeyValue    // files of agents, without their content
 	Usage       jetstream.KeyValue    // what organisations used, see package usage
 	bodies      jetstream.ObjectStore // bodies too large for a message
 	bodyStream  jetstream.Stream      // the stream of bodies

@@ -213,6 +213,11 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
+		name: "bullpen_agent_files", holds: "files of agents, whose content is in threads", bucket: func(s *Store) *jetstream.KeyValue { return &s.AgentFiles },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
 		name: "bullpen_profiles", holds: "sandbox profiles", bucket: func(s *Store) *jetstream.KeyValue { return &s.Profiles },
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},

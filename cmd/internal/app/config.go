@@ -118,6 +118,13 @@ type Config struct {
 	AutoscaleCommand string          `name:"autoscale-command" group:"Autoscaling" env:"BULLPEN_AUTOSCALE_COMMAND" placeholder:"FILE" help:"Program of the driver exec. It is run with the name of a pool and its number of workers when that changes, and every minute."`
 	KedaListen       string          `name:"keda-listen" group:"Autoscaling" env:"BULLPEN_KEDA_LISTEN" placeholder:"ADDRESS:PORT" help:"Address of the driver kubernetes, which KEDA asks for the number of workers, such as :9077. It has neither TLS nor keys: let only KEDA reach it."`
 
+	AgentUpstream string            `name:"agent-upstream" group:"Agents" env:"BULLPEN_AGENT_UPSTREAM" placeholder:"URL" help:"Server with language models, for programs written for the APIs of agents: with --agent-protocol openai, the address that ends with /v1, otherwise the one before it. The same for every gateway. Default: none, and the routes of agents do not exist."`
+	AgentProtocol string            `name:"agent-protocol" group:"Agents" env:"BULLPEN_AGENT_PROTOCOL" default:"openai" enum:"openai,anthropic" placeholder:"NAME" help:"API of that server: openai for chat completions, which vLLM, Ollama and llama.cpp have too, or anthropic for messages."`
+	AgentKeyFile  string            `name:"agent-key-file" group:"Agents" env:"BULLPEN_AGENT_KEY_FILE" placeholder:"FILE" help:"File with the API key for that server. It is read for each turn of a model. Default: none, for a server without keys."`
+	AgentModels   map[string]string `name:"agent-models" group:"Agents" env:"BULLPEN_AGENT_MODELS" mapsep:"," placeholder:"NAME=MODEL" help:"Models of that server by the names that clients ask for, separated by commas. The name * stands for all others; without it, they do not exist. Default: clients name the server's models."`
+	AgentTimeout  time.Duration     `name:"agent-timeout" group:"Agents" env:"BULLPEN_AGENT_TIMEOUT" default:"2m" placeholder:"TIME" help:"How long that server may send nothing before its reply counts as failed."`
+	AgentRetries  int               `name:"agent-retries" group:"Agents" env:"BULLPEN_AGENT_RETRIES" default:"2" placeholder:"N" help:"How often a request to that server is repeated that it did not begin to answer."`
+
 	AuditRetention time.Duration `name:"audit-retention" group:"Audit log" env:"BULLPEN_AUDIT_RETENTION" default:"0s" placeholder:"TIME" help:"How long records of administrative acts are kept. 0 keeps them forever. The same for every gateway, scheduler and webhook process."`
 	AuditHTTP      string        `name:"audit-http" secret:"value" group:"Audit log" env:"BULLPEN_AUDIT_HTTP" placeholder:"URL" help:"HTTP endpoint to which records of administrative acts are sent: http or https, with USER:PASSWORD@ for basic authentication. Other users of this machine can read flags: put a password in the environment variable. The same for every gateway. Default: none."`
 	AuditSyslog    string        `name:"audit-syslog" group:"Audit log" env:"BULLPEN_AUDIT_SYSLOG" placeholder:"URL" help:"Syslog server to which they are sent: udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT. The same for every gateway. Default: none."`
@@ -206,6 +213,7 @@ func (c *Config) Validate() error {
 		c.validatePublicURL(),
 		c.validateOrigins(),
 		c.validateLogin(),
+		c.validateAgent(),
 		setting("tls-cert", (c.TLSCert == "") == (c.TLSKey == ""), "--tls-cert and --tls-key go together: set both or neither"),
 		c.validateNetworks(),
 		c.validateStore(),

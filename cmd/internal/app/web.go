@@ -117,9 +117,13 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Executions: s.queue, Blobs: s.blobs, Threads: thread.Prefixes, Batches: s.batches.Prefixes, Index: s.history,
 	}, s.log)
 	s.logDefaultImage(ctx, images)
+	agentFiles, err := registry.OpenAgentFiles(ctx, s.store, s.log)
+	if err != nil {
+		return nil, nil, err
+	}
 	versions := s.versions()
 	letters := &deadletters.Store{Store: s.store}
-	return &gateway.Server{
+	server := &gateway.Server{
 		Submissions: &submit.Submitter{
 			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
 		},
@@ -132,8 +136,9 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone, QuotaReached: s.metrics.QuotaReached,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load, Problems: s.problems, DiskFull: s.disk.full,
-		FromZero: s.cfg.Autoscale != AutoscaleNone,
-	}, []part{{"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"storage connections", connections.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, nil
+		FromZero: s.cfg.Autoscale != AutoscaleNone, AgentFiles: agentFiles, Spool: s.newSpool,
+	}
+	return server, []part{{"files of agents", agentFiles.Run}, {"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"storage connections", connections.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, s.serveAgents(server)
 }
 
 // healthHandler serves health and metrics in a process without the gateway role.

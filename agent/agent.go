@@ -1,0 +1,227 @@
+// Package agent runs conversations with a language model whose tools run programs here. It knows
+// neither the API of a vendor nor the protocol of a model's server: package anthropic and its like
+// translate requests to a [Run] and events to answers, package upstream talks to the model.
+//
+// A run is a loop: the model is asked for a turn; the calls of this side's tools in it are carried
+// out one after another; their results are part of the next turn. The run ends when a turn has no
+// such calls, or at a limit. Everything that happens is an [Event], in order, with contiguous
+// numbers: what an answer, a stream or a stored log is made of.
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// Role is who says something in a conversation.
+type Role string
+
+// The roles.
+const (
+	RoleUser      Role = "user"
+	RoleAssistant Role = "assistant"
+)
+
+// Item is a part of a conversation. Exactly one of Text, Image, Call and Result is set.
+type Item struct {
+	Role   Role // of Text and Image
+	Text   string
+	Image  *Image
+	Call   *Call
+	Result *Result
+}
+
+// Image is a picture that the user shows: a URL, or its content in Base64 with its media type.
+type Image struct {
+	MediaType string
+	Base64    string
+	URL       string
+}
+
+// Call is a call of a tool by the model.
+type Call struct {
+	ID   string
+	Name string
+	// Arguments are a JSON object. Only in a [Reply] may they be anything else.
+	Arguments json.RawMessage
+}
+
+// Result is the result of a call, as the model reads it.
+type Result struct {
+	CallID string
+	Text   string
+	Failed bool
+}
+
+// Definition describes a tool to the model.
+type Definition struct {
+	Name        string
+	Description string
+	Schema      json.RawMessage // JSON schema of the arguments
+}
+
+// Choice is which tools the model must call.
+type Choice struct {
+	Mode string // auto, any, none or tool; empty for auto
+	Name string // of the tool, with mode tool
+}
+
+// Turn asks a model to continue a conversation.
+type Turn struct {
+	Model       string
+	System      string
+	Items       []Item
+	Tools       []Definition
+	Choice      Choice
+	MaxTokens   int // of the reply
+	Temperature *float64
+	TopP        *float64
+	Stop        []string
+}
+
+// Finish is why a model's reply ended.
+type Finish string
+
+// The reasons.
+const (
+	FinishDone    Finish = "done"    // it is complete, or has calls
+	FinishLength  Finish = "length"  // MaxTokens was reached
+	FinishStop    Finish = "stop"    // one of Stop came
+	FinishRefused Finish = "refused" // the model, or a filter, refused
+)
+
+// Usage is a number of tokens; 0 if the model's server did not report it.
+type Usage struct {
+	Input, Output int
+}
+
+// Reply is what a model said in a turn besides its text.
+type Reply struct {
+	Calls  []Call // as the model made them: ids may be missing, arguments may be malformed
+	Finish Finish
+	Stop   string // the stop sequence, with FinishStop, if it is known
+	Usage  Usage
+}
+
+// Upstream is a server with models.
+type Upstream interface {
+	// Stream asks for a turn. It calls text with each part of the reply's text as it comes, and
+	// returns the rest of the reply at its end. It returns an error of text unchanged, ctx.Err() if
+	// ctx is done, and otherwise an [*UpstreamError].
+	Stream(ctx context.Context, turn *Turn, text func(string) error) (*Reply, error)
+}
+
+// UpstreamKind is what is wrong with an upstream.
+type UpstreamKind string
+
+// The kinds.
+const (
+	UpstreamRejected    UpstreamKind = "rejected"     // the request cannot be answered; Message says why
+	UpstreamNoModel     UpstreamKind = "no_model"     // there is no model of that name
+	UpstreamRateLimited UpstreamKind = "rate_limited" // too many requests
+	UpstreamOverloaded  UpstreamKind = "overloaded"   // it cannot answer now
+	UpstreamTimeout     UpstreamKind = "timeout"      // it did not answer in time
+	UpstreamFailed      UpstreamKind = "failed"       // anything else, such as an invalid key of ours
+)
+
+// UpstreamError is returned if an upstream does not answer. Message is for clients: it has neither
+// the upstream's address nor its key. Cause, if not nil, is for the log.
+type UpstreamError struct {
+	Kind       UpstreamKind
+	Message    string
+	RetryAfter int // seconds; 0 if unknown
+	Cause      error
+}
+
+func (e *UpstreamError) Error() string {
+	if e.Cause != nil {
+		return "upstream " + string(e.Kind) + ": " + e.Message + ": " + e.Cause.Error()
+	}
+	return "upstream " + string(e.Kind) + ": " + e.Message
+}
+
+// Unwrap returns the cause.
+func (e *UpstreamError) Unwrap() error { return e.Cause }
+
+// Outcome is the result of a call of one of this side's tools.
+type Outcome struct {
+	Text   string // as the model reads it
+	Failed bool
+	Value  any // for whoever encodes the event
+}
+
+// Tool is a tool that the model may call.
+type Tool struct {
+	Definition
+	// Execute carries out a call, whose arguments are a JSON object. A program or a call that fails
+	// is an Outcome. An error ends the run. Execute is nil for a tool of the client.
+	Execute func(ctx context.Context, call *Call) (*Outcome, error)
+	// Malformed returns the outcome of a call whose arguments are not a JSON object. It is set if
+	// Execute is.
+	Malformed func(call *Call) *Outcome
+}
+
+// Run is a conversation to continue.
+type Run struct {
+	// Turn is the first turn, without its Tools. Its MaxTokens are for all turns together.
+	Turn  Turn
+	Tools []Tool
+	// NewCallID returns an id for a call of a tool, as the run's client expects it. The model's own
+	// ids are not used: some models give none, or the same one twice.
+	NewCallID func(*Tool) string
+	Steps     int           // limit of turns
+	Wall      time.Duration // limit of time; the turn and the call at that time are completed
+}
+
+// EventKind is a kind of [Event].
+type EventKind string
+
+// The kinds.
+const (
+	EventText    EventKind = "text"    // Text continues the text of an item
+	EventTextEnd EventKind = "textEnd" // the item has all its text, which is Text
+	EventCall    EventKind = "call"    // Call is an item; with arguments that are not executed, they are empty
+	EventResult  EventKind = "result"  // Outcome of Call is an item
+	EventEnd     EventKind = "end"     // End: nothing follows
+)
+
+// Event is something that happened in a run. Item counts the items of the output from 0: texts,
+// calls and results.
+type Event struct {
+	Seq     int64 // from 1, contiguous
+	Kind    EventKind
+	Item    int
+	Text    string
+	Call    *Call
+	Server  bool // Call is of one of this side's tools
+	Outcome *Outcome
+	End     *End
+}
+
+// Reason is why a run ended.
+type Reason string
+
+// The reasons.
+const (
+	ReasonDone    Reason = "done"    // the model has nothing to add
+	ReasonLength  Reason = "length"  // MaxTokens was reached; calls in the last turn were dropped
+	ReasonStop    Reason = "stop"    // a stop sequence came
+	ReasonCalls   Reason = "calls"   // the client's tools are called
+	ReasonPaused  Reason = "paused"  // Steps or Wall was reached; the run can be continued
+	ReasonRefused Reason = "refused" // the model refused
+)
+
+// End is how a run ended.
+type End struct {
+	Reason Reason
+	Stop   string // with ReasonStop, if it is known
+	Usage  Usage  // of all turns
+	Calls  int    // of this side's tools that were carried out
+}
+
+// Log receives the events of a run, in order and one at a time.
+type Log interface {
+	// Append adds an event. An error ends the run, which returns it.
+	Append(ctx context.Context, e Event) error
+}

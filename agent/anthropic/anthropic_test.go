@@ -1,0 +1,382 @@
+package anthropic_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/agent/anthropic"
+	"github.com/bullpen-run/bullpen/agent/script"
+	"github.com/bullpen-run/bullpen/agent/upstream"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// host has threads in memory. Programs end as its result says.
+type host struct {
+	r       *http.Request
+	threads map[string]*proto.Thread
+	files   map[string][]byte // by thread and path
+	puts    []string
+	result  proto.Result
+	err     error
+	meta    []proto.AgentFile
+}
+
+func (h *host) Execute(_ context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
+	if h.err != nil {
+		return nil, h.err
+	}
+	h.use(req.ThreadID)
+	now := time.Now()
+	return &proto.Record{Status: h.result.Status(), StartedAt: &now, Result: &h.result}, nil
+}
+
+func (h *host) use(thread string) {
+	if h.threads[thread] == nil {
+		h.threads[thread] = &proto.Thread{ID: thread, CreatedAt: time.Now()}
+	}
+	h.threads[thread].UsedAt = time.Now()
+}
+
+func (h *host) Thread(_ context.Context, id string) (*proto.Thread, error) {
+	if t := h.threads[id]; t != nil {
+		return t, nil
+	}
+	return nil, api.Errorf(api.CodeNotFound, "no thread")
+}
+
+func (h *host) ListFiles(_ context.Context, thread, dir string, each func(proto.File) error) error {
+	for key, text := range h.files {
+		name, ok := strings.CutPrefix(key, strings.TrimSuffix(thread+"/"+dir, "/")+"/")
+		if ok && !strings.Contains(name, "/") {
+			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: time.Now()}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (h *host) OpenFile(_ context.Context, thread, path string) (*proto.FileContent, error) {
+	text, ok := h.files[thread+"/"+path]
+	if !ok {
+		return nil, api.Errorf(api.CodeNotFound, "no file")
+	}
+	return &proto.FileContent{File: proto.File{Path: path, Size: int64(len(text))}, Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(text[offset : offset+length])), nil
+	}}, nil
+}
+
+func (h *host) PutFile(_ context.Context, thread, path string, _ int64, body io.Reader) error {
+	text, err := io.ReadAll(body)
+	h.use(thread)
+	h.files[thread+"/"+path] = text
+	h.puts = append(h.puts, path)
+	return err
+}
+
+func (h *host) CleanPath(path string) (string, error) { return proto.CleanFilePath("/home", path) }
+
+func (h *host) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error {
+	h.meta = append(h.meta, *f)
+	return h.PutFile(ctx, f.ID, proto.AgentFileContent, f.Bytes, body)
+}
+
+func (h *host) File(_ context.Context, id string) (*proto.AgentFile, error) {
+	for i := range h.meta {
+		if h.meta[i].ID == id {
+			return &h.meta[i], nil
+		}
+	}
+	return nil, api.Errorf(api.CodeNotFound, "no file")
+}
+
+func (h *host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.r.Body) }
+
+func (h *host) ReadUpload(http.ResponseWriter) (*proto.AgentUpload, error) {
+	return nil, api.Errorf(api.CodeInternal, "not here")
+}
+
+func (h *host) Files() []proto.AgentFile { return slices.Clone(h.meta) }
+
+func (h *host) RemoveFile(context.Context, string) error { return nil }
+
+// world serves the routes with a scripted model.
+type world struct {
+	t      *testing.T
+	host   *host
+	server *httptest.Server
+}
+
+func newWorld(t *testing.T, rules string) *world {
+	t.Helper()
+	s, err := script.Parse([]byte(rules))
+	if err != nil {
+		t.Fatal(err)
+	}
+	model := httptest.NewServer(&script.Server{Script: s})
+	t.Cleanup(model.Close)
+	client := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(client.CloseIdleConnections)
+	w := &world{t: t, host: &host{threads: map[string]*proto.Thread{}, files: map[string][]byte{}}}
+	messages := &anthropic.Server{
+		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
+		Host:     func(r *http.Request) anthropic.Host { w.host.r = r; return w.host }, Log: slog.New(slog.DiscardHandler),
+	}
+	router := chi.NewRouter()
+	for _, route := range messages.Routes() {
+		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			if err := route.Handle(rw, r); err != nil {
+				anthropic.WriteError(rw, asAPI(err))
+			}
+		}))
+	}
+	w.server = httptest.NewServer(router)
+	t.Cleanup(w.server.Close)
+	return w
+}
+
+// asAPI returns the error that the gateway would answer with.
+func asAPI(err error) *api.Error {
+	if known, ok := errors.AsType[*api.Error](err); ok {
+		return known
+	}
+	if field, ok := errors.AsType[*proto.FieldError](err); ok {
+		return api.Errorf(api.CodeValidation, "%s", field.Message)
+	}
+	return api.Errorf(api.CodeInternal, "%v", err)
+}
+
+func (w *world) do(method, path, body string) (status int, answer string) {
+	w.t.Helper()
+	r, err := http.NewRequestWithContext(w.t.Context(), method, w.server.URL+path, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	resp, err := w.server.Client().Do(r)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return resp.StatusCode, string(raw)
+}
+
+// ask asks for a message with a revision of the tool, and members of the request such as "x": 1.
+func (w *world) ask(revision, text string, more ...string) (status int, answer string) {
+	w.t.Helper()
+	members := append([]string{fmt.Sprintf(`"model":"m","max_tokens":99,"tools":[{"type":"code_execution_%s","name":"code_execution"}]`, revision)}, more...)
+	if !strings.Contains(strings.Join(more, ""), `"messages"`) {
+		members = append(members, fmt.Sprintf(`"messages":[{"role":"user","content":%q}]`, text))
+	}
+	return w.do(http.MethodPost, "/v1/messages", "{"+strings.Join(members, ",")+"}")
+}
+
+const (
+	first, second = "20250522", "20250825"
+	bashRule      = `{role: user, calls: [{name: bash_code_execution, arguments: {command: ls}}]}`
+	pythonRule    = `{role: user, calls: [{name: code_execution, arguments: {code: "1"}}]}`
+	restRule      = `{text: ok}`
+)
+
+// Each revision of the tool has its own codes for what can go wrong.
+func TestOutcomesByRevision(t *testing.T) {
+	for name, c := range map[string]struct {
+		result       proto.Result
+		err          error
+		first, other string // in the answer
+		last         string // of 20260521, other if empty
+	}{
+		"a failure":       {result: proto.Exited(3), first: `"return_code":3`, other: `"return_code":3`},
+		"a timeout":       {result: proto.TimedOut(1), first: `"error_code":"code_execution_exceeded"`, other: `"error_code":"execution_time_exceeded"`, last: `"return_code":124`},
+		"no memory":       {result: proto.Failure(proto.CodeMemory, "The program used too much."), first: `The program used too much.","return_code":1`, other: `The program used too much.","return_code":1`},
+		"a busy thread":   {err: api.Errorf(api.CodeConflict, "busy"), first: `"error_code":"too_many_requests"`, other: `"error_code":"too_many_requests"`},
+		"a limit":         {err: api.Errorf(api.CodeRateLimited, "slow"), first: `"error_code":"too_many_requests"`, other: `"error_code":"too_many_requests"`},
+		"no worker":       {err: api.Unavailable(1, "none"), first: `"error_code":"unavailable"`, other: `"error_code":"unavailable"`},
+		"no valid number": {err: proto.FieldErrorf("code", "is too long"), first: `"error_code":"invalid_tool_input"`, other: `"error_code":"invalid_tool_input"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for revision, want := range map[string]string{first: c.first, second: c.other, "20260120": c.other, "20260521": c.last} {
+				if want == "" {
+					want = c.other
+				}
+				rule, kind := bashRule, "bash_code_execution_tool_result"
+				if revision == first {
+					rule, kind = pythonRule, "code_execution_tool_result"
+				}
+				w := newWorld(t, `rules: [`+rule+`, `+restRule+`]`)
+				w.host.result, w.host.err = c.result, c.err
+				status, answer := w.ask(revision, "x")
+				if status != http.StatusOK || !strings.Contains(answer, want) || !strings.Contains(answer, `"type":"`+kind+`"`) {
+					t.Errorf("%s: %d %s, want %s", revision, status, answer, want)
+				}
+			}
+		})
+	}
+}
+
+// A container that has expired is never replaced in silence.
+func TestContainersExpire(t *testing.T) {
+	const id = "container_x"
+	for _, c := range []struct {
+		revision      string
+		created, used time.Duration // ago
+		status        int
+		want          string
+	}{
+		{first, 30 * time.Minute, 0, http.StatusOK, `"return_code":0`},
+		{first, 61 * time.Minute, 0, http.StatusOK, `"error_code":"container_expired"`},
+		{second, 61 * time.Minute, time.Minute, http.StatusOK, `"return_code":0`},
+		{second, 60 * 24 * time.Hour, 29 * 24 * time.Hour, http.StatusOK, `"return_code":0`},
+		{second, 60 * 24 * time.Hour, 31 * 24 * time.Hour, http.StatusNotFound, `"not_found_error"`},
+	} {
+		rule := bashRule
+		if c.revision == first {
+			rule = pythonRule
+		}
+		w := newWorld(t, `rules: [`+rule+`, `+restRule+`]`)
+		now := time.Now()
+		w.host.threads[id] = &proto.Thread{ID: id, CreatedAt: now.Add(-c.created), UsedAt: now.Add(-c.used)}
+		w.host.result = proto.Exited(0)
+		for _, ref := range []string{`"container":"` + id + `"`, `"container":{"id":"` + id + `"}`} {
+			status, answer := w.ask(c.revision, "x", ref)
+			if status != c.status || !strings.Contains(answer, c.want) {
+				t.Errorf("%+v: %d %s", c, status, answer)
+			}
+			w.host.threads[id].UsedAt = now.Add(-c.used)
+		}
+		if n := len(w.host.threads); n != 1 {
+			t.Errorf("%+v: %d threads", c, n)
+		}
+	}
+	w := newWorld(t, `rules: [`+restRule+`]`)
+	w.host.threads["private"] = &proto.Thread{ID: "private"}
+	for _, other := range []string{"private", "container_y", ""} {
+		if status, answer := w.ask(second, "x", `"container":"`+other+`"`); (status == http.StatusNotFound) != (other != "") {
+			t.Errorf("%q: %d %s", other, status, answer)
+		}
+	}
+}
+
+// Clients repeat the blocks of earlier messages.
+func TestUploadsArePutOnce(t *testing.T) {
+	w := newWorld(t, `rules: [`+bashRule+`, `+restRule+`]`)
+	f := proto.NewAgentFile("data.csv", 1)
+	w.host.meta, w.host.files[f.ID+"/content"] = []proto.AgentFile{*f}, []byte("x")
+	user := `{"role":"user","content":[{"type":"text","text":"x"},{"type":"container_upload","file_id":"` + f.ID + `"}]}`
+	said := user + `,{"role":"assistant","content":"ok"},` + user
+	for _, c := range []struct {
+		more []string
+		want int
+	}{
+		{[]string{`"messages":[` + user + `]`}, 1},
+		{[]string{`"messages":[` + said + `]`}, 1}, // into a new container
+		{[]string{`"messages":[` + said + `]`, `"container":"container_x"`}, 0},
+		{[]string{`"messages":[` + user + `]`, `"container":"container_x"`}, 1},
+	} {
+		w.host.puts, w.host.threads["container_x"] = nil, &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+		if status, answer := w.ask(second, "", c.more...); status != http.StatusOK || len(w.host.puts) != c.want {
+			t.Errorf("%v: %d %s, puts %v", c.more, status, answer, w.host.puts)
+		}
+	}
+	two := proto.NewAgentFile("data.csv", 1)
+	w.host.meta, w.host.files[two.ID+"/content"] = append(w.host.meta, *two), []byte("y")
+	both := strings.ReplaceAll(user, `]}`, `,{"type":"container_upload","file_id":"`+two.ID+`"}]}`)
+	if status, answer := w.ask(second, "", `"messages":[`+both+`]`); status != http.StatusBadRequest || !strings.Contains(answer, "two files of the name") {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodPost, "/v1/messages", `{"model":"m","max_tokens":1,"messages":[`+user+`]}`); status != http.StatusBadRequest {
+		t.Errorf("without the tool: %d %s", status, answer)
+	}
+}
+
+func TestStreamsHaveNamedEventsInOrder(t *testing.T) {
+	w := newWorld(t, `rules: [{role: user, text: abcd, chunk: 2, calls: [{name: bash_code_execution, arguments: {command: ls}}]}, `+restRule+`]`)
+	w.host.result = proto.Exited(0)
+	status, answer := w.ask(second, "x", `"stream":true`)
+	var names []string
+	for event := range strings.SplitSeq(strings.TrimSpace(answer), "\n\n") {
+		name, data, _ := strings.Cut(strings.TrimPrefix(event, "event: "), "\ndata: ")
+		var body struct {
+			Type  string
+			Index *int
+		}
+		if err := json.Unmarshal([]byte(data), &body); err != nil || body.Type != name {
+			t.Errorf("event %q: %v", event, err)
+		}
+		if name = strings.TrimPrefix(name, "content_block_"); body.Index != nil {
+			name += fmt.Sprint(*body.Index)
+		}
+		names = append(names, name)
+	}
+	want := "message_start start0 delta0 delta0 stop0 start1 delta1 stop1 start2 stop2 start3 delta3 stop3 message_delta message_stop"
+	if got := strings.Join(names, " "); status != http.StatusOK || got != want {
+		t.Errorf("%d\n got %s\nwant %s", status, got, want)
+	}
+}
+
+// An error before the first event is an answer, a later one an event.
+func TestErrorsOfStreams(t *testing.T) {
+	w := newWorld(t, `rules: [{match: early, status: 429, retry_after: 100}, {match: late, text: half, fault: drop}]`)
+	if status, answer := w.ask(second, "early", `"stream":true`); status != http.StatusTooManyRequests || !strings.Contains(answer, "rate_limit_error") {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.ask(second, "late", `"stream":true`); status != http.StatusOK || !strings.Contains(answer, "event: error\ndata: ") || strings.Contains(answer, "message_stop") {
+		t.Errorf("%d %s", status, answer)
+	}
+}
+
+func TestRequestsThatAreRefused(t *testing.T) {
+	w := newWorld(t, `rules: [`+restRule+`]`)
+	for name, body := range map[string]string{
+		"no model":          `{"max_tokens":1,"messages":[{"role":"user","content":"x"}]}`,
+		"no messages":       `{"model":"m","max_tokens":1}`,
+		"no max_tokens":     `{"model":"m","messages":[{"role":"user","content":"x"}]}`,
+		"a role":            `{"model":"m","max_tokens":1,"messages":[{"role":"root","content":"x"}]}`,
+		"a block":           `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":[{"type":"video"}]}]}`,
+		"a tool":            `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"type":"web_search_20250305","name":"web_search"}]}`,
+		"a name twice":      `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"name":"bash_code_execution","input_schema":{}},{"type":"code_execution_20250825","name":"code_execution"}]}`,
+		"a caller":          `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"type":"code_execution_20260120","name":"code_execution","allowed_callers":["direct","code_execution_20260120"]}]}`,
+		"skills":            `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"container":{"skills":[{"type":"anthropic","skill_id":"pptx"}]}}`,
+		"no JSON":           `{`,
+		"a choice of tools": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"all"}}`,
+	} {
+		if status, answer := w.do(http.MethodPost, "/v1/messages", body); status != http.StatusBadRequest || !strings.Contains(answer, "invalid_request_error") {
+			t.Errorf("%s: %d %s", name, status, answer)
+		}
+	}
+}
+
+// The files of a call that left too many are kept in part, and the result says so.
+func TestTooManyFiles(t *testing.T) {
+	w := newWorld(t, `rules: [`+bashRule+`, `+restRule+`]`)
+	w.host.result = proto.Exited(0)
+	for i := range 150 {
+		w.host.files[fmt.Sprintf("container_x/.outputs/%d", i)] = nil
+	}
+	w.host.threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+	_, answer := w.ask(second, "x", `"container":"container_x"`)
+	if n := strings.Count(answer, "bash_code_execution_output"); n != 100 || !strings.Contains(answer, "more than 100") {
+		t.Errorf("%d files: %s", n, answer)
+	}
+}

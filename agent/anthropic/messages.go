@@ -1,0 +1,273 @@
+package anthropic
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const (
+	// maxSteps is the number of turns in an answer. A client continues a paused one.
+	maxSteps = 10
+	// maxWall is the time for an answer.
+	maxWall = 10 * time.Minute
+	// firstLife is how long a container of the first revision may be used after its creation,
+	// laterLife one of later revisions after its last use.
+	firstLife       = time.Hour
+	laterLife       = 30 * 24 * time.Hour
+	containerPrefix = "container_"
+)
+
+// run is an answer in the making.
+type run struct {
+	agent.Run
+	container *container
+	message   message // without its content
+	created   time.Time
+}
+
+func (s *Server) createMessage(w http.ResponseWriter, r *http.Request) error {
+	host := s.Host(r)
+	body, err := host.ReadBody(w)
+	if err != nil {
+		return err
+	}
+	req, err := decodeRequest(body)
+	if err != nil {
+		return err
+	}
+	run, err := s.newRun(r.Context(), host, req)
+	if err != nil {
+		return clientError(err)
+	}
+	if req.Stream {
+		return s.stream(w, r, run)
+	}
+	c := &collector{run: run}
+	if err := agent.Continue(r.Context(), s.Upstream, &run.Run, c); err != nil {
+		return clientError(err)
+	}
+	writeJSON(w, http.StatusOK, &run.message)
+	return nil
+}
+
+// newRun returns the run that a request asks for. The files that it puts into the container are
+// there then.
+func (s *Server) newRun(ctx context.Context, host Host, req *request) (*run, error) {
+	set, err := req.toolSet()
+	if err != nil {
+		return nil, err
+	}
+	talk, err := req.conversation()
+	if err != nil {
+		return nil, err
+	}
+	id := "msg_" + rand.Text()
+	c, created, err := openContainer(ctx, host, string(req.Container), set.revision)
+	if err != nil {
+		return nil, err
+	}
+	c.Run = id
+	if len(talk.uploads) > 0 && set.revision == "" {
+		return nil, proto.FieldErrorf("tools", "must have the code execution tool for a container_upload")
+	}
+	if err := c.upload(ctx, talk, req.Container != ""); err != nil {
+		return nil, err
+	}
+	var system []string
+	for i := range req.System {
+		system = append(system, req.System[i].Text)
+	}
+	r := &run{
+		Run: agent.Run{
+			Turn: agent.Turn{
+				Model: req.Model, System: strings.Join(system, "\n"), Items: talk.items, MaxTokens: req.MaxTokens,
+				Temperature: req.Temperature, TopP: req.TopP, Stop: req.Stop,
+			},
+			Tools: set.all(c), NewCallID: newCallID, Steps: maxSteps, Wall: maxWall,
+		},
+		container: c, created: created,
+		message: message{ID: id, Type: "message", Role: "assistant", Model: req.Model, Content: []any{}},
+	}
+	if choice := req.ToolChoice; choice != nil {
+		r.Turn.Choice = agent.Choice{Mode: choice.Type, Name: choice.Name}
+		switch choice.Type {
+		case "auto", "any", "none", "tool":
+		default:
+			return nil, proto.FieldErrorf("tool_choice.type", "must be auto, any, none or tool")
+		}
+		if choice.Name == toolName && set.revision != "" && set.revision != pythonTool {
+			r.Turn.Choice.Name = bashName // the model has two tools in its place
+		}
+	}
+	if req.Container != "" {
+		r.message.Container = r.containerBody(time.Now())
+	}
+	return r, nil
+}
+
+var errNoContainer = api.Errorf(api.CodeNotFound, "container: there is none of this id, or it has expired; send the request without it to get a new one")
+
+// openContainer returns the container of an id, or a new one for no id, with its time of creation.
+func openContainer(ctx context.Context, host Host, id, revision string) (*container, time.Time, error) {
+	now := time.Now()
+	c := &container{Container: agent.Container{Host: host, ID: id}, revision: revision}
+	if id == "" {
+		c.ID = agent.NewContainerID(containerPrefix)
+		return c, now, nil
+	}
+	if !strings.HasPrefix(id, containerPrefix) {
+		return nil, now, errNoContainer
+	}
+	thread, err := host.Thread(ctx, id)
+	if known, ok := errors.AsType[*api.Error](err); ok && known.Code == api.CodeNotFound {
+		return nil, now, errNoContainer
+	}
+	if err != nil {
+		return nil, now, err
+	}
+	switch {
+	case revision == pythonTool: // its calls fail one by one
+		c.expired = now.Sub(thread.CreatedAt) > firstLife
+	case now.Sub(thread.UsedAt) > laterLife:
+		return nil, now, errNoContainer
+	}
+	return c, thread.CreatedAt, nil
+}
+
+// upload puts the files of a conversation into the container, and their names into the texts for the
+// model. Clients repeat the blocks of earlier messages, whose files a container that exists has.
+func (c *container) upload(ctx context.Context, talk *conversation, reused bool) error {
+	done, names := map[string]bool{}, map[string]string{}
+	for _, u := range talk.uploads {
+		if !u.current && reused {
+			done[u.id] = true
+		}
+	}
+	for _, u := range talk.uploads {
+		f, err := c.Host.File(ctx, u.id)
+		if err != nil && done[u.id] {
+			continue // it was there once
+		}
+		if err != nil {
+			return err
+		}
+		talk.items[u.item].Text = fmt.Sprintf("The file %q is in the home directory of the sandbox, which is its working directory.", f.Name)
+		if done[u.id] || c.expired {
+			continue
+		}
+		if names[f.Name] != "" {
+			return proto.FieldErrorf("messages", "put two files of the name %q into the container: %s and %s", proto.Shorten(f.Name), names[f.Name], f.ID)
+		}
+		names[f.Name] = f.ID
+		if err := c.Upload(ctx, f); err != nil {
+			return err
+		}
+		done[u.id] = true
+	}
+	return nil
+}
+
+// containerBody returns the container for an answer.
+func (r *run) containerBody(now time.Time) *containerBody {
+	expires := now.Add(laterLife)
+	if r.container.revision == pythonTool {
+		expires = r.created.Add(firstLife)
+	}
+	return &containerBody{ID: r.container.ID, ExpiresAt: expires.UTC().Format(time.RFC3339)}
+}
+
+var stopReasons = map[agent.Reason]string{
+	agent.ReasonDone: "end_turn", agent.ReasonLength: "max_tokens", agent.ReasonStop: "stop_sequence", agent.ReasonCalls: "tool_use",
+	agent.ReasonPaused: "pause_turn", agent.ReasonRefused: "refusal",
+}
+
+// finish completes the message without its content.
+func (r *run) finish(end *agent.End) {
+	m := &r.message
+	m.StopReason = new(stopReasons[end.Reason])
+	if end.Stop != "" {
+		m.StopSequence = &end.Stop
+	}
+	m.Usage = usageBody{InputTokens: end.Usage.Input, OutputTokens: end.Usage.Output}
+	if end.Calls > 0 {
+		m.Usage.ServerToolUse = &serverToolUse{CodeExecutionRequests: end.Calls}
+	}
+	if r.container.Used {
+		m.Container = r.containerBody(time.Now())
+	}
+}
+
+// blockOf returns the block of an event that is a whole item.
+func blockOf(e *agent.Event) any {
+	switch e.Kind {
+	case agent.EventTextEnd:
+		return &textBlock{Type: "text", Text: e.Text}
+	case agent.EventCall:
+		kind := "tool_use"
+		if e.Server {
+			kind = "server_tool_use"
+		}
+		return &useBlock{kind, e.Call.ID, e.Call.Name, e.Call.Arguments}
+	case agent.EventResult:
+		return &resultBlock{e.Call.Name + "_tool_result", e.Call.ID, e.Outcome.Value}
+	default:
+		return nil
+	}
+}
+
+// collector makes the answer that is not streamed.
+type collector struct{ run *run }
+
+// Append implements [agent.Log].
+func (c *collector) Append(_ context.Context, e agent.Event) error {
+	if b := blockOf(&e); b != nil {
+		c.run.message.Content = append(c.run.message.Content, b)
+	}
+	if e.Kind == agent.EventEnd {
+		c.run.finish(e.End)
+	}
+	return nil
+}
+
+func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) error {
+	body, err := s.Host(r).ReadBody(w)
+	if err != nil {
+		return err
+	}
+	req, err := decodeCount(body)
+	if err != nil {
+		return err
+	}
+	talk, err := req.conversation()
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, item := range talk.items {
+		n += len(item.Text)
+		if item.Call != nil {
+			n += len(item.Call.Arguments)
+		}
+		if item.Result != nil {
+			n += len(item.Result.Text)
+		}
+	}
+	for i := range req.System {
+		n += len(req.System[i].Text)
+	}
+	for _, t := range req.Tools {
+		n += len(t)
+	}
+	const bytesPerToken = 4 // of English text, roughly
+	writeJSON(w, http.StatusOK, map[string]int{"input_tokens": (n + bytesPerToken - 1) / bytesPerToken})
+	return nil
+}

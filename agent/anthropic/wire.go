@@ -1,0 +1,336 @@
+package anthropic
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// request is the body of a request for a message. Members that are not here are ignored.
+type request struct {
+	Model       string            `json:"model"`
+	MaxTokens   int               `json:"max_tokens"`
+	Messages    []inputMessage    `json:"messages"`
+	System      content           `json:"system"`
+	Tools       []json.RawMessage `json:"tools"`
+	ToolChoice  *toolChoice       `json:"tool_choice"`
+	Stream      bool              `json:"stream"`
+	Temperature *float64          `json:"temperature"`
+	TopP        *float64          `json:"top_p"`
+	Stop        []string          `json:"stop_sequences"`
+	Container   containerRef      `json:"container"`
+}
+
+type inputMessage struct {
+	Role    string  `json:"role"`
+	Content content `json:"content"`
+}
+
+type toolChoice struct {
+	Type string `json:"type"`
+	Name string `json:"name"`
+}
+
+// containerRef is the id of a container, alone or in an object.
+type containerRef string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (c *containerRef) UnmarshalJSON(text []byte) error {
+	var id *string
+	if json.Unmarshal(text, &id) != nil {
+		var object struct {
+			ID     *string           `json:"id"`
+			Skills []json.RawMessage `json:"skills"`
+		}
+		if json.Unmarshal(text, &object) != nil {
+			return proto.FieldErrorf("container", "must be an id, or an object with one")
+		}
+		if len(object.Skills) > 0 {
+			return proto.FieldErrorf("container.skills", "must be empty: this server has no skills")
+		}
+		id = object.ID
+	}
+	if id != nil {
+		*c = containerRef(*id)
+	}
+	return nil
+}
+
+// content is a list of blocks, or a text that stands for one.
+type content []block
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (c *content) UnmarshalJSON(text []byte) error {
+	switch first := bytes.TrimLeft(text, " \t\r\n"); {
+	case bytes.HasPrefix(first, []byte(`"`)):
+		var s string
+		if err := json.Unmarshal(text, &s); err != nil {
+			return err
+		}
+		*c = content{{Type: "text", Text: s}}
+		return nil
+	default:
+		return json.Unmarshal(text, (*[]block)(c))
+	}
+}
+
+// block is a content block in a request.
+type block struct {
+	Type      string          `json:"type"`
+	Text      string          `json:"text"`
+	ID        string          `json:"id"`
+	Name      string          `json:"name"`
+	Input     json.RawMessage `json:"input"`
+	ToolUseID string          `json:"tool_use_id"`
+	IsError   bool            `json:"is_error"`
+	Content   json.RawMessage `json:"content"`
+	FileID    string          `json:"file_id"`
+	Title     string          `json:"title"`
+	Source    *struct {
+		Type      string          `json:"type"`
+		MediaType string          `json:"media_type"`
+		Data      string          `json:"data"`
+		URL       string          `json:"url"`
+		Content   json.RawMessage `json:"content"`
+	} `json:"source"`
+}
+
+// conversation is what a request says.
+type conversation struct {
+	items   []agent.Item
+	uploads []upload
+}
+
+// upload is a block that puts a file into the container.
+type upload struct {
+	id      string
+	item    int  // the place of the text that tells the model of it, in items
+	current bool // no message of the assistant follows: the file may not be there yet
+}
+
+// decodeRequest decodes the body of a request for a message.
+func decodeRequest(body []byte) (*request, error) {
+	r, err := decodeCount(body)
+	if err == nil && r.MaxTokens < 1 {
+		err = proto.FieldErrorf("max_tokens", "must be a whole number, at least 1")
+	}
+	return r, err
+}
+
+// decodeCount decodes the body of a request to count the tokens of one.
+func decodeCount(body []byte) (*request, error) {
+	var r request
+	if err := json.Unmarshal(body, &r); err != nil {
+		if field, ok := errors.AsType[*proto.FieldError](err); ok {
+			return nil, field
+		}
+		return nil, proto.FieldErrorf("body", "is not a valid request: %v", err)
+	}
+	switch {
+	case r.Model == "":
+		return nil, proto.FieldErrorf("model", "is required")
+	case len(r.Messages) == 0:
+		return nil, proto.FieldErrorf("messages", "must have at least one message")
+	}
+	return &r, nil
+}
+
+// conversation returns the conversation of a request.
+func (r *request) conversation() (*conversation, error) {
+	c := &conversation{}
+	for i := range r.Messages {
+		m := &r.Messages[i]
+		if m.Role != "user" && m.Role != "assistant" {
+			return nil, proto.FieldErrorf(fmt.Sprintf("messages.%d.role", i), "must be user or assistant")
+		}
+		if m.Role == "assistant" {
+			for k := range c.uploads {
+				c.uploads[k].current = false
+			}
+		}
+		for j := range m.Content {
+			if err := c.add(agent.Role(m.Role), &m.Content[j]); err != nil {
+				return nil, proto.FieldErrorf(fmt.Sprintf("messages.%d.content.%d", i, j), "%s", err.Error())
+			}
+		}
+	}
+	return c, nil
+}
+
+// add adds a block to the conversation. Blocks of the assistant that no model could read are left
+// out: they are what another server has put there.
+func (c *conversation) add(role agent.Role, b *block) error {
+	put := func(item agent.Item) { c.items = append(c.items, item) }
+	switch {
+	case b.Type == "text":
+		if b.Text != "" {
+			put(agent.Item{Role: role, Text: b.Text})
+		}
+	case b.Type == "tool_use" || b.Type == "server_tool_use":
+		if b.ID == "" || b.Name == "" {
+			return fmt.Errorf("must have an id and a name")
+		}
+		input := b.Input
+		if len(input) == 0 {
+			input = json.RawMessage("{}")
+		}
+		put(agent.Item{Call: &agent.Call{ID: b.ID, Name: b.Name, Arguments: input}})
+	case b.Type == "tool_result":
+		text, err := resultText(b.Content)
+		if err != nil {
+			return err
+		}
+		put(agent.Item{Result: &agent.Result{CallID: b.ToolUseID, Text: text, Failed: b.IsError}})
+	case strings.HasSuffix(b.Type, "_tool_result"):
+		put(agent.Item{Result: &agent.Result{CallID: b.ToolUseID, Text: compact(b.Content), Failed: bytes.Contains(b.Content, []byte("_tool_result_error"))}})
+	case role == agent.RoleAssistant:
+	case b.Type == "image":
+		return c.addImage(b)
+	case b.Type == "document" && b.Source != nil && b.Source.Type == "text":
+		put(agent.Item{Role: role, Text: strings.TrimSpace(b.Title + "\n" + b.Source.Data)})
+	case b.Type == "container_upload":
+		if b.FileID == "" {
+			return fmt.Errorf("must have a file_id")
+		}
+		c.uploads = append(c.uploads, upload{b.FileID, len(c.items), true})
+		put(agent.Item{Role: role, Text: "(A file that does not exist any more.)"})
+	default:
+		return fmt.Errorf("has the type %q, which this server does not support; use text, image, document with a text, tool_result or container_upload", proto.Shorten(b.Type))
+	}
+	return nil
+}
+
+func (c *conversation) addImage(b *block) error {
+	switch {
+	case b.Source != nil && b.Source.Type == "base64":
+		c.items = append(c.items, agent.Item{Role: agent.RoleUser, Image: &agent.Image{MediaType: b.Source.MediaType, Base64: b.Source.Data}})
+	case b.Source != nil && b.Source.Type == "url":
+		c.items = append(c.items, agent.Item{Role: agent.RoleUser, Image: &agent.Image{URL: b.Source.URL}})
+	default:
+		return fmt.Errorf("must have a source of type base64 or url")
+	}
+	return nil
+}
+
+// resultText returns the text of the result of a client's tool.
+func resultText(raw json.RawMessage) (string, error) {
+	if len(raw) == 0 {
+		return "", nil
+	}
+	var blocks content
+	if err := json.Unmarshal(raw, &blocks); err != nil {
+		return "", fmt.Errorf("must have a text or blocks as content")
+	}
+	var texts []string
+	for i := range blocks {
+		if blocks[i].Type != "text" {
+			return "", fmt.Errorf("has a block of type %q in its content; this server supports text there", proto.Shorten(blocks[i].Type))
+		}
+		texts = append(texts, blocks[i].Text)
+	}
+	return strings.Join(texts, "\n"), nil
+}
+
+func compact(raw json.RawMessage) string {
+	var out bytes.Buffer
+	if json.Compact(&out, raw) != nil {
+		return ""
+	}
+	return out.String()
+}
+
+// message is an answer.
+type message struct {
+	ID           string         `json:"id"`
+	Type         string         `json:"type"`
+	Role         string         `json:"role"`
+	Model        string         `json:"model"`
+	Content      []any          `json:"content"`
+	StopReason   *string        `json:"stop_reason"`
+	StopSequence *string        `json:"stop_sequence"`
+	Container    *containerBody `json:"container"`
+	Usage        usageBody      `json:"usage"`
+}
+
+type containerBody struct {
+	ID        string          `json:"id"`
+	ExpiresAt string          `json:"expires_at"`
+	Skills    json.RawMessage `json:"skills"`
+}
+
+type usageBody struct {
+	InputTokens         int             `json:"input_tokens"`
+	OutputTokens        int             `json:"output_tokens"`
+	CacheCreationTokens int             `json:"cache_creation_input_tokens"`
+	CacheReadTokens     int             `json:"cache_read_input_tokens"`
+	ServerToolUse       *serverToolUse  `json:"server_tool_use"`
+	ServiceTier         string          `json:"service_tier,omitempty"`
+	CacheCreation       json.RawMessage `json:"cache_creation,omitempty"`
+}
+
+type serverToolUse struct {
+	WebSearchRequests     int `json:"web_search_requests"`
+	WebFetchRequests      int `json:"web_fetch_requests"`
+	CodeExecutionRequests int `json:"code_execution_requests"`
+}
+
+// Blocks of answers.
+type (
+	textBlock struct {
+		Type      string          `json:"type"`
+		Text      string          `json:"text"`
+		Citations json.RawMessage `json:"citations"`
+	}
+	useBlock struct {
+		Type  string          `json:"type"`
+		ID    string          `json:"id"`
+		Name  string          `json:"name"`
+		Input json.RawMessage `json:"input"`
+	}
+	resultBlock struct {
+		Type      string `json:"type"`
+		ToolUseID string `json:"tool_use_id"`
+		Content   any    `json:"content"`
+	}
+	programResult struct {
+		Type       string       `json:"type"`
+		Stdout     string       `json:"stdout"`
+		Stderr     string       `json:"stderr"`
+		ReturnCode int          `json:"return_code"`
+		Content    []outputFile `json:"content"`
+	}
+	outputFile struct {
+		Type   string `json:"type"`
+		FileID string `json:"file_id"`
+	}
+	resultError struct {
+		Type         string  `json:"type"`
+		ErrorCode    string  `json:"error_code"`
+		ErrorMessage *string `json:"error_message,omitempty"`
+	}
+	viewResult struct {
+		Type       string `json:"type"`
+		FileType   string `json:"file_type"`
+		Content    string `json:"content"`
+		NumLines   *int   `json:"num_lines"`
+		StartLine  *int   `json:"start_line"`
+		TotalLines *int   `json:"total_lines"`
+	}
+	createResult struct {
+		Type         string `json:"type"`
+		IsFileUpdate bool   `json:"is_file_update"`
+	}
+	replaceResult struct {
+		Type     string   `json:"type"`
+		OldStart *int     `json:"old_start"`
+		OldLines *int     `json:"old_lines"`
+		NewStart *int     `json:"new_start"`
+		NewLines *int     `json:"new_lines"`
+		Lines    []string `json:"lines"`
+	}
+)

@@ -1,0 +1,257 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// Host carries out what a run needs, with the rights and the limits of the API key of one request.
+// Its errors are [*api.Error], made for clients.
+type Host interface {
+	// Execute runs a program as an execution of its own, and returns its record. If ctx is done
+	// first, the execution is cancelled. A timeout of 0 is the longest that the plan allows, up to
+	// [MaxTimeout].
+	Execute(ctx context.Context, req *api.ExecuteRequest) (*proto.Record, error)
+	// Thread returns a thread. The code of its error is [api.CodeNotFound] if there is none.
+	Thread(ctx context.Context, id string) (*proto.Thread, error)
+	// ListFiles calls each for the entries of a directory of a thread's home, of which there are none
+	// if it does not exist.
+	ListFiles(ctx context.Context, thread, dir string, each func(proto.File) error) error
+	// OpenFile opens a file in a thread's home. The code of its error is [api.CodeNotFound] if there
+	// is none.
+	OpenFile(ctx context.Context, thread, path string) (*proto.FileContent, error)
+	// PutFile stores a file in a thread's home, and creates the thread if it does not exist.
+	PutFile(ctx context.Context, thread, path string, size int64, body io.Reader) error
+	// CleanPath returns a path relative to the home, which is where paths of programs begin that are
+	// relative. The error of a path outside of the home is for the model.
+	CleanPath(path string) (string, error)
+
+	// SaveFile stores a file of the organisation, with its content.
+	SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error
+	// File returns a file of the organisation. The code of its error is [api.CodeNotFound] if there
+	// is none, also if it has expired.
+	File(ctx context.Context, id string) (*proto.AgentFile, error)
+}
+
+// MaxTimeout is the longest time that a tool call may run, in seconds.
+const MaxTimeout = 300
+
+// ErrExpired is returned if a container can be used no more.
+var ErrExpired = errors.New("the container has expired")
+
+// Metadata of executions that are tool calls.
+const (
+	MetadataRun  = "agent_run"  // the id of the run
+	MetadataCall = "agent_call" // the id of the call
+)
+
+// outputDir is the directory in the home whose files a Bash call leaves for the client. It is empty
+// when a call starts.
+const outputDir = ".outputs"
+
+// maxOutputFiles is the number of files that a call leaves.
+const maxOutputFiles = 100
+
+// Container is where the tool calls of a run are carried out: a thread, which is created by the
+// first call.
+type Container struct {
+	Host Host
+	ID   string // of the thread
+	Run  string // the id of the run
+	Used bool   // a call was carried out or a file stored
+}
+
+// NewContainerID returns the id of a new container with a prefix.
+func NewContainerID(prefix string) string { return prefix + strings.ToLower(rand.Text()) }
+
+// Output is the outcome of a program.
+type Output struct {
+	Record *proto.Record
+	Files  []*proto.AgentFile // that it left for the client
+	Note   string             // why some of these are missing, empty if none are
+}
+
+// Python runs a Python program. The files that it creates or changes directly in its home are left
+// for the client.
+func (c *Container) Python(ctx context.Context, call, code string) (*Output, error) {
+	record, err := c.execute(ctx, call, &api.ExecuteRequest{Language: proto.Python, Code: code, Env: map[string]string{"OUTPUT_DIR": "."}})
+	if err != nil || record.StartedAt == nil {
+		return &Output{Record: record}, err
+	}
+	// The worker's clock has stamped both the record and the files.
+	return c.output(ctx, record, "", *record.StartedAt)
+}
+
+// Bash runs a Bash command. The files that it leaves in $OUTPUT_DIR are left for the client.
+func (c *Container) Bash(ctx context.Context, call, command string) (*Output, error) {
+	// On the first line, so that the line numbers in messages are those of the command.
+	const prepare = `export OUTPUT_DIR="$HOME/` + outputDir + `"; rm -rf -- "$OUTPUT_DIR"; mkdir -- "$OUTPUT_DIR"; `
+	record, err := c.execute(ctx, call, &api.ExecuteRequest{Language: proto.Bash, Code: prepare + command})
+	if err != nil || record.StartedAt == nil {
+		return &Output{Record: record}, err
+	}
+	return c.output(ctx, record, outputDir, time.Time{})
+}
+
+func (c *Container) execute(ctx context.Context, call string, req *api.ExecuteRequest) (*proto.Record, error) {
+	c.Used = true
+	req.ThreadID, req.MaxAttempts = c.ID, 1
+	req.Metadata = map[string]string{MetadataRun: c.Run, MetadataCall: call}
+	if err := req.Validate(); err != nil {
+		return nil, err
+	}
+	return c.Host.Execute(ctx, req)
+}
+
+// output returns the outcome of a program, with those files in a directory that were changed since a
+// time. Links and directories are left out. The program has run, so an error here is a note.
+func (c *Container) output(ctx context.Context, record *proto.Record, dir string, since time.Time) (*Output, error) {
+	out := &Output{Record: record}
+	var paths []string
+	err := c.Host.ListFiles(ctx, c.ID, dir, func(f proto.File) error {
+		if f.IsDirectory || f.Modified.Before(since) {
+			return nil
+		}
+		if len(paths) == maxOutputFiles {
+			return &EditError{Message: fmt.Sprintf("there are more than %d", maxOutputFiles)}
+		}
+		paths = append(paths, f.Path)
+		return nil
+	})
+	for _, path := range paths {
+		f, errSave := c.save(ctx, path)
+		switch {
+		case isNotFound(errSave): // a link
+		case errSave != nil:
+			err = errors.Join(err, fmt.Errorf("%q: %w", proto.Shorten(path), errSave))
+		default:
+			out.Files = append(out.Files, f)
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		out.Note = "Files that the program left for the user are missing: " + err.Error()
+	}
+	return out, nil
+}
+
+func (c *Container) save(ctx context.Context, path string) (*proto.AgentFile, error) {
+	content, err := c.Host.OpenFile(ctx, c.ID, path)
+	if err != nil {
+		return nil, err
+	}
+	body, err := content.Read(ctx, 0, content.Size)
+	if err != nil {
+		return nil, fmt.Errorf("read %q: %w", proto.Shorten(path), err)
+	}
+	defer func() { _ = body.Close() }() // it was only read
+	f := proto.NewAgentFile(path[strings.LastIndex(path, "/")+1:], content.Size)
+	f.Generated = true
+	return f, c.Host.SaveFile(ctx, f, body)
+}
+
+func isNotFound(err error) bool {
+	known, ok := errors.AsType[*api.Error](err)
+	return ok && known.Code == api.CodeNotFound
+}
+
+// Upload copies a file of the organisation into the home, under its name.
+func (c *Container) Upload(ctx context.Context, f *proto.AgentFile) error {
+	content, err := c.Host.OpenFile(ctx, f.Thread(), proto.AgentFileContent)
+	if err != nil {
+		return err
+	}
+	body, err := content.Read(ctx, 0, content.Size)
+	if err != nil {
+		return fmt.Errorf("read file %s: %w", f.ID, err)
+	}
+	defer func() { _ = body.Close() }() // it was only read
+	c.Used = true
+	return c.Host.PutFile(ctx, c.ID, f.Name, content.Size, body)
+}
+
+// MaxEditBytes is the size of a file that the text editor opens or creates.
+const MaxEditBytes = 1 << 20
+
+// EditError is an error of the text editor, for the model.
+type EditError struct {
+	NotFound bool
+	Message  string
+}
+
+func (e *EditError) Error() string { return e.Message }
+
+// ReadFile returns the content of a file in the home.
+func (c *Container) ReadFile(ctx context.Context, path string) ([]byte, error) {
+	clean, err := c.Host.CleanPath(path)
+	if err != nil {
+		return nil, &EditError{Message: err.Error()}
+	}
+	content, err := c.Host.OpenFile(ctx, c.ID, clean)
+	if isNotFound(err) {
+		return nil, &EditError{NotFound: true, Message: fmt.Sprintf("there is no file %s", proto.Shorten(path))}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if content.Size > MaxEditBytes {
+		return nil, &EditError{Message: fmt.Sprintf("the file has %d bytes, more than %d; read a part of it with a command", content.Size, MaxEditBytes)}
+	}
+	body, err := content.Read(ctx, 0, content.Size)
+	if err != nil {
+		return nil, fmt.Errorf("read %q: %w", proto.Shorten(path), err)
+	}
+	text, err := io.ReadAll(body)
+	return text, errors.Join(err, body.Close())
+}
+
+// ListDirectory returns the names in a directory of the home, those of directories with a slash.
+func (c *Container) ListDirectory(ctx context.Context, path string) (names []string, err error) {
+	clean, err := c.Host.CleanPath(path)
+	if err != nil {
+		return nil, &EditError{Message: err.Error()}
+	}
+	err = c.Host.ListFiles(ctx, c.ID, clean, func(f proto.File) error {
+		if len(names) == api.MaxToolFiles {
+			return &EditError{Message: fmt.Sprintf("the directory has more than %d entries; list it with a command", api.MaxToolFiles)}
+		}
+		name := f.Path[strings.LastIndex(f.Path, "/")+1:]
+		if f.IsDirectory {
+			name += "/"
+		}
+		names = append(names, name)
+		return nil
+	})
+	return names, err
+}
+
+// WriteFile stores a file in the home, and reports whether it replaced another.
+func (c *Container) WriteFile(ctx context.Context, path string, text []byte) (replaced bool, err error) {
+	clean, err := c.Host.CleanPath(path)
+	if err == nil && clean == "" {
+		err = errors.New("the path must name a file")
+	}
+	if err != nil {
+		return false, &EditError{Message: err.Error()}
+	}
+	if len(text) > MaxEditBytes {
+		return false, &EditError{Message: fmt.Sprintf("the text has %d bytes, more than %d; write the file with a program", len(text), MaxEditBytes)}
+	}
+	_, err = c.Host.OpenFile(ctx, c.ID, clean)
+	if replaced = err == nil; err != nil && !isNotFound(err) {
+		return false, err
+	}
+	c.Used = true
+	return replaced, c.Host.PutFile(ctx, c.ID, clean, int64(len(text)), bytes.NewReader(text))
+}

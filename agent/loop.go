@@ -1,0 +1,300 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxTurnText is the number of bytes of text in one turn. A model that repeats itself without end
+// is stopped there.
+const maxTurnText = 4 << 20
+
+// Continue continues a conversation until the model has finished or a limit is reached, and appends
+// all that happens to log. The last event is [EventEnd], unless an error is returned: an error of
+// log, of a tool, of the upstream, or ctx.Err().
+//
+// A call without a result at the end of the conversation is carried out first. It is one that a run
+// with calls of the client's tools beside it has left.
+func Continue(ctx context.Context, up Upstream, run *Run, log Log) error {
+	l := &loop{up: up, run: run, log: log, turn: run.Turn, deadline: time.Now().Add(run.Wall)}
+	l.turn.Items = slices.Clone(run.Turn.Items)
+	for i := range run.Tools {
+		l.turn.Tools = append(l.turn.Tools, run.Tools[i].Definition)
+	}
+	if err := l.executePending(ctx); err != nil {
+		return err
+	}
+	for step := 1; ; step++ {
+		reason, err := l.step(ctx)
+		if err != nil {
+			return err
+		}
+		if reason == "" && (step >= run.Steps || !time.Now().Before(l.deadline)) {
+			reason = ReasonPaused
+		}
+		if reason != "" {
+			l.end.Reason = reason
+			return l.append(ctx, Event{Kind: EventEnd, Item: l.item, End: &l.end})
+		}
+	}
+}
+
+// loop is the state of a run.
+type loop struct {
+	up       Upstream
+	run      *Run
+	log      Log
+	turn     Turn // the next one
+	deadline time.Time
+	seq      int64
+	item     int // the number of items in the output
+	end      End
+}
+
+func (l *loop) append(ctx context.Context, e Event) error {
+	l.seq++
+	e.Seq = l.seq
+	return l.log.Append(ctx, e)
+}
+
+// appendItem appends an event that is a whole item.
+func (l *loop) appendItem(ctx context.Context, e Event) error {
+	e.Item = l.item
+	l.item++
+	return l.append(ctx, e)
+}
+
+func (l *loop) tool(name string) *Tool {
+	i := slices.IndexFunc(l.run.Tools, func(t Tool) bool { return t.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &l.run.Tools[i]
+}
+
+// executePending carries out the calls of this side's tools in the last turn that have no result.
+func (l *loop) executePending(ctx context.Context) error {
+	done := map[string]bool{}
+	end := len(l.turn.Items)
+	for ; end > 0; end-- {
+		item := &l.turn.Items[end-1]
+		if item.Result != nil {
+			done[item.Result.CallID] = true
+		} else if item.Role != RoleUser {
+			break
+		}
+	}
+	start := end
+	for start > 0 && l.turn.Items[start-1].Result == nil && l.turn.Items[start-1].Role != RoleUser {
+		start--
+	}
+	for _, item := range slices.Clone(l.turn.Items[start:end]) {
+		if item.Call == nil || done[item.Call.ID] {
+			continue
+		}
+		if t := l.tool(item.Call.Name); t != nil && t.Execute != nil {
+			if err := l.execute(ctx, t, item.Call); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// step asks for one turn and carries out its calls. reason is empty if another turn must follow.
+func (l *loop) step(ctx context.Context) (reason Reason, err error) {
+	text := &textItem{loop: l}
+	reply, err := l.up.Stream(ctx, &l.turn, func(part string) error { return text.add(ctx, part) })
+	if err != nil {
+		return "", err
+	}
+	l.end.Usage.Input += reply.Usage.Input
+	l.end.Usage.Output += reply.Usage.Output
+	if err := text.finish(ctx); err != nil {
+		return "", err
+	}
+	switch reply.Finish {
+	case FinishLength: // the last call may be incomplete, and none is worth the risk
+		return ReasonLength, nil
+	case FinishStop:
+		l.end.Stop = reply.Stop
+		return ReasonStop, nil
+	case FinishRefused:
+		return ReasonRefused, nil
+	case FinishDone:
+	}
+	reason, err = l.calls(ctx, reply.Calls)
+	if l.turn.MaxTokens -= reply.Usage.Output; err == nil && reason == "" && l.turn.MaxTokens < 1 {
+		reason = ReasonLength
+	}
+	return reason, err
+}
+
+// calls carries out the calls of a turn. If some are of the client's tools, this side's are left
+// for the run that continues this one with the client's results.
+func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
+	if len(calls) == 0 {
+		return ReasonDone, nil
+	}
+	l.turn.Choice = Choice{} // a forced call was made; another one would never end
+	clients := false
+	var mine []Call
+	var tools []*Tool
+	for _, call := range calls {
+		t := l.tool(call.Name)
+		valid := isObject(call.Arguments)
+		switch {
+		case t == nil || t.Execute == nil && !valid:
+			l.reject(&call, t)
+			continue
+		case t.Execute == nil:
+			clients = true
+		}
+		call.ID = l.run.NewCallID(t)
+		if !valid {
+			call.Arguments = json.RawMessage("{}")
+		}
+		l.turn.Items = append(l.turn.Items, Item{Call: &call})
+		if err := l.appendItem(ctx, Event{Kind: EventCall, Call: &call, Server: t.Execute != nil}); err != nil {
+			return "", err
+		}
+		switch {
+		case !valid:
+			if err := l.result(ctx, &call, t.Malformed(&call)); err != nil {
+				return "", err
+			}
+		case t.Execute != nil:
+			mine, tools = append(mine, call), append(tools, t)
+		}
+	}
+	if clients {
+		return ReasonCalls, nil
+	}
+	for i := range mine {
+		if err := l.execute(ctx, tools[i], &mine[i]); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// reject answers a call that neither side can carry out: of an unknown tool, or one of the client's
+// with arguments that no client could read. Only the model sees it.
+func (l *loop) reject(call *Call, t *Tool) {
+	message := fmt.Sprintf("there is no tool %q", call.Name)
+	if t != nil {
+		message = "the arguments are not a JSON object; call the tool again"
+	}
+	call.ID, call.Arguments = l.run.NewCallID(&Tool{}), json.RawMessage("{}")
+	l.turn.Items = append(l.turn.Items, Item{Call: call}, Item{Result: &Result{CallID: call.ID, Text: message, Failed: true}})
+}
+
+// execute carries out a call of one of this side's tools.
+func (l *loop) execute(ctx context.Context, t *Tool, call *Call) error {
+	outcome, err := t.Execute(ctx, call)
+	if err != nil {
+		return err
+	}
+	l.end.Calls++
+	return l.result(ctx, call, outcome)
+}
+
+func (l *loop) result(ctx context.Context, call *Call, outcome *Outcome) error {
+	l.turn.Items = append(l.turn.Items, Item{Result: &Result{CallID: call.ID, Text: outcome.Text, Failed: outcome.Failed}})
+	return l.appendItem(ctx, Event{Kind: EventResult, Call: call, Server: true, Outcome: outcome})
+}
+
+// isObject reports whether text is a JSON object.
+func isObject(text json.RawMessage) bool {
+	return json.Valid(text) && bytes.HasPrefix(bytes.TrimLeft(text, " \t\r\n"), []byte("{"))
+}
+
+// textItem collects the text of a turn.
+type textItem struct {
+	loop *loop
+	text strings.Builder
+}
+
+func (t *textItem) add(ctx context.Context, part string) error {
+	if part == "" {
+		return nil
+	}
+	if t.text.Len()+len(part) > maxTurnText {
+		return &UpstreamError{Kind: UpstreamFailed, Message: fmt.Sprintf("the model's reply is longer than %d bytes", maxTurnText)}
+	}
+	t.text.WriteString(part)
+	return t.loop.append(ctx, Event{Kind: EventText, Item: t.loop.item, Text: part})
+}
+
+// finish appends the end of the item, if the turn had text.
+func (t *textItem) finish(ctx context.Context) error {
+	if t.text.Len() == 0 {
+		return nil
+	}
+	t.loop.turn.Items = append(t.loop.turn.Items, Item{Role: RoleAssistant, Text: t.text.String()})
+	return t.loop.appendItem(ctx, Event{Kind: EventTextEnd, Text: t.text.String()})
+}
+
+// Exchange is a part of a conversation as the protocols of models have it: what one role says at a
+// time. The results are of the calls of the exchange before.
+type Exchange struct {
+	Role    Role
+	Items   []Item // texts, images and calls
+	Results []Result
+}
+
+// Exchanges returns a conversation in the form that protocols of models need: the roles alternate,
+// and the results of all calls of an exchange follow it. Results that come later are moved there. A
+// call without a result gets one that says so, since models refuse the conversation otherwise.
+func Exchanges(items []Item) []Exchange {
+	results := map[string]*Result{}
+	for _, item := range items {
+		if item.Result != nil {
+			results[item.Result.CallID] = item.Result
+		}
+	}
+	var list []Exchange
+	var open []string // ids of the calls of the last exchange
+	answer := func() {
+		if len(open) == 0 {
+			return
+		}
+		x := Exchange{Role: RoleUser}
+		for _, id := range open {
+			if r := results[id]; r != nil {
+				x.Results = append(x.Results, *r)
+			} else {
+				x.Results = append(x.Results, Result{CallID: id, Text: "The call was not carried out.", Failed: true})
+			}
+		}
+		list, open = append(list, x), nil
+	}
+	for _, item := range items {
+		role := item.Role
+		switch {
+		case item.Result != nil:
+			answer()
+			continue
+		case item.Call != nil:
+			role = RoleAssistant
+		}
+		if role == RoleUser {
+			answer()
+		}
+		if len(list) == 0 || list[len(list)-1].Role != role {
+			list = append(list, Exchange{Role: role})
+		}
+		last := &list[len(list)-1]
+		last.Items = append(last.Items, item)
+		if item.Call != nil {
+			open = append(open, item.Call.ID)
+		}
+	}
+	answer()
+	return list
+}

@@ -1,0 +1,209 @@
+package upstream
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/bullpen-run/bullpen/agent"
+)
+
+type anthropicProtocol struct{ model, key string }
+
+func (*anthropicProtocol) path() string { return "/v1/messages" }
+
+func (p *anthropicProtocol) headers(h http.Header) {
+	h.Set("Anthropic-Version", "2023-06-01")
+	if p.key != "" {
+		h.Set("X-Api-Key", p.key)
+	}
+}
+
+type (
+	messagesRequest struct {
+		Model       string         `json:"model"`
+		System      string         `json:"system,omitempty"`
+		Messages    []message      `json:"messages"`
+		Tools       []messagesTool `json:"tools,omitempty"`
+		ToolChoice  any            `json:"tool_choice,omitempty"`
+		MaxTokens   int            `json:"max_tokens"`
+		Temperature *float64       `json:"temperature,omitempty"`
+		TopP        *float64       `json:"top_p,omitempty"`
+		Stop        []string       `json:"stop_sequences,omitempty"`
+		Stream      bool           `json:"stream"`
+	}
+	message struct {
+		Role    string  `json:"role"`
+		Content []block `json:"content"`
+	}
+	block struct {
+		Type      string          `json:"type"`
+		Text      string          `json:"text,omitempty"`
+		ID        string          `json:"id,omitempty"`
+		Name      string          `json:"name,omitempty"`
+		Input     json.RawMessage `json:"input,omitempty"`
+		ToolUseID string          `json:"tool_use_id,omitempty"`
+		Content   string          `json:"content,omitempty"`
+		IsError   bool            `json:"is_error,omitempty"`
+		Source    *source         `json:"source,omitempty"`
+	}
+	source struct {
+		Type      string `json:"type"`
+		MediaType string `json:"media_type,omitempty"`
+		Data      string `json:"data,omitempty"`
+		URL       string `json:"url,omitempty"`
+	}
+	messagesTool struct {
+		Name        string          `json:"name"`
+		Description string          `json:"description,omitempty"`
+		Schema      json.RawMessage `json:"input_schema"`
+	}
+	messageEvent struct {
+		Type    string `json:"type"`
+		Index   int    `json:"index"`
+		Message struct {
+			Usage messagesUsage `json:"usage"`
+		} `json:"message"`
+		ContentBlock block `json:"content_block"`
+		Delta        struct {
+			Type         string  `json:"type"`
+			Text         string  `json:"text"`
+			PartialJSON  string  `json:"partial_json"`
+			StopReason   string  `json:"stop_reason"`
+			StopSequence *string `json:"stop_sequence"`
+		} `json:"delta"`
+		Usage messagesUsage `json:"usage"`
+		Error struct {
+			Type    string `json:"type"`
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	messagesUsage struct {
+		Input         int `json:"input_tokens"`
+		Output        int `json:"output_tokens"`
+		CacheCreation int `json:"cache_creation_input_tokens"`
+		CacheRead     int `json:"cache_read_input_tokens"`
+	}
+)
+
+func (p *anthropicProtocol) request(turn *agent.Turn) any {
+	r := &messagesRequest{
+		Model: p.model, System: turn.System, MaxTokens: turn.MaxTokens, Temperature: turn.Temperature, TopP: turn.TopP, Stop: turn.Stop, Stream: true,
+	}
+	for _, x := range agent.Exchanges(turn.Items) {
+		blocks := blocksOf(&x)
+		if n := len(r.Messages); n > 0 && r.Messages[n-1].Role == string(x.Role) { // results, and the user's text after them
+			r.Messages[n-1].Content = append(r.Messages[n-1].Content, blocks...)
+			continue
+		}
+		r.Messages = append(r.Messages, message{string(x.Role), blocks})
+	}
+	for _, t := range turn.Tools {
+		r.Tools = append(r.Tools, messagesTool(t))
+	}
+	if mode := turn.Choice.Mode; mode != "" && len(r.Tools) > 0 {
+		choice := map[string]string{"type": mode}
+		if turn.Choice.Name != "" {
+			choice["name"] = turn.Choice.Name
+		}
+		r.ToolChoice = choice
+	}
+	return r
+}
+
+func blocksOf(x *agent.Exchange) []block {
+	var list []block
+	for _, r := range x.Results {
+		list = append(list, block{Type: "tool_result", ToolUseID: r.CallID, Content: r.Text, IsError: r.Failed})
+	}
+	for _, item := range x.Items {
+		switch {
+		case item.Call != nil:
+			list = append(list, block{Type: "tool_use", ID: item.Call.ID, Name: item.Call.Name, Input: item.Call.Arguments})
+		case item.Image != nil && item.Image.URL != "":
+			list = append(list, block{Type: "image", Source: &source{Type: "url", URL: item.Image.URL}})
+		case item.Image != nil:
+			list = append(list, block{Type: "image", Source: &source{Type: "base64", MediaType: item.Image.MediaType, Data: item.Image.Base64}})
+		default:
+			list = append(list, block{Type: "text", Text: item.Text})
+		}
+	}
+	return list
+}
+
+func (*anthropicProtocol) events() events { return &messageEvents{calls: map[int]int{}} }
+
+// messageEvents collects the events of a message.
+type messageEvents struct {
+	list  []agent.Call
+	calls map[int]int // indexes in list, by those of blocks
+	stop  string
+	at    *string // the stop sequence
+	usage agent.Usage
+}
+
+func (e *messageEvents) finished() bool { return e.stop != "" }
+
+func (e *messageEvents) event(data []byte, text func(string) error) (done bool, err error) {
+	var event messageEvent
+	if err := json.Unmarshal(data, &event); err != nil {
+		return false, fmt.Errorf("decode an event: %w", err)
+	}
+	switch event.Type {
+	case "message_start":
+		e.addUsage(&event.Message.Usage)
+	case "content_block_start":
+		if event.ContentBlock.Type == "tool_use" {
+			e.calls[event.Index] = len(e.list)
+			e.list = append(e.list, agent.Call{ID: event.ContentBlock.ID, Name: event.ContentBlock.Name})
+		}
+	case "content_block_delta":
+		switch i, isCall := e.calls[event.Index]; {
+		case event.Delta.Type == "text_delta":
+			return false, text(event.Delta.Text)
+		case event.Delta.Type == "input_json_delta" && isCall:
+			e.list[i].Arguments = append(e.list[i].Arguments, event.Delta.PartialJSON...)
+		}
+	case "message_delta":
+		e.addUsage(&event.Usage)
+		if event.Delta.StopReason != "" {
+			e.stop, e.at = event.Delta.StopReason, event.Delta.StopSequence
+		}
+	case "message_stop":
+		return true, nil
+	case "error":
+		kind := agent.UpstreamFailed
+		if event.Error.Type == "overloaded_error" {
+			kind = agent.UpstreamOverloaded
+		}
+		return false, &agent.UpstreamError{Kind: kind, Message: "the model's server failed: " + messageOf(data)}
+	}
+	return false, nil
+}
+
+// addUsage notes the usage, which later events repeat with larger numbers.
+func (e *messageEvents) addUsage(u *messagesUsage) {
+	e.usage.Input = max(e.usage.Input, u.Input+u.CacheCreation+u.CacheRead)
+	e.usage.Output = max(e.usage.Output, u.Output)
+}
+
+func (e *messageEvents) reply() *agent.Reply {
+	r := &agent.Reply{Calls: e.list, Usage: e.usage, Finish: agent.FinishDone}
+	switch e.stop {
+	case "max_tokens", "model_context_window_exceeded":
+		r.Finish = agent.FinishLength
+	case "stop_sequence":
+		r.Finish = agent.FinishStop
+		if e.at != nil {
+			r.Stop = *e.at
+		}
+	case "refusal":
+		r.Finish = agent.FinishRefused
+	}
+	for i := range r.Calls {
+		if len(r.Calls[i].Arguments) == 0 {
+			r.Calls[i].Arguments = json.RawMessage("{}")
+		}
+	}
+	return r
+}

@@ -1,0 +1,331 @@
+// Package upstream has the clients of servers with models: of those with OpenAI's chat completions
+// API, which vLLM, Ollama and llama.cpp have too, and of those with Anthropic's messages API. Both
+// stream. The operator chooses the server; no request does.
+package upstream
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Protocol is the API of a server.
+type Protocol string
+
+// The protocols.
+const (
+	OpenAI    Protocol = "openai"
+	Anthropic Protocol = "anthropic"
+)
+
+const (
+	maxEvent     = 4 << 20  // bytes of one event
+	maxReply     = 16 << 20 // bytes of a reply
+	maxError     = 64 << 10 // bytes of the body of an error that are read
+	maxMessage   = 500      // bytes of an upstream's message that clients see
+	firstRetry   = 500 * time.Millisecond
+	longestRetry = 10 * time.Second
+	maxCalls     = 128 // in one reply
+)
+
+// Client asks one server. Its fields are set before its use. It is safe for concurrent use.
+type Client struct {
+	Protocol Protocol
+	// URL is the address below which the API is: its /v1 included with OpenAI, not included with
+	// Anthropic, as their own clients have it. It has no slash at the end.
+	URL string
+	// Key returns the key, empty for none. It is read for each turn, so that it can be replaced.
+	Key func() (string, error)
+	// Models maps the names of models that clients send to the server's. The name * stands for all
+	// others. If it is nil, names stay as they are.
+	Models map[string]string
+	// Timeout is how long the server may send nothing, in all states of a request.
+	Timeout time.Duration
+	// Retries is how often a request is repeated that the server did not begin to answer.
+	Retries int
+	HTTP    *http.Client
+}
+
+// Stream implements [agent.Upstream].
+func (c *Client) Stream(ctx context.Context, turn *agent.Turn, text func(string) error) (*agent.Reply, error) {
+	model, err := c.model(turn.Model)
+	if err != nil {
+		return nil, err
+	}
+	key, err := c.Key()
+	if err != nil {
+		return nil, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the server's key for the model cannot be read", Cause: err}
+	}
+	p := c.protocol(model, key)
+	body, err := json.Marshal(p.request(turn))
+	if err != nil {
+		return nil, fmt.Errorf("encode a turn: %w", err)
+	}
+	var reply *agent.Reply
+	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstRetry), backoff.WithMaxInterval(longestRetry), backoff.WithMaxElapsedTime(0))
+	attempts := &retryAfter{BackOff: backoff.WithMaxRetries(wait, uint64(max(0, c.Retries)))}
+	err = backoff.Retry(func() error {
+		var begun bool
+		var err error
+		reply, begun, err = c.attempt(ctx, p, body, key, text)
+		e, failed := errors.AsType[*agent.UpstreamError](err)
+		if err == nil || begun || !failed || ctx.Err() != nil || e.Kind == agent.UpstreamRejected || e.Kind == agent.UpstreamNoModel || e.Kind == agent.UpstreamTimeout {
+			return permanent(err)
+		}
+		attempts.after = time.Duration(e.RetryAfter) * time.Second
+		return err
+	}, backoff.WithContext(attempts, ctx))
+	if err != nil && ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return reply, err
+}
+
+func permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return backoff.Permanent(err)
+}
+
+// retryAfter waits at least as long as the server asked for, and not at all longer than longestRetry.
+type retryAfter struct {
+	backoff.BackOff
+	after time.Duration
+}
+
+// NextBackOff implements [backoff.BackOff].
+func (r *retryAfter) NextBackOff() time.Duration {
+	next := r.BackOff.NextBackOff()
+	if next == backoff.Stop || r.after > longestRetry {
+		return backoff.Stop
+	}
+	return max(next, r.after)
+}
+
+func (c *Client) model(name string) (string, error) {
+	if c.Models == nil {
+		return name, nil
+	}
+	if to, ok := c.Models[name]; ok {
+		return to, nil
+	}
+	if to, ok := c.Models["*"]; ok {
+		return to, nil
+	}
+	return "", &agent.UpstreamError{Kind: agent.UpstreamNoModel, Message: fmt.Sprintf("this server has no model %q", proto.Shorten(name))}
+}
+
+// protocol is what differs between servers.
+type protocol interface {
+	path() string
+	headers(h http.Header)
+	// request returns the value whose JSON form is sent.
+	request(turn *agent.Turn) any
+	// events returns what reads the events of one answer.
+	events() events
+}
+
+// events reads the events of an answer.
+type events interface {
+	// event handles the data of an event. done is set by the last one.
+	event(data []byte, text func(string) error) (done bool, err error)
+	// reply returns the reply after the last event.
+	reply() *agent.Reply
+	// finished reports whether the answer said why it ends, so that its connection may.
+	finished() bool
+}
+
+func (c *Client) protocol(model, key string) protocol {
+	if c.Protocol == Anthropic {
+		return &anthropicProtocol{model: model, key: key}
+	}
+	return &openAIProtocol{model: model, key: key}
+}
+
+// attempt sends one request. begun reports whether text was called.
+func (c *Client) attempt(ctx context.Context, p protocol, body []byte, key string, text func(string) error) (reply *agent.Reply, begun bool, err error) {
+	idle := &idleContext{timeout: c.Timeout}
+	ctx, cancel := idle.start(ctx)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+p.path(), bytes.NewReader(body))
+	if err != nil {
+		return nil, false, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server cannot be asked", Cause: err}
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Accept", "text/event-stream")
+	p.headers(r.Header)
+	response, err := c.HTTP.Do(r)
+	if err != nil {
+		return nil, false, idle.wrap(err)
+	}
+	defer func() { _ = response.Body.Close() }() // it was only read
+	if response.StatusCode != http.StatusOK {
+		return nil, false, statusError(response, key)
+	}
+	es := p.events()
+	var ours error // of text
+	read := func(part string) error {
+		begun = true
+		ours = text(part)
+		return ours
+	}
+	err = readEvents(idle.reader(response.Body), func(data []byte) (bool, error) { return es.event(data, read) })
+	_, known := errors.AsType[*agent.UpstreamError](err)
+	switch {
+	case ours != nil:
+		return nil, begun, ours
+	case known:
+		return nil, begun, redact(err, key)
+	case err != nil:
+		return nil, begun, idle.wrap(err)
+	case !es.finished():
+		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server broke its reply off"}
+	}
+	reply = es.reply()
+	if len(reply.Calls) > maxCalls {
+		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: fmt.Sprintf("the model made more than %d calls at once", maxCalls)}
+	}
+	return reply, begun, nil
+}
+
+// idleContext ends a request when the server sends nothing for too long.
+type idleContext struct {
+	timeout time.Duration
+	timer   *time.Timer
+	late    atomic.Bool
+}
+
+func (i *idleContext) start(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	i.timer = time.AfterFunc(i.timeout, func() { i.late.Store(true); cancel() })
+	return ctx, func() { i.timer.Stop(); cancel() }
+}
+
+// wrap returns the error for the failure of a request.
+func (i *idleContext) wrap(err error) error {
+	if i.late.Load() {
+		return &agent.UpstreamError{Kind: agent.UpstreamTimeout, Message: fmt.Sprintf("the model's server sent nothing for %s", i.timeout)}
+	}
+	return &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server cannot be reached, or broke its reply off", Cause: err}
+}
+
+// reader returns a reader whose reads each have the timeout. The time between them is not the
+// server's.
+func (i *idleContext) reader(r io.Reader) io.Reader {
+	return readerFunc(func(p []byte) (int, error) {
+		i.timer.Reset(i.timeout)
+		defer i.timer.Stop()
+		return r.Read(p)
+	})
+}
+
+type readerFunc func([]byte) (int, error)
+
+// Read implements [io.Reader].
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// readEvents calls each with the data of server-sent events until it reports the last one, or the
+// stream ends.
+func readEvents(r io.Reader, each func(data []byte) (done bool, err error)) error {
+	in := bufio.NewScanner(io.LimitReader(r, maxReply))
+	in.Buffer(make([]byte, 0, 4<<10), maxEvent)
+	var data []byte
+	for in.Scan() {
+		line := in.Bytes()
+		if rest, ok := bytes.CutPrefix(line, []byte("data:")); ok {
+			if len(data) > 0 {
+				data = append(data, '\n')
+			}
+			data = append(data, bytes.TrimPrefix(rest, []byte(" "))...)
+			if len(data) > maxEvent {
+				return bufio.ErrTooLong
+			}
+			continue
+		}
+		if len(line) > 0 || len(data) == 0 {
+			continue
+		}
+		done, err := each(data)
+		if err != nil || done {
+			return err
+		}
+		data = data[:0]
+	}
+	if err := in.Err(); err != nil {
+		return err
+	}
+	if len(data) > 0 { // the last line break is missing
+		_, err := each(data)
+		return err
+	}
+	return nil
+}
+
+// statusError returns the error for an answer that is not 200.
+func statusError(response *http.Response, key string) error {
+	text, _ := io.ReadAll(io.LimitReader(response.Body, maxError)) // what there is
+	e := &agent.UpstreamError{Cause: fmt.Errorf("status %d", response.StatusCode)}
+	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && seconds > 0 {
+		e.RetryAfter = seconds
+	}
+	switch response.StatusCode {
+	case http.StatusTooManyRequests:
+		e.Kind, e.Message = agent.UpstreamRateLimited, "the model's server has too many requests"
+	case http.StatusServiceUnavailable, statusOverloaded:
+		e.Kind, e.Message = agent.UpstreamOverloaded, "the model's server is overloaded"
+	case http.StatusNotFound:
+		e.Kind, e.Message = agent.UpstreamNoModel, "the model's server does not have this model"
+	case http.StatusRequestTimeout, http.StatusGatewayTimeout:
+		e.Kind, e.Message = agent.UpstreamTimeout, "the model's server did not answer in time"
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
+		e.Kind, e.Message = agent.UpstreamRejected, "the model's server refused the request: "+messageOf(text)
+	default: // also of our key, which is none of the client's business
+		e.Kind, e.Message = agent.UpstreamFailed, "the model's server failed"
+	}
+	return redact(e, key)
+}
+
+const statusOverloaded = 529 // of Anthropic
+
+// messageOf returns the message in the body of an error.
+func messageOf(body []byte) string {
+	var form struct {
+		Error   json.RawMessage `json:"error"`
+		Message string          `json:"message"`
+	}
+	var nested struct {
+		Message string `json:"message"`
+	}
+	_ = json.Unmarshal(body, &form) // another form has no message
+	if json.Unmarshal(form.Error, &nested) == nil && nested.Message != "" {
+		form.Message = nested.Message
+	}
+	if form.Message == "" {
+		return "it did not say why"
+	}
+	return strings.ToValidUTF8(form.Message[:min(len(form.Message), maxMessage)], "")
+}
+
+// redact removes the key from an error, which a server may repeat.
+func redact(err error, key string) error {
+	e, ok := errors.AsType[*agent.UpstreamError](err)
+	if ok && key != "" {
+		e.Message = strings.ReplaceAll(e.Message, key, "***")
+	}
+	return err
+}

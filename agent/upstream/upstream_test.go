@@ -1,0 +1,230 @@
+package upstream_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/agent/script"
+	"github.com/bullpen-run/bullpen/agent/upstream"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const key = "sk-very-secret"
+
+func client(t *testing.T, p upstream.Protocol, handler http.Handler) *upstream.Client {
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	c := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(c.CloseIdleConnections)
+	return &upstream.Client{Protocol: p, URL: server.URL, Key: func() (string, error) { return key, nil }, Timeout: time.Minute, HTTP: c}
+}
+
+func scripted(t *testing.T, rules string) *script.Server {
+	t.Helper()
+	s, err := script.Parse([]byte(rules))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &script.Server{Script: s}
+}
+
+// ask sends a turn and returns the text of the reply.
+func ask(t *testing.T, c *upstream.Client) (text string, reply *agent.Reply, err error) {
+	turn := &agent.Turn{Model: "m", Items: []agent.Item{{Role: agent.RoleUser, Text: "hello"}}, MaxTokens: 100}
+	reply, err = c.Stream(t.Context(), turn, func(part string) error { text += part; return nil })
+	return text, reply, err
+}
+
+func each(t *testing.T, test func(t *testing.T, p upstream.Protocol)) {
+	for _, p := range []upstream.Protocol{upstream.OpenAI, upstream.Anthropic} {
+		t.Run(string(p), func(t *testing.T) { t.Parallel(); test(t, p) })
+	}
+}
+
+func TestFailures(t *testing.T) {
+	for name, c := range map[string]struct {
+		rules string
+		kind  agent.UpstreamKind
+	}{
+		"a refused request":              {`rules: [{status: 400, text: "too long, says sk-very-secret"}]`, agent.UpstreamRejected},
+		"a wrong key":                    {`rules: [{status: 401, text: "not your key: sk-very-secret"}]`, agent.UpstreamFailed},
+		"no such model":                  {`rules: [{status: 404, text: "no model"}]`, agent.UpstreamNoModel},
+		"too many requests":              {`rules: [{status: 429, text: "slower", retry_after: 100}]`, agent.UpstreamRateLimited},
+		"an overload":                    {`rules: [{status: 529, text: "overloaded"}]`, agent.UpstreamOverloaded},
+		"a broken reply":                 {`rules: [{text: "I am", fault: drop}]`, agent.UpstreamFailed},
+		"an unsuitable answer":           {`rules: [{status: 204}]`, agent.UpstreamFailed},
+		"a server that is asked in vain": {`rules: [{match: never}]`, agent.UpstreamRejected},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			each(t, func(t *testing.T, p upstream.Protocol) {
+				_, _, err := ask(t, client(t, p, scripted(t, c.rules)))
+				e, ok := errors.AsType[*agent.UpstreamError](err)
+				if !ok || e.Kind != c.kind {
+					t.Fatalf("%v", err)
+				}
+				if strings.Contains(err.Error(), key) {
+					t.Errorf("the key is in the error: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestASilentServerIsLeft(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		c := client(t, p, scripted(t, `rules: [{text: "I am", fault: hang}]`))
+		c.Timeout, c.Retries = 50*time.Millisecond, 5
+		_, _, err := ask(t, c)
+		if e, ok := errors.AsType[*agent.UpstreamError](err); !ok || e.Kind != agent.UpstreamTimeout {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestRequestsAreRepeated(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		c := client(t, p, scripted(t, `rules: [{status: 503, times: 1}, {text: hello}]`))
+		c.Retries = 1
+		if text, _, err := ask(t, c); err != nil || text != "hello" {
+			t.Errorf("%q, %v", text, err)
+		}
+	})
+}
+
+// A reply that has begun is the client's already.
+func TestRepliesAreNotRepeated(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		c := client(t, p, scripted(t, `rules: [{text: once, fault: drop, times: 1}, {text: twice}]`))
+		c.Retries = 3
+		if text, _, err := ask(t, c); err == nil || text != "once" {
+			t.Errorf("%q, %v", text, err)
+		}
+	})
+}
+
+func TestTheRequestEndsWithItsContext(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		left := make(chan struct{})
+		c := client(t, p, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body) // only then does the server notice that a client leaves
+			<-r.Context().Done()
+			close(left)
+		}))
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Millisecond, cancel)
+		_, err := c.Stream(ctx, &agent.Turn{Items: []agent.Item{{Role: agent.RoleUser, Text: "x"}}}, func(string) error { return nil })
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+		<-left
+	})
+}
+
+func TestModelsAndKeysAreSent(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		var seen atomic.Value
+		s := scripted(t, `rules: [{text: hi}]`)
+		s.Requests = func(h http.Header, body []byte) {
+			seen.Store(fmt.Sprint(h.Get("Authorization"), h.Get("X-Api-Key"), strings.Contains(string(body), `"model":"small"`)))
+		}
+		c := client(t, p, s)
+		c.Models = map[string]string{"m": "small"}
+		if _, _, err := ask(t, c); err != nil {
+			t.Fatal(err)
+		}
+		want := map[upstream.Protocol]string{upstream.OpenAI: "Bearer " + key + "true", upstream.Anthropic: key + "true"}
+		if seen.Load() != want[p] {
+			t.Errorf("%v", seen.Load())
+		}
+		c.Models = map[string]string{"other": "small"}
+		_, _, err := ask(t, c)
+		if e, ok := errors.AsType[*agent.UpstreamError](err); !ok || e.Kind != agent.UpstreamNoModel {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// stream answers with events that are written down here.
+func stream(text string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(text)) })
+}
+
+// Servers of the same protocol differ.
+func TestVariantsOfChatCompletions(t *testing.T) {
+	chunk := func(delta string) string { return `data: {"choices":[{"delta":` + delta + `}]}` + "\n\n" }
+	const end = `data: {"choices":[{"delta":{},"finish_reason":"tool_calls"}]}` + "\n\ndata: [DONE]\n\n"
+	for name, c := range map[string]struct{ stream, want string }{
+		"no indexes":                     {chunk(`{"tool_calls":[{"id":"1","function":{"name":"a","arguments":"{\"x\":1}"}}]}`) + chunk(`{"tool_calls":[{"id":"2","function":{"name":"b","arguments":"{}"}}]}`) + end, `a{"x":1} b{}`},
+		"the same index":                 {chunk(`{"tool_calls":[{"index":0,"id":"1","function":{"name":"a","arguments":"{}"}}]}`) + chunk(`{"tool_calls":[{"index":0,"id":"2","function":{"name":"b","arguments":"{}"}}]}`) + end, `a{} b{}`},
+		"parts in turns":                 {chunk(`{"tool_calls":[{"index":0,"id":"1","function":{"name":"a","arguments":"{"}},{"index":1,"id":"2","function":{"name":"b","arguments":"{"}}]}`) + chunk(`{"tool_calls":[{"index":0,"function":{"arguments":"}"}},{"index":1,"function":{"arguments":"}"}}]}`) + end, `a{} b{}`},
+		"the name repeated":              {chunk(`{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"{"}}]}`) + chunk(`{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"}"}}]}`) + end, `a{}`},
+		"no arguments":                   {chunk(`{"tool_calls":[{"index":0,"function":{"name":"a"}}]}`) + end, `a{}`},
+		"comments, CRLF and no last end": {": wait\r\n\r\n" + strings.ReplaceAll(chunk(`{"tool_calls":[{"index":0,"function":{"name":"a"}}]}`), "\n", "\r\n") + "data: [DONE]", `a{}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, reply, err := ask(t, client(t, upstream.OpenAI, stream(c.stream)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, call := range reply.Calls {
+				got = append(got, call.Name+string(call.Arguments))
+			}
+			if text := strings.Join(got, " "); text != c.want {
+				t.Errorf("got %s, want %s", text, c.want)
+			}
+		})
+	}
+}
+
+func TestEndlessRepliesAreCut(t *testing.T) {
+	c := client(t, upstream.OpenAI, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		part := []byte(`data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"` + strings.Repeat("x", 1<<20) + `"}}]}}]}` + "\n\n")
+		for r.Context().Err() == nil {
+			if _, err := w.Write(part); err != nil {
+				return
+			}
+		}
+	}))
+	if _, _, err := ask(t, c); err == nil {
+		t.Error("no error")
+	}
+}
+
+func FuzzReplies(f *testing.F) {
+	f.Add("data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\ndata: [DONE]\n\n", true)
+	f.Add("event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"}}\n\n", false)
+	f.Fuzz(func(t *testing.T, text string, chat bool) {
+		p := upstream.Anthropic
+		if chat {
+			p = upstream.OpenAI
+		}
+		c := &upstream.Client{Protocol: p, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: &http.Client{Transport: answer(text)}}
+		_, _, _ = ask(t, c) // it neither panics nor hangs
+	})
+}
+
+// answer is a transport that answers with a text.
+type answer string
+
+func (a answer) RoundTrip(r *http.Request) (*http.Response, error) {
+	rec := httptest.NewRecorder()
+	_, _ = rec.WriteString(string(a))
+	resp := rec.Result()
+	resp.Request = r
+	return resp, nil
+}

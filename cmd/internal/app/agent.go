@@ -1,0 +1,72 @@
+package app
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/agent/anthropic"
+	"github.com/bullpen-run/bullpen/agent/upstream"
+	"github.com/bullpen-run/bullpen/gateway"
+)
+
+// agentKey returns the key of the model's server, empty if it has none.
+func (c *Config) agentKey() (string, error) {
+	if c.AgentKeyFile == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(c.AgentKeyFile)
+	if err != nil {
+		return "", fmt.Errorf("--agent-key-file: %w", err)
+	}
+	key := strings.TrimSpace(string(text))
+	if key == "" {
+		return "", fmt.Errorf("--agent-key-file: %s is empty: write the key into it, or leave the setting out for a server without keys", c.AgentKeyFile)
+	}
+	return key, nil
+}
+
+func (c *Config) validateAgent() error {
+	if c.AgentUpstream == "" {
+		return setting("agent-upstream", c.AgentKeyFile == "" && len(c.AgentModels) == 0, "must be set for --agent-key-file and --agent-models")
+	}
+	u, err := url.Parse(c.AgentUpstream)
+	if err := setting("agent-upstream", err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil && u.RawQuery == "" && !strings.HasSuffix(c.AgentUpstream, "/"),
+		"must be an http or https URL, without a user, a query and a slash at its end"); err != nil {
+		return err
+	}
+	if err := setting("agent-retries", c.AgentRetries >= 0, "must not be negative"); err != nil {
+		return err
+	}
+	return positive("agent-timeout", c.AgentTimeout)
+}
+
+// serveAgents adds the surfaces of agents to a server, if the operator has set a server with models.
+func (s *system) serveAgents(server *gateway.Server) error {
+	c := s.cfg
+	if c.AgentUpstream == "" {
+		return nil
+	}
+	if _, err := c.agentKey(); err != nil {
+		return err
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
+	transport.MaxIdleConnsPerHost = 100
+	up := &upstream.Client{
+		Protocol: upstream.Protocol(c.AgentProtocol), URL: c.AgentUpstream, Key: c.agentKey, Models: c.AgentModels, Timeout: c.AgentTimeout, Retries: c.AgentRetries,
+		HTTP: &http.Client{
+			Transport: transport,
+			// A redirect would take the key elsewhere.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}
+	surface := gateway.Surface{WriteError: anthropic.WriteError, KeyHeader: anthropic.KeyHeader}
+	messages := &anthropic.Server{Upstream: up, Host: func(r *http.Request) anthropic.Host { return server.AgentFor(r) }, Log: s.log}
+	for _, route := range messages.Routes() {
+		surface.Routes = append(surface.Routes, gateway.SurfaceRoute(route))
+	}
+	server.Surfaces = append(server.Surfaces, surface)
+	return nil
+}

@@ -1,0 +1,386 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// maxAgentTimeout is the longest time that a tool call of an agent may run, in seconds.
+const maxAgentTimeout = 300
+
+// AgentFiles stores the files of organisations' agents, without their content.
+type AgentFiles interface {
+	// Create stores a new file. It returns a [*proto.QuotaError] if the organisation has too many.
+	Create(ctx context.Context, f proto.AgentFile) error
+	// Get returns a file, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, id string) (proto.AgentFile, error)
+	// List returns the files of an organisation, the newest first.
+	List(org string) []proto.AgentFile
+	// Remove removes a file, or returns [proto.ErrNotFound].
+	Remove(ctx context.Context, org, id string) error
+}
+
+// Agent carries out what an agent needs for one request of a surface, with the rights and limits of
+// its API key. All errors are [*api.Error]; those of this server are logged with the request.
+type Agent struct {
+	s *Server
+	r *http.Request
+}
+
+// AgentFor returns the agent of a request that a [SurfaceRoute] handles.
+func (s *Server) AgentFor(r *http.Request) *Agent { return &Agent{s, r} }
+
+func (a *Agent) org() string { return infoOf(a.r.Context()).key.Org }
+
+// public returns the error for the client, and keeps err for the log.
+func (a *Agent) public(err error) error {
+	if err == nil {
+		return nil
+	}
+	i := infoOf(a.r.Context())
+	i.err, i.reported = err, true
+	return toAPI(err, &i.plan)
+}
+
+// RequestID returns the id of the request.
+func (a *Agent) RequestID() string { return infoOf(a.r.Context()).requestID }
+
+// ReadBody reads the body of the request.
+func (a *Agent) ReadBody(w http.ResponseWriter) ([]byte, error) {
+	body, err := a.s.readBody(w, a.r)
+	if err == nil && !a.s.reserve(infoOf(a.r.Context()), int64(len(body))*messageCost) {
+		err = errOverloaded
+	}
+	return body, a.public(err)
+}
+
+// Execute runs a program and returns its record. If ctx is done first, the execution is cancelled. A
+// timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
+func (a *Agent) Execute(ctx context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
+	record, err := a.execute(ctx, req)
+	return record, a.public(err)
+}
+
+func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *proto.Record, err error) {
+	s, i, id := a.s, infoOf(ctx), proto.NewTraceID()
+	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(ctx, id), "agent call", spanOptions(a.r)...)
+	defer func() {
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}()
+	if s.draining.Load() {
+		return nil, errDraining
+	}
+	if req.Timeout == 0 {
+		req.Timeout = min(maxAgentTimeout, proto.LimitOf(i.plan.MaxTimeout), proto.LimitOf(i.plan.keyTimeout))
+	}
+	job, err := s.newJob(ctx, req, clientOf(a.r), proto.ModeInline, id, 0)
+	if err != nil {
+		return nil, err
+	}
+	watch, err := s.Jobs.Watch(id)
+	if err != nil {
+		return nil, err
+	}
+	defer watch.Close()
+	x, err := s.submit(ctx, &proto.Submission{Job: job}, 0)
+	if err != nil {
+		return nil, err
+	}
+	x.watch, i.trace = watch, x.id
+	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
+	record, err = s.await(ctx, x)
+	if err == nil && record.ExpiredInQueue() {
+		return nil, s.expiredInQueue(ctx, x)
+	}
+	if err != nil {
+		if errors.Is(err, context.Canceled) {
+			err = errors.Join(err, toolCalls{s}.cancelCall(ctx, x.id))
+		}
+		return nil, waitError(x.id, err)
+	}
+	kept := min(len(record.Result.Stdout), api.MaxToolOutput) + min(len(record.Result.Stderr), api.MaxToolOutput)
+	if !s.reserve(i, int64(kept)*toolOutputCost) {
+		return nil, api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+statusHint(x.id))
+	}
+	return record, nil
+}
+
+// Thread returns a thread.
+func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
+	if proto.CheckThreadID("id", id) != nil {
+		return nil, a.public(threadError("look up", id, proto.ErrNotFound))
+	}
+	t, err := a.s.Threads.Get(ctx, a.org(), id)
+	if err != nil {
+		return nil, a.public(threadError("look up", id, err))
+	}
+	return t, nil
+}
+
+// ListFiles calls each for the entries of a directory of a thread's home, of which there are none if
+// it does not exist.
+func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(proto.File) error) error {
+	var ours error
+	err := a.s.Files.List(ctx, a.org(), thread, dir, false, func(f proto.File) error {
+		ours = each(f)
+		return ours
+	})
+	if ours != nil {
+		return ours
+	}
+	if err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return a.public(fmt.Errorf("list files of thread %s: %w", thread, err))
+	}
+	return nil
+}
+
+// OpenFile opens a file in a thread's home.
+func (a *Agent) OpenFile(ctx context.Context, thread, name string) (*proto.FileContent, error) {
+	key := infoOf(ctx).key
+	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, thread)
+	if err != nil {
+		return nil, a.public(err)
+	}
+	defer files.close()
+	content, err := files.open(ctx, name)
+	return content, a.public(err)
+}
+
+// PutFile stores a file in a thread's home, and creates the thread if it does not exist.
+func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
+	return a.public(a.putFile(ctx, thread, name, size, body))
+}
+
+func (a *Agent) putFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
+	key := infoOf(ctx).key
+	if err := a.s.checkQuota(ctx, key.Org, proto.QuotaStored); err != nil {
+		return err
+	}
+	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, thread)
+	if err != nil {
+		return err
+	}
+	defer files.close()
+	done, err := a.s.beginUpload(ctx, files, size)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return files.put(ctx, name, size, body)
+}
+
+// CleanPath returns a path relative to the home. Unlike elsewhere, an absolute path outside of the
+// home is an error: a program would not find the file there.
+func (a *Agent) CleanPath(name string) (string, error) {
+	if clean := path.Clean(name); path.IsAbs(name) && clean != a.s.Home && !strings.HasPrefix(clean, a.s.Home+"/") {
+		return "", fmt.Errorf("only files in the home directory %s are kept; use a path in it", a.s.Home)
+	}
+	return proto.CleanFilePath(a.s.Home, name)
+}
+
+// SaveFile stores a file of the organisation, with its content.
+func (a *Agent) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error {
+	f.Org = a.org()
+	if err := a.removeExpired(ctx); err != nil {
+		return a.public(err)
+	}
+	if err := a.PutFile(ctx, f.Thread(), proto.AgentFileContent, f.Bytes, body); err != nil {
+		return err
+	}
+	err := a.s.AgentFiles.Create(ctx, *f)
+	if err != nil {
+		cleanup, cancel := detached(ctx)
+		defer cancel()
+		err = errors.Join(err, a.s.Versions.Remove(cleanup, f.Org, f.Thread()))
+	}
+	return a.public(err)
+}
+
+// File returns a file of the organisation.
+func (a *Agent) File(ctx context.Context, id string) (*proto.AgentFile, error) {
+	f, err := a.file(ctx, id)
+	return f, a.public(err)
+}
+
+func (a *Agent) file(ctx context.Context, id string) (*proto.AgentFile, error) {
+	if !proto.ValidAgentFileID(id) {
+		return nil, errNoFile
+	}
+	f, err := a.s.AgentFiles.Get(ctx, a.org(), id)
+	if errors.Is(err, proto.ErrNotFound) || err == nil && f.Expired(time.Now()) {
+		return nil, errNoFile
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up file %s: %w", id, err)
+	}
+	return &f, nil
+}
+
+var errNoFile = api.Errorf(api.CodeNotFound, "there is no file of that id, or it has expired")
+
+// Files returns the files of the organisation that have not expired, the newest first.
+func (a *Agent) Files() []proto.AgentFile {
+	var list []proto.AgentFile
+	for _, f := range a.s.AgentFiles.List(a.org()) {
+		if !f.Expired(time.Now()) {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// RemoveFile removes a file of the organisation.
+func (a *Agent) RemoveFile(ctx context.Context, id string) error {
+	f, err := a.file(ctx, id)
+	if err == nil {
+		err = a.removeFile(ctx, f)
+	}
+	return a.public(err)
+}
+
+// removeExpired removes some of the organisation's files that have expired. It is called for each
+// new one, so that they become no more.
+func (a *Agent) removeExpired(ctx context.Context) error {
+	const most = 3
+	removed := 0
+	for _, f := range a.s.AgentFiles.List(a.org()) {
+		if !f.Expired(time.Now()) {
+			continue
+		}
+		if err := a.removeFile(ctx, &f); err != nil {
+			return err
+		}
+		if removed++; removed == most {
+			break
+		}
+	}
+	return nil
+}
+
+// removeFile removes the content first: without it, the file can be removed again.
+func (a *Agent) removeFile(ctx context.Context, f *proto.AgentFile) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), versionsTimeout)
+	defer cancel()
+	if err := a.s.Versions.Remove(ctx, f.Org, f.Thread()); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return fmt.Errorf("remove the content of file %s: %w", f.ID, err)
+	}
+	if err := a.s.AgentFiles.Remove(ctx, f.Org, f.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return fmt.Errorf("remove file %s: %w", f.ID, err)
+	}
+	return nil
+}
+
+const (
+	maxUploadField  = 4 << 10 // bytes of a part of a form that is no file
+	maxUploadFields = 16
+)
+
+// ReadUpload reads the form that is the body of the request, with its file, which may be as large as
+// a home. The result must be closed.
+func (a *Agent) ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error) {
+	up, err := a.readUpload(w)
+	if err != nil {
+		w.Header().Set("Connection", "close") // the rest of the body is not read
+	}
+	return up, a.public(err)
+}
+
+func (a *Agent) readUpload(w http.ResponseWriter) (up *proto.AgentUpload, err error) {
+	s, i := a.s, infoOf(a.r.Context())
+	if err := requireIdentity(w, a.r); err != nil {
+		return nil, err
+	}
+	if err := s.checkQuota(a.r.Context(), i.key.Org, proto.QuotaStored); err != nil {
+		return nil, err
+	}
+	most, err := s.homeLimit(a.r.Context(), &i.key)
+	if err != nil {
+		return nil, err
+	}
+	done, err := s.beginUpload(a.r.Context(), &fileStore{org: i.key.Org}, smallOutput)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	body := &longBody{from: a.r.Body, control: i.rec.control, limit: most.Bytes}
+	defer body.clearDeadline()
+	a.r.Body = io.NopCloser(body)
+	parts, err := a.r.MultipartReader()
+	if err != nil {
+		return nil, proto.FieldErrorf("body", "must be a form, with Content-Type multipart/form-data and a part named file")
+	}
+	up = &proto.AgentUpload{Fields: map[string]string{}}
+	defer func() {
+		if err != nil && up.ReadCloser != nil {
+			err = errors.Join(err, up.Close())
+		}
+	}()
+	for {
+		part, err := parts.NextPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return up, formError(err)
+		}
+		if part.FormName() != "file" {
+			value, err := io.ReadAll(io.LimitReader(part, maxUploadField+1))
+			if err != nil {
+				return up, formError(err)
+			}
+			if len(value) > maxUploadField || len(up.Fields) == maxUploadFields {
+				return up, proto.FieldErrorf("body", "has parts that are too long, or too many")
+			}
+			up.Fields[part.FormName()] = string(value)
+			continue
+		}
+		if up.ReadCloser != nil {
+			return up, proto.FieldErrorf("file", "must be given only once")
+		}
+		spool, err := s.Spool()
+		if err != nil {
+			return up, fmt.Errorf("spool an upload: %w", err)
+		}
+		up.ReadCloser, up.Name, up.ContentType = spool, part.FileName(), part.Header.Get("Content-Type")
+		if up.Size, err = io.Copy(spool, io.LimitReader(part, most.Bytes+1)); err != nil {
+			return up, formError(err)
+		}
+		if up.Size > most.Bytes {
+			return up, bodyTooLarge(most.Bytes)
+		}
+		if _, err := spool.Seek(0, io.SeekStart); err != nil {
+			return up, fmt.Errorf("spool an upload: %w", err)
+		}
+	}
+	if up.ReadCloser == nil {
+		return up, proto.FieldErrorf("file", "is missing: send the file as a part of this name")
+	}
+	return up, nil
+}
+
+// formError returns the error for a form that was not read to its end.
+func formError(err error) error {
+	if _, ok := errors.AsType[*api.Error](err); ok {
+		return err
+	}
+	if _, ok := errors.AsType[*os.PathError](err); ok {
+		return fmt.Errorf("spool an upload: %w", err)
+	}
+	return proto.FieldErrorf("body", "is no valid form, or ended before it was complete")
+}

@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// withSurface adds a surface whose routes answer with what run returns.
+func withSurface(run func(a *Agent, w http.ResponseWriter, r *http.Request) error) func(*Server) {
+	return func(s *Server) {
+		handle := func(w http.ResponseWriter, r *http.Request) error { return run(s.AgentFor(r), w, r) }
+		s.Surfaces = []Surface{{
+			KeyHeader: "X-Other-Key",
+			WriteError: func(w http.ResponseWriter, e *api.Error) {
+				w.WriteHeader(e.Code.Status())
+				_, _ = io.WriteString(w, "other: "+string(e.Code)) // the client may be gone
+			},
+			Routes: []SurfaceRoute{
+				{http.MethodPost, "/other/run", proto.ScopeExecute, true, handle}, {http.MethodGet, "/other/files", proto.ScopeFiles, false, handle},
+			},
+		}}
+	}
+}
+
+func TestSurfacesHaveTheirOwnKeysAndErrors(t *testing.T) {
+	h := newHarness(t, withSurface(func(_ *Agent, w http.ResponseWriter, _ *http.Request) error {
+		_, err := io.WriteString(w, "done")
+		return err
+	}))
+	runs := h.stub.addKey("acme", "", proto.Key{Scopes: []proto.Scope{proto.ScopeExecute}})
+	for _, c := range []struct {
+		method, path, key string
+		headers           []string
+		status            int
+		body              string
+	}{
+		{http.MethodPost, "/other/run", h.key, nil, http.StatusOK, "done"},
+		{http.MethodPost, "/other/run", "", []string{"X-Other-Key", h.key}, http.StatusOK, "done"},
+		{http.MethodPost, "/other/run", "", []string{"X-Other-Key", "sk-nobody"}, http.StatusUnauthorized, "other: unauthorized"},
+		{http.MethodPost, "/other/run", "", nil, http.StatusUnauthorized, "other: unauthorized"},
+		{http.MethodPost, "/other/run", "", []string{"Cookie", "bullpen_session=x"}, http.StatusUnauthorized, "other: unauthorized"},
+		{http.MethodPost, "/other/run", "", []string{"X-Other-Key", runs}, http.StatusOK, "done"},
+		{http.MethodGet, "/other/files", "", []string{"X-Other-Key", runs}, http.StatusForbidden, "other: forbidden"},
+		{http.MethodGet, "/v1/threads", "", []string{"X-Other-Key", h.key}, http.StatusUnauthorized, "{"},
+	} {
+		headers := append([]string{"Authorization", ""}, c.headers...)
+		if c.key != "" {
+			headers[1] = "Bearer " + c.key
+		}
+		if r := h.do(c.method, c.path, "", headers...); r.status != c.status || !strings.HasPrefix(string(r.body), c.body) {
+			t.Errorf("%s %v: %d %s", c.path, c.headers, r.status, r.body)
+		}
+	}
+	h.server.Drain()
+	if r := h.do(http.MethodPost, "/other/run", ""); r.status != http.StatusServiceUnavailable || string(r.body) != "other: service_unavailable" {
+		t.Errorf("while draining: %d %s", r.status, r.body)
+	}
+	if r := h.do(http.MethodGet, "/other/files", ""); r.status != http.StatusOK {
+		t.Errorf("while draining: %d %s", r.status, r.body)
+	}
+}
+
+// A tool call is an execution with the limits of its key, and ends when its client leaves.
+func TestAgentsExecute(t *testing.T) {
+	ended := make(chan error, 1)
+	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
+		if _, err := a.ReadBody(w); err != nil { // only then is it noticed that a client leaves
+			return err
+		}
+		record, err := a.Execute(r.Context(), &api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1, Metadata: map[string]string{"agent_run": "r"}})
+		ended <- err
+		if err != nil {
+			return err
+		}
+		_, err = io.WriteString(w, record.Result.Stdout)
+		return err
+	}))
+	free := h.stub.addKey("small", "free", asUser)
+	h.stub.onSubmit = func(job *proto.Job) {
+		if job.Metadata["agent_run"] != "r" || job.Timeout < 1 || job.Timeout > maxAgentTimeout || job.Mode != proto.ModeInline {
+			t.Errorf("%+v", job.Meta)
+		}
+		h.stub.start(job.TraceID)
+		r := proto.Exited(0)
+		r.Stdout = "42"
+		h.stub.finish(job.TraceID, r)
+	}
+	for _, key := range []string{h.key, free} {
+		if r := h.do(http.MethodPost, "/other/run", "{}", "Authorization", "Bearer "+key); string(r.body) != "42" || <-ended != nil {
+			t.Errorf("%d %s", r.status, r.body)
+		}
+	}
+	h.stub.refuse = func(*proto.Job) error { return &proto.Rejection{Reason: proto.RejectedConcurrency, Used: 1, Limit: 1} }
+	if r := h.do(http.MethodPost, "/other/run", "{}"); r.status != http.StatusTooManyRequests || r.header.Get("Retry-After") == "" || <-ended == nil {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	h.stub.refuse = nil
+	for len(h.stub.submitted) > 0 {
+		<-h.stub.submitted
+	}
+
+	h.stub.onSubmit = func(job *proto.Job) { h.stub.start(job.TraceID) }
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		if resp, err := h.client.Do(h.request(http.MethodPost, "/other/run", "{}").WithContext(ctx)); err == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	id := <-h.stub.submitted
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("no error")
+	}
+	if rec := h.stub.record(id); !rec.Cancelling && rec.Status != proto.StatusCancelled {
+		t.Errorf("%+v", rec)
+	}
+}
+
+// At Leave, a run ends as if its client had left, and the client is told to ask another server.
+func TestSurfacesLeave(t *testing.T) {
+	begun := make(chan struct{})
+	h := newHarness(t, withSurface(func(_ *Agent, _ http.ResponseWriter, r *http.Request) error {
+		close(begun)
+		<-r.Context().Done()
+		return r.Context().Err()
+	}))
+	go func() {
+		<-begun
+		h.server.Leave()
+	}()
+	if r := h.do(http.MethodPost, "/other/run", ""); r.status != http.StatusServiceUnavailable {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+}
+
+// An absolute path outside of the home is a file that no program would find.
+func TestPathsOfAgents(t *testing.T) {
+	h := newHarness(t)
+	a := &Agent{s: h.server}
+	for path, want := range map[string]string{"a/b": "a/b", "./a": "a", "/home/baponi/a": "a", "/home/baponi": "", ".": "", "/tmp/a": "!", "/home/baponi2/a": "!", "../a": "!", "/home/baponi/../x": "!"} {
+		got, err := a.CleanPath(path)
+		if err != nil {
+			got = "!"
+		}
+		if got != want {
+			t.Errorf("%s: %q, %v", path, got, err)
+		}
+	}
+}
