@@ -9,11 +9,9 @@ import (
 	"sort"
 	"time"
 
-	"github.com/go-chi/chi/v5"
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/go-chi/chi/v5"
 )
 
 // shownTicks is the number of next ticks in answers.
@@ -237,10 +235,10 @@ func (s *Server) FailedTick(schedule *proto.Schedule, run proto.ScheduleRun) (*p
 }
 
 // submitScheduled submits an execution of a schedule. One with the same name is the same execution.
-func (s *Server) submitScheduled(ctx context.Context, schedule *proto.Schedule, name string) (proto.TraceID, error) {
+func (s *Server) submitScheduled(ctx context.Context, schedule *proto.Schedule, name string) (_ proto.TraceID, err error) {
 	id := proto.NewTraceID()
-	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(ctx, id), "schedule", trace.WithNewRoot())
-	defer span.End()
+	ctx, span := s.startOwn(ctx, id, "schedule", schedule.Org, schedule.Key)
+	defer func() { endOwn(span, err) }()
 	job, err := s.scheduledJob(ctx, schedule, id)
 	if err != nil {
 		return "", err

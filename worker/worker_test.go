@@ -50,9 +50,8 @@ func newLease(change func(*proto.Job)) *lease {
 	return l
 }
 
-func (l *lease) Job() *proto.Job                             { return l.job }
-func (l *lease) Attempt() int                                { return 1 }
-func (l *lease) Context(ctx context.Context) context.Context { return ctx }
+func (l *lease) Job() *proto.Job { return l.job }
+func (l *lease) Attempt() int    { return 1 }
 
 func (l *lease) Claim(ctx context.Context) (context.Context, int64, error) {
 	defer close(l.claimed)

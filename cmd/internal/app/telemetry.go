@@ -10,13 +10,12 @@ import (
 	"strings"
 
 	"go.opentelemetry.io/contrib/exporters/autoexport"
-	"go.opentelemetry.io/contrib/propagators/autoprop"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -31,23 +30,25 @@ func NewLogger(w io.Writer, level slog.Level, format LogFormat) *slog.Logger {
 }
 
 // Telemetry records spans and exports them as the standard environment variables OTEL_… configure.
-// Without them it exports nothing, and spans have ids only.
+// Without them there are no spans.
 type Telemetry struct {
 	// Tracers provides the tracers of all packages.
 	Tracers trace.TracerProvider
-	// Propagator carries span contexts in headers, in the forms that OTEL_PROPAGATORS names
-	// (default: W3C).
-	Propagator propagation.TextMapPropagator
 
-	provider *sdktrace.TracerProvider
+	shutdown func(context.Context) error
 }
 
-// StartTelemetry starts tracing and makes Tracers and Propagator the defaults of the process.
-// Exporters report errors to log. The caller must call Shutdown.
+// StartTelemetry starts tracing and makes Tracers the default of the process. Exporters report
+// errors to log. The caller must call Shutdown.
 func StartTelemetry(ctx context.Context, version string, log *slog.Logger) (*Telemetry, error) {
 	exporter, err := newSpanExporter(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: exporter %q: %w; see the OTEL_… variables", os.Getenv("OTEL_TRACES_EXPORTER"), err)
+	}
+	if exporter == nil || autoexport.IsNoneSpanExporter(exporter) {
+		t := &Telemetry{Tracers: noop.NewTracerProvider(), shutdown: func(context.Context) error { return nil }}
+		otel.SetTracerProvider(t.Tracers)
+		return t, nil
 	}
 	res, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "bullpen"), attribute.String("service.version", version)),
@@ -55,16 +56,9 @@ func StartTelemetry(ctx context.Context, version string, log *slog.Logger) (*Tel
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: resource: %w", err)
 	}
-	opts := []sdktrace.TracerProviderOption{sdktrace.WithResource(res), sdktrace.WithIDGenerator(traceIDs{})}
-	if exporter == nil || autoexport.IsNoneSpanExporter(exporter) {
-		opts = append(opts, sdktrace.WithSampler(sdktrace.NeverSample()))
-	} else {
-		opts = append(opts, sdktrace.WithBatcher(exporter))
-	}
-	t := &Telemetry{Propagator: autoprop.NewTextMapPropagator(), provider: sdktrace.NewTracerProvider(opts...)}
-	t.Tracers = t.provider
+	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithIDGenerator(traceIDs{}), sdktrace.WithBatcher(exporter))
+	t := &Telemetry{Tracers: provider, shutdown: provider.Shutdown}
 	otel.SetTracerProvider(t.Tracers)
-	otel.SetTextMapPropagator(t.Propagator)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		log.Warn("telemetry error", slog.Any("error", err))
 	}))
@@ -88,7 +82,7 @@ func newSpanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 
 // Shutdown exports the remaining spans until ctx is done, and stops.
 func (t *Telemetry) Shutdown(ctx context.Context) error {
-	if err := t.provider.Shutdown(ctx); err != nil {
+	if err := t.shutdown(ctx); err != nil {
 		return fmt.Errorf("export the last spans: %w", err)
 	}
 	return nil

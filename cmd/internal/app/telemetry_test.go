@@ -29,16 +29,22 @@ func TestTraceIDs(t *testing.T) {
 			ctx, span := telemetry.Tracers.Tracer("test").Start(proto.ContextWithTraceID(t.Context(), id), "execute", trace.WithNewRoot())
 			_, child := telemetry.Tracers.Tracer("test").Start(ctx, "run")
 			for _, s := range []trace.Span{span, child} {
+				if exporter == "" && s.SpanContext().IsValid() {
+					t.Error("a span has an id")
+				}
+				if exporter == "" {
+					continue
+				}
 				if got, ok := proto.TraceIDFromOTel(s.SpanContext().TraceID()); !ok || got != id {
 					t.Errorf("trace id is %s (%v), want %s", got, ok, id)
 				}
-				if s.IsRecording() != (exporter != "") {
-					t.Errorf("recording is %v", s.IsRecording())
+				if !s.IsRecording() {
+					t.Error("it is not recording")
 				}
 				s.End()
 			}
 			_, other := telemetry.Tracers.Tracer("test").Start(t.Context(), "other")
-			if !other.SpanContext().IsValid() {
+			if exporter != "" && !other.SpanContext().IsValid() {
 				t.Error("a span without an execution has no id")
 			}
 			other.End()
