@@ -144,6 +144,13 @@ func testTracing(t *testing.T, p *programs) {
 		}
 	}
 
+	exit, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}, "trace", id)
+	for _, step := range []string{"queue", "jail (cold)", "  home", "program", "save", "commit", "webhook 1 (500)"} {
+		if !strings.Contains(output, "\n"+step+" ") || exit != 0 {
+			t.Errorf("bullpen trace ended with %d and without %s:\n%s", exit, step, output)
+		}
+	}
+
 	r := sys.do(http.MethodPost, executePath, bash("true"), header...)
 	root = checkTree(t, spansOf(t, otelID(t, r.trace(t)), names(inline), sys.front, sys.worker), inline)
 	if got := root.attributes()["http.response.status_code"]; got != 200.0 {

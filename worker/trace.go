@@ -14,9 +14,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// runTrace has the spans of one attempt. A job that its gateway does not trace has none.
+// runTrace has the spans of one attempt. It is nil for a job that its gateway does not trace.
 type runTrace struct {
-	tracer trace.Tracer // nil if there are none
+	tracer trace.Tracer
 	parent context.Context
 	span   trace.Span
 }
@@ -24,7 +24,7 @@ type runTrace struct {
 // startTrace starts the span of an attempt, which has the submission as its parent.
 func startTrace(ctx context.Context, job *proto.Job, attempt int) (context.Context, *runTrace) {
 	if job.Traceparent == "" {
-		return ctx, &runTrace{}
+		return ctx, nil
 	}
 	t := &runTrace{tracer: otel.Tracer("bullpen/worker")}
 	t.parent = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": job.Traceparent})
@@ -44,7 +44,7 @@ func startTrace(ctx context.Context, job *proto.Job, attempt int) (context.Conte
 // the steps.
 func (t *runTrace) end(ctx context.Context, rec *proto.Record, err error) {
 	switch {
-	case t.tracer == nil:
+	case t == nil:
 		return
 	case !t.span.IsRecording():
 	case err != nil:
