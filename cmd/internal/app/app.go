@@ -46,15 +46,17 @@ func Run(ctx context.Context, cfg *Config) error {
 	log.Info("starting", "version", Version(), "roles", roleNames(cfg.Roles))
 	log.Debug("settings", "config", cfg)
 	cfg.limitMemory()
-	telemetry, err := StartTelemetry(ctx, Version(), log)
+	telemetry, err := StartTelemetry(ctx, Version(), log, cfg.LogLevel)
 	if err != nil {
 		return err
 	}
+	local := log
+	log = telemetry.Log
 	defer func() {
 		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 		defer cancel()
 		if err := telemetry.Shutdown(flush); err != nil {
-			log.Warn("spans lost at shutdown", "error", err)
+			local.Warn("telemetry lost at shutdown", "error", err)
 		}
 	}()
 	if err := cfg.checkMachine(); err != nil {

@@ -1,8 +1,10 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -21,7 +23,7 @@ func TestTraceIDs(t *testing.T) {
 	for name, exporter := range map[string]string{"no exporter": "", "an exporter": "console"} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("OTEL_TRACES_EXPORTER", exporter)
-			telemetry, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler))
+			telemetry, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler), slog.LevelInfo)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -57,8 +59,45 @@ func TestTraceIDs(t *testing.T) {
 
 func TestUnknownExporter(t *testing.T) {
 	t.Setenv("OTEL_TRACES_EXPORTER", "nonsense")
-	if _, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "nonsense") {
+	if _, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler), slog.LevelInfo); err == nil || !strings.Contains(err.Error(), "nonsense") {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// Log records go to the endpoint of logs, those below the level do not.
+func TestLogsAreExported(t *testing.T) {
+	bodies := make(chan []byte, 16)
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil || r.URL.Path != "/v1/logs" {
+			t.Errorf("%s: %v", r.URL.Path, err)
+		}
+		bodies <- body
+	}))
+	defer collector.Close()
+	t.Setenv("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", collector.URL+"/v1/logs")
+	var local bytes.Buffer
+	telemetry, err := StartTelemetry(t.Context(), "test", NewLogger(&local, slog.LevelWarn, LogText), slog.LevelWarn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	telemetry.Log.With("org", "acme").Warn("a warning")
+	telemetry.Log.Info("an information")
+	if err := telemetry.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	close(bodies)
+	var exported []byte
+	for body := range bodies {
+		exported = append(exported, body...)
+	}
+	for _, log := range []string{local.String(), string(exported)} {
+		if !strings.Contains(log, "a warning") || !strings.Contains(log, "acme") || strings.Contains(log, "an information") {
+			t.Errorf("the log is %q", log)
+		}
+	}
+	if _, span := telemetry.Tracers.Tracer("test").Start(t.Context(), "none"); span.SpanContext().IsValid() {
+		t.Error("spans are recorded, but only logs have an endpoint")
 	}
 }
 
