@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/image"
 )
 
 func TestTraceIDs(t *testing.T) {
@@ -114,21 +116,24 @@ func scrape(t *testing.T, m *Metrics) string {
 func TestMetrics(t *testing.T) {
 	fail := errors.New("no answer")
 	var err error
-	m := NewMetrics(func(ctx context.Context) (proto.QueueStats, error) {
+	leads := false
+	m := NewMetrics(false)
+	m.Worker()
+	m.Queue(func(ctx context.Context) (proto.QueueStats, error) {
 		if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > statsTimeout {
 			t.Error("the context of a scrape has no deadline")
 		}
 		return proto.QueueStats{Workers: 2, Slots: 16, FreeSlots: 15, Queued: 7, Running: 1, OldestQueue: 2.5}, err
-	}, false)
+	}, func() bool { return leads })
 	created := time.Now()
-	started := created.Add(1500 * time.Microsecond)
+	started := created.Add(6 * time.Millisecond)
 	r := proto.Exited(1)
 	r.Stdout, r.DurationMS = "12345", 40
 	rec := proto.Record{
 		Meta: proto.Meta{Language: proto.Bash, Mode: proto.ModeAsync, CreatedAt: created}, Status: proto.StatusRunning, Attempt: 1, StartedAt: &started,
 	}
 	m.ExecutionStarted(&rec)
-	if got := scrape(t, m); !strings.Contains(got, `bullpen_start_seconds_count{class="batch",started="true"} 1`) {
+	if got := scrape(t, m); !strings.Contains(got, `bullpen_queue_wait_seconds_count{class="batch",started="true"} 1`) {
 		t.Error("the start of an execution is not counted before its end")
 	}
 	rec.Attempt, rec.StartedAt = 2, new(started.Add(time.Hour))
@@ -142,26 +147,51 @@ func TestMetrics(t *testing.T) {
 	m.HTTPDone("/v1/executions/{id}", "GET", 404, time.Millisecond)
 	m.HTTPDone("", "BREW", 405, time.Millisecond)
 	m.CgroupVersion(2)
+	m.StoreFailed("put")
+	m.DeadLettered(proto.DeadWorkersLost)
+	m.Slots(8, func() int { return 3 })
+	m.ImageCache(func() image.CacheStats { return image.CacheStats{Bytes: 1 << 20, Hits: 7, Misses: 2} })
+	m.Disks(map[string]string{"data": t.TempDir(), "image-dir": filepath.Join(t.TempDir(), "none yet")})
+	saved := rec
+	saved.Steps = &proto.Steps{AssignedAt: started, Jail: proto.Interval{0, 30_000}, Save: proto.Interval{50_000, 200_000}, Commit: proto.Interval{260_000, 1000}}
+	unchanged := saved
+	unchanged.Steps = &proto.Steps{AssignedAt: started, Save: proto.Interval{50_000, 1000}}
+	failed := saved
+	failed.Result = new(r.Unsaved("The thread was not changed."))
+	for _, rec := range []*proto.Record{&saved, &unchanged, &failed} {
+		m.worked(rec)
+	}
+	if got := scrape(t, m); !strings.Contains(got, "bullpen_queue_up 1\n") || strings.Contains(got, "bullpen_queue_depth ") {
+		t.Error("a process that does not lead reports the metrics of the queue")
+	}
+	leads = true
 	got := scrape(t, m)
 	for _, want := range []string{
-		"bullpen_queue_up 1", "bullpen_queue_depth 7", "bullpen_queue_oldest_seconds 2.5", "bullpen_workers 2", "bullpen_slots 16",
-		"bullpen_slots_free 15", "bullpen_running 1", "bullpen_cgroup_version 2", "bullpen_output_bytes_total 5",
+		"bullpen_queue_up 1", "bullpen_queue_depth 7", "bullpen_queue_oldest_age_seconds 2.5", "bullpen_workers 2", "bullpen_slots 16",
+		"bullpen_slots_free 15", "bullpen_executions_running 1", "bullpen_cgroup_version 2", "bullpen_output_bytes_total 5",
 		`bullpen_executions_total{error_code="none",language="bash",status="failed"} 1`,
 		`bullpen_executions_total{error_code="cancelled",language="node",status="cancelled"} 1`,
-		`bullpen_start_seconds_bucket{class="batch",started="true",le="0.002"} 1`,
-		`bullpen_start_seconds_bucket{class="batch",started="true",le="0.001"} 0`,
-		`bullpen_start_seconds_bucket{class="interactive",started="false",le="10"} 1`,
-		`bullpen_start_seconds_bucket{class="interactive",started="false",le="3"} 0`,
-		`bullpen_execution_seconds_bucket{language="bash",le="0.05"} 1`,
+		`bullpen_queue_wait_seconds_bucket{class="batch",started="true",le="0.01"} 1`,
+		`bullpen_queue_wait_seconds_bucket{class="batch",started="true",le="0.005"} 0`,
+		`bullpen_queue_wait_seconds_bucket{class="interactive",started="false",le="10"} 1`,
+		`bullpen_queue_wait_seconds_bucket{class="interactive",started="false",le="2.5"} 0`,
+		`bullpen_execution_duration_seconds_bucket{language="bash",le="0.05"} 1`,
 		`bullpen_http_requests_total{code="404",method="GET",route="/v1/executions/{id}"} 1`,
 		`bullpen_http_requests_total{code="405",method="other",route=""} 1`,
+		`bullpen_build_info{goversion="` + runtime.Version() + `",version="` + Version() + `"} 1`,
+		`bullpen_store_errors_total{operation="put"} 1`, `bullpen_dead_letters_total{reason="workers_lost"} 1`,
+		"bullpen_worker_slots 8", "bullpen_worker_slots_used 3",
+		"bullpen_image_cache_bytes 1.048576e+06", "bullpen_image_cache_hits_total 7", "bullpen_image_cache_misses_total 2",
+		`bullpen_disk_free_bytes{directory="data"}`, `bullpen_disk_size_bytes{directory="data"}`,
+		`bullpen_thread_saves_total{result="saved"} 1`, `bullpen_thread_saves_total{result="unchanged"} 1`, `bullpen_thread_saves_total{result="failed"} 1`,
+		`bullpen_worker_step_duration_seconds_bucket{step="save",le="0.25"} 3`, `bullpen_worker_step_duration_seconds_bucket{step="jail",le="0.05"} 2`,
 		"go_goroutines", "process_open_fds",
 	} {
 		if !strings.Contains(got, want+"\n") && !strings.Contains(got, want+" ") {
 			t.Errorf("no %s", want)
 		}
 	}
-	byOrg := NewMetrics(nil, true)
+	byOrg := NewMetrics(true)
 	byOrg.ExecutionDone(&proto.Record{Meta: proto.Meta{Language: proto.Bash, Org: "acme"}, Status: proto.StatusFailed, Result: &r})
 	if got := scrape(t, byOrg); !strings.Contains(got, `bullpen_executions_total{error_code="none",language="bash",org="acme",status="failed"} 1`+"\n") {
 		t.Error("executions are not counted by organisation")
