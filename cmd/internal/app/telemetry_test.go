@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -190,6 +191,9 @@ func TestMetrics(t *testing.T) {
 		if !strings.Contains(got, want+"\n") && !strings.Contains(got, want+" ") {
 			t.Errorf("no %s", want)
 		}
+	}
+	if problems, err := testutil.GatherAndLint(m.registry); err != nil || len(problems) > 0 {
+		t.Errorf("names and help that differ from the conventions: %+v, %v", problems, err)
 	}
 	byOrg := NewMetrics(true)
 	byOrg.ExecutionDone(&proto.Record{Meta: proto.Meta{Language: proto.Bash, Org: "acme"}, Status: proto.StatusFailed, Result: &r})
