@@ -133,6 +133,16 @@ func NewMetrics(byOrg bool) *Metrics {
 	m.registry.MustRegister(m.quotas, m.scaling, m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
 	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.jails, m.zygotes,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	// A counter that appears with its first event has not increased for Prometheus.
+	for _, result := range []string{"saved", "unchanged", "failed"} {
+		m.threadSaves.WithLabelValues(result)
+	}
+	for _, operation := range []string{"put", "get", "stat", "delete", "list"} {
+		m.storeErrors.WithLabelValues(operation)
+	}
+	for _, reason := range []proto.DeadReason{proto.DeadWorkersLost, proto.DeadMalformed} {
+		m.deadLetters.WithLabelValues(string(reason))
+	}
 	m.registry.MustRegister(m.steps, m.threadSaves, m.storeErrors, m.deadLetters, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "bullpen_build_info", Help: "1, with the version of bullpen and of Go as labels.",
 		ConstLabels: prometheus.Labels{"version": Version(), "goversion": runtime.Version()},
@@ -222,7 +232,7 @@ func (m *Metrics) Disks(directories map[string]string) {
 	m.registry.MustRegister(&diskCollector{
 		directories,
 		prometheus.NewDesc("bullpen_disk_free_bytes", "Free space of the disk of a directory of this process, by the setting that names the directory.", []string{"directory"}, nil),
-		prometheus.NewDesc("bullpen_disk_size_bytes", "Size of that disk.", []string{"directory"}, nil),
+		prometheus.NewDesc("bullpen_disk_size_bytes", "Size of the disk of a directory of this process, by the setting that names the directory.", []string{"directory"}, nil),
 	})
 }
 
