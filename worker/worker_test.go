@@ -501,6 +501,11 @@ func TestHomeIsSavedAfterEachOutcome(t *testing.T) {
 			if l.outcome.Commit != d.commit || !d.committed || !d.closed {
 				t.Errorf("outcome %+v, home %+v", l.outcome, d)
 			}
+			none := proto.Interval{}
+			if s := l.outcome.Steps; s.Start != "cold" || s.Jail == none || s.Home == none || s.Program == none || s.Save == none || s.Mounts != none ||
+				s.Program[0] < s.Jail[0]+s.Jail[1] || s.Save[0] < s.Program[0]+s.Program[1] {
+				t.Errorf("steps %+v", s)
+			}
 		})
 	}
 }
