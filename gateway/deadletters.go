@@ -120,7 +120,7 @@ func (s *Server) deleteDeadLetter(w http.ResponseWriter, r *http.Request) error 
 func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err error) {
 	id := proto.NewTraceID()
 	ctx, span := s.startRequest(r, id, requeueRoute)
-	defer func() { endRequest(ctx, span, err) }()
+	defer func() { endRequest(ctx, span, infoOf(ctx).rec.status, err) }()
 	letterID, err := deadLetterID(r)
 	if err != nil {
 		return err

@@ -41,7 +41,7 @@ type admitted struct {
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	id := proto.NewTraceID()
 	ctx, span := s.startRequest(r, id, executeRoute)
-	defer func() { endRequest(ctx, span, err) }()
+	defer func() { endRequest(ctx, span, infoOf(ctx).rec.status, err) }()
 
 	wait, err := waitOf(r.Header)
 	if err != nil {

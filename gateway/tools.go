@@ -73,7 +73,7 @@ func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRe
 	r := call.HTTP
 	i, id := infoOf(r.Context()), t.callTrace(call)
 	ctx, span := t.startRequest(r, id, "tools/call "+api.ToolExecute)
-	defer func() { endRequest(ctx, span, err) }()
+	defer func() { endRequest(ctx, span, http.StatusOK, err) }() // errors of tools are answers
 	mode := proto.ModeInline
 	if call.Progress != nil && i.plan.Streaming {
 		mode = proto.ModeStreaming

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strings"
@@ -51,17 +52,15 @@ func (s *Server) startRequest(r *http.Request, id proto.TraceID, name string) (c
 	return ctx, span
 }
 
-// endRequest ends the span of a request that is answered with err, or has been answered.
-func endRequest(ctx context.Context, span trace.Span, err error) {
+// endRequest ends the span of a request that failed with err, or did not. status is that of the
+// answer, 0 if it follows from err.
+func endRequest(ctx context.Context, span trace.Span, status int, err error) {
 	if span.IsRecording() {
 		i := infoOf(ctx)
-		status := i.rec.status
-		if err != nil {
+		if err != nil && ctx.Err() == nil { // otherwise the client is gone
 			answer := toAPI(err, &i.plan)
-			if status == 0 {
-				status = answer.Code.Status()
-			}
-			if status >= http.StatusInternalServerError { // other errors are the client's
+			status = cmp.Or(status, answer.Code.Status())
+			if answer.Code.Status() >= http.StatusInternalServerError { // other errors are the client's
 				span.SetAttributes(semconv.ErrorTypeKey.String(string(answer.Code)))
 				span.SetStatus(codes.Error, answer.Message)
 			}
