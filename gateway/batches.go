@@ -10,10 +10,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/proto/fault"
-	"github.com/go-chi/chi/v5"
 )
 
 // batchMemory is what a request for a batch may need: its largest item several times, as it is

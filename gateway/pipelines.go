@@ -10,9 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
-	"github.com/go-chi/chi/v5"
 )
 
 // stepWait is how long the start of a step waits for another process that starts the same one.

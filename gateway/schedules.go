@@ -9,9 +9,10 @@ import (
 	"sort"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
-	"github.com/go-chi/chi/v5"
 )
 
 // shownTicks is the number of next ticks in answers.

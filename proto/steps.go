@@ -69,8 +69,12 @@ func (r *Record) Timeline() (steps []Step) {
 		name, within StepName
 		Interval
 	}{
-		{StepJail, "", s.Jail}, {StepHome, StepJail, s.Home}, {StepProgram, "", s.Program}, {StepMounts, "", s.Mounts},
-		{StepSave, "", s.Save}, {StepCommit, "", s.Commit},
+		{StepJail, "", s.Jail},
+		{StepHome, StepJail, s.Home},
+		{StepProgram, "", s.Program},
+		{StepMounts, "", s.Mounts},
+		{StepSave, "", s.Save},
+		{StepCommit, "", s.Commit},
 	} {
 		if step.Interval != (Interval{}) {
 			at := s.AssignedAt.Add(time.Duration(step.Interval[0]) * time.Microsecond)

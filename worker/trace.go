@@ -28,7 +28,7 @@ func startTrace(ctx context.Context, job *proto.Job, attempt int) (context.Conte
 	}
 	t := &runTrace{tracer: otel.Tracer("bullpen/worker")}
 	t.parent = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": job.Traceparent})
-	ctx, t.span = t.tracer.Start(t.parent, "process jobs", trace.WithSpanKind(trace.SpanKindConsumer))
+	ctx, t.span = t.tracer.Start(t.parent, "process jobs", trace.WithSpanKind(trace.SpanKindConsumer)) //nolint:spancheck // end ends it
 	if t.span.IsRecording() {
 		t.span.SetAttributes(
 			semconv.MessagingSystemKey.String("nats"), semconv.MessagingDestinationName("jobs"), semconv.MessagingOperationName("process"),
@@ -63,14 +63,14 @@ func (t *runTrace) end(ctx context.Context, rec *proto.Record, err error) {
 
 // steps adds spans of the steps of an attempt.
 func (t *runTrace) steps(ctx context.Context, rec *proto.Record) {
-	within := map[proto.StepName]context.Context{"": ctx}
+	spans := map[proto.StepName]trace.Span{"": t.span}
 	for _, step := range rec.Timeline() {
-		parent := within[step.Within]
+		parent := trace.ContextWithSpan(ctx, spans[step.Within])
 		if step.Name == proto.StepDelay || step.Name == proto.StepQueue {
 			parent = t.parent
 		}
-		inner, span := t.tracer.Start(parent, string(step.Name), trace.WithTimestamp(step.At))
-		within[step.Name] = inner
+		_, span := t.tracer.Start(parent, string(step.Name), trace.WithTimestamp(step.At))
+		spans[step.Name] = span
 		switch step.Name {
 		case proto.StepJail:
 			span.SetAttributes(attribute.String("bullpen.jail.start", rec.Steps.Start))

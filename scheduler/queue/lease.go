@@ -7,10 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/scheduler/store"
-	"github.com/nats-io/nats.go"
 )
 
 // finishPause is the time between two attempts to write a result.

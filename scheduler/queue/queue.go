@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
-	"github.com/nats-io/nats.go"
 )
 
 // Queue submits, reads and cancels executions.

@@ -24,7 +24,9 @@ func ConnectionPath(org, slug string, test bool) string {
 }
 
 // NewConnectionPath returns the path at which CreateConnection creates a storage connection.
-func NewConnectionPath(org string, test bool) string { return ConnectionsPath + connectionQuery(org, test) }
+func NewConnectionPath(org string, test bool) string {
+	return ConnectionsPath + connectionQuery(org, test)
+}
 
 // connectionQuery returns the query of requests about connections of an organisation.
 func connectionQuery(org string, test bool) string {
