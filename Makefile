@@ -94,6 +94,7 @@ test-all: build s3server deno c-compiler ## run the tests with all their variant
 	$(racetest) -timeout=60m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
 	go -C bench test ./...
+	go -C deploy/prometheus test ./...
 
 .PHONY: mutants
 mutants: build s3server ## check that the ledger test finds each bug of e2e/mutants; as root
@@ -118,12 +119,12 @@ chaos: test-all ## make test-all, then run 2,000 attacks, kill senders of webhoo
 	go test -run '^TestE2E$$/^overload$$' -v -timeout 60m ./e2e -flood 50000 -backlog 10000
 
 .PHONY: docs
-docs: init ## write the generated parts of the documents: attacks, commands, settings, streams, permissions and error codes
+docs: init ## write the generated parts of the documents: attacks, commands, settings, metrics, streams, permissions and error codes
 	go test -run '^TestAbuseTable$$' ./worker/jail/nsjail ./worker/mount ./e2e -update
 	go test -run '^TestLanguageTable$$' ./proto -update
 	go test -run '^TestSystemCallTable$$' ./worker/jail/filter -update
 	go test -run '^TestDocs$$' ./cmd/bullpen -update
-	go test -run '^TestDocsAreCurrent$$' ./scheduler/store ./proto/api -update
+	go test -run '^TestDocsAreCurrent$$' ./scheduler/store ./proto/api ./cmd/internal/app -update
 
 .PHONY: proto
 proto: ## generate the code of KEDA's protocol

@@ -390,7 +390,7 @@ func (t *target) resumed(ctx context.Context, began time.Time, pending int) (flo
 	for {
 		body, err := t.get(ctx, "/metrics")
 		for line := range strings.Lines(string(body)) {
-			text, ok := strings.CutPrefix(line, "bullpen_webhook_pending ")
+			text, ok := strings.CutPrefix(line, "bullpen_webhook_pending_deliveries ")
 			if n, parse := strconv.ParseFloat(strings.TrimSpace(text), 64); ok && parse == nil && int(n) >= pending {
 				return float64(time.Since(began).Microseconds()) / 1000, nil
 			}

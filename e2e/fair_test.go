@@ -147,7 +147,7 @@ func testSleepers(t *testing.T, p *programs, in topology) {
 		return n == sleepers-slots+reserved, n
 	})
 	// The metrics tell the waits of those, and of the ones that run.
-	const wait = `bullpen_start_seconds_count{class="interactive",started="%t"}`
+	const wait = `bullpen_queue_wait_seconds_count{class="interactive",started="%t"}`
 	if n := sys.metric(sys.base, fmt.Sprintf(wait, false))(); n != sleepers-slots+reserved {
 		t.Errorf("%g waits without a start are counted", n)
 	}
@@ -170,7 +170,7 @@ func testSleepers(t *testing.T, p *programs, in topology) {
 		t.Errorf("an inline call of the key with the async ones got %+v", r)
 	}
 	eventually(t, "the metrics tell that the others wait", func() (bool, any) {
-		n, oldest := sys.metric(sys.base, "bullpen_queue_depth")(), sys.metric(sys.base, "bullpen_queue_oldest_seconds")()
+		n, oldest := sys.metric(sys.base, "bullpen_queue_depth")(), sys.metric(sys.base, "bullpen_queue_oldest_age_seconds")()
 		return n == sleepers-slots+interactive && oldest > 0, fmt.Sprint(n, " ", oldest)
 	})
 	sys.front.kill()

@@ -58,12 +58,12 @@ func (l *ledger) settle(ctx context.Context) {
 // awaitEmpty waits until bullpen reports that nothing is queued or running. No further effects
 // occur after that.
 func (l *ledger) awaitEmpty(ctx context.Context) {
-	m := l.gateways(rand.New(rand.NewPCG(l.seed, 999)))[0]
-	for {
-		r, err := l.clientOf(m).try(l.t.Context(), http.MethodGet, "/metrics", nil)
+	for i := 0; ; i++ {
+		// Only the leading dispatcher reports the queue.
+		r, err := l.clientOf(l.members[i%len(l.members)]).try(l.t.Context(), http.MethodGet, "/metrics", nil)
 		if err == nil && r.status == http.StatusOK {
 			lines := strings.Split(string(r.body), "\n")
-			if slices.Contains(lines, "bullpen_queue_up 1") && slices.Contains(lines, "bullpen_queue_depth 0") && slices.Contains(lines, "bullpen_running 0") {
+			if slices.Contains(lines, "bullpen_queue_depth 0") && slices.Contains(lines, "bullpen_executions_running 0") {
 				return
 			}
 		}
@@ -71,7 +71,9 @@ func (l *ledger) awaitEmpty(ctx context.Context) {
 			l.violate(disruptionSubject, "something waits or runs for ever: %s, %v", r, err)
 			return
 		}
-		sleep(ctx, 250*time.Millisecond)
+		if (i+1)%len(l.members) == 0 {
+			sleep(ctx, 250*time.Millisecond)
+		}
 	}
 }
 

@@ -86,7 +86,7 @@ func testDiskReserve(t *testing.T, p *programs) {
 		t.Errorf("/readyz: %s", r)
 	}
 	metrics := string(sys.get("/metrics").body)
-	if !strings.Contains(metrics, "\nbullpen_data_reserve_bytes 6.7108864e+07\n") || !strings.Contains(metrics, "\nbullpen_data_free_bytes ") {
+	if !strings.Contains(metrics, "\nbullpen_disk_reserve_bytes 6.7108864e+07\n") || !strings.Contains(metrics, "\nbullpen_disk_free_bytes{directory=\"data\"} ") {
 		t.Error("/metrics lacks the free space and the reserve")
 	}
 	h.release(t)

@@ -8,7 +8,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -341,24 +340,7 @@ func (p *programs) exportingSpans() *programs {
 // exported waits until the spans of an execution are in the logs of the gateway and of the worker.
 func (sys *system) exported(t *testing.T, id string) {
 	t.Helper()
-	span, err := proto.TraceID(id).OTel()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, proc := range map[string]*process{"POST /v1/sandbox/execute": sys.front, "run": sys.worker} {
-		eventually(t, "the span "+name+" is exported", func() (bool, any) {
-			for line := range strings.Lines(proc.text(t)) {
-				var s struct {
-					Name        string
-					SpanContext struct{ TraceID string }
-				}
-				if json.Unmarshal([]byte(line), &s) == nil && s.Name == name && s.SpanContext.TraceID == hex.EncodeToString(span[:]) {
-					return true, nil
-				}
-			}
-			return false, "not in the log of " + proc.name
-		})
-	}
+	spansOf(t, otelID(t, id), []string{"POST /v1/sandbox/execute", "process jobs"}, sys.front, sys.worker)
 }
 
 // startServe starts `bullpen serve` on a free port and returns once it is listening. The args set

@@ -466,7 +466,7 @@ func (sys *system) awaitHealth(t testing.TB, status int, why, figure string) {
 	eventually(t, why, func() (bool, any) {
 		r := at.get("/readyz")
 		metrics := strings.Split(string(at.get("/metrics").body), "\n")
-		return r.status == status && strings.Contains(string(r.body), why) && slices.Contains(metrics, "bullpen_worker_fit "+figure), r
+		return r.status == status && strings.Contains(string(r.body), why) && slices.Contains(metrics, "bullpen_worker_healthy "+figure), r
 	})
 }
 

@@ -11,9 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -76,13 +73,8 @@ func (a *Agent) Execute(ctx context.Context, req *api.ExecuteRequest) (*proto.Re
 
 func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *proto.Record, err error) {
 	s, i, id := a.s, infoOf(ctx), proto.NewTraceID()
-	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(ctx, id), "agent call", spanOptions(a.r)...)
-	defer func() {
-		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}()
+	ctx, span := s.startOwn(ctx, id, "agent call", i.key.Org, i.key.ID)
+	defer func() { endOwn(span, err) }()
 	if s.draining.Load() {
 		return nil, errDraining
 	}
@@ -103,7 +95,6 @@ func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *p
 		return nil, err
 	}
 	x.watch, i.trace = watch, x.id
-	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
 	record, err = s.await(ctx, x)
 	if err == nil && record.ExpiredInQueue() {
 		return nil, s.expiredInQueue(ctx, x)

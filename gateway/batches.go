@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -382,9 +381,9 @@ func (s *Server) OpenBatch(b *proto.Batch, shared []byte) (
 			return nil, fmt.Errorf("decode what the items of batch %s share: %w: %w", b.ID, proto.ErrCorrupt, err)
 		}
 	}
-	return func(ctx context.Context, item []byte, number int, id proto.TraceID) (string, error) {
-		ctx, span := s.Tracer.Start(proto.ContextWithTraceID(ctx, id), "batch item", trace.WithNewRoot())
-		defer span.End()
+	return func(ctx context.Context, item []byte, number int, id proto.TraceID) (_ string, err error) {
+		ctx, span := s.startOwn(ctx, id, "batch item", b.Org, b.Key)
+		defer func() { endOwn(span, err) }()
 		job, err := s.batchJob(ctx, b, fields, item, number, id)
 		if err == nil {
 			_, err = s.submitNew(ctx, &proto.Submission{Job: job})

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -121,13 +119,8 @@ func (s *Server) deleteDeadLetter(w http.ResponseWriter, r *http.Request) error 
 // ended and stays as it is.
 func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err error) {
 	id := proto.NewTraceID()
-	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), requeueRoute, spanOptions(r)...)
-	defer func() {
-		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}()
+	ctx, span := s.startRequest(r, id, requeueRoute)
+	defer func() { endRequest(ctx, span, infoOf(ctx).rec.status, err) }()
 	letterID, err := deadLetterID(r)
 	if err != nil {
 		return err
@@ -143,7 +136,6 @@ func (s *Server) requeueDeadLetter(w http.ResponseWriter, r *http.Request) (err 
 	}
 	auditAfter(r, letterOrg(letter), letter.ID, auditLetter(letter))
 	infoOf(ctx).trace = letter.Requeued
-	span.SetAttributes(attribute.String("bullpen.trace_id", string(letter.Requeued)))
 	w.Header().Set("X-Trace-Id", string(letter.Requeued))
 	w.Header().Set("Location", "/v1/executions/"+string(letter.Requeued))
 	return writeValue(w, http.StatusAccepted, api.NewDeadLetter(letter))

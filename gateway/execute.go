@@ -10,11 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -45,13 +40,8 @@ type admitted struct {
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 	id := proto.NewTraceID()
-	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), executeRoute, spanOptions(r)...)
-	defer func() {
-		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}()
+	ctx, span := s.startRequest(r, id, executeRoute)
+	defer func() { endRequest(ctx, span, infoOf(ctx).rec.status, err) }()
 
 	wait, err := waitOf(r.Header)
 	if err != nil {
@@ -81,7 +71,6 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) (err error) {
 		x.watch = watch
 	}
 	infoOf(ctx).trace = x.id
-	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
 	w.Header().Set("X-Trace-Id", string(x.id))
 	if wait > 0 {
 		w.Header().Set("Preference-Applied", fmt.Sprintf("%s=%d", preferWait, wait/time.Second))
@@ -116,17 +105,6 @@ func waitError(id proto.TraceID, err error) error {
 	default:
 		return afterAcceptance(id, err)
 	}
-}
-
-// spanOptions starts a new trace for an execution, because the ids of trace and execution are
-// derived from each other. The client's trace is linked.
-func spanOptions(r *http.Request) []trace.SpanStartOption {
-	options := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer)}
-	remote := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-	if client := trace.SpanContextFromContext(remote); client.IsValid() {
-		options = append(options, trace.WithLinks(trace.Link{SpanContext: client}))
-	}
-	return options
 }
 
 // readJob decodes the request, checks it against the plan, and returns its job and its hash. wait

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -232,8 +231,8 @@ func (s *Server) answerPipeline(w http.ResponseWriter, r *http.Request, read fun
 // may have started.
 func (s *Server) StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (id proto.TraceID, refused string, err error) {
 	id = proto.NewTraceID()
-	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(ctx, id), "step", trace.WithNewRoot())
-	defer span.End()
+	ctx, span := s.startOwn(ctx, id, "step", p.Org, p.Key)
+	defer func() { endOwn(span, err) }()
 	job, err := s.stepJob(ctx, p, step, cell, id)
 	if err != nil {
 		refused, err := stepRefusal(err)

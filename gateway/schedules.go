@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -237,10 +236,10 @@ func (s *Server) FailedTick(schedule *proto.Schedule, run proto.ScheduleRun) (*p
 }
 
 // submitScheduled submits an execution of a schedule. One with the same name is the same execution.
-func (s *Server) submitScheduled(ctx context.Context, schedule *proto.Schedule, name string) (proto.TraceID, error) {
+func (s *Server) submitScheduled(ctx context.Context, schedule *proto.Schedule, name string) (_ proto.TraceID, err error) {
 	id := proto.NewTraceID()
-	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(ctx, id), "schedule", trace.WithNewRoot())
-	defer span.End()
+	ctx, span := s.startOwn(ctx, id, "schedule", schedule.Org, schedule.Key)
+	defer func() { endOwn(span, err) }()
 	job, err := s.scheduledJob(ctx, schedule, id)
 	if err != nil {
 		return "", err

@@ -93,6 +93,9 @@ type Server struct {
 
 	Log    *slog.Logger
 	Tracer trace.Tracer
+	// TrustTraceparent makes the trace of a request's Traceparent header the parent of the request's
+	// spans. Otherwise it is linked.
+	TrustTraceparent bool
 	// Metrics, if not nil, answers GET /metrics.
 	Metrics http.Handler
 	// QuotaReached, if not nil, is called once for each limit that an organisation reaches in a

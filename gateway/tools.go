@@ -11,9 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
-
 	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -75,13 +72,8 @@ func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRe
 	}
 	r := call.HTTP
 	i, id := infoOf(r.Context()), t.callTrace(call)
-	ctx, span := t.Tracer.Start(proto.ContextWithTraceID(r.Context(), id), "mcp "+api.ToolExecute, spanOptions(r)...)
-	defer func() {
-		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}()
+	ctx, span := t.startRequest(r, id, "tools/call "+api.ToolExecute)
+	defer func() { endRequest(ctx, span, http.StatusOK, err) }() // errors of tools are answers
 	mode := proto.ModeInline
 	if call.Progress != nil && i.plan.Streaming {
 		mode = proto.ModeStreaming
@@ -109,7 +101,6 @@ func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRe
 	}
 	x.watch = watch
 	i.trace = x.id
-	span.SetAttributes(attribute.String("bullpen.trace_id", string(x.id)))
 	var record *proto.Record
 	if mode == proto.ModeInline {
 		record, err = t.await(ctx, x)

@@ -51,6 +51,8 @@ type Delivery struct {
 	Attempts []DeliveryAttempt `json:"attempts"`
 	// Body is what is posted, for a delivery that is not about an execution.
 	Body json.RawMessage `json:"body,omitempty"`
+	// Traceparent is [Meta.Traceparent] of the execution.
+	Traceparent string `json:"traceparent,omitempty"`
 }
 
 // DeliveryUsage is what a delivery that has ended adds to the usage of its organisation.
@@ -149,7 +151,7 @@ func NewDelivery(m *Meta, at time.Time) *Delivery {
 	at = at.UTC()
 	return &Delivery{
 		ID: DeliveryID(m.TraceID), TraceID: m.TraceID, Org: m.Org, Key: m.Key, URL: m.WebhookURL, Status: DeliveryPending,
-		CreatedAt: at, NextAt: at, Attempts: []DeliveryAttempt{},
+		CreatedAt: at, NextAt: at, Attempts: []DeliveryAttempt{}, Traceparent: m.Traceparent,
 	}
 }
 

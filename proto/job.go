@@ -69,6 +69,7 @@ type Meta struct {
 	RequestID    string            `json:"request_id,omitempty"`
 	ClientID     string            `json:"client_id,omitempty"`
 	UserAgent    string            `json:"user_agent,omitempty"`
+	Traceparent  string            `json:"traceparent,omitempty"` // the span of the submission, as the W3C header has it; empty if nothing is traced
 	CreatedAt    time.Time         `json:"created_at"`
 	// RunAt is when the job enters the queue; zero for at once.
 	RunAt time.Time `json:"run_at,omitzero"`
@@ -186,6 +187,8 @@ type Record struct {
 	Lost []string `json:"lost,omitempty"`
 	// Usage is for metering.
 	Usage *Usage `json:"usage,omitempty"`
+	// Steps are nil until the attempt has ended, and if its worker was lost.
+	Steps *Steps `json:"steps,omitempty"`
 	// Pending, Commit and VolumeCommits belong to a running execution whose program has ended. Pending
 	// becomes the result once Commit is applied to its thread's head and VolumeCommits to those of its
 	// volumes. Any process that finds them may complete all. Clients do not see them, see Public.
@@ -201,7 +204,7 @@ func (r *Record) Public() *Record {
 		return r
 	}
 	public := *r
-	public.Pending, public.Commit, public.VolumeCommits, public.Usage, public.OutputTruncated = nil, nil, nil, nil, false
+	public.Pending, public.Commit, public.VolumeCommits, public.Usage, public.Steps, public.OutputTruncated = nil, nil, nil, nil, nil, false
 	return &public
 }
 

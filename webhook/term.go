@@ -407,6 +407,7 @@ func (t *term) record(ctx context.Context, d *proto.Delivery, revision uint64, o
 func (t *term) logAttempt(ctx context.Context, d *proto.Delivery) {
 	a := &d.Attempts[len(d.Attempts)-1]
 	t.OnAttempt(d, a)
+	traceAttempt(ctx, d, a)
 	fields := []any{
 		"trace_id", d.TraceID, "org", d.Org, "key", d.Key, "webhook_id", d.ID, "origin", proto.Origin(d.URL), "attempt", a.Number,
 		"status", a.Status, "took_ms", a.Timings.Total, "delivery", d.Status,

@@ -15,10 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/worker/inject"
@@ -43,8 +39,6 @@ type Lease interface {
 	Attempt() int
 	// Secrets returns the values of the job's secrets by name.
 	Secrets(ctx context.Context) (map[string][]byte, error)
-	// Context returns ctx with the trace context of the submission.
-	Context(ctx context.Context) context.Context
 	// Claim records that the program starts. The returned context is cancelled with
 	// [proto.ErrCancelled] or [proto.ErrLost] when the program must be stopped. After an error the
 	// program must not be started.
@@ -61,6 +55,7 @@ type Outcome struct {
 	LastSeq         int64 // of the last event published
 	OutputTruncated bool  // events were evicted or lost
 	Usage           *proto.Usage
+	Steps           *proto.Steps
 	Commit          *proto.Commit        // the thread's next version; nil if nothing changed, or there is no thread
 	Volumes         []proto.VolumeCommit // the next versions of volumes that changed
 }
@@ -201,19 +196,16 @@ func (w *Worker) Run(ctx, cut context.Context) error {
 // job runs one job and logs one wide line.
 func (w *Worker) job(ctx context.Context, lease Lease) {
 	job := lease.Job()
-	ctx, span := otel.Tracer("bullpen/worker").Start(lease.Context(ctx), "run", trace.WithSpanKind(trace.SpanKindConsumer),
-		trace.WithAttributes(attribute.String("bullpen.language", string(job.Language)), attribute.Int("bullpen.attempt", lease.Attempt())))
-	defer span.End()
+	spent := timings{steps: proto.Steps{AssignedAt: time.Now().UTC()}}
+	ctx, spans := startTrace(ctx, job, lease.Attempt())
 	log := w.Log.With("trace_id", job.TraceID, "attempt", lease.Attempt())
-	var spent timings
 	rec, err := w.execute(ctx, lease, &spent)
+	spans.end(ctx, rec, err)
 	if err != nil {
-		span.RecordError(err)
 		lease.Release()
 		log.WarnContext(ctx, "execution abandoned", "error", err)
 		return
 	}
-	span.SetAttributes(attribute.String("bullpen.status", string(rec.Status)))
 	w.Done(rec)
 	line := []any{
 		"org", job.Org, "key", job.Key, "language", job.Language, "mode", job.Mode, "status", rec.Status,
@@ -245,8 +237,9 @@ func (w *Worker) job(ctx context.Context, lease Lease) {
 	log.InfoContext(ctx, "execution ended", line...)
 }
 
-// timings are the durations of an execution's steps, for the log.
+// timings are the durations of an execution's steps, for the log and the record.
 type timings struct {
+	steps                        proto.Steps
 	start                        Start
 	checkOut, prepare, run, save time.Duration
 	store                        time.Duration // from the program's end until what it wrote to mounts was stored
@@ -280,7 +273,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		defer context.AfterFunc(running, giveUp)()
 	}
 	m := <-preparing
-	spent.start, spent.prepare, spent.checkOut = m.start, m.took, m.checkOut
+	spent.prepared(m)
 	var ended *proto.Record // the result, if this worker stored it after commits
 	release := func() {
 		if err := m.close(ended); err != nil {
@@ -304,7 +297,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	case m.err != nil && errors.Is(context.Cause(running), proto.ErrLost):
 		return nil, context.Cause(running)
 	case m.err != nil && running.Err() != nil:
-		return w.finish(ctx, lease, Outcome{Result: resultOf(job, jail.Outcome{Kind: jail.Killed}, context.Cause(running)), LastSeq: base})
+		return w.finish(ctx, lease, Outcome{Result: resultOf(job, jail.Outcome{Kind: jail.Killed}, context.Cause(running)), LastSeq: base, Steps: &spent.steps})
 	case errors.Is(m.err, jail.ErrHostOutOfMemory) && lease.Attempt() < job.MaxAttempts:
 		return nil, m.err
 	case m.err != nil:
@@ -312,10 +305,10 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		if m.suspect {
 			w.health.markUnhealthy()
 		}
-		return w.finish(ctx, lease, Outcome{Result: m.failure(), LastSeq: base})
+		return w.finish(ctx, lease, Outcome{Result: m.failure(), LastSeq: base, Steps: &spent.steps})
 	}
 	if m.unusable != nil {
-		return w.finish(ctx, lease, Outcome{Result: proto.Failure(proto.CodeSandboxStart, m.unusable.Error()), LastSeq: base})
+		return w.finish(ctx, lease, Outcome{Result: proto.Failure(proto.CodeSandboxStart, m.unusable.Error()), LastSeq: base, Steps: &spent.steps})
 	}
 	program := m.program
 	events := w.Open(ctx, job, lease.Attempt(), base)
@@ -328,6 +321,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	fault.Here(fault.AfterClaimBeforeStart)
 	outcome, err := m.jail.Run(running, program)
 	spent.run = time.Since(began)
+	spent.steps.Program = spent.interval(period{began, spent.run})
 	maskedOut.Flush()
 	maskedErr.Flush()
 	last, truncated := events.Close()
@@ -349,7 +343,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	result.Stderr, result.StderrTruncated = stderr.text()
 	result.OutputBudgetExceeded = events.OverBudget()
 	out := Outcome{
-		Result: result, LastSeq: last, OutputTruncated: truncated,
+		Result: result, LastSeq: last, OutputTruncated: truncated, Steps: &spent.steps,
 		Usage: &proto.Usage{
 			CPUMS: outcome.CPUTime.Milliseconds(), MemoryPeak: outcome.MemoryPeak, Network: outcome.Network,
 			OutputBytes: int64(len(result.Stdout) + len(result.Stderr)),
@@ -359,6 +353,7 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 		began := time.Now()
 		err := m.data.Finish(running)
 		spent.store = time.Since(began)
+		spent.steps.Mounts = spent.interval(period{began, spent.store})
 		if err != nil {
 			w.Log.ErrorContext(ctx, "storage write failed", "trace_id", job.TraceID, "error", err)
 			out.Result = out.Result.Unwritten(notWritten(err))
@@ -366,10 +361,14 @@ func (w *Worker) execute(ctx context.Context, lease Lease, spent *timings) (*pro
 	}
 	if !errors.Is(context.Cause(running), ErrShutdown) && outcome.Kind != jail.HostOutOfMemory {
 		began := time.Now()
-		for _, s := range w.save(ctx, m) {
+		saved := w.save(ctx, m)
+		for _, s := range saved {
 			w.addSaved(ctx, job, &out, s)
 		}
 		spent.save = time.Since(began)
+		if len(saved) > 0 {
+			spent.steps.Save = spent.interval(period{began, spent.save})
+		}
 	}
 	rec, err := w.finish(ctx, lease, out)
 	if err == nil && (out.Commit != nil || len(out.Volumes) > 0) {
@@ -527,6 +526,8 @@ type preparation struct {
 	dataFailed bool
 	suspect    bool // err suggests that this worker cannot create sandboxes
 	start      Start
+	began      time.Time
+	checkedOut period // without the staging of files
 	checkOut   time.Duration
 	took       time.Duration // without checkOut
 }
@@ -592,7 +593,7 @@ func (w *Worker) prepare(ctx context.Context, lease Lease) <-chan *preparation {
 // prepareJail prepares a jail with the home of the job's thread, if it has one.
 func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (err error) {
 	job, began := lease.Job(), time.Now()
-	defer func() { m.took = time.Since(began) - m.checkOut }()
+	defer func() { m.began, m.took = began, time.Since(began)-m.checkOut }()
 	if len(job.Mounts) > 0 {
 		if err := w.openMounts(job, m); err != nil {
 			m.dataFailed = true
@@ -614,6 +615,7 @@ func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (
 			Org: job.Org, Thread: job.ThreadID, Trace: job.TraceID, Most: proto.Space{Bytes: job.Sandbox.HomeBytes, Files: job.Sandbox.Inodes},
 		})
 		m.checkOut = time.Since(began)
+		m.checkedOut = period{began, m.checkOut}
 		if err != nil {
 			m.home, m.homeFailed = nil, true
 			return err

@@ -50,9 +50,8 @@ func newLease(change func(*proto.Job)) *lease {
 	return l
 }
 
-func (l *lease) Job() *proto.Job                             { return l.job }
-func (l *lease) Attempt() int                                { return 1 }
-func (l *lease) Context(ctx context.Context) context.Context { return ctx }
+func (l *lease) Job() *proto.Job { return l.job }
+func (l *lease) Attempt() int    { return 1 }
 
 func (l *lease) Claim(ctx context.Context) (context.Context, int64, error) {
 	defer close(l.claimed)
@@ -508,6 +507,11 @@ func TestHomeIsSavedAfterEachOutcome(t *testing.T) {
 			}}, d, nil)
 			if l.outcome.Commit != d.commit || !d.committed || !d.closed {
 				t.Errorf("outcome %+v, home %+v", l.outcome, d)
+			}
+			none := proto.Interval{}
+			if s := l.outcome.Steps; s.Start != "cold" || s.Jail == none || s.Home == none || s.Program == none || s.Save == none || s.Mounts != none ||
+				s.Program[0] < s.Jail[0]+s.Jail[1] || s.Save[0] < s.Program[0]+s.Program[1] {
+				t.Errorf("steps %+v", s)
 			}
 		})
 	}

@@ -93,6 +93,7 @@ type commands struct {
 	Run        runCommand         `cmd:"" help:"Run a program and stream its output."`
 	Get        getCommand         `cmd:"" help:"Show an execution."`
 	Ls         lsCommand          `cmd:"" help:"List executions."`
+	Trace      traceCommand       `cmd:"" help:"Show when the steps of an execution happened."`
 	Logs       logsCommand        `cmd:"" help:"Print the output of an execution."`
 	Wait       waitCommand        `cmd:"" help:"Wait until executions end."`
 	Cancel     cancelCommand      `cmd:"" help:"Cancel an execution."`

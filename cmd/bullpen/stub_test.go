@@ -21,6 +21,8 @@ const (
 	stubRunning = proto.TraceID("trc_rrrrrrrrrrrrrrrrrrrr")
 	// stubLost is the id of an execution whose worker was lost.
 	stubLost = proto.TraceID("trc_llllllllllllllllllll")
+	// stubHooked is the id of an execution with a webhook whose worker was lost.
+	stubHooked = proto.TraceID("trc_hhhhhhhhhhhhhhhhhhhh")
 	// stubFails is the id of an execution with exit code 3.
 	stubFails = proto.TraceID("trc_ffffffffffffffffffff")
 	// stubSoon is the id of an execution that ends during the second request that waits for it.
@@ -398,6 +400,8 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":3,"stdout":"one\n","stderr":"two\n","error":null,`+
 			`"duration_ms":1234,"delivery_mode":"streaming","created_at":"2026-01-02T03:04:05.678Z","completed_at":"2026-01-02T03:04:06.912Z",`+
 			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"stderr_truncated":true,"output_truncated":false,"sandbox":"web",`+
+			`"steps":[{"name":"queue","after_ms":0,"duration_ms":2.125},{"name":"jail","after_ms":2.5,"duration_ms":40,"start":"cold"},`+
+			`{"name":"home","within":"jail","after_ms":3,"duration_ms":10.5},{"name":"program","after_ms":50,"duration_ms":1150}],`+
 			`"network":{"bytes_in":1000,"bytes_out":20,"blocked_total":7,"blocked_connections":[`+
 			`{"host":"a.example\u001b[2J","address":"203.0.113.7","port":443,"protocol":"tcp","reason":"not_allowed","at":"2026-01-02T03:04:06.000Z"},`+
 			`{"host":"b.example","protocol":"dns","reason":"name","at":"2026-01-02T03:04:06.000Z"},`+
@@ -407,6 +411,9 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 			`"duration_ms":10,"delivery_mode":"webhook","created_at":"2026-01-02T03:04:05.678Z","completed_at":null,`+
 			`"webhook_url":"https://example.com/hook","webhook_delivery_status":"pending",`+
 			`"language":"bash","timeout":60,"thread_id":"notebook","metadata":{},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubRunning)
+	case stubHooked:
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","error_code":"worker_lost","duration_ms":998,"created_at":"2026-01-02T03:04:04.000Z",`+
+			`"completed_at":"2026-01-02T03:04:05.000Z","webhook_url":"https://example.com/hook","attempt":1,"queued_ms":2}`, stubHooked)
 	case stubItem:
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"success","batch":{"id":%q,"index":1}}`, stubItem, stubBatchID)
 	case stubSoon:

@@ -43,6 +43,18 @@ type Execution struct {
 	Batch                 *BatchItem            `json:"batch,omitempty"`
 	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The run of a pipeline that it is a step of; absent for others."`
 	Step                  *string               `json:"step,omitempty" doc:"The name of that step, with its cell in parentheses."`
+	Steps                 []Step                `json:"steps,omitempty" doc:"What happened when. Absent until the execution has ended, and if its worker was lost. An extension of the public contract."`
+}
+
+// Step is a step of an execution.
+type Step struct {
+	_ struct{} `doc:"A step of the execution: delay until run_at, queue until a worker got it, jail while its sandbox was prepared, home while that of the thread was, program, mounts and save while what it wrote was stored, commit while the thread got its next version."`
+
+	Name       proto.StepName  `json:"name" enum:"delay,queue,jail,home,program,mounts,save,commit"`
+	Within     *proto.StepName `json:"within,omitempty" enum:"jail" doc:"The step that it is a part of; absent for others."`
+	AfterMS    float64         `json:"after_ms" doc:"When it began, in milliseconds after created_at. It may be negative, since the two clocks may be of different machines."`
+	DurationMS float64         `json:"duration_ms" minimum:"0"`
+	Start      *string         `json:"start,omitempty" enum:"cold,warm,forked" doc:"For jail: created for the execution, prepared before, or forked from a process of its API key."`
 }
 
 // NetworkUsage is what a program did with its network.
@@ -79,6 +91,15 @@ func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time)
 			e.Network.BlockedConnections = append(e.Network.BlockedConnections, BlockedConnection{b, Time{b.At}})
 		}
 	}
+	if r.Steps != nil {
+		for _, step := range r.Timeline() {
+			s := Step{Name: step.Name, Within: optional(step.Within), AfterMS: fraction(step.At.Sub(r.CreatedAt)), DurationMS: fraction(step.Took)}
+			if step.Name == proto.StepJail {
+				s.Start = optional(r.Steps.Start)
+			}
+			e.Steps = append(e.Steps, s)
+		}
+	}
 	end := now
 	if r.CompletedAt != nil {
 		end = *r.CompletedAt
@@ -102,6 +123,9 @@ func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time)
 // milliseconds returns d in milliseconds, at least 0: the two clocks may be of different
 // machines.
 func milliseconds(d time.Duration) int64 { return max(0, d.Milliseconds()) }
+
+// fraction returns d in milliseconds.
+func fraction(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // Write writes the JSON form of e, and encodes the output in pieces: it may be many MiB. Nothing is
 // written before an error that is not one of w.

@@ -174,6 +174,7 @@ func executionRoutes() []Route {
 			TraceID: exampleTrace, Mode: proto.ModeInline, Language: proto.Python, Timeout: 60, CreatedAt: start, Profile: proto.DefaultProfileName,
 		},
 		Status: proto.StatusSuccess, Attempt: 1, StartedAt: &start, CompletedAt: &ended, Result: &result,
+		Steps: &proto.Steps{AssignedAt: start.Add(time.Millisecond), Start: "warm", Jail: proto.Interval{50, 900}, Program: proto.Interval{2100, 20_000}},
 	}, "", ended)
 	listed := NewListedExecution(&proto.Record{
 		Meta: proto.Meta{

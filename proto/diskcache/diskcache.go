@@ -94,6 +94,16 @@ func (c *Cache[V]) Len() int {
 	return len(c.entries)
 }
 
+// Size returns the size of the entries that are complete.
+func (c *Cache[V]) Size() (size int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.entries {
+		size += e.size
+	}
+	return size
+}
+
 // Go runs f in the background. Wait waits for it.
 func (c *Cache[V]) Go(f func()) { c.work.Go(f) }
 

@@ -26,7 +26,11 @@ import (
 const readTimeout = 5 * time.Second
 
 // Store stores dead letters in JetStream.
-type Store struct{ Store *store.Store }
+type Store struct {
+	Store *store.Store
+	// Added, if not nil, is called with the reason of each dead letter that was stored.
+	Added func(proto.DeadReason)
+}
 
 // AddJob stores the dead letter of a job whose execution ended because its workers were lost,
 // according to rec. seq is the sequence number of the job, which stays where it is. It is no error
@@ -79,6 +83,9 @@ func (s *Store) create(ctx context.Context, letter *proto.DeadLetter, content an
 	_, err := s.write(ctx, letter, content, 0)
 	if store.IsConflict(err) {
 		return nil
+	}
+	if err == nil && s.Added != nil {
+		s.Added(letter.Reason)
 	}
 	return err
 }

@@ -73,6 +73,12 @@ func (w *world) get(id string) (*proto.DeadLetter, *proto.DeadContent) {
 // The object with a large body is removed with its job: the dead letter has its own.
 func TestJobIsKeptWithItsBody(t *testing.T) {
 	w := newWorld(t)
+	added := 0
+	w.Added = func(reason proto.DeadReason) {
+		if added++; reason != proto.DeadWorkersLost {
+			t.Errorf("added %s", reason)
+		}
+	}
 	small, large := storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync)
 	large.Code = strings.Repeat("x", 1<<20)
 	for _, job := range []*proto.Job{small, large} {
@@ -100,6 +106,9 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 			t.Errorf("%+v", letter)
 		}
 		w.deadLetter(job, seq) // the job is gone
+	}
+	if added != 2 {
+		t.Errorf("%d dead letters were reported as added", added)
 	}
 	if list := w.list(nil, 10); len(list) != 2 || list[0].ID != string(large.TraceID) || list[1].ID != string(small.TraceID) {
 		t.Errorf("%+v", list)

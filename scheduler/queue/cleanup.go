@@ -93,7 +93,7 @@ func (t *term) storeDeadLetter(ctx context.Context, id proto.TraceID, seq uint64
 	if err != nil {
 		return err
 	}
-	if err := (&deadletters.Store{Store: t.Store}).AddJob(ctx, rec, seq); err != nil {
+	if err := (&deadletters.Store{Store: t.Store, Added: t.DeadLettered}).AddJob(ctx, rec, seq); err != nil {
 		return err
 	}
 	t.Log.Error("job dead-lettered", "trace_id", id, "org", rec.Org, "workers", rec.Lost)
@@ -104,7 +104,7 @@ func (t *term) storeDeadLetter(ctx context.Context, id proto.TraceID, seq uint64
 func (t *term) moveMalformed(ctx context.Context, seq uint64, cause error) {
 	t.garbage.exclude(seq)
 	go func() {
-		if err := (&deadletters.Store{Store: t.Store}).MoveMessage(ctx, seq, cause); err != nil && ctx.Err() == nil {
+		if err := (&deadletters.Store{Store: t.Store, Added: t.DeadLettered}).MoveMessage(ctx, seq, cause); err != nil && ctx.Err() == nil {
 			t.Log.Error("store dead letter failed", "sequence", seq, "error", err)
 			return // the next leader finds the message again
 		}

@@ -68,10 +68,16 @@ type Dispatcher struct {
 	Secrets *keyring.Keyring
 	// Ended is called as [Queue.Ended] is.
 	Ended func(*proto.Record)
-	Log   *slog.Logger
+	// DeadLettered, if not nil, is called with the reason of each dead letter, concurrently.
+	DeadLettered func(proto.DeadReason)
+	Log          *slog.Logger
 
+	leads  atomic.Bool
 	timing timing
 }
+
+// Leads reports whether this dispatcher assigns jobs now, as far as it knows.
+func (d *Dispatcher) Leads() bool { return d.leads.Load() }
 
 // Run campaigns for the leadership and dispatches while it leads. It returns when ctx is done.
 func (d *Dispatcher) Run(ctx context.Context) error {
@@ -157,6 +163,8 @@ func (d *Dispatcher) lead(ctx context.Context, lead *leader.Term) error {
 	}
 	defer unsubscribe()
 	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(t.queue.jobs), "rebuilt_ms", time.Since(started).Milliseconds())
+	d.leads.Store(true)
+	defer d.leads.Store(false)
 	err = t.loop(ctx)
 	if t.stillLeader() {
 		t.demands.next.resign(context.WithoutCancel(ctx), t)

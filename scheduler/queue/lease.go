@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
@@ -30,7 +28,6 @@ type Lease struct {
 	started *time.Time  // nil before the claim
 	attempt int
 	job     *proto.Job
-	header  nats.Header
 
 	// The entry in the journal. Guarded by slots.mu.
 	journaled bool
@@ -55,11 +52,6 @@ func (l *Lease) Job() *proto.Job { return l.job }
 // Attempt returns the number of the attempt, starting at 1.
 func (l *Lease) Attempt() int { return l.attempt }
 
-// Context returns ctx with the trace context of the submission.
-func (l *Lease) Context(ctx context.Context) context.Context {
-	return otel.GetTextMapPropagator().Extract(ctx, propagation.HeaderCarrier(l.header))
-}
-
 // load reads the job. It returns [proto.ErrNotFound] if the job was removed.
 func (l *Lease) load(ctx context.Context) error {
 	st := l.slots.Store
@@ -80,7 +72,7 @@ func (l *Lease) load(ctx context.Context) error {
 	if err != nil {
 		return l.reject(ctx, m, err)
 	}
-	l.job, l.header, l.msg = job, m.Header, nil
+	l.job, l.msg = job, nil
 	return nil
 }
 
@@ -275,6 +267,7 @@ type Outcome struct {
 	LastSeq         int64 // of the last event published
 	OutputTruncated bool
 	Usage           *proto.Usage
+	Steps           *proto.Steps  // nil if they are not known
 	Commit          *proto.Commit // of the thread's home; nil if there is nothing to commit
 	Volumes         []proto.VolumeCommit
 }
@@ -290,7 +283,7 @@ func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 	defer l.slots.forget(l.id)
 	defer l.stop()
 	done := &proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started}
-	done.ResultSeq, done.OutputTruncated, done.Usage = o.LastSeq, o.OutputTruncated, o.Usage
+	done.ResultSeq, done.OutputTruncated, done.Usage, done.Steps = o.LastSeq, o.OutputTruncated, o.Usage, o.Steps
 	rec, err := l.finish(ctx, done, o)
 	if errors.Is(err, proto.ErrLost) {
 		rec, _, err := l.slots.Store.Record(ctx, l.id)
@@ -311,12 +304,16 @@ func (l *Lease) finish(ctx context.Context, done *proto.Record, o Outcome) (*pro
 	if o.Commit != nil || len(o.Volumes) > 0 {
 		done.Status, done.Pending, done.Commit, done.VolumeCommits = proto.StatusRunning, &o.Result, o.Commit, o.Volumes
 		var err error
+		began := time.Now()
 		if pending, err = l.write(ctx, done); err != nil {
 			return nil, err
 		}
 		fault.Here(fault.AfterPendingBeforeCommit)
 		if result, err = l.commit(ctx, done); err != nil {
 			return nil, err
+		}
+		if done.Steps != nil {
+			done.Steps.Commit = done.Steps.Interval(began, time.Now())
 		}
 		fault.Here(fault.AfterCommitBeforeResult)
 	}

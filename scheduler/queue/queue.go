@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -36,18 +34,23 @@ const (
 // Submit makes job durable. After a nil error the job ends with exactly one terminal record. After
 // a [*proto.Rejection] nothing of it remains. After any other error either may be the case. Submit
 // returns at most undoTimeout after ctx is done. Cancel ctx only for a timeout, not when a client
-// leaves.
+// leaves. It sets the Traceparent of the job.
 func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 	if q.Rejects != nil {
 		if rejection := q.Rejects(); rejection != nil {
 			return rejection
 		}
 	}
-	h := nats.Header{}
-	otel.GetTextMapPropagator().Inject(ctx, propagation.HeaderCarrier(h))
+	ctx, span := startSubmit(ctx, job)
+	err := q.submit(ctx, job)
+	endSubmit(span, err)
+	return err
+}
+
+func (q *Queue) submit(ctx context.Context, job *proto.Job) error {
 	bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 	defer cancel()
-	m, err := q.Store.StageJob(bounded, job, h)
+	m, err := q.Store.StageJob(bounded, job, nats.Header{})
 	if err != nil {
 		return unavailable(err)
 	}

@@ -253,6 +253,13 @@ func (s *Slots) onClaimed(l *Lease) {
 	s.journalDone(l)
 }
 
+// Used returns the number of slots that have a job.
+func (s *Slots) Used() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.held)
+}
+
 func (s *Slots) forget(id proto.TraceID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // RetryPolicy bounds the retries of requests whose [Error] is retryable.
@@ -15,7 +17,10 @@ type RetryPolicy struct {
 	// MinWait and MaxWait bound the pauses. Each pause is twice the previous one, plus or minus
 	// half of it.
 	MinWait, MaxWait time.Duration
-	MaxElapsed       time.Duration // no attempt begins later than this after the first; 0 for no limit
+	// OnError, if not nil, is called concurrently with the [Error.Op] of each attempt that the store
+	// did not carry out, or answered with wrong content.
+	OnError    func(operation string)
+	MaxElapsed time.Duration // no attempt begins later than this after the first; 0 for no limit
 }
 
 // DefaultRetry makes eight attempts with pauses of about 11 s in total, and begins none after 20 s:
@@ -35,6 +40,9 @@ func (p RetryPolicy) Do(ctx context.Context, f func() error) error {
 	err := backoff.Retry(func() error {
 		attempts++
 		last = f()
+		if failed, ok := errors.AsType[*Error](last); ok && p.OnError != nil && (errors.Is(failed.Kind, ErrUnavailable) || errors.Is(failed.Kind, proto.ErrCorrupt)) {
+			p.OnError(failed.Op)
+		}
 		if last == nil || isRetryable(last) && attempts < p.Attempts {
 			return last
 		}

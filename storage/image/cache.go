@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -30,6 +31,8 @@ type Cache struct {
 	source Source
 	log    *slog.Logger
 	disk   *diskcache.Cache[*cachedImage]
+	uses   atomic.Int64
+	misses atomic.Int64
 	closed context.Context // done when fetches must end
 	stop   context.CancelFunc
 }
@@ -69,6 +72,18 @@ func Open(dir string, source Source, limit int64, log *slog.Logger) (*Cache, err
 // Len returns the number of images in the cache.
 func (c *Cache) Len() int { return c.disk.Len() }
 
+// CacheStats are figures of a cache since it was opened.
+type CacheStats struct {
+	Bytes        int64 // of the images on disk, approximately
+	Hits, Misses int64 // uses that did not need a fetch, or did
+}
+
+// Stats returns the figures of the cache.
+func (c *Cache) Stats() CacheStats {
+	misses := c.misses.Load() // before uses, so that Hits is not negative
+	return CacheStats{Bytes: c.disk.Size(), Hits: c.uses.Load() - misses, Misses: misses}
+}
+
 // Close cancels fetches and waits for background work. Cached images stay for the next process.
 func (c *Cache) Close() {
 	c.stop()
@@ -85,6 +100,7 @@ func (c *Cache) Get(ctx context.Context, digest string) (img *Unpacked, release 
 	if !proto.ValidImageDigest(digest) {
 		return nil, nil, fmt.Errorf("image digest %q: it is not of the form sha256:…", digest)
 	}
+	c.uses.Add(1)
 	e := c.disk.Acquire(digest)
 	release = sync.OnceFunc(func() { c.disk.Release(e) })
 	e.Value.fetch.Do(func() { c.startFetch(ctx, e, digest) })
@@ -109,6 +125,7 @@ func (c *Cache) startFetch(ctx context.Context, e *diskcache.Entry[*cachedImage]
 		close(e.Value.ready)
 		return
 	}
+	c.misses.Add(1)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	detach := context.AfterFunc(c.closed, cancel)
 	c.disk.Acquire(digest) // the fetch itself uses the entry

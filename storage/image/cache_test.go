@@ -113,6 +113,9 @@ func TestImageIsUnpackedOnce(t *testing.T) {
 	if n := s.fetched.Load(); n != 1 {
 		t.Errorf("fetched %d times", n)
 	}
+	if stats := c.Stats(); stats.Hits != 7 || stats.Misses != 1 || stats.Bytes == 0 {
+		t.Errorf("%+v", stats)
+	}
 }
 
 // All users can read unpacked images and traverse their directories. Only the owner can write.

@@ -45,15 +45,17 @@ func Run(ctx context.Context, cfg *Config) error {
 	log.Info("starting", "version", Version(), "roles", roleNames(cfg.Roles))
 	log.Debug("settings", "config", cfg)
 	cfg.limitMemory()
-	telemetry, err := StartTelemetry(ctx, Version(), log)
+	telemetry, err := StartTelemetry(ctx, Version(), log, cfg.LogLevel)
 	if err != nil {
 		return err
 	}
+	local := log
+	log = telemetry.Log
 	defer func() {
 		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 		defer cancel()
 		if err := telemetry.Shutdown(flush); err != nil {
-			log.Warn("spans lost at shutdown", "error", err)
+			local.Warn("telemetry lost at shutdown", "error", err)
 		}
 	}()
 	if err := cfg.checkMachine(); err != nil {
@@ -130,11 +132,12 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 	s.queue = &queue.Queue{Store: s.store, Rejects: s.rejects}
 	s.threads = &threads.Threads{Store: s.store}
 	s.events = &events.Log{Store: s.store, Records: s.queue}
-	s.metrics = NewMetrics(s.queue.Stats, cfg.MetricsOrg)
-	if cfg.dispatches() {
-		s.metrics.Pools(s.queue.Pools)
+	s.metrics = NewMetrics(cfg.MetricsOrg)
+	s.metrics.DiskReserve(s.disk)
+	s.metrics.Disks(cfg.directories())
+	if s.blobs != nil {
+		s.blobs.Retry.OnError = s.metrics.StoreFailed
 	}
-	s.metrics.DataDisk(s.disk)
 	s.queue.Ended = s.executionEnded
 	return s, nil
 }
@@ -326,6 +329,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 	}
 	s.monitor = s.newMonitor()
 	r.base = append(r.base, part{"monitor", s.monitor.run}, part{"description of this process", s.describe})
+	var leads func() bool
 	if s.cfg.dispatches() {
 		scale, scalers, err := s.autoscaler()
 		if err != nil {
@@ -334,11 +338,16 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		r.work = append(r.work, scalers...)
 		d := &queue.Dispatcher{
 			Store: s.store, Instance: s.instance, Memory: s.cfg.jobMemory(), Reserved: s.cfg.ReservedSlots.Of, Interactive: s.cfg.InteractiveSlots.Of,
-			OutputBudget: int64(s.cfg.OutputBudget), DiskFull: s.storeDiskFull, Secrets: s.keyring, Ended: s.executionEnded, Autoscaler: scale, Log: s.log,
+			OutputBudget: int64(s.cfg.OutputBudget), DiskFull: s.storeDiskFull, Secrets: s.keyring, Ended: s.executionEnded, DeadLettered: s.metrics.DeadLettered,
+			Autoscaler: scale, Log: s.log,
 		}
+		leads = d.Leads
+		s.metrics.Pools(s.queue.Pools, leads)
 		r.base = append(r.base, part{"dispatcher", d.Run})
 	}
+	s.metrics.Queue(s.queue.Stats, leads)
 	if s.cfg.Has(RoleWorker) {
+		s.metrics.Worker()
 		s.health = newHealth(s.metrics, s.log)
 	}
 	if s.cfg.Has(RoleWebhook) || s.cfg.Has(RoleGateway) {

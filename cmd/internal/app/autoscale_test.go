@@ -137,7 +137,7 @@ func TestFiguresWithoutADriver(t *testing.T) {
 		"bullpen_autoscale_desired_workers{pool=\"default\"} 1\n", "bullpen_autoscale_desired_slots{pool=\"default\"} 3\n",
 		"bullpen_autoscale_queued{pool=\"default\"} 1\n", "bullpen_autoscale_running{pool=\"default\"} 0\n",
 		"bullpen_autoscale_workers{pool=\"default\"} 0\n", "bullpen_autoscale_slots{pool=\"default\"} 0\n",
-		"bullpen_autoscale_mean_seconds{pool=\"default\"} 0\n", "bullpen_autoscale_oldest_wait_seconds{pool=\"default\"} ",
+		"bullpen_autoscale_mean_execution_seconds{pool=\"default\"} 0\n", "bullpen_autoscale_oldest_wait_seconds{pool=\"default\"} ",
 	} {
 		waitFor(ctx, t, metrics, http.StatusOK, line)
 	}

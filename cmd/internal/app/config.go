@@ -131,6 +131,8 @@ type Config struct {
 
 	MetricsOrg bool `name:"metrics-org" group:"Log" env:"BULLPEN_METRICS_ORG" help:"Add the label org to bullpen_executions_total. Every organisation adds its time series then."`
 
+	TrustTraceparent bool `name:"trust-traceparent" group:"Log" env:"BULLPEN_TRUST_TRACEPARENT" help:"Make the trace of a request's traceparent header the trace of its execution. Otherwise the two are linked. Clients then choose the ids of traces and which of them are sampled: set it if all clients are yours."`
+
 	LogLevel  slog.Level `name:"log-level" group:"Log" env:"BULLPEN_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"Minimum level of log messages: debug, info, warn or error."`
 	LogFormat LogFormat  `name:"log-format" group:"Log" env:"BULLPEN_LOG_FORMAT" default:"text" placeholder:"FORMAT" help:"Format of log messages: text or json."`
 }

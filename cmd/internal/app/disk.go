@@ -60,6 +60,19 @@ func (c *Config) dataDisk() *dataDisk {
 	return nil
 }
 
+// directories returns the directories that this process stores much in, by the setting that names
+// them.
+func (c *Config) directories() map[string]string {
+	all := map[string]string{}
+	if c.dataDisk() != nil {
+		all["data"] = c.Data
+	}
+	if c.Has(RoleWorker) {
+		all["image-dir"] = c.ImageDir
+	}
+	return all
+}
+
 func (s *system) dataDiskFull() bool { return s.disk.full() != "" }
 
 // storeDiskFull reports whether the disk is full that the embedded NATS stores output on.

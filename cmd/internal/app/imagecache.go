@@ -124,6 +124,16 @@ func (c *imageCache) count() int {
 	return c.cache.Len()
 }
 
+// stats returns the figures of the cache, zero before the first image.
+func (c *imageCache) stats() image.CacheStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cache == nil {
+		return image.CacheStats{}
+	}
+	return c.cache.Stats()
+}
+
 func (c *imageCache) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -3,9 +3,13 @@ package app
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"math"
 	"net/http"
+	"runtime"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/storage/image"
 	"github.com/bullpen-run/bullpen/worker"
 )
 
@@ -30,18 +35,28 @@ type Metrics struct {
 	healthy         prometheus.Gauge
 	jails           *prometheus.CounterVec
 	zygotes         *prometheus.CounterVec
-	preloadFailures prometheus.Counter
 	attempts        *prometheus.CounterVec
 	deliveries      *prometheus.CounterVec
 	attemptTime     prometheus.Histogram
 	deliveryDelay   prometheus.Histogram
 	scaling         *prometheus.CounterVec
 	quotas          *prometheus.CounterVec
+	steps           *prometheus.HistogramVec
+	threadSaves     *prometheus.CounterVec
+	storeErrors     *prometheus.CounterVec
+	deadLetters     *prometheus.CounterVec
+	preloadFailures prometheus.Counter
 }
 
-// NewMetrics registers the metrics. Each scrape calls stats for the metrics of the queue. stats may
-// be nil in a process without the queue. byOrg adds the organisation to the count of executions.
-func NewMetrics(stats func(context.Context) (proto.QueueStats, error), byOrg bool) *Metrics {
+// durationBuckets are the buckets of all durations in seconds: from what a warm sandbox takes to
+// the longest programs of most plans.
+func durationBuckets() []float64 {
+	return []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
+}
+
+// NewMetrics registers the metrics that every process has. byOrg adds the organisation to the count
+// of executions.
+func NewMetrics(byOrg bool) *Metrics {
 	labels := []string{"language", "status", "error_code"}
 	if byOrg {
 		labels = append(labels, "org")
@@ -53,12 +68,12 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error), byOrg boo
 			Name: "bullpen_executions_total", Help: "Finished executions by language, status and error code; none without an error. With --metrics-org also by organisation.",
 		}, labels),
 		start: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_start_seconds", Help: "Time from the acceptance of an execution to the first start of its program, or to its end if it never started, by class and by whether it started.",
-			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 3, 10, 60, 600, 3600},
+			Name: "bullpen_queue_wait_seconds", Help: "Time from the acceptance of an execution to the first start of its program, or to its end if it never started, by class and by whether it started.",
+			Buckets: durationBuckets(),
 		}, []string{"class", "started"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_execution_seconds", Help: "Time from the start of a program to its end, by language.",
-			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 3, 10, 60, 600, 3600},
+			Name: "bullpen_execution_duration_seconds", Help: "Time from the start of a program to its end, by language.",
+			Buckets: durationBuckets(),
 		}, []string{"language"}),
 		outputBytes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "bullpen_output_bytes_total", Help: "Bytes of output kept in the results of executions.",
@@ -67,14 +82,14 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error), byOrg boo
 			Name: "bullpen_http_requests_total", Help: "HTTP requests by route, method and status code.",
 		}, []string{"route", "method", "code"}),
 		requestTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_http_request_seconds", Help: "Time from the arrival of a request to the end of its response, by route and method.",
-			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 60, 600},
+			Name: "bullpen_http_request_duration_seconds", Help: "Time from the arrival of a request to the end of its response, by route and method.",
+			Buckets: durationBuckets(),
 		}, []string{"route", "method"}),
 		cgroupVersion: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "bullpen_cgroup_version", Help: "Version of cgroups in use, 1 or 2; 0 in a process that runs no programs.",
+			Name: "bullpen_cgroup_version", Help: "Version of cgroups that the worker of this process uses, 1 or 2.",
 		}),
 		healthy: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "bullpen_worker_fit", Help: "1 while the worker of this process can create sandboxes and accepts jobs; otherwise 0.",
+			Name: "bullpen_worker_healthy", Help: "1 while the worker of this process can create sandboxes and accepts jobs; otherwise 0.",
 		}),
 	}
 	m.jails = prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -93,26 +108,57 @@ func NewMetrics(stats func(context.Context) (proto.QueueStats, error), byOrg boo
 		Name: "bullpen_webhook_deliveries_total", Help: "Finished webhook deliveries by status.",
 	}, []string{"status"})
 	m.attemptTime = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "bullpen_webhook_attempt_seconds", Help: "Duration of webhook attempts.",
-		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 30},
+		Name: "bullpen_webhook_attempt_duration_seconds", Help: "Duration of webhook attempts.",
+		Buckets: durationBuckets(),
 	})
 	m.deliveryDelay = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "bullpen_webhook_delay_seconds", Help: "Time from a result to the start of its first webhook attempt.",
-		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10, 60, 600},
+		Buckets: durationBuckets(),
 	})
 	m.scaling = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_autoscale_failures_total", Help: "Failed attempts to change the number of workers, by pool.",
 	}, []string{"pool"})
 	m.quotas = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_quota_reached_total", Help: "Limits of monthly quotas that organisations have reached, by quota and level (soft or hard). Of all gateways, one counts each.",
+		Name: "bullpen_quotas_reached_total", Help: "Limits of monthly quotas that organisations have reached, by quota and level (soft or hard). Of all gateways, one counts each.",
 	}, []string{"quota", "level"})
+	m.steps = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "bullpen_worker_step_duration_seconds", Help: "Time that executions spent in the steps around their program: jail and, within it, home; mounts, save, commit.",
+		Buckets: durationBuckets(),
+	}, []string{"step"})
+	m.threadSaves = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_thread_saves_total", Help: "Homes of threads after executions, by result: saved, unchanged or failed.",
+	}, []string{"result"})
+	m.storeErrors = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_store_errors_total", Help: "Requests to the blob store that failed, by operation. Most are tried again.",
+	}, []string{"operation"})
+	m.deadLetters = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bullpen_dead_letters_total", Help: "Dead letters that this process has stored, by reason.",
+	}, []string{"reason"})
 	m.registry.MustRegister(m.quotas, m.scaling, m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
-	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.cgroupVersion, m.healthy, m.jails, m.zygotes, m.preloadFailures,
+	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.jails, m.zygotes, m.preloadFailures,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if stats != nil {
-		m.registry.MustRegister(newQueueCollector(stats))
+	// A counter that appears with its first event has not increased for Prometheus.
+	for _, result := range []string{"saved", "unchanged", "failed"} {
+		m.threadSaves.WithLabelValues(result)
 	}
+	for _, operation := range []string{"put", "get", "stat", "delete", "list"} {
+		m.storeErrors.WithLabelValues(operation)
+	}
+	for _, reason := range []proto.DeadReason{proto.DeadWorkersLost, proto.DeadMalformed} {
+		m.deadLetters.WithLabelValues(string(reason))
+	}
+	m.registry.MustRegister(m.steps, m.threadSaves, m.storeErrors, m.deadLetters, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "bullpen_build_info", Help: "1, with the version of bullpen and of Go as labels.",
+		ConstLabels: prometheus.Labels{"version": Version(), "goversion": runtime.Version()},
+	}, func() float64 { return 1 }))
 	return m
+}
+
+// Queue registers the metrics of the queue. Each scrape calls stats. leads reports whether this
+// process assigns jobs: only that one reports what is the same for all processes, so that sums over
+// processes are right. leads may be nil for never.
+func (m *Metrics) Queue(stats func(context.Context) (proto.QueueStats, error), leads func() bool) {
+	m.registry.MustRegister(newQueueCollector(stats, leads))
 }
 
 // Handler serves the metrics.
@@ -147,6 +193,9 @@ func (m *Metrics) ExecutionDone(rec *proto.Record) {
 	if rec.StartedAt != nil {
 		m.duration.WithLabelValues(string(rec.Language)).Observe(float64(rec.Result.DurationMS) / 1000)
 	}
+	if rec.Steps != nil {
+		m.worked(rec)
+	}
 	m.outputBytes.Add(float64(len(rec.Result.Stdout) + len(rec.Result.Stderr)))
 }
 
@@ -177,28 +226,100 @@ func (m *Metrics) WebhookAttempted(d *proto.Delivery, a *proto.DeliveryAttempt) 
 // PendingWebhooks registers the number of pending deliveries. Each scrape calls pending.
 func (m *Metrics) PendingWebhooks(pending func() int) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "bullpen_webhook_pending", Help: "Webhook deliveries in memory that wait for an attempt, reported by the leader; 0 in other processes.",
+		Name: "bullpen_webhook_pending_deliveries", Help: "Webhook deliveries in memory that wait for an attempt, reported by the leader; 0 in other processes.",
 	}, func() float64 { return float64(pending()) }))
 }
 
-// DataDisk registers the free space and the reserve of the disk of the data directory, if this
-// process uses it.
-func (m *Metrics) DataDisk(d *dataDisk) {
+// Disks registers the free space of the disks of directories, each with the name of its setting.
+// It is read at each scrape. A directory that does not exist yet has none.
+func (m *Metrics) Disks(directories map[string]string) {
+	m.registry.MustRegister(&diskCollector{
+		directories,
+		prometheus.NewDesc("bullpen_disk_free_bytes", "Free space of the disk of a directory of this process, by the setting that names the directory.", []string{"directory"}, nil),
+		prometheus.NewDesc("bullpen_disk_size_bytes", "Size of the disk of a directory of this process, by the setting that names the directory.", []string{"directory"}, nil),
+	})
+}
+
+// DiskReserve registers the reserve of the disk of the data directory, if this process uses it.
+func (m *Metrics) DiskReserve(d *dataDisk) {
 	if d == nil {
 		return
 	}
-	gauge := func(name, help string, value func(free, reserve int64) int64) {
-		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
-			free, reserve, err := d.space()
-			if err != nil {
-				return math.NaN()
-			}
-			return float64(value(free, reserve))
-		}))
-	}
-	gauge("bullpen_data_free_bytes", "Free space of the disk of the data directory.", func(free, _ int64) int64 { return free })
-	gauge("bullpen_data_reserve_bytes", "Free space of that disk below which nothing is accepted, see --disk-reserve.", func(_, reserve int64) int64 { return reserve })
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "bullpen_disk_reserve_bytes", Help: "Free space of the disk of the data directory below which nothing is accepted, see --disk-reserve.",
+	}, func() float64 {
+		_, reserve, err := d.space()
+		if err != nil {
+			return math.NaN()
+		}
+		return float64(reserve)
+	}))
 }
+
+// diskCollector collects the free space of disks.
+type diskCollector struct {
+	directories map[string]string // paths by name
+	free, size  *prometheus.Desc
+}
+
+// Describe sends the descriptions of the metrics.
+func (c *diskCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.free
+	ch <- c.size
+}
+
+// Collect sends the metrics.
+func (c *diskCollector) Collect(ch chan<- prometheus.Metric) {
+	for name, path := range c.directories {
+		var st syscall.Statfs_t
+		free, size := math.NaN(), math.NaN()
+		switch err := syscall.Statfs(path, &st); {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err == nil:
+			free, size = float64(st.Bavail)*float64(st.Bsize), float64(st.Blocks)*float64(st.Bsize)
+		}
+		ch <- prometheus.MustNewConstMetric(c.free, prometheus.GaugeValue, free, name)
+		ch <- prometheus.MustNewConstMetric(c.size, prometheus.GaugeValue, size, name)
+	}
+}
+
+// Slots registers the slots of the worker of this process. Each scrape calls used.
+func (m *Metrics) Slots(total int, used func() int) {
+	m.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "bullpen_worker_slots", Help: "Slots of the worker of this process.",
+		}, func() float64 { return float64(total) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "bullpen_worker_slots_used", Help: "Slots of the worker of this process that have an execution.",
+		}, func() float64 { return float64(used()) }))
+}
+
+// ImageCache registers the cache of images of the worker of this process. Each scrape calls stats.
+func (m *Metrics) ImageCache(stats func() image.CacheStats) {
+	m.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "bullpen_image_cache_bytes", Help: "Disk space of the images that the worker of this process has unpacked.",
+		}, func() float64 { return float64(stats().Bytes) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "bullpen_image_cache_hits_total", Help: "Uses of an image that the worker of this process had unpacked or was unpacking.",
+		}, func() float64 { return float64(stats().Hits) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "bullpen_image_cache_misses_total", Help: "Uses of an image for which it was fetched and unpacked.",
+		}, func() float64 { return float64(stats().Misses) }))
+}
+
+// StoreFailed counts a request to the blob store that the store did not carry out, or answered with
+// wrong content.
+func (m *Metrics) StoreFailed(operation string) { m.storeErrors.WithLabelValues(operation).Inc() }
+
+// DeadLettered counts a dead letter that was stored.
+func (m *Metrics) DeadLettered(reason proto.DeadReason) {
+	m.deadLetters.WithLabelValues(string(reason)).Inc()
+}
+
+// Worker registers the metrics that only a process with a worker has.
+func (m *Metrics) Worker() { m.registry.MustRegister(m.cgroupVersion, m.healthy) }
 
 // WorkerHealthy sets whether the worker accepts jobs.
 func (m *Metrics) WorkerHealthy(healthy bool) {
@@ -227,31 +348,55 @@ func (m *Metrics) ZygoteCreated(preloads bool, err error) {
 	m.zygotes.WithLabelValues(result).Inc()
 }
 
+// worked counts the steps of an execution on its worker, and the saving of its thread.
+func (m *Metrics) worked(rec *proto.Record) {
+	for _, step := range rec.Timeline() {
+		switch step.Name {
+		case proto.StepDelay, proto.StepQueue, proto.StepProgram: // have metrics of their own
+		default:
+			m.steps.WithLabelValues(string(step.Name)).Observe(step.Took.Seconds())
+		}
+	}
+	if rec.Steps.Save == (proto.Interval{}) {
+		return
+	}
+	switch code := rec.Result.ErrorCode; {
+	case code != nil && *code == string(proto.CodeThreadSave):
+		m.threadSaves.WithLabelValues("failed").Inc()
+	case rec.Steps.Commit == (proto.Interval{}):
+		m.threadSaves.WithLabelValues("unchanged").Inc()
+	default:
+		m.threadSaves.WithLabelValues("saved").Inc()
+	}
+}
+
 // CgroupVersion sets the version of cgroups in use.
 func (m *Metrics) CgroupVersion(version int) { m.cgroupVersion.Set(float64(version)) }
 
 // statsTimeout bounds the time for which a scrape waits for the queue.
 const statsTimeout = time.Second
 
-// queueCollector collects the metrics of the queue at each scrape. If the queue does not answer, it
-// reports only bullpen_queue_up.
+// queueCollector collects the metrics of the queue at each scrape. If the queue does not answer, or
+// another process assigns jobs, it reports only bullpen_queue_up.
 type queueCollector struct {
+	leads                                                          func() bool
 	stats                                                          func(context.Context) (proto.QueueStats, error)
 	up, depth, delayed, oldest, workers, slots, freeSlots, running *prometheus.Desc
 }
 
-func newQueueCollector(stats func(context.Context) (proto.QueueStats, error)) *queueCollector {
+func newQueueCollector(stats func(context.Context) (proto.QueueStats, error), leads func() bool) *queueCollector {
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
 	return &queueCollector{
+		leads:     leads,
 		stats:     stats,
-		up:        desc("bullpen_queue_up", "1 if the queue answered the scrape; otherwise the metrics of the queue are missing."),
+		up:        desc("bullpen_queue_up", "1 if the queue answered the scrape; otherwise 0. Only the process that assigns jobs has the other metrics of the queue."),
 		depth:     desc("bullpen_queue_depth", "Queued executions."),
 		delayed:   desc("bullpen_queue_delayed", "Accepted executions that are queued at a later time."),
-		oldest:    desc("bullpen_queue_oldest_seconds", "Age of the oldest queued execution; 0 if there is none."),
+		oldest:    desc("bullpen_queue_oldest_age_seconds", "Age of the oldest queued execution; 0 if there is none."),
 		workers:   desc("bullpen_workers", "Live workers."),
 		slots:     desc("bullpen_slots", "Slots of all live workers."),
 		freeSlots: desc("bullpen_slots_free", "Free slots of all live workers."),
-		running:   desc("bullpen_running", "Running executions."),
+		running:   desc("bullpen_executions_running", "Running executions."),
 	}
 }
 
@@ -273,6 +418,9 @@ func (c *queueCollector) Collect(ch chan<- prometheus.Metric) {
 		return
 	}
 	gauge(c.up, 1)
+	if c.leads == nil || !c.leads() {
+		return
+	}
 	gauge(c.depth, float64(s.Queued))
 	gauge(c.delayed, float64(s.Delayed))
 	gauge(c.oldest, s.OldestQueue)
@@ -291,14 +439,15 @@ func (m *Metrics) QuotaReached(c proto.Crossing) {
 func (m *Metrics) ScalingFailed(pool string) { m.scaling.WithLabelValues(pool).Inc() }
 
 // Pools registers the demand for the workers of each pool, and how many are recommended. Each
-// scrape calls pools.
-func (m *Metrics) Pools(pools func(context.Context) ([]proto.Pool, error)) {
-	m.registry.MustRegister(newPoolCollector(pools))
+// scrape calls pools. leads is as for [Metrics.Queue].
+func (m *Metrics) Pools(pools func(context.Context) ([]proto.Pool, error), leads func() bool) {
+	m.registry.MustRegister(newPoolCollector(pools, leads))
 }
 
 // poolCollector collects the metrics of pools at each scrape. There are none if the queue does not
-// answer.
+// answer, or another process assigns jobs.
 type poolCollector struct {
+	leads   func() bool
 	pools   func(context.Context) ([]proto.Pool, error)
 	figures []poolFigure
 }
@@ -309,7 +458,7 @@ type poolFigure struct {
 	of   func(p *proto.Pool) (value float64, ok bool)
 }
 
-func newPoolCollector(pools func(context.Context) ([]proto.Pool, error)) *poolCollector {
+func newPoolCollector(pools func(context.Context) ([]proto.Pool, error), leads func() bool) *poolCollector {
 	figure := func(name, help string, of func(p *proto.Pool) float64) poolFigure {
 		return poolFigure{prometheus.NewDesc(name, help, []string{"pool"}, nil), func(p *proto.Pool) (float64, bool) { return of(p), true }}
 	}
@@ -321,15 +470,15 @@ func newPoolCollector(pools func(context.Context) ([]proto.Pool, error)) *poolCo
 			return float64(of(p.Desired)), true
 		}}
 	}
-	return &poolCollector{pools, []poolFigure{
+	return &poolCollector{leads, pools, []poolFigure{
 		desired("bullpen_autoscale_desired_slots", "Slots that the pool should have.", func(d *proto.DesiredWorkers) int { return d.Slots }),
 		desired("bullpen_autoscale_desired_workers", "Workers that the pool should have.", func(d *proto.DesiredWorkers) int { return d.Workers }),
 		figure("bullpen_autoscale_workers", "Live workers of the pool that do not drain.", func(p *proto.Pool) float64 { return float64(p.Workers) }),
-		figure("bullpen_autoscale_slots", "Slots of those.", func(p *proto.Pool) float64 { return float64(p.Slots) }),
+		figure("bullpen_autoscale_slots", "Slots of the live workers of the pool that do not drain.", func(p *proto.Pool) float64 { return float64(p.Slots) }),
 		figure("bullpen_autoscale_queued", "Executions for the pool that would run at once if there were slots.", func(p *proto.Pool) float64 { return float64(p.Queued) }),
 		figure("bullpen_autoscale_running", "Executions in the slots of the pool.", func(p *proto.Pool) float64 { return float64(p.Running) }),
-		figure("bullpen_autoscale_mean_seconds", "How long executions have held a slot of the pool lately.", func(p *proto.Pool) float64 { return p.MeanSeconds }),
-		figure("bullpen_autoscale_oldest_wait_seconds", "How long the oldest of those queued has waited.", func(p *proto.Pool) float64 { return p.OldestWait }),
+		figure("bullpen_autoscale_mean_execution_seconds", "How long executions have held a slot of the pool lately.", func(p *proto.Pool) float64 { return p.MeanSeconds }),
+		figure("bullpen_autoscale_oldest_wait_seconds", "How long the oldest execution that is queued for the pool has waited.", func(p *proto.Pool) float64 { return p.OldestWait }),
 	}}
 }
 
@@ -344,6 +493,9 @@ func (c *poolCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c *poolCollector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout) // Collect gets no context
 	defer cancel()
+	if !c.leads() {
+		return
+	}
 	pools, err := c.pools(ctx)
 	if err != nil {
 		return

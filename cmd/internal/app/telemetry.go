@@ -3,20 +3,23 @@ package app
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"strings"
 
+	"go.opentelemetry.io/contrib/bridges/otelslog"
 	"go.opentelemetry.io/contrib/exporters/autoexport"
-	"go.opentelemetry.io/contrib/propagators/autoprop"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/propagation"
+	otellog "go.opentelemetry.io/otel/log"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -30,66 +33,87 @@ func NewLogger(w io.Writer, level slog.Level, format LogFormat) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// Telemetry records spans and exports them as the standard environment variables OTEL_… configure.
-// Without them it exports nothing, and spans have ids only.
+// Telemetry records spans and exports them as the standard environment variables OTEL_… configure,
+// and log records where these name an endpoint or an exporter of logs. Without them it does
+// nothing.
 type Telemetry struct {
 	// Tracers provides the tracers of all packages.
 	Tracers trace.TracerProvider
-	// Propagator carries span contexts in headers, in the forms that OTEL_PROPAGATORS names
-	// (default: W3C).
-	Propagator propagation.TextMapPropagator
+	// Log is the logger of StartTelemetry, whose records are exported too.
+	Log *slog.Logger
 
-	provider *sdktrace.TracerProvider
+	shutdown []func(context.Context) error
 }
 
-// StartTelemetry starts tracing and makes Tracers and Propagator the defaults of the process.
-// Exporters report errors to log. The caller must call Shutdown.
-func StartTelemetry(ctx context.Context, version string, log *slog.Logger) (*Telemetry, error) {
-	exporter, err := newSpanExporter(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("telemetry: exporter %q: %w; see the OTEL_… variables", os.Getenv("OTEL_TRACES_EXPORTER"), err)
-	}
+// StartTelemetry starts tracing and makes Tracers the default of the process. It exports the log
+// records of at least the given level. Exporters report errors to log alone. The caller must call
+// Shutdown.
+func StartTelemetry(ctx context.Context, version string, log *slog.Logger, level slog.Level) (*Telemetry, error) {
+	t := &Telemetry{Tracers: noop.NewTracerProvider(), Log: log}
 	res, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "bullpen"), attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithFromEnv())
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: resource: %w", err)
 	}
-	opts := []sdktrace.TracerProviderOption{sdktrace.WithResource(res), sdktrace.WithIDGenerator(traceIDs{})}
-	if exporter == nil || autoexport.IsNoneSpanExporter(exporter) {
-		opts = append(opts, sdktrace.WithSampler(sdktrace.NeverSample()))
-	} else {
-		opts = append(opts, sdktrace.WithBatcher(exporter))
+	if exports("TRACES") {
+		exporter, err := autoexport.NewSpanExporter(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("telemetry: exporter of spans %q: %w; see the OTEL_… variables", os.Getenv("OTEL_TRACES_EXPORTER"), err)
+		}
+		provider := sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithIDGenerator(traceIDs{}), sdktrace.WithBatcher(exporter))
+		t.Tracers, t.shutdown = provider, append(t.shutdown, provider.Shutdown)
 	}
-	t := &Telemetry{Propagator: autoprop.NewTextMapPropagator(), provider: sdktrace.NewTracerProvider(opts...)}
-	t.Tracers = t.provider
+	if exports("LOGS") {
+		exporter, err := autoexport.NewLogExporter(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("telemetry: exporter of logs %q: %w; see the OTEL_… variables", os.Getenv("OTEL_LOGS_EXPORTER"), err)
+		}
+		provider := sdklog.NewLoggerProvider(sdklog.WithResource(res), sdklog.WithProcessor(leveled{sdklog.NewBatchProcessor(exporter), level}))
+		t.Log = slog.New(slog.NewMultiHandler(log.Handler(), otelslog.NewHandler("bullpen", otelslog.WithLoggerProvider(provider))))
+		t.shutdown = append(t.shutdown, provider.Shutdown)
+	}
 	otel.SetTracerProvider(t.Tracers)
-	otel.SetTextMapPropagator(t.Propagator)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		log.Warn("telemetry error", slog.Any("error", err))
 	}))
 	return t, nil
 }
 
-// newSpanExporter returns the exporter that the environment configures. It returns nil if the
-// environment has neither an exporter nor an endpoint, unlike the library, which would default to a
-// collector on this host.
-func newSpanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
-	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
-		return nil, nil
+// exports reports whether the environment has an exporter or an endpoint for a signal. The library
+// would default to a collector on this host.
+func exports(signal string) bool {
+	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_"+signal+"_EXPORTER") == "none" {
+		return false
 	}
-	for _, name := range []string{"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
+	for _, name := range []string{"OTEL_" + signal + "_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_" + signal + "_ENDPOINT"} {
 		if os.Getenv(name) != "" {
-			return autoexport.NewSpanExporter(ctx)
+			return true
 		}
 	}
-	return nil, nil
+	return false
 }
 
-// Shutdown exports the remaining spans until ctx is done, and stops.
+// leveled processes the log records of at least a level.
+type leveled struct {
+	*sdklog.BatchProcessor
+	level slog.Level
+}
+
+// Enabled reports whether a record of that severity is processed.
+func (l leveled) Enabled(_ context.Context, p sdklog.EnabledParameters) bool {
+	const info = slog.Level(otellog.SeverityInfo) // severities have the distances of levels
+	return slog.Level(p.Severity)-info >= l.level
+}
+
+// Shutdown exports the remaining spans and log records until ctx is done, and stops.
 func (t *Telemetry) Shutdown(ctx context.Context) error {
-	if err := t.provider.Shutdown(ctx); err != nil {
-		return fmt.Errorf("export the last spans: %w", err)
+	var errs []error
+	for _, shutdown := range t.shutdown {
+		errs = append(errs, shutdown(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("export the last spans and log records: %w", err)
 	}
 	return nil
 }

@@ -133,7 +133,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions, Parts: versions,
 		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()}, Audit: &audit.Log{Store: s.store},
 		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, TrustedProxies: s.cfg.TrustedProxies, CORSOrigins: s.cfg.CORSOrigins, URLSecret: keys.Derived("URLs of files"),
-		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone, QuotaReached: s.metrics.QuotaReached,
+		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), TrustTraceparent: s.cfg.TrustTraceparent, Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone, QuotaReached: s.metrics.QuotaReached,
 		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
 		UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load, Problems: s.problems, DiskFull: s.disk.full,
 		FromZero: s.cfg.Autoscale != AutoscaleNone, AgentFiles: agentFiles, Spool: s.newSpool,

@@ -34,12 +34,13 @@ const openPause = 5 * time.Second
 // workerRole is a worker that accepts jobs once it can create jails.
 type workerRole struct {
 	*system
-	ready   chan struct{} // closed when the fields below are set
-	slots   *queue.Slots
-	runner  *worker.Worker
-	journal *os.File          // the journal of assignments
-	logged  map[string]string // reasons why this worker does not have a capability, by capability
-	missing map[string]string // the same, of the last attempt to set the worker up
+	ready      chan struct{} // closed when the fields below are set
+	slots      *queue.Slots
+	runner     *worker.Worker
+	imageCache *imageCache
+	journal    *os.File          // the journal of assignments
+	logged     map[string]string // reasons why this worker does not have a capability, by capability
+	missing    map[string]string // the same, of the last attempt to set the worker up
 }
 
 // work runs jobs until ctx is done and the running ones have ended. After the drain time they are
@@ -68,6 +69,8 @@ func (r *workerRole) hold(ctx context.Context) error {
 			r.health.set(err)
 		}
 		if err == nil {
+			r.metrics.Slots(r.slots.Total, r.slots.Used)
+			r.metrics.ImageCache(r.imageCache.stats)
 			close(r.ready)
 			return errors.Join(r.slots.Run(ctx), closers.close())
 		}
@@ -113,6 +116,7 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		return c, err
 	}
 	images := &imageCache{dir: r.cfg.ImageDir, source: &registry.ImageSource{Store: r.store, Blobs: r.blobs}, log: r.log}
+	r.imageCache = images
 	c = append(c, images.close)
 	_, noImages := usableImages(r.cfg.ImageDir)
 	warm := r.cfg.warm()

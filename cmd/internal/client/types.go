@@ -8,6 +8,7 @@ type (
 	Accepted          = api.Accepted
 	Execution         = api.Execution
 	BlockedConnection = api.BlockedConnection
+	Step              = api.Step
 	NewKey            = api.KeyRequest
 	Key               = api.Key
 	Image             = api.Image

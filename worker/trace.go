@@ -1,0 +1,110 @@
+package worker
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// runTrace has the spans of one attempt. It is nil for a job that its gateway does not trace.
+type runTrace struct {
+	tracer trace.Tracer
+	parent context.Context
+	span   trace.Span
+}
+
+// startTrace starts the span of an attempt, which has the submission as its parent.
+func startTrace(ctx context.Context, job *proto.Job, attempt int) (context.Context, *runTrace) {
+	if job.Traceparent == "" {
+		return ctx, nil
+	}
+	t := &runTrace{tracer: otel.Tracer("bullpen/worker")}
+	t.parent = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": job.Traceparent})
+	ctx, t.span = t.tracer.Start(t.parent, "process jobs", trace.WithSpanKind(trace.SpanKindConsumer)) //nolint:spancheck // end ends it
+	if t.span.IsRecording() {
+		t.span.SetAttributes(
+			semconv.MessagingSystemKey.String("nats"), semconv.MessagingDestinationName("jobs"), semconv.MessagingOperationName("process"),
+			semconv.MessagingOperationTypeProcess, semconv.MessagingMessageID(string(job.TraceID)),
+			attribute.String("bullpen.org", job.Org), attribute.String("bullpen.key", job.Key),
+			attribute.String("bullpen.language", string(job.Language)), attribute.Int("bullpen.attempt", attempt),
+		)
+	}
+	return ctx, t
+}
+
+// end ends the span of an attempt that ended with a record or with err, after it has added those of
+// the steps.
+func (t *runTrace) end(ctx context.Context, rec *proto.Record, err error) {
+	switch {
+	case t == nil:
+		return
+	case !t.span.IsRecording():
+	case err != nil:
+		t.span.SetAttributes(semconv.ErrorType(err))
+		t.span.SetStatus(codes.Error, err.Error())
+	default:
+		t.span.SetAttributes(attribute.String("bullpen.status", string(rec.Status)))
+		if code := rec.Result.ErrorCode; code != nil {
+			t.span.SetAttributes(semconv.ErrorTypeKey.String(*code))
+			t.span.SetStatus(codes.Error, "")
+		}
+		t.steps(ctx, rec)
+	}
+	t.span.End()
+}
+
+// steps adds spans of the steps of an attempt.
+func (t *runTrace) steps(ctx context.Context, rec *proto.Record) {
+	spans := map[proto.StepName]trace.Span{"": t.span}
+	for _, step := range rec.Timeline() {
+		parent := trace.ContextWithSpan(ctx, spans[step.Within])
+		if step.Name == proto.StepDelay || step.Name == proto.StepQueue {
+			parent = t.parent
+		}
+		_, span := t.tracer.Start(parent, string(step.Name), trace.WithTimestamp(step.At))
+		spans[step.Name] = span
+		switch step.Name {
+		case proto.StepJail:
+			span.SetAttributes(attribute.String("bullpen.jail.start", rec.Steps.Start))
+		case proto.StepProgram:
+			span.SetAttributes(semconv.ProcessExitCode(rec.Result.ExitCode))
+			if status := rec.Result.Status(); status != proto.StatusSuccess {
+				span.SetAttributes(semconv.ErrorTypeKey.String(string(status)))
+				span.SetStatus(codes.Error, "")
+			}
+		}
+		span.End(trace.WithTimestamp(step.At.Add(step.Took)))
+	}
+	if rec.CompletedAt != nil {
+		_, span := t.tracer.Start(ctx, "result", trace.WithTimestamp(*rec.CompletedAt))
+		span.End()
+	}
+}
+
+// period is when something began, and how long it took.
+type period struct {
+	began time.Time
+	took  time.Duration
+}
+
+// interval returns p as [proto.Steps] have it; zero if p is.
+func (s *timings) interval(p period) proto.Interval {
+	if p.began.IsZero() {
+		return proto.Interval{}
+	}
+	return s.steps.Interval(p.began, p.began.Add(p.took))
+}
+
+// prepared adds the steps of a preparation.
+func (s *timings) prepared(m *preparation) {
+	s.start, s.prepare, s.checkOut = m.start, m.took, m.checkOut
+	s.steps.Start, s.steps.Jail, s.steps.Home = string(m.start), s.interval(period{m.began, m.took + m.checkOut}), s.interval(m.checkedOut)
+}
