@@ -510,7 +510,7 @@ func TestHomeIsSavedAfterEachOutcome(t *testing.T) {
 			}
 			none := proto.Interval{}
 			if s := l.outcome.Steps; s.Start != "cold" || s.Jail == none || s.Home == none || s.Program == none || s.Save == none || s.Mounts != none ||
-				s.Program[0] < s.Jail[0]+s.Jail[1] || s.Save[0] < s.Program[0]+s.Program[1] {
+				s.Program[0] < s.Jail[0] || s.Save[0] < s.Program[0] { // durations are rounded up, so that ends may be later
 				t.Errorf("steps %+v", s)
 			}
 		})
