@@ -45,15 +45,16 @@ func testConnectionFiles(t *testing.T, p *programs, in topology) {
 		"org": "acme", "slug": "bucket", "kind": "s3", "endpoint": b.Endpoint, "region": storagetest.Region, "bucket": storagetest.Bucket, "path_style": true, "credential": "KEYS", "prefix": b.prefix,
 	})
 	created(connectionsPath, request{"org": "acme", "slug": "shared", "kind": "directory", "directory": root})
+	created(connectionsPath, request{"org": "acme", "slug": "kept", "kind": "volume", "bytes": "1GiB"})
 	newKey := func(mount request) (*api, string) {
 		t.Helper()
 		var made struct{ Key string }
-		created("/v1/admin/keys", request{"name": "n", "org": "acme", "plan": "pro", "mounts": []request{mount.and("connection", "bucket"), mount.and("connection", "shared")}}).into(t, &made)
+		created("/v1/admin/keys", request{"name": "n", "org": "acme", "plan": "pro", "mounts": []request{mount.and("connection", "bucket"), mount.and("connection", "shared"), mount.and("connection", "kept")}}).into(t, &made)
 		return a.with(made.Key), made.Key
 	}
 	user, key := newKey(request{"prefix": "team/a"})
 	reader, _ := newKey(request{"prefix": "team", "read_only": true})
-	for _, slug := range []string{"bucket", "shared"} {
+	for _, slug := range []string{"bucket", "shared", "kept"} {
 		of := func(path string, more ...any) request {
 			body := request{"source": "volume", "id": slug, "path": path}
 			for i := 0; i < len(more); i += 2 {
