@@ -83,6 +83,10 @@ func TestHealth(t *testing.T) {
 	h.do("GET", "/healthz", "", "Authorization", "").want(200, "")
 	h.do("HEAD", "/healthz", "", "Authorization", "").want(200, "")
 	h.do("GET", "/readyz", "", "Authorization", "").want(200, "")
+	h.server.Problems = func() []proto.Problem { return []proto.Problem{{Need: "redis", Message: "dial tcp 10.0.0.5:6379"}} }
+	if a := h.do("GET", "/readyz", "", "Authorization", "").want(200, ""); !strings.Contains(string(a.body), `"problems":["redis"]`) || strings.Contains(string(a.body), "10.0.0.5") {
+		t.Errorf("anybody may read %s", string(a.body))
+	}
 	h.do("GET", "/metrics", "", "Authorization", "").want(200, "")
 	for missing, answer := range map[string]func(context.Context) (proto.QueueStats, error){
 		"worker": func(context.Context) (proto.QueueStats, error) { return proto.QueueStats{}, nil },

@@ -268,7 +268,11 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	case stats.Workers == 0 && !s.FromZero:
 		missing, message = "worker", "no worker is live"
 	default:
-		_ = writeValue(w, http.StatusOK, api.Ready{Status: "ready", Workers: stats.Workers, Problems: s.Problems()}) // cannot fail
+		ready := api.Ready{Status: "ready", Workers: stats.Workers}
+		for _, p := range s.Problems() {
+			ready.Problems = append(ready.Problems, p.Need)
+		}
+		_ = writeValue(w, http.StatusOK, ready) // cannot fail
 		return
 	}
 	w.Header().Set("Retry-After", "1")

@@ -17,6 +17,6 @@ type Process struct {
 
 // Problem is something that a process needs and does not have.
 type Problem struct {
-	Need    string `json:"need" doc:"What is missing, such as store or redis."`
-	Message string `json:"message" doc:"Why, and what to do."`
+	Need    string `json:"need"`    // what is missing: store, redis, worker or disk
+	Message string `json:"message"` // why, and what to do
 }

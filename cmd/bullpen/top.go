@@ -70,7 +70,7 @@ type topPage struct {
 	sections []topSection
 }
 
-// readTop reads everything. What cannot be read is told in its place.
+// readTop reads everything. A section that cannot be read has the error.
 func readTop(ctx context.Context, api *client.Client) topPage {
 	ctx, cancel := context.WithTimeout(ctx, topTimeout)
 	defer cancel()

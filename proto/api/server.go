@@ -1,7 +1,5 @@
 package api
 
-import "github.com/bullpen-run/bullpen/proto"
-
 // Health answers GET /healthz.
 type Health struct {
 	Status string `json:"status" enum:"ok"`
@@ -11,8 +9,9 @@ type Health struct {
 type Ready struct {
 	Status  string `json:"status" enum:"ready"`
 	Workers int    `json:"workers" minimum:"1"`
-	// Problems do not keep executions without threads, images and webhooks from running.
-	Problems []proto.Problem `json:"problems,omitempty" doc:"What this server needs and does not have at present. Some executions may fail, or their webhooks come late."`
+	// Problems do not keep executions without threads, images and webhooks from running. Anybody may
+	// read them, so they have no addresses.
+	Problems []string `json:"problems,omitempty" doc:"What this server needs and does not have at present, such as store or redis. Some executions may fail, or their webhooks come late. The log and bullpen doctor --cluster say why."`
 }
 
 // NotReady answers GET /readyz if executions would not run.

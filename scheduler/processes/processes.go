@@ -25,7 +25,7 @@ func Serve(conn *nats.Conn, describe func() proto.Process) (stop func(), err err
 		p := describe()
 		text, err := json.Marshal(p)
 		if err == nil {
-			_ = conn.Publish(store.ProcessSubject, text) // nobody can be told; Find shows one process less
+			_ = conn.Publish(store.ProcessSubject, text) // there is no one to report to; Find returns one process less
 		}
 	})
 	if err != nil {

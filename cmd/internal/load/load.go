@@ -110,10 +110,11 @@ func Run(ctx context.Context, c *client.Client, cfg Config) *Result {
 		r.Late = max(r.Late, time.Since(r.Start)-due)
 		all.Go(func() {
 			failure := execute(ctx, c, &cfg.Profiles[profile], n)
+			took := time.Since(r.Start) - due
 			<-slots
 			mu.Lock()
 			defer mu.Unlock()
-			r.Samples = append(r.Samples, Sample{Profile: profile, Due: due, Took: time.Since(r.Start) - due, Failure: failure})
+			r.Samples = append(r.Samples, Sample{Profile: profile, Due: due, Took: took, Failure: failure})
 		})
 	}
 	all.Wait()

@@ -59,7 +59,7 @@ type series struct {
 	at, values  []float64
 }
 
-// Failed tells how many failed, by what happened.
+// Failed returns how many failed, by what happened.
 func (r *Row) Failed() string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(r.Failures)) {
@@ -115,7 +115,9 @@ func (r *Result) overTime() chart {
 func (r *Result) distribution() chart {
 	var took []time.Duration
 	for _, s := range r.Samples {
-		took = append(took, s.Took)
+		if s.Failure != notAnswered {
+			took = append(took, s.Took)
+		}
 	}
 	slices.Sort(took)
 	nines := math.Max(1, math.Floor(math.Log10(float64(len(took)))))
@@ -128,7 +130,7 @@ func (r *Result) distribution() chart {
 	for i := range int(nines) + 1 {
 		labels = append(labels, "p"+strconv.FormatFloat(100*(1-math.Pow(10, -float64(i))), 'g', 6, 64))
 	}
-	return draw("Milliseconds, by share of executions", labels, s)
+	return draw("Milliseconds, by share of the executions that were answered", labels, s)
 }
 
 // flow draws how many executions were in flight.
