@@ -400,6 +400,16 @@ func testRecord(t *testing.T, a *api) {
 		}
 		delete(got, at)
 	}
+	var names []string
+	steps, _ := got["steps"].([]any)
+	for _, step := range steps {
+		name, _ := step.(map[string]any)["name"].(string)
+		names = append(names, name)
+	}
+	if !slices.Equal(names, []string{"queue", "jail", "program"}) {
+		t.Errorf("the steps are %v", got["steps"])
+	}
+	delete(got, "steps")
 	removeVarying(t, got, "duration_ms", "queued_ms")
 	checkEqual(t, "the record", got, map[string]any{
 		"trace_id": id, "status": "failed", "exit_code": 3.0, "stdout": "out\n", "stderr": "err\n", "error": nil, "delivery_mode": "inline",
