@@ -73,8 +73,8 @@ func (a *Agent) Execute(ctx context.Context, req *api.ExecuteRequest) (*proto.Re
 
 func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *proto.Record, err error) {
 	s, i, id := a.s, infoOf(ctx), proto.NewTraceID()
-	ctx, span := s.startOwn(ctx, id, "agent call", i.key.Org, i.key.ID)
-	defer func() { endOwn(span, err) }()
+	ctx, span := s.startBackgroundSpan(ctx, id, "agent call", i.key.Org, i.key.ID)
+	defer func() { endBackgroundSpan(span, err) }()
 	if s.draining.Load() {
 		return nil, errDraining
 	}

@@ -382,8 +382,8 @@ func (s *Server) OpenBatch(b *proto.Batch, shared []byte) (
 		}
 	}
 	return func(ctx context.Context, item []byte, number int, id proto.TraceID) (_ string, err error) {
-		ctx, span := s.startOwn(ctx, id, "batch item", b.Org, b.Key)
-		defer func() { endOwn(span, err) }()
+		ctx, span := s.startBackgroundSpan(ctx, id, "batch item", b.Org, b.Key)
+		defer func() { endBackgroundSpan(span, err) }()
 		job, err := s.batchJob(ctx, b, fields, item, number, id)
 		if err == nil {
 			_, err = s.submitNew(ctx, &proto.Submission{Job: job})

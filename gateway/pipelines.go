@@ -231,8 +231,8 @@ func (s *Server) answerPipeline(w http.ResponseWriter, r *http.Request, read fun
 // may have started.
 func (s *Server) StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (id proto.TraceID, refused string, err error) {
 	id = proto.NewTraceID()
-	ctx, span := s.startOwn(ctx, id, "step", p.Org, p.Key)
-	defer func() { endOwn(span, err) }()
+	ctx, span := s.startBackgroundSpan(ctx, id, "step", p.Org, p.Key)
+	defer func() { endBackgroundSpan(span, err) }()
 	job, err := s.stepJob(ctx, p, step, cell, id)
 	if err != nil {
 		refused, err := stepRefusal(err)

@@ -238,8 +238,8 @@ func (s *Server) FailedTick(schedule *proto.Schedule, run proto.ScheduleRun) (*p
 // submitScheduled submits an execution of a schedule. One with the same name is the same execution.
 func (s *Server) submitScheduled(ctx context.Context, schedule *proto.Schedule, name string) (_ proto.TraceID, err error) {
 	id := proto.NewTraceID()
-	ctx, span := s.startOwn(ctx, id, "schedule", schedule.Org, schedule.Key)
-	defer func() { endOwn(span, err) }()
+	ctx, span := s.startBackgroundSpan(ctx, id, "schedule", schedule.Org, schedule.Key)
+	defer func() { endBackgroundSpan(span, err) }()
 	job, err := s.scheduledJob(ctx, schedule, id)
 	if err != nil {
 		return "", err

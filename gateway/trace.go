@@ -76,8 +76,8 @@ func endRequest(ctx context.Context, span trace.Span, status int, err error) {
 	span.End()
 }
 
-// startOwn starts the span of an execution that no request submits. Its trace is a new one.
-func (s *Server) startOwn(ctx context.Context, id proto.TraceID, name, org, key string) (context.Context, trace.Span) {
+// startBackgroundSpan starts the span of an execution that no request submits. Its trace is a new one.
+func (s *Server) startBackgroundSpan(ctx context.Context, id proto.TraceID, name, org, key string) (context.Context, trace.Span) {
 	ctx, span := s.Tracer.Start(proto.ContextWithTraceID(ctx, id), name, newTrace...)
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("bullpen.org", org), attribute.String("bullpen.key", key), attribute.String("bullpen.trace_id", string(id)))
@@ -85,8 +85,8 @@ func (s *Server) startOwn(ctx context.Context, id proto.TraceID, name, org, key 
 	return ctx, span
 }
 
-// endOwn ends the span of [Server.startOwn].
-func endOwn(span trace.Span, err error) {
+// endBackgroundSpan ends the span of [Server.startBackgroundSpan].
+func endBackgroundSpan(span trace.Span, err error) {
 	if err != nil && span.IsRecording() {
 		span.SetAttributes(semconv.ErrorType(err))
 		span.SetStatus(codes.Error, err.Error())
