@@ -36,8 +36,11 @@ app.kubernetes.io/component: {{ .role }}
 {{- if $v.nats.credentials }}
 - {name: BULLPEN_NATS_CREDS, value: /etc/bullpen/nats.creds}
 {{- end }}
-{{- if ne .role "webhook" }}
+{{- if has .role (list "gateway" "worker") }}
 - {name: BULLPEN_STORE, value: {{ $v.store.url | quote }}}
+{{- if $v.store.key }}
+- {name: BULLPEN_STORE_KEY, value: /etc/bullpen/store.key}
+{{- end }}
 {{- if $v.store.credentials }}
 - name: AWS_ACCESS_KEY_ID
   valueFrom: {secretKeyRef: {name: {{ $v.secretName }}, key: access-key-id}}
@@ -73,22 +76,22 @@ app.kubernetes.io/component: {{ .role }}
 {{- end }}
 {{- end }}
 
-{{/* Files of the Secret that a role needs. */}}
+{{/* Files of the Secret that a role needs, for root or the group of the pod alone: the program refuses others. */}}
 {{- define "bullpen.files" -}}
-{{- $v := .root.Values -}}
-{{- if or (ne .role "worker") $v.nats.credentials }}
 - name: files
   secret:
-    secretName: {{ $v.secretName }}
-    defaultMode: 0440
+    secretName: {{ .root.Values.secretName }}
+    defaultMode: {{ eq .role "worker" | ternary "0400" "0440" }}
     items:
       {{- if ne .role "worker" }}
       - {key: secrets.key, path: secrets.key}
       {{- end }}
-      {{- if $v.nats.credentials }}
+      {{- if .root.Values.nats.credentials }}
       - {key: nats.creds, path: nats.creds}
       {{- end }}
-{{- end }}
+      {{- if and .root.Values.store.key (has .role (list "gateway" "worker")) }}
+      - {key: store.key, path: store.key}
+      {{- end }}
 {{- end }}
 
 {{- define "bullpen.probes" -}}
