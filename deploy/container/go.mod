@@ -2,4 +2,11 @@ module github.com/bullpen-run/bullpen/deploy/container
 
 go 1.26.3
 
-require github.com/google/go-containerregistry v0.22.1 // indirect
+require github.com/google/go-containerregistry v0.22.1
+
+require (
+	github.com/klauspost/compress v1.19.2 // indirect
+	github.com/opencontainers/go-digest v1.0.0 // indirect
+	github.com/opencontainers/image-spec v1.1.1 // indirect
+	golang.org/x/sync v0.22.0 // indirect
+)
