@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
@@ -117,7 +118,8 @@ func authorities() string {
 
 // write writes an image layout to dir, which must not exist or is one.
 func (a *assembly) write(dir, arch, user string, layers ...v1.Layer) error {
-	image, err := mutate.AppendLayers(empty.Image, layers...)
+	oci := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	image, err := mutate.AppendLayers(oci, layers...)
 	if err != nil {
 		return err
 	}
@@ -160,7 +162,7 @@ func (a *assembly) layer(fill func(*tarWriter)) (v1.Layer, error) {
 	if err := errors.Join(w.err, w.tar.Close()); err != nil {
 		return nil, err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil })
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
 }
 
 // tarWriter writes files of one date. After an error it writes nothing more.
