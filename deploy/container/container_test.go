@@ -95,12 +95,8 @@ func TestImages(t *testing.T) {
 	if !nats.ReadyForConnections(time.Minute) {
 		t.Fatal("NATS does not start")
 	}
-	for name := range map[string]int{"store": 0, "files": 0} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o777); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Chmod(filepath.Join(dir, "store"), 0o777); err != nil {
+	startS3(t, filepath.Join(dir, "buckets"))
+	if err := os.Mkdir(filepath.Join(dir, "files"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	identity, err := age.GenerateX25519Identity()
@@ -113,15 +109,12 @@ func TestImages(t *testing.T) {
 	}
 	const apiKey = "sk-local-0123456789012345678901234567890"
 	settings := map[string]string{
-		"BULLPEN_NATS": nats.ClientURL(), "BULLPEN_REPLICAS": "1", "BULLPEN_STORE": "file:///store", "BULLPEN_REDIS": "",
-		"BULLPEN_BOOTSTRAP_KEY": apiKey, "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "BULLPEN_DISK_RESERVE": "64MiB",
+		"BULLPEN_NATS": nats.ClientURL(), "BULLPEN_REPLICAS": "1", "BULLPEN_STORE": "s3://bullpen/blobs?endpoint=http://127.0.0.1:7070&region=us-east-1&path_style=1", "BULLPEN_REDIS": "",
+		"BULLPEN_BOOTSTRAP_KEY": apiKey, "AWS_ACCESS_KEY_ID": s3Key, "AWS_SECRET_ACCESS_KEY": s3Secret, "BULLPEN_DISK_RESERVE": "64MiB",
 	}
-	shared := []specs.Mount{
-		bind(filepath.Join(dir, "store"), "/store", "rw"),
-		bind(filepath.Join(dir, "files"), "/etc/bullpen", "ro"),
-	}
+	files := bind(filepath.Join(dir, "files"), "/etc/bullpen", "ro")
 
-	gateway := unpack(t, dir, "gateway").start(t, chart["gateway"], settings, shared)
+	gateway := unpack(t, dir, "gateway").start(t, chart["gateway"], settings, files)
 	started := time.Now()
 	poll(t, gateway, "http://127.0.0.1:8080/healthz", http.StatusOK)
 	t.Logf("the gateway answered %v after its start", time.Since(started).Round(time.Millisecond))
@@ -135,13 +128,13 @@ func TestImages(t *testing.T) {
 			settings["BULLPEN_LISTEN"] = "127.0.0.1:8081" // its own pod has :8080 free
 			c := chart["worker"]
 			c.Args = []string{"doctor", "--roles", "worker"}
-			doctor := image.start(t, c, settings, shared[:1])
+			doctor := image.start(t, c, settings)
 			if err := doctor.wait(); err != nil {
 				t.Fatalf("bullpen doctor: %v\n%s", err, doctor.output())
 			}
 			t.Logf("bullpen doctor:\n%s", doctor.output())
 
-			worker := image.start(t, chart["worker"], settings, shared[:1])
+			worker := image.start(t, chart["worker"], settings)
 			started := time.Now()
 			poll(t, worker, "http://127.0.0.1:8081/readyz", http.StatusOK)
 			poll(t, gateway, "http://127.0.0.1:8080/readyz", http.StatusOK)
@@ -156,14 +149,37 @@ func TestImages(t *testing.T) {
 				}
 				run := exec.CommandContext(t.Context(), filepath.Join("../../bin/images/tree/usr/bin/bullpen"), "run", path)
 				run.Env = []string{"BULLPEN_URL=http://127.0.0.1:8080", "BULLPEN_API_KEY=" + apiKey, "PATH=/usr/bin"}
-				if out, err := run.CombinedOutput(); err != nil || string(out) != "42\n" {
-					t.Errorf("%s: %v\n%s\n%s", file, err, out, worker.output())
+				var stderr strings.Builder
+				run.Stderr = &stderr
+				if out, err := run.Output(); err != nil || string(out) != "42\n" {
+					t.Fatalf("%s: %v\n%s%s\n%s", file, err, out, &stderr, worker.output())
 				}
 			}
 			worker.terminate(t)
 		})
 	}
 	gateway.terminate(t)
+}
+
+const s3Key, s3Secret = "bullpen", "0123456789abcdef"
+
+// startS3 starts the S3 server of the tests, with a bucket named bullpen.
+func startS3(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(dir, "bullpen"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.CommandContext(t.Context(), "go", "tool", "-modfile=../s3server/go.mod", "-n", "versitygw")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	program, err := build.Output()
+	if err != nil {
+		t.Fatalf("make s3server: %v", err)
+	}
+	s3 := exec.CommandContext(t.Context(), strings.TrimSpace(string(program)), "--port", "127.0.0.1:7070", "--access", s3Key, "--secret", s3Secret, "posix", dir)
+	if err := s3.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s3.Wait() }) // killed
 }
 
 // container is what the chart says of one.
@@ -314,7 +330,7 @@ type running struct {
 }
 
 // start starts a container with the privileges of the chart.
-func (b *unpacked) start(t *testing.T, c container, settings map[string]string, mounts []specs.Mount) *running {
+func (b *unpacked) start(t *testing.T, c container, settings map[string]string, mounts ...specs.Mount) *running {
 	t.Helper()
 	run := exec.Command("runc", "spec")
 	run.Dir = b.dir
@@ -345,7 +361,7 @@ func (b *unpacked) start(t *testing.T, c container, settings map[string]string, 
 	s.Process.Args = append(slices.Clone(b.entrypoint), c.Args...)
 	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities}
 	s.Process.NoNewPrivileges = true
-	s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 65536, Soft: 65536}}
+	s.Process.Rlimits = nil
 	s.Process.Env = slices.Clone(b.env)
 	for _, env := range c.Env {
 		value, ok := settings[env.Name]
