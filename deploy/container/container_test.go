@@ -66,6 +66,18 @@ func loopbackUp() error {
 	return errors.Join(unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, lo), unix.Close(s))
 }
 
+// openDir returns a new directory that the users of containers can traverse.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for path := dir; path != os.TempDir(); path = filepath.Dir(path) {
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
 // TestImages unpacks the images of `make images` and starts them with runc as the chart has a runtime
 // start them: as process 1, with the chart's commands, settings, users, capabilities and filter. A
 // job runs, and SIGTERM ends both in order. The worker runs in a user namespace as with hostUsers:
@@ -77,14 +89,7 @@ func TestImages(t *testing.T) {
 	if _, err := exec.LookPath("runc"); err != nil {
 		t.Fatal("runc is missing: apt-get install runc")
 	}
-	dir := t.TempDir()
-	for path := dir; path != "/"; path = filepath.Dir(path) { // the ids of containers pass through
-		if info, err := os.Stat(path); err != nil || info.Mode().Perm()&0o001 == 0 {
-			if err := os.Chmod(path, 0o755); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	dir := openDir(t)
 	chart := readChart(t)
 	nats, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: filepath.Join(dir, "nats"), NoSigs: true})
 	if err != nil {
@@ -114,16 +119,15 @@ func TestImages(t *testing.T) {
 	}
 	files := bind(filepath.Join(dir, "files"), "/etc/bullpen", "ro")
 
-	gateway := unpack(t, dir, "gateway").start(t, chart["gateway"], settings, files)
+	gateway := unpack(t, dir, "gateway", 0).start(t, chart["gateway"], settings, files)
 	started := time.Now()
 	poll(t, gateway, "http://127.0.0.1:8080/healthz", http.StatusOK)
 	t.Logf("the gateway answered %v after its start", time.Since(started).Round(time.Millisecond))
 	gateway.checkStatus(t, map[string]string{"Uid": "65532", "Gid": "65532", "NSpid": "1", "CapEff": "0000000000000000", "CapBnd": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "0"})
 
-	for name, userNamespace := range map[string]bool{"hostUsers false": true, "hostUsers true": false} {
+	for name, firstID := range map[string]int{"hostUsers false": 1 << 20, "hostUsers true": 0} {
 		t.Run(name, func(t *testing.T) {
-			image := unpack(t, t.TempDir(), "worker")
-			image.userNamespace = userNamespace
+			image := unpack(t, openDir(t), "worker", firstID)
 			settings := maps.Clone(settings)
 			settings["BULLPEN_LISTEN"] = "127.0.0.1:8081" // its own pod has :8080 free
 			c := chart["worker"]
@@ -237,17 +241,14 @@ func readChart(t *testing.T) map[string]container {
 
 // unpacked is an image that is unpacked, as a bundle of runc.
 type unpacked struct {
-	dir           string
-	entrypoint    []string
-	env           []string
-	userNamespace bool
+	dir        string
+	entrypoint []string
+	env        []string
+	firstID    int // id of the host that root of its user namespace is; 0 without one
 }
 
-// firstID is the id of a host that root of a user namespace is, and idCount how many it has.
-const firstID, idCount = 1 << 20, 1 << 16
-
 // unpack unpacks the image that make images wrote.
-func unpack(t *testing.T, dir, name string) *unpacked {
+func unpack(t *testing.T, dir, name string, firstID int) *unpacked {
 	t.Helper()
 	index, err := layout.ImageIndexFromPath(filepath.Join("../../bin/images", name))
 	if err != nil {
@@ -265,17 +266,17 @@ func unpack(t *testing.T, dir, name string) *unpacked {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &unpacked{dir: filepath.Join(dir, name), entrypoint: config.Config.Entrypoint, env: config.Config.Env}
+	b := &unpacked{dir: filepath.Join(dir, name), entrypoint: config.Config.Entrypoint, env: config.Config.Env, firstID: firstID}
 	layers := mutate.Extract(image)
 	defer func() { _ = layers.Close() }() // only read
-	if err := untar(layers, filepath.Join(b.dir, "rootfs")); err != nil {
+	if err := untar(layers, filepath.Join(b.dir, "rootfs"), firstID); err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
 
-// untar unpacks a trusted archive.
-func untar(from io.Reader, to string) error {
+// untar unpacks a trusted archive, with firstID added to its ids.
+func untar(from io.Reader, to string, firstID int) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
@@ -305,7 +306,7 @@ func untar(from io.Reader, to string) error {
 			err = fmt.Errorf("%s has the type %c", h.Name, h.Typeflag)
 		}
 		if err == nil && h.Typeflag != tar.TypeLink {
-			err = os.Lchown(path, h.Uid, h.Gid)
+			err = os.Lchown(path, firstID+h.Uid, firstID+h.Gid)
 		}
 		if err == nil && h.Typeflag != tar.TypeSymlink && h.Typeflag != tar.TypeLink {
 			err = unix.Chmod(path, uint32(h.Mode)&0o7777)
@@ -315,6 +316,14 @@ func untar(from io.Reader, to string) error {
 		}
 	}
 }
+
+// giveGroups makes a container's root the owner of its control groups of version 1, as runc does with
+// those of version 2.
+const giveGroups = `pid=$(sed 's/.*"pid":\([0-9]*\).*/\1/')
+while IFS=: read -r _ name path; do
+	dir=/sys/fs/cgroup/${name#name=}$path
+	if [ "$path" != / ] && [ -n "$name" ] && [ -d "$dir" ]; then chown -R "$1:$1" "$dir"; fi
+done </proc/$pid/cgroup`
 
 func bind(from, to, mode string) specs.Mount {
 	return specs.Mount{Destination: to, Source: from, Type: "bind", Options: []string{"rbind", mode, "nosuid", "nodev"}}
@@ -377,12 +386,12 @@ func (b *unpacked) start(t *testing.T, c container, settings map[string]string, 
 	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.NetworkNamespace })
 	s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	s.Mounts = append(s.Mounts, mounts...)
-	owner := int(*security.RunAsUser)
-	if b.userNamespace {
-		owner += firstID
+	owner := b.firstID + int(*security.RunAsUser)
+	if b.firstID != 0 {
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
-		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: firstID, Size: idCount}}
+		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(b.firstID), Size: 1 << 16}}
 		s.Linux.GIDMappings = s.Linux.UIDMappings
+		s.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", giveGroups, "sh", fmt.Sprint(owner)}}}}
 	}
 	for _, m := range c.VolumeMounts {
 		switch {
