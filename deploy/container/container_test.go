@@ -391,6 +391,12 @@ func (b *unpacked) start(t *testing.T, c container, settings map[string]string, 
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(b.firstID), Size: 1 << 16}}
 		s.Linux.GIDMappings = s.Linux.UIDMappings
+		for i := range s.Mounts {
+			if s.Mounts[i].Type == "sysfs" { // not mounted by who does not own the network namespace
+				s.Mounts[i].Type, s.Mounts[i].Source = "bind", "/sys"
+				s.Mounts[i].Options = append(s.Mounts[i].Options, "rbind")
+			}
+		}
 		s.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", giveGroups, "sh", fmt.Sprint(owner)}}}}
 	}
 	for _, m := range c.VolumeMounts {
