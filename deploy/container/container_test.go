@@ -422,7 +422,7 @@ func (b *unpacked) start(t *testing.T, c container, settings map[string]string, 
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: os.Getenv(userNamespace)})
 		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(b.firstID), Size: 1 << 16}}
 		s.Linux.GIDMappings = s.Linux.UIDMappings
-		s.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", giveGroups, "sh", fmt.Sprint(owner)}}}}
+		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", giveGroups, "sh", fmt.Sprint(owner)}}}}
 	}
 	for _, m := range c.VolumeMounts {
 		switch {
