@@ -32,11 +32,11 @@ type Item struct {
 	Result *Result
 }
 
-// Image is a picture that the user shows: a URL, or its content in Base64 with its media type.
+// Image is a picture that the user shows: its content in Base64, with its media type. It is never a
+// URL, which the model's server would fetch from inside the operator's network.
 type Image struct {
 	MediaType string
 	Base64    string
-	URL       string
 }
 
 // Call is a call of a tool by the model.

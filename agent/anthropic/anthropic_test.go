@@ -367,6 +367,22 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
+// The upstream would fetch a URL from inside the operator's network.
+func TestImagesByURLAreRefused(t *testing.T) {
+	w := newWorld(t, `rules: [`+restRule+`]`)
+	image := func(source string) (status int, answer string) {
+		return w.do(http.MethodPost, "/v1/messages", `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":[{"type":"image","source":`+source+`}]}]}`)
+	}
+	for _, url := range []string{"http://169.254.169.254/", "https://example.com/a.png", "file:///etc/passwd", "data:image/png;base64,eA=="} {
+		if status, answer := image(`{"type":"url","url":"` + url + `"}`); status != http.StatusBadRequest || !strings.Contains(answer, "messages.0.content.0") || !strings.Contains(answer, "base64") {
+			t.Errorf("%s: %d %s", url, status, answer)
+		}
+	}
+	if status, answer := image(`{"type":"base64","media_type":"image/png","data":"eA=="}`); status != http.StatusOK {
+		t.Errorf("%d %s", status, answer)
+	}
+}
+
 // The files of a call that left too many are kept in part, and the result says so.
 func TestTooManyFiles(t *testing.T) {
 	w := newWorld(t, `rules: [`+bashRule+`, `+restRule+`]`)
