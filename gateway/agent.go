@@ -113,6 +113,14 @@ func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *p
 	return record, nil
 }
 
+// Reserve reserves the memory for n bytes of text that the request keeps until its end.
+func (a *Agent) Reserve(n int64) error {
+	if !a.s.reserve(infoOf(a.r.Context()), n*toolOutputCost) {
+		return a.public(errOverloaded)
+	}
+	return nil
+}
+
 // Thread returns a thread.
 func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 	if proto.CheckThreadID("id", id) != nil {

@@ -141,6 +141,25 @@ func TestSurfacesLeave(t *testing.T) {
 	}
 }
 
+// What a run keeps is part of the memory of its request.
+func TestAgentsReserveMemory(t *testing.T) {
+	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, _ *http.Request) error {
+		for range 1000 {
+			if err := a.Reserve(1 << 20); err != nil {
+				return err
+			}
+		}
+		_, err := io.WriteString(w, "kept")
+		return err
+	}))
+	if r := h.do(http.MethodPost, "/other/run", ""); string(r.body) != "other: service_unavailable" {
+		t.Errorf("%s", r.body)
+	}
+	if used := h.server.budget.used; used != 0 {
+		t.Errorf("%d bytes are still reserved", used)
+	}
+}
+
 // Contents that agents read are transfers. A copy is one, so that copies do not wait for each other.
 func TestAgentsTransfer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"github.com/go-chi/chi/v5"
 	"go.uber.org/goleak"
 
+	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/agent/anthropic"
 	"github.com/bullpen-run/bullpen/agent/script"
 	"github.com/bullpen-run/bullpen/agent/upstream"
@@ -36,6 +37,8 @@ type host struct {
 	result  proto.Result
 	err     error
 	meta    []proto.AgentFile
+
+	memory, reserved int64 // bytes; 0 for no limit
 }
 
 func (h *host) Execute(_ context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
@@ -89,6 +92,13 @@ func (h *host) PutFile(_ context.Context, thread, path string, _ int64, body io.
 	h.files[thread+"/"+path] = text
 	h.puts = append(h.puts, path)
 	return err
+}
+
+func (h *host) Reserve(n int64) error {
+	if h.reserved += n; h.memory > 0 && h.reserved > h.memory {
+		return api.Unavailable(1, "full")
+	}
+	return nil
 }
 
 func (h *host) CleanPath(path string) (string, error) { return proto.CleanFilePath("/home", path) }
@@ -380,6 +390,25 @@ func TestImagesByURLAreRefused(t *testing.T) {
 	}
 	if status, answer := image(`{"type":"base64","media_type":"image/png","data":"eA=="}`); status != http.StatusOK {
 		t.Errorf("%d %s", status, answer)
+	}
+}
+
+// One request cannot have tens of thousands of calls carried out, or keep the results of as many.
+func TestPendingCallsAreLimited(t *testing.T) {
+	w := newWorld(t, `rules: [`+restRule+`]`)
+	w.host.threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+	w.host.files["container_x/a.png"] = make([]byte, agent.MaxEditBytes)
+	view := func(n int) (status int, answer string) {
+		call := `,{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution","input":{"command":"view","path":"a.png"}}`
+		calls := strings.Repeat(call, n)[1:]
+		return w.ask(second, "", `"container":"container_x"`, `"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+calls+`]}]`)
+	}
+	if status, answer := view(200); status != http.StatusBadRequest || !strings.Contains(answer, "last message of the assistant") || w.host.reserved != 0 {
+		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.reserved)
+	}
+	w.host.memory = 5 * agent.MaxEditBytes
+	if status, answer := view(100); status != 529 || w.host.reserved > 7*agent.MaxEditBytes {
+		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.reserved)
 	}
 }
 

@@ -39,7 +39,6 @@ const (
 	maxMessage   = 500      // bytes of a message with an upstream's text
 	firstRetry   = 500 * time.Millisecond
 	longestRetry = 10 * time.Second
-	maxCalls     = 128 // in one reply
 )
 
 // Client asks one server. Its fields are set before its use. It is safe for concurrent use.
@@ -197,8 +196,8 @@ func (c *Client) attempt(ctx context.Context, p protocol, body []byte, key strin
 		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server broke its reply off"}
 	}
 	reply = es.reply()
-	if len(reply.Calls) > maxCalls {
-		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: fmt.Sprintf("the model made more than %d calls at once", maxCalls)}
+	if len(reply.Calls) > agent.MaxCalls {
+		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: fmt.Sprintf("the model made more than %d calls at once", agent.MaxCalls)}
 	}
 	return reply, begun, nil
 }
