@@ -412,6 +412,30 @@ func TestPendingCallsAreLimited(t *testing.T) {
 	}
 }
 
+func TestViewsHaveTheLinesAskedFor(t *testing.T) {
+	for _, c := range []struct{ text, lines, want string }{
+		{"", "", `"content":"","num_lines":0,"start_line":1,"total_lines":0`},
+		{"a", "", `"content":"a","num_lines":1,"start_line":1,"total_lines":1`},
+		{"a\nb\n", "", `"content":"a\nb\n","num_lines":2,"start_line":1,"total_lines":2`},
+		{"a\n\nc", "", `"content":"a\n\nc","num_lines":3,"start_line":1,"total_lines":3`},
+		{"a\n\nc", "2,3", `"content":"\nc","num_lines":2,"start_line":2,"total_lines":3`},
+		{"a\n\nc", "1,2", `"content":"a\n\n","num_lines":2,"start_line":1,"total_lines":3`},
+		{"a\n\nc", "3,-1", `"content":"c","num_lines":1,"start_line":3,"total_lines":3`},
+		{"a\nb", "7,9", `"content":"","num_lines":0,"start_line":3,"total_lines":2`},
+		{"a\nb", "2,1", `"error_code":"invalid_tool_input"`},
+		{strings.Repeat("\n", 9999) + "end", "10000,-1", `"content":"end","num_lines":1,"start_line":10000,"total_lines":10000`},
+	} {
+		w := newWorld(t, `rules: [`+restRule+`]`)
+		w.host.threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+		w.host.files["container_x/a"] = []byte(c.text)
+		call := `{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution","input":{"command":"view","path":"a","view_range":[` + c.lines + `]}}`
+		_, answer := w.ask(second, "", `"container":"container_x"`, `"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+call+`]}]`)
+		if !strings.Contains(answer, c.want) {
+			t.Errorf("%.20q %s: %s", c.text, c.lines, answer)
+		}
+	}
+}
+
 // The files of a call that left too many are kept in part, and the result says so.
 func TestTooManyFiles(t *testing.T) {
 	w := newWorld(t, `rules: [`+bashRule+`, `+restRule+`]`)
