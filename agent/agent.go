@@ -32,11 +32,11 @@ type Item struct {
 	Result *Result
 }
 
-// Image is a picture that the user shows: a URL, or its content in Base64 with its media type.
+// Image is a picture that the user shows: its content in Base64, with its media type. It is never a
+// URL, which the model's server would fetch from inside the operator's network.
 type Image struct {
 	MediaType string
 	Base64    string
-	URL       string
 }
 
 // Call is a call of a tool by the model.
@@ -170,8 +170,11 @@ type Run struct {
 	// NewCallID returns an id for a call of a tool, as the run's client expects it. The model's own
 	// ids are not used: some models give none, or the same one twice.
 	NewCallID func(*Tool) string
-	Steps     int           // limit of turns
-	Wall      time.Duration // limit of time; the turn and the call at that time are completed
+	// Reserve reserves the memory for n more bytes of text that the run keeps until its end. An error
+	// ends the run, which returns it.
+	Reserve func(n int64) error
+	Steps   int           // limit of turns
+	Wall    time.Duration // limit of time; the turn or the call at that time is completed
 }
 
 // EventKind is a kind of [Event].
@@ -208,7 +211,7 @@ const (
 	ReasonLength  Reason = "length"  // MaxTokens was reached; calls in the last turn were dropped
 	ReasonStop    Reason = "stop"    // a stop sequence came
 	ReasonCalls   Reason = "calls"   // the client's tools are called
-	ReasonPaused  Reason = "paused"  // Steps or Wall was reached; the run can be continued
+	ReasonPaused  Reason = "paused"  // Steps or Wall was reached; the run can be continued, and calls may have no result
 	ReasonRefused Reason = "refused" // the model refused
 )
 

@@ -21,6 +21,8 @@ type Host interface {
 	// first, the execution is cancelled. A timeout of 0 is the longest that the plan allows, up to
 	// [MaxTimeout].
 	Execute(ctx context.Context, req *api.ExecuteRequest) (*proto.Record, error)
+	// Reserve reserves the memory for n bytes of text that the request keeps until its end.
+	Reserve(n int64) error
 	// Thread returns a thread. The code of its error is [api.CodeNotFound] if there is none.
 	Thread(ctx context.Context, id string) (*proto.Thread, error)
 	// ListFiles calls each for the entries of a directory of a thread's home, of which there are none

@@ -8,40 +8,41 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // maxTurnText is the number of bytes of text in one turn. A model that repeats itself without end
 // is stopped there.
 const maxTurnText = 4 << 20
 
+// MaxCalls is the number of calls in a turn of the model, and of calls that a conversation has left.
+const MaxCalls = 128
+
 // Continue continues a conversation until the model has finished or a limit is reached, and appends
 // all that happens to log. The last event is [EventEnd], unless an error is returned: an error of
 // log, of a tool, of the upstream, or ctx.Err().
 //
-// A call without a result at the end of the conversation is carried out first. It is one that a run
-// with calls of the client's tools beside it has left.
+// Calls of this side's tools without a result at the end of the conversation are carried out first.
+// The run before has left them, because the same turn had calls of the client's tools or because its
+// time was over. More than [MaxCalls] of them are a [*proto.FieldError].
 func Continue(ctx context.Context, up Upstream, run *Run, log Log) error {
 	l := &loop{up: up, run: run, log: log, turn: run.Turn, deadline: time.Now().Add(run.Wall)}
 	l.turn.Items = slices.Clone(run.Turn.Items)
 	for i := range run.Tools {
 		l.turn.Tools = append(l.turn.Tools, run.Tools[i].Definition)
 	}
-	if err := l.executePending(ctx); err != nil {
-		return err
-	}
-	for step := 1; ; step++ {
-		reason, err := l.step(ctx)
-		if err != nil {
-			return err
-		}
-		if reason == "" && (step >= run.Steps || !time.Now().Before(l.deadline)) {
+	reason, err := l.executePending(ctx)
+	for step := 1; err == nil && reason == ""; step++ {
+		if reason, err = l.step(ctx); reason == "" && (step >= run.Steps || l.late()) {
 			reason = ReasonPaused
 		}
-		if reason != "" {
-			l.end.Reason = reason
-			return l.append(ctx, Event{Kind: EventEnd, Item: l.item, End: &l.end})
-		}
 	}
+	if err != nil {
+		return err
+	}
+	l.end.Reason = reason
+	return l.append(ctx, Event{Kind: EventEnd, Item: l.item, End: &l.end})
 }
 
 // loop is the state of a run.
@@ -55,6 +56,9 @@ type loop struct {
 	item     int // the number of items in the output
 	end      End
 }
+
+// late reports whether the time of the run is over.
+func (l *loop) late() bool { return !time.Now().Before(l.deadline) }
 
 func (l *loop) append(ctx context.Context, e Event) error {
 	l.seq++
@@ -78,7 +82,7 @@ func (l *loop) tool(name string) *Tool {
 }
 
 // executePending carries out the calls of this side's tools in the last turn that have no result.
-func (l *loop) executePending(ctx context.Context) error {
+func (l *loop) executePending(ctx context.Context) (Reason, error) {
 	done := map[string]bool{}
 	end := len(l.turn.Items)
 	for ; end > 0; end-- {
@@ -93,17 +97,19 @@ func (l *loop) executePending(ctx context.Context) error {
 	for start > 0 && l.turn.Items[start-1].Result == nil && l.turn.Items[start-1].Role != RoleUser {
 		start--
 	}
-	for _, item := range slices.Clone(l.turn.Items[start:end]) {
+	var pending []*Call
+	for _, item := range l.turn.Items[start:end] {
 		if item.Call == nil || done[item.Call.ID] {
 			continue
 		}
 		if t := l.tool(item.Call.Name); t != nil && t.Execute != nil {
-			if err := l.execute(ctx, t, item.Call); err != nil {
-				return err
-			}
+			pending = append(pending, item.Call)
 		}
 	}
-	return nil
+	if len(pending) > MaxCalls {
+		return "", proto.FieldErrorf("messages", "have %d calls without a result in the last message of the assistant; at most %d are carried out", len(pending), MaxCalls)
+	}
+	return l.execute(ctx, pending)
 }
 
 // step asks for one turn and carries out its calls. reason is empty if another turn must follow.
@@ -143,9 +149,11 @@ func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 	}
 	l.turn.Choice = Choice{} // a forced call was made; another one would never end
 	clients := false
-	var mine []Call
-	var tools []*Tool
+	var mine []*Call
 	for _, call := range calls {
+		if err := l.run.Reserve(int64(len(call.Name) + len(call.Arguments))); err != nil {
+			return "", err
+		}
 		t := l.tool(call.Name)
 		valid := isObject(call.Arguments)
 		switch {
@@ -169,18 +177,13 @@ func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 				return "", err
 			}
 		case t.Execute != nil:
-			mine, tools = append(mine, call), append(tools, t)
+			mine = append(mine, &call)
 		}
 	}
 	if clients {
 		return ReasonCalls, nil
 	}
-	for i := range mine {
-		if err := l.execute(ctx, tools[i], &mine[i]); err != nil {
-			return "", err
-		}
-	}
-	return "", nil
+	return l.execute(ctx, mine)
 }
 
 // reject answers a call that neither side can carry out: of an unknown tool, or one of the client's
@@ -194,17 +197,28 @@ func (l *loop) reject(call *Call, t *Tool) {
 	l.turn.Items = append(l.turn.Items, Item{Call: call}, Item{Result: &Result{CallID: call.ID, Text: message, Failed: true}})
 }
 
-// execute carries out a call of one of this side's tools.
-func (l *loop) execute(ctx context.Context, t *Tool, call *Call) error {
-	outcome, err := t.Execute(ctx, call)
-	if err != nil {
-		return err
+// execute carries out calls of this side's tools, as long as there is time.
+func (l *loop) execute(ctx context.Context, calls []*Call) (Reason, error) {
+	for _, call := range calls {
+		if l.late() {
+			return ReasonPaused, nil
+		}
+		outcome, err := l.tool(call.Name).Execute(ctx, call)
+		if err != nil {
+			return "", err
+		}
+		l.end.Calls++
+		if err := l.result(ctx, call, outcome); err != nil {
+			return "", err
+		}
 	}
-	l.end.Calls++
-	return l.result(ctx, call, outcome)
+	return "", nil
 }
 
 func (l *loop) result(ctx context.Context, call *Call, outcome *Outcome) error {
+	if err := l.run.Reserve(int64(len(outcome.Text))); err != nil {
+		return err
+	}
 	l.turn.Items = append(l.turn.Items, Item{Result: &Result{CallID: call.ID, Text: outcome.Text, Failed: outcome.Failed}})
 	return l.appendItem(ctx, Event{Kind: EventResult, Call: call, Server: true, Outcome: outcome})
 }
@@ -226,6 +240,9 @@ func (t *textItem) add(ctx context.Context, part string) error {
 	}
 	if t.text.Len()+len(part) > maxTurnText {
 		return &UpstreamError{Kind: UpstreamFailed, Message: fmt.Sprintf("the model's reply is longer than %d bytes", maxTurnText)}
+	}
+	if err := t.loop.run.Reserve(int64(len(part))); err != nil {
+		return err
 	}
 	t.text.WriteString(part)
 	return t.loop.append(ctx, Event{Kind: EventText, Item: t.loop.item, Text: part})

@@ -17,6 +17,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/agent/script"
 	"github.com/bullpen-run/bullpen/agent/upstream"
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -79,6 +80,7 @@ func run(items []agent.Item) *agent.Run {
 	schema := json.RawMessage(`{"type":"object"}`)
 	return &agent.Run{
 		Turn: agent.Turn{Model: "m", Items: items, MaxTokens: 1000}, Steps: 4, Wall: time.Minute,
+		Reserve:   func(int64) error { return nil },
 		NewCallID: func(*agent.Tool) string { n++; return fmt.Sprint("id", n) },
 		Tools: []agent.Tool{{
 			Definition: agent.Definition{Name: "double", Schema: schema},
@@ -248,15 +250,76 @@ func TestARunEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// After the time of a run no further turn begins.
+// After the time of a run no further turn and no further call begins. The run that continues it
+// carries out the calls.
 func TestARunPausesAfterItsTime(t *testing.T) {
-	eachProtocol(t, `rules: [{calls: [{name: double, arguments: {n: 1}}]}]`, func(w *world) {
+	eachProtocol(t, `rules: [{role: user, calls: [{name: double, arguments: {n: 1}}, {name: double, arguments: {n: 2}}]}, {text: ok}]`, func(w *world) {
 		r := run(say("x"))
 		r.Wall = 0
 		if err := agent.Continue(t.Context(), w.up, r, w); err != nil {
 			t.Fatal(err)
 		}
-		w.want(`0:server id1=double({"n":1}) 1:id1->doubled 2 paused`)
+		w.want(`0:server id1=double({"n":1}) 1:server id2=double({"n":2}) paused`)
+
+		items := say("x")
+		for _, e := range w.events[:2] {
+			items = append(items, agent.Item{Call: e.Call})
+		}
+		w.events, r = nil, run(items)
+		r.Wall = 0
+		if err := agent.Continue(t.Context(), w.up, r, w); err != nil {
+			t.Fatal(err)
+		}
+		w.want(`paused`)
+		w.events, r.Wall = nil, time.Minute
+		if err := agent.Continue(t.Context(), w.up, r, w); err != nil {
+			t.Fatal(err)
+		}
+		w.want(`0:id1->doubled 2 1:id2->doubled 4 2:"ok" done`)
+	})
+}
+
+// A client that sends calls without end has none of them carried out.
+func TestTooManyPendingCallsAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		calls   int
+		refused bool
+	}{{agent.MaxCalls, false}, {agent.MaxCalls + 1, true}} {
+		eachProtocol(t, `rules: [{text: ok}]`, func(w *world) {
+			items := say("x")
+			for i := range c.calls {
+				items = append(items, agent.Item{Call: &agent.Call{ID: fmt.Sprint("c", i), Name: "double", Arguments: json.RawMessage(`{"n":3}`)}})
+			}
+			err := agent.Continue(t.Context(), w.up, run(items), w)
+			if field, ok := errors.AsType[*proto.FieldError](err); ok != c.refused || ok && !strings.Contains(field.Message, "129 calls") || !ok && err != nil {
+				t.Errorf("%d: %v", c.calls, err)
+			}
+			if c.refused && len(w.events) > 0 {
+				w.want("")
+			}
+		})
+	}
+}
+
+// The memory of all that a run keeps is reserved. A run that gets none ends.
+func TestRunsReserveMemory(t *testing.T) {
+	errFull := errors.New("full")
+	eachProtocol(t, `rules: [{role: user, text: 12345678, calls: [{name: double, arguments: {n: 4}}]}, {text: ok}]`, func(w *world) {
+		all := int64(len(`12345678`) + len(`double{"n":4}`) + len(`doubled 8`) + len(`ok`))
+		for limit := range all + 1 {
+			w.events = nil
+			r := run(say("x"))
+			left := limit
+			r.Reserve = func(n int64) error {
+				if left -= n; left < 0 {
+					return errFull
+				}
+				return nil
+			}
+			if err := agent.Continue(t.Context(), w.up, r, w); errors.Is(err, errFull) != (limit < all) || limit == all && err != nil {
+				t.Errorf("%d: %v", limit, err)
+			}
+		}
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -112,6 +113,14 @@ func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *p
 	return record, nil
 }
 
+// Reserve reserves the memory for n bytes of text that the request keeps until its end.
+func (a *Agent) Reserve(n int64) error {
+	if !a.s.reserve(infoOf(a.r.Context()), n*toolOutputCost) {
+		return a.public(errOverloaded)
+	}
+	return nil
+}
+
 // Thread returns a thread.
 func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 	if proto.CheckThreadID("id", id) != nil {
@@ -141,7 +150,7 @@ func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(pro
 	return nil
 }
 
-// OpenFile opens a file in a thread's home.
+// OpenFile opens a file in a thread's home. A reader of its content is a transfer until it is closed.
 func (a *Agent) OpenFile(ctx context.Context, thread, name string) (*proto.FileContent, error) {
 	key := infoOf(ctx).key
 	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, thread)
@@ -150,10 +159,40 @@ func (a *Agent) OpenFile(ctx context.Context, thread, name string) (*proto.FileC
 	}
 	defer files.close()
 	content, err := files.open(ctx, name)
-	return content, a.public(err)
+	if err != nil {
+		return nil, a.public(err)
+	}
+	read := content.Read
+	content.Read = func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
+		end, err := a.s.begin(ctx, files)
+		if err != nil {
+			return nil, a.public(err)
+		}
+		body, err := read(ctx, offset, length)
+		if err != nil {
+			end()
+			return nil, err
+		}
+		return &transferBody{body, sync.OnceFunc(end)}, nil
+	}
+	return content, nil
 }
 
-// PutFile stores a file in a thread's home, and creates the thread if it does not exist.
+// transferBody is a reader that holds a transfer until it is closed.
+type transferBody struct {
+	io.ReadCloser
+	end func()
+}
+
+// Close implements [io.Closer].
+func (b *transferBody) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
+}
+
+// PutFile stores a file in a thread's home, and creates the thread if it does not exist. The content
+// of a file that is open is copied in the transfer of its reader: copies would block each other if
+// each waited for a second one.
 func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
 	return a.public(a.putFile(ctx, thread, name, size, body))
 }
@@ -168,6 +207,7 @@ func (a *Agent) putFile(ctx context.Context, thread, name string, size int64, bo
 		return err
 	}
 	defer files.close()
+	_, files.held = body.(*transferBody)
 	done, err := a.s.beginUpload(ctx, files, size)
 	if err != nil {
 		return err

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -137,6 +139,71 @@ func TestSurfacesLeave(t *testing.T) {
 	if r := h.do(http.MethodPost, "/other/run", ""); r.status != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", r.status, r.body)
 	}
+}
+
+// What a run keeps is part of the memory of its request.
+func TestAgentsReserveMemory(t *testing.T) {
+	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, _ *http.Request) error {
+		for range 1000 {
+			if err := a.Reserve(1 << 20); err != nil {
+				return err
+			}
+		}
+		_, err := io.WriteString(w, "kept")
+		return err
+	}))
+	if r := h.do(http.MethodPost, "/other/run", ""); string(r.body) != "other: service_unavailable" {
+		t.Errorf("%s", r.body)
+	}
+	if used := h.server.budget.used; used != 0 {
+		t.Errorf("%d bytes are still reserved", used)
+	}
+}
+
+// Contents that agents read are transfers. A copy is one, so that copies do not wait for each other.
+func TestAgentsTransfer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
+			content, err := a.OpenFile(r.Context(), "t", "a")
+			if err != nil {
+				return err
+			}
+			body, err := content.Read(r.Context(), 0, content.Size)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = body.Close() }()
+			<-release
+			if err := a.PutFile(r.Context(), "t", "b", content.Size, body); err != nil {
+				return err
+			}
+			_, err = io.WriteString(w, "copied")
+			return err
+		}))
+		h.threads.files["acme/t/a"] = []byte("hello")
+		h.addThread("acme", "t")
+		var answers []<-chan *reply
+		for range maxTransfers {
+			answers = append(answers, h.begin(h.request(http.MethodGet, "/other/files", "")))
+		}
+		synctest.Wait()
+		start := time.Now()
+		late := h.send(h.request(http.MethodGet, "/other/files", ""))
+		if string(late.body) != "other: rate_limited" || time.Since(start) != transferWait {
+			t.Errorf("%s after %s", late.body, time.Since(start))
+		}
+		close(release)
+		for _, answer := range answers {
+			if r := <-answer; string(r.body) != "copied" {
+				t.Errorf("%s", r.body)
+			}
+		}
+		synctest.Wait()
+		if used, orgs := h.server.budget.used, len(h.server.transfers.byOrg); used != 0 || orgs != 0 {
+			t.Errorf("%d bytes and the transfers of %d organisations are still reserved", used, orgs)
+		}
+	})
 }
 
 // An absolute path outside of the home is a file that no program would find.

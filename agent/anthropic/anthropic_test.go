@@ -18,6 +18,7 @@ import (
 	"github.com/go-chi/chi/v5"
 	"go.uber.org/goleak"
 
+	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/agent/anthropic"
 	"github.com/bullpen-run/bullpen/agent/script"
 	"github.com/bullpen-run/bullpen/agent/upstream"
@@ -36,6 +37,8 @@ type host struct {
 	result  proto.Result
 	err     error
 	meta    []proto.AgentFile
+
+	memory, reserved int64 // bytes; 0 for no limit
 }
 
 func (h *host) Execute(_ context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
@@ -89,6 +92,13 @@ func (h *host) PutFile(_ context.Context, thread, path string, _ int64, body io.
 	h.files[thread+"/"+path] = text
 	h.puts = append(h.puts, path)
 	return err
+}
+
+func (h *host) Reserve(n int64) error {
+	if h.reserved += n; h.memory > 0 && h.reserved > h.memory {
+		return api.Unavailable(1, "full")
+	}
+	return nil
 }
 
 func (h *host) CleanPath(path string) (string, error) { return proto.CleanFilePath("/home", path) }
@@ -363,6 +373,65 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	} {
 		if status, answer := w.do(http.MethodPost, "/v1/messages", body); status != http.StatusBadRequest || !strings.Contains(answer, "invalid_request_error") {
 			t.Errorf("%s: %d %s", name, status, answer)
+		}
+	}
+}
+
+// The upstream would fetch a URL from inside the operator's network.
+func TestImagesByURLAreRefused(t *testing.T) {
+	w := newWorld(t, `rules: [`+restRule+`]`)
+	image := func(source string) (status int, answer string) {
+		return w.do(http.MethodPost, "/v1/messages", `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":[{"type":"image","source":`+source+`}]}]}`)
+	}
+	for _, url := range []string{"http://169.254.169.254/", "https://example.com/a.png", "file:///etc/passwd", "data:image/png;base64,eA=="} {
+		if status, answer := image(`{"type":"url","url":"` + url + `"}`); status != http.StatusBadRequest || !strings.Contains(answer, "messages.0.content.0") || !strings.Contains(answer, "base64") {
+			t.Errorf("%s: %d %s", url, status, answer)
+		}
+	}
+	if status, answer := image(`{"type":"base64","media_type":"image/png","data":"eA=="}`); status != http.StatusOK {
+		t.Errorf("%d %s", status, answer)
+	}
+}
+
+// One request cannot have tens of thousands of calls carried out, or keep the results of as many.
+func TestPendingCallsAreLimited(t *testing.T) {
+	w := newWorld(t, `rules: [`+restRule+`]`)
+	w.host.threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+	w.host.files["container_x/a.png"] = make([]byte, agent.MaxEditBytes)
+	view := func(n int) (status int, answer string) {
+		call := `,{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution","input":{"command":"view","path":"a.png"}}`
+		calls := strings.Repeat(call, n)[1:]
+		return w.ask(second, "", `"container":"container_x"`, `"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+calls+`]}]`)
+	}
+	if status, answer := view(200); status != http.StatusBadRequest || !strings.Contains(answer, "last message of the assistant") || w.host.reserved != 0 {
+		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.reserved)
+	}
+	w.host.memory = 5 * agent.MaxEditBytes
+	if status, answer := view(100); status != 529 || w.host.reserved > 7*agent.MaxEditBytes {
+		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.reserved)
+	}
+}
+
+func TestViewsHaveTheLinesAskedFor(t *testing.T) {
+	for _, c := range []struct{ text, lines, want string }{
+		{"", "", `"content":"","num_lines":0,"start_line":1,"total_lines":0`},
+		{"a", "", `"content":"a","num_lines":1,"start_line":1,"total_lines":1`},
+		{"a\nb\n", "", `"content":"a\nb\n","num_lines":2,"start_line":1,"total_lines":2`},
+		{"a\n\nc", "", `"content":"a\n\nc","num_lines":3,"start_line":1,"total_lines":3`},
+		{"a\n\nc", "2,3", `"content":"\nc","num_lines":2,"start_line":2,"total_lines":3`},
+		{"a\n\nc", "1,2", `"content":"a\n\n","num_lines":2,"start_line":1,"total_lines":3`},
+		{"a\n\nc", "3,-1", `"content":"c","num_lines":1,"start_line":3,"total_lines":3`},
+		{"a\nb", "7,9", `"content":"","num_lines":0,"start_line":3,"total_lines":2`},
+		{"a\nb", "2,1", `"error_code":"invalid_tool_input"`},
+		{strings.Repeat("\n", 9999) + "end", "10000,-1", `"content":"end","num_lines":1,"start_line":10000,"total_lines":10000`},
+	} {
+		w := newWorld(t, `rules: [`+restRule+`]`)
+		w.host.threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+		w.host.files["container_x/a"] = []byte(c.text)
+		call := `{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution","input":{"command":"view","path":"a","view_range":[` + c.lines + `]}}`
+		_, answer := w.ask(second, "", `"container":"container_x"`, `"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+call+`]}]`)
+		if !strings.Contains(answer, c.want) {
+			t.Errorf("%.20q %s: %s", c.text, c.lines, answer)
 		}
 	}
 }

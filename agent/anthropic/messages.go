@@ -92,7 +92,7 @@ func (s *Server) newRun(ctx context.Context, host Host, req *request) (*run, err
 				Model: req.Model, System: strings.Join(system, "\n"), Items: talk.items, MaxTokens: req.MaxTokens,
 				Temperature: req.Temperature, TopP: req.TopP, Stop: req.Stop,
 			},
-			Tools: set.all(c), NewCallID: newCallID, Steps: maxSteps, Wall: maxWall,
+			Tools: set.all(c), NewCallID: newCallID, Reserve: host.Reserve, Steps: maxSteps, Wall: maxWall,
 		},
 		container: c, created: created,
 		message: message{ID: id, Type: "message", Role: "assistant", Model: req.Model, Content: []any{}},

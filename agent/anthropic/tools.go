@@ -1,6 +1,7 @@
 package anthropic
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -318,7 +319,7 @@ var fileTypes = map[string]string{".png": "image", ".jpg": "image", ".jpeg": "im
 
 func (c *container) view(ctx context.Context, name string, lines []int) (any, error) {
 	const kind = "text_editor_code_execution_view_result"
-	text, err := c.ReadFile(ctx, name)
+	raw, err := c.ReadFile(ctx, name)
 	if edit, ok := errors.AsType[*agent.EditError](err); ok && edit.NotFound {
 		if names, errList := c.ListDirectory(ctx, name); errList == nil && len(names) > 0 {
 			return &viewResult{Type: kind, FileType: "text", Content: strings.Join(names, "\n")}, nil
@@ -328,16 +329,16 @@ func (c *container) view(ctx context.Context, name string, lines []int) (any, er
 		return nil, err
 	}
 	if other := fileTypes[strings.ToLower(path.Ext(name))]; other != "" {
-		return &viewResult{Type: kind, FileType: other, Content: base64.StdEncoding.EncodeToString(text)}, nil
+		return &viewResult{Type: kind, FileType: other, Content: base64.StdEncoding.EncodeToString(raw)}, nil
 	}
-	if !utf8.Valid(text) {
+	if !utf8.Valid(raw) {
 		return nil, inputError("the file is no text; use a command")
 	}
-	all := strings.SplitAfter(string(text), "\n")
-	if last := len(all) - 1; all[last] == "" {
-		all = all[:last]
+	total := bytes.Count(raw, []byte("\n"))
+	if len(raw) > 0 && raw[len(raw)-1] != '\n' {
+		total++
 	}
-	total, first, end := len(all), 1, len(all)
+	first, end := 1, total
 	if len(lines) > 0 {
 		if len(lines) != 2 || lines[0] < 1 || lines[1] != -1 && lines[1] < lines[0] {
 			return nil, inputError("view_range must have the numbers of the first and the last line")
@@ -347,12 +348,27 @@ func (c *container) view(ctx context.Context, name string, lines []int) (any, er
 			end = min(lines[1], total)
 		}
 	}
-	part := strings.Join(all[first-1:max(first-1, end)], "")
+	n := max(0, end-first+1)
+	part := raw[afterLines(raw, first-1):]
+	part = part[:afterLines(part, n)]
 	if len(part) > api.MaxToolOutput {
 		return nil, inputError(fmt.Sprintf("these lines have more than %d bytes; view a part of them", api.MaxToolOutput))
 	}
-	n := max(0, end-first+1)
-	return &viewResult{Type: kind, FileType: "text", Content: part, NumLines: &n, StartLine: &first, TotalLines: &total}, nil
+	return &viewResult{Type: kind, FileType: "text", Content: string(part), NumLines: &n, StartLine: &first, TotalLines: &total}, nil
+}
+
+// afterLines returns the place after the first n lines of a text. A list of all lines would take 16
+// times the memory of a file of line breaks.
+func afterLines(text []byte, n int) int {
+	at := 0
+	for range n {
+		i := bytes.IndexByte(text[at:], '\n')
+		if i < 0 {
+			return len(text)
+		}
+		at += i + 1
+	}
+	return at
 }
 
 func (c *container) replace(ctx context.Context, name, before, after string) (any, error) {

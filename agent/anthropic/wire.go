@@ -95,7 +95,6 @@ type block struct {
 		Type      string          `json:"type"`
 		MediaType string          `json:"media_type"`
 		Data      string          `json:"data"`
-		URL       string          `json:"url"`
 		Content   json.RawMessage `json:"content"`
 	} `json:"source"`
 }
@@ -206,14 +205,10 @@ func (c *conversation) add(role agent.Role, b *block) error {
 }
 
 func (c *conversation) addImage(b *block) error {
-	switch {
-	case b.Source != nil && b.Source.Type == "base64":
-		c.items = append(c.items, agent.Item{Role: agent.RoleUser, Image: &agent.Image{MediaType: b.Source.MediaType, Base64: b.Source.Data}})
-	case b.Source != nil && b.Source.Type == "url":
-		c.items = append(c.items, agent.Item{Role: agent.RoleUser, Image: &agent.Image{URL: b.Source.URL}})
-	default:
-		return fmt.Errorf("must have a source of type base64 or url")
+	if b.Source == nil || b.Source.Type != "base64" {
+		return fmt.Errorf("must have a source of type base64; this server passes no URLs on to the model's server: send the image itself")
 	}
+	c.items = append(c.items, agent.Item{Role: agent.RoleUser, Image: &agent.Image{MediaType: b.Source.MediaType, Base64: b.Source.Data}})
 	return nil
 }
 

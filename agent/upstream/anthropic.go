@@ -51,7 +51,6 @@ type (
 		Type      string `json:"type"`
 		MediaType string `json:"media_type,omitempty"`
 		Data      string `json:"data,omitempty"`
-		URL       string `json:"url,omitempty"`
 	}
 	messagesTool struct {
 		Name        string          `json:"name"`
@@ -120,8 +119,6 @@ func blocksOf(x *agent.Exchange) []block {
 		switch {
 		case item.Call != nil:
 			list = append(list, block{Type: "tool_use", ID: item.Call.ID, Name: item.Call.Name, Input: item.Call.Arguments})
-		case item.Image != nil && item.Image.URL != "":
-			list = append(list, block{Type: "image", Source: &source{Type: "url", URL: item.Image.URL}})
 		case item.Image != nil:
 			list = append(list, block{Type: "image", Source: &source{Type: "base64", MediaType: item.Image.MediaType, Data: item.Image.Base64}})
 		default:

@@ -126,10 +126,7 @@ func chatMessages(x *agent.Exchange) []chatMessage {
 			m.ToolCalls = append(m.ToolCalls, chatCall{ID: item.Call.ID, Type: "function", Function: chatFunction{item.Call.Name, string(item.Call.Arguments)}})
 		case item.Image != nil:
 			images = true
-			url := item.Image.URL
-			if url == "" {
-				url = fmt.Sprintf("data:%s;base64,%s", item.Image.MediaType, item.Image.Base64)
-			}
+			url := fmt.Sprintf("data:%s;base64,%s", item.Image.MediaType, item.Image.Base64)
 			parts = append(parts, chatPart{Type: "image_url", ImageURL: &chatImage{url}})
 		default:
 			texts = append(texts, item.Text)

@@ -36,10 +36,9 @@ const (
 	maxEvent     = 4 << 20  // bytes of one event
 	maxReply     = 16 << 20 // bytes of a reply
 	maxError     = 64 << 10 // bytes of the body of an error that are read
-	maxMessage   = 500      // bytes of an upstream's message that clients see
+	maxMessage   = 500      // bytes of a message with an upstream's text
 	firstRetry   = 500 * time.Millisecond
 	longestRetry = 10 * time.Second
-	maxCalls     = 128 // in one reply
 )
 
 // Client asks one server. Its fields are set before its use. It is safe for concurrent use.
@@ -197,8 +196,8 @@ func (c *Client) attempt(ctx context.Context, p protocol, body []byte, key strin
 		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server broke its reply off"}
 	}
 	reply = es.reply()
-	if len(reply.Calls) > maxCalls {
-		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: fmt.Sprintf("the model made more than %d calls at once", maxCalls)}
+	if len(reply.Calls) > agent.MaxCalls {
+		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: fmt.Sprintf("the model made more than %d calls at once", agent.MaxCalls)}
 	}
 	return reply, begun, nil
 }
@@ -318,14 +317,19 @@ func messageOf(body []byte) string {
 	if form.Message == "" {
 		return "it did not say why"
 	}
-	return strings.ToValidUTF8(form.Message[:min(len(form.Message), maxMessage)], "")
+	return form.Message
 }
 
-// redact removes the key from an error, which a server may repeat.
+// redact removes the key, which a server may repeat, from the message of an error, and then cuts the
+// message. A key at the cut would be found no more.
 func redact(err error, key string) error {
 	e, ok := errors.AsType[*agent.UpstreamError](err)
-	if ok && key != "" {
+	if !ok {
+		return err
+	}
+	if key != "" {
 		e.Message = strings.ReplaceAll(e.Message, key, "***")
 	}
+	e.Message = strings.ToValidUTF8(e.Message[:min(len(e.Message), maxMessage)], "")
 	return err
 }

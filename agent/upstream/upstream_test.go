@@ -83,6 +83,19 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// A message is cut after the key is removed: half of a key is a secret too.
+func TestNoPartOfTheKeyIsInAMessage(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		const shown = 400
+		text := strings.Repeat("x", shown) + strings.Repeat(" "+key, 20)
+		_, _, err := ask(t, client(t, p, scripted(t, fmt.Sprintf(`rules: [{status: 400, text: "%s"}]`, text))))
+		e, ok := errors.AsType[*agent.UpstreamError](err)
+		if !ok || strings.Contains(e.Message, key[:4]) || !strings.Contains(e.Message, text[:shown]) || len(e.Message) > shown+200 {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
 func TestASilentServerIsLeft(t *testing.T) {
 	each(t, func(t *testing.T, p upstream.Protocol) {
 		c := client(t, p, scripted(t, `rules: [{text: "I am", fault: hang}]`))

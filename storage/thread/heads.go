@@ -300,9 +300,10 @@ func (v *Versions) completeRemoval(ctx context.Context, org, thread, removal str
 	return v.Heads.Purge(ctx, org, thread, removal)
 }
 
-// Expire removes all threads but those of volumes that have not been used for the duration idle and
-// that no execution holds. It returns the number of removed threads. The error joins those of threads that could not
-// be removed.
+// Expire removes the threads that have not been used for the duration idle and that no execution
+// holds. Threads of volumes and of agents' files stay, since these are kept until they are deleted.
+// It returns the number of removed threads. The error joins those of threads that could not be
+// removed.
 func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) {
 	since := time.Now().Add(-idle)
 	n := 0
@@ -312,7 +313,7 @@ func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) 
 			failed = append(failed, err)
 			continue
 		}
-		if _, volume := proto.VolumeOf(head.ID); volume || head.Removal != "" || !head.UsedAt.Before(since) {
+		if _, volume := proto.VolumeOf(head.ID); volume || proto.ValidAgentFileID(head.ID) || head.Removal != "" || !head.UsedAt.Before(since) {
 			continue
 		}
 		var busy *proto.BusyError

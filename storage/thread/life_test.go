@@ -353,6 +353,8 @@ func TestExpire(t *testing.T) {
 	w.write(t, "busy", "f", "")
 	volume := proto.VolumeThread("v")
 	w.write(t, volume, "f", "")
+	kept := proto.NewAgentFile("f", 1).Thread()
+	w.stage(t, kept, proto.AgentFileContent, "x")
 	_, _, err := w.heads.Lock(w.ctx, org, "busy", proto.NewTraceID())
 	check(t, err)
 	if n := must[int](t)(w.versions.Expire(w.ctx, time.Hour)); n != 0 {
@@ -369,7 +371,7 @@ func TestExpire(t *testing.T) {
 	if n := must[int](t)(v.Expire(w.ctx, 0)); n != 2 {
 		t.Errorf("%d expired", n)
 	}
-	for id, gone := range map[string]bool{"idle": true, "uploaded": true, "busy": false, "used": false, volume: false} {
+	for id, gone := range map[string]bool{"idle": true, "uploaded": true, "busy": false, "used": false, volume: false, kept: false} {
 		if _, err := w.heads.Get(w.ctx, org, id); errors.Is(err, proto.ErrNotFound) != gone {
 			t.Errorf("%s: %v", id, err)
 		}
