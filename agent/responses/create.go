@@ -57,7 +57,7 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	}
 	out := newEncoder(run)
 	if err := agent.Continue(r.Context(), s.Upstream, &run.Run, out); err != nil {
-		if r.Context().Err() != nil || len(out.response.Output) == 0 {
+		if r.Context().Err() != nil || out.results == 0 {
 			return agent.ClientError(err)
 		}
 		// What was carried out is not lost.
