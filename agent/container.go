@@ -149,15 +149,14 @@ func (c *Container) output(ctx context.Context, record *proto.Record, dir string
 		paths = append(paths, f.Path)
 		return nil
 	})
-	if c.InPlace {
-		out.Paths, paths = paths, nil
-	}
 	for _, path := range paths {
-		f, errSave := c.save(ctx, path)
+		f, errSave := c.leave(ctx, path)
 		switch {
 		case isNotFound(errSave): // a link
 		case errSave != nil:
 			err = errors.Join(err, fmt.Errorf("%q: %w", proto.Shorten(path), errSave))
+		case f == nil:
+			out.Paths = append(out.Paths, path)
 		default:
 			out.Files = append(out.Files, f)
 		}
@@ -171,9 +170,10 @@ func (c *Container) output(ctx context.Context, record *proto.Record, dir string
 	return out, nil
 }
 
-func (c *Container) save(ctx context.Context, path string) (*proto.AgentFile, error) {
+// leave leaves a file for the client. The file that it returns is nil if that stays in place.
+func (c *Container) leave(ctx context.Context, path string) (*proto.AgentFile, error) {
 	content, err := c.Host.OpenFile(ctx, c.ID, path)
-	if err != nil {
+	if err != nil || c.InPlace {
 		return nil, err
 	}
 	body, err := content.Read(ctx, 0, content.Size)

@@ -92,18 +92,28 @@ func (s *Server) getContainer(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// homeFiles returns the files directly in the home of a thread, without directories.
-func homeFiles(ctx context.Context, host Host, thread string) (files []proto.File, err error) {
-	err = host.ListFiles(ctx, thread, "", func(f proto.File) error {
+// homeFiles returns the files directly in the home of a thread, without directories and links.
+func homeFiles(ctx context.Context, host Host, thread string) ([]proto.File, error) {
+	var all, files []proto.File
+	err := host.ListFiles(ctx, thread, "", func(f proto.File) error {
 		if f.IsDirectory {
 			return nil
 		}
-		if len(files) == api.MaxToolFiles {
+		if len(all) == api.MaxToolFiles {
 			return api.Errorf(api.CodeValidation, "there are more than %d files; pack them into one", api.MaxToolFiles)
 		}
-		files = append(files, f)
+		all = append(all, f)
 		return nil
 	})
+	for i := 0; err == nil && i < len(all); i++ {
+		_, errOpen := host.OpenFile(ctx, thread, all[i].Path)
+		switch {
+		case errOpen == nil:
+			files = append(files, all[i])
+		case agent.Public(errOpen).Code != api.CodeNotFound: // a link
+			err = errOpen
+		}
+	}
 	return files, err
 }
 
