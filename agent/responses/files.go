@@ -37,19 +37,6 @@ func pathOf(id string) (string, error) {
 var errNoFile = api.Errorf(api.CodeNotFound, "there is no file of that id in this container")
 
 type (
-	containerBody struct {
-		ID           string       `json:"id"`
-		Object       string       `json:"object"`
-		CreatedAt    int64        `json:"created_at"`
-		LastActiveAt int64        `json:"last_active_at"`
-		Name         string       `json:"name"`
-		Status       string       `json:"status"`
-		ExpiresAfter expiresAfter `json:"expires_after"`
-	}
-	expiresAfter struct {
-		Anchor  string `json:"anchor"`
-		Minutes int    `json:"minutes"`
-	}
 	// containerFile is a file in a container of OpenAI.
 	containerFile struct {
 		ID          string `json:"id"`
@@ -79,17 +66,6 @@ type (
 
 func newContainerFile(container string, f *proto.File) containerFile {
 	return containerFile{fileID(f.Path), "container.file", container, f.Modified.Unix(), f.Size, f.Path, "assistant"}
-}
-
-func (s *Server) getContainer(w http.ResponseWriter, r *http.Request) error {
-	thread, err := findContainer(r.Context(), s.Host(r), chi.URLParam(r, "id"))
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, &containerBody{
-		thread.ID, "container", thread.CreatedAt.Unix(), thread.UsedAt.Unix(), thread.ID, "running", expiresAfter{"last_active_at", int(containerLife.Minutes())},
-	})
-	return nil
 }
 
 // homeFiles returns the files directly in the home of a thread, without directories and links.

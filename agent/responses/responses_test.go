@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -114,6 +116,30 @@ func (h *host) File(_ context.Context, id string) (*proto.AgentFile, error) {
 
 func (h *host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.r.Body) }
 
+func (h *host) ReadUpload(http.ResponseWriter) (*proto.AgentUpload, error) {
+	file, header, err := h.r.FormFile("file")
+	if err != nil {
+		return nil, proto.FieldErrorf("file", "is missing")
+	}
+	up := &proto.AgentUpload{ReadCloser: file, Name: header.Filename, Size: header.Size, Fields: map[string]string{}}
+	for name, values := range h.r.MultipartForm.Value {
+		up.Fields[name] = values[0]
+	}
+	return up, nil
+}
+
+func (h *host) CreateThread(_ context.Context, id string) error { h.use(id); return nil }
+
+func (h *host) RemoveThread(_ context.Context, id string) error { delete(h.threads, id); return nil }
+
+func (h *host) RemoveFile(_ context.Context, id string) error {
+	before := len(h.meta)
+	if h.meta = slices.DeleteFunc(h.meta, func(f proto.AgentFile) bool { return f.ID == id }); len(h.meta) == before {
+		return api.Errorf(api.CodeNotFound, "no file")
+	}
+	return nil
+}
+
 // world serves the routes with a scripted model.
 type world struct {
 	t      *testing.T
@@ -160,11 +186,14 @@ func asAPI(err error) *api.Error {
 	return api.Errorf(api.CodeInternal, "%v", err)
 }
 
-func (w *world) do(method, path, body string) (status int, answer string) {
+func (w *world) do(method, path, body string, headers ...string) (status int, answer string) {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), method, w.server.URL+path, strings.NewReader(body))
 	if err != nil {
 		w.t.Fatal(err)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
 	}
 	resp, err := w.server.Client().Do(r)
 	if err != nil {
@@ -524,6 +553,62 @@ func TestLimits(t *testing.T) {
 		_, answer := w.ask(perplexity, sandbox, `"max_steps":2`, `"input":"`+input+`"`)
 		if r := decode(t, answer); r.Status != c.status || r.Incomplete.Reason != c.reason || r.types() != c.types || len(w.host.requests) != c.runs {
 			t.Errorf("%s: %s", input, answer)
+		}
+	}
+}
+
+func TestContainersAndFilesOfClients(t *testing.T) {
+	w := newWorld(t, allRules)
+	w.host.result = proto.Exited(0)
+	upload := func(path, purpose string) (status int, answer string) {
+		t.Helper()
+		var body bytes.Buffer
+		form := multipart.NewWriter(&body)
+		part, err := form.CreateFormFile("file", "../data.csv")
+		if err == nil {
+			_, err = part.Write([]byte("1,2"))
+		}
+		if err != nil || form.WriteField("purpose", purpose) != nil || form.Close() != nil {
+			t.Fatal(err)
+		}
+		return w.do(http.MethodPost, path, body.String(), "Content-Type", form.FormDataContentType())
+	}
+	const files, containers = "/openai/v1/files", "/openai/v1/containers"
+	status, answer := upload(files, "user_data")
+	file := decode(t, answer).ID
+	if status != http.StatusOK || !strings.Contains(answer, `"filename":"data.csv"`) {
+		t.Fatalf("%d %s", status, answer)
+	}
+	if status, answer := upload(files, "batch"); status != http.StatusBadRequest || decode(t, answer).Error.Param != "purpose" {
+		t.Errorf("%d %s", status, answer)
+	}
+	status, answer = w.do(http.MethodPost, containers, `{"name":"mine","memory_limit":"4g","file_ids":["`+file+`"]}`)
+	id := decode(t, answer).ID
+	if status != http.StatusOK || !strings.Contains(answer, `"name":"mine"`) || string(w.host.files[id+"/data.csv"]) != "1,2" {
+		t.Fatalf("%d %s", status, answer)
+	}
+	w.host.puts = nil
+	if status, answer := upload(containers+"/"+id+"/files", ""); status != http.StatusOK || !strings.Contains(answer, `"source":"user"`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", `{"file_id":"`+file+`"}`); status != http.StatusOK || len(w.host.puts) != 2 {
+		t.Errorf("%d %s", status, answer)
+	}
+	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["` + file + `"]}}]`
+	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.puts) != 3 {
+		t.Errorf("%d %s", status, answer)
+	}
+	for _, path := range []string{files + "/" + file, containers + "/" + id} {
+		if status, answer := w.do(http.MethodDelete, path, ""); status != http.StatusOK || !strings.Contains(answer, `"deleted":true`) {
+			t.Errorf("%s: %d %s", path, status, answer)
+		}
+		if status, _ := w.do(http.MethodGet, path, ""); status != http.StatusNotFound {
+			t.Errorf("%s after its deletion: %d", path, status)
+		}
+	}
+	for body, param := range map[string]string{`{}`: "name", `{"name":"n","network_policy":{"type":"disabled"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
+		if status, answer := w.do(http.MethodPost, containers, body); status != http.StatusBadRequest || decode(t, answer).Error.Param != param {
+			t.Errorf("%s: %d %s", body, status, answer)
 		}
 	}
 }

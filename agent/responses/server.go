@@ -5,6 +5,7 @@
 package responses
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -21,6 +22,17 @@ type Host interface {
 	agent.Host
 	// ReadBody reads the body of the request.
 	ReadBody(w http.ResponseWriter) ([]byte, error)
+	// ReadUpload reads the form that is the body of the request, with its file. The result must be
+	// closed.
+	ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error)
+	// CreateThread creates a thread with an empty home.
+	CreateThread(ctx context.Context, id string) error
+	// RemoveThread removes a thread with its files. The code of its error is [api.CodeConflict] while
+	// an execution uses it.
+	RemoveThread(ctx context.Context, id string) error
+	// RemoveFile removes a file of the organisation. The code of its error is [api.CodeNotFound] if
+	// there is none.
+	RemoveFile(ctx context.Context, id string) error
 }
 
 // Server serves the routes. Its fields are set before its use.
@@ -72,6 +84,12 @@ func (s *Server) Routes() []Route {
 		)
 	}
 	return append(list,
+		Route{http.MethodPost, openAIPrefix + "/files", proto.ScopeFiles, false, handler(s.uploadFile)},
+		Route{http.MethodGet, openAIPrefix + "/files/{id}", proto.ScopeFiles, false, handler(s.getUpload)},
+		Route{http.MethodDelete, openAIPrefix + "/files/{id}", proto.ScopeFiles, false, handler(s.deleteUpload)},
+		Route{http.MethodPost, openAIPrefix + "/containers", proto.ScopeFiles, false, handler(s.createContainer)},
+		Route{http.MethodDelete, openAIPrefix + "/containers/{id}", proto.ScopeFiles, false, handler(s.deleteContainer)},
+		Route{http.MethodPost, openAIPrefix + "/containers/{id}/files", proto.ScopeFiles, false, handler(s.addFile)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}", proto.ScopeFiles, false, handler(s.getContainer)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files", proto.ScopeFiles, false, handler(s.listFiles)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files/{file}", proto.ScopeFiles, false, handler(s.getFile)},

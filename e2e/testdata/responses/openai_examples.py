@@ -73,6 +73,23 @@ def files():
     assert again.output[0].outputs[0].logs == "a,1\n", again
 
 
+def containers():
+    file = strict(client.files.create(file=("report.csv", b"b,2"), purpose="user_data"))
+    assert strict(client.files.retrieve(file.id)).bytes == 3
+    container = strict(client.containers.create(name="test-container", memory_limit="4g", file_ids=[file.id]))
+    ask = lambda: client.responses.create(model=MODEL, include=OUTPUTS, tools=[{"type": "code_interpreter", "container": container.id}], input="Read the file").output[0].outputs[0].logs
+    assert ask() == "b,2\n", container
+    assert strict(client.containers.files.create(container.id, file=("report.csv", b"c,3"))).path == "report.csv"
+    assert ask() == "c,3\n", container
+    assert client.files.delete(file.id).deleted
+    client.containers.delete(container.id)
+    empty = client.containers.create(name="empty")
+    response = client.responses.create(model=MODEL, tools=[{"type": "code_interpreter", "container": empty.id}], input="Save a file")
+    assert response.output[0].container_id == empty.id, response
+    response = client.responses.create(model=MODEL, include=OUTPUTS, input="Read the file", tools=[{"type": "code_interpreter", "container": {"type": "auto", "file_ids": [client.files.create(file=("report.csv", b"d,4"), purpose="user_data").id]}}])
+    assert response.output[0].outputs[0].logs == "d,4\n", response
+
+
 def shell():
     response = strict(client.responses.create(model=MODEL, tools=[{"type": "shell", "environment": {"type": "container_auto"}}], input="List"))
     call, output = response.output[:2]
@@ -118,7 +135,7 @@ def errors():
 
 
 failed = 0
-for example in [quick_start, stream, helper, files, shell, functions, errors]:
+for example in [quick_start, stream, helper, files, containers, shell, functions, errors]:
     try:
         example()
     except Exception:
