@@ -137,7 +137,8 @@ func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 // emptyTar is a tar without entries.
 var emptyTar [1024]byte
 
-// CreateThread creates a thread with an empty home.
+// CreateThread creates a thread. A thread whose home has never had anything does not exist, so the
+// home has a hidden, empty directory.
 func (a *Agent) CreateThread(ctx context.Context, id string) error {
 	return a.public(a.createThread(ctx, id))
 }
@@ -151,7 +152,7 @@ func (a *Agent) createThread(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.Versions.Unpack(ctx, i.key.Org, id, "", &proto.TarUpload{Body: bytes.NewReader(emptyTar[:]), Home: s.Home, Most: most, Proceed: s.tarEntry(i)})
+	_, err = s.Versions.Unpack(ctx, i.key.Org, id, ".outputs", &proto.TarUpload{Body: bytes.NewReader(emptyTar[:]), Home: s.Home, Most: most, Proceed: s.tarEntry(i)})
 	if err != nil {
 		return fmt.Errorf("create thread %s: %w", id, err)
 	}

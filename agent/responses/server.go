@@ -25,7 +25,7 @@ type Host interface {
 	// ReadUpload reads the form that is the body of the request, with its file. The result must be
 	// closed.
 	ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error)
-	// CreateThread creates a thread with an empty home.
+	// CreateThread creates a thread without files.
 	CreateThread(ctx context.Context, id string) error
 	// RemoveThread removes a thread with its files. The code of its error is [api.CodeConflict] while
 	// an execution uses it.
