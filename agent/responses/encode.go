@@ -40,8 +40,13 @@ func (e *encoder) emit(kind string, members ...any) {
 		return
 	}
 	v := event{"type": kind, "sequence_number": e.next}
-	for i := 0; i < len(members); i += 2 {
-		v[members[i].(string)] = members[i+1] //nolint:forcetypeassert // the callers are here
+	name := ""
+	for i, m := range members {
+		if i%2 == 0 {
+			name = m.(string) //nolint:forcetypeassert // the callers are here
+		} else {
+			v[name] = m
+		}
 	}
 	e.next++
 	e.err = e.send(v)
