@@ -74,7 +74,7 @@ type Turn struct {
 	Items       []Item
 	Tools       []Definition
 	Choice      Choice
-	MaxTokens   int // of the reply
+	MaxTokens   int // of the reply; 0 for as many as the model's server allows
 	Temperature *float64
 	TopP        *float64
 	Stop        []string

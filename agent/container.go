@@ -70,6 +70,8 @@ type Container struct {
 	ID   string // of the thread
 	Run  string // the id of the run
 	Used bool   // a call was carried out or a file stored
+	// InPlace leaves the files of programs where they are: Output has their paths, and no copies.
+	InPlace bool
 }
 
 // NewContainerID returns the id of a new container with a prefix.
@@ -79,7 +81,20 @@ func NewContainerID(prefix string) string { return prefix + strings.ToLower(rand
 type Output struct {
 	Record *proto.Record
 	Files  []*proto.AgentFile // that it left for the client
+	Paths  []string           // of these files, if they are left in place
 	Note   string             // why some of these are missing, empty if none are
+}
+
+// Shortened returns the beginning of an output that is too long for a model, with a note.
+func Shortened(text string, truncated bool) string {
+	switch {
+	case len(text) > api.MaxToolOutput:
+		return text[:proto.CutUTF8(text[:api.MaxToolOutput])] + "\n[The rest of the output was cut off.]"
+	case truncated:
+		return text + "\n[The rest of the output was cut off.]"
+	default:
+		return text
+	}
 }
 
 // Python runs a Python program. The files that it creates or changes directly in its home are left
@@ -93,13 +108,20 @@ func (c *Container) Python(ctx context.Context, call, code string) (*Output, err
 	return c.output(ctx, record, "", *record.StartedAt)
 }
 
-// Bash runs a Bash command. The files that it leaves in $OUTPUT_DIR are left for the client.
-func (c *Container) Bash(ctx context.Context, call, command string) (*Output, error) {
+// Bash runs a Bash command, with a timeout in seconds; 0 is the longest. The files that it leaves in
+// $OUTPUT_DIR are left for the client; with InPlace, those that it changes directly in its home.
+func (c *Container) Bash(ctx context.Context, call, command string, timeout int) (*Output, error) {
 	// On the first line, so that the line numbers in messages are those of the command.
 	const prepare = `export OUTPUT_DIR="$HOME/` + outputDir + `"; rm -rf -- "$OUTPUT_DIR"; mkdir -- "$OUTPUT_DIR"; `
-	record, err := c.execute(ctx, call, &api.ExecuteRequest{Language: proto.Bash, Code: prepare + command})
+	if !c.InPlace {
+		command = prepare + command
+	}
+	record, err := c.execute(ctx, call, &api.ExecuteRequest{Language: proto.Bash, Code: command, Timeout: timeout})
 	if err != nil || record.StartedAt == nil {
 		return &Output{Record: record}, err
+	}
+	if c.InPlace {
+		return c.output(ctx, record, "", *record.StartedAt)
 	}
 	return c.output(ctx, record, outputDir, time.Time{})
 }
@@ -130,11 +152,13 @@ func (c *Container) output(ctx context.Context, record *proto.Record, dir string
 		return nil
 	})
 	for _, path := range paths {
-		f, errSave := c.save(ctx, path)
+		f, errSave := c.leave(ctx, path)
 		switch {
 		case isNotFound(errSave): // a link
 		case errSave != nil:
 			err = errors.Join(err, fmt.Errorf("%q: %w", proto.Shorten(path), errSave))
+		case f == nil:
+			out.Paths = append(out.Paths, path)
 		default:
 			out.Files = append(out.Files, f)
 		}
@@ -148,9 +172,10 @@ func (c *Container) output(ctx context.Context, record *proto.Record, dir string
 	return out, nil
 }
 
-func (c *Container) save(ctx context.Context, path string) (*proto.AgentFile, error) {
+// leave leaves a file for the client. The file that it returns is nil if that stays in place.
+func (c *Container) leave(ctx context.Context, path string) (*proto.AgentFile, error) {
 	content, err := c.Host.OpenFile(ctx, c.ID, path)
-	if err != nil {
+	if err != nil || c.InPlace {
 		return nil, err
 	}
 	body, err := content.Read(ctx, 0, content.Size)

@@ -135,8 +135,10 @@ func (l *loop) step(ctx context.Context) (reason Reason, err error) {
 	case FinishDone:
 	}
 	reason, err = l.calls(ctx, reply.Calls)
-	if l.turn.MaxTokens -= reply.Usage.Output; err == nil && reason == "" && l.turn.MaxTokens < 1 {
-		reason = ReasonLength
+	if l.run.Turn.MaxTokens > 0 {
+		if l.turn.MaxTokens -= reply.Usage.Output; err == nil && reason == "" && l.turn.MaxTokens < 1 {
+			reason = ReasonLength
+		}
 	}
 	return reason, err
 }

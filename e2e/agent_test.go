@@ -28,10 +28,10 @@ const (
 
 var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 
-// newAgents deploys bullpen with a scripted model.
-func newAgents(t *testing.T, p *programs) *system {
+// newAgents deploys bullpen with a model that has the script of a directory.
+func newAgents(t *testing.T, p *programs, dir string) *system {
 	t.Helper()
-	script, err := filepath.Abs(filepath.Join("testdata", "anthropic", "script.yaml"))
+	script, err := filepath.Abs(filepath.Join("testdata", dir, "script.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func agentRequest(revision string, content any) request {
 
 // testAgentAnthropic runs programs through the messages of a model, over plain HTTP.
 func testAgentAnthropic(t *testing.T, p *programs) {
-	sys := newAgents(t, p)
+	sys := newAgents(t, p, "anthropic")
 	ask := func(t *testing.T, body any) *agentMessage {
 		t.Helper()
 		r := sys.in(t).do(http.MethodPost, messagesPath, body)
@@ -237,31 +237,38 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 // agentClientsTime is how long the programs of one SDK may take, its installation included.
 const agentClientsTime = 10 * time.Minute
 
-// testAgentClients runs programs that use Anthropic's SDKs, from PyPI and the Go module proxy.
+// testAgentClients runs programs that use the vendors' SDKs, from PyPI and the Go module proxy.
 func testAgentClients(t *testing.T, p *programs) {
-	sys := newAgents(t, p)
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "anthropic"))); err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
 	defer cancel()
-	run := func(t *testing.T, in, program string, args ...string) {
+	dir := t.TempDir()
+	run := func(t *testing.T, sys *system, in, program string, args ...string) {
 		t.Helper()
 		cmd := exec.CommandContext(ctx, program, args...)
 		cmd.Dir = in
-		cmd.Env = append(os.Environ(), "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key)
+		cmd.Env = append(os.Environ(), "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
+			"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
 		}
 	}
-	t.Run("python", func(t *testing.T) {
-		venv := filepath.Join(dir, "venv")
-		run(t, dir, "python3", "-m", "venv", venv)
-		run(t, dir, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "--requirement", "requirements.txt")
-		run(t, dir, filepath.Join(venv, "bin", "python"), "examples.py")
-	})
-	t.Run("go", func(t *testing.T) { run(t, filepath.Join(dir, "go"), "go", "run", ".") })
+	for name, examples := range map[string][]string{"anthropic": {"examples.py"}, "responses": {"openai_examples.py", "perplexity_examples.py"}} {
+		sys, in := newAgents(t, p, name), filepath.Join(dir, name)
+		if err := os.CopyFS(in, os.DirFS(filepath.Join("testdata", name))); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name+"-python", func(t *testing.T) {
+			venv := filepath.Join(in, "venv")
+			run(t, sys, in, "python3", "-m", "venv", venv)
+			run(t, sys, in, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "--requirement", "requirements.txt")
+			for _, example := range examples {
+				run(t, sys, in, filepath.Join(venv, "bin", "python"), example)
+			}
+		})
+		if name == "anthropic" {
+			t.Run("go", func(t *testing.T) { run(t, sys, filepath.Join(in, "go"), "go", "run", ".") })
+		}
+	}
 }
 
 // agentStreams is how many streams testAgentLoad opens at once, agentMemory the most memory that the
@@ -273,7 +280,7 @@ const (
 
 // testAgentLoad streams many answers at once.
 func testAgentLoad(t *testing.T, p *programs) {
-	sys := newAgents(t, p)
+	sys := newAgents(t, p, "anthropic")
 	errs := make(chan error, agentStreams)
 	for range agentStreams {
 		go func() {

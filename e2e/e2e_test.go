@@ -123,6 +123,7 @@ func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"agent-anthropic":   testAgentAnthropic,
+		"agent-responses":   testAgentResponses,
 		"audit":             testAudit,
 		"autoscale-exec":    testAutoscaleExec,
 		"autoscale-process": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{}) },

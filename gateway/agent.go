@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -131,6 +132,42 @@ func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 		return nil, a.public(threadError("look up", id, err))
 	}
 	return t, nil
+}
+
+// emptyTar is a tar without entries.
+var emptyTar [1024]byte
+
+// CreateThread creates a thread. A thread whose home has never had anything does not exist, so the
+// home has a hidden, empty directory.
+func (a *Agent) CreateThread(ctx context.Context, id string) error {
+	return a.public(a.createThread(ctx, id))
+}
+
+func (a *Agent) createThread(ctx context.Context, id string) error {
+	s, i := a.s, infoOf(ctx)
+	if err := s.checkQuota(ctx, i.key.Org, proto.QuotaStored); err != nil {
+		return err
+	}
+	most, err := s.homeLimit(ctx, &i.key)
+	if err != nil {
+		return err
+	}
+	_, err = s.Versions.Unpack(ctx, i.key.Org, id, ".outputs", &proto.TarUpload{Body: bytes.NewReader(emptyTar[:]), Home: s.Home, Most: most, Proceed: s.tarEntry(i)})
+	if err != nil {
+		return fmt.Errorf("create thread %s: %w", id, err)
+	}
+	return nil
+}
+
+// RemoveThread removes a thread with its files. The code of its error is [api.CodeNotFound] if there
+// is none, and [api.CodeConflict] while an execution uses it.
+func (a *Agent) RemoveThread(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), versionsTimeout)
+	defer cancel()
+	if err := a.s.Versions.Remove(ctx, a.org(), id); err != nil {
+		return a.public(threadError("remove", id, err))
+	}
+	return nil
 }
 
 // ListFiles calls each for the entries of a directory of a thread's home, of which there are none if

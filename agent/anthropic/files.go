@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
+	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -66,7 +67,7 @@ func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 		f.ExpiresAt = new(f.CreatedAt.Add(time.Duration(seconds) * time.Second))
 	}
 	if err := host.SaveFile(r.Context(), f, up); err != nil {
-		return clientError(err)
+		return agent.ClientError(err)
 	}
 	writeJSON(w, http.StatusOK, newFileBody(f))
 	return nil

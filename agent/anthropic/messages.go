@@ -46,14 +46,14 @@ func (s *Server) createMessage(w http.ResponseWriter, r *http.Request) error {
 	}
 	run, err := s.newRun(r.Context(), host, req)
 	if err != nil {
-		return clientError(err)
+		return agent.ClientError(err)
 	}
 	if req.Stream {
 		return s.stream(w, r, run)
 	}
 	c := &collector{run: run}
 	if err := agent.Continue(r.Context(), s.Upstream, &run.Run, c); err != nil {
-		return clientError(err)
+		return agent.ClientError(err)
 	}
 	writeJSON(w, http.StatusOK, &run.message)
 	return nil

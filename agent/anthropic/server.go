@@ -6,8 +6,6 @@ package anthropic
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
 
@@ -137,42 +135,4 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(v) // the client may be gone
-}
-
-// clientError returns an error that the client sees as public returns it, and the log whole.
-func clientError(err error) error {
-	if _, ok := errors.AsType[*api.Error](err); ok || err == nil {
-		return err
-	}
-	return fmt.Errorf("%w: %w", public(err), err)
-}
-
-// public returns the error for the client.
-func public(err error) *api.Error {
-	if known, ok := errors.AsType[*api.Error](err); ok {
-		return known
-	}
-	if field, ok := errors.AsType[*proto.FieldError](err); ok {
-		return api.Errorf(api.CodeValidation, "%s", field.Message)
-	}
-	up, ok := errors.AsType[*agent.UpstreamError](err)
-	if !ok {
-		return api.Errorf(api.CodeInternal, "something failed on our side; the server's log has the cause under this request id")
-	}
-	e := api.Errorf(api.CodeInternal, "%s", up.Message)
-	e.RetryAfter = up.RetryAfter
-	switch up.Kind {
-	case agent.UpstreamRejected:
-		e.Code = api.CodeValidation
-	case agent.UpstreamNoModel:
-		e.Code = api.CodeNotFound
-	case agent.UpstreamRateLimited:
-		e.Code, e.RetryAfter = api.CodeRateLimited, max(1, up.RetryAfter)
-	case agent.UpstreamOverloaded:
-		e.Code, e.RetryAfter = api.CodeServiceUnavailable, max(1, up.RetryAfter)
-	case agent.UpstreamTimeout:
-		e.Code = api.CodeGatewayTimeout
-	case agent.UpstreamFailed:
-	}
-	return e
 }

@@ -38,9 +38,9 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, run *run) error 
 	cancel()
 	pings.Wait()
 	if err == nil || !out.begun {
-		return clientError(err)
+		return agent.ClientError(err)
 	}
-	known := public(err)
+	known := agent.Public(err)
 	if r.Context().Err() != nil { // the client has left, or waits at a server that shuts down
 		known = api.Unavailable(1, "this server is shutting down; send the request again")
 	}

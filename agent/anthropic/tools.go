@@ -225,7 +225,7 @@ func (c *container) bash(ctx context.Context, call *agent.Call) (any, error) {
 	if in.Command == "" {
 		return nil, inputError("command is missing")
 	}
-	out, err := c.Bash(ctx, call.ID, in.Command)
+	out, err := c.Bash(ctx, call.ID, in.Command, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -252,7 +252,7 @@ func (c *container) result(name string, out *agent.Output) any {
 		return &resultError{Type: name + "_tool_result_error", ErrorCode: "unavailable"}
 	}
 	p := &programResult{
-		Type: name + "_result", Stdout: shortened(r.Stdout, r.StdoutTruncated), Stderr: shortened(r.Stderr, r.StderrTruncated),
+		Type: name + "_result", Stdout: agent.Shortened(r.Stdout, r.StdoutTruncated), Stderr: agent.Shortened(r.Stderr, r.StderrTruncated),
 		ReturnCode: r.ExitCode, Content: []outputFile{},
 	}
 	if code != "" { // the platform ended the program
@@ -268,18 +268,6 @@ func (c *container) result(name string, out *agent.Output) any {
 		p.Content = append(p.Content, outputFile{name + "_output", f.ID})
 	}
 	return p
-}
-
-// shortened returns the beginning of an output that is too long for a model, with a note.
-func shortened(text string, truncated bool) string {
-	switch {
-	case len(text) > api.MaxToolOutput:
-		return text[:proto.CutUTF8(text[:api.MaxToolOutput])] + "\n[The rest of the output was cut off.]"
-	case truncated:
-		return text + "\n[The rest of the output was cut off.]"
-	default:
-		return text
-	}
 }
 
 // edit carries out a call of the text editor.

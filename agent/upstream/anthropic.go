@@ -1,12 +1,16 @@
 package upstream
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 
 	"github.com/bullpen-run/bullpen/agent"
 )
+
+// defaultMaxTokens is the limit of a reply without one, which the protocol does not know.
+const defaultMaxTokens = 16_384
 
 type anthropicProtocol struct{ model, key string }
 
@@ -87,7 +91,7 @@ type (
 
 func (p *anthropicProtocol) request(turn *agent.Turn) any {
 	r := &messagesRequest{
-		Model: p.model, System: turn.System, MaxTokens: turn.MaxTokens, Temperature: turn.Temperature, TopP: turn.TopP, Stop: turn.Stop, Stream: true,
+		Model: p.model, System: turn.System, MaxTokens: cmp.Or(turn.MaxTokens, defaultMaxTokens), Temperature: turn.Temperature, TopP: turn.TopP, Stop: turn.Stop, Stream: true,
 	}
 	for _, x := range agent.Exchanges(turn.Items) {
 		blocks := blocksOf(&x)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/bullpen-run/bullpen/agent/anthropic"
+	"github.com/bullpen-run/bullpen/agent/responses"
 	"github.com/bullpen-run/bullpen/agent/upstream"
 	"github.com/bullpen-run/bullpen/gateway"
 )
@@ -67,6 +68,11 @@ func (s *system) serveAgents(server *gateway.Server) error {
 	for _, route := range messages.Routes() {
 		surface.Routes = append(surface.Routes, gateway.SurfaceRoute(route))
 	}
-	server.Surfaces = append(server.Surfaces, surface)
+	others := gateway.Surface{WriteError: responses.WriteError}
+	answers := &responses.Server{Upstream: up, Host: func(r *http.Request) responses.Host { return server.AgentFor(r) }, Log: s.log}
+	for _, route := range answers.Routes() {
+		others.Routes = append(others.Routes, gateway.SurfaceRoute(route))
+	}
+	server.Surfaces = append(server.Surfaces, surface, others)
 	return nil
 }

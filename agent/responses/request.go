@@ -1,0 +1,363 @@
+package responses
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// request is the body of a request for a response. Members that are not here are ignored.
+type request struct {
+	Model           string            `json:"model"`
+	Models          []string          `json:"models"` // of Perplexity
+	Preset          string            `json:"preset"` // of Perplexity
+	Input           json.RawMessage   `json:"input"`
+	Instructions    *string           `json:"instructions"`
+	MaxOutputTokens *int              `json:"max_output_tokens"`
+	MaxSteps        *int              `json:"max_steps"` // of Perplexity
+	MaxToolCalls    *int              `json:"max_tool_calls"`
+	Stream          bool              `json:"stream"`
+	Background      bool              `json:"background"`
+	Store           *bool             `json:"store"`
+	Previous        *string           `json:"previous_response_id"`
+	Conversation    json.RawMessage   `json:"conversation"`
+	Prompt          json.RawMessage   `json:"prompt"`
+	Temperature     *float64          `json:"temperature"`
+	TopP            *float64          `json:"top_p"`
+	Tools           []json.RawMessage `json:"tools"`
+	ToolChoice      json.RawMessage   `json:"tool_choice"`
+	Parallel        *bool             `json:"parallel_tool_calls"`
+	Include         []string          `json:"include"`
+	Metadata        json.RawMessage   `json:"metadata"`
+	Skills          []json.RawMessage `json:"skills"`
+	ResponseFormat  *format           `json:"response_format"`
+	Text            struct {
+		Format *format `json:"format"`
+	} `json:"text"`
+}
+
+type format struct {
+	Type string `json:"type"`
+}
+
+const includeOutputs = "code_interpreter_call.outputs"
+
+// decodeRequest decodes the body of a request, and refuses what this server does not support.
+func decodeRequest(v vendor, body []byte) (*request, error) {
+	var r request
+	if err := json.Unmarshal(body, &r); err != nil {
+		return nil, proto.FieldErrorf("body", "is not a valid request: %v", err)
+	}
+	if v == perplexity && r.Model == "" {
+		r.Model = r.Preset // the operator maps it like a model
+	}
+	if v == perplexity && len(r.Models) > 0 {
+		r.Model = r.Models[0]
+	}
+	const stateless = "this server does not store responses"
+	switch {
+	case r.Model == "":
+		return nil, proto.FieldErrorf("model", "is required")
+	case len(r.Models) > 1:
+		return nil, proto.FieldErrorf("models", "must be one model: this server does not fall back to others")
+	case r.Background:
+		return nil, proto.FieldErrorf("background", "must be false: %s; use stream for long ones", stateless)
+	case r.Store != nil && *r.Store:
+		return nil, proto.FieldErrorf("store", "must be false or left out: %s", stateless)
+	case v != perplexity && r.Previous != nil && *r.Previous != "": // Perplexity documents that it has no effect
+		return nil, proto.FieldErrorf("previous_response_id", "must be left out: %s; send the items of the conversation as input", stateless)
+	case isSet(r.Conversation):
+		return nil, proto.FieldErrorf("conversation", "must be left out: %s; send the items of the conversation as input", stateless)
+	case isSet(r.Prompt):
+		return nil, proto.FieldErrorf("prompt", "must be left out: this server has no stored prompts")
+	case len(r.Skills) > 0:
+		return nil, proto.FieldErrorf("skills", "must be empty: this server has no skills")
+	case r.MaxOutputTokens != nil && *r.MaxOutputTokens < 1:
+		return nil, proto.FieldErrorf("max_output_tokens", "must be a whole number, at least 1")
+	case r.MaxSteps != nil && (*r.MaxSteps < 1 || *r.MaxSteps > maxSteps):
+		return nil, proto.FieldErrorf("max_steps", "must be a whole number from 1 to %d", maxSteps)
+	case r.MaxToolCalls != nil:
+		return nil, proto.FieldErrorf("max_tool_calls", "must be left out: this server has no such limit")
+	case r.Text.Format != nil && r.Text.Format.Type != "text":
+		return nil, proto.FieldErrorf("text.format", "must be text: this server does not constrain the form of texts")
+	case r.ResponseFormat != nil && r.ResponseFormat.Type != "text":
+		return nil, proto.FieldErrorf("response_format", "must be text: this server does not constrain the form of texts")
+	}
+	return &r, nil
+}
+
+func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
+
+// item is an item of the input: a message, or an item of an earlier response.
+type item struct {
+	Type    string          `json:"type"`
+	ID      string          `json:"id"`
+	CallID  string          `json:"call_id"`
+	Role    string          `json:"role"`
+	Content json.RawMessage `json:"content"`
+	Name    string          `json:"name"`
+	Status  string          `json:"status"`
+	// Arguments are the text of a JSON object.
+	Arguments string          `json:"arguments"`
+	Output    json.RawMessage `json:"output"`
+	// Of the code interpreter and the sandbox.
+	Code        string          `json:"code"`
+	Language    string          `json:"language"`
+	ContainerID string          `json:"container_id"`
+	Outputs     []logsOutput    `json:"outputs"`
+	Results     []sandboxResult `json:"results"`
+	Action      json.RawMessage `json:"action"` // of the shell
+}
+
+type part struct {
+	Type     string          `json:"type"`
+	Text     string          `json:"text"`
+	Refusal  string          `json:"refusal"`
+	ImageURL json.RawMessage `json:"image_url"`
+}
+
+// conversation is what a request says.
+type conversation struct {
+	system    []string
+	items     []agent.Item
+	container string // of the last call of a code interpreter
+}
+
+// conversation returns the conversation of a request.
+func (r *request) conversation() (*conversation, error) {
+	c := &conversation{}
+	if r.Instructions != nil && *r.Instructions != "" {
+		c.system = append(c.system, *r.Instructions)
+	}
+	var text string
+	if json.Unmarshal(r.Input, &text) == nil && isSet(r.Input) {
+		c.items = append(c.items, agent.Item{Role: agent.RoleUser, Text: text})
+		return c, nil
+	}
+	var items []item
+	if err := json.Unmarshal(r.Input, &items); err != nil || len(items) == 0 {
+		return nil, proto.FieldErrorf("input", "must be a text, or a list of at least one item")
+	}
+	for i := range items {
+		if err := c.add(&items[i]); err != nil {
+			return nil, proto.FieldErrorf(fmt.Sprintf("input[%d]", i), "%s", err.Error())
+		}
+	}
+	return c, nil
+}
+
+func (c *conversation) put(item agent.Item) { c.items = append(c.items, item) }
+
+// call puts a call and, unless it is nil, its result.
+func (c *conversation) call(id, name string, arguments any, result *agent.Result) {
+	text, err := json.Marshal(arguments)
+	if err != nil {
+		panic(err) // arguments are texts here, or valid JSON
+	}
+	c.put(agent.Item{Call: &agent.Call{ID: id, Name: name, Arguments: text}})
+	if result != nil {
+		result.CallID = id
+		c.put(agent.Item{Result: result})
+	}
+}
+
+func (c *conversation) add(i *item) error {
+	switch i.Type {
+	case "", "message":
+		return c.message(i)
+	case "function_call":
+		arguments := json.RawMessage(i.Arguments)
+		if len(arguments) == 0 {
+			arguments = json.RawMessage("{}")
+		}
+		var object map[string]json.RawMessage
+		if i.CallID == "" || i.Name == "" || json.Unmarshal(arguments, &object) != nil {
+			return errors.New("must have a call_id, a name, and the text of a JSON object as arguments")
+		}
+		c.call(i.CallID, i.Name, arguments, nil)
+	case "function_call_output":
+		text, err := texts(i.Output)
+		if err != nil || i.CallID == "" {
+			return errors.New("must have a call_id, and a text or parts of type input_text as output")
+		}
+		c.put(agent.Item{Result: &agent.Result{CallID: i.CallID, Text: text}})
+	case "code_interpreter_call":
+		if i.ID == "" {
+			return errors.New("must have an id")
+		}
+		c.container = i.ContainerID
+		c.call(i.ID, interpreterName, codeArguments{Code: i.Code}, i.interpreterResult())
+	case "shell_call":
+		if i.CallID == "" || !isSet(i.Action) {
+			return errors.New("must have a call_id and an action")
+		}
+		c.call(i.CallID, shellName, i.Action, nil)
+	case "shell_call_output":
+		if i.CallID == "" {
+			return errors.New("must have a call_id")
+		}
+		c.put(agent.Item{Result: &agent.Result{CallID: i.CallID, Text: string(i.Output)}})
+	case "sandbox_results":
+		if i.CallID == "" {
+			return errors.New("must have a call_id")
+		}
+		var result *agent.Result
+		if i.Status != statusInProgress {
+			result = sandboxText(i.Results, i.Status)
+		}
+		c.call(i.CallID, sandboxName, codeArguments{Language: i.Language, Code: i.Code}, result)
+	case "item_reference":
+		return errors.New("is a reference, but this server does not store items; send the item itself")
+	case "reasoning", "search_results", "fetch_url_results", "share_file": // no model of another vendor could read them
+	default:
+		return fmt.Errorf("has the type %q, which this server does not support", proto.Shorten(i.Type))
+	}
+	return nil
+}
+
+// interpreterResult returns the result of a call, or nil if it was not carried out yet.
+func (i *item) interpreterResult() *agent.Result {
+	switch {
+	case i.Status == statusInProgress:
+		return nil
+	case i.Outputs == nil:
+		return &agent.Result{Text: "(The output is not part of the conversation any more.)"}
+	}
+	var all []string
+	for _, o := range i.Outputs {
+		all = append(all, o.Logs)
+	}
+	return &agent.Result{Text: strings.Join(all, "\n"), Failed: i.Status != statusCompleted}
+}
+
+// message adds a message.
+func (c *conversation) message(i *item) error {
+	role := agent.RoleUser
+	switch i.Role {
+	case "user":
+	case "assistant":
+		role = agent.RoleAssistant
+	case "system", "developer":
+		text, err := texts(i.Content)
+		c.system = append(c.system, text)
+		return err
+	default:
+		return errors.New("must have the role user, assistant, system or developer")
+	}
+	parts, err := decodeParts(i.Content)
+	if err != nil {
+		return err
+	}
+	for _, p := range parts {
+		switch {
+		case p.Type == "input_image" && role == agent.RoleUser:
+			image, err := p.image()
+			if err != nil {
+				return err
+			}
+			c.put(agent.Item{Role: role, Image: image})
+		case p.text() != "":
+			c.put(agent.Item{Role: role, Text: p.text()})
+		case !slices.Contains(textParts, p.Type):
+			return p.unsupported()
+		}
+	}
+	return nil
+}
+
+var textParts = []string{"input_text", "output_text", "text", "refusal"}
+
+func (p *part) unsupported() error {
+	return fmt.Errorf("has a part of type %q, which this server does not support here; use input_text or input_image", proto.Shorten(p.Type))
+}
+
+// text returns the text of a part, empty for other parts.
+func (p *part) text() string {
+	switch {
+	case p.Type == "refusal":
+		return p.Refusal
+	case slices.Contains(textParts, p.Type):
+		return p.Text
+	default:
+		return ""
+	}
+}
+
+func (p *part) image() (*agent.Image, error) {
+	var url string
+	if json.Unmarshal(p.ImageURL, &url) != nil || url == "" {
+		return nil, errors.New("has an image without an image_url, which must be an address or a data URL")
+	}
+	rest, inline := strings.CutPrefix(url, "data:")
+	if !inline {
+		return &agent.Image{URL: url}, nil
+	}
+	kind, data, ok := strings.Cut(rest, ";base64,")
+	if !ok {
+		return nil, errors.New("has an image whose data URL is not in Base64")
+	}
+	return &agent.Image{MediaType: kind, Base64: data}, nil
+}
+
+// decodeParts decodes content: a text, or a list of parts.
+func decodeParts(raw json.RawMessage) ([]part, error) {
+	var text string
+	if bytes.HasPrefix(raw, []byte(`"`)) && json.Unmarshal(raw, &text) == nil {
+		return []part{{Type: "input_text", Text: text}}, nil
+	}
+	var parts []part
+	if err := json.Unmarshal(raw, &parts); err != nil {
+		return nil, errors.New("must have a text or parts as content")
+	}
+	return parts, nil
+}
+
+// texts returns the text of content that has nothing else.
+func texts(raw json.RawMessage) (string, error) {
+	parts, err := decodeParts(raw)
+	if err != nil {
+		return "", err
+	}
+	var all []string
+	for _, p := range parts {
+		if !slices.Contains(textParts, p.Type) {
+			return "", p.unsupported()
+		}
+		all = append(all, p.text())
+	}
+	return strings.Join(all, "\n"), nil
+}
+
+// choice returns which tools the model must call.
+func (r *request) choice(set *toolSet) (agent.Choice, error) {
+	var mode string
+	var object struct {
+		Type string `json:"type"`
+		Name string `json:"name"`
+	}
+	if !isSet(r.ToolChoice) {
+		return agent.Choice{}, nil
+	}
+	if json.Unmarshal(r.ToolChoice, &mode) == nil {
+		switch mode {
+		case "auto", "none":
+			return agent.Choice{Mode: mode}, nil
+		case "required":
+			return agent.Choice{Mode: "any"}, nil
+		}
+	} else if json.Unmarshal(r.ToolChoice, &object) == nil {
+		if object.Type != "function" {
+			object.Name = object.Type
+		}
+		if set.names[object.Name] {
+			return agent.Choice{Mode: "tool", Name: object.Name}, nil
+		}
+	}
+	return agent.Choice{}, proto.FieldErrorf("tool_choice", "must be auto, none, required, or name one of the tools")
+}

@@ -1,0 +1,614 @@
+package responses_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"go.uber.org/goleak"
+
+	"github.com/bullpen-run/bullpen/agent/responses"
+	"github.com/bullpen-run/bullpen/agent/script"
+	"github.com/bullpen-run/bullpen/agent/upstream"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// host has threads in memory. Programs end as its result says.
+type host struct {
+	r        *http.Request
+	threads  map[string]*proto.Thread
+	files    map[string][]byte // by thread and path
+	puts     []string
+	leaves   map[string]string // files that programs leave in the home
+	requests []*api.ExecuteRequest
+	result   proto.Result
+	err      error
+	meta     []proto.AgentFile
+}
+
+func (h *host) Execute(_ context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
+	if h.err != nil {
+		return nil, h.err
+	}
+	h.use(req.ThreadID)
+	h.requests = append(h.requests, req)
+	for name, text := range h.leaves {
+		h.files[req.ThreadID+"/"+name] = []byte(text)
+	}
+	now := time.Now()
+	return &proto.Record{Status: h.result.Status(), StartedAt: &now, Result: &h.result}, nil
+}
+
+func (h *host) use(thread string) {
+	if h.threads[thread] == nil {
+		h.threads[thread] = &proto.Thread{ID: thread, CreatedAt: time.Now()}
+	}
+	h.threads[thread].UsedAt = time.Now()
+}
+
+func (h *host) Thread(_ context.Context, id string) (*proto.Thread, error) {
+	if t := h.threads[id]; t != nil {
+		return t, nil
+	}
+	return nil, api.Errorf(api.CodeNotFound, "no thread")
+}
+
+func (h *host) ListFiles(_ context.Context, thread, dir string, each func(proto.File) error) error {
+	for key, text := range h.files {
+		name, ok := strings.CutPrefix(key, strings.TrimSuffix(thread+"/"+dir, "/")+"/")
+		if ok && !strings.Contains(name, "/") {
+			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: time.Now()}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (h *host) OpenFile(_ context.Context, thread, path string) (*proto.FileContent, error) {
+	text, ok := h.files[thread+"/"+path]
+	if !ok {
+		return nil, api.Errorf(api.CodeNotFound, "no file")
+	}
+	return &proto.FileContent{File: proto.File{Path: path, Size: int64(len(text))}, Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(text[offset : offset+length])), nil
+	}}, nil
+}
+
+func (h *host) PutFile(_ context.Context, thread, path string, _ int64, body io.Reader) error {
+	text, err := io.ReadAll(body)
+	h.use(thread)
+	h.files[thread+"/"+path] = text
+	h.puts = append(h.puts, path)
+	return err
+}
+
+func (h *host) CleanPath(path string) (string, error) { return proto.CleanFilePath("/home", path) }
+
+func (h *host) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error {
+	h.meta = append(h.meta, *f)
+	return h.PutFile(ctx, f.ID, proto.AgentFileContent, f.Bytes, body)
+}
+
+func (h *host) File(_ context.Context, id string) (*proto.AgentFile, error) {
+	for i := range h.meta {
+		if h.meta[i].ID == id {
+			return &h.meta[i], nil
+		}
+	}
+	return nil, api.Errorf(api.CodeNotFound, "no file")
+}
+
+func (h *host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.r.Body) }
+
+func (h *host) ReadUpload(http.ResponseWriter) (*proto.AgentUpload, error) {
+	file, header, err := h.r.FormFile("file")
+	if err != nil {
+		return nil, proto.FieldErrorf("file", "is missing")
+	}
+	up := &proto.AgentUpload{ReadCloser: file, Name: header.Filename, Size: header.Size, Fields: map[string]string{}}
+	for name, values := range h.r.MultipartForm.Value {
+		up.Fields[name] = values[0]
+	}
+	return up, nil
+}
+
+func (h *host) CreateThread(_ context.Context, id string) error { h.use(id); return nil }
+
+func (h *host) RemoveThread(_ context.Context, id string) error { delete(h.threads, id); return nil }
+
+func (h *host) RemoveFile(_ context.Context, id string) error {
+	before := len(h.meta)
+	if h.meta = slices.DeleteFunc(h.meta, func(f proto.AgentFile) bool { return f.ID == id }); len(h.meta) == before {
+		return api.Errorf(api.CodeNotFound, "no file")
+	}
+	return nil
+}
+
+// world serves the routes with a scripted model.
+type world struct {
+	t      *testing.T
+	host   *host
+	server *httptest.Server
+}
+
+func newWorld(t *testing.T, rules string) *world {
+	t.Helper()
+	s, err := script.Parse([]byte(rules))
+	if err != nil {
+		t.Fatal(err)
+	}
+	model := httptest.NewServer(&script.Server{Script: s})
+	t.Cleanup(model.Close)
+	client := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(client.CloseIdleConnections)
+	w := &world{t: t, host: &host{threads: map[string]*proto.Thread{}, files: map[string][]byte{}}}
+	answers := &responses.Server{
+		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
+		Host:     func(r *http.Request) responses.Host { w.host.r = r; return w.host }, Log: slog.New(slog.DiscardHandler),
+	}
+	router := chi.NewRouter()
+	for _, route := range answers.Routes() {
+		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			if err := route.Handle(rw, r); err != nil {
+				responses.WriteError(rw, asAPI(err))
+			}
+		}))
+	}
+	w.server = httptest.NewServer(router)
+	t.Cleanup(w.server.Close)
+	return w
+}
+
+// asAPI returns the error that the gateway would answer with.
+func asAPI(err error) *api.Error {
+	if known, ok := errors.AsType[*api.Error](err); ok {
+		return known
+	}
+	if field, ok := errors.AsType[*proto.FieldError](err); ok {
+		return api.Errorf(api.CodeValidation, "%s", field.Message)
+	}
+	return api.Errorf(api.CodeInternal, "%v", err)
+}
+
+func (w *world) do(method, path, body string, headers ...string) (status int, answer string) {
+	w.t.Helper()
+	r, err := http.NewRequestWithContext(w.t.Context(), method, w.server.URL+path, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := w.server.Client().Do(r)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return resp.StatusCode, string(raw)
+}
+
+// ask asks for a response at a path, with members of the request such as "x": 1.
+func (w *world) ask(path string, members ...string) (status int, answer string) {
+	w.t.Helper()
+	all := append([]string{`"model":"m"`}, members...)
+	if !strings.Contains(strings.Join(members, ""), `"input"`) {
+		all = append(all, `"input":"x"`)
+	}
+	return w.do(http.MethodPost, path, "{"+strings.Join(all, ",")+"}")
+}
+
+const (
+	openAI      = "/openai/v1/responses"
+	perplexity  = "/perplexity/v1/responses"
+	interpreter = `"tools":[{"type":"code_interpreter","container":{"type":"auto"}}]`
+	shell       = `"tools":[{"type":"shell","environment":{"type":"container_auto"}}]`
+	sandbox     = `"tools":[{"type":"sandbox"}]`
+	outputs     = `"include":["code_interpreter_call.outputs"]`
+
+	interpreterRule = `{role: user, tool: code_interpreter, text: abcd, chunk: 2, calls: [{name: code_interpreter, arguments: {code: "1"}}]}`
+	shellRule       = `{role: user, tool: shell, calls: [{name: shell, arguments: {commands: [ls, pwd], timeout_ms: 1500}}]}`
+	sandboxRule     = `{role: user, tool: sandbox, text: abcd, chunk: 2, calls: [{name: sandbox, arguments: {language: python, code: "1"}}]}`
+	allRules        = `rules: [` + interpreterRule + `, ` + shellRule + `, ` + sandboxRule + `, {text: ok}]`
+)
+
+// response is what the tests read of one.
+type response struct {
+	ID, Status string
+	Error      struct{ Code, Message, Type, Param string }
+	Incomplete struct{ Reason string } `json:"incomplete_details"`
+	Output     []map[string]any
+	Usage      struct {
+		Details map[string]map[string]int `json:"tool_calls_details"`
+	}
+}
+
+func decode(t *testing.T, answer string) *response {
+	t.Helper()
+	var r response
+	if err := json.Unmarshal([]byte(answer), &r); err != nil {
+		t.Fatalf("%v: %s", err, answer)
+	}
+	return &r
+}
+
+// types returns the types of the items of a response.
+func (r *response) types() string {
+	var list []string
+	for _, item := range r.Output {
+		list = append(list, fmt.Sprint(item["type"]))
+	}
+	return strings.Join(list, " ")
+}
+
+func TestSandboxResults(t *testing.T) {
+	for name, c := range map[string]struct {
+		result proto.Result
+		err    error
+		status string // of the item and its result
+		exit   float64
+	}{
+		"a success": {result: proto.Exited(0), status: "completed"},
+		"a failure": {result: proto.Exited(3), status: "completed", exit: 3},
+		"a timeout": {result: proto.TimedOut(1), status: "timed_out", exit: -1},
+		"no memory": {result: proto.Failure(proto.CodeMemory, "It used too much."), status: "failed", exit: -1},
+		"no worker": {err: api.Unavailable(1, "no worker"), status: "failed", exit: -1},
+		"a limit":   {err: api.Errorf(api.CodeRateLimited, "too many"), status: "failed", exit: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, allRules)
+			w.host.result, w.host.err = c.result, c.err
+			for _, path := range []string{perplexity, "/perplexity/v1/agent", "/v1/agent", "/v1/responses"} {
+				status, answer := w.ask(path, sandbox)
+				r := decode(t, answer)
+				if status != http.StatusOK || r.Status != "completed" || r.types() != "message sandbox_results message" {
+					t.Fatalf("%s: %d %s", path, status, answer)
+				}
+				item := r.Output[1]
+				results, _ := item["results"].([]any)
+				if len(results) != 1 || item["status"] != c.status || item["language"] != "python" || item["code"] != "1" || item["call_id"] == "" {
+					t.Fatalf("%v", item)
+				}
+				if one, _ := results[0].(map[string]any); one["status"] != c.status || one["exit_code"] != c.exit {
+					t.Errorf("%v", one)
+				}
+				if r.Usage.Details["sandbox"]["invocation"] != 1 {
+					t.Errorf("%s", answer)
+				}
+			}
+		})
+	}
+}
+
+func TestCodeInterpreter(t *testing.T) {
+	for name, c := range map[string]struct {
+		result proto.Result
+		err    error
+		status string
+	}{
+		"a success": {result: proto.Exited(0), status: "completed"},
+		"a failure": {result: proto.Exited(3), status: "completed"},
+		"a timeout": {result: proto.TimedOut(1), status: "incomplete"},
+		"no worker": {err: api.Unavailable(1, "no worker"), status: "failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, allRules)
+			w.host.result, w.host.err = c.result, c.err
+			w.host.result.Stdout = "printed"
+			_, answer := w.ask(openAI, interpreter, outputs)
+			r := decode(t, answer)
+			if r.types() != "message code_interpreter_call message" || r.Output[1]["status"] != c.status || strings.Contains(answer, "printed") != (c.err == nil) {
+				t.Fatalf("%s", answer)
+			}
+			_, answer = w.ask(openAI, interpreter)
+			if r := decode(t, answer); r.Output[1]["outputs"] != nil {
+				t.Errorf("outputs that the request does not include: %s", answer)
+			}
+		})
+	}
+}
+
+func TestShell(t *testing.T) {
+	w := newWorld(t, allRules)
+	w.host.result = proto.Exited(3)
+	_, answer := w.ask(openAI, shell)
+	r := decode(t, answer)
+	if r.types() != "shell_call shell_call_output message" || strings.Count(answer, `"outcome":{"type":"exit","exit_code":3}`) != 2 {
+		t.Fatalf("%s", answer)
+	}
+	if n := len(w.host.requests); n != 2 || w.host.requests[0].Timeout != 2 {
+		t.Errorf("%d executions, %+v", n, w.host.requests[0])
+	}
+	w.host.result = proto.TimedOut(2)
+	if _, answer := w.ask(openAI, shell); !strings.Contains(answer, `"outcome":{"type":"timeout"}`) {
+		t.Errorf("%s", answer)
+	}
+}
+
+func TestStreamsHaveNumberedEventsInOrder(t *testing.T) {
+	const (
+		created = "response.created response.in_progress "
+		added   = "response.output_item.added "
+		done    = "response.output_item.done "
+		part    = "response.content_part.added "
+		delta   = "response.output_text.delta "
+		text    = "response.output_text.done "
+		end     = "response.content_part.done "
+		call    = "response.code_interpreter_call"
+		command = "response.shell_call_command"
+		output  = "response.shell_call_output_content"
+		message = added + part + delta + text + end + done
+		lines   = command + ".added " + command + ".delta " + command + ".done "
+		lists   = output + ".delta " + output + ".done "
+	)
+	w := newWorld(t, allRules)
+	for _, c := range []struct{ path, tools, want string }{
+		{openAI, interpreter, created + added + part + delta + delta + text + end + done +
+			added + call + ".in_progress " + call + "_code.delta " + call + "_code.done " + call + ".interpreting " + call + ".completed " + done + message + "response.completed"},
+		{openAI, shell, created + added + lines + lines + done + added + lists + lists + done + message + "response.completed"},
+		{perplexity, sandbox, created + added + delta + delta + text + done + added + done + added + delta + text + done + "response.completed"},
+	} {
+		w.host.result = proto.Exited(0)
+		status, answer := w.ask(c.path, c.tools, `"stream":true`)
+		var names []string
+		for event := range strings.SplitSeq(strings.TrimSpace(answer), "\n\n") {
+			if event == "data: [DONE]" {
+				continue
+			}
+			name, data, _ := strings.Cut(strings.TrimPrefix(event, "event: "), "\ndata: ")
+			var body struct {
+				Type   string
+				Number int `json:"sequence_number"`
+			}
+			if err := json.Unmarshal([]byte(data), &body); err != nil || body.Type != name || body.Number != len(names) {
+				t.Errorf("event %q: %v", event, err)
+			}
+			names = append(names, name)
+		}
+		if got := strings.Join(names, " "); status != http.StatusOK || got != c.want {
+			t.Errorf("%d\n got %s\nwant %s", status, got, c.want)
+		}
+		if strings.HasSuffix(answer, "data: [DONE]\n\n") != (c.path == perplexity) {
+			t.Errorf("the end of %s", answer)
+		}
+	}
+}
+
+// An error before anything was carried out is an answer, a later one is part of the response.
+func TestErrors(t *testing.T) {
+	w := newWorld(t, `rules: [{match: early, status: 429, retry_after: 100}, {match: broken, text: half, fault: drop}, `+interpreterRule+`, {role: tool, text: half, fault: drop}, {text: ok}]`)
+	w.host.result = proto.Exited(0)
+	for _, more := range []string{`"stream":false`, `"stream":true`} {
+		status, answer := w.ask(openAI, `"input":"early"`, more)
+		if r := decode(t, answer); status != http.StatusTooManyRequests || r.Error.Code != "rate_limit_exceeded" {
+			t.Errorf("%d %s", status, answer)
+		}
+	}
+	if status, answer := w.ask(openAI, `"input":"broken"`); status != http.StatusInternalServerError || decode(t, answer).Error.Type != "server_error" {
+		t.Errorf("%d %s", status, answer)
+	}
+	status, answer := w.ask(openAI, interpreter)
+	r := decode(t, answer)
+	if status != http.StatusOK || r.Status != "failed" || r.Error.Code != "server_error" || r.types() != "message code_interpreter_call message" || r.Output[2]["status"] != "incomplete" {
+		t.Errorf("%d %s", status, answer)
+	}
+	status, answer = w.ask(perplexity, `"input":"broken"`, `"stream":true`)
+	if status != http.StatusOK || !strings.Contains(answer, "event: response.failed\ndata: ") || strings.Contains(answer, "response.completed") {
+		t.Errorf("%d %s", status, answer)
+	}
+}
+
+func TestRequestsThatAreRefused(t *testing.T) {
+	w := newWorld(t, allRules)
+	for body, param := range map[string]string{
+		`{"input":"x"}`:            "model",
+		`{"model":"m"}`:            "input",
+		`{"model":"m","input":[]}`: "input",
+		`{"model":"m","input":[{"role":"root","content":"x"}]}`:                                                                                     "input[0]",
+		`{"model":"m","input":[{"type":"item_reference","id":"msg_1"}]}`:                                                                            "input[0]",
+		`{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_id":"f"}]}]}`:                                                   "input[0]",
+		`{"model":"m","input":[{"type":"function_call","call_id":"c","name":"f","arguments":"1"}]}`:                                                 "input[0]",
+		`{"model":"m","input":"x","background":true}`:                                                                                               "background",
+		`{"model":"m","input":"x","store":true}`:                                                                                                    "store",
+		`{"model":"m","input":"x","previous_response_id":"resp_1"}`:                                                                                 "previous_response_id",
+		`{"model":"m","input":"x","conversation":"conv_1"}`:                                                                                         "conversation",
+		`{"model":"m","input":"x","text":{"format":{"type":"json_schema"}}}`:                                                                        "text.format",
+		`{"model":"m","input":"x","max_output_tokens":0}`:                                                                                           "max_output_tokens",
+		`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`:                                                                                 "tools[0].type",
+		`{"model":"m","input":"x","tools":[{"type":"sandbox"}]}`:                                                                                    "tools[0].type",
+		`{"model":"m","input":"x","tools":[{"type":"code_interpreter"}]}`:                                                                           "tools[0].container",
+		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto","network_policy":{"type":"disabled"}}}]}`:          "tools[0].container",
+		`{"model":"m","input":"x","tools":[{"type":"shell","environment":{"type":"local"}}]}`:                                                       "tools[0].environment",
+		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto"}},{"type":"function","name":"code_interpreter"}]}`: "tools[1]",
+		`{"model":"m","input":"x","tool_choice":{"type":"function","name":"f"}}`:                                                                    "tool_choice",
+		`{`: "",
+	} {
+		status, answer := w.do(http.MethodPost, openAI, body)
+		if r := decode(t, answer); status != http.StatusBadRequest || r.Error.Type != "invalid_request_error" || r.Error.Param != param {
+			t.Errorf("%s: %d %s", body, status, answer)
+		}
+	}
+	if n := len(w.host.requests); n != 0 {
+		t.Errorf("%d executions", n)
+	}
+}
+
+// A container that has expired is never replaced in silence, unless the client leaves the choice.
+func TestContainers(t *testing.T) {
+	w := newWorld(t, allRules)
+	w.host.result, w.host.leaves = proto.Exited(0), map[string]string{"plot.png": "chart", ".hidden/x": "no"}
+	named := func(id string) string { return `"tools":[{"type":"code_interpreter","container":"` + id + `"}]` }
+	_, answer := w.ask(openAI, interpreter)
+	id := fmt.Sprint(decode(t, answer).Output[1]["container_id"])
+	for _, path := range []string{"/openai/v1/containers/" + id, "/openai/v1/containers/" + id + "/files"} {
+		if status, answer := w.do(http.MethodGet, path, ""); status != http.StatusOK || !strings.Contains(answer, id) {
+			t.Errorf("%s: %d %s", path, status, answer)
+		}
+	}
+	citation, _ := decode(t, answer).Output[2]["content"].([]any)[0].(map[string]any)["annotations"].([]any)[0].(map[string]any)
+	file := fmt.Sprintf("/openai/v1/containers/%v/files/%v", citation["container_id"], citation["file_id"])
+	if status, content := w.do(http.MethodGet, file+"/content", ""); status != http.StatusOK || content != "chart" || citation["filename"] != "plot.png" {
+		t.Errorf("%d %s, %v", status, content, citation)
+	}
+	if status, answer := w.ask(openAI, named(id)); status != http.StatusOK || decode(t, answer).Output[1]["container_id"] != id {
+		t.Errorf("%d %s", status, answer)
+	}
+	earlier := `"input":[{"role":"user","content":"x"},{"type":"code_interpreter_call","id":"ci_1","code":"1","status":"completed","container_id":"` + id + `"},{"role":"user","content":"y"}]`
+	if status, answer := w.ask(openAI, interpreter, earlier); status != http.StatusOK || decode(t, answer).Output[1]["container_id"] != id {
+		t.Errorf("%d %s", status, answer)
+	}
+	w.host.threads[id].UsedAt = time.Now().Add(-21 * time.Minute)
+	if status, answer := w.ask(openAI, interpreter, earlier); status != http.StatusOK || decode(t, answer).Output[1]["container_id"] == id {
+		t.Errorf("%d %s", status, answer)
+	}
+	w.host.threads["private"] = &proto.Thread{ID: "private", UsedAt: time.Now()}
+	for _, other := range []string{id, "private", "cntr_x"} {
+		if status, answer := w.ask(openAI, named(other)); status != http.StatusNotFound {
+			t.Errorf("%s: %d %s", other, status, answer)
+		}
+		if status, _ := w.do(http.MethodGet, "/openai/v1/containers/"+other+"/files", ""); status != http.StatusNotFound {
+			t.Errorf("the files of %s: %d", other, status)
+		}
+	}
+}
+
+func TestFilesOfSandboxes(t *testing.T) {
+	w := newWorld(t, allRules)
+	w.host.result, w.host.leaves = proto.Exited(0), map[string]string{"data.csv": "1,2"}
+	_, answer := w.ask(perplexity, sandbox)
+	path := perplexity + "/" + decode(t, answer).ID + "/files"
+	_, answer = w.do(http.MethodGet, path, "")
+	var files struct {
+		Data []struct{ ID, Filename string }
+	}
+	if err := json.Unmarshal([]byte(answer), &files); err != nil || len(files.Data) != 1 || files.Data[0].Filename != "data.csv" {
+		t.Fatalf("%s", answer)
+	}
+	if status, content := w.do(http.MethodGet, path+"/"+files.Data[0].ID+"/content", ""); status != http.StatusOK || content != "1,2" {
+		t.Errorf("%d %s", status, content)
+	}
+	for _, other := range []string{perplexity + "/resp_x/files", perplexity + "/x/files", path + "/cfile_Li4vLi4/content", path + "/file_x/content"} {
+		if status, answer := w.do(http.MethodGet, other, ""); status != http.StatusNotFound {
+			t.Errorf("%s: %d %s", other, status, answer)
+		}
+	}
+}
+
+// Calls of the client's tools end the response; a call of ours beside them waits for the results.
+func TestClientsTools(t *testing.T) {
+	w := newWorld(t, `rules: [{role: user, calls: [{name: sandbox, arguments: {language: bash, code: ls}}, {name: weather, arguments: {city: Paris}}]}, {text: ok}]`)
+	w.host.result = proto.Exited(0)
+	tools := `"tools":[{"type":"sandbox"},{"type":"function","name":"weather","parameters":{"type":"object"}}]`
+	_, answer := w.ask(perplexity, tools)
+	r := decode(t, answer)
+	if r.Status != "requires_action" || r.types() != "sandbox_results function_call" || r.Output[0]["status"] != "in_progress" || len(w.host.requests) != 0 {
+		t.Fatalf("%s", answer)
+	}
+	first, err := json.Marshal(r.Output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	input := strings.TrimSuffix(string(first), "]") + fmt.Sprintf(`,{"type":"function_call_output","call_id":%q,"output":"sunny"}]`, r.Output[1]["call_id"])
+	_, answer = w.ask(perplexity, tools, `"input":[{"role":"user","content":"x"},`+input[1:])
+	if r := decode(t, answer); r.Status != "completed" || r.types() != "sandbox_results message" || r.Output[0]["status"] != "completed" || len(w.host.requests) != 1 {
+		t.Errorf("%s", answer)
+	}
+}
+
+// A reply that is cut off has no calls, and an endless loop ends.
+func TestLimits(t *testing.T) {
+	w := newWorld(t, `rules: [{match: cut, text: half, finish: length, calls: [{name: sandbox, raw: '{"language": "ba'}]}, {match: bad, role: user, calls: [{name: sandbox, raw: '[1]'}]}, `+
+		`{match: JSON, role: tool, text: sorry}, {calls: [{name: sandbox, arguments: {language: bash, code: ls}}]}]`)
+	w.host.result = proto.Exited(0)
+	for input, c := range map[string]struct {
+		status, reason, types string
+		runs                  int
+	}{
+		"cut":  {"incomplete", "max_output_tokens", "message", 0},
+		"bad":  {"completed", "", "sandbox_results message", 0},
+		"loop": {"incomplete", "max_steps", "sandbox_results sandbox_results", 2},
+	} {
+		w.host.requests = nil
+		_, answer := w.ask(perplexity, sandbox, `"max_steps":2`, `"input":"`+input+`"`)
+		if r := decode(t, answer); r.Status != c.status || r.Incomplete.Reason != c.reason || r.types() != c.types || len(w.host.requests) != c.runs {
+			t.Errorf("%s: %s", input, answer)
+		}
+	}
+}
+
+func TestContainersAndFilesOfClients(t *testing.T) {
+	w := newWorld(t, allRules)
+	w.host.result = proto.Exited(0)
+	upload := func(path, purpose string) (status int, answer string) {
+		t.Helper()
+		var body bytes.Buffer
+		form := multipart.NewWriter(&body)
+		part, err := form.CreateFormFile("file", "../data.csv")
+		if err == nil {
+			_, err = part.Write([]byte("1,2"))
+		}
+		if err != nil || form.WriteField("purpose", purpose) != nil || form.Close() != nil {
+			t.Fatal(err)
+		}
+		return w.do(http.MethodPost, path, body.String(), "Content-Type", form.FormDataContentType())
+	}
+	const files, containers = "/openai/v1/files", "/openai/v1/containers"
+	status, answer := upload(files, "user_data")
+	file := decode(t, answer).ID
+	if status != http.StatusOK || !strings.Contains(answer, `"filename":"data.csv"`) {
+		t.Fatalf("%d %s", status, answer)
+	}
+	if status, answer := upload(files, "batch"); status != http.StatusBadRequest || decode(t, answer).Error.Param != "purpose" {
+		t.Errorf("%d %s", status, answer)
+	}
+	status, answer = w.do(http.MethodPost, containers, `{"name":"mine","memory_limit":"4g","file_ids":["`+file+`"]}`)
+	id := decode(t, answer).ID
+	if status != http.StatusOK || !strings.Contains(answer, `"name":"mine"`) || string(w.host.files[id+"/data.csv"]) != "1,2" {
+		t.Fatalf("%d %s", status, answer)
+	}
+	w.host.puts = nil
+	if status, answer := upload(containers+"/"+id+"/files", ""); status != http.StatusOK || !strings.Contains(answer, `"source":"user"`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", `{"file_id":"`+file+`"}`); status != http.StatusOK || len(w.host.puts) != 2 {
+		t.Errorf("%d %s", status, answer)
+	}
+	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["` + file + `"]}}]`
+	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.puts) != 3 {
+		t.Errorf("%d %s", status, answer)
+	}
+	for _, path := range []string{files + "/" + file, containers + "/" + id} {
+		if status, answer := w.do(http.MethodDelete, path, ""); status != http.StatusOK || !strings.Contains(answer, `"deleted":true`) {
+			t.Errorf("%s: %d %s", path, status, answer)
+		}
+		if status, _ := w.do(http.MethodGet, path, ""); status != http.StatusNotFound {
+			t.Errorf("%s after its deletion: %d", path, status)
+		}
+	}
+	for body, param := range map[string]string{`{}`: "name", `{"name":"n","network_policy":{"type":"disabled"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
+		if status, answer := w.do(http.MethodPost, containers, body); status != http.StatusBadRequest || decode(t, answer).Error.Param != param {
+			t.Errorf("%s: %d %s", body, status, answer)
+		}
+	}
+}
