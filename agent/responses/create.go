@@ -123,7 +123,7 @@ func newRun(ctx context.Context, v vendor, host Host, req *request) (*run, error
 			Model: req.Model, System: strings.Join(talk.system, "\n"), Items: talk.items, Choice: choice,
 			Temperature: req.Temperature, TopP: req.TopP,
 		},
-		Tools: set.all(c), NewCallID: newCallID, Steps: steps, Wall: maxWall,
+		Tools: set.all(c), NewCallID: newCallID, Reserve: host.Reserve, Steps: steps, Wall: maxWall,
 	}
 	if req.MaxOutputTokens != nil {
 		r.Turn.MaxTokens = *req.MaxOutputTokens

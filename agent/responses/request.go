@@ -292,11 +292,11 @@ func (p *part) text() string {
 func (p *part) image() (*agent.Image, error) {
 	var url string
 	if json.Unmarshal(p.ImageURL, &url) != nil || url == "" {
-		return nil, errors.New("has an image without an image_url, which must be an address or a data URL")
+		return nil, errors.New("has an image without an image_url, which must be a data URL")
 	}
 	rest, inline := strings.CutPrefix(url, "data:")
 	if !inline {
-		return &agent.Image{URL: url}, nil
+		return nil, errors.New("has an image at an address; this server passes no URLs on to the model's server: send the image itself, as a data URL")
 	}
 	kind, data, ok := strings.Cut(rest, ";base64,")
 	if !ok {

@@ -41,6 +41,9 @@ type host struct {
 	meta     []proto.AgentFile
 }
 
+// Reserve implements [agent.Host].
+func (h *host) Reserve(int64) error { return nil }
+
 func (h *host) Execute(_ context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
 	if h.err != nil {
 		return nil, h.err
