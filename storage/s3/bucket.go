@@ -37,6 +37,9 @@ const (
 	maxResponse = 4 << 20
 	// maxResponseHeader is the size of the header of a response, in bytes.
 	maxResponseHeader = 64 << 10
+	// maxToken is the length of the longest token that continues a list, in bytes. Servers encode the
+	// last key, of up to 1,024 bytes, in it.
+	maxToken = 8 << 10
 )
 
 // limitedResponses ends responses that are too long. The server belongs to a tenant.
@@ -60,6 +63,8 @@ type BucketConfig struct {
 	Prefix string
 	// Dial connects to the server; nil for any address.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// MaxConns limits the connections to the server at a time; 0 is no limit.
+	MaxConns int
 }
 
 // Bucket is a part of a tenant's bucket. Names are paths below its prefix, see
@@ -93,6 +98,7 @@ func OpenBucket(cfg BucketConfig) (*Bucket, error) {
 			}
 			return &conn{Conn: c, idleTimeout: DefaultIdleTimeout}, nil
 		}
+		t.MaxConnsPerHost = cfg.MaxConns
 		t.ReadBufferSize = 64 << 10
 		t.MaxResponseHeaderBytes = maxResponseHeader
 	}).GetTransport()
@@ -174,20 +180,25 @@ func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objec
 		}
 		return strings.CutPrefix(text, prefix)
 	}
-	for _, o := range out.Contents {
+	// A server may send more than it was asked for.
+	prefixes := out.CommonPrefixes[:min(len(out.CommonPrefixes), int(most))]
+	for _, p := range prefixes {
+		if n, ok := name(p.Prefix); ok {
+			dirs = append(dirs, strings.TrimSuffix(n, "/"))
+		}
+	}
+	for _, o := range out.Contents[:min(len(out.Contents), int(most)-len(prefixes))] {
 		if n, ok := name(o.Key); ok {
 			objects = append(objects, proto.StoredObject{
 				Name: n, Size: max(aws.ToInt64(o.Size), 0), Modified: aws.ToTime(o.LastModified), Tag: aws.ToString(o.ETag),
 			})
 		}
 	}
-	for _, p := range out.CommonPrefixes {
-		if n, ok := name(p.Prefix); ok {
-			dirs = append(dirs, strings.TrimSuffix(n, "/"))
-		}
-	}
 	if aws.ToBool(out.IsTruncated) {
 		next = aws.ToString(out.NextContinuationToken)
+	}
+	if len(next) > maxToken {
+		return nil, nil, "", fmt.Errorf("list objects: the server's token for the next page is longer than %d bytes: %w", maxToken, syscall.EIO)
 	}
 	return objects, dirs, next, nil
 }

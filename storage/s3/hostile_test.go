@@ -1,0 +1,81 @@
+package s3
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// openHostile opens a bucket whose server answers with what a tenant wants.
+func openHostile(t *testing.T, answer http.HandlerFunc) *Files {
+	t.Helper()
+	server := httptest.NewServer(answer)
+	t.Cleanup(server.Close)
+	b, err := OpenBucket(BucketConfig{
+		S3Mount:     proto.S3Mount{Endpoint: server.URL, Region: "r", Bucket: "b", PathStyle: true},
+		Credentials: proto.S3Credentials{AccessKeyID: "id", SecretAccessKey: "secret"}, MaxConns: 4,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	return &Files{Bucket: b}
+}
+
+// A server whose directories have no end, and which sends more than it was asked for, takes neither
+// memory nor connections without bounds.
+func TestBottomlessBucket(t *testing.T) {
+	t.Parallel()
+	var lists, deletes atomic.Int32
+	f := openHostile(t, func(w http.ResponseWriter, r *http.Request) {
+		switch prefix := r.URL.Query().Get("prefix"); {
+		case r.Method == http.MethodDelete:
+			deletes.Add(1)
+			w.WriteHeader(http.StatusNoContent)
+		case r.Method == http.MethodGet:
+			lists.Add(1)
+			_, _ = fmt.Fprintf(w, "<ListBucketResult><CommonPrefixes><Prefix>%sd/</Prefix></CommonPrefixes>", prefix)
+			sent := 1
+			if prefix == "" {
+				sent = 2 * listPage
+			}
+			for i := range sent {
+				_, _ = fmt.Fprintf(w, "<Contents><Key>%s%d</Key></Contents>", prefix, i)
+			}
+			_, _ = w.Write([]byte("</ListBucketResult>"))
+		}
+	})
+	entries := 0
+	err := f.List(t.Context(), "", true, func(proto.File) error { entries++; return nil })
+	if _, ok := errors.AsType[*proto.PathError](err); !ok || !strings.Contains(err.Error(), "128") {
+		t.Errorf("%v", err)
+	}
+	if got := lists.Swap(0); got > maxDepth || entries > listPage+2*maxDepth {
+		t.Errorf("%d requests, %d entries", got, entries)
+	}
+	_, err = f.Delete(t.Context(), "x", true)
+	if _, ok := errors.AsType[*proto.PathError](err); !ok {
+		t.Errorf("%v", err)
+	}
+	if lists.Load() > 2*maxDepth || deletes.Load() > 2*maxDepth {
+		t.Errorf("%d lists, %d deletions", lists.Load(), deletes.Load())
+	}
+}
+
+// A token that continues a list is kept until the directories of its page are listed.
+func TestLongToken(t *testing.T) {
+	t.Parallel()
+	f := openHostile(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintf(w, "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken></ListBucketResult>",
+			strings.Repeat("x", maxToken+1))
+	})
+	if err := f.List(t.Context(), "", true, func(proto.File) error { return nil }); err == nil || !strings.Contains(err.Error(), "token") {
+		t.Errorf("%v", err)
+	}
+}
