@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -76,6 +77,37 @@ func TestLongToken(t *testing.T) {
 			strings.Repeat("x", maxToken+1))
 	})
 	if err := f.List(t.Context(), "", true, func(proto.File) error { return nil }); err == nil || !strings.Contains(err.Error(), "token") {
+		t.Errorf("%v", err)
+	}
+}
+
+// A server that lists parts without end, or with tags that are long, takes no memory without bounds.
+func TestHostileParts(t *testing.T) {
+	t.Parallel()
+	for what, part := range map[string]string{
+		"long tags":  "<PartNumber>%d</PartNumber><ETag>" + strings.Repeat("x", maxTag+1) + "</ETag>",
+		"no numbers": "<ETag>%d</ETag>",
+		"no end":     "<PartNumber>%d</PartNumber><ETag>x</ETag>",
+	} {
+		var number atomic.Int32
+		f := openHostile(t, func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte("<ListPartsResult><IsTruncated>true</IsTruncated>"))
+			for range listPage {
+				_, _ = fmt.Fprintf(w, "<Part>"+part+"</Part>", number.Add(1))
+			}
+			_, _ = fmt.Fprintf(w, "<NextPartNumberMarker>%d</NextPartNumberMarker></ListPartsResult>", number.Load())
+		})
+		if _, err := f.UploadedParts(t.Context(), "x", "id"); err == nil || number.Load() > int32(maxUploaded+listPage) {
+			t.Errorf("%s: %v after %d parts", what, err, number.Load())
+		}
+	}
+}
+
+// A server that claims an object of any size is not believed.
+func TestCopyOfImpossibleObject(t *testing.T) {
+	t.Parallel()
+	f := openHostile(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
+	if err := f.Bucket.CopyObject(t.Context(), proto.StoredObject{Name: "x", Size: 1 << 62}, "y"); !errors.Is(err, syscall.EFBIG) {
 		t.Errorf("%v", err)
 	}
 }
