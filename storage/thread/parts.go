@@ -17,7 +17,8 @@ import (
 )
 
 // An upload in parts has one empty blob, whose key has its size, and a blob for each part, whose key
-// has the number and the digest. Collect removes all of them when they are old.
+// has the number, a random text and the digest. Keys are used once, so that a part that replaces
+// another deletes nothing that is newer than itself. Collect removes all of them when they are old.
 const (
 	markerPrefix = "upload-"
 	partPrefix   = "part-"
@@ -75,16 +76,22 @@ func (v *Versions) PutPart(ctx context.Context, org, id string, size int64, numb
 		return err
 	}
 	prefix := fmt.Sprintf("%s%d-", partsPrefix(org, id), number)
+	// Only parts that were there before are deleted: another request may store this part at the same
+	// time, and each would delete the other's.
+	var old []string
+	for e, err := range v.Blobs.List(ctx, prefix) {
+		if err != nil {
+			return fmt.Errorf("list earlier parts %d of an upload: %w", number, err)
+		}
+		old = append(old, e.Key)
+	}
 	sum := sha256.Sum256(content)
-	b := proto.Blob{Key: fmt.Sprintf("%s%x", prefix, sum), Size: int64(len(content)), Digest: DigestName(sum)}
+	b := proto.Blob{Key: fmt.Sprintf("%s%s-%x", prefix, random(), sum), Size: int64(len(content)), Digest: DigestName(sum)}
 	if err := v.Blobs.Put(ctx, b, bytes.NewReader(content)); err != nil {
 		return fmt.Errorf("store part %d of an upload: %w", number, err)
 	}
-	for e, err := range v.Blobs.List(ctx, prefix) {
-		if err == nil && e.Key != b.Key {
-			err = v.Blobs.Delete(ctx, e.Key)
-		}
-		if err != nil {
+	for _, key := range old {
+		if err := v.Blobs.Delete(ctx, key); err != nil {
 			return fmt.Errorf("replace part %d of an upload: %w", number, err)
 		}
 	}
@@ -103,7 +110,8 @@ func (v *Versions) storedParts(ctx context.Context, org, id string) (parts []sto
 		if err != nil {
 			return nil, fmt.Errorf("list the parts of an upload: %w", err)
 		}
-		text, sum, _ := strings.Cut(strings.TrimPrefix(e.Key, prefix), "-")
+		text, rest, _ := strings.Cut(strings.TrimPrefix(e.Key, prefix), "-")
+		sum := rest[strings.LastIndexByte(rest, '-')+1:]
 		number, err := strconv.Atoi(text)
 		if err != nil {
 			continue // foreign
