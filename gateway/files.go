@@ -108,7 +108,7 @@ func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.S
 		return nil, err
 	}
 	defer files.close()
-	if err := s.checkUpload(r.Context(), files, name, req.ContentLength); err != nil {
+	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.blobs); err != nil {
 		return nil, err
 	}
 	key := &infoOf(r.Context()).key
@@ -121,9 +121,10 @@ func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.S
 	return s.signedURL(r, g, headers...)
 }
 
-// checkUpload returns the error with which an upload would be refused now.
-func (s *Server) checkUpload(ctx context.Context, files *fileStore, name string, size int64) error {
-	if files.blobs {
+// checkUpload returns the error with which an upload would be refused now. blobs reports that the
+// file, or its parts, are stored in the blob store.
+func (s *Server) checkUpload(ctx context.Context, files *fileStore, name string, size int64, blobs bool) error {
+	if blobs {
 		if err := s.checkQuota(ctx, files.org, proto.QuotaStored); err != nil {
 			return err
 		}

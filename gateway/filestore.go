@@ -42,6 +42,9 @@ type fileStore struct {
 	done  func()
 }
 
+// partsInBlobs reports that the parts of uploads are stored in the blob store.
+func (f *fileStore) partsInBlobs() bool { return f.bucket == nil }
+
 // openFiles returns what a request about files is about. close must be called when it is not used
 // any more. What the key does not have does not exist for it.
 func (s *Server) openFiles(ctx context.Context, key *proto.Key, source proto.FileSource, id string) (*fileStore, error) {

@@ -142,6 +142,9 @@ type Server struct {
 	leaving   context.Context // of all waits for executions; cancelled by Leave
 	leave     context.CancelFunc
 	transfers transfers
+	// beginning has one slot for each organisation: uploads in parts begin one after another, so that
+	// those that begin at the same time are counted.
+	beginning transfers
 	rates     rateLimits
 	crossings crossings
 	tools     *mcp.Handler

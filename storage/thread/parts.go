@@ -24,6 +24,8 @@ const (
 	partPrefix   = "part-"
 	// maxPending is the size of all uploads in parts of an organisation that are not complete, in bytes.
 	maxPending = 16 * proto.MaxFileBytes
+	// maxUploads is how many of them there may be.
+	maxUploads = 1000
 	// renewAfter is the age at which an upload that is in use is made new to Collect.
 	renewAfter = time.Hour
 )
@@ -35,17 +37,19 @@ func markerKey(org, id string, size int64) string {
 func partsPrefix(org, id string) string { return uploadsPrefix + org + "/" + partPrefix + id + "-" }
 
 // BeginUpload begins an upload of size bytes in parts, and returns its id. It returns a
-// [*proto.PendingUploadsError] if the organisation has begun too much.
+// [*proto.PendingUploadsError] if the organisation has begun too much. Of calls that run at the same
+// time, each beyond the first can exceed the limits by its upload.
 func (v *Versions) BeginUpload(ctx context.Context, org string, size int64) (id string, err error) {
-	pending := size
+	pending, count := size, 1
 	for e, err := range v.Blobs.List(ctx, uploadsPrefix+org+"/"+markerPrefix) {
 		if err != nil {
 			return "", fmt.Errorf("list uploads in parts: %w", err)
 		}
 		_, text, _ := strings.Cut(strings.TrimPrefix(e.Key, uploadsPrefix+org+"/"+markerPrefix), "-")
 		n, _ := strconv.ParseInt(text, 10, 64) // 0 for a foreign key
-		if pending += n; pending > maxPending {
-			return "", &proto.PendingUploadsError{Limit: maxPending}
+		pending, count = pending+n, count+1
+		if pending > maxPending || count > maxUploads {
+			return "", &proto.PendingUploadsError{Uploads: maxUploads, Bytes: maxPending}
 		}
 	}
 	id = random()

@@ -3,6 +3,7 @@ package thread_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -101,4 +102,19 @@ func TestPartStoredTwiceAtOnce(t *testing.T) {
 		t.Errorf("%q", content)
 	}
 	check(t, body.Close())
+}
+
+// An organisation has a number of uploads, however small they are.
+func TestUploadsAreLimitedInNumber(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for i := range 999 {
+		check(t, w.backend.Put(w.ctx, fmt.Sprintf("uploads/%s/upload-%d-1", org, i), 0, strings.NewReader(""), false))
+	}
+	must[string](t)(w.versions.BeginUpload(w.ctx, org, 1))
+	var limit *proto.PendingUploadsError
+	if _, err := w.versions.BeginUpload(w.ctx, org, 1); !errors.As(err, &limit) || !strings.Contains(err.Error(), "1000") {
+		t.Errorf("%v", err)
+	}
+	must[string](t)(w.versions.BeginUpload(w.ctx, "other", 1))
 }
