@@ -41,7 +41,7 @@ func (l *lazyWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p) //nolint:gosec // begin sets a type that no browser renders
 }
 
-// openRequested returns what a request about files is about, and the cleaned path in it.
+// openRequested returns the files that a request addresses, and the cleaned path in them.
 func (s *Server) openRequested(r *http.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error)) (*fileStore, string, error) {
 	key := infoOf(r.Context()).key
 	f, err := s.openFiles(r.Context(), &key, req.Source, req.ID)

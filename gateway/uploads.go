@@ -119,7 +119,7 @@ func (s *Server) createUpload(w http.ResponseWriter, r *http.Request) error {
 	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.partsInBlobs()); err != nil {
 		return err
 	}
-	sub, err := files.changed(name)
+	sub, err := files.writablePath(name)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (s *Server) createUpload(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// upload is an upload in parts that a request is about.
+// upload is an upload in parts that a request addresses.
 type upload struct {
 	*grant
 	files *fileStore
@@ -159,7 +159,7 @@ func (s *Server) openUpload(r *http.Request) (*upload, error) {
 	if err != nil {
 		return nil, err
 	}
-	sub, err := files.changed(g.path)
+	sub, err := files.writablePath(g.path)
 	if err != nil {
 		files.close()
 		return nil, err
