@@ -213,8 +213,8 @@ func (s *Server) changeFile(
 	return writeValue(w, http.StatusOK, api.ChangedFile{Path: path, Version: version})
 }
 
-// changedPath returns a function that cleans the path of a file or directory that a request changes,
-// which the field of that name has.
+// changedPath returns a function that cleans the path of a file or directory that a request
+// changes, which the field of that name has.
 func changedPath(field string) func(root, name string) (string, error) {
 	return func(root, name string) (string, error) {
 		clean, err := proto.CleanFilePath(root, name)

@@ -45,8 +45,8 @@ const (
 )
 
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not
-// changed afterwards. All but Metrics, QuotaReached, Done, UpgradeURL, PublicURL, TrustedProxies, Login
-// and Unfit are required. It is safe for concurrent use.
+// changed afterwards. All but Metrics, QuotaReached, Done, UpgradeURL, PublicURL, TrustedProxies,
+// Login and Unfit are required. It is safe for concurrent use.
 type Server struct {
 	Submissions Submissions
 	Jobs        Jobs

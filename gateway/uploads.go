@@ -21,8 +21,9 @@ const (
 	uploadsPath = "/v1/files/uploads/"
 	// methodParts is the method of the grant of an upload in parts, which several methods use.
 	methodParts = "PARTS"
-	// uploadLife is the time in which an upload in parts must be completed. The collector removes parts
-	// of proto.DefaultSafeAge: until then, a completion that began at the last moment must have ended.
+	// uploadLife is the time in which an upload in parts must be completed. The collector removes
+	// parts of proto.DefaultSafeAge: until then, a completion that began at the last moment must
+	// have ended.
 	uploadLife = 20 * time.Hour
 	// joinTimeout bounds the completion of an upload, which reads and stores up to 10 GiB.
 	joinTimeout = 30 * time.Minute

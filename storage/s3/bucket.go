@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -32,9 +34,11 @@ const (
 	// bucketAttempts is how often a request is sent if it fails in a way that may pass.
 	bucketAttempts = 3
 	bucketBackoff  = time.Second
-	// maxResponse is the size of the largest response without content, in bytes. A page of a list of
-	// 1,000 objects with the longest keys has 3.3 MB.
+	// maxResponse is the size of the largest response without content, in bytes, and that of a page
+	// of a list with 1,000 entries: listEntry bytes for each, whose keys have up to 1,024 bytes,
+	// which the encoding makes three times as long.
 	maxResponse = 4 << 20
+	listEntry   = 4 << 10
 	// maxResponseHeader is the size of the header of a response, in bytes.
 	maxResponseHeader = 64 << 10
 	// maxToken is the length of the longest token that continues a list, in bytes. Servers encode the
@@ -50,9 +54,19 @@ func (l limitedResponses) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := l.RoundTripper.RoundTrip(r)
 	// Only content is asked for with a range, and read by those who know its size.
 	if err == nil && (r.Header.Get("Range") == "" || resp.StatusCode >= http.StatusMultipleChoices) {
-		resp.Body = http.MaxBytesReader(nil, resp.Body, maxResponse)
+		resp.Body = http.MaxBytesReader(nil, resp.Body, responseLimit(r.URL.Query()))
 	}
 	return resp, err
+}
+
+// responseLimit returns the size of the largest response to a request, in bytes. Decoding makes
+// lists many times as large.
+func responseLimit(query url.Values) int64 {
+	entries, err := strconv.ParseInt(cmp.Or(query.Get("max-keys"), query.Get("max-parts")), 10, 64)
+	if err != nil {
+		return maxResponse
+	}
+	return min(maxResponse, max(entries, listPage)*listEntry)
 }
 
 // BucketConfig configures a [Bucket].
@@ -153,9 +167,10 @@ func (b *Bucket) dirKey(dir string) (string, error) {
 	return aws.ToString(key), err
 }
 
-// List returns one page of at most most objects and directories in a directory, with their names in
-// it. The name of the directory's own marker is empty. next continues after the page; it is empty
-// at the end. The server chose the names, so they may be anything.
+// List returns one page of objects and directories in a directory, with their names in it. most is
+// how many the server is asked for; it is an error if it sends more, except that 200 are always
+// accepted. The name of the directory's own marker is empty. next continues after the page; it is
+// empty at the end. The server chose the names, so they may be anything.
 func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objects []proto.StoredObject, dirs []string, next string, err error) {
 	prefix, err := b.dirKey(dir)
 	if err != nil {
@@ -180,18 +195,20 @@ func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objec
 		}
 		return strings.CutPrefix(text, prefix)
 	}
-	// A server may send more than it was asked for.
-	prefixes := out.CommonPrefixes[:min(len(out.CommonPrefixes), int(most))]
-	for _, p := range prefixes {
-		if n, ok := name(p.Prefix); ok {
-			dirs = append(dirs, strings.TrimSuffix(n, "/"))
-		}
+	// What asks for less than a page uses a part of one.
+	if sent, limit := len(out.Contents)+len(out.CommonPrefixes), max(int(most), listPage); sent > limit {
+		return nil, nil, "", fmt.Errorf("list objects: the server sent %d entries, and was asked for no more than %d: %w", sent, limit, syscall.EIO)
 	}
-	for _, o := range out.Contents[:min(len(out.Contents), int(most)-len(prefixes))] {
+	for _, o := range out.Contents {
 		if n, ok := name(o.Key); ok {
 			objects = append(objects, proto.StoredObject{
 				Name: n, Size: max(aws.ToInt64(o.Size), 0), Modified: aws.ToTime(o.LastModified), Tag: aws.ToString(o.ETag),
 			})
+		}
+	}
+	for _, p := range out.CommonPrefixes {
+		if n, ok := name(p.Prefix); ok {
+			dirs = append(dirs, strings.TrimSuffix(n, "/"))
 		}
 	}
 	if aws.ToBool(out.IsTruncated) {

@@ -214,8 +214,8 @@ func (f *Files) Put(ctx context.Context, name string, size int64, body io.Reader
 	return f.Bucket.PutStream(ctx, name, size, body)
 }
 
-// Delete deletes a file, or a directory: one that is not empty only if recursive is true. version is
-// always 0.
+// Delete deletes a file, or a directory: one that is not empty only if recursive is true. version
+// is always 0.
 func (f *Files) Delete(ctx context.Context, name string, recursive bool) (version int64, err error) {
 	_, isDir, err := f.find(ctx, name)
 	if err != nil {
@@ -252,8 +252,9 @@ func (f *Files) delete(ctx context.Context, name string) error {
 	return f.Bucket.Delete(ctx, name)
 }
 
-// deleteDir deletes a directory, page by page. The objects of a page are gone before the directories
-// in it are deleted, so that all levels together have deleteConcurrency requests at a time.
+// deleteDir deletes a directory, page by page. The objects of a page are gone before the
+// directories in it are deleted, so that all levels together have deleteConcurrency requests at a
+// time.
 func (f *Files) deleteDir(ctx context.Context, dir string, recursive bool, depth int) error {
 	if depth == maxDepth {
 		return tooDeep(dir)

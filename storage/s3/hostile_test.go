@@ -29,8 +29,7 @@ func openHostile(t *testing.T, answer http.HandlerFunc) *Files {
 	return &Files{Bucket: b}
 }
 
-// A server whose directories have no end, and which sends more than it was asked for, takes neither
-// memory nor connections without bounds.
+// A server whose directories have no end takes neither memory nor connections without bounds.
 func TestBottomlessBucket(t *testing.T) {
 	t.Parallel()
 	var lists, deletes atomic.Int32
@@ -42,14 +41,7 @@ func TestBottomlessBucket(t *testing.T) {
 		case r.Method == http.MethodGet:
 			lists.Add(1)
 			_, _ = fmt.Fprintf(w, "<ListBucketResult><CommonPrefixes><Prefix>%sd/</Prefix></CommonPrefixes>", prefix)
-			sent := 1
-			if prefix == "" {
-				sent = 2 * listPage
-			}
-			for i := range sent {
-				_, _ = fmt.Fprintf(w, "<Contents><Key>%s%d</Key></Contents>", prefix, i)
-			}
-			_, _ = w.Write([]byte("</ListBucketResult>"))
+			_, _ = fmt.Fprintf(w, "<Contents><Key>%sf</Key></Contents></ListBucketResult>", prefix)
 		}
 	})
 	entries := 0
@@ -57,15 +49,35 @@ func TestBottomlessBucket(t *testing.T) {
 	if _, ok := errors.AsType[*proto.PathError](err); !ok || !strings.Contains(err.Error(), "128") {
 		t.Errorf("%v", err)
 	}
-	if got := lists.Swap(0); got > maxDepth || entries > listPage+2*maxDepth {
+	if got := lists.Swap(0); got > maxDepth || entries > 2*maxDepth {
 		t.Errorf("%d requests, %d entries", got, entries)
 	}
 	_, err = f.Delete(t.Context(), "x", true)
 	if _, ok := errors.AsType[*proto.PathError](err); !ok {
 		t.Errorf("%v", err)
 	}
-	if lists.Load() > 2*maxDepth || deletes.Load() > 2*maxDepth {
+	if lists.Load() > 2*maxDepth || deletes.Load() > maxDepth {
 		t.Errorf("%d lists, %d deletions", lists.Load(), deletes.Load())
+	}
+}
+
+// A server that sends more than it was asked for takes no memory for that, and nothing is left out
+// of a list.
+func TestLongPage(t *testing.T) {
+	t.Parallel()
+	for what, entry := range map[string]string{
+		"entries": "<Contents><Key>%d</Key></Contents>", "empty entries": "<Contents/><!--%d-->", "bytes": "<Contents><Key>%d" + strings.Repeat("x", 3*listEntry) + "</Key></Contents>",
+	} {
+		f := openHostile(t, func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte("<ListBucketResult>"))
+			for i := range listPage + 1 {
+				_, _ = fmt.Fprintf(w, entry, i)
+			}
+			_, _ = w.Write([]byte("</ListBucketResult>"))
+		})
+		if err := f.List(t.Context(), "", true, func(proto.File) error { return errBroken }); !errors.Is(err, syscall.EIO) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 
@@ -81,7 +93,8 @@ func TestLongToken(t *testing.T) {
 	}
 }
 
-// A server that lists parts without end, or with tags that are long, takes no memory without bounds.
+// A server that lists parts without end, or with tags that are long, takes no memory without
+// bounds.
 func TestHostileParts(t *testing.T) {
 	t.Parallel()
 	for what, part := range map[string]string{

@@ -16,13 +16,15 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// An upload in parts has one empty blob, whose key has its size, and a blob for each part, whose key
-// has the number, a random text and the digest. Keys are used once, so that a part that replaces
-// another deletes nothing that is newer than itself. Collect removes all of them when they are old.
+// An upload in parts has one empty blob, whose key has its size, and a blob for each part, whose
+// key has the number, a random text and the digest. Keys are used once, so that a part that
+// replaces another deletes nothing that is newer than itself. Collect removes all of them when they
+// are old.
 const (
 	markerPrefix = "upload-"
 	partPrefix   = "part-"
-	// maxPending is the size of all uploads in parts of an organisation that are not complete, in bytes.
+	// maxPending is the size of all uploads in parts of an organisation that are not complete, in
+	// bytes.
 	maxPending = 16 * proto.MaxFileBytes
 	// maxUploads is how many of them there may be.
 	maxUploads = 1000
@@ -37,8 +39,8 @@ func markerKey(org, id string, size int64) string {
 func partsPrefix(org, id string) string { return uploadsPrefix + org + "/" + partPrefix + id + "-" }
 
 // BeginUpload begins an upload of size bytes in parts, and returns its id. It returns a
-// [*proto.PendingUploadsError] if the organisation has begun too much. Of calls that run at the same
-// time, each beyond the first can exceed the limits by its upload.
+// [*proto.PendingUploadsError] if the organisation has begun too much. Of calls that run at the
+// same time, each beyond the first can exceed the limits by its upload.
 func (v *Versions) BeginUpload(ctx context.Context, org string, size int64) (id string, err error) {
 	pending, count := size, 1
 	for e, err := range v.Blobs.List(ctx, uploadsPrefix+org+"/"+markerPrefix) {
@@ -59,8 +61,8 @@ func (v *Versions) BeginUpload(ctx context.Context, org string, size int64) (id 
 	return id, nil
 }
 
-// findUpload returns [proto.ErrNotFound] if there is no such upload, and keeps Collect from removing
-// it.
+// findUpload returns [proto.ErrNotFound] if there is no such upload, and keeps Collect from
+// removing it.
 func (v *Versions) findUpload(ctx context.Context, org, id string, size int64) error {
 	key := markerKey(org, id, size)
 	e, err := v.Blobs.Stat(ctx, key)

@@ -30,8 +30,8 @@ const (
 
 // Files are the files of a mount of kind directory, outside of a jail. Paths are relative to the
 // mount's prefix, whose path is empty. No path leads through a symbolic link, another mount or out
-// of the directory, also while a program changes it. All is done with the rights of the owner of the
-// connection's directory, as programs have them.
+// of the directory, also while a program changes it. All is done with the rights of the owner of
+// the connection's directory, as programs have them.
 //
 // Errors are [*proto.NoFileError], [*proto.PathError], [*proto.FileChangedError] and those of the
 // file system.
@@ -388,8 +388,8 @@ func checkReplaced(dir int, base, name string) error {
 }
 
 // Put stores size bytes of body as a file of the owner. It appears, or replaces another, when it is
-// complete, and nothing is left if it does not become so. Missing directories are created. The content
-// is written as the owner too, for whom quotas and reserved space of the file system hold.
+// complete, and nothing is left if it does not become so. Missing directories are created. The
+// content is written as the owner too, for whom quotas and reserved space of the file system hold.
 func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) error {
 	return f.asOwner(func() error {
 		parent, base := split(name)

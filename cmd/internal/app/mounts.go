@@ -125,8 +125,8 @@ func (b buckets) HasObjects(ctx context.Context, m proto.Mount, keys proto.S3Cre
 	return has, err
 }
 
-// maxBucketBytes is how much a gateway reads from a connection to a bucket. Tests and looks need a few
-// KiB; lists that a server never ends would take memory.
+// maxBucketBytes is how much a gateway reads from a connection to a bucket. Tests and looks need a
+// few KiB; lists that a server never ends would take memory.
 const maxBucketBytes = 128 << 10
 
 // bucketConn fails when more than maxBucketBytes are read.
