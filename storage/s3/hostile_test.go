@@ -34,11 +34,12 @@ func TestBottomlessBucket(t *testing.T) {
 	t.Parallel()
 	var lists, deletes atomic.Int32
 	f := openHostile(t, func(w http.ResponseWriter, r *http.Request) {
-		switch prefix := r.URL.Query().Get("prefix"); {
-		case r.Method == http.MethodDelete:
+		prefix := r.URL.Query().Get("prefix")
+		switch r.Method {
+		case http.MethodDelete:
 			deletes.Add(1)
 			w.WriteHeader(http.StatusNoContent)
-		case r.Method == http.MethodGet:
+		case http.MethodGet:
 			lists.Add(1)
 			_, _ = fmt.Fprintf(w, "<ListBucketResult><CommonPrefixes><Prefix>%sd/</Prefix></CommonPrefixes>", prefix)
 			_, _ = fmt.Fprintf(w, "<Contents><Key>%sf</Key></Contents></ListBucketResult>", prefix)

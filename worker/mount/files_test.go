@@ -321,8 +321,8 @@ func TestUploadIsWrittenAsOwner(t *testing.T) {
 		text, err := os.ReadFile("/proc/thread-self/status")
 		must(t, err)
 		for line := range strings.SplitSeq(string(text), "\n") {
-			var real, effective, saved int
-			_, _ = fmt.Sscanf(line, "Uid: %d %d %d %d", &real, &effective, &saved, &fsuid)
+			var ruid, euid, saved int
+			_, _ = fmt.Sscanf(line, "Uid: %d %d %d %d", &ruid, &euid, &saved, &fsuid)
 			_, _ = fmt.Sscanf(line, "CapEff: %x", &caps)
 		}
 		return fsuid, caps
