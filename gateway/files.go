@@ -41,7 +41,7 @@ func (l *lazyWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p) //nolint:gosec // begin sets a type that no browser renders
 }
 
-// openRequested returns what a request about files is about, and the cleaned path in it.
+// openRequested returns the files that a request addresses, and the cleaned path in them.
 func (s *Server) openRequested(r *http.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error)) (*fileStore, string, error) {
 	key := infoOf(r.Context()).key
 	f, err := s.openFiles(r.Context(), &key, req.Source, req.ID)
@@ -108,7 +108,7 @@ func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.S
 		return nil, err
 	}
 	defer files.close()
-	if err := s.checkUpload(r.Context(), files, name, req.ContentLength); err != nil {
+	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.blobs); err != nil {
 		return nil, err
 	}
 	key := &infoOf(r.Context()).key
@@ -121,9 +121,10 @@ func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.S
 	return s.signedURL(r, g, headers...)
 }
 
-// checkUpload returns the error with which an upload would be refused now.
-func (s *Server) checkUpload(ctx context.Context, files *fileStore, name string, size int64) error {
-	if files.blobs {
+// checkUpload returns the error with which an upload would be refused now. blobs reports that the
+// file, or its parts, are stored in the blob store.
+func (s *Server) checkUpload(ctx context.Context, files *fileStore, name string, size int64, blobs bool) error {
+	if blobs {
 		if err := s.checkQuota(ctx, files.org, proto.QuotaStored); err != nil {
 			return err
 		}
@@ -212,8 +213,8 @@ func (s *Server) changeFile(
 	return writeValue(w, http.StatusOK, api.ChangedFile{Path: path, Version: version})
 }
 
-// changedPath returns a function that cleans the path of a file or directory that a request changes,
-// which the field of that name has.
+// changedPath returns a function that cleans the path of a file or directory that a request
+// changes, which the field of that name has.
 func changedPath(field string) func(root, name string) (string, error) {
 	return func(root, name string) (string, error) {
 		clean, err := proto.CleanFilePath(root, name)

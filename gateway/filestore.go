@@ -21,8 +21,9 @@ import (
 // of a page of a list.
 const mountMemory = 4 << 20
 
-// fileStore is what a request about files is about: the home of a thread, or the part of a storage
-// connection that an API key has. Paths are cleaned and relative to the home or the connection.
+// fileStore is the set of files that a request addresses: the home of a thread, or the part of a
+// storage connection that an API key has. Paths are cleaned and relative to the home or the
+// connection.
 type fileStore struct {
 	files  MountFiles
 	bucket BucketFiles // files, for a connection of kind s3; otherwise nil
@@ -42,7 +43,10 @@ type fileStore struct {
 	done  func()
 }
 
-// openFiles returns what a request about files is about. close must be called when it is not used
+// partsInBlobs reports that the parts of uploads are stored in the blob store.
+func (f *fileStore) partsInBlobs() bool { return f.bucket == nil }
+
+// openFiles returns the files that a request addresses. close must be called when it is not used
 // any more. What the key does not have does not exist for it.
 func (s *Server) openFiles(ctx context.Context, key *proto.Key, source proto.FileSource, id string) (*fileStore, error) {
 	if source == proto.SourceThread {
@@ -211,8 +215,9 @@ func (f *fileStore) open(ctx context.Context, name string) (*proto.FileContent, 
 	return content, nil
 }
 
-// changed returns the path below the prefix of what a request changes.
-func (f *fileStore) changed(name string) (sub string, err error) {
+// writablePath returns the path below the prefix of what a request changes, or an error if the API
+// key may not change it.
+func (f *fileStore) writablePath(name string) (sub string, err error) {
 	if f.readOnly {
 		return "", api.Errorf(api.CodeForbidden, "the API key may only read the storage connection %s", f.id)
 	}
@@ -225,7 +230,7 @@ func (f *fileStore) changed(name string) (sub string, err error) {
 
 // checkPut returns the error with which put would refuse a file of a size now.
 func (f *fileStore) checkPut(ctx context.Context, name string, size int64) error {
-	sub, err := f.changed(name)
+	sub, err := f.writablePath(name)
 	if err != nil {
 		return err
 	}
@@ -234,7 +239,7 @@ func (f *fileStore) checkPut(ctx context.Context, name string, size int64) error
 
 // put stores a file.
 func (f *fileStore) put(ctx context.Context, name string, size int64, body io.Reader) error {
-	sub, err := f.changed(name)
+	sub, err := f.writablePath(name)
 	if err != nil {
 		return err
 	}
@@ -243,7 +248,7 @@ func (f *fileStore) put(ctx context.Context, name string, size int64, body io.Re
 
 // remove deletes what is at a path.
 func (f *fileStore) remove(ctx context.Context, name string, recursive bool) (version int64, err error) {
-	sub, err := f.changed(name)
+	sub, err := f.writablePath(name)
 	if err != nil {
 		return 0, err
 	}
@@ -253,11 +258,11 @@ func (f *fileStore) remove(ctx context.Context, name string, recursive bool) (ve
 
 // rename renames what is at a path.
 func (f *fileStore) rename(ctx context.Context, from, to string) (version int64, err error) {
-	subFrom, err := f.changed(from)
+	subFrom, err := f.writablePath(from)
 	if err != nil {
 		return 0, err
 	}
-	subTo, err := f.changed(to)
+	subTo, err := f.writablePath(to)
 	if err != nil {
 		return 0, err
 	}
@@ -383,8 +388,8 @@ type belowPrefix struct {
 
 func (b *belowPrefix) join(name string) string { return path.Join(b.prefix, name) }
 
-// own takes the prefix from the paths of an error.
-func (b *belowPrefix) own(err error) error {
+// stripPrefix removes the prefix from the paths of an error.
+func (b *belowPrefix) stripPrefix(err error) error {
 	if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
 		missing.Path = b.relative(missing.Path)
 	}
@@ -412,27 +417,27 @@ func (b *belowPrefix) List(ctx context.Context, dir string, recursive bool, each
 // Open implements [MountFiles].
 func (b *belowPrefix) Open(ctx context.Context, name string) (*proto.FileContent, error) {
 	content, err := b.MountFiles.Open(ctx, b.join(name))
-	return content, b.own(err)
+	return content, b.stripPrefix(err)
 }
 
 // CheckPut implements [MountFiles].
 func (b *belowPrefix) CheckPut(ctx context.Context, name string, size int64) error {
-	return b.own(b.MountFiles.CheckPut(ctx, b.join(name), size))
+	return b.stripPrefix(b.MountFiles.CheckPut(ctx, b.join(name), size))
 }
 
 // Put implements [MountFiles].
 func (b *belowPrefix) Put(ctx context.Context, name string, size int64, body io.Reader) error {
-	return b.own(b.MountFiles.Put(ctx, b.join(name), size, body))
+	return b.stripPrefix(b.MountFiles.Put(ctx, b.join(name), size, body))
 }
 
 // Delete implements [MountFiles].
 func (b *belowPrefix) Delete(ctx context.Context, name string, recursive bool) (version int64, err error) {
 	version, err = b.MountFiles.Delete(ctx, b.join(name), recursive)
-	return version, b.own(err)
+	return version, b.stripPrefix(err)
 }
 
 // Rename implements [MountFiles].
 func (b *belowPrefix) Rename(ctx context.Context, from, to string) (version int64, err error) {
 	version, err = b.MountFiles.Rename(ctx, b.join(from), b.join(to))
-	return version, b.own(err)
+	return version, b.stripPrefix(err)
 }

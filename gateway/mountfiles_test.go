@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,8 +11,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -244,6 +248,35 @@ func TestPendingUploads(t *testing.T) {
 	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":1}`).want(409, "conflict", "complete or remove some")
 	h.do("DELETE", last, "", "Authorization", "").want(204, "")
 	h.beginUpload(ofThread, "a", 1)
+}
+
+// aloneParts fails a test in which two uploads begin at the same time.
+type aloneParts struct {
+	Parts
+	t       *testing.T
+	running atomic.Int32
+}
+
+func (p *aloneParts) BeginUpload(ctx context.Context, org string, size int64) (string, error) {
+	if p.running.Add(1) > 1 {
+		p.t.Error("an upload begins before another has begun")
+	}
+	defer p.running.Add(-1)
+	for range 100 {
+		runtime.Gosched()
+	}
+	return p.Parts.BeginUpload(ctx, org, size)
+}
+
+// Uploads of an organisation begin one after another, so that each counts those before it.
+func TestUploadsBeginAtOnce(t *testing.T) {
+	h := newHarness(t)
+	h.server.Parts = &aloneParts{Parts: h.server.Parts, t: t}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() { h.beginUpload(ofThread, "a", 1) })
+	}
+	all.Wait()
 }
 
 // A key sees the part of a connection below its prefix, and the directories that lead there.

@@ -81,7 +81,10 @@ func TestQuotasOfAMonth(t *testing.T) {
 	user.execute(hello).usedUp("50 memory_mib_seconds", "used 50.001")
 	usage.use(0, 0, 10)
 	user.execute(hello).want(200, "")
+	upload, _ := user.beginUpload(ofThread, "a", 1)
 	h.do("PUT", "/v1/admin/plans/metered", `{"monthly":{"stored_bytes":{"hard":7}}}`).want(200, "")
+	user.do("POST", "/v1/files/uploads", `{"source":"thread","id":"t","path":"a","content_length":1}`).usedUp("stored_bytes")
+	user.send(h.put(upload+"?part=1", "x")).usedUp("stored_bytes")
 	user.execute(hello).usedUp("7 stored_bytes", "used 10", "remove threads")
 	user.do("POST", "/v1/files/upload_url", `{"source":"thread","id":"t","path":"a","content_length":1}`).usedUp("stored_bytes")
 

@@ -45,8 +45,8 @@ const (
 )
 
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not
-// changed afterwards. All but Metrics, QuotaReached, Done, UpgradeURL, PublicURL, TrustedProxies, Login
-// and Unfit are required. It is safe for concurrent use.
+// changed afterwards. All but Metrics, QuotaReached, Done, UpgradeURL, PublicURL, TrustedProxies,
+// Login and Unfit are required. It is safe for concurrent use.
 type Server struct {
 	Submissions Submissions
 	Jobs        Jobs
@@ -142,6 +142,9 @@ type Server struct {
 	leaving   context.Context // of all waits for executions; cancelled by Leave
 	leave     context.CancelFunc
 	transfers transfers
+	// beginning has one slot for each organisation: uploads in parts begin one after another, so that
+	// those that begin at the same time are counted.
+	beginning transfers
 	rates     rateLimits
 	crossings crossings
 	tools     *mcp.Handler

@@ -30,13 +30,18 @@ type semaphore struct {
 	users int // that hold a slot or wait for one
 }
 
-// begin acquires a slot, which done releases. If none becomes free in time, the error is
-// rate_limited.
+// begin acquires one of maxTransfers slots, which done releases. If none becomes free in time, the
+// error is rate_limited.
 func (t *transfers) begin(ctx context.Context, org string) (done func(), err error) {
+	return t.acquire(ctx, org, maxTransfers)
+}
+
+// acquire acquires one of an organisation's slots, of which there are as many for each call.
+func (t *transfers) acquire(ctx context.Context, org string, slots int) (done func(), err error) {
 	t.mu.Lock()
 	sem := t.byOrg[org]
 	if sem == nil {
-		sem = &semaphore{slots: make(chan struct{}, maxTransfers)}
+		sem = &semaphore{slots: make(chan struct{}, slots)}
 		if t.byOrg == nil {
 			t.byOrg = make(map[string]*semaphore)
 		}

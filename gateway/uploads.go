@@ -21,8 +21,10 @@ const (
 	uploadsPath = "/v1/files/uploads/"
 	// methodParts is the method of the grant of an upload in parts, which several methods use.
 	methodParts = "PARTS"
-	// uploadLife is the time in which an upload in parts must be completed.
-	uploadLife = 24 * time.Hour
+	// uploadLife is the time in which an upload in parts must be completed. The collector removes
+	// parts of proto.DefaultSafeAge: until then, a completion that began at the last moment must
+	// have ended.
+	uploadLife = 20 * time.Hour
 	// joinTimeout bounds the completion of an upload, which reads and stores up to 10 GiB.
 	joinTimeout = 30 * time.Minute
 	// maxUploadID is the length of the longest id of an upload that the server of a bucket may
@@ -33,22 +35,29 @@ const (
 // uploads returns the uploads of a file of size bytes in parts. Buckets store the parts themselves;
 // those of other files are in the blob store, and joined in the end.
 func (s *Server) uploads(f *fileStore, size int64) PartUploads {
-	if f.bucket != nil {
+	if !f.partsInBlobs() {
 		return f.bucket
 	}
-	return &blobUploads{parts: s.Parts, files: f.files, org: f.org, size: size}
+	return &blobUploads{parts: s.Parts, beginning: &s.beginning, files: f.files, org: f.org, size: size}
 }
 
 // blobUploads are uploads with parts in the blob store.
 type blobUploads struct {
-	parts Parts
-	files MountFiles
-	org   string
-	size  int64
+	parts     Parts
+	beginning *transfers
+	files     MountFiles
+	org       string
+	size      int64
 }
 
-// BeginUpload implements [PartUploads].
+// BeginUpload implements [PartUploads]. Gateways do not wait for each other: each beyond the first
+// can exceed the limits by one upload.
 func (b *blobUploads) BeginUpload(ctx context.Context, _ string, size int64) (string, error) {
+	done, err := b.beginning.acquire(ctx, b.org, 1)
+	if err != nil {
+		return "", err
+	}
+	defer done()
 	return b.parts.BeginUpload(ctx, b.org, size)
 }
 
@@ -108,10 +117,10 @@ func (s *Server) createUpload(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer files.close()
-	if err := s.checkUpload(r.Context(), files, name, req.ContentLength); err != nil {
+	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.partsInBlobs()); err != nil {
 		return err
 	}
-	sub, err := files.changed(name)
+	sub, err := files.writablePath(name)
 	if err != nil {
 		return err
 	}
@@ -133,7 +142,7 @@ func (s *Server) createUpload(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// upload is an upload in parts that a request is about.
+// upload is an upload in parts that a request addresses.
 type upload struct {
 	*grant
 	files *fileStore
@@ -151,7 +160,7 @@ func (s *Server) openUpload(r *http.Request) (*upload, error) {
 	if err != nil {
 		return nil, err
 	}
-	sub, err := files.changed(g.path)
+	sub, err := files.writablePath(g.path)
 	if err != nil {
 		files.close()
 		return nil, err
@@ -215,6 +224,11 @@ func (s *Server) storePart(w http.ResponseWriter, r *http.Request) error {
 	}
 	if err != nil {
 		return err
+	}
+	if u.files.partsInBlobs() {
+		if err := s.checkQuota(r.Context(), u.files.org, proto.QuotaStored); err != nil {
+			return err
+		}
 	}
 	end, err := s.beginUpload(r.Context(), u.files, size)
 	if err != nil {

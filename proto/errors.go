@@ -57,10 +57,13 @@ func (e *QuotaError) Error() string {
 func (*QuotaError) Conflict() {}
 
 // PendingUploadsError is returned if an organisation has begun to upload too much in parts.
-type PendingUploadsError struct{ Limit int64 } // bytes
+type PendingUploadsError struct {
+	Uploads int   // how many an organisation may have
+	Bytes   int64 // of all of them
+}
 
 func (e *PendingUploadsError) Error() string {
-	return fmt.Sprintf("uploads in parts that are not complete are limited to %d bytes for each organisation; complete or remove some, or wait a day until the oldest are gone", e.Limit)
+	return fmt.Sprintf("uploads in parts that are not complete are limited to %d with %d bytes together for each organisation; complete or remove some, or wait a day until the oldest are gone", e.Uploads, e.Bytes)
 }
 
 // Conflict marks the error as one whose text is for the client.

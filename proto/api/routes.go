@@ -641,8 +641,8 @@ func uploadRoutes() []Route {
 			Method: http.MethodPost, Path: "/v1/files/uploads", ID: "createUpload", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Begin an upload in parts",
 			Doc: "For large files: a part that fails is sent again, and the upload can be resumed. Send each part with PUT to the URL with ?part=NUMBER, in " +
 				"any order, several at a time if you like, and complete the upload with POST to the URL. The file appears then. What is not completed " +
-				"within 24 hours is removed, except in a bucket, whose own rule must remove it. Otherwise as for upload_url. Uploads of an " +
-				"organisation that are not complete may have 160 GiB together.",
+				"within 20 hours is removed, except in a bucket, whose own rule must remove it. Otherwise as for upload_url. Uploads of an " +
+				"organisation that are not complete may be 1,000, with 160 GiB together.",
 			Request:   PartUploadRequest{FileRequest: FileRequest{proto.SourceVolume, "data"}, Path: "large.bin", ContentLength: 20 << 20},
 			Responses: ok("The URL.", begun), Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented},
 		},

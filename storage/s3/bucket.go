@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -32,11 +34,16 @@ const (
 	// bucketAttempts is how often a request is sent if it fails in a way that may pass.
 	bucketAttempts = 3
 	bucketBackoff  = time.Second
-	// maxResponse is the size of the largest response without content, in bytes. A page of a list of
-	// 1,000 objects with the longest keys has 3.3 MB.
+	// maxResponse is the size of the largest response without content, in bytes, and that of a page
+	// of a list with 1,000 entries: listEntry bytes for each, whose keys have up to 1,024 bytes,
+	// which the encoding makes three times as long.
 	maxResponse = 4 << 20
+	listEntry   = 4 << 10
 	// maxResponseHeader is the size of the header of a response, in bytes.
 	maxResponseHeader = 64 << 10
+	// maxToken is the length of the longest token that continues a list, in bytes. Servers encode the
+	// last key, of up to 1,024 bytes, in it.
+	maxToken = 8 << 10
 )
 
 // limitedResponses ends responses that are too long. The server belongs to a tenant.
@@ -47,9 +54,19 @@ func (l limitedResponses) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := l.RoundTripper.RoundTrip(r)
 	// Only content is asked for with a range, and read by those who know its size.
 	if err == nil && (r.Header.Get("Range") == "" || resp.StatusCode >= http.StatusMultipleChoices) {
-		resp.Body = http.MaxBytesReader(nil, resp.Body, maxResponse)
+		resp.Body = http.MaxBytesReader(nil, resp.Body, responseLimit(r.URL.Query()))
 	}
 	return resp, err
+}
+
+// responseLimit returns the size of the largest response to a request, in bytes. Decoding makes
+// lists many times as large.
+func responseLimit(query url.Values) int64 {
+	entries, err := strconv.ParseInt(cmp.Or(query.Get("max-keys"), query.Get("max-parts")), 10, 64)
+	if err != nil {
+		return maxResponse
+	}
+	return min(maxResponse, max(entries, listPage)*listEntry)
 }
 
 // BucketConfig configures a [Bucket].
@@ -60,6 +77,8 @@ type BucketConfig struct {
 	Prefix string
 	// Dial connects to the server; nil for any address.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// MaxConns limits the connections to the server at a time; 0 is no limit.
+	MaxConns int
 }
 
 // Bucket is a part of a tenant's bucket. Names are paths below its prefix, see
@@ -93,6 +112,7 @@ func OpenBucket(cfg BucketConfig) (*Bucket, error) {
 			}
 			return &conn{Conn: c, idleTimeout: DefaultIdleTimeout}, nil
 		}
+		t.MaxConnsPerHost = cfg.MaxConns
 		t.ReadBufferSize = 64 << 10
 		t.MaxResponseHeaderBytes = maxResponseHeader
 	}).GetTransport()
@@ -147,9 +167,10 @@ func (b *Bucket) dirKey(dir string) (string, error) {
 	return aws.ToString(key), err
 }
 
-// List returns one page of at most most objects and directories in a directory, with their names in
-// it. The name of the directory's own marker is empty. next continues after the page; it is empty
-// at the end. The server chose the names, so they may be anything.
+// List returns one page of objects and directories in a directory, with their names in it. most is
+// how many the server is asked for; it is an error if it sends more, except that 200 are always
+// accepted. The name of the directory's own marker is empty. next continues after the page; it is
+// empty at the end. The server chose the names, so they may be anything.
 func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objects []proto.StoredObject, dirs []string, next string, err error) {
 	prefix, err := b.dirKey(dir)
 	if err != nil {
@@ -174,6 +195,10 @@ func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objec
 		}
 		return strings.CutPrefix(text, prefix)
 	}
+	// What asks for less than a page uses a part of one.
+	if sent, limit := len(out.Contents)+len(out.CommonPrefixes), max(int(most), listPage); sent > limit {
+		return nil, nil, "", fmt.Errorf("list objects: the server sent %d entries, and was asked for no more than %d: %w", sent, limit, syscall.EIO)
+	}
 	for _, o := range out.Contents {
 		if n, ok := name(o.Key); ok {
 			objects = append(objects, proto.StoredObject{
@@ -188,6 +213,9 @@ func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objec
 	}
 	if aws.ToBool(out.IsTruncated) {
 		next = aws.ToString(out.NextContinuationToken)
+	}
+	if len(next) > maxToken {
+		return nil, nil, "", fmt.Errorf("list objects: the server's token for the next page is longer than %d bytes: %w", maxToken, syscall.EIO)
 	}
 	return objects, dirs, next, nil
 }

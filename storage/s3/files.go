@@ -25,8 +25,11 @@ const (
 	listPage = 200
 	// requestTimeout limits each request, and one second more for each MiB that it moves.
 	requestTimeout = 20 * time.Second
-	// deleteConcurrency is how many objects of a directory are deleted at once.
+	// deleteConcurrency is how many objects are deleted at once.
 	deleteConcurrency = 8
+	// maxDepth is how many directories below each other are listed and deleted. For each, the names of
+	// a page are in memory.
+	maxDepth = 128
 )
 
 // Files are the objects of a bucket as files, by the rules of mounts: a directory is what keys have
@@ -41,45 +44,46 @@ func limited(ctx context.Context, n int64) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, requestTimeout+time.Duration(n>>20)*time.Second)
 }
 
-// entries calls each for the entries of a directory with their paths: those that directories hide,
-// and those without a valid name, are left out. It reports whether the directory has any objects.
-func (f *Files) entries(ctx context.Context, dir string, each func(proto.File) error) (exists bool, err error) {
+// listing is what a page of a directory shows: what directories hide, and what has no valid name,
+// is left out.
+type listing struct {
+	files []proto.File
+	dirs  []string // their paths
+}
+
+// pages calls each for the pages of a directory. It reports whether the directory has any objects.
+func (f *Files) pages(ctx context.Context, dir string, each func(listing) error) (exists bool, err error) {
 	for after := ""; ; {
-		page, next, some, err := f.page(ctx, dir, after)
-		exists = exists || some
-		if err != nil {
+		page, next, nonEmpty, err := f.page(ctx, dir, after)
+		exists = exists || nonEmpty
+		if err == nil {
+			err = each(page)
+		}
+		if err != nil || next == "" || next == after {
 			return exists, err
-		}
-		for _, file := range page {
-			if err := each(file); err != nil {
-				return exists, err
-			}
-		}
-		if next == "" || next == after {
-			return exists, nil
 		}
 		after = next
 	}
 }
 
-func (f *Files) page(ctx context.Context, dir, after string) (page []proto.File, next string, some bool, err error) {
+func (f *Files) page(ctx context.Context, dir, after string) (page listing, next string, nonEmpty bool, err error) {
 	ctx, cancel := limited(ctx, 0)
 	defer cancel()
 	objects, dirs, next, err := f.Bucket.List(ctx, dir, after, listPage)
 	if err != nil {
-		return nil, "", false, err
+		return listing{}, "", false, err
 	}
 	shown := map[string]bool{}
 	for _, name := range dirs {
 		if proto.ValidSegment(name) && !shown[name] {
 			shown[name] = true
-			page = append(page, proto.File{Path: path.Join(dir, name), IsDirectory: true, Modified: time.Unix(0, 0).UTC()})
+			page.dirs = append(page.dirs, path.Join(dir, name))
 		}
 	}
 	for _, o := range objects {
 		if proto.ValidSegment(o.Name) && !shown[o.Name] {
 			shown[o.Name] = true
-			page = append(page, proto.File{Path: path.Join(dir, o.Name), Size: o.Size, Modified: o.Modified})
+			page.files = append(page.files, proto.File{Path: path.Join(dir, o.Name), Size: o.Size, Modified: o.Modified})
 		}
 	}
 	return page, next, len(objects)+len(dirs) > 0, nil
@@ -89,16 +93,41 @@ func (f *Files) page(ctx context.Context, dir, after string) (page []proto.File,
 // in no particular order. It stops at an error of each. Directories have the time 0. It returns
 // [proto.ErrNotFound] if the path does not name a directory.
 func (f *Files) List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error {
-	exists, err := f.entries(ctx, dir, func(file proto.File) error {
-		if err := each(file); err != nil || !recursive || !file.IsDirectory {
-			return err
-		}
-		return f.List(ctx, file.Path, true, each)
-	})
+	exists, err := f.list(ctx, dir, recursive, 0, each)
 	if err == nil && !exists && dir != "" {
 		err = &proto.NoFileError{Path: dir, Directory: true}
 	}
 	return err
+}
+
+func (f *Files) list(ctx context.Context, dir string, recursive bool, depth int, each func(proto.File) error) (exists bool, err error) {
+	if depth == maxDepth {
+		return true, tooDeep(dir)
+	}
+	return f.pages(ctx, dir, func(page listing) error {
+		for _, file := range page.files {
+			if err := each(file); err != nil {
+				return err
+			}
+		}
+		page.files = nil // which may be long, and the directories below have as many
+		for _, sub := range page.dirs {
+			if err := each(proto.File{Path: sub, IsDirectory: true, Modified: time.Unix(0, 0).UTC()}); err != nil {
+				return err
+			}
+			if !recursive {
+				continue
+			}
+			if _, err := f.list(ctx, sub, true, depth+1, each); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func tooDeep(dir string) error {
+	return &proto.PathError{Path: dir, Message: fmt.Sprintf("is below %d other directories; ask for a part", maxDepth)}
 }
 
 // isDir reports whether a path names a directory.
@@ -185,8 +214,8 @@ func (f *Files) Put(ctx context.Context, name string, size int64, body io.Reader
 	return f.Bucket.PutStream(ctx, name, size, body)
 }
 
-// Delete deletes a file, or a directory: one that is not empty only if recursive is true. version is
-// always 0.
+// Delete deletes a file, or a directory: one that is not empty only if recursive is true. version
+// is always 0.
 func (f *Files) Delete(ctx context.Context, name string, recursive bool) (version int64, err error) {
 	_, isDir, err := f.find(ctx, name)
 	if err != nil {
@@ -195,16 +224,7 @@ func (f *Files) Delete(ctx context.Context, name string, recursive bool) (versio
 	if !isDir {
 		return 0, f.delete(ctx, name)
 	}
-	if recursive {
-		err = f.deleteBelow(ctx, name)
-	}
-	if err == nil {
-		err = f.checkEmpty(ctx, name, recursive)
-	}
-	if err != nil {
-		return 0, err
-	}
-	return 0, f.delete(ctx, name+"/")
+	return 0, f.deleteDir(ctx, name, recursive, 0)
 }
 
 // checkEmpty returns an error if a directory has more than its own object. emptied reports that its
@@ -232,26 +252,39 @@ func (f *Files) delete(ctx context.Context, name string) error {
 	return f.Bucket.Delete(ctx, name)
 }
 
-func ignoreMissing(err error) error {
-	if errors.Is(err, proto.ErrNotFound) {
-		return nil
+// deleteDir deletes a directory, page by page. The objects of a page are gone before the
+// directories in it are deleted, so that all levels together have deleteConcurrency requests at a
+// time.
+func (f *Files) deleteDir(ctx context.Context, dir string, recursive bool, depth int) error {
+	if depth == maxDepth {
+		return tooDeep(dir)
 	}
-	return err
-}
-
-// deleteBelow deletes what is below a directory, page by page.
-func (f *Files) deleteBelow(ctx context.Context, dir string) error {
-	deleting, deleteCtx := errgroup.WithContext(ctx)
-	deleting.SetLimit(deleteConcurrency)
-	_, err := f.entries(deleteCtx, dir, func(file proto.File) error {
-		if file.IsDirectory {
-			_, err := f.Delete(deleteCtx, file.Path, true)
-			return ignoreMissing(err) // others may delete it too
+	if recursive {
+		_, err := f.pages(ctx, dir, func(page listing) error {
+			deleting, deleteCtx := errgroup.WithContext(ctx)
+			deleting.SetLimit(deleteConcurrency)
+			for _, file := range page.files {
+				deleting.Go(func() error { return f.delete(deleteCtx, file.Path) })
+			}
+			if err := deleting.Wait(); err != nil {
+				return err
+			}
+			page.files = nil // as in list
+			for _, sub := range page.dirs {
+				if err := f.deleteDir(ctx, sub, true, depth+1); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
-		deleting.Go(func() error { return f.delete(deleteCtx, file.Path) })
-		return nil
-	})
-	return errors.Join(deleting.Wait(), err)
+	}
+	if err := f.checkEmpty(ctx, dir, recursive); err != nil {
+		return err
+	}
+	return f.delete(ctx, dir+"/")
 }
 
 // Rename renames a file by a copy: between copy and deletion, both exist. version is always 0.

@@ -25,7 +25,19 @@ const (
 	maxCopy = 5 << 30
 	// copyPart is the size of the parts in which larger ones are copied.
 	copyPart = 1 << 30
+	// maxTag is the length of the longest tag of a part, in bytes. The tags of all parts are kept.
+	maxTag = 1 << 10
+	// maxUploaded is how many parts an upload of [Files] has at most.
+	maxUploaded = int(proto.MaxFileBytes / proto.UploadPartBytes)
 )
+
+// newPart returns a part for the completion of an upload. The server chose the tag.
+func newPart(number *int32, tag *string) (types.CompletedPart, error) {
+	if number == nil || len(aws.ToString(tag)) > maxTag {
+		return types.CompletedPart{}, fmt.Errorf("the server answered about a part without a number, or with a tag of more than %d bytes: %w", maxTag, syscall.EIO)
+	}
+	return types.CompletedPart{PartNumber: number, ETag: tag}, nil
+}
 
 func (b *Bucket) beginParts(ctx context.Context, key *string) (id string, err error) {
 	ctx, cancel := limited(ctx, 0)
@@ -46,7 +58,7 @@ func (b *Bucket) sendPart(ctx context.Context, key *string, id string, number in
 	if err != nil {
 		return types.CompletedPart{}, bucketError("put", err)
 	}
-	return types.CompletedPart{PartNumber: &n, ETag: out.ETag}, nil
+	return newPart(&n, out.ETag)
 }
 
 // completeParts turns the parts of an upload into an object and returns its tag.
@@ -163,6 +175,9 @@ func (b *Bucket) copySource(name string) (*string, error) {
 
 // copyParts copies an object in parts of a size.
 func (b *Bucket) copyParts(ctx context.Context, o proto.StoredObject, to string, each int64) (err error) {
+	if o.Size/each >= maxParts { // the server chose the size, and each part takes memory
+		return fmt.Errorf("copy an object of %d bytes: %w", o.Size, syscall.EFBIG)
+	}
 	source, err := b.copySource(o.Name)
 	if err != nil {
 		return err
@@ -197,8 +212,8 @@ func (b *Bucket) copyParts(ctx context.Context, o proto.StoredObject, to string,
 			if out.CopyPartResult == nil {
 				return errors.New("copy an object: the response has no tag")
 			}
-			parts[i] = types.CompletedPart{PartNumber: &number, ETag: out.CopyPartResult.ETag}
-			return nil
+			parts[i], err = newPart(&number, out.CopyPartResult.ETag)
+			return err
 		})
 	}
 	if err := copying.Wait(); err != nil {
@@ -248,7 +263,8 @@ func uploadError(err error) error {
 	return err
 }
 
-// UploadedParts returns the parts of an upload by number.
+// UploadedParts returns the parts of an upload by number. The error is EIO if the server lists more
+// than an upload can have.
 func (f *Files) UploadedParts(ctx context.Context, name, id string) ([]proto.UploadedPart, error) {
 	parts, _, err := f.parts(ctx, name, id)
 	return parts, err
@@ -266,10 +282,18 @@ func (f *Files) parts(ctx context.Context, name, id string) (parts []proto.Uploa
 			return nil, nil, err
 		}
 		for _, p := range out.Parts {
-			parts = append(parts, proto.UploadedPart{Number: int(aws.ToInt32(p.PartNumber)), Size: aws.ToInt64(p.Size)})
-			completed = append(completed, types.CompletedPart{PartNumber: p.PartNumber, ETag: p.ETag})
+			part, err := newPart(p.PartNumber, p.ETag)
+			if err != nil {
+				return nil, nil, fmt.Errorf("list the parts of an upload: %w", err)
+			}
+			if len(parts) == maxUploaded {
+				return nil, nil, fmt.Errorf("list the parts of an upload: the server has more than %d: %w", maxUploaded, syscall.EIO)
+			}
+			parts = append(parts, proto.UploadedPart{Number: int(*p.PartNumber), Size: aws.ToInt64(p.Size)})
+			completed = append(completed, part)
 		}
-		if !aws.ToBool(out.IsTruncated) || aws.ToString(out.NextPartNumberMarker) == aws.ToString(in.PartNumberMarker) || len(parts) > maxParts {
+		// A page without parts would let a server continue without end.
+		if !aws.ToBool(out.IsTruncated) || aws.ToString(out.NextPartNumberMarker) == aws.ToString(in.PartNumberMarker) || len(out.Parts) == 0 {
 			break
 		}
 		in.PartNumberMarker = out.NextPartNumberMarker

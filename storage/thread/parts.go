@@ -16,13 +16,18 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// An upload in parts has one empty blob, whose key has its size, and a blob for each part, whose key
-// has the number and the digest. Collect removes all of them when they are old.
+// An upload in parts has one empty blob, whose key has its size, and a blob for each part, whose
+// key has the number, a random text and the digest. Keys are used once, so that a part that
+// replaces another deletes nothing that is newer than itself. Collect removes all of them when they
+// are old.
 const (
 	markerPrefix = "upload-"
 	partPrefix   = "part-"
-	// maxPending is the size of all uploads in parts of an organisation that are not complete, in bytes.
+	// maxPending is the size of all uploads in parts of an organisation that are not complete, in
+	// bytes.
 	maxPending = 16 * proto.MaxFileBytes
+	// maxUploads is how many of them there may be.
+	maxUploads = 1000
 	// renewAfter is the age at which an upload that is in use is made new to Collect.
 	renewAfter = time.Hour
 )
@@ -34,17 +39,19 @@ func markerKey(org, id string, size int64) string {
 func partsPrefix(org, id string) string { return uploadsPrefix + org + "/" + partPrefix + id + "-" }
 
 // BeginUpload begins an upload of size bytes in parts, and returns its id. It returns a
-// [*proto.PendingUploadsError] if the organisation has begun too much.
+// [*proto.PendingUploadsError] if the organisation has begun too much. Of calls that run at the
+// same time, each beyond the first can exceed the limits by its upload.
 func (v *Versions) BeginUpload(ctx context.Context, org string, size int64) (id string, err error) {
-	pending := size
+	pending, count := size, 1
 	for e, err := range v.Blobs.List(ctx, uploadsPrefix+org+"/"+markerPrefix) {
 		if err != nil {
 			return "", fmt.Errorf("list uploads in parts: %w", err)
 		}
 		_, text, _ := strings.Cut(strings.TrimPrefix(e.Key, uploadsPrefix+org+"/"+markerPrefix), "-")
 		n, _ := strconv.ParseInt(text, 10, 64) // 0 for a foreign key
-		if pending += n; pending > maxPending {
-			return "", &proto.PendingUploadsError{Limit: maxPending}
+		pending, count = pending+n, count+1
+		if pending > maxPending || count > maxUploads {
+			return "", &proto.PendingUploadsError{Uploads: maxUploads, Bytes: maxPending}
 		}
 	}
 	id = random()
@@ -54,8 +61,8 @@ func (v *Versions) BeginUpload(ctx context.Context, org string, size int64) (id 
 	return id, nil
 }
 
-// findUpload returns [proto.ErrNotFound] if there is no such upload, and keeps Collect from removing
-// it.
+// findUpload returns [proto.ErrNotFound] if there is no such upload, and keeps Collect from
+// removing it.
 func (v *Versions) findUpload(ctx context.Context, org, id string, size int64) error {
 	key := markerKey(org, id, size)
 	e, err := v.Blobs.Stat(ctx, key)
@@ -75,16 +82,22 @@ func (v *Versions) PutPart(ctx context.Context, org, id string, size int64, numb
 		return err
 	}
 	prefix := fmt.Sprintf("%s%d-", partsPrefix(org, id), number)
+	// Only parts that were there before are deleted: another request may store this part at the same
+	// time, and each would delete the other's.
+	var old []string
+	for e, err := range v.Blobs.List(ctx, prefix) {
+		if err != nil {
+			return fmt.Errorf("list earlier parts %d of an upload: %w", number, err)
+		}
+		old = append(old, e.Key)
+	}
 	sum := sha256.Sum256(content)
-	b := proto.Blob{Key: fmt.Sprintf("%s%x", prefix, sum), Size: int64(len(content)), Digest: DigestName(sum)}
+	b := proto.Blob{Key: fmt.Sprintf("%s%s-%x", prefix, random(), sum), Size: int64(len(content)), Digest: DigestName(sum)}
 	if err := v.Blobs.Put(ctx, b, bytes.NewReader(content)); err != nil {
 		return fmt.Errorf("store part %d of an upload: %w", number, err)
 	}
-	for e, err := range v.Blobs.List(ctx, prefix) {
-		if err == nil && e.Key != b.Key {
-			err = v.Blobs.Delete(ctx, e.Key)
-		}
-		if err != nil {
+	for _, key := range old {
+		if err := v.Blobs.Delete(ctx, key); err != nil {
 			return fmt.Errorf("replace part %d of an upload: %w", number, err)
 		}
 	}
@@ -103,7 +116,8 @@ func (v *Versions) storedParts(ctx context.Context, org, id string) (parts []sto
 		if err != nil {
 			return nil, fmt.Errorf("list the parts of an upload: %w", err)
 		}
-		text, sum, _ := strings.Cut(strings.TrimPrefix(e.Key, prefix), "-")
+		text, rest, _ := strings.Cut(strings.TrimPrefix(e.Key, prefix), "-")
+		sum := rest[strings.LastIndexByte(rest, '-')+1:]
 		number, err := strconv.Atoi(text)
 		if err != nil {
 			continue // foreign

@@ -3,8 +3,11 @@ package thread_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -65,4 +68,53 @@ func TestCollectionOfParts(t *testing.T) {
 	if _, err := w.versions.UploadedParts(w.ctx, org, abandoned, 6); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
+}
+
+// Of two requests that store the same part at the same time, one remains.
+func TestPartStoredTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := must[string](t)(w.versions.BeginUpload(w.ctx, org, 3))
+	var both, stored sync.WaitGroup
+	both.Add(2)
+	w.backend.watch(nil, func(op, key string) {
+		if op == "put" && strings.HasPrefix(key, "uploads/"+org+"/part-") {
+			both.Done()
+			both.Wait() // both are stored before one of them deletes anything
+		}
+	})
+	for _, content := range []string{"abc", "xyz"} {
+		stored.Go(func() {
+			if err := w.versions.PutPart(w.ctx, org, id, 3, 1, []byte(content)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	stored.Wait()
+	w.backend.watch(nil, nil)
+	parts := must[[]proto.UploadedPart](t)(w.versions.UploadedParts(w.ctx, org, id, 3))
+	if !slices.Equal(parts, []proto.UploadedPart{{Number: 1, Size: 3}}) {
+		t.Errorf("%+v", parts)
+	}
+	check(t, w.versions.PutPart(w.ctx, org, id, 3, 1, []byte("new")))
+	body := must[io.ReadCloser](t)(w.versions.OpenUpload(w.ctx, org, id))
+	if content := must[[]byte](t)(io.ReadAll(body)); string(content) != "new" {
+		t.Errorf("%q", content)
+	}
+	check(t, body.Close())
+}
+
+// An organisation has a number of uploads, however small they are.
+func TestUploadsAreLimitedInNumber(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for i := range 999 {
+		check(t, w.backend.Put(w.ctx, fmt.Sprintf("uploads/%s/upload-%d-1", org, i), 0, strings.NewReader(""), false))
+	}
+	must[string](t)(w.versions.BeginUpload(w.ctx, org, 1))
+	var limit *proto.PendingUploadsError
+	if _, err := w.versions.BeginUpload(w.ctx, org, 1); !errors.As(err, &limit) || !strings.Contains(err.Error(), "1000") {
+		t.Errorf("%v", err)
+	}
+	must[string](t)(w.versions.BeginUpload(w.ctx, "other", 1))
 }

@@ -30,8 +30,8 @@ const (
 
 // Files are the files of a mount of kind directory, outside of a jail. Paths are relative to the
 // mount's prefix, whose path is empty. No path leads through a symbolic link, another mount or out
-// of the directory, also while a program changes it. All is done with the rights of the owner of the
-// connection's directory, as programs have them.
+// of the directory, also while a program changes it. All is done with the rights of the owner of
+// the connection's directory, as programs have them.
 //
 // Errors are [*proto.NoFileError], [*proto.PathError], [*proto.FileChangedError] and those of the
 // file system.
@@ -78,7 +78,11 @@ func (f *Files) asOwner(do func() error) error {
 
 func (f *Files) becomeOwner() error {
 	uid, gid := int(f.owner.Uid), int(f.owner.Gid)
-	if os.Geteuid() == 0 {
+	root := os.Geteuid() == 0
+	if os.Geteuid() == uid && os.Getegid() == gid {
+		return nil // without calls that a service manager may forbid
+	}
+	if root {
 		// Unlike unix.Setgroups, which concerns all threads.
 		if _, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); e != 0 {
 			return fmt.Errorf("this server cannot leave its groups: %w", e)
@@ -91,6 +95,25 @@ func (f *Files) becomeOwner() error {
 	}
 	if now, _ := unix.SetfsgidRetGid(-1); now != gid {
 		return errors.New("this server does not run as root or as the group of the directory")
+	}
+	if root {
+		return dropResource()
+	}
+	return nil
+}
+
+// dropResource takes from this thread the capability with which quotas and reserved space do not
+// hold. Other capabilities over files are lost with the file-system user id.
+func dropResource() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of this thread
+	var sets [2]unix.CapUserData
+	err := unix.Capget(&header, &sets[0])
+	if err == nil {
+		sets[unix.CAP_SYS_RESOURCE/32].Effective &^= 1 << (unix.CAP_SYS_RESOURCE % 32)
+		err = unix.Capset(&header, &sets[0])
+	}
+	if err != nil {
+		return fmt.Errorf("this server cannot drop a capability: %w", err)
 	}
 	return nil
 }
@@ -365,45 +388,40 @@ func checkReplaced(dir int, base, name string) error {
 }
 
 // Put stores size bytes of body as a file of the owner. It appears, or replaces another, when it is
-// complete, and nothing is left if it does not become so. Missing directories are created.
+// complete, and nothing is left if it does not become so. Missing directories are created. The
+// content is written as the owner too, for whom quotas and reserved space of the file system hold.
 func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) error {
-	dir, fd := -1, -1
-	err := f.asOwner(func() (err error) {
+	return f.asOwner(func() error {
 		parent, base := split(name)
 		if !proto.ValidSegment(base) {
 			return &proto.NoFileError{Path: name}
 		}
-		if dir, err = f.openDir(parent, true); err != nil {
+		dir, err := f.openDir(parent, true)
+		if err != nil {
 			return err
 		}
+		defer func() { _ = unix.Close(dir) }()
 		if err = checkReplaced(dir, base, name); err != nil {
 			return err
 		}
-		fd, err = unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
-		return err
-	})
-	if dir >= 0 {
-		defer func() { _ = unix.Close(dir) }()
-	}
-	if err != nil {
-		return err
-	}
-	file := os.NewFile(uintptr(fd), "upload")
-	defer func() { _ = file.Close() }()
-	if _, err := io.CopyN(file, body, size); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
+		fd, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
+		if err != nil {
+			return err
 		}
-		return fmt.Errorf("write an upload: %w", err)
-	}
-	if err := file.Sync(); err != nil {
-		return fmt.Errorf("write an upload: %w", err)
-	}
-	return f.asOwner(func() error {
+		file := os.NewFile(uintptr(fd), "upload")
+		defer func() { _ = file.Close() }()
+		if _, err := io.CopyN(file, body, size); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return fmt.Errorf("write an upload: %w", err)
+		}
+		if err := file.Sync(); err != nil {
+			return fmt.Errorf("write an upload: %w", err)
+		}
 		if err := unix.Fchmod(fd, 0o644); err != nil { // whatever the umask of this process is
 			return err
 		}
-		_, base := split(name)
 		return publish(dir, fd, base, name)
 	})
 }

@@ -311,3 +311,38 @@ func TestDirectoriesThatAServerDoesNotHave(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// The content of an upload is written as the owner, for whom quotas and reserved space hold.
+func TestUploadIsWrittenAsOwner(t *testing.T) {
+	w := newFilesWorld(t)
+	f := w.open("")
+	const resource = 1 << unix.CAP_SYS_RESOURCE
+	status := func() (fsuid int, caps uint64) {
+		text, err := os.ReadFile("/proc/thread-self/status")
+		must(t, err)
+		for line := range strings.SplitSeq(string(text), "\n") {
+			var ruid, euid, saved int
+			_, _ = fmt.Sscanf(line, "Uid: %d %d %d %d", &ruid, &euid, &saved, &fsuid)
+			_, _ = fmt.Sscanf(line, "CapEff: %x", &caps)
+		}
+		return fsuid, caps
+	}
+	read := false
+	must(t, f.Put(t.Context(), "a", 1, readerFunc(func(p []byte) (int, error) {
+		read = true
+		if fsuid, caps := status(); fsuid != fileOwner || caps&resource != 0 {
+			t.Errorf("written by %d with the capabilities %x", fsuid, caps)
+		}
+		return copy(p, "x"), nil
+	})))
+	if !read {
+		t.Error("not read")
+	}
+	if fsuid, _ := status(); fsuid != 0 {
+		t.Errorf("%d afterwards", fsuid)
+	}
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }

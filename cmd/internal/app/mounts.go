@@ -49,7 +49,7 @@ func ServeMounts(argument string) error {
 		return err
 	}
 	return mount.Serve(func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects, error) {
-		return openBucket(g, g.Dial, m, keys)
+		return openBucket(g, g.Dial, 0, m, keys) // how much a file system reads at once has its own limit
 	})
 }
 
@@ -57,11 +57,11 @@ type dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // openBucket opens the part of a bucket that a mount has. It returns a [*proto.FieldError] if the
 // guard refuses the endpoint.
-func openBucket(g *guard.Guard, dial dial, m proto.Mount, keys proto.S3Credentials) (*s3.Bucket, error) {
+func openBucket(g *guard.Guard, dial dial, maxConns int, m proto.Mount, keys proto.S3Credentials) (*s3.Bucket, error) {
 	if err := checkEndpoint(g, m); err != nil {
 		return nil, err
 	}
-	return s3.OpenBucket(s3.BucketConfig{S3Mount: *m.S3, Credentials: keys, Prefix: m.Prefix, Dial: dial})
+	return s3.OpenBucket(s3.BucketConfig{S3Mount: *m.S3, Credentials: keys, Prefix: m.Prefix, Dial: dial, MaxConns: maxConns})
 }
 
 // checkEndpoint checks the text of a mount's endpoint.
@@ -91,6 +91,9 @@ func openMounts(cfg *Config, maker *nsjail.Maker) (*mount.Opener, error) {
 		Command: []string{"bullpen", MountServer, string(allowed)}, Check: func(m proto.Mount) error { return checkEndpoint(g, m) },
 	})
 }
+
+// requestConns is how many connections to the server of a bucket a request to the gateway may have.
+const requestConns = 16
 
 // buckets are the storage connections, as a gateway uses them.
 type buckets struct {
@@ -122,8 +125,8 @@ func (b buckets) HasObjects(ctx context.Context, m proto.Mount, keys proto.S3Cre
 	return has, err
 }
 
-// maxBucketBytes is how much a gateway reads from a connection to a bucket. Tests and looks need a few
-// KiB; lists that a server never ends would take memory.
+// maxBucketBytes is how much a gateway reads from a connection to a bucket. Tests and looks need a
+// few KiB; lists that a server never ends would take memory.
 const maxBucketBytes = 128 << 10
 
 // bucketConn fails when more than maxBucketBytes are read.
@@ -152,7 +155,7 @@ func (b buckets) use(m proto.Mount, keys proto.S3Credentials, f func(*s3.Bucket)
 			return nil, err
 		}
 		return &bucketConn{conn, maxBucketBytes}, nil
-	}, m, keys)
+	}, requestConns, m, keys)
 	if err != nil {
 		return err
 	}
@@ -187,7 +190,7 @@ func (r *refusal) explain(err error) error {
 // Bucket implements [gateway.Storage].
 func (b buckets) Bucket(m proto.Mount, keys proto.S3Credentials) (gateway.BucketFiles, error) {
 	files := new(bucketFiles)
-	bucket, err := openBucket(b.guard, files.dial(b.guard), m, keys)
+	bucket, err := openBucket(b.guard, files.dial(b.guard), requestConns, m, keys)
 	files.Files = &s3.Files{Bucket: bucket}
 	return files, err
 }

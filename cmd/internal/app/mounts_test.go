@@ -104,7 +104,7 @@ func TestBucketsAreGuarded(t *testing.T) {
 	local := strings.Replace(inside.URL, "127.0.0.1", "localhost", 1)
 	b := bucketsFor(t, inside.URL)
 	for _, endpoint := range []string{inside.URL, strings.Replace(inside.URL, "127.0.0.1", "2130706433", 1), strings.Replace(inside.URL, "127.0.0.1", "[::ffff:127.0.0.1]", 1)} {
-		if _, err := openBucket(b.guard, b.guard.Dial, bucketMount(endpoint, ""), bucketKeys()); err == nil {
+		if _, err := openBucket(b.guard, b.guard.Dial, requestConns, bucketMount(endpoint, ""), bucketKeys()); err == nil {
 			t.Errorf("%s was opened", endpoint)
 		}
 	}
@@ -134,7 +134,7 @@ func TestBucketsAreGuarded(t *testing.T) {
 		t.Error("the address was accepted")
 	}
 	// As the process that serves mounts opens it.
-	bucket, err := openBucket(b.guard, b.guard.Dial, bucketMount(local, ""), bucketKeys())
+	bucket, err := openBucket(b.guard, b.guard.Dial, requestConns, bucketMount(local, ""), bucketKeys())
 	if err != nil {
 		t.Fatal(err)
 	}
