@@ -607,6 +607,9 @@ type Files interface {
 	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
 	// and a [*proto.SpaceError] if the home would exceed most.
 	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	// Put stores size bytes of body as a file of a volume in a new version. Its errors are those of
+	// Stage, and a [*proto.BusyError] if an execution holds the volume when body has been read.
+	Put(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
 	// Delete deletes what is at a path in a new version, and returns its number. It returns
 	// [proto.ErrNotFound] if there is no such thread, a [*proto.NoFileError] if nothing is at the
 	// path, a [*proto.PathError] for a directory that is not empty unless recursive is true, and a
