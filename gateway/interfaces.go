@@ -366,8 +366,8 @@ type Connections interface {
 	Change(ctx context.Context, org, slug string, change func(*proto.Connection) error) (proto.Connection, error)
 	// Remove removes a connection, for which check must return nil, and returns it. It returns
 	// [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys
-	// name it. Before it removes the connection it calls empty, whose error is returned. Both may be
-	// called again.
+	// name it. It marks a volume as being removed before it calls empty. After an error of empty the
+	// mark stays, and the next Remove continues. Both may be called again.
 	Remove(ctx context.Context, org, slug string, check, empty func(proto.Connection) error) (proto.Connection, error)
 }
 

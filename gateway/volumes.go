@@ -77,14 +77,19 @@ func (s *Server) hasVolumePath(ctx context.Context, org string, m *proto.Mount) 
 	return true, nil
 }
 
-// removeVolume removes the files of a volume. Its error is a [*proto.BusyError] while an execution
-// can change it.
+// removeVolume removes the files of a volume that is marked as being removed. Its error is for the
+// client.
 func (s *Server) removeVolume(ctx context.Context, c *proto.Connection) error {
 	err := s.Versions.Remove(ctx, c.Org, proto.VolumeThread(c.Slug))
-	if errors.Is(err, proto.ErrNotFound) {
+	busy, isBusy := errors.AsType[*proto.BusyError](err)
+	switch {
+	case errors.Is(err, proto.ErrNotFound):
 		return nil
+	case isBusy:
+		return api.Errorf(api.CodeConflict, "the volume %s is in use by execution %s, and nothing else can use it any more; remove it again when that has ended", c.Slug, busy.Holder)
+	default:
+		return err
 	}
-	return err
 }
 
 // forkVolume creates a volume that begins with the files of another.
@@ -96,6 +101,9 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 	from, err := s.volumeOf(r)
 	if err != nil {
 		return err
+	}
+	if from.Removing {
+		return &proto.RemovingConnectionError{Connection: from.Slug}
 	}
 	if err := s.checkMayGetObjects(r.Context(), from.Org); err != nil {
 		return err
@@ -149,6 +157,9 @@ func (s *Server) archiveVolume(w http.ResponseWriter, r *http.Request) error {
 	dir, err := proto.CleanFilePath(proto.MountsDir+"/"+c.Slug, r.URL.Query().Get("path"))
 	if err != nil {
 		return err
+	}
+	if c.Removing {
+		return &proto.RemovingConnectionError{Connection: c.Slug}
 	}
 	done, err := s.transfers.begin(r.Context(), c.Org)
 	if err != nil {

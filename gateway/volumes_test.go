@@ -154,6 +154,14 @@ func TestVolumeRemoval(t *testing.T) {
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("work")); err != nil {
 		t.Error(err)
 	}
+	if c := h.do("GET", connections+"/work", "").want(200, "").json(); c["removing"] != true {
+		t.Errorf("%v", c)
+	}
+	h.do("PUT", connections+"/work", work).want(409, "conflict", "being removed")
+	h.do("POST", connections+"/work/fork", `{"slug":"fork"}`).want(409, "conflict", "being removed")
+	h.do("GET", connections+"/work/archive", "").want(409, "conflict", "being removed")
+	h.do("GET", connections+"/work/volume", "").want(200, "")
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","mounts":[{"connection":"work"}]}`).want(409, "conflict", "being removed")
 	h.stub.finish(running.trace(), proto.Exited(0))
 	h.do("DELETE", connections+"/work", "").want(200, "")
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("work")); !errors.Is(err, proto.ErrNotFound) {

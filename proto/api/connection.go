@@ -69,6 +69,7 @@ type Connection struct {
 	ReadOnly    bool            `json:"read_only"`
 	Description string          `json:"description,omitempty"`
 	TestedAt    *Time           `json:"tested_at" doc:"When a gateway last tested the connection successfully; null if none has since it was changed."`
+	Removing    bool            `json:"removing,omitempty" doc:"The removal of the volume has begun, so nothing can use it any more. Removing it again completes that."`
 	CreatedAt   Time            `json:"created_at"`
 	UpdatedAt   Time            `json:"updated_at"`
 }
@@ -82,7 +83,7 @@ type Connections struct {
 func NewConnection(c *proto.Connection) Connection {
 	form := Connection{
 		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Directory: c.Directory, Bytes: proto.Bytes(c.Bytes), Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
-		CreatedAt: Time{c.CreatedAt}, UpdatedAt: Time{c.UpdatedAt},
+		Removing: c.Removing, CreatedAt: Time{c.CreatedAt}, UpdatedAt: Time{c.UpdatedAt},
 	}
 	if c.S3 != nil {
 		form.Endpoint, form.Region, form.Bucket, form.PathStyle, form.Credential = c.S3.Endpoint, c.S3.Region, c.S3.Bucket, c.S3.PathStyle, c.S3.Credential
