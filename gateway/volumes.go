@@ -54,13 +54,8 @@ func (s *Server) getVolume(w http.ResponseWriter, r *http.Request) error {
 
 // hasVolumePath reports whether the part of a volume that a program would see exists.
 func (s *Server) hasVolumePath(ctx context.Context, org string, m *proto.Mount) (bool, error) {
-	done, err := s.transfers.begin(ctx, org) // as for lists of files
-	if err != nil {
-		return false, err
-	}
-	defer done()
 	thread := proto.VolumeThread(m.Slug)
-	_, err = s.Threads.Get(ctx, org, thread)
+	_, err := s.Threads.Get(ctx, org, thread)
 	if err == nil {
 		enough := errors.New("it has an entry")
 		err = s.Files.List(ctx, org, thread, m.Prefix, false, func(proto.File) error { return enough })
@@ -126,7 +121,7 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("look up storage connection %s: %w", c.Slug, err)
 	}
 	// The connection comes last: programs never see a fork without its files.
-	_, err = s.Versions.Fork(ctx, c.Org, proto.VolumeThread(from.Slug), fork.Version, proto.VolumeThread(c.Slug))
+	head, err := s.Versions.Fork(ctx, c.Org, proto.VolumeThread(from.Slug), fork.Version, proto.VolumeThread(c.Slug))
 	switch {
 	case errors.Is(err, proto.ErrNotFound) && fork.Version > 0:
 		return api.Errorf(api.CodeNotFound, "the volume %s does not have that version", from.Slug)
@@ -137,11 +132,30 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("fork volume %s: %w", from.Slug, err)
 	}
 	if err := s.Connections.Create(ctx, c); err != nil {
-		return fmt.Errorf("fork volume: %w", errors.Join(err, s.removeVolume(ctx, &c)))
+		return fmt.Errorf("fork volume: %w", errors.Join(err, s.undoFork(ctx, &c, head, err)))
 	}
 	auditAfter(r, c.Org, c.Slug, api.NewConnection(&c))
 	w.Header().Set("Location", "/v1/admin/connections/"+c.Slug)
 	return writeTagged(w, http.StatusCreated, api.NewConnection(&c))
+}
+
+// undoFork removes the files of a fork, whose head was nil if it has none, after its connection was
+// refused with cause. After any other error the connection may exist, and files that no connection
+// has are reported when their slug is used again.
+func (s *Server) undoFork(ctx context.Context, c *proto.Connection, head *proto.Thread, cause error) error {
+	_, refused := errors.AsType[*proto.FieldError](cause)
+	if head == nil || !refused {
+		return nil
+	}
+	switch now, err := s.Threads.Get(ctx, c.Org, head.ID); {
+	case errors.Is(err, proto.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case !now.CreatedAt.Equal(head.CreatedAt) || now.Fence != head.Fence: // of somebody else, or in use
+		return nil
+	}
+	return s.removeVolume(ctx, c)
 }
 
 // archiveVolume writes the part of a volume that its connection has as a tar.

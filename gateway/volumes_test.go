@@ -73,6 +73,17 @@ func TestVolumeForks(t *testing.T) {
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("full")); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("the files of a fork without a connection: %v", err)
 	}
+	// If it exists or may exist, they stay.
+	for i, err := range []error{proto.ErrExists, context.DeadlineExceeded} {
+		full.err = err
+		slug := []string{"theirs", "unknown"}[i]
+		if r := fork(`{"slug":"` + slug + `"}`); r.status < 400 {
+			t.Errorf("%s: %v", slug, r.status)
+		}
+		if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread(slug)); err != nil {
+			t.Errorf("the files of a connection that may exist: %v", err)
+		}
+	}
 	h.server.Connections = full.connectionStore
 	for _, method := range []string{"volume", "archive"} {
 		h.do("GET", connections+"/data/"+method, "").want(409, "conflict", "no volume")
@@ -96,9 +107,15 @@ func TestVolumeForks(t *testing.T) {
 }
 
 // fullConnections refuse new connections.
-type fullConnections struct{ *connectionStore }
+type fullConnections struct {
+	*connectionStore
+	err error
+}
 
-func (fullConnections) Create(context.Context, proto.Connection) error {
+func (f *fullConnections) Create(context.Context, proto.Connection) error {
+	if f.err != nil {
+		return f.err
+	}
 	return proto.FieldErrorf("slug", "would be one too many")
 }
 
@@ -187,6 +204,14 @@ func TestVolumeMounts(t *testing.T) {
 	job = h.jobOf(reader.execute(sub("a")).want(200, ""))
 	if !job.HasVolumes || job.Volumes != nil || job.Mounts[0].Prefix != "base/a" {
 		t.Errorf("%+v", job)
+	}
+	// That look is no transfer, which slow downloads could use up.
+	for range maxTransfers {
+		done, err := h.server.transfers.begin(t.Context(), "acme")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer done()
 	}
 	reader.execute(sub("b")).want(400, "validation_error", "sub_paths", "exist")
 	reader.execute(sub("a/f")).want(400, "validation_error", "sub_paths", "exist")
