@@ -244,6 +244,9 @@ func (s *Server) readConnection(w http.ResponseWriter, r *http.Request, slug str
 	if err := checkDirectory(r, &c); err != nil {
 		return c, err
 	}
+	if err := s.checkVolumeSize(&c); err != nil {
+		return c, err
+	}
 	if err := s.checkMayGetObjects(r.Context(), c.Org); err != nil {
 		return c, err
 	}

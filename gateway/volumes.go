@@ -28,6 +28,15 @@ func (s *Server) volumeOf(r *http.Request) (c proto.Connection, err error) {
 	return c, nil
 }
 
+// checkVolumeSize returns an error if the quota of a volume exceeds what the operator allows: programs
+// may write as much to the disk of a worker.
+func (s *Server) checkVolumeSize(c *proto.Connection) error {
+	if c.Kind == proto.MountVolume && proto.Bytes(c.Bytes) > s.MaxVolume {
+		return proto.FieldErrorf("bytes", "is %s, and a volume of this server may have at most %s; the operator sets that with --max-volume-size", proto.Bytes(c.Bytes), s.MaxVolume)
+	}
+	return nil
+}
+
 // volumeHead returns the head of a volume. One that nobody has written to has none, and is empty.
 func (s *Server) volumeHead(ctx context.Context, c *proto.Connection) (*proto.Thread, error) {
 	head, err := s.Threads.Get(ctx, c.Org, proto.VolumeThread(c.Slug))
@@ -112,6 +121,9 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 	c.Slug, c.ReadOnly, c.Description, c.CreatedAt = fork.Slug, fork.ReadOnly, fork.Description, time.Now().UTC()
 	c.UpdatedAt = c.CreatedAt
 	if err := c.Check(); err != nil {
+		return err
+	}
+	if err := s.checkVolumeSize(&c); err != nil {
 		return err
 	}
 	switch _, err := s.Connections.Connection(ctx, c.Org, c.Slug); {

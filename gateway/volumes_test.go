@@ -222,3 +222,17 @@ func TestVolumeMounts(t *testing.T) {
 	reader.execute(hello, "Prefer", "respond-async").want(202, "")
 	h.stub.finish(running.trace(), proto.Exited(0))
 }
+
+// A quota bounds what programs write to the disk of a worker, which is the operator's.
+func TestVolumeSizeIsLimited(t *testing.T) {
+	h, _ := newVolumeHarness(t)
+	h.server.MaxVolume = 1 << 20
+	for _, answer := range []*reply{
+		h.do("POST", connections, `{"slug":"new","kind":"volume","bytes":"2MiB"}`), h.do("PUT", connections+"/work", work),
+		h.do("POST", connections+"/work/fork", `{"slug":"fork"}`),
+	} {
+		answer.want(400, "validation_error", "bytes", "2MiB", "1MiB", "--max-volume-size")
+	}
+	h.do("PUT", connections+"/work", `{"kind":"volume","bytes":"1MiB"}`).want(200, "")
+	h.do("POST", connections+"/work/fork", `{"slug":"fork"}`).want(201, "")
+}

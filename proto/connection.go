@@ -113,8 +113,8 @@ func (c *Connection) Check() error {
 			return FieldErrorf("kind", "must be s3 for a connection with an endpoint, a region, a bucket, a path_style or a credential")
 		case c.Directory != "":
 			return FieldErrorf("directory", "must be absent for the kind volume")
-		case Bytes(c.Bytes) < minVolume || Bytes(c.Bytes) > maxVolume:
-			return FieldErrorf("bytes", "must be between %s and %s for the kind volume", minVolume, maxVolume)
+		case Bytes(c.Bytes) < MinVolume || Bytes(c.Bytes) > MaxVolume:
+			return FieldErrorf("bytes", "must be between %s and %s for the kind volume", MinVolume, MaxVolume)
 		}
 		return nil
 	default:

@@ -17,7 +17,7 @@ type ConnectionRequest struct {
 	PathStyle   bool            `json:"path_style,omitempty" default:"false" doc:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
 	Credential  string          `json:"credential,omitempty" doc:"Name of a secret of the organisation whose value is the JSON {\"access_key_id\",\"secret_access_key\",\"session_token\"}, the last one optional. Programs never get it."`
 	Directory   string          `json:"directory,omitempty" maxLength:"1024" doc:"Absolute path of a directory, in one of the workers' --mount-roots."`
-	Bytes       proto.Bytes     `json:"bytes,omitempty" minimum:"1MiB" maximum:"1000GiB" doc:"Quota of a volume, which it must have: 1MiB to 1000GiB, of the content of its files. It may have a file or directory for each 16 KiB of it, at least 65,536 and at most 16,777,216."`
+	Bytes       proto.Bytes     `json:"bytes,omitempty" minimum:"1MiB" maximum:"1000GiB" doc:"Quota of a volume, which it must have: at least 1MiB, of the content of its files. The operator sets the maximum, 10GiB unless changed. It may have a file or directory for each 16 KiB of it, at least 65,536 and at most 16,777,216."`
 	Prefix      string          `json:"prefix,omitempty" maxLength:"256" doc:"The part of the storage that programs see: a relative path such as shared/data. Empty for everything."`
 	ReadOnly    bool            `json:"read_only,omitempty" default:"false" doc:"Programs cannot change anything."`
 	Description string          `json:"description,omitempty" maxLength:"256" doc:"For people."`
