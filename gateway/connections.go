@@ -47,7 +47,10 @@ func (s *Server) mountsOf(ctx context.Context, key *proto.Key, subPaths []string
 			return nil, fmt.Errorf("look up storage connection %s: %w", k.Connection, err)
 		}
 		m, err := c.Mount(k, subs[k.Connection])
+		_, removing := errors.AsType[*proto.RemovingConnectionError](err)
 		switch {
+		case removing:
+			return nil, err
 		case errors.Is(err, proto.ErrOutsideMount):
 			return nil, outside(k.Connection)
 		case err != nil:
@@ -179,12 +182,15 @@ func (s *Server) bucketCredentials(ctx context.Context, org, secret string) (pro
 // checkKeyMounts returns an error unless the organisation of a key has the connections that it names.
 func (s *Server) checkKeyMounts(ctx context.Context, key *proto.Key) error {
 	for _, m := range key.Mounts {
-		_, err := s.Connections.Connection(ctx, key.Org, m.Connection)
+		c, err := s.Connections.Connection(ctx, key.Org, m.Connection)
 		if errors.Is(err, proto.ErrNotFound) {
 			return proto.FieldErrorf("mounts", "must name storage connections of the organisation %s; %q is none", key.Org, m.Connection)
 		}
 		if err != nil {
 			return fmt.Errorf("look up storage connection %s: %w", m.Connection, err)
+		}
+		if c.Removing {
+			return &proto.RemovingConnectionError{Connection: c.Slug}
 		}
 	}
 	return nil
@@ -236,6 +242,9 @@ func (s *Server) readConnection(w http.ResponseWriter, r *http.Request, slug str
 		return c, err
 	}
 	if err := checkDirectory(r, &c); err != nil {
+		return c, err
+	}
+	if err := s.checkVolumeSize(&c); err != nil {
 		return c, err
 	}
 	if err := s.checkMayGetObjects(r.Context(), c.Org); err != nil {
@@ -337,6 +346,9 @@ func (s *Server) replaceConnection(w http.ResponseWriter, r *http.Request) error
 		if err := checkDirectory(r, c); err != nil {
 			return err
 		}
+		if c.Removing {
+			return &proto.RemovingConnectionError{Connection: c.Slug}
+		}
 		if c.Kind != wanted.Kind && (c.Kind == proto.MountVolume || wanted.Kind == proto.MountVolume) {
 			return proto.FieldErrorf("kind", "must stay %s: a volume is created and removed with its connection", c.Kind)
 		}
@@ -365,12 +377,7 @@ func (s *Server) deleteConnection(w http.ResponseWriter, r *http.Request) error 
 			return err
 		}
 		return checkMatch(r, api.NewConnection(&c))
-	}, func(c proto.Connection) error {
-		if c.Kind != proto.MountVolume {
-			return nil
-		}
-		return s.removeVolume(ctx, &c)
-	})
+	}, func(c proto.Connection) error { return s.removeVolume(ctx, &c) })
 	if err != nil {
 		return connectionError(slug, err)
 	}

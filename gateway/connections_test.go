@@ -99,8 +99,11 @@ func (s *connectionStore) Remove(_ context.Context, org, slug string, check, emp
 			return c, &proto.BoundConnectionError{Connection: slug, Keys: []string{k.ID}}
 		}
 	}
-	if err := empty(c); err != nil {
-		return c, err
+	if c.Kind == proto.MountVolume {
+		s.all[i].Removing = true
+		if err := empty(c); err != nil {
+			return c, err
+		}
 	}
 	s.all = slices.Delete(s.all, i, i+1)
 	return c, nil

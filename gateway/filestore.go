@@ -85,7 +85,7 @@ func (s *Server) openMount(ctx context.Context, f *fileStore, m proto.Mount) (er
 		f.blobs = true
 		limit := func(context.Context) (proto.Space, error) { return proto.VolumeSpace(m.Bytes), nil }
 		// The home of a volume is the whole connection.
-		files := MountFiles(&homeFiles{s.Files, f.org, proto.VolumeThread(m.Slug), limit})
+		files := MountFiles(&volumeFiles{homeFiles{s.Files, f.org, proto.VolumeThread(m.Slug), limit}})
 		if m.Prefix != "" {
 			files = &belowPrefix{files, m.Prefix}
 		}
@@ -379,6 +379,19 @@ func (t *homeFiles) Rename(ctx context.Context, from, to string) (version int64,
 
 // Close implements [MountFiles].
 func (*homeFiles) Close() error { return nil }
+
+// volumeFiles are the files of the thread of a volume.
+type volumeFiles struct{ homeFiles }
+
+// Put implements [MountFiles]. Programs that only read the volume see its versions, and no staged
+// files.
+func (v *volumeFiles) Put(ctx context.Context, name string, size int64, body io.Reader) error {
+	most, err := v.limit(ctx)
+	if err != nil {
+		return err
+	}
+	return v.Files.Put(ctx, v.org, v.thread, name, size, most, body)
+}
 
 // belowPrefix are the files below a directory.
 type belowPrefix struct {

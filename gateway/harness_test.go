@@ -69,7 +69,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Parts: &storedthread.Versions{Blobs: &blob.Store{Backend: new(storagetest.Memory)}}, DeadLetters: dead, Audit: h.audit, Batches: new(batchStub), Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
-		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30,
+		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30, MaxVolume: proto.MaxVolume,
 		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3", StoreReady: func() bool { return true }, Problems: func() []proto.Problem { return nil },
 	}
 	for _, f := range set {

@@ -366,8 +366,8 @@ type Connections interface {
 	Change(ctx context.Context, org, slug string, change func(*proto.Connection) error) (proto.Connection, error)
 	// Remove removes a connection, for which check must return nil, and returns it. It returns
 	// [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys
-	// name it. Before it removes the connection it calls empty, whose error is returned. Both may be
-	// called again.
+	// name it. It marks a volume as being removed before it calls empty. After an error of empty the
+	// mark stays, and the next Remove continues. Both may be called again.
 	Remove(ctx context.Context, org, slug string, check, empty func(proto.Connection) error) (proto.Connection, error)
 }
 
@@ -607,6 +607,9 @@ type Files interface {
 	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
 	// and a [*proto.SpaceError] if the home would exceed most.
 	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	// Put stores size bytes of body as a file of a volume in a new version. Its errors are those of
+	// Stage, and a [*proto.BusyError] if an execution holds the volume when body has been read.
+	Put(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
 	// Delete deletes what is at a path in a new version, and returns its number. It returns
 	// [proto.ErrNotFound] if there is no such thread, a [*proto.NoFileError] if nothing is at the
 	// path, a [*proto.PathError] for a directory that is not empty unless recursive is true, and a

@@ -434,7 +434,7 @@ func TestFilesOfVolume(t *testing.T) {
 	h.threads.heads["acme/"+thread].Holder, h.threads.heads["acme/"+thread].HeldAt = "trc_AbCdEfGhIjKlMnOpQrSt", time.Now()
 	h.threads.mu.Unlock()
 	h.volume("delete", `,"path":"team/b"`).want(409, "conflict", "volume data is in use by execution trc_AbCdEfGhIjKlMnOpQrSt")
-	h.send(h.put(h.signVolume("upload", "team/c", 1), "x")).want(200, "")
+	h.send(h.put(h.signVolume("upload", "team/c", 1), "x")).want(409, "conflict", "volume data is in use by execution trc_AbCdEfGhIjKlMnOpQrSt")
 	h.mount("key_1", proto.KeyMount{Connection: "data", ReadOnly: true})
 	h.volume("upload_url", `,"path":"x","content_length":1`).want(403, "forbidden", "may only read")
 	h.volume("download_url", `,"path":"other"`).want(200, "")

@@ -110,6 +110,7 @@ type Server struct {
 	Retention   time.Duration // of records
 	MaxBody     int64         // largest request body, in bytes
 	Memory      int64         // limit of open requests and their bodies, in bytes
+	MaxVolume   proto.Bytes   // largest quota of a new or changed volume
 	UpgradeURL  string        // where users change their plan, for messages; empty for none
 	Version     string        // of the program, for the OpenAPI document
 	Home        string        // the home of programs, absolute and cleaned: paths of files may begin with it

@@ -339,6 +339,16 @@ func (s threadFiles) Stage(ctx context.Context, org, thread, name string, size i
 	return nil
 }
 
+func (s threadFiles) Put(ctx context.Context, org, thread, name string, size int64, most proto.Space, body io.Reader) error {
+	s.mu.Lock()
+	if t, err := s.take(org, thread, true); err == nil && t.Holder != "" {
+		s.mu.Unlock()
+		return fmt.Errorf("put: %w", &proto.BusyError{Thread: thread, Holder: t.Holder})
+	}
+	s.mu.Unlock()
+	return s.Stage(ctx, org, thread, name, size, most, body)
+}
+
 const inThread = `{"code":"1","thread_id":"t"}`
 
 var allModes = map[string][]string{"inline": {"Accept", typeJSON}, "streaming": {"Accept", typeNDJSON}, "async": {"Prefer", "respond-async"}}

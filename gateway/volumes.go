@@ -28,6 +28,15 @@ func (s *Server) volumeOf(r *http.Request) (c proto.Connection, err error) {
 	return c, nil
 }
 
+// checkVolumeSize returns an error if the quota of a volume exceeds what the operator allows: programs
+// may write as much to the disk of a worker.
+func (s *Server) checkVolumeSize(c *proto.Connection) error {
+	if c.Kind == proto.MountVolume && proto.Bytes(c.Bytes) > s.MaxVolume {
+		return proto.FieldErrorf("bytes", "is %s, and a volume of this server may have at most %s; the operator sets that with --max-volume-size", proto.Bytes(c.Bytes), s.MaxVolume)
+	}
+	return nil
+}
+
 // volumeHead returns the head of a volume. One that nobody has written to has none, and is empty.
 func (s *Server) volumeHead(ctx context.Context, c *proto.Connection) (*proto.Thread, error) {
 	head, err := s.Threads.Get(ctx, c.Org, proto.VolumeThread(c.Slug))
@@ -54,13 +63,8 @@ func (s *Server) getVolume(w http.ResponseWriter, r *http.Request) error {
 
 // hasVolumePath reports whether the part of a volume that a program would see exists.
 func (s *Server) hasVolumePath(ctx context.Context, org string, m *proto.Mount) (bool, error) {
-	done, err := s.transfers.begin(ctx, org) // as for lists of files
-	if err != nil {
-		return false, err
-	}
-	defer done()
 	thread := proto.VolumeThread(m.Slug)
-	_, err = s.Threads.Get(ctx, org, thread)
+	_, err := s.Threads.Get(ctx, org, thread)
 	if err == nil {
 		enough := errors.New("it has an entry")
 		err = s.Files.List(ctx, org, thread, m.Prefix, false, func(proto.File) error { return enough })
@@ -77,14 +81,19 @@ func (s *Server) hasVolumePath(ctx context.Context, org string, m *proto.Mount) 
 	return true, nil
 }
 
-// removeVolume removes the files of a volume. Its error is a [*proto.BusyError] while an execution
-// can change it.
+// removeVolume removes the files of a volume that is marked as being removed. Its error is for the
+// client.
 func (s *Server) removeVolume(ctx context.Context, c *proto.Connection) error {
 	err := s.Versions.Remove(ctx, c.Org, proto.VolumeThread(c.Slug))
-	if errors.Is(err, proto.ErrNotFound) {
+	busy, isBusy := errors.AsType[*proto.BusyError](err)
+	switch {
+	case errors.Is(err, proto.ErrNotFound):
 		return nil
+	case isBusy:
+		return api.Errorf(api.CodeConflict, "the volume %s is in use by execution %s, and nothing else can use it any more; remove it again when that has ended", c.Slug, busy.Holder)
+	default:
+		return err
 	}
-	return err
 }
 
 // forkVolume creates a volume that begins with the files of another.
@@ -96,6 +105,9 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 	from, err := s.volumeOf(r)
 	if err != nil {
 		return err
+	}
+	if from.Removing {
+		return &proto.RemovingConnectionError{Connection: from.Slug}
 	}
 	if err := s.checkMayGetObjects(r.Context(), from.Org); err != nil {
 		return err
@@ -111,6 +123,9 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 	if err := c.Check(); err != nil {
 		return err
 	}
+	if err := s.checkVolumeSize(&c); err != nil {
+		return err
+	}
 	switch _, err := s.Connections.Connection(ctx, c.Org, c.Slug); {
 	case err == nil:
 		return fmt.Errorf("fork volume: storage connection %s: %w", c.Slug, proto.ErrExists)
@@ -118,7 +133,7 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("look up storage connection %s: %w", c.Slug, err)
 	}
 	// The connection comes last: programs never see a fork without its files.
-	_, err = s.Versions.Fork(ctx, c.Org, proto.VolumeThread(from.Slug), fork.Version, proto.VolumeThread(c.Slug))
+	head, err := s.Versions.Fork(ctx, c.Org, proto.VolumeThread(from.Slug), fork.Version, proto.VolumeThread(c.Slug))
 	switch {
 	case errors.Is(err, proto.ErrNotFound) && fork.Version > 0:
 		return api.Errorf(api.CodeNotFound, "the volume %s does not have that version", from.Slug)
@@ -129,11 +144,30 @@ func (s *Server) forkVolume(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("fork volume %s: %w", from.Slug, err)
 	}
 	if err := s.Connections.Create(ctx, c); err != nil {
-		return fmt.Errorf("fork volume: %w", errors.Join(err, s.removeVolume(ctx, &c)))
+		return fmt.Errorf("fork volume: %w", errors.Join(err, s.undoFork(ctx, &c, head, err)))
 	}
 	auditAfter(r, c.Org, c.Slug, api.NewConnection(&c))
 	w.Header().Set("Location", "/v1/admin/connections/"+c.Slug)
 	return writeTagged(w, http.StatusCreated, api.NewConnection(&c))
+}
+
+// undoFork removes the files of a fork, whose head was nil if it has none, after its connection was
+// refused with cause. After any other error the connection may exist, and files that no connection
+// has are reported when their slug is used again.
+func (s *Server) undoFork(ctx context.Context, c *proto.Connection, head *proto.Thread, cause error) error {
+	_, refused := errors.AsType[*proto.FieldError](cause)
+	if head == nil || !refused {
+		return nil
+	}
+	switch now, err := s.Threads.Get(ctx, c.Org, head.ID); {
+	case errors.Is(err, proto.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case !now.CreatedAt.Equal(head.CreatedAt) || now.Fence != head.Fence: // of somebody else, or in use
+		return nil
+	}
+	return s.removeVolume(ctx, c)
 }
 
 // archiveVolume writes the part of a volume that its connection has as a tar.
@@ -149,6 +183,9 @@ func (s *Server) archiveVolume(w http.ResponseWriter, r *http.Request) error {
 	dir, err := proto.CleanFilePath(proto.MountsDir+"/"+c.Slug, r.URL.Query().Get("path"))
 	if err != nil {
 		return err
+	}
+	if c.Removing {
+		return &proto.RemovingConnectionError{Connection: c.Slug}
 	}
 	done, err := s.transfers.begin(r.Context(), c.Org)
 	if err != nil {

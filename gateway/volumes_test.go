@@ -73,6 +73,17 @@ func TestVolumeForks(t *testing.T) {
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("full")); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("the files of a fork without a connection: %v", err)
 	}
+	// If it exists or may exist, they stay.
+	for i, err := range []error{proto.ErrExists, context.DeadlineExceeded} {
+		full.err = err
+		slug := []string{"theirs", "unknown"}[i]
+		if r := fork(`{"slug":"` + slug + `"}`); r.status < 400 {
+			t.Errorf("%s: %v", slug, r.status)
+		}
+		if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread(slug)); err != nil {
+			t.Errorf("the files of a connection that may exist: %v", err)
+		}
+	}
 	h.server.Connections = full.connectionStore
 	for _, method := range []string{"volume", "archive"} {
 		h.do("GET", connections+"/data/"+method, "").want(409, "conflict", "no volume")
@@ -96,9 +107,15 @@ func TestVolumeForks(t *testing.T) {
 }
 
 // fullConnections refuse new connections.
-type fullConnections struct{ *connectionStore }
+type fullConnections struct {
+	*connectionStore
+	err error
+}
 
-func (fullConnections) Create(context.Context, proto.Connection) error {
+func (f *fullConnections) Create(context.Context, proto.Connection) error {
+	if f.err != nil {
+		return f.err
+	}
 	return proto.FieldErrorf("slug", "would be one too many")
 }
 
@@ -154,6 +171,14 @@ func TestVolumeRemoval(t *testing.T) {
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("work")); err != nil {
 		t.Error(err)
 	}
+	if c := h.do("GET", connections+"/work", "").want(200, "").json(); c["removing"] != true {
+		t.Errorf("%v", c)
+	}
+	h.do("PUT", connections+"/work", work).want(409, "conflict", "being removed")
+	h.do("POST", connections+"/work/fork", `{"slug":"fork"}`).want(409, "conflict", "being removed")
+	h.do("GET", connections+"/work/archive", "").want(409, "conflict", "being removed")
+	h.do("GET", connections+"/work/volume", "").want(200, "")
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","mounts":[{"connection":"work"}]}`).want(409, "conflict", "being removed")
 	h.stub.finish(running.trace(), proto.Exited(0))
 	h.do("DELETE", connections+"/work", "").want(200, "")
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("work")); !errors.Is(err, proto.ErrNotFound) {
@@ -180,6 +205,14 @@ func TestVolumeMounts(t *testing.T) {
 	if !job.HasVolumes || job.Volumes != nil || job.Mounts[0].Prefix != "base/a" {
 		t.Errorf("%+v", job)
 	}
+	// That look is no transfer, which slow downloads could use up.
+	for range maxTransfers {
+		done, err := h.server.transfers.begin(t.Context(), "acme")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer done()
+	}
 	reader.execute(sub("b")).want(400, "validation_error", "sub_paths", "exist")
 	reader.execute(sub("a/f")).want(400, "validation_error", "sub_paths", "exist")
 	user.execute(sub("a/new")).want(200, "") // the worker creates it
@@ -188,4 +221,18 @@ func TestVolumeMounts(t *testing.T) {
 	running := user.execute(hello, "Prefer", "respond-async").want(202, "")
 	reader.execute(hello, "Prefer", "respond-async").want(202, "")
 	h.stub.finish(running.trace(), proto.Exited(0))
+}
+
+// A quota bounds what programs write to the disk of a worker, which is the operator's.
+func TestVolumeSizeIsLimited(t *testing.T) {
+	h, _ := newVolumeHarness(t)
+	h.server.MaxVolume = 1 << 20
+	for _, answer := range []*reply{
+		h.do("POST", connections, `{"slug":"new","kind":"volume","bytes":"2MiB"}`), h.do("PUT", connections+"/work", work),
+		h.do("POST", connections+"/work/fork", `{"slug":"fork"}`),
+	} {
+		answer.want(400, "validation_error", "bytes", "2MiB", "1MiB", "--max-volume-size")
+	}
+	h.do("PUT", connections+"/work", `{"kind":"volume","bytes":"1MiB"}`).want(200, "")
+	h.do("POST", connections+"/work/fork", `{"slug":"fork"}`).want(201, "")
 }

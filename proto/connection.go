@@ -37,9 +37,12 @@ type Connection struct {
 	Description string   `json:"description,omitempty"`
 	// TestedAt is when a gateway last used the storage successfully; nil if none has since the
 	// connection was changed. A gateway may be unable to reach it, while workers can.
-	TestedAt  *time.Time `json:"tested_at,omitempty"`
-	CreatedAt time.Time  `json:"created_at"`
-	UpdatedAt time.Time  `json:"updated_at"`
+	TestedAt *time.Time `json:"tested_at,omitempty"`
+	// Removing marks a volume whose removal has begun: its files may be gone, so nothing uses it any
+	// more. Repeating the removal completes it.
+	Removing  bool      `json:"removing,omitempty"`
+	CreatedAt time.Time `json:"created_at"`
+	UpdatedAt time.Time `json:"updated_at"`
 }
 
 // KeyMount is a connection that programs of an API key see.
@@ -110,8 +113,8 @@ func (c *Connection) Check() error {
 			return FieldErrorf("kind", "must be s3 for a connection with an endpoint, a region, a bucket, a path_style or a credential")
 		case c.Directory != "":
 			return FieldErrorf("directory", "must be absent for the kind volume")
-		case Bytes(c.Bytes) < minVolume || Bytes(c.Bytes) > maxVolume:
-			return FieldErrorf("bytes", "must be between %s and %s for the kind volume", minVolume, maxVolume)
+		case Bytes(c.Bytes) < MinVolume || Bytes(c.Bytes) > MaxVolume:
+			return FieldErrorf("bytes", "must be between %s and %s for the kind volume", MinVolume, MaxVolume)
 		}
 		return nil
 	default:
@@ -175,6 +178,9 @@ var (
 // MountsDir/{slug}, or empty. It never widens what the key has, and neither changes what a path below
 // MountsDir means: that is always the path below the connection's prefix.
 func (c *Connection) Mount(k KeyMount, sub string) (Mount, error) {
+	if c.Removing {
+		return Mount{}, &RemovingConnectionError{c.Slug}
+	}
 	at := k.Prefix
 	if sub != "" {
 		if !IsBelow(sub, k.Prefix) {
@@ -211,6 +217,16 @@ func (e *BoundConnectionError) Error() string {
 
 // Conflict marks the error as one whose text is for the client.
 func (*BoundConnectionError) Conflict() {}
+
+// RemovingConnectionError refuses the use of a connection whose removal has begun.
+type RemovingConnectionError struct{ Connection string }
+
+func (e *RemovingConnectionError) Error() string {
+	return fmt.Sprintf("the storage connection %s is being removed; if that was interrupted, remove it again", e.Connection)
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (*RemovingConnectionError) Conflict() {}
 
 // StorageTestError is returned if the test of a connection fails. It has no credentials.
 type StorageTestError struct {

@@ -126,8 +126,8 @@ type Commit struct {
 	Staged  []string `json:"staged"`  // keys of the staged files that the version contains
 }
 
-// Hold is what an execution that holds a thread needs to check out its files.
-type Hold struct {
+// CheckoutRequest asks for the files of a thread, for the execution that holds it.
+type CheckoutRequest struct {
 	Org, Thread string
 	Trace       TraceID
 	Most        Space // that the files may take

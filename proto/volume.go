@@ -2,10 +2,10 @@ package proto
 
 import "strings"
 
-// The limits of the quota of a volume.
+// The limits of the quota of a volume. The operator may set a lower maximum.
 const (
-	minVolume = MiB
-	maxVolume = 1000 * GiB
+	MinVolume = MiB
+	MaxVolume = 1000 * GiB
 )
 
 const (

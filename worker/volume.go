@@ -35,8 +35,8 @@ type volumeError struct {
 func (e *volumeError) Error() string { return fmt.Sprintf("volume %s: %v", e.slug, e.err) }
 func (e *volumeError) Unwrap() error { return e.err }
 
-// checkOutVolumes checks out the volumes of a job and tells m.data how to mount them. The error is a
-// [*volumeError].
+// checkOutVolumes checks out the volumes of a job and registers their mount functions with m.data.
+// The error is a [*volumeError].
 func (w *Worker) checkOutVolumes(ctx context.Context, job *proto.Job, m *preparation) error {
 	mounts := map[string]mount.Volume{}
 	for _, mounted := range job.Mounts {
@@ -85,7 +85,7 @@ func (w *Worker) checkOutVolume(ctx context.Context, job *proto.Job, m proto.Mou
 		v.reader, err = w.Homes.Read(ctx, job.Org, proto.VolumeThread(m.Slug))
 		return v, err
 	}
-	v.home, err = w.Homes.CheckOut(ctx, proto.Hold{
+	v.home, err = w.Homes.CheckOut(ctx, proto.CheckoutRequest{
 		Org: job.Org, Thread: proto.VolumeThread(m.Slug), Trace: job.TraceID, Most: proto.VolumeSpace(m.Bytes),
 	})
 	return v, err

@@ -101,7 +101,7 @@ type Image struct {
 // Homes provides the homes of threads, and volumes, which are threads as well.
 type Homes interface {
 	// CheckOut returns the home of a thread at its newest version.
-	CheckOut(ctx context.Context, hold proto.Hold) (Home, error)
+	CheckOut(ctx context.Context, req proto.CheckoutRequest) (Home, error)
 	// Read returns the newest version of a thread. It is empty if there is no thread.
 	Read(ctx context.Context, org, thread string) (VolumeVersion, error)
 }
@@ -611,7 +611,7 @@ func (w *Worker) prepareJail(ctx context.Context, lease Lease, m *preparation) (
 	spec := Spec(job.Sandbox, m.jail.image.Root)
 	if job.ThreadID != "" {
 		began := time.Now()
-		m.home, err = w.Homes.CheckOut(ctx, proto.Hold{
+		m.home, err = w.Homes.CheckOut(ctx, proto.CheckoutRequest{
 			Org: job.Org, Thread: job.ThreadID, Trace: job.TraceID, Most: proto.Space{Bytes: job.Sandbox.HomeBytes, Files: job.Sandbox.Inodes},
 		})
 		m.checkOut = time.Since(began)

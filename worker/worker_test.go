@@ -459,7 +459,7 @@ type fakeHome struct {
 	closed, committed              bool
 }
 
-func (d *fakeHome) CheckOut(context.Context, proto.Hold) (worker.Home, error) {
+func (d *fakeHome) CheckOut(context.Context, proto.CheckoutRequest) (worker.Home, error) {
 	if d.checkOutErr != nil {
 		return nil, d.checkOutErr
 	}
@@ -552,7 +552,9 @@ type hangingHome struct {
 	end chan struct{}
 }
 
-func (d *hangingHome) CheckOut(context.Context, proto.Hold) (worker.Home, error) { return d, nil }
+func (d *hangingHome) CheckOut(context.Context, proto.CheckoutRequest) (worker.Home, error) {
+	return d, nil
+}
 
 func (d *hangingHome) Save(ctx context.Context) (*proto.Commit, error) {
 	<-ctx.Done()

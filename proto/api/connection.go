@@ -17,7 +17,7 @@ type ConnectionRequest struct {
 	PathStyle   bool            `json:"path_style,omitempty" default:"false" doc:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
 	Credential  string          `json:"credential,omitempty" doc:"Name of a secret of the organisation whose value is the JSON {\"access_key_id\",\"secret_access_key\",\"session_token\"}, the last one optional. Programs never get it."`
 	Directory   string          `json:"directory,omitempty" maxLength:"1024" doc:"Absolute path of a directory, in one of the workers' --mount-roots."`
-	Bytes       proto.Bytes     `json:"bytes,omitempty" minimum:"1MiB" maximum:"1000GiB" doc:"Quota of a volume, which it must have: 1MiB to 1000GiB, of the content of its files. It may have a file or directory for each 16 KiB of it, at least 65,536 and at most 16,777,216."`
+	Bytes       proto.Bytes     `json:"bytes,omitempty" minimum:"1MiB" maximum:"1000GiB" doc:"Quota of a volume, which it must have: at least 1MiB, of the content of its files. The operator sets the maximum, 10GiB unless changed. It may have a file or directory for each 16 KiB of it, at least 65,536 and at most 16,777,216."`
 	Prefix      string          `json:"prefix,omitempty" maxLength:"256" doc:"The part of the storage that programs see: a relative path such as shared/data. Empty for everything."`
 	ReadOnly    bool            `json:"read_only,omitempty" default:"false" doc:"Programs cannot change anything."`
 	Description string          `json:"description,omitempty" maxLength:"256" doc:"For people."`
@@ -69,6 +69,7 @@ type Connection struct {
 	ReadOnly    bool            `json:"read_only"`
 	Description string          `json:"description,omitempty"`
 	TestedAt    *Time           `json:"tested_at" doc:"When a gateway last tested the connection successfully; null if none has since it was changed."`
+	Removing    bool            `json:"removing,omitempty" doc:"The removal of the volume has begun, so nothing can use it any more. Removing it again completes that."`
 	CreatedAt   Time            `json:"created_at"`
 	UpdatedAt   Time            `json:"updated_at"`
 }
@@ -82,7 +83,7 @@ type Connections struct {
 func NewConnection(c *proto.Connection) Connection {
 	form := Connection{
 		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Directory: c.Directory, Bytes: proto.Bytes(c.Bytes), Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
-		CreatedAt: Time{c.CreatedAt}, UpdatedAt: Time{c.UpdatedAt},
+		Removing: c.Removing, CreatedAt: Time{c.CreatedAt}, UpdatedAt: Time{c.UpdatedAt},
 	}
 	if c.S3 != nil {
 		form.Endpoint, form.Region, form.Bucket, form.PathStyle, form.Credential = c.S3.Endpoint, c.S3.Region, c.S3.Bucket, c.S3.PathStyle, c.S3.Credential

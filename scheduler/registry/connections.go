@@ -110,33 +110,66 @@ func (l *Connections) Change(ctx context.Context, org, slug string, change func(
 
 // Remove removes a connection, for which check must return nil, and returns it. It returns
 // [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys name
-// it. Before it removes the connection it calls empty, whose error is returned. Both may be called
-// again. The executions of a key that is given the connection at the same time are refused.
+// it. A volume is first marked as being removed, then Remove calls empty. After an error of empty the
+// mark stays, and the next Remove continues. Both may be called again. Executions of a key that is
+// given the connection at the same time are refused.
 func (l *Connections) Remove(ctx context.Context, org, slug string, check, empty func(proto.Connection) error) (removed proto.Connection, err error) {
-	_, err = l.cache.Remove(ctx, connectionKey(org, slug), func(e jetstream.KeyValueEntry) error {
+	key := connectionKey(org, slug)
+	allow := func(c *proto.Connection) error {
+		if err := check(cloneConnection(c)); err != nil {
+			return err
+		}
+		return l.checkUnbound(ctx, org, slug)
+	}
+	c, _, err := l.cache.Read(ctx, key)
+	if err != nil {
+		return removed, err
+	}
+	if c.Kind == proto.MountVolume {
+		marked, err := l.Change(ctx, org, slug, func(c *proto.Connection) error {
+			err := allow(c)
+			c.Removing = true
+			return err
+		})
+		if err == nil {
+			err = empty(marked)
+		}
+		if err != nil {
+			return removed, err
+		}
+		allow = func(c *proto.Connection) error {
+			if !c.Removing { // another one, after another removal
+				return proto.ErrConflict
+			}
+			return nil
+		}
+	}
+	_, err = l.cache.Remove(ctx, key, func(e jetstream.KeyValueEntry) error {
 		c, err := l.cache.Decode(e)
 		if err != nil {
 			return err
 		}
 		removed = *c
-		if err := check(removed); err != nil {
-			return err
-		}
-		var bound []string
-		err = store.ReadBucket(ctx, l.store.Keys, keyPattern, func(e jetstream.KeyValueEntry) {
-			k, err := decodeKey(e)
-			names := func(m proto.KeyMount) bool { return m.Connection == slug }
-			if err == nil && k.RevokedAt == nil && k.Org == org && slices.ContainsFunc(k.Mounts, names) && !slices.Contains(bound, k.ID) {
-				bound = append(bound, k.ID)
-			}
-		})
-		if err != nil {
-			return fmt.Errorf("read the API keys: %w", err)
-		}
-		if len(bound) > 0 {
-			return &proto.BoundConnectionError{Connection: slug, Keys: bound}
-		}
-		return empty(removed)
+		return allow(c)
 	}, jetstream.PurgeTTL(store.WebhookMarkerTTL))
 	return removed, err
+}
+
+// checkUnbound returns a [*proto.BoundConnectionError] if unrevoked keys name a connection.
+func (l *Connections) checkUnbound(ctx context.Context, org, slug string) error {
+	var bound []string
+	err := store.ReadBucket(ctx, l.store.Keys, keyPattern, func(e jetstream.KeyValueEntry) {
+		k, err := decodeKey(e)
+		names := func(m proto.KeyMount) bool { return m.Connection == slug }
+		if err == nil && k.RevokedAt == nil && k.Org == org && slices.ContainsFunc(k.Mounts, names) && !slices.Contains(bound, k.ID) {
+			bound = append(bound, k.ID)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("read the API keys: %w", err)
+	}
+	if len(bound) > 0 {
+		return &proto.BoundConnectionError{Connection: slug, Keys: bound}
+	}
+	return nil
 }

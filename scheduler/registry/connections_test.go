@@ -148,20 +148,12 @@ func TestConnectionOfAKeyIsNotRemoved(t *testing.T) {
 	if rotated, _, err := keys.Rotate(ctx, key.ID, time.Now()); err != nil || !slices.Equal(rotated.Mounts, mounts) {
 		t.Errorf("%+v, %v", rotated, err)
 	}
-	cleared := 0
 	remove := func(org string) error {
-		_, err := l.Remove(ctx, org, "data", allow, func(proto.Connection) error { cleared++; return nil })
+		_, err := l.Remove(ctx, org, "data", allow, allow)
 		return err
 	}
-	if bound := new(proto.BoundConnectionError); !errors.As(remove("acme"), &bound) || !slices.Equal(bound.Keys, []string{key.ID}) || !strings.Contains(bound.Error(), key.ID) || cleared > 0 {
-		t.Errorf("%v, cleared %d times", bound, cleared)
-	}
-	busy := errors.New("busy")
-	if _, err := l.Remove(ctx, "other", "data", allow, func(proto.Connection) error { return busy }); !errors.Is(err, busy) {
-		t.Errorf("%v", err)
-	}
-	if _, err := l.Connection(ctx, "other", "data"); err != nil {
-		t.Errorf("that could not be cleared: %v", err)
+	if bound := new(proto.BoundConnectionError); !errors.As(remove("acme"), &bound) || !slices.Equal(bound.Keys, []string{key.ID}) || !strings.Contains(bound.Error(), key.ID) {
+		t.Errorf("%v", bound)
 	}
 	if err := remove("other"); err != nil {
 		t.Errorf("that of another organisation: %v", err)
@@ -173,6 +165,48 @@ func TestConnectionOfAKeyIsNotRemoved(t *testing.T) {
 		t.Errorf("that of a revoked key: %v", err)
 	}
 	if _, err := l.Connection(context.WithoutCancel(ctx), "acme", "data"); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A volume is not used from the moment at which its files may be gone.
+func TestRemovalOfVolumeIsContinued(t *testing.T) {
+	s, ctx := storetest.Server(t), storetest.Context(t)
+	l := connections(t, s)
+	volume := proto.Connection{Org: "acme", Slug: "work", Kind: proto.MountVolume, Bytes: 1 << 20}
+	if err := l.Create(ctx, volume); err != nil {
+		t.Fatal(err)
+	}
+	broken, emptied := errors.New("broken"), 0
+	remove := func(check error, empty error) error {
+		_, err := l.Remove(ctx, "acme", "work", func(proto.Connection) error { return check }, func(c proto.Connection) error {
+			if now, err := l.Connection(ctx, "acme", "work"); err != nil || !now.Removing {
+				t.Errorf("while it is emptied: %+v, %v", now, err)
+			}
+			emptied++
+			return empty
+		})
+		return err
+	}
+	if err := remove(proto.ErrConflict, nil); !errors.Is(err, proto.ErrConflict) || emptied > 0 {
+		t.Errorf("%v, emptied %d times", err, emptied)
+	}
+	if c, err := l.Connection(ctx, "acme", "work"); err != nil || c.Removing {
+		t.Errorf("after a refusal: %+v, %v", c, err)
+	}
+	if err := remove(nil, broken); !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+	c, err := l.Connection(ctx, "acme", "work")
+	if removing := new(proto.RemovingConnectionError); err != nil || !c.Removing {
+		t.Errorf("after a failure: %+v, %v", c, err)
+	} else if _, err := c.Mount(proto.KeyMount{}, ""); !errors.As(err, &removing) {
+		t.Errorf("a mount: %v", err)
+	}
+	if err := remove(nil, nil); err != nil || emptied != 2 {
+		t.Errorf("the next removal: %v, emptied %d times", err, emptied)
+	}
+	if _, err := l.Connection(ctx, "acme", "work"); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
 }

@@ -2,6 +2,7 @@ package thread
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -71,6 +72,81 @@ func (v *Versions) Rename(ctx context.Context, org, thread, from, to string, lim
 		return 0, fmt.Errorf("rename a file of thread %s: %w", thread, err)
 	}
 	return version, nil
+}
+
+// Put stores size bytes of body as a file of a volume, in a new version, and creates the thread of
+// the volume if necessary. The error is that of Stage, and a [*proto.BusyError] if an execution holds
+// the volume when body has been stored.
+func (v *Versions) Put(ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader) error {
+	if err := v.put(ctx, org, thread, path, size, limit, body); err != nil {
+		return fmt.Errorf("put a file into %s: %w", thread, err)
+	}
+	return nil
+}
+
+func (v *Versions) put(ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader) (err error) {
+	if err := v.CheckSpace(ctx, org, thread, path, size, limit); err != nil {
+		return err
+	}
+	// The spool file of the edit is needed only while the body is in the store already: clients can
+	// be slow.
+	b, err := v.Blobs.PutStream(ctx, uploadsPrefix+org+"/"+random(), size, body)
+	if err != nil {
+		return err
+	}
+	defer func() { // no head refers to it
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		_ = v.Blobs.Delete(undo, b.Key) // what remains is removed by Collect
+	}()
+	object, err := v.putLarge(ctx, org, &b)
+	if err != nil {
+		return err
+	}
+	_, err = v.edit(ctx, org, thread, true, limit, func(e *edit) error {
+		if err := e.stage([]proto.StagedFile{{Path: path, At: e.now, Blob: b}}); err != nil {
+			return err
+		}
+		e.root.find(path).content.object = object
+		return nil
+	})
+	return err
+}
+
+// putLarge stores the content of a staged file as an object. It returns nil if the file is so small
+// that layers have its content themselves.
+func (v *Versions) putLarge(ctx context.Context, org string, b *proto.Blob) (object *layer.Digest, err error) {
+	if b.Size <= layer.MaxInline {
+		return nil, nil
+	}
+	spool, err := v.Spool()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = spool.Close() }() // it has no name, and nobody reads it again
+	in, err := v.Blobs.Get(ctx, *b)
+	if err != nil {
+		return nil, hideNotFound(err)
+	}
+	sum := sha256.New()
+	_, err = io.Copy(io.MultiWriter(spool, sum), in)
+	if err := errors.Join(err, in.Close()); err != nil {
+		return nil, fmt.Errorf("copy a staged file: %w", err)
+	}
+	digest := layer.Digest(sum.Sum(nil))
+	return &digest, v.PutObject(ctx, org, digest, b.Size, spool)
+}
+
+// keepStaged makes staged files a part of the next version.
+func (v *Versions) keepStaged(ctx context.Context, org string, e *edit, staged []proto.StagedFile) error {
+	for i := range staged {
+		object, err := v.putLarge(ctx, org, &staged[i].Blob)
+		if err != nil {
+			return err
+		}
+		e.root.find(staged[i].Path).content.object = object
+	}
+	return nil
 }
 
 func (e *edit) rename(from, to string) error {
@@ -159,6 +235,12 @@ func (v *Versions) editHead(ctx context.Context, head *proto.Thread, limit proto
 	}
 	before := e.root.usage()
 	effective := e.stagedIn(head.Staged)
+	_, volume := proto.VolumeOf(head.ID)
+	if volume { // whose readers have its versions only
+		if err := v.keepStaged(ctx, head.Org, e, effective); err != nil {
+			return 0, err
+		}
+	}
 	if err := change(e); err != nil {
 		return 0, err
 	}
@@ -166,7 +248,10 @@ func (v *Versions) editHead(ctx context.Context, head *proto.Thread, limit proto
 	if more := (proto.Space{Bytes: after.Bytes - before.Bytes, Files: after.Files - before.Files}); after.Over(limit) && after.Over(before.Space) {
 		return 0, &proto.SpaceError{Thread: head.ID, Home: before.Space, New: more, Most: limit}
 	}
-	staged := e.takeStaged(effective)
+	var staged []proto.StagedFile
+	if !volume {
+		staged = e.takeStaged(effective)
+	}
 	return v.commitEdit(ctx, head, old, e, staged)
 }
 

@@ -254,3 +254,58 @@ func TestEditAndUpload(t *testing.T) {
 	}
 	w.catchUp(t, "t", 1)
 }
+
+// Uploads to a volume are in a version at once, since its readers have nothing else.
+func TestPut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := proto.VolumeThread("v")
+	put := func(path, content string, limit proto.Space) error {
+		return w.versions.Put(w.ctx, org, id, path, int64(len(content)), limit, strings.NewReader(content))
+	}
+	for i, c := range []struct{ path, content string }{{"a/b", "small"}, {"large", large("x")}, {"empty", ""}, {"a/b", "replaced"}} {
+		check(t, put(c.path, c.content, unlimitedHome))
+		if head := w.head(t, id); head.Number() != int64(i+1) || len(head.Staged) > 0 {
+			t.Errorf("%s: version %d, %d staged files", c.path, head.Number(), len(head.Staged))
+		}
+		if got := w.content(t, id, c.path); got != c.content {
+			t.Errorf("%s has %d bytes, want %d", c.path, len(got), len(c.content))
+		}
+	}
+	w.catchUp(t, id, 0)
+	if err := put("more", "12345", proto.Space{Bytes: 10, Files: 100}); err == nil || !strings.Contains(err.Error(), "has room for 10 bytes") {
+		t.Errorf("beyond the quota: %v", err)
+	}
+	_, _, err := w.heads.Lock(w.ctx, org, id, proto.NewTraceID())
+	check(t, err)
+	if err := put("busy", "x", unlimitedHome); !isBusy(err) {
+		t.Errorf("while an execution runs: %v", err)
+	}
+	if left := w.backend.keys("uploads/"); len(left) > 0 || w.head(t, id).Number() != 4 {
+		t.Errorf("version %d, uploads %q", w.head(t, id).Number(), left)
+	}
+}
+
+// Staged files of a volume are in the version of a fork, and in the next version of the volume.
+func TestStagedFilesOfVolume(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	from, to := proto.VolumeThread("from"), proto.VolumeThread("to")
+	w.stage(t, from, "staged", "s")
+	w.stage(t, from, "large", large("x"))
+	head := must[*proto.Thread](t)(w.versions.Fork(w.ctx, org, from, 0, to))
+	if head.Number() != 1 || len(head.Staged) > 0 {
+		t.Errorf("the fork: %+v", head)
+	}
+	w.stage(t, from, "late", "l")
+	check(t, w.remove(org, from, "staged"))
+	if head := w.head(t, from); head.Number() != 1 || len(head.Staged) > 0 {
+		t.Errorf("after a change: %+v", head)
+	}
+	for id, names := range map[string][]string{from: {"large", "late"}, to: {"large", "staged"}} {
+		if got := w.names(t, id); !slices.Equal(got, names) || w.content(t, id, "large") != large("x") {
+			t.Errorf("%s: %q", id, got)
+		}
+		w.catchUp(t, id, 0)
+	}
+}

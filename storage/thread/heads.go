@@ -129,15 +129,18 @@ func (v *Versions) checkSpace(ctx context.Context, before []proto.StagedFile, he
 }
 
 // Fork creates a thread from a version of another one and returns its head. It copies no blobs.
-// Number 0 is the current home including staged files. The first version of the new thread and all
-// of its layers have number 1, since caches apply the layers with numbers above their version. The
-// error wraps [proto.ErrNotFound] if the thread or version does not exist, and [proto.ErrExists] if
+// Number 0 is the current home including staged files, which become a version of a new volume. The
+// first version of the new thread and all of its layers have number 1, since caches apply the layers
+// with numbers above their version. The error wraps [proto.ErrNotFound] if the thread or version does not exist, and [proto.ErrExists] if
 // the new thread does.
 func (v *Versions) Fork(ctx context.Context, org, from string, number int64, to string) (*proto.Thread, error) {
 	for range maxForkAttempts {
 		head, err := v.fork(ctx, org, from, number, to)
 		if errors.Is(err, errSourceChanged) {
 			continue
+		}
+		if _, volume := proto.VolumeOf(to); volume && err == nil && len(head.Staged) > 0 {
+			head, err = v.forkStaged(ctx, head)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("fork thread %s: %w", from, err)
@@ -193,6 +196,21 @@ func (v *Versions) fork(ctx context.Context, org, from string, number int64, to 
 		return nil, fmt.Errorf("its staged files were removed during the fork: remove the fork: %w", err)
 	}
 	return nil, errSourceChanged
+}
+
+// forkStaged makes the staged files of a new fork a part of its version, and returns its head: the
+// readers of a volume have its versions only. After an error there is no fork.
+func (v *Versions) forkStaged(ctx context.Context, head *proto.Thread) (*proto.Thread, error) {
+	_, err := v.edit(ctx, head.Org, head.ID, false, unlimited, func(*edit) error { return nil })
+	if err == nil {
+		var now *proto.Thread
+		if now, err = v.Heads.Get(ctx, head.Org, head.ID); err == nil {
+			return now, nil
+		}
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return nil, errors.Join(err, v.Remove(undo, head.Org, head.ID))
 }
 
 // forkVersion returns the first version of a fork after writing its manifest. The source still

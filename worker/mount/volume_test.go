@@ -134,7 +134,7 @@ func TestPartOfAVolume(t *testing.T) {
 // noHomes are homes that cannot be fetched.
 type noHomes struct{}
 
-func (noHomes) CheckOut(context.Context, proto.Hold) (worker.Home, error) {
+func (noHomes) CheckOut(context.Context, proto.CheckoutRequest) (worker.Home, error) {
 	return nil, errors.New("the store at 10.0.0.1 is gone")
 }
 

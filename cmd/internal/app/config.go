@@ -76,6 +76,7 @@ type Config struct {
 
 	MountAllowCIDRs []netip.Prefix `name:"mount-allow-cidrs" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_CIDRS" placeholder:"CIDR" help:"Private address ranges in which buckets of storage connections may be, separated by commas. Every administrator of an organisation can reach them. The same for every gateway and worker."`
 	MountAllowHTTP  bool           `name:"mount-allow-http" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_HTTP" help:"Allow buckets over plain http, and port 80. The same for every gateway and worker."`
+	MaxVolumeSize   proto.Bytes    `name:"max-volume-size" group:"Storage connections" env:"BULLPEN_MAX_VOLUME_SIZE" default:"10GiB" placeholder:"SIZE" help:"Largest quota that an administrator of an organisation may give a volume, between 1MiB and 1000GiB. A program with several volumes can write as much to the disk of a worker for each. The same for every gateway."`
 	MountAllowPorts []int          `name:"mount-allow-ports" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_PORTS" placeholder:"PORT" help:"Ports of buckets in addition to 443 and 8443. The same for every gateway and worker."`
 
 	StoreURL     string        `name:"store" secret:"urls" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Store for images and the files of threads: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1. The same for every gateway and worker. S3 credentials come from the usual AWS variables and files. Default: blobs in the data directory."`
@@ -238,7 +239,10 @@ func (c *Config) Validate() error {
 const minMountSpool = proto.MiB
 
 func (c *Config) validateMounts() error {
-	errs := []error{setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool, minMountSpool)}
+	errs := []error{
+		setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool, minMountSpool),
+		setting("max-volume-size", c.MaxVolumeSize >= proto.MinVolume && c.MaxVolumeSize <= proto.MaxVolume, "%s must be between %s and %s", c.MaxVolumeSize, proto.MinVolume, proto.MaxVolume),
+	}
 	for _, root := range c.MountRoots {
 		errs = append(errs, setting("mount-roots", filepath.IsAbs(root) && filepath.Clean(root) == root && root != "/",
 			"%q must be an absolute path without . or .., and not /", root))

@@ -211,8 +211,8 @@ func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *clos
 // homes adapts a cache of homes to [worker.Homes].
 type homes struct{ cache *cache.Cache }
 
-func (h homes) CheckOut(ctx context.Context, hold proto.Hold) (worker.Home, error) {
-	home, err := h.cache.CheckOut(ctx, hold)
+func (h homes) CheckOut(ctx context.Context, req proto.CheckoutRequest) (worker.Home, error) {
+	home, err := h.cache.CheckOut(ctx, req)
 	if err != nil {
 		return nil, err
 	}

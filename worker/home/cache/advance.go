@@ -15,7 +15,7 @@ func (h *Home) advance() {
 	err := h.applySaved()
 	h.entry.Value.unlock()
 	if err != nil {
-		c.cfg.Log.Warn("cached home not updated", "org", h.hold.Org, "thread", h.hold.Thread, "error", err)
+		c.cfg.Log.Warn("cached home not updated", "org", h.req.Org, "thread", h.req.Thread, "error", err)
 		return
 	}
 	c.compact(h)
@@ -32,6 +32,6 @@ func (h *Home) applySaved() error {
 	}
 	defer in.Close()
 	return h.cache.change(e, h.saved.head.Version, func(dir string) error {
-		return home.Apply(context.Background(), dir, in, h.cache.openObject(h.hold.Org))
+		return home.Apply(context.Background(), dir, in, h.cache.openObject(h.req.Org))
 	})
 }

@@ -134,11 +134,11 @@ func (w *world) Compact(_ context.Context, org, id string, old []proto.Layer, fu
 	return nil
 }
 
-// job returns the hold of a new execution on a thread.
-func (w *world) job(id string) proto.Hold {
+// job lets a new execution hold a thread, and returns its request for the files.
+func (w *world) job(id string) proto.CheckoutRequest {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	j := proto.Hold{Org: "org", Thread: id, Trace: proto.NewTraceID(), Most: proto.Space{Bytes: 32 * mib, Files: 1000}}
+	j := proto.CheckoutRequest{Org: "org", Thread: id, Trace: proto.NewTraceID(), Most: proto.Space{Bytes: 32 * mib, Files: 1000}}
 	t := proto.Thread{Org: "org", ID: id}
 	if old := w.heads["org/"+id]; old != nil {
 		t = *old
@@ -175,7 +175,7 @@ func (w *world) worker(name string, limit int64) *cache.Cache {
 }
 
 // enter checks out a home and mounts it at dir.
-func (w *world) enter(homes *cache.Cache, j proto.Hold) (h *cache.Home, dir string) {
+func (w *world) enter(homes *cache.Cache, j proto.CheckoutRequest) (h *cache.Home, dir string) {
 	w.t.Helper()
 	h, err := homes.CheckOut(w.t.Context(), j)
 	if err != nil {

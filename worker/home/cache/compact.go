@@ -54,12 +54,12 @@ func (c *Cache) compact(h *Home) {
 	if e.Value.version != versionOf(v) {
 		return
 	}
-	full, err := c.putFull(ctx, h.hold.Org, v.Number, e.Path(homeName))
+	full, err := c.putFull(ctx, h.req.Org, v.Number, e.Path(homeName))
 	if err == nil {
-		err = c.cfg.Heads.Compact(ctx, h.hold.Org, h.hold.Thread, v.Layers, full)
+		err = c.cfg.Heads.Compact(ctx, h.req.Org, h.req.Thread, v.Layers, full)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, proto.ErrConflict) {
-		c.cfg.Log.Warn("compaction failed", "org", h.hold.Org, "thread", h.hold.Thread, "layers", len(v.Layers), "error", err)
+		c.cfg.Log.Warn("compaction failed", "org", h.req.Org, "thread", h.req.Thread, "layers", len(v.Layers), "error", err)
 	}
 }
 

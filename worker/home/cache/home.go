@@ -22,7 +22,7 @@ import (
 // Home is the home of a thread, or a volume, for one execution. It must not be used concurrently.
 type Home struct {
 	cache   *Cache
-	hold    proto.Hold
+	req     proto.CheckoutRequest
 	head    *proto.Thread
 	entry   *entry
 	overlay *home.Overlay
@@ -37,29 +37,29 @@ type Home struct {
 const headTimeout = 20 * time.Second
 
 // CheckOut returns the current home of a thread. It must be closed.
-func (c *Cache) CheckOut(ctx context.Context, hold proto.Hold) (*Home, error) {
-	h, err := c.checkOut(ctx, hold)
+func (c *Cache) CheckOut(ctx context.Context, req proto.CheckoutRequest) (*Home, error) {
+	h, err := c.checkOut(ctx, req)
 	if err != nil {
-		return nil, fmt.Errorf("check out thread %s: %w", hold.Thread, err)
+		return nil, fmt.Errorf("check out thread %s: %w", req.Thread, err)
 	}
 	return h, nil
 }
 
-func (c *Cache) checkOut(ctx context.Context, hold proto.Hold) (*Home, error) {
-	t, err := c.head(ctx, hold.Org, hold.Thread)
+func (c *Cache) checkOut(ctx context.Context, req proto.CheckoutRequest) (*Home, error) {
+	t, err := c.head(ctx, req.Org, req.Thread)
 	if err != nil {
 		return nil, err
 	}
-	if t.Holder != hold.Trace {
+	if t.Holder != req.Trace {
 		return nil, fmt.Errorf("%w: execution %s holds it", proto.ErrFenced, t.Holder)
 	}
-	e := c.disk.Acquire(hold.Org + "/" + hold.Thread)
+	e := c.disk.Acquire(req.Org + "/" + req.Thread)
 	interruptCompaction(e, t)
 	e, lower, err := c.use(ctx, e, t)
 	if err != nil {
 		return nil, err
 	}
-	return &Home{cache: c, hold: hold, head: t, entry: e, overlay: &home.Overlay{Lower: lower}}, nil
+	return &Home{cache: c, req: req, head: t, entry: e, overlay: &home.Overlay{Lower: lower}}, nil
 }
 
 func (c *Cache) head(ctx context.Context, org, thread string) (*proto.Thread, error) {
@@ -151,7 +151,7 @@ func (h *Home) PutStaged(ctx context.Context) error {
 }
 
 func (h *Home) uploadsError() *proto.UploadsError {
-	e := &proto.UploadsError{Files: int64(len(h.head.Staged)), MaxBytes: h.hold.Most.Bytes, MaxFiles: h.hold.Most.Files}
+	e := &proto.UploadsError{Files: int64(len(h.head.Staged)), MaxBytes: h.req.Most.Bytes, MaxFiles: h.req.Most.Files}
 	for _, f := range h.head.Staged {
 		e.Bytes += f.Size
 	}
@@ -202,9 +202,9 @@ func (h *Home) LimitSpace() error {
 	}
 	replaced, err := h.replacedBytes()
 	if err != nil {
-		return fmt.Errorf("limit the home of thread %s: %w", h.hold.Thread, err)
+		return fmt.Errorf("limit the home of thread %s: %w", h.req.Thread, err)
 	}
-	return h.overlay.LimitSpace(max(h.hold.Most.Bytes-used+replaced, minSpace))
+	return h.overlay.LimitSpace(max(h.req.Most.Bytes-used+replaced, minSpace))
 }
 
 // replacedBytes returns the size, without holes, of the files that staged files replace.

@@ -13,8 +13,8 @@ import (
 
 // Reader is one version of a thread, which does not change. It must not be used concurrently.
 //
-// Readers of a thread have a cache entry of their own, so that they do not keep the one for changes
-// at an old version. Those of one version share it. It is turned into a newer version as that is,
+// Readers of a thread have a cache entry of their own, so that a reader does not pin the writer's
+// entry to an old version. Those of one version share it. It is turned into a newer version as that is,
 // unless somebody reads it: then the newer version gets another directory.
 type Reader struct {
 	cache *Cache

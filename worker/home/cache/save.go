@@ -30,7 +30,7 @@ type saved struct {
 func (h *Home) Save(ctx context.Context) (*proto.Commit, error) {
 	c, err := h.save(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("save thread %s: %w", h.hold.Thread, err)
+		return nil, fmt.Errorf("save thread %s: %w", h.req.Thread, err)
 	}
 	return c, nil
 }
@@ -66,11 +66,11 @@ func (h *Home) save(ctx context.Context) (*proto.Commit, error) {
 
 // saveTo sets h.saved if it returns a commit.
 func (h *Home) saveTo(ctx context.Context, spool *os.File) (*proto.Commit, error) {
-	draft, err := h.cache.cfg.Versions.NewLayer(h.hold.Org, spool)
+	draft, err := h.cache.cfg.Versions.NewLayer(h.req.Org, spool)
 	if err != nil {
 		return nil, err
 	}
-	stats, err := h.overlay.Diff(ctx, draft, h.cache.putObject(h.hold.Org))
+	stats, err := h.overlay.Diff(ctx, draft, h.cache.putObject(h.req.Org))
 	switch {
 	case errors.Is(err, layer.ErrAttributes):
 		return nil, &proto.AttributesError{Most: layer.MaxAttributes}
@@ -97,7 +97,7 @@ func (h *Home) saveTo(ctx context.Context, spool *os.File) (*proto.Commit, error
 func (h *Home) commit(ctx context.Context, draft layer.Draft, stats home.Stats) (*proto.Commit, error) {
 	previous := h.head.Version
 	whole := proto.Version{
-		Number: h.head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: h.hold.Trace, Bytes: stats.Growth.Bytes,
+		Number: h.head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: h.req.Trace, Bytes: stats.Growth.Bytes,
 		Files: stats.Growth.Files, Attributes: stats.Growth.Attributes,
 	}
 	if previous != nil {
@@ -106,7 +106,7 @@ func (h *Home) commit(ctx context.Context, draft layer.Draft, stats home.Stats) 
 		whole.Attributes += previous.Attributes
 		whole.Layers = slices.Clone(previous.Layers)
 	}
-	if most := h.hold.Most; whole.Bytes > most.Bytes || whole.Files > most.Files {
+	if most := h.req.Most; whole.Bytes > most.Bytes || whole.Files > most.Files {
 		return nil, &proto.LimitError{Bytes: whole.Bytes, Files: whole.Files, MaxBytes: most.Bytes, MaxFiles: most.Files}
 	}
 	if whole.Attributes > layer.MaxAttributes {
@@ -121,7 +121,7 @@ func (h *Home) commit(ctx context.Context, draft layer.Draft, stats home.Stats) 
 	for _, f := range h.head.Staged {
 		c.Staged = append(c.Staged, f.Key)
 	}
-	c.Version, err = h.cache.cfg.Versions.WriteManifest(ctx, h.hold.Org, h.hold.Thread, whole, previous)
+	c.Version, err = h.cache.cfg.Versions.WriteManifest(ctx, h.req.Org, h.req.Thread, whole, previous)
 	c.Version.Layers = []proto.Layer{stored}
 	return c, err
 }
