@@ -410,10 +410,9 @@ func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) 
 		}
 		file := os.NewFile(uintptr(fd), "upload")
 		defer func() { _ = file.Close() }()
-		if _, err := io.CopyN(file, body, size); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
+		content, stop := readElsewhere(body, size)
+		defer stop()
+		if _, err := io.Copy(file, content); err != nil {
 			return fmt.Errorf("write an upload: %w", err)
 		}
 		if err := file.Sync(); err != nil {
@@ -424,6 +423,25 @@ func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) 
 		}
 		return publish(dir, fd, base, name)
 	})
+}
+
+// readElsewhere returns a reader of size bytes of another one, which is read with the rights of this
+// process: it may open files of its own. stop waits until the other one is not used any more.
+func readElsewhere(body io.Reader, size int64) (content io.Reader, stop func()) {
+	in, out := io.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, err := io.CopyN(out, body, size)
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		_ = out.CloseWithError(err) // is never an error
+	}()
+	return in, func() {
+		_ = in.Close() // is never an error
+		<-ended
+	}
 }
 
 // publish gives a name to a file without one, in place of a file that has it.
