@@ -96,7 +96,7 @@ func withLong[T any](tests, long map[string]T) map[string]T {
 // deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"connection-files": testConnectionFiles, "connections": testConnections, "drain": testDrain, "drain-over": testDrainOver, "injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
+		"connections": testConnections, "drain": testDrain, "drain-over": testDrainOver, "injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
 		"sandbox-images": testSandboxImages, "webhooks": testWebhooks,
 	}
 }
@@ -105,7 +105,7 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 // processes.
 func failureTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"backup": testBackup, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
+		"backup": testBackup, "connection-files": testConnectionFiles, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
 		"sleepers": testSleepers, "store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
 		"volumes-killed": testVolumesKilled, "webhooks-killed": testWebhooksKilled,
 	}
