@@ -179,14 +179,15 @@ func split(name string) (dir, base string) {
 	return strings.TrimSuffix(dir, "/"), base
 }
 
-// inParent calls do with the directory that a path is in, and its name there.
-func (f *Files) inParent(name string, do func(dir int, base string) error) error {
+// inParent calls do as the owner with the directory that a path is in, and its name there. If create
+// is true, missing directories are created.
+func (f *Files) inParent(name string, create bool, do func(dir int, base string) error) error {
 	return f.asOwner(func() error {
 		parent, base := split(name)
 		if !proto.ValidSegment(base) {
 			return &proto.NoFileError{Path: name}
 		}
-		dir, err := f.openDir(parent, false)
+		dir, err := f.openDir(parent, create)
 		if err != nil {
 			return err
 		}
@@ -301,7 +302,7 @@ func (f *Files) openNames(dir int) (*os.File, error) {
 
 // openFile opens a regular file for reading.
 func (f *Files) openFile(name string) (file *os.File, stat unix.Stat_t, err error) {
-	err = f.inParent(name, func(dir int, base string) error {
+	err = f.inParent(name, false, func(dir int, base string) error {
 		how := unix.OpenHow{
 			// A FIFO must not block.
 			Flags:   unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
@@ -367,7 +368,7 @@ func (f *Files) Open(_ context.Context, name string) (*proto.FileContent, error)
 
 // CheckPut returns the error with which Put would refuse a file now.
 func (f *Files) CheckPut(_ context.Context, name string, _ int64) error {
-	err := f.inParent(name, func(dir int, base string) error { return checkReplaced(dir, base, name) })
+	err := f.inParent(name, false, func(dir int, base string) error { return checkReplaced(dir, base, name) })
 	if errors.Is(err, proto.ErrNotFound) { // a missing parent
 		return nil
 	}
@@ -391,17 +392,8 @@ func checkReplaced(dir int, base, name string) error {
 // complete, and nothing is left if it does not become so. Missing directories are created. The
 // content is written as the owner too, for whom quotas and reserved space of the file system hold.
 func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) error {
-	return f.asOwner(func() error {
-		parent, base := split(name)
-		if !proto.ValidSegment(base) {
-			return &proto.NoFileError{Path: name}
-		}
-		dir, err := f.openDir(parent, true)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = unix.Close(dir) }()
-		if err = checkReplaced(dir, base, name); err != nil {
+	return f.inParent(name, true, func(dir int, base string) error {
+		if err := checkReplaced(dir, base, name); err != nil {
 			return err
 		}
 		fd, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
@@ -465,7 +457,7 @@ func publish(dir, fd int, base, name string) error {
 // Delete deletes a file, a link or a directory: one that is not empty only if recursive is true.
 // version is always 0.
 func (f *Files) Delete(ctx context.Context, name string, recursive bool) (version int64, err error) {
-	err = f.inParent(name, func(dir int, base string) error {
+	err = f.inParent(name, false, func(dir int, base string) error {
 		stat, err := lstat(dir, base)
 		if err != nil {
 			return err
@@ -541,7 +533,7 @@ func (f *Files) deleteBelow(ctx context.Context, parent int, base, name string, 
 
 // Rename renames what is at a path. Nothing may be at the new one. version is always 0.
 func (f *Files) Rename(_ context.Context, from, to string) (version int64, err error) {
-	err = f.inParent(from, func(oldDir int, oldBase string) error {
+	err = f.inParent(from, false, func(oldDir int, oldBase string) error {
 		if _, err := lstat(oldDir, oldBase); err != nil {
 			return err // before directories are made for nothing
 		}
