@@ -53,7 +53,7 @@ func encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkMode(info, os.Geteuid()); err != nil {
+	if err := CheckKeyFile(info, os.Geteuid()); err != nil {
 		return nil, err
 	}
 	identities, err := age.ParseIdentities(f)
@@ -78,9 +78,10 @@ func encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 	return e, err
 }
 
-// checkMode rejects a key file that others can read. A file of root may be readable by its group if
-// the user with the id euid is not root: Kubernetes and Debian hand out files in this way.
-func checkMode(info fs.FileInfo, euid int) error {
+// CheckKeyFile returns an error, which says what to do, for a key file that others can read. A file of
+// root may be readable by its group if the user with the id euid is not root: Kubernetes and Debian
+// hand out files in this way.
+func CheckKeyFile(info fs.FileInfo, euid int) error {
 	forbidden := fs.FileMode(0o077)
 	if owner, ok := info.Sys().(*syscall.Stat_t); ok && owner.Uid == 0 && euid != 0 {
 		forbidden = 0o037

@@ -1,10 +1,12 @@
-package blob
+package blob_test
 
 import (
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/bullpen-run/bullpen/storage/blob"
 )
 
 func TestModeOfKeyFile(t *testing.T) {
@@ -37,7 +39,7 @@ func TestModeOfKeyFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			info.Sys().(*syscall.Stat_t).Uid = uint32(test.owner)
-			if err := checkMode(info, test.euid); (err == nil) != test.ok {
+			if err := blob.CheckKeyFile(info, test.euid); (err == nil) != test.ok {
 				t.Errorf("%v", err)
 			}
 		})

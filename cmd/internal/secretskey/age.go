@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"filippo.io/age"
+
+	"github.com/bullpen-run/bullpen/storage/blob"
 )
 
 // maxWrapped bounds a wrapped data key in bytes.
@@ -77,7 +77,7 @@ func (f File) read() (identities []age.Identity, recipients []age.Recipient, err
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := checkMode(info, os.Geteuid()); err != nil {
+	if err := blob.CheckKeyFile(info, os.Geteuid()); err != nil {
 		return nil, nil, err
 	}
 	if identities, err = age.ParseIdentities(io.LimitReader(file, maxWrapped)); err != nil {
@@ -94,19 +94,6 @@ func (f File) read() (identities []age.Identity, recipients []age.Recipient, err
 		}
 	}
 	return identities, recipients, nil
-}
-
-// checkMode rejects a key file that others can read. A file of root may be readable by its group if
-// the user with the id euid is not root: Kubernetes and Debian hand out files in this way.
-func checkMode(info fs.FileInfo, euid int) error {
-	forbidden := fs.FileMode(0o077)
-	if owner, ok := info.Sys().(*syscall.Stat_t); ok && owner.Uid == 0 && euid != 0 {
-		forbidden = 0o037
-	}
-	if info.Mode().Perm()&forbidden != 0 {
-		return fmt.Errorf("its mode %v lets others read it: chmod 600, or 640 for a file of root and a group of this user alone", info.Mode().Perm())
-	}
-	return nil
 }
 
 // Create creates the file with a new identity, unless there is a file already. As soon as it has
