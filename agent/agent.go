@@ -4,8 +4,8 @@
 //
 // A run is a loop: the model is asked for a turn; the calls of this side's tools in it are carried
 // out one after another; their results are part of the next turn. The run ends when a turn has no
-// such calls, or at a limit. Everything that happens is an [Event], in order, with contiguous
-// numbers: what an answer, a stream or a stored log is made of.
+// such calls, or at a limit. Everything that happens is an [Event], in order: what an answer, a stream
+// or a stored log is made of.
 package agent
 
 import (
@@ -41,10 +41,12 @@ type Image struct {
 
 // Call is a call of a tool by the model.
 type Call struct {
-	ID   string
-	Name string
-	// Arguments are a JSON object. Only in a [Reply] may they be anything else.
-	Arguments json.RawMessage
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	// Arguments are a JSON object. Only in what an [Upstream] returns may they be anything else.
+	Arguments json.RawMessage `json:"arguments"`
+	// Malformed is set if the model's arguments were no JSON object; Arguments have no members then.
+	Malformed bool `json:"malformed,omitempty"`
 }
 
 // Result is the result of a call, as the model reads it.
@@ -93,15 +95,16 @@ const (
 
 // Usage is a number of tokens; 0 if the model's server did not report it.
 type Usage struct {
-	Input, Output int
+	Input  int `json:"input"`
+	Output int `json:"output"`
 }
 
 // Reply is what a model said in a turn besides its text.
 type Reply struct {
-	Calls  []Call // as the model made them: ids may be missing, arguments may be malformed
-	Finish Finish
-	Stop   string // the stop sequence, with FinishStop, if it is known
-	Usage  Usage
+	Calls  []Call `json:"calls,omitempty"` // as the model made them: ids may be missing, arguments may be malformed
+	Finish Finish `json:"finish"`
+	Stop   string `json:"stop,omitempty"` // the stop sequence, with FinishStop, if it is known
+	Usage  Usage  `json:"usage"`
 }
 
 // Upstream is a server with models.
@@ -146,9 +149,9 @@ func (e *UpstreamError) Unwrap() error { return e.Cause }
 
 // Outcome is the result of a call of one of this side's tools.
 type Outcome struct {
-	Text   string // as the model reads it
-	Failed bool
-	Value  any // for whoever encodes the event
+	Text   string          `json:"text"` // as the model reads it
+	Failed bool            `json:"failed,omitempty"`
+	Value  json.RawMessage `json:"value,omitempty"` // for whoever encodes the event
 }
 
 // Tool is a tool that the model may call.
@@ -174,7 +177,11 @@ type Run struct {
 	// ends the run, which returns it.
 	Reserve func(n int64) error
 	Steps   int           // limit of turns
-	Wall    time.Duration // limit of time; the turn or the call at that time is completed
+	Wall    time.Duration // limit of time since Began; the turn or the call at that time is completed
+	// Began is when the run began; zero for now.
+	Began time.Time
+	// Past are the events of a run that was interrupted. The log has them already.
+	Past []Event
 }
 
 // EventKind is a kind of [Event].
@@ -184,6 +191,7 @@ type EventKind string
 const (
 	EventText    EventKind = "text"    // Text continues the text of an item
 	EventTextEnd EventKind = "textEnd" // the item has all its text, which is Text
+	EventTurn    EventKind = "turn"    // Reply is what else the model said; it is not part of the output
 	EventCall    EventKind = "call"    // Call is an item; with arguments that are not executed, they are empty
 	EventResult  EventKind = "result"  // Outcome of Call is an item
 	EventEnd     EventKind = "end"     // End: nothing follows
@@ -192,14 +200,14 @@ const (
 // Event is something that happened in a run. Item counts the items of the output from 0: texts,
 // calls and results.
 type Event struct {
-	Seq     int64 // from 1, contiguous
-	Kind    EventKind
-	Item    int
-	Text    string
-	Call    *Call
-	Server  bool // Call is of one of this side's tools
-	Outcome *Outcome
-	End     *End
+	Kind    EventKind `json:"kind"`
+	Item    int       `json:"item"`
+	Text    string    `json:"text,omitempty"`
+	Reply   *Reply    `json:"reply,omitempty"`
+	Call    *Call     `json:"call,omitempty"`
+	Server  bool      `json:"server,omitempty"` // Call is of one of this side's tools
+	Outcome *Outcome  `json:"outcome,omitempty"`
+	End     *End      `json:"end,omitempty"`
 }
 
 // Reason is why a run ended.
@@ -217,10 +225,10 @@ const (
 
 // End is how a run ended.
 type End struct {
-	Reason Reason
-	Stop   string // with ReasonStop, if it is known
-	Usage  Usage  // of all turns
-	Calls  int    // of this side's tools that were carried out
+	Reason Reason `json:"reason"`
+	Stop   string `json:"stop,omitempty"` // with ReasonStop, if it is known
+	Usage  Usage  `json:"usage"`          // of all turns
+	Calls  int    `json:"calls"`          // of this side's tools that were carried out
 }
 
 // Log receives the events of a run, in order and one at a time.

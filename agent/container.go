@@ -17,10 +17,11 @@ import (
 // Host carries out what a run needs, with the rights and the limits of the API key of one request.
 // Its errors are [*api.Error], made for clients.
 type Host interface {
-	// Execute runs a program as an execution of its own, and returns its record. If ctx is done
-	// first, the execution is cancelled. A timeout of 0 is the longest that the plan allows, up to
+	// Execute runs a program as the execution of an id, and returns its record. It does not run again
+	// if there is one of that id. If ctx is done first, the execution is cancelled, unless the run
+	// goes on in another process. A timeout of 0 is the longest that the plan allows, up to
 	// [MaxTimeout].
-	Execute(ctx context.Context, req *api.ExecuteRequest) (*proto.Record, error)
+	Execute(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error)
 	// Reserve reserves the memory for n bytes of text that the request keeps until its end.
 	Reserve(n int64) error
 	// Thread returns a thread. The code of its error is [api.CodeNotFound] if there is none.
@@ -72,6 +73,9 @@ type Container struct {
 	Used bool   // a call was carried out or a file stored
 	// InPlace leaves the files of programs where they are: Output has their paths, and no copies.
 	InPlace bool
+
+	call       string // that is carried out
+	executions int    // of call
 }
 
 // NewContainerID returns the id of a new container with a prefix.
@@ -133,7 +137,12 @@ func (c *Container) execute(ctx context.Context, call string, req *api.ExecuteRe
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
-	return c.Host.Execute(ctx, req)
+	if c.call != call {
+		c.call, c.executions = call, 0
+	}
+	c.executions++
+	// A run that is continued finds the executions of its calls.
+	return c.Host.Execute(ctx, proto.DerivedTraceID(fmt.Sprintf("agent %s %s %d", c.Run, call, c.executions)), req)
 }
 
 // output returns the outcome of a program, with those files in a directory that were changed since a

@@ -26,8 +26,16 @@ const MaxCalls = 128
 // Calls of this side's tools without a result at the end of the conversation are carried out first.
 // The run before has left them, because the same turn had calls of the client's tools or because its
 // time was over. More than [MaxCalls] of them are a [*proto.FieldError].
+//
+// A run with a past goes the same way again, with what it has in place of the model's replies and of
+// executions, and goes on from its end. If that is within a turn, the turn is asked for again; its
+// text is an item of its own and not part of the conversation.
 func Continue(ctx context.Context, up Upstream, run *Run, log Log) error {
-	l := &loop{up: up, run: run, log: log, turn: run.Turn, deadline: time.Now().Add(run.Wall)}
+	began := run.Began
+	if began.IsZero() {
+		began = time.Now()
+	}
+	l := &loop{up: up, run: run, log: log, past: run.Past, turn: run.Turn, deadline: began.Add(run.Wall)}
 	l.turn.Items = slices.Clone(run.Turn.Items)
 	for i := range run.Tools {
 		l.turn.Tools = append(l.turn.Tools, run.Tools[i].Definition)
@@ -42,7 +50,7 @@ func Continue(ctx context.Context, up Upstream, run *Run, log Log) error {
 		return err
 	}
 	l.end.Reason = reason
-	return l.append(ctx, Event{Kind: EventEnd, Item: l.item, End: &l.end})
+	return l.log.Append(ctx, Event{Kind: EventEnd, Item: l.item, End: &l.end})
 }
 
 // loop is the state of a run.
@@ -50,27 +58,36 @@ type loop struct {
 	up       Upstream
 	run      *Run
 	log      Log
-	turn     Turn // the next one
+	past     []Event // what is left of it
+	turn     Turn    // the next one
 	deadline time.Time
-	seq      int64
 	item     int // the number of items in the output
 	end      End
 }
 
-// late reports whether the time of the run is over.
-func (l *loop) late() bool { return !time.Now().Before(l.deadline) }
+// late reports whether the time of the run is over. It was not while the past happened.
+func (l *loop) late() bool { return len(l.past) == 0 && !time.Now().Before(l.deadline) }
 
-func (l *loop) append(ctx context.Context, e Event) error {
-	l.seq++
-	e.Seq = l.seq
-	return l.log.Append(ctx, e)
+// replay returns the next event of the past if it is of a kind, else nil.
+func (l *loop) replay(kind EventKind) *Event {
+	if len(l.past) == 0 || l.past[0].Kind != kind {
+		return nil
+	}
+	e := &l.past[0]
+	l.past = l.past[1:]
+	return e
 }
 
-// appendItem appends an event that is a whole item.
-func (l *loop) appendItem(ctx context.Context, e Event) error {
+// appendItem appends an event that is a whole item, unless the past has it. It returns the event that
+// is in the log.
+func (l *loop) appendItem(ctx context.Context, e Event) (*Event, error) {
+	if past := l.replay(e.Kind); past != nil {
+		l.item++
+		return past, nil
+	}
 	e.Item = l.item
 	l.item++
-	return l.append(ctx, e)
+	return &e, l.log.Append(ctx, e)
 }
 
 func (l *loop) tool(name string) *Tool {
@@ -114,16 +131,15 @@ func (l *loop) executePending(ctx context.Context) (Reason, error) {
 
 // step asks for one turn and carries out its calls. reason is empty if another turn must follow.
 func (l *loop) step(ctx context.Context) (reason Reason, err error) {
-	text := &textItem{loop: l}
-	reply, err := l.up.Stream(ctx, &l.turn, func(part string) error { return text.add(ctx, part) })
+	reply, err := l.pastReply(ctx)
+	if reply == nil && err == nil {
+		reply, err = l.ask(ctx)
+	}
 	if err != nil {
 		return "", err
 	}
 	l.end.Usage.Input += reply.Usage.Input
 	l.end.Usage.Output += reply.Usage.Output
-	if err := text.finish(ctx); err != nil {
-		return "", err
-	}
 	switch reply.Finish {
 	case FinishLength: // the last call may be incomplete, and none is worth the risk
 		return ReasonLength, nil
@@ -143,6 +159,64 @@ func (l *loop) step(ctx context.Context) (reason Reason, err error) {
 	return reason, err
 }
 
+// ask asks the model for a turn.
+func (l *loop) ask(ctx context.Context) (*Reply, error) {
+	text := &textItem{loop: l}
+	reply, err := l.up.Stream(ctx, &l.turn, func(part string) error { return text.add(ctx, part) })
+	if err != nil {
+		return nil, err
+	}
+	if err := text.finish(ctx); err != nil {
+		return nil, err
+	}
+	l.say(text.text.String())
+	for i := range reply.Calls {
+		call := &reply.Calls[i]
+		if err := l.run.Reserve(int64(len(call.Name) + len(call.Arguments))); err != nil {
+			return nil, err
+		}
+		if !isObject(call.Arguments) {
+			call.Arguments, call.Malformed = json.RawMessage("{}"), true
+		}
+	}
+	return reply, l.log.Append(ctx, Event{Kind: EventTurn, Item: l.item, Reply: reply})
+}
+
+// say makes a text of the model part of the conversation.
+func (l *loop) say(text string) {
+	if text != "" {
+		l.turn.Items = append(l.turn.Items, Item{Role: RoleAssistant, Text: text})
+	}
+}
+
+// pastReply returns the reply of the next turn if the past has it, else nil. It ends a text that the
+// past has left without its end.
+func (l *loop) pastReply(ctx context.Context) (*Reply, error) {
+	for len(l.past) > 0 {
+		left, text, whole := len(l.past), &textItem{loop: l}, ""
+		for e := l.replay(EventText); e != nil; e = l.replay(EventText) {
+			text.text.WriteString(e.Text)
+		}
+		if e := l.replay(EventTextEnd); e != nil {
+			whole = e.Text
+			l.item++
+		} else if err := text.finish(ctx); err != nil {
+			return nil, err
+		}
+		if err := l.run.Reserve(int64(len(whole))); err != nil {
+			return nil, err
+		}
+		if e := l.replay(EventTurn); e != nil {
+			l.say(whole)
+			return e.Reply, nil
+		}
+		if len(l.past) == left {
+			return nil, fmt.Errorf("continue a run: its log has a %s in place of a turn", l.past[0].Kind)
+		}
+	}
+	return nil, nil
+}
+
 // calls carries out the calls of a turn. If some are of the client's tools, this side's are left
 // for the run that continues this one with the client's results.
 func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
@@ -152,34 +226,29 @@ func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 	l.turn.Choice = Choice{} // a forced call was made; another one would never end
 	clients := false
 	var mine []*Call
-	for _, call := range calls {
-		if err := l.run.Reserve(int64(len(call.Name) + len(call.Arguments))); err != nil {
-			return "", err
-		}
-		t := l.tool(call.Name)
-		valid := isObject(call.Arguments)
+	for _, made := range calls {
+		t := l.tool(made.Name)
 		switch {
-		case t == nil || t.Execute == nil && !valid:
-			l.reject(&call, t)
+		case t == nil || t.Execute == nil && made.Malformed:
+			l.reject(&made, t)
 			continue
 		case t.Execute == nil:
 			clients = true
 		}
-		call.ID = l.run.NewCallID(t)
-		if !valid {
-			call.Arguments = json.RawMessage("{}")
-		}
-		l.turn.Items = append(l.turn.Items, Item{Call: &call})
-		if err := l.appendItem(ctx, Event{Kind: EventCall, Call: &call, Server: t.Execute != nil}); err != nil {
+		made.ID = l.run.NewCallID(t)
+		e, err := l.appendItem(ctx, Event{Kind: EventCall, Call: &made, Server: t.Execute != nil})
+		if err != nil {
 			return "", err
 		}
+		call := e.Call
+		l.turn.Items = append(l.turn.Items, Item{Call: call})
 		switch {
-		case !valid:
-			if err := l.result(ctx, &call, t.Malformed(&call)); err != nil {
+		case call.Malformed:
+			if err := l.result(ctx, call, t.Malformed(call)); err != nil {
 				return "", err
 			}
 		case t.Execute != nil:
-			mine = append(mine, &call)
+			mine = append(mine, call)
 		}
 	}
 	if clients {
@@ -205,7 +274,7 @@ func (l *loop) execute(ctx context.Context, calls []*Call) (Reason, error) {
 		if l.late() {
 			return ReasonPaused, nil
 		}
-		outcome, err := l.tool(call.Name).Execute(ctx, call)
+		outcome, err := l.outcome(ctx, call)
 		if err != nil {
 			return "", err
 		}
@@ -217,12 +286,21 @@ func (l *loop) execute(ctx context.Context, calls []*Call) (Reason, error) {
 	return "", nil
 }
 
+// outcome returns the outcome of a call, which is carried out unless the past has it.
+func (l *loop) outcome(ctx context.Context, call *Call) (*Outcome, error) {
+	if len(l.past) > 0 && l.past[0].Kind == EventResult {
+		return l.past[0].Outcome, nil
+	}
+	return l.tool(call.Name).Execute(ctx, call)
+}
+
 func (l *loop) result(ctx context.Context, call *Call, outcome *Outcome) error {
 	if err := l.run.Reserve(int64(len(outcome.Text))); err != nil {
 		return err
 	}
 	l.turn.Items = append(l.turn.Items, Item{Result: &Result{CallID: call.ID, Text: outcome.Text, Failed: outcome.Failed}})
-	return l.appendItem(ctx, Event{Kind: EventResult, Call: call, Server: true, Outcome: outcome})
+	_, err := l.appendItem(ctx, Event{Kind: EventResult, Call: call, Server: true, Outcome: outcome})
+	return err
 }
 
 // isObject reports whether text is a JSON object.
@@ -247,7 +325,7 @@ func (t *textItem) add(ctx context.Context, part string) error {
 		return err
 	}
 	t.text.WriteString(part)
-	return t.loop.append(ctx, Event{Kind: EventText, Item: t.loop.item, Text: part})
+	return t.loop.log.Append(ctx, Event{Kind: EventText, Item: t.loop.item, Text: part})
 }
 
 // finish appends the end of the item, if the turn had text.
@@ -255,8 +333,8 @@ func (t *textItem) finish(ctx context.Context) error {
 	if t.text.Len() == 0 {
 		return nil
 	}
-	t.loop.turn.Items = append(t.loop.turn.Items, Item{Role: RoleAssistant, Text: t.text.String()})
-	return t.loop.appendItem(ctx, Event{Kind: EventTextEnd, Text: t.text.String()})
+	_, err := t.loop.appendItem(ctx, Event{Kind: EventTextEnd, Text: t.text.String()})
+	return err
 }
 
 // Exchange is a part of a conversation as the protocols of models have it: what one role says at a

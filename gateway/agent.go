@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -32,56 +34,90 @@ type AgentFiles interface {
 	Remove(ctx context.Context, org, id string) error
 }
 
-// Agent carries out what an agent needs for one request of a surface, with the rights and limits of
-// its API key. All errors are [*api.Error]; those of this server are logged with the request.
+// Agent carries out what an agent needs for one request of a surface, or for a run in the background,
+// with the rights and limits of an API key. All errors are [*api.Error]; those of this server are
+// logged with the request.
 type Agent struct {
 	s *Server
-	r *http.Request
+	i *info
+	r *http.Request // nil in the background
+	// resumed is set in the background if an execution may have been submitted by another process.
+	resumed bool
 }
 
 // AgentFor returns the agent of a request that a [SurfaceRoute] handles.
-func (s *Server) AgentFor(r *http.Request) *Agent { return &Agent{s, r} }
+func (s *Server) AgentFor(r *http.Request) *Agent { return &Agent{s: s, i: infoOf(r.Context()), r: r} }
 
-func (a *Agent) org() string { return infoOf(a.r.Context()).key.Org }
+// BackgroundAgent returns the agent of a run in the background, and a context for its use. resumed is
+// set if the run has begun before. release is called at its end.
+func (s *Server) BackgroundAgent(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, _ *Agent, release func(), err error) {
+	i := &info{requestID: run.ID}
+	a := &Agent{s: s, i: i, resumed: resumed}
+	key, plan, err := s.validKey(ctx, run.Key)
+	if err != nil {
+		return nil, nil, nil, a.public(err)
+	}
+	i.key, i.plan = *key, plan
+	return context.WithValue(ctx, infoKey{}, i), a, func() { s.shrink(i, 0) }, nil
+}
+
+func (a *Agent) org() string { return a.i.key.Org }
+
+// Caller returns the organisation and the id of the API key.
+func (a *Agent) Caller() (org, key string) { return a.i.key.Org, a.i.key.ID }
 
 // public returns the error for the client, and keeps err for the log.
 func (a *Agent) public(err error) error {
 	if err == nil {
 		return nil
 	}
-	i := infoOf(a.r.Context())
-	i.err, i.reported = err, true
-	return toAPI(err, &i.plan)
+	a.i.err, a.i.reported = err, true
+	known := toAPI(err, &a.i.plan)
+	if a.r == nil && known.Code == api.CodeInternal && !errors.Is(err, context.Canceled) {
+		a.s.Log.Warn("agent call failed", "run", a.i.requestID, "org", a.org(), "error", err)
+	}
+	return known
 }
 
 // RequestID returns the id of the request.
-func (a *Agent) RequestID() string { return infoOf(a.r.Context()).requestID }
+func (a *Agent) RequestID() string { return a.i.requestID }
 
 // ReadBody reads the body of the request.
 func (a *Agent) ReadBody(w http.ResponseWriter) ([]byte, error) {
 	body, err := a.s.readBody(w, a.r)
-	if err == nil && !a.s.reserve(infoOf(a.r.Context()), int64(len(body))*messageCost) {
+	if err == nil && !a.s.reserve(a.i, int64(len(body))*messageCost) {
 		err = errOverloaded
 	}
 	return body, a.public(err)
 }
 
-// Execute runs a program and returns its record. If ctx is done first, the execution is cancelled. A
-// timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
-func (a *Agent) Execute(ctx context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
-	record, err := a.execute(ctx, req)
-	return record, a.public(err)
+// Execute runs a program as the execution of an id and returns its record. If ctx is done first, the
+// execution is cancelled; in the background only if the cause is [proto.ErrRunCancelled], and goes on
+// otherwise. A timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
+func (a *Agent) Execute(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
+	ctx, span := a.s.startBackgroundSpan(ctx, id, "agent call", a.i.key.Org, a.i.key.ID)
+	defer func() { endBackgroundSpan(span, err) }()
+	if req.Timeout == 0 {
+		req.Timeout = min(maxAgentTimeout, proto.LimitOf(a.i.plan.MaxTimeout), proto.LimitOf(a.i.plan.keyTimeout))
+	}
+	execute := a.executeNow
+	if a.r == nil {
+		execute = a.executeInBackground
+	}
+	if record, err = execute(ctx, id, req); err != nil {
+		return nil, a.public(err)
+	}
+	kept := min(len(record.Result.Stdout), api.MaxToolOutput) + min(len(record.Result.Stderr), api.MaxToolOutput)
+	if !a.s.reserve(a.i, int64(kept)*toolOutputCost) {
+		return nil, a.public(api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+statusHint(id)))
+	}
+	return record, nil
 }
 
-func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *proto.Record, err error) {
-	s, i, id := a.s, infoOf(ctx), proto.NewTraceID()
-	ctx, span := s.startBackgroundSpan(ctx, id, "agent call", i.key.Org, i.key.ID)
-	defer func() { endBackgroundSpan(span, err) }()
+func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error) {
+	s := a.s
 	if s.draining.Load() {
 		return nil, errDraining
-	}
-	if req.Timeout == 0 {
-		req.Timeout = min(maxAgentTimeout, proto.LimitOf(i.plan.MaxTimeout), proto.LimitOf(i.plan.keyTimeout))
 	}
 	job, err := s.newJob(ctx, req, clientOf(a.r), proto.ModeInline, id, 0)
 	if err != nil {
@@ -96,8 +132,8 @@ func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *p
 	if err != nil {
 		return nil, err
 	}
-	x.watch, i.trace = watch, x.id
-	record, err = s.await(ctx, x)
+	x.watch, a.i.trace = watch, x.id
+	record, err := s.await(ctx, x)
 	if err == nil && record.ExpiredInQueue() {
 		return nil, s.expiredInQueue(ctx, x)
 	}
@@ -107,16 +143,61 @@ func (a *Agent) execute(ctx context.Context, req *api.ExecuteRequest) (record *p
 		}
 		return nil, waitError(x.id, err)
 	}
-	kept := min(len(record.Result.Stdout), api.MaxToolOutput) + min(len(record.Result.Stderr), api.MaxToolOutput)
-	if !s.reserve(i, int64(kept)*toolOutputCost) {
-		return nil, api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+statusHint(x.id))
-	}
 	return record, nil
+}
+
+// maxBackgroundTries is how long a run in the background tries to submit an execution.
+const maxBackgroundTries = 10 * time.Minute
+
+// executeInBackground runs a program as an execution that is queued for as long as an asynchronous one.
+func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error) {
+	submitted := false
+	if a.resumed {
+		_, err := a.s.Jobs.Lookup(ctx, id)
+		if submitted = err == nil; err != nil && !errors.Is(err, proto.ErrNotFound) {
+			return nil, err
+		}
+	}
+	if !submitted {
+		tries := backoff.WithContext(backoff.NewExponentialBackOff(backoff.WithMaxElapsedTime(maxBackgroundTries)), ctx)
+		if err := backoff.Retry(func() error { return a.submitInBackground(ctx, id, req) }, tries); err != nil {
+			return nil, err
+		}
+	}
+	record, err := a.s.Jobs.Wait(ctx, id)
+	if err != nil && errors.Is(context.Cause(ctx), proto.ErrRunCancelled) {
+		err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
+	}
+	if err == nil && record.ExpiredInQueue() {
+		err = api.Unavailable(1, *record.Result.ErrorMessage)
+	}
+	return record, err
+}
+
+// submitInBackground submits an execution. Its error is permanent unless another execution has the
+// thread or the queue has no room.
+func (a *Agent) submitInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) error {
+	job, err := a.s.newJob(ctx, req, client{key: &a.i.key, plan: a.i.plan, requestID: a.i.requestID}, proto.ModeAsync, id, 0)
+	if err != nil {
+		return backoff.Permanent(err)
+	}
+	job.WebhookURL = "" // the run has one
+	_, err = a.s.submitNew(ctx, &proto.Submission{Job: job})
+	_, rejected := errors.AsType[*proto.Rejection](err)
+	_, busy := errors.AsType[*proto.BusyError](err)
+	switch {
+	case err == nil:
+		return nil
+	case rejected || busy || errors.Is(err, proto.ErrMayRun): // submitting it again is the same submission
+		return err
+	default:
+		return backoff.Permanent(err)
+	}
 }
 
 // Reserve reserves the memory for n bytes of text that the request keeps until its end.
 func (a *Agent) Reserve(n int64) error {
-	if !a.s.reserve(infoOf(a.r.Context()), n*toolOutputCost) {
+	if !a.s.reserve(a.i, n*toolOutputCost) {
 		return a.public(errOverloaded)
 	}
 	return nil
@@ -144,7 +225,7 @@ func (a *Agent) CreateThread(ctx context.Context, id string) error {
 }
 
 func (a *Agent) createThread(ctx context.Context, id string) error {
-	s, i := a.s, infoOf(ctx)
+	s, i := a.s, a.i
 	if err := s.checkQuota(ctx, i.key.Org, proto.QuotaStored); err != nil {
 		return err
 	}
@@ -370,7 +451,7 @@ func (a *Agent) ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error) {
 }
 
 func (a *Agent) readUpload(w http.ResponseWriter) (up *proto.AgentUpload, err error) {
-	s, i := a.s, infoOf(a.r.Context())
+	s, i := a.s, a.i
 	if err := requireIdentity(w, a.r); err != nil {
 		return nil, err
 	}

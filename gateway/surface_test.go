@@ -75,7 +75,7 @@ func TestAgentsExecute(t *testing.T) {
 		if _, err := a.ReadBody(w); err != nil { // only then is it noticed that a client leaves
 			return err
 		}
-		record, err := a.Execute(r.Context(), &api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1, Metadata: map[string]string{"agent_run": "r"}})
+		record, err := a.Execute(r.Context(), proto.NewTraceID(), &api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1, Metadata: map[string]string{"agent_run": "r"}})
 		ended <- err
 		if err != nil {
 			return err

@@ -1,8 +1,6 @@
 package anthropic_test
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/agent/agenttest"
 	"github.com/bullpen-run/bullpen/agent/anthropic"
 	"github.com/bullpen-run/bullpen/agent/script"
 	"github.com/bullpen-run/bullpen/agent/upstream"
@@ -28,109 +26,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// host has threads in memory. Programs end as its result says.
-type host struct {
-	r       *http.Request
-	threads map[string]*proto.Thread
-	files   map[string][]byte // by thread and path
-	puts    []string
-	result  proto.Result
-	err     error
-	meta    []proto.AgentFile
-
-	memory, reserved int64 // bytes; 0 for no limit
-}
-
-func (h *host) Execute(_ context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
-	if h.err != nil {
-		return nil, h.err
-	}
-	h.use(req.ThreadID)
-	now := time.Now()
-	return &proto.Record{Status: h.result.Status(), StartedAt: &now, Result: &h.result}, nil
-}
-
-func (h *host) use(thread string) {
-	if h.threads[thread] == nil {
-		h.threads[thread] = &proto.Thread{ID: thread, CreatedAt: time.Now()}
-	}
-	h.threads[thread].UsedAt = time.Now()
-}
-
-func (h *host) Thread(_ context.Context, id string) (*proto.Thread, error) {
-	if t := h.threads[id]; t != nil {
-		return t, nil
-	}
-	return nil, api.Errorf(api.CodeNotFound, "no thread")
-}
-
-func (h *host) ListFiles(_ context.Context, thread, dir string, each func(proto.File) error) error {
-	for key, text := range h.files {
-		name, ok := strings.CutPrefix(key, strings.TrimSuffix(thread+"/"+dir, "/")+"/")
-		if ok && !strings.Contains(name, "/") {
-			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: time.Now()}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (h *host) OpenFile(_ context.Context, thread, path string) (*proto.FileContent, error) {
-	text, ok := h.files[thread+"/"+path]
-	if !ok {
-		return nil, api.Errorf(api.CodeNotFound, "no file")
-	}
-	return &proto.FileContent{File: proto.File{Path: path, Size: int64(len(text))}, Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(text[offset : offset+length])), nil
-	}}, nil
-}
-
-func (h *host) PutFile(_ context.Context, thread, path string, _ int64, body io.Reader) error {
-	text, err := io.ReadAll(body)
-	h.use(thread)
-	h.files[thread+"/"+path] = text
-	h.puts = append(h.puts, path)
-	return err
-}
-
-func (h *host) Reserve(n int64) error {
-	if h.reserved += n; h.memory > 0 && h.reserved > h.memory {
-		return api.Unavailable(1, "full")
-	}
-	return nil
-}
-
-func (h *host) CleanPath(path string) (string, error) { return proto.CleanFilePath("/home", path) }
-
-func (h *host) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error {
-	h.meta = append(h.meta, *f)
-	return h.PutFile(ctx, f.ID, proto.AgentFileContent, f.Bytes, body)
-}
-
-func (h *host) File(_ context.Context, id string) (*proto.AgentFile, error) {
-	for i := range h.meta {
-		if h.meta[i].ID == id {
-			return &h.meta[i], nil
-		}
-	}
-	return nil, api.Errorf(api.CodeNotFound, "no file")
-}
-
-func (h *host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.r.Body) }
-
-func (h *host) ReadUpload(http.ResponseWriter) (*proto.AgentUpload, error) {
-	return nil, api.Errorf(api.CodeInternal, "not here")
-}
-
-func (h *host) Files() []proto.AgentFile { return slices.Clone(h.meta) }
-
-func (h *host) RemoveFile(context.Context, string) error { return nil }
-
 // world serves the routes with a scripted model.
 type world struct {
 	t      *testing.T
-	host   *host
+	host   *agenttest.Host
 	server *httptest.Server
 }
 
@@ -144,10 +43,10 @@ func newWorld(t *testing.T, rules string) *world {
 	t.Cleanup(model.Close)
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
-	w := &world{t: t, host: &host{threads: map[string]*proto.Thread{}, files: map[string][]byte{}}}
+	w := &world{t: t, host: agenttest.NewHost()}
 	messages := &anthropic.Server{
 		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
-		Host:     func(r *http.Request) anthropic.Host { w.host.r = r; return w.host }, Log: slog.New(slog.DiscardHandler),
+		Host:     func(r *http.Request) anthropic.Host { w.host.R = r; return w.host }, Log: slog.New(slog.DiscardHandler),
 	}
 	router := chi.NewRouter()
 	for _, route := range messages.Routes() {
@@ -235,7 +134,7 @@ func TestOutcomesByRevision(t *testing.T) {
 					rule, kind = pythonRule, "code_execution_tool_result"
 				}
 				w := newWorld(t, `rules: [`+rule+`, `+restRule+`]`)
-				w.host.result, w.host.err = c.result, c.err
+				w.host.Result, w.host.Err = c.result, c.err
 				status, answer := w.ask(revision, "x")
 				if status != http.StatusOK || !strings.Contains(answer, want) || !strings.Contains(answer, `"type":"`+kind+`"`) {
 					t.Errorf("%s: %d %s, want %s", revision, status, answer, want)
@@ -266,21 +165,21 @@ func TestContainersExpire(t *testing.T) {
 		}
 		w := newWorld(t, `rules: [`+rule+`, `+restRule+`]`)
 		now := time.Now()
-		w.host.threads[id] = &proto.Thread{ID: id, CreatedAt: now.Add(-c.created), UsedAt: now.Add(-c.used)}
-		w.host.result = proto.Exited(0)
+		w.host.Threads[id] = &proto.Thread{ID: id, CreatedAt: now.Add(-c.created), UsedAt: now.Add(-c.used)}
+		w.host.Result = proto.Exited(0)
 		for _, ref := range []string{`"container":"` + id + `"`, `"container":{"id":"` + id + `"}`} {
 			status, answer := w.ask(c.revision, "x", ref)
 			if status != c.status || !strings.Contains(answer, c.want) {
 				t.Errorf("%+v: %d %s", c, status, answer)
 			}
-			w.host.threads[id].UsedAt = now.Add(-c.used)
+			w.host.Threads[id].UsedAt = now.Add(-c.used)
 		}
-		if n := len(w.host.threads); n != 1 {
+		if n := len(w.host.Threads); n != 1 {
 			t.Errorf("%+v: %d threads", c, n)
 		}
 	}
 	w := newWorld(t, `rules: [`+restRule+`]`)
-	w.host.threads["private"] = &proto.Thread{ID: "private"}
+	w.host.Threads["private"] = &proto.Thread{ID: "private"}
 	for _, other := range []string{"private", "container_y", ""} {
 		if status, answer := w.ask(second, "x", `"container":"`+other+`"`); (status == http.StatusNotFound) != (other != "") {
 			t.Errorf("%q: %d %s", other, status, answer)
@@ -292,7 +191,7 @@ func TestContainersExpire(t *testing.T) {
 func TestUploadsArePutOnce(t *testing.T) {
 	w := newWorld(t, `rules: [`+bashRule+`, `+restRule+`]`)
 	f := proto.NewAgentFile("data.csv", 1)
-	w.host.meta, w.host.files[f.ID+"/content"] = []proto.AgentFile{*f}, []byte("x")
+	w.host.Meta, w.host.Homes[f.ID+"/content"] = []proto.AgentFile{*f}, []byte("x")
 	user := `{"role":"user","content":[{"type":"text","text":"x"},{"type":"container_upload","file_id":"` + f.ID + `"}]}`
 	said := user + `,{"role":"assistant","content":"ok"},` + user
 	for _, c := range []struct {
@@ -304,13 +203,13 @@ func TestUploadsArePutOnce(t *testing.T) {
 		{[]string{`"messages":[` + said + `]`, `"container":"container_x"`}, 0},
 		{[]string{`"messages":[` + user + `]`, `"container":"container_x"`}, 1},
 	} {
-		w.host.puts, w.host.threads["container_x"] = nil, &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
-		if status, answer := w.ask(second, "", c.more...); status != http.StatusOK || len(w.host.puts) != c.want {
-			t.Errorf("%v: %d %s, puts %v", c.more, status, answer, w.host.puts)
+		w.host.Puts, w.host.Threads["container_x"] = nil, &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+		if status, answer := w.ask(second, "", c.more...); status != http.StatusOK || len(w.host.Puts) != c.want {
+			t.Errorf("%v: %d %s, puts %v", c.more, status, answer, w.host.Puts)
 		}
 	}
 	two := proto.NewAgentFile("data.csv", 1)
-	w.host.meta, w.host.files[two.ID+"/content"] = append(w.host.meta, *two), []byte("y")
+	w.host.Meta, w.host.Homes[two.ID+"/content"] = append(w.host.Meta, *two), []byte("y")
 	both := strings.ReplaceAll(user, `]}`, `,{"type":"container_upload","file_id":"`+two.ID+`"}]}`)
 	if status, answer := w.ask(second, "", `"messages":[`+both+`]`); status != http.StatusBadRequest || !strings.Contains(answer, "two files of the name") {
 		t.Errorf("%d %s", status, answer)
@@ -322,7 +221,7 @@ func TestUploadsArePutOnce(t *testing.T) {
 
 func TestStreamsHaveNamedEventsInOrder(t *testing.T) {
 	w := newWorld(t, `rules: [{role: user, text: abcd, chunk: 2, calls: [{name: bash_code_execution, arguments: {command: ls}}]}, `+restRule+`]`)
-	w.host.result = proto.Exited(0)
+	w.host.Result = proto.Exited(0)
 	status, answer := w.ask(second, "x", `"stream":true`)
 	var names []string
 	for event := range strings.SplitSeq(strings.TrimSpace(answer), "\n\n") {
@@ -396,19 +295,19 @@ func TestImagesByURLAreRefused(t *testing.T) {
 // One request cannot have tens of thousands of calls carried out, or keep the results of as many.
 func TestPendingCallsAreLimited(t *testing.T) {
 	w := newWorld(t, `rules: [`+restRule+`]`)
-	w.host.threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
-	w.host.files["container_x/a.png"] = make([]byte, agent.MaxEditBytes)
+	w.host.Threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+	w.host.Homes["container_x/a.png"] = make([]byte, agent.MaxEditBytes)
 	view := func(n int) (status int, answer string) {
 		call := `,{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution","input":{"command":"view","path":"a.png"}}`
 		calls := strings.Repeat(call, n)[1:]
 		return w.ask(second, "", `"container":"container_x"`, `"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+calls+`]}]`)
 	}
-	if status, answer := view(200); status != http.StatusBadRequest || !strings.Contains(answer, "last message of the assistant") || w.host.reserved != 0 {
-		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.reserved)
+	if status, answer := view(200); status != http.StatusBadRequest || !strings.Contains(answer, "last message of the assistant") || w.host.Reserved() != 0 {
+		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.Reserved())
 	}
-	w.host.memory = 5 * agent.MaxEditBytes
-	if status, answer := view(100); status != 529 || w.host.reserved > 7*agent.MaxEditBytes {
-		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.reserved)
+	w.host.Memory = 5 * agent.MaxEditBytes
+	if status, answer := view(100); status != 529 || w.host.Reserved() > 7*agent.MaxEditBytes {
+		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.Reserved())
 	}
 }
 
@@ -426,8 +325,8 @@ func TestViewsHaveTheLinesAskedFor(t *testing.T) {
 		{strings.Repeat("\n", 9999) + "end", "10000,-1", `"content":"end","num_lines":1,"start_line":10000,"total_lines":10000`},
 	} {
 		w := newWorld(t, `rules: [`+restRule+`]`)
-		w.host.threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
-		w.host.files["container_x/a"] = []byte(c.text)
+		w.host.Threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+		w.host.Homes["container_x/a"] = []byte(c.text)
 		call := `{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution","input":{"command":"view","path":"a","view_range":[` + c.lines + `]}}`
 		_, answer := w.ask(second, "", `"container":"container_x"`, `"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+call+`]}]`)
 		if !strings.Contains(answer, c.want) {
@@ -439,11 +338,11 @@ func TestViewsHaveTheLinesAskedFor(t *testing.T) {
 // The files of a call that left too many are kept in part, and the result says so.
 func TestTooManyFiles(t *testing.T) {
 	w := newWorld(t, `rules: [`+bashRule+`, `+restRule+`]`)
-	w.host.result = proto.Exited(0)
+	w.host.Result = proto.Exited(0)
 	for i := range 150 {
-		w.host.files[fmt.Sprintf("container_x/.outputs/%d", i)] = nil
+		w.host.Homes[fmt.Sprintf("container_x/.outputs/%d", i)] = nil
 	}
-	w.host.threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
+	w.host.Threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
 	_, answer := w.ask(second, "x", `"container":"container_x"`)
 	if n := strings.Count(answer, "bash_code_execution_output"); n != 100 || !strings.Contains(answer, "more than 100") {
 		t.Errorf("%d files: %s", n, answer)

@@ -151,7 +151,7 @@ func outcome(value any, failed bool) *agent.Outcome {
 	if err != nil {
 		panic(err) // the types here have only text and numbers
 	}
-	return &agent.Outcome{Text: string(text), Failed: failed, Value: value}
+	return &agent.Outcome{Text: string(text), Failed: failed, Value: text}
 }
 
 // failure returns the outcome of a call of a tool that was not carried out.

@@ -3,6 +3,7 @@ package responses
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -15,8 +16,9 @@ import (
 const (
 	// maxSteps is the number of turns in a response.
 	maxSteps = 10
-	// maxWall is the time for a response.
-	maxWall = 10 * time.Minute
+	// maxWall is the time for a response, and maxBackground for one in the background.
+	maxWall       = 10 * time.Minute
+	maxBackground = time.Hour
 
 	responsePrefix = "resp_"
 	// openAIContainer and sandboxContainer begin the ids of containers.
@@ -25,15 +27,6 @@ const (
 	// containerLife is how long a container of OpenAI may be used after its last use.
 	containerLife = 20 * time.Minute
 )
-
-// run is a response in the making.
-type run struct {
-	agent.Run
-	vendor    vendor
-	container *container
-	outputs   bool // of the code interpreter are shown
-	response  *response
-}
 
 func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)
@@ -48,20 +41,65 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return err
 	}
-	run, err := newRun(r.Context(), v, host, req)
+	if v == openAI && req.Previous != nil && *req.Previous != "" { // Perplexity documents that it has no effect
+		if body, err = s.adoptPrevious(r.Context(), host, req, body); err != nil {
+			return err
+		}
+	}
+	run, err := newRun(v, req)
 	if err != nil {
 		return err
 	}
-	if req.Stream {
-		return s.stream(w, r, run)
+	run.record.Request = body
+	run.record.Org, run.record.Key = host.Caller()
+	if req.Background {
+		return s.createBackground(w, r, run)
 	}
-	out := newEncoder(run)
-	if err := agent.Continue(r.Context(), s.Upstream, &run.Run, out); err != nil {
-		if r.Context().Err() != nil || out.results == 0 {
-			return agent.ClientError(err)
+	return s.answer(w, r, host, run)
+}
+
+// answer carries out a run, and answers with its response.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, host Host, run *run) error {
+	ctx := r.Context()
+	if err := run.begin(ctx, host); err != nil {
+		return err
+	}
+	out := run.encoder()
+	var stream *streamer
+	events := agent.Log(out)
+	if run.request.Stream {
+		stream = newStream(w, out)
+		stream.Begin = func() {
+			out.begin()
+			out.start(run.container.ID)
 		}
-		// What was carried out is not lost.
-		s.Log.WarnContext(r.Context(), "agent run failed", "run", run.response.ID, "error", err, "request_id", w.Header().Get("X-Request-Id"))
+		events = stream
+	} else {
+		out.start(run.container.ID)
+	}
+	end := func(err error) error { return err }
+	if run.request.stored(run.vendor) {
+		at, err := s.Runs.Create(ctx, run.record)
+		if err != nil {
+			return err
+		}
+		stored := &agent.StoredLog{Store: s.Runs, Run: run.record, At: at, To: events}
+		if err := stored.Start(ctx, &agent.Start{Container: run.container.ID}); err != nil {
+			return err
+		}
+		events, end = stored, func(err error) error { return errors.Join(err, stored.End(ctx, err)) }
+	}
+	if run.request.Stream {
+		return s.finishStream(r, stream, run.record.ID, end(stream.Serve(ctx, func(ctx context.Context) error {
+			return agent.Continue(ctx, s.Upstream, &run.Run, events)
+		})))
+	}
+	err := end(agent.Continue(ctx, s.Upstream, &run.Run, events))
+	if err != nil && (ctx.Err() != nil || out.results == 0) {
+		return agent.ClientError(err)
+	}
+	if err != nil { // what was carried out is not lost
+		s.Log.WarnContext(ctx, "agent run failed", "run", run.record.ID, "error", err, "request_id", w.Header().Get("X-Request-Id"))
 		out.fail(agent.Public(err))
 	}
 	writeJSON(w, http.StatusOK, out.response)
@@ -84,9 +122,19 @@ func vendorOf(body []byte) vendor {
 	return openAI
 }
 
-// newRun returns the run that a request asks for. The files that it puts into the container are
-// there then.
-func newRun(ctx context.Context, v vendor, host Host, req *request) (*run, error) {
+// run is a response in the making.
+type run struct {
+	agent.Run
+	vendor    vendor
+	request   *request
+	record    *proto.AgentRun
+	container *container
+	set       *toolSet
+	earlier   string // the container that the conversation has used last
+}
+
+// newRun returns the run that a request asks for, without its container.
+func newRun(v vendor, req *request) (*run, error) {
 	set, err := req.toolSet(v)
 	if err != nil {
 		return nil, err
@@ -99,31 +147,22 @@ func newRun(ctx context.Context, v vendor, host Host, req *request) (*run, error
 	if err != nil {
 		return nil, err
 	}
-	id := newID()
-	r := &run{vendor: v, response: newResponse(v, responsePrefix+id, req)}
-	c := &container{agent.Container{Host: host, ID: sandboxContainer + id, Run: r.response.ID, InPlace: true}}
-	if v == openAI && len(set.hosted) > 0 {
-		if c.ID, err = chooseContainer(ctx, host, set.container, talk.container); err != nil {
-			return nil, err
-		}
-		if err := c.stage(ctx, set.files); err != nil {
-			return nil, agent.ClientError(err)
-		}
+	r := &run{vendor: v, request: req, set: set, earlier: talk.container}
+	r.record = &proto.AgentRun{
+		ID: responsePrefix + newID(), API: string(v), Background: req.Background, Stream: req.Background && req.Stream, CreatedAt: time.Now().UTC(),
 	}
-	steps := maxSteps
-	if req.MaxSteps != nil {
-		steps = *req.MaxSteps
-	}
-	for _, name := range req.Include {
-		r.outputs = r.outputs || name == includeOutputs
-	}
-	r.container = c
 	r.Run = agent.Run{
 		Turn: agent.Turn{
 			Model: req.Model, System: strings.Join(talk.system, "\n"), Items: talk.items, Choice: choice,
 			Temperature: req.Temperature, TopP: req.TopP,
 		},
-		Tools: set.all(c), NewCallID: newCallID, Reserve: host.Reserve, Steps: steps, Wall: maxWall,
+		NewCallID: newCallID, Steps: maxSteps, Wall: maxWall,
+	}
+	if req.Background {
+		r.Wall = maxBackground
+	}
+	if req.MaxSteps != nil {
+		r.Steps = *req.MaxSteps
 	}
 	if req.MaxOutputTokens != nil {
 		r.Turn.MaxTokens = *req.MaxOutputTokens
@@ -131,26 +170,51 @@ func newRun(ctx context.Context, v vendor, host Host, req *request) (*run, error
 	return r, nil
 }
 
-// chooseContainer returns the id of the container that a request names, of the one that an earlier
-// response of its conversation has used and that has not expired, or of a new one.
-func chooseContainer(ctx context.Context, host Host, named, earlier string) (string, error) {
-	if named != "" {
-		_, err := findContainer(ctx, host, named)
-		return named, err
+// encoder returns the encoder of the response.
+func (r *run) encoder() *encoder {
+	return newEncoder(r.vendor, r.record.ID, r.record.CreatedAt, r.request)
+}
+
+// begin opens the container of a run that has not started, and puts the files of the request into it.
+func (r *run) begin(ctx context.Context, host agent.Host) error {
+	id, err := r.chooseContainer(ctx, host)
+	if err != nil {
+		return err
 	}
-	if earlier != "" {
-		_, err := findContainer(ctx, host, earlier)
+	r.open(host, id)
+	return agent.ClientError(r.container.stage(ctx, r.set.files))
+}
+
+// open makes a host carry out the calls of the run, in the container of an id.
+func (r *run) open(host agent.Host, id string) {
+	r.container = &container{agent.Container{Host: host, ID: id, Run: r.record.ID, InPlace: true}}
+	r.Tools, r.Reserve = r.set.all(r.container), host.Reserve
+}
+
+// chooseContainer returns the id of the container of a new run: the one that the request names, the one
+// that an earlier response of its conversation has used and that has not expired, or a new one.
+func (r *run) chooseContainer(ctx context.Context, host agent.Host) (string, error) {
+	id := strings.TrimPrefix(r.record.ID, responsePrefix)
+	if r.vendor == perplexity {
+		return sandboxContainer + id, nil
+	}
+	if r.set.container != "" {
+		_, err := findContainer(ctx, host, r.set.container)
+		return r.set.container, err
+	}
+	if len(r.set.hosted) > 0 && r.earlier != "" {
+		_, err := findContainer(ctx, host, r.earlier)
 		if err == nil || agent.Public(err).Code != api.CodeNotFound {
-			return earlier, err
+			return r.earlier, err
 		}
 	}
-	return agent.NewContainerID(openAIContainer), nil
+	return openAIContainer + id, nil
 }
 
 var errNoContainer = api.Errorf(api.CodeNotFound, `container: there is none of this id, or it has expired; use the type "auto" to get a new one`)
 
 // findContainer returns the thread of a container that has not expired.
-func findContainer(ctx context.Context, host Host, id string) (*proto.Thread, error) {
+func findContainer(ctx context.Context, host agent.Host, id string) (*proto.Thread, error) {
 	if !strings.HasPrefix(id, openAIContainer) {
 		return nil, errNoContainer
 	}

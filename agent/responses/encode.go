@@ -2,9 +2,11 @@ package responses
 
 import (
 	"context"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/bullpen-run/bullpen/agent"
@@ -16,12 +18,16 @@ type event = map[string]any
 
 // encoder makes the response, and the events of its stream.
 type encoder struct {
-	run      *run
-	response *response
+	vendor    vendor
+	response  *response
+	container string // the id of the container
+	outputs   bool   // of the code interpreter are shown
 	// send, if not nil, is called with each event.
 	send func(e event) error
 	err  error // of send; nothing is sent after it
 
+	at      time.Time    // of what is encoded
+	ids     int          // of items that were made
 	next    int          // number of the next event
 	text    *messageItem // the last item, while its text is not complete
 	partial strings.Builder
@@ -30,8 +36,34 @@ type encoder struct {
 	paths   []string // of files that no message has cited
 }
 
-func newEncoder(r *run) *encoder {
-	return &encoder{run: r, response: r.response, open: map[string]int{}}
+// newEncoder returns the encoder of the response to a request, whose run has an id and a time.
+func newEncoder(v vendor, id string, created time.Time, req *request) *encoder {
+	return &encoder{
+		vendor: v, response: newResponse(v, id, created, req), outputs: slices.Contains(req.Include, includeOutputs), at: created, open: map[string]int{},
+	}
+}
+
+// itemID returns the id of the next item. The log of a run gives the same ids each time.
+func (e *encoder) itemID(prefix string) string {
+	e.ids++
+	return fmt.Sprintf("%s%s_%d", prefix, strings.TrimPrefix(e.response.ID, responsePrefix), e.ids)
+}
+
+// entry encodes an entry of a stored log.
+func (e *encoder) entry(ctx context.Context, v *agent.Entry) error {
+	switch e.at = v.At; {
+	case v.Started != nil:
+		e.start(v.Started.Container)
+	case v.Event != nil:
+		return e.Append(ctx, *v.Event)
+	case v.Failed != nil:
+		e.fail(v.Failed)
+	case v.Cancelled:
+		e.close()
+		e.response.Status = statusCancelled
+		e.emit("response.cancelled", "response", e.response)
+	}
+	return e.err
 }
 
 // emit sends an event, with members in pairs of a name and a value.
@@ -54,7 +86,14 @@ func (e *encoder) emit(kind string, members ...any) {
 
 // begin sends the events before all others.
 func (e *encoder) begin() {
-	e.emit("response.created", "response", e.response)
+	if e.emit("response.created", "response", e.response); e.response.Status == statusQueued && e.vendor == openAI {
+		e.emit("response.queued", "response", e.response)
+	}
+}
+
+// start begins the output, for which calls are carried out in a container.
+func (e *encoder) start(container string) {
+	e.container, e.response.Status = container, statusInProgress
 	e.emit("response.in_progress", "response", e.response)
 }
 
@@ -82,10 +121,11 @@ func (e *encoder) Append(_ context.Context, v agent.Event) error {
 	case agent.EventResult:
 		e.results++
 		e.result(&v)
+	case agent.EventTurn:
 	case agent.EventEnd:
-		e.response.end(e.run.vendor, v.End)
+		e.response.end(e.vendor, v.End, e.at)
 		kind := "response.completed"
-		if e.response.Status == statusIncomplete && e.run.vendor == openAI {
+		if e.response.Status == statusIncomplete && e.vendor == openAI {
 			kind = "response.incomplete" // Perplexity's clients know no such event
 		}
 		e.emit(kind, "response", e.response)
@@ -93,8 +133,8 @@ func (e *encoder) Append(_ context.Context, v agent.Event) error {
 	return e.err
 }
 
-// fail ends the response with an error.
-func (e *encoder) fail(known *api.Error) {
+// close ends the items that are not complete.
+func (e *encoder) close() {
 	if e.text != nil {
 		e.text.Status, e.text.Content = statusIncomplete, []outputText{newText(e.partial.String())}
 	}
@@ -106,6 +146,11 @@ func (e *encoder) fail(known *api.Error) {
 			item.Status = statusFailed
 		}
 	}
+}
+
+// fail ends the response with an error.
+func (e *encoder) fail(known *api.Error) {
+	e.close()
 	d := detailOf(known)
 	code := "server_error"
 	if d.Code != nil {
@@ -121,9 +166,9 @@ func newText(text string) outputText {
 
 func (e *encoder) appendText(text string) {
 	if e.text == nil {
-		e.text = &messageItem{ID: "msg_" + newID(), Type: "message", Role: "assistant", Status: statusInProgress, Content: []outputText{}}
+		e.text = &messageItem{ID: e.itemID("msg_"), Type: "message", Role: "assistant", Status: statusInProgress, Content: []outputText{}}
 		at := e.add(e.text)
-		if e.run.vendor == openAI {
+		if e.vendor == openAI {
 			e.emit("response.content_part.added", "item_id", e.text.ID, "output_index", at, "content_index", 0, "part", newText(""))
 		}
 	}
@@ -132,13 +177,16 @@ func (e *encoder) appendText(text string) {
 }
 
 func (e *encoder) endText(text string) {
+	if e.text == nil { // the log has the whole text only
+		e.appendText(text)
+	}
 	item, at, part := e.text, len(e.response.Output)-1, newText(text)
 	part.Annotations = e.citations(text)
 	item.Status, item.Content = statusCompleted, []outputText{part}
 	e.text = nil
 	e.partial.Reset()
 	e.emit("response.output_text.done", "item_id", item.ID, "output_index", at, "content_index", 0, "text", text, "logprobs", []any{})
-	if e.run.vendor == openAI {
+	if e.vendor == openAI {
 		for i, a := range part.Annotations {
 			e.emit("response.output_text.annotation.added", "item_id", item.ID, "output_index", at, "content_index", 0, "annotation_index", i, "annotation", a)
 		}
@@ -160,7 +208,7 @@ func (e *encoder) citations(text string) []fileCitation {
 			end = start + len(name)
 		}
 		list = append(list, fileCitation{
-			"container_file_citation", e.run.container.ID, fileID(p), name, utf8.RuneCountInString(text[:start]), utf8.RuneCountInString(text[:end]),
+			"container_file_citation", e.container, fileID(p), name, utf8.RuneCountInString(text[:start]), utf8.RuneCountInString(text[:end]),
 		})
 	}
 	e.paths = nil
@@ -171,10 +219,10 @@ func (e *encoder) citations(text string) []fileCitation {
 func (e *encoder) call(v *agent.Event) {
 	call := v.Call
 	if !v.Server {
-		item := &functionItem{ID: "fc_" + newID(), Type: "function_call", CallID: call.ID, Name: call.Name, Status: statusInProgress}
+		item := &functionItem{ID: e.itemID("fc_"), Type: "function_call", CallID: call.ID, Name: call.Name, Status: statusInProgress}
 		at := e.add(item)
 		item.Arguments, item.Status = string(call.Arguments), statusCompleted
-		if e.run.vendor == openAI {
+		if e.vendor == openAI {
 			e.emit("response.function_call_arguments.delta", "item_id", item.ID, "output_index", at, "delta", item.Arguments)
 			e.emit("response.function_call_arguments.done", "item_id", item.ID, "output_index", at, "name", item.Name, "arguments", item.Arguments)
 		}
@@ -183,7 +231,7 @@ func (e *encoder) call(v *agent.Event) {
 	}
 	switch call.Name {
 	case interpreterName:
-		item := &interpreterItem{ID: call.ID, Type: "code_interpreter_call", Status: statusInProgress, Code: new(""), ContainerID: e.run.container.ID}
+		item := &interpreterItem{ID: call.ID, Type: "code_interpreter_call", Status: statusInProgress, Code: new(""), ContainerID: e.container}
 		at := e.add(item)
 		item.Code = new(codeOf(call).Code)
 		to := []any{"item_id", item.ID, "output_index", at}
@@ -195,7 +243,7 @@ func (e *encoder) call(v *agent.Event) {
 	case sandboxName:
 		in := codeOf(call)
 		e.open[call.ID] = e.add(&sandboxItem{
-			ID: "sbx_" + newID(), Type: "sandbox_results", CallID: call.ID, ContainerID: e.run.container.ID, Language: in.Language, Code: in.Code,
+			ID: e.itemID("sbx_"), Type: "sandbox_results", CallID: call.ID, ContainerID: e.container, Language: in.Language, Code: in.Code,
 			Status: statusInProgress, Results: []sandboxResult{},
 		})
 	case shellName:
@@ -204,8 +252,8 @@ func (e *encoder) call(v *agent.Event) {
 			in = &shellArguments{Commands: []string{}}
 		}
 		item := &shellItem{
-			ID: "sh_" + newID(), Type: "shell_call", CallID: call.ID, Status: statusInProgress, Action: &shellArguments{Commands: []string{}},
-			Environment: containerUse{"container_reference", e.run.container.ID},
+			ID: e.itemID("sh_"), Type: "shell_call", CallID: call.ID, Status: statusInProgress, Action: &shellArguments{Commands: []string{}},
+			Environment: containerUse{"container_reference", e.container},
 		}
 		at := e.add(item)
 		for i, command := range in.Commands {
@@ -238,29 +286,32 @@ func (e *encoder) result(v *agent.Event) {
 		at = e.open[call.ID]
 	}
 	delete(e.open, call.ID)
-	switch value := v.Outcome.Value.(type) {
-	case *interpreted:
+	switch call.Name {
+	case interpreterName:
+		value := valueOf[interpreted](v.Outcome)
 		item := e.response.Output[at].(*interpreterItem) //nolint:forcetypeassert // the item of this tool
-		item.Status = value.status
-		if e.run.outputs {
-			item.Outputs = []logsOutput{{"logs", value.logs}}
+		item.Status = value.Status
+		if e.outputs {
+			item.Outputs = []logsOutput{{"logs", value.Logs}}
 		}
-		for _, p := range value.paths {
+		for _, p := range value.Paths {
 			if !slices.Contains(e.paths, p) {
 				e.paths = append(e.paths, p)
 			}
 		}
 		e.emit("response.code_interpreter_call.completed", "item_id", item.ID, "output_index", at)
 		e.done(at)
-	case []sandboxResult:
+	case sandboxName:
 		item := e.response.Output[at].(*sandboxItem) //nolint:forcetypeassert // the item of this tool
-		item.Status, item.Results = value[0].Status, value
+		item.Results = *valueOf[[]sandboxResult](v.Outcome)
+		item.Status = item.Results[0].Status
 		e.done(at)
-	case *shelled:
-		item := &shellOutputItem{ID: "sho_" + newID(), Type: "shell_call_output", CallID: call.ID, Status: statusInProgress, Output: []shellOutput{}}
+	case shellName:
+		value := valueOf[shelled](v.Outcome)
+		item := &shellOutputItem{ID: e.itemID("sho_"), Type: "shell_call_output", CallID: call.ID, Status: statusInProgress, Output: []shellOutput{}}
 		at = e.add(item)
-		item.Status, item.Output = value.status, value.output
-		for i, out := range value.output {
+		item.Status, item.Output = value.Status, value.Output
+		for i, out := range value.Output {
 			to := []any{"item_id", item.ID, "output_index", at, "command_index", i}
 			e.emit("response.shell_call_output_content.delta", append(to, "delta", map[string]string{"stdout": out.Stdout, "stderr": out.Stderr})...)
 			e.emit("response.shell_call_output_content.done", append(to, "output", []shellOutput{out})...)

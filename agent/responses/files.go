@@ -174,16 +174,16 @@ func sendFile(w http.ResponseWriter, r *http.Request, host Host, thread string) 
 func sandboxOf(ctx context.Context, host Host, response string) (string, error) {
 	rest, ok := strings.CutPrefix(response, responsePrefix)
 	if !ok {
-		return "", errNoResponse
+		return "", errNoSandbox
 	}
 	_, err := host.Thread(ctx, sandboxContainer+rest)
 	if err != nil && agent.Public(err).Code == api.CodeNotFound {
-		err = errNoResponse
+		err = errNoSandbox
 	}
 	return sandboxContainer + rest, err
 }
 
-var errNoResponse = api.Errorf(api.CodeNotFound, "there is no response of that id whose sandbox has files")
+var errNoSandbox = api.Errorf(api.CodeNotFound, "there is no response of that id whose sandbox has files")
 
 func (s *Server) listShared(w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)

@@ -60,20 +60,13 @@ func decodeRequest(v vendor, body []byte) (*request, error) {
 	if v == perplexity && len(r.Models) > 0 {
 		r.Model = r.Models[0]
 	}
-	const stateless = "this server does not store responses"
 	switch {
 	case r.Model == "":
 		return nil, proto.FieldErrorf("model", "is required")
 	case len(r.Models) > 1:
 		return nil, proto.FieldErrorf("models", "must be one model: this server does not fall back to others")
-	case r.Background:
-		return nil, proto.FieldErrorf("background", "must be false: %s; use stream for long ones", stateless)
-	case r.Store != nil && *r.Store:
-		return nil, proto.FieldErrorf("store", "must be false or left out: %s", stateless)
-	case v != perplexity && r.Previous != nil && *r.Previous != "": // Perplexity documents that it has no effect
-		return nil, proto.FieldErrorf("previous_response_id", "must be left out: %s; send the items of the conversation as input", stateless)
 	case isSet(r.Conversation):
-		return nil, proto.FieldErrorf("conversation", "must be left out: %s; send the items of the conversation as input", stateless)
+		return nil, proto.FieldErrorf("conversation", "must be left out: this server does not store conversations; use previous_response_id, or send the items as input")
 	case isSet(r.Prompt):
 		return nil, proto.FieldErrorf("prompt", "must be left out: this server has no stored prompts")
 	case len(r.Skills) > 0:
@@ -90,6 +83,15 @@ func decodeRequest(v vendor, body []byte) (*request, error) {
 		return nil, proto.FieldErrorf("response_format", "must be text: this server does not constrain the form of texts")
 	}
 	return &r, nil
+}
+
+// stored reports whether the response is stored. One in the background always is. Of the others, OpenAI
+// stores those that do not say otherwise, and Perplexity none.
+func (r *request) stored(v vendor) bool {
+	if r.Store == nil || r.Background {
+		return r.Background || v == openAI
+	}
+	return *r.Store
 }
 
 func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
@@ -127,6 +129,16 @@ type conversation struct {
 	system    []string
 	items     []agent.Item
 	container string // of the last call of a code interpreter
+}
+
+// inputItems returns the items of the input.
+func (r *request) inputItems() ([]json.RawMessage, error) {
+	var items []json.RawMessage
+	if json.Unmarshal(r.Input, &items) == nil {
+		return items, nil
+	}
+	message, err := json.Marshal(map[string]any{"type": "message", "role": "user", "content": r.Input})
+	return []json.RawMessage{message}, err
 }
 
 // conversation returns the conversation of a request.

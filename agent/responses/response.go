@@ -137,8 +137,14 @@ type (
 )
 
 // newResponse returns the response to a request before its first event.
-func newResponse(v vendor, id string, req *request) *response {
-	r := &response{ID: id, Object: "response", CreatedAt: time.Now().Unix(), Status: statusInProgress, Model: req.Model, Output: []any{}, Previous: req.Previous}
+func newResponse(v vendor, id string, created time.Time, req *request) *response {
+	r := &response{
+		ID: id, Object: "response", CreatedAt: created.Unix(), Status: statusInProgress, Model: req.Model, Output: []any{}, Previous: req.Previous,
+		Background: req.Background, Store: req.stored(v),
+	}
+	if req.Background {
+		r.Status = statusQueued
+	}
 	if v == perplexity {
 		return r
 	}
@@ -165,8 +171,8 @@ func newResponse(v vendor, id string, req *request) *response {
 	return r
 }
 
-// end completes the response without its output.
-func (r *response) end(v vendor, end *agent.End) {
+// end completes the response, but for its output, at a time.
+func (r *response) end(v vendor, end *agent.End, at time.Time) {
 	u := &usage{
 		InputTokens: end.Usage.Input, InputTokensDetails: map[string]int{"cached_tokens": 0, "cache_write_tokens": 0},
 		OutputTokens: end.Usage.Output, OutputDetails: map[string]int{"reasoning_tokens": 0}, TotalTokens: end.Usage.Input + end.Usage.Output,
@@ -185,7 +191,7 @@ func (r *response) end(v vendor, end *agent.End) {
 		r.Status, r.Incomplete = statusIncomplete, &incompleteDetails{reason}
 	}
 	if r.echo != nil && r.Status == statusCompleted {
-		r.CompletedAt = new(time.Now().Unix())
+		r.CompletedAt = new(at.Unix())
 	}
 }
 

@@ -11,14 +11,15 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-chi/chi/v5"
 	"go.uber.org/goleak"
 
+	"github.com/bullpen-run/bullpen/agent/agenttest"
 	"github.com/bullpen-run/bullpen/agent/responses"
 	"github.com/bullpen-run/bullpen/agent/script"
 	"github.com/bullpen-run/bullpen/agent/upstream"
@@ -28,126 +29,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// host has threads in memory. Programs end as its result says.
-type host struct {
-	r        *http.Request
-	threads  map[string]*proto.Thread
-	files    map[string][]byte // by thread and path
-	puts     []string
-	leaves   map[string]string // files that programs leave in the home
-	requests []*api.ExecuteRequest
-	result   proto.Result
-	err      error
-	meta     []proto.AgentFile
-}
-
-// Reserve implements [agent.Host].
-func (h *host) Reserve(int64) error { return nil }
-
-func (h *host) Execute(_ context.Context, req *api.ExecuteRequest) (*proto.Record, error) {
-	if h.err != nil {
-		return nil, h.err
-	}
-	h.use(req.ThreadID)
-	h.requests = append(h.requests, req)
-	for name, text := range h.leaves {
-		h.files[req.ThreadID+"/"+name] = []byte(text)
-	}
-	now := time.Now()
-	return &proto.Record{Status: h.result.Status(), StartedAt: &now, Result: &h.result}, nil
-}
-
-func (h *host) use(thread string) {
-	if h.threads[thread] == nil {
-		h.threads[thread] = &proto.Thread{ID: thread, CreatedAt: time.Now()}
-	}
-	h.threads[thread].UsedAt = time.Now()
-}
-
-func (h *host) Thread(_ context.Context, id string) (*proto.Thread, error) {
-	if t := h.threads[id]; t != nil {
-		return t, nil
-	}
-	return nil, api.Errorf(api.CodeNotFound, "no thread")
-}
-
-func (h *host) ListFiles(_ context.Context, thread, dir string, each func(proto.File) error) error {
-	for key, text := range h.files {
-		name, ok := strings.CutPrefix(key, strings.TrimSuffix(thread+"/"+dir, "/")+"/")
-		if ok && !strings.Contains(name, "/") {
-			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: time.Now()}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (h *host) OpenFile(_ context.Context, thread, path string) (*proto.FileContent, error) {
-	text, ok := h.files[thread+"/"+path]
-	if !ok {
-		return nil, api.Errorf(api.CodeNotFound, "no file")
-	}
-	return &proto.FileContent{File: proto.File{Path: path, Size: int64(len(text))}, Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(text[offset : offset+length])), nil
-	}}, nil
-}
-
-func (h *host) PutFile(_ context.Context, thread, path string, _ int64, body io.Reader) error {
-	text, err := io.ReadAll(body)
-	h.use(thread)
-	h.files[thread+"/"+path] = text
-	h.puts = append(h.puts, path)
-	return err
-}
-
-func (h *host) CleanPath(path string) (string, error) { return proto.CleanFilePath("/home", path) }
-
-func (h *host) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error {
-	h.meta = append(h.meta, *f)
-	return h.PutFile(ctx, f.ID, proto.AgentFileContent, f.Bytes, body)
-}
-
-func (h *host) File(_ context.Context, id string) (*proto.AgentFile, error) {
-	for i := range h.meta {
-		if h.meta[i].ID == id {
-			return &h.meta[i], nil
-		}
-	}
-	return nil, api.Errorf(api.CodeNotFound, "no file")
-}
-
-func (h *host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.r.Body) }
-
-func (h *host) ReadUpload(http.ResponseWriter) (*proto.AgentUpload, error) {
-	file, header, err := h.r.FormFile("file")
-	if err != nil {
-		return nil, proto.FieldErrorf("file", "is missing")
-	}
-	up := &proto.AgentUpload{ReadCloser: file, Name: header.Filename, Size: header.Size, Fields: map[string]string{}}
-	for name, values := range h.r.MultipartForm.Value {
-		up.Fields[name] = values[0]
-	}
-	return up, nil
-}
-
-func (h *host) CreateThread(_ context.Context, id string) error { h.use(id); return nil }
-
-func (h *host) RemoveThread(_ context.Context, id string) error { delete(h.threads, id); return nil }
-
-func (h *host) RemoveFile(_ context.Context, id string) error {
-	before := len(h.meta)
-	if h.meta = slices.DeleteFunc(h.meta, func(f proto.AgentFile) bool { return f.ID == id }); len(h.meta) == before {
-		return api.Errorf(api.CodeNotFound, "no file")
-	}
-	return nil
-}
-
 // world serves the routes with a scripted model.
 type world struct {
-	t      *testing.T
-	host   *host
-	server *httptest.Server
+	t    *testing.T
+	host *agenttest.Host
+	runs *agenttest.Store
+	// answers has the routes.
+	answers  *responses.Server
+	notified []string // bodies of webhooks
+	mu       sync.Mutex
+	asked    []string // bodies of requests to the model
+	server   *httptest.Server
 }
 
 func newWorld(t *testing.T, rules string) *world {
@@ -156,17 +48,26 @@ func newWorld(t *testing.T, rules string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	model := httptest.NewServer(&script.Server{Script: s})
+	w := &world{t: t, host: agenttest.NewHost(), runs: agenttest.NewStore()}
+	model := httptest.NewServer(&script.Server{Script: s, Requests: func(_ http.Header, body []byte) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.asked = append(w.asked, string(body))
+	}})
 	t.Cleanup(model.Close)
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
-	w := &world{t: t, host: &host{threads: map[string]*proto.Thread{}, files: map[string][]byte{}}}
-	answers := &responses.Server{
+	w.answers = &responses.Server{
 		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
-		Host:     func(r *http.Request) responses.Host { w.host.r = r; return w.host }, Log: slog.New(slog.DiscardHandler),
+		Host:     func(r *http.Request) responses.Host { w.host.R = r; return w.host }, Runs: w.runs, Log: slog.New(slog.DiscardHandler),
+		Notify: func(_ context.Context, _, _, _ string, body any) error {
+			text, err := json.Marshal(body)
+			w.notified = append(w.notified, string(text))
+			return err
+		},
 	}
 	router := chi.NewRouter()
-	for _, route := range answers.Routes() {
+	for _, route := range w.answers.Routes() {
 		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if err := route.Handle(rw, r); err != nil {
 				responses.WriteError(rw, asAPI(err))
@@ -187,6 +88,13 @@ func asAPI(err error) *api.Error {
 		return api.Errorf(api.CodeValidation, "%s", field.Message)
 	}
 	return api.Errorf(api.CodeInternal, "%v", err)
+}
+
+// lastRequest returns the last request to the model.
+func (w *world) lastRequest() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.asked[len(w.asked)-1]
 }
 
 func (w *world) do(method, path, body string, headers ...string) (status int, answer string) {
@@ -280,7 +188,7 @@ func TestSandboxResults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, allRules)
-			w.host.result, w.host.err = c.result, c.err
+			w.host.Result, w.host.Err = c.result, c.err
 			for _, path := range []string{perplexity, "/perplexity/v1/agent", "/v1/agent", "/v1/responses"} {
 				status, answer := w.ask(path, sandbox)
 				r := decode(t, answer)
@@ -317,8 +225,8 @@ func TestCodeInterpreter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, allRules)
-			w.host.result, w.host.err = c.result, c.err
-			w.host.result.Stdout = "printed"
+			w.host.Result, w.host.Err = c.result, c.err
+			w.host.Result.Stdout = "printed"
 			_, answer := w.ask(openAI, interpreter, outputs)
 			r := decode(t, answer)
 			if r.types() != "message code_interpreter_call message" || r.Output[1]["status"] != c.status || strings.Contains(answer, "printed") != (c.err == nil) {
@@ -334,16 +242,16 @@ func TestCodeInterpreter(t *testing.T) {
 
 func TestShell(t *testing.T) {
 	w := newWorld(t, allRules)
-	w.host.result = proto.Exited(3)
+	w.host.Result = proto.Exited(3)
 	_, answer := w.ask(openAI, shell)
 	r := decode(t, answer)
 	if r.types() != "shell_call shell_call_output message" || strings.Count(answer, `"outcome":{"type":"exit","exit_code":3}`) != 2 {
 		t.Fatalf("%s", answer)
 	}
-	if n := len(w.host.requests); n != 2 || w.host.requests[0].Timeout != 2 {
-		t.Errorf("%d executions, %+v", n, w.host.requests[0])
+	if n := len(w.host.Requests()); n != 2 || w.host.Requests()[0].Timeout != 2 {
+		t.Errorf("%d executions, %+v", n, w.host.Requests()[0])
 	}
-	w.host.result = proto.TimedOut(2)
+	w.host.Result = proto.TimedOut(2)
 	if _, answer := w.ask(openAI, shell); !strings.Contains(answer, `"outcome":{"type":"timeout"}`) {
 		t.Errorf("%s", answer)
 	}
@@ -372,7 +280,7 @@ func TestStreamsHaveNumberedEventsInOrder(t *testing.T) {
 		{openAI, shell, created + added + lines + lines + done + added + lists + lists + done + message + "response.completed"},
 		{perplexity, sandbox, created + added + delta + delta + text + done + added + done + added + delta + text + done + "response.completed"},
 	} {
-		w.host.result = proto.Exited(0)
+		w.host.Result = proto.Exited(0)
 		status, answer := w.ask(c.path, c.tools, `"stream":true`)
 		var names []string
 		for event := range strings.SplitSeq(strings.TrimSpace(answer), "\n\n") {
@@ -401,7 +309,7 @@ func TestStreamsHaveNumberedEventsInOrder(t *testing.T) {
 // An error before anything was carried out is an answer, a later one is part of the response.
 func TestErrors(t *testing.T) {
 	w := newWorld(t, `rules: [{match: early, status: 429, retry_after: 100}, {match: broken, text: half, fault: drop}, `+interpreterRule+`, {role: tool, text: half, fault: drop}, {text: ok}]`)
-	w.host.result = proto.Exited(0)
+	w.host.Result = proto.Exited(0)
 	for _, more := range []string{`"stream":false`, `"stream":true`} {
 		status, answer := w.ask(openAI, `"input":"early"`, more)
 		if r := decode(t, answer); status != http.StatusTooManyRequests || r.Error.Code != "rate_limit_exceeded" {
@@ -432,8 +340,6 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		`{"model":"m","input":[{"type":"item_reference","id":"msg_1"}]}`:                                                                            "input[0]",
 		`{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_id":"f"}]}]}`:                                                   "input[0]",
 		`{"model":"m","input":[{"type":"function_call","call_id":"c","name":"f","arguments":"1"}]}`:                                                 "input[0]",
-		`{"model":"m","input":"x","background":true}`:                                                                                               "background",
-		`{"model":"m","input":"x","store":true}`:                                                                                                    "store",
 		`{"model":"m","input":"x","previous_response_id":"resp_1"}`:                                                                                 "previous_response_id",
 		`{"model":"m","input":"x","conversation":"conv_1"}`:                                                                                         "conversation",
 		`{"model":"m","input":"x","text":{"format":{"type":"json_schema"}}}`:                                                                        "text.format",
@@ -452,7 +358,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: %d %s", body, status, answer)
 		}
 	}
-	if n := len(w.host.requests); n != 0 {
+	if n := len(w.host.Requests()); n != 0 {
 		t.Errorf("%d executions", n)
 	}
 }
@@ -460,7 +366,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 // A container that has expired is never replaced in silence, unless the client leaves the choice.
 func TestContainers(t *testing.T) {
 	w := newWorld(t, allRules)
-	w.host.result, w.host.leaves = proto.Exited(0), map[string]string{"plot.png": "chart", ".hidden/x": "no"}
+	w.host.Result, w.host.Leaves = proto.Exited(0), map[string]string{"plot.png": "chart", ".hidden/x": "no"}
 	named := func(id string) string { return `"tools":[{"type":"code_interpreter","container":"` + id + `"}]` }
 	_, answer := w.ask(openAI, interpreter)
 	id := fmt.Sprint(decode(t, answer).Output[1]["container_id"])
@@ -481,11 +387,11 @@ func TestContainers(t *testing.T) {
 	if status, answer := w.ask(openAI, interpreter, earlier); status != http.StatusOK || decode(t, answer).Output[1]["container_id"] != id {
 		t.Errorf("%d %s", status, answer)
 	}
-	w.host.threads[id].UsedAt = time.Now().Add(-21 * time.Minute)
+	w.host.Threads[id].UsedAt = time.Now().Add(-21 * time.Minute)
 	if status, answer := w.ask(openAI, interpreter, earlier); status != http.StatusOK || decode(t, answer).Output[1]["container_id"] == id {
 		t.Errorf("%d %s", status, answer)
 	}
-	w.host.threads["private"] = &proto.Thread{ID: "private", UsedAt: time.Now()}
+	w.host.Threads["private"] = &proto.Thread{ID: "private", UsedAt: time.Now()}
 	for _, other := range []string{id, "private", "cntr_x"} {
 		if status, answer := w.ask(openAI, named(other)); status != http.StatusNotFound {
 			t.Errorf("%s: %d %s", other, status, answer)
@@ -498,7 +404,7 @@ func TestContainers(t *testing.T) {
 
 func TestFilesOfSandboxes(t *testing.T) {
 	w := newWorld(t, allRules)
-	w.host.result, w.host.leaves = proto.Exited(0), map[string]string{"data.csv": "1,2"}
+	w.host.Result, w.host.Leaves = proto.Exited(0), map[string]string{"data.csv": "1,2"}
 	_, answer := w.ask(perplexity, sandbox)
 	path := perplexity + "/" + decode(t, answer).ID + "/files"
 	_, answer = w.do(http.MethodGet, path, "")
@@ -521,11 +427,11 @@ func TestFilesOfSandboxes(t *testing.T) {
 // Calls of the client's tools end the response; a call of ours beside them waits for the results.
 func TestClientsTools(t *testing.T) {
 	w := newWorld(t, `rules: [{role: user, calls: [{name: sandbox, arguments: {language: bash, code: ls}}, {name: weather, arguments: {city: Paris}}]}, {text: ok}]`)
-	w.host.result = proto.Exited(0)
+	w.host.Result = proto.Exited(0)
 	tools := `"tools":[{"type":"sandbox"},{"type":"function","name":"weather","parameters":{"type":"object"}}]`
 	_, answer := w.ask(perplexity, tools)
 	r := decode(t, answer)
-	if r.Status != "requires_action" || r.types() != "sandbox_results function_call" || r.Output[0]["status"] != "in_progress" || len(w.host.requests) != 0 {
+	if r.Status != "requires_action" || r.types() != "sandbox_results function_call" || r.Output[0]["status"] != "in_progress" || len(w.host.Requests()) != 0 {
 		t.Fatalf("%s", answer)
 	}
 	first, err := json.Marshal(r.Output)
@@ -534,7 +440,7 @@ func TestClientsTools(t *testing.T) {
 	}
 	input := strings.TrimSuffix(string(first), "]") + fmt.Sprintf(`,{"type":"function_call_output","call_id":%q,"output":"sunny"}]`, r.Output[1]["call_id"])
 	_, answer = w.ask(perplexity, tools, `"input":[{"role":"user","content":"x"},`+input[1:])
-	if r := decode(t, answer); r.Status != "completed" || r.types() != "sandbox_results message" || r.Output[0]["status"] != "completed" || len(w.host.requests) != 1 {
+	if r := decode(t, answer); r.Status != "completed" || r.types() != "sandbox_results message" || r.Output[0]["status"] != "completed" || len(w.host.Requests()) != 1 {
 		t.Errorf("%s", answer)
 	}
 }
@@ -543,7 +449,7 @@ func TestClientsTools(t *testing.T) {
 func TestLimits(t *testing.T) {
 	w := newWorld(t, `rules: [{match: cut, text: half, finish: length, calls: [{name: sandbox, raw: '{"language": "ba'}]}, {match: bad, role: user, calls: [{name: sandbox, raw: '[1]'}]}, `+
 		`{match: JSON, role: tool, text: sorry}, {calls: [{name: sandbox, arguments: {language: bash, code: ls}}]}]`)
-	w.host.result = proto.Exited(0)
+	w.host.Result = proto.Exited(0)
 	for input, c := range map[string]struct {
 		status, reason, types string
 		runs                  int
@@ -552,9 +458,9 @@ func TestLimits(t *testing.T) {
 		"bad":  {"completed", "", "sandbox_results message", 0},
 		"loop": {"incomplete", "max_steps", "sandbox_results sandbox_results", 2},
 	} {
-		w.host.requests = nil
+		before := len(w.host.Requests())
 		_, answer := w.ask(perplexity, sandbox, `"max_steps":2`, `"input":"`+input+`"`)
-		if r := decode(t, answer); r.Status != c.status || r.Incomplete.Reason != c.reason || r.types() != c.types || len(w.host.requests) != c.runs {
+		if r := decode(t, answer); r.Status != c.status || r.Incomplete.Reason != c.reason || r.types() != c.types || len(w.host.Requests())-before != c.runs {
 			t.Errorf("%s: %s", input, answer)
 		}
 	}
@@ -562,7 +468,7 @@ func TestLimits(t *testing.T) {
 
 func TestContainersAndFilesOfClients(t *testing.T) {
 	w := newWorld(t, allRules)
-	w.host.result = proto.Exited(0)
+	w.host.Result = proto.Exited(0)
 	upload := func(path, purpose string) (status int, answer string) {
 		t.Helper()
 		var body bytes.Buffer
@@ -587,18 +493,18 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 	}
 	status, answer = w.do(http.MethodPost, containers, `{"name":"mine","memory_limit":"4g","file_ids":["`+file+`"]}`)
 	id := decode(t, answer).ID
-	if status != http.StatusOK || !strings.Contains(answer, `"name":"mine"`) || string(w.host.files[id+"/data.csv"]) != "1,2" {
+	if status != http.StatusOK || !strings.Contains(answer, `"name":"mine"`) || string(w.host.Homes[id+"/data.csv"]) != "1,2" {
 		t.Fatalf("%d %s", status, answer)
 	}
-	w.host.puts = nil
+	w.host.Puts = nil
 	if status, answer := upload(containers+"/"+id+"/files", ""); status != http.StatusOK || !strings.Contains(answer, `"source":"user"`) {
 		t.Errorf("%d %s", status, answer)
 	}
-	if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", `{"file_id":"`+file+`"}`); status != http.StatusOK || len(w.host.puts) != 2 {
+	if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", `{"file_id":"`+file+`"}`); status != http.StatusOK || len(w.host.Puts) != 2 {
 		t.Errorf("%d %s", status, answer)
 	}
 	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["` + file + `"]}}]`
-	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.puts) != 3 {
+	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.Puts) != 3 {
 		t.Errorf("%d %s", status, answer)
 	}
 	for _, path := range []string{files + "/" + file, containers + "/" + id} {

@@ -30,6 +30,8 @@ type Host interface {
 	// RemoveThread removes a thread with its files. The code of its error is [api.CodeConflict] while
 	// an execution uses it.
 	RemoveThread(ctx context.Context, id string) error
+	// Caller returns the organisation and the id of the API key of the request.
+	Caller() (org, key string)
 	// RemoveFile removes a file of the organisation. The code of its error is [api.CodeNotFound] if
 	// there is none.
 	RemoveFile(ctx context.Context, id string) error
@@ -40,7 +42,12 @@ type Server struct {
 	Upstream agent.Upstream
 	// Host returns the host of a request.
 	Host func(r *http.Request) Host
-	Log  *slog.Logger
+	// Runs stores responses.
+	Runs agent.Store
+	// Notify sends a webhook about a response to the endpoint of an API key, if it has one. The webhook
+	// of a name is sent once.
+	Notify func(ctx context.Context, org, key, name string, body any) error
+	Log    *slog.Logger
 }
 
 // Route is a route of the server.
@@ -75,7 +82,17 @@ func (s *Server) Routes() []Route {
 		openAIPrefix + "/responses": openAI, perplexityPrefix + "/responses": perplexity, perplexityPrefix + "/agent": perplexity,
 		"/v1/responses": byTools, "/v1/agent": perplexity,
 	} {
-		list = append(list, Route{http.MethodPost, path, proto.ScopeExecute, true, handler(func(w http.ResponseWriter, r *http.Request) error { return s.create(v, w, r) })})
+		of := func(handle func(v vendor, w http.ResponseWriter, r *http.Request) error) func(http.ResponseWriter, *http.Request) error {
+			return handler(func(w http.ResponseWriter, r *http.Request) error { return handle(v, w, r) })
+		}
+		list = append(list,
+			Route{http.MethodPost, path, proto.ScopeExecute, true, of(s.create)},
+			Route{http.MethodGet, path + "/{id}", proto.ScopeExecute, false, of(s.get)},
+			Route{http.MethodPost, path + "/{id}/cancel", proto.ScopeExecute, false, of(s.cancel)},
+		)
+		if v != perplexity {
+			list = append(list, Route{http.MethodDelete, path + "/{id}", proto.ScopeExecute, false, of(s.delete)})
+		}
 	}
 	for _, prefix := range []string{perplexityPrefix + "/responses", perplexityPrefix + "/agent"} {
 		list = append(list,

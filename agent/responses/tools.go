@@ -28,6 +28,8 @@ const (
 	statusFailed       = "failed"
 	statusTimedOut     = "timed_out"
 	statusAction       = "requires_action"
+	statusQueued       = "queued"
+	statusCancelled    = "cancelled"
 )
 
 // tool is a tool in a request.
@@ -260,15 +262,15 @@ type (
 
 // interpreted is the value of an outcome of the code interpreter.
 type interpreted struct {
-	status string
-	logs   string
-	paths  []string // of files for the user
+	Status string   `json:"status"`
+	Logs   string   `json:"logs"`
+	Paths  []string `json:"paths,omitempty"` // of files for the user
 }
 
 // shelled is the value of an outcome of the shell.
 type shelled struct {
-	status string
-	output []shellOutput
+	Status string        `json:"status"`
+	Output []shellOutput `json:"output"`
 }
 
 func (c *container) sandbox(ctx context.Context, call *agent.Call) (*agent.Outcome, error) {
@@ -295,7 +297,7 @@ func (c *container) sandbox(ctx context.Context, call *agent.Call) (*agent.Outco
 func sandboxOutcome(r *sandboxResult) *agent.Outcome {
 	list := []sandboxResult{*r}
 	text := sandboxText(list, r.Status)
-	return &agent.Outcome{Text: text.Text, Failed: text.Failed, Value: list}
+	return &agent.Outcome{Text: text.Text, Failed: text.Failed, Value: json.RawMessage(text.Text)}
 }
 
 // sandboxText returns the result of a call of the sandbox as the model reads it.
@@ -323,12 +325,12 @@ func (c *container) interpret(ctx context.Context, call *agent.Call) (*agent.Out
 	}
 	return &agent.Outcome{
 		Text: encode(map[string]any{"stdout": r.stdout, "stderr": r.stderr, "exit_code": r.exitCode}), Failed: status != statusCompleted,
-		Value: &interpreted{status, joined(r.stdout, r.stderr), out.Paths},
+		Value: value(&interpreted{status, joined(r.stdout, r.stderr), out.Paths}),
 	}, nil
 }
 
 func interpreterFailure(message string) *agent.Outcome {
-	return &agent.Outcome{Text: message, Failed: true, Value: &interpreted{status: statusFailed, logs: message}}
+	return &agent.Outcome{Text: message, Failed: true, Value: value(&interpreted{Status: statusFailed, Logs: message})}
 }
 
 // maxCommands is the number of commands in one call of the shell.
@@ -355,11 +357,11 @@ func (c *container) shell(ctx context.Context, call *agent.Call) (*agent.Outcome
 	case in.TimeoutMS != nil:
 		timeout = (*in.TimeoutMS + 999) / 1000
 	}
-	value := &shelled{status: statusCompleted}
+	result := &shelled{Status: statusCompleted}
 	for _, command := range in.Commands {
 		out, err := c.Bash(ctx, call.ID, command, timeout)
-		if err != nil && len(value.output) > 0 && ctx.Err() == nil { // the commands before it were carried out
-			value.output, value.status = append(value.output, notRun(agent.Public(err).Message)), statusIncomplete
+		if err != nil && len(result.Output) > 0 && ctx.Err() == nil { // the commands before it were carried out
+			result.Output, result.Status = append(result.Output, notRun(agent.Public(err).Message)), statusIncomplete
 			break
 		}
 		if err != nil {
@@ -370,9 +372,9 @@ func (c *container) shell(ctx context.Context, call *agent.Call) (*agent.Outcome
 		if r.status != statusTimedOut {
 			one.Outcome = shellOutcome{"exit", &r.exitCode}
 		}
-		value.output = append(value.output, one)
+		result.Output = append(result.Output, one)
 	}
-	return &agent.Outcome{Text: encode(value.output), Failed: value.status != statusCompleted, Value: value}, nil
+	return &agent.Outcome{Text: encode(result.Output), Failed: result.Status != statusCompleted, Value: value(result)}, nil
 }
 
 func notRun(message string) shellOutput {
@@ -380,7 +382,7 @@ func notRun(message string) shellOutput {
 }
 
 func shellFailure(message string) *agent.Outcome {
-	return &agent.Outcome{Text: message, Failed: true, Value: &shelled{statusIncomplete, []shellOutput{notRun(message)}}}
+	return &agent.Outcome{Text: message, Failed: true, Value: value(&shelled{statusIncomplete, []shellOutput{notRun(message)}})}
 }
 
 // program is how a program ended.
@@ -417,6 +419,16 @@ func encode(v any) string {
 		panic(err) // the types here have only text and numbers
 	}
 	return string(text)
+}
+
+// value returns the form of a value in an outcome.
+func value(v any) json.RawMessage { return json.RawMessage(encode(v)) }
+
+// valueOf returns the value of an outcome.
+func valueOf[T any](o *agent.Outcome) *T {
+	v := new(T)
+	_ = json.Unmarshal(o.Value, v) // the functions here have encoded it
+	return v
 }
 
 // newCallID returns the id of a call.

@@ -70,6 +70,8 @@ func New(st *store.Store, src Sources, log *slog.Logger) *Data {
 		{"storage connections", []string{"bullpen_connections"}, countKeys(st.Connections, ofOrg("%s.*")), removeKeys(st.Connections, ofOrg("%s.*"), expiring)},
 		{"secrets", []string{"bullpen_secrets"}, countKeys(st.Secrets, ofOrg("secret.%s.*")), removeKeys(st.Secrets, ofOrg("secret.%s.*"), expiring)},
 		{"files of agents", []string{"bullpen_agent_files"}, countKeys(st.AgentFiles, ofOrg("%s.*")), removeKeys(st.AgentFiles, ofOrg("%s.*"), expiring)},
+		{"active runs of agents", []string{"bullpen_agent_runs"}, countKeys(st.AgentRuns, ofOrg("%s.*")), removeKeys(st.AgentRuns, ofOrg("%s.*"), expiring)},
+		{"logs of agents", []string{"BULLPEN_AGENT_LOGS"}, countSubjects(st.AgentLogs, logsOfAgents), purgeSubjects(st.AgentLogs, logsOfAgents)},
 		{"threads", []string{"BULLPEN_THREADS"}, countSubjects(st.Threads, store.ThreadPatternOf), purgeSubjects(st.Threads, store.ThreadPatternOf)},
 		{"files of threads", nil, countBlobs(src.Blobs, threads), removeBlobs(src.Blobs, threads)},
 		{"dead letters", []string{"BULLPEN_DEAD"}, countMessages(deadLetters), eraseMessages(st.DeadLetters, deadLetters)},
@@ -83,6 +85,8 @@ func New(st *store.Store, src Sources, log *slog.Logger) *Data {
 		{"organisation", []string{"bullpen_orgs"}, countKeys(st.Orgs, ofOrg("%s")), nil}, // the runner removes it
 	}}
 }
+
+func logsOfAgents(org string) string { return store.AgentLogSubject(org, "*") }
 
 // keysOf calls found with each entry of a scan's organisation in a bucket, possibly more than once.
 type keysOf func(ctx context.Context, s *Scan, bucket jetstream.KeyValue, found func(jetstream.KeyValueEntry)) error

@@ -179,6 +179,16 @@ func (s *Store) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Messa
 	return m, nil
 }
 
+// NextMessage reads the first message of st on a subject whose sequence number is at least from.
+// [IsNotFound] matches its error if there is none.
+func (s *Store) NextMessage(ctx context.Context, st jetstream.Stream, from uint64, subject string) (*Message, error) {
+	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.Next(ctx, st, from, subject) })
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", subject, err)
+	}
+	return m, nil
+}
+
 // readMessage reads a message and its body. If the body is being deleted, or does not arrive within
 // some time, both are read again, with more time for the body.
 func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStreamMsg, error)) (*Message, error) {

@@ -140,7 +140,7 @@ func bodyName(subject string, h nats.Header, id string) string {
 // lack it, as those of earlier versions do: it is empty then, and id is that of the execution.
 func bodyOwner(name string) (org, id string) {
 	parts := strings.Split(name, ".")
-	at := map[string]int{"job": 2, "delivery": 1, "thread": 1, "exec": 2, "dead": 3}[parts[0]]
+	at := map[string]int{"job": 2, "delivery": 1, "thread": 1, "exec": 2, "dead": 3, "agentlog": 1}[parts[0]]
 	if at == 0 || at >= len(parts)-1 { // the last part is unique to the write
 		return "", parts[max(0, len(parts)-2)]
 	}

@@ -109,7 +109,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a worker asks for readers: %v", err)
 	}
 
-	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "org-deletion", "thread-gc", "history", "audit-http", "audit-syslog", "usage"} {
+	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "agent-runs", "org-deletion", "thread-gc", "history", "audit-http", "audit-syslog", "usage"} {
 		ping := store.PingSubject(name, "g")
 		if _, err := gateway.Conn.Subscribe(ping, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 			t.Fatal(err)

@@ -53,6 +53,8 @@ type Store struct {
 	Batches     jetstream.KeyValue    // batches and how far they have come
 	Pipelines   jetstream.KeyValue    // runs of pipelines and what has happened to them
 	AgentFiles  jetstream.KeyValue    // files of agents, without their content
+	AgentLogs   jetstream.Stream      // what happened in runs of agents
+	AgentRuns   jetstream.KeyValue    // runs of agents that go on in the background
 	Usage       jetstream.KeyValue    // what organisations used, see package usage
 	bodies      jetstream.ObjectStore // bodies too large for a message
 	bodyStream  jetstream.Stream      // the stream of bodies

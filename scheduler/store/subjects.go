@@ -148,6 +148,9 @@ func DeadLetterSubject(id string) string { return deadRoot + "letter." + id }
 // DeadLetterPattern matches all dead letters.
 const DeadLetterPattern = deadRoot + "letter.*"
 
+// AgentLogSubject is the subject of all messages of the log of an agent's run.
+func AgentLogSubject(org, id string) string { return root + "agentlog." + org + "." + id }
+
 // AuditSubject is the subject of all records of the audit log.
 const AuditSubject = root + "audit.record"
 

@@ -218,6 +218,16 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
+		name: "BULLPEN_AGENT_LOGS", holds: "what happened in runs of agents", stream: func(s *Store) *jetstream.Stream { return &s.AgentLogs },
+		subjects: []string{AgentLogSubject("*", "*")}, history: true, retention: asConfigured, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayPurge},
+	},
+	{
+		name: "bullpen_agent_runs", holds: "runs of agents that go on in the background", bucket: func(s *Store) *jetstream.KeyValue { return &s.AgentRuns },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
 		name: "bullpen_profiles", holds: "sandbox profiles", bucket: func(s *Store) *jetstream.KeyValue { return &s.Profiles },
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},

@@ -1,16 +1,23 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
+	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/agent/anthropic"
 	"github.com/bullpen-run/bullpen/agent/responses"
 	"github.com/bullpen-run/bullpen/agent/upstream"
 	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/agentruns"
+	"github.com/bullpen-run/bullpen/scheduler/deliveries"
+	"github.com/bullpen-run/bullpen/scheduler/leader"
 )
 
 // agentKey returns the key of the model's server, empty if it has none.
@@ -44,13 +51,18 @@ func (c *Config) validateAgent() error {
 	return positive("agent-timeout", c.AgentTimeout)
 }
 
-// serveAgents adds the surfaces of agents to a server, if the operator has set a server with models.
-func (s *system) serveAgents(server *gateway.Server) error {
+// serveAgents adds the surfaces of agents to a server, and the parts that they need, if the operator
+// has set a server with models.
+func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *roles) error {
 	c := s.cfg
 	if c.AgentUpstream == "" {
 		return nil
 	}
 	if _, err := c.agentKey(); err != nil {
+		return err
+	}
+	runs, err := agentruns.Open(ctx, s.store, s.log)
+	if err != nil {
 		return err
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
@@ -69,10 +81,35 @@ func (s *system) serveAgents(server *gateway.Server) error {
 		surface.Routes = append(surface.Routes, gateway.SurfaceRoute(route))
 	}
 	others := gateway.Surface{WriteError: responses.WriteError}
-	answers := &responses.Server{Upstream: up, Host: func(r *http.Request) responses.Host { return server.AgentFor(r) }, Log: s.log}
+	answers := &responses.Server{
+		Upstream: up, Host: func(r *http.Request) responses.Host { return server.AgentFor(r) }, Runs: runs, Log: s.log,
+		Notify: func(ctx context.Context, org, key, name string, body any) error {
+			url := server.Webhooks.Webhook(key).URL
+			if url == "" {
+				return nil
+			}
+			delivery, err := proto.NewEventDelivery(name, org, key, url, body, time.Now())
+			if err != nil {
+				return err
+			}
+			return (&deliveries.Store{Store: s.store}).Create(ctx, delivery)
+		},
+	}
 	for _, route := range answers.Routes() {
 		others.Routes = append(others.Routes, gateway.SurfaceRoute(route))
 	}
 	server.Surfaces = append(server.Surfaces, surface, others)
+	background := &agent.Background{
+		Store: runs, Upstream: up, APIs: map[string]agent.API{"openai": answers, "perplexity": answers}, Log: s.log,
+		Host: func(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, agent.Host, func(), error) {
+			return server.BackgroundAgent(ctx, run, resumed)
+		},
+	}
+	elector := &leader.Elector{Store: s.store, Name: "agent-runs", Instance: s.instance, Log: s.log}
+	r.base = append(r.base, part{"runs of agents", runs.Run})
+	r.work = append(r.work, part{"agent runs in the background", func(ctx context.Context) error {
+		elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error { return background.Run(ctx) })
+		return nil
+	}})
 	return nil
 }

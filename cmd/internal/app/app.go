@@ -363,6 +363,9 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		if err != nil {
 			return roles{}, err
 		}
+		if err := s.serveAgents(ctx, g, &r); err != nil {
+			return roles{}, err
+		}
 		r.api, r.drain, r.leave = g.Handler(), g.Drain, g.Leave
 		runner := &schedules.Runner{
 			Schedules: s.schedules, Executions: scheduled{g, s.queue, &deliveries.Store{Store: s.store}}, Store: s.store, Instance: s.instance, Log: s.log,

@@ -138,7 +138,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		MaxVolume: s.cfg.MaxVolumeSize, UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load, Problems: s.problems, DiskFull: s.disk.full,
 		FromZero: s.cfg.Autoscale != AutoscaleNone, AgentFiles: agentFiles, Spool: s.newSpool,
 	}
-	return server, []part{{"files of agents", agentFiles.Run}, {"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"storage connections", connections.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, s.serveAgents(server)
+	return server, []part{{"files of agents", agentFiles.Run}, {"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"storage connections", connections.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, nil
 }
 
 // healthHandler serves health and metrics in a process without the gateway role.

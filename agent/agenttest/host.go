@@ -1,0 +1,189 @@
+// Package agenttest has what tests of the surfaces of agents need: a host with threads in memory, and
+// a store of runs in memory.
+package agenttest
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// Host implements [agent.Host], and what the surfaces need besides, for an organisation named acme.
+// Programs end as Result says.
+type Host struct {
+	R       *http.Request // the present one
+	Threads map[string]*proto.Thread
+	Homes   map[string][]byte // files by thread and path
+	Puts    []string          // paths of files that were stored
+	Leaves  map[string]string // files that programs leave in the home
+	Result  proto.Result
+	Err     error // of executions
+	Meta    []proto.AgentFile
+	Memory  int64 // bytes that can be reserved; 0 for no limit
+
+	mu       sync.Mutex
+	requests []*api.ExecuteRequest
+	records  map[proto.TraceID]*proto.Record
+	reserved int64
+}
+
+// NewHost returns a host without threads.
+func NewHost() *Host {
+	return &Host{Threads: map[string]*proto.Thread{}, Homes: map[string][]byte{}, records: map[proto.TraceID]*proto.Record{}}
+}
+
+// Requests returns the requests of executions.
+func (h *Host) Requests() []*api.ExecuteRequest {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.requests)
+}
+
+// Execute implements [agent.Host].
+func (h *Host) Execute(_ context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error) {
+	if h.Err != nil {
+		return nil, h.Err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if record := h.records[id]; record != nil {
+		return record, nil
+	}
+	h.use(req.ThreadID)
+	h.requests = append(h.requests, req)
+	for name, text := range h.Leaves {
+		h.Homes[req.ThreadID+"/"+name] = []byte(text)
+	}
+	now := time.Now()
+	h.records[id] = &proto.Record{Status: h.Result.Status(), StartedAt: &now, Result: &h.Result}
+	return h.records[id], nil
+}
+
+func (h *Host) use(thread string) {
+	if h.Threads[thread] == nil {
+		h.Threads[thread] = &proto.Thread{ID: thread, CreatedAt: time.Now()}
+	}
+	h.Threads[thread].UsedAt = time.Now()
+}
+
+// Reserve implements [agent.Host].
+func (h *Host) Reserve(n int64) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.reserved += n; h.Memory > 0 && h.reserved > h.Memory {
+		return api.Unavailable(1, "full")
+	}
+	return nil
+}
+
+// Thread implements [agent.Host].
+func (h *Host) Thread(_ context.Context, id string) (*proto.Thread, error) {
+	if t := h.Threads[id]; t != nil {
+		return t, nil
+	}
+	return nil, api.Errorf(api.CodeNotFound, "no thread")
+}
+
+// ListFiles implements [agent.Host].
+func (h *Host) ListFiles(_ context.Context, thread, dir string, each func(proto.File) error) error {
+	for key, text := range h.Homes {
+		name, ok := strings.CutPrefix(key, strings.TrimSuffix(thread+"/"+dir, "/")+"/")
+		if ok && !strings.Contains(name, "/") {
+			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: time.Now()}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// OpenFile implements [agent.Host].
+func (h *Host) OpenFile(_ context.Context, thread, path string) (*proto.FileContent, error) {
+	text, ok := h.Homes[thread+"/"+path]
+	if !ok {
+		return nil, api.Errorf(api.CodeNotFound, "no file")
+	}
+	return &proto.FileContent{File: proto.File{Path: path, Size: int64(len(text))}, Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(text[offset : offset+length])), nil
+	}}, nil
+}
+
+// PutFile implements [agent.Host].
+func (h *Host) PutFile(_ context.Context, thread, path string, _ int64, body io.Reader) error {
+	text, err := io.ReadAll(body)
+	h.use(thread)
+	h.Homes[thread+"/"+path] = text
+	h.Puts = append(h.Puts, path)
+	return err
+}
+
+// CleanPath implements [agent.Host].
+func (h *Host) CleanPath(path string) (string, error) { return proto.CleanFilePath("/home", path) }
+
+// SaveFile implements [agent.Host].
+func (h *Host) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error {
+	h.Meta = append(h.Meta, *f)
+	return h.PutFile(ctx, f.ID, proto.AgentFileContent, f.Bytes, body)
+}
+
+// File implements [agent.Host].
+func (h *Host) File(_ context.Context, id string) (*proto.AgentFile, error) {
+	for i := range h.Meta {
+		if h.Meta[i].ID == id {
+			return &h.Meta[i], nil
+		}
+	}
+	return nil, api.Errorf(api.CodeNotFound, "no file")
+}
+
+// ReadBody returns the body of the request.
+func (h *Host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.R.Body) }
+
+// ReadUpload returns the file of the form that is the body of the request.
+func (h *Host) ReadUpload(http.ResponseWriter) (*proto.AgentUpload, error) {
+	file, header, err := h.R.FormFile("file")
+	if err != nil {
+		return nil, proto.FieldErrorf("file", "is missing")
+	}
+	up := &proto.AgentUpload{ReadCloser: file, Name: header.Filename, Size: header.Size, Fields: map[string]string{}}
+	for name, values := range h.R.MultipartForm.Value {
+		up.Fields[name] = values[0]
+	}
+	return up, nil
+}
+
+// Caller returns the organisation and the id of the API key of the request.
+func (h *Host) Caller() (org, key string) { return "acme", "k" }
+
+// CreateThread creates a thread.
+func (h *Host) CreateThread(_ context.Context, id string) error { h.use(id); return nil }
+
+// RemoveThread removes a thread.
+func (h *Host) RemoveThread(_ context.Context, id string) error { delete(h.Threads, id); return nil }
+
+// RemoveFile removes a file.
+func (h *Host) RemoveFile(_ context.Context, id string) error {
+	before := len(h.Meta)
+	if h.Meta = slices.DeleteFunc(h.Meta, func(f proto.AgentFile) bool { return f.ID == id }); len(h.Meta) == before {
+		return api.Errorf(api.CodeNotFound, "no file")
+	}
+	return nil
+}
+
+// Files returns all files of the organisation.
+func (h *Host) Files() []proto.AgentFile { return slices.Clone(h.Meta) }
+
+// Reserved returns the number of bytes that were reserved.
+func (h *Host) Reserved() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.reserved
+}

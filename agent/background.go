@@ -1,0 +1,217 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const (
+	// maxRunning and maxRunningOrg bound the runs that go on at a time: all, and those of one
+	// organisation. Others wait.
+	maxRunning    = 256
+	maxRunningOrg = 64
+	checkEvery    = time.Second
+	restartPause  = time.Second
+)
+
+// Active is a [Store] that knows the runs in the background that have not ended.
+type Active interface {
+	Store
+	// Active returns them, the oldest first.
+	Active() []proto.ActiveAgentRun
+	// Changed returns a channel that has a value after a change of these.
+	Changed() <-chan struct{}
+	// Finish makes a run not active. It is no error if it is not.
+	Finish(ctx context.Context, org, id string) error
+}
+
+// API is an API whose requests run in the background.
+type API interface {
+	// Prepare returns the run of a stored request, and its start if that is nil: if the run has not
+	// started yet. Its error ends the run.
+	Prepare(ctx context.Context, host Host, run *proto.AgentRun, started *Start) (*Run, *Start, error)
+	// Ended is called with the last entry of a run. It may be called again if it returns an error.
+	Ended(ctx context.Context, run *proto.AgentRun, last *Entry) error
+}
+
+// Background carries out runs in the background. Its fields are set before its use.
+type Background struct {
+	Store    Active
+	Upstream Upstream
+	// Host returns what carries out the calls of a run, and the context for it. resumed is set if the
+	// run has started before, so that a call may have been carried out. release is called at the end.
+	Host func(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, host Host, release func(), err error)
+	APIs map[string]API // by [proto.AgentRun.API]
+	Log  *slog.Logger
+}
+
+// started is a run that goes on.
+type started struct {
+	org    string
+	cancel context.CancelCauseFunc
+}
+
+var errInactive = errors.New("the run is not active any more")
+
+// Run carries out the active runs until ctx is done. Only one process may do so at a time; if two do
+// for a moment, what one of them stores fails.
+func (b *Background) Run(ctx context.Context) error {
+	running, ended := map[string]*started{}, make(chan string)
+	var work sync.WaitGroup
+	defer work.Wait()
+	tick := time.NewTicker(checkEvery)
+	defer tick.Stop()
+	for {
+		b.start(ctx, running, func(a proto.ActiveAgentRun) {
+			run, cancel := context.WithCancelCause(ctx)
+			running[a.ID] = &started{a.Org, cancel}
+			work.Go(func() {
+				defer cancel(nil)
+				if err := b.carryOut(run, a); err != nil {
+					b.Log.WarnContext(ctx, "agent run not carried on, will retry", "run", a.ID, "org", a.Org, "error", err)
+					wait(ctx, restartPause)
+				}
+				select {
+				case ended <- a.ID:
+				case <-ctx.Done():
+				}
+			})
+		})
+		select {
+		case <-ctx.Done():
+			return nil
+		case id := <-ended:
+			delete(running, id)
+		case <-b.Store.Changed():
+		case <-tick.C:
+		}
+	}
+}
+
+// start calls begin with the runs that can begin, and ends those that are cancelled.
+func (b *Background) start(ctx context.Context, running map[string]*started, begin func(proto.ActiveAgentRun)) {
+	byOrg, active := map[string]int{}, map[string]bool{}
+	for _, r := range running {
+		byOrg[r.org]++
+	}
+	for _, a := range b.Store.Active() {
+		active[a.ID] = true
+		r := running[a.ID]
+		switch {
+		case r != nil && a.Cancelled:
+			r.cancel(proto.ErrRunCancelled)
+		case r == nil && ctx.Err() == nil && (a.Cancelled || len(running) < maxRunning && byOrg[a.Org] < maxRunningOrg):
+			byOrg[a.Org]++
+			begin(a)
+		}
+	}
+	for id, r := range running {
+		if !active[id] {
+			r.cancel(errInactive)
+		}
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// carryOut carries out a run until it has ended or ctx is done. It can be continued after an error.
+func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error {
+	run, at, err := b.Store.Get(ctx, a.Org, a.ID)
+	if errors.Is(err, proto.ErrNotFound) { // it was removed
+		return b.Store.Finish(ctx, a.Org, a.ID)
+	}
+	if err != nil {
+		return err
+	}
+	log := &StoredLog{Store: b.Store, Run: run}
+	p, err := readPast(ctx, &Reader{Store: b.Store, Org: a.Org, ID: a.ID, At: at})
+	if err != nil {
+		return err
+	}
+	if log.At, log.last = p.at, p.last; log.last == nil || !log.last.Ended() {
+		if err = context.Canceled; !a.Cancelled {
+			err = b.continueRun(ctx, log, p)
+		}
+		if ctx.Err() != nil && !errors.Is(context.Cause(ctx), proto.ErrRunCancelled) || errors.Is(err, proto.ErrConflict) {
+			return ctx.Err() // another process goes on
+		}
+		if err != nil && !errors.Is(err, context.Canceled) {
+			b.Log.WarnContext(ctx, "agent run failed", "run", run.ID, "org", run.Org, "error", err)
+		}
+		if err := log.End(ctx, err); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if surface := b.APIs[run.API]; surface != nil {
+		if err := surface.Ended(ctx, run, log.last); err != nil {
+			return err
+		}
+	}
+	return b.Store.Finish(ctx, run.Org, run.ID)
+}
+
+func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) error {
+	surface := b.APIs[log.Run.API]
+	if surface == nil {
+		return api.Errorf(api.CodeValidation, "this server has no API %q any more", log.Run.API)
+	}
+	hosted, host, release, err := b.Host(ctx, log.Run, p.started != nil)
+	if err != nil {
+		return err
+	}
+	defer release()
+	run, start, err := surface.Prepare(hosted, host, log.Run, p.started)
+	if err != nil {
+		return err
+	}
+	if p.started == nil {
+		if err := log.Start(ctx, start); err != nil {
+			return err
+		}
+		p.began = log.last.At
+	}
+	run.Began, run.Past = p.began, p.events
+	return Continue(hosted, b.Upstream, run, log)
+}
+
+// past is what a log has of a run.
+type past struct {
+	started *Start
+	began   time.Time
+	events  []Event
+	last    *Entry // nil for none
+	at      uint64 // the number of the last message
+}
+
+func readPast(ctx context.Context, r *Reader) (*past, error) {
+	p := &past{}
+	for {
+		e, err := r.Next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if e == nil {
+			p.at = r.At
+			return p, nil
+		}
+		if p.last = e; e.Started != nil {
+			p.started, p.began = e.Started, e.At
+		}
+		if e.Event != nil {
+			p.events = append(p.events, *e.Event)
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/agent/agenttest"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// background has runs of the test's own API. Its calls are counted by their ids.
+type background struct {
+	store *agenttest.Store
+	up    agent.Upstream
+	mu    sync.Mutex
+	calls map[string]int
+	ended []string
+	// block, if not nil, is called in a call.
+	block func(ctx context.Context) error
+}
+
+func (b *background) Prepare(_ context.Context, _ agent.Host, record *proto.AgentRun, started *agent.Start) (*agent.Run, *agent.Start, error) {
+	var text string
+	if err := json.Unmarshal(record.Request, &text); err != nil || text == "refused" {
+		return nil, nil, proto.FieldErrorf("text", "is refused")
+	}
+	if started == nil {
+		started = &agent.Start{Container: "c"}
+	}
+	r := run(say(text))
+	n := 0
+	r.NewCallID = func(*agent.Tool) string { n++; return fmt.Sprintf("new%d", n) }
+	execute := r.Tools[0].Execute
+	r.Tools[0].Execute = func(ctx context.Context, call *agent.Call) (*agent.Outcome, error) {
+		b.mu.Lock()
+		b.calls[call.ID+string(call.Arguments)]++
+		b.mu.Unlock()
+		if b.block != nil {
+			if err := b.block(ctx); err != nil {
+				return nil, err
+			}
+		}
+		return execute(ctx, call)
+	}
+	return r, started, nil
+}
+
+func (b *background) Ended(_ context.Context, record *proto.AgentRun, last *agent.Entry) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case last.Cancelled:
+		b.ended = append(b.ended, record.ID+" cancelled")
+	case last.Failed != nil:
+		b.ended = append(b.ended, record.ID+" failed "+string(last.Failed.Code))
+	default:
+		b.ended = append(b.ended, record.ID+" "+string(last.Event.End.Reason))
+	}
+	return nil
+}
+
+func newBackground(w *world) *background {
+	return &background{store: agenttest.NewStore(), up: w.up, calls: map[string]int{}}
+}
+
+// start carries out runs until stop is called, as one process does.
+func (b *background) start(t *testing.T) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	engine := &agent.Background{
+		Store: b.store, Upstream: b.up, APIs: map[string]agent.API{"test": b}, Log: slog.New(slog.DiscardHandler),
+		Host: func(ctx context.Context, _ *proto.AgentRun, _ bool) (context.Context, agent.Host, func(), error) {
+			return ctx, agenttest.NewHost(), func() {}, nil
+		},
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = engine.Run(ctx) }()
+	return func() { cancel(); <-done }
+}
+
+func (b *background) create(t *testing.T, id, text string) {
+	t.Helper()
+	request, err := json.Marshal(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.store.Create(t.Context(), &proto.AgentRun{Org: "acme", ID: id, API: "test", Request: request, Background: true, Stream: true, CreatedAt: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// follow returns the entries of a run to its end, in short form.
+func (b *background) follow(t *testing.T, id string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	w := &world{t: t}
+	var end string
+	r := agent.Reader{Store: b.store, Org: "acme", ID: id, At: 1}
+	err := r.Follow(ctx, func(e *agent.Entry) error {
+		switch {
+		case e.Event != nil:
+			w.events = append(w.events, *e.Event)
+		case e.Failed != nil:
+			end = " failed: " + e.Failed.Message
+		case e.Cancelled:
+			end = " cancelled"
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.trace() + end
+}
+
+const twoCalls = `rules: [{role: user, text: "so ", calls: [{name: double, arguments: {n: 1}}, {name: double, arguments: {n: 2}}]}, {text: ok}]`
+
+// A run that is interrupted after any of its entries goes on in another process: what was carried out
+// is not carried out again, and nothing is missing.
+func TestBackgroundRunsSurviveEveryInterruption(t *testing.T) {
+	eachProtocol(t, twoCalls, func(w *world) {
+		plain := newBackground(w)
+		plain.create(t, "r", "x")
+		stop := plain.start(t)
+		want := plain.follow(t, "r")
+		stop()
+		if want != `0:"so " 1:server new1=double({"n":1}) 2:server new2=double({"n":2}) 3:new1->doubled 2 4:new2->doubled 4 5:"ok" done` {
+			t.Fatal(want)
+		}
+		for after := range 10 {
+			b := newBackground(w)
+			b.create(t, "r", "x")
+			appended, interrupted, resumed := 0, make(chan struct{}), atomic.Bool{}
+			b.store.FailAppend = func([]byte) error {
+				if appended++; resumed.Load() || appended <= after {
+					return nil
+				}
+				if appended == after+1 {
+					close(interrupted)
+				}
+				return errors.New("this process is gone")
+			}
+			stop := b.start(t)
+			ended := make(chan string)
+			go func() { ended <- b.follow(t, "r") }()
+			select {
+			case <-interrupted:
+				stop()
+				resumed.Store(true)
+				stop = b.start(t)
+			case got := <-ended: // it has fewer entries
+				stop()
+				if got != want {
+					t.Errorf("not interrupted: %s", got)
+				}
+				continue
+			}
+			got := <-ended
+			stop()
+			for call, n := range b.calls {
+				// A call whose result was not stored is looked up by its execution.
+				if n > 2 || n == 2 && after < 4 {
+					t.Errorf("after %d entries: call %s was carried out %d times", after, call, n)
+				}
+			}
+			if !strings.Contains(got, `->doubled 2`) || strings.Count(got, "->doubled") != 2 || !strings.HasSuffix(got, `"ok" done`) {
+				t.Errorf("after %d entries:\n got %s\nwant %s", after, got, want)
+			}
+		}
+	})
+}
+
+func TestBackgroundRunsEnd(t *testing.T) {
+	eachProtocol(t, `rules: [{match: broken, text: half, fault: drop}, {match: slow, role: user, calls: [{name: double, arguments: {n: 1}}]}, {text: ok}]`, func(w *world) {
+		b := newBackground(w)
+		entered := make(chan struct{}, 1)
+		b.block = func(ctx context.Context) error {
+			entered <- struct{}{}
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		defer b.start(t)()
+		b.create(t, "plain", "x")
+		b.create(t, "bad", "refused")
+		b.create(t, "dropped", "broken")
+		b.create(t, "long", "slow")
+		if got := b.follow(t, "plain"); got != `0:"ok" done` {
+			t.Error(got)
+		}
+		if got := b.follow(t, "bad"); !strings.Contains(got, "failed: ") {
+			t.Error(got)
+		}
+		if got := b.follow(t, "dropped"); !strings.Contains(got, "failed: ") {
+			t.Error(got)
+		}
+		<-entered
+		if err := b.store.Cancel(t.Context(), "acme", "long"); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.follow(t, "long"); !strings.HasSuffix(got, " cancelled") {
+			t.Error(got)
+		}
+		for len(b.store.Active()) > 0 {
+			select {
+			case <-b.store.Changed():
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if len(b.ended) != 4 {
+			t.Errorf("%q", b.ended)
+		}
+	})
+}

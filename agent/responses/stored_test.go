@@ -1,0 +1,149 @@
+package responses_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// runBackground carries out responses in the background until the test ends.
+func (w *world) runBackground() {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	background := &agent.Background{
+		Store: w.runs, Upstream: w.answers.Upstream, APIs: map[string]agent.API{"openai": w.answers, "perplexity": w.answers}, Log: slog.New(slog.DiscardHandler),
+		Host: func(ctx context.Context, _ *proto.AgentRun, _ bool) (context.Context, agent.Host, func(), error) {
+			return ctx, w.host, func() {}, nil
+		},
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = background.Run(ctx) }()
+	w.t.Cleanup(func() { cancel(); <-done })
+}
+
+// poll asks for a response until it has ended.
+func (w *world) poll(path string) (r *response, answer string) {
+	w.t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		status, answer := w.do(http.MethodGet, path, "")
+		if r = decode(w.t, answer); status != http.StatusOK || r.Status != "queued" && r.Status != "in_progress" {
+			return r, answer
+		}
+	}
+	w.t.Fatalf("%s has not ended", path)
+	return nil, ""
+}
+
+// events returns the events of a stream by their numbers, without the text [DONE].
+func events(t *testing.T, answer string) (list []string) {
+	t.Helper()
+	for frame := range strings.SplitSeq(strings.TrimSpace(answer), "\n\n") {
+		_, data, _ := strings.Cut(frame, "data: ")
+		var e struct {
+			Type   string
+			Number int `json:"sequence_number"`
+		}
+		if data != "[DONE]" && json.Unmarshal([]byte(data), &e) == nil {
+			list = append(list, fmt.Sprint(e.Number, " ", e.Type))
+		}
+	}
+	return list
+}
+
+func TestResponsesInTheBackground(t *testing.T) {
+	for _, path := range []string{openAI, perplexity} {
+		w := newWorld(t, allRules)
+		w.host.Result = proto.Exited(0)
+		w.runBackground()
+		tools := map[string]string{openAI: interpreter, perplexity: sandbox}[path]
+		status, answer := w.ask(path, `"background":true`, tools)
+		r := decode(t, answer)
+		if status != http.StatusOK || r.Status != "queued" || len(r.Output) != 0 || !strings.Contains(answer, `"background":true`) {
+			t.Fatalf("%d %s", status, answer)
+		}
+		ended, answer := w.poll(path + "/" + r.ID)
+		if ended.ID != r.ID || ended.Status != "completed" || len(ended.Output) != 3 || len(w.host.Requests()) != 1 {
+			t.Errorf("%s", answer)
+		}
+		if _, again := w.do(http.MethodGet, path+"/"+r.ID, ""); again != answer {
+			t.Errorf("another answer:\n%s\n%s", again, answer)
+		}
+		// Only what was created as a stream is one later.
+		if status, answer := w.do(http.MethodGet, path+"/"+r.ID+"?stream=true", ""); status != http.StatusBadRequest {
+			t.Errorf("%d %s", status, answer)
+		}
+		if status, answer := w.do(http.MethodGet, path+"/resp_other", ""); status != http.StatusNotFound {
+			t.Errorf("%d %s", status, answer)
+		}
+		status, answer = w.do(http.MethodPost, path+"/"+r.ID+"/cancel", "")
+		if path == openAI && (status != http.StatusOK || decode(t, answer).Status != "completed") || path == perplexity && status != http.StatusBadRequest {
+			t.Errorf("cancelled after the end: %d %s", status, answer)
+		}
+		if path == openAI && (len(w.notified) != 1 || !strings.Contains(w.notified[0], `"type":"response.completed"`) || !strings.Contains(w.notified[0], r.ID)) {
+			t.Errorf("webhooks: %q", w.notified)
+		}
+	}
+}
+
+// A stream that is cut is continued after any number, with the same events.
+func TestStreamsOfTheBackground(t *testing.T) {
+	for _, path := range []string{openAI, perplexity} {
+		w := newWorld(t, allRules)
+		w.host.Result = proto.Exited(0)
+		w.runBackground()
+		tools := map[string]string{openAI: interpreter, perplexity: sandbox}[path]
+		_, answer := w.ask(path, `"background":true`, `"stream":true`, tools)
+		all := events(t, answer)
+		if len(all) < 8 || !strings.HasPrefix(all[0], "0 response.created") || !strings.HasSuffix(all[len(all)-1], " response.completed") {
+			t.Fatalf("%q", all)
+		}
+		var first struct{ Response struct{ ID string } }
+		_, data, _ := strings.Cut(answer, "data: ")
+		if err := json.NewDecoder(strings.NewReader(data)).Decode(&first); err != nil {
+			t.Fatal(err)
+		}
+		for after := range len(all) {
+			_, answer := w.do(http.MethodGet, fmt.Sprintf("%s/%s?stream=true&starting_after=%d", path, first.Response.ID, after), "")
+			if got := events(t, answer); strings.Join(got, "\n") != strings.Join(all[after+1:], "\n") {
+				t.Errorf("after %d:\n got %q\nwant %q", after, got, all[after+1:])
+			}
+		}
+	}
+}
+
+// A response goes on from another one, in the container of that.
+func TestPreviousResponses(t *testing.T) {
+	w := newWorld(t, `rules: [{role: user, match: first, calls: [{name: code_interpreter, arguments: {code: "1"}}]}, {role: user, match: second, calls: [{name: code_interpreter, arguments: {code: "2"}}]}, {text: ok}]`)
+	w.host.Result = proto.Exited(0)
+	w.host.Result.Stdout = "forty-two"
+	_, answer := w.ask(openAI, interpreter, `"input":"first"`)
+	one := decode(t, answer)
+	_, answer = w.ask(openAI, interpreter, `"input":"second"`, `"previous_response_id":"`+one.ID+`"`)
+	two := decode(t, answer)
+	if two.Status != "completed" || two.Output[0]["container_id"] != one.Output[0]["container_id"] {
+		t.Errorf("%s", answer)
+	}
+	status, answer := w.ask(openAI, `"input":"third"`, `"previous_response_id":"`+two.ID+`"`)
+	if said := w.lastRequest(); status != http.StatusOK || strings.Count(said, "forty-two") != 2 || !strings.Contains(said, "first") || !strings.Contains(said, "second") {
+		t.Errorf("%d %s: the model was asked %s", status, answer, said)
+	}
+	if status, answer := w.do(http.MethodDelete, openAI+"/"+two.ID, ""); status != http.StatusOK || !strings.Contains(answer, `"deleted":true`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.ask(openAI, `"input":"x"`, `"previous_response_id":"`+two.ID+`"`); status != http.StatusBadRequest || *decode(t, answer).param() != "previous_response_id" {
+		t.Errorf("%d %s", status, answer)
+	}
+	_, answer = w.ask(openAI, `"input":"x"`, `"store":false`)
+	if status, answer := w.do(http.MethodGet, openAI+"/"+decode(t, answer).ID, ""); status != http.StatusNotFound {
+		t.Errorf("%d %s", status, answer)
+	}
+}
+
+func (r *response) param() *string { return &r.Error.Param }

@@ -1,0 +1,104 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	// pingEvery is how often a stream without events shows that it is alive.
+	pingEvery = 10 * time.Second
+	// maxSpare is the size of a buffer that a stream keeps, in bytes.
+	maxSpare = 8 << 10
+)
+
+// Stream is an answer of server-sent events. It begins with the first of them, so that an error before
+// that is answered as such. Its fields are set before its use.
+type Stream struct {
+	W http.ResponseWriter
+	// Begin, if not nil, adds the events with which the answer begins.
+	Begin func()
+	// Ping adds an event that shows that the stream is alive.
+	Ping func()
+
+	mu    sync.Mutex
+	begun bool
+	out   bytes.Buffer
+}
+
+// Serve calls produce, and sends pings until that has returned. The context of produce is done when
+// ctx is, or when the client reads no more.
+func (s *Stream) Serve(ctx context.Context, produce func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var pings sync.WaitGroup
+	pings.Go(func() {
+		ticks := time.NewTicker(pingEvery)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticks.C:
+			}
+			if s.Send(func() error { s.Ping(); return nil }) != nil {
+				cancel()
+				return
+			}
+		}
+	})
+	err := produce(ctx)
+	cancel()
+	pings.Wait()
+	return err
+}
+
+// Begun reports whether the answer has begun. It is not called while Serve runs.
+func (s *Stream) Begun() bool { return s.begun }
+
+// Send begins the answer if it has not begun, calls add, and sends what that adds. It returns an error
+// of add unchanged, and one that is [context.Canceled] if the client does not read any more.
+func (s *Stream) Send(add func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.begun {
+		s.begun = true
+		h := s.W.Header()
+		h.Set("Content-Type", "text/event-stream")
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Accel-Buffering", "no")
+		if s.Begin != nil {
+			s.Begin()
+		}
+	}
+	if err := add(); err != nil {
+		return err
+	}
+	_, err := s.W.Write(s.out.Bytes())
+	if s.out.Reset(); s.out.Cap() > maxSpare {
+		s.out = bytes.Buffer{}
+	}
+	if err == nil {
+		err = http.NewResponseController(s.W).Flush()
+	}
+	if err != nil {
+		return fmt.Errorf("%w: send an event: %w", context.Canceled, err)
+	}
+	return nil
+}
+
+// Add adds an event whose data is the JSON form of data. It is called by functions that Send calls.
+func (s *Stream) Add(name string, data any) {
+	text, err := json.Marshal(data)
+	if err != nil {
+		panic(err) // arguments of calls are valid JSON, and all else is text and numbers
+	}
+	_, _ = fmt.Fprintf(&s.out, "event: %s\ndata: %s\n\n", name, text) // a buffer has no errors
+}
+
+// AddText adds text that is no event. It is called like Add.
+func (s *Stream) AddText(text string) { s.out.WriteString(text) }

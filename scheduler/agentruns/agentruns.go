@@ -1,0 +1,204 @@
+// Package agentruns stores the runs of agents: for each a log, and an entry in a bucket while it goes
+// on in the background.
+//
+// The first message of a log is the request, as a [proto.AgentRun]; what the others mean is up to
+// package agent. A message is appended on condition that another one is the last, so that of two
+// processes that continue a run only one can.
+package agentruns
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+// pollEvery is how often a reader looks for the next message, in case a notification was lost.
+const pollEvery = time.Second
+
+// Runs stores runs. Run must be running for changes to be seen.
+type Runs struct {
+	store   *store.Store
+	active  *store.Cache[proto.ActiveAgentRun]
+	changed chan struct{} // has a value after a change of the active runs
+}
+
+// Open reads the active runs.
+func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Runs, error) {
+	r := &Runs{store: st, changed: make(chan struct{}, 1)}
+	var err error
+	r.active, err = store.OpenCache(ctx, store.CacheConfig[proto.ActiveAgentRun]{
+		Store: st, Bucket: st.AgentRuns, Keys: "*.*", Name: "active runs of agents", Decode: store.DecodeJSON[proto.ActiveAgentRun]("active run of an agent"), Log: log,
+		OnChange: func(string, *proto.ActiveAgentRun, *proto.ActiveAgentRun) {
+			select {
+			case r.changed <- struct{}{}:
+			default:
+			}
+		},
+	})
+	return r, err
+}
+
+// Run applies changes by other gateways until ctx is done.
+func (r *Runs) Run(ctx context.Context) error { return r.active.Run(ctx) }
+
+func activeKey(org, id string) string { return org + "." + id }
+
+// Create stores a new run, and returns the number of its first message. A run in the background is
+// active then. Create returns a [*proto.QuotaError] if the organisation has too many of these.
+func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err error) {
+	if run.Background && r.activeOf(run.Org) >= proto.MaxAgentRuns {
+		return 0, &proto.QuotaError{What: "runs in the background", Limit: proto.MaxAgentRuns}
+	}
+	body, err := json.Marshal(run)
+	if err != nil {
+		return 0, fmt.Errorf("encode run %s: %w", run.ID, err)
+	}
+	if at, err = r.Append(ctx, run.Org, run.ID, 0, body); err != nil || !run.Background {
+		return at, err
+	}
+	return at, r.active.Create(ctx, activeKey(run.Org, run.ID), &proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt})
+}
+
+func (r *Runs) activeOf(org string) (n int) {
+	for _, a := range r.active.All() {
+		if a.Org == org {
+			n++
+		}
+	}
+	return n
+}
+
+// Append adds a message to the log of a run, whose last message has the number after, and returns the
+// number of the new one. It returns [proto.ErrConflict] if another message is the last.
+func (r *Runs) Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error) {
+	at, err = r.store.Write(ctx, store.AgentLogSubject(org, id), nats.Header{}, message, after)
+	if store.IsConflict(err) {
+		return 0, fmt.Errorf("append to the log of run %s: %w: %w", id, proto.ErrConflict, err)
+	}
+	return at, err
+}
+
+// Get returns a run and the number of its first message, or [proto.ErrNotFound].
+func (r *Runs) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64, error) {
+	m, err := r.store.NextMessage(ctx, r.store.AgentLogs, 1, store.AgentLogSubject(org, id))
+	if store.IsNotFound(err) {
+		return nil, 0, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	run := new(proto.AgentRun)
+	if json.Unmarshal(m.Data, run) != nil || run.Org != org || run.ID != id { // the first messages are past their retention
+		return nil, 0, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
+	}
+	return run, m.Seq, nil
+}
+
+// Next returns the first message of a log whose number is greater than after, and its number. The
+// message is nil if there is none.
+func (r *Runs) Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error) {
+	m, err := r.store.NextMessage(ctx, r.store.AgentLogs, after+1, store.AgentLogSubject(org, id))
+	if store.IsNotFound(err) {
+		return nil, after, nil
+	}
+	if err != nil {
+		return nil, after, err
+	}
+	return m.Data, m.Seq, nil
+}
+
+// Watch returns a channel that has a value after a message was added to a log, and from time to time.
+// stop ends that.
+func (r *Runs) Watch(org, id string) (added <-chan struct{}, stop func(), err error) {
+	c, done := make(chan struct{}, 1), make(chan struct{})
+	notify := func() {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+	sub, err := r.store.Conn.Subscribe(store.AgentLogSubject(org, id), func(*nats.Msg) { notify() })
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch run %s: %w", id, err)
+	}
+	tick := time.NewTicker(pollEvery)
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				notify()
+			}
+		}
+	}()
+	return c, func() {
+		_ = sub.Unsubscribe()
+		tick.Stop()
+		close(done)
+	}, nil
+}
+
+// Active returns the runs in the background that have not ended, the oldest first.
+func (r *Runs) Active() []proto.ActiveAgentRun {
+	var list []proto.ActiveAgentRun
+	for _, a := range r.active.All() {
+		list = append(list, *a)
+	}
+	slices.SortFunc(list, func(x, y proto.ActiveAgentRun) int {
+		return cmp.Or(x.CreatedAt.Compare(y.CreatedAt), cmp.Compare(x.ID, y.ID))
+	})
+	return list
+}
+
+// Changed returns a channel that has a value after a change of the active runs.
+func (r *Runs) Changed() <-chan struct{} { return r.changed }
+
+// Cancel requests the end of an active run. It returns [proto.ErrNotFound] if it is not active.
+func (r *Runs) Cancel(ctx context.Context, org, id string) error {
+	_, err := r.active.Update(ctx, activeKey(org, id), func(old *proto.ActiveAgentRun) (*proto.ActiveAgentRun, error) {
+		if old == nil {
+			return nil, fmt.Errorf("run %s is not active: %w", id, proto.ErrNotFound)
+		}
+		changed := *old
+		changed.Cancelled = true
+		return &changed, nil
+	})
+	return err
+}
+
+// Finish makes a run not active. It is no error if it is not.
+func (r *Runs) Finish(ctx context.Context, org, id string) error {
+	_, err := r.active.Remove(ctx, activeKey(org, id), nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// Remove removes the log of a run.
+func (r *Runs) Remove(ctx context.Context, org, id string) error {
+	for from := uint64(1); ; {
+		m, err := r.store.Next(ctx, r.store.AgentLogs, from, store.AgentLogSubject(org, id))
+		if store.IsNotFound(err) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("remove run %s: %w", id, err)
+		}
+		r.store.DiscardBody(ctx, &store.Message{Header: m.Header})
+		from = m.Sequence + 1
+	}
+	return r.store.PurgeSubject(ctx, r.store.AgentLogs, store.AgentLogSubject(org, id))
+}

@@ -1,0 +1,124 @@
+package agentruns_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/agentruns"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
+)
+
+// open returns the runs as one gateway has them.
+func open(t *testing.T, st *store.Store) *agentruns.Runs {
+	t.Helper()
+	r, err := agentruns.Open(t.Context(), st, storetest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() { _ = r.Run(ctx) })
+	t.Cleanup(func() { cancel(); work.Wait() })
+	return r
+}
+
+// eventually waits until ok returns true after a change.
+func eventually(t *testing.T, r *agentruns.Runs, ok func() bool) {
+	t.Helper()
+	late := time.After(time.Minute)
+	for !ok() {
+		select {
+		case <-r.Changed():
+		case <-late:
+			t.Fatal("no change within a minute")
+		}
+	}
+}
+
+// Two gateways share runs: both see what is active, and only one can add to a log.
+func TestRuns(t *testing.T) {
+	ctx, st := t.Context(), storetest.Open(t, storetest.Server(t))
+	one, two := open(t, st), open(t, st)
+	request := append(append([]byte(`"`), bytes.Repeat([]byte("x"), 1<<20)...), '"') // too large for a message
+	run := &proto.AgentRun{Org: "acme", ID: "resp_1", Key: "k", API: "openai", Request: request, Background: true, CreatedAt: time.Now()}
+	first, err := one.Create(ctx, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := two.Create(ctx, run); !errors.Is(err, proto.ErrConflict) {
+		t.Errorf("the same run again: %v", err)
+	}
+	eventually(t, two, func() bool { return len(two.Active()) == 1 })
+	got, at, err := two.Get(ctx, "acme", "resp_1")
+	if err != nil || at != first || !bytes.Equal(got.Request, request) || got.Key != "k" {
+		t.Fatalf("%v, at %d", err, at)
+	}
+	added, stop, err := two.Watch("acme", "resp_1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	second, err := one.Append(ctx, "acme", "resp_1", first, []byte("second"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-added
+	if _, err := two.Append(ctx, "acme", "resp_1", first, []byte("other")); !errors.Is(err, proto.ErrConflict) {
+		t.Errorf("after a message that is not the last: %v", err)
+	}
+	if m, at, err := two.Next(ctx, "acme", "resp_1", first); err != nil || string(m) != "second" || at != second {
+		t.Errorf("%q at %d: %v", m, at, err)
+	}
+	if m, at, err := two.Next(ctx, "acme", "resp_1", second); err != nil || m != nil || at != second {
+		t.Errorf("%q at %d: %v", m, at, err)
+	}
+	for _, org := range []string{"other", "acm"} {
+		if _, _, err := two.Get(ctx, org, "resp_1"); !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("of %s: %v", org, err)
+		}
+		if err := two.Cancel(ctx, org, "resp_1"); !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("of %s: %v", org, err)
+		}
+	}
+	if err := two.Cancel(ctx, "acme", "resp_1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, one, func() bool { return one.Active()[0].Cancelled })
+	if err := errors.Join(one.Finish(ctx, "acme", "resp_1"), one.Finish(ctx, "acme", "resp_1")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, two, func() bool { return len(two.Active()) == 0 })
+	if err := two.Remove(ctx, "acme", "resp_1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := one.Get(ctx, "acme", "resp_1"); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("after its removal: %v", err)
+	}
+}
+
+// An organisation cannot fill the memory of all gateways with runs.
+func TestActiveRunsAreLimited(t *testing.T) {
+	ctx, st := t.Context(), storetest.Open(t, storetest.Server(t))
+	runs := open(t, st)
+	create := func(org string, i int) error {
+		_, err := runs.Create(ctx, &proto.AgentRun{Org: org, ID: "r" + string(rune('a'+i%26)) + string(rune('a'+i/26%26)) + string(rune('a'+i/676)), Background: true})
+		return err
+	}
+	for i := range proto.MaxAgentRuns {
+		if err := create("acme", i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, quota := errors.AsType[*proto.QuotaError](create("acme", proto.MaxAgentRuns)); !quota {
+		t.Error("one more was accepted")
+	}
+	if err := create("other", 0); err != nil {
+		t.Error(err)
+	}
+}
