@@ -47,7 +47,8 @@ type Entry struct {
 
 // Start is how a run started.
 type Start struct {
-	Container string `json:"container"`
+	Container string    `json:"container"`
+	Created   time.Time `json:"created,omitzero"` // when the container was created, if the API needs it
 }
 
 // Ended reports whether the entry is the last one of its run.

@@ -110,6 +110,7 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 		r.into(t, &m)
 		return &m
 	}
+	testMessageBatches(t, sys)
 	t.Run("executions are recorded", func(t *testing.T) {
 		t.Parallel()
 		m := ask(t, agentRequest("20250825", "mean and standard deviation"))

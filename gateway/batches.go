@@ -64,29 +64,39 @@ func (s *Server) readBatch(w http.ResponseWriter, r *http.Request) (batch *proto
 	if err := requireIdentity(w, r); err != nil {
 		return nil, false, err
 	}
+	c := clientOf(r)
+	batch = &proto.Batch{ID: proto.NewBatchID(c.key.Org, c.key.ID, idempotencyKey), Org: c.key.Org, Key: c.key.ID, CreatedAt: time.Now().UTC()}
+	return s.uploadBatch(w, r, batch, idempotencyKey != "", func(upload BatchUpload) *api.BatchBody {
+		reader := &batchReader{Server: s, ctx: r.Context(), client: c, batch: batch, upload: upload, urls: map[string]bool{}}
+		return &api.BatchBody{Lines: isLines(r.Header), Member: "items", Settings: reader.settings, Item: reader.item}
+	})
+}
+
+// uploadBatch stores a new batch with the items in the body of a request, which the result of read
+// reads. With an idempotency key it finds the one of an earlier request.
+func (s *Server) uploadBatch(w http.ResponseWriter, r *http.Request, batch *proto.Batch, keyed bool, read func(BatchUpload) *api.BatchBody) (_ *proto.Batch, created bool, err error) {
 	if r.ContentLength > proto.MaxBatchBytes {
 		return nil, false, bodyTooLarge(proto.MaxBatchBytes)
 	}
-	c := clientOf(r)
-	batch = &proto.Batch{ID: proto.NewBatchID(c.key.Org, c.key.ID, idempotencyKey), Org: c.key.Org, Key: c.key.ID, CreatedAt: time.Now().UTC()}
 	if err := s.checkNewBatch(r.Context(), batch); err != nil {
 		return nil, false, err
 	}
-	done, err := s.beginBatch(r.Context(), c.key.Org)
+	done, err := s.beginBatch(r.Context(), batch.Org)
 	if err != nil {
 		return nil, false, err
 	}
 	defer done()
-	upload, err := s.Batches.Upload(c.key.Org)
+	upload, err := s.Batches.Upload(batch.Org)
 	if err != nil {
 		return nil, false, err
 	}
-	reader := &batchReader{Server: s, ctx: r.Context(), client: c, batch: batch, upload: upload, urls: map[string]bool{}}
 	body := &longBody{from: http.MaxBytesReader(w, r.Body, proto.MaxBatchBytes), control: infoOf(r.Context()).rec.control, limit: proto.MaxBatchBytes}
-	err = (&api.BatchBody{Lines: isLines(r.Header), MaxItem: s.MaxBody, Settings: reader.settings, Item: reader.item}).Read(body)
+	items := read(upload)
+	items.MaxItem = s.MaxBody
+	err = items.Read(body)
 	body.clearDeadline()
 	if err == nil {
-		batch, created, err = reader.create(idempotencyKey != "")
+		batch, created, err = s.storeBatch(r.Context(), batch, upload, keyed)
 	}
 	if !created {
 		discarding, cancel := detached(r.Context())
@@ -162,7 +172,11 @@ type batchReader struct {
 	urls   map[string]bool // checked URLs of items
 }
 
-func (b *batchReader) settings(settings *api.BatchSettings) error {
+func (b *batchReader) settings(object []byte) error {
+	settings, err := api.Decode[api.BatchSettings](object)
+	if err != nil {
+		return err
+	}
 	settings.Apply(b.batch)
 	note, err := json.Marshal(settings)
 	if err != nil {
@@ -213,20 +227,20 @@ func (b *batchReader) checkURL(url string) error {
 	return b.URLs.Check(b.ctx, field, url)
 }
 
-// create stores the batch, unless there is one of its idempotency key.
-func (b *batchReader) create(keyed bool) (batch *proto.Batch, created bool, err error) {
-	ctx, cancel := detached(b.ctx)
-	defer cancel()
-	if b.batch.Content, b.batch.Total, err = b.upload.Finish(b.ctx); err != nil {
+// storeBatch stores a batch whose items are uploaded, unless there is one of its idempotency key.
+func (s *Server) storeBatch(ctx context.Context, b *proto.Batch, upload BatchUpload, keyed bool) (batch *proto.Batch, created bool, err error) {
+	if b.Content, b.Total, err = upload.Finish(ctx); err != nil {
 		return nil, false, err
 	}
 	fault.Here(fault.AfterItemsBeforeBatch)
-	batch, created, err = b.Batches.Create(ctx, b.batch)
+	storing, cancel := detached(ctx)
+	defer cancel()
+	batch, created, err = s.Batches.Create(storing, b)
 	switch {
 	case err != nil:
 		// It may be stored, so its items stay. They are removed after a day if it is not.
 		return nil, true, err
-	case !created && keyed && batch.Content.Hash != b.batch.Content.Hash:
+	case !created && keyed && batch.Content.Hash != b.Content.Hash:
 		return nil, false, api.Errorf(api.CodeIdempotency, "this Idempotency-Key was used with another batch; use a new key for a new batch")
 	}
 	return batch, created, nil
@@ -327,6 +341,9 @@ func pauseBatch(paused bool) func(*proto.Batch, *proto.BatchState) error {
 func cancelBatch(b *proto.Batch, s *proto.BatchState) error {
 	if b.Ended(s) && b.Status(s) != proto.BatchCancelled {
 		return hasEnded()
+	}
+	if !b.Cancelled {
+		b.CancelledAt = time.Now().UTC()
 	}
 	b.Cancelled, b.Paused = true, false
 	return nil

@@ -86,6 +86,8 @@ type Server struct {
 	Backups     Backups
 	Audit       AuditLog
 	AgentFiles  AgentFiles
+	// AgentBatches are of requests to agents, and Batches of executions.
+	AgentBatches AgentBatches
 	// Spool returns an empty file, which is removed when it is closed. Surfaces need it.
 	Spool func() (*os.File, error)
 	// Surfaces are served besides this server's own API.

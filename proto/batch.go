@@ -30,8 +30,11 @@ const (
 // Batch is a set of executions that are accepted together. Its executions are its items. They are
 // numbered from 0, and start in that order.
 type Batch struct {
-	ID            string            `json:"id"`
-	Org           string            `json:"org"`
+	ID  string `json:"id"`
+	Org string `json:"org"`
+	// API, if not empty, is whose requests to an agent the items are, see [AgentRun.API]: each is a run
+	// in place of an execution.
+	API           string            `json:"api,omitempty"`
 	Key           string            `json:"key"`                    // the id of the API key under which the items run
 	Total         int               `json:"total"`                  // number of items
 	MaxParallel   int               `json:"max_parallel,omitempty"` // 0: as many as the plan allows
@@ -43,8 +46,9 @@ type Batch struct {
 	Content       BatchContent      `json:"content"`
 	CreatedAt     time.Time         `json:"created_at"`
 	// What clients asked for since.
-	Paused    bool `json:"paused,omitempty"`
-	Cancelled bool `json:"cancelled,omitempty"`
+	Paused      bool      `json:"paused,omitempty"`
+	Cancelled   bool      `json:"cancelled,omitempty"`
+	CancelledAt time.Time `json:"cancelled_at,omitzero"`
 	// Retries counts the retries that were asked for. RetryCancelled makes the last one include the
 	// cancelled items.
 	Retries        int  `json:"retries,omitempty"`
@@ -197,6 +201,12 @@ func ValidBatchID(text string) bool {
 func (b *Batch) ItemTrace(index, round int) TraceID {
 	return DerivedTraceID(fmt.Sprintf("item %s %s %d %d", b.ID, b.Content.Index.Key, index, round))
 }
+
+// runPrefix begins the ids of the runs of a batch's items.
+const runPrefix = "msg_"
+
+// RunID returns the id of the agent's run that is the item of a batch with a trace id.
+func RunID(item TraceID) string { return runPrefix + strings.TrimPrefix(string(item), tracePrefix) }
 
 // NewBatchDelivery returns the delivery of a batch that has ended, nil if it has no webhook. It has
 // a trace id of its own, which belongs to no execution.

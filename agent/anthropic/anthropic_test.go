@@ -26,6 +26,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// batchless is a host whose batches are not used; tests of the whole program have some.
+type batchless struct {
+	*agenttest.Host
+	anthropic.BatchStore
+}
+
 // world serves the routes with a scripted model.
 type world struct {
 	t      *testing.T
@@ -46,7 +52,7 @@ func newWorld(t *testing.T, rules string) *world {
 	w := &world{t: t, host: agenttest.NewHost()}
 	messages := &anthropic.Server{
 		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
-		Host:     func(r *http.Request) anthropic.Host { w.host.R = r; return w.host }, Log: slog.New(slog.DiscardHandler),
+		Host:     func(r *http.Request) anthropic.Host { w.host.R = r; return batchless{w.host, nil} }, Log: slog.New(slog.DiscardHandler),
 	}
 	router := chi.NewRouter()
 	for _, route := range messages.Routes() {

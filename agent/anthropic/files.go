@@ -73,37 +73,46 @@ func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// page is a list of files in the forms of both ways to page through it.
+// page is a part of a list, in the forms of all ways to page through one.
 type page struct {
-	Data     []fileBody `json:"data"`
-	HasMore  bool       `json:"has_more"`
-	FirstID  *string    `json:"first_id"`
-	LastID   *string    `json:"last_id"`
-	NextPage *string    `json:"next_page"`
+	Data     []any   `json:"data"`
+	HasMore  bool    `json:"has_more"`
+	FirstID  *string `json:"first_id"`
+	LastID   *string `json:"last_id"`
+	NextPage *string `json:"next_page"`
 }
 
-func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
-	query := r.URL.Query()
-	files, more, err := choose(s.Host(r).Files(), query)
+// pageOf returns the part of a list that a query asks for. idOf returns the id of an entry, and form
+// its form in the answer.
+func pageOf[T any](entries []T, query url.Values, idOf func(*T) string, form func(*T) any) (*page, error) {
+	chosen, more, err := choose(entries, query, idOf)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p := page{Data: []fileBody{}, HasMore: more}
-	for i := range files {
-		p.Data = append(p.Data, newFileBody(&files[i]))
+	p := &page{Data: []any{}, HasMore: more}
+	for i := range chosen {
+		p.Data = append(p.Data, form(&chosen[i]))
 	}
-	if n := len(p.Data); n > 0 {
-		p.FirstID, p.LastID = &p.Data[0].ID, &p.Data[n-1].ID
+	if n := len(chosen); n > 0 {
+		p.FirstID, p.LastID = new(idOf(&chosen[0])), new(idOf(&chosen[n-1]))
 		if more {
 			p.NextPage = p.LastID
 		}
 	}
-	writeJSON(w, http.StatusOK, &p)
+	return p, nil
+}
+
+func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
+	p, err := pageOf(s.Host(r).Files(), r.URL.Query(), func(f *proto.AgentFile) string { return f.ID }, func(f *proto.AgentFile) any { return newFileBody(f) })
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, p)
 	return nil
 }
 
-// choose returns the files that a query asks for, and whether there are more in its direction.
-func choose(files []proto.AgentFile, query url.Values) (chosen []proto.AgentFile, more bool, err error) {
+// choose returns the entries that a query asks for, and whether there are more in its direction.
+func choose[T any](entries []T, query url.Values, idOf func(*T) string) (chosen []T, more bool, err error) {
 	ids := append(query["ids[]"], query["ids"]...)
 	page, after, before := query.Get("page"), query.Get("after_id"), query.Get("before_id")
 	if page != "" {
@@ -119,22 +128,22 @@ func choose(files []proto.AgentFile, query url.Values) (chosen []proto.AgentFile
 	case len(ids) > maxIDs:
 		return nil, false, proto.FieldErrorf("ids", "must be at most %d", maxIDs)
 	case len(ids) > 0:
-		return slices.DeleteFunc(files, func(f proto.AgentFile) bool { return !slices.Contains(ids, f.ID) }), false, nil
+		return slices.DeleteFunc(entries, func(e T) bool { return !slices.Contains(ids, idOf(&e)) }), false, nil
 	case after != "" && before != "":
 		return nil, false, proto.FieldErrorf("before_id", "must not be given together with after_id")
 	}
-	at := slices.IndexFunc(files, func(f proto.AgentFile) bool { return f.ID == after || f.ID == before })
+	at := slices.IndexFunc(entries, func(e T) bool { return idOf(&e) == after || idOf(&e) == before })
 	switch {
 	case (after != "" || before != "") && at < 0:
-		return nil, false, api.Errorf(api.CodeNotFound, "there is no file of the id after which the page begins")
+		return nil, false, api.Errorf(api.CodeNotFound, "there is nothing of the id at which the page begins")
 	case before != "":
-		files = files[:at]
-		more = len(files) > limit
-		return files[max(0, len(files)-limit):], more, nil
+		entries = entries[:at]
+		more = len(entries) > limit
+		return entries[max(0, len(entries)-limit):], more, nil
 	case after != "":
-		files = files[at+1:]
+		entries = entries[at+1:]
 	}
-	return files[:min(len(files), limit)], len(files) > limit, nil
+	return entries[:min(len(entries), limit)], len(entries) > limit, nil
 }
 
 func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {

@@ -1,6 +1,7 @@
 package anthropic
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -44,7 +45,7 @@ func (s *Server) createMessage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	run, err := s.newRun(r.Context(), host, req)
+	run, err := newRun(r.Context(), host, req, "msg_"+rand.Text(), nil)
 	if err != nil {
 		return agent.ClientError(err)
 	}
@@ -59,9 +60,9 @@ func (s *Server) createMessage(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// newRun returns the run that a request asks for. The files that it puts into the container are
-// there then.
-func (s *Server) newRun(ctx context.Context, host Host, req *request) (*run, error) {
+// newRun returns the run of an id that a request asks for. The files that it puts into the container
+// are there then. started is how the run started before, nil for a new one.
+func newRun(ctx context.Context, host agent.Host, req *request, id string, started *agent.Start) (*run, error) {
 	set, err := req.toolSet()
 	if err != nil {
 		return nil, err
@@ -70,16 +71,18 @@ func (s *Server) newRun(ctx context.Context, host Host, req *request) (*run, err
 	if err != nil {
 		return nil, err
 	}
-	id := "msg_" + rand.Text()
-	c, created, err := openContainer(ctx, host, string(req.Container), set.revision)
-	if err != nil {
+	var c *container
+	var created time.Time
+	if started != nil {
+		c, created = newContainer(host, started.Container, set.revision), started.Created
+	} else if c, created, err = openContainer(ctx, host, string(req.Container), set.revision); err != nil {
 		return nil, err
 	}
 	c.Run = id
 	if len(talk.uploads) > 0 && set.revision == "" {
 		return nil, proto.FieldErrorf("tools", "must have the code execution tool for a container_upload")
 	}
-	if err := c.upload(ctx, talk, req.Container != ""); err != nil {
+	if err := c.upload(ctx, talk, req.Container != "", started != nil); err != nil {
 		return nil, err
 	}
 	var system []string
@@ -117,9 +120,9 @@ func (s *Server) newRun(ctx context.Context, host Host, req *request) (*run, err
 var errNoContainer = api.Errorf(api.CodeNotFound, "container: there is none of this id, or it has expired; send the request without it to get a new one")
 
 // openContainer returns the container of an id, or a new one for no id, with its time of creation.
-func openContainer(ctx context.Context, host Host, id, revision string) (*container, time.Time, error) {
+func openContainer(ctx context.Context, host agent.Host, id, revision string) (*container, time.Time, error) {
 	now := time.Now()
-	c := &container{Container: agent.Container{Host: host, ID: id}, revision: revision}
+	c := newContainer(host, id, revision)
 	if id == "" {
 		c.ID = agent.NewContainerID(containerPrefix)
 		return c, now, nil
@@ -143,12 +146,17 @@ func openContainer(ctx context.Context, host Host, id, revision string) (*contai
 	return c, thread.CreatedAt, nil
 }
 
+func newContainer(host agent.Host, id, revision string) *container {
+	return &container{Container: agent.Container{Host: host, ID: id}, revision: revision}
+}
+
 // upload puts the files of a conversation into the container, and their names into the texts for the
-// model. Clients repeat the blocks of earlier messages, whose files a container that exists has.
-func (c *container) upload(ctx context.Context, talk *conversation, reused bool) error {
+// model. Clients repeat the blocks of earlier messages, whose files a container that exists has. A run
+// that was started before has put all there.
+func (c *container) upload(ctx context.Context, talk *conversation, reused, started bool) error {
 	done, names := map[string]bool{}, map[string]string{}
 	for _, u := range talk.uploads {
-		if !u.current && reused {
+		if !u.current && reused || started {
 			done[u.id] = true
 		}
 	}
@@ -190,8 +198,8 @@ var stopReasons = map[agent.Reason]string{
 	agent.ReasonPaused: "pause_turn", agent.ReasonRefused: "refusal",
 }
 
-// finish completes the message without its content.
-func (r *run) finish(end *agent.End) {
+// finish completes the message without its content, at a time.
+func (r *run) finish(end *agent.End, now time.Time) {
 	m := &r.message
 	m.StopReason = new(stopReasons[end.Reason])
 	if end.Stop != "" {
@@ -202,7 +210,7 @@ func (r *run) finish(end *agent.End) {
 		m.Usage.ServerToolUse = &serverToolUse{CodeExecutionRequests: end.Calls}
 	}
 	if r.container.Used {
-		m.Container = r.containerBody(time.Now())
+		m.Container = r.containerBody(now)
 	}
 }
 
@@ -225,7 +233,10 @@ func blockOf(e *agent.Event) any {
 }
 
 // collector makes the answer that is not streamed.
-type collector struct{ run *run }
+type collector struct {
+	run *run
+	at  time.Time // of the event; zero for now
+}
 
 // Append implements [agent.Log].
 func (c *collector) Append(_ context.Context, e agent.Event) error {
@@ -233,7 +244,7 @@ func (c *collector) Append(_ context.Context, e agent.Event) error {
 		c.run.message.Content = append(c.run.message.Content, b)
 	}
 	if e.Kind == agent.EventEnd {
-		c.run.finish(e.End)
+		c.run.finish(e.End, cmp.Or(c.at, time.Now()))
 	}
 	return nil
 }

@@ -32,6 +32,27 @@ type Host interface {
 	Files() []proto.AgentFile
 	// RemoveFile removes a file. The code of its error is [api.CodeNotFound] if there is none.
 	RemoveFile(ctx context.Context, id string) error
+	BatchStore
+}
+
+// BatchStore stores batches of requests for messages.
+type BatchStore interface {
+	// BaseURL returns the address of this server for its clients, without a slash at its end.
+	BaseURL() (string, error)
+	// CreateBatch stores a batch of requests to an API: those in a member of the body's object. check
+	// is called with each of them.
+	CreateBatch(w http.ResponseWriter, api, member string, check func(item []byte) error) (*proto.BatchAndState, error)
+	// Batches returns the batches, the newest first.
+	Batches() []proto.BatchAndState
+	// Batch returns a batch. The code of its error is [api.CodeNotFound] if there is none.
+	Batch(ctx context.Context, id string) (*proto.BatchAndState, error)
+	// CancelBatch cancels a batch unless it has ended, and returns it.
+	CancelBatch(ctx context.Context, id string) (*proto.BatchAndState, error)
+	// RemoveBatch removes a batch. The code of its error is [api.CodeConflict] if it has not ended.
+	RemoveBatch(ctx context.Context, id string) error
+	// BatchItems calls each with the items of a batch in order: what was uploaded, the status, and the
+	// id of the run.
+	BatchItems(ctx context.Context, b *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error) error
 }
 
 // Server serves the routes. Its fields are set before its use.
@@ -39,6 +60,8 @@ type Server struct {
 	Upstream agent.Upstream
 	// Host returns the host of a request.
 	Host func(r *http.Request) Host
+	// Runs stores the runs of batches.
+	Runs agent.Store
 	Log  *slog.Logger
 }
 
@@ -60,6 +83,12 @@ func (s *Server) Routes() []Route {
 		list = append(list,
 			Route{http.MethodPost, prefix + "/v1/messages", proto.ScopeExecute, true, s.createMessage},
 			Route{http.MethodPost, prefix + "/v1/messages/count_tokens", proto.ScopeExecute, false, s.countTokens},
+			Route{http.MethodPost, prefix + "/v1/messages/batches", proto.ScopeExecute, true, s.createBatch},
+			Route{http.MethodGet, prefix + "/v1/messages/batches", proto.ScopeExecute, false, s.listBatches},
+			Route{http.MethodGet, prefix + "/v1/messages/batches/{id}", proto.ScopeExecute, false, s.getBatch},
+			Route{http.MethodDelete, prefix + "/v1/messages/batches/{id}", proto.ScopeExecute, false, s.deleteBatch},
+			Route{http.MethodPost, prefix + "/v1/messages/batches/{id}/cancel", proto.ScopeExecute, false, s.cancelBatch},
+			Route{http.MethodGet, prefix + "/v1/messages/batches/{id}/results", proto.ScopeExecute, false, s.getResults},
 		)
 	}
 	return append(list,

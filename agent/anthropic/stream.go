@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -67,7 +68,7 @@ func (s *streamer) add(e *agent.Event) {
 		s.Add("content_block_start", blockStart{"content_block_start", e.Item, blockOf(e)})
 		s.Add("content_block_stop", blockStop{"content_block_stop", e.Item})
 	case agent.EventEnd:
-		s.run.finish(e.End)
+		s.run.finish(e.End, time.Now())
 		m := &s.run.message
 		s.Add("message_delta", messageDelta{"message_delta", deltaBody{m.StopReason, m.StopSequence, m.Container}, m.Usage})
 		s.Add("message_stop", map[string]string{"type": "message_stop"})

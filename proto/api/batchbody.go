@@ -19,18 +19,17 @@ import (
 //   - JSONL: an item in each line. If the first line is an object whose only member is "batch",
 //     that has the members of [BatchSettings]. Empty lines are skipped.
 type BatchBody struct {
-	Lines   bool  // whether it is JSONL
-	MaxItem int64 // largest item, and largest settings, in bytes
-	// Settings is called once, before the first item.
-	Settings func(*BatchSettings) error
+	Lines   bool   // whether it is JSONL
+	MaxItem int64  // largest item, and largest settings, in bytes
+	Member  string // of the object that has the items
+	// Settings is called once, before the first item, with an object of the other members.
+	Settings func(object []byte) error
 	// Item is called with each item, an object or an invalid value, without line breaks. The bytes
 	// are valid until it returns.
 	Item func(item []byte) error
 
 	items int
 }
-
-const itemsMember = "items"
 
 // PlaceError is an error that belongs to one item of a batch.
 type PlaceError struct {
@@ -54,7 +53,7 @@ func (b *BatchBody) Read(from io.Reader) error {
 		return err
 	}
 	if b.items == 0 {
-		return proto.FieldErrorf(itemsMember, "must have at least one entry")
+		return proto.FieldErrorf(b.Member, "must have at least one entry")
 	}
 	return nil
 }
@@ -62,20 +61,12 @@ func (b *BatchBody) Read(from io.Reader) error {
 // item handles one item at a place.
 func (b *BatchBody) item(place string, item []byte) error {
 	if b.items++; b.items > proto.MaxBatchItems {
-		return proto.FieldErrorf(itemsMember, "must have at most %d entries", proto.MaxBatchItems)
+		return proto.FieldErrorf(b.Member, "must have at most %d entries", proto.MaxBatchItems)
 	}
 	if err := b.Item(item); err != nil {
 		return &PlaceError{place, err}
 	}
 	return nil
-}
-
-func (b *BatchBody) settings(object []byte) error {
-	s, err := Decode[BatchSettings](object)
-	if err != nil {
-		return err
-	}
-	return b.Settings(s)
 }
 
 func (b *BatchBody) readLines(from io.Reader) error {
@@ -104,7 +95,7 @@ func (b *BatchBody) readLines(from io.Reader) error {
 			object, isSettings := []byte("{}"), false
 			if !begun {
 				object, isSettings = settingsLine(item, object)
-				err = b.settings(object)
+				err = b.Settings(object)
 				if isSettings && err != nil {
 					err = &PlaceError{place, err}
 				}
@@ -158,10 +149,10 @@ func (b *BatchBody) readObject(from io.Reader) error {
 			return limited.error(bodyField, err)
 		}
 		if hasItems {
-			return proto.FieldErrorf(itemsMember, "must be the last member of the object; %s follows", proto.Shorten(key))
+			return proto.FieldErrorf(b.Member, "must be the last member of the object; %s follows", proto.Shorten(key))
 		}
-		if key == itemsMember {
-			if err := b.settings(append(settings, '}')); err != nil {
+		if key == b.Member {
+			if err := b.Settings(append(settings, '}')); err != nil {
 				return err
 			}
 			if err := b.readItems(in, limited); err != nil {
@@ -190,19 +181,19 @@ func (b *BatchBody) readObject(from io.Reader) error {
 		return limited.error(bodyField, err)
 	}
 	if !hasItems {
-		return proto.FieldErrorf(itemsMember, "must be given")
+		return proto.FieldErrorf(b.Member, "must be given")
 	}
 	return nil
 }
 
 func (b *BatchBody) readItems(in *json.Decoder, limited *limitedReader) error {
 	if err := expect(in, json.Delim('[')); err != nil {
-		return limited.error(itemsMember, err)
+		return limited.error(b.Member, err)
 	}
 	var item json.RawMessage
 	var line bytes.Buffer
 	for i := 0; in.More(); i++ {
-		place := fmt.Sprintf("%s[%d]", itemsMember, i)
+		place := fmt.Sprintf("%s[%d]", b.Member, i)
 		limited.reset()
 		if err := in.Decode(&item); err != nil {
 			return &PlaceError{place, limited.error(bodyField, err)}
@@ -223,7 +214,7 @@ func (b *BatchBody) readItems(in *json.Decoder, limited *limitedReader) error {
 		}
 	}
 	if err := expect(in, json.Delim(']')); err != nil {
-		return limited.error(itemsMember, err)
+		return limited.error(b.Member, err)
 	}
 	limited.reset()
 	return nil

@@ -55,7 +55,8 @@ func (r *Runs) Run(ctx context.Context) error { return r.active.Run(ctx) }
 func activeKey(org, id string) string { return org + "." + id }
 
 // Create stores a new run, and returns the number of its first message. A run in the background is
-// active then. Create returns a [*proto.QuotaError] if the organisation has too many of these.
+// active then, also if it was stored before. Create returns a [*proto.QuotaError] if the organisation
+// has too many of these.
 func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err error) {
 	if run.Background && r.activeOf(run.Org) >= proto.MaxAgentRuns {
 		return 0, &proto.QuotaError{What: "runs in the background", Limit: proto.MaxAgentRuns}
@@ -64,10 +65,32 @@ func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err 
 	if err != nil {
 		return 0, fmt.Errorf("encode run %s: %w", run.ID, err)
 	}
-	if at, err = r.Append(ctx, run.Org, run.ID, 0, body); err != nil || !run.Background {
+	if at, err = r.Append(ctx, run.Org, run.ID, 0, body); errors.Is(err, proto.ErrConflict) {
+		_, at, err = r.Get(ctx, run.Org, run.ID)
+	}
+	if err != nil || !run.Background {
 		return at, err
 	}
-	return at, r.active.Create(ctx, activeKey(run.Org, run.ID), &proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt})
+	err = r.active.Create(ctx, activeKey(run.Org, run.ID), &proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt})
+	if store.IsConflict(err) {
+		err = nil
+	}
+	return at, err
+}
+
+// IsActive reports whether this process knows a run as active.
+func (r *Runs) IsActive(org, id string) bool { return r.active.Get(activeKey(org, id)) != nil }
+
+// Last returns the last message of a log, or [proto.ErrNotFound].
+func (r *Runs) Last(ctx context.Context, org, id string) ([]byte, error) {
+	m, err := r.store.Last(ctx, r.store.AgentLogs, store.AgentLogSubject(org, id))
+	if store.IsNotFound(err) {
+		return nil, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return m.Data, nil
 }
 
 func (r *Runs) activeOf(org string) (n int) {

@@ -51,8 +51,8 @@ func TestRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := two.Create(ctx, run); !errors.Is(err, proto.ErrConflict) {
-		t.Errorf("the same run again: %v", err)
+	if again, err := two.Create(ctx, run); err != nil || again != first {
+		t.Errorf("the same run again: %d, %v", again, err)
 	}
 	eventually(t, two, func() bool { return len(two.Active()) == 1 })
 	got, at, err := two.Get(ctx, "acme", "resp_1")

@@ -255,6 +255,15 @@ func (b *Batches) Items(ctx context.Context, org, id string) (*Items, error) {
 	return items, err
 }
 
+// Content returns what reads the items of a batch as they were uploaded.
+func (b *Batches) Content(ctx context.Context, batch *proto.Batch) (read func(ctx context.Context, number int) ([]byte, error), err error) {
+	r, err := b.content.open(ctx, &batch.Content)
+	if err != nil {
+		return nil, err
+	}
+	return r.item, nil
+}
+
 // pastRetention reports whether a batch ended so long ago that it is to be removed.
 func pastRetention(b *proto.Batch, s *proto.BatchState, retention time.Duration, now time.Time) bool {
 	return b.Finished(s) && now.Sub(s.EndedAt) > retention

@@ -35,14 +35,20 @@ const (
 
 // Executions submits, reads and ends executions.
 type Executions interface {
-	// OpenBatch returns what submits the items of a batch. shared is the JSON of the fields that they
-	// share, nil for none.
-	OpenBatch(b *proto.Batch, shared []byte) (SubmitItem, error)
+	// ItemsOf returns what carries out the items of a batch.
+	ItemsOf(b *proto.Batch) ItemExecutions
 	// BatchLimits returns the limits of an API key and its plans: how many executions may run at a
 	// time, and how many may be queued.
 	BatchLimits(ctx context.Context, key string) (concurrent, queued int)
 	// Slots returns the number of slots of all workers.
 	Slots(ctx context.Context) (int, error)
+}
+
+// ItemExecutions are the executions that are the items of one batch, or the runs of agents.
+type ItemExecutions interface {
+	// OpenBatch returns what submits the items of the batch. shared is the JSON of the fields that they
+	// share, nil for none.
+	OpenBatch(b *proto.Batch, shared []byte) (SubmitItem, error)
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 	// Cancel stores a request to end an execution.

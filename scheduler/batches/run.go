@@ -51,30 +51,32 @@ type flight struct {
 	running  bool
 	asking   bool      // a request to end it is being made
 	asked    time.Time // when one was made last
-	check    time.Time // when to read the record, because the submission had no answer; zero for never
+	check    time.Time // when to read the record: the submission had no answer, or see nextCheck; zero for never
 }
 
 // run carries out one batch. Its fields belong to one goroutine, except for those under mu.
 type run struct {
 	*session
-	batch    *proto.Batch // what never changes of it
-	current  *proto.Batch
-	state    proto.BatchState
-	revision uint64
-	items    *Items
-	reader   *reader
-	submit   SubmitItem
-	next     int               // no item below it waits
-	ready    []int             // items that the stored state allows to be submitted, in order
-	busy     map[int]time.Time // items whose thread is busy: when to submit them again
-	flights  map[int]*flight
-	running  int
-	pause    time.Duration // after a rejection
-	paused   time.Time     // until when
-	dirty    bool
-	stored   time.Time
-	began    time.Time
-	done     int // items that had run at the last store
+	batch *proto.Batch // what never changes of it
+	// executions are those of the items.
+	executions ItemExecutions
+	current    *proto.Batch
+	state      proto.BatchState
+	revision   uint64
+	items      *Items
+	reader     *reader
+	submit     SubmitItem
+	next       int               // no item below it waits
+	ready      []int             // items that the stored state allows to be submitted, in order
+	busy       map[int]time.Time // items whose thread is busy: when to submit them again
+	flights    map[int]*flight
+	running    int
+	pause      time.Duration // after a rejection
+	paused     time.Time     // until when
+	dirty      bool
+	stored     time.Time
+	began      time.Time
+	done       int // items that had run at the last store
 	// unreadable is set if the items cannot be read.
 	unreadable bool
 	work       sync.WaitGroup
@@ -87,7 +89,7 @@ type run struct {
 }
 
 func newRun(s *session, b *proto.Batch) *run {
-	return &run{session: s, batch: b, current: b, busy: map[int]time.Time{}, flights: map[int]*flight{}, wake: make(chan struct{}, 1), wanted: b.Total}
+	return &run{session: s, batch: b, executions: s.Executions.ItemsOf(b), current: b, busy: map[int]time.Time{}, flights: map[int]*flight{}, wake: make(chan struct{}, 1), wanted: b.Total}
 }
 
 // post hands an event to the run.
@@ -168,7 +170,7 @@ func (r *run) load(ctx context.Context) error {
 		return err
 	}
 	if r.reader, err = r.Batches.content.open(ctx, &r.batch.Content); err == nil {
-		r.submit, err = r.Executions.OpenBatch(r.batch, r.reader.shared)
+		r.submit, err = r.executions.OpenBatch(r.batch, r.reader.shared)
 	}
 	if r.unreadable = lost(err); err != nil && !r.unreadable {
 		return err
@@ -195,7 +197,7 @@ func (r *run) recover(ctx context.Context) error {
 		id := r.id(index)
 		r.add(id, itemRef{r, index}) // before the read, so that a change after it is not missed
 		group.Go(func() error {
-			rec, err := r.Executions.Lookup(reading, id)
+			rec, err := r.executions.Lookup(reading, id)
 			if err != nil && !errors.Is(err, proto.ErrNotFound) {
 				return err
 			}
@@ -215,11 +217,20 @@ func (r *run) recover(ctx context.Context) error {
 		case rec == nil:
 			r.ready = append(r.ready, index)
 		default:
-			r.flights[index] = &flight{id: r.id(index), accepted: true}
+			r.flights[index] = &flight{id: r.id(index), accepted: true, check: r.nextCheck(time.Now())}
 			r.onStatus(event{index: index, id: rec.TraceID, status: rec.Status, attempt: rec.Attempt, record: rec})
 		}
 	}
 	return nil
+}
+
+// nextCheck returns when to read the record of an item that has not ended: never for an execution, whose
+// changes are followed.
+func (r *run) nextCheck(now time.Time) time.Time {
+	if r.batch.API == "" {
+		return time.Time{}
+	}
+	return now.Add(busyPause)
 }
 
 func (r *run) id(index int) proto.TraceID {
@@ -362,9 +373,9 @@ func (r *run) endSubmitted(ctx context.Context, now time.Time) {
 			defer stop()
 			e := event{index: index, id: f.id, asked: true}
 			if cancel {
-				_, e.err = r.Executions.Cancel(ctx, f.id)
+				_, e.err = r.executions.Cancel(ctx, f.id)
 			} else {
-				_, e.err = r.Executions.Withdraw(ctx, f.id, proto.Cancelled())
+				_, e.err = r.executions.Withdraw(ctx, f.id, proto.Cancelled())
 			}
 			r.post(e)
 		})
@@ -473,7 +484,7 @@ func (r *run) onSubmitted(ctx context.Context, f *flight, e event) error {
 	_, busy := errors.AsType[*proto.BusyError](e.err)
 	switch {
 	case e.err == nil && e.refused == "":
-		f.accepted, r.pause = true, 0
+		f.accepted, f.check, r.pause = true, r.nextCheck(time.Now()), 0
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case e.err == nil: // refused
@@ -515,7 +526,7 @@ func (r *run) checkUnanswered(ctx context.Context, now time.Time) {
 		if f.check.IsZero() || now.Before(f.check) {
 			continue
 		}
-		rec, err := r.Executions.Lookup(ctx, f.id)
+		rec, err := r.executions.Lookup(ctx, f.id)
 		switch {
 		case errors.Is(err, proto.ErrNotFound):
 			r.drop(index)
@@ -523,7 +534,7 @@ func (r *run) checkUnanswered(ctx context.Context, now time.Time) {
 		case err != nil:
 			f.check = now.Add(busyPause)
 		default:
-			f.accepted, f.check = true, time.Time{}
+			f.accepted, f.check = true, r.nextCheck(now)
 			r.onStatus(event{index: index, id: f.id, status: rec.Status, attempt: rec.Attempt, record: rec})
 		}
 	}

@@ -94,6 +94,8 @@ func (w *world) set(f func()) {
 	f()
 }
 
+func (w *world) ItemsOf(*proto.Batch) batches.ItemExecutions { return w }
+
 func (w *world) OpenBatch(b *proto.Batch, shared []byte) (batches.SubmitItem, error) {
 	return func(ctx context.Context, item []byte, number int, id proto.TraceID) (string, error) {
 		name := strings.Trim(string(item), `"`)

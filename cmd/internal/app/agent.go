@@ -65,6 +65,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	if err != nil {
 		return err
 	}
+	s.agentRuns, server.AgentBatches = runs, batchStore{s.batches, anthropic.API}
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
 	transport.MaxIdleConnsPerHost = 100
 	up := &upstream.Client{
@@ -76,7 +77,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		},
 	}
 	surface := gateway.Surface{WriteError: anthropic.WriteError, KeyHeader: anthropic.KeyHeader}
-	messages := &anthropic.Server{Upstream: up, Host: func(r *http.Request) anthropic.Host { return server.AgentFor(r) }, Log: s.log}
+	messages := &anthropic.Server{Upstream: up, Host: func(r *http.Request) anthropic.Host { return server.AgentFor(r) }, Runs: runs, Log: s.log}
 	for _, route := range messages.Routes() {
 		surface.Routes = append(surface.Routes, gateway.SurfaceRoute(route))
 	}
@@ -100,7 +101,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	}
 	server.Surfaces = append(server.Surfaces, surface, others)
 	background := &agent.Background{
-		Store: runs, Upstream: up, APIs: map[string]agent.API{"openai": answers, "perplexity": answers}, Log: s.log,
+		Store: runs, Upstream: up, APIs: map[string]agent.API{"openai": answers, "perplexity": answers, anthropic.API: messages}, Log: s.log,
 		Host: func(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, agent.Host, func(), error) {
 			return server.BackgroundAgent(ctx, run, resumed)
 		},

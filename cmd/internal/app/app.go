@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/agentruns"
 	"github.com/bullpen-run/bullpen/scheduler/batches"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 	"github.com/bullpen-run/bullpen/scheduler/events"
@@ -84,6 +85,7 @@ type system struct {
 	events       *events.Log
 	schedules    *schedules.Schedules      // nil without the gateway role
 	batches      *batches.Batches          // nil without the gateway role
+	agentRuns    *agentruns.Runs           // nil without agents
 	pipelines    *pipelines.Pipelines      // nil without the gateway role
 	history      *schedulerhistory.History // nil without the gateway role
 	usage        *usage.Usage              // nil without the gateway role
@@ -371,7 +373,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			Schedules: s.schedules, Executions: scheduled{g, s.queue, &deliveries.Store{Store: s.store}}, Store: s.store, Instance: s.instance, Log: s.log,
 		}
 		engine := &batches.Engine{
-			Batches: s.batches, Executions: batchExecutions{g, s.queue}, Deliveries: &deliveries.Store{Store: s.store}, Store: s.store,
+			Batches: s.batches, Executions: batchExecutions{g, s.queue, s.agentRuns}, Deliveries: &deliveries.Store{Store: s.store}, Store: s.store,
 			Retention: s.cfg.Retention, Instance: s.instance, Log: s.log,
 		}
 		stepRunner := &pipelines.Runner{

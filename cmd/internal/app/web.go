@@ -127,7 +127,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Submissions: &submit.Submitter{
 			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
 		},
-		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets, Connections: connections, Storage: storage,
+		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches, ""}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets, Connections: connections, Storage: storage,
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions, Parts: versions,

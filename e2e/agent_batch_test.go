@@ -1,0 +1,189 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const messageBatches = messagesPath + "/batches"
+
+type messageBatch struct {
+	ID     string
+	Status string         `json:"processing_status"`
+	Counts map[string]int `json:"request_counts"`
+	URL    *string        `json:"results_url"`
+}
+
+// messageResult is a line of the results of a batch of messages.
+type messageResult struct {
+	CustomID string `json:"custom_id"`
+	Result   struct {
+		Type    string
+		Message agentMessage
+		Error   struct {
+			Error struct{ Type, Message string }
+		}
+	}
+}
+
+// newMessages returns a batch with a message for each text.
+func newMessages(texts ...string) request {
+	var list []request
+	for i, text := range texts {
+		list = append(list, request{"custom_id": fmt.Sprint("r", i), "params": agentRequest("20250825", text)})
+	}
+	return request{"requests": list}
+}
+
+// messagesEnded waits for the end of a batch, and returns it with its results.
+func (a *api) messagesEnded(t *testing.T, id string) (*messageBatch, []messageResult) {
+	t.Helper()
+	var b messageBatch
+	eventually(t, "the batch has ended", func() (bool, any) {
+		r := a.get(messageBatches + "/" + id)
+		r.into(t, &b)
+		return b.Status == "ended", r
+	})
+	if b.URL == nil || !strings.HasPrefix(*b.URL, a.base) {
+		t.Fatalf("the results are at %v", b.URL)
+	}
+	var results []messageResult
+	for line := range bytes.Lines(a.get(strings.TrimPrefix(*b.URL, a.base)).body) {
+		var one messageResult
+		if err := json.Unmarshal(line, &one); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		results = append(results, one)
+	}
+	return &b, results
+}
+
+// testMessageBatches runs batches of messages.
+func testMessageBatches(t *testing.T, sys *system) {
+	t.Run("each request has a result of its own", func(t *testing.T) {
+		t.Parallel()
+		a := sys.in(t)
+		body := newMessages("mean and standard deviation", "Fail", "Break", "Hi")
+		list, _ := body["requests"].([]request)
+		body["requests"] = append(list, request{"custom_id": "none", "params": request{"model": "m"}})
+		var b messageBatch
+		a.do(http.MethodPost, messageBatches, body).into(t, &b)
+		ended, results := a.messagesEnded(t, b.ID)
+		var types []string
+		for _, r := range results {
+			types = append(types, r.CustomID+" "+r.Result.Type+" "+r.Result.Error.Error.Type)
+		}
+		want := []string{"r0 succeeded ", "r1 succeeded ", "r2 errored api_error", "r3 succeeded ", "none errored invalid_request_error"}
+		if !slices.Equal(types, want) || ended.Counts["succeeded"] != 3 || ended.Counts["errored"] != 2 {
+			t.Errorf("%q, %v", types, ended.Counts)
+		}
+		if out := results[0].Result.Message.result(t).Content.Stdout; out != "5.5 2.8723\n" {
+			t.Errorf("%q", out)
+		}
+		if code := results[1].Result.Message.result(t).Content.ReturnCode; code != 3 || results[1].Result.Message.Container.ID == "" {
+			t.Errorf("%+v", results[1])
+		}
+		var page struct {
+			Data []messageBatch
+			More bool `json:"has_more"`
+		}
+		if a.get(messageBatches+"?limit=1").into(t, &page); len(page.Data) != 1 {
+			t.Errorf("%+v", page)
+		}
+		// They are not among the batches of executions, and not another organisation's.
+		own := "/v1/batches/bat_" + strings.TrimPrefix(b.ID, "msgbatch_")
+		secret, _ := a.newKey("batch-strangers", "enterprise")
+		for _, c := range []struct {
+			a            *api
+			method, path string
+		}{
+			{a, http.MethodGet, own}, {a, http.MethodPost, own + "/cancel"}, {a, http.MethodDelete, own}, {a, http.MethodGet, own + "/results"},
+			{a.with(secret), http.MethodGet, messageBatches + "/" + b.ID}, {a.with(secret), http.MethodGet, messageBatches + "/" + b.ID + "/results"},
+			{a.with(secret), http.MethodPost, messageBatches + "/" + b.ID + "/cancel"}, {a.with(secret), http.MethodDelete, messageBatches + "/" + b.ID},
+		} {
+			if r := c.a.do(c.method, c.path, nil); r.status != http.StatusNotFound {
+				t.Errorf("%s %s: %s", c.method, c.path, r)
+			}
+		}
+		if r := a.do(http.MethodDelete, messageBatches+"/"+b.ID, nil); r.status != http.StatusOK {
+			t.Errorf("%s", r)
+		}
+		if r := a.get(messageBatches + "/" + b.ID); r.status != http.StatusNotFound {
+			t.Errorf("%s", r)
+		}
+	})
+	t.Run("a batch is cancelled", func(t *testing.T) {
+		t.Parallel()
+		a := sys.in(t)
+		var b messageBatch
+		a.do(http.MethodPost, messageBatches, newMessages("Hi", "Sleep", "Sleep")).into(t, &b)
+		eventually(t, "a request has ended", func() (bool, any) {
+			r := a.get(messageBatches + "/" + b.ID)
+			r.into(t, &b)
+			return b.Counts["succeeded"] == 1, r
+		})
+		if r := a.do(http.MethodDelete, messageBatches+"/"+b.ID, nil); r.status != http.StatusBadRequest {
+			t.Errorf("a batch that goes on was deleted: %s", r)
+		}
+		if r := a.do(http.MethodPost, messageBatches+"/"+b.ID+"/cancel", nil); r.status != http.StatusOK || !bytes.Contains(r.body, []byte(`"canceling"`)) {
+			t.Errorf("%s", r)
+		}
+		ended, results := a.messagesEnded(t, b.ID)
+		if ended.Counts["canceled"] != 2 || len(results) != 3 || results[1].Result.Type != "canceled" {
+			t.Errorf("%+v %+v", ended, results)
+		}
+	})
+	t.Run("batches are checked", func(t *testing.T) {
+		t.Parallel()
+		twice := newMessages("Hi", "Hi")
+		list, _ := twice["requests"].([]request)
+		list[1]["custom_id"] = "r0"
+		for _, body := range []request{{}, {"requests": []request{}}, twice, {"requests": []request{{"custom_id": "x"}}}, {"requests": []request{{"params": request{}}}}} {
+			if r := sys.in(t).do(http.MethodPost, messageBatches, body); r.status != http.StatusBadRequest || !bytes.Contains(r.body, []byte("invalid_request_error")) {
+				t.Errorf("%v: %s", body, r)
+			}
+		}
+	})
+}
+
+// testMessageBatchesKilled kills the server while a batch of messages runs. Each request has one
+// result, and ran once.
+func testMessageBatchesKilled(t *testing.T, p *programs) {
+	sys := newAgents(t, p, "anthropic")
+	texts := slices.Repeat([]string{"Write a file with a random number"}, 40)
+	var b messageBatch
+	sys.do(http.MethodPost, messageBatches, newMessages(texts...)).into(t, &b)
+	for some := 5; some < 40; some += 15 {
+		eventually(t, "some requests have ended", func() (bool, any) {
+			r := sys.get(messageBatches + "/" + b.ID)
+			r.into(t, &b)
+			return b.Counts["succeeded"] >= some, r
+		})
+		sys.front.kill()
+		sys.startFront(t)
+		sys.ready(t)
+	}
+	ended, results := sys.messagesEnded(t, b.ID)
+	if ended.Counts["succeeded"] != len(texts) || len(results) != len(texts) {
+		t.Errorf("%+v, %d results", ended, len(results))
+	}
+	for _, r := range results {
+		if r.Result.Type != "succeeded" || strings.Count(fmt.Sprint(r.Result.Message.Content), "bash_code_execution_tool_result") != 1 {
+			t.Errorf("%+v", r)
+		}
+		var list struct{ Executions []record }
+		eventually(t, "the index has the executions", func() (bool, any) {
+			answer := sys.get("/v1/executions?metadata.agent_run=" + r.Result.Message.ID)
+			answer.into(t, &list)
+			return len(list.Executions) > 0, answer
+		})
+		if len(list.Executions) != 1 {
+			t.Errorf("%s ran %d times", r.CustomID, len(list.Executions))
+		}
+	}
+}

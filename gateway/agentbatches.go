@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/proto/fault"
+)
+
+// AgentBatches stores batches of requests to agents, as [Batches] does those of executions.
+type AgentBatches interface {
+	Batches
+	// Content returns what reads the items of a batch as they were uploaded.
+	Content(ctx context.Context, batch *proto.Batch) (read func(ctx context.Context, number int) ([]byte, error), err error)
+}
+
+var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
+
+// CreateBatch stores a batch of requests to an API: those in a member of the object that is the body
+// of the request, which has no other members. check is called with each of them.
+func (a *Agent) CreateBatch(w http.ResponseWriter, whose, member string, check func(item []byte) error) (*proto.BatchAndState, error) {
+	batch := &proto.Batch{ID: proto.NewBatchID(a.org(), a.i.key.ID, ""), Org: a.org(), Key: a.i.key.ID, API: whose, CreatedAt: time.Now().UTC()}
+	_, created, err := a.s.uploadBatch(w, a.r, batch, false, func(upload BatchUpload) *api.BatchBody {
+		return &api.BatchBody{
+			Member:   member,
+			Settings: func(object []byte) error { _, err := api.Decode[struct{}](object); return err },
+			Item: func(item []byte) error {
+				if err := check(item); err != nil {
+					return err
+				}
+				return upload.Add(a.r.Context(), item)
+			},
+		}
+	})
+	if err != nil {
+		w.Header().Set("Connection", "close") // the rest of the body is not read
+		return nil, a.public(err)
+	}
+	if created {
+		fault.Here(fault.AfterBatchBeforeAnswer)
+	}
+	return a.Batch(a.r.Context(), batch.ID)
+}
+
+// BaseURL returns the address of this server for its clients, without a slash at its end.
+func (a *Agent) BaseURL() (string, error) {
+	url, err := a.s.baseURL(a.r)
+	return url, a.public(err)
+}
+
+// Batches returns the organisation's batches of requests to agents, the newest first.
+func (a *Agent) Batches() []proto.BatchAndState { return a.s.AgentBatches.List(a.org()) }
+
+// Batch returns a batch of requests to agents.
+func (a *Agent) Batch(ctx context.Context, id string) (*proto.BatchAndState, error) {
+	if !proto.ValidBatchID(id) {
+		return nil, errNoBatch
+	}
+	found, err := a.s.AgentBatches.Get(ctx, a.org(), id)
+	return &found, a.batchError(id, err)
+}
+
+func (a *Agent) batchError(id string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, proto.ErrNotFound):
+		return errNoBatch
+	case errors.Is(err, proto.ErrConflict):
+		return api.Errorf(api.CodeConflict, "the batch has not ended; cancel it first")
+	default:
+		return a.public(fmt.Errorf("batch %s: %w", id, err))
+	}
+}
+
+// CancelBatch cancels a batch that has not ended, and returns it.
+func (a *Agent) CancelBatch(ctx context.Context, id string) (*proto.BatchAndState, error) {
+	found, err := a.Batch(ctx, id)
+	if err != nil || found.Batch.Ended(&found.State) {
+		return found, err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	changed, err := a.s.AgentBatches.Change(ctx, a.org(), id, cancelBatch)
+	if known, ok := errors.AsType[*api.Error](err); ok && known.Code == api.CodeConflict { // it has just ended
+		return a.Batch(ctx, id)
+	}
+	return &changed, a.batchError(id, err)
+}
+
+// RemoveBatch removes a batch that has ended. The code of its error is [api.CodeConflict] if it has
+// not.
+func (a *Agent) RemoveBatch(ctx context.Context, id string) error {
+	if _, err := a.Batch(ctx, id); err != nil {
+		return err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	return a.batchError(id, a.s.AgentBatches.Remove(ctx, a.org(), id))
+}
+
+// BatchItems calls each with the items of a batch in order: what was uploaded, the status, and the id
+// of the run.
+func (a *Agent) BatchItems(ctx context.Context, b *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error) error {
+	items, err := a.s.AgentBatches.Items(ctx, b.Org, b.ID)
+	if err != nil {
+		return a.batchError(b.ID, err)
+	}
+	read, err := a.s.AgentBatches.Content(ctx, b)
+	if err != nil {
+		return a.public(err)
+	}
+	done, err := a.s.transfers.begin(ctx, b.Org)
+	if err != nil {
+		return a.public(err)
+	}
+	defer done()
+	for number := range items.Len() {
+		item, err := read(ctx, number)
+		if err != nil {
+			return a.public(err)
+		}
+		if err := each(item, items.Status(number), proto.RunID(b.ItemTrace(number, items.Round(number)))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
