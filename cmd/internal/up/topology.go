@@ -63,11 +63,12 @@ var ownSettings = []string{"BULLPEN_BOOTSTRAP_KEY", "BULLPEN_CONFIG", "BULLPEN_D
 
 // Read reads a topology from the text of a file. Its errors name the file and the line.
 func Read(file string, text []byte) (*Topology, error) {
-	t := &Topology{file: file, lines: map[string]int{}}
+	t := &Topology{}
+	lines := map[string]int{}
 	parsed, err := parser.ParseBytes(text, 0)
 	if err == nil {
 		for _, doc := range parsed.Docs {
-			keyLines(t.lines, "", doc.Body)
+			keyLines(lines, "", doc.Body)
 		}
 		if len(parsed.Docs) > 1 {
 			return nil, fmt.Errorf("%s must have one YAML document, not %d", file, len(parsed.Docs))
@@ -81,6 +82,7 @@ func Read(file string, text []byte) (*Topology, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
+	t.file, t.lines = file, lines
 	return t, t.validate()
 }
 
@@ -185,7 +187,7 @@ func (t *Topology) validateEnv(key string, env map[string]string, settings bool)
 				err = errors.Join(err, t.errorf(at, "bullpen up sets it"))
 			}
 		}
-		os.Expand(env[name], func(process string) string {
+		expand(env[name], func(process string) string {
 			if _, ok := addresses[process]; !ok {
 				err = errors.Join(err, t.errorf(at, "no process is named %q: choose from %s", process, strings.Join(slices.Sorted(maps.Keys(addresses)), ", ")))
 			}
@@ -298,6 +300,16 @@ func (t *Topology) settings(p spec, data, password, key string) map[string]strin
 func (t *Topology) add(env, more map[string]string) {
 	addresses := t.addresses()
 	for name, value := range more {
-		env[name] = os.Expand(value, func(process string) string { return addresses[process] })
+		env[name] = expand(value, func(process string) string { return addresses[process] })
 	}
+}
+
+// expand replaces the names of processes in a value: ${NAME}. A $ is written $$.
+func expand(value string, address func(process string) string) string {
+	return os.Expand(value, func(name string) string {
+		if name == "$" {
+			return name
+		}
+		return address(name)
+	})
 }
