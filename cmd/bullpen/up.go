@@ -18,7 +18,7 @@ type upCommand struct {
 }
 
 func (*upCommand) Help() string {
-	return `Starts all processes of a deployment, for tests and demonstrations: by default three NATS servers, Redis, a scheduler, a webhook dispatcher,
+	return `Starts all processes of a deployment, for tests and demonstrations: by default three NATS servers, Redis, a scheduler, a sender of webhooks,
 two workers and two gateways at 127.0.0.1:8080 and :8081. Each has a network namespace of its own, and no way out of their common network. A
 process that ends is started again. Needs root, and nothing but bullpen and nsjail. The file is described in docs/deploy.md.
 

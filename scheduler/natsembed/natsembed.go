@@ -1,7 +1,7 @@
-// Package natsembed runs a NATS JetStream server inside the process, for bullpen as one binary. With
-// [OpenNode] the server is one of a cluster, for deployments on one machine. The package locks the directory of the server's files, synchronises every durable write, and restarts the
-// server after a full disk: a JetStream store that met one rejects writes until it is opened again.
-// It is independent of jobs.
+// Package natsembed runs a NATS JetStream server inside the process, for bullpen as one binary, or
+// one of a cluster, for deployments on one machine. It locks the directory of the server's files,
+// synchronises every durable write, and restarts the server after a full disk: a JetStream store
+// that met one rejects writes until it is opened again. It is independent of jobs.
 package natsembed
 
 import (

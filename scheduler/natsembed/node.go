@@ -54,5 +54,3 @@ func (n *Node) apply(o *server.Options) {
 		})
 	}
 }
-
-

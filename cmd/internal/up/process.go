@@ -92,8 +92,8 @@ func (p *process) start(stop context.Context) (_ *exec.Cmd, read *os.File, err e
 	if err != nil {
 		return nil, nil, fmt.Errorf("start %s: %w", p.name, err)
 	}
-	defer func() { _ = write.Close() }() // the process has it
-	cmd := exec.CommandContext(stop, p.args[0], p.args[1:]...) //nolint:gosec // the topology names the program
+	defer func() { _ = write.Close() }()                       // the process has it
+	cmd := exec.CommandContext(stop, p.args[0], p.args[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "BULLPEN_") && !strings.HasPrefix(v, "BULLPEN_NSJAIL=")

@@ -104,6 +104,12 @@ type stage struct {
 	stop    context.CancelFunc
 }
 
+func newStage(ctx context.Context) *stage {
+	s := &stage{}
+	s.ctx, s.stop = context.WithCancel(ctx)
+	return s
+}
+
 // run starts the processes, and stops them when ctx is done or the first start of one fails.
 func (d *deployment) run(ctx context.Context) error {
 	stay, leave := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx until the processes have stopped
@@ -123,24 +129,24 @@ func (d *deployment) run(ctx context.Context) error {
 		others.Go(func() { d.network.forward(stay, l, p.serveAddr()) })
 	}
 
-	var all [stages]stage
+	var all [stages]*stage
 	for i := range all {
-		all[i].ctx, all[i].stop = context.WithCancel(stay)
+		all[i] = newStage(stay)
 	}
-	err := d.start(&all, urls)
+	err := d.start(all, urls)
 	if err == nil {
 		others.Go(func() { d.awaitReady(ctx) })
 		<-ctx.Done()
 	}
-	for i := range slices.Backward(all[:]) {
-		all[i].stop()
-		all[i].running.Wait()
+	for _, s := range slices.Backward(all[:]) {
+		s.stop()
+		s.running.Wait()
 	}
 	return err
 }
 
 // start starts all processes and prints which they are.
-func (d *deployment) start(all *[stages]stage, urls map[*process]string) error {
+func (d *deployment) start(all [stages]*stage, urls map[*process]string) error {
 	d.console.mu.Lock() // the list comes first
 	defer d.console.mu.Unlock()
 	var list strings.Builder
@@ -150,7 +156,7 @@ func (d *deployment) start(all *[stages]stage, urls map[*process]string) error {
 			err error
 		}
 		started := make(chan result, 1)
-		s := &all[p.service.stage()]
+		s := all[p.service.stage()]
 		s.running.Go(func() { p.run(s.ctx, func(pid int, err error) { started <- result{pid, err} }) })
 		r := <-started
 		if r.err != nil {
