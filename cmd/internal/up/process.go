@@ -23,6 +23,7 @@ const (
 	longestPause = 15 * time.Second
 	// steadyAfter is how long a process must have run for the pause to be the first one again.
 	steadyAfter = 30 * time.Second
+	outputGrace = time.Second // for output that a process has written before its end
 )
 
 // process is a process of the deployment, which is started again when it ends.
@@ -63,7 +64,7 @@ func (p *process) run(stop context.Context, started func(pid int, err error)) {
 			err = p.wait(cmd, read)
 		}
 		if stop.Err() != nil {
-			p.console.printf(p.name, "[up] stopped")
+			p.console.printf(p.name, "[up] stopped: %v", err)
 			return
 		}
 		if time.Since(began) > steadyAfter {
@@ -92,7 +93,7 @@ func (p *process) start(stop context.Context) (_ *exec.Cmd, read *os.File, err e
 	if err != nil {
 		return nil, nil, fmt.Errorf("start %s: %w", p.name, err)
 	}
-	defer func() { _ = write.Close() }()                       // the process has it
+	defer func() { _ = write.Close() }() // the process has it
 	cmd := exec.CommandContext(stop, p.args[0], p.args[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
@@ -127,6 +128,8 @@ func (p *process) wait(cmd *exec.Cmd, read *os.File) error {
 	}()
 	_ = cmd.Wait() // the state says more
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	// What it started in other groups may keep the pipe open.
+	_ = read.SetReadDeadline(time.Now().Add(outputGrace))
 	<-printed
 	_ = read.Close()
 	return errors.New(cmd.ProcessState.String())
