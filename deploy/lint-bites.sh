@@ -35,7 +35,8 @@ breach databases storage github.com/jackc/pgx/v5
 breach databases cmd/internal modernc.org/sqlite
 breach processes gateway os/exec
 breach processes scheduler golang.org/x/sys/unix
-breach networks gateway github.com/vishvananda/netlink
+breach links gateway github.com/vishvananda/netlink
+breach links cmd/bullpen github.com/vishvananda/netlink
 breach networks webhook github.com/miekg/dns
 breach networks cmd/internal github.com/google/nftables
 breach networks scheduler gvisor.dev/gvisor/pkg/tcpip/stack

@@ -135,7 +135,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"no-nsjail":              testNoNsjail, "no-worker": testNoWorker, "org-deleted": testOrgDeleted, "output-budget": testOutputBudget, "people": testPeople, "pipelines": testPipelines,
 		"quotas": testQuotas, "redis": testRedis, "schedule-without-sandbox": testScheduleWithoutSandbox,
 		"schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
-		"three-gateways": testThreeGateways, "tracing": testTracing, "usage": testUsage, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
+		"three-gateways": testThreeGateways, "tracing": testTracing, "up": testUp, "usage": testUsage, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
 	}
 }
 

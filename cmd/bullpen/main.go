@@ -90,6 +90,7 @@ type commands struct {
 	VersionFlag kong.VersionFlag `name:"version" hidden:""`
 
 	Serve      serveCommand       `cmd:"" help:"Run a server."`
+	Up         upCommand          `cmd:"" help:"Start a deployment of many processes on this machine, for tests and demonstrations."`
 	Run        runCommand         `cmd:"" help:"Run a program and stream its output."`
 	Get        getCommand         `cmd:"" help:"Show an execution."`
 	Ls         lsCommand          `cmd:"" help:"List executions."`
@@ -132,6 +133,8 @@ type commands struct {
 	Completion completionCommand  `cmd:"" help:"Print a completion script for a shell."`
 	Man        manCommand         `cmd:"" help:"Print the manual page."`
 	Complete   completeCommand    `cmd:"" name:"__complete" hidden:"" passthrough:""`
+	NATS       natsCommand        `cmd:"" name:"__nats" hidden:""`
+	Redis      redisCommand       `cmd:"" name:"__redis" hidden:""`
 	Quickstart quickstartCommand  `cmd:"" hidden:"" help:"Start a temporary server and run a program in each language."`
 }
 

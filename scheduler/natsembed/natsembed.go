@@ -1,7 +1,7 @@
-// Package natsembed runs a NATS JetStream server inside the process, for bullpen as one binary. It
-// locks the directory of the server's files, synchronises every durable write, and restarts the
-// server after a full disk: a JetStream store that met one rejects writes until it is opened again.
-// It is independent of jobs.
+// Package natsembed runs a NATS JetStream server inside the process, for bullpen as one binary, or
+// one of a cluster, for deployments on one machine. It locks the directory of the server's files,
+// synchronises every durable write, and restarts the server after a full disk: a JetStream store
+// that met one rejects writes until it is opened again. It is independent of jobs.
 package natsembed
 
 import (
@@ -32,6 +32,7 @@ type Server struct {
 
 	dir     string
 	reserve uint64
+	node    *Node // nil for a server that is reached inside the process only
 	log     *slog.Logger
 	lock    *os.File
 	fault   atomic.Bool
@@ -57,11 +58,15 @@ const (
 // Open starts a server whose files are under dir. After a full disk it is restarted once reserve
 // bytes are free. Open returns an error if another process has locked dir.
 func Open(dir string, reserve uint64, log *slog.Logger) (*Server, error) {
+	return open(dir, reserve, nil, log)
+}
+
+func open(dir string, reserve uint64, node *Node, log *slog.Logger) (*Server, error) {
 	lock, err := LockDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{dir: dir, reserve: reserve, log: log, lock: lock}
+	s := &Server{dir: dir, reserve: reserve, node: node, log: log, lock: lock}
 	if err := s.start(); err != nil {
 		_ = lock.Close()
 		return nil, err
@@ -99,7 +104,7 @@ func LockDir(dir string) (*os.File, error) {
 }
 
 func (s *Server) start() error {
-	srv, err := server.NewServer(&server.Options{
+	opts := &server.Options{
 		ServerName: "bullpen", JetStream: true, StoreDir: s.dir,
 		DontListen: true, NoSigs: true, SyncAlways: true, SyncInterval: compactEvery,
 		// The free space of the disk is the limit, and callers check it before they submit work. At a
@@ -107,7 +112,11 @@ func (s *Server) start() error {
 		// share of the free space at the start.
 		JetStreamMaxStore:  1 << 50,
 		JetStreamMaxMemory: 64 << 20,
-	})
+	}
+	if s.node != nil {
+		s.node.apply(opts)
+	}
+	srv, err := server.NewServer(opts)
 	if err != nil {
 		return fmt.Errorf("start embedded NATS: %w", err)
 	}

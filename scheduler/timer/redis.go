@@ -130,6 +130,28 @@ type embedded struct {
 
 func newEmbedded() *embedded { return &embedded{life: embeddedLife, redis: miniredis.NewMiniRedis()} }
 
+// ServeRedis serves an embedded Redis at an address until ctx is done, for processes on the same
+// machine. Its content is lost at its end.
+func ServeRedis(ctx context.Context, address, password string) error {
+	e := newEmbedded()
+	e.redis.RequireAuth(password)
+	if err := e.redis.StartAddr(address); err != nil {
+		return fmt.Errorf("serve Redis: %w", err)
+	}
+	defer e.close()
+	tick := time.NewTicker(cleanInterval)
+	defer tick.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			e.age(now.Sub(last))
+			last = now
+		}
+	}
+}
+
 func (e *embedded) dial(context.Context, string, string) (net.Conn, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -51,7 +51,7 @@ func (s *system) createFirstKey(ctx context.Context, keys *registry.Keys) error 
 		if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil { // an embedded NATS has created it already
 			return "", fmt.Errorf("create the data directory for the bootstrap key: %w", err)
 		}
-		secret, err := persistSecret(name, s.cfg.Region)
+		secret, err := PersistKey(name, s.cfg.Region)
 		written = err == nil
 		return secret, err
 	})
@@ -74,9 +74,9 @@ func (s *system) createFirstKey(ctx context.Context, keys *registry.Keys) error 
 	return nil
 }
 
-// persistSecret returns the secret in the named file, which an interrupted start may have left, or
-// creates one and writes it there.
-func persistSecret(name, region string) (string, error) {
+// PersistKey returns the API key in the named file, which an interrupted start may have left, or
+// creates one for the region and writes it there, readable by this user only.
+func PersistKey(name, region string) (string, error) {
 	if secret, err := readSecret(name); err == nil {
 		return secret, nil
 	}

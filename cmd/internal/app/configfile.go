@@ -29,6 +29,16 @@ func ParseConfig(args []string) (*Config, error) {
 	return c, nil
 }
 
+// Variables returns the environment variables of all settings.
+func Variables() (names []string) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		if name := field.Tag.Get("env"); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // AfterApply rejects a bootstrap key on the command line.
 func (c *Config) AfterApply(ctx *kong.Context) error {
 	for _, p := range ctx.Path {
