@@ -360,16 +360,17 @@ const (
 )
 
 // ReadUpload reads the form that is the body of the request, with its file, which may be as large as
-// a home. The result must be closed.
-func (a *Agent) ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error) {
-	up, err := a.readUpload(w)
+// a home. A form with the field instead, unless that is empty, may have no file: its content is empty
+// then. The result must be closed.
+func (a *Agent) ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error) {
+	up, err := a.readUpload(w, instead)
 	if err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not read
 	}
 	return up, a.public(err)
 }
 
-func (a *Agent) readUpload(w http.ResponseWriter) (up *proto.AgentUpload, err error) {
+func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.AgentUpload, err error) {
 	s, i := a.s, infoOf(a.r.Context())
 	if err := requireIdentity(w, a.r); err != nil {
 		return nil, err
@@ -435,6 +436,9 @@ func (a *Agent) readUpload(w http.ResponseWriter) (up *proto.AgentUpload, err er
 		if _, err := spool.Seek(0, io.SeekStart); err != nil {
 			return up, fmt.Errorf("spool an upload: %w", err)
 		}
+	}
+	if up.ReadCloser == nil && up.Fields[instead] != "" {
+		up.ReadCloser = http.NoBody
 	}
 	if up.ReadCloser == nil {
 		return up, proto.FieldErrorf("file", "is missing: send the file as a part of this name")

@@ -119,7 +119,7 @@ func (h *host) File(_ context.Context, id string) (*proto.AgentFile, error) {
 
 func (h *host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.r.Body) }
 
-func (h *host) ReadUpload(http.ResponseWriter) (*proto.AgentUpload, error) {
+func (h *host) ReadUpload(http.ResponseWriter, string) (*proto.AgentUpload, error) {
 	return nil, api.Errorf(api.CodeInternal, "not here")
 }
 

@@ -50,7 +50,7 @@ func newFileBody(f *proto.AgentFile) fileBody {
 
 func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)
-	up, err := host.ReadUpload(w)
+	up, err := host.ReadUpload(w, "")
 	if err != nil {
 		return err
 	}

@@ -25,9 +25,9 @@ type Host interface {
 	agent.Host
 	// ReadBody reads the body of the request.
 	ReadBody(w http.ResponseWriter) ([]byte, error)
-	// ReadUpload reads the form that is the body of the request, with its file. The result must be
-	// closed.
-	ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error)
+	// ReadUpload reads the form that is the body of the request, with its file. A form with the field
+	// instead, unless that is empty, may have no file. The result must be closed.
+	ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error)
 	// Files returns the files of the organisation that have not expired, the newest first.
 	Files() []proto.AgentFile
 	// RemoveFile removes a file. The code of its error is [api.CodeNotFound] if there is none.

@@ -121,24 +121,31 @@ func (s *Server) addFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) putFile(w http.ResponseWriter, r *http.Request, host Host, c *container) (name string, err error) {
+	const fileID = "file_id"
+	var in struct {
+		FileID string `json:"file_id"`
+	}
 	if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/") {
-		up, err := host.ReadUpload(w)
+		up, err := host.ReadUpload(w, fileID)
 		if err != nil {
 			return "", err
 		}
 		defer func() { _ = up.Close() }() // it was only read
-		name = proto.NewAgentFile(up.Name, up.Size).Name
-		return name, host.PutFile(r.Context(), c.ID, name, up.Size, up)
-	}
-	body, err := host.ReadBody(w)
-	if err != nil {
-		return "", err
-	}
-	var in struct {
-		FileID string `json:"file_id"`
-	}
-	if json.Unmarshal(body, &in) != nil || in.FileID == "" {
-		return "", proto.FieldErrorf("file_id", "is required, unless the file is sent as a form")
+		if in.FileID = up.Fields[fileID]; in.FileID == "" {
+			name = proto.NewAgentFile(up.Name, up.Size).Name
+			return name, host.PutFile(r.Context(), c.ID, name, up.Size, up)
+		}
+		if up.Size > 0 {
+			return "", proto.FieldErrorf(fileID, "must not be sent together with a file")
+		}
+	} else {
+		body, err := host.ReadBody(w)
+		if err != nil {
+			return "", err
+		}
+		if json.Unmarshal(body, &in) != nil || in.FileID == "" {
+			return "", proto.FieldErrorf(fileID, "is required, unless the file is sent as a form")
+		}
 	}
 	f, err := host.File(r.Context(), in.FileID)
 	if err != nil {
@@ -172,7 +179,7 @@ func newFileBody(f *proto.AgentFile) *fileBody {
 
 func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)
-	up, err := host.ReadUpload(w)
+	up, err := host.ReadUpload(w, "")
 	if err != nil {
 		return err
 	}
