@@ -237,37 +237,53 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 // agentClientsTime is how long the programs of one SDK may take, its installation included.
 const agentClientsTime = 10 * time.Minute
 
-// testAgentClients runs programs that use the vendors' SDKs, from PyPI and the Go module proxy.
+// testAgentClients runs programs that use the vendors' SDKs, from PyPI, npm and the Go module proxy.
+// The versions are in the files with the dependencies of the programs.
 func testAgentClients(t *testing.T, p *programs) {
-	ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
-	defer cancel()
-	dir := t.TempDir()
-	run := func(t *testing.T, sys *system, in, program string, args ...string) {
-		t.Helper()
-		cmd := exec.CommandContext(ctx, program, args...)
-		cmd.Dir = in
-		cmd.Env = append(os.Environ(), "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
-			"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+	python := func(programs ...string) (commands []string) {
+		commands = []string{"python3 -m venv venv", "venv/bin/pip install --quiet --requirement requirements.txt"}
+		for _, program := range programs {
+			commands = append(commands, "venv/bin/python "+program)
 		}
+		return commands
 	}
-	for name, examples := range map[string][]string{"anthropic": {"examples.py"}, "responses": {"openai_examples.py", "perplexity_examples.py"}} {
-		sys, in := newAgents(t, p, name), filepath.Join(dir, name)
-		if err := os.CopyFS(in, os.DirFS(filepath.Join("testdata", name))); err != nil {
-			t.Fatal(err)
+	typescript := func(programs ...string) (commands []string) {
+		commands = []string{"npm install --no-audit --no-fund --silent", "npx tsc"}
+		for _, program := range programs {
+			commands = append(commands, "node "+program)
 		}
-		t.Run(name+"-python", func(t *testing.T) {
-			venv := filepath.Join(in, "venv")
-			run(t, sys, in, "python3", "-m", "venv", venv)
-			run(t, sys, in, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "--requirement", "requirements.txt")
-			for _, example := range examples {
-				run(t, sys, in, filepath.Join(venv, "bin", "python"), example)
+		return commands
+	}
+	golang := []string{"go -C go run ."}
+	for _, c := range []struct {
+		name, dir string
+		commands  []string
+	}{
+		{"anthropic python", "anthropic", python("examples.py")},
+		{"anthropic typescript", "anthropic", typescript("examples.js")},
+		{"anthropic go", "anthropic", golang},
+		{"openai and perplexity python", "responses", python("openai_examples.py", "perplexity_examples.py")},
+		{"openai and perplexity typescript", "responses", typescript("openai_examples.js", "perplexity_examples.js")},
+		{"openai go", "responses", golang},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
+			defer cancel()
+			sys, dir := newAgents(t, p, c.dir), t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", c.dir))); err != nil {
+				t.Fatal(err)
+			}
+			for _, command := range c.commands {
+				words := strings.Fields(command)
+				cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+				cmd.Dir = dir
+				cmd.Env = append(os.Environ(), "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
+					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key)
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v\n%s", command, err, out)
+				}
 			}
 		})
-		if name == "anthropic" {
-			t.Run("go", func(t *testing.T) { run(t, sys, filepath.Join(in, "go"), "go", "run", ".") })
-		}
 	}
 }
 
