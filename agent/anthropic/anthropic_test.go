@@ -153,7 +153,7 @@ func newWorld(t *testing.T, rules string) *world {
 	for _, route := range messages.Routes() {
 		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if err := route.Handle(rw, r); err != nil {
-				anthropic.WriteError(rw, asAPI(err))
+				anthropic.WriteError(rw, r, asAPI(err))
 			}
 		}))
 	}
@@ -207,6 +207,22 @@ const (
 	pythonRule    = `{role: user, calls: [{name: code_execution, arguments: {code: "1"}}]}`
 	restRule      = `{text: ok}`
 )
+
+func TestModels(t *testing.T) {
+	w := newWorld(t, `rules: [{text: ok}]`)
+	if status, answer := w.do(http.MethodGet, "/anthropic/v1/models", ""); status != http.StatusOK || !strings.HasPrefix(answer, `{"data":[{"id":"script","type":"model",`) ||
+		!strings.Contains(answer, `"has_more":false,"first_id":"script","last_id":"script"`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	for path, status := range map[string]int{
+		"/script": http.StatusOK, "/%73cript": http.StatusOK, "/other": http.StatusNotFound, "/a%2Fb": http.StatusNotFound, "/a/b": http.StatusNotFound,
+		"?limit=1&after_id=script": http.StatusOK, "?after_id=other": http.StatusNotFound, "?limit=0": http.StatusBadRequest,
+	} {
+		if got, answer := w.do(http.MethodGet, "/anthropic/v1/models"+path, ""); got != status {
+			t.Errorf("%s: %d %s", path, got, answer)
+		}
+	}
+}
 
 // Each revision of the tool has its own codes for what can go wrong.
 func TestOutcomesByRevision(t *testing.T) {

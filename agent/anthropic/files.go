@@ -73,37 +73,45 @@ func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// page is a list of files in the forms of both ways to page through it.
-type page struct {
-	Data     []fileBody `json:"data"`
-	HasMore  bool       `json:"has_more"`
-	FirstID  *string    `json:"first_id"`
-	LastID   *string    `json:"last_id"`
-	NextPage *string    `json:"next_page"`
+// page is a list in the forms of both ways to page through it.
+type page[T any] struct {
+	Data     []T     `json:"data"`
+	HasMore  bool    `json:"has_more"`
+	FirstID  *string `json:"first_id"`
+	LastID   *string `json:"last_id"`
+	NextPage *string `json:"next_page"`
 }
 
 func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
-	query := r.URL.Query()
-	files, more, err := choose(s.Host(r).Files(), query)
+	p, err := newPage(s.Host(r).Files(), r.URL.Query(), func(f *proto.AgentFile) string { return f.ID }, newFileBody)
 	if err != nil {
 		return err
 	}
-	p := page{Data: []fileBody{}, HasMore: more}
-	for i := range files {
-		p.Data = append(p.Data, newFileBody(&files[i]))
+	writeJSON(w, http.StatusOK, p)
+	return nil
+}
+
+// newPage returns the items that a query asks for, in the form that body returns.
+func newPage[T, B any](items []T, query url.Values, id func(*T) string, body func(*T) B) (*page[B], error) {
+	items, more, err := choose(items, query, id)
+	if err != nil {
+		return nil, err
 	}
-	if n := len(p.Data); n > 0 {
-		p.FirstID, p.LastID = &p.Data[0].ID, &p.Data[n-1].ID
+	p := &page[B]{Data: []B{}, HasMore: more}
+	for i := range items {
+		p.Data = append(p.Data, body(&items[i]))
+	}
+	if n := len(items); n > 0 {
+		p.FirstID, p.LastID = new(id(&items[0])), new(id(&items[n-1]))
 		if more {
 			p.NextPage = p.LastID
 		}
 	}
-	writeJSON(w, http.StatusOK, &p)
-	return nil
+	return p, nil
 }
 
-// choose returns the files that a query asks for, and whether there are more in its direction.
-func choose(files []proto.AgentFile, query url.Values) (chosen []proto.AgentFile, more bool, err error) {
+// choose returns the items that a query asks for, and whether there are more in its direction.
+func choose[T any](items []T, query url.Values, id func(*T) string) (chosen []T, more bool, err error) {
 	ids := append(query["ids[]"], query["ids"]...)
 	page, after, before := query.Get("page"), query.Get("after_id"), query.Get("before_id")
 	if page != "" {
@@ -119,22 +127,22 @@ func choose(files []proto.AgentFile, query url.Values) (chosen []proto.AgentFile
 	case len(ids) > maxIDs:
 		return nil, false, proto.FieldErrorf("ids", "must be at most %d", maxIDs)
 	case len(ids) > 0:
-		return slices.DeleteFunc(files, func(f proto.AgentFile) bool { return !slices.Contains(ids, f.ID) }), false, nil
+		return slices.DeleteFunc(items, func(item T) bool { return !slices.Contains(ids, id(&item)) }), false, nil
 	case after != "" && before != "":
 		return nil, false, proto.FieldErrorf("before_id", "must not be given together with after_id")
 	}
-	at := slices.IndexFunc(files, func(f proto.AgentFile) bool { return f.ID == after || f.ID == before })
+	at := slices.IndexFunc(items, func(item T) bool { return id(&item) == after || id(&item) == before })
 	switch {
 	case (after != "" || before != "") && at < 0:
-		return nil, false, api.Errorf(api.CodeNotFound, "there is no file of the id after which the page begins")
+		return nil, false, api.Errorf(api.CodeNotFound, "there is nothing of the id at which the page begins")
 	case before != "":
-		files = files[:at]
-		more = len(files) > limit
-		return files[max(0, len(files)-limit):], more, nil
+		items = items[:at]
+		more = len(items) > limit
+		return items[max(0, len(items)-limit):], more, nil
 	case after != "":
-		files = files[at+1:]
+		items = items[at+1:]
 	}
-	return files[:min(len(files), limit)], len(files) > limit, nil
+	return items[:min(len(items), limit)], len(items) > limit, nil
 }
 
 func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {

@@ -68,6 +68,8 @@ func (s *Server) Routes() []Route {
 		Route{http.MethodGet, Prefix + "/v1/files/{id}", proto.ScopeFiles, false, s.getFile},
 		Route{http.MethodGet, Prefix + "/v1/files/{id}/content", proto.ScopeFiles, false, s.getContent},
 		Route{http.MethodDelete, Prefix + "/v1/files/{id}", proto.ScopeFiles, false, s.deleteFile},
+		Route{http.MethodGet, Prefix + "/v1/models", proto.ScopeExecute, false, s.ListModels},
+		Route{http.MethodGet, Prefix + "/v1/models/*", proto.ScopeExecute, false, s.GetModel},
 	)
 }
 
@@ -117,7 +119,7 @@ func statusOf(e *api.Error) (status int, kind string) {
 }
 
 // WriteError answers with an error.
-func WriteError(w http.ResponseWriter, e *api.Error) {
+func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 	status, kind := statusOf(e)
 	body := errorBody{Type: "error", Error: errorDetail{Type: kind, Message: e.Message}, RequestID: w.Header().Get("X-Request-Id")}
 	if e.Reason != "" {

@@ -169,7 +169,7 @@ func newWorld(t *testing.T, rules string) *world {
 	for _, route := range answers.Routes() {
 		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if err := route.Handle(rw, r); err != nil {
-				responses.WriteError(rw, asAPI(err))
+				responses.WriteError(rw, r, asAPI(err))
 			}
 		}))
 	}
@@ -233,6 +233,24 @@ const (
 	sandboxRule     = `{role: user, tool: sandbox, text: abcd, chunk: 2, calls: [{name: sandbox, arguments: {language: python, code: "1"}}]}`
 	allRules        = `rules: [` + interpreterRule + `, ` + shellRule + `, ` + sandboxRule + `, {text: ok}]`
 )
+
+func TestModels(t *testing.T) {
+	w := newWorld(t, allRules)
+	for _, prefix := range []string{"/openai/v1", "/perplexity/v1"} {
+		status, answer := w.do(http.MethodGet, prefix+"/models", "")
+		if status != http.StatusOK || !strings.HasPrefix(answer, `{"object":"list","data":[{"id":"script","object":"model","created":0,"owned_by":"bullpen"}]`) {
+			t.Errorf("%d %s", status, answer)
+		}
+		if status, answer := w.do(http.MethodGet, prefix+"/models/script", ""); status != http.StatusOK || !strings.HasPrefix(answer, `{"id":"script"`) {
+			t.Errorf("%d %s", status, answer)
+		}
+		for _, other := range []string{"other", "a%2Fscript", "a/script"} {
+			if status, answer := w.do(http.MethodGet, prefix+"/models/"+other, ""); status != http.StatusNotFound || !strings.Contains(answer, "invalid_request_error") {
+				t.Errorf("%d %s", status, answer)
+			}
+		}
+	}
+}
 
 // response is what the tests read of one.
 type response struct {

@@ -77,6 +77,12 @@ func (s *Server) Routes() []Route {
 	} {
 		list = append(list, Route{http.MethodPost, path, proto.ScopeExecute, true, handler(func(w http.ResponseWriter, r *http.Request) error { return s.create(v, w, r) })})
 	}
+	for _, prefix := range []string{openAIPrefix, perplexityPrefix} {
+		list = append(list,
+			Route{http.MethodGet, prefix + "/models", proto.ScopeExecute, false, handler(s.ListModels)},
+			Route{http.MethodGet, prefix + "/models/*", proto.ScopeExecute, false, handler(s.GetModel)},
+		)
+	}
 	for _, prefix := range []string{perplexityPrefix + "/responses", perplexityPrefix + "/agent"} {
 		list = append(list,
 			Route{http.MethodGet, prefix + "/{id}/files", proto.ScopeFiles, false, handler(s.listShared)},
@@ -138,7 +144,7 @@ func detailOf(e *api.Error) errorDetail {
 }
 
 // WriteError answers with an error.
-func WriteError(w http.ResponseWriter, e *api.Error) { writeError(w, e, nil) }
+func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) { writeError(w, e, nil) }
 
 func writeError(w http.ResponseWriter, e *api.Error, param *string) {
 	body := errorBody{detailOf(e)}
