@@ -134,6 +134,28 @@ func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 	return t, nil
 }
 
+// maxUsedThreads is the number of threads that an agent can list.
+const maxUsedThreads = 2000
+
+// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the
+// order of their ids. It returns an error if they are too many.
+func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error) {
+	list, err := a.s.Threads.ListUsed(ctx, a.org(), prefix, since, maxUsedThreads+1)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("list threads: %w", err)
+	case len(list) > maxUsedThreads:
+		err = api.Errorf(api.CodeValidation, "more than %d are in use, which is more than this server lists", maxUsedThreads)
+	}
+	return list, a.public(err)
+}
+
+// Memory returns the memory of the sandboxes of the API key.
+func (a *Agent) Memory(ctx context.Context) (proto.Bytes, error) {
+	profile, err := a.s.profileOf(ctx, &infoOf(ctx).key)
+	return profile.Memory, a.public(err)
+}
+
 // emptyTar is a tar without entries.
 var emptyTar [1024]byte
 
@@ -251,6 +273,30 @@ func (a *Agent) putFile(ctx context.Context, thread, name string, size int64, bo
 	}
 	defer done()
 	return files.put(ctx, name, size, body)
+}
+
+// DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if there
+// is none.
+func (a *Agent) DeleteFile(ctx context.Context, thread, name string) error {
+	return a.public(a.deleteFile(ctx, thread, name))
+}
+
+func (a *Agent) deleteFile(ctx context.Context, thread, name string) error {
+	key := infoOf(ctx).key
+	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, thread)
+	if err != nil {
+		return err
+	}
+	defer files.close()
+	end, err := a.s.begin(ctx, files)
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), versionsTimeout)
+	defer cancel()
+	_, err = files.remove(ctx, name, false)
+	return err
 }
 
 // CleanPath returns a path relative to the home. Unlike elsewhere, an absolute path outside of the

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 
@@ -36,8 +37,8 @@ type (
 var lifeOfContainers = expiresAfter{"last_active_at", int(containerLife.Minutes())}
 
 // newContainerBody returns the container of a thread. Names are not kept.
-func newContainerBody(thread *proto.Thread, name string) *containerBody {
-	return &containerBody{thread.ID, "container", thread.CreatedAt.Unix(), thread.UsedAt.Unix(), name, "running", lifeOfContainers}
+func newContainerBody(id string, created, used time.Time, name string) *containerBody {
+	return &containerBody{id, "container", created.Unix(), used.Unix(), name, "running", lifeOfContainers}
 }
 
 func (s *Server) createContainer(w http.ResponseWriter, r *http.Request) error {
@@ -64,6 +65,9 @@ func (s *Server) createContainer(w http.ResponseWriter, r *http.Request) error {
 	case len(in.Skills) > 0:
 		return proto.FieldErrorf("skills", "must be empty: this server has none")
 	}
+	if err := checkMemory(r.Context(), host, "memory_limit", in.MemoryLimit); err != nil {
+		return err
+	}
 	c := &container{agent.Container{Host: host, ID: agent.NewContainerID(openAIContainer)}}
 	if err := host.CreateThread(r.Context(), c.ID); err != nil {
 		return agent.ClientError(err)
@@ -75,7 +79,7 @@ func (s *Server) createContainer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, newContainerBody(thread, in.Name))
+	writeJSON(w, http.StatusOK, newContainerBody(thread.ID, thread.CreatedAt, thread.UsedAt, in.Name))
 	return nil
 }
 
@@ -84,7 +88,7 @@ func (s *Server) getContainer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, newContainerBody(thread, thread.ID))
+	writeJSON(w, http.StatusOK, newContainerBody(thread.ID, thread.CreatedAt, thread.UsedAt, thread.ID))
 	return nil
 }
 

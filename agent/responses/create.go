@@ -91,6 +91,11 @@ func newRun(ctx context.Context, v vendor, host Host, req *request) (*run, error
 	if err != nil {
 		return nil, err
 	}
+	for _, limit := range set.memory {
+		if err := checkMemory(ctx, host, "tools", limit); err != nil {
+			return nil, err
+		}
+	}
 	talk, err := req.conversation()
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package responses_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,6 +40,7 @@ type host struct {
 	result   proto.Result
 	err      error
 	meta     []proto.AgentFile
+	modified time.Time // of all files; zero for the time of the list
 }
 
 // Reserve implements [agent.Host].
@@ -75,7 +77,7 @@ func (h *host) ListFiles(_ context.Context, thread, dir string, each func(proto.
 	for key, text := range h.files {
 		name, ok := strings.CutPrefix(key, strings.TrimSuffix(thread+"/"+dir, "/")+"/")
 		if ok && !strings.Contains(name, "/") {
-			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: time.Now()}); err != nil {
+			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: cmp.Or(h.modified, time.Now())}); err != nil {
 				return err
 			}
 		}
@@ -119,12 +121,13 @@ func (h *host) File(_ context.Context, id string) (*proto.AgentFile, error) {
 
 func (h *host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.r.Body) }
 
-func (h *host) ReadUpload(http.ResponseWriter, string) (*proto.AgentUpload, error) {
-	file, header, err := h.r.FormFile("file")
-	if err != nil {
+func (h *host) ReadUpload(_ http.ResponseWriter, instead string) (*proto.AgentUpload, error) {
+	up := &proto.AgentUpload{ReadCloser: http.NoBody, Fields: map[string]string{}}
+	if file, header, err := h.r.FormFile("file"); err == nil {
+		up.ReadCloser, up.Name, up.Size = file, header.Filename, header.Size
+	} else if h.r.FormValue(instead) == "" {
 		return nil, proto.FieldErrorf("file", "is missing")
 	}
-	up := &proto.AgentUpload{ReadCloser: file, Name: header.Filename, Size: header.Size, Fields: map[string]string{}}
 	for name, values := range h.r.MultipartForm.Value {
 		up.Fields[name] = values[0]
 	}
@@ -134,6 +137,24 @@ func (h *host) ReadUpload(http.ResponseWriter, string) (*proto.AgentUpload, erro
 func (h *host) CreateThread(_ context.Context, id string) error { h.use(id); return nil }
 
 func (h *host) RemoveThread(_ context.Context, id string) error { delete(h.threads, id); return nil }
+
+func (h *host) UsedThreads(_ context.Context, prefix string, since time.Time) (list []proto.ThreadSummary, err error) {
+	for id, t := range h.threads {
+		if strings.HasPrefix(id, prefix) && !t.UsedAt.Before(since) {
+			list = append(list, t.Summary())
+		}
+	}
+	return list, nil
+}
+
+func (h *host) Memory(context.Context) (proto.Bytes, error) { return 4 * proto.GiB, nil }
+
+func (h *host) DeleteFile(_ context.Context, thread, path string) error {
+	delete(h.files, thread+"/"+path)
+	return nil
+}
+
+func (h *host) Files() []proto.AgentFile { return h.meta }
 
 func (h *host) RemoveFile(_ context.Context, id string) error {
 	before := len(h.meta)
@@ -615,8 +636,32 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 	if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", `{"file_id":"`+file+`"}`); status != http.StatusOK || len(w.host.puts) != 2 {
 		t.Errorf("%d %s", status, answer)
 	}
-	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["` + file + `"]}}]`
-	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.puts) != 3 {
+	for fields, want := range map[string]int{"file_id=" + file: http.StatusOK, "other=1": http.StatusBadRequest} {
+		var body bytes.Buffer
+		form := multipart.NewWriter(&body)
+		name, value, _ := strings.Cut(fields, "=")
+		if form.WriteField(name, value) != nil || form.Close() != nil {
+			t.Fatal("no form")
+		}
+		if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", body.String(), "Content-Type", form.FormDataContentType()); status != want {
+			t.Errorf("a form with %s: %d %s", fields, status, answer)
+		}
+	}
+	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"1g","file_ids":["` + file + `"]}}]`
+	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.puts) != 4 {
+		t.Errorf("%d %s", status, answer)
+	}
+	more := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"16g"}}]`
+	if status, answer := w.ask(openAI, more); status != http.StatusBadRequest || !strings.Contains(answer, "the sandbox profile of this API key has 4GiB of memory") {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodGet, files, ""); status != http.StatusOK || !strings.Contains(answer, `"data":[{"id":"`+file) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodDelete, containers+"/"+id+"/files/cfile_ZGF0YS5jc3Y", ""); status != http.StatusOK || !strings.Contains(answer, `"object":"container.file.deleted","deleted":true`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodDelete, containers+"/"+id+"/files/cfile_ZGF0YS5jc3Y", ""); status != http.StatusNotFound {
 		t.Errorf("%d %s", status, answer)
 	}
 	for _, path := range []string{files + "/" + file, containers + "/" + id} {
@@ -627,9 +672,57 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 			t.Errorf("%s after its deletion: %d", path, status)
 		}
 	}
-	for body, param := range map[string]string{`{}`: "name", `{"name":"n","network_policy":{"type":"disabled"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
+	for body, param := range map[string]string{`{}`: "name", `{"name":"n","memory_limit":"64g"}`: "memory_limit", `{"name":"n","memory_limit":"2g"}`: "memory_limit", `{"name":"n","network_policy":{"type":"disabled"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
 		if status, answer := w.do(http.MethodPost, containers, body); status != http.StatusBadRequest || decode(t, answer).Error.Param != param {
 			t.Errorf("%s: %d %s", body, status, answer)
+		}
+	}
+}
+
+func TestPages(t *testing.T) {
+	w := newWorld(t, allRules)
+	now := time.Now()
+	w.host.modified = now
+	for i, id := range []string{"cntr_b", "cntr_a", "cntr_c", "cntr_old", "sandbox_x"} {
+		w.host.threads[id] = &proto.Thread{ID: id, CreatedAt: now.Add(time.Duration(i) * time.Second), UsedAt: now}
+	}
+	w.host.threads["cntr_old"].UsedAt = now.Add(-21 * time.Minute)
+	for name, text := range map[string]string{"1": "x", "2": "xx", "3": "xxx"} {
+		w.host.files["cntr_a/"+name] = []byte(text)
+	}
+	ids := func(path string) string {
+		t.Helper()
+		var page struct {
+			Data []struct{ ID string }
+			More bool `json:"has_more"`
+		}
+		status, answer := w.do(http.MethodGet, path, "")
+		if err := json.Unmarshal([]byte(answer), &page); err != nil || status != http.StatusOK {
+			t.Fatalf("%s: %d %s", path, status, answer)
+		}
+		var list []string
+		for _, one := range page.Data {
+			list = append(list, one.ID)
+		}
+		return fmt.Sprint(list, page.More)
+	}
+	const containers = "/openai/v1/containers"
+	for path, want := range map[string]string{
+		containers:                                     "[cntr_c cntr_a cntr_b] false",
+		containers + "?order=asc":                      "[cntr_b cntr_a cntr_c] false",
+		containers + "?limit=2":                        "[cntr_c cntr_a] true",
+		containers + "?limit=2&after=cntr_a":           "[cntr_b] false",
+		containers + "?name=cntr_a":                    "[cntr_a] false",
+		containers + "/cntr_a/files?limit=1&order=asc": "[cfile_MQ] true",
+		containers + "/cntr_a/files?after=cfile_Mg":    "[cfile_MQ] false",
+	} {
+		if got := ids(path); got != want {
+			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
+	for query, want := range map[string]int{"?limit=0": http.StatusBadRequest, "?limit=101": http.StatusBadRequest, "?order=up": http.StatusBadRequest, "?after=cntr_x": http.StatusNotFound} {
+		if status, answer := w.do(http.MethodGet, containers+query, ""); status != want {
+			t.Errorf("%s: %d %s", query, status, answer)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
@@ -30,6 +31,16 @@ type Host interface {
 	// RemoveThread removes a thread with its files. The code of its error is [api.CodeConflict] while
 	// an execution uses it.
 	RemoveThread(ctx context.Context, id string) error
+	// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the
+	// order of their ids. It returns an error if they are too many.
+	UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error)
+	// Memory returns the memory of the sandboxes of the API key.
+	Memory(ctx context.Context) (proto.Bytes, error)
+	// DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if
+	// there is none.
+	DeleteFile(ctx context.Context, thread, path string) error
+	// Files returns the files of the organisation that have not expired, the newest first.
+	Files() []proto.AgentFile
 	// RemoveFile removes a file of the organisation. The code of its error is [api.CodeNotFound] if
 	// there is none.
 	RemoveFile(ctx context.Context, id string) error
@@ -91,14 +102,17 @@ func (s *Server) Routes() []Route {
 	}
 	return append(list,
 		Route{http.MethodPost, openAIPrefix + "/files", proto.ScopeFiles, false, handler(s.uploadFile)},
+		Route{http.MethodGet, openAIPrefix + "/files", proto.ScopeFiles, false, handler(s.listUploads)},
 		Route{http.MethodGet, openAIPrefix + "/files/{id}", proto.ScopeFiles, false, handler(s.getUpload)},
 		Route{http.MethodDelete, openAIPrefix + "/files/{id}", proto.ScopeFiles, false, handler(s.deleteUpload)},
 		Route{http.MethodPost, openAIPrefix + "/containers", proto.ScopeFiles, false, handler(s.createContainer)},
+		Route{http.MethodGet, openAIPrefix + "/containers", proto.ScopeFiles, false, handler(s.listContainers)},
 		Route{http.MethodDelete, openAIPrefix + "/containers/{id}", proto.ScopeFiles, false, handler(s.deleteContainer)},
 		Route{http.MethodPost, openAIPrefix + "/containers/{id}/files", proto.ScopeFiles, false, handler(s.addFile)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}", proto.ScopeFiles, false, handler(s.getContainer)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files", proto.ScopeFiles, false, handler(s.listFiles)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files/{file}", proto.ScopeFiles, false, handler(s.getFile)},
+		Route{http.MethodDelete, openAIPrefix + "/containers/{id}/files/{file}", proto.ScopeFiles, false, handler(s.deleteFile)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files/{file}/content", proto.ScopeFiles, false, handler(s.getContent)},
 	)
 }

@@ -40,12 +40,12 @@ type tool struct {
 	Environment *containerRef   `json:"environment"` // of the shell
 }
 
-// containerRef is where a tool of OpenAI runs programs. A memory_limit is ignored: it is not more
-// than a choice of what OpenAI bills.
+// containerRef is where a tool of OpenAI runs programs.
 type containerRef struct {
 	Type          string            `json:"type"`
 	ContainerID   string            `json:"container_id"`
 	FileIDs       []string          `json:"file_ids"`
+	MemoryLimit   string            `json:"memory_limit"`
 	NetworkPolicy json.RawMessage   `json:"network_policy"`
 	Skills        []json.RawMessage `json:"skills"`
 }
@@ -57,6 +57,7 @@ type toolSet struct {
 	clients   []agent.Tool
 	container string   // the id of the container that the request names
 	files     []string // ids of files for the container
+	memory    []string // memory limits of containers
 }
 
 // toolSet returns the tools of a request to a vendor.
@@ -132,6 +133,7 @@ func (set *toolSet) use(ref *containerRef) error {
 	case len(ref.Skills) > 0:
 		return errors.New("must have no skills: this server has none")
 	}
+	set.memory = append(set.memory, ref.MemoryLimit)
 	switch ref.Type {
 	case "auto", "container_auto":
 		set.files = append(set.files, ref.FileIDs...)
@@ -145,6 +147,25 @@ func (set *toolSet) use(ref *containerRef) error {
 	default:
 		return errors.New("must have the type container_auto or container_reference; with others, programs would run at the client")
 	}
+}
+
+// memoryLimits are the memory limits of containers, by their names.
+var memoryLimits = map[string]proto.Bytes{"": 0, "1g": proto.GiB, "4g": 4 * proto.GiB, "16g": 16 * proto.GiB, "64g": 64 * proto.GiB}
+
+// checkMemory returns an error unless sandboxes have at least the memory of a limit.
+func checkMemory(ctx context.Context, host Host, field, limit string) error {
+	want, ok := memoryLimits[limit]
+	if !ok {
+		return proto.FieldErrorf(field, "must be 1g, 4g, 16g or 64g")
+	}
+	if want == 0 {
+		return nil
+	}
+	memory, err := host.Memory(ctx)
+	if err == nil && want > memory {
+		err = proto.FieldErrorf(field, "is %s, but the sandbox profile of this API key has %s of memory; ask for less, or use a key whose profile has as much", limit, memory)
+	}
+	return err
 }
 
 const (
