@@ -270,6 +270,8 @@ func testAgentClients(t *testing.T, p *programs) {
 			ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
 			defer cancel()
 			sys, dir := newAgents(t, p, c.dir), t.TempDir()
+			var limited struct{ Key string }
+			sys.in(t).do(http.MethodPost, "/v1/admin/keys", request{"name": "limited", "org": "limited", "plan": "enterprise", "request_rate": 1}).into(t, &limited)
 			if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", c.dir))); err != nil {
 				t.Fatal(err)
 			}
@@ -277,7 +279,7 @@ func testAgentClients(t *testing.T, p *programs) {
 				words := strings.Fields(command)
 				cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 				cmd.Dir = dir
-				cmd.Env = append(os.Environ(), "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
+				cmd.Env = append(os.Environ(), "LIMITED_API_KEY="+limited.Key, "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
 					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key)
 				if out, err := cmd.CombinedOutput(); err != nil {
 					t.Fatalf("%s: %v\n%s", command, err, out)

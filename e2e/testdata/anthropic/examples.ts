@@ -129,6 +129,16 @@ test('a paused turn goes on', async () => {
   assert.ok(calls > 10);
 });
 
+test('models', async () => {
+  const listed: string[] = [];
+  for await (const one of client.models.list({ limit: 1 })) {
+    listed.push(one.id);
+  }
+  assert.deepEqual(listed, ['small']);
+  const one = await client.models.retrieve(model); // since * stands for all names
+  assert.ok(one.type === 'model' && one.display_name === model && Date.parse(one.created_at) === 0);
+});
+
 test('errors are typed', async () => {
   await assert.rejects(new Anthropic({ apiKey: 'sk-ant-other' }).messages.create({ model, max_tokens: 1, messages: [user('Hi')] }), Anthropic.AuthenticationError);
   await assert.rejects(client.messages.create({ model, max_tokens: 1, messages: [] }), Anthropic.BadRequestError);

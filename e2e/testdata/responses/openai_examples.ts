@@ -106,6 +106,16 @@ test('containers', async () => {
     listed.push(one.path);
   }
   assert.deepEqual(listed, ['report.csv']);
+  await client.containers.files.delete(added.id, { container_id: container.id });
+  await assert.rejects(client.containers.files.retrieve(added.id, { container_id: container.id }), OpenAI.NotFoundError);
+  const again = await client.containers.files.create(container.id, { file_id: file.id });
+  assert.equal(again.source, 'user');
+  const ids: string[] = [];
+  for await (const one of client.containers.list({ limit: 1 })) {
+    ids.push(one.id);
+  }
+  assert.equal(ids[0], container.id); // the newest
+  assert.equal(new Set(ids).size, ids.length);
   assert.ok((await client.files.delete(file.id)).deleted);
   await client.containers.delete(container.id);
   await assert.rejects(client.containers.retrieve(container.id), OpenAI.NotFoundError);
@@ -129,6 +139,15 @@ test('functions', async () => {
   assert.ok(call.type === 'function_call' && call.arguments === '{"location":"Paris"}');
   input.push(call, { type: 'function_call_output', call_id: call.call_id, output: 'sunny' });
   assert.equal((await client.responses.create({ model, tools: functions, input })).output_text, 'Done: sunny');
+});
+
+test('models', async () => {
+  const listed: string[] = [];
+  for await (const one of client.models.list()) {
+    listed.push(one.id);
+  }
+  assert.deepEqual(listed, ['small']);
+  assert.equal((await client.models.retrieve('openai/' + model)).object, 'model'); // since * stands for all names
 });
 
 test('errors are typed', async () => {

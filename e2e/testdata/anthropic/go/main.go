@@ -78,6 +78,11 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("delete: %w", err)
 	}
 
+	models, err := client.Models.List(ctx, anthropic.ModelListParams{})
+	if err != nil || len(models.Data) != 1 || models.Data[0].ID != "small" {
+		return fmt.Errorf("list models: %+v %w", models, err)
+	}
+
 	again := params("Read the number from number.txt and calculate its square")
 	if message, err = client.Messages.New(ctx, params("Write a file with a random number to number.txt")); err != nil {
 		return err

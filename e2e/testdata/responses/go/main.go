@@ -20,7 +20,7 @@ const question = "The mean and standard deviation of 1 to 10?"
 func main() {
 	client := openai.NewClient(option.WithMaxRetries(0)) // OPENAI_BASE_URL and OPENAI_API_KEY
 	for name, example := range map[string]func(ctx context.Context, client *openai.Client) error{
-		"create": create, "stream": stream, "shell": shell, "containers": containers, "errors": failures,
+		"create": create, "stream": stream, "shell": shell, "containers": containers, "models": models, "errors": failures,
 	} {
 		if err := example(context.Background(), &client); err != nil {
 			log.Fatalf("%s: %v", name, err)
@@ -142,7 +142,26 @@ func containers(ctx context.Context, client *openai.Client) error {
 	if err := errors.Join(err, content.Body.Close()); err != nil || string(text) != "b,2" {
 		return fmt.Errorf("downloaded %q: %w", text, err)
 	}
+	if err := client.Containers.Files.Delete(ctx, container.ID, files.Data[0].ID); err != nil {
+		return fmt.Errorf("delete a file: %w", err)
+	}
+	list, found := client.Containers.ListAutoPaging(ctx, openai.ContainerListParams{Limit: openai.Int(1)}), false
+	for list.Next() {
+		found = found || list.Current().ID == container.ID
+	}
+	if err := list.Err(); err != nil || !found {
+		return fmt.Errorf("the container is not listed: %w", err)
+	}
 	return client.Containers.Delete(ctx, container.ID)
+}
+
+func models(ctx context.Context, client *openai.Client) error {
+	list, err := client.Models.List(ctx)
+	if err != nil || len(list.Data) != 1 || list.Data[0].ID != "small" {
+		return fmt.Errorf("list models: %+v %w", list, err)
+	}
+	_, err = client.Models.Get(ctx, "openai/gpt-5.5") // since * stands for all names
+	return err
 }
 
 // failures checks that errors are typed.
