@@ -384,11 +384,17 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"a name twice":      `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"name":"bash_code_execution","input_schema":{}},{"type":"code_execution_20250825","name":"code_execution"}]}`,
 		"a caller":          `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"type":"code_execution_20260120","name":"code_execution","allowed_callers":["direct","code_execution_20260120"]}]}`,
 		"skills":            `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"container":{"skills":[{"type":"anthropic","skill_id":"pptx"}]}}`,
+		"a thread":          `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"thread":{"type":"continue","previous_message_id":"msg_1"}}`,
+		"an MCP server":     `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"mcp_servers":[{"type":"url","url":"https://example.com","name":"x"}]}`,
+		"a form of texts":   `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_config":{"format":{"type":"json_schema","schema":{}}}}`,
+		"the same, earlier": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_format":{"type":"json_schema","schema":{}}}`,
 		"no JSON":           `{`,
 		"a choice of tools": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"all"}}`,
 	} {
 		if status, answer := w.do(http.MethodPost, "/v1/messages", body); status != http.StatusBadRequest || !strings.Contains(answer, "invalid_request_error") {
 			t.Errorf("%s: %d %s", name, status, answer)
+		} else if name == "a thread" && !strings.Contains(answer, `"details":{"error_code":"thread_unsupported_request"}`) { // at which the SDKs send all messages
+			t.Errorf("%s: %s", name, answer)
 		}
 	}
 }

@@ -208,6 +208,21 @@ def counting():
     assert client.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "x" * 400}]).input_tokens == 100
 
 
+def tool_runner():
+    @anthropic.beta_tool
+    def get_weather(location: str) -> str:
+        """Returns the weather.
+
+        Args:
+            location: The city.
+        """
+        return "sunny in " + location
+
+    # The runner asks for a conversation that the server stores, and is told to send all messages.
+    runner = client.beta.messages.tool_runner(model=MODEL, max_tokens=1024, tools=[get_weather], messages=[{"role": "user", "content": "Forecast"}])
+    assert "sunny in Paris" in runner.until_done().content[0].text
+
+
 def models():
     listed = [strict_model(m).id for m in client.models.list(limit=1)]
     assert listed == ["small"], listed
@@ -229,7 +244,7 @@ def rate_limit():
 
 failed = []
 for example in [
-    quick_start, first_revision, later_revisions, upload_and_analyze, retrieve_files, lists_of_files, reuse, streaming, broken_stream, editor, paused, own_tool, failures, counting, models, rate_limit,
+    quick_start, first_revision, later_revisions, upload_and_analyze, retrieve_files, lists_of_files, reuse, streaming, broken_stream, editor, paused, own_tool, failures, counting, tool_runner, models, rate_limit,
 ]:
     if len(sys.argv) < 2 or example.__name__ in sys.argv[1:]:
         try:

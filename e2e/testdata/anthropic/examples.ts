@@ -129,6 +129,24 @@ test('a paused turn goes on', async () => {
   assert.ok(calls > 10);
 });
 
+test('tool runner', async () => {
+  const runner = client.beta.messages.toolRunner({
+    model,
+    max_tokens: 1024,
+    messages: [{ role: 'user', content: 'Forecast' }],
+    tools: [
+      {
+        name: 'get_weather',
+        input_schema: { type: 'object', properties: { location: { type: 'string' } } },
+        parse: (input) => input as { location: string },
+        run: ({ location }: { location: string }) => 'sunny in ' + location,
+      },
+    ],
+  });
+  const [block] = (await runner.runUntilDone()).content; // without a conversation that the server stores
+  assert.ok(block.type === 'text' && block.text.includes('sunny in Paris'));
+});
+
 test('models', async () => {
   const listed: string[] = [];
   for await (const one of client.models.list({ limit: 1 })) {
