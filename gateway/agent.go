@@ -150,10 +150,10 @@ func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time)
 	return list, a.public(err)
 }
 
-// Memory returns the memory of the sandboxes of the API key.
-func (a *Agent) Memory(ctx context.Context) (proto.Bytes, error) {
+// Profile returns the sandbox profile of the API key.
+func (a *Agent) Profile(ctx context.Context) (proto.Profile, error) {
 	profile, err := a.s.profileOf(ctx, &infoOf(ctx).key)
-	return profile.Memory, a.public(err)
+	return profile, a.public(err)
 }
 
 // emptyTar is a tar without entries.

@@ -60,12 +60,10 @@ func (s *Server) createContainer(w http.ResponseWriter, r *http.Request) error {
 		return proto.FieldErrorf("name", "is required")
 	case in.ExpiresAfter != nil && *in.ExpiresAfter != lifeOfContainers:
 		return proto.FieldErrorf("expires_after", "must have the anchor %s and %d minutes, or be left out", lifeOfContainers.Anchor, lifeOfContainers.Minutes)
-	case isSet(in.NetworkPolicy):
-		return proto.FieldErrorf("network_policy", "must be left out: the network is that of the API key's sandbox profile")
 	case len(in.Skills) > 0:
 		return proto.FieldErrorf("skills", "must be empty: this server has none")
 	}
-	if err := checkMemory(r.Context(), host, "memory_limit", in.MemoryLimit); err != nil {
+	if err := in.check(r.Context(), host); err != nil {
 		return err
 	}
 	c := &container{agent.Container{Host: host, ID: agent.NewContainerID(openAIContainer)}}

@@ -3,6 +3,7 @@ package responses
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -91,8 +92,12 @@ func newRun(ctx context.Context, v vendor, host Host, req *request) (*run, error
 	if err != nil {
 		return nil, err
 	}
-	for _, limit := range set.memory {
-		if err := checkMemory(ctx, host, "tools", limit); err != nil {
+	for _, ref := range set.refs {
+		err := ref.check(ctx, host)
+		if field, ok := errors.AsType[*proto.FieldError](err); ok {
+			err = proto.FieldErrorf("tools", "have a container whose %s", field.Message)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -147,7 +147,9 @@ func (h *host) UsedThreads(_ context.Context, prefix string, since time.Time) (l
 	return list, nil
 }
 
-func (h *host) Memory(context.Context) (proto.Bytes, error) { return 4 * proto.GiB, nil }
+func (h *host) Profile(context.Context) (proto.Profile, error) {
+	return proto.Profile{Memory: 4 * proto.GiB}, nil
+}
 
 func (h *host) DeleteFile(_ context.Context, thread, path string) error {
 	delete(h.files, thread+"/"+path)
@@ -480,7 +482,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`:                                                                                 "tools[0].type",
 		`{"model":"m","input":"x","tools":[{"type":"sandbox"}]}`:                                                                                    "tools[0].type",
 		`{"model":"m","input":"x","tools":[{"type":"code_interpreter"}]}`:                                                                           "tools[0].container",
-		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto","network_policy":{"type":"disabled"}}}]}`:          "tools[0].container",
+		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto","network_policy":{"type":"allowlist"}}}]}`:         "tools",
 		`{"model":"m","input":"x","tools":[{"type":"shell","environment":{"type":"local"}}]}`:                                                       "tools[0].environment",
 		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto"}},{"type":"function","name":"code_interpreter"}]}`: "tools[1]",
 		`{"model":"m","input":"x","tool_choice":{"type":"function","name":"f"}}`:                                                                    "tool_choice",
@@ -647,7 +649,7 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 			t.Errorf("a form with %s: %d %s", fields, status, answer)
 		}
 	}
-	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"1g","file_ids":["` + file + `"]}}]`
+	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"1g","network_policy":{"type":"disabled"},"file_ids":["` + file + `"]}}]`
 	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.puts) != 4 {
 		t.Errorf("%d %s", status, answer)
 	}
@@ -672,7 +674,7 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 			t.Errorf("%s after its deletion: %d", path, status)
 		}
 	}
-	for body, param := range map[string]string{`{}`: "name", `{"name":"n","memory_limit":"64g"}`: "memory_limit", `{"name":"n","memory_limit":"2g"}`: "memory_limit", `{"name":"n","network_policy":{"type":"disabled"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
+	for body, param := range map[string]string{`{}`: "name", `{"name":"n","memory_limit":"64g"}`: "memory_limit", `{"name":"n","memory_limit":"2g"}`: "memory_limit", `{"name":"n","network_policy":{"type":"allowlist"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
 		if status, answer := w.do(http.MethodPost, containers, body); status != http.StatusBadRequest || decode(t, answer).Error.Param != param {
 			t.Errorf("%s: %d %s", body, status, answer)
 		}

@@ -34,8 +34,8 @@ type Host interface {
 	// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the
 	// order of their ids. It returns an error if they are too many.
 	UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error)
-	// Memory returns the memory of the sandboxes of the API key.
-	Memory(ctx context.Context) (proto.Bytes, error)
+	// Profile returns the sandbox profile of the API key.
+	Profile(ctx context.Context) (proto.Profile, error)
 	// DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if
 	// there is none.
 	DeleteFile(ctx context.Context, thread, path string) error

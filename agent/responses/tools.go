@@ -46,8 +46,12 @@ type containerRef struct {
 	ContainerID   string            `json:"container_id"`
 	FileIDs       []string          `json:"file_ids"`
 	MemoryLimit   string            `json:"memory_limit"`
-	NetworkPolicy json.RawMessage   `json:"network_policy"`
+	NetworkPolicy *networkPolicy    `json:"network_policy"`
 	Skills        []json.RawMessage `json:"skills"`
+}
+
+type networkPolicy struct {
+	Type string `json:"type"`
 }
 
 // toolSet are the tools of a request.
@@ -57,7 +61,7 @@ type toolSet struct {
 	clients   []agent.Tool
 	container string   // the id of the container that the request names
 	files     []string // ids of files for the container
-	memory    []string // memory limits of containers
+	refs      []*containerRef
 }
 
 // toolSet returns the tools of a request to a vendor.
@@ -127,13 +131,10 @@ func (t *tool) interpreterContainer() (*containerRef, error) {
 
 // use makes the tools run programs in a container.
 func (set *toolSet) use(ref *containerRef) error {
-	switch {
-	case isSet(ref.NetworkPolicy):
-		return errors.New("must have no network_policy: the network is that of the API key's sandbox profile")
-	case len(ref.Skills) > 0:
+	if len(ref.Skills) > 0 {
 		return errors.New("must have no skills: this server has none")
 	}
-	set.memory = append(set.memory, ref.MemoryLimit)
+	set.refs = append(set.refs, ref)
 	switch ref.Type {
 	case "auto", "container_auto":
 		set.files = append(set.files, ref.FileIDs...)
@@ -152,20 +153,26 @@ func (set *toolSet) use(ref *containerRef) error {
 // memoryLimits are the memory limits of containers, by their names.
 var memoryLimits = map[string]proto.Bytes{"": 0, "1g": proto.GiB, "4g": 4 * proto.GiB, "16g": 16 * proto.GiB, "64g": 64 * proto.GiB}
 
-// checkMemory returns an error unless sandboxes have at least the memory of a limit.
-func checkMemory(ctx context.Context, host Host, field, limit string) error {
-	want, ok := memoryLimits[limit]
+// check returns an error unless the sandboxes of the API key have the memory and the network policy
+// that a container is to have.
+func (ref *containerRef) check(ctx context.Context, host Host) error {
+	memory, ok := memoryLimits[ref.MemoryLimit]
 	if !ok {
-		return proto.FieldErrorf(field, "must be 1g, 4g, 16g or 64g")
+		return proto.FieldErrorf("memory_limit", "must be 1g, 4g, 16g or 64g")
 	}
-	if want == 0 {
+	if memory == 0 && ref.NetworkPolicy == nil {
 		return nil
 	}
-	memory, err := host.Memory(ctx)
-	if err == nil && want > memory {
-		err = proto.FieldErrorf(field, "is %s, but the sandbox profile of this API key has %s of memory; ask for less, or use a key whose profile has as much", limit, memory)
+	profile, err := host.Profile(ctx)
+	switch {
+	case err != nil:
+		return err
+	case memory > profile.Memory:
+		return proto.FieldErrorf("memory_limit", "is %s, but the sandbox profile of this API key has %s of memory; ask for less, or use a key whose profile has as much", ref.MemoryLimit, profile.Memory)
+	case ref.NetworkPolicy != nil && (ref.NetworkPolicy.Type != "disabled" || profile.Network.Effective() != proto.NetworkBlocked):
+		return proto.FieldErrorf("network_policy", "must be left out, or disabled if the sandbox profile of this API key has no network: it is what decides")
 	}
-	return err
+	return nil
 }
 
 const (

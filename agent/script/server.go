@@ -267,7 +267,7 @@ func expandAll(v any, expand func(string) string) any {
 		}
 		return m
 	case []any:
-		var list []any
+		list := []any{}
 		for _, value := range v {
 			list = append(list, expandAll(value, expand))
 		}

@@ -170,6 +170,15 @@ func TestModelsAndKeysAreSent(t *testing.T) {
 	})
 }
 
+func TestEmptyArguments(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		_, reply, err := ask(t, client(t, p, scripted(t, `rules: [{calls: [{name: f, arguments: {list: [], object: {}}}]}]`)))
+		if err != nil || string(reply.Calls[0].Arguments) != `{"list":[],"object":{}}` {
+			t.Errorf("%+v %v", reply, err)
+		}
+	})
+}
+
 func TestModels(t *testing.T) {
 	each(t, func(t *testing.T, p upstream.Protocol) {
 		var sent atomic.Value
