@@ -172,6 +172,24 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 			t.Errorf("a container of another organisation: %s", r)
 		}
 	})
+	t.Run("models at the root", func(t *testing.T) {
+		t.Parallel()
+		for _, c := range []struct {
+			headers []string
+			status  int
+			begins  string
+		}{
+			{[]string{"Authorization", "Bearer " + sys.key}, http.StatusOK, `{"object":"list","data":[{"id":"small","object":"model"`},
+			{[]string{"X-Api-Key", sys.key}, http.StatusOK, `{"data":[{"id":"small","type":"model"`},
+			{[]string{"Authorization", "Bearer " + sys.key, "Anthropic-Version", "2023-06-01"}, http.StatusOK, `{"data":[{"id":"small","type":"model"`},
+			{[]string{"Authorization", "Bearer sk-other"}, http.StatusUnauthorized, `{"error":{`},
+			{[]string{"X-Api-Key", "sk-other"}, http.StatusUnauthorized, `{"type":"error"`},
+		} {
+			if r := sys.in(t).with("").do(http.MethodGet, "/v1/models", nil, c.headers...); r.status != c.status || !strings.HasPrefix(string(r.body), c.begins) {
+				t.Errorf("%v: %s", c.headers[0], r)
+			}
+		}
+	})
 	t.Run("nothing of the model's server is in a sandbox", func(t *testing.T) {
 		t.Parallel()
 		m := ask(t, agentRequest("20250825", "Show the environment"))
