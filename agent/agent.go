@@ -11,7 +11,11 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // Role is who says something in a conversation.
@@ -113,6 +117,18 @@ type Upstream interface {
 	// returns the rest of the reply at its end. It returns an error of text unchanged, ctx.Err() if
 	// ctx is done, and otherwise an [*UpstreamError].
 	Stream(ctx context.Context, turn *Turn, text func(string) error) (*Reply, error)
+	// ListModels returns the names of models that turns may have, and whether others may be used too.
+	// It returns an [*UpstreamError] if the server does not list them.
+	ListModels(ctx context.Context) (names []string, others bool, err error)
+}
+
+// FindModel returns an error whose code is [api.CodeNotFound] unless turns may have a name of a model.
+func FindModel(ctx context.Context, up Upstream, name string) error {
+	names, others, err := up.ListModels(ctx)
+	if err == nil && !others && !slices.Contains(names, name) {
+		err = api.Errorf(api.CodeNotFound, "this server has no model %q; GET /v1/models lists them", proto.Shorten(name))
+	}
+	return ClientError(err)
 }
 
 // UpstreamKind is what is wrong with an upstream.

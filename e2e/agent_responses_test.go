@@ -105,6 +105,16 @@ func testAgentResponses(t *testing.T, p *programs) {
 		if r := other.get(file); r.status != http.StatusNotFound {
 			t.Errorf("a file of another organisation: %s", r)
 		}
+		if r := other.do(http.MethodDelete, strings.TrimSuffix(file, "/content"), nil); r.status != http.StatusNotFound {
+			t.Errorf("deletion of a file of another organisation: %s", r)
+		}
+		const containers = "/openai/v1/containers"
+		if r := other.get(containers); r.status != http.StatusOK || strings.Contains(string(r.body), id) {
+			t.Errorf("the containers of another organisation: %s", r)
+		}
+		if r := a.get(containers); r.status != http.StatusOK || !strings.Contains(string(r.body), id) {
+			t.Errorf("the containers: %s", r)
+		}
 		const passwd = "/cfile_cGFzc3dk" // the link to /etc/passwd
 		if r := a.get("/openai/v1/containers/" + id + "/files" + passwd + "/content"); r.status != http.StatusNotFound {
 			t.Errorf("a link: %s", r)

@@ -173,6 +173,24 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 			t.Errorf("a container of another organisation: %s", r)
 		}
 	})
+	t.Run("models at the root", func(t *testing.T) {
+		t.Parallel()
+		for _, c := range []struct {
+			headers []string
+			status  int
+			begins  string
+		}{
+			{[]string{"Authorization", "Bearer " + sys.key}, http.StatusOK, `{"object":"list","data":[{"id":"small","object":"model"`},
+			{[]string{"X-Api-Key", sys.key}, http.StatusOK, `{"data":[{"id":"small","type":"model"`},
+			{[]string{"Authorization", "Bearer " + sys.key, "Anthropic-Version", "2023-06-01"}, http.StatusOK, `{"data":[{"id":"small","type":"model"`},
+			{[]string{"Authorization", "Bearer sk-other"}, http.StatusUnauthorized, `{"error":{`},
+			{[]string{"X-Api-Key", "sk-other"}, http.StatusUnauthorized, `{"type":"error"`},
+		} {
+			if r := sys.in(t).with("").do(http.MethodGet, "/v1/models", nil, c.headers...); r.status != c.status || !strings.HasPrefix(string(r.body), c.begins) {
+				t.Errorf("%v: %s", c.headers[0], r)
+			}
+		}
+	})
 	t.Run("nothing of the model's server is in a sandbox", func(t *testing.T) {
 		t.Parallel()
 		m := ask(t, agentRequest("20250825", "Show the environment"))
@@ -238,37 +256,55 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 // agentClientsTime is how long the programs of one SDK may take, its installation included.
 const agentClientsTime = 10 * time.Minute
 
-// testAgentClients runs programs that use the vendors' SDKs, from PyPI and the Go module proxy.
+// testAgentClients runs programs that use the vendors' SDKs, from PyPI, npm and the Go module proxy.
+// The versions are in the files with the dependencies of the programs.
 func testAgentClients(t *testing.T, p *programs) {
-	ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
-	defer cancel()
-	dir := t.TempDir()
-	run := func(t *testing.T, sys *system, in, program string, args ...string) {
-		t.Helper()
-		cmd := exec.CommandContext(ctx, program, args...)
-		cmd.Dir = in
-		cmd.Env = append(os.Environ(), "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
-			"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+	python := func(programs ...string) (commands []string) {
+		commands = []string{"python3 -m venv venv", "venv/bin/pip install --quiet --requirement requirements.txt"}
+		for _, program := range programs {
+			commands = append(commands, "venv/bin/python "+program)
 		}
+		return commands
 	}
-	for name, examples := range map[string][]string{"anthropic": {"examples.py"}, "responses": {"openai_examples.py", "perplexity_examples.py"}} {
-		sys, in := newAgents(t, p, name), filepath.Join(dir, name)
-		if err := os.CopyFS(in, os.DirFS(filepath.Join("testdata", name))); err != nil {
-			t.Fatal(err)
+	typescript := func(programs ...string) (commands []string) {
+		commands = []string{"npm install --no-audit --no-fund --silent", "npx tsc"}
+		for _, program := range programs {
+			commands = append(commands, "node "+program)
 		}
-		t.Run(name+"-python", func(t *testing.T) {
-			venv := filepath.Join(in, "venv")
-			run(t, sys, in, "python3", "-m", "venv", venv)
-			run(t, sys, in, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "--requirement", "requirements.txt")
-			for _, example := range examples {
-				run(t, sys, in, filepath.Join(venv, "bin", "python"), example)
+		return commands
+	}
+	golang := []string{"go -C go run ."}
+	for _, c := range []struct {
+		name, dir string
+		commands  []string
+	}{
+		{"anthropic python", "anthropic", python("examples.py")},
+		{"anthropic typescript", "anthropic", typescript("examples.js")},
+		{"anthropic go", "anthropic", golang},
+		{"openai and perplexity python", "responses", python("openai_examples.py", "perplexity_examples.py")},
+		{"openai and perplexity typescript", "responses", typescript("openai_examples.js", "perplexity_examples.js")},
+		{"openai go", "responses", golang},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
+			defer cancel()
+			sys, dir := newAgents(t, p, c.dir), t.TempDir()
+			var limited struct{ Key string }
+			sys.in(t).do(http.MethodPost, "/v1/admin/keys", request{"name": "limited", "org": "limited", "plan": "enterprise", "request_rate": 1}).into(t, &limited)
+			if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", c.dir))); err != nil {
+				t.Fatal(err)
+			}
+			for _, command := range c.commands {
+				words := strings.Fields(command)
+				cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+				cmd.Dir = dir
+				cmd.Env = append(os.Environ(), "LIMITED_API_KEY="+limited.Key, "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
+					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key)
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v\n%s", command, err, out)
+				}
 			}
 		})
-		if name == "anthropic" {
-			t.Run("go", func(t *testing.T) { run(t, sys, filepath.Join(in, "go"), "go", "run", ".") })
-		}
 	}
 }
 

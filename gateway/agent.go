@@ -215,6 +215,28 @@ func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 	return t, nil
 }
 
+// maxUsedThreads is the number of threads that an agent can list.
+const maxUsedThreads = 2000
+
+// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the
+// order of their ids. It returns an error if they are too many.
+func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error) {
+	list, err := a.s.Threads.ListUsed(ctx, a.org(), prefix, since, maxUsedThreads+1)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("list threads: %w", err)
+	case len(list) > maxUsedThreads:
+		err = api.Errorf(api.CodeValidation, "more than %d are in use, which is more than this server lists", maxUsedThreads)
+	}
+	return list, a.public(err)
+}
+
+// Profile returns the sandbox profile of the API key.
+func (a *Agent) Profile(ctx context.Context) (proto.Profile, error) {
+	profile, err := a.s.profileOf(ctx, &infoOf(ctx).key)
+	return profile, a.public(err)
+}
+
 // emptyTar is a tar without entries.
 var emptyTar [1024]byte
 
@@ -334,6 +356,30 @@ func (a *Agent) putFile(ctx context.Context, thread, name string, size int64, bo
 	return files.put(ctx, name, size, body)
 }
 
+// DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if there
+// is none.
+func (a *Agent) DeleteFile(ctx context.Context, thread, name string) error {
+	return a.public(a.deleteFile(ctx, thread, name))
+}
+
+func (a *Agent) deleteFile(ctx context.Context, thread, name string) error {
+	key := infoOf(ctx).key
+	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, thread)
+	if err != nil {
+		return err
+	}
+	defer files.close()
+	end, err := a.s.begin(ctx, files)
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), versionsTimeout)
+	defer cancel()
+	_, err = files.remove(ctx, name, false)
+	return err
+}
+
 // CleanPath returns a path relative to the home. Unlike elsewhere, an absolute path outside of the
 // home is an error: a program would not find the file there.
 func (a *Agent) CleanPath(name string) (string, error) {
@@ -441,16 +487,17 @@ const (
 )
 
 // ReadUpload reads the form that is the body of the request, with its file, which may be as large as
-// a home. The result must be closed.
-func (a *Agent) ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error) {
-	up, err := a.readUpload(w)
+// a home. A form with the field instead, unless that is empty, may have no file: its content is empty
+// then. The result must be closed.
+func (a *Agent) ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error) {
+	up, err := a.readUpload(w, instead)
 	if err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not read
 	}
 	return up, a.public(err)
 }
 
-func (a *Agent) readUpload(w http.ResponseWriter) (up *proto.AgentUpload, err error) {
+func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.AgentUpload, err error) {
 	s, i := a.s, a.i
 	if err := requireIdentity(w, a.r); err != nil {
 		return nil, err
@@ -516,6 +563,9 @@ func (a *Agent) readUpload(w http.ResponseWriter) (up *proto.AgentUpload, err er
 		if _, err := spool.Seek(0, io.SeekStart); err != nil {
 			return up, fmt.Errorf("spool an upload: %w", err)
 		}
+	}
+	if up.ReadCloser == nil && up.Fields[instead] != "" {
+		up.ReadCloser = http.NoBody
 	}
 	if up.ReadCloser == nil {
 		return up, proto.FieldErrorf("file", "is missing: send the file as a part of this name")

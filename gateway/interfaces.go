@@ -562,6 +562,9 @@ type Threads interface {
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
 	// List returns up to limit threads with ids above after, in the order of their ids.
 	List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error)
+	// ListUsed returns up to limit threads whose ids have a prefix and that were used since a time, in
+	// the order of their ids.
+	ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error)
 }
 
 // Versions reads, forks and removes the stored versions of threads.

@@ -17,7 +17,7 @@ type Surface struct {
 	Routes []SurfaceRoute
 	// WriteError answers with an error. The headers of the answer that this server's own errors have
 	// are set.
-	WriteError func(w http.ResponseWriter, e *api.Error)
+	WriteError func(w http.ResponseWriter, r *http.Request, e *api.Error)
 	// KeyHeader, if not empty, is a header with the API key, in place of Authorization.
 	KeyHeader string
 }
@@ -65,7 +65,7 @@ func (s *Server) routeSurface(r chi.Router, surface *Surface) {
 // requests have theirs. Cookies are not for surfaces.
 func (surface *Surface) adopt(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		infoOf(r.Context()).writeError = surface.WriteError
+		infoOf(r.Context()).writeError = func(w http.ResponseWriter, e *api.Error) { surface.WriteError(w, r, e) }
 		if r.Header.Get("Authorization") == "" {
 			key := ""
 			if surface.KeyHeader != "" {

@@ -19,7 +19,7 @@ func withSurface(run func(a *Agent, w http.ResponseWriter, r *http.Request) erro
 		handle := func(w http.ResponseWriter, r *http.Request) error { return run(s.AgentFor(r), w, r) }
 		s.Surfaces = []Surface{{
 			KeyHeader: "X-Other-Key",
-			WriteError: func(w http.ResponseWriter, e *api.Error) {
+			WriteError: func(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 				w.WriteHeader(e.Code.Status())
 				_, _ = io.WriteString(w, "other: "+string(e.Code)) // the client may be gone
 			},

@@ -112,6 +112,12 @@ func (s *threads) List(_ context.Context, org, after string, limit int) (list []
 	return list[:min(limit, len(list))], s.fail
 }
 
+func (s *threads) ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error) {
+	list, err := s.List(ctx, org, prefix, len(s.heads))
+	list = slices.DeleteFunc(list, func(t proto.ThreadSummary) bool { return !strings.HasPrefix(t.ID, prefix) || t.UsedAt.Before(since) })
+	return list[:min(limit, len(list))], err
+}
+
 func (s *threads) Remove(_ context.Context, org, id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,6 +4,7 @@ package agenttest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -28,6 +29,8 @@ type Host struct {
 	Err     error // of executions
 	Meta    []proto.AgentFile
 	Memory  int64 // bytes that can be reserved; 0 for no limit
+	// Modified is when all files were changed; zero for the time of the list.
+	Modified time.Time
 
 	mu       sync.Mutex
 	requests []*api.ExecuteRequest
@@ -97,7 +100,7 @@ func (h *Host) ListFiles(_ context.Context, thread, dir string, each func(proto.
 	for key, text := range h.Homes {
 		name, ok := strings.CutPrefix(key, strings.TrimSuffix(thread+"/"+dir, "/")+"/")
 		if ok && !strings.Contains(name, "/") {
-			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: time.Now()}); err != nil {
+			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: cmp.Or(h.Modified, time.Now())}); err != nil {
 				return err
 			}
 		}
@@ -147,13 +150,15 @@ func (h *Host) File(_ context.Context, id string) (*proto.AgentFile, error) {
 // ReadBody returns the body of the request.
 func (h *Host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.R.Body) }
 
-// ReadUpload returns the file of the form that is the body of the request.
-func (h *Host) ReadUpload(http.ResponseWriter) (*proto.AgentUpload, error) {
-	file, header, err := h.R.FormFile("file")
-	if err != nil {
+// ReadUpload returns the file of the form that is the body of the request, or the form without one if
+// it has the field instead.
+func (h *Host) ReadUpload(_ http.ResponseWriter, instead string) (*proto.AgentUpload, error) {
+	up := &proto.AgentUpload{ReadCloser: http.NoBody, Fields: map[string]string{}}
+	if file, header, err := h.R.FormFile("file"); err == nil {
+		up.ReadCloser, up.Name, up.Size = file, header.Filename, header.Size
+	} else if h.R.FormValue(instead) == "" {
 		return nil, proto.FieldErrorf("file", "is missing")
 	}
-	up := &proto.AgentUpload{ReadCloser: file, Name: header.Filename, Size: header.Size, Fields: map[string]string{}}
 	for name, values := range h.R.MultipartForm.Value {
 		up.Fields[name] = values[0]
 	}
@@ -168,6 +173,27 @@ func (h *Host) CreateThread(_ context.Context, id string) error { h.use(id); ret
 
 // RemoveThread removes a thread.
 func (h *Host) RemoveThread(_ context.Context, id string) error { delete(h.Threads, id); return nil }
+
+// UsedThreads returns the threads whose ids have a prefix and that were used since a time.
+func (h *Host) UsedThreads(_ context.Context, prefix string, since time.Time) (list []proto.ThreadSummary, err error) {
+	for id, t := range h.Threads {
+		if strings.HasPrefix(id, prefix) && !t.UsedAt.Before(since) {
+			list = append(list, t.Summary())
+		}
+	}
+	return list, nil
+}
+
+// Profile returns a profile with 4 GiB of memory.
+func (h *Host) Profile(context.Context) (proto.Profile, error) {
+	return proto.Profile{Memory: 4 * proto.GiB}, nil
+}
+
+// DeleteFile deletes a file in a thread's home.
+func (h *Host) DeleteFile(_ context.Context, thread, path string) error {
+	delete(h.Homes, thread+"/"+path)
+	return nil
+}
 
 // RemoveFile removes a file.
 func (h *Host) RemoveFile(_ context.Context, id string) error {

@@ -58,7 +58,7 @@ func newWorld(t *testing.T, rules string) *world {
 	for _, route := range messages.Routes() {
 		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if err := route.Handle(rw, r); err != nil {
-				anthropic.WriteError(rw, asAPI(err))
+				anthropic.WriteError(rw, r, asAPI(err))
 			}
 		}))
 	}
@@ -112,6 +112,22 @@ const (
 	pythonRule    = `{role: user, calls: [{name: code_execution, arguments: {code: "1"}}]}`
 	restRule      = `{text: ok}`
 )
+
+func TestModels(t *testing.T) {
+	w := newWorld(t, `rules: [{text: ok}]`)
+	if status, answer := w.do(http.MethodGet, "/anthropic/v1/models", ""); status != http.StatusOK || !strings.HasPrefix(answer, `{"data":[{"id":"script","type":"model",`) ||
+		!strings.Contains(answer, `"has_more":false,"first_id":"script","last_id":"script"`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	for path, status := range map[string]int{
+		"/script": http.StatusOK, "/%73cript": http.StatusOK, "/other": http.StatusNotFound, "/a%2Fb": http.StatusNotFound, "/a/b": http.StatusNotFound,
+		"?limit=1&after_id=script": http.StatusOK, "?after_id=other": http.StatusNotFound, "?limit=0": http.StatusBadRequest,
+	} {
+		if got, answer := w.do(http.MethodGet, "/anthropic/v1/models"+path, ""); got != status {
+			t.Errorf("%s: %d %s", path, got, answer)
+		}
+	}
+}
 
 // Each revision of the tool has its own codes for what can go wrong.
 func TestOutcomesByRevision(t *testing.T) {
@@ -273,11 +289,17 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"a name twice":      `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"name":"bash_code_execution","input_schema":{}},{"type":"code_execution_20250825","name":"code_execution"}]}`,
 		"a caller":          `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"type":"code_execution_20260120","name":"code_execution","allowed_callers":["direct","code_execution_20260120"]}]}`,
 		"skills":            `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"container":{"skills":[{"type":"anthropic","skill_id":"pptx"}]}}`,
+		"a thread":          `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"thread":{"type":"continue","previous_message_id":"msg_1"}}`,
+		"an MCP server":     `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"mcp_servers":[{"type":"url","url":"https://example.com","name":"x"}]}`,
+		"a form of texts":   `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_config":{"format":{"type":"json_schema","schema":{}}}}`,
+		"the same, earlier": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_format":{"type":"json_schema","schema":{}}}`,
 		"no JSON":           `{`,
 		"a choice of tools": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"all"}}`,
 	} {
 		if status, answer := w.do(http.MethodPost, "/v1/messages", body); status != http.StatusBadRequest || !strings.Contains(answer, "invalid_request_error") {
 			t.Errorf("%s: %d %s", name, status, answer)
+		} else if name == "a thread" && !strings.Contains(answer, `"details":{"error_code":"thread_unsupported_request"}`) { // at which the SDKs send all messages
+			t.Errorf("%s: %s", name, answer)
 		}
 	}
 }

@@ -123,7 +123,7 @@ func (s *Server) listBatches(w http.ResponseWriter, r *http.Request) error {
 	for _, b := range host.Batches() {
 		bodies = append(bodies, newBatchBody(&b, base))
 	}
-	p, err := pageOf(bodies, r.URL.Query(), func(b **batchBody) string { return (*b).ID }, func(b **batchBody) any { return *b })
+	p, err := newPage(bodies, r.URL.Query(), func(b **batchBody) string { return (*b).ID }, func(b **batchBody) *batchBody { return *b })
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func newFileBody(f *proto.AgentFile) fileBody {
 
 func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)
-	up, err := host.ReadUpload(w)
+	up, err := host.ReadUpload(w, "")
 	if err != nil {
 		return err
 	}
@@ -73,37 +73,17 @@ func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// page is a part of a list, in the forms of all ways to page through one.
-type page struct {
-	Data     []any   `json:"data"`
+// page is a list in the forms of both ways to page through it.
+type page[T any] struct {
+	Data     []T     `json:"data"`
 	HasMore  bool    `json:"has_more"`
 	FirstID  *string `json:"first_id"`
 	LastID   *string `json:"last_id"`
 	NextPage *string `json:"next_page"`
 }
 
-// pageOf returns the part of a list that a query asks for. idOf returns the id of an entry, and form
-// its form in the answer.
-func pageOf[T any](entries []T, query url.Values, idOf func(*T) string, form func(*T) any) (*page, error) {
-	chosen, more, err := choose(entries, query, idOf)
-	if err != nil {
-		return nil, err
-	}
-	p := &page{Data: []any{}, HasMore: more}
-	for i := range chosen {
-		p.Data = append(p.Data, form(&chosen[i]))
-	}
-	if n := len(chosen); n > 0 {
-		p.FirstID, p.LastID = new(idOf(&chosen[0])), new(idOf(&chosen[n-1]))
-		if more {
-			p.NextPage = p.LastID
-		}
-	}
-	return p, nil
-}
-
 func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
-	p, err := pageOf(s.Host(r).Files(), r.URL.Query(), func(f *proto.AgentFile) string { return f.ID }, func(f *proto.AgentFile) any { return newFileBody(f) })
+	p, err := newPage(s.Host(r).Files(), r.URL.Query(), func(f *proto.AgentFile) string { return f.ID }, newFileBody)
 	if err != nil {
 		return err
 	}
@@ -111,8 +91,27 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// choose returns the entries that a query asks for, and whether there are more in its direction.
-func choose[T any](entries []T, query url.Values, idOf func(*T) string) (chosen []T, more bool, err error) {
+// newPage returns the items that a query asks for, in the form that body returns.
+func newPage[T, B any](items []T, query url.Values, id func(*T) string, body func(*T) B) (*page[B], error) {
+	items, more, err := choose(items, query, id)
+	if err != nil {
+		return nil, err
+	}
+	p := &page[B]{Data: []B{}, HasMore: more}
+	for i := range items {
+		p.Data = append(p.Data, body(&items[i]))
+	}
+	if n := len(items); n > 0 {
+		p.FirstID, p.LastID = new(id(&items[0])), new(id(&items[n-1]))
+		if more {
+			p.NextPage = p.LastID
+		}
+	}
+	return p, nil
+}
+
+// choose returns the items that a query asks for, and whether there are more in its direction.
+func choose[T any](items []T, query url.Values, id func(*T) string) (chosen []T, more bool, err error) {
 	ids := append(query["ids[]"], query["ids"]...)
 	page, after, before := query.Get("page"), query.Get("after_id"), query.Get("before_id")
 	if page != "" {
@@ -128,22 +127,22 @@ func choose[T any](entries []T, query url.Values, idOf func(*T) string) (chosen 
 	case len(ids) > maxIDs:
 		return nil, false, proto.FieldErrorf("ids", "must be at most %d", maxIDs)
 	case len(ids) > 0:
-		return slices.DeleteFunc(entries, func(e T) bool { return !slices.Contains(ids, idOf(&e)) }), false, nil
+		return slices.DeleteFunc(items, func(item T) bool { return !slices.Contains(ids, id(&item)) }), false, nil
 	case after != "" && before != "":
 		return nil, false, proto.FieldErrorf("before_id", "must not be given together with after_id")
 	}
-	at := slices.IndexFunc(entries, func(e T) bool { return idOf(&e) == after || idOf(&e) == before })
+	at := slices.IndexFunc(items, func(item T) bool { return id(&item) == after || id(&item) == before })
 	switch {
 	case (after != "" || before != "") && at < 0:
 		return nil, false, api.Errorf(api.CodeNotFound, "there is nothing of the id at which the page begins")
 	case before != "":
-		entries = entries[:at]
-		more = len(entries) > limit
-		return entries[max(0, len(entries)-limit):], more, nil
+		items = items[:at]
+		more = len(items) > limit
+		return items[max(0, len(items)-limit):], more, nil
 	case after != "":
-		entries = entries[at+1:]
+		items = items[at+1:]
 	}
-	return entries[:min(len(entries), limit)], len(entries) > limit, nil
+	return items[:min(len(items), limit)], len(items) > limit, nil
 }
 
 func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {

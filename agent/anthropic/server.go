@@ -25,9 +25,9 @@ type Host interface {
 	agent.Host
 	// ReadBody reads the body of the request.
 	ReadBody(w http.ResponseWriter) ([]byte, error)
-	// ReadUpload reads the form that is the body of the request, with its file. The result must be
-	// closed.
-	ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error)
+	// ReadUpload reads the form that is the body of the request, with its file. A form with the field
+	// instead, unless that is empty, may have no file. The result must be closed.
+	ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error)
 	// Files returns the files of the organisation that have not expired, the newest first.
 	Files() []proto.AgentFile
 	// RemoveFile removes a file. The code of its error is [api.CodeNotFound] if there is none.
@@ -97,6 +97,8 @@ func (s *Server) Routes() []Route {
 		Route{http.MethodGet, Prefix + "/v1/files/{id}", proto.ScopeFiles, false, s.getFile},
 		Route{http.MethodGet, Prefix + "/v1/files/{id}/content", proto.ScopeFiles, false, s.getContent},
 		Route{http.MethodDelete, Prefix + "/v1/files/{id}", proto.ScopeFiles, false, s.deleteFile},
+		Route{http.MethodGet, Prefix + "/v1/models", proto.ScopeExecute, false, s.ListModels},
+		Route{http.MethodGet, Prefix + "/v1/models/*", proto.ScopeExecute, false, s.GetModel},
 	)
 }
 
@@ -146,7 +148,7 @@ func statusOf(e *api.Error) (status int, kind string) {
 }
 
 // WriteError answers with an error.
-func WriteError(w http.ResponseWriter, e *api.Error) {
+func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 	status, kind := statusOf(e)
 	body := errorBody{Type: "error", Error: errorDetail{Type: kind, Message: e.Message}, RequestID: w.Header().Get("X-Request-Id")}
 	if e.Reason != "" {

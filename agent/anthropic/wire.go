@@ -9,6 +9,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // request is the body of a request for a message. Members that are not here are ignored.
@@ -24,6 +25,13 @@ type request struct {
 	TopP        *float64          `json:"top_p"`
 	Stop        []string          `json:"stop_sequences"`
 	Container   containerRef      `json:"container"`
+	// Members whose features this server does not have.
+	Thread       json.RawMessage   `json:"thread"`
+	MCPServers   []json.RawMessage `json:"mcp_servers"`
+	OutputFormat json.RawMessage   `json:"output_format"`
+	OutputConfig struct {
+		Format json.RawMessage `json:"format"`
+	} `json:"output_config"`
 }
 
 type inputMessage struct {
@@ -115,11 +123,29 @@ type upload struct {
 // decodeRequest decodes the body of a request for a message.
 func decodeRequest(body []byte) (*request, error) {
 	r, err := decodeCount(body)
-	if err == nil && r.MaxTokens < 1 {
-		err = proto.FieldErrorf("max_tokens", "must be a whole number, at least 1")
+	if err != nil {
+		return nil, err
 	}
-	return r, err
+	switch {
+	case r.MaxTokens < 1:
+		return nil, proto.FieldErrorf("max_tokens", "must be a whole number, at least 1")
+	case isSet(r.Thread):
+		return nil, &api.Error{Code: api.CodeValidation, Reason: threadUnsupported, Message: "thread must be left out: this server stores no conversations; send all messages"}
+	case len(r.MCPServers) > 0:
+		return nil, proto.FieldErrorf("mcp_servers", "must be empty: this server has no MCP connectors")
+	case isSet(r.OutputFormat):
+		return nil, proto.FieldErrorf("output_format", "must be left out: this server does not constrain the form of texts")
+	case isSet(r.OutputConfig.Format):
+		return nil, proto.FieldErrorf("output_config.format", "must be left out: this server does not constrain the form of texts")
+	}
+	return r, nil
 }
+
+// threadUnsupported is the code of the error at which the SDKs send the whole conversation again,
+// without a thread.
+const threadUnsupported = api.Reason("thread_unsupported_request")
+
+func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
 
 // decodeCount decodes the body of a request to count the tokens of one.
 func decodeCount(body []byte) (*request, error) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 
@@ -36,8 +37,8 @@ type (
 var lifeOfContainers = expiresAfter{"last_active_at", int(containerLife.Minutes())}
 
 // newContainerBody returns the container of a thread. Names are not kept.
-func newContainerBody(thread *proto.Thread, name string) *containerBody {
-	return &containerBody{thread.ID, "container", thread.CreatedAt.Unix(), thread.UsedAt.Unix(), name, "running", lifeOfContainers}
+func newContainerBody(id string, created, used time.Time, name string) *containerBody {
+	return &containerBody{id, "container", created.Unix(), used.Unix(), name, "running", lifeOfContainers}
 }
 
 func (s *Server) createContainer(w http.ResponseWriter, r *http.Request) error {
@@ -59,10 +60,11 @@ func (s *Server) createContainer(w http.ResponseWriter, r *http.Request) error {
 		return proto.FieldErrorf("name", "is required")
 	case in.ExpiresAfter != nil && *in.ExpiresAfter != lifeOfContainers:
 		return proto.FieldErrorf("expires_after", "must have the anchor %s and %d minutes, or be left out", lifeOfContainers.Anchor, lifeOfContainers.Minutes)
-	case isSet(in.NetworkPolicy):
-		return proto.FieldErrorf("network_policy", "must be left out: the network is that of the API key's sandbox profile")
 	case len(in.Skills) > 0:
 		return proto.FieldErrorf("skills", "must be empty: this server has none")
+	}
+	if err := in.check(r.Context(), host); err != nil {
+		return err
 	}
 	c := &container{agent.Container{Host: host, ID: agent.NewContainerID(openAIContainer)}}
 	if err := host.CreateThread(r.Context(), c.ID); err != nil {
@@ -75,7 +77,7 @@ func (s *Server) createContainer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, newContainerBody(thread, in.Name))
+	writeJSON(w, http.StatusOK, newContainerBody(thread.ID, thread.CreatedAt, thread.UsedAt, in.Name))
 	return nil
 }
 
@@ -84,7 +86,7 @@ func (s *Server) getContainer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, newContainerBody(thread, thread.ID))
+	writeJSON(w, http.StatusOK, newContainerBody(thread.ID, thread.CreatedAt, thread.UsedAt, thread.ID))
 	return nil
 }
 
@@ -121,24 +123,31 @@ func (s *Server) addFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) putFile(w http.ResponseWriter, r *http.Request, host Host, c *container) (name string, err error) {
+	const fileID = "file_id"
+	var in struct {
+		FileID string `json:"file_id"`
+	}
 	if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/") {
-		up, err := host.ReadUpload(w)
+		up, err := host.ReadUpload(w, fileID)
 		if err != nil {
 			return "", err
 		}
 		defer func() { _ = up.Close() }() // it was only read
-		name = proto.NewAgentFile(up.Name, up.Size).Name
-		return name, host.PutFile(r.Context(), c.ID, name, up.Size, up)
-	}
-	body, err := host.ReadBody(w)
-	if err != nil {
-		return "", err
-	}
-	var in struct {
-		FileID string `json:"file_id"`
-	}
-	if json.Unmarshal(body, &in) != nil || in.FileID == "" {
-		return "", proto.FieldErrorf("file_id", "is required, unless the file is sent as a form")
+		if in.FileID = up.Fields[fileID]; in.FileID == "" {
+			name = proto.NewAgentFile(up.Name, up.Size).Name
+			return name, host.PutFile(r.Context(), c.ID, name, up.Size, up)
+		}
+		if up.Size > 0 {
+			return "", proto.FieldErrorf(fileID, "must not be sent together with a file")
+		}
+	} else {
+		body, err := host.ReadBody(w)
+		if err != nil {
+			return "", err
+		}
+		if json.Unmarshal(body, &in) != nil || in.FileID == "" {
+			return "", proto.FieldErrorf(fileID, "is required, unless the file is sent as a form")
+		}
 	}
 	f, err := host.File(r.Context(), in.FileID)
 	if err != nil {
@@ -172,7 +181,7 @@ func newFileBody(f *proto.AgentFile) *fileBody {
 
 func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)
-	up, err := host.ReadUpload(w)
+	up, err := host.ReadUpload(w, "")
 	if err != nil {
 		return err
 	}

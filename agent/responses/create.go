@@ -50,6 +50,9 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return err
 	}
+	if err := run.set.check(r.Context(), host); err != nil {
+		return err
+	}
 	run.record.Request = body
 	run.record.Org, run.record.Key = host.Caller()
 	if req.Background {

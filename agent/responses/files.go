@@ -55,13 +55,6 @@ type (
 		Bytes     int64  `json:"bytes"`
 		CreatedAt int64  `json:"created_at"` // of its last change
 	}
-	list[T any] struct {
-		Object  string  `json:"object"`
-		Data    []T     `json:"data"`
-		FirstID *string `json:"first_id"`
-		LastID  *string `json:"last_id"`
-		HasMore bool    `json:"has_more"`
-	}
 )
 
 func newContainerFile(container string, f *proto.File) containerFile {
@@ -102,14 +95,29 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return agent.ClientError(err)
 	}
-	l := list[containerFile]{Object: "list", Data: []containerFile{}}
-	for i := range files {
-		l.Data = append(l.Data, newContainerFile(id, &files[i]))
+	l, err := newPage(files, r.URL.Query(), defaultPage, maxPage,
+		func(f *proto.File) listed { return listed{fileID(f.Path), f.Modified} },
+		func(f *proto.File) containerFile { return newContainerFile(id, f) })
+	if err != nil {
+		return err
 	}
-	if n := len(l.Data); n > 0 {
-		l.FirstID, l.LastID = &l.Data[0].ID, &l.Data[n-1].ID
+	writeJSON(w, http.StatusOK, l)
+	return nil
+}
+
+func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
+	host, id, file := s.Host(r), chi.URLParam(r, "id"), chi.URLParam(r, "file")
+	if _, err := findContainer(r.Context(), host, id); err != nil {
+		return err
 	}
-	writeJSON(w, http.StatusOK, &l)
+	content, err := openFile(r.Context(), host, id, file)
+	if err != nil {
+		return err
+	}
+	if err := host.DeleteFile(r.Context(), id, content.Path); err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, &deleted{file, "container.file.deleted", true})
 	return nil
 }
 

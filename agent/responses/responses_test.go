@@ -70,7 +70,7 @@ func newWorld(t *testing.T, rules string) *world {
 	for _, route := range w.answers.Routes() {
 		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if err := route.Handle(rw, r); err != nil {
-				responses.WriteError(rw, asAPI(err))
+				responses.WriteError(rw, r, asAPI(err))
 			}
 		}))
 	}
@@ -141,6 +141,24 @@ const (
 	sandboxRule     = `{role: user, tool: sandbox, text: abcd, chunk: 2, calls: [{name: sandbox, arguments: {language: python, code: "1"}}]}`
 	allRules        = `rules: [` + interpreterRule + `, ` + shellRule + `, ` + sandboxRule + `, {text: ok}]`
 )
+
+func TestModels(t *testing.T) {
+	w := newWorld(t, allRules)
+	for _, prefix := range []string{"/openai/v1", "/perplexity/v1"} {
+		status, answer := w.do(http.MethodGet, prefix+"/models", "")
+		if status != http.StatusOK || !strings.HasPrefix(answer, `{"object":"list","data":[{"id":"script","object":"model","created":0,"owned_by":"bullpen"}]`) {
+			t.Errorf("%d %s", status, answer)
+		}
+		if status, answer := w.do(http.MethodGet, prefix+"/models/script", ""); status != http.StatusOK || !strings.HasPrefix(answer, `{"id":"script"`) {
+			t.Errorf("%d %s", status, answer)
+		}
+		for _, other := range []string{"other", "a%2Fscript", "a/script"} {
+			if status, answer := w.do(http.MethodGet, prefix+"/models/"+other, ""); status != http.StatusNotFound || !strings.Contains(answer, "invalid_request_error") {
+				t.Errorf("%d %s", status, answer)
+			}
+		}
+	}
+}
 
 // response is what the tests read of one.
 type response struct {
@@ -347,7 +365,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`:                                                                                 "tools[0].type",
 		`{"model":"m","input":"x","tools":[{"type":"sandbox"}]}`:                                                                                    "tools[0].type",
 		`{"model":"m","input":"x","tools":[{"type":"code_interpreter"}]}`:                                                                           "tools[0].container",
-		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto","network_policy":{"type":"disabled"}}}]}`:          "tools[0].container",
+		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto","network_policy":{"type":"allowlist"}}}]}`:         "tools",
 		`{"model":"m","input":"x","tools":[{"type":"shell","environment":{"type":"local"}}]}`:                                                       "tools[0].environment",
 		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto"}},{"type":"function","name":"code_interpreter"}]}`: "tools[1]",
 		`{"model":"m","input":"x","tool_choice":{"type":"function","name":"f"}}`:                                                                    "tool_choice",
@@ -503,8 +521,32 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 	if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", `{"file_id":"`+file+`"}`); status != http.StatusOK || len(w.host.Puts) != 2 {
 		t.Errorf("%d %s", status, answer)
 	}
-	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["` + file + `"]}}]`
-	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.Puts) != 3 {
+	for fields, want := range map[string]int{"file_id=" + file: http.StatusOK, "other=1": http.StatusBadRequest} {
+		var body bytes.Buffer
+		form := multipart.NewWriter(&body)
+		name, value, _ := strings.Cut(fields, "=")
+		if form.WriteField(name, value) != nil || form.Close() != nil {
+			t.Fatal("no form")
+		}
+		if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", body.String(), "Content-Type", form.FormDataContentType()); status != want {
+			t.Errorf("a form with %s: %d %s", fields, status, answer)
+		}
+	}
+	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"1g","network_policy":{"type":"disabled"},"file_ids":["` + file + `"]}}]`
+	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.Puts) != 4 {
+		t.Errorf("%d %s", status, answer)
+	}
+	more := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"16g"}}]`
+	if status, answer := w.ask(openAI, more); status != http.StatusBadRequest || !strings.Contains(answer, "the sandbox profile of this API key has 4GiB of memory") {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodGet, files, ""); status != http.StatusOK || !strings.Contains(answer, `"data":[{"id":"`+file) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodDelete, containers+"/"+id+"/files/cfile_ZGF0YS5jc3Y", ""); status != http.StatusOK || !strings.Contains(answer, `"object":"container.file.deleted","deleted":true`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, answer := w.do(http.MethodDelete, containers+"/"+id+"/files/cfile_ZGF0YS5jc3Y", ""); status != http.StatusNotFound {
 		t.Errorf("%d %s", status, answer)
 	}
 	for _, path := range []string{files + "/" + file, containers + "/" + id} {
@@ -515,9 +557,57 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 			t.Errorf("%s after its deletion: %d", path, status)
 		}
 	}
-	for body, param := range map[string]string{`{}`: "name", `{"name":"n","network_policy":{"type":"disabled"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
+	for body, param := range map[string]string{`{}`: "name", `{"name":"n","memory_limit":"64g"}`: "memory_limit", `{"name":"n","memory_limit":"2g"}`: "memory_limit", `{"name":"n","network_policy":{"type":"allowlist"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
 		if status, answer := w.do(http.MethodPost, containers, body); status != http.StatusBadRequest || decode(t, answer).Error.Param != param {
 			t.Errorf("%s: %d %s", body, status, answer)
+		}
+	}
+}
+
+func TestPages(t *testing.T) {
+	w := newWorld(t, allRules)
+	now := time.Now()
+	w.host.Modified = now
+	for i, id := range []string{"cntr_b", "cntr_a", "cntr_c", "cntr_old", "sandbox_x"} {
+		w.host.Threads[id] = &proto.Thread{ID: id, CreatedAt: now.Add(time.Duration(i) * time.Second), UsedAt: now}
+	}
+	w.host.Threads["cntr_old"].UsedAt = now.Add(-21 * time.Minute)
+	for name, text := range map[string]string{"1": "x", "2": "xx", "3": "xxx"} {
+		w.host.Homes["cntr_a/"+name] = []byte(text)
+	}
+	ids := func(path string) string {
+		t.Helper()
+		var page struct {
+			Data []struct{ ID string }
+			More bool `json:"has_more"`
+		}
+		status, answer := w.do(http.MethodGet, path, "")
+		if err := json.Unmarshal([]byte(answer), &page); err != nil || status != http.StatusOK {
+			t.Fatalf("%s: %d %s", path, status, answer)
+		}
+		var list []string
+		for _, one := range page.Data {
+			list = append(list, one.ID)
+		}
+		return fmt.Sprint(list, page.More)
+	}
+	const containers = "/openai/v1/containers"
+	for path, want := range map[string]string{
+		containers:                                     "[cntr_c cntr_a cntr_b] false",
+		containers + "?order=asc":                      "[cntr_b cntr_a cntr_c] false",
+		containers + "?limit=2":                        "[cntr_c cntr_a] true",
+		containers + "?limit=2&after=cntr_a":           "[cntr_b] false",
+		containers + "?name=cntr_a":                    "[cntr_a] false",
+		containers + "/cntr_a/files?limit=1&order=asc": "[cfile_MQ] true",
+		containers + "/cntr_a/files?after=cfile_Mg":    "[cfile_MQ] false",
+	} {
+		if got := ids(path); got != want {
+			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
+	for query, want := range map[string]int{"?limit=0": http.StatusBadRequest, "?limit=101": http.StatusBadRequest, "?order=up": http.StatusBadRequest, "?after=cntr_x": http.StatusNotFound} {
+		if status, answer := w.do(http.MethodGet, containers+query, ""); status != want {
+			t.Errorf("%s: %d %s", query, status, answer)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
@@ -22,9 +23,9 @@ type Host interface {
 	agent.Host
 	// ReadBody reads the body of the request.
 	ReadBody(w http.ResponseWriter) ([]byte, error)
-	// ReadUpload reads the form that is the body of the request, with its file. The result must be
-	// closed.
-	ReadUpload(w http.ResponseWriter) (*proto.AgentUpload, error)
+	// ReadUpload reads the form that is the body of the request, with its file. A form with the field
+	// instead, unless that is empty, may have no file. The result must be closed.
+	ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error)
 	// CreateThread creates a thread without files.
 	CreateThread(ctx context.Context, id string) error
 	// RemoveThread removes a thread with its files. The code of its error is [api.CodeConflict] while
@@ -32,6 +33,16 @@ type Host interface {
 	RemoveThread(ctx context.Context, id string) error
 	// Caller returns the organisation and the id of the API key of the request.
 	Caller() (org, key string)
+	// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the
+	// order of their ids. It returns an error if they are too many.
+	UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error)
+	// Profile returns the sandbox profile of the API key.
+	Profile(ctx context.Context) (proto.Profile, error)
+	// DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if
+	// there is none.
+	DeleteFile(ctx context.Context, thread, path string) error
+	// Files returns the files of the organisation that have not expired, the newest first.
+	Files() []proto.AgentFile
 	// RemoveFile removes a file of the organisation. The code of its error is [api.CodeNotFound] if
 	// there is none.
 	RemoveFile(ctx context.Context, id string) error
@@ -94,6 +105,12 @@ func (s *Server) Routes() []Route {
 			list = append(list, Route{http.MethodDelete, path + "/{id}", proto.ScopeExecute, false, of(s.delete)})
 		}
 	}
+	for _, prefix := range []string{openAIPrefix, perplexityPrefix} {
+		list = append(list,
+			Route{http.MethodGet, prefix + "/models", proto.ScopeExecute, false, handler(s.ListModels)},
+			Route{http.MethodGet, prefix + "/models/*", proto.ScopeExecute, false, handler(s.GetModel)},
+		)
+	}
 	for _, prefix := range []string{perplexityPrefix + "/responses", perplexityPrefix + "/agent"} {
 		list = append(list,
 			Route{http.MethodGet, prefix + "/{id}/files", proto.ScopeFiles, false, handler(s.listShared)},
@@ -102,14 +119,17 @@ func (s *Server) Routes() []Route {
 	}
 	return append(list,
 		Route{http.MethodPost, openAIPrefix + "/files", proto.ScopeFiles, false, handler(s.uploadFile)},
+		Route{http.MethodGet, openAIPrefix + "/files", proto.ScopeFiles, false, handler(s.listUploads)},
 		Route{http.MethodGet, openAIPrefix + "/files/{id}", proto.ScopeFiles, false, handler(s.getUpload)},
 		Route{http.MethodDelete, openAIPrefix + "/files/{id}", proto.ScopeFiles, false, handler(s.deleteUpload)},
 		Route{http.MethodPost, openAIPrefix + "/containers", proto.ScopeFiles, false, handler(s.createContainer)},
+		Route{http.MethodGet, openAIPrefix + "/containers", proto.ScopeFiles, false, handler(s.listContainers)},
 		Route{http.MethodDelete, openAIPrefix + "/containers/{id}", proto.ScopeFiles, false, handler(s.deleteContainer)},
 		Route{http.MethodPost, openAIPrefix + "/containers/{id}/files", proto.ScopeFiles, false, handler(s.addFile)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}", proto.ScopeFiles, false, handler(s.getContainer)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files", proto.ScopeFiles, false, handler(s.listFiles)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files/{file}", proto.ScopeFiles, false, handler(s.getFile)},
+		Route{http.MethodDelete, openAIPrefix + "/containers/{id}/files/{file}", proto.ScopeFiles, false, handler(s.deleteFile)},
 		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files/{file}/content", proto.ScopeFiles, false, handler(s.getContent)},
 	)
 }
@@ -155,7 +175,7 @@ func detailOf(e *api.Error) errorDetail {
 }
 
 // WriteError answers with an error.
-func WriteError(w http.ResponseWriter, e *api.Error) { writeError(w, e, nil) }
+func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) { writeError(w, e, nil) }
 
 func writeError(w http.ResponseWriter, e *api.Error, param *string) {
 	body := errorBody{detailOf(e)}

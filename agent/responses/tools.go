@@ -42,14 +42,18 @@ type tool struct {
 	Environment *containerRef   `json:"environment"` // of the shell
 }
 
-// containerRef is where a tool of OpenAI runs programs. A memory_limit is ignored: it is not more
-// than a choice of what OpenAI bills.
+// containerRef is where a tool of OpenAI runs programs.
 type containerRef struct {
 	Type          string            `json:"type"`
 	ContainerID   string            `json:"container_id"`
 	FileIDs       []string          `json:"file_ids"`
-	NetworkPolicy json.RawMessage   `json:"network_policy"`
+	MemoryLimit   string            `json:"memory_limit"`
+	NetworkPolicy *networkPolicy    `json:"network_policy"`
 	Skills        []json.RawMessage `json:"skills"`
+}
+
+type networkPolicy struct {
+	Type string `json:"type"`
 }
 
 // toolSet are the tools of a request.
@@ -59,6 +63,7 @@ type toolSet struct {
 	clients   []agent.Tool
 	container string   // the id of the container that the request names
 	files     []string // ids of files for the container
+	refs      []*containerRef
 }
 
 // toolSet returns the tools of a request to a vendor.
@@ -128,12 +133,10 @@ func (t *tool) interpreterContainer() (*containerRef, error) {
 
 // use makes the tools run programs in a container.
 func (set *toolSet) use(ref *containerRef) error {
-	switch {
-	case isSet(ref.NetworkPolicy):
-		return errors.New("must have no network_policy: the network is that of the API key's sandbox profile")
-	case len(ref.Skills) > 0:
+	if len(ref.Skills) > 0 {
 		return errors.New("must have no skills: this server has none")
 	}
+	set.refs = append(set.refs, ref)
 	switch ref.Type {
 	case "auto", "container_auto":
 		set.files = append(set.files, ref.FileIDs...)
@@ -149,10 +152,49 @@ func (set *toolSet) use(ref *containerRef) error {
 	}
 }
 
+// memoryLimits are the memory limits of containers, by their names.
+var memoryLimits = map[string]proto.Bytes{"": 0, "1g": proto.GiB, "4g": 4 * proto.GiB, "16g": 16 * proto.GiB, "64g": 64 * proto.GiB}
+
+// check returns an error unless the sandboxes of the API key have the memory and the network policy
+// that a container is to have.
+func (ref *containerRef) check(ctx context.Context, host Host) error {
+	memory, ok := memoryLimits[ref.MemoryLimit]
+	if !ok {
+		return proto.FieldErrorf("memory_limit", "must be 1g, 4g, 16g or 64g")
+	}
+	if memory == 0 && ref.NetworkPolicy == nil {
+		return nil
+	}
+	profile, err := host.Profile(ctx)
+	switch {
+	case err != nil:
+		return err
+	case memory > profile.Memory:
+		return proto.FieldErrorf("memory_limit", "is %s, but the sandbox profile of this API key has %s of memory; ask for less, or use a key whose profile has as much", ref.MemoryLimit, profile.Memory)
+	case ref.NetworkPolicy != nil && (ref.NetworkPolicy.Type != "disabled" || profile.Network.Effective() != proto.NetworkBlocked):
+		return proto.FieldErrorf("network_policy", "must be left out, or disabled if the sandbox profile of this API key has no network: it is what decides")
+	}
+	return nil
+}
+
 const (
 	keptFiles   = "Each call is a new process in the home directory. Files there are kept for later calls, others are not. Print what you need to know."
 	schemaStart = `{"type":"object","properties":{`
 )
+
+// check refuses containers that the sandbox profile of the API key does not allow.
+func (set *toolSet) check(ctx context.Context, host Host) error {
+	for _, ref := range set.refs {
+		err := ref.check(ctx, host)
+		if field, ok := errors.AsType[*proto.FieldError](err); ok {
+			err = proto.FieldErrorf("tools", "have a container whose %s", field.Message)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // all returns the tools for the model. Those of this side run programs in a container.
 func (set *toolSet) all(c *container) []agent.Tool {

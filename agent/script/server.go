@@ -21,8 +21,11 @@ const (
 	maxBody = 64 << 20
 )
 
-// Server replies as a script says, at /v1/chat/completions and /v1/messages. Its fields are set
-// before its use.
+// modelName is the name of the one model that is listed. Requests may have any.
+const modelName = "script"
+
+// Server replies as a script says, at /v1/chat/completions and /v1/messages, and lists a model at
+// /v1/models. Its fields are set before its use.
 type Server struct {
 	Script *Script
 	// Requests, if not nil, is called with the header and the body of each request.
@@ -34,9 +37,14 @@ type Server struct {
 
 // ServeHTTP implements [http.Handler].
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/models") {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(object{"object": "list", "data": []object{{"id": modelName, "object": "model"}}}) // the client may be gone
+		return
+	}
 	chat := strings.HasSuffix(r.URL.Path, "/chat/completions")
 	if !chat && !strings.HasSuffix(r.URL.Path, "/messages") || r.Method != http.MethodPost {
-		fail(w, http.StatusNotFound, "there is POST …/chat/completions and POST …/messages")
+		fail(w, http.StatusNotFound, "there is POST …/chat/completions, POST …/messages and GET …/models")
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
@@ -259,7 +267,7 @@ func expandAll(v any, expand func(string) string) any {
 		}
 		return m
 	case []any:
-		var list []any
+		list := []any{}
 		for _, value := range v {
 			list = append(list, expandAll(value, expand))
 		}

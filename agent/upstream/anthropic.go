@@ -16,6 +16,9 @@ type anthropicProtocol struct{ model, key string }
 
 func (*anthropicProtocol) path() string { return "/v1/messages" }
 
+// modelsPath asks for as many models as the API returns at once.
+func (*anthropicProtocol) modelsPath() string { return "/v1/models?limit=1000" }
+
 func (p *anthropicProtocol) headers(h http.Header) {
 	h.Set("Anthropic-Version", "2023-06-01")
 	if p.key != "" {

@@ -13,6 +13,8 @@ type openAIProtocol struct{ model, key string }
 
 func (*openAIProtocol) path() string { return "/chat/completions" }
 
+func (*openAIProtocol) modelsPath() string { return "/models" }
+
 func (p *openAIProtocol) headers(h http.Header) {
 	if p.key != "" {
 		h.Set("Authorization", "Bearer "+p.key)

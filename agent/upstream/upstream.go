@@ -132,6 +132,7 @@ func (c *Client) model(name string) (string, error) {
 // protocol is what differs between servers.
 type protocol interface {
 	path() string
+	modelsPath() string
 	headers(h http.Header)
 	// request returns the value whose JSON form is sent.
 	request(turn *agent.Turn) any

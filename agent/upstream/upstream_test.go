@@ -170,6 +170,51 @@ func TestModelsAndKeysAreSent(t *testing.T) {
 	})
 }
 
+func TestEmptyArguments(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		_, reply, err := ask(t, client(t, p, scripted(t, `rules: [{calls: [{name: f, arguments: {list: [], object: {}}}]}]`)))
+		if err != nil || string(reply.Calls[0].Arguments) != `{"list":[],"object":{}}` {
+			t.Errorf("%+v %v", reply, err)
+		}
+	})
+}
+
+func TestModels(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		var sent atomic.Value
+		answer := `{"data": [{"id": "a/b", "object": "model"}, {"id": "c"}], "has_more": false}`
+		c := client(t, p, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			sent.Store(r.Method + " " + r.URL.String() + " " + r.Header.Get("Authorization") + r.Header.Get("X-Api-Key"))
+			if answer == "" {
+				w.WriteHeader(http.StatusNotFound)
+			}
+			_, _ = io.WriteString(w, answer) // the client may be gone
+		}))
+		names, others, err := c.ListModels(t.Context())
+		if strings.Join(names, " ") != "a/b c" || others || err != nil {
+			t.Errorf("the server's: %v %v %v", names, others, err)
+		}
+		want := map[upstream.Protocol]string{upstream.OpenAI: "GET /models Bearer " + key, upstream.Anthropic: "GET /v1/models?limit=1000 " + key}
+		if sent.Load() != want[p] {
+			t.Errorf("%v", sent.Load())
+		}
+		for _, answer = range []string{"", "{", `{"data": [{"id": "a"}], "has_more": true}`} {
+			_, _, err := c.ListModels(t.Context())
+			if e, ok := errors.AsType[*agent.UpstreamError](err); !ok || e.Kind != agent.UpstreamFailed || !strings.Contains(e.Message, "list") {
+				t.Errorf("%q: %v", answer, err)
+			}
+		}
+		c.Models = map[string]string{"b": "x", "a": "y"}
+		if names, others, err := c.ListModels(t.Context()); strings.Join(names, " ") != "a b" || others || err != nil {
+			t.Errorf("those of the map: %v %v %v", names, others, err)
+		}
+		c.Models["*"] = "z"
+		if names, others, err := c.ListModels(t.Context()); strings.Join(names, " ") != "a b z" || !others || err != nil {
+			t.Errorf("with all others: %v %v %v", names, others, err)
+		}
+	})
+}
+
 // stream answers with events that are written down here.
 func stream(text string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(text)) })

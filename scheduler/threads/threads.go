@@ -322,6 +322,16 @@ func (t *Threads) delete(ctx context.Context, org, id string, seq uint64) error 
 // List returns at most limit threads of an organisation whose ids are greater than after, in order,
 // without those of volumes.
 func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error) {
+	return t.list(ctx, org, after, limit, func(*proto.ThreadSummary) bool { return true })
+}
+
+// ListUsed returns at most limit threads of an organisation whose ids have a prefix and that were
+// used since a time, in the order of their ids.
+func (t *Threads) ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error) {
+	return t.list(ctx, org, prefix, limit, func(s *proto.ThreadSummary) bool { return strings.HasPrefix(s.ID, prefix) && !s.UsedAt.Before(since) })
+}
+
+func (t *Threads) list(ctx context.Context, org, after string, limit int, wanted func(*proto.ThreadSummary) bool) ([]proto.ThreadSummary, error) {
 	if !isToken(org) {
 		return nil, nil
 	}
@@ -338,6 +348,9 @@ func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]pro
 		}
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
 			errRead = errors.Join(errRead, malformed(s.ID, err))
+			return
+		}
+		if !wanted(&s) {
 			return
 		}
 		at, found := slices.BinarySearchFunc(page, s.ID, func(s proto.ThreadSummary, id string) int { return strings.Compare(s.ID, id) })

@@ -715,6 +715,19 @@ func TestListAndAll(t *testing.T) {
 	if len(ids) != all-1 || !slices.IsSorted(ids) || slices.Contains(ids, "t100") {
 		t.Errorf("%d threads: %v", len(ids), ids)
 	}
+	used := time.Now().UTC().Add(time.Hour)
+	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t2", UsedAt: used}), nil)
+	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "u1", UsedAt: used}), nil)
+	for prefix, want := range map[string]string{"t": "t2", "u": "u1", "v": "", "": "t2 u1"} {
+		list, err := w.ListUsed(w.ctx, "acme", prefix, used, 10)
+		var ids []string
+		for _, s := range list {
+			ids = append(ids, s.ID)
+		}
+		if strings.Join(ids, " ") != want || err != nil {
+			t.Errorf("used threads with the prefix %q: %v, %v", prefix, ids, err)
+		}
+	}
 	seen := map[string]int{}
 	for head, err := range w.All(w.ctx) {
 		if err != nil {
@@ -725,7 +738,7 @@ func TestListAndAll(t *testing.T) {
 			w.wantError("stage", w.Stage(w.ctx, "acme", "t299", staged("a", "1"), acceptAny), nil)
 		}
 	}
-	if len(seen) != all+1 || seen["acme/"+proto.VolumeThread("v")] != 1 || seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
+	if len(seen) != all+3 || seen["acme/"+proto.VolumeThread("v")] != 1 || seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
 		t.Errorf("%d threads of all", len(seen))
 	}
 	for head, err := range w.All(w.ctx) { // the loop may end early

@@ -15,6 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent/upstream"
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/agentruns"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 	"github.com/bullpen-run/bullpen/scheduler/leader"
@@ -99,7 +100,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	for _, route := range answers.Routes() {
 		others.Routes = append(others.Routes, gateway.SurfaceRoute(route))
 	}
-	server.Surfaces = append(server.Surfaces, surface, others)
+	server.Surfaces = append(server.Surfaces, surface, others, rootModels(messages, answers))
 	background := &agent.Background{
 		Store: runs, Upstream: up, APIs: map[string]agent.API{"openai": answers, "perplexity": answers, anthropic.API: messages}, Log: s.log,
 		Host: func(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, agent.Host, func(), error) {
@@ -113,4 +114,34 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		return nil
 	}})
 	return nil
+}
+
+// rootModels returns the surface with the models at the root, where both APIs have them. A request
+// with a header of Anthropic's is for that, all others are for OpenAI's.
+func rootModels(messages *anthropic.Server, answers *responses.Server) gateway.Surface {
+	isAnthropic := func(r *http.Request) bool {
+		return r.Header.Get(anthropic.KeyHeader) != "" || r.Header.Get("Anthropic-Version") != ""
+	}
+	choose := func(theirs, others func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
+		return func(w http.ResponseWriter, r *http.Request) error {
+			if isAnthropic(r) {
+				return theirs(w, r)
+			}
+			return others(w, r)
+		}
+	}
+	return gateway.Surface{
+		KeyHeader: anthropic.KeyHeader,
+		WriteError: func(w http.ResponseWriter, r *http.Request, e *api.Error) {
+			if isAnthropic(r) {
+				anthropic.WriteError(w, r, e)
+			} else {
+				responses.WriteError(w, r, e)
+			}
+		},
+		Routes: []gateway.SurfaceRoute{
+			{Method: http.MethodGet, Path: "/v1/models", Scope: proto.ScopeExecute, Handle: choose(messages.ListModels, answers.ListModels)},
+			{Method: http.MethodGet, Path: "/v1/models/*", Scope: proto.ScopeExecute, Handle: choose(messages.GetModel, answers.GetModel)},
+		},
+	}
 }

@@ -1,6 +1,7 @@
 """Programs of the forms in which Anthropic's pages use the code execution tool and the Files API."""
 
 import io
+import os
 import sys
 import traceback
 
@@ -207,9 +208,43 @@ def counting():
     assert client.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "x" * 400}]).input_tokens == 100
 
 
+def tool_runner():
+    @anthropic.beta_tool
+    def get_weather(location: str) -> str:
+        """Returns the weather.
+
+        Args:
+            location: The city.
+        """
+        return "sunny in " + location
+
+    # The runner asks for a conversation that the server stores, and is told to send all messages.
+    runner = client.beta.messages.tool_runner(model=MODEL, max_tokens=1024, tools=[get_weather], messages=[{"role": "user", "content": "Forecast"}])
+    assert "sunny in Paris" in runner.until_done().content[0].text
+
+
+def models():
+    listed = [strict_model(m).id for m in client.models.list(limit=1)]
+    assert listed == ["small"], listed
+    assert strict_model(client.models.retrieve(MODEL)).display_name == MODEL  # since * stands for all names
+
+
+def strict_model(m):
+    return anthropic.types.ModelInfo.model_validate_json(m.model_dump_json())
+
+
+def rate_limit():
+    limited = anthropic.Anthropic(api_key=os.environ["LIMITED_API_KEY"], max_retries=0)  # for one request a minute
+    try:
+        while True:
+            limited.models.list()
+    except anthropic.RateLimitError as e:
+        assert e.body["error"]["type"] == "rate_limit_error" and int(e.response.headers["retry-after"]) > 0 and e.request_id == e.response.headers["x-request-id"], e.response.headers
+
+
 failed = []
 for example in [
-    quick_start, first_revision, later_revisions, upload_and_analyze, retrieve_files, lists_of_files, reuse, streaming, broken_stream, editor, paused, own_tool, failures, counting,
+    quick_start, first_revision, later_revisions, upload_and_analyze, retrieve_files, lists_of_files, reuse, streaming, broken_stream, editor, paused, own_tool, failures, counting, tool_runner, models, rate_limit,
 ]:
     if len(sys.argv) < 2 or example.__name__ in sys.argv[1:]:
         try:

@@ -1,5 +1,6 @@
 """Programs of the forms in which OpenAI's pages use the code interpreter and the shell."""
 
+import os
 import sys
 import traceback
 
@@ -7,7 +8,7 @@ import openai
 from openai.types.responses import Response, ResponseCodeInterpreterToolCall, ResponseFunctionShellToolCall, ResponseFunctionShellToolCallOutput
 
 MODEL = "gpt-5.5"
-TOOLS = [{"type": "code_interpreter", "container": {"type": "auto", "memory_limit": "4g"}}]
+TOOLS = [{"type": "code_interpreter", "container": {"type": "auto", "memory_limit": "1g"}}]
 OUTPUTS = ["code_interpreter_call.outputs"]
 
 client = openai.OpenAI(max_retries=0)
@@ -76,14 +77,23 @@ def files():
 def containers():
     file = strict(client.files.create(file=("report.csv", b"b,2"), purpose="user_data"))
     assert strict(client.files.retrieve(file.id)).bytes == 3
-    container = strict(client.containers.create(name="test-container", memory_limit="4g", file_ids=[file.id]))
+    container = strict(client.containers.create(name="test-container", memory_limit="1g", file_ids=[file.id]))
     ask = lambda: client.responses.create(model=MODEL, include=OUTPUTS, tools=[{"type": "code_interpreter", "container": container.id}], input="Read the file").output[0].outputs[0].logs
     assert ask() == "b,2\n", container
     assert strict(client.containers.files.create(container.id, file=("report.csv", b"c,3"))).path == "report.csv"
     assert ask() == "c,3\n", container
+    [listed] = client.containers.files.list(container.id)
+    assert client.containers.files.delete(listed.id, container_id=container.id) is None
+    assert not client.containers.files.list(container.id).data
+    assert strict(client.containers.files.create(container.id, file_id=file.id)).path == "report.csv"
+    assert file.id in [strict(f).id for f in client.files.list(limit=1)]
     assert client.files.delete(file.id).deleted
     client.containers.delete(container.id)
-    empty = client.containers.create(name="empty")
+    made = [client.containers.create(name="empty").id for _ in range(3)]
+    listed = [strict(c).id for c in client.containers.list(limit=2)]  # asks for all pages
+    assert container.id not in listed and len(listed) == len(set(listed)), listed
+    assert [c.id for c in client.containers.list(limit=2, order="asc") if c.id in made] == [id for id in reversed(listed) if id in made], listed
+    empty = client.containers.retrieve(made[0])
     response = client.responses.create(model=MODEL, tools=[{"type": "code_interpreter", "container": empty.id}], input="Save a file")
     assert response.output[0].container_id == empty.id, response
     response = client.responses.create(model=MODEL, include=OUTPUTS, input="Read the file", tools=[{"type": "code_interpreter", "container": {"type": "auto", "file_ids": [client.files.create(file=("report.csv", b"d,4"), purpose="user_data").id]}}])
@@ -125,6 +135,7 @@ def errors():
     assert fails(openai.RateLimitError, input="Limit").response.headers["retry-after"] == "7"
     fails(openai.InternalServerError, input="Overload")
     fails(openai.InternalServerError, input="Break")
+    assert fails(openai.BadRequestError, tools=[{"type": "code_interpreter", "container": {"type": "auto", "memory_limit": "4g"}}]).param == "tools"
     fails(openai.NotFoundError, tools=[{"type": "code_interpreter", "container": "cntr_none"}])
     try:
         openai.OpenAI(api_key="sk-other", max_retries=0).responses.create(model=MODEL, input="Hi")
@@ -134,8 +145,22 @@ def errors():
         raise AssertionError("another key succeeded")
 
 
+def models():
+    assert [strict(m).id for m in client.models.list()] == ["small"]
+    assert strict(client.models.retrieve("openai/" + MODEL)).object == "model"  # since * stands for all names
+
+
+def rate_limit():
+    limited = openai.OpenAI(api_key=os.environ["LIMITED_API_KEY"], max_retries=0)  # for one request a minute
+    try:
+        while True:
+            limited.models.list()
+    except openai.RateLimitError as e:
+        assert e.code == "rate_limit_exceeded" and int(e.response.headers["retry-after"]) > 0 and e.request_id, e.response.headers
+
+
 failed = 0
-for example in [quick_start, stream, helper, files, containers, shell, functions, errors]:
+for example in [quick_start, stream, helper, files, containers, shell, functions, errors, models, rate_limit]:
     try:
         example()
     except Exception:

@@ -1,5 +1,6 @@
 """Programs of the forms in which Perplexity's pages use the sandbox."""
 
+import os
 import sys
 import traceback
 
@@ -92,8 +93,21 @@ def errors():
         raise AssertionError("another key succeeded")
 
 
+def models():
+    assert [m.id for m in strict(client.models.list()).data] == ["small"]
+
+
+def rate_limit():
+    limited = perplexity.Perplexity(api_key=os.environ["LIMITED_API_KEY"], max_retries=0)  # for one request a minute
+    try:
+        while True:
+            limited.models.list()
+    except perplexity.RateLimitError as e:
+        assert int(e.response.headers["retry-after"]) > 0 and e.response.headers["x-request-id"], e.response.headers
+
+
 failed = 0
-for example in [quick_start, presets, failures, stream, files, functions, errors]:
+for example in [quick_start, presets, failures, stream, files, functions, errors, models, rate_limit]:
     try:
         example()
     except Exception:

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net/http"
 	"strings"
 
 	"github.com/anthropics/anthropic-sdk-go"
+	"github.com/anthropics/anthropic-sdk-go/option"
 )
 
 func main() {
@@ -74,6 +76,36 @@ func run(ctx context.Context) error {
 	}
 	if _, err := client.Beta.Files.Delete(ctx, file.ID, anthropic.BetaFileDeleteParams{}); err != nil {
 		return fmt.Errorf("delete: %w", err)
+	}
+
+	models, err := client.Models.List(ctx, anthropic.ModelListParams{})
+	if err != nil || len(models.Data) != 1 || models.Data[0].ID != "small" {
+		return fmt.Errorf("list models: %+v %w", models, err)
+	}
+
+	again := params("Read the number from number.txt and calculate its square")
+	if message, err = client.Messages.New(ctx, params("Write a file with a random number to number.txt")); err != nil {
+		return err
+	}
+	again.Container = anthropic.MessageCreateParamsContainerUnion{OfString: anthropic.String(message.Container.ID)}
+	if message, err = client.Messages.New(ctx, again); err != nil || !strings.Contains(message.RawJSON(), "square 22193521") {
+		return fmt.Errorf("use a container again: %w", err)
+	}
+	again.Container = anthropic.MessageCreateParamsContainerUnion{OfString: anthropic.String("container_that_is_not")}
+	for status, ask := range map[int]func() error{
+		http.StatusUnauthorized: func() error {
+			_, err := client.Messages.New(ctx, params("Hi"), option.WithAPIKey("sk-ant-other"))
+			return err
+		},
+		http.StatusNotFound: func() error { _, err := client.Messages.New(ctx, again); return err },
+		http.StatusTooManyRequests: func() error {
+			_, err := client.Messages.New(ctx, params("Limit"), option.WithMaxRetries(0))
+			return err
+		},
+	} {
+		if e, ok := errors.AsType[*anthropic.Error](ask()); !ok || e.StatusCode != status || e.RequestID == "" {
+			return fmt.Errorf("status %d: the error is %+v", status, e)
+		}
 	}
 	return nil
 }
