@@ -159,7 +159,13 @@ func TestImages(t *testing.T) {
 			if err := doctor.wait(); err != nil {
 				t.Fatalf("bullpen doctor: %v\n%s", err, doctor.output())
 			}
-			t.Logf("bullpen doctor:\n%s", doctor.output())
+			report := doctor.output()
+			t.Logf("bullpen doctor:\n%s", report)
+			for _, feature := range []string{"network", "network limits", "homes on disk", "mounts"} {
+				if !regexp.MustCompile(`(?m)^none +` + feature + `  `).MatchString(report) {
+					t.Errorf("bullpen doctor does not say that the worker does not offer %s", feature)
+				}
+			}
 
 			worker := image.start(t, chart["worker"], settings)
 			started := time.Now()
@@ -228,10 +234,10 @@ type container struct {
 	}
 }
 
-// readChart returns the containers of deploy/helm/rendered/unprivileged.yaml by their names.
+// readChart returns the containers of deploy/helm/rendered/minimal.yaml by their names.
 func readChart(t *testing.T) map[string]container {
 	t.Helper()
-	text, err := os.ReadFile("../helm/rendered/unprivileged.yaml")
+	text, err := os.ReadFile("../helm/rendered/minimal.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
