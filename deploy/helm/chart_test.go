@@ -66,7 +66,7 @@ func TestRejectedValues(t *testing.T) {
 		"a misspelt value":          {minimal + "gateway: {replica: 3}", "replica"},
 		"a setting by another name": {minimal + "settings: {RETENTION: 7d}", "RETENTION"},
 		"two copies":                {"nats: {url: nats://n, replicas: 2}\nstore: {url: s3://b}", "/nats/replicas"},
-		"networks without devices":  {minimal + "worker: {privileged: false, networks: true}", "worker.devices"},
+		"networks without devices":  {minimal + "worker: {networks: true}", "worker.devices"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := render(t, test.values); err == nil || !strings.Contains(err.Error(), test.want) {

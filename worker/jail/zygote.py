@@ -184,9 +184,9 @@ import struct
 libc = ctypes.PyDLL(None, use_errno=True)
 syscall, prctl, setrlimit, mount, ioctl = libc.syscall, libc.prctl, libc.setrlimit, libc.mount, libc.ioctl
 clone, unshare, seccomp = map(ctypes.c_long, map(int, (clone, unshare, seccomp)))
-NEWCGROUP = ctypes.c_ulong(0x2000000)
-# CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET
-namespaces = ctypes.c_ulong(0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000 | _signal.SIGCHLD)
+NEWCGROUP, NEWNET = ctypes.c_ulong(0x2000000), ctypes.c_ulong(0x40000000)
+# CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER and NEWPID
+namespaces = ctypes.c_ulong(0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | _signal.SIGCHLD)
 # CAP_KILL, SETGID, SETUID and SETPCAP: an init has these, a program has none.
 inits = (5, 6, 7, 8)
 others = [c for c in range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1) if c not in inits]
@@ -268,15 +268,17 @@ def split(processes, mounts, fds):
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
+    # Only now that root of the jail has an id do files of /proc/net belong to it (see jailinit).
+    check(syscall(unshare, NEWNET))
+    net = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    check(ioctl(net.fileno(), *up), "bring up the loopback")
+    net.close()
     for group in groups:
         os.write(group, b"0")
     check(syscall(unshare, NEWCGROUP))
     mounts = iter(mounts)
     for source, target, kind, flags, options in zip(*[mounts] * 5):
         check(mount(source, target, kind, ctypes.c_ulong(int(flags)), options), "mount " + target.decode())
-    net = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
-    check(ioctl(net.fileno(), *up), "bring up the loopback")
-    net.close()
     for c in others:
         check(prctl(24, c, 0, 0, 0))  # removed from the bounding set
     check(setrlimit(6, limits(processes, processes)))

@@ -229,6 +229,23 @@ func (g *Group) setWeight(shares, weight string) error {
 	return write(g.dirs[0], "cpu.weight", weight)
 }
 
+// CheckEntry returns why no process of another user than the worker's can enter a group (see
+// OpenEntryFiles), or nil if one can.
+func (t *Tree) CheckEntry() error {
+	if t.version != 1 {
+		return nil
+	}
+	// It belongs to the host's root, also as a user namespace without that sees it.
+	var sys unix.Stat_t
+	if err := unix.Stat("/proc/sys", &sys); err != nil {
+		return &fs.PathError{Op: "stat", Path: "/proc/sys", Err: err}
+	}
+	if int(sys.Uid) != os.Geteuid() {
+		return errors.New("on control groups of version 1, the kernel lets the host's root alone move processes of other users: use version 2")
+	}
+	return nil
+}
+
 // OpenEntryFiles opens the control files through which a process enters the group: a
 // single-threaded process that writes 0 to each of them is a member. The kernel checks the
 // permissions of the process that opened them. The caller closes the files.

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -238,5 +240,34 @@ func TestReal(t *testing.T) {
 	}
 	if err := errors.Join(g.Unthrottle(), g.Remove(), tree.Close(), dead.closeHome()); err != nil {
 		t.Error(err)
+	}
+}
+
+// enterEnv makes the test binary print the error of CheckEntry on version 1.
+const enterEnv = "BULLPEN_TEST_ENTER"
+
+// On version 1, a worker in a user namespace without the host's root reports that no process of
+// another user can enter its groups.
+func TestCheckEntry(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first int // id of the host that is root of the user namespace
+		want  string
+	}{
+		"the host's root": {0, "<nil>\n"},
+		"another root":    {1 << 20, "version 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ids := []syscall.SysProcIDMap{{HostID: tt.first, Size: 1 << 16}}
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // by its path, another user may not reach it
+			cmd.Env = append(os.Environ(), enterEnv+"=1")
+			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, Credential: &syscall.Credential{}}
+			out, err := cmd.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), tt.want) {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+	if err := (&Tree{version: 2}).CheckEntry(); err != nil {
+		t.Errorf("on version 2: %v", err)
 	}
 }

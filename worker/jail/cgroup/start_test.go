@@ -3,6 +3,7 @@ package cgroup
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -128,6 +129,10 @@ var onFirst = func() chan func() {
 func TestMain(m *testing.M) {
 	if os.Getenv(settlerEnv) != "" {
 		settler()
+		return
+	}
+	if os.Getenv(enterEnv) != "" {
+		fmt.Println((&Tree{version: 1}).CheckEntry())
 		return
 	}
 	code := make(chan int)

@@ -155,10 +155,15 @@ func begin(o *order, prewarmed interpreter) (pid int) {
 	}
 }
 
-// prepare completes the jail that nsjail has made. The kernel counts inotify for the owner of the
-// user namespace too, who is the same for all jails. /proc is writable for that, and becomes
-// read-only unless this process will map the ids of other jails there.
+// prepare completes the jail that nsjail has made, which shares the network namespace of the worker
+// so far. The kernel counts inotify for the owner of the user namespace too, who is the same for all
+// jails. /proc is writable for that, and becomes read-only unless this process will map the ids of
+// other jails there.
 func prepare(readOnly bool, instances, watches []byte) {
+	if errno := makeNetwork(); errno != 0 {
+		logError(stepNetwork, errno)
+		exit(exitConfine)
+	}
 	errno := writeFileAt("/proc/sys/user/max_inotify_instances\x00", instances)
 	if errno == 0 {
 		errno = writeFileAt("/proc/sys/user/max_inotify_watches\x00", watches)

@@ -8,9 +8,10 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
-// namespaces are the new namespaces of a jail inside another one. The jail creates its cgroup
-// namespace itself, after it has joined its control groups.
-const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+// namespaces are the new namespaces of a jail inside another one. The jail creates two itself: its
+// network namespace (see makeNetwork) and, after it has joined its control groups, its cgroup
+// namespace.
+const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID
 
 const stepNamespaces = "make the namespaces of a jail"
 
@@ -51,7 +52,7 @@ func serve(died int) {
 
 // tryNamespaces checks that the namespaces of a jail can be created inside this one.
 func tryNamespaces() unix.Errno {
-	pid, errno := fork(namespaces)
+	pid, errno := fork(namespaces | unix.CLONE_NEWNET)
 	if errno != 0 {
 		return errno
 	}
@@ -139,6 +140,9 @@ func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Err
 			return "become root of the jail", errno
 		}
 	}
+	if errno := makeNetwork(); errno != 0 {
+		return stepNetwork, errno
+	}
 	for _, group := range o.fds[wire.JailCgroups:o.n] {
 		if _, errno := write(int(group), []byte{'0'}); errno != 0 {
 			return "join a control group", errno
@@ -153,9 +157,6 @@ func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Err
 			return "mount", errno
 		}
 	}
-	if errno := bringUpLoopback(); errno != 0 {
-		return "bring up the loopback", errno
-	}
 	processes := unix.Rlimit{Cur: uint64(j.Processes), Max: uint64(j.Processes)}
 	if errno := prlimit(unix.RLIMIT_NPROC, &processes, nil); errno != 0 {
 		return "limit processes", errno
@@ -166,6 +167,19 @@ func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Err
 		}
 	}
 	return "close the descriptors of the zygote", call(unix.SYS_CLOSE_RANGE, max(wire.ControlFD, wire.LockFD)+1, uintptr(^uint32(0)), 0)
+}
+
+const stepNetwork = "make the network namespace"
+
+// makeNetwork creates the jail's network namespace. The ids of the jail must be mapped: the kernel
+// makes root of the jail the owner of the namespace's files in /proc only if it has an id by then,
+// and otherwise the host's root. In a user namespace without the host's root, the worker could not
+// hide those (see hideHostSockets in package nsjail).
+func makeNetwork() unix.Errno {
+	if errno := call(unix.SYS_UNSHARE, unix.CLONE_NEWNET, 0, 0); errno != 0 {
+		return errno
+	}
+	return bringUpLoopback()
 }
 
 func bringUpLoopback() unix.Errno {

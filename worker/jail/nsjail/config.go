@@ -44,8 +44,9 @@ func (l layout) config() string {
 	// The worker enforces the exact time limit. nsjail's counts whole seconds, so it is off.
 	b.line("time_limit: 0")
 	b.line("nice_level: 0")
-	b.line("clone_newnet: true clone_newuser: true clone_newns: true clone_newpid: true")
+	b.line("clone_newuser: true clone_newns: true clone_newpid: true")
 	b.line("clone_newipc: true clone_newuts: true clone_newcgroup: true")
+	b.line("clone_newnet: false") // the init creates it when the ids are mapped
 	for _, key := range []string{"uidmap", "gidmap"} {
 		b.ids(key, l.uid)
 		for i, c := range l.childUIDs {
@@ -53,9 +54,9 @@ func (l layout) config() string {
 		}
 	}
 	// The init needs these to become the program, to kill it, and to empty the bounding set. The last
-	// two it drops at once: they are to limit inotify, and to make /proc read-only afterwards. The
-	// program gets none.
-	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP" cap: "CAP_SYS_RESOURCE" cap: "CAP_SYS_ADMIN"`)
+	// three it drops at once: they are to limit inotify, to create the network and bring up its
+	// loopback, and to make /proc read-only afterwards. The program gets none.
+	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP" cap: "CAP_SYS_RESOURCE" cap: "CAP_SYS_ADMIN" cap: "CAP_NET_ADMIN"`)
 	// The control group limits memory and CPU. HARD is the worker's own limit: raising one above it
 	// needs a capability that many hosts do not grant. The init sets the limit on core dumps.
 	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_core_type: HARD")

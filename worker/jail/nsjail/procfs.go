@@ -171,9 +171,9 @@ func (p *proc) mounts(root string) (all []mount) {
 	return all
 }
 
-// hideHostSockets makes the files of hostSockets in the network namespace of a process readable for
-// the host's root alone. The worker becomes their owner first, because changing the mode of
-// another's file needs one more capability.
+// hideHostSockets makes the files of hostSockets in the network namespace of a jail's process
+// readable for the worker's user alone. They belong to root of the jail. The worker becomes their
+// owner first, because changing the mode of another's file needs one more capability.
 func (p *proc) hideHostSockets(pid int) error {
 	for _, name := range p.sockets {
 		path := procPath(pid, "net/"+name)

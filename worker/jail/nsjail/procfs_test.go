@@ -44,3 +44,24 @@ ps -o lstart= -p $$ | grep -c "$(date +%Y)"; top -bn1 | grep -c Cpu; vmstat | wc
 		})
 	}
 }
+
+// TestJailOwnsItsNetwork checks that the files of /proc/net belong to root of the jail. Where they
+// belong to the host's root, a worker in a user namespace without that cannot hide those that count
+// for the whole host.
+func TestJailOwnsItsNetwork(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			m := newMaker(t)
+			setStartMode(t, m, mode)
+			for _, language := range []string{"python", "bash"} { // a zygote's init forks jails for the latter
+				code := "import os; print(os.stat('/proc/self/net/tcp').st_uid, os.stat('/proc/self/net/stat').st_uid)"
+				if language == "bash" {
+					code = "echo $(stat -c %u /proc/self/net/tcp /proc/self/net/stat)"
+				}
+				runCode(t, m, language, code).want(t, jail.Exited, "0 0")
+			}
+		})
+	}
+}

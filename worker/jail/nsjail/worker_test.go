@@ -258,7 +258,7 @@ func TestWorkerPrivileges(t *testing.T) {
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_BIND_SERVICE":           {want: "CAP_NET_ADMIN"},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID NET_ADMIN NET_BIND_SERVICE":           {want: "CAP_SYS_ADMIN"},
 		"capabilities CHOWN SETUID SETGID":                                                   {want: "permission denied"},
-		"capabilities DAC_OVERRIDE SETUID SETGID":                                            {want: "make a pipe"},
+		"capabilities DAC_OVERRIDE SETUID SETGID":                                            {want: "chown"},
 		"capabilities DAC_OVERRIDE CHOWN SETGID":                                             {want: "uid_map"},
 		"capabilities DAC_OVERRIDE CHOWN SETUID":                                             {want: "gid_map"},
 	} {

@@ -49,6 +49,9 @@ var errClosed = errors.New("the zygote is closed")
 // Zygote creates a jail to fork others from, for programs in jails of the spec. spec.Prewarm is its
 // interpreter, as from jail.Source.Zygote, if it has one.
 func (m *Maker) Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error) {
+	if err := m.tree.CheckEntry(); err != nil {
+		return nil, fmt.Errorf("no jail can be forked: %w", err)
+	}
 	s, err := m.admit(spec)
 	if err != nil {
 		return nil, err
