@@ -98,7 +98,7 @@ check_journal() {
 	for secret; do
 		if grep -F -- "$secret" /run/journal; then return 1; fi
 	done
-	if grep -E 'level=ERROR|panic:|permission denied|not permitted' /run/journal; then return 1; fi
+	if grep -E 'level=ERROR|^panic:|^fatal error:' /run/journal; then return 1; fi
 }
 
 echo '== dpkg -i'
@@ -161,7 +161,7 @@ mount -t tmpfs -o "nosuid,mode=755,uid=$(id -u data),gid=$(id -g data)" tmpfs /s
 echo BULLPEN_MOUNT_ROOTS=/srv/shared >>/etc/bullpen/bullpen.env
 mkdir -p /etc/systemd/system/bullpen-{gateway,worker}.service.d
 sed -n '1i [Service]
-	s/^#Cap/Cap/p' /usr/lib/systemd/system/bullpen-worker.service >/etc/systemd/system/bullpen-worker.service.d/capabilities.conf
+	s/^#\(Cap\|Read\)/\1/p' /usr/lib/systemd/system/bullpen-worker.service >/etc/systemd/system/bullpen-worker.service.d/mounts.conf
 for variant in directories-1 directories-2; do
 	cp $variant.conf /etc/systemd/system/bullpen-gateway.service.d/directories.conf
 	systemctl daemon-reload
