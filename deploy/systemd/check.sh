@@ -16,6 +16,7 @@ eventually() {
 }
 ready() { curl -fs "$BULLPEN_URL/readyz"; }
 active() { test "$(systemctl show -P ActiveState "$1")" = active; }
+replaced() { active "$1" && test "$(systemctl show -P MainPID "$1")" != "$2"; }
 has_status() { bullpen get --json "$1" | grep -q '"status":"'"$2"; }
 delivered() { grep -q "$1" /run/hook; }
 
@@ -57,8 +58,7 @@ interrupt() {
 	traces=$(for _ in 1 2 3; do submit python "import time; time.sleep(10); print('slept')"; done)
 	eventually has_status "${traces%%$'\n'*}" running
 	"$@"
-	eventually active "$unit"
-	test "$(systemctl show -P MainPID "$unit")" != "$pid"
+	eventually replaced "$unit" "$pid"
 	eventually ready
 	for trace in $traces; do
 		completed "$trace" slept
