@@ -125,7 +125,7 @@ check_journal "$BULLPEN_API_KEY" "$(grep -o 'AGE-SECRET.*' /var/lib/bullpen/serv
 
 echo '== a process for each role'
 secret=$(head -c 30 /dev/urandom | base64 | tr '+/' 'ab')
-BULLPEN_API_KEY=sk-local-$(head -c 30 /dev/urandom | base64 | tr '+/' 'ab')
+export BULLPEN_API_KEY=sk-local-$(head -c 30 /dev/urandom | base64 | tr '+/' 'ab')
 mkdir -p /srv/buckets/bullpen
 systemd-run --quiet --unit=nats bin/nats-server --jetstream --store_dir=/srv/nats --addr=127.0.0.1
 systemd-run --quiet --unit=s3 bin/versitygw --port=127.0.0.1:7070 --region=us-east-1 --access=bullpen --secret="$secret" posix /srv/buckets
