@@ -224,7 +224,7 @@ func (s *Server) result(ctx context.Context, host Host, org, id string) (any, er
 		case e == nil || e.Cancelled:
 			return map[string]string{"type": "canceled"}, nil
 		case e.Failed != nil:
-			return newErrored(e.Failed), nil
+			return newErrored(e.Failed), nil //nolint:nilerr // the error is the result
 		case e.Started != nil:
 			if out, err = newCollector(host, record, e.Started); err != nil {
 				return nil, err
