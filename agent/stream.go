@@ -36,6 +36,8 @@ type Stream struct {
 func (s *Stream) Serve(ctx context.Context, produce func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var pings sync.WaitGroup
+	defer pings.Wait()
+	defer cancel()
 	pings.Go(func() {
 		ticks := time.NewTicker(pingEvery)
 		defer ticks.Stop()
@@ -51,10 +53,7 @@ func (s *Stream) Serve(ctx context.Context, produce func(ctx context.Context) er
 			}
 		}
 	})
-	err := produce(ctx)
-	cancel()
-	pings.Wait()
-	return err
+	return produce(ctx)
 }
 
 // Begun reports whether the answer has begun. It is not called while Serve runs.

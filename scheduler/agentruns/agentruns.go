@@ -26,6 +26,8 @@ import (
 // pollEvery is how often a reader looks for the next message, in case a notification was lost.
 const pollEvery = time.Second
 
+const removeTimeout = time.Minute
+
 // Runs stores runs. Run must be running for changes to be seen.
 type Runs struct {
 	store   *store.Store
@@ -210,18 +212,31 @@ func (r *Runs) Finish(ctx context.Context, org, id string) error {
 	return err
 }
 
-// Remove removes the log of a run.
+// Remove removes the log of a run. It continues if ctx is cancelled.
 func (r *Runs) Remove(ctx context.Context, org, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	subject := store.AgentLogSubject(org, id)
+	var bodies []*store.Message
 	for from := uint64(1); ; {
-		m, err := r.store.Next(ctx, r.store.AgentLogs, from, store.AgentLogSubject(org, id))
+		m, err := r.store.Next(ctx, r.store.AgentLogs, from, subject)
 		if store.IsNotFound(err) {
 			break
 		}
 		if err != nil {
 			return fmt.Errorf("remove run %s: %w", id, err)
 		}
-		r.store.DiscardBody(ctx, &store.Message{Header: m.Header})
+		if store.BodyObject(m.Header) != "" {
+			bodies = append(bodies, &store.Message{Header: m.Header})
+		}
 		from = m.Sequence + 1
 	}
-	return r.store.PurgeSubject(ctx, r.store.AgentLogs, store.AgentLogSubject(org, id))
+	// A message without its body would be worse than a body without its message.
+	if err := r.store.PurgeSubject(ctx, r.store.AgentLogs, subject); err != nil {
+		return err
+	}
+	for _, m := range bodies {
+		r.store.DiscardBody(ctx, m)
+	}
+	return nil
 }

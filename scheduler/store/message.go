@@ -182,7 +182,15 @@ func (s *Store) At(ctx context.Context, st jetstream.Stream, seq uint64) (*Messa
 // NextMessage reads the first message of st on a subject whose sequence number is at least from.
 // [IsNotFound] matches its error if there is none.
 func (s *Store) NextMessage(ctx context.Context, st jetstream.Stream, from uint64, subject string) (*Message, error) {
-	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.Next(ctx, st, from, subject) })
+	found := false
+	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) {
+		raw, err := s.Next(ctx, st, from, subject)
+		found = err == nil
+		return raw, err
+	})
+	if found && IsNotFound(err) {
+		return nil, fmt.Errorf("read %s: %w: its body is gone: %s", subject, ErrMalformed, err) //nolint:errorlint // the message itself was found
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}
