@@ -9,6 +9,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 const (
@@ -153,6 +154,7 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 			return err
 		}
 	}
+	fault.Here(fault.AfterAgentEndBeforeWebhook)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	if surface := b.APIs[run.API]; surface != nil {
@@ -160,6 +162,7 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 			return err
 		}
 	}
+	fault.Here(fault.AfterAgentWebhookBeforeFinish)
 	return b.Store.Finish(ctx, run.Org, run.ID)
 }
 

@@ -105,7 +105,8 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 // processes.
 func failureTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"backup": testBackup, "connection-files": testConnectionFiles, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
+		"agent-background": testAgentBackground,
+		"backup":           testBackup, "connection-files": testConnectionFiles, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
 		"sleepers": testSleepers, "store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
 		"volumes-killed": testVolumesKilled, "webhooks-killed": testWebhooksKilled,
 	}
@@ -123,6 +124,7 @@ func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"agent-anthropic":   testAgentAnthropic,
+		"agent-rolling":     testAgentRolling,
 		"agent-responses":   testAgentResponses,
 		"audit":             testAudit,
 		"autoscale-exec":    testAutoscaleExec,

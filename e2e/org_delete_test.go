@@ -75,7 +75,7 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 	publish(t, nc, "$KV.bullpen_agent_files."+org+".file_1", fmt.Sprintf(`{"org":%q,"id":"file_1","name":%q}`, org, x.marker)) // of an agent
 	publish(t, nc, "$KV.bullpen_agent_runs."+org+".run", fmt.Sprintf(`{"org":%q,"id":%q}`, org, x.marker))
 	publish(t, nc, "bullpen.agentlog."+org+".run", x.marker)
-	publish(t, nc, "bullpen.job.interactive."+org+".k.x", x.marker, "Bullpen-Meta", "{")                                       // becomes a dead letter
+	publish(t, nc, "bullpen.job.interactive."+org+".k.x", x.marker, "Bullpen-Meta", "{") // becomes a dead letter
 	flush(t, nc)
 	x.running = x.submit(bash(x.hold.code()).and("timeout", 3600))
 	x.hold.reached(t, 1)
