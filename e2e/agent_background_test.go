@@ -107,7 +107,7 @@ func (s *agentStream) read(t testing.TB, a *api, method, path string, body any, 
 		}
 		var e struct {
 			Type     string
-			Delta    string
+			Delta    json.RawMessage
 			Number   int `json:"sequence_number"`
 			Response struct{ ID string }
 		}
@@ -117,7 +117,7 @@ func (s *agentStream) read(t testing.TB, a *api, method, path string, body any, 
 		if s.id == "" {
 			s.id = e.Response.ID
 		}
-		if s.events = append(s.events, e.Type+" "+e.Delta); e.Type == until {
+		if s.events = append(s.events, e.Type+" "+string(e.Delta)); e.Type == until {
 			return
 		}
 	}
