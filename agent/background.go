@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -18,7 +19,7 @@ const (
 	maxRunning    = 256
 	maxRunningOrg = 64
 	checkEvery    = time.Second
-	restartPause  = time.Second
+	restartPause  = 5 * time.Second
 )
 
 // Active is a [Store] that knows the runs in the background that have not ended.
@@ -58,7 +59,10 @@ type started struct {
 	cancel context.CancelCauseFunc
 }
 
-var errInactive = errors.New("the run is not active any more")
+var (
+	errInactive = errors.New("the run is not active any more")
+	errNoRoom   = errors.New("there is no memory for the run now")
+)
 
 // Run carries out the active runs until ctx is done. Only one process may do so at a time; if two do
 // for a moment, what one of them stores fails.
@@ -74,7 +78,8 @@ func (b *Background) Run(ctx context.Context) error {
 			running[a.ID] = &started{a.Org, cancel}
 			work.Go(func() {
 				defer cancel(nil)
-				if err := b.carryOut(run, a); err != nil {
+				err := b.carryOut(run, a)
+				if err != nil && !errors.Is(err, proto.ErrConflict) && !errors.Is(err, context.Canceled) {
 					b.Log.WarnContext(ctx, "agent run not carried on, will retry", "run", a.ID, "org", a.Org, "error", err)
 					wait(ctx, restartPause)
 				}
@@ -141,16 +146,7 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 		return err
 	}
 	if log.At, log.last = p.at, p.last; log.last == nil || !log.last.Ended() {
-		if err = context.Canceled; !a.Cancelled {
-			err = b.continueRun(ctx, log, p)
-		}
-		if ctx.Err() != nil && !errors.Is(context.Cause(ctx), proto.ErrRunCancelled) || errors.Is(err, proto.ErrConflict) {
-			return ctx.Err() // another process goes on
-		}
-		if err != nil && !errors.Is(err, context.Canceled) {
-			b.Log.WarnContext(ctx, "agent run failed", "run", run.ID, "org", run.Org, "error", err)
-		}
-		if err := log.End(ctx, err); err != nil {
+		if err := b.end(ctx, a, log, p); err != nil {
 			return err
 		}
 	}
@@ -166,6 +162,27 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 	return b.Store.Finish(ctx, run.Org, run.ID)
 }
 
+// end continues a run until its end, and stores that.
+func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *StoredLog, p *past) error {
+	run, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if a.Cancelled { // it goes its way again to the call that another process has started, which ends then
+		cancel(proto.ErrRunCancelled)
+	}
+	err := b.continueRun(run, log, p)
+	switch {
+	case errors.Is(err, errNoRoom), errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
+		return err
+	case err != nil && errors.Is(context.Cause(run), proto.ErrRunCancelled):
+		err = context.Canceled
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		b.Log.WarnContext(ctx, "agent run failed", "run", a.ID, "org", a.Org, "error", err)
+	}
+	return log.End(ctx, err)
+}
+
 func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) error {
 	surface := b.APIs[log.Run.API]
 	if surface == nil {
@@ -176,6 +193,9 @@ func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) e
 		return err
 	}
 	defer release()
+	if err := host.Reserve(int64(len(log.Run.Request)) + p.bytes); err != nil {
+		return fmt.Errorf("%w: %w", errNoRoom, err)
+	}
 	run, start, err := surface.Prepare(hosted, host, log.Run, p.started)
 	if err != nil {
 		return err
@@ -197,10 +217,12 @@ type past struct {
 	events  []Event
 	last    *Entry // nil for none
 	at      uint64 // the number of the last message
+	bytes   int64
 }
 
 func readPast(ctx context.Context, r *Reader) (*past, error) {
 	p := &past{}
+	r.Reserve = func(n int64) error { p.bytes += n; return nil }
 	for {
 		e, err := r.Next(ctx)
 		if err != nil {

@@ -150,7 +150,12 @@ func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.Execu
 const maxBackgroundTries = 10 * time.Minute
 
 // executeInBackground runs a program as an execution that is queued for as long as an asynchronous one.
-func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error) {
+func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
+	defer func() {
+		if err != nil && errors.Is(context.Cause(ctx), proto.ErrRunCancelled) {
+			err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
+		}
+	}()
 	submitted := false
 	if a.resumed {
 		_, err := a.s.Jobs.Lookup(ctx, id)
@@ -164,10 +169,7 @@ func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *
 			return nil, err
 		}
 	}
-	record, err := a.s.Jobs.Wait(ctx, id)
-	if err != nil && errors.Is(context.Cause(ctx), proto.ErrRunCancelled) {
-		err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
-	}
+	record, err = a.s.Jobs.Wait(ctx, id)
 	if err == nil && record.ExpiredInQueue() {
 		err = api.Unavailable(1, *record.Result.ErrorMessage)
 	}
@@ -177,7 +179,11 @@ func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *
 // submitInBackground submits an execution. Its error is permanent unless another execution has the
 // thread or the queue has no room.
 func (a *Agent) submitInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) error {
-	job, err := a.s.newJob(ctx, req, client{key: &a.i.key, plan: a.i.plan, requestID: a.i.requestID}, proto.ModeAsync, id, 0)
+	key, plan, err := a.s.validKey(ctx, a.i.key.ID) // it may have been revoked since
+	if err != nil {
+		return backoff.Permanent(err)
+	}
+	job, err := a.s.newJob(ctx, req, client{key: key, plan: plan, requestID: a.i.requestID}, proto.ModeAsync, id, 0)
 	if err != nil {
 		return backoff.Permanent(err)
 	}

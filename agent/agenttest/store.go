@@ -85,7 +85,10 @@ func (s *Store) Next(_ context.Context, org, id string, after uint64) ([]byte, u
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	log := s.logs[org+"."+id]
-	if uint64(len(log)) <= after {
+	if uint64(len(log)) < after {
+		return nil, after, proto.ErrNotFound
+	}
+	if uint64(len(log)) == after {
 		return nil, after, nil
 	}
 	return log[after], after + 1, nil
@@ -123,6 +126,11 @@ func (s *Store) Remove(_ context.Context, org, id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.logs, org+"."+id)
+	for c, watched := range s.watchers {
+		if watched == org+"."+id {
+			notify(c)
+		}
+	}
 	return nil
 }
 
