@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
@@ -365,5 +368,60 @@ func testAgentRolling(t *testing.T, p *programs) {
 	}
 	for i, x := range sys.calls(id, 2) {
 		sys.ended(x.TraceID).succeeded(t, "one\ntwo\n"[:4*(i+1)])
+	}
+}
+
+// testAgentFlood has an organisation begin as many runs as it may, whose models do not answer. Others
+// are served meanwhile, and nothing of it remains after its deletion.
+func testAgentFlood(t *testing.T, p *programs) {
+	sys := newAgentsIn(t, p, topology{separate: true}, "background")
+	const marker, clients = "marker-of-flood", 32
+	secret, _ := sys.newKey("flood", "enterprise")
+	flood := sys.with(secret)
+	begin := func() (*reply, error) {
+		return flood.try(t.Context(), http.MethodPost, openAIPath, inBackground("hang "+marker))
+	}
+	var all errgroup.Group
+	all.SetLimit(clients)
+	for range proto.MaxAgentRuns {
+		all.Go(func() error {
+			r, err := begin()
+			if err == nil && r.status != http.StatusOK {
+				err = errors.New(r.String())
+			}
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.retryAfter(t); r.status != http.StatusTooManyRequests || !bytes.Contains(r.body, []byte("rate_limit_error")) {
+		t.Errorf("one more: %s", r)
+	}
+	if r := sys.response(sys.respond("Hello")); r.Status != "completed" {
+		t.Errorf("meanwhile: %+v", r)
+	}
+	if peak := sys.front.status(t, "VmHWM"); peak > agentMemory {
+		t.Errorf("the server used %s", peak)
+	}
+	if data := sys.stored(t, "flood"); data["active runs of agents"] != proto.MaxAgentRuns {
+		t.Errorf("%v", data)
+	}
+	sys.command(t, sys.key, "org", "delete", "flood", "--yes")
+	eventually(t, "the organisation is gone", func() (bool, any) {
+		r := sys.get("/v1/admin/orgs/flood")
+		return r.status == http.StatusNotFound, r
+	})
+	for kind, n := range sys.stored(t, "flood") {
+		if n > 0 {
+			t.Errorf("%d %s are left", n, kind)
+		}
+	}
+	if found := messagesWith(t, connect(t, p, sys.broker), marker); len(found) > 0 {
+		t.Errorf("the marker is in messages on %v", found)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -259,22 +260,47 @@ func testAgentClients(t *testing.T, p *programs) {
 			t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
 		}
 	}
+	hooks := startReceiver(t)
 	for name, examples := range map[string][]string{"anthropic": {"examples.py"}, "responses": {"openai_examples.py", "perplexity_examples.py"}} {
-		sys, in := newAgents(t, p, name), filepath.Join(dir, name)
+		sys, in := newAgentsIn(t, p, topologies()[0], name, hooks.flags...), filepath.Join(dir, name)
 		if err := os.CopyFS(in, os.DirFS(filepath.Join("testdata", name))); err != nil {
 			t.Fatal(err)
 		}
 		t.Run(name+"-python", func(t *testing.T) {
+			webhook := filepath.Join(in, "webhook.json")
+			if name == "responses" {
+				sys.storeWebhook(t, hooks, webhook)
+			}
 			venv := filepath.Join(in, "venv")
 			run(t, sys, in, "python3", "-m", "venv", venv)
 			run(t, sys, in, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "--requirement", "requirements.txt")
 			for _, example := range examples {
-				run(t, sys, in, filepath.Join(venv, "bin", "python"), example)
+				run(t, sys, in, filepath.Join(venv, "bin", "python"), example, webhook)
 			}
 		})
 		if name == "anthropic" {
 			t.Run("go", func(t *testing.T) { run(t, sys, filepath.Join(in, "go"), "go", "run", ".") })
 		}
+	}
+}
+
+// storeWebhook stores the webhook of a response, with its secret, as JSON in a file.
+func (sys *system) storeWebhook(t *testing.T, hooks *receiver, file string) {
+	t.Helper()
+	a := sys.in(t)
+	secret := a.settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
+	a.respond("Hello")
+	got, header := hooks.next(t), map[string]string{}
+	a.settings(http.MethodDelete, "/v1/webhook", nil)
+	for name := range got.header {
+		header[strings.ToLower(name)] = got.header.Get(name)
+	}
+	text, err := json.Marshal(request{"secret": secret, "header": header, "body": string(got.body)})
+	if err == nil {
+		err = os.WriteFile(file, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

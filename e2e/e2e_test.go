@@ -143,7 +143,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 // longSingleTests are further failures, tests under load, and tests on clusters.
 func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"agent-clients": testAgentClients, "agent-load": testAgentLoad,
+		"agent-clients": testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,

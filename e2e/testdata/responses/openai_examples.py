@@ -1,6 +1,8 @@
 """Programs of the forms in which OpenAI's pages use the code interpreter and the shell."""
 
+import json
 import sys
+import time
 import traceback
 
 import openai
@@ -111,6 +113,54 @@ def functions():
     assert client.responses.create(model=MODEL, tools=tools, input=messages).output_text == "Done: sunny"
 
 
+def background():
+    response = strict(client.responses.create(model=MODEL, tools=TOOLS, input="The mean and standard deviation of 1 to 10?", background=True))
+    assert response.status == "queued" and response.background, response
+    while response.status in ("queued", "in_progress"):
+        time.sleep(0.05)
+        response = strict(client.responses.retrieve(response.id, include=OUTPUTS))
+    assert response.status == "completed" and [o.logs for o in response.output[1].outputs] == ["5.5 2.8723\n"], response
+    assert strict(client.responses.cancel(response.id)).status == "completed"
+
+    with client.responses.create(model=MODEL, tools=TOOLS, input="The mean and standard deviation of 1 to 10?", background=True, stream=True) as events:
+        for event in events:
+            if event.type == "response.created":
+                id = event.response.id
+            if event.type == "response.code_interpreter_call.interpreting":
+                break  # the connection is lost
+    numbers, last = [], event.sequence_number
+    with client.responses.retrieve(id, stream=True, starting_after=last) as events:
+        for event in events:
+            numbers.append(strict(event).sequence_number)
+    assert numbers == list(range(last + 1, last + 1 + len(numbers))) and event.type == "response.completed", (numbers, event)
+    assert "5.5 2.8723" in event.response.output_text, event
+
+    again = strict(client.responses.create(model=MODEL, input="Hi", previous_response_id=id))
+    assert again.status == "completed" and again.previous_response_id == id, again
+    client.responses.delete(id)
+    try:
+        client.responses.retrieve(id)
+    except openai.NotFoundError:
+        pass
+    else:
+        raise AssertionError("a response is there after its deletion")
+
+
+def webhook():
+    """Verifies a webhook, as a receiver does. Its secret, header and body are in the file that is the argument."""
+    with open(sys.argv[1]) as f:
+        got = json.load(f)
+    event = openai.OpenAI(webhook_secret=got["secret"]).webhooks.unwrap(got["body"], got["header"])
+    assert event.type == "response.completed" and event.object == "event", event
+    assert strict(client.responses.retrieve(event.data.id)).status == "completed"
+    try:
+        client.webhooks.unwrap(got["body"] + " ", got["header"], secret=got["secret"])
+    except openai.InvalidWebhookSignatureError:
+        pass
+    else:
+        raise AssertionError("a webhook with another body was accepted")
+
+
 def errors():
     def fails(kind, **more):
         try:
@@ -120,7 +170,6 @@ def errors():
             return e
         raise AssertionError(f"{more} succeeded")
 
-    assert fails(openai.BadRequestError, background=True).param == "background"
     assert fails(openai.BadRequestError, previous_response_id="resp_1").param == "previous_response_id"
     assert fails(openai.RateLimitError, input="Limit").response.headers["retry-after"] == "7"
     fails(openai.InternalServerError, input="Overload")
@@ -135,7 +184,7 @@ def errors():
 
 
 failed = 0
-for example in [quick_start, stream, helper, files, containers, shell, functions, errors]:
+for example in [quick_start, stream, helper, files, containers, shell, functions, background, webhook, errors]:
     try:
         example()
     except Exception:

@@ -1,6 +1,7 @@
 """Programs of the forms in which Perplexity's pages use the sandbox."""
 
 import sys
+import time
 import traceback
 
 import perplexity
@@ -72,6 +73,14 @@ def functions():
     assert client.responses.create(model=MODEL, tools=tools, input=items).output_text == "Done: sunny"
 
 
+def background():
+    response = strict(client.responses.create(model=MODEL, tools=TOOLS, input="The mean and standard deviation of 1 to 10?", background=True))
+    while response.status in ("queued", "in_progress"):
+        time.sleep(0.05)
+        response = strict(client.responses.retrieve(response.id))
+    assert response.status == "completed" and response.output[1].results[0].stdout == "5.5 2.8723\n", response
+
+
 def errors():
     def fails(kind, **more):
         try:
@@ -81,7 +90,6 @@ def errors():
             return e
         raise AssertionError(f"{more} succeeded")
 
-    fails(perplexity.BadRequestError, background=True)
     assert fails(perplexity.RateLimitError, input="Limit").response.headers["retry-after"] == "7"
     fails(perplexity.InternalServerError, input="Break")
     try:
@@ -93,7 +101,7 @@ def errors():
 
 
 failed = 0
-for example in [quick_start, presets, failures, stream, files, functions, errors]:
+for example in [quick_start, presets, failures, stream, files, functions, background, errors]:
     try:
         example()
     except Exception:
