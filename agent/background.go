@@ -46,8 +46,9 @@ type API interface {
 type Background struct {
 	Store    Active
 	Upstream Upstream
-	// Host returns what carries out the calls of a run, and the context for it. resumed is set if the
-	// run has started before, so that a call may have been carried out. release is called at the end.
+	// Host returns what carries out the calls of a run, and the context for it. If that is done before
+	// the run has ended, its cause ends the run. resumed is set if the run has started before, so that a
+	// call may have been carried out. release is called at the end.
 	Host func(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, host Host, release func(), err error)
 	APIs map[string]API // by [proto.AgentRun.API]
 	Log  *slog.Logger
@@ -207,7 +208,11 @@ func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) e
 		p.began = log.last.At
 	}
 	run.Began, run.Past = p.began, p.events
-	return Continue(hosted, b.Upstream, run, log)
+	err = Continue(hosted, b.Upstream, run, log)
+	if err != nil && hosted.Err() != nil {
+		err = context.Cause(hosted)
+	}
+	return err
 }
 
 // past is what a log has of a run.

@@ -26,6 +26,8 @@ type background struct {
 	calls map[string]int
 	ended []string
 	hosts chan *agenttest.Host // of the next runs; others get new ones
+	// forbidden, if not nil, ends all runs with an error when it is closed.
+	forbidden chan struct{}
 	// block, if not nil, is called in a call.
 	block func(ctx context.Context) error
 }
@@ -85,8 +87,16 @@ func (b *background) start(t *testing.T) (stop func()) {
 			case host := <-b.hosts:
 				return ctx, host, func() {}, nil
 			default:
-				return ctx, agenttest.NewHost(), func() {}, nil
 			}
+			ctx, cancel := context.WithCancelCause(ctx)
+			go func() {
+				select {
+				case <-ctx.Done():
+				case <-b.forbidden:
+					cancel(api.Errorf(api.CodeForbidden, "the key was revoked"))
+				}
+			}()
+			return ctx, agenttest.NewHost(), func() { cancel(nil) }, nil
 		},
 	}
 	done := make(chan struct{})
@@ -215,6 +225,20 @@ func TestCancelledBetweenProcesses(t *testing.T) {
 		}
 		if err := <-causes; !errors.Is(err, proto.ErrRunCancelled) || b.calls[`new1{"n":1}`] != 2 {
 			t.Errorf("%v, after the calls %v", err, b.calls)
+		}
+	})
+}
+
+// A host that may not go on ends a run, with its reason.
+func TestHostEndsRun(t *testing.T) {
+	eachProtocol(t, `rules: [{fault: hang}]`, func(w *world) {
+		b := newBackground(w)
+		b.forbidden = make(chan struct{})
+		b.create(t, "r", "x")
+		defer b.start(t)()
+		close(b.forbidden)
+		if got := b.follow(t, "r"); !strings.HasSuffix(got, "failed: the key was revoked") {
+			t.Error(got)
 		}
 	})
 }
