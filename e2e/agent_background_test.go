@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -24,15 +25,17 @@ import (
 type agentRuns struct {
 	*system
 	hooks  *receiver
-	secret string            // of webhooks
-	again  map[string]string // ids of webhooks that may come again, by those of their responses
+	secret string // of webhooks
+	// Ids of webhooks by those of their responses: those that came, and those of them that may come again
+	// because their sender was killed.
+	came, again map[string]string
 }
 
 // testAgentBackground kills the process that carries out responses in the background, and reads,
 // cancels and deletes them as their clients and as strangers do.
 func testAgentBackground(t *testing.T, p *programs, in topology) {
 	hooks := startReceiver(t)
-	sys := &agentRuns{system: newAgentsIn(t, p.faulty(t), in, "background", hooks.flags...), hooks: hooks, again: map[string]string{}}
+	sys := &agentRuns{system: newAgentsIn(t, p.faulty(t), in, "background", hooks.flags...), hooks: hooks, came: map[string]string{}, again: map[string]string{}}
 	sys.secret = sys.settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
 	sys.killed(t)
 	for _, at := range fault.AgentPoints() {
@@ -188,10 +191,9 @@ func (sys *agentRuns) killed(t *testing.T) {
 }
 
 // notified waits for one webhook for each of these responses, and checks that no other comes before.
-// It returns their ids by those of the responses.
-func (sys *agentRuns) notified(t *testing.T, status string, ids ...string) (got map[string]string) {
+func (sys *agentRuns) notified(t *testing.T, status string, ids ...string) {
 	t.Helper()
-	got = map[string]string{}
+	got := map[string]string{}
 	for len(got) < len(ids) {
 		p := sys.hooks.next(t)
 		p.verify(t, sys.secret)
@@ -204,7 +206,7 @@ func (sys *agentRuns) notified(t *testing.T, status string, ids ...string) (got 
 			t.Fatal(err)
 		}
 		id := body.Data.ID
-		if sys.again[id] == p.id {
+		if first, ok := sys.again[id]; ok && first == p.id {
 			continue
 		}
 		if body.Type != "response."+status || body.Object != "event" || !strings.HasPrefix(body.ID, "evt_") || body.CreatedAt == 0 || !slices.Contains(ids, id) || got[id] != "" {
@@ -212,12 +214,17 @@ func (sys *agentRuns) notified(t *testing.T, status string, ids ...string) (got 
 		}
 		got[id] = p.id
 	}
-	return got
+	maps.Copy(sys.came, got)
 }
 
 // killedAt kills the process that carries out runs at a step at the end of one.
 func (sys *agentRuns) killedAt(t *testing.T, at fault.Point) {
+	eventually(t, "no run is active", func() (bool, any) { // it would pass the step at the start
+		data := sys.stored(t, "default")
+		return data["active runs of agents"] == 0, data
+	})
 	sys.front.kill()
+	maps.Copy(sys.again, sys.came)
 	clean := sys.env
 	sys.env = append(slices.Clone(clean), "BULLPEN_CRASH_AT="+string(at))
 	sys.startFront(t)
@@ -230,8 +237,8 @@ func (sys *agentRuns) killedAt(t *testing.T, at fault.Point) {
 	if r := sys.response(id); r.Status != "completed" || len(r.Output) != 1 || r.Output[0].Content[0].Text != "Hello!" {
 		t.Errorf("%s: %+v", at, r)
 	}
-	if got := sys.notified(t, "completed", id); at == fault.AfterAgentWebhookBeforeFinish {
-		sys.again = got // whose sender was killed
+	if sys.notified(t, "completed", id); at == fault.AfterAgentWebhookBeforeFinish {
+		sys.again[id] = sys.came[id]
 	}
 	// Another one ends, and its webhook is the only one that comes then.
 	sys.notified(t, "completed", sys.respond("Hello"))
