@@ -41,6 +41,9 @@ func testAgentBackground(t *testing.T, p *programs, in topology) {
 	for _, at := range fault.AgentPoints() {
 		sys.killedAt(t, at)
 	}
+	if in.separate {
+		t.Run("store restarted", sys.storeRestarted)
+	}
 	t.Run("cancelled", sys.cancelled)
 	t.Run("deleted", sys.deleted)
 	t.Run("key revoked", sys.keyRevoked)
@@ -242,6 +245,21 @@ func (sys *agentRuns) killedAt(t *testing.T, at fault.Point) {
 	}
 	// Another one ends, and its webhook is the only one that comes then.
 	sys.notified(t, "completed", sys.respond("Hello"))
+}
+
+func (sys *agentRuns) storeRestarted(t *testing.T) {
+	a, h := sys.in(t), newHold()
+	id := a.respond("hold " + h.seconds)
+	h.reached(t, 1)
+	sys.broker.kill()
+	sys.broker.restart(t, sys.programs)
+	sys.ready(t)
+	h.release(t)
+	if r := a.response(id); r.Status != "completed" {
+		t.Errorf("%+v", r)
+	}
+	a.ended(a.calls(id, 1)[0].TraceID).succeeded(t, "one\n")
+	sys.notified(t, "completed", id)
 }
 
 func (sys *agentRuns) cancelled(t *testing.T) {

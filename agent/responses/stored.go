@@ -147,7 +147,7 @@ func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
 	for _, name := range []string{"include", "include[]"} {
 		run.out.outputs = run.out.outputs || slices.Contains(query[name], includeOutputs)
 	}
-	after, err := -1, error(nil)
+	after := -1
 	if text := query.Get("starting_after"); text != "" {
 		if after, err = strconv.Atoi(text); err != nil || after < 0 {
 			return proto.FieldErrorf("starting_after", "must be the number of an event")
