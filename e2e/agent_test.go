@@ -291,7 +291,9 @@ func (sys *system) storeWebhook(t *testing.T, hooks *receiver, file string) {
 	secret := a.settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
 	a.respond("Hello")
 	got, header := hooks.next(t), map[string]string{}
-	a.settings(http.MethodDelete, "/v1/webhook", nil)
+	if r := a.do(http.MethodDelete, "/v1/webhook", nil); r.status != http.StatusNoContent {
+		t.Fatalf("%s", r)
+	}
 	for name := range got.header {
 		header[strings.ToLower(name)] = got.header.Get(name)
 	}
