@@ -42,7 +42,7 @@ func testAgentBackground(t *testing.T, p *programs, in topology) {
 		sys.killedAt(t, at)
 	}
 	if in.separate {
-		t.Run("store restarted", sys.storeRestarted)
+		sys.storeRestarted(t)
 	}
 	t.Run("cancelled", sys.cancelled)
 	t.Run("deleted", sys.deleted)
@@ -248,7 +248,8 @@ func (sys *agentRuns) killedAt(t *testing.T, at fault.Point) {
 }
 
 func (sys *agentRuns) storeRestarted(t *testing.T) {
-	a, h := sys.in(t), newHold()
+	t.Helper()
+	a, h := sys.api, newHold()
 	id := a.respond("hold " + h.seconds)
 	h.reached(t, 1)
 	sys.broker.kill()
