@@ -234,22 +234,15 @@ func (s *Server) adoptPrevious(ctx context.Context, host Host, req *request, bod
 	if status := before.out.response.Status; status != statusCompleted && status != statusIncomplete {
 		return nil, proto.FieldErrorf("previous_response_id", "must be the id of a response that is completed; this one is %s", status)
 	}
-	items, err := before.request.inputItems()
-	if err != nil {
-		return nil, err
-	}
+	items := before.request.inputItems()
 	for _, item := range before.out.response.Output {
 		items = append(items, value(item))
-	}
-	added, err := req.inputItems()
-	if err != nil {
-		return nil, err
 	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil {
 		return nil, err
 	}
-	req.Input = value(append(items, added...))
+	req.Input = value(append(items, req.inputItems()...))
 	members["input"] = req.Input
 	if body = value(members); len(body) > maxInput {
 		return nil, proto.FieldErrorf("previous_response_id", "has a conversation that is longer than %d bytes with this input", maxInput)

@@ -196,4 +196,26 @@ func TestPreviousResponses(t *testing.T) {
 	}
 }
 
+// A conversation does not grow without end, and no request needs more memory than there is.
+func TestLongChains(t *testing.T) {
+	w := newWorld(t, allRules)
+	input, previous, links := `"input":"`+strings.Repeat("<b> ", 512<<10)+`"`, `"previous_response_id":null`, 0
+	for {
+		status, answer := w.ask(openAI, input, previous)
+		r := decode(t, answer)
+		if status != http.StatusOK {
+			if status != http.StatusBadRequest || *r.param() != "previous_response_id" || links != 3 {
+				t.Errorf("after %d links: %d %s", links, status, answer)
+			}
+			break
+		}
+		previous = `"previous_response_id":"` + r.ID + `"`
+		links++
+	}
+	w.host.Memory = w.host.Reserved() + 1<<20
+	if status, answer := w.ask(openAI, `"input":"x"`, previous); status != http.StatusServiceUnavailable {
+		t.Errorf("%d %s", status, answer)
+	}
+}
+
 func (r *response) param() *string { return &r.Error.Param }
