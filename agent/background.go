@@ -15,7 +15,7 @@ import (
 
 const (
 	// maxRunning and maxRunningOrg bound the runs that go on at a time: all, and those of one
-	// organisation. Others wait.
+	// organisation, which has no more than there is room left for others. Others wait.
 	maxRunning    = 256
 	maxRunningOrg = 64
 	checkEvery    = time.Second
@@ -113,7 +113,7 @@ func (b *Background) start(ctx context.Context, running map[string]*started, beg
 		switch {
 		case r != nil && a.Cancelled:
 			r.cancel(proto.ErrRunCancelled)
-		case r == nil && ctx.Err() == nil && (a.Cancelled || len(running) < maxRunning && byOrg[a.Org] < maxRunningOrg):
+		case r == nil && ctx.Err() == nil && (a.Cancelled || byOrg[a.Org] < min(maxRunningOrg, maxRunning-len(running))):
 			byOrg[a.Org]++
 			begin(a)
 		}

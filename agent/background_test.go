@@ -243,6 +243,25 @@ func TestHostEndsRun(t *testing.T) {
 	})
 }
 
+// Organisations whose models do not answer leave room for others.
+func TestBackgroundRunsLeaveRoom(t *testing.T) {
+	eachProtocol(t, `rules: [{match: hang, fault: hang}, {text: ok}]`, func(w *world) {
+		b := newBackground(w)
+		request := json.RawMessage(`"hang"`)
+		for i := range 800 {
+			run := &proto.AgentRun{Org: fmt.Sprint("hostile", i%8), ID: fmt.Sprint("r", i), API: "test", Request: request, Background: true}
+			if _, err := b.store.Create(t.Context(), run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		defer b.start(t)()
+		b.create(t, "one", "x")
+		if got := b.follow(t, "one"); !strings.HasSuffix(got, `"ok" done`) {
+			t.Error(got)
+		}
+	})
+}
+
 // A run for which there is no memory is carried out later.
 func TestBackgroundRunsWaitForMemory(t *testing.T) {
 	eachProtocol(t, twoCalls, func(w *world) {
