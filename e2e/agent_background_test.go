@@ -181,6 +181,9 @@ func (sys *agentRuns) killed(t *testing.T) {
 		if r.Status != "completed" || r.Output[len(r.Output)-1].Content[0].Text != "I have the results." {
 			t.Errorf("%+v", r)
 		}
+		if answer := sys.get(openAIPath + "/" + id); bytes.Contains(answer.body, []byte("was lost")) == sys.separate {
+			t.Errorf("a call whose worker is lost says so, and no other: %s", answer.body)
+		}
 		for i, x := range sys.calls(id, n) {
 			switch {
 			case !sys.separate && i == 0:
