@@ -287,7 +287,8 @@ func (sys *agentRuns) cancelled(t *testing.T) {
 }
 
 func (sys *agentRuns) deleted(t *testing.T) {
-	a, h := sys.in(t), newHold()
+	secret, _ := sys.in(t).newKey("acme", "enterprise") // without webhooks, of which one may come
+	a, h := sys.in(t).with(secret), newHold()
 	var s agentStream
 	s.read(t, a, http.MethodPost, openAIPath, inBackground("hold "+h.seconds).and("stream", true), "response.shell_call_command.done")
 	h.reached(t, 1)
