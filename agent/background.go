@@ -3,21 +3,23 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 const (
 	// maxRunning and maxRunningOrg bound the runs that go on at a time: all, and those of one
-	// organisation. Others wait.
+	// organisation, which has no more than there is room left for others. Others wait.
 	maxRunning    = 256
 	maxRunningOrg = 64
 	checkEvery    = time.Second
-	restartPause  = time.Second
+	restartPause  = 5 * time.Second
 )
 
 // Active is a [Store] that knows the runs in the background that have not ended.
@@ -44,8 +46,9 @@ type API interface {
 type Background struct {
 	Store    Active
 	Upstream Upstream
-	// Host returns what carries out the calls of a run, and the context for it. resumed is set if the
-	// run has started before, so that a call may have been carried out. release is called at the end.
+	// Host returns what carries out the calls of a run, and the context for it. If that is done before
+	// the run has ended, its cause ends the run. resumed is set if the run has started before, so that a
+	// call may have been carried out. release is called at the end.
 	Host func(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, host Host, release func(), err error)
 	APIs map[string]API // by [proto.AgentRun.API]
 	Log  *slog.Logger
@@ -57,7 +60,10 @@ type started struct {
 	cancel context.CancelCauseFunc
 }
 
-var errInactive = errors.New("the run is not active any more")
+var (
+	errInactive = errors.New("the run is not active any more")
+	errNoRoom   = errors.New("there is no memory for the run now")
+)
 
 // Run carries out the active runs until ctx is done. Only one process may do so at a time; if two do
 // for a moment, what one of them stores fails.
@@ -73,7 +79,8 @@ func (b *Background) Run(ctx context.Context) error {
 			running[a.ID] = &started{a.Org, cancel}
 			work.Go(func() {
 				defer cancel(nil)
-				if err := b.carryOut(run, a); err != nil {
+				err := b.carryOut(run, a)
+				if err != nil && !errors.Is(err, proto.ErrConflict) && !errors.Is(err, context.Canceled) {
 					b.Log.WarnContext(ctx, "agent run not carried on, will retry", "run", a.ID, "org", a.Org, "error", err)
 					wait(ctx, restartPause)
 				}
@@ -106,7 +113,7 @@ func (b *Background) start(ctx context.Context, running map[string]*started, beg
 		switch {
 		case r != nil && a.Cancelled:
 			r.cancel(proto.ErrRunCancelled)
-		case r == nil && ctx.Err() == nil && (a.Cancelled || len(running) < maxRunning && byOrg[a.Org] < maxRunningOrg):
+		case r == nil && ctx.Err() == nil && (a.Cancelled || byOrg[a.Org] < min(maxRunningOrg, maxRunning-len(running))):
 			byOrg[a.Org]++
 			begin(a)
 		}
@@ -140,19 +147,11 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 		return err
 	}
 	if log.At, log.last = p.at, p.last; log.last == nil || !log.last.Ended() {
-		if err = context.Canceled; !a.Cancelled {
-			err = b.continueRun(ctx, log, p)
-		}
-		if ctx.Err() != nil && !errors.Is(context.Cause(ctx), proto.ErrRunCancelled) || errors.Is(err, proto.ErrConflict) {
-			return ctx.Err() // another process goes on
-		}
-		if err != nil && !errors.Is(err, context.Canceled) {
-			b.Log.WarnContext(ctx, "agent run failed", "run", run.ID, "org", run.Org, "error", err)
-		}
-		if err := log.End(ctx, err); err != nil {
+		if err := b.end(ctx, a, log, p); err != nil {
 			return err
 		}
 	}
+	fault.Here(fault.AfterAgentEndBeforeWebhook)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	if surface := b.APIs[run.API]; surface != nil {
@@ -160,7 +159,29 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 			return err
 		}
 	}
+	fault.Here(fault.AfterAgentWebhookBeforeFinish)
 	return b.Store.Finish(ctx, run.Org, run.ID)
+}
+
+// end continues a run until its end, and stores that.
+func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *StoredLog, p *past) error {
+	run, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if a.Cancelled { // it goes its way again to the call that another process has started, which ends then
+		cancel(proto.ErrRunCancelled)
+	}
+	err := b.continueRun(run, log, p)
+	switch {
+	case errors.Is(err, errNoRoom), errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
+		return err
+	case err != nil && errors.Is(context.Cause(run), proto.ErrRunCancelled):
+		err = context.Canceled
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		b.Log.WarnContext(ctx, "agent run failed", "run", a.ID, "org", a.Org, "error", err)
+	}
+	return log.End(ctx, err)
 }
 
 func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) error {
@@ -173,6 +194,9 @@ func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) e
 		return err
 	}
 	defer release()
+	if err := host.Reserve(int64(len(log.Run.Request)) + p.bytes); err != nil {
+		return fmt.Errorf("%w: %w", errNoRoom, err)
+	}
 	run, start, err := surface.Prepare(hosted, host, log.Run, p.started)
 	if err != nil {
 		return err
@@ -184,7 +208,11 @@ func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) e
 		p.began = log.last.At
 	}
 	run.Began, run.Past = p.began, p.events
-	return Continue(hosted, b.Upstream, run, log)
+	err = Continue(hosted, b.Upstream, run, log)
+	if err != nil && hosted.Err() != nil {
+		err = context.Cause(hosted)
+	}
+	return err
 }
 
 // past is what a log has of a run.
@@ -194,10 +222,12 @@ type past struct {
 	events  []Event
 	last    *Entry // nil for none
 	at      uint64 // the number of the last message
+	bytes   int64
 }
 
 func readPast(ctx context.Context, r *Reader) (*past, error) {
 	p := &past{}
+	r.Reserve = func(n int64) error { p.bytes += n; return nil }
 	for {
 		e, err := r.Next(ctx)
 		if err != nil {

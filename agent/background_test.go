@@ -15,6 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/agent/agenttest"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // background has runs of the test's own API. Its calls are counted by their ids.
@@ -24,6 +25,9 @@ type background struct {
 	mu    sync.Mutex
 	calls map[string]int
 	ended []string
+	hosts chan *agenttest.Host // of the next runs; others get new ones
+	// forbidden, if not nil, ends all runs with an error when it is closed.
+	forbidden chan struct{}
 	// block, if not nil, is called in a call.
 	block func(ctx context.Context) error
 }
@@ -79,7 +83,20 @@ func (b *background) start(t *testing.T) (stop func()) {
 	engine := &agent.Background{
 		Store: b.store, Upstream: b.up, APIs: map[string]agent.API{"test": b}, Log: slog.New(slog.DiscardHandler),
 		Host: func(ctx context.Context, _ *proto.AgentRun, _ bool) (context.Context, agent.Host, func(), error) {
-			return ctx, agenttest.NewHost(), func() {}, nil
+			select {
+			case host := <-b.hosts:
+				return ctx, host, func() {}, nil
+			default:
+			}
+			ctx, cancel := context.WithCancelCause(ctx)
+			go func() {
+				select {
+				case <-ctx.Done():
+				case <-b.forbidden:
+					cancel(api.Errorf(api.CodeForbidden, "the key was revoked"))
+				}
+			}()
+			return ctx, agenttest.NewHost(), func() { cancel(nil) }, nil
 		},
 	}
 	done := make(chan struct{})
@@ -176,6 +193,87 @@ func TestBackgroundRunsSurviveEveryInterruption(t *testing.T) {
 			if !strings.Contains(got, `->doubled 2`) || strings.Count(got, "->doubled") != 2 || !strings.HasSuffix(got, `"ok" done`) {
 				t.Errorf("after %d entries:\n got %s\nwant %s", after, got, want)
 			}
+		}
+	})
+}
+
+// A run that is cancelled while no process carries it out ends the call that was carried out.
+func TestCancelledBetweenProcesses(t *testing.T) {
+	eachProtocol(t, twoCalls, func(w *world) {
+		b := newBackground(w)
+		entered := make(chan struct{}, 1)
+		causes := make(chan error, 2)
+		b.block = func(ctx context.Context) error {
+			entered <- struct{}{}
+			<-ctx.Done()
+			causes <- context.Cause(ctx)
+			return api.Errorf(api.CodeInternal, "as a host says")
+		}
+		b.create(t, "r", "x")
+		stop := b.start(t)
+		<-entered
+		stop()
+		if err := <-causes; errors.Is(err, proto.ErrRunCancelled) {
+			t.Error("stopped as if it was cancelled")
+		}
+		if err := b.store.Cancel(t.Context(), "acme", "r"); err != nil {
+			t.Fatal(err)
+		}
+		defer b.start(t)()
+		if got := b.follow(t, "r"); !strings.HasSuffix(got, " cancelled") {
+			t.Error(got)
+		}
+		if err := <-causes; !errors.Is(err, proto.ErrRunCancelled) || b.calls[`new1{"n":1}`] != 2 {
+			t.Errorf("%v, after the calls %v", err, b.calls)
+		}
+	})
+}
+
+// A host that may not go on ends a run, with its reason.
+func TestHostEndsRun(t *testing.T) {
+	eachProtocol(t, `rules: [{fault: hang}]`, func(w *world) {
+		b := newBackground(w)
+		b.forbidden = make(chan struct{})
+		b.create(t, "r", "x")
+		defer b.start(t)()
+		close(b.forbidden)
+		if got := b.follow(t, "r"); !strings.HasSuffix(got, "failed: the key was revoked") {
+			t.Error(got)
+		}
+	})
+}
+
+// Organisations whose models do not answer leave room for others.
+func TestBackgroundRunsLeaveRoom(t *testing.T) {
+	eachProtocol(t, `rules: [{match: hang, fault: hang}, {text: ok}]`, func(w *world) {
+		b := newBackground(w)
+		request := json.RawMessage(`"hang"`)
+		for i := range 800 {
+			run := &proto.AgentRun{Org: fmt.Sprint("hostile", i%8), ID: fmt.Sprint("r", i), API: "test", Request: request, Background: true}
+			if _, err := b.store.Create(t.Context(), run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		defer b.start(t)()
+		b.create(t, "one", "x")
+		if got := b.follow(t, "one"); !strings.HasSuffix(got, `"ok" done`) {
+			t.Error(got)
+		}
+	})
+}
+
+// A run for which there is no memory is carried out later.
+func TestBackgroundRunsWaitForMemory(t *testing.T) {
+	eachProtocol(t, twoCalls, func(w *world) {
+		b := newBackground(w)
+		b.hosts = make(chan *agenttest.Host, 1)
+		full := agenttest.NewHost()
+		full.Memory = 1
+		b.hosts <- full
+		b.create(t, "r", "x")
+		defer b.start(t)()
+		if got := b.follow(t, "r"); !strings.HasSuffix(got, `"ok" done`) || full.Reserved() == 0 {
+			t.Error(got)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,7 +23,8 @@ type Store interface {
 	// Append adds a message after the one with the number after, and returns its number. It returns
 	// [proto.ErrConflict] if another message is the last.
 	Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error)
-	// Next returns the first message whose number is greater than after; nil if there is none.
+	// Next returns the first message whose number is greater than after; nil if there is none. It
+	// returns [proto.ErrNotFound] if the one with the number after is not there any more.
 	Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error)
 	// Watch returns a channel that has a value after a message was added, and from time to time. stop
 	// ends that.
@@ -61,13 +63,21 @@ type Reader struct {
 	Store   Store
 	Org, ID string
 	At      uint64 // the number of the last message that was read
+	// Reserve, if not nil, is called with the size in bytes of each message. Its error is returned.
+	Reserve func(n int64) error
 }
 
-// Next returns the next entry, nil if there is none yet.
+// Next returns the next entry, nil if there is none yet. It returns [proto.ErrNotFound] if the log was
+// removed.
 func (r *Reader) Next(ctx context.Context) (*Entry, error) {
 	message, at, err := r.Store.Next(ctx, r.Org, r.ID, r.At)
 	if err != nil || message == nil {
 		return nil, err
+	}
+	if r.Reserve != nil {
+		if err := r.Reserve(int64(len(message))); err != nil {
+			return nil, err
+		}
 	}
 	e := new(Entry)
 	if err := json.Unmarshal(message, e); err != nil {
@@ -182,11 +192,13 @@ func (l *StoredLog) End(ctx context.Context, cause error) error {
 
 func (l *StoredLog) append(ctx context.Context, e *Entry) error {
 	e.At = time.Now().UTC()
-	message, err := json.Marshal(e)
-	if err != nil {
+	var message bytes.Buffer
+	enc := json.NewEncoder(&message)
+	enc.SetEscapeHTML(false) // six bytes for one
+	if err := enc.Encode(e); err != nil {
 		return fmt.Errorf("encode an entry of the log of run %s: %w", l.Run.ID, err)
 	}
-	at, err := l.Store.Append(ctx, l.Run.Org, l.Run.ID, l.At, message)
+	at, err := l.Store.Append(ctx, l.Run.Org, l.Run.ID, l.At, message.Bytes())
 	if err != nil {
 		return err
 	}

@@ -28,8 +28,14 @@ const (
 
 var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 
-// newAgents deploys bullpen with a model that has the script of a directory.
+// newAgents deploys bullpen in one process with a model that has the script of a directory.
 func newAgents(t *testing.T, p *programs, dir string) *system {
+	t.Helper()
+	return newAgentsIn(t, p, topologies()[0], dir)
+}
+
+// newAgentsIn is newAgents on a topology, with more settings.
+func newAgentsIn(t *testing.T, p *programs, in topology, dir string, args ...string) *system {
 	t.Helper()
 	script, err := filepath.Abs(filepath.Join("testdata", dir, "script.yaml"))
 	if err != nil {
@@ -45,7 +51,8 @@ func newAgents(t *testing.T, p *programs, dir string) *system {
 	if err := os.WriteFile(key, []byte(agentKey+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sys := newSystem(t, p, topologies()[0], manySlots, "--agent-upstream", url+"/v1", "--agent-key-file", key, "--agent-retries", "0", "--agent-models", "*=small")
+	args = append(args, "--agent-upstream", url+"/v1", "--agent-key-file", key, "--agent-retries", "0", "--agent-models", "*=small")
+	sys := newSystem(t, p, in, manySlots, args...)
 	t.Cleanup(func() {
 		if strings.Contains(sys.front.text(t), agentKey) {
 			t.Error("the log has the model's key")

@@ -22,7 +22,7 @@ import (
 // testNoFaults checks that the released program has no crash points.
 func testNoFaults(t *testing.T, p *programs) {
 	words := []string{"BULLPEN_CRASH_AT", "bullpen/proto/fault"}
-	for _, point := range slices.Concat(fault.Points(), fault.BatchPoints(), fault.SchedulePoints(), fault.PipelinePoints()) {
+	for _, point := range slices.Concat(fault.Points(), fault.BatchPoints(), fault.SchedulePoints(), fault.PipelinePoints(), fault.AgentPoints()) {
 		words = append(words, string(point))
 	}
 	in := func(program string) []string {

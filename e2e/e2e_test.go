@@ -105,7 +105,8 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 // processes.
 func failureTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"backup": testBackup, "connection-files": testConnectionFiles, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
+		"agent-background": testAgentBackground,
+		"backup":           testBackup, "connection-files": testConnectionFiles, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
 		"sleepers": testSleepers, "store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
 		"volumes-killed": testVolumesKilled, "webhooks-killed": testWebhooksKilled,
 	}
@@ -123,6 +124,7 @@ func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 func singleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
 		"agent-anthropic":   testAgentAnthropic,
+		"agent-rolling":     testAgentRolling,
 		"agent-responses":   testAgentResponses,
 		"audit":             testAudit,
 		"autoscale-exec":    testAutoscaleExec,
@@ -142,7 +144,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 // longSingleTests are further failures, tests under load, and tests on clusters.
 func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"agent-clients": testAgentClients, "agent-load": testAgentLoad, "up": testUp,
+		"agent-clients": testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad, "up": testUp,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,

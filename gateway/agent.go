@@ -43,13 +43,19 @@ type Agent struct {
 	r *http.Request // nil in the background
 	// resumed is set in the background if an execution may have been submitted by another process.
 	resumed bool
+	// end ends a run in the background, with an error for its client.
+	end context.CancelCauseFunc
 }
 
 // AgentFor returns the agent of a request that a [SurfaceRoute] handles.
 func (s *Server) AgentFor(r *http.Request) *Agent { return &Agent{s: s, i: infoOf(r.Context()), r: r} }
 
-// BackgroundAgent returns the agent of a run in the background, and a context for its use. resumed is
-// set if the run has begun before. release is called at its end.
+// checkKeyEvery is how often the API key of a run in the background is looked up.
+const checkKeyEvery = time.Second
+
+// BackgroundAgent returns the agent of a run in the background, and a context for its use. That is done,
+// with the error for the client as its cause, when the API key may not run programs any more. resumed
+// is set if the run has begun before. release is called at its end.
 func (s *Server) BackgroundAgent(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, _ *Agent, release func(), err error) {
 	i := &info{requestID: run.ID}
 	a := &Agent{s: s, i: i, resumed: resumed}
@@ -58,7 +64,37 @@ func (s *Server) BackgroundAgent(ctx context.Context, run *proto.AgentRun, resum
 		return nil, nil, nil, a.public(err)
 	}
 	i.key, i.plan = *key, plan
-	return context.WithValue(ctx, infoKey{}, i), a, func() { s.shrink(i, 0) }, nil
+	ctx, a.end = context.WithCancelCause(context.WithValue(ctx, infoKey{}, i))
+	var work sync.WaitGroup
+	work.Go(func() {
+		tick := time.NewTicker(checkKeyEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				_, _, _ = a.validKey(ctx)
+			}
+		}
+	})
+	return ctx, a, func() { a.end(nil); work.Wait(); s.shrink(i, 0) }, nil
+}
+
+// validKey returns the API key of a run in the background as it is now. It ends the run if that may not
+// run programs any more.
+func (a *Agent) validKey(ctx context.Context) (*proto.Key, entitlement, error) {
+	key, plan, err := a.s.validKey(ctx, a.i.key.ID)
+	if known, ok := errors.AsType[*api.Error](err); ok && known.Code == api.CodeForbidden {
+		a.end(known)
+	}
+	return key, plan, err
+}
+
+// over reports whether the run of a context has ended, and not only its process.
+func over(ctx context.Context) bool {
+	_, ended := errors.AsType[*api.Error](context.Cause(ctx))
+	return ended || errors.Is(context.Cause(ctx), proto.ErrRunCancelled)
 }
 
 func (a *Agent) org() string { return a.i.key.Org }
@@ -92,8 +128,7 @@ func (a *Agent) ReadBody(w http.ResponseWriter) ([]byte, error) {
 }
 
 // Execute runs a program as the execution of an id and returns its record. If ctx is done first, the
-// execution is cancelled; in the background only if the cause is [proto.ErrRunCancelled], and goes on
-// otherwise. A timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
+// execution is cancelled; in the background only if the run has ended, and goes on otherwise. A timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
 func (a *Agent) Execute(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
 	ctx, span := a.s.startBackgroundSpan(ctx, id, "agent call", a.i.key.Org, a.i.key.ID)
 	defer func() { endBackgroundSpan(span, err) }()
@@ -150,7 +185,12 @@ func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.Execu
 const maxBackgroundTries = 10 * time.Minute
 
 // executeInBackground runs a program as an execution that is queued for as long as an asynchronous one.
-func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error) {
+func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
+	defer func() {
+		if err != nil && over(ctx) {
+			err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
+		}
+	}()
 	submitted := false
 	if a.resumed {
 		_, err := a.s.Jobs.Lookup(ctx, id)
@@ -164,10 +204,7 @@ func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *
 			return nil, err
 		}
 	}
-	record, err := a.s.Jobs.Wait(ctx, id)
-	if err != nil && errors.Is(context.Cause(ctx), proto.ErrRunCancelled) {
-		err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
-	}
+	record, err = a.s.Jobs.Wait(ctx, id)
 	if err == nil && record.ExpiredInQueue() {
 		err = api.Unavailable(1, *record.Result.ErrorMessage)
 	}
@@ -177,7 +214,11 @@ func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *
 // submitInBackground submits an execution. Its error is permanent unless another execution has the
 // thread or the queue has no room.
 func (a *Agent) submitInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) error {
-	job, err := a.s.newJob(ctx, req, client{key: &a.i.key, plan: a.i.plan, requestID: a.i.requestID}, proto.ModeAsync, id, 0)
+	key, plan, err := a.validKey(ctx)
+	if err != nil {
+		return backoff.Permanent(err)
+	}
+	job, err := a.s.newJob(ctx, req, client{key: key, plan: plan, requestID: a.i.requestID}, proto.ModeAsync, id, 0)
 	if err != nil {
 		return backoff.Permanent(err)
 	}

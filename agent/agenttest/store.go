@@ -1,6 +1,7 @@
 package agenttest
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"slices"
@@ -34,11 +35,13 @@ func notify(c chan struct{}) {
 
 // Create implements [agent.Store].
 func (s *Store) Create(ctx context.Context, run *proto.AgentRun) (uint64, error) {
-	message, err := json.Marshal(run)
-	if err != nil {
+	var message bytes.Buffer
+	enc := json.NewEncoder(&message)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(run); err != nil {
 		return 0, err
 	}
-	at, err := s.Append(ctx, run.Org, run.ID, 0, message)
+	at, err := s.Append(ctx, run.Org, run.ID, 0, message.Bytes())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil && run.Background {
@@ -85,7 +88,10 @@ func (s *Store) Next(_ context.Context, org, id string, after uint64) ([]byte, u
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	log := s.logs[org+"."+id]
-	if uint64(len(log)) <= after {
+	if uint64(len(log)) < after {
+		return nil, after, proto.ErrNotFound
+	}
+	if uint64(len(log)) == after {
 		return nil, after, nil
 	}
 	return log[after], after + 1, nil
@@ -123,6 +129,11 @@ func (s *Store) Remove(_ context.Context, org, id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.logs, org+"."+id)
+	for c, watched := range s.watchers {
+		if watched == org+"."+id {
+			notify(c)
+		}
+	}
 	return nil
 }
 

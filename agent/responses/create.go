@@ -56,7 +56,7 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	run.record.Request = body
 	run.record.Org, run.record.Key = host.Caller()
 	if req.Background {
-		return s.createBackground(w, r, run)
+		return s.createBackground(w, r, host, run)
 	}
 	return s.answer(w, r, host, run)
 }

@@ -168,13 +168,12 @@ type conversation struct {
 }
 
 // inputItems returns the items of the input.
-func (r *request) inputItems() ([]json.RawMessage, error) {
+func (r *request) inputItems() []json.RawMessage {
 	var items []json.RawMessage
 	if json.Unmarshal(r.Input, &items) == nil {
-		return items, nil
+		return items
 	}
-	message, err := json.Marshal(map[string]any{"type": "message", "role": "user", "content": r.Input})
-	return []json.RawMessage{message}, err
+	return []json.RawMessage{value(map[string]any{"type": "message", "role": "user", "content": r.Input})}
 }
 
 // conversation returns the conversation of a request.

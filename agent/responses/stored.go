@@ -38,6 +38,14 @@ type stored struct {
 
 var errNoResponse = api.Errorf(api.CodeNotFound, "there is no response of that id: it was not stored, was deleted, or is past its retention")
 
+// absent returns the error for a response whose log was removed while it was read; others are unchanged.
+func absent(err error) error {
+	if errors.Is(err, proto.ErrNotFound) {
+		return errNoResponse
+	}
+	return err
+}
+
 // open returns a stored response before its first entry.
 func (s *Server) open(ctx context.Context, host Host, v vendor, id string) (*stored, error) {
 	if !strings.HasPrefix(id, responsePrefix) || proto.CheckThreadID("id", id) != nil {
@@ -59,7 +67,7 @@ func (s *Server) open(ctx context.Context, host Host, v vendor, id string) (*sto
 		return nil, err
 	}
 	return &stored{
-		run: run, request: req, out: newEncoder(vendor(run.API), run.ID, run.CreatedAt, req), log: &agent.Reader{Store: s.Runs, Org: org, ID: id, At: at},
+		run: run, request: req, out: newEncoder(vendor(run.API), run.ID, run.CreatedAt, req), log: &agent.Reader{Store: s.Runs, Org: org, ID: id, At: at, Reserve: host.Reserve},
 	}, nil
 }
 
@@ -68,7 +76,7 @@ func (r *stored) read(ctx context.Context) error {
 	for {
 		e, err := r.log.Next(ctx)
 		if err != nil {
-			return err
+			return absent(err)
 		}
 		if e == nil {
 			break
@@ -94,7 +102,7 @@ func (s *Server) load(ctx context.Context, host Host, v vendor, id string) (*sto
 	return r, r.read(ctx)
 }
 
-func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, run *run) error {
+func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, host Host, run *run) error {
 	at, err := s.Runs.Create(r.Context(), run.record)
 	if quota, ok := errors.AsType[*proto.QuotaError](err); ok {
 		e := api.Errorf(api.CodeRateLimited, "%s", quota.Error())
@@ -109,7 +117,7 @@ func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, run *r
 		writeJSON(w, http.StatusOK, out.response)
 		return nil
 	}
-	return s.follow(w, r, &stored{run: run.record, out: out, log: &agent.Reader{Store: s.Runs, Org: run.record.Org, ID: run.record.ID, At: at}}, -1)
+	return s.follow(w, r, &stored{run: run.record, out: out, log: &agent.Reader{Store: s.Runs, Org: run.record.Org, ID: run.record.ID, At: at, Reserve: host.Reserve}}, -1)
 }
 
 // follow answers with the events of a stored response after a number.
@@ -127,7 +135,7 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, run *stored, aft
 	if r.Context().Err() != nil { // the run goes on
 		return r.Context().Err()
 	}
-	return s.finishStream(r, stream, run.run.ID, err)
+	return s.finishStream(r, stream, run.run.ID, absent(err))
 }
 
 func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
@@ -139,7 +147,7 @@ func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
 	for _, name := range []string{"include", "include[]"} {
 		run.out.outputs = run.out.outputs || slices.Contains(query[name], includeOutputs)
 	}
-	after, err := -1, error(nil)
+	after := -1
 	if text := query.Get("starting_after"); text != "" {
 		if after, err = strconv.Atoi(text); err != nil || after < 0 {
 			return proto.FieldErrorf("starting_after", "must be the number of an event")
@@ -185,7 +193,7 @@ func (s *Server) cancel(v vendor, w http.ResponseWriter, r *http.Request) error 
 		defer done()
 		err := run.log.Follow(ctx, func(e *agent.Entry) error { return run.out.entry(ctx, e) })
 		if err != nil && (r.Context().Err() != nil || ctx.Err() == nil) {
-			return err
+			return absent(err)
 		}
 	}
 	writeJSON(w, http.StatusOK, run.out.response)
@@ -226,22 +234,15 @@ func (s *Server) adoptPrevious(ctx context.Context, host Host, req *request, bod
 	if status := before.out.response.Status; status != statusCompleted && status != statusIncomplete {
 		return nil, proto.FieldErrorf("previous_response_id", "must be the id of a response that is completed; this one is %s", status)
 	}
-	items, err := before.request.inputItems()
-	if err != nil {
-		return nil, err
-	}
+	items := before.request.inputItems()
 	for _, item := range before.out.response.Output {
 		items = append(items, value(item))
-	}
-	added, err := req.inputItems()
-	if err != nil {
-		return nil, err
 	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil {
 		return nil, err
 	}
-	req.Input = value(append(items, added...))
+	req.Input = value(append(items, req.inputItems()...))
 	members["input"] = req.Input
 	if body = value(members); len(body) > maxInput {
 		return nil, proto.FieldErrorf("previous_response_id", "has a conversation that is longer than %d bytes with this input", maxInput)

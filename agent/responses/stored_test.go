@@ -1,6 +1,7 @@
 package responses_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -104,18 +105,67 @@ func TestStreamsOfTheBackground(t *testing.T) {
 		if len(all) < 8 || !strings.HasPrefix(all[0], "0 response.created") || !strings.HasSuffix(all[len(all)-1], " response.completed") {
 			t.Fatalf("%q", all)
 		}
-		var first struct{ Response struct{ ID string } }
-		_, data, _ := strings.Cut(answer, "data: ")
-		if err := json.NewDecoder(strings.NewReader(data)).Decode(&first); err != nil {
-			t.Fatal(err)
-		}
+		id := streamed(t, answer)
 		for after := range len(all) {
-			_, answer := w.do(http.MethodGet, fmt.Sprintf("%s/%s?stream=true&starting_after=%d", path, first.Response.ID, after), "")
+			_, answer := w.do(http.MethodGet, fmt.Sprintf("%s/%s?stream=true&starting_after=%d", path, id, after), "")
 			if got := events(t, answer); strings.Join(got, "\n") != strings.Join(all[after+1:], "\n") {
 				t.Errorf("after %d:\n got %q\nwant %q", after, got, all[after+1:])
 			}
 		}
 	}
+}
+
+// The memory of responses that are read is limited, and who follows one that is deleted is told so.
+func TestReadingResponses(t *testing.T) {
+	w := newWorld(t, `rules: [{match: hang, fault: hang, text: "a text"}, {text: "a long enough text"}]`)
+	w.runBackground()
+	_, answer := w.ask(openAI, `"input":"x"`, `"background":true`, `"stream":true`)
+	id := streamed(t, answer)
+	for _, query := range []string{"", "?stream=true"} {
+		w.host.Memory = w.host.Reserved() + 200 // the request has less, and the log more
+		status, answer := w.do(http.MethodGet, openAI+"/"+id+query, "")
+		if query == "" && status != http.StatusServiceUnavailable || query != "" && !strings.Contains(answer, "response.failed") {
+			t.Errorf("%d %s", status, answer)
+		}
+	}
+	w.host.Memory = 0
+
+	body := `{"model":"m","input":"hang","background":true,"stream":true}`
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.server.URL+openAI, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := w.server.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	for in := bufio.NewScanner(resp.Body); in.Scan(); {
+		data := strings.HasPrefix(in.Text(), "data: ")
+		if data && strings.Contains(in.Text(), "response.created") {
+			id = streamed(t, in.Text())
+		}
+		if data && strings.Contains(in.Text(), "output_text.delta") {
+			if status, answer := w.do(http.MethodDelete, openAI+"/"+id, ""); status != http.StatusOK {
+				t.Errorf("%d %s", status, answer)
+			}
+		}
+		if strings.Contains(in.Text(), "response.failed") {
+			return
+		}
+	}
+	t.Error("the stream of a response that was deleted ended without an event")
+}
+
+// streamed returns the id of the response of a stream.
+func streamed(t *testing.T, answer string) string {
+	t.Helper()
+	var first struct{ Response struct{ ID string } }
+	_, data, _ := strings.Cut(answer, "data: ")
+	if err := json.NewDecoder(strings.NewReader(data)).Decode(&first); err != nil {
+		t.Fatal(err)
+	}
+	return first.Response.ID
 }
 
 // A response goes on from another one, in the container of that.
@@ -142,6 +192,28 @@ func TestPreviousResponses(t *testing.T) {
 	}
 	_, answer = w.ask(openAI, `"input":"x"`, `"store":false`)
 	if status, answer := w.do(http.MethodGet, openAI+"/"+decode(t, answer).ID, ""); status != http.StatusNotFound {
+		t.Errorf("%d %s", status, answer)
+	}
+}
+
+// A conversation does not grow without end, and no request needs more memory than there is.
+func TestLongChains(t *testing.T) {
+	w := newWorld(t, allRules)
+	input, previous, links := `"input":"`+strings.Repeat("<b> ", 512<<10)+`"`, `"previous_response_id":null`, 0
+	for {
+		status, answer := w.ask(openAI, input, previous)
+		r := decode(t, answer)
+		if status != http.StatusOK {
+			if status != http.StatusBadRequest || *r.param() != "previous_response_id" || links != 3 {
+				t.Errorf("after %d links: %d %s", links, status, answer)
+			}
+			break
+		}
+		previous = `"previous_response_id":"` + r.ID + `"`
+		links++
+	}
+	w.host.Memory = w.host.Reserved() + 1<<20
+	if status, answer := w.ask(openAI, `"input":"x"`, previous); status != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", status, answer)
 	}
 }

@@ -455,12 +455,16 @@ func joined(a, b string) string {
 	return strings.TrimSuffix(a, "\n") + "\n" + b
 }
 
+// encode returns the JSON form of a value. Characters of HTML are as they are: models read the text, and
+// it counts towards limits.
 func encode(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
+	var text strings.Builder
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
 		panic(err) // the types here have only text and numbers
 	}
-	return string(text)
+	return strings.TrimSuffix(text.String(), "\n")
 }
 
 // value returns the form of a value in an outcome.

@@ -4,8 +4,8 @@
 //
 //	BULLPEN_CRASH_AT=POINT[:N]  kills the process the Nth time it passes the point; N is 1 by default
 //
-// A name that is not among [Points], [BatchPoints], [SchedulePoints], [PipelinePoints] or
-// [AuditPoints] ends the process when it starts, with exit code 2.
+// A name that is not among [Points], [BatchPoints], [SchedulePoints], [PipelinePoints], [AuditPoints]
+// or [AgentPoints] ends the process when it starts, with exit code 2.
 package fault
 
 // Point is a step of an execution at which a process can die. Its name states the last completed
@@ -92,6 +92,18 @@ const AfterChangeBeforeOutcome Point = "after_change_before_outcome"
 
 // AuditPoints returns the points of administrative acts.
 func AuditPoints() []Point { return []Point{AfterChangeBeforeOutcome} }
+
+// Points of runs of agents in the background.
+const (
+	// AfterAgentEndBeforeWebhook is in the gateway: the end of a run is stored, its webhook is not.
+	AfterAgentEndBeforeWebhook Point = "after_agent_end_before_webhook"
+	// AfterAgentWebhookBeforeFinish is in the gateway: the end of a run and its webhook are stored, and
+	// the run is still listed as active.
+	AfterAgentWebhookBeforeFinish Point = "after_agent_webhook_before_finish"
+)
+
+// AgentPoints returns the points of runs of agents.
+func AgentPoints() []Point { return []Point{AfterAgentEndBeforeWebhook, AfterAgentWebhookBeforeFinish} }
 
 // Points of pipelines.
 const (

@@ -7,6 +7,7 @@
 package agentruns
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -63,11 +64,13 @@ func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err 
 	if run.Background && r.activeOf(run.Org) >= proto.MaxAgentRuns {
 		return 0, &proto.QuotaError{What: "runs in the background", Limit: proto.MaxAgentRuns}
 	}
-	body, err := json.Marshal(run)
-	if err != nil {
+	var body bytes.Buffer
+	enc := json.NewEncoder(&body)
+	enc.SetEscapeHTML(false) // six bytes for one
+	if err := enc.Encode(run); err != nil {
 		return 0, fmt.Errorf("encode run %s: %w", run.ID, err)
 	}
-	if at, err = r.Append(ctx, run.Org, run.ID, 0, body); errors.Is(err, proto.ErrConflict) {
+	if at, err = r.Append(ctx, run.Org, run.ID, 0, body.Bytes()); errors.Is(err, proto.ErrConflict) {
 		_, at, err = r.Get(ctx, run.Org, run.ID)
 	}
 	if err != nil || !run.Background {
@@ -131,11 +134,15 @@ func (r *Runs) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64
 }
 
 // Next returns the first message of a log whose number is greater than after, and its number. The
-// message is nil if there is none.
+// message is nil if there is none. Next returns [proto.ErrNotFound] if the message with the number after
+// is not there any more: the log was removed, or is past its retention.
 func (r *Runs) Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error) {
 	m, err := r.store.NextMessage(ctx, r.store.AgentLogs, after+1, store.AgentLogSubject(org, id))
 	if store.IsNotFound(err) {
-		return nil, after, nil
+		if _, err = r.store.AtWithoutBody(ctx, r.store.AgentLogs, after); store.IsNotFound(err) {
+			err = fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
+		}
+		return nil, after, err
 	}
 	if err != nil {
 		return nil, after, err

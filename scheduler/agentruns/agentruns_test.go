@@ -3,7 +3,9 @@ package agentruns_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -99,6 +101,21 @@ func TestRuns(t *testing.T) {
 	}
 	if _, _, err := one.Get(ctx, "acme", "resp_1"); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("after its removal: %v", err)
+	}
+	if _, _, err := one.Next(ctx, "acme", "resp_1", second); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("who reads it on after its removal: %v", err)
+	}
+}
+
+// A request takes no more room than its client has sent.
+func TestRequestsAreStoredAsTheyAre(t *testing.T) {
+	runs := open(t, storetest.Open(t, storetest.Server(t)))
+	body := `"` + strings.Repeat("<&>", 1000) + `"`
+	if _, err := runs.Create(t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Request: json.RawMessage(body)}); err != nil {
+		t.Fatal(err)
+	}
+	if run, _, err := runs.Get(t.Context(), "acme", "resp_1"); err != nil || string(run.Request) != body {
+		t.Errorf("%v: the request has %d bytes, want %d", err, len(run.Request), len(body))
 	}
 }
 

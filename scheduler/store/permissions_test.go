@@ -109,6 +109,20 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a worker asks for readers: %v", err)
 	}
 
+	followed, err := gateway.Conn.SubscribeSync(store.AgentLogSubject("acme", "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gateway.Write(ctx, store.AgentLogSubject("acme", "run"), nats.Header{}, []byte("{}"), 0); err != nil {
+		t.Errorf("a gateway stores a run of an agent: %v", err)
+	}
+	if _, err := followed.NextMsgWithContext(ctx); err != nil {
+		t.Errorf("a gateway follows a run of an agent: %v", err)
+	}
+	if _, err := gateway.NextMessage(ctx, gateway.AgentLogs, 1, store.AgentLogSubject("acme", "run")); err != nil {
+		t.Errorf("a gateway reads a run of an agent: %v", err)
+	}
+
 	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "agent-runs", "org-deletion", "thread-gc", "history", "audit-http", "audit-syslog", "usage"} {
 		ping := store.PingSubject(name, "g")
 		if _, err := gateway.Conn.Subscribe(ping, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
