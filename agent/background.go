@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -20,6 +21,9 @@ const (
 	maxRunningOrg = 64
 	checkEvery    = time.Second
 	restartPause  = 5 * time.Second
+	conflictPause = 200 * time.Millisecond
+	// maxTries is how long a run that cannot begin is tried again.
+	maxTries = time.Hour
 )
 
 // Active is a [Store] that knows the runs in the background that have not ended.
@@ -62,7 +66,7 @@ type started struct {
 
 var (
 	errInactive = errors.New("the run is not active any more")
-	errNoRoom   = errors.New("there is no memory for the run now")
+	errTryAgain = errors.New("the run cannot go on now")
 )
 
 // Run carries out the active runs until ctx is done. Only one process may do so at a time; if two do
@@ -80,7 +84,10 @@ func (b *Background) Run(ctx context.Context) error {
 			work.Go(func() {
 				defer cancel(nil)
 				err := b.carryOut(run, a)
-				if err != nil && !errors.Is(err, proto.ErrConflict) && !errors.Is(err, context.Canceled) {
+				switch {
+				case errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
+					wait(ctx, conflictPause)
+				case err != nil && !errors.Is(err, context.Canceled):
 					b.Log.WarnContext(ctx, "agent run not carried on, will retry", "run", a.ID, "org", a.Org, "error", err)
 					wait(ctx, restartPause)
 				}
@@ -172,7 +179,7 @@ func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *Store
 	}
 	err := b.continueRun(run, log, p)
 	switch {
-	case errors.Is(err, errNoRoom), errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
+	case errors.Is(err, errTryAgain), errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
 		return err
 	case err != nil && errors.Is(context.Cause(run), proto.ErrRunCancelled):
 		err = context.Canceled
@@ -184,22 +191,27 @@ func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *Store
 	return log.End(ctx, err)
 }
 
-func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) error {
+func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) (err error) {
+	defer func() { // a request that no process survives would end all gateways, one after another
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
+		}
+	}()
 	surface := b.APIs[log.Run.API]
 	if surface == nil {
 		return api.Errorf(api.CodeValidation, "this server has no API %q any more", log.Run.API)
 	}
 	hosted, host, release, err := b.Host(ctx, log.Run, p.started != nil)
 	if err != nil {
-		return err
+		return b.retry(log.Run, err)
 	}
 	defer release()
 	if err := host.Reserve(int64(len(log.Run.Request)) + p.bytes); err != nil {
-		return fmt.Errorf("%w: %w", errNoRoom, err)
+		return fmt.Errorf("%w: %w", errTryAgain, err)
 	}
 	run, start, err := surface.Prepare(hosted, host, log.Run, p.started)
 	if err != nil {
-		return err
+		return b.retry(log.Run, err)
 	}
 	if p.started == nil {
 		if err := log.Start(ctx, start); err != nil {
@@ -211,6 +223,16 @@ func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) e
 	err = Continue(hosted, b.Upstream, run, log)
 	if err != nil && hosted.Err() != nil {
 		err = context.Cause(hosted)
+	}
+	return err
+}
+
+// retry returns the error that makes a run be tried again if it could not begin because of this side,
+// unless it has been tried for long.
+func (b *Background) retry(run *proto.AgentRun, err error) error {
+	code := Public(err).Code
+	if (code == api.CodeInternal || code == api.CodeServiceUnavailable) && time.Since(run.CreatedAt) < maxTries {
+		return fmt.Errorf("%w: %w", errTryAgain, err)
 	}
 	return err
 }

@@ -78,8 +78,7 @@ type Container struct {
 	// InPlace leaves the files of programs where they are: Output has their paths, and no copies.
 	InPlace bool
 
-	call       string // that is carried out
-	executions int    // of call
+	executions map[string]int // by call
 }
 
 // NewContainerID returns the id of a new container with a prefix.
@@ -147,12 +146,12 @@ func (c *Container) execute(ctx context.Context, call string, req *api.ExecuteRe
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
-	if c.call != call {
-		c.call, c.executions = call, 0
+	if c.executions == nil {
+		c.executions = map[string]int{}
 	}
-	c.executions++
+	c.executions[call]++
 	// A run that is continued finds the executions of its calls.
-	return c.Host.Execute(ctx, proto.DerivedTraceID(fmt.Sprintf("agent %s %s %d", c.Run, call, c.executions)), req)
+	return c.Host.Execute(ctx, proto.DerivedTraceID(fmt.Sprintf("agent %s %s %d", c.Run, call, c.executions[call])), req)
 }
 
 // output returns the outcome of a program, with those files in a directory that were changed since a

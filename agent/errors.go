@@ -24,6 +24,9 @@ func Public(err error) *api.Error {
 	if field, ok := errors.AsType[*proto.FieldError](err); ok {
 		return api.Errorf(api.CodeValidation, "%s", field.Message)
 	}
+	if errors.Is(err, proto.ErrConflict) { // only a log has conflicts
+		return api.Errorf(api.CodeConflict, "the run was removed")
+	}
 	up, ok := errors.AsType[*UpstreamError](err)
 	if !ok {
 		return api.Errorf(api.CodeInternal, "something failed on our side; the server's log has the cause under this request id")

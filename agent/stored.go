@@ -118,6 +118,8 @@ const (
 	// flushBytes and flushEvery bound the parts of texts that become one entry.
 	flushBytes = 4 << 10
 	flushEvery = 100 * time.Millisecond
+	// storeTimeout is the time to store an entry.
+	storeTimeout = 30 * time.Second
 	// endTimeout is the time to store the end of a run whose client has left.
 	endTimeout = 10 * time.Second
 )
@@ -184,6 +186,9 @@ func (l *StoredLog) End(ctx context.Context, cause error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
+	if err := l.flush(ctx); err != nil {
+		return err
+	}
 	if errors.Is(cause, context.Canceled) {
 		return l.append(ctx, &Entry{Cancelled: true})
 	}
@@ -198,6 +203,8 @@ func (l *StoredLog) append(ctx context.Context, e *Entry) error {
 	if err := enc.Encode(e); err != nil {
 		return fmt.Errorf("encode an entry of the log of run %s: %w", l.Run.ID, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
 	at, err := l.Store.Append(ctx, l.Run.Org, l.Run.ID, l.At, message.Bytes())
 	if err != nil {
 		return err

@@ -115,6 +115,20 @@ func (a *Agent) public(err error) error {
 	return known
 }
 
+// AllowStored refuses a run that is to be stored if there is no room for it, and one that is to go on in
+// the background if the plan has no asynchronous executions.
+func (a *Agent) AllowStored(ctx context.Context, background bool) error {
+	if a.s.DiskFull != nil && a.s.DiskFull() != "" {
+		return errDiskFull
+	}
+	if background {
+		if err := a.s.checkPlan(ctx, &a.i.plan, proto.ModeAsync, 0); err != nil {
+			return a.public(err)
+		}
+	}
+	return a.public(a.s.checkQuota(ctx, a.org(), proto.QuotaStored))
+}
+
 // RequestID returns the id of the request.
 func (a *Agent) RequestID() string { return a.i.requestID }
 
@@ -184,8 +198,27 @@ func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.Execu
 // maxBackgroundTries is how long a run in the background tries to submit an execution.
 const maxBackgroundTries = 10 * time.Minute
 
+// maxUnconfirmed is how often an execution is submitted again that the queue has not confirmed.
+const maxUnconfirmed = 3
+
 // executeInBackground runs a program as an execution that is queued for as long as an asynchronous one.
+// If the queue does not confirm it, nothing of it runs, and the next one has an id that follows from
+// the first.
 func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
+	for range maxUnconfirmed {
+		record, err = a.executeOnce(ctx, id, req)
+		if !errors.Is(err, proto.ErrNotConfirmed) && (err != nil || !record.NotConfirmed()) {
+			break
+		}
+		id = proto.DerivedTraceID("again " + string(id))
+	}
+	if err == nil && record.ExpiredInQueue() {
+		err = api.Unavailable(1, *record.Result.ErrorMessage)
+	}
+	return record, err
+}
+
+func (a *Agent) executeOnce(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
 	defer func() {
 		if err != nil && over(ctx) {
 			err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
@@ -204,11 +237,7 @@ func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *
 			return nil, err
 		}
 	}
-	record, err = a.s.Jobs.Wait(ctx, id)
-	if err == nil && record.ExpiredInQueue() {
-		err = api.Unavailable(1, *record.Result.ErrorMessage)
-	}
-	return record, err
+	return a.s.Jobs.Wait(ctx, id)
 }
 
 // submitInBackground submits an execution. Its error is permanent unless another execution has the

@@ -24,6 +24,9 @@ var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
 // CreateBatch stores a batch of requests to an API: those in a member of the object that is the body
 // of the request, which has no other members. check is called with each of them.
 func (a *Agent) CreateBatch(w http.ResponseWriter, whose, member string, check func(item []byte) error) (*proto.BatchAndState, error) {
+	if err := a.AllowStored(a.r.Context(), true); err != nil {
+		return nil, err
+	}
 	batch := &proto.Batch{ID: proto.NewBatchID(a.org(), a.i.key.ID, ""), Org: a.org(), Key: a.i.key.ID, API: whose, CreatedAt: time.Now().UTC()}
 	_, created, err := a.s.uploadBatch(w, a.r, batch, false, func(upload BatchUpload) *api.BatchBody {
 		return &api.BatchBody{

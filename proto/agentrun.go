@@ -9,6 +9,9 @@ import (
 // MaxAgentRuns is the number of runs of an organisation's agents that go on in the background.
 const MaxAgentRuns = 1000
 
+// MaxAgentRunBytes bounds the requests of these runs together.
+const MaxAgentRunBytes = 256 << 20
+
 // AgentRun is a request to an agent whose run is stored.
 type AgentRun struct {
 	Org string `json:"org"`
@@ -30,6 +33,7 @@ type ActiveAgentRun struct {
 	Org       string    `json:"org"`
 	ID        string    `json:"id"`
 	CreatedAt time.Time `json:"created_at"`
+	Bytes     int64     `json:"bytes"`               // of the request
 	Cancelled bool      `json:"cancelled,omitempty"` // its end was requested
 }
 

@@ -34,6 +34,12 @@ var (
 	ErrNoJob = errors.New("the dead letter is no job")
 )
 
+// NotConfirmed reports whether an execution was withdrawn because the queue did not confirm it.
+// Nothing of it ran, and its time in the queue is not over.
+func (r *Record) NotConfirmed() bool {
+	return r.Attempt == 0 && r.ExpiredInQueue() && r.CompletedAt != nil && r.CompletedAt.Before(r.QueueDeadline)
+}
+
 // ExpiredInQueue reports whether an execution ended without having started.
 func (r *Record) ExpiredInQueue() bool {
 	return r.Result != nil && r.Result.ErrorCode != nil && *r.Result.ErrorCode == string(CodeExpiredInQueue)

@@ -92,6 +92,9 @@ func writeBatch(w http.ResponseWriter, host Host, b *proto.BatchAndState) error 
 
 func (s *Server) createBatch(w http.ResponseWriter, r *http.Request) error {
 	host, known := s.Host(r), map[string]bool{}
+	if _, err := host.BaseURL(); err != nil {
+		return err
+	}
 	b, err := host.CreateBatch(w, API, "requests", func(item []byte) error {
 		var in batchItem
 		if err := json.Unmarshal(item, &in); err != nil {

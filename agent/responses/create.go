@@ -55,6 +55,11 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	}
 	run.record.Request = body
 	run.record.Org, run.record.Key = host.Caller()
+	if req.stored(v) {
+		if err := host.AllowStored(r.Context(), req.Background); err != nil {
+			return err
+		}
+	}
 	if req.Background {
 		return s.createBackground(w, r, host, run)
 	}
@@ -82,7 +87,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, host Host, run *
 	}
 	end := func(err error) error { return err }
 	if run.request.stored(run.vendor) {
-		at, err := s.Runs.Create(ctx, run.record)
+		at, err := s.store(ctx, run.record)
 		if err != nil {
 			return err
 		}

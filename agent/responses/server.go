@@ -31,6 +31,9 @@ type Host interface {
 	// RemoveThread removes a thread with its files. The code of its error is [api.CodeConflict] while
 	// an execution uses it.
 	RemoveThread(ctx context.Context, id string) error
+	// AllowStored refuses a run that is to be stored, or to go on in the background, if the server or
+	// the API key has no room for it.
+	AllowStored(ctx context.Context, background bool) error
 	// Caller returns the organisation and the id of the API key of the request.
 	Caller() (org, key string)
 	// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the

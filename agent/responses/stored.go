@@ -102,13 +102,22 @@ func (s *Server) load(ctx context.Context, host Host, v vendor, id string) (*sto
 	return r, r.read(ctx)
 }
 
-func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, host Host, run *run) error {
-	at, err := s.Runs.Create(r.Context(), run.record)
+// store stores a new run.
+func (s *Server) store(ctx context.Context, run *proto.AgentRun) (at uint64, err error) {
+	at, err = s.Runs.Create(ctx, run)
 	if quota, ok := errors.AsType[*proto.QuotaError](err); ok {
 		e := api.Errorf(api.CodeRateLimited, "%s", quota.Error())
 		e.RetryAfter = 10
-		return e
+		return 0, e
 	}
+	if rejection, ok := errors.AsType[*proto.Rejection](err); ok {
+		return 0, api.Unavailable(30, rejection.Detail)
+	}
+	return at, err
+}
+
+func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, host Host, run *run) error {
+	at, err := s.store(r.Context(), run.record)
 	if err != nil {
 		return err
 	}
@@ -132,10 +141,13 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, run *stored, aft
 			return stream.Send(func() error { return run.out.entry(ctx, e) })
 		})
 	})
-	if r.Context().Err() != nil { // the run goes on
-		return r.Context().Err()
+	switch err = absent(err); {
+	case err == nil || !stream.Begun() || errors.Is(err, errNoResponse):
+		return s.finishStream(r, stream, run.run.ID, err)
+	default: // the run goes on; a client that sees no end asks again
+		s.Log.WarnContext(r.Context(), "stream of a stored response cut", "run", run.run.ID, "error", err)
+		panic(http.ErrAbortHandler)
 	}
-	return s.finishStream(r, stream, run.run.ID, absent(err))
 }
 
 func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {

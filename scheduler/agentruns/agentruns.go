@@ -31,6 +31,10 @@ const removeTimeout = time.Minute
 
 // Runs stores runs. Run must be running for changes to be seen.
 type Runs struct {
+	// Rejects, if not nil, returns why no runs are stored now, nil if they are. It is set before the
+	// first use.
+	Rejects func() *proto.Rejection
+
 	store   *store.Store
 	active  *store.Cache[proto.ActiveAgentRun]
 	changed chan struct{} // has a value after a change of the active runs
@@ -59,10 +63,20 @@ func activeKey(org, id string) string { return org + "." + id }
 
 // Create stores a new run, and returns the number of its first message. A run in the background is
 // active then, also if it was stored before. Create returns a [*proto.QuotaError] if the organisation
-// has too many of these.
+// has too many of these, and the [*proto.Rejection] of Rejects.
 func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err error) {
-	if run.Background && r.activeOf(run.Org) >= proto.MaxAgentRuns {
-		return 0, &proto.QuotaError{What: "runs in the background", Limit: proto.MaxAgentRuns}
+	if r.Rejects != nil {
+		if rejection := r.Rejects(); rejection != nil {
+			return 0, rejection
+		}
+	}
+	if run.Background {
+		switch count, size := r.activeOf(run.Org); {
+		case count >= proto.MaxAgentRuns:
+			return 0, &proto.QuotaError{What: "runs in the background", Limit: proto.MaxAgentRuns}
+		case size+int64(len(run.Request)) > proto.MaxAgentRunBytes:
+			return 0, &proto.QuotaError{What: "bytes of requests that run in the background", Limit: proto.MaxAgentRunBytes}
+		}
 	}
 	var body bytes.Buffer
 	enc := json.NewEncoder(&body)
@@ -76,7 +90,7 @@ func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err 
 	if err != nil || !run.Background {
 		return at, err
 	}
-	err = r.active.Create(ctx, activeKey(run.Org, run.ID), &proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt})
+	err = r.active.Create(ctx, activeKey(run.Org, run.ID), &proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt, Bytes: int64(len(run.Request))})
 	if store.IsConflict(err) {
 		err = nil
 	}
@@ -98,13 +112,15 @@ func (r *Runs) Last(ctx context.Context, org, id string) ([]byte, error) {
 	return m.Data, nil
 }
 
-func (r *Runs) activeOf(org string) (n int) {
+// activeOf returns the number of an organisation's active runs, and the size of their requests.
+func (r *Runs) activeOf(org string) (n int, size int64) {
 	for _, a := range r.active.All() {
 		if a.Org == org {
 			n++
+			size += a.Bytes
 		}
 	}
-	return n
+	return n, size
 }
 
 // Append adds a message to the log of a run, whose last message has the number after, and returns the

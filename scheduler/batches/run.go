@@ -558,7 +558,7 @@ func (r *run) onStatus(e event) {
 		r.items.set(e.index, proto.ItemSucceeded)
 	case e.status == proto.StatusCancelled:
 		r.items.set(e.index, proto.ItemCancelled)
-	case e.record != nil && notConfirmed(e.record) && r.items.again(e.index):
+	case e.record != nil && e.record.NotConfirmed() && r.items.again(e.index):
 		r.next = min(r.next, e.index)
 	default:
 		r.items.set(e.index, proto.ItemFailed)
@@ -566,12 +566,6 @@ func (r *run) onStatus(e event) {
 			r.stop(proto.StopFailed, fmt.Sprintf("Item %d failed.", e.index))
 		}
 	}
-}
-
-// notConfirmed reports whether an execution was withdrawn because the queue did not confirm it.
-// Nothing of it ran, and its time in the queue is not over.
-func notConfirmed(r *proto.Record) bool {
-	return r.Attempt == 0 && r.ExpiredInQueue() && r.CompletedAt != nil && r.CompletedAt.Before(r.QueueDeadline)
 }
 
 // finish stores the end of the batch, and its webhook.

@@ -66,6 +66,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	if err != nil {
 		return err
 	}
+	runs.Rejects = s.rejects
 	s.agentRuns, server.AgentBatches = runs, batchStore{s.batches, anthropic.API}
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
 	transport.MaxIdleConnsPerHost = 100

@@ -120,7 +120,7 @@ func (x batchRuns) OpenBatch(b *proto.Batch, _ []byte) (batches.SubmitItem, erro
 		_, err := x.runs.Create(ctx, &proto.AgentRun{
 			Org: b.Org, ID: proto.RunID(id), Key: b.Key, API: b.API, Request: request.Params, Background: true, CreatedAt: time.Now().UTC(),
 		})
-		if quota, ok := errors.AsType[*proto.QuotaError](err); ok {
+		if quota, ok := errors.AsType[*proto.QuotaError](err); ok { // others end first
 			return "", &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: quota.Error()}
 		}
 		return "", err

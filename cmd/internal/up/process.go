@@ -87,6 +87,9 @@ func pidOf(cmd *exec.Cmd) int {
 	return cmd.Process.Pid
 }
 
+// inherited are the variables that processes have of bullpen up. Others may be credentials.
+var inherited = []string{"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "BULLPEN_NSJAIL"}
+
 // start starts the process. Its output is in the pipe. When stop is done, it gets SIGTERM.
 func (p *process) start(stop context.Context) (_ *exec.Cmd, read *os.File, err error) {
 	read, write, err := os.Pipe()
@@ -96,9 +99,11 @@ func (p *process) start(stop context.Context) (_ *exec.Cmd, read *os.File, err e
 	defer func() { _ = write.Close() }() // the process has it
 	cmd := exec.CommandContext(stop, p.args[0], p.args[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "BULLPEN_") && !strings.HasPrefix(v, "BULLPEN_NSJAIL=")
-	})
+	for _, name := range inherited {
+		if value, ok := os.LookupEnv(name); ok {
+			cmd.Env = append(cmd.Env, name+"="+value)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(p.env)) {
 		cmd.Env = append(cmd.Env, name+"="+p.env[name])
 	}
