@@ -28,8 +28,14 @@ const (
 
 var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 
-// newAgents deploys bullpen with a model that has the script of a directory.
+// newAgents deploys bullpen in one process with a model that has the script of a directory.
 func newAgents(t *testing.T, p *programs, dir string) *system {
+	t.Helper()
+	return newAgentsIn(t, p, topologies()[0], dir)
+}
+
+// newAgentsIn is newAgents on a topology, with more settings.
+func newAgentsIn(t *testing.T, p *programs, in topology, dir string, args ...string) *system {
 	t.Helper()
 	script, err := filepath.Abs(filepath.Join("testdata", dir, "script.yaml"))
 	if err != nil {
@@ -45,7 +51,8 @@ func newAgents(t *testing.T, p *programs, dir string) *system {
 	if err := os.WriteFile(key, []byte(agentKey+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sys := newSystem(t, p, topologies()[0], manySlots, "--agent-upstream", url+"/v1", "--agent-key-file", key, "--agent-retries", "0", "--agent-models", "*=small")
+	args = append(args, "--agent-upstream", url+"/v1", "--agent-key-file", key, "--agent-retries", "0", "--agent-models", "*=small")
+	sys := newSystem(t, p, in, manySlots, args...)
 	t.Cleanup(func() {
 		if strings.Contains(sys.front.text(t), agentKey) {
 			t.Error("the log has the model's key")
@@ -288,7 +295,10 @@ func testAgentClients(t *testing.T, p *programs) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
 			defer cancel()
-			sys, dir := newAgents(t, p, c.dir), t.TempDir()
+			hooks, dir := startReceiver(t), t.TempDir()
+			sys := newAgentsIn(t, p, topologies()[0], c.dir, hooks.flags...)
+			secret := sys.in(t).settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
+			webhooks := hooks.forward(t)
 			var limited struct{ Key string }
 			sys.in(t).do(http.MethodPost, "/v1/admin/keys", request{"name": "limited", "org": "limited", "plan": "enterprise", "request_rate": 1}).into(t, &limited)
 			if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", c.dir))); err != nil {
@@ -299,7 +309,8 @@ func testAgentClients(t *testing.T, p *programs) {
 				cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 				cmd.Dir = dir
 				cmd.Env = append(os.Environ(), "LIMITED_API_KEY="+limited.Key, "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
-					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key)
+					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key,
+					"OPENAI_WEBHOOK_SECRET="+secret, "WEBHOOKS_URL="+webhooks)
 				if out, err := cmd.CombinedOutput(); err != nil {
 					t.Fatalf("%s: %v\n%s", command, err, out)
 				}
