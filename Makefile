@@ -46,6 +46,10 @@ release: init ## build archives, Debian packages and checksums into dist/, for a
 test-package: ## install the package that make release built in a Debian of its own and run it there; needs mmdebstrap; as root
 	deploy/release/test-package.sh
 
+.PHONY: test-units
+test-units: deno ## start the units of the package that make release built, in a virtual machine with Debian 12, and kill, restart and stop them while programs run; needs mmdebstrap and qemu-system-x86; as root
+	deploy/test-units.sh
+
 .PHONY: test-upgrade
 test-upgrade: build ## upgrade from the previous release and go back, while jobs run; needs the history of git; as root
 	go test -run '^TestE2E$$/^upgrade$$' -v -timeout 20m ./e2e

@@ -73,6 +73,13 @@ type Choice struct {
 	Name string // of the tool, with mode tool
 }
 
+// Format is the form of the model's texts: JSON with a schema.
+type Format struct {
+	Name   string
+	Schema json.RawMessage
+	Strict *bool // nil for what the model's server does
+}
+
 // Turn asks a model to continue a conversation.
 type Turn struct {
 	Model       string
@@ -80,7 +87,8 @@ type Turn struct {
 	Items       []Item
 	Tools       []Definition
 	Choice      Choice
-	MaxTokens   int // of the reply; 0 for as many as the model's server allows
+	Format      *Format // nil for any text
+	MaxTokens   int     // of the reply; 0 for as many as the model's server allows
 	Temperature *float64
 	TopP        *float64
 	Stop        []string

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"strings"
 	"time"
 
@@ -61,6 +62,9 @@ const (
 // when a call starts.
 const outputDir = ".outputs"
 
+// tmpDir is the directory in the home in which Bash calls keep what is in /tmp between them.
+const tmpDir = ".tmp"
+
 // maxOutputFiles is the number of files that a call leaves.
 const maxOutputFiles = 100
 
@@ -113,13 +117,19 @@ func (c *Container) Python(ctx context.Context, call, code string) (*Output, err
 }
 
 // Bash runs a Bash command, with a timeout in seconds; 0 is the longest. The files that it leaves in
-// $OUTPUT_DIR are left for the client; with InPlace, those that it changes directly in its home.
+// $OUTPUT_DIR are left for the client; with InPlace, those that it changes directly in its home. What
+// it leaves in /tmp is there for the next command, unless it is killed.
 func (c *Container) Bash(ctx context.Context, call, command string, timeout int) (*Output, error) {
 	// On the first line, so that the line numbers in messages are those of the command.
-	const prepare = `export OUTPUT_DIR="$HOME/` + outputDir + `"; rm -rf -- "$OUTPUT_DIR"; mkdir -- "$OUTPUT_DIR"; `
+	const (
+		keepTmp = `[ ! -d "$HOME/` + tmpDir + `" ] || cp -a -- "$HOME/` + tmpDir + `/." /tmp; ` +
+			`trap "rm -rf -- '$HOME/` + tmpDir + `'; [ -z \"\$(ls -A /tmp)\" ] || cp -a -- /tmp '$HOME/` + tmpDir + `'" EXIT; `
+		emptyOutputs = `export OUTPUT_DIR="$HOME/` + outputDir + `"; rm -rf -- "$OUTPUT_DIR"; mkdir -- "$OUTPUT_DIR"; `
+	)
 	if !c.InPlace {
-		command = prepare + command
+		command = emptyOutputs + command
 	}
+	command = keepTmp + command
 	record, err := c.execute(ctx, call, &api.ExecuteRequest{Language: proto.Bash, Code: command, Timeout: timeout})
 	if err != nil || record.StartedAt == nil {
 		return &Output{Record: record}, err
@@ -228,9 +238,17 @@ type EditError struct {
 
 func (e *EditError) Error() string { return e.Message }
 
+// clean returns a path relative to the home. A path in /tmp is where commands keep it.
+func (c *Container) clean(name string) (string, error) {
+	if rest, ok := strings.CutPrefix(path.Clean(name), "/tmp/"); ok {
+		name = tmpDir + "/" + rest
+	}
+	return c.Host.CleanPath(name)
+}
+
 // ReadFile returns the content of a file in the home.
 func (c *Container) ReadFile(ctx context.Context, path string) ([]byte, error) {
-	clean, err := c.Host.CleanPath(path)
+	clean, err := c.clean(path)
 	if err != nil {
 		return nil, &EditError{Message: err.Error()}
 	}
@@ -254,7 +272,7 @@ func (c *Container) ReadFile(ctx context.Context, path string) ([]byte, error) {
 
 // ListDirectory returns the names in a directory of the home, those of directories with a slash.
 func (c *Container) ListDirectory(ctx context.Context, path string) (names []string, err error) {
-	clean, err := c.Host.CleanPath(path)
+	clean, err := c.clean(path)
 	if err != nil {
 		return nil, &EditError{Message: err.Error()}
 	}
@@ -274,7 +292,7 @@ func (c *Container) ListDirectory(ctx context.Context, path string) (names []str
 
 // WriteFile stores a file in the home, and reports whether it replaced another.
 func (c *Container) WriteFile(ctx context.Context, path string, text []byte) (replaced bool, err error) {
-	clean, err := c.Host.CleanPath(path)
+	clean, err := c.clean(path)
 	if err == nil && clean == "" {
 		err = errors.New("the path must name a file")
 	}

@@ -102,9 +102,14 @@ func testMessageBatches(t *testing.T, sys *system) {
 			a            *api
 			method, path string
 		}{
-			{a, http.MethodGet, own}, {a, http.MethodPost, own + "/cancel"}, {a, http.MethodDelete, own}, {a, http.MethodGet, own + "/results"},
-			{a.with(secret), http.MethodGet, messageBatches + "/" + b.ID}, {a.with(secret), http.MethodGet, messageBatches + "/" + b.ID + "/results"},
-			{a.with(secret), http.MethodPost, messageBatches + "/" + b.ID + "/cancel"}, {a.with(secret), http.MethodDelete, messageBatches + "/" + b.ID},
+			{a, http.MethodGet, own},
+			{a, http.MethodPost, own + "/cancel"},
+			{a, http.MethodDelete, own},
+			{a, http.MethodGet, own + "/results"},
+			{a.with(secret), http.MethodGet, messageBatches + "/" + b.ID},
+			{a.with(secret), http.MethodGet, messageBatches + "/" + b.ID + "/results"},
+			{a.with(secret), http.MethodPost, messageBatches + "/" + b.ID + "/cancel"},
+			{a.with(secret), http.MethodDelete, messageBatches + "/" + b.ID},
 		} {
 			if r := c.a.do(c.method, c.path, nil); r.status != http.StatusNotFound {
 				t.Errorf("%s %s: %s", c.method, c.path, r)

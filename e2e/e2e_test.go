@@ -135,14 +135,14 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"no-nsjail":              testNoNsjail, "no-worker": testNoWorker, "org-deleted": testOrgDeleted, "output-budget": testOutputBudget, "people": testPeople, "pipelines": testPipelines,
 		"quotas": testQuotas, "redis": testRedis, "schedule-without-sandbox": testScheduleWithoutSandbox,
 		"schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
-		"three-gateways": testThreeGateways, "tracing": testTracing, "up": testUp, "usage": testUsage, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
+		"three-gateways": testThreeGateways, "tracing": testTracing, "usage": testUsage, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
 	}
 }
 
 // longSingleTests are further failures, tests under load, and tests on clusters.
 func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"agent-clients": testAgentClients, "agent-load": testAgentLoad,
+		"agent-clients": testAgentClients, "agent-load": testAgentLoad, "up": testUp,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,

@@ -29,8 +29,9 @@ const (
 	// firstRetry is the pause after a failure, which doubles with each further failure up to
 	// maxRetry.
 	firstRetry, maxRetry = 5 * time.Second, 5 * time.Minute
-	// createTimeout limits the creation of a zygote, with all its imports.
-	createTimeout = 30 * time.Second
+	// createTimeout limits the creation of a zygote, with its image and all its imports. Those of the
+	// largest libraries take seconds of processor time, of which a busy machine gives little.
+	createTimeout = 2 * time.Minute
 )
 
 // zygotePool holds the jails that others are forked from: one for each pool key that an API key

@@ -291,8 +291,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"skills":            `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"container":{"skills":[{"type":"anthropic","skill_id":"pptx"}]}}`,
 		"a thread":          `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"thread":{"type":"continue","previous_message_id":"msg_1"}}`,
 		"an MCP server":     `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"mcp_servers":[{"type":"url","url":"https://example.com","name":"x"}]}`,
-		"a form of texts":   `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_config":{"format":{"type":"json_schema","schema":{}}}}`,
-		"the same, earlier": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_format":{"type":"json_schema","schema":{}}}`,
+		"a form of texts":   `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_config":{"format":{"type":"xml","schema":{}}}}`,
+		"the same, earlier": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_format":{"type":"json_schema"}}`,
 		"no JSON":           `{`,
 		"a choice of tools": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"all"}}`,
 	} {

@@ -3,6 +3,7 @@ package anthropic
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -206,32 +207,15 @@ func (s *Server) getResults(w http.ResponseWriter, r *http.Request) error {
 
 // result returns the result of a run of a batch that has ended.
 func (s *Server) result(ctx context.Context, host Host, org, id string) (any, error) {
-	failed := func(e *api.Error) any {
-		_, kind := statusOf(e)
-		return &errored{"errored", &errorBody{Type: "error", Error: errorDetail{Type: kind, Message: e.Message}}}
-	}
 	record, at, err := s.Runs.Get(ctx, org, id)
+	if errors.Is(err, proto.ErrNotFound) {
+		return newErrored(api.Errorf(api.CodeNotFound, "the result is past its retention")), nil
+	}
 	if err != nil {
-		return failed(api.Errorf(api.CodeNotFound, "the result is past its retention")), nil //nolint:nilerr // nothing else can be said of it
+		return nil, err
 	}
-	req, err := decodeRequest(record.Request)
-	if err != nil {
-		return failed(agent.Public(err)), nil //nolint:nilerr // the run had the same error
-	}
-	set, err := req.toolSet()
-	if err != nil {
-		return failed(agent.Public(err)), nil //nolint:nilerr // the run had the same error
-	}
-	talk, err := req.conversation()
-	if err != nil {
-		return failed(agent.Public(err)), nil //nolint:nilerr // the run had the same error
-	}
-	r := &run{
-		container: newContainer(host, "", set.revision),
-		message:   message{ID: record.ID, Type: "message", Role: "assistant", Model: req.Model, Content: []any{}},
-	}
-	out := &collector{run: r}
 	log := agent.Reader{Store: s.Runs, Org: org, ID: id, At: at}
+	var out *collector
 	for {
 		e, err := log.Next(ctx)
 		switch {
@@ -240,20 +224,47 @@ func (s *Server) result(ctx context.Context, host Host, org, id string) (any, er
 		case e == nil || e.Cancelled:
 			return map[string]string{"type": "canceled"}, nil
 		case e.Failed != nil:
-			return failed(e.Failed), nil
+			return newErrored(e.Failed), nil //nolint:nilerr // the error is the result
 		case e.Started != nil:
-			r.container.ID, r.created, r.container.Used = e.Started.Container, e.Started.Created, req.Container != "" || len(talk.uploads) > 0
-			continue
-		}
-		r.container.Used = r.container.Used || e.Event.Kind == agent.EventResult
-		out.at = e.At
-		if err := out.Append(ctx, *e.Event); err != nil {
-			return nil, err
-		}
-		if e.Ended() {
-			return &succeeded{"succeeded", &r.message}, nil
+			if out, err = newCollector(host, record, e.Started); err != nil {
+				return nil, err
+			}
+		case out != nil && e.Event != nil:
+			if out.at, out.run.container.Used = e.At, out.run.container.Used || e.Event.Kind == agent.EventResult; e.Ended() {
+				return &succeeded{"succeeded", &out.run.message}, out.Append(ctx, *e.Event)
+			}
+			if err := out.Append(ctx, *e.Event); err != nil {
+				return nil, err
+			}
 		}
 	}
+}
+
+func newErrored(e *api.Error) *errored {
+	_, kind := statusOf(e)
+	return &errored{"errored", &errorBody{Type: "error", Error: errorDetail{Type: kind, Message: e.Message}}}
+}
+
+// newCollector returns what makes the message of a stored run that has started.
+func newCollector(host Host, record *proto.AgentRun, start *agent.Start) (*collector, error) {
+	req, err := decodeRequest(record.Request)
+	if err != nil {
+		return nil, err
+	}
+	set, err := req.toolSet()
+	if err != nil {
+		return nil, err
+	}
+	talk, err := req.conversation()
+	if err != nil {
+		return nil, err
+	}
+	r := &run{
+		container: newContainer(host, start.Container, set.revision), created: start.Created,
+		message: message{ID: record.ID, Type: "message", Role: "assistant", Model: req.Model, Content: []any{}},
+	}
+	r.container.Used = req.Container != "" || len(talk.uploads) > 0
+	return &collector{run: r}, nil
 }
 
 // Prepare implements [agent.API].

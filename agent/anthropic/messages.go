@@ -92,7 +92,7 @@ func newRun(ctx context.Context, host agent.Host, req *request, id string, start
 	r := &run{
 		Run: agent.Run{
 			Turn: agent.Turn{
-				Model: req.Model, System: strings.Join(system, "\n"), Items: talk.items, MaxTokens: req.MaxTokens,
+				Model: req.Model, System: strings.Join(system, "\n"), Items: talk.items, MaxTokens: req.MaxTokens, Format: req.format(),
 				Temperature: req.Temperature, TopP: req.TopP, Stop: req.Stop,
 			},
 			Tools: set.all(c), NewCallID: newCallID, Reserve: host.Reserve, Steps: maxSteps, Wall: maxWall,

@@ -104,7 +104,7 @@ func (set *toolSet) all(c *container) []agent.Tool {
 	default:
 		return append(set.clients, c.tool(agent.Definition{
 			Name: bashName, Schema: json.RawMessage(`{"type":"object","properties":{"command":{"type":"string","description":"The command."}},"required":["command"]}`),
-			Description: "Runs a Bash command in a sandbox and returns its output and exit code. Each call is a new shell in the home directory. Files in the home directory are kept for later calls, others are not. " +
+			Description: "Runs a Bash command in a sandbox and returns its output and exit code. Each call is a new shell in the home directory. Files in the home directory and in /tmp are kept for later calls, others are not. " +
 				"Files that are saved in the directory $OUTPUT_DIR are given to the user, and are removed from it before the next call.",
 		}, c.bash), c.tool(agent.Definition{
 			Name: editorName, Schema: json.RawMessage(`{"type":"object","properties":{"command":{"type":"string","enum":["view","create","str_replace"]},` +

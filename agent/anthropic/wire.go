@@ -2,6 +2,7 @@ package anthropic
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,13 +26,29 @@ type request struct {
 	TopP        *float64          `json:"top_p"`
 	Stop        []string          `json:"stop_sequences"`
 	Container   containerRef      `json:"container"`
-	// Members whose features this server does not have.
-	Thread       json.RawMessage   `json:"thread"`
-	MCPServers   []json.RawMessage `json:"mcp_servers"`
-	OutputFormat json.RawMessage   `json:"output_format"`
+	// OutputConfig has the form of texts. OutputFormat is how earlier clients send it.
 	OutputConfig struct {
-		Format json.RawMessage `json:"format"`
+		Format *outputFormat `json:"format"`
 	} `json:"output_config"`
+	OutputFormat *outputFormat `json:"output_format"`
+	// Members whose features this server does not have.
+	Thread     json.RawMessage   `json:"thread"`
+	MCPServers []json.RawMessage `json:"mcp_servers"`
+}
+
+// outputFormat is the form of texts.
+type outputFormat struct {
+	Type   string          `json:"type"`
+	Schema json.RawMessage `json:"schema"`
+}
+
+// format returns the form of texts, nil for any.
+func (r *request) format() *agent.Format {
+	f := cmp.Or(r.OutputConfig.Format, r.OutputFormat)
+	if f == nil {
+		return nil
+	}
+	return &agent.Format{Name: "output", Schema: f.Schema, Strict: new(true)}
 }
 
 type inputMessage struct {
@@ -133,10 +150,9 @@ func decodeRequest(body []byte) (*request, error) {
 		return nil, &api.Error{Code: api.CodeValidation, Reason: threadUnsupported, Message: "thread must be left out: this server stores no conversations; send all messages"}
 	case len(r.MCPServers) > 0:
 		return nil, proto.FieldErrorf("mcp_servers", "must be empty: this server has no MCP connectors")
-	case isSet(r.OutputFormat):
-		return nil, proto.FieldErrorf("output_format", "must be left out: this server does not constrain the form of texts")
-	case isSet(r.OutputConfig.Format):
-		return nil, proto.FieldErrorf("output_config.format", "must be left out: this server does not constrain the form of texts")
+	}
+	if f := cmp.Or(r.OutputConfig.Format, r.OutputFormat); f != nil && (f.Type != "json_schema" || !bytes.HasPrefix(f.Schema, []byte("{"))) {
+		return nil, proto.FieldErrorf("output_config.format", "must have the type json_schema and a schema")
 	}
 	return r, nil
 }

@@ -156,7 +156,7 @@ func newRun(v vendor, req *request) (*run, error) {
 	}
 	r.Run = agent.Run{
 		Turn: agent.Turn{
-			Model: req.Model, System: strings.Join(talk.system, "\n"), Items: talk.items, Choice: choice,
+			Model: req.Model, System: strings.Join(talk.system, "\n"), Items: talk.items, Choice: choice, Format: req.format,
 			Temperature: req.Temperature, TopP: req.TopP,
 		},
 		NewCallID: newCallID, Steps: maxSteps, Wall: maxWall,

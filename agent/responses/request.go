@@ -36,14 +36,48 @@ type request struct {
 	Include         []string          `json:"include"`
 	Metadata        json.RawMessage   `json:"metadata"`
 	Skills          []json.RawMessage `json:"skills"`
-	ResponseFormat  *format           `json:"response_format"`
+	ResponseFormat  json.RawMessage   `json:"response_format"`
 	Text            struct {
-		Format *format `json:"format"`
+		Format json.RawMessage `json:"format"`
 	} `json:"text"`
+
+	format *agent.Format // of Text or ResponseFormat
 }
 
+// format is a form of texts. Perplexity has the schema in a member of its own.
 type format struct {
 	Type string `json:"type"`
+	schema
+	JSONSchema schema `json:"json_schema"`
+}
+
+type schema struct {
+	Name   string          `json:"name"`
+	Schema json.RawMessage `json:"schema"`
+	Strict *bool           `json:"strict"`
+}
+
+// decodeFormat decodes a form of texts, nil for any.
+func decodeFormat(field string, raw json.RawMessage) (*agent.Format, error) {
+	var f format
+	if !isSet(raw) {
+		return nil, nil
+	}
+	if err := json.Unmarshal(raw, &f); err != nil {
+		return nil, proto.FieldErrorf(field, "is no format: %v", err)
+	}
+	if len(f.JSONSchema.Schema) > 0 {
+		f.schema = f.JSONSchema
+	}
+	switch {
+	case f.Type == "text":
+		return nil, nil
+	case f.Type != "json_schema":
+		return nil, proto.FieldErrorf(field+".type", "must be text or json_schema")
+	case !bytes.HasPrefix(f.Schema, []byte("{")) || f.Name == "":
+		return nil, proto.FieldErrorf(field, "must have a name and a schema")
+	}
+	return &agent.Format{Name: f.Name, Schema: f.Schema, Strict: f.Strict}, nil
 }
 
 const includeOutputs = "code_interpreter_call.outputs"
@@ -77,12 +111,14 @@ func decodeRequest(v vendor, body []byte) (*request, error) {
 		return nil, proto.FieldErrorf("max_steps", "must be a whole number from 1 to %d", maxSteps)
 	case r.MaxToolCalls != nil:
 		return nil, proto.FieldErrorf("max_tool_calls", "must be left out: this server has no such limit")
-	case r.Text.Format != nil && r.Text.Format.Type != "text":
-		return nil, proto.FieldErrorf("text.format", "must be text: this server does not constrain the form of texts")
-	case r.ResponseFormat != nil && r.ResponseFormat.Type != "text":
-		return nil, proto.FieldErrorf("response_format", "must be text: this server does not constrain the form of texts")
 	}
-	return &r, nil
+	field, raw := "text.format", r.Text.Format
+	if v == perplexity {
+		field, raw = "response_format", r.ResponseFormat
+	}
+	var err error
+	r.format, err = decodeFormat(field, raw)
+	return &r, err
 }
 
 // stored reports whether the response is stored. One in the background always is, and others are unless

@@ -153,6 +153,9 @@ func newResponse(v vendor, id string, created time.Time, req *request) *response
 		Reasoning: json.RawMessage(`{"effort":null,"summary":null}`), Temperature: 1, Text: json.RawMessage(`{"format":{"type":"text"}}`),
 		ToolChoice: req.ToolChoice, Tools: req.Tools, TopP: 1, Truncation: "disabled",
 	}
+	if isSet(req.Text.Format) {
+		r.Text = value(map[string]json.RawMessage{"format": req.Text.Format})
+	}
 	if !isSet(r.Metadata) {
 		r.Metadata = json.RawMessage("{}")
 	}

@@ -199,3 +199,21 @@ func TestStreamsThatABodyAsksFor(t *testing.T) {
 }
 
 func (r *response) param() *string { return &r.Error.Param }
+
+// The schema that a client gives for the texts is the model's server's to follow.
+func TestSchemasArePassedOn(t *testing.T) {
+	w := newWorld(t, allRules)
+	for path, member := range map[string]string{
+		openAI:     `"text":{"format":{"type":"json_schema","name":"n","strict":true,"schema":{"type":"object"}}}`,
+		perplexity: `"response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":{"type":"object"}}}`,
+	} {
+		status, answer := w.ask(path, member)
+		const want = `"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"object"},"strict":true}}`
+		if said := w.lastRequest(); status != http.StatusOK || !strings.Contains(said, want) {
+			t.Errorf("%d %s: the model was asked %s", status, answer, said)
+		}
+		if path == openAI && !strings.Contains(answer, member) {
+			t.Errorf("the response does not repeat the format: %s", answer)
+		}
+	}
+}

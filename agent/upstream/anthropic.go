@@ -38,6 +38,14 @@ type (
 		TopP        *float64       `json:"top_p,omitempty"`
 		Stop        []string       `json:"stop_sequences,omitempty"`
 		Stream      bool           `json:"stream"`
+		Output      *outputConfig  `json:"output_config,omitempty"`
+	}
+	outputConfig struct {
+		Format outputFormat `json:"format"`
+	}
+	outputFormat struct {
+		Type   string          `json:"type"`
+		Schema json.RawMessage `json:"schema"`
 	}
 	message struct {
 		Role    string  `json:"role"`
@@ -95,6 +103,9 @@ type (
 func (p *anthropicProtocol) request(turn *agent.Turn) any {
 	r := &messagesRequest{
 		Model: p.model, System: turn.System, MaxTokens: cmp.Or(turn.MaxTokens, defaultMaxTokens), Temperature: turn.Temperature, TopP: turn.TopP, Stop: turn.Stop, Stream: true,
+	}
+	if turn.Format != nil {
+		r.Output = &outputConfig{outputFormat{"json_schema", turn.Format.Schema}}
 	}
 	for _, x := range agent.Exchanges(turn.Items) {
 		blocks := blocksOf(&x)

@@ -33,6 +33,15 @@ type (
 		Stop          []string      `json:"stop,omitempty"`
 		Stream        bool          `json:"stream"`
 		StreamOptions any           `json:"stream_options,omitempty"`
+		Format        *chatFormat   `json:"response_format,omitempty"`
+	}
+	chatFormat struct {
+		Type   string `json:"type"`
+		Schema struct {
+			Name   string          `json:"name"`
+			Schema json.RawMessage `json:"schema"`
+			Strict *bool           `json:"strict,omitempty"`
+		} `json:"json_schema"`
 	}
 	chatMessage struct {
 		Role       string     `json:"role"`
@@ -97,6 +106,10 @@ func (p *openAIProtocol) request(turn *agent.Turn) any {
 	}
 	for _, t := range turn.Tools {
 		r.Tools = append(r.Tools, chatTool{"function", chatDefinition{t.Name, t.Description, t.Schema}})
+	}
+	if turn.Format != nil {
+		r.Format = &chatFormat{Type: "json_schema"}
+		r.Format.Schema.Name, r.Format.Schema.Schema, r.Format.Schema.Strict = turn.Format.Name, turn.Format.Schema, turn.Format.Strict
 	}
 	switch turn.Choice.Mode {
 	case "any":

@@ -2,6 +2,7 @@ package upstream_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -166,6 +167,27 @@ func TestModelsAndKeysAreSent(t *testing.T) {
 		_, _, err := ask(t, c)
 		if e, ok := errors.AsType[*agent.UpstreamError](err); !ok || e.Kind != agent.UpstreamNoModel {
 			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestSchemasAreSent(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		var seen atomic.Value
+		s := scripted(t, `rules: [{text: hi}]`)
+		s.Requests = func(_ http.Header, body []byte) { seen.Store(string(body)) }
+		turn := &agent.Turn{
+			Model: "m", Items: []agent.Item{{Role: agent.RoleUser, Text: "x"}}, Format: &agent.Format{Name: "n", Schema: json.RawMessage(`{"type":"object"}`)},
+		}
+		if _, err := client(t, p, s).Stream(t.Context(), turn, func(string) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		want := map[upstream.Protocol]string{
+			upstream.OpenAI:    `"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"object"}}}`,
+			upstream.Anthropic: `"output_config":{"format":{"type":"json_schema","schema":{"type":"object"}}}`,
+		}[p]
+		if body, _ := seen.Load().(string); !strings.Contains(body, want) {
+			t.Errorf("%s", body)
 		}
 	})
 }

@@ -374,7 +374,7 @@ func (b *imageBuild) debian(ctx context.Context, t *image.Tree, install []string
 	added := t.AddTar(out)
 	_, _ = io.Copy(io.Discard, out) // padding, or the rest after an error; Wait reports read errors
 	if err := cmd.Wait(); err != nil {
-		return b.steps.failed(fmt.Errorf("mmdebstrap: %w: --mirror, --suite and --stale-index choose where packages come from", err))
+		return b.steps.failed(fmt.Errorf("mmdebstrap: %w", err))
 	}
 	return added
 }
@@ -386,7 +386,7 @@ func (b *imageBuild) node(ctx context.Context) (file string, err error) {
 	}
 	b.steps.begin("downloading Node " + b.recipe.Node)
 	if file, err = b.fetchNode(ctx); err != nil {
-		return "", fmt.Errorf("get Node: %w: --node-version and --node-tarball choose another", err)
+		return "", fmt.Errorf("get Node: %w", err)
 	}
 	return file, nil
 }
@@ -434,7 +434,7 @@ func newest(list []byte) (nodeRelease, error) {
 		return nodeRelease{}, fmt.Errorf("npm's answer is not understood: %w", err)
 	}
 	if len(all) == 0 {
-		return nodeRelease{}, errors.New("the registry has no such version")
+		return nodeRelease{}, errors.New("the registry has no such version: choose another with --node-version, or take one from a file with --node-tarball")
 	}
 	return slices.MaxFunc(all, func(a, b nodeRelease) int { return compareVersions(a.Version, b.Version) }), nil
 }

@@ -17,6 +17,25 @@ const (
 	stepWidth = 79
 )
 
+// remedies returns texts in the output of a failed step, each with what to do about it. The first
+// text that the output has counts.
+func remedies() [][2]string {
+	const noNamespace = "run it as root, or let this user make user namespaces: apt-get install uidmap, and a range in /etc/subuid and /etc/subgid"
+	return [][2]string{
+		{"No space left on device", "there is not enough space: set TMPDIR to a directory that has some"},
+		{"is expired (invalid since", "the mirror's index is out of date: accept it with --stale-index, or take another --mirror"},
+		{"NO_PUBKEY", "the keys of Debian's archive are missing: apt-get install debian-archive-keyring"},
+		{"does not have a Release file", "the mirror has no such suite: choose another --suite or --mirror"},
+		{"Unable to locate package", "the suite has no such package: choose another with --package or --python, or another --suite"},
+		{"fakechroot", noNamespace},
+		{"unable to pick chroot mode", noNamespace},
+		{"No module named pip", "pip is missing: apt-get install python3-pip"},
+		{"No matching distribution found", "only wheels for the image's Python are installed, no source archives: choose another version, or another --python"},
+		{"node-linux-", "npm's registry has no such Node: choose another with --node-version, or take one from a file with --node-tarball"},
+		{"mmdebstrap failed to run", "--mirror, --suite and --stale-index choose where packages come from"},
+	}
+}
+
 // steps shows how far a build has come: on a terminal a line that changes, with the last line of
 // output, and otherwise a line for each step. It is the standard error of the tools that run.
 type steps struct {
@@ -88,7 +107,7 @@ func (s *steps) Write(b []byte) (int, error) {
 	}
 }
 
-// failed returns the error of the step, with the end of its output.
+// failed returns the error of the step, with what to do if that is known, and the end of its output.
 func (s *steps) failed(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,6 +115,11 @@ func (s *steps) failed(err error) error {
 	for _, line := range append(s.tail, strings.TrimSpace(string(s.part))) {
 		if line != "" {
 			fmt.Fprintf(&text, "\n  %s", cell(line))
+		}
+	}
+	for _, r := range remedies() {
+		if strings.Contains(text.String(), r[0]) {
+			return fmt.Errorf("%s: %w: %s%s", s.name, err, r[1], text.String())
 		}
 	}
 	return fmt.Errorf("%s: %w%s", s.name, err, text.String())

@@ -49,7 +49,7 @@ unshare --mount --pid --fork bash -euc '
 	mount -t tmpfs -o mode=755 tmpfs run
 	pivot_root . old
 	umount -l old
-	exec /test' bash "$root"
+	exec env --unset=TMPDIR /test' bash "$root"
 
 if command -v qemu-aarch64-static >/dev/null; then
 	mmdebstrap --quiet --architectures=arm64 --variant=extract --include=libc6,libstdc++6,zlib1g bookworm "$work/arm64"

@@ -53,7 +53,7 @@ func encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := CheckKeyFile(info, os.Geteuid()); err != nil {
+	if err := CheckKeyFile(info); err != nil {
 		return nil, err
 	}
 	identities, err := age.ParseIdentities(f)
@@ -79,15 +79,14 @@ func encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 }
 
 // CheckKeyFile returns an error, which says what to do, for a key file that others can read. A file of
-// root may be readable by its group if the user with the id euid is not root: Kubernetes and Debian
-// hand out files in this way.
-func CheckKeyFile(info fs.FileInfo, euid int) error {
+// root may be readable by its group: Kubernetes and Debian hand out files in this way.
+func CheckKeyFile(info fs.FileInfo) error {
 	forbidden := fs.FileMode(0o077)
-	if owner, ok := info.Sys().(*syscall.Stat_t); ok && owner.Uid == 0 && euid != 0 {
+	if owner, ok := info.Sys().(*syscall.Stat_t); ok && owner.Uid == 0 {
 		forbidden = 0o037
 	}
 	if info.Mode().Perm()&forbidden != 0 {
-		return fmt.Errorf("its mode %v lets others read it: chmod 600, or 640 for a file of root and a group of this user alone", info.Mode().Perm())
+		return fmt.Errorf("its mode %v lets others read it: chmod 600, or 640 for a file of root and the group of a service", info.Mode().Perm())
 	}
 	return nil
 }

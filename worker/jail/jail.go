@@ -43,8 +43,8 @@ type Spec struct {
 	// program's changes to it, which are always on disk.
 	Home Home
 	// Prewarm is the interpreter to start before its program is known, as Source.Prewarm returns
-	// it. Such a jail is created at a low CPU weight, since nobody waits for it. If it is nil, no
-	// interpreter is started.
+	// it. Such a jail is created at a low CPU weight, since nobody waits for it; the interpreter of a
+	// zygote is started at a program's. If it is nil, no interpreter is started.
 	Prewarm *Program
 	// MountHomeLater means that Jail.MountHome will mount the home; Home must be nil.
 	MountHomeLater bool

@@ -25,7 +25,8 @@ func (s *system) logDefaultImage(ctx context.Context, images *registry.Images) {
 		return
 	}
 	if _, err := images.Image(ctx, s.cfg.DefaultImage); err != nil {
-		s.log.Warn("default image not found; nothing runs in sandboxes without another image", "image", s.cfg.DefaultImage, "error", err)
+		s.log.Warn("default image not found; nothing runs in sandboxes without another image", "image", s.cfg.DefaultImage, "error", err,
+			"remedy", "bullpen image build "+s.cfg.DefaultImage+" builds and stores one")
 	}
 }
 

@@ -77,7 +77,7 @@ func (f File) read() (identities []age.Identity, recipients []age.Recipient, err
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := blob.CheckKeyFile(info, os.Geteuid()); err != nil {
+	if err := blob.CheckKeyFile(info); err != nil {
 		return nil, nil, err
 	}
 	if identities, err = age.ParseIdentities(io.LimitReader(file, maxWrapped)); err != nil {

@@ -326,7 +326,7 @@ func TestKeyFile(t *testing.T) {
 	if now, err := os.ReadFile(f.Path); err != nil || !bytes.Equal(was, now) {
 		t.Error("the file was replaced", err)
 	}
-	if err := os.Chmod(f.Path, 0o640); err != nil {
+	if err := os.Chmod(f.Path, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := f.Wrap(ctx, []byte("x")); err == nil || !strings.Contains(err.Error(), "chmod 600") {

@@ -117,8 +117,8 @@ def lists_of_files():
 
 
 def reuse():
-    first = ask("Write a file with a random number to number.txt")
-    second = ask("Read the number from number.txt and calculate its square", container=first.container.id)
+    first = ask("Write a file with a random number to /tmp/number.txt")
+    second = ask("Read the number from /tmp/number.txt and calculate its square", container=first.container.id)
     assert results(second)[0].stdout == "square 22193521\n", second
     third = strict(client.beta.messages.create(
         model=MODEL, max_tokens=4096, container={"id": first.container.id}, messages=[{"role": "user", "content": "Read the number"}], tools=TOOLS))

@@ -109,8 +109,8 @@ test('lists of files', async () => {
 });
 
 test('a container is used again', async () => {
-  const first = await ask('Write a file with a random number to number.txt');
-  const second = await ask('Read the number from number.txt and calculate its square', { container: first.container!.id });
+  const first = await ask('Write a file with a random number to /tmp/number.txt');
+  const second = await ask('Read the number from /tmp/number.txt and calculate its square', { container: first.container!.id });
   assert.equal(results(second)[0].stdout, 'square 22193521\n');
   assert.equal(second.container!.id, first.container!.id);
   await assert.rejects(ask('Read the number', { container: 'container_that_is_not' }), Anthropic.NotFoundError);

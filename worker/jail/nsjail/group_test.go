@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
@@ -131,32 +133,65 @@ func TestAllProcessesAreInTheGroup(t *testing.T) {
 // A program that nobody waits for has a tenth of the CPU weight of others.
 func TestLowWeight(t *testing.T) {
 	m := newMaker(t)
-	for low, want := range map[bool]map[string]string{
-		false: {"cpu.shares": "1024", "cpu.weight": "100"}, true: {"cpu.shares": "102", "cpu.weight": "10"},
-	} {
+	for _, low := range []bool{false, true} {
 		s := prepare(t, m, testSpec())
-		name := strconv.FormatUint(m.seq.Load(), 10)
 		p := program(t, "bash", "echo up; sleep 600")
 		p.LowWeight = low
 		done := sleeper(t, s, p)
-		found := 0
-		for _, d := range ownGroups(t) {
-			for file, weight := range want {
-				b, err := os.ReadFile(filepath.Join(d, "bullpen", filepath.Base(m.dir), name, file))
-				if errors.Is(err, fs.ErrNotExist) {
-					continue
-				}
-				if found++; err != nil || strings.TrimSpace(string(b)) != weight {
-					t.Errorf("low %v: %s is %q, %v", low, file, b, err)
-				}
-			}
-		}
-		if found != 1 {
-			t.Errorf("%d weights found", found)
-		}
+		wantWeight(t, m, low)
 		if err := errors.Join(s.Close(), <-done); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// The modules of a zygote are imported at the CPU weight of a program.
+func TestWeightOfImports(t *testing.T) {
+	m := newMaker(t)
+	spec := testSpec()
+	spec.Root = withModules(t, m, map[string]string{"waits": "open('/opt/gate').read()\n"})
+	gate := filepath.Join(spec.Root, "opt", "gate")
+	if err := errors.Join(makeDirs(spec.Root, "opt"), unix.Mkfifo(gate, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	weighed := make(chan struct{})
+	go func() {
+		defer close(weighed)
+		importing, err := os.OpenFile(gate, os.O_WRONLY, 0) // blocks until the module opens it
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		wantWeight(t, m, false)
+		if err := importing.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	zygoteOf(t, m, spec, "waits")
+	<-weighed
+}
+
+// wantWeight checks the CPU weight of the newest jail.
+func wantWeight(t *testing.T, m *Maker, low bool) {
+	t.Helper()
+	want := map[string]string{"cpu.shares": "1024", "cpu.weight": "100"}
+	if low {
+		want = map[string]string{"cpu.shares": "102", "cpu.weight": "10"}
+	}
+	name, found := strconv.FormatUint(m.seq.Load(), 10), 0
+	for _, d := range ownGroups(t) {
+		for file, weight := range want {
+			b, err := os.ReadFile(filepath.Join(d, "bullpen", filepath.Base(m.dir), name, file))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if found++; err != nil || strings.TrimSpace(string(b)) != weight {
+				t.Errorf("low %v: %s is %q, %v", low, file, b, err)
+			}
+		}
+	}
+	if found != 1 {
+		t.Errorf("%d weights found", found)
 	}
 }
 

@@ -87,10 +87,11 @@ func (p *zygote) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	if s.spec.Prewarm != nil {
-		if err := p.start(ctx); err != nil {
+		// Until the imports are done, programs do the same ones themselves.
+		if err := s.group.ResetWeight(); err != nil {
 			return err
 		}
-		if err := s.group.ResetWeight(); err != nil {
+		if err := p.start(ctx); err != nil {
 			return err
 		}
 	}

@@ -89,8 +89,8 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("list models: %+v %w", models, err)
 	}
 
-	again := params("Read the number from number.txt and calculate its square")
-	if message, err = client.Messages.New(ctx, params("Write a file with a random number to number.txt")); err != nil {
+	again := params("Read the number from /tmp/number.txt and calculate its square")
+	if message, err = client.Messages.New(ctx, params("Write a file with a random number to /tmp/number.txt")); err != nil {
 		return err
 	}
 	again.Container = anthropic.MessageCreateParamsContainerUnion{OfString: anthropic.String(message.Container.ID)}
