@@ -247,6 +247,8 @@ def webhooks():
         if text == "Sleep":
             client.responses.cancel(response.id)
         assert received(response.id)[0].type == kind
+        error = strict(client.responses.retrieve(response.id)).error
+        assert (error and error.code) == ("server_error" if text == "Break" else None), error
     for changed, secret in [(body + b" ", None), (body, "whsec_" + "AAAA" * 8)]:
         try:
             client.webhooks.unwrap(changed, headers, secret=secret)

@@ -89,6 +89,8 @@ def background():
     [file] = client.responses.files.list(response.id).data
     assert (file.filename, file.bytes) == ("report.csv", 3), file
     assert client.responses.files.content(file.id, response_id=response.id).read() == b"a,1"
+    failed = ended(client.responses.create(model=MODEL, input="Break", background=True))
+    assert failed.status == "failed" and failed.error.message, failed
 
 
 def cut_stream():
