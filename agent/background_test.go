@@ -268,7 +268,7 @@ func TestBackgroundRunsWaitForMemory(t *testing.T) {
 		b := newBackground(w)
 		b.hosts = make(chan *agenttest.Host, 1)
 		full := agenttest.NewHost()
-		full.Memory = 1
+		full.SetMemory(1)
 		b.hosts <- full
 		b.create(t, "r", "x")
 		defer b.start(t)()

@@ -295,7 +295,10 @@ func testAgentClients(t *testing.T, p *programs) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
 			defer cancel()
-			sys, dir := newAgents(t, p, c.dir), t.TempDir()
+			hooks, dir := startReceiver(t), t.TempDir()
+			sys := newAgentsIn(t, p, topologies()[0], c.dir, hooks.flags...)
+			secret := sys.in(t).settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
+			webhooks := hooks.forward(t)
 			var limited struct{ Key string }
 			sys.in(t).do(http.MethodPost, "/v1/admin/keys", request{"name": "limited", "org": "limited", "plan": "enterprise", "request_rate": 1}).into(t, &limited)
 			if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", c.dir))); err != nil {
@@ -306,7 +309,8 @@ func testAgentClients(t *testing.T, p *programs) {
 				cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 				cmd.Dir = dir
 				cmd.Env = append(os.Environ(), "LIMITED_API_KEY="+limited.Key, "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
-					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key)
+					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key,
+					"OPENAI_WEBHOOK_SECRET="+secret, "WEBHOOKS_URL="+webhooks)
 				if out, err := cmd.CombinedOutput(); err != nil {
 					t.Fatalf("%s: %v\n%s", command, err, out)
 				}

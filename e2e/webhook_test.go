@@ -127,6 +127,21 @@ func (r *receiver) next(t testing.TB) posted {
 	}
 }
 
+// forward starts a server that answers each request with the next webhook, as it came. It returns the
+// URL of the server.
+func (r *receiver) forward(t *testing.T) string {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		select {
+		case p := <-r.deliveries:
+			maps.Copy(w.Header(), p.header)
+			_, _ = w.Write(p.body) // the client asks again
+		case <-req.Context().Done():
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
 func (r *receiver) answer(statuses ...int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

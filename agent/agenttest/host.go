@@ -28,7 +28,6 @@ type Host struct {
 	Result  proto.Result
 	Err     error // of executions
 	Meta    []proto.AgentFile
-	Memory  int64 // bytes that can be reserved; 0 for no limit
 	// Modified is when all files were changed; zero for the time of the list.
 	Modified time.Time
 
@@ -36,6 +35,7 @@ type Host struct {
 	requests []*api.ExecuteRequest
 	records  map[proto.TraceID]*proto.Record
 	reserved int64
+	memory   int64 // bytes that can be reserved; 0 for no limit
 }
 
 // NewHost returns a host without threads.
@@ -81,7 +81,7 @@ func (h *Host) use(thread string) {
 func (h *Host) Reserve(n int64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.reserved += n; h.Memory > 0 && h.reserved > h.Memory {
+	if h.reserved += n; h.memory > 0 && h.reserved > h.memory {
 		return api.Unavailable(1, "full")
 	}
 	return nil
@@ -215,4 +215,11 @@ func (h *Host) Reserved() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.reserved
+}
+
+// SetMemory limits the bytes that can be reserved; 0 is no limit.
+func (h *Host) SetMemory(n int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.memory = n
 }

@@ -333,7 +333,7 @@ func TestPendingCallsAreLimited(t *testing.T) {
 	if status, answer := view(200); status != http.StatusBadRequest || !strings.Contains(answer, "last message of the assistant") || w.host.Reserved() != 0 {
 		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.Reserved())
 	}
-	w.host.Memory = 5 * agent.MaxEditBytes
+	w.host.SetMemory(5 * agent.MaxEditBytes)
 	if status, answer := view(100); status != 529 || w.host.Reserved() > 7*agent.MaxEditBytes {
 		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.Reserved())
 	}

@@ -41,8 +41,8 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return err
 	}
-	if v == openAI && req.Previous != nil && *req.Previous != "" { // Perplexity documents that it has no effect
-		if body, err = s.adoptPrevious(r.Context(), host, req, body); err != nil {
+	if req.Previous != nil && *req.Previous != "" {
+		if body, err = s.adoptPrevious(r.Context(), host, v, req, body); err != nil {
 			return err
 		}
 	}
@@ -55,7 +55,7 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 	}
 	run.record.Request = body
 	run.record.Org, run.record.Key = host.Caller()
-	if req.stored(v) {
+	if req.stored() {
 		if err := host.AllowStored(r.Context(), req.Background); err != nil {
 			return err
 		}
@@ -86,7 +86,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, host Host, run *
 		out.start(run.container.ID)
 	}
 	end := func(err error) error { return err }
-	if run.request.stored(run.vendor) {
+	if run.request.stored() {
 		at, err := s.store(ctx, run.record)
 		if err != nil {
 			return err

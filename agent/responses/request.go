@@ -121,14 +121,9 @@ func decodeRequest(v vendor, body []byte) (*request, error) {
 	return &r, err
 }
 
-// stored reports whether the response is stored. One in the background always is. Of the others, OpenAI
-// stores those that do not say otherwise, and Perplexity none.
-func (r *request) stored(v vendor) bool {
-	if r.Store == nil || r.Background {
-		return r.Background || v == openAI
-	}
-	return *r.Store
-}
+// stored reports whether the response is stored. One in the background always is, and others are unless
+// they say otherwise.
+func (r *request) stored() bool { return r.Background || r.Store == nil || *r.Store }
 
 func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
 

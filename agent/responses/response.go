@@ -140,7 +140,7 @@ type (
 func newResponse(v vendor, id string, created time.Time, req *request) *response {
 	r := &response{
 		ID: id, Object: "response", CreatedAt: created.Unix(), Status: statusInProgress, Model: req.Model, Output: []any{}, Previous: req.Previous,
-		Background: req.Background, Store: req.stored(v),
+		Background: req.Background, Store: req.stored(),
 	}
 	if req.Background {
 		r.Status = statusQueued

@@ -165,7 +165,10 @@ func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
 			return proto.FieldErrorf("starting_after", "must be the number of an event")
 		}
 	}
-	switch streamed := query.Get("stream") == "true"; {
+	streamed, err := wantsStream(w, r, host)
+	switch {
+	case err != nil:
+		return err
 	case streamed && !run.run.Stream:
 		return proto.FieldErrorf("stream", "must be false: only a response that was created with background and stream can be streamed again")
 	case streamed:
@@ -178,6 +181,25 @@ func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
 	}
 	writeJSON(w, http.StatusOK, run.out.response)
 	return nil
+}
+
+// wantsStream reports whether a request for a stored response asks for a stream. OpenAI documents a
+// parameter of the query; its SDK for Go sends a body in place of it.
+func wantsStream(w http.ResponseWriter, r *http.Request, host Host) (bool, error) {
+	if r.ContentLength == 0 {
+		return r.URL.Query().Get("stream") == "true", nil
+	}
+	raw, err := host.ReadBody(w)
+	if err != nil {
+		return false, err
+	}
+	var body struct {
+		Stream bool `json:"stream"`
+	}
+	if err := json.Unmarshal(raw, &body); err != nil {
+		return false, proto.FieldErrorf("body", "must be left out, or have stream alone: %v", err)
+	}
+	return body.Stream || r.URL.Query().Get("stream") == "true", nil
 }
 
 func (s *Server) cancel(v vendor, w http.ResponseWriter, r *http.Request) error {
@@ -231,8 +253,8 @@ func (s *Server) delete(v vendor, w http.ResponseWriter, r *http.Request) error 
 
 // adoptPrevious puts the conversation of an earlier response before the input of a request. It returns
 // the body of the request with all of it, which needs the earlier response no more.
-func (s *Server) adoptPrevious(ctx context.Context, host Host, req *request, body []byte) ([]byte, error) {
-	before, err := s.open(ctx, host, openAI, *req.Previous)
+func (s *Server) adoptPrevious(ctx context.Context, host Host, v vendor, req *request, body []byte) ([]byte, error) {
+	before, err := s.open(ctx, host, v, *req.Previous)
 	if err != nil && agent.Public(err).Code == api.CodeNotFound {
 		return nil, proto.FieldErrorf("previous_response_id", "must be the id of a stored response: %s", agent.Public(err).Message)
 	}
@@ -243,7 +265,7 @@ func (s *Server) adoptPrevious(ctx context.Context, host Host, req *request, bod
 	if err := before.read(ctx); err != nil {
 		return nil, err
 	}
-	if status := before.out.response.Status; status != statusCompleted && status != statusIncomplete {
+	if status := before.out.response.Status; status != statusCompleted && status != statusIncomplete && status != statusAction {
 		return nil, proto.FieldErrorf("previous_response_id", "must be the id of a response that is completed; this one is %s", status)
 	}
 	items := before.request.inputItems()

@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,14 +124,20 @@ func TestReadingResponses(t *testing.T) {
 	w.runBackground()
 	_, answer := w.ask(openAI, `"input":"x"`, `"background":true`, `"stream":true`)
 	id := streamed(t, answer)
-	for _, query := range []string{"", "?stream=true"} {
-		w.host.Memory = w.host.Reserved() + 200 // the request has less, and the log more
-		status, answer := w.do(http.MethodGet, openAI+"/"+id+query, "")
-		if query == "" && status != http.StatusServiceUnavailable || query != "" && !strings.Contains(answer, "response.failed") {
-			t.Errorf("%d %s", status, answer)
-		}
+	w.host.SetMemory(w.host.Reserved() + 200) // the request has less, and the log more
+	if status, answer := w.do(http.MethodGet, openAI+"/"+id, ""); status != http.StatusServiceUnavailable {
+		t.Errorf("%d %s", status, answer)
 	}
-	w.host.Memory = 0
+	w.host.SetMemory(w.host.Reserved() + 200)
+	cut, err := w.server.Client().Get(w.server.URL + openAI + "/" + id + "?stream=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cut.Body.Close() }()
+	if text, err := io.ReadAll(cut.Body); !errors.Is(err, io.ErrUnexpectedEOF) || strings.Contains(string(text), "response.failed") { // it has not failed
+		t.Errorf("%v: %s", err, text)
+	}
+	w.host.SetMemory(0)
 
 	body := `{"model":"m","input":"hang","background":true,"stream":true}`
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.server.URL+openAI, strings.NewReader(body))
@@ -212,9 +221,60 @@ func TestLongChains(t *testing.T) {
 		previous = `"previous_response_id":"` + r.ID + `"`
 		links++
 	}
-	w.host.Memory = w.host.Reserved() + 1<<20
+	w.host.SetMemory(w.host.Reserved() + 1<<20)
 	if status, answer := w.ask(openAI, `"input":"x"`, previous); status != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", status, answer)
+	}
+}
+
+// A response of Perplexity is stored unless it says otherwise, and another one goes on from it.
+func TestPreviousResponsesOfPerplexity(t *testing.T) {
+	w := newWorld(t, `rules: [{role: user, match: first, calls: [{name: sandbox, arguments: {language: bash, code: "1"}}, {name: f}]}, {text: ok}]`)
+	w.host.Result = proto.Exited(0)
+	w.host.Result.Stdout = "forty-two"
+	const tools = `"tools":[{"type":"sandbox"},{"type":"function","name":"f"}]`
+	_, answer := w.ask(perplexity, tools, `"input":"first"`)
+	one := decode(t, answer)
+	if one.Status != "requires_action" || len(one.Output) != 2 {
+		t.Fatalf("%s", answer)
+	}
+	if status, again := w.do(http.MethodGet, perplexity+"/"+one.ID, ""); status != http.StatusOK || decode(t, again).Status != "requires_action" {
+		t.Errorf("%d %s", status, again)
+	}
+	result := fmt.Sprintf(`"input":[{"type":"function_call_output","call_id":"%v","output":"sunny"}]`, one.Output[1]["call_id"])
+	status, answer := w.ask(perplexity, tools, result, `"previous_response_id":"`+one.ID+`"`)
+	if said := w.lastRequest(); status != http.StatusOK || !strings.Contains(answer, one.ID) || !strings.Contains(said, "first") || !strings.Contains(said, "forty-two") || !strings.Contains(said, "sunny") {
+		t.Errorf("%d %s: the model was asked %s", status, answer, said)
+	}
+	_, answer = w.ask(perplexity, `"input":"x"`, `"store":false`)
+	id := decode(t, answer).ID
+	if status, answer := w.do(http.MethodGet, perplexity+"/"+id, ""); status != http.StatusNotFound {
+		t.Errorf("%d %s", status, answer)
+	}
+	_, answer = w.ask(openAI, `"input":"x"`)
+	for _, previous := range []string{id, decode(t, answer).ID} { // the other one is OpenAI's
+		if status, answer := w.ask(perplexity, `"input":"x"`, `"previous_response_id":"`+previous+`"`); status != http.StatusBadRequest || *decode(t, answer).param() != "previous_response_id" {
+			t.Errorf("%d %s", status, answer)
+		}
+	}
+}
+
+// OpenAI's SDK for Go asks for a stream in the body of a GET request.
+func TestStreamsThatABodyAsksFor(t *testing.T) {
+	w := newWorld(t, allRules)
+	w.runBackground()
+	_, answer := w.ask(openAI, `"background":true`, `"stream":true`)
+	all := events(t, answer)
+	_, id, _ := strings.Cut(answer, `"id":"`)
+	id, _, _ = strings.Cut(id, `"`)
+	path := openAI + "/" + id + "?starting_after=1"
+	if _, answer := w.do(http.MethodGet, path, `{"stream":true}`); len(all) < 3 || !slices.Equal(events(t, answer), all[2:]) {
+		t.Errorf("%s", answer)
+	}
+	for _, body := range []string{`{"stream":false}`, `{`, "true"} {
+		if status, answer := w.do(http.MethodGet, path, body); status != http.StatusBadRequest {
+			t.Errorf("%s: %d %s", body, status, answer)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import time
 import traceback
 
 import anthropic
@@ -21,6 +22,12 @@ def strict(response):
     kind = Message if type(response).__module__.startswith("anthropic.types.message") else BetaMessage
     kind.model_validate_json(response.model_dump_json())
     return response
+
+
+def again(value):
+    """Parses an object that is no message again, with the errors that the SDK leaves out."""
+    type(value).model_validate_json(value.model_dump_json())
+    return value
 
 
 def ask(text, **more):
@@ -204,6 +211,53 @@ def failures():
         assert "web_search" in e.body["error"]["message"], e.body
 
 
+def batches():
+    def item(id, text):
+        return {"custom_id": id, "params": {"model": MODEL, "max_tokens": 4096, "messages": [{"role": "user", "content": text}], "tools": TOOLS}}
+
+    for batches in [client.messages.batches, client.beta.messages.batches]:
+        def ended(batch):
+            while batch.processing_status != "ended":
+                time.sleep(0.1)
+                batch = again(batches.retrieve(batch.id))
+            assert batch.ended_at and batch.request_counts.processing == 0, batch
+            return batch, {r.custom_id: again(r).result for r in batches.results(batch.id)}
+
+        created = again(batches.create(requests=[item("mean", "Calculate the mean and standard deviation"), item("broken", "Break")]))
+        assert created.type == "message_batch" and sum(dict(created.request_counts).values()) == 2 and created.expires_at > created.created_at, created
+        done, got = ended(created)
+        assert (done.id, done.request_counts.succeeded, done.request_counts.errored) == (created.id, 1, 1) and done.cancel_initiated_at is None, done
+        assert got["mean"].type == "succeeded" and results(got["mean"].message)[0].stdout == "5.5 2.8723\n" and got["mean"].message.stop_reason == "end_turn", got
+        assert got["broken"].type == "errored" and got["broken"].error.error.type == "api_error" and got["broken"].error.type == "error", got
+
+        slow = batches.create(requests=[item("slow", "Sleep")])
+        try:
+            batches.delete(slow.id)
+            raise AssertionError("a batch was deleted before its end")
+        except anthropic.BadRequestError as e:
+            assert e.body["error"]["type"] == "invalid_request_error", e.body
+        try:
+            batches.results(slow.id)
+            raise AssertionError("a batch has results before its end")
+        except anthropic.AnthropicError as e:
+            assert "results_url" in str(e), e
+        assert again(batches.cancel(slow.id)).cancel_initiated_at
+        canceled, got = ended(slow)
+        assert got["slow"].type == "canceled" and canceled.request_counts.canceled == 1, (canceled, got)
+
+        listed = [again(b).id for b in batches.list(limit=1)]  # asks for all pages
+        assert listed[:2] == [slow.id, created.id] and len(listed) == len(set(listed)), listed
+        for id in listed:
+            deleted = again(batches.delete(id))
+            assert (deleted.id, deleted.type) == (id, "message_batch_deleted"), deleted
+        assert not batches.list().data
+        try:
+            batches.retrieve(created.id)
+            raise AssertionError("a deleted batch is there")
+        except anthropic.NotFoundError as e:
+            assert e.body["error"]["type"] == "not_found_error", e.body
+
+
 def counting():
     assert client.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "x" * 400}]).input_tokens == 100
 
@@ -224,13 +278,9 @@ def tool_runner():
 
 
 def models():
-    listed = [strict_model(m).id for m in client.models.list(limit=1)]
+    listed = [again(m).id for m in client.models.list(limit=1)]
     assert listed == ["small"], listed
-    assert strict_model(client.models.retrieve(MODEL)).display_name == MODEL  # since * stands for all names
-
-
-def strict_model(m):
-    return anthropic.types.ModelInfo.model_validate_json(m.model_dump_json())
+    assert again(client.models.retrieve(MODEL)).display_name == MODEL  # since * stands for all names
 
 
 def rate_limit():
@@ -244,7 +294,8 @@ def rate_limit():
 
 failed = []
 for example in [
-    quick_start, first_revision, later_revisions, upload_and_analyze, retrieve_files, lists_of_files, reuse, streaming, broken_stream, editor, paused, own_tool, failures, counting, tool_runner, models, rate_limit,
+    quick_start, first_revision, later_revisions, upload_and_analyze, retrieve_files, lists_of_files, reuse, streaming, broken_stream, editor, paused, own_tool, failures,
+    batches, counting, tool_runner, models, rate_limit,
 ]:
     if len(sys.argv) < 2 or example.__name__ in sys.argv[1:]:
         try:

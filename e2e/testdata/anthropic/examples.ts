@@ -1,6 +1,7 @@
 // Programs of the forms in which Anthropic's pages use the code execution tool and the Files API.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { setTimeout } from 'node:timers/promises';
 
 import Anthropic, { toFile } from '@anthropic-ai/sdk';
 
@@ -145,6 +146,50 @@ test('tool runner', async () => {
   });
   const [block] = (await runner.runUntilDone()).content; // without a conversation that the server stores
   assert.ok(block.type === 'text' && block.text.includes('sunny in Paris'));
+});
+
+test('batches', async () => {
+  const { batches } = client.messages;
+  const item = (custom_id: string, text: string): Anthropic.Messages.BatchCreateParams.Request => ({
+    custom_id, params: { model, max_tokens: 4096, messages: [user(text)], tools },
+  });
+  const ended = async (batch: Anthropic.Messages.MessageBatch) => {
+    while (batch.processing_status !== 'ended') {
+      await setTimeout(100);
+      batch = await batches.retrieve(batch.id);
+    }
+    assert.ok(Date.parse(batch.ended_at!) >= Date.parse(batch.created_at));
+    const results = new Map<string, Anthropic.Messages.MessageBatchResult>();
+    for await (const line of await batches.results(batch.id)) {
+      results.set(line.custom_id, line.result);
+    }
+    return { counts: batch.request_counts, results };
+  };
+
+  const created = await batches.create({ requests: [item('mean', 'Calculate the mean and standard deviation'), item('broken', 'Break')] });
+  const done = await ended(created);
+  assert.deepEqual(done.counts, { processing: 0, succeeded: 1, errored: 1, canceled: 0, expired: 0 });
+  const mean = done.results.get('mean'), broken = done.results.get('broken');
+  assert.ok(mean?.type === 'succeeded' && results(mean.message)[0].stdout === '5.5 2.8723\n');
+  assert.ok(broken?.type === 'errored' && broken.error.error.type === 'api_error' && broken.error.error.message);
+
+  const slow = await batches.create({ requests: [item('slow', 'Sleep')] });
+  await assert.rejects(batches.results(slow.id), (e) => e instanceof Anthropic.AnthropicError && e.message.includes('results_url'));
+  await assert.rejects(batches.delete(slow.id), Anthropic.BadRequestError);
+  assert.ok(Date.parse((await batches.cancel(slow.id)).cancel_initiated_at!) > 0);
+  const canceled = await ended(slow);
+  assert.equal(canceled.results.get('slow')?.type, 'canceled');
+  assert.equal(canceled.counts.canceled, 1);
+
+  const listed: string[] = [];
+  for await (const batch of batches.list({ limit: 1 })) {
+    listed.push(batch.id);
+  }
+  assert.deepEqual(listed, [slow.id, created.id]);
+  for (const id of listed) {
+    assert.deepEqual({ ...(await batches.delete(id)) }, { id, type: 'message_batch_deleted' });
+  }
+  await assert.rejects(batches.retrieve(created.id), Anthropic.NotFoundError);
 });
 
 test('models', async () => {

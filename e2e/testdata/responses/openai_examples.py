@@ -2,7 +2,9 @@
 
 import os
 import sys
+import time
 import traceback
+import urllib.request
 
 import openai
 from openai.types.responses import Response, ResponseCodeInterpreterToolCall, ResponseFunctionShellToolCall, ResponseFunctionShellToolCallOutput
@@ -121,6 +123,141 @@ def functions():
     assert client.responses.create(model=MODEL, tools=tools, input=messages).output_text == "Done: sunny"
 
 
+def ended(response):
+    while response.status in ("queued", "in_progress"):
+        time.sleep(0.1)
+        response = strict(client.responses.retrieve(response.id, include=OUTPUTS))
+    return response
+
+
+def absent(id):
+    try:
+        client.responses.retrieve(id)
+    except openai.NotFoundError as e:
+        assert e.request_id and e.type == "invalid_request_error", e
+    else:
+        raise AssertionError(f"{id} is there")
+
+
+def background():
+    response = strict(client.responses.create(model=MODEL, tools=TOOLS, input="The mean and standard deviation of 1 to 10?", background=True))
+    assert response.status == "queued" and response.background and not response.output, response
+    response = ended(response)
+    assert response.status == "completed" and response.output[1].outputs[0].logs == "5.5 2.8723\n" and "5.5 2.8723" in response.output_text, response
+    assert response.completed_at >= response.created_at and response.usage.total_tokens > 0, response
+    assert strict(client.responses.retrieve(response.id)).output[1].outputs is None  # without include
+    assert strict(client.responses.cancel(response.id)).status == "completed"  # as it has ended
+    assert client.responses.delete(response.id) is None
+    absent(response.id)
+
+
+def cut_stream():
+    events = client.responses.create(model=MODEL, tools=TOOLS, include=OUTPUTS, input="The mean and standard deviation of 1 to 10?", background=True, stream=True)
+    seen = []
+    with events:
+        for event in events:
+            seen.append(strict(event))
+            if len(seen) == 5:
+                break
+    assert [e.type for e in seen[:2]] == ["response.created", "response.queued"], seen
+    id = seen[0].response.id
+    with client.responses.retrieve(id, stream=True, starting_after=seen[-1].sequence_number) as events:
+        seen += [strict(event) for event in events]
+    assert [e.sequence_number for e in seen] == list(range(len(seen))), seen
+    final = seen[-1].response
+    assert seen[-1].type == "response.completed" and final.output[1].outputs[0].logs == "5.5 2.8723\n", final
+    assert final.output_text == "".join(e.delta for e in seen if e.type == "response.output_text.delta"), final
+    with client.responses.retrieve(id, stream=True) as events:
+        assert [e.sequence_number for e in events] == list(range(len(seen)))
+    with client.responses.stream(response_id=id, starting_after=4) as events:
+        assert [e.sequence_number for e in events] == list(range(5, len(seen)))
+        assert events.get_final_response().output_text == final.output_text
+    assert strict(client.responses.retrieve(id)).output_text == final.output_text
+
+
+def cancel():
+    with client.responses.create(model=MODEL, tools=TOOLS, input="Sleep", background=True, stream=True) as events:
+        for event in events:
+            if event.type == "response.created":
+                id = event.response.id
+            if event.type == "response.code_interpreter_call.interpreting":
+                strict(client.responses.cancel(id))
+    # The SDK has no type for this event, and passes it on as it came.
+    assert event.type == "response.cancelled" and (event.response["id"], event.response["status"]) == (id, "cancelled"), event
+    with client.responses.stream(response_id=id, starting_after=0) as events:
+        assert [e.type for e in events][-1] == "response.cancelled"
+    canceled = ended(client.responses.retrieve(id))
+    assert canceled.status == "cancelled" and canceled.error is None, canceled
+    response = client.responses.create(model=MODEL, input="Hi")
+    try:
+        client.responses.cancel(response.id)
+    except openai.BadRequestError as e:
+        assert e.param == "response_id", e
+    else:
+        raise AssertionError("a response that was not in the background was cancelled")
+
+
+def previous():
+    first = client.responses.create(model=MODEL, tools=TOOLS, input="Save a file", background=True)
+    slow = client.responses.create(model=MODEL, tools=TOOLS, input="Sleep", background=True)
+    try:
+        client.responses.create(model=MODEL, tools=TOOLS, input="Read the file", previous_response_id=slow.id)
+    except openai.BadRequestError as e:
+        assert e.param == "previous_response_id", e
+    else:
+        raise AssertionError("a response went on from one that had not ended")
+    client.responses.cancel(slow.id)
+    first = ended(first)
+    second = strict(client.responses.create(model=MODEL, tools=TOOLS, include=OUTPUTS, input="Read the file", previous_response_id=first.id))
+    assert second.previous_response_id == first.id and second.output[0].outputs[0].logs == "a,1\n", second
+    assert second.output[0].container_id == first.output[0].container_id, (first, second)
+    client.responses.delete(first.id)
+    third = ended(client.responses.create(model=MODEL, tools=TOOLS, input="Read the file", previous_response_id=second.id, background=True))
+    assert third.output[0].container_id == first.output[0].container_id and third.output[0].outputs[0].logs == "a,1\n", third
+
+
+def store():
+    assert client.responses.retrieve(strict(client.responses.create(model=MODEL, input="Hi")).id).output_text == "Hello!"
+    response = strict(client.responses.create(model=MODEL, input="Hi", store=False))
+    assert response.store is False, response
+    absent(response.id)
+    try:
+        client.responses.create(model=MODEL, input="Hi", previous_response_id=response.id)
+    except openai.BadRequestError as e:
+        assert e.param == "previous_response_id", e
+    else:
+        raise AssertionError("a response went on from one that was not stored")
+
+
+def webhooks():
+    def received(id):
+        while True:  # a server passes each webhook on, with its headers
+            with urllib.request.urlopen(os.environ["WEBHOOKS_URL"]) as got:
+                headers, body = got.headers, got.read()
+            event = strict(client.webhooks.unwrap(body, headers))  # with OPENAI_WEBHOOK_SECRET
+            if event.data.id == id:
+                return event, headers, body
+
+    response = client.responses.create(model=MODEL, input="Hi", background=True)
+    event, headers, body = received(response.id)
+    assert event.type == "response.completed" and event.object == "event" and event.id.startswith("evt_") and event.created_at >= response.created_at, event
+    assert client.responses.retrieve(event.data.id).output_text == "Hello!"
+    for kind, text in {"response.failed": "Break", "response.cancelled": "Sleep"}.items():
+        response = client.responses.create(model=MODEL, tools=TOOLS, input=text, background=True)
+        if text == "Sleep":
+            client.responses.cancel(response.id)
+        assert received(response.id)[0].type == kind
+        error = strict(client.responses.retrieve(response.id)).error
+        assert (error and error.code) == ("server_error" if text == "Break" else None), error
+    for changed, secret in [(body + b" ", None), (body, "whsec_" + "AAAA" * 8)]:
+        try:
+            client.webhooks.unwrap(changed, headers, secret=secret)
+        except openai.InvalidWebhookSignatureError:
+            pass
+        else:
+            raise AssertionError("a webhook with another signature was accepted")
+
+
 def errors():
     def fails(kind, **more):
         try:
@@ -130,7 +267,6 @@ def errors():
             return e
         raise AssertionError(f"{more} succeeded")
 
-    assert fails(openai.BadRequestError, background=True).param == "background"
     assert fails(openai.BadRequestError, previous_response_id="resp_1").param == "previous_response_id"
     assert fails(openai.RateLimitError, input="Limit").response.headers["retry-after"] == "7"
     fails(openai.InternalServerError, input="Overload")
@@ -160,7 +296,7 @@ def rate_limit():
 
 
 failed = 0
-for example in [quick_start, stream, helper, files, containers, shell, functions, errors, models, rate_limit]:
+for example in [quick_start, stream, helper, files, containers, shell, functions, background, cut_stream, cancel, previous, store, webhooks, errors, models, rate_limit]:
     try:
         example()
     except Exception:

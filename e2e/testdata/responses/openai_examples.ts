@@ -1,6 +1,7 @@
 // Programs of the forms in which OpenAI's pages use the code interpreter and the shell.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { setTimeout } from 'node:timers/promises';
 
 import OpenAI, { toFile } from 'openai';
 
@@ -139,6 +140,101 @@ test('functions', async () => {
   assert.ok(call.type === 'function_call' && call.arguments === '{"location":"Paris"}');
   input.push(call, { type: 'function_call_output', call_id: call.call_id, output: 'sunny' });
   assert.equal((await client.responses.create({ model, tools: functions, input })).output_text, 'Done: sunny');
+});
+
+// ended waits for the end of a response in the background.
+async function ended(response: Response): Promise<Response> {
+  while (response.status === 'queued' || response.status === 'in_progress') {
+    await setTimeout(100);
+    response = await client.responses.retrieve(response.id, { include });
+  }
+  return response;
+}
+
+test('background', async () => {
+  const queued = await client.responses.create({ model, tools, input: question, background: true });
+  assert.ok(queued.status === 'queued' && queued.background && queued.output.length === 0);
+  const response = await ended(queued);
+  assert.equal(response.status, 'completed');
+  assert.equal(logs(response), '5.5 2.8723\n');
+  assert.ok(response.output_text.includes('5.5 2.8723') && response.completed_at! >= response.created_at);
+  await client.responses.delete(response.id);
+  await assert.rejects(client.responses.retrieve(response.id), (e) => e instanceof OpenAI.NotFoundError && !!e.requestID);
+});
+
+test('a stream that is cut goes on', async () => {
+  const numbers: number[] = [];
+  let id = '', text = '', final: Response | undefined;
+  const read = (event: OpenAI.Responses.ResponseStreamEvent) => {
+    numbers.push(event.sequence_number);
+    if (event.type === 'response.created') {
+      id = event.response.id;
+    } else if (event.type === 'response.output_text.delta') {
+      text += event.delta;
+    } else if (event.type === 'response.completed') {
+      final = event.response;
+    }
+  };
+  for await (const event of await client.responses.create({ model, tools, include, input: question, background: true, stream: true })) {
+    read(event);
+    if (numbers.length === 5) {
+      break; // closes the connection
+    }
+  }
+  for await (const event of await client.responses.retrieve(id, { stream: true, starting_after: numbers.at(-1)! })) {
+    read(event);
+  }
+  assert.deepEqual(numbers, [...numbers.keys()]);
+  assert.ok(final && final.status === 'completed');
+  assert.equal(logs(final), '5.5 2.8723\n');
+  assert.equal(text, (await client.responses.retrieve(id)).output_text);
+  const again = client.responses.stream({ response_id: id, starting_after: 4 });
+  assert.equal((await again.finalResponse()).output_text, text);
+});
+
+test('cancel', async () => {
+  let id = '', last = '';
+  for await (const event of await client.responses.create({ model, tools, input: 'Sleep', background: true, stream: true })) {
+    if (event.type === 'response.created') {
+      id = event.response.id;
+    } else if (event.type === 'response.code_interpreter_call.interpreting') {
+      await client.responses.cancel(id);
+    }
+    last = event.type;
+  }
+  assert.equal(last, 'response.cancelled'); // for which the SDK has no type
+  assert.equal((await client.responses.retrieve(id)).status, 'cancelled');
+  const { id: inline } = await client.responses.create({ model, input: 'Hi' });
+  await assert.rejects(client.responses.cancel(inline), OpenAI.BadRequestError);
+});
+
+test('a response goes on from another one', async () => {
+  const first = await ended(await client.responses.create({ model, tools, input: 'Save a file', background: true }));
+  const second = await client.responses.create({ model, tools, include, input: 'Read the file', previous_response_id: first.id });
+  assert.equal(second.previous_response_id, first.id);
+  assert.equal(logs(second), 'a,1\n');
+  assert.equal(calls(second)[0].container_id, calls(first)[0].container_id);
+  const hidden = await client.responses.create({ model, input: 'Hi', store: false });
+  await assert.rejects(client.responses.retrieve(hidden.id), OpenAI.NotFoundError);
+  await assert.rejects(
+    client.responses.create({ model, input: 'Hi', previous_response_id: hidden.id }),
+    (e) => e instanceof OpenAI.BadRequestError && e.param === 'previous_response_id',
+  );
+});
+
+test('webhooks', async () => {
+  const response = await client.responses.create({ model, input: 'Hi', background: true });
+  for (;;) {
+    const got = await fetch(process.env['WEBHOOKS_URL']!); // a server passes each webhook on, with its headers
+    const body = await got.text();
+    const event = await client.webhooks.unwrap(body, got.headers); // with OPENAI_WEBHOOK_SECRET
+    await assert.rejects(client.webhooks.unwrap(body + ' ', got.headers), OpenAI.InvalidWebhookSignatureError);
+    if (event.type === 'response.completed' && event.data.id === response.id) {
+      assert.ok(event.object === 'event' && event.created_at >= response.created_at);
+      assert.equal((await client.responses.retrieve(event.data.id)).output_text, 'Hello!');
+      return;
+    }
+  }
 });
 
 test('models', async () => {

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import traceback
 
 import perplexity
@@ -73,6 +74,75 @@ def functions():
     assert client.responses.create(model=MODEL, tools=tools, input=items).output_text == "Done: sunny"
 
 
+def ended(response):
+    while response.status in ("queued", "in_progress"):
+        time.sleep(0.1)
+        response = strict(client.responses.retrieve(response.id))
+    return response
+
+
+def background():
+    response = strict(client.responses.create(model=MODEL, input="Save a file", tools=TOOLS, background=True))
+    assert response.status == "queued" and response.background and not response.output, response
+    response = ended(response)
+    assert response.status == "completed" and response.output[0].results[0].stdout == "saved\n", response
+    [file] = client.responses.files.list(response.id).data
+    assert (file.filename, file.bytes) == ("report.csv", 3), file
+    assert client.responses.files.content(file.id, response_id=response.id).read() == b"a,1"
+    failed = ended(client.responses.create(model=MODEL, input="Break", background=True))
+    assert failed.status == "failed" and failed.error.message, failed
+
+
+def cut_stream():
+    seen = []
+    with client.responses.create(model=MODEL, input="The mean and standard deviation of 1 to 10?", tools=TOOLS, background=True, stream=True) as events:
+        for event in events:
+            seen.append(strict(event))
+            if len(seen) == 4:
+                break
+    id = seen[0].response.id
+    with client.responses.retrieve(id, stream=True, starting_after=seen[-1].sequence_number) as events:
+        seen += [strict(event) for event in events]
+    assert [e.sequence_number for e in seen] == list(range(len(seen))), seen
+    assert seen[-1].type == "response.completed" and seen[-1].response.output[1].results[0].stdout == "5.5 2.8723\n", seen[-1]
+    assert seen[-1].response.output_text == "".join(e.delta for e in seen if e.type == "response.output_text.delta"), seen[-1]
+    assert client.responses.retrieve(id).output_text == seen[-1].response.output_text
+
+
+def cancel():
+    with client.responses.create(model=MODEL, input="Sleep", tools=TOOLS, background=True, stream=True) as events:
+        for event in events:
+            if event.type == "response.created":
+                id = event.response.id
+            if event.type == "response.output_item.added" and event.item.type == "sandbox_results":
+                answer = strict(client.responses.cancel(id))
+                assert (answer.response_id, answer.status) == (id, "cancelling"), answer
+    assert event.type == "response.cancelled", event  # for which the SDK has no type
+    response = ended(client.responses.retrieve(id))
+    assert response.status == "cancelled", response
+    try:
+        client.responses.cancel(id)
+    except perplexity.BadRequestError:
+        pass
+    else:
+        raise AssertionError("a response was cancelled twice")
+
+
+def previous():
+    first = ended(client.responses.create(model=MODEL, input="Say hello", background=True))
+    second = strict(client.responses.create(model=MODEL, input="Hi", previous_response_id=first.id))
+    assert second.previous_response_id == first.id and second.output_text == "Hello!", second
+    assert client.responses.retrieve(second.id).output_text == "Hello!"
+    hidden = strict(client.responses.create(model=MODEL, input="Hi", store=False))
+    assert hidden.store is False, hidden
+    try:
+        client.responses.retrieve(hidden.id)
+    except perplexity.NotFoundError as e:
+        assert e.response.headers["x-request-id"], e.response.headers
+    else:
+        raise AssertionError("a response that was not stored is there")
+
+
 def errors():
     def fails(kind, **more):
         try:
@@ -82,7 +152,7 @@ def errors():
             return e
         raise AssertionError(f"{more} succeeded")
 
-    fails(perplexity.BadRequestError, background=True)
+    fails(perplexity.BadRequestError, previous_response_id="resp_none")
     assert fails(perplexity.RateLimitError, input="Limit").response.headers["retry-after"] == "7"
     fails(perplexity.InternalServerError, input="Break")
     try:
@@ -107,7 +177,7 @@ def rate_limit():
 
 
 failed = 0
-for example in [quick_start, presets, failures, stream, files, functions, errors, models, rate_limit]:
+for example in [quick_start, presets, failures, stream, files, functions, background, cut_stream, cancel, previous, errors, models, rate_limit]:
     try:
         example()
     except Exception:

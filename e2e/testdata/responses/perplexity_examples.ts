@@ -1,6 +1,7 @@
 // Programs of the forms in which Perplexity's pages use the sandbox.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { setTimeout } from 'node:timers/promises';
 
 import Perplexity from '@perplexity-ai/perplexity_ai';
 
@@ -70,6 +71,73 @@ test('functions', async () => {
     ],
   });
   assert.equal(again.output_text, 'Done: sunny');
+});
+
+// ended waits for the end of a response in the background.
+async function ended(response: Perplexity.Responses.ResponseRetrieveResponse) {
+  while (response.status === 'queued' || response.status === 'in_progress') {
+    await setTimeout(100);
+    response = await client.responses.retrieve(response.id);
+  }
+  return response;
+}
+
+test('background', async () => {
+  const queued = await client.responses.create({ model, input: 'Save a file', tools, background: true });
+  assert.ok(queued.status === 'queued' && queued.background && queued.output.length === 0);
+  const response = await ended(queued);
+  const [item] = response.output;
+  assert.ok(response.status === 'completed' && item.type === 'sandbox_results' && item.results[0].stdout === 'saved\n');
+  const [file] = (await client.responses.files.list(response.id)).data;
+  assert.deepEqual([file.filename, file.bytes], ['report.csv', 3]);
+  const content = await client.responses.files.content(file.id, { response_id: response.id });
+  assert.equal(await content.text(), 'a,1');
+});
+
+test('a stream that is cut goes on', async () => {
+  const numbers: number[] = [];
+  let id = '', text = '', completed = false;
+  const read = (event: Perplexity.Responses.ResponseStreamChunk) => {
+    numbers.push(event.sequence_number);
+    if (event.type === 'response.created') {
+      id = event.response!.id;
+    } else if (event.type === 'response.output_text.delta') {
+      text += event.delta;
+    }
+    completed = event.type === 'response.completed';
+  };
+  for await (const event of await client.responses.create({ model, input: question, tools, background: true, stream: true })) {
+    read(event);
+    if (numbers.length === 4) {
+      break; // closes the connection
+    }
+  }
+  // The SDK's retrieve has no parameters for streams.
+  const rest = await client.get<AsyncIterable<Perplexity.Responses.ResponseStreamChunk>>(`/v1/responses/${id}`, {
+    query: { stream: true, starting_after: numbers.at(-1)! }, stream: true,
+  });
+  for await (const event of rest) {
+    read(event);
+  }
+  assert.deepEqual(numbers, [...numbers.keys()]);
+  assert.ok(completed);
+  assert.equal((await client.responses.retrieve(id)).output_text, text);
+});
+
+test('cancel', async () => {
+  const { id } = await client.responses.create({ model, input: 'Sleep', tools, background: true });
+  assert.deepEqual({ ...(await client.responses.cancel(id)) }, { response_id: id, status: 'cancelling' });
+  assert.equal((await ended(await client.responses.retrieve(id))).status, 'cancelled');
+  await assert.rejects(client.responses.cancel(id), Perplexity.BadRequestError);
+});
+
+test('a response goes on from another one', async () => {
+  const first = await client.responses.create({ model, input: 'Say hello' });
+  const second = await client.responses.create({ model, input: 'Hi', previous_response_id: first.id });
+  assert.ok(second.previous_response_id === first.id && second.output_text === 'Hello!');
+  const hidden = await client.responses.create({ model, input: 'Hi', store: false });
+  await assert.rejects(client.responses.retrieve(hidden.id), Perplexity.NotFoundError);
+  await assert.rejects(client.responses.create({ model, input: 'Hi', previous_response_id: hidden.id }), Perplexity.BadRequestError);
 });
 
 test('errors are typed', async () => {

@@ -8,7 +8,9 @@ import (
 	"io"
 	"log"
 	"net/http"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/anthropics/anthropic-sdk-go"
 	"github.com/anthropics/anthropic-sdk-go/option"
@@ -78,6 +80,10 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("delete: %w", err)
 	}
 
+	if err := batches(ctx, &client.Messages.Batches, params); err != nil {
+		return fmt.Errorf("batches: %w", err)
+	}
+
 	models, err := client.Models.List(ctx, anthropic.ModelListParams{})
 	if err != nil || len(models.Data) != 1 || models.Data[0].ID != "small" {
 		return fmt.Errorf("list models: %+v %w", models, err)
@@ -108,6 +114,100 @@ func run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// batches runs a batch with requests that succeed and fail, and cancels another one.
+func batches(ctx context.Context, batches *anthropic.MessageBatchService, params func(text string) anthropic.MessageNewParams) error {
+	create := func(texts ...string) (*anthropic.MessageBatch, error) {
+		var p anthropic.MessageBatchNewParams
+		for i, text := range texts {
+			m := params(text)
+			p.Requests = append(p.Requests, anthropic.MessageBatchNewParamsRequest{
+				CustomID: fmt.Sprint("r", i), Params: anthropic.MessageBatchNewParamsRequestParams{Model: m.Model, MaxTokens: m.MaxTokens, Messages: m.Messages, Tools: m.Tools},
+			})
+		}
+		return batches.New(ctx, p)
+	}
+	created, err := create("mean and standard deviation", "Break")
+	if err != nil {
+		return err
+	}
+	counts, results, err := ended(ctx, batches, created)
+	if err != nil {
+		return err
+	}
+	mean, broken := results["r0"], results["r1"]
+	if counts.Succeeded != 1 || counts.Errored != 1 || counts.Processing != 0 || len(results) != 2 {
+		return fmt.Errorf("the counts are %s", counts.RawJSON())
+	}
+	if succeeded, ok := mean.AsAny().(anthropic.MessageBatchSucceededResult); !ok || check(&succeeded.Message) != nil {
+		return fmt.Errorf("the result is %s", mean.RawJSON())
+	}
+	errored, ok := broken.AsAny().(anthropic.MessageBatchErroredResult)
+	if !ok {
+		return fmt.Errorf("the result is %s", broken.RawJSON())
+	}
+	if e, ok := errored.Error.Error.AsAny().(anthropic.APIErrorObject); !ok || e.Message == "" {
+		return fmt.Errorf("the error is %s", errored.RawJSON())
+	}
+
+	slow, err := create("Sleep")
+	if err != nil {
+		return err
+	}
+	_, err = batches.Delete(ctx, slow.ID, anthropic.MessageBatchDeleteParams{})
+	if e, ok := errors.AsType[*anthropic.Error](err); !ok || e.StatusCode != http.StatusBadRequest {
+		return fmt.Errorf("delete before the end: %w", err)
+	}
+	if slow, err = batches.Cancel(ctx, slow.ID, anthropic.MessageBatchCancelParams{}); err != nil || slow.CancelInitiatedAt.IsZero() {
+		return fmt.Errorf("cancel: %w", err)
+	}
+	if counts, results, err = ended(ctx, batches, slow); err != nil {
+		return err
+	}
+	result := results["r0"]
+	if _, ok := result.AsAny().(anthropic.MessageBatchCanceledResult); !ok || counts.Canceled != 1 {
+		return fmt.Errorf("the result is %s", result.RawJSON())
+	}
+
+	var listed []string
+	pages := batches.ListAutoPaging(ctx, anthropic.MessageBatchListParams{Limit: anthropic.Int(1)})
+	for pages.Next() {
+		listed = append(listed, pages.Current().ID)
+	}
+	if err := pages.Err(); err != nil || !slices.Equal(listed, []string{slow.ID, created.ID}) {
+		return fmt.Errorf("listed are %q: %w", listed, err)
+	}
+	for _, id := range listed {
+		if deleted, err := batches.Delete(ctx, id, anthropic.MessageBatchDeleteParams{}); err != nil || deleted.ID != id {
+			return fmt.Errorf("delete: %w", err)
+		}
+	}
+	_, err = batches.Get(ctx, created.ID, anthropic.MessageBatchGetParams{})
+	if e, ok := errors.AsType[*anthropic.Error](err); !ok || e.StatusCode != http.StatusNotFound {
+		return fmt.Errorf("get after the deletion: %w", err)
+	}
+	return nil
+}
+
+// ended waits for the end of a batch. It returns its counts, and its results by their ids.
+func ended(ctx context.Context, batches *anthropic.MessageBatchService, batch *anthropic.MessageBatch) (anthropic.MessageBatchRequestCounts, map[string]anthropic.MessageBatchResultUnion, error) {
+	var none anthropic.MessageBatchRequestCounts
+	for batch.ProcessingStatus != anthropic.MessageBatchProcessingStatusEnded {
+		time.Sleep(100 * time.Millisecond)
+		var err error
+		if batch, err = batches.Get(ctx, batch.ID, anthropic.MessageBatchGetParams{}); err != nil {
+			return none, nil, fmt.Errorf("get: %w", err)
+		}
+	}
+	results, lines := map[string]anthropic.MessageBatchResultUnion{}, batches.ResultsStreaming(ctx, batch.ID, anthropic.MessageBatchResultsParams{})
+	for lines.Next() {
+		results[lines.Current().CustomID] = lines.Current().Result
+	}
+	if err := errors.Join(lines.Err(), lines.Close()); err != nil {
+		return none, nil, fmt.Errorf("results: %w", err)
+	}
+	return batch.RequestCounts, results, nil
 }
 
 // check returns an error unless a message has the call and its result.
