@@ -204,8 +204,8 @@ type Run struct {
 	Wall    time.Duration // limit of time since Began; the turn or the call at that time is completed
 	// Began is when the run began; zero for now.
 	Began time.Time
-	// Past are the events of a run that was interrupted. The log has them already.
-	Past []Event
+	// History are the events of a run that was interrupted. The log has them already.
+	History []Event
 }
 
 // EventKind is a kind of [Event].

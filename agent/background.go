@@ -58,8 +58,8 @@ type Background struct {
 	Log  *slog.Logger
 }
 
-// started is a run that goes on.
-type started struct {
+// runningRun is a run that this process carries out.
+type runningRun struct {
 	org    string
 	cancel context.CancelCauseFunc
 }
@@ -72,7 +72,7 @@ var (
 // Run carries out the active runs until ctx is done. Only one process may do so at a time; if two do
 // for a moment, what one of them stores fails.
 func (b *Background) Run(ctx context.Context) error {
-	running, ended := map[string]*started{}, make(chan string)
+	running, ended := map[string]*runningRun{}, make(chan string)
 	var work sync.WaitGroup
 	defer work.Wait()
 	tick := time.NewTicker(checkEvery)
@@ -80,7 +80,7 @@ func (b *Background) Run(ctx context.Context) error {
 	for {
 		b.start(ctx, running, func(a proto.ActiveAgentRun) {
 			run, cancel := context.WithCancelCause(ctx)
-			running[a.ID] = &started{a.Org, cancel}
+			running[a.ID] = &runningRun{a.Org, cancel}
 			work.Go(func() {
 				defer cancel(nil)
 				err := b.carryOut(run, a)
@@ -109,7 +109,7 @@ func (b *Background) Run(ctx context.Context) error {
 }
 
 // start calls begin with the runs that can begin, and ends those that are cancelled.
-func (b *Background) start(ctx context.Context, running map[string]*started, begin func(proto.ActiveAgentRun)) {
+func (b *Background) start(ctx context.Context, running map[string]*runningRun, begin func(proto.ActiveAgentRun)) {
 	byOrg, active := map[string]int{}, map[string]bool{}
 	for _, r := range running {
 		byOrg[r.org]++
@@ -149,7 +149,7 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 		return err
 	}
 	log := &StoredLog{Store: b.Store, Run: run}
-	p, err := readPast(ctx, &Reader{Store: b.Store, Org: a.Org, ID: a.ID, At: at})
+	p, err := readHistory(ctx, &Reader{Store: b.Store, Org: a.Org, ID: a.ID, At: at})
 	if err != nil {
 		return err
 	}
@@ -171,13 +171,13 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 }
 
 // end continues a run until its end, and stores that.
-func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *StoredLog, p *past) error {
+func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *StoredLog, p *history) error {
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if a.Cancelled { // it goes its way again to the call that another process has started, which ends then
 		cancel(proto.ErrRunCancelled)
 	}
-	err := b.continueRun(run, log, p)
+	err := b.resume(run, log, p)
 	switch {
 	case errors.Is(err, errTryAgain), errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
 		return err
@@ -191,7 +191,7 @@ func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *Store
 	return log.End(ctx, err)
 }
 
-func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) (err error) {
+func (b *Background) resume(ctx context.Context, log *StoredLog, p *history) (err error) {
 	defer func() { // a request that no process survives would end all gateways, one after another
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
@@ -219,7 +219,7 @@ func (b *Background) continueRun(ctx context.Context, log *StoredLog, p *past) (
 		}
 		p.began = log.last.At
 	}
-	run.Began, run.Past = p.began, p.events
+	run.Began, run.History = p.began, p.events
 	err = Continue(hosted, b.Upstream, run, log)
 	if err != nil && hosted.Err() != nil {
 		err = context.Cause(hosted)
@@ -237,8 +237,8 @@ func (b *Background) retry(run *proto.AgentRun, err error) error {
 	return err
 }
 
-// past is what a log has of a run.
-type past struct {
+// history is what a log has of a run.
+type history struct {
 	started *Start
 	began   time.Time
 	events  []Event
@@ -247,8 +247,8 @@ type past struct {
 	bytes   int64
 }
 
-func readPast(ctx context.Context, r *Reader) (*past, error) {
-	p := &past{}
+func readHistory(ctx context.Context, r *Reader) (*history, error) {
+	p := &history{}
 	r.Reserve = func(n int64) error { p.bytes += n; return nil }
 	for {
 		e, err := r.Next(ctx)

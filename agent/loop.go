@@ -27,7 +27,7 @@ const MaxCalls = 128
 // The run before has left them, because the same turn had calls of the client's tools or because its
 // time was over. More than [MaxCalls] of them are a [*proto.FieldError].
 //
-// A run with a past goes the same way again, with what it has in place of the model's replies and of
+// A run with a history goes the same way again, with what it has in place of the model's replies and of
 // executions, and goes on from its end. If that is within a turn, the turn is asked for again; its
 // text is an item of its own and not part of the conversation.
 func Continue(ctx context.Context, up Upstream, run *Run, log Log) error {
@@ -35,7 +35,7 @@ func Continue(ctx context.Context, up Upstream, run *Run, log Log) error {
 	if began.IsZero() {
 		began = time.Now()
 	}
-	l := &loop{up: up, run: run, log: log, past: run.Past, turn: run.Turn, deadline: began.Add(run.Wall)}
+	l := &loop{up: up, run: run, log: log, history: run.History, turn: run.Turn, deadline: began.Add(run.Wall)}
 	l.turn.Items = slices.Clone(run.Turn.Items)
 	for i := range run.Tools {
 		l.turn.Tools = append(l.turn.Tools, run.Tools[i].Definition)
@@ -58,32 +58,32 @@ type loop struct {
 	up       Upstream
 	run      *Run
 	log      Log
-	past     []Event // what is left of it
+	history  []Event // what is left of it
 	turn     Turn    // the next one
 	deadline time.Time
 	item     int // the number of items in the output
 	end      End
 }
 
-// late reports whether the time of the run is over. It was not while the past happened.
-func (l *loop) late() bool { return len(l.past) == 0 && !time.Now().Before(l.deadline) }
+// late reports whether the time of the run is over. It was not while the history was made.
+func (l *loop) late() bool { return len(l.history) == 0 && !time.Now().Before(l.deadline) }
 
-// replay returns the next event of the past if it is of a kind, else nil.
+// replay returns the next event of the history if it is of a kind, else nil.
 func (l *loop) replay(kind EventKind) *Event {
-	if len(l.past) == 0 || l.past[0].Kind != kind {
+	if len(l.history) == 0 || l.history[0].Kind != kind {
 		return nil
 	}
-	e := &l.past[0]
-	l.past = l.past[1:]
+	e := &l.history[0]
+	l.history = l.history[1:]
 	return e
 }
 
-// appendItem appends an event that is a whole item, unless the past has it. It returns the event that
+// appendItem appends an event that is a whole item, unless the history has it. It returns the event that
 // is in the log.
 func (l *loop) appendItem(ctx context.Context, e Event) (*Event, error) {
-	if past := l.replay(e.Kind); past != nil {
+	if recorded := l.replay(e.Kind); recorded != nil {
 		l.item++
-		return past, nil
+		return recorded, nil
 	}
 	e.Item = l.item
 	l.item++
@@ -131,7 +131,7 @@ func (l *loop) executePending(ctx context.Context) (Reason, error) {
 
 // step asks for one turn and carries out its calls. reason is empty if another turn must follow.
 func (l *loop) step(ctx context.Context) (reason Reason, err error) {
-	reply, err := l.pastReply(ctx)
+	reply, err := l.recordedReply(ctx)
 	if reply == nil && err == nil {
 		reply, err = l.ask(ctx)
 	}
@@ -169,7 +169,7 @@ func (l *loop) ask(ctx context.Context) (*Reply, error) {
 	if err := text.finish(ctx); err != nil {
 		return nil, err
 	}
-	l.say(text.text.String())
+	l.addText(text.text.String())
 	for i := range reply.Calls {
 		call := &reply.Calls[i]
 		if err := l.run.Reserve(int64(len(call.Name) + len(call.Arguments))); err != nil {
@@ -182,18 +182,18 @@ func (l *loop) ask(ctx context.Context) (*Reply, error) {
 	return reply, l.log.Append(ctx, Event{Kind: EventTurn, Item: l.item, Reply: reply})
 }
 
-// say makes a text of the model part of the conversation.
-func (l *loop) say(text string) {
+// addText makes a text of the model part of the conversation.
+func (l *loop) addText(text string) {
 	if text != "" {
 		l.turn.Items = append(l.turn.Items, Item{Role: RoleAssistant, Text: text})
 	}
 }
 
-// pastReply returns the reply of the next turn if the past has it, else nil. It ends a text that the
-// past has left without its end.
-func (l *loop) pastReply(ctx context.Context) (*Reply, error) {
-	for len(l.past) > 0 {
-		left, text, whole := len(l.past), &textItem{loop: l}, ""
+// recordedReply returns the reply of the next turn if the history has it, else nil. It ends a text that the
+// history has left without its end.
+func (l *loop) recordedReply(ctx context.Context) (*Reply, error) {
+	for len(l.history) > 0 {
+		left, text, whole := len(l.history), &textItem{loop: l}, ""
 		for e := l.replay(EventText); e != nil; e = l.replay(EventText) {
 			text.text.WriteString(e.Text)
 		}
@@ -207,11 +207,11 @@ func (l *loop) pastReply(ctx context.Context) (*Reply, error) {
 			return nil, err
 		}
 		if e := l.replay(EventTurn); e != nil {
-			l.say(whole)
+			l.addText(whole)
 			return e.Reply, nil
 		}
-		if len(l.past) == left {
-			return nil, fmt.Errorf("continue a run: its log has a %s in place of a turn", l.past[0].Kind)
+		if len(l.history) == left {
+			return nil, fmt.Errorf("continue a run: its log has a %s in place of a turn", l.history[0].Kind)
 		}
 	}
 	return nil, nil
@@ -224,8 +224,8 @@ func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 		return ReasonDone, nil
 	}
 	l.turn.Choice = Choice{} // a forced call was made; another one would never end
-	clients := false
-	var mine []*Call
+	hasClientCall := false
+	var own []*Call
 	for _, made := range calls {
 		t := l.tool(made.Name)
 		switch {
@@ -233,7 +233,7 @@ func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 			l.reject(&made, t)
 			continue
 		case t.Execute == nil:
-			clients = true
+			hasClientCall = true
 		}
 		made.ID = l.run.NewCallID(t)
 		e, err := l.appendItem(ctx, Event{Kind: EventCall, Call: &made, Server: t.Execute != nil})
@@ -248,13 +248,13 @@ func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 				return "", err
 			}
 		case t.Execute != nil:
-			mine = append(mine, call)
+			own = append(own, call)
 		}
 	}
-	if clients {
+	if hasClientCall {
 		return ReasonCalls, nil
 	}
-	return l.execute(ctx, mine)
+	return l.execute(ctx, own)
 }
 
 // reject answers a call that neither side can carry out: of an unknown tool, or one of the client's
@@ -286,10 +286,10 @@ func (l *loop) execute(ctx context.Context, calls []*Call) (Reason, error) {
 	return "", nil
 }
 
-// outcome returns the outcome of a call, which is carried out unless the past has it.
+// outcome returns the outcome of a call, which is carried out unless the history has it.
 func (l *loop) outcome(ctx context.Context, call *Call) (*Outcome, error) {
-	if len(l.past) > 0 && l.past[0].Kind == EventResult {
-		return l.past[0].Outcome, nil
+	if len(l.history) > 0 && l.history[0].Kind == EventResult {
+		return l.history[0].Outcome, nil
 	}
 	return l.tool(call.Name).Execute(ctx, call)
 }

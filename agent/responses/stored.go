@@ -29,7 +29,7 @@ const (
 
 // stored is a stored response as far as its log goes.
 type stored struct {
-	run     *proto.AgentRun
+	record  *proto.AgentRun
 	request *request
 	out     *encoder
 	log     *agent.Reader
@@ -67,7 +67,7 @@ func (s *Server) open(ctx context.Context, host Host, v vendor, id string) (*sto
 		return nil, err
 	}
 	return &stored{
-		run: run, request: req, out: newEncoder(vendor(run.API), run.ID, run.CreatedAt, req), log: &agent.Reader{Store: s.Runs, Org: org, ID: id, At: at, Reserve: host.Reserve},
+		record: run, request: req, out: newEncoder(vendor(run.API), run.ID, run.CreatedAt, req), log: &agent.Reader{Store: s.Runs, Org: org, ID: id, At: at, Reserve: host.Reserve},
 	}, nil
 }
 
@@ -86,7 +86,7 @@ func (r *stored) read(ctx context.Context) error {
 		}
 		r.ended = e.Ended()
 	}
-	if !r.ended && !r.run.Background && time.Since(r.out.at) > maxSilence {
+	if !r.ended && !r.record.Background && time.Since(r.out.at) > maxSilence {
 		r.out.fail(api.Unavailable(1, "the server with this response has stopped; send the request again"))
 		r.ended = true
 	}
@@ -126,7 +126,7 @@ func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, host H
 		writeJSON(w, http.StatusOK, out.response)
 		return nil
 	}
-	return s.follow(w, r, &stored{run: run.record, out: out, log: &agent.Reader{Store: s.Runs, Org: run.record.Org, ID: run.record.ID, At: at, Reserve: host.Reserve}}, -1)
+	return s.follow(w, r, &stored{record: run.record, out: out, log: &agent.Reader{Store: s.Runs, Org: run.record.Org, ID: run.record.ID, At: at, Reserve: host.Reserve}}, -1)
 }
 
 // follow answers with the events of a stored response after a number.
@@ -143,9 +143,9 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, run *stored, aft
 	})
 	switch err = absent(err); {
 	case err == nil || !stream.Begun() || errors.Is(err, errNoResponse):
-		return s.finishStream(r, stream, run.run.ID, err)
+		return s.finishStream(r, stream, run.record.ID, err)
 	default: // the run goes on; a client that sees no end asks again
-		s.Log.WarnContext(r.Context(), "stream of a stored response cut", "run", run.run.ID, "error", err)
+		s.Log.WarnContext(r.Context(), "stream of a stored response cut", "run", run.record.ID, "error", err)
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -169,7 +169,7 @@ func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
 	switch {
 	case err != nil:
 		return err
-	case streamed && !run.run.Stream:
+	case streamed && !run.record.Stream:
 		return proto.FieldErrorf("stream", "must be false: only a response that was created with background and stream can be streamed again")
 	case streamed:
 		return s.follow(w, r, run, after)
@@ -207,19 +207,19 @@ func (s *Server) cancel(v vendor, w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return err
 	}
-	openAIs := run.run.API == string(openAI)
+	openAIs := run.record.API == string(openAI)
 	switch {
-	case !run.run.Background:
+	case !run.record.Background:
 		return proto.FieldErrorf("response_id", "must be that of a response with background; others end when their client leaves")
 	case run.ended && !openAIs:
 		return proto.FieldErrorf("response_id", "must be that of a response that has not ended; this one is %s", run.out.response.Status)
 	case !run.ended:
-		if err := s.Runs.Cancel(r.Context(), run.run.Org, run.run.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		if err := s.Runs.Cancel(r.Context(), run.record.Org, run.record.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return err
 		}
 	}
 	if !openAIs {
-		writeJSON(w, http.StatusOK, map[string]string{"response_id": run.run.ID, "status": "cancelling"})
+		writeJSON(w, http.StatusOK, map[string]string{"response_id": run.record.ID, "status": "cancelling"})
 		return nil
 	}
 	if !run.ended {
@@ -239,15 +239,15 @@ func (s *Server) delete(v vendor, w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return err
 	}
-	if run.run.Background {
-		if err := s.Runs.Cancel(r.Context(), run.run.Org, run.run.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+	if run.record.Background {
+		if err := s.Runs.Cancel(r.Context(), run.record.Org, run.record.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return err
 		}
 	}
-	if err := s.Runs.Remove(r.Context(), run.run.Org, run.run.ID); err != nil {
+	if err := s.Runs.Remove(r.Context(), run.record.Org, run.record.ID); err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"id": run.run.ID, "object": "response", "deleted": true})
+	writeJSON(w, http.StatusOK, map[string]any{"id": run.record.ID, "object": "response", "deleted": true})
 	return nil
 }
 
