@@ -255,7 +255,7 @@ func TestEncryption(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := os.Chmod(key, 0o640); err != nil {
+	if err := os.Chmod(key, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := storage.Open(t.Context(), "file://"+dir, key); err == nil || !strings.Contains(err.Error(), "chmod") {
