@@ -73,36 +73,17 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, host Host, run *
 		return err
 	}
 	out := run.encoder()
-	var stream *streamer
-	events := agent.Log(out)
 	if run.request.Stream {
-		stream = newStream(w, out)
+		stream := newStream(w, out)
 		stream.Begin = func() {
 			out.begin()
 			out.start(run.container.ID)
 		}
-		events = stream
-	} else {
-		out.start(run.container.ID)
+		err := stream.Serve(ctx, func(ctx context.Context) error { return s.carryOut(ctx, run, stream) })
+		return s.finishStream(r, stream, run.record.ID, err)
 	}
-	end := func(err error) error { return err }
-	if run.request.stored() {
-		at, err := s.store(ctx, run.record)
-		if err != nil {
-			return err
-		}
-		stored := &agent.StoredLog{Store: s.Runs, Run: run.record, At: at, To: events}
-		if err := stored.Start(ctx, &agent.Start{Container: run.container.ID}); err != nil {
-			return err
-		}
-		events, end = stored, func(err error) error { return errors.Join(err, stored.End(ctx, err)) }
-	}
-	if run.request.Stream {
-		return s.finishStream(r, stream, run.record.ID, end(stream.Serve(ctx, func(ctx context.Context) error {
-			return agent.Continue(ctx, s.Upstream, &run.Run, events)
-		})))
-	}
-	err := end(agent.Continue(ctx, s.Upstream, &run.Run, events))
+	out.start(run.container.ID)
+	err := s.carryOut(ctx, run, out)
 	if err != nil && (ctx.Err() != nil || out.results == 0) {
 		return agent.ClientError(err)
 	}
@@ -112,6 +93,22 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, host Host, run *
 	}
 	writeJSON(w, http.StatusOK, out.response)
 	return nil
+}
+
+// carryOut carries out a run, whose events are stored first if the response is.
+func (s *Server) carryOut(ctx context.Context, run *run, events agent.Log) error {
+	if !run.request.stored() {
+		return agent.Continue(ctx, s.Upstream, &run.Run, events)
+	}
+	at, err := s.store(ctx, run.record)
+	if err != nil {
+		return err
+	}
+	log := &agent.StoredLog{Store: s.Runs, Run: run.record, At: at, To: events}
+	if err = log.Start(ctx, &agent.Start{Container: run.container.ID}); err == nil {
+		err = agent.Continue(ctx, s.Upstream, &run.Run, log)
+	}
+	return errors.Join(err, log.End(ctx, err))
 }
 
 // vendorOf returns the vendor whose tools a request has.

@@ -93,15 +93,6 @@ func (r *stored) read(ctx context.Context) error {
 	return nil
 }
 
-// load returns a stored response.
-func (s *Server) load(ctx context.Context, host Host, v vendor, id string) (*stored, error) {
-	r, err := s.open(ctx, host, v, id)
-	if err != nil {
-		return nil, err
-	}
-	return r, r.read(ctx)
-}
-
 // store stores a new run.
 func (s *Server) store(ctx context.Context, run *proto.AgentRun) (at uint64, err error) {
 	at, err = s.Runs.Create(ctx, run)
@@ -203,8 +194,11 @@ func wantsStream(w http.ResponseWriter, r *http.Request, host Host) (bool, error
 }
 
 func (s *Server) cancel(v vendor, w http.ResponseWriter, r *http.Request) error {
-	run, err := s.load(r.Context(), s.Host(r), v, chi.URLParam(r, "id"))
+	run, err := s.open(r.Context(), s.Host(r), v, chi.URLParam(r, "id"))
 	if err != nil {
+		return err
+	}
+	if err := run.read(r.Context()); err != nil {
 		return err
 	}
 	openAIs := run.record.API == string(openAI)
