@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,7 +49,6 @@ func (n *node) instance() string { return fmt.Sprintf("soak-%d-%s-%d", os.Getpid
 type deployment struct {
 	program, dir string
 	env          []string // of every process
-	monitor      string   // URL of the NATS server's monitoring port
 	s3           *storagetest.Server
 	key          string
 
@@ -114,17 +114,21 @@ func (d *deployment) startNATS(ctx context.Context, program string) (string, err
 	if err != nil {
 		return "", err
 	}
+	profiles, err := freeAddress(ctx)
+	if err != nil {
+		return "", err
+	}
+	_, profilePort, _ := strings.Cut(profiles, ":")
 	n := &node{name: natsName, started: time.Now(), target: &target{
-		api: newAPI("http://"+monitor, ""), data: filepath.Join(d.dir, natsName), log: filepath.Join(d.dir, natsName+".log"),
+		api: newAPI("http://"+monitor, ""), data: filepath.Join(d.dir, natsName), log: filepath.Join(d.dir, natsName+".log"), profileURL: "http://" + profiles,
 	}}
 	config := filepath.Join(d.dir, "nats.conf")
-	text := fmt.Sprintf("listen: %q\nhttp: %q\njetstream { store_dir: %q, sync_interval: always }\n", client, monitor, n.data)
+	text := fmt.Sprintf("listen: %q\nhttp: %q\nprof_port: %s\njetstream { store_dir: %q, sync_interval: always }\n", client, monitor, profilePort, n.data)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return "", fmt.Errorf("write the configuration of NATS: %w", err)
 	}
-	d.monitor = "http://" + monitor
 	d.nodes = append(d.nodes, n)
-	return client, n.target.start(ctx, nil, program, "--config", config)
+	return client, n.start(ctx, nil, program, "--config", config)
 }
 
 // start starts a node.
@@ -137,7 +141,7 @@ func (d *deployment) start(ctx context.Context, n *node) error {
 	d.mu.Lock()
 	n.starts++
 	n.started = time.Now()
-	env := append(d.env[:len(d.env):len(d.env)], "BULLPEN_INSTANCE="+n.instance())
+	env := append(slices.Clip(d.env), "BULLPEN_INSTANCE="+n.instance())
 	d.mu.Unlock()
 	if err := t.start(ctx, env, d.program, "serve", "--roles", n.role, "--listen", address, "--data", t.data, "--log-format", "json"); err != nil {
 		return err
@@ -150,7 +154,7 @@ func (d *deployment) start(ctx context.Context, n *node) error {
 
 // ready waits until a node is ready.
 func (d *deployment) ready(ctx context.Context, n *node) error {
-	if err := n.target.ready(ctx); err != nil {
+	if err := n.ready(ctx); err != nil {
 		return fmt.Errorf("start %s: %w", n.name, err)
 	}
 	d.mu.Lock()
@@ -171,7 +175,7 @@ func (d *deployment) restart(ctx context.Context, n *node, s syscall.Signal) err
 	if s == syscall.SIGKILL {
 		_ = n.cmd.Process.Signal(s) // if it has exited, the sampler has noticed
 		<-n.exited
-	} else if err := n.target.close(); err != nil {
+	} else if err := n.close(); err != nil {
 		return fmt.Errorf("stop %s: %w", n.name, err)
 	}
 	if err := d.start(ctx, n); err != nil {
@@ -214,9 +218,9 @@ func (d *deployment) killedSince(at time.Time) bool {
 // close stops all processes, NATS last.
 func (d *deployment) close() error {
 	var errs []error
-	for i := len(d.nodes) - 1; i >= 0; i-- {
-		if n := d.nodes[i]; n.target != nil && n.cmd != nil {
-			if err := n.target.close(); err != nil && n.role != "" { // NATS reports its signal
+	for _, n := range slices.Backward(d.nodes) {
+		if n.target != nil && n.cmd != nil {
+			if err := n.close(); err != nil && n.role != "" { // NATS reports its signal
 				errs = append(errs, fmt.Errorf("stop %s: %w", n.name, err))
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -167,7 +168,7 @@ func (m *mixed) run(ctx context.Context, d time.Duration) error {
 			wheel = append(wheel, name)
 		}
 	}
-	rand.Shuffle(len(wheel), func(i, j int) { wheel[i], wheel[j] = wheel[j], wheel[i] })
+	rand.Shuffle(len(wheel), func(i, j int) { wheel[i], wheel[j] = wheel[j], wheel[i] }) //nolint:gosec // an order, not a secret
 	end := time.After(d)
 	tick, burst, read := time.NewTicker(mixedEvery), time.NewTicker(burstEvery), time.NewTicker(schedulesRead)
 	defer tick.Stop()
@@ -673,8 +674,7 @@ func (m *mixed) readSchedules(ctx context.Context) {
 		if err != nil {
 			m.fail("schedule %s: %v", id, err)
 		}
-		for i := len(s.Runs) - 1; i >= 0; i-- { // the oldest first
-			run := s.Runs[i]
+		for _, run := range slices.Backward(s.Runs) { // the oldest first
 			before, seen := ticks[run.Tick]
 			if run.Trace == "" || seen && before != run.Trace {
 				m.fail("schedule %s, tick %s: %+v, before %q", id, run.Tick, run, before)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -179,6 +180,17 @@ func (s *sampler) figures(ctx context.Context, n *node, t *target) (map[string]f
 			return nil, err
 		}
 		figures[metricFiles] = float64(len(l.kinds[kindFile]))
+		profile, err := (&api{t.profileURL, "", t.http}).get(ctx, "/debug/pprof/heap?debug=1")
+		if err != nil {
+			return nil, err
+		}
+		_, rest, _ := strings.Cut(string(profile), "# NextGC = ")
+		text, _, _ := strings.Cut(rest, "\n")
+		next, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read the heap of NATS: %w", err)
+		}
+		figures[metricHeap] = next / mb
 		return figures, s.streams(ctx, t, figures)
 	}
 	l, err := lookAt(ctx, t)
@@ -263,7 +275,7 @@ func leftCgroups(instances []string) (left []string, err error) {
 			if err == nil && e.IsDir() && slices.Contains(instances, filepath.Base(path)) {
 				left = append(left, path)
 			}
-			return nil //nolint:nilerr // a group that has gone meanwhile
+			return nil // a group may have gone meanwhile
 		}))
 	}
 	return left, err

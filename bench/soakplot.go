@@ -67,14 +67,14 @@ func drawPanel(b *bytes.Buffer, points []point, d time.Duration, metric string, 
 		return strings.Compare(fmt.Sprintf("%s %4d", a.node, a.start), fmt.Sprintf("%s %4d", b.node, b.start))
 	}) {
 		_, _ = fmt.Fprintf(b, "<path stroke=\"%s\" d=\"", soakColors[l.node])
-		steps := groupBy(lines[l], func(p point) time.Duration { return p.at / plotStep })
+		steps := groupBy(lines[l], func(p point) time.Duration { return p.at.Truncate(plotStep) })
 		command := "M"
 		for _, step := range slices.Sorted(maps.Keys(steps)) {
 			var values []float64
 			for _, p := range steps[step] {
 				values = append(values, p.value)
 			}
-			x := float64(left) + (step*plotStep).Hours()/d.Hours()*(panelWidth-panelGap)
+			x := float64(left) + step.Hours()/d.Hours()*(panelWidth-panelGap)
 			y := float64(top) + panelHeight*(1-ratio(median(values), most))
 			_, _ = fmt.Fprintf(b, "%s%.1f %.1f", command, x, y)
 			command = "L"
