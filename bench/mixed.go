@@ -22,7 +22,7 @@ import (
 
 // The load of a soak.
 const (
-	mixedEvery      = 300 * time.Millisecond // between the starts of two actions
+	mixedEvery      = 350 * time.Millisecond // between the starts of two actions
 	mixedWithin     = 4 * time.Minute        // for an action with all its retries
 	mixedPause      = 250 * time.Millisecond // before a retry
 	mixedThreads    = 10                     // in use at a time
@@ -639,7 +639,7 @@ func (m *mixed) batch(ctx context.Context, token string) error {
 // schedules creates schedules.
 func (m *mixed) schedules(ctx context.Context) error {
 	for _, name := range []string{"one", "two"} {
-		body, err := json.Marshal(map[string]any{"name": name, "every": scheduleSeconds, "request": job{asked: bash("echo " + name), MaxAttempts: 3}})
+		body, err := json.Marshal(map[string]any{"name": name, "every": scheduleSeconds, "overlap": "queue", "request": job{asked: bash("echo " + name), MaxAttempts: 3}})
 		if err != nil {
 			return err
 		}
@@ -663,7 +663,7 @@ func (m *mixed) readSchedules(ctx context.Context) {
 			Runs []struct {
 				Tick   time.Time
 				Trace  string `json:"trace_id"`
-				Reason *string
+				Reason string
 			}
 		}
 		r, err := m.call(ctx, http.MethodGet, "/v1/schedules/"+id, nil)
