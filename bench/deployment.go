@@ -42,8 +42,10 @@ type node struct {
 // worker reports whether the node runs programs.
 func (n *node) worker() bool { return n.role == "worker" }
 
-// instance is the name that the latest start of a node has among all processes.
-func (n *node) instance() string { return fmt.Sprintf("soak-%d-%s-%d", os.Getpid(), n.name, n.starts) }
+// instance returns the name of a start of a node, unique among all processes.
+func (n *node) instance(start int) string {
+	return fmt.Sprintf("soak-%d-%s-%d", os.Getpid(), n.name, start)
+}
 
 // deployment is bullpen in several processes, with a NATS server and an S3 server.
 type deployment struct {
@@ -141,7 +143,7 @@ func (d *deployment) start(ctx context.Context, n *node) error {
 	d.mu.Lock()
 	n.starts++
 	n.started = time.Now()
-	env := append(slices.Clip(d.env), "BULLPEN_INSTANCE="+n.instance())
+	env := append(slices.Clip(d.env), "BULLPEN_INSTANCE="+n.instance(n.starts))
 	d.mu.Unlock()
 	if err := t.start(ctx, env, d.program, "serve", "--roles", n.role, "--listen", address, "--data", t.data, "--log-format", "json"); err != nil {
 		return err

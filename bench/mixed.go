@@ -70,14 +70,14 @@ type mixedThread struct {
 
 // kinds are the actions of the load with their weights.
 func (m *mixed) kinds() map[string]mixedKind {
-	print1 := func(l proto.Language, code string) func(context.Context, string) error {
+	prints := func(l proto.Language, code string) func(context.Context, string) error {
 		return func(ctx context.Context, token string) error {
 			return m.expect(ctx, token, job{asked: asked{Language: l, Code: fmt.Sprintf(code, token), Timeout: programTimeout}}, outcome{Stdout: token + "\n"})
 		}
 	}
 	return map[string]mixedKind{
-		"python": {5, print1(proto.Python, "x = bytearray(20 << 20)\nprint(%q)")}, "node": {3, print1(proto.Node, "console.log(%q)")},
-		"bash": {5, print1(proto.Bash, "echo %q")}, "streaming": {4, m.streaming}, "thread": {5, m.thread}, "file": {2, m.file},
+		"python": {5, prints(proto.Python, "x = bytearray(20 << 20)\nprint(%q)")}, "node": {3, prints(proto.Node, "console.log(%q)")},
+		"bash": {5, prints(proto.Bash, "echo %q")}, "streaming": {4, m.streaming}, "thread": {5, m.thread}, "file": {2, m.file},
 		"webhook": {4, m.webhook}, "cancelled": {1, m.cancelled}, "timeout": {1, m.timeout}, "failing": {2, m.failing}, "large": {1, m.large},
 		"batch": {1, m.batch},
 	}
@@ -676,7 +676,7 @@ func (m *mixed) readSchedules(ctx context.Context) {
 		}
 		for _, run := range slices.Backward(s.Runs) { // the oldest first
 			before, seen := ticks[run.Tick]
-			if run.Trace == "" || seen && before != run.Trace {
+			if !seen && run.Trace == "" || seen && before != run.Trace {
 				m.fail("schedule %s, tick %s: %+v, before %q", id, run.Tick, run, before)
 			}
 			if ticks[run.Tick] = run.Trace; seen {

@@ -257,12 +257,8 @@ func (s *sampler) disk(name, dir string) {
 // instances returns the names of all workers that have run.
 func (d *deployment) instances() (names []string) {
 	for _, n := range d.nodes {
-		for last := n.starts; n.worker() && n.starts > 0; n.starts-- {
-			names = append(names, n.instance())
-			if n.starts == 1 {
-				n.starts = last
-				break
-			}
+		for start := 1; n.worker() && start <= n.starts; start++ {
+			names = append(names, n.instance(start))
 		}
 	}
 	return names

@@ -53,6 +53,23 @@ func TestTrends(t *testing.T) {
 	}
 }
 
+func TestOutcomeOfStream(t *testing.T) {
+	output := `{"type":"output","stream":"stdout","data":"ab\n","seq":1}` + "\n"
+	ended := func(result string) string { return `{"type":"result","result":` + result + `,"seq":2}` + "\n" }
+	complete := ended(`{"stdout":"ab\n","exit_code":0,"error":null,"error_code":null,"error_message":null}`)
+	if o, err := streamOutcome([]byte(output + complete)); err != nil || !o.equal(outcome{Stdout: "ab\n"}) {
+		t.Errorf("%s, %v", o, err)
+	}
+	if o, err := streamOutcome([]byte(ended(`{"exit_code":-1,"error_code":"worker_lost","error_message":"lost"}`))); err != nil || o.code() != "worker_lost" {
+		t.Errorf("%s, %v", o, err)
+	}
+	for name, body := range map[string]string{"a lost event": complete, "an event twice": output + output + complete, "no result": output} {
+		if o, err := streamOutcome([]byte(body)); err == nil && o.equal(outcome{Stdout: "ab\n"}) {
+			t.Errorf("%s was not noticed", name)
+		}
+	}
+}
+
 func TestEverySeriesHasATolerance(t *testing.T) {
 	for _, metric := range append(slices.Clone(panels), metricConsumers, metricStream, metricMessages) {
 		if _, ok := tolerances[metric]; !ok {
