@@ -23,7 +23,7 @@ import (
 const (
 	soakSlots     = 4 // of each worker
 	soakRetention = "5m"
-	soakHomeCache = "32MiB"
+	soakHomeCache = "8MiB"
 )
 
 // natsName is the NATS server among the nodes.
