@@ -180,7 +180,9 @@ func (s *sampler) figures(ctx context.Context, n *node, t *target) (map[string]f
 			return nil, err
 		}
 		figures[metricFiles] = float64(len(l.kinds[kindFile]))
-		profile, err := (&api{t.profileURL, "", t.http}).get(ctx, "/debug/pprof/heap?debug=1")
+		// The collection frees the pools of NATS. They hold buffers of its largest messages, and grow for
+		// hours without it, because a server with little to do collects garbage once in minutes.
+		profile, err := (&api{t.profileURL, "", t.http}).get(ctx, "/debug/pprof/heap?gc=1&debug=1")
 		if err != nil {
 			return nil, err
 		}
