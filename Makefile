@@ -185,6 +185,12 @@ soak: build ## run 10,000 executions in sequence and see that nothing is left be
 	go -C bench build -o ../bin/bench .
 	bin/bench --soak 10000
 
+.PHONY: soak-mixed
+soak-mixed: build s3server ## run mixed load on several processes for an hour, restart and kill them, and see that nothing is lost and nothing grows; as root
+	$(gobuild) -o bin/nats-server github.com/nats-io/nats-server/v2
+	go -C bench build -o ../bin/bench .
+	bin/bench --soak-for 1h --csv bench/results/soak.csv --svg bench/results/soak.svg
+
 .PHONY: clean
 clean: ## remove what was fetched and built; keep the data of make serve
 	rm -rf bin dist $(jailinit)

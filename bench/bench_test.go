@@ -242,6 +242,9 @@ func TestFlags(t *testing.T) {
 		{"--soak", "1", "--url", "http://x", "--key", "k"},
 		{"--profile", "x", "--url", "http://x", "--key", "k"},
 		{"--profile", "x", "--soak", "1"},
+		{"--soak-for", "-1s"},
+		{"--soak-for", "1h", "--soak", "1"},
+		{"--soak-for", "1h", "--url", "http://x", "--key", "k"},
 	} {
 		t.Setenv("BULLPEN_API_KEY", "")
 		if _, err := parse(bad, io.Discard); err == nil {

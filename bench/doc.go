@@ -1,6 +1,7 @@
 // Command bench measures bullpen against the bare interpreters, on one machine, in one run. It is a
-// benchmark, not a test: no figure makes it fail. Only --soak fails, if executions leave something
-// behind. --profile measures nothing; it shows what the server spends its time on.
+// benchmark, not a test: no figure makes it fail. Only --soak and --soak-for fail, if executions
+// leave something behind, are lost or make something grow. --profile measures nothing; it shows what
+// the server spends its time on.
 //
 // The two sides run in alternating blocks (bare, bullpen, bare, bullpen, …), so that a change in
 // the machine's speed affects both. The bare side is the interpreter that jails run. This process

@@ -21,6 +21,9 @@ type options struct {
 	json     string        // path for the figures instead of the directory of results
 	svg      string        // path for a drawing of the figures; empty for none
 	soak     int           // number of executions of a soak instead of a benchmark
+	soakFor  time.Duration // of a soak with mixed load and restarts instead of a benchmark
+	nats     string        // NATS server to start for that
+	csv      string        // path for its samples; empty for none
 	profile  string        // directory for profiles of a busy server instead of a benchmark
 }
 
@@ -52,7 +55,19 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("make a directory for programs and the server's data: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	keep := false
+	defer func() {
+		if !keep {
+			_ = os.RemoveAll(dir)
+		}
+	}()
+	if o.soakFor > 0 {
+		if err = soakMixed(ctx, o, dir, out, progress); err != nil {
+			keep = true
+			err = fmt.Errorf("%w\n(the logs are in %s)", err, dir)
+		}
+		return err
+	}
 	t, err := openTarget(ctx, o, dir)
 	if err != nil {
 		return err
@@ -78,8 +93,11 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.key, "key", os.Getenv("BULLPEN_API_KEY"), "API key for --url; better in BULLPEN_API_KEY, because other processes can read flags")
 	f.StringVar(&o.server, "server", "bin/bullpen", "the program to start as the server")
 	f.StringVar(&o.json, "json", "", "write the figures to this file rather than to "+latestResult+"; the figures of --quick are written only with it")
-	f.StringVar(&o.svg, "svg", "", "draw the comparison with the bare interpreter into this file")
+	f.StringVar(&o.svg, "svg", "", "draw the comparison with the bare interpreter, or the samples of --soak-for, into this file")
 	f.IntVar(&o.soak, "soak", 0, "instead of measuring, run this many executions in sequence and fail if they leave anything behind")
+	f.DurationVar(&o.soakFor, "soak-for", 0, "instead of measuring, send mixed load to several processes for this time while they are restarted and killed, and fail if anything grows or is lost")
+	f.StringVar(&o.nats, "nats-server", "bin/nats-server", "the NATS server to start with --soak-for")
+	f.StringVar(&o.csv, "csv", "", "write the samples of --soak-for to this file")
 	f.StringVar(&o.profile, "profile", "", "instead of measuring, make profiles of the server while it works for --duration, in this directory")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -91,8 +109,12 @@ func parse(args []string, out io.Writer) (options, error) {
 		return o, fmt.Errorf("--duration: %s must be more than 0, such as 6s", o.duration)
 	case o.soak < 0:
 		return o, fmt.Errorf("--soak: %d must be a number of executions, such as 10000", o.soak)
-	case (o.soak > 0 || o.profile != "") && o.url != "":
-		return o, errors.New("--soak and --profile look at the server's process, so that they start one: leave --url out")
+	case o.soakFor < 0:
+		return o, fmt.Errorf("--soak-for: %s must be more than 0, such as 1h", o.soakFor)
+	case (o.soak > 0 || o.soakFor > 0 || o.profile != "") && o.url != "":
+		return o, errors.New("--soak, --soak-for and --profile look at the server's process, so that they start one: leave --url out")
+	case o.soakFor > 0 && (o.soak > 0 || o.profile != ""):
+		return o, errors.New("--soak-for does not go with --soak and --profile: leave them out")
 	case o.soak > 0 && o.profile != "":
 		return o, errors.New("--soak and --profile are not to be had at once: leave one out")
 	case o.url != "" && o.key == "":

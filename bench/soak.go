@@ -174,6 +174,9 @@ func lookAt(ctx context.Context, t *target) (*look, error) {
 	if err := l.descriptors(t); err != nil {
 		return nil, err
 	}
+	if t.noWorker {
+		return l, nil
+	}
 	return l, l.cgroups(t.pid)
 }
 

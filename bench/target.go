@@ -34,6 +34,7 @@ type target struct {
 	data, log string // paths
 	// profileURL is the base URL of the server's profiles; empty unless --profile is set.
 	profileURL string
+	noWorker   bool // it runs no programs
 	pid        int
 	cmd        *exec.Cmd
 	exited     chan struct{}
@@ -73,42 +74,46 @@ func startServer(ctx context.Context, program, dir string, settings ...string) (
 	}
 	t := &target{
 		api:  newAPI("http://"+address, proto.NewKeySecret("local")),
-		data: filepath.Join(dir, "data"), log: filepath.Join(dir, "server.log"), exited: make(chan struct{}),
+		data: filepath.Join(dir, "data"), log: filepath.Join(dir, "server.log"),
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make a directory for the server: %w", err)
 	}
+	env := append([]string{"BULLPEN_BOOTSTRAP_KEY=" + t.key}, settings...)
+	return t, t.start(ctx, env, program, "serve", "--listen", address, "--data", t.data, "--log-format", "json")
+}
+
+// start starts a program with additional environment variables, and appends its output to t.log.
+func (t *target) start(ctx context.Context, env []string, program string, args ...string) error {
 	log, err := os.OpenFile(t.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("make the server's log: %w", err)
+		return fmt.Errorf("make the log of %s: %w", program, err)
 	}
 	defer func() { _ = log.Close() }() // the child has its own descriptor
 	// ctx must not kill the server: it is stopped by a signal and waited for.
-	t.cmd = exec.CommandContext(context.WithoutCancel(ctx), program, "serve",
-		"--listen", address, "--data", t.data, "--log-format", "json")
-	t.cmd.Stdout, t.cmd.Stderr = log, log
+	cmd, exited := exec.CommandContext(context.WithoutCancel(ctx), program, args...), make(chan struct{})
+	cmd.Stdout, cmd.Stderr = log, log
 	// The environment must not affect the measurement, except for the path of nsjail.
-	t.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "BULLPEN_BOOTSTRAP_KEY=" + t.key}
-	t.cmd.Env = append(t.cmd.Env, settings...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + filepath.Dir(t.log)}, env...)
 	if nsjail, ok := os.LookupEnv("BULLPEN_NSJAIL"); ok {
-		t.cmd.Env = append(t.cmd.Env, "BULLPEN_NSJAIL="+nsjail)
+		cmd.Env = append(cmd.Env, "BULLPEN_NSJAIL="+nsjail)
 	}
-	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // the parent-death signal follows the thread that started the child
-		err := t.cmd.Start()
+		err := cmd.Start()
 		started <- err
 		if err == nil {
-			_ = t.cmd.Wait() // close reads the state
-			close(t.exited)
+			_ = cmd.Wait() // close reads the state
+			close(exited)
 		}
 	}()
 	if err := <-started; err != nil {
-		return nil, fmt.Errorf("start the server: %w: run `make build`, or name the program with --server", err)
+		return fmt.Errorf("start %s: %w: run `make build`, or name the program with --server", program, err)
 	}
-	t.pid = t.cmd.Process.Pid
-	return t, nil
+	t.cmd, t.exited, t.pid = cmd, exited, cmd.Process.Pid
+	return nil
 }
 
 // freeAddress returns a loopback address that nobody listens on.

@@ -88,6 +88,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		defer collecting.Wait()
 		defer cancel()
 		collecting.Go(func() { e.collect(ctx) }) // the blob store may take its time
+		collecting.Go(func() { e.Store.CollectMarkers(ctx, e.Store.Batches, e.Log) })
 		tick := time.NewTicker(scanEvery)
 		defer tick.Stop()
 		for {

@@ -71,6 +71,7 @@ func (r *Runner) lead(ctx context.Context) {
 	defer index.putAll()
 	var running sync.WaitGroup
 	defer running.Wait()
+	running.Go(func() { r.Store.CollectMarkers(ctx, r.Store.Schedules, r.Log) })
 	free, handled := handlers, make(chan *definition, handlers)
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()

@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -39,6 +41,55 @@ func (b bucket) Update(ctx context.Context, key string, value []byte, revision u
 
 func (b bucket) Delete(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error {
 	return markUnanswered(b.KeyValue.Delete(ctx, key, opts...))
+}
+
+// collectMarkersEvery is how often [Store.CollectMarkers] looks for old markers.
+const collectMarkersEvery = time.Hour
+
+// CollectMarkers removes the markers of removed keys from a bucket when they are as old as
+// [WebhookMarkerTTL], now and every hour until ctx is done. Buckets whose markers expire by
+// themselves need it not. An older version could not use a bucket that was changed to be one.
+func (s *Store) CollectMarkers(ctx context.Context, bucket jetstream.KeyValue, log *slog.Logger) {
+	tick := time.NewTicker(collectMarkersEvery)
+	defer tick.Stop()
+	for {
+		if err := s.PurgeMarkers(ctx, bucket, WebhookMarkerTTL); err != nil && ctx.Err() == nil {
+			log.Warn("removal of old markers failed, will retry", "bucket", bucket.Bucket(), "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// PurgeMarkers removes the markers that removed keys have left in a bucket, if they are at least as
+// old as age. A process that was disconnected for longer does not learn of the removals.
+func (s *Store) PurgeMarkers(ctx context.Context, bucket jetstream.KeyValue, age time.Duration) error {
+	old, limit := map[string]uint64{}, time.Now().Add(-age)
+	err := ReadBucket(ctx, bucket, ">", func(e jetstream.KeyValueEntry) {
+		if e.Operation() != jetstream.KeyValuePut && !e.Created().After(limit) {
+			old[e.Key()] = e.Revision()
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("read the markers of bucket %s: %w", bucket.Bucket(), err)
+	}
+	if len(old) == 0 {
+		return nil
+	}
+	st, err := s.JS.Stream(ctx, bucketPrefix+bucket.Bucket())
+	if err != nil {
+		return fmt.Errorf("open the stream of bucket %s: %w", bucket.Bucket(), err)
+	}
+	for key, revision := range old {
+		// Up to the marker: the key may have been created again.
+		if err := st.Purge(ctx, jetstream.WithPurgeSubject("$KV."+bucket.Bucket()+"."+key), jetstream.WithPurgeSequence(revision+1)); err != nil {
+			return fmt.Errorf("purge the marker of %s in bucket %s: %w", key, bucket.Bucket(), err)
+		}
+	}
+	return nil
 }
 
 // decided repeats a write while another one on the same key is in progress.

@@ -31,6 +31,45 @@ func TestBucketsMatchTheLibrary(t *testing.T) {
 	}
 }
 
+// A bucket whose keys come and go does not grow.
+func TestMarkersOfRemovedKeysArePurged(t *testing.T) {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	for _, bucket := range []jetstream.KeyValue{st.Batches, st.Schedules} {
+		for _, key := range []string{"removed", "kept", "created.again"} {
+			if _, err := bucket.Create(ctx, key, []byte("value")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, key := range []string{"removed", "created.again"} {
+			if err := bucket.Purge(ctx, key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := bucket.Create(ctx, "created.again", []byte("again")); err != nil {
+			t.Fatal(err)
+		}
+		messages := func() uint64 {
+			status, err := bucket.Status(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return status.Values()
+		}
+		if err := st.PurgeMarkers(ctx, bucket, time.Hour); err != nil || messages() != 3 {
+			t.Errorf("%s: %v, %d messages, want the marker that is not an hour old and two values", bucket.Bucket(), err, messages())
+		}
+		if err := st.PurgeMarkers(ctx, bucket, 0); err != nil || messages() != 2 {
+			t.Errorf("%s: %v, %d messages, want the two values alone", bucket.Bucket(), err, messages())
+		}
+		for key, value := range map[string]string{"kept": "value", "created.again": "again"} {
+			if e, err := bucket.Get(ctx, key); err != nil || string(e.Value()) != value {
+				t.Errorf("%s: %s: %v, %v", bucket.Bucket(), key, e, err)
+			}
+		}
+	}
+}
+
 // A removed stream stands for one without a leader: nobody answers.
 func TestUnansweredRequestsAreDeadlineErrors(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))

@@ -95,6 +95,14 @@ func TestDocumentedPermissions(t *testing.T) {
 	if _, err := gateway.Usage.Put(ctx, "position", []byte("{}")); err != nil {
 		t.Errorf("a gateway stores usage: %v", err)
 	}
+	for _, bucket := range []jetstream.KeyValue{gateway.Batches, gateway.Schedules} {
+		if err := bucket.Purge(ctx, "key"); err != nil {
+			t.Errorf("a gateway removes a key of %s: %v", bucket.Bucket(), err)
+		}
+		if err := gateway.PurgeMarkers(ctx, bucket, 0); err != nil {
+			t.Errorf("a gateway removes markers: %v", err)
+		}
+	}
 	if err := store.ReadBucket(ctx, gateway.Usage, "org.*.2026-11", func(jetstream.KeyValueEntry) {}); err != nil {
 		t.Errorf("a gateway reads the usage of a month: %v", err)
 	}

@@ -23,8 +23,8 @@ const (
 // execution's record is: a key that outlived the record would seem to be unused.
 const BindingTTL = 24 * time.Hour
 
-// WebhookMarkerTTL is how long the marker of a removed key of the webhooks and pipelines buckets
-// stays. A process that is disconnected for longer does not learn of the removal.
+// WebhookMarkerTTL is how long the marker of a removed key stays in buckets whose keys come and go.
+// A process that is disconnected for longer does not learn of the removal.
 const WebhookMarkerTTL = 7 * 24 * time.Hour
 
 // A body that is stored as an object outlives the message that names it: a record by its retention,
@@ -111,12 +111,12 @@ var table = []row{
 	{
 		name: "bullpen_schedules", holds: "schedules, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Schedules },
 		retention: untilRemoved, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
 		name: "bullpen_batches", holds: "batches, and how far they have come", bucket: func(s *Store) *jetstream.KeyValue { return &s.Batches },
 		retention: untilRemoved, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
 		name: "bullpen_pipelines", holds: "runs of pipelines, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Pipelines },

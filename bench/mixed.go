@@ -1,0 +1,724 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// The load of a soak.
+const (
+	mixedEvery      = 350 * time.Millisecond // between the starts of two actions
+	mixedWithin     = 4 * time.Minute        // for an action with all its retries
+	mixedPause      = 250 * time.Millisecond // before a retry
+	mixedThreads    = 10                     // in use at a time
+	threadsFor      = 2 * time.Minute        // how long a thread is in use
+	burstEvery      = time.Minute
+	burstSize       = 20
+	scheduleSeconds = 15
+	schedulesRead   = time.Minute
+	mixedBatch      = 20
+	hookWithin      = 2 * time.Minute // after the end of the load
+	refusedHooks    = 10              // every so many webhooks is refused
+	shownFailures   = 20
+	mixedLarge      = 1_200_000 // bytes, more than a record in a message holds
+)
+
+// mixed is a load of many kinds, and what came of it. Each answer is checked.
+type mixed struct {
+	d    *deployment
+	http *http.Client
+	key  string
+
+	next     atomic.Int64 // number of the next token
+	running  sync.WaitGroup
+	receiver *http.Server
+	hookURL  string
+
+	mu         sync.Mutex
+	counts     map[string]int // actions that ended well, by kind
+	executions int
+	retries    int             // requests that were sent again because a gateway did not answer
+	lost       int             // executions that ended as worker_lost after their worker was killed
+	hooks      map[string]int  // accepted webhooks by execution
+	expected   map[string]bool // executions whose webhook must arrive
+	posts      int
+	failures   []string
+	ticks      map[string]map[time.Time]string // trace ids by schedule and tick
+	threads    map[string]*mixedThread
+}
+
+// mixedThread is a thread of the load. Its log has a line for each execution.
+type mixedThread struct {
+	mu          sync.Mutex
+	lines, lost int // that the log must have, and may have in addition
+}
+
+// kinds are the actions of the load with their weights.
+func (m *mixed) kinds() map[string]mixedKind {
+	prints := func(l proto.Language, code string) func(context.Context, string) error {
+		return func(ctx context.Context, token string) error {
+			return m.expect(ctx, token, job{asked: asked{Language: l, Code: fmt.Sprintf(code, token), Timeout: programTimeout}}, outcome{Stdout: token + "\n"})
+		}
+	}
+	return map[string]mixedKind{
+		"python": {5, prints(proto.Python, "x = bytearray(20 << 20)\nprint(%q)")}, "node": {3, prints(proto.Node, "console.log(%q)")},
+		"bash": {5, prints(proto.Bash, "echo %q")}, "streaming": {4, m.streaming}, "thread": {5, m.thread}, "file": {2, m.file},
+		"webhook": {4, m.webhook}, "cancelled": {1, m.cancelled}, "timeout": {1, m.timeout}, "failing": {2, m.failing}, "large": {1, m.large},
+		"batch": {1, m.batch},
+	}
+}
+
+type mixedKind struct {
+	weight int
+	run    func(ctx context.Context, token string) error
+}
+
+// job is an execute request.
+type job struct {
+	asked
+	MaxAttempts int               `json:"max_attempts,omitempty"`
+	Webhook     string            `json:"webhook_url,omitempty"`
+	Metadata    map[string]string `json:"metadata"`
+
+	async, stream bool
+}
+
+// outcome is the part of a result or a record that is checked.
+type outcome struct {
+	Stdout    string  `json:"stdout"`
+	Stderr    string  `json:"stderr"`
+	ExitCode  int     `json:"exit_code"`
+	ErrorCode *string `json:"error_code"`
+}
+
+func (o outcome) equal(want outcome) bool {
+	return o.Stdout == want.Stdout && o.Stderr == want.Stderr && o.ExitCode == want.ExitCode && o.code() == want.code()
+}
+
+func (o outcome) code() string {
+	if o.ErrorCode == nil {
+		return ""
+	}
+	return *o.ErrorCode
+}
+
+func (o outcome) String() string {
+	return fmt.Sprintf("exit code %d, error %q, stdout %.60q, stderr %.60q", o.ExitCode, o.code(), o.Stdout, o.Stderr)
+}
+
+// newMixed starts the receiver of webhooks. The settings let a server send to it.
+func newMixed(ctx context.Context) (m *mixed, settings []string, err error) {
+	m = &mixed{
+		http:   &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: 30 * time.Second}}, //nolint:mnd // restarted servers have other addresses
+		counts: map[string]int{}, hooks: map[string]int{}, expected: map[string]bool{},
+		ticks: map[string]map[time.Time]string{}, threads: map[string]*mixedThread{},
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, fmt.Errorf("start a receiver of webhooks: %w", err)
+	}
+	m.receiver = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(m.receive)}
+	go func() { _ = m.receiver.Serve(listener) }()
+	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
+	m.hookURL = "http://127.0.0.1:" + port + "/"
+	return m, []string{"BULLPEN_WEBHOOK_ALLOW_HTTP=true", "BULLPEN_WEBHOOK_ALLOW_CIDRS=127.0.0.0/8", "BULLPEN_WEBHOOK_ALLOW_PORTS=" + port}, nil
+}
+
+// receive accepts webhooks, and refuses every tenth.
+func (m *mixed) receive(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Trace  string `json:"trace_id"`
+		Result outcome
+	}
+	err := json.NewDecoder(r.Body).Decode(&body)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.posts++
+	if err != nil || m.posts%refusedHooks == 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	m.hooks[body.Trace]++
+}
+
+// run sends the load for d, and waits for all that it began.
+func (m *mixed) run(ctx context.Context, d time.Duration) error {
+	if err := m.schedules(ctx); err != nil {
+		return err
+	}
+	var wheel []string
+	all := m.kinds()
+	for name, k := range all {
+		for range k.weight {
+			wheel = append(wheel, name)
+		}
+	}
+	rand.Shuffle(len(wheel), func(i, j int) { wheel[i], wheel[j] = wheel[j], wheel[i] }) //nolint:gosec // an order, not a secret
+	end := time.After(d)
+	tick, burst, read := time.NewTicker(mixedEvery), time.NewTicker(burstEvery), time.NewTicker(schedulesRead)
+	defer tick.Stop()
+	defer burst.Stop()
+	defer read.Stop()
+	for i := 0; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-end:
+			m.running.Wait()
+			m.readSchedules(ctx)
+			m.awaitHooks(ctx)
+			return nil
+		case <-tick.C:
+			name := wheel[i%len(wheel)]
+			m.begin(ctx, name, all[name].run)
+			i++
+		case <-burst.C:
+			for range burstSize {
+				m.begin(ctx, "burst", m.burst)
+			}
+		case <-read.C:
+			m.running.Go(func() { m.readSchedules(ctx) })
+		}
+	}
+}
+
+// begin starts an action and records its outcome.
+func (m *mixed) begin(ctx context.Context, kind string, run func(context.Context, string) error) {
+	token := fmt.Sprintf("t%06d", m.next.Add(1))
+	m.running.Go(func() {
+		limited, cancel := context.WithTimeout(ctx, mixedWithin)
+		defer cancel()
+		err := run(limited, token)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if err == nil {
+			m.counts[kind]++
+		} else if ctx.Err() == nil {
+			m.fail("%s %s: %v", kind, token, err)
+		}
+	})
+}
+
+// fail records a failure. The lock must be held.
+func (m *mixed) fail(format string, args ...any) {
+	m.failures = append(m.failures, time.Now().UTC().Format(time.TimeOnly)+" "+fmt.Sprintf(format, args...))
+}
+
+// reply is an answer of a gateway.
+type reply struct {
+	status int
+	trace  string
+	body   []byte
+}
+
+// call sends a request until a gateway answers it. A gateway that is stopped or killed meanwhile
+// does not answer, so that the request goes to the other one. headers are pairs.
+func (m *mixed) call(ctx context.Context, method, path string, body []byte, headers ...string) (*reply, error) {
+	for i := int(m.next.Load()); ; i++ {
+		r, err := m.callOnce(ctx, method, m.d.gateway(i)+path, body, headers...)
+		if err == nil && r.status != http.StatusServiceUnavailable && r.status != http.StatusTooManyRequests && r.status != http.StatusBadGateway {
+			return r, nil
+		}
+		if err == nil {
+			err = fmt.Errorf("HTTP %d: %.300s", r.status, r.body)
+		}
+		m.mu.Lock()
+		m.retries++
+		m.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s %s: no answer: %w", method, path, err)
+		case <-time.After(mixedPause):
+		}
+	}
+}
+
+func (m *mixed) callOnce(ctx context.Context, method, url string, body []byte, headers ...string) (*reply, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if !strings.Contains(url, "/v1/files/content/") { // signed URLs need no key
+		req.Header.Set("Authorization", "Bearer "+m.key)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := m.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, err
+	}
+	if req.Header.Get("Accept") == "application/x-ndjson" && resp.StatusCode == http.StatusOK && !bytes.Contains(text, []byte(`{"type":"result"`)) {
+		return nil, errors.New("the stream ended without a result")
+	}
+	return &reply{resp.StatusCode, resp.Header.Get("X-Trace-Id"), text}, nil
+}
+
+// into decodes a body after a status of success.
+func (r *reply) into(to any) error {
+	if r.status < 200 || r.status > 299 {
+		return fmt.Errorf("HTTP %d: %.300s", r.status, r.body)
+	}
+	if err := json.Unmarshal(r.body, to); err != nil {
+		return fmt.Errorf("decode %.300q: %w", r.body, err)
+	}
+	return nil
+}
+
+// execute runs a program and returns its outcome and its id. It checks that the request, however
+// often it was sent, made one execution.
+func (m *mixed) execute(ctx context.Context, token string, j job) (o outcome, trace string, err error) {
+	trace, o, err = m.submit(ctx, token, j)
+	if err != nil {
+		return o, trace, err
+	}
+	if j.async {
+		if o, err = m.record(ctx, trace); err != nil {
+			return o, trace, err
+		}
+	}
+	return o, trace, m.once(ctx, token, trace)
+}
+
+// submit sends a program. If it is async, there is no outcome.
+func (m *mixed) submit(ctx context.Context, token string, j job) (trace string, o outcome, err error) {
+	j.Metadata = map[string]string{"token": token}
+	body, err := json.Marshal(j)
+	if err != nil {
+		return "", o, err
+	}
+	headers := []string{"Idempotency-Key", token}
+	switch {
+	case j.async:
+		headers = append(headers, "Prefer", "respond-async")
+	case j.stream:
+		headers = append(headers, "Accept", "application/x-ndjson")
+	}
+	r, err := m.call(ctx, http.MethodPost, executePath, body, headers...)
+	switch {
+	case err != nil:
+		return "", o, err
+	case j.stream && r.status == http.StatusOK:
+		o, err = streamOutcome(r.body)
+	default:
+		err = r.into(&o)
+	}
+	if err != nil {
+		err = fmt.Errorf("execution %s: %w", r.trace, err)
+	}
+	return r.trace, o, err
+}
+
+// streamOutcome returns the result of a stream, whose output events must be its output.
+func streamOutcome(body []byte) (outcome, error) {
+	var last struct{ Result outcome }
+	lines := bytes.Split(bytes.TrimSpace(body), []byte("\n"))
+	if err := json.Unmarshal(lines[len(lines)-1], &last); err != nil || last.Result.code() != "" {
+		return last.Result, err
+	}
+	e, err := (&streamed{body: body}).decode()
+	if err == nil && string(e.output) != last.Result.Stdout {
+		err = fmt.Errorf("the events have %d bytes of output, the result %d", len(e.output), len(last.Result.Stdout))
+	}
+	return last.Result, err
+}
+
+// record waits for the end of an execution.
+func (m *mixed) record(ctx context.Context, trace string) (o outcome, err error) {
+	for {
+		r, err := m.call(ctx, http.MethodGet, "/v1/executions/"+trace+"?wait=20", nil)
+		if err != nil {
+			return o, err
+		}
+		var record struct {
+			outcome
+			CompletedAt *time.Time `json:"completed_at"`
+		}
+		if err := r.into(&record); err != nil {
+			return o, fmt.Errorf("record of %s: %w", trace, err)
+		}
+		if record.CompletedAt != nil {
+			return record.outcome, nil
+		}
+	}
+}
+
+// once checks that one execution of a token was accepted. A submission that nobody confirmed is
+// withdrawn, so that it never starts, before its key is free for another one.
+func (m *mixed) once(ctx context.Context, token, trace string) error {
+	for {
+		r, err := m.call(ctx, http.MethodGet, "/v1/executions?metadata.token="+token, nil)
+		if err != nil {
+			return err
+		}
+		var list struct {
+			Executions []struct {
+				Trace     string  `json:"trace_id"`
+				ErrorCode *string `json:"error_code"`
+			}
+			Complete bool
+		}
+		err = r.into(&list)
+		var others []string
+		for _, e := range list.Executions {
+			if e.Trace != trace && (e.ErrorCode == nil || *e.ErrorCode != "expired_in_queue") {
+				others = append(others, e.Trace)
+			}
+		}
+		switch {
+		case err != nil:
+			return fmt.Errorf("list executions: %w", err)
+		case !list.Complete && ctx.Err() == nil:
+			continue
+		case len(others) > 0 || len(list.Executions) == 0:
+			return fmt.Errorf("%d executions in the list, among them %q, instead of %s alone", len(list.Executions), others, trace)
+		}
+		m.mu.Lock()
+		m.executions++
+		m.mu.Unlock()
+		return nil
+	}
+}
+
+// expect runs a program and checks its outcome. An execution that may be started only once may be
+// lost with its worker.
+func (m *mixed) expect(ctx context.Context, token string, j job, want outcome) error {
+	began := time.Now()
+	o, trace, err := m.execute(ctx, token, j)
+	switch {
+	case err != nil:
+		return err
+	case m.lostWithWorker(j, o, began), o.equal(want):
+		return nil
+	}
+	return fmt.Errorf("execution %s: %s", trace, o)
+}
+
+// lostWithWorker reports whether an execution was lost with a worker that was killed.
+func (m *mixed) lostWithWorker(j job, o outcome, began time.Time) bool {
+	if j.MaxAttempts > 1 || o.code() != "worker_lost" || !m.d.killedSince(began) {
+		return false
+	}
+	m.mu.Lock()
+	m.lost++
+	m.mu.Unlock()
+	return true
+}
+
+func bash(code string) asked {
+	return asked{Language: proto.Bash, Code: code, Timeout: programTimeout}
+}
+
+func (m *mixed) streaming(ctx context.Context, token string) error {
+	want := strings.Repeat(token+"\n", 20) //nolint:mnd // as in the program
+	return m.expect(ctx, token, job{asked: bash("for i in {1..20}; do echo " + token + "; sleep 0.05; done"), stream: true}, outcome{Stdout: want})
+}
+
+func (m *mixed) failing(ctx context.Context, token string) error {
+	return m.expect(ctx, token, job{asked: bash("echo " + token + " >&2; exit 3")}, outcome{Stderr: token + "\n", ExitCode: 3})
+}
+
+func (m *mixed) large(ctx context.Context, token string) error {
+	return m.expect(ctx, token, job{asked: bash(fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", mixedLarge))}, outcome{Stdout: strings.Repeat("x", mixedLarge)})
+}
+
+func (m *mixed) timeout(ctx context.Context, token string) error {
+	j := job{asked: bash("sleep 100"), async: true}
+	j.Timeout = 1
+	code := "timeout"
+	return m.expect(ctx, token, j, outcome{ExitCode: -1, ErrorCode: &code})
+}
+
+func (m *mixed) burst(ctx context.Context, token string) error {
+	return m.expect(ctx, token, job{asked: bash("echo " + token), async: true, MaxAttempts: 3}, outcome{Stdout: token + "\n"})
+}
+
+func (m *mixed) webhook(ctx context.Context, token string) error {
+	j := job{asked: asked{Language: proto.Python, Code: fmt.Sprintf("print(%q)", token), Timeout: programTimeout}, async: true, MaxAttempts: 3, Webhook: m.hookURL}
+	o, trace, err := m.execute(ctx, token, j)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.expected[trace] = true
+	m.mu.Unlock()
+	if !o.equal(outcome{Stdout: token + "\n"}) {
+		return fmt.Errorf("execution %s: %s", trace, o)
+	}
+	return nil
+}
+
+func (m *mixed) cancelled(ctx context.Context, token string) error {
+	j := job{asked: bash("echo " + token + "; sleep 50"), async: true}
+	began := time.Now()
+	trace, _, err := m.submit(ctx, token, j)
+	if err != nil {
+		return err
+	}
+	if _, err = m.call(ctx, http.MethodGet, "/v1/executions/"+trace+"?wait=1", nil); err != nil {
+		return err
+	}
+	r, err := m.call(ctx, http.MethodPost, "/v1/executions/"+trace+"/cancel", nil)
+	if err != nil {
+		return err
+	}
+	var state struct{ Status string }
+	if err := r.into(&state); err != nil {
+		return fmt.Errorf("cancel %s: %w", trace, err)
+	}
+	o, err := m.record(ctx, trace)
+	if err == nil && o.code() != "cancelled" && !m.lostWithWorker(j, o, began) {
+		err = fmt.Errorf("execution %s: %s", trace, o)
+	}
+	return errors.Join(err, m.once(ctx, token, trace))
+}
+
+// useThread returns the thread that is used by a token, locked.
+func (m *mixed) useThread(kind, token string) (string, *mixedThread) {
+	n, _ := strconv.Atoi(token[1:])
+	name := fmt.Sprintf("%s-%d-%d", kind, time.Now().UnixNano()/int64(threadsFor), n%mixedThreads)
+	m.mu.Lock()
+	if m.threads[name] == nil {
+		m.threads[name] = new(mixedThread)
+	}
+	t := m.threads[name]
+	m.mu.Unlock()
+	t.mu.Lock()
+	return name, t
+}
+
+// thread appends a line to the log in a thread, which must have those of all executions before.
+func (m *mixed) thread(ctx context.Context, token string) error {
+	name, t := m.useThread("home", token)
+	defer t.mu.Unlock()
+	j := job{asked: bash("echo " + token + " >> log; head -c 50000 /dev/urandom > data; sort log | uniq -d | wc -l; wc -l < log")}
+	j.Thread = name
+	began := time.Now()
+	o, trace, err := m.execute(ctx, token, j)
+	if err != nil {
+		t.lost++
+		return err
+	}
+	if m.lostWithWorker(j, o, began) {
+		t.lost++
+		return nil
+	}
+	var twice, lines int
+	if _, err := fmt.Sscan(o.Stdout, &twice, &lines); err != nil || twice != 0 || lines <= t.lines || lines > t.lines+t.lost+1 {
+		return fmt.Errorf("execution %s in thread %s, with %d lines before: %s", trace, name, t.lines, o)
+	}
+	t.lost -= lines - t.lines - 1
+	t.lines = lines
+	return nil
+}
+
+// file uploads a file to a thread, has a program change it, and downloads it.
+func (m *mixed) file(ctx context.Context, token string) error {
+	name, t := m.useThread("files", token)
+	defer t.mu.Unlock()
+	content := []byte(strings.Repeat(token, 10_000)) //nolint:mnd // a few blocks
+	if _, err := m.signed(ctx, "upload_url", name, http.MethodPut, content); err != nil {
+		return fmt.Errorf("upload to thread %s: %w", name, err)
+	}
+	j := job{asked: bash("echo >> upload; wc -c < upload")}
+	j.Thread = name
+	began := time.Now()
+	o, trace, err := m.execute(ctx, token, j)
+	if err != nil || m.lostWithWorker(j, o, began) {
+		return err
+	}
+	if want := fmt.Sprintln(len(content) + 1); o.Stdout != want {
+		return fmt.Errorf("execution %s in thread %s: %s", trace, name, o)
+	}
+	got, err := m.signed(ctx, "download_url", name, http.MethodGet, nil)
+	if err == nil && string(got) != string(content)+"\n" {
+		err = fmt.Errorf("%d bytes, not those of the program", len(got))
+	}
+	if err != nil {
+		return fmt.Errorf("download from thread %s: %w", name, err)
+	}
+	return nil
+}
+
+// signed gets a signed URL for a file and uses it. Both are repeated if the gateway that made the
+// URL does not answer any more.
+func (m *mixed) signed(ctx context.Context, route, thread, method string, content []byte) ([]byte, error) {
+	ask := map[string]any{"source": "thread", "id": thread, "path": "upload"}
+	if method == http.MethodPut {
+		ask["content_length"] = len(content)
+	}
+	body, err := json.Marshal(ask)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		r, err := m.call(ctx, http.MethodPost, "/v1/files/"+route, body)
+		if err != nil {
+			return nil, err
+		}
+		var s struct {
+			URL     string
+			Headers []struct{ Name, Value string }
+		}
+		if err := r.into(&s); err != nil {
+			return nil, err
+		}
+		var headers []string
+		for _, h := range s.Headers {
+			headers = append(headers, h.Name, h.Value)
+		}
+		r, err = m.callOnce(ctx, method, s.URL, content, headers...)
+		switch {
+		case err == nil && r.status == http.StatusOK:
+			return r.body, nil
+		case err == nil && r.status != http.StatusServiceUnavailable:
+			return nil, fmt.Errorf("HTTP %d: %.300s", r.status, r.body)
+		case ctx.Err() != nil:
+			return nil, err
+		}
+	}
+}
+
+// batch runs a batch and checks the output of each item.
+func (m *mixed) batch(ctx context.Context, token string) error {
+	var lines bytes.Buffer
+	_, _ = fmt.Fprintf(&lines, `{"batch":{"request":{"language":"bash","max_attempts":3,"code":"echo %s-$1"}}}`+"\n", token)
+	for i := range mixedBatch {
+		_, _ = fmt.Fprintf(&lines, `{"args":["%d"]}`+"\n", i)
+	}
+	r, err := m.call(ctx, http.MethodPost, "/v1/batches", lines.Bytes(), "Content-Type", "application/jsonl", "Idempotency-Key", token)
+	if err != nil {
+		return err
+	}
+	var b struct {
+		ID          string
+		CompletedAt *time.Time `json:"completed_at"`
+	}
+	for err = r.into(&b); err == nil && b.CompletedAt == nil; {
+		time.Sleep(mixedPause)
+		if r, err = m.call(ctx, http.MethodGet, "/v1/batches/"+b.ID, nil); err == nil {
+			err = r.into(&b)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("batch %s: %w", b.ID, err)
+	}
+	if r, err = m.call(ctx, http.MethodGet, "/v1/batches/"+b.ID+"/results", nil); err != nil {
+		return err
+	}
+	seen := map[int]bool{}
+	for line := range bytes.Lines(r.body) {
+		var item struct {
+			outcome
+			Index int
+		}
+		if err := json.Unmarshal(line, &item); err != nil || seen[item.Index] || item.Stdout != fmt.Sprintf("%s-%d\n", token, item.Index) {
+			return fmt.Errorf("batch %s: result %.300s", b.ID, line)
+		}
+		seen[item.Index] = true
+	}
+	if len(seen) != mixedBatch {
+		return fmt.Errorf("batch %s: %d results of %d", b.ID, len(seen), mixedBatch)
+	}
+	m.mu.Lock()
+	m.executions += mixedBatch
+	m.mu.Unlock()
+	return nil
+}
+
+// schedules creates schedules.
+func (m *mixed) schedules(ctx context.Context) error {
+	for _, name := range []string{"one", "two"} {
+		body, err := json.Marshal(map[string]any{"name": name, "every": scheduleSeconds, "overlap": "queue", "request": job{asked: bash("echo " + name), MaxAttempts: 3}})
+		if err != nil {
+			return err
+		}
+		r, err := m.call(ctx, http.MethodPost, "/v1/schedules", body)
+		if err != nil {
+			return err
+		}
+		var s struct{ ID string }
+		if err := r.into(&s); err != nil {
+			return fmt.Errorf("create a schedule: %w", err)
+		}
+		m.ticks[s.ID] = map[time.Time]string{}
+	}
+	return nil
+}
+
+// readSchedules checks that each tick of a schedule so far started one execution.
+func (m *mixed) readSchedules(ctx context.Context) {
+	for id, ticks := range m.ticks {
+		var s struct {
+			Runs []struct {
+				Tick   time.Time
+				Trace  string `json:"trace_id"`
+				Reason string
+			}
+		}
+		r, err := m.call(ctx, http.MethodGet, "/v1/schedules/"+id, nil)
+		if err == nil {
+			err = r.into(&s)
+		}
+		m.mu.Lock()
+		if err != nil {
+			m.fail("schedule %s: %v", id, err)
+		}
+		for _, run := range slices.Backward(s.Runs) { // the oldest first
+			before, seen := ticks[run.Tick]
+			if !seen && run.Trace == "" || seen && before != run.Trace {
+				m.fail("schedule %s, tick %s: %+v, before %q", id, run.Tick, run, before)
+			}
+			if ticks[run.Tick] = run.Trace; seen {
+				continue
+			}
+			if _, follows := ticks[run.Tick.Add(-scheduleSeconds*time.Second)]; !follows && len(ticks) > 1 {
+				m.fail("schedule %s: the tick before %s is missing", id, run.Tick)
+			}
+			m.executions++
+			m.counts["schedule"]++
+		}
+		m.mu.Unlock()
+	}
+}
+
+// awaitHooks waits for all webhooks.
+func (m *mixed) awaitHooks(ctx context.Context) {
+	for deadline := time.Now().Add(hookWithin); ; {
+		m.mu.Lock()
+		missing := 0
+		for trace := range m.expected {
+			if m.hooks[trace] == 0 {
+				missing++
+			}
+		}
+		late := time.Now().After(deadline)
+		if late && missing > 0 {
+			m.fail("%d webhooks have not arrived", missing)
+		}
+		m.mu.Unlock()
+		if late || missing == 0 || ctx.Err() != nil {
+			return
+		}
+		time.Sleep(mixedPause)
+	}
+}
