@@ -52,11 +52,17 @@ func (t *Tree) sweepInstance(dir string, memory bool) error {
 		return fmt.Errorf("cgroup: sweep: %w", err)
 	}
 	var errs []error
+	var groups []string
 	for _, e := range entries {
-		if !e.IsDir() {
-			continue
+		if e.IsDir() {
+			groups = append(groups, filepath.Join(dir, e.Name()))
 		}
-		group := filepath.Join(dir, e.Name())
+	}
+	// A program that waits for the answer of the process that serves its mount dies only after that.
+	for _, group := range groups {
+		errs = append(errs, signalMembers(group))
+	}
+	for _, group := range groups {
 		if errs = append(errs, killMembers(group)); memory {
 			errs = append(errs, t.reclaim(group))
 		}
@@ -68,35 +74,61 @@ func (t *Tree) sweepInstance(dir string, memory bool) error {
 	return errors.Join(errs...)
 }
 
-// killMembers kills the members of a group and waits for their deaths. It is no error if the group
-// does not exist.
+// signalMembers sends SIGKILL to the members of a group, and does not wait for their deaths.
+func signalMembers(dir string) error {
+	pids, err := members(dir)
+	for _, pid := range pids {
+		if pid == unix.Getpid() {
+			continue
+		}
+		fd, errOpen := kill(pid)
+		if errOpen == nil {
+			errOpen = unix.Close(fd)
+		}
+		if errOpen != nil && !errors.Is(errOpen, unix.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("cgroup: sweep: kill %d: %w", pid, errOpen))
+		}
+	}
+	return err
+}
+
+// killMembers kills the members of a group and waits for their deaths.
 func killMembers(dir string) error {
 	for {
-		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
+		pids, err := members(dir)
+		if err != nil || len(pids) == 0 {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("cgroup: sweep: %w", err)
-		}
-		pids := strings.Fields(string(b))
-		if len(pids) == 0 {
-			return nil
-		}
-		for _, p := range pids {
-			pid, err := strconv.Atoi(p)
-			switch {
-			case err != nil:
-			case pid == unix.Getpid():
+		for _, pid := range pids {
+			if pid == unix.Getpid() {
 				err = awaitOwnThreads(dir)
-			default:
+			} else {
 				err = killAndWait(pid)
 			}
 			if err != nil {
-				return fmt.Errorf("cgroup: sweep: kill %q: %w", p, err)
+				return fmt.Errorf("cgroup: sweep: kill %d: %w", pid, err)
 			}
 		}
 	}
+}
+
+// members returns the members of a group, none if the group does not exist.
+func members(dir string) (pids []int, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cgroup: sweep: %w", err)
+	}
+	for text := range strings.FieldsSeq(string(b)) {
+		pid, err := strconv.Atoi(text)
+		if err != nil {
+			return nil, fmt.Errorf("cgroup: sweep: %w", err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
 }
 
 // awaitOwnThreads waits until no thread of this process is in a group of version 1. Threads are
@@ -114,10 +146,20 @@ func awaitOwnThreads(dir string) error {
 	return errors.New("a thread of this process does not leave the group")
 }
 
-// killAndWait kills a process and waits until it is dead. A pidfd makes sure that the pid is not
-// reused.
+// kill kills a process, and returns a pidfd of it. It returns [unix.ESRCH] if there is none.
+func kill(pid int) (fd int, err error) {
+	if fd, err = unix.PidfdOpen(pid, 0); err != nil {
+		return -1, err
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// killAndWait kills a process and waits until it is dead.
 func killAndWait(pid int) error {
-	fd, err := unix.PidfdOpen(pid, 0)
+	fd, err := kill(pid)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
@@ -125,9 +167,6 @@ func killAndWait(pid int) error {
 		return err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
-	}
 	for {
 		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
 		if !errors.Is(err, unix.EINTR) {
