@@ -26,6 +26,7 @@ type background struct {
 	calls map[string]int
 	ended []string
 	hosts chan *agenttest.Host // of the next runs; others get new ones
+	api   agent.API            // nil for the world itself
 	// forbidden, if not nil, ends all runs with an error when it is closed.
 	forbidden chan struct{}
 	// block, if not nil, is called in a call.
@@ -80,8 +81,12 @@ func newBackground(w *world) *background {
 func (b *background) start(t *testing.T) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
+	served := b.api
+	if served == nil {
+		served = b
+	}
 	engine := &agent.Background{
-		Store: b.store, Upstream: b.up, APIs: map[string]agent.API{"test": b}, Log: slog.New(slog.DiscardHandler),
+		Store: b.store, Upstream: b.up, APIs: map[string]agent.API{"test": served}, Log: slog.New(slog.DiscardHandler),
 		Host: func(ctx context.Context, _ *proto.AgentRun, _ bool) (context.Context, agent.Host, func(), error) {
 			select {
 			case host := <-b.hosts:

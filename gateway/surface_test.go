@@ -220,3 +220,32 @@ func TestPathsOfAgents(t *testing.T) {
 		}
 	}
 }
+
+// Runs are stored only if there is room for them, and go on in the background only with a plan that
+// has asynchronous executions.
+func TestStoredRunsAreAdmitted(t *testing.T) {
+	background := false
+	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
+		if err := a.AllowStored(r.Context(), background); err != nil {
+			return err
+		}
+		_, err := io.WriteString(w, "stored")
+		return err
+	}))
+	full := ""
+	h.server.DiskFull = func() string { return full }
+	free := h.stub.addKey("small", "free", asUser)
+	for _, c := range []struct {
+		key, full  string
+		background bool
+		status     int
+	}{
+		{h.key, "", false, http.StatusOK}, {h.key, "", true, http.StatusOK}, {free, "", false, http.StatusOK},
+		{free, "", true, http.StatusTooManyRequests}, {h.key, "the disk is full", false, http.StatusServiceUnavailable},
+	} {
+		full, background = c.full, c.background
+		if r := h.do(http.MethodPost, "/other/run", "{}", "Authorization", "Bearer "+c.key); r.status != c.status {
+			t.Errorf("%+v: %d %s", c, r.status, r.body)
+		}
+	}
+}
