@@ -22,7 +22,9 @@ func (silent) Stream(context.Context, *agent.Turn, func(string) error) (*agent.R
 }
 
 // ListModels implements [agent.Upstream].
-func (silent) ListModels(context.Context) (names []string, others bool, err error) { return nil, true, nil }
+func (silent) ListModels(context.Context) (names []string, others bool, err error) {
+	return nil, true, nil
+}
 
 // failing is an API whose preparation fails as often as before says.
 type failing struct {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -240,12 +241,47 @@ func TestStoredRunsAreAdmitted(t *testing.T) {
 		background bool
 		status     int
 	}{
-		{h.key, "", false, http.StatusOK}, {h.key, "", true, http.StatusOK}, {free, "", false, http.StatusOK},
-		{free, "", true, http.StatusTooManyRequests}, {h.key, "the disk is full", false, http.StatusServiceUnavailable},
+		{h.key, "", false, http.StatusOK},
+		{h.key, "", true, http.StatusOK},
+		{free, "", false, http.StatusOK},
+		{free, "", true, http.StatusTooManyRequests},
+		{h.key, "the disk is full", false, http.StatusServiceUnavailable},
 	} {
 		full, background = c.full, c.background
 		if r := h.do(http.MethodPost, "/other/run", "{}", "Authorization", "Bearer "+c.key); r.status != c.status {
 			t.Errorf("%+v: %d %s", c, r.status, r.body)
 		}
+	}
+}
+
+// An execution of a run in the background that the queue has not confirmed is submitted again under
+// another id: the first one never runs.
+func TestUnconfirmedCallsAreSubmittedAgain(t *testing.T) {
+	h := newHarness(t)
+	ctx, agent, release, err := h.server.BackgroundAgent(t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Key: h.stub.keys[0].ID}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	var tried []proto.TraceID
+	h.stub.refuse = func(job *proto.Job) error {
+		if tried = append(tried, job.TraceID); len(tried) == 1 {
+			return errors.New("no answer")
+		}
+		return nil
+	}
+	h.stub.onSubmit = func(job *proto.Job) {
+		<-h.stub.submitted
+		if len(tried) == 2 { // the answer was lost, and the job withdrawn
+			h.stub.finish(job.TraceID, proto.Failure(proto.CodeExpiredInQueue, "The queue did not confirm the execution."))
+			return
+		}
+		h.stub.start(job.TraceID)
+		h.stub.finish(job.TraceID, proto.Exited(0))
+	}
+	id := proto.NewTraceID()
+	record, err := agent.Execute(ctx, id, &api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1})
+	if err != nil || record.Status != proto.StatusSuccess || len(tried) != 3 || tried[0] != id || tried[1] == id || record.TraceID != tried[2] {
+		t.Errorf("%+v, %v, after %v", record, err, tried)
 	}
 }
