@@ -106,10 +106,7 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 	if err := yaml.Unmarshal(text, &raw); err != nil {
 		return nil, yamlError(path, err)
 	}
-	lines := map[string]int{}
-	for _, doc := range file.Docs {
-		keyLines(lines, "", doc.Body)
-	}
+	lines := KeyLines(file)
 	values := map[string]fileValue{}
 	for key, v := range raw {
 		if err := flatten(values, lines, key, v); err != nil {
@@ -119,7 +116,16 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 	return values, nil
 }
 
-// keyLines adds the line numbers of the keys of a mapping. Nested keys are joined with dots.
+// KeyLines returns the line numbers of the keys of a YAML file. Nested keys are joined with dots.
+func KeyLines(file *ast.File) map[string]int {
+	lines := map[string]int{}
+	for _, doc := range file.Docs {
+		keyLines(lines, "", doc.Body)
+	}
+	return lines
+}
+
+// keyLines adds the line numbers of the keys of a mapping.
 func keyLines(lines map[string]int, prefix string, node ast.Node) {
 	m, ok := node.(*ast.MappingNode)
 	if !ok {

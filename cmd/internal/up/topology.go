@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml"
-	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
@@ -64,12 +63,9 @@ var ownSettings = []string{"BULLPEN_BOOTSTRAP_KEY", "BULLPEN_CONFIG", "BULLPEN_D
 // Read reads a topology from the text of a file. Its errors name the file and the line.
 func Read(file string, text []byte) (*Topology, error) {
 	t := &Topology{}
-	lines := map[string]int{}
 	parsed, err := parser.ParseBytes(text, 0)
 	if err == nil {
-		for _, doc := range parsed.Docs {
-			keyLines(lines, "", doc.Body)
-		}
+		t.lines = app.KeyLines(parsed)
 		if len(parsed.Docs) > 1 {
 			return nil, fmt.Errorf("%s must have one YAML document, not %d", file, len(parsed.Docs))
 		}
@@ -82,21 +78,8 @@ func Read(file string, text []byte) (*Topology, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	t.file, t.lines = file, lines
+	t.file = file
 	return t, t.validate()
-}
-
-// keyLines adds the line numbers of the keys of a mapping. Nested keys are joined with dots.
-func keyLines(lines map[string]int, prefix string, node ast.Node) {
-	m, ok := node.(*ast.MappingNode)
-	if !ok {
-		return
-	}
-	for _, v := range m.Values {
-		key := prefix + v.Key.GetToken().Value
-		lines[key] = v.Key.GetToken().Position.Line
-		keyLines(lines, key+".", v.Value)
-	}
 }
 
 // errorf returns an error about the value of a key.
