@@ -11,6 +11,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"net/url"
 	"slices"
 	"time"
 
@@ -130,13 +131,17 @@ type Upstream interface {
 	ListModels(ctx context.Context) (names []string, others bool, err error)
 }
 
-// FindModel returns an error whose code is [api.CodeNotFound] unless turns may have a name of a model.
-func FindModel(ctx context.Context, up Upstream, name string) error {
+// FindModel returns the name of the model whose name is encoded in a path. The code of its error is
+// [api.CodeNotFound] if turns may not have it.
+func FindModel(ctx context.Context, up Upstream, encoded string) (name string, err error) {
+	if name, err = url.PathUnescape(encoded); err != nil {
+		return "", proto.FieldErrorf("model", "is not encoded correctly")
+	}
 	names, others, err := up.ListModels(ctx)
 	if err == nil && !others && !slices.Contains(names, name) {
 		err = api.Errorf(api.CodeNotFound, "this server has no model %q; GET /v1/models lists them", proto.Shorten(name))
 	}
-	return ClientError(err)
+	return name, ClientError(err)
 }
 
 // UpstreamKind is what is wrong with an upstream.

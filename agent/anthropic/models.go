@@ -2,13 +2,11 @@ package anthropic
 
 import (
 	"net/http"
-	"net/url"
 	"time"
 
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/agent"
-	"github.com/bullpen-run/bullpen/proto"
 )
 
 // modelBody is a model. What this server does not know of it is null.
@@ -47,11 +45,8 @@ func (s *Server) ListModels(w http.ResponseWriter, r *http.Request) error {
 
 // GetModel answers with the model whose name is the rest of the path.
 func (s *Server) GetModel(w http.ResponseWriter, r *http.Request) error {
-	name, err := url.PathUnescape(chi.URLParam(r, "*"))
+	name, err := agent.FindModel(r.Context(), s.Upstream, chi.URLParam(r, "*"))
 	if err != nil {
-		return proto.FieldErrorf("model", "is not encoded correctly")
-	}
-	if err := agent.FindModel(r.Context(), s.Upstream, name); err != nil {
 		return err
 	}
 	writeJSON(w, http.StatusOK, newModelBody(&name))

@@ -2,12 +2,10 @@ package responses
 
 import (
 	"net/http"
-	"net/url"
 
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/agent"
-	"github.com/bullpen-run/bullpen/proto"
 )
 
 // modelBody is a model, whose time of creation this server does not know.
@@ -38,11 +36,8 @@ func (s *Server) ListModels(w http.ResponseWriter, r *http.Request) error {
 
 // GetModel answers with the model whose name is the rest of the path.
 func (s *Server) GetModel(w http.ResponseWriter, r *http.Request) error {
-	name, err := url.PathUnescape(chi.URLParam(r, "*"))
+	name, err := agent.FindModel(r.Context(), s.Upstream, chi.URLParam(r, "*"))
 	if err != nil {
-		return proto.FieldErrorf("model", "is not encoded correctly")
-	}
-	if err := agent.FindModel(r.Context(), s.Upstream, name); err != nil {
 		return err
 	}
 	writeJSON(w, http.StatusOK, newModelBody(name))
