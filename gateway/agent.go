@@ -142,7 +142,8 @@ func (a *Agent) ReadBody(w http.ResponseWriter) ([]byte, error) {
 }
 
 // Execute runs a program as the execution of an id and returns its record. If ctx is done first, the
-// execution is cancelled; in the background only if the run has ended, and goes on otherwise. A timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
+// execution is cancelled; in the background only if the run has ended, and goes on otherwise. A
+// timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
 func (a *Agent) Execute(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
 	ctx, span := a.s.startBackgroundSpan(ctx, id, "agent call", a.i.key.Org, a.i.key.ID)
 	defer func() { endBackgroundSpan(span, err) }()

@@ -24,11 +24,11 @@ var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
 // CreateBatch stores a batch of requests to an API: those in a member of the object that is the body
 // of the request, which has no other members. check is called with each of them.
 func (a *Agent) CreateBatch(w http.ResponseWriter, whose, member string, check func(item []byte) error) (*proto.BatchAndState, error) {
-	if err := a.AllowStored(a.r.Context(), true); err != nil {
-		return nil, err
+	if err := a.s.checkPlan(a.r.Context(), &a.i.plan, proto.ModeAsync, 0); err != nil {
+		return nil, a.public(err)
 	}
 	batch := &proto.Batch{ID: proto.NewBatchID(a.org(), a.i.key.ID, ""), Org: a.org(), Key: a.i.key.ID, API: whose, CreatedAt: time.Now().UTC()}
-	_, created, err := a.s.uploadBatch(w, a.r, batch, false, func(upload BatchUpload) *api.BatchBody {
+	_, _, err := a.s.uploadBatch(w, a.r, batch, false, func(upload BatchUpload) *api.BatchBody {
 		return &api.BatchBody{
 			Member:   member,
 			Settings: func(object []byte) error { _, err := api.Decode[struct{}](object); return err },
@@ -44,9 +44,7 @@ func (a *Agent) CreateBatch(w http.ResponseWriter, whose, member string, check f
 		w.Header().Set("Connection", "close") // the rest of the body is not read
 		return nil, a.public(err)
 	}
-	if created {
-		fault.Here(fault.AfterBatchBeforeAnswer)
-	}
+	fault.Here(fault.AfterBatchBeforeAnswer)
 	return a.Batch(a.r.Context(), batch.ID)
 }
 
