@@ -35,14 +35,22 @@ func (w *world) runBackground() {
 // poll asks for a response until it has ended.
 func (w *world) poll(path string) (r *response, answer string) {
 	w.t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	added, stop, err := w.runs.Watch("acme", path[strings.LastIndex(path, "/")+1:])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer stop()
+	for late := time.After(time.Minute); ; {
 		status, answer := w.do(http.MethodGet, path, "")
 		if r = decode(w.t, answer); status != http.StatusOK || r.Status != "queued" && r.Status != "in_progress" {
 			return r, answer
 		}
+		select {
+		case <-added:
+		case <-late:
+			w.t.Fatalf("%s has not ended", path)
+		}
 	}
-	w.t.Fatalf("%s has not ended", path)
-	return nil, ""
 }
 
 // events returns the events of a stream by their numbers, without the text [DONE].
@@ -118,7 +126,7 @@ func TestStreamsOfTheBackground(t *testing.T) {
 	}
 }
 
-// The memory of responses that are read is limited, and who follows one that is deleted is told so.
+// Reading responses is limited in memory, and a stream of one that is deleted ends with an error.
 func TestReadingResponses(t *testing.T) {
 	w := newWorld(t, `rules: [{match: hang, fault: hang, text: "a text"}, {text: "a long enough text"}]`)
 	w.runBackground()
@@ -280,7 +288,7 @@ func TestStreamsThatABodyAsksFor(t *testing.T) {
 
 func (r *response) param() *string { return &r.Error.Param }
 
-// The schema that a client gives for the texts is the model's server's to follow.
+// The model's server gets the schema that a client gives for the texts.
 func TestSchemasArePassedOn(t *testing.T) {
 	w := newWorld(t, allRules)
 	for path, member := range map[string]string{
