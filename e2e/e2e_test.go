@@ -96,7 +96,7 @@ func withLong[T any](tests, long map[string]T) map[string]T {
 // deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"connections": testConnections, "drain": testDrain, "drain-over": testDrainOver, "injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
+		"apply": testApply, "connections": testConnections, "drain": testDrain, "drain-over": testDrainOver, "injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
 		"sandbox-images": testSandboxImages, "webhooks": testWebhooks,
 	}
 }
@@ -182,19 +182,28 @@ func runShared(t *testing.T, sys *system) {
 			test(t, sys.in(t))
 		})
 	}
-	t.Run("scripts", func(t *testing.T) { // testscript runs scripts in parallel
-		testscript.Run(t, testscript.Params{
-			Dir:                 filepath.Join("testdata", "script"),
-			RequireExplicitExec: true,
-			RequireUniqueNames:  true,
-			Setup: func(env *testscript.Env) error {
-				env.Setenv("PATH", sys.programs.dir+string(filepath.ListSeparator)+env.Getenv("PATH"))
-				env.Setenv("BULLPEN_URL", sys.base)
-				env.Setenv("BULLPEN_API_KEY", sys.key)
-				env.Setenv("BULLPEN_NSJAIL", sys.programs.nsjail)
-				env.Setenv("PROGRAMS", sys.programs.dir)
-				return nil
-			},
-		})
+	t.Run("scripts", func(t *testing.T) { runScripts(t, sys, "script") })
+}
+
+// testApply has a deployment of its own, since it applies everything that it has exported.
+func testApply(t *testing.T, p *programs, in topology) {
+	runScripts(t, newSystem(t, p, in, 1), "apply")
+}
+
+// runScripts runs the scripts in a directory of testdata, in parallel.
+func runScripts(t *testing.T, sys *system, dir string) {
+	t.Helper()
+	testscript.Run(t, testscript.Params{
+		Dir:                 filepath.Join("testdata", dir),
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("PATH", sys.programs.dir+string(filepath.ListSeparator)+env.Getenv("PATH"))
+			env.Setenv("BULLPEN_URL", sys.base)
+			env.Setenv("BULLPEN_API_KEY", sys.key)
+			env.Setenv("BULLPEN_NSJAIL", sys.programs.nsjail)
+			env.Setenv("PROGRAMS", sys.programs.dir)
+			return nil
+		},
 	})
 }
