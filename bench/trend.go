@@ -45,6 +45,10 @@ var notFlat = map[seriesName]string{
 	{natsName, metricMessages + bodiesStream}:         "bodies of large jobs and records are kept for three days",
 }
 
+// endsWithProcess are metrics of what a worker has only as long as it runs: what it leaves behind is
+// looked for in the end. Between its starts they differ as the demand for prewarmed jails does.
+var endsWithProcess = []string{metricCgroups, metricProcesses}
+
 // seriesName is one metric of one process.
 type seriesName struct{ node, metric string }
 
@@ -103,6 +107,8 @@ func judge(points []point, d time.Duration) (trends []trend) {
 		switch {
 		case d < leastJudged:
 			t.reason = "too short to tell"
+		case t.ages && slices.Contains(endsWithProcess, s.metric):
+			t.reason = "restarted; they end with their process"
 		case len(values) < 3: //nolint:mnd // one trend of two points is none
 			t.reason = "too few points"
 		}
