@@ -199,16 +199,18 @@ func testMessageBatchesKilled(t *testing.T, p *programs) {
 // testEditsKilled kills the server after each edit of a message and before its result is stored, and again
 // when it goes on with the first one. The file is edited once.
 func (sys *crashSystem) testEditsKilled(t *testing.T) {
+	first := fault.AfterAgentChangeBeforeResult
+	sys.front.kill()
+	sys.startDying(t, first, sys.startFront)
+	sys.ready(t)
 	var b messageBatch
-	for i, at := range []fault.Point{fault.AfterAgentChangeBeforeResult, fault.AfterAgentChangeBeforeResult, fault.AfterAgentChangeBeforeResult + ":2"} {
-		if i == 0 {
-			sys.front.kill()
-		}
-		sys.startDying(t, at, sys.startFront)
-		if i == 0 {
-			sys.ready(t)
-			sys.do(http.MethodPost, messageBatches, newMessages("Grow a file")).into(t, &b)
-		}
+	sys.do(http.MethodPost, messageBatches, newMessages("Grow a file")).into(t, &b)
+	sys.awaitCrash(t, first, sys.front)
+	for _, at := range []fault.Point{first, first + ":2"} { // it may die before it is listening
+		sys.startDying(t, at, func(t *testing.T) {
+			t.Helper()
+			sys.front = sys.programs.launchServe(t, "front", sys.env, append([]string{"--data", sys.data}, sys.args...)...)
+		})
 		sys.awaitCrash(t, at, sys.front)
 	}
 	sys.startFront(t)
