@@ -204,3 +204,26 @@ func TestEditsOfFilesThatOthersChange(t *testing.T) {
 		}
 	}
 }
+
+// A file that is too large for the editor can be replaced by a new one, and no edit makes such a file.
+func TestEditsOfLargeFiles(t *testing.T) {
+	long := strings.Repeat("x", agent.MaxEditBytes+1)
+	r := newEditRun(t, `{rules: [{role: user, calls: [
+		{name: text_editor_code_execution, arguments: {command: str_replace, path: a.txt, old_str: x, new_str: xy}},
+		{name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: "`+long+`"}},
+		{name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: x}}]}, {text: ok}]}`)
+	r.started = &agent.Start{Container: "container_1"}
+	r.host.Homes["container_1/a.txt"] = []byte(long)
+	if err := r.carryOut(); err != nil {
+		t.Fatal(err)
+	}
+	got := r.outcome()
+	for _, part := range []string{"3:{", "the file has 1048577 bytes", "4:{", "the text has 1048577 bytes", `5:{"type":"text_editor_code_execution_create_result","is_file_update":true}`, `"x", ""`} {
+		if !strings.Contains(got, part) {
+			t.Errorf("no %s in\n%s", part, got)
+		}
+	}
+	if len(r.host.Puts) != 1 {
+		t.Errorf("%d files were stored", len(r.host.Puts))
+	}
+}
