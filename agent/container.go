@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -245,28 +247,73 @@ func (c *Container) clean(name string) (string, error) {
 	return c.Host.CleanPath(name)
 }
 
-// ReadFile returns the content of a file in the home.
-func (c *Container) ReadFile(ctx context.Context, path string) ([]byte, error) {
+// TextFile is a file in the home, as the text editor finds it.
+type TextFile struct {
+	// State identifies the content; it is empty if there is no file.
+	State string
+	Text  []byte
+	Err   *EditError // why there is no Text, nil if there is
+
+	path string // clean
+}
+
+// OpenText opens a file in the home.
+func (c *Container) OpenText(ctx context.Context, path string) (*TextFile, error) {
 	clean, err := c.clean(path)
 	if err != nil {
 		return nil, &EditError{Message: err.Error()}
 	}
+	f := &TextFile{path: clean}
 	content, err := c.Host.OpenFile(ctx, c.ID, clean)
 	if isNotFound(err) {
-		return nil, &EditError{NotFound: true, Message: fmt.Sprintf("there is no file %s", proto.Shorten(path))}
+		f.Err = &EditError{NotFound: true, Message: fmt.Sprintf("there is no file %s", proto.Shorten(path))}
+		return f, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	if content.Size > MaxEditBytes {
-		return nil, &EditError{Message: fmt.Sprintf("the file has %d bytes, more than %d; read a part of it with a command", content.Size, MaxEditBytes)}
+		f.State = "tag " + content.Tag // no edit makes such a file
+		f.Err = &EditError{Message: fmt.Sprintf("the file has %d bytes, more than %d; read a part of it with a command", content.Size, MaxEditBytes)}
+		return f, nil
 	}
 	body, err := content.Read(ctx, 0, content.Size)
 	if err != nil {
 		return nil, fmt.Errorf("read %q: %w", proto.Shorten(path), err)
 	}
-	text, err := io.ReadAll(body)
-	return text, errors.Join(err, body.Close())
+	f.Text, err = io.ReadAll(body)
+	f.State = stateOf(f.Text)
+	return f, errors.Join(err, body.Close())
+}
+
+// stateOf returns the state of a file with a text. It is the same however the file is stored.
+func stateOf(text []byte) string {
+	sum := sha256.Sum256(text)
+	return "sha256 " + hex.EncodeToString(sum[:])
+}
+
+// Plan returns the change of the file to a text.
+func (f *TextFile) Plan(text []byte) (*Change, error) {
+	if f.path == "" {
+		return nil, &EditError{Message: "the path must name a file"}
+	}
+	if len(text) > MaxEditBytes {
+		return nil, &EditError{Message: fmt.Sprintf("the text has %d bytes, more than %d; write the file with a program", len(text), MaxEditBytes)}
+	}
+	return &Change{Before: f.State, After: stateOf(text)}, nil
+}
+
+// HasChange reports whether a change was made. It returns an [*EditError] if the file has changed in
+// another way.
+func (f *TextFile) HasChange(change *Change) (bool, error) {
+	switch f.State {
+	case change.Before:
+		return false, nil
+	case change.After:
+		return true, nil
+	default:
+		return false, &EditError{Message: "the file was changed by somebody else during this call; view it before you try again"}
+	}
 }
 
 // ListDirectory returns the names in a directory of the home, those of directories with a slash.
@@ -289,22 +336,8 @@ func (c *Container) ListDirectory(ctx context.Context, path string) (names []str
 	return names, err
 }
 
-// WriteFile stores a file in the home, and reports whether it replaced another.
-func (c *Container) WriteFile(ctx context.Context, path string, text []byte) (replaced bool, err error) {
-	clean, err := c.clean(path)
-	if err == nil && clean == "" {
-		err = errors.New("the path must name a file")
-	}
-	if err != nil {
-		return false, &EditError{Message: err.Error()}
-	}
-	if len(text) > MaxEditBytes {
-		return false, &EditError{Message: fmt.Sprintf("the text has %d bytes, more than %d; write the file with a program", len(text), MaxEditBytes)}
-	}
-	_, err = c.Host.OpenFile(ctx, c.ID, clean)
-	if replaced = err == nil; err != nil && !isNotFound(err) {
-		return false, err
-	}
+// WriteText stores a file with a text in place of another.
+func (c *Container) WriteText(ctx context.Context, f *TextFile, text []byte) error {
 	c.Used = true
-	return replaced, c.Host.PutFile(ctx, c.ID, clean, int64(len(text)), bytes.NewReader(text))
+	return c.Host.PutFile(ctx, c.ID, f.path, int64(len(text)), bytes.NewReader(text))
 }

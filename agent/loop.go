@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 // maxTurnText is the number of bytes of text in one turn. A model that repeats itself without end
@@ -288,10 +289,24 @@ func (l *loop) execute(ctx context.Context, calls []*Call) (Reason, error) {
 
 // outcome returns the outcome of a call, which is carried out unless the history has it.
 func (l *loop) outcome(ctx context.Context, call *Call) (*Outcome, error) {
+	recorded := l.replay(EventChange)
 	if len(l.history) > 0 && l.history[0].Kind == EventResult {
 		return l.history[0].Outcome, nil
 	}
-	return l.tool(call.Name).Execute(ctx, call)
+	t := l.tool(call.Name)
+	if recorded == nil {
+		outcome, err := t.Execute(ctx, call)
+		if err != nil || outcome.Change == nil {
+			return outcome, err
+		}
+		recorded = &Event{Kind: EventChange, Item: l.item, Outcome: outcome}
+		if err := l.log.Append(ctx, *recorded); err != nil {
+			return nil, err
+		}
+	}
+	outcome, err := t.Apply(ctx, call, recorded.Outcome)
+	fault.Here(fault.AfterAgentChangeBeforeResult)
+	return outcome, err
 }
 
 func (l *loop) result(ctx context.Context, call *Call, outcome *Outcome) error {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 const messageBatches = messagesPath + "/batches"
@@ -159,7 +161,7 @@ func testMessageBatches(t *testing.T, sys *system) {
 // testMessageBatchesKilled kills the server while a batch of messages runs. Each request has one
 // result, and ran once.
 func testMessageBatchesKilled(t *testing.T, p *programs) {
-	sys := newAgents(t, p, "anthropic")
+	sys := &crashSystem{system: newAgents(t, p.faulty(t), "anthropic"), died: map[fault.Point]bool{}}
 	texts := slices.Repeat([]string{"Write a file with a random number"}, 40)
 	var b messageBatch
 	sys.do(http.MethodPost, messageBatches, newMessages(texts...)).into(t, &b)
@@ -190,5 +192,37 @@ func testMessageBatchesKilled(t *testing.T, p *programs) {
 		if len(list.Executions) != 1 {
 			t.Errorf("%s ran %d times", r.CustomID, len(list.Executions))
 		}
+	}
+	sys.testEditsKilled(t)
+}
+
+// testEditsKilled kills the server after each edit of a message and before its result is stored, and again
+// when it goes on with the first one. The file is edited once.
+func (sys *crashSystem) testEditsKilled(t *testing.T) {
+	first := fault.AfterAgentChangeBeforeResult
+	sys.front.kill()
+	sys.startDying(t, first, sys.startFront)
+	sys.ready(t)
+	var b messageBatch
+	sys.do(http.MethodPost, messageBatches, newMessages("Grow a file")).into(t, &b)
+	sys.awaitCrash(t, first, sys.front)
+	for _, at := range []fault.Point{first, first + ":2"} { // it may die before it is listening
+		sys.startDying(t, at, func(t *testing.T) {
+			t.Helper()
+			sys.front = sys.programs.launchServe(t, "front", sys.env, append([]string{"--data", sys.data}, sys.args...)...)
+		})
+		sys.awaitCrash(t, at, sys.front)
+	}
+	sys.startFront(t)
+	sys.ready(t)
+	_, results := sys.messagesEnded(t, b.ID)
+	var content []agentBlock
+	for _, block := range results[0].Result.Message.Content {
+		if strings.HasSuffix(block.Type, "_tool_result") {
+			content = append(content, block)
+		}
+	}
+	if len(content) != 3 || content[0].Content.IsFileUpdate || !slices.Equal(content[1].Content.Lines, []string{"-x", "+xy"}) || content[2].Content.Stdout != "xy" {
+		t.Errorf("%+v", results)
 	}
 }

@@ -79,7 +79,10 @@ type agentBlock struct {
 		Stderr     string
 		ReturnCode int    `json:"return_code"`
 		ErrorCode  string `json:"error_code"`
-		Content    []struct {
+		// Of the text editor.
+		IsFileUpdate bool `json:"is_file_update"`
+		Lines        []string
+		Content      []struct {
 			FileID string `json:"file_id"`
 		}
 	}

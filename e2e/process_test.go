@@ -343,13 +343,18 @@ func (sys *system) exported(t *testing.T, id string) {
 	spansOf(t, otelID(t, id), []string{"POST /v1/sandbox/execute", "process jobs"}, sys.front, sys.worker)
 }
 
-// startServe starts `bullpen serve` on a free port and returns once it is listening. The args set
-// which jails it prewarms.
-func (p *programs) startServe(t *testing.T, name string, env []string, args ...string) (proc *process, base string) {
+// launchServe starts `bullpen serve` on a free port. The args set which jails it prewarms.
+func (p *programs) launchServe(t *testing.T, name string, env []string, args ...string) *process {
 	t.Helper()
 	env = append([]string{notPrewarmed}, env...)
 	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--nsjail", p.nsjail, "--log-format", "json"}, args...)
-	proc = p.startProcess(t, name, env, p.bullpen, args...)
+	return p.startProcess(t, name, env, p.bullpen, args...)
+}
+
+// startServe is launchServe that returns once the process is listening.
+func (p *programs) startServe(t *testing.T, name string, env []string, args ...string) (proc *process, base string) {
+	t.Helper()
+	proc = p.launchServe(t, name, env, args...)
 	eventually(t, name+" listens", func() (bool, any) {
 		if proc.ended() {
 			t.Fatalf("%s ended with exit code %d:\n%s", name, proc.exitCode(t), proc.tail())

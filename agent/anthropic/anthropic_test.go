@@ -36,6 +36,7 @@ type batchless struct {
 type world struct {
 	t      *testing.T
 	host   *agenttest.Host
+	routes *anthropic.Server
 	server *httptest.Server
 }
 
@@ -50,12 +51,12 @@ func newWorld(t *testing.T, rules string) *world {
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
 	w := &world{t: t, host: agenttest.NewHost()}
-	messages := &anthropic.Server{
+	w.routes = &anthropic.Server{
 		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
 		Host:     func(r *http.Request) anthropic.Host { w.host.R = r; return batchless{w.host, nil} }, Log: slog.New(slog.DiscardHandler),
 	}
 	router := chi.NewRouter()
-	for _, route := range messages.Routes() {
+	for _, route := range w.routes.Routes() {
 		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if err := route.Handle(rw, r); err != nil {
 				anthropic.WriteError(rw, r, asAPI(err))

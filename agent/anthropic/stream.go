@@ -42,7 +42,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, run *run) error 
 
 // Append implements [agent.Log].
 func (s *streamer) Append(_ context.Context, e agent.Event) error {
-	if e.Kind == agent.EventTurn {
+	if e.Kind == agent.EventTurn || e.Kind == agent.EventChange {
 		return nil
 	}
 	return s.Send(func() error { s.add(&e); return nil })

@@ -106,13 +106,13 @@ func (set *toolSet) all(c *container) []agent.Tool {
 			Name: bashName, Schema: json.RawMessage(`{"type":"object","properties":{"command":{"type":"string","description":"The command."}},"required":["command"]}`),
 			Description: "Runs a Bash command in a sandbox and returns its output and exit code. Each call is a new shell in the home directory. Files in the home directory and in /tmp are kept for later calls, others are not. " +
 				"Files that are saved in the directory $OUTPUT_DIR are given to the user, and are removed from it before the next call.",
-		}, c.bash), c.tool(agent.Definition{
+		}, c.bash), c.editor(agent.Definition{
 			Name: editorName, Schema: json.RawMessage(`{"type":"object","properties":{"command":{"type":"string","enum":["view","create","str_replace"]},` +
 				`"path":{"type":"string","description":"A path in the home directory, relative to it."},"file_text":{"type":"string","description":"With create: the whole text of the file."},` +
 				`"old_str":{"type":"string","description":"With str_replace: text that occurs once in the file."},"new_str":{"type":"string","description":"With str_replace: the text in its place."},` +
 				`"view_range":{"type":"array","items":{"type":"integer"},"description":"With view: the first and the last line, from 1; -1 for the last line of the file."}},"required":["command","path"]}`),
 			Description: "Views, creates and edits text files in the home directory of the sandbox in which Bash commands run.",
-		}, c.edit))
+		}))
 	}
 }
 
@@ -132,16 +132,39 @@ func (c *container) tool(d agent.Definition, execute func(ctx context.Context, c
 				return c.failure(call.Name, "container_expired", nil), nil
 			}
 			value, err := execute(ctx, call)
-			switch {
-			case err == nil:
-				return outcome(value, false), nil
-			case ctx.Err() != nil:
-				return nil, ctx.Err()
-			default:
-				return c.failed(call.Name, err), nil
-			}
+			return c.outcome(ctx, call.Name, value, err)
 		},
 		Malformed: func(call *agent.Call) *agent.Outcome { return c.failure(call.Name, "invalid_tool_input", nil) },
+	}
+}
+
+// editor returns the text editor.
+func (c *container) editor(d agent.Definition) agent.Tool {
+	t := c.tool(d, nil)
+	t.Execute = func(ctx context.Context, call *agent.Call) (*agent.Outcome, error) {
+		value, change, err := c.edit(ctx, call)
+		o, errEnd := c.outcome(ctx, call.Name, value, err)
+		if err == nil {
+			o.Change = change
+		}
+		return o, errEnd
+	}
+	t.Apply = func(ctx context.Context, call *agent.Call, planned *agent.Outcome) (*agent.Outcome, error) {
+		err := c.apply(ctx, call, planned.Change)
+		return c.outcome(ctx, call.Name, planned.Value, err)
+	}
+	return t
+}
+
+// outcome returns the outcome of a call that ended with a value or an error.
+func (c *container) outcome(ctx context.Context, name string, value any, err error) (*agent.Outcome, error) {
+	switch {
+	case err == nil:
+		return outcome(value, false), nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	default:
+		return c.failed(name, err), nil
 	}
 }
 
@@ -270,36 +293,77 @@ func (c *container) result(name string, out *agent.Output) any {
 	return p
 }
 
-// edit carries out a call of the text editor.
-func (c *container) edit(ctx context.Context, call *agent.Call) (any, error) {
-	in, err := arguments[struct {
-		Command   string  `json:"command"`
-		Path      string  `json:"path"`
-		FileText  *string `json:"file_text"`
-		OldStr    *string `json:"old_str"`
-		NewStr    string  `json:"new_str"`
-		ViewRange []int   `json:"view_range"`
-	}](call)
+// editInput are the arguments of a call of the text editor.
+type editInput struct {
+	Command   string  `json:"command"`
+	Path      string  `json:"path"`
+	FileText  *string `json:"file_text"`
+	OldStr    *string `json:"old_str"`
+	NewStr    string  `json:"new_str"`
+	ViewRange []int   `json:"view_range"`
+}
+
+// edit returns the result of a call of the text editor, with a change that is to be made first if it is
+// not nil.
+func (c *container) edit(ctx context.Context, call *agent.Call) (any, *agent.Change, error) {
+	in, err := arguments[editInput](call)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	switch {
 	case in.Path == "":
-		return nil, inputError("path is missing")
+		return nil, nil, inputError("path is missing")
 	case in.Command == "view":
-		return c.view(ctx, in.Path, in.ViewRange)
-	case in.Command == "create" && in.FileText != nil:
-		replaced, err := c.WriteFile(ctx, in.Path, []byte(*in.FileText))
-		return &createResult{"text_editor_code_execution_create_result", replaced}, err
-	case in.Command == "create":
-		return nil, inputError("file_text is missing")
-	case in.Command == "str_replace" && in.OldStr != nil && *in.OldStr != "":
-		return c.replace(ctx, in.Path, *in.OldStr, in.NewStr)
-	case in.Command == "str_replace":
-		return nil, inputError("old_str is missing")
-	default:
-		return nil, inputError("command must be view, create or str_replace")
+		view, err := c.view(ctx, in.Path, in.ViewRange)
+		return view, nil, err
+	case in.Command == "create" && in.FileText == nil:
+		return nil, nil, inputError("file_text is missing")
+	case in.Command == "str_replace" && (in.OldStr == nil || *in.OldStr == ""):
+		return nil, nil, inputError("old_str is missing")
+	case in.Command != "create" && in.Command != "str_replace":
+		return nil, nil, inputError("command must be view, create or str_replace")
 	}
+	f, err := c.OpenText(ctx, in.Path)
+	if err != nil {
+		return nil, nil, err
+	}
+	text, result, err := in.change(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	change, err := f.Plan(text)
+	return result, change, err
+}
+
+// apply makes the change of a call, unless it was made.
+func (c *container) apply(ctx context.Context, call *agent.Call, change *agent.Change) error {
+	in, err := arguments[editInput](call)
+	if err != nil {
+		return err
+	}
+	f, err := c.OpenText(ctx, in.Path)
+	if err != nil {
+		return err
+	}
+	if made, err := f.HasChange(change); made || err != nil {
+		return err
+	}
+	text, _, err := in.change(f)
+	if err != nil {
+		return err
+	}
+	return c.WriteText(ctx, f, text)
+}
+
+// change returns the text that a file has after a call, and the result of the call.
+func (in *editInput) change(f *agent.TextFile) (text []byte, result any, err error) {
+	if in.Command == "create" {
+		return []byte(*in.FileText), &createResult{"text_editor_code_execution_create_result", f.State != ""}, nil
+	}
+	if f.Err != nil {
+		return nil, nil, f.Err
+	}
+	return replace(string(f.Text), *in.OldStr, in.NewStr)
 }
 
 // fileTypes are the types of files that are no text, by extension.
@@ -307,15 +371,19 @@ var fileTypes = map[string]string{".png": "image", ".jpg": "image", ".jpeg": "im
 
 func (c *container) view(ctx context.Context, name string, lines []int) (any, error) {
 	const kind = "text_editor_code_execution_view_result"
-	raw, err := c.ReadFile(ctx, name)
-	if edit, ok := errors.AsType[*agent.EditError](err); ok && edit.NotFound {
-		if names, errList := c.ListDirectory(ctx, name); errList == nil && len(names) > 0 {
-			return &viewResult{Type: kind, FileType: "text", Content: strings.Join(names, "\n")}, nil
-		}
-	}
+	f, err := c.OpenText(ctx, name)
 	if err != nil {
 		return nil, err
 	}
+	if f.Err != nil && f.Err.NotFound {
+		if names, err := c.ListDirectory(ctx, name); err == nil && len(names) > 0 {
+			return &viewResult{Type: kind, FileType: "text", Content: strings.Join(names, "\n")}, nil
+		}
+	}
+	if f.Err != nil {
+		return nil, f.Err
+	}
+	raw := f.Text
 	if other := fileTypes[strings.ToLower(path.Ext(name))]; other != "" {
 		return &viewResult{Type: kind, FileType: other, Content: base64.StdEncoding.EncodeToString(raw)}, nil
 	}
@@ -359,17 +427,10 @@ func afterLines(text []byte, n int) int {
 	return at
 }
 
-func (c *container) replace(ctx context.Context, name, before, after string) (any, error) {
-	raw, err := c.ReadFile(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	text := string(raw)
+// replace returns a text with a part of it replaced, and the result of that.
+func replace(text, before, after string) (replaced []byte, result any, err error) {
 	if n := strings.Count(text, before); n != 1 {
-		return nil, inputError(fmt.Sprintf("old_str occurs %d times in the file; it must occur once", n))
-	}
-	if _, err := c.WriteFile(ctx, name, []byte(strings.Replace(text, before, after, 1))); err != nil {
-		return nil, err
+		return nil, nil, inputError(fmt.Sprintf("old_str occurs %d times in the file; it must occur once", n))
 	}
 	start := strings.Count(text[:strings.Index(text, before)], "\n") + 1
 	r := &replaceResult{Type: "text_editor_code_execution_str_replace_result", OldStart: &start, NewStart: &start}
@@ -381,7 +442,7 @@ func (c *container) replace(ctx context.Context, name, before, after string) (an
 	for _, line := range fresh {
 		r.Lines = append(r.Lines, "+"+line)
 	}
-	return r, nil
+	return []byte(strings.Replace(text, before, after, 1)), r, nil
 }
 
 // newCallID returns the id of a call.

@@ -121,7 +121,7 @@ func (e *encoder) Append(_ context.Context, v agent.Event) error {
 	case agent.EventResult:
 		e.results++
 		e.result(&v)
-	case agent.EventTurn:
+	case agent.EventTurn, agent.EventChange:
 	case agent.EventEnd:
 		e.response.end(e.vendor, v.End, e.at)
 		kind := "response.completed"

@@ -30,7 +30,7 @@ func newStream(w http.ResponseWriter, out *encoder) *streamer {
 
 // Append implements [agent.Log].
 func (s *streamer) Append(ctx context.Context, e agent.Event) error {
-	if e.Kind == agent.EventTurn {
+	if e.Kind == agent.EventTurn || e.Kind == agent.EventChange {
 		return nil
 	}
 	return s.Send(func() error { return s.encoder.Append(ctx, e) })

@@ -93,8 +93,11 @@ const AfterChangeBeforeOutcome Point = "after_change_before_outcome"
 // AuditPoints returns the points of administrative acts.
 func AuditPoints() []Point { return []Point{AfterChangeBeforeOutcome} }
 
-// Points of runs of agents in the background.
+// Points of runs of agents.
 const (
+	// AfterAgentChangeBeforeResult is in the gateway: a call has changed a file, and the log of its run
+	// has no result of it.
+	AfterAgentChangeBeforeResult Point = "after_agent_change_before_result"
 	// AfterAgentEndBeforeWebhook is in the gateway: the end of a run is stored, its webhook is not.
 	AfterAgentEndBeforeWebhook Point = "after_agent_end_before_webhook"
 	// AfterAgentWebhookBeforeFinish is in the gateway: the end of a run and its webhook are stored, and
@@ -103,7 +106,9 @@ const (
 )
 
 // AgentPoints returns the points of runs of agents.
-func AgentPoints() []Point { return []Point{AfterAgentEndBeforeWebhook, AfterAgentWebhookBeforeFinish} }
+func AgentPoints() []Point {
+	return []Point{AfterAgentChangeBeforeResult, AfterAgentEndBeforeWebhook, AfterAgentWebhookBeforeFinish}
+}
 
 // Points of pipelines.
 const (
