@@ -22,7 +22,8 @@ const (
 	scanEvery = 200 * time.Millisecond
 	// submitters is the number of items that are submitted at the same time.
 	submitters = 32
-	// maxRunning bounds the batches of an organisation that run at the same time. Others wait.
+	// maxRunning bounds the batches of an organisation that run at the same time. Others wait, unless
+	// they have expired.
 	maxRunning = 16
 	// baseWindow and two items for each slot are in the queue at most, so that a batch of a higher
 	// priority need not wait for long.
@@ -121,7 +122,7 @@ func (e *Engine) unfinished() []*proto.Batch {
 
 // idle reports whether nothing is to be done for a batch because it is paused.
 func idle(b *proto.Batch, s *proto.BatchState) bool {
-	return b.Paused && !b.Cancelled && s.Stopped == "" && s.EndedAt.IsZero() && s.Counts.Queued+s.Counts.Running == 0
+	return b.Paused && !b.Cancelled && !b.Expired(time.Now()) && s.Stopped == "" && s.EndedAt.IsZero() && s.Counts.Queued+s.Counts.Running == 0
 }
 
 // collect removes batches that are past their retention, and blobs without a batch, until ctx is
@@ -259,7 +260,7 @@ func (s *session) start(ctx context.Context, parts *sync.WaitGroup) {
 		running[r.batch.Org]++
 	}
 	for _, b := range list {
-		if s.runs[b.ID] != nil || running[b.Org] >= maxRunning {
+		if s.runs[b.ID] != nil || running[b.Org] >= maxRunning && !b.Expired(time.Now()) {
 			continue
 		}
 		running[b.Org]++

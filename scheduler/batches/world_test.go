@@ -73,6 +73,7 @@ type world struct {
 	most      int
 	held      map[string]bool // items that do not end
 	fails     map[string]bool // items that fail
+	stuck     bool            // requests to end an item fail
 	// answer, if not nil, answers a submission in place of accepting it. If accept is true, the
 	// submission is accepted all the same.
 	answer     func(item string) (refused string, accept bool, err error)
@@ -178,6 +179,10 @@ func (w *world) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, er
 }
 
 func (w *world) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	var stuck bool
+	if w.set(func() { stuck = w.stuck }); stuck {
+		return nil, errors.New("no answer")
+	}
 	rec, seq, err := w.st.Record(ctx, id)
 	if err == nil && !rec.Status.Terminal() {
 		w.end(ctx, rec, seq, proto.Cancelled())
