@@ -201,7 +201,7 @@ func testMessageBatchesKilled(t *testing.T, p *programs) {
 }
 
 // testMessageBatchesExpired has a batch of messages expire while no gateway runs. The one that finds it
-// has no server with models.
+// has no server with models. The batch is deleted then, and all gateways are killed.
 func testMessageBatchesExpired(t *testing.T, p *programs) {
 	sys := newAgentsIn(t, p, topology{separate: true}, "anthropic")
 	var b messageBatch
@@ -247,7 +247,7 @@ func testMessageBatchesExpired(t *testing.T, p *programs) {
 		_, ok := sys.front.findLog(t, "batch stopped")
 		return ok, sys.front.tail()
 	})
-	_, base := p.startServe(t, "second front", sys.env, append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, settings...)...)
+	second, base := p.startServe(t, "second front", sys.env, append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, settings...)...)
 	a := &api{t, base, sys.key, sys.http}
 	ended, results := a.messagesEnded(t, b.ID)
 	if ended.Counts["succeeded"] != 1 || ended.Counts["expired"] != 2 || len(results) != 3 {
@@ -258,4 +258,22 @@ func testMessageBatchesExpired(t *testing.T, p *programs) {
 			t.Errorf("%+v, want %s", results[i], want)
 		}
 	}
+	logs := func() uint64 {
+		t.Helper()
+		s, err := js.Stream(t.Context(), "BULLPEN_AGENT_LOGS")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CachedInfo().State.Msgs
+	}
+	if logs() == 0 {
+		t.Error("the messages have no logs")
+	}
+	if r := a.do(http.MethodDelete, messageBatches+"/"+b.ID, nil); r.status != http.StatusOK {
+		t.Errorf("%s", r)
+	}
+	sys.front.kill()
+	second.kill()
+	sys.startFront(t)
+	eventually(t, "the logs of the messages are removed", func() (bool, any) { left := logs(); return left == 0, left })
 }

@@ -55,6 +55,9 @@ type Batch struct {
 	// cancelled items.
 	Retries        int  `json:"retries,omitempty"`
 	RetryCancelled bool `json:"retry_cancelled,omitempty"`
+	// Removed is set of a batch of requests to an API while the runs of its items are removed, and with
+	// them the batch. Clients see it no more.
+	Removed bool `json:"removed,omitempty"`
 }
 
 // BatchContent names what a client uploaded for a batch.

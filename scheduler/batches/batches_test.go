@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 )
@@ -251,6 +253,45 @@ func TestExpiredBatches(t *testing.T) {
 	if found, err := p.Get(w.ctx, "acme", early.ID); err != nil || found.Batch.Status(&found.State) != proto.BatchCompleted {
 		t.Errorf("one that had ended before: %+v, %v", found, err)
 	}
+}
+
+// A batch of requests to an API is gone for its clients once they remove it. The runs of its items are
+// removed after that, also if the process dies in the middle.
+func TestRemovedBatchRemovesItsRuns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.process("first")
+	b := w.create(p, "a", 40, func(b *proto.Batch) { b.API = "anthropic" })
+	w.untilStatus(p, b, proto.BatchCompleted)
+	w.set(func() { w.keeps = true })
+	if err := p.Remove(w.ctx, "acme", b.ID); err != nil {
+		t.Fatal(err)
+	}
+	_, errGet := p.Get(w.ctx, "acme", b.ID)
+	_, errChange := p.Change(w.ctx, "acme", b.ID, func(*proto.Batch, *proto.BatchState) error { return nil })
+	_, errItems := p.Items(w.ctx, "acme", b.ID)
+	for _, err := range []error{errGet, errChange, errItems, p.Remove(w.ctx, "acme", b.ID)} {
+		if !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("after the removal: %v", err)
+		}
+	}
+	w.eventually("a run is removed", func() bool { return len(w.removed) > 0 })
+	p.stop()
+	w.set(func() { w.keeps = false })
+	if len(w.removed) == 40 || len(w.blobs.stored) == 0 {
+		t.Errorf("%d runs are removed, %d blobs are there", len(w.removed), len(w.blobs.stored))
+	}
+	p = w.process("second")
+	if list := p.List("acme"); len(list) != 0 {
+		t.Errorf("listed: %+v", list)
+	}
+	w.eventually("all runs are removed", func() bool { return len(w.removed) == 40 })
+	w.eventually("the batch is removed", func() bool {
+		w.blobs.mu.Lock()
+		defer w.blobs.mu.Unlock()
+		_, err := w.st.Batches.Get(w.ctx, "def.acme."+b.ID)
+		return errors.Is(err, jetstream.ErrKeyNotFound) && len(w.blobs.stored) == 0
+	})
 }
 
 // A batch that was removed is created again under its id. What a process that died during the

@@ -19,7 +19,7 @@ import (
 const (
 	storeEvery    = time.Second // of a state that only counts
 	minAhead      = 32          // items that a state allows to be submitted ahead
-	lookups       = 16          // concurrent, at the start
+	lookups       = 16          // concurrent, also removals of runs
 	submitTimeout = 20 * time.Second
 	endTimeout    = 10 * time.Second // of a request to end an execution
 	minPause      = 100 * time.Millisecond

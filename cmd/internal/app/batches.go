@@ -87,6 +87,10 @@ func (x batchExecutions) ItemsOf(b *proto.Batch) batches.ItemExecutions {
 	return itemExecutions{x.Server, x.queue}
 }
 
+func (x batchExecutions) RemoveRun(ctx context.Context, b *proto.Batch, id proto.TraceID) error {
+	return x.runs.Remove(ctx, b.Org, proto.RunID(id))
+}
+
 // itemExecutions implements [batches.ItemExecutions] for executions.
 type itemExecutions struct {
 	*gateway.Server
