@@ -178,10 +178,13 @@ func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *Store
 		cancel(proto.ErrRunCancelled)
 	}
 	err := b.resume(run, log, p)
+	cancelled := err != nil && errors.Is(context.Cause(run), proto.ErrRunCancelled)
 	switch {
+	case cancelled && log.last == nil: // it has not begun, and needs nothing for that any more
+		err = context.Canceled
 	case errors.Is(err, errTryAgain), errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
 		return err
-	case err != nil && errors.Is(context.Cause(run), proto.ErrRunCancelled):
+	case cancelled:
 		err = context.Canceled
 	case ctx.Err() != nil:
 		return ctx.Err()

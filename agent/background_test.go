@@ -33,12 +33,15 @@ type background struct {
 	block func(ctx context.Context) error
 }
 
-func (b *background) Prepare(_ context.Context, _ agent.Host, record *proto.AgentRun, started *agent.Start) (*agent.Run, *agent.Start, error) {
+func (b *background) Prepare(ctx context.Context, _ agent.Host, record *proto.AgentRun, started *agent.Start) (*agent.Run, *agent.Start, error) {
 	var text string
 	if err := json.Unmarshal(record.Request, &text); err != nil || text == "refused" {
 		return nil, nil, proto.FieldErrorf("text", "is refused")
 	}
 	if started == nil {
+		if ctx.Err() != nil { // the container cannot be made
+			return nil, nil, api.Errorf(api.CodeInternal, "as a host says")
+		}
 		started = &agent.Start{Container: "c"}
 	}
 	r := run(say(text))
@@ -230,6 +233,21 @@ func TestCancelledBetweenProcesses(t *testing.T) {
 		}
 		if err := <-causes; !errors.Is(err, proto.ErrRunCancelled) || b.calls[`new1{"n":1}`] != 2 {
 			t.Errorf("%v, after the calls %v", err, b.calls)
+		}
+	})
+}
+
+// A run that is cancelled before it has begun does not need what it would begin with.
+func TestCancelledBeforeItBegan(t *testing.T) {
+	eachProtocol(t, twoCalls, func(w *world) {
+		b := newBackground(w)
+		b.create(t, "r", "x")
+		if err := b.store.Cancel(t.Context(), "acme", "r"); err != nil {
+			t.Fatal(err)
+		}
+		defer b.start(t)()
+		if got := b.follow(t, "r"); got != " cancelled" {
+			t.Errorf("%q", got)
 		}
 	})
 }

@@ -179,7 +179,8 @@ func (l *StoredLog) flush(ctx context.Context) error {
 	return l.append(ctx, e)
 }
 
-// End stores that the run ended with an error, nil for none. ctx may be done.
+// End stores that the run ended with an error, nil for none. A run whose error is [context.Canceled] is
+// stored as cancelled. ctx may be done.
 func (l *StoredLog) End(ctx context.Context, cause error) error {
 	if cause == nil {
 		return nil

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -376,9 +377,10 @@ func (sys *agentRuns) strangers(t *testing.T) {
 	sys.notified(t, "completed", id)
 }
 
-// testAgentRolling stops each gateway that may carry out a run, while another one is there.
+// testAgentRolling stops each gateway that may carry out a run, while another one is there. A response
+// that is not in the background fails with its gateway.
 func testAgentRolling(t *testing.T, p *programs) {
-	sys := newAgentsIn(t, p, topology{separate: true}, "background")
+	sys := newAgentsIn(t, p, topology{separate: true}, "background", "--drain", "1s")
 	gateway := func(name string) (*process, *api) {
 		args := append([]string{"--data", filepath.Join(t.TempDir(), name), "--roles", frontRole}, sys.args...)
 		proc, base := p.startServe(t, name+" front", sys.env, args...)
@@ -387,6 +389,17 @@ func testAgentRolling(t *testing.T, p *programs) {
 	second, _ := gateway("second")
 	h := []hold{newHold(), newHold()}
 	id := sys.respond("hold " + h[0].seconds + " then " + h[1].seconds)
+	resp, err := sys.open(t.Context(), http.MethodPost, openAIPath, inBackground("hang once").and("background", false, "stream", true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	cut, events := "", bufio.NewScanner(resp.Body)
+	for events.Scan() && !strings.Contains(events.Text(), "output_text.delta") {
+		if _, rest, ok := strings.Cut(events.Text(), `"id":"resp_`); ok {
+			cut, _, _ = strings.Cut("resp_"+rest, `"`)
+		}
+	}
 	for i, stopped := range []*process{sys.front, second} {
 		h[i].reached(t, 1)
 		if i == 1 {
@@ -403,6 +416,16 @@ func testAgentRolling(t *testing.T, p *programs) {
 	}
 	for i, x := range sys.calls(id, 2) {
 		sys.ended(x.TraceID).succeeded(t, "one\ntwo\n"[:4*(i+1)])
+	}
+	last := ""
+	for events.Scan() {
+		last = cmp.Or(events.Text(), last)
+	}
+	answer := sys.get(openAIPath + "/" + cut)
+	for _, text := range []string{last, string(answer.body)} {
+		if !strings.Contains(text, `"status":"failed"`) || !strings.Contains(text, "this server is shutting down") {
+			t.Errorf("the response in the foreground: %s", text)
+		}
 	}
 }
 

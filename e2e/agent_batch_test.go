@@ -5,9 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
@@ -19,6 +23,9 @@ type messageBatch struct {
 	Status string         `json:"processing_status"`
 	Counts map[string]int `json:"request_counts"`
 	URL    *string        `json:"results_url"`
+
+	CreatedAt time.Time `json:"created_at"`
+	ExpiresAt time.Time `json:"expires_at"`
 }
 
 // messageResult is a line of the results of a batch of messages.
@@ -225,4 +232,82 @@ func (sys *crashSystem) testEditsKilled(t *testing.T) {
 	if len(content) != 3 || content[0].Content.IsFileUpdate || !slices.Equal(content[1].Content.Lines, []string{"-x", "+xy"}) || content[2].Content.Stdout != "xy" {
 		t.Errorf("%+v", results)
 	}
+}
+
+// testMessageBatchesExpired has a batch of messages expire while no gateway runs. The one that finds it
+// has no server with models. The batch is deleted then, and all gateways are killed.
+func testMessageBatchesExpired(t *testing.T, p *programs) {
+	sys := newAgentsIn(t, p, topology{separate: true}, "anthropic")
+	var b messageBatch
+	sys.do(http.MethodPost, messageBatches, newMessages("Hi", "Sleep", "Sleep")).into(t, &b)
+	if life := b.ExpiresAt.Sub(b.CreatedAt); life != 24*time.Hour {
+		t.Errorf("it expires after %s", life)
+	}
+	eventually(t, "a request has ended", func() (bool, any) {
+		r := sys.get(messageBatches + "/" + b.ID)
+		r.into(t, &b)
+		return b.Counts["succeeded"] == 1, r
+	})
+	sys.front.kill()
+	js, err := jetstream.New(connect(t, p, sys.broker))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := js.KeyValue(t.Context(), "bullpen_batches")
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := "def.default.bat_" + strings.TrimPrefix(b.ID, "msgbatch_")
+	entry, err := bucket.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stored request
+	if err := json.Unmarshal(entry.Value(), &stored); err != nil {
+		t.Fatal(err)
+	}
+	stored["expires_at"] = time.Now()
+	body, err := json.Marshal(stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bucket.Update(t.Context(), key, body, entry.Revision()); err != nil {
+		t.Fatal(err)
+	}
+	settings := sys.args
+	sys.args = sys.broker.flags(p)
+	sys.startFront(t)
+	eventually(t, "the batch is stopped", func() (bool, any) {
+		_, ok := sys.front.findLog(t, "batch stopped")
+		return ok, sys.front.tail()
+	})
+	second, base := p.startServe(t, "second front", sys.env, append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, settings...)...)
+	a := &api{t, base, sys.key, sys.http}
+	ended, results := a.messagesEnded(t, b.ID)
+	if ended.Counts["succeeded"] != 1 || ended.Counts["expired"] != 2 || len(results) != 3 {
+		t.Fatalf("%+v, %+v", ended, results)
+	}
+	for i, want := range []string{"succeeded", "expired", "expired"} {
+		if results[i].Result.Type != want {
+			t.Errorf("%+v, want %s", results[i], want)
+		}
+	}
+	logs := func() uint64 {
+		t.Helper()
+		s, err := js.Stream(t.Context(), "BULLPEN_AGENT_LOGS")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CachedInfo().State.Msgs
+	}
+	if logs() == 0 {
+		t.Error("the messages have no logs")
+	}
+	if r := a.do(http.MethodDelete, messageBatches+"/"+b.ID, nil); r.status != http.StatusOK {
+		t.Errorf("%s", r)
+	}
+	sys.front.kill()
+	second.kill()
+	sys.startFront(t)
+	eventually(t, "the logs of the messages are removed", func() (bool, any) { left := logs(); return left == 0, left })
 }

@@ -22,12 +22,14 @@ type AgentBatches interface {
 var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
 
 // CreateBatch stores a batch of requests to an API: those in a member of the object that is the body
-// of the request, which has no other members. check is called with each of them.
-func (a *Agent) CreateBatch(w http.ResponseWriter, whose, member string, check func(item []byte) error) (*proto.BatchAndState, error) {
+// of the request, which has no other members. The batch expires after life. check is called with each
+// request.
+func (a *Agent) CreateBatch(w http.ResponseWriter, whose, member string, life time.Duration, check func(item []byte) error) (*proto.BatchAndState, error) {
 	if err := a.s.checkPlan(a.r.Context(), &a.i.plan, proto.ModeAsync, 0); err != nil {
 		return nil, a.public(err)
 	}
-	batch := &proto.Batch{ID: proto.NewBatchID(a.org(), a.i.key.ID, ""), Org: a.org(), Key: a.i.key.ID, API: whose, CreatedAt: time.Now().UTC()}
+	now := time.Now().UTC()
+	batch := &proto.Batch{ID: proto.NewBatchID(a.org(), a.i.key.ID, ""), Org: a.org(), Key: a.i.key.ID, API: whose, CreatedAt: now, ExpiresAt: now.Add(life)}
 	_, _, err := a.s.uploadBatch(w, a.r, batch, false, func(upload BatchUpload) *api.BatchBody {
 		return &api.BatchBody{
 			Member:   member,

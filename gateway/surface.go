@@ -28,7 +28,7 @@ type SurfaceRoute struct {
 	Scope        proto.Scope // that the API key needs
 	Starts       bool        // it starts executions
 	// Handle answers a request. It returns an error if it has not answered, or not to the end. Its
-	// context is done when the client leaves, and at Leave.
+	// context is done when the client leaves, and at Leave with the error for the client as its cause.
 	Handle func(w http.ResponseWriter, r *http.Request) error
 }
 
@@ -44,9 +44,9 @@ func (s *Server) routeSurface(r chi.Router, surface *Surface) {
 			i := infoOf(r.Context())
 			r, release := i.rec.client.whileConnected(r)
 			defer release()
-			ctx, cancel := context.WithCancel(r.Context())
-			defer cancel()
-			defer context.AfterFunc(s.leaving, cancel)()
+			ctx, cancel := context.WithCancelCause(r.Context())
+			defer cancel(nil)
+			defer context.AfterFunc(s.leaving, func() { cancel(errDraining) })()
 			err := route.Handle(w, r.WithContext(ctx))
 			switch {
 			case ctx.Err() == nil || !errors.Is(err, context.Canceled):

@@ -125,20 +125,37 @@ func TestAgentsExecute(t *testing.T) {
 	}
 }
 
-// At Leave, a run ends as if its client had left, and the client is told to ask another server.
+// At Leave, a run ends as if its client had left, and the client is told to ask another server. The run
+// can tell both apart.
 func TestSurfacesLeave(t *testing.T) {
-	begun := make(chan struct{})
+	begun, causes := make(chan struct{}), make(chan error, 1)
 	h := newHarness(t, withSurface(func(_ *Agent, _ http.ResponseWriter, r *http.Request) error {
-		close(begun)
+		begun <- struct{}{}
 		<-r.Context().Done()
+		causes <- context.Cause(r.Context())
 		return r.Context().Err()
 	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-begun
+		cancel()
+	}()
+	if resp, err := h.client.Do(h.request(http.MethodPost, "/other/run", "").WithContext(ctx)); err == nil {
+		_ = resp.Body.Close()
+		t.Errorf("answered with %d", resp.StatusCode)
+	}
+	if cause := <-causes; !errors.Is(cause, context.Canceled) {
+		t.Errorf("the client has left: %v", cause)
+	}
 	go func() {
 		<-begun
 		h.server.Leave()
 	}()
 	if r := h.do(http.MethodPost, "/other/run", ""); r.status != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", r.status, r.body)
+	}
+	if cause := <-causes; !errors.Is(cause, errDraining) {
+		t.Errorf("the server leaves: %v", cause)
 	}
 }
 

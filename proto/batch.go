@@ -45,6 +45,8 @@ type Batch struct {
 	ItemWebhooks  bool              `json:"item_webhooks,omitempty"` // items have webhooks of their own
 	Content       BatchContent      `json:"content"`
 	CreatedAt     time.Time         `json:"created_at"`
+	// ExpiresAt is when items that have not ended are cancelled; zero for never.
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
 	// What clients asked for since.
 	Paused      bool      `json:"paused,omitempty"`
 	Cancelled   bool      `json:"cancelled,omitempty"`
@@ -53,6 +55,9 @@ type Batch struct {
 	// cancelled items.
 	Retries        int  `json:"retries,omitempty"`
 	RetryCancelled bool `json:"retry_cancelled,omitempty"`
+	// Removed is set of a batch of requests to an API while the runs of its items are removed, and with
+	// them the batch. Clients see it no more.
+	Removed bool `json:"removed,omitempty"`
 }
 
 // BatchContent names what a client uploaded for a batch.
@@ -129,6 +134,7 @@ type BatchStop string
 const (
 	StopCancelled BatchStop = "cancelled" // a client asked for it
 	StopFailed    BatchStop = "failed"    // an item failed, or cannot be submitted
+	StopExpired   BatchStop = "expired"   // the batch reached its ExpiresAt
 )
 
 // BatchStatus is the status of a batch.
@@ -141,7 +147,7 @@ const (
 	BatchPaused    BatchStatus = "paused"    // no more items are submitted
 	BatchStopping  BatchStatus = "stopping"  // waiting items are cancelled, submitted ones have not ended
 	BatchCompleted BatchStatus = "completed" // all items have ended
-	BatchCancelled BatchStatus = "cancelled" // by a client
+	BatchCancelled BatchStatus = "cancelled" // by a client, or because it expired
 	BatchFailed    BatchStatus = "failed"    // stopped by a failed item, or because items could not be submitted
 )
 
@@ -153,6 +159,9 @@ func BatchStatuses() []BatchStatus {
 // Ended reports whether all items of the batch have ended, and no retry is to come.
 func (b *Batch) Ended(s *BatchState) bool { return !s.EndedAt.IsZero() && s.Retries == b.Retries }
 
+// Expired reports whether the batch has expired at the time now.
+func (b *Batch) Expired(now time.Time) bool { return !b.ExpiresAt.IsZero() && !now.Before(b.ExpiresAt) }
+
 // Finished reports whether the batch has ended, and its webhook is stored.
 func (b *Batch) Finished(s *BatchState) bool { return b.Ended(s) && s.Notified }
 
@@ -160,7 +169,7 @@ func (b *Batch) Finished(s *BatchState) bool { return b.Ended(s) && s.Notified }
 func (b *Batch) Status(s *BatchState) BatchStatus {
 	ended := b.Ended(s)
 	switch {
-	case ended && s.Stopped == StopCancelled:
+	case ended && (s.Stopped == StopCancelled || s.Stopped == StopExpired):
 		return BatchCancelled
 	case ended && s.Stopped == StopFailed:
 		return BatchFailed

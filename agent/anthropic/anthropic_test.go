@@ -26,18 +26,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// batchless is a host whose batches are not used; tests of the whole program have some.
-type batchless struct {
+// host is a host with batches.
+type host struct {
 	*agenttest.Host
 	anthropic.BatchStore
 }
 
 // world serves the routes with a scripted model.
 type world struct {
-	t      *testing.T
-	host   *agenttest.Host
-	routes *anthropic.Server
-	server *httptest.Server
+	t       *testing.T
+	host    *agenttest.Host
+	batches anthropic.BatchStore // nil for none; tests of the whole program have some
+	routes  *anthropic.Server
+	server  *httptest.Server
 }
 
 func newWorld(t *testing.T, rules string) *world {
@@ -53,7 +54,7 @@ func newWorld(t *testing.T, rules string) *world {
 	w := &world{t: t, host: agenttest.NewHost()}
 	w.routes = &anthropic.Server{
 		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
-		Host:     func(r *http.Request) anthropic.Host { w.host.R = r; return batchless{w.host, nil} }, Log: slog.New(slog.DiscardHandler),
+		Host:     func(r *http.Request) anthropic.Host { w.host.R = r; return host{w.host, w.batches} }, Log: slog.New(slog.DiscardHandler),
 	}
 	router := chi.NewRouter()
 	for _, route := range w.routes.Routes() {

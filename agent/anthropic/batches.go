@@ -22,7 +22,7 @@ const (
 	// batchPrefix begins the ids of batches here, and ownBatchPrefix those of this server.
 	batchPrefix    = "msgbatch_"
 	ownBatchPrefix = "bat_"
-	// batchLife is the time after which a batch expires in Anthropic's API. Here it goes on.
+	// batchLife is the time after which a batch expires.
 	batchLife   = 24 * time.Hour
 	maxCustomID = 64 // bytes
 )
@@ -58,8 +58,13 @@ func newBatchBody(b *proto.BatchAndState, base string) *batchBody {
 	c := &b.State.Counts
 	body := &batchBody{
 		ID: batchPrefix + strings.TrimPrefix(b.Batch.ID, ownBatchPrefix), Type: "message_batch", ProcessingStatus: "in_progress",
-		RequestCounts: batchCounts{Processing: b.Batch.Total - c.Ended(), Succeeded: c.Succeeded, Errored: c.Failed, Canceled: c.Cancelled},
-		CreatedAt:     b.Batch.CreatedAt.Format(time.RFC3339Nano), ExpiresAt: b.Batch.CreatedAt.Add(batchLife).Format(time.RFC3339Nano),
+		RequestCounts: batchCounts{Processing: b.Batch.Total - c.Ended(), Succeeded: c.Succeeded, Errored: c.Failed},
+		CreatedAt:     b.Batch.CreatedAt.Format(time.RFC3339Nano), ExpiresAt: b.Batch.ExpiresAt.Format(time.RFC3339Nano),
+	}
+	if b.State.Stopped == proto.StopExpired {
+		body.RequestCounts.Expired = c.Cancelled
+	} else {
+		body.RequestCounts.Canceled = c.Cancelled
 	}
 	if b.Batch.Cancelled {
 		body.ProcessingStatus, body.CancelInitiatedAt = "canceling", new(b.Batch.CancelledAt.Format(time.RFC3339Nano))
@@ -95,7 +100,7 @@ func (s *Server) createBatch(w http.ResponseWriter, r *http.Request) error {
 	if _, err := host.BaseURL(); err != nil {
 		return err
 	}
-	b, err := host.CreateBatch(w, API, "requests", func(item []byte) error {
+	b, err := host.CreateBatch(w, API, "requests", batchLife, func(item []byte) error {
 		var in batchItem
 		if err := json.Unmarshal(item, &in); err != nil {
 			return proto.FieldErrorf("body", "is not a valid request: %v", err)
@@ -191,13 +196,16 @@ func (s *Server) getResults(w http.ResponseWriter, r *http.Request) error {
 	h.Set(requestIDHeader, h.Get("X-Request-Id"))
 	h.Set("Content-Type", "application/x-jsonl")
 	h.Set("Cache-Control", "no-store")
-	out := json.NewEncoder(w)
+	out, cancelled := json.NewEncoder(w), map[string]string{"type": "canceled"}
+	if b.State.Stopped == proto.StopExpired {
+		cancelled = map[string]string{"type": "expired"}
+	}
 	return host.BatchItems(ctx, &b.Batch, func(item []byte, status proto.ItemStatus, run string) error {
 		var in batchItem
 		if err := json.Unmarshal(item, &in); err != nil {
 			return err
 		}
-		line := &batchResult{in.CustomID, map[string]string{"type": "canceled"}}
+		line := &batchResult{in.CustomID, cancelled}
 		if status != proto.ItemCancelled {
 			var err error
 			if line.Result, err = s.result(ctx, host, b.Batch.Org, run); err != nil {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
@@ -39,9 +40,9 @@ type Host interface {
 type BatchStore interface {
 	// BaseURL returns the address of this server for its clients, without a slash at its end.
 	BaseURL() (string, error)
-	// CreateBatch stores a batch of requests to an API: those in a member of the body's object. check
-	// is called with each of them.
-	CreateBatch(w http.ResponseWriter, api, member string, check func(item []byte) error) (*proto.BatchAndState, error)
+	// CreateBatch stores a batch of requests to an API: those in a member of the body's object. The
+	// batch expires after life. check is called with each request.
+	CreateBatch(w http.ResponseWriter, api, member string, life time.Duration, check func(item []byte) error) (*proto.BatchAndState, error)
 	// Batches returns the batches, the newest first.
 	Batches() []proto.BatchAndState
 	// Batch returns a batch. The code of its error is [api.CodeNotFound] if there is none.

@@ -108,6 +108,9 @@ func (s *Server) carryOut(ctx context.Context, run *run, events agent.Log) error
 	if err = log.Start(ctx, &agent.Start{Container: run.container.ID}); err == nil {
 		err = agent.Continue(ctx, s.Upstream, &run.Run, log)
 	}
+	if err != nil && ctx.Err() != nil { // the client has left, or the server ends the request with an error
+		err = context.Cause(ctx)
+	}
 	return errors.Join(err, log.End(ctx, err))
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // runBackground carries out responses in the background until the test ends.
@@ -121,6 +123,47 @@ func TestStreamsOfTheBackground(t *testing.T) {
 			_, answer := w.do(http.MethodGet, fmt.Sprintf("%s/%s?stream=true&starting_after=%d", path, id, after), "")
 			if got := events(t, answer); strings.Join(got, "\n") != strings.Join(all[after+1:], "\n") {
 				t.Errorf("after %d:\n got %q\nwant %q", after, got, all[after+1:])
+			}
+		}
+	}
+}
+
+// untilDone is a model that never ends its answer.
+type untilDone struct {
+	agent.Upstream
+	asked chan struct{}
+}
+
+func (u untilDone) Stream(ctx context.Context, _ *agent.Turn, text func(string) error) (*agent.Reply, error) {
+	if err := text("I begin"); err != nil {
+		return nil, err
+	}
+	close(u.asked)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A stored response that its server ends has failed, and one that its client leaves is cancelled.
+func TestInterruptedResponses(t *testing.T) {
+	for _, path := range []string{openAI, perplexity} {
+		for _, c := range []struct {
+			cause        error
+			status, text string
+		}{
+			{api.Unavailable(1, "this server goes away"), "failed", "this server goes away"},
+			{context.Canceled, "cancelled", `"error":null`},
+		} {
+			w, asked := newWorld(t, allRules), make(chan struct{})
+			w.answers.Upstream = untilDone{w.answers.Upstream, asked}
+			ctx, end := context.WithCancelCause(t.Context())
+			go func() { <-asked; end(c.cause) }()
+			tools := map[string]string{openAI: interpreter, perplexity: sandbox}[path]
+			out := httptest.NewRecorder()
+			body := `{"model":"m","input":"x","stream":true,"store":true,` + tools + "}"
+			w.server.Config.Handler.ServeHTTP(out, httptest.NewRequestWithContext(ctx, http.MethodPost, path, strings.NewReader(body)))
+			_, answer := w.do(http.MethodGet, path+"/"+streamed(t, out.Body.String()), "")
+			if r := decode(t, answer); r.Status != c.status || !strings.Contains(answer, c.text) {
+				t.Errorf("%s: %v: %s", path, c.cause, answer)
 			}
 		}
 	}

@@ -149,7 +149,7 @@ func (b *Batches) Create(ctx context.Context, batch *proto.Batch) (stored *proto
 func (b *Batches) List(org string) []proto.BatchAndState {
 	list := []proto.BatchAndState{}
 	for _, d := range b.definitions.All() {
-		if d.Org == org {
+		if d.Org == org && !d.Removed {
 			list = append(list, proto.BatchAndState{Batch: *d, State: *b.cachedState(d)})
 		}
 	}
@@ -170,6 +170,9 @@ func (b *Batches) cachedState(d *proto.Batch) *proto.BatchState {
 // Get returns a batch with its state, or [proto.ErrNotFound].
 func (b *Batches) Get(ctx context.Context, org, id string) (proto.BatchAndState, error) {
 	d, _, err := b.definitions.Read(ctx, definitionKey(org, id))
+	if err == nil && d.Removed {
+		err = fmt.Errorf("batch %s was removed: %w", id, proto.ErrNotFound)
+	}
 	if err != nil {
 		return proto.BatchAndState{}, err
 	}
@@ -198,7 +201,7 @@ func (b *Batches) state(ctx context.Context, d *proto.Batch) (*proto.BatchState,
 func (b *Batches) Change(ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error) (proto.BatchAndState, error) {
 	var state *proto.BatchState
 	d, err := b.definitions.Update(ctx, definitionKey(org, id), func(old *proto.Batch) (*proto.Batch, error) {
-		if old == nil {
+		if old == nil || old.Removed {
 			return nil, fmt.Errorf("batch %s: %w", id, proto.ErrNotFound)
 		}
 		var err error
@@ -215,8 +218,32 @@ func (b *Batches) Change(ctx context.Context, org, id string, change func(*proto
 }
 
 // Remove removes a batch that has ended. It returns [proto.ErrNotFound] if there is none, and
-// [proto.ErrConflict] if it has not ended.
+// [proto.ErrConflict] if it has not ended. The engine removes the runs of a batch of requests to an API,
+// and what is stored of the batch after them.
 func (b *Batches) Remove(ctx context.Context, org, id string) error {
+	found, err := b.Get(ctx, org, id)
+	if err != nil {
+		return err
+	}
+	if found.Batch.API == "" {
+		return b.remove(ctx, org, id)
+	}
+	_, err = b.Change(ctx, org, id, func(d *proto.Batch, s *proto.BatchState) error {
+		d.Removed = true
+		return checkFinished(d, s)
+	})
+	return err
+}
+
+func checkFinished(d *proto.Batch, s *proto.BatchState) error {
+	if !d.Finished(s) {
+		return fmt.Errorf("batch %s has not ended: %w", d.ID, proto.ErrConflict)
+	}
+	return nil
+}
+
+// remove removes what is stored of a batch that has ended, except runs.
+func (b *Batches) remove(ctx context.Context, org, id string) error {
 	var removed *proto.Batch
 	_, err := b.definitions.Remove(ctx, definitionKey(org, id), func(e jetstream.KeyValueEntry) error {
 		d, err := decodeDefinition(e)
@@ -227,11 +254,8 @@ func (b *Batches) Remove(ctx context.Context, org, id string) error {
 		if err != nil {
 			return err
 		}
-		if !d.Finished(s) {
-			return fmt.Errorf("batch %s has not ended: %w", id, proto.ErrConflict)
-		}
 		removed = d
-		return nil
+		return checkFinished(d, s)
 	})
 	if err != nil {
 		return err

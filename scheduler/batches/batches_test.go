@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 )
@@ -180,6 +182,115 @@ func TestStoppedBatches(t *testing.T) {
 	w.change(p, b, func(b *proto.Batch) { b.RetryCancelled, b.Retries = true, 1 })
 	w.until(p, b, "nothing can be read", func(b *proto.Batch, s *proto.BatchState) bool {
 		return b.Finished(s) && s.Retries == 1 && s.Counts.Cancelled == 5
+	})
+}
+
+// A batch that expires ends with what has ended by then. Processes that die in the middle change
+// nothing about that, and neither does the other batches for which it may be waiting.
+func TestExpiredBatches(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	expire := func(b *proto.Batch) { b.ExpiresAt = time.Now() }
+	later := func(b *proto.Batch) { b.ExpiresAt = time.Now().Add(time.Hour) }
+	done := func(n int) func(*proto.Batch, *proto.BatchState) bool {
+		return func(_ *proto.Batch, s *proto.BatchState) bool {
+			return s.Counts.Succeeded == n && s.Counts.Running == 1
+		}
+	}
+	stopped := func(why proto.BatchStop) func(*proto.Batch, *proto.BatchState) bool {
+		return func(_ *proto.Batch, s *proto.BatchState) bool {
+			return s.Stopped == why && s.Counts.Waiting == 0 && s.EndedAt.IsZero()
+		}
+	}
+	held := func(name string, n int) func(*proto.Batch) {
+		w.set(func() { w.held[fmt.Sprint(name, n)] = true })
+		return func(b *proto.Batch) { later(b); b.MaxParallel = 1 }
+	}
+	ended := func(p *process, b *proto.Batch, why proto.BatchStop, want proto.BatchCounts) {
+		t.Helper()
+		if s := w.untilStatus(p, b, proto.BatchCancelled); s.Stopped != why || s.Counts != want {
+			t.Errorf("%s: %+v, want %+v", why, s, want)
+		}
+	}
+
+	// The process that knows of the expiry dies before it has ended the item that runs.
+	p := w.process("first")
+	early := w.create(p, "early", 2, later)
+	w.untilStatus(p, early, proto.BatchCompleted)
+	killed := w.create(p, "a", 50, held("a", 3))
+	w.until(p, killed, "one runs", done(3))
+	w.set(func() { w.stuck = true })
+	w.change(p, killed, expire)
+	w.until(p, killed, "it is stopped", stopped(proto.StopExpired))
+	user := w.create(p, "b", 50, held("b", 2)) // cancelled by its user before
+	w.until(p, user, "one runs", done(2))
+	w.change(p, user, func(b *proto.Batch) { b.Cancelled = true })
+	w.until(p, user, "it is stopped", stopped(proto.StopCancelled))
+	w.change(p, user, expire)
+	w.change(p, killed, func(b *proto.Batch) { b.Cancelled = true }) // too late
+	down := w.create(p, "c", 50, held("c", 4))                       // expires while no process runs
+	w.until(p, down, "one runs", done(4))
+	p.stop()
+	w.set(func() { w.stuck = false })
+	w.change(p, down, expire)
+	w.change(p, early, expire)
+	p = w.process("second")
+	ended(p, killed, proto.StopExpired, proto.BatchCounts{Total: 50, Succeeded: 3, Cancelled: 47})
+	ended(p, user, proto.StopCancelled, proto.BatchCounts{Total: 50, Succeeded: 2, Cancelled: 48})
+	ended(p, down, proto.StopExpired, proto.BatchCounts{Total: 50, Succeeded: 4, Cancelled: 46})
+
+	// Others run, and one is paused.
+	for i := range 16 {
+		b := w.create(p, fmt.Sprint("front", i, "-"), 1, held(fmt.Sprint("front", i, "-"), 0))
+		w.until(p, b, "it runs", done(0))
+	}
+	behind := w.create(p, "behind", 5, later)
+	w.change(p, behind, expire)
+	ended(p, behind, proto.StopExpired, proto.BatchCounts{Total: 5, Cancelled: 5})
+	paused := w.create(p, "paused", 5, func(b *proto.Batch) { later(b); b.Paused = true })
+	w.change(p, paused, expire)
+	ended(p, paused, proto.StopExpired, proto.BatchCounts{Total: 5, Cancelled: 5})
+	if found, err := p.Get(w.ctx, "acme", early.ID); err != nil || found.Batch.Status(&found.State) != proto.BatchCompleted {
+		t.Errorf("one that had ended before: %+v, %v", found, err)
+	}
+}
+
+// A batch of requests to an API is gone for its clients once they remove it. The runs of its items are
+// removed after that, also if the process dies in the middle.
+func TestRemovedBatchRemovesItsRuns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.process("first")
+	b := w.create(p, "a", 40, func(b *proto.Batch) { b.API = "anthropic" })
+	w.untilStatus(p, b, proto.BatchCompleted)
+	w.set(func() { w.keeps = true })
+	if err := p.Remove(w.ctx, "acme", b.ID); err != nil {
+		t.Fatal(err)
+	}
+	_, errGet := p.Get(w.ctx, "acme", b.ID)
+	_, errChange := p.Change(w.ctx, "acme", b.ID, func(*proto.Batch, *proto.BatchState) error { return nil })
+	_, errItems := p.Items(w.ctx, "acme", b.ID)
+	for _, err := range []error{errGet, errChange, errItems, p.Remove(w.ctx, "acme", b.ID)} {
+		if !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("after the removal: %v", err)
+		}
+	}
+	w.eventually("a run is removed", func() bool { return len(w.removed) > 0 })
+	p.stop()
+	w.set(func() { w.keeps = false })
+	if len(w.removed) == 40 || len(w.blobs.stored) == 0 {
+		t.Errorf("%d runs are removed, %d blobs are there", len(w.removed), len(w.blobs.stored))
+	}
+	p = w.process("second")
+	if list := p.List("acme"); len(list) != 0 {
+		t.Errorf("listed: %+v", list)
+	}
+	w.eventually("all runs are removed", func() bool { return len(w.removed) == 40 })
+	w.eventually("the batch is removed", func() bool {
+		w.blobs.mu.Lock()
+		defer w.blobs.mu.Unlock()
+		_, err := w.st.Batches.Get(w.ctx, "def.acme."+b.ID)
+		return errors.Is(err, jetstream.ErrKeyNotFound) && len(w.blobs.stored) == 0
 	})
 }
 

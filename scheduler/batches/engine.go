@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/leader"
@@ -22,13 +23,15 @@ const (
 	scanEvery = 200 * time.Millisecond
 	// submitters is the number of items that are submitted at the same time.
 	submitters = 32
-	// maxRunning bounds the batches of an organisation that run at the same time. Others wait.
+	// maxRunning bounds the batches of an organisation that run at the same time. Others wait, unless
+	// they have expired.
 	maxRunning = 16
 	// baseWindow and two items for each slot are in the queue at most, so that a batch of a higher
 	// priority need not wait for long.
 	baseWindow   = 64
 	statsEvery   = time.Second
 	collectEvery = time.Minute
+	removeEvery  = time.Second
 	orphansEvery = time.Hour
 	restartPause = time.Second
 )
@@ -40,6 +43,9 @@ type Executions interface {
 	// BatchLimits returns the limits of an API key and its plans: how many executions may run at a
 	// time, and how many may be queued.
 	BatchLimits(ctx context.Context, key string) (concurrent, queued int)
+	// RemoveRun removes the run that is an item of a batch of requests to an API. It is no error if there
+	// is none.
+	RemoveRun(ctx context.Context, b *proto.Batch, id proto.TraceID) error
 	// Slots returns the number of slots of all workers.
 	Slots(ctx context.Context) (int, error)
 }
@@ -88,6 +94,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		defer collecting.Wait()
 		defer cancel()
 		collecting.Go(func() { e.collect(ctx) }) // the blob store may take its time
+		collecting.Go(func() { e.removeRemoved(ctx) })
 		collecting.Go(func() { e.Store.CollectMarkers(ctx, e.Store.Batches, e.Log) })
 		tick := time.NewTicker(scanEvery)
 		defer tick.Stop()
@@ -121,7 +128,7 @@ func (e *Engine) unfinished() []*proto.Batch {
 
 // idle reports whether nothing is to be done for a batch because it is paused.
 func idle(b *proto.Batch, s *proto.BatchState) bool {
-	return b.Paused && !b.Cancelled && s.Stopped == "" && s.EndedAt.IsZero() && s.Counts.Queued+s.Counts.Running == 0
+	return b.Paused && !b.Cancelled && !b.Expired(time.Now()) && s.Stopped == "" && s.EndedAt.IsZero() && s.Counts.Queued+s.Counts.Running == 0
 }
 
 // collect removes batches that are past their retention, and blobs without a batch, until ctx is
@@ -149,10 +156,52 @@ func (e *Engine) removeOld(ctx context.Context, now time.Time) {
 		if !pastRetention(b, e.Batches.cachedState(b), e.Retention, now) {
 			continue
 		}
-		if err := e.Batches.Remove(ctx, b.Org, b.ID); err != nil && !errors.Is(err, proto.ErrNotFound) && ctx.Err() == nil {
+		// The runs of its items are as old.
+		if err := e.Batches.remove(ctx, b.Org, b.ID); err != nil && !errors.Is(err, proto.ErrNotFound) && ctx.Err() == nil {
 			e.Log.Warn("remove batch past its retention failed, will retry", "batch", b.ID, "org", b.Org, "error", err)
 		}
 	}
+}
+
+// removeRemoved removes the batches that clients have removed, with the runs of their items, until ctx
+// is done.
+func (e *Engine) removeRemoved(ctx context.Context) {
+	tick := time.NewTicker(removeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, b := range e.Batches.definitions.All() {
+			if !b.Removed {
+				continue
+			}
+			err := e.removeRuns(ctx, b)
+			if err == nil {
+				err = e.Batches.remove(ctx, b.Org, b.ID) // last: it names the runs
+			}
+			if err != nil && !errors.Is(err, proto.ErrNotFound) && ctx.Err() == nil {
+				e.Log.Warn("remove batch with its runs failed, will retry", "batch", b.ID, "org", b.Org, "error", err)
+			}
+		}
+	}
+}
+
+// removeRuns removes the runs of a batch, whose items have one round.
+func (e *Engine) removeRuns(ctx context.Context, b *proto.Batch) error {
+	group, removing := errgroup.WithContext(ctx)
+	group.SetLimit(lookups)
+	for index := range b.Total {
+		group.Go(func() error {
+			if err := removing.Err(); err != nil {
+				return err
+			}
+			return e.Executions.RemoveRun(removing, b, b.ItemTrace(index, 0))
+		})
+	}
+	return group.Wait()
 }
 
 func (e *Engine) removeOrphans(ctx context.Context, now time.Time) {
@@ -259,7 +308,7 @@ func (s *session) start(ctx context.Context, parts *sync.WaitGroup) {
 		running[r.batch.Org]++
 	}
 	for _, b := range list {
-		if s.runs[b.ID] != nil || running[b.Org] >= maxRunning {
+		if s.runs[b.ID] != nil || running[b.Org] >= maxRunning && !b.Expired(time.Now()) {
 			continue
 		}
 		running[b.Org]++

@@ -19,7 +19,7 @@ import (
 const (
 	storeEvery    = time.Second // of a state that only counts
 	minAhead      = 32          // items that a state allows to be submitted ahead
-	lookups       = 16          // concurrent, at the start
+	lookups       = 16          // concurrent, also removals of runs
 	submitTimeout = 20 * time.Second
 	endTimeout    = 10 * time.Second // of a request to end an execution
 	minPause      = 100 * time.Millisecond
@@ -258,6 +258,12 @@ func (r *run) step(ctx context.Context) (done bool, err error) {
 	if r.current.Cancelled {
 		r.stop(proto.StopCancelled, "A client cancelled it.")
 	}
+	if r.current.Expired(now) && r.items.counts.Ended() < r.items.Len() && r.stop(proto.StopExpired, "It expired.") {
+		// Whoever finds an item cancelled must know why, also with a clock that is behind.
+		if err := r.store(ctx, now); err != nil {
+			return false, err
+		}
+	}
 	if r.state.Stopped != "" {
 		r.dropWaiting()
 		r.endSubmitted(ctx, now)
@@ -313,12 +319,14 @@ func (r *run) retry() {
 	r.state.Rate, r.began, r.done = 0, time.Now(), r.executed()
 }
 
-// stop makes waiting items not start any more.
-func (r *run) stop(why proto.BatchStop, reason string) {
-	if r.state.Stopped == "" || r.state.Stopped == proto.StopFailed && why == proto.StopCancelled {
-		r.state.Stopped, r.state.Reason, r.dirty = why, reason, true
-		r.Log.Info("batch stopped", "batch", r.batch.ID, "org", r.batch.Org, "reason", reason)
+// stop makes waiting items not start any more. It reports whether why is the reason since.
+func (r *run) stop(why proto.BatchStop, reason string) bool {
+	if r.state.Stopped != "" && (r.state.Stopped != proto.StopFailed || why == proto.StopFailed) {
+		return false
 	}
+	r.state.Stopped, r.state.Reason, r.dirty = why, reason, true
+	r.Log.Info("batch stopped", "batch", r.batch.ID, "org", r.batch.Org, "reason", reason)
+	return true
 }
 
 // dropWaiting cancels the items that were not submitted.
@@ -353,8 +361,8 @@ func (r *run) makeWait(index int) {
 	r.next, r.dirty = min(r.next, index), true
 }
 
-// endSubmitted asks for the end of the submitted items: of all after a cancellation, else of those
-// that have not started.
+// endSubmitted asks for the end of the submitted items: after a failure of those that have not
+// started, else of all.
 func (r *run) endSubmitted(ctx context.Context, now time.Time) {
 	for index, f := range r.flights {
 		if !f.accepted || f.asking || now.Sub(f.asked) < endTimeout || r.state.Stopped == proto.StopFailed && f.running {
@@ -366,7 +374,7 @@ func (r *run) endSubmitted(ctx context.Context, now time.Time) {
 			return // others are being asked for
 		}
 		f.asking, f.asked = true, now
-		cancel := r.state.Stopped == proto.StopCancelled
+		cancel := r.state.Stopped != proto.StopFailed
 		r.work.Go(func() {
 			defer func() { <-r.free }()
 			ctx, stop := context.WithTimeout(ctx, endTimeout)

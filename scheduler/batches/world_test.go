@@ -73,6 +73,9 @@ type world struct {
 	most      int
 	held      map[string]bool // items that do not end
 	fails     map[string]bool // items that fail
+	stuck     bool            // requests to end an item fail
+	keeps     bool            // runs are not removed, except those of the first items
+	removed   map[proto.TraceID]bool
 	// answer, if not nil, answers a submission in place of accepting it. If accept is true, the
 	// submission is accepted all the same.
 	answer     func(item string) (refused string, accept bool, err error)
@@ -83,7 +86,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
 		t: t, ctx: storetest.Context(t), st: storetest.Open(t, storetest.Server(t)), blobs: &blobs{stored: map[string][]byte{}},
-		submitted: map[proto.TraceID]int{}, held: map[string]bool{}, fails: map[string]bool{}, concurrent: 100,
+		submitted: map[proto.TraceID]int{}, held: map[string]bool{}, fails: map[string]bool{}, removed: map[proto.TraceID]bool{}, concurrent: 100,
 	}
 	return w
 }
@@ -166,6 +169,20 @@ func (w *world) release(id proto.TraceID) {
 	w.end(w.ctx, rec, seq, proto.Exited(0))
 }
 
+func (w *world) RemoveRun(ctx context.Context, _ *proto.Batch, id proto.TraceID) error {
+	rec, _, err := w.st.Record(ctx, id)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.keeps && rec.BatchIndex >= 3 {
+		return errors.New("no answer")
+	}
+	w.removed[id] = true
+	return nil
+}
+
 func (w *world) BatchLimits(context.Context, string) (concurrent, queued int) {
 	return w.concurrent, 1000
 }
@@ -178,6 +195,10 @@ func (w *world) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, er
 }
 
 func (w *world) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	var stuck bool
+	if w.set(func() { stuck = w.stuck }); stuck {
+		return nil, errors.New("no answer")
+	}
 	rec, seq, err := w.st.Record(ctx, id)
 	if err == nil && !rec.Status.Terminal() {
 		w.end(ctx, rec, seq, proto.Cancelled())
@@ -233,6 +254,19 @@ func (w *world) create(p *process, name string, n int, change func(*proto.Batch)
 		w.t.Fatal(created, err)
 	}
 	return b
+}
+
+// eventually waits until ok returns true, which is called with the lock.
+func (w *world) eventually(what string, ok func() bool) {
+	w.t.Helper()
+	for done := false; !done; {
+		w.set(func() { done = ok() })
+		select {
+		case <-w.ctx.Done():
+			w.t.Fatal("not so: " + what)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // until waits until a batch is as ok says.

@@ -52,9 +52,17 @@ func (c *Config) validateAgent() error {
 	return positive("agent-timeout", c.AgentTimeout)
 }
 
-// serveAgents adds the surfaces of agents to a server, and the parts that they need, if the operator
-// has set a server with models.
+// serveAgents opens the runs of agents, which the engine of batches needs in every gateway. If the
+// operator has set a server with models, it adds the surfaces of agents to a server, and the parts
+// that they need.
 func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *roles) error {
+	runs, err := agentruns.Open(ctx, s.store, s.log)
+	if err != nil {
+		return err
+	}
+	runs.Rejects = s.rejects
+	s.agentRuns = runs
+	r.base = append(r.base, part{"runs of agents", runs.Run})
 	c := s.cfg
 	if c.AgentUpstream == "" {
 		return nil
@@ -62,12 +70,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	if _, err := c.agentKey(); err != nil {
 		return err
 	}
-	runs, err := agentruns.Open(ctx, s.store, s.log)
-	if err != nil {
-		return err
-	}
-	runs.Rejects = s.rejects
-	s.agentRuns, server.AgentBatches = runs, batchStore{s.batches, anthropic.API}
+	server.AgentBatches = batchStore{s.batches, anthropic.API}
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
 	transport.MaxIdleConnsPerHost = 100
 	up := &upstream.Client{
@@ -109,7 +112,6 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		},
 	}
 	elector := &leader.Elector{Store: s.store, Name: "agent-runs", Instance: s.instance, Log: s.log}
-	r.base = append(r.base, part{"runs of agents", runs.Run})
 	r.work = append(r.work, part{"agent runs in the background", func(ctx context.Context) error {
 		elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error { return background.Run(ctx) })
 		return nil

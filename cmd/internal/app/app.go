@@ -85,7 +85,7 @@ type system struct {
 	events       *events.Log
 	schedules    *schedules.Schedules      // nil without the gateway role
 	batches      *batches.Batches          // nil without the gateway role
-	agentRuns    *agentruns.Runs           // nil without agents
+	agentRuns    *agentruns.Runs           // nil without the gateway role
 	pipelines    *pipelines.Pipelines      // nil without the gateway role
 	history      *schedulerhistory.History // nil without the gateway role
 	usage        *usage.Usage              // nil without the gateway role

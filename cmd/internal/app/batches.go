@@ -77,7 +77,7 @@ func (s batchStore) Items(ctx context.Context, org, id string) (gateway.BatchIte
 type batchExecutions struct {
 	*gateway.Server
 	queue *queue.Queue
-	runs  *agentruns.Runs // nil without agents
+	runs  *agentruns.Runs
 }
 
 func (x batchExecutions) ItemsOf(b *proto.Batch) batches.ItemExecutions {
@@ -85,6 +85,10 @@ func (x batchExecutions) ItemsOf(b *proto.Batch) batches.ItemExecutions {
 		return batchRuns{b, x.runs}
 	}
 	return itemExecutions{x.Server, x.queue}
+}
+
+func (x batchExecutions) RemoveRun(ctx context.Context, b *proto.Batch, id proto.TraceID) error {
+	return x.runs.Remove(ctx, b.Org, proto.RunID(id))
 }
 
 // itemExecutions implements [batches.ItemExecutions] for executions.
@@ -103,13 +107,9 @@ type batchRuns struct {
 	runs  *agentruns.Runs
 }
 
-var errNoAgents = errors.New("this server has no agents: start it with --agent-upstream")
-
-// OpenBatch implements [batches.ItemExecutions]. An item has the request of its run as params.
+// OpenBatch implements [batches.ItemExecutions]. An item has the request of its run as params. The run
+// waits for a gateway that has a server with models.
 func (x batchRuns) OpenBatch(b *proto.Batch, _ []byte) (batches.SubmitItem, error) {
-	if x.runs == nil {
-		return nil, errNoAgents
-	}
 	return func(ctx context.Context, item []byte, _ int, id proto.TraceID) (string, error) {
 		var request struct {
 			Params json.RawMessage `json:"params"`
@@ -129,9 +129,6 @@ func (x batchRuns) OpenBatch(b *proto.Batch, _ []byte) (batches.SubmitItem, erro
 
 // Lookup implements [batches.ItemExecutions].
 func (x batchRuns) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	if x.runs == nil {
-		return nil, errNoAgents
-	}
 	record := &proto.Record{Meta: proto.Meta{TraceID: id, Org: x.batch.Org}, Status: proto.StatusRunning, Attempt: 1}
 	if x.runs.IsActive(x.batch.Org, proto.RunID(id)) {
 		return record, nil
@@ -159,9 +156,6 @@ func (x batchRuns) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record,
 
 // Cancel implements [batches.ItemExecutions].
 func (x batchRuns) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	if x.runs == nil {
-		return nil, errNoAgents
-	}
 	if err := x.runs.Cancel(ctx, x.batch.Org, proto.RunID(id)); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return nil, err
 	}
