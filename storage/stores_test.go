@@ -179,6 +179,21 @@ func TestDirectory(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "a", "b")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("an empty directory is left: %v", err)
 	}
+
+	// A process that is killed while it puts or deletes leaves empty directories.
+	for _, empty := range []string{"a/killed/x/y", "b"} {
+		if err := os.MkdirAll(filepath.Join(dir, empty), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := keysOf(t, store, "a/"); !slices.Equal(got, []string{"a/d"}) {
+		t.Errorf("there are %v", got)
+	}
+	for name, want := range map[string]error{"a/killed": fs.ErrNotExist, "a/d": nil, "b": nil, ".writing": nil} {
+		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, want) {
+			t.Errorf("after a list, %s: %v, want %v", name, err, want)
+		}
+	}
 }
 
 func TestEncryption(t *testing.T) {

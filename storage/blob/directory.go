@@ -234,7 +234,8 @@ func (d *Directory) Delete(_ context.Context, key string) error {
 	return nil
 }
 
-// List implements [Backend].
+// List implements [Backend]. It also removes empty directories below the prefix, which a process leaves
+// that is killed while it puts or deletes.
 func (d *Directory) List(ctx context.Context, prefix, after string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		d.list(ctx, ".", prefix, after, yield)
@@ -267,6 +268,9 @@ func (d *Directory) list(ctx context.Context, dir, prefix, after string, yield f
 			passed := below < after && !strings.HasPrefix(after, below)
 			if overlaps && !passed && !d.list(ctx, key, prefix, after, yield) {
 				return false
+			}
+			if strings.HasPrefix(below, prefix) {
+				_ = d.root.Remove(key) // it fails unless the directory is empty
 			}
 		case e.Type().IsRegular() && strings.HasPrefix(key, prefix) && key > after:
 			info, err := e.Info()
