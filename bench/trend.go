@@ -29,11 +29,12 @@ const (
 	bodiesStream = "OBJ_bullpen_bodies"
 )
 
-// tolerance is how much a series may grow in an hour: a number, and a share of its median.
+// tolerance is how much a series may grow in an hour: a number, and a share of its median. A worker
+// keeps 64 control groups without members, whose number goes up and down all the time.
 type tolerance struct{ number, share float64 }
 
 var tolerances = map[string]tolerance{
-	metricRSS: {10, .1}, metricHeap: {4, .1}, metricGoroutines: {10, .05}, metricFiles: {10, .05}, metricMounts: {2, 0}, metricCgroups: {4, .05},
+	metricRSS: {10, .1}, metricHeap: {4, .1}, metricGoroutines: {10, .05}, metricFiles: {10, .05}, metricMounts: {2, 0}, metricCgroups: {64, .05},
 	metricProcesses: {4, .05}, metricDisk: {10, .1}, metricConsumers: {4, .05}, metricStream: {1, .1}, metricMessages: {50, .1},
 }
 
@@ -44,10 +45,6 @@ var notFlat = map[seriesName]string{
 	{natsName, metricMessages + "KV_bullpen_batches"}: "marks of removed batches are kept for a week",
 	{natsName, metricMessages + bodiesStream}:         "bodies of large jobs and records are kept for three days",
 }
-
-// endsWithProcess are metrics of what a worker has only as long as it runs: what it leaves behind is
-// looked for in the end. Between its starts they differ as the demand for prewarmed jails does.
-var endsWithProcess = []string{metricCgroups, metricProcesses}
 
 // seriesName is one metric of one process.
 type seriesName struct{ node, metric string }
@@ -107,8 +104,6 @@ func judge(points []point, d time.Duration) (trends []trend) {
 		switch {
 		case d < leastJudged:
 			t.reason = "too short to tell"
-		case t.ages && slices.Contains(endsWithProcess, s.metric):
-			t.reason = "restarted; they end with their process"
 		case len(values) < 3: //nolint:mnd // one trend of two points is none
 			t.reason = "too few points"
 		}

@@ -48,10 +48,6 @@ func TestTrends(t *testing.T) {
 	if trends := judge(samplesOf("gateway-2", metricRSS, flat), time.Minute); trends[0].judged() {
 		t.Error("a minute was judged")
 	}
-	jails := samplesOf("worker-1", metricCgroups, func(at, age time.Duration) float64 { return (at - age).Minutes() }, restarts...)
-	if trends := judge(jails, time.Hour); trends[0].judged() {
-		t.Error("control groups of different starts of a worker were compared")
-	}
 	if trends := judge(samplesOf("store", metricDisk, func(at, _ time.Duration) float64 { return at.Seconds() }), time.Hour); trends[0].grows() {
 		t.Error("what is kept for a day was judged after an hour")
 	}
