@@ -196,6 +196,37 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
+// Another process lists, and removes empty directories, while objects are put.
+func TestPutWhileListing(t *testing.T) {
+	var stores [2]*blob.Store
+	dir := "file://" + t.TempDir()
+	for i := range stores {
+		var err error
+		if stores[i], err = storage.Open(t.Context(), dir, ""); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = stores[i].Close() }()
+	}
+	store, other := stores[0], stores[1]
+	ctx, stop := context.WithCancel(t.Context())
+	var listing sync.WaitGroup
+	listing.Go(func() {
+		for ctx.Err() == nil {
+			for range other.List(ctx, "") {
+			}
+		}
+	})
+	for i := range 300 {
+		key := fmt.Sprintf("a/b%d/c/d", i)
+		put(t, store, key, []byte("x"))
+		if err := store.Delete(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+	}
+	stop()
+	listing.Wait()
+}
+
 func TestEncryption(t *testing.T) {
 	dir, key := t.TempDir(), keyFile(t, false)
 	open := func(key string) *blob.Store {

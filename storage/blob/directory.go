@@ -24,8 +24,8 @@ const (
 	tempDir = ".writing"
 	// tempMaxAge is the time since the last write after which a file in tempDir is abandoned.
 	tempMaxAge = time.Hour
-	// mkdirAttempts bounds how often directories are created again that a concurrent Delete removed
-	// as empty.
+	// mkdirAttempts bounds how often directories are created again that a concurrent Delete or List
+	// removed as empty.
 	mkdirAttempts = 100
 )
 
@@ -119,7 +119,10 @@ func (d *Directory) Put(ctx context.Context, key string, size int64, content io.
 func (d *Directory) publish(temp, key string, replace bool) error {
 	var err error
 	for range mkdirAttempts {
-		if err := d.root.MkdirAll(path.Dir(key), 0o700); err != nil {
+		if err = d.root.MkdirAll(path.Dir(key), 0o700); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
 			return wrapFSError("put", key, err)
 		}
 		if replace {
@@ -234,8 +237,8 @@ func (d *Directory) Delete(_ context.Context, key string) error {
 	return nil
 }
 
-// List implements [Backend]. It also removes empty directories below the prefix, which a process leaves
-// that is killed while it puts or deletes.
+// List implements [Backend]. It also removes empty directories below the prefix, left by a process that
+// was killed during a Put or Delete.
 func (d *Directory) List(ctx context.Context, prefix, after string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		d.list(ctx, ".", prefix, after, yield)
