@@ -180,7 +180,7 @@ func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *Store
 	err := b.resume(run, log, p)
 	cancelled := err != nil && errors.Is(context.Cause(run), proto.ErrRunCancelled)
 	switch {
-	case cancelled && log.last == nil: // it has not begun, and needs nothing for that any more
+	case cancelled && log.last == nil: // a run that has not begun is cancelled even if it cannot be prepared
 		err = context.Canceled
 	case errors.Is(err, errTryAgain), errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
 		return err

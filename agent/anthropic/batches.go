@@ -208,7 +208,7 @@ func (s *Server) getResults(w http.ResponseWriter, r *http.Request) error {
 		line := &batchResult{in.CustomID, cancelled}
 		if status != proto.ItemCancelled {
 			var err error
-			if line.Result, err = s.result(ctx, host, b.Batch.Org, run); err != nil {
+			if line.Result, err = s.result(ctx, host, &b.Batch, run); err != nil {
 				return err
 			}
 		}
@@ -217,22 +217,24 @@ func (s *Server) getResults(w http.ResponseWriter, r *http.Request) error {
 }
 
 // result returns the result of a run of a batch that has ended.
-func (s *Server) result(ctx context.Context, host Host, org, id string) (any, error) {
-	record, at, err := s.Runs.Get(ctx, org, id)
+func (s *Server) result(ctx context.Context, host Host, b *proto.Batch, id string) (any, error) {
+	record, at, err := s.Runs.Get(ctx, b.Org, id)
 	if errors.Is(err, proto.ErrNotFound) {
-		return newErrored(api.Errorf(api.CodeNotFound, "the result is past its retention")), nil
+		return missingResult(ctx, host, b)
 	}
 	if err != nil {
 		return nil, err
 	}
-	log := agent.Reader{Store: s.Runs, Org: org, ID: id, At: at}
+	log := agent.Reader{Store: s.Runs, Org: b.Org, ID: id, At: at}
 	var out *collector
 	for {
 		e, err := log.Next(ctx)
 		switch {
 		case err != nil:
 			return nil, err
-		case e == nil || e.Cancelled:
+		case e == nil: // the log was removed meanwhile
+			return missingResult(ctx, host, b)
+		case e.Cancelled:
 			return map[string]string{"type": "canceled"}, nil
 		case e.Failed != nil:
 			return newErrored(e.Failed), nil //nolint:nilerr // the error is the result
@@ -249,6 +251,15 @@ func (s *Server) result(ctx context.Context, host Host, org, id string) (any, er
 			}
 		}
 	}
+}
+
+// missingResult returns the result of a run that is not stored any more. It returns an error if the
+// batch was deleted meanwhile, with its runs.
+func missingResult(ctx context.Context, host Host, b *proto.Batch) (any, error) {
+	if _, err := host.Batch(ctx, b.ID); err != nil {
+		return nil, err
+	}
+	return newErrored(api.Errorf(api.CodeNotFound, "the result is past its retention")), nil
 }
 
 func newErrored(e *api.Error) *errored {

@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/agent/agenttest"
 	"github.com/bullpen-run/bullpen/agent/anthropic"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // oneBatch is a store with one batch, whose items were all cancelled.
@@ -23,6 +25,36 @@ func (s *oneBatch) Batch(context.Context, string) (*proto.BatchAndState, error) 
 
 func (s *oneBatch) BatchItems(_ context.Context, _ *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error) error {
 	return each([]byte(`{"custom_id":"a"}`), proto.ItemCancelled, "msg_1")
+}
+
+// deletedBatch is deleted while its results are read.
+type deletedBatch struct {
+	oneBatch
+	deleted bool
+}
+
+func (s *deletedBatch) Batch(context.Context, string) (*proto.BatchAndState, error) {
+	if s.deleted {
+		return nil, api.Errorf(api.CodeNotFound, "there is no batch of that id")
+	}
+	return &s.batch, nil
+}
+
+func (s *deletedBatch) BatchItems(_ context.Context, _ *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error) error {
+	s.deleted = true
+	return each([]byte(`{"custom_id":"a"}`), proto.ItemSucceeded, "msg_1")
+}
+
+// A request that has succeeded is not said to have failed because the batch is deleted.
+func TestBatchDeletedWhileItIsRead(t *testing.T) {
+	w := newWorld(t, `rules: [{text: ok}]`)
+	w.routes.Runs = agenttest.NewStore()
+	w.batches = &deletedBatch{oneBatch: oneBatch{batch: proto.BatchAndState{
+		Batch: proto.Batch{ID: "bat_x", Total: 1}, State: proto.BatchState{EndedAt: time.Now(), Counts: proto.BatchCounts{Total: 1, Succeeded: 1}},
+	}}}
+	if status, answer := w.do(http.MethodGet, "/v1/messages/batches/msgbatch_x/results", ""); status != http.StatusNotFound || strings.Contains(answer, "custom_id") {
+		t.Errorf("%d %s", status, answer)
+	}
 }
 
 // Requests that a batch's expiry has ended are not those that its user has cancelled.

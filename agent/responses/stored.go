@@ -238,7 +238,7 @@ func (s *Server) delete(v vendor, w http.ResponseWriter, r *http.Request) error 
 			return err
 		}
 	}
-	if err := s.Runs.Remove(r.Context(), run.record.Org, run.record.ID); err != nil {
+	if err := s.Runs.Remove(context.WithoutCancel(r.Context()), run.record.Org, run.record.ID); err != nil {
 		return err
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"id": run.record.ID, "object": "response", "deleted": true})

@@ -235,9 +235,9 @@ func (r *Runs) Finish(ctx context.Context, org, id string) error {
 	return err
 }
 
-// Remove removes the log of a run. It continues if ctx is cancelled.
+// Remove removes the log of a run.
 func (r *Runs) Remove(ctx context.Context, org, id string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	subject := store.AgentLogSubject(org, id)
 	var bodies []*store.Message

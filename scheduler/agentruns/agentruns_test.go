@@ -139,3 +139,18 @@ func TestActiveRunsAreLimited(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A removal ends when its caller does, also while the server does not answer.
+func TestRemoveWithoutServer(t *testing.T) {
+	server := storetest.Server(t)
+	runs := open(t, storetest.Open(t, server))
+	if _, err := runs.Create(t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Request: []byte("{}")}); err != nil {
+		t.Fatal(err)
+	}
+	server.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := runs.Remove(ctx, "acme", "resp_1"); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}

@@ -260,10 +260,24 @@ func (b *Batches) remove(ctx context.Context, org, id string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := b.states.Remove(ctx, stateKey(org, id), nil); err != nil && !errors.Is(err, proto.ErrNotFound) {
+	return b.removeRest(ctx, removed)
+}
+
+// removeMarked removes what is stored of a batch that is marked as removed, the mark last.
+func (b *Batches) removeMarked(ctx context.Context, d *proto.Batch) error {
+	if err := b.removeRest(ctx, d); err != nil {
 		return err
 	}
-	return b.content.remove(ctx, &removed.Content)
+	_, err := b.definitions.Remove(ctx, definitionKey(d.Org, d.ID), nil)
+	return err
+}
+
+// removeRest removes the state and the items of a batch.
+func (b *Batches) removeRest(ctx context.Context, d *proto.Batch) error {
+	if _, err := b.states.Remove(ctx, stateKey(d.Org, d.ID), nil); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return err
+	}
+	return b.content.remove(ctx, &d.Content)
 }
 
 // Items returns the items of a batch as they are now, or [proto.ErrNotFound].

@@ -239,6 +239,15 @@ func TestExpiredBatches(t *testing.T) {
 	ended(p, user, proto.StopCancelled, proto.BatchCounts{Total: 50, Succeeded: 2, Cancelled: 48})
 	ended(p, down, proto.StopExpired, proto.BatchCounts{Total: 50, Succeeded: 4, Cancelled: 46})
 
+	// A failure stays the reason. The item that has started goes on until the expiry.
+	w.set(func() { w.fails["f1"] = true })
+	failed := w.create(p, "f", 5, func(b *proto.Batch) { held("f", 0)(b); b.StopOnFailure, b.MaxParallel = true, 2 })
+	w.until(p, failed, "it is stopped", stopped(proto.StopFailed))
+	w.change(p, failed, expire)
+	if s := w.untilStatus(p, failed, proto.BatchFailed); s.Reason != "Item 1 failed." || s.Counts != (proto.BatchCounts{Total: 5, Failed: 1, Cancelled: 4}) {
+		t.Errorf("%+v", s)
+	}
+
 	// Others run, and one is paused.
 	for i := range 16 {
 		b := w.create(p, fmt.Sprint("front", i, "-"), 1, held(fmt.Sprint("front", i, "-"), 0))

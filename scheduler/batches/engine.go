@@ -23,8 +23,8 @@ const (
 	scanEvery = 200 * time.Millisecond
 	// submitters is the number of items that are submitted at the same time.
 	submitters = 32
-	// maxRunning bounds the batches of an organisation that run at the same time. Others wait, unless
-	// they have expired.
+	// maxRunning bounds the batches of an organisation that run at the same time, and those that have
+	// expired and end at the same time. Others wait.
 	maxRunning = 16
 	// baseWindow and two items for each slot are in the queue at most, so that a batch of a higher
 	// priority need not wait for long.
@@ -119,7 +119,7 @@ func (e *Engine) Run(ctx context.Context) error {
 func (e *Engine) unfinished() []*proto.Batch {
 	var list []*proto.Batch
 	for _, b := range e.Batches.definitions.All() {
-		if s := e.Batches.cachedState(b); !b.Finished(s) && !idle(b, s) {
+		if s := e.Batches.cachedState(b); !b.Removed && !b.Finished(s) && !idle(b, s) {
 			list = append(list, b)
 		}
 	}
@@ -156,9 +156,9 @@ func (e *Engine) removeOld(ctx context.Context, now time.Time) {
 		if !pastRetention(b, e.Batches.cachedState(b), e.Retention, now) {
 			continue
 		}
-		// The runs of its items are as old.
+		// Its runs are past the retention of the log stream.
 		if err := e.Batches.remove(ctx, b.Org, b.ID); err != nil && !errors.Is(err, proto.ErrNotFound) && ctx.Err() == nil {
-			e.Log.Warn("remove batch past its retention failed, will retry", "batch", b.ID, "org", b.Org, "error", err)
+			e.Log.Warn("remove batch past its retention failed", "batch", b.ID, "org", b.Org, "error", err)
 		}
 	}
 }
@@ -180,7 +180,7 @@ func (e *Engine) removeRemoved(ctx context.Context) {
 			}
 			err := e.removeRuns(ctx, b)
 			if err == nil {
-				err = e.Batches.remove(ctx, b.Org, b.ID) // last: it names the runs
+				err = e.Batches.removeMarked(ctx, b)
 			}
 			if err != nil && !errors.Is(err, proto.ErrNotFound) && ctx.Err() == nil {
 				e.Log.Warn("remove batch with its runs failed, will retry", "batch", b.ID, "org", b.Org, "error", err)
@@ -303,15 +303,20 @@ func (s *session) start(ctx context.Context, parts *sync.WaitGroup) {
 	slices.SortFunc(list, byPriority)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	running := map[string]int{}
+	type group struct {
+		org     string
+		expired bool
+	}
+	now, running := time.Now(), map[group]int{}
 	for _, r := range s.runs {
-		running[r.batch.Org]++
+		running[group{r.batch.Org, r.batch.Expired(now)}]++
 	}
 	for _, b := range list {
-		if s.runs[b.ID] != nil || running[b.Org] >= maxRunning && !b.Expired(time.Now()) {
+		of := group{b.Org, b.Expired(now)}
+		if s.runs[b.ID] != nil || running[of] >= maxRunning {
 			continue
 		}
-		running[b.Org]++
+		running[of]++
 		r := newRun(s, b)
 		s.runs[b.ID] = r
 		parts.Go(func() {

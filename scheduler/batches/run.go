@@ -259,7 +259,7 @@ func (r *run) step(ctx context.Context) (done bool, err error) {
 		r.stop(proto.StopCancelled, "A client cancelled it.")
 	}
 	if r.current.Expired(now) && r.items.counts.Ended() < r.items.Len() && r.stop(proto.StopExpired, "It expired.") {
-		// Whoever finds an item cancelled must know why, also with a clock that is behind.
+		// The reason is stored before an item is cancelled: the clock of a later leader may be behind.
 		if err := r.store(ctx, now); err != nil {
 			return false, err
 		}
@@ -319,9 +319,10 @@ func (r *run) retry() {
 	r.state.Rate, r.began, r.done = 0, time.Now(), r.executed()
 }
 
-// stop makes waiting items not start any more. It reports whether why is the reason since.
+// stop makes waiting items not start any more. It reports whether it has changed the reason: that of a
+// client replaces a failure.
 func (r *run) stop(why proto.BatchStop, reason string) bool {
-	if r.state.Stopped != "" && (r.state.Stopped != proto.StopFailed || why == proto.StopFailed) {
+	if r.state.Stopped != "" && (r.state.Stopped != proto.StopFailed || why != proto.StopCancelled) {
 		return false
 	}
 	r.state.Stopped, r.state.Reason, r.dirty = why, reason, true
@@ -362,10 +363,11 @@ func (r *run) makeWait(index int) {
 }
 
 // endSubmitted asks for the end of the submitted items: after a failure of those that have not
-// started, else of all.
+// started until the batch expires, else of all.
 func (r *run) endSubmitted(ctx context.Context, now time.Time) {
+	cancel := r.state.Stopped != proto.StopFailed || r.current.Expired(now)
 	for index, f := range r.flights {
-		if !f.accepted || f.asking || now.Sub(f.asked) < endTimeout || r.state.Stopped == proto.StopFailed && f.running {
+		if !f.accepted || f.asking || now.Sub(f.asked) < endTimeout || !cancel && f.running {
 			continue
 		}
 		select {
@@ -374,7 +376,6 @@ func (r *run) endSubmitted(ctx context.Context, now time.Time) {
 			return // others are being asked for
 		}
 		f.asking, f.asked = true, now
-		cancel := r.state.Stopped != proto.StopFailed
 		r.work.Go(func() {
 			defer func() { <-r.free }()
 			ctx, stop := context.WithTimeout(ctx, endTimeout)
