@@ -212,7 +212,10 @@ func TestPutWhileListing(t *testing.T) {
 	var listing sync.WaitGroup
 	listing.Go(func() {
 		for ctx.Err() == nil {
-			for range other.List(ctx, "") {
+			for _, err := range other.List(ctx, "") {
+				if err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
 			}
 		}
 	})
