@@ -85,6 +85,12 @@ func TestStageIfUnchanged(t *testing.T) {
 		"deleted":           {before: prepared, meanwhile: func(w *world, t *testing.T) { check(t, w.remove(org, id, path)) }, changed: true},
 		"renamed":           {before: prepared, meanwhile: func(w *world, t *testing.T) { check(t, w.rename(id, "d", "e", unlimitedHome)) }, changed: true},
 		"thread is removed": {before: prepared, meanwhile: func(w *world, t *testing.T) { check(t, w.versions.Remove(w.ctx, org, id)) }, changed: true},
+		// These are no files at the path, and are replaced as by Stage.
+		"a directory appears":  {meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path+"/x", "x") }},
+		"a file above appears": {meanwhile: func(w *world, t *testing.T) { w.stage(t, id, "d", "x") }},
+		"a link appears": {meanwhile: func(w *world, t *testing.T) {
+			w.run(t, id, func(root string) { check(t, os.Mkdir(root+"/d", 0o755), os.Symlink("x", root+"/d/f")) })
+		}},
 		// The bytes are the same, and the tag is not.
 		"staged, then in a version": {
 			before:    func(w *world, t *testing.T) { w.stage(t, id, path, "old") },
