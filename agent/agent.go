@@ -181,12 +181,12 @@ type Outcome struct {
 	Text   string          `json:"text"` // as the model reads it
 	Failed bool            `json:"failed,omitempty"`
 	Value  json.RawMessage `json:"value,omitempty"` // for whoever encodes the event
-	// Change, if not nil, is made by [Tool.Apply]. Until then the call has no outcome.
+	// Change, if not nil, is applied by [Tool.Apply]. Until then the call has no outcome.
 	Change *Change `json:"change,omitempty"`
 }
 
-// Change is a change of a file by a call that is no execution. The log has it before it is made, so that
-// a run that is continued does not make it twice.
+// Change is a change of a file by a call that is no execution. It is logged before it is applied, so
+// that a run that is continued does not apply it twice.
 type Change struct {
 	Before string `json:"before,omitempty"` // the state of the file, as [TextFile.State]
 	After  string `json:"after"`
@@ -198,9 +198,9 @@ type Tool struct {
 	// Execute carries out a call, whose arguments are a JSON object. A program or a call that fails
 	// is an Outcome. An error ends the run. Execute is nil for a tool of the client.
 	Execute func(ctx context.Context, call *Call) (*Outcome, error)
-	// Apply makes the Change of an outcome that Execute returned, in this process or an earlier one,
-	// unless it was made already. It returns the outcome of the call as Execute does, without Change. It
-	// is set if Execute returns changes.
+	// Apply applies the Change of an outcome that Execute returned, in this process or an earlier one,
+	// unless it is applied already. It returns the outcome of the call as Execute does, without Change.
+	// It is set if Execute returns changes.
 	Apply func(ctx context.Context, call *Call, planned *Outcome) (*Outcome, error)
 	// Malformed returns the outcome of a call whose arguments are not a JSON object. It is set if
 	// Execute is.
@@ -235,7 +235,7 @@ const (
 	EventTextEnd EventKind = "textEnd" // the item has all its text, which is Text
 	EventTurn    EventKind = "turn"    // Reply is what else the model said; it is not part of the output
 	EventCall    EventKind = "call"    // Call is an item; with arguments that are not executed, they are empty
-	EventChange  EventKind = "change"  // Outcome, once its Change is made; it is not part of the output
+	EventChange  EventKind = "change"  // Outcome, once its Change is applied; it is not part of the output
 	EventResult  EventKind = "result"  // Outcome of Call is an item
 	EventEnd     EventKind = "end"     // End: nothing follows
 )

@@ -18,7 +18,7 @@ import (
 )
 
 // Host carries out what a run needs, with the rights and the limits of the API key of one request.
-// Its errors are [*api.Error], made for clients.
+// Its errors are [*api.Error], made for clients, unless a method has another one.
 type Host interface {
 	// Execute runs a program as the execution of an id, and returns its record. It does not run again
 	// if there is one of that id. If ctx is done first, the execution is cancelled, unless the run
@@ -37,6 +37,9 @@ type Host interface {
 	OpenFile(ctx context.Context, thread, path string) (*proto.FileContent, error)
 	// PutFile stores a file in a thread's home, and creates the thread if it does not exist.
 	PutFile(ctx context.Context, thread, path string, size int64, body io.Reader) error
+	// ReplaceFile is PutFile on the condition that the file has a tag, as OpenFile returns it, or with
+	// an empty tag that there is no file. Otherwise the error is a [*proto.FileChangedError].
+	ReplaceFile(ctx context.Context, thread, path, tag string, size int64, body io.Reader) error
 	// CleanPath returns a path relative to the home, which is where paths of programs begin that are
 	// relative. The error of a path outside of the home is for the model.
 	CleanPath(path string) (string, error)
@@ -255,6 +258,7 @@ type TextFile struct {
 	Err   *EditError // why there is no Text, nil if there is
 
 	path string // clean
+	tag  string // of the stored content, empty if there is no file
 }
 
 // OpenText opens a file in the home.
@@ -272,6 +276,7 @@ func (c *Container) OpenText(ctx context.Context, path string) (*TextFile, error
 	if err != nil {
 		return nil, err
 	}
+	f.tag = content.Tag
 	if content.Size > MaxEditBytes {
 		f.State = "tag " + content.Tag // no edit makes such a file
 		f.Err = &EditError{Message: fmt.Sprintf("the file has %d bytes, more than %d; read a part of it with a command", content.Size, MaxEditBytes)}
@@ -303,17 +308,39 @@ func (f *TextFile) Plan(text []byte) (*Change, error) {
 	return &Change{Before: f.State, After: stateOf(text)}, nil
 }
 
-// HasChange reports whether a change was made. It returns an [*EditError] if the file has changed in
-// another way.
-func (f *TextFile) HasChange(change *Change) (bool, error) {
-	switch f.State {
-	case change.Before:
-		return false, nil
-	case change.After:
-		return true, nil
-	default:
-		return false, &EditError{Message: "the file was changed by somebody else during this call; view it before you try again"}
+// maxApplyAttempts limits how often a change is tried because the file was replaced meanwhile.
+const maxApplyAttempts = 10
+
+var errChangedByOther = &EditError{Message: "the file was changed by somebody else during this call; view it before you try again"}
+
+// ApplyChange applies a change to the file at a path, unless it is applied already. edit returns the
+// text after the change, and may be called more than once. ApplyChange returns an [*EditError] if the
+// file has changed in another way.
+func (c *Container) ApplyChange(ctx context.Context, path string, change *Change, edit func(*TextFile) ([]byte, error)) error {
+	for range maxApplyAttempts {
+		f, err := c.OpenText(ctx, path)
+		if err != nil {
+			return err
+		}
+		switch f.State {
+		case change.Before:
+		case change.After:
+			return nil
+		default:
+			return errChangedByOther
+		}
+		text, err := edit(f)
+		if err != nil {
+			return err
+		}
+		c.Used = true
+		err = c.Host.ReplaceFile(ctx, c.ID, f.path, f.tag, int64(len(text)), bytes.NewReader(text))
+		// The same text has another tag once it is stored in another way, by a compaction for example.
+		if _, changed := errors.AsType[*proto.FileChangedError](err); !changed {
+			return err
+		}
 	}
+	return errChangedByOther
 }
 
 // ListDirectory returns the names in a directory of the home, those of directories with a slash.
@@ -334,10 +361,4 @@ func (c *Container) ListDirectory(ctx context.Context, path string) (names []str
 		return nil
 	})
 	return names, err
-}
-
-// WriteText stores a file with a text in place of another.
-func (c *Container) WriteText(ctx context.Context, f *TextFile, text []byte) error {
-	c.Used = true
-	return c.Host.PutFile(ctx, c.ID, f.path, int64(len(text)), bytes.NewReader(text))
 }

@@ -405,10 +405,28 @@ func (b *transferBody) Close() error {
 // of a file that is open is copied in the transfer of its reader: copies would block each other if
 // each waited for a second one.
 func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
-	return a.public(a.putFile(ctx, thread, name, size, body))
+	_, held := body.(*transferBody)
+	return a.public(a.upload(ctx, thread, size, held, func(files *fileStore) error { return files.put(ctx, name, size, body) }))
 }
 
-func (a *Agent) putFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
+// ReplaceFile is PutFile on the condition that the file has a tag, as OpenFile returns it, or with an
+// empty tag that there is no file. Otherwise the error is a [*proto.FileChangedError].
+func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size int64, body io.Reader) error {
+	err := a.upload(ctx, thread, size, false, func(files *fileStore) error {
+		most, err := a.s.homeLimit(ctx, &infoOf(ctx).key)
+		if err != nil {
+			return err
+		}
+		return files.wrap("replace a file of", a.s.Files.StageIfUnchanged(ctx, files.org, thread, name, tag, size, most, body))
+	})
+	if changed, ok := errors.AsType[*proto.FileChangedError](err); ok {
+		return changed
+	}
+	return a.public(err)
+}
+
+// upload calls put with the files of a thread during a transfer. With held, the caller has begun one.
+func (a *Agent) upload(ctx context.Context, thread string, size int64, held bool, put func(*fileStore) error) error {
 	key := infoOf(ctx).key
 	if err := a.s.checkQuota(ctx, key.Org, proto.QuotaStored); err != nil {
 		return err
@@ -418,13 +436,13 @@ func (a *Agent) putFile(ctx context.Context, thread, name string, size int64, bo
 		return err
 	}
 	defer files.close()
-	_, files.held = body.(*transferBody)
+	files.held = held
 	done, err := a.s.beginUpload(ctx, files, size)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return files.put(ctx, name, size, body)
+	return put(files)
 }
 
 // DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if there

@@ -610,6 +610,9 @@ type Files interface {
 	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
 	// and a [*proto.SpaceError] if the home would exceed most.
 	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	// StageIfUnchanged is Stage on the condition that the file has a tag, as Open returns it, or with
+	// an empty tag that Open finds no file. Otherwise it returns a [*proto.FileChangedError].
+	StageIfUnchanged(ctx context.Context, org, thread, path, tag string, size int64, most proto.Space, body io.Reader) error
 	// Put stores size bytes of body as a file of a volume in a new version. Its errors are those of
 	// Stage, and a [*proto.BusyError] if an execution holds the volume when body has been read.
 	Put(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error

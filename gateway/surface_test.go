@@ -224,6 +224,43 @@ func TestAgentsTransfer(t *testing.T) {
 	})
 }
 
+// An agent replaces a file only if that has the tag, and creates one only if there is none.
+func TestAgentsReplaceFiles(t *testing.T) {
+	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
+		replace := func(name, tag, text string) {
+			err := a.ReplaceFile(r.Context(), "t", name, tag, int64(len(text)), strings.NewReader(text))
+			if _, changed := errors.AsType[*proto.FileChangedError](err); changed {
+				_, err = io.WriteString(w, name+" has changed\n")
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		content, err := a.OpenFile(r.Context(), "t", "a")
+		if err != nil {
+			return err
+		}
+		replace("a", "", "1")
+		replace("a", content.Tag, "2")
+		replace("a", content.Tag, "3")
+		replace("b", content.Tag, "4")
+		replace("b", "", "5")
+		return nil
+	}))
+	h.threads.files["acme/t/a"] = []byte("hello")
+	h.addThread("acme", "t")
+	r := h.do(http.MethodGet, "/other/files", "")
+	if want := "a has changed\na has changed\nb has changed\n"; string(r.body) != want {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if a, b := h.threads.files["acme/t/a"], h.threads.files["acme/t/b"]; string(a) != "2" || string(b) != "5" {
+		t.Errorf("%s, %s", a, b)
+	}
+	if used, orgs := h.server.budget.used, len(h.server.transfers.byOrg); used != 0 || orgs != 0 {
+		t.Errorf("%d bytes and the transfers of %d organisations are still reserved", used, orgs)
+	}
+}
+
 // An absolute path outside of the home is a file that no program would find.
 func TestPathsOfAgents(t *testing.T) {
 	h := newHarness(t)

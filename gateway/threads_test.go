@@ -345,6 +345,17 @@ func (s threadFiles) Stage(ctx context.Context, org, thread, name string, size i
 	return nil
 }
 
+func (s threadFiles) StageIfUnchanged(ctx context.Context, org, thread, name, tag string, size int64, most proto.Space, body io.Reader) error {
+	current := ""
+	if content, err := s.Open(ctx, org, thread, name); err == nil {
+		current = content.Tag
+	}
+	if current != tag {
+		return fmt.Errorf("stage: %w", &proto.FileChangedError{})
+	}
+	return s.Stage(ctx, org, thread, name, size, most, body)
+}
+
 func (s threadFiles) Put(ctx context.Context, org, thread, name string, size int64, most proto.Space, body io.Reader) error {
 	s.mu.Lock()
 	if t, err := s.take(org, thread, true); err == nil && t.Holder != "" {

@@ -50,7 +50,7 @@ type FileContent struct {
 type FileChangedError struct{}
 
 func (*FileChangedError) Error() string {
-	return "the file was replaced while it was read; send the request again"
+	return "the file was replaced after it was opened; send the request again"
 }
 
 // Conflict marks the error as one whose text is for the client.

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -114,7 +116,7 @@ func (h *Host) OpenFile(_ context.Context, thread, path string) (*proto.FileCont
 	if !ok {
 		return nil, api.Errorf(api.CodeNotFound, "no file")
 	}
-	return &proto.FileContent{File: proto.File{Path: path, Size: int64(len(text))}, Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+	return &proto.FileContent{File: proto.File{Path: path, Size: int64(len(text))}, Tag: tagOf(text), Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(text[offset : offset+length])), nil
 	}}, nil
 }
@@ -127,6 +129,20 @@ func (h *Host) PutFile(_ context.Context, thread, path string, _ int64, body io.
 	h.Puts = append(h.Puts, path)
 	return err
 }
+
+// ReplaceFile implements [agent.Host].
+func (h *Host) ReplaceFile(ctx context.Context, thread, path, tag string, size int64, body io.Reader) error {
+	current := ""
+	if text, ok := h.Homes[thread+"/"+path]; ok {
+		current = tagOf(text)
+	}
+	if current != tag {
+		return &proto.FileChangedError{}
+	}
+	return h.PutFile(ctx, thread, path, size, body)
+}
+
+func tagOf(text []byte) string { return fmt.Sprintf("%x", sha256.Sum256(text)) }
 
 // CleanPath implements [agent.Host].
 func (h *Host) CleanPath(path string) (string, error) { return proto.CleanFilePath("/home", path) }

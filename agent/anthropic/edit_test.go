@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/agent/agenttest"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -23,10 +25,22 @@ type editRun struct {
 	dies func(e *agent.Event, stored bool) bool
 }
 
-var errKilled = errors.New("this process is gone")
+var (
+	errKilled    = errors.New("this process is gone")
+	errOvertaken = errors.New("another process has appended to the log")
+)
+
+// process is one process that carries out the run.
+type process struct {
+	*editRun
+	appended int // the length of the log as this process knows it
+}
 
 // Append implements [agent.Log].
-func (r *editRun) Append(_ context.Context, e agent.Event) error {
+func (r *process) Append(_ context.Context, e agent.Event) error {
+	if r.appended != len(r.log) {
+		return errOvertaken
+	}
 	if r.dies != nil && r.dies(&e, false) {
 		return errKilled
 	}
@@ -34,13 +48,14 @@ func (r *editRun) Append(_ context.Context, e agent.Event) error {
 	if err != nil {
 		return err
 	}
+	r.appended++
 	if r.log = append(r.log, message); r.dies != nil && r.dies(&e, true) {
 		return errKilled
 	}
 	return nil
 }
 
-// growing are edits that cannot be made twice: the second time, the first one finds the file, the next one adds
+// growing are edits that cannot be applied twice: the second time, the first one finds the file, the next one adds
 // more, and the others have nothing to replace.
 const growing = `{rules: [{role: user, calls: [
 	{name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: "x\n"}},
@@ -61,15 +76,34 @@ func newEditRun(t *testing.T, rules string) *editRun {
 }
 
 // carryOut carries out the run in one process, from what the log has.
-func (r *editRun) carryOut() error {
+func (r *editRun) carryOut() error { return r.carryOutOn(r.host) }
+
+func (r *editRun) carryOutOn(host agent.Host) error {
 	r.t.Helper()
-	run, start, err := r.routes.Prepare(r.t.Context(), r.host, r.record, r.started)
+	run, start, err := r.routes.Prepare(r.t.Context(), host, r.record, r.started)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.started = start
 	run.History = r.events()
-	return agent.Continue(r.t.Context(), r.routes.Upstream, run, r)
+	return agent.Continue(r.t.Context(), r.routes.Upstream, run, &process{r, len(r.log)})
+}
+
+// interrupted is a host of a process in which something happens before each write of an edit, counted
+// from 1. The write fails if that returns an error.
+type interrupted struct {
+	*agenttest.Host
+	before func(write int) error
+	writes int
+}
+
+// ReplaceFile implements [agent.Host].
+func (h *interrupted) ReplaceFile(ctx context.Context, thread, path, tag string, size int64, body io.Reader) error {
+	h.writes++
+	if err := h.before(h.writes); err != nil {
+		return err
+	}
+	return h.Host.ReplaceFile(ctx, thread, path, tag, size, body)
 }
 
 func (r *editRun) events() []agent.Event {
@@ -101,8 +135,8 @@ func (r *editRun) outcome() string {
 
 func (r *editRun) file(name string) string { return string(r.host.Homes[r.started.Container+"/"+name]) }
 
-// Edits of a run whose processes are killed, before or after they have stored any event, are made once.
-func TestEditsAreMadeOnce(t *testing.T) {
+// Edits of a run whose processes are killed, before or after they have stored any event, are applied once.
+func TestEditsAreAppliedOnce(t *testing.T) {
 	plain := newEditRun(t, growing)
 	if err := plain.carryOut(); err != nil {
 		t.Fatal(err)
@@ -166,20 +200,116 @@ func TestEditsAreMadeOnce(t *testing.T) {
 	}
 }
 
-// An edit of a file that somebody else changes during the call is not made, or not made again. The model
-// is told so.
-func TestEditsOfFilesThatOthersChange(t *testing.T) {
-	const failed = `"error_code":"invalid_tool_input","error_message":"the file was changed by somebody else during this call; view it before you try again"`
-	for _, rules := range []string{
-		`{rules: [{role: user, calls: [{name: text_editor_code_execution, arguments: {command: str_replace, path: a.txt, old_str: x, new_str: xy}}]}, {text: ok}]}`,
-		`{rules: [{role: user, calls: [{name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: x}}]}, {text: ok}]}`,
-	} {
-		for _, killed := range []string{"never", "before the write", "after the write"} {
-			r := newEditRun(t, rules)
-			r.started = &agent.Start{Container: "container_1"}
-			if strings.Contains(rules, "str_replace") {
-				r.host.Homes["container_1/a.txt"] = []byte("x")
+// A process that is frozen before a write, while another one carries the run to its end, changes nothing
+// afterwards.
+func TestEditsOfFrozenProcess(t *testing.T) {
+	plain := newEditRun(t, growing)
+	if err := plain.carryOut(); err != nil {
+		t.Fatal(err)
+	}
+	for frozen := range len(plain.host.Puts) {
+		r := newEditRun(t, growing)
+		err := r.carryOutOn(&interrupted{Host: r.host, before: func(write int) error {
+			if write == frozen+1 {
+				return r.carryOut()
 			}
+			return nil
+		}})
+		if got, want := r.outcome(), plain.outcome(); got != want || !errors.Is(err, errOvertaken) {
+			t.Errorf("frozen before write %d: %v\n%s\nwant\n%s", frozen+1, err, got, want)
+		}
+		if len(r.host.Puts) != len(plain.host.Puts) {
+			t.Errorf("frozen before write %d: %q were stored; without that %q", frozen+1, r.host.Puts, plain.host.Puts)
+		}
+	}
+}
+
+const (
+	replaceX = `{rules: [{role: user, calls: [{name: text_editor_code_execution, arguments: {command: str_replace, path: a.txt, old_str: x, new_str: xy}}]}, {text: ok}]}`
+	createX  = `{rules: [{role: user, calls: [{name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: x}}]}, {text: ok}]}`
+	failed   = `"error_code":"invalid_tool_input","error_message":"the file was changed by somebody else during this call; view it before you try again"`
+)
+
+// newEditOfOne returns a run with one edit of a.txt. With replaceX the file has the text x.
+func newEditOfOne(t *testing.T, rules string) *editRun {
+	t.Helper()
+	r := newEditRun(t, rules)
+	r.started = &agent.Start{Container: "container_1"}
+	if rules == replaceX {
+		r.host.Homes["container_1/a.txt"] = []byte("x")
+	}
+	return r
+}
+
+// A file that changes, appears or goes between the check and the write of an edit stays as it is.
+func TestFileChangesBeforeWrite(t *testing.T) {
+	for _, rules := range []string{replaceX, createX} {
+		for _, text := range []string{"somebody else's x", ""} {
+			r := newEditOfOne(t, rules)
+			puts := len(r.host.Puts)
+			err := r.carryOutOn(&interrupted{Host: r.host, before: func(int) error {
+				if r.host.Homes["container_1/a.txt"] = []byte(text); text == "" && rules == replaceX {
+					return r.host.DeleteFile(t.Context(), "container_1", "a.txt")
+				}
+				return nil
+			}})
+			if got := r.outcome(); err != nil || !strings.Contains(got, failed) || r.file("a.txt") != text || len(r.host.Puts) != puts {
+				t.Errorf("%v: %s", err, got)
+			}
+		}
+	}
+}
+
+// The text of a file decides whether somebody else has changed it, and not how it is stored.
+func TestFileIsStoredAnew(t *testing.T) {
+	for _, always := range []bool{false, true} {
+		r := newEditOfOne(t, replaceX)
+		host := &interrupted{Host: r.host, before: func(write int) error {
+			if write == 1 || always {
+				return &proto.FileChangedError{}
+			}
+			return nil
+		}}
+		if err := r.carryOutOn(host); err != nil {
+			t.Fatal(err)
+		}
+		got := r.outcome()
+		if !always && (!strings.Contains(got, `"lines":["-x","+xy"]`) || r.file("a.txt") != "xy" || host.writes != 2) {
+			t.Errorf("stored anew once: %d writes, %s", host.writes, got)
+		}
+		if always && (!strings.Contains(got, failed) || r.file("a.txt") != "x") {
+			t.Errorf("stored anew before each write: %s", got)
+		}
+	}
+}
+
+// A file that somebody gives its old text back after a crash cannot be told from one that was never
+// edited: it is edited again.
+func TestFileHasItsOldTextAgain(t *testing.T) {
+	r := newEditOfOne(t, replaceX)
+	r.dies = func(e *agent.Event, _ bool) bool { return e.Kind == agent.EventResult }
+	if err := r.carryOut(); !errors.Is(err, errKilled) || r.file("a.txt") != "xy" {
+		t.Fatalf("%v: %q", err, r.file("a.txt"))
+	}
+	r.host.Homes["container_1/a.txt"], r.dies = []byte("x"), nil
+	if err := r.carryOut(); err != nil || r.file("a.txt") != "xy" {
+		t.Errorf("%v: %s", err, r.outcome())
+	}
+	// The process that is frozen is the first one, and the second one gives the file its old text back.
+	r = newEditOfOne(t, strings.Replace(replaceX, "}}]}", "}}, {name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: x}}]}", 1))
+	r.host.Homes["container_1/a.txt"] = []byte("x")
+	err := r.carryOutOn(&interrupted{Host: r.host, before: func(int) error { return r.carryOut() }})
+	if !errors.Is(err, errOvertaken) || r.file("a.txt") != "xy" {
+		t.Errorf("%v: %s", err, r.outcome())
+	}
+}
+
+// An edit of a file that somebody else changes during the call is not applied, or not applied again. The
+// model is told so.
+func TestEditsOfFilesThatOthersChange(t *testing.T) {
+	for _, rules := range []string{replaceX, createX} {
+		for _, killed := range []string{"never", "before the write", "after the write"} {
+			r := newEditOfOne(t, rules)
 			change := func() { r.host.Homes["container_1/a.txt"] = []byte("somebody else's x") }
 			r.dies = func(e *agent.Event, stored bool) bool {
 				planned := e.Kind == agent.EventChange && stored

@@ -132,7 +132,7 @@ func (c *container) tool(d agent.Definition, execute func(ctx context.Context, c
 				return c.failure(call.Name, "container_expired", nil), nil
 			}
 			value, err := execute(ctx, call)
-			return c.outcome(ctx, call.Name, value, err)
+			return c.outcomeOf(ctx, call.Name, value, err)
 		},
 		Malformed: func(call *agent.Call) *agent.Outcome { return c.failure(call.Name, "invalid_tool_input", nil) },
 	}
@@ -143,21 +143,21 @@ func (c *container) editor(d agent.Definition) agent.Tool {
 	t := c.tool(d, nil)
 	t.Execute = func(ctx context.Context, call *agent.Call) (*agent.Outcome, error) {
 		value, change, err := c.edit(ctx, call)
-		o, errEnd := c.outcome(ctx, call.Name, value, err)
+		o, errOutcome := c.outcomeOf(ctx, call.Name, value, err)
 		if err == nil {
 			o.Change = change
 		}
-		return o, errEnd
+		return o, errOutcome
 	}
 	t.Apply = func(ctx context.Context, call *agent.Call, planned *agent.Outcome) (*agent.Outcome, error) {
 		err := c.apply(ctx, call, planned.Change)
-		return c.outcome(ctx, call.Name, planned.Value, err)
+		return c.outcomeOf(ctx, call.Name, planned.Value, err)
 	}
 	return t
 }
 
-// outcome returns the outcome of a call that ended with a value or an error.
-func (c *container) outcome(ctx context.Context, name string, value any, err error) (*agent.Outcome, error) {
+// outcomeOf returns the outcome of a call that ended with a value or an error.
+func (c *container) outcomeOf(ctx context.Context, name string, value any, err error) (*agent.Outcome, error) {
 	switch {
 	case err == nil:
 		return outcome(value, false), nil
@@ -303,8 +303,8 @@ type editInput struct {
 	ViewRange []int   `json:"view_range"`
 }
 
-// edit returns the result of a call of the text editor, with a change that is to be made first if it is
-// not nil.
+// edit returns the result of a call of the text editor, with a change that is to be applied first if it
+// is not nil.
 func (c *container) edit(ctx context.Context, call *agent.Call) (any, *agent.Change, error) {
 	in, err := arguments[editInput](call)
 	if err != nil {
@@ -335,24 +335,16 @@ func (c *container) edit(ctx context.Context, call *agent.Call) (any, *agent.Cha
 	return result, change, err
 }
 
-// apply makes the change of a call, unless it was made.
+// apply applies the change of a call, unless it is applied already.
 func (c *container) apply(ctx context.Context, call *agent.Call, change *agent.Change) error {
 	in, err := arguments[editInput](call)
 	if err != nil {
 		return err
 	}
-	f, err := c.OpenText(ctx, in.Path)
-	if err != nil {
-		return err
-	}
-	if made, err := f.HasChange(change); made || err != nil {
-		return err
-	}
-	text, _, err := in.change(f)
-	if err != nil {
-		return err
-	}
-	return c.WriteText(ctx, f, text)
+	return c.ApplyChange(ctx, in.Path, change, func(f *agent.TextFile) ([]byte, error) {
+		text, _, err := in.change(f)
+		return text, err
+	})
 }
 
 // change returns the text that a file has after a call, and the result of the call.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/layer"
 )
 
 // Heads stores the heads of all threads. Methods return [proto.ErrNotFound] if the thread does not
@@ -52,6 +53,21 @@ const (
 // [*proto.FieldError]. The error is a [*proto.StagedError] if too many files are staged already,
 // and a [*proto.SpaceError] if the home would exceed limit.
 func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader) error {
+	return v.stage(ctx, org, thread, path, nil, size, limit, body)
+}
+
+// StageIfUnchanged is Stage on the condition that the file at the path has a tag, as Open returns it.
+// With an empty tag the condition is that Open finds no file there. Otherwise the error is a
+// [*proto.FileChangedError]. What an execution that holds the thread writes is not compared: it is
+// not in the home until the execution has ended.
+func (v *Versions) StageIfUnchanged(
+	ctx context.Context, org, thread, path, tag string, size int64, limit proto.Space, body io.Reader,
+) error {
+	return v.stage(ctx, org, thread, path, &tag, size, limit, body)
+}
+
+// stage stages a file if the file at the path has a tag, or on no condition if tag is nil.
+func (v *Versions) stage(ctx context.Context, org, thread, path string, tag *string, size int64, limit proto.Space, body io.Reader) error {
 	if err := v.CheckSpace(ctx, org, thread, path, size, limit); err != nil {
 		return err
 	}
@@ -60,10 +76,17 @@ func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
 	}
 	f := proto.StagedFile{Path: path, At: time.Now().UTC(), Blob: b}
-	rejected := false
+	calls, rejected := 0, false
 	err = v.Heads.Stage(ctx, org, thread, f, func(before []proto.StagedFile, next *proto.Thread) error {
-		err := v.checkSpace(ctx, before, next, limit)
-		rejected = err != nil
+		var err error
+		if tag != nil {
+			err = v.checkTag(ctx, before, next, *tag)
+		}
+		if err == nil {
+			err = v.checkSpace(ctx, before, next, limit)
+		}
+		calls++
+		rejected = err != nil && calls == 1 // an earlier call may be that of a write whose answer was lost
 		return err
 	})
 	if _, full := errors.AsType[*proto.StagedError](err); full || rejected {
@@ -74,6 +97,29 @@ func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int
 	}
 	if err != nil {
 		return fmt.Errorf("stage a file of thread %s: %w", thread, err)
+	}
+	return nil
+}
+
+// checkTag returns a [*proto.FileChangedError] unless the last staged file of next replaces a file that
+// has a tag, or no file if tag is empty. before are the staged files without it.
+func (v *Versions) checkTag(ctx context.Context, before []proto.StagedFile, next *proto.Thread, tag string) error {
+	f := &next.Staged[len(next.Staged)-1]
+	if slices.ContainsFunc(before, func(s proto.StagedFile) bool { return s.Key == f.Key }) {
+		return nil // staged by a write whose answer was lost
+	}
+	head := *next
+	head.Staged = before
+	t, err := v.currentTree(ctx, &head)
+	if err != nil {
+		return err
+	}
+	current := ""
+	if n := t.root.find(f.Path); n != nil && n.kind == layer.File {
+		current = t.tag(n)
+	}
+	if current != tag {
+		return &proto.FileChangedError{}
 	}
 	return nil
 }
