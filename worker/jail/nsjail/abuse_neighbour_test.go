@@ -17,15 +17,16 @@ import (
 const mostSlower = 5
 
 // besideCalls returns an attack from one jail, beside calls of another key. Each call must succeed,
-// and calls must not become much slower. calls is how many are made in each of three rounds, unless
-// the attack ends before, which it does in one of the given ways.
-func besideCalls(name string, limits func(*testing.T, *jail.Spec), code string, calls int, ends ...jail.Kind) attack {
+// and calls must not become much slower. calls is how many are made in each of some rounds, unless the
+// attack ends before, which it does in one of the given ways. Calls with and without the attack take
+// turns, so that a busy machine slows both down.
+func besideCalls(name string, limits func(*testing.T, *jail.Spec), code string, rounds, calls int, ends ...jail.Kind) attack {
 	return attack{name: name + ", beside calls of another key", want: jail.Outcome{Kind: ends[0]}, run: func(t *testing.T, m *Maker) {
 		watching.Lock()
 		defer watching.Unlock()
 		var idle, beside phase
-		for range max(1, repeats(3)) {
-			for range 12 {
+		for range rounds * max(1, repeats(3)) {
+			for range 12 / rounds {
 				idle.call(t, m)
 			}
 			spec := testSpec()
@@ -102,14 +103,14 @@ func neighbourAttacks() []attack {
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.connect(('192.0.2.1', 80))
 print('up', flush=True)
-while True: no(s.send, b'x')`, 12, jail.Killed),
-		besideCalls("memory of the kernel in locks of files", quarter, locks+"lock(1000)\ntime.sleep(600)", 40, jail.OutOfMemory, jail.HostOutOfMemory, jail.Killed),
-		besideCalls("memory of the kernel in open directories", inHome, openDirectories, 40, jail.OutOfMemory, jail.HostOutOfMemory, jail.Killed),
+while True: no(s.send, b'x')`, 6, 2, jail.Killed),
+		besideCalls("memory of the kernel in locks of files", quarter, locks+"lock(1000)\ntime.sleep(600)", 1, 40, jail.OutOfMemory, jail.HostOutOfMemory, jail.Killed),
+		besideCalls("memory of the kernel in open directories", inHome, openDirectories, 1, 40, jail.OutOfMemory, jail.HostOutOfMemory, jail.Killed),
 		{name: "locks across cache lines, beside calls of another key", want: jail.Outcome{Kind: jail.Killed}, run: func(t *testing.T, m *Maker) {
 			if !detectsSplitLocks(t) {
 				return // nothing can bound them: bullpen doctor says so
 			}
-			besideCalls("", quarter, machine+"print('up', flush=True)\nwhile True: "+splitLocks+"(1000000)", 12, jail.Killed).run(t, m)
+			besideCalls("", quarter, machine+"print('up', flush=True)\nwhile True: "+splitLocks+"(1000000)", 6, 2, jail.Killed).run(t, m)
 		}},
 	}
 }
