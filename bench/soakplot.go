@@ -17,7 +17,7 @@ const (
 	plotStep                = 30 * time.Second // samples within it are one point
 )
 
-// panels are the drawn metrics. Streams are summed, without the one for bodies.
+// panels are the metrics that are drawn.
 var panels = []string{metricRSS, metricHeap, metricGoroutines, metricFiles, metricProcesses, metricCgroups, metricMounts, metricDisk}
 
 var soakColors = map[string]string{
@@ -61,8 +61,8 @@ func drawPanel(b *bytes.Buffer, points []point, d time.Duration, metric string, 
 	}), func(p point) line { return line{p.series.node, p.start} })
 	_, _ = fmt.Fprintf(b, "<text x=\"%d\" y=\"%d\">%s</text><text x=\"%d\" y=\"%d\" class=\"n\" text-anchor=\"end\">%.0f</text><text x=\"%d\" y=\"%d\" class=\"n\" text-anchor=\"end\">0</text>\n",
 		left, top-8, metric, left-4, top+8, most, left-4, top+panelHeight)
-	_, _ = fmt.Fprintf(b, "<path class=\"a\" d=\"M%d %dV%dH%d\"/><text x=\"%d\" y=\"%d\" class=\"n\" text-anchor=\"end\">%s</text>\n",
-		left, top, top+panelHeight, left+panelWidth-panelGap, left+panelWidth-panelGap, top+panelHeight+12, fmt.Sprintf("%.0f min", d.Minutes()))
+	_, _ = fmt.Fprintf(b, "<path class=\"a\" d=\"M%d %dV%dH%d\"/><text x=\"%d\" y=\"%d\" class=\"n\" text-anchor=\"end\">%.0f min</text>\n",
+		left, top, top+panelHeight, left+panelWidth-panelGap, left+panelWidth-panelGap, top+panelHeight+12, d.Minutes())
 	for _, l := range slices.SortedFunc(maps.Keys(lines), func(a, b line) int {
 		return strings.Compare(fmt.Sprintf("%s %4d", a.node, a.start), fmt.Sprintf("%s %4d", b.node, b.start))
 	}) {

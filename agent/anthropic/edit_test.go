@@ -283,8 +283,8 @@ func TestFileIsStoredAnew(t *testing.T) {
 	}
 }
 
-// A file that somebody gives its old text back after a crash cannot be told from one that was never
-// edited: it is edited again.
+// A file that has its old text again after a crash looks as if it was never edited, so it is edited
+// again.
 func TestFileHasItsOldTextAgain(t *testing.T) {
 	r := newEditOfOne(t, replaceX)
 	r.dies = func(e *agent.Event, _ bool) bool { return e.Kind == agent.EventResult }
@@ -295,7 +295,7 @@ func TestFileHasItsOldTextAgain(t *testing.T) {
 	if err := r.carryOut(); err != nil || r.file("a.txt") != "xy" {
 		t.Errorf("%v: %s", err, r.outcome())
 	}
-	// The process that is frozen is the first one, and the second one gives the file its old text back.
+	// The first process is frozen, while the second one edits the file and restores its old text.
 	r = newEditOfOne(t, strings.Replace(replaceX, "}}]}", "}}, {name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: x}}]}", 1))
 	r.host.Homes["container_1/a.txt"] = []byte("x")
 	err := r.carryOutOn(&interrupted{Host: r.host, before: func(int) error { return r.carryOut() }})
@@ -305,7 +305,7 @@ func TestFileHasItsOldTextAgain(t *testing.T) {
 }
 
 // An edit of a file that somebody else changes during the call is not applied, or not applied again. The
-// model is told so.
+// result for the model says so.
 func TestEditsOfFilesThatOthersChange(t *testing.T) {
 	for _, rules := range []string{replaceX, createX} {
 		for _, killed := range []string{"never", "before the write", "after the write"} {

@@ -48,7 +48,7 @@ const collectMarkersEvery = time.Hour
 
 // CollectMarkers removes the markers of removed keys from a bucket when they are as old as
 // [WebhookMarkerTTL], now and every hour until ctx is done. Buckets whose markers expire by
-// themselves need it not. An older version could not use a bucket that was changed to be one.
+// themselves do not need it. An older version could not use a bucket that was changed to be one.
 func (s *Store) CollectMarkers(ctx context.Context, bucket jetstream.KeyValue, log *slog.Logger) {
 	tick := time.NewTicker(collectMarkersEvery)
 	defer tick.Stop()
