@@ -46,6 +46,10 @@ release: init ## build archives, Debian packages and checksums into dist/, for a
 test-package: ## install the package that make release built in a Debian of its own and run it there; needs mmdebstrap; as root
 	deploy/release/test-package.sh
 
+.PHONY: test-fresh
+test-fresh: ## run make quickstart and make test of the last commit in a minimal Debian of its own; needs mmdebstrap; as root
+	deploy/test-fresh.sh
+
 .PHONY: test-units
 test-units: deno ## start the units of the package that make release built, in a virtual machine with Debian 12, and kill, restart and stop them while programs run; needs mmdebstrap and qemu-system-x86; as root
 	deploy/test-units.sh
@@ -84,9 +88,9 @@ init: ## build the program that is the first process of each jail, which bullpen
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache
 	@CGO_ENABLED=0 go tool -modfile=deploy/s3server/go.mod -n versitygw >/dev/null
 
-.PHONY: c-compiler
-c-compiler:
-	@command -v $$(go env CC) >/dev/null || { echo "the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
+.PHONY: packages
+packages: ## install the system's packages that the tests need and this machine lacks; as root
+	@deploy/packages.sh
 
 # Not a second of waiting at the end of each process with the race detector, whose memory may be in huge pages: there are
 # fewer page faults.
@@ -100,14 +104,14 @@ others    = ./e2e $$(go list ./... | grep -vE 'bullpen/(e2e|worker/jail/nsjail|c
 racetest := CGO_ENABLED=1 go test -race -shuffle=on -p=$$(($$(nproc) + 1))
 
 .PHONY: test
-test: build s3server deno c-compiler ## run the tests, with real jails and the race detector; minutes; as root
+test: packages build s3server deno ## run the tests, with real jails and the race detector; minutes; as root
 	$(racetest) -short -vet=off -timeout=20m $(attacks)
 	$(racetest) -short -vet=off -timeout=20m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
 	go -C bench test -short ./...
 
 .PHONY: test-all
-test-all: build s3server deno c-compiler test-deploy ## run the tests with all their variants; as root
+test-all: packages build s3server deno test-deploy ## run the tests with all their variants; as root
 	$(racetest) -timeout=60m $(attacks)
 	$(racetest) -timeout=60m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault

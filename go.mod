@@ -51,7 +51,6 @@ require (
 	github.com/hanwen/go-fuse/v2 v2.12.1
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/modelcontextprotocol/go-sdk v1.8.0
-	github.com/netresearch/go-cron v0.9.1
 	github.com/vbauerster/mpb/v8 v8.16.2
 	go.opentelemetry.io/contrib/bridges/otelslog v0.21.0
 	golang.org/x/oauth2 v0.38.0

@@ -28,13 +28,30 @@ const (
 	RoleAssistant Role = "assistant"
 )
 
-// Item is a part of a conversation. Exactly one of Text, Image, Call and Result is set.
+// Item is a part of a conversation. Exactly one of its members but Role is set.
 type Item struct {
-	Role   Role // of Text and Image
-	Text   string
-	Image  *Image
-	Call   *Call
-	Result *Result
+	Role     Role // of Text, Image and Document
+	Text     string
+	Image    *Image
+	Document *Document
+	Thinking *Thinking
+	Call     *Call
+	Result   *Result
+}
+
+// Document is a file that the user shows to a model that can read it.
+type Document struct {
+	Name      string
+	MediaType string
+	Base64    string
+}
+
+// Thinking is what a model has thought before it said something, or called a tool. A server may need it
+// again as it was.
+type Thinking struct {
+	Text      string `json:"text,omitempty"`
+	Signature string `json:"signature,omitempty"`
+	Redacted  string `json:"redacted,omitempty"` // in place of Text, for the server alone
 }
 
 // Image is a picture that the user shows: its content in Base64, with its media type. It is never a
@@ -93,6 +110,13 @@ type Turn struct {
 	Temperature *float64
 	TopP        *float64
 	Stop        []string
+	// Thinking is how the model is to think, in the form of Anthropic's protocol; nil for as it does.
+	Thinking json.RawMessage
+	// OnThinking, if not nil, is called with the thinking of a reply where it comes. Servers with another
+	// protocol do not report it.
+	OnThinking func(*Thinking) error
+	// Patient is set if nobody else can ask again: an upstream that is busy is waited for.
+	Patient bool
 }
 
 // Finish is why a model's reply ended.
@@ -108,8 +132,20 @@ const (
 
 // Usage is a number of tokens; 0 if the model's server did not report it.
 type Usage struct {
-	Input  int `json:"input"`
+	Input  int `json:"input"` // with those that are cached
 	Output int `json:"output"`
+	// CacheRead and CacheWrite are the parts of Input that the server has read from its cache and has
+	// written into it.
+	CacheRead  int `json:"cache_read,omitempty"`
+	CacheWrite int `json:"cache_write,omitempty"`
+}
+
+// add adds the usage of another turn.
+func (u *Usage) add(v Usage) {
+	u.Input += v.Input
+	u.Output += v.Output
+	u.CacheRead += v.CacheRead
+	u.CacheWrite += v.CacheWrite
 }
 
 // Reply is what a model said in a turn besides its text.
@@ -154,7 +190,8 @@ const (
 	UpstreamRateLimited UpstreamKind = "rate_limited" // too many requests
 	UpstreamOverloaded  UpstreamKind = "overloaded"   // it cannot answer now
 	UpstreamTimeout     UpstreamKind = "timeout"      // it did not answer in time
-	UpstreamFailed      UpstreamKind = "failed"       // anything else, such as an invalid key of ours
+	UpstreamDenied      UpstreamKind = "denied"       // it refuses our key
+	UpstreamFailed      UpstreamKind = "failed"       // anything else
 )
 
 // UpstreamError is returned if an upstream does not answer. Message is for clients: it has neither
@@ -218,8 +255,16 @@ type Run struct {
 	// Reserve reserves the memory for n more bytes of text that the run keeps until its end. An error
 	// ends the run, which returns it.
 	Reserve func(n int64) error
-	Steps   int           // limit of turns
-	Wall    time.Duration // limit of time since Began; the turn or the call at that time is completed
+	// Defer leaves this side's calls of a turn that has calls of the client's tools too for the run that
+	// continues this one. Otherwise they are carried out before the run ends.
+	Defer bool
+	// Patient is [Turn.Patient] of all turns. It is set for turns after a call anyway, since a client that
+	// asked again would repeat the call.
+	Patient bool
+	// MaxCalls limits this side's calls that are carried out, of all turns; 0 for no limit.
+	MaxCalls int
+	Steps    int           // limit of turns
+	Wall     time.Duration // limit of time since Began; the turn or the call at that time is completed
 	// Began is when the run began; zero for now.
 	Began time.Time
 	// History are the events of a run that was interrupted. The log has them already.
@@ -233,6 +278,7 @@ type EventKind string
 const (
 	EventText    EventKind = "text"    // Text continues the text of an item
 	EventTextEnd EventKind = "textEnd" // the item has all its text, which is Text
+	EventThought EventKind = "thought" // Thinking is an item
 	EventTurn    EventKind = "turn"    // Reply is what else the model said; it is not part of the output
 	EventCall    EventKind = "call"    // Call is an item; with arguments that are not executed, they are empty
 	EventChange  EventKind = "change"  // Outcome, once its Change is applied; it is not part of the output
@@ -247,6 +293,7 @@ type Event struct {
 	Item    int       `json:"item"`
 	Text    string    `json:"text,omitempty"`
 	Reply   *Reply    `json:"reply,omitempty"`
+	Thought *Thinking `json:"thought,omitempty"`
 	Call    *Call     `json:"call,omitempty"`
 	Server  bool      `json:"server,omitempty"` // Call is of one of this side's tools
 	Outcome *Outcome  `json:"outcome,omitempty"`

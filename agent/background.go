@@ -53,7 +53,8 @@ type Background struct {
 	// Host returns what carries out the calls of a run, and the context for it. If that is done before
 	// the run has ended, its cause ends the run. resumed is set if the run has started before, so that a
 	// call may have been carried out. release is called at the end.
-	Host func(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, host Host, release func(), err error)
+	Host func(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, host Host,
+		release func(), err error)
 	APIs map[string]API // by [proto.AgentRun.API]
 	Log  *slog.Logger
 }

@@ -33,7 +33,9 @@ type background struct {
 	block func(ctx context.Context) error
 }
 
-func (b *background) Prepare(ctx context.Context, _ agent.Host, record *proto.AgentRun, started *agent.Start) (*agent.Run, *agent.Start, error) {
+func (b *background) Prepare(
+	ctx context.Context, _ agent.Host, record *proto.AgentRun, started *agent.Start,
+) (*agent.Run, *agent.Start, error) {
 	var text string
 	if err := json.Unmarshal(record.Request, &text); err != nil || text == "refused" {
 		return nil, nil, proto.FieldErrorf("text", "is refused")
@@ -118,7 +120,10 @@ func (b *background) create(t *testing.T, id, text string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.store.Create(t.Context(), &proto.AgentRun{Org: "acme", ID: id, API: "test", Request: request, Background: true, Stream: true, CreatedAt: time.Now()}); err != nil {
+	if _, err := b.store.Create(t.Context(), &proto.AgentRun{
+		Org: "acme", ID: id, API: "test", Request: request,
+		Background: true, Stream: true, CreatedAt: time.Now(),
+	}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -148,7 +153,8 @@ func (b *background) follow(t *testing.T, id string) string {
 	return w.trace() + end
 }
 
-const twoCalls = `rules: [{role: user, text: "so ", calls: [{name: double, arguments: {n: 1}}, {name: double, arguments: {n: 2}}]}, {text: ok}]`
+const twoCalls = `rules: [{role: user, text: "so ", calls: [{name: double, arguments: {n: 1}}, {name: double, ` +
+	`arguments: {n: 2}}]}, {text: ok}]`
 
 // A run that is interrupted after any of its entries goes on in another process: what was carried out
 // is not carried out again, and nothing is missing.
@@ -159,7 +165,8 @@ func TestBackgroundRunsSurviveEveryInterruption(t *testing.T) {
 		stop := plain.start(t)
 		want := plain.follow(t, "r")
 		stop()
-		if want != `0:"so " 1:server new1=double({"n":1}) 2:server new2=double({"n":2}) 3:new1->doubled 2 4:new2->doubled 4 5:"ok" done` {
+		if want != `0:"so " 1:server new1=double({"n":1}) 2:server new2=double({"n":2}) 3:new1->doubled 2 4:new2->doubled `+
+			`4 5:"ok" done` {
 			t.Fatal(want)
 		}
 		for after := range 10 {
@@ -198,7 +205,8 @@ func TestBackgroundRunsSurviveEveryInterruption(t *testing.T) {
 					t.Errorf("after %d entries: call %s was carried out %d times", after, call, n)
 				}
 			}
-			if !strings.Contains(got, `->doubled 2`) || strings.Count(got, "->doubled") != 2 || !strings.HasSuffix(got, `"ok" done`) {
+			if !strings.Contains(got, `->doubled 2`) || strings.Count(got, "->doubled") != 2 ||
+				!strings.HasSuffix(got, `"ok" done`) {
 				t.Errorf("after %d entries:\n got %s\nwant %s", after, got, want)
 			}
 		}
@@ -272,7 +280,10 @@ func TestBackgroundRunsLeaveRoom(t *testing.T) {
 		b := newBackground(w)
 		request := json.RawMessage(`"hang"`)
 		for i := range 800 {
-			run := &proto.AgentRun{Org: fmt.Sprint("hostile", i%8), ID: fmt.Sprint("r", i), API: "test", Request: request, Background: true}
+			run := &proto.AgentRun{
+				Org: fmt.Sprint("hostile", i%8), ID: fmt.Sprint("r", i), API: "test", Request: request,
+				Background: true,
+			}
 			if _, err := b.store.Create(t.Context(), run); err != nil {
 				t.Fatal(err)
 			}
@@ -302,7 +313,8 @@ func TestBackgroundRunsWaitForMemory(t *testing.T) {
 }
 
 func TestBackgroundRunsEnd(t *testing.T) {
-	eachProtocol(t, `rules: [{match: broken, text: half, fault: drop}, {match: slow, role: user, calls: [{name: double, arguments: {n: 1}}]}, {text: ok}]`, func(w *world) {
+	eachProtocol(t, `rules: [{match: broken, text: half, fault: drop}, {match: slow, role: user, calls: [{name: double,`+
+		` arguments: {n: 1}}]}, {text: ok}]`, func(w *world) {
 		b := newBackground(w)
 		entered := make(chan struct{}, 1)
 		b.block = func(ctx context.Context) error {

@@ -44,7 +44,11 @@ type Host interface {
 	// relative. The error of a path outside of the home is for the model.
 	CleanPath(path string) (string, error)
 
-	// SaveFile stores a file of the organisation, with its content.
+	// Caller returns the organisation and the id of the API key.
+	Caller() (org, key string)
+	// KeepFiles makes the files of a container expire at a time, if they would much earlier.
+	KeepFiles(ctx context.Context, container string, until time.Time) error
+	// SaveFile stores a file of the organisation with its content, new or in place of the one of its id.
 	SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error
 	// File returns a file of the organisation. The code of its error is [api.CodeNotFound] if there
 	// is none, also if it has expired.
@@ -53,9 +57,6 @@ type Host interface {
 
 // MaxTimeout is the longest time that a tool call may run, in seconds.
 const MaxTimeout = 300
-
-// ErrExpired is returned if a container can be used no more.
-var ErrExpired = errors.New("the container has expired")
 
 // Metadata of executions that are tool calls.
 const (
@@ -67,9 +68,6 @@ const (
 // when a call starts.
 const outputDir = ".outputs"
 
-// tmpDir is the directory in the home in which Bash calls keep what is in /tmp between them.
-const tmpDir = ".tmp"
-
 // maxOutputFiles is the number of files that a call leaves.
 const maxOutputFiles = 100
 
@@ -80,6 +78,9 @@ type Container struct {
 	ID   string // of the thread
 	Run  string // the id of the run
 	Used bool   // a call was carried out or a file stored
+	// Expires returns when the container expires that is used at a time, and the files that its programs
+	// leave with it. It is set unless InPlace is.
+	Expires func(used time.Time) time.Time
 	// InPlace leaves the files of programs where they are: Output has their paths, and no copies.
 	InPlace bool
 
@@ -112,7 +113,8 @@ func Shortened(text string, truncated bool) string {
 // Python runs a Python program. The files that it creates or changes directly in its home are left
 // for the client.
 func (c *Container) Python(ctx context.Context, call, code string) (*Output, error) {
-	record, err := c.execute(ctx, call, &api.ExecuteRequest{Language: proto.Python, Code: code, Env: map[string]string{"OUTPUT_DIR": "."}})
+	record, err := c.execute(
+		ctx, call, &api.ExecuteRequest{Language: proto.Python, Code: code, Env: map[string]string{"OUTPUT_DIR": "."}})
 	if err != nil || record.StartedAt == nil {
 		return &Output{Record: record}, err
 	}
@@ -121,19 +123,13 @@ func (c *Container) Python(ctx context.Context, call, code string) (*Output, err
 }
 
 // Bash runs a Bash command, with a timeout in seconds; 0 is the longest. The files that it leaves in
-// $OUTPUT_DIR are left for the client; with InPlace, those that it changes directly in its home. What
-// it leaves in /tmp is there for the next command, unless it is killed.
+// $OUTPUT_DIR are left for the client; with InPlace, those that it changes directly in its home.
 func (c *Container) Bash(ctx context.Context, call, command string, timeout int) (*Output, error) {
 	// On the first line, so that the line numbers in messages are those of the command.
-	const (
-		keepTmp = `[ ! -d "$HOME/` + tmpDir + `" ] || cp -a -- "$HOME/` + tmpDir + `/." /tmp; ` +
-			`trap "rm -rf -- '$HOME/` + tmpDir + `'; [ -z \"\$(ls -A /tmp)\" ] || cp -a -- /tmp '$HOME/` + tmpDir + `'" EXIT; `
-		emptyOutputs = `export OUTPUT_DIR="$HOME/` + outputDir + `"; rm -rf -- "$OUTPUT_DIR"; mkdir -- "$OUTPUT_DIR"; `
-	)
+	const emptyOutputs = `export OUTPUT_DIR="$HOME/` + outputDir + `"; rm -rf -- "$OUTPUT_DIR"; mkdir -- "$OUTPUT_DIR"; `
 	if !c.InPlace {
 		command = emptyOutputs + command
 	}
-	command = keepTmp + command
 	record, err := c.execute(ctx, call, &api.ExecuteRequest{Language: proto.Bash, Code: command, Timeout: timeout})
 	if err != nil || record.StartedAt == nil {
 		return &Output{Record: record}, err
@@ -165,7 +161,7 @@ func (c *Container) output(ctx context.Context, record *proto.Record, dir string
 	out := &Output{Record: record}
 	var paths []string
 	err := c.Host.ListFiles(ctx, c.ID, dir, func(f proto.File) error {
-		if f.IsDirectory || f.Modified.Before(since) {
+		if f.Type() != proto.FileRegular || f.Modified.Before(since) {
 			return nil
 		}
 		if len(paths) == maxOutputFiles {
@@ -177,7 +173,7 @@ func (c *Container) output(ctx context.Context, record *proto.Record, dir string
 	for _, path := range paths {
 		f, errSave := c.leave(ctx, path)
 		switch {
-		case isNotFound(errSave): // a link
+		case isNotFound(errSave): // removed by another execution
 		case errSave != nil:
 			err = errors.Join(err, fmt.Errorf("%q: %w", proto.Shorten(path), errSave))
 		case f == nil:
@@ -206,8 +202,9 @@ func (c *Container) leave(ctx context.Context, path string) (*proto.AgentFile, e
 		return nil, fmt.Errorf("read %q: %w", proto.Shorten(path), err)
 	}
 	defer func() { _ = body.Close() }() // it was only read
-	f := proto.NewAgentFile(path[strings.LastIndex(path, "/")+1:], content.Size)
-	f.Generated = true
+	org, _ := c.Host.Caller()
+	f := proto.NewContainerFile(org, c.ID, path, content.Size)
+	f.ExpiresAt = new(c.Expires(f.CreatedAt).UTC())
 	return f, c.Host.SaveFile(ctx, f, body)
 }
 
@@ -216,8 +213,23 @@ func isNotFound(err error) bool {
 	return ok && known.Code == api.CodeNotFound
 }
 
-// Upload copies a file of the organisation into the home, under its name.
-func (c *Container) Upload(ctx context.Context, f *proto.AgentFile) error {
+// Names are the names of files in a container.
+type Names map[string]string // the ids of the files by their names
+
+// Of returns the name of a file: its own, or one with a number if another file has that.
+func (n Names) Of(f *proto.AgentFile) string {
+	name, extension := f.Name, path.Ext(f.Name)
+	for i := 2; n[name] != "" && n[name] != f.ID; i++ {
+		number := fmt.Sprintf("_%d%s", i, extension)
+		stem := strings.TrimSuffix(f.Name, extension)
+		name = stem[:proto.CutUTF8(stem[:min(len(stem), proto.MaxFileNameBytes-len(number))])] + number
+	}
+	n[name] = f.ID
+	return name
+}
+
+// Upload copies a file of the organisation into the home, under a name.
+func (c *Container) Upload(ctx context.Context, f *proto.AgentFile, name string) error {
 	content, err := c.Host.OpenFile(ctx, f.Thread(), proto.AgentFileContent)
 	if err != nil {
 		return err
@@ -228,7 +240,7 @@ func (c *Container) Upload(ctx context.Context, f *proto.AgentFile) error {
 	}
 	defer func() { _ = body.Close() }() // it was only read
 	c.Used = true
-	return c.Host.PutFile(ctx, c.ID, f.Name, content.Size, body)
+	return c.Host.PutFile(ctx, c.ID, name, content.Size, body)
 }
 
 // MaxEditBytes is the size of a file that the text editor opens or creates.
@@ -242,10 +254,13 @@ type EditError struct {
 
 func (e *EditError) Error() string { return e.Message }
 
-// clean returns a path relative to the home. A path in /tmp is where commands keep it.
+// clean returns a path relative to the home, which is at [proto.ContainerData] too and has /tmp.
 func (c *Container) clean(name string) (string, error) {
-	if rest, ok := strings.CutPrefix(path.Clean(name), "/tmp/"); ok {
-		name = tmpDir + "/" + rest
+	name = path.Clean(name)
+	for at, dir := range map[string]string{"/tmp": proto.ContainerTmp, proto.ContainerData: "."} {
+		if rest, ok := strings.CutPrefix(name, at); ok && (rest == "" || rest[0] == '/') {
+			name = dir + rest
+		}
 	}
 	return c.Host.CleanPath(name)
 }
@@ -279,7 +294,8 @@ func (c *Container) OpenText(ctx context.Context, path string) (*TextFile, error
 	f.tag = content.Tag
 	if content.Size > MaxEditBytes {
 		f.State = "tag " + content.Tag // no edit makes such a file
-		f.Err = &EditError{Message: fmt.Sprintf("the file has %d bytes, more than %d; read a part of it with a command", content.Size, MaxEditBytes)}
+		f.Err = &EditError{Message: fmt.Sprintf("the file has %d bytes, more than %d; read a part of it with a command",
+			content.Size, MaxEditBytes)}
 		return f, nil
 	}
 	body, err := content.Read(ctx, 0, content.Size)
@@ -303,7 +319,8 @@ func (f *TextFile) Plan(text []byte) (*Change, error) {
 		return nil, &EditError{Message: "the path must name a file"}
 	}
 	if len(text) > MaxEditBytes {
-		return nil, &EditError{Message: fmt.Sprintf("the text has %d bytes, more than %d; write the file with a program", len(text), MaxEditBytes)}
+		return nil, &EditError{Message: fmt.Sprintf("the text has %d bytes, more than %d; write the file with a program",
+			len(text), MaxEditBytes)}
 	}
 	return &Change{Before: f.State, After: stateOf(text)}, nil
 }
@@ -311,12 +328,16 @@ func (f *TextFile) Plan(text []byte) (*Change, error) {
 // maxApplyAttempts limits how often a change is tried because the file was replaced meanwhile.
 const maxApplyAttempts = 10
 
-var errChangedByOther = &EditError{Message: "the file was changed by somebody else during this call; view it before you try again"}
+var errChangedByOther = &EditError{
+	Message: "the file was changed by somebody else during this call; view it before you try again",
+}
 
 // ApplyChange applies a change to the file at a path, unless it is applied already. edit returns the
 // text after the change, and may be called more than once. ApplyChange returns an [*EditError] if the
 // file has changed in another way.
-func (c *Container) ApplyChange(ctx context.Context, path string, change *Change, edit func(*TextFile) ([]byte, error)) error {
+func (c *Container) ApplyChange(
+	ctx context.Context, path string, change *Change, edit func(*TextFile) ([]byte, error),
+) error {
 	for range maxApplyAttempts {
 		f, err := c.OpenText(ctx, path)
 		if err != nil {
@@ -351,7 +372,8 @@ func (c *Container) ListDirectory(ctx context.Context, path string) (names []str
 	}
 	err = c.Host.ListFiles(ctx, c.ID, clean, func(f proto.File) error {
 		if len(names) == api.MaxToolFiles {
-			return &EditError{Message: fmt.Sprintf("the directory has more than %d entries; list it with a command", api.MaxToolFiles)}
+			return &EditError{Message: fmt.Sprintf("the directory has more than %d entries; list it with a command",
+				api.MaxToolFiles)}
 		}
 		name := f.Path[strings.LastIndex(f.Path, "/")+1:]
 		if f.IsDirectory {

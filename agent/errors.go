@@ -29,7 +29,8 @@ func Public(err error) *api.Error {
 	}
 	up, ok := errors.AsType[*UpstreamError](err)
 	if !ok {
-		return api.Errorf(api.CodeInternal, "something failed on our side; the server's log has the cause under this request id")
+		return api.Errorf(api.CodeInternal,
+			"something failed on our side; the server's log has the cause under this request id")
 	}
 	e := api.Errorf(api.CodeInternal, "%s", up.Message)
 	e.RetryAfter = up.RetryAfter
@@ -44,6 +45,8 @@ func Public(err error) *api.Error {
 		e.Code, e.RetryAfter = api.CodeServiceUnavailable, max(1, up.RetryAfter)
 	case UpstreamTimeout:
 		e.Code = api.CodeGatewayTimeout
+	case UpstreamDenied:
+		e.Permanent = true // until its operator has changed the key
 	case UpstreamFailed:
 	}
 	return e

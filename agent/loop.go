@@ -63,6 +63,7 @@ type loop struct {
 	turn     Turn    // the next one
 	deadline time.Time
 	item     int // the number of items in the output
+	made     int // calls of this side's tools
 	end      End
 }
 
@@ -125,7 +126,9 @@ func (l *loop) executePending(ctx context.Context) (Reason, error) {
 		}
 	}
 	if len(pending) > MaxCalls {
-		return "", proto.FieldErrorf("messages", "have %d calls without a result in the last message of the assistant; at most %d are carried out", len(pending), MaxCalls)
+		return "", proto.FieldErrorf(
+			"messages", "have %d calls without a result in the last message of the assistant; at most %d are carried out",
+			len(pending), MaxCalls)
 	}
 	return l.execute(ctx, pending)
 }
@@ -139,8 +142,7 @@ func (l *loop) step(ctx context.Context) (reason Reason, err error) {
 	if err != nil {
 		return "", err
 	}
-	l.end.Usage.Input += reply.Usage.Input
-	l.end.Usage.Output += reply.Usage.Output
+	l.end.Usage.add(reply.Usage)
 	switch reply.Finish {
 	case FinishLength: // the last call may be incomplete, and none is worth the risk
 		return ReasonLength, nil
@@ -162,15 +164,33 @@ func (l *loop) step(ctx context.Context) (reason Reason, err error) {
 
 // ask asks the model for a turn.
 func (l *loop) ask(ctx context.Context) (*Reply, error) {
+	l.turn.Patient = l.run.Patient || l.end.Calls > 0
 	text := &textItem{loop: l}
+	l.turn.OnThinking = func(thought *Thinking) error {
+		if err := l.run.Reserve(int64(len(thought.Text) + len(thought.Signature) + len(thought.Redacted))); err != nil {
+			return err
+		}
+		if err := text.finish(ctx); err != nil { // a model may think again after it has said something
+			return err
+		}
+		l.addText(text.text.String())
+		text.text.Reset()
+		l.turn.Items = append(l.turn.Items, Item{Role: RoleAssistant, Thinking: thought})
+		_, err := l.appendItem(ctx, Event{Kind: EventThought, Thought: thought})
+		return err
+	}
+	before := len(l.turn.Items)
 	reply, err := l.up.Stream(ctx, &l.turn, func(part string) error { return text.add(ctx, part) })
 	if err != nil {
+		l.turn.Items = l.turn.Items[:before]
 		return nil, err
 	}
 	if err := text.finish(ctx); err != nil {
 		return nil, err
 	}
 	l.addText(text.text.String())
+	// The first call too many stands for all of them: it tells the model.
+	reply.Calls = reply.Calls[:min(len(reply.Calls), MaxCalls+1)]
 	for i := range reply.Calls {
 		call := &reply.Calls[i]
 		if err := l.run.Reserve(int64(len(call.Name) + len(call.Arguments))); err != nil {
@@ -193,8 +213,14 @@ func (l *loop) addText(text string) {
 // recordedReply returns the reply of the next turn if the history has it, else nil. It ends a text that the
 // history has left without its end.
 func (l *loop) recordedReply(ctx context.Context) (*Reply, error) {
+	var thoughts []Item // of the turn
 	for len(l.history) > 0 {
 		left, text, whole := len(l.history), &textItem{loop: l}, ""
+		if e := l.replay(EventThought); e != nil {
+			l.item++
+			thoughts = append(thoughts, Item{Role: RoleAssistant, Thinking: e.Thought})
+			continue
+		}
 		for e := l.replay(EventText); e != nil; e = l.replay(EventText) {
 			text.text.WriteString(e.Text)
 		}
@@ -208,8 +234,15 @@ func (l *loop) recordedReply(ctx context.Context) (*Reply, error) {
 			return nil, err
 		}
 		if e := l.replay(EventTurn); e != nil {
+			l.turn.Items = append(l.turn.Items, thoughts...)
 			l.addText(whole)
 			return e.Reply, nil
+		}
+		// after a text of the same turn, or of one that was interrupted
+		if len(l.history) > 0 && l.history[0].Kind == EventThought {
+			thoughts = append(thoughts, Item{Role: RoleAssistant, Text: whole})
+		} else {
+			thoughts = nil
 		}
 		if len(l.history) == left {
 			return nil, fmt.Errorf("continue a run: its log has a %s in place of a turn", l.history[0].Kind)
@@ -218,55 +251,83 @@ func (l *loop) recordedReply(ctx context.Context) (*Reply, error) {
 	return nil, nil
 }
 
-// calls carries out the calls of a turn. If some are of the client's tools, this side's are left
-// for the run that continues this one with the client's results.
+// calls carries out the calls of a turn that are of this side's tools, unless they are deferred because
+// others are of the client's. Those come last, so that clients get each result of this side's before.
 func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 	if len(calls) == 0 {
 		return ReasonDone, nil
 	}
 	l.turn.Choice = Choice{} // a forced call was made; another one would never end
-	hasClientCall := false
 	var own []*Call
-	for _, made := range calls {
+	var clients []Call
+	for i, made := range calls {
 		t := l.tool(made.Name)
 		switch {
-		case t == nil || t.Execute == nil && made.Malformed:
-			l.reject(&made, t)
-			continue
-		case t.Execute == nil:
-			hasClientCall = true
-		}
-		made.ID = l.run.NewCallID(t)
-		e, err := l.appendItem(ctx, Event{Kind: EventCall, Call: &made, Server: t.Execute != nil})
-		if err != nil {
-			return "", err
-		}
-		call := e.Call
-		l.turn.Items = append(l.turn.Items, Item{Call: call})
-		switch {
-		case call.Malformed:
-			if err := l.result(ctx, call, t.Malformed(call)); err != nil {
+		case i == MaxCalls:
+			l.reject(&made, fmt.Sprintf(
+				"this call and those after it were not carried out: a turn may have at most %d calls; make them again in the "+
+					"next turn", MaxCalls))
+		case t != nil && t.Execute != nil && l.run.MaxCalls > 0 && l.made >= l.run.MaxCalls:
+			l.reject(&made, fmt.Sprintf(
+				"this call was not carried out: the request allows %d calls of tools; answer without more", l.run.MaxCalls))
+		case t == nil:
+			l.reject(&made, fmt.Sprintf("there is no tool %q", made.Name))
+		case t.Execute == nil && made.Malformed:
+			l.reject(&made, "the arguments are not a JSON object; call the tool again")
+		case t.Execute == nil && !l.run.Defer:
+			clients = append(clients, made)
+		default:
+			call, err := l.appendCall(ctx, &made, t)
+			if err != nil {
 				return "", err
 			}
-		case t.Execute != nil:
-			own = append(own, call)
+			if t.Execute != nil {
+				l.made++
+			}
+			switch {
+			case t.Execute == nil:
+				clients = append(clients, *call)
+			case !call.Malformed:
+				own = append(own, call)
+			}
 		}
 	}
-	if hasClientCall {
+	if len(clients) > 0 && l.run.Defer {
 		return ReasonCalls, nil
 	}
-	return l.execute(ctx, own)
+	reason, err := l.execute(ctx, own)
+	if err != nil || len(clients) == 0 {
+		return reason, err
+	}
+	for _, made := range clients {
+		if _, err := l.appendCall(ctx, &made, l.tool(made.Name)); err != nil {
+			return "", err
+		}
+	}
+	return ReasonCalls, nil
 }
 
-// reject answers a call that neither side can carry out: of an unknown tool, or one of the client's
-// with arguments that no client could read. Only the model sees it.
-func (l *loop) reject(call *Call, t *Tool) {
-	message := fmt.Sprintf("there is no tool %q", call.Name)
-	if t != nil {
-		message = "the arguments are not a JSON object; call the tool again"
+// appendCall makes a call of a tool part of the output and of the conversation. One of this side's tools
+// with malformed arguments has its result then.
+func (l *loop) appendCall(ctx context.Context, made *Call, t *Tool) (*Call, error) {
+	made.ID = l.run.NewCallID(t)
+	e, err := l.appendItem(ctx, Event{Kind: EventCall, Call: made, Server: t.Execute != nil})
+	if err != nil {
+		return nil, err
 	}
+	call := e.Call
+	l.turn.Items = append(l.turn.Items, Item{Call: call})
+	if call.Malformed {
+		err = l.result(ctx, call, t.Malformed(call))
+	}
+	return call, err
+}
+
+// reject answers a call that is not carried out, on neither side. Only the model sees it.
+func (l *loop) reject(call *Call, message string) {
 	call.ID, call.Arguments = l.run.NewCallID(&Tool{}), json.RawMessage("{}")
-	l.turn.Items = append(l.turn.Items, Item{Call: call}, Item{Result: &Result{CallID: call.ID, Text: message, Failed: true}})
+	l.turn.Items = append(l.turn.Items, Item{Call: call},
+		Item{Result: &Result{CallID: call.ID, Text: message, Failed: true}})
 }
 
 // execute carries out calls of this side's tools, as long as there is time.
@@ -334,7 +395,10 @@ func (t *textItem) add(ctx context.Context, part string) error {
 		return nil
 	}
 	if t.text.Len()+len(part) > maxTurnText {
-		return &UpstreamError{Kind: UpstreamFailed, Message: fmt.Sprintf("the model's reply is longer than %d bytes", maxTurnText)}
+		return &UpstreamError{
+			Kind:    UpstreamFailed,
+			Message: fmt.Sprintf("the model's reply is longer than %d bytes", maxTurnText),
+		}
 	}
 	if err := t.loop.run.Reserve(int64(len(part))); err != nil {
 		return err

@@ -60,7 +60,10 @@ func eachProtocol(t *testing.T, rules string, test func(w *world)) {
 			t.Cleanup(server.Close)
 			client := &http.Client{Transport: &http.Transport{}}
 			t.Cleanup(client.CloseIdleConnections)
-			w.up = &upstream.Client{Protocol: p, URL: server.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client}
+			w.up = &upstream.Client{
+				Protocol: p, URL: server.URL, Key: func() (string, error) { return "", nil },
+				Timeout: time.Minute, HTTP: client,
+			}
 			test(w)
 		})
 	}
@@ -131,11 +134,14 @@ func TestRuns(t *testing.T) {
 	}{
 		"a text": {`rules: [{text: "Hello, world", chunk: 3}]`, say("x"), `0:"Hello, world" done`},
 		"calls, one after another": {
-			`rules: [{role: user, text: "Now:", calls: [{name: double, arguments: {n: 4}}, {name: double, arguments: {n: 5}}], chunk: 2}, {match: '.*doubled (\d+)', text: "It is ${1}"}]`,
-			say("x"), `0:"Now:" 1:server id1=double({"n":4}) 2:server id2=double({"n":5}) 3:id1->doubled 8 4:id2->doubled 10 5:"It is 10" done`,
+			`rules: [{role: user, text: "Now:", calls: [{name: double, arguments: {n: 4}}, {name: double, arguments: {n: ` +
+				`5}}], chunk: 2}, {match: '.*doubled (\d+)', text: "It is ${1}"}]`,
+			say("x"), `0:"Now:" 1:server id1=double({"n":4}) 2:server id2=double({"n":5}) 3:id1->doubled 8 4:id2->doubled 10 ` +
+				`5:"It is 10" done`,
 		},
 		"calls without ids": {
-			`rules: [{role: user, calls: [{name: double, arguments: {n: 1}, no_id: true}, {name: double, arguments: {n: 2}, no_id: true}]}, {text: ok}]`,
+			`rules: [{role: user, calls: [{name: double, arguments: {n: 1}, no_id: true}, {name: double, arguments: {n: 2}, ` +
+				`no_id: true}]}, {text: ok}]`,
 			say("x"), `0:server id1=double({"n":1}) 1:server id2=double({"n":2}) 2:id1->doubled 2 3:id2->doubled 4 4:"ok" done`,
 		},
 		"arguments that are no JSON": {
@@ -156,13 +162,19 @@ func TestRuns(t *testing.T) {
 			`rules: [{role: user, calls: [{name: sudo}]}, {match: 'no tool "sudo"', text: "sorry"}]`, say("x"), `0:"sorry" done`,
 		},
 		"a client's tool with arguments that nobody can read": {
-			`rules: [{role: user, calls: [{name: ask, raw: '{{'}]}, {match: 'not a JSON object', text: "sorry"}]`, say("x"), `0:"sorry" done`,
+			`rules: [{role: user, calls: [{name: ask, raw: '{{'}]}, {match: 'not a JSON object', text: "sorry"}]`, say("x"),
+			`0:"sorry" done`,
 		},
 		"calls without end": {
 			`rules: [{calls: [{name: double, arguments: {n: 1}}]}]`, say("x"),
-			`0:server id1=double({"n":1}) 1:id1->doubled 2 2:server id2=double({"n":1}) 3:id2->doubled 2 4:server id3=double({"n":1}) 5:id3->doubled 2 6:server id4=double({"n":1}) 7:id4->doubled 2 paused`,
+			`0:server id1=double({"n":1}) 1:id1->doubled 2 2:server id2=double({"n":1}) 3:id2->doubled 2 4:server ` +
+				`id3=double({"n":1}) 5:id3->doubled 2 6:server id4=double({"n":1}) 7:id4->doubled 2 paused`,
 		},
 		"a client's call beside one of this side": {
+			`rules: [{calls: [{name: double, arguments: {n: 3}}, {name: ask, arguments: {q: why}}]}]`, say("x"),
+			`0:server id1=double({"n":3}) 1:id1->doubled 6 2:client id2=ask({"q":"why"}) calls`,
+		},
+		"deferred: a client's call beside one of this side": {
 			`rules: [{calls: [{name: double, arguments: {n: 3}}, {name: ask, arguments: {q: why}}]}]`, say("x"),
 			`0:server id1=double({"n":3}) 1:client id2=ask({"q":"why"}) calls`,
 		},
@@ -176,7 +188,8 @@ func TestRuns(t *testing.T) {
 		},
 		"a call of long ago": {
 			`rules: [{match: again, text: "no"}]`,
-			say("x", agent.Item{Call: &agent.Call{ID: "s", Name: "double", Arguments: json.RawMessage(`{"n":3}`)}}, agent.Item{Role: agent.RoleUser, Text: "hm"},
+			say("x", agent.Item{Call: &agent.Call{ID: "s", Name: "double", Arguments: json.RawMessage(`{"n":3}`)}},
+				agent.Item{Role: agent.RoleUser, Text: "hm"},
 				agent.Item{Role: agent.RoleAssistant, Text: "hm"}, agent.Item{Role: agent.RoleUser, Text: "again"}),
 			`0:"no" done`,
 		},
@@ -185,7 +198,9 @@ func TestRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			eachProtocol(t, c.rules, func(w *world) {
-				if err := agent.Continue(t.Context(), w.up, run(c.items), w); err != nil {
+				r := run(c.items)
+				r.Defer = strings.HasPrefix(name, "deferred")
+				if err := agent.Continue(t.Context(), w.up, r, w); err != nil {
 					t.Fatal(err)
 				}
 				want := c.want
@@ -200,9 +215,12 @@ func TestRuns(t *testing.T) {
 
 // An upstream gets a conversation in which every call has its result in the next message.
 func TestConversationsAreComplete(t *testing.T) {
-	items := say("x", agent.Item{Role: agent.RoleAssistant, Text: "t"}, agent.Item{Call: &agent.Call{ID: "a"}}, agent.Item{Call: &agent.Call{ID: "b"}},
-		agent.Item{Result: &agent.Result{CallID: "b", Text: "rb"}}, agent.Item{Role: agent.RoleUser, Text: "y"}, agent.Item{Result: &agent.Result{CallID: "a", Text: "ra"}},
-		agent.Item{Role: agent.RoleAssistant, Text: "u"}, agent.Item{Call: &agent.Call{ID: "lost"}}, agent.Item{Role: agent.RoleUser, Text: "z"})
+	items := say("x", agent.Item{Role: agent.RoleAssistant, Text: "t"}, agent.Item{Call: &agent.Call{ID: "a"}},
+		agent.Item{Call: &agent.Call{ID: "b"}},
+		agent.Item{Result: &agent.Result{CallID: "b", Text: "rb"}}, agent.Item{Role: agent.RoleUser, Text: "y"},
+		agent.Item{Result: &agent.Result{CallID: "a", Text: "ra"}},
+		agent.Item{Role: agent.RoleAssistant, Text: "u"}, agent.Item{Call: &agent.Call{ID: "lost"}},
+		agent.Item{Role: agent.RoleUser, Text: "z"})
 	var got []string
 	for _, x := range agent.Exchanges(items) {
 		text := string(x.Role)
@@ -250,7 +268,8 @@ func TestARunEndsWithItsContext(t *testing.T) {
 // After the time of a run no further turn and no further call begins. The run that continues it
 // carries out the calls.
 func TestARunPausesAfterItsTime(t *testing.T) {
-	eachProtocol(t, `rules: [{role: user, calls: [{name: double, arguments: {n: 1}}, {name: double, arguments: {n: 2}}]}, {text: ok}]`, func(w *world) {
+	eachProtocol(t, `rules: [{role: user, calls: [{name: double, arguments: {n: 1}}, {name: double, arguments: {n: `+
+		`2}}]}, {text: ok}]`, func(w *world) {
 		r := run(say("x"))
 		r.Wall = 0
 		if err := agent.Continue(t.Context(), w.up, r, w); err != nil {
@@ -287,10 +306,13 @@ func TestTooManyPendingCallsAreRefused(t *testing.T) {
 		eachProtocol(t, `rules: [{text: ok}]`, func(w *world) {
 			items := say("x")
 			for i := range c.calls {
-				items = append(items, agent.Item{Call: &agent.Call{ID: fmt.Sprint("c", i), Name: "double", Arguments: json.RawMessage(`{"n":3}`)}})
+				items = append(items, agent.Item{
+					Call: &agent.Call{ID: fmt.Sprint("c", i), Name: "double", Arguments: json.RawMessage(`{"n":3}`)},
+				})
 			}
 			err := agent.Continue(t.Context(), w.up, run(items), w)
-			if field, ok := errors.AsType[*proto.FieldError](err); ok != c.refused || ok && !strings.Contains(field.Message, "129 calls") || !ok && err != nil {
+			if field, ok := errors.AsType[*proto.FieldError](err); ok != c.refused ||
+				ok && !strings.Contains(field.Message, "129 calls") || !ok && err != nil {
 				t.Errorf("%d: %v", c.calls, err)
 			}
 			if c.refused && len(w.events) > 0 {
@@ -300,26 +322,51 @@ func TestTooManyPendingCallsAreRefused(t *testing.T) {
 	}
 }
 
+// A turn with too many calls has the first of them carried out, and the model is told of the others.
+func TestTooManyCallsInATurn(t *testing.T) {
+	for _, n := range []int{agent.MaxCalls, agent.MaxCalls + 1, 3 * agent.MaxCalls} {
+		calls := strings.Repeat(`{name: double, arguments: {n: 1}}, `, n)
+		eachProtocol(t, `rules: [{role: user, calls: [`+calls+`]}, {match: "at most 128 calls", text: sorry}, {text: ok}]`,
+			func(w *world) {
+				if err := agent.Continue(t.Context(), w.up, run(say("x")), w); err != nil {
+					t.Fatal(err)
+				}
+				results, text := 0, ""
+				for _, e := range w.events {
+					if e.Kind == agent.EventResult {
+						results++
+					}
+					text += e.Text
+				}
+				if results != agent.MaxCalls || strings.HasPrefix(text, "sorry") != (n > agent.MaxCalls) {
+					t.Errorf("%d calls: %d results, %q", n, results, text)
+				}
+			})
+	}
+}
+
 // The memory of all that a run keeps is reserved. A run that gets none ends.
 func TestRunsReserveMemory(t *testing.T) {
 	errFull := errors.New("full")
-	eachProtocol(t, `rules: [{role: user, text: 12345678, calls: [{name: double, arguments: {n: 4}}]}, {text: ok}]`, func(w *world) {
-		all := int64(len(`12345678`) + len(`double{"n":4}`) + len(`doubled 8`) + len(`ok`))
-		for limit := range all + 1 {
-			w.events = nil
-			r := run(say("x"))
-			left := limit
-			r.Reserve = func(n int64) error {
-				if left -= n; left < 0 {
-					return errFull
+	eachProtocol(t, `rules: [{role: user, text: 12345678, calls: [{name: double, arguments: {n: 4}}]}, {text: ok}]`,
+		func(w *world) {
+			all := int64(len(`12345678`) + len(`double{"n":4}`) + len(`doubled 8`) + len(`ok`))
+			for limit := range all + 1 {
+				w.events = nil
+				r := run(say("x"))
+				left := limit
+				r.Reserve = func(n int64) error {
+					if left -= n; left < 0 {
+						return errFull
+					}
+					return nil
 				}
-				return nil
+				if err := agent.Continue(t.Context(), w.up, r, w); errors.Is(err, errFull) != (limit < all) ||
+					limit == all && err != nil {
+					t.Errorf("%d: %v", limit, err)
+				}
 			}
-			if err := agent.Continue(t.Context(), w.up, r, w); errors.Is(err, errFull) != (limit < all) || limit == all && err != nil {
-				t.Errorf("%d: %v", limit, err)
-			}
-		}
-	})
+		})
 }
 
 // A call that was forced is made once: the next turn is free.
@@ -330,7 +377,8 @@ func TestAForcedCallIsMadeOnce(t *testing.T) {
 		if err := agent.Continue(t.Context(), w.up, r, w); err != nil {
 			t.Fatal(err)
 		}
-		if len(w.bodies) != 2 || !strings.Contains(w.bodies[0], `"tool_choice"`) || strings.Contains(w.bodies[1], `"tool_choice"`) {
+		if len(w.bodies) != 2 || !strings.Contains(w.bodies[0], `"tool_choice"`) ||
+			strings.Contains(w.bodies[1], `"tool_choice"`) {
 			t.Errorf("requests: %q", w.bodies)
 		}
 	})

@@ -33,7 +33,9 @@ type failing struct {
 	fail   func() error
 }
 
-func (f *failing) Prepare(ctx context.Context, host agent.Host, record *proto.AgentRun, started *agent.Start) (*agent.Run, *agent.Start, error) {
+func (f *failing) Prepare(
+	ctx context.Context, host agent.Host, record *proto.AgentRun, started *agent.Start,
+) (*agent.Run, *agent.Start, error) {
 	if f.before.Add(-1) >= 0 {
 		if err := f.fail(); err != nil {
 			return nil, nil, err
@@ -53,8 +55,11 @@ func TestRunsThatCannotBegin(t *testing.T) {
 		"the store of files is down": {3, func() error { return api.Errorf(api.CodeInternal, "down") }, "done"},
 		"no memory":                  {3, func() error { return api.Unavailable(1, "full") }, "done"},
 		"it was down for hours":      {1 << 40, func() error { return api.Unavailable(1, "full") }, " failed: full"},
-		"no such container":          {1 << 40, func() error { return api.Errorf(api.CodeNotFound, "gone") }, " failed: gone"},
-		"a panic":                    {1, func() error { panic("oh no") }, " failed: something failed on our side"},
+		"no such container": {
+			1 << 40, func() error { return api.Errorf(api.CodeNotFound, "gone") },
+			" failed: gone",
+		},
+		"a panic": {1, func() error { panic("oh no") }, " failed: something failed on our side"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -5,9 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
@@ -18,13 +21,16 @@ const (
 )
 
 // Stream is an answer of server-sent events. It begins with the first of them, so that an error before
-// that is answered as such. Its fields are set before its use.
+// that is answered as such. It is a [Log] of a run. Its fields are set before its use.
 type Stream struct {
 	W http.ResponseWriter
 	// Begin, if not nil, adds the events with which the answer begins.
 	Begin func()
 	// Ping adds an event that shows that the stream is alive.
 	Ping func()
+	// Event adds what the client gets for an event of the run. It is not called with those that are for
+	// this server alone.
+	Event func(ctx context.Context, e Event) error
 
 	mu    sync.Mutex
 	begun bool
@@ -54,6 +60,29 @@ func (s *Stream) Serve(ctx context.Context, produce func(ctx context.Context) er
 		}
 	})
 	return produce(ctx)
+}
+
+// Append implements [Log].
+func (s *Stream) Append(ctx context.Context, e Event) error {
+	if e.Kind == EventTurn || e.Kind == EventChange {
+		return nil
+	}
+	return s.Send(func() error { return s.Event(ctx, e) })
+}
+
+// Fail ends the stream of a run that failed. If the answer has begun, it logs the error and calls fail to add the
+// one for the client. Otherwise it returns that, and sends nothing.
+func (s *Stream) Fail(r *http.Request, log *slog.Logger, run string, err error, fail func(*api.Error) error) error {
+	if !s.begun {
+		return ClientError(err)
+	}
+	known := Public(err)
+	if r.Context().Err() != nil { // the client has left, or waits at a server that shuts down
+		known = api.Unavailable(1, "this server is shutting down; send the request again")
+	}
+	log.WarnContext(r.Context(), "agent run failed", "run", run, "error", err, "request_id",
+		s.W.Header().Get("X-Request-Id"))
+	return s.Send(func() error { return fail(known) })
 }
 
 // Begun reports whether the answer has begun. It is not called while Serve runs.

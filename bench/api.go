@@ -12,7 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	wire "github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
@@ -21,22 +23,33 @@ const (
 	idleConnections = 64
 	maxErrorBody    = 4 << 10
 	programTimeout  = 60 // seconds
+	agent           = "bullpen-bench"
 )
 
-// api is a plain client of a server. It does not retry.
+// api is a client of a server that does not retry.
 type api struct {
 	url, key string
 	http     *http.Client
+	client   *client.Client // nil without a key
 }
 
 func newAPI(url, key string) *api {
-	return &api{strings.TrimRight(url, "/"), key, &http.Client{Transport: &http.Transport{
+	return apiOf(strings.TrimRight(url, "/"), key, &http.Client{Transport: &http.Transport{
 		MaxIdleConns: idleConnections, MaxIdleConnsPerHost: idleConnections, DisableCompression: true,
-	}}}
+	}})
+}
+
+// apiOf returns a client that sends its requests with another one.
+func apiOf(url, key string, through *http.Client) *api {
+	a := &api{url: url, key: key, http: through}
+	// nil without a key
+	a.client, _ = client.New(client.Config{URL: url, Key: key, UserAgent: agent, HTTP: through, NoRetry: true})
+	return a
 }
 
 func (a *api) do(ctx context.Context, method, path, accept string, body []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, a.url+path, bytes.NewReader(body)) //nolint:gosec // the user names the server
+	//nolint:gosec // the user names the server
+	req, err := http.NewRequestWithContext(ctx, method, a.url+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w: check --url", err)
 	}
@@ -44,7 +57,7 @@ func (a *api) do(ctx context.Context, method, path, accept string, body []byte) 
 		req.Header.Set("Authorization", "Bearer "+a.key)
 	}
 	req.Header.Set("Accept", accept)
-	req.Header.Set("User-Agent", "bullpen-bench")
+	req.Header.Set("User-Agent", agent)
 	resp, err := a.http.Do(req) //nolint:gosec // as above
 	if err != nil {
 		return nil, err
@@ -67,43 +80,54 @@ func (a *api) get(ctx context.Context, path string) ([]byte, error) {
 }
 
 // asked is the body of a submission.
-type asked struct {
-	Language proto.Language    `json:"language"`
-	Code     string            `json:"code"`
-	Timeout  int               `json:"timeout"` // seconds
-	Env      map[string]string `json:"env_vars,omitempty"`
-	Thread   string            `json:"thread_id,omitempty"`
-}
+type asked = wire.ExecuteRequest
 
-func request(language proto.Language, code string, timeout int) ([]byte, error) {
-	return json.Marshal(asked{Language: language, Code: code, Timeout: timeout})
+func request(language proto.Language, code string, timeout int) asked {
+	return asked{Language: language, Code: code, Timeout: timeout}
 }
 
 // execute runs a program inline, for at most timeout seconds.
-func (a *api) execute(ctx context.Context, language proto.Language, code string, timeout int) (*proto.Result, string, error) {
-	body, err := request(language, code, timeout)
-	if err != nil {
-		return nil, "", err
-	}
-	return a.inline(ctx, body)
+func (a *api) execute(
+	ctx context.Context, language proto.Language, code string, timeout int,
+) (*proto.Result, string, error) {
+	return a.inline(ctx, request(language, code, timeout))
 }
 
 // inline sends a request and waits for its result.
-func (a *api) inline(ctx context.Context, body []byte) (*proto.Result, string, error) {
-	resp, err := a.do(ctx, http.MethodPost, executePath, "application/json", body)
+func (a *api) inline(ctx context.Context, body asked) (*proto.Result, string, error) {
+	result, err := a.client.Execute(ctx, body)
 	if err != nil {
 		return nil, "", err
 	}
-	id := resp.Header.Get("X-Trace-Id")
-	text, err := io.ReadAll(resp.Body)
-	if err := errors.Join(err, resp.Body.Close()); err != nil {
-		return nil, id, fmt.Errorf("execution %s: the answer broke off: %w", id, err)
+	return &result.Result, string(result.TraceID), nil
+}
+
+// submit sends a request and does not wait for its result.
+func (a *api) submit(ctx context.Context, body asked) (string, error) {
+	accepted, err := a.client.Submit(ctx, body, "")
+	if err != nil {
+		return "", err
 	}
-	result := new(proto.Result)
-	if err := json.Unmarshal(text, result); err != nil {
-		return nil, id, fmt.Errorf("execution %s: the answer is not understood: %w", id, err)
+	return string(accepted.TraceID), nil
+}
+
+// queued returns how long an execution was queued.
+func (a *api) queued(ctx context.Context, id string) (time.Duration, error) {
+	e, err := a.client.Get(ctx, proto.TraceID(id))
+	if err != nil {
+		return 0, err
 	}
-	return result, id, nil
+	return time.Duration(e.QueuedMS) * time.Millisecond, nil
+}
+
+// newKey creates a key and returns a client that uses it.
+func (a *api) newKey(ctx context.Context, name, org string) (*api, error) {
+	key, err := a.client.Admin().Keys.Create(
+		ctx, &wire.KeyRequest{Org: org, KeySettings: wire.KeySettings{Name: name, Plan: "enterprise"}})
+	if err != nil {
+		return nil, err
+	}
+	return apiOf(a.url, key.Secret, a.http), nil
 }
 
 // streamed is a raw stream of events. It is decoded afterwards, so that decoding does not slow it
@@ -126,7 +150,7 @@ const readPiece = 256 << 10
 func (a *api) stream(ctx context.Context, language proto.Language, code string, capacity int) (*streamed, error) {
 	s := &streamed{body: make([]byte, 0, capacity)}
 	began := time.Now()
-	body, err := request(language, code, programTimeout)
+	body, err := json.Marshal(request(language, code, programTimeout))
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/bullpen-run/bullpen/client/load"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -54,9 +55,7 @@ func measureBatches(ctx context.Context, program, dir string, quick bool, d time
 	if err := m.small(ctx, t); err != nil {
 		return nil, err
 	}
-	if m.Alone, err = t.interactive(ctx, d); err != nil {
-		return nil, err
-	}
+	m.Alone = t.interactive(ctx, d)
 	lines := batchLines(m.Items)
 	memory := watchMemory(t.pid)
 	began := time.Now()
@@ -66,9 +65,7 @@ func measureBatches(ctx context.Context, program, dir string, quick bool, d time
 	if err != nil {
 		return nil, err
 	}
-	if m.Beside, err = t.interactive(ctx, d); err != nil {
-		return nil, err
-	}
+	m.Beside = t.interactive(ctx, d)
 	resp, err := t.do(ctx, http.MethodPost, "/v1/batches/"+id+"/cancel", "application/json", nil)
 	if err != nil {
 		return nil, err
@@ -78,10 +75,7 @@ func measureBatches(ctx context.Context, program, dir string, quick bool, d time
 
 // small runs programs as a batch and by callers that wait for each.
 func (m *batches) small(ctx context.Context, t *target) error {
-	body, err := request(proto.Bash, "echo $((6 * 7))", programTimeout)
-	if err != nil {
-		return err
-	}
+	body := request(proto.Bash, "echo $((6 * 7))", programTimeout)
 	began := time.Now()
 	var s series
 	left := make(chan struct{}, m.Small)
@@ -164,20 +158,17 @@ func (t *target) sendBatch(ctx context.Context, lines []byte) (string, error) {
 }
 
 // interactive runs small programs inline at fixed times.
-func (t *target) interactive(ctx context.Context, d time.Duration) (*summary, error) {
-	body, err := request(proto.Bash, "echo $((6 * 7))", programTimeout)
-	if err != nil {
-		return nil, err
-	}
+func (t *target) interactive(ctx context.Context, d time.Duration) *summary {
+	body := request(proto.Bash, "echo $((6 * 7))", programTimeout)
 	var s series
-	s.open(ctx, schedule(batchRate, d), func(ctx context.Context) (sample, error) {
+	s.open(ctx, load.Steady(batchRate, d), func(ctx context.Context) (sample, error) {
 		result, id, err := t.inline(ctx, body)
 		if err == nil && !result.Success {
 			err = fmt.Errorf("execution %s did not succeed", id)
 		}
 		return sample{id: id}, err
 	})
-	return s.summary(), nil
+	return s.summary()
 }
 
 // figures returns the figures of batches. m is nil if they were not measured.
@@ -189,7 +180,10 @@ func (m *batches) figures() []figure {
 	beside := atMost("interactive p99 beside a batch of the same key, relative to none", targetBesideBatch, "")
 	if m == nil {
 		const why = "needs a server that is started here"
-		return []figure{accepted.unknown(why), memory.unknown(why), small.unknown(why), requests.unknown(why), beside.unknown(why)}
+		return []figure{
+			accepted.unknown(why), memory.unknown(why), small.unknown(why), requests.unknown(why),
+			beside.unknown(why),
+		}
 	}
 	ratio, share := m.SmallS/m.CallersS, float64(m.Requests)/float64(m.Small)
 	all := []figure{
@@ -202,6 +196,7 @@ func (m *batches) figures() []figure {
 		return append(all, beside.none(m.Beside))
 	}
 	slower := m.Beside.P99 / m.Alone.P99
-	note := fmt.Sprintf("p50 %.1f ms, p99 %.1f ms; without %.1f ms and %.1f ms", m.Beside.P50, m.Beside.P99, m.Alone.P50, m.Alone.P99)
+	note := fmt.Sprintf("p50 %.1f ms, p99 %.1f ms; without %.1f ms and %.1f ms", m.Beside.P50, m.Beside.P99, m.Alone.P50,
+		m.Alone.P99)
 	return append(all, beside.is(slower, slower <= targetBesideBatch && m.Beside.Errors == 0, withErrors(note, m.Beside)))
 }

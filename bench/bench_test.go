@@ -15,7 +15,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-const okResult = `{"type":"result","status":"success","result":{"success":true,"stdout":"ab\n","stderr":"","exit_code":0,"error":null},"seq":4}` + "\n"
+const okResult = `{"type":"result","status":"success","result":{"success":true,"stdout":"ab\n","stderr":"",` +
+	`"exit_code":0,"error":null},"seq":4}` + "\n"
 
 func TestDecodeStream(t *testing.T) {
 	status := `{"type":"status","trace_id":"trc_x","status":"running","seq":1}` + "\n"
@@ -23,8 +24,13 @@ func TestDecodeStream(t *testing.T) {
 	b := `{"type":"output","stream":"stdout","data":"b\n","seq":3}` + "\n"
 	keepalive := `{"type":"keepalive","seq":2}` + "\n"
 	s := &streamed{
-		body:  []byte(status + a + keepalive + b + okResult),
-		marks: []mark{{len(status), 1}, {len(status + a), 2}, {len(status + a + keepalive + b), 3}, {len(status+a+keepalive+b) + len(okResult), 4}},
+		body: []byte(status + a + keepalive + b + okResult),
+		marks: []mark{
+			{len(status), 1},
+			{len(status + a), 2},
+			{len(status + a + keepalive + b), 3},
+			{len(status+a+keepalive+b) + len(okResult), 4},
+		},
 	}
 	e, err := s.decode()
 	if err != nil {
@@ -33,7 +39,8 @@ func TestDecodeStream(t *testing.T) {
 	if string(e.output) != "ab\n" || e.outputs != 2 || e.result.Stdout != "ab\n" {
 		t.Errorf("decoded %q in %d events", e.output, e.outputs)
 	}
-	if first, last, whole := s.arrived(e.firstEnd), s.arrived(e.lastEnd), s.arrived(len(s.body)); first != 2 || last != 3 || whole != 4 {
+	if first, last, whole := s.arrived(e.firstEnd), s.arrived(e.lastEnd), s.arrived(len(s.body)); first != 2 ||
+		last != 3 || whole != 4 {
 		t.Errorf("arrived after %d, %d and %d, want 2, 3 and 4", first, last, whole)
 	}
 	for name, body := range map[string]string{
@@ -102,7 +109,8 @@ func TestOverheadExcludesTheJail(t *testing.T) {
 		t.Errorf("%d runs are known and %d are not, want 1 and 2", o.Added.Runs, o.Unknown)
 	}
 	if o.Added.P50 != 2.25 || o.Prepare.P50 != 4.5 || o.Run.P50 != 2.25 || o.Server.P50 != 1.75 || o.Client.P50 != .5 {
-		t.Errorf("added %v, prepare %v, run %v, inside %v, outside %v", o.Added.P50, o.Prepare.P50, o.Run.P50, o.Server.P50, o.Client.P50)
+		t.Errorf("added %v, prepare %v, run %v, inside %v, outside %v", o.Added.P50, o.Prepare.P50, o.Run.P50, o.Server.P50,
+			o.Client.P50)
 	}
 }
 
@@ -152,7 +160,10 @@ func TestLeaksAreGrownCounts(t *testing.T) {
 }
 
 func TestReportListsMissingFigures(t *testing.T) {
-	r := &report{OverheadUnknown: "no log", Throughput: []throughput{{Program: "p", Bullpen: &summary{Errors: 1, FirstError: "lost"}}}}
+	r := &report{
+		OverheadUnknown: "no log",
+		Throughput:      []throughput{{Program: "p", Bullpen: &summary{Errors: 1, FirstError: "lost"}}},
+	}
 	for _, f := range r.figures() {
 		if f.verdict() != "not measured" || f.value() != "-" || f.Note == "" {
 			t.Errorf("%+v", f)
@@ -168,13 +179,23 @@ func TestReportListsMissingFigures(t *testing.T) {
 		},
 		Threads:  &threads{WarmAdds: 15, ChangeAdds: 39, ChangeBytes: 4000, RestoreMB: 150, ForkP50: 9, LargeMemory: 200},
 		Pressure: &pressure{Submissions: &summary{Runs: 9}, PerSecond: 1500, StreamsMB: 100},
-		Fairness: &fairness{Job: &summary{Runs: 9, P50: 100}, Orgs: &summary{Runs: 9, P99: 149}, Keys: &summary{Runs: 9, P99: 150}},
-		Batches: &batches{
-			AcceptedS: 19, AcceptedMB: 300, Small: 2000, SmallS: 9, CallersS: 9, Requests: 201, Alone: &summary{Runs: 9, P99: 10}, Beside: &summary{Runs: 9, P99: 15},
+		Fairness: &fairness{
+			Job: &summary{Runs: 9, P50: 100}, Orgs: &summary{Runs: 9, P99: 149},
+			Keys: &summary{Runs: 9, P99: 150},
 		},
-		Schedules: &schedules{Accepted: &summary{Runs: 9, P50: 5000, Max: 15_001}, Small: &summary{Runs: 9, P50: 5000}, Started: &summary{Runs: 9}},
+		Batches: &batches{
+			AcceptedS: 19, AcceptedMB: 300, Small: 2000, SmallS: 9, CallersS: 9, Requests: 201,
+			Alone: &summary{Runs: 9, P99: 10}, Beside: &summary{Runs: 9, P99: 15},
+		},
+		Schedules: &schedules{
+			Accepted: &summary{Runs: 9, P50: 5000, Max: 15_001}, Small: &summary{Runs: 9, P50: 5000},
+			Started: &summary{Runs: 9},
+		},
 	}
-	want := []bool{false, true, false, true, false, true, true, false, false, true, false, true, false, true, true, false, true, false, true, false, true, false, true, false, true, false, true}
+	want := []bool{
+		false, true, false, true, false, true, true, false, false, true, false, true, false, true, true, false,
+		true, false, true, false, true, false, true, false, true, false, true,
+	}
 	for i, f := range r.figures() {
 		if verdict := map[bool]string{true: "met", false: "not met"}[want[i]]; f.verdict() != verdict {
 			t.Errorf("%s: %s, want %s", f.Name, f.verdict(), verdict)
@@ -184,13 +205,17 @@ func TestReportListsMissingFigures(t *testing.T) {
 
 func TestTargetsAreMetOrNot(t *testing.T) {
 	one := func(l proto.Language, callers int, bare, bullpen, perSecond float64) cell {
-		c := cell{Language: l, Callers: callers, Bare: &summary{Runs: 1, P50: bare, PerSecond: 100}, Bullpen: &summary{Runs: 1, P50: bullpen, PerSecond: perSecond}}
+		c := cell{
+			Language: l, Callers: callers, Bare: &summary{Runs: 1, P50: bare, PerSecond: 100},
+			Bullpen: &summary{Runs: 1, P50: bullpen, PerSecond: perSecond},
+		}
 		c.Ratio = &ratios{P50: bullpen / bare, PerSecond: perSecond / 100}
 		return c
 	}
 	r := &report{
 		Cells: []cell{
-			one(proto.Python, 1, 100, 35, 0), one(proto.Python, 8, 1, 1, 249), one(proto.Bash, 1, 1, 2, 0), one(proto.Bash, 8, 1, 1, 799),
+			one(proto.Python, 1, 100, 35, 0), one(proto.Python, 8, 1, 1, 249), one(proto.Bash, 1, 1, 2, 0),
+			one(proto.Bash, 8, 1, 1, 799),
 			one(proto.Node, 1, 100, 46, 0), one(proto.Node, 8, 1, 1, 85),
 		},
 		Half: []halfLoad{
@@ -201,7 +226,10 @@ func TestTargetsAreMetOrNot(t *testing.T) {
 		Memory: &memory{Jails: []jailMemory{{proto.Bash, 20, 20}, {proto.Python, 20, 11.9}}},
 		Bursts: &summary{Runs: 3, P50: 400, Max: 401},
 	}
-	want := []string{"met", "not met", "met", "not met", "not met", "met", "met", "not met", "not measured", "met", "met", "not met"}
+	want := []string{
+		"met", "not met", "met", "not met", "not met", "met", "met", "not met", "not measured", "met",
+		"met", "not met",
+	}
 	var got []string
 	for _, f := range r.targets() {
 		got = append(got, f.verdict())

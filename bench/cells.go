@@ -49,7 +49,10 @@ func cellOf(cells []cell, l proto.Language, callers int) *cell {
 }
 
 // compare measures all cells.
-func compare(ctx context.Context, a *api, programs []program, missing map[proto.Language]string, d time.Duration, progress io.Writer) []cell {
+func compare(
+	ctx context.Context, a *api, programs []program, missing map[proto.Language]string, d time.Duration,
+	progress io.Writer,
+) []cell {
 	var cells []cell
 	found := map[proto.Language]program{}
 	for _, p := range programs {

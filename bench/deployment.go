@@ -19,7 +19,7 @@ import (
 )
 
 // Settings of the deployment of a soak. Whatever is kept for a time is kept for minutes, so that a
-// steady state is reached. Some things have no such setting, see docs/performance.md.
+// steady state is reached. Some things have no such setting, see docs/explanation/performance.md.
 const (
 	soakSlots     = 4 // of each worker
 	soakRetention = "5m"
@@ -87,9 +87,12 @@ func startDeployment(ctx context.Context, o options, dir string, settings []stri
 		return d, err
 	}
 	d.env = append(append(storagetest.Env(), settings...),
-		"BULLPEN_NATS=nats://"+client, "BULLPEN_STORE="+storagetest.StoreURL(endpoint, storePrefix), "BULLPEN_SECRETS_KEY="+secrets,
-		"BULLPEN_BOOTSTRAP_KEY="+d.key, "BULLPEN_RETENTION="+soakRetention, "BULLPEN_QUEUE_EXPIRY=4m", "BULLPEN_AUDIT_RETENTION="+soakRetention,
-		"BULLPEN_THREAD_EXPIRY="+soakRetention, "BULLPEN_THREAD_GC=1m", "BULLPEN_HOME_CACHE="+soakHomeCache, fmt.Sprintf("BULLPEN_SLOTS=%d", soakSlots))
+		"BULLPEN_NATS=nats://"+client, "BULLPEN_STORE="+storagetest.StoreURL(endpoint, storePrefix),
+		"BULLPEN_SECRETS_KEY="+secrets,
+		"BULLPEN_BOOTSTRAP_KEY="+d.key, "BULLPEN_RETENTION="+soakRetention, "BULLPEN_QUEUE_EXPIRY=4m",
+		"BULLPEN_AUDIT_RETENTION="+soakRetention,
+		"BULLPEN_THREAD_EXPIRY="+soakRetention, "BULLPEN_THREAD_GC=1m", "BULLPEN_HOME_CACHE="+soakHomeCache,
+		fmt.Sprintf("BULLPEN_SLOTS=%d", soakSlots))
 	for _, name := range []string{"gateway-1", "scheduler", "webhook", "worker-1", "gateway-2", "worker-2"} {
 		role, _, _ := strings.Cut(name, "-")
 		n := &node{name: name, role: role, down: true}
@@ -122,10 +125,12 @@ func (d *deployment) startNATS(ctx context.Context, program string) (string, err
 	}
 	_, profilePort, _ := strings.Cut(profiles, ":")
 	n := &node{name: natsName, started: time.Now(), target: &target{
-		api: newAPI("http://"+monitor, ""), data: filepath.Join(d.dir, natsName), log: filepath.Join(d.dir, natsName+".log"), profileURL: "http://" + profiles,
+		api: newAPI("http://"+monitor, ""), data: filepath.Join(d.dir, natsName), log: filepath.Join(d.dir, natsName+".log"),
+		profileURL: "http://" + profiles,
 	}}
 	config := filepath.Join(d.dir, "nats.conf")
-	text := fmt.Sprintf("listen: %q\nhttp: %q\nprof_port: %s\njetstream { store_dir: %q, sync_interval: always }\n", client, monitor, profilePort, n.data)
+	text := fmt.Sprintf("listen: %q\nhttp: %q\nprof_port: %s\njetstream { store_dir: %q, sync_interval: always }\n",
+		client, monitor, profilePort, n.data)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return "", fmt.Errorf("write the configuration of NATS: %w", err)
 	}
@@ -139,13 +144,17 @@ func (d *deployment) start(ctx context.Context, n *node) error {
 	if err != nil {
 		return err
 	}
-	t := &target{api: newAPI("http://"+address, d.key), data: filepath.Join(d.dir, n.name), log: filepath.Join(d.dir, n.name+".log"), noWorker: n.role != "worker"}
+	t := &target{
+		api: newAPI("http://"+address, d.key), data: filepath.Join(d.dir, n.name),
+		log: filepath.Join(d.dir, n.name+".log"), noWorker: n.role != "worker",
+	}
 	d.mu.Lock()
 	n.starts++
 	n.started = time.Now()
 	env := append(slices.Clip(d.env), "BULLPEN_INSTANCE="+n.instance(n.starts))
 	d.mu.Unlock()
-	if err := t.start(ctx, env, d.program, "serve", "--roles", n.role, "--listen", address, "--data", t.data, "--log-format", "json"); err != nil {
+	if err := t.start(ctx, env, d.program, "serve", "--roles", n.role, "--listen", address, "--data", t.data,
+		"--log-format", "json"); err != nil {
 		return err
 	}
 	d.mu.Lock()

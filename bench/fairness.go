@@ -2,14 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"path/filepath"
 	"sync"
 	"time"
 
+	"github.com/bullpen-run/bullpen/client/load"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -54,10 +53,7 @@ func measureFairness(ctx context.Context, program, dir string, quick bool, d tim
 			return nil, err
 		}
 	}
-	job, err := request(proto.Bash, fairLong, programTimeout)
-	if err != nil {
-		return nil, err
-	}
+	job := request(proto.Bash, fairLong, programTimeout)
 	loud := map[string]bool{}
 	var mu sync.Mutex
 	err = each(f.Backlog, func(int) error {
@@ -90,73 +86,21 @@ func measureFairness(ctx context.Context, program, dir string, quick bool, d tim
 	return f, nil
 }
 
-// waits submits a short program every 100 ms. It returns how long each was queued, in milliseconds.
+// waits submits a short program every 100 ms. It returns how long each was queued.
 func (a *api) waits(ctx context.Context, d time.Duration) (*summary, error) {
-	var mu sync.Mutex
-	var waited []float64
-	sum := &summary{}
-	tick := time.NewTicker(fairEvery)
-	defer tick.Stop()
-	var asked sync.WaitGroup
-	for began := time.Now(); time.Since(began) < d; {
-		asked.Go(func() {
+	var s series
+	load.Open(ctx, load.Steady(1/fairEvery.Seconds(), d), 0, func(load.Due) {
+		s.once(ctx, func(ctx context.Context) (sample, error) {
 			result, id, err := a.execute(ctx, proto.Bash, fairShort, programTimeout)
 			if err == nil && !result.Success {
 				err = fmt.Errorf("execution %s did not succeed", id)
 			}
-			queued := 0.0
-			if err == nil {
-				queued, err = a.queued(ctx, id)
-			}
-			mu.Lock()
-			defer mu.Unlock()
 			if err != nil {
-				sum.Errors++
-				sum.FirstError = err.Error()
-				return
+				return sample{}, err
 			}
-			waited = append(waited, queued)
+			queued, err := a.queued(ctx, id)
+			return sample{took: max(queued, 1), id: id}, err
 		})
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-tick.C:
-		}
-	}
-	asked.Wait()
-	s := summarise(waited)
-	s.Errors, s.FirstError = sum.Errors, sum.FirstError
-	return s, nil
-}
-
-// queued returns how long an execution was queued, in milliseconds.
-func (a *api) queued(ctx context.Context, id string) (float64, error) {
-	body, err := a.get(ctx, "/v1/executions/"+id)
-	if err != nil {
-		return 0, err
-	}
-	var e struct {
-		QueuedMS float64 `json:"queued_ms"`
-	}
-	if err := json.Unmarshal(body, &e); err != nil {
-		return 0, fmt.Errorf("execution %s is not understood: %w", id, err)
-	}
-	return e.QueuedMS, nil
-}
-
-// newKey creates a key and returns a client that uses it.
-func (a *api) newKey(ctx context.Context, name, org string) (*api, error) {
-	body, err := json.Marshal(map[string]string{"name": name, "org": org, "plan": "enterprise"})
-	if err != nil {
-		return nil, err
-	}
-	resp, err := a.do(ctx, http.MethodPost, "/v1/admin/keys", "application/json", body)
-	if err != nil {
-		return nil, err
-	}
-	var made struct {
-		Key string `json:"key"`
-	}
-	err = json.NewDecoder(resp.Body).Decode(&made)
-	return &api{a.url, made.Key, a.http}, errors.Join(err, resp.Body.Close())
+	})
+	return s.summary(), ctx.Err()
 }

@@ -101,7 +101,8 @@ func (r *report) figures() []figure {
 	}
 	for _, o := range r.Overhead {
 		f := below("added per execution, p50, "+string(o.Language), targetAddedMS, "ms")
-		note := fmt.Sprintf("%d samples; jail made in %.1f ms, program run in %.1f ms", o.Added.Runs, o.Prepare.P50, o.Run.P50)
+		note := fmt.Sprintf("%d samples; jail made in %.1f ms, program run in %.1f ms", o.Added.Runs,
+			o.Prepare.P50, o.Run.P50)
 		all = append(all, f.is(o.Added.P50, o.Added.P50 < targetAddedMS, note))
 	}
 	first := below("first streamed line of print(1), p50", targetFirstLineMS, "ms")
@@ -116,12 +117,16 @@ func (r *report) figures() []figure {
 		all = append(all, first.is(b.P50, b.P50 < targetFirstLineMS, withErrors(note, b)))
 	}
 	for _, t := range r.Throughput {
-		f := figure{Name: "output, nothing lost: " + t.Program, Target: fmt.Sprintf("%d MB/s or more", targetMBPerSecond), Unit: "MB/s"}
+		f := figure{
+			Name: "output, nothing lost: " + t.Program, Target: fmt.Sprintf("%d MB/s or more", targetMBPerSecond),
+			Unit: "MB/s",
+		}
 		if t.Bullpen.Runs == 0 {
 			all = append(all, f.unknown(t.Bullpen.FirstError))
 			continue
 		}
-		note := fmt.Sprintf("%d samples of 10 MB; bare %.0f MB/s; result after %.0f ms", t.Bullpen.Runs, t.BareMB, t.Result.P50)
+		note := fmt.Sprintf("%d samples of 10 MB; bare %.0f MB/s; result after %.0f ms", t.Bullpen.Runs, t.BareMB,
+			t.Result.P50)
 		if t.RSSPeak > 0 {
 			note += fmt.Sprintf("; server's memory %.0f -> %.0f MB at most", t.RSSBefore, t.RSSPeak)
 		}
@@ -129,7 +134,8 @@ func (r *report) figures() []figure {
 		all = append(all, f.is(t.BullpenMB, met, withErrors(note, t.Bullpen)))
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
-	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures(), r.Batches.figures(), r.Schedules.figures())
+	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures(),
+		r.Batches.figures(), r.Schedules.figures())
 }
 
 // cellTarget is the target of a cell: for one caller the maximum p50, for more callers the minimum
@@ -223,8 +229,9 @@ func (f *fairness) figures() []figure {
 		if s.Runs == 0 || f.Job.Runs == 0 {
 			return to.unknown(s.FirstError)
 		}
-		return to.is(more, more < targetWaitMS && s.Errors == 0, withErrors(fmt.Sprintf("%d samples, p50 %.0f ms, p99 %.0f ms; %d jobs of %.0f ms queued for %d slots",
-			s.Runs, s.P50, s.P99, f.Backlog, f.Job.P50, f.Slots), s))
+		return to.is(more, more < targetWaitMS && s.Errors == 0,
+			withErrors(fmt.Sprintf("%d samples, p50 %.0f ms, p99 %.0f ms; %d jobs of %.0f ms queued for %d slots",
+				s.Runs, s.P50, s.P99, f.Backlog, f.Job.P50, f.Slots), s))
 	}
 	return []figure{tell(orgs, f.Orgs), tell(keys, f.Keys)}
 }
@@ -244,15 +251,20 @@ func (w *webhooks) figures() []figure {
 	pending := fmt.Sprintf("%d pending", w.Pending)
 	return []figure{
 		rate.is(w.PerSecond, w.PerSecond >= targetHooksPerSec, fmt.Sprintf("%d to %d endpoints", w.Sent, endpoints)),
-		latency.is(w.Latency.P99, w.Latency.P99 < targetHookMS, fmt.Sprintf("%d samples at %d/s, p50 %.1f ms", w.Latency.Runs, webhookRate, w.Latency.P50)),
-		dead.is(more, more < targetDeadPercent, fmt.Sprintf("%d samples, p50 %.1f ms, p99 %.1f ms", w.DeadOnes.Runs, w.DeadOnes.P50, w.DeadOnes.P99)),
+		latency.is(w.Latency.P99, w.Latency.P99 < targetHookMS,
+			fmt.Sprintf("%d samples at %d/s, p50 %.1f ms", w.Latency.Runs, webhookRate, w.Latency.P50)),
+		dead.is(more, more < targetDeadPercent,
+			fmt.Sprintf("%d samples, p50 %.1f ms, p99 %.1f ms", w.DeadOnes.Runs, w.DeadOnes.P50, w.DeadOnes.P99)),
 		memory.is(w.PendingMB, w.PendingMB < targetPendingMB, pending),
 		resume.is(w.ResumeMillis, w.ResumeMillis < targetResumeMS, pending),
 	}
 }
 
 func (r *report) timeoutFigure() figure {
-	f := figure{Name: "after a timeout of 1 s all has ended, worst", Target: fmt.Sprintf("within %d ms", targetTimeoutMS), Unit: "ms"}
+	f := figure{
+		Name:   "after a timeout of 1 s all has ended, worst",
+		Target: fmt.Sprintf("within %d ms", targetTimeoutMS), Unit: "ms",
+	}
 	if r.Timeouts == nil || r.Timeouts.Runs == 0 {
 		why := "no program timed out"
 		if r.Timeouts != nil && r.Timeouts.FirstError != "" {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bullpen-run/bullpen/client/load"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -38,7 +39,9 @@ func measureHalf(ctx context.Context, a *api, cells []cell, d time.Duration, pro
 		k := printing(l.name)
 		c := cellOf(cells, k.language, halfCallers)
 		if c == nil || c.Bullpen.Runs == 0 {
-			all = append(all, halfLoad{Language: k.language, Unavailable: fmt.Sprintf("the rate of %d callers is not known", halfCallers)})
+			all = append(all, halfLoad{
+				Language: k.language, Unavailable: fmt.Sprintf("the rate of %d callers is not known", halfCallers),
+			})
 			continue
 		}
 		h := halfLoad{Language: k.language, Asked: c.Bullpen.PerSecond / 2}
@@ -47,8 +50,8 @@ func measureHalf(ctx context.Context, a *api, cells []cell, d time.Duration, pro
 		nonce.Store(firstNonce())
 		run := func(ctx context.Context) (sample, error) { return k.inJail(ctx, a, nonce.Add(1), host) }
 		var before, s series
-		before.open(ctx, schedule(h.Asked, halfBefore), run)
-		s.open(ctx, schedule(h.Asked, d), run)
+		before.open(ctx, load.Steady(h.Asked, halfBefore), run)
+		s.open(ctx, load.Steady(h.Asked, d), run)
 		s.elapsed = max(s.elapsed, d) // the next one would be due then
 		h.Latency = s.summary()
 		h.Ratio = ratio(h.Latency.P99, h.Latency.P50)
@@ -67,7 +70,8 @@ func printHalf(line func(string, ...any), all []halfLoad) {
 			continue
 		}
 		s := h.Latency
-		line("%s\t%.1f/s\t%.1f/s\t%.2f ms\t%.2f ms\t%.2f ms\t%d\t%.2f", h.Language, h.Asked, s.PerSecond, s.P50, s.P99, s.P999, s.Runs, h.Ratio)
+		line("%s\t%.1f/s\t%.1f/s\t%.2f ms\t%.2f ms\t%.2f ms\t%d\t%.2f", h.Language, h.Asked, s.PerSecond, s.P50, s.P99,
+			s.P999, s.Runs, h.Ratio)
 		if s.Errors > 0 {
 			line("%s: %d runs failed, the first: %s", h.Language, s.Errors, s.FirstError)
 		}
@@ -76,7 +80,8 @@ func printHalf(line func(string, ...any), all []halfLoad) {
 
 // target returns the target figure.
 func (h halfLoad) target() figure {
-	f := atMost(fmt.Sprintf("%s at half of the rate of %d callers, p99", h.Language, halfCallers), targetHalfRatio, "of p50")
+	f := atMost(fmt.Sprintf("%s at half of the rate of %d callers, p99", h.Language, halfCallers),
+		targetHalfRatio, "of p50")
 	if h.Unavailable != "" {
 		return f.unknown(h.Unavailable)
 	}
@@ -84,6 +89,7 @@ func (h halfLoad) target() figure {
 	if s.Runs == 0 {
 		return f.none(s)
 	}
-	note := fmt.Sprintf("p50 %.1f ms, p99 %.1f ms, p99.9 %.1f ms of %d; %.1f/s of %.1f/s", s.P50, s.P99, s.P999, s.Runs, s.PerSecond, h.Asked)
+	note := fmt.Sprintf("p50 %.1f ms, p99 %.1f ms, p99.9 %.1f ms of %d; %.1f/s of %.1f/s", s.P50, s.P99, s.P999, s.Runs,
+		s.PerSecond, h.Asked)
 	return f.is(h.Ratio, h.Ratio <= targetHalfRatio && s.Errors == 0, withErrors(note, s))
 }

@@ -87,18 +87,27 @@ func parse(args []string, out io.Writer) (options, error) {
 	var o options
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(out)
-	f.BoolVar(&o.quick, "quick", false, "measure for a few seconds only: enough to see that it works, too few samples for a p99")
+	f.BoolVar(&o.quick, "quick", false,
+		"measure for a few seconds only: enough to see that it works, too few samples for a p99")
 	f.DurationVar(&o.duration, "duration", 0, "time for each side of each cell (default 6s, with --quick 300ms)")
-	f.StringVar(&o.url, "url", "", "measure the server at this URL rather than start one; what needs its log or its process is not measured")
-	f.StringVar(&o.key, "key", os.Getenv("BULLPEN_API_KEY"), "API key for --url; better in BULLPEN_API_KEY, because other processes can read flags")
+	f.StringVar(&o.url, "url", "",
+		"measure the server at this URL rather than start one; what needs its log or its process is not measured")
+	f.StringVar(&o.key, "key", os.Getenv("BULLPEN_API_KEY"),
+		"API key for --url; better in BULLPEN_API_KEY, because other processes can read flags")
 	f.StringVar(&o.server, "server", "bin/bullpen", "the program to start as the server")
-	f.StringVar(&o.json, "json", "", "write the figures to this file rather than to "+latestResult+"; the figures of --quick are written only with it")
-	f.StringVar(&o.svg, "svg", "", "draw the comparison with the bare interpreter, or the samples of --soak-for, into this file")
-	f.IntVar(&o.soak, "soak", 0, "instead of measuring, run this many executions in sequence and fail if they leave anything behind")
-	f.DurationVar(&o.soakFor, "soak-for", 0, "instead of measuring, send mixed load to several processes for this time while they are restarted and killed, and fail if anything grows or is lost")
+	f.StringVar(&o.json, "json", "", "write the figures to this file rather than to "+latestResult+
+		"; the figures of --quick are written only with it")
+	f.StringVar(&o.svg, "svg", "",
+		"draw the comparison with the bare interpreter, or the samples of --soak-for, into this file")
+	f.IntVar(&o.soak, "soak", 0,
+		"instead of measuring, run this many executions in sequence and fail if they leave anything behind")
+	f.DurationVar(&o.soakFor, "soak-for", 0,
+		"instead of measuring, send mixed load to several processes for this time while they are restarted and killed, "+
+			"and fail if anything grows or is lost")
 	f.StringVar(&o.nats, "nats-server", "bin/nats-server", "the NATS server to start with --soak-for")
 	f.StringVar(&o.csv, "csv", "", "write the samples of --soak-for to this file")
-	f.StringVar(&o.profile, "profile", "", "instead of measuring, make profiles of the server while it works for --duration, in this directory")
+	f.StringVar(&o.profile, "profile", "",
+		"instead of measuring, make profiles of the server while it works for --duration, in this directory")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -112,7 +121,8 @@ func parse(args []string, out io.Writer) (options, error) {
 	case o.soakFor < 0:
 		return o, fmt.Errorf("--soak-for: %s must be more than 0, such as 1h", o.soakFor)
 	case (o.soak > 0 || o.soakFor > 0 || o.profile != "") && o.url != "":
-		return o, errors.New("--soak, --soak-for and --profile look at the server's process, so that they start one: leave --url out")
+		return o, errors.New("--soak, --soak-for and --profile look at the server's process, so that they start one: " +
+			"leave --url out")
 	case o.soakFor > 0 && (o.soak > 0 || o.profile != ""):
 		return o, errors.New("--soak-for does not go with --soak and --profile: leave them out")
 	case o.soak > 0 && o.profile != "":

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bullpen-run/bullpen/client/load"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -45,7 +46,6 @@ type mixed struct {
 	key  string
 
 	next     atomic.Int64 // number of the next token
-	running  sync.WaitGroup
 	receiver *http.Server
 	hookURL  string
 
@@ -72,13 +72,17 @@ type mixedThread struct {
 func (m *mixed) kinds() map[string]mixedKind {
 	prints := func(l proto.Language, code string) func(context.Context, string) error {
 		return func(ctx context.Context, token string) error {
-			return m.expect(ctx, token, job{asked: asked{Language: l, Code: fmt.Sprintf(code, token), Timeout: programTimeout}}, outcome{Stdout: token + "\n"})
+			return m.expect(ctx, token, job{asked: asked{Language: l, Code: fmt.Sprintf(code, token), Timeout: programTimeout}},
+				outcome{Stdout: token + "\n"})
 		}
 	}
 	return map[string]mixedKind{
-		"python": {5, prints(proto.Python, "x = bytearray(20 << 20)\nprint(%q)")}, "node": {3, prints(proto.Node, "console.log(%q)")},
-		"bash": {5, prints(proto.Bash, "echo %q")}, "streaming": {4, m.streaming}, "thread": {5, m.thread}, "file": {2, m.file},
-		"webhook": {4, m.webhook}, "cancelled": {1, m.cancelled}, "timeout": {1, m.timeout}, "failing": {2, m.failing}, "large": {1, m.large},
+		"python": {5, prints(proto.Python, "x = bytearray(20 << 20)\nprint(%q)")},
+		"node":   {3, prints(proto.Node, "console.log(%q)")},
+		"bash":   {5, prints(proto.Bash, "echo %q")}, "streaming": {4, m.streaming}, "thread": {5, m.thread},
+		"file":    {2, m.file},
+		"webhook": {4, m.webhook}, "cancelled": {1, m.cancelled}, "timeout": {1, m.timeout}, "failing": {2, m.failing},
+		"large": {1, m.large},
 		"batch": {1, m.batch},
 	}
 }
@@ -124,7 +128,10 @@ func (o outcome) String() string {
 // newMixed starts the receiver of webhooks. The settings let a server send to it.
 func newMixed(ctx context.Context) (m *mixed, settings []string, err error) {
 	m = &mixed{
-		http:   &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: 30 * time.Second}}, //nolint:mnd // restarted servers have other addresses
+		http: &http.Client{Transport: &http.Transport{
+			MaxIdleConnsPerHost: idleConnections,
+			IdleConnTimeout:     30 * time.Second,
+		}}, //nolint:mnd // restarted servers have other addresses
 		counts: map[string]int{}, hooks: map[string]int{}, expected: map[string]bool{},
 		ticks: map[string]map[time.Time]string{}, threads: map[string]*mixedThread{},
 	}
@@ -136,7 +143,10 @@ func newMixed(ctx context.Context) (m *mixed, settings []string, err error) {
 	go func() { _ = m.receiver.Serve(listener) }()
 	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
 	m.hookURL = "http://127.0.0.1:" + port + "/"
-	return m, []string{"BULLPEN_WEBHOOK_ALLOW_HTTP=true", "BULLPEN_WEBHOOK_ALLOW_CIDRS=127.0.0.0/8", "BULLPEN_WEBHOOK_ALLOW_PORTS=" + port}, nil
+	return m, []string{
+		"BULLPEN_WEBHOOK_ALLOW_HTTP=true", "BULLPEN_WEBHOOK_ALLOW_CIDRS=127.0.0.0/8",
+		"BULLPEN_WEBHOOK_ALLOW_PORTS=" + port,
+	}, nil
 }
 
 // receive accepts webhooks, and refuses every tenth.
@@ -168,50 +178,46 @@ func (m *mixed) run(ctx context.Context, d time.Duration) error {
 			wheel = append(wheel, name)
 		}
 	}
-	rand.Shuffle(len(wheel), func(i, j int) { wheel[i], wheel[j] = wheel[j], wheel[i] }) //nolint:gosec // an order, not a secret
-	end := time.After(d)
-	tick, burst, read := time.NewTicker(mixedEvery), time.NewTicker(burstEvery), time.NewTicker(schedulesRead)
-	defer tick.Stop()
-	defer burst.Stop()
-	defer read.Stop()
-	for i := 0; ; {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-end:
-			m.running.Wait()
-			m.readSchedules(ctx)
-			m.awaitHooks(ctx)
-			return nil
-		case <-tick.C:
-			name := wheel[i%len(wheel)]
-			m.begin(ctx, name, all[name].run)
-			i++
-		case <-burst.C:
-			for range burstSize {
-				m.begin(ctx, "burst", m.burst)
-			}
-		case <-read.C:
-			m.running.Go(func() { m.readSchedules(ctx) })
-		}
+	//nolint:gosec // an order, not a secret
+	rand.Shuffle(len(wheel), func(i, j int) { wheel[i], wheel[j] = wheel[j], wheel[i] })
+	var loads sync.WaitGroup
+	open := func(every time.Duration, run func(load.Due)) {
+		loads.Go(func() { load.Open(ctx, load.Steady(1/every.Seconds(), d), 0, run) })
 	}
+	open(mixedEvery, func(due load.Due) {
+		name := wheel[due.N%len(wheel)]
+		m.act(ctx, name, all[name].run)
+	})
+	open(burstEvery, func(load.Due) {
+		var burst sync.WaitGroup
+		for range burstSize {
+			burst.Go(func() { m.act(ctx, "burst", m.burst) })
+		}
+		burst.Wait()
+	})
+	open(schedulesRead, func(load.Due) { m.readSchedules(ctx) })
+	loads.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	m.readSchedules(ctx)
+	m.awaitHooks(ctx)
+	return nil
 }
 
-// begin starts an action and records its outcome.
-func (m *mixed) begin(ctx context.Context, kind string, run func(context.Context, string) error) {
+// act runs an action and records its outcome.
+func (m *mixed) act(ctx context.Context, kind string, run func(context.Context, string) error) {
 	token := fmt.Sprintf("t%06d", m.next.Add(1))
-	m.running.Go(func() {
-		limited, cancel := context.WithTimeout(ctx, mixedWithin)
-		defer cancel()
-		err := run(limited, token)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if err == nil {
-			m.counts[kind]++
-		} else if ctx.Err() == nil {
-			m.fail("%s %s: %v", kind, token, err)
-		}
-	})
+	limited, cancel := context.WithTimeout(ctx, mixedWithin)
+	defer cancel()
+	err := run(limited, token)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err == nil {
+		m.counts[kind]++
+	} else if ctx.Err() == nil {
+		m.fail("%s %s: %v", kind, token, err)
+	}
 }
 
 // fail records a failure. The lock must be held.
@@ -231,7 +237,8 @@ type reply struct {
 func (m *mixed) call(ctx context.Context, method, path string, body []byte, headers ...string) (*reply, error) {
 	for i := int(m.next.Load()); ; i++ {
 		r, err := m.callOnce(ctx, method, m.d.gateway(i)+path, body, headers...)
-		if err == nil && r.status != http.StatusServiceUnavailable && r.status != http.StatusTooManyRequests && r.status != http.StatusBadGateway {
+		if err == nil && r.status != http.StatusServiceUnavailable && r.status != http.StatusTooManyRequests &&
+			r.status != http.StatusBadGateway {
 			return r, nil
 		}
 		if err == nil {
@@ -267,7 +274,8 @@ func (m *mixed) callOnce(ctx context.Context, method, url string, body []byte, h
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
 		return nil, err
 	}
-	if req.Header.Get("Accept") == "application/x-ndjson" && resp.StatusCode == http.StatusOK && !bytes.Contains(text, []byte(`{"type":"result"`)) {
+	if req.Header.Get("Accept") == "application/x-ndjson" && resp.StatusCode == http.StatusOK &&
+		!bytes.Contains(text, []byte(`{"type":"result"`)) {
 		return nil, errors.New("the stream ended without a result")
 	}
 	return &reply{resp.StatusCode, resp.Header.Get("X-Trace-Id"), text}, nil
@@ -390,7 +398,8 @@ func (m *mixed) once(ctx context.Context, token, trace string) error {
 		case !list.Complete && ctx.Err() == nil:
 			continue
 		case len(others) > 0 || len(list.Executions) == 0:
-			return fmt.Errorf("%d executions in the list, among them %q, instead of %s alone", len(list.Executions), others, trace)
+			return fmt.Errorf("%d executions in the list, among them %q, instead of %s alone", len(list.Executions),
+				others, trace)
 		}
 		m.mu.Lock()
 		m.executions++
@@ -427,7 +436,10 @@ func (m *mixed) lostWithWorker(j job, o outcome, began time.Time) bool {
 // schedules creates schedules.
 func (m *mixed) schedules(ctx context.Context) error {
 	for _, name := range []string{"one", "two"} {
-		body, err := json.Marshal(map[string]any{"name": name, "every": scheduleSeconds, "overlap": "queue", "request": job{asked: bash("echo " + name), MaxAttempts: 3}})
+		body, err := json.Marshal(map[string]any{
+			"name": name, "every": scheduleSeconds, "overlap": "queue",
+			"request": job{asked: bash("echo " + name), MaxAttempts: 3},
+		})
 		if err != nil {
 			return err
 		}

@@ -20,15 +20,18 @@ func bash(code string) asked {
 
 func (m *mixed) streaming(ctx context.Context, token string) error {
 	want := strings.Repeat(token+"\n", 20) //nolint:mnd // as in the program
-	return m.expect(ctx, token, job{asked: bash("for i in {1..20}; do echo " + token + "; sleep 0.05; done"), stream: true}, outcome{Stdout: want})
+	return m.expect(ctx, token,
+		job{asked: bash("for i in {1..20}; do echo " + token + "; sleep 0.05; done"), stream: true}, outcome{Stdout: want})
 }
 
 func (m *mixed) failing(ctx context.Context, token string) error {
-	return m.expect(ctx, token, job{asked: bash("echo " + token + " >&2; exit 3")}, outcome{Stderr: token + "\n", ExitCode: 3})
+	return m.expect(ctx, token, job{asked: bash("echo " + token + " >&2; exit 3")},
+		outcome{Stderr: token + "\n", ExitCode: 3})
 }
 
 func (m *mixed) large(ctx context.Context, token string) error {
-	return m.expect(ctx, token, job{asked: bash(fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", mixedLarge))}, outcome{Stdout: strings.Repeat("x", mixedLarge)})
+	return m.expect(ctx, token, job{asked: bash(fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", mixedLarge))},
+		outcome{Stdout: strings.Repeat("x", mixedLarge)})
 }
 
 func (m *mixed) timeout(ctx context.Context, token string) error {
@@ -39,11 +42,15 @@ func (m *mixed) timeout(ctx context.Context, token string) error {
 }
 
 func (m *mixed) burst(ctx context.Context, token string) error {
-	return m.expect(ctx, token, job{asked: bash("echo " + token), async: true, MaxAttempts: 3}, outcome{Stdout: token + "\n"})
+	return m.expect(ctx, token, job{asked: bash("echo " + token), async: true, MaxAttempts: 3},
+		outcome{Stdout: token + "\n"})
 }
 
 func (m *mixed) webhook(ctx context.Context, token string) error {
-	j := job{asked: asked{Language: proto.Python, Code: fmt.Sprintf("print(%q)", token), Timeout: programTimeout}, async: true, MaxAttempts: 3, Webhook: m.hookURL}
+	j := job{
+		asked: asked{Language: proto.Python, Code: fmt.Sprintf("print(%q)", token), Timeout: programTimeout},
+		async: true, MaxAttempts: 3, Webhook: m.hookURL,
+	}
 	o, trace, err := m.execute(ctx, token, j)
 	if err != nil {
 		return err
@@ -100,8 +107,9 @@ func (m *mixed) useThread(kind, token string) (string, *mixedThread) {
 func (m *mixed) thread(ctx context.Context, token string) error {
 	name, t := m.useThread("home", token)
 	defer t.mu.Unlock()
-	j := job{asked: bash("echo " + token + " >> log; head -c 50000 /dev/urandom > data; sort log | uniq -d | wc -l; wc -l < log")}
-	j.Thread = name
+	j := job{asked: bash("echo " + token +
+		" >> log; head -c 50000 /dev/urandom > data; sort log | uniq -d | wc -l; wc -l < log")}
+	j.ThreadID = name
 	began := time.Now()
 	o, trace, err := m.execute(ctx, token, j)
 	if err != nil {
@@ -113,7 +121,8 @@ func (m *mixed) thread(ctx context.Context, token string) error {
 		return nil
 	}
 	var twice, lines int
-	if _, err := fmt.Sscan(o.Stdout, &twice, &lines); err != nil || twice != 0 || lines <= t.lines || lines > t.lines+t.lost+1 {
+	if _, err := fmt.Sscan(o.Stdout, &twice, &lines); err != nil || twice != 0 || lines <= t.lines ||
+		lines > t.lines+t.lost+1 {
 		return fmt.Errorf("execution %s in thread %s, with %d lines before: %s", trace, name, t.lines, o)
 	}
 	t.lost -= lines - t.lines - 1
@@ -130,7 +139,7 @@ func (m *mixed) file(ctx context.Context, token string) error {
 		return fmt.Errorf("upload to thread %s: %w", name, err)
 	}
 	j := job{asked: bash("echo >> upload; wc -c < upload")}
-	j.Thread = name
+	j.ThreadID = name
 	began := time.Now()
 	o, trace, err := m.execute(ctx, token, j)
 	if err != nil || m.lostWithWorker(j, o, began) {
@@ -191,11 +200,13 @@ func (m *mixed) signed(ctx context.Context, route, thread, method string, conten
 // batch runs a batch and checks the output of each item.
 func (m *mixed) batch(ctx context.Context, token string) error {
 	var lines bytes.Buffer
-	_, _ = fmt.Fprintf(&lines, `{"batch":{"request":{"language":"bash","max_attempts":3,"code":"echo %s-$1"}}}`+"\n", token)
+	_, _ = fmt.Fprintf(&lines, `{"batch":{"request":{"language":"bash","max_attempts":3,"code":"echo %s-$1"}}}`+
+		"\n", token)
 	for i := range mixedBatch {
 		_, _ = fmt.Fprintf(&lines, `{"args":["%d"]}`+"\n", i)
 	}
-	r, err := m.call(ctx, http.MethodPost, "/v1/batches", lines.Bytes(), "Content-Type", "application/jsonl", "Idempotency-Key", token)
+	r, err := m.call(ctx, http.MethodPost, "/v1/batches", lines.Bytes(), "Content-Type", "application/jsonl",
+		"Idempotency-Key", token)
 	if err != nil {
 		return err
 	}
@@ -221,7 +232,8 @@ func (m *mixed) batch(ctx context.Context, token string) error {
 			outcome
 			Index int
 		}
-		if err := json.Unmarshal(line, &item); err != nil || seen[item.Index] || item.Stdout != fmt.Sprintf("%s-%d\n", token, item.Index) {
+		if err := json.Unmarshal(line, &item); err != nil || seen[item.Index] ||
+			item.Stdout != fmt.Sprintf("%s-%d\n", token, item.Index) {
 			return fmt.Errorf("batch %s: result %.300s", b.ID, line)
 		}
 		seen[item.Index] = true

@@ -63,7 +63,7 @@ func soakMixed(ctx context.Context, o options, dir string, out, progress io.Writ
 	if err != nil {
 		return err
 	}
-	admin := &api{d.gateway(0), d.key, m.http}
+	admin := apiOf(d.gateway(0), d.key, m.http)
 	key, err := admin.newKey(ctx, "soak", "soak")
 	if err != nil {
 		return errors.Join(err, d.close())
@@ -91,7 +91,8 @@ func soakMixed(ctx context.Context, o options, dir string, out, progress io.Writ
 		err = errors.Join(err, os.WriteFile(o.csv, csvOf(s.points), 0o600))
 	}
 	if o.svg != "" {
-		err = errors.Join(err, os.WriteFile(o.svg, plotSoak(s.points, o.soakFor), 0o644)) //nolint:gosec // a drawing for everybody
+		drawing := plotSoak(s.points, o.soakFor)
+		err = errors.Join(err, os.WriteFile(o.svg, drawing, 0o644)) //nolint:gosec // a drawing for everybody
 	}
 	if err == nil && (len(m.failures) > 0 || slices.ContainsFunc(trends, func(t trend) bool { return t.grows() })) {
 		err = errSoak
@@ -163,7 +164,9 @@ func (s *sampler) sample(ctx context.Context, n *node) {
 		return
 	}
 	for metric, value := range figures {
-		s.points = append(s.points, point{at: time.Since(s.began), age: time.Since(started), series: seriesName{n.name, metric}, start: start, value: value})
+		s.points = append(s.points, point{
+			at: time.Since(s.began), age: time.Since(started), series: seriesName{n.name, metric}, start: start, value: value,
+		})
 	}
 }
 
@@ -182,7 +185,7 @@ func (s *sampler) figures(ctx context.Context, n *node, t *target) (map[string]f
 		figures[metricFiles] = float64(len(l.kinds[kindFile]))
 		// The collection frees the pools of NATS. They hold buffers of its largest messages, and grow for
 		// hours without it, because a server with little to do collects garbage once in minutes.
-		profile, err := (&api{t.profileURL, "", t.http}).get(ctx, "/debug/pprof/heap?gc=1&debug=1")
+		profile, err := apiOf(t.profileURL, "", t.http).get(ctx, "/debug/pprof/heap?gc=1&debug=1")
 		if err != nil {
 			return nil, err
 		}
@@ -253,7 +256,8 @@ func (s *sampler) disk(name, dir string) {
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.points = append(s.points, point{at: time.Since(s.began), series: seriesName{name, metricDisk}, start: unknownStart, value: total / mb})
+	s.points = append(s.points,
+		point{at: time.Since(s.began), series: seriesName{name, metricDisk}, start: unknownStart, value: total / mb})
 }
 
 // instances returns the names of all workers that have run.
@@ -289,7 +293,8 @@ func (m *mixed) report(ctx context.Context, progress io.Writer) {
 			return
 		case <-tick.C:
 			m.mu.Lock()
-			_, _ = fmt.Fprintf(progress, "%d executions, %d requests sent again, %d lost with their worker, %d failures\n", m.executions, m.retries, m.lost, len(m.failures))
+			_, _ = fmt.Fprintf(progress, "%d executions, %d requests sent again, %d lost with their worker, %d failures\n",
+				m.executions, m.retries, m.lost, len(m.failures))
 			for ; shown < min(len(m.failures), shownFailures); shown++ {
 				_, _ = fmt.Fprintln(progress, m.failures[shown])
 			}
@@ -303,12 +308,14 @@ func (m *mixed) print(out io.Writer, d time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var b strings.Builder
-	_, _ = fmt.Fprintf(&b, "%d executions in %s; %d requests sent again; %d executions lost with a worker that was killed\n", m.executions, d, m.retries, m.lost)
+	_, _ = fmt.Fprintf(&b, "%d executions in %s; %d requests sent again; %d executions lost with a worker that "+
+		"was killed\n", m.executions, d, m.retries, m.lost)
 	again := 0
 	for _, n := range m.hooks {
 		again += n - 1
 	}
-	_, _ = fmt.Fprintf(&b, "%d webhooks arrived, %d of them again after they were accepted; actions by kind: %v\n", len(m.expected), again, m.counts)
+	_, _ = fmt.Fprintf(&b, "%d webhooks arrived, %d of them again after they were accepted; actions by kind: %v\n",
+		len(m.expected), again, m.counts)
 	for i, f := range m.failures {
 		if i == shownFailures {
 			_, _ = fmt.Fprintf(&b, "and %d more failures\n", len(m.failures)-i)

@@ -59,7 +59,8 @@ func overheads(ctx context.Context, t *target, cells []cell) ([]overhead, error)
 		}
 		o := splitProfile(c, lines)
 		if o.Added.Runs == 0 {
-			return nil, errors.New("the server's log has no prepare_ms and run_ms on its lines \"execution ended\": build it anew with `make build`")
+			return nil, errors.New("the server's log has no prepare_ms and run_ms on its lines \"execution ended\": build it " +
+				"anew with `make build`")
 		}
 		all = append(all, o)
 	}

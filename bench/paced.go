@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -57,7 +56,8 @@ type task struct {
 const (
 	pacedPython = "import os\nif os.path.exists(%[2]q): raise SystemExit('not the first here')\nopen(%[2]q, 'w').close()\n"
 	pacedEnd    = "print(%[1]d * 7, os.readlink('/proc/self/ns/pid'))"
-	pacedNode   = "const fs = require('fs')\nif (fs.existsSync(%[2]q)) throw 'not the first here'\nfs.writeFileSync(%[2]q, '')\n" +
+	pacedNode   = "const fs = require('fs')\nif (fs.existsSync(%[2]q)) throw 'not the first " +
+		"here'\nfs.writeFileSync(%[2]q, '')\n" +
 		"console.log(%[1]d * 7, fs.readlinkSync('/proc/self/ns/pid'))"
 	pacedBash = "[ -e %[2]q ] && exit 9\n: > %[2]q\necho $((%[1]d * 7))"
 )
@@ -66,11 +66,15 @@ func pacedTasks(callers []*api) []task {
 	python := func(name, more string) task {
 		return task{name: name, language: proto.Python, code: pacedPython + more + pacedEnd}
 	}
-	withEnv, inThread, large, rotation := python("with env", "assert os.environ['FROM_THE_REQUEST'] == 'x'\n"), python("in a thread", ""),
-		python("1 MB of output", fmt.Sprintf("print('x' * %d)\n", largeOutput-1)), python(fmt.Sprintf("%d keys in turn", rotatedKeys), "")
-	withEnv.env, inThread.thread, large.large, rotation.callers = map[string]string{"FROM_THE_REQUEST": "x"}, pacedThread, true, callers
+	withEnv, inThread, large, rotation := python("with env", "assert os.environ['FROM_THE_REQUEST'] == 'x'\n"),
+		python("in a thread", ""),
+		python("1 MB of output", fmt.Sprintf("print('x' * %d)\n", largeOutput-1)),
+		python(fmt.Sprintf("%d keys in turn", rotatedKeys), "")
+	withEnv.env, inThread.thread, large.large, rotation.callers = map[string]string{"FROM_THE_REQUEST": "x"}, pacedThread,
+		true, callers
 	return []task{
-		printing(proto.Bash), printing(proto.Python), python("import json", "import json\n"), python("import numpy", "import numpy\n"), withEnv, inThread, large, rotation,
+		printing(proto.Bash), printing(proto.Python), python("import json", "import json\n"),
+		python("import numpy", "import numpy\n"), withEnv, inThread, large, rotation,
 		printing(proto.Node),
 	}
 }
@@ -193,12 +197,8 @@ func (k task) measure(ctx context.Context, t *target, p program, host string, ru
 
 // inJail runs a program in a jail and checks its output.
 func (k task) inJail(ctx context.Context, a *api, nonce int64, host string) (sample, error) {
-	body, err := k.request(nonce)
-	if err != nil {
-		return sample{}, err
-	}
 	began := time.Now()
-	r, id, err := a.inline(ctx, body)
+	r, id, err := a.inline(ctx, k.request(nonce))
 	s := sample{took: time.Since(began), id: id}
 	if err == nil && !r.Success {
 		err = fmt.Errorf("execution %s: exit code %d: %s", id, r.ExitCode, strings.TrimSpace(r.Stderr))
@@ -210,8 +210,10 @@ func (k task) inJail(ctx context.Context, a *api, nonce int64, host string) (sam
 }
 
 // request returns the body of a request for one run.
-func (k task) request(nonce int64) ([]byte, error) {
-	return json.Marshal(asked{k.language, fmt.Sprintf(k.code, nonce, "/tmp/mark"), programTimeout, k.env, k.thread})
+func (k task) request(nonce int64) asked {
+	body := request(k.language, fmt.Sprintf(k.code, nonce, "/tmp/mark"), programTimeout)
+	body.Env, body.ThreadID = k.env, k.thread
+	return body
 }
 
 // check checks the output of a run.
@@ -240,7 +242,8 @@ func (t *target) warmStarts(ctx context.Context) (n float64) {
 	}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if v, err := strconv.ParseFloat(value, 64); err == nil && strings.HasPrefix(name, jailsMetric+"{") && !strings.Contains(name, `start="cold"`) {
+		if v, err := strconv.ParseFloat(value, 64); err == nil && strings.HasPrefix(name, jailsMetric+"{") &&
+			!strings.Contains(name, `start="cold"`) {
 			n += v
 		}
 	}
@@ -259,7 +262,8 @@ func printPaced(line func(string, ...any), all []paced) {
 			line("%s, %s\tunavailable: %s", p.Language, p.Case, p.Unavailable)
 			continue
 		}
-		line("%s, %s\t%.2f ms\t%.2f ms\t%.2f ms\t%.2f ms\t%d\t%.2f\t%.0f %%\t%.1f ms", p.Language, p.Case, p.Bare.P50, p.Bare.P99, p.Bullpen.P50, p.Bullpen.P99,
+		line("%s, %s\t%.2f ms\t%.2f ms\t%.2f ms\t%.2f ms\t%d\t%.2f\t%.0f %%\t%.1f ms", p.Language, p.Case, p.Bare.P50,
+			p.Bare.P99, p.Bullpen.P50, p.Bullpen.P99,
 			p.Bullpen.Runs, p.P50Ratio, 100*p.Warm, p.CPU)
 		for name, s := range map[string]*summary{"bare": p.Bare, "bullpen": p.Bullpen} {
 			if s.Errors > 0 {

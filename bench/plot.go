@@ -48,14 +48,20 @@ func (r *report) plot() []byte {
 	}
 	bar := func(y int, class string, ms float64) {
 		width := ratio(ms, longest) * (plotWidth - plotLabel - plotNumber)
-		fmt.Fprintf(&b, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\" class=\"%s\"/>\n", plotLabel, y, width, plotBar, class)
+		fmt.Fprintf(&b, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\" class=\"%s\"/>\n", plotLabel, y, width,
+			plotBar, class)
 		text(plotLabel+int(width)+6, y+plotBar-1, "n", strconv.FormatFloat(ms, 'f', 1, 64)+" ms")
 	}
-	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\">\n", plotWidth, plotHead+plotRow*len(rows))
-	b.WriteString("<style>text{font-size:13px;fill:#333}.n{font-size:11px;fill:#555}.t{font-size:15px;font-weight:bold}.bare{fill:#b8bec9}.bullpen{fill:#2f6fde}" +
-		"@media(prefers-color-scheme:dark){text{fill:#ddd}.n{fill:#aaa}.bare{fill:#666e7d}}</style>\n")
-	text(0, 18, "t", fmt.Sprintf("One request now and then, p50; %s, %d cores, commit %s", r.Machine.CPU, r.Machine.Cores, r.Commit))
-	fmt.Fprintf(&b, "<rect x=\"0\" y=\"30\" width=\"11\" height=\"11\" class=\"bare\"/>\n<rect x=\"230\" y=\"30\" width=\"11\" height=\"11\" class=\"bullpen\"/>\n")
+	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\">\n",
+		plotWidth, plotHead+plotRow*len(rows))
+	b.WriteString(
+		"<style>text{font-size:13px;fill:#333}.n{font-size:11px;fill:#555}.t{font-size:15px;font-weight:bold}" +
+			".bare{fill:#b8bec9}.bullpen{fill:#2f6fde}" +
+			"@media(prefers-color-scheme:dark){text{fill:#ddd}.n{fill:#aaa}.bare{fill:#666e7d}}</style>\n")
+	text(0, 18, "t", fmt.Sprintf("One request now and then, p50; %s, %d cores, commit %s", r.Machine.CPU,
+		r.Machine.Cores, r.Commit))
+	fmt.Fprintf(&b, "<rect x=\"0\" y=\"30\" width=\"11\" height=\"11\" class=\"bare\"/>\n<rect x=\"230\" y=\"30\" "+
+		"width=\"11\" height=\"11\" class=\"bullpen\"/>\n")
 	text(17, 40, "n", "the bare interpreter on the same machine")
 	text(247, 40, "n", "bullpen, over HTTP, from the durable queue, in its jail")
 	for i, row := range rows {

@@ -2,11 +2,9 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -48,10 +46,7 @@ func measurePressure(ctx context.Context, program, dir string, quick bool, d tim
 		if err := t.ready(ctx); err != nil {
 			return err
 		}
-		body, err := request(proto.Bash, fmt.Sprintf("sleep %d", holdSeconds), holdSeconds)
-		if err != nil {
-			return err
-		}
+		body := request(proto.Bash, fmt.Sprintf("sleep %d", holdSeconds), holdSeconds)
 		id, err := t.submit(ctx, body)
 		if err != nil {
 			return err
@@ -76,28 +71,6 @@ func measurePressure(ctx context.Context, program, dir string, quick bool, d tim
 		return nil, fmt.Errorf("measure a server under pressure: %w", err)
 	}
 	return m, nil
-}
-
-// submit submits a program asynchronously and returns its id.
-func (a *api) submit(ctx context.Context, body []byte) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+executePath, bytes.NewReader(body))
-	if err != nil {
-		return "", err
-	}
-	req.Header.Set("Authorization", "Bearer "+a.key)
-	req.Header.Set("Prefer", "respond-async")
-	resp, err := a.http.Do(req)
-	if err != nil {
-		return "", err
-	}
-	text, err := io.ReadAll(resp.Body)
-	if err = errors.Join(err, resp.Body.Close()); err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusAccepted {
-		return "", fmt.Errorf("submit: HTTP %d: %s", resp.StatusCode, bytes.TrimSpace(text))
-	}
-	return resp.Header.Get("X-Trace-Id"), nil
 }
 
 // idle opens streams of an execution that prints nothing. It returns the largest growth of the
@@ -130,13 +103,17 @@ func (t *target) idle(ctx context.Context, id string, wait time.Duration) (float
 
 // figures returns the figures of a server under pressure. m is nil if they were not measured.
 func (m *pressure) figures() []figure {
-	rate := figure{Name: "async submissions, each durable before its answer", Target: fmt.Sprintf("%d/s or more", targetSubmitsPerSec), Unit: "/s"}
+	rate := figure{
+		Name:   "async submissions, each durable before its answer",
+		Target: fmt.Sprintf("%d/s or more", targetSubmitsPerSec), Unit: "/s",
+	}
 	streams := below(fmt.Sprintf("memory of %d idle streams", idleStreams), targetStreamsMB, "MB")
 	if m == nil {
 		const why = "needs a server that is started here"
 		return []figure{rate.unknown(why), streams.unknown(why)}
 	}
-	note := fmt.Sprintf("%d by %d callers, p50 %.1f ms, p99 %.1f ms", m.Submissions.Runs, submitters, m.Submissions.P50, m.Submissions.P99)
+	note := fmt.Sprintf("%d by %d callers, p50 %.1f ms, p99 %.1f ms", m.Submissions.Runs, submitters, m.Submissions.P50,
+		m.Submissions.P99)
 	met := m.PerSecond >= targetSubmitsPerSec && m.Submissions.Errors == 0
 	return []figure{
 		rate.is(m.PerSecond, met, withErrors(note, m.Submissions)),

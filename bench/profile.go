@@ -84,7 +84,8 @@ func profile(ctx context.Context, t *target, o options, dir string, out, progres
 		return err
 	}
 	n := float64(len(done.samples))
-	_, _ = fmt.Fprintf(out, "%.0f executions; processor time of the server and its jails: %.2f ms each\n", n, (after-before)/n)
+	_, _ = fmt.Fprintf(out, "%.0f executions; processor time of the server and its jails: %.2f ms each\n", n,
+		(after-before)/n)
 	for i, p := range serverProfiles {
 		file := filepath.Join(o.profile, p.name)
 		if err := replace(file+".pprof", made[i]); err != nil {
@@ -101,7 +102,8 @@ func profile(ctx context.Context, t *target, o options, dir string, out, progres
 		if err := replace(file+".html", page); err != nil {
 			return fmt.Errorf("keep a flame graph: %w", err)
 		}
-		_, _ = fmt.Fprintf(out, "%s of the server alone: %.2f %s each; see %s.html, %[4]s.pprof\n", p.kind, float64(total)/p.per/n, p.unit, file)
+		_, _ = fmt.Fprintf(out, "%s of the server alone: %.2f %s each; see %s.html, %[4]s.pprof\n", p.kind,
+			float64(total)/p.per/n, p.unit, file)
 	}
 	return nil
 }
@@ -109,7 +111,7 @@ func profile(ctx context.Context, t *target, o options, dir string, out, progres
 // profiles takes all of serverProfiles over the same period.
 func (t *target) profiles(ctx context.Context, d time.Duration) ([][]byte, error) {
 	made, errs := make([][]byte, len(serverProfiles)), make([]error, len(serverProfiles))
-	at := &api{t.profileURL, "", t.http}
+	at := apiOf(t.profileURL, "", t.http)
 	seconds := strconv.Itoa(max(1, int(d.Round(time.Second)/time.Second)))
 	var all sync.WaitGroup
 	for i, p := range serverProfiles {
@@ -141,8 +143,11 @@ func sum(profile []byte, kind string) (total int64, err error) {
 func flameGraph(file, kind string) (page []byte, err error) {
 	failed := &complaints{}
 	err = driver.PProf(&driver.Options{
-		Flagset: &pprofFlags{flag.NewFlagSet("pprof", flag.ContinueOnError), []string{"-http=127.0.0.1:1", "-no_browser", "-sample_index=" + kind, file}},
-		UI:      failed,
+		Flagset: &pprofFlags{
+			flag.NewFlagSet("pprof", flag.ContinueOnError),
+			[]string{"-http=127.0.0.1:1", "-no_browser", "-sample_index=" + kind, file},
+		},
+		UI: failed,
 		HTTPServer: func(args *driver.HTTPServerArgs) error { // nothing listens: only the page is needed
 			r, w := httptest.NewRequest(http.MethodGet, "/flamegraph", nil), httptest.NewRecorder()
 			args.Handlers["/flamegraph"].ServeHTTP(w, r)

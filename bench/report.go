@@ -229,7 +229,8 @@ func (r *report) save(path string, out io.Writer) error {
 	if path == "" {
 		path = latestResult
 		if _, err := os.Stat(filepath.Dir(path)); err != nil {
-			return fmt.Errorf("find the directory of results: %w: run it in the root of the repository, or name a file with --json", err)
+			return fmt.Errorf("find the directory of results: %w: run it in the root of the repository, or name a file "+
+				"with --json", err)
 		}
 	}
 	if err := replace(path, append(body, '\n')); err != nil {
@@ -252,14 +253,16 @@ func (r *report) print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, tablePad, ' ', 0)
 	line := func(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\n", args...) }
 	m := r.Machine
-	line("%s, %d cores, %d MB, Linux %s, cgroup v%d, %s, load %s", m.CPU, m.Cores, m.MemoryMB, m.Kernel, m.Cgroup, m.Go, m.Load)
+	line("%s, %d cores, %d MB, Linux %s, cgroup v%d, %s, load %s", m.CPU, m.Cores, m.MemoryMB, m.Kernel, m.Cgroup,
+		m.Go, m.Load)
 	for _, l := range languages {
 		if v, ok := m.Interpreters[l.name]; ok {
 			line("%s: %s", l.name, v)
 		}
 	}
 	if m.Sync != nil {
-		line("disk: %s, a durable write takes %.2f ms (p50), %.2f ms (p99) of %d", m.DataFS, m.Sync.P50, m.Sync.P99, m.Sync.Runs)
+		line("disk: %s, a durable write takes %.2f ms (p50), %.2f ms (p99) of %d", m.DataFS, m.Sync.P50, m.Sync.P99,
+			m.Sync.Runs)
 	}
 	line("commit %s, server %s; %.1f s for each side, in turn", r.Commit, r.Server, r.CellSeconds)
 	if m.busy() {
@@ -288,7 +291,8 @@ func (r *report) printBursts(line func(string, ...any)) {
 	if b := r.Bursts; b != nil {
 		line("")
 		if b.Runs > 0 {
-			line("bursts of %d python calls, last answer: p50 %.0f ms, worst %.0f ms of %d bursts", burstCalls, b.P50, b.Max, b.Runs)
+			line("bursts of %d python calls, last answer: p50 %.0f ms, worst %.0f ms of %d bursts", burstCalls, b.P50,
+				b.Max, b.Runs)
 		}
 		if b.Errors > 0 {
 			line("%d bursts failed, the first: %s", b.Errors, b.FirstError)
@@ -325,7 +329,8 @@ func (r *report) printCells(line func(string, ...any)) {
 			a.P50, a.P99, a.PerSecond, a.Runs, b.P50, b.P99, b.PerSecond, b.Runs, c.Ratio.P50, c.Ratio.PerSecond)
 		for name, s := range map[string]*summary{"bare": a, "bullpen": b} {
 			if s.Errors > 0 {
-				remarks = append(remarks, fmt.Sprintf("%s, %d callers, %s: %d runs failed, the first: %s", c.Language, c.Callers, name, s.Errors, s.FirstError))
+				remarks = append(remarks, fmt.Sprintf("%s, %d callers, %s: %d runs failed, the first: %s", c.Language, c.Callers,
+					name, s.Errors, s.FirstError))
 			}
 		}
 	}

@@ -58,7 +58,8 @@ func measureSchedules(ctx context.Context, program, dir string, quick bool) (s *
 	if err := t.ready(ctx); err != nil {
 		return nil, err
 	}
-	tick := time.Now().Add(time.Duration(s.Schedules)*scheduleCreation + 10*time.Second).Truncate(time.Second).UTC() //nolint:mnd // for a slow machine
+	tick := time.Now().Add(time.Duration(s.Schedules)*scheduleCreation + 10*time.Second).Truncate(
+		time.Second).UTC() //nolint:mnd // for a slow machine
 	all, err := s.create(ctx, t, tick)
 	if err != nil {
 		return nil, fmt.Errorf("create schedules: %w", err)
@@ -86,7 +87,8 @@ func (s *schedules) create(ctx context.Context, t *target, tick time.Time) ([]sc
 		keys = append(keys, key)
 	}
 	body, err := json.Marshal(map[string]any{
-		"name": "due", "cron": fmt.Sprintf("%d %d %d %d %d *", tick.Second(), tick.Minute(), tick.Hour(), tick.Day(), tick.Month()),
+		"name": "due", "cron": fmt.Sprintf("%d %d %d %d %d *", tick.Second(), tick.Minute(), tick.Hour(), tick.Day(),
+			tick.Month()),
 		"request": asked{Language: proto.Bash, Code: fairShort, Timeout: programTimeout},
 	})
 	if err != nil {
@@ -129,7 +131,8 @@ func (s *schedules) read(ctx context.Context, all []scheduled, tick time.Time) e
 		}
 		return nil
 	})
-	s.Accepted, s.Small, s.Started, s.SmallRuns = summarise(accepted), summarise(small), summarise(started), summarise(smallRuns)
+	s.Accepted, s.Small, s.Started, s.SmallRuns = summarise(accepted), summarise(small), summarise(started),
+		summarise(smallRuns)
 	return err
 }
 
@@ -160,7 +163,8 @@ func (s *scheduled) started(ctx context.Context) (*execution, error) {
 		}
 		if len(whole.Runs) == 1 {
 			e := new(execution)
-			if err := s.decode(ctx, "/v1/executions/"+*whole.Runs[0].TraceID, e); err != nil || e.Status != string(proto.StatusQueued) {
+			if err := s.decode(ctx, "/v1/executions/"+*whole.Runs[0].TraceID, e); err != nil ||
+				e.Status != string(proto.StatusQueued) {
 				return e, err
 			}
 		}
@@ -194,7 +198,8 @@ func (s *schedules) figures() []figure {
 	last := s.Accepted.Max / 1000
 	share := s.Small.P50 / s.Accepted.P50
 	return []figure{
-		accepted.is(last, last <= targetDueS, fmt.Sprintf("%d schedules; the last program started after %.1f s", s.Schedules, s.Started.Max/1000)),
+		accepted.is(last, last <= targetDueS,
+			fmt.Sprintf("%d schedules; the last program started after %.1f s", s.Schedules, s.Started.Max/1000)),
 		small.is(share, share <= targetDueSmall, fmt.Sprintf("median %.1f s, of all %.1f s; an organisation of %d has %d",
 			s.Small.P50/1000, s.Accepted.P50/1000, s.Orgs, s.Large)),
 	}

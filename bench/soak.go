@@ -84,7 +84,8 @@ func soak(ctx context.Context, t *target, n int, out, progress io.Writer) error 
 		return err
 	}
 	sum := s.summary()
-	_, err = fmt.Fprintf(out, "%d executions in %s, %d failed; p50 %.1f ms, p99 %.1f ms; the server's memory %.0f -> %.0f MB\n",
+	_, err = fmt.Fprintf(out,
+		"%d executions in %s, %d failed; p50 %.1f ms, p99 %.1f ms; the server's memory %.0f -> %.0f MB\n",
 		n, time.Since(began).Round(time.Second), s.errors, sum.P50, sum.P99, before.residentMB, after.residentMB)
 	if s.firstErr != nil {
 		_, _ = fmt.Fprintf(out, "the first that failed: %v\n", s.firstErr)
@@ -209,12 +210,14 @@ func (l *look) descriptors(t *target) error {
 func (l *look) cgroups(pid int) error {
 	instance := ""
 	for _, name := range l.kinds[kindFile] {
-		if dir, base := filepath.Split(name); base == "lock" && filepath.Base(filepath.Dir(filepath.Clean(dir))) == "workers" {
+		if dir, base := filepath.Split(name); base == "lock" &&
+			filepath.Base(filepath.Dir(filepath.Clean(dir))) == "workers" {
 			instance = filepath.Base(dir)
 		}
 	}
 	if instance == "" {
-		return fmt.Errorf("process %d holds no lock of a worker, so that its control groups cannot be distinguished from others'", pid)
+		return fmt.Errorf("process %d holds no lock of a worker, so that its control groups cannot be distinguished "+
+			"from others'", pid)
 	}
 	for _, root := range cgroupRoots("") {
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
-	"math"
+	"iter"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/bullpen-run/bullpen/client/load"
+	"github.com/bullpen-run/bullpen/proto/plot"
 )
 
 // errorPause is the pause after a failed run, so that a failing side does not spin.
@@ -49,42 +52,17 @@ func (s *series) block(ctx context.Context, d time.Duration, callers int, run ru
 	s.elapsed += time.Since(began)
 }
 
-// schedule returns the start times of requests at a fixed rate per second, for d. The times are
-// relative to the first, which always exists. Each is computed from its index, so that rounding
-// errors do not add up.
-func schedule(rate float64, d time.Duration) []time.Duration {
-	at := make([]time.Duration, max(1, int(math.Round(rate*d.Seconds()))))
-	for i := range at {
-		at[i] = time.Duration(float64(i) / rate * float64(time.Second))
-	}
-	return at
-}
-
 // open starts a run at each of the due times, even if earlier runs have not ended, and waits for
-// all. Each duration counts from the due time, even if the run started late. A stall therefore
-// affects all runs that were due during it.
-func (s *series) open(ctx context.Context, due []time.Duration, run runner) {
-	began := time.Now()
-	var all sync.WaitGroup
-	for _, since := range due {
-		at := began.Add(since)
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Until(at)):
-		}
-		if ctx.Err() != nil {
-			break
-		}
-		all.Go(func() {
-			s.once(ctx, func(ctx context.Context) (sample, error) {
-				one, err := run(ctx)
-				one.took = time.Since(at)
-				return one, err
-			})
+// all. Each duration counts from the due time.
+func (s *series) open(ctx context.Context, due iter.Seq[time.Duration], run runner) {
+	opened := load.Open(ctx, due, 0, func(due load.Due) {
+		s.once(ctx, func(ctx context.Context) (sample, error) {
+			one, err := run(ctx)
+			one.took = time.Since(due.At)
+			return one, err
 		})
-	}
-	all.Wait()
-	s.elapsed += time.Since(began)
+	})
+	s.elapsed += time.Since(opened.Start)
 }
 
 // once performs one run and records the outcome. A run that ctx interrupts does not count.
@@ -159,21 +137,14 @@ func (s *series) summary() *summary {
 // summarise sorts values, which may be empty, and summarises them.
 func summarise(values []float64) *summary {
 	slices.Sort(values)
-	sum := &summary{Runs: len(values), P50: percentile(values, 50), P99: percentile(values, 99), P999: percentile(values, 99.9)}
+	sum := &summary{
+		Runs: len(values), P50: plot.Percentile(values, 50), P99: plot.Percentile(values, 99),
+		P999: plot.Percentile(values, 99.9),
+	}
 	if len(values) > 0 {
 		sum.Min, sum.Max = values[0], values[len(values)-1]
 	}
 	return sum
-}
-
-// percentile returns the smallest of the sorted values that at least p percent of them do not
-// exceed. It returns 0 if there are no values.
-func percentile(sorted []float64, p float64) float64 {
-	if len(sorted) == 0 {
-		return 0
-	}
-	rank := int(math.Ceil(p * float64(len(sorted)) / 100))
-	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

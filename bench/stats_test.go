@@ -8,35 +8,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-)
 
-func TestPercentileIsARealSample(t *testing.T) {
-	hundred := make([]float64, 100)
-	for i := range hundred {
-		hundred[i] = float64(i + 1)
-	}
-	for _, c := range []struct {
-		values []float64
-		p      float64
-		want   float64
-	}{
-		{nil, 50, 0},
-		{[]float64{7}, 50, 7},
-		{[]float64{7}, 99, 7},
-		{[]float64{1, 2}, 50, 1},
-		{[]float64{1, 2, 3}, 50, 2},
-		{[]float64{1, 2, 3, 4}, 50, 2},
-		{[]float64{1, 2, 3, 4}, 99, 4},
-		{hundred, 50, 50},
-		{hundred, 99, 99},
-		{hundred, 100, 100},
-		{append(hundred[:100:100], 101), 99, 100},
-	} {
-		if got := percentile(c.values, c.p); got != c.want {
-			t.Errorf("percentile %v of %v is %v, want %v", c.p, c.values, got, c.want)
-		}
-	}
-}
+	"github.com/bullpen-run/bullpen/client/load"
+)
 
 func TestSummariseSortsFirst(t *testing.T) {
 	got := summarise([]float64{5, 1, 3})
@@ -58,7 +32,10 @@ func TestFailedRunsAreNoSamples(t *testing.T) {
 	s.once(t.Context(), func(context.Context) (sample, error) { return sample{took: time.Minute}, broken })
 	s.elapsed = 2 * time.Second
 	got := s.summary()
-	want := summary{Runs: 1, Errors: 1, FirstError: "broken", P50: 1000, P99: 1000, P999: 1000, Min: 1000, Max: 1000, PerSecond: .5, Seconds: 2}
+	want := summary{
+		Runs: 1, Errors: 1, FirstError: "broken", P50: 1000, P99: 1000, P999: 1000, Min: 1000, Max: 1000,
+		PerSecond: .5, Seconds: 2,
+	}
 	if *got != want {
 		t.Errorf("summary is %+v, want %+v", *got, want)
 	}
@@ -112,34 +89,12 @@ func TestBlockUsesAllCallers(t *testing.T) {
 	}
 }
 
-func TestScheduleKeepsTheRate(t *testing.T) {
-	for _, c := range []struct {
-		rate   float64
-		d      time.Duration
-		n      int
-		second time.Duration
-		last   time.Duration
-	}{
-		{10, time.Second, 10, 100 * time.Millisecond, 900 * time.Millisecond},
-		{3, time.Hour, 10_800, 333_333_333, time.Hour - 333_333_334}, // a third of a second is not a whole number of nanoseconds
-		{.5, 6 * time.Second, 3, 2 * time.Second, 4 * time.Second},
-	} {
-		at := schedule(c.rate, c.d)
-		if len(at) != c.n || at[0] != 0 || at[1] != c.second || at[len(at)-1] != c.last {
-			t.Errorf("%v/s for %s: %d, the second after %s, the last after %s", c.rate, c.d, len(at), at[1], at[len(at)-1])
-		}
-	}
-	if at := schedule(.1, time.Second); len(at) != 1 || at[0] != 0 {
-		t.Errorf("less than one is %v, want one at once", at)
-	}
-}
-
 func TestStallCountsForAllDueRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stalled := time.After(time.Second)
 		serving := make(chan struct{}, 1) // serves one at a time, and the first for a second
 		var s series
-		s.open(t.Context(), schedule(10, 2*time.Second), func(context.Context) (sample, error) {
+		s.open(t.Context(), load.Steady(10, 2*time.Second), func(context.Context) (sample, error) {
 			serving <- struct{}{}
 			defer func() { <-serving }()
 			if stalled != nil {
@@ -169,7 +124,7 @@ func TestNoSampleStartsAfterTheEnd(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var runs atomic.Int32
 		var s series
-		s.open(ctx, schedule(1, time.Hour), func(context.Context) (sample, error) {
+		s.open(ctx, load.Steady(1, time.Hour), func(context.Context) (sample, error) {
 			if runs.Add(1) == 3 {
 				cancel()
 			}
@@ -184,7 +139,9 @@ func TestNoSampleStartsAfterTheEnd(t *testing.T) {
 func TestLatencyIsMeasuredFromTheDueTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s series
-		s.open(t.Context(), []time.Duration{-time.Second}, func(context.Context) (sample, error) { return sample{took: 1}, nil })
+		s.open(t.Context(), slices.Values([]time.Duration{-time.Second}), func(context.Context) (sample, error) {
+			return sample{took: 1}, nil
+		})
 		if len(s.samples) != 1 || s.samples[0].took != time.Second {
 			t.Errorf("the samples are %v, want one of 1s", s.samples)
 		}

@@ -215,11 +215,13 @@ func bulk(ctx context.Context, a *api, p program) (lines, result time.Duration, 
 	want, got := sha256.Sum256([]byte(p.output)), sha256.Sum256(e.output)
 	switch {
 	case len(e.output) != len(p.output) || e.outputs != bulkLines:
-		return 0, 0, fmt.Errorf("%d bytes came in %d events and should have been %d in %d", len(e.output), e.outputs, len(p.output), bulkLines)
+		return 0, 0, fmt.Errorf("%d bytes came in %d events and should have been %d in %d", len(e.output), e.outputs,
+			len(p.output), bulkLines)
 	case !slices.Equal(want[:], got[:]):
 		return 0, 0, fmt.Errorf("the output has the checksum %x and should have %x", got, want)
 	case e.result.Stdout != p.output:
-		return 0, 0, fmt.Errorf("the result has %d bytes of output, not the %d that were streamed", len(e.result.Stdout), len(p.output))
+		return 0, 0, fmt.Errorf("the result has %d bytes of output, not the %d that were streamed", len(e.result.Stdout),
+			len(p.output))
 	}
 	return s.arrived(e.lastEnd), s.arrived(len(s.body)), nil
 }

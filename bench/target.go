@@ -163,7 +163,8 @@ func (t *target) quiet(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait until the server makes no more jails, %s at most: %w: does somebody else use it?", quietWithin, ctx.Err())
+			return fmt.Errorf("wait until the server makes no more jails, %s at most: %w: does somebody else use it?",
+				quietWithin, ctx.Err())
 		case <-time.After(readyPoll):
 		}
 	}

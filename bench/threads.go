@@ -45,8 +45,9 @@ type threads struct {
 	RestoreMB   float64 `json:"restore_mb_per_second"` // slowest of several, with nothing cached on the worker
 	ForkP50     float64 `json:"fork_p50_ms"`
 	LargeMB     float64 `json:"large_file_mb"`
-	LargeMemory float64 `json:"large_file_memory_mb"` // largest growth of the server's memory while it was saved and fetched
-	SaveSeconds float64 `json:"first_save_seconds"`   // of the whole home, including its creation
+	// largest growth of the server's memory while it was saved and fetched
+	LargeMemory float64 `json:"large_file_memory_mb"`
+	SaveSeconds float64 `json:"first_save_seconds"` // of the whole home, including its creation
 	endpoint    string  // of the S3 server
 	starts      int     // number of server starts
 	key         string  // key of executions in threads, whose sandbox fits the homes
@@ -112,7 +113,7 @@ func (m *threads) server(ctx context.Context, program, dir string) (*target, err
 // largeHomeKey creates a key whose sandbox fits the homes.
 func largeHomeKey(ctx context.Context, a *api) (string, error) {
 	for _, step := range [][2]string{
-		{"/v1/admin/sandboxes", `{"name":"roomy","disk":{"home":"2GiB"}}`},
+		{"/v1/admin/profiles", `{"name":"roomy","disk":{"home":"2GiB"}}`},
 		{"/v1/admin/keys", `{"name":"threads","org":"threads","plan":"enterprise","sandbox":"roomy"}`},
 	} {
 		resp, err := a.do(ctx, http.MethodPost, step[0], "application/json", []byte(step[1]))
@@ -131,7 +132,7 @@ func largeHomeKey(ctx context.Context, a *api) (string, error) {
 }
 
 // withThreads returns a client that uses the key for executions in threads.
-func (m *threads) withThreads(a *api) *api { return &api{a.url, m.key, a.http} }
+func (m *threads) withThreads(a *api) *api { return apiOf(a.url, m.key, a.http) }
 
 // restart stops the server and starts it again with a worker that has no cached homes.
 func (m *threads) restart(ctx context.Context, t *target, program, dir string) (*target, error) {
@@ -158,10 +159,7 @@ func (m *threads) run(ctx context.Context, a *api, language proto.Language, thre
 	if thread != "" {
 		a = m.withThreads(a)
 	}
-	body, err := json.Marshal(asked{Language: language, Code: code, Timeout: threadTimeout, Thread: thread})
-	if err != nil {
-		return 0, err
-	}
+	body := asked{Language: language, Code: code, Timeout: threadTimeout, ThreadID: thread}
 	began := time.Now()
 	result, id, err := a.inline(ctx, body)
 	took := millis(time.Since(began))
@@ -241,7 +239,8 @@ func (m *threads) forks(ctx context.Context, t *target) (float64, error) {
 	var took []float64
 	for i := range forks {
 		began := time.Now()
-		resp, err := m.withThreads(t.api).do(ctx, http.MethodPost, "/v1/threads/"+benchThread+"/fork", "application/json", fmt.Appendf(nil, `{"id":"fork%d"}`, i))
+		resp, err := m.withThreads(t.api).do(ctx, http.MethodPost, "/v1/threads/"+benchThread+"/fork", "application/json",
+			fmt.Appendf(nil, `{"id":"fork%d"}`, i))
 		if err != nil {
 			return 0, err
 		}
@@ -310,15 +309,21 @@ func (m *threads) figures() []figure {
 	memory := below("memory that a large file takes", targetLargeMB, "MB")
 	if m == nil {
 		const why = "needs a server that is started here"
-		return []figure{warm.unknown(why), change.unknown(why), bytes.unknown(why), restore.unknown(why), fork.unknown(why), memory.unknown(why)}
+		return []figure{
+			warm.unknown(why), change.unknown(why), bytes.unknown(why), restore.unknown(why), fork.unknown(why),
+			memory.unknown(why),
+		}
 	}
-	home := fmt.Sprintf("%d samples in turn, %.0f MB in %d files; without a thread %.1f ms", m.Runs, m.HomeMB, m.Files, m.PlainP50)
+	home := fmt.Sprintf("%d samples in turn, %.0f MB in %d files; without a thread %.1f ms", m.Runs, m.HomeMB,
+		m.Files, m.PlainP50)
 	return []figure{
 		warm.is(m.WarmAdds, m.WarmAdds < targetWarmMS, home),
 		change.is(m.ChangeAdds, m.ChangeAdds < targetChangeMS, home),
 		bytes.is(m.ChangeBytes, m.ChangeBytes < targetChangeBytes, "all objects of a change, as the S3 server has them"),
-		restore.is(m.RestoreMB, m.RestoreMB >= targetRestoreMB, fmt.Sprintf("the slowest of %d; made and saved in %.1f s", restores, m.SaveSeconds)),
+		restore.is(m.RestoreMB, m.RestoreMB >= targetRestoreMB,
+			fmt.Sprintf("the slowest of %d; made and saved in %.1f s", restores, m.SaveSeconds)),
 		fork.is(m.ForkP50, m.ForkP50 < targetForkMS, fmt.Sprintf("%d samples", forks)),
-		memory.is(m.LargeMemory, m.LargeMemory < targetLargeMB, fmt.Sprintf("%.0f MB in one file, saved and fetched", m.LargeMB)),
+		memory.is(m.LargeMemory, m.LargeMemory < targetLargeMB,
+			fmt.Sprintf("%.0f MB in one file, saved and fetched", m.LargeMB)),
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto/plot"
 )
 
 // Metrics of a process. Those that begin with metricStream and metricMessages end with a stream.
@@ -34,8 +36,10 @@ const (
 type tolerance struct{ number, share float64 }
 
 var tolerances = map[string]tolerance{
-	metricRSS: {10, .1}, metricHeap: {4, .1}, metricGoroutines: {10, .05}, metricFiles: {10, .05}, metricMounts: {2, 0}, metricCgroups: {64, .05},
-	metricProcesses: {4, .05}, metricDisk: {10, .1}, metricConsumers: {4, .05}, metricStream: {1, .1}, metricMessages: {50, .1},
+	metricRSS: {10, .1}, metricHeap: {4, .1}, metricGoroutines: {10, .05}, metricFiles: {10, .05}, metricMounts: {2, 0},
+	metricCgroups:   {64, .05},
+	metricProcesses: {4, .05}, metricDisk: {10, .1}, metricConsumers: {4, .05}, metricStream: {1, .1},
+	metricMessages: {50, .1},
 }
 
 // notFlat are series that grow for longer than an hour, as the documents say, with the reason.
@@ -152,7 +156,9 @@ func slope(x, y []float64) float64 {
 }
 
 // median returns the median of values, 0 if there are none. It keeps their order.
-func median(values []float64) float64 { return percentile(slices.Sorted(slices.Values(values)), 50) } //nolint:mnd // per cent
+func median(values []float64) float64 {
+	return plot.Percentile(slices.Sorted(slices.Values(values)), 50)
+} //nolint:mnd // per cent
 
 // printTrends prints the trends of all series that are not 0.
 func printTrends(out io.Writer, trends []trend) error {
@@ -171,7 +177,8 @@ func printTrends(out io.Writer, trends []trend) error {
 		case t.ages:
 			verdict = fmt.Sprintf("flat, %d processes at equal ages", t.points)
 		}
-		_, _ = fmt.Fprintf(&b, "%-42s %-10s %10.1f %+12.2f %10.1f  %s\n", t.series.metric, t.series.node, t.median, t.perHour, t.limit, verdict)
+		_, _ = fmt.Fprintf(&b, "%-42s %-10s %10.1f %+12.2f %10.1f  %s\n", t.series.metric, t.series.node, t.median, t.perHour,
+			t.limit, verdict)
 	}
 	_, err := b.WriteTo(out)
 	return err
@@ -182,7 +189,8 @@ func csvOf(points []point) []byte {
 	var b bytes.Buffer
 	b.WriteString("seconds,process,start,age_seconds,metric,value\n")
 	for _, p := range points {
-		_, _ = fmt.Fprintf(&b, "%.0f,%s,%d,%.0f,%q,%.3f\n", p.at.Seconds(), p.series.node, p.start, p.age.Seconds(), p.series.metric, p.value)
+		_, _ = fmt.Fprintf(&b, "%.0f,%s,%d,%.0f,%q,%.3f\n", p.at.Seconds(), p.series.node, p.start, p.age.Seconds(),
+			p.series.metric, p.value)
 	}
 	return b.Bytes()
 }

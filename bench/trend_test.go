@@ -11,13 +11,18 @@ import (
 
 // samplesOf returns samples of a metric every 10 s for an hour. Its process is restarted at the
 // given times.
-func samplesOf(node, metric string, value func(at, age time.Duration) float64, restarts ...time.Duration) (points []point) {
+func samplesOf(
+	node, metric string, value func(at, age time.Duration) float64, restarts ...time.Duration,
+) (points []point) {
 	start, began := 1, time.Duration(0)
 	for at := sampleEvery; at < time.Hour; at += sampleEvery {
 		if len(restarts) > 0 && at >= restarts[0] {
 			start, began, restarts = start+1, restarts[0], restarts[1:]
 		}
-		points = append(points, point{series: seriesName{node, metric}, at: at, age: at - began, start: start, value: value(at, at-began)})
+		points = append(points, point{
+			series: seriesName{node, metric}, at: at, age: at - began, start: start,
+			value: value(at, at-began),
+		})
 	}
 	return points
 }
@@ -29,17 +34,28 @@ func TestTrends(t *testing.T) {
 		points []point
 		grows  bool
 	}{
-		"flat":              {samplesOf("gateway-2", metricRSS, flat), false},
-		"a leak":            {samplesOf("gateway-2", metricRSS, func(at, age time.Duration) float64 { return flat(at, age) + 30*at.Hours() }), true},
-		"filling at first":  {samplesOf("gateway-2", metricRSS, func(at, _ time.Duration) float64 { return 50 - 40*math.Exp(-at.Minutes()/5) }), false},
-		"a step in between": {samplesOf("gateway-2", metricGoroutines, func(at, _ time.Duration) float64 { return 100 + 10*math.Floor(at.Hours()*10) }), true},
+		"flat": {samplesOf("gateway-2", metricRSS, flat), false},
+		"a leak": {samplesOf("gateway-2", metricRSS, func(at, age time.Duration) float64 {
+			return flat(at, age) + 30*at.Hours()
+		}), true},
+		"filling at first": {samplesOf("gateway-2", metricRSS, func(at, _ time.Duration) float64 {
+			return 50 - 40*math.Exp(-at.Minutes()/5)
+		}), false},
+		"a step in between": {samplesOf("gateway-2", metricGoroutines, func(at, _ time.Duration) float64 {
+			return 100 + 10*math.Floor(at.Hours()*10)
+		}), true},
 		"growing to the same after each start": {
-			samplesOf("gateway-1", metricRSS, func(_, age time.Duration) float64 { return 40 + 2*age.Minutes() }, restarts...), false,
+			samplesOf("gateway-1", metricRSS, func(_, age time.Duration) float64 { return 40 + 2*age.Minutes() },
+				restarts...), false,
 		},
 		"starting with more each time": {
-			samplesOf("gateway-1", metricRSS, func(at, age time.Duration) float64 { return 40 + 2*age.Minutes() + (at - age).Minutes() }, restarts...), true,
+			samplesOf("gateway-1", metricRSS, func(at, age time.Duration) float64 {
+				return 40 + 2*age.Minutes() + (at - age).Minutes()
+			}, restarts...), true,
 		},
-		"fewer": {samplesOf("worker-2", metricMounts, func(at, _ time.Duration) float64 { return 100 - at.Minutes() }), false},
+		"fewer": {samplesOf("worker-2", metricMounts, func(at, _ time.Duration) float64 {
+			return 100 - at.Minutes()
+		}), false},
 	} {
 		if trends := judge(of.points, time.Hour); len(trends) != 1 || !trends[0].judged() || trends[0].grows() != of.grows {
 			t.Errorf("%s: %+v, want growth %t", name, trends, of.grows)
@@ -48,7 +64,8 @@ func TestTrends(t *testing.T) {
 	if trends := judge(samplesOf("gateway-2", metricRSS, flat), time.Minute); trends[0].judged() {
 		t.Error("a minute was judged")
 	}
-	if trends := judge(samplesOf("store", metricDisk, func(at, _ time.Duration) float64 { return at.Seconds() }), time.Hour); trends[0].grows() {
+	if trends := judge(samplesOf("store", metricDisk, func(at, _ time.Duration) float64 { return at.Seconds() }),
+		time.Hour); trends[0].grows() {
 		t.Error("what is kept for a day was judged after an hour")
 	}
 }
@@ -60,10 +77,15 @@ func TestOutcomeOfStream(t *testing.T) {
 	if o, err := streamOutcome([]byte(output + complete)); err != nil || !o.equal(outcome{Stdout: "ab\n"}) {
 		t.Errorf("%s, %v", o, err)
 	}
-	if o, err := streamOutcome([]byte(ended(`{"exit_code":-1,"error_code":"worker_lost","error_message":"lost"}`))); err != nil || o.code() != "worker_lost" {
+	if o, err := streamOutcome(
+		[]byte(ended(`{"exit_code":-1,"error_code":"worker_lost","error_message":"lost"}`))); err != nil ||
+		o.code() != "worker_lost" {
 		t.Errorf("%s, %v", o, err)
 	}
-	for name, body := range map[string]string{"a lost event": complete, "an event twice": output + output + complete, "no result": output} {
+	for name, body := range map[string]string{
+		"a lost event": complete, "an event twice": output + output + complete,
+		"no result": output,
+	} {
 		if o, err := streamOutcome([]byte(body)); err == nil && o.equal(outcome{Stdout: "ab\n"}) {
 			t.Errorf("%s was not noticed", name)
 		}
@@ -80,7 +102,8 @@ func TestEverySeriesHasATolerance(t *testing.T) {
 
 func TestPlotOfSoak(t *testing.T) {
 	points := samplesOf("gateway-1", metricRSS, func(at, _ time.Duration) float64 { return at.Minutes() }, 30*time.Minute)
-	drawing := plotSoak(append(points, samplesOf(natsName, metricDisk, func(time.Duration, time.Duration) float64 { return 1 })...), time.Hour)
+	drawing := plotSoak(append(
+		points, samplesOf(natsName, metricDisk, func(time.Duration, time.Duration) float64 { return 1 })...), time.Hour)
 	if err := xml.Unmarshal(drawing, new(struct{})); err != nil {
 		t.Fatal(err)
 	}

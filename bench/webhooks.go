@@ -80,7 +80,8 @@ func measureWebhooks(ctx context.Context, program, dir string, quick bool, d tim
 	if err != nil {
 		return nil, fmt.Errorf("measure webhooks: %w", err)
 	}
-	if w.PendingMB, w.ResumeMillis, err = receivers.resume(ctx, program, filepath.Join(dir, "pending"), w.Pending); err != nil {
+	if w.PendingMB, w.ResumeMillis,
+		err = receivers.resume(ctx, program, filepath.Join(dir, "pending"), w.Pending); err != nil {
 		return nil, fmt.Errorf("measure pending webhooks: %w", err)
 	}
 	return w, nil
@@ -170,7 +171,8 @@ func (rs *receivers) settings() []string {
 		ports[i] = strconv.Itoa(r.port)
 	}
 	return []string{
-		"BULLPEN_WEBHOOK_ALLOW_HTTP=true", "BULLPEN_WEBHOOK_ALLOW_CIDRS=127.0.0.0/8", "BULLPEN_WEBHOOK_ALLOW_PORTS=" + strings.Join(ports, ","),
+		"BULLPEN_WEBHOOK_ALLOW_HTTP=true", "BULLPEN_WEBHOOK_ALLOW_CIDRS=127.0.0.0/8",
+		"BULLPEN_WEBHOOK_ALLOW_PORTS=" + strings.Join(ports, ","),
 		"BULLPEN_WEBHOOK_CONCURRENCY=" + strconv.Itoa(perEndpoint),
 	}
 }
@@ -189,14 +191,7 @@ func (rs *receivers) serve(ctx context.Context, program, dir string, f func(*tar
 
 // submit submits a program whose result is sent to url. If url is empty, no webhook is sent.
 func (rs *receivers) submit(ctx context.Context, t *target, url string) (id string, err error) {
-	body, err := json.Marshal(struct {
-		asked
-		URL string `json:"webhook_url,omitempty"`
-	}{asked{Language: proto.Bash, Code: ":", Timeout: programTimeout}, url})
-	if err != nil {
-		return "", err
-	}
-	return t.submit(ctx, body)
+	return t.submit(ctx, asked{Language: proto.Bash, Code: ":", Timeout: programTimeout, WebhookURL: url})
 }
 
 // next waits for the next webhook to arrive.
@@ -397,7 +392,8 @@ func (t *target) resumed(ctx context.Context, began time.Time, pending int) (flo
 		}
 		select {
 		case <-ctx.Done():
-			return 0, fmt.Errorf("the server did not have %d pending webhooks within %s: %w%s", pending, resumeWithin, err, t.tail())
+			return 0, fmt.Errorf("the server did not have %d pending webhooks within %s: %w%s", pending, resumeWithin,
+				err, t.tail())
 		case <-time.After(readyPoll):
 		}
 	}

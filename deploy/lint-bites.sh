@@ -22,6 +22,8 @@ for component in gateway agent scheduler worker storage webhook; do
 		[ "$component" = "$other" ] || breach "$component" "$component" "$module/$other/any"
 	done
 done
+breach client client $module/scheduler/any
+breach client client github.com/nats-io/nats.go
 breach bench bench $module/scheduler/any
 breach queue-technology gateway github.com/nats-io/nats.go
 breach queue-technology cmd/internal github.com/hibiken/asynq

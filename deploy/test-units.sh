@@ -16,7 +16,7 @@ cp "$package" "$work/bullpen.deb"
 cp bin/deno/deno "$work/bin"
 cp deploy/systemd/check.sh "$work/run"
 # The drop-ins for directories of one owner and of several
-awk -v dir="$work" '/^```ini$/ {file = dir "/directories-" ++n ".conf"; next} /^```$/ {file = ""} file {print >file}' docs/storage.md
+awk -v dir="$work" '/^```ini$/ {file = dir "/directories-" ++n ".conf"; next} /^```$/ {file = ""} file {print >file}' docs/guides/storage.md
 CGO_ENABLED=0 go build -o "$work/bin/nats-server" github.com/nats-io/nats-server/v2
 CGO_ENABLED=0 go build -modfile=deploy/s3server/go.mod -o "$work/bin/versitygw" github.com/versity/versitygw/cmd/versitygw
 boot_vm "$work"

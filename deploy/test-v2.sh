@@ -20,9 +20,9 @@ make_vm
 work=$vm/tests
 rm -rf "$work"
 mkdir -p "$work/bin" "$work/docs"
-cp -a go.mod bin/bullpen bin/nsjail bin/deno docs/sandbox.md "$work"
-mv "$work/bullpen" "$work/nsjail" "$work/deno" "$work/bin"
-mv "$work/sandbox.md" "$work/docs"
+cp -a go.mod "$work"
+cp -a bin/bullpen bin/nsjail bin/deno "$work/bin"
+cp -a docs/explanation docs/reference "$work/docs"
 for p in $packages; do
 	dir=$work/$p
 	mkdir -p "$dir"

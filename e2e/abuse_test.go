@@ -23,12 +23,16 @@ type controlAttack struct {
 // worker/jail/nsjail.
 func controlAttacks() []controlAttack {
 	return []controlAttack{
-		{"messages that are not ours on every subject", "dead-lettered, or the job ends as `sandbox_start_error`; others go on", testMalformed},
+		{
+			"messages that are not ours on every subject",
+			"dead-lettered, or the job ends as `sandbox_start_error`; others go on", testMalformed,
+		},
 		{"messages as large as NATS accepts, on every subject", "dead-lettered; others go on", testOversized},
 		{"the message of a job sent again, while it runs and after", "nothing runs twice", testReplayed},
 		{"a worker killed while programs run", "`worker_lost`", testWorkerKilled},
 		{"a gateway killed while clients wait", "executions go on", testFrontKilled},
-		{"NATS killed", "503 until it is back, 500 with the id where it is not known whether it was stored; nothing that was accepted is lost", testBrokerKilled},
+		{"NATS killed", "503 until it is back, 500 with the id where it is not known whether it was stored; nothing that " +
+			"was accepted is lost", testBrokerKilled},
 		{"everything killed at once", "queued jobs run, those that ran are `worker_lost`", testKillEverything},
 		{"a full disk", "503 for new jobs; those that run end", testFullDisk},
 		{"the trace id of another organisation", "404", func(t *testing.T, p *programs) {
@@ -46,9 +50,11 @@ func testOversized(t *testing.T, p *programs) {
 	nc := connect(t, p, sys.broker)
 	worker, data := workerName(t, nc), strings.Repeat("{", int(nc.MaxPayload())-1024)
 	for _, subject := range []string{
-		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall", "bullpen.worker." + worker + ".assign",
-		"bullpen.worker." + worker + ".cancel", "bullpen.job.batch.default.key_bootstrap." + string(proto.NewTraceID()),
-		"bullpen.exec." + string(proto.NewTraceID()), "bullpen.out." + string(proto.NewTraceID()) + ".1", "bullpen.done." + string(proto.NewTraceID()),
+		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall",
+		"bullpen.worker." + worker + ".assign",
+		"bullpen.worker." + worker + ".cancel", "bullpen.job.background.default.key_bootstrap." + string(proto.NewTraceID()),
+		"bullpen.exec." + string(proto.NewTraceID()), "bullpen.out." + string(proto.NewTraceID()) + ".1",
+		"bullpen.done." + string(proto.NewTraceID()),
 	} {
 		publish(t, nc, subject, data)
 		publish(t, nc, subject, data, "Bullpen-Meta", "{")
@@ -117,7 +123,7 @@ func testReplayed(t *testing.T, p *programs) {
 	}
 }
 
-// TestAbuseTable checks that the table in docs/sandbox.md matches the tests. `make docs` rewrites
+// TestAbuseTable checks that the table in docs/reference/attacks.md matches the tests. `make docs` rewrites
 // it.
 func TestAbuseTable(t *testing.T) {
 	var want strings.Builder
@@ -126,6 +132,6 @@ func TestAbuseTable(t *testing.T) {
 		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.outcome)
 	}
 	want.WriteString("\n")
-	doctest.Compare(t, "../docs/sandbox.md", "<!-- abuse of the control plane: written by `make docs` -->\n",
+	doctest.Compare(t, "../docs/reference/attacks.md", "<!-- abuse of the control plane: written by `make docs` -->\n",
 		"<!-- end of abuse of the control plane -->\n", want.String())
 }

@@ -36,7 +36,10 @@ type agentRuns struct {
 // cancels and deletes them as their clients and as strangers do.
 func testAgentBackground(t *testing.T, p *programs, in topology) {
 	hooks := startReceiver(t)
-	sys := &agentRuns{system: newAgentsIn(t, p.faulty(t), in, "background", hooks.flags...), hooks: hooks, came: map[string]string{}, again: map[string]string{}}
+	sys := &agentRuns{
+		system: newAgentsIn(t, p.faulty(t), in, "background", hooks.flags...), hooks: hooks,
+		came: map[string]string{}, again: map[string]string{},
+	}
 	sys.secret = sys.settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
 	sys.killed(t)
 	for _, at := range fault.AgentPoints() {
@@ -55,7 +58,8 @@ func testAgentBackground(t *testing.T, p *programs, in topology) {
 
 func inBackground(input string) request {
 	return request{
-		"model": "any", "input": input, "background": true, "tools": []request{{"type": "shell", "environment": request{"type": "container_auto"}}},
+		"model": "any", "input": input, "background": true,
+		"tools": []request{{"type": "shell", "environment": request{"type": "container_auto"}}},
 	}
 }
 
@@ -142,7 +146,8 @@ func (s *agentStream) read(t testing.TB, a *api, method, path string, body any, 
 // resume reads the rest of a stream that was cut.
 func (s *agentStream) resume(t testing.TB, a *api) {
 	t.Helper()
-	s.read(t, a, http.MethodGet, fmt.Sprintf("%s/%s?stream=true&starting_after=%d", openAIPath, s.id, len(s.events)-1), nil, "")
+	s.read(t, a, http.MethodGet,
+		fmt.Sprintf("%s/%s?stream=true&starting_after=%d", openAIPath, s.id, len(s.events)-1), nil, "")
 	var whole agentStream
 	whole.read(t, a, http.MethodGet, openAIPath+"/"+s.id+"?stream=true", nil, "")
 	if !slices.Equal(whole.events, s.events) || s.events[len(s.events)-1] != "response.completed " {
@@ -156,8 +161,10 @@ func (sys *agentRuns) killed(t *testing.T) {
 	h := []hold{newHold(), newHold(), newHold()}
 	one := sys.respond("hold " + h[0].seconds)
 	var two, talk agentStream
-	two.read(t, sys.api, http.MethodPost, openAIPath, inBackground("hold "+h[1].seconds+" then "+h[2].seconds).and("stream", true), "response.shell_call_command.done")
-	talk.read(t, sys.api, http.MethodPost, openAIPath, inBackground("hang once").and("stream", true), "response.output_text.delta")
+	two.read(t, sys.api, http.MethodPost, openAIPath,
+		inBackground("hold "+h[1].seconds+" then "+h[2].seconds).and("stream", true), "response.shell_call_command.done")
+	talk.read(t, sys.api, http.MethodPost, openAIPath, inBackground("hang once").and("stream", true),
+		"response.output_text.delta")
 	h[0].reached(t, 1)
 	h[1].reached(t, 1)
 	sys.front.kill()
@@ -169,7 +176,8 @@ func (sys *agentRuns) killed(t *testing.T) {
 	sys.ready(t)
 	talk.resume(t, sys.api)
 	r := sys.response(talk.id)
-	if r.Status != "completed" || len(r.Output) != 2 || !strings.HasPrefix("I begin to talk", r.Output[0].Content[0].Text) || r.Output[1].Content[0].Text != "This is all." {
+	if r.Status != "completed" || len(r.Output) != 2 ||
+		!strings.HasPrefix("I begin to talk", r.Output[0].Content[0].Text) || r.Output[1].Content[0].Text != "This is all." {
 		t.Errorf("%+v", r)
 	}
 	h[2].reached(t, 1)
@@ -218,7 +226,8 @@ func (sys *agentRuns) notified(t *testing.T, status string, ids ...string) {
 		if first, ok := sys.again[id]; ok && first == p.id {
 			continue
 		}
-		if body.Type != "response."+status || body.Object != "event" || !strings.HasPrefix(body.ID, "evt_") || body.CreatedAt == 0 || !slices.Contains(ids, id) || got[id] != "" {
+		if body.Type != "response."+status || body.Object != "event" || !strings.HasPrefix(body.ID, "evt_") ||
+			body.CreatedAt == 0 || !slices.Contains(ids, id) || got[id] != "" {
 			t.Errorf("webhook %s, want one that says that one of %q is %s", p.body, ids, status)
 		}
 		got[id] = p.id
@@ -293,10 +302,12 @@ func (sys *agentRuns) deleted(t *testing.T) {
 	secret, _ := sys.in(t).newKey("acme", "enterprise") // without webhooks, of which one may come
 	a, h := sys.in(t).with(secret), newHold()
 	var s agentStream
-	s.read(t, a, http.MethodPost, openAIPath, inBackground("hold "+h.seconds).and("stream", true), "response.shell_call_command.done")
+	s.read(t, a, http.MethodPost, openAIPath, inBackground("hold "+h.seconds).and("stream", true),
+		"response.shell_call_command.done")
 	h.reached(t, 1)
 	follower := a.begin(http.MethodGet, openAIPath+"/"+s.id+"?stream=true", nil)
-	if r := a.do(http.MethodDelete, openAIPath+"/"+s.id, nil); r.status != http.StatusOK || !bytes.Contains(r.body, []byte(`"deleted":true`)) {
+	if r := a.do(http.MethodDelete, openAIPath+"/"+s.id, nil); r.status != http.StatusOK ||
+		!bytes.Contains(r.body, []byte(`"deleted":true`)) {
 		t.Errorf("%s", r)
 	}
 	if r := a.get(openAIPath + "/" + s.id); r.status != http.StatusNotFound {
@@ -307,7 +318,8 @@ func (sys *agentRuns) deleted(t *testing.T) {
 		t.Errorf("%s", x)
 	}
 	// It is cancelled first, and who is late finds nothing.
-	if r := follower.answer(t); !bytes.Contains(r.body, []byte("response.cancelled")) && !bytes.Contains(r.body, []byte("response.failed")) && r.status != http.StatusNotFound {
+	if r := follower.answer(t); !bytes.Contains(r.body, []byte("response.cancelled")) &&
+		!bytes.Contains(r.body, []byte("response.failed")) && r.status != http.StatusNotFound {
 		t.Errorf("who follows it: %s", r)
 	}
 }
@@ -350,7 +362,10 @@ func (sys *agentRuns) strangers(t *testing.T) {
 	absent := func(a *api, id string) {
 		t.Helper()
 		path := openAIPath + "/" + id
-		for _, r := range []*reply{a.get(path), a.get(path + "?stream=true"), a.do(http.MethodPost, path+"/cancel", nil), a.do(http.MethodDelete, path, nil)} {
+		for _, r := range []*reply{
+			a.get(path), a.get(path + "?stream=true"), a.do(http.MethodPost, path+"/cancel", nil),
+			a.do(http.MethodDelete, path, nil),
+		} {
 			if r.status != http.StatusNotFound {
 				t.Errorf("%s: %s", id, r)
 			}
@@ -361,10 +376,16 @@ func (sys *agentRuns) strangers(t *testing.T) {
 		}
 	}
 	absent(other, id)
-	for _, bad := range []string{"resp_*", "resp_.%2A", "resp_%3E", "*", "%3E", "resp_a.b", "resp_%20", "resp_%00", "resp_" + strings.Repeat("x", 200), "resp_%2e%2e", "resp_a%2Fb", id + ".x", "strangers." + id} {
+	for _, bad := range []string{
+		"resp_*", "resp_.%2A", "resp_%3E", "*", "%3E", "resp_a.b", "resp_%20", "resp_%00",
+		"resp_" + strings.Repeat("x", 200), "resp_%2e%2e", "resp_a%2Fb", id + ".x", "strangers." + id,
+	} {
 		absent(a, bad)
 	}
-	for _, query := range []string{"?starting_after=x&stream=true", "?starting_after=-2&stream=true", "?starting_after=99999999999999999999&stream=true", "?starting_after=0", "?stream=true"} {
+	for _, query := range []string{
+		"?starting_after=x&stream=true", "?starting_after=-2&stream=true",
+		"?starting_after=99999999999999999999&stream=true", "?starting_after=0", "?stream=true",
+	} {
 		if r := a.get(openAIPath + "/" + id + query); r.status != http.StatusBadRequest {
 			t.Errorf("%s: %s", query, r)
 		}
@@ -389,7 +410,8 @@ func testAgentRolling(t *testing.T, p *programs) {
 	second, _ := gateway("second")
 	h := []hold{newHold(), newHold()}
 	id := sys.respond("hold " + h[0].seconds + " then " + h[1].seconds)
-	resp, err := sys.open(t.Context(), http.MethodPost, openAIPath, inBackground("hang once").and("background", false, "stream", true))
+	resp, err := sys.open(t.Context(), http.MethodPost, openAIPath,
+		inBackground("hang once").and("background", false, "stream", true))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -411,7 +433,8 @@ func testAgentRolling(t *testing.T, p *programs) {
 		}
 		h[i].release(t)
 	}
-	if r := sys.response(id); r.Status != "completed" || r.Output[len(r.Output)-1].Content[0].Text != "I have the results." {
+	if r := sys.response(id); r.Status != "completed" ||
+		r.Output[len(r.Output)-1].Content[0].Text != "I have the results." {
 		t.Errorf("%+v", r)
 	}
 	for i, x := range sys.calls(id, 2) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	schema "github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
@@ -87,14 +88,18 @@ func testMessageBatches(t *testing.T, sys *system) {
 		for _, r := range results {
 			types = append(types, r.CustomID+" "+r.Result.Type+" "+r.Result.Error.Error.Type)
 		}
-		want := []string{"r0 succeeded ", "r1 succeeded ", "r2 errored api_error", "r3 succeeded ", "none errored invalid_request_error"}
+		want := []string{
+			"r0 succeeded ", "r1 succeeded ", "r2 errored api_error", "r3 succeeded ",
+			"none errored invalid_request_error",
+		}
 		if !slices.Equal(types, want) || ended.Counts["succeeded"] != 3 || ended.Counts["errored"] != 2 {
 			t.Errorf("%q, %v", types, ended.Counts)
 		}
 		if out := results[0].Result.Message.result(t).Content.Stdout; out != "5.5 2.8723\n" {
 			t.Errorf("%q", out)
 		}
-		if code := results[1].Result.Message.result(t).Content.ReturnCode; code != 3 || results[1].Result.Message.Container.ID == "" {
+		if code := results[1].Result.Message.result(t).Content.ReturnCode; code != 3 ||
+			results[1].Result.Message.Container.ID == "" {
 			t.Errorf("%+v", results[1])
 		}
 		var page struct {
@@ -144,7 +149,8 @@ func testMessageBatches(t *testing.T, sys *system) {
 		if r := a.do(http.MethodDelete, messageBatches+"/"+b.ID, nil); r.status != http.StatusBadRequest {
 			t.Errorf("a batch that goes on was deleted: %s", r)
 		}
-		if r := a.do(http.MethodPost, messageBatches+"/"+b.ID+"/cancel", nil); r.status != http.StatusOK || !bytes.Contains(r.body, []byte(`"canceling"`)) {
+		if r := a.do(http.MethodPost, messageBatches+"/"+b.ID+"/cancel", nil); r.status != http.StatusOK ||
+			!bytes.Contains(r.body, []byte(`"canceling"`)) {
 			t.Errorf("%s", r)
 		}
 		ended, results := a.messagesEnded(t, b.ID)
@@ -157,10 +163,23 @@ func testMessageBatches(t *testing.T, sys *system) {
 		twice := newMessages("Hi", "Hi")
 		list, _ := twice["requests"].([]request)
 		list[1]["custom_id"] = "r0"
-		for _, body := range []request{{}, {"requests": []request{}}, twice, {"requests": []request{{"custom_id": "x"}}}, {"requests": []request{{"params": request{}}}}} {
-			if r := sys.in(t).do(http.MethodPost, messageBatches, body); r.status != http.StatusBadRequest || !bytes.Contains(r.body, []byte("invalid_request_error")) {
+		for _, body := range []request{
+			{},
+			{"requests": []request{}},
+			twice,
+			{"requests": []request{{"custom_id": "x"}}},
+			{"requests": []request{{"params": request{}}}},
+		} {
+			if r := sys.in(t).do(http.MethodPost, messageBatches, body); r.status != http.StatusBadRequest ||
+				!bytes.Contains(r.body, []byte("invalid_request_error")) {
 				t.Errorf("%v: %s", body, r)
 			}
+		}
+		many := request{"model": "m", "stop_sequences": make([]int, schema.MaxValues)}
+		body := request{"requests": []request{{"custom_id": "x", "params": many}}}
+		if r := sys.in(t).do(http.MethodPost, messageBatches, body); r.status != http.StatusBadRequest ||
+			!bytes.Contains(r.body, []byte("must have at most 100000 values")) {
+			t.Errorf("too many values: %s", r)
 		}
 	})
 }
@@ -187,7 +206,8 @@ func testMessageBatchesKilled(t *testing.T, p *programs) {
 		t.Errorf("%+v, %d results", ended, len(results))
 	}
 	for _, r := range results {
-		if r.Result.Type != "succeeded" || strings.Count(fmt.Sprint(r.Result.Message.Content), "bash_code_execution_tool_result") != 1 {
+		if r.Result.Type != "succeeded" ||
+			strings.Count(fmt.Sprint(r.Result.Message.Content), "bash_code_execution_tool_result") != 1 {
 			t.Errorf("%+v", r)
 		}
 		var list struct{ Executions []record }
@@ -229,7 +249,8 @@ func (sys *crashSystem) testEditsKilled(t *testing.T) {
 			content = append(content, block)
 		}
 	}
-	if len(content) != 3 || content[0].Content.IsFileUpdate || !slices.Equal(content[1].Content.Lines, []string{"-x", "+xy"}) || content[2].Content.Stdout != "xy" {
+	if len(content) != 3 || content[0].Content.IsFileUpdate ||
+		!slices.Equal(content[1].Content.Lines, []string{"-x", "+xy"}) || content[2].Content.Stdout != "xy" {
 		t.Errorf("%+v", results)
 	}
 }
@@ -281,7 +302,8 @@ func testMessageBatchesExpired(t *testing.T, p *programs) {
 		_, ok := sys.front.findLog(t, "batch stopped")
 		return ok, sys.front.tail()
 	})
-	second, base := p.startServe(t, "second front", sys.env, append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, settings...)...)
+	second, base := p.startServe(t, "second front", sys.env,
+		append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", frontRole}, settings...)...)
 	a := &api{t, base, sys.key, sys.http}
 	ended, results := a.messagesEnded(t, b.ID)
 	if ended.Counts["succeeded"] != 1 || ended.Counts["expired"] != 2 || len(results) != 3 {

@@ -55,13 +55,15 @@ func testAgentResponses(t *testing.T, p *programs) {
 	}
 	interpreter := func(input string, container any) request {
 		return request{
-			"model": "any", "input": input, "include": []string{"code_interpreter_call.outputs"}, "tools": []request{{"type": "code_interpreter", "container": container}},
+			"model": "any", "input": input, "include": []string{"code_interpreter_call.outputs"},
+			"tools": []request{{"type": "code_interpreter", "container": container}},
 		}
 	}
 	t.Run("executions are recorded", func(t *testing.T) {
 		t.Parallel()
 		r := ask(t, perplexityPath, sandbox("The mean and standard deviation?"))
-		if len(r.Output) != 3 || len(r.Output[1].Results) != 1 || r.Output[1].Results[0].Stdout != "5.5 2.8723\n" || r.Status != "completed" {
+		if len(r.Output) != 3 || len(r.Output[1].Results) != 1 || r.Output[1].Results[0].Stdout != "5.5 2.8723\n" ||
+			r.Status != "completed" {
 			t.Fatalf("%+v", r)
 		}
 		var list struct{ Executions []record }
@@ -70,14 +72,16 @@ func testAgentResponses(t *testing.T, p *programs) {
 			answer.into(t, &list)
 			return len(list.Executions) == 1, answer
 		})
-		if x := list.Executions[0]; x.Status != string(proto.StatusSuccess) || x.Language != "python" || x.Metadata["agent_call"] != r.Output[1].CallID {
+		if x := list.Executions[0]; x.Status != string(proto.StatusSuccess) || x.Language != "python" ||
+			x.Metadata["agent_call"] != r.Output[1].CallID {
 			t.Errorf("%+v", x)
 		}
 	})
 	t.Run("a failure is a result", func(t *testing.T) {
 		t.Parallel()
 		r := ask(t, perplexityPath, sandbox("Fail"))
-		if one := r.Output[0].Results[0]; one.Stdout != "out\n" || one.Stderr != "err\n" || one.ExitCode != 3 || one.Status != "completed" {
+		if one := r.Output[0].Results[0]; one.Stdout != "out\n" || one.Stderr != "err\n" || one.ExitCode != 3 ||
+			one.Status != "completed" {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -123,7 +127,8 @@ func testAgentResponses(t *testing.T, p *programs) {
 	t.Run("nothing of the model's server is in a sandbox", func(t *testing.T) {
 		t.Parallel()
 		r := ask(t, perplexityPath, sandbox("Show the environment"))
-		if out := r.Output[0].Results[0].Stdout; !strings.Contains(out, "HOME=") || strings.Contains(out, agentKey) || strings.Contains(out, "BULLPEN_AGENT") {
+		if out := r.Output[0].Results[0].Stdout; !strings.Contains(out, "HOME=") || strings.Contains(out, agentKey) ||
+			strings.Contains(out, "BULLPEN_AGENT") {
 			t.Errorf("the environment: %s", out)
 		}
 	})
@@ -174,7 +179,8 @@ func testAgentResponses(t *testing.T, p *programs) {
 			r := sys.in(t).with(c.key).do(http.MethodPost, perplexityPath, c.body)
 			var answer agentResponse
 			r.into(t, &answer)
-			if r.status != c.status || answer.Error.Type != c.kind || r.header.Get("X-Request-Id") == "" || r.header.Get("Retry-After") != c.retryAfter {
+			if r.status != c.status || answer.Error.Type != c.kind || r.header.Get("X-Request-Id") == "" ||
+				r.header.Get("Retry-After") != c.retryAfter {
 				t.Errorf("%v: %s", c.body, r)
 			}
 		}

@@ -51,7 +51,8 @@ func newAgentsIn(t *testing.T, p *programs, in topology, dir string, args ...str
 	if err := os.WriteFile(key, []byte(agentKey+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args = append(args, "--agent-upstream", url+"/v1", "--agent-key-file", key, "--agent-retries", "0", "--agent-models", "*=small")
+	args = append(args, "--agent-upstream", url+"/v1", "--agent-key-file", key, "--agent-retries", "0",
+		"--agent-models", "*=small")
 	sys := newSystem(t, p, in, manySlots, args...)
 	t.Cleanup(func() {
 		if strings.Contains(sys.front.text(t), agentKey) {
@@ -154,7 +155,8 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 			ID, Filename string
 		}
 		a.do(http.MethodPost, agentFiles, form.Bytes(), "Content-Type", w.FormDataContentType()).into(t, &file)
-		m := ask(t, agentRequest("20250825", []request{{"type": "text", "text": "Analyze this CSV"}, {"type": "container_upload", "file_id": file.ID}}))
+		m := ask(t, agentRequest("20250825",
+			[]request{{"type": "text", "text": "Analyze this CSV"}, {"type": "container_upload", "file_id": file.ID}}))
 		if m.result(t).Content.Stdout != "total 42\n" || file.Filename != "data.csv" {
 			t.Errorf("%+v", m)
 		}
@@ -166,7 +168,8 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 		if len(files) != 1 { // neither the link nor the directory
 			t.Fatalf("%+v", m)
 		}
-		if r := a.get(agentFiles + "/" + files[0].FileID + "/content"); string(r.body) != "\x89PNG chart" || !strings.Contains(r.header.Get("Content-Disposition"), "chart.png") {
+		if r := a.get(agentFiles + "/" + files[0].FileID + "/content"); string(r.body) != "\x89PNG chart" ||
+			!strings.Contains(r.header.Get("Content-Disposition"), "chart.png") {
 			t.Errorf("%s", r)
 		}
 	})
@@ -190,13 +193,22 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 			status  int
 			begins  string
 		}{
-			{[]string{"Authorization", "Bearer " + sys.key}, http.StatusOK, `{"object":"list","data":[{"id":"small","object":"model"`},
+			{
+				[]string{"Authorization", "Bearer " + sys.key},
+				http.StatusOK,
+				`{"object":"list","data":[{"id":"small","object":"model"`,
+			},
 			{[]string{"X-Api-Key", sys.key}, http.StatusOK, `{"data":[{"id":"small","type":"model"`},
-			{[]string{"Authorization", "Bearer " + sys.key, "Anthropic-Version", "2023-06-01"}, http.StatusOK, `{"data":[{"id":"small","type":"model"`},
+			{
+				[]string{"Authorization", "Bearer " + sys.key, "Anthropic-Version", "2023-06-01"},
+				http.StatusOK,
+				`{"data":[{"id":"small","type":"model"`,
+			},
 			{[]string{"Authorization", "Bearer sk-other"}, http.StatusUnauthorized, `{"error":{`},
 			{[]string{"X-Api-Key", "sk-other"}, http.StatusUnauthorized, `{"type":"error"`},
 		} {
-			if r := sys.in(t).with("").do(http.MethodGet, "/v1/models", nil, c.headers...); r.status != c.status || !strings.HasPrefix(string(r.body), c.begins) {
+			if r := sys.in(t).with("").do(http.MethodGet, "/v1/models", nil, c.headers...); r.status != c.status ||
+				!strings.HasPrefix(string(r.body), c.begins) {
 				t.Errorf("%v: %s", c.headers[0], r)
 			}
 		}
@@ -204,7 +216,8 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 	t.Run("nothing of the model's server is in a sandbox", func(t *testing.T) {
 		t.Parallel()
 		m := ask(t, agentRequest("20250825", "Show the environment"))
-		if out := m.result(t).Content.Stdout; !strings.Contains(out, "OUTPUT_DIR=") || strings.Contains(out, agentKey) || strings.Contains(out, "BULLPEN_AGENT") {
+		if out := m.result(t).Content.Stdout; !strings.Contains(out, "OUTPUT_DIR=") || strings.Contains(out, agentKey) ||
+			strings.Contains(out, "BULLPEN_AGENT") {
 			t.Errorf("the environment: %s", out)
 		}
 	})
@@ -294,6 +307,7 @@ func testAgentClients(t *testing.T, p *programs) {
 		{"openai and perplexity python", "responses", python("openai_examples.py", "perplexity_examples.py")},
 		{"openai and perplexity typescript", "responses", typescript("openai_examples.js", "perplexity_examples.js")},
 		{"openai go", "responses", golang},
+		{"ai sdk", "aisdk", []string{"npm install --no-audit --no-fund --silent", "node --test examples.mjs"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), agentClientsTime)
@@ -303,7 +317,8 @@ func testAgentClients(t *testing.T, p *programs) {
 			secret := sys.in(t).settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
 			webhooks := hooks.forward(t)
 			var limited struct{ Key string }
-			sys.in(t).do(http.MethodPost, "/v1/admin/keys", request{"name": "limited", "org": "limited", "plan": "enterprise", "request_rate": 1}).into(t, &limited)
+			sys.in(t).do(http.MethodPost, "/v1/admin/keys",
+				request{"name": "limited", "org": "limited", "plan": "enterprise", "request_rate": 1}).into(t, &limited)
 			if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", c.dir))); err != nil {
 				t.Fatal(err)
 			}
@@ -311,8 +326,10 @@ func testAgentClients(t *testing.T, p *programs) {
 				words := strings.Fields(command)
 				cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 				cmd.Dir = dir
-				cmd.Env = append(os.Environ(), "LIMITED_API_KEY="+limited.Key, "ANTHROPIC_BASE_URL="+sys.base+"/anthropic", "ANTHROPIC_API_KEY="+sys.key,
-					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity", "PERPLEXITY_API_KEY="+sys.key,
+				cmd.Env = append(os.Environ(), "LIMITED_API_KEY="+limited.Key, "ANTHROPIC_BASE_URL="+sys.base+"/anthropic",
+					"ANTHROPIC_API_KEY="+sys.key,
+					"OPENAI_BASE_URL="+sys.base+"/openai/v1", "OPENAI_API_KEY="+sys.key, "PERPLEXITY_BASE_URL="+sys.base+"/perplexity",
+					"PERPLEXITY_API_KEY="+sys.key,
 					"OPENAI_WEBHOOK_SECRET="+secret, "WEBHOOKS_URL="+webhooks)
 				if out, err := cmd.CombinedOutput(); err != nil {
 					t.Fatalf("%s: %v\n%s", command, err, out)
@@ -335,7 +352,8 @@ func testAgentLoad(t *testing.T, p *programs) {
 	errs := make(chan error, agentStreams)
 	for range agentStreams {
 		go func() {
-			resp, err := sys.open(t.Context(), http.MethodPost, messagesPath, agentRequest("20250825", "Talk slowly").and("stream", true))
+			resp, err := sys.open(t.Context(), http.MethodPost, messagesPath,
+				agentRequest("20250825", "Talk slowly").and("stream", true))
 			if err == nil {
 				var body []byte
 				body, err = io.ReadAll(resp.Body)

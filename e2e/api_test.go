@@ -40,7 +40,8 @@ func testPrograms(t *testing.T, a *api) {
 		{"python exit code", python("import sys; sys.exit(3)"), "", "", 3},
 		{
 			"python traceback", python("print('before')\n# a comment\nraise ValueError('no')"), "before\n",
-			"Traceback (most recent call last):\n  File \"/home/baponi/main.py\", line 3, in <module>\n    raise ValueError('no')\nValueError: no\n", 1,
+			"Traceback (most recent call last):\n  File \"/home/baponi/main.py\", line 3, in <module>\n    raise " +
+				"ValueError('no')\nValueError: no\n", 1,
 		},
 		{"python syntax error", python("x = = 1"), "", "SyntaxError: invalid syntax\n", 1},
 		{"python atexit", python("import atexit; atexit.register(print, 'last'); print('first')"), "first\nlast\n", "", 0},
@@ -55,6 +56,22 @@ func testPrograms(t *testing.T, a *api) {
 		{"bash", bash("echo $((6 * 7)); echo é >&2"), "42\n", "é\n", 0},
 		{"bash sees only the user's files", bash("pwd; ls -A"), "/home/baponi\n", "", 0},
 		{"bash exit code", bash("exit 7"), "", "", 7},
+		{"bash with CRLF", bash("if true; then\r\n  cat <<X\r\nb\r\nX\r\nfi\r\n"), "b\n", "", 0},
+		{"bash with CRLF and LF", bash("printf '%q ' 'a\r'\r\necho b\n"), "$'a\\r\\r' b\n", "", 0},
+		{"bash with a byte order mark", bash("\ufeffecho b"), "b\n", "", 0},
+		{
+			"python with a byte order mark", python("\ufeffprint(open('main.py').read())"),
+			"print(open('main.py').read())\n", "", 0,
+		},
+		{
+			"python with a byte order mark, in a thread", python("\ufeffprint(len(open('main.py').read()))").of("marked"),
+			"34\n", "", 0,
+		},
+		{
+			"node with a byte order mark",
+			request{"language": "node", "code": "\ufeffconsole.log(require('fs').readFileSync('main.js', 'utf8'))"},
+			"console.log(require('fs').readFileSync('main.js', 'utf8'))\n", "", 0,
+		},
 		{"bash stdin", bash("read -r x || echo end of file"), "end of file\n", "", 0},
 		{"killed by itself", bash("kill -TERM $$"), "", "", 128 + 15},
 		{"segmentation fault", python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"), "", "", 128 + 11},
@@ -89,8 +106,14 @@ func testWaysToDie(t *testing.T, a *api) {
 		program                   request
 		err, code, status, stream string
 	}{
-		{"timeout", bash("echo so far; sleep 600").and("timeout", 1), "execution timed out after 1s", "timeout", "timeout", "timeout"},
-		{"memory", python("print('so far')\nx = bytearray(3 << 30)"), "memory_limit_exceeded", "memory_limit_exceeded", "oom", "failed"},
+		{
+			"timeout", bash("echo so far; sleep 600").and("timeout", 1), "execution timed out after 1s", "timeout",
+			"timeout", "timeout",
+		},
+		{
+			"memory", python("print('so far')\nx = bytearray(3 << 30)"), "memory_limit_exceeded", "memory_limit_exceeded",
+			"oom", "failed",
+		},
 		{
 			"seccomp", python("print('so far')\nimport ctypes; ctypes.CDLL(None).swapoff(b'/nothing')"),
 			"security_policy_violation", "security_policy_violation", "seccomp", "failed",
@@ -138,7 +161,8 @@ func testLiveOutput(t *testing.T, a *api, program func(hold) request) {
 	if err := lines.Err(); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"status", "output held", "output woken", "result"}; !slices.Equal(without(seen, "output", "Terminated"), want) {
+	if want := []string{"status", "output held", "output woken", "result"}; !slices.Equal(
+		without(seen, "output", "Terminated"), want) {
 		t.Errorf("got %q, want %q", seen, want)
 	}
 }
@@ -146,7 +170,8 @@ func testLiveOutput(t *testing.T, a *api, program func(hold) request) {
 func testStreaming(t *testing.T, a *api) {
 	t.Run("contents", func(t *testing.T) {
 		a := a.in(t)
-		code := "import sys\nfor i in range(3):\n print(i)\n print(-i, file=sys.stderr, flush=True)\nprint('no newline', end='')\n"
+		code := "import sys\nfor i in range(3):\n print(i)\n print(-i, file=sys.stderr, flush=True)\nprint('no newline', " +
+			"end='')\n"
 		answer := a.execute(python(code), accept, ndjson)
 		if got := answer.header.Get("Content-Type"); answer.status != http.StatusOK || got != ndjson ||
 			answer.header.Get("Cache-Control") != "no-store" || answer.header.Get("X-Accel-Buffering") != "no" {
@@ -230,12 +255,14 @@ func testEviction(t *testing.T, a *api) {
 	check := func(t *testing.T, events []event, first, gone int64) {
 		t.Helper()
 		if gone > 0 {
-			if len(events) == 0 || events[0].Missing == nil || *events[0].Missing != (missing{gone, first - 1}) || events[0].Seq != gone-1 {
+			if len(events) == 0 || events[0].Missing == nil || *events[0].Missing != (missing{gone, first - 1}) ||
+				events[0].Seq != gone-1 {
 				t.Fatalf("got %+v, want that %d to %d are missing", events[:min(1, len(events))], gone, first-1)
 			}
 			events = events[1:]
 		}
-		if len(events) == 0 || events[len(events)-1].Type != "result" || *events[len(events)-1].OutputTruncated != (gone > 0) || events[len(events)-1].Seq != printed+2 {
+		if len(events) == 0 || events[len(events)-1].Type != "result" ||
+			*events[len(events)-1].OutputTruncated != (gone > 0) || events[len(events)-1].Seq != printed+2 {
 			t.Fatalf("got %d events, the last %+v", len(events), events[max(0, len(events)-1):])
 		}
 		lines := events[:len(events)-1]
@@ -334,7 +361,8 @@ func testAsync(t *testing.T, a *api) {
 	h := newHold()
 	answer := a.execute(bash(h.code()), "Prefer", "wait=10, respond-async", accept, ndjson)
 	id := answer.trace(t)
-	if want := fmt.Sprintf(`{"trace_id":%q,"status":"running"}`+"\n", id); answer.status != http.StatusAccepted || string(answer.body) != want ||
+	if want := fmt.Sprintf(`{"trace_id":%q,"status":"running"}`+"\n", id); answer.status != http.StatusAccepted ||
+		string(answer.body) != want ||
 		answer.header.Get("Location") != "/v1/executions/"+id || answer.header.Get("Preference-Applied") != "respond-async" {
 		t.Fatalf("got %s with %v, want %s", answer, answer.header, want)
 	}
@@ -343,7 +371,8 @@ func testAsync(t *testing.T, a *api) {
 		r := a.get(execution(id, "output") + "?follow=false")
 		return strings.HasSuffix(string(r.body), `"data":"held\n","seq":2}`+"\n"), r
 	})
-	if rec := a.record(id); rec.Status != "running" || rec.ExitCode != nil || rec.Stdout != nil || rec.Stderr != nil || rec.DurationMS == nil ||
+	if rec := a.record(id); rec.Status != "running" || rec.ExitCode != nil || rec.Stdout != nil || rec.Stderr != nil ||
+		rec.DurationMS == nil ||
 		rec.CompletedAt != nil || rec.DeliveryMode != "webhook" {
 		t.Errorf("while it runs: %s", rec)
 	}
@@ -372,7 +401,8 @@ func testAsync(t *testing.T, a *api) {
 // testRecord compares a record and a result member by member.
 func testRecord(t *testing.T, a *api) {
 	before := time.Now().UTC().Truncate(time.Millisecond)
-	answer := a.execute(bash("echo out; echo err >&2; exit 3").and("metadata", request{"team": "blue"}, "timeout", 17, "surplus", 1),
+	answer := a.execute(bash("echo out; echo err >&2; exit 3").and("metadata", request{"team": "blue"}, "timeout", 17,
+		"surplus", 1),
 		"X-Request-Id", "my-request-1")
 	id := answer.trace(t)
 	if got := answer.header.Get("X-Request-Id"); got != "my-request-1" {
@@ -382,7 +412,8 @@ func testRecord(t *testing.T, a *api) {
 	answer.into(t, &got)
 	removeVarying(t, got, "duration_ms")
 	checkEqual(t, "the result", got, map[string]any{
-		"success": false, "stdout": "out\n", "stderr": "err\n", "exit_code": 3.0, "error": nil, "error_code": nil, "error_message": nil,
+		"success": false, "stdout": "out\n", "stderr": "err\n", "exit_code": 3.0, "error": nil, "error_code": nil,
+		"error_message":    nil,
 		"stdout_truncated": false, "stderr_truncated": false,
 	})
 
@@ -412,9 +443,12 @@ func testRecord(t *testing.T, a *api) {
 	delete(got, "steps")
 	removeVarying(t, got, "duration_ms", "queued_ms")
 	checkEqual(t, "the record", got, map[string]any{
-		"trace_id": id, "status": "failed", "exit_code": 3.0, "stdout": "out\n", "stderr": "err\n", "error": nil, "delivery_mode": "inline",
-		"webhook_url": nil, "webhook_delivery_status": nil, "error_code": nil, "error_message": nil, "language": "bash", "timeout": 17.0,
-		"thread_id": nil, "metadata": map[string]any{"team": "blue"}, "attempt": 1.0, "stdout_truncated": false, "stderr_truncated": false, "output_truncated": false, "sandbox": "default",
+		"trace_id": id, "status": "failed", "exit_code": 3.0, "stdout": "out\n", "stderr": "err\n", "error": nil,
+		"delivery_mode": "inline",
+		"webhook_url":   nil, "webhook_delivery_status": nil, "error_code": nil, "error_message": nil, "language": "bash",
+		"timeout":   17.0,
+		"thread_id": nil, "metadata": map[string]any{"team": "blue"}, "attempt": 1.0, "stdout_truncated": false,
+		"stderr_truncated": false, "output_truncated": false, "sandbox": "default",
 	})
 	if mode := a.record(a.execute(bash("true"), accept, ndjson).trace(t)).DeliveryMode; mode != "streaming" {
 		t.Errorf("the delivery mode of a stream is %q", mode)
@@ -457,12 +491,14 @@ func testCancel(t *testing.T, a *api) {
 	// cancel.
 	id := a.submit(bash(h.code()).and("max_attempts", 3), "Idempotency-Key", "cancelled "+h.seconds)
 	r := a.do(http.MethodPost, execution(id, "cancel"), nil, "Content-Type", "application/json")
-	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelling"}`+"\n", id); r.status != http.StatusAccepted || string(r.body) != want {
+	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelling"}`+"\n", id); r.status != http.StatusAccepted ||
+		string(r.body) != want {
 		t.Errorf("got %s, want %s", r, want)
 	}
 	h.reached(t, 0)
 	res := p.answer(t).result(t)
-	if display(res.Error) != `"Cancelled by user"` || display(res.ErrorCode) != `"cancelled"` || res.ExitCode != -1 || res.Stdout != "held\n" {
+	if display(res.Error) != `"Cancelled by user"` || display(res.ErrorCode) != `"cancelled"` || res.ExitCode != -1 ||
+		res.Stdout != "held\n" {
 		t.Errorf("got %+v", res)
 	}
 	a.ended(id).failed(t, "cancelled", "cancelled", "")
@@ -470,7 +506,8 @@ func testCancel(t *testing.T, a *api) {
 		t.Errorf("the result event has status %q", last.Status)
 	}
 	r = a.do(http.MethodPost, execution(id, "cancel"), []byte("no JSON"))
-	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelled"}`+"\n", id); r.status != http.StatusOK || string(r.body) != want {
+	if want := fmt.Sprintf(`{"trace_id":%q,"status":"cancelled"}`+"\n", id); r.status != http.StatusOK ||
+		string(r.body) != want {
 		t.Errorf("a second time: got %s, want %s", r, want)
 	}
 }
@@ -478,15 +515,18 @@ func testCancel(t *testing.T, a *api) {
 // testOutputLimit checks that 2 MiB of each output stream are kept.
 func testOutputLimit(t *testing.T, a *api) {
 	const limit = 2 << 20
-	code := "import sys\nline = 'é' * 499 + '\\n'\nsys.stdout.write('xx')\nfor i in range(2500): sys.stdout.write(line)\nprint('short', file=sys.stderr)"
+	code := "import sys\nline = 'é' * 499 + '\\n'\nsys.stdout.write('xx')\nfor i in range(2500): " +
+		"sys.stdout.write(line)\nprint('short', file=sys.stderr)"
 	answer := a.execute(python(code))
 	r := answer.result(t)
 	// The limit falls in the middle of a character, which is dropped.
 	if !r.StdoutTruncated || len(r.Stdout) != limit-1 || r.StderrTruncated || r.Stderr != "short\n" || !r.Success {
-		t.Errorf("got %d bytes of stdout (truncated %v), %d of stderr (truncated %v)", len(r.Stdout), r.StdoutTruncated, len(r.Stderr), r.StderrTruncated)
+		t.Errorf("got %d bytes of stdout (truncated %v), %d of stderr (truncated %v)", len(r.Stdout), r.StdoutTruncated,
+			len(r.Stderr), r.StderrTruncated)
 	}
 	if rec := a.record(answer.trace(t)); *rec.Stdout != r.Stdout || !rec.StdoutTruncated || rec.StderrTruncated {
-		t.Errorf("the record has %d bytes of stdout (truncated %v), the answer %d", len(*rec.Stdout), rec.StdoutTruncated, len(r.Stdout))
+		t.Errorf("the record has %d bytes of stdout (truncated %v), the answer %d", len(*rec.Stdout), rec.StdoutTruncated,
+			len(r.Stdout))
 	}
 	exact := a.inline(python(fmt.Sprintf("import sys; sys.stdout.write('x' * %d)", limit)))
 	if exact.StdoutTruncated || len(exact.Stdout) != limit {
@@ -505,7 +545,8 @@ func testLarge(t *testing.T, a *api) {
 	if len(*rec.Stderr) != 1500000 {
 		t.Errorf("stderr has %d bytes", len(*rec.Stderr))
 	}
-	if _, stderr, last := checkEvents(t, a.output(id, 0), 0); len(stderr) != 1500000 || len(last.Result.Stderr) != 1500000 {
+	if _, stderr, last := checkEvents(t, a.output(id, 0), 0); len(stderr) != 1500000 ||
+		len(last.Result.Stderr) != 1500000 {
 		t.Errorf("the events have %d bytes of stderr, the result event %d", len(stderr), len(last.Result.Stderr))
 	}
 	if r := a.inline(python(code)); len(r.Stderr) != 1500000 {
@@ -526,7 +567,10 @@ func testOrganisations(t *testing.T, a *api) {
 	stranger, h := a.with(secret), newHold()
 	running, ended := a.submit(bash(h.code()), "Idempotency-Key", "shared word"), a.submit(bash("echo mine"))
 	a.ended(ended).succeeded(t, "mine\n")
-	for _, id := range []string{running, ended, string(proto.NewTraceID()), "trc_x", "nonsense", "trc_*", "trc_%3E", "%2e%2e"} {
+	for _, id := range []string{
+		running, ended, string(proto.NewTraceID()), "trc_x", "nonsense", "trc_*",
+		"trc_%3E", "%2e%2e",
+	} {
 		for _, route := range []string{"", "?wait=1", "/output", "/output?after_seq=2"} {
 			r := stranger.get(execution(id) + route)
 			r.rejection(t, http.StatusNotFound, "not_found")
@@ -537,7 +581,8 @@ func testOrganisations(t *testing.T, a *api) {
 		stranger.do(http.MethodPost, execution(id, "cancel"), nil).rejection(t, http.StatusNotFound, "not_found")
 	}
 	stranger.get("/v1/admin/keys").rejection(t, http.StatusForbidden, "forbidden")
-	stranger.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": "stranger", "plan": "free"}).rejection(t, http.StatusForbidden, "forbidden")
+	stranger.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": "stranger", "plan": "free"}).rejection(
+		t, http.StatusForbidden, "forbidden")
 	stranger.do(http.MethodDelete, "/v1/admin/keys/key_bootstrap", nil).rejection(t, http.StatusForbidden, "forbidden")
 	// Another organisation may use the same idempotency key for a different request.
 	other := stranger.submit(bash("echo yours"), "Idempotency-Key", "shared word")
@@ -564,13 +609,17 @@ func testKeys(t *testing.T, a *api) {
 		t.Fatalf("the new key is not listed in %s", list)
 	}
 	listed := keys.Keys[at]
-	if listed["org"] != "keys" || listed["plan"] != nil || fmt.Sprint(listed["scopes"]) != "[execute read files]" || listed["revoked_at"] != nil || listed["created_at"] == "" {
+	if listed["org"] != "keys" || listed["plan"] != nil || fmt.Sprint(listed["scopes"]) != "[execute read files]" ||
+		listed["revoked_at"] != nil || listed["created_at"] == "" {
 		t.Errorf("listed as %v", listed)
 	}
 	if strings.Contains(string(list.body), secret) || strings.Contains(string(list.body), a.key) {
 		t.Error("the list shows a key")
 	}
-	for _, wrong := range []string{"", "sk-local-", secret[:len(secret)-1], secret + "x", strings.ToUpper(secret), "x" + secret} {
+	for _, wrong := range []string{
+		"", "sk-local-", secret[:len(secret)-1], secret + "x", strings.ToUpper(secret),
+		"x" + secret,
+	} {
 		a.with(wrong).get(execution("trc_x")).rejection(t, http.StatusUnauthorized, "unauthorized")
 	}
 	for _, header := range []string{secret, "Basic " + secret, "Bearer", "Bearer " + secret + " " + secret} {
@@ -586,7 +635,8 @@ func testKeys(t *testing.T, a *api) {
 		a.do(http.MethodPost, "/v1/admin/keys", body).rejection(t, http.StatusBadRequest, "validation_error")
 	}
 	a.do(http.MethodDelete, "/v1/admin/keys/key_none", nil).rejection(t, http.StatusNotFound, "not_found")
-	if r := a.do(http.MethodDelete, "/v1/admin/keys/"+id, nil); r.status != http.StatusOK || !strings.Contains(string(r.body), `"revoked_at":"2`) {
+	if r := a.do(http.MethodDelete, "/v1/admin/keys/"+id, nil); r.status != http.StatusOK ||
+		!strings.Contains(string(r.body), `"revoked_at":"2`) {
 		t.Fatalf("revoke: %s", r)
 	}
 	mine.get(execution("trc_x")).rejection(t, http.StatusUnauthorized, "unauthorized") // this gateway applies it at once
@@ -604,12 +654,14 @@ func testFreePlan(t *testing.T, a *api) {
 	}{{accept, ndjson, "Streaming"}, {"Prefer", "respond-async", "Async"}} {
 		r := a.execute(bash("true"), c.header, c.value)
 		want := c.word + " execution requires a Pro or Enterprise plan. Upgrade at " + upgradeURL
-		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != want || r.header.Get("Retry-After") != "" {
+		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != want ||
+			r.header.Get("Retry-After") != "" {
 			t.Errorf("got %q, Retry-After %q, want %q", got, r.header.Get("Retry-After"), want)
 		}
 	}
 	r := a.execute(bash("true").and("timeout", 61))
-	if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); !strings.Contains(got, "60") || !strings.Contains(strings.ToLower(got), "upgrade") ||
+	if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); !strings.Contains(got, "60") ||
+		!strings.Contains(strings.ToLower(got), "upgrade") ||
 		r.header.Get("Retry-After") != "" {
 		t.Errorf("timeout 61: %q", got)
 	}
@@ -706,12 +758,17 @@ func testHealth(t *testing.T, a *api) {
 
 // testRoutes requests missing routes and sends malformed requests.
 func testRoutes(t *testing.T, a *api) {
-	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1//executions/x", "/favicon.ico"} {
+	for _, path := range []string{
+		"/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/",
+		"/v1//executions/x", "/favicon.ico",
+	} {
 		a.get(path).rejection(t, http.StatusNotFound, "not_found")
 	}
 	for path, methods := range map[string][]string{
-		executePath: {"GET", "PUT", "DELETE", "PATCH"}, execution("trc_x"): {"POST", "DELETE"}, execution("trc_x", "cancel"): {"GET", "PUT"},
-		execution("trc_x", "output"): {"POST"}, "/v1/admin/keys": {"PUT"}, "/v1/admin/keys/key_x": {"PATCH", "POST"}, "/healthz": {"POST"},
+		executePath: {"GET", "PUT", "DELETE", "PATCH"}, execution("trc_x"): {"POST", "DELETE"},
+		execution("trc_x", "cancel"): {"GET", "PUT"},
+		execution("trc_x", "output"): {"POST"}, "/v1/admin/keys": {"PUT"}, "/v1/admin/keys/key_x": {"PATCH", "POST"},
+		"/healthz": {"POST"},
 	} {
 		for _, method := range methods {
 			r := a.do(method, path, nil)
@@ -722,10 +779,14 @@ func testRoutes(t *testing.T, a *api) {
 		}
 	}
 	for _, body := range []string{
-		"", " ", "null", "[]", "1", `"code"`, "{", `{"code":`, `{"code":"x"}{}`, `{"code":"x"} x`, `{"code":1}`, `{"code":""}`, `{"code":null}`, `{}`,
-		"{\"code\":\"\xff\"}", `{"code":"\ud800"}`, `{"code":"x","timeout":"1"}`, `{"code":"x","timeout":0}`, `{"code":"x","timeout":1.5}`,
-		`{"code":"x","language":"cobol"}`, `{"code":"x","env_vars":{"PATH":"x"}}`, `{"code":"x","env_vars":{"a":"x"}}`, `{"code":"x","metadata":{"k":1}}`,
-		`{"code":"x","max_attempts":0}`, `{"code":"x","max_attempts":11}`, `{"code":"x","thread_id":"-"}`, `{"code":"x","webhook_url":"http://x"}`,
+		"", " ", "null", "[]", "1", `"code"`, "{", `{"code":`, `{"code":"x"}{}`, `{"code":"x"} x`, `{"code":1}`,
+		`{"code":""}`, `{"code":null}`, `{}`,
+		"{\"code\":\"\xff\"}", `{"code":"\ud800"}`, `{"code":"x","timeout":"1"}`, `{"code":"x","timeout":0}`,
+		`{"code":"x","timeout":1.5}`,
+		`{"code":"x","language":"cobol"}`, `{"code":"x","env_vars":{"PATH":"x"}}`, `{"code":"x","env_vars":{"a":"x"}}`,
+		`{"code":"x","metadata":{"k":1}}`,
+		`{"code":"x","max_attempts":0}`, `{"code":"x","max_attempts":11}`, `{"code":"x","thread_id":"-"}`,
+		`{"code":"x","webhook_url":"http://x"}`,
 		`{"code":"x","sub_paths":["/data/a/../b"]}`,
 	} {
 		message := a.execute([]byte(body)).rejection(t, http.StatusBadRequest, "validation_error")
@@ -733,7 +794,8 @@ func testRoutes(t *testing.T, a *api) {
 			t.Errorf("no message for %s", body)
 		}
 	}
-	a.execute([]byte(`{"code":"x","sub_paths":["/data/a/b"]}`), "Prefer", "respond-async").rejection(t, http.StatusForbidden, "forbidden")
+	a.execute([]byte(`{"code":"x","sub_paths":["/data/a/b"]}`), "Prefer", "respond-async").rejection(
+		t, http.StatusForbidden, "forbidden")
 }
 
 // testBigBody announces a body of 100 MB and sends it. The server must reject it before reading all
@@ -796,9 +858,15 @@ func testHalfClosed(t *testing.T, a *api) {
 	for _, c := range []struct {
 		head  string
 		begun bool // close when the response has begun
-	}{{}, {head: "Accept: " + ndjson + "\r\n"}, {head: "Accept: " + ndjson + "\r\n", begun: true}, {head: "Prefer: respond-async\r\n"}} {
+	}{
+		{},
+		{head: "Accept: " + ndjson + "\r\n"},
+		{head: "Accept: " + ndjson + "\r\n", begun: true},
+		{head: "Prefer: respond-async\r\n"},
+	} {
 		conn := dial(t, a)
-		sendRaw(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%sContent-Length: %d\r\n\r\n%s", executePath, a.key, c.head, len(body), body)
+		sendRaw(t, conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%sContent-Length: %d\r\n\r\n%s",
+			executePath, a.key, c.head, len(body), body)
 		closeWrite := func() {
 			if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 				t.Fatal(err)
@@ -819,7 +887,8 @@ func testHalfClosed(t *testing.T, a *api) {
 			closeWrite()
 		}
 		text, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode >= http.StatusBadRequest || resp.StatusCode == http.StatusOK && !strings.Contains(string(text), `"hi\n"`) {
+		if err != nil || resp.StatusCode >= http.StatusBadRequest || resp.StatusCode == http.StatusOK &&
+			!strings.Contains(string(text), `"hi\n"`) {
 			t.Errorf("%+v: %s %s: %v", c, resp.Status, text, err)
 		}
 		_ = conn.Close()
@@ -847,7 +916,8 @@ func testSlowHeaders(t *testing.T, a *api) {
 			}
 			return
 		case <-tick.C:
-			if _, err := fmt.Fprintf(conn, "X-%d: y\r\n", n); err != nil && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+			if _, err := fmt.Fprintf(conn, "X-%d: y\r\n", n); err != nil && !errors.Is(err, syscall.EPIPE) &&
+				!errors.Is(err, syscall.ECONNRESET) {
 				t.Fatal(err)
 			}
 		}
@@ -862,7 +932,8 @@ func testBigHeaders(t *testing.T, a *api) {
 		conn := dial(t, a)
 		var sending sync.WaitGroup
 		sending.Go(func() {
-			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n", executePath, rest) // the server may reject the request before the end
+			// the server may reject the request before the end
+			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n", executePath, rest)
 		})
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		switch {

@@ -26,11 +26,13 @@ func testAudit(t *testing.T, p *programs) {
 	const canary = "canary-of-the-audit-log"
 	sink := startAuditSink(t)
 	sys := newSystem(t, p.faulty(t), topology{separate: true}, 1, "--audit-http", sink.url)
-	_, base := sys.programs.startServe(t, "second front", sys.env, append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", "gateway"}, sys.args...)...)
+	_, base := sys.programs.startServe(t, "second front", sys.env,
+		append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", "gateway"}, sys.args...)...)
 	second := &api{t, base, sys.key, sys.http}
 
 	var made struct{ ID string }
-	sys.do(http.MethodPost, "/v1/admin/keys", request{"name": "victim", "org": "acme", "plan": "pro", "env": request{"A": canary}}).into(t, &made)
+	sys.do(http.MethodPost, "/v1/admin/keys",
+		request{"name": "victim", "org": "acme", "plan": "pro", "env": request{"A": canary}}).into(t, &made)
 	workers := sys.workers(t)
 	hook := "/v1/webhook?key=" + made.ID
 	for i, act := range []struct {
@@ -57,24 +59,37 @@ func testAudit(t *testing.T, p *programs) {
 		{http.MethodPut, "/v1/admin/plans/audited", request{"concurrent": 5}, 200},
 		{http.MethodDelete, "/v1/admin/plans/audited", nil, 200},
 		{http.MethodPut, "/v1/admin/secrets/TOKEN?org=acme", request{"value": canary}, 200},
-		{http.MethodPost, "/v1/admin/connections", request{"org": "acme", "slug": "audited", "kind": "directory", "directory": "/srv/data"}, 201},
+		{
+			http.MethodPost, "/v1/admin/connections",
+			request{"org": "acme", "slug": "audited", "kind": "directory", "directory": "/srv/data"},
+			201,
+		},
 		{http.MethodPost, "/v1/admin/connections/audited/test?org=acme", nil, 409},
-		{http.MethodPut, "/v1/admin/connections/audited?org=acme", request{"kind": "directory", "directory": "/srv/data", "read_only": true}, 200},
+		{
+			http.MethodPut, "/v1/admin/connections/audited?org=acme",
+			request{"kind": "directory", "directory": "/srv/data", "read_only": true},
+			200,
+		},
 		{http.MethodDelete, "/v1/admin/connections/audited?org=acme", nil, 200},
-		{http.MethodPost, "/v1/admin/connections", request{"org": "acme", "slug": "audited-volume", "kind": "volume", "bytes": "1MiB"}, 201},
+		{
+			http.MethodPost, "/v1/admin/connections",
+			request{"org": "acme", "slug": "audited-volume", "kind": "volume", "bytes": "1MiB"},
+			201,
+		},
 		{http.MethodPost, "/v1/admin/connections/audited-volume/fork?org=acme", request{"slug": "audited-fork"}, 201},
 		{http.MethodDelete, "/v1/admin/secrets/TOKEN?org=acme", nil, 204},
 		{http.MethodPost, "/v1/admin/secrets/rotate-key", nil, 200},
-		{http.MethodPost, "/v1/admin/sandboxes", request{"name": "web", "env": request{"A": canary}}, 201},
-		{http.MethodPost, "/v1/admin/sandboxes", request{"name": "web"}, 409},
-		{http.MethodPut, "/v1/admin/sandboxes/web", request{"cpu": 0.5}, 200},
-		{http.MethodDelete, "/v1/admin/sandboxes/web", nil, 200},
+		{http.MethodPost, "/v1/admin/profiles", request{"name": "web", "env": request{"A": canary}}, 201},
+		{http.MethodPost, "/v1/admin/profiles", request{"name": "web"}, 409},
+		{http.MethodPut, "/v1/admin/profiles/web", request{"cpu": 0.5}, 200},
+		{http.MethodDelete, "/v1/admin/profiles/web", nil, 200},
 		{http.MethodPut, "/v1/admin/images/none?digest=sha256:" + strings.Repeat("0", 64), []byte(canary), 400},
 		{http.MethodDelete, "/v1/admin/images/none", nil, 404},
 		{http.MethodPost, "/v1/admin/workers/" + workers[0] + "/drain", nil, 200},
 		{http.MethodPost, "/v1/admin/workers/" + workers[0] + "/undrain", nil, 200},
 		{http.MethodDelete, "/v1/admin/dead-letters/dead_1", nil, 404},
 		{http.MethodPost, "/v1/admin/dead-letters/dead_1/requeue", nil, 404},
+		{http.MethodDelete, "/v1/admin/caches/none?org=acme", nil, 404},
 		{http.MethodPost, "/v1/admin/threads/gc", nil, 200},
 		{http.MethodPost, "/v1/admin/threads/rebuild", nil, 200},
 		{http.MethodGet, "/v1/admin/backup", nil, 200},
@@ -86,7 +101,8 @@ func testAudit(t *testing.T, p *programs) {
 	}
 	// A user's key is refused, and its attempt recorded.
 	user, _ := sys.newKey("acme", "pro")
-	if r := sys.with(user).do(http.MethodPost, "/v1/admin/keys", request{"name": "mine", "org": "acme", "plan": "pro"}); r.status != http.StatusForbidden {
+	if r := sys.with(user).do(http.MethodPost, "/v1/admin/keys",
+		request{"name": "mine", "org": "acme", "plan": "pro"}); r.status != http.StatusForbidden {
 		t.Errorf("a user creates a key: %s", r)
 	}
 	var group sync.WaitGroup
@@ -94,7 +110,8 @@ func testAudit(t *testing.T, p *programs) {
 		group.Go(func() {
 			for n := range 10 {
 				a := []*api{sys.api, second}[i%2]
-				if r := a.do(http.MethodPut, fmt.Sprintf("/v1/admin/secrets/S%d_%d?org=acme", i, n), request{"value": canary}); r.status != http.StatusOK {
+				if r := a.do(http.MethodPut, fmt.Sprintf("/v1/admin/secrets/S%d_%d?org=acme", i, n),
+					request{"value": canary}); r.status != http.StatusOK {
 					t.Errorf("store a secret: %s", r)
 				}
 			}
@@ -156,9 +173,11 @@ func (sys *system) checkAuditLog(t *testing.T, canary string) {
 		}
 	}
 	if len(missing) > 0 || puts != 81 || refused != 1 {
-		t.Errorf("no records of %v; %d secrets were stored, %d attempts refused", slices.Sorted(maps.Keys(missing)), puts, refused)
+		t.Errorf("no records of %v; %d secrets were stored, %d attempts refused", slices.Sorted(maps.Keys(missing)),
+			puts, refused)
 	}
-	if code, output := sys.auditCommand(t, sys.programs, "verify"); code != 0 || !strings.Contains(output, fmt.Sprintf("sequence  1 to %d\n", len(lines))) || strings.Contains(output, "unfinished") {
+	if code, output := sys.auditCommand(t, sys.programs, "verify"); code != 0 ||
+		!strings.Contains(output, fmt.Sprintf("sequence  1 to %d\n", len(lines))) || strings.Contains(output, "unfinished") {
 		t.Errorf("verify: %d\n%s", code, output)
 	}
 }
@@ -182,7 +201,8 @@ func (sys *system) checkTampering(t *testing.T) {
 	if err := os.WriteFile(file, bytes.Join(lines, nil), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, output := sys.auditCommand(t, sys.programs, "verify", file); code != 1 || !strings.Contains(output, "record 7 was altered") {
+	if code, output := sys.auditCommand(t, sys.programs, "verify", file); code != 1 ||
+		!strings.Contains(output, "record 7 was altered") {
 		t.Errorf("verify an altered export: %d\n%s", code, output)
 	}
 }
@@ -196,7 +216,8 @@ func (sys *system) killDuringAct(t *testing.T, second *api) {
 	sys.env = append(slices.Clone(clean), "BULLPEN_CRASH_AT="+string(fault.AfterChangeBeforeOutcome))
 	sys.startFront(t)
 	sys.env = clean
-	if r, err := sys.try(t.Context(), http.MethodPut, "/v1/admin/secrets/HIDDEN?org=acme", request{"value": "a-hidden-value"}); err == nil {
+	if r, err := sys.try(t.Context(), http.MethodPut, "/v1/admin/secrets/HIDDEN?org=acme",
+		request{"value": "a-hidden-value"}); err == nil {
 		t.Errorf("the gateway answers %s", r)
 	}
 	sys.front.exitCode(t)
@@ -211,7 +232,8 @@ func (sys *system) killDuringAct(t *testing.T, second *api) {
 	if last.Stage != schema.AuditIntent || last.Action != "secret.put" || last.Object.Name != "HIDDEN" {
 		t.Errorf("the last record is %+v", last)
 	}
-	if code, output := second.auditCommand(t, sys.programs, "verify"); code != 0 || !strings.Contains(output, fmt.Sprintf("unfinished  %d\n", last.Sequence)) {
+	if code, output := second.auditCommand(t, sys.programs, "verify"); code != 0 ||
+		!strings.Contains(output, fmt.Sprintf("unfinished  %d\n", last.Sequence)) {
 		t.Errorf("verify: %d\n%s", code, output)
 	}
 	if code, output := second.auditCommand(t, sys.programs, "list"); code != 0 || !strings.Contains(output, "unknown") {

@@ -21,7 +21,8 @@ func testAutoscaleProcess(t *testing.T, p *programs, in topology) {
 	if err := os.WriteFile(policy, []byte(`{"scale_down_after": 1, "scale_to_zero_after": 1}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sys := newSystem(t, p, in, noSlots, "--data", filepath.Join(dir, "data"), "--autoscale", "process", "--autoscale-policy", policy, "--slots", "2")
+	sys := newSystem(t, p, in, noSlots, "--data", filepath.Join(dir, "data"), "--autoscale", "process",
+		"--autoscale-policy", policy, "--slots", "2")
 	sys.ready(t)
 	if list := sys.workers(t); len(list) != 0 {
 		t.Errorf("a worker was started for nothing: %v", list)
@@ -69,8 +70,9 @@ func testAutoscaleExec(t *testing.T, p *programs) {
 	dir := t.TempDir()
 	policy, command, wanted := filepath.Join(dir, "policy.json"), filepath.Join(dir, "scale"), filepath.Join(dir, "wanted")
 	for name, text := range map[string]string{
-		policy:  `{"scale_down_after": 1, "scale_to_zero_after": 1}`,
-		command: fmt.Sprintf("#!/bin/sh\necho \"$2 $BULLPEN_AUTOSCALE_LIVE_WORKERS\" >%[1]s.new && mv %[1]s.new %[1]s\n", wanted),
+		policy: `{"scale_down_after": 1, "scale_to_zero_after": 1}`,
+		command: fmt.Sprintf("#!/bin/sh\necho \"$2 $BULLPEN_AUTOSCALE_LIVE_WORKERS\" >%[1]s.new && mv %[1]s.new %[1]s\n",
+			wanted),
 	} {
 		if err := os.WriteFile(name, []byte(text), 0o700); err != nil {
 			t.Fatal(err)

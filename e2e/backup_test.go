@@ -22,13 +22,17 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	key, _ := sys.newKey("other", "enterprise")
 	other := sys.with(key)
 	hook.answer(slices.Repeat([]int{500}, proto.MaxWebhookAttempts)...)
-	sys.settings(http.MethodPut, "/v1/webhook", request{"url": hook.url + "/200", "waits": []float64{10}, "max_attempts": proto.MaxWebhookAttempts})
+	sys.settings(http.MethodPut, "/v1/webhook",
+		request{"url": hook.url + "/200", "waits": []float64{10}, "max_attempts": proto.MaxWebhookAttempts})
 
 	ended := map[string]string{}
 	describeExecution := func(id string) string {
 		return string(sys.get(execution(id)).body) + string(sys.get(execution(id, "output")).body)
 	}
-	for _, r := range []request{bash("echo one; echo two >&2; exit 3"), python("print('x' * 1_400_000)"), bash("echo version one >> notes").of("notebook")} {
+	for _, r := range []request{
+		bash("echo one; echo two >&2; exit 3"), python("print('x' * 1_400_000)"),
+		bash("echo version one >> notes").of("notebook"),
+	} {
 		id := sys.submit(r)
 		sys.ended(id)
 		sys.delivered(id).check(t, proto.DeliveryDelivered, 1)
@@ -47,7 +51,10 @@ func testBackup(t *testing.T, p *programs, in topology) {
 		"metadata": map[string]string{"of": "backup"}, "webhook_url": hook.url + "/200", "request": bash("echo $1"),
 	})).into(t, &batch)
 	kept := sys.keptSchedule(t, 2)
-	queued := []string{sys.submit(bash("echo queued")), sys.submit(bash("echo queued").of("second")), sys.submit(bash("cat notes; exit 0"))}
+	queued := []string{
+		sys.submit(bash("echo queued")), sys.submit(bash("echo queued").of("second")),
+		sys.submit(bash("cat notes; exit 0")),
+	}
 
 	// Executions that arrive during the backup may or may not be in it.
 	var all sync.WaitGroup
@@ -55,7 +62,9 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	for n := range 4 {
 		all.Go(func() {
 			for i := 0; ; i++ {
-				sys.try(t.Context(), http.MethodPost, executePath, bash(fmt.Sprintf("echo late %d %d", n, i)), "Prefer", "respond-async") //nolint:errcheck // nobody waits
+				program := bash(fmt.Sprintf("echo late %d %d", n, i))
+				sys.try(t.Context(), http.MethodPost, executePath, program, //nolint:errcheck // nobody waits
+					"Prefer", "respond-async")
 				select {
 				case <-enough:
 					return
@@ -75,7 +84,8 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the backup: %v %v", info.Mode(), err)
 	}
-	if code, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + key}, "backup", file+".theirs"); code != 1 || !strings.Contains(output, "global administrator") {
+	if code, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + key}, "backup",
+		file+".theirs"); code != 1 || !strings.Contains(output, "global administrator") {
 		t.Errorf("by a key that is not a global administrator's: %d %s", code, output)
 	}
 	sys.worker.kill()
@@ -103,11 +113,13 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	if err := os.WriteFile(half, raw[:len(raw)*2/3], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, output := p.run(t, sys.env, append([]string{"restore", half}, to...)...); code != 1 || !strings.Contains(output, "not a complete backup") {
+	if code, output := p.run(t, sys.env, append([]string{"restore", half}, to...)...); code != 1 ||
+		!strings.Contains(output, "not a complete backup") {
 		t.Errorf("half a backup: %d %s", code, output)
 	}
 	front := p.startProcess(t, "front on half a backup", sys.env, p.bullpen,
-		append([]string{"serve", "--nsjail", p.nsjail, "--listen", "127.0.0.1:0", "--data", sys.data, "--log-format", "json"}, sys.args...)...)
+		append([]string{"serve", "--nsjail", p.nsjail, "--listen", "127.0.0.1:0", "--data", sys.data, "--log-format", "json"},
+			sys.args...)...)
 	if code := front.exitCode(t); code != 1 || !strings.Contains(front.text(t), "run bullpen restore again") {
 		t.Errorf("a server on half a backup: %d %s", code, front.tail())
 	}
@@ -120,7 +132,10 @@ func testBackup(t *testing.T, p *programs, in topology) {
 	}
 	if !in.separate {
 		front := p.startProcess(t, "front without its key of secrets", sys.env, p.bullpen,
-			append([]string{"serve", "--nsjail", p.nsjail, "--listen", "127.0.0.1:0", "--data", sys.data, "--log-format", "json"}, sys.args...)...)
+			append([]string{
+				"serve", "--nsjail", p.nsjail, "--listen", "127.0.0.1:0", "--data", sys.data, "--log-format",
+				"json",
+			}, sys.args...)...)
 		if code := front.exitCode(t); code != 1 || !strings.Contains(front.text(t), "encrypted for age1") {
 			t.Errorf("a server without the key of secrets: %d %s", code, front.tail())
 		}
@@ -132,7 +147,8 @@ func testBackup(t *testing.T, p *programs, in topology) {
 			t.Fatal(err)
 		}
 	}
-	if code, output := p.run(t, sys.env, append([]string{"restore", file}, to...)...); code != 1 || !strings.Contains(output, "already") {
+	if code, output := p.run(t, sys.env, append([]string{"restore", file}, to...)...); code != 1 ||
+		!strings.Contains(output, "already") {
 		t.Errorf("restored over what is there: %d %s", code, output)
 	}
 

@@ -28,7 +28,8 @@ func testClients(t *testing.T, p *programs) {
 		t.Helper()
 		cmd := exec.CommandContext(ctx, program, args...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "BULLPEN_URL="+sys.base, "BULLPEN_API_KEY="+sys.key, "BULLPEN="+p.bullpen, "PYTHONWARNINGS=ignore")
+		cmd.Env = append(os.Environ(), "BULLPEN_URL="+sys.base, "BULLPEN_API_KEY="+sys.key, "BULLPEN="+p.bullpen,
+			"PYTHONWARNINGS=ignore")
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
@@ -45,9 +46,12 @@ func testClients(t *testing.T, p *programs) {
 	t.Run("python", func(t *testing.T) { run(t, filepath.Join(venv, "bin", "python"), "baponi_client.py") })
 	t.Run("schemathesis", func(t *testing.T) {
 		// It cannot make an image, and must not revoke its own key.
-		run(t, filepath.Join(venv, "bin", "schemathesis"), "--config-file", "schemathesis.toml", "run", sys.base+"/openapi.json",
-			"--header", "Authorization: Bearer "+sys.key, "--no-color", "--continue-on-failure", "--phases", "examples,coverage,fuzzing", "--max-examples", "20",
+		run(t, filepath.Join(venv, "bin", "schemathesis"), "--config-file", "schemathesis.toml", "run",
+			sys.base+"/openapi.json",
+			"--header", "Authorization: Bearer "+sys.key, "--no-color", "--continue-on-failure", "--phases",
+			"examples,coverage,fuzzing", "--max-examples", "20",
 			"--request-timeout", "70", "--exclude-operation-id", "revokeKey", "--exclude-operation-id", "putImage", "--checks",
-			"not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,response_schema_conformance,unsupported_method,ignored_auth")
+			"not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"+
+				"response_schema_conformance,unsupported_method,ignored_auth")
 	})
 }

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-var clusterCycles = repeatsFlag("cluster-cycles", 5, 5, "how often a server of a cluster of NATS servers is harmed while it leads")
+var clusterCycles = repeatsFlag("cluster-cycles", 5, 5,
+	"how often a server of a cluster of NATS servers is harmed while it leads")
 
 // nodeFault is a fault of one server and how to undo it.
 type nodeFault struct {
@@ -57,6 +58,10 @@ func testClusterLeaders(t *testing.T, p *programs) {
 		t.Logf("%s: %s, which led %s, was %s: %s; %s", at.Format(time.TimeOnly), n.name, stream, fault.name, r, l)
 		fault.repair(t, n)
 		sys.cluster.whole(t)
+		// Executions may end again before the stream of leases has a leader.
+		if elected, ok := sys.cluster.elections(t, span{at, time.Now()})[leasesGroup]; ok {
+			l.outage(at, elected.Sub(at))
+		}
 	}
 	l.check(t)
 	recovered.log(t)
@@ -72,16 +77,21 @@ type recovery struct {
 // neededGroups are the Raft groups whose leaders a submission and an execution need.
 var neededGroups = []string{"BULLPEN_JOBS", "BULLPEN_EXECS", "BULLPEN_OUT", "KV_bullpen_control"}
 
+// leasesGroup is the Raft group that workers renew their leases in.
+const leasesGroup = "BULLPEN_LEASES"
+
 // recoveryOf splits a recovery into its steps. A dispatcher that rereads the streams needs
 // consumers, which the meta group creates.
 func recoveryOf(outage span, elections map[string]time.Time, anew bool) recovery {
 	r := recovery{whole: outage.to.Sub(outage.from)}
 	needed := neededGroups
 	if anew {
-		needed = append(slices.Clone(needed), metaGroup)
+		needed = append(slices.Clone(needed), metaGroup, leasesGroup)
 	}
 	var chosen []string
-	for _, group := range slices.SortedFunc(maps.Keys(elections), func(a, b string) int { return elections[a].Compare(elections[b]) }) {
+	for _, group := range slices.SortedFunc(maps.Keys(elections), func(a, b string) int {
+		return elections[a].Compare(elections[b])
+	}) {
 		after := elections[group].Sub(outage.from)
 		chosen = append(chosen, fmt.Sprintf("%s %s", group, after.Round(time.Millisecond)))
 		if slices.Contains(needed, group) {
@@ -93,7 +103,8 @@ func recoveryOf(outage span, elections map[string]time.Time, anew bool) recovery
 }
 
 func (r recovery) String() string {
-	return fmt.Sprintf("the first execution submitted since ended after %s, %s after the last election (%s)", r.whole.Round(time.Millisecond),
+	return fmt.Sprintf("the first execution submitted since ended after %s, %s after the last election (%s)",
+		r.whole.Round(time.Millisecond),
 		r.ours.Round(time.Millisecond), r.chosen)
 }
 
@@ -116,8 +127,10 @@ func (all recoveries) log(t *testing.T) {
 			slices.Sort(of)
 			return fmt.Sprintf("p50 %s, max %s", of[len(of)/2].Round(time.Millisecond), of[len(of)-1].Round(time.Millisecond))
 		}
-		t.Logf("figure: recovery after a leader was lost (%s, %d times): %s; of that elections %s; the rest %s", fault, len(all[fault]),
-			figure(func(r recovery) time.Duration { return r.whole }), figure(func(r recovery) time.Duration { return r.election }),
+		t.Logf("figure: recovery after a leader was lost (%s, %d times): %s; of that elections %s; the rest %s", fault,
+			len(all[fault]),
+			figure(func(r recovery) time.Duration { return r.whole }),
+			figure(func(r recovery) time.Duration { return r.election }),
 			figure(func(r recovery) time.Duration { return r.ours }))
 	}
 }
@@ -142,7 +155,8 @@ func testClusterNodes(t *testing.T, p *programs) {
 		gap := longest(at, l.finished[first:])
 		l.mu.Unlock()
 		l.outage(at, gap)
-		t.Logf("%s, in %s: %s at most without an execution that ended; %s", name, time.Since(at).Round(time.Millisecond), gap.Round(time.Millisecond), l)
+		t.Logf("%s, in %s: %s at most without an execution that ended; %s", name, time.Since(at).Round(time.Millisecond),
+			gap.Round(time.Millisecond), l)
 	}
 	step("all restarted", func() {
 		for _, n := range c.nodes {

@@ -47,7 +47,10 @@ const (
 // startLoad starts the clients. They stop when the test ends.
 func startLoad(t *testing.T, sys *system) *load {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	l := &load{sys: sys, stop: cancel, accepted: map[string]string{}, unknown: map[string]string{}, beat: make(chan struct{})}
+	l := &load{
+		sys: sys, stop: cancel, accepted: map[string]string{}, unknown: map[string]string{},
+		beat: make(chan struct{}),
+	}
 	for mode, run := range []func(context.Context, string) error{l.inline, l.threaded, l.async, l.streaming} {
 		for i := range loadClients {
 			name := fmt.Sprintf("client-%d-%d", mode, i)
@@ -94,7 +97,8 @@ func (l *load) submit(ctx context.Context, word string, body request, headers ..
 		l.accepted[id] = word + "\n"
 	case r.status == http.StatusInternalServerError && id != "":
 		l.unknown[id] = word + "\n"
-	case (r.status == http.StatusServiceUnavailable || r.status == http.StatusConflict && body["thread_id"] != nil) && !isPositive(after, r.status):
+	case (r.status == http.StatusServiceUnavailable || r.status == http.StatusConflict && body["thread_id"] != nil) &&
+		!isPositive(after, r.status):
 		return nil, fmt.Errorf("%s refused with Retry-After %q: %s", id, after, r)
 	case r.status == http.StatusServiceUnavailable || r.status == http.StatusConflict && body["thread_id"] != nil:
 		l.refused++
@@ -243,7 +247,8 @@ func longest(from time.Time, ends []span) (gap time.Duration) {
 func (l *load) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return fmt.Sprintf("%d accepted, %d refused, %d unknown, %d wrong: %q", len(l.accepted), l.refused, len(l.unknown), len(l.errors),
+	return fmt.Sprintf("%d accepted, %d refused, %d unknown, %d wrong: %q", len(l.accepted), l.refused, len(l.unknown),
+		len(l.errors),
 		l.errors[max(0, len(l.errors)-5):])
 }
 
@@ -289,9 +294,10 @@ func (l *load) outage(from time.Time, gap time.Duration) {
 // lost reports whether the loss of an execution was inevitable: its worker could not renew the
 // lease while it ran.
 func (l *load) lost(rec record) bool {
-	return rec.ErrorCode != nil && *rec.ErrorCode == string(proto.CodeWorkerLost) && slices.ContainsFunc(l.mayBeLost, func(s span) bool {
-		return rec.CreatedAt.Before(s.to) && rec.CompletedAt.After(s.from)
-	})
+	return rec.ErrorCode != nil && *rec.ErrorCode == string(proto.CodeWorkerLost) &&
+		slices.ContainsFunc(l.mayBeLost, func(s span) bool {
+			return rec.CreatedAt.Before(s.to) && rec.CompletedAt.After(s.from)
+		})
 }
 
 // checkRecord reports whether an execution succeeded once and has the same result in its record and
@@ -309,7 +315,8 @@ func (l *load) checkRecord(t *testing.T, id, want string) error {
 	}
 	events := a.output(id, 0)
 	last := events[len(events)-1]
-	if last.Type != "result" || last.Result == nil || last.OutputTruncated == nil || last.Result.Stdout != want || !last.Result.Success {
+	if last.Type != "result" || last.Result == nil || last.OutputTruncated == nil || last.Result.Stdout != want ||
+		!last.Result.Success {
 		return fmt.Errorf("%s: its stream ends with %+v", id, last)
 	}
 	if *last.OutputTruncated { // the store was away for longer than output waits for it

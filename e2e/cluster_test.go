@@ -80,7 +80,8 @@ func (p *programs) startCluster(t *testing.T) *cluster {
 	}
 	c.launch(t)
 	opts := []nats.Option{
-		nats.RootCAs(p.cert), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.PingInterval(time.Second),
+		nats.RootCAs(p.cert), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond),
+		nats.PingInterval(time.Second),
 		nats.Timeout(time.Second), nats.IgnoreDiscoveredServers(),
 		nats.SetCustomDialer(p.machine),
 	}
@@ -133,7 +134,8 @@ func (c *cluster) leads(t *testing.T) {
 func (c *cluster) newNode(t *testing.T, number int) *natsNode {
 	t.Helper()
 	n := &natsNode{
-		cluster: c, disk: filepath.Join(c.dir, fmt.Sprintf("disk%d", number)), port: fmt.Sprintf("node%d", number), addr: fmt.Sprintf("10.99.0.%d", number),
+		cluster: c, disk: filepath.Join(c.dir, fmt.Sprintf("disk%d", number)), port: fmt.Sprintf("node%d", number),
+		addr:    fmt.Sprintf("10.99.0.%d", number),
 		machine: &machine{netns: newNetwork(t)},
 	}
 	n.rename(number)
@@ -346,7 +348,8 @@ func (n *natsNode) drop(t *testing.T, hook *nftables.ChainHook) {
 		drop := nftables.ChainPolicyDrop
 		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "cut"})
 		c.AddChain(&nftables.Chain{
-			Name: "all", Table: table, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityFilter, Policy: &drop,
+			Name: "all", Table: table, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityFilter,
+			Policy: &drop,
 		})
 	})
 }
@@ -404,7 +407,7 @@ func (n *natsNode) free(t *testing.T) {
 func (n *natsNode) filling() string { return filepath.Join(n.disk, "filling") }
 
 // replace kills the server, discards its data, and replaces it with a server of another name. As
-// docs/nats.md requires, the new server joins before the old one is removed.
+// docs/guides/nats.md requires, the new server joins before the old one is removed.
 func (n *natsNode) replace(t *testing.T) {
 	t.Helper()
 	n.kill()
@@ -498,7 +501,8 @@ func (c *cluster) elections(t testing.TB, in span) map[string]time.Time {
 
 // electionLine matches the log line of a server that becomes a leader.
 var electionLine = regexp.MustCompile(
-	`(?m)^\[\d+\] (\S+ \S+) \[INF\] (?:JetStream cluster new stream leader for '\S+ > (\S+)'|Self is new JetStream cluster metadata leader)$`)
+	`(?m)^\[\d+\] (\S+ \S+) \[INF\] (?:JetStream cluster new stream leader for '\S+ > (\S+)'|Self is new JetStream ` +
+		`cluster metadata leader)$`)
 
 // whole waits until every stream has all its replicas and none is behind.
 func (c *cluster) whole(t testing.TB) {
@@ -533,10 +537,16 @@ func (c *cluster) urls() string {
 
 // flags returns the flags for connecting to the cluster. The password is in the environment.
 func (c *cluster) flags() []string {
-	return []string{"--nats", c.urls(), "--nats-user", natsUser, "--nats-ca", c.programs.cert, "--replicas", fmt.Sprint(clusterNodes)}
+	return []string{
+		"--nats", c.urls(), "--nats-user", natsUser, "--nats-ca", c.programs.cert, "--replicas",
+		fmt.Sprint(clusterNodes),
+	}
 }
 
 // env returns the same environment as broker.env.
 func (c *cluster) env() []string {
-	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=file://" + filepath.Join(c.dir, "blobs")}
+	return []string{
+		"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=file://" + filepath.Join(c.dir, "blobs"),
+		"BULLPEN_SECRETS_KEY=" + c.programs.secretsKey,
+	}
 }

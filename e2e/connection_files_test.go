@@ -38,18 +38,24 @@ func testConnectionFiles(t *testing.T, p *programs, in topology) {
 	}
 	created("/v1/admin/keys", request{"name": "first", "org": "acme", "plan": "pro"}) // creates the organisation
 	id, secret := storagetest.Credentials()
-	if r := a.do(http.MethodPut, "/v1/admin/secrets/KEYS?org=acme", request{"value": fmt.Sprintf(`{"access_key_id":%q,"secret_access_key":%q}`, id, secret)}); r.status != http.StatusOK {
+	if r := a.do(http.MethodPut, "/v1/admin/secrets/KEYS?org=acme",
+		request{"value": fmt.Sprintf(`{"access_key_id":%q,"secret_access_key":%q}`, id, secret)}); r.status != http.StatusOK {
 		t.Fatal(r)
 	}
 	created(connectionsPath, request{
-		"org": "acme", "slug": "bucket", "kind": "s3", "endpoint": b.Endpoint, "region": storagetest.Region, "bucket": storagetest.Bucket, "path_style": true, "credential": "KEYS", "prefix": b.prefix,
+		"org": "acme", "slug": "bucket", "kind": "s3", "endpoint": b.Endpoint, "region": storagetest.Region,
+		"bucket": storagetest.Bucket, "path_style": true, "credential": "KEYS", "prefix": b.prefix,
 	})
 	created(connectionsPath, request{"org": "acme", "slug": "shared", "kind": "directory", "directory": root})
 	created(connectionsPath, request{"org": "acme", "slug": "kept", "kind": "volume", "bytes": "1GiB"})
 	newKey := func(mount request) (*api, string) {
 		t.Helper()
 		var made struct{ Key string }
-		created("/v1/admin/keys", request{"name": "n", "org": "acme", "plan": "pro", "mounts": []request{mount.and("connection", "bucket"), mount.and("connection", "shared"), mount.and("connection", "kept")}}).into(t, &made)
+		created("/v1/admin/keys",
+			request{"name": "n", "org": "acme", "plan": "pro", "mounts": []request{
+				mount.and("connection", "bucket"), mount.and("connection", "shared"), mount.and("connection", "kept"),
+			}}).
+			into(t, &made)
 		return a.with(made.Key), made.Key
 	}
 	user, key := newKey(request{"prefix": "team/a"})
@@ -80,7 +86,8 @@ func testConnectionFiles(t *testing.T, p *programs, in topology) {
 			t.Errorf("%s: new part: %q", slug, got)
 		}
 		content := randomBytes(9 << 20)
-		upload := user.do(http.MethodPost, "/v1/files/upload_url", of("team/a/in/data", "content_length", len(content))).signed(t)
+		upload := user.do(http.MethodPost, "/v1/files/upload_url",
+			of("team/a/in/data", "content_length", len(content))).signed(t)
 		if r := a.useSigned(upload, upload.Method, content); r.status != http.StatusOK {
 			t.Fatalf("%s: upload: %s", slug, r)
 		}
@@ -94,7 +101,8 @@ open("out/reversed", "wb").write(data[::-1])
 os.remove("in/data")
 `, slug, fmt.Sprintf("%x", sha256.Sum256(content))))
 		user.ended(user.submit(program)).succeeded(t, fmt.Sprintf("%d True True\n", len(content)))
-		if got := list(reader, "team"); !slices.Contains(got, "team/a/out/reversed") || slices.Contains(got, "team/a/in/data") {
+		if got := list(reader, "team"); !slices.Contains(got, "team/a/out/reversed") ||
+			slices.Contains(got, "team/a/in/data") {
 			t.Errorf("%s: after the program: %q", slug, got)
 		}
 		slices.Reverse(content)
@@ -102,7 +110,8 @@ os.remove("in/data")
 		if r := a.useSigned(download, download.Method, nil); r.status != http.StatusOK || !bytes.Equal(r.body, content) {
 			t.Errorf("%s: download: HTTP %d, %d bytes", slug, r.status, len(r.body))
 		}
-		if r := a.useSigned(download, download.Method, nil, "Range", "bytes=-5"); r.status != http.StatusPartialContent || !bytes.Equal(r.body, content[len(content)-5:]) {
+		if r := a.useSigned(download, download.Method, nil, "Range", "bytes=-5"); r.status != http.StatusPartialContent ||
+			!bytes.Equal(r.body, content[len(content)-5:]) {
 			t.Errorf("%s: range: %s", slug, r)
 		}
 		for path, status := range map[string]int{"team/a/new": http.StatusForbidden, "team/b": http.StatusForbidden} {
@@ -110,17 +119,20 @@ os.remove("in/data")
 				t.Errorf("%s: read-only: %s", slug, r)
 			}
 		}
-		if r := user.do(http.MethodPost, "/v1/files/upload_url", of("team/b", "content_length", 1)); r.status != http.StatusForbidden {
+		if r := user.do(http.MethodPost, "/v1/files/upload_url",
+			of("team/b", "content_length", 1)); r.status != http.StatusForbidden {
 			t.Errorf("%s: outside: %s", slug, r)
 		}
-		if r := user.do(http.MethodPost, "/v1/files/rename", of("team/a/out/reversed", "to", "team/a/renamed")); r.status != http.StatusOK {
+		if r := user.do(http.MethodPost, "/v1/files/rename",
+			of("team/a/out/reversed", "to", "team/a/renamed")); r.status != http.StatusOK {
 			t.Errorf("%s: rename: %s", slug, r)
 		}
 		testFilesCommand(t, sys, user, key, slug)
 		if r := user.do(http.MethodPost, "/v1/files/delete", of("team/a/up", "recursive", true)); r.status != http.StatusOK {
 			t.Errorf("%s: delete: %s", slug, r)
 		}
-		user.ended(user.submit(python("import os; print(os.path.exists('/data/"+slug+"/team/a/up'), os.stat('/data/"+slug+"/team/a/renamed').st_size)"))).
+		user.ended(user.submit(python("import os; print(os.path.exists('/data/"+slug+"/team/a/up'), os.stat('/data/"+slug+
+			"/team/a/renamed').st_size)"))).
 			succeeded(t, fmt.Sprintf("False %d\n", len(content)))
 	}
 }
@@ -141,7 +153,8 @@ func testFilesCommand(t *testing.T, sys *system, user *api, key, slug string) {
 		}
 	}
 	at := "volume:" + slug + "/team/a/up"
-	if out := sys.command(t, key, "files", "cp", "-r", filepath.Join(local, "up"), at); !strings.Contains(out, fmt.Sprintf("2 files, %d bytes", len(large)+5)) {
+	if out := sys.command(t, key, "files", "cp", "-r", filepath.Join(local, "up"), at); !strings.Contains(
+		out, fmt.Sprintf("2 files, %d bytes", len(large)+5)) {
 		t.Errorf("%s: %s", slug, out)
 	}
 	user.ended(user.submit(python(fmt.Sprintf(`
@@ -157,7 +170,8 @@ open("made", "w").write(open("small").read() + "er")
 		}
 	}
 	sys.command(t, key, "files", "rm", at+"/made")
-	if out := sys.command(t, key, "files", "ls", "-r", at); strings.Contains(out, "made") || !strings.Contains(out, "team/a/up/deep/large") {
+	if out := sys.command(t, key, "files", "ls", "-r", at); strings.Contains(out, "made") ||
+		!strings.Contains(out, "team/a/up/deep/large") {
 		t.Errorf("%s: %s", slug, out)
 	}
 }

@@ -38,7 +38,8 @@ func testConnections(t *testing.T, p *programs, in topology) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
-	flags := slices.Concat(mountFlags(t, b.Endpoint), []string{"127.0.0.0/8,::1/128", "--mount-roots", root, "--log-level", "debug"})
+	flags := slices.Concat(mountFlags(t, b.Endpoint),
+		[]string{"127.0.0.0/8,::1/128", "--mount-roots", root, "--log-level", "debug"})
 	sys := newSystem(t, p, in, 2, flags...)
 	a := sys.api
 	must := func(r *reply, status int, words ...string) *reply {
@@ -57,7 +58,8 @@ func testConnections(t *testing.T, p *programs, in topology) {
 	newKey := func(org string, mounts ...request) *api {
 		t.Helper()
 		var made struct{ Key string }
-		must(a.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": org, "plan": "pro", "mounts": mounts}), http.StatusCreated).into(t, &made)
+		must(a.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": org, "plan": "pro", "mounts": mounts}),
+			http.StatusCreated).into(t, &made)
 		return a.with(made.Key)
 	}
 	for _, org := range []string{"acme", "other"} {
@@ -66,16 +68,20 @@ func testConnections(t *testing.T, p *programs, in topology) {
 		must(a.do(http.MethodPut, "/v1/admin/secrets/KEYS?org="+org, request{"value": secret}), http.StatusOK)
 	}
 	connection := request{
-		"org": "acme", "slug": "data", "kind": "s3", "endpoint": b.Endpoint, "region": storagetest.Region, "bucket": storagetest.Bucket, "path_style": true,
+		"org": "acme", "slug": "data", "kind": "s3", "endpoint": b.Endpoint, "region": storagetest.Region,
+		"bucket": storagetest.Bucket, "path_style": true,
 		"credential": "KEYS", "prefix": b.prefix,
 	}
 	must(a.do(http.MethodPost, connectionsPath, connection), http.StatusCreated, `"tested_at":"`)
 	if left, err := filepath.Glob(b.path("*")); err != nil || len(left) > 0 {
 		t.Errorf("the test of the connection left %v, %v", left, err)
 	}
-	must(a.do(http.MethodPost, connectionsPath, connection.and("slug", "wrong", "bucket", "missing-bucket")), http.StatusConflict, "could not list the objects", "NoSuchBucket")
-	must(a.do(http.MethodPost, connectionsPath, connection.and("slug", "wrong", "endpoint", "http://127.0.0.1:1")), http.StatusBadRequest, "endpoint", "port 1")
-	must(a.do(http.MethodPost, connectionsPath, connection.and("slug", "wrong", "endpoint", "http://169.254.169.254")), http.StatusBadRequest, "endpoint", "address")
+	must(a.do(http.MethodPost, connectionsPath, connection.and("slug", "wrong", "bucket", "missing-bucket")),
+		http.StatusConflict, "could not list the objects", "NoSuchBucket")
+	must(a.do(http.MethodPost, connectionsPath, connection.and("slug", "wrong", "endpoint", "http://127.0.0.1:1")),
+		http.StatusBadRequest, "endpoint", "port 1")
+	must(a.do(http.MethodPost, connectionsPath, connection.and("slug", "wrong", "endpoint", "http://169.254.169.254")),
+		http.StatusBadRequest, "endpoint", "address")
 
 	write := func(name, content string) {
 		t.Helper()
@@ -94,8 +100,10 @@ func testConnections(t *testing.T, p *programs, in topology) {
 import os
 for d, dirs, files in os.walk("/data"): print(d, sorted(dirs), sorted(files))
 `
-	user.ended(user.submit(python(tree))).succeeded(t, "/data ['data'] []\n/data/data ['tenants'] []\n/data/data/tenants ['acme'] []\n"+
-		"/data/data/tenants/acme ['jobs'] ['in']\n/data/data/tenants/acme/jobs ['7'] []\n/data/data/tenants/acme/jobs/7 [] ['in']\n")
+	user.ended(user.submit(python(tree))).succeeded(
+		t, "/data ['data'] []\n/data/data ['tenants'] []\n/data/data/tenants ['acme'] []\n"+
+			"/data/data/tenants/acme ['jobs'] ['in']\n/data/data/tenants/acme/jobs ['7'] []\n/data/data/tenants/acme/jobs/7 "+
+			"[] ['in']\n")
 	sub := func(path string) []string { return []string{"/data/data/" + path} }
 	job := python(`
 import os
@@ -110,7 +118,8 @@ open("out", "w").write("output")
 		t.Errorf("the object has %q, %v", got, err)
 	}
 	// A path that does not exist is an empty directory, and refused if nobody may create it.
-	empty := python("import os; print(os.listdir('/data/data/tenants/acme/new')); open('/data/data/tenants/acme/new/x', 'w').write('x')")
+	empty := python("import os; print(os.listdir('/data/data/tenants/acme/new')); " +
+		"open('/data/data/tenants/acme/new/x', 'w').write('x')")
 	if got := user.inline(empty.and("sub_paths", sub("tenants/acme/new"))); got.Stdout != "[]\n" {
 		t.Errorf("%+v", got)
 	}
@@ -118,11 +127,14 @@ open("out", "w").write("output")
 		t.Error(err)
 	}
 	reader := newKey("acme", request{"connection": "data", "prefix": "tenants/acme", "read_only": true})
-	if got := reader.inline(python("print(open('/data/data/tenants/acme/in').read())\nopen('/data/data/tenants/acme/x', 'w')")); got.Stdout != "input\n" ||
+	if got := reader.inline(python(
+		"print(open('/data/data/tenants/acme/in').read())\n" +
+			"open('/data/data/tenants/acme/x', 'w')")); got.Stdout != "input\n" ||
 		!strings.Contains(got.Stderr, "Read-only file system") {
 		t.Errorf("%+v", got)
 	}
-	must(reader.execute(python("1").and("sub_paths", sub("tenants/acme/none"))), http.StatusBadRequest, "sub_paths", "exist")
+	must(reader.execute(python("1").and("sub_paths", sub("tenants/acme/none"))), http.StatusBadRequest,
+		"sub_paths", "exist")
 	for _, path := range []string{"tenants/acme-corp", "tenants", "tenants/acme-corp/secret"} {
 		must(user.execute(python("1").and("sub_paths", sub(path))), http.StatusForbidden, "sub_paths")
 	}
@@ -133,9 +145,12 @@ open("out", "w").write("output")
 	if got := other.inline(python("import os; print(os.path.exists('/data/data'))")); got.Stdout != "False\n" {
 		t.Errorf("%+v", got)
 	}
-	must(a.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": "other", "mounts": []request{{"connection": "data"}}}), http.StatusBadRequest, "mounts")
-	must(a.do(http.MethodPost, connectionsPath, connection.and("org", "other", "prefix", b.prefix+"/others")), http.StatusCreated)
-	if got := newKey("other", request{"connection": "data"}).inline(python(tree)); got.Stdout != "/data ['data'] []\n/data/data [] []\n" {
+	must(a.do(http.MethodPost, "/v1/admin/keys",
+		request{"name": "n", "org": "other", "mounts": []request{{"connection": "data"}}}), http.StatusBadRequest, "mounts")
+	must(a.do(http.MethodPost, connectionsPath, connection.and("org", "other", "prefix", b.prefix+"/others")),
+		http.StatusCreated)
+	if got := newKey("other", request{"connection": "data"}).inline(
+		python(tree)); got.Stdout != "/data ['data'] []\n/data/data [] []\n" {
 		t.Errorf("%+v", got)
 	}
 
@@ -165,7 +180,8 @@ print(found)
 	audit := must(a.get("/v1/admin/audit", accept, ndjson), http.StatusOK, `"connection.create"`)
 	records := must(user.get("/v1/executions"), http.StatusOK)
 	backup := filepath.Join(t.TempDir(), "backup")
-	if exit, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}, "backup", backup); exit != 0 {
+	if exit, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}, "backup",
+		backup); exit != 0 {
 		t.Fatal(output)
 	}
 	stored := decompressed(t, backup)
@@ -197,7 +213,8 @@ print(found)
 func testDirectoryConnection(t *testing.T, a *api, newKey func(org string, mounts ...request) *api, root string) {
 	t.Helper()
 	for slug, dir := range map[string]string{"shared": root, "outside": "/etc"} {
-		r := a.do(http.MethodPost, connectionsPath, request{"org": "acme", "slug": slug, "kind": "directory", "directory": dir, "prefix": "base"})
+		r := a.do(http.MethodPost, connectionsPath,
+			request{"org": "acme", "slug": slug, "kind": "directory", "directory": dir, "prefix": "base"})
 		if r.status != http.StatusCreated {
 			t.Fatalf("create a connection: %s", r)
 		}
@@ -215,7 +232,8 @@ func testDirectoryConnection(t *testing.T, a *api, newKey func(org string, mount
 		reader.inline(code.and("sub_paths", []string{"/data/shared/none"})),
 		newKey("acme", request{"connection": "outside"}).inline(code.and("sub_paths", nil)),
 	} {
-		if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageMount) || !strings.Contains(*r.ErrorMessage, "The storage connection ") {
+		if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageMount) ||
+			!strings.Contains(*r.ErrorMessage, "The storage connection ") {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -223,10 +241,13 @@ func testDirectoryConnection(t *testing.T, a *api, newKey func(org string, mount
 
 // testWorkerRefusesEndpoint restarts the worker, without the settings that allow the address of the
 // bucket.
-func testWorkerRefusesEndpoint(t *testing.T, sys *system, connection request, newKey func(org string, mounts ...request) *api) {
+func testWorkerRefusesEndpoint(
+	t *testing.T, sys *system, connection request, newKey func(org string, mounts ...request) *api,
+) {
 	t.Helper()
 	local := strings.Replace(connection["endpoint"].(string), "127.0.0.1", "localhost", 1)
-	if r := sys.do(http.MethodPost, connectionsPath, connection.and("slug", "named", "endpoint", local)); r.status != http.StatusCreated {
+	if r := sys.do(http.MethodPost, connectionsPath,
+		connection.and("slug", "named", "endpoint", local)); r.status != http.StatusCreated {
 		t.Fatalf("create a connection: %s", r)
 	}
 	sys.worker.signal(unix.SIGTERM)
@@ -235,10 +256,12 @@ func testWorkerRefusesEndpoint(t *testing.T, sys *system, connection request, ne
 	sys.args = slices.Concat(sys.args[:i], []string{"--mount-allow-cidrs", "10.255.0.0/16"}, sys.args[i+2:])
 	sys.startWorker(t)
 	r := newKey("acme", request{"connection": "data"}).inline(python("1"))
-	if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageMount) || !strings.Contains(*r.ErrorMessage, "endpoint") {
+	if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageMount) ||
+		!strings.Contains(*r.ErrorMessage, "endpoint") {
 		t.Errorf("an address that the worker does not allow: %+v", r)
 	}
-	r = newKey("acme", request{"connection": "named"}).inline(python("import os\ntry: print(os.listdir('/data/named'))\nexcept OSError as e: print(e.errno)"))
+	r = newKey("acme", request{"connection": "named"}).inline(
+		python("import os\ntry: print(os.listdir('/data/named'))\nexcept OSError as e: print(e.errno)"))
 	if r.Stdout != "5\n" { // EIO
 		t.Errorf("a name with such an address: %+v", r)
 	}

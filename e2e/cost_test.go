@@ -80,7 +80,8 @@ func (a *api) runner(r request, stdout string) func() {
 	return func() {
 		a.t.Helper()
 		answer := a.execute(r)
-		for deadline := time.Now().Add(patience); answer.status == http.StatusServiceUnavailable && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(patience); answer.status == http.StatusServiceUnavailable &&
+			time.Now().Before(deadline); {
 			answer = a.execute(r)
 		}
 		if got := answer.result(a.t); !got.Success || got.Stdout != stdout {
@@ -134,7 +135,8 @@ func holdCost(t *testing.T, what string, got, most float64) {
 	t.Helper()
 	t.Logf("an execution takes %.2f %s; %.2f at most", got, what, most)
 	if got > most {
-		t.Errorf("an execution takes %.2f %s, want %.2f at most; docs/performance.md describes how to find the cause", got, what, most)
+		t.Errorf("an execution takes %.2f %s, want %.2f at most; docs/explanation/performance.md describes how to find "+
+			"the cause", got, what, most)
 	}
 }
 
@@ -158,7 +160,8 @@ func testCosts(t *testing.T, p *programs) {
 		}
 		bare += (alone.ProcessState.UserTime() + alone.ProcessState.SystemTime()).Seconds()
 	}, func() float64 { return sys.front.cpu(t) }, func() float64 { return bare })
-	holdCost(t, "times the processor time of the interpreter alone", smallest(all, func(grown []float64) float64 { return grown[0] / grown[1] }), maxCPU)
+	holdCost(t, "times the processor time of the interpreter alone",
+		smallest(all, func(grown []float64) float64 { return grown[0] / grown[1] }), maxCPU)
 }
 
 // testCopies counts how often a large output is copied.
@@ -194,12 +197,13 @@ func testDurableWrites(t *testing.T, p *programs) {
 			return n
 		}
 	}
-	// Leaders renew their leases whether or not anything runs.
-	const output, leases = "BULLPEN_OUT", "KV_bullpen_control"
+	// Leaders and workers renew their leases whether or not anything runs.
+	const output, leaders = "BULLPEN_OUT", "KV_bullpen_control"
 	run := sys.runner(python(costly), "1\n")
 	run()
 	all := batches(costRuns, run,
-		stored(func(name string) bool { return name != output && name != leases }), stored(func(name string) bool { return name == output }))
+		stored(func(name string) bool { return name != output && name != leaders && name != leasesGroup }),
+		stored(func(name string) bool { return name == output }))
 	if n := smallest(all, first); n != durableWrites {
 		t.Errorf("an execution takes %.1f durable writes, want %d: the job, the claim, the result", n, durableWrites)
 	}

@@ -16,7 +16,8 @@ func testCounts(t *testing.T, p *programs) {
 	sys := newSystem(t, p, topology{separate: true}, 1, "--metrics-org", "--queue-expiry", "3s", "--retention", "1h")
 	want := map[string]string{} // by trace id: the outcome, as labels
 	label := func(language, status, code, org string) string {
-		return fmt.Sprintf(`bullpen_executions_total{error_code=%q,language=%q,org=%q,status=%q}`, code, language, org, status)
+		return fmt.Sprintf(`bullpen_executions_total{error_code=%q,language=%q,org=%q,status=%q}`, code, language,
+			org, status)
 	}
 	secret, _ := sys.newKey("beta", "enterprise")
 	const org = "default"

@@ -22,7 +22,8 @@ import (
 // testNoFaults checks that the released program has no crash points.
 func testNoFaults(t *testing.T, p *programs) {
 	words := []string{"BULLPEN_CRASH_AT", "bullpen/proto/fault"}
-	for _, point := range slices.Concat(fault.Points(), fault.BatchPoints(), fault.SchedulePoints(), fault.PipelinePoints(), fault.AgentPoints()) {
+	for _, point := range slices.Concat(fault.Points(), fault.BatchPoints(), fault.SchedulePoints(),
+		fault.PipelinePoints(), fault.AgentPoints()) {
 		words = append(words, string(point))
 	}
 	in := func(program string) []string {
@@ -87,7 +88,10 @@ type crashSystem struct {
 // outcome. In one process, only the worker's points are used. At the other points, the worker's
 // state is unknown.
 func testCrashPoints(t *testing.T, p *programs, in topology) {
-	sys := &crashSystem{hooks: startReceiver(t), hold: newHold(), ids: map[fault.Point]string{}, died: map[fault.Point]bool{}}
+	sys := &crashSystem{
+		hooks: startReceiver(t), hold: newHold(), ids: map[fault.Point]string{},
+		died: map[fault.Point]bool{},
+	}
 	sys.system = newSystem(t, p.faulty(t), in, 1, sys.hooks.flags...)
 	for at, c := range crashes() {
 		if c.thread {
@@ -103,7 +107,8 @@ func testCrashPoints(t *testing.T, p *programs, in topology) {
 	sys.crashWorkers(t)
 	sys.check(t, fault.AfterFenceBeforeLost)
 	for _, at := range []fault.Point{
-		fault.AfterJobBeforeReply, fault.AfterAcceptBeforeAnswer, fault.AfterResultBeforeDelivery, fault.AfterDeliveryBeforeJobRemoved,
+		fault.AfterJobBeforeReply, fault.AfterAcceptBeforeAnswer, fault.AfterResultBeforeDelivery,
+		fault.AfterDeliveryBeforeJobRemoved,
 		fault.AfterPostBeforeRecord,
 	} {
 		sys.front.kill()
@@ -189,7 +194,8 @@ func (sys *crashSystem) crashWorkers(t *testing.T) {
 	t.Helper()
 	sys.stopWorker(t)
 	points := []fault.Point{
-		fault.AfterClaimBeforeStart, fault.AfterOutputBeforeResult, fault.AfterSaveBeforePending, fault.AfterPendingBeforeCommit,
+		fault.AfterClaimBeforeStart, fault.AfterOutputBeforeResult, fault.AfterSaveBeforePending,
+		fault.AfterPendingBeforeCommit,
 		fault.AfterCommitBeforeResult, fault.AfterResultBeforeAck,
 		// AfterTakeBeforeClaim is last, because the next worker receives the unclaimed job.
 		fault.AfterTakeBeforeClaim,
@@ -304,7 +310,8 @@ func (sys *crashSystem) check(t *testing.T, at fault.Point) {
 	if stdout == "" && c.lost && !sys.separate {
 		ran = "" // embedded NATS does not sync output
 	}
-	if stdout != ran || last.Result == nil || deref(last.Result.ErrorCode) != deref(rec.ErrorCode) || last.Status != rec.Status {
+	if stdout != ran || last.Result == nil || deref(last.Result.ErrorCode) != deref(rec.ErrorCode) ||
+		last.Status != rec.Status {
 		t.Errorf("%s: the stream ends with %+v after %q; want %s after %q", at, last, stdout, rec, ran)
 	}
 	var events []event

@@ -19,7 +19,8 @@ import (
 // dataModules are the modules of the recipe python-data that a profile may preload.
 func dataModules() []string {
 	return []string{
-		"matplotlib.pyplot", "numpy", "openpyxl", "pandas", "PIL.Image", "pip", "pyarrow.parquet", "scipy.stats", "sklearn.linear_model",
+		"matplotlib.pyplot", "numpy", "openpyxl", "pandas", "PIL.Image", "pip", "pyarrow.parquet", "scipy.stats",
+		"sklearn.linear_model",
 		"statsmodels.api", "sympy", "tqdm",
 	}
 }
@@ -113,7 +114,8 @@ func TestDataImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
-	flags := slices.Concat(mountFlags(t, b.Endpoint), []string{"127.0.0.0/8,::1/128", "--mount-roots", root, "--warm-memory", "4GiB"})
+	flags := slices.Concat(mountFlags(t, b.Endpoint),
+		[]string{"127.0.0.0/8,::1/128", "--mount-roots", root, "--warm-memory", "4GiB"})
 	sys := newSystem(t, p, topology{}, 2, flags...)
 	more := filepath.Join(t.TempDir(), "requirements.txt")
 	if err := os.WriteFile(more, []byte("duckdb\n"), 0o600); err != nil {
@@ -129,7 +131,7 @@ func TestDataImage(t *testing.T) {
 			a := sys.sandboxed(profile, request{"image": "data", "memory": "2GiB", "preload": []string{module}})
 			eventually(t, module+" in a fork", func() (bool, any) {
 				got := a.inline(python("import sys; print('" + module + "' in sys.modules)"))
-				return got.Stdout == "True\n", []any{got, sys.get(sandboxesPath + "/" + profile + "/preload")}
+				return got.Stdout == "True\n", []any{got, sys.get(profilesPath + "/" + profile + "/preload")}
 			})
 		})
 	}
@@ -138,11 +140,12 @@ func TestDataImage(t *testing.T) {
 
 // testDataOnConnections reads and writes data on a bucket and on a directory.
 func testDataOnConnections(t *testing.T, sys *system, b *bucket, root string) {
-	sys.newSandbox("data", request{"image": "data", "memory": "4GiB", "pids": 1024})
+	sys.newProfile("data", request{"image": "data", "memory": "4GiB", "pids": 1024})
 	id, secret := storagetest.Credentials()
 	newKey := func(mounts ...request) *api {
 		var made struct{ Key string }
-		r := sys.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": "acme", "plan": "pro", "sandbox": "data", "mounts": mounts})
+		r := sys.do(http.MethodPost, "/v1/admin/keys",
+			request{"name": "n", "org": "acme", "plan": "pro", "sandbox": "data", "mounts": mounts})
 		if r.status != http.StatusCreated {
 			t.Fatal(r)
 		}
@@ -158,7 +161,10 @@ func testDataOnConnections(t *testing.T, sys *system, b *bucket, root string) {
 		}
 	}
 	for _, connection := range []request{
-		{"org": "acme", "slug": "bucket", "kind": "s3", "endpoint": b.Endpoint, "region": storagetest.Region, "bucket": storagetest.Bucket, "path_style": true, "credential": "KEYS", "prefix": b.prefix},
+		{
+			"org": "acme", "slug": "bucket", "kind": "s3", "endpoint": b.Endpoint, "region": storagetest.Region,
+			"bucket": storagetest.Bucket, "path_style": true, "credential": "KEYS", "prefix": b.prefix,
+		},
 		{"org": "acme", "slug": "shared", "kind": "directory", "directory": root},
 	} {
 		if r := sys.do(http.MethodPost, connectionsPath, connection); r.status != http.StatusCreated {

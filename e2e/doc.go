@@ -48,5 +48,5 @@
 //     where a process is killed.
 //   - A process that must die between two durable steps is built with crash points, see programs.faulty
 //     and package fault.
-//   - Every abuse test of the control plane is in controlAttacks, so that it appears in docs/sandbox.md.
+//   - Every abuse test of the control plane is in controlAttacks, so that it appears in docs/reference/attacks.md.
 package e2e

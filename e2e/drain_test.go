@@ -50,7 +50,9 @@ func newFleet(t *testing.T, p *programs, in topology) *fleet {
 	f := &fleet{}
 	if !in.separate {
 		f.system = newSystem(t, p, in, 8, flags...)
-		f.members = []*fleetMember{{name: "all", base: f.base, args: append([]string{"--data", f.data}, f.args...), proc: f.front}}
+		f.members = []*fleetMember{
+			{name: "all", base: f.base, args: append([]string{"--data", f.data}, f.args...), proc: f.front},
+		}
 		f.workers = []*process{f.front}
 	} else {
 		f.system = newSystem(t, p, in, noSlots, append(flags, "--slots", "8")...)
@@ -147,9 +149,11 @@ func (c *caller) open(ctx context.Context, method, path string, body any, header
 			_ = resp.Body.Close()
 			later := resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get("Retry-After") != ""
 			runs := resp.StatusCode == http.StatusGatewayTimeout && resp.Header.Get("X-Trace-Id") != ""
-			unknown := resp.StatusCode == http.StatusInternalServerError && resp.Header.Get("X-Trace-Id") != "" // NATS was briefly unavailable
+			// NATS was briefly unavailable
+			unknown := resp.StatusCode == http.StatusInternalServerError && resp.Header.Get("X-Trace-Id") != ""
 			if !later && !runs && !unknown {
-				return nil, fmt.Errorf("%s %s: %s, Retry-After %q: %s", method, path, resp.Status, resp.Header.Get("Retry-After"), text)
+				return nil, fmt.Errorf("%s %s: %s, Retry-After %q: %s", method, path, resp.Status,
+					resp.Header.Get("Retry-After"), text)
 			}
 		}
 		c.cured.Add(1)
@@ -181,7 +185,8 @@ func (c *caller) stream(ctx context.Context, resp *http.Response, id string) (ev
 	last := int64(0)
 	for {
 		if resp == nil {
-			if resp, err = c.open(ctx, http.MethodGet, execution(id, "output")+"?after_seq="+strconv.FormatInt(last, 10), nil); err != nil {
+			if resp, err = c.open(ctx, http.MethodGet, execution(id, "output")+"?after_seq="+strconv.FormatInt(last, 10),
+				nil); err != nil {
 				return nil, err
 			}
 		}
@@ -219,7 +224,8 @@ func (c *caller) call(ctx context.Context, n int, word string) (id, stdout strin
 	if n%40 == 1 { // runs longer than a gateway waits for its streams
 		seconds = "3"
 	}
-	program := bash(fmt.Sprintf("echo one %[1]s\nsleep %[2]s\necho two %[1]s\nsleep %[2]s\necho three %[1]s", word, seconds))
+	program := bash(fmt.Sprintf("echo one %[1]s\nsleep %[2]s\necho two %[1]s\nsleep %[2]s\necho three %[1]s",
+		word, seconds))
 	key := []string{"Idempotency-Key", word}
 	switch n % 4 {
 	case 0:
@@ -362,7 +368,8 @@ func (f *fleet) ranOnce(t *testing.T, words map[string]string) {
 				continue
 			}
 			// An execution that could not be claimed was withdrawn before its program started.
-			if line.Msg == "execution ended" && line.Start != "" || line.Msg == "execution abandoned" && !strings.HasPrefix(line.Error, "claim ") {
+			if line.Msg == "execution ended" && line.Start != "" || line.Msg == "execution abandoned" &&
+				!strings.HasPrefix(line.Error, "claim ") {
 				ran[line.Trace]++
 			}
 		}

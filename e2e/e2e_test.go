@@ -96,7 +96,8 @@ func withLong[T any](tests, long map[string]T) map[string]T {
 // deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"apply": testApply, "connections": testConnections, "drain": testDrain, "drain-over": testDrainOver, "injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
+		"apply": testApply, "connections": testConnections, "drain": testDrain, "drain-over": testDrainOver,
+		"injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
 		"sandbox-images": testSandboxImages, "webhooks": testWebhooks,
 	}
 }
@@ -106,7 +107,8 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 func failureTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
 		"agent-background": testAgentBackground,
-		"backup":           testBackup, "connection-files": testConnectionFiles, "crash-points": testCrashPoints, "ledger": testLedger, "secrets": testSecrets,
+		"backup":           testBackup, "connection-files": testConnectionFiles, "crash-points": testCrashPoints,
+		"ledger": testLedger, "secrets": testSecrets,
 		"sleepers": testSleepers, "store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
 		"volumes-killed": testVolumesKilled, "webhooks-killed": testWebhooksKilled,
 	}
@@ -132,30 +134,37 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"batches":           testBatches, "counts": testCounts, "credentials": testCredentials, "data-lock": testDataLock,
 		"disk-reserve":      testDiskReserve,
 		"dispatcher-killed": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, topology{separate: true}) },
-		"docs":              testDocs, "drain-async": testDrainAsync, "foreign-image": testForeignImage, "golden": testGolden, "image": testImage,
+		"docs":              testDocs, "drain-async": testDrainAsync, "foreign-image": testForeignImage, "golden": testGolden,
+		"image":            testImage,
+		"missing-language": testMissingLanguage, "names": testNames,
 		"message-batches-expired": testMessageBatchesExpired, "message-batches-killed": testMessageBatchesKilled,
-		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "org-deleted": testOrgDeleted, "output-budget": testOutputBudget, "people": testPeople, "pipelines": testPipelines,
+		"no-nsjail": testNoNsjail, "no-worker": testNoWorker, "org-deleted": testOrgDeleted,
+		"output-budget": testOutputBudget, "people": testPeople, "pipelines": testPipelines,
 		"quotas": testQuotas, "redis": testRedis, "schedule-without-sandbox": testScheduleWithoutSandbox,
 		"schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
-		"three-gateways": testThreeGateways, "tracing": testTracing, "usage": testUsage, "worker-first": testWorkerFirst, "worker-frozen": testWorkerFrozen,
+		"three-gateways": testThreeGateways, "tracing": testTracing, "usage": testUsage, "worker-first": testWorkerFirst,
+		"worker-frozen": testWorkerFrozen,
 	}
 }
 
 // longSingleTests are further failures, tests under load, and tests on clusters.
 func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"agent-clients": testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad, "up": testUp,
+		"missing-workers": testMissingWorkers,
+		"agent-clients":   testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad, "up": testUp,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,
 		"copies": testCopies, "costs": testCosts,
 		"dispatcher-frozen":         testDispatcherFrozen,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
-		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster, "history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams,
+		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster,
+		"history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams,
 		"ledger-cluster": func(t *testing.T, p *programs) { testLedger(t, p, onCluster()) },
 		"no-faults":      testNoFaults, "overload": testOverload,
 		"rolling-cluster": func(t *testing.T, p *programs) { testRolling(t, p, onCluster()) },
-		"slow-reader":     testSlowReader, "thread-processes": testThreadProcesses, "thread-rebuild": testThreadRebuild,
+		"slow-reader":     testSlowReader, "stalled-readers": testStalledReaders, "thread-processes": testThreadProcesses,
+		"thread-rebuild": testThreadRebuild,
 		"threads-frozen": testThreadsFrozen, "threads-killed-directory": testThreadsKilledDirectory,
 		"threads-store-fails": testThreadsStoreFails, "upgrade": testUpgrade, "workers-lost": testWorkersLost,
 	}
@@ -165,16 +174,23 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 func runShared(t *testing.T, sys *system) {
 	for name, test := range map[string]func(*testing.T, *api){
 		"programs": testPrograms, "ways-to-die": testWaysToDie, "streaming": testStreaming, "eviction": testEviction,
-		"async": testAsync, "delayed": testDelayed, "sse": testSSE, "record": testRecord, "cancel": testCancel, "limits-of-output": testOutputLimit,
+		"async": testAsync, "delayed": testDelayed, "sse": testSSE, "record": testRecord, "cancel": testCancel,
+		"terminate": testTerminate, "exact-output": testExactOutput, "limits-of-output": testOutputLimit,
 		"large": testLarge, "keys": testKeys, "free-plan": testFreePlan,
-		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth, "routes": testRoutes,
-		"big-body": testBigBody, "slow-headers": testSlowHeaders, "half-closed": testHalfClosed, "big-headers": testBigHeaders, "many-at-once": testManyAtOnce,
+		"idempotency": testIdempotency, "idempotency-at-once": testIdempotencyAtOnce, "health": testHealth,
+		"routes":   testRoutes,
+		"big-body": testBigBody, "slow-headers": testSlowHeaders, "half-closed": testHalfClosed,
+		"big-headers": testBigHeaders, "many-at-once": testManyAtOnce,
 		"profile-limits": testProfileLimits,
-		"thread-home":    testThreadHome, "thread-ends": testThreadEnds, "thread-modules": testThreadModules, "thread-program": testThreadProgram,
+		"thread-home":    testThreadHome, "thread-ends": testThreadEnds, "thread-modules": testThreadModules,
+		"thread-program":       testThreadProgram,
 		"thread-organisations": testThreadOrganisations, "thread-busy": testThreadBusy, "threads-at-once": testThreadsAtOnce,
 		"thread-in-a-row": func(t *testing.T, a *api) { testThreadInARow(t, 30, a) }, "thread-limits": testThreadLimits,
-		"thread-upload-limits": testThreadUploadLimits, "thread-refused": testThreadRefused, "files-in-the-way": testFilesInTheWay,
-		"volumes": testVolumes, "file-uploads": testFileUploads, "file-changes": testFileChanges, "file-downloads": testFileDownloads, "signed-urls": testSignedURLs,
+		"runs-once":            testRunsOnce,
+		"thread-upload-limits": testThreadUploadLimits, "thread-refused": testThreadRefused,
+		"files-in-the-way": testFilesInTheWay,
+		"volumes":          testVolumes, "file-uploads": testFileUploads, "file-changes": testFileChanges,
+		"file-downloads": testFileDownloads, "signed-urls": testSignedURLs,
 		"mcp": func(t *testing.T, a *api) { testMCP(t, sys.programs.bullpen, a) },
 	} {
 		t.Run(name, func(t *testing.T) {

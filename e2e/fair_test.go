@@ -15,7 +15,8 @@ import (
 // limitedKey creates a key with its own concurrency limit.
 func (a *api) limitedKey(org, plan string, concurrent int) *api {
 	a.t.Helper()
-	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": "limited", "org": org, "plan": plan, "concurrent": concurrent})
+	r := a.do(http.MethodPost, "/v1/admin/keys",
+		request{"name": "limited", "org": org, "plan": plan, "concurrent": concurrent})
 	var key struct {
 		Key        string
 		Concurrent int
@@ -74,12 +75,14 @@ func testLimitsKilled(t *testing.T, p *programs, in topology) {
 			return r.status == http.StatusTooManyRequests && len(byOrg.pids(t)) == ofFree, r
 		})
 		r := small.execute(bash("true"))
-		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit reached (5/5)." {
+		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit "+
+			"reached (5/5)." {
 			t.Errorf("refused with %q", got)
 		}
 		byKey.reached(t, ofKey)
 		r = few.execute(bash("true"))
-		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit of this API key reached (2/2)." {
+		if got := r.rejection(t, http.StatusTooManyRequests, "rate_limited"); got != "concurrent execution limit of this "+
+			"API key reached (2/2)." {
 			t.Errorf("refused with %q", got)
 		}
 		r.retryAfter(t)
@@ -230,7 +233,8 @@ func testTakeover(t *testing.T, p *programs, in topology, by syscall.Signal) {
 		}
 		return false, "all are queued"
 	})
-	t.Logf("after %s of its dispatcher, the next job was handed out within %s", by, time.Since(gone).Round(10*time.Millisecond))
+	t.Logf("after %s of its dispatcher, the next job was handed out within %s", by,
+		time.Since(gone).Round(10*time.Millisecond))
 	second.ended(first).succeeded(t, "held\nwoken\n")
 	if by == syscall.SIGSTOP {
 		sys.front.signal(syscall.SIGCONT)

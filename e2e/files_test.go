@@ -30,7 +30,8 @@ type listedFile struct {
 // files lists files of a thread. Each entry is a path with its size; a directory ends in /.
 func (a *api) files(thread, dir string, recursive bool) []string {
 	a.t.Helper()
-	r := a.do(http.MethodPost, "/v1/files/list", request{"source": "thread", "id": thread, "path": dir, "recursive": recursive})
+	r := a.do(http.MethodPost, "/v1/files/list",
+		request{"source": "thread", "id": thread, "path": dir, "recursive": recursive})
 	if r.status != http.StatusOK {
 		a.t.Fatalf("list: %s", r)
 	}
@@ -71,7 +72,8 @@ func (a *api) downloadURL(thread, path string) *reply {
 }
 
 func (a *api) uploadURL(thread, path string, size int) *reply {
-	return a.do(http.MethodPost, "/v1/files/upload_url", request{"source": "thread", "id": thread, "path": path, "content_length": size})
+	return a.do(http.MethodPost, "/v1/files/upload_url",
+		request{"source": "thread", "id": thread, "path": path, "content_length": size})
 }
 
 // signed reads a signed URL.
@@ -118,7 +120,8 @@ func (a *api) download(t testing.TB, thread, path string, headers ...string) *re
 func (a *api) checkDownload(t testing.TB, thread, path string, want []byte) {
 	t.Helper()
 	if r := a.download(t, thread, path); r.status != http.StatusOK || !bytes.Equal(r.body, want) {
-		t.Errorf("%s of %s: HTTP %d, %d bytes that begin with %q; want %d bytes", path, thread, r.status, len(r.body), short(string(r.body)), len(want))
+		t.Errorf("%s of %s: HTTP %d, %d bytes that begin with %q; want %d bytes", path, thread, r.status, len(r.body),
+			short(string(r.body)), len(want))
 	}
 }
 
@@ -151,7 +154,8 @@ func testFileUploads(t *testing.T, a *api) {
 	// The first execution finds the files as if a program had written them. More can be uploaded
 	// while it runs.
 	h, sum := newHold(), sha256.Sum256(randomBytes(20<<20))
-	look := bash(`find * -type f -printf '%p %m %s\n' | sort; find * -not -user $UID; sha256sum < large; cat new/deep/er/file.txt
+	look := bash(
+		`find * -type f -printf '%p %m %s\n' | sort; find * -not -user $UID; sha256sum < large; cat new/deep/er/file.txt
 echo >> new/zero; echo own > own
 ` + h.code()).of("uploads")
 	id := a.submit(look)
@@ -163,9 +167,13 @@ echo >> new/zero; echo own > own
 	a.checkDownload(t, "uploads", "own", []byte("uploaded again"))
 	h.release(t)
 	rec := a.ended(id)
-	want := fmt.Sprintf("large 644 20971520\nnew/deep/er/file.txt 644 5\nnew/zero 644 0\n%s  -\nfirstheld\nwoken\n", hex.EncodeToString(sum[:]))
+	want := fmt.Sprintf("large 644 20971520\nnew/deep/er/file.txt 644 5\nnew/zero 644 0\n%s  -\nfirstheld\nwoken\n",
+		hex.EncodeToString(sum[:]))
 	rec.succeeded(t, want)
-	list = []string{"large 20971520", "new/", "new/deep/", "new/deep/er/", "new/deep/er/file.txt 6", "new/zero 1", "own 14"}
+	list = []string{
+		"large 20971520", "new/", "new/deep/", "new/deep/er/", "new/deep/er/file.txt 6",
+		"new/zero 1", "own 14",
+	}
 	a.checkListing(t, "uploads", "", true, list...)
 	if r := a.inline(bash("cat new/deep/er/file.txt own").of("uploads")); r.Stdout != "seconduploaded again" {
 		t.Errorf("the next execution found %+v", r)
@@ -177,7 +185,8 @@ echo >> new/zero; echo own > own
 	a.inline(bash("ln -s /etc link; ln -s new/zero into; mkdir directory; touch directory/in").of("uploads"))
 	a.upload(t, "uploads", "link/passwd", []byte("in the home"))
 	a.upload(t, "uploads", "into", []byte("no link"))
-	if r := a.inline(bash("cat link/passwd into; test -L link -o -L into; echo $?; wc -c < new/zero").of("uploads")); r.Stdout != "in the homeno link1\n1\n" {
+	if r := a.inline(bash("cat link/passwd into; test -L link -o -L into; echo $?; wc -c < new/zero").of(
+		"uploads")); r.Stdout != "in the homeno link1\n1\n" {
 		t.Errorf("files put where links were: %+v", r)
 	}
 }
@@ -222,11 +231,15 @@ func testFileChanges(t *testing.T, a *api) {
 			t.Errorf("unpack: %s", r)
 		}
 	}
-	unpack("?path=in", http.StatusOK, `"version":1`, tar.Header{Name: "run", Mode: 0o755, Size: 10}, tar.Header{Name: "d/large", Size: 6 << 20},
-		tar.Header{Name: "d/link", Typeflag: tar.TypeSymlink, Linkname: "../run"}, tar.Header{Name: "d/again", Typeflag: tar.TypeLink, Linkname: "run"})
-	look := bash("cd in; find * -printf '%p %y %m %s %n %T@\\n' | grep -v ' d ' | sort; find ~ -not -user $UID; cmp run d/again; cmp d/link run; sha256sum < d/large").of("changes")
+	unpack("?path=in", http.StatusOK, `"version":1`, tar.Header{Name: "run", Mode: 0o755, Size: 10},
+		tar.Header{Name: "d/large", Size: 6 << 20},
+		tar.Header{Name: "d/link", Typeflag: tar.TypeSymlink, Linkname: "../run"},
+		tar.Header{Name: "d/again", Typeflag: tar.TypeLink, Linkname: "run"})
+	look := bash("cd in; find * -printf '%p %y %m %s %n %T@\\n' | grep -v ' d ' | sort; find ~ -not -user $UID; cmp " +
+		"run d/again; cmp d/link run; sha256sum < d/large").of("changes")
 	sum := sha256.Sum256(large)
-	want := "d/again f 755 10 2 1000000000.0000000000\nd/large f 644 6291456 1 1000000000.0000000000\nd/link l 777 6 1 1000000000.0000000000\n" +
+	want := "d/again f 755 10 2 1000000000.0000000000\nd/large f 644 6291456 1 1000000000.0000000000\nd/link l 777 6 1 " +
+		"1000000000.0000000000\n" +
 		"run f 755 10 2 1000000000.0000000000\n" + hex.EncodeToString(sum[:]) + "  -\n"
 	if r := a.inline(look); r.Stdout != want {
 		t.Fatalf("a program found %+v, want\n%s", r, want)
@@ -250,8 +263,10 @@ func testFileChanges(t *testing.T, a *api) {
 	change("delete", request{"path": "in", "recursive": true}, http.StatusNotFound)
 	list := []string{"deep/", "deep/er/", "deep/er/again 10", "deep/er/large 6291456", "deep/er/staged 8", "run 10"}
 	a.checkListing(t, "changes", "", true, list...)
-	r := a.inline(bash("find * -type f -printf '%p %n\\n' | sort; cmp run deep/er/again; sha256sum < deep/er/large; cat deep/er/staged").of("changes"))
-	if want := "deep/er/again 2\ndeep/er/large 1\ndeep/er/staged 1\nrun 2\n" + hex.EncodeToString(sum[:]) + "  -\nuploaded"; r.Stdout != want {
+	r := a.inline(bash("find * -type f -printf '%p %n\\n' | sort; cmp run deep/er/again; sha256sum < deep/er/large; " +
+		"cat deep/er/staged").of("changes"))
+	if want := "deep/er/again 2\ndeep/er/large 1\ndeep/er/staged 1\nrun 2\n" + hex.EncodeToString(sum[:]) +
+		"  -\nuploaded"; r.Stdout != want {
 		t.Errorf("after the changes a program found %+v, want\n%s", r, want)
 	}
 	archive := a.do(http.MethodGet, at("?path=deep/er"), nil)
@@ -266,7 +281,8 @@ func testFileChanges(t *testing.T, a *api) {
 	if !slices.Equal(names, []string{"./", "again", "large", "staged"}) {
 		t.Errorf("the archive of a directory has %q: HTTP %d", names, archive.status)
 	}
-	if r := a.do(http.MethodGet, at("?path=in&version=1"), nil); r.status != http.StatusOK || !bytes.Contains(r.body, large[:1<<20]) {
+	if r := a.do(http.MethodGet, at("?path=in&version=1"), nil); r.status != http.StatusOK ||
+		!bytes.Contains(r.body, large[:1<<20]) {
 		t.Errorf("the first version: HTTP %d, %d bytes", r.status, len(r.body))
 	}
 }
@@ -294,7 +310,8 @@ open('small', 'w').write('0123456789')
 for n in range(200): open(f'other{n}', 'w').write(str(n) * 1000)
 f = open('sparse', 'wb'); f.truncate(12 << 20); f.seek(5 << 20); f.write(b'in the middle'); f.close()
 data = open('large', 'rb').read(); os.unlink('large'); open('large', 'wb').write(data)
-os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc', 'dir'); os.mkdir('empty')`).of("downloads"))
+os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc', 'dir'); os.mkdir('empty')`).of(
+		"downloads"))
 	if !r.Success {
 		t.Fatalf("got %+v", r)
 	}
@@ -305,7 +322,8 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 		whole := a.download(t, "downloads", name)
 		tag, size := whole.header.Get("ETag"), len(want)
 		head := a.useSigned(a.downloadURL("downloads", name).signed(t), http.MethodHead, nil)
-		if head.status != http.StatusOK || head.header.Get("Content-Length") != strconv.Itoa(size) || head.header.Get("ETag") != tag || len(head.body) > 0 {
+		if head.status != http.StatusOK || head.header.Get("Content-Length") != strconv.Itoa(size) ||
+			head.header.Get("ETag") != tag || len(head.body) > 0 {
 			t.Errorf("HEAD %s: %d %v", name, head.status, head.header)
 		}
 		for _, c := range []struct {
@@ -324,10 +342,12 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 				t.Errorf("%s of %s: %d, %q, %d bytes", c.asked, name, r.status, r.header.Get("Content-Range"), len(r.body))
 			}
 		}
-		if r := a.download(t, "downloads", name, "Range", "bytes=1-2", "If-Range", `"another"`); r.status != http.StatusOK || len(r.body) != size {
+		if r := a.download(t, "downloads", name, "Range", "bytes=1-2", "If-Range", `"another"`); r.status != http.StatusOK ||
+			len(r.body) != size {
 			t.Errorf("a range of what is no more: %d, %d bytes", r.status, len(r.body))
 		}
-		a.download(t, "downloads", name, "Range", fmt.Sprintf("bytes=%d-", size)).rejection(t, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable")
+		a.download(t, "downloads", name, "Range", fmt.Sprintf("bytes=%d-", size)).rejection(
+			t, http.StatusRequestedRangeNotSatisfiable, "range_not_satisfiable")
 	}
 	// A link is not a file and is not followed.
 	for _, path := range []string{"out", "link", "dir/passwd", "dir", "empty", "nothing", "small/in"} {
@@ -335,12 +355,16 @@ os.symlink('/etc/passwd', 'out'); os.symlink('small', 'link'); os.symlink('/etc'
 	}
 	a.checkListing(t, "downloads", "dir", true)
 	a.downloadURL("no-such-thread", "small").rejection(t, http.StatusNotFound, "not_found")
-	for _, path := range []string{"../x", "a/../../x", "/../etc/passwd", "..", "a/..", "", "x\x00y", "x/", "/", "/home/baponi", strings.Repeat("x", 256)} {
+	for _, path := range []string{
+		"../x", "a/../../x", "/../etc/passwd", "..", "a/..", "", "x\x00y", "x/", "/",
+		"/home/baponi", strings.Repeat("x", 256),
+	} {
 		a.downloadURL("downloads", path).rejection(t, http.StatusBadRequest, "validation_error")
 		a.uploadURL("downloads", path, 1).rejection(t, http.StatusBadRequest, "validation_error")
 	}
 	a.uploadURL("downloads", "x", -1).rejection(t, http.StatusBadRequest, "validation_error")
-	a.uploadURL("downloads", "x", 1<<30).rejection(t, http.StatusBadRequest, "validation_error") // larger than the sandbox's home
+	// larger than the sandbox's home
+	a.uploadURL("downloads", "x", 1<<30).rejection(t, http.StatusBadRequest, "validation_error")
 }
 
 // testSignedURLs misuses signed URLs.
@@ -378,16 +402,20 @@ func testSignedURLs(t *testing.T, a *api) {
 		a.useSigned(signed{URL: up.URL}, method, nil).rejection(t, http.StatusMethodNotAllowed, "method_not_allowed")
 	}
 	plain := signed{URL: up.URL, Method: up.Method}
-	a.useSigned(plain, http.MethodPut, []byte("longer")).rejection(t, http.StatusRequestEntityTooLarge, "payload_too_large")
+	a.useSigned(plain, http.MethodPut, []byte("longer")).rejection(t, http.StatusRequestEntityTooLarge,
+		"payload_too_large")
 	a.useSigned(plain, http.MethodPut, []byte("sho")).rejection(t, http.StatusBadRequest, "validation_error")
-	a.useSigned(plain, http.MethodPut, []byte("four"), "Content-Encoding", "gzip").rejection(t, http.StatusUnsupportedMediaType, "unsupported_media_type")
+	a.useSigned(plain, http.MethodPut, []byte("four"), "Content-Encoding", "gzip").rejection(
+		t, http.StatusUnsupportedMediaType, "unsupported_media_type")
 	a.checkListing(t, "signed", "", true, "mine 4", "other 5")
 	if r := a.useSigned(plain, http.MethodPut, []byte("four")); r.status != http.StatusOK {
 		t.Errorf("what it is for: %s", r)
 	}
 	a.checkDownload(t, "signed", "up", []byte("four"))
-	if r := a.useSigned(down, http.MethodGet, nil); string(r.body) != "mine" || r.header.Get("Content-Type") != "application/octet-stream" ||
-		!strings.Contains(r.header.Get("Content-Security-Policy"), "default-src 'none'") || !strings.HasPrefix(r.header.Get("Content-Disposition"), "attachment") {
+	if r := a.useSigned(down, http.MethodGet, nil); string(r.body) != "mine" ||
+		r.header.Get("Content-Type") != "application/octet-stream" ||
+		!strings.Contains(r.header.Get("Content-Security-Policy"), "default-src 'none'") ||
+		!strings.HasPrefix(r.header.Get("Content-Disposition"), "attachment") {
 		t.Errorf("got %s with %v", r, r.header)
 	}
 }
@@ -397,7 +425,17 @@ func testSignedURLs(t *testing.T, a *api) {
 func testFilesInTheWay(t *testing.T, a *api) {
 	a.inline(bash(`mkdir -p d/e l; touch f d/f d/e/f l/f; ln -s d s; ln -s nowhere x; ln f h`).of("in-the-way"))
 	for n, paths := range [][]string{
-		{"d"}, {"d/e"}, {"f/g"}, {"f/g/h", "f"}, {"s/f"}, {"x"}, {"d/f/g", "d"}, {"d", "d/e/f"}, {"new/a", "new", "new/a/b"}, {"h"}, {"l/f/f/f", "l/f/f"},
+		{"d"},
+		{"d/e"},
+		{"f/g"},
+		{"f/g/h", "f"},
+		{"s/f"},
+		{"x"},
+		{"d/f/g", "d"},
+		{"d", "d/e/f"},
+		{"new/a", "new", "new/a/b"},
+		{"h"},
+		{"l/f/f/f", "l/f/f"},
 	} {
 		thread := fmt.Sprintf("in-the-way-%d", n)
 		if r := a.do(http.MethodPost, "/v1/threads/in-the-way/fork", request{"id": thread}); r.status != http.StatusCreated {

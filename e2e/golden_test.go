@@ -27,7 +27,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
-var updateGolden = flag.Bool("update-golden", false, "make the data directory anew that the next versions are tested with")
+var updateGolden = flag.Bool("update-golden", false,
+	"make the data directory anew that the next versions are tested with")
 
 // The golden data directory was left behind by an earlier version of bullpen. See
 // testdata/golden/README.md.
@@ -53,7 +54,8 @@ type golden struct {
 func goldenArgs() []string {
 	return []string{
 		"--retention", "870000h", "--queue-expiry", "860000h", "--slots", "1",
-		"--webhook-allow-http", "--webhook-allow-cidrs", "127.0.0.0/8", "--webhook-allow-ports", strings.Split(goldenHook, ":")[1],
+		"--webhook-allow-http", "--webhook-allow-cidrs", "127.0.0.0/8", "--webhook-allow-ports",
+		strings.Split(goldenHook, ":")[1],
 	}
 }
 
@@ -65,9 +67,12 @@ func listenGolden(t *testing.T) (came chan string, stop func()) {
 		t.Fatal(err)
 	}
 	came = make(chan string, 64)
-	s := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		came <- r.URL.Path
-	})}}
+	s := &httptest.Server{
+		Listener: listener,
+		Config: &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			came <- r.URL.Path
+		})},
+	}
 	s.Start()
 	t.Cleanup(s.Close)
 	return came, s.Close
@@ -88,7 +93,10 @@ func testGolden(t *testing.T, p *programs) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sys := &system{programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(), api: &api{t: t, key: g.Key, http: newHTTP(t, nil)}}
+	sys := &system{
+		programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(),
+		api: &api{t: t, key: g.Key, http: newHTTP(t, nil)},
+	}
 	unpack(t, packed, sys.data)
 	came, _ := listenGolden(t)
 	sys.startFront(t)
@@ -165,7 +173,8 @@ func includes(got, want any) bool {
 func makeGolden(t *testing.T, p *programs, packed string) {
 	g := golden{Key: newSecret(), Gets: map[string]string{}}
 	sys := &system{
-		programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(), api: &api{t: t, key: g.Key, http: newHTTP(t, nil)},
+		programs: p, data: filepath.Join(t.TempDir(), "data"), args: goldenArgs(),
+		api: &api{t: t, key: g.Key, http: newHTTP(t, nil)},
 		env: []string{"BULLPEN_BOOTSTRAP_KEY=" + g.Key},
 	}
 	sys.startFront(t)
@@ -175,11 +184,13 @@ func makeGolden(t *testing.T, p *programs, packed string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := store.Connect(t.Context(), store.Access{InProcess: s}, store.Config{AttachOnly: true, Replicas: 1}, storetest.Log(t))
+	st, err := store.Connect(t.Context(), store.Access{InProcess: s}, store.Config{AttachOnly: true, Replicas: 1},
+		storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := st.JS.PublishMsg(t.Context(), &nats.Msg{Subject: "bullpen.job.batch.default.k.stale", Data: []byte("not a job")}); err != nil {
+	if _, err := st.JS.PublishMsg(
+		t.Context(), &nats.Msg{Subject: "bullpen.job.background.default.k.stale", Data: []byte("not a job")}); err != nil {
 		t.Fatal(err)
 	}
 	st.Close()
@@ -192,7 +203,8 @@ func makeGolden(t *testing.T, p *programs, packed string) {
 	g.Other = sys.sandboxed("small", request{"memory": "256MiB", "env": request{"A": "b"}}).key
 	var ids []string
 	for _, r := range []request{
-		bash("echo one; echo two >&2; exit 3").and("metadata", map[string]string{"build": "7"}), bash("sleep 60").and("timeout", 1),
+		bash("echo one; echo two >&2; exit 3").and("metadata", map[string]string{"build": "7"}),
+		bash("sleep 60").and("timeout", 1),
 		bash("echo first > first").of(goldenThread), bash("echo second > second").of(goldenThread),
 	} {
 		id := sys.submit(r)
@@ -216,7 +228,10 @@ func makeGolden(t *testing.T, p *programs, packed string) {
 		r := sys.get(dead)
 		return strings.Contains(string(r.body), string(proto.DeadMalformed)), r
 	})
-	paths := []string{dead, "/v1/webhook", "/v1/threads/" + goldenThread, "/v1/admin/keys", sandboxesPath, sandboxesPath + "/small"}
+	paths := []string{
+		dead, "/v1/webhook", "/v1/threads/" + goldenThread, "/v1/admin/keys", profilesPath,
+		profilesPath + "/small",
+	}
 	for _, id := range ids {
 		paths = append(paths, execution(id), execution(id, "output"), execution(id, "webhook"))
 	}

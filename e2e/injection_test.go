@@ -67,13 +67,14 @@ func testInjections(t *testing.T, p *programs, in topology) {
 	}
 	sys := newSystem(t, with.exportingSpans(), in, 4, args...)
 	if r := sys.do(http.MethodPut, "/v1/admin/secrets/API?org=acme", request{"value": injected, "injection": request{
-		"hosts": []string{"www.example.com", "http://www.example.com:8080"}, "header": "Authorization", "template": "Bearer {{value}}",
+		"hosts": []string{"www.example.com", "http://www.example.com:8080"}, "header": "Authorization",
+		"template": "Bearer {{value}}",
 	}}); r.status != http.StatusOK {
 		t.Fatal(r)
 	}
 	user := func(name string, network request) *api {
 		t.Helper()
-		sys.newSandbox(name, request{"network": network, "secrets": []string{"API"}})
+		sys.newProfile(name, request{"network": network, "secrets": []string{"API"}})
 		r := sys.do(http.MethodPost, "/v1/admin/keys", request{"name": name, "org": "acme", "plan": "pro", "sandbox": name})
 		var made struct{ Key string }
 		r.into(t, &made)
@@ -88,7 +89,11 @@ func testInjections(t *testing.T, p *programs, in topology) {
 import urllib.request
 r = urllib.request.urlopen('https://www.example.com/python')
 print(r.read().decode(), r.headers['X-Received'])`),
-		"node": {"language": "node", "code": `fetch('https://www.example.com/node').then(async r => console.log(await r.text(), r.headers.get('x-received')))`},
+		"node": {
+			"language": "node",
+			"code": `fetch('https://www.example.com/node').then(async r => console.log(await r.text(), ` +
+				`r.headers.get('x-received')))`,
+		},
 		"bash": bash(`curl -sS -H 'Authorization: mine' -w ' %header{x-received}\n' https://www.example.com/bash`),
 	} {
 		for _, b := range []*api{open, listed} {
@@ -108,7 +113,8 @@ this is www.example.com
 this is www.example.com:8080
 `)
 	// The policy of the network holds.
-	rec := listed.ended(listed.submit(python(reachCode + `connect(('www.example.com', 8080), ('www.example.com', 8443), ('other.example.com', 443))`)))
+	rec := listed.ended(listed.submit(
+		python(reachCode + `connect(('www.example.com', 8080), ('www.example.com', 8443), ('other.example.com', 443))`)))
 	rec.succeeded(t, "www.example.com 8080 ECONNREFUSED\nwww.example.com 8443 ECONNREFUSED\nother.example.com unknown\n")
 	// The program has nothing of the secret, and of the authority only its certificate.
 	last := open.submit(bash(`what="` + injected[:6] + `""` + injected[6:] + `" # so that the code does not have it
@@ -118,7 +124,8 @@ grep -c 'PRIVATE KEY' $SSL_CERT_FILE; (echo x > $SSL_CERT_FILE) 2> /dev/null || 
 	rec.succeeded(t, "0\nca.pem\nmain.sh\n0\nread-only\n")
 	// A sandbox without the secret has no proxy and no authority.
 	plain := sys.sandboxed("plain", request{"network": request{"policy": "unrestricted"}})
-	plain.ended(plain.submit(bash(`echo "[$SSL_CERT_FILE]"; ls /run/bullpen/job; curl -ksS https://www.example.com/without`))).
+	plain.ended(plain.submit(
+		bash(`echo "[$SSL_CERT_FILE]"; ls /run/bullpen/job; curl -ksS https://www.example.com/without`))).
 		succeeded(t, "[]\nmain.sh\nwww.example.com got \"\"")
 	dirs := []string{sys.data}
 	if in.separate {

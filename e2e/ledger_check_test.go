@@ -89,7 +89,8 @@ func (l *ledger) check() {
 		once := 0
 		for _, x := range s.ids {
 			e := ran[x.id]
-			kept := len(x.outcomes) > 0 && x.outcomes[0].Code != string(proto.CodeExpiredInQueue) // the lost run, if there was one
+			// the lost run, if there was one
+			kept := len(x.outcomes) > 0 && x.outcomes[0].Code != string(proto.CodeExpiredInQueue)
 			if !x.revived && (e.certain > 0 || e.total > 0 && kept) {
 				once++
 			}

@@ -44,9 +44,10 @@ type submission struct {
 	thread   string // empty for none
 	key      string // Idempotency-Key; empty for none
 	attempts int
-	timeout  int // seconds
-	exit     int // exit code of the program
-	lines    int // lines that it prints, except the first and last
+	timeout  int      // seconds
+	exit     int      // exit code of the program
+	lines    int      // lines that it prints, except the first and last
+	args     []string // with some, no interpreter that waits can run it
 	pause    time.Duration
 	seq      int64 // random number for checks: where a reader resumes
 
@@ -116,7 +117,10 @@ func endOf(status string, r *proto.Result) end {
 	if status == "" {
 		status = string(r.Status())
 	}
-	return end{status, r.Stdout, r.Stderr, deref(r.Error), deref(r.ErrorCode), deref(r.ErrorMessage), r.ExitCode, r.DurationMS}
+	return end{
+		status, r.Stdout, r.Stderr, deref(r.Error), deref(r.ErrorCode), deref(r.ErrorMessage), r.ExitCode,
+		r.DurationMS,
+	}
 }
 
 // code returns the program's source.
@@ -165,6 +169,9 @@ func (s *submission) timesOut() bool { return s.timeout < ledgerTimeout }
 
 func (s *submission) body() request {
 	r := bash(s.code()).and("timeout", s.timeout, "max_attempts", s.attempts)
+	if s.args != nil {
+		r["args"] = s.args
+	}
 	if s.thread != "" {
 		r["thread_id"] = s.thread
 	}
@@ -193,11 +200,15 @@ func (l *ledger) draw(r *rand.Rand, k kind) *submission {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := &submission{
-		name: fmt.Sprintf("s%d", len(l.all)+1), kind: k, attempts: 1, timeout: ledgerTimeout, lines: r.IntN(4), seq: int64(r.IntN(6)),
+		name: fmt.Sprintf("s%d", len(l.all)+1), kind: k, attempts: 1, timeout: ledgerTimeout, lines: r.IntN(4),
+		seq:   int64(r.IntN(6)),
 		pause: time.Duration(r.IntN(1200)) * time.Millisecond,
 	}
 	if r.IntN(3) == 0 {
 		s.attempts = 3
+	}
+	if r.IntN(2) == 0 {
+		s.args = []string{"a"}
 	}
 	if r.IntN(2) == 0 && k != kindLeaving && k != kindBatch {
 		s.key = fmt.Sprintf("%d-%s", l.seed, s.name)
@@ -242,7 +253,8 @@ func (l *ledger) submit(ctx context.Context, r *rand.Rand, s *submission) {
 	first := s.call == 0
 	if first {
 		s.call = l.log.now()
-		l.log.note(s.name, "%s, attempts %d, thread %q, key %q, exit %d, %d lines, pause %s, timeout %d", s.kind, s.attempts, s.thread, s.key, s.exit, s.lines, s.pause, s.timeout)
+		l.log.note(s.name, "%s, attempts %d, thread %q, key %q, exit %d, %d lines, pause %s, timeout %d", s.kind, s.attempts,
+			s.thread, s.key, s.exit, s.lines, s.pause, s.timeout)
 	}
 	for try := 1; ctx.Err() == nil && (first || s.key != ""); try++ {
 		known := l.ask(ctx, r, s)
@@ -415,7 +427,8 @@ func (l *ledger) event(s *submission, x *observation, by string, e *event) {
 			return
 		}
 		if (x.gap || e.Seq != x.last+1 && e.Seq != x.last) && !*e.OutputTruncated {
-			l.violate(s.name, "%s: %s: the result is event %d after %d, events are missing before (%v), and the gap is not reported", x.id, by, e.Seq, x.last, x.gap)
+			l.violate(s.name, "%s: %s: the result is event %d after %d, events are missing before (%v), and the gap is "+
+				"not reported", x.id, by, e.Seq, x.last, x.gap)
 		}
 		x.truncated = *e.OutputTruncated
 		l.recordOutcome(s, x, by, endOf(e.Status, e.Result))
@@ -528,7 +541,8 @@ func (l *ledger) getRecord(ctx context.Context, m *member, s *submission, x *obs
 // endOfRecord returns the outcome in the record of an execution that has ended.
 func endOfRecord(rec *record) end {
 	return end{
-		rec.Status, deref(rec.Stdout), deref(rec.Stderr), deref(rec.Error), deref(rec.ErrorCode), deref(rec.ErrorMessage), *rec.ExitCode, *rec.DurationMS,
+		rec.Status, deref(rec.Stdout), deref(rec.Stderr), deref(rec.Error), deref(rec.ErrorCode), deref(rec.ErrorMessage),
+		*rec.ExitCode, *rec.DurationMS,
 	}
 }
 

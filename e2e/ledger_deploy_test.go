@@ -100,7 +100,8 @@ func newDeployment(t *testing.T, p *programs, in topology, args ...string) *depl
 	d := &deployment{topology: in, t: t, programs: &with, root: root, key: root, http: newHTTP(t, with.machine.dialer())}
 	d.store, d.redis = with.newBucket(t), startRedis(t, with.machine)
 	d.args = slices.Concat(args, d.store.flags(), []string{
-		"--redis", "redis://" + d.redis.addr, "--queue-wait", "10s", "--webhook-allow-http", "--webhook-allow-ports", hookPort,
+		"--redis", "redis://" + d.redis.addr, "--queue-wait", "10s", "--webhook-allow-http",
+		"--webhook-allow-ports", hookPort,
 	})
 	d.env = append(storagetest.Env(), "BULLPEN_BOOTSTRAP_KEY="+d.root)
 	return d

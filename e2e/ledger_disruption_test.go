@@ -57,7 +57,8 @@ func (l *ledger) singleDisruptions() []disruption {
 		if m.line != nil {
 			all = append(all,
 				cutOff(m, "cut off", soon, true, false, false), cutOff(m, "cut off for long", afterLost, true, false, false),
-				cutOff(m, "outgoing data dropped", beforeLost, false, true, false), cutOff(m, "incoming data dropped", beforeLost, false, false, true),
+				cutOff(m, "outgoing data dropped", beforeLost, false, true, false),
+				cutOff(m, "incoming data dropped", beforeLost, false, false, true),
 				cutOff(m, "silent for long", afterLost, false, true, true))
 		}
 	}
@@ -96,7 +97,8 @@ func (l *ledger) brokerDisruptions() []disruption {
 	only := alone()
 	return []disruption{
 		only(brokerName+" killed", func() { l.broker.kill() }, func() { l.broker.restart(l.t, l.programs) }, soon),
-		only(brokerName+" frozen", func() { l.broker.signal(syscall.SIGSTOP) }, func() { l.broker.signal(syscall.SIGCONT) }, beforeLost),
+		only(brokerName+" frozen", func() { l.broker.signal(syscall.SIGSTOP) }, func() { l.broker.signal(syscall.SIGCONT) },
+			beforeLost),
 	}
 }
 
@@ -314,7 +316,9 @@ func (l *ledger) repairNext(active *[]activeDisruption) {
 	sleep(l.t.Context(), next.to-l.log.now())
 	// The next repair may start a process, which needs the shared server. That server is repaired
 	// first.
-	if i := slices.IndexFunc(*active, func(i activeDisruption) bool { return strings.HasPrefix(i.name, brokerName) }); i >= 0 {
+	if i := slices.IndexFunc(*active, func(i activeDisruption) bool {
+		return strings.HasPrefix(i.name, brokerName)
+	}); i >= 0 {
 		next = (*active)[i]
 	}
 	next.repair()

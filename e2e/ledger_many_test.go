@@ -44,7 +44,8 @@ func (l *ledger) batch(ctx context.Context, r *rand.Rand, items []*submission) {
 	list := make([]request, len(items))
 	for i, s := range items {
 		s.call = l.log.now()
-		l.log.note(s.name, "item %d of the %s, attempts %d, exit %d, %d lines, pause %s, timeout %d", i, subject, s.attempts, s.exit, s.lines, s.pause, s.timeout)
+		l.log.note(s.name, "item %d of the %s, attempts %d, exit %d, %d lines, pause %s, timeout %d", i, subject, s.attempts,
+			s.exit, s.lines, s.pause, s.timeout)
 		list[i] = s.body()
 	}
 	body := listLast(l.t, request{"max_parallel": 1 + r.IntN(4)}, list)
@@ -52,7 +53,8 @@ func (l *ledger) batch(ctx context.Context, r *rand.Rand, items []*submission) {
 	for id == "" && ctx.Err() == nil {
 		m := l.gateways(r)[0]
 		try, cancel := context.WithTimeout(ctx, requestTime)
-		reply, err := l.clientOf(m).try(try, http.MethodPost, "/v1/batches", body, "Idempotency-Key", fmt.Sprintf("%d-%s", l.seed, items[0].name))
+		reply, err := l.clientOf(m).try(try, http.MethodPost, "/v1/batches", body, "Idempotency-Key",
+			fmt.Sprintf("%d-%s", l.seed, items[0].name))
 		cancel()
 		l.log.note(subject, "sent to %s: %v, %v", m.name, reply, err)
 		switch {
@@ -93,7 +95,9 @@ func (l *ledger) batch(ctx context.Context, r *rand.Rand, items []*submission) {
 }
 
 // awaitBatch waits until a batch has ended.
-func (l *ledger) awaitBatch(ctx context.Context, r *rand.Rand, subject, id string) (counts proto.BatchCounts, ended bool) {
+func (l *ledger) awaitBatch(
+	ctx context.Context, r *rand.Rand, subject, id string,
+) (counts proto.BatchCounts, ended bool) {
 	for ctx.Err() == nil {
 		m := l.gateways(r)[0]
 		reply, err := l.clientOf(m).try(ctx, http.MethodGet, "/v1/batches/"+id, nil)
@@ -116,7 +120,9 @@ func (l *ledger) awaitBatch(ctx context.Context, r *rand.Rand, subject, id strin
 }
 
 // readBatch reads the results of a batch that has ended, one line for each item.
-func (l *ledger) readBatch(ctx context.Context, r *rand.Rand, subject, id string, items []*submission, counts proto.BatchCounts) {
+func (l *ledger) readBatch(
+	ctx context.Context, r *rand.Rand, subject, id string, items []*submission, counts proto.BatchCounts,
+) {
 	for ctx.Err() == nil {
 		m := l.gateways(r)[0]
 		reply, err := l.clientOf(m).try(ctx, http.MethodGet, "/v1/batches/"+id+"/results", nil)
@@ -132,7 +138,8 @@ func (l *ledger) readBatch(ctx context.Context, r *rand.Rand, subject, id string
 				record
 				Index int
 			}
-			if err := json.Unmarshal(lines.Bytes(), &line); err != nil || line.Index != n || n >= len(items) || line.TraceID == "" || line.ExitCode == nil || line.DurationMS == nil {
+			if err := json.Unmarshal(lines.Bytes(), &line); err != nil || line.Index != n || n >= len(items) ||
+				line.TraceID == "" || line.ExitCode == nil || line.DurationMS == nil {
 				l.violate(subject, "%s: line %d of %d results: %s, %v", id, n, len(items), lines.Bytes(), err)
 				return
 			}
@@ -171,10 +178,12 @@ func (l *ledger) newSchedule() {
 	var s schedule
 	program := bash(effectCode(tickName)).and("timeout", ledgerTimeout)
 	a.do(http.MethodPost, "/v1/schedules", request{
-		"name": "ledger", "cron": "*/" + strconv.Itoa(ledgerEvery) + " * * * * *", "overlap": "queue", "missed": "all", "request": program,
+		"name": "ledger", "cron": "*/" + strconv.Itoa(ledgerEvery) + " * * * * *", "overlap": "queue", "missed": "all",
+		"request": program,
 	}).into(l.t, &s)
 	l.schedule = &tickLedger{
-		id: s.ID, every: ledgerEvery * time.Second, outcomes: map[proto.RunOutcome]bool{proto.RunStarted: true}, runs: map[time.Time]scheduleRun{},
+		id: s.ID, every: ledgerEvery * time.Second, outcomes: map[proto.RunOutcome]bool{proto.RunStarted: true},
+		runs: map[time.Time]scheduleRun{},
 	}
 }
 
@@ -202,6 +211,7 @@ func (l *ledger) watchSchedule(over, hard context.Context, r *rand.Rand) {
 		reply, err := l.clientOf(l.gateways(r)[0]).try(hard, http.MethodPatch, path, request{"paused": true})
 		paused = err == nil && reply.status == http.StatusOK
 	}
+	l.schedule.paused = true
 	for !read(hard) && hard.Err() == nil {
 		sleep(hard, 250*time.Millisecond)
 	}

@@ -65,7 +65,8 @@ const (
 func newOutside(t *testing.T, m *machine, log *eventLog) *outside {
 	t.Helper()
 	o := &outside{
-		log: log, network: m.internet, effects: map[string]map[string][]effectTime{}, hooks: map[string][]hook{}, batchHooks: map[string]string{},
+		log: log, network: m.internet, effects: map[string]map[string][]effectTime{}, hooks: map[string][]hook{},
+		batchHooks: map[string]string{},
 		rejectHook: func(id string, nth int) bool { // the first one of every other execution
 			sum := fnv.New32()
 			_, _ = io.WriteString(sum, id)
@@ -156,6 +157,9 @@ func (o *outside) effect(conn net.Conn) {
 	}
 	id, name, _ := strings.Cut(strings.TrimSpace(line), " ")
 	o.mu.Lock()
+	if name == "" {
+		o.impossible = append(o.impossible, violation{id, "its program ran without an execution"})
+	}
 	if o.effects[name] == nil {
 		o.effects[name] = map[string][]effectTime{}
 	}

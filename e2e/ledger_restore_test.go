@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-var ledgerRestores = repeatsFlag("ledger-restores", 1, 1, "how often a deployment is lost and restored from a backup in a ledger")
+var ledgerRestores = repeatsFlag("ledger-restores", 1, 1,
+	"how often a deployment is lost and restored from a backup in a ledger")
 
 // testBackupLedger runs a ledger while everything in JetStream is lost repeatedly. Each time it is
 // restored from a backup that was made while clients submitted.
@@ -99,7 +100,8 @@ func (x *observation) undoSince(since time.Duration) {
 func (d *deployment) backUp(file string) {
 	d.t.Helper()
 	m := d.gateways(rand.New(rand.NewPCG(0, 0)))[0]
-	code, output := d.programs.run(d.t, []string{"BULLPEN_URL=" + d.clientOf(m).base, "BULLPEN_API_KEY=" + d.root}, "backup", file)
+	code, output := d.programs.run(d.t, []string{"BULLPEN_URL=" + d.clientOf(m).base, "BULLPEN_API_KEY=" + d.root},
+		"backup", file)
 	if code != 0 {
 		d.t.Fatalf("backup: exit code %d: %s", code, output)
 	}
@@ -140,7 +142,8 @@ func (d *deployment) restore(file string) {
 		d.broker.restart(d.t, d.programs)
 	}
 	m := d.members[0]
-	code, output := d.programs.run(d.t, slices.Concat(d.env, m.env), slices.Concat([]string{"restore", file}, d.args, m.args)...)
+	code, output := d.programs.run(d.t, slices.Concat(d.env, m.env),
+		slices.Concat([]string{"restore", file}, d.args, m.args)...)
 	if code != 0 {
 		d.t.Fatalf("restore: exit code %d: %s", code, output)
 	}

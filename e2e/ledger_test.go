@@ -18,7 +18,8 @@ import (
 
 var (
 	ledgerSeed   = flag.Uint64("ledger-seed", 0, "what ledgers are drawn with; 0 draws it")
-	ledgerPoints = flag.Bool("ledger-points", false, "whether processes in ledgers die at named points, too; their bullpen is built for it")
+	ledgerPoints = flag.Bool("ledger-points", false,
+		"whether processes in ledgers die at named points, too; their bullpen is built for it")
 	ledgerCycles = repeatsFlag("ledger-cycles", 3, 6, "how often something goes wrong in a ledger, in each deployment")
 )
 
@@ -60,7 +61,10 @@ const ledgerThreads = 3
 
 func newLedger(t *testing.T, d *deployment) *ledger {
 	t.Helper()
-	l := &ledger{deployment: d, t: t, seed: *ledgerSeed, log: newEventLog(t), progressed: make(chan struct{}, 1), kinds: clientKinds(), longest: patience}
+	l := &ledger{
+		deployment: d, t: t, seed: *ledgerSeed, log: newEventLog(t), progressed: make(chan struct{}, 1),
+		kinds: clientKinds(), longest: patience,
+	}
 	l.up, l.disconnect = context.WithCancel(t.Context())
 	if l.seed == 0 {
 		var b [8]byte
@@ -77,10 +81,11 @@ func newLedger(t *testing.T, d *deployment) *ledger {
 func (d *deployment) setUp() {
 	d.t.Helper()
 	a := d.clientOf(d.gateways(rand.New(rand.NewPCG(0, 0)))[0])
-	a.newSandbox("ledger", request{"network": request{"policy": "unrestricted"}, "memory": "256MiB"})
+	a.newProfile("ledger", request{"network": request{"policy": "unrestricted"}, "memory": "256MiB"})
 	secret, id := a.boundKey("ledger")
 	d.key = secret
-	a.settings(http.MethodPut, "/v1/webhook?key="+id, request{"url": hookURL, "waits": []float64{0.2, 1, maxWebhookWait}, "max_attempts": 20})
+	a.settings(http.MethodPut, "/v1/webhook?key="+id,
+		request{"url": hookURL, "waits": []float64{0.2, 1, maxWebhookWait}, "max_attempts": 20})
 }
 
 // testLedger runs a ledger while single processes of a deployment fail.
@@ -103,7 +108,8 @@ func testLedger(t *testing.T, p *programs, in topology) {
 // clientKinds returns the usual clients of a ledger.
 func clientKinds() []kind {
 	return []kind{
-		kindInline, kindStreaming, kindSSE, kindPolling, kindWebhook, kindThread, kindThread, kindThread, kindCancel, kindLeaving,
+		kindInline, kindStreaming, kindSSE, kindPolling, kindWebhook, kindThread, kindThread, kindThread, kindCancel,
+		kindLeaving,
 	}
 }
 
@@ -131,7 +137,8 @@ func (l *ledger) run(wrong []disruption, cycles int) []violation {
 	l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.t.Logf("%d submissions in %s; went wrong: %s; executions ended: %s", len(l.all), l.log.now().Round(time.Second), &l.injected, &l.ends)
+	l.t.Logf("%d submissions in %s; went wrong: %s; executions ended: %s", len(l.all), l.log.now().Round(time.Second),
+		&l.injected, &l.ends)
 	return slices.Concat(l.violations, l.impossible)
 }
 
@@ -171,6 +178,7 @@ func (l *ledger) report(violations []violation) {
 		l.t.Errorf("%s: %s\n%s", subject, strings.Join(subjects[subject], "\n\t"), l.log.of(subject))
 	}
 	if len(violations) > 0 {
-		l.t.Errorf("run it again with -ledger-seed %d -ledger-cycles %d; the event log is %s", l.seed, ledgerCycles.n(), l.log.file.Name())
+		l.t.Errorf("run it again with -ledger-seed %d -ledger-cycles %d; the event log is %s", l.seed, ledgerCycles.n(),
+			l.log.file.Name())
 	}
 }

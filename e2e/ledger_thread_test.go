@@ -145,7 +145,8 @@ func describe(history []porcupine.Operation) string {
 	var b strings.Builder
 	for _, op := range history {
 		in, out := op.Input.(appended), op.Output.(found)
-		fmt.Fprintf(&b, "\n\t%9.3fs to %9.3fs %s found (%v)%s, saved %d", float64(op.Call)/1e9, float64(op.Return)/1e9, in.name, out.known, out.list, out.saved)
+		fmt.Fprintf(&b, "\n\t%9.3fs to %9.3fs %s found (%v)%s, saved %d", float64(op.Call)/1e9, float64(op.Return)/1e9,
+			in.name, out.known, out.list, out.saved)
 	}
 	return b.String()
 }

@@ -128,10 +128,12 @@ func testDrainOver(t *testing.T, p *programs, in topology) {
 	if pids := h.pids(t); len(pids) > 0 {
 		t.Errorf("the server has ended and its program runs on: %v", pids)
 	}
-	if res := inline.answer(t).result(t); display(res.ErrorCode) != `"worker_lost"` || !strings.Contains(display(res.ErrorMessage), "shut down") {
+	if res := inline.answer(t).result(t); display(res.ErrorCode) != `"worker_lost"` ||
+		!strings.Contains(display(res.ErrorMessage), "shut down") {
 		t.Errorf("inline: %+v", res)
 	}
-	if stdout, _, last := checkEvents(t, stream.answer(t).events(t), 0); stdout != "held\n" || display(last.Result.ErrorCode) != `"worker_lost"` {
+	if stdout, _, last := checkEvents(t, stream.answer(t).events(t), 0); stdout != "held\n" ||
+		display(last.Result.ErrorCode) != `"worker_lost"` {
 		t.Errorf("streamed: %q, and at last %+v", stdout, last)
 	}
 	if !in.separate {
@@ -237,7 +239,8 @@ func (sys *system) drainWorker(t *testing.T) {
 	running := sys.submit(bash(h.code()).of("left"))
 	h.reached(t, 1)
 	w := only()
-	if w.Slots != 1 || w.Running != 1 || w.Draining || w.Languages["bash"] == "" || w.Version == "" || w.Machine.Memory < 1<<30 ||
+	if w.Slots != 1 || w.Running != 1 || w.Draining || w.Languages["bash"] == "" || w.Version == "" ||
+		w.Machine.Memory < 1<<30 ||
 		w.Architecture != runtime.GOARCH || !slices.Contains(w.Capabilities, "language:bash") {
 		t.Errorf("got %+v", w)
 	}
@@ -295,7 +298,8 @@ func (sys *system) disconnectWhileQueued(t *testing.T, program request) {
 // testDataLock starts a second server on the data directory of the first.
 func testDataLock(t *testing.T, p *programs) {
 	sys := newSystem(t, p, topology{}, 1)
-	second := p.startProcess(t, "second", sys.env, p.bullpen, "serve", "--listen", "127.0.0.1:0", "--data", sys.data, "--nsjail", p.nsjail)
+	second := p.startProcess(t, "second", sys.env, p.bullpen, "serve", "--listen", "127.0.0.1:0", "--data", sys.data,
+		"--nsjail", p.nsjail)
 	if code := second.exitCode(t); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
@@ -324,7 +328,8 @@ func testKillEverything(t *testing.T, p *programs) {
 		defer close(over)
 		for i := 0; ; i++ {
 			word := fmt.Sprintf("job %d", i)
-			r, err := sys.try(t.Context(), http.MethodPost, executePath, bash("sleep 0.05; echo "+word), "Prefer", "respond-async")
+			r, err := sys.try(t.Context(), http.MethodPost, executePath, bash("sleep 0.05; echo "+word), "Prefer",
+				"respond-async")
 			if err != nil {
 				return
 			}
@@ -503,7 +508,8 @@ func testWorkerKilled(t *testing.T, p *programs) {
 		t.Errorf("inline: %+v", res)
 	}
 	for _, events := range [][]event{sys.output(lost, 0), stream.answer(t).events(t)} {
-		if stdout, _, last := checkEvents(t, events, 0); stdout != "held\n" || last.Status != "failed" || display(last.Result.ErrorCode) != `"worker_lost"` {
+		if stdout, _, last := checkEvents(t, events, 0); stdout != "held\n" || last.Status != "failed" ||
+			display(last.Result.ErrorCode) != `"worker_lost"` {
 			t.Errorf("the output of a lost one is %q, its end %+v", stdout, last)
 		}
 	}
@@ -608,7 +614,13 @@ func testThreeGateways(t *testing.T, p *programs) {
 // checkCluster asks three gateways and a worker about themselves.
 func checkCluster(t *testing.T, p *programs, sys *system) {
 	t.Helper()
-	code, output := p.run(t, sys.env, append([]string{"doctor", "--cluster", "--json"}, sys.args...)...)
+	checkProcesses(t, p, sys.env, sys.args)
+	checkProcesses(t, p, nil, []string{"--url", sys.base, "--key", sys.key})
+}
+
+func checkProcesses(t *testing.T, p *programs, env, args []string) {
+	t.Helper()
+	code, output := p.run(t, env, append([]string{"doctor", "--cluster", "--json"}, args...)...)
 	var all []proto.Process
 	if err := json.Unmarshal([]byte(output), &all); err != nil || code != 0 {
 		t.Fatalf("exit code %d, %v: %s", code, err, output)
@@ -692,12 +704,17 @@ func testFrontKilled(t *testing.T, p *programs) {
 // and continue once that exists.
 func testWorkerFirst(t *testing.T, p *programs) {
 	b := p.startBroker(t)
-	sys := &system{programs: p, topology: topology{separate: true}, args: b.flags(p), env: append(b.env(), "BULLPEN_BOOTSTRAP_KEY="+newSecret())}
+	sys := &system{
+		programs: p, topology: topology{separate: true}, args: b.flags(p),
+		env: append(b.env(), "BULLPEN_BOOTSTRAP_KEY="+newSecret()),
+	}
 	data := filepath.Join(t.TempDir(), "worker")
-	args := append([]string{"serve", "--roles", "worker", "--data", data, "--nsjail", p.nsjail, "--log-format", "json"}, sys.args...)
+	args := append([]string{"serve", "--roles", "worker", "--data", data, "--nsjail", p.nsjail, "--log-format", "json"},
+		sys.args...)
 	sys.worker = p.startProcess(t, "worker", sys.env, p.bullpen, args...)
 	eventually(t, "the worker logs what it waits for", func() (bool, any) {
-		_, ok := sys.worker.findLog(t, "waiting for the streams of bullpen on this NATS; a gateway or scheduler creates them when it starts")
+		_, ok := sys.worker.findLog(
+			t, "waiting for the streams of bullpen on this NATS; a gateway or scheduler creates them when it starts")
 		return ok, "no such line"
 	})
 	sys.api, sys.data = &api{t: t, http: newHTTP(t, nil)}, filepath.Join(t.TempDir(), "front")
@@ -709,7 +726,8 @@ func testWorkerFirst(t *testing.T, p *programs) {
 		names = append(names, e.Name())
 	}
 	if err != nil || strings.Join(names, " ") != "homes lock spool" {
-		t.Errorf("a worker, which stores nothing but cached homes, the lock of its data directory and what is being written to storage connections, has %v: %v", names, err)
+		t.Errorf("a worker, which stores nothing but cached homes, the lock of its data directory and what is being "+
+			"written to storage connections, has %v: %v", names, err)
 	}
 }
 
@@ -742,7 +760,8 @@ func testBrokerKilled(t *testing.T, p *programs) {
 	if maybe == "" {
 		torn.rejection(t, http.StatusServiceUnavailable, "service_unavailable")
 		torn.retryAfter(t)
-	} else if output := torn.rejection(t, http.StatusInternalServerError, "internal"); !strings.Contains(output, "/v1/executions/"+maybe) {
+	} else if output := torn.rejection(t, http.StatusInternalServerError, "internal"); !strings.Contains(
+		output, "/v1/executions/"+maybe) {
 		t.Errorf("the answer does not name the URL: %q", output)
 	}
 	sys.broker.restart(t, p)
@@ -782,8 +801,10 @@ func testBrokerKilled(t *testing.T, p *programs) {
 		return r.status == http.StatusServiceUnavailable, r
 	})
 	for what, r := range map[string]*pending{
-		"async": sys.start(bash("true"), "Prefer", "respond-async"), "inline": sys.start(bash("true")), "streaming": sys.start(bash("true"), accept, ndjson),
-		"with an Idempotency-Key": sys.start(bash("true"), "Idempotency-Key", "k"), "in a thread": sys.start(bash("true").of("t")),
+		"async": sys.start(bash("true"), "Prefer", "respond-async"), "inline": sys.start(bash("true")),
+		"streaming":               sys.start(bash("true"), accept, ndjson),
+		"with an Idempotency-Key": sys.start(bash("true"), "Idempotency-Key", "k"),
+		"in a thread":             sys.start(bash("true").of("t")),
 	} {
 		answer := r.answer(t)
 		t.Logf("%s: %s", what, answer)
@@ -804,9 +825,12 @@ func testCredentials(t *testing.T, p *programs) {
 	}{
 		"nobody":         {nil, []string{"--nats", b.url, "--nats-ca", p.cert}, "Authorization Violation"},
 		"wrong password": {[]string{"BULLPEN_NATS_PASSWORD=wrong"}, b.flags(p), "Authorization Violation"},
-		"no authority":   {b.env(), []string{"--nats", b.url, "--nats-user", natsUser}, "certificate"},
+		"no authority":   {b.env()[:2], []string{"--nats", b.url, "--nats-user", natsUser}, "certificate"},
 	} {
-		args := append([]string{"serve", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--nsjail", p.nsjail}, c.flags...)
+		args := append([]string{
+			"serve", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--nsjail", p.nsjail,
+			"--secrets-plain",
+		}, c.flags...)
 		proc := p.startProcess(t, "stranger", c.env, p.bullpen, args...)
 		if code := proc.exitCode(t); code != 1 || !strings.Contains(proc.text(t), c.output) {
 			t.Errorf("%s: exit code %d, and its output is\n%s", name, code, proc.text(t))

@@ -84,7 +84,8 @@ func testWorkersLost(t *testing.T, p *programs) {
 	if rec.Attempt != 0 || *rec.Stdout != "" {
 		t.Errorf("%s", rec)
 	}
-	t.Logf("it was dead-lettered %s after the last of its workers was killed", rec.CompletedAt.Sub(killed).Round(time.Millisecond))
+	t.Logf("it was dead-lettered %s after the last of its workers was killed",
+		rec.CompletedAt.Sub(killed).Round(time.Millisecond))
 	if got := hooks.next(t).trace(t); got != id {
 		t.Errorf("a webhook of %s", got)
 	}
@@ -121,10 +122,12 @@ func (sys *system) requeue(t *testing.T, id string, hooks *receiver) {
 	}
 	eventually(t, "its dead letter is there", func() (bool, any) {
 		list := cli("list")
-		return regexp.MustCompile(id+` +workers_lost .* default +-\n`).MatchString(list) && strings.Count(list, "\n") == 2, list
+		return regexp.MustCompile(id+` +workers_lost .* default +-\n`).MatchString(list) &&
+			strings.Count(list, "\n") == 2, list
 	})
 	show := cli("show", id)
-	if strings.Count(show, "lost worker") != 3 || strings.Contains(show, "s3cret") || strings.Contains(show, "echo one") || !strings.Contains(show, "team=blue") {
+	if strings.Count(show, "lost worker") != 3 || strings.Contains(show, "s3cret") || strings.Contains(show, "echo one") ||
+		!strings.Contains(show, "team=blue") {
 		t.Errorf("it is shown as\n%s", show)
 	}
 	var asked []*pending
@@ -140,7 +143,8 @@ func (sys *system) requeue(t *testing.T, id string, hooks *receiver) {
 	if !strings.Contains(cli("list"), again) || !strings.Contains(cli("show", id), again) {
 		t.Errorf("the dead letter does not name %s:\n%s", again, cli("show", id))
 	}
-	sys.execute(bash("true").and("thread_id", "poison")).rejection(t, http.StatusConflict, "conflict") // its thread is still held
+	// its thread is still held
+	sys.execute(bash("true").and("thread_id", "poison")).rejection(t, http.StatusConflict, "conflict")
 	sys.startWorker(t)
 	rec := sys.ended(again)
 	rec.succeeded(t, "one\ns3cret\n")
@@ -200,7 +204,8 @@ func testWorkerFrozen(t *testing.T, p *programs) {
 	t.Cleanup(func() { frozen.signal(syscall.SIGCONT) }) // so that it can exit
 	sys.ready(t)
 	first, second := newHold(), newHold()
-	id := sys.submit(bash(fmt.Sprintf("n=$RANDOM$RANDOM\necho held $n\nsleep %s\necho woken $n\nsleep %s\necho done $n\n", first.seconds, second.seconds)).
+	id := sys.submit(bash(fmt.Sprintf("n=$RANDOM$RANDOM\necho held $n\nsleep %s\necho woken $n\nsleep %s\necho done $n\n",
+		first.seconds, second.seconds)).
 		and("max_attempts", 2))
 	first.reached(t, 1)
 	live := []*pending{sys.follow(id, 0), sys.follow(id, 0, accept, sse)}
@@ -240,7 +245,8 @@ func testWorkerFrozen(t *testing.T, p *programs) {
 		t.Errorf("%s", rec)
 	}
 	own := *rec.Stdout
-	if ok, _ := regexp.MatchString(`^held (\d+)\nwoken (\d+)\ndone (\d+)\n$`, own); !ok || strings.Contains(own, strings.TrimPrefix(before, "held ")) {
+	if ok, _ := regexp.MatchString(`^held (\d+)\nwoken (\d+)\ndone (\d+)\n$`, own); !ok ||
+		strings.Contains(own, strings.TrimPrefix(before, "held ")) {
 		t.Errorf("the result has %q, after %q of the first attempt", own, before)
 	}
 	var sent []event
@@ -250,7 +256,8 @@ func testWorkerFrozen(t *testing.T, p *programs) {
 	for name, events := range map[string][]event{
 		"the live reader": live[0].answer(t).events(t), "the server-sent events": sent, "a later reader": sys.output(id, 0),
 	} {
-		if stdout, _, last := checkEvents(t, events, 0); stdout != before+own || *last.OutputTruncated || last.Status != "success" {
+		if stdout, _, last := checkEvents(t, events, 0); stdout != before+own || *last.OutputTruncated ||
+			last.Status != "success" {
 			t.Errorf("%s has %q and %+v, want %q", name, stdout, last, before+own)
 		}
 	}

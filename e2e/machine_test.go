@@ -187,7 +187,8 @@ func newMachine(t *testing.T) *machine {
 		err = addressed(m.netns, "up0", machineAddr+"/24", "10.77.0.2/24")
 	}
 	if err == nil {
-		err = addressed(m.internet, "world0", routerAddr+"/24", webAddr+"/32", web2Addr+"/32", nameserver+"/32", metadataAddr+"/32", privateAddr+"/32")
+		err = addressed(m.internet, "world0", routerAddr+"/24", webAddr+"/32", web2Addr+"/32", nameserver+"/32",
+			metadataAddr+"/32", privateAddr+"/32")
 	}
 	if err == nil {
 		err = within(m.netns, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(routerAddr)}) })
@@ -264,7 +265,10 @@ func answerName(w dns.ResponseWriter, q *dns.Msg) {
 	case !ok:
 		m.Rcode = dns.RcodeNameError
 	case asked.Qtype == dns.TypeA:
-		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: asked.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(addr)}}
+		m.Answer = []dns.RR{&dns.A{
+			Hdr: dns.RR_Header{Name: asked.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60},
+			A:   net.ParseIP(addr),
+		}}
 	}
 	_ = w.WriteMsg(m)
 }

@@ -52,16 +52,20 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 	id, nobody := a.submit(bash(h.code())), string(proto.NewTraceID())
 	h.reached(t, 1)
 	for _, subject := range []string{
-		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall", "bullpen.ctl.ping.x", "bullpen.ctl.nothing",
+		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall", "bullpen.ctl.ping.x",
+		"bullpen.ctl.nothing",
 		"bullpen.worker." + worker + ".assign", "bullpen.worker." + worker + ".cancel", "bullpen.worker.x.assign",
-		"bullpen.job.x", "bullpen.job.batch.default.key_bootstrap." + nobody, "bullpen.job.batch.default.key_bootstrap.x",
+		"bullpen.job.x", "bullpen.job.background.default.key_bootstrap." + nobody,
+		"bullpen.job.background.default.key_bootstrap.x",
 		"bullpen.job.a.b.c.d.e.f", "bullpen.exec." + nobody, "bullpen.exec.x", "bullpen.exec.a.b",
 		"bullpen.out." + id + ".1", "bullpen.out." + id + ".x", "bullpen.out." + nobody + ".1", "bullpen.out.x",
-		"bullpen.done." + nobody, "bullpen.dead.x", "bullpen.dead.letter.x", "bullpen.dead.letter." + nobody, "bullpen.x", "bullpen.x.y.z",
+		"bullpen.done." + nobody, "bullpen.dead.x", "bullpen.dead.letter.x", "bullpen.dead.letter." + nobody, "bullpen.x",
+		"bullpen.x.y.z",
 	} {
 		for _, data := range []string{"", "\xff\x00not JSON", "{}", "null", "[1]", `{"worker":1,"trace":[],"org":{}}`} {
 			publish(t, nc, subject, data)
-			publish(t, nc, subject, data, "Bullpen-Meta", "{", "Bullpen-Status", "x", "Bullpen-Attempt", "x", "Bullpen-First", "x",
+			publish(t, nc, subject, data, "Bullpen-Meta", "{", "Bullpen-Status", "x", "Bullpen-Attempt", "x",
+				"Bullpen-First", "x",
 				"Bullpen-Last", "-1", "Bullpen-Body", "bodies.that.are.not", "Nats-Expected-Last-Sequence", "x")
 		}
 	}
@@ -69,7 +73,8 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 	publish(t, nc, "bullpen.ctl.slots", `{"worker":"a.b","slots":1,"free":[1]}`)
 	publish(t, nc, "bullpen.ctl.slots", `{"worker":"*","slots":-1,"free":null}`)
 	publish(t, nc, "bullpen.worker."+worker+".assign", `{"ticket":1,"trace":"x","attempt":1,"revision":0}`)
-	publish(t, nc, "bullpen.worker."+worker+".assign", fmt.Sprintf(`{"ticket":99999,"trace":%q,"attempt":1,"revision":0}`, nobody))
+	publish(t, nc, "bullpen.worker."+worker+".assign",
+		fmt.Sprintf(`{"ticket":99999,"trace":%q,"attempt":1,"revision":0}`, nobody))
 	flush(t, nc)
 	h.release(t)
 	a.ended(id).succeeded(t, "held\nwoken\n")
@@ -85,13 +90,14 @@ func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 	job := func(id, key, body string) {
 		t.Helper()
 		meta, err := json.Marshal(proto.Meta{
-			TraceID: proto.TraceID(id), Org: "default", Key: key, Mode: proto.ModeAsync, Language: proto.Bash, Timeout: 1, MaxAttempts: 1,
-			CreatedAt: now, QueueDeadline: now.Add(time.Hour), Concurrent: 10, MaxQueued: 10,
+			TraceID: proto.TraceID(id), Org: "default", Key: key, Mode: proto.ModeAsync, Language: proto.Bash, Timeout: 1,
+			MaxAttempts: 1,
+			CreatedAt:   now, QueueDeadline: now.Add(time.Hour), Concurrent: 10, MaxQueued: 10,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		publish(t, nc, "bullpen.job.batch.default."+key+"."+id, body, "Bullpen-Meta", string(meta))
+		publish(t, nc, "bullpen.job.background.default."+key+"."+id, body, "Bullpen-Meta", string(meta))
 	}
 	unreadable, bodiless, another := string(proto.NewTraceID()), string(proto.NewTraceID()), string(proto.NewTraceID())
 	job(unreadable, "key_bootstrap", "{")

@@ -29,7 +29,9 @@ func (k keyed) RoundTrip(r *http.Request) (*http.Response, error) {
 // the bridge.
 func testMCP(t *testing.T, bullpen string, a *api) {
 	overHTTP := func(*testing.T) mcp.Transport {
-		return &mcp.StreamableClientTransport{Endpoint: a.base + "/mcp", HTTPClient: &http.Client{Transport: keyed{a.key, a.http.Transport}}}
+		return &mcp.StreamableClientTransport{
+			Endpoint: a.base + "/mcp", HTTPClient: &http.Client{Transport: keyed{a.key, a.http.Transport}},
+		}
 	}
 	bridged := func(t *testing.T) mcp.Transport {
 		cmd := exec.CommandContext(t.Context(), bullpen, "mcp")
@@ -41,15 +43,19 @@ func testMCP(t *testing.T, bullpen string, a *api) {
 		transport func(*testing.T) mcp.Transport
 		version   string
 	}{
-		"newest": {overHTTP, ""}, "with sessions": {overHTTP, "2025-11-25"}, "bridge": {bridged, ""}, "old bridge": {bridged, "2025-06-18"},
+		"newest": {overHTTP, ""}, "with sessions": {overHTTP, "2025-11-25"}, "bridge": {bridged, ""},
+		"old bridge": {bridged, "2025-06-18"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			progress := make(chan string, 100)
 			client := mcp.NewClient(&mcp.Implementation{Name: "e2e", Version: "1"}, &mcp.ClientOptions{
-				ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) { progress <- r.Params.Message },
+				ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+					progress <- r.Params.Message
+				},
 			})
-			session, err := client.Connect(t.Context(), way.transport(t), &mcp.ClientSessionOptions{ProtocolVersion: way.version})
+			session, err := client.Connect(t.Context(), way.transport(t),
+				&mcp.ClientSessionOptions{ProtocolVersion: way.version})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +90,8 @@ func testMCP(t *testing.T, bullpen string, a *api) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() {
-				_, _, err := execute(ctx, request{"code": "import os, time; print(os.environ['BULLPEN_TRACE_ID']); time.sleep(3600)", "timeout": 3600})
+				_, _, err := execute(ctx,
+					request{"code": "import os, time; print(os.environ['BULLPEN_TRACE_ID']); time.sleep(3600)", "timeout": 3600})
 				ended <- err
 			}()
 			id := strings.TrimSpace(<-progress)

@@ -29,30 +29,39 @@ func mutants() map[string]mutant {
 	kills := func(l *ledger) []disruption { return []disruption{killed(l.members[0], atOnce)} }
 	killsWithRetries := func(l *ledger) []disruption {
 		kill := kills(l)[0]
-		return []disruption{{kill.name + " while webhooks wait for a retry", func(l *ledger, r *rand.Rand) (func(), time.Duration) {
-			refused, usual := l.rejectAll()
-			defer usual()
-			select {
-			case <-refused:
-			case <-time.After(patience):
-				l.violate(disruptionSubject, "no webhook comes")
-			}
-			return kill.inject(l, r)
-		}}}
+		return []disruption{{
+			kill.name + " while webhooks wait for a retry",
+			func(l *ledger, r *rand.Rand) (func(), time.Duration) {
+				refused, usual := l.rejectAll()
+				defer usual()
+				select {
+				case <-refused:
+				case <-time.After(patience):
+					l.violate(disruptionSubject, "no webhook comes")
+				}
+				return kill.inject(l, r)
+			},
+		}}
 	}
 	// One worker is cut off but keeps running its program, and the other one is frozen. Each counts
 	// as lost and then comes back. This happens twice, since a worker may have run nothing the
 	// first time.
 	ghosts := func(l *ledger) []disruption {
 		long := func(*rand.Rand) time.Duration { return 16 * time.Second }
-		return []disruption{cutOff(l.member("worker-1"), "cut off", long, true, false, false), frozen(l.member("worker-2"), long)}
+		return []disruption{
+			cutOff(l.member("worker-1"), "cut off", long, true, false, false),
+			frozen(l.member("worker-2"), long),
+		}
 	}
 	return map[string]mutant{
 		"ack-before-result":     {false, slices.Repeat([]kind{kindPolling}, 8), kills, 1, "has not ended"},
 		"claim-after-start":     {false, slices.Repeat([]kind{kindPolling}, 8), kills, 1, "it ran more often"},
 		"lease-without-fencing": {true, slices.Repeat([]kind{kindPolling, kindThread}, 4), ghosts, 4, ""},
 		"result-without-cas":    {true, slices.Repeat([]kind{kindPolling}, 8), ghosts, 4, "reports"},
-		"retry-in-memory":       {false, slices.Repeat([]kind{kindWebhook}, 8), killsWithRetries, 1, "its webhook was not delivered"},
+		"retry-in-memory": {
+			false, slices.Repeat([]kind{kindWebhook}, 8), killsWithRetries, 1,
+			"its webhook was not delivered",
+		},
 	}
 }
 

@@ -45,7 +45,8 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 		}
 	}
 	admin(http.MethodPut, "/v1/admin/secrets/"+"TOKEN?org="+org, request{"value": x.marker})
-	admin(http.MethodPost, "/v1/admin/connections", request{"org": org, "slug": "data", "kind": "directory", "directory": "/srv/data", "description": x.marker})
+	admin(http.MethodPost, "/v1/admin/connections",
+		request{"org": org, "slug": "data", "kind": "directory", "directory": "/srv/data", "description": x.marker})
 	admin(http.MethodPut, "/v1/webhook?key="+id, request{"url": hooks.url + "/200?" + x.marker})
 	admin(http.MethodPost, "/v1/admin/members", request{"org": org, "email": x.marker + "@example.com", "role": "viewer"})
 	made(http.MethodPost, "/v1/session", nil)
@@ -57,8 +58,11 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 			break
 		}
 	}
-	x.ended(x.submit(bash("echo " + x.marker + "; head -c 1500000 /dev/zero | tr '\\0' x #" + strings.Repeat("y", 700<<10)))) // a job and a record that are too large for messages
-	x.ended(x.submit(bash("echo "+x.marker+" > small; head -c 20000000 /dev/urandom > large; echo "+x.marker+" >> large").and("thread_id", x.marker)))
+	// a job and a record that are too large for messages
+	x.ended(x.submit(bash("echo " + x.marker + "; head -c 1500000 /dev/zero | tr '\\0' x #" +
+		strings.Repeat("y", 700<<10))))
+	x.ended(x.submit(bash("echo "+x.marker+" > small; head -c 20000000 /dev/urandom > large; echo "+x.marker+" >> large").
+		and("thread_id", x.marker)))
 	x.upload(t, x.marker, "staged", []byte(x.marker))
 	made(http.MethodPost, "/v1/schedules", request{"name": x.marker, "cron": "0 0 1 1 *", "request": say})
 	var batch, pipeline struct{ ID string }
@@ -67,12 +71,15 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 		r := x.get("/v1/batches/" + batch.ID)
 		return bytes.Contains(r.body, []byte(`"completed"`)), r
 	})
-	made(http.MethodPost, "/v1/pipelines", request{"file": "steps:\n  - {name: one, run: \"echo " + x.marker + "\"}\n"}).into(t, &pipeline)
+	made(http.MethodPost, "/v1/pipelines", request{"file": "steps:\n  - {name: one, run: \"echo " + x.marker + "\"}\n"}).
+		into(t, &pipeline)
 	eventually(t, "the pipeline has ended", func() (bool, any) {
 		r := x.get("/v1/pipelines/" + pipeline.ID)
 		return bytes.Contains(r.body, []byte(`"status":"success"`)), r
 	})
-	publish(t, nc, "$KV.bullpen_agent_files."+org+".file_1", fmt.Sprintf(`{"org":%q,"id":"file_1","name":%q}`, org, x.marker)) // of an agent
+	// of an agent
+	publish(t, nc, "$KV.bullpen_agent_files."+org+".file_1",
+		fmt.Sprintf(`{"org":%q,"id":"file_1","name":%q}`, org, x.marker))
 	publish(t, nc, "$KV.bullpen_agent_runs."+org+".run", fmt.Sprintf(`{"org":%q,"id":%q}`, org, x.marker))
 	publish(t, nc, "bullpen.agentlog."+org+".run", x.marker)
 	publish(t, nc, "bullpen.job.interactive."+org+".k.x", x.marker, "Bullpen-Meta", "{") // becomes a dead letter
@@ -141,7 +148,8 @@ func testOrgDeleted(t *testing.T, p *programs) {
 			}
 			before[x.org] = maps.Clone(data)
 			// Jobs that have ended are removed a little later, and the index lags behind.
-			return x == doomed || data["executions that have not ended"] == 1 && data["index of executions"] == data["records of executions"], data
+			return x == doomed || data["executions that have not ended"] == 1 &&
+				data["index of executions"] == data["records of executions"], data
 		})
 	}
 	blobs := strings.TrimPrefix(sys.broker.blobStore(), "file://")
@@ -149,10 +157,12 @@ func testOrgDeleted(t *testing.T, p *programs) {
 		t.Fatal("the marker is nowhere")
 	}
 
-	if out := sys.command(t, sys.key, "org", "delete", "doomed", "--yes"); !strings.Contains(out, "doomed is being deleted") {
+	if out := sys.command(t, sys.key, "org", "delete", "doomed", "--yes"); !strings.Contains(
+		out, "doomed is being deleted") {
 		t.Fatal(out)
 	}
-	if r := doomed.get("/v1/executions/" + doomed.done); r.status != http.StatusForbidden || !bytes.Contains(r.body, []byte("organisation_deleted")) {
+	if r := doomed.get("/v1/executions/" + doomed.done); r.status != http.StatusForbidden ||
+		!bytes.Contains(r.body, []byte("organisation_deleted")) {
 		t.Errorf("a request of a key of the organisation: %s", r)
 	}
 	eventually(t, "the deletion is under way", func() (bool, any) {
@@ -179,7 +189,8 @@ func testOrgDeleted(t *testing.T, p *programs) {
 	})
 	found := messagesWith(t, nc, doomed.marker)
 	// The audit log is kept: it says which member was added.
-	if found = slices.DeleteFunc(found, func(subject string) bool { return subject == "bullpen.audit.record" }); len(found) > 0 {
+	if found = slices.DeleteFunc(found, func(subject string) bool { return subject == "bullpen.audit.record" }); len(
+		found) > 0 {
 		t.Errorf("the marker is in messages on %v", found)
 	}
 	if found := filesWith(t, blobs, doomed.marker); len(found) > 0 {

@@ -36,7 +36,8 @@ func testOutputBudget(t *testing.T, p *programs) {
 	}
 	last := sys.with(loud).ended(ids[floods-1])
 	if !last.OutputBudgetExceeded || !last.StdoutTruncated || !last.StderrTruncated || !last.OutputTruncated {
-		t.Errorf("beyond the budget: exceeded %v, truncated %v, %v, %v", last.OutputBudgetExceeded, last.StdoutTruncated, last.StderrTruncated, last.OutputTruncated)
+		t.Errorf("beyond the budget: exceeded %v, truncated %v, %v, %v", last.OutputBudgetExceeded, last.StdoutTruncated,
+			last.StderrTruncated, last.OutputTruncated)
 	}
 	id := sys.with(loud).submit(bash(`yes | head -c 4M; echo "last words"`))
 	sys.with(loud).ended(id)
@@ -74,7 +75,8 @@ func testDiskReserve(t *testing.T, p *programs) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(syscall.Fallocate(int(filler.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-60<<20), filler.Close()); err != nil {
+	if err := errors.Join(syscall.Fallocate(int(filler.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-60<<20),
+		filler.Close()); err != nil {
 		t.Fatal(err)
 	}
 	for _, mode := range [][]string{nil, {"Prefer", "respond-async"}, {accept, ndjson}} {
@@ -82,11 +84,13 @@ func testDiskReserve(t *testing.T, p *programs) {
 		r.rejection(t, http.StatusServiceUnavailable, "disk_full")
 		r.retryAfter(t)
 	}
-	if r := sys.get("/readyz"); r.status != http.StatusServiceUnavailable || !strings.Contains(string(r.body), `"missing":"disk"`) {
+	if r := sys.get("/readyz"); r.status != http.StatusServiceUnavailable ||
+		!strings.Contains(string(r.body), `"missing":"disk"`) {
 		t.Errorf("/readyz: %s", r)
 	}
 	metrics := string(sys.get("/metrics").body)
-	if !strings.Contains(metrics, "\nbullpen_disk_reserve_bytes 6.7108864e+07\n") || !strings.Contains(metrics, "\nbullpen_disk_free_bytes{directory=\"data\"} ") {
+	if !strings.Contains(metrics, "\nbullpen_disk_reserve_bytes 6.7108864e+07\n") ||
+		!strings.Contains(metrics, "\nbullpen_disk_free_bytes{directory=\"data\"} ") {
 		t.Error("/metrics lacks the free space and the reserve")
 	}
 	h.release(t)

@@ -111,7 +111,8 @@ func (f *flood) submission(n int) (body []byte, word string, headers []string) {
 	case n%50 == 1:
 		headers = []string{accept, ndjson}
 	case n%100 == 2: // the largest possible program
-		program["code"] = program["code"].(string) + "\n#" + strings.Repeat("x", proto.MaxCodeBytes-len(program["code"].(string))-2)
+		program["code"] = program["code"].(string) + "\n#" +
+			strings.Repeat("x", proto.MaxCodeBytes-len(program["code"].(string))-2)
 	case n%500 == 3: // the largest possible body
 		padding = 8<<20 - 1<<10
 	}
@@ -167,7 +168,8 @@ func callers(n int, do func(i int)) {
 // within its memory limit.
 func testOverload(t *testing.T, p *programs) {
 	const slots, run = 2, 100
-	sys := newSystem(t, p.inControlGroup(t, floodLimit), topology{}, slots, "--memory", floodMemory.String(), "--queue-wait", "1s")
+	sys := newSystem(t, p.inControlGroup(t, floodLimit), topology{}, slots, "--memory", floodMemory.String(),
+		"--queue-wait", "1s")
 	h := newHold()
 	held := bash(h.code())
 	held["timeout"] = 3600 // longer than the flood lasts
@@ -189,7 +191,8 @@ func testOverload(t *testing.T, p *programs) {
 		callers(floodBacklog.n()-len(f.accepted), func(i int) { f.send(t, n+10*i+5+i%4) })
 	}
 	peak := sys.front.status(t, "VmHWM")
-	t.Logf("%d submissions, %d accepted, refused by status %v, peak of memory %d MiB", floodSize.n(), len(f.accepted), f.refused, peak/proto.MiB)
+	t.Logf("%d submissions, %d accepted, refused by status %v, peak of memory %d MiB", floodSize.n(), len(f.accepted),
+		f.refused, peak/proto.MiB)
 	if sys.front.ended() || peak > floodLimit {
 		t.Errorf("the server ended: %v; it took %s", sys.front.ended(), peak)
 	}
@@ -219,7 +222,8 @@ func (f *flood) finish(t *testing.T, run int) {
 	}
 	cancelled := len(ids) - run
 	callers(cancelled, func(i int) {
-		if r, err := f.with(f.accepted[ids[i]].key).try(t.Context(), http.MethodPost, execution(ids[i], "cancel"), nil); err != nil || r.status/100 != 2 {
+		if r, err := f.with(f.accepted[ids[i]].key).try(t.Context(), http.MethodPost, execution(ids[i], "cancel"),
+			nil); err != nil || r.status/100 != 2 {
 			t.Errorf("cancel: %v, %v", r, err)
 		}
 	})

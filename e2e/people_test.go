@@ -68,7 +68,10 @@ func testPeople(t *testing.T, p *programs) {
 	if err := os.WriteFile(secret, []byte(logintest.Secret+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	settings := []string{"--public-url", publicURL, "--oidc-issuer", provider.URL, "--oidc-client-id", logintest.ClientID, "--oidc-secret-file", secret}
+	settings := []string{
+		"--public-url", publicURL, "--oidc-issuer", provider.URL, "--oidc-client-id", logintest.ClientID,
+		"--oidc-secret-file", secret,
+	}
 	sys := newSystem(t, p, topology{separate: true}, 2, settings...)
 	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", "gateway"}, sys.args...)
 	_, base := p.startServe(t, "second front", sys.env, args...)
@@ -78,7 +81,8 @@ func testPeople(t *testing.T, p *programs) {
 		t.Fatal(r)
 	}
 	env := []string{"BULLPEN_URL=" + first.base, "BULLPEN_API_KEY=" + first.key}
-	if exit, output := p.run(t, env, "member", "add", "--org", "acme", "--email", "ann@example.com", "--role", "operator"); exit != 0 {
+	if exit, output := p.run(t, env, "member", "add", "--org", "acme", "--email", "ann@example.com", "--role",
+		"operator"); exit != 0 {
 		t.Fatal(output)
 	}
 	provider.SignIn(logintest.Person("1", "ann@example.com"))

@@ -28,7 +28,8 @@ func testPipelines(t *testing.T, p *programs) {
 		}
 	}
 	out := t.TempDir()
-	printed := sys.command(t, sys.key, "ci", "run", "--dir", "../examples/python", "--artifacts", out, "../examples/python/ci.yaml")
+	printed := sys.command(t, sys.key, "ci", "run", "--dir", "../examples/python", "--artifacts", out,
+		"../examples/python/ci.yaml")
 	expect(printed, "Ran 3 tests", "--- report: success", ": success, ")
 	report, err := os.ReadFile(filepath.Join(out, "report", "report", "report.md"))
 	if err != nil || !strings.Contains(string(report), "| test_rounds | ok |") {
@@ -36,21 +37,25 @@ func testPipelines(t *testing.T, p *programs) {
 	}
 	junit := filepath.Join(out, "junit.xml")
 	printed = sys.command(t, sys.key, "ci", "run", "--no-input", "--junit", junit, "../examples/matrix/ci.yaml")
-	expect(printed, "ZeroDivisionError", "test (divisor=0,base=6): failed with exit code 1", "publish: skipped", "a cell has failed",
+	expect(printed, "ZeroDivisionError", "test (divisor=0,base=6): failed with exit code 1", "publish: skipped",
+		"a cell has failed",
 		"divisor=2,base=7: 7 / 2 = 3.5", ": failed, ")
 	xml, err := os.ReadFile(junit)
 	if err != nil {
 		t.Error(err)
 	}
-	expect(string(xml), `<testsuite name="test" tests="6" failures="1" errors="0" skipped="0"`, "ZeroDivisionError", `<skipped message="a step that it needs did not succeed">`)
+	expect(string(xml), `<testsuite name="test" tests="6" failures="1" errors="0" skipped="0"`, "ZeroDivisionError",
+		`<skipped message="a step that it needs did not succeed">`)
 
 	testCheckout(t, sys.system)
 
-	if r := sys.do(http.MethodPut, "/v1/admin/secrets/STORED?org=acme", request{"value": "stored-secret-value!"}); r.status != http.StatusOK {
+	if r := sys.do(http.MethodPut, "/v1/admin/secrets/STORED?org=acme",
+		request{"value": "stored-secret-value!"}); r.status != http.StatusOK {
 		t.Fatal(r)
 	}
 	var made struct{ Key string }
-	sys.do(http.MethodPost, "/v1/admin/keys", request{"name": "ci", "org": "acme", "plan": "enterprise", "secrets": []string{"STORED"}}).into(t, &made)
+	sys.do(http.MethodPost, "/v1/admin/keys",
+		request{"name": "ci", "org": "acme", "plan": "enterprise", "secrets": []string{"STORED"}}).into(t, &made)
 	for _, at := range fault.PipelinePoints() {
 		if !testing.Short() || at == fault.AfterStepBeforeState || at == fault.AfterKeepBeforeState {
 			sys.testPipelineCrash(t, at, made.Key)
@@ -172,8 +177,9 @@ func testCheckout(t *testing.T, sys *system) {
 	write("ignored", "")
 	file := filepath.Join(t.TempDir(), "ci.yaml")
 	hold := newHold()
-	if err := os.WriteFile(file, []byte("steps:\n  - {name: look, run: \"cat tracked; echo $(ls) at $CI_COMMIT_SHA on $CI_COMMIT_BRANCH.; sleep "+
-		hold.seconds+" || true\"}\n"), 0o600); err != nil {
+	if err := os.WriteFile(file,
+		[]byte("steps:\n  - {name: look, run: \"cat tracked; echo $(ls) at $CI_COMMIT_SHA on $CI_COMMIT_BRANCH.; sleep "+
+			hold.seconds+" || true\"}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	start := func(args ...string) (id string) {
@@ -199,7 +205,8 @@ func testCheckout(t *testing.T, sys *system) {
 			t.Errorf("no %s in the list:\n%s", id, list)
 		}
 		hold.release(t)
-		if printed := sys.command(t, sys.key, "ci", "attach", id); !strings.Contains(printed, c.want) || !strings.Contains(printed, ": success, ") {
+		if printed := sys.command(t, sys.key, "ci", "attach", id); !strings.Contains(printed, c.want) ||
+			!strings.Contains(printed, ": success, ") {
 			t.Errorf("with %q: no %q in:\n%s", c.args, c.want, printed)
 		}
 	}

@@ -148,7 +148,8 @@ func makeCertificate(t *testing.T, dir string, names ...string) (cert, key strin
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "bullpen tests"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: names,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		DNSNames: names,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
@@ -463,7 +464,10 @@ func (b *broker) flagsBy(url string, p *programs) []string {
 // env returns the password and the directory for thread files. Processes on this server share the
 // directory unless a flag sets another.
 func (b *broker) env() []string {
-	return []string{"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=" + b.blobStore(), "BULLPEN_SECRETS_KEY=" + b.secretsKey}
+	return []string{
+		"BULLPEN_NATS_PASSWORD=" + natsPassword, "BULLPEN_STORE=" + b.blobStore(),
+		"BULLPEN_SECRETS_KEY=" + b.secretsKey,
+	}
 }
 
 func (b *broker) blobStore() string {

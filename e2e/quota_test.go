@@ -26,7 +26,11 @@ func testQuotas(t *testing.T, p *programs) {
 	sys := newSystem(t, p, topology{separate: true}, 4)
 	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", "gateway"}, sys.args...)
 	process, base := p.startServe(t, "second front", sys.env, args...)
-	if r := sys.do(http.MethodPost, "/v1/admin/plans", request{"name": "metered", "monthly": request{"cpu_seconds": request{"soft": 1, "hard": 3}}}); r.status != http.StatusCreated {
+	if r := sys.do(http.MethodPost, "/v1/admin/plans",
+		request{
+			"name":    "metered",
+			"monthly": request{"cpu_seconds": request{"soft": 1, "hard": 3}},
+		}); r.status != http.StatusCreated {
 		t.Fatal(r)
 	}
 	secret, _ := sys.newKey("metered", "metered")
@@ -35,7 +39,10 @@ func testQuotas(t *testing.T, p *programs) {
 		return python(fmt.Sprintf("import os\nwhile sum(os.times()[:2]) < %d: pass", seconds))
 	}
 	for _, a := range gateways {
-		eventually(t, "the key is known", func() (bool, any) { r := a.get("/v1/threads"); return r.status == http.StatusOK, r })
+		eventually(t, "the key is known", func() (bool, any) {
+			r := a.get("/v1/threads")
+			return r.status == http.StatusOK, r
+		})
 	}
 
 	held := newHold()
@@ -58,7 +65,8 @@ func testQuotas(t *testing.T, p *programs) {
 			return r.status == http.StatusTooManyRequests, r
 		})
 		r := a.execute(bash("exit"), "Prefer", "respond-async")
-		if r.status != http.StatusTooManyRequests || !bytes.Contains(r.body, []byte(`"reason":"plan_limit"`)) || r.header.Get("X-Should-Retry") != "false" || r.header.Get("Retry-After") != "" {
+		if r.status != http.StatusTooManyRequests || !bytes.Contains(r.body, []byte(`"reason":"plan_limit"`)) ||
+			r.header.Get("X-Should-Retry") != "false" || r.header.Get("Retry-After") != "" {
 			t.Errorf("above the hard limit: %s", r)
 		}
 	}
@@ -85,7 +93,8 @@ func testQuotas(t *testing.T, p *programs) {
 		t.Errorf("logged by both: %s", got)
 	}
 
-	if r := sys.do(http.MethodPut, "/v1/admin/plans/metered", request{"monthly": request{"cpu_seconds": request{"hard": 1000}}}); r.status != http.StatusOK {
+	if r := sys.do(http.MethodPut, "/v1/admin/plans/metered",
+		request{"monthly": request{"cpu_seconds": request{"hard": 1000}}}); r.status != http.StatusOK {
 		t.Fatal(r)
 	}
 	for _, a := range gateways {

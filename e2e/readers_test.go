@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -68,7 +69,8 @@ func testSlowReader(t *testing.T, p *programs) {
 	const bytes, line, timeout = 20_000_000, 1000, 45
 	sys := newSystem(t, p, topology{}, 2)
 	gate := newHold()
-	id := sys.submit(bash(fmt.Sprintf("sleep %s\nyes %s | head -c %d\n", gate.seconds, strings.Repeat("x", line-1), bytes)).and("timeout", timeout))
+	id := sys.submit(bash(fmt.Sprintf("sleep %s\nyes %s | head -c %d\n", gate.seconds, strings.Repeat("x", line-1),
+		bytes)).and("timeout", timeout))
 	gate.reached(t, 1)
 	slow := sys.connectOutput(t, id)
 	fast := sys.follow(id, 0)
@@ -97,7 +99,56 @@ func testSlowReader(t *testing.T, p *programs) {
 	}
 	stdout, last = printed(t, (&reply{resp.StatusCode, resp.Header, body}).events(t))
 	if stdout < len(*rec.Stdout) || *last.OutputTruncated != (stdout < bytes) {
-		t.Errorf("the slow reader got %d bytes of %d, the result holds %d, truncated: %v", stdout, bytes, len(*rec.Stdout), *last.OutputTruncated)
+		t.Errorf("the slow reader got %d bytes of %d, the result holds %d, truncated: %v", stdout, bytes, len(*rec.Stdout),
+			*last.OutputTruncated)
+	}
+}
+
+// testStalledReaders has many clients of one organisation request a large result and read nothing.
+// Each call of another organisation must succeed meanwhile.
+func testStalledReaders(t *testing.T, p *programs) {
+	const readers, calls, size = 600, 50, 16_000_000
+	sys := newSystem(t, p, topology{}, 2, "--output-limit", "16MiB", "--memory", "1GiB")
+	id := sys.submit(bash(fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", size)))
+	if rec := sys.ended(id); rec.Status != "success" || rec.Stdout == nil || len(*rec.Stdout) != size {
+		t.Fatalf("got %s", rec)
+	}
+	key, _ := sys.newKey("neighbour", "pro")
+	neighbour := sys.with(key)
+	var answers [readers]string // the status line of each response
+	var group sync.WaitGroup
+	for i := range answers {
+		response := sys.request(t, execution(id))
+		group.Go(func() { answers[i], _ = response.ReadString('\n') })
+	}
+	answered := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(answered)
+	}()
+	made := 0
+	for all := false; !all || made < calls; made++ {
+		if r := neighbour.execute(bash("echo answered")); r.status != http.StatusOK || r.result(t).Stdout != "answered\n" {
+			t.Errorf("call %d of the neighbour: %s", made, r)
+		}
+		select {
+		case <-answered:
+			all = true
+		default:
+		}
+	}
+	served := 0
+	for i, line := range answers {
+		switch {
+		case strings.Contains(line, "200"):
+			served++
+		case !strings.Contains(line, "503"):
+			t.Errorf("reader %d: %q", i, line)
+		}
+	}
+	t.Logf("%d calls beside %d readers, of which %d were served", made, readers, served)
+	if served == 0 {
+		t.Error("no reader was served")
 	}
 }
 
@@ -124,6 +175,12 @@ func printed(t testing.TB, all []event) (stdout int, last event) {
 // until it is read.
 func (sys *system) connectOutput(t *testing.T, id string) *bufio.Reader {
 	t.Helper()
+	return sys.request(t, execution(id, "output"), "Accept: "+ndjson)
+}
+
+// request sends a request on its own connection. The response is not read.
+func (sys *system) request(t *testing.T, path string, headers ...string) *bufio.Reader {
+	t.Helper()
 	u, err := url.Parse(sys.base)
 	if err != nil {
 		t.Fatal(err)
@@ -133,8 +190,10 @@ func (sys *system) connectOutput(t *testing.T, id string) *bufio.Reader {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nAccept: %s\r\n\r\n",
-		execution(id, "output"), u.Host, sys.key, ndjson); err != nil {
+	lines := append([]string{
+		"GET " + path + " HTTP/1.1", "Host: " + u.Host, "Authorization: Bearer " + sys.key,
+	}, headers...)
+	if _, err := fmt.Fprintf(conn, "%s\r\n\r\n", strings.Join(lines, "\r\n")); err != nil {
 		t.Fatal(err)
 	}
 	return bufio.NewReader(conn)

@@ -19,7 +19,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-const sandboxesPath = "/v1/admin/sandboxes"
+const profilesPath = "/v1/admin/profiles"
 
 // boundToSandbox returns a client in its own organisation whose key is bound to a sandbox.
 func (a *api) boundToSandbox(sandbox string) *api {
@@ -31,7 +31,8 @@ func (a *api) boundToSandbox(sandbox string) *api {
 // boundKey creates an API key that is bound to a sandbox profile.
 func (a *api) boundKey(sandbox string) (secret, id string) {
 	a.t.Helper()
-	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": sandbox, "org": sandbox, "plan": "pro", "sandbox": sandbox})
+	r := a.do(http.MethodPost, "/v1/admin/keys",
+		request{"name": sandbox, "org": sandbox, "plan": "pro", "sandbox": sandbox})
 	if r.status != http.StatusCreated {
 		a.t.Fatalf("make a key: %s", r)
 	}
@@ -43,20 +44,21 @@ func (a *api) boundKey(sandbox string) (secret, id string) {
 // sandboxed creates a profile and returns a client whose key is bound to it.
 func (a *api) sandboxed(name string, profile request) *api {
 	a.t.Helper()
-	a.newSandbox(name, profile)
+	a.newProfile(name, profile)
 	return a.boundToSandbox(name)
 }
 
-func (a *api) newSandbox(name string, profile request) {
+func (a *api) newProfile(name string, profile request) {
 	a.t.Helper()
-	if r := a.do(http.MethodPost, sandboxesPath, profile.and("name", name)); r.status != http.StatusCreated {
+	if r := a.do(http.MethodPost, profilesPath, profile.and("name", name)); r.status != http.StatusCreated {
 		a.t.Fatalf("make a sandbox: %s", r)
 	}
 }
 
 // withOverrides adds members that try to override the sandbox's settings.
 func (r request) withOverrides() request {
-	return r.and("sandbox", "default", "memory", "8GiB", "cpu", 64, "pids", 4096, "disk", request{"home": "8GiB", "tmp": "8GiB", "inodes": 100000},
+	return r.and("sandbox", "default", "memory", "8GiB", "cpu", 64, "pids", 4096, "disk",
+		request{"home": "8GiB", "tmp": "8GiB", "inodes": 100000},
 		"network", request{"policy": "unrestricted"}, "output", "256MiB", "image", "/")
 }
 
@@ -84,8 +86,9 @@ def many(d):
 // testProfileLimits checks each limit of a profile just below and just above it.
 func testProfileLimits(t *testing.T, a *api) {
 	for name, test := range map[string]func(*testing.T, *api){
-		"memory": testMemoryLimit, "pids": testPidsLimit, "cpu": testCPULimit, "disk": testDiskLimit, "large-disk": testLargeDisk,
-		"output": testProfileOutput, "env": testProfileEnv, "two-at-once": testTwoProfiles,
+		"memory": testMemoryLimit, "pids": testPidsLimit, "cpu": testCPULimit, "disk": testDiskLimit,
+		"large-disk": testLargeDisk,
+		"output":     testProfileOutput, "env": testProfileEnv, "two-at-once": testTwoProfiles,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -98,7 +101,8 @@ func testMemoryLimit(t *testing.T, a *api) {
 	b := a.sandboxed("memory-limit", request{"memory": "256MiB"})
 	touch := func(n int) request { return python(fmt.Sprintf("x = b'x' * (%d << 20)\nprint(len(x) >> 20)", n)) }
 	b.ended(b.submit(touch(224).withOverrides())).succeeded(t, "224\n")
-	b.ended(b.submit(touch(272).withOverrides())).failed(t, "oom", "memory_limit_exceeded", "more than its 256 MiB of memory")
+	b.ended(b.submit(touch(272).withOverrides())).failed(t, "oom", "memory_limit_exceeded",
+		"more than its 256 MiB of memory")
 	a.ended(a.submit(touch(272))).succeeded(t, "272\n")
 }
 
@@ -136,7 +140,8 @@ print(time.monotonic() - began)`).withOverrides())
 }
 
 func testDiskLimit(t *testing.T, a *api) {
-	b := a.sandboxed("disk-limit", request{"memory": "256MiB", "disk": request{"home": "8MiB", "tmp": "5MiB", "inodes": 300}})
+	b := a.sandboxed("disk-limit",
+		request{"memory": "256MiB", "disk": request{"home": "8MiB", "tmp": "5MiB", "inodes": 300}})
 	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").withOverrides()))
 	// The home's directory and the program each use one of the home's inodes.
 	rec.succeeded(t, "ENOSPC 8\nENOSPC 5\nENOSPC 298\nENOSPC 299\n")
@@ -144,7 +149,8 @@ func testDiskLimit(t *testing.T, a *api) {
 
 // testLargeDisk uses a disk limit above the memory limit.
 func testLargeDisk(t *testing.T, a *api) {
-	b := a.sandboxed("large-disk", request{"memory": "64MiB", "disk": request{"home": "160MiB", "tmp": "96MiB", "inodes": 300}})
+	b := a.sandboxed("large-disk",
+		request{"memory": "64MiB", "disk": request{"home": "160MiB", "tmp": "96MiB", "inodes": 300}})
 	rec := b.ended(b.submit(python(fillCode + "fill('x'); fill('/tmp/x'); many('.'); many('/tmp')").withOverrides()))
 	rec.succeeded(t, "ENOSPC 160\nENOSPC 96\nENOSPC 299\nENOSPC 300\n")
 }
@@ -157,7 +163,8 @@ func testProfileOutput(t *testing.T, a *api) {
 	}{{999, 999, false}, {1000, 1000, false}, {1001, 1000, true}, {3 << 20, 1000, true}} {
 		code := fmt.Sprintf("import sys\nsys.stdout.write('x' * %d)\nsys.stderr.write('y' * %[1]d)", c.printed)
 		r := b.inline(python(code).withOverrides())
-		if len(r.Stdout) != c.kept || len(r.Stderr) != c.kept || r.StdoutTruncated != c.truncated || r.StderrTruncated != c.truncated || !r.Success {
+		if len(r.Stdout) != c.kept || len(r.Stderr) != c.kept || r.StdoutTruncated != c.truncated ||
+			r.StderrTruncated != c.truncated || !r.Success {
 			t.Errorf("of %d bytes: %d and %d, truncated %v and %v, error %s", c.printed, len(r.Stdout), len(r.Stderr),
 				r.StdoutTruncated, r.StderrTruncated, display(r.Error))
 		}
@@ -166,7 +173,8 @@ func testProfileOutput(t *testing.T, a *api) {
 
 func testProfileEnv(t *testing.T, a *api) {
 	b := a.sandboxed("env", request{"env": request{"A": "profile", "B": "profile"}})
-	b.ended(b.submit(bash("echo $A $B $C").and("env_vars", request{"B": "request", "C": "request"}))).succeeded(t, "profile request request\n")
+	b.ended(b.submit(bash("echo $A $B $C").and("env_vars", request{"B": "request", "C": "request"}))).succeeded(
+		t, "profile request request\n")
 	a.ended(a.submit(bash("echo $A $B $C").and("env_vars", request{"C": "request"}))).succeeded(t, "request\n")
 	r := a.do(http.MethodPost, "/v1/admin/keys", request{
 		"name": "env", "org": "env", "plan": "pro", "sandbox": "env", "env": request{"B": "key", "C": "key"},
@@ -179,10 +187,13 @@ func testProfileEnv(t *testing.T, a *api) {
 
 // testTwoProfiles runs programs of two keys concurrently.
 func testTwoProfiles(t *testing.T, a *api) {
-	small := a.sandboxed("small", request{"memory": "64MiB", "env": request{"SIZE": "small"}, "disk": request{"home": "4MiB"}})
-	large := a.sandboxed("large", request{"memory": "256MiB", "env": request{"SIZE": "large"}, "disk": request{"home": "16MiB"}})
+	small := a.sandboxed("small",
+		request{"memory": "64MiB", "env": request{"SIZE": "small"}, "disk": request{"home": "4MiB"}})
+	large := a.sandboxed("large",
+		request{"memory": "256MiB", "env": request{"SIZE": "large"}, "disk": request{"home": "16MiB"}})
 	h := newHold()
-	program := python(fillCode + "import subprocess\nsubprocess.run(['sleep', '" + h.seconds + "'])\nprint(os.environ['SIZE'], flush=True)\nfill('x')\n" +
+	program := python(fillCode + "import subprocess\nsubprocess.run(['sleep', '" + h.seconds +
+		"'])\nprint(os.environ['SIZE'], flush=True)\nfill('x')\n" +
 		"x = b'x' * (100 << 20)\nprint('held')")
 	ids := []string{small.submit(program), large.submit(program)}
 	h.reached(t, 2)
@@ -206,7 +217,8 @@ func testNetwork(t *testing.T, p *programs, in topology) {
 	with.machine = newMachine(t)
 	sys := newSystem(t, &with, in, 4)
 	for name, test := range map[string]func(*testing.T, *system){
-		"blocked": testNetworkBlocked, "unrestricted": testNetworkUnrestricted, "allowlist": testNetworkAllowlist, "many": testManyRefused,
+		"blocked": testNetworkBlocked, "unrestricted": testNetworkUnrestricted, "allowlist": testNetworkAllowlist,
+		"many": testManyRefused,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -231,7 +243,9 @@ def connect(*where):
 `
 
 func testNetworkBlocked(t *testing.T, sys *system) {
-	rec := sys.ended(sys.submit(python(reachCode + "connect(('" + webAddr + "', 80), ('" + metadataAddr + "', 80), ('www.example.com', 80))").withOverrides()))
+	rec := sys.ended(sys.submit(
+		python(reachCode + "connect(('" + webAddr + "', 80), ('" + metadataAddr + "', 80), ('www.example.com', 80))").
+			withOverrides()))
 	rec.succeeded(t, webAddr+" 80 ENETUNREACH\n"+metadataAddr+" 80 ENETUNREACH\nwww.example.com unknown\n")
 	if rec.Network != nil {
 		t.Errorf("network %+v", rec.Network)
@@ -283,7 +297,8 @@ func testNetworkUnrestricted(t *testing.T, sys *system) {
 	refused := func(addr string, port int) {
 		_, _ = fmt.Fprintf(&code, "connect(('%s', %d))\n", addr, port)
 		_, _ = fmt.Fprintf(&want, "%s %d ECONNREFUSED\n", addr, port)
-		blocked = append(blocked, proto.BlockedConnection{Address: addr, Port: port, Protocol: "tcp", Reason: proto.BlockedAddress})
+		blocked = append(blocked,
+			proto.BlockedConnection{Address: addr, Port: port, Protocol: "tcp", Reason: proto.BlockedAddress})
 	}
 	for _, addr := range []string{metadataAddr, privateAddr, "192.168.1.1", "10.77.0.2"} {
 		refused(addr, 80)
@@ -291,11 +306,13 @@ func testNetworkUnrestricted(t *testing.T, sys *system) {
 	for _, port := range sys.serverPorts(t) {
 		refused(machineAddr, port)
 	}
-	id := b.submit(python(reachCode + "page('http://www.example.com/')\n" + code.String() + "page('http://other.example.com:8080/', b'x' * 100000)"))
+	id := b.submit(python(reachCode + "page('http://www.example.com/')\n" + code.String() +
+		"page('http://other.example.com:8080/', b'x' * 100000)"))
 	rec := b.ended(id)
 	rec.succeeded(t, "this is www.example.com\n"+want.String()+"this is other.example.com:8080\n")
 	rec.rejected(t, blocked...)
-	if n := rec.Network; n != nil && (n.BytesIn < 200 || n.BytesIn > 2000 || n.BytesOut < 100_000 || n.BytesOut > 102_000) {
+	if n := rec.Network; n != nil &&
+		(n.BytesIn < 200 || n.BytesIn > 2000 || n.BytesOut < 100_000 || n.BytesOut > 102_000) {
 		t.Errorf("%+v", n.Traffic)
 	}
 	shown := sys.command(t, b.key, "get", id)
@@ -305,23 +322,34 @@ func testNetworkUnrestricted(t *testing.T, sys *system) {
 		}
 	}
 
-	b.ended(b.submit(request{"language": "node", "code": "fetch('http://www.example.com/').then(r => r.text()).then(console.log)"})).
+	b.ended(b.submit(request{
+		"language": "node", "code": "fetch('http://www.example.com/').then(r => r.text()).then(console.log)",
+	})).
 		succeeded(t, "this is www.example.com\n")
-	b.ended(b.submit(bash("exec 3<>/dev/tcp/www.example.com/80; printf 'GET / HTTP/1.0\\r\\nHost: me\\r\\n\\r\\n' >&3; cat <&3 | tail -n 1"))).
+	b.ended(b.submit(bash("exec 3<>/dev/tcp/www.example.com/80; printf 'GET / HTTP/1.0\\r\\nHost: me\\r\\n\\r\\n' >&3; "+
+		"cat <&3 | tail -n 1"))).
 		succeeded(t, "this is me")
 	// A program reaches only its own loopback.
-	b.ended(b.submit(python(reachCode+"s = socket.create_server(('127.0.0.1', 8080)); connect(('127.0.0.1', 8080), ('127.0.0.1', "+
-		strconv.Itoa(sys.serverPorts(t)[0])+"))"))).succeeded(t, fmt.Sprintf("127.0.0.1 8080 open\n127.0.0.1 %d ECONNREFUSED\n", sys.serverPorts(t)[0]))
+	b.ended(b.submit(python(reachCode+
+		"s = socket.create_server(('127.0.0.1', 8080)); connect(('127.0.0.1', 8080), ('127.0.0.1', "+
+		strconv.Itoa(sys.serverPorts(t)[0])+"))"))).succeeded(
+		t, fmt.Sprintf("127.0.0.1 8080 open\n127.0.0.1 %d ECONNREFUSED\n", sys.serverPorts(t)[0]))
 }
 
 func testNetworkAllowlist(t *testing.T, sys *system) {
-	b := sys.sandboxed("listed", request{"network": request{"policy": "allowlist", "allow": []string{"www.example.com:80", privateAddr}}})
-	rec := b.ended(b.submit(python(reachCode + fmt.Sprintf("page('http://www.example.com/')\nconnect(('www.example.com', 8080), ('%s', 80), "+
-		"('other.example.com', 80), ('%s', 80), ('%s', 80))", web2Addr, metadataAddr, privateAddr)).withOverrides()))
-	rec.succeeded(t, fmt.Sprintf("this is www.example.com\nwww.example.com 8080 ECONNREFUSED\n%s 80 ECONNREFUSED\nother.example.com unknown\n"+
-		"%s 80 ECONNREFUSED\n%s 80 ECONNREFUSED\n", web2Addr, metadataAddr, privateAddr))
+	b := sys.sandboxed("listed",
+		request{"network": request{"policy": "allowlist", "allow": []string{"www.example.com:80", privateAddr}}})
+	rec := b.ended(b.submit(python(
+		reachCode + fmt.Sprintf("page('http://www.example.com/')\nconnect(('www.example.com', 8080), ('%s', 80), "+
+			"('other.example.com', 80), ('%s', 80), ('%s', 80))", web2Addr, metadataAddr, privateAddr)).withOverrides()))
+	rec.succeeded(t, fmt.Sprintf(
+		"this is www.example.com\nwww.example.com 8080 ECONNREFUSED\n%s 80 ECONNREFUSED\nother.example.com unknown\n"+
+			"%s 80 ECONNREFUSED\n%s 80 ECONNREFUSED\n", web2Addr, metadataAddr, privateAddr))
 	rec.rejected(t,
-		proto.BlockedConnection{Host: "www.example.com", Address: webAddr, Port: 8080, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
+		proto.BlockedConnection{
+			Host: "www.example.com", Address: webAddr, Port: 8080, Protocol: "tcp",
+			Reason: proto.BlockedNotAllowed,
+		},
 		proto.BlockedConnection{Address: web2Addr, Port: 80, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
 		proto.BlockedConnection{Host: "other.example.com", Protocol: "dns", Reason: proto.BlockedNotAllowed},
 		proto.BlockedConnection{Address: metadataAddr, Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
@@ -335,7 +363,9 @@ func testManyRefused(t *testing.T, sys *system) {
 	rec := b.ended(b.submit(python(reachCode + "connect(*[('" + metadataAddr + "', port) for port in range(1, 31)])")))
 	var want []proto.BlockedConnection
 	for port := 1; port <= proto.MaxBlocked; port++ {
-		want = append(want, proto.BlockedConnection{Address: metadataAddr, Port: port, Protocol: "tcp", Reason: proto.BlockedAddress})
+		want = append(want, proto.BlockedConnection{
+			Address: metadataAddr, Port: port, Protocol: "tcp", Reason: proto.BlockedAddress,
+		})
 	}
 	if rec.Stdout == nil || strings.Count(*rec.Stdout, "ECONNREFUSED") != 30 {
 		t.Errorf("%s", rec)
@@ -378,13 +408,15 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 	mark("stored")
 	sys.imageCommand(t, "import", "--json", "tiny", root)
 	mark("a directory")
-	look := bash("echo $(</opt/mark); [ -e /usr/bin/env ] || echo no host; echo x 2>/dev/null >/opt/mark || echo read-only")
+	look := bash("echo $(</opt/mark); [ -e /usr/bin/env ] || echo no host; echo x 2>/dev/null >/opt/mark || echo " +
+		"read-only")
 
 	b := sys.sandboxed("boxed", request{"image": "tiny"})
 	b.ended(b.submit(look.withOverrides())).succeeded(t, "stored\nno host\nread-only\n")
 	for _, mode := range []string{"application/json", ndjson} {
 		r := b.execute(request{"language": "node", "code": "1"}, accept, mode)
-		if message := r.rejection(t, http.StatusBadRequest, "validation_error"); message != "language 'node' is not available in this sandbox image" {
+		if message := r.rejection(t, http.StatusBadRequest, "validation_error"); message != "language 'node' is not "+
+			"available in this sandbox image, which has bash" {
 			t.Error(message)
 		}
 	}
@@ -395,7 +427,8 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 
 	// An accepted execution keeps its image even if the image's name is removed.
 	out := sys.command(t, sys.key, "image", "rm", "tiny")
-	if want := "image tiny is used by the sandbox boxed; change its image or remove the sandbox first"; !strings.Contains(out, want) {
+	if want := "image tiny is used by the sandbox boxed; change its image or remove the sandbox first"; !strings.Contains(
+		out, want) {
 		t.Errorf("removed: %s", out)
 	}
 	sys.do(http.MethodDelete, "/v1/admin/images/tiny", nil).rejection(t, http.StatusConflict, "conflict")
@@ -403,7 +436,7 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 	held := sys.submit(bash(h.code()))
 	h.reached(t, 1)
 	queued := b.submit(look)
-	if r := sys.do(http.MethodPut, sandboxesPath+"/boxed", request{}); r.status != http.StatusOK {
+	if r := sys.do(http.MethodPut, profilesPath+"/boxed", request{}); r.status != http.StatusOK {
 		t.Fatal(r)
 	}
 	sys.command(t, sys.key, "image", "rm", "tiny")
@@ -414,7 +447,8 @@ func testSandboxImages(t *testing.T, p *programs, in topology) {
 	sys.ended(held).succeeded(t, "held\nwoken\n")
 	b.ended(queued).succeeded(t, "stored\nno host\nread-only\n")
 	b.ended(b.submit(bash("[ -e /opt/mark ] || echo the host"))).succeeded(t, "the host\n")
-	sys.do(http.MethodPost, sandboxesPath, request{"name": "late", "image": "tiny"}).rejection(t, http.StatusBadRequest, "validation_error")
+	sys.do(http.MethodPost, profilesPath, request{"name": "late", "image": "tiny"}).rejection(t, http.StatusBadRequest,
+		"validation_error")
 }
 
 // passable returns a directory that every user can traverse, unlike those of testing.T.
@@ -466,7 +500,8 @@ func (sys *system) awaitHealth(t testing.TB, status int, why, figure string) {
 	eventually(t, why, func() (bool, any) {
 		r := at.get("/readyz")
 		metrics := strings.Split(string(at.get("/metrics").body), "\n")
-		return r.status == status && strings.Contains(string(r.body), why) && slices.Contains(metrics, "bullpen_worker_healthy "+figure), r
+		return r.status == status && strings.Contains(string(r.body), why) &&
+			slices.Contains(metrics, "bullpen_worker_healthy "+figure), r
 	})
 }
 
@@ -482,7 +517,8 @@ func testUnfit(t *testing.T, p *programs, in topology) {
 	h.reached(t, 1)
 	b.replaceWith("/nonexistent")
 	// One failed execution reveals the problem.
-	sys.ended(sys.submit(bash("echo unlucky"))).failed(t, "failed", "sandbox_start_error", "the cause is in the worker's log")
+	sys.ended(sys.submit(bash("echo unlucky"))).failed(t, "failed", "sandbox_start_error",
+		"the cause is in the worker's log")
 	sys.awaitHealth(t, http.StatusServiceUnavailable, "start nsjail: ", "0")
 	waiting := []string{sys.submit(bash("echo first")), sys.submit(bash("echo second"))}
 	h.release(t) // running programs are unaffected, but their slots accept no new jobs
@@ -532,9 +568,12 @@ func testNoNsjail(t *testing.T, p *programs) {
 	if err := os.WriteFile(file, []byte("#!/bin/sh\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for path, why := range map[string]string{filepath.Dir(file) + "/none": syscall.ENOENT.Error(), file: "permission denied"} {
+	for path, why := range map[string]string{
+		filepath.Dir(file) + "/none": syscall.ENOENT.Error(), file: "permission denied",
+	} {
 		data := filepath.Join(t.TempDir(), "data")
-		proc := p.startProcess(t, "serve", nil, p.bullpen, "serve", "--listen", "127.0.0.1:0", "--data", data, "--nsjail", path)
+		proc := p.startProcess(t, "serve", nil, p.bullpen, "serve", "--listen", "127.0.0.1:0", "--data", data,
+			"--nsjail", path)
 		if code := proc.exitCode(t); code != 1 {
 			t.Errorf("%s: exit code %d", path, code)
 		}

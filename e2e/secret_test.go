@@ -24,14 +24,15 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 	a := sys.api
 	put := func(path, value string) {
 		t.Helper()
-		if r := a.do(http.MethodPut, "/v1/admin/secrets/"+path, request{"value": value}); r.status != http.StatusOK || strings.Contains(string(r.body), value) {
+		if r := a.do(http.MethodPut, "/v1/admin/secrets/"+path, request{"value": value}); r.status != http.StatusOK ||
+			strings.Contains(string(r.body), value) {
 			t.Fatalf("store a secret: %s", r)
 		}
 	}
 	put("TOKEN?org=acme", variable)
 	put("cert?org=acme", file)
 	put("TOKEN?org=other", own)
-	a.newSandbox("with-secret", request{"secrets": []string{"cert"}})
+	a.newProfile("with-secret", request{"secrets": []string{"cert"}})
 	key := func(org string) *api {
 		t.Helper()
 		r := a.do(http.MethodPost, "/v1/admin/keys", request{
@@ -43,22 +44,27 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 		return a.with(made.Key)
 	}
 	acme := key("acme")
-	code := "echo ${#GH_TOKEN} $GH_TOKEN; cd /run/bullpen/job/secrets; ls; wc -c < cert; (echo x > cert) 2> /dev/null || echo read-only"
+	code := "echo ${#GH_TOKEN} $GH_TOKEN; cd /run/bullpen/job/secrets; ls; wc -c < cert; (echo x > cert) 2> /dev/null " +
+		"|| echo read-only"
 	want := "20 ***\ncert\n16\nread-only\n"
 	acme.ended(acme.submit(bash(code))).succeeded(t, want)
 	signing := acme.settings(http.MethodPut, "/v1/webhook", request{"url": hooks.url + "/200"})
-	last := acme.submit(python("import os; print(os.environ['GH_TOKEN'][:6], open('/run/bullpen/job/secrets/cert').read()[:6])"))
+	last := acme.submit(python(
+		"import os; print(os.environ['GH_TOKEN'][:6], open('/run/bullpen/job/secrets/cert').read()[:6])"))
 	acme.ended(last).succeeded(t, "canary canary\n")
 	acme.delivered(last).check(t, proto.DeliveryDelivered, 1)
-	if r := acme.do(http.MethodPost, executePath, bash(code).and("env_vars", request{"GH_TOKEN": "mine"})); r.status != http.StatusBadRequest {
+	if r := acme.do(http.MethodPost, executePath,
+		bash(code).and("env_vars", request{"GH_TOKEN": "mine"})); r.status != http.StatusBadRequest {
 		t.Errorf("a request that sets a secret: %s", r)
 	}
 	// Another organisation has its own secret of the same name, and lacks the other one.
-	if r := key("other").do(http.MethodPost, executePath, bash(code)); r.status != http.StatusInternalServerError || !strings.Contains(string(r.body), "cert") {
+	if r := key("other").do(http.MethodPost, executePath, bash(code)); r.status != http.StatusConflict ||
+		!strings.Contains(string(r.body), "cert") {
 		t.Errorf("a missing secret: %s", r)
 	}
 	backup := filepath.Join(t.TempDir(), "backup")
-	if exit, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}, "backup", backup); exit != 0 {
+	if exit, output := p.run(t, []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}, "backup",
+		backup); exit != 0 {
 		t.Fatal(output)
 	}
 	dirs, stored := []string{sys.data}, decompressed(t, backup)

@@ -52,7 +52,10 @@ type check struct {
 // storeCheck returns the result of `bullpen doctor` for the blob store.
 func (sys *system) storeCheck(t *testing.T) check {
 	t.Helper()
-	args := append([]string{"doctor", "--json", "--nsjail", sys.programs.nsjail, "--data", filepath.Join(t.TempDir(), "data")}, sys.args...)
+	args := append([]string{
+		"doctor", "--json", "--nsjail", sys.programs.nsjail, "--data",
+		filepath.Join(t.TempDir(), "data"),
+	}, sys.args...)
 	if sys.separate {
 		args = append(args, "--roles", "gateway")
 	}

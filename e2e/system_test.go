@@ -107,7 +107,8 @@ func (sys *system) startWorker(t *testing.T) {
 // startWorkerIn starts a worker with its data in dir.
 func (sys *system) startWorkerIn(t *testing.T, dir string, args ...string) (proc *process, base string) {
 	t.Helper()
-	return sys.programs.startServe(t, "worker", sys.env, slices.Concat([]string{"--roles", "worker", "--data", dir}, sys.args, args)...)
+	return sys.programs.startServe(t, "worker", sys.env,
+		slices.Concat([]string{"--roles", "worker", "--data", dir}, sys.args, args)...)
 }
 
 // ready waits until the deployment accepts and runs executions.
@@ -317,12 +318,15 @@ type record struct {
 	CompletedAt          *time.Time        `json:"completed_at"`
 	ErrorCode            *string           `json:"error_code"`
 	ErrorMessage         *string           `json:"error_message"`
+	ProgramExitCode      *int              `json:"program_exit_code"`
 	Language             string            `json:"language"`
 	Timeout              int               `json:"timeout"`
 	Metadata             map[string]string `json:"metadata"`
 	Attempt              int               `json:"attempt"`
 	StdoutTruncated      bool              `json:"stdout_truncated"`
 	StderrTruncated      bool              `json:"stderr_truncated"`
+	StdoutInvalidUTF8    bool              `json:"stdout_invalid_utf8"`
+	StderrInvalidUTF8    bool              `json:"stderr_invalid_utf8"`
 	OutputTruncated      bool              `json:"output_truncated"`
 	OutputBudgetExceeded bool              `json:"output_budget_exceeded"`
 	Sandbox              *string           `json:"sandbox"`
@@ -333,8 +337,10 @@ type record struct {
 }
 
 func (r record) String() string {
-	return fmt.Sprintf("%s %s, attempt %d, exit code %s, stdout %s, stderr %s, error %s, %s: %s", r.TraceID, r.Status, r.Attempt,
-		display(r.ExitCode), display(r.Stdout), display(r.Stderr), display(r.Error), display(r.ErrorCode), display(r.ErrorMessage))
+	return fmt.Sprintf("%s %s, attempt %d, exit code %s, stdout %s, stderr %s, error %s, %s: %s", r.TraceID,
+		r.Status, r.Attempt,
+		display(r.ExitCode), display(r.Stdout), display(r.Stderr), display(r.Error), display(r.ErrorCode),
+		display(r.ErrorMessage))
 }
 
 // display formats an optional value, shortened if it is long.
@@ -356,7 +362,8 @@ func short(s string) string {
 // succeeded checks that the program succeeded and printed stdout.
 func (r record) succeeded(t testing.TB, stdout string) {
 	t.Helper()
-	if r.Status != "success" || r.Stdout == nil || *r.Stdout != stdout || r.ExitCode == nil || *r.ExitCode != 0 || r.Error != nil {
+	if r.Status != "success" || r.Stdout == nil || *r.Stdout != stdout || r.ExitCode == nil || *r.ExitCode != 0 ||
+		r.Error != nil {
 		t.Errorf("got %s\nwant success with stdout %q", r, short(stdout))
 	}
 }
@@ -378,6 +385,7 @@ type event struct {
 	Status          string        `json:"status"`
 	Stream          string        `json:"stream"`
 	Data            string        `json:"data"`
+	Base64          []byte        `json:"base64"`
 	Result          *proto.Result `json:"result"`
 	OutputTruncated *bool         `json:"output_truncated"`
 	Missing         *missing      `json:"missing"`
@@ -420,7 +428,8 @@ func (r *reply) result(t testing.TB) proto.Result {
 func (r *reply) rejection(t testing.TB, status int, code string) string {
 	t.Helper()
 	var e struct{ Error, Message string }
-	if json.Unmarshal(r.body, &e) != nil || r.status != status || e.Error != code || e.Message == "" || r.header.Get("X-Request-Id") == "" {
+	if json.Unmarshal(r.body, &e) != nil || r.status != status || e.Error != code || e.Message == "" ||
+		r.header.Get("X-Request-Id") == "" {
 		t.Errorf("got %s, want %d %s with a message and X-Request-Id", r, status, code)
 	}
 	return e.Message
@@ -464,7 +473,8 @@ func checkEvents(t testing.TB, events []event, after int64) (stdout, stderr stri
 		}
 		// At or past the end there is only the result, with its own number.
 		if e.Type != want || e.Seq != after+int64(i)+1 && (want != "result" || len(events) > 1) {
-			t.Fatalf("event %d of %d after %d is %s %d, want %s %d", i+1, len(events), after, e.Type, e.Seq, want, after+int64(i)+1)
+			t.Fatalf("event %d of %d after %d is %s %d, want %s %d", i+1, len(events), after, e.Type, e.Seq, want,
+				after+int64(i)+1)
 		}
 		switch e.Stream {
 		case "stdout":
@@ -523,7 +533,8 @@ func (p *pending) answer(t testing.TB) *reply {
 // newKey creates an API key.
 func (a *api) newKey(org, plan string) (secret, id string) {
 	a.t.Helper()
-	r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": a.t.Name()[:min(len(a.t.Name()), 100)], "org": org, "plan": plan})
+	r := a.do(http.MethodPost, "/v1/admin/keys",
+		request{"name": a.t.Name()[:min(len(a.t.Name()), 100)], "org": org, "plan": plan})
 	if r.status != http.StatusCreated {
 		a.t.Fatalf("make a key: %s", r)
 	}

@@ -31,8 +31,9 @@ import (
 )
 
 var (
-	threadKills = repeatsFlag("thread-kills", 3, 6, "how often a worker is killed while it loads and saves homes of threads, in each deployment")
-	threadSeed  = flag.Uint64("thread-seed", 0, "what the moments of these kills are drawn with; 0 draws it")
+	threadKills = repeatsFlag("thread-kills", 3, 6,
+		"how often a worker is killed while it loads and saves homes of threads, in each deployment")
+	threadSeed = flag.Uint64("thread-seed", 0, "what the moments of these kills are drawn with; 0 draws it")
 )
 
 // threadJournal is a thread in whose home each execution writes its number in several ways. The
@@ -219,7 +220,8 @@ func (d *threadJournal) checkFiles(ctx context.Context, at func() *api) error {
 	if head.Version == 0 {
 		return nil
 	}
-	if r, err = ask(http.MethodGet, fmt.Sprintf("/v1/threads/%s/archive?version=%d", d.id, head.Version), nil); err != nil {
+	if r, err = ask(http.MethodGet, fmt.Sprintf("/v1/threads/%s/archive?version=%d", d.id, head.Version),
+		nil); err != nil {
 		return err
 	}
 	return d.checkArchive(r, before, int(head.Version))
@@ -281,13 +283,16 @@ func (d *threadJournal) checkArchive(r *reply, before []int, version int) error 
 		entries = append(entries, n)
 	}
 	if len(entries) != version || !slices.Equal(entries[:len(before)], before) {
-		return fmt.Errorf("version %d of %s has the entries %v, and should begin with %v: HTTP %d", version, d.id, entries, before, r.status)
+		return fmt.Errorf("version %d of %s has the entries %v, and should begin with %v: HTTP %d", version, d.id, entries,
+			before, r.status)
 	}
 	last := entries[version-1]
 	dir := "dir-" + strconv.Itoa(last)
 	_, there := files[dir]
-	if big := sha256.Sum256(files["big"]); hex.EncodeToString(big[:]) != d.largeContent(last) || !there || !bytes.Equal(files["log"], files[dir+"/log"]) {
-		return fmt.Errorf("version %d of %s is not one version: %v with a large file %x", version, d.id, slices.Sorted(maps.Keys(files)), big)
+	if big := sha256.Sum256(files["big"]); hex.EncodeToString(big[:]) != d.largeContent(last) || !there ||
+		!bytes.Equal(files["log"], files[dir+"/log"]) {
+		return fmt.Errorf("version %d of %s is not one version: %v with a large file %x", version, d.id,
+			slices.Sorted(maps.Keys(files)), big)
 	}
 	return nil
 }
@@ -381,9 +386,13 @@ func schedulerSteps(t *testing.T, nc *nats.Conn) []step {
 		name, subject string
 		is            func(m *nats.Msg) bool
 	}{
-		{"a program is claimed", "bullpen.exec.>", func(m *nats.Msg) bool { return m.Header.Get("Bullpen-Status") == "running" }},
+		{"a program is claimed", "bullpen.exec.>", func(m *nats.Msg) bool {
+			return m.Header.Get("Bullpen-Status") == "running"
+		}},
 		{"a program prints", "bullpen.out.>", func(*nats.Msg) bool { return true }},
-		{"a result is pending", "bullpen.exec.>", func(m *nats.Msg) bool { return bytes.Contains(m.Data, []byte(`"pending":`)) }},
+		{"a result is pending", "bullpen.exec.>", func(m *nats.Msg) bool {
+			return bytes.Contains(m.Data, []byte(`"pending":`))
+		}},
 		{"a head is changed", "bullpen.thread.>", func(m *nats.Msg) bool {
 			var head proto.Thread
 			return json.Unmarshal(m.Data, &head) == nil && head.Version != nil && head.Version.Trace == head.Holder

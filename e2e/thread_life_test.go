@@ -20,7 +20,8 @@ import (
 // testThreadProcesses uses threads through two gateways and moves them between workers.
 func testThreadProcesses(t *testing.T, p *programs) {
 	b := p.newBucket(t)
-	sys := newSystem(t, p, topology{separate: true}, 2, append(b.flags(), "--queue-wait", "1m", "--interactive-slots", "0")...)
+	sys := newSystem(t, p, topology{separate: true}, 2,
+		append(b.flags(), "--queue-wait", "1m", "--interactive-slots", "0")...)
 	args := append([]string{"--data", filepath.Join(t.TempDir(), "second"), "--roles", "gateway"}, sys.args...)
 	_, base := p.startServe(t, "second front", sys.env, args...)
 	first, second := sys.api, &api{t, base, sys.key, sys.http}
@@ -34,7 +35,8 @@ func testThreadProcesses(t *testing.T, p *programs) {
 		file, program := []byte(fmt.Sprint("uploaded ", n)), []byte(fmt.Sprint("written ", n))
 		one.upload(t, "files", "file", file)
 		other.checkDownload(t, "files", "file", file)
-		if r := one.inline(bash(fmt.Sprintf("cat file; echo -n written %d > file; echo > new-%02d", n, n)).of("files")); r.Stdout != string(file) {
+		if r := one.inline(bash(fmt.Sprintf("cat file; echo -n written %d > file; echo > new-%02d", n, n)).of(
+			"files")); r.Stdout != string(file) {
 			t.Errorf("round %d: the program found %+v", n, r)
 		}
 		other.checkDownload(t, "files", "file", program)
@@ -82,7 +84,8 @@ func testThreadMoves(t *testing.T, sys *system, first, second *api) {
 	log := ""
 	call := func(a *api, word string) {
 		t.Helper()
-		if r := a.inline(bash("cat log 2>&-; sha256sum < large | cut -c-8; echo " + word + " >> log").of("moves")); !r.Success || r.Stdout != log+"b2cf0f88\n" {
+		if r := a.inline(bash("cat log 2>&-; sha256sum < large | cut -c-8; echo " + word + " >> log").of(
+			"moves")); !r.Success || r.Stdout != log+"b2cf0f88\n" {
 			t.Errorf("%s found %+v, want %q", word, r, log)
 		}
 		log += word + "\n"
@@ -117,7 +120,8 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 	sys.inline(python(describeCode + fill).of("kept"))
 	sys.inline(bash("echo second > second; rm -r dir/empty").of("kept"))
 	sys.inline(bash("echo third > third").of("kept"))
-	if r := sys.do(http.MethodPost, "/v1/threads/kept/fork", request{"id": "forked", "version": 1}); r.status != http.StatusCreated {
+	if r := sys.do(http.MethodPost, "/v1/threads/kept/fork",
+		request{"id": "forked", "version": 1}); r.status != http.StatusCreated {
 		t.Fatalf("fork: %s", r)
 	}
 	sys.inline(bash("echo removed > x").of("removed"))
@@ -164,10 +168,12 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 	sys.startFront(t)
 	sys.ready(t)
 	sys.get("/v1/threads/kept").rejection(t, http.StatusNotFound, "not_found")
-	if out := sys.command(t, sys.key, "thread", "rebuild"); out != "2 threads rebuilt, 0 unchanged, 0 without a complete version\n" {
+	if out := sys.command(t, sys.key, "thread", "rebuild"); out != "2 threads rebuilt, 0 unchanged, 0 without a "+
+		"complete version\n" {
 		t.Errorf("rebuild prints %s", out)
 	}
-	if out := sys.command(t, sys.key, "thread", "rebuild"); out != "0 threads rebuilt, 2 unchanged, 0 without a complete version\n" {
+	if out := sys.command(t, sys.key, "thread", "rebuild"); out != "0 threads rebuilt, 2 unchanged, 0 without a "+
+		"complete version\n" {
 		t.Errorf("a second time it prints %s", out)
 	}
 	after, again := look()
@@ -183,7 +189,8 @@ with open('large', 'wb') as f: f.write(b'0123456789abcdef' * (5 << 16))
 		sys.get("/v1/threads/"+id).rejection(t, http.StatusNotFound, "not_found")
 	}
 	sys.checkListing(t, "kept", "", false, "dir/", "hard 7", "large 5242880", "second 7", "third 6")
-	if r := sys.inline(bash("cat second third dir/link; echo fourth > fourth; stat -c %a hard").of("kept")); r.Stdout != "second\nthird\ncontent700\n" {
+	if r := sys.inline(bash("cat second third dir/link; echo fourth > fourth; stat -c %a hard").of(
+		"kept")); r.Stdout != "second\nthird\ncontent700\n" {
 		t.Errorf("the next execution found %+v", r)
 	}
 	if r := sys.inline(bash("cat fourth").of("kept")); r.Stdout != "fourth\n" {
@@ -208,7 +215,9 @@ func testThreadExpiry(t *testing.T, p *programs, in topology) {
 	large := bytes.Repeat([]byte(word+"\n"), 5<<20/len(word))
 	sys.upload(t, "secret", "staged "+word, []byte(word))
 	sys.upload(t, "secret", "large", large)
-	r := sys.inline(python(fmt.Sprintf("import os\nopen('%s', 'w').write('%[1]s')\nos.setxattr('large', 'user.x', b'%[1]s')\nos.symlink('%[1]s', 'link')", word)).of("secret"))
+	r := sys.inline(python(fmt.Sprintf(
+		"import os\nopen('%s', 'w').write('%[1]s')\nos.setxattr('large', 'user.x', b'%[1]s')\nos.symlink('%[1]s', 'link')",
+		word)).of("secret"))
 	if !r.Success {
 		t.Fatalf("got %+v", r)
 	}
@@ -222,7 +231,8 @@ func testThreadExpiry(t *testing.T, p *programs, in topology) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if bytes.Contains(content, []byte(word)) || bytes.Contains(content, []byte("layers")) || strings.Contains(name, "nobody") {
+		if bytes.Contains(content, []byte(word)) || bytes.Contains(content, []byte("layers")) ||
+			strings.Contains(name, "nobody") {
 			t.Errorf("%s can be read", name)
 		}
 		if !bytes.HasPrefix(content, []byte("age-encryption.org/v1\n")) {

@@ -23,7 +23,8 @@ type storeRequest struct {
 }
 
 func (s storeRequest) is(r *http.Request, org string) bool {
-	return storagetest.Operation(r) == s.op && strings.Contains(r.URL.Path, s.path+org+"/") && s.part == (r.Header.Get("Range") != "")
+	return storagetest.Operation(r) == s.op && strings.Contains(r.URL.Path, s.path+org+"/") &&
+		s.part == (r.Header.Get("Range") != "")
 }
 
 func storeRequests() []storeRequest {
@@ -112,7 +113,8 @@ func testThreadsStoreFails(t *testing.T, p *programs) {
 		if err := write(ctx, s, ""); err != nil {
 			return err
 		}
-		if r, err := s.try(ctx, http.MethodGet, "/v1/threads/"+s.id, nil); err != nil || !strings.Contains(string(r.body), `"holder":null`) {
+		if r, err := s.try(ctx, http.MethodGet, "/v1/threads/"+s.id, nil); err != nil ||
+			!strings.Contains(string(r.body), `"holder":null`) {
 			return errors.Join(err, fmt.Errorf("answered %v", r))
 		}
 		return nil

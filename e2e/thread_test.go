@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -103,7 +104,8 @@ open('alone', 'w').write('last')
 `}
 	var last string
 	for i, step := range steps {
-		r := a.inline(python(describeCode+"describe()\nprint('--')\n"+step+"\ndescribe()").of("home"), "X-Request-Id", fmt.Sprint("step ", i))
+		r := a.inline(python(describeCode+"describe()\nprint('--')\n"+step+"\ndescribe()").of("home"), "X-Request-Id",
+			fmt.Sprint("step ", i))
 		found, left, ok := strings.Cut(r.Stdout, "--\n")
 		if !ok || !r.Success || r.Stderr != "" {
 			t.Fatalf("step %d: %+v", i, r)
@@ -140,7 +142,8 @@ open('/tmp/left', 'w').write('x'); open('/dev/shm/left', 'w').write('x')
 			}
 		},
 		"signal": func(t *testing.T, a *api, thread string) {
-			if r := a.inline(python(leave + "os = __import__('os'); os.kill(os.getpid(), 9)").of(thread)); r.ExitCode != 137 || r.Error != nil {
+			if r := a.inline(python(leave + "os = __import__('os'); os.kill(os.getpid(), 9)").of(thread)); r.ExitCode != 137 ||
+				r.Error != nil {
 				t.Errorf("got %+v", r)
 			}
 		},
@@ -162,7 +165,8 @@ open('/tmp/left', 'w').write('x'); open('/dev/shm/left', 'w').write('x')
 			a.ended(id).failed(t, "cancelled", "cancelled", "")
 		},
 		"stragglers": func(t *testing.T, a *api, thread string) {
-			r := a.inline(bash("(trap '' TERM HUP; while :; do echo -n as it was > left; done) & until test -s left; do :; done").of(thread))
+			r := a.inline(bash("(trap '' TERM HUP; while :; do echo -n as it was > left; done) & until test -s left; " +
+				"do :; done").of(thread))
 			if !r.Success {
 				t.Errorf("got %+v", r)
 			}
@@ -224,8 +228,10 @@ func testThreadProgram(t *testing.T, a *api) {
 	run(node("console.log(require('fs').readdirSync('.'))"), "[ 'main.js' ]\n")
 	run(bash("ls -A"), "")
 	run(bash("echo \"print('mine')\" > main.py; ls -A"), "main.py\n")
-	r := run(python("import os, main\nprint(sorted(os.listdir('.')))\nraise ValueError(__file__)"), "mine\n['.main.py', '__pycache__', 'main.py']\n")
-	if want := `File "/home/baponi/.main.py", line 3, in <module>`; !strings.Contains(r.Stderr, want) || !strings.HasSuffix(r.Stderr, "ValueError: /home/baponi/.main.py\n") {
+	r := run(python("import os, main\nprint(sorted(os.listdir('.')))\nraise ValueError(__file__)"),
+		"mine\n['.main.py', '__pycache__', 'main.py']\n")
+	if want := `File "/home/baponi/.main.py", line 3, in <module>`; !strings.Contains(r.Stderr, want) ||
+		!strings.HasSuffix(r.Stderr, "ValueError: /home/baponi/.main.py\n") {
 		t.Errorf("the traceback is %s", r.Stderr)
 	}
 	run(bash("ls -A; cat main.py; rm main.py"), "__pycache__\nmain.py\nprint('mine')\n")
@@ -246,8 +252,10 @@ func testThreadOrganisations(t *testing.T, a *api) {
 	}
 	a.inline(bash("echo mine > secret").of("only-mine"))
 	for _, r := range []*reply{
-		stranger.get("/v1/threads/only-mine"), stranger.get("/v1/threads/only-mine/archive"), stranger.do(http.MethodDelete, "/v1/threads/only-mine", nil),
-		stranger.do(http.MethodPost, "/v1/threads/only-mine/fork", request{"id": "x"}), stranger.downloadURL("only-mine", "secret"),
+		stranger.get("/v1/threads/only-mine"), stranger.get("/v1/threads/only-mine/archive"),
+		stranger.do(http.MethodDelete, "/v1/threads/only-mine", nil),
+		stranger.do(http.MethodPost, "/v1/threads/only-mine/fork", request{"id": "x"}),
+		stranger.downloadURL("only-mine", "secret"),
 	} {
 		r.rejection(t, http.StatusNotFound, "not_found")
 	}
@@ -374,7 +382,8 @@ func testThreadInARow(t *testing.T, calls int, gateways ...*api) {
 		return python(fmt.Sprintf("f = open('log', 'a+'); f.seek(0); print(f.read(), end=''); print(%d, file=f)", n))
 	}
 	script := func(n int) request {
-		return node(fmt.Sprintf("const fs = require('fs'); process.stdout.write(fs.readFileSync('log')); fs.appendFileSync('log', '%d\\n')", n))
+		return node(fmt.Sprintf("const fs = require('fs'); process.stdout.write(fs.readFileSync('log')); "+
+			"fs.appendFileSync('log', '%d\\n')", n))
 	}
 	// Five programs, so that each runs in each mode.
 	programs := []func(n int) request{shell, snake, shell, snake, script}
@@ -390,6 +399,44 @@ func testThreadInARow(t *testing.T, calls int, gateways ...*api) {
 	}
 }
 
+// testRunsOnce counts how often programs run, by what they leave in the home of their thread. No
+// waiting interpreter can run these: their arguments and variables have to be there at its start.
+func testRunsOnce(t *testing.T, a *api) {
+	calls := 150
+	if testing.Short() {
+		calls = 25
+	}
+	programs := map[string]string{
+		"bash":   "echo \"[$1] $#\" >> $HOME/n",
+		"python": "import sys; print(f'[{sys.argv[1] if sys.argv[1:] else str()}] {len(sys.argv) - 1}', file=open('n', 'a'))",
+		"node":   "require('fs').appendFileSync('n', `[${process.argv[2] ?? ''}] ${process.argv.length - 2}\\n`)",
+	}
+	for language, code := range programs {
+		for name, more := range map[string]request{
+			"arguments": {"args": []string{"a"}}, "time zone": {"args": []string{}, "env_vars": request{"TZ": "Asia/Tokyo"}},
+		} {
+			t.Run(language+", "+name, func(t *testing.T) {
+				t.Parallel()
+				a, thread := a.in(t), "once-"+language+"-"+strings.ReplaceAll(name, " ", "-")
+				body := request{"language": language, "code": code}.of(thread)
+				maps.Copy(body, more)
+				for range calls {
+					if r := a.inline(body); r.ExitCode != 0 || r.Error != nil {
+						t.Fatalf("%+v", r)
+					}
+				}
+				want := fmt.Sprintf("%7d [a] 1\n", calls)
+				if name != "arguments" {
+					want = fmt.Sprintf("%7d [] 0\n", calls)
+				}
+				if r := a.inline(bash("sort n | uniq -c").of(thread)); r.Stdout != want {
+					t.Errorf("ran\n%s, want\n%s", r.Stdout, want)
+				}
+			})
+		}
+	}
+}
+
 // testThreadsAtOnce uses many threads concurrently.
 func testThreadsAtOnce(t *testing.T, a *api) {
 	const threads, calls = 12, 4
@@ -399,7 +446,8 @@ func testThreadsAtOnce(t *testing.T, a *api) {
 			for n := range calls {
 				r := a.execute(bash(fmt.Sprintf("echo %d.%d >> log; cat log", i, n)).of(fmt.Sprintf("many-%d", i)))
 				var got proto.Result
-				if err := json.Unmarshal(r.body, &got); err != nil || strings.Count(got.Stdout, fmt.Sprintf("%d.", i)) != n+1 || strings.Count(got.Stdout, "\n") != n+1 {
+				if err := json.Unmarshal(r.body, &got); err != nil || strings.Count(got.Stdout, fmt.Sprintf("%d.", i)) != n+1 ||
+					strings.Count(got.Stdout, "\n") != n+1 {
 					t.Errorf("call %d of thread %d: %s", n, i, r)
 					return
 				}
@@ -437,7 +485,8 @@ func testThreadLimits(t *testing.T, a *api) {
 			}
 			r := b.inline(bash("df -B1 --output=used . | tail -n 1; echo kept > c; " + c.second + "; exit 7").of(thread))
 			used, err := strconv.Atoi(strings.TrimSpace(r.Stdout))
-			if r.ExitCode != 7 || r.ErrorCode != nil || !strings.Contains(r.Stderr, "No space left on device") || err != nil || used < c.first {
+			if r.ExitCode != 7 || r.ErrorCode != nil || !strings.Contains(r.Stderr, "No space left on device") || err != nil ||
+				used < c.first {
 				t.Errorf("a call that writes too much: %+v", r)
 			}
 			if r := b.inline(bash("cat c; rm *").of(thread)); r.Stdout != "kept\n" || !r.Success {
@@ -456,8 +505,10 @@ func testThreadLimits(t *testing.T, a *api) {
 		}
 		const second = "mkdir e; touch e/{1..160}"
 		r := b.inline(bash(second + " && echo done; exit 7").of("files"))
-		if display(r.ErrorCode) != `"thread_save_error"` || display(r.ProgramExitCode) != "7" || r.ExitCode != -1 || r.Stdout != "done\n" ||
-			r.ErrorMessage == nil || !strings.Contains(*r.ErrorMessage, "in 322 files and directories, and the sandbox allows 4194304 bytes in 256") {
+		if display(r.ErrorCode) != `"thread_save_error"` || display(r.ProgramExitCode) != "7" || r.ExitCode != -1 ||
+			r.Stdout != "done\n" ||
+			r.ErrorMessage == nil || !strings.Contains(
+			*r.ErrorMessage, "in 322 files and directories, and the sandbox allows 4194304 bytes in 256") {
 			t.Errorf("got %+v: %s, program exit code %s", r, display(r.ErrorMessage), display(r.ProgramExitCode))
 		}
 		r = b.inline(bash("truncate -s 3T d/giant").of("files"))
@@ -491,7 +542,9 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 	}
 	for _, r := range []*reply{b.uploadURL("much", "x", 1), b.useSigned(late, late.Method, randomBytes(4<<20-4096))} {
 		message := r.rejection(t, http.StatusConflict, "conflict")
-		for _, want := range []string{"has 5 bytes in 1 files", "take 6291456 bytes and 3", "has room for 4194304 bytes and 256"} {
+		for _, want := range []string{
+			"has 5 bytes in 1 files", "take 6291456 bytes and 3", "has room for 4194304 bytes and 256",
+		} {
 			if !strings.Contains(message, want) {
 				t.Errorf("not %q in %s", want, message)
 			}
@@ -500,7 +553,8 @@ func testThreadUploadLimits(t *testing.T, a *api) {
 	for range 2 {
 		r := b.inline(bash("ls").of("much"))
 		want := "6291456 bytes in 3 files were uploaded to the thread, and the sandbox has room for 4194304 bytes in 256"
-		if display(r.ErrorCode) != `"thread_mount_error"` || r.ErrorMessage == nil || !strings.Contains(*r.ErrorMessage, want) {
+		if display(r.ErrorCode) != `"thread_mount_error"` || r.ErrorMessage == nil ||
+			!strings.Contains(*r.ErrorMessage, want) {
 			t.Errorf("got %s: %s, want %q", display(r.ErrorCode), display(r.ErrorMessage), want)
 		}
 	}
@@ -529,7 +583,8 @@ func testThreadRefused(t *testing.T, a *api) {
 		if r := poor.execute(bash("echo never").of("refused"), headers...); r.status != http.StatusTooManyRequests {
 			t.Errorf("%s over the plan's limit: %s", mode, r)
 		}
-		poor.execute(bash("echo never").of("refused").and("timeout", 61), headers...).rejection(t, http.StatusTooManyRequests, "rate_limited")
+		poor.execute(bash("echo never").of("refused").and("timeout", 61), headers...).rejection(t, http.StatusTooManyRequests,
+			"rate_limited")
 		poor.execute(bash("").of("refused"), headers...).rejection(t, http.StatusBadRequest, "validation_error")
 	}
 	if r := rich.inline(bash("ls -A").of("refused")); !r.Success || r.Stdout != "" {

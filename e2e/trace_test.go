@@ -100,11 +100,15 @@ func testTracing(t *testing.T, p *programs) {
 	}, sys.args...)...)
 	header := []string{"Traceparent", "00-" + clientTrace + "-" + clientSpan + "-01"}
 	inline := map[string]string{
-		"POST /v1/sandbox/execute": "", "submit jobs": "POST /v1/sandbox/execute", "queue": "submit jobs", "process jobs": "submit jobs",
-		"jail": "process jobs", "program": "process jobs", "result": "process jobs",
+		"POST /v1/sandbox/execute": "", "submit jobs": "POST /v1/sandbox/execute", "queue": "submit jobs",
+		"process jobs": "submit jobs",
+		"jail":         "process jobs", "program": "process jobs", "result": "process jobs",
 	}
 	async := maps.Clone(inline)
-	maps.Copy(async, map[string]string{"home": "jail", "save": "process jobs", "commit": "process jobs", "POST": "submit jobs"})
+	maps.Copy(async, map[string]string{
+		"home": "jail", "save": "process jobs", "commit": "process jobs",
+		"POST": "submit jobs",
+	})
 	names := func(tree map[string]string) (names []string) {
 		for name := range tree {
 			names = append(names, name)
@@ -112,20 +116,34 @@ func testTracing(t *testing.T, p *programs) {
 		return names
 	}
 
-	program := bash("echo "+canary+" | tee file; exit 3").and("thread_id", "traced", "env_vars", request{"CANARY": canary}, "webhook_url", hooks.url+"/500?"+canary)
+	program := bash("echo "+canary+" | tee file; exit 3").and("thread_id", "traced", "env_vars", request{"CANARY": canary},
+		"webhook_url", hooks.url+"/500?"+canary)
 	id := sys.submit(program, header...)
 	spans := spansOf(t, otelID(t, id), names(async), sys.front, sys.worker)
 	root := checkTree(t, spans, async)
-	if len(root.Links) != 1 || root.Links[0].SpanContext.TraceID != clientTrace || root.Links[0].SpanContext.SpanID != clientSpan {
+	if len(root.Links) != 1 || root.Links[0].SpanContext.TraceID != clientTrace ||
+		root.Links[0].SpanContext.SpanID != clientSpan {
 		t.Errorf("links of the root: %+v", root.Links)
 	}
 	for name, want := range map[string]map[string]any{
-		"POST /v1/sandbox/execute": {"http.request.method": "POST", "http.route": "/v1/sandbox/execute", "http.response.status_code": 202.0, "bullpen.trace_id": id},
-		"submit jobs":              {"messaging.system": "nats", "messaging.operation.type": "send", "messaging.destination.name": "jobs", "messaging.message.id": id},
-		"process jobs":             {"messaging.operation.type": "process", "bullpen.language": "bash", "bullpen.status": "failed", "bullpen.attempt": 1.0},
-		"jail":                     {"bullpen.jail.start": "cold"},
-		"program":                  {"process.exit.code": 3.0, "error.type": "failed"},
-		"POST":                     {"http.request.method": "POST", "http.response.status_code": 500.0, "error.type": "500", "server.address": "127.0.0.1"},
+		"POST /v1/sandbox/execute": {
+			"http.request.method": "POST", "http.route": "/v1/sandbox/execute",
+			"http.response.status_code": 202.0, "bullpen.trace_id": id,
+		},
+		"submit jobs": {
+			"messaging.system": "nats", "messaging.operation.type": "send",
+			"messaging.destination.name": "jobs", "messaging.message.id": id,
+		},
+		"process jobs": {
+			"messaging.operation.type": "process", "bullpen.language": "bash",
+			"bullpen.status": "failed", "bullpen.attempt": 1.0,
+		},
+		"jail":    {"bullpen.jail.start": "cold"},
+		"program": {"process.exit.code": 3.0, "error.type": "failed"},
+		"POST": {
+			"http.request.method": "POST", "http.response.status_code": 500.0, "error.type": "500",
+			"server.address": "127.0.0.1",
+		},
 	} {
 		s := spans[name]
 		got := s.attributes()

@@ -31,7 +31,8 @@ var upLine = regexp.MustCompile(`(?m)^(\S+) +pid (\d+) +(\S+)(?: +(http://\S+))?
 // startUp starts `bullpen up` and returns once its gateways accept executions.
 func (p *programs) startUp(t *testing.T, file, dir string) *upDeployment {
 	t.Helper()
-	u := &upDeployment{p.startProcess(t, "up", []string{"BULLPEN_NSJAIL=" + p.nsjail}, p.bullpen, "up", "-f", file, "--data", dir), dir}
+	env := []string{"BULLPEN_NSJAIL=" + p.nsjail}
+	u := &upDeployment{p.startProcess(t, "up", env, p.bullpen, "up", "-f", file, "--data", dir), dir}
 	u.prints(t, "ready after")
 	return u
 }
@@ -114,13 +115,15 @@ func testUp(t *testing.T, p *programs) {
 	}
 	text = strings.Replace(text, "publish: 8080", "publish: 0", 1) +
 		fmt.Sprintf("  receiver: {command: [%q, webhook, listen, --address, 0.0.0.0, --json]}\n", p.bullpen) +
-		"env: {BULLPEN_WARM_MEMORY: 1, BULLPEN_WEBHOOK_ALLOW_CIDRS: '${receiver}/32', BULLPEN_WEBHOOK_ALLOW_HTTP: true, BULLPEN_WEBHOOK_ALLOW_PORTS: 8099}\n"
+		"env: {BULLPEN_WARM_MEMORY: 1, BULLPEN_WEBHOOK_ALLOW_CIDRS: '${receiver}/32', BULLPEN_WEBHOOK_ALLOW_HTTP: true, " +
+		"BULLPEN_WEBHOOK_ALLOW_PORTS: 8099}\n"
 	file := filepath.Join(t.TempDir(), "topology.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	u := p.startUp(t, file, dir)
-	if code, text := p.run(t, nil, "up", "-f", file, "--data", dir); code != 1 || !strings.Contains(text, "in use by another bullpen") {
+	if code, text := p.run(t, nil, "up", "-f", file, "--data", dir); code != 1 ||
+		!strings.Contains(text, "in use by another bullpen") {
 		t.Errorf("a second one with the same data: exit code %d:\n%s", code, text)
 	}
 	list := u.list(t)

@@ -28,7 +28,8 @@ func (p *programs) previous(t *testing.T) *programs {
 	commit := strings.TrimSpace(string(named))
 	source := t.TempDir()
 	run := func(dir, script string, args ...string) error {
-		cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-euo", "pipefail", "-c", script, "bash"}, args...)...)
+		cmd := exec.CommandContext(
+			t.Context(), "bash", append([]string{"-euo", "pipefail", "-c", script, "bash"}, args...)...)
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
@@ -36,13 +37,16 @@ func (p *programs) previous(t *testing.T) *programs {
 		return nil
 	}
 	if err := run(root, `git archive "$1" | tar -x -C "$2"`, commit, source); err != nil {
-		t.Fatalf("deploy/release/previous names commit %s, which is not to be had: a shallow clone needs `git fetch --unshallow`: %v", commit, err)
+		t.Fatalf("deploy/release/previous names commit %s, which is not to be had: a shallow clone needs `git fetch "+
+			"--unshallow`: %v", commit, err)
 	}
 	out := *p
 	out.bullpen = filepath.Join(source, "bullpen")
 	const build = `
-		go build -trimpath -buildvcs=false -ldflags='-s -w -E main.entry' -o worker/jail/nsjail/embedded/jailinit ./worker/jail/jailinit
-		go build -trimpath -buildvcs=false -ldflags='-X github.com/bullpen-run/bullpen/cmd/internal/app.version=previous' -o "$1" ./cmd/bullpen`
+		go build -trimpath -buildvcs=false -ldflags='-s -w -E main.entry' \
+			-o worker/jail/nsjail/embedded/jailinit ./worker/jail/jailinit
+		go build -trimpath -buildvcs=false -ldflags='-X github.com/bullpen-run/bullpen/cmd/internal/app.version=previous' \
+			-o "$1" ./cmd/bullpen`
 	if err := run(source, build, out.bullpen); err != nil {
 		t.Fatalf("build commit %s: %v", commit, err)
 	}
@@ -62,12 +66,15 @@ type upgrade struct {
 // what the other one has stored.
 func testUpgrade(t *testing.T, p *programs) {
 	old := p.previous(t)
-	for name, order := range map[string][]string{"gateway-first": {"front", "worker"}, "worker-first": {"worker", "front"}} {
+	for name, order := range map[string][]string{
+		"gateway-first": {"front", "worker"}, "worker-first": {"worker", "front"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			hook := startReceiver(t)
 			u := &upgrade{
-				system:     newSystem(t, old, topology{separate: true}, noSlots, append(hook.flags, "--slots", "2", "--queue-wait", "1m")...),
+				system: newSystem(t, old, topology{separate: true}, noSlots,
+					append(hook.flags, "--slots", "2", "--queue-wait", "1m")...),
 				workerData: filepath.Join(t.TempDir(), "worker"), printed: map[string]string{},
 			}
 			u.worker, _ = u.startWorkerIn(t, u.workerData)

@@ -46,7 +46,8 @@ func testUsage(t *testing.T, p *programs) {
 	hooks := startReceiver(t)
 	sys := newSystem(t, p, topology{separate: true}, 4, hooks.flags...)
 	days := url.Values{
-		"from": {time.Now().UTC().Format(proto.UsageDayLayout)}, "to": {time.Now().UTC().AddDate(0, 0, 1).Format(proto.UsageDayLayout)},
+		"from": {time.Now().UTC().Format(proto.UsageDayLayout)},
+		"to":   {time.Now().UTC().AddDate(0, 0, 1).Format(proto.UsageDayLayout)},
 	}
 	firstSecret, firstID := sys.newKey("tenant", "pro")
 	secondSecret, secondID := sys.newKey("tenant", "pro")
@@ -56,7 +57,8 @@ func testUsage(t *testing.T, p *programs) {
 		held := newHold()
 		ids := []string{
 			first.submit(python("sum(range(3_000_000)); print('hello')")), first.submit(bash("exit 3")),
-			first.submit(bash("echo hook").and("webhook_url", hooks.url+"/200")), second.submit(bash("head -c 5000 /dev/zero > file").of("home")),
+			first.submit(bash("echo hook").and("webhook_url", hooks.url+"/200")),
+			second.submit(bash("head -c 5000 /dev/zero > file").of("home")),
 		}
 		cancelled := second.submit(bash(held.code()))
 		held.reached(t, 1)
@@ -85,14 +87,17 @@ func testUsage(t *testing.T, p *programs) {
 	}
 	for name, want := range map[string]func(r usageRow) bool{
 		firstID + " python": func(r usageRow) bool {
-			return r.Executions.Total == rounds && r.Executions.Success == rounds && r.OutputBytes == rounds*len("hello\n") && r.CPUSeconds > 0 && r.MemorySeconds > 0
+			return r.Executions.Total == rounds && r.Executions.Success == rounds && r.OutputBytes == rounds*len("hello\n") &&
+				r.CPUSeconds > 0 && r.MemorySeconds > 0
 		},
 		firstID + " bash": func(r usageRow) bool {
-			return r.Executions.Total == 2*rounds && r.Executions.Success == rounds && r.Executions.Failed == rounds && r.OutputBytes == rounds*len("hook\n")
+			return r.Executions.Total == 2*rounds && r.Executions.Success == rounds && r.Executions.Failed == rounds &&
+				r.OutputBytes == rounds*len("hook\n")
 		},
 		firstID + " ": func(r usageRow) bool { return r.Attempts == rounds && r.Executions.Total == 0 },
 		secondID + " bash": func(r usageRow) bool {
-			return r.Executions.Total == 2*rounds && r.Executions.Success == rounds && r.Executions.Cancelled == rounds && r.OutputBytes == rounds*len("held\n")
+			return r.Executions.Total == 2*rounds && r.Executions.Success == rounds && r.Executions.Cancelled == rounds &&
+				r.OutputBytes == rounds*len("held\n")
 		},
 		" ": func(r usageRow) bool { return r.StoredDays >= 5000 },
 	} {
@@ -111,11 +116,14 @@ func testUsage(t *testing.T, p *programs) {
 			measured += (line.MemoryPeak >> 10) * line.DurationMS >> 10
 		}
 	}
-	if near := func(seconds float64, ms int64) bool { return int64(seconds*1000+0.5) == ms }; !near(cpu, logged) || !near(memory, measured) {
-		t.Errorf("%f CPU seconds and %f MiB seconds are counted, the worker has measured %d and %d ms", cpu, memory, logged, measured)
+	if near := func(seconds float64, ms int64) bool { return int64(seconds*1000+0.5) == ms }; !near(cpu, logged) ||
+		!near(memory, measured) {
+		t.Errorf("%f CPU seconds and %f MiB seconds are counted, the worker has measured %d and %d ms", cpu, memory,
+			logged, measured)
 	}
 	days.Del("group_by")
-	if all := sys.usage(t, "/v1/admin/usage", url.Values{"from": days["from"], "to": days["to"], "org": {"tenant"}, "group_by": {""}}); len(all) != 1 ||
+	if all := sys.usage(t, "/v1/admin/usage",
+		url.Values{"from": days["from"], "to": days["to"], "org": {"tenant"}, "group_by": {""}}); len(all) != 1 ||
 		all[0].Executions.Total != 5*rounds || all[0].Attempts != rounds {
 		t.Errorf("%+v", all)
 	}

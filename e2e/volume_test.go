@@ -41,14 +41,16 @@ func (v *volumes) path(slug string, rest ...string) string {
 
 func (v *volumes) create(slug, quota string) {
 	v.t.Helper()
-	v.must(v.do(http.MethodPost, connectionsPath, request{"org": v.org, "slug": slug, "kind": "volume", "bytes": quota}), http.StatusCreated)
+	v.must(v.do(http.MethodPost, connectionsPath, request{"org": v.org, "slug": slug, "kind": "volume", "bytes": quota}),
+		http.StatusCreated)
 }
 
 // key returns a client with a new key that has the mounts.
 func (v *volumes) key(mounts ...request) *api {
 	v.t.Helper()
 	var made struct{ ID, Key string }
-	v.must(v.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": v.org, "plan": "pro", "mounts": mounts}), http.StatusCreated).into(v.t, &made)
+	v.must(v.do(http.MethodPost, "/v1/admin/keys", request{"name": "n", "org": v.org, "plan": "pro", "mounts": mounts}),
+		http.StatusCreated).into(v.t, &made)
 	v.keyIDs = append(v.keyIDs, made.ID)
 	return v.with(made.Key)
 }
@@ -104,7 +106,8 @@ print(open("mapped", "rb").read()[4096:4099], open("old").read(), os.path.exists
 open("log", "a").write("two\n")
 print(open("log").read().split())
 `
-	writer.ended(writer.submit(python(check))).succeeded(t, "(100, 4950) ok\n(100, 4950) ok\nfirst  \nb'abc' renamed False\n['one', 'two']\n")
+	writer.ended(writer.submit(python(check))).succeeded(
+		t, "(100, 4950) ok\n(100, 4950) ok\nfirst  \nb'abc' renamed False\n['one', 'two']\n")
 	readOnly := `
 import os, sqlite3
 print(sqlite3.connect("file:/data/work/delete.db?mode=ro", uri=True).execute("select count(*) from t").fetchone())
@@ -149,22 +152,28 @@ func testVolumeHolder(t *testing.T, v *volumes, writer, reader *api) {
 	write.release(t)
 	writer.ended(held).succeeded(t, "held\nwoken\n")
 	both.ended(both.submit(bash("cp /data/work/log /data/second; echo five >>/data/work/log").of("v"))).succeeded(t, "")
-	both.ended(both.submit(bash("tail -n 1 /data/work/log /data/second/log").of("v"))).succeeded(t, "==> /data/work/log <==\nfive\n\n==> /data/second/log <==\nfour\n")
+	both.ended(both.submit(bash("tail -n 1 /data/work/log /data/second/log").of("v"))).succeeded(
+		t, "==> /data/work/log <==\nfive\n\n==> /data/second/log <==\nfour\n")
 }
 
 // testVolumeParts runs programs that see a part of a volume.
 func testVolumeParts(t *testing.T, v *volumes, writer, reader *api) {
 	narrow := v.key(request{"connection": "work", "prefix": "teams/a"})
-	narrow.ended(narrow.submit(bash("find /data; echo x >/data/work/teams/a/x; echo x 2>/dev/null >/data/work/teams/y || echo refused"))).succeeded(t,
-		"/data\n/data/work\n/data/work/teams\n/data/work/teams/a\nrefused\n")
+	narrow.ended(narrow.submit(
+		bash("find /data; echo x >/data/work/teams/a/x; echo x 2>/dev/null >/data/work/teams/y || echo refused"))).
+		succeeded(t,
+			"/data\n/data/work\n/data/work/teams\n/data/work/teams/a\nrefused\n")
 	sub := narrow.submit(bash("pwd; ls -A").and("sub_paths", []string{"/data/work/teams/a/new"}))
 	narrow.ended(sub).succeeded(t, "/home/baponi\n")
 	writer.ended(writer.submit(bash("cat /data/work/teams/a/x; ls -F /data/work/teams/a"))).succeeded(t, "x\nnew/\nx\n")
-	reader.ended(reader.submit(bash("ls /data/work/teams/a").and("sub_paths", []string{"/data/work/teams/a"}))).succeeded(t, "new\nx\n")
+	reader.ended(reader.submit(bash("ls /data/work/teams/a").and("sub_paths", []string{"/data/work/teams/a"}))).succeeded(
+		t, "new\nx\n")
 	for _, path := range []string{"none", "teams/none", "log", "teams/a/x"} {
-		v.must(reader.execute(python("1").and("sub_paths", []string{"/data/work/" + path})), http.StatusBadRequest, "sub_paths", "exist")
+		v.must(reader.execute(python("1").and("sub_paths", []string{"/data/work/" + path})), http.StatusBadRequest,
+			"sub_paths", "exist")
 	}
-	writer.ended(writer.submit(bash("cd /data/work; ln -s / root; ln -s ../.. teams/up; mkdir -p closed; chmod 0 closed"))).succeeded(t, "")
+	writer.ended(writer.submit(
+		bash("cd /data/work; ln -s / root; ln -s ../.. teams/up; mkdir -p closed; chmod 0 closed"))).succeeded(t, "")
 	for _, path := range []string{"root", "root/etc", "teams/up", "teams/up/etc", "log", "closed/x"} {
 		r := writer.ended(writer.submit(bash("ls").and("sub_paths", []string{"/data/work/" + path})))
 		r.failed(t, "failed", string(proto.CodeStorageMount), "The storage connection work could not be mounted")
@@ -185,7 +194,8 @@ except OSError as e: print(e.strerror)
 	writer.ended(writer.submit(bash("rm /data/work/big"))).succeeded(t, "")
 	// What fits while the program runs, and not afterwards: a file counts once for each name.
 	r := writer.inline(bash("cd /data/work; head -c 40M /dev/zero >big; ln big big2; exit 3"))
-	if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageWrite) || !strings.HasPrefix(*r.ErrorMessage, "The volume work was not changed: it has ") ||
+	if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageWrite) ||
+		!strings.HasPrefix(*r.ErrorMessage, "The volume work was not changed: it has ") ||
 		r.ProgramExitCode == nil || *r.ProgramExitCode != 3 {
 		t.Errorf("%+v", r)
 	}
@@ -193,16 +203,23 @@ except OSError as e: print(e.strerror)
 }
 
 func testVolumeForks(t *testing.T, v *volumes) {
-	v.must(v.do(http.MethodPost, v.path("work", "fork"), request{"slug": "snapshot", "read_only": true}), http.StatusCreated, `"read_only":true`, `"bytes":"64MiB"`)
+	v.must(v.do(http.MethodPost, v.path("work", "fork"), request{"slug": "snapshot", "read_only": true}),
+		http.StatusCreated, `"read_only":true`, `"bytes":"64MiB"`)
 	v.must(v.do(http.MethodPost, v.path("work", "fork"), request{"slug": "fork"}), http.StatusCreated)
 	v.must(v.do(http.MethodPost, v.path("work", "fork"), request{"slug": "fork"}), http.StatusConflict)
-	v.must(v.do(http.MethodPost, v.path("work", "fork"), request{"slug": "none", "version": 999}), http.StatusNotFound, "version")
+	v.must(v.do(http.MethodPost, v.path("work", "fork"), request{"slug": "none", "version": 999}),
+		http.StatusNotFound, "version")
 	v.must(v.do(http.MethodPost, v.path("work", "fork"), request{"slug": "old", "version": 1}), http.StatusCreated)
-	all := v.key(request{"connection": "work"}, request{"connection": "fork"}, request{"connection": "snapshot"}, request{"connection": "old"})
+	all := v.key(request{"connection": "work"}, request{"connection": "fork"}, request{"connection": "snapshot"},
+		request{"connection": "old"})
 	all.ended(all.submit(bash(`cd /data
-echo of the original >>work/log; echo of the fork >>fork/log; echo x 2>/dev/null >>snapshot/log || echo refused`))).succeeded(t, "refused\n")
-	all.ended(all.submit(bash("cd /data; tail -qn 1 work/log fork/log snapshot/log old/log"))).succeeded(t, "of the original\nof the fork\nfive\none\n")
-	tarball := tar.NewReader(bytes.NewReader(v.must(v.get(v.path("fork", "archive")+"&path=teams", accept, "application/x-tar"), http.StatusOK).body))
+echo of the original >>work/log; echo of the fork >>fork/log; echo x 2>/dev/null >>snapshot/log || echo refused`))).
+		succeeded(t, "refused\n")
+	all.ended(all.submit(bash("cd /data; tail -qn 1 work/log fork/log snapshot/log old/log"))).succeeded(
+		t, "of the original\nof the fork\nfive\none\n")
+	tarball := tar.NewReader(
+		bytes.NewReader(v.must(v.get(v.path("fork", "archive")+"&path=teams", accept, "application/x-tar"),
+			http.StatusOK).body))
 	var names []string
 	for {
 		h, err := tarball.Next()
@@ -272,7 +289,8 @@ func testVolumesKilled(t *testing.T, p *programs, in topology) {
 	}
 	h := newHold()
 	code := func(slug string) request {
-		return bash("cd /data/" + slug + "; cat log; ls; echo second >>log; touch of-killed; sync\n" + h.code() + "rm of-killed")
+		return bash("cd /data/" + slug + "; cat log; ls; echo second >>log; touch of-killed; sync\n" + h.code() +
+			"rm of-killed")
 	}
 	once := keys[0].submit(code("once"))
 	twice := keys[1].submit(code("twice").and("max_attempts", 2))
@@ -293,7 +311,8 @@ func testVolumesKilled(t *testing.T, p *programs, in topology) {
 	h.reached(t, 1) // the next attempt
 	v.must(keys[1].execute(python("1")), http.StatusConflict, "volume twice is in use by execution "+twice)
 	h.release(t)
-	if r := keys[1].ended(twice); r.Attempt != 2 || r.Status != "success" || !strings.HasSuffix(*r.Stdout, "first\nlog\nheld\nwoken\n") {
+	if r := keys[1].ended(twice); r.Attempt != 2 || r.Status != "success" ||
+		!strings.HasSuffix(*r.Stdout, "first\nlog\nheld\nwoken\n") {
 		t.Errorf("%s", r)
 	}
 	keys[0].ended(keys[0].submit(bash("cat /data/once/log; ls /data/once"))).succeeded(t, "first\nlog\n")

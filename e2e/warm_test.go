@@ -19,7 +19,8 @@ func (sys *system) forkedCount(language string) (n int) {
 	at := *sys.api
 	at.base, at.key = sys.health, ""
 	for line := range strings.Lines(string(at.get("/metrics").body)) {
-		if _, err := fmt.Sscanf(line, `bullpen_worker_jails_total{language="`+language+`",start="forked"} %d`, &n); err == nil {
+		if _, err := fmt.Sscanf(line, `bullpen_worker_jails_total{language="`+language+`",start="forked"} %d`,
+			&n); err == nil {
 			return n
 		}
 	}
@@ -35,15 +36,18 @@ var warmPrograms = map[string]struct{ look, finds, count string }{ // read only
 		"n=$(($(cat n 2> /dev/null || echo 0) + 1)); echo $n | tee n",
 	},
 	"python": {
-		"import os, sys; print(os.listdir('.') + os.listdir('/tmp'), os.environ['COLOUR'], sys.argv); open('left', 'w'); open('/tmp/left', 'w')",
+		"import os, sys; print(os.listdir('.') + os.listdir('/tmp'), os.environ['COLOUR'], sys.argv); open('left', 'w'); " +
+			"open('/tmp/left', 'w')",
 		"['main.py'] %s ['/home/baponi/main.py']\n",
 		"import os; n = 1 + (int(open('n').read()) if os.path.exists('n') else 0); open('n', 'w').write(str(n)); print(n)",
 	},
 	"node": {
-		"const fs = require('fs'); console.log([...fs.readdirSync('.'), ...fs.readdirSync('/tmp')].join(), process.env.COLOUR, process.argv[1]);" +
+		"const fs = require('fs'); console.log([...fs.readdirSync('.'), ...fs.readdirSync('/tmp')].join(), " +
+			"process.env.COLOUR, process.argv[1]);" +
 			"fs.writeFileSync('left', ''); fs.writeFileSync('/tmp/left', '')",
 		"main.js %s /home/baponi/main.js\n",
-		"const fs = require('fs'), n = 1 + (fs.existsSync('n') ? Number(fs.readFileSync('n')) : 0); fs.writeFileSync('n', `${n}`); console.log(n)",
+		"const fs = require('fs'), n = 1 + (fs.existsSync('n') ? Number(fs.readFileSync('n')) : 0); fs.writeFileSync('n', " +
+			"`${n}`); console.log(n)",
 	},
 }
 
@@ -75,7 +79,8 @@ func testWarm(t *testing.T, p *programs, in topology) {
 			n++
 			var started [slots]*pending
 			for i := range started {
-				started[i] = sys.start(request{"language": language, "code": program.count}.of(fmt.Sprintf("warm-%s-%d", language, i)))
+				started[i] = sys.start(request{"language": language, "code": program.count}.of(
+					fmt.Sprintf("warm-%s-%d", language, i)))
 			}
 			for i, p := range started {
 				if r := p.answer(t).result(t); r.Stdout != fmt.Sprintf("%d\n", n) {
@@ -99,7 +104,8 @@ func testWarm(t *testing.T, p *programs, in topology) {
 	// Modules that a profile preloads are present when its programs start.
 	preloading := sys.sandboxed("preloading", request{"preload": []string{"decimal", "xml.dom"}})
 	eventually(t, "modules that were imported before", func() (bool, any) {
-		r := preloading.inline(python("import sys; print('decimal' in sys.modules, 'xml.dom' in sys.modules, 'ctypes' in sys.modules)"))
+		r := preloading.inline(python(
+			"import sys; print('decimal' in sys.modules, 'xml.dom' in sys.modules, 'ctypes' in sys.modules)"))
 		return r.Stdout == "True True False\n", r
 	})
 	// A module that keeps a thread cannot be preloaded. The log reports it, and programs import it in
@@ -110,13 +116,16 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 `), "preload": []string{"keeps_a_thread"}})
 	before = sys.forkedCount("python")
 	eventually(t, "why nothing is forked", func() (bool, any) {
-		r := threaded.inline(python("import sys, threading; print('keeps_a_thread' in sys.modules); import keeps_a_thread; print(threading.active_count())"))
+		r := threaded.inline(python(
+			"import sys, threading; print('keeps_a_thread' in sys.modules); import keeps_a_thread; " +
+				"print(threading.active_count())"))
 		if r.Stdout != "False\n2\n" {
 			t.Errorf("with a module that cannot be imported before: %+v", r)
 		}
 		failures := sys.worker.logged(t, "zygote creation failed") // one of another profile, too, on a busy machine
 		return slices.ContainsFunc(failures, func(l logLine) bool {
-			return strings.Contains(l.Error, "what is preloaded has threads: leave out the module that starts them, of keeps_a_thread")
+			return strings.Contains(l.Error,
+				"what is preloaded has threads: leave out the module that starts them, of keeps_a_thread")
 		}), failures
 	})
 	if n := sys.forkedCount("python") - before; n != 0 {
@@ -124,8 +133,9 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 	}
 	for name, failed := range map[string]bool{"threaded": true, "preloading": false} {
 		eventually(t, "whether modules of "+name+" are preloaded", func() (bool, any) {
-			r := sys.get(sandboxesPath + "/" + name + "/preload")
-			return strings.Contains(string(r.body), "keeps_a_thread") == failed && strings.Contains(string(r.body), `"error":null`) != failed, r
+			r := sys.get(profilesPath + "/" + name + "/preload")
+			return strings.Contains(string(r.body), "keeps_a_thread") == failed &&
+				strings.Contains(string(r.body), `"error":null`) != failed, r
 		})
 	}
 }
@@ -152,7 +162,8 @@ func (sys *system) hostImageWith(t *testing.T, module, code string) string {
 			}
 		}
 	}
-	if err := unix.Mount("overlay", usr, "overlay", unix.MS_RDONLY, "lowerdir="+filepath.Join(dir, "more")+":/usr"); err != nil {
+	if err := unix.Mount("overlay", usr, "overlay", unix.MS_RDONLY,
+		"lowerdir="+filepath.Join(dir, "more")+":/usr"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -187,7 +187,8 @@ func (p posted) verify(t testing.TB, secrets ...string) {
 	t.Helper()
 	mac := hmac.New(sha256.New, []byte(secrets[0]))
 	mac.Write(p.body)
-	if got, want := p.header.Get("X-Baponi-Signature"), "sha256="+hex.EncodeToString(mac.Sum(nil)); got != want || p.header.Get("X-Bullpen-Signature") != want {
+	if got, want := p.header.Get("X-Baponi-Signature"), "sha256="+hex.EncodeToString(mac.Sum(nil)); got != want ||
+		p.header.Get("X-Bullpen-Signature") != want {
 		t.Errorf("signature %s, want %s", got, want)
 	}
 	for _, secret := range secrets {
@@ -232,8 +233,10 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	if err := json.Unmarshal(got.body, &body); err != nil {
 		t.Fatal(err)
 	}
-	if body.Event != "execution.completed" || body.TraceID != id || body.Result.Stdout != "42\n" || !body.Result.Success || body.Metadata["build"] != "7" ||
-		got.path != "/200" || got.id == "" || got.header.Get("Content-Type") != "application/json" || !strings.HasPrefix(got.header.Get("User-Agent"), "bullpen/") {
+	if body.Event != "execution.completed" || body.TraceID != id || body.Result.Stdout != "42\n" || !body.Result.Success ||
+		body.Metadata["build"] != "7" ||
+		got.path != "/200" || got.id == "" || got.header.Get("Content-Type") != "application/json" ||
+		!strings.HasPrefix(got.header.Get("User-Agent"), "bullpen/") {
 		t.Errorf("%+v with %s", got.header, got.body)
 	}
 	d := sys.delivered(id)
@@ -241,7 +244,8 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	if d.WebhookID != got.id || d.URL != rec.url+"/200" {
 		t.Errorf("%+v", d)
 	}
-	if r := string(sys.get(execution(id)).body); !strings.Contains(r, `"webhook_delivery_status":"delivered"`) || !strings.Contains(r, `"webhook_url":"`+rec.url+`/200"`) {
+	if r := string(sys.get(execution(id)).body); !strings.Contains(r, `"webhook_delivery_status":"delivered"`) ||
+		!strings.Contains(r, `"webhook_url":"`+rec.url+`/200"`) {
 		t.Errorf("the execution reports %s", r)
 	}
 
@@ -251,11 +255,16 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	}
 	id = async(bash("sleep 60").and("webhook_url", rec.url+"/201"))
 	sys.do(http.MethodPost, execution(id, "cancel"), nil)
-	if got := rec.next(t); got.path != "/201" || got.trace(t) != id || !strings.Contains(string(got.body), `"event":"execution.cancelled"`) {
+	if got := rec.next(t); got.path != "/201" || got.trace(t) != id ||
+		!strings.Contains(string(got.body), `"event":"execution.cancelled"`) {
 		t.Errorf("%s %s", got.path, got.body)
 	}
-	for _, url := range []string{"http://169.254.169.254/", "http://localhost:1/", "https://10.0.0.1/", "ftp://example.com/"} {
-		sys.execute(bash("echo 1").and("webhook_url", url), "Prefer", "respond-async").rejection(t, http.StatusBadRequest, "validation_error")
+	for _, url := range []string{
+		"http://169.254.169.254/", "http://localhost:1/", "https://10.0.0.1/",
+		"ftp://example.com/",
+	} {
+		sys.execute(bash("echo 1").and("webhook_url", url), "Prefer", "respond-async").rejection(t, http.StatusBadRequest,
+			"validation_error")
 	}
 
 	// Retries, signed with both secrets after a rotation.
@@ -289,14 +298,16 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 	}
 	sys.delivered(gone).check(t, proto.DeliveryDelivered, 2)
 	rec.answer(200)
-	if r := sys.do(http.MethodPost, "/v1/webhook/replay-failed?since="+time.Now().Add(-time.Hour).UTC().Format(time.RFC3339), nil); !strings.Contains(string(r.body), `"replayed":1`) {
+	if r := sys.do(http.MethodPost, "/v1/webhook/replay-failed?since="+time.Now().Add(-time.Hour).UTC().Format(
+		time.RFC3339), nil); !strings.Contains(string(r.body), `"replayed":1`) {
 		t.Errorf("replay: %s", r)
 	}
 	if again := rec.next(t); again.trace(t) != unsent {
 		t.Errorf("sent again %s, want %s", again.trace(t), unsent)
 	}
 
-	if r := sys.do(http.MethodPost, "/v1/webhook/test", nil); r.status != http.StatusOK || !strings.Contains(string(r.body), `"status":200`) {
+	if r := sys.do(http.MethodPost, "/v1/webhook/test", nil); r.status != http.StatusOK ||
+		!strings.Contains(string(r.body), `"status":200`) {
 		t.Errorf("test: %s", r)
 	}
 	if got := rec.next(t); !strings.Contains(string(got.body), `"event":"webhook.test"`) {
@@ -305,7 +316,8 @@ func testWebhooks(t *testing.T, p *programs, in topology) {
 
 	other, _ := sys.newKey("other", "pro")
 	for _, r := range []*reply{
-		sys.with(other).get(execution(gone, "webhook")), sys.with(other).do(http.MethodPost, execution(gone, "webhook", "replay"), nil),
+		sys.with(other).get(execution(gone, "webhook")),
+		sys.with(other).do(http.MethodPost, execution(gone, "webhook", "replay"), nil),
 	} {
 		r.rejection(t, http.StatusNotFound, "not_found")
 	}
@@ -339,7 +351,8 @@ func testWebhooksKilled(t *testing.T, p *programs, in topology) {
 		var all sync.WaitGroup
 		for range 8 {
 			all.Go(func() {
-				r, err := sys.try(t.Context(), http.MethodPost, executePath, bash("echo 1").and("webhook_url", rec.url+"/200"), "Prefer", "respond-async")
+				r, err := sys.try(t.Context(), http.MethodPost, executePath, bash("echo 1").and("webhook_url", rec.url+"/200"),
+					"Prefer", "respond-async")
 				if err == nil && r.status == http.StatusAccepted {
 					mu.Lock()
 					defer mu.Unlock()

@@ -10,14 +10,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/scheduler/admission"
 	stored "github.com/bullpen-run/bullpen/scheduler/registry"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 // BenchmarkAdmission checks requests with 100,000 API keys of 1,000 organisations: the key, the
-// organisation, its plan narrowed by the key, the request rate, the scope, the mode and the timeout.
+// organisation, its plan narrowed by the key, the request rate, the scope and the mode.
 func BenchmarkAdmission(b *testing.B) {
 	const keys, orgs, writers = 100_000, 1000, 64
 	ctx, st, log := context.Background(), storetest.Open(b, storetest.Server(b)), storetest.Log(b)
@@ -51,18 +55,22 @@ func BenchmarkAdmission(b *testing.B) {
 	}
 	all.Wait()
 
-	s := &Server{Keys: keyList, KeyUses: &keyUses{}, Orgs: orgList, Plans: planList, Log: log}
+	a := &admission.Admission{Keys: keyList, Orgs: orgList, Plans: planList, Log: log}
+	s := &web.Core{Callers: keyList, Entitlements: a, KeyUses: &keyUses{}, Log: log, Memory: 1 << 30}
+	s.Init()
 	admitted := 0
 	routes := api.Routes()
 	execute := routes[slices.IndexFunc(routes, func(r api.Route) bool { return r.ID == "execute" })]
-	chain := s.authenticate(s.limitRate(s.authorized(&execute)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		if s.checkPlan(r.Context(), &infoOf(r.Context()).plan, proto.ModeAsync, 30) == nil {
-			admitted++
-		}
-	}))))
+	row := web.Row{Route: execute, Handle: func(_ http.ResponseWriter, r *web.Request) error {
+		admitted++
+		return a.CheckMode(r.Context(), &r.Plan, proto.ModeAsync)
+	}}
+	chain := chi.NewRouter()
+	chain.Use(s.Observe)
+	s.Guard(chain, &row).Method(row.Method, row.Path, s.Handle(row.Handle))
 	var took []time.Duration
 	for i := 0; b.Loop(); i++ {
-		r := httptest.NewRequestWithContext(context.WithValue(ctx, infoKey{}, &info{}), http.MethodPost, "/v1/sandbox/execute", http.NoBody)
+		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/sandbox/execute", http.NoBody)
 		r.Header.Set("Authorization", "Bearer "+secrets[i*7919%keys])
 		w := httptest.NewRecorder()
 		began := time.Now()

@@ -13,14 +13,16 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // AgentFiles stores the files of organisations' agents, without their content.
 type AgentFiles interface {
-	// Create stores a new file. It returns a [*proto.QuotaError] if the organisation has too many.
-	Create(ctx context.Context, f proto.AgentFile) error
+	// Put stores a file, new or in place of the one of its id. It returns a [*proto.QuotaError] if the
+	// organisation has too many.
+	Put(ctx context.Context, f proto.AgentFile) error
 	// Get returns a file, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (proto.AgentFile, error)
 	// List returns the files of an organisation, the newest first.
@@ -34,16 +36,19 @@ type AgentFiles interface {
 // logged with the request.
 type Agent struct {
 	s *Server
-	i *info
-	r *http.Request // nil in the background
+	i *web.Info
+	r *web.Request // nil in the background
 	// resumed is set in the background if an execution may have been submitted by another process.
 	resumed bool
 	// end ends a run in the background, with an error for its client.
 	end context.CancelCauseFunc
 }
 
-// AgentFor returns the agent of a request that a [SurfaceRoute] handles.
-func (s *Server) AgentFor(r *http.Request) *Agent { return &Agent{s: s, i: infoOf(r.Context()), r: r} }
+// AgentFor returns the agent of a request of a [web.Surface].
+func (s *Server) AgentFor(r *http.Request) *Agent {
+	request := web.RequestOf(r)
+	return &Agent{s: s, i: request.Info, r: request}
+}
 
 // checkKeyEvery is how often the API key of a run in the background is looked up.
 const checkKeyEvery = time.Second
@@ -51,15 +56,17 @@ const checkKeyEvery = time.Second
 // BackgroundAgent returns the agent of a run in the background, and a context for its use. That is done,
 // with the error for the client as its cause, when the API key may not run programs any more. resumed
 // is set if the run has begun before. release is called at its end.
-func (s *Server) BackgroundAgent(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, _ *Agent, release func(), err error) {
-	i := &info{requestID: run.ID}
+func (s *Server) BackgroundAgent(
+	ctx context.Context, run *proto.AgentRun, resumed bool,
+) (_ context.Context, _ *Agent, release func(), err error) {
+	i := &web.Info{RequestID: run.ID}
 	a := &Agent{s: s, i: i, resumed: resumed}
-	key, plan, err := s.validKey(ctx, run.Key)
+	key, plan, err := s.Admission.ValidKey(ctx, run.Key)
 	if err != nil {
 		return nil, nil, nil, a.public(err)
 	}
-	i.key, i.plan = *key, plan
-	ctx, a.end = context.WithCancelCause(context.WithValue(ctx, infoKey{}, i))
+	i.Key, i.Plan = *key, plan
+	ctx, a.end = context.WithCancelCause(ctx)
 	var work sync.WaitGroup
 	work.Go(func() {
 		tick := time.NewTicker(checkKeyEvery)
@@ -73,15 +80,15 @@ func (s *Server) BackgroundAgent(ctx context.Context, run *proto.AgentRun, resum
 			}
 		}
 	})
-	return ctx, a, func() { a.end(nil); work.Wait(); s.shrink(i, 0) }, nil
+	return ctx, a, func() { a.end(nil); work.Wait(); s.Shrink(i, 0) }, nil
 }
 
 // validKey returns the API key of a run in the background as it is now. It ends the run if that may not
 // run programs any more.
-func (a *Agent) validKey(ctx context.Context) (*proto.Key, entitlement, error) {
-	key, plan, err := a.s.validKey(ctx, a.i.key.ID)
-	if known, ok := errors.AsType[*api.Error](err); ok && known.Code == api.CodeForbidden {
-		a.end(known)
+func (a *Agent) validKey(ctx context.Context) (*proto.Key, proto.Entitlement, error) {
+	key, plan, err := a.s.Admission.ValidKey(ctx, a.i.Key.ID)
+	if proto.Final(err) {
+		a.end(api.NewError(err))
 	}
 	return key, plan, err
 }
@@ -92,20 +99,24 @@ func over(ctx context.Context) bool {
 	return ended || errors.Is(context.Cause(ctx), proto.ErrRunCancelled)
 }
 
-func (a *Agent) org() string { return a.i.key.Org }
+func (a *Agent) org() string { return a.i.Key.Org }
 
 // Caller returns the organisation and the id of the API key.
-func (a *Agent) Caller() (org, key string) { return a.i.key.Org, a.i.key.ID }
+func (a *Agent) Caller() (org, key string) { return a.i.Key.Org, a.i.Key.ID }
 
 // public returns the error for the client, and keeps err for the log.
 func (a *Agent) public(err error) error {
 	if err == nil {
 		return nil
 	}
-	a.i.err, a.i.reported = err, true
-	known := toAPI(err, &a.i.plan)
+	a.i.Err, a.i.Reported = err, true
+	known := api.NewError(err)
+	if _, busy := errors.AsType[*proto.BusyError](err); busy { // in the words of those who know containers alone
+		known = api.Errorf(api.CodeConflict,
+			"the container is in use by another request; try again when that has ended, or use another container")
+	}
 	if a.r == nil && known.Code == api.CodeInternal && !errors.Is(err, context.Canceled) {
-		a.s.Log.Warn("agent call failed", "run", a.i.requestID, "org", a.org(), "error", err)
+		a.s.Log.Warn("agent call failed", "run", a.i.RequestID, "org", a.org(), "error", err)
 	}
 	return known
 }
@@ -114,55 +125,77 @@ func (a *Agent) public(err error) error {
 // the background if the plan has no asynchronous executions.
 func (a *Agent) AllowStored(ctx context.Context, background bool) error {
 	if a.s.DiskFull != nil && a.s.DiskFull() != "" {
-		return errDiskFull
+		return api.DiskFull()
 	}
 	if background {
-		if err := a.s.checkPlan(ctx, &a.i.plan, proto.ModeAsync, 0); err != nil {
+		if err := a.s.Admission.CheckMode(ctx, &a.i.Plan, proto.ModeAsync); err != nil {
 			return a.public(err)
 		}
 	}
-	return a.public(a.s.checkQuota(ctx, a.org(), proto.QuotaStored))
+	return a.public(a.s.Admission.CheckQuota(ctx, a.org(), proto.QuotaStored))
 }
 
 // RequestID returns the id of the request.
-func (a *Agent) RequestID() string { return a.i.requestID }
+func (a *Agent) RequestID() string { return a.i.RequestID }
 
-// ReadBody reads the body of the request.
-func (a *Agent) ReadBody(w http.ResponseWriter) ([]byte, error) {
-	body, err := a.s.readBody(w, a.r)
-	if err == nil && !a.s.reserve(a.i, int64(len(body))*messageCost) {
-		err = errOverloaded
+// ReadBody reads the body of the request and calls decode with it. Large bodies of one organisation
+// are decoded one after another.
+func (a *Agent) ReadBody(w http.ResponseWriter, decode func(body []byte) error) error {
+	var malformed error
+	err := a.s.WithBody(w, a.r, func(body []byte) error {
+		if err := a.s.reserveMessage(a.i, body); err != nil {
+			return err
+		}
+		malformed = decode(body)
+		return nil
+	})
+	if err != nil {
+		return a.public(err)
 	}
-	return body, a.public(err)
+	return malformed
 }
 
 // Reserve reserves the memory for n bytes of text that the request keeps until its end.
 func (a *Agent) Reserve(n int64) error {
-	if !a.s.reserve(a.i, n*toolOutputCost) {
-		return a.public(errOverloaded)
+	if !a.s.Reserve(a.i, n*toolOutputCost) {
+		return a.public(web.ErrOverloaded)
 	}
 	return nil
 }
 
-// Thread returns a thread.
+// ownThread returns the id of the thread that an agent calls by a name: that of a container, or the id
+// of a file's thread. No name leads to a thread of a user.
+func ownThread(name string) string {
+	if proto.ThreadOwned(name) {
+		return name
+	}
+	return proto.OwnerContainer.Thread(name)
+}
+
+// Thread returns the thread of a container. Its ID is that of the container.
 func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 	if proto.CheckThreadID("id", id) != nil {
-		return nil, a.public(threadError("look up", id, proto.ErrNotFound))
+		return nil, a.public(web.ThreadError("look up", id, proto.ErrNotFound))
 	}
-	t, err := a.s.Threads.Get(ctx, a.org(), id)
+	t, err := a.s.Threads.Get(ctx, a.org(), ownThread(id))
 	if err != nil {
-		return nil, a.public(threadError("look up", id, err))
+		return nil, a.public(web.ThreadError("look up", id, err))
 	}
-	return t, nil
+	named := *t
+	named.ID = id
+	return &named, nil
 }
 
 // maxUsedThreads is the number of threads that an agent can list.
 const maxUsedThreads = 2000
 
-// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the
-// order of their ids. It returns an error if they are too many.
+// UsedThreads returns the threads of containers whose ids have a prefix and that were used since a
+// time, in the order of these ids. It returns an error if they are too many.
 func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error) {
-	list, err := a.s.Threads.ListUsed(ctx, a.org(), prefix, since, maxUsedThreads+1)
+	list, err := a.s.Threads.ListUsed(ctx, a.org(), ownThread(prefix), since, maxUsedThreads+1)
+	for i := range list {
+		list[i].ID, _ = proto.OwnerContainer.NameOf(list[i].ID)
+	}
 	switch {
 	case err != nil:
 		err = fmt.Errorf("list threads: %w", err)
@@ -174,14 +207,14 @@ func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time)
 
 // Profile returns the sandbox profile of the API key.
 func (a *Agent) Profile(ctx context.Context) (proto.Profile, error) {
-	profile, err := a.s.profileOf(ctx, &infoOf(ctx).key)
+	profile, err := a.s.Admission.ProfileOf(ctx, &a.i.Key)
 	return profile, a.public(err)
 }
 
 // emptyTar is a tar without entries.
 var emptyTar [1024]byte
 
-// CreateThread creates a thread. A thread whose home has never had anything does not exist, so the
+// CreateThread creates the thread of a container. A thread whose home has never had anything does not exist, so the
 // home has a hidden, empty directory.
 func (a *Agent) CreateThread(ctx context.Context, id string) error {
 	return a.public(a.createThread(ctx, id))
@@ -189,27 +222,28 @@ func (a *Agent) CreateThread(ctx context.Context, id string) error {
 
 func (a *Agent) createThread(ctx context.Context, id string) error {
 	s, i := a.s, a.i
-	if err := s.checkQuota(ctx, i.key.Org, proto.QuotaStored); err != nil {
+	if err := s.Admission.CheckQuota(ctx, i.Key.Org, proto.QuotaStored); err != nil {
 		return err
 	}
-	most, err := s.homeLimit(ctx, &i.key)
+	most, err := s.homeLimit(ctx, &i.Key)
 	if err != nil {
 		return err
 	}
-	_, err = s.Versions.Unpack(ctx, i.key.Org, id, ".outputs", &proto.TarUpload{Body: bytes.NewReader(emptyTar[:]), Home: s.Home, Most: most, Proceed: s.tarEntry(i)})
+	_, err = s.Versions.Unpack(ctx, i.Key.Org, ownThread(id), ".outputs",
+		&proto.TarUpload{Body: bytes.NewReader(emptyTar[:]), Home: s.Home, Most: most, Proceed: s.tarEntry(i)})
 	if err != nil {
 		return fmt.Errorf("create thread %s: %w", id, err)
 	}
 	return nil
 }
 
-// RemoveThread removes a thread with its files. The code of its error is [api.CodeNotFound] if there
+// RemoveThread removes the thread of a container with its files. The code of its error is [api.CodeNotFound] if there
 // is none, and [api.CodeConflict] while an execution uses it.
 func (a *Agent) RemoveThread(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), versionsTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()
-	if err := a.s.Versions.Remove(ctx, a.org(), id); err != nil {
-		return a.public(threadError("remove", id, err))
+	if err := a.s.Versions.Remove(ctx, a.org(), ownThread(id)); err != nil {
+		return a.public(web.ThreadError("remove", id, err))
 	}
 	return nil
 }
@@ -218,7 +252,7 @@ func (a *Agent) RemoveThread(ctx context.Context, id string) error {
 // it does not exist.
 func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(proto.File) error) error {
 	var ours error
-	err := a.s.Files.List(ctx, a.org(), thread, dir, false, func(f proto.File) error {
+	err := a.s.Files.List(ctx, a.org(), ownThread(thread), dir, false, func(f proto.File) error {
 		ours = each(f)
 		return ours
 	})
@@ -233,8 +267,8 @@ func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(pro
 
 // OpenFile opens a file in a thread's home. A reader of its content is a transfer until it is closed.
 func (a *Agent) OpenFile(ctx context.Context, thread, name string) (*proto.FileContent, error) {
-	key := infoOf(ctx).key
-	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, thread)
+	key := a.i.Key
+	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return nil, a.public(err)
 	}
@@ -276,18 +310,22 @@ func (b *transferBody) Close() error {
 // each waited for a second one.
 func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
 	_, held := body.(*transferBody)
-	return a.public(a.upload(ctx, thread, size, held, func(files *fileStore) error { return files.put(ctx, name, size, body) }))
+	return a.public(a.upload(ctx, thread, size, held, func(files *fileStore) error {
+		return files.put(ctx, name, size, body)
+	}))
 }
 
 // ReplaceFile is PutFile on the condition that the file has a tag, as OpenFile returns it, or with an
 // empty tag that there is no file. Otherwise the error is a [*proto.FileChangedError].
 func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size int64, body io.Reader) error {
+	a.i.Calls.Store(true)
 	err := a.upload(ctx, thread, size, false, func(files *fileStore) error {
-		most, err := a.s.homeLimit(ctx, &infoOf(ctx).key)
+		most, err := a.s.homeLimit(ctx, &a.i.Key)
 		if err != nil {
 			return err
 		}
-		return files.wrap("replace a file of", a.s.Files.StageIfUnchanged(ctx, files.org, thread, name, tag, size, most, body))
+		return files.wrap("replace a file of",
+			a.s.Files.StageIfUnchanged(ctx, files.org, ownThread(thread), name, tag, size, most, body))
 	})
 	if changed, ok := errors.AsType[*proto.FileChangedError](err); ok {
 		return changed
@@ -297,11 +335,11 @@ func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size 
 
 // upload calls put with the files of a thread during a transfer. With held, the caller has begun one.
 func (a *Agent) upload(ctx context.Context, thread string, size int64, held bool, put func(*fileStore) error) error {
-	key := infoOf(ctx).key
-	if err := a.s.checkQuota(ctx, key.Org, proto.QuotaStored); err != nil {
+	key := a.i.Key
+	if err := a.s.Admission.CheckQuota(ctx, key.Org, proto.QuotaStored); err != nil {
 		return err
 	}
-	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, thread)
+	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return err
 	}
@@ -322,8 +360,8 @@ func (a *Agent) DeleteFile(ctx context.Context, thread, name string) error {
 }
 
 func (a *Agent) deleteFile(ctx context.Context, thread, name string) error {
-	key := infoOf(ctx).key
-	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, thread)
+	key := a.i.Key
+	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return err
 	}
@@ -333,7 +371,7 @@ func (a *Agent) deleteFile(ctx context.Context, thread, name string) error {
 		return err
 	}
 	defer end()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), versionsTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()
 	_, err = files.remove(ctx, name, false)
 	return err
@@ -357,13 +395,28 @@ func (a *Agent) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader
 	if err := a.PutFile(ctx, f.Thread(), proto.AgentFileContent, f.Bytes, body); err != nil {
 		return err
 	}
-	err := a.s.AgentFiles.Create(ctx, *f)
-	if err != nil {
-		cleanup, cancel := detached(ctx)
+	err := a.s.AgentFiles.Put(ctx, *f)
+	if quota, full := errors.AsType[*proto.QuotaError](err); full { // there was none of its id
+		cleanup, cancel := web.Detached(ctx)
 		defer cancel()
-		err = errors.Join(err, a.s.Versions.Remove(cleanup, f.Org, f.Thread()))
+		err = errors.Join(quota, a.s.Versions.Remove(cleanup, f.Org, f.Thread()))
 	}
 	return a.public(err)
+}
+
+// KeepFiles makes the files of a container expire at a time, if they would much earlier.
+func (a *Agent) KeepFiles(ctx context.Context, container string, until time.Time) error {
+	const much = 24 * time.Hour
+	for _, f := range a.s.AgentFiles.List(a.org()) {
+		if f.Container != container || f.ExpiresAt == nil || until.Sub(*f.ExpiresAt) < much || f.Expired(time.Now()) {
+			continue
+		}
+		f.ExpiresAt = &until
+		if err := a.s.AgentFiles.Put(ctx, f); err != nil {
+			return a.public(fmt.Errorf("keep file %s: %w", f.ID, err))
+		}
+	}
+	return nil
 }
 
 // File returns a file of the organisation.
@@ -408,8 +461,8 @@ func (a *Agent) RemoveFile(ctx context.Context, id string) error {
 	return a.public(err)
 }
 
-// removeExpired removes some of the organisation's files that have expired. It is called for each
-// new one, so that they become no more.
+// removeExpired removes a few expired files of the organisation. A call for each new file keeps
+// their number from growing.
 func (a *Agent) removeExpired(ctx context.Context) error {
 	const most = 3
 	removed := 0
@@ -429,7 +482,7 @@ func (a *Agent) removeExpired(ctx context.Context) error {
 
 // removeFile removes the content first: without it, the file can be removed again.
 func (a *Agent) removeFile(ctx context.Context, f *proto.AgentFile) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), versionsTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()
 	if err := a.s.Versions.Remove(ctx, f.Org, f.Thread()); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("remove the content of file %s: %w", f.ID, err)
@@ -442,12 +495,11 @@ func (a *Agent) removeFile(ctx context.Context, f *proto.AgentFile) error {
 
 const (
 	maxUploadField  = 4 << 10 // bytes of a part of a form that is no file
-	maxUploadFields = 16
+	maxUploadFields = 16      // also of one name
 )
 
-// ReadUpload reads the form that is the body of the request, with its file, which may be as large as
-// a home. A form with the field instead, unless that is empty, may have no file: its content is empty
-// then. The result must be closed.
+// ReadUpload reads the form in the body of the request, with a file of at most the size of a home. If instead names a
+// field and the form has it, the form needs no file, and the content is empty. The result must be closed.
 func (a *Agent) ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error) {
 	up, err := a.readUpload(w, instead)
 	if err != nil {
@@ -458,23 +510,23 @@ func (a *Agent) ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentU
 
 func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.AgentUpload, err error) {
 	s, i := a.s, a.i
-	if err := requireIdentity(w, a.r); err != nil {
+	if err := web.RequireIdentity(w, a.r); err != nil {
 		return nil, err
 	}
-	if err := s.checkQuota(a.r.Context(), i.key.Org, proto.QuotaStored); err != nil {
+	if err := s.Admission.CheckQuota(a.r.Context(), i.Key.Org, proto.QuotaStored); err != nil {
 		return nil, err
 	}
-	most, err := s.homeLimit(a.r.Context(), &i.key)
+	most, err := s.homeLimit(a.r.Context(), &i.Key)
 	if err != nil {
 		return nil, err
 	}
-	done, err := s.beginUpload(a.r.Context(), &fileStore{org: i.key.Org}, smallOutput)
+	done, err := s.beginUpload(a.r.Context(), &fileStore{org: i.Key.Org}, web.SmallOutput)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	body := &longBody{from: a.r.Body, control: i.rec.control, limit: most.Bytes}
-	defer body.clearDeadline()
+	body := a.r.LongBody(a.r.Body, most.Bytes)
+	defer body.ClearDeadline()
 	a.r.Body = io.NopCloser(body)
 	parts, err := a.r.MultipartReader()
 	if err != nil {
@@ -486,7 +538,7 @@ func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.Age
 			err = errors.Join(err, up.Close())
 		}
 	}()
-	for {
+	for fields := 0; ; {
 		part, err := parts.NextPart()
 		if errors.Is(err, io.EOF) {
 			break
@@ -499,7 +551,7 @@ func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.Age
 			if err != nil {
 				return up, formError(err)
 			}
-			if len(value) > maxUploadField || len(up.Fields) == maxUploadFields {
+			if fields++; len(value) > maxUploadField || fields > maxUploadFields {
 				return up, proto.FieldErrorf("body", "has parts that are too long, or too many")
 			}
 			up.Fields[part.FormName()] = string(value)
@@ -517,7 +569,7 @@ func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.Age
 			return up, formError(err)
 		}
 		if up.Size > most.Bytes {
-			return up, bodyTooLarge(most.Bytes)
+			return up, web.BodyTooLarge(most.Bytes)
 		}
 		if _, err := spool.Seek(0, io.SeekStart); err != nil {
 			return up, fmt.Errorf("spool an upload: %w", err)

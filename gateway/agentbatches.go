@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/gateway/work"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/proto/fault"
@@ -14,9 +16,10 @@ import (
 
 // AgentBatches stores batches of requests to agents, as [Batches] does those of executions.
 type AgentBatches interface {
-	Batches
+	work.Batches
 	// Content returns what reads the items of a batch as they were uploaded.
-	Content(ctx context.Context, batch *proto.Batch) (read func(ctx context.Context, number int) ([]byte, error), err error)
+	Content(ctx context.Context, batch *proto.Batch) (
+		read func(ctx context.Context, number int) ([]byte, error), err error)
 }
 
 var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
@@ -24,17 +27,25 @@ var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
 // CreateBatch stores a batch of requests to an API: those in a member of the object that is the body
 // of the request, which has no other members. The batch expires after life. check is called with each
 // request.
-func (a *Agent) CreateBatch(w http.ResponseWriter, whose, member string, life time.Duration, check func(item []byte) error) (*proto.BatchAndState, error) {
-	if err := a.s.checkPlan(a.r.Context(), &a.i.plan, proto.ModeAsync, 0); err != nil {
+func (a *Agent) CreateBatch(
+	w http.ResponseWriter, whose, member string, life time.Duration, check func(item []byte) error,
+) (*proto.BatchAndState, error) {
+	if err := a.s.Admission.CheckMode(a.r.Context(), &a.i.Plan, proto.ModeAsync); err != nil {
 		return nil, a.public(err)
 	}
 	now := time.Now().UTC()
-	batch := &proto.Batch{ID: proto.NewBatchID(a.org(), a.i.key.ID, ""), Org: a.org(), Key: a.i.key.ID, API: whose, CreatedAt: now, ExpiresAt: now.Add(life)}
-	_, _, err := a.s.uploadBatch(w, a.r, batch, false, func(upload BatchUpload) *api.BatchBody {
+	batch := &proto.Batch{
+		ID: proto.NewBatchID(a.org(), a.i.Key.ID, ""), Org: a.org(), Key: a.i.Key.ID, API: whose,
+		CreatedAt: now, ExpiresAt: now.Add(life),
+	}
+	_, _, err := a.s.batches().Upload(w, a.r, batch, false, func(upload work.BatchUpload) *api.BatchBody {
 		return &api.BatchBody{
 			Member:   member,
 			Settings: func(object []byte) error { _, err := api.Decode[struct{}](object); return err },
 			Item: func(item []byte) error {
+				if _, err := api.CountValues(item); err != nil {
+					return err
+				}
 				if err := check(item); err != nil {
 					return err
 				}
@@ -52,12 +63,15 @@ func (a *Agent) CreateBatch(w http.ResponseWriter, whose, member string, life ti
 
 // BaseURL returns the address of this server for its clients, without a slash at its end.
 func (a *Agent) BaseURL() (string, error) {
-	url, err := a.s.baseURL(a.r)
+	url, err := a.s.BaseURL(a.r.Request)
 	return url, a.public(err)
 }
 
 // Batches returns the organisation's batches of requests to agents, the newest first.
-func (a *Agent) Batches() []proto.BatchAndState { return a.s.AgentBatches.List(a.org()) }
+func (a *Agent) Batches() []proto.BatchAndState {
+	list, _ := a.s.AgentBatches.Page(a.org(), "", -1, nil)
+	return list
+}
 
 // Batch returns a batch of requests to agents.
 func (a *Agent) Batch(ctx context.Context, id string) (*proto.BatchAndState, error) {
@@ -87,9 +101,9 @@ func (a *Agent) CancelBatch(ctx context.Context, id string) (*proto.BatchAndStat
 	if err != nil || found.Batch.Ended(&found.State) {
 		return found, err
 	}
-	ctx, cancel := detached(ctx)
+	ctx, cancel := web.Detached(ctx)
 	defer cancel()
-	changed, err := a.s.AgentBatches.Change(ctx, a.org(), id, cancelBatch)
+	changed, err := a.s.AgentBatches.Change(ctx, a.org(), id, work.CancelBatch)
 	if known, ok := errors.AsType[*api.Error](err); ok && known.Code == api.CodeConflict { // it has just ended
 		return a.Batch(ctx, id)
 	}
@@ -102,14 +116,16 @@ func (a *Agent) RemoveBatch(ctx context.Context, id string) error {
 	if _, err := a.Batch(ctx, id); err != nil {
 		return err
 	}
-	ctx, cancel := detached(ctx)
+	ctx, cancel := web.Detached(ctx)
 	defer cancel()
 	return a.batchError(id, a.s.AgentBatches.Remove(ctx, a.org(), id))
 }
 
 // BatchItems calls each with the items of a batch in order: what was uploaded, the status, and the id
 // of the run.
-func (a *Agent) BatchItems(ctx context.Context, b *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error) error {
+func (a *Agent) BatchItems(
+	ctx context.Context, b *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error,
+) error {
 	items, err := a.s.AgentBatches.Items(ctx, b.Org, b.ID)
 	if err != nil {
 		return a.batchError(b.ID, err)
@@ -118,7 +134,7 @@ func (a *Agent) BatchItems(ctx context.Context, b *proto.Batch, each func(item [
 	if err != nil {
 		return a.public(err)
 	}
-	done, err := a.s.transfers.begin(ctx, b.Org)
+	done, err := a.s.Transfers.Begin(ctx, b.Org)
 	if err != nil {
 		return a.public(err)
 	}

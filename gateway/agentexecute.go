@@ -7,6 +7,7 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -17,11 +18,13 @@ const maxAgentTimeout = 300
 // Execute runs a program as the execution of an id and returns its record. If ctx is done first, the
 // execution is cancelled; in the background only if the run has ended, and goes on otherwise. A
 // timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
-func (a *Agent) Execute(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
-	ctx, span := a.s.startBackgroundSpan(ctx, id, "agent call", a.i.key.Org, a.i.key.ID)
-	defer func() { endBackgroundSpan(span, err) }()
+func (a *Agent) Execute(
+	ctx context.Context, id proto.TraceID, req *api.ExecuteRequest,
+) (record *proto.Record, err error) {
+	ctx, span := a.s.StartBackgroundSpan(ctx, id, "agent call", a.i.Key.Org, a.i.Key.ID)
+	defer func() { web.EndBackgroundSpan(span, err) }()
 	if req.Timeout == 0 {
-		req.Timeout = min(maxAgentTimeout, proto.LimitOf(a.i.plan.MaxTimeout), proto.LimitOf(a.i.plan.keyTimeout))
+		req.Timeout = min(maxAgentTimeout, proto.LimitOf(a.i.Plan.MaxTimeout), proto.LimitOf(a.i.Plan.KeyTimeout))
 	}
 	execute := a.executeNow
 	if a.r == nil {
@@ -31,31 +34,37 @@ func (a *Agent) Execute(ctx context.Context, id proto.TraceID, req *api.ExecuteR
 		return nil, a.public(err)
 	}
 	kept := min(len(record.Result.Stdout), api.MaxToolOutput) + min(len(record.Result.Stderr), api.MaxToolOutput)
-	if !a.s.reserve(a.i, int64(kept)*toolOutputCost) {
-		return nil, a.public(api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+statusHint(id)))
+	if !a.s.Reserve(a.i, int64(kept)*toolOutputCost) {
+		return nil, a.public(api.Unavailable(
+			1, "the execution has ended, but too many requests are open here for its output: "+web.StatusHint(id)))
 	}
 	return record, nil
 }
 
 func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error) {
 	s := a.s
-	if s.draining.Load() {
-		return nil, errDraining
+	if s.IsDraining() {
+		return nil, web.ErrDraining
 	}
-	job, err := s.newJob(ctx, req, clientOf(a.r), proto.ModeInline, id, 0)
+	// The wait for a slot is not part of the call's timeout.
+	job, err := s.Admission.Job(ctx, req, web.CallerOf(a.r), proto.ModeInline, id, s.QueueWait)
 	if err != nil {
 		return nil, err
 	}
+	job.ThreadID, job.Container = ownThread(req.ThreadID), true
 	watch, err := s.Jobs.Watch(id)
 	if err != nil {
 		return nil, err
 	}
 	defer watch.Close()
-	x, err := s.submit(ctx, &proto.Submission{Job: job}, 0)
+	x, err := s.submit(ctx, a.i, &proto.Submission{Job: job}, s.QueueWait)
+	if _, rejected := errors.AsType[*proto.Rejection](err); !rejected {
+		a.i.Calls.Store(true)
+	}
 	if err != nil {
 		return nil, err
 	}
-	x.watch, a.i.trace = watch, x.id
+	x.watch, a.i.Trace = watch, x.id
 	record, err := s.await(ctx, x)
 	if err == nil && record.ExpiredInQueue() {
 		return nil, s.expiredInQueue(ctx, x)
@@ -78,7 +87,9 @@ const maxUnconfirmed = 3
 // executeInBackground runs a program as an execution that is queued for as long as an asynchronous one.
 // If the queue does not confirm it, nothing of it runs, and the next one has an id that follows from
 // the first.
-func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
+func (a *Agent) executeInBackground(
+	ctx context.Context, id proto.TraceID, req *api.ExecuteRequest,
+) (record *proto.Record, err error) {
 	for range maxUnconfirmed {
 		record, err = a.executeOnce(ctx, id, req)
 		if !errors.Is(err, proto.ErrNotConfirmed) && (err != nil || !record.NotConfirmed()) {
@@ -92,7 +103,9 @@ func (a *Agent) executeInBackground(ctx context.Context, id proto.TraceID, req *
 	return record, err
 }
 
-func (a *Agent) executeOnce(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (record *proto.Record, err error) {
+func (a *Agent) executeOnce(
+	ctx context.Context, id proto.TraceID, req *api.ExecuteRequest,
+) (record *proto.Record, err error) {
 	defer func() {
 		if err != nil && over(ctx) {
 			err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
@@ -100,7 +113,7 @@ func (a *Agent) executeOnce(ctx context.Context, id proto.TraceID, req *api.Exec
 	}()
 	submitted := false
 	if a.resumed {
-		_, err := a.s.Jobs.Lookup(ctx, id)
+		_, err := a.s.Jobs.Summary(ctx, id)
 		if submitted = err == nil; err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return nil, err
 		}
@@ -119,22 +132,29 @@ func (a *Agent) executeOnce(ctx context.Context, id proto.TraceID, req *api.Exec
 func (a *Agent) submitInBackground(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) error {
 	key, plan, err := a.validKey(ctx)
 	if err != nil {
-		return backoff.Permanent(err)
+		return permanentIfFinal(err)
 	}
-	job, err := a.s.newJob(ctx, req, client{key: key, plan: plan, requestID: a.i.requestID}, proto.ModeAsync, id, 0)
+	job, err := a.s.Admission.Job(ctx, req, proto.Caller{Key: key, Entitlement: plan, RequestID: a.i.RequestID},
+		proto.ModeAsync, id, 0)
 	if err != nil {
-		return backoff.Permanent(err)
+		return permanentIfFinal(err)
+	}
+	job.ThreadID, job.Container = ownThread(req.ThreadID), true
+	if missing := a.s.Capabilities.Missing(&job.Meta); missing != nil && !missing.Expected {
+		return backoff.Permanent(api.NoWorker(missing)) // the model reads it, and the run goes on
 	}
 	job.WebhookURL = "" // the run has one
-	_, err = a.s.submitNew(ctx, &proto.Submission{Job: job})
-	_, rejected := errors.AsType[*proto.Rejection](err)
-	_, busy := errors.AsType[*proto.BusyError](err)
-	switch {
-	case err == nil:
-		return nil
-	case rejected || busy || errors.Is(err, proto.ErrMayRun): // submitting it again is the same submission
-		return err
-	default:
+	_, err = a.s.Admission.Submit(ctx, &proto.Submission{Job: job})
+	if errors.Is(err, proto.ErrNotConfirmed) {
+		return backoff.Permanent(err) // the next submission has another id
+	}
+	return permanentIfFinal(err) // submitting it again is the same submission
+}
+
+// permanentIfFinal marks an error after which a submission is not repeated.
+func permanentIfFinal(err error) error {
+	if proto.Final(err) {
 		return backoff.Permanent(err)
 	}
+	return err
 }

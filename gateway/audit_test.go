@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -47,7 +49,9 @@ func (l *auditStub) Append(_ context.Context, r api.AuditRecord) (api.AuditRecor
 	return r, nil
 }
 
-func (l *auditStub) List(_ context.Context, f *api.AuditFilter, before int64, limit int) (page []api.AuditRecord, next int64, err error) {
+func (l *auditStub) List(
+	_ context.Context, f *api.AuditFilter, before int64, limit int,
+) (page []api.AuditRecord, next int64, err error) {
 	for _, r := range slices.Backward(l.all()) {
 		if before != 0 && r.Sequence >= before || !f.Matches(&r) {
 			continue
@@ -90,23 +94,29 @@ func (h *harness) outcome(action string) api.AuditRecord {
 
 func TestActsAreRecorded(t *testing.T) {
 	h := newHarness(t)
-	created := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"other","plan":"pro","env":{"A":"value"}}`, "User-Agent", "agent/1", "X-Request-Id", "req-7").want(201, "").json()
+	created := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"other","plan":"pro","env":{"A":"value"}}`, "User-Agent",
+		"agent/1", "X-Request-Id", "req-7").want(201, "").json()
 	id := created["id"].(string)
 	all := h.audit.all()
 	if len(all) != 4 || all[0].Stage != api.AuditIntent || all[0].Status != nil || all[0].Action != "key.create" {
 		t.Fatalf("the records are %+v", all)
 	}
-	if intent, org := all[1], all[2]; intent.Action != "org.create" || intent.Stage != api.AuditIntent || intent.Object.Name != "other" || *intent.Object.Org != "other" ||
+	if intent, org := all[1], all[2]; intent.Action != "org.create" || intent.Stage != api.AuditIntent ||
+		intent.Object.Name != "other" || *intent.Object.Org != "other" ||
 		org.Action != "org.create" || *org.Intent != intent.Sequence || *org.Status != 201 || *org.Object.Org != "other" ||
-		org.RequestID != "req-7" || org.Actor.ID != "key_1" || !strings.Contains(string(org.After), `"name":"other","title":"","plan":"pro"`) {
+		org.RequestID != "req-7" || org.Actor.ID != "key_1" ||
+		!strings.Contains(string(org.After), `"name":"other","title":"","plan":"pro"`) {
 		t.Errorf("the organisation of the key: %+v, %+v", intent, org)
 	}
 	r := h.outcome("key.create")
-	if *r.Intent != 1 || *r.Status != 201 || r.Error != nil || r.Actor != (api.AuditActor{Type: "key", ID: "key_1", Name: "test", Org: "acme"}) ||
-		r.Object.Kind != "key" || r.Object.Name != id || *r.Object.Org != "other" || r.UserAgent != "agent/1" || r.RequestID != "req-7" || r.Before != nil {
+	if *r.Intent != 1 || *r.Status != 201 || r.Error != nil ||
+		r.Actor != (api.AuditActor{Type: "key", ID: "key_1", Name: "test", Org: "acme"}) ||
+		r.Object.Kind != "key" || r.Object.Name != id || *r.Object.Org != "other" || r.UserAgent != "agent/1" ||
+		r.RequestID != "req-7" || r.Before != nil {
 		t.Errorf("%+v", r)
 	}
-	if after := string(r.After); !strings.Contains(after, `"env":{"A":"[redacted]"}`) || !strings.Contains(after, `"name":"ci"`) {
+	if after := string(r.After); !strings.Contains(after, `"env":{"A":"[redacted]"}`) ||
+		!strings.Contains(after, `"name":"ci"`) {
 		t.Errorf("after is %s", after)
 	}
 
@@ -122,15 +132,17 @@ func TestActsAreRecorded(t *testing.T) {
 	h.do("PUT", webhookPath, `{"url":"https://hooks.example.com/T00/path-token?q=1"}`).want(200, "")
 	h.do("PATCH", webhookPath, `{"max_attempts":7}`).want(200, "")
 	r = h.outcome("webhook.patch")
-	if !strings.Contains(string(r.Before), `"max_attempts":3`) || !strings.Contains(string(r.After), `"max_attempts":7`) || r.Object.Name != "key_1" ||
+	if !strings.Contains(string(r.Before), `"max_attempts":3`) || !strings.Contains(string(r.After), `"max_attempts":7`) ||
+		r.Object.Name != "key_1" ||
 		!strings.Contains(string(r.After), `"https://hooks.example.com/[redacted]"`) {
 		t.Errorf("before %s, after %s", r.Before, r.After)
 	}
 
-	h.do("POST", "/v1/admin/sandboxes", `{"name":"web","cpu":2}`).want(201, "")
-	h.do("PUT", "/v1/admin/sandboxes/web", `{"cpu":0.5}`).want(200, "")
-	r = h.outcome("sandbox.replace")
-	if !strings.Contains(string(r.Before), `"cpu":2`) || !strings.Contains(string(r.After), `"cpu":0.5`) || r.Object.Org != nil {
+	h.do("POST", "/v1/admin/profiles", `{"name":"web","cpu":2}`).want(201, "")
+	h.do("PUT", "/v1/admin/profiles/web", `{"cpu":0.5}`).want(200, "")
+	r = h.outcome("profile.replace")
+	if !strings.Contains(string(r.Before), `"cpu":2`) || !strings.Contains(string(r.After), `"cpu":0.5`) ||
+		r.Object.Org != nil {
 		t.Errorf("%+v", r)
 	}
 	h.do("PUT", "/v1/admin/secrets/S", `{"value":"abcdef"}`).want(200, "")
@@ -144,7 +156,7 @@ func TestActsAreRecorded(t *testing.T) {
 // verifyAudit checks the chain in an export.
 func (h *harness) verifyAudit() (c api.AuditChain) {
 	h.t.Helper()
-	a := h.do("GET", "/v1/admin/audit?all=true", "", "Accept", typeNDJSON).want(200, "")
+	a := h.do("GET", "/v1/admin/audit?all=true", "", "Accept", web.TypeNDJSON).want(200, "")
 	for line := range bytes.Lines(a.body) {
 		if _, err := c.Add(line); err != nil {
 			h.t.Fatal(err)
@@ -158,7 +170,8 @@ func TestRefusedAttemptsAreRecorded(t *testing.T) {
 	user := h.as(h.stub.addKey("acme", "pro", asUser))
 	user.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro"}`).want(403, "forbidden")
 	r := h.outcome("key.create")
-	if len(h.audit.all()) != 1 || r.Intent != nil || *r.Status != 403 || *r.Error != api.CodeForbidden || r.Actor.Org != "acme" {
+	if len(h.audit.all()) != 1 || r.Intent != nil || *r.Status != 403 || *r.Error != api.CodeForbidden ||
+		r.Actor.Org != "acme" {
 		t.Errorf("%+v", r)
 	}
 	boss := h.as(h.stub.addKey("acme", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeAdmin}}))
@@ -166,14 +179,15 @@ func TestRefusedAttemptsAreRecorded(t *testing.T) {
 	if r = h.outcome("thread_store.collect"); *r.Status != 403 {
 		t.Errorf("%+v", r)
 	}
-	victim := h.do("POST", "/v1/admin/keys", `{"name":"victim","org":"other","plan":"pro"}`).want(201, "").json()["id"].(string)
+	victim := h.do("POST", "/v1/admin/keys", `{"name":"victim","org":"other","plan":"pro"}`).want(
+		201, "").json()["id"].(string)
 	boss.do("DELETE", "/v1/admin/keys/"+victim, "").want(404, "not_found")
 	if r = h.outcome("key.revoke"); *r.Status != 404 || r.Before != nil || r.Object.Org != nil || r.Object.Name != victim {
 		t.Errorf("%+v", r) // nothing of the other organisation
 	}
-	h.do("POST", "/v1/admin/sandboxes", `{"name":"web"}`).want(201, "")
-	h.do("POST", "/v1/admin/sandboxes", `{"name":"web"}`).want(409, "conflict")
-	if r = h.outcome("sandbox.create"); *r.Status != 409 || *r.Error != api.CodeConflict || r.After != nil {
+	h.do("POST", "/v1/admin/profiles", `{"name":"web"}`).want(201, "")
+	h.do("POST", "/v1/admin/profiles", `{"name":"web"}`).want(409, "conflict")
+	if r = h.outcome("profile.create"); *r.Status != 409 || *r.Error != api.CodeConflict || r.After != nil {
 		t.Errorf("%+v", r)
 	}
 	h.do("POST", "/v1/admin/keys", `{`).want(400, "validation_error")
@@ -181,7 +195,8 @@ func TestRefusedAttemptsAreRecorded(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	before := len(h.audit.all())
-	h.do("POST", "/v1/admin/keys", `{}`, "Authorization", "Bearer sk-local-nobody-knows-this-key").want(401, "unauthorized")
+	h.do("POST", "/v1/admin/keys", `{}`, "Authorization", "Bearer sk-local-nobody-knows-this-key").want(
+		401, "unauthorized")
 	h.do("GET", "/v1/admin/keys", "").want(200, "")
 	if n := len(h.audit.all()); n != before {
 		t.Errorf("%d records of requests that are not acts", n-before)
@@ -200,11 +215,12 @@ func TestNoSecretIsRecorded(t *testing.T) {
 		{"PUT", "/v1/admin/secrets/S", `{"value":"` + marker + `2"}`},
 		{"PUT", "/v1/admin/secrets/S", `{"value":"` + marker + `","x":"` + marker + `"}`},
 		{"DELETE", "/v1/admin/secrets/S", ""},
-		{"POST", "/v1/admin/sandboxes", `{"name":"web","env":{"A":"` + marker + `"}}`},
-		{"PUT", "/v1/admin/sandboxes/web", `{"env":{"A":"` + marker + `","B":"` + marker + `"}}`},
-		{"DELETE", "/v1/admin/sandboxes/web", ""},
+		{"POST", "/v1/admin/profiles", `{"name":"web","env":{"A":"` + marker + `"}}`},
+		{"PUT", "/v1/admin/profiles/web", `{"env":{"A":"` + marker + `","B":"` + marker + `"}}`},
+		{"DELETE", "/v1/admin/profiles/web", ""},
 		{"PUT", "/v1/webhook?key={key}", `{"url":"https://user:` + marker + `@example.com/"}`},
-		{"PUT", "/v1/webhook?key={key}", `{"url":"https://example.com/` + marker + `?t=` + marker + `#` + marker + `","secret":"` + marker + `"}`},
+		{"PUT", "/v1/webhook?key={key}", `{"url":"https://example.com/` + marker + `?t=` + marker + `#` + marker +
+			`","secret":"` + marker + `"}`},
 		{"PATCH", "/v1/webhook?key={key}", `{"secret":"` + marker + `again"}`},
 		{"POST", "/v1/webhook/rotate?key={key}", `{"secret":"` + marker + `more"}`},
 		{"POST", "/v1/webhook/rotate?key={key}", ``},
@@ -248,13 +264,13 @@ func TestAuditLogThatCannotBeWritten(t *testing.T) {
 	h := newHarness(t)
 	down := errors.New("NATS is gone")
 	h.audit.fail = func(*api.AuditRecord) error { return down }
-	a := h.do("POST", "/v1/admin/sandboxes", `{"name":"web"}`).want(503, "service_unavailable", "audit log")
+	a := h.do("POST", "/v1/admin/profiles", `{"name":"web"}`).want(503, "service_unavailable", "audit log")
 	if a.header.Get("Retry-After") == "" {
 		t.Error("the answer has no Retry-After")
 	}
-	h.do("GET", "/v1/admin/sandboxes/web", "").want(404, "not_found")
+	h.do("GET", "/v1/admin/profiles/web", "").want(404, "not_found")
 	user := h.as(h.stub.addKey("acme", "pro", asUser))
-	user.do("POST", "/v1/admin/sandboxes", `{"name":"web"}`).want(500, "internal", "audit log")
+	user.do("POST", "/v1/admin/profiles", `{"name":"web"}`).want(500, "internal", "audit log")
 
 	h.audit.fail = func(r *api.AuditRecord) error {
 		if r.Stage == api.AuditOutcome {
@@ -262,11 +278,11 @@ func TestAuditLogThatCannotBeWritten(t *testing.T) {
 		}
 		return nil
 	}
-	a = h.do("POST", "/v1/admin/sandboxes", `{"name":"web"}`).want(500, "internal", "may have been carried out")
+	a = h.do("POST", "/v1/admin/profiles", `{"name":"web"}`).want(500, "internal", "may have been carried out")
 	if a.header.Get("Location") != "" {
 		t.Errorf("the error has the headers of the answer: %v", a.header)
 	}
-	h.do("GET", "/v1/admin/sandboxes/web", "").want(200, "")
+	h.do("GET", "/v1/admin/profiles/web", "").want(200, "")
 	h.audit.fail = nil
 	if c := h.verifyAudit(); !slices.Equal(c.Unfinished(), []int64{1}) {
 		t.Errorf("the acts without an outcome are %v", c.Unfinished())
@@ -290,13 +306,14 @@ func TestAuditList(t *testing.T) {
 	boss.do("PUT", "/v1/admin/secrets/A", `{"value":"value"}`, "User-Agent", "of-acme").want(200, "")
 	other.do("PUT", "/v1/admin/secrets/B", `{"value":"value"}`, "User-Agent", "of-other").want(200, "")
 	global.do("PUT", "/v1/admin/secrets/C?org=acme", `{"value":"value"}`, "User-Agent", "of-operators").want(200, "")
-	global.do("POST", "/v1/admin/sandboxes", `{"name":"web"}`).want(201, "")
+	global.do("POST", "/v1/admin/profiles", `{"name":"web"}`).want(201, "")
 
 	list := func(h *harness, query string) (names, agents string) {
 		t.Helper()
 		for cursor := ""; ; {
 			var page api.AuditRecords
-			if err := json.Unmarshal(h.do("GET", "/v1/admin/audit?limit=1"+query+cursor, "").want(200, "").body, &page); err != nil {
+			if err := json.Unmarshal(h.do("GET", "/v1/admin/audit?limit=1"+query+cursor, "").want(200, "").body,
+				&page); err != nil {
 				t.Fatal(err)
 			}
 			for _, r := range page.Records {
@@ -328,15 +345,32 @@ func TestAuditList(t *testing.T) {
 	if names, _ := list(global, "&created_before=2020-01-01T00:00:00Z"); names != "" {
 		t.Errorf("of an earlier time: %s", names)
 	}
-	for query, word := range map[string]string{"actr=x": "actr", "cursor=x": "cursor", "created_after=x": "created_after", "all=true&org=acme": "all", "org=%20": "org"} {
+	// A cursor says nothing about the acts of others, and is good for its own list only.
+	page := func(h *harness) string {
+		return h.do("GET", "/v1/admin/audit?limit=1", "").want(200, "").json()["next_cursor"].(string)
+	}
+	first, second := page(boss), page(boss)
+	raw, err := base64.RawURLEncoding.DecodeString(first)
+	if first == second || err != nil || bytes.Contains(raw, []byte{0, 0, 0, 0, 6}) {
+		t.Errorf("cursors are %s and %s", first, second)
+	}
+	boss.do("GET", "/v1/admin/audit?limit=2&cursor="+first, "").want(200, "")
+	for _, cursor := range []string{"5", page(other), page(global), "A" + first, first[:len(first)-2]} {
+		boss.do("GET", "/v1/admin/audit?cursor="+cursor, "").want(400, "validation_error", "next_cursor")
+	}
+	boss.do("GET", "/v1/admin/audit?action=secret.put&cursor="+first, "").want(400, "validation_error", "next_cursor")
+	for query, word := range map[string]string{
+		"actr=x": "actr", "cursor=x": "cursor", "cursor=5": "cursor",
+		"created_after=x": "created_after", "all=true&org=acme": "all", "org=%20": "org",
+	} {
 		global.do("GET", "/v1/admin/audit?"+query, "").want(400, "validation_error", word)
 	}
 	boss.do("GET", "/v1/admin/audit?org=other", "").want(404, "not_found")
-	boss.do("GET", "/v1/admin/audit?all=true", "", "Accept", typeNDJSON).want(403, "forbidden", "global")
+	boss.do("GET", "/v1/admin/audit?all=true", "", "Accept", web.TypeNDJSON).want(403, "forbidden", "global")
 
 	lines := func(h *harness, query string) []string {
-		a := h.do("GET", "/v1/admin/audit?"+query, "", "Accept", typeNDJSON).want(200, "")
-		if got := a.header.Get("Content-Type"); got != typeNDJSON {
+		a := h.do("GET", "/v1/admin/audit?"+query, "", "Accept", web.TypeNDJSON).want(200, "")
+		if got := a.header.Get("Content-Type"); got != web.TypeNDJSON {
 			t.Errorf("the type is %q", got)
 		}
 		return slices.Collect(strings.Lines(string(a.body)))
@@ -357,22 +391,22 @@ func TestTenantsCannotFloodTheAuditLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)
 		user := h.as(h.stub.addKey("acme", "pro", asUser))
-		for range auditRefusedBurst {
+		for range web.AuditRefusedBurst {
 			user.do("DELETE", "/v1/admin/keys/x", "").want(403, "forbidden")
 		}
 		if a := user.do("DELETE", "/v1/admin/keys/x", "").want(429, "rate_limited"); a.header.Get("Retry-After") != "10" {
 			t.Errorf("Retry-After is %q", a.header.Get("Retry-After"))
 		}
 		boss := h.as(h.stub.addKey("acme", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeAdmin}}))
-		for range auditBurst { // which its users cannot keep out
+		for range web.AuditBurst { // which its users cannot keep out
 			boss.do("DELETE", "/v1/admin/keys/x", "").want(404, "not_found")
 		}
 		boss.do("DELETE", "/v1/admin/keys/x", "").want(429, "rate_limited")
 		h.as(h.stub.addKey("other", "pro", asUser)).do("DELETE", "/v1/admin/keys/x", "").want(403, "forbidden")
-		for range auditBurst + 1 {
+		for range web.AuditBurst + 1 {
 			h.do("DELETE", "/v1/admin/keys/x", "").want(404, "not_found")
 		}
-		if n := len(h.audit.all()); n != auditRefusedBurst+2*auditBurst+1+2*(auditBurst+1) {
+		if n := len(h.audit.all()); n != web.AuditRefusedBurst+2*web.AuditBurst+1+2*(web.AuditBurst+1) {
 			t.Errorf("the log has %d records", n)
 		}
 		time.Sleep(10 * time.Second)
@@ -382,7 +416,7 @@ func TestTenantsCannotFloodTheAuditLog(t *testing.T) {
 }
 
 func TestClientAddress(t *testing.T) {
-	s := &Server{TrustedProxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}
+	s := &web.Core{TrustedProxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}
 	for _, tt := range []struct {
 		remote, want string
 		forwarded    []string
@@ -399,7 +433,7 @@ func TestClientAddress(t *testing.T) {
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/", http.NoBody)
 		r.RemoteAddr, r.Header["X-Forwarded-For"] = tt.remote, tt.forwarded
-		if got := s.clientAddress(r); got != tt.want {
+		if got := s.ClientAddress(r); got != tt.want {
 			t.Errorf("%s with %q is %q, not %q", tt.remote, tt.forwarded, got, tt.want)
 		}
 	}
@@ -432,7 +466,8 @@ func TestOrganisationOfAKeyIsRecorded(t *testing.T) {
 	h.do("GET", "/v1/admin/orgs/beta", "").want(200, "")
 
 	h.audit.fail = nil
-	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"gamma","plan":"free","concurrent":6}`).want(400, "validation_error", "concurrent")
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"gamma","plan":"free","concurrent":6}`).want(400, "validation_error",
+		"concurrent")
 	if r := h.outcome("key.create"); *r.Status != 400 {
 		t.Errorf("%+v", r)
 	}

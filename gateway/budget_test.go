@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -22,7 +23,7 @@ func (a *reply) overloaded() {
 // released just after its answer.
 func (h *harness) accepted(body string) {
 	h.t.Helper()
-	for h.execute(body, "Prefer", preferAsync).status != http.StatusAccepted {
+	for h.execute(body, "Prefer", web.PreferAsync).status != http.StatusAccepted {
 		if h.t.Context().Err() != nil {
 			h.t.Fatal("nothing is accepted any more")
 		}
@@ -32,7 +33,7 @@ func (h *harness) accepted(body string) {
 func TestOpenRequestsAreLimited(t *testing.T) {
 	h := newHarness(t)
 	const most = 3
-	h.server.Memory = orgShare * most * requestCost
+	h.server.Memory = web.OrgShare * most * web.RequestCost
 	h.server.QueueWait = time.Minute
 	var answers []<-chan *reply
 	var ids []proto.TraceID
@@ -47,7 +48,8 @@ func TestOpenRequestsAreLimited(t *testing.T) {
 	}
 	// One organisation does not exclude another.
 	other := h.stub.addKey("other", "enterprise", asUser)
-	h.do(http.MethodGet, "/v1/executions/"+string(ids[0]), "", "Authorization", "Bearer "+other).want(http.StatusNotFound, "not_found")
+	h.do(http.MethodGet, "/v1/executions/"+string(ids[0]), "", "Authorization", "Bearer "+other).want(
+		http.StatusNotFound, "not_found")
 	for i, id := range ids {
 		h.stub.start(id)
 		h.stub.finish(id, proto.Exited(0))
@@ -73,7 +75,7 @@ func TestBodiesOnTheirWayAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = idle.Close() }()
-	h.write(idle, fmt.Sprintf("Content-Length: %d\r\n\r\n{", DefaultMaxBody))
+	h.write(idle, fmt.Sprintf("Content-Length: %d\r\n\r\n{", web.DefaultMaxBody))
 
 	first := h.begin(h.executeRequest(large))
 	<-arrived

@@ -23,7 +23,8 @@ import (
 const (
 	connections = "/v1/admin/connections"
 	// bucket is a connection. Its credential is a secret that secretStore has credentials for.
-	bucket = `{"slug":"data","kind":"s3","endpoint":"https://s3.example.com","region":"us-east-1","bucket":"acme-data","path_style":true,"credential":"KEYS","prefix":"base"}`
+	bucket = `{"slug":"data","kind":"s3","endpoint":"https://s3.example.com","region":"us-east-1","bucket":"acme-data",` +
+		`"path_style":true,"credential":"KEYS","prefix":"base"}`
 )
 
 // connectionStore replaces the registry of connections.
@@ -47,15 +48,13 @@ func (s *connectionStore) Connection(_ context.Context, org, slug string) (proto
 	return s.all[i], nil
 }
 
-func (s *connectionStore) List(org string) (list []proto.Connection) {
+func (s *connectionStore) Page(
+	org, after string, limit int, keep func(*proto.Connection) bool,
+) ([]proto.Connection, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range s.all {
-		if org == "" || c.Org == org {
-			list = append(list, c)
-		}
-	}
-	return list
+	place := func(c *proto.Connection) string { return c.Org + "." + c.Slug }
+	return pageOf(slices.Values(s.all), func(c *proto.Connection) string { return c.Org }, place, org, after, limit, keep)
 }
 
 func (s *connectionStore) Create(_ context.Context, c proto.Connection) error {
@@ -68,7 +67,9 @@ func (s *connectionStore) Create(_ context.Context, c proto.Connection) error {
 	return nil
 }
 
-func (s *connectionStore) Change(_ context.Context, org, slug string, change func(*proto.Connection) error) (proto.Connection, error) {
+func (s *connectionStore) Change(
+	_ context.Context, org, slug string, change func(*proto.Connection) error,
+) (proto.Connection, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.at(org, slug)
@@ -83,7 +84,9 @@ func (s *connectionStore) Change(_ context.Context, org, slug string, change fun
 	return c, nil
 }
 
-func (s *connectionStore) Remove(_ context.Context, org, slug string, check, empty func(proto.Connection) error) (proto.Connection, error) {
+func (s *connectionStore) Remove(
+	_ context.Context, org, slug string, check, empty func(proto.Connection) error,
+) (proto.Connection, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.at(org, slug)
@@ -95,7 +98,8 @@ func (s *connectionStore) Remove(_ context.Context, org, slug string, check, emp
 		return c, err
 	}
 	for _, k := range s.stub.keys {
-		if k.Org == org && k.RevokedAt == nil && slices.ContainsFunc(k.Mounts, func(m proto.KeyMount) bool { return m.Connection == slug }) {
+		if k.Org == org && k.RevokedAt == nil &&
+			slices.ContainsFunc(k.Mounts, func(m proto.KeyMount) bool { return m.Connection == slug }) {
 			return c, &proto.BoundConnectionError{Connection: slug, Keys: []string{k.ID}}
 		}
 	}
@@ -146,7 +150,9 @@ func (s *storageStub) HasObjects(_ context.Context, m proto.Mount, _ proto.S3Cre
 // Bucket opens a bucket of a real server, for which there is no guard here.
 func (s *storageStub) Bucket(m proto.Mount, _ proto.S3Credentials) (BucketFiles, error) {
 	id, secret := storagetest.Credentials()
-	b, err := s3.OpenBucket(s3.BucketConfig{S3Mount: *m.S3, Credentials: proto.S3Credentials{AccessKeyID: id, SecretAccessKey: secret}, Prefix: m.Prefix})
+	b, err := s3.OpenBucket(s3.BucketConfig{
+		S3Mount: *m.S3, Credentials: proto.S3Credentials{AccessKeyID: id, SecretAccessKey: secret}, Prefix: m.Prefix,
+	})
 	return &s3.Files{Bucket: b}, err
 }
 
@@ -196,29 +202,45 @@ func TestConnectionFields(t *testing.T) {
 		body, word string // no word: it is accepted
 	}{
 		"as it is": {bucket, ""}, "Amazon's": {replaced(`"endpoint":"https://s3.example.com",`, ""), ""},
-		"no slug": {replaced(`"slug":"data",`, ""), "slug"}, "capital": {replaced(`"data"`, `"Data"`), "slug"}, "dots": {replaced(`"data"`, `".."`), "slug"},
-		"slash": {replaced(`"data"`, `"a/b"`), "slug"}, "dot": {replaced(`"data"`, `"a.b"`), "slug"}, "long slug": {replaced(`"data"`, `"`+long+`"`), "slug"},
-		"kind": {replaced(`"s3"`, `"nfs"`), "kind"}, "no kind": {replaced(`"kind":"s3",`, ""), "kind"},
-		"user": {replaced("https://s3", "https://u:p@s3"), "endpoint"}, "path": {replaced("example.com", "example.com/x"), "endpoint"},
-		"query": {replaced("example.com", "example.com?x"), "endpoint"}, "scheme": {replaced("https://", "file://"), "endpoint"},
-		"plain": {replaced("https://", "http://"), "endpoint"}, "address": {replaced("s3.example", "private.example"), "endpoint"},
-		"no region": {replaced(`"region":"us-east-1",`, ""), "region"}, "host as region": {replaced("us-east-1", "x.evil.com/"), "region"},
-		"no bucket": {replaced(`"bucket":"acme-data",`, ""), "bucket"}, "path in bucket": {replaced("acme-data", "a/../b"), "bucket"},
-		"host in bucket": {replaced("acme-data", "evil.com#"), "bucket"}, "short bucket": {replaced("acme-data", "ab"), "bucket"},
-		"no credential": {replaced(`"credential":"KEYS",`, ""), "credential"}, "missing secret": {replaced("KEYS", "KEYS2"), "credential"},
-		"no credentials": {replaced("KEYS", "PLAIN"), "credential"}, "path of a secret": {replaced("KEYS", "../KEYS"), "credential"},
-		"prefix of dots": {replaced("base", "a/../b"), "prefix"}, "absolute prefix": {replaced("base", "/base"), "prefix"},
+		"no slug": {replaced(`"slug":"data",`, ""), "slug"}, "capital": {replaced(`"data"`, `"Data"`), "slug"},
+		"dots":  {replaced(`"data"`, `".."`), "slug"},
+		"slash": {replaced(`"data"`, `"a/b"`), "slug"}, "dot": {replaced(`"data"`, `"a.b"`), "slug"},
+		"long slug": {replaced(`"data"`, `"`+long+`"`), "slug"},
+		"kind":      {replaced(`"s3"`, `"nfs"`), "kind"}, "no kind": {replaced(`"kind":"s3",`, ""), "kind"},
+		"user":             {replaced("https://s3", "https://u:p@s3"), "endpoint"},
+		"path":             {replaced("example.com", "example.com/x"), "endpoint"},
+		"query":            {replaced("example.com", "example.com?x"), "endpoint"},
+		"scheme":           {replaced("https://", "file://"), "endpoint"},
+		"plain":            {replaced("https://", "http://"), "endpoint"},
+		"address":          {replaced("s3.example", "private.example"), "endpoint"},
+		"no region":        {replaced(`"region":"us-east-1",`, ""), "region"},
+		"host as region":   {replaced("us-east-1", "x.evil.com/"), "region"},
+		"no bucket":        {replaced(`"bucket":"acme-data",`, ""), "bucket"},
+		"path in bucket":   {replaced("acme-data", "a/../b"), "bucket"},
+		"host in bucket":   {replaced("acme-data", "evil.com#"), "bucket"},
+		"short bucket":     {replaced("acme-data", "ab"), "bucket"},
+		"no credential":    {replaced(`"credential":"KEYS",`, ""), "credential"},
+		"missing secret":   {replaced("KEYS", "KEYS2"), "credential"},
+		"no credentials":   {replaced("KEYS", "PLAIN"), "credential"},
+		"path of a secret": {replaced("KEYS", "../KEYS"), "credential"},
+		"prefix of dots":   {replaced("base", "a/../b"), "prefix"}, "absolute prefix": {replaced("base", "/base"), "prefix"},
 		"slash at the end": {replaced("base", "base/"), "prefix"}, "empty component": {replaced("base", "a//b"), "prefix"},
-		"control": {replaced("base", `a\u0001b`), "prefix"}, "NUL": {replaced("base", `a\u0000b`), "prefix"}, "long prefix": {replaced("base", "a/"+long), "prefix"},
+		"control": {replaced("base", `a\u0001b`), "prefix"}, "NUL": {replaced("base", `a\u0000b`), "prefix"},
+		"long prefix":     {replaced("base", "a/"+long), "prefix"},
 		"directory of s3": {with(`,"directory":"/srv"`), "directory"}, "unknown": {with(`,"secret":"x"`), "secret"},
-		"description": {with(`,"description":"` + long + `"`), "description"},
-		"directory":   {`{"slug":"d","kind":"directory","directory":"/srv/data"}`, ""},
-		"root":        {`{"slug":"d","kind":"directory","directory":"/"}`, "directory"}, "relative": {`{"slug":"d","kind":"directory","directory":"srv"}`, "directory"},
-		"unclean": {`{"slug":"d","kind":"directory","directory":"/srv/../etc"}`, "directory"}, "no directory": {`{"slug":"d","kind":"directory"}`, "directory"},
+		"description":             {with(`,"description":"` + long + `"`), "description"},
+		"directory":               {`{"slug":"d","kind":"directory","directory":"/srv/data"}`, ""},
+		"root":                    {`{"slug":"d","kind":"directory","directory":"/"}`, "directory"},
+		"relative":                {`{"slug":"d","kind":"directory","directory":"srv"}`, "directory"},
+		"unclean":                 {`{"slug":"d","kind":"directory","directory":"/srv/../etc"}`, "directory"},
+		"no directory":            {`{"slug":"d","kind":"directory"}`, "directory"},
 		"directory with a bucket": {`{"slug":"d","kind":"directory","directory":"/srv","bucket":"abc"}`, "kind"},
-		"volume":                  {`{"slug":"v","kind":"volume","bytes":"1GiB","prefix":"a"}`, ""}, "number of bytes": {`{"slug":"v","kind":"volume","bytes":1048576}`, ""},
-		"no quota": {`{"slug":"v","kind":"volume"}`, "bytes"}, "small": {`{"slug":"v","kind":"volume","bytes":"1023KiB"}`, "bytes"},
-		"large": {`{"slug":"v","kind":"volume","bytes":"1001GiB"}`, "bytes"}, "quota of a bucket": {with(`,"bytes":"1GiB"`), "bytes"},
+		"volume":                  {`{"slug":"v","kind":"volume","bytes":"1GiB","prefix":"a"}`, ""},
+		"number of bytes":         {`{"slug":"v","kind":"volume","bytes":1048576}`, ""},
+		"no quota":                {`{"slug":"v","kind":"volume"}`, "bytes"},
+		"small":                   {`{"slug":"v","kind":"volume","bytes":"1023KiB"}`, "bytes"},
+		"large":                   {`{"slug":"v","kind":"volume","bytes":"1001GiB"}`, "bytes"},
+		"quota of a bucket":       {with(`,"bytes":"1GiB"`), "bytes"},
 		"quota of a directory":    {`{"slug":"d","kind":"directory","directory":"/srv/data","bytes":"1GiB"}`, "bytes"},
 		"volume with a bucket":    {`{"slug":"v","kind":"volume","bytes":"1GiB","bucket":"abc"}`, "kind"},
 		"volume with a directory": {`{"slug":"v","kind":"volume","bytes":"1GiB","directory":"/srv"}`, "directory"},
@@ -241,11 +263,17 @@ func TestConnectionLife(t *testing.T) {
 	h := newConnectionHarness(t)
 	h.do("POST", connections, bucket).want(409, "conflict")
 	got := h.do("GET", connections+"/data", "").want(200, "")
-	if c := got.json(); c["tested_at"] == nil || c["bucket"] != "acme-data" || c["prefix"] != "base" || c["org"] != "acme" {
+	if c := got.json(); c["tested_at"] == nil || c["bucket"] != "acme-data" || c["prefix"] != "base" ||
+		c["org"] != "acme" {
 		t.Errorf("%s", got.body)
 	}
 	if m := h.storage().tested; len(m) == 0 || m[0].Prefix != "base" || m[0].ReadOnly || m[0].S3.Bucket != "acme-data" {
 		t.Errorf("tested %+v", m)
+	}
+	// A description is no part of what was tested.
+	got = h.do("PUT", connections+"/data?test=false", with(`,"description":"d"`)).want(200, "")
+	if c := got.json(); c["tested_at"] == nil || c["description"] != "d" {
+		t.Errorf("%s", got.body)
 	}
 	tag := got.header.Get("ETag")
 	changed := h.do("PUT", connections+"/data?test=false", with(`,"read_only":true`), "If-Match", tag).want(200, "")
@@ -266,7 +294,8 @@ func TestConnectionLife(t *testing.T) {
 	h.do("DELETE", connections+"/data", "").want(200, "")
 	h.do("GET", connections+"/data", "").want(404, "not_found")
 	wanted := map[string][2]bool{ // whether the record has the connection before and after
-		"connection.create": {false, true}, "connection.replace": {true, true}, "connection.remove": {true, false}, "connection.test": {true, true},
+		"connection.create": {false, true}, "connection.replace": {true, true}, "connection.remove": {true, false},
+		"connection.test": {true, true},
 	}
 	for _, r := range h.audit.all() {
 		want, ok := wanted[r.Action]
@@ -274,7 +303,8 @@ func TestConnectionLife(t *testing.T) {
 			continue
 		}
 		delete(wanted, r.Action)
-		if r.Object.Kind != "connection" || r.Object.Name != "data" || *r.Object.Org != "acme" || (r.Before != nil) != want[0] || (r.After != nil) != want[1] {
+		if r.Object.Kind != "connection" || r.Object.Name != "data" || *r.Object.Org != "acme" ||
+			(r.Before != nil) != want[0] || (r.After != nil) != want[1] {
 			t.Errorf("%s: %+v, before %s, after %s", r.Action, r.Object, r.Before, r.After)
 		}
 	}
@@ -290,7 +320,8 @@ func TestConnectionThatFailsItsTest(t *testing.T) {
 	h.do("GET", connections+"/new", "").want(404, "not_found")
 	h.do("PUT", connections+"/data", bucket).want(409, "conflict", "write an object")
 	h.do("POST", connections+"/data/test", "").want(409, "conflict", "write an object")
-	if c := h.do("POST", connections+"?test=false", replaced(`"data"`, `"new"`)).want(201, "").json(); c["tested_at"] != nil {
+	if c := h.do("POST", connections+"?test=false", replaced(`"data"`, `"new"`)).want(
+		201, "").json(); c["tested_at"] != nil {
 		t.Errorf("%v", c)
 	}
 	h.do("POST", connections, `{"slug":"d","kind":"directory","directory":"/srv/data"}`).want(201, "")
@@ -312,7 +343,8 @@ func TestConnectionsOfOtherOrganisations(t *testing.T) {
 	if list := other.do("GET", connections, "").want(200, "").json()["connections"].([]any); len(list) != 0 {
 		t.Errorf("%v", list)
 	}
-	other.do("POST", "/v1/admin/keys", `{"name":"n","org":"other","mounts":[{"connection":"data"}]}`).want(400, "validation_error", "mounts", "other")
+	other.do("POST", "/v1/admin/keys", `{"name":"n","org":"other","mounts":[{"connection":"data"}]}`).want(
+		400, "validation_error", "mounts", "other")
 	// It has a connection of the same slug, which a key of acme does not see.
 	other.do("POST", connections, replaced("acme-data", "other-data")).want(201, "")
 	_, user := h.newKey("acme", `[{"connection":"data"}]`)
@@ -337,7 +369,8 @@ func TestDirectoriesAreForGlobalAdministrators(t *testing.T) {
 	admin.do("GET", connections+"/dir", "").want(200, "")
 	admin.do("PUT", connections+"/data", bucket).want(200, "")
 	_, user := h.newKey("acme", `[{"connection":"dir","prefix":"a"}]`)
-	if m := h.jobOf(user.execute(hello).want(200, "")).Mounts; len(m) != 1 || m[0].Directory != "/srv/data" || m[0].Prefix != "a" || m[0].At != "a" || m[0].S3 != nil {
+	if m := h.jobOf(user.execute(hello).want(200, "")).Mounts; len(m) != 1 || m[0].Directory != "/srv/data" ||
+		m[0].Prefix != "a" || m[0].At != "a" || m[0].S3 != nil {
 		t.Errorf("%+v", m)
 	}
 }
@@ -347,14 +380,17 @@ func TestVolumeConnections(t *testing.T) {
 	const volume = `{"slug":"work","kind":"volume","bytes":"2MiB"}`
 	admin := h.orgAdmin("acme")
 	admin.do("POST", connections, volume).want(201, "")
-	if c := admin.do("PUT", connections+"/work", strings.Replace(volume, "2MiB", "3MiB", 1)).want(200, "").json(); c["bytes"] != "3MiB" || c["kind"] != "volume" {
+	if c := admin.do("PUT", connections+"/work", strings.Replace(volume, "2MiB", "3MiB", 1)).want(
+		200, "").json(); c["bytes"] != "3MiB" || c["kind"] != "volume" {
 		t.Errorf("%v", c)
 	}
 	admin.do("PUT", connections+"/work", replaced(`"data"`, `"work"`)).want(400, "validation_error", "kind", "volume")
-	admin.do("PUT", connections+"/data", strings.Replace(volume, "work", "data", 1)).want(400, "validation_error", "kind", "s3")
+	admin.do("PUT", connections+"/data", strings.Replace(volume, "work", "data", 1)).want(400, "validation_error",
+		"kind", "s3")
 	admin.do("POST", connections+"/work/test", "").want(409, "conflict", "volume")
 	_, user := h.newKey("acme", `[{"connection":"work","prefix":"a"}]`)
-	if m := h.jobOf(user.execute(hello).want(200, "")).Mounts; len(m) != 1 || m[0].Kind != proto.MountVolume || m[0].Bytes != 3<<20 || m[0].Prefix != "a" || m[0].At != "a" {
+	if m := h.jobOf(user.execute(hello).want(200, "")).Mounts; len(m) != 1 || m[0].Kind != proto.MountVolume ||
+		m[0].Bytes != 3<<20 || m[0].Prefix != "a" || m[0].At != "a" {
 		t.Errorf("%+v", m)
 	}
 }
@@ -363,30 +399,40 @@ func TestKeyMounts(t *testing.T) {
 	h := newConnectionHarness(t)
 	eleven := strings.TrimSuffix(strings.Repeat(`{"connection":"data"},`, 11), ",")
 	for mounts, word := range map[string]string{
-		`[{"connection":"none"}]`: "none", `[{"connection":"data"},{"connection":"data","prefix":"a"}]`: "only once", `[` + eleven + `]`: "10 entries",
-		`[{"prefix":"a"}]`: "connection", `[{"connection":"data","prefix":"../a"}]`: "prefix", `[{"connection":"data","prefix":"/a"}]`: "prefix",
-		`[{"connection":"data","prefix":"a/"}]`: "prefix", `[{"connection":"../data"}]`: "connection", `["data"]`: "objects", `"data"`: "objects",
-		`[{"connection":"data","write":true}]`: "write", `[{"connection":"data","read_only":1}]`: "read_only", `[null]`: "objects",
+		`[{"connection":"none"}]`: "none", `[{"connection":"data"},{"connection":"data","prefix":"a"}]`: "only once",
+		`[` + eleven + `]`: "10 entries",
+		`[{"prefix":"a"}]`: "connection", `[{"connection":"data","prefix":"../a"}]`: "prefix",
+		`[{"connection":"data","prefix":"/a"}]`: "prefix",
+		`[{"connection":"data","prefix":"a/"}]`: "prefix", `[{"connection":"../data"}]`: "connection", `["data"]`: "objects",
+		`"data"`:                               "objects",
+		`[{"connection":"data","write":true}]`: "write", `[{"connection":"data","read_only":1}]`: "read_only",
+		`[null]`: "objects",
 	} {
 		h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","mounts":`+mounts+`}`).want(400, "validation_error", word)
 	}
 	id, user := h.newKey("acme", `[{"connection":"data","prefix":"tenants/acme","read_only":true}]`)
 	job := h.jobOf(user.execute(hello).want(200, ""))
-	s3 := proto.S3Mount{Endpoint: "https://s3.example.com", Region: "us-east-1", Bucket: "acme-data", PathStyle: true, Credential: "KEYS"}
+	s3 := proto.S3Mount{
+		Endpoint: "https://s3.example.com", Region: "us-east-1", Bucket: "acme-data", PathStyle: true,
+		Credential: "KEYS",
+	}
 	if len(job.Mounts) != 1 || *job.Mounts[0].S3 != s3 {
 		t.Fatalf("%+v", job.Mounts)
 	}
-	if m := job.Mounts[0]; m.Slug != "data" || m.Kind != proto.MountS3 || !m.ReadOnly || m.Prefix != "base/tenants/acme" || m.At != "tenants/acme" {
+	if m := job.Mounts[0]; m.Slug != "data" || m.Kind != proto.MountS3 || !m.ReadOnly || m.Prefix != "base/tenants/acme" ||
+		m.At != "tenants/acme" {
 		t.Errorf("%+v", m)
 	}
-	if !job.HasMounts || !job.HasSecrets || len(job.Bound) != 0 || string(job.Sealed) != "sealed for "+string(job.TraceID) || len(job.Env) != 0 {
+	if !job.HasMounts || !job.HasSecrets || len(job.Bound) != 0 ||
+		string(job.Sealed) != "sealed for "+string(job.TraceID) || len(job.Env) != 0 {
 		t.Errorf("%+v", job)
 	}
 	rotated := h.do("POST", "/v1/admin/keys/"+id+"/rotate", "").want(200, "").json()
 	if m := rotated["mounts"].([]any); len(m) != 1 {
 		t.Errorf("%v", rotated)
 	}
-	h.do("PUT", "/v1/admin/keys/"+id, `{"name":"n","mounts":[{"connection":"none"}]}`).want(400, "validation_error", "none")
+	h.do("PUT", "/v1/admin/keys/"+id, `{"name":"n","mounts":[{"connection":"none"}]}`).want(
+		400, "validation_error", "none")
 	h.do("PUT", "/v1/admin/keys/"+id, `{"name":"n","mounts":[]}`).want(200, "")
 	if job := h.jobOf(user.execute(hello).want(200, "")); job.HasMounts || job.Mounts != nil || job.Sealed != nil {
 		t.Errorf("%+v", job)
@@ -397,7 +443,8 @@ func TestKeyMounts(t *testing.T) {
 func TestNarrowing(t *testing.T) {
 	h := newConnectionHarness(t)
 	h.do("PUT", connections+"/data", replaced(`,"prefix":"base"`, "")).want(200, "")
-	h.do("POST", connections, strings.NewReplacer(`"data"`, `"based"`, `"prefix":"base"`, `"prefix":"x/base"`).Replace(bucket)).want(201, "")
+	h.do("POST", connections, strings.NewReplacer(`"data"`, `"based"`, `"prefix":"base"`, `"prefix":"x/base"`).Replace(
+		bucket)).want(201, "")
 	for _, test := range []struct {
 		slug, key, sub string
 		prefix, at     string // of the mount; 403 if at is "-"
@@ -428,7 +475,8 @@ func TestNarrowing(t *testing.T) {
 			req = body("sub_paths", []string{"/data/" + test.slug + "/" + test.sub})
 		}
 		if test.at == "-" {
-			user.execute(req).want(403, "forbidden", "sub_paths must be in the parts of storage connections that the API key has")
+			user.execute(req).want(403, "forbidden",
+				"sub_paths must be in the parts of storage connections that the API key has")
 			continue
 		}
 		m := h.jobOf(user.execute(req).want(200, "")).Mounts
@@ -436,7 +484,10 @@ func TestNarrowing(t *testing.T) {
 			t.Errorf("%+v: %+v", test, m)
 		}
 	}
-	for _, sub := range []string{"tenants/acme/../other", "tenants//acme", "tenants/acme/.", "./tenants/acme", "tenants/acme/%2e%2e/x", `tenants\acme`} {
+	for _, sub := range []string{
+		"tenants/acme/../other", "tenants//acme", "tenants/acme/.", "./tenants/acme",
+		"tenants/acme/%2e%2e/x", `tenants\acme`,
+	} {
 		_, user := h.newKey("acme", `[{"connection":"data"}]`)
 		user.execute(body("sub_paths", []string{"/data/data/" + sub})).want(400, "validation_error", "sub_paths")
 	}
@@ -483,7 +534,7 @@ func TestSubPathsThatDoNotExist(t *testing.T) {
 	looked := len(h.storage().looked)
 	writer.execute(sub("missing")).want(200, "")
 	h.storage().failure = nil
-	h.do("PUT", connections+"/data?test=false", bucket).want(200, "")
+	h.do("PUT", connections+"/data?test=false", strings.Replace(bucket, "base", "other", 1)).want(200, "")
 	user.execute(sub("missing")).want(200, "") // no gateway has reached the bucket
 	if len(h.storage().looked) != looked {
 		t.Error("the bucket was asked in vain")
@@ -495,14 +546,35 @@ func TestMissingConnectionOrSecret(t *testing.T) {
 	h := newConnectionHarness(t)
 	id, user := h.newKey("acme", `[{"connection":"data"}]`)
 	h.do("DELETE", "/v1/admin/secrets/KEYS", "").want(204, "")
-	user.execute(hello).want(500, "internal", "KEYS", "does not exist")
+	user.execute(hello).want(409, "conflict", "KEYS", "does not exist")
 	h.do("PUT", "/v1/admin/secrets/KEYS", `{"value":"canary"}`).want(200, "")
 	user.execute(hello).want(200, "")
 	h.server.Connections.(*connectionStore).all = nil
-	user.execute(hello).want(500, "internal", "data", "does not exist")
+	user.execute(hello).want(409, "conflict", "data", "does not exist")
 	schedule := &proto.Schedule{ID: "s", Org: "acme", Key: id, Request: []byte(hello)}
-	if _, refused, err := h.server.StartScheduled(t.Context(), schedule, time.Now()); err != nil || !strings.Contains(refused, `"data"`) {
+	if _, refused, err := h.admission.StartScheduled(t.Context(), schedule, time.Now()); err != nil ||
+		!strings.Contains(refused, `"data"`) {
 		t.Errorf("the history of a schedule has %q, %v", refused, err)
+	}
+}
+
+// A connection that is being removed ends work that starts later: it is never there again.
+func TestRemovingConnectionIsFinal(t *testing.T) {
+	h := newConnectionHarness(t)
+	key, user := h.newKey("acme", `[{"connection":"data"}]`)
+	store := h.server.Connections.(*connectionStore)
+	store.all[store.at("acme", "data")].Removing = true
+	user.execute(hello).want(409, "conflict", "is being removed")
+	step := proto.PipelineStep{Name: "s", Code: "1", Language: proto.Python, Timeout: 1, Cells: []proto.MatrixCell{{}}}
+	run := &proto.Pipeline{ID: "p", Org: "acme", Key: key, Steps: []proto.PipelineStep{step}}
+	_, refused, err := h.admission.StartStep(t.Context(), run, 0, 0, "")
+	if err != nil || !strings.Contains(refused, "is being removed") {
+		t.Errorf("a step: %q, %v", refused, err)
+	}
+	schedule := &proto.Schedule{ID: "s", Org: "acme", Key: key, Request: []byte(hello)}
+	if _, refused, err = h.admission.StartScheduled(t.Context(), schedule, time.Now()); err != nil ||
+		!strings.Contains(refused, "is being removed") {
+		t.Errorf("a tick: %q, %v", refused, err)
 	}
 }
 
@@ -512,7 +584,8 @@ func TestMountsOfEachWayToStart(t *testing.T) {
 	key, user := h.newKey("acme", `[{"connection":"data","prefix":"p"}]`)
 	hasMount := func(what string, job *proto.Job) {
 		t.Helper()
-		if len(job.Mounts) != 1 || job.Mounts[0].Prefix != "base/p" || !job.HasMounts || string(job.Sealed) != "sealed for "+string(job.TraceID) {
+		if len(job.Mounts) != 1 || job.Mounts[0].Prefix != "base/p" || !job.HasMounts ||
+			string(job.Sealed) != "sealed for "+string(job.TraceID) {
 			t.Errorf("%s: %+v", what, job)
 		}
 	}
@@ -522,20 +595,27 @@ func TestMountsOfEachWayToStart(t *testing.T) {
 	result, _ := callTool(t, h.modelClient(user.key, "", nil), "sandbox_execute", map[string]any{"code": "1"})
 	ran := proto.TraceID(result["trace_id"].(string))
 	hasMount("a tool", h.stub.runs[ran].job)
-	job, err := h.server.scheduledJob(t.Context(), &proto.Schedule{ID: "s", Org: "acme", Key: key, Request: []byte(hello)}, proto.NewTraceID())
+	started := func(id proto.TraceID, refused string, err error) *proto.Job {
+		t.Helper()
+		if err != nil || refused != "" {
+			t.Fatal(refused, err)
+		}
+		return h.stub.runs[id].job
+	}
+	schedule := &proto.Schedule{ID: "s", Org: "acme", Key: key, Request: []byte(hello)}
+	hasMount("schedule", started(h.admission.StartScheduled(t.Context(), schedule, time.Unix(1e9, 0))))
+	item, itemID := []byte(`{"code":"1","sub_paths":["/data/data/p/q"]}`), proto.NewTraceID()
+	submit, err := h.admission.OpenBatch(&proto.Batch{Org: "acme", Key: key}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	hasMount("schedule", job)
-	item := []byte(`{"code":"1","sub_paths":["/data/data/p/q"]}`)
-	if job, err = h.server.batchJob(t.Context(), &proto.Batch{Org: "acme", Key: key}, nil, item, 0, proto.NewTraceID()); err != nil || job.Mounts[0].Prefix != "base/p/q" {
-		t.Errorf("batch: %+v, %v", job, err)
+	refused, err := submit(t.Context(), item, 0, itemID)
+	if job := started(itemID, refused, err); job.Mounts[0].Prefix != "base/p/q" {
+		t.Errorf("batch: %+v", job)
 	}
 	step := proto.PipelineStep{Name: "s", Code: "1", Language: proto.Python, Timeout: 1, Cells: []proto.MatrixCell{{}}}
-	if job, err = h.server.stepJob(t.Context(), &proto.Pipeline{Org: "acme", Key: key, Steps: []proto.PipelineStep{step}}, 0, 0, proto.NewTraceID()); err != nil {
-		t.Fatal(err)
-	}
-	hasMount("pipeline", job)
+	run := &proto.Pipeline{ID: "p", Org: "acme", Key: key, Steps: []proto.PipelineStep{step}}
+	hasMount("pipeline", started(h.admission.StartStep(t.Context(), run, 0, 0, "")))
 
 	// A dead letter has no more than its key has now.
 	dead := lostJob("acme", key)
@@ -566,7 +646,10 @@ func TestCredentialsStayInside(t *testing.T) {
 	h := newConnectionHarness(t)
 	_, user := h.newKey("acme", `[{"connection":"data"}]`)
 	a := user.execute(hello).want(200, "")
-	for _, text := range []string{string(a.body), h.log.String(), fmt.Sprintf("%+v", h.audit.records), string(h.do("GET", connections, "").body)} {
+	for _, text := range []string{
+		string(a.body), h.log.String(), fmt.Sprintf("%+v", h.audit.records),
+		string(h.do("GET", connections, "").body),
+	} {
 		if strings.Contains(text, "canary-key") {
 			t.Errorf("the credentials are in %s", cmp.Or(text, "nothing"))
 		}

@@ -1,8 +1,11 @@
 package gateway
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -13,6 +16,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/go-chi/chi/v5"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -29,12 +33,13 @@ func TestDocumentIsValidAndWhole(t *testing.T) {
 		t.Errorf("OpenAPI %s of version %s", doc.OpenAPI, doc.Info.Version)
 	}
 	routes := map[string]bool{}
-	err = chi.Walk(h.http.Config.Handler.(chi.Routes), func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
-		if method != "HEAD" && !strings.HasPrefix(route, "/docs/") {
-			routes[method+" "+route] = true
-		}
-		return nil
-	})
+	err = chi.Walk(h.http.Config.Handler.(chi.Routes),
+		func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
+			if method != "HEAD" && route != "/" && !strings.HasPrefix(route, "/docs/") {
+				routes[method+" "+route] = true
+			}
+			return nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,12 +59,54 @@ func TestDocumentIsValidAndWhole(t *testing.T) {
 	}
 }
 
+// The document is compressed for clients that take it so, and only for these.
+func TestDocumentIsCompressed(t *testing.T) {
+	h := newHarness(t)
+	plain := h.do("GET", "/openapi.json", "", "Accept-Encoding", "identity").want(200, "")
+	for accept, want := range map[string]string{
+		"gzip": "gzip", "br, GZIP;q=0.5": "gzip", "gzip;q=0": "", "br": "",
+		"identity": "",
+	} {
+		resp, err := h.client.Do(h.request("GET", "/openapi.json", "", "Accept-Encoding", accept))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent, err := io.ReadAll(resp.Body)
+		if err := errors.Join(err, resp.Body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if got := resp.Header.Get("Content-Encoding"); got != want || resp.Header.Get("Vary") != "Accept-Encoding" {
+			t.Errorf("%q is answered with %q", accept, got)
+		}
+		body := sent
+		if want != "" {
+			r, err := gzip.NewReader(bytes.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if body, err = io.ReadAll(r); err != nil {
+				t.Fatal(err)
+			}
+			if 5*len(sent) > len(body) {
+				t.Errorf("%d bytes became %d", len(body), len(sent))
+			}
+		}
+		if !bytes.Equal(body, plain.body) {
+			t.Errorf("%q: another document", accept)
+		}
+	}
+	if to := h.do("GET", "/", ""); to.status != 302 || to.header.Get("Location") != "/docs" {
+		t.Errorf("/ leads to %d %q", to.status, to.header.Get("Location"))
+	}
+}
+
 // The page must work without a network, and under the policy that it is served with it.
 func TestDocsPage(t *testing.T) {
 	h := newHarness(t)
 	page := h.do("GET", "/docs", "").want(200, "")
 	policy := page.header.Get("Content-Security-Policy")
-	if !strings.Contains(policy, "script-src 'self';") || strings.Contains(string(page.body), "<script>") || strings.Contains(string(page.body), "//") {
+	if !strings.Contains(policy, "script-src 'self';") || strings.Contains(string(page.body), "<script>") ||
+		strings.Contains(string(page.body), "//") {
 		t.Errorf("policy %q for\n%s", policy, page.body)
 	}
 	links := regexp.MustCompile(`(?:src|href)="([^"]+)"`).FindAllSubmatch(page.body, -1)
@@ -83,8 +130,11 @@ func TestHealth(t *testing.T) {
 	h.do("GET", "/healthz", "", "Authorization", "").want(200, "")
 	h.do("HEAD", "/healthz", "", "Authorization", "").want(200, "")
 	h.do("GET", "/readyz", "", "Authorization", "").want(200, "")
-	h.server.Problems = func() []proto.Problem { return []proto.Problem{{Need: "redis", Message: "dial tcp 10.0.0.5:6379"}} }
-	if a := h.do("GET", "/readyz", "", "Authorization", "").want(200, ""); !strings.Contains(string(a.body), `"problems":["redis"]`) || strings.Contains(string(a.body), "10.0.0.5") {
+	h.server.Problems = func() []proto.Problem {
+		return []proto.Problem{{Need: "redis", Message: "dial tcp 10.0.0.5:6379"}}
+	}
+	if a := h.do("GET", "/readyz", "", "Authorization", "").want(200, ""); !strings.Contains(
+		string(a.body), `"problems":["redis"]`) || strings.Contains(string(a.body), "10.0.0.5") {
 		t.Errorf("anybody may read %s", string(a.body))
 	}
 	h.do("GET", "/metrics", "", "Authorization", "").want(200, "")
@@ -117,9 +167,13 @@ func TestHealth(t *testing.T) {
 func TestSecurityHeaders(t *testing.T) {
 	h := newHarness(t)
 	h.server.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
-	for path, policy := range map[string]string{"/healthz": contentPolicy, "/metrics": contentPolicy, "/v1/executions/x": contentPolicy, "/none": contentPolicy, "/docs": docsPolicy} {
+	for path, policy := range map[string]string{
+		"/healthz": web.ContentPolicy, "/metrics": web.ContentPolicy,
+		"/v1/executions/x": web.ContentPolicy, "/none": web.ContentPolicy, "/docs": docsPolicy,
+	} {
 		header := h.do("GET", path, "").header
-		if header.Get("X-Content-Type-Options") != "nosniff" || header.Get("Referrer-Policy") != "no-referrer" || header.Get("Content-Security-Policy") != policy {
+		if header.Get("X-Content-Type-Options") != "nosniff" || header.Get("Referrer-Policy") != "no-referrer" ||
+			header.Get("Content-Security-Policy") != policy {
 			t.Errorf("%s: %v", path, header)
 		}
 		if header.Get("Strict-Transport-Security") != "" {

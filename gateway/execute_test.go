@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -19,17 +20,22 @@ const hello = `{"code":"print('hello')"}`
 func TestInline(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(3), "hello\u0085\u2028\u2029\x00\n")
-	a := h.execute(`{"code":"é\n","language":"node","timeout":7,"env_vars":{"A":"1"},"metadata":{"k":"v"},"max_attempts":2,"thread_id":null}`,
+	a := h.execute(`{"code":"é\n","language":"node","timeout":7,"env_vars":{"A":"1"},"metadata":{"k":"v"},`+
+		`"max_attempts":2,"thread_id":null}`,
 		"User-Agent", "tester", "X-Client-Id", "c1", "X-Request-Id", "r-1", "Content-Type", "text/plain").want(200, "")
-	const body = `{"success":false,"stdout":"hello\u0085\u2028\u2029\u0000\n","stderr":"","exit_code":3,"error":null,"error_code":null,` +
+	const body = `{"success":false,"stdout":"hello\u0085\u2028\u2029\u0000\n","stderr":"","exit_code":3,"error":null,` +
+		`"error_code":null,` +
 		`"error_message":null,"duration_ms":0,"stdout_truncated":false,"stderr_truncated":false}` + "\n"
 	if string(a.body) != body {
 		t.Errorf("body\n%s, want\n%s", a.body, body)
 	}
 	job := h.stub.runs[a.trace()].job
-	if job.Code != "é\n" || job.Language != proto.Node || job.Timeout != 7 || job.Env["A"] != "1" || job.Metadata["k"] != "v" ||
-		job.MaxAttempts != 2 || job.Org != "acme" || job.Key != "key_1" || job.Mode != proto.ModeInline || job.RequestID != "r-1" ||
-		job.ClientID != "c1" || job.UserAgent != "tester" || job.Concurrent != 1000 || job.Weight != 16 || job.KeyConcurrent != 0 ||
+	if job.Code != "é\n" || job.Language != proto.Node || job.Timeout != 7 || job.Env["A"] != "1" ||
+		job.Metadata["k"] != "v" ||
+		job.MaxAttempts != 2 || job.Org != "acme" || job.Key != "key_1" || job.Mode != proto.ModeInline ||
+		job.RequestID != "r-1" ||
+		job.ClientID != "c1" || job.UserAgent != "tester" || job.Concurrent != 1000 || job.Weight != 16 ||
+		job.KeyConcurrent != 0 ||
 		job.Profile != "default" || !reflect.DeepEqual(job.Sandbox, proto.DefaultSandbox()) {
 		t.Errorf("job %+v", job)
 	}
@@ -42,7 +48,7 @@ func TestInline(t *testing.T) {
 }
 
 func TestAnswersEndWithALineBreak(t *testing.T) {
-	for _, size := range []int{smallOutput, smallOutput + 1} {
+	for _, size := range []int{web.SmallOutput, web.SmallOutput + 1} {
 		h := newHarness(t)
 		h.stub.finishAtOnce(proto.Exited(0), strings.Repeat("x", size))
 		a := h.execute(hello).want(200, "")
@@ -55,7 +61,10 @@ func TestAnswersEndWithALineBreak(t *testing.T) {
 }
 
 func TestPlatformOutcomesAreResults(t *testing.T) {
-	for _, r := range []proto.Result{proto.TimedOut(30), proto.Cancelled(), proto.Failure(proto.CodeMemory, "m"), proto.Failure(proto.CodeWorkerLost, "m")} {
+	for _, r := range []proto.Result{
+		proto.TimedOut(30), proto.Cancelled(), proto.Failure(proto.CodeMemory, "m"),
+		proto.Failure(proto.CodeWorkerLost, "m"),
+	} {
 		h := newHarness(t)
 		h.stub.finishAtOnce(r)
 		if got := h.execute(hello).want(200, "").json()["error"]; got != *r.Error {
@@ -67,12 +76,15 @@ func TestPlatformOutcomesAreResults(t *testing.T) {
 func TestStream(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0), "a\n", "b\n")
-	a := h.execute(hello, "Accept", typeNDJSON).want(200, "")
+	a := h.execute(hello, "Accept", web.TypeNDJSON).want(200, "")
 	lines := strings.SplitAfter(string(a.body), "\n")
-	if len(lines) != 5 || !strings.HasPrefix(lines[0], `{"type":"status"`) || !strings.HasPrefix(lines[3], `{"type":"result"`) {
+	if len(lines) != 5 || !strings.HasPrefix(lines[0], `{"type":"status"`) ||
+		!strings.HasPrefix(lines[3], `{"type":"result"`) {
 		t.Errorf("events\n%s", a.body)
 	}
-	for name, want := range map[string]string{"Content-Type": typeNDJSON, "Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Length": ""} {
+	for name, want := range map[string]string{
+		"Content-Type": web.TypeNDJSON, "Cache-Control": "no-store", "X-Accel-Buffering": "no", "Content-Length": "",
+	} {
 		if got := a.header.Get(name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
@@ -85,7 +97,7 @@ func TestStream(t *testing.T) {
 func TestStreamOfAnExecutionCancelledInTheQueue(t *testing.T) {
 	h := newHarness(t)
 	h.stub.onSubmit = func(job *proto.Job) { h.stub.finish(job.TraceID, proto.Cancelled()) }
-	a := h.execute(hello, "Accept", typeNDJSON).want(200, "")
+	a := h.execute(hello, "Accept", web.TypeNDJSON).want(200, "")
 	if lines := strings.Count(string(a.body), "\n"); lines != 1 || a.json()["status"] != "cancelled" {
 		t.Errorf("events %s", a.body)
 	}
@@ -96,7 +108,7 @@ func TestStreamOfAnExecutionCancelledInTheQueue(t *testing.T) {
 func TestStreamOfALostExecution(t *testing.T) {
 	h := newHarness(t)
 	h.server.Events = silentEvents{h.stub}
-	a := h.execute(hello, "Accept", typeNDJSON).want(504, "gateway_timeout", "ask for it at /v1/executions/")
+	a := h.execute(hello, "Accept", web.TypeNDJSON).want(504, "gateway_timeout", "ask for it at /v1/executions/")
 	if h.stub.runs[a.trace()] == nil {
 		t.Errorf("%s is not an execution that was accepted", a.trace())
 	}
@@ -110,7 +122,7 @@ func (silentEvents) Follow(context.Context, proto.TraceID, int64) (Tail, error) 
 
 func TestAsync(t *testing.T) {
 	h := newHarness(t)
-	a := h.execute(hello, "Prefer", "wait=5, Respond-Async", "Accept", typeNDJSON).want(202, "")
+	a := h.execute(hello, "Prefer", "wait=5, Respond-Async", "Accept", web.TypeNDJSON).want(202, "")
 	id := a.trace()
 	if want := `{"trace_id":"` + string(id) + `","status":"running"}` + "\n"; string(a.body) != want {
 		t.Errorf("body %s, want %s", a.body, want)
@@ -119,10 +131,11 @@ func TestAsync(t *testing.T) {
 		t.Errorf("headers %v", a.header)
 	}
 	job := h.stub.runs[id].job
-	if got := job.QueueDeadline.Sub(job.CreatedAt); got != h.server.QueueExpiry || job.Mode != proto.ModeAsync {
+	if got := job.QueueDeadline.Sub(job.CreatedAt); got != h.admission.QueueExpiry || job.Mode != proto.ModeAsync {
 		t.Errorf("mode %s, waits %s", job.Mode, got)
 	}
-	if got := h.do("GET", "/v1/executions/"+string(id), "").want(200, "").json(); got["status"] != "queued" || got["duration_ms"] != 0.0 {
+	if got := h.do("GET", "/v1/executions/"+string(id), "").want(200, "").json(); got["status"] != "queued" ||
+		got["duration_ms"] != 0.0 {
 		t.Errorf("execution %v", got)
 	}
 }
@@ -137,7 +150,8 @@ func TestDelayed(t *testing.T) {
 	} {
 		a := h.execute(`{"code":"1",`+body+`}`, async...).want(202, "")
 		job := h.stub.runs[a.trace()].job
-		if got := job.RunAt.Sub(want); got < 0 || got > time.Minute || job.QueueDeadline.Sub(job.RunAt) != h.server.QueueExpiry || a.json()["status"] != "queued" {
+		if got := job.RunAt.Sub(want); got < 0 || got > time.Minute ||
+			job.QueueDeadline.Sub(job.RunAt) != h.admission.QueueExpiry || a.json()["status"] != "queued" {
 			t.Errorf("%s: run at %s until %s: %s", body, job.RunAt, job.QueueDeadline, a.body)
 		}
 		got := h.do("GET", "/v1/executions/"+string(a.trace()), "").want(200, "").json()
@@ -154,18 +168,24 @@ func TestDelayed(t *testing.T) {
 		headers       []string
 	}{
 		{`"delay":5`, "delay must be used with an async execution: send the header Prefer: respond-async", nil},
-		{`"delay":5`, "delay must be used with an async execution: send the header Prefer: respond-async", []string{"Accept", typeNDJSON}},
+		{
+			`"delay":5`, "delay must be used with an async execution: send the header Prefer: respond-async",
+			[]string{"Accept", web.TypeNDJSON},
+		},
 		{`"delay":604801`, "delay must be at most 168h0m0s ahead", async},
 		{`"run_at":"2999-01-01T00:00:00Z"`, "run_at must be at most 168h0m0s ahead", async},
 	} {
-		if got := h.execute(`{"code":"1",`+tt.body+`}`, tt.headers...).want(400, "validation_error").json()["message"]; got != tt.message {
+		if got := h.execute(`{"code":"1",`+tt.body+`}`, tt.headers...).want(
+			400, "validation_error").json()["message"]; got != tt.message {
 			t.Errorf("%s: %q", tt.body, got)
 		}
 	}
 }
 
 func TestRejections(t *testing.T) {
-	modes := map[string][]string{"inline": nil, "streaming": {"Accept", typeNDJSON}, "async": {"Prefer", "respond-async"}}
+	modes := map[string][]string{
+		"inline": nil, "streaming": {"Accept", web.TypeNDJSON}, "async": {"Prefer", "respond-async"},
+	}
 	for name, headers := range modes {
 		for _, tt := range []struct {
 			plan      string
@@ -175,9 +195,24 @@ func TestRejections(t *testing.T) {
 			retry     string
 			message   string
 		}{
-			{"pro", proto.Rejection{Reason: proto.RejectedConcurrency, Limit: 100, Used: 100}, 429, "rate_limited", "1", "concurrent execution limit reached (100/100). Upgrade to Enterprise for 1000 concurrent executions."},
-			{"enterprise", proto.Rejection{Reason: proto.RejectedConcurrency, Limit: 1000, Used: 1000}, 429, "rate_limited", "1", "concurrent execution limit reached (1000/1000)."},
-			{"pro", proto.Rejection{Reason: proto.RejectedQueueFull, Limit: 1000, Used: 1000}, 429, "rate_limited", "5", "queued execution limit reached (1000/1000)"},
+			{
+				"pro",
+				proto.Rejection{Reason: proto.RejectedConcurrency, Limit: 100, Used: 100},
+				429, "rate_limited", "1",
+				"concurrent execution limit reached (100/100). Upgrade to Enterprise for 1000 concurrent executions.",
+			},
+			{
+				"enterprise",
+				proto.Rejection{Reason: proto.RejectedConcurrency, Limit: 1000, Used: 1000},
+				429, "rate_limited", "1",
+				"concurrent execution limit reached (1000/1000).",
+			},
+			{
+				"pro",
+				proto.Rejection{Reason: proto.RejectedQueueFull, Limit: 1000, Used: 1000},
+				429, "rate_limited", "5",
+				"queued execution limit reached (1000/1000)",
+			},
 			{"pro", proto.Rejection{Reason: proto.RejectedUnavailable}, 503, "service_unavailable", "2", "queue"},
 		} {
 			t.Run(name+" "+string(tt.rejection.Reason)+" "+tt.plan, func(t *testing.T) {
@@ -281,20 +316,39 @@ func TestPlans(t *testing.T) {
 	for _, tt := range []struct {
 		body, name, value, message string
 	}{
-		{hello, "Accept", typeNDJSON, "Streaming execution requires a Pro or Enterprise plan. Upgrade at https://example.com/upgrade"},
-		{hello, "Prefer", "respond-async", "Async execution requires a Pro or Enterprise plan. Upgrade at https://example.com/upgrade"},
-		{`{"code":"1","timeout":61}`, "Accept", "*/*", "timeout is above the maximum of 60 seconds of the Free plan; upgrade to Pro for up to 3600 seconds"},
+		{
+			hello, "Accept", web.TypeNDJSON,
+			"Streaming execution requires a Pro or Enterprise plan. Upgrade at https://example.com/upgrade",
+		},
+		{
+			hello, "Prefer", "respond-async",
+			"Async execution requires a Pro or Enterprise plan. Upgrade at https://example.com/upgrade",
+		},
+		{
+			`{"code":"1","timeout":61}`, "Accept", "*/*",
+			"timeout is above the maximum of 60 seconds of the Free plan; upgrade to Pro for up to 3600 seconds",
+		},
 		{`{"code":"1","timeout":99999999999999999999999999}`, "Accept", "*/*", "timeout"},
+		{`{"code":"1","timeout":99999999999999999999999999,"kill_grace":3}`, "Accept", "*/*", "timeout"},
+		{
+			`{"code":"1","timeout":60,"kill_grace":0.001}`, "Accept", "*/*",
+			"timeout and kill_grace together are above the maximum of 60 seconds of the Free plan; upgrade",
+		},
 	} {
 		a := h.execute(tt.body, tt.name, tt.value).want(429, "rate_limited", tt.message)
-		if a.header.Get("Retry-After") != "" || a.header.Get("X-Should-Retry") != "false" || !strings.Contains(string(a.body), `"permanent":true,"reason":"plan_limit"`) {
+		if a.header.Get("Retry-After") != "" || a.header.Get("X-Should-Retry") != "false" ||
+			!strings.Contains(string(a.body), `"permanent":true,"reason":"plan_limit"`) {
 			t.Errorf("the rejection by plan looks temporary: %v %s", a.header, a.body)
 		}
 	}
 	h.execute(`{"code":"1","timeout":60}`).want(200, "")
-	h.server.UpgradeURL = "" // no message asks to upgrade
-	for _, tt := range []struct{ body, name, value string }{{hello, "Prefer", "respond-async"}, {`{"code":"1","timeout":61}`, "Accept", "*/*"}} {
-		if a := h.execute(tt.body, tt.name, tt.value).want(429, "rate_limited"); strings.Contains(strings.ToLower(string(a.body)), "upgrade") {
+	h.execute(`{"code":"1","timeout":57,"kill_grace":3}`).want(200, "")
+	h.admission.UpgradeURL = "" // no message asks to upgrade
+	for _, tt := range []struct{ body, name, value string }{
+		{hello, "Prefer", "respond-async"}, {`{"code":"1","timeout":61}`, "Accept", "*/*"},
+	} {
+		if a := h.execute(tt.body, tt.name, tt.value).want(429, "rate_limited"); strings.Contains(
+			strings.ToLower(string(a.body)), "upgrade") {
 			t.Errorf("got %s", a.body)
 		}
 	}
@@ -305,15 +359,56 @@ func TestPlans(t *testing.T) {
 	}
 }
 
+// kill_grace has another limit where a client waits for the answer, and 0 is not the same as nothing.
+func TestKillGrace(t *testing.T) {
+	h := newHarness(t)
+	h.stub.finishAtOnce(proto.Exited(0))
+	const waiting, always = "kill_grace must be 0 to 3 seconds in inline and streaming executions; with the header " +
+		"Prefer: respond-async, it may be up to 30",
+		"kill_grace must be 0 to 30 seconds"
+	async := []string{"Prefer", "respond-async"}
+	for _, tt := range []struct {
+		grace   string
+		header  []string
+		want    any
+		message string
+	}{
+		{"null", nil, (*proto.Seconds)(nil), ""},
+		{"0", nil, new(proto.Seconds(0)), ""},
+		{"3", nil, new(proto.Seconds(3 * time.Second)), ""},
+		{"3.001", nil, nil, waiting},
+		{"3.001", []string{"Accept", web.TypeNDJSON}, nil, waiting},
+		{"3.001", async, new(proto.Seconds(3001 * time.Millisecond)), ""},
+		{"30", async, new(proto.Seconds(30 * time.Second)), ""},
+		{"30.001", async, nil, always},
+		{"-1", async, nil, always},
+		{"1e99", async, nil, always},
+		{`"2"`, async, nil, "kill_grace must be a number of seconds"},
+	} {
+		a := h.execute(`{"code":"1","kill_grace":`+tt.grace+`}`, tt.header...)
+		if tt.message != "" {
+			a.want(400, "validation_error", tt.message)
+			continue
+		}
+		if got := h.stub.runs[a.trace()].job.KillGrace; !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%s %v: got %v", tt.grace, tt.header, got)
+		}
+	}
+}
+
 func TestAuthentication(t *testing.T) {
 	h := newHarness(t)
 	for name, header := range map[string]string{
 		"missing": "", "wrong": "Bearer " + proto.NewKeySecret("local"), "truncated": "Bearer " + h.key[:len(h.key)-1],
-		"longer": "Bearer " + h.key + "x", "no scheme": h.key, "other scheme": "Basic " + h.key, "form": "Bearer x", "huge": "Bearer sk-local-" + strings.Repeat("a", 1000),
+		"longer": "Bearer " + h.key + "x", "no scheme": h.key, "other scheme": "Basic " + h.key, "form": "Bearer x",
+		"huge": "Bearer sk-local-" + strings.Repeat("a", 1000),
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := h.in(t)
-			for _, path := range []string{"POST /v1/sandbox/execute", "GET /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt", "GET /v1/admin/keys"} {
+			for _, path := range []string{
+				"POST /v1/sandbox/execute", "GET /v1/executions/trc_AbCdEfGhIjKlMnOpQrSt",
+				"GET /v1/admin/keys",
+			} {
 				method, path, _ := strings.Cut(path, " ")
 				a := h.do(method, path, hello, "Authorization", header).want(401, "unauthorized")
 				if a.header.Get("WWW-Authenticate") != "Bearer" {
@@ -350,7 +445,10 @@ func TestLogLine(t *testing.T) {
 
 func TestRequestID(t *testing.T) {
 	h := newHarness(t)
-	for id, kept := range map[string]bool{"a b~": true, strings.Repeat("x", 128): true, strings.Repeat("x", 129): false, "é": false} {
+	for id, kept := range map[string]bool{
+		"a b~": true, strings.Repeat("x", 128): true, strings.Repeat("x", 129): false,
+		"é": false,
+	} {
 		if got := h.do("GET", "/healthz", "", "X-Request-Id", id).header.Get("X-Request-Id"); (got == id) != kept {
 			t.Errorf("X-Request-Id %q for %q", got, id)
 		}
@@ -372,7 +470,7 @@ func TestExecuteAsEventStream(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0), "a\n")
 	a := h.execute(hello, "Accept", "text/event-stream").want(200, "")
-	if a.header.Get("Content-Type") != typeSSE {
+	if a.header.Get("Content-Type") != web.TypeSSE {
 		t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
 	}
 	again := h.do("GET", "/v1/executions/"+string(a.trace())+"/output", "", "Accept", "text/event-stream").want(200, "")
@@ -398,7 +496,8 @@ func TestDrain(t *testing.T) {
 	// Only new work is refused: clients still ask for what runs here.
 	at := "/v1/executions/" + string(id)
 	for _, a := range []*reply{
-		h.do("GET", at, "").want(200, ""), h.do("POST", at+"/cancel", "").want(202, ""), h.do("GET", "/v1/threads", "").want(200, ""),
+		h.do("GET", at, "").want(200, ""), h.do("POST", at+"/cancel", "").want(202, ""),
+		h.do("GET", "/v1/threads", "").want(200, ""),
 		h.do("GET", "/v1/admin/keys", "").want(200, ""),
 	} {
 		if !a.closed {

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,9 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -19,33 +20,46 @@ import (
 // maxWait is the largest wait parameter of GET /v1/executions/{id}, in seconds.
 const maxWait = 60
 
+// recordReader reads the record of an execution, with or without its outputs.
+type recordReader func(context.Context, proto.TraceID) (*proto.Record, error)
+
 // lookup returns the execution in the path, or ErrNotFound also if it belongs to another
 // organisation.
-func (s *Server) lookup(r *http.Request) (*proto.Record, error) {
-	id, err := proto.ParseTraceID(chi.URLParam(r, "id"))
+func (s *Server) lookup(r *web.Request) (*proto.Record, error) {
+	return s.findInPath(r, s.Jobs.Lookup)
+}
+
+// summary is lookup without the outputs of the result.
+func (s *Server) summary(r *web.Request) (*proto.Record, error) {
+	return s.findInPath(r, s.Jobs.Summary)
+}
+
+func (s *Server) findInPath(r *web.Request, read recordReader) (*proto.Record, error) {
+	id, err := proto.ParseTraceID(chi.URLParam(r.Request, "id"))
 	if err != nil {
 		return nil, proto.ErrNotFound
 	}
-	return s.find(r, id)
+	return s.find(r, id, read)
 }
 
-// find returns an execution, or ErrNotFound also if it belongs to another organisation.
-func (s *Server) find(r *http.Request, id proto.TraceID) (*proto.Record, error) {
-	i := infoOf(r.Context())
-	record, err := s.Jobs.Lookup(r.Context(), id)
+// find returns an execution as read returns it, or ErrNotFound also if it belongs to another
+// organisation.
+func (s *Server) find(r *web.Request, id proto.TraceID, read recordReader) (*proto.Record, error) {
+	i := r.Info
+	record, err := read(r.Context(), id)
 	if err != nil {
 		return nil, fmt.Errorf("look up %s: %w", id, err)
 	}
-	if record.Org != i.key.Org {
+	if record.Org != i.Key.Org {
 		return nil, proto.ErrNotFound
 	}
-	i.trace = id
-	i.rec.Header().Set("X-Trace-Id", string(id))
+	i.Trace = id
+	i.AnswerHeader().Set("X-Trace-Id", string(id))
 	return record, nil
 }
 
-func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
-	wait, err := queryInt(r, "wait", 0, maxWait, 0)
+func (s *Server) getExecution(w http.ResponseWriter, r *web.Request) error {
+	wait, err := web.QueryInt(r, "wait", 0, maxWait, 0)
 	if err != nil {
 		return err
 	}
@@ -55,7 +69,7 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 	}
 	if wait > 0 && !record.Status.Terminal() {
 		ended, err := s.waitUntil(r.Context(), record.TraceID, nil, time.Now().Add(time.Duration(wait)*time.Second))
-		if errors.Is(err, errDeadline) {
+		if errors.Is(err, web.ErrDeadline) {
 			ended, err = s.Jobs.Lookup(r.Context(), record.TraceID)
 		}
 		if err != nil {
@@ -71,46 +85,48 @@ func (s *Server) getExecution(w http.ResponseWriter, r *http.Request) error {
 	if r := record.Result; r != nil {
 		output = len(r.Stdout) + len(r.Stderr)
 	}
-	return writeOutput(w, output, func(w io.Writer) error { return api.NewExecution(record, delivery, time.Now()).Write(w) })
+	return web.WriteOutput(w, output, func(w io.Writer) error {
+		return api.NewExecution(record, delivery, s.waitingFor(record), time.Now()).Write(w)
+	})
 }
 
-// queryInt parses a whole number from least to most in the query. It returns fallback if the query
-// does not have it.
-func queryInt(r *http.Request, name string, least, most, fallback int64) (int64, error) {
-	text := r.URL.Query().Get(name)
-	if text == "" {
-		return fallback, nil
+// waitingReads is the number of records that are read at the same time for what they wait for.
+const waitingReads = 8
+
+// waitingOf returns what workers lack to run those of some executions that are queued.
+func (s *Server) waitingOf(ctx context.Context, ids []proto.TraceID) (map[proto.TraceID]*proto.Missing, error) {
+	missing := make([]*proto.Missing, len(ids))
+	reads, ctx := errgroup.WithContext(ctx)
+	reads.SetLimit(waitingReads)
+	for i, id := range ids {
+		reads.Go(func() error {
+			record, err := s.Jobs.Lookup(ctx, id)
+			switch {
+			case errors.Is(err, proto.ErrNotFound): // not submitted yet
+				return nil
+			case err != nil:
+				return fmt.Errorf("look up %s: %w", id, err)
+			}
+			missing[i] = s.waitingFor(record)
+			return nil
+		})
 	}
-	n, err := strconv.ParseUint(text, 10, 63)
-	if err != nil || int64(n) < least || int64(n) > most {
-		return 0, proto.FieldErrorf(name, "must be a whole number from %d to %d", least, most)
+	found := map[proto.TraceID]*proto.Missing{}
+	err := reads.Wait()
+	for i, id := range ids {
+		if missing[i] != nil {
+			found[id] = missing[i]
+		}
 	}
-	return int64(n), nil
+	return found, err
 }
 
-const (
-	defaultPage = 20
-	maxPage     = 100
-)
-
-// pageSize returns the number of entries that a request for a list asks for.
-func pageSize(r *http.Request) (int, error) {
-	limit, err := queryInt(r, "limit", 1, maxPage, defaultPage)
-	return int(limit), err
-}
-
-// queryBool parses true or false in the query. It returns fallback if the query does not have it.
-func queryBool(r *http.Request, name string, fallback bool) (bool, error) {
-	switch r.URL.Query().Get(name) {
-	case "":
-		return fallback, nil
-	case "true":
-		return true, nil
-	case "false":
-		return false, nil
-	default:
-		return false, proto.FieldErrorf(name, "must be true or false")
+// waitingFor returns what workers lack to run a queued execution, nil if one can or it is not queued.
+func (s *Server) waitingFor(r *proto.Record) *proto.Missing {
+	if r.Status != proto.StatusQueued || r.RunAt.After(time.Now()) {
+		return nil
 	}
+	return s.Capabilities.Missing(&r.Meta)
 }
 
 // snapshot is a tail that ends with the event that was the last when it was opened.
@@ -129,23 +145,23 @@ func (t *snapshot) Next(ctx context.Context) (proto.Events, error) {
 }
 
 // getOutput streams the events of an execution, during its run and after.
-func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
-	after, err := queryInt(r, "after_seq", 0, api.MaxWhole, 0)
+func (s *Server) getOutput(w http.ResponseWriter, r *web.Request) error {
+	after, err := web.QueryInt(r, "after_seq", 0, api.MaxWhole, 0)
 	if err != nil {
 		return err
 	}
-	live, err := queryBool(r, "follow", true)
+	live, err := web.QueryBool(r, "follow", true)
 	if err != nil {
 		return err
 	}
-	sse := preferred(r.Header, typeNDJSON, typeSSE) == typeSSE
+	sse := web.Preferred(r.Header, web.TypeNDJSON, web.TypeSSE) == web.TypeSSE
 	resumed := false
 	if sse {
 		if after, resumed, err = lastEventID(r, after); err != nil {
 			return err
 		}
 	}
-	record, err := s.lookup(r)
+	record, err := s.summary(r)
 	if err != nil {
 		return err
 	}
@@ -156,9 +172,55 @@ func (s *Server) getOutput(w http.ResponseWriter, r *http.Request) error {
 	return s.streamOutput(w, r, record, after, live, sse)
 }
 
+// getRawOutput returns the handler that sends the exact bytes of an output, or the range of them that
+// the request asks for.
+func (s *Server) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Request) error {
+	return func(w http.ResponseWriter, r *web.Request) error {
+		record, err := s.lookup(r)
+		if err != nil {
+			return err
+		}
+		if record.Result == nil {
+			return api.Errorf(api.CodeConflict, "the execution has not ended; its output so far is at /v1/executions/%s/output",
+				record.TraceID)
+		}
+		output, truncated := record.Result.Stdout, record.Result.StdoutTruncated
+		if of == proto.Stderr {
+			output, truncated = record.Result.Stderr, record.Result.StderrTruncated
+		}
+		h, size := w.Header(), int64(len(output))
+		part, whole := span{0, size}, true
+		if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet {
+			if part, whole, err = parseRange(asked, size); err != nil {
+				h.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
+				return err
+			}
+		}
+		status := http.StatusOK
+		if !whole {
+			status = http.StatusPartialContent
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.offset, part.offset+part.length-1, size))
+		}
+		if truncated {
+			h.Set("X-Output-Truncated", "true")
+		}
+		h.Set("Content-Length", strconv.FormatInt(part.length, 10))
+		h.Set("Content-Type", "application/octet-stream")
+		h.Set("Content-Disposition", web.Attachment(string(record.TraceID)+"."+string(of)))
+		h.Set("Cache-Control", "private, no-store")
+		h.Set("Accept-Ranges", "bytes")
+		w.WriteHeader(status)
+		if r.Method == http.MethodHead {
+			return nil
+		}
+		_, err = io.WriteString(w, output[part.offset:part.offset+part.length])
+		return err
+	}
+}
+
 // lastEventID returns the number in the Last-Event-ID header, or after if there is none. The header
 // is newer than the query, which a browser repeats when it reconnects.
-func lastEventID(r *http.Request, after int64) (last int64, resumed bool, err error) {
+func lastEventID(r *web.Request, after int64) (last int64, resumed bool, err error) {
 	id := r.Header.Get("Last-Event-ID")
 	if id == "" {
 		return after, false, nil
@@ -178,7 +240,9 @@ func endedBy(record *proto.Record, after int64) bool {
 
 // streamOutput streams the events of an execution after a number. Unless live, it ends with the
 // present last event.
-func (s *Server) streamOutput(w http.ResponseWriter, r *http.Request, record *proto.Record, after int64, live, sse bool) error {
+func (s *Server) streamOutput(
+	w http.ResponseWriter, r *web.Request, record *proto.Record, after int64, live, sse bool,
+) error {
 	tail, err := s.Events.Follow(r.Context(), record.TraceID, after)
 	if err != nil {
 		return fmt.Errorf("follow %s: %w", record.TraceID, err)
@@ -191,7 +255,7 @@ func (s *Server) streamOutput(w http.ResponseWriter, r *http.Request, record *pr
 		}
 		tail = &snapshot{Tail: tail, sent: after, until: last}
 	}
-	f := s.newFollower(w, infoOf(r.Context()), tail, sse, after)
+	f := s.newFollower(w, r.Info, tail, sse, after)
 	w.WriteHeader(http.StatusOK)
 	if err := f.w.FlushError(); err != nil || r.Method == http.MethodHead {
 		return err
@@ -199,14 +263,14 @@ func (s *Server) streamOutput(w http.ResponseWriter, r *http.Request, record *pr
 	return f.copy(r.Context())
 }
 
-func (s *Server) cancelExecution(w http.ResponseWriter, r *http.Request) error {
-	record, err := s.lookup(r)
+func (s *Server) cancelExecution(w http.ResponseWriter, r *web.Request) error {
+	record, err := s.summary(r)
 	if err != nil {
 		return err
 	}
 	answer := api.Cancelled{TraceID: record.TraceID, Status: string(record.Status)}
 	if !record.Status.Terminal() {
-		store, cancel := detached(r.Context())
+		store, cancel := web.Detached(r.Context())
 		defer cancel()
 		if record, err = s.Jobs.Cancel(store, record.TraceID); err != nil {
 			return fmt.Errorf("cancel: %w", err)
@@ -214,37 +278,14 @@ func (s *Server) cancelExecution(w http.ResponseWriter, r *http.Request) error {
 		answer.Status = string(record.Status)
 		if !record.Status.Terminal() || record.Status == proto.StatusCancelled {
 			answer.Status = "cancelling"
-			return writeValue(w, http.StatusAccepted, answer)
+			return web.WriteValue(w, http.StatusAccepted, answer)
 		}
 	}
-	return writeValue(w, http.StatusOK, answer)
-}
-
-// smallOutput is the largest output of an answer that is encoded in memory, so that it has a
-// Content-Length.
-const smallOutput = 64 << 10
-
-// writeOutput answers with the JSON that write writes, which contains output bytes of output. A
-// large answer is sent while it is encoded: it may be six times as long as the output.
-func writeOutput(w http.ResponseWriter, output int, write func(io.Writer) error) error {
-	if output > smallOutput {
-		jsonHeader(w.Header())
-		if err := write(w); err != nil {
-			return err
-		}
-		_, err := io.WriteString(w, "\n")
-		return err
-	}
-	var body bytes.Buffer
-	if err := write(&body); err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, body.Bytes())
-	return nil
+	return web.WriteValue(w, http.StatusOK, answer)
 }
 
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, []byte(`{"status":"ok"}`))
+	web.WriteJSON(w, http.StatusOK, []byte(`{"status":"ok"}`))
 }
 
 // readyz reports whether executions would be accepted and run, and if not what is missing.
@@ -254,10 +295,10 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	stats, err := s.Jobs.Stats(ctx)
 	switch {
-	case s.draining.Load():
+	case s.IsDraining():
 		missing, message = "server", "this server is shutting down"
 	case err != nil:
-		infoOf(r.Context()).err = err
+		web.RequestOf(r).Err = err
 		missing, message = "queue", "the queue does not answer"
 	case !s.StoreReady():
 		missing, message = "store", "the blob store has not answered yet; see the log"
@@ -272,9 +313,10 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		for _, p := range s.Problems() {
 			ready.Problems = append(ready.Problems, p.Need)
 		}
-		_ = writeValue(w, http.StatusOK, ready) // cannot fail
+		_ = web.WriteValue(w, http.StatusOK, ready) // cannot fail
 		return
 	}
 	w.Header().Set("Retry-After", "1")
-	_ = writeValue(w, http.StatusServiceUnavailable, api.NotReady{Code: api.CodeServiceUnavailable, Message: message, Missing: missing})
+	_ = web.WriteValue(w, http.StatusServiceUnavailable,
+		api.NotReady{Code: api.CodeServiceUnavailable, Message: message, Missing: missing})
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -34,9 +35,11 @@ func TestExecutionJSON(t *testing.T) {
 	ended := proto.Signaled(9)
 	ended.Stdout, ended.Stderr, ended.DurationMS, ended.StdoutTruncated = "a\u0085\x00", "é", 21, true
 	full := meta
-	full.Mode, full.ThreadID, full.WebhookURL, full.Metadata = proto.ModeInline, "t", "https://example.com/", map[string]string{"k": "v"}
+	full.Mode, full.ThreadID, full.WebhookURL, full.Metadata = proto.ModeInline, "t", "https://example.com/",
+		map[string]string{"k": "v"}
 	full.Profile = "web"
-	const null = `"webhook_url":null,"webhook_delivery_status":null,"error_code":null,"error_message":null,"language":"bash","timeout":60,"thread_id":null,"metadata":{},`
+	const null = `"webhook_url":null,"webhook_delivery_status":null,"error_code":null,"error_message":null,` +
+		`"language":"bash","timeout":60,"thread_id":null,"metadata":{},`
 	for name, tt := range map[string]struct {
 		record   proto.Record
 		delivery proto.DeliveryStatus
@@ -45,33 +48,49 @@ func TestExecutionJSON(t *testing.T) {
 		"queued": {
 			proto.Record{Meta: meta, Status: proto.StatusQueued},
 			"",
-			`"status":"queued","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":0,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
-				null + `"attempt":0,"queued_ms":9000,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"sandbox":null}`,
+			`"status":"queued","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":0,` +
+				`"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
+				null + `"attempt":0,"queued_ms":9000,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,` +
+				`"sandbox":null}`,
 		},
 		"running": {
 			proto.Record{Meta: meta, Status: proto.StatusRunning, Attempt: 1, StartedAt: at(4000)},
 			"",
-			`"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":5000,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
-				null + `"attempt":1,"queued_ms":4000,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"sandbox":null}`,
+			`"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":5000,` +
+				`"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
+				null + `"attempt":1,"queued_ms":4000,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,` +
+				`"sandbox":null}`,
 		},
 		"ended": {
-			proto.Record{Meta: full, Status: proto.StatusFailed, Attempt: 2, StartedAt: at(4), CompletedAt: at(30), Result: &ended, OutputTruncated: true},
+			proto.Record{
+				Meta: full, Status: proto.StatusFailed, Attempt: 2, StartedAt: at(4), CompletedAt: at(30),
+				Result: &ended, OutputTruncated: true,
+			},
 			proto.DeliveryDelivered,
-			`"status":"failed","exit_code":137,"stdout":"a\u0085\u0000","stderr":"é","error":null,"duration_ms":21,"delivery_mode":"inline","created_at":"2026-11-18T11:06:40.000Z",` +
-				`"completed_at":"2026-11-18T11:06:40.030Z","webhook_url":"https://example.com/","webhook_delivery_status":"delivered","error_code":null,"error_message":null,` +
-				`"language":"bash","timeout":60,"thread_id":"t","metadata":{"k":"v"},"attempt":2,"queued_ms":4,"stdout_truncated":true,"stderr_truncated":false,"output_truncated":true,"sandbox":"web"}`,
+			`"status":"failed","exit_code":137,"stdout":"a\u0085\u0000","stderr":"é","error":null,"duration_ms":21,` +
+				`"delivery_mode":"inline","created_at":"2026-11-18T11:06:40.000Z",` +
+				`"completed_at":"2026-11-18T11:06:40.030Z","webhook_url":"https://example.com/",` +
+				`"webhook_delivery_status":"delivered","error_code":null,"error_message":null,` +
+				`"language":"bash","timeout":60,"thread_id":"t","metadata":{"k":"v"},"attempt":2,"queued_ms":4,` +
+				`"stdout_truncated":true,"stderr_truncated":false,"output_truncated":true,"sandbox":"web"}`,
 		},
 		"withdrawn, on a clock that is behind": {
-			proto.Record{Meta: meta, Status: proto.StatusFailed, CompletedAt: at(-5), Result: new(proto.Failure(proto.CodeExpiredInQueue, "m"))},
+			proto.Record{
+				Meta: meta, Status: proto.StatusFailed, CompletedAt: at(-5),
+				Result: new(proto.Failure(proto.CodeExpiredInQueue, "m")),
+			},
 			"",
-			`"status":"failed","exit_code":-1,"stdout":"","stderr":"","error":"expired_in_queue","duration_ms":0,"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z",` +
-				`"completed_at":"2026-11-18T11:06:39.995Z","webhook_url":null,"webhook_delivery_status":null,"error_code":"expired_in_queue","error_message":"m",` +
-				`"language":"bash","timeout":60,"thread_id":null,"metadata":{},"attempt":0,"queued_ms":0,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"sandbox":null}`,
+			`"status":"failed","exit_code":-1,"stdout":"","stderr":"","error":"expired_in_queue","duration_ms":0,` +
+				`"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z",` +
+				`"completed_at":"2026-11-18T11:06:39.995Z","webhook_url":null,"webhook_delivery_status":null,` +
+				`"error_code":"expired_in_queue","error_message":"m",` +
+				`"language":"bash","timeout":60,"thread_id":null,"metadata":{},"attempt":0,"queued_ms":0,` +
+				`"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"sandbox":null}`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var body strings.Builder
-			err := api.NewExecution(&tt.record, tt.delivery, *at(9000)).Write(&body)
+			err := api.NewExecution(&tt.record, tt.delivery, nil, *at(9000)).Write(&body)
 			if got, want := body.String(), `{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt",`+tt.want; err != nil || got != want {
 				t.Errorf("%v\n%s, want\n%s", err, got, want)
 			}
@@ -83,10 +102,14 @@ func TestGetExecution(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
 	a := h.do("GET", "/v1/executions/"+string(id), "").want(200, "")
-	if got := a.json(); got["trace_id"] != string(id) || got["stdout"] != "a\nb\n" || got["status"] != "success" || a.trace() != id {
+	if got := a.json(); got["trace_id"] != string(id) || got["stdout"] != "a\nb\n" || got["status"] != "success" ||
+		a.trace() != id {
 		t.Errorf("execution %v", got)
 	}
-	for wait, status := range map[string]int{"0": 200, "60": 200, "": 200, "61": 400, "-1": 400, "1.5": 400, "x": 400, "99999999999999999999": 400} {
+	for wait, status := range map[string]int{
+		"0": 200, "60": 200, "": 200, "61": 400, "-1": 400, "1.5": 400, "x": 400,
+		"99999999999999999999": 400,
+	} {
 		if a := h.do("GET", "/v1/executions/"+string(id)+"?wait="+wait, ""); a.status != status {
 			t.Errorf("wait=%s: status %d, want %d", wait, a.status, status)
 		}
@@ -98,10 +121,17 @@ func TestOtherOrganisationsSeeNothing(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
 	h.key = h.stub.addKey("other", "enterprise", asAdmin)
-	for _, route := range []string{"GET %s", "GET %s?wait=1", "GET %s/output", "POST %s/cancel", "GET %s/webhook", "POST %s/webhook/replay"} {
+	for _, route := range []string{
+		"GET %s", "GET %s?wait=1", "GET %s/output", "POST %s/cancel", "GET %s/webhook",
+		"POST %s/webhook/replay",
+	} {
 		method, path, _ := strings.Cut(route, " ")
-		foreign := h.do(method, fmt.Sprintf(path, "/v1/executions/"+string(id)), "", "X-Request-Id", "r").want(404, "not_found")
-		for _, unknown := range []string{string(proto.NewTraceID()), "x", "trc_", "trc_AbCdEfGhIjKlMnOpQrS%2e", "trc_AbCdEfGhIj%0AKlMnOpQrS"} {
+		foreign := h.do(method, fmt.Sprintf(path, "/v1/executions/"+string(id)), "", "X-Request-Id", "r").want(
+			404, "not_found")
+		for _, unknown := range []string{
+			string(proto.NewTraceID()), "x", "trc_", "trc_AbCdEfGhIjKlMnOpQrS%2e",
+			"trc_AbCdEfGhIj%0AKlMnOpQrS",
+		} {
 			a := h.do(method, fmt.Sprintf(path, "/v1/executions/"+unknown), "", "X-Request-Id", "r").want(404, "not_found")
 			a.header.Del("Date")
 			foreign.header.Del("Date")
@@ -119,32 +149,38 @@ func TestOutput(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
 	status := `{"type":"status","trace_id":"` + string(id) + `","status":"running","seq":1}`
-	a, b := `{"type":"output","stream":"stdout","data":"a\n","seq":2}`, `{"type":"output","stream":"stdout","data":"b\n","seq":3}`
-	result := `{"type":"result","trace_id":"` + string(id) + `","status":"success","result":{"success":true,"stdout":"a\nb\n","stderr":"","exit_code":0,` +
-		`"error":null,"error_code":null,"error_message":null,"duration_ms":0,"stdout_truncated":false,"stderr_truncated":false},"output_truncated":false,"seq":4}`
+	a, b := `{"type":"output","stream":"stdout","data":"a\n","seq":2}`,
+		`{"type":"output","stream":"stdout","data":"b\n","seq":3}`
+	result := `{"type":"result","trace_id":"` + string(id) +
+		`","status":"success","result":{"success":true,"stdout":"a\nb\n","stderr":"","exit_code":0,` +
+		`"error":null,"error_code":null,"error_message":null,"duration_ms":0,"stdout_truncated":false,` +
+		`"stderr_truncated":false},"output_truncated":false,"seq":4}`
 	lines := func(l ...string) string { return strings.Join(l, "\n") + "\n" }
 	for _, tt := range []struct{ query, accept, last, want string }{
 		{"", "", "", lines(status, a, b, result)},
 		{"?after_seq=0", "*/*", "", lines(status, a, b, result)},
-		{"?after_seq=2", typeNDJSON, "", lines(b, result)},
-		{"?after_seq=4", typeJSON, "", lines(result)},
-		{"?after_seq=9007199254740991", typeNDJSON, "1", lines(result)},
-		{"?after_seq=2", typeSSE, "", "id: 3\ndata: " + b + "\n\nid: 4\ndata: " + result + "\n\n"},
-		{"?after_seq=1", typeSSE, "2", "id: 3\ndata: " + b + "\n\nid: 4\ndata: " + result + "\n\n"},
-		{"", typeNDJSON + ";q=0.1, " + typeSSE, "3", "id: 4\ndata: " + result + "\n\n"},
+		{"?after_seq=2", web.TypeNDJSON, "", lines(b, result)},
+		{"?after_seq=4", web.TypeJSON, "", lines(result)},
+		{"?after_seq=9007199254740991", web.TypeNDJSON, "1", lines(result)},
+		{"?after_seq=2", web.TypeSSE, "", "id: 3\ndata: " + b + "\n\nid: 4\ndata: " + result + "\n\n"},
+		{"?after_seq=1", web.TypeSSE, "2", "id: 3\ndata: " + b + "\n\nid: 4\ndata: " + result + "\n\n"},
+		{"", web.TypeNDJSON + ";q=0.1, " + web.TypeSSE, "3", "id: 4\ndata: " + result + "\n\n"},
 	} {
-		got := h.do("GET", "/v1/executions/"+string(id)+"/output"+tt.query, "", "Accept", tt.accept, "Last-Event-ID", tt.last).want(200, "")
+		got := h.do("GET", "/v1/executions/"+string(id)+"/output"+tt.query, "", "Accept", tt.accept, "Last-Event-ID",
+			tt.last).want(200, "")
 		if string(got.body) != tt.want || got.trace() != id {
 			t.Errorf("%+v: events\n%s", tt, got.body)
 		}
-		if strings.HasPrefix(tt.want, "id:") != (got.header.Get("Content-Type") == typeSSE) || got.header.Get("X-Accel-Buffering") != "no" {
+		if strings.HasPrefix(tt.want, "id:") != (got.header.Get("Content-Type") == web.TypeSSE) ||
+			got.header.Get("X-Accel-Buffering") != "no" {
 			t.Errorf("%+v: headers %v", tt, got.header)
 		}
 	}
 	for _, after := range []string{"-1", "x", "1.0", "9007199254740992"} {
 		h.do("GET", "/v1/executions/"+string(id)+"/output?after_seq="+after, "").want(400, "validation_error", "after_seq")
 	}
-	h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE, "Last-Event-ID", "x").want(400, "validation_error", "Last-Event-ID")
+	h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", web.TypeSSE, "Last-Event-ID", "x").want(
+		400, "validation_error", "Last-Event-ID")
 }
 
 // Without follow, the output of a running execution ends with the last event at the time of the
@@ -234,7 +270,7 @@ func (brokenEvents) Last(context.Context, proto.TraceID, int) (int64, error) {
 func TestCancel(t *testing.T) {
 	h := newHarness(t)
 	cancel := func(id proto.TraceID) *reply {
-		return h.do("POST", "/v1/executions/"+string(id)+"/cancel", "", "Content-Type", typeJSON)
+		return h.do("POST", "/v1/executions/"+string(id)+"/cancel", "", "Content-Type", web.TypeJSON)
 	}
 	queued := h.execute(hello, "Prefer", "respond-async").trace()
 	if a := cancel(queued).want(202, ""); a.json()["status"] != "cancelling" {
@@ -248,7 +284,8 @@ func TestCancel(t *testing.T) {
 	}
 	running := h.execute(hello, "Prefer", "respond-async").trace()
 	h.stub.start(running)
-	if a := cancel(running).want(202, ""); string(a.body) != `{"trace_id":"`+string(running)+`","status":"cancelling"}`+"\n" {
+	if a := cancel(running).want(202, ""); string(a.body) != `{"trace_id":"`+string(running)+
+		`","status":"cancelling"}`+"\n" {
 		t.Errorf("running: %s", a.body)
 	}
 	if !h.stub.record(running).Cancelling {
@@ -268,7 +305,8 @@ func TestKeysExpire(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.stub.finishAtOnce(proto.Exited(0))
 		at := time.Now().Add(time.Hour).UTC()
-		made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro","expires_at":"`+at.Format(time.RFC3339)+`"}`).want(201, "").json()
+		made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro","expires_at":"`+
+			at.Format(time.RFC3339)+`"}`).want(201, "").json()
 		if made["expires_at"] != at.Format(proto.TimeLayout) {
 			t.Errorf("key %v", made)
 		}
@@ -276,7 +314,8 @@ func TestKeysExpire(t *testing.T) {
 		h.execute(hello, "Authorization", authorization).want(200, "")
 		time.Sleep(time.Hour)
 		h.execute(hello, "Authorization", authorization).want(401, "unauthorized", "expired at "+at.Format(time.RFC3339))
-		h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro","expires_at":"`+at.Format(time.RFC3339)+`"}`).want(400, "validation_error", "expires_at", "future")
+		h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro","expires_at":"`+at.Format(time.RFC3339)+`"}`).
+			want(400, "validation_error", "expires_at", "future")
 	})
 }
 
@@ -291,7 +330,8 @@ func (q lateJobs) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, 
 func TestKeys(t *testing.T) {
 	h := newHarness(t)
 	made := h.do("POST", "/v1/admin/keys", `{"name":"ci","org":"beta","plan":"pro"}`).want(201, "").json()
-	if fmt.Sprint(made["scopes"]) != "[execute read files]" || made["global"] != false || made["org"] != "beta" || made["plan"] != nil || made["name"] != "ci" || made["revoked_at"] != nil {
+	if fmt.Sprint(made["scopes"]) != "[execute read files]" || made["global"] != false || made["org"] != "beta" ||
+		made["plan"] != nil || made["name"] != "ci" || made["revoked_at"] != nil {
 		t.Errorf("key %v", made)
 	}
 	secret, id := made["key"].(string), made["id"].(string)
@@ -365,10 +405,10 @@ func TestLargeAnswersTakeLittleMemory(t *testing.T) {
 	id := h.execute(hello, "Prefer", "respond-async").want(202, "").trace()
 	for name, request := range map[string]*http.Request{
 		"inline":         h.request("POST", "/v1/sandbox/execute", hello),
-		"streaming":      h.request("POST", "/v1/sandbox/execute", hello, "Accept", typeNDJSON),
+		"streaming":      h.request("POST", "/v1/sandbox/execute", hello, "Accept", web.TypeNDJSON),
 		"execution":      h.request("GET", "/v1/executions/"+string(id), ""),
 		"output":         h.request("GET", "/v1/executions/"+string(id)+"/output", ""),
-		"output, as SSE": h.request("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE),
+		"output, as SSE": h.request("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", web.TypeSSE),
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats

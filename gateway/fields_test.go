@@ -57,6 +57,8 @@ func TestQueriesAreStrict(t *testing.T) {
 // The limits in the OpenAPI document are the limits of the server.
 func TestDocumentedLimits(t *testing.T) {
 	h := newHarness(t)
+	h.server.ImageAdmin = &imageStub{registry: h.registry}
+	h.remount()
 	id := string(h.run())
 	doc, err := contract()
 	if err != nil {
@@ -75,13 +77,15 @@ func TestDocumentedLimits(t *testing.T) {
 				t.Errorf("%s: %s has no maximum", path, p.Value.Name)
 				continue
 			}
-			above := strings.Replace(path, "{id}", id, 1) + "?" + p.Value.Name + "=" + strconv.FormatInt(int64(*schema.Max)+1, 10)
+			above := strings.Replace(path, "{id}", id, 1) + "?" + p.Value.Name + "=" +
+				strconv.FormatInt(int64(*schema.Max)+1, 10)
 			h.do("GET", above, "").want(http.StatusBadRequest, "validation_error", p.Value.Name)
 		}
 	}
 	name := strings.Repeat("n", 255)
 	for path, valid := range map[string]bool{
-		"": true, "a//./b/": true, "/home/baponi/" + name + "/" + name: true, name + "n": false, "a/" + name + "n/b": false, "a\x00": false, "a/../b": false, "..": false, "a..b/..c/...": true,
+		"": true, "a//./b/": true, "/home/baponi/" + name + "/" + name: true, name + "n": false, "a/" + name + "n/b": false,
+		"a\x00": false, "a/../b": false, "..": false, "a..b/..c/...": true,
 	} {
 		text, err := json.Marshal(map[string]any{"source": "thread", "id": "t", "path": path})
 		if err != nil {
@@ -111,15 +115,19 @@ func documented(t *testing.T, schema, body string) bool {
 func TestDocumentedLimitsOfWebhooks(t *testing.T) {
 	h := newHarness(t)
 	for body, valid := range map[string]bool{
-		`"url":"https://example.com"`: true, `"url":"https://example.com:8443/a@b?c=d#e"`: true, `"url":"https://[2001:db8::1]/"`: true,
-		`"url":"ftp://example.com"`: false, `"url":"https://"`: false, `"url":"https://:443/"`: false, `"url":"example.com"`: false,
-		`"url":"https://user@example.com/"`: false, `"url":"https://example.com/a b"`: false, `"url":"https://example.com/\u0085"`: false,
-		`"secret":"0123456789abcdef"`: true, `"secret":"0123456789abcde"`: false,
+		`"url":"https://example.com"`: true, `"url":"https://example.com:8443/a@b?c=d#e"`: true,
+		`"url":"https://[2001:db8::1]/"`: true,
+		`"url":"ftp://example.com"`:      false, `"url":"https://"`: false, `"url":"https://:443/"`: false,
+		`"url":"example.com"`:               false,
+		`"url":"https://user@example.com/"`: false, `"url":"https://example.com/a b"`: false,
+		`"url":"https://example.com/\u0085"`: false,
+		`"secret":"0123456789abcdef"`:        true, `"secret":"0123456789abcde"`: false,
 		`"secret":"whsec_` + strings.Repeat("A", 32) + `"`: true, `"secret":"whsec_` + strings.Repeat("A", 28) + `"`: false,
 		`"secret":"whsec_` + strings.Repeat("A", 86) + `=="`: true, `"secret":"whsec_` + strings.Repeat("A", 92) + `"`: false,
 		`"secret":"whsec_` + strings.Repeat("_", 32) + `"`: false,
-		`"signature_headers":["X-A","Sig-Signature"]`:      true, `"signature_headers":["Content-Type"]`: false, `"signature_headers":["X-"]`: false,
-		`"max_attempts":21`: false, `"timeout":31`: false,
+		`"signature_headers":["X-A","Sig-Signature"]`:      true, `"signature_headers":["Content-Type"]`: false,
+		`"signature_headers":["X-"]`: false,
+		`"max_attempts":21`:          false, `"timeout":31`: false,
 	} {
 		whole := "{" + body + "}"
 		if !strings.HasPrefix(body, `"url"`) {
@@ -140,8 +148,10 @@ func TestHead(t *testing.T) {
 	h.stub.start(running)
 	h.addThread("acme", "t")
 	for path, status := range map[string]int{
-		"/v1/executions/" + ended: 200, "/v1/executions/x": 404, "/v1/executions/" + string(running) + "/output": 200, "/v1/threads": 200,
-		"/v1/threads/t": 200, "/v1/threads/t/archive": 200, "/v1/threads/u/archive": 404, "/v1/admin/keys": 200, "/openapi.json": 200, "/docs": 200,
+		"/v1/executions/" + ended: 200, "/v1/executions/x": 404, "/v1/executions/" + string(running) + "/output": 200,
+		"/v1/threads":   200,
+		"/v1/threads/t": 200, "/v1/threads/t/archive": 200, "/v1/threads/u/archive": 404, "/v1/admin/keys": 200,
+		"/openapi.json": 200, "/docs": 200,
 		"/metrics": 200, "/readyz": 200,
 	} {
 		resp, err := h.client.Do(h.request(http.MethodHead, path, ""))
@@ -150,7 +160,8 @@ func TestHead(t *testing.T) {
 		}
 		body, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
-		if resp.StatusCode != status || len(body) > 0 || err != nil || resp.Header.Get("Content-Type") == "" && path != "/metrics" {
+		if resp.StatusCode != status || len(body) > 0 || err != nil || resp.Header.Get("Content-Type") == "" &&
+			path != "/metrics" {
 			t.Errorf("%s: %s with %d bytes, %v, %v", path, resp.Status, len(body), resp.Header, err)
 		}
 	}

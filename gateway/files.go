@@ -7,43 +7,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net/http"
 	"path"
 	"strconv"
 	"strings"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// contentPolicy prevents files of tenants from acting as pages of this server in a browser.
-const contentPolicy = "default-src 'none'; sandbox; frame-ancestors 'none'"
-
-// lazyWriter begins an answer with its first byte, so that an error before it can still be
-// answered.
-type lazyWriter struct {
-	w     http.ResponseWriter
-	begin func(http.Header)
-	begun bool
-	head  bool // the request is HEAD: writing ends with errHeadOnly once the answer has begun
-}
-
-func (l *lazyWriter) Write(p []byte) (int, error) {
-	if !l.begun {
-		l.begun = true
-		l.begin(l.w.Header())
-	}
-	if l.head {
-		l.w.WriteHeader(http.StatusOK)
-		return 0, errHeadOnly
-	}
-	return l.w.Write(p) //nolint:gosec // begin sets a type that no browser renders
-}
-
 // openRequested returns the files that a request addresses, and the cleaned path in them.
-func (s *Server) openRequested(r *http.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error)) (*fileStore, string, error) {
-	key := infoOf(r.Context()).key
+func (s *Server) openRequested(
+	r *web.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error),
+) (*fileStore, string, error) {
+	key := r.Key
 	f, err := s.openFiles(r.Context(), &key, req.Source, req.ID)
 	if err != nil {
 		return nil, "", err
@@ -56,8 +34,8 @@ func (s *Server) openRequested(r *http.Request, req *api.FileRequest, name strin
 }
 
 // listFiles sends the list while it is read. The list of a large home may not fit into memory.
-func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
-	req, err := decodeBody[api.FileListRequest](s, w, r)
+func (s *Server) listFiles(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeBody[api.FileListRequest](&s.Core, w, r)
 	if err != nil {
 		return err
 	}
@@ -66,7 +44,7 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer files.close()
-	out := bufio.NewWriterSize(&lazyWriter{w: w, begin: jsonHeader}, smallOutput)
+	out := bufio.NewWriterSize(web.NewLazyWriter(w, r, web.JSONHeader), web.SmallOutput)
 	separator := `{"files":[`
 	err = files.list(r.Context(), dir, req.Recursive, func(f proto.File) error {
 		text, err := json.Marshal(api.NewFile(&f))
@@ -89,8 +67,8 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	return out.Flush()
 }
 
-func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
-	req, err := decodeBody[api.FileUploadRequest](s, w, r)
+func (s *Server) uploadURL(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeBody[api.FileUploadRequest](&s.Core, w, r)
 	if err != nil {
 		return err
 	}
@@ -98,11 +76,11 @@ func (s *Server) uploadURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeValue(w, http.StatusOK, answer)
+	return web.WriteValue(w, http.StatusOK, answer)
 }
 
 // signUpload returns a URL to upload a file to.
-func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.SignedURL, error) {
+func (s *Server) signUpload(r *web.Request, req *api.FileUploadRequest) (*api.SignedURL, error) {
 	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFileName)
 	if err != nil {
 		return nil, err
@@ -111,8 +89,11 @@ func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.S
 	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.blobs); err != nil {
 		return nil, err
 	}
-	key := &infoOf(r.Context()).key
-	g := &grant{method: http.MethodPut, key: key.ID, org: key.Org, source: req.Source, id: req.ID, path: name, size: req.ContentLength}
+	key := &r.Key
+	g := &grant{
+		method: http.MethodPut, key: key.ID, org: key.Org, source: req.Source, id: req.ID, path: name,
+		size: req.ContentLength,
+	}
 	// The length is for clients that would otherwise send a stream without it.
 	headers := []api.Header{{Name: "Content-Length", Value: strconv.FormatInt(g.size, 10)}}
 	if req.ContentType != nil {
@@ -125,7 +106,7 @@ func (s *Server) signUpload(r *http.Request, req *api.FileUploadRequest) (*api.S
 // file, or its parts, are stored in the blob store.
 func (s *Server) checkUpload(ctx context.Context, files *fileStore, name string, size int64, blobs bool) error {
 	if blobs {
-		if err := s.checkQuota(ctx, files.org, proto.QuotaStored); err != nil {
+		if err := s.Admission.CheckQuota(ctx, files.org, proto.QuotaStored); err != nil {
 			return err
 		}
 	}
@@ -134,12 +115,12 @@ func (s *Server) checkUpload(ctx context.Context, files *fileStore, name string,
 
 // homeLimit returns the size limit of homes in the sandbox of an API key.
 func (s *Server) homeLimit(ctx context.Context, key *proto.Key) (proto.Space, error) {
-	profile, err := s.profileOf(ctx, key)
+	profile, err := s.Admission.ProfileOf(ctx, key)
 	return proto.Space{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
 }
 
-func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
-	req, err := decodeBody[api.FileDownloadRequest](s, w, r)
+func (s *Server) downloadURL(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeBody[api.FileDownloadRequest](&s.Core, w, r)
 	if err != nil {
 		return err
 	}
@@ -147,11 +128,11 @@ func (s *Server) downloadURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeValue(w, http.StatusOK, answer)
+	return web.WriteValue(w, http.StatusOK, answer)
 }
 
 // signDownload returns a URL to download a file from.
-func (s *Server) signDownload(r *http.Request, req *api.FileDownloadRequest) (*api.SignedURL, error) {
+func (s *Server) signDownload(r *web.Request, req *api.FileDownloadRequest) (*api.SignedURL, error) {
 	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFileName)
 	if err != nil {
 		return nil, err
@@ -160,12 +141,15 @@ func (s *Server) signDownload(r *http.Request, req *api.FileDownloadRequest) (*a
 	if _, err := files.open(r.Context(), name); err != nil {
 		return nil, err // report it now rather than when the URL is used
 	}
-	key := &infoOf(r.Context()).key
-	return s.signedURL(r, &grant{method: http.MethodGet, key: key.ID, org: key.Org, source: req.Source, id: req.ID, path: name})
+	key := &r.Key
+	return s.signedURL(r, &grant{
+		method: http.MethodGet, key: key.ID, org: key.Org, source: req.Source, id: req.ID,
+		path: name,
+	})
 }
 
-func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
-	req, err := decodeBody[api.FileDeleteRequest](s, w, r)
+func (s *Server) deleteFile(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeBody[api.FileDeleteRequest](&s.Core, w, r)
 	if err != nil {
 		return err
 	}
@@ -174,11 +158,13 @@ func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer files.close()
-	return s.changeFile(w, r, files, name, func(ctx context.Context) (int64, error) { return files.remove(ctx, name, req.Recursive) })
+	return s.changeFile(w, r, files, name, func(ctx context.Context) (int64, error) {
+		return files.remove(ctx, name, req.Recursive)
+	})
 }
 
-func (s *Server) renameFile(w http.ResponseWriter, r *http.Request) error {
-	req, err := decodeBody[api.FileRenameRequest](s, w, r)
+func (s *Server) renameFile(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeBody[api.FileRenameRequest](&s.Core, w, r)
 	if err != nil {
 		return err
 	}
@@ -197,20 +183,21 @@ func (s *Server) renameFile(w http.ResponseWriter, r *http.Request) error {
 // changeFile makes a change of files, which goes on if the client leaves, and answers with the new
 // version. Changes count as transfers: each copies the names in directories of any size.
 func (s *Server) changeFile(
-	w http.ResponseWriter, r *http.Request, files *fileStore, path string, change func(ctx context.Context) (version int64, err error),
+	w http.ResponseWriter, r *web.Request, files *fileStore, path string,
+	change func(ctx context.Context) (version int64, err error),
 ) error {
 	end, err := s.begin(r.Context(), files)
 	if err != nil {
 		return err
 	}
 	defer end()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), web.VersionsTimeout)
 	defer cancel()
 	version, err := change(ctx)
 	if err != nil {
 		return err
 	}
-	return writeValue(w, http.StatusOK, api.ChangedFile{Path: path, Version: version})
+	return web.WriteValue(w, http.StatusOK, api.ChangedFile{Path: path, Version: version})
 }
 
 // changedPath returns a function that cleans the path of a file or directory that a request
@@ -229,7 +216,7 @@ func changedPath(field string) func(root, name string) (string, error) {
 }
 
 // getContent sends a file, or the range of it that the request asks for.
-func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) getContent(w http.ResponseWriter, r *web.Request) error {
 	g, key, err := s.checkGrant(r, http.MethodGet)
 	if err != nil {
 		return err
@@ -247,7 +234,8 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 	tag := `"` + content.Tag + `"`
 	part := span{0, content.Size}
 	whole := true
-	if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet && rangeIsCurrent(r.Header.Get("If-Range"), tag) {
+	if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet &&
+		rangeIsCurrent(r.Header.Get("If-Range"), tag) {
 		if part, whole, err = parseRange(asked, content.Size); err != nil {
 			h.Set("Content-Range", fmt.Sprintf("bytes */%d", content.Size))
 			return err
@@ -261,7 +249,7 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 		}
 		h.Set("Content-Length", strconv.FormatInt(part.length, 10))
 		h.Set("Content-Type", "application/octet-stream")
-		h.Set("Content-Disposition", attachment(path.Base(g.path)))
+		h.Set("Content-Disposition", web.Attachment(path.Base(g.path)))
 		h.Set("Cache-Control", "private, no-store")
 		h.Set("Accept-Ranges", "bytes")
 		h.Set("ETag", tag)
@@ -282,22 +270,24 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 
 // sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a
 // short file is answered, and an error of a long one breaks the answer off.
-func (s *Server) sendPart(w http.ResponseWriter, r *http.Request, content *proto.FileContent, part span, begin func()) error {
+func (s *Server) sendPart(
+	w http.ResponseWriter, r *web.Request, content *proto.FileContent, part span, begin func(),
+) error {
 	body, err := content.Read(r.Context(), part.offset, part.length)
 	if err != nil {
 		return fmt.Errorf("read %d bytes at %d of a file: %w", part.length, part.offset, err)
 	}
 	defer func() { _ = body.Close() }() // it was only read
-	in := bufio.NewReaderSize(body, smallOutput)
-	end := min(part.length, smallOutput)
+	in := bufio.NewReaderSize(body, web.SmallOutput)
+	end := min(part.length, web.SmallOutput)
 	long := part.length > end
 	if long {
 		if _, err := in.Peek(1); err != nil {
-			return fmt.Errorf("read a file at %d: %w", part.offset, noEOF(err))
+			return fmt.Errorf("read a file at %d: %w", part.offset, web.NoEOF(err))
 		}
 		begin()
 		if sent, err := io.CopyN(w, in, part.length-end); err != nil {
-			return fmt.Errorf("send a file from %d, after %d of %d bytes: %w", part.offset, sent, part.length, noEOF(err))
+			return fmt.Errorf("send a file from %d, after %d of %d bytes: %w", part.offset, sent, part.length, web.NoEOF(err))
 		}
 	}
 	rest, err := io.ReadAll(io.LimitReader(in, end+1))
@@ -305,7 +295,8 @@ func (s *Server) sendPart(w http.ResponseWriter, r *http.Request, content *proto
 		err = io.ErrUnexpectedEOF
 	}
 	if err != nil {
-		return fmt.Errorf("read the last %d bytes before %d of a file, got %d: %w", end, part.offset+part.length, len(rest), err)
+		return fmt.Errorf("read the last %d bytes before %d of a file, got %d: %w", end, part.offset+part.length,
+			len(rest), err)
 	}
 	if !long {
 		begin()
@@ -314,42 +305,22 @@ func (s *Server) sendPart(w http.ResponseWriter, r *http.Request, content *proto
 	return err
 }
 
-// noEOF turns an unexpected io.EOF into io.ErrUnexpectedEOF.
-func noEOF(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return err
-}
-
-// attachment returns the Content-Disposition of a file. Its name may have any characters.
-func attachment(name string) string {
-	// Replace the characters that some browsers do not accept.
-	name = strings.Map(func(r rune) rune {
-		if r < ' ' || r == '\\' || r == '"' || r == 0x7f {
-			return '_'
-		}
-		return r
-	}, name)
-	return mime.FormatMediaType("attachment", map[string]string{"filename": name})
-}
-
 // beginUpload begins a transfer, which files may hold already, and reserves its memory. end ends
 // it.
 func (s *Server) beginUpload(ctx context.Context, files *fileStore, size int64) (end func(), err error) {
 	if s.DiskFull != nil && s.DiskFull() != "" {
-		return nil, errDiskFull
+		return nil, api.DiskFull()
 	}
 	done, err := s.begin(ctx, files)
 	if err != nil {
 		return nil, err
 	}
-	memory := uploadMemory(size)
-	if !s.budget.reserve(files.org, memory, s.Memory) {
+	memory := web.UploadMemory(size)
+	if !s.ReserveFor(files.org, memory) {
 		done()
-		return nil, errOverloaded
+		return nil, web.ErrOverloaded
 	}
-	return func() { s.budget.release(files.org, memory); done() }, nil
+	return func() { s.Release(files.org, memory); done() }, nil
 }
 
 // span is a part of a file, in bytes.
@@ -391,7 +362,7 @@ func decimal(text string) (n int64, ok bool) {
 }
 
 // putContent stores an uploaded file.
-func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) putContent(w http.ResponseWriter, r *web.Request) error {
 	err := s.storeContent(w, r)
 	if err != nil {
 		w.Header().Set("Connection", "close") // the body, or the rest of it, is not read
@@ -399,10 +370,10 @@ func (s *Server) putContent(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-func (s *Server) storeContent(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) storeContent(w http.ResponseWriter, r *web.Request) error {
 	g, key, err := s.checkGrant(r, http.MethodPut)
 	if err == nil {
-		err = requireIdentity(w, r)
+		err = web.RequireIdentity(w, r)
 	}
 	if err == nil {
 		err = checkLength(r.ContentLength, g.size)
@@ -420,13 +391,13 @@ func (s *Server) storeContent(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer end()
-	body := &longBody{from: r.Body, control: infoOf(r.Context()).rec.control, limit: g.size}
+	body := r.LongBody(r.Body, g.size)
 	err = files.put(r.Context(), g.path, g.size, body)
-	body.clearDeadline()
+	body.ClearDeadline()
 	if err != nil {
 		return err
 	}
-	return writeValue(w, http.StatusOK, api.Uploaded{Path: g.path, Size: g.size})
+	return web.WriteValue(w, http.StatusOK, api.Uploaded{Path: g.path, Size: g.size})
 }
 
 // checkLength compares the length of an upload with the length that its URL allows.
@@ -435,7 +406,7 @@ func checkLength(length, allowed int64) error {
 	case length < 0:
 		return api.Errorf(api.CodeLengthRequired, "a file is sent with its Content-Length")
 	case length > allowed:
-		return bodyTooLarge(allowed)
+		return web.BodyTooLarge(allowed)
 	case length < allowed:
 		return proto.FieldErrorf("Content-Length", "is %d, and the URL is for a file of %d bytes", length, allowed)
 	default:

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -48,11 +49,14 @@ func (f *fileStore) partsInBlobs() bool { return f.bucket == nil }
 
 // openFiles returns the files that a request addresses. close must be called when it is not used
 // any more. What the key does not have does not exist for it.
-func (s *Server) openFiles(ctx context.Context, key *proto.Key, source proto.FileSource, id string) (*fileStore, error) {
+func (s *Server) openFiles(
+	ctx context.Context, key *proto.Key, source proto.FileSource, id string,
+) (*fileStore, error) {
 	if source == proto.SourceThread {
 		limit := func(ctx context.Context) (proto.Space, error) { return s.homeLimit(ctx, key) }
 		return &fileStore{
-			files: &homeFiles{s.Files, key.Org, id, limit}, org: key.Org, source: source, id: id, root: s.Home, blobs: true, done: func() {},
+			files: &homeFiles{s.Files, key.Org, id, limit}, org: key.Org, source: source, id: id, root: s.Home, blobs: true,
+			done: func() {},
 		}, nil
 	}
 	at := slices.IndexFunc(key.Mounts, func(m proto.KeyMount) bool { return m.Connection == id })
@@ -70,7 +74,10 @@ func (s *Server) openFiles(ctx context.Context, key *proto.Key, source proto.Fil
 	if err != nil {
 		return nil, api.Errorf(api.CodeConflict, "the storage connection %s cannot be used: %v", id, err)
 	}
-	f := &fileStore{org: key.Org, source: source, id: id, root: path.Join(proto.MountsDir, id), prefix: m.At, readOnly: m.ReadOnly}
+	f := &fileStore{
+		org: key.Org, source: source, id: id, root: path.Join(proto.MountsDir, id), prefix: m.At,
+		readOnly: m.ReadOnly,
+	}
 	if err := s.openMount(ctx, f, m); err != nil {
 		return nil, err
 	}
@@ -92,29 +99,31 @@ func (s *Server) openMount(ctx context.Context, f *fileStore, m proto.Mount) (er
 		f.files, f.done = files, func() {}
 		return nil
 	}
-	end, err := s.transfers.begin(ctx, f.org) // another server, or a file system, can make a request last
+	end, err := s.Transfers.Begin(ctx, f.org) // another server, or a file system, can make a request last
 	if err != nil {
 		return err
 	}
-	if !s.budget.reserve(f.org, mountMemory, s.Memory) {
+	if !s.ReserveFor(f.org, mountMemory) {
 		end()
-		return errOverloaded
+		return web.ErrOverloaded
 	}
-	f.held, f.done = true, func() { s.budget.release(f.org, mountMemory); end() }
+	f.held, f.done = true, func() { s.Release(f.org, mountMemory); end() }
 	switch m.Kind {
 	case proto.MountS3:
 		var keys proto.S3Credentials
-		if keys, err = s.bucketCredentials(ctx, f.org, m.S3.Credential); err == nil {
+		if keys, err = s.Admission.BucketCredentials(ctx, f.org, m.S3.Credential); err == nil {
 			f.bucket, err = s.Storage.Bucket(m, keys)
 			f.files = f.bucket
 		}
 		if wrong, ok := errors.AsType[*proto.FieldError](err); ok {
-			err = api.Errorf(api.CodeConflict, "the storage connection %s cannot be used, because its %s; its administrator can change it", f.id, wrong.Message)
+			err = api.Errorf(api.CodeConflict,
+				"the storage connection %s cannot be used, because its %s; its administrator can change it", f.id, wrong.Message)
 		}
 	case proto.MountDirectory:
 		f.files, err = s.Storage.Directory(m)
 	default:
-		err = notImplemented(fmt.Sprintf("files of storage connections of kind %s are", m.Kind), "run a program that has the connection")
+		err = web.NotImplemented(fmt.Sprintf("files of storage connections of kind %s are", m.Kind),
+			"run a program that has the connection")
 	}
 	if err != nil {
 		f.done()
@@ -136,7 +145,7 @@ func (s *Server) begin(ctx context.Context, f *fileStore) (end func(), err error
 	if f.held {
 		return func() {}, nil
 	}
-	return s.transfers.begin(ctx, f.org)
+	return s.Transfers.Begin(ctx, f.org)
 }
 
 // String names the files in errors.
@@ -207,7 +216,8 @@ func (f *fileStore) open(ctx context.Context, name string) (*proto.FileContent, 
 		if f.source != proto.SourceThread {
 			what = "storage connection"
 		}
-		return nil, api.Errorf(api.CodeNotFound, "there is no file at this path of the %s; links are not followed; see /v1/files/list", what)
+		return nil, api.Errorf(api.CodeNotFound,
+			"there is no file at this path of the %s; links are not followed; see /v1/files/list", what)
 	}
 	if err != nil {
 		return nil, f.wrap("open a file of", err)
@@ -223,7 +233,8 @@ func (f *fileStore) writablePath(name string) (sub string, err error) {
 	}
 	sub, ok := f.below(name)
 	if !ok || sub == "" {
-		return "", api.Errorf(api.CodeForbidden, "%q is not in the part of the storage connection %s that the API key has", proto.Shorten(name), f.id)
+		return "", api.Errorf(api.CodeForbidden, "%q is not in the part of the storage connection %s that the API key has",
+			proto.Shorten(name), f.id)
 	}
 	return sub, nil
 }
@@ -284,13 +295,15 @@ func (f *fileStore) wrap(operation string, err error) error {
 		at.Path = path.Join(f.prefix, at.Path)
 	}
 	if f.source == proto.SourceThread {
-		return threadError(operation, f.id, err)
+		return web.ThreadError(operation, f.id, err)
 	}
 	if busy, ok := errors.AsType[*proto.BusyError](err); ok {
-		return api.Errorf(api.CodeConflict, "the volume %s is in use by execution %s; send the request again when that has ended", f.id, busy.Holder)
+		return api.Errorf(api.CodeConflict,
+			"the volume %s is in use by execution %s; send the request again when that has ended", f.id, busy.Holder)
 	}
 	conflict := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %w", api.Errorf(api.CodeConflict, "the storage connection %s %s", f.id, fmt.Sprintf(format, args...)), err)
+		return fmt.Errorf("%w: %w",
+			api.Errorf(api.CodeConflict, "the storage connection %s %s", f.id, fmt.Sprintf(format, args...)), err)
 	}
 	test, isTest := errors.AsType[*proto.StorageTestError](err)
 	_, known := errors.AsType[*api.Error](err)
@@ -299,13 +312,16 @@ func (f *fileStore) wrap(operation string, err error) error {
 	none, isNone := errors.AsType[*proto.NoDirectoryError](err)
 	switch {
 	case isNone:
-		return api.Errorf(api.CodeNotImplemented, "the files of the storage connection %s cannot be used here: %s; run a program that has the connection", f.id, none.Why)
+		return api.Errorf(api.CodeNotImplemented,
+			"the files of the storage connection %s cannot be used here: %s; run a program that has the connection",
+			f.id, none.Why)
 	case isTest:
 		return conflict("cannot be used: it could not %s: %s", test.Step, test.Why)
 	case known || field || errors.As(err, &public):
 		return fmt.Errorf("%s storage connection %s: %w", operation, f.id, err)
 	case errors.Is(err, syscall.ENAMETOOLONG):
-		return proto.FieldErrorf("path", "is too long: with the connection's prefix it must have less than %d bytes", proto.MaxObjectKey)
+		return proto.FieldErrorf("path", "is too long: with the connection's prefix it must have less than %d bytes",
+			proto.MaxObjectKey)
 	case errors.Is(err, fs.ErrPermission):
 		return conflict("does not permit this: its server refuses the credentials, or the file belongs to somebody else")
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
@@ -319,7 +335,8 @@ func (f *fileStore) wrap(operation string, err error) error {
 	case errors.Is(err, proto.ErrNotFound):
 		return api.Errorf(api.CodeNotFound, "there is nothing at this path; see /v1/files/list")
 	case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO):
-		return fmt.Errorf("%w: %w", api.Unavailable(2, "the storage connection "+f.id+" does not answer as it should; send the request again"), err)
+		return fmt.Errorf("%w: %w",
+			api.Unavailable(2, "the storage connection "+f.id+" does not answer as it should; send the request again"), err)
 	default:
 		return fmt.Errorf("%s storage connection %s: %w", operation, f.id, err)
 	}

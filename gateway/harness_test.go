@@ -23,8 +23,10 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"go.uber.org/goleak"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/scheduler/admission"
 	"github.com/bullpen-run/bullpen/scheduler/submit"
 	"github.com/bullpen-run/bullpen/storage/blob"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
@@ -39,6 +41,7 @@ type harness struct {
 	t         *testing.T
 	stub      *stub
 	server    *Server
+	admission *admission.Admission
 	submitter *submit.Submitter
 	registry  *registry
 	hooks     *hooks
@@ -60,21 +63,47 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	reg := &registry{stub: q, profiles: map[string]proto.Profile{}, images: map[string]*proto.Image{}}
 	q.registry = reg
 	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
-	h := &harness{t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, audit: &auditStub{}, log: log, key: q.addKey("acme", "enterprise", asAdmin)}
+	h := &harness{
+		t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, audit: &auditStub{}, log: log,
+		key: q.addKey("acme", "enterprise", asAdmin),
+	}
 	logger := slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.submitter = &submit.Submitter{Jobs: q, Bindings: q, Threads: thread, DeadLetters: dead, Log: logger}
 	h.server = &Server{
+		Core: web.Core{
+			Callers: q, KeyUses: &keyUses{}, Auditor: h.audit, Transfers: new(web.Transfers), Log: logger,
+			Tracer: noop.NewTracerProvider().Tracer(""), MaxBody: web.DefaultMaxBody, Memory: 1 << 30,
+			CursorSecret: &[32]byte{8, 8, 8},
+		},
 		Submissions: h.submitter,
-		Jobs:        q, Events: q, Keys: q, KeyAdmin: rotatingKeys{q}, KeyUses: &keyUses{}, Orgs: q.orgs, OrgData: orgData{q.orgs}, Plans: q.plans, Members: memberStore{}, Sessions: sessionStore{}, SecretsKey: q, Secrets: secretStore{}, Connections: &connectionStore{stub: q}, Storage: &storageStub{}, Profiles: reg, Preload: reg, Images: reg, Webhooks: hook, URLs: hook, Deliveries: hook,
-		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Parts: &storedthread.Versions{Blobs: &blob.Store{Backend: new(storagetest.Memory)}}, DeadLetters: dead, Audit: h.audit, Batches: new(batchStub), Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
-		Log: logger, Tracer: noop.NewTracerProvider().Tracer(""),
-		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "bullpen_up 1\n") }),
-		Default: proto.DefaultProfile(), QueueWait: 3 * time.Second, QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour, MaxBody: DefaultMaxBody, Memory: 1 << 30, MaxVolume: proto.MaxVolume,
-		UpgradeURL: "https://example.com/upgrade", Version: "1.2.3", StoreReady: func() bool { return true }, Problems: func() []proto.Problem { return nil },
+		Jobs:        q, Capabilities: q, Events: q, Keys: q, KeyAdmin: rotatingKeys{q}, Orgs: q.orgs,
+		OrgData: orgData{q.orgs}, Plans: q.plans, Members: memberStore{}, Sessions: sessionStore{}, SecretsKey: q,
+		Secrets: secretStore{}, Connections: &connectionStore{stub: q}, Storage: &storageStub{}, Profiles: reg, Preload: reg,
+		ImageAdmin: &imageStub{registry: reg}, Webhooks: hook, URLs: hook, Deliveries: hook,
+		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Parts: &storedthread.Versions{
+			Blobs: &blob.Store{Backend: new(storagetest.Memory)},
+		}, DeadLetters: dead, Audit: h.audit, Batches: new(batchStub),
+		Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
+
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "bullpen_up 1\n")
+		}),
+		QueueWait: 3 * time.Second, MaxVolume: proto.MaxVolume,
+		Version: "1.2.3", StoreReady: func() bool { return true }, Problems: func() []proto.Problem { return nil },
 	}
 	for _, f := range set {
 		f(h.server)
 	}
+	s := h.server
+	h.admission = &admission.Admission{
+		Submitter: h.submitter, Keys: q, Members: s.Members, Orgs: q.orgs, Plans: q.plans, Usage: s.Usage.(admission.Usage),
+		Profiles: reg,
+		Images:   reg, Secrets: s.Secrets.(secretStore), Connections: s.Connections, Buckets: s.Storage.(*storageStub),
+		Threads: thread, Files: threadFiles{thread}, Transfers: s.Transfers, Webhooks: hook, URLs: hook,
+		Default: proto.DefaultProfile(), QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour,
+		UpgradeURL: "https://example.com/upgrade", Log: logger, Tracer: s.Tracer,
+	}
+	s.Admission, s.Entitlements = h.admission, h.admission
 	listener := &memListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	h.dial = listener.dial
 	protocols := new(http.Protocols)
@@ -85,7 +114,9 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	}}
 	h.http.Start()
 	h.client = &http.Client{
-		Transport:     &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return listener.dial() }},
+		Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return listener.dial()
+		}},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	t.Cleanup(func() {
@@ -97,6 +128,9 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	})
 	return h
 }
+
+// remount makes later requests use what was set of the server's fields.
+func (h *harness) remount() { h.http.Config.Handler = h.server.Handler() }
 
 type memListener struct {
 	conns  chan net.Conn
@@ -302,16 +336,20 @@ func (a *reply) validate(r *http.Request) {
 	}
 	input := &openapi3filter.ResponseValidationInput{
 		RequestValidationInput: &openapi3filter.RequestValidationInput{
-			Request: r, Route: &routers.Route{Spec: doc, Path: path, PathItem: item, Method: r.Method, Operation: item.GetOperation(r.Method)},
+			Request: r, Route: &routers.Route{
+				Spec: doc, Path: path, PathItem: item, Method: r.Method, Operation: item.GetOperation(r.Method),
+			},
 		},
 		Status: a.status, Header: a.header,
-		Options: &openapi3filter.Options{IncludeResponseStatus: true, ExcludeResponseBody: !strings.HasPrefix(a.header.Get("Content-Type"), typeJSON)},
+		Options: &openapi3filter.Options{
+			IncludeResponseStatus: true, ExcludeResponseBody: !strings.HasPrefix(a.header.Get("Content-Type"), web.TypeJSON),
+		},
 	}
 	input.SetBodyBytes(a.body)
 	if err := openapi3filter.ValidateResponse(a.t.Context(), input); err != nil {
 		a.t.Errorf("%s %s %d is not as documented: %v", r.Method, path, a.status, err)
 	}
-	if a.header.Get("Content-Type") == typeNDJSON {
+	if a.header.Get("Content-Type") == web.TypeNDJSON {
 		schema := doc.Components.Schemas["Event"].Value
 		if strings.HasSuffix(path, "/results") {
 			schema = doc.Components.Schemas["BatchResult"].Value

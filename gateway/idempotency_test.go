@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -19,7 +20,10 @@ const claimGrace = 10 * time.Second
 func TestIdempotencyKeyForm(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
-	for key, status := range map[string]int{"k": 200, strings.Repeat("k", 255): 200, strings.Repeat("k", 256): 400, "é": 400, "a b~": 200} {
+	for key, status := range map[string]int{
+		"k": 200, strings.Repeat("k", 255): 200, strings.Repeat("k", 256): 400,
+		"é": 400, "a b~": 200,
+	} {
 		if a := h.execute(hello, "Idempotency-Key", key); a.status != status {
 			t.Errorf("key %.20q: status %d, want %d", key, a.status, status)
 		}
@@ -35,15 +39,17 @@ func TestSameKeySameBody(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0), "once\n")
 	first := h.execute(hello, "Idempotency-Key", "k").want(200, "")
-	again := h.execute(` { "timeout":60,"code":"print('hello')","max_attempts":null } `, "Idempotency-Key", "k").want(200, "")
+	again := h.execute(` { "timeout":60,"code":"print('hello')","max_attempts":null } `, "Idempotency-Key",
+		"k").want(200, "")
 	if string(again.body) != string(first.body) || again.trace() != first.trace() {
 		t.Errorf("second answer %s of %s", again.body, again.trace())
 	}
-	stream := h.execute(hello, "Idempotency-Key", "k", "Accept", typeNDJSON).want(200, "")
+	stream := h.execute(hello, "Idempotency-Key", "k", "Accept", web.TypeNDJSON).want(200, "")
 	if stream.trace() != first.trace() || strings.Count(string(stream.body), "\n") != 3 {
 		t.Errorf("stream\n%s", stream.body)
 	}
-	if async := h.execute(hello, "Idempotency-Key", "k", "Prefer", "respond-async").want(202, ""); async.trace() != first.trace() {
+	if async := h.execute(hello, "Idempotency-Key", "k", "Prefer", "respond-async").want(
+		202, ""); async.trace() != first.trace() {
 		t.Errorf("async %s", async.body)
 	}
 	h.execute(`{"code":"other"}`, "Idempotency-Key", "k").want(422, "idempotency_mismatch")
@@ -95,7 +101,8 @@ func TestRetryDoesNotWithdraw(t *testing.T) {
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				go func() {
-					resp, err := h.client.Do(h.executeRequest(`{"code":"1","timeout":2}`, append(headers, "Idempotency-Key", "k")...).WithContext(ctx))
+					resp, err := h.client.Do(
+						h.executeRequest(`{"code":"1","timeout":2}`, append(headers, "Idempotency-Key", "k")...).WithContext(ctx))
 					if err == nil {
 						_ = resp.Body.Close()
 					}
@@ -114,7 +121,8 @@ func TestRetryDoesNotWithdraw(t *testing.T) {
 func TestWithdrawnExecutionFreesItsKey(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		id := h.execute(hello, "Prefer", "respond-async", "Idempotency-Key", "k").want(202, "").trace()
-		h.stub.finish(id, proto.Failure(proto.CodeExpiredInQueue, "m")) // as the queue does, with no open request that could free the key
+		// as the queue does, with no open request that could free the key
+		h.stub.finish(id, proto.Failure(proto.CodeExpiredInQueue, "m"))
 		h.stub.finishAtOnce(proto.Exited(0))
 		if a := h.execute(hello, "Idempotency-Key", "k").want(200, ""); a.trace() == id {
 			t.Error("the answer is for an execution that never ran")

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -250,12 +251,12 @@ func TestBodyCap(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
 	pad := func(n int) string { return hello + strings.Repeat(" ", n-len(hello)) }
-	h.execute(pad(DefaultMaxBody)).want(200, "")
-	h.execute(pad(DefaultMaxBody+1)).want(413, "payload_too_large", "body")
+	h.execute(pad(web.DefaultMaxBody)).want(200, "")
+	h.execute(pad(web.DefaultMaxBody+1)).want(413, "payload_too_large", "body")
 
 	t.Run("chunked", func(t *testing.T) {
 		h := h.in(t)
-		for size, status := range map[int]int{DefaultMaxBody: 200, DefaultMaxBody + 1: 413} {
+		for size, status := range map[int]int{web.DefaultMaxBody: 200, web.DefaultMaxBody + 1: 413} {
 			r := h.request(http.MethodPost, "/v1/sandbox/execute", pad(size))
 			r.ContentLength = -1
 			if a := h.send(r); a.status != status {
@@ -274,13 +275,14 @@ func TestBodyCap(t *testing.T) {
 		}
 	})
 	t.Run("shorter than its Content-Length", func(t *testing.T) {
-		if resp := h.in(t).raw("Content-Length: 99999999999\r\n\r\n{"); resp.StatusCode != http.StatusRequestEntityTooLarge || !resp.Close {
+		if resp := h.in(t).raw("Content-Length: 99999999999\r\n\r\n{"); resp.StatusCode != http.StatusRequestEntityTooLarge ||
+			!resp.Close {
 			t.Errorf("%v", resp)
 		}
 	})
 	t.Run("admin", func(t *testing.T) {
 		h := h.in(t)
-		h.do(http.MethodPost, "/v1/admin/keys", pad(DefaultMaxBody+1)).want(413, "payload_too_large", "body")
+		h.do(http.MethodPost, "/v1/admin/keys", pad(web.DefaultMaxBody+1)).want(413, "payload_too_large", "body")
 	})
 }
 
@@ -303,8 +305,9 @@ func TestContentEncoding(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
 	for _, coding := range []string{"gzip", "Identity, gzip", "br", "x"} {
-		for _, path := range []string{"/v1/sandbox/execute", "/v1/admin/keys", "/v1/admin/sandboxes"} {
-			a := h.do(http.MethodPost, path, hello, "Content-Encoding", coding).want(415, "unsupported_media_type", "Content-Encoding")
+		for _, path := range []string{"/v1/sandbox/execute", "/v1/admin/keys", "/v1/admin/profiles"} {
+			a := h.do(http.MethodPost, path, hello, "Content-Encoding", coding).want(415, "unsupported_media_type",
+				"Content-Encoding")
 			if a.header.Get("Accept-Encoding") != "identity" || !a.closed {
 				t.Errorf("%s: headers %v", coding, a.header)
 			}
@@ -337,7 +340,8 @@ func TestAmbiguousEndClosesTheConnection(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = conn.Close() }()
-			if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // if the connection stays open, nothing more arrives
+			// if the connection stays open, nothing more arrives
+			if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 				t.Fatal(err)
 			}
 			go h.writeAll(conn, tt.rest+smuggled)
@@ -370,18 +374,26 @@ func (spaces) Read(p []byte) (int, error) {
 
 func TestUnknownPathsAndMethods(t *testing.T) {
 	h := newHarness(t)
-	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/", "/v1/executions/", "/docs/nothing", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt/x"} {
+	for _, path := range []string{
+		"/v1", "/v1/", "/v1/nothing", "/v2/sandbox/execute", "/v1/sandbox/execute/",
+		"/v1/executions/", "/docs/nothing", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt/x",
+	} {
 		for _, method := range []string{"GET", "POST", "BREW"} {
 			h.do(method, path, "").want(404, "not_found")
 		}
 	}
 	for path, allow := range map[string]string{
-		"/v1/sandbox/execute": "POST", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt": "GET, HEAD", "/v1/executions/x/output": "GET, HEAD",
-		"/v1/executions/x/cancel": "POST", "/v1/admin/keys": "GET, HEAD, POST", "/v1/admin/keys/x/rotate": "POST", "/v1/admin/sandboxes": "GET, HEAD, POST", "/healthz": "GET, HEAD",
-		"/openapi.json": "GET, HEAD", "/docs": "GET, HEAD", "/metrics": "GET, HEAD",
-		"/v1/admin/images": "GET, HEAD", "/v1/executions/x/webhook": "GET, HEAD", "/v1/executions/x/webhook/replay": "POST", "/v1/webhook/rotate": "POST",
-		"/v1/webhook/test": "POST", "/v1/webhook/replay-failed": "POST", "/v1/webhook/endpoints": "GET, HEAD", "/v1/webhook/endpoints/enable": "POST",
-		"/v1/threads": "GET, HEAD", "/v1/threads/x/fork": "POST", "/v1/admin/threads/gc": "POST", "/v1/files/list": "POST",
+		"/v1/sandbox/execute": "POST", "/v1/executions/trc_AbCdEfGhIjKlMnOpQrSt": "GET, HEAD",
+		"/v1/executions/x/output": "GET, HEAD",
+		"/v1/executions/x/cancel": "POST", "/v1/admin/keys": "GET, HEAD, POST", "/v1/admin/keys/x/rotate": "POST",
+		"/v1/admin/profiles": "GET, HEAD, POST", "/healthz": "GET, HEAD",
+		"/": "GET, HEAD", "/openapi.json": "GET, HEAD", "/docs": "GET, HEAD", "/metrics": "GET, HEAD",
+		"/v1/admin/images": "GET, HEAD", "/v1/executions/x/webhook": "GET, HEAD", "/v1/executions/x/webhook/replay": "POST",
+		"/v1/webhook/rotate": "POST",
+		"/v1/webhook/test":   "POST", "/v1/webhook/replay-failed": "POST", "/v1/webhook/endpoints": "GET, HEAD",
+		"/v1/webhook/endpoints/enable": "POST",
+		"/v1/threads":                  "GET, HEAD", "/v1/threads/x/fork": "POST", "/v1/admin/threads/gc": "POST",
+		"/v1/files/list":   "POST",
 		"/v1/files/delete": "POST", "/v1/files/rename": "POST",
 	} {
 		for _, method := range []string{"PUT", "PATCH", "OPTIONS", "BREW"} {
@@ -390,4 +402,14 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 			}
 		}
 	}
+	for path, allow := range map[string]string{
+		"/v1/schedules/preview": "GET, HEAD", "/v1/schedules/x": "GET, HEAD, PATCH, DELETE",
+		"/v1/pipelines/schema":         "GET, HEAD",
+		"/v1/admin/secrets/rotate-key": "POST", "/v1/admin/secrets/x": "GET, HEAD, PUT, DELETE",
+	} {
+		if got := h.do("OPTIONS", path, "").want(405, "method_not_allowed").header.Get("Allow"); got != allow {
+			t.Errorf("%s: Allow %q, want %q", path, got, allow)
+		}
+	}
+	h.do("PUT", "/v1/admin/secrets/rotate-key", `{"value":"value"}`).want(400, "validation_error", "rotate-key")
 }

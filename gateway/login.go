@@ -13,19 +13,22 @@ import (
 	"unicode"
 
 	"github.com/bullpen-run/bullpen/gateway/login"
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const defaultReturn = "/docs"
 
-var errNoLogin = api.Errorf(api.CodeNotFound, "this server has no identity provider; sign in with an API key, or set --oidc-issuer")
+var errNoLogin = api.Errorf(
+	api.CodeNotFound, "this server has no identity provider; sign in with an API key, or set --oidc-issuer")
 
 // checkReturn returns an error unless a browser may be sent to a path after the login. The path is
 // appended to this server's own address.
 func checkReturn(path string) error {
 	if !strings.HasPrefix(path, "/") || strings.ContainsFunc(path, unicode.IsControl) || len(path) > maxReturn {
-		return proto.FieldErrorf("return", "must be a path on this server, which begins with /, of at most %d bytes", maxReturn)
+		return proto.FieldErrorf(
+			"return", "must be a path on this server, which begins with /, of at most %d bytes", maxReturn)
 	}
 	return nil
 }
@@ -33,7 +36,8 @@ func checkReturn(path string) error {
 const maxReturn = 1024
 
 // startLogin sends a browser to the identity provider.
-func (s *Server) startLogin(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) startLogin(w http.ResponseWriter, r *web.Request) error {
+	showErrors(r)
 	if s.Login == nil {
 		return errNoLogin
 	}
@@ -51,28 +55,29 @@ func (s *Server) startLogin(w http.ResponseWriter, r *http.Request) error {
 	attempt := login.NewAttempt(org, returnTo)
 	to, err := s.Login.URL(r.Context(), &attempt)
 	if err != nil {
-		return loginError(err)
+		return s.loginError(r.Context(), err)
 	}
-	s.setCookie(w, r, loginCookie, attempt.Cookie, login.AttemptLife)
+	s.setCookie(w, r.Request, loginCookie, attempt.Cookie, login.AttemptLife)
 	redirect(w, to)
 	return nil
 }
 
 // finishLogin starts a session for a browser that the identity provider has sent back.
-func (s *Server) finishLogin(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) finishLogin(w http.ResponseWriter, r *web.Request) error {
+	showErrors(r)
 	if s.Login == nil {
 		return errNoLogin
 	}
-	cookie := s.cookieOf(r, loginCookie)
-	s.setCookie(w, r, loginCookie, "", -time.Second) // it is for one answer
+	cookie := s.cookieOf(r.Request, loginCookie)
+	s.setCookie(w, r.Request, loginCookie, "", -time.Second) // it is for one answer
 	attempt, err := login.ParseAttempt(cookie)
 	if err != nil {
-		return loginError(err)
+		return s.loginError(r.Context(), err)
 	}
 	if err := checkReturn(attempt.Return); err != nil {
 		return err
 	}
-	base, err := s.baseURL(r)
+	base, err := s.BaseURL(r.Request)
 	if err != nil {
 		return err
 	}
@@ -81,7 +86,7 @@ func (s *Server) finishLogin(w http.ResponseWriter, r *http.Request) error {
 		State: query.Get("state"), Code: query.Get("code"), Error: query.Get("error"), Issuer: query.Get("iss"),
 	})
 	if err != nil {
-		return loginError(err)
+		return s.loginError(r.Context(), err)
 	}
 	found := s.membersOf(id, attempt.Org)
 	switch len(found) {
@@ -95,8 +100,9 @@ func (s *Server) finishLogin(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	infoOf(r.Context()).key = m.Key()
-	if _, err := s.startSession(w, r, proto.Session{Org: m.Org, KeyID: m.ID, Name: m.Name(), Issuer: m.Issuer, Subject: m.Subject}); err != nil {
+	r.Key = m.Key()
+	if _, err := s.startSession(
+		w, r, proto.Session{Org: m.Org, KeyID: m.ID, Name: m.Name(), Issuer: m.Issuer, Subject: m.Subject}); err != nil {
 		return err
 	}
 	redirect(w, base+attempt.Return)
@@ -110,14 +116,21 @@ func redirect(w http.ResponseWriter, to string) {
 }
 
 // loginError returns the error for a browser whose login failed.
-func loginError(err error) error {
+func (s *Server) loginError(ctx context.Context, err error) error {
 	if no, ok := errors.AsType[*login.RefusedError](err); ok {
 		return api.Errorf(api.CodeForbidden, "%s", no.Reason)
 	}
 	if errors.Is(err, login.ErrBusy) {
-		return errOverloaded
+		return web.ErrOverloaded
 	}
-	return fmt.Errorf("%w: %w", api.Unavailable(loginRetry, "the identity provider does not answer as it should; try again later, and see the server's log"), err)
+	if bad, ok := errors.AsType[*login.AnswerError](err); ok {
+		s.Log.WarnContext(ctx, "login refused", "error", bad)
+		return api.Errorf(api.CodeForbidden,
+			"the identity provider's answer does not prove who you are, and another attempt will end in the same way: "+
+				"ask the administrator of this server, whose log has the reason")
+	}
+	return fmt.Errorf("%w: %w",
+		api.Unavailable(loginRetry, "the identity provider does not answer; try again later, and see the server's log"), err)
 }
 
 const loginRetry = 10 // seconds
@@ -142,8 +155,8 @@ func notMember(id proto.Identity, org string) error {
 // empty, is the only organisation.
 func (s *Server) membersOf(id proto.Identity, org string) []proto.Member {
 	found := map[string]proto.Member{}
-	for _, m := range s.Members.List() {
-		if !m.Is(id) || org != "" && m.Org != org {
+	for _, m := range s.Members.List(org) {
+		if !m.Is(id) {
 			continue
 		}
 		if other, ok := found[m.Org]; !ok || other.Subject == "" { // who was bound to the person comes first
@@ -158,12 +171,12 @@ func (s *Server) membersOf(id proto.Identity, org string) []proto.Member {
 	return list
 }
 
-// bindMember makes a member that of the person who signs in, if nobody has signed in as it yet.
+// bindMember binds the member to the person signing in, unless it is bound already.
 func (s *Server) bindMember(ctx context.Context, m proto.Member, id proto.Identity) (proto.Member, error) {
 	if m.Issuer == id.Issuer && m.Subject == id.Subject {
 		return m, nil
 	}
-	ctx, cancel := detached(ctx)
+	ctx, cancel := web.Detached(ctx)
 	defer cancel()
 	m, err := s.Members.Change(ctx, m.ID, func(m *proto.Member) error {
 		if !m.Is(id) {
@@ -186,7 +199,33 @@ var choice = template.Must(template.New("choice").Parse(`<!DOCTYPE html>
 </html>
 `))
 
-const choicePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+var failure = template.Must(template.New("failure").Parse(`<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>Not signed in</title>
+<h1>Not signed in</h1>
+<p>{{.}}</p>
+</html>
+`))
+
+// showErrors makes errors of a request pages if the client is a browser that shows pages.
+func showErrors(r *web.Request) {
+	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
+		return
+	}
+	r.WriteError = func(w http.ResponseWriter, e *api.Error) {
+		setPageHeaders(w.Header())
+		w.WriteHeader(e.Code.Status())
+		_ = failure.Execute(w, e.Message) // the client may be gone
+	}
+}
+
+// setPageHeaders sets the headers of a page of the login: it is not stored, and loads nothing.
+func setPageHeaders(h http.Header) {
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Security-Policy", pagePolicy)
+}
+
+const pagePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 // choosePage lets a person choose among organisations.
 func choosePage(w http.ResponseWriter, base, returnTo string, members []proto.Member) error {
@@ -199,10 +238,7 @@ func choosePage(w http.ResponseWriter, base, returnTo string, members []proto.Me
 	if err := choice.Execute(&page, links); err != nil {
 		return fmt.Errorf("page of organisations: %w", err)
 	}
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Security-Policy", choicePolicy)
+	setPageHeaders(w.Header())
 	_, _ = w.Write([]byte(page.String())) // the client may be gone
 	return nil
 }

@@ -34,7 +34,8 @@ func newLogin(t *testing.T, set ...func(*Server)) (*harness, *logintest.Provider
 	h := newHarness(t, append([]func(*Server){func(s *Server) {
 		s.PublicURL = publicURL
 		s.Login = &login.Provider{
-			Issuer: p.URL, ClientID: logintest.ClientID, Secret: func() (string, error) { return logintest.Secret, nil }, Redirect: publicURL + "/login/callback",
+			Issuer: p.URL, ClientID: logintest.ClientID, Secret: func() (string, error) { return logintest.Secret, nil },
+			Redirect: publicURL + "/login/callback",
 		}
 		s.History = &historyStub{}
 	}}, set...)...)
@@ -116,7 +117,8 @@ func TestPersonSignsIn(t *testing.T) {
 	}
 	b.do("GET", "/v1/executions", "").want(200, "")
 	who := b.do("GET", "/v1/session", "").want(200, "").json()
-	if who["key_id"] != id || who["org"] != "acme" || who["name"] != "ann@example.com" || who["session"].(map[string]any)["org"] != "acme" {
+	if who["key_id"] != id || who["org"] != "acme" || who["name"] != "ann@example.com" ||
+		who["session"].(map[string]any)["org"] != "acme" {
 		t.Errorf("signed in as %v", who)
 	}
 }
@@ -156,30 +158,50 @@ func TestRefusedLogins(t *testing.T) {
 		status int
 		words  string
 	}{
-		"no address":                 {person: without("email"), status: 403, words: "not a member"},
-		"not verified":               {person: without("email_verified"), status: 403, words: "has not verified"},
-		"not verified, false":        {person: with("email_verified", false), status: 403, words: "has not verified"},
-		"not verified, as text":      {person: with("email_verified", "false"), status: 403, words: "has not verified"},
-		"another address":            {person: with("email", "bob@example.com"), status: 403, words: "not a member"},
-		"an address that folds":      {person: with("email", "ann@example.\u212Aom"), status: 403, words: "not a member"},
-		"an address with a suffix":   {person: with("email", "ann@example.com\x00@evil.example"), status: 403, words: "not a member"},
-		"a subject of another form":  {person: with("sub", "1\n2"), status: 503},
-		"no subject":                 {person: without("sub"), status: 503},
-		"another state":              {attack: parameter("state", "AAAA"), status: 403, words: "this browser has begun"},
-		"no state":                   {attack: parameter("state", ""), status: 403, words: "this browser has begun"},
-		"another code":               {attack: parameter("code", "AAAA"), status: 403, words: "begin again"},
-		"refused by the provider":    {attack: parameter("error", "access_denied"), status: 403, words: "access_denied"},
-		"of another provider":        {attack: parameter("iss", "https://evil.example"), status: 403, words: "another identity provider"},
-		"another issuer":             {attack: changed("iss", "https://evil.example"), status: 503},
-		"another audience":           {attack: changed("aud", "another"), status: 503},
-		"several audiences":          {attack: changed("aud", []string{logintest.ClientID, "another"}), status: 503},
-		"another authorised party":   {attack: changed("azp", "another"), status: 503},
-		"another nonce":              {attack: changed("nonce", "AAAA"), status: 403, words: "another login"},
-		"no nonce":                   {attack: changed("nonce", ""), status: 403, words: "another login"},
-		"an expired token":           {attack: changed("exp", time.Now().Add(-time.Minute).Unix()), status: 503},
-		"a token without expiry":     {attack: changed("exp", nil), status: 503},
-		"a token from the future":    {attack: changed("nbf", time.Now().Add(time.Hour).Unix()), status: 503},
-		"a browser without a cookie": {attack: func(_ *logintest.Provider, b *browser, _ *string) { clear(b.cookies) }, status: 403, words: "this browser has not begun"},
+		"no address":            {person: without("email"), status: 403, words: "not a member"},
+		"not verified":          {person: without("email_verified"), status: 403, words: "has not verified"},
+		"not verified, false":   {person: with("email_verified", false), status: 403, words: "has not verified"},
+		"not verified, as text": {person: with("email_verified", "false"), status: 403, words: "has not verified"},
+		"another address":       {person: with("email", "bob@example.com"), status: 403, words: "not a member"},
+		"an address that folds": {person: with("email", "ann@example.\u212Aom"), status: 403, words: "not a member"},
+		"an address with a suffix": {
+			person: with("email", "ann@example.com\x00@evil.example"), status: 403,
+			words: "not a member",
+		},
+		"a subject of another form": {person: with("sub", "1\n2"), status: 403, words: "ask the administrator"},
+		"no subject":                {person: without("sub"), status: 403, words: "ask the administrator"},
+		"another state":             {attack: parameter("state", "AAAA"), status: 403, words: "this browser has begun"},
+		"no state":                  {attack: parameter("state", ""), status: 403, words: "this browser has begun"},
+		"another code":              {attack: parameter("code", "AAAA"), status: 403, words: "begin again"},
+		"refused by the provider":   {attack: parameter("error", "access_denied"), status: 403, words: "access_denied"},
+		"of another provider": {
+			attack: parameter("iss", "https://evil.example"), status: 403,
+			words: "another identity provider",
+		},
+		"another issuer": {
+			attack: changed("iss", "https://evil.example"), status: 403, words: "ask the administrator",
+		},
+		"another audience": {attack: changed("aud", "another"), status: 403, words: "ask the administrator"},
+		"several audiences": {
+			attack: changed("aud", []string{logintest.ClientID, "another"}), status: 403,
+			words: "ask the administrator",
+		},
+		"another authorised party": {attack: changed("azp", "another"), status: 403, words: "ask the administrator"},
+		"another nonce":            {attack: changed("nonce", "AAAA"), status: 403, words: "another login"},
+		"no nonce":                 {attack: changed("nonce", ""), status: 403, words: "another login"},
+		"an expired token": {
+			attack: changed("exp", time.Now().Add(-time.Minute).Unix()), status: 403,
+			words: "ask the administrator",
+		},
+		"a token without expiry": {attack: changed("exp", nil), status: 403, words: "ask the administrator"},
+		"a token from the future": {
+			attack: changed("nbf", time.Now().Add(time.Hour).Unix()), status: 403,
+			words: "ask the administrator",
+		},
+		"a browser without a cookie": {
+			attack: func(_ *logintest.Provider, b *browser, _ *string) { clear(b.cookies) },
+			status: 403, words: "this browser has not begun",
+		},
 		"the cookie of another login": {attack: func(_ *logintest.Provider, b *browser, _ *string) {
 			b.visit("/login")
 		}, status: 403, words: "this browser has begun"},
@@ -195,24 +217,33 @@ func TestRefusedLogins(t *testing.T) {
 			p.Sign = func(claims string) string {
 				return encode([]byte(`{"alg":"none"}`)) + "." + encode([]byte(claims)) + "."
 			}
-		}, status: 503},
+		}, status: 403, words: "ask the administrator"},
 		"a token with another key": {attack: func(p *logintest.Provider, _ *browser, _ *string) {
 			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 			if err != nil {
 				t.Fatal(err)
 			}
 			p.Sign = func(claims string) string { return oidctest.SignIDToken(key, "key-1", oidc.ES256, claims) }
-		}, status: 503},
+		}, status: 403, words: "ask the administrator"},
 		"a token with a shared secret": {attack: func(p *logintest.Provider, _ *browser, _ *string) {
 			p.Sign = func(claims string) string {
 				return oidctest.SignIDToken([]byte(logintest.Secret+logintest.Secret), "key-1", "HS256", claims)
 			}
+		}, status: 403, words: "ask the administrator"},
+		"no token": {attack: func(p *logintest.Provider, _ *browser, _ *string) {
+			p.Sign = func(string) string { return "" }
+		}, status: 403, words: "ask the administrator"},
+		"keys that cannot be read": {attack: func(p *logintest.Provider, _ *browser, _ *string) {
+			p.Sign = func(claims string) string {
+				p.Down = true
+				return encode([]byte(`{"alg":"ES256","kid":"key-1"}`)) + "." + encode([]byte(claims)) + "." +
+					encode([]byte("signature"))
+			}
 		}, status: 503},
-		"no token":        {attack: func(p *logintest.Provider, _ *browser, _ *string) { p.Sign = func(string) string { return "" } }, status: 503},
 		"a provider down": {attack: func(p *logintest.Provider, _ *browser, _ *string) { p.Down = true }, status: 503},
 		"a wrong password": {attack: func(_ *logintest.Provider, b *browser, _ *string) {
 			b.server.Login.Secret = func() (string, error) { return "wrong", nil }
-		}, status: 503},
+		}, status: 403, words: "ask the administrator"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, p := newLogin(t)
@@ -228,7 +259,7 @@ func TestRefusedLogins(t *testing.T) {
 			}
 			code := map[int]string{400: "validation_error", 403: "forbidden", 503: "service_unavailable"}[c.status]
 			a := b.do("GET", callback, "").want(c.status, code, c.words)
-			if sessions := h.server.Sessions.List(); len(sessions) != 0 || b.cookies["__Host-bullpen_session"] != "" {
+			if sessions := h.server.Sessions.(sessionStore); len(sessions) != 0 || b.cookies["__Host-bullpen_session"] != "" {
 				t.Errorf("a session started: %v %v", sessions, a.header)
 			}
 		})
@@ -259,7 +290,8 @@ func TestMemberIsThePersonWhoSignedInFirst(t *testing.T) {
 	p.SignIn(logintest.Person("1", "ann@example.com"))
 	b := h.browser()
 	b.signIn("/login").want(302, "")
-	if got := h.do("GET", "/v1/admin/members/"+id, "").want(200, "").json(); got["subject"] != "1" || got["issuer"] != p.URL {
+	if got := h.do("GET", "/v1/admin/members/"+id, "").want(200, "").json(); got["subject"] != "1" ||
+		got["issuer"] != p.URL {
 		t.Errorf("bound to %v", got)
 	}
 	p.SignIn(logintest.Person("2", "ann@example.com"))
@@ -297,13 +329,20 @@ func TestLoginReturnsToThisServer(t *testing.T) {
 	h, p := newLogin(t)
 	h.addMember("acme", "ann@example.com", "viewer")
 	p.SignIn(logintest.Person("1", "ann@example.com"))
-	for _, path := range []string{"", "/", "//evil.example/", "/\\evil.example", "/%0d%0aSet-Cookie:%20a=b", "/.//evil.example", "/@evil.example"} {
+	for _, path := range []string{
+		"", "/", "//evil.example/", "/\\evil.example", "/%0d%0aSet-Cookie:%20a=b",
+		"/.//evil.example", "/@evil.example",
+	} {
 		to := h.browser().signIn("/login?return="+url.QueryEscape(path)).want(302, "").header.Get("Location")
-		if u, err := url.Parse(to); err != nil || u.Scheme+"://"+u.Host != publicURL || !strings.HasPrefix(to, publicURL+"/") {
+		if u, err := url.Parse(to); err != nil || u.Scheme+"://"+u.Host != publicURL ||
+			!strings.HasPrefix(to, publicURL+"/") {
 			t.Errorf("return to %q leads to %q", path, to)
 		}
 	}
-	for _, path := range []string{"https://evil.example/", "evil.example", "@evil.example/", ".evil.example/", "\\\\evil.example", "/a\r\nSet-Cookie: a=b", "/a\tb", "javascript:alert(1)", "/" + strings.Repeat("a", 1024)} {
+	for _, path := range []string{
+		"https://evil.example/", "evil.example", "@evil.example/", ".evil.example/",
+		"\\\\evil.example", "/a\r\nSet-Cookie: a=b", "/a\tb", "javascript:alert(1)", "/" + strings.Repeat("a", 1024),
+	} {
 		h.browser().do("GET", "/login?return="+url.QueryEscape(path), "").want(400, "validation_error", "return")
 	}
 	h.browser().do("GET", "/login?org=A", "").want(400, "validation_error", "org")
@@ -314,6 +353,11 @@ func TestLoginWithoutProvider(t *testing.T) {
 	h := newHarness(t)
 	h.browser().do("GET", "/login", "").want(404, "not_found", "--oidc-issuer")
 	h.browser().do("GET", "/login/callback?state=a&code=b", "").want(404, "not_found", "--oidc-issuer")
+	page := h.browser().do("GET", "/login", "", "Accept", "text/html,application/xhtml+xml,*/*;q=0.8")
+	if page.status != 404 || page.header.Get("Content-Type") != "text/html; charset=utf-8" ||
+		!strings.Contains(string(page.body), "--oidc-issuer") {
+		t.Errorf("a browser is shown %d %v: %s", page.status, page.header, page.body)
+	}
 }
 
 func TestPersonOfSeveralOrganisations(t *testing.T) {
@@ -325,21 +369,26 @@ func TestPersonOfSeveralOrganisations(t *testing.T) {
 	b.signIn("/login").want(302, "")
 	h.addMember("beta", "ann@example.com", "administrator")
 	page := h.browser().signIn("/login?return=/a%26b").want(200, "")
-	for _, want := range []string{publicURL + "/login?org=acme&amp;return=%2Fa%26b", publicURL + "/login?org=beta&amp;return="} {
+	for _, want := range []string{
+		publicURL + "/login?org=acme&amp;return=%2Fa%26b", publicURL + "/login?org=beta&amp;return=",
+	} {
 		if !strings.Contains(string(page.body), want) {
 			t.Errorf("the page has no %s: %s", want, page.body)
 		}
 	}
-	if policy := page.header.Get("Content-Security-Policy"); !strings.Contains(policy, "default-src 'none'") || page.header.Get("Set-Cookie") == "" {
+	if policy := page.header.Get("Content-Security-Policy"); !strings.Contains(policy, "default-src 'none'") ||
+		page.header.Get("Set-Cookie") == "" {
 		t.Errorf("headers %v", page.header)
 	}
 	h.browser().signIn("/login?org=gamma").want(403, "forbidden", "gamma")
 	b.signIn("/login?org=beta").want(302, "")
-	if who := b.do("GET", "/v1/session", "").want(200, "").json(); who["org"] != "beta" || len(who["scopes"].([]any)) != 4 {
+	if who := b.do("GET", "/v1/session", "").want(200, "").json(); who["org"] != "beta" ||
+		len(who["scopes"].([]any)) != 4 {
 		t.Errorf("signed in as %v", who)
 	}
 	// A tab that was opened for acme does nothing in beta.
-	b.do("POST", "/v1/sandbox/execute", hello, "X-Bullpen-Org", "acme", "Sec-Fetch-Site", "same-origin").want(403, "forbidden", "beta")
+	b.do("POST", "/v1/sandbox/execute", hello, "X-Bullpen-Org", "acme", "Sec-Fetch-Site", "same-origin").want(
+		403, "forbidden", "beta")
 	b.do("GET", "/v1/executions", "", "X-Bullpen-Org", "acme").want(403, "forbidden", "beta")
 }
 
@@ -378,6 +427,7 @@ func TestWorkOfAMemberEndsWithTheMember(t *testing.T) {
 	h, p := newLogin(t)
 	schedules := new(scheduleStub)
 	h.server.Schedules = schedules
+	h.remount()
 	h.stub.finishAtOnce(proto.Exited(0))
 	h.server.PublicURL = "" // upload expects the harness's own
 	h.upload("a", "x").want(200, "")
@@ -386,10 +436,12 @@ func TestWorkOfAMemberEndsWithTheMember(t *testing.T) {
 	p.SignIn(logintest.Person("1", "ann@example.com"))
 	b := h.browser()
 	b.signIn("/login").want(302, "")
-	signed := b.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`, "X-Bullpen-Org", "acme").want(200, "").json()["url"].(string)
+	signed := b.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`, "X-Bullpen-Org",
+		"acme").want(200, "").json()["url"].(string)
 	content := strings.TrimPrefix(signed, publicURL)
 	h.do("GET", content, "").want(200, "")
-	schedule := b.do("POST", "/v1/schedules", accessTable()["createSchedule"].body, "X-Bullpen-Org", "acme").want(201, "").json()
+	schedule := b.do("POST", "/v1/schedules", accessTable()["createSchedule"].body, "X-Bullpen-Org", "acme").want(
+		201, "").json()
 	if schedule["key_id"] != id {
 		t.Errorf("schedule of %v", schedule["key_id"])
 	}

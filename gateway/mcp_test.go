@@ -14,6 +14,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -22,10 +23,14 @@ import (
 func (h *harness) modelClient(key, version string, progress chan<- string) *sdk.ClientSession {
 	h.t.Helper()
 	client := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, &sdk.ClientOptions{
-		ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { progress <- r.Params.Message },
+		ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) {
+			progress <- r.Params.Message
+		},
 	})
 	dial := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return h.dial() }}
-	transport := &sdk.StreamableClientTransport{Endpoint: h.http.URL + "/mcp", HTTPClient: &http.Client{Transport: &bearer{key, dial}}}
+	transport := &sdk.StreamableClientTransport{
+		Endpoint: h.http.URL + "/mcp", HTTPClient: &http.Client{Transport: &bearer{key, dial}},
+	}
 	session, err := client.Connect(h.t.Context(), transport, &sdk.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		h.t.Fatal(err)
@@ -65,7 +70,9 @@ func (a *reply) has(text string) {
 	}
 }
 
-func callTool(t *testing.T, session *sdk.ClientSession, tool string, arguments map[string]any) (map[string]any, *sdk.CallToolResult) {
+func callTool(
+	t *testing.T, session *sdk.ClientSession, tool string, arguments map[string]any,
+) (map[string]any, *sdk.CallToolResult) {
 	t.Helper()
 	result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: tool, Arguments: arguments})
 	if err != nil {
@@ -98,17 +105,20 @@ func TestTools(t *testing.T) {
 
 	// A program that fails is a result.
 	h.stub.finishAtOnce(proto.Exited(3), "one\n", "two\n")
-	out, result := callTool(t, session, "sandbox_execute", map[string]any{"code": "exit 3", "language": "bash", "thread_id": "t1", "env_vars": map[string]any{"A": "b"}})
+	out, result := callTool(t, session, "sandbox_execute",
+		map[string]any{"code": "exit 3", "language": "bash", "thread_id": "t1", "env_vars": map[string]any{"A": "b"}})
 	if result.IsError || out["exit_code"] != 3.0 || out["stdout"] != "one\ntwo\n" || out["success"] != false {
 		t.Errorf("%v %v", out, result)
 	}
 	var text map[string]any
-	if err := json.Unmarshal([]byte(result.Content[0].(*sdk.TextContent).Text), &text); err != nil || text["trace_id"] != out["trace_id"] {
+	if err := json.Unmarshal([]byte(result.Content[0].(*sdk.TextContent).Text), &text); err != nil ||
+		text["trace_id"] != out["trace_id"] {
 		t.Errorf("text %v: %v", text, err)
 	}
 	id, _ := out["trace_id"].(string)
 	job := h.stub.runs[proto.TraceID(id)].job
-	if job.ThreadID != "t1" || job.Env["A"] != "b" || job.Language != proto.Bash || job.Mode != proto.ModeInline || job.Timeout != 60 {
+	if job.ThreadID != "t1" || job.Env["A"] != "b" || job.Language != proto.Bash || job.Mode != proto.ModeInline ||
+		job.Timeout != 60 {
 		t.Errorf("job %+v", job)
 	}
 }
@@ -156,8 +166,10 @@ func TestToolProgressAndCancel(t *testing.T) {
 func TestToolClientGone(t *testing.T) {
 	h := newHarness(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	r := h.request("POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_execute","arguments":{"code":"1"}}}`,
-		"Content-Type", "application/json", "Accept", "application/json, text/event-stream", "Mcp-Session-Id", "s").WithContext(ctx)
+	r := h.request("POST", "/mcp",
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_execute","arguments":{"code":"1"}}}`,
+		"Content-Type", "application/json", "Accept", "application/json, text/event-stream", "Mcp-Session-Id",
+		"s").WithContext(ctx)
 	go func() {
 		if resp, err := h.client.Do(r); err == nil {
 			_ = resp.Body.Close()
@@ -171,16 +183,20 @@ func TestToolClientGone(t *testing.T) {
 		t.Error("it was cancelled")
 	}
 	// The same session and id again is not another execution of that name.
-	h.do("POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_execute","arguments":{"code":"1"}}}`,
-		"Content-Type", "application/json", "Accept", "application/json, text/event-stream", "Mcp-Session-Id", "s").want(200, "").has("another request of this session had the same id")
+	h.do("POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_execute",`+
+		`"arguments":{"code":"1"}}}`,
+		"Content-Type", "application/json", "Accept", "application/json, text/event-stream", "Mcp-Session-Id", "s").want(
+		200, "").has("another request of this session had the same id")
 	// The session and the id name the execution of this key only.
 	cancelled := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`
 	other := h.stub.addKey("acme", "enterprise", asUser)
-	h.do("POST", "/mcp", cancelled, "Content-Type", "application/json", "Accept", "*/*", "Mcp-Session-Id", "s", "Authorization", "Bearer "+other).want(202, "")
+	h.do("POST", "/mcp", cancelled, "Content-Type", "application/json", "Accept", "*/*", "Mcp-Session-Id", "s",
+		"Authorization", "Bearer "+other).want(202, "")
 	if h.stub.record(id).Cancelling {
 		t.Error("another key cancelled it")
 	}
-	h.do("POST", "/mcp", cancelled, "Content-Type", "application/json", "Accept", "*/*", "Mcp-Session-Id", "s").want(202, "")
+	h.do("POST", "/mcp", cancelled, "Content-Type", "application/json", "Accept", "*/*", "Mcp-Session-Id",
+		"s").want(202, "")
 	if !h.stub.record(id).Cancelling {
 		t.Error("it was not cancelled")
 	}
@@ -191,27 +207,77 @@ func TestToolErrors(t *testing.T) {
 	h := newHarness(t)
 	free := h.stub.addKey("beta", "free", asUser)
 	filesOnly := h.stub.addKey("acme", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeFiles}})
-	noFiles := h.stub.addKey("acme", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeExecute, proto.ScopeRead, proto.ScopeAdmin}})
+	noFiles := h.stub.addKey(
+		"acme", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeExecute, proto.ScopeRead, proto.ScopeAdmin}})
 	progress := make(chan string, 10)
 	for _, c := range []struct {
 		name, key, tool string
 		arguments       map[string]any
 		code, message   string
 	}{
-		{"target", h.key, "sandbox_execute", map[string]any{"code": "1", "webhook_url": "https://example.com"}, "validation_error", "webhook_url is not available to tools"},
-		{"path", h.key, "sandbox_execute", map[string]any{"code": "1", "sub_paths": []any{}}, "validation_error", "sub_paths is not available to tools"},
-		{"made up", h.key, "sandbox_execute", map[string]any{"code": "1", "cwd": "/"}, "validation_error", "cwd is not known here"},
+		{
+			"target", h.key, "sandbox_execute",
+			map[string]any{"code": "1", "webhook_url": "https://example.com"},
+			"validation_error", "webhook_url is not available to tools",
+		},
+		{
+			"path", h.key, "sandbox_execute",
+			map[string]any{"code": "1", "sub_paths": []any{}},
+			"validation_error",
+			"sub_paths is not available to tools",
+		},
+		{
+			"made up", h.key, "sandbox_execute",
+			map[string]any{"code": "1", "cwd": "/"},
+			"validation_error",
+			"cwd is not known here",
+		},
 		{"no program", h.key, "sandbox_execute", nil, "validation_error", "code must be between 1 byte and 1 MB"},
-		{"reserved", h.key, "sandbox_execute", map[string]any{"code": "1", "env_vars": map[string]any{"PATH": "/"}}, "validation_error", "env_vars"},
-		{"plan", free, "sandbox_execute", map[string]any{"code": "1", "timeout": 61}, "rate_limited", "timeout is above the maximum of 60 seconds of the Free plan"},
+		{
+			"reserved", h.key, "sandbox_execute",
+			map[string]any{"code": "1", "env_vars": map[string]any{"PATH": "/"}},
+			"validation_error", "env_vars",
+		},
+		{
+			"plan", free, "sandbox_execute",
+			map[string]any{"code": "1", "timeout": 61},
+			"rate_limited",
+			"timeout is above the maximum of 60 seconds of the Free plan",
+		},
 		{"volume", h.key, "files_list", map[string]any{"source": "volume", "id": "v"}, "not_found", "no storage connection"},
-		{"no file", h.key, "files_download", map[string]any{"source": "thread", "id": "t", "path": "a"}, "not_found", "there is no file at this path"},
+		{
+			"no file", h.key, "files_download",
+			map[string]any{"source": "thread", "id": "t", "path": "a"},
+			"not_found",
+			"there is no file at this path",
+		},
 		{"no scope to execute", filesOnly, "sandbox_execute", map[string]any{"code": "1"}, "forbidden", "scope execute"},
-		{"no scope to list", noFiles, "files_list", map[string]any{"source": "thread", "id": "t"}, "forbidden", "scope files"},
-		{"no scope to upload", noFiles, "files_upload", map[string]any{"source": "thread", "id": "t", "path": "a", "content_length": 1}, "forbidden", "scope files"},
-		{"no scope to download", noFiles, "files_download", map[string]any{"source": "thread", "id": "t", "path": "a"}, "forbidden", "scope files"},
-		{"scope to download", filesOnly, "files_download", map[string]any{"source": "thread", "id": "t", "path": "a"}, "not_found", "no file"},
-		{"outside", h.key, "files_upload", map[string]any{"source": "thread", "id": "t", "path": "../a", "content_length": 1}, "validation_error", "path"},
+		{
+			"no scope to list", noFiles, "files_list",
+			map[string]any{"source": "thread", "id": "t"},
+			"forbidden",
+			"scope files",
+		},
+		{
+			"no scope to upload", noFiles, "files_upload",
+			map[string]any{"source": "thread", "id": "t", "path": "a", "content_length": 1},
+			"forbidden", "scope files",
+		},
+		{
+			"no scope to download", noFiles, "files_download",
+			map[string]any{"source": "thread", "id": "t", "path": "a"},
+			"forbidden", "scope files",
+		},
+		{
+			"scope to download", filesOnly, "files_download",
+			map[string]any{"source": "thread", "id": "t", "path": "a"},
+			"not_found", "no file",
+		},
+		{
+			"outside", h.key, "files_upload",
+			map[string]any{"source": "thread", "id": "t", "path": "../a", "content_length": 1},
+			"validation_error", "path",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, result := callTool(t, h.in(t).modelClient(c.key, "", progress), c.tool, c.arguments)
@@ -222,9 +288,12 @@ func TestToolErrors(t *testing.T) {
 		})
 	}
 	// The same refusals as of the route: no worker, no capacity, none of it an error of the protocol.
-	h.stub.refuse = func(*proto.Job) error { return &proto.Rejection{Reason: proto.RejectedConcurrency, Used: 5, Limit: 5} }
+	h.stub.refuse = func(*proto.Job) error {
+		return &proto.Rejection{Reason: proto.RejectedConcurrency, Used: 5, Limit: 5}
+	}
 	_, result := callTool(t, h.modelClient(free, "", progress), "sandbox_execute", map[string]any{"code": "1"})
-	if text := result.Content[0].(*sdk.TextContent).Text; text != "concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions." {
+	if text := result.Content[0].(*sdk.TextContent).Text; text != "concurrent execution limit reached (5/5). Upgrade "+
+		"to Pro for 100 concurrent executions." {
 		t.Errorf("%q", text)
 	}
 	if result.Meta["bullpen.run/retry_after"] != 1.0 {
@@ -235,7 +304,8 @@ func TestToolErrors(t *testing.T) {
 	h.stub.finishAtOnce(proto.Exited(0), "x\n")
 	params := &sdk.CallToolParams{Name: "sandbox_execute", Arguments: map[string]any{"code": "1"}}
 	params.SetProgressToken("p")
-	if result, err := h.modelClient(free, "", progress).CallTool(t.Context(), params); err != nil || result.IsError || len(progress) > 0 {
+	if result, err := h.modelClient(free, "", progress).CallTool(t.Context(), params); err != nil || result.IsError ||
+		len(progress) > 0 {
 		t.Errorf("%v %v, %d notifications", result, err, len(progress))
 	}
 }
@@ -243,7 +313,8 @@ func TestToolErrors(t *testing.T) {
 func TestToolFiles(t *testing.T) {
 	h := newHarness(t)
 	session := h.modelClient(h.key, "", nil)
-	up, result := callTool(t, session, "files_upload", map[string]any{"source": "thread", "id": "t", "path": "a.txt", "content_length": 2})
+	up, result := callTool(t, session, "files_upload",
+		map[string]any{"source": "thread", "id": "t", "path": "a.txt", "content_length": 2})
 	if result.IsError {
 		t.Fatalf("%v", result.Content[0])
 	}
@@ -263,7 +334,8 @@ func TestMCPRequests(t *testing.T) {
 	h := newHarness(t)
 	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
 	post := func(body string, headers ...string) *reply {
-		return h.do("POST", "/mcp", body, append([]string{"Content-Type", "application/json", "Accept", "application/json, text/event-stream"}, headers...)...)
+		return h.do("POST", "/mcp", body,
+			append([]string{"Content-Type", "application/json", "Accept", "application/json, text/event-stream"}, headers...)...)
 	}
 	post(list).want(200, "").has("sandbox_execute")
 	post(list, "Authorization", "Bearer "+proto.NewKeySecret("local")).want(401, "unauthorized")
@@ -274,7 +346,8 @@ func TestMCPRequests(t *testing.T) {
 	post(`{"jsonrpc":"2.0","id":1,"method":"x"}`).want(400, "validation_error", "x")
 	post(list, "Mcp-Protocol-Version", "1999-01-01").want(400, "validation_error", "Unsupported protocol version")
 	post(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`).want(200, "").has("unknown tool")
-	listen := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+	listen := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen",` +
+		`"params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 		`"io.modelcontextprotocol/clientInfo":{"name":"c","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`
 	if a := post(listen, "Mcp-Protocol-Version", "2026-07-28", "Mcp-Method", "subscriptions/listen"); a.status != 404 {
 		t.Errorf("%d %s", a.status, a.body)
@@ -284,17 +357,20 @@ func TestMCPRequests(t *testing.T) {
 
 	h.server.PublicURL = "https://bullpen.example.com/sub"
 	for origin, status := range map[string]int{
-		h.http.URL: 200, "https://bullpen.example.com": 200, "https://example.com": 403, "null": 403, "http://127.0.0.1:1": 403, "http://localhost.example.com": 403,
+		h.http.URL: 200, "https://bullpen.example.com": 200, "https://example.com": 403, "null": 403,
+		"http://127.0.0.1:1": 403, "http://localhost.example.com": 403,
 	} {
 		if a := post(list, "Origin", origin); a.status != status {
 			t.Errorf("%s: %d", origin, a.status)
 		}
 	}
 	// The name of a page that was made to resolve to this server is also the host of the request.
-	r := h.request("POST", "/mcp", list, "Content-Type", "application/json", "Accept", "*/*", "Origin", "http://rebound.example.com")
+	r := h.request("POST", "/mcp", list, "Content-Type", "application/json", "Accept", "*/*", "Origin",
+		"http://rebound.example.com")
 	r.Host = "rebound.example.com"
 	h.send(r).want(403, "forbidden")
-	if loopback("127.0.0.1.example.com") || !loopback("127.0.0.1") || !loopback("::1") || !loopback("LocalHost") {
+	if web.Loopback("127.0.0.1.example.com") || !web.Loopback("127.0.0.1") || !web.Loopback("::1") ||
+		!web.Loopback("LocalHost") {
 		t.Error("loopback")
 	}
 }
@@ -304,7 +380,9 @@ func TestToolsOfDrainingServer(t *testing.T) {
 	h := newHarness(t)
 	before := h.modelClient(h.key, "", nil)
 	h.server.Drain()
-	for name, session := range map[string]*sdk.ClientSession{"connected before": before, "connected after": h.modelClient(h.key, "", nil)} {
+	for name, session := range map[string]*sdk.ClientSession{
+		"connected before": before, "connected after": h.modelClient(h.key, "", nil),
+	} {
 		t.Run(name, func(t *testing.T) {
 			if tools, err := session.ListTools(t.Context(), nil); err != nil || len(tools.Tools) == 0 {
 				t.Errorf("%v, %v", tools, err)
@@ -319,12 +397,14 @@ func TestToolsOfDrainingServer(t *testing.T) {
 			if _, result := callTool(t, session, "files_download", file); result.IsError {
 				t.Errorf("%v", result.Content[0])
 			}
-			if list, _ := callTool(t, session, "files_list", map[string]any{"source": "thread", "id": "t"}); len(list["files"].([]any)) != 1 {
+			if list, _ := callTool(t, session, "files_list", map[string]any{"source": "thread", "id": "t"}); len(
+				list["files"].([]any)) != 1 {
 				t.Errorf("%v", list)
 			}
 			_, result = callTool(t, session, "sandbox_execute", map[string]any{"code": "1"})
 			text := result.Content[0].(*sdk.TextContent).Text
-			if !result.IsError || result.Meta["bullpen.run/error"] != "service_unavailable" || result.Meta["bullpen.run/retry_after"] != 2.0 ||
+			if !result.IsError || result.Meta["bullpen.run/error"] != "service_unavailable" ||
+				result.Meta["bullpen.run/retry_after"] != 2.0 ||
 				!strings.Contains(text, "shutting down") {
 				t.Errorf("%v %q", result.Meta, text)
 			}
@@ -334,7 +414,8 @@ func TestToolsOfDrainingServer(t *testing.T) {
 		t.Errorf("%d executions", len(h.stub.runs))
 	}
 	call := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_execute","arguments":{"code":"1"}}}`
-	a := h.do("POST", "/mcp", call, "Content-Type", "application/json", "Accept", "application/json, text/event-stream").want(200, "")
+	a := h.do("POST", "/mcp", call, "Content-Type", "application/json", "Accept", "application/json, text/event-stream").
+		want(200, "")
 	if a.has("shutting down"); !a.closed {
 		t.Error("the connection stays open")
 	}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
 )
@@ -38,9 +39,10 @@ func (h *harness) newBucket(prefix string) string {
 	}
 	h.do("PUT", "/v1/admin/secrets/KEYS", `{"value":"value"}`).want(200, "")
 	store := h.server.Connections.(*connectionStore)
-	store.all = append(store.all, proto.Connection{Org: "acme", Slug: "data", Kind: proto.MountS3, Prefix: prefix, S3: &proto.S3Mount{
-		Endpoint: endpoint, Region: storagetest.Region, Bucket: storagetest.Bucket, PathStyle: true, Credential: "KEYS",
-	}})
+	store.all = append(store.all,
+		proto.Connection{Org: "acme", Slug: "data", Kind: proto.MountS3, Prefix: prefix, S3: &proto.S3Mount{
+			Endpoint: endpoint, Region: storagetest.Region, Bucket: storagetest.Bucket, PathStyle: true, Credential: "KEYS",
+		}})
 	h.mount("key_1", proto.KeyMount{Connection: "data"})
 	return server.Path(prefix)
 }
@@ -115,7 +117,9 @@ func TestFilesOfBucket(t *testing.T) {
 	}
 	wants("", true)
 	large := bytes.Repeat([]byte("0123456789abcdef"), 20<<20/16) // in parts
-	for name, content := range map[string]string{"/data/data/a/b.txt": "hello", "a/c d+é": "x", "empty": "", "large": string(large)} {
+	for name, content := range map[string]string{
+		"/data/data/a/b.txt": "hello", "a/c d+é": "x", "empty": "", "large": string(large),
+	} {
 		h.send(h.put(h.signVolume("upload", name, len(content)), content)).want(200, "")
 	}
 	wants("", false, "a/", "empty 0", fmt.Sprint("large ", len(large)))
@@ -131,7 +135,9 @@ func TestFilesOfBucket(t *testing.T) {
 	if !bytes.Equal(a.body, large) {
 		t.Errorf("%d bytes", len(a.body))
 	}
-	for span, want := range map[string]string{"bytes=0-3": "0123", "bytes=16-17": "01", "bytes=-3": "def", fmt.Sprintf("bytes=%d-", len(large)-1): "f"} {
+	for span, want := range map[string]string{
+		"bytes=0-3": "0123", "bytes=16-17": "01", "bytes=-3": "def", fmt.Sprintf("bytes=%d-", len(large)-1): "f",
+	} {
 		part := h.get(at, "Range", span, "If-Range", a.header.Get("ETag")).want(206, "")
 		if string(part.body) != want {
 			t.Errorf("%s: %q", span, part.body)
@@ -139,7 +145,8 @@ func TestFilesOfBucket(t *testing.T) {
 	}
 	h.get(at, "Range", fmt.Sprintf("bytes=%d-", len(large))).want(416, "range_not_satisfiable")
 	h.get(at, "Range", "bytes=0-3", "If-Range", `"other"`).want(200, "")
-	if head := h.do("HEAD", at, "", "Authorization", "").want(200, ""); head.header.Get("Content-Length") != fmt.Sprint(len(large)) {
+	if head := h.do("HEAD", at, "", "Authorization", "").want(200, ""); head.header.Get("Content-Length") != fmt.Sprint(
+		len(large)) {
 		t.Errorf("%v", head.header)
 	}
 	h.volume("download_url", `,"path":"a"`).want(404, "not_found", "no file at this path of the storage connection")
@@ -166,7 +173,8 @@ func TestFilesOfBucket(t *testing.T) {
 // beginUpload begins an upload in parts and returns its path and query, and the part size.
 func (h *harness) beginUpload(source, path string, size int) (at string, each int) {
 	h.t.Helper()
-	a := h.do("POST", "/v1/files/uploads", fmt.Sprintf(`{%s,"path":%q,"content_length":%d}`, source, path, size)).want(200, "").json()
+	a := h.do("POST", "/v1/files/uploads", fmt.Sprintf(`{%s,"path":%q,"content_length":%d}`, source, path, size)).want(
+		200, "").json()
 	u, err := url.Parse(a["url"].(string))
 	if err != nil {
 		h.t.Fatal(err)
@@ -232,20 +240,23 @@ func TestUploadInParts(t *testing.T) {
 		h.get(uploadsPath+"x"+token).want(403, "forbidden")
 	}
 	h.get(uploadsPath+strings.TrimPrefix(h.signVolume("download", "dir/x", 0), contentPath)).want(403, "forbidden")
-	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":0}`).want(400, "validation_error", "content_length")
-	h.do("POST", "/v1/files/uploads", `{`+ofBucket+`,"path":"dir","content_length":1}`).want(409, "conflict", "is a directory")
+	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":0}`).want(400, "validation_error",
+		"content_length")
+	h.do("POST", "/v1/files/uploads", `{`+ofBucket+`,"path":"dir","content_length":1}`).want(
+		409, "conflict", "is a directory")
 	h.nothingReserved()
 }
 
 // The parts of uploads that are not complete are limited.
 func TestPendingUploads(t *testing.T) {
 	h := newHarness(t)
-	h.server.Default.Disk.Home = 100 * proto.GiB
+	h.admission.Default.Disk.Home = 100 * proto.GiB
 	var last string
 	for range 16 {
 		last, _ = h.beginUpload(ofThread, "a", int(proto.MaxFileBytes))
 	}
-	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":1}`).want(409, "conflict", "complete or remove some")
+	h.do("POST", "/v1/files/uploads", `{`+ofThread+`,"path":"a","content_length":1}`).want(
+		409, "conflict", "complete or remove some")
 	h.do("DELETE", last, "", "Authorization", "").want(204, "")
 	h.beginUpload(ofThread, "a", 1)
 }
@@ -289,8 +300,10 @@ func TestFilesOfPrefix(t *testing.T) {
 	h.writeObject(filepath.Join(dir, "../outside"), "outside")
 	h.mount("key_1", proto.KeyMount{Connection: "data", Prefix: "tenants/acme"})
 	for path, want := range map[string][]string{
-		"": {"tenants/"}, "tenants": {"tenants/acme/"}, "tenants/acme": {"tenants/acme/in 15"}, "tenants/acme/in": {"tenants/acme/in 15"},
-		"tenants/acme-corp": {}, "tenants/ac": {}, "other": {}, "tenants/acme-corp/secret": {}, "tenants/acme/in/x": {}, "%2e%2e": {}, `..\outside`: {},
+		"": {"tenants/"}, "tenants": {"tenants/acme/"}, "tenants/acme": {"tenants/acme/in 15"},
+		"tenants/acme/in":   {"tenants/acme/in 15"},
+		"tenants/acme-corp": {}, "tenants/ac": {}, "other": {}, "tenants/acme-corp/secret": {}, "tenants/acme/in/x": {},
+		"%2e%2e": {}, `..\outside`: {},
 		"TENANTS": {}, "tenants/acme\u200b": {}, "tenants\uff0facme": {},
 	} {
 		if got := h.names(path, false); !slices.Equal(got, want) {
@@ -300,16 +313,25 @@ func TestFilesOfPrefix(t *testing.T) {
 	if got := h.names("", true); !slices.Equal(got, []string{"tenants/", "tenants/acme/", "tenants/acme/in 15"}) {
 		t.Errorf("%q", got)
 	}
-	for _, path := range []string{"other", "tenants/acme-corp/secret", "tenants", "tenants/acme", "tenants/acme/%2e%2e/escaped", `tenants/acme/..\..\OTHER`} {
+	for _, path := range []string{
+		"other", "tenants/acme-corp/secret", "tenants", "tenants/acme",
+		"tenants/acme/%2e%2e/escaped", `tenants/acme/..\..\OTHER`,
+	} {
 		h.volume("download_url", fmt.Sprintf(`,"path":%q`, path)).want(404, "not_found", "no file at this path")
 	}
 	for _, path := range []string{"tenants/acme/../acme-corp/secret", "..", "a/../../b", "/data/data/../x"} {
-		for kind, more := range map[string]string{"list": "", "download_url": "", "upload_url": `,"content_length":1`, "uploads": `,"content_length":1`, "delete": "", "rename": `,"to":"x"`} {
+		for kind, more := range map[string]string{
+			"list": "", "download_url": "", "upload_url": `,"content_length":1`,
+			"uploads": `,"content_length":1`, "delete": "", "rename": `,"to":"x"`,
+		} {
 			h.volume(kind, fmt.Sprintf(`,"path":%q%s`, path, more)).want(400, "validation_error", `path must not contain ".."`)
 		}
 	}
 	for _, path := range []string{"x", "tenants", "tenants/acme", "tenants/acme-corp/secret", "tenants/acmex"} {
-		for kind, more := range map[string]string{"upload_url": `,"content_length":1`, "uploads": `,"content_length":1`, "delete": `,"recursive":true`, "rename": `,"to":"tenants/acme/y"`} {
+		for kind, more := range map[string]string{
+			"upload_url": `,"content_length":1`, "uploads": `,"content_length":1`,
+			"delete": `,"recursive":true`, "rename": `,"to":"tenants/acme/y"`,
+		} {
 			h.volume(kind, fmt.Sprintf(`,"path":%q%s`, path, more)).want(403, "forbidden", "not in the part")
 		}
 		h.volume("rename", fmt.Sprintf(`,"path":"tenants/acme/in","to":%q`, path)).want(403, "forbidden", "not in the part")
@@ -319,10 +341,15 @@ func TestFilesOfPrefix(t *testing.T) {
 		h.volume("upload_url", `,"content_length":1,"path":`+string(text)).want(400, "validation_error", "path")
 	}
 	long := "tenants/acme/" + strings.Repeat(strings.Repeat("l", 200)+"/", 5) + "x"
-	h.volume("upload_url", fmt.Sprintf(`,"content_length":1,"path":%q`, long)).want(400, "validation_error", "path is too long")
+	h.volume("upload_url", fmt.Sprintf(`,"content_length":1,"path":%q`, long)).want(400, "validation_error",
+		"path is too long")
 	h.send(h.put(h.signVolume("upload", "/data/data/tenants/acme/out", 1), "x")).want(200, "")
 	h.volume("delete", `,"path":"tenants/acme/none"`).want(404, "not_found", `nothing at "tenants/acme/none"`)
-	want := map[string]string{"tenants/acme/in": "tenants/acme/in", "tenants/acme/out": "x", "tenants/acme-corp/secret": "tenants/acme-corp/secret", "tenants/escaped": "tenants/acme/../escaped", "other": "other"}
+	want := map[string]string{
+		"tenants/acme/in": "tenants/acme/in", "tenants/acme/out": "x",
+		"tenants/acme-corp/secret": "tenants/acme-corp/secret", "tenants/escaped": "tenants/acme/../escaped",
+		"other": "other",
+	}
 	if got := filesBelow(t, dir); !maps.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
@@ -387,14 +414,16 @@ func TestFilesAreRefusedAtUse(t *testing.T) {
 	h.stub.addKey("other", "pro", proto.Key{Scopes: proto.UserScopes()})
 	h.mount("key_2", proto.KeyMount{Connection: "data"})
 	foreign := &grant{
-		method: "GET", key: "key_2", org: "other", source: proto.SourceVolume, id: "data", path: "a/in", expiresAt: time.Now().Add(time.Minute),
+		method: "GET", key: "key_2", org: "other", source: proto.SourceVolume, id: "data", path: "a/in",
+		expiresAt: time.Now().Add(time.Minute),
 	}
 	h.get(contentPath+foreign.token(*h.server.URLSecret)).want(404, "not_found", gone)
 	foreign.org = "acme"
 	h.get(contentPath+foreign.token(*h.server.URLSecret)).want(403, "forbidden", "revoked")
 
 	admin := h.stub.addKey("operator", "enterprise", asAdmin)
-	h.do("PUT", "/v1/admin/orgs/acme", `{"plan":"enterprise","suspended":true}`, "Authorization", "Bearer "+admin).want(200, "")
+	h.do("PUT", "/v1/admin/orgs/acme", `{"plan":"enterprise","suspended":true}`, "Authorization",
+		"Bearer "+admin).want(200, "")
 	refused(403, "forbidden", "suspended", false)
 }
 
@@ -413,7 +442,9 @@ func TestFilesOfVolume(t *testing.T) {
 	if got := h.threads.files["acme/"+thread+"/base/team/a/x"]; string(got) != "hello" {
 		t.Errorf("%q", h.threads.files)
 	}
-	for path, want := range map[string][]string{"": {"team/"}, "team/a": {"team/a/x 5"}, "other": {}, "team/a/x": {"team/a/x 5"}} {
+	for path, want := range map[string][]string{
+		"": {"team/"}, "team/a": {"team/a/x 5"}, "other": {}, "team/a/x": {"team/a/x 5"},
+	} {
 		if got := h.names(path, false); !slices.Equal(got, want) {
 			t.Errorf("%q: %q, want %q", path, got, want)
 		}
@@ -422,7 +453,8 @@ func TestFilesOfVolume(t *testing.T) {
 		t.Errorf("%q", a.body)
 	}
 	h.volume("download_url", `,"path":"other"`).want(404, "not_found")
-	h.volume("upload_url", fmt.Sprintf(`,"path":"team/y","content_length":%d`, most.Bytes+1)).want(400, "validation_error", "content_length", "room for 1048576")
+	h.volume("upload_url", fmt.Sprintf(`,"path":"team/y","content_length":%d`, most.Bytes+1)).want(400, "validation_error",
+		"content_length", "room for 1048576")
 	h.volume("delete", `,"path":"team/none"`).want(404, "not_found", `nothing at "team/none"`)
 	h.volume("rename", `,"path":"team/a/x","to":"team/b"`).want(200, "")
 	if _, ok := h.threads.files["acme/"+thread+"/base/team/b"]; !ok {
@@ -433,8 +465,10 @@ func TestFilesOfVolume(t *testing.T) {
 	h.threads.mu.Lock()
 	h.threads.heads["acme/"+thread].Holder, h.threads.heads["acme/"+thread].HeldAt = "trc_AbCdEfGhIjKlMnOpQrSt", time.Now()
 	h.threads.mu.Unlock()
-	h.volume("delete", `,"path":"team/b"`).want(409, "conflict", "volume data is in use by execution trc_AbCdEfGhIjKlMnOpQrSt")
-	h.send(h.put(h.signVolume("upload", "team/c", 1), "x")).want(409, "conflict", "volume data is in use by execution trc_AbCdEfGhIjKlMnOpQrSt")
+	h.volume("delete", `,"path":"team/b"`).want(
+		409, "conflict", "volume data is in use by execution trc_AbCdEfGhIjKlMnOpQrSt")
+	h.send(h.put(h.signVolume("upload", "team/c", 1), "x")).want(
+		409, "conflict", "volume data is in use by execution trc_AbCdEfGhIjKlMnOpQrSt")
 	h.mount("key_1", proto.KeyMount{Connection: "data", ReadOnly: true})
 	h.volume("upload_url", `,"path":"x","content_length":1`).want(403, "forbidden", "may only read")
 	h.volume("download_url", `,"path":"other"`).want(200, "")
@@ -455,8 +489,27 @@ func TestMembersHaveNoConnections(t *testing.T) {
 func (h *harness) nothingReserved() {
 	h.t.Helper()
 	h.http.Close()
-	if used, orgs := h.server.budget.used, len(h.server.transfers.byOrg); used != 0 || orgs != 0 {
-		h.t.Errorf("%d bytes and the transfers of %d organisations are still reserved", used, orgs)
+	h.checkNothingHeld()
+}
+
+// checkNothingHeld checks that no request of the organisation acme has memory or a transfer.
+func (h *harness) checkNothingHeld() {
+	h.t.Helper()
+	all := h.server.Memory / web.OrgShare
+	if !h.server.ReserveFor("acme", all) {
+		h.t.Error("memory is still reserved")
+		return
+	}
+	h.server.Release("acme", all)
+	now, cancel := context.WithCancel(h.t.Context())
+	cancel()
+	for range web.MaxTransfers {
+		done, err := h.server.Transfers.Begin(now, "acme")
+		if err != nil {
+			h.t.Error("a transfer is still going on")
+			return
+		}
+		defer done()
 	}
 }
 

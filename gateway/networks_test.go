@@ -27,10 +27,12 @@ func (h *harness) from(address, forwarded, key, method, path, body string) *repl
 
 func TestAllowedNetworksOfAKey(t *testing.T) {
 	h := newHarness(t, func(s *Server) { s.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} })
-	create := `{"name":"n","org":"acme","scopes":["execute","read","files"],"allowed_networks":["192.0.2.0/24","198.51.100.7","2001:db8::/32","::ffff:203.0.113.9"]}`
+	create := `{"name":"n","org":"acme","scopes":["execute","read","files"],"allowed_networks":["192.0.2.0/24",` +
+		`"198.51.100.7","2001:db8::/32","::ffff:203.0.113.9"]}`
 	created := h.do("POST", "/v1/admin/keys", create).want(201, "").json()
 	id, secret := created["id"].(string), created["key"].(string)
-	if got := fmt.Sprint(created["allowed_networks"]); got != "[192.0.2.0/24 198.51.100.7/32 2001:db8::/32 203.0.113.9/32]" {
+	if got := fmt.Sprint(created["allowed_networks"]); got != "[192.0.2.0/24 198.51.100.7/32 2001:db8::/32 "+
+		"203.0.113.9/32]" {
 		t.Errorf("stored as %s", got)
 	}
 	for _, c := range []struct {
@@ -69,8 +71,10 @@ func TestAllowedNetworksOfAKey(t *testing.T) {
 		}
 	}
 	for route, body := range map[string]string{
-		"POST /v1/sandbox/execute": hello, "POST /mcp": `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, "POST /v1/files/list": `{"source":"thread","id":"t"}`,
-		"GET /v1/executions/00000000000000000000000000000000/output": "", "POST /v1/batches": `{"items":[]}`, "GET /v1/usage": "",
+		"POST /v1/sandbox/execute": hello, "POST /mcp": `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`,
+		"POST /v1/files/list": `{"source":"thread","id":"t"}`,
+		"GET /v1/executions/00000000000000000000000000000000/output": "", "POST /v1/batches": `{"items":[]}`,
+		"GET /v1/usage": "",
 	} {
 		method, path, _ := strings.Cut(route, " ")
 		h.from("192.0.3.1:1", "", secret, method, path, body).want(403, "forbidden", "192.0.3.1")
@@ -118,6 +122,7 @@ func TestAllowedNetworksAreChecked(t *testing.T) {
 
 	// Nobody locks out the key in use.
 	admin := `{"name":"n","scopes":["execute","read","files","admin"],"global":true,"allowed_networks":["192.0.2.0/24"]}`
-	h.from("192.0.3.1:1", "", h.key, http.MethodPut, "/v1/admin/keys/key_1", admin).want(400, "validation_error", "allowed_networks", "192.0.3.1")
+	h.from("192.0.3.1:1", "", h.key, http.MethodPut, "/v1/admin/keys/key_1", admin).want(400, "validation_error",
+		"allowed_networks", "192.0.3.1")
 	h.from("192.0.2.1:1", "", h.key, http.MethodPut, "/v1/admin/keys/key_1", admin).want(200, "")
 }

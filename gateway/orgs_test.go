@@ -14,7 +14,8 @@ import (
 func TestOrganisations(t *testing.T) {
 	h := newHarness(t)
 	made := h.do("POST", "/v1/admin/orgs", `{"name":"beta","title":"Beta Ltd.","plan":"pro"}`).want(201, "")
-	if got := made.json(); got["name"] != "beta" || got["title"] != "Beta Ltd." || got["plan"] != "pro" || got["suspended"] != false || made.header.Get("Location") != "/v1/admin/orgs/beta" {
+	if got := made.json(); got["name"] != "beta" || got["title"] != "Beta Ltd." || got["plan"] != "pro" ||
+		got["suspended"] != false || made.header.Get("Location") != "/v1/admin/orgs/beta" {
 		t.Errorf("created %v", got)
 	}
 	h.do("POST", "/v1/admin/orgs", `{"name":"beta"}`).want(409, "conflict")
@@ -22,12 +23,14 @@ func TestOrganisations(t *testing.T) {
 		t.Errorf("created %v", got)
 	}
 	for body, field := range map[string]string{
-		`{}`: "name", `{"name":"A"}`: "name", `{"name":"x","plan":"gold"}`: "plan", `{"name":"x","plan":"A"}`: "plan", `{"name":"x","suspended":1}`: "suspended",
+		`{}`: "name", `{"name":"A"}`: "name", `{"name":"x","plan":"gold"}`: "plan", `{"name":"x","plan":"A"}`: "plan",
+		`{"name":"x","suspended":1}`:                              "suspended",
 		`{"name":"x","title":"` + strings.Repeat("t", 129) + `"}`: "title", `{"name":"x","limits":1}`: "limits",
 	} {
 		h.do("POST", "/v1/admin/orgs", body).want(400, "validation_error", field)
 	}
-	if got := h.do("PUT", "/v1/admin/orgs/beta", `{"plan":"free"}`).want(200, "").json(); got["plan"] != "free" || got["title"] != "" {
+	if got := h.do("PUT", "/v1/admin/orgs/beta", `{"plan":"free"}`).want(200, "").json(); got["plan"] != "free" ||
+		got["title"] != "" {
 		t.Errorf("replaced by %v", got)
 	}
 	h.do("PUT", "/v1/admin/orgs/beta", `{"name":"gamma"}`).want(400, "validation_error", "name")
@@ -61,7 +64,10 @@ func TestAKeyNarrowsThePlanOfItsOrganisation(t *testing.T) {
 			t.Errorf("limits are %d and %d, want %v", m.Concurrent, m.KeyConcurrent, want)
 		}
 	}
-	for settings, field := range map[string]string{`"plan":"enterprise"`: "plan", `"plan":"gold"`: "plan", `"concurrent":101`: "concurrent", `"max_timeout":3601`: "max_timeout"} {
+	for settings, field := range map[string]string{
+		`"plan":"enterprise"`: "plan", `"plan":"gold"`: "plan",
+		`"concurrent":101`: "concurrent", `"max_timeout":3601`: "max_timeout",
+	} {
 		h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta",`+settings+`}`).want(400, "validation_error", field)
 	}
 	h.do("PUT", "/v1/admin/orgs/beta", `{"plan":"free"}`).want(200, "") // at once, for all keys
@@ -71,7 +77,8 @@ func TestAKeyNarrowsThePlanOfItsOrganisation(t *testing.T) {
 	if m := h.stub.record(id).Meta; m.Concurrent != proto.NoLimit || m.MaxQueued != proto.NoLimit {
 		t.Errorf("limits without a limit are %d and %d", m.Concurrent, m.MaxQueued)
 	}
-	whole.execute(`{"code":"1","timeout":86401}`).want(429, "rate_limited", "86400 seconds of the Unlimited plan; ask for less")
+	whole.execute(`{"code":"1","timeout":86401}`).want(
+		429, "rate_limited", "86400 seconds of the Unlimited plan; ask for less")
 }
 
 func TestAKeyCreatesItsOrganisation(t *testing.T) {
@@ -109,21 +116,27 @@ func TestASuspendedOrganisationIsRefused(t *testing.T) {
 func TestStoredPlans(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
-	made := h.do("POST", "/v1/admin/plans", `{"name":"gold","concurrent":7,"max_timeout":90,"next":"enterprise"}`).want(201, "").json()
-	if made["title"] != "gold" || made["concurrent"] != 7.0 || made["weight"] != 1.0 || made["streaming"] != true || made["async"] != true {
+	made := h.do("POST", "/v1/admin/plans", `{"name":"gold","concurrent":7,"max_timeout":90,"next":"enterprise"}`).want(
+		201, "").json()
+	if made["title"] != "gold" || made["concurrent"] != 7.0 || made["weight"] != 1.0 || made["streaming"] != true ||
+		made["async"] != true {
 		t.Errorf("created %v", made)
 	}
 	h.do("POST", "/v1/admin/plans", `{"name":"gold"}`).want(409, "conflict")
 	h.do("POST", "/v1/admin/plans", `{"name":"free"}`).want(409, "conflict")
 	for body, field := range map[string]string{
-		`{}`: "name", `{"name":"A"}`: "name", `{"name":"x","concurrent":0}`: "concurrent", `{"name":"x","max_timeout":86401}`: "max_timeout", `{"name":"x","weight":0}`: "weight",
-		`{"name":"x","max_queued":-1}`: "max_queued", `{"name":"x","async":false,"max_queued":5}`: "max_queued", `{"name":"x","next":"silver"}`: "next",
-		`{"name":"x","title":"a\u0000"}`: "title", `{"name":"x","streaming":"yes"}`: "streaming", `{"name":"x","price":1}`: "price",
+		`{}`: "name", `{"name":"A"}`: "name", `{"name":"x","concurrent":0}`: "concurrent",
+		`{"name":"x","max_timeout":86401}`: "max_timeout", `{"name":"x","weight":0}`: "weight",
+		`{"name":"x","max_queued":-1}`: "max_queued", `{"name":"x","async":false,"max_queued":5}`: "max_queued",
+		`{"name":"x","next":"silver"}`:   "next",
+		`{"name":"x","title":"a\u0000"}`: "title", `{"name":"x","streaming":"yes"}`: "streaming",
+		`{"name":"x","price":1}`: "price",
 	} {
 		h.do("POST", "/v1/admin/plans", body).want(400, "validation_error", field)
 	}
 	user := h.as(h.stub.addKey("beta", "gold", asUser))
-	user.execute(`{"code":"1","timeout":91}`).want(429, "rate_limited", "90 seconds of the gold plan; upgrade to Enterprise for up to 86400 seconds")
+	user.execute(`{"code":"1","timeout":91}`).want(
+		429, "rate_limited", "90 seconds of the gold plan; upgrade to Enterprise for up to 86400 seconds")
 	h.do("PUT", "/v1/admin/plans/gold", `{"title":"Gold","max_timeout":91}`).want(200, "")
 	user.execute(`{"code":"1","timeout":91}`).want(200, "")
 	user.execute(`{"code":"1","timeout":92}`).want(429, "rate_limited", "91 seconds of the Gold plan; ask for less")
@@ -146,10 +159,11 @@ func TestOnlyOneOfTwoChangesAtTheSameTimeIsMade(t *testing.T) {
 	h := newHarness(t)
 	h.do("POST", "/v1/admin/orgs", `{"name":"beta"}`).want(201, "")
 	h.do("POST", "/v1/admin/plans", `{"name":"gold"}`).want(201, "")
-	h.do("POST", "/v1/admin/sandboxes", `{"name":"web"}`).want(201, "")
+	h.do("POST", "/v1/admin/profiles", `{"name":"web"}`).want(201, "")
 	id := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta"}`).want(201, "").json()["id"].(string)
 	for path, body := range map[string]string{
-		"/v1/admin/orgs/beta": `{"title":"%d"}`, "/v1/admin/plans/gold": `{"title":"%d"}`, "/v1/admin/keys/" + id: `{"name":"%d"}`, "/v1/admin/sandboxes/web": `{"pids":10%d}`,
+		"/v1/admin/orgs/beta": `{"title":"%d"}`, "/v1/admin/plans/gold": `{"title":"%d"}`,
+		"/v1/admin/keys/" + id: `{"name":"%d"}`, "/v1/admin/profiles/web": `{"pids":10%d}`,
 	} {
 		tag := h.do("GET", path, "").want(200, "").header.Get("ETag")
 		first := h.do("PUT", path, fmt.Sprintf(body, 1), "If-Match", tag).want(200, "").header.Get("ETag")
@@ -186,10 +200,14 @@ func TestKeysAreChangedAndRotated(t *testing.T) {
 	made := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta","concurrent":2,"env":{"A":"1"}}`).want(201, "").json()
 	path := "/v1/admin/keys/" + made["id"].(string)
 	got := h.do("PUT", path, `{"name":"m","scopes":["read"],"max_timeout":5}`).want(200, "").json()
-	if got["name"] != "m" || got["concurrent"] != nil || got["max_timeout"] != 5.0 || fmt.Sprint(got["scopes"]) != "[read]" || got["env"] != nil || got["org"] != "beta" || got["key"] != nil {
+	if got["name"] != "m" || got["concurrent"] != nil || got["max_timeout"] != 5.0 ||
+		fmt.Sprint(got["scopes"]) != "[read]" || got["env"] != nil || got["org"] != "beta" || got["key"] != nil {
 		t.Errorf("replaced by %v", got)
 	}
-	for body, field := range map[string]string{`{}`: "name", `{"name":"m","org":"acme"}`: "org", `{"name":"m","sandbox":"web"}`: "sandbox", `{"name":"m","scopes":["x"]}`: "scopes"} {
+	for body, field := range map[string]string{
+		`{}`: "name", `{"name":"m","org":"acme"}`: "org",
+		`{"name":"m","sandbox":"web"}`: "sandbox", `{"name":"m","scopes":["x"]}`: "scopes",
+	} {
 		h.do("PUT", path, body).want(400, "validation_error", field)
 	}
 	rotated := h.do("POST", path+"/rotate", `{"overlap":60}`).want(200, "").json()
@@ -211,8 +229,10 @@ func TestDeleteAnOrganisation(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
 	user := h.as(h.stub.addKey("beta", "pro", asUser))
-	stream := user.do("POST", "/v1/executions/"+string(user.execute(hello).want(200, "").trace())+"/stream_url", "").want(200, "").json()["url"].(string)
-	upload := user.do("POST", "/v1/files/upload_url", `{"source":"thread","id":"t","path":"a","content_length":1}`).want(200, "").json()["url"].(string)
+	stream := user.do("POST", "/v1/executions/"+string(user.execute(hello).want(200, "").trace())+"/stream_url", "").want(
+		200, "").json()["url"].(string)
+	upload := user.do("POST", "/v1/files/upload_url", `{"source":"thread","id":"t","path":"a","content_length":1}`).want(
+		200, "").json()["url"].(string)
 	before := h.do("GET", "/v1/admin/orgs/beta", "").want(200, "")
 	h.do("PUT", "/v1/admin/orgs/beta", `{"title":"Beta"}`).want(200, "")
 	h.do("DELETE", "/v1/admin/orgs/beta", "", "If-Match", before.header.Get("ETag")).want(412, "precondition_failed")
@@ -222,7 +242,8 @@ func TestDeleteAnOrganisation(t *testing.T) {
 		t.Errorf("deleted: %v", got)
 	}
 	for _, path := range []string{"/v1/executions", "/v1/threads"} {
-		if got := user.do("GET", path, "").want(403, "forbidden", "being deleted").json(); got["reason"] != "organisation_deleted" {
+		if got := user.do("GET", path, "").want(
+			403, "forbidden", "being deleted").json(); got["reason"] != "organisation_deleted" {
 			t.Errorf("refused with %v", got)
 		}
 	}
@@ -233,7 +254,8 @@ func TestDeleteAnOrganisation(t *testing.T) {
 	h.do("POST", "/v1/admin/orgs", `{"name":"beta"}`).want(409, "conflict")
 	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta"}`).want(409, "conflict", "being deleted")
 	h.do("PUT", "/v1/admin/secrets/A?org=beta", `{"value":"value"}`).want(409, "conflict", "being deleted")
-	h.do("POST", "/v1/admin/members", `{"org":"beta","email":"ann@example.com","role":"viewer"}`).want(409, "conflict", "being deleted")
+	h.do("POST", "/v1/admin/members", `{"org":"beta","email":"ann@example.com","role":"viewer"}`).want(
+		409, "conflict", "being deleted")
 	began := h.do("GET", "/v1/admin/orgs/beta", "").want(200, "").json()["deleting_at"]
 	if got := h.do("DELETE", "/v1/admin/orgs/beta", "").want(202, "").json()["deleting_at"]; got != began {
 		t.Errorf("the deletion began at %v, then at %v", began, got)
@@ -250,7 +272,8 @@ func TestDeleteAnOrganisation(t *testing.T) {
 func TestTheOrganisationOfTheLastAdministratorIsKept(t *testing.T) {
 	h := newHarness(t)
 	lasting := h.stub.addKey("beta", "pro", asAdmin)
-	h.do("PUT", "/v1/admin/keys/key_1", `{"name":"n","scopes":["admin"],"global":true,"expires_at":"2999-01-01T00:00:00Z"}`).want(200, "")
+	h.do("PUT", "/v1/admin/keys/key_1",
+		`{"name":"n","scopes":["admin"],"global":true,"expires_at":"2999-01-01T00:00:00Z"}`).want(200, "")
 	h.do("DELETE", "/v1/admin/orgs/beta", "").want(409, "conflict", "global administrators")
 	h.as(lasting).do("DELETE", "/v1/admin/orgs/acme", "").want(202, "")
 }
@@ -278,12 +301,15 @@ func TestABodyThatEndsAfterTheDeletionIsRefused(t *testing.T) {
 	}
 	defer func() { _ = conn.Close() }()
 	body := `{"code":"1"}`
-	_, err = fmt.Fprintf(conn, "POST /v1/sandbox/execute HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", user.key, len(body))
+	_, err = fmt.Fprintf(conn,
+		"POST /v1/sandbox/execute HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\nExpect: "+
+			"100-continue\r\n\r\n", user.key, len(body))
 	if err != nil {
 		t.Fatal(err)
 	}
 	answers := bufio.NewReader(conn)
-	if line, err := answers.ReadString('\n'); err != nil || !strings.Contains(line, "100 Continue") { // the key was accepted
+	// the key was accepted
+	if line, err := answers.ReadString('\n'); err != nil || !strings.Contains(line, "100 Continue") {
 		t.Fatal(line, err)
 	}
 	if _, err := answers.ReadString('\n'); err != nil {
@@ -298,7 +324,8 @@ func TestABodyThatEndsAfterTheDeletionIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = answer.Body.Close() }()
-	if text, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusForbidden || !strings.Contains(string(text), "organisation_deleted") {
+	if text, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusForbidden ||
+		!strings.Contains(string(text), "organisation_deleted") {
 		t.Errorf("%s: %s", answer.Status, text)
 	}
 }

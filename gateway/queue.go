@@ -5,13 +5,14 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-func (s *Server) getQueue(w http.ResponseWriter, r *http.Request) error {
-	i := infoOf(r.Context())
-	req := proto.QueueRequest{Org: i.key.Org, Key: i.key.ID}
+func (s *Server) getQueue(w http.ResponseWriter, r *web.Request) error {
+	i := r.Info
+	req := proto.QueueRequest{Org: i.Key.Org, Key: i.Key.ID}
 	for text := range strings.SplitSeq(r.URL.Query().Get("trace_id"), ",") {
 		if text == "" {
 			continue
@@ -28,5 +29,5 @@ func (s *Server) getQueue(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("show the queue: %w", err)
 	}
-	return writeValue(w, http.StatusOK, api.NewQueue(&view, i.plan.keyConcurrent, &i.plan.Plan))
+	return web.WriteValue(w, http.StatusOK, api.NewQueue(&view, i.Plan.KeyConcurrent, &i.Plan.Plan))
 }

@@ -24,27 +24,38 @@ func (s *queueStub) View(_ context.Context, req *proto.QueueRequest) (proto.Queu
 func TestQueue(t *testing.T) {
 	h := newHarness(t)
 	id := proto.NewTraceID()
-	place := proto.QueuePlace{TraceID: id, Class: proto.ClassBatch, CreatedAt: time.Unix(1e9, 0), Position: 12, Wait: new(3.2)}
+	place := proto.QueuePlace{
+		TraceID: id, Class: proto.ClassBackground, CreatedAt: time.Unix(1e9, 0), Position: 12,
+		Wait: new(3.2),
+	}
 	stub := &queueStub{view: proto.QueueView{
-		Key:    proto.QueueCounts{Queued: proto.ClassCounts{Batch: 3}, Running: proto.ClassCounts{Interactive: 1}},
-		Org:    proto.QueueCounts{Queued: proto.ClassCounts{Batch: 40}, Running: proto.ClassCounts{Interactive: 1, Batch: 6}},
-		Oldest: &place, Places: []proto.QueuePlace{{TraceID: id, Class: proto.ClassInteractive, CreatedAt: time.Unix(1e9, 0)}},
+		Key: proto.QueueCounts{Queued: proto.ClassCounts{Background: 3}, Running: proto.ClassCounts{Interactive: 1}},
+		Org: proto.QueueCounts{
+			Queued: proto.ClassCounts{Background: 40}, Running: proto.ClassCounts{Interactive: 1, Background: 6},
+		},
+		Oldest: &place, Places: []proto.QueuePlace{
+			{TraceID: id, Class: proto.ClassInteractive, CreatedAt: time.Unix(1e9, 0)},
+		},
 	}}
 	h.server.Queue = stub
 	pro := h.stub.addKey("team", "pro", asUser)
 	got := h.do("GET", "/v1/queue?trace_id="+string(id), "", "Authorization", "Bearer "+pro).want(200, "").json()
-	counts := func(interactive, batch float64) map[string]any {
-		return map[string]any{"interactive": interactive, "batch": batch}
+	counts := func(interactive, background float64) map[string]any {
+		return map[string]any{"interactive": interactive, "background": background}
 	}
 	execution := func(class string, position float64, wait any) map[string]any {
 		return map[string]any{
-			"trace_id": string(id), "class": class, "created_at": "2001-09-09T01:46:40.000Z", "position": position, "estimated_wait": wait,
+			"trace_id": string(id), "class": class, "created_at": "2001-09-09T01:46:40.000Z", "position": position,
+			"estimated_wait": wait,
 		}
 	}
 	want := map[string]any{
-		"key":          map[string]any{"queued": counts(0, 3), "running": counts(1, 0), "concurrent": nil},
-		"organisation": map[string]any{"queued": counts(0, 40), "running": counts(1, 6), "concurrent": 100.0, "max_queued": 1000.0},
-		"oldest":       execution("batch", 12, 4.0), "executions": []any{execution("interactive", 0, nil)},
+		"key": map[string]any{"queued": counts(0, 3), "running": counts(1, 0), "concurrent": nil},
+		"organisation": map[string]any{
+			"queued": counts(0, 40), "running": counts(1, 6), "concurrent": 100.0,
+			"max_queued": 1000.0,
+		},
+		"oldest": execution("background", 12, 4.0), "executions": []any{execution("interactive", 0, nil)},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v", got)

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -39,13 +40,10 @@ func (s secretStore) Get(_ context.Context, org, name string) (proto.Secret, err
 	return secret, nil
 }
 
-func (s secretStore) List(org string) (list []proto.Secret) {
-	for _, secret := range s {
-		if secret.Org == org {
-			list = append(list, secret)
-		}
-	}
-	return list
+func (s secretStore) Page(org, after string, limit int, keep func(*proto.Secret) bool) ([]proto.Secret, string) {
+	return pageOf(maps.Values(s), func(x *proto.Secret) string { return x.Org }, func(x *proto.Secret) string {
+		return x.Name
+	}, org, after, limit, keep)
 }
 
 func (s secretStore) Remove(_ context.Context, org, name string) error {
@@ -72,31 +70,37 @@ func (s secretStore) Bind(
 func TestSecretsOfAKeyAndItsSandbox(t *testing.T) {
 	h := newHarness(t)
 	h.stub.finishAtOnce(proto.Exited(0))
-	for path, value := range map[string]string{"A": "canary", "B": "canary-b", "A?org=other": "canary-o", "LONG": strings.Repeat("x", 5000)} {
-		if a := h.do("PUT", "/v1/admin/secrets/"+path, `{"value":"`+value+`"}`).want(200, ""); strings.Contains(string(a.body), value) {
+	for path, value := range map[string]string{
+		"A": "canary", "B": "canary-b", "A?org=other": "canary-o", "LONG": strings.Repeat("x", 5000),
+	} {
+		if a := h.do("PUT", "/v1/admin/secrets/"+path, `{"value":"`+value+`"}`).want(200, ""); strings.Contains(
+			string(a.body), value) {
 			t.Errorf("the answer has the value: %s", string(a.body))
 		}
 	}
-	h.do("POST", sandboxPath, `{"name":"web","secrets":["A=V","B"]}`).want(201, "")
+	h.do("POST", profilesPath, `{"name":"web","secrets":["A=V","B"]}`).want(201, "")
 	key := func(secrets string) *harness {
 		with := *h
-		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"web","secrets":`+secrets+`}`).want(201, "").json()["key"].(string)
+		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"web","secrets":`+secrets+
+			`}`).want(201, "").json()["key"].(string)
 		return &with
 	}
 	user := key(`["B=V!"]`) // instead of the sandbox's V
 	a := user.execute(hello).want(200, "")
 	job := h.jobOf(a)
-	if len(job.Bound) != 2 || job.Bound[0].Secret != "B" || !job.Bound[0].Mask || job.Bound[1].Secret != "B" || job.Bound[1].Env != "" ||
+	if len(job.Bound) != 2 || job.Bound[0].Secret != "B" || !job.Bound[0].Mask || job.Bound[1].Secret != "B" ||
+		job.Bound[1].Env != "" ||
 		!job.HasSecrets || string(job.Sealed) != "sealed for "+string(job.TraceID) {
 		t.Errorf("%+v", job)
 	}
 	user.execute(body("env_vars", map[string]string{"V": "mine"})).want(400, "validation_error", "env_vars", "V")
 	key(`["LONG=L"]`).execute(hello).want(400, "validation_error", "LONG", "file")
 	key(`["LONG"]`).execute(hello).want(200, "")
-	key(`["C"]`).execute(hello).want(500, "internal", `"C"`)
+	key(`["C"]`).execute(hello).want(409, "conflict", `"C"`)
 	for _, bad := range []string{`["a.b"]`, `["A=PATH"]`, `["A="]`, `["A=X","B=X"]`, `["A","A!"]`} {
-		h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","secrets":`+bad+`}`).want(400, "validation_error", "secrets")
-		h.do("POST", sandboxPath, `{"name":"bad","secrets":`+bad+`}`).want(400, "validation_error", "secrets")
+		h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","secrets":`+bad+`}`).want(
+			400, "validation_error", "secrets")
+		h.do("POST", profilesPath, `{"name":"bad","secrets":`+bad+`}`).want(400, "validation_error", "secrets")
 	}
 	for _, value := range []string{"abc", strings.Repeat("x", proto.MaxSecretBytes+1)} {
 		h.do("PUT", "/v1/admin/secrets/A", `{"value":"`+value+`"}`).want(400, "validation_error", "value")
@@ -116,13 +120,15 @@ func TestInjectedSecrets(t *testing.T) {
 	h.stub.finishAtOnce(proto.Exited(0))
 	put := func(value string, changes ...string) *reply {
 		injection := map[string]string{
-			"hosts": `["api.example.com","*.example.org:8443,9443","http://plain.example.com"]`, "header": `"Authorization"`, "template": `"Bearer {{value}}"`,
+			"hosts": `["api.example.com","*.example.org:8443,9443","http://plain.example.com"]`, "header": `"Authorization"`,
+			"template": `"Bearer {{value}}"`,
 		}
 		for i := 0; i < len(changes); i += 2 {
 			injection[changes[i]] = changes[i+1]
 		}
-		return h.do("PUT", "/v1/admin/secrets/API", fmt.Sprintf(`{"value":%q,"injection":{"hosts":%s,"header":%s,"template":%s}}`,
-			value, injection["hosts"], injection["header"], injection["template"]))
+		return h.do("PUT", "/v1/admin/secrets/API",
+			fmt.Sprintf(`{"value":%q,"injection":{"hosts":%s,"header":%s,"template":%s}}`,
+				value, injection["hosts"], injection["header"], injection["template"]))
 	}
 	for _, bad := range []struct{ field, value, field2 string }{
 		{"hosts", `[]`, "injection.hosts"},
@@ -155,7 +161,8 @@ func TestInjectedSecrets(t *testing.T) {
 	} {
 		put("canary", bad.field, bad.value).want(400, "validation_error", bad.field2)
 	}
-	if a := put("canary\nX: y").want(400, "validation_error", "value", "header"); strings.Contains(string(a.body), "canary") {
+	if a := put("canary\nX: y").want(400, "validation_error", "value", "header"); strings.Contains(
+		string(a.body), "canary") {
 		t.Errorf("the answer has the value: %s", string(a.body))
 	}
 	put("canary").want(200, "")
@@ -166,19 +173,22 @@ func TestInjectedSecrets(t *testing.T) {
 
 	key := func(sandbox, secrets string) *harness {
 		with := *h
-		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"`+sandbox+`","secrets":`+secrets+`}`).want(201, "").json()["key"].(string)
+		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"`+sandbox+`","secrets":`+
+			secrets+`}`).want(201, "").json()["key"].(string)
 		return &with
 	}
-	h.do("POST", sandboxPath, `{"name":"open","network":{"policy":"unrestricted"}}`).want(201, "")
-	h.do("POST", sandboxPath, `{"name":"closed"}`).want(201, "")
+	h.do("POST", profilesPath, `{"name":"open","network":{"policy":"unrestricted"}}`).want(201, "")
+	h.do("POST", profilesPath, `{"name":"closed"}`).want(201, "")
 	job := h.jobOf(key("open", `["API"]`).execute(hello).want(200, ""))
-	if !job.HasInjections || len(job.Bound) != 1 || job.Bound[0].Injection == nil || job.Bound[0].Injection.Template != "Bearer {{value}}" {
+	if !job.HasInjections || len(job.Bound) != 1 || job.Bound[0].Injection == nil ||
+		job.Bound[0].Injection.Template != "Bearer {{value}}" {
 		t.Errorf("%+v", job)
 	}
 	key("closed", `["API"]`).execute(hello).want(400, "validation_error", "API", "blocked")
 	key("open", `["API=VAR"]`).execute(hello).want(400, "validation_error", "VAR", "never")
 	h.do("PUT", "/v1/admin/secrets/OTHER", `{"value":"canary"}`).want(200, "")
-	if job := h.jobOf(key("open", `["OTHER"]`).execute(hello).want(200, "")); job.HasInjections || job.Bound[0].Injection != nil {
+	if job := h.jobOf(key("open", `["OTHER"]`).execute(hello).want(200, "")); job.HasInjections ||
+		job.Bound[0].Injection != nil {
 		t.Errorf("%+v", job)
 	}
 }

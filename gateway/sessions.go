@@ -8,8 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-chi/chi/v5"
-
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -32,14 +31,15 @@ var (
 
 // secureCookies reports whether browsers reach this server over TLS.
 func (s *Server) secureCookies(r *http.Request) bool {
-	base, err := s.baseURL(r)
+	base, err := s.BaseURL(r)
 	return err == nil && strings.HasPrefix(base, "https://")
 }
 
 // setCookie sets a cookie for a time, and removes it if that is negative.
 func (s *Server) setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
 	c := &http.Cookie{ //nolint:gosec // without TLS, browsers would not send it with Secure
-		Name: name, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, MaxAge: int(life / time.Second), Secure: s.secureCookies(r),
+		Name: name, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, MaxAge: int(life / time.Second),
+		Secure: s.secureCookies(r),
 	}
 	if c.Secure {
 		c.Name = hostPrefix + name
@@ -59,11 +59,11 @@ func (s *Server) cookieOf(r *http.Request, name string) string {
 	return ""
 }
 
-// keyOfCookie returns the API key as which the session of a request acts, and the session.
-func (s *Server) keyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
+// KeyOfCookie returns the API key as which the session of a request acts, and the session.
+func (s *Server) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
 	token := s.cookieOf(r, sessionCookie)
 	if token == "" {
-		return nil, nil, unauthorized()
+		return nil, nil, web.Unauthorized()
 	}
 	session, err := s.Sessions.Session(r.Context(), token)
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
@@ -81,7 +81,7 @@ func (s *Server) keyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error
 		return nil, nil, err
 	}
 	if session.Stale(now) {
-		ctx, cancel := detached(r.Context())
+		ctx, cancel := web.Detached(r.Context())
 		defer cancel()
 		if err := s.Sessions.Use(ctx, session.ID); err != nil { // the next request tries again
 			s.Log.WarnContext(ctx, "use of a session not stored", "session", session.ID, "error", err)
@@ -136,8 +136,9 @@ func (s *Server) checkSessionRequest(r *http.Request, org string) error {
 	case site == "same-origin" || site == "none": // the browser has compared the origins
 	case site != "":
 		return api.Errorf(api.CodeForbidden, "requests of web pages of other origins are not accepted with a session")
-	case origin != "" && !s.ownOrigin(r, origin):
-		return api.Errorf(api.CodeForbidden, "requests of web pages of this origin are not accepted with a session; if it is this server's own, set --public-url")
+	case origin != "" && !s.OwnOrigin(r, origin):
+		return api.Errorf(api.CodeForbidden,
+			"requests of web pages of this origin are not accepted with a session; if it is this server's own, set --public-url")
 	}
 	named := r.Header.Get(orgHeader)
 	if named == "" && (r.Method == http.MethodGet || r.Method == http.MethodHead) || named == org {
@@ -145,102 +146,103 @@ func (s *Server) checkSessionRequest(r *http.Request, org string) error {
 	}
 	return &api.Error{
 		Code: api.CodeForbidden, Reason: api.ReasonSession,
-		Message: "the session is one of the organisation " + org + "; a request that changes something must name it in the header " + orgHeader + ", or sign in to another one",
+		Message: "the session is one of the organisation " + org +
+			"; a request that changes something must name it in the header " + orgHeader + ", or sign in to another one",
 	}
 }
 
 // startSession stores a new session and sends its cookie. The session that the browser has had ends.
-func (s *Server) startSession(w http.ResponseWriter, r *http.Request, session proto.Session) (proto.Session, error) {
-	ctx, cancel := detached(r.Context())
+func (s *Server) startSession(w http.ResponseWriter, r *web.Request, session proto.Session) (proto.Session, error) {
+	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
-	session.UserAgent = clientText(r.Header, "User-Agent")
+	session.UserAgent = web.ClientText(r.Header, "User-Agent")
 	session, token, err := s.Sessions.Create(ctx, session)
 	if err != nil {
 		return session, fmt.Errorf("create session: %w", err)
 	}
-	if old := s.cookieOf(r, sessionCookie); old != "" {
+	if old := s.cookieOf(r.Request, sessionCookie); old != "" {
 		if err := s.Sessions.End(ctx, proto.SessionID(old)); err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return session, fmt.Errorf("end the earlier session: %w", err)
 		}
 	}
-	s.setCookie(w, r, sessionCookie, token, proto.SessionLife)
+	s.setCookie(w, r.Request, sessionCookie, token, proto.SessionLife)
 	s.Log.InfoContext(ctx, "signed in", "org", session.Org, "key", session.KeyID, "session", session.ID)
 	return session, nil
 }
 
 // createSession starts a session with the API key of the request.
-func (s *Server) createSession(w http.ResponseWriter, r *http.Request) error {
-	i := infoOf(r.Context())
-	if i.session != nil {
+func (s *Server) createSession(w http.ResponseWriter, r *web.Request) error {
+	i := r.Info
+	if i.Session != nil {
 		return api.Errorf(api.CodeForbidden, "a session starts no other one; send an API key")
 	}
-	session, err := s.startSession(w, r, proto.Session{Org: i.key.Org, KeyID: i.key.ID, Name: i.key.Name, KeyHash: s.Keys.Hash(secretOf(r))})
+	session, err := s.startSession(
+		w, r, proto.Session{Org: i.Key.Org, KeyID: i.Key.ID, Name: i.Key.Name, KeyHash: s.Keys.Hash(web.SecretOf(r.Request))})
 	if err != nil {
 		return err
 	}
-	return writeValue(w, http.StatusCreated, api.NewCaller(&i.key, &session))
+	return web.WriteValue(w, http.StatusCreated, api.NewCaller(&i.Key, &session))
 }
 
-func (s *Server) getSession(w http.ResponseWriter, r *http.Request) error {
-	i := infoOf(r.Context())
-	return writeValue(w, http.StatusOK, api.NewCaller(&i.key, i.session))
+func (s *Server) getSession(w http.ResponseWriter, r *web.Request) error {
+	i := r.Info
+	return web.WriteValue(w, http.StatusOK, api.NewCaller(&i.Key, i.Session))
 }
 
 // deleteSession ends the session of the request.
-func (s *Server) deleteSession(w http.ResponseWriter, r *http.Request) error {
-	session := infoOf(r.Context()).session
+func (s *Server) deleteSession(w http.ResponseWriter, r *web.Request) error {
+	session := r.Session
 	if session == nil {
 		return api.Errorf(api.CodeNotFound, "the request has an API key, and no session")
 	}
-	ctx, cancel := detached(r.Context())
+	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
 	if err := s.Sessions.End(ctx, session.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("end session: %w", err)
 	}
-	s.setCookie(w, r, sessionCookie, "", -time.Second)
+	s.setCookie(w, r.Request, sessionCookie, "", -time.Second)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) listSessions(w http.ResponseWriter, r *http.Request) error {
-	org, err := listedOrg(r)
+// sessions has what the routes of sessions share. Sessions have no ETags.
+func (s *Server) sessions() *web.Resource[proto.Session, api.Session] {
+	return &web.Resource[proto.Session, api.Session]{
+		Core: &s.Core, Kind: "session", Path: "/v1/admin/sessions", Param: "id", Form: api.NewSession,
+		Name:     func(s *proto.Session) (org, id string) { return s.Org, s.ID },
+		Answer:   func(list []api.Session, next *string) any { return api.Sessions{Sessions: list, NextCursor: next} },
+		NotFound: func(string) error { return errNoSession },
+	}
+}
+
+func (s *Server) listSessions(w http.ResponseWriter, r *web.Request) error {
+	org, err := web.ListedOrg(r)
 	if err != nil {
 		return err
 	}
-	answer := api.Sessions{Sessions: []api.Session{}}
-	for _, session := range s.Sessions.List() {
-		if _, ok := s.keyOfSession(&session); ok && (org == "" || session.Org == org) {
-			answer.Sessions = append(answer.Sessions, api.NewSession(&session))
-		}
-	}
-	return writeValue(w, http.StatusOK, answer)
+	return s.sessions().WritePage(w, r, s.Sessions, org, s.goesOn)
 }
 
-func (s *Server) endSession(w http.ResponseWriter, r *http.Request) error {
-	id := chi.URLParam(r, "id")
-	for _, session := range s.Sessions.List() {
-		key, ok := s.keyOfSession(&session)
-		if session.ID != id || !ok {
-			continue
-		}
-		if err := administer(r, key, true); err != nil {
-			return sessionError(err)
-		}
-		auditBefore(r, session.Org, session.ID, api.NewSession(&session))
-		ctx, cancel := detached(r.Context())
-		defer cancel()
-		if err := s.Sessions.End(ctx, id); err != nil {
-			return sessionError(err)
-		}
-		w.WriteHeader(http.StatusNoContent)
-		return nil
-	}
-	return errNoSession
+// goesOn reports whether the member or API key of a session is what it was at the login.
+func (s *Server) goesOn(session *proto.Session) bool {
+	_, ok := s.keyOfSession(session)
+	return ok
 }
 
-func sessionError(err error) error {
-	if errors.Is(err, proto.ErrNotFound) {
-		return errNoSession
+func (s *Server) endSession(ctx context.Context, r *web.Request, id string) (*proto.Session, error) {
+	found, _ := s.Sessions.Page("", "", 1, func(session *proto.Session) bool {
+		return session.ID == id && s.goesOn(session)
+	})
+	if len(found) == 0 {
+		return nil, proto.ErrNotFound
 	}
-	return fmt.Errorf("end session: %w", err)
+	key, ok := s.keyOfSession(&found[0])
+	if !ok {
+		return nil, proto.ErrNotFound
+	}
+	if err := web.Administer(r, key, true); err != nil {
+		return nil, err
+	}
+	web.AuditBefore(r, found[0].Org, id, api.NewSession(&found[0]))
+	return nil, s.Sessions.End(ctx, id)
 }

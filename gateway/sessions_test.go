@@ -25,14 +25,17 @@ func TestSessionOfAnAPIKey(t *testing.T) {
 	h.server.History = &historyStub{}
 	b := h.browser()
 	made := b.signInWithKey(h.key).want(201, "")
-	if got := made.json(); got["key_id"] != "key_1" || got["global"] != true || got["session"].(map[string]any)["name"] != "test" {
+	if got := made.json(); got["key_id"] != "key_1" || got["global"] != true ||
+		got["session"].(map[string]any)["name"] != "test" {
 		t.Errorf("signed in as %v", got)
 	}
-	if set := made.header.Get("Set-Cookie"); !strings.HasPrefix(set, "bullpen_session=") || !strings.Contains(set, "; HttpOnly") || strings.Contains(set, "Secure") {
+	if set := made.header.Get("Set-Cookie"); !strings.HasPrefix(set, "bullpen_session=") ||
+		!strings.Contains(set, "; HttpOnly") || strings.Contains(set, "Secure") {
 		t.Errorf("over plain HTTP the cookie is %q", set)
 	}
 	b.do("GET", "/v1/executions", "").want(200, "")
-	b.do("POST", "/v1/admin/orgs", `{"name":"new"}`, "X-Bullpen-Org", "acme").want(201, "") // the key is a global administrator's
+	// the key is a global administrator's
+	b.do("POST", "/v1/admin/orgs", `{"name":"new"}`, "X-Bullpen-Org", "acme").want(201, "")
 	b.do("POST", "/v1/session", "", "X-Bullpen-Org", "acme").want(403, "forbidden", "API key")
 	b.signInWithKey("sk-local-wrong-wrong-wrong-wrong").want(401, "unauthorized")
 	token := b.cookies["bullpen_session"]
@@ -104,14 +107,37 @@ func TestRequestsOfOtherPagesAreRefused(t *testing.T) {
 		{"no browser", "POST", []string{"X-Bullpen-Org", "acme"}, 200},
 		{"link on another page", "GET", []string{"Sec-Fetch-Site", "cross-site"}, 403},
 		{"image on another page", "GET", []string{"Sec-Fetch-Site", "same-site"}, 403},
-		{"form", "POST", []string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain"}, 403},
-		{"form without fetch metadata", "POST", []string{"Origin", "https://evil.example", "Content-Type", "text/plain"}, 403},
+		{"form", "POST", []string{
+			"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site", "Content-Type",
+			"text/plain",
+		}, 403},
+		{
+			"form without fetch metadata", "POST",
+			[]string{"Origin", "https://evil.example", "Content-Type", "text/plain"},
+			403,
+		},
 		{"form of a sandboxed page", "POST", []string{"Origin", "null"}, 403},
-		{"form of a page of the same site", "POST", []string{"Origin", "http://localhost:9090", "Sec-Fetch-Site", "same-site"}, 403},
+		{
+			"form of a page of the same site", "POST",
+			[]string{"Origin", "http://localhost:9090", "Sec-Fetch-Site", "same-site"},
+			403,
+		},
 		{"form with no origin", "POST", nil, 403},
-		{"page of another origin that sets the header", "POST", []string{"Origin", "https://evil.example", "X-Bullpen-Org", "acme"}, 403},
-		{"page that CORS allows", "POST", []string{"Origin", "https://app.example.com", "Sec-Fetch-Site", "cross-site", "X-Bullpen-Org", "acme"}, 403},
-		{"page that CORS allows, without fetch metadata", "POST", []string{"Origin", "https://app.example.com", "X-Bullpen-Org", "acme"}, 403},
+		{
+			"page of another origin that sets the header", "POST",
+			[]string{"Origin", "https://evil.example", "X-Bullpen-Org", "acme"},
+			403,
+		},
+		{
+			"page that CORS allows", "POST",
+			[]string{"Origin", "https://app.example.com", "Sec-Fetch-Site", "cross-site", "X-Bullpen-Org", "acme"},
+			403,
+		},
+		{
+			"page that CORS allows, without fetch metadata", "POST",
+			[]string{"Origin", "https://app.example.com", "X-Bullpen-Org", "acme"},
+			403,
+		},
 		{"page of another organisation", "POST", []string{"Origin", plainURL, "X-Bullpen-Org", "beta"}, 403},
 		{"two organisations", "POST", []string{"Origin", plainURL, "X-Bullpen-Org", "acme, beta"}, 403},
 	} {
@@ -128,7 +154,8 @@ func TestRequestsOfOtherPagesAreRefused(t *testing.T) {
 		}
 	}
 	// An API key in a header comes from a program or page that has it.
-	h.do("POST", "/v1/sandbox/execute", hello, "Origin", "https://app.example.com", "Sec-Fetch-Site", "cross-site").want(200, "")
+	h.do("POST", "/v1/sandbox/execute", hello, "Origin", "https://app.example.com", "Sec-Fetch-Site",
+		"cross-site").want(200, "")
 	// A wrong API key is not made up for by the cookie.
 	b.do("GET", "/v1/executions", "", "Authorization", "Bearer sk-local-wrong-wrong-wrong-wrong").want(401, "unauthorized")
 	b.do("GET", "/v1/executions", "", "Authorization", "Basic YTpi").want(401, "unauthorized")
@@ -163,7 +190,8 @@ func TestCookieOfAnotherHost(t *testing.T) {
 	b.cookies = map[string]string{"bullpen_session": token}
 	b.do("GET", "/v1/session", "").want(401, "unauthorized")
 	h.server.PublicURL = plainURL
-	r := h.request("GET", "/v1/session", "", "Authorization", "", "Cookie", "bullpen_session="+token+"; bullpen_session=other")
+	r := h.request("GET", "/v1/session", "", "Authorization", "", "Cookie",
+		"bullpen_session="+token+"; bullpen_session=other")
 	h.send(r).want(401, "unauthorized")
 	h.send(h.request("GET", "/v1/session", "", "Authorization", "", "Cookie", "bullpen_session="+token)).want(200, "")
 }
@@ -236,16 +264,22 @@ func TestMembers(t *testing.T) {
 	made := h.do("POST", "/v1/admin/members", `{"org":"acme","email":"Ann@Example.com","role":"viewer"}`).want(201, "")
 	got := made.json()
 	path := "/v1/admin/members/" + got["id"].(string)
-	if got["email"] != "ann@example.com" || got["subject"] != nil || got["role"] != "viewer" || got["global"] != false || made.header.Get("Location") != path {
+	if got["email"] != "ann@example.com" || got["subject"] != nil || got["role"] != "viewer" || got["global"] != false ||
+		made.header.Get("Location") != path {
 		t.Errorf("added %v, %v", got, made.header)
 	}
-	h.do("POST", "/v1/admin/members", `{"org":"acme","email":"ann@example.com","role":"viewer"}`).want(409, "conflict", "acme already")
-	h.do("POST", "/v1/admin/members", `{"org":"nobody","email":"ann@example.com","role":"viewer"}`).want(404, "not_found", "organisation")
+	h.do("POST", "/v1/admin/members", `{"org":"acme","email":"ann@example.com","role":"viewer"}`).want(
+		409, "conflict", "acme already")
+	h.do("POST", "/v1/admin/members", `{"org":"nobody","email":"ann@example.com","role":"viewer"}`).want(
+		404, "not_found", "organisation")
 	for body, field := range map[string]string{
 		`{"org":"acme","role":"viewer"}`: "email", `{"org":"acme","email":"a@b","subject":"1","role":"viewer"}`: "email",
-		`{"org":"acme","email":"a","role":"viewer"}`: "email", `{"org":"acme","email":"\u212A@b","role":"viewer"}`: "email", `{"org":"acme","email":"a@b@c","role":"viewer"}`: "email",
-		`{"org":"acme","subject":"a b","role":"viewer"}`: "subject", `{"org":"acme","email":"a@b"}`: "role", `{"org":"acme","email":"a@b","role":"owner"}`: "role",
-		`{"org":"A","email":"a@b","role":"viewer"}`: "org", `{"org":"acme","email":"a@b","role":"operator","global":true}`: "global",
+		`{"org":"acme","email":"a","role":"viewer"}`: "email", `{"org":"acme","email":"\u212A@b","role":"viewer"}`: "email",
+		`{"org":"acme","email":"a@b@c","role":"viewer"}`: "email",
+		`{"org":"acme","subject":"a b","role":"viewer"}`: "subject", `{"org":"acme","email":"a@b"}`: "role",
+		`{"org":"acme","email":"a@b","role":"owner"}`:                  "role",
+		`{"org":"A","email":"a@b","role":"viewer"}`:                    "org",
+		`{"org":"acme","email":"a@b","role":"operator","global":true}`: "global",
 	} {
 		h.do("POST", "/v1/admin/members", body).want(400, "validation_error", field)
 	}
@@ -275,9 +309,10 @@ func TestWebhookSettingsEndWithTheirMember(t *testing.T) {
 
 func TestAdministratorOfAnOrganisationAddsMembers(t *testing.T) {
 	h := newHarness(t)
-	h.do("POST", "/v1/admin/sandboxes", `{"name":"small"}`).want(201, "")
+	h.do("POST", "/v1/admin/profiles", `{"name":"small"}`).want(201, "")
 	h.do("POST", "/v1/admin/orgs", `{"name":"beta"}`).want(201, "")
-	made := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta","sandbox":"small","scopes":["admin"]}`).want(201, "").json()
+	made := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta","sandbox":"small","scopes":["admin"]}`).want(
+		201, "").json()
 	boss := h.as(made["key"].(string))
 	add := func(rest string) *reply {
 		return boss.do("POST", "/v1/admin/members", `{"email":"a@example.com",`+rest+`}`)
@@ -293,7 +328,8 @@ func TestAdministratorOfAnOrganisationAddsMembers(t *testing.T) {
 	h.do("PUT", path, `{"role":"administrator","global":true}`).want(200, "")
 	boss.do("PUT", path, `{"role":"viewer"}`).want(403, "forbidden", "global")
 	boss.do("DELETE", path, "").want(403, "forbidden", "global")
-	acme := "/v1/admin/members/" + h.do("POST", "/v1/admin/members", `{"org":"acme","email":"a@example.com","role":"viewer"}`).want(201, "").json()["id"].(string)
+	acme := "/v1/admin/members/" + h.do("POST", "/v1/admin/members",
+		`{"org":"acme","email":"a@example.com","role":"viewer"}`).want(201, "").json()["id"].(string)
 	boss.do("GET", acme, "").want(404, "not_found")
 	boss.do("PUT", acme, `{"role":"viewer"}`).want(404, "not_found")
 	boss.do("DELETE", acme, "").want(404, "not_found")

@@ -11,35 +11,42 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
+
+// flusher is an answer that is sent piece by piece.
+type flusher interface {
+	io.Writer
+	FlushError() error
+}
 
 // follower writes the events of one execution to one client.
 type follower struct {
 	s    *Server
-	w    *recorder
+	w    flusher
 	tail Tail
 	sse  bool
 	last int64  // sequence number of the last event the client has
 	head []byte // reused
 }
 
-func (s *Server) newFollower(w http.ResponseWriter, r *info, tail Tail, sse bool, last int64) *follower {
+func (s *Server) newFollower(w http.ResponseWriter, r *web.Info, tail Tail, sse bool, last int64) *follower {
 	h := w.Header()
-	h.Set("Content-Type", typeNDJSON)
+	h.Set("Content-Type", web.TypeNDJSON)
 	if sse {
-		h.Set("Content-Type", typeSSE)
+		h.Set("Content-Type", web.TypeSSE)
 	}
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
-	return &follower{s: s, w: r.rec, tail: tail, sse: sse, last: last}
+	return &follower{s: s, w: r.Rec, tail: tail, sse: sse, last: last}
 }
 
 // copy writes events as they come until the last one. It returns errDraining after Leave when there
 // are no more events.
 func (f *follower) copy(ctx context.Context) error {
 	for {
-		left := f.s.leaving.Err() != nil
+		left := f.s.HasLeft()
 		batch, err := f.next(ctx, left)
 		switch {
 		case err == nil:
@@ -47,11 +54,11 @@ func (f *follower) copy(ctx context.Context) error {
 			f.last = batch.Last
 		case errors.Is(err, io.EOF):
 			return nil
-		case errors.Is(err, errDeadline) && left:
-			err = errDraining
-		case errors.Is(err, errDeadline) && f.s.leaving.Err() != nil:
+		case errors.Is(err, web.ErrDeadline) && left:
+			err = web.ErrDraining
+		case errors.Is(err, web.ErrDeadline) && f.s.HasLeft():
 			continue // send the present events
-		case errors.Is(err, errDeadline):
+		case errors.Is(err, web.ErrDeadline):
 			err = f.write(proto.Events{First: f.last, Last: f.last, Lines: proto.AppendKeepaliveEvent(nil, f.last)})
 		}
 		if err != nil {
@@ -134,7 +141,7 @@ func (f *follower) field(seq int64) []byte {
 // reports that Leave was called already.
 func (f *follower) next(ctx context.Context, left bool) (proto.Events, error) {
 	if !left {
-		return f.s.nextUntil(ctx, f.tail, time.Now().Add(keepalive))
+		return f.s.nextUntil(ctx, f.tail, time.Now().Add(web.Keepalive))
 	}
 	limited, cancel := context.WithTimeout(ctx, leaveGrace)
 	defer cancel()
@@ -144,7 +151,7 @@ func (f *follower) next(ctx context.Context, left bool) (proto.Events, error) {
 // nextUntil reads the next events. It returns errDeadline at the deadline, and at Leave; the tail
 // can still be read then.
 func (s *Server) nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Events, error) {
-	limited, cancel := s.until(ctx, deadline)
+	limited, cancel := s.Until(ctx, deadline)
 	defer cancel()
 	return nextWithin(ctx, limited, tail)
 }
@@ -158,7 +165,7 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Events, error) {
 	case ctx.Err() != nil:
 		return batch, ctx.Err()
 	case limited.Err() != nil:
-		return batch, errDeadline
+		return batch, web.ErrDeadline
 	default:
 		return batch, err
 	}
@@ -172,7 +179,7 @@ func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *adm
 	tail, err := s.Events.Follow(limited, x.id, 0)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		return errDeadline
+		return web.ErrDeadline
 	case err != nil:
 		return errors.Join(fmt.Errorf("follow %s: %w", x.id, err), s.clientGone(ctx, x))
 	}
@@ -181,7 +188,7 @@ func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *adm
 	if err != nil {
 		return err
 	}
-	f := s.newFollower(w, infoOf(ctx), tail, sse, 0)
+	f := s.newFollower(w, x.request, tail, sse, 0)
 	if err := f.write(first); err != nil {
 		return fmt.Errorf("stream events: %w", err)
 	}
@@ -199,7 +206,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	if err != nil && ctx.Err() != nil {
 		return first, s.clientGone(ctx, x)
 	}
-	if errors.Is(err, errDeadline) && x.submission != nil {
+	if errors.Is(err, web.ErrDeadline) && x.submission != nil {
 		record, withdrawErr := s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason(x))
 		switch {
 		case withdrawErr != nil: // it may still start
@@ -210,7 +217,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 		first, err = s.nextUntil(ctx, tail, x.deadline)
 	}
 	switch {
-	case errors.Is(err, errDeadline) || (err != nil && ctx.Err() != nil):
+	case errors.Is(err, web.ErrDeadline) || (err != nil && ctx.Err() != nil):
 		return first, err
 	case err != nil:
 		return first, fmt.Errorf("first events of %s: %w", x.id, err)
@@ -220,9 +227,9 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	// It ended before it started.
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
-	record, err := s.Jobs.Lookup(limited, x.id)
+	record, err := s.Jobs.Summary(limited, x.id)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return first, errDeadline
+		return first, web.ErrDeadline
 	}
 	if err != nil {
 		return first, fmt.Errorf("look up %s: %w", x.id, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -22,32 +23,36 @@ const (
 )
 
 var (
-	errBadStream = api.Errorf(api.CodeForbidden, "this URL was not made by this server; ask for one at /v1/executions/{id}/stream_url")
-	errOldStream = api.Errorf(api.CodeForbidden, "this URL has expired, or the API key that asked for it was revoked or lost its scope; ask for another at /v1/executions/{id}/stream_url")
+	errBadStream = api.Errorf(
+		api.CodeForbidden, "this URL was not made by this server; ask for one at /v1/executions/{id}/stream_url")
+	errOldStream = api.Errorf(api.CodeForbidden,
+		"this URL has expired, or the API key that asked for it was revoked or lost its scope; ask for another at "+
+			"/v1/executions/{id}/stream_url")
 )
 
 // streamURL answers with a URL under which the output of an execution can be followed without an
 // API key.
-func (s *Server) streamURL(w http.ResponseWriter, r *http.Request) error {
-	record, err := s.lookup(r)
+func (s *Server) streamURL(w http.ResponseWriter, r *web.Request) error {
+	record, err := s.summary(r)
 	if err != nil {
 		return err
 	}
-	base, err := s.baseURL(r)
+	base, err := s.BaseURL(r.Request)
 	if err != nil {
 		return err
 	}
 	expires := time.Now().Add(urlLife).Truncate(time.Second)
 	text := strings.Join([]string{
-		streamForm, infoOf(r.Context()).key.ID, string(record.TraceID), strconv.FormatInt(expires.Unix(), 10),
+		streamForm, r.Key.ID, string(record.TraceID), strconv.FormatInt(expires.Unix(), 10),
 	}, "\n")
-	return writeValue(w, http.StatusOK, api.StreamURL{URL: base + streamPath + signedText(*s.URLSecret, text), ExpiresAt: api.Time{Time: expires}})
+	return web.WriteValue(w, http.StatusOK,
+		api.StreamURL{URL: base + streamPath + web.SignedText(*s.URLSecret, text), ExpiresAt: api.Time{Time: expires}})
 }
 
 // checkStream returns the API key and the execution of a signed URL. It returns errBadStream or
 // errOldStream unless the URL and its key are valid.
 func (s *Server) checkStream(ctx context.Context, token string) (*proto.Key, proto.TraceID, error) {
-	text, ok := verifyText(*s.URLSecret, token)
+	text, ok := web.VerifyText(*s.URLSecret, token)
 	const fields = 4
 	parts := strings.Split(text, "\n")
 	if !ok || len(parts) != fields || parts[0] != streamForm {
@@ -57,19 +62,19 @@ func (s *Server) checkStream(ctx context.Context, token string) (*proto.Key, pro
 	if err != nil {
 		return nil, "", fmt.Errorf("parse a signed stream: %w", err)
 	}
-	key, ok := s.principal(parts[1])
+	key, ok := s.Admission.Principal(parts[1])
 	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeRead) || !time.Now().Before(time.Unix(expires, 0)) {
 		return nil, "", errOldStream
 	}
-	if _, err := s.entitlementOf(ctx, key); err != nil {
+	if _, err := s.Admission.Entitlement(ctx, key); err != nil {
 		return nil, "", err
 	}
 	return key, proto.TraceID(parts[2]), nil
 }
 
 // getStream streams the events of an execution to the EventSource of a browser.
-func (s *Server) getStream(w http.ResponseWriter, r *http.Request) error {
-	after, err := queryInt(r, "after_seq", 0, api.MaxWhole, 0)
+func (s *Server) getStream(w http.ResponseWriter, r *web.Request) error {
+	after, err := web.QueryInt(r, "after_seq", 0, api.MaxWhole, 0)
 	if err != nil {
 		return err
 	}
@@ -77,17 +82,20 @@ func (s *Server) getStream(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	key, id, err := s.checkStream(r.Context(), chi.URLParam(r, "token"))
+	key, id, err := s.checkStream(r.Context(), chi.URLParam(r.Request, "token"))
 	if err != nil {
 		return err
 	}
-	i := infoOf(r.Context())
-	i.key = *key
-	if !s.reserve(i, requestCost) {
-		return errOverloaded
+	i := r.Info
+	i.Key = *key
+	if !s.Reserve(i, web.RequestCost) {
+		return web.ErrOverloaded
 	}
-	defer s.shrink(i, 0)
-	record, err := s.find(r, id)
+	defer s.Shrink(i, 0)
+	ctx, release := s.LimitReads(r.Context(), i)
+	defer release()
+	r = r.WithContext(ctx)
+	record, err := s.find(r, id, s.Jobs.Summary)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -13,7 +14,8 @@ import (
 func (h *harness) streamURLOf(id proto.TraceID) string {
 	h.t.Helper()
 	var answer struct{ URL string }
-	if err := json.Unmarshal(h.do("POST", "/v1/executions/"+string(id)+"/stream_url", "").want(200, "").body, &answer); err != nil {
+	if err := json.Unmarshal(h.do("POST", "/v1/executions/"+string(id)+"/stream_url", "").want(200, "").body,
+		&answer); err != nil {
 		h.t.Fatal(err)
 	}
 	return strings.TrimPrefix(answer.URL, h.http.URL)
@@ -23,11 +25,11 @@ func TestStreamURL(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
 	path := h.streamURLOf(id)
-	whole := h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE).want(200, "")
+	whole := h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", web.TypeSSE).want(200, "")
 	// No key, and what an EventSource sends; a stream whatever is accepted.
-	for _, accept := range []string{typeSSE, ""} {
+	for _, accept := range []string{web.TypeSSE, ""} {
 		a := h.do("GET", path, "", "Authorization", "", "Accept", accept).want(200, "")
-		if string(a.body) != string(whole.body) || a.header.Get("Content-Type") != typeSSE || a.trace() != id {
+		if string(a.body) != string(whole.body) || a.header.Get("Content-Type") != web.TypeSSE || a.trace() != id {
 			t.Errorf("%v %s", a.header, a.body)
 		}
 	}
@@ -38,7 +40,7 @@ func TestStreamURL(t *testing.T) {
 	// After the last event the response stops the browser, here as on the route with a key.
 	for _, last := range []string{"4", "5"} {
 		h.do("GET", path, "", "Authorization", "", "Last-Event-ID", last).want(204, "")
-		h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE, "Last-Event-ID", last).want(204, "")
+		h.do("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", web.TypeSSE, "Last-Event-ID", last).want(204, "")
 	}
 	h.do("GET", path, "", "Last-Event-ID", "x").want(400, "validation_error", "Last-Event-ID")
 	h.do("GET", path+"?after_seq=-1", "").want(400, "validation_error", "after_seq")
@@ -55,7 +57,9 @@ func TestStreamURL(t *testing.T) {
 	}
 
 	// Other texts, signatures, methods, organisations.
-	for _, bad := range []string{"x", path[len(streamPath):] + "x", strings.Replace(path[len(streamPath):], ".", "x.", 1), "a.b"} {
+	for _, bad := range []string{
+		"x", path[len(streamPath):] + "x", strings.Replace(path[len(streamPath):], ".", "x.", 1), "a.b",
+	} {
 		h.do("GET", streamPath+bad, "").want(403, "forbidden", "not made by this server")
 	}
 	h.do("POST", path, "").want(405, "method_not_allowed")
@@ -80,22 +84,28 @@ func TestStreamURLEnds(t *testing.T) {
 func TestCORS(t *testing.T) {
 	h := newHarness(t)
 	const page, other = "https://app.example.com", "https://other.example.com"
-	h.do("OPTIONS", "/v1/executions", "", "Origin", page, "Access-Control-Request-Method", "GET").want(405, "method_not_allowed")
-	if got := h.do("GET", "/v1/threads", "", "Origin", page).header; got.Get("Access-Control-Allow-Origin") != "" || got.Get("Vary") != "" {
+	h.do("OPTIONS", "/v1/executions", "", "Origin", page, "Access-Control-Request-Method", "GET").want(
+		405, "method_not_allowed")
+	if got := h.do("GET", "/v1/threads", "", "Origin", page).header; got.Get("Access-Control-Allow-Origin") != "" ||
+		got.Get("Vary") != "" {
 		t.Errorf("off, but %v", got)
 	}
 	h = newHarness(t, func(s *Server) { s.CORSOrigins = []string{page} })
-	preflight := h.do("OPTIONS", "/v1/sandbox/execute", "", "Origin", page, "Authorization", "", "Access-Control-Request-Method", "POST",
+	preflight := h.do("OPTIONS", "/v1/sandbox/execute", "", "Origin", page, "Authorization", "",
+		"Access-Control-Request-Method", "POST",
 		"Access-Control-Request-Headers", "authorization,content-type").want(204, "").header
-	if preflight.Get("Access-Control-Allow-Origin") != page || !strings.Contains(preflight.Get("Access-Control-Allow-Methods"), "POST") ||
-		!strings.Contains(preflight.Get("Access-Control-Allow-Headers"), "Authorization") || preflight.Get("Access-Control-Allow-Credentials") != "" ||
+	if preflight.Get("Access-Control-Allow-Origin") != page ||
+		!strings.Contains(preflight.Get("Access-Control-Allow-Methods"), "POST") ||
+		!strings.Contains(preflight.Get("Access-Control-Allow-Headers"), "Authorization") ||
+		preflight.Get("Access-Control-Allow-Credentials") != "" ||
 		!strings.Contains(strings.Join(preflight.Values("Vary"), ","), "Origin") {
 		t.Errorf("preflight %v", preflight)
 	}
 	id := h.run()
 	for _, path := range []string{"/v1/executions/" + string(id), h.streamURLOf(id), "/none"} { // errors can be read, too
 		got := h.do("GET", path, "", "Origin", page).header
-		if got.Get("Access-Control-Allow-Origin") != page || !strings.Contains(got.Get("Access-Control-Expose-Headers"), "X-Trace-Id") {
+		if got.Get("Access-Control-Allow-Origin") != page ||
+			!strings.Contains(got.Get("Access-Control-Expose-Headers"), "X-Trace-Id") {
 			t.Errorf("%s: %v", path, got)
 		}
 	}
@@ -104,7 +114,10 @@ func TestCORS(t *testing.T) {
 	if got.Get("Access-Control-Allow-Origin") != "" || got.Get("Vary") != "Origin" {
 		t.Errorf("%v", got)
 	}
-	h.do("OPTIONS", "/v1/executions", "", "Origin", other, "Access-Control-Request-Method", "GET").want(405, "method_not_allowed")
-	h.do("POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Content-Type", typeJSON, "Accept", "*/*", "Origin", page).want(200, "")
-	h.do("POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Content-Type", typeJSON, "Accept", "*/*", "Origin", other).want(403, "forbidden")
+	h.do("OPTIONS", "/v1/executions", "", "Origin", other, "Access-Control-Request-Method", "GET").want(
+		405, "method_not_allowed")
+	h.do("POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Content-Type", web.TypeJSON, "Accept", "*/*",
+		"Origin", page).want(200, "")
+	h.do("POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Content-Type", web.TypeJSON, "Accept", "*/*",
+		"Origin", other).want(403, "forbidden")
 }

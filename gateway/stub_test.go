@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -26,6 +28,7 @@ type stub struct {
 	submitted chan proto.TraceID
 	onSubmit  func(*proto.Job)       // called after a job was accepted
 	refuse    func(*proto.Job) error // if it returns an error, the job is not accepted
+	missing   func(*proto.Meta) *proto.Missing
 	stats     func(context.Context) (proto.QueueStats, error)
 	bindings  map[string]proto.Binding
 	revision  uint64
@@ -42,6 +45,15 @@ type run struct {
 	record  proto.Record
 	events  [][]byte
 	changed chan struct{}
+	broken  error // of look-ups
+}
+
+// Missing implements [gateway.Capabilities].
+func (q *stub) Missing(m *proto.Meta) *proto.Missing {
+	if q.missing == nil {
+		return nil
+	}
+	return q.missing(m)
 }
 
 func newStub() *stub {
@@ -72,7 +84,8 @@ func (q *stub) addKey(org, plan string, like proto.Key) string {
 		plan = ""
 	}
 	q.keys = append(q.keys, proto.Key{
-		ID: id, Name: "test", Org: org, Plan: plan, Scopes: like.Scopes, Global: like.Global, Hint: proto.KeyHint(secret), CreatedAt: time.Now(),
+		ID: id, Name: "test", Org: org, Plan: plan, Scopes: like.Scopes, Global: like.Global, Hint: proto.KeyHint(secret),
+		CreatedAt: time.Now(),
 	})
 	q.secrets[secret] = id
 	return secret
@@ -155,11 +168,30 @@ func (q *stub) look(id proto.TraceID) (*proto.Record, <-chan struct{}, error) {
 		return nil, nil, proto.ErrNotFound
 	}
 	record := x.record
-	return &record, x.changed, nil
+	return &record, x.changed, x.broken
 }
 
-func (q *stub) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+// Lookup reserves the memory of the outputs, as the store does.
+func (q *stub) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	end, err := proto.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	record, _, err := q.look(id)
+	if err == nil && record.Result != nil {
+		err = proto.ReserveRead(ctx, len(record.Result.Stdout)+len(record.Result.Stderr))
+	}
+	return record, err
+}
+
+func (q *stub) Summary(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+	record, _, err := q.look(id)
+	if err == nil && record.Result != nil {
+		result := *record.Result
+		result.Stdout, result.Stderr = "", ""
+		record.Result = &result
+	}
 	return record, err
 }
 
@@ -336,22 +368,44 @@ func (q *stub) Rotate(context.Context) (string, error) {
 }
 
 func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error) {
-	if k.Sandbox != "" && !q.registry.has(k.Sandbox) {
+	if k.Sandbox != "" && !proto.BuiltInProfile(k.Sandbox) && !q.registry.has(k.Sandbox) {
 		return proto.Key{}, "", fmt.Errorf("bind: %w", proto.ErrNotFound)
 	}
 	secret := q.addKey(k.Org, k.Plan, k)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
-	made.Name, made.Sandbox, made.Env, made.Secrets, made.Mounts, made.ExpiresAt = k.Name, k.Sandbox, k.Env, k.Secrets, k.Mounts, k.ExpiresAt
-	made.Concurrent, made.MaxTimeout, made.RequestRate, made.AllowedNetworks = k.Concurrent, k.MaxTimeout, k.RequestRate, k.AllowedNetworks
+	made.Name, made.Sandbox, made.Env, made.Secrets, made.Mounts, made.ExpiresAt = k.Name, k.Sandbox, k.Env, k.Secrets,
+		k.Mounts, k.ExpiresAt
+	made.Concurrent, made.MaxTimeout, made.RequestRate, made.AllowedNetworks = k.Concurrent, k.MaxTimeout, k.RequestRate,
+		k.AllowedNetworks
 	return *made, secret, nil
 }
 
-func (q *stub) List(context.Context) ([]proto.Key, error) {
+func (q *stub) List(org string) []proto.Key {
+	list, _ := q.Page(org, "", -1, nil)
+	return list
+}
+
+func (q *stub) Page(org, after string, limit int, keep func(*proto.Key) bool) ([]proto.Key, string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return append([]proto.Key(nil), q.keys...), nil
+	place := func(k *proto.Key) string { return k.CreatedAt.UTC().Format(time.RFC3339Nano) + k.ID }
+	return pageOf(slices.Values(q.keys), func(k *proto.Key) string { return k.Org }, place, org, after, limit, keep)
+}
+
+// pageOf returns a page of the values of an organisation, or of all, ordered by their places.
+func pageOf[T any](
+	all iter.Seq[T], orgOf, place func(*T) string, org, after string, limit int, keep func(*T) bool,
+) ([]T, string) {
+	var list []T
+	for v := range all {
+		if org == "" || orgOf(&v) == org {
+			list = append(list, v)
+		}
+	}
+	slices.SortFunc(list, func(a, b T) int { return strings.Compare(place(&a), place(&b)) })
+	return web.Listed[T]{Values: list, Place: place}.Page("", after, limit, keep)
 }
 
 func (q *stub) Get(_ context.Context, id string) (proto.Key, error) {
@@ -421,8 +475,9 @@ func (l orgStore) Org(_ context.Context, name string) (proto.Org, error) {
 	return o, nil
 }
 
-func (l orgStore) List() []proto.Org {
-	return slices.SortedFunc(maps.Values(l), func(a, b proto.Org) int { return strings.Compare(a.Name, b.Name) })
+func (l orgStore) Page(org, after string, limit int, keep func(*proto.Org) bool) ([]proto.Org, string) {
+	name := func(o *proto.Org) string { return o.Name }
+	return pageOf(maps.Values(l), name, name, org, after, limit, keep)
 }
 
 func (l orgStore) Create(_ context.Context, o proto.Org) error {
@@ -471,7 +526,16 @@ func (l memberStore) Get(_ context.Context, id string) (proto.Member, error) {
 	return m, nil
 }
 
-func (l memberStore) List() []proto.Member { return slices.Collect(maps.Values(l)) }
+func (l memberStore) List(org string) []proto.Member {
+	list, _ := l.Page(org, "", -1, nil)
+	return list
+}
+
+func (l memberStore) Page(org, after string, limit int, keep func(*proto.Member) bool) ([]proto.Member, string) {
+	return pageOf(maps.Values(l), func(m *proto.Member) string { return m.Org }, func(m *proto.Member) string {
+		return m.ID
+	}, org, after, limit, keep)
+}
 
 func (l memberStore) Create(_ context.Context, m proto.Member) (proto.Member, error) {
 	m.ID, m.CreatedAt = fmt.Sprintf("%s%d", proto.MemberPrefix, len(l)+1), time.Now()
@@ -517,7 +581,11 @@ func (l sessionStore) Session(_ context.Context, token string) (proto.Session, e
 	return s, nil
 }
 
-func (l sessionStore) List() []proto.Session { return slices.Collect(maps.Values(l)) }
+func (l sessionStore) Page(org, after string, limit int, keep func(*proto.Session) bool) ([]proto.Session, string) {
+	return pageOf(maps.Values(l), func(s *proto.Session) string { return s.Org }, func(s *proto.Session) string {
+		return s.ID
+	}, org, after, limit, keep)
+}
 
 func (l sessionStore) Create(_ context.Context, s proto.Session) (proto.Session, string, error) {
 	token := proto.NewSessionToken(&[32]byte{1})
@@ -555,7 +623,8 @@ func (l planStore) Plan(_ context.Context, name string) (proto.Plan, error) {
 }
 
 func (l planStore) List() []proto.Plan {
-	return append(proto.PresetPlans(), slices.SortedFunc(maps.Values(l), func(a, b proto.Plan) int { return strings.Compare(a.Name, b.Name) })...)
+	return append(proto.PresetPlans(),
+		slices.SortedFunc(maps.Values(l), func(a, b proto.Plan) int { return strings.Compare(a.Name, b.Name) })...)
 }
 
 func (l planStore) Create(ctx context.Context, p proto.Plan) error {
@@ -682,10 +751,12 @@ func (r *registry) Profile(_ context.Context, name string) (proto.Profile, error
 	return p, nil
 }
 
-func (r *registry) List(context.Context) ([]proto.Profile, error) {
+func (r *registry) List(string) []proto.Profile {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.SortedFunc(maps.Values(r.profiles), func(x, y proto.Profile) int { return strings.Compare(x.Name, y.Name) }), nil
+	return slices.SortedFunc(maps.Values(r.profiles), func(x, y proto.Profile) int {
+		return strings.Compare(x.Name, y.Name)
+	})
 }
 
 func (r *registry) Create(_ context.Context, p proto.Profile) error {
@@ -721,7 +792,7 @@ func (r *registry) Remove(ctx context.Context, name string, check func(proto.Pro
 	if err != nil {
 		return p, err
 	}
-	keys, _ := r.stub.List(ctx)
+	keys := r.stub.List("")
 	bound := &proto.BoundError{Profile: name}
 	for _, k := range keys {
 		if k.Sandbox == name && k.RevokedAt == nil {

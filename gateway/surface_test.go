@@ -3,13 +3,17 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -18,14 +22,22 @@ import (
 func withSurface(run func(a *Agent, w http.ResponseWriter, r *http.Request) error) func(*Server) {
 	return func(s *Server) {
 		handle := func(w http.ResponseWriter, r *http.Request) error { return run(s.AgentFor(r), w, r) }
-		s.Surfaces = []Surface{{
-			KeyHeader: "X-Other-Key",
+		s.Surfaces = []web.Surface{{
+			KeyHeader: "X-Other-Key", Prefixes: []string{"/other/"},
 			WriteError: func(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 				w.WriteHeader(e.Code.Status())
-				_, _ = io.WriteString(w, "other: "+string(e.Code)) // the client may be gone
+				// the client may be gone
+				_, _ = io.WriteString(w, strings.TrimSuffix("other: "+string(e.Code)+" "+string(e.Reason), " "))
 			},
-			Routes: []SurfaceRoute{
-				{http.MethodPost, "/other/run", proto.ScopeExecute, true, handle}, {http.MethodGet, "/other/files", proto.ScopeFiles, false, handle},
+			Routes: []web.SurfaceRow{
+				{
+					Route:  api.Route{Method: http.MethodPost, Path: "/other/run", ID: "run", Scope: proto.ScopeExecute, Starts: true},
+					Handle: handle,
+				},
+				{
+					Route:  api.Route{Method: http.MethodGet, Path: "/other/files", ID: "files", Scope: proto.ScopeFiles},
+					Handle: handle,
+				},
 			},
 		}}
 	}
@@ -45,12 +57,25 @@ func TestSurfacesHaveTheirOwnKeysAndErrors(t *testing.T) {
 	}{
 		{http.MethodPost, "/other/run", h.key, nil, http.StatusOK, "done"},
 		{http.MethodPost, "/other/run", "", []string{"X-Other-Key", h.key}, http.StatusOK, "done"},
-		{http.MethodPost, "/other/run", "", []string{"X-Other-Key", "sk-nobody"}, http.StatusUnauthorized, "other: unauthorized"},
+		{
+			http.MethodPost, "/other/run", "",
+			[]string{"X-Other-Key", "sk-nobody"},
+			http.StatusUnauthorized,
+			"other: unauthorized",
+		},
 		{http.MethodPost, "/other/run", "", nil, http.StatusUnauthorized, "other: unauthorized"},
-		{http.MethodPost, "/other/run", "", []string{"Cookie", "bullpen_session=x"}, http.StatusUnauthorized, "other: unauthorized"},
+		{
+			http.MethodPost, "/other/run", "",
+			[]string{"Cookie", "bullpen_session=x"},
+			http.StatusUnauthorized,
+			"other: unauthorized",
+		},
 		{http.MethodPost, "/other/run", "", []string{"X-Other-Key", runs}, http.StatusOK, "done"},
 		{http.MethodGet, "/other/files", "", []string{"X-Other-Key", runs}, http.StatusForbidden, "other: forbidden"},
 		{http.MethodGet, "/v1/threads", "", []string{"X-Other-Key", h.key}, http.StatusUnauthorized, "{"},
+		{http.MethodGet, "/other/nothing", "", nil, http.StatusNotFound, "other: not_found"},
+		{http.MethodDelete, "/other/run", h.key, nil, http.StatusMethodNotAllowed, "other: method_not_allowed"},
+		{http.MethodGet, "/others/nothing", "", nil, http.StatusNotFound, "{"},
 	} {
 		headers := append([]string{"Authorization", ""}, c.headers...)
 		if c.key != "" {
@@ -61,7 +86,8 @@ func TestSurfacesHaveTheirOwnKeysAndErrors(t *testing.T) {
 		}
 	}
 	h.server.Drain()
-	if r := h.do(http.MethodPost, "/other/run", ""); r.status != http.StatusServiceUnavailable || string(r.body) != "other: service_unavailable" {
+	if r := h.do(http.MethodPost, "/other/run", ""); r.status != http.StatusServiceUnavailable ||
+		string(r.body) != "other: service_unavailable" {
 		t.Errorf("while draining: %d %s", r.status, r.body)
 	}
 	if r := h.do(http.MethodGet, "/other/files", ""); r.status != http.StatusOK {
@@ -73,10 +99,13 @@ func TestSurfacesHaveTheirOwnKeysAndErrors(t *testing.T) {
 func TestAgentsExecute(t *testing.T) {
 	ended := make(chan error, 1)
 	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
-		if _, err := a.ReadBody(w); err != nil { // only then is it noticed that a client leaves
+		// only then is it noticed that a client leaves
+		if err := a.ReadBody(w, func([]byte) error { return nil }); err != nil {
 			return err
 		}
-		record, err := a.Execute(r.Context(), proto.NewTraceID(), &api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1, Metadata: map[string]string{"agent_run": "r"}})
+		record, err := a.Execute(r.Context(), proto.NewTraceID(), &api.ExecuteRequest{
+			Code: "1", Language: proto.Python, MaxAttempts: 1, Metadata: map[string]string{"agent_run": "r"},
+		})
 		ended <- err
 		if err != nil {
 			return err
@@ -86,7 +115,8 @@ func TestAgentsExecute(t *testing.T) {
 	}))
 	free := h.stub.addKey("small", "free", asUser)
 	h.stub.onSubmit = func(job *proto.Job) {
-		if job.Metadata["agent_run"] != "r" || job.Timeout < 1 || job.Timeout > maxAgentTimeout || job.Mode != proto.ModeInline {
+		if job.Metadata["agent_run"] != "r" || job.Timeout < 1 || job.Timeout > maxAgentTimeout ||
+			job.Mode != proto.ModeInline {
 			t.Errorf("%+v", job.Meta)
 		}
 		h.stub.start(job.TraceID)
@@ -95,12 +125,16 @@ func TestAgentsExecute(t *testing.T) {
 		h.stub.finish(job.TraceID, r)
 	}
 	for _, key := range []string{h.key, free} {
-		if r := h.do(http.MethodPost, "/other/run", "{}", "Authorization", "Bearer "+key); string(r.body) != "42" || <-ended != nil {
+		if r := h.do(http.MethodPost, "/other/run", "{}", "Authorization", "Bearer "+key); string(r.body) != "42" ||
+			<-ended != nil {
 			t.Errorf("%d %s", r.status, r.body)
 		}
 	}
-	h.stub.refuse = func(*proto.Job) error { return &proto.Rejection{Reason: proto.RejectedConcurrency, Used: 1, Limit: 1} }
-	if r := h.do(http.MethodPost, "/other/run", "{}"); r.status != http.StatusTooManyRequests || r.header.Get("Retry-After") == "" || <-ended == nil {
+	h.stub.refuse = func(*proto.Job) error {
+		return &proto.Rejection{Reason: proto.RejectedConcurrency, Used: 1, Limit: 1}
+	}
+	if r := h.do(http.MethodPost, "/other/run", "{}"); r.status != http.StatusTooManyRequests ||
+		r.header.Get("Retry-After") == "" || <-ended == nil {
 		t.Errorf("%d %s", r.status, r.body)
 	}
 	h.stub.refuse = nil
@@ -122,6 +156,83 @@ func TestAgentsExecute(t *testing.T) {
 	}
 	if rec := h.stub.record(id); !rec.Cancelling && rec.Status != proto.StatusCancelled {
 		t.Errorf("%+v", rec)
+	}
+}
+
+// The wait for a slot is not part of a call's timeout, and a container in use is told of in the words of those who
+// know containers alone.
+func TestAgentsWaitForSlots(t *testing.T) {
+	var executed error
+	h := newHarness(t, withSurface(func(a *Agent, _ http.ResponseWriter, r *http.Request) error {
+		_, executed = a.Execute(r.Context(), proto.NewTraceID(),
+			&api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1, Timeout: 2, ThreadID: "cntr_1"})
+		return executed
+	}))
+	h.server.QueueWait = time.Minute
+	h.stub.onSubmit = func(job *proto.Job) {
+		if wait := job.QueueDeadline.Sub(job.CreatedAt); wait != time.Minute || job.Timeout != 2 {
+			t.Errorf("the call waits for %v and has %d s", wait, job.Timeout)
+		}
+		h.stub.start(job.TraceID)
+		h.stub.finish(job.TraceID, proto.Exited(0))
+	}
+	if h.do(http.MethodPost, "/other/run", ""); executed != nil {
+		t.Error(executed)
+	}
+	other := proto.NewTraceID()
+	for _, container := range h.threads.heads {
+		container.Holder = other
+	}
+	h.do(http.MethodPost, "/other/run", "")
+	known, ok := errors.AsType[*api.Error](executed)
+	if !ok || known.Code != api.CodeConflict || !strings.Contains(known.Message, "the container is in use") ||
+		strings.Contains(known.Message, "thread") || strings.Contains(known.Message, string(other)) {
+		t.Errorf("got %v", executed)
+	}
+}
+
+// A client that repeats a request repeats its calls. An error after one says so, whatever it is, and
+// has no Retry-After; an error that is the request's own fault is not repeated anyway.
+func TestErrorsAfterCalls(t *testing.T) {
+	var failure error
+	calls := true
+	h := newHarness(t, withSurface(func(a *Agent, _ http.ResponseWriter, r *http.Request) error {
+		if !calls {
+			return failure
+		}
+		if _, err := a.Execute(r.Context(), proto.NewTraceID(),
+			&api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1}); err != nil {
+			return err
+		}
+		return failure
+	}))
+	h.stub.onSubmit = func(job *proto.Job) {
+		<-h.stub.submitted
+		h.stub.start(job.TraceID)
+		h.stub.finish(job.TraceID, proto.Exited(0))
+	}
+	limited := api.Errorf(api.CodeRateLimited, "slow")
+	limited.RetryAfter = 7
+	for _, c := range []struct {
+		failure    error
+		calls      bool
+		body       string
+		retryAfter string
+	}{
+		{errors.New("broken"), true, "other: internal calls_carried_out", ""},
+		{limited, true, "other: rate_limited calls_carried_out", ""},
+		{limited, false, "other: rate_limited", "7"},
+		{api.Unavailable(3, "full"), true, "other: service_unavailable calls_carried_out", ""},
+		{proto.ErrConflict, true, "other: conflict calls_carried_out", ""},
+		{api.Errorf(api.CodeGatewayTimeout, "late"), true, "other: gateway_timeout calls_carried_out", ""},
+		{proto.FieldErrorf("model", "is long"), true, "other: validation_error", ""},
+		{errors.New("broken"), false, "other: internal", ""},
+	} {
+		failure, calls = c.failure, c.calls
+		if r := h.do(http.MethodPost, "/other/run", "{}"); string(r.body) != c.body ||
+			r.header.Get("Retry-After") != c.retryAfter {
+			t.Errorf("%v, calls %t: %s, Retry-After %q", c.failure, c.calls, r.body, r.header.Get("Retry-After"))
+		}
 	}
 }
 
@@ -154,7 +265,7 @@ func TestSurfacesLeave(t *testing.T) {
 	if r := h.do(http.MethodPost, "/other/run", ""); r.status != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", r.status, r.body)
 	}
-	if cause := <-causes; !errors.Is(cause, errDraining) {
+	if cause := <-causes; !errors.Is(cause, web.ErrDraining) {
 		t.Errorf("the server leaves: %v", cause)
 	}
 }
@@ -173,9 +284,7 @@ func TestAgentsReserveMemory(t *testing.T) {
 	if r := h.do(http.MethodPost, "/other/run", ""); string(r.body) != "other: service_unavailable" {
 		t.Errorf("%s", r.body)
 	}
-	if used := h.server.budget.used; used != 0 {
-		t.Errorf("%d bytes are still reserved", used)
-	}
+	h.checkNothingHeld()
 }
 
 // Contents that agents read are transfers. A copy is one, so that copies do not wait for each other.
@@ -199,16 +308,16 @@ func TestAgentsTransfer(t *testing.T) {
 			_, err = io.WriteString(w, "copied")
 			return err
 		}))
-		h.threads.files["acme/t/a"] = []byte("hello")
-		h.addThread("acme", "t")
+		h.threads.files["acme/container=t/a"] = []byte("hello")
+		h.addThread("acme", "container=t")
 		var answers []<-chan *reply
-		for range maxTransfers {
+		for range web.MaxTransfers {
 			answers = append(answers, h.begin(h.request(http.MethodGet, "/other/files", "")))
 		}
 		synctest.Wait()
 		start := time.Now()
 		late := h.send(h.request(http.MethodGet, "/other/files", ""))
-		if string(late.body) != "other: rate_limited" || time.Since(start) != transferWait {
+		if string(late.body) != "other: rate_limited" || time.Since(start) != web.TransferWait {
 			t.Errorf("%s after %s", late.body, time.Since(start))
 		}
 		close(release)
@@ -218,9 +327,7 @@ func TestAgentsTransfer(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if used, orgs := h.server.budget.used, len(h.server.transfers.byOrg); used != 0 || orgs != 0 {
-			t.Errorf("%d bytes and the transfers of %d organisations are still reserved", used, orgs)
-		}
+		h.checkNothingHeld()
 	})
 }
 
@@ -247,25 +354,27 @@ func TestAgentsReplaceFiles(t *testing.T) {
 		replace("b", "", "5")
 		return nil
 	}))
-	h.threads.files["acme/t/a"] = []byte("hello")
-	h.addThread("acme", "t")
+	h.threads.files["acme/container=t/a"] = []byte("hello")
+	h.addThread("acme", "container=t")
 	r := h.do(http.MethodGet, "/other/files", "")
 	if want := "a has changed\na has changed\nb has changed\n"; string(r.body) != want {
 		t.Errorf("%d %s", r.status, r.body)
 	}
-	if a, b := h.threads.files["acme/t/a"], h.threads.files["acme/t/b"]; string(a) != "2" || string(b) != "5" {
+	if a, b := h.threads.files["acme/container=t/a"], h.threads.files["acme/container=t/b"]; string(a) != "2" ||
+		string(b) != "5" {
 		t.Errorf("%s, %s", a, b)
 	}
-	if used, orgs := h.server.budget.used, len(h.server.transfers.byOrg); used != 0 || orgs != 0 {
-		t.Errorf("%d bytes and the transfers of %d organisations are still reserved", used, orgs)
-	}
+	h.checkNothingHeld()
 }
 
 // An absolute path outside of the home is a file that no program would find.
 func TestPathsOfAgents(t *testing.T) {
 	h := newHarness(t)
 	a := &Agent{s: h.server}
-	for path, want := range map[string]string{"a/b": "a/b", "./a": "a", "/home/baponi/a": "a", "/home/baponi": "", ".": "", "/tmp/a": "!", "/home/baponi2/a": "!", "../a": "!", "/home/baponi/../x": "!"} {
+	for path, want := range map[string]string{
+		"a/b": "a/b", "./a": "a", "/home/baponi/a": "a", "/home/baponi": "", ".": "",
+		"/tmp/a": "!", "/home/baponi2/a": "!", "../a": "!", "/home/baponi/../x": "!",
+	} {
 		got, err := a.CleanPath(path)
 		if err != nil {
 			got = "!"
@@ -312,7 +421,8 @@ func TestStoredRunsAreAdmitted(t *testing.T) {
 // another id: the first one never runs.
 func TestUnconfirmedCallsAreSubmittedAgain(t *testing.T) {
 	h := newHarness(t)
-	ctx, agent, release, err := h.server.BackgroundAgent(t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Key: h.stub.keys[0].ID}, false)
+	ctx, agent, release, err := h.server.BackgroundAgent(
+		t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Key: h.stub.keys[0].ID}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +445,36 @@ func TestUnconfirmedCallsAreSubmittedAgain(t *testing.T) {
 	}
 	id := proto.NewTraceID()
 	record, err := agent.Execute(ctx, id, &api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1})
-	if err != nil || record.Status != proto.StatusSuccess || len(tried) != 3 || tried[0] != id || tried[1] == id || record.TraceID != tried[2] {
+	if err != nil || record.Status != proto.StatusSuccess || len(tried) != 3 || tried[0] != id || tried[1] == id ||
+		record.TraceID != tried[2] {
 		t.Errorf("%+v, %v, after %v", record, err, tried)
+	}
+}
+
+// A form with a file has few parts, also if they have the same name.
+func TestPartsOfUploads(t *testing.T) {
+	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, _ *http.Request) error {
+		up, err := a.ReadUpload(w, "")
+		if err == nil {
+			err = up.Close()
+		}
+		return err
+	}))
+	h.server.Spool = func() (*os.File, error) { return os.CreateTemp(t.TempDir(), "") }
+	for _, c := range []struct{ fields, status int }{
+		{maxUploadFields, http.StatusOK}, {maxUploadFields + 1, http.StatusBadRequest},
+	} {
+		for _, format := range []string{"purpose", "field-%d"} {
+			var body strings.Builder
+			for i := range c.fields {
+				name := strings.Replace(format, "%d", strconv.Itoa(i), 1)
+				fmt.Fprintf(&body, "--x\r\nContent-Disposition: form-data; name=%q\r\n\r\nvalue\r\n", name)
+			}
+			body.WriteString("--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\ncontent\r\n--x--\r\n")
+			if r := h.do(http.MethodPost, "/other/run", body.String(), "Content-Type",
+				"multipart/form-data; boundary=x"); r.status != c.status {
+				t.Errorf("%d fields %s: %d %s", c.fields, format, r.status, r.body)
+			}
+		}
 	}
 }

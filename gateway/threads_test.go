@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -54,7 +55,8 @@ func (s *threads) take(org, id string, create bool) (*proto.Thread, error) {
 		t = &proto.Thread{Org: org, ID: id, CreatedAt: time.Now(), UsedAt: time.Now()}
 		s.heads[key(org, id)] = t
 	}
-	if record, _, err := s.stub.look(t.Holder); t.Holder != "" && (err == nil && record.Status.Terminal() || err != nil && time.Since(t.HeldAt) > 30*time.Second) {
+	if record, _, err := s.stub.look(t.Holder); t.Holder != "" &&
+		(err == nil && record.Status.Terminal() || err != nil && time.Since(t.HeldAt) > 30*time.Second) {
 		t.Holder = ""
 	}
 	return t, nil
@@ -100,11 +102,33 @@ func (s *threads) Get(_ context.Context, org, id string) (*proto.Thread, error) 
 	return new(*t), nil
 }
 
-func (s *threads) List(_ context.Context, org, after string, limit int) (list []proto.ThreadSummary, err error) {
+func (s *threads) List(
+	_ context.Context, org string, owner proto.ThreadOwner, after string, limit int,
+) (list []proto.ThreadSummary, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.heads {
-		if t.Org == org && t.ID > after {
+		name, ok := owner.NameOf(t.ID)
+		if owner == "" {
+			name, ok = t.ID, !proto.ThreadOwned(t.ID)
+		}
+		if ok && t.Org == org && name > after {
+			summary := t.Summary()
+			summary.ID = name
+			list = append(list, summary)
+		}
+	}
+	slices.SortFunc(list, func(a, b proto.ThreadSummary) int { return strings.Compare(a.ID, b.ID) })
+	return list[:min(limit, len(list))], s.fail
+}
+
+func (s *threads) ListUsed(
+	_ context.Context, org, prefix string, since time.Time, limit int,
+) (list []proto.ThreadSummary, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.heads {
+		if t.Org == org && strings.HasPrefix(t.ID, prefix) && !t.UsedAt.Before(since) {
 			list = append(list, t.Summary())
 		}
 	}
@@ -112,10 +136,8 @@ func (s *threads) List(_ context.Context, org, after string, limit int) (list []
 	return list[:min(limit, len(list))], s.fail
 }
 
-func (s *threads) ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error) {
-	list, err := s.List(ctx, org, prefix, len(s.heads))
-	list = slices.DeleteFunc(list, func(t proto.ThreadSummary) bool { return !strings.HasPrefix(t.ID, prefix) || t.UsedAt.Before(since) })
-	return list[:min(limit, len(list))], err
+func (s *threads) ArchiveSelected(ctx context.Context, org, id string, paths []string, w io.Writer) error {
+	return s.Archive(ctx, org, id, 0, strings.Join(paths, " "), w)
 }
 
 func (s *threads) Remove(_ context.Context, org, id string) error {
@@ -217,7 +239,9 @@ func (s *threads) Rebuild(context.Context) (proto.Rebuilt, error) {
 // threadFiles implements Files with threads. It has its own List.
 type threadFiles struct{ *threads }
 
-func (s threadFiles) List(_ context.Context, org, thread, dir string, recursive bool, each func(proto.File) error) error {
+func (s threadFiles) List(
+	_ context.Context, org, thread, dir string, recursive bool, each func(proto.File) error,
+) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := s.names(org, thread)
@@ -230,7 +254,10 @@ func (s threadFiles) List(_ context.Context, org, thread, dir string, recursive 
 			continue
 		}
 		body := s.files[key(key(org, thread), name)]
-		if err := each(proto.File{Path: name, Size: int64(len(body)), Modified: time.Unix(1, 0), IsDirectory: body == nil}); err != nil {
+		if err := each(proto.File{
+			Path: name, Size: int64(len(body)), Modified: time.Unix(1, 0),
+			IsDirectory: body == nil,
+		}); err != nil {
 			return err
 		}
 	}
@@ -306,7 +333,9 @@ func (s threadFiles) Rename(_ context.Context, org, thread, from, to string, mos
 }
 
 // change makes a new version with a change of what is at a path.
-func (s threadFiles) change(org, thread, name string, change func(all map[string][]byte, at string) error) (int64, error) {
+func (s threadFiles) change(
+	org, thread, name string, change func(all map[string][]byte, at string) error,
+) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, err := s.take(org, thread, false)
@@ -323,7 +352,9 @@ func (s threadFiles) change(org, thread, name string, change func(all map[string
 	return t.Number() + 1, change(s.files, at)
 }
 
-func (s threadFiles) Stage(ctx context.Context, org, thread, name string, size int64, most proto.Space, body io.Reader) error {
+func (s threadFiles) Stage(
+	ctx context.Context, org, thread, name string, size int64, most proto.Space, body io.Reader,
+) error {
 	if err := s.CheckSpace(ctx, org, thread, name, size, most); err != nil {
 		return err
 	}
@@ -345,7 +376,9 @@ func (s threadFiles) Stage(ctx context.Context, org, thread, name string, size i
 	return nil
 }
 
-func (s threadFiles) StageIfUnchanged(ctx context.Context, org, thread, name, tag string, size int64, most proto.Space, body io.Reader) error {
+func (s threadFiles) StageIfUnchanged(
+	ctx context.Context, org, thread, name, tag string, size int64, most proto.Space, body io.Reader,
+) error {
 	current := ""
 	if content, err := s.Open(ctx, org, thread, name); err == nil {
 		current = content.Tag
@@ -356,7 +389,9 @@ func (s threadFiles) StageIfUnchanged(ctx context.Context, org, thread, name, ta
 	return s.Stage(ctx, org, thread, name, size, most, body)
 }
 
-func (s threadFiles) Put(ctx context.Context, org, thread, name string, size int64, most proto.Space, body io.Reader) error {
+func (s threadFiles) Put(
+	ctx context.Context, org, thread, name string, size int64, most proto.Space, body io.Reader,
+) error {
 	s.mu.Lock()
 	if t, err := s.take(org, thread, true); err == nil && t.Holder != "" {
 		s.mu.Unlock()
@@ -368,7 +403,10 @@ func (s threadFiles) Put(ctx context.Context, org, thread, name string, size int
 
 const inThread = `{"code":"1","thread_id":"t"}`
 
-var allModes = map[string][]string{"inline": {"Accept", typeJSON}, "streaming": {"Accept", typeNDJSON}, "async": {"Prefer", "respond-async"}}
+var allModes = map[string][]string{
+	"inline": {"Accept", web.TypeJSON}, "streaming": {"Accept", web.TypeNDJSON},
+	"async": {"Prefer", "respond-async"},
+}
 
 // One execution holds a thread from its acceptance to its end. The next execution can have it at
 // once.
@@ -436,7 +474,8 @@ func TestRefusedExecutionUnlocks(t *testing.T) {
 			t.Run(fmt.Sprint(name, headers), func(t *testing.T) {
 				h := newHarness(t)
 				h.stub.refuse = func(*proto.Job) error { return test.refuse }
-				if a := h.execute(inThread, headers...); a.status != test.status || h.threads.holder("t") != "" || h.stub.bound() != 0 {
+				if a := h.execute(inThread, headers...); a.status != test.status || h.threads.holder("t") != "" ||
+					h.stub.bound() != 0 {
 					t.Errorf("%d %s, holder %q, %d bindings", a.status, a.body, h.threads.holder("t"), h.stub.bound())
 				}
 				h.stub.refuse = nil
@@ -512,7 +551,8 @@ func (h *harness) addThread(org, id string) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.UTC)
 	version := func(n int64) proto.Version {
 		return proto.Version{
-			Number: n, CreatedAt: at.Add(time.Duration(n) * time.Second), Trace: "trc_AbCdEfGhIjKlMnOpQrSt", Bytes: n * 100, Files: n,
+			Number: n, CreatedAt: at.Add(time.Duration(n) * time.Second), Trace: "trc_AbCdEfGhIjKlMnOpQrSt",
+			Bytes: n * 100, Files: n,
 			Manifest: proto.Blob{Key: "secret/key"}, Layers: []proto.Layer{{Blob: proto.Blob{Key: "secret/layer"}}},
 		}
 	}
@@ -527,16 +567,20 @@ func (h *harness) addThread(org, id string) {
 
 func TestThreads(t *testing.T) {
 	h := newHarness(t)
-	if a := h.do("GET", "/v1/threads", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"threads":[],"next_cursor":null}` {
+	if a := h.do("GET", "/v1/threads", "").want(200, ""); strings.TrimSpace(
+		string(a.body)) != `{"threads":[],"next_cursor":null}` {
 		t.Errorf("none: %s", a.body)
 	}
 	h.addThread("acme", "t")
 	h.addThread("other", "theirs")
-	const short = `"id":"t","version":3,"bytes":300,"files":3,"created_at":"2026-01-02T03:04:05.678Z","used_at":"2026-01-02T03:05:05.678Z","holder":null`
-	if a := h.do("GET", "/v1/threads", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"threads":[{`+short+`}],"next_cursor":null}` {
+	const short = `"id":"t","version":3,"bytes":300,"files":3,"created_at":"2026-01-02T03:04:05.678Z",` +
+		`"used_at":"2026-01-02T03:05:05.678Z","holder":null`
+	if a := h.do("GET", "/v1/threads", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"threads":[{`+short+
+		`}],"next_cursor":null}` {
 		t.Errorf("list: %s", a.body)
 	}
-	const long = short + `,"versions":[{"number":3,"created_at":"2026-01-02T03:04:08.678Z","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","bytes":300,"files":3},` +
+	const long = short + `,"versions":[{"number":3,"created_at":"2026-01-02T03:04:08.678Z",` +
+		`"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","bytes":300,"files":3},` +
 		`{"number":2,"created_at":"2026-01-02T03:04:07.678Z","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","bytes":200,"files":2},` +
 		`{"number":1,"created_at":"2026-01-02T03:04:06.678Z","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","bytes":100,"files":1}],` +
 		`"staged":[{"path":"a/b","size":9,"at":"2026-01-02T03:04:05.678Z"}]`
@@ -550,7 +594,8 @@ func TestThreads(t *testing.T) {
 	h.do("DELETE", "/v1/threads/t", "").want(409, "conflict", string(id))
 
 	fork := h.do("POST", "/v1/threads/t/fork", `{"id":"f"}`).want(201, "")
-	if f := fork.json(); fork.header.Get("Location") != "/v1/threads/f" || f["id"] != "f" || f["version"] != 1.0 || f["bytes"] != 300.0 ||
+	if f := fork.json(); fork.header.Get("Location") != "/v1/threads/f" || f["id"] != "f" || f["version"] != 1.0 ||
+		f["bytes"] != 300.0 ||
 		f["versions"].([]any)[0].(map[string]any)["trace_id"] != nil {
 		t.Errorf("fork %s", fork.body)
 	}
@@ -571,11 +616,15 @@ func TestThreads(t *testing.T) {
 	if e := h.do("GET", "/v1/threads/e", "").want(200, "").json(); e["version"] != 0.0 || len(e["versions"].([]any)) != 0 {
 		t.Errorf("empty thread %v", e)
 	}
-	for _, id := range []string{"t", "theirs", "never", "-", "a%2fb", "..%2f", strings.Repeat("a", 129)} {
-		h.do("GET", "/v1/threads/"+id, "").want(404, "not_found", "no thread")
-		h.do("DELETE", "/v1/threads/"+id, "").want(404, "not_found", "no thread")
-		h.do("POST", "/v1/threads/"+id+"/fork", `{"id":"n"}`).want(404, "not_found", "no thread")
-		h.do("GET", "/v1/threads/"+id+"/archive", "").want(404, "not_found", "no thread")
+	for id, message := range map[string]string{
+		"t": "no thread", "theirs": "no thread", "never": "no thread", "-": "no thread",
+		strings.Repeat("a", 129): "no thread",
+		"a%2fb":                  "nothing of that id", "..%2f": "nothing of that id",
+	} {
+		h.do("GET", "/v1/threads/"+id, "").want(404, "not_found", message)
+		h.do("DELETE", "/v1/threads/"+id, "").want(404, "not_found", message)
+		h.do("POST", "/v1/threads/"+id+"/fork", `{"id":"n"}`).want(404, "not_found", message)
+		h.do("GET", "/v1/threads/"+id+"/archive", "").want(404, "not_found", message)
 	}
 	for _, path := range []string{"/v1/threads", "/v1/threads/t", "/v1/threads/t/archive"} {
 		h.do("GET", path, "", "Authorization", "").want(401, "unauthorized")
@@ -620,7 +669,8 @@ func TestArchive(t *testing.T) {
 		}
 		body, err := io.ReadAll(in)
 		if err != nil || string(body) != want || a.header.Get("Content-Type") != "application/x-tar" ||
-			a.header.Get("Content-Disposition") != `attachment; filename=t.tar` || a.header.Get("X-Content-Type-Options") != "nosniff" {
+			a.header.Get("Content-Disposition") != `attachment; filename=t.tar` ||
+			a.header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%q, %v, headers %v", body, err, a.header)
 		}
 	}
@@ -643,13 +693,15 @@ func TestThreadAdmin(t *testing.T) {
 	h := newHarness(t)
 	for body, age := range map[string]time.Duration{"": proto.DefaultSafeAge, `{"safe_age":10800}`: 3 * time.Hour} {
 		a := h.do("POST", "/v1/admin/threads/gc", body).want(200, "")
-		if strings.TrimSpace(string(a.body)) != `{"layers":{"blobs":2,"bytes":300},"objects":{"blobs":0,"bytes":0},"manifests":{"blobs":0,"bytes":0},"uploads":{"blobs":1,"bytes":9}}` || h.threads.age != age {
+		if strings.TrimSpace(string(a.body)) != `{"layers":{"blobs":2,"bytes":300},"objects":{"blobs":0,"bytes":0},`+
+			`"manifests":{"blobs":0,"bytes":0},"uploads":{"blobs":1,"bytes":9}}` || h.threads.age != age {
 			t.Errorf("%s with %s", a.body, h.threads.age)
 		}
 	}
 	h.do("POST", "/v1/admin/threads/gc", `{"safe_age":3600}`).want(400, "validation_error", "safe_age")
 	h.do("POST", "/v1/admin/threads/gc", `{"safe":1}`).want(400, "validation_error", "safe")
-	if a := h.do("POST", "/v1/admin/threads/rebuild", "").want(200, ""); strings.TrimSpace(string(a.body)) != `{"made":3,"kept":2,"lost":1}` {
+	if a := h.do("POST", "/v1/admin/threads/rebuild", "").want(200, ""); strings.TrimSpace(
+		string(a.body)) != `{"made":3,"kept":2,"lost":1}` {
 		t.Errorf("%s", a.body)
 	}
 	execute := h.stub.addKey("acme", "pro", asUser)

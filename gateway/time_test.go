@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -34,7 +35,7 @@ func (h *harness) executeRequest(body string, headers ...string) *http.Request {
 	return h.request(http.MethodPost, "/v1/sandbox/execute", body, headers...)
 }
 
-var waitingModes = map[string][]string{"inline": {"Accept", typeJSON}, "streaming": {"Accept", typeNDJSON}}
+var waitingModes = map[string][]string{"inline": {"Accept", web.TypeJSON}, "streaming": {"Accept", web.TypeNDJSON}}
 
 func TestQueueWait(t *testing.T) {
 	for name, headers := range waitingModes {
@@ -148,10 +149,14 @@ func TestPatienceIsApplied(t *testing.T) {
 	if a := h.execute(hello, "Prefer", "wait=9").want(200, ""); a.header.Get("Preference-Applied") != "wait=9" {
 		t.Errorf("Preference-Applied %q", a.header.Get("Preference-Applied"))
 	}
-	if a := h.execute(hello, "Prefer", "wait=9, respond-async").want(202, ""); a.header.Get("Preference-Applied") != "respond-async" {
+	if a := h.execute(hello, "Prefer", "wait=9, respond-async").want(202, ""); a.header.Get(
+		"Preference-Applied") != "respond-async" {
 		t.Errorf("Preference-Applied %q", a.header.Get("Preference-Applied"))
 	}
-	for _, value := range []string{"wait", "wait=", "wait=0", "wait=-1", "wait=1.5", "wait=3601", "wait=99999999999999999999", "wait=x"} {
+	for _, value := range []string{
+		"wait", "wait=", "wait=0", "wait=-1", "wait=1.5", "wait=3601",
+		"wait=99999999999999999999", "wait=x",
+	} {
 		h.execute(hello, "Prefer", value).want(400, "validation_error", "Prefer: wait", "1 to 3600")
 	}
 }
@@ -176,13 +181,13 @@ func TestGatewayTimeout(t *testing.T) {
 
 func TestKeepalive(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
-		answers := h.begin(h.executeRequest(hello, "Accept", typeNDJSON))
+		answers := h.begin(h.executeRequest(hello, "Accept", web.TypeNDJSON))
 		id := <-h.stub.submitted
 		h.stub.start(id)
-		time.Sleep(keepalive - time.Millisecond)
+		time.Sleep(web.Keepalive - time.Millisecond)
 		synctest.Wait()
 		h.stub.output(id, proto.Stdout, "a")
-		time.Sleep(2*keepalive + time.Millisecond)
+		time.Sleep(2*web.Keepalive + time.Millisecond)
 		synctest.Wait()
 		h.stub.finish(id, proto.Exited(0))
 		var types []string
@@ -202,11 +207,12 @@ func TestKeepalive(t *testing.T) {
 func TestKeepaliveBeforeTheFirstEvent(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		id := h.execute(hello, "Prefer", "respond-async").trace()
-		answers := h.begin(h.request("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", typeSSE))
-		time.Sleep(keepalive + time.Millisecond)
+		answers := h.begin(h.request("GET", "/v1/executions/"+string(id)+"/output", "", "Accept", web.TypeSSE))
+		time.Sleep(web.Keepalive + time.Millisecond)
 		synctest.Wait()
 		h.stub.finish(id, proto.Cancelled())
-		if got := string((<-answers).body); !strings.HasPrefix(got, "id: 0\ndata: {\"type\":\"keepalive\",\"seq\":0}\n\nid: 1\ndata: {\"type\":\"result\"") {
+		if got := string((<-answers).body); !strings.HasPrefix(
+			got, "id: 0\ndata: {\"type\":\"keepalive\",\"seq\":0}\n\nid: 1\ndata: {\"type\":\"result\"") {
 			t.Errorf("events\n%s", got)
 		}
 	})
@@ -216,7 +222,7 @@ func TestKeepaliveBeforeTheFirstEvent(t *testing.T) {
 func TestEventsAreFlushed(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.stub.onSubmit = func(job *proto.Job) { h.stub.start(job.TraceID) }
-		resp, err := h.client.Do(h.executeRequest(hello, "Accept", typeNDJSON))
+		resp, err := h.client.Do(h.executeRequest(hello, "Accept", web.TypeNDJSON))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -296,10 +302,11 @@ func TestSlowBody(t *testing.T) {
 		start := time.Now()
 		resp := h.raw("Content-Length: 100\r\n\r\n{")
 		text, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != http.StatusRequestTimeout || !resp.Close || !strings.Contains(string(text), "body did not arrive within 30s") {
+		if err != nil || resp.StatusCode != http.StatusRequestTimeout || !resp.Close ||
+			!strings.Contains(string(text), "body did not arrive within 30s") {
 			t.Errorf("%v, %s, %v", resp, text, err)
 		}
-		if took := time.Since(start); took != bodyTimeout {
+		if took := time.Since(start); took != web.BodyTimeout {
 			t.Errorf("took %s", took)
 		}
 	})
@@ -309,13 +316,13 @@ func TestSlowBody(t *testing.T) {
 func TestSlowReader(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.stub.finishAtOnce(proto.Exited(0), strings.Repeat("x", 4<<20))
-		for _, accept := range []string{typeJSON, typeNDJSON} {
+		for _, accept := range []string{web.TypeJSON, web.TypeNDJSON} {
 			start := time.Now()
 			resp, err := h.client.Do(h.executeRequest(hello, "Accept", accept))
 			if err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(writeTimeout + time.Second)
+			time.Sleep(web.WriteTimeout + time.Second)
 			if n, err := io.Copy(io.Discard, resp.Body); err == nil || n > 1<<20 {
 				t.Errorf("%s: read %d bytes, %v after %s", accept, n, err, time.Since(start))
 			}
@@ -335,7 +342,7 @@ func TestIdleConnectionIsGood(t *testing.T) {
 		h.stub.finishAtOnce(proto.Exited(0))
 		for range 3 {
 			h.execute(hello, "Expect", "100-continue").want(200, "")
-			time.Sleep(2 * writeTimeout)
+			time.Sleep(2 * web.WriteTimeout)
 		}
 		if dialed != 1 {
 			t.Errorf("%d connections", dialed)
@@ -365,7 +372,7 @@ func TestHTTP2(t *testing.T) {
 		protocols.SetUnencryptedHTTP2(true)
 		h.client.Transport.(*http.Transport).Protocols = protocols
 
-		stream := h.begin(h.executeRequest(`{"code":"1","timeout":3600}`, "Accept", typeNDJSON))
+		stream := h.begin(h.executeRequest(`{"code":"1","timeout":3600}`, "Accept", web.TypeNDJSON))
 		streamed := <-h.stub.submitted
 		h.stub.start(streamed)
 		inline := h.begin(h.executeRequest(`{"code":"1","timeout":3600}`))
@@ -385,7 +392,7 @@ func TestHTTP2(t *testing.T) {
 		r := h.executeRequest("")
 		r.Body, r.ContentLength = body, -1
 		h.send(r).want(408, "request_timeout", "body", "30s")
-		h.execute(hello+strings.Repeat(" ", DefaultMaxBody)).want(413, "payload_too_large")
+		h.execute(hello+strings.Repeat(" ", web.DefaultMaxBody)).want(413, "payload_too_large")
 	})
 }
 

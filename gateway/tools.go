@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/gateway/mcp"
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -22,32 +23,52 @@ const (
 	// messageCost is the number of copies of a message of the Model Context Protocol beyond those of
 	// other bodies, and toolOutputCost the number of copies of the output in a result, escaped.
 	messageCost, toolOutputCost = 4, 8
+	// valueCost is the memory of a value in such a message, or in a request to an agent, in bytes.
+	valueCost = 1 << 10
 	// maxProgress is the size of the text of one progress notification in bytes. The end of longer
 	// text is sent.
 	maxProgress = 4 << 10
 )
 
 // serveMCP answers requests of the Model Context Protocol.
-func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request) error {
-	if err := s.checkOrigin(r); err != nil {
+func (s *Server) serveMCP(w http.ResponseWriter, r *web.Request) error {
+	if err := s.CheckOrigin(r); err != nil {
 		return err
 	}
-	if err := mcp.Check(r); err != nil {
+	if err := mcp.Check(r.Request); err != nil {
 		return err
 	}
-	body, err := s.readBody(w, r)
+	body, err := s.ReadBody(w, r)
 	if err != nil {
 		return err
 	}
-	if !s.reserve(infoOf(r.Context()), int64(len(body))*messageCost) {
-		return errOverloaded
+	if err := s.reserveMessage(r.Info, body); err != nil {
+		return err
 	}
-	if mcp.Connected(r) {
+	if mcp.Connected(r.Request) {
 		var release func()
-		r, release = infoOf(r.Context()).rec.client.whileConnected(r)
+		r, release = r.WhileConnected()
 		defer release()
 	}
-	return s.tools.Serve(w, r, body)
+	decoded, err := s.BeginTurn(r, body)
+	if err != nil {
+		return err
+	}
+	defer decoded()
+	return s.tools.Serve(w, r.Request, body, decoded)
+}
+
+// reserveMessage reserves the memory for the message of a model's client while it is decoded and
+// carried out.
+func (s *Server) reserveMessage(i *web.Info, message []byte) error {
+	values, err := api.CountValues(message)
+	if err != nil {
+		return err
+	}
+	if !s.Reserve(i, int64(len(message))*messageCost+int64(values)*valueCost) {
+		return web.ErrOverloaded
+	}
+	return nil
 }
 
 // toolCalls carries out the tools of the Model Context Protocol, with the functions that the routes
@@ -60,22 +81,24 @@ func (t toolCalls) callTrace(call *mcp.Call) proto.TraceID {
 	if call.Name == "" {
 		return proto.NewTraceID()
 	}
-	text := strings.Join([]string{callForm, infoOf(call.HTTP.Context()).key.ID, call.Name}, "\n")
-	return proto.DerivedTraceID(string(signature(*t.URLSecret, text)))
+	text := strings.Join([]string{callForm, web.RequestOf(call.HTTP).Key.ID, call.Name}, "\n")
+	return proto.DerivedTraceID(string(web.Signature(*t.URLSecret, text)))
 }
 
 // Execute implements [mcp.Sandbox]. The execution is inline, or streaming if the client wants
 // progress and the plan includes that.
-func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRequest) (result *api.ToolResult, err error) {
-	if t.draining.Load() {
-		return nil, errDraining // here, because the route also serves tools that start nothing
+func (t toolCalls) Execute(
+	_ context.Context, call *mcp.Call, req *api.ExecuteRequest,
+) (result *api.ToolResult, err error) {
+	if t.IsDraining() {
+		return nil, web.ErrDraining // here, because the route also serves tools that start nothing
 	}
-	r := call.HTTP
-	i, id := infoOf(r.Context()), t.callTrace(call)
-	ctx, span := t.startRequest(r, id, "tools/call "+api.ToolExecute)
-	defer func() { endRequest(ctx, span, http.StatusOK, err) }() // errors of tools are answers
+	r := web.RequestOf(call.HTTP)
+	i, id := r.Info, t.callTrace(call)
+	ctx, span := t.StartRequest(r, id, "tools/call "+api.ToolExecute)
+	defer func() { web.EndRequest(ctx, i, span, http.StatusOK, err) }() // errors of tools are answers
 	mode := proto.ModeInline
-	if call.Progress != nil && i.plan.Streaming {
+	if call.Progress != nil && i.Plan.Streaming {
 		mode = proto.ModeStreaming
 	}
 	if call.Name != "" {
@@ -83,7 +106,7 @@ func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRe
 			return nil, err
 		}
 	}
-	job, err := t.newJob(ctx, req, clientOf(r), mode, id, 0)
+	job, err := t.Admission.Job(ctx, req, web.CallerOf(r), mode, id, t.queueWait(0, req.Timeout))
 	if err != nil {
 		return nil, err
 	}
@@ -94,13 +117,13 @@ func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRe
 		}
 		defer watch.Close()
 	}
-	x, err := t.submit(ctx, &proto.Submission{Job: job}, 0)
-	t.shrink(i, requestCost) // the program is stored
+	x, err := t.submit(ctx, i, &proto.Submission{Job: job}, 0)
+	t.Shrink(i, web.RequestCost) // the program is stored
 	if err != nil {
 		return nil, err
 	}
 	x.watch = watch
-	i.trace = x.id
+	i.Trace = x.id
 	var record *proto.Record
 	if mode == proto.ModeInline {
 		record, err = t.await(ctx, x)
@@ -116,33 +139,38 @@ func (t toolCalls) Execute(_ context.Context, call *mcp.Call, req *api.ExecuteRe
 		}
 		return nil, waitError(x.id, err)
 	}
-	if !t.reserve(i, int64(min(len(record.Result.Stdout), api.MaxToolOutput)+min(len(record.Result.Stderr), api.MaxToolOutput))*toolOutputCost) {
-		return nil, api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+statusHint(x.id))
+	if !t.Reserve(i, int64(min(len(record.Result.Stdout), api.MaxToolOutput)+
+		min(len(record.Result.Stderr), api.MaxToolOutput))*toolOutputCost) {
+		return nil, api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+
+			web.StatusHint(x.id))
 	}
 	return api.NewToolResult(x.id, record.Result), nil
 }
 
 // checkUnused refuses a call with the name of an earlier one.
 func (t toolCalls) checkUnused(ctx context.Context, id proto.TraceID) error {
-	_, err := t.Jobs.Lookup(ctx, id)
+	_, err := t.Jobs.Summary(ctx, id)
 	switch {
 	case errors.Is(err, proto.ErrNotFound):
 		return nil
 	case err != nil:
 		return fmt.Errorf("look up %s: %w", id, err)
 	default:
-		return api.Errorf(api.CodeConflict, "another request of this session had the same id; its execution is at /v1/executions/%s", id)
+		return api.Errorf(api.CodeConflict,
+			"another request of this session had the same id; its execution is at /v1/executions/%s", id)
 	}
 }
 
 // awaitWithProgress is [Server.await] for an execution that is streamed.
-func (t toolCalls) awaitWithProgress(ctx context.Context, x *admitted, progress func(string) error) (*proto.Record, error) {
+func (t toolCalls) awaitWithProgress(
+	ctx context.Context, x *admitted, progress func(string) error,
+) (*proto.Record, error) {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
 	tail, err := t.Events.Follow(limited, x.id, 0)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		return nil, errDeadline
+		return nil, web.ErrDeadline
 	case err != nil:
 		return nil, errors.Join(fmt.Errorf("follow %s: %w", x.id, err), t.clientGone(ctx, x))
 	}
@@ -158,8 +186,8 @@ func (t toolCalls) awaitWithProgress(ctx context.Context, x *admitted, progress 
 				return nil, err
 			}
 		}
-		batch, err = t.nextUntil(ctx, tail, time.Now().Add(keepalive))
-		if errors.Is(err, errDeadline) && t.leaving.Err() == nil {
+		batch, err = t.nextUntil(ctx, tail, time.Now().Add(web.Keepalive))
+		if errors.Is(err, web.ErrDeadline) && !t.HasLeft() {
 			batch, err = proto.Events{}, progress(fmt.Sprintf("running for %s", time.Since(start).Round(time.Second)))
 		}
 	}
@@ -183,7 +211,7 @@ func outputText(lines []byte) string {
 
 // Authorize implements [mcp.Sandbox].
 func (t toolCalls) Authorize(call *mcp.Call, tool *api.Tool) error {
-	if key := &infoOf(call.HTTP.Context()).key; !key.Has(tool.Scope) {
+	if key := &web.RequestOf(call.HTTP).Key; !key.Has(tool.Scope) {
 		return api.MissingScope(tool.Scope)
 	}
 	return nil
@@ -196,9 +224,9 @@ func (t toolCalls) Cancel(ctx context.Context, call *mcp.Call) error {
 
 // cancelCall ends an execution, if there is one that has not ended.
 func (t toolCalls) cancelCall(ctx context.Context, id proto.TraceID) error {
-	ctx, done := detached(ctx)
+	ctx, done := web.Detached(ctx)
 	defer done()
-	record, err := t.Jobs.Lookup(ctx, id)
+	record, err := t.Jobs.Summary(ctx, id)
 	if err == nil && !record.Status.Terminal() {
 		_, err = t.Jobs.Cancel(ctx, id)
 	}
@@ -211,7 +239,7 @@ func (t toolCalls) cancelCall(ctx context.Context, id proto.TraceID) error {
 // ListFiles implements [mcp.Sandbox].
 func (t toolCalls) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListRequest) (*api.ToolFiles, error) {
 	files := &api.ToolFiles{Files: []api.File{}}
-	from, dir, err := t.openRequested(call.HTTP, &req.FileRequest, req.Path, proto.CleanFilePath)
+	from, dir, err := t.openRequested(web.RequestOf(call.HTTP), &req.FileRequest, req.Path, proto.CleanFilePath)
 	if err != nil {
 		return nil, err
 	}
@@ -235,17 +263,19 @@ var errEnough = errors.New("the list is long enough")
 
 // UploadURL implements [mcp.Sandbox].
 func (t toolCalls) UploadURL(_ context.Context, call *mcp.Call, req *api.FileUploadRequest) (*api.SignedURL, error) {
-	return t.signUpload(call.HTTP, req)
+	return t.signUpload(web.RequestOf(call.HTTP), req)
 }
 
 // DownloadURL implements [mcp.Sandbox].
-func (t toolCalls) DownloadURL(_ context.Context, call *mcp.Call, req *api.FileDownloadRequest) (*api.SignedURL, error) {
-	return t.signDownload(call.HTTP, req)
+func (t toolCalls) DownloadURL(
+	_ context.Context, call *mcp.Call, req *api.FileDownloadRequest,
+) (*api.SignedURL, error) {
+	return t.signDownload(web.RequestOf(call.HTTP), req)
 }
 
 // PublicError implements [mcp.Sandbox].
 func (t toolCalls) PublicError(call *mcp.Call, err error) *api.Error {
-	i := infoOf(call.HTTP.Context())
-	i.err, i.reported = err, true
-	return toAPI(err, &i.plan)
+	i := web.RequestOf(call.HTTP).Info
+	i.Err, i.Reported = err, true
+	return api.NewError(err)
 }

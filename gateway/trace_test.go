@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -21,7 +22,9 @@ type spyTracer struct {
 	config trace.SpanConfig
 }
 
-func (s *spyTracer) Start(ctx context.Context, name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+func (s *spyTracer) Start(
+	ctx context.Context, name string, options ...trace.SpanStartOption,
+) (context.Context, trace.Span) {
 	s.name, s.config = name, trace.NewSpanStartConfig(options...)
 	s.parent = trace.SpanContextFromContext(ctx)
 	s.id, _ = proto.TraceIDFromContext(ctx)
@@ -36,7 +39,8 @@ func TestSpan(t *testing.T) {
 	h.server.Tracer = spy
 	h.stub.finishAtOnce(proto.Exited(0))
 	a := h.execute(hello, "Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-	if spy.name != "POST /v1/sandbox/execute" || spy.id != a.trace() || !spy.config.NewRoot() || spy.config.SpanKind() != trace.SpanKindServer {
+	if spy.name != "POST /v1/sandbox/execute" || spy.id != a.trace() || !spy.config.NewRoot() ||
+		spy.config.SpanKind() != trace.SpanKindServer {
 		t.Errorf("span %q of %s", spy.name, spy.id)
 	}
 	links := spy.config.Links()
@@ -45,7 +49,8 @@ func TestSpan(t *testing.T) {
 	}
 	h.server.TrustTraceparent = true
 	h.execute(hello, "Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-	if parent := spy.parent.SpanID().String(); parent != "b7ad6b7169203331" || spy.config.NewRoot() || len(spy.config.Links()) != 0 {
+	if parent := spy.parent.SpanID().String(); parent != "b7ad6b7169203331" || spy.config.NewRoot() ||
+		len(spy.config.Links()) != 0 {
 		t.Errorf("the parent is %s, a new root is started: %v", parent, spy.config.NewRoot())
 	}
 	h.execute(hello)
@@ -59,12 +64,12 @@ func TestSpan(t *testing.T) {
 
 // BenchmarkTracingOff measures what tracing adds to a request when nothing is traced.
 func BenchmarkTracingOff(b *testing.B) {
-	s := &Server{Tracer: noop.NewTracerProvider().Tracer("")}
-	r := httptest.NewRequest(http.MethodPost, "/v1/sandbox/execute", nil)
+	s := &web.Core{Tracer: noop.NewTracerProvider().Tracer("")}
+	r := &web.Request{Request: httptest.NewRequest(http.MethodPost, "/v1/sandbox/execute", nil), Info: &web.Info{}}
 	id := proto.NewTraceID()
 	b.ReportAllocs()
 	for b.Loop() {
-		ctx, span := s.startRequest(r, id, executeRoute)
-		endRequest(ctx, span, http.StatusOK, nil)
+		ctx, span := s.StartRequest(r, id, executeRoute)
+		web.EndRequest(ctx, r.Info, span, http.StatusOK, nil)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -15,7 +16,7 @@ import (
 func TestUploadMemoryIsLimited(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		const size = 1 << 20
-		h.server.Memory = orgShare * 2 * uploadMemory(size)
+		h.server.Memory = web.OrgShare * 2 * web.UploadMemory(size)
 		var uploads []*io.PipeWriter
 		var answers []<-chan *reply
 		for range 2 {
@@ -37,9 +38,7 @@ func TestUploadMemoryIsLimited(t *testing.T) {
 		}
 		h.send(h.put(h.server.signedPut("c", 1), "x")).want(200, "")
 		synctest.Wait()
-		if used := h.server.budget.used; used != 0 {
-			t.Errorf("%d bytes are still reserved", used)
-		}
+		h.checkNothingHeld()
 	})
 }
 
@@ -51,7 +50,7 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 		h.stub.addKey("other", "pro", asUser)
 		var uploads []*io.PipeWriter
 		var answers []<-chan *reply
-		for range maxTransfers {
+		for range web.MaxTransfers {
 			body, in := io.Pipe()
 			r := h.put(h.server.signedPut("b", 2), "")
 			r.Body, r.ContentLength = body, 2
@@ -61,11 +60,15 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 		synctest.Wait()
 		content := func(org, method string) *grant {
 			id := map[string]string{"acme": "key_1", "other": "key_2"}[org]
-			return &grant{method: method, key: id, org: org, source: proto.SourceThread, id: "t", path: "a", size: 2, expiresAt: time.Now().Add(time.Hour)}
+			return &grant{
+				method: method, key: id, org: org, source: proto.SourceThread, id: "t", path: "a", size: 2,
+				expiresAt: time.Now().Add(time.Hour),
+			}
 		}
 		down := contentPath + content("acme", "GET").token(*h.server.URLSecret)
 		start := time.Now()
-		if a := h.get(down).want(429, "rate_limited", "on their way"); a.header.Get("Retry-After") != "1" || time.Since(start) != transferWait {
+		if a := h.get(down).want(429, "rate_limited", "on their way"); a.header.Get("Retry-After") != "1" ||
+			time.Since(start) != web.TransferWait {
 			t.Errorf("refused after %s: %v", time.Since(start), a.header)
 		}
 		h.send(h.put(h.server.signedPut("c", 1), "x")).want(429, "rate_limited")
@@ -100,12 +103,10 @@ func TestTransfersOfAnOrganisation(t *testing.T) {
 		}
 		finish(0).want(200, "")
 		(<-next).want(200, "")
-		for i := 1; i < maxTransfers; i++ {
+		for i := 1; i < web.MaxTransfers; i++ {
 			finish(i).want(200, "")
 		}
 		synctest.Wait()
-		if len(h.server.transfers.byOrg) != 0 {
-			t.Errorf("%d organisations are remembered", len(h.server.transfers.byOrg))
-		}
+		h.checkNothingHeld()
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -44,7 +45,7 @@ func (s *Server) uploads(f *fileStore, size int64) PartUploads {
 // blobUploads are uploads with parts in the blob store.
 type blobUploads struct {
 	parts     Parts
-	beginning *transfers
+	beginning *web.Transfers
 	files     MountFiles
 	org       string
 	size      int64
@@ -53,7 +54,7 @@ type blobUploads struct {
 // BeginUpload implements [PartUploads]. Gateways do not wait for each other: each beyond the first
 // can exceed the limits by one upload.
 func (b *blobUploads) BeginUpload(ctx context.Context, _ string, size int64) (string, error) {
-	done, err := b.beginning.acquire(ctx, b.org, 1)
+	done, err := b.beginning.Acquire(ctx, b.org, 1)
 	if err != nil {
 		return "", err
 	}
@@ -72,7 +73,9 @@ func (b *blobUploads) UploadedParts(ctx context.Context, _, id string) ([]proto.
 }
 
 // CompleteUpload implements [PartUploads].
-func (b *blobUploads) CompleteUpload(ctx context.Context, path, id string, check func([]proto.UploadedPart) error) error {
+func (b *blobUploads) CompleteUpload(
+	ctx context.Context, path, id string, check func([]proto.UploadedPart) error,
+) error {
 	parts, err := b.UploadedParts(ctx, path, id)
 	if err == nil {
 		err = check(parts)
@@ -107,8 +110,8 @@ func partSize(size int64, number int) int64 {
 }
 
 // createUpload begins an upload in parts.
-func (s *Server) createUpload(w http.ResponseWriter, r *http.Request) error {
-	req, err := decodeBody[api.PartUploadRequest](s, w, r)
+func (s *Server) createUpload(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeBody[api.PartUploadRequest](&s.Core, w, r)
 	if err != nil {
 		return err
 	}
@@ -129,15 +132,19 @@ func (s *Server) createUpload(w http.ResponseWriter, r *http.Request) error {
 		return files.wrap("begin an upload to", err)
 	}
 	if len(id) > maxUploadID || strings.ContainsFunc(id, unicode.IsControl) {
-		return api.Errorf(api.CodeConflict, "the server of the storage connection %s answered with an id of an upload that is not valid", files.id)
+		return api.Errorf(api.CodeConflict,
+			"the server of the storage connection %s answered with an id of an upload that is not valid", files.id)
 	}
-	key := &infoOf(r.Context()).key
-	g := &grant{method: methodParts, key: key.ID, org: key.Org, source: req.Source, id: req.ID, upload: id, path: name, size: req.ContentLength}
+	key := &r.Key
+	g := &grant{
+		method: methodParts, key: key.ID, org: key.Org, source: req.Source, id: req.ID, upload: id, path: name,
+		size: req.ContentLength,
+	}
 	signed, err := s.signedPath(r, g, uploadsPath, uploadLife)
 	if err != nil {
 		return err
 	}
-	return writeValue(w, http.StatusOK, api.PartUpload{
+	return web.WriteValue(w, http.StatusOK, api.PartUpload{
 		URL: signed, PartSize: proto.UploadPartBytes, Parts: partCount(g.size), ExpiresAt: api.Time{Time: g.expiresAt},
 	})
 }
@@ -151,7 +158,7 @@ type upload struct {
 }
 
 // openUpload returns the upload of a request's URL, whose files must be closed.
-func (s *Server) openUpload(r *http.Request) (*upload, error) {
+func (s *Server) openUpload(r *web.Request) (*upload, error) {
 	g, key, err := s.checkGrant(r, methodParts)
 	if err != nil {
 		return nil, err
@@ -172,13 +179,14 @@ func (s *Server) openUpload(r *http.Request) (*upload, error) {
 func (u *upload) wrap(operation string, err error) error {
 	_, atPath := errors.AsType[*proto.NoFileError](err)
 	if errors.Is(err, proto.ErrNotFound) && !atPath {
-		return api.Errorf(api.CodeNotFound, "there is no such upload any more: it was completed, which /v1/files/list shows, or it was removed")
+		return api.Errorf(api.CodeNotFound,
+			"there is no such upload any more: it was completed, which /v1/files/list shows, or it was removed")
 	}
 	return u.files.wrap(operation, err)
 }
 
 // getUpload lists the parts of an upload.
-func (s *Server) getUpload(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) getUpload(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err
@@ -188,15 +196,18 @@ func (s *Server) getUpload(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return u.wrap("list the parts of an upload to", err)
 	}
-	answer := api.PartUploadState{Path: u.path, Size: u.size, PartSize: proto.UploadPartBytes, Parts: partCount(u.size), Uploaded: []api.UploadedPart{}, ExpiresAt: api.Time{Time: u.expiresAt}}
+	answer := api.PartUploadState{
+		Path: u.path, Size: u.size, PartSize: proto.UploadPartBytes, Parts: partCount(u.size),
+		Uploaded: []api.UploadedPart{}, ExpiresAt: api.Time{Time: u.expiresAt},
+	}
 	for _, p := range parts {
 		answer.Uploaded = append(answer.Uploaded, api.UploadedPart(p))
 	}
-	return writeValue(w, http.StatusOK, answer)
+	return web.WriteValue(w, http.StatusOK, answer)
 }
 
 // putPart stores a part of an upload.
-func (s *Server) putPart(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) putPart(w http.ResponseWriter, r *web.Request) error {
 	err := s.storePart(w, r)
 	if err != nil {
 		w.Header().Set("Connection", "close") // the body, or the rest of it, is not read
@@ -204,18 +215,18 @@ func (s *Server) putPart(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-func (s *Server) storePart(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) storePart(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err
 	}
 	defer u.files.close()
-	number, err := queryInt(r, "part", 1, int64(partCount(u.size)), 0)
+	number, err := web.QueryInt(r, "part", 1, int64(partCount(u.size)), 0)
 	if err == nil && number == 0 {
 		err = proto.FieldErrorf("part", "must be given, such as ?part=1")
 	}
 	if err == nil {
-		err = requireIdentity(w, r)
+		err = web.RequireIdentity(w, r)
 	}
 	size := int64(0)
 	if err == nil {
@@ -226,7 +237,7 @@ func (s *Server) storePart(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if u.files.partsInBlobs() {
-		if err := s.checkQuota(r.Context(), u.files.org, proto.QuotaStored); err != nil {
+		if err := s.Admission.CheckQuota(r.Context(), u.files.org, proto.QuotaStored); err != nil {
 			return err
 		}
 	}
@@ -235,21 +246,21 @@ func (s *Server) storePart(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer end()
-	body := &longBody{from: r.Body, control: infoOf(r.Context()).rec.control, limit: size}
+	body := r.LongBody(r.Body, size)
 	var content bytes.Buffer // grows with the content, not with the announced size
 	_, err = io.CopyN(&content, body, size)
-	body.clearDeadline()
+	body.ClearDeadline()
 	if err != nil {
-		return fmt.Errorf("read part %d: %w", number, noEOF(err))
+		return fmt.Errorf("read part %d: %w", number, web.NoEOF(err))
 	}
 	if err := u.parts.PutPart(r.Context(), u.sub, u.upload, int(number), content.Bytes()); err != nil {
 		return u.wrap("store a part of a file of", err)
 	}
-	return writeValue(w, http.StatusOK, api.UploadedPart{Number: int(number), Size: size})
+	return web.WriteValue(w, http.StatusOK, api.UploadedPart{Number: int(number), Size: size})
 }
 
 // completeUpload turns the parts into the file. It goes on if the client leaves.
-func (s *Server) completeUpload(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) completeUpload(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err
@@ -262,11 +273,13 @@ func (s *Server) completeUpload(w http.ResponseWriter, r *http.Request) error {
 	defer end()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), joinTimeout)
 	defer cancel()
-	err = u.parts.CompleteUpload(ctx, u.sub, u.upload, func(parts []proto.UploadedPart) error { return checkParts(parts, u.size) })
+	err = u.parts.CompleteUpload(ctx, u.sub, u.upload, func(parts []proto.UploadedPart) error {
+		return checkParts(parts, u.size)
+	})
 	if err != nil {
 		return u.wrap("complete an upload to", err)
 	}
-	return writeValue(w, http.StatusOK, api.Uploaded{Path: u.path, Size: u.size})
+	return web.WriteValue(w, http.StatusOK, api.Uploaded{Path: u.path, Size: u.size})
 }
 
 // checkParts returns an error that names the parts of a file of size bytes that are missing.
@@ -291,13 +304,13 @@ func checkParts(parts []proto.UploadedPart, size int64) error {
 }
 
 // abortUpload removes an upload.
-func (s *Server) abortUpload(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) abortUpload(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err
 	}
 	defer u.files.close()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), versionsTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), web.VersionsTimeout)
 	defer cancel()
 	if err := u.parts.AbortUpload(ctx, u.sub, u.upload); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return u.wrap("remove an upload to", err)

@@ -44,7 +44,8 @@ func (u *usageStub) Cross(_ context.Context, c proto.Crossing) (bool, error) {
 func (u *usageStub) Report(_ context.Context, f *proto.UsageFilter) (proto.UsageReport, error) {
 	u.filter = *f
 	row := proto.UsageRow{StoredByteDays: 7, UsageSum: proto.UsageSum{
-		Executions: map[proto.Status]int64{proto.StatusSuccess: 2, proto.StatusOOM: 1}, CPUMS: 1234, MemoryMS: 5, BytesOut: 3, OutputBytes: 4, WebhookAttempts: 6,
+		Executions: map[proto.Status]int64{proto.StatusSuccess: 2, proto.StatusOOM: 1}, CPUMS: 1234, MemoryMS: 5, BytesOut: 3,
+		OutputBytes: 4, WebhookAttempts: 6,
 	}}
 	if f.By(proto.UsageByDay) {
 		row.Day = "2026-02-03"
@@ -56,7 +57,8 @@ func (u *usageStub) Report(_ context.Context, f *proto.UsageFilter) (proto.Usage
 }
 
 func (u *usageStub) asked() string {
-	return fmt.Sprint(u.filter.Org, " ", u.filter.From.Format(proto.UsageDayLayout), " ", u.filter.To.Format(proto.UsageDayLayout), " ", u.filter.GroupBy)
+	return fmt.Sprint(u.filter.Org, " ", u.filter.From.Format(proto.UsageDayLayout), " ",
+		u.filter.To.Format(proto.UsageDayLayout), " ", u.filter.GroupBy)
 }
 
 func TestUsageFilters(t *testing.T) {
@@ -65,7 +67,8 @@ func TestUsageFilters(t *testing.T) {
 		stub := new(usageStub)
 		h := newHarness(t, func(s *Server) { s.Usage = stub })
 		user, admin := *h, *h
-		user.key, admin.key = h.stub.addKey("acme", "pro", asUser), h.stub.addKey("acme", "pro", proto.Key{Scopes: proto.Scopes()})
+		user.key, admin.key = h.stub.addKey("acme", "pro", asUser),
+			h.stub.addKey("acme", "pro", proto.Key{Scopes: proto.Scopes()})
 		for _, c := range []struct {
 			h          *harness
 			path, want string
@@ -85,8 +88,10 @@ func TestUsageFilters(t *testing.T) {
 		}
 		for query, word := range map[string]string{
 			"from=2026-3-1": "from", "from=": "from", "to=2026-02-30": "to", "from=2026-03-06": "must not be after to",
-			"from=2025-03-04": "at most 366 days", "group_by=hour": "group_by", "group_by=day,day": "group_by", "group_by=org": "group_by",
-			"group_by=day,": "group_by", "format=xml": "format", "org=acme": "org is no parameter", "form=2026-03-01": "form is no parameter",
+			"from=2025-03-04": "at most 366 days", "group_by=hour": "group_by", "group_by=day,day": "group_by",
+			"group_by=org":  "group_by",
+			"group_by=day,": "group_by", "format=xml": "format", "org=acme": "org is no parameter",
+			"form=2026-03-01": "form is no parameter",
 		} {
 			user.do("GET", "/v1/usage?"+query, "").want(400, "validation_error", word)
 		}
@@ -100,10 +105,12 @@ func TestUsageFilters(t *testing.T) {
 func TestUsageForms(t *testing.T) {
 	h := newHarness(t)
 	row := h.do("GET", "/v1/usage", "").want(200, "").json()["rows"].([]any)[0].(map[string]any)
-	if row["day"] != "2026-02-03" || row["org"] != nil || row["cpu_seconds"] != 1.234 || row["executions"].(map[string]any)["total"] != 3.0 {
+	if row["day"] != "2026-02-03" || row["org"] != nil || row["cpu_seconds"] != 1.234 ||
+		row["executions"].(map[string]any)["total"] != 3.0 {
 		t.Errorf("%v", row)
 	}
-	const want = "org,day,executions,success,failed,timeout,oom,seccomp,cancelled,cpu_seconds,memory_mib_seconds,bytes_out,output_bytes,stored_byte_days,webhook_attempts\n" +
+	const want = "org,day,executions,success,failed,timeout,oom,seccomp," +
+		"cancelled,cpu_seconds,memory_mib_seconds,bytes_out,output_bytes,stored_byte_days,webhook_attempts\n" +
 		"acme,2026-02-03,3,2,0,0,1,0,0,1.234,0.005,3,4,7,6\n"
 	for _, a := range []*reply{
 		h.do("GET", "/v1/admin/usage?group_by=day,org", "", "Accept", "text/csv"),

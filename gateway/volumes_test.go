@@ -8,17 +8,18 @@ import (
 	"io"
 	"testing"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-const work = `{"slug":"work","kind":"volume","bytes":"2MiB","prefix":"base"}`
+const volumeWork = `{"slug":"work","kind":"volume","bytes":"2MiB","prefix":"base"}`
 
 // newVolumeHarness starts a server with the connections data, a bucket, and work, a volume, of acme.
 // It returns the threads of the server.
 func newVolumeHarness(t *testing.T) (*harness, *threads) {
 	h := newConnectionHarness(t)
-	h.do("POST", connections, work).want(201, "")
+	h.do("POST", connections, volumeWork).want(201, "")
 	return h, h.server.Versions.(*threads)
 }
 
@@ -41,26 +42,47 @@ func TestVolumeForks(t *testing.T) {
 	h, stored := newVolumeHarness(t)
 	fork := func(body string) *reply { return h.do("POST", connections+"/work/fork", body) }
 	fork(`{"slug":"empty"}`).want(201, "")
-	if v := h.do("GET", connections+"/empty/volume", "").want(200, "").json(); v["version"] != 0.0 || v["quota"] != "2MiB" || v["holder"] != nil {
+	if v := h.do("GET", connections+"/empty/volume", "").want(200, "").json(); v["version"] != 0.0 ||
+		v["quota"] != "2MiB" || v["holder"] != nil {
 		t.Errorf("%v", v)
 	}
 	fork(`{"slug":"old","version":1}`).want(404, "not_found", "version")
 	stored.putVolume("work", 3, nil)
-	if v := h.do("GET", connections+"/work/volume", "").want(200, "").json(); v["version"] != 3.0 || v["bytes"] != 7.0 || v["files"] != 2.0 || len(v["versions"].([]any)) != 3 {
+	if v := h.do("GET", connections+"/work/volume", "").want(200, "").json(); v["version"] != 3.0 || v["bytes"] != 7.0 ||
+		v["files"] != 2.0 || len(v["versions"].([]any)) != 3 {
 		t.Errorf("%v", v)
 	}
 	made := fork(`{"slug":"snapshot","read_only":true,"description":"d"}`).want(201, "")
-	if c := made.json(); c["kind"] != "volume" || c["bytes"] != "2MiB" || c["prefix"] != "base" || c["read_only"] != true || c["description"] != "d" ||
+	if c := made.json(); c["kind"] != "volume" || c["bytes"] != "2MiB" || c["prefix"] != "base" ||
+		c["read_only"] != true || c["description"] != "d" ||
 		made.header.Get("Location") != connections+"/snapshot" || made.header.Get("ETag") == "" {
 		t.Errorf("%v, %v", c, made.header)
 	}
+	// A snapshot stays one. A fork of it does not.
+	const change = `{"kind":"volume","bytes":"4MiB","prefix":"base","read_only":`
+	h.do("PUT", connections+"/snapshot", change+`false}`).want(400, "validation_error", "read_only must stay true")
+	h.do("PUT", connections+"/snapshot", `{"kind":"volume","bytes":"4MiB"}`).want(400, "validation_error",
+		"read_only must stay true")
+	if c := h.do("PUT", connections+"/snapshot", change+`true,"description":"e"}`).want(
+		200, "").json(); c["bytes"] != "4MiB" || c["snapshot"] != true {
+		t.Errorf("%v", c)
+	}
+	if c := h.do("POST", connections+"/snapshot/fork", `{"slug":"writable"}`).want(
+		201, "").json(); c["read_only"] != false || c["snapshot"] != nil {
+		t.Errorf("%v", c)
+	}
+	h.do("POST", connections, `{"slug":"quiet","kind":"volume","bytes":"1MiB","read_only":true}`).want(201, "")
+	h.do("PUT", connections+"/quiet", `{"kind":"volume","bytes":"1MiB"}`).want(200, "")
 	fork(`{"slug":"old","version":1}`).want(201, "")
 	fork(`{"slug":"none","version":4}`).want(404, "not_found", "version")
 	h.do("GET", connections+"/none", "").want(404, "not_found")
 	for _, slug := range []string{"snapshot", "work", "data"} {
 		fork(`{"slug":"`+slug+`"}`).want(409, "conflict")
 	}
-	for _, body := range []string{`{}`, `{"slug":"Old"}`, `{"slug":"a/b"}`, `{"slug":"volume=x"}`, `{"slug":"n","version":0}`, `{"slug":"n","bytes":"1GiB"}`} {
+	for _, body := range []string{
+		`{}`, `{"slug":"Old"}`, `{"slug":"a/b"}`, `{"slug":"volume=x"}`,
+		`{"slug":"n","version":0}`, `{"slug":"n","bytes":"1GiB"}`,
+	} {
 		fork(body).want(400, "validation_error")
 	}
 	// Files of a volume that another gateway has begun to fork or has not removed to the end.
@@ -69,6 +91,7 @@ func TestVolumeForks(t *testing.T) {
 	// If the connection cannot be stored, the files are removed.
 	full := &fullConnections{connectionStore: h.server.Connections.(*connectionStore)}
 	h.server.Connections = full
+	h.remount()
 	fork(`{"slug":"full"}`).want(400, "validation_error", "too many")
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("full")); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("the files of a fork without a connection: %v", err)
@@ -85,6 +108,7 @@ func TestVolumeForks(t *testing.T) {
 		}
 	}
 	h.server.Connections = full.connectionStore
+	h.remount()
 	for _, method := range []string{"volume", "archive"} {
 		h.do("GET", connections+"/data/"+method, "").want(409, "conflict", "no volume")
 		h.do("GET", connections+"/none/"+method, "").want(404, "not_found")
@@ -101,7 +125,7 @@ func TestVolumeForks(t *testing.T) {
 			}
 		}
 	}
-	if forked != 3 {
+	if forked != 4 {
 		t.Errorf("%d forks are recorded", forked)
 	}
 }
@@ -146,7 +170,8 @@ func TestVolumeArchive(t *testing.T) {
 	h.do("GET", connections+"/work/archive?version=1", "").want(404, "not_found")
 	stored.putVolume("work", 3, nil)
 	for query, want := range map[string]string{
-		"": "version 3base", "?version=2": "version 2base", "?path=a/b": "version 3base/a/b", "?path=/data/work/a": "version 3base/a", "?path=/": "version 3base",
+		"": "version 3base", "?version=2": "version 2base", "?path=a/b": "version 3base/a/b",
+		"?path=/data/work/a": "version 3base/a", "?path=/": "version 3base",
 	} {
 		if got := read(query); got != want {
 			t.Errorf("%s: %q, want %q", query, got, want)
@@ -167,24 +192,26 @@ func TestVolumeRemoval(t *testing.T) {
 	running := user.execute(hello, "Prefer", "respond-async").want(202, "")
 	user.execute(hello).want(409, "conflict", "volume work is in use by execution "+string(running.trace()))
 	h.do("DELETE", "/v1/admin/keys/"+id, "").want(200, "")
-	h.do("DELETE", connections+"/work", "").want(409, "conflict", "volume work is in use by execution "+string(running.trace()))
+	h.do("DELETE", connections+"/work", "").want(
+		409, "conflict", "volume work is in use by execution "+string(running.trace()))
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("work")); err != nil {
 		t.Error(err)
 	}
 	if c := h.do("GET", connections+"/work", "").want(200, "").json(); c["removing"] != true {
 		t.Errorf("%v", c)
 	}
-	h.do("PUT", connections+"/work", work).want(409, "conflict", "being removed")
+	h.do("PUT", connections+"/work", volumeWork).want(409, "conflict", "being removed")
 	h.do("POST", connections+"/work/fork", `{"slug":"fork"}`).want(409, "conflict", "being removed")
 	h.do("GET", connections+"/work/archive", "").want(409, "conflict", "being removed")
 	h.do("GET", connections+"/work/volume", "").want(200, "")
-	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","mounts":[{"connection":"work"}]}`).want(409, "conflict", "being removed")
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","mounts":[{"connection":"work"}]}`).want(
+		409, "conflict", "being removed")
 	h.stub.finish(running.trace(), proto.Exited(0))
 	h.do("DELETE", connections+"/work", "").want(200, "")
 	if _, err := stored.Get(t.Context(), "acme", proto.VolumeThread("work")); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
-	h.do("POST", connections, work).want(201, "")
+	h.do("POST", connections, volumeWork).want(201, "")
 	h.do("DELETE", connections+"/work", "").want(200, "") // of which nothing is stored
 }
 
@@ -196,7 +223,8 @@ func TestVolumeMounts(t *testing.T) {
 	reader.execute(sub("a")).want(400, "validation_error", "sub_paths", "exist")
 	_, user := h.newKey("acme", `[{"connection":"snapshot"},{"connection":"work","prefix":"a"}]`)
 	job := h.jobOf(user.execute(hello).want(200, ""))
-	if !job.HasMounts || !job.HasVolumes || len(job.Volumes) != 1 || job.Volumes[0] != "work" || len(job.Mounts) != 2 || !job.Mounts[0].ReadOnly ||
+	if !job.HasMounts || !job.HasVolumes || len(job.Volumes) != 1 || job.Volumes[0] != "work" || len(job.Mounts) != 2 ||
+		!job.Mounts[0].ReadOnly ||
 		job.Mounts[1].Prefix != "base/a" || job.Mounts[1].At != "a" || job.Mounts[1].Bytes != 2<<20 {
 		t.Errorf("%+v", job)
 	}
@@ -206,8 +234,8 @@ func TestVolumeMounts(t *testing.T) {
 		t.Errorf("%+v", job)
 	}
 	// That look is no transfer, which slow downloads could use up.
-	for range maxTransfers {
-		done, err := h.server.transfers.begin(t.Context(), "acme")
+	for range web.MaxTransfers {
+		done, err := h.server.Transfers.Begin(t.Context(), "acme")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,8 +255,10 @@ func TestVolumeMounts(t *testing.T) {
 func TestVolumeSizeIsLimited(t *testing.T) {
 	h, _ := newVolumeHarness(t)
 	h.server.MaxVolume = 1 << 20
+	h.remount()
 	for _, answer := range []*reply{
-		h.do("POST", connections, `{"slug":"new","kind":"volume","bytes":"2MiB"}`), h.do("PUT", connections+"/work", work),
+		h.do("POST", connections, `{"slug":"new","kind":"volume","bytes":"2MiB"}`),
+		h.do("PUT", connections+"/work", volumeWork),
 		h.do("POST", connections+"/work/fork", `{"slug":"fork"}`),
 	} {
 		answer.want(400, "validation_error", "bytes", "2MiB", "1MiB", "--max-volume-size")

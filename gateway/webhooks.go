@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -14,21 +17,8 @@ import (
 // replayBatch is the number of failed deliveries that one request replays.
 const replayBatch = 100
 
-// webhookURL returns the URL that the result of a request is delivered to, empty for none. The URL
-// of a mode without webhook is checked for its form only.
-func (s *Server) webhookURL(ctx context.Context, req *api.ExecuteRequest, mode proto.Mode, key *proto.Key) (string, error) {
-	const field = "webhook_url"
-	switch {
-	case mode != proto.ModeAsync && req.WebhookURL == "":
-		return "", nil
-	case mode != proto.ModeAsync:
-		return "", s.URLs.CheckURL(field, req.WebhookURL)
-	case req.WebhookURL == "":
-		return s.Webhooks.Webhook(key.ID).URL, nil
-	default:
-		return req.WebhookURL, s.URLs.Check(ctx, field, req.WebhookURL)
-	}
-}
+var errNoWebhook = api.Errorf(
+	api.CodeNotFound, "the execution has no webhook: it asked for none, and its API key has no URL")
 
 // deliveryStatus returns the status of the webhook of an execution, empty if it has none.
 func (s *Server) deliveryStatus(ctx context.Context, r *proto.Record) (proto.DeliveryStatus, error) {
@@ -58,8 +48,8 @@ func (s *Server) delivery(ctx context.Context, r *proto.Record) (*proto.Delivery
 	return proto.NewDelivery(&r.Meta, time.Time{}), nil
 }
 
-func (s *Server) getDelivery(w http.ResponseWriter, r *http.Request) error {
-	record, err := s.lookup(r)
+func (s *Server) getDelivery(w http.ResponseWriter, r *web.Request) error {
+	record, err := s.summary(r)
 	if err != nil {
 		return err
 	}
@@ -67,11 +57,11 @@ func (s *Server) getDelivery(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("look up the webhook of %s: %w", record.TraceID, err)
 	}
-	return writeValue(w, http.StatusOK, api.NewDelivery(d))
+	return web.WriteValue(w, http.StatusOK, api.NewDelivery(d))
 }
 
-func (s *Server) replayDelivery(w http.ResponseWriter, r *http.Request) error {
-	record, err := s.lookup(r)
+func (s *Server) replayDelivery(w http.ResponseWriter, r *web.Request) error {
+	record, err := s.summary(r)
 	if err != nil {
 		return err
 	}
@@ -79,47 +69,53 @@ func (s *Server) replayDelivery(w http.ResponseWriter, r *http.Request) error {
 		return errNoWebhook
 	}
 	if e, ok := s.Webhooks.Endpoint(record.Org, record.WebhookURL); ok && e.Disabled() {
-		return api.Errorf(api.CodeConflict, "deliveries to %s are disabled; once it answers again, POST its URL to /v1/webhook/endpoints/enable", record.WebhookURL)
+		return api.Errorf(api.CodeConflict,
+			"deliveries to %s are disabled; once it answers again, POST its URL to /v1/webhook/endpoints/enable",
+			record.WebhookURL)
 	}
-	ctx, cancel := detached(r.Context())
+	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
 	d, err := s.Deliveries.Replay(ctx, record.Org, record.TraceID)
 	if errors.Is(err, proto.ErrConflict) || errors.Is(err, proto.ErrNotFound) { // not found: not stored yet
-		return api.Errorf(api.CodeConflict, "the webhook is pending: it can be sent again once it was delivered or has failed")
+		return api.Errorf(api.CodeConflict,
+			"the webhook is pending: it can be sent again once it was delivered or has failed")
 	}
 	if err != nil {
 		return fmt.Errorf("replay the webhook of %s: %w", record.TraceID, err)
 	}
-	return writeValue(w, http.StatusAccepted, api.NewDelivery(d))
+	return web.WriteValue(w, http.StatusAccepted, api.NewDelivery(d))
 }
 
 // replayFailed replays one batch of failed deliveries. The client asks again for the next batch.
-func (s *Server) replayFailed(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) replayFailed(w http.ResponseWriter, r *web.Request) error {
 	query := r.URL.Query()
 	since, err := time.Parse(time.RFC3339, query.Get("since"))
 	if err != nil {
 		return proto.FieldErrorf("since", "must be a time such as 2026-11-20T12:00:00Z")
 	}
-	var after proto.TraceID
-	if text := query.Get("after"); text != "" {
-		if after, err = proto.ParseTraceID(text); err != nil {
-			return proto.FieldErrorf("after", "must be the id that next had in the answer before: %v", err)
+	list, filter, after := r.URL.Path, [2]string{r.Key.Org, query.Get("since")}, query.Get("after")
+	if after != "" {
+		if after, err = s.OpenPlace(list, filter, after); err != nil {
+			return proto.FieldErrorf("after", "must be what next had in the answer before")
 		}
 	}
-	done, err := s.Deliveries.ReplayFailed(r.Context(), infoOf(r.Context()).key.Org, since, after, replayBatch)
+	done, err := s.Deliveries.ReplayFailed(r.Context(), r.Key.Org, since, after, replayBatch)
+	if err == nil && done.Next != "" {
+		done.Next, err = s.SealPlace(list, filter, done.Next)
+	}
 	if err != nil {
 		return fmt.Errorf("replay failed webhooks: %w", err)
 	}
-	return writeValue(w, http.StatusOK, api.NewReplayed(done))
+	return web.WriteValue(w, http.StatusOK, api.NewReplayed(done))
 }
 
 // settingsKey returns the API key or the member whose webhook settings a request is about: the one
-// that the query names, or the calling one. Others need the scope admin, as the routes of changes do: the URL
-// gets the results of all async executions.
-func (s *Server) settingsKey(r *http.Request, change bool) (*proto.Key, error) {
-	own, id := &infoOf(r.Context()).key, r.URL.Query().Get("key")
+// that the query names, or the calling one. Others need the scope admin: the URL gets the results of all their
+// async executions. The calling one can send these anywhere with each request, too.
+func (s *Server) settingsKey(r *web.Request, change bool) (*proto.Key, error) {
+	own, id := &r.Key, r.URL.Query().Get("key")
 	if id == "" {
-		auditBefore(r, own.Org, own.ID, nil)
+		web.AuditBefore(r, own.Org, own.ID, nil)
 		return own, nil
 	}
 	if !own.Has(proto.ScopeAdmin) {
@@ -127,21 +123,22 @@ func (s *Server) settingsKey(r *http.Request, change bool) (*proto.Key, error) {
 	}
 	key, err := s.storedPrincipal(r.Context(), id)
 	if err == nil {
-		err = administer(r, &key, change)
+		err = web.Administer(r, &key, change)
 	}
 	if errors.Is(err, proto.ErrNotFound) {
-		return nil, api.Errorf(api.CodeNotFound, "there is no API key or member of that id; see /v1/admin/keys and /v1/admin/members")
+		return nil, api.Errorf(api.CodeNotFound,
+			"there is no API key or member of that id; see /v1/admin/keys and /v1/admin/members")
 	}
 	if err == nil && change {
-		err = s.checkMayGetObjects(r.Context(), key.Org)
+		err = admin.CheckMayGetObjects(r.Context(), s.Orgs, key.Org)
 	}
 	if err == nil {
-		auditBefore(r, key.Org, key.ID, nil)
+		web.AuditBefore(r, key.Org, key.ID, nil)
 	}
 	return &key, err
 }
 
-func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) getWebhook(w http.ResponseWriter, r *web.Request) error {
 	key, err := s.settingsKey(r, false)
 	if err != nil {
 		return err
@@ -150,7 +147,7 @@ func (s *Server) getWebhook(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return webhookError(err)
 	}
-	return writeValue(w, http.StatusOK, api.NewWebhook(&settings, "", time.Now()))
+	return web.WriteValue(w, http.StatusOK, api.NewWebhook(&settings, "", time.Now()))
 }
 
 // webhookError wraps an error of webhook settings. ErrNotFound gets the message for settings.
@@ -162,8 +159,8 @@ func webhookError(err error) error {
 }
 
 // readWebhook decodes webhook settings from the body of a request and checks where their URL leads.
-func (s *Server) readWebhook(w http.ResponseWriter, r *http.Request) (*api.WebhookRequest, error) {
-	req, err := decodeBody[api.WebhookRequest](s, w, r)
+func (s *Server) readWebhook(w http.ResponseWriter, r *web.Request) (*api.WebhookRequest, error) {
+	req, err := web.DecodeBody[api.WebhookRequest](&s.Core, w, r)
 	if err != nil || req.URL == nil {
 		return req, err
 	}
@@ -172,7 +169,7 @@ func (s *Server) readWebhook(w http.ResponseWriter, r *http.Request) (*api.Webho
 
 // putWebhook replaces the settings of a key. The previous secret goes on signing for a
 // day.
-func (s *Server) putWebhook(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) putWebhook(w http.ResponseWriter, r *web.Request) error {
 	key, err := s.settingsKey(r, true)
 	if err != nil {
 		return err
@@ -195,7 +192,7 @@ func (s *Server) putWebhook(w http.ResponseWriter, r *http.Request) error {
 }
 
 // patchWebhook changes the settings of a key that the request names.
-func (s *Server) patchWebhook(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) patchWebhook(w http.ResponseWriter, r *web.Request) error {
 	key, err := s.settingsKey(r, true)
 	if err != nil {
 		return err
@@ -231,30 +228,31 @@ func rotateFrom(old *proto.Webhook, wanted proto.Webhook) proto.Webhook {
 // changeWebhook stores the settings that change returns for a key, and answers with them
 // and with secret.
 func (s *Server) changeWebhook(
-	w http.ResponseWriter, r *http.Request, key *proto.Key, secret string, change func(old *proto.Webhook) (proto.Webhook, error),
+	w http.ResponseWriter, r *web.Request, key *proto.Key, secret string,
+	change func(old *proto.Webhook) (proto.Webhook, error),
 ) error {
-	ctx, cancel := detached(r.Context())
+	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
 	settings, err := s.Webhooks.Change(ctx, key.ID, func(old *proto.Webhook) (proto.Webhook, error) {
-		auditBefore(r, key.Org, key.ID, auditWebhook(old))
+		web.AuditBefore(r, key.Org, key.ID, auditWebhook(old))
 		return change(old)
 	})
 	if err != nil {
 		return webhookError(err)
 	}
-	auditAfter(r, key.Org, key.ID, auditWebhook(&settings))
-	return writeValue(w, http.StatusOK, api.NewWebhook(&settings, secret, time.Now()))
+	web.AuditAfter(r, key.Org, key.ID, auditWebhook(&settings))
+	return web.WriteValue(w, http.StatusOK, api.NewWebhook(&settings, secret, time.Now()))
 }
 
-func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) deleteWebhook(w http.ResponseWriter, r *web.Request) error {
 	key, err := s.settingsKey(r, true)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := detached(r.Context())
+	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
 	if settings, err := s.Webhooks.Stored(ctx, key.ID); err == nil {
-		auditBefore(r, key.Org, key.ID, auditWebhook(&settings))
+		web.AuditBefore(r, key.Org, key.ID, auditWebhook(&settings))
 	}
 	if err := s.Webhooks.Remove(ctx, key.ID); err != nil {
 		return webhookError(err)
@@ -265,12 +263,12 @@ func (s *Server) deleteWebhook(w http.ResponseWriter, r *http.Request) error {
 
 // rotateWebhook replaces the secret of a key. The previous secret goes on signing for the
 // overlap.
-func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) rotateWebhook(w http.ResponseWriter, r *web.Request) error {
 	key, err := s.settingsKey(r, true)
 	if err != nil {
 		return err
 	}
-	req, err := decodeOptionalBody[api.WebhookRotation](s, w, r)
+	req, err := web.DecodeOptionalBody[api.WebhookRotation](&s.Core, w, r)
 	if err != nil {
 		return err
 	}
@@ -292,7 +290,7 @@ func (s *Server) rotateWebhook(w http.ResponseWriter, r *http.Request) error {
 }
 
 // testWebhook sends a test to the URL of a key.
-func (s *Server) testWebhook(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) testWebhook(w http.ResponseWriter, r *web.Request) error {
 	key, err := s.settingsKey(r, false)
 	if err != nil {
 		return err
@@ -307,31 +305,33 @@ func (s *Server) testWebhook(w http.ResponseWriter, r *http.Request) error {
 	attempt, err := s.Deliveries.Test(r.Context(), *key)
 	var rejection *proto.Rejection
 	if errors.As(err, &rejection) || errors.Is(err, proto.ErrNotFound) {
-		return fmt.Errorf("%w: %w", api.Unavailable(1, "no process that sends webhooks is ready, or has heard of this URL yet; send the request again"), err)
+		return fmt.Errorf("%w: %w",
+			api.Unavailable(1, "no process that sends webhooks is ready, or has heard of this URL yet; send the request again"),
+			err)
 	}
 	if err != nil {
 		return fmt.Errorf("test webhook: %w", err)
 	}
-	return writeValue(w, http.StatusOK, api.NewDeliveryAttempt(attempt))
+	return web.WriteValue(w, http.StatusOK, api.NewDeliveryAttempt(attempt))
 }
 
-func (s *Server) listEndpoints(w http.ResponseWriter, r *http.Request) error {
-	list := s.Webhooks.Endpoints(infoOf(r.Context()).key.Org)
+func (s *Server) listEndpoints(w http.ResponseWriter, r *web.Request) error {
+	list := s.Webhooks.Endpoints(r.Key.Org)
 	answer := api.Endpoints{Endpoints: make([]api.Endpoint, len(list))}
 	for i := range list {
 		answer.Endpoints[i] = api.NewEndpoint(&list[i])
 	}
-	return writeValue(w, http.StatusOK, answer)
+	return web.WriteValue(w, http.StatusOK, answer)
 }
 
-func (s *Server) enableEndpoint(w http.ResponseWriter, r *http.Request) error {
-	req, err := decodeBody[api.EndpointRequest](s, w, r)
+func (s *Server) enableEndpoint(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeBody[api.EndpointRequest](&s.Core, w, r)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := detached(r.Context())
+	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
-	err = s.Webhooks.Enable(ctx, infoOf(ctx).key.Org, req.URL)
+	err = s.Webhooks.Enable(ctx, r.Key.Org, req.URL)
 	if errors.Is(err, proto.ErrNotFound) {
 		return api.Errorf(api.CodeNotFound, "deliveries to this URL do not fail; see /v1/webhook/endpoints for those that do")
 	}
@@ -340,4 +340,19 @@ func (s *Server) enableEndpoint(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
+}
+
+// auditWebhook returns the form of settings for the audit log. Of a URL it has scheme and host only: its
+// path is often a credential.
+func auditWebhook(settings *proto.Webhook) any {
+	if settings == nil {
+		return nil
+	}
+	public := *settings
+	if u, err := url.Parse(public.URL); err == nil && u.Host != "" {
+		public.URL = u.Scheme + "://" + u.Host + "/" + web.Redacted
+	} else if public.URL != "" {
+		public.URL = web.Redacted
+	}
+	return api.NewWebhook(&public, "", time.Now())
 }

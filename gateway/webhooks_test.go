@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -40,7 +41,8 @@ type hooks struct {
 
 func newHooks() *hooks {
 	return &hooks{
-		settings: map[string]proto.Webhook{}, endpoints: map[string][]proto.Endpoint{}, deliveries: map[proto.TraceID]*proto.Delivery{},
+		settings: map[string]proto.Webhook{}, endpoints: map[string][]proto.Endpoint{},
+		deliveries: map[proto.TraceID]*proto.Delivery{},
 	}
 }
 
@@ -63,7 +65,9 @@ func (s *hooks) Stored(_ context.Context, key string) (proto.Webhook, error) {
 	return w, nil
 }
 
-func (s *hooks) Change(_ context.Context, key string, f func(*proto.Webhook) (proto.Webhook, error)) (proto.Webhook, error) {
+func (s *hooks) Change(
+	_ context.Context, key string, f func(*proto.Webhook) (proto.Webhook, error),
+) (proto.Webhook, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var old *proto.Webhook
@@ -162,7 +166,9 @@ func (s *hooks) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 	return d, nil
 }
 
-func (s *hooks) ReplayFailed(_ context.Context, org string, since time.Time, after proto.TraceID, most int) (proto.Replayed, error) {
+func (s *hooks) ReplayFailed(
+	_ context.Context, org string, since time.Time, after string, most int,
+) (proto.Replayed, error) {
 	s.asked = fmt.Sprintf("%s %s %q %d", org, since.UTC().Format(time.RFC3339), after, most)
 	return s.replayed, nil
 }
@@ -196,19 +202,21 @@ func TestWebhookURLIsForAsync(t *testing.T) {
 	h.stub.finishAtOnce(proto.Exited(0))
 	h.hooks.settings["key_1"] = proto.Webhook{URL: "https://example.com/default"}
 	inner := body("webhook_url", "https://inner.example.com/")
-	for _, headers := range [][]string{nil, {"Accept", typeNDJSON}} {
+	for _, headers := range [][]string{nil, {"Accept", web.TypeNDJSON}} {
 		for _, b := range []string{hello, body("webhook_url", hookURL), inner} {
 			if job := h.jobOf(h.execute(b, headers...).want(200, "")); job.WebhookURL != "" {
 				t.Errorf("%s of %s: delivered to %q", headers, b, job.WebhookURL)
 			}
 		}
-		h.execute(body("webhook_url", "http://example.com/"), headers...).want(400, "validation_error", "webhook_url must begin with https")
+		h.execute(body("webhook_url", "http://example.com/"), headers...).want(400, "validation_error",
+			"webhook_url must begin with https")
 	}
 	if len(h.hooks.checked) != 0 {
 		t.Errorf("resolved %s for nothing", h.hooks.checked)
 	}
 	h.execute(inner, "Prefer", async).want(400, "validation_error", "webhook_url leads to an address")
-	h.execute(body("webhook_url", "http://example.com/"), "Prefer", async).want(400, "validation_error", "webhook_url must begin with https")
+	h.execute(body("webhook_url", "http://example.com/"), "Prefer", async).want(400, "validation_error",
+		"webhook_url must begin with https")
 
 	accepted := h.execute(body("webhook_url", hookURL), "Prefer", async).want(202, "")
 	byDefault := h.execute(hello, "Prefer", async).want(202, "")
@@ -227,7 +235,8 @@ func TestWebhookURLIsForAsync(t *testing.T) {
 func TestWebhookURLIsPartOfTheRequest(t *testing.T) {
 	h := newHarness(t)
 	first := h.execute(body("webhook_url", hookURL), "Prefer", async, "Idempotency-Key", "a").want(202, "")
-	if again := h.execute(body("webhook_url", hookURL), "Prefer", async, "Idempotency-Key", "a").want(202, ""); again.trace() != first.trace() {
+	if again := h.execute(body("webhook_url", hookURL), "Prefer", async, "Idempotency-Key", "a").want(
+		202, ""); again.trace() != first.trace() {
 		t.Error("it ran twice")
 	}
 	h.execute(body("webhook_url", hookURL+"2"), "Prefer", async, "Idempotency-Key", "a").want(422, "idempotency_mismatch")
@@ -242,8 +251,9 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 	}
 	id := h.execute(body("webhook_url", hookURL), "Prefer", async).want(202, "").trace()
 	pending := map[string]any{
-		"trace_id": string(id), "webhook_id": "msg_" + string(id)[4:], "url": hookURL, "status": "pending", "reason": nil, "created_at": nil,
-		"next_at": nil, "attempts_made": 0.0, "attempts": []any{},
+		"trace_id": string(id), "webhook_id": "msg_" + string(id)[4:], "url": hookURL, "status": "pending", "reason": nil,
+		"created_at": nil,
+		"next_at":    nil, "attempts_made": 0.0, "attempts": []any{},
 	}
 	is := func(when string, want map[string]any) {
 		t.Helper()
@@ -270,19 +280,24 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 	h.deliver(id, func(d *proto.Delivery) {
 		d.Reason = "the endpoint is slow"
 		d.NextAt = at.Add(time.Second)
-		d.Record(proto.DeliveryAttempt{At: at, Error: proto.DeliveryDNS, Detail: "no such host", Timings: proto.DeliveryTimings{DNS: 1.5, Total: 1.5}})
 		d.Record(proto.DeliveryAttempt{
-			At: at, Status: 503, Error: proto.DeliveryRejected, RemoteAddr: "203.0.113.7:443", Response: "HTTP/1.1 503\r\n\r\n\xff\x00",
-			Timings: proto.DeliveryTimings{DNS: 1, Connect: 2, TLS: 3, FirstByte: 4, Total: 11},
+			At: at, Error: proto.DeliveryDNS, Detail: "no such host", Timings: proto.DeliveryTimings{DNS: 1.5, Total: 1.5},
+		})
+		d.Record(proto.DeliveryAttempt{
+			At: at, Status: 503, Error: proto.DeliveryRejected, RemoteAddr: "203.0.113.7:443",
+			Response: "HTTP/1.1 503\r\n\r\n\xff\x00",
+			Timings:  proto.DeliveryTimings{DNS: 1, Connect: 2, TLS: 3, FirstByte: 4, Total: 11},
 		})
 	})
 	const startedAt = "2026-01-02T03:04:05.678Z"
 	started := maps.Clone(pending)
-	started["reason"], started["created_at"], started["next_at"], started["attempts_made"] = "the endpoint is slow", startedAt, "2026-01-02T03:04:06.678Z", 2.0
+	started["reason"], started["created_at"], started["next_at"], started["attempts_made"] = "the endpoint is slow",
+		startedAt, "2026-01-02T03:04:06.678Z", 2.0
 	started["attempts"] = []any{
 		map[string]any{
-			"number": 1.0, "at": startedAt, "status": nil, "error": "dns", "detail": "no such host", "remote_addr": nil, "response": nil,
-			"timings": map[string]any{"dns_ms": 1.5, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 1.5},
+			"number": 1.0, "at": startedAt, "status": nil, "error": "dns", "detail": "no such host", "remote_addr": nil,
+			"response": nil,
+			"timings":  map[string]any{"dns_ms": 1.5, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 1.5},
 		},
 		map[string]any{
 			"number": 2.0, "at": startedAt, "status": 503.0, "error": "status", "detail": nil, "remote_addr": "203.0.113.7:443",
@@ -299,7 +314,8 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 			t.Errorf("%s: the execution reports %v", ended, got)
 		}
 		a := h.do("POST", path(id)+"/webhook/replay", `not looked at`).want(202, "")
-		if got := a.json(); got["status"] != "pending" || got["webhook_id"] != pending["webhook_id"] || got["next_at"] == nil || a.trace() != id {
+		if got := a.json(); got["status"] != "pending" || got["webhook_id"] != pending["webhook_id"] ||
+			got["next_at"] == nil || a.trace() != id {
 			t.Errorf("%s, replayed: %v", ended, got)
 		}
 		if got := status(id); got != "pending" {
@@ -310,7 +326,10 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 	// An execution without a webhook has no delivery, and none is looked up.
 	h.hooks.looked = 0
 	h.stub.finishAtOnce(proto.Exited(0))
-	for _, a := range []*reply{h.execute(hello).want(200, ""), h.execute(hello, "Prefer", async).want(202, ""), h.execute(body("webhook_url", hookURL))} {
+	for _, a := range []*reply{
+		h.execute(hello).want(200, ""), h.execute(hello, "Prefer", async).want(202, ""),
+		h.execute(body("webhook_url", hookURL)),
+	} {
 		none := path(a.trace())
 		if got := status(a.trace()); got != nil || h.hooks.looked != 0 {
 			t.Errorf("without a URL: %v, looked for %d times", got, h.hooks.looked)
@@ -328,12 +347,17 @@ func TestDisabledURLIsNotReplayed(t *testing.T) {
 	path := "/v1/executions/" + string(id) + "/webhook/replay"
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	gone := proto.Endpoint{URL: hookURL, FailingSince: at, DisabledAt: at.Add(time.Second), Reason: "it answered 410"}
-	h.hooks.endpoints = map[string][]proto.Endpoint{"acme": {gone, {URL: hookURL + "2", FailingSince: at}}, "other": {gone}}
+	h.hooks.endpoints = map[string][]proto.Endpoint{
+		"acme": {gone, {URL: hookURL + "2", FailingSince: at}}, "other": {gone},
+	}
 	h.do("POST", path, "").want(409, "conflict", hookURL, "disabled", "/v1/webhook/endpoints/enable")
 
 	endpoints := webhookPath + "/endpoints"
 	want := map[string]any{"endpoints": []any{
-		map[string]any{"url": hookURL, "failing_since": "2026-01-02T03:04:05.000Z", "disabled_at": "2026-01-02T03:04:06.000Z", "reason": "it answered 410"},
+		map[string]any{
+			"url": hookURL, "failing_since": "2026-01-02T03:04:05.000Z", "disabled_at": "2026-01-02T03:04:06.000Z",
+			"reason": "it answered 410",
+		},
 		map[string]any{"url": hookURL + "2", "failing_since": "2026-01-02T03:04:05.000Z", "disabled_at": nil, "reason": nil},
 	}}
 	if d := cmp.Diff(want, h.do("GET", endpoints, "").want(200, "").json()); d != "" {
@@ -360,23 +384,28 @@ func TestDisabledURLIsNotReplayed(t *testing.T) {
 func TestFailedDeliveriesAreReplayed(t *testing.T) {
 	h := newHarness(t)
 	path := webhookPath + "/replay-failed"
-	h.hooks.replayed = proto.Replayed{Replayed: 100, Left: 23, Next: "trc_AbCdEfGhIjKlMnOpQrSt"}
-	if got := string(h.do("POST", path+"?since=2026-01-02T04:04:05.5%2B01:00", "").want(200, "").body); got != `{"replayed":100,"left":23,"next":"trc_AbCdEfGhIjKlMnOpQrSt"}`+"\n" {
-		t.Error(got)
+	h.hooks.replayed = proto.Replayed{Replayed: 100, Left: 23, Next: "101-123-23"}
+	first := h.do("POST", path+"?since=2026-01-02T04:04:05.5%2B01:00", "").want(200, "").json()
+	next, _ := first["next"].(string)
+	if first["replayed"] != 100.0 || first["left"] != 23.0 || next == "" || strings.Contains(next, "123") {
+		t.Error(first)
 	}
 	if h.hooks.asked != `acme 2026-01-02T03:04:05Z "" 100` {
 		t.Errorf("asked for %s", h.hooks.asked)
 	}
 	h.hooks.replayed = proto.Replayed{Replayed: 23}
-	if got := string(h.do("POST", path+"?since=2026-01-02T03:04:05Z&after=trc_AbCdEfGhIjKlMnOpQrSt", "").want(200, "").body); got != `{"replayed":23,"left":0,"next":null}`+"\n" {
+	if got := string(h.do("POST", path+"?since=2026-01-02T04:04:05.5%2B01:00&after="+next, "").want(
+		200, "").body); got != `{"replayed":23,"left":0,"next":null}`+"\n" {
 		t.Error(got)
 	}
-	if h.hooks.asked != `acme 2026-01-02T03:04:05Z "trc_AbCdEfGhIjKlMnOpQrSt" 100` {
+	if h.hooks.asked != `acme 2026-01-02T03:04:05Z "101-123-23" 100` {
 		t.Errorf("asked for %s", h.hooks.asked)
 	}
 	for query, field := range map[string]string{
-		"": "since", "?since=": "since", "?since=yesterday": "since", "?since=2026-01-02": "since", "?since=2026-01-02T03:04:05%20Z": "since",
-		"?since=2026-01-02T03:04:05Z&after=x": "after",
+		"": "since", "?since=": "since", "?since=yesterday": "since", "?since=2026-01-02": "since",
+		"?since=2026-01-02T03:04:05%20Z": "since",
+		// of another time
+		"?since=2026-01-02T03:04:05Z&after=x": "after", "?since=2026-01-02T03:04:05Z&after=" + next: "after",
 	} {
 		h.do("POST", path+query, "").want(400, "validation_error", field+" must be")
 	}
@@ -400,8 +429,10 @@ func TestWebhookSettings(t *testing.T) {
 	}
 	delete(got, "secret")
 	want := map[string]any{
-		"url": hookURL, "secret_hint": "…" + made[len(made)-4:], "old_secret_hint": nil, "old_secret_until": nil, "max_attempts": 3.0,
-		"waits": []any{1.0, 10.0, 60.0}, "signature_headers": []any{"X-Baponi-Signature", "X-Bullpen-Signature"}, "timeout": 15.0,
+		"url": hookURL, "secret_hint": "…" + made[len(made)-4:], "old_secret_hint": nil, "old_secret_until": nil,
+		"max_attempts": 3.0,
+		"waits":        []any{1.0, 10.0, 60.0}, "signature_headers": []any{"X-Baponi-Signature", "X-Bullpen-Signature"},
+		"timeout":    15.0,
 		"updated_at": got["updated_at"],
 	}
 	if d := cmp.Diff(want, got); d != "" {
@@ -412,14 +443,16 @@ func TestWebhookSettings(t *testing.T) {
 	}
 
 	// Omitted fields keep their values, and no secret is created.
-	got = h.do("PATCH", webhookPath, `{"max_attempts":7,"waits":[0.5],"signature_headers":[],"timeout":2}`).want(200, "").json()
+	got = h.do("PATCH", webhookPath, `{"max_attempts":7,"waits":[0.5],"signature_headers":[],"timeout":2}`).want(
+		200, "").json()
 	want["max_attempts"], want["waits"], want["signature_headers"], want["timeout"] = 7.0, []any{0.5}, []any{}, 2.0
 	want["updated_at"] = got["updated_at"]
 	if d := cmp.Diff(want, got); d != "" || !slices.Equal(secrets(), []string{made}) {
 		t.Errorf("%s, %q sign", d, secrets())
 	}
 	got = h.do("PATCH", webhookPath, `{"secret":"`+first+`"}`).want(200, "").json()
-	if _, sent := got["secret"]; sent || !slices.Equal(secrets(), []string{first, made}) || got["old_secret_hint"] != want["secret_hint"] {
+	if _, sent := got["secret"]; sent || !slices.Equal(secrets(), []string{first, made}) ||
+		got["old_secret_hint"] != want["secret_hint"] {
 		t.Errorf("a secret was set: %v, %q sign", got, secrets())
 	}
 	until, err := time.Parse(proto.TimeLayout, fmt.Sprint(got["old_secret_until"]))
@@ -429,7 +462,8 @@ func TestWebhookSettings(t *testing.T) {
 
 	// All settings are replaced. The previous secret goes on signing for a day.
 	got = h.do("PUT", webhookPath, `{"url":"`+hookURL+`2","secret":"`+second+`"}`).want(200, "").json()
-	if _, sent := got["secret"]; sent || got["max_attempts"] != 3.0 || got["url"] != hookURL+"2" || !slices.Equal(secrets(), []string{second, first}) {
+	if _, sent := got["secret"]; sent || got["max_attempts"] != 3.0 || got["url"] != hookURL+"2" ||
+		!slices.Equal(secrets(), []string{second, first}) {
 		t.Errorf("replaced: %v, %q sign", got, secrets())
 	}
 	h.do("PUT", webhookPath, `{"url":"`+hookURL+`","secret":"`+second+`"}`).want(200, "")
@@ -439,11 +473,13 @@ func TestWebhookSettings(t *testing.T) {
 
 	got = h.do("POST", webhookPath+"/rotate", "").want(200, "").json()
 	rotated, _ := got["secret"].(string)
-	if !slices.Equal(secrets(), []string{rotated, second}) || !strings.HasPrefix(rotated, "whsec_") || got["url"] != hookURL {
+	if !slices.Equal(secrets(), []string{rotated, second}) || !strings.HasPrefix(rotated, "whsec_") ||
+		got["url"] != hookURL {
 		t.Errorf("rotated: %v, %q sign", got, secrets())
 	}
 	got = h.do("POST", webhookPath+"/rotate", `{"secret":"`+third+`","overlap":0}`).want(200, "").json()
-	if !slices.Equal(secrets(), []string{third}) || got["secret"] != third || got["old_secret_hint"] != nil || got["old_secret_until"] != nil {
+	if !slices.Equal(secrets(), []string{third}) || got["secret"] != third || got["old_secret_hint"] != nil ||
+		got["old_secret_until"] != nil {
 		t.Errorf("rotated at once: %v, %q sign", got, secrets())
 	}
 	if got := h.do("GET", webhookPath, "").want(200, "").json(); got["secret"] != nil || got["secret_hint"] != "…" {
@@ -502,7 +538,8 @@ func TestWebhookSettingsThatAreRefused(t *testing.T) {
 		t.Errorf("stored all the same: %+v", h.hooks.settings)
 	}
 	for _, route := range []string{
-		"GET ", "PUT ", "PATCH ", "DELETE ", "POST /rotate", "POST /test", "POST /replay-failed", "GET /endpoints", "POST /endpoints/enable",
+		"GET ", "PUT ", "PATCH ", "DELETE ", "POST /rotate", "POST /test", "POST /replay-failed", "GET /endpoints",
+		"POST /endpoints/enable",
 	} {
 		method, path, _ := strings.Cut(route, " ")
 		h.do(method, webhookPath+path, `{"url":"`+hookURL+`"}`, "Authorization", "").want(401, "unauthorized")
@@ -512,33 +549,53 @@ func TestWebhookSettingsThatAreRefused(t *testing.T) {
 func TestWebhookTest(t *testing.T) {
 	h := newHarness(t)
 	h.do("PUT", webhookPath, `{"url":"`+hookURL+`"}`).want(200, "")
-	h.hooks.attempt = proto.DeliveryAttempt{Number: 1, At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Status: http.StatusOK, Response: "HTTP/1.1 200 OK\r\n\r\n"}
+	h.hooks.attempt = proto.DeliveryAttempt{
+		Number: 1, At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Status: http.StatusOK, Response: "HTTP/1.1 200 OK\r\n\r\n",
+	}
 	got := h.do("POST", webhookPath+"/test", "").want(200, "").json()
 	want := map[string]any{
-		"number": 1.0, "at": "2026-01-02T03:04:05.000Z", "status": 200.0, "error": nil, "detail": nil, "remote_addr": nil, "response": "HTTP/1.1 200 OK\r\n\r\n",
-		"timings": map[string]any{"dns_ms": 0.0, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 0.0},
+		"number": 1.0, "at": "2026-01-02T03:04:05.000Z", "status": 200.0, "error": nil, "detail": nil, "remote_addr": nil,
+		"response": "HTTP/1.1 200 OK\r\n\r\n",
+		"timings":  map[string]any{"dns_ms": 0.0, "connect_ms": 0.0, "tls_ms": 0.0, "first_byte_ms": 0.0, "total_ms": 0.0},
 	}
 	if d := cmp.Diff(want, got); d != "" || h.hooks.tested.ID != "key_1" || h.hooks.tested.Org != "acme" {
 		t.Errorf("%+v: %s", h.hooks.tested, d)
 	}
 	for _, err := range []error{&proto.Rejection{Reason: proto.RejectedUnavailable}, proto.ErrNotFound} {
 		h.hooks.untested = fmt.Errorf("test: %w", err)
-		if a := h.do("POST", webhookPath+"/test", "").want(503, "service_unavailable", "sends webhooks"); a.header.Get("Retry-After") == "" {
+		if a := h.do("POST", webhookPath+"/test", "").want(503, "service_unavailable", "sends webhooks"); a.header.Get(
+			"Retry-After") == "" {
 			t.Errorf("%v: no Retry-After", err)
 		}
 	}
 }
 
-// A caller that changes the URL of a key gets the results of all its async executions.
-func TestWebhookSettingsAreChangedByAdministrators(t *testing.T) {
+// A key that runs programs changes its own webhook settings. A caller that changes those of another key gets the
+// results of all its async executions, so that it has to be an administrator.
+func TestWebhookSettingsOfAnotherKeyAreChangedByAdministrators(t *testing.T) {
 	h := newHarness(t)
 	secret := h.stub.addKey("beta", "pro", asUser)
 	user, id := h.as(secret), h.stub.secrets[secret]
 	body := `{"url":"` + hookURL + `"}`
-	for _, route := range []string{"PUT ", "PATCH ", "DELETE ", "POST /rotate"} {
+	reader := h.as(h.stub.addKey("beta", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeRead, proto.ScopeFiles}}))
+	for _, route := range []string{"PUT ", "PATCH ", "POST /rotate", "POST /test", "DELETE "} {
 		method, path, _ := strings.Cut(route, " ")
-		user.do(method, webhookPath+path, body).want(403, "forbidden", "scope admin")
+		body := body
+		reader.do(method, webhookPath+path, body).want(403, "forbidden", "scope execute")
+		user.do(method, webhookPath+path+"?key=key_1", body).want(403, "forbidden", "scope admin")
+		if strings.HasPrefix(path, "/") {
+			body = ""
+		}
+		if a := user.do(method, webhookPath+path, body); a.status >= 300 {
+			t.Errorf("%s of its own settings: %d %s", route, a.status, a.body)
+		}
 	}
+	administrator := h.as(h.stub.addKey("beta", "pro", proto.Key{Scopes: []proto.Scope{proto.ScopeAdmin}}))
+	h.as(h.stub.addKey("other", "pro", proto.Key{Scopes: proto.Scopes()})).do("PUT", webhookPath+"?key="+id, body).want(
+		404, "not_found")
+	administrator.do("PUT", webhookPath+"?key="+id, body).want(200, "")
+	administrator.do("DELETE", webhookPath+"?key="+id, "").want(204, "")
 	h.do("PUT", webhookPath+"?key="+id, body).want(200, "")
 	h.do("POST", webhookPath+"/rotate?key="+id, "").want(200, "")
 	h.do("PATCH", webhookPath+"?key="+id, `{"max_attempts":5}`).want(200, "")

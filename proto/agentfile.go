@@ -2,6 +2,8 @@ package proto
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
 	"io"
 	"mime"
 	"path"
@@ -29,10 +31,14 @@ type AgentFile struct {
 	CreatedAt time.Time  `json:"created_at"`
 	ExpiresAt *time.Time `json:"expires_at,omitempty"` // nil for never
 	Generated bool       `json:"generated,omitempty"`  // a program left it
+	// Container and Path are where the program left it, empty for an upload. There is one file for each
+	// path in a container, with the newest content.
+	Container string `json:"container,omitempty"`
+	Path      string `json:"path,omitempty"`
 }
 
 // Thread returns the id of the thread that has the content.
-func (f *AgentFile) Thread() string { return f.ID }
+func (f *AgentFile) Thread() string { return OwnerAgentFile.Thread(f.ID) }
 
 // Expired reports whether the file has expired at a time.
 func (f *AgentFile) Expired(now time.Time) bool {
@@ -44,7 +50,8 @@ func (f *AgentFile) Expired(now time.Time) bool {
 func NewAgentFile(name string, size int64) *AgentFile {
 	name = name[strings.LastIndexAny(name, `/\`)+1:]
 	extension := path.Ext(name)
-	if stem := strings.TrimSuffix(name, extension); stem == "" || name == "." || name == ".." || len(name) > MaxFileNameBytes || !utf8.ValidString(name) || strings.ContainsRune(name, 0) {
+	if stem := strings.TrimSuffix(name, extension); stem == "" || name == "." || name == ".." ||
+		len(name) > MaxFileNameBytes || !utf8.ValidString(name) || strings.ContainsRune(name, 0) {
 		if len(extension) > 16 || !utf8.ValidString(extension) || strings.ContainsRune(extension, 0) || extension == "." {
 			extension = ""
 		}
@@ -58,8 +65,20 @@ func NewAgentFile(name string, size int64) *AgentFile {
 		kind = plain
 	}
 	return &AgentFile{
-		ID: agentFilePrefix + strings.ToLower(rand.Text()), Name: name, MIMEType: kind, Bytes: size, CreatedAt: time.Now().UTC(),
+		ID: agentFilePrefix + strings.ToLower(rand.Text()), Name: name, MIMEType: kind, Bytes: size,
+		CreatedAt: time.Now().UTC(),
 	}
+}
+
+// NewContainerFile returns the file that a program has left at a path in a container. It has the same id
+// each time.
+func NewContainerFile(org, container, name string, size int64) *AgentFile {
+	f := NewAgentFile(path.Base(name), size)
+	sum := sha256.Sum256([]byte(org + "\n" + container + "\n" + name))
+	id := strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:]))
+	f.ID = agentFilePrefix + id[:len(f.ID)-len(agentFilePrefix)]
+	f.Generated, f.Container, f.Path = true, container, name
+	return f
 }
 
 // ValidAgentFileID reports whether an id has the form of the ids of files.

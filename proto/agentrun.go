@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// MaxAgentRuns is the number of runs of an organisation's agents that go on in the background.
+// MaxAgentRuns is the most unfinished background runs of an organisation's agents.
 const MaxAgentRuns = 1000
 
 // MaxAgentRunBytes bounds the requests of these runs together.
@@ -21,7 +21,7 @@ type AgentRun struct {
 	// API is whose API the request is made for, such as "openai".
 	API     string          `json:"api"`
 	Request json.RawMessage `json:"request"`
-	// Background is set if it goes on without its client, in any process.
+	// Background is set if the run continues without its client, in any process.
 	Background bool `json:"background,omitempty"`
 	// Stream is set if its log has the parts of texts, so that clients can follow it.
 	Stream    bool      `json:"stream,omitempty"`

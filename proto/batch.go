@@ -19,8 +19,6 @@ const (
 	MaxBatches = 1000
 	// MaxBatchStored bounds the stored programs of an organisation's batches, in compressed bytes.
 	MaxBatchStored = 4 << 30
-	// MaxBatchPriority is the highest priority of a batch; the lowest is 0.
-	MaxBatchPriority = 9
 	// MaxBatchRetries bounds the retries of a batch.
 	MaxBatchRetries = 100
 	// MaxBatchURLs bounds the different webhook URLs of a batch's executions.
@@ -32,8 +30,8 @@ const (
 type Batch struct {
 	ID  string `json:"id"`
 	Org string `json:"org"`
-	// API, if not empty, is whose requests to an agent the items are, see [AgentRun.API]: each is a run
-	// in place of an execution.
+	// API, if not empty, names the agent API that the items are requests to, see [AgentRun.API]. Each item is then a run
+	// instead of an execution.
 	API           string            `json:"api,omitempty"`
 	Key           string            `json:"key"`                    // the id of the API key under which the items run
 	Total         int               `json:"total"`                  // number of items
@@ -82,7 +80,7 @@ type BatchState struct {
 	StartedAt time.Time `json:"started_at,omitzero"`
 	UpdatedAt time.Time `json:"updated_at"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
-	// Stopped is why waiting items do not start any more, empty while they do.
+	// Stopped is why waiting items no longer start; empty while they do.
 	Stopped BatchStop `json:"stopped,omitempty"`
 	Reason  string    `json:"reason,omitempty"` // describes it
 	// Retries counts the retries that were carried out.
@@ -115,7 +113,7 @@ func (c *BatchCounts) Ended() int { return c.Succeeded + c.Failed + c.Cancelled 
 type ItemStatus byte
 
 // The statuses. An item that is ItemSubmitted may be in the queue, running or ended: its record
-// says which, and if it has none it is to be submitted.
+// says which. An item without a record must be submitted.
 const (
 	ItemWaiting ItemStatus = iota
 	ItemSubmitted
@@ -153,7 +151,10 @@ const (
 
 // BatchStatuses returns all statuses.
 func BatchStatuses() []BatchStatus {
-	return []BatchStatus{BatchQueued, BatchRunning, BatchPaused, BatchStopping, BatchCompleted, BatchCancelled, BatchFailed}
+	return []BatchStatus{
+		BatchQueued, BatchRunning, BatchPaused, BatchStopping, BatchCompleted, BatchCancelled,
+		BatchFailed,
+	}
 }
 
 // Ended reports whether all items of the batch have ended, and no retry is to come.

@@ -13,7 +13,10 @@ func TestBytes(t *testing.T) {
 			t.Errorf("%d is written %s, which is read as %d, %v", want, want, again, err)
 		}
 	}
-	for b, want := range map[Bytes]string{0: "0", 1023: "1023", 1536 * MiB: "1536MiB", GiB + 1: "1073741825", 2048 * GiB: "2048GiB"} {
+	for b, want := range map[Bytes]string{
+		0: "0", 1023: "1023", 1536 * MiB: "1536MiB", GiB + 1: "1073741825",
+		2048 * GiB: "2048GiB",
+	} {
 		if got := b.String(); got != want {
 			t.Errorf("%d is written %s, want %s", int64(b), got, want)
 		}

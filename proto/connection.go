@@ -34,15 +34,24 @@ type Connection struct {
 	Bytes       int64    `json:"bytes,omitempty"`     // the quota of a connection of kind volume
 	Prefix      string   `json:"prefix,omitempty"`    // the part of the storage that it has, as in a [Mount]
 	ReadOnly    bool     `json:"read_only,omitempty"`
+	Snapshot    bool     `json:"snapshot,omitempty"` // a volume that is read-only for good
 	Description string   `json:"description,omitempty"`
 	// TestedAt is when a gateway last used the storage successfully; nil if none has since the
 	// connection was changed. A gateway may be unable to reach it, while workers can.
 	TestedAt *time.Time `json:"tested_at,omitempty"`
-	// Removing marks a volume whose removal has begun: its files may be gone, so nothing uses it any
-	// more. Repeating the removal completes it.
+	// Removing marks a volume whose removal has begun: its files may be gone, so nothing uses it.
+	// Repeating the removal completes it.
 	Removing  bool      `json:"removing,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
 	UpdatedAt time.Time `json:"updated_at"`
+}
+
+// SameStorage reports whether two connections use the same storage in the same way, so that a test of
+// one is a test of the other.
+func (c *Connection) SameStorage(other *Connection) bool {
+	s3 := c.S3 == other.S3 || c.S3 != nil && other.S3 != nil && *c.S3 == *other.S3
+	return s3 && c.Kind == other.Kind && c.Directory == other.Directory && c.Prefix == other.Prefix &&
+		c.ReadOnly == other.ReadOnly
 }
 
 // KeyMount is a connection that programs of an API key see.
@@ -67,9 +76,11 @@ func CheckSlug(field, slug string) error {
 
 // CheckMountPrefix checks the prefix of a connection or of a key. Its error is a [*FieldError].
 func CheckMountPrefix(field, prefix string) error {
-	if prefix != "" && (len(prefix) > maxMountPrefix || !ValidObjectName(prefix) || strings.ContainsFunc(prefix, unicode.IsControl)) {
-		return FieldErrorf(field, "must be a relative path of at most %d bytes such as tenants/acme: without a slash at its ends, empty components, "+
-			". and .., components of more than %d bytes, and control characters", maxMountPrefix, maxSegment)
+	if prefix != "" && (len(prefix) > maxMountPrefix || !ValidObjectName(prefix) ||
+		strings.ContainsFunc(prefix, unicode.IsControl)) {
+		return FieldErrorf(field,
+			"must be a relative path of at most %d bytes such as tenants/acme: without a slash at its ends, empty components, "+
+				". and .., components of more than %d bytes, and control characters", maxMountPrefix, maxSegment)
 	}
 	return nil
 }
@@ -83,7 +94,8 @@ func (c *Connection) Check() error {
 	if err := CheckMountPrefix("prefix", c.Prefix); err != nil {
 		return err
 	}
-	if utf8.RuneCountInString(c.Description) > maxConnectionText || strings.ContainsFunc(c.Description, unicode.IsControl) {
+	if utf8.RuneCountInString(c.Description) > maxConnectionText ||
+		strings.ContainsFunc(c.Description, unicode.IsControl) {
 		return FieldErrorf("description", "must be at most %d characters, without control characters", maxConnectionText)
 	}
 	if c.Bytes != 0 && c.Kind != MountVolume {
@@ -100,17 +112,21 @@ func (c *Connection) Check() error {
 		return c.S3.check()
 	case MountDirectory:
 		if c.S3 != nil {
-			return FieldErrorf("kind", "must be s3 for a connection with an endpoint, a region, a bucket, a path_style or a credential")
+			return FieldErrorf("kind",
+				"must be s3 for a connection with an endpoint, a region, a bucket, a path_style or a credential")
 		}
 		d := c.Directory
-		if len(d) > maxConnectionDirBytes || !path.IsAbs(d) || path.Clean(d) != d || d == "/" || strings.ContainsFunc(d, unicode.IsControl) {
-			return FieldErrorf("directory", "must be an absolute path of at most %d bytes without . or .., and not /", maxConnectionDirBytes)
+		if len(d) > maxConnectionDirBytes || !path.IsAbs(d) || path.Clean(d) != d || d == "/" ||
+			strings.ContainsFunc(d, unicode.IsControl) {
+			return FieldErrorf("directory", "must be an absolute path of at most %d bytes without . or .., and not /",
+				maxConnectionDirBytes)
 		}
 		return nil
 	case MountVolume:
 		switch {
 		case c.S3 != nil:
-			return FieldErrorf("kind", "must be s3 for a connection with an endpoint, a region, a bucket, a path_style or a credential")
+			return FieldErrorf("kind",
+				"must be s3 for a connection with an endpoint, a region, a bucket, a path_style or a credential")
 		case c.Directory != "":
 			return FieldErrorf("directory", "must be absent for the kind volume")
 		case Bytes(c.Bytes) < MinVolume || Bytes(c.Bytes) > MaxVolume:
@@ -125,9 +141,11 @@ func (c *Connection) Check() error {
 func (m *S3Mount) check() error {
 	switch {
 	case !bucketPattern.MatchString(m.Bucket) || strings.Contains(m.Bucket, ".."):
-		return FieldErrorf("bucket", "must be 3 to 63 characters of a-z, 0-9, . and -, the first and the last a letter or digit")
+		return FieldErrorf("bucket",
+			"must be 3 to 63 characters of a-z, 0-9, . and -, the first and the last a letter or digit")
 	case !regionPattern.MatchString(m.Region):
-		return FieldErrorf("region", "must be 1 to 63 characters of a-z, 0-9 and -; most servers other than Amazon's accept us-east-1")
+		return FieldErrorf("region",
+			"must be 1 to 63 characters of a-z, 0-9 and -; most servers other than Amazon's accept us-east-1")
 	}
 	if err := CheckSecretName("credential", m.Credential); err != nil {
 		return err
@@ -136,10 +154,12 @@ func (m *S3Mount) check() error {
 		return nil
 	}
 	u, err := url.Parse(m.Endpoint)
-	ok := err == nil && len(m.Endpoint) <= maxEndpointLen && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil &&
+	ok := err == nil && len(m.Endpoint) <= maxEndpointLen && (u.Scheme == "https" || u.Scheme == "http") &&
+		u.Hostname() != "" && u.User == nil &&
 		(u.Path == "" || u.Path == "/") && !strings.ContainsAny(m.Endpoint, "?#")
 	if !ok {
-		return FieldErrorf("endpoint", "must be an https URL of a server such as https://s3.example.com, without a user, a path and a query")
+		return FieldErrorf("endpoint",
+			"must be an https URL of a server such as https://s3.example.com, without a user, a path and a query")
 	}
 	return nil
 }
@@ -171,7 +191,8 @@ var (
 	// ErrOutsideMount means that a sub path is not in the part of a connection that a key has.
 	ErrOutsideMount = errors.New("the path is not in the part of the connection that the API key has")
 	// ErrMountTooDeep means that an object there would have a key that is too long.
-	ErrMountTooDeep = fmt.Errorf("the path is too long: with the connection's prefix it must have less than %d bytes", MaxObjectKey)
+	ErrMountTooDeep = fmt.Errorf("the path is too long: with the connection's prefix it must have less than %d bytes",
+		MaxObjectKey)
 )
 
 // Mount returns the part of a connection that a key and a sub path leave. sub is a valid path below
@@ -188,7 +209,10 @@ func (c *Connection) Mount(k KeyMount, sub string) (Mount, error) {
 		}
 		at = sub
 	}
-	m := Mount{Slug: c.Slug, Kind: c.Kind, ReadOnly: c.ReadOnly || k.ReadOnly, Prefix: path.Join(c.Prefix, at), At: at, Directory: c.Directory, Bytes: c.Bytes}
+	m := Mount{
+		Slug: c.Slug, Kind: c.Kind, ReadOnly: c.ReadOnly || k.ReadOnly, Prefix: path.Join(c.Prefix, at), At: at,
+		Directory: c.Directory, Bytes: c.Bytes,
+	}
 	if len(m.Prefix) >= MaxObjectKey {
 		return Mount{}, ErrMountTooDeep
 	}
@@ -212,7 +236,8 @@ type BoundConnectionError struct {
 }
 
 func (e *BoundConnectionError) Error() string {
-	return fmt.Sprintf("the storage connection %s is named by API keys: %s; change or revoke them first", e.Connection, ListSome(e.Keys))
+	return fmt.Sprintf("the storage connection %s is named by API keys: %s; change or revoke them first", e.Connection,
+		ListSome(e.Keys))
 }
 
 // Conflict marks the error as one whose text is for the client.
@@ -222,7 +247,8 @@ func (*BoundConnectionError) Conflict() {}
 type RemovingConnectionError struct{ Connection string }
 
 func (e *RemovingConnectionError) Error() string {
-	return fmt.Sprintf("the storage connection %s is being removed; if that was interrupted, remove it again", e.Connection)
+	return fmt.Sprintf("the storage connection %s is being removed; if that was interrupted, remove it again",
+		e.Connection)
 }
 
 // Conflict marks the error as one whose text is for the client.

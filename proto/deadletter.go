@@ -10,8 +10,9 @@ type DeadReason string
 
 // The reasons. Their list may only grow.
 const (
-	DeadWorkersLost DeadReason = "workers_lost" // every worker that was assigned the job was lost before it started the program
-	DeadMalformed   DeadReason = "malformed"    // a message in the stream of jobs that is no job
+	// every worker that was assigned the job was lost before it started the program
+	DeadWorkersLost DeadReason = "workers_lost"
+	DeadMalformed   DeadReason = "malformed" // a message in the stream of jobs that is no job
 )
 
 // DeadLetter is a job or a message that cannot be processed, kept for operators.

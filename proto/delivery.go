@@ -193,16 +193,17 @@ func DecodeDelivery(id TraceID, body []byte) (*Delivery, error) {
 		return nil, fmt.Errorf("decode delivery of %s: it has the status %q and the trace %q", id, d.Status, d.TraceID)
 	}
 	if d.Before < 0 || d.Before > d.Made || len(d.Attempts) > d.Made || len(d.Attempts) > MaxKeptAttempts {
-		return nil, fmt.Errorf("decode delivery of %s: it has %d attempts of %d, %d of them before", id, len(d.Attempts), d.Made, d.Before)
+		return nil, fmt.Errorf("decode delivery of %s: it has %d attempts of %d, %d of them before", id, len(d.Attempts),
+			d.Made, d.Before)
 	}
 	return d, nil
 }
 
 // Replayed is the progress of a bulk replay.
 type Replayed struct {
-	Replayed int     // deliveries that are pending again
-	Left     int     // failed deliveries that remain
-	Next     TraceID // the last delivery of this batch; empty if nothing is left
+	Replayed int    // deliveries that are pending again
+	Left     int    // failed deliveries that remain
+	Next     string // where the next batch begins; empty if nothing is left
 }
 
 // The events of webhook bodies.

@@ -13,7 +13,10 @@ import (
 func ended(r Result) *Record {
 	at := time.Date(2026, 1, 2, 4, 4, 5, 678_900_000, time.FixedZone("x", 3600))
 	return &Record{
-		Meta:   Meta{TraceID: "trc_AbCdEfGhIjKlMnOpQrSt", Org: "acme", Key: "key_1", Mode: ModeAsync, WebhookURL: "https://example.com/"},
+		Meta: Meta{
+			TraceID: "trc_AbCdEfGhIjKlMnOpQrSt", Org: "acme", Key: "key_1", Mode: ModeAsync,
+			WebhookURL: "https://example.com/",
+		},
 		Status: r.Status(), CompletedAt: &at, Result: &r,
 	}
 }
@@ -23,7 +26,8 @@ func TestDeliveryOfAnExecution(t *testing.T) {
 	at := time.Date(2026, 1, 2, 4, 4, 5, 0, time.FixedZone("x", 3600))
 	got := NewDelivery(&rec.Meta, at)
 	want := &Delivery{
-		ID: "msg_AbCdEfGhIjKlMnOpQrSt", TraceID: rec.TraceID, Org: "acme", Key: "key_1", URL: "https://example.com/", Status: DeliveryPending,
+		ID: "msg_AbCdEfGhIjKlMnOpQrSt", TraceID: rec.TraceID, Org: "acme", Key: "key_1", URL: "https://example.com/",
+		Status:    DeliveryPending,
 		CreatedAt: at.UTC(), NextAt: at.UTC(), Attempts: []DeliveryAttempt{},
 	}
 	if d := cmp.Diff(want, got); d != "" {
@@ -47,12 +51,14 @@ func TestDeliveryKeepsItsLastAttempts(t *testing.T) {
 	for range 30 {
 		d.Record(DeliveryAttempt{Status: 500})
 	}
-	if len(d.Attempts) != MaxKeptAttempts || d.Made != 30 || d.Attempts[0].Number != 11 || d.Attempts[MaxKeptAttempts-1].Number != 30 {
+	if len(d.Attempts) != MaxKeptAttempts || d.Made != 30 || d.Attempts[0].Number != 11 ||
+		d.Attempts[MaxKeptAttempts-1].Number != 30 {
 		t.Errorf("%d of %d attempts, from %d", len(d.Attempts), d.Made, d.Attempts[0].Number)
 	}
 	d.Status, d.Reason, d.NextAt = DeliveryFailed, "gone", time.Time{}
 	d.Replay(time.Unix(2, 0))
-	if d.ID != "msg_AbCdEfGhIjKlMnOpQrSt" || d.Status != DeliveryPending || d.Reason != "" || d.Before != 30 || !d.NextAt.Equal(time.Unix(2, 0)) {
+	if d.ID != "msg_AbCdEfGhIjKlMnOpQrSt" || d.Status != DeliveryPending || d.Reason != "" || d.Before != 30 ||
+		!d.NextAt.Equal(time.Unix(2, 0)) {
 		t.Errorf("replayed: %+v", d)
 	}
 	body, err := json.Marshal(d)
@@ -70,12 +76,14 @@ func TestDeliveryKeepsItsLastAttempts(t *testing.T) {
 
 func TestMalformedDeliveries(t *testing.T) {
 	const id = TraceID("trc_AbCdEfGhIjKlMnOpQrSt")
-	const whole = `{"id":"msg_AbCdEfGhIjKlMnOpQrSt","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","org":"acme","key":"k","url":"https://e.com/","status":"failed",` +
+	const whole = `{"id":"msg_AbCdEfGhIjKlMnOpQrSt","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","org":"acme","key":"k",` +
+		`"url":"https://e.com/","status":"failed",` +
 		`"created_at":"2026-01-02T03:04:05Z","made":1,"before":1,"attempts":[{"number":1}]}`
 	if _, err := DecodeDelivery(id, []byte(whole)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := DecodeDelivery("x", []byte(`{"id":"msg_x","trace_id":"x","org":"acme","key":"k","url":"u","status":"failed","made":0}`)); err != nil {
+	if _, err := DecodeDelivery("x",
+		[]byte(`{"id":"msg_x","trace_id":"x","org":"acme","key":"k","url":"u","status":"failed","made":0}`)); err != nil {
 		t.Error(err)
 	}
 	for _, change := range [][2]string{
@@ -107,8 +115,10 @@ func TestWebhookBody(t *testing.T) {
 	rec := ended(r)
 	rec.OutputTruncated, rec.Metadata = true, map[string]string{"k": "v"}
 	body, err := WebhookBody(rec, "https://bullpen.example/v1/executions/x", 1<<20)
-	const want = `{"event":"execution.completed","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","timestamp":"2026-01-02T03:04:05.678Z","status":"success",` +
-		`"result":{"success":true,"stdout":"<a>&\u0000\u2028\"","stderr":"é","exit_code":0,"error":null,"error_code":null,"error_message":null,` +
+	const want = `{"event":"execution.completed","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt",` +
+		`"timestamp":"2026-01-02T03:04:05.678Z","status":"success",` +
+		`"result":{"success":true,"stdout":"<a>&\u0000\u2028\"","stderr":"é","exit_code":0,"error":null,"error_code":null,` +
+		`"error_message":null,` +
 		`"duration_ms":5,"stdout_truncated":false,"stderr_truncated":false},"output_truncated":true,"metadata":{"k":"v"}}`
 	if err != nil || string(body) != want {
 		t.Errorf("%v\n%s, want\n%s", err, body, want)
@@ -143,7 +153,8 @@ func TestWebhookBodyIsCut(t *testing.T) {
 		metadata[strings.Repeat(string(name), 40)] = strings.Repeat("\x01", 256)
 	}
 	texts := map[string]string{
-		"controls": huge("\x00"), "quotes": huge(`"\`), "bytes that are not UTF-8": huge("\xff"), "separators": huge("\u2028"), "emoji": huge("😀"),
+		"controls": huge("\x00"), "quotes": huge(`"\`), "bytes that are not UTF-8": huge("\xff"),
+		"separators": huge("\u2028"), "emoji": huge("😀"),
 		"letters": huge("a"), "html": huge("<&>"), "delete": huge("\x7f"), "short": "short", "none": "",
 	}
 	for out, stdout := range texts {
@@ -174,7 +185,10 @@ func TestWebhookBodyIsCut(t *testing.T) {
 				for _, s := range []struct {
 					whole, part string
 					truncated   bool
-				}{{stdout, got.Result.Stdout, got.Result.StdoutTruncated}, {stderr, got.Result.Stderr, got.Result.StderrTruncated}} {
+				}{
+					{stdout, got.Result.Stdout, got.Result.StdoutTruncated},
+					{stderr, got.Result.Stderr, got.Result.StderrTruncated},
+				} {
 					if utf8.ValidString(s.whole) && (!strings.HasPrefix(s.whole, s.part) || s.truncated != (s.part != s.whole)) {
 						t.Errorf("%s and %s: %d of %d bytes, truncated %v", out, err, len(s.part), len(s.whole), s.truncated)
 					}
@@ -189,14 +203,18 @@ func TestWebhookBodyIsCut(t *testing.T) {
 	r := Exited(0)
 	r.Stdout, r.StderrTruncated = "some", true
 	body, err := WebhookBody(ended(r), resultURL, 0)
-	if err != nil || !strings.Contains(string(body), `"stdout":"","stderr":""`) || !strings.Contains(string(body), `"stdout_truncated":true,"stderr_truncated":true`) {
+	if err != nil || !strings.Contains(string(body), `"stdout":"","stderr":""`) ||
+		!strings.Contains(string(body), `"stdout_truncated":true,"stderr_truncated":true`) {
 		t.Errorf("%s, %v", body, err)
 	}
 }
 
 func FuzzDecodeDelivery(f *testing.F) {
-	f.Add("trc_AbCdEfGhIjKlMnOpQrSt", []byte(`{"id":"msg_AbCdEfGhIjKlMnOpQrSt","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","org":"a","key":"k","url":"u","status":"pending",`+
-		`"created_at":"2026-01-02T03:04:05Z","next_at":"2026-01-02T03:04:05Z","made":1,"attempts":[{"number":1,"at":"2026-01-02T03:04:05Z","status":500,"error":"status"}]}`))
+	f.Add("trc_AbCdEfGhIjKlMnOpQrSt",
+		[]byte(`{"id":"msg_AbCdEfGhIjKlMnOpQrSt","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","org":"a","key":"k","url":"u",`+
+			`"status":"pending",`+
+			`"created_at":"2026-01-02T03:04:05Z","next_at":"2026-01-02T03:04:05Z","made":1,"attempts":[{"number":1,`+
+			`"at":"2026-01-02T03:04:05Z","status":500,"error":"status"}]}`))
 	f.Add("", []byte(`{}`))
 	f.Add("trc_", []byte(`null`))
 	f.Fuzz(func(t *testing.T, id string, body []byte) {
@@ -230,7 +248,8 @@ func TestDeliveryOfAFailedTick(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"event":"schedule.failed","schedule_id":"sch_a","name":"report","tick":"2026-11-20T12:00:00.000Z","timestamp":"2026-11-20T12:00:01.000Z","reason":"its key is revoked"}`
+	want := `{"event":"schedule.failed","schedule_id":"sch_a","name":"report","tick":"2026-11-20T12:00:00.000Z",` +
+		`"timestamp":"2026-11-20T12:00:01.000Z","reason":"its key is revoked"}`
 	if string(d.Body) != want || d.Org != "acme" || d.Key != "k" || !d.NextAt.Equal(run.At) {
 		t.Errorf("%+v: %s", d, d.Body)
 	}

@@ -27,7 +27,8 @@ func ParseDuration(text string) (time.Duration, error) {
 	})
 	d, err := time.ParseDuration(hours)
 	if err != nil { // its own text may have hours that nobody wrote
-		return 0, errors.New(strconv.Quote(text) + " is not a time: write a number with a unit such as 500ms, 30s, 10m, 24h, 7d or 2w")
+		return 0, errors.New(strconv.Quote(text) +
+			" is not a time: write a number with a unit such as 500ms, 30s, 10m, 24h, 7d or 2w")
 	}
 	return d, nil
 }

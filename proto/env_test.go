@@ -11,7 +11,10 @@ func TestReservedEnv(t *testing.T) {
 			t.Errorf("%s is not reserved", name)
 		}
 	}
-	for _, name := range []string{"", " ", "PATH HOME", "PAT", "PATHS", "TZ", "LDX", "BULLPEN", "GLIBC_TUNABLES", "OMP_NUM_THREADS", "PIP_INDEX_URL"} {
+	for _, name := range []string{
+		"", " ", "PATH HOME", "PAT", "PATHS", "TZ", "LDX", "BULLPEN", "GLIBC_TUNABLES",
+		"OMP_NUM_THREADS", "PIP_INDEX_URL",
+	} {
 		if ReservedEnv(name) {
 			t.Errorf("%q is reserved", name)
 		}
@@ -27,7 +30,8 @@ func TestCheckEnvDoesNotQuoteValues(t *testing.T) {
 }
 
 func TestMergeEnv(t *testing.T) {
-	got, err := MergeEnv(map[string]string{"A": "sandbox", "B": "sandbox", "C": "sandbox"}, nil, map[string]string{"B": "key", "C": "key"}, map[string]string{"C": "request"})
+	got, err := MergeEnv(map[string]string{"A": "sandbox", "B": "sandbox", "C": "sandbox"}, nil,
+		map[string]string{"B": "key", "C": "key"}, map[string]string{"C": "request"})
 	if err != nil || len(got) != 3 || got["A"] != "sandbox" || got["B"] != "key" || got["C"] != "request" {
 		t.Errorf("%v, %v", got, err)
 	}

@@ -50,7 +50,8 @@ type QuotaError struct {
 }
 
 func (e *QuotaError) Error() string {
-	return fmt.Sprintf("%s are limited to %d for each organisation; remove some that are not needed any more", e.What, e.Limit)
+	return fmt.Sprintf("%s are limited to %d for each organisation; remove some that are not needed any more",
+		e.What, e.Limit)
 }
 
 // Conflict marks the error as one whose text is for the client.
@@ -63,7 +64,8 @@ type PendingUploadsError struct {
 }
 
 func (e *PendingUploadsError) Error() string {
-	return fmt.Sprintf("uploads in parts that are not complete are limited to %d with %d bytes together for each organisation; complete or remove some, or wait a day until the oldest are gone", e.Uploads, e.Bytes)
+	return fmt.Sprintf("uploads in parts that are not complete are limited to %d with %d bytes together for each "+
+		"organisation; complete or remove some, or wait a day until the oldest are gone", e.Uploads, e.Bytes)
 }
 
 // Conflict marks the error as one whose text is for the client.
@@ -104,8 +106,6 @@ func (e *BoundError) Error() string {
 // Conflict marks the error as one whose text is for the client.
 func (*BoundError) Conflict() {}
 
-// Causes of the cancellation of a running execution.
-var (
-	ErrCancelled = errors.New("the execution was cancelled")
-	ErrLost      = errors.New("the lease was lost")
-)
+// ErrLost is the cause with which the context of a running execution is cancelled whose lease was
+// lost.
+var ErrLost = errors.New("the lease was lost")

@@ -2,6 +2,7 @@ package proto
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -47,12 +48,17 @@ func AppendStatusEvent(dst []byte, id TraceID) []byte {
 }
 
 // AppendOutputEvent appends an event with a piece of output. Bytes of data that are not UTF-8
-// become U+FFFD.
+// become U+FFFD, and the event then has the exact bytes too.
 func AppendOutputEvent(dst []byte, stream Stream, data []byte, seq int64) []byte {
 	dst = append(dst, `{"type":"output","stream":"`...)
 	dst = append(dst, stream...)
 	dst = append(dst, `","data":`...)
 	dst = AppendJSONString(dst, data)
+	if !utf8.Valid(data) {
+		dst = append(dst, `,"base64":"`...)
+		dst = base64.StdEncoding.AppendEncode(dst, data)
+		dst = append(dst, '"')
+	}
 	return appendSeq(dst, seq)
 }
 
@@ -72,13 +78,6 @@ func AppendMissingEvent(dst []byte, seq, first, last int64) []byte {
 	return appendSeq(append(dst, '}'), seq)
 }
 
-// AppendResultEvent appends the last event of an execution that has ended.
-func AppendResultEvent(dst []byte, r *Record) ([]byte, error) {
-	b := bytes.NewBuffer(dst)
-	err := WriteResultEvent(b, r)
-	return b.Bytes(), err
-}
-
 // WriteResultEvent writes the last event of an execution that has ended. Outputs of many MiB need
 // no memory: they are encoded in pieces. Nothing is written before an error that is not one of w.
 func WriteResultEvent(w io.Writer, r *Record) error {
@@ -93,14 +92,8 @@ func WriteResultEvent(w io.Writer, r *Record) error {
 	return writeResult(w, head, r.Result, appendSeq(tail, r.ResultSeq))
 }
 
-// AppendResult appends the JSON form of r. Its strings are escaped like the strings of events.
-func AppendResult(dst []byte, r *Result) ([]byte, error) {
-	b := bytes.NewBuffer(dst)
-	err := WriteResult(b, r)
-	return b.Bytes(), err
-}
-
-// WriteResult writes the JSON form of r in pieces, as [WriteResultEvent] does.
+// WriteResult writes the JSON form of r in pieces, as [WriteResultEvent] does. Its strings are escaped like the strings
+// of events.
 func WriteResult(w io.Writer, r *Result) error { return writeResult(w, nil, r, nil) }
 
 func writeResult(w io.Writer, head []byte, r *Result, tail []byte) error {

@@ -3,6 +3,7 @@ package proto
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -11,7 +12,8 @@ import (
 const testTrace = TraceID("trc_AbCdEfGhIjKlMnOpQrSt")
 
 func TestEvents(t *testing.T) {
-	if got, want := string(AppendStatusEvent(nil, testTrace)), `{"type":"status","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"running","seq":1}`+"\n"; got != want {
+	if got, want := string(AppendStatusEvent(nil, testTrace)),
+		`{"type":"status","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"running","seq":1}`+"\n"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	if got, want := string(AppendKeepaliveEvent([]byte("x"), 7)), `x{"type":"keepalive","seq":7}`+"\n"; got != want {
@@ -22,10 +24,10 @@ func TestEvents(t *testing.T) {
 		"\x00\x01\x1b\x7f\t\r\"\\/": `\u0000\u0001\u001b` + "\x7f" + `\t\r\"\\/`,
 		"é😀":                        "é😀",
 		"\u0085\u2028\u2029\u2027":  `\u0085\u2028\u2029` + "\u2027",
-		"\xff\xfea\xe2\x80":         "\ufffd\ufffda\ufffd\ufffd",
+		"\xff\xfea\xe2\x80":         "\ufffd\ufffda\ufffd\ufffd" + `","base64":"//5h4oA=`,
 		"\ufffd":                    "\ufffd",
 		"<&>":                       "<&>",
-		"\xed\xa0\x80":              "\ufffd\ufffd\ufffd",
+		"\xed\xa0\x80":              "\ufffd\ufffd\ufffd" + `","base64":"7aCA`,
 		"":                          "",
 	} {
 		got := string(AppendOutputEvent(nil, Stderr, []byte(data), 2))
@@ -39,35 +41,39 @@ func TestResultEvent(t *testing.T) {
 	oom := Failure(CodeMemory, "It used more than 1 GiB.")
 	oom.Stdout = "a\u2028\xff"
 	r := &Record{Meta: Meta{TraceID: testTrace}, Status: oom.Status(), Result: &oom, ResultSeq: 9, OutputTruncated: true}
-	got, err := AppendResultEvent(nil, r)
-	const want = `{"type":"result","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"failed","result":{"success":false,"stdout":"a\u2028` + "\ufffd" +
-		`","stderr":"","exit_code":-1,"error":"memory_limit_exceeded","error_code":"memory_limit_exceeded","error_message":"It used more than 1 GiB.",` +
+	var got strings.Builder
+	err := WriteResultEvent(&got, r)
+	const want = `{"type":"result","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"failed","result":{"success":false,` +
+		`"stdout":"a\u2028` + "\ufffd" +
+		`","stderr":"","exit_code":-1,"error":"memory_limit_exceeded","error_code":"memory_limit_exceeded",` +
+		`"error_message":"It used more than 1 GiB.",` +
 		`"duration_ms":0,"stdout_truncated":false,"stderr_truncated":false},"output_truncated":true,"seq":9}` + "\n"
-	if err != nil || string(got) != want {
-		t.Errorf("%v\n%s, want\n%s", err, got, want)
+	if err != nil || got.String() != want {
+		t.Errorf("%v\n%s, want\n%s", err, got.String(), want)
 	}
-	if _, err := AppendResultEvent(nil, &Record{}); err == nil {
+	if err := WriteResultEvent(io.Discard, &Record{}); err == nil {
 		t.Error("a result event of an execution that runs")
 	}
 }
 
-// AppendResult must return the output of encoding/json for all fields.
-func TestAppendResult(t *testing.T) {
+// WriteResult must write the output of encoding/json for all fields.
+func TestWriteResult(t *testing.T) {
 	saved := Failure(CodeThreadSave, "m")
 	saved.ProgramExitCode = new(3)
 	full := Exited(0)
-	full.Stdout, full.Stderr, full.DurationMS, full.StdoutTruncated, full.StderrTruncated = "o\n", "e\u2028", 12, true, true
+	full.Stdout, full.Stderr, full.DurationMS, full.StdoutTruncated, full.StderrTruncated = "o\n", "e\u2028",
+		12, true, true
 	for _, r := range []Result{Exited(0), Exited(1), Signaled(9), TimedOut(30), Cancelled(), saved, full} {
-		got, err := AppendResult([]byte("x"), &r)
-		if err != nil {
+		var got strings.Builder
+		if err := WriteResult(&got, &r); err != nil {
 			t.Fatal(err)
 		}
 		want, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if string(got) != "x"+string(want) {
-			t.Errorf("%s, want %s", got, want)
+		if got.String() != string(want) {
+			t.Errorf("%s, want %s", got.String(), want)
 		}
 	}
 }
@@ -97,7 +103,8 @@ func TestJSONStringOfLongText(t *testing.T) {
 				s := bytes.Repeat([]byte{fill}, lead+rest)
 				s[lead+at] = byte(b)
 				var back string
-				if err := json.Unmarshal(AppendJSONString(nil, s), &back); err != nil || back != strings.ToValidUTF8(string(s), "\ufffd") {
+				if err := json.Unmarshal(AppendJSONString(nil, s), &back); err != nil ||
+					back != strings.ToValidUTF8(string(s), "\ufffd") {
 					t.Fatalf("%q: %q, %v", s, back, err)
 				}
 			}
@@ -113,7 +120,8 @@ func FuzzAppendJSONString(f *testing.F) {
 		if err := json.Unmarshal(got, &back); err != nil || back != string([]rune(s)) {
 			t.Fatalf("%q: %s, %v", s, got, err)
 		}
-		if string(AppendJSONString(nil, []byte(s))) != string(got) || !utf8.Valid(got) || strings.ContainsAny(string(got), "\n\r\u0085\u2028\u2029") {
+		if string(AppendJSONString(nil, []byte(s))) != string(got) || !utf8.Valid(got) ||
+			strings.ContainsAny(string(got), "\n\r\u0085\u2028\u2029") {
 			t.Fatalf("%q: %s", s, got)
 		}
 	})

@@ -32,6 +32,34 @@ type File struct {
 	Size        int64     `json:"size"` // bytes of a file, or of the target of a link; 0 for a directory
 	Modified    time.Time `json:"modified"`
 	IsDirectory bool      `json:"is_directory"`
+	Link        bool      `json:"link,omitempty"`       // a symbolic link
+	Special     bool      `json:"special,omitempty"`    // a FIFO, socket or device
+	Executable  bool      `json:"executable,omitempty"` // a file that its owner may execute
+}
+
+// FileType is the type of an entry in a list of files.
+type FileType string
+
+// The types.
+const (
+	FileRegular   FileType = "file"
+	FileDirectory FileType = "directory"
+	FileLink      FileType = "link"
+	FileSpecial   FileType = "special"
+)
+
+// Type returns the type of the entry. Only regular files have content.
+func (f *File) Type() FileType {
+	switch {
+	case f.IsDirectory:
+		return FileDirectory
+	case f.Link:
+		return FileLink
+	case f.Special:
+		return FileSpecial
+	default:
+		return FileRegular
+	}
 }
 
 // FileContent is a snapshot of the content of a file.

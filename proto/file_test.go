@@ -11,8 +11,10 @@ func TestCleanFilePath(t *testing.T) {
 	for name, want := range map[string]string{
 		"": "", "/": "", ".": "", "./": "", "//": "", home: "", home + "/": "", "/home/baponi/.": "",
 		"a": "a", "./a": "a", "/a": "a", "//a//b/": "a/b", "a/./b": "a/b", home + "/a": "a", "//home//baponi/./a/b": "a/b",
-		"/home/baponie": "home/baponie", "/home/baponi2/a": "home/baponi2/a", "home/baponi/a": "home/baponi/a", home + home: "home/baponi",
-		"..a": "..a", "a..": "a..", "...": "...", "a\\..\\b": "a\\..\\b", "-rf": "-rf", "a\nb": "a\nb", "%2e%2e/a": "%2e%2e/a",
+		"/home/baponie": "home/baponie", "/home/baponi2/a": "home/baponi2/a", "home/baponi/a": "home/baponi/a",
+		home + home: "home/baponi",
+		"..a":       "..a", "a..": "a..", "...": "...", "a\\..\\b": "a\\..\\b", "-rf": "-rf", "a\nb": "a\nb",
+		"%2e%2e/a":               "%2e%2e/a",
 		strings.Repeat("a", 255): strings.Repeat("a", 255), strings.Repeat("a/./", 512): strings.Repeat("a/", 511) + "a",
 	} {
 		if got, err := CleanFilePath(home, name); err != nil || got != want {
@@ -21,7 +23,8 @@ func TestCleanFilePath(t *testing.T) {
 	}
 	for _, name := range []string{
 		"..", "../a", "a/..", "a/../b", "/..", home + "/..", home + "/../baponi/a", "a/b/../../..", "a\x00b", "\x00",
-		strings.Repeat("a", 256), "a/" + strings.Repeat("é", 128), strings.Repeat("a/", 512) + "a", strings.Repeat("./", 2048) + "a",
+		strings.Repeat("a", 256), "a/" + strings.Repeat("é", 128), strings.Repeat("a/", 512) + "a",
+		strings.Repeat("./", 2048) + "a",
 	} {
 		got, err := CleanFilePath(home, name)
 		if field, ok := errors.AsType[*FieldError](err); !ok || field.Field != "path" {
@@ -49,7 +52,8 @@ func FuzzCleanFilePath(f *testing.F) {
 			return
 		}
 		for part := range strings.SplitSeq(clean, "/") {
-			if clean != "" && (part == "" || part == "." || part == ".." || len(part) > MaxFileNameBytes) || strings.ContainsRune(part, 0) {
+			if clean != "" && (part == "" || part == "." || part == ".." || len(part) > MaxFileNameBytes) ||
+				strings.ContainsRune(part, 0) {
 				t.Errorf("%q is %q", name, clean)
 			}
 		}

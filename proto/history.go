@@ -51,7 +51,9 @@ func (f *HistoryFilter) Matches(r *Record) bool {
 	}
 	created := r.CreatedAt.Truncate(time.Millisecond) // as clients see it
 	return r.Org == f.Org && equal(string(f.Status), string(r.Status)) && equal(string(f.Language), string(r.Language)) &&
-		equal(string(f.Mode), string(r.Mode)) && equal(f.Key, r.Key) && equal(f.ThreadID, r.ThreadID) && equal(f.RequestID, r.RequestID) && equal(f.Schedule, r.ScheduleID) && equal(f.Batch, r.Batch) && equal(f.Pipeline, r.PipelineID) &&
+		equal(string(f.Mode), string(r.Mode)) && equal(f.Key, r.Key) && equal(f.ThreadID, r.ThreadID) &&
+		equal(f.RequestID, r.RequestID) && equal(f.Schedule, r.ScheduleID) && equal(f.Batch, r.Batch) &&
+		equal(f.Pipeline, r.PipelineID) &&
 		(f.From.IsZero() || !created.Before(f.From)) && (f.Until.IsZero() || created.Before(f.Until))
 }
 
@@ -69,8 +71,17 @@ func (f *HistoryFilter) Terms() []HistoryTerm {
 	return historyTerms(f.Key, f.ThreadID, f.RequestID, f.Schedule, f.Batch, f.Pipeline, f.Metadata)
 }
 
-func historyTerms(key, thread, request, schedule, batch, pipeline string, metadata map[string]string) (terms []HistoryTerm) {
-	for _, t := range []HistoryTerm{{"request_id", request}, {"thread_id", thread}, {"schedule", schedule}, {"batch", batch}, {"pipeline", pipeline}, {"key", key}} {
+func historyTerms(
+	key, thread, request, schedule, batch, pipeline string, metadata map[string]string,
+) (terms []HistoryTerm) {
+	for _, t := range []HistoryTerm{
+		{"request_id", request},
+		{"thread_id", thread},
+		{"schedule", schedule},
+		{"batch", batch},
+		{"pipeline", pipeline},
+		{"key", key},
+	} {
 		if t.Value != "" {
 			terms = append(terms, t)
 		}

@@ -3,7 +3,10 @@ package proto
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -56,7 +59,8 @@ func ValidImageDigest(s string) bool {
 // CheckImageName checks the name of an image that a client chose. Its error is a [*FieldError].
 func CheckImageName(s string) error {
 	if !ValidImageName(s) {
-		return FieldErrorf("name", "must be 1 to %d characters of a-z, 0-9, ., _ and -, the first a letter or digit", MaxImageNameLen)
+		return FieldErrorf("name", "must be 1 to %d characters of a-z, 0-9, ., _ and -, the first a letter or digit",
+			MaxImageNameLen)
 	}
 	return nil
 }
@@ -76,7 +80,14 @@ func ImageEnv() []string {
 func (i *Image) Interpreter(l Language) (string, error) {
 	path, ok := i.Languages[l]
 	if !ok {
-		return "", &FieldError{Field: "language", Message: fmt.Sprintf("language '%s' is not available in this sandbox image", l)}
+		has := make([]string, 0, len(i.Languages))
+		for _, name := range slices.Sorted(maps.Keys(i.Languages)) {
+			has = append(has, string(name))
+		}
+		return "", &FieldError{
+			Field: "language", Message: fmt.Sprintf("language '%s' is not available in this sandbox image, which has %s", l,
+				strings.Join(has, ", ")),
+		}
 	}
 	return path, nil
 }

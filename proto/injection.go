@@ -47,16 +47,19 @@ func ParseInjectionHost(s string) (InjectionHost, error) {
 func parseInjectionHost(s string) (host InjectionHost, err error) {
 	rest, plain := strings.CutPrefix(s, "http://")
 	if strings.Contains(rest, "://") || plain && strings.Contains(rest, "/") {
-		return host, errors.New("not a host: a name, with http:// before it if its requests are not encrypted, and without a path")
+		return host, errors.New("not a host: a name, with http:// before it if its requests are not encrypted, and " +
+			"without a path")
 	}
 	rule, err := parseNetworkRule(rest)
 	switch {
 	case err != nil:
 		return host, err
 	case rule.Name == "":
-		return host, errors.New("an address or a range; only names can get a secret, because a name is what a certificate proves")
+		return host, errors.New("an address or a range; only names can get a secret, because a name is what a " +
+			"certificate proves")
 	case !strings.Contains(strings.TrimPrefix(rule.Name, "*."), "."):
-		return host, errors.New("too much for one owner: a name needs two labels, after the wildcard too, as in *.example.com")
+		return host, errors.New("too much for one owner: a name needs two labels, after the wildcard too, as in " +
+			"*.example.com")
 	}
 	if rule.Ports == nil {
 		rule.Ports = []uint16{443}
@@ -69,7 +72,8 @@ func parseInjectionHost(s string) (host InjectionHost, err error) {
 
 // refusedHeaders belong to a connection, or to how a message is read. [Injection] cannot set them.
 var refusedHeaders = []string{ // read only
-	"Accept-Encoding", "Connection", "Content-Encoding", "Content-Length", "Expect", "Host", "Keep-Alive", "Proxy-Authenticate",
+	"Accept-Encoding", "Connection", "Content-Encoding", "Content-Length", "Expect", "Host", "Keep-Alive",
+	"Proxy-Authenticate",
 	"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
@@ -85,7 +89,8 @@ func (i *Injection) Check(field string) error {
 	}
 	switch name := textproto.CanonicalMIMEHeaderKey(i.Header); {
 	case i.Header == "" || len(i.Header) > maxInjectionHeader || strings.ContainsFunc(i.Header, notToken):
-		return FieldErrorf(field+".header", "must be 1 to %d characters of A-Z, a-z, 0-9 and !#$%%&'*+-.^_`|~", maxInjectionHeader)
+		return FieldErrorf(field+".header", "must be 1 to %d characters of A-Z, a-z, 0-9 and !#$%%&'*+-.^_`|~",
+			maxInjectionHeader)
 	case slices.Contains(refusedHeaders, name):
 		return FieldErrorf(field+".header", "must not be %s, which belongs to the connection and not to the request", name)
 	}
@@ -118,7 +123,8 @@ func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
 // notToken reports whether a header's name cannot have r.
 func notToken(r rune) bool {
-	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') &&
+		!strings.ContainsRune("!#$%&'*+-.^_`|~", r)
 }
 
 // CheckInjections checks bindings of secrets that programs never get. Its error is a [*FieldError].
@@ -127,10 +133,12 @@ func CheckInjections(bound []SecretBinding, network NetworkPolicy) error {
 		switch {
 		case b.Injection == nil:
 		case b.Env != "":
-			return FieldErrorf("secrets", "must not set the variable %s: programs never get the value of %s, which is added to their requests; "+
-				"the administrator can bind it by its name alone", b.Env, b.Secret)
+			return FieldErrorf("secrets",
+				"must not set the variable %s: programs never get the value of %s, which is added to their requests; "+
+					"the administrator can bind it by its name alone", b.Env, b.Secret)
 		case network == "" || network == NetworkBlocked:
-			return FieldErrorf("secrets", "must not have %s in a sandbox whose network is blocked: it is added to requests to %s",
+			return FieldErrorf("secrets",
+				"must not have %s in a sandbox whose network is blocked: it is added to requests to %s",
 				b.Secret, strings.Join(b.Injection.Hosts, ", "))
 		}
 	}

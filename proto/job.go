@@ -23,6 +23,7 @@ type Sandbox struct {
 	Isolation    Isolation `json:"isolation,omitempty"`    // as in a [Profile]
 	Preload      []string  `json:"preload,omitempty"`      // as in a [Profile]
 	SystemCalls  []string  `json:"system_calls,omitempty"` // as in a [Profile]
+	Terminals    int       `json:"terminals,omitempty"`    // pseudo-terminals at a time; 0 is none
 }
 
 // DefaultOpenFiles is the limit of open files of a sandbox that sets none.
@@ -50,27 +51,29 @@ func (s *Sandbox) OnDisk() bool {
 
 // Meta describes an execution without its program, from submission to the end of its retention.
 type Meta struct {
-	TraceID      TraceID           `json:"trace_id"`
-	Org          string            `json:"org"`
-	Key          string            `json:"key"` // the API key's id, never the key
-	Mode         Mode              `json:"mode"`
-	Language     Language          `json:"language"`
-	Timeout      int               `json:"timeout"`                // seconds
-	Profile      string            `json:"profile,omitempty"`      // the name of the sandbox profile
-	Image        string            `json:"image,omitempty"`        // of the job's Sandbox
-	Network      NetworkPolicy     `json:"network,omitempty"`      // of the job's Sandbox
-	Disk         bool              `json:"disk,omitempty"`         // the result of Sandbox.OnDisk
-	Architecture string            `json:"architecture,omitempty"` // of the job's Sandbox
-	Prefer       string            `json:"prefer,omitempty"`       // the worker that may have the thread's home cached; it gets the job if it has a free slot
-	MaxAttempts  int               `json:"max_attempts"`
-	Metadata     map[string]string `json:"metadata,omitempty"`
-	ThreadID     string            `json:"thread_id,omitempty"`
-	WebhookURL   string            `json:"webhook_url,omitempty"`
-	RequestID    string            `json:"request_id,omitempty"`
-	ClientID     string            `json:"client_id,omitempty"`
-	UserAgent    string            `json:"user_agent,omitempty"`
-	Traceparent  string            `json:"traceparent,omitempty"` // the span of the submission, as the W3C header has it; empty if nothing is traced
-	CreatedAt    time.Time         `json:"created_at"`
+	TraceID      TraceID       `json:"trace_id"`
+	Org          string        `json:"org"`
+	Key          string        `json:"key"` // the API key's id, never the key
+	Mode         Mode          `json:"mode"`
+	Language     Language      `json:"language"`
+	Timeout      int           `json:"timeout"`                // seconds
+	Profile      string        `json:"profile,omitempty"`      // the name of the sandbox profile
+	Image        string        `json:"image,omitempty"`        // of the job's Sandbox
+	Network      NetworkPolicy `json:"network,omitempty"`      // of the job's Sandbox
+	Disk         bool          `json:"disk,omitempty"`         // the result of Sandbox.OnDisk
+	Architecture string        `json:"architecture,omitempty"` // of the job's Sandbox
+	// the worker that may have the thread's home cached; it gets the job if it has a free slot
+	Prefer      string            `json:"prefer,omitempty"`
+	MaxAttempts int               `json:"max_attempts"`
+	Metadata    map[string]string `json:"metadata,omitempty"`
+	ThreadID    string            `json:"thread_id,omitempty"`
+	WebhookURL  string            `json:"webhook_url,omitempty"`
+	RequestID   string            `json:"request_id,omitempty"`
+	ClientID    string            `json:"client_id,omitempty"`
+	UserAgent   string            `json:"user_agent,omitempty"`
+	// the span of the submission, as the W3C header has it; empty if nothing is traced
+	Traceparent string    `json:"traceparent,omitempty"`
+	CreatedAt   time.Time `json:"created_at"`
 	// RunAt is when the job enters the queue; zero for at once.
 	RunAt time.Time `json:"run_at,omitzero"`
 	// QueueDeadline is when the job is withdrawn if no worker has started it.
@@ -135,6 +138,21 @@ const (
 	MaxStdinBytes = 1 << 20
 )
 
+// Paths of jobs with [Job.Container].
+const (
+	ContainerData = "/mnt/data"
+	ContainerTmp  = ".tmp"
+)
+
+// The time between SIGTERM and SIGKILL: the default of a cancelled program, and the maximum in a
+// request, which is lower if
+// a client waits for the answer.
+const (
+	DefaultKillGrace    = 2 * time.Second
+	MaxKillGrace        = 30 * time.Second
+	MaxWaitingKillGrace = 3 * time.Second
+)
+
 // Job is a program to run, with a resolved snapshot of everything that it needs.
 type Job struct {
 	Meta
@@ -142,7 +160,7 @@ type Job struct {
 	Env   map[string]string `json:"env,omitempty"`
 	Args  []string          `json:"args,omitempty"`
 	Stdin string            `json:"stdin,omitempty"`
-	// Secrets are names of Env. The output has *** in place of their values.
+	// Secrets are names of Env. Their values are *** in the output.
 	Secrets []string `json:"secrets,omitempty"`
 	// Bound are the secrets that the program gets. Sealed has their values, encrypted for this
 	// execution.
@@ -151,9 +169,31 @@ type Job struct {
 	// Mounts are the parts of storage connections that the program sees below [MountsDir]. Sealed has
 	// their credentials too, which the program never gets.
 	Mounts []Mount `json:"mounts,omitempty"`
+	// Container makes the home of the thread a container's, as programs of models expect it: it is at
+	// [ContainerData] too, and its directory [ContainerTmp] is /tmp.
+	Container bool `json:"container,omitempty"`
 	// StreamPartial makes incomplete lines events after a moment.
-	StreamPartial bool    `json:"stream_partial,omitempty"`
-	Sandbox       Sandbox `json:"sandbox"`
+	StreamPartial bool `json:"stream_partial,omitempty"`
+	// KillGrace is the requested time between SIGTERM and SIGKILL; nil for none.
+	KillGrace *Seconds `json:"kill_grace,omitempty"`
+	Sandbox   Sandbox  `json:"sandbox"`
+}
+
+// TimeoutGrace returns how long the program may run after SIGTERM when its timeout has passed. 0
+// means that it gets no SIGTERM.
+func (j *Job) TimeoutGrace() time.Duration {
+	if j.KillGrace == nil {
+		return 0
+	}
+	return time.Duration(*j.KillGrace)
+}
+
+// CancelGrace is TimeoutGrace for a program that is cancelled.
+func (j *Job) CancelGrace() time.Duration {
+	if j.KillGrace == nil {
+		return DefaultKillGrace
+	}
+	return time.Duration(*j.KillGrace)
 }
 
 // SetMounts sets the mounts of a job, and what its Meta says of them.
@@ -176,6 +216,7 @@ type Record struct {
 	Status          Status     `json:"status"`
 	Attempt         int        `json:"attempt"` // 1 for the first; 0 before the first claim
 	Worker          string     `json:"worker,omitempty"`
+	Epoch           string     `json:"epoch,omitempty"` // of the worker's lease under which it runs; empty without one
 	StartedAt       *time.Time `json:"started_at,omitempty"`
 	CompletedAt     *time.Time `json:"completed_at,omitempty"`
 	Result          *Result    `json:"result,omitempty"` // when Status is terminal
@@ -204,7 +245,8 @@ func (r *Record) Public() *Record {
 		return r
 	}
 	public := *r
-	public.Pending, public.Commit, public.VolumeCommits, public.Usage, public.Steps, public.OutputTruncated = nil, nil, nil, nil, nil, false
+	public.Pending, public.Commit, public.VolumeCommits, public.Usage, public.Steps, public.OutputTruncated = nil, nil,
+		nil, nil, nil, false
 	return &public
 }
 

@@ -47,7 +47,7 @@ type Key struct {
 	// RequestRate is the number of requests that may be sent with this key in a minute, 0 for the
 	// limits of plans alone.
 	RequestRate int `json:"request_rate,omitempty"`
-	// Env are variables of every program: over those of the profile, below those of the request.
+	// Env are variables of every program. They override the profile's, and the request's override them.
 	Env map[string]string `json:"env,omitempty"`
 	// AllowedNetworks are where requests with the key may come from; empty for anywhere.
 	AllowedNetworks []netip.Prefix `json:"allowed_networks,omitempty"`
@@ -109,7 +109,8 @@ var (
 const MaxKeyBytes = 512
 
 // ErrBadKeyForm is returned for a string that does not have the form of an API key.
-var ErrBadKeyForm = errors.New("an API key is sk-<region>-<token>: region of a-z 0-9, token of at least 20 characters of A-Z a-z 0-9 _ -")
+var ErrBadKeyForm = errors.New(
+	"an API key is sk-<region>-<token>: region of a-z 0-9, token of at least 20 characters of A-Z a-z 0-9 _ -")
 
 // CheckKeyForm returns [ErrBadKeyForm] unless s has the form of an API key.
 func CheckKeyForm(s string) error {

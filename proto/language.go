@@ -20,6 +20,7 @@ type Runtime struct {
 	// number; the highest is best. Programs that run on the host's /usr use the first name.
 	Interpreters []string
 	Args         []string          // between the interpreter and the program's file
+	Install      string            // how it comes to the /usr of a Debian or Ubuntu host
 	Version      string            // argument with which the interpreter prints its version
 	File         string            // name of the program's file
 	OutsideHome  bool              // the file is not in the program's home
@@ -33,7 +34,8 @@ func Runtimes() []Runtime { return runtimes }
 
 var runtimes = []Runtime{ // read only
 	{
-		Language: Python, Title: "Python", Interpreters: []string{"python3", "python", "python3.*"}, Version: "--version",
+		Language: Python, Title: "Python", Interpreters: []string{"python3", "python", "python3.*"},
+		Install: "install the package python3", Version: "--version",
 		File: "main.py", Extensions: []string{".py"},
 		Sample: `import os, platform, socket, time
 print(f"Python {platform.python_version()} as user {os.getuid()} in {os.getcwd()}")
@@ -47,8 +49,9 @@ for n in (3, 2, 1):
 `,
 	},
 	{
-		Language: Node, Title: "Node.js", Interpreters: []string{"node", "nodejs"}, Version: "--version",
-		File: "main.js", Extensions: []string{".js", ".mjs", ".cjs"},
+		Language: Node, Title: "Node.js", Interpreters: []string{"node", "nodejs"}, Install: "install the package nodejs",
+		Version: "--version",
+		File:    "main.js", Extensions: []string{".js", ".mjs", ".cjs"},
 		Sample: `console.log("Node " + process.version + " as user " + process.getuid() + " in " + process.cwd());
 let n = 3;
 const timer = setInterval(() => {
@@ -61,8 +64,9 @@ const timer = setInterval(() => {
 		// The file is not in the home, so that ls and grep -r find only the user's files there. It
 		// is a file rather than standard input, so that a command that reads standard input does
 		// not read the program.
-		Language: Bash, Title: "Bash", Interpreters: []string{"bash"}, Version: "--version",
-		File: "main.sh", OutsideHome: true, Extensions: []string{".sh", ".bash"},
+		Language: Bash, Title: "Bash", Interpreters: []string{"bash"}, Install: "install the package bash",
+		Version: "--version",
+		File:    "main.sh", OutsideHome: true, Extensions: []string{".sh", ".bash"},
 		Env: map[string]string{"PYTHONUNBUFFERED": "1"}, // the output of a python that the script starts streams
 		Sample: `echo "Bash $BASH_VERSION as user $UID in $PWD"
 ls / | tr '\n' ' '; echo
@@ -70,16 +74,19 @@ for n in 3 2 1; do echo "live output $n"; sleep 0.25; done
 `,
 	},
 	{
-		Language: "ruby", Title: "Ruby", Interpreters: []string{"ruby", "ruby3.*"}, Version: "--version",
-		File: "main.rb", Extensions: []string{".rb"},
+		Language: "ruby", Title: "Ruby", Interpreters: []string{"ruby", "ruby3.*"}, Install: "install the package ruby",
+		Version: "--version",
+		File:    "main.rb", Extensions: []string{".rb"},
 		Sample: `$stdout.sync = true
 puts "Ruby #{RUBY_VERSION} as user #{Process.uid} in #{Dir.pwd}"
 3.downto(1) { |n| puts "live output #{n}"; sleep 0.25 }
 `,
 	},
 	{
-		Language: "deno", Title: "Deno (TypeScript)", Interpreters: []string{"deno"}, Args: []string{"run", "--allow-all"}, Version: "--version",
-		File: "main.ts", Extensions: []string{".ts", ".mts", ".tsx"},
+		Language: "deno", Title: "Deno (TypeScript)", Interpreters: []string{"deno"},
+		Install: "put the program deno from deno.com into /usr/local/bin", Args: []string{"run", "--allow-all"},
+		Version: "--version",
+		File:    "main.ts", Extensions: []string{".ts", ".mts", ".tsx"},
 		Env: map[string]string{"DENO_DIR": "/tmp/.cache/deno", "DENO_NO_UPDATE_CHECK": "1"},
 		Sample: `console.log("Deno " + Deno.version.deno + " as user " + Deno.uid() + " in " + Deno.cwd());
 for (const n of [3, 2, 1]) {

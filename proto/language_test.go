@@ -21,7 +21,8 @@ func TestLanguageTable(t *testing.T) {
 			strings.Join(r.Interpreters, "`, `"), strings.Join(r.Extensions, "`, `"))
 	}
 	table.WriteString("\n")
-	doctest.Compare(t, "../docs/api.md", "<!-- languages: written by `make docs` -->\n", "<!-- end of languages -->\n", table.String())
+	doctest.Compare(t, "../docs/reference/api.md", "<!-- languages: written by `make docs` -->\n",
+		"<!-- end of languages -->\n", table.String())
 }
 
 // Every row is complete. No file name, extension or name belongs to two languages.
@@ -31,7 +32,8 @@ func TestRuntimes(t *testing.T) {
 		if got, ok := r.Language.Runtime(); !ok || got.Language != r.Language {
 			t.Errorf("%s is not found by its name", r.Language)
 		}
-		if r.Title == "" || r.Version == "" || r.File == "" || r.Sample == "" || len(r.Interpreters) == 0 || len(r.Extensions) == 0 {
+		if r.Title == "" || r.Version == "" || r.File == "" || r.Sample == "" || len(r.Interpreters) == 0 ||
+			len(r.Extensions) == 0 {
 			t.Errorf("%+v is not complete", r)
 		}
 		for _, name := range append(append([]string{r.File}, r.Interpreters...), r.Extensions...) {

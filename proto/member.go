@@ -53,8 +53,8 @@ type Member struct {
 	// Email is the address by which a person is found at the first login, in lower case. It is empty
 	// for one who is found by Subject.
 	Email string `json:"email,omitempty"`
-	// Issuer and Subject are those of the person who signed in first. From then on nobody else is this
-	// member, also if a provider gives the address to another person.
+	// Issuer and Subject identify the person bound to the member at the first login. The binding stays, even if the
+	// provider gives the address to another person.
 	Issuer    string    `json:"issuer,omitempty"`
 	Subject   string    `json:"subject,omitempty"`
 	Role      Role      `json:"role"`

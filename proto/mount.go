@@ -148,10 +148,16 @@ type S3Credentials struct {
 	SessionToken    string `json:"session_token,omitempty"`
 }
 
-// ParseS3Credentials parses a sealed value. Its error repeats nothing of the value.
+// ParseS3Credentials parses a sealed value. Its error repeats nothing of the value. What is masked in
+// the output has the least length of secrets, so that it does not stand for characters of other words.
 func ParseS3Credentials(value []byte) (c S3Credentials, err error) {
 	if json.Unmarshal(value, &c) != nil || c.AccessKeyID == "" || c.SecretAccessKey == "" {
-		return S3Credentials{}, errors.New(`the credentials of the bucket are not JSON with "access_key_id" and "secret_access_key"`)
+		return S3Credentials{}, errors.New(
+			`the credentials of the bucket are not JSON with "access_key_id" and "secret_access_key"`)
+	}
+	if len(c.SecretAccessKey) < MinSecretBytes || c.SessionToken != "" && len(c.SessionToken) < MinSecretBytes {
+		return S3Credentials{}, fmt.Errorf("secret_access_key and session_token of the bucket must have at least %d bytes",
+			MinSecretBytes)
 	}
 	return c, nil
 }

@@ -55,7 +55,8 @@ func (n *Network) Validate() error {
 		return nil
 	case NetworkAllowlist:
 	default:
-		return FieldErrorf("network.policy", "must be one of %s, %s, %s", NetworkBlocked, NetworkUnrestricted, NetworkAllowlist)
+		return FieldErrorf("network.policy", "must be one of %s, %s, %s", NetworkBlocked, NetworkUnrestricted,
+			NetworkAllowlist)
 	}
 	if len(n.Allow) == 0 || len(n.Allow) > MaxNetworkRules {
 		return FieldErrorf("network.allow", "must have 1 to %d entries", MaxNetworkRules)
@@ -181,7 +182,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 		return netip.Prefix{}, errors.New("not a range of IPv4 or IPv6 addresses, as in 203.0.113.0/24")
 	}
 	if prefix != prefix.Masked() {
-		return netip.Prefix{}, fmt.Errorf("the range has bits beyond its length; %s is meant, or a single address", prefix.Masked())
+		return netip.Prefix{}, fmt.Errorf("the range has bits beyond its length; %s is meant, or a single address",
+			prefix.Masked())
 	}
 	return prefix, nil
 }
@@ -205,8 +207,9 @@ func parseHostPattern(s string) (string, error) {
 	return name, nil
 }
 
-var errHostForm = errors.New(`neither an address nor a host name; a name has labels of A-Z, a-z, 0-9, - and _ (international ones as xn--…), ` +
-	`and "*." may stand before it`)
+var errHostForm = errors.New(
+	`neither an address nor a host name; a name has labels of A-Z, a-z, 0-9, - and _ (international ones as xn--…), ` +
+		`and "*." may stand before it`)
 
 // BlockReason is why a connection was refused.
 type BlockReason string

@@ -36,7 +36,8 @@ func TestParseNetworkRule(t *testing.T) {
 			t.Errorf("ParseNetworkRule(%q): %v", in, err)
 			continue
 		}
-		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+			cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("ParseNetworkRule(%q) (-want +got):\n%s", in, diff)
 		}
 	}
@@ -44,11 +45,14 @@ func TestParseNetworkRule(t *testing.T) {
 
 func TestParseNetworkRuleRefuses(t *testing.T) {
 	for _, in := range []string{
-		"", ".", "*", "*.", "a..b", ".a", "*example.com", "a.*.b", "-a.com", "a-.com", "bücher.example", "a b", "https://a.com", "a.com/x",
+		"", ".", "*", "*.", "a..b", ".a", "*example.com", "a.*.b", "-a.com", "a-.com", "bücher.example", "a b",
+		"https://a.com", "a.com/x",
 		"a.com:", "a.com:0", "a.com:65536", "a.com:http", "a.com:+1", "a.com:01", "a.com:80,", "a.com:80-90", "user@a.com",
 		"a.com:" + strings.TrimSuffix(strings.Repeat("1,", 17), ","),
-		"10.1", "127.1", "0x7f.1", "0x7f000001", "2130706433", "010.0.0.1", "256.0.0.1", "1.2.3.4.", "1.2.3.4/33", "1.2.3.4/24", "1.2.3.0/24/24",
-		"::ffff:10.0.0.1", "::ffff:10.0.0.0/104", "fe80::1%eth0", "[::1", "[1.2.3.4]:80", "[::1]x", "[::1]:", "::1/129", "[example.com]:80",
+		"10.1", "127.1", "0x7f.1", "0x7f000001", "2130706433", "010.0.0.1", "256.0.0.1", "1.2.3.4.", "1.2.3.4/33",
+		"1.2.3.4/24", "1.2.3.0/24/24",
+		"::ffff:10.0.0.1", "::ffff:10.0.0.0/104", "fe80::1%eth0", "[::1", "[1.2.3.4]:80", "[::1]x", "[::1]:", "::1/129",
+		"[example.com]:80",
 		strings.Repeat("a", 64) + ".com", strings.Repeat("a.", 127) + "com",
 	} {
 		if rule, err := proto.ParseNetworkRule(in); err == nil {
@@ -63,14 +67,20 @@ func TestNetworkValidate(t *testing.T) {
 		network proto.Network
 		want    string
 	}{
-		"zero":                {proto.Network{}, ""},
-		"blocked":             {proto.Network{Policy: proto.NetworkBlocked}, ""},
-		"unrestricted":        {proto.Network{Policy: proto.NetworkUnrestricted}, ""},
-		"allowlist":           {proto.Network{Policy: proto.NetworkAllowlist, Allow: many}, ""},
-		"unknown":             {proto.Network{Policy: "open"}, "network.policy must be one of blocked, unrestricted, allowlist"},
+		"zero":         {proto.Network{}, ""},
+		"blocked":      {proto.Network{Policy: proto.NetworkBlocked}, ""},
+		"unrestricted": {proto.Network{Policy: proto.NetworkUnrestricted}, ""},
+		"allowlist":    {proto.Network{Policy: proto.NetworkAllowlist, Allow: many}, ""},
+		"unknown": {
+			proto.Network{Policy: "open"},
+			"network.policy must be one of blocked, unrestricted, allowlist",
+		},
 		"list without policy": {proto.Network{Allow: []string{"a.com"}}, "network.allow goes with the policy allowlist only"},
 		"empty list":          {proto.Network{Policy: proto.NetworkAllowlist}, "network.allow must have 1 to 100 entries"},
-		"long list":           {proto.Network{Policy: proto.NetworkAllowlist, Allow: append(many, "a.com")}, "network.allow must have 1 to 100 entries"},
+		"long list": {
+			proto.Network{Policy: proto.NetworkAllowlist, Allow: append(many, "a.com")},
+			"network.allow must have 1 to 100 entries",
+		},
 		"bad rule": {
 			proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"a.com", "a.com:x"}},
 			`network.allow "a.com:x": ports are numbers from 1 to 65535, with commas between them`,
@@ -87,7 +97,10 @@ func TestNetworkValidate(t *testing.T) {
 }
 
 func FuzzParseNetworkRule(f *testing.F) {
-	for _, seed := range []string{"example.com:80,443", "*.example.com", "203.0.113.0/24:1", "[2001:db8::/32]:443", "::", "0x7f.1", strings.Repeat("\xa7", 65)} {
+	for _, seed := range []string{
+		"example.com:80,443", "*.example.com", "203.0.113.0/24:1", "[2001:db8::/32]:443", "::",
+		"0x7f.1", strings.Repeat("\xa7", 65),
+	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

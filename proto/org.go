@@ -14,13 +14,12 @@ type Org struct {
 	Title string `json:"title,omitempty"` // for people
 	// Plan limits what all API keys of the organisation may do together. A key may only narrow it.
 	Plan string `json:"plan"`
-	// Suspended makes the API refuse all requests of the organisation's keys. What was accepted
-	// before goes on.
+	// Suspended makes the API refuse all requests of the organisation's keys. Accepted work continues.
 	Suspended bool      `json:"suspended,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
 	// DeletingAt is when the deletion of the organisation began; nil if it is not being deleted. The
-	// API refuses all requests of its keys from then on, and nothing starts for it. A deletion goes
-	// on until the organisation is gone.
+	// API refuses all requests of its keys from then on, and nothing starts for it. A deletion
+	// continues until the organisation is gone.
 	DeletingAt *time.Time `json:"deleting_at,omitempty"`
 }
 

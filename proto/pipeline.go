@@ -2,6 +2,7 @@ package proto
 
 import (
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"time"
 )
@@ -22,10 +23,10 @@ const (
 	MaxPipelines = 200
 	// MaxPipelineTime bounds the time of a run. It is shorter than idempotency keys are kept.
 	MaxPipelineTime = 6 * time.Hour
-	// MaxArtifactFiles and MaxArtifactBytes bound what a cell copies from other threads: artifacts
-	// of other cells, and caches.
-	MaxArtifactFiles = 200
-	MaxArtifactBytes = 256 << 20
+	// MaxArtifactFiles and MaxArtifactBytes bound what a cell copies from other threads: the artifacts
+	// of all other cells, and its cache.
+	MaxArtifactFiles = 50_000
+	MaxArtifactBytes = int64(GiB)
 )
 
 // Pipeline is the definition of a run of a pipeline. It never changes, but Secrets are removed
@@ -48,20 +49,25 @@ type Pipeline struct {
 
 // PipelineStep is a step of a pipeline.
 type PipelineStep struct {
-	Name     string            `json:"name"`
-	Language Language          `json:"language"`
-	Code     string            `json:"code"`
-	Needs    []string          `json:"needs,omitempty"` // names of earlier or later steps
-	When     StepCondition     `json:"when"`
-	Timeout  int               `json:"timeout"`       // seconds
-	Own      bool              `json:"own,omitempty"` // each cell has a workspace of its own
-	Env      map[string]string `json:"env,omitempty"`
-	Secrets  []string          `json:"secrets,omitempty"`
+	Name     string        `json:"name"`
+	Language Language      `json:"language"`
+	Code     string        `json:"code"`            // with references to the matrix, see [PipelineStep.CellCode]
+	Needs    []string      `json:"needs,omitempty"` // names of earlier or later steps
+	When     StepCondition `json:"when"`
+	Timeout  int           `json:"timeout"` // seconds
+	// KillGrace is the grace of the executions; nil for none.
+	KillGrace *Seconds          `json:"kill_grace,omitempty"`
+	Own       bool              `json:"own,omitempty"` // each cell has a workspace of its own
+	Env       map[string]string `json:"env,omitempty"` // with references to the matrix
+	Secrets   []string          `json:"secrets,omitempty"`
 	// Artifacts are paths in the workspace by the name of the artifact.
 	Artifacts map[string][]string `json:"artifacts,omitempty"`
 	// Cache are paths in the workspace that are kept from one run to the next.
 	Cache []string     `json:"cache,omitempty"`
 	Cells []MatrixCell `json:"cells"` // at least one
+	// Line and SandboxLine are the lines of the step and of its sandbox in the file.
+	Line        int `json:"line,omitempty"`
+	SandboxLine int `json:"sandbox_line,omitempty"`
 }
 
 // MatrixCell is a combination of the values of a step's matrix.
@@ -114,19 +120,21 @@ const (
 
 // PipelineState is what has happened to a run. It is changed by compare-and-set.
 type PipelineState struct {
-	ID         string         `json:"id"`
-	Org        string         `json:"org"`
-	Name       string         `json:"name"`
-	Commit     string         `json:"commit,omitempty"`
-	Branch     string         `json:"branch,omitempty"`
-	CreatedAt  time.Time      `json:"created_at"`
-	Deadline   time.Time      `json:"deadline"` // of the whole run
-	Status     PipelineStatus `json:"status"`
-	Cancelling bool           `json:"cancelling,omitempty"` // what has not ended is being cancelled
-	Reason     string         `json:"reason,omitempty"`     // why a run ended, if not for a step
-	EndedAt    time.Time      `json:"ended_at,omitzero"`
-	HasSecrets bool           `json:"has_secrets,omitempty"` // the definition has secrets, which are removed at the end
-	Cells      []CellState    `json:"cells"`                 // in the order of the steps, and of their cells
+	ID        string         `json:"id"`
+	Org       string         `json:"org"`
+	Name      string         `json:"name"`
+	Commit    string         `json:"commit,omitempty"`
+	Branch    string         `json:"branch,omitempty"`
+	CreatedAt time.Time      `json:"created_at"`
+	Deadline  time.Time      `json:"deadline"` // of the whole run
+	Status    PipelineStatus `json:"status"`
+	// its definition and files are not complete, and clients do not see it
+	Creating   bool        `json:"creating,omitempty"`
+	Cancelling bool        `json:"cancelling,omitempty"` // what has not ended is being cancelled
+	Reason     string      `json:"reason,omitempty"`     // why a run ended, if not for a step
+	EndedAt    time.Time   `json:"ended_at,omitzero"`
+	HasSecrets bool        `json:"has_secrets,omitempty"` // the definition has secrets, which are removed at the end
+	Cells      []CellState `json:"cells"`                 // in the order of the steps, and of their cells
 }
 
 // CellState is what has happened to a cell of a step.
@@ -141,6 +149,17 @@ type CellState struct {
 	EndedAt   time.Time  `json:"ended_at,omitzero"`
 	// Thread has the artifacts of a cell that has ended, empty if it has none.
 	Thread string `json:"thread,omitempty"`
+	// Warnings are what did not work without an effect on the status.
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// RunThread returns the id of the thread that the steps of a run share.
+func RunThread(run string) string { return OwnerPipeline.Thread(run) }
+
+// CellThread returns the id of the thread of a cell: its own workspace, or what keeps the artifacts of
+// one in the shared workspace.
+func CellThread(run string, cell int) string {
+	return OwnerPipeline.Thread(fmt.Sprintf("%s-%d", run, cell))
 }
 
 const pipelineIDPrefix = "run_"

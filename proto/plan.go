@@ -44,8 +44,14 @@ type Plan struct {
 func PresetPlans() []Plan {
 	return []Plan{
 		{Name: "free", Title: "Free", Concurrent: 5, MaxTimeout: 60, Weight: 1, Next: "pro"},
-		{Name: "pro", Title: "Pro", Concurrent: 100, MaxQueued: 1000, MaxTimeout: 3600, Weight: 4, Streaming: true, Async: true, Next: "enterprise"},
-		{Name: "enterprise", Title: "Enterprise", Concurrent: 1000, MaxQueued: 100000, MaxTimeout: MaxTimeout, Weight: 16, Streaming: true, Async: true},
+		{
+			Name: "pro", Title: "Pro", Concurrent: 100, MaxQueued: 1000, MaxTimeout: 3600, Weight: 4, Streaming: true,
+			Async: true, Next: "enterprise",
+		},
+		{
+			Name: "enterprise", Title: "Enterprise", Concurrent: 1000, MaxQueued: 100000, MaxTimeout: MaxTimeout, Weight: 16,
+			Streaming: true, Async: true,
+		},
 		{Name: UnlimitedPlan, Title: "Unlimited", Weight: 16, Streaming: true, Async: true},
 	}
 }
@@ -60,8 +66,8 @@ func PresetPlan(name string) (p Plan, ok bool) {
 	return Plan{}, false
 }
 
-// Narrow returns what both plans allow. It has the name, the weight and the monthly quotas of p:
-// usage is that of an organisation, so another plan of one of its keys does not limit it.
+// Narrow returns what both plans allow, with the name, the weight and the monthly quotas of p. A key's plan does not
+// limit usage, which is counted by organisation.
 func (p Plan) Narrow(other Plan) Plan {
 	p.Concurrent = narrower(p.Concurrent, other.Concurrent)
 	p.MaxQueued = narrower(p.MaxQueued, other.MaxQueued)
@@ -74,7 +80,7 @@ func (p Plan) Narrow(other Plan) Plan {
 	return p
 }
 
-// narrower returns the lower of two limits, of which 0 is none.
+// narrower returns the lower of two limits; 0 means no limit.
 func narrower(a, b int) int {
 	if n := min(LimitOf(a), LimitOf(b)); n != NoLimit {
 		return n
@@ -91,6 +97,9 @@ func (p Plan) Within(other Plan) bool {
 func (p Plan) Allows(m Mode) bool {
 	return m != ModeStreaming && m != ModeAsync || m == ModeStreaming && p.Streaming || m == ModeAsync && p.Async
 }
+
+// LongestTimeout returns the largest timeout of an execution that the plan allows, in seconds.
+func (p Plan) LongestTimeout() int { return min(LimitOf(p.MaxTimeout), MaxTimeout) }
 
 // Validate checks what struct tags cannot express, and returns a [*FieldError].
 func (p *Plan) Validate() error {

@@ -6,12 +6,14 @@ const DefaultPool = "default"
 // Pool is a group of workers that can run the same executions, with the demand for them. It exists
 // from its first worker on, also while it has none.
 type Pool struct {
-	Name         string   `json:"name"`
-	Capabilities []string `json:"capabilities"`           // of the worker that joined last; empty in a pool that never had a worker
+	Name string `json:"name"`
+	// of the worker that joined last; empty in a pool that never had a worker
+	Capabilities []string `json:"capabilities"`
 	Architecture string   `json:"architecture,omitempty"` // of the worker that joined last, as in [Worker]
-	WorkerSlots  int      `json:"worker_slots"`           // of the worker that joined last; 0 in a pool that never had a worker
-	Workers      int      `json:"workers"`                // live ones that do not drain
-	Slots        int      `json:"slots"`                  // of those
+	// of the worker that joined last; 0 in a pool that never had a worker
+	WorkerSlots int `json:"worker_slots"`
+	Workers     int `json:"workers"` // live ones that do not drain
+	Slots       int `json:"slots"`   // of those
 	// Queued are the executions that the pool is to run and that could run at once if there were
 	// slots: the limits of their organisations and keys allow it.
 	Queued  int `json:"queued"`

@@ -29,7 +29,7 @@ type QueueCounts struct {
 // ClassCounts counts executions by their class.
 type ClassCounts struct {
 	Interactive int `json:"interactive" minimum:"0" doc:"Inline and streaming ones."`
-	Batch       int `json:"batch" minimum:"0" doc:"Async ones, those of batches included."`
+	Background  int `json:"background" minimum:"0" doc:"Async ones, those of batches included."`
 }
 
 // QueuePlace is the place of an execution in the queue.
@@ -39,4 +39,6 @@ type QueuePlace struct {
 	CreatedAt time.Time `json:"created_at"`
 	Position  int       `json:"position"`       // executions that will start before it, estimated
 	Wait      *float64  `json:"wait,omitempty"` // until it starts, in seconds, estimated; nil if unknown
+	// WaitingFor is what no live worker offers of what it needs, nil if one can run it.
+	WaitingFor *Missing `json:"waiting_for,omitempty"`
 }

@@ -39,7 +39,7 @@ type QuotaUse struct {
 	Ends time.Time // when the month ends
 }
 
-// Reached reports whether the organisation has used as much as a limit, of which 0 is none.
+// Reached reports whether usage has reached a limit; 0 means no limit.
 func (u *QuotaUse) Reached(limit int64) bool { return limit > 0 && u.Used >= float64(limit) }
 
 // Uses returns what an organisation has used in a month of those quotas that have a limit.

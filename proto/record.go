@@ -59,9 +59,11 @@ func DecodeRecord(id TraceID, body []byte) (*Record, error) {
 		commits++
 	}
 	if (r.Pending != nil) != (commits > 0) || r.Pending != nil && r.Status != StatusRunning {
-		return nil, fmt.Errorf("decode record of %s: status %q with a pending result %v, %d commits", id, r.Status, r.Pending != nil, commits)
+		return nil, fmt.Errorf("decode record of %s: status %q with a pending result %v, %d commits", id, r.Status,
+			r.Pending != nil, commits)
 	}
-	if r.StdoutBytes < 0 || r.StderrBytes != len(outputs)-r.StdoutBytes || r.StderrBytes < 0 || len(outputs) > 0 && result == nil {
+	if r.StdoutBytes < 0 || r.StderrBytes != len(outputs)-r.StdoutBytes || r.StderrBytes < 0 ||
+		len(outputs) > 0 && result == nil {
 		return nil, fmt.Errorf("decode record of %s: its header has %d and %d bytes of output, its body %d",
 			id, r.StdoutBytes, r.StderrBytes, len(outputs))
 	}

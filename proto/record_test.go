@@ -19,7 +19,10 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			rec := &Record{
-				Meta:   Meta{TraceID: NewTraceID(), Org: "o", Mode: ModeInline, Metadata: map[string]string{"k": "v"}, CreatedAt: at},
+				Meta: Meta{
+					TraceID: NewTraceID(), Org: "o", Mode: ModeInline, Metadata: map[string]string{"k": "v"},
+					CreatedAt: at,
+				},
 				Status: r.Status(), Attempt: 2, StartedAt: &at, CompletedAt: &at, Result: &r, ResultSeq: 7, Usage: &Usage{CPUMS: 1},
 			}
 			body, err := EncodeRecord(rec)
@@ -45,8 +48,10 @@ func TestRecordIsStoredAsItIs(t *testing.T) {
 	pending := Exited(3)
 	pending.Stdout, pending.Stderr = "a\n\x00", "é"
 	ended := &Record{
-		Meta: Meta{TraceID: NewTraceID(), ThreadID: "t"}, Status: StatusRunning, Attempt: 1, Worker: "w", ResultSeq: 7, OutputTruncated: true,
-		Usage: &Usage{CPUMS: 1}, Pending: &pending, Commit: &Commit{Fence: 4, Version: Version{Number: 2, CreatedAt: at}, Staged: []string{"k"}},
+		Meta: Meta{TraceID: NewTraceID(), ThreadID: "t"}, Status: StatusRunning, Attempt: 1, Worker: "w", ResultSeq: 7,
+		OutputTruncated: true,
+		Usage:           &Usage{CPUMS: 1}, Pending: &pending,
+		Commit: &Commit{Fence: 4, Version: Version{Number: 2, CreatedAt: at}, Staged: []string{"k"}},
 	}
 	stored, err := EncodeRecord(ended)
 	if err != nil {
@@ -107,7 +112,8 @@ func TestWebhookBodyUsesItsLimit(t *testing.T) {
 	})
 	const most = 2*size + size/4
 	if len(body) > most || encoding > most || decoding > most || writing > size/4 {
-		t.Errorf("%d bytes of output: %d stored, %d allocated to encode, %d to decode, %d to answer", 2*size, len(body), encoding, decoding, writing)
+		t.Errorf("%d bytes of output: %d stored, %d allocated to encode, %d to decode, %d to answer", 2*size, len(body),
+			encoding, decoding, writing)
 	}
 }
 
@@ -125,27 +131,29 @@ func TestDecodeRecordRejectsMalformedRecords(t *testing.T) {
 	ended := func(more string) string {
 		return `{"trace_id":"` + string(id) + `","status":"success","result":{}` + more + `}`
 	}
-	if r, err := DecodeRecord(id, []byte(ended(`,"stdout_bytes":1,"stderr_bytes":2`)+"\n\n\xffx")); err != nil || r.Result.Stdout != "\n" || r.Result.Stderr != "\xffx" {
+	if r, err := DecodeRecord(id, []byte(ended(`,"stdout_bytes":1,"stderr_bytes":2`)+"\n\n\xffx")); err != nil ||
+		r.Result.Stdout != "\n" || r.Result.Stderr != "\xffx" {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	for name, body := range map[string]string{
-		"empty":                     `{}`,
-		"no JSON":                   `{`,
-		"another's":                 `{"trace_id":"` + string(NewTraceID()) + `","status":"running"}`,
-		"ended without a result":    `{"trace_id":"` + string(id) + `","status":"success"}`,
-		"running with a result":     `{"trace_id":"` + string(id) + `","status":"running","result":{}}`,
-		"without a status":          `{"trace_id":"` + string(id) + `","result":{}}`,
-		"less output":               ended(`,"stdout_bytes":2`) + "\nx",
-		"more output":               ended(`,"stdout_bytes":1,"stderr_bytes":1`) + "\nxyz",
-		"output of its own":         ended("") + "\nx",
-		"negative output":           ended(`,"stdout_bytes":2,"stderr_bytes":-1`) + "\nx",
-		"more and less":             ended(`,"stdout_bytes":-1,"stderr_bytes":2`) + "\nx",
-		"pending without a commit":  `{"trace_id":"` + string(id) + `","status":"running","pending":{}}`,
-		"commit without a result":   `{"trace_id":"` + string(id) + `","status":"running","commit":{}}`,
-		"ended and pending":         ended(`,"pending":{},"commit":{}`),
-		"queued and pending":        `{"trace_id":"` + string(id) + `","status":"queued","pending":{},"commit":{}}`,
-		"more than what is pending": `{"trace_id":"` + string(id) + `","status":"running","pending":{},"commit":{},"stdout_bytes":1}` + "\nxy",
-		"output while running":      `{"trace_id":"` + string(id) + `","status":"running","stdout_bytes":1}` + "\nx",
+		"empty":                    `{}`,
+		"no JSON":                  `{`,
+		"another's":                `{"trace_id":"` + string(NewTraceID()) + `","status":"running"}`,
+		"ended without a result":   `{"trace_id":"` + string(id) + `","status":"success"}`,
+		"running with a result":    `{"trace_id":"` + string(id) + `","status":"running","result":{}}`,
+		"without a status":         `{"trace_id":"` + string(id) + `","result":{}}`,
+		"less output":              ended(`,"stdout_bytes":2`) + "\nx",
+		"more output":              ended(`,"stdout_bytes":1,"stderr_bytes":1`) + "\nxyz",
+		"output of its own":        ended("") + "\nx",
+		"negative output":          ended(`,"stdout_bytes":2,"stderr_bytes":-1`) + "\nx",
+		"more and less":            ended(`,"stdout_bytes":-1,"stderr_bytes":2`) + "\nx",
+		"pending without a commit": `{"trace_id":"` + string(id) + `","status":"running","pending":{}}`,
+		"commit without a result":  `{"trace_id":"` + string(id) + `","status":"running","commit":{}}`,
+		"ended and pending":        ended(`,"pending":{},"commit":{}`),
+		"queued and pending":       `{"trace_id":"` + string(id) + `","status":"queued","pending":{},"commit":{}}`,
+		"more than what is pending": `{"trace_id":"` + string(id) +
+			`","status":"running","pending":{},"commit":{},"stdout_bytes":1}` + "\nxy",
+		"output while running": `{"trace_id":"` + string(id) + `","status":"running","stdout_bytes":1}` + "\nx",
 	} {
 		if r, err := DecodeRecord(id, []byte(body)); err == nil {
 			t.Errorf("%s was taken for %+v", name, r)

@@ -14,10 +14,12 @@ type Result struct {
 	Error                *string `json:"error" doc:"null unless the platform ended the program."`
 	ErrorCode            *string `json:"error_code" format:"error-code"`
 	ErrorMessage         *string `json:"error_message" doc:"The error in a sentence, with the numbers."`
-	ProgramExitCode      *int    `json:"program_exit_code,omitempty" doc:"With thread_save_error and storage_write_error only: how the program itself ended."`
+	ProgramExitCode      *int    `json:"program_exit_code,omitempty" doc:"How the program itself ended: with thread_save_error and storage_write_error, and with cancelled and timeout if it ended by itself after SIGTERM. Otherwise absent."`
 	DurationMS           int64   `json:"duration_ms" minimum:"0" doc:"From the program's start to its end."`
 	StdoutTruncated      bool    `json:"stdout_truncated"`
 	StderrTruncated      bool    `json:"stderr_truncated"`
+	StdoutInvalidUTF8    bool    `json:"stdout_invalid_utf8,omitempty" doc:"true if stdout has bytes that are not UTF-8. Each is U+FFFD here; the exact bytes are at /v1/executions/{id}/output/stdout. Otherwise absent. An extension of the public contract."`
+	StderrInvalidUTF8    bool    `json:"stderr_invalid_utf8,omitempty" doc:"The same of stderr."`
 	OutputBudgetExceeded bool    `json:"output_budget_exceeded,omitempty" doc:"true if less of the output was kept than the sandbox allows, because the organisation had stored as much within an hour as it may, or the disk of the server was full. Otherwise absent. An extension of the public contract."`
 }
 
@@ -30,7 +32,8 @@ func Signaled(signal int) Result { return Exited(128 + signal) }
 // TimedOut returns the result of a program that ran longer than timeout, in seconds.
 func TimedOut(timeout int) Result {
 	text := fmt.Sprintf(errTimedOutAfterFormat, timeout)
-	return platform(text, CodeTimeout, fmt.Sprintf("The program did not end within its timeout of %d s and was killed.", timeout))
+	return platform(text, CodeTimeout,
+		fmt.Sprintf("The program did not end within its timeout of %d s and was killed.", timeout))
 }
 
 // Cancelled returns the result of an execution that a client cancelled.
@@ -61,7 +64,9 @@ func (r Result) unstored(code ErrorCode, message string) Result {
 		message = *r.ErrorMessage + " " + message
 	}
 	f := Failure(code, message)
-	f.Stdout, f.Stderr, f.StdoutTruncated, f.StderrTruncated, f.DurationMS = r.Stdout, r.Stderr, r.StdoutTruncated, r.StderrTruncated, r.DurationMS
+	f.Stdout, f.Stderr, f.StdoutTruncated, f.StderrTruncated, f.DurationMS = r.Stdout, r.Stderr, r.StdoutTruncated,
+		r.StderrTruncated, r.DurationMS
+	f.StdoutInvalidUTF8, f.StderrInvalidUTF8 = r.StdoutInvalidUTF8, r.StderrInvalidUTF8
 	f.OutputBudgetExceeded, f.ProgramExitCode = r.OutputBudgetExceeded, r.ProgramExitCode
 	if r.ErrorCode == nil {
 		f.ProgramExitCode = &r.ExitCode

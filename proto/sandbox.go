@@ -25,9 +25,16 @@ const (
 	DefaultTmpShare  = 4
 )
 
-// DefaultProfileName names the profile of API keys that are bound to none. No other profile can
-// have that name.
-const DefaultProfileName = "default"
+// The names of built-in profiles, which no other profile can have.
+const (
+	DefaultProfileName = "default" // of API keys that are bound to none
+	AgentsProfileName  = "agents"  // for API keys of agents, see [AgentsProfile]
+)
+
+// BuiltInProfile reports whether the profile of that name is built in.
+func BuiltInProfile(name string) bool {
+	return name == DefaultProfileName || name == AgentsProfileName
+}
 
 // Isolation limits what an execution of Python shares with others of its API key. If it is empty,
 // the worker may fork the execution from one warm interpreter of that key.
@@ -41,7 +48,7 @@ const IsolationStrict Isolation = "strict"
 // is always complete. An execution gets the profile at the time of its acceptance. Its request can
 // only add to the environment.
 type Profile struct {
-	Name string `json:"name" pattern:"^[a-z0-9][a-z0-9._-]{0,62}$" doc:"Required, unless the path has it. Not default."`
+	Name string `json:"name" pattern:"^[a-z0-9][a-z0-9._-]{0,62}$" doc:"Required, unless the path has it. Not default or agents, which are built in."`
 	// Image is the root file system: empty for the server's default image or, if it has none, for the
 	// host's own runtimes; an absolute path for a directory of the worker's host; else the name of an
 	// image in the registry.
@@ -54,12 +61,13 @@ type Profile struct {
 	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; the variables of the API key win over them, and those of the request over both. The limits of env_vars hold here, and for all together."`
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
 	Secrets []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the executing organisation that programs get: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
-	// OpenFiles, Isolation, Preload and SystemCalls are omitted if they are empty, so that versions
+	// OpenFiles, Isolation, Preload, SystemCalls and Terminals are omitted if they are empty, so that versions
 	// without them read what does not need them.
 	OpenFiles   int       `json:"open_files,omitempty" minimum:"256" maximum:"4096" doc:"Open files of each process; 1024 if absent."`
 	Isolation   Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
 	Preload     []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
 	SystemCalls []string  `json:"system_calls,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 system calls" valuePattern:"^(cachestat|file_getattr|file_setattr|landlock_add_rule|landlock_create_ruleset|landlock_restrict_self|map_shadow_stack|process_madvise|process_mrelease|remap_file_pages|rseq_slice_yield)$" doc:"System calls that a program can make beyond the usual ones, which the documentation lists."`
+	Terminals   int       `json:"terminals,omitempty" minimum:"0" maximum:"64" doc:"Pseudo-terminals that a program can have open at a time; none if absent."`
 }
 
 // Disk is how much a program may write. The part of it that lies in memory counts against the
@@ -82,6 +90,16 @@ func DefaultProfile() Profile {
 	}
 }
 
+// AgentsProfile returns the built-in profile for API keys of agents: the default one with as much
+// memory as the vendors' containers have, and the same shares of it for home and /tmp. Anthropic
+// documents 5 GiB; OpenAI's examples ask for 4 GB.
+func AgentsProfile(defaults Profile) Profile {
+	const memory = 5 * GiB
+	defaults.Name, defaults.Memory = AgentsProfileName, memory
+	defaults.Disk.Home, defaults.Disk.Tmp = memory/DefaultHomeShare, memory/DefaultTmpShare
+	return defaults
+}
+
 // Sandbox returns the snapshot of the profile for a job. digest is the digest of its image in the
 // registry, or "" without an image. The snapshot has no environment, which is merged into the job's
 // environment instead.
@@ -90,7 +108,7 @@ func (p *Profile) Sandbox(digest string) Sandbox {
 		Image: p.Image, ImageDigest: digest, CPU: p.CPU, Memory: int64(p.Memory), Pids: p.Pids,
 		HomeBytes: int64(p.Disk.Home), TmpBytes: int64(p.Disk.Tmp), Inodes: p.Disk.Inodes,
 		Network: p.Network, OutputBytes: int(p.Output), OpenFiles: p.OpenFiles, Isolation: p.Isolation, Preload: p.Preload,
-		SystemCalls: p.SystemCalls,
+		SystemCalls: p.SystemCalls, Terminals: p.Terminals,
 	}
 }
 
@@ -117,8 +135,8 @@ func CheckProfileName(name string) error {
 	if err := CheckProfileForm("name", name); err != nil {
 		return err
 	}
-	if name == DefaultProfileName {
-		return FieldErrorf("name", "must not be %s: that is the sandbox of API keys that are bound to none, and is built in", name)
+	if BuiltInProfile(name) {
+		return FieldErrorf("name", "must not be %s: that sandbox is built in", name)
 	}
 	return nil
 }
@@ -152,8 +170,10 @@ func checkProfileImage(image string) error {
 	case image == "" || ValidImageName(image):
 		return nil
 	case !path.IsAbs(image):
-		return FieldErrorf("image", "must be empty for the host's runtimes, the name of an image, or an absolute directory of the workers")
-	case image == "/" || path.Clean(image) != image || len(image) > maxImagePathBytes || strings.ContainsFunc(image, unicode.IsControl):
+		return FieldErrorf("image",
+			"must be empty for the host's runtimes, the name of an image, or an absolute directory of the workers")
+	case image == "/" || path.Clean(image) != image || len(image) > maxImagePathBytes ||
+		strings.ContainsFunc(image, unicode.IsControl):
 		return FieldErrorf("image", "must be an absolute directory without . or .. or a slash at its end, and not the root")
 	}
 	return nil
@@ -164,15 +184,17 @@ var modulePattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za
 func checkPreload(modules []string, i Isolation) error {
 	for n, module := range modules {
 		if len(module) > maxModuleNameLen || !modulePattern.MatchString(module) {
-			return FieldErrorf("preload", "must have names of Python modules, such as matplotlib.pyplot: identifiers of A-Z, a-z, 0-9 and _ with dots "+
-				"between them, at most %d characters; %q is not one", maxModuleNameLen, Shorten(module))
+			return FieldErrorf("preload",
+				"must have names of Python modules, such as matplotlib.pyplot: identifiers of A-Z, a-z, 0-9 and _ with dots "+
+					"between them, at most %d characters; %q is not one", maxModuleNameLen, Shorten(module))
 		}
 		if slices.Contains(modules[:n], module) {
 			return FieldErrorf("preload", "has %s twice", module)
 		}
 	}
 	if len(modules) > 0 && i == IsolationStrict {
-		return FieldErrorf("preload", "does not go with the isolation %s, where nothing is forked: leave out one of the two", i)
+		return FieldErrorf("preload",
+			"does not go with the isolation %s, where nothing is forked: leave out one of the two", i)
 	}
 	return nil
 }
@@ -199,7 +221,8 @@ func AddableSystemCalls() []string { return slices.Clone(addableSystemCalls[:]) 
 func checkSystemCalls(calls []string) error {
 	for n, call := range calls {
 		if !slices.Contains(addableSystemCalls[:], call) {
-			return FieldErrorf("system_calls", "must have names of %s; %q is not one: either every program can make it, or none may",
+			return FieldErrorf("system_calls",
+				"must have names of %s; %q is not one: either every program can make it, or none may",
 				strings.Join(addableSystemCalls[:], ", "), Shorten(call))
 		}
 		if slices.Contains(calls[:n], call) {

@@ -10,9 +10,12 @@ import (
 
 func TestOlderJobsAndRecordsAreRead(t *testing.T) {
 	var job Job
-	err := json.Unmarshal([]byte(`{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","org":"acme","key":"key_1","mode":"inline","language":"python","timeout":60,
-		"max_attempts":1,"created_at":"2026-01-02T03:04:05Z","queue_deadline":"2026-01-02T03:04:08Z","concurrent":5,"max_queued":0,"code":"print(1)",
-		"sandbox":{"cpu":1,"memory":1073741824,"pids":256,"home_bytes":536870912,"tmp_bytes":268435456,"inodes":65536,"output_bytes":16777216}}`), &job)
+	err := json.Unmarshal([]byte(
+		`{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","org":"acme","key":"key_1","mode":"inline","language":"python","timeout":60,
+		"max_attempts":1,"created_at":"2026-01-02T03:04:05Z","queue_deadline":"2026-01-02T03:04:08Z","concurrent":5,
+		"max_queued":0,"code":"print(1)",
+		"sandbox":{"cpu":1,"memory":1073741824,"pids":256,"home_bytes":536870912,"tmp_bytes":268435456,"inodes":65536,
+		"output_bytes":16777216}}`), &job)
 	want := DefaultSandbox()
 	want.Network = Network{}
 	if err != nil || job.Profile != "" {
@@ -21,8 +24,9 @@ func TestOlderJobsAndRecordsAreRead(t *testing.T) {
 	if d := cmp.Diff(want, job.Sandbox); d != "" {
 		t.Error(d)
 	}
-	rec, err := DecodeRecord("trc_AbCdEfGhIjKlMnOpQrSt", []byte(`{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"failed","usage":{"cpu_ms":1,"memory_peak":2},`+
-		`"result":{"success":false,"exit_code":3}}`))
+	rec, err := DecodeRecord("trc_AbCdEfGhIjKlMnOpQrSt",
+		[]byte(`{"trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","status":"failed","usage":{"cpu_ms":1,"memory_peak":2},`+
+			`"result":{"success":false,"exit_code":3}}`))
 	if err != nil || rec.Usage.Network != nil {
 		t.Errorf("%+v, %v", rec, err)
 	}

@@ -34,7 +34,8 @@ type Schedule struct {
 	// Request is the execute request in JSON, with defaults filled in.
 	Request   json.RawMessage `json:"request"`
 	CreatedAt time.Time       `json:"created_at"`
-	UpdatedAt time.Time       `json:"updated_at"` // ticks before it do not count
+	UpdatedAt time.Time       `json:"updated_at"`
+	TimedAt   time.Time       `json:"timed_at"` // when its timing was set; ticks before it do not count
 }
 
 // OverlapPolicy is what happens at a tick while the previous execution has not ended.
@@ -79,11 +80,12 @@ type ScheduleRun struct {
 
 // ScheduleState is what has happened to a schedule.
 type ScheduleState struct {
-	UpdatedAt time.Time     `json:"updated_at"`        // of the schedule that Next was computed for
-	Next      time.Time     `json:"next,omitzero"`     // the first tick that is not handled; zero for none
-	Waiting   []time.Time   `json:"waiting,omitempty"` // ticks that wait for the end of the last execution
-	Last      TraceID       `json:"last,omitempty"`    // the execution that was started last
-	Runs      []ScheduleRun `json:"runs,omitempty"`    // at most [MaxScheduleRuns], newest first
+	TimedAt time.Time     `json:"timed_at"`          // of the schedule that Next was computed for
+	Next    time.Time     `json:"next,omitzero"`     // the first tick that is not handled; zero for none
+	Error   string        `json:"error,omitempty"`   // why there is no next tick
+	Waiting []time.Time   `json:"waiting,omitempty"` // ticks that wait for the end of the last execution
+	Last    TraceID       `json:"last,omitempty"`    // the execution that was started last
+	Runs    []ScheduleRun `json:"runs,omitempty"`    // at most [MaxScheduleRuns], newest first
 }
 
 // Add adds a run to the history.
@@ -104,7 +106,8 @@ func (s *Schedule) NewDelivery(url string, r ScheduleRun) (*Delivery, error) {
 		Timestamp  string `json:"timestamp"`
 		Reason     string `json:"reason"`
 	}{EventSchedule, s.ID, s.Name, r.Tick.UTC().Format(TimeLayout), r.At.UTC().Format(TimeLayout), r.Reason}
-	return NewEventDelivery(fmt.Sprintf("%s of %s at %d", EventSchedule, s.ID, r.Tick.Unix()), s.Org, s.Key, url, body, r.At)
+	return NewEventDelivery(fmt.Sprintf("%s of %s at %d", EventSchedule, s.ID, r.Tick.Unix()), s.Org, s.Key,
+		url, body, r.At)
 }
 
 const scheduleIDPrefix = "sch_"

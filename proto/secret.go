@@ -2,6 +2,7 @@ package proto
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,6 +25,27 @@ var ErrNoSecretsKey = errors.New("this server has no key for secrets: set --secr
 type MissingSecretError struct{ Secret string }
 
 func (e *MissingSecretError) Error() string { return "the secret " + e.Secret + " does not exist" }
+
+// SecretInUseError is returned if a secret cannot be removed because something names it.
+type SecretInUseError struct {
+	Secret      string
+	Keys        []string // ids of unrevoked API keys that name it, or whose sandbox profile does
+	Connections []string // slugs of storage connections that have it as their credential
+}
+
+func (e *SecretInUseError) Error() string {
+	var holders []string
+	if len(e.Keys) > 0 {
+		holders = append(holders, "API keys or their sandboxes: "+ListSome(e.Keys)+"; change or revoke them first")
+	}
+	if len(e.Connections) > 0 {
+		holders = append(holders, "storage connections: "+ListSome(e.Connections)+"; change or remove them first")
+	}
+	return fmt.Sprintf("the secret %s is named by %s", e.Secret, strings.Join(holders, ", and by "))
+}
+
+// Conflict marks the error as one whose text is for the client.
+func (*SecretInUseError) Conflict() {}
 
 // Secret describes a named secret of an organisation, without its value.
 type Secret struct {
@@ -72,6 +94,9 @@ var secretPattern = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]*$`)
 func CheckSecretName(field, name string) error {
 	if len(name) > maxSecretName || !secretPattern.MatchString(name) {
 		return FieldErrorf(field, "must be 1 to %d characters of A-Z, a-z, 0-9, _ and -, the first a letter", maxSecretName)
+	}
+	if name == "rotate-key" { // a path of the API beside those of secrets
+		return FieldErrorf(field, "must not be rotate-key")
 	}
 	return nil
 }
@@ -123,7 +148,8 @@ func MergeSecrets(profile, key []string) (merged []SecretBinding, err error) {
 		}
 	}
 	if len(merged) > MaxSecretBindings {
-		return nil, FieldErrorf("secrets", "must be at most %d for an execution; the API key and its sandbox have %d together", MaxSecretBindings, len(merged))
+		return nil, FieldErrorf("secrets",
+			"must be at most %d for an execution; the API key and its sandbox have %d together", MaxSecretBindings, len(merged))
 	}
 	return merged, nil
 }
@@ -143,8 +169,9 @@ func CheckSecretEnv(env, requested map[string]string, bound []SecretBinding, sec
 			return FieldErrorf("env_vars", "must not set %s, which is a secret of the API key or its sandbox", b.Env)
 		}
 		if !secrets[b.Secret].Variable {
-			return FieldErrorf("secrets", "must not set the variable %s: the value of %s is too long for a variable, or has control characters; "+
-				"the administrator can bind it as a file", b.Env, b.Secret)
+			return FieldErrorf("secrets",
+				"must not set the variable %s: the value of %s is too long for a variable, or has control characters; "+
+					"the administrator can bind it as a file", b.Env, b.Secret)
 		}
 		if old, ok := env[b.Env]; ok { // of the key or the profile
 			size, n = size-len(b.Env)-len(old), n-1
@@ -152,7 +179,9 @@ func CheckSecretEnv(env, requested map[string]string, bound []SecretBinding, sec
 		size, n = size+len(b.Env)+secrets[b.Secret].Bytes, n+1
 	}
 	if n > MaxEnvVars || size > MaxEnvBytes {
-		return FieldErrorf("env_vars", "must be at most %d variables and %d bytes, with the variables and secrets of the key and the sandbox; there are %d with %d bytes",
+		return FieldErrorf("env_vars",
+			"must be at most %d variables and %d bytes, with the variables and secrets of the key and the sandbox; there are "+
+				"%d with %d bytes",
 			MaxEnvVars, MaxEnvBytes, n, size)
 	}
 	return nil

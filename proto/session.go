@@ -26,7 +26,7 @@ type Session struct {
 	// KeyID is the id of the member or of the API key as which the session acts.
 	KeyID string `json:"key_id"`
 	Name  string `json:"name"` // of the member or of the API key at the login
-	// Issuer and Subject are those of the person, empty with an API key.
+	// Issuer and Subject identify the person; they are empty for a session of an API key.
 	Issuer  string `json:"issuer,omitempty"`
 	Subject string `json:"subject,omitempty"`
 	// KeyHash is the hash of the API key with which the session was made, empty for a person. The
@@ -37,7 +37,7 @@ type Session struct {
 	UsedAt    time.Time `json:"used_at"` // up to a twelfth of SessionIdle too early
 }
 
-// ExpiresAt returns when the session ends if it is not used any more.
+// ExpiresAt returns when the session ends unless it is used again.
 func (s *Session) ExpiresAt() time.Time {
 	idle, end := s.UsedAt.Add(SessionIdle), s.CreatedAt.Add(SessionLife)
 	if idle.Before(end) {
@@ -54,7 +54,7 @@ func (s *Session) Of(m *Member) bool {
 // Expired reports whether the session has expired at a time.
 func (s *Session) Expired(now time.Time) bool { return !now.Before(s.ExpiresAt()) }
 
-// Stale reports whether UsedAt of a session that is used at a time is to be stored again.
+// Stale reports whether a use of the session at a time should refresh UsedAt.
 func (s *Session) Stale(now time.Time) bool { return now.Sub(s.UsedAt) > SessionIdle/12 }
 
 const (
@@ -75,7 +75,8 @@ func NewSessionToken(secret *[32]byte) string {
 // ended.
 func CheckSessionToken(token string, secret *[32]byte) bool {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
-	return err == nil && len(b) == sessionRandom+sha256.Size && hmac.Equal(b[sessionRandom:], sessionProof(b[:sessionRandom], secret))
+	return err == nil && len(b) == sessionRandom+sha256.Size &&
+		hmac.Equal(b[sessionRandom:], sessionProof(b[:sessionRandom], secret))
 }
 
 func sessionProof(random []byte, secret *[32]byte) []byte {

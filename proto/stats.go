@@ -15,7 +15,8 @@ type QueueStats struct {
 	Interactive int     `json:"interactive"` // queued inline and streaming executions
 	Running     int     `json:"running"`
 	OldestQueue float64 `json:"oldest_queued_seconds"` // age of the oldest queued job in seconds; 0 if none is queued
-	StartRate   float64 `json:"start_rate"`            // starts per second while others were queued, lately; 0 if there were none
+	// starts per second while others were queued, lately; 0 if there were none
+	StartRate float64 `json:"start_rate"`
 	// AtShare are the organisations that get no further slot while others submit, also if one is free.
 	AtShare []string `json:"at_share,omitempty"`
 }

@@ -52,7 +52,8 @@ const (
 // ErrorCodes returns all error codes.
 func ErrorCodes() []ErrorCode {
 	return []ErrorCode{
-		CodeTimeout, CodeCancelled, CodeMemory, CodeHostMemory, CodeSeccomp, CodeWorkerLost, CodeSandboxStart, CodeThreadMount, CodeStorageMount,
+		CodeTimeout, CodeCancelled, CodeMemory, CodeHostMemory, CodeSeccomp, CodeWorkerLost, CodeSandboxStart,
+		CodeThreadMount, CodeStorageMount,
 		CodeVolumeMount, CodeCredentialMount, CodeExpiredInQueue, CodeThreadSave, CodeStorageWrite,
 	}
 }
@@ -73,13 +74,13 @@ type Class string
 // The classes, in the order in which the dispatcher prefers them.
 const (
 	ClassInteractive Class = "interactive"
-	ClassBatch       Class = "batch"
+	ClassBackground  Class = "background"
 )
 
 // Class returns the class of jobs of mode m.
 func (m Mode) Class() Class {
 	if m == ModeAsync {
-		return ClassBatch
+		return ClassBackground
 	}
 	return ClassInteractive
 }

@@ -54,8 +54,8 @@ type Thread struct {
 	History []Version `json:"history,omitempty"`
 	// Staged are the uploaded files that are in no version yet, the oldest first.
 	Staged []StagedFile `json:"staged,omitempty"`
-	// Removal marks a tombstone: the thread does not exist any more, and its manifests are being
-	// removed. It identifies the tombstone. All other fields but Org and ID are zero then.
+	// Removal marks a tombstone: the thread is gone, and its manifests are being removed. It
+	// identifies the tombstone. All other fields but Org and ID are zero then.
 	Removal string `json:"removal,omitempty"`
 }
 
@@ -64,9 +64,11 @@ type Thread struct {
 type Version struct {
 	Number    int64     `json:"number"` // 1 for the first
 	CreatedAt time.Time `json:"created_at"`
-	Trace     TraceID   `json:"trace_id,omitempty"` // the execution that made it; empty for the first version of a fork and for a change of files
-	Bytes     int64     `json:"bytes"`              // content of its files without holes; a file counts once for each of its names
-	Files     int64     `json:"files"`              // files, directories, symlinks
+	// the execution that made it; empty for the first version of a fork and for a change of files
+	Trace TraceID `json:"trace_id,omitempty"`
+	// content of its files without holes; a file counts once for each of its names
+	Bytes int64 `json:"bytes"`
+	Files int64 `json:"files"` // files, directories, symlinks
 	// Attributes is the size of the extended attributes of all these, in bytes.
 	Attributes int64   `json:"attributes,omitempty"`
 	Manifest   Blob    `json:"manifest"`         // its description in the store, see [Manifest]
@@ -133,7 +135,7 @@ type CheckoutRequest struct {
 	Most        Space // that the files may take
 }
 
-// ErrFenced is returned to an execution that does not hold the lock of its thread any more.
+// ErrFenced is returned to an execution that has lost the lock of its thread.
 var ErrFenced = errors.New("another execution holds the thread now")
 
 // BusyError refuses an operation on a thread that an execution holds.
@@ -144,9 +146,15 @@ type BusyError struct {
 
 func (e *BusyError) Error() string {
 	if slug, ok := VolumeOf(e.Thread); ok {
-		return fmt.Sprintf("volume %s is in use by execution %s; wait until that has ended, cancel it, or use a key that only reads the volume", slug, e.Holder)
+		return fmt.Sprintf("volume %s is in use by execution %s; wait until that has ended, cancel it, or use a key that "+
+			"only reads the volume", slug, e.Holder)
 	}
-	return fmt.Sprintf("thread %s is in use by execution %s; wait until that has ended, cancel it, or use another thread", e.Thread, e.Holder)
+	if ThreadOwned(e.Thread) {
+		return fmt.Sprintf("%s is in use by execution %s; wait until that has ended, or cancel it",
+			threadName(e.Thread), e.Holder)
+	}
+	return fmt.Sprintf("thread %s is in use by execution %s; wait until that has ended, cancel it, or use another thread",
+		e.Thread, e.Holder)
 }
 
 // Conflict marks the error as one whose text is for the client.
@@ -169,7 +177,8 @@ type LayersError struct {
 }
 
 func (e *LayersError) Error() string {
-	return fmt.Sprintf("the files of %s were changed %d times since an execution combined the changes; run one that writes a file first",
+	return fmt.Sprintf("the files of %s were changed %d times since an execution combined the changes; run one that "+
+		"writes a file first",
 		threadName(e.Thread), e.Most)
 }
 
@@ -183,7 +192,8 @@ type StagedError struct {
 }
 
 func (e *StagedError) Error() string {
-	return fmt.Sprintf("%s has %d staged files already; at most %d, whose names and keys take %s, may wait for its next execution; run one first",
+	return fmt.Sprintf("%s has %d staged files already; at most %d, whose names and keys take %s, may wait for its "+
+		"next execution; run one first",
 		threadName(e.Thread), e.Files, MaxStaged, Bytes(MaxStagedBytes))
 }
 
@@ -204,18 +214,23 @@ func (s Space) Add(other Space) Space { return Space{s.Bytes + other.Bytes, s.Fi
 
 // SpaceError refuses an upload or another change that would make the home larger than its sandbox allows.
 type SpaceError struct {
-	Thread  string
-	Home    Space // of the newest version, without the files that staged files replace; of all files for other changes than an upload
+	Thread string
+	// of the newest version, without the files that staged files replace; of all files for other
+	// changes than an upload
+	Home    Space
 	Waiting Space // of the files that are staged already
 	New     Space // of the new file, or the growth by another change
 	Most    Space
 }
 
 func (e *SpaceError) Error() string {
-	return fmt.Sprintf("the home of thread %s has %d bytes in %d files and directories, files that wait for its next execution take %d bytes and %d, "+
-		"and this change %d bytes and %d more; the sandbox of this API key has room for %d bytes and %d; remove files in an execution first, or "+
+	return fmt.Sprintf("the home of %s has %d bytes in %d files and directories, files that wait for its next "+
+		"execution take %d bytes and %d, "+
+		"and this change %d bytes and %d more; the sandbox of this API key has room for %d bytes and %d; remove files in "+
+		"an execution first, or "+
 		"upload less in their place",
-		e.Thread, e.Home.Bytes, e.Home.Files, e.Waiting.Bytes, e.Waiting.Files, e.New.Bytes, e.New.Files, e.Most.Bytes, e.Most.Files)
+		threadName(e.Thread), e.Home.Bytes, e.Home.Files, e.Waiting.Bytes, e.Waiting.Files, e.New.Bytes, e.New.Files,
+		e.Most.Bytes, e.Most.Files)
 }
 
 // Conflict marks the error as one whose text is for the client.
@@ -229,7 +244,9 @@ func StagedSpace(files []StagedFile) Space {
 	var r Space
 	last := ""
 	// Sorted paths have their common directories side by side.
-	for _, f := range slices.SortedFunc(slices.Values(files), func(a, b StagedFile) int { return strings.Compare(a.Path, b.Path) }) {
+	for _, f := range slices.SortedFunc(slices.Values(files), func(a, b StagedFile) int {
+		return strings.Compare(a.Path, b.Path)
+	}) {
 		same := 0
 		for same < min(len(last), len(f.Path)) && last[same] == f.Path[same] {
 			same++
@@ -260,7 +277,8 @@ type ThreadSummary struct {
 // Summary returns the form of t in lists.
 func (t *Thread) Summary() ThreadSummary {
 	s := ThreadSummary{
-		Org: t.Org, ID: t.ID, CreatedAt: t.CreatedAt, UsedAt: t.UsedAt, Holder: t.Holder, Version: t.Number(), Staged: len(t.Staged),
+		Org: t.Org, ID: t.ID, CreatedAt: t.CreatedAt, UsedAt: t.UsedAt, Holder: t.Holder, Version: t.Number(),
+		Staged: len(t.Staged),
 	}
 	if t.Version != nil {
 		s.Bytes, s.Files = t.Version.Bytes, t.Version.Files
@@ -321,7 +339,8 @@ type UploadsError struct {
 }
 
 func (e *UploadsError) Error() string {
-	return fmt.Sprintf("%d bytes in %d files were uploaded to the thread, and the sandbox has room for %d bytes in %d files and directories",
+	return fmt.Sprintf("%d bytes in %d files were uploaded to the thread, and the sandbox has room for %d bytes in %d "+
+		"files and directories",
 		e.Bytes, e.Files, e.MaxBytes, e.MaxFiles)
 }
 
@@ -357,6 +376,8 @@ func (t *Thread) Commit(c *Commit) (*Thread, error) {
 		next.History = next.History[:min(len(next.History), KeptVersions-1)]
 	}
 	next.Version = &version
-	next.Staged = slices.DeleteFunc(slices.Clone(t.Staged), func(f StagedFile) bool { return slices.Contains(c.Staged, f.Key) })
+	next.Staged = slices.DeleteFunc(slices.Clone(t.Staged), func(f StagedFile) bool {
+		return slices.Contains(c.Staged, f.Key)
+	})
 	return &next, nil
 }

@@ -1,7 +1,5 @@
 package proto
 
-import "strings"
-
 // The limits of the quota of a volume. The operator may set a lower maximum.
 const (
 	MinVolume = MiB
@@ -9,9 +7,6 @@ const (
 )
 
 const (
-	// volumePrefix begins the ids of the threads of volumes. Ids of other threads have no =, see
-	// [CheckThreadID].
-	volumePrefix = "volume="
 	// A volume may have a file or directory for each bytesPerFile of its quota, and at least
 	// minVolumeFiles. Homes may have as many as maxVolumeFiles.
 	bytesPerFile   = 16 << 10
@@ -21,19 +16,11 @@ const (
 
 // VolumeThread returns the id of the thread whose files are a volume, the storage connection of kind
 // volume with that slug. The lock, the versions and the layers of a volume are those of its thread.
-func VolumeThread(slug string) string { return volumePrefix + slug }
+func VolumeThread(slug string) string { return OwnerVolume.Thread(slug) }
 
 // VolumeOf returns the slug of the volume whose thread has an id. ok is false for the id of any other
 // thread.
-func VolumeOf(thread string) (slug string, ok bool) { return strings.CutPrefix(thread, volumePrefix) }
-
-// threadName returns what messages call a thread.
-func threadName(id string) string {
-	if slug, ok := VolumeOf(id); ok {
-		return "volume " + slug
-	}
-	return "thread " + id
-}
+func VolumeOf(thread string) (slug string, ok bool) { return OwnerVolume.NameOf(thread) }
 
 // VolumeSpace returns the limits of a volume with a quota in bytes.
 func VolumeSpace(quota int64) Space {

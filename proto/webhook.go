@@ -83,7 +83,8 @@ func DefaultWebhook() Webhook {
 func DurableWaits() []Seconds {
 	const hour = Seconds(time.Hour)
 	return []Seconds{
-		Seconds(5 * time.Second), Seconds(5 * time.Minute), Seconds(30 * time.Minute), 2 * hour, 5 * hour, 10 * hour, 14 * hour, 20 * hour, 24 * hour,
+		Seconds(5 * time.Second), Seconds(5 * time.Minute), Seconds(30 * time.Minute), 2 * hour, 5 * hour, 10 * hour,
+		14 * hour, 20 * hour, 24 * hour,
 	}
 }
 
@@ -136,7 +137,8 @@ func CheckWebhookSecret(s string) error {
 		return FieldErrorf("secret", "must be %d to %d characters", MinWebhookSecretLen, MaxWebhookSecretLen)
 	}
 	if _, ok := WebhookKey(s); !ok {
-		return FieldErrorf("secret", "begins with %s and must go on with the base64 of %d to %d bytes", webhookSecretPrefix, minWhsecBytes, maxWhsecBytes)
+		return FieldErrorf("secret", "begins with %s and must go on with the base64 of %d to %d bytes", webhookSecretPrefix,
+			minWhsecBytes, maxWhsecBytes)
 	}
 	return nil
 }
@@ -151,7 +153,8 @@ func WebhookKey(secret string) (key []byte, ok bool) {
 	}
 	key, err := base64.StdEncoding.DecodeString(encoded)
 	// The decoder ignores line breaks, but the decoders of receivers may not.
-	return key, err == nil && len(key) >= minWhsecBytes && len(key) <= maxWhsecBytes && !strings.ContainsAny(encoded, "\r\n")
+	return key, err == nil && len(key) >= minWhsecBytes && len(key) <= maxWhsecBytes &&
+		!strings.ContainsAny(encoded, "\r\n")
 }
 
 // Endpoint is a URL at which an organisation's deliveries fail.

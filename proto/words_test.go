@@ -29,7 +29,10 @@ func TestTraceID(t *testing.T) {
 	if _, ok := TraceIDFromOTel([16]byte{1}); ok {
 		t.Error("a foreign OpenTelemetry id is taken for one of ours")
 	}
-	for _, bad := range []string{"", "trc_", "trc_short", "TRC_AbCdEfGhIjKlMnOpQrSt", "trc_AbCdEfGhIjKlMnOpQrS=", "trc_AbCdEfGhIjKlMnOpQrStu", "trc_AbCdEfGhIj\nKlMnOpQrS"} {
+	for _, bad := range []string{
+		"", "trc_", "trc_short", "TRC_AbCdEfGhIjKlMnOpQrSt", "trc_AbCdEfGhIjKlMnOpQrS=",
+		"trc_AbCdEfGhIjKlMnOpQrStu", "trc_AbCdEfGhIj\nKlMnOpQrS",
+	} {
 		if _, err := ParseTraceID(bad); !errors.Is(err, ErrBadTraceID) {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -71,7 +74,8 @@ func TestResults(t *testing.T) {
 		if tt.result.Error != nil {
 			text = *tt.result.Error
 		}
-		if tt.result.ExitCode != tt.exit || text != tt.text || tt.result.Status() != tt.status || tt.status.Stream() != tt.stream ||
+		if tt.result.ExitCode != tt.exit || text != tt.text || tt.result.Status() != tt.status ||
+			tt.status.Stream() != tt.stream ||
 			tt.result.Success != (tt.exit == 0) || !tt.status.Terminal() {
 			t.Errorf("%+v: %s", tt, tt.result.Status())
 		}
@@ -93,7 +97,8 @@ func TestResultOfAHomeThatWasNotSaved(t *testing.T) {
 		"timeout":  {TimedOut(2), nil, "The program did not end within its timeout of 2 s and was killed. No room."},
 		"platform": {Failure(CodeMemory, "Too much."), nil, "Too much. No room."},
 	} {
-		tt.ended.Stdout, tt.ended.Stderr, tt.ended.StdoutTruncated, tt.ended.StderrTruncated, tt.ended.DurationMS = "o", "e", true, true, 9
+		tt.ended.Stdout, tt.ended.Stderr, tt.ended.StdoutTruncated, tt.ended.StderrTruncated, tt.ended.DurationMS = "o", "e",
+			true, true, 9
 		want := Failure(CodeThreadSave, tt.message)
 		want.Stdout, want.Stderr, want.StdoutTruncated, want.StderrTruncated, want.DurationMS = "o", "e", true, true, 9
 		want.ProgramExitCode = tt.code
@@ -109,7 +114,10 @@ func TestResultOfAHomeThatWasNotSaved(t *testing.T) {
 }
 
 func TestClasses(t *testing.T) {
-	for mode, class := range map[Mode]Class{ModeInline: ClassInteractive, ModeStreaming: ClassInteractive, ModeAsync: ClassBatch} {
+	for mode, class := range map[Mode]Class{
+		ModeInline: ClassInteractive, ModeStreaming: ClassInteractive,
+		ModeAsync: ClassBackground,
+	} {
 		if m := (Meta{Mode: mode}); m.Class() != class {
 			t.Errorf("class of %s is %s", mode, m.Class())
 		}
@@ -121,12 +129,17 @@ func TestKeyForm(t *testing.T) {
 	if err := CheckKeyForm(secret); err != nil {
 		t.Error(err)
 	}
-	for _, bad := range []string{"", "sk-local-short", "sk-Local-" + strings.Repeat("a", 20), "sk--" + strings.Repeat("a", 20), secret + "\n", secret + strings.Repeat("a", MaxKeyBytes)} {
+	for _, bad := range []string{
+		"", "sk-local-short", "sk-Local-" + strings.Repeat("a", 20),
+		"sk--" + strings.Repeat("a", 20), secret + "\n", secret + strings.Repeat("a", MaxKeyBytes),
+	} {
 		if err := CheckKeyForm(bad); !errors.Is(err, ErrBadKeyForm) {
 			t.Errorf("%.40q: %v", bad, err)
 		}
 	}
-	for _, s := range []string{secret, "sk-r-" + strings.Repeat("a", 20), "sk-" + strings.Repeat("r", 40) + "-" + strings.Repeat("a", 20)} {
+	for _, s := range []string{
+		secret, "sk-r-" + strings.Repeat("a", 20), "sk-" + strings.Repeat("r", 40) + "-" + strings.Repeat("a", 20),
+	} {
 		if hint := KeyHint(s); len(hint) > 20 || !strings.HasPrefix(s, strings.Split(hint, "…")[0]) {
 			t.Errorf("hint %s", hint)
 		}
@@ -176,7 +189,8 @@ func TestPlanNarrows(t *testing.T) {
 }
 
 func TestRejectionHasAReason(t *testing.T) {
-	if got := (&Rejection{Reason: RejectedConcurrency, Used: 5, Limit: 5}).Error(); !strings.Contains(got, "concurrency") || !strings.Contains(got, "5 of 5") {
+	if got := (&Rejection{Reason: RejectedConcurrency, Used: 5, Limit: 5}).Error(); !strings.Contains(
+		got, "concurrency") || !strings.Contains(got, "5 of 5") {
 		t.Error(got)
 	}
 }

@@ -21,7 +21,7 @@ type Worker struct {
 	Machine      Machine             `json:"machine"`
 }
 
-// Machine is the load of a worker's machine, of which other programs may have a part.
+// Machine is the load of a worker's machine, including other programs.
 type Machine struct {
 	CPUs            int     `json:"cpus"`             // processors
 	CPUsBusy        float64 `json:"cpus_busy"`        // of them busy, on average over the last seconds

@@ -45,7 +45,17 @@ func TestRanges(t *testing.T) {
 		all := content(size)
 		b := put(t, w.store, "ranges", all)
 		for _, span := range [][2]int64{
-			{0, 0}, {size, 0}, {0, 1}, {size - 1, 1}, {0, size}, {0, size - 1}, {1, size - 1}, {65535, 2}, {65536, 65536}, {131071, 65538}, {10, 200_000},
+			{0, 0},
+			{size, 0},
+			{0, 1},
+			{size - 1, 1},
+			{0, size},
+			{0, size - 1},
+			{1, size - 1},
+			{65535, 2},
+			{65536, 65536},
+			{131071, 65538},
+			{10, 200_000},
 		} {
 			r, err := w.store.GetRange(t.Context(), b, span[0], span[1])
 			if err != nil {
@@ -56,7 +66,15 @@ func TestRanges(t *testing.T) {
 				t.Errorf("%v: got %d bytes, %v", span, len(got), err)
 			}
 		}
-		for _, span := range [][2]int64{{-1, 1}, {0, -1}, {0, size + 1}, {size, 1}, {size + 1, 0}, {1, 1<<63 - 1}, {1<<63 - 1, 1}} {
+		for _, span := range [][2]int64{
+			{-1, 1},
+			{0, -1},
+			{0, size + 1},
+			{size, 1},
+			{size + 1, 0},
+			{1, 1<<63 - 1},
+			{1<<63 - 1, 1},
+		} {
 			if r, err := w.store.GetRange(t.Context(), b, span[0], span[1]); err == nil {
 				_ = r.Close()
 				t.Errorf("%v was opened", span)
@@ -161,7 +179,8 @@ func TestList(t *testing.T) {
 			put(t, w.store, key, content(i))
 		}
 		for prefix, want := range map[string][]string{
-			"": keys, "a": keys[:7], "a/": keys[2:6], "a/b": keys[2:4], "a/c/": keys[4:6], "b/a_": {"b/a_"}, "b/ax": {}, "zz/": {}, "c": {"c", "c=/x"},
+			"": keys, "a": keys[:7], "a/": keys[2:6], "a/b": keys[2:4], "a/c/": keys[4:6], "b/a_": {"b/a_"}, "b/ax": {},
+			"zz/": {}, "c": {"c", "c=/x"},
 		} {
 			if got := keysOf(t, w.store, prefix); !slices.Equal(got, want) {
 				t.Errorf("%q: got %v, want %v", prefix, got, want)
@@ -194,7 +213,8 @@ func TestList(t *testing.T) {
 func TestHostileKeys(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		for _, key := range []string{
-			"", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", "a/./b", "a//b", "a/", ".writing/x", "a/.b", "a\x00b", "a\nb", "a b", "a\\b", "-a", "ä", "%2e%2e/x",
+			"", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", "a/./b", "a//b", "a/", ".writing/x", "a/.b", "a\x00b",
+			"a\nb", "a b", "a\\b", "-a", "ä", "%2e%2e/x",
 			strings.Repeat("a", 129), strings.Repeat("a/", 256) + "a",
 		} {
 			b := named(key, []byte("x"))
@@ -341,7 +361,10 @@ func TestPermanentFaults(t *testing.T) {
 	inEach(t, func(t *testing.T, w world) {
 		want := content(100_000)
 		there := put(t, w.store, "there", want)
-		for _, kind := range []storagetest.Fault{storagetest.Broken, storagetest.Throttled, storagetest.Silent, storagetest.Cut, storagetest.Reset} {
+		for _, kind := range []storagetest.Fault{
+			storagetest.Broken, storagetest.Throttled, storagetest.Silent,
+			storagetest.Cut, storagetest.Reset,
+		} {
 			front := w.front
 			if kind == storagetest.Silent {
 				front = &blob.Store{Backend: w.shortTimeout.Backend, Retry: blob.RetryPolicy{Attempts: 2}} // each attempt waits

@@ -86,7 +86,10 @@ type faulty struct {
 }
 
 func unavailable(op, key string) error {
-	return &blob.Error{Op: op, Key: key, Kind: blob.ErrUnavailable, Retryable: true, Err: errors.New("a fault of the test")}
+	return &blob.Error{
+		Op: op, Key: key, Kind: blob.ErrUnavailable, Retryable: true,
+		Err: errors.New("a fault of the test"),
+	}
 }
 
 // withNextFault carries out a request with the next fault.
@@ -180,11 +183,15 @@ type world struct {
 var worlds = map[string]func(testing.TB) world{
 	"memory": func(t testing.TB) world {
 		m := &storagetest.Memory{}
-		return newWorld(t, m, func(f *storagetest.Injector, silence time.Duration) blob.Backend { return &faulty{m, f, silence} }, nil)
+		return newWorld(t, m, func(f *storagetest.Injector, silence time.Duration) blob.Backend {
+			return &faulty{m, f, silence}
+		}, nil)
 	},
 	"directory": func(t testing.TB) world {
 		d, at := openDirectory(t)
-		return newWorld(t, d, func(f *storagetest.Injector, silence time.Duration) blob.Backend { return &faulty{d, f, silence} }, at)
+		return newWorld(t, d, func(f *storagetest.Injector, silence time.Duration) blob.Backend {
+			return &faulty{d, f, silence}
+		}, at)
 	},
 	"encrypted directory": func(t testing.TB) world {
 		d, at := openDirectory(t)
@@ -195,9 +202,10 @@ var worlds = map[string]func(testing.TB) world{
 	},
 	"S3": func(t testing.TB) world {
 		prefix := newPrefix()
-		return newWorld(t, openS3(t, &storagetest.Injector{}, prefix, longTimeout), func(f *storagetest.Injector, silence time.Duration) blob.Backend {
-			return openS3(t, f, prefix, silence)
-		}, inBucket(prefix))
+		return newWorld(t, openS3(t, &storagetest.Injector{}, prefix, longTimeout),
+			func(f *storagetest.Injector, silence time.Duration) blob.Backend {
+				return openS3(t, f, prefix, silence)
+			}, inBucket(prefix))
 	},
 	"encrypted S3": func(t testing.TB) world {
 		prefix, key := newPrefix(), keyFile(t, true)
@@ -208,10 +216,14 @@ var worlds = map[string]func(testing.TB) world{
 	},
 }
 
-func newWorld(t testing.TB, backend blob.Backend, front func(*storagetest.Injector, time.Duration) blob.Backend, path func(string) string) world {
+func newWorld(
+	t testing.TB, backend blob.Backend, front func(*storagetest.Injector, time.Duration) blob.Backend,
+	path func(string) string,
+) world {
 	f := &storagetest.Injector{}
 	w := world{
-		store: &blob.Store{Backend: backend, Retry: quick()}, front: &blob.Store{Backend: front(f, longTimeout), Retry: quick()},
+		store:        &blob.Store{Backend: backend, Retry: quick()},
+		front:        &blob.Store{Backend: front(f, longTimeout), Retry: quick()},
 		shortTimeout: &blob.Store{Backend: front(f, shortTimeout), Retry: quick()}, Injector: f, path: path,
 	}
 	t.Cleanup(func() {
@@ -244,7 +256,8 @@ func openS3(t testing.TB, f *storagetest.Injector, prefix string, silence time.D
 	proxy := startServer(t).Proxy(f)
 	t.Cleanup(proxy.Close)
 	s, err := s3.Open(t.Context(), s3.Config{
-		Bucket: storagetest.Bucket, Prefix: prefix, Endpoint: proxy.Endpoint, Region: storagetest.Region, PathStyle: true, IdleTimeout: silence, Retry: quick(),
+		Bucket: storagetest.Bucket, Prefix: prefix, Endpoint: proxy.Endpoint, Region: storagetest.Region, PathStyle: true,
+		IdleTimeout: silence, Retry: quick(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -353,7 +366,8 @@ func wantError(t testing.TB, err, kind error, op, key string) {
 	if !errors.Is(err, kind) || !errors.As(err, &e) || e.Op != op || e.Key != key {
 		t.Fatalf("got %v, want %q for %s of %s", err, kind, op, key)
 	}
-	if text := err.Error(); !strings.Contains(text, op+" blob") || !strings.Contains(text, key) || strings.HasSuffix(text, ": ") {
+	if text := err.Error(); !strings.Contains(text, op+" blob") || !strings.Contains(text, key) ||
+		strings.HasSuffix(text, ": ") {
 		t.Errorf("the text of the error is incomplete: %s", text)
 	}
 }

@@ -76,8 +76,9 @@ func parse(location string) (to target, err error) {
 		return target{}, errors.New("the URL of the store is malformed: use " + urlForms)
 	}
 	if u.User != nil {
-		return target{}, errors.New("the URL of the store contains credentials: remove them and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY " +
-			"or another source that the AWS tools use")
+		return target{}, errors.New(
+			"the URL of the store contains credentials: remove them and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY " +
+				"or another source that the AWS tools use")
 	}
 	invalid := func(format string, args ...any) error {
 		shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path} // parameters may hold a password
@@ -106,7 +107,8 @@ func parse(location string) (to target, err error) {
 func s3Config(u *url.URL, parameters url.Values) (s3.Config, error) {
 	cfg := s3.Config{Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"), Retry: blob.DefaultRetry()}
 	if cfg.Bucket == "" || cfg.Prefix != "" && !blob.ValidKey(cfg.Prefix) {
-		return cfg, errors.New("it needs a bucket, and its prefix may only have A-Z a-z 0-9 . _ - = in components that begin with a letter or digit")
+		return cfg, errors.New("it needs a bucket, and its prefix may only have A-Z a-z 0-9 . _ - = in components that " +
+			"begin with a letter or digit")
 	}
 	for name, values := range parameters {
 		value := values[0]

@@ -44,9 +44,14 @@ func TestDefaultRetryIsBounded(t *testing.T) {
 // OnError is called for requests that the store did not carry out, not for answers about objects.
 func TestErrorsOfTheStoreAreReported(t *testing.T) {
 	var reported []string
-	policy := blob.RetryPolicy{Attempts: 2, MinWait: 1, MaxWait: 1, OnError: func(operation string) { reported = append(reported, operation) }}
+	policy := blob.RetryPolicy{Attempts: 2, MinWait: 1, MaxWait: 1, OnError: func(operation string) {
+		reported = append(reported, operation)
+	}}
 	for _, failed := range []*blob.Error{
-		{Op: "put", Kind: blob.ErrUnavailable, Retryable: true}, {Op: "get", Kind: proto.ErrCorrupt}, {Op: "stat", Kind: proto.ErrNotFound}, {Op: "put", Kind: proto.ErrExists},
+		{Op: "put", Kind: blob.ErrUnavailable, Retryable: true},
+		{Op: "get", Kind: proto.ErrCorrupt},
+		{Op: "stat", Kind: proto.ErrNotFound},
+		{Op: "put", Kind: proto.ErrExists},
 	} {
 		if err := policy.Do(t.Context(), func() error { return failed }); !errors.Is(err, failed.Kind) {
 			t.Error(err)

@@ -295,12 +295,16 @@ func TestEncryption(t *testing.T) {
 	}
 	wantError(t, err, proto.ErrCorrupt, "get", "text")
 
-	for name, text := range map[string]string{"empty": "", "none": "# nothing\n", "two": mustRead(t, key) + mustRead(t, keyFile(t, false)), "noise": "AGE-SECRET-KEY-1QQQ"} {
+	for name, text := range map[string]string{
+		"empty": "", "none": "# nothing\n",
+		"two": mustRead(t, key) + mustRead(t, keyFile(t, false)), "noise": "AGE-SECRET-KEY-1QQQ",
+	} {
 		file := filepath.Join(t.TempDir(), name)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := storage.Open(t.Context(), "file://"+dir, file); err == nil || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "1QQQ") {
+		if _, err := storage.Open(t.Context(), "file://"+dir, file); err == nil || !strings.Contains(err.Error(), file) ||
+			strings.Contains(err.Error(), "1QQQ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -429,7 +433,8 @@ func openRecorded(t *testing.T, q *requests, parameters string) *blob.Store {
 	t.Helper()
 	server := httptest.NewServer(q)
 	t.Cleanup(server.Close)
-	store, err := storage.Open(t.Context(), "s3://a-bucket/some/prefix?region=eu-test-1&path_style=1&endpoint="+url.QueryEscape(server.URL)+parameters, "")
+	store, err := storage.Open(t.Context(), "s3://a-bucket/some/prefix?region=eu-test-1&path_style=1&endpoint="+
+		url.QueryEscape(server.URL)+parameters, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -446,7 +451,8 @@ func TestS3Requests(t *testing.T) {
 	put(t, store, "large", content(9*mebibyte))
 	encrypted := 0
 	for _, r := range q.seen {
-		if !strings.HasPrefix(r.URL.Path, "/a-bucket/some/prefix/") || !strings.Contains(r.Header.Get("Authorization"), "/eu-test-1/s3/") {
+		if !strings.HasPrefix(r.URL.Path, "/a-bucket/some/prefix/") ||
+			!strings.Contains(r.Header.Get("Authorization"), "/eu-test-1/s3/") {
 			t.Errorf("%s %s, %s", r.Method, r.URL, r.Header.Get("Authorization"))
 		}
 		for name, value := range r.Header {
@@ -455,7 +461,8 @@ func TestS3Requests(t *testing.T) {
 				t.Errorf("%s %s has %s: %s", r.Method, r.URL, name, value)
 			}
 		}
-		if r.Header.Get("X-Amz-Server-Side-Encryption") == "aws:kms" && r.Header.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id") == "k1" {
+		if r.Header.Get("X-Amz-Server-Side-Encryption") == "aws:kms" &&
+			r.Header.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id") == "k1" {
 			encrypted++
 		}
 	}
@@ -517,9 +524,11 @@ func TestS3Rejections(t *testing.T) {
 
 // A response with another range than requested is rejected.
 func TestS3WithoutRanges(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content(1000)) }))
+	server := httptest.NewServer(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content(1000)) }))
 	defer server.Close()
-	backend, err := s3.Open(t.Context(), s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Retry: quick()})
+	backend, err := s3.Open(t.Context(),
+		s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Retry: quick()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -569,7 +578,8 @@ func TestS3WithoutCredentials(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "")
 	for name, env := range map[string][2]string{
-		"container": {"AWS_CONTAINER_CREDENTIALS_FULL_URI", nobody.URL}, "machine": {"AWS_EC2_METADATA_SERVICE_ENDPOINT", nobody.URL},
+		"container": {"AWS_CONTAINER_CREDENTIALS_FULL_URI", nobody.URL},
+		"machine":   {"AWS_EC2_METADATA_SERVICE_ENDPOINT", nobody.URL},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("AWS_EC2_METADATA_DISABLED", "false")
@@ -628,7 +638,8 @@ func TestS3Close(t *testing.T) {
 	}
 	server.Start()
 	defer server.Close()
-	backend, err := s3.Open(t.Context(), s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Retry: quick()})
+	backend, err := s3.Open(t.Context(),
+		s3.Config{Bucket: "b", Endpoint: server.URL, Region: "r", PathStyle: true, Retry: quick()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -647,9 +658,12 @@ func TestS3Close(t *testing.T) {
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	for _, location := range []string{
-		"", "blobs", "/blobs", "file:", "file:///", "file:///..", "file://host/dir", "file:dir", "file://" + dir + "?x=1", "file://" + dir + "#x", "mem://", "http://h/b", "s3:b",
-		"s3://", "s3:///p", "s3://b/../p?region=r", "s3://b/p//q?region=r", "s3://b/p?region=r&unknown=1", "s3://b/p?region=r&region=r", "s3://b/p?region=",
-		"s3://b/p?region=r&path_style=maybe", "s3://b/p?region=r&sse=rot13", "s3://b/p?region=r&kms_key=k", "s3://b/p?region=r&sse=AES256&kms_key=k",
+		"", "blobs", "/blobs", "file:", "file:///", "file:///..", "file://host/dir", "file:dir", "file://" + dir + "?x=1",
+		"file://" + dir + "#x", "mem://", "http://h/b", "s3:b",
+		"s3://", "s3:///p", "s3://b/../p?region=r", "s3://b/p//q?region=r", "s3://b/p?region=r&unknown=1",
+		"s3://b/p?region=r&region=r", "s3://b/p?region=",
+		"s3://b/p?region=r&path_style=maybe", "s3://b/p?region=r&sse=rot13", "s3://b/p?region=r&kms_key=k",
+		"s3://b/p?region=r&sse=AES256&kms_key=k",
 		"s3://b/p?region=r&endpoint=localhost", "s3://b/p?region=r&endpoint=ftp://h", "s3://b/p", "s3://b/p?region=r%zz",
 		"s3://user:hunter2@b/p?region=r", "s3://b/p?region=r&endpoint=http://user:hunter2@h", "s3://user:hunter2@b:x y/p",
 	} {
@@ -671,7 +685,8 @@ func TestOpen(t *testing.T) {
 		}
 	}
 	for _, location := range []string{
-		"file://" + dir, "s3://b?region=r", "s3://b/?region=r", "s3://b/p/q/?region=r&endpoint=https://h:9000&path_style=1&sse=aws:kms:dsse&kms_key=k",
+		"file://" + dir, "s3://b?region=r", "s3://b/?region=r",
+		"s3://b/p/q/?region=r&endpoint=https://h:9000&path_style=1&sse=aws:kms:dsse&kms_key=k",
 	} {
 		store, err := storage.Open(t.Context(), location, "")
 		if err := errors.Join(err, storage.Check(location)); err != nil {
@@ -703,7 +718,9 @@ func TestPutOfExistingObjectEndsEarly(t *testing.T) {
 	if f.Hits() != 1 {
 		t.Errorf("%d requests ended early", f.Hits())
 	}
-	wantError(t, store.Put(t.Context(), named("another", want), bytes.NewReader(want)), blob.ErrUnavailable, "put", "another")
+	wantError(t, store.Put(t.Context(), named("another", want), bytes.NewReader(want)), blob.ErrUnavailable,
+		"put", "another")
 	longer := content(6 * mebibyte)
-	wantError(t, store.Put(t.Context(), named("object", longer), bytes.NewReader(longer)), proto.ErrExists, "put", "object")
+	wantError(t, store.Put(t.Context(), named("object", longer), bytes.NewReader(longer)), proto.ErrExists,
+		"put", "object")
 }

@@ -33,7 +33,8 @@ func TestPutStream(t *testing.T) {
 			wantContent(t, w.store, b, want)
 		}
 		want := content(100_000)
-		b, err := w.store.PutStream(t.Context(), "halting", 100_000, iotest.DataErrReader(iotest.HalfReader(bytes.NewReader(want))))
+		b, err := w.store.PutStream(t.Context(), "halting", 100_000,
+			iotest.DataErrReader(iotest.HalfReader(bytes.NewReader(want))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +56,8 @@ func TestPutStreamVerifiesSize(t *testing.T) {
 			broken := errors.New("the client has gone")
 			for _, at := range []int64{size / 2, size} {
 				key := fmt.Sprintf("broken/%d-%d", size, at)
-				_, err := w.store.PutStream(t.Context(), key, size, io.MultiReader(io.LimitReader(zeros{}, at), iotest.ErrReader(broken)))
+				_, err := w.store.PutStream(t.Context(), key, size,
+					io.MultiReader(io.LimitReader(zeros{}, at), iotest.ErrReader(broken)))
 				if !errors.Is(err, broken) {
 					t.Errorf("%s: got %v", key, err)
 				}

@@ -170,7 +170,10 @@ func (d *Dispatcher) Test(ctx context.Context, key string) (*proto.DeliveryAttem
 	if err != nil {
 		return nil, err
 	}
-	o := d.Sender.Send(ctx, send.Post{URL: settings.URL, ID: proto.DeliveryID(proto.NewTraceID()), Body: body, Settings: settings})
+	o := d.Sender.Send(ctx, send.Post{
+		URL: settings.URL, ID: proto.DeliveryID(proto.NewTraceID()), Body: body,
+		Settings: settings,
+	})
 	o.Number = 1
 	return &o.DeliveryAttempt, nil
 }

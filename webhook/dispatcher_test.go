@@ -41,16 +41,22 @@ type store struct {
 
 func newStore() *store {
 	return &store{
-		stored: map[proto.TraceID]proto.Delivery{}, revisions: map[proto.TraceID]uint64{}, settings: map[string]proto.Webhook{},
+		stored: map[proto.TraceID]proto.Delivery{}, revisions: map[proto.TraceID]uint64{},
+		settings:  map[string]proto.Webhook{},
 		endpoints: map[string]proto.Endpoint{}, records: map[proto.TraceID]*proto.Record{},
 	}
 }
 
 func change(d *proto.Delivery, revision uint64) proto.DeliveryChange {
-	return proto.DeliveryChange{Org: d.Org, TraceID: d.TraceID, Revision: revision, Origin: proto.Origin(d.URL), Due: d.NextAt}
+	return proto.DeliveryChange{
+		Org: d.Org, TraceID: d.TraceID, Revision: revision, Origin: proto.Origin(d.URL),
+		Due: d.NextAt,
+	}
 }
 
-func (s *store) Follow(ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), _ func(error)) error {
+func (s *store) Follow(
+	ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), _ func(error),
+) error {
 	changes := make(chan proto.DeliveryChange, 1<<16)
 	s.mu.Lock()
 	for id, d := range s.stored {
@@ -222,9 +228,11 @@ func newWorld(t *testing.T, r senderFunc) *world {
 	t.Helper()
 	s := newStore()
 	w := &world{store: s, t: t, d: &Dispatcher{
-		Deliveries: s, Records: s, Settings: s, Endpoints: s, Timers: s, Sender: r, MaxPerOrigin: 5, MaxPending: 1 << 20, MaxBody: 1 << 20,
+		Deliveries: s, Records: s, Settings: s, Endpoints: s, Timers: s, Sender: r, MaxPerOrigin: 5, MaxPending: 1 << 20,
+		MaxBody:   1 << 20,
 		ResultURL: func(id proto.TraceID) string { return "/v1/executions/" + string(id) },
-		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)), Now: s.now, OnAttempt: func(*proto.Delivery, *proto.DeliveryAttempt) {},
+		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)), Now: s.now,
+		OnAttempt: func(*proto.Delivery, *proto.DeliveryAttempt) {},
 	}}
 	s.wake = w.d.Wake
 	ctx, cancel := context.WithCancel(t.Context())
@@ -260,7 +268,8 @@ func (w *world) wantDelivery(id proto.TraceID, status proto.DeliveryStatus, made
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if d.Status != status || made >= 0 && d.Made != made || !strings.Contains(d.Reason, reason) || reason == "" && d.Reason != "" {
+	if d.Status != status || made >= 0 && d.Made != made || !strings.Contains(d.Reason, reason) ||
+		reason == "" && d.Reason != "" {
 		w.t.Errorf("%s after %d attempts, %q; want %s after %d, %q", d.Status, d.Made, d.Reason, status, made, reason)
 	}
 	return d
@@ -274,7 +283,8 @@ func TestEventWithABodyOfItsOwn(t *testing.T) {
 			posted = append(posted, p)
 			return answered([]int{500, 200}[len(posted)-1])
 		})
-		d, err := proto.NewEventDelivery("a tick", "acme", "k", url, map[string]string{"event": "schedule.failed"}, time.Now())
+		d, err := proto.NewEventDelivery("a tick", "acme", "k", url,
+			map[string]string{"event": "schedule.failed"}, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,10 +316,15 @@ func TestRetries(t *testing.T) {
 		status  proto.DeliveryStatus
 		reason  string
 	}{
-		"at once":  {[]int{204}, []time.Duration{0}, proto.DeliveryDelivered, ""},
-		"second":   {[]int{500, 200}, []time.Duration{0, time.Second}, proto.DeliveryDelivered, ""},
-		"third":    {[]int{404, 302, 200}, []time.Duration{0, time.Second, 10 * time.Second}, proto.DeliveryDelivered, ""},
-		"never":    {[]int{500, 400, 301}, []time.Duration{0, time.Second, 10 * time.Second}, proto.DeliveryFailed, "no success in 3 attempts"},
+		"at once": {[]int{204}, []time.Duration{0}, proto.DeliveryDelivered, ""},
+		"second":  {[]int{500, 200}, []time.Duration{0, time.Second}, proto.DeliveryDelivered, ""},
+		"third":   {[]int{404, 302, 200}, []time.Duration{0, time.Second, 10 * time.Second}, proto.DeliveryDelivered, ""},
+		"never": {
+			[]int{500, 400, 301},
+			[]time.Duration{0, time.Second, 10 * time.Second},
+			proto.DeliveryFailed,
+			"no success in 3 attempts",
+		},
 		"gone":     {[]int{500, 410}, []time.Duration{0, time.Second}, proto.DeliveryFailed, "410"},
 		"no reply": {[]int{0, 0, 200}, []time.Duration{0, time.Second, 10 * time.Second}, proto.DeliveryDelivered, ""},
 	} {
@@ -464,7 +479,8 @@ func TestURLThatFailsForDaysIsDisabled(t *testing.T) {
 
 func TestRetryAfter(t *testing.T) {
 	for asked, want := range map[time.Duration]time.Duration{
-		0: time.Second, 30 * time.Second: 30 * time.Second, 90 * time.Minute: 90 * time.Minute, 1000 * time.Hour: maxRetryAfter,
+		0: time.Second, 30 * time.Second: 30 * time.Second, 90 * time.Minute: 90 * time.Minute,
+		1000 * time.Hour: maxRetryAfter,
 	} {
 		t.Run(asked.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -606,7 +622,8 @@ func TestAttemptIsRecordedAfterAConcurrentChange(t *testing.T) {
 				w.mu.Unlock()
 				id := w.deliver("acme", url)
 				synctest.Wait()
-				if d := w.wantDelivery(id, tt.status, 2, ""); d.Attempts[0].Status != 599 || d.Attempts[1].Status != tt.answer || d.Attempts[1].Number != 2 {
+				if d := w.wantDelivery(id, tt.status, 2, ""); d.Attempts[0].Status != 599 || d.Attempts[1].Status != tt.answer ||
+					d.Attempts[1].Number != 2 {
 					t.Errorf("%+v", d.Attempts)
 				}
 			})

@@ -37,7 +37,8 @@ func decide(o *send.Outcome, w *proto.Webhook, n int) verdict {
 	switch o.Status {
 	case http.StatusGone:
 		return verdict{
-			status: proto.DeliveryFailed, reason: "the endpoint answered 410 Gone, and is disabled", disable: "it answered 410 Gone",
+			status: proto.DeliveryFailed, reason: "the endpoint answered 410 Gone, and is disabled",
+			disable: "it answered 410 Gone",
 		}
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		v.pause = min(o.RetryAfter, maxRetryAfter)

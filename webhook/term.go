@@ -59,12 +59,16 @@ type term struct {
 	queues  *queues
 	started bool // all deliveries that existed at the start are known
 	stopped bool // no more attempts are begun
+	// resuming are the timers of paused queues that wait.
+	resuming map[*time.Timer]struct{}
 }
 
 func newTerm(abort context.Context, d *Dispatcher) *term {
 	return &term{
-		Dispatcher: d, abort: abort, pending: map[proto.TraceID]*pendingDelivery{}, spilled: map[string]bool{}, queues: newQueues(d.MaxPerOrigin),
-		timers: make(chan timerRequest, timerQueueSize), bodySlots: make(chan struct{}, maxBodies),
+		Dispatcher: d, abort: abort, pending: map[proto.TraceID]*pendingDelivery{}, spilled: map[string]bool{},
+		queues:   newQueues(d.MaxPerOrigin),
+		resuming: map[*time.Timer]struct{}{},
+		timers:   make(chan timerRequest, timerQueueSize), bodySlots: make(chan struct{}, maxBodies),
 	}
 }
 
@@ -82,6 +86,10 @@ func (t *term) stop() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.stopped = true
+	for timer := range t.resuming { // a pause may last for a day, and its timer keeps the term in memory
+		timer.Stop()
+	}
+	clear(t.resuming)
 }
 
 // onChange applies a change of a stored delivery.
@@ -131,8 +139,8 @@ func (t *term) forget(p *pendingDelivery) {
 }
 
 // fits reports whether an organisation may have n more deliveries in memory that are due at that
-// time. Deliveries that wait for long get half of its share, so that they do not keep out those
-// that can be attempted. t.mu is held.
+// time. Deliveries with a long wait get half of its share, so that they do not crowd out deliveries
+// that are due. t.mu is held.
 func (t *term) fits(org string, due time.Time, n int) bool {
 	share := t.MaxPending / orgShare
 	if due.Sub(t.Now()) > timerHorizon {
@@ -194,7 +202,7 @@ func (t *term) scheduleIdle(p *pendingDelivery, now time.Time) {
 	}
 }
 
-// reconcileLoop finds due deliveries whose timer was lost, and those that did not fit in memory.
+// reconcileLoop finds due deliveries whose timer was lost or that did not fit in memory.
 func (t *term) reconcileLoop(ctx context.Context) {
 	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()
@@ -266,7 +274,7 @@ func (t *term) attempt(p *pendingDelivery) {
 	if r.verdict != nil {
 		t.queues.recordVerdict(p.queue, *r.verdict, now)
 		if pause := p.queue.pausedTo.Sub(now); pause > 0 {
-			time.AfterFunc(pause, func() { t.resume(p.queue) })
+			t.resumeAfter(p.queue, pause)
 		}
 	}
 	t.queues.finish(p.queue, now)
@@ -282,12 +290,20 @@ func (t *term) attempt(p *pendingDelivery) {
 	t.dispatch()
 }
 
-// resume is called when a pause of q is over.
-func (t *term) resume(q *originQueue) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.queues.update(q, time.Now())
-	t.dispatch()
+// resumeAfter resumes q when a pause of it is over, unless the term ends before. t.mu is held.
+func (t *term) resumeAfter(q *originQueue, pause time.Duration) {
+	if t.stopped {
+		return
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(pause, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.resuming, timer)
+		t.queues.update(q, time.Now())
+		t.dispatch()
+	})
+	t.resuming[timer] = struct{}{}
 }
 
 // deliver sends a delivery once if it is still due, and stores the attempt.
@@ -380,7 +396,9 @@ func (t *term) updateEndpoint(ctx context.Context, d *proto.Delivery, v verdict)
 
 // record stores an attempt and its verdict, also if another dispatcher changed the delivery
 // meanwhile.
-func (t *term) record(ctx context.Context, d *proto.Delivery, revision uint64, o *send.Outcome, v verdict) (attemptResult, error) {
+func (t *term) record(
+	ctx context.Context, d *proto.Delivery, revision uint64, o *send.Outcome, v verdict,
+) (attemptResult, error) {
 	for {
 		if d.Status == proto.DeliveryPending || v.status == proto.DeliveryDelivered {
 			d.Status, d.Reason, d.NextAt = v.status, v.reason, time.Time{}
@@ -409,7 +427,8 @@ func (t *term) logAttempt(ctx context.Context, d *proto.Delivery) {
 	t.OnAttempt(d, a)
 	traceAttempt(ctx, d, a)
 	fields := []any{
-		"trace_id", d.TraceID, "org", d.Org, "key", d.Key, "webhook_id", d.ID, "origin", proto.Origin(d.URL), "attempt", a.Number,
+		"trace_id", d.TraceID, "org", d.Org, "key", d.Key, "webhook_id", d.ID, "origin", proto.Origin(d.URL),
+		"attempt", a.Number,
 		"status", a.Status, "took_ms", a.Timings.Total, "delivery", d.Status,
 	}
 	if a.Error != "" {

@@ -25,7 +25,8 @@ func traceAttempt(ctx context.Context, d *proto.Delivery, a *proto.DeliveryAttem
 		return
 	}
 	ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": d.Traceparent})
-	_, span := otel.Tracer("bullpen/webhook").Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(a.At))
+	_, span := otel.Tracer("bullpen/webhook").Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithTimestamp(a.At))
 	if span.IsRecording() {
 		span.SetAttributes(
 			semconv.HTTPRequestMethodPost, attribute.String("bullpen.org", d.Org), attribute.String("bullpen.key", d.Key),

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
 )
 
 // retestInterval is the pause between two tests of an unhealthy worker.
@@ -61,4 +63,13 @@ func (h *health) awaitHealthy(ctx context.Context) context.Context {
 		case <-time.After(retestInterval):
 		}
 	}
+}
+
+// selfTest creates a default sandbox.
+func (w *Worker) selfTest(ctx context.Context) error {
+	j, err := w.Jails.Prepare(ctx, Spec(proto.DefaultSandbox(), ""))
+	if err != nil {
+		return err
+	}
+	return j.Close()
 }

@@ -31,13 +31,17 @@ type Warm struct {
 // startPrewarming prewarms jails until ctx is done or stop is called.
 func (w *Worker) startPrewarming(ctx context.Context) (stop func()) {
 	memory := w.Warm.Memory / 2 // half each for jails and zygotes
-	w.pool = pool.New[*preparedJail](pool.Config{Cores: runtime.GOMAXPROCS(0), Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: memory, Log: w.Log})
+	w.pool = pool.New[*preparedJail](
+		pool.Config{Cores: runtime.GOMAXPROCS(0), Spare: w.Warm.Spare, Most: w.Warm.Most, Memory: memory, Log: w.Log})
 	for _, l := range w.Warm.Languages {
 		k := w.poolKey(proto.DefaultSandbox(), l, false)
 		w.pool.Expect(k.String(), k.prewarm)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	w.zygotes = &zygotePool{most: w.Warm.Zygotes, memory: memory, log: w.Log, onCreate: w.Warm.OnZygote, ctx: ctx, slots: map[string]*zygoteSlot{}}
+	w.zygotes = &zygotePool{
+		most: w.Warm.Zygotes, memory: memory, log: w.Log, onCreate: w.Warm.OnZygote, ctx: ctx,
+		slots: map[string]*zygoteSlot{},
+	}
 	unused, closeZygotes := context.WithCancel(context.WithoutCancel(ctx))
 	var filling, evicting sync.WaitGroup
 	filling.Go(func() { w.pool.Run(ctx) })
@@ -168,7 +172,9 @@ func (k poolKey) fork(ctx context.Context) (*preparedJail, error) {
 
 // create creates a jail with prepare, in which the language's interpreter waits for its program if
 // it can.
-func (k poolKey) create(ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error)) (*preparedJail, error) {
+func (k poolKey) create(
+	ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error),
+) (*preparedJail, error) {
 	return k.withImage(ctx, func(j *preparedJail, spec jail.Spec) (err error) {
 		if source, ok := k.source(j.image); ok && jail.CanWait(source.Language) {
 			prewarmed, err := source.Prewarm()
@@ -184,7 +190,9 @@ func (k poolKey) create(ctx context.Context, prepare func(context.Context, jail.
 
 // withImage calls create with the image of k and the spec of a jail on it. It releases the image if
 // create fails.
-func (k poolKey) withImage(ctx context.Context, create func(j *preparedJail, spec jail.Spec) error) (*preparedJail, error) {
+func (k poolKey) withImage(
+	ctx context.Context, create func(j *preparedJail, spec jail.Spec) error,
+) (*preparedJail, error) {
 	j, err := k.openImage(ctx)
 	if err != nil {
 		return nil, err
@@ -217,7 +225,8 @@ func (k poolKey) openImage(ctx context.Context) (*preparedJail, error) {
 // language.
 func (k poolKey) source(img Image) (jail.Source, bool) {
 	interpreter, ok := img.Languages[k.language]
-	return jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: img.Env}, ok || img.Languages == nil
+	return jail.Source{Language: string(k.language), Home: k.worker.Home, Interpreter: interpreter, ImageEnv: img.Env},
+		ok || img.Languages == nil
 }
 
 var errNoInterpreter = errors.New("the image does not have " + jail.Forkable)
@@ -240,7 +249,8 @@ func (k poolKey) createZygote(ctx context.Context) (jail.Zygote, error) {
 			return errors.Join(err, bareErr)
 		}
 		if z = bare; !errors.Is(err, errNoInterpreter) {
-			k.worker.Log.InfoContext(ctx, "zygote has no interpreter to fork", "language", jail.Forkable, "key", k.String(), "error", err)
+			k.worker.Log.InfoContext(ctx, "zygote has no interpreter to fork", "language", jail.Forkable, "key", k.String(),
+				"error", err)
 		}
 		return nil
 	})

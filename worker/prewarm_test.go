@@ -50,7 +50,8 @@ func withWorker(t *testing.T, f func(a *harness)) {
 		ctx, stop := context.WithCancel(t.Context())
 		a := &harness{t: t, sandboxes: &fakeSandboxes{}, queued: make(jobChan)}
 		w := &worker.Worker{
-			Jobs: a.queued, Jails: a.sandboxes, Images: bashImages{}, Home: "/home/u", Slots: 1, Log: slog.New(slog.DiscardHandler),
+			Jobs: a.queued, Jails: a.sandboxes, Images: bashImages{}, Home: "/home/u", Slots: 1,
+			Log: slog.New(slog.DiscardHandler),
 			Warm: worker.Warm{
 				Spare: 1, Most: 4, Zygotes: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
 				OnStart:  func(_ proto.Language, s worker.Start) { a.starts = append(a.starts, s) },
@@ -276,5 +277,9 @@ func TestSpecOfOpenFiles(t *testing.T) {
 		if got := worker.Spec(s, "").OpenFiles; got != want {
 			t.Errorf("%d open files for a sandbox with %d", got, want)
 		}
+	}
+	s.Terminals = 3
+	if got := worker.Spec(s, "").Terminals; got != 3 {
+		t.Errorf("%d terminals for a sandbox with 3", got)
 	}
 }

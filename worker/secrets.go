@@ -30,7 +30,10 @@ func withSecrets(job *proto.Job, secrets map[string][]byte) map[string]string {
 func secretFiles(job *proto.Job, secrets map[string][]byte) (files []jail.File) {
 	for _, b := range job.Bound {
 		if b.Env == "" && b.Injection == nil {
-			files = append(files, jail.File{Path: jail.SecretsDir + "/" + b.Secret, Mode: 0o444, Owner: jail.OwnerInit, Content: secrets[b.Secret]})
+			files = append(files, jail.File{
+				Path: jail.SecretsDir + "/" + b.Secret, Mode: 0o444, Owner: jail.OwnerInit,
+				Content: secrets[b.Secret],
+			})
 		}
 	}
 	return files
@@ -70,7 +73,8 @@ func withTrust(env map[string]string) map[string]string {
 // trustFile returns the file with the system's certificate authorities and the proxy's.
 func trustFile(roots inject.Roots, proxy *inject.Proxy) jail.File {
 	return jail.File{
-		Path: jail.TrustFile, Mode: 0o444, Owner: jail.OwnerInit, Content: slices.Concat(roots.PEM, []byte("\n"), proxy.Certificate()),
+		Path: jail.TrustFile, Mode: 0o444, Owner: jail.OwnerInit,
+		Content: slices.Concat(roots.PEM, []byte("\n"), proxy.Certificate()),
 	}
 }
 

@@ -28,10 +28,12 @@ func startTrace(ctx context.Context, job *proto.Job, attempt int) (context.Conte
 	}
 	t := &runTrace{tracer: otel.Tracer("bullpen/worker")}
 	t.parent = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": job.Traceparent})
-	ctx, t.span = t.tracer.Start(t.parent, "process jobs", trace.WithSpanKind(trace.SpanKindConsumer)) //nolint:spancheck // end ends it
+	ctx, t.span = t.tracer.Start(t.parent, "process jobs", //nolint:spancheck // end ends it
+		trace.WithSpanKind(trace.SpanKindConsumer))
 	if t.span.IsRecording() {
 		t.span.SetAttributes(
-			semconv.MessagingSystemKey.String("nats"), semconv.MessagingDestinationName("jobs"), semconv.MessagingOperationName("process"),
+			semconv.MessagingSystemKey.String("nats"), semconv.MessagingDestinationName("jobs"),
+			semconv.MessagingOperationName("process"),
 			semconv.MessagingOperationTypeProcess, semconv.MessagingMessageID(string(job.TraceID)),
 			attribute.String("bullpen.org", job.Org), attribute.String("bullpen.key", job.Key),
 			attribute.String("bullpen.language", string(job.Language)), attribute.Int("bullpen.attempt", attempt),
@@ -103,8 +105,9 @@ func (s *timings) interval(p period) proto.Interval {
 	return s.steps.Interval(p.began, p.began.Add(p.took))
 }
 
-// prepared adds the steps of a preparation.
-func (s *timings) prepared(m *preparation) {
-	s.start, s.prepare, s.checkOut = m.start, m.took, m.checkOut
-	s.steps.Start, s.steps.Jail, s.steps.Home = string(m.start), s.interval(period{m.began, m.took + m.checkOut}), s.interval(m.checkedOut)
+// prepared adds the steps of preparing a sandbox.
+func (s *timings) prepared(b *sandbox) {
+	s.start, s.prepare, s.checkOut = b.start, b.took, b.checkOut
+	s.steps.Start, s.steps.Home = string(b.start), s.interval(b.checkedOut)
+	s.steps.Jail = s.interval(period{b.began, b.took + b.checkOut})
 }

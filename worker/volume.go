@@ -35,25 +35,35 @@ type volumeError struct {
 func (e *volumeError) Error() string { return fmt.Sprintf("volume %s: %v", e.slug, e.err) }
 func (e *volumeError) Unwrap() error { return e.err }
 
-// checkOutVolumes checks out the volumes of a job and registers their mount functions with m.data.
+// result returns the result of an execution with such a volume.
+func (e *volumeError) result() proto.Result {
+	why := "the cause is in the worker's log"
+	if uploads, ok := errors.AsType[*proto.UploadsError](e.err); ok {
+		why = uploads.Error()
+	}
+	return proto.Failure(proto.CodeVolumeMount, fmt.Sprintf(
+		"The volume %s could not be made ready on this worker, so the program was not started: %s.", e.slug, why))
+}
+
+// checkOutVolumes checks out the volumes of a job and registers their mount functions with b.mounts.
 // The error is a [*volumeError].
-func (w *Worker) checkOutVolumes(ctx context.Context, job *proto.Job, m *preparation) error {
+func (a *attempt) checkOutVolumes(ctx context.Context, b *sandbox) error {
 	mounts := map[string]mount.Volume{}
-	for _, mounted := range job.Mounts {
+	for _, mounted := range a.job.Mounts {
 		if mounted.Kind != proto.MountVolume {
 			continue
 		}
-		v, err := w.checkOutVolume(ctx, job, mounted)
+		v, err := a.checkOutVolume(ctx, mounted)
 		if err != nil {
 			return &volumeError{mounted.Slug, err}
 		}
-		m.volumes = append(m.volumes, v)
+		b.volumes = append(b.volumes, v)
 		if v.home == nil {
 			mounts[v.slug] = v.reader.MountPart
 			continue
 		}
 		mounts[v.slug] = func(uid, gid int, open func(root int) (int, error)) (*os.File, error) {
-			changes, err := w.Mounts.Maker.Volume(ctx, changesSpace(mounted.Bytes))
+			changes, err := a.Mounts.Maker.Volume(ctx, changesSpace(mounted.Bytes))
 			if err != nil {
 				return nil, err
 			}
@@ -64,7 +74,7 @@ func (w *Worker) checkOutVolumes(ctx context.Context, job *proto.Job, m *prepara
 			return part, nil
 		}
 	}
-	m.data.SetVolumes(mounts)
+	b.mounts.SetVolumes(mounts)
 	return nil
 }
 
@@ -79,22 +89,22 @@ func changesSpace(quota int64) proto.Space {
 	return proto.Space{Bytes: size - home.OwnBytes, Files: proto.VolumeSpace(size).Files}
 }
 
-func (w *Worker) checkOutVolume(ctx context.Context, job *proto.Job, m proto.Mount) (v *volume, err error) {
+func (a *attempt) checkOutVolume(ctx context.Context, m proto.Mount) (v *volume, err error) {
 	v = &volume{slug: m.Slug}
 	if m.ReadOnly {
-		v.reader, err = w.Homes.Read(ctx, job.Org, proto.VolumeThread(m.Slug))
+		v.reader, err = a.Homes.Read(ctx, a.job.Org, proto.VolumeThread(m.Slug))
 		return v, err
 	}
-	v.home, err = w.Homes.CheckOut(ctx, proto.CheckoutRequest{
-		Org: job.Org, Thread: proto.VolumeThread(m.Slug), Trace: job.TraceID, Most: proto.VolumeSpace(m.Bytes),
+	v.home, err = a.Homes.CheckOut(ctx, proto.CheckoutRequest{
+		Org: a.job.Org, Thread: proto.VolumeThread(m.Slug), Trace: a.job.TraceID, Most: proto.VolumeSpace(m.Bytes),
 	})
 	return v, err
 }
 
 // limitVolumes adds staged files to the mounted volumes of a job that the program can change, and
 // limits them to their quotas. The error is a [*volumeError].
-func (m *preparation) limitVolumes(ctx context.Context) error {
-	for _, v := range m.volumes {
+func (b *sandbox) limitVolumes(ctx context.Context) error {
+	for _, v := range b.volumes {
 		if v.home == nil {
 			continue
 		}
@@ -107,25 +117,4 @@ func (m *preparation) limitVolumes(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// volumeFailure returns the result for a volume that could not be made ready.
-func volumeFailure(failed *volumeError) proto.Result {
-	why := "the cause is in the worker's log"
-	if uploads, ok := errors.AsType[*proto.UploadsError](failed.err); ok {
-		why = uploads.Error()
-	}
-	return proto.Failure(proto.CodeVolumeMount, fmt.Sprintf("The volume %s could not be made ready on this worker, so the program was not started: %s.", failed.slug, why))
-}
-
-// volumeNotSaved returns the message for the tenant about a volume that was not saved.
-func (w *Worker) volumeNotSaved(slug string, err error) string {
-	why := w.notSaved(err).Error()
-	if limit, ok := errors.AsType[*proto.LimitError](err); ok {
-		why = fmt.Sprintf("it has %d bytes in %d files and directories, and its quota is %d bytes in %d", limit.Bytes, limit.Files, limit.MaxBytes, limit.MaxFiles)
-	}
-	if depth, ok := errors.AsType[*proto.DepthError](err); ok {
-		why = fmt.Sprintf("it has more than %d directories in each other, itself included", depth.Most)
-	}
-	return fmt.Sprintf("The volume %s was not changed: %s.", slug, why)
 }

@@ -31,6 +31,7 @@ type lease struct {
 	claimErr error
 	stop     context.CancelCauseFunc // ends the program's context, set by Claim
 	claimed  chan struct{}
+	asked    chan struct{} // closed to cancel the execution
 
 	mu       sync.Mutex
 	outcome  *worker.Outcome
@@ -40,8 +41,11 @@ type lease struct {
 func (l *lease) Secrets(context.Context) (map[string][]byte, error) { return l.secrets, nil }
 
 func newLease(change func(*proto.Job)) *lease {
-	l := &lease{claimed: make(chan struct{}), job: &proto.Job{
-		Meta:    proto.Meta{TraceID: proto.NewTraceID(), Language: proto.Python, Timeout: 9, MaxAttempts: 1, CreatedAt: time.Now()},
+	l := &lease{claimed: make(chan struct{}), asked: make(chan struct{}), job: &proto.Job{
+		Meta: proto.Meta{
+			TraceID: proto.NewTraceID(), Language: proto.Python, Timeout: 9, MaxAttempts: 1,
+			CreatedAt: time.Now(),
+		},
 		Sandbox: proto.DefaultSandbox(), Code: "print(1)",
 	}}
 	if change != nil {
@@ -61,6 +65,10 @@ func (l *lease) Claim(ctx context.Context) (context.Context, int64, error) {
 	ctx, l.stop = context.WithCancelCause(ctx)
 	return ctx, 0, nil
 }
+
+func (l *lease) Cancelled() <-chan struct{} { return l.asked }
+
+func (l *lease) cancel(context.CancelCauseFunc) { close(l.asked) }
 
 func (l *lease) Finish(_ context.Context, e worker.Outcome) (*proto.Record, error) {
 	l.mu.Lock()
@@ -111,6 +119,8 @@ func (b *fakeJail) Close() error { b.closed = true; return nil }
 
 func (b *fakeJail) MountHome(context.Context, jail.Home) error { return nil }
 
+func (b *fakeJail) BindHome(context.Context, string, string) error { return nil }
+
 func (b *fakeJail) MountData(context.Context, jail.Data) error { return nil }
 
 func (b *fakeJail) Load(context.Context, jail.Program) error { return nil }
@@ -148,8 +158,10 @@ func runIn(t *testing.T, l *lease, b *fakeJail, homes worker.Homes, onClaimed fu
 	cut, kill := context.WithCancelCause(t.Context())
 	defer kill(nil)
 	w := &worker.Worker{
-		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: blockingImages{}, Homes: homes, Home: "/home/u", Slots: 1, SaveTimeout: time.Minute,
-		Warm: worker.Warm{OnStart: func(proto.Language, worker.Start) {}}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, OnHealth: func(error) {},
+		Jobs: jobs{make(chan *lease, 1)}, Jails: b, Images: blockingImages{}, Homes: homes, Home: "/home/u", Slots: 1,
+		SaveTimeout: time.Minute,
+		Warm:        worker.Warm{OnStart: func(proto.Language, worker.Start) {}},
+		Log:         slog.New(slog.NewTextHandler(t.Output(), nil)), Done: func(*proto.Record) {}, OnHealth: func(error) {},
 		Open: func(context.Context, *proto.Job, int, int64) worker.Output { return output{} },
 	}
 	w.Jobs.(jobs).left <- l
@@ -180,15 +192,27 @@ func TestResultOfEachOutcome(t *testing.T) {
 		error   proto.ErrorCode
 		message string
 	}{
-		"success":     {jail.Outcome{Kind: jail.Exited}, 0, proto.StatusSuccess, "", ""},
-		"failure":     {jail.Outcome{Kind: jail.Exited, ExitCode: 3}, 3, proto.StatusFailed, "", ""},
-		"signal":      {jail.Outcome{Kind: jail.Signaled, Signal: 15}, 143, proto.StatusFailed, "", ""},
-		"timeout":     {jail.Outcome{Kind: jail.TimedOut}, -1, proto.StatusTimeout, proto.CodeTimeout, "9 s"},
-		"memory":      {jail.Outcome{Kind: jail.OutOfMemory}, -1, proto.StatusOOM, proto.CodeMemory, "1024 MiB"},
-		"uncharged":   {jail.Outcome{Kind: jail.OutOfMemory, Uncharged: 90 << 20}, -1, proto.StatusOOM, proto.CodeMemory, "about 90 MiB"},
-		"host memory": {jail.Outcome{Kind: jail.HostOutOfMemory}, -1, proto.StatusFailed, proto.CodeHostMemory, "not exceeded its 1024 MiB"},
-		"seccomp":     {jail.Outcome{Kind: jail.Seccomp, Signal: 31}, -1, proto.StatusSeccomp, proto.CodeSeccomp, "forbids"},
-		"start":       {jail.Outcome{Kind: jail.StartFailed, Step: "exec python3", Detail: "gone"}, -1, proto.StatusFailed, proto.CodeSandboxStart, "exec python3: gone"},
+		"success": {jail.Outcome{Kind: jail.Exited}, 0, proto.StatusSuccess, "", ""},
+		"failure": {jail.Outcome{Kind: jail.Exited, ExitCode: 3}, 3, proto.StatusFailed, "", ""},
+		"signal":  {jail.Outcome{Kind: jail.Signaled, Signal: 15}, 143, proto.StatusFailed, "", ""},
+		"timeout": {jail.Outcome{Kind: jail.TimedOut}, -1, proto.StatusTimeout, proto.CodeTimeout, "9 s"},
+		"memory":  {jail.Outcome{Kind: jail.OutOfMemory}, -1, proto.StatusOOM, proto.CodeMemory, "1024 MiB"},
+		"uncharged": {
+			jail.Outcome{Kind: jail.OutOfMemory, Uncharged: 90 << 20},
+			-1, proto.StatusOOM, proto.CodeMemory,
+			"about 90 MiB",
+		},
+		"host memory": {
+			jail.Outcome{Kind: jail.HostOutOfMemory},
+			-1, proto.StatusFailed, proto.CodeHostMemory,
+			"not exceeded its 1024 MiB",
+		},
+		"seccomp": {jail.Outcome{Kind: jail.Seccomp, Signal: 31}, -1, proto.StatusSeccomp, proto.CodeSeccomp, "forbids"},
+		"start": {
+			jail.Outcome{Kind: jail.StartFailed, Step: "exec python3", Detail: "gone"},
+			-1, proto.StatusFailed,
+			proto.CodeSandboxStart, "exec python3: gone",
+		},
 		"interrupted": {jail.Outcome{Kind: jail.Killed}, -1, proto.StatusFailed, proto.CodeWorkerLost, "shut down"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -245,7 +269,9 @@ func TestUnclaimedProgramDoesNotRun(t *testing.T) {
 
 // Nobody waits for an async execution, so its program leaves the processors to others.
 func TestAsyncProgramHasALowWeight(t *testing.T) {
-	for mode, want := range map[proto.Mode]bool{proto.ModeInline: false, proto.ModeStreaming: false, proto.ModeAsync: true} {
+	for mode, want := range map[proto.Mode]bool{
+		proto.ModeInline: false, proto.ModeStreaming: false, proto.ModeAsync: true,
+	} {
 		l := newLease(func(j *proto.Job) { j.Mode = mode })
 		run(t, l, &fakeJail{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
 			if p.LowWeight != want {
@@ -257,16 +283,56 @@ func TestAsyncProgramHasALowWeight(t *testing.T) {
 }
 
 // runUntilStopped is a program that runs until it is stopped.
-func runUntilStopped(ctx context.Context, _ jail.Program) (jail.Outcome, error) {
-	<-ctx.Done()
-	return jail.Outcome{Kind: jail.Killed, Duration: time.Second}, nil
+func runUntilStopped(ctx context.Context, p jail.Program) (jail.Outcome, error) {
+	select {
+	case <-ctx.Done():
+		return jail.Outcome{Kind: jail.Killed, Duration: time.Second}, nil
+	case <-p.Cancel:
+		return jail.Outcome{Kind: jail.Cancelled, Duration: time.Second}, nil
+	}
 }
 
 func TestCancelledProgram(t *testing.T) {
 	l := newLease(nil)
-	run(t, l, &fakeJail{run: runUntilStopped}, func(context.CancelCauseFunc) { l.stop(proto.ErrCancelled) })
+	run(t, l, &fakeJail{run: runUntilStopped}, l.cancel)
 	if r := l.outcome.Result; r.Status() != proto.StatusCancelled || *r.Error != "Cancelled by user" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// The graces of a program are those of its job. A program that ended by itself within one has its
+// exit code in the result.
+func TestGrace(t *testing.T) {
+	seconds := func(s float64) *proto.Seconds { return new(proto.Seconds(time.Duration(s * float64(time.Second)))) }
+	for name, test := range map[string]struct {
+		grace           *proto.Seconds
+		timeout, cancel time.Duration
+	}{
+		"default": {nil, 0, 2 * time.Second},
+		"none":    {seconds(0), 0, 0},
+		"given":   {seconds(1.5), 1500 * time.Millisecond, 1500 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, kind := range []jail.Kind{jail.TimedOut, jail.Cancelled} {
+				for code, o := range map[int]jail.Outcome{
+					-1: {Kind: kind}, 0: {Kind: kind, Graceful: true}, 3: {Kind: kind, Graceful: true, ExitCode: 3},
+					143: {Kind: kind, Graceful: true, Signal: 15},
+				} {
+					l := newLease(func(j *proto.Job) { j.KillGrace = test.grace })
+					run(t, l, &fakeJail{run: func(_ context.Context, p jail.Program) (jail.Outcome, error) {
+						if p.TimeoutGrace != test.timeout || p.CancelGrace != test.cancel {
+							t.Errorf("graces of %v and %v", p.TimeoutGrace, p.CancelGrace)
+						}
+						return o, nil
+					}}, nil)
+					r := l.outcome.Result
+					if r.ExitCode != -1 || r.Success || (code == -1) != (r.ProgramExitCode == nil) || r.ProgramExitCode != nil &&
+						*r.ProgramExitCode != code {
+						t.Errorf("%s: %+v", kind, r)
+					}
+				}
+			}
+		})
 	}
 }
 
@@ -294,7 +360,8 @@ func TestProgramThatExitedIsRecordedIfTheLeaseIsInDoubt(t *testing.T) {
 func TestProgramKilledAtShutdownIsRecorded(t *testing.T) {
 	l := newLease(nil)
 	run(t, l, &fakeJail{run: runUntilStopped}, func(kill context.CancelCauseFunc) { kill(worker.ErrShutdown) })
-	if r := l.outcome.Result; *r.ErrorCode != string(proto.CodeWorkerLost) || !strings.Contains(*r.ErrorMessage, "shut down") {
+	if r := l.outcome.Result; *r.ErrorCode != string(proto.CodeWorkerLost) ||
+		!strings.Contains(*r.ErrorMessage, "shut down") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -302,7 +369,9 @@ func TestProgramKilledAtShutdownIsRecorded(t *testing.T) {
 func TestSandboxFailure(t *testing.T) {
 	for name, b := range map[string]*fakeJail{
 		"prepare": {prepareErr: errors.New("no cgroup")},
-		"run":     {run: func(context.Context, jail.Program) (jail.Outcome, error) { return jail.Outcome{}, errors.New("broken") }},
+		"run": {run: func(context.Context, jail.Program) (jail.Outcome, error) {
+			return jail.Outcome{}, errors.New("broken")
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLease(nil)
@@ -325,18 +394,22 @@ func (blockingImages) Get(ctx context.Context, _ string) (worker.Image, func(), 
 func TestJobThatEndsStopsPreparingItsImage(t *testing.T) {
 	for name, test := range map[string]struct {
 		claim, stop error
+		cancel      bool
 		status      proto.Status // empty if no record is written
 	}{
 		"not claimed": {claim: errors.New("claimed by another worker")},
 		"lost":        {stop: proto.ErrLost},
-		"cancelled":   {stop: proto.ErrCancelled, status: proto.StatusCancelled},
+		"cancelled":   {cancel: true, status: proto.StatusCancelled},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLease(func(j *proto.Job) { j.Sandbox.ImageDigest = "sha256:0" })
 			l.claimErr = test.claim
 			b := &fakeJail{prepareErr: errors.New("must not be called")}
 			run(t, l, b, func(context.CancelCauseFunc) {
-				if l.stop != nil {
+				switch {
+				case test.cancel:
+					close(l.asked)
+				case l.stop != nil:
 					l.stop(test.stop)
 				}
 			})
@@ -358,7 +431,9 @@ func TestInjectedSecret(t *testing.T) {
 	l := newLease(func(j *proto.Job) {
 		j.Env = map[string]string{"SSL_CERT_FILE": "mine"}
 		j.Bound = []proto.SecretBinding{
-			{Secret: "API", Injection: &proto.Injection{Hosts: []string{"api.example.com"}, Header: "Authorization", Template: "Bearer {{value}}"}},
+			{Secret: "API", Injection: &proto.Injection{
+				Hosts: []string{"api.example.com"}, Header: "Authorization", Template: "Bearer {{value}}",
+			}},
 			{Secret: "file"},
 		}
 	})
@@ -375,7 +450,10 @@ func TestInjectedSecret(t *testing.T) {
 	if got.Interception == nil || len(got.Interception.Hosts) != 1 || got.Interception.Hosts[0].Name != "api.example.com" {
 		t.Errorf("%+v", got.Interception)
 	}
-	for _, v := range []string{"SSL_CERT_FILE=mine", "REQUESTS_CA_BUNDLE=" + jail.TrustFile, "NODE_EXTRA_CA_CERTS=" + jail.TrustFile} {
+	for _, v := range []string{
+		"SSL_CERT_FILE=mine", "REQUESTS_CA_BUNDLE=" + jail.TrustFile,
+		"NODE_EXTRA_CA_CERTS=" + jail.TrustFile,
+	} {
 		if !slices.Contains(got.Env, v) {
 			t.Errorf("no %s in %s", v, got.Env)
 		}
@@ -393,7 +471,8 @@ func TestInjectedSecret(t *testing.T) {
 			t.Errorf("%s has no certificate", f.Path)
 		}
 	}
-	if !slices.Contains(files, jail.TrustFile) || !slices.Contains(files, jail.SecretsDir+"/file") || slices.Contains(files, jail.SecretsDir+"/API") {
+	if !slices.Contains(files, jail.TrustFile) || !slices.Contains(files, jail.SecretsDir+"/file") ||
+		slices.Contains(files, jail.SecretsDir+"/API") {
 		t.Errorf("files %s", files)
 	}
 
@@ -410,7 +489,8 @@ func TestInjectedSecret(t *testing.T) {
 func TestUnknownLanguage(t *testing.T) {
 	l := newLease(func(j *proto.Job) { j.Language = "cobol" })
 	run(t, l, &fakeJail{}, nil)
-	if r := l.outcome.Result; *r.ErrorCode != string(proto.CodeSandboxStart) || !strings.Contains(*r.ErrorMessage, `unknown language "cobol"`) {
+	if r := l.outcome.Result; *r.ErrorCode != string(proto.CodeSandboxStart) ||
+		!strings.Contains(*r.ErrorMessage, `unknown language "cobol"`) {
 		t.Errorf("%+v", r)
 	}
 }
@@ -429,7 +509,8 @@ func TestOutputLimit(t *testing.T) {
 	}}, nil)
 	want := printed.String()[:limit]
 	if r := l.outcome.Result; r.Stdout != want || !r.StdoutTruncated || r.Stderr != want || r.StderrTruncated {
-		t.Errorf("%d bytes, cut %t; %d bytes, cut %t; want %d", len(r.Stdout), r.StdoutTruncated, len(r.Stderr), r.StderrTruncated, limit)
+		t.Errorf("%d bytes, cut %t; %d bytes, cut %t; want %d", len(r.Stdout), r.StdoutTruncated, len(r.Stderr),
+			r.StderrTruncated, limit)
 	}
 }
 
@@ -473,6 +554,8 @@ func (d *fakeHome) MountPart(jail.Volume, int, int, func(int) (int, error)) (*os
 func (d *fakeHome) Read(context.Context, string, string) (worker.VolumeVersion, error) {
 	return nil, nil
 }
+func (d *fakeHome) MakeTmp(string) error { return nil }
+
 func (d *fakeHome) PutStaged(context.Context) error { return d.stageErr }
 func (d *fakeHome) LimitSpace() error               { return nil }
 func (d *fakeHome) PutProgram(usual string, _ []byte) (string, error) {
@@ -509,7 +592,8 @@ func TestHomeIsSavedAfterEachOutcome(t *testing.T) {
 				t.Errorf("outcome %+v, home %+v", l.outcome, d)
 			}
 			none := proto.Interval{}
-			if s := l.outcome.Steps; s.Start != "cold" || s.Jail == none || s.Home == none || s.Program == none || s.Save == none || s.Mounts != none ||
+			if s := l.outcome.Steps; s.Start != "cold" || s.Jail == none || s.Home == none || s.Program == none ||
+				s.Save == none || s.Mounts != none ||
 				s.Program[0] < s.Jail[0] || s.Save[0] < s.Program[0] { // durations are rounded up, so that ends may be later
 				t.Errorf("steps %+v", s)
 			}
@@ -520,7 +604,7 @@ func TestHomeIsSavedAfterEachOutcome(t *testing.T) {
 func TestCancelledProgramIsSaved(t *testing.T) {
 	d := &fakeHome{commit: &proto.Commit{Fence: 7}}
 	l := newLease(inThread)
-	runIn(t, l, &fakeJail{run: runUntilStopped}, d, func(context.CancelCauseFunc) { l.stop(proto.ErrCancelled) })
+	runIn(t, l, &fakeJail{run: runUntilStopped}, d, l.cancel)
 	if l.outcome.Commit != d.commit || l.outcome.Result.Status() != proto.StatusCancelled {
 		t.Errorf("%+v", l.outcome)
 	}
@@ -601,13 +685,16 @@ func TestHomeSaveTimeout(t *testing.T) {
 }
 
 func TestHomeMountFailure(t *testing.T) {
-	for name, d := range map[string]*fakeHome{"checked out": {checkOutErr: errors.New("gone")}, "staged": {stageErr: errors.New("gone")}} {
+	for name, d := range map[string]*fakeHome{
+		"checked out": {checkOutErr: errors.New("gone")}, "staged": {stageErr: errors.New("gone")},
+	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLease(inThread)
 			b := &fakeJail{}
 			runIn(t, l, b, d, nil)
 			r := l.outcome.Result
-			if *r.ErrorCode != string(proto.CodeThreadMount) || strings.Contains(*r.ErrorMessage, "gone") || b.ran || d.saves > 0 {
+			if *r.ErrorCode != string(proto.CodeThreadMount) || strings.Contains(*r.ErrorMessage, "gone") || b.ran ||
+				d.saves > 0 {
 				t.Errorf("%+v", r)
 			}
 		})

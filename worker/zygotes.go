@@ -86,7 +86,8 @@ func (p *zygotePool) request(k poolKey) bool {
 	}
 	wanted := s.requests.PerSecond(now) >= minForkRate || len(k.sandbox.Preload) > 0
 	expired := s.zygote != nil && (s.zygote.forks >= maxForks || now.Sub(s.zygote.created) > maxZygoteAge)
-	if wanted && (s.zygote == nil || expired) && !s.creating && now.After(s.retryAt) && p.ctx.Err() == nil && p.hasRoom(s) {
+	if wanted && (s.zygote == nil || expired) && !s.creating && now.After(s.retryAt) && p.ctx.Err() == nil &&
+		p.hasRoom(s) {
 		s.creating = true
 		p.background.Go(func() { p.create(s, k) })
 	}

@@ -15,13 +15,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Host implements [agent.Host], and what the surfaces need besides, for an organisation named acme.
-// Programs end as Result says.
+// Host implements [agent.RequestHost] for an organisation named acme. Programs end as Result says.
 type Host struct {
+	agent.BatchStore // nil for none
+
 	R       *http.Request // the present one
 	Threads map[string]*proto.Thread
 	Homes   map[string][]byte // files by thread and path
@@ -30,6 +32,7 @@ type Host struct {
 	Result  proto.Result
 	Err     error // of executions
 	Meta    []proto.AgentFile
+	ErrSave error // of SaveFile
 	// Modified is when all files were changed; zero for the time of the list.
 	Modified time.Time
 
@@ -42,7 +45,10 @@ type Host struct {
 
 // NewHost returns a host without threads.
 func NewHost() *Host {
-	return &Host{Threads: map[string]*proto.Thread{}, Homes: map[string][]byte{}, records: map[proto.TraceID]*proto.Record{}}
+	return &Host{
+		Threads: map[string]*proto.Thread{}, Homes: map[string][]byte{},
+		records: map[proto.TraceID]*proto.Record{},
+	}
 }
 
 // Requests returns the requests of executions.
@@ -102,7 +108,10 @@ func (h *Host) ListFiles(_ context.Context, thread, dir string, each func(proto.
 	for key, text := range h.Homes {
 		name, ok := strings.CutPrefix(key, strings.TrimSuffix(thread+"/"+dir, "/")+"/")
 		if ok && !strings.Contains(name, "/") {
-			if err := each(proto.File{Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)), Modified: cmp.Or(h.Modified, time.Now())}); err != nil {
+			if err := each(proto.File{
+				Path: strings.TrimPrefix(dir+"/"+name, "/"), Size: int64(len(text)),
+				Modified: cmp.Or(h.Modified, time.Now()),
+			}); err != nil {
 				return err
 			}
 		}
@@ -116,9 +125,12 @@ func (h *Host) OpenFile(_ context.Context, thread, path string) (*proto.FileCont
 	if !ok {
 		return nil, api.Errorf(api.CodeNotFound, "no file")
 	}
-	return &proto.FileContent{File: proto.File{Path: path, Size: int64(len(text))}, Tag: tagOf(text), Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(text[offset : offset+length])), nil
-	}}, nil
+	return &proto.FileContent{
+		File: proto.File{Path: path, Size: int64(len(text))}, Tag: tagOf(text),
+		Read: func(_ context.Context, offset, length int64) (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader(text[offset : offset+length])), nil
+		},
+	}, nil
 }
 
 // PutFile implements [agent.Host].
@@ -149,8 +161,21 @@ func (h *Host) CleanPath(path string) (string, error) { return proto.CleanFilePa
 
 // SaveFile implements [agent.Host].
 func (h *Host) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error {
-	h.Meta = append(h.Meta, *f)
-	return h.PutFile(ctx, f.ID, proto.AgentFileContent, f.Bytes, body)
+	if h.ErrSave != nil {
+		return h.ErrSave
+	}
+	h.Meta = append(slices.DeleteFunc(h.Meta, func(old proto.AgentFile) bool { return old.ID == f.ID }), *f)
+	return h.PutFile(ctx, f.Thread(), proto.AgentFileContent, f.Bytes, body)
+}
+
+// KeepFiles implements [agent.Host].
+func (h *Host) KeepFiles(_ context.Context, container string, until time.Time) error {
+	for i := range h.Meta {
+		if f := &h.Meta[i]; f.Container == container {
+			f.ExpiresAt = &until
+		}
+	}
+	return nil
 }
 
 // File implements [agent.Host].
@@ -163,8 +188,17 @@ func (h *Host) File(_ context.Context, id string) (*proto.AgentFile, error) {
 	return nil, api.Errorf(api.CodeNotFound, "no file")
 }
 
-// ReadBody returns the body of the request.
-func (h *Host) ReadBody(http.ResponseWriter) ([]byte, error) { return io.ReadAll(h.R.Body) }
+// ReadBody calls decode with the body of the request.
+func (h *Host) ReadBody(_ http.ResponseWriter, decode func(body []byte) error) error {
+	body, err := io.ReadAll(h.R.Body)
+	if err != nil {
+		return err
+	}
+	if _, err := api.CountValues(body); err != nil {
+		return err
+	}
+	return decode(body)
+}
 
 // ReadUpload returns the file of the form that is the body of the request, or the form without one if
 // it has the field instead.

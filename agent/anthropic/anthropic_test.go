@@ -26,17 +26,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// host is a host with batches.
-type host struct {
-	*agenttest.Host
-	anthropic.BatchStore
-}
-
 // world serves the routes with a scripted model.
 type world struct {
 	t       *testing.T
 	host    *agenttest.Host
-	batches anthropic.BatchStore // nil for none; tests of the whole program have some
+	batches agent.BatchStore // nil for none; tests of the whole program have some
 	routes  *anthropic.Server
 	server  *httptest.Server
 }
@@ -53,8 +47,15 @@ func newWorld(t *testing.T, rules string) *world {
 	t.Cleanup(client.CloseIdleConnections)
 	w := &world{t: t, host: agenttest.NewHost()}
 	w.routes = &anthropic.Server{
-		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
-		Host:     func(r *http.Request) anthropic.Host { w.host.R = r; return host{w.host, w.batches} }, Log: slog.New(slog.DiscardHandler),
+		Upstream: &upstream.Client{
+			URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute,
+			HTTP: client,
+		},
+		Host: func(r *http.Request) agent.RequestHost {
+			w.host.R, w.host.BatchStore = r, w.batches
+			return w.host
+		},
+		Log: slog.New(slog.DiscardHandler),
 	}
 	router := chi.NewRouter()
 	for _, route := range w.routes.Routes() {
@@ -101,7 +102,10 @@ func (w *world) do(method, path, body string) (status int, answer string) {
 // ask asks for a message with a revision of the tool, and members of the request such as "x": 1.
 func (w *world) ask(revision, text string, more ...string) (status int, answer string) {
 	w.t.Helper()
-	members := append([]string{fmt.Sprintf(`"model":"m","max_tokens":99,"tools":[{"type":"code_execution_%s","name":"code_execution"}]`, revision)}, more...)
+	members := append([]string{
+		fmt.Sprintf(`"model":"m","max_tokens":99,"tools":[{"type":"code_execution_%s","name":"code_execution"}]`, revision),
+	},
+		more...)
 	if !strings.Contains(strings.Join(more, ""), `"messages"`) {
 		members = append(members, fmt.Sprintf(`"messages":[{"role":"user","content":%q}]`, text))
 	}
@@ -117,12 +121,14 @@ const (
 
 func TestModels(t *testing.T) {
 	w := newWorld(t, `rules: [{text: ok}]`)
-	if status, answer := w.do(http.MethodGet, "/anthropic/v1/models", ""); status != http.StatusOK || !strings.HasPrefix(answer, `{"data":[{"id":"script","type":"model",`) ||
+	if status, answer := w.do(http.MethodGet, "/anthropic/v1/models", ""); status != http.StatusOK ||
+		!strings.HasPrefix(answer, `{"data":[{"id":"script","type":"model",`) ||
 		!strings.Contains(answer, `"has_more":false,"first_id":"script","last_id":"script"`) {
 		t.Errorf("%d %s", status, answer)
 	}
 	for path, status := range map[string]int{
-		"/script": http.StatusOK, "/%73cript": http.StatusOK, "/other": http.StatusNotFound, "/a%2Fb": http.StatusNotFound, "/a/b": http.StatusNotFound,
+		"/script": http.StatusOK, "/%73cript": http.StatusOK, "/other": http.StatusNotFound, "/a%2Fb": http.StatusNotFound,
+		"/a/b":                     http.StatusNotFound,
 		"?limit=1&after_id=script": http.StatusOK, "?after_id=other": http.StatusNotFound, "?limit=0": http.StatusBadRequest,
 	} {
 		if got, answer := w.do(http.MethodGet, "/anthropic/v1/models"+path, ""); got != status {
@@ -139,17 +145,42 @@ func TestOutcomesByRevision(t *testing.T) {
 		first, other string // in the answer
 		last         string // of 20260521, other if empty
 	}{
-		"a failure":       {result: proto.Exited(3), first: `"return_code":3`, other: `"return_code":3`},
-		"a timeout":       {result: proto.TimedOut(1), first: `"error_code":"code_execution_exceeded"`, other: `"error_code":"execution_time_exceeded"`, last: `"return_code":124`},
-		"no memory":       {result: proto.Failure(proto.CodeMemory, "The program used too much."), first: `The program used too much.","return_code":1`, other: `The program used too much.","return_code":1`},
-		"a busy thread":   {err: api.Errorf(api.CodeConflict, "busy"), first: `"error_code":"too_many_requests"`, other: `"error_code":"too_many_requests"`},
-		"a limit":         {err: api.Errorf(api.CodeRateLimited, "slow"), first: `"error_code":"too_many_requests"`, other: `"error_code":"too_many_requests"`},
-		"no worker":       {err: api.Unavailable(1, "none"), first: `"error_code":"unavailable"`, other: `"error_code":"unavailable"`},
-		"no valid number": {err: proto.FieldErrorf("code", "is too long"), first: `"error_code":"invalid_tool_input"`, other: `"error_code":"invalid_tool_input"`},
+		"a failure": {result: proto.Exited(3), first: `"return_code":3`, other: `"return_code":3`},
+		"a timeout": {
+			result: proto.TimedOut(1), first: `"error_code":"code_execution_exceeded"`,
+			other: `"error_code":"execution_time_exceeded"`, last: `"return_code":124`,
+		},
+		"no memory": {
+			result: proto.Failure(proto.CodeMemory, "The program used too much."),
+			first:  `The program used too much.","return_code":1`, other: `The program used too much.","return_code":1`,
+		},
+		"a busy thread": {
+			err: api.Errorf(api.CodeConflict, "busy"), first: `"error_code":"too_many_requests"`,
+			other: `"error_code":"too_many_requests"`,
+		},
+		"a limit": {
+			err: api.Errorf(api.CodeRateLimited, "slow"), first: `"error_code":"too_many_requests"`,
+			other: `"error_code":"too_many_requests"`,
+		},
+		"no worker": {
+			err: api.Unavailable(1, "none"), first: `"error_code":"unavailable"`,
+			other: `"error_code":"unavailable"`,
+		},
+		"no capable worker": {
+			err:   api.NoWorker(&proto.Missing{Message: "no python"}),
+			first: `"error_code":"unavailable","error_message":"no python"`,
+			other: `"error_code":"unavailable","error_message":"no python"`,
+		},
+		"no valid number": {
+			err: proto.FieldErrorf("code", "is too long"), first: `"error_code":"invalid_tool_input"`,
+			other: `"error_code":"invalid_tool_input"`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for revision, want := range map[string]string{first: c.first, second: c.other, "20260120": c.other, "20260521": c.last} {
+			for revision, want := range map[string]string{
+				first: c.first, second: c.other, "20260120": c.other, "20260521": c.last,
+			} {
 				if want == "" {
 					want = c.other
 				}
@@ -215,7 +246,7 @@ func TestContainersExpire(t *testing.T) {
 func TestUploadsArePutOnce(t *testing.T) {
 	w := newWorld(t, `rules: [`+bashRule+`, `+restRule+`]`)
 	f := proto.NewAgentFile("data.csv", 1)
-	w.host.Meta, w.host.Homes[f.ID+"/content"] = []proto.AgentFile{*f}, []byte("x")
+	w.host.Meta, w.host.Homes[f.Thread()+"/content"] = []proto.AgentFile{*f}, []byte("x")
 	user := `{"role":"user","content":[{"type":"text","text":"x"},{"type":"container_upload","file_id":"` + f.ID + `"}]}`
 	said := user + `,{"role":"assistant","content":"ok"},` + user
 	for _, c := range []struct {
@@ -233,18 +264,22 @@ func TestUploadsArePutOnce(t *testing.T) {
 		}
 	}
 	two := proto.NewAgentFile("data.csv", 1)
-	w.host.Meta, w.host.Homes[two.ID+"/content"] = append(w.host.Meta, *two), []byte("y")
+	w.host.Meta, w.host.Homes[two.Thread()+"/content"] = append(w.host.Meta, *two), []byte("y")
 	both := strings.ReplaceAll(user, `]}`, `,{"type":"container_upload","file_id":"`+two.ID+`"}]}`)
-	if status, answer := w.ask(second, "", `"messages":[`+both+`]`); status != http.StatusBadRequest || !strings.Contains(answer, "two files of the name") {
-		t.Errorf("%d %s", status, answer)
+	w.host.Puts = nil
+	if status, answer := w.ask(second, "", `"messages":[`+both+`]`); status != http.StatusOK ||
+		strings.Join(w.host.Puts, " ") != "data.csv data_2.csv" {
+		t.Errorf("two files of one name: %d %s, puts %v", status, answer, w.host.Puts)
 	}
-	if status, answer := w.do(http.MethodPost, "/v1/messages", `{"model":"m","max_tokens":1,"messages":[`+user+`]}`); status != http.StatusBadRequest {
+	if status, answer := w.do(http.MethodPost, "/v1/messages", `{"model":"m","max_tokens":1,"messages":[`+user+
+		`]}`); status != http.StatusBadRequest {
 		t.Errorf("without the tool: %d %s", status, answer)
 	}
 }
 
 func TestStreamsHaveNamedEventsInOrder(t *testing.T) {
-	w := newWorld(t, `rules: [{role: user, text: abcd, chunk: 2, calls: [{name: bash_code_execution, arguments: {command: ls}}]}, `+restRule+`]`)
+	w := newWorld(t, `rules: [{role: user, text: abcd, chunk: 2, calls: [{name: bash_code_execution, arguments: `+
+		`{command: ls}}]}, `+restRule+`]`)
 	w.host.Result = proto.Exited(0)
 	status, answer := w.ask(second, "x", `"stream":true`)
 	var names []string
@@ -262,7 +297,8 @@ func TestStreamsHaveNamedEventsInOrder(t *testing.T) {
 		}
 		names = append(names, name)
 	}
-	want := "message_start start0 delta0 delta0 stop0 start1 delta1 stop1 start2 stop2 start3 delta3 stop3 message_delta message_stop"
+	want := "message_start start0 delta0 delta0 stop0 start1 delta1 stop1 start2 stop2 start3 delta3 stop3 " +
+		"message_delta message_stop"
 	if got := strings.Join(names, " "); status != http.StatusOK || got != want {
 		t.Errorf("%d\n got %s\nwant %s", status, got, want)
 	}
@@ -271,10 +307,12 @@ func TestStreamsHaveNamedEventsInOrder(t *testing.T) {
 // An error before the first event is an answer, a later one an event.
 func TestErrorsOfStreams(t *testing.T) {
 	w := newWorld(t, `rules: [{match: early, status: 429, retry_after: 100}, {match: late, text: half, fault: drop}]`)
-	if status, answer := w.ask(second, "early", `"stream":true`); status != http.StatusTooManyRequests || !strings.Contains(answer, "rate_limit_error") {
+	if status, answer := w.ask(second, "early", `"stream":true`); status != http.StatusTooManyRequests ||
+		!strings.Contains(answer, "rate_limit_error") {
 		t.Errorf("%d %s", status, answer)
 	}
-	if status, answer := w.ask(second, "late", `"stream":true`); status != http.StatusOK || !strings.Contains(answer, "event: error\ndata: ") || strings.Contains(answer, "message_stop") {
+	if status, answer := w.ask(second, "late", `"stream":true`); status != http.StatusOK ||
+		!strings.Contains(answer, "event: error\ndata: ") || strings.Contains(answer, "message_stop") {
 		t.Errorf("%d %s", status, answer)
 	}
 }
@@ -282,25 +320,38 @@ func TestErrorsOfStreams(t *testing.T) {
 func TestRequestsThatAreRefused(t *testing.T) {
 	w := newWorld(t, `rules: [`+restRule+`]`)
 	for name, body := range map[string]string{
-		"no model":          `{"max_tokens":1,"messages":[{"role":"user","content":"x"}]}`,
-		"no messages":       `{"model":"m","max_tokens":1}`,
-		"no max_tokens":     `{"model":"m","messages":[{"role":"user","content":"x"}]}`,
-		"a role":            `{"model":"m","max_tokens":1,"messages":[{"role":"root","content":"x"}]}`,
-		"a block":           `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":[{"type":"video"}]}]}`,
-		"a tool":            `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"type":"web_search_20250305","name":"web_search"}]}`,
-		"a name twice":      `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"name":"bash_code_execution","input_schema":{}},{"type":"code_execution_20250825","name":"code_execution"}]}`,
-		"a caller":          `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":[{"type":"code_execution_20260120","name":"code_execution","allowed_callers":["direct","code_execution_20260120"]}]}`,
-		"skills":            `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"container":{"skills":[{"type":"anthropic","skill_id":"pptx"}]}}`,
-		"a thread":          `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"thread":{"type":"continue","previous_message_id":"msg_1"}}`,
-		"an MCP server":     `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"mcp_servers":[{"type":"url","url":"https://example.com","name":"x"}]}`,
-		"a form of texts":   `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_config":{"format":{"type":"xml","schema":{}}}}`,
-		"the same, earlier": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_format":{"type":"json_schema"}}`,
-		"no JSON":           `{`,
-		"a choice of tools": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tool_choice":{"type":"all"}}`,
+		"no model":      `{"max_tokens":1,"messages":[{"role":"user","content":"x"}]}`,
+		"no messages":   `{"model":"m","max_tokens":1}`,
+		"no max_tokens": `{"model":"m","messages":[{"role":"user","content":"x"}]}`,
+		"a role":        `{"model":"m","max_tokens":1,"messages":[{"role":"root","content":"x"}]}`,
+		"a block":       `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":[{"type":"video"}]}]}`,
+		"a tool": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"tools":[{"type":"web_search_20250305","name":"web_search"}]}`,
+		"a name twice": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"tools":[{"name":"bash_code_execution","input_schema":{}},{"type":"code_execution_20250825",` +
+			`"name":"code_execution"}]}`,
+		"a caller": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"tools":[{"type":"code_execution_20260120","name":"code_execution","allowed_callers":["direct",` +
+			`"code_execution_20260120"]}]}`,
+		"skills": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"container":{"skills":[{"type":"anthropic","skill_id":"pptx"}]}}`,
+		"a thread": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"thread":{"type":"continue","previous_message_id":"msg_1"}}`,
+		"an MCP server": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"mcp_servers":[{"type":"url","url":"https://example.com","name":"x"}]}`,
+		"a form of texts": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"output_config":{"format":{"type":"xml","schema":{}}}}`,
+		"the same, earlier": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"output_format":{"type":"json_schema"}}`,
+		"no JSON": `{`,
+		"a choice of tools": `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],` +
+			`"tool_choice":{"type":"all"}}`,
 	} {
-		if status, answer := w.do(http.MethodPost, "/v1/messages", body); status != http.StatusBadRequest || !strings.Contains(answer, "invalid_request_error") {
+		if status, answer := w.do(http.MethodPost, "/v1/messages", body); status != http.StatusBadRequest ||
+			!strings.Contains(answer, "invalid_request_error") {
 			t.Errorf("%s: %d %s", name, status, answer)
-		} else if name == "a thread" && !strings.Contains(answer, `"details":{"error_code":"thread_unsupported_request"}`) { // at which the SDKs send all messages
+		} else if name == "a thread" && !strings.Contains(answer, `"details":{"error_code":"thread_unsupported_request"}`) {
+			// at which the SDKs send all messages
 			t.Errorf("%s: %s", name, answer)
 		}
 	}
@@ -310,10 +361,15 @@ func TestRequestsThatAreRefused(t *testing.T) {
 func TestImagesByURLAreRefused(t *testing.T) {
 	w := newWorld(t, `rules: [`+restRule+`]`)
 	image := func(source string) (status int, answer string) {
-		return w.do(http.MethodPost, "/v1/messages", `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":[{"type":"image","source":`+source+`}]}]}`)
+		return w.do(http.MethodPost, "/v1/messages",
+			`{"model":"m","max_tokens":1,"messages":[{"role":"user","content":[{"type":"image","source":`+source+`}]}]}`)
 	}
-	for _, url := range []string{"http://169.254.169.254/", "https://example.com/a.png", "file:///etc/passwd", "data:image/png;base64,eA=="} {
-		if status, answer := image(`{"type":"url","url":"` + url + `"}`); status != http.StatusBadRequest || !strings.Contains(answer, "messages.0.content.0") || !strings.Contains(answer, "base64") {
+	for _, url := range []string{
+		"http://169.254.169.254/", "https://example.com/a.png", "file:///etc/passwd",
+		"data:image/png;base64,eA==",
+	} {
+		if status, answer := image(`{"type":"url","url":"` + url + `"}`); status != http.StatusBadRequest ||
+			!strings.Contains(answer, "messages.0.content.0") || !strings.Contains(answer, "base64") {
 			t.Errorf("%s: %d %s", url, status, answer)
 		}
 	}
@@ -328,11 +384,14 @@ func TestPendingCallsAreLimited(t *testing.T) {
 	w.host.Threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
 	w.host.Homes["container_x/a.png"] = make([]byte, agent.MaxEditBytes)
 	view := func(n int) (status int, answer string) {
-		call := `,{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution","input":{"command":"view","path":"a.png"}}`
+		call := `,{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution",` +
+			`"input":{"command":"view","path":"a.png"}}`
 		calls := strings.Repeat(call, n)[1:]
-		return w.ask(second, "", `"container":"container_x"`, `"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+calls+`]}]`)
+		return w.ask(second, "", `"container":"container_x"`,
+			`"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+calls+`]}]`)
 	}
-	if status, answer := view(200); status != http.StatusBadRequest || !strings.Contains(answer, "last message of the assistant") || w.host.Reserved() != 0 {
+	if status, answer := view(200); status != http.StatusBadRequest ||
+		!strings.Contains(answer, "last message of the assistant") || w.host.Reserved() != 0 {
 		t.Errorf("%d %.300s, %d bytes", status, answer, w.host.Reserved())
 	}
 	w.host.SetMemory(5 * agent.MaxEditBytes)
@@ -352,13 +411,18 @@ func TestViewsHaveTheLinesAskedFor(t *testing.T) {
 		{"a\n\nc", "3,-1", `"content":"c","num_lines":1,"start_line":3,"total_lines":3`},
 		{"a\nb", "7,9", `"content":"","num_lines":0,"start_line":3,"total_lines":2`},
 		{"a\nb", "2,1", `"error_code":"invalid_tool_input"`},
-		{strings.Repeat("\n", 9999) + "end", "10000,-1", `"content":"end","num_lines":1,"start_line":10000,"total_lines":10000`},
+		{
+			strings.Repeat("\n", 9999) + "end", "10000,-1",
+			`"content":"end","num_lines":1,"start_line":10000,"total_lines":10000`,
+		},
 	} {
 		w := newWorld(t, `rules: [`+restRule+`]`)
 		w.host.Threads["container_x"] = &proto.Thread{CreatedAt: time.Now(), UsedAt: time.Now()}
 		w.host.Homes["container_x/a"] = []byte(c.text)
-		call := `{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution","input":{"command":"view","path":"a","view_range":[` + c.lines + `]}}`
-		_, answer := w.ask(second, "", `"container":"container_x"`, `"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+call+`]}]`)
+		call := `{"type":"server_tool_use","id":"srvtoolu_1","name":"text_editor_code_execution",` +
+			`"input":{"command":"view","path":"a","view_range":[` + c.lines + `]}}`
+		_, answer := w.ask(second, "", `"container":"container_x"`,
+			`"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[`+call+`]}]`)
 		if !strings.Contains(answer, c.want) {
 			t.Errorf("%.20q %s: %s", c.text, c.lines, answer)
 		}

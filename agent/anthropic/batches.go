@@ -57,9 +57,10 @@ type batchCounts struct {
 func newBatchBody(b *proto.BatchAndState, base string) *batchBody {
 	c := &b.State.Counts
 	body := &batchBody{
-		ID: batchPrefix + strings.TrimPrefix(b.Batch.ID, ownBatchPrefix), Type: "message_batch", ProcessingStatus: "in_progress",
-		RequestCounts: batchCounts{Processing: b.Batch.Total - c.Ended(), Succeeded: c.Succeeded, Errored: c.Failed},
-		CreatedAt:     b.Batch.CreatedAt.Format(time.RFC3339Nano), ExpiresAt: b.Batch.ExpiresAt.Format(time.RFC3339Nano),
+		ID: batchPrefix + strings.TrimPrefix(b.Batch.ID, ownBatchPrefix), Type: "message_batch",
+		ProcessingStatus: "in_progress",
+		RequestCounts:    batchCounts{Processing: b.Batch.Total - c.Ended(), Succeeded: c.Succeeded, Errored: c.Failed},
+		CreatedAt:        b.Batch.CreatedAt.Format(time.RFC3339Nano), ExpiresAt: b.Batch.ExpiresAt.Format(time.RFC3339Nano),
 	}
 	if b.State.Stopped == proto.StopExpired {
 		body.RequestCounts.Expired = c.Cancelled
@@ -86,7 +87,7 @@ func batchID(r *http.Request) string {
 }
 
 // writeBatch answers with a batch.
-func writeBatch(w http.ResponseWriter, host Host, b *proto.BatchAndState) error {
+func writeBatch(w http.ResponseWriter, host agent.RequestHost, b *proto.BatchAndState) error {
 	base, err := host.BaseURL()
 	if err != nil {
 		return err
@@ -109,7 +110,8 @@ func (s *Server) createBatch(w http.ResponseWriter, r *http.Request) error {
 		case in.CustomID == "" || len(in.CustomID) > maxCustomID:
 			return proto.FieldErrorf("custom_id", "must have 1 to %d bytes", maxCustomID)
 		case known[in.CustomID]:
-			return proto.FieldErrorf("custom_id", "must not be that of another request in the batch: %s", proto.Shorten(in.CustomID))
+			return proto.FieldErrorf("custom_id", "must not be that of another request in the batch: %s",
+				proto.Shorten(in.CustomID))
 		case len(in.Params) == 0 || in.Params[0] != '{':
 			return proto.FieldErrorf("params", "must be the body of a request for a message")
 		}
@@ -132,7 +134,8 @@ func (s *Server) listBatches(w http.ResponseWriter, r *http.Request) error {
 	for _, b := range host.Batches() {
 		bodies = append(bodies, newBatchBody(&b, base))
 	}
-	p, err := newPage(bodies, r.URL.Query(), func(b **batchBody) string { return (*b).ID }, func(b **batchBody) *batchBody { return *b })
+	p, err := newPage(bodies, r.URL.Query(), func(b **batchBody) string { return (*b).ID },
+		func(b **batchBody) *batchBody { return *b })
 	if err != nil {
 		return err
 	}
@@ -209,7 +212,13 @@ func (s *Server) getResults(w http.ResponseWriter, r *http.Request) error {
 		if status != proto.ItemCancelled {
 			var err error
 			if line.Result, err = s.result(ctx, host, &b.Batch, run); err != nil {
-				return err
+				if code := api.NewError(err).Code; ctx.Err() != nil || code == api.CodeNotFound ||
+					code == api.CodeServiceUnavailable {
+					return err
+				}
+				s.Log.Error("result unreadable", "batch", b.Batch.ID, "run", run, "error", err)
+				line.Result = newErrored(
+					api.Errorf(api.CodeInternal, "the server could not read the result; its log has the cause"))
 			}
 		}
 		return out.Encode(line)
@@ -217,7 +226,7 @@ func (s *Server) getResults(w http.ResponseWriter, r *http.Request) error {
 }
 
 // result returns the result of a run of a batch that has ended.
-func (s *Server) result(ctx context.Context, host Host, b *proto.Batch, id string) (any, error) {
+func (s *Server) result(ctx context.Context, host agent.RequestHost, b *proto.Batch, id string) (any, error) {
 	record, at, err := s.Runs.Get(ctx, b.Org, id)
 	if errors.Is(err, proto.ErrNotFound) {
 		return missingResult(ctx, host, b)
@@ -255,7 +264,7 @@ func (s *Server) result(ctx context.Context, host Host, b *proto.Batch, id strin
 
 // missingResult returns the result of a run that is not stored any more. It returns an error if the
 // batch was deleted meanwhile, with its runs.
-func missingResult(ctx context.Context, host Host, b *proto.Batch) (any, error) {
+func missingResult(ctx context.Context, host agent.RequestHost, b *proto.Batch) (any, error) {
 	if _, err := host.Batch(ctx, b.ID); err != nil {
 		return nil, err
 	}
@@ -268,7 +277,7 @@ func newErrored(e *api.Error) *errored {
 }
 
 // newCollector returns what makes the message of a stored run that has started.
-func newCollector(host Host, record *proto.AgentRun, start *agent.Start) (*collector, error) {
+func newCollector(host agent.RequestHost, record *proto.AgentRun, start *agent.Start) (*collector, error) {
 	req, err := decodeRequest(record.Request)
 	if err != nil {
 		return nil, err
@@ -290,7 +299,9 @@ func newCollector(host Host, record *proto.AgentRun, start *agent.Start) (*colle
 }
 
 // Prepare implements [agent.API].
-func (s *Server) Prepare(ctx context.Context, host agent.Host, record *proto.AgentRun, started *agent.Start) (*agent.Run, *agent.Start, error) {
+func (s *Server) Prepare(
+	ctx context.Context, host agent.Host, record *proto.AgentRun, started *agent.Start,
+) (*agent.Run, *agent.Start, error) {
 	req, err := decodeRequest(record.Request)
 	if err != nil {
 		return nil, nil, err
@@ -299,6 +310,7 @@ func (s *Server) Prepare(ctx context.Context, host agent.Host, record *proto.Age
 	if err != nil {
 		return nil, nil, err
 	}
+	run.Patient = true
 	return &run.Run, &agent.Start{Container: run.container.ID, Created: run.created}, nil
 }
 

@@ -70,7 +70,8 @@ func newEditRun(t *testing.T, rules string) *editRun {
 	t.Helper()
 	r := &editRun{world: newWorld(t, strings.ReplaceAll(rules, "\t", " "))}
 	r.record = &proto.AgentRun{Org: "acme", ID: "msg_1", Request: json.RawMessage(
-		`{"model":"m","max_tokens":99,"tools":[{"type":"code_execution_20250825","name":"code_execution"}],"messages":[{"role":"user","content":"x"}]}`,
+		`{"model":"m","max_tokens":99,"tools":[{"type":"code_execution_20250825","name":"code_execution"}],` +
+			`"messages":[{"role":"user","content":"x"}]}`,
 	)}
 	return r
 }
@@ -130,7 +131,8 @@ func (r *editRun) outcome() string {
 		case agent.EventText, agent.EventTextEnd, agent.EventTurn, agent.EventCall, agent.EventChange:
 		}
 	}
-	return strings.Join(list, "\n") + fmt.Sprintf("\n%d files: %q, %q", len(r.host.Homes), r.file("a.txt"), r.file("b/c.txt"))
+	return strings.Join(list, "\n") + fmt.Sprintf("\n%d files: %q, %q", len(r.host.Homes), r.file("a.txt"),
+		r.file("b/c.txt"))
 }
 
 func (r *editRun) file(name string) string { return string(r.host.Homes[r.started.Container+"/"+name]) }
@@ -143,7 +145,8 @@ func TestEditsAreAppliedOnce(t *testing.T) {
 	}
 	want := plain.outcome()
 	for _, part := range []string{
-		`7:{"type":"text_editor_code_execution_create_result","is_file_update":false}`, `"lines":["-x","+xy"]`, "old_str occurs 0 times", `"is_file_update":true`,
+		`7:{"type":"text_editor_code_execution_create_result","is_file_update":false}`, `"lines":["-x","+xy"]`,
+		"old_str occurs 0 times", `"is_file_update":true`,
 		`"content":"xxz\u003c\u003e"`, "\ndone after 7 calls\n", `2 files: "xxz<>", ""`,
 	} {
 		if !strings.Contains(want, part) {
@@ -225,9 +228,12 @@ func TestEditsOfFrozenProcess(t *testing.T) {
 }
 
 const (
-	replaceX = `{rules: [{role: user, calls: [{name: text_editor_code_execution, arguments: {command: str_replace, path: a.txt, old_str: x, new_str: xy}}]}, {text: ok}]}`
-	createX  = `{rules: [{role: user, calls: [{name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: x}}]}, {text: ok}]}`
-	failed   = `"error_code":"invalid_tool_input","error_message":"the file was changed by somebody else during this call; view it before you try again"`
+	replaceX = `{rules: [{role: user, calls: [{name: text_editor_code_execution, arguments: {command: str_replace, ` +
+		`path: a.txt, old_str: x, new_str: xy}}]}, {text: ok}]}`
+	createX = `{rules: [{role: user, calls: [{name: text_editor_code_execution, arguments: {command: create, path: ` +
+		`a.txt, file_text: x}}]}, {text: ok}]}`
+	failed = `"error_code":"invalid_tool_input","error_message":"the file was changed by somebody else during this ` +
+		`call; view it before you try again"`
 )
 
 // newEditOfOne returns a run with one edit of a.txt. With replaceX the file has the text x.
@@ -253,7 +259,8 @@ func TestFileChangesBeforeWrite(t *testing.T) {
 				}
 				return nil
 			}})
-			if got := r.outcome(); err != nil || !strings.Contains(got, failed) || r.file("a.txt") != text || len(r.host.Puts) != puts {
+			if got := r.outcome(); err != nil || !strings.Contains(got, failed) || r.file("a.txt") != text ||
+				len(r.host.Puts) != puts {
 				t.Errorf("%v: %s", err, got)
 			}
 		}
@@ -296,7 +303,8 @@ func TestFileHasItsOldTextAgain(t *testing.T) {
 		t.Errorf("%v: %s", err, r.outcome())
 	}
 	// The first process is frozen, while the second one edits the file and restores its old text.
-	r = newEditOfOne(t, strings.Replace(replaceX, "}}]}", "}}, {name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: x}}]}", 1))
+	r = newEditOfOne(t, strings.Replace(replaceX, "}}]}",
+		"}}, {name: text_editor_code_execution, arguments: {command: create, path: a.txt, file_text: x}}]}", 1))
 	r.host.Homes["container_1/a.txt"] = []byte("x")
 	err := r.carryOutOn(&interrupted{Host: r.host, before: func(int) error { return r.carryOut() }})
 	if !errors.Is(err, errOvertaken) || r.file("a.txt") != "xy" {
@@ -348,7 +356,10 @@ func TestEditsOfLargeFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := r.outcome()
-	for _, part := range []string{"3:{", "the file has 1048577 bytes", "4:{", "the text has 1048577 bytes", `5:{"type":"text_editor_code_execution_create_result","is_file_update":true}`, `"x", ""`} {
+	for _, part := range []string{
+		"3:{", "the file has 1048577 bytes", "4:{", "the text has 1048577 bytes",
+		`5:{"type":"text_editor_code_execution_create_result","is_file_update":true}`, `"x", ""`,
+	} {
 		if !strings.Contains(got, part) {
 			t.Errorf("no %s in\n%s", part, got)
 		}

@@ -40,7 +40,8 @@ type fileBody struct {
 
 func newFileBody(f *proto.AgentFile) fileBody {
 	b := fileBody{
-		ID: f.ID, Type: "file", Filename: f.Name, MIMEType: f.MIMEType, SizeBytes: f.Bytes, CreatedAt: f.CreatedAt.Format(time.RFC3339Nano), Downloadable: f.Generated,
+		ID: f.ID, Type: "file", Filename: f.Name, MIMEType: f.MIMEType, SizeBytes: f.Bytes,
+		CreatedAt: f.CreatedAt.Format(time.RFC3339Nano), Downloadable: f.Generated,
 	}
 	if f.ExpiresAt != nil {
 		b.ExpiresAt = new(f.ExpiresAt.Format(time.RFC3339Nano))
@@ -56,7 +57,8 @@ func (s *Server) uploadFile(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer func() { _ = up.Close() }() // it was only read
 	f := proto.NewAgentFile(up.Name, up.Size)
-	if kind, _, err := mime.ParseMediaType(up.ContentType); err == nil && kind != "application/octet-stream" && len(kind) <= maxType {
+	if kind, _, err := mime.ParseMediaType(up.ContentType); err == nil && kind != "application/octet-stream" &&
+		len(kind) <= maxType {
 		f.MIMEType = kind
 	}
 	if text := up.Fields["expires_in_seconds"]; text != "" {
@@ -161,7 +163,10 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if !f.Generated {
-		return &api.Error{Code: api.CodeValidation, Reason: notDownloadable, Message: "this file was uploaded; only files that programs have left are downloaded"}
+		return &api.Error{
+			Code: api.CodeValidation, Reason: notDownloadable,
+			Message: "this file was uploaded; only files that programs have left are downloaded",
+		}
 	}
 	content, err := host.OpenFile(r.Context(), f.Thread(), proto.AgentFileContent)
 	if err != nil {

@@ -37,11 +37,11 @@ type run struct {
 
 func (s *Server) createMessage(w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)
-	body, err := host.ReadBody(w)
-	if err != nil {
+	var req *request
+	err := host.ReadBody(w, func(body []byte) (err error) {
+		req, err = decodeRequest(body)
 		return err
-	}
-	req, err := decodeRequest(body)
+	})
 	if err != nil {
 		return err
 	}
@@ -79,6 +79,12 @@ func newRun(ctx context.Context, host agent.Host, req *request, id string, start
 		return nil, err
 	}
 	c.Run = id
+	c.Expires = func(used time.Time) time.Time { return expiryOf(c.revision, created, used) }
+	if req.Container != "" && started == nil {
+		if err := host.KeepFiles(ctx, c.ID, c.Expires(time.Now())); err != nil {
+			return nil, err
+		}
+	}
 	if len(talk.uploads) > 0 && set.revision == "" {
 		return nil, proto.FieldErrorf("tools", "must have the code execution tool for a container_upload")
 	}
@@ -92,10 +98,12 @@ func newRun(ctx context.Context, host agent.Host, req *request, id string, start
 	r := &run{
 		Run: agent.Run{
 			Turn: agent.Turn{
-				Model: req.Model, System: strings.Join(system, "\n"), Items: talk.items, MaxTokens: req.MaxTokens, Format: req.format(),
-				Temperature: req.Temperature, TopP: req.TopP, Stop: req.Stop,
+				Model: req.Model, System: strings.Join(system, "\n"), Items: talk.items, MaxTokens: req.MaxTokens,
+				Format:      req.format(),
+				Temperature: req.Temperature, TopP: req.TopP, Stop: req.Stop, Thinking: thinkingOf(req),
 			},
 			Tools: set.all(c), NewCallID: newCallID, Reserve: host.Reserve, Steps: maxSteps, Wall: maxWall,
+			Defer: set.revision != pythonTool, // clients of the first revision expect each result in the message of its call
 		},
 		container: c, created: created,
 		message: message{ID: id, Type: "message", Role: "assistant", Model: req.Model, Content: []any{}},
@@ -117,7 +125,8 @@ func newRun(ctx context.Context, host agent.Host, req *request, id string, start
 	return r, nil
 }
 
-var errNoContainer = api.Errorf(api.CodeNotFound, "container: there is none of this id, or it has expired; send the request without it to get a new one")
+var errNoContainer = api.Errorf(api.CodeNotFound,
+	"container: there is none of this id, or it has expired; send the request without it to get a new one")
 
 // openContainer returns the container of an id, or a new one for no id, with its time of creation.
 func openContainer(ctx context.Context, host agent.Host, id, revision string) (*container, time.Time, error) {
@@ -154,7 +163,7 @@ func newContainer(host agent.Host, id, revision string) *container {
 // model. Clients repeat the blocks of earlier messages, whose files a container that exists has. A run
 // that was started before has put all there.
 func (c *container) upload(ctx context.Context, talk *conversation, reused, started bool) error {
-	done, names := map[string]bool{}, map[string]string{}
+	done, names := map[string]bool{}, agent.Names{}
 	for _, u := range talk.uploads {
 		if !u.current && reused || started {
 			done[u.id] = true
@@ -168,15 +177,13 @@ func (c *container) upload(ctx context.Context, talk *conversation, reused, star
 		if err != nil {
 			return err
 		}
-		talk.items[u.item].Text = fmt.Sprintf("The file %q is in the home directory of the sandbox, which is its working directory.", f.Name)
+		name := names.Of(f)
+		talk.items[u.item].Text = fmt.Sprintf(
+			"The file %q is in the home directory of the sandbox, which is its working directory.", name)
 		if done[u.id] || c.expired {
 			continue
 		}
-		if names[f.Name] != "" {
-			return proto.FieldErrorf("messages", "put two files of the name %q into the container: %s and %s", proto.Shorten(f.Name), names[f.Name], f.ID)
-		}
-		names[f.Name] = f.ID
-		if err := c.Upload(ctx, f); err != nil {
+		if err := c.Upload(ctx, f, name); err != nil {
 			return err
 		}
 		done[u.id] = true
@@ -184,17 +191,23 @@ func (c *container) upload(ctx context.Context, talk *conversation, reused, star
 	return nil
 }
 
+// expiryOf returns when a container expires that was created and used at these times.
+func expiryOf(revision string, created, used time.Time) time.Time {
+	if revision == pythonTool {
+		return created.Add(firstLife)
+	}
+	return used.Add(laterLife)
+}
+
 // containerBody returns the container for an answer.
 func (r *run) containerBody(now time.Time) *containerBody {
-	expires := now.Add(laterLife)
-	if r.container.revision == pythonTool {
-		expires = r.created.Add(firstLife)
-	}
-	return &containerBody{ID: r.container.ID, ExpiresAt: expires.UTC().Format(time.RFC3339)}
+	return &containerBody{ID: r.container.ID, ExpiresAt: expiryOf(r.container.revision, r.created, now).UTC().Format(
+		time.RFC3339)}
 }
 
 var stopReasons = map[agent.Reason]string{
-	agent.ReasonDone: "end_turn", agent.ReasonLength: "max_tokens", agent.ReasonStop: "stop_sequence", agent.ReasonCalls: "tool_use",
+	agent.ReasonDone: "end_turn", agent.ReasonLength: "max_tokens", agent.ReasonStop: "stop_sequence",
+	agent.ReasonCalls:  "tool_use",
 	agent.ReasonPaused: "pause_turn", agent.ReasonRefused: "refusal",
 }
 
@@ -205,7 +218,11 @@ func (r *run) finish(end *agent.End, now time.Time) {
 	if end.Stop != "" {
 		m.StopSequence = &end.Stop
 	}
-	m.Usage = usageBody{InputTokens: end.Usage.Input, OutputTokens: end.Usage.Output}
+	u := &end.Usage
+	m.Usage = usageBody{
+		InputTokens: max(0, u.Input-u.CacheRead-u.CacheWrite), OutputTokens: u.Output, CacheCreationTokens: u.CacheWrite,
+		CacheReadTokens: u.CacheRead,
+	}
 	if end.Calls > 0 {
 		m.Usage.ServerToolUse = &serverToolUse{CodeExecutionRequests: end.Calls}
 	}
@@ -219,6 +236,11 @@ func blockOf(e *agent.Event) any {
 	switch e.Kind {
 	case agent.EventTextEnd:
 		return &textBlock{Type: "text", Text: e.Text}
+	case agent.EventThought:
+		if e.Thought.Redacted != "" {
+			return &redactedBlock{"redacted_thinking", e.Thought.Redacted}
+		}
+		return &thinkingBlock{"thinking", e.Thought.Text, e.Thought.Signature}
 	case agent.EventCall:
 		kind := "tool_use"
 		if e.Server {
@@ -250,11 +272,11 @@ func (c *collector) Append(_ context.Context, e agent.Event) error {
 }
 
 func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) error {
-	body, err := s.Host(r).ReadBody(w)
-	if err != nil {
+	var req *request
+	err := s.Host(r).ReadBody(w, func(body []byte) (err error) {
+		req, err = decodeCount(body)
 		return err
-	}
-	req, err := decodeCount(body)
+	})
 	if err != nil {
 		return err
 	}

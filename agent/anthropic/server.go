@@ -4,11 +4,9 @@
 package anthropic
 
 import (
-	"context"
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
@@ -21,86 +19,56 @@ const KeyHeader = "X-Api-Key"
 // requestIDHeader is the header with the id of a request in answers.
 const requestIDHeader = "Request-Id"
 
-// Host carries out what a request needs.
-type Host interface {
-	agent.Host
-	// ReadBody reads the body of the request.
-	ReadBody(w http.ResponseWriter) ([]byte, error)
-	// ReadUpload reads the form that is the body of the request, with its file. A form with the field
-	// instead, unless that is empty, may have no file. The result must be closed.
-	ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error)
-	// Files returns the files of the organisation that have not expired, the newest first.
-	Files() []proto.AgentFile
-	// RemoveFile removes a file. The code of its error is [api.CodeNotFound] if there is none.
-	RemoveFile(ctx context.Context, id string) error
-	BatchStore
-}
-
-// BatchStore stores batches of requests for messages.
-type BatchStore interface {
-	// BaseURL returns the address of this server for its clients, without a slash at its end.
-	BaseURL() (string, error)
-	// CreateBatch stores a batch of requests to an API: those in a member of the body's object. The
-	// batch expires after life. check is called with each request.
-	CreateBatch(w http.ResponseWriter, api, member string, life time.Duration, check func(item []byte) error) (*proto.BatchAndState, error)
-	// Batches returns the batches, the newest first.
-	Batches() []proto.BatchAndState
-	// Batch returns a batch. The code of its error is [api.CodeNotFound] if there is none.
-	Batch(ctx context.Context, id string) (*proto.BatchAndState, error)
-	// CancelBatch cancels a batch unless it has ended, and returns it.
-	CancelBatch(ctx context.Context, id string) (*proto.BatchAndState, error)
-	// RemoveBatch removes a batch. The code of its error is [api.CodeConflict] if it has not ended.
-	RemoveBatch(ctx context.Context, id string) error
-	// BatchItems calls each with the items of a batch in order: what was uploaded, the status, and the
-	// id of the run.
-	BatchItems(ctx context.Context, b *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error) error
-}
-
 // Server serves the routes. Its fields are set before its use.
 type Server struct {
 	Upstream agent.Upstream
 	// Host returns the host of a request.
-	Host func(r *http.Request) Host
+	Host func(r *http.Request) agent.RequestHost
 	// Runs stores the runs of batches.
 	Runs agent.Store
 	Log  *slog.Logger
-}
-
-// Route is a route of the server.
-type Route struct {
-	Method, Path string
-	Scope        proto.Scope // that the API key needs
-	Starts       bool        // it starts executions
-	Handle       func(w http.ResponseWriter, r *http.Request) error
 }
 
 // Prefix is the path below which all routes are.
 const Prefix = "/anthropic"
 
 // Routes returns the routes. Those that no other API of this server could have are at the root too.
-func (s *Server) Routes() []Route {
-	var list []Route
-	for _, prefix := range []string{Prefix, ""} {
-		list = append(list,
-			Route{http.MethodPost, prefix + "/v1/messages", proto.ScopeExecute, true, s.createMessage},
-			Route{http.MethodPost, prefix + "/v1/messages/count_tokens", proto.ScopeExecute, false, s.countTokens},
-			Route{http.MethodPost, prefix + "/v1/messages/batches", proto.ScopeExecute, true, s.createBatch},
-			Route{http.MethodGet, prefix + "/v1/messages/batches", proto.ScopeExecute, false, s.listBatches},
-			Route{http.MethodGet, prefix + "/v1/messages/batches/{id}", proto.ScopeExecute, false, s.getBatch},
-			Route{http.MethodDelete, prefix + "/v1/messages/batches/{id}", proto.ScopeExecute, false, s.deleteBatch},
-			Route{http.MethodPost, prefix + "/v1/messages/batches/{id}/cancel", proto.ScopeExecute, false, s.cancelBatch},
-			Route{http.MethodGet, prefix + "/v1/messages/batches/{id}/results", proto.ScopeExecute, false, s.getResults},
-		)
+func (s *Server) Routes() []agent.Route {
+	const execute, files = proto.ScopeExecute, proto.ScopeFiles
+	var list []agent.Route
+	add := func(method, path, id, summary string, scope proto.Scope,
+		handle func(http.ResponseWriter, *http.Request) error,
+	) {
+		route := api.Route{Method: method, Path: path, ID: id, Summary: summary, Scope: scope, Vendor: "Anthropic"}
+		list = append(list, agent.Route{Route: route, Handle: handle})
 	}
-	return append(list,
-		Route{http.MethodPost, Prefix + "/v1/files", proto.ScopeFiles, false, s.uploadFile},
-		Route{http.MethodGet, Prefix + "/v1/files", proto.ScopeFiles, false, s.listFiles},
-		Route{http.MethodGet, Prefix + "/v1/files/{id}", proto.ScopeFiles, false, s.getFile},
-		Route{http.MethodGet, Prefix + "/v1/files/{id}/content", proto.ScopeFiles, false, s.getContent},
-		Route{http.MethodDelete, Prefix + "/v1/files/{id}", proto.ScopeFiles, false, s.deleteFile},
-		Route{http.MethodGet, Prefix + "/v1/models", proto.ScopeExecute, false, s.ListModels},
-		Route{http.MethodGet, Prefix + "/v1/models/*", proto.ScopeExecute, false, s.GetModel},
-	)
+	starts := func() { list[len(list)-1].Starts = true }
+	for prefix, at := range map[string]string{Prefix: "", "": "AtRoot"} {
+		messages, batch := prefix+"/v1/messages", prefix+"/v1/messages/batches/{id}"
+		add(http.MethodPost, messages, "anthropicCreateMessage"+at, "Create a message", execute, s.createMessage)
+		starts()
+		add(http.MethodPost, messages+"/count_tokens", "anthropicCountTokens"+at, "Count the tokens of a message", execute,
+			s.countTokens)
+		add(http.MethodPost, messages+"/batches", "anthropicCreateBatch"+at, "Create a batch of messages", execute,
+			s.createBatch)
+		starts()
+		add(http.MethodGet, messages+"/batches", "anthropicListBatches"+at, "List batches of messages", execute,
+			s.listBatches)
+		add(http.MethodGet, batch, "anthropicGetBatch"+at, "Look at a batch of messages", execute, s.getBatch)
+		add(http.MethodDelete, batch, "anthropicDeleteBatch"+at, "Delete a batch of messages", execute, s.deleteBatch)
+		add(http.MethodPost, batch+"/cancel", "anthropicCancelBatch"+at, "Cancel a batch of messages", execute, s.cancelBatch)
+		add(http.MethodGet, batch+"/results", "anthropicGetBatchResults"+at, "Read the results of a batch of messages",
+			execute, s.getResults)
+	}
+	stored, models := Prefix+"/v1/files", Prefix+"/v1/models"
+	add(http.MethodPost, stored, "anthropicUploadFile", "Upload a file", files, s.uploadFile)
+	add(http.MethodGet, stored, "anthropicListFiles", "List files", files, s.listFiles)
+	add(http.MethodGet, stored+"/{id}", "anthropicGetFile", "Look at a file", files, s.getFile)
+	add(http.MethodGet, stored+"/{id}/content", "anthropicGetFileContent", "Download a file", files, s.getContent)
+	add(http.MethodDelete, stored+"/{id}", "anthropicDeleteFile", "Delete a file", files, s.deleteFile)
+	add(http.MethodGet, models, "anthropicListModels", "List models", execute, s.ListModels)
+	add(http.MethodGet, models+"/*", "anthropicGetModel", "Look at a model", execute, s.GetModel)
+	return list
 }
 
 // errorBody is the body of an error, and the data of the event of one.
@@ -117,6 +85,9 @@ type errorDetail struct {
 }
 
 const statusOverloaded = 529
+
+// retryHeader is a header of answers that makes the SDKs repeat a request or not.
+const retryHeader = "X-Should-Retry"
 
 // errorTypes are the types of errors by status. Other statuses below 500 are invalid requests.
 var errorTypes = map[int]string{
@@ -151,11 +122,20 @@ func statusOf(e *api.Error) (status int, kind string) {
 // WriteError answers with an error.
 func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 	status, kind := statusOf(e)
-	body := errorBody{Type: "error", Error: errorDetail{Type: kind, Message: e.Message}, RequestID: w.Header().Get("X-Request-Id")}
+	body := errorBody{
+		Type: "error", Error: errorDetail{Type: kind, Message: e.Message},
+		RequestID: w.Header().Get("X-Request-Id"),
+	}
 	if e.Reason != "" {
 		body.Error.Details = map[string]string{"error_code": string(e.Reason)}
 	}
 	w.Header().Set(requestIDHeader, body.RequestID)
+	if e.Permanent {
+		w.Header().Set(retryHeader, "false")
+	}
+	if e.Reason == api.ReasonCallsMade { // not all clients read the header, and none repeats a request after this status
+		status = http.StatusFailedDependency
+	}
 	writeJSON(w, status, &body)
 }
 

@@ -23,29 +23,20 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, run *run) error 
 	out.W = w
 	out.Begin = func() { out.Add("message_start", messageStart{"message_start", &run.message}) }
 	out.Ping = func() { out.Add("ping", map[string]string{"type": "ping"}) }
+	out.Event = func(_ context.Context, e agent.Event) error { out.add(&e); return nil }
 	w.Header().Set(requestIDHeader, w.Header().Get("X-Request-Id"))
-	err := out.Serve(r.Context(), func(ctx context.Context) error { return agent.Continue(ctx, s.Upstream, &run.Run, out) })
-	if err == nil || !out.Begun() {
-		return agent.ClientError(err)
+	err := out.Serve(r.Context(), func(ctx context.Context) error {
+		return agent.Continue(ctx, s.Upstream, &run.Run, out)
+	})
+	if err == nil {
+		return nil
 	}
-	known := agent.Public(err)
-	if r.Context().Err() != nil { // the client has left, or waits at a server that shuts down
-		known = api.Unavailable(1, "this server is shutting down; send the request again")
-	}
-	s.Log.WarnContext(r.Context(), "agent run failed", "run", run.message.ID, "error", err, "request_id", w.Header().Get("X-Request-Id"))
-	_, kind := statusOf(known)
-	return out.Send(func() error {
-		out.Add("error", &errorBody{Type: "error", Error: errorDetail{Type: kind, Message: known.Message}, RequestID: w.Header().Get("X-Request-Id")})
+	return out.Fail(r, s.Log, run.message.ID, err, func(known *api.Error) error {
+		_, kind := statusOf(known)
+		detail := errorDetail{Type: kind, Message: known.Message}
+		out.Add("error", &errorBody{Type: "error", Error: detail, RequestID: w.Header().Get("X-Request-Id")})
 		return nil
 	})
-}
-
-// Append implements [agent.Log].
-func (s *streamer) Append(_ context.Context, e agent.Event) error {
-	if e.Kind == agent.EventTurn || e.Kind == agent.EventChange {
-		return nil
-	}
-	return s.Send(func() error { s.add(&e); return nil })
 }
 
 func (s *streamer) add(e *agent.Event) {
@@ -58,11 +49,25 @@ func (s *streamer) add(e *agent.Event) {
 		s.Add("content_block_delta", blockDelta{"content_block_delta", e.Item, textDelta{"text_delta", e.Text}})
 	case agent.EventTextEnd:
 		s.Add("content_block_stop", blockStop{"content_block_stop", e.Item})
+	case agent.EventThought:
+		thought := blockOf(e)
+		if block, ok := thought.(*thinkingBlock); ok {
+			thought = &thinkingBlock{Type: block.Type}
+			s.Add("content_block_start", blockStart{"content_block_start", e.Item, thought})
+			s.Add("content_block_delta",
+				blockDelta{"content_block_delta", e.Item, thinkingDelta{"thinking_delta", block.Thinking}})
+			s.Add("content_block_delta",
+				blockDelta{"content_block_delta", e.Item, signatureDelta{"signature_delta", block.Signature}})
+		} else {
+			s.Add("content_block_start", blockStart{"content_block_start", e.Item, thought})
+		}
+		s.Add("content_block_stop", blockStop{"content_block_stop", e.Item})
 	case agent.EventCall:
 		use, arguments := blockOf(e), e.Call.Arguments
 		use.(*useBlock).Input = json.RawMessage("{}") //nolint:forcetypeassert // of this kind of event
 		s.Add("content_block_start", blockStart{"content_block_start", e.Item, use})
-		s.Add("content_block_delta", blockDelta{"content_block_delta", e.Item, jsonDelta{"input_json_delta", string(arguments)}})
+		s.Add("content_block_delta",
+			blockDelta{"content_block_delta", e.Item, jsonDelta{"input_json_delta", string(arguments)}})
 		s.Add("content_block_stop", blockStop{"content_block_stop", e.Item})
 	case agent.EventResult:
 		s.Add("content_block_start", blockStart{"content_block_start", e.Item, blockOf(e)})
@@ -98,6 +103,14 @@ type (
 	textDelta struct {
 		Type string `json:"type"`
 		Text string `json:"text"`
+	}
+	thinkingDelta struct {
+		Type     string `json:"type"`
+		Thinking string `json:"thinking"`
+	}
+	signatureDelta struct {
+		Type      string `json:"type"`
+		Signature string `json:"signature"`
 	}
 	jsonDelta struct {
 		Type        string `json:"type"`

@@ -72,7 +72,8 @@ func (r *request) toolSet() (*toolSet, error) {
 				return nil, proto.FieldErrorf(field+".name", "must be %s", toolName)
 			}
 			if len(t.AllowedCallers) > 0 && !slices.Equal(t.AllowedCallers, []string{"direct"}) {
-				return nil, proto.FieldErrorf(field+".allowed_callers", "must be direct alone: programs cannot call tools on this server")
+				return nil, proto.FieldErrorf(field+".allowed_callers",
+					"must be direct alone: programs cannot call tools on this server")
 			}
 			set.revision = t.Type
 		case "", "custom":
@@ -80,11 +81,15 @@ func (r *request) toolSet() (*toolSet, error) {
 				return nil, proto.FieldErrorf(field, "must have a name and an input_schema")
 			}
 			if len(t.AllowedCallers) > 0 && !slices.Contains(t.AllowedCallers, "direct") {
-				return nil, proto.FieldErrorf(field+".allowed_callers", "must have direct: programs cannot call tools on this server")
+				return nil, proto.FieldErrorf(field+".allowed_callers",
+					"must have direct: programs cannot call tools on this server")
 			}
-			set.clients = append(set.clients, agent.Tool{Definition: agent.Definition{Name: t.Name, Description: t.Description, Schema: t.InputSchema}})
+			set.clients = append(set.clients,
+				agent.Tool{Definition: agent.Definition{Name: t.Name, Description: t.Description, Schema: t.InputSchema}})
 		default:
-			return nil, proto.FieldErrorf(field+".type", "is %q; this server has %s, %s and later revisions, and tools of the client", proto.Shorten(t.Type), pythonTool, bashTool)
+			return nil, proto.FieldErrorf(field+".type",
+				"is %q; this server has %s, %s and later revisions, and tools of the client", proto.Shorten(t.Type),
+				pythonTool, bashTool)
 		}
 	}
 	return set, nil
@@ -97,20 +102,29 @@ func (set *toolSet) all(c *container) []agent.Tool {
 		return set.clients
 	case pythonTool:
 		return append(set.clients, c.tool(agent.Definition{
-			Name: pythonName, Schema: json.RawMessage(`{"type":"object","properties":{"code":{"type":"string","description":"The program."}},"required":["code"]}`),
-			Description: "Runs a Python 3 program in a sandbox and returns its output and exit code. Each call is a new process. Files in the working directory are kept for later calls; " +
+			Name: pythonName, Schema: json.RawMessage(
+				`{"type":"object","properties":{"code":{"type":"string","description":"The program."}},"required":["code"]}`),
+			Description: "Runs a Python 3 program in a sandbox and returns its output and exit code. Each call is a new " +
+				"process. Files in the working directory are kept for later calls; " +
 				"files that a call creates or changes there are given to the user. Print what you need to know.",
 		}, c.python))
 	default:
 		return append(set.clients, c.tool(agent.Definition{
-			Name: bashName, Schema: json.RawMessage(`{"type":"object","properties":{"command":{"type":"string","description":"The command."}},"required":["command"]}`),
-			Description: "Runs a Bash command in a sandbox and returns its output and exit code. Each call is a new shell in the home directory. Files in the home directory and in /tmp are kept for later calls, others are not. " +
-				"Files that are saved in the directory $OUTPUT_DIR are given to the user, and are removed from it before the next call.",
+			Name: bashName, Schema: json.RawMessage(
+				`{"type":"object","properties":{"command":{"type":"string","description":"The command."}},"required":["command"]}`),
+			Description: "Runs a Bash command in a sandbox and returns its output and exit code. Each call is a new shell in " +
+				"the home directory. Files in the home directory and in /tmp are kept for later calls, others are not. " +
+				"Files that are saved in the directory $OUTPUT_DIR are given to the user, and are removed from it before the " +
+				"next call.",
 		}, c.bash), c.editor(agent.Definition{
-			Name: editorName, Schema: json.RawMessage(`{"type":"object","properties":{"command":{"type":"string","enum":["view","create","str_replace"]},` +
-				`"path":{"type":"string","description":"A path in the home directory, relative to it."},"file_text":{"type":"string","description":"With create: the whole text of the file."},` +
-				`"old_str":{"type":"string","description":"With str_replace: text that occurs once in the file."},"new_str":{"type":"string","description":"With str_replace: the text in its place."},` +
-				`"view_range":{"type":"array","items":{"type":"integer"},"description":"With view: the first and the last line, from 1; -1 for the last line of the file."}},"required":["command","path"]}`),
+			Name: editorName, Schema: json.RawMessage(
+				`{"type":"object","properties":{"command":{"type":"string","enum":["view","create","str_replace"]},` +
+					`"path":{"type":"string","description":"A path in the home directory, relative to it."},` +
+					`"file_text":{"type":"string","description":"With create: the whole text of the file."},` +
+					`"old_str":{"type":"string","description":"With str_replace: text that occurs once in the file."},` +
+					`"new_str":{"type":"string","description":"With str_replace: the text in its place."},` +
+					`"view_range":{"type":"array","items":{"type":"integer"},"description":"With view: the first and the last line, ` +
+					`from 1; -1 for the last line of the file."}},"required":["command","path"]}`),
 			Description: "Views, creates and edits text files in the home directory of the sandbox in which Bash commands run.",
 		}))
 	}
@@ -124,7 +138,9 @@ type container struct {
 }
 
 // tool returns a tool of this side.
-func (c *container) tool(d agent.Definition, execute func(ctx context.Context, call *agent.Call) (any, error)) agent.Tool {
+func (c *container) tool(
+	d agent.Definition, execute func(ctx context.Context, call *agent.Call) (any, error),
+) agent.Tool {
 	return agent.Tool{
 		Definition: d,
 		Execute: func(ctx context.Context, call *agent.Call) (*agent.Outcome, error) {
@@ -195,6 +211,9 @@ func (c *container) failed(name string, err error) *agent.Outcome {
 		return c.failure(name, "file_not_found", &edit.Message)
 	case isEdit:
 		return c.failure(name, "invalid_tool_input", &edit.Message)
+	// the model may find another way
+	case isKnown && (known.Reason == api.ReasonNoWorker || known.Reason == api.ReasonMissing):
+		return c.failure(name, "unavailable", &known.Message)
 	case isKnown && (known.Code == api.CodeRateLimited || known.Code == api.CodeConflict):
 		return c.failure(name, "too_many_requests", messageFor(name, known))
 	default:
@@ -275,7 +294,8 @@ func (c *container) result(name string, out *agent.Output) any {
 		return &resultError{Type: name + "_tool_result_error", ErrorCode: "unavailable"}
 	}
 	p := &programResult{
-		Type: name + "_result", Stdout: agent.Shortened(r.Stdout, r.StdoutTruncated), Stderr: agent.Shortened(r.Stderr, r.StderrTruncated),
+		Type: name + "_result", Stdout: agent.Shortened(r.Stdout, r.StdoutTruncated),
+		Stderr:     agent.Shortened(r.Stderr, r.StderrTruncated),
 		ReturnCode: r.ExitCode, Content: []outputFile{},
 	}
 	if code != "" { // the platform ended the program
@@ -285,6 +305,7 @@ func (c *container) result(name string, out *agent.Output) any {
 		}
 	}
 	if out.Note != "" {
+		p.ReturnCode = max(1, p.ReturnCode)
 		p.Stderr = strings.TrimLeft(p.Stderr+"\n"+out.Note, "\n")
 	}
 	for _, f := range out.Files {
@@ -359,7 +380,10 @@ func (in *editInput) change(f *agent.TextFile) (text []byte, result any, err err
 }
 
 // fileTypes are the types of files that are no text, by extension.
-var fileTypes = map[string]string{".png": "image", ".jpg": "image", ".jpeg": "image", ".gif": "image", ".webp": "image", ".pdf": "pdf"}
+var fileTypes = map[string]string{
+	".png": "image", ".jpg": "image", ".jpeg": "image", ".gif": "image", ".webp": "image",
+	".pdf": "pdf",
+}
 
 func (c *container) view(ctx context.Context, name string, lines []int) (any, error) {
 	const kind = "text_editor_code_execution_view_result"
@@ -402,7 +426,10 @@ func (c *container) view(ctx context.Context, name string, lines []int) (any, er
 	if len(part) > api.MaxToolOutput {
 		return nil, inputError(fmt.Sprintf("these lines have more than %d bytes; view a part of them", api.MaxToolOutput))
 	}
-	return &viewResult{Type: kind, FileType: "text", Content: string(part), NumLines: &n, StartLine: &first, TotalLines: &total}, nil
+	return &viewResult{
+		Type: kind, FileType: "text", Content: string(part), NumLines: &n, StartLine: &first,
+		TotalLines: &total,
+	}, nil
 }
 
 // afterLines returns the place after the first n lines of a text. A list of all lines would take 16

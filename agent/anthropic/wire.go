@@ -26,6 +26,7 @@ type request struct {
 	TopP        *float64          `json:"top_p"`
 	Stop        []string          `json:"stop_sequences"`
 	Container   containerRef      `json:"container"`
+	Thinking    json.RawMessage   `json:"thinking"`
 	// OutputConfig has the form of texts. OutputFormat is how earlier clients send it.
 	OutputConfig struct {
 		Format *outputFormat `json:"format"`
@@ -49,6 +50,14 @@ func (r *request) format() *agent.Format {
 		return nil
 	}
 	return &agent.Format{Name: "output", Schema: f.Schema, Strict: new(true)}
+}
+
+// thinkingOf returns how the model is to think, nil for as it does.
+func thinkingOf(r *request) json.RawMessage {
+	if !isSet(r.Thinking) {
+		return nil
+	}
+	return r.Thinking
 }
 
 type inputMessage struct {
@@ -116,6 +125,9 @@ type block struct {
 	Content   json.RawMessage `json:"content"`
 	FileID    string          `json:"file_id"`
 	Title     string          `json:"title"`
+	Thinking  string          `json:"thinking"`
+	Signature string          `json:"signature"`
+	Data      string          `json:"data"`
 	Source    *struct {
 		Type      string          `json:"type"`
 		MediaType string          `json:"media_type"`
@@ -147,11 +159,15 @@ func decodeRequest(body []byte) (*request, error) {
 	case r.MaxTokens < 1:
 		return nil, proto.FieldErrorf("max_tokens", "must be a whole number, at least 1")
 	case isSet(r.Thread):
-		return nil, &api.Error{Code: api.CodeValidation, Reason: threadUnsupported, Message: "thread must be left out: this server stores no conversations; send all messages"}
+		return nil, &api.Error{
+			Code: api.CodeValidation, Reason: threadUnsupported,
+			Message: "thread must be left out: this server stores no conversations; send all messages",
+		}
 	case len(r.MCPServers) > 0:
 		return nil, proto.FieldErrorf("mcp_servers", "must be empty: this server has no MCP connectors")
 	}
-	if f := cmp.Or(r.OutputConfig.Format, r.OutputFormat); f != nil && (f.Type != "json_schema" || !bytes.HasPrefix(f.Schema, []byte("{"))) {
+	if f := cmp.Or(r.OutputConfig.Format, r.OutputFormat); f != nil &&
+		(f.Type != "json_schema" || !bytes.HasPrefix(f.Schema, []byte("{"))) {
 		return nil, proto.FieldErrorf("output_config.format", "must have the type json_schema and a schema")
 	}
 	return r, nil
@@ -228,12 +244,30 @@ func (c *conversation) add(role agent.Role, b *block) error {
 		}
 		put(agent.Item{Result: &agent.Result{CallID: b.ToolUseID, Text: text, Failed: b.IsError}})
 	case strings.HasSuffix(b.Type, "_tool_result"):
-		put(agent.Item{Result: &agent.Result{CallID: b.ToolUseID, Text: compact(b.Content), Failed: bytes.Contains(b.Content, []byte("_tool_result_error"))}})
+		put(agent.Item{Result: &agent.Result{
+			CallID: b.ToolUseID, Text: compact(b.Content), Failed: bytes.Contains(b.Content, []byte("_tool_result_error")),
+		}})
+	case role == agent.RoleAssistant && (b.Type == "thinking" || b.Type == "redacted_thinking"):
+		put(agent.Item{Role: role, Thinking: &agent.Thinking{Text: b.Thinking, Signature: b.Signature, Redacted: b.Data}})
 	case role == agent.RoleAssistant:
 	case b.Type == "image":
 		return c.addImage(b)
 	case b.Type == "document" && b.Source != nil && b.Source.Type == "text":
 		put(agent.Item{Role: role, Text: strings.TrimSpace(b.Title + "\n" + b.Source.Data)})
+	case b.Type == "document" && b.Source != nil && b.Source.Type == "base64":
+		put(agent.Item{
+			Role:     role,
+			Document: &agent.Document{Name: b.Title, MediaType: b.Source.MediaType, Base64: b.Source.Data},
+		})
+	case b.Type == "document" && b.Source != nil && b.Source.Type == "content":
+		text, err := resultText(b.Source.Content)
+		if err != nil {
+			return err
+		}
+		put(agent.Item{Role: role, Text: strings.TrimSpace(b.Title + "\n" + text)})
+	case b.Type == "document":
+		return fmt.Errorf("must have a source of type base64, text or content; this server passes no addresses on to the " +
+			"model's server: send the document itself")
 	case b.Type == "container_upload":
 		if b.FileID == "" {
 			return fmt.Errorf("must have a file_id")
@@ -241,16 +275,19 @@ func (c *conversation) add(role agent.Role, b *block) error {
 		c.uploads = append(c.uploads, upload{b.FileID, len(c.items), true})
 		put(agent.Item{Role: role, Text: "(A file that does not exist any more.)"})
 	default:
-		return fmt.Errorf("has the type %q, which this server does not support; use text, image, document with a text, tool_result or container_upload", proto.Shorten(b.Type))
+		return fmt.Errorf("has the type %q, which this server does not support; use text, image, document, tool_result or "+
+			"container_upload", proto.Shorten(b.Type))
 	}
 	return nil
 }
 
 func (c *conversation) addImage(b *block) error {
 	if b.Source == nil || b.Source.Type != "base64" {
-		return fmt.Errorf("must have a source of type base64; this server passes no URLs on to the model's server: send the image itself")
+		return fmt.Errorf("must have a source of type base64; this server passes no URLs on to the model's server: send " +
+			"the image itself")
 	}
-	c.items = append(c.items, agent.Item{Role: agent.RoleUser, Image: &agent.Image{MediaType: b.Source.MediaType, Base64: b.Source.Data}})
+	c.items = append(c.items,
+		agent.Item{Role: agent.RoleUser, Image: &agent.Image{MediaType: b.Source.MediaType, Base64: b.Source.Data}})
 	return nil
 }
 
@@ -266,7 +303,8 @@ func resultText(raw json.RawMessage) (string, error) {
 	var texts []string
 	for i := range blocks {
 		if blocks[i].Type != "text" {
-			return "", fmt.Errorf("has a block of type %q in its content; this server supports text there", proto.Shorten(blocks[i].Type))
+			return "", fmt.Errorf("has a block of type %q in its content; this server supports text there",
+				proto.Shorten(blocks[i].Type))
 		}
 		texts = append(texts, blocks[i].Text)
 	}
@@ -319,9 +357,17 @@ type serverToolUse struct {
 // Blocks of answers.
 type (
 	textBlock struct {
-		Type      string          `json:"type"`
-		Text      string          `json:"text"`
-		Citations json.RawMessage `json:"citations"`
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	thinkingBlock struct {
+		Type      string `json:"type"`
+		Thinking  string `json:"thinking"`
+		Signature string `json:"signature"`
+	}
+	redactedBlock struct {
+		Type string `json:"type"`
+		Data string `json:"data"`
 	}
 	useBlock struct {
 		Type  string          `json:"type"`

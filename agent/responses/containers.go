@@ -43,23 +43,25 @@ func newContainerBody(id string, created, used time.Time, name string) *containe
 
 func (s *Server) createContainer(w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)
-	body, err := host.ReadBody(w)
-	if err != nil {
-		return err
-	}
 	var in struct {
 		containerRef
 		Name         string        `json:"name"`
 		ExpiresAfter *expiresAfter `json:"expires_after"`
 	}
-	if err := json.Unmarshal(body, &in); err != nil {
-		return proto.FieldErrorf("body", "is not a valid request: %v", err)
-	}
+	err := host.ReadBody(w, func(body []byte) error {
+		if err := json.Unmarshal(body, &in); err != nil {
+			return proto.FieldErrorf("body", "is not a valid request: %v", err)
+		}
+		return nil
+	})
 	switch {
+	case err != nil:
+		return err
 	case in.Name == "":
 		return proto.FieldErrorf("name", "is required")
 	case in.ExpiresAfter != nil && *in.ExpiresAfter != lifeOfContainers:
-		return proto.FieldErrorf("expires_after", "must have the anchor %s and %d minutes, or be left out", lifeOfContainers.Anchor, lifeOfContainers.Minutes)
+		return proto.FieldErrorf("expires_after", "must have the anchor %s and %d minutes, or be left out",
+			lifeOfContainers.Anchor, lifeOfContainers.Minutes)
 	case len(in.Skills) > 0:
 		return proto.FieldErrorf("skills", "must be empty: this server has none")
 	}
@@ -122,7 +124,9 @@ func (s *Server) addFile(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) putFile(w http.ResponseWriter, r *http.Request, host Host, c *container) (name string, err error) {
+func (s *Server) putFile(
+	w http.ResponseWriter, r *http.Request, host agent.RequestHost, c *container,
+) (name string, err error) {
 	const fileID = "file_id"
 	var in struct {
 		FileID string `json:"file_id"`
@@ -141,19 +145,21 @@ func (s *Server) putFile(w http.ResponseWriter, r *http.Request, host Host, c *c
 			return "", proto.FieldErrorf(fileID, "must not be sent together with a file")
 		}
 	} else {
-		body, err := host.ReadBody(w)
+		err := host.ReadBody(w, func(body []byte) error {
+			if json.Unmarshal(body, &in) != nil || in.FileID == "" {
+				return proto.FieldErrorf(fileID, "is required, unless the file is sent as a form")
+			}
+			return nil
+		})
 		if err != nil {
 			return "", err
-		}
-		if json.Unmarshal(body, &in) != nil || in.FileID == "" {
-			return "", proto.FieldErrorf(fileID, "is required, unless the file is sent as a form")
 		}
 	}
 	f, err := host.File(r.Context(), in.FileID)
 	if err != nil {
 		return "", err
 	}
-	return f.Name, agent.ClientError(c.Upload(r.Context(), f))
+	return f.Name, agent.ClientError(c.Upload(r.Context(), f, f.Name))
 }
 
 // fileBody is a file of the organisation.
@@ -162,7 +168,7 @@ type fileBody struct {
 	Object    string `json:"object"`
 	Bytes     int64  `json:"bytes"`
 	CreatedAt int64  `json:"created_at"`
-	ExpiresAt *int64 `json:"expires_at"`
+	ExpiresAt *int64 `json:"expires_at,omitempty"`
 	Filename  string `json:"filename"`
 	Purpose   string `json:"purpose"`
 	Status    string `json:"status"`
@@ -172,7 +178,10 @@ type fileBody struct {
 const userData = "user_data"
 
 func newFileBody(f *proto.AgentFile) *fileBody {
-	b := &fileBody{ID: f.ID, Object: "file", Bytes: f.Bytes, CreatedAt: f.CreatedAt.Unix(), Filename: f.Name, Purpose: userData, Status: "processed"}
+	b := &fileBody{
+		ID: f.ID, Object: "file", Bytes: f.Bytes, CreatedAt: f.CreatedAt.Unix(), Filename: f.Name,
+		Purpose: userData, Status: "processed",
+	}
 	if f.ExpiresAt != nil {
 		b.ExpiresAt = new(f.ExpiresAt.Unix())
 	}

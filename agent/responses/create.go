@@ -30,15 +30,19 @@ const (
 
 func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error {
 	host := s.Host(r)
-	body, err := host.ReadBody(w)
+	var body []byte
+	var req *request
+	err := host.ReadBody(w, func(raw []byte) (err error) {
+		if body = raw; v == byTools {
+			v = vendorOf(body)
+		}
+		req, err = decodeRequest(v, body)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	if v == byTools {
-		v = vendorOf(body)
-	}
-	req, err := decodeRequest(v, body)
-	if err != nil {
+	if body, err = s.resolveReferences(r.Context(), host, v, req, body); err != nil {
 		return err
 	}
 	if req.Previous != nil && *req.Previous != "" {
@@ -67,7 +71,7 @@ func (s *Server) create(v vendor, w http.ResponseWriter, r *http.Request) error 
 }
 
 // answer carries out a run, and answers with its response.
-func (s *Server) answer(w http.ResponseWriter, r *http.Request, host Host, run *run) error {
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, host agent.RequestHost, run *run) error {
 	ctx := r.Context()
 	if err := run.begin(ctx, host); err != nil {
 		return err
@@ -88,7 +92,8 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, host Host, run *
 		return agent.ClientError(err)
 	}
 	if err != nil { // what was carried out is not lost
-		s.Log.WarnContext(ctx, "agent run failed", "run", run.record.ID, "error", err, "request_id", w.Header().Get("X-Request-Id"))
+		s.Log.WarnContext(ctx, "agent run failed", "run", run.record.ID, "error", err, "request_id",
+			w.Header().Get("X-Request-Id"))
 		out.fail(agent.Public(err))
 	}
 	writeJSON(w, http.StatusOK, out.response)
@@ -157,20 +162,25 @@ func newRun(v vendor, req *request) (*run, error) {
 	}
 	r := &run{vendor: v, request: req, set: set, earlier: talk.container}
 	r.record = &proto.AgentRun{
-		ID: responsePrefix + newID(), API: string(v), Background: req.Background, Stream: req.Background && req.Stream, CreatedAt: time.Now().UTC(),
+		ID: responsePrefix + newID(), API: string(v), Background: req.Background, Stream: req.Background && req.Stream,
+		CreatedAt: time.Now().UTC(),
 	}
 	r.Run = agent.Run{
 		Turn: agent.Turn{
 			Model: req.Model, System: strings.Join(talk.system, "\n"), Items: talk.items, Choice: choice, Format: req.format,
 			Temperature: req.Temperature, TopP: req.TopP,
 		},
-		NewCallID: newCallID, Steps: maxSteps, Wall: maxWall,
+		Steps: maxSteps, Wall: maxWall,
 	}
+	r.NewCallID = r.newCallID
 	if req.Background {
-		r.Wall = maxBackground
+		r.Wall, r.Patient = maxBackground, true
 	}
 	if req.MaxSteps != nil {
 		r.Steps = *req.MaxSteps
+	}
+	if req.MaxToolCalls != nil {
+		r.MaxCalls = *req.MaxToolCalls
 	}
 	if req.MaxOutputTokens != nil {
 		r.Turn.MaxTokens = *req.MaxOutputTokens
@@ -219,7 +229,8 @@ func (r *run) chooseContainer(ctx context.Context, host agent.Host) (string, err
 	return openAIContainer + id, nil
 }
 
-var errNoContainer = api.Errorf(api.CodeNotFound, `container: there is none of this id, or it has expired; use the type "auto" to get a new one`)
+var errNoContainer = api.Errorf(
+	api.CodeNotFound, `container: there is none of this id, or it has expired; use the type "auto" to get a new one`)
 
 // findContainer returns the thread of a container that has not expired.
 func findContainer(ctx context.Context, host agent.Host, id string) (*proto.Thread, error) {

@@ -2,6 +2,7 @@ package responses
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path"
 	"slices"
@@ -39,7 +40,8 @@ type encoder struct {
 // newEncoder returns the encoder of the response to a request, whose run has an id and a time.
 func newEncoder(v vendor, id string, created time.Time, req *request) *encoder {
 	return &encoder{
-		vendor: v, response: newResponse(v, id, created, req), outputs: slices.Contains(req.Include, includeOutputs), at: created, open: map[string]int{},
+		vendor: v, response: newResponse(v, id, created, req), outputs: slices.Contains(req.Include, includeOutputs),
+		at: created, open: map[string]int{},
 	}
 }
 
@@ -121,7 +123,7 @@ func (e *encoder) Append(_ context.Context, v agent.Event) error {
 	case agent.EventResult:
 		e.results++
 		e.result(&v)
-	case agent.EventTurn, agent.EventChange:
+	case agent.EventTurn, agent.EventChange, agent.EventThought: // which this side's clients do not read
 	case agent.EventEnd:
 		e.response.end(e.vendor, v.End, e.at)
 		kind := "response.completed"
@@ -136,7 +138,10 @@ func (e *encoder) Append(_ context.Context, v agent.Event) error {
 // close ends the items that are not complete.
 func (e *encoder) close() {
 	if e.text != nil {
-		e.text.Status, e.text.Content = statusIncomplete, []outputText{newText(e.partial.String())}
+		if e.text.Status, e.text.Content = statusIncomplete,
+			[]outputText{e.newText(e.partial.String())}; e.vendor == perplexity {
+			e.text.Status = statusFailed // its items have no status for a part
+		}
 	}
 	for _, at := range e.open {
 		switch item := e.response.Output[at].(type) {
@@ -160,35 +165,46 @@ func (e *encoder) fail(known *api.Error) {
 	e.emit("response.failed", "response", e.response, "error", e.response.Error)
 }
 
-func newText(text string) outputText {
-	return outputText{Type: "output_text", Text: text, Annotations: []fileCitation{}, Logprobs: nil}
+func (e *encoder) newText(text string) outputText {
+	t := outputText{Type: "output_text", Text: text, Annotations: []fileCitation{}}
+	if e.vendor == openAI {
+		t.Logprobs = []json.RawMessage{}
+	}
+	return t
 }
 
 func (e *encoder) appendText(text string) {
 	if e.text == nil {
-		e.text = &messageItem{ID: e.itemID("msg_"), Type: "message", Role: "assistant", Status: statusInProgress, Content: []outputText{}}
+		e.text = &messageItem{
+			ID: e.itemID("msg_"), Type: "message", Role: "assistant", Status: statusInProgress,
+			Content: []outputText{},
+		}
 		at := e.add(e.text)
 		if e.vendor == openAI {
-			e.emit("response.content_part.added", "item_id", e.text.ID, "output_index", at, "content_index", 0, "part", newText(""))
+			e.emit("response.content_part.added", "item_id", e.text.ID, "output_index", at, "content_index", 0, "part",
+				e.newText(""))
 		}
 	}
 	e.partial.WriteString(text)
-	e.emit("response.output_text.delta", "item_id", e.text.ID, "output_index", len(e.response.Output)-1, "content_index", 0, "delta", text, "logprobs", []any{})
+	e.emit("response.output_text.delta", "item_id", e.text.ID, "output_index", len(e.response.Output)-1, "content_index",
+		0, "delta", text, "logprobs", []any{})
 }
 
 func (e *encoder) endText(text string) {
 	if e.text == nil { // the log has the whole text only
 		e.appendText(text)
 	}
-	item, at, part := e.text, len(e.response.Output)-1, newText(text)
+	item, at, part := e.text, len(e.response.Output)-1, e.newText(text)
 	part.Annotations = e.citations(text)
 	item.Status, item.Content = statusCompleted, []outputText{part}
 	e.text = nil
 	e.partial.Reset()
-	e.emit("response.output_text.done", "item_id", item.ID, "output_index", at, "content_index", 0, "text", text, "logprobs", []any{})
+	e.emit("response.output_text.done", "item_id", item.ID, "output_index", at, "content_index", 0, "text", text,
+		"logprobs", []any{})
 	if e.vendor == openAI {
 		for i, a := range part.Annotations {
-			e.emit("response.output_text.annotation.added", "item_id", item.ID, "output_index", at, "content_index", 0, "annotation_index", i, "annotation", a)
+			e.emit("response.output_text.annotation.added", "item_id", item.ID, "output_index", at, "content_index", 0,
+				"annotation_index", i, "annotation", a)
 		}
 		e.emit("response.content_part.done", "item_id", item.ID, "output_index", at, "content_index", 0, "part", part)
 	}
@@ -208,7 +224,8 @@ func (e *encoder) citations(text string) []fileCitation {
 			end = start + len(name)
 		}
 		list = append(list, fileCitation{
-			"container_file_citation", e.container, fileID(p), name, utf8.RuneCountInString(text[:start]), utf8.RuneCountInString(text[:end]),
+			"container_file_citation", e.container, fileID(p), name, utf8.RuneCountInString(text[:start]),
+			utf8.RuneCountInString(text[:end]),
 		})
 	}
 	e.paths = nil
@@ -219,19 +236,26 @@ func (e *encoder) citations(text string) []fileCitation {
 func (e *encoder) call(v *agent.Event) {
 	call := v.Call
 	if !v.Server {
-		item := &functionItem{ID: e.itemID("fc_"), Type: "function_call", CallID: call.ID, Name: call.Name, Status: statusInProgress}
+		item := &functionItem{
+			ID: e.itemID("fc_"), Type: "function_call", CallID: call.ID, Name: call.Name,
+			Status: statusInProgress,
+		}
 		at := e.add(item)
 		item.Arguments, item.Status = string(call.Arguments), statusCompleted
 		if e.vendor == openAI {
 			e.emit("response.function_call_arguments.delta", "item_id", item.ID, "output_index", at, "delta", item.Arguments)
-			e.emit("response.function_call_arguments.done", "item_id", item.ID, "output_index", at, "name", item.Name, "arguments", item.Arguments)
+			e.emit("response.function_call_arguments.done", "item_id", item.ID, "output_index", at, "name", item.Name,
+				"arguments", item.Arguments)
 		}
 		e.done(at)
 		return
 	}
 	switch call.Name {
 	case interpreterName:
-		item := &interpreterItem{ID: call.ID, Type: "code_interpreter_call", Status: statusInProgress, Code: new(""), ContainerID: e.container}
+		item := &interpreterItem{
+			ID: call.ID, Type: "code_interpreter_call", Status: statusInProgress, Code: new(""),
+			ContainerID: e.container,
+		}
 		at := e.add(item)
 		item.Code = new(codeOf(call).Code)
 		to := []any{"item_id", item.ID, "output_index", at}
@@ -243,7 +267,8 @@ func (e *encoder) call(v *agent.Event) {
 	case sandboxName:
 		in := codeOf(call)
 		e.open[call.ID] = e.add(&sandboxItem{
-			ID: e.itemID("sbx_"), Type: "sandbox_results", CallID: call.ID, ContainerID: e.container, Language: in.Language, Code: in.Code,
+			ID: e.itemID("sbx_"), Type: "sandbox_results", CallID: call.ID, ContainerID: e.container,
+			Language: shownLanguage(in.Language), Code: in.Code,
 			Status: statusInProgress, Results: []sandboxResult{},
 		})
 	case shellName:
@@ -252,7 +277,8 @@ func (e *encoder) call(v *agent.Event) {
 			in = &shellArguments{Commands: []string{}}
 		}
 		item := &shellItem{
-			ID: e.itemID("sh_"), Type: "shell_call", CallID: call.ID, Status: statusInProgress, Action: &shellArguments{Commands: []string{}},
+			ID: e.itemID("sh_"), Type: "shell_call", CallID: call.ID, Status: statusInProgress,
+			Action:      &shellArguments{Commands: []string{}},
 			Environment: containerUse{"container_reference", e.container},
 		}
 		at := e.add(item)
@@ -274,6 +300,15 @@ func codeOf(call *agent.Call) *codeArguments {
 		return &codeArguments{}
 	}
 	return in
+}
+
+// shownLanguage returns the language of an item of the sandbox. An item has a language even if the
+// model gave none that the sandbox has.
+func shownLanguage(name string) string {
+	if name != "bash" {
+		return "python"
+	}
+	return name
 }
 
 // result completes the item of a call, or adds the item of its result. A call that an earlier
@@ -308,12 +343,16 @@ func (e *encoder) result(v *agent.Event) {
 		e.done(at)
 	case shellName:
 		value := valueOf[shelled](v.Outcome)
-		item := &shellOutputItem{ID: e.itemID("sho_"), Type: "shell_call_output", CallID: call.ID, Status: statusInProgress, Output: []shellOutput{}}
+		item := &shellOutputItem{
+			ID: e.itemID("sho_"), Type: "shell_call_output", CallID: call.ID, Status: statusInProgress,
+			Output: []shellOutput{},
+		}
 		at = e.add(item)
 		item.Status, item.Output = value.Status, value.Output
 		for i, out := range value.Output {
 			to := []any{"item_id", item.ID, "output_index", at, "command_index", i}
-			e.emit("response.shell_call_output_content.delta", append(to, "delta", map[string]string{"stdout": out.Stdout, "stderr": out.Stderr})...)
+			e.emit("response.shell_call_output_content.delta",
+				append(to, "delta", map[string]string{"stdout": out.Stdout, "stderr": out.Stderr})...)
 			e.emit("response.shell_call_output_content.done", append(to, "output", []shellOutput{out})...)
 		}
 		e.done(at)

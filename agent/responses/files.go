@@ -58,31 +58,25 @@ type (
 )
 
 func newContainerFile(container string, f *proto.File) containerFile {
-	return containerFile{fileID(f.Path), "container.file", container, f.Modified.Unix(), f.Size, f.Path, "assistant"}
+	return containerFile{
+		fileID(f.Path), "container.file", container, f.Modified.Unix(), f.Size,
+		proto.ContainerData + "/" + f.Path, "assistant",
+	}
 }
 
 // homeFiles returns the files directly in the home of a thread, without directories and links.
-func homeFiles(ctx context.Context, host Host, thread string) ([]proto.File, error) {
-	var all, files []proto.File
+func homeFiles(ctx context.Context, host agent.RequestHost, thread string) ([]proto.File, error) {
+	var files []proto.File
 	err := host.ListFiles(ctx, thread, "", func(f proto.File) error {
-		if f.IsDirectory {
+		if f.Type() != proto.FileRegular {
 			return nil
 		}
-		if len(all) == api.MaxToolFiles {
+		if len(files) == api.MaxToolFiles {
 			return api.Errorf(api.CodeValidation, "there are more than %d files; pack them into one", api.MaxToolFiles)
 		}
-		all = append(all, f)
+		files = append(files, f)
 		return nil
 	})
-	for i := 0; err == nil && i < len(all); i++ {
-		_, errOpen := host.OpenFile(ctx, thread, all[i].Path)
-		switch {
-		case errOpen == nil:
-			files = append(files, all[i])
-		case agent.Public(errOpen).Code != api.CodeNotFound: // a link
-			err = errOpen
-		}
-	}
 	return files, err
 }
 
@@ -96,7 +90,7 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 		return agent.ClientError(err)
 	}
 	l, err := newPage(files, r.URL.Query(), defaultPage, maxPage,
-		func(f *proto.File) listed { return listed{fileID(f.Path), f.Modified} },
+		func(f *proto.File) listed { return listed{id: fileID(f.Path), created: f.Modified} },
 		func(f *proto.File) containerFile { return newContainerFile(id, f) })
 	if err != nil {
 		return err
@@ -122,7 +116,7 @@ func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 // openFile opens the file of an id in a thread.
-func openFile(ctx context.Context, host Host, thread, id string) (*proto.FileContent, error) {
+func openFile(ctx context.Context, host agent.RequestHost, thread, id string) (*proto.FileContent, error) {
 	name, err := pathOf(id)
 	if err != nil {
 		return nil, err
@@ -155,31 +149,50 @@ func (s *Server) getContent(w http.ResponseWriter, r *http.Request) error {
 	return sendFile(w, r, host, id)
 }
 
+// getUploadContent answers with the content of a file of the organisation.
+func (s *Server) getUploadContent(w http.ResponseWriter, r *http.Request) error {
+	host := s.Host(r)
+	f, err := host.File(r.Context(), chi.URLParam(r, "id"))
+	if err != nil {
+		return err
+	}
+	content, err := host.OpenFile(r.Context(), f.Thread(), proto.AgentFileContent)
+	if err != nil {
+		return err
+	}
+	return sendContent(w, r, content, f.Name, f.ID)
+}
+
 // sendFile answers with the content of a file in a thread.
-func sendFile(w http.ResponseWriter, r *http.Request, host Host, thread string) error {
+func sendFile(w http.ResponseWriter, r *http.Request, host agent.RequestHost, thread string) error {
 	content, err := openFile(r.Context(), host, thread, chi.URLParam(r, "file"))
 	if err != nil {
 		return err
 	}
+	return sendContent(w, r, content, path.Base(content.Path), thread)
+}
+
+// sendContent answers with a file under a name. of is what has it, for errors.
+func sendContent(w http.ResponseWriter, r *http.Request, content *proto.FileContent, name, of string) error {
 	body, err := content.Read(r.Context(), 0, content.Size)
 	if err != nil {
-		return fmt.Errorf("read a file of %s: %w", thread, err)
+		return fmt.Errorf("read a file of %s: %w", of, err)
 	}
 	defer func() { _ = body.Close() }() // it was only read
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
-	h.Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": path.Base(content.Path)}))
+	h.Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": name}))
 	h.Set("Content-Length", strconv.FormatInt(content.Size, 10))
 	h.Set("Cache-Control", "private, no-store")
 	w.WriteHeader(http.StatusOK)
 	if _, err := io.Copy(w, body); err != nil {
-		return fmt.Errorf("send a file of %s: %w", thread, err)
+		return fmt.Errorf("send a file of %s: %w", of, err)
 	}
 	return nil
 }
 
 // sandboxOf returns the thread of a response of Perplexity.
-func sandboxOf(ctx context.Context, host Host, response string) (string, error) {
+func sandboxOf(ctx context.Context, host agent.RequestHost, response string) (string, error) {
 	rest, ok := strings.CutPrefix(response, responsePrefix)
 	if !ok {
 		return "", errNoSandbox

@@ -17,8 +17,8 @@ import (
 type list[T any] struct {
 	Object  string  `json:"object"`
 	Data    []T     `json:"data"`
-	FirstID *string `json:"first_id"`
-	LastID  *string `json:"last_id"`
+	FirstID *string `json:"first_id,omitempty"`
+	LastID  *string `json:"last_id,omitempty"`
 	HasMore bool    `json:"has_more"`
 }
 
@@ -26,11 +26,14 @@ type list[T any] struct {
 type listed struct {
 	id      string
 	created time.Time
+	place   int // among items of the same time
 }
 
 // newPage returns the items that a query asks for with after, limit and order, the newest first
 // unless it says otherwise.
-func newPage[T, B any](items []T, query url.Values, limit, maxLimit int, key func(*T) listed, body func(*T) B) (*list[B], error) {
+func newPage[T, B any](
+	items []T, query url.Values, limit, maxLimit int, key func(*T) listed, body func(*T) B,
+) (*list[B], error) {
 	direction := -1
 	switch order := query.Get("order"); order {
 	case "", "desc":
@@ -47,7 +50,7 @@ func newPage[T, B any](items []T, query url.Values, limit, maxLimit int, key fun
 	}
 	slices.SortFunc(items, func(a, b T) int {
 		x, y := key(&a), key(&b)
-		return direction * cmp.Or(x.created.Compare(y.created), cmp.Compare(x.id, y.id))
+		return direction * cmp.Or(x.created.Compare(y.created), cmp.Compare(x.place, y.place), cmp.Compare(x.id, y.id))
 	})
 	if after := query.Get("after"); after != "" {
 		at := slices.IndexFunc(items, func(item T) bool { return key(&item).id == after })
@@ -82,7 +85,7 @@ func (s *Server) listContainers(w http.ResponseWriter, r *http.Request) error {
 		threads = slices.DeleteFunc(threads, func(t proto.ThreadSummary) bool { return t.ID != name })
 	}
 	l, err := newPage(threads, query, defaultPage, maxPage,
-		func(t *proto.ThreadSummary) listed { return listed{t.ID, t.CreatedAt} },
+		func(t *proto.ThreadSummary) listed { return listed{id: t.ID, created: t.CreatedAt} },
 		func(t *proto.ThreadSummary) *containerBody {
 			return newContainerBody(t.ID, t.CreatedAt, t.UsedAt, t.ID)
 		})
@@ -99,7 +102,9 @@ func (s *Server) listUploads(w http.ResponseWriter, r *http.Request) error {
 	if purpose := query.Get("purpose"); purpose != "" && purpose != userData {
 		files = nil
 	}
-	l, err := newPage(files, query, maxUploads, maxUploads, func(f *proto.AgentFile) listed { return listed{f.ID, f.CreatedAt} }, newFileBody)
+	l, err := newPage(files, query, maxUploads, maxUploads, func(f *proto.AgentFile) listed {
+		return listed{id: f.ID, created: f.CreatedAt}
+	}, newFileBody)
 	if err != nil {
 		return err
 	}

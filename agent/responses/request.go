@@ -100,7 +100,8 @@ func decodeRequest(v vendor, body []byte) (*request, error) {
 	case len(r.Models) > 1:
 		return nil, proto.FieldErrorf("models", "must be one model: this server does not fall back to others")
 	case isSet(r.Conversation):
-		return nil, proto.FieldErrorf("conversation", "must be left out: this server does not store conversations; use previous_response_id, or send the items as input")
+		return nil, proto.FieldErrorf("conversation",
+			"must be left out: this server does not store conversations; use previous_response_id, or send the items as input")
 	case isSet(r.Prompt):
 		return nil, proto.FieldErrorf("prompt", "must be left out: this server has no stored prompts")
 	case len(r.Skills) > 0:
@@ -109,8 +110,8 @@ func decodeRequest(v vendor, body []byte) (*request, error) {
 		return nil, proto.FieldErrorf("max_output_tokens", "must be a whole number, at least 1")
 	case r.MaxSteps != nil && (*r.MaxSteps < 1 || *r.MaxSteps > maxSteps):
 		return nil, proto.FieldErrorf("max_steps", "must be a whole number from 1 to %d", maxSteps)
-	case r.MaxToolCalls != nil:
-		return nil, proto.FieldErrorf("max_tool_calls", "must be left out: this server has no such limit")
+	case r.MaxToolCalls != nil && *r.MaxToolCalls < 1:
+		return nil, proto.FieldErrorf("max_tool_calls", "must be a whole number, at least 1")
 	}
 	field, raw := "text.format", r.Text.Format
 	if v == perplexity {
@@ -153,6 +154,8 @@ type part struct {
 	Text     string          `json:"text"`
 	Refusal  string          `json:"refusal"`
 	ImageURL json.RawMessage `json:"image_url"`
+	Filename string          `json:"filename"`
+	FileData string          `json:"file_data"`
 }
 
 // conversation is what a request says.
@@ -254,8 +257,6 @@ func (c *conversation) add(i *item) error {
 			result = sandboxText(i.Results, i.Status)
 		}
 		c.call(i.CallID, sandboxName, codeArguments{Language: i.Language, Code: i.Code}, result)
-	case "item_reference":
-		return errors.New("is a reference, but this server does not store items; send the item itself")
 	case "reasoning", "search_results", "fetch_url_results", "share_file": // no model of another vendor could read them
 	default:
 		return fmt.Errorf("has the type %q, which this server does not support", proto.Shorten(i.Type))
@@ -304,6 +305,12 @@ func (c *conversation) message(i *item) error {
 				return err
 			}
 			c.put(agent.Item{Role: role, Image: image})
+		case p.Type == "input_file" && role == agent.RoleUser:
+			document, err := p.document()
+			if err != nil {
+				return err
+			}
+			c.put(agent.Item{Role: role, Document: document})
 		case p.text() != "":
 			c.put(agent.Item{Role: role, Text: p.text()})
 		case !slices.Contains(textParts, p.Type):
@@ -316,7 +323,8 @@ func (c *conversation) message(i *item) error {
 var textParts = []string{"input_text", "output_text", "text", "refusal"}
 
 func (p *part) unsupported() error {
-	return fmt.Errorf("has a part of type %q, which this server does not support here; use input_text or input_image", proto.Shorten(p.Type))
+	return fmt.Errorf("has a part of type %q, which this server does not support here; use input_text or input_image",
+		proto.Shorten(p.Type))
 }
 
 // text returns the text of a part, empty for other parts.
@@ -338,13 +346,25 @@ func (p *part) image() (*agent.Image, error) {
 	}
 	rest, inline := strings.CutPrefix(url, "data:")
 	if !inline {
-		return nil, errors.New("has an image at an address; this server passes no URLs on to the model's server: send the image itself, as a data URL")
+		return nil, errors.New("has an image at an address; this server passes no URLs on to the model's server: send the " +
+			"image itself, as a data URL")
 	}
 	kind, data, ok := strings.Cut(rest, ";base64,")
 	if !ok {
 		return nil, errors.New("has an image whose data URL is not in Base64")
 	}
 	return &agent.Image{MediaType: kind, Base64: data}, nil
+}
+
+// document returns the file of a part.
+func (p *part) document() (*agent.Document, error) {
+	rest, inline := strings.CutPrefix(p.FileData, "data:")
+	kind, data, ok := strings.Cut(rest, ";base64,")
+	if !inline || !ok {
+		return nil, errors.New("has a file without file_data, which must be a data URL in Base64; this server passes no " +
+			"addresses and no ids on to the model's server")
+	}
+	return &agent.Document{Name: p.Filename, MediaType: kind, Base64: data}, nil
 }
 
 // decodeParts decodes content: a text, or a list of parts.

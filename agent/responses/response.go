@@ -41,6 +41,22 @@ type echo struct {
 	Truncation      string            `json:"truncation"`
 }
 
+// MarshalJSON implements [json.Marshaler]. Perplexity's clients expect members without a value to be
+// absent, where OpenAI's expect null.
+func (r *response) MarshalJSON() ([]byte, error) {
+	type plain response
+	if r.echo != nil {
+		return json.Marshal((*plain)(r))
+	}
+	return json.Marshal(&struct {
+		*plain
+		Error      *responseError     `json:"error,omitempty"`
+		Incomplete *incompleteDetails `json:"incomplete_details,omitempty"`
+		Usage      *usage             `json:"usage,omitempty"`
+		Previous   *string            `json:"previous_response_id,omitempty"`
+	}{(*plain)(r), r.Error, r.Incomplete, r.Usage, r.Previous})
+}
+
 type responseError struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
@@ -77,7 +93,7 @@ type (
 		Type        string            `json:"type"`
 		Text        string            `json:"text"`
 		Annotations []fileCitation    `json:"annotations"`
-		Logprobs    []json.RawMessage `json:"logprobs"`
+		Logprobs    []json.RawMessage `json:"logprobs,omitzero"` // nil for Perplexity
 	}
 	// fileCitation tells of a file that a program has left in a container.
 	fileCitation struct {
@@ -139,7 +155,8 @@ type (
 // newResponse returns the response to a request before its first event.
 func newResponse(v vendor, id string, created time.Time, req *request) *response {
 	r := &response{
-		ID: id, Object: "response", CreatedAt: created.Unix(), Status: statusInProgress, Model: req.Model, Output: []any{}, Previous: req.Previous,
+		ID: id, Object: "response", CreatedAt: created.Unix(), Status: statusInProgress, Model: req.Model, Output: []any{},
+		Previous:   req.Previous,
 		Background: req.Background, Store: req.stored(),
 	}
 	if req.Background {
@@ -149,8 +166,10 @@ func newResponse(v vendor, id string, created time.Time, req *request) *response
 		return r
 	}
 	r.echo = &echo{
-		Instructions: req.Instructions, MaxOutputTokens: req.MaxOutputTokens, Metadata: req.Metadata, Parallel: req.Parallel == nil || *req.Parallel,
-		Reasoning: json.RawMessage(`{"effort":null,"summary":null}`), Temperature: 1, Text: json.RawMessage(`{"format":{"type":"text"}}`),
+		Instructions: req.Instructions, MaxOutputTokens: req.MaxOutputTokens, MaxToolCalls: req.MaxToolCalls,
+		Metadata: req.Metadata, Parallel: req.Parallel == nil || *req.Parallel,
+		Reasoning: json.RawMessage(`{"effort":null,"summary":null}`), Temperature: 1,
+		Text:       json.RawMessage(`{"format":{"type":"text"}}`),
 		ToolChoice: req.ToolChoice, Tools: req.Tools, TopP: 1, Truncation: "disabled",
 	}
 	if isSet(req.Text.Format) {
@@ -177,11 +196,16 @@ func newResponse(v vendor, id string, created time.Time, req *request) *response
 // end completes the response, but for its output, at a time.
 func (r *response) end(v vendor, end *agent.End, at time.Time) {
 	u := &usage{
-		InputTokens: end.Usage.Input, InputTokensDetails: map[string]int{"cached_tokens": 0, "cache_write_tokens": 0},
-		OutputTokens: end.Usage.Output, OutputDetails: map[string]int{"reasoning_tokens": 0}, TotalTokens: end.Usage.Input + end.Usage.Output,
+		InputTokens: end.Usage.Input, InputTokensDetails: map[string]int{
+			"cached_tokens": end.Usage.CacheRead, "cache_write_tokens": end.Usage.CacheWrite,
+		},
+		OutputTokens: end.Usage.Output, OutputDetails: map[string]int{"reasoning_tokens": 0},
+		TotalTokens: end.Usage.Input + end.Usage.Output,
 	}
 	if v == perplexity {
-		u.InputTokensDetails, u.OutputDetails = map[string]int{"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}, nil
+		u.InputTokensDetails, u.OutputDetails = map[string]int{
+			"cache_creation_input_tokens": end.Usage.CacheWrite, "cache_read_input_tokens": end.Usage.CacheRead,
+		}, nil
 		if end.Calls > 0 {
 			u.ToolCallsDetails = map[string]invocation{sandboxName: {end.Calls}}
 		}

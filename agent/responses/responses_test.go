@@ -19,6 +19,7 @@ import (
 	"github.com/go-chi/chi/v5"
 	"go.uber.org/goleak"
 
+	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/agent/agenttest"
 	"github.com/bullpen-run/bullpen/agent/responses"
 	"github.com/bullpen-run/bullpen/agent/script"
@@ -36,7 +37,7 @@ type world struct {
 	runs *agenttest.Store
 	// answers has the routes.
 	answers  *responses.Server
-	notified []string // bodies of webhooks
+	notified chan string // bodies of webhooks
 	mu       sync.Mutex
 	asked    []string // bodies of requests to the model
 	server   *httptest.Server
@@ -48,7 +49,7 @@ func newWorld(t *testing.T, rules string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, host: agenttest.NewHost(), runs: agenttest.NewStore()}
+	w := &world{t: t, host: agenttest.NewHost(), runs: agenttest.NewStore(), notified: make(chan string, 16)}
 	model := httptest.NewServer(&script.Server{Script: s, Requests: func(_ http.Header, body []byte) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -57,12 +58,17 @@ func newWorld(t *testing.T, rules string) *world {
 	t.Cleanup(model.Close)
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
+	up := &upstream.Client{
+		URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute,
+		HTTP: client,
+	}
 	w.answers = &responses.Server{
-		Upstream: &upstream.Client{URL: model.URL, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: client},
-		Host:     func(r *http.Request) responses.Host { w.host.R = r; return w.host }, Runs: w.runs, Log: slog.New(slog.DiscardHandler),
+		Upstream: up, Completions: up,
+		Host: func(r *http.Request) agent.RequestHost { w.host.R = r; return w.host }, Runs: w.runs,
+		Log: slog.New(slog.DiscardHandler),
 		Notify: func(_ context.Context, _, _, _ string, body any) error {
 			text, err := json.Marshal(body)
-			w.notified = append(w.notified, string(text))
+			w.notified <- string(text)
 			return err
 		},
 	}
@@ -136,24 +142,31 @@ const (
 	sandbox     = `"tools":[{"type":"sandbox"}]`
 	outputs     = `"include":["code_interpreter_call.outputs"]`
 
-	interpreterRule = `{role: user, tool: code_interpreter, text: abcd, chunk: 2, calls: [{name: code_interpreter, arguments: {code: "1"}}]}`
-	shellRule       = `{role: user, tool: shell, calls: [{name: shell, arguments: {commands: [ls, pwd], timeout_ms: 1500}}]}`
-	sandboxRule     = `{role: user, tool: sandbox, text: abcd, chunk: 2, calls: [{name: sandbox, arguments: {language: python, code: "1"}}]}`
-	allRules        = `rules: [` + interpreterRule + `, ` + shellRule + `, ` + sandboxRule + `, {text: ok}]`
+	interpreterRule = `{role: user, tool: code_interpreter, text: abcd, chunk: 2, calls: [{name: code_interpreter, ` +
+		`arguments: {code: "1"}}]}`
+	shellRule = `{role: user, tool: shell, calls: [{name: shell, arguments: {commands: [ls, pwd], ` +
+		`timeout_ms: 1500}}]}`
+	sandboxRule = `{role: user, tool: sandbox, text: abcd, chunk: 2, calls: [{name: sandbox, arguments: {language: ` +
+		`python, code: "1"}}]}`
+	allRules = `rules: [` + interpreterRule + `, ` + shellRule + `, ` + sandboxRule + `, {text: ok}]`
 )
 
 func TestModels(t *testing.T) {
 	w := newWorld(t, allRules)
 	for _, prefix := range []string{"/openai/v1", "/perplexity/v1"} {
 		status, answer := w.do(http.MethodGet, prefix+"/models", "")
-		if status != http.StatusOK || !strings.HasPrefix(answer, `{"object":"list","data":[{"id":"script","object":"model","created":0,"owned_by":"bullpen"}]`) {
+		if status != http.StatusOK ||
+			!strings.HasPrefix(answer,
+				`{"object":"list","data":[{"id":"script","object":"model","created":0,"owned_by":"bullpen"}]`) {
 			t.Errorf("%d %s", status, answer)
 		}
-		if status, answer := w.do(http.MethodGet, prefix+"/models/script", ""); status != http.StatusOK || !strings.HasPrefix(answer, `{"id":"script"`) {
+		if status, answer := w.do(http.MethodGet, prefix+"/models/script", ""); status != http.StatusOK ||
+			!strings.HasPrefix(answer, `{"id":"script"`) {
 			t.Errorf("%d %s", status, answer)
 		}
 		for _, other := range []string{"other", "a%2Fscript", "a/script"} {
-			if status, answer := w.do(http.MethodGet, prefix+"/models/"+other, ""); status != http.StatusNotFound || !strings.Contains(answer, "invalid_request_error") {
+			if status, answer := w.do(http.MethodGet, prefix+"/models/"+other, ""); status != http.StatusNotFound ||
+				!strings.Contains(answer, "invalid_request_error") {
 				t.Errorf("%d %s", status, answer)
 			}
 		}
@@ -215,7 +228,8 @@ func TestSandboxResults(t *testing.T) {
 				}
 				item := r.Output[1]
 				results, _ := item["results"].([]any)
-				if len(results) != 1 || item["status"] != c.status || item["language"] != "python" || item["code"] != "1" || item["call_id"] == "" {
+				if len(results) != 1 || item["status"] != c.status || item["language"] != "python" || item["code"] != "1" ||
+					item["call_id"] == "" {
 					t.Fatalf("%v", item)
 				}
 				if one, _ := results[0].(map[string]any); one["status"] != c.status || one["exit_code"] != c.exit {
@@ -247,7 +261,8 @@ func TestCodeInterpreter(t *testing.T) {
 			w.host.Result.Stdout = "printed"
 			_, answer := w.ask(openAI, interpreter, outputs)
 			r := decode(t, answer)
-			if r.types() != "message code_interpreter_call message" || r.Output[1]["status"] != c.status || strings.Contains(answer, "printed") != (c.err == nil) {
+			if r.types() != "message code_interpreter_call message" || r.Output[1]["status"] != c.status ||
+				strings.Contains(answer, "printed") != (c.err == nil) {
 				t.Fatalf("%s", answer)
 			}
 			_, answer = w.ask(openAI, interpreter)
@@ -263,7 +278,8 @@ func TestShell(t *testing.T) {
 	w.host.Result = proto.Exited(3)
 	_, answer := w.ask(openAI, shell)
 	r := decode(t, answer)
-	if r.types() != "shell_call shell_call_output message" || strings.Count(answer, `"outcome":{"type":"exit","exit_code":3}`) != 2 {
+	if r.types() != "shell_call shell_call_output message" ||
+		strings.Count(answer, `"outcome":{"type":"exit","exit_code":3}`) != 2 {
 		t.Fatalf("%s", answer)
 	}
 	if n := len(w.host.Requests()); n != 2 || w.host.Requests()[0].Timeout != 2 {
@@ -294,9 +310,12 @@ func TestStreamsHaveNumberedEventsInOrder(t *testing.T) {
 	w := newWorld(t, allRules)
 	for _, c := range []struct{ path, tools, want string }{
 		{openAI, interpreter, created + added + part + delta + delta + text + end + done +
-			added + call + ".in_progress " + call + "_code.delta " + call + "_code.done " + call + ".interpreting " + call + ".completed " + done + message + "response.completed"},
-		{openAI, shell, created + added + lines + lines + done + added + lists + lists + done + message + "response.completed"},
-		{perplexity, sandbox, created + added + delta + delta + text + done + added + done + added + delta + text + done + "response.completed"},
+			added + call + ".in_progress " + call + "_code.delta " + call + "_code.done " + call + ".interpreting " + call +
+			".completed " + done + message + "response.completed"},
+		{openAI, shell, created + added + lines + lines + done + added + lists + lists + done + message +
+			"response.completed"},
+		{perplexity, sandbox, created + added + delta + delta + text + done + added + done + added + delta + text + done +
+			"response.completed"},
 	} {
 		w.host.Result = proto.Exited(0)
 		status, answer := w.ask(c.path, c.tools, `"stream":true`)
@@ -326,7 +345,8 @@ func TestStreamsHaveNumberedEventsInOrder(t *testing.T) {
 
 // An error before anything was carried out is an answer, a later one is part of the response.
 func TestErrors(t *testing.T) {
-	w := newWorld(t, `rules: [{match: early, status: 429, retry_after: 100}, {match: broken, text: half, fault: drop}, `+interpreterRule+`, {role: tool, text: half, fault: drop}, {text: ok}]`)
+	w := newWorld(t, `rules: [{match: early, status: 429, retry_after: 100}, {match: broken, text: half, fault: drop}, `+
+		interpreterRule+`, {role: tool, text: half, fault: drop}, {text: ok}]`)
 	w.host.Result = proto.Exited(0)
 	for _, more := range []string{`"stream":false`, `"stream":true`} {
 		status, answer := w.ask(openAI, `"input":"early"`, more)
@@ -334,16 +354,19 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%d %s", status, answer)
 		}
 	}
-	if status, answer := w.ask(openAI, `"input":"broken"`); status != http.StatusInternalServerError || decode(t, answer).Error.Type != "server_error" {
+	if status, answer := w.ask(openAI, `"input":"broken"`); status != http.StatusInternalServerError ||
+		decode(t, answer).Error.Type != "server_error" {
 		t.Errorf("%d %s", status, answer)
 	}
 	status, answer := w.ask(openAI, interpreter)
 	r := decode(t, answer)
-	if status != http.StatusOK || r.Status != "failed" || r.Error.Code != "server_error" || r.types() != "message code_interpreter_call message" || r.Output[2]["status"] != "incomplete" {
+	if status != http.StatusOK || r.Status != "failed" || r.Error.Code != "server_error" ||
+		r.types() != "message code_interpreter_call message" || r.Output[2]["status"] != "incomplete" {
 		t.Errorf("%d %s", status, answer)
 	}
 	status, answer = w.ask(perplexity, `"input":"broken"`, `"stream":true`)
-	if status != http.StatusOK || !strings.Contains(answer, "event: response.failed\ndata: ") || strings.Contains(answer, "response.completed") {
+	if status != http.StatusOK || !strings.Contains(answer, "event: response.failed\ndata: ") ||
+		strings.Contains(answer, "response.completed") {
 		t.Errorf("%d %s", status, answer)
 	}
 }
@@ -354,25 +377,30 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		`{"input":"x"}`:            "model",
 		`{"model":"m"}`:            "input",
 		`{"model":"m","input":[]}`: "input",
-		`{"model":"m","input":[{"role":"root","content":"x"}]}`:                                                                                     "input[0]",
-		`{"model":"m","input":[{"type":"item_reference","id":"msg_1"}]}`:                                                                            "input[0]",
-		`{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_id":"f"}]}]}`:                                                   "input[0]",
-		`{"model":"m","input":[{"type":"function_call","call_id":"c","name":"f","arguments":"1"}]}`:                                                 "input[0]",
-		`{"model":"m","input":"x","previous_response_id":"resp_1"}`:                                                                                 "previous_response_id",
-		`{"model":"m","input":"x","conversation":"conv_1"}`:                                                                                         "conversation",
-		`{"model":"m","input":"x","text":{"format":{"type":"json_schema"}}}`:                                                                        "text.format",
-		`{"model":"m","input":"x","max_output_tokens":0}`:                                                                                           "max_output_tokens",
-		`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`:                                                                                 "tools[0].type",
-		`{"model":"m","input":"x","tools":[{"type":"sandbox"}]}`:                                                                                    "tools[0].type",
-		`{"model":"m","input":"x","tools":[{"type":"code_interpreter"}]}`:                                                                           "tools[0].container",
-		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto","network_policy":{"type":"allowlist"}}}]}`:         "tools",
-		`{"model":"m","input":"x","tools":[{"type":"shell","environment":{"type":"local"}}]}`:                                                       "tools[0].environment",
-		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto"}},{"type":"function","name":"code_interpreter"}]}`: "tools[1]",
-		`{"model":"m","input":"x","tool_choice":{"type":"function","name":"f"}}`:                                                                    "tool_choice",
+		`{"model":"m","input":[{"role":"root",` +
+			`"content":"x"}]}`: "input[0]",
+		`{"model":"m","input":[{"role":"user","content":[{"type":"input_file",` +
+			`"file_id":"f"}]}]}`: "input[0]",
+		`{"model":"m","input":[{"type":"function_call","call_id":"c","name":"f",` +
+			`"arguments":"1"}]}`: "input[0]",
+		`{"model":"m","input":"x","previous_response_id":"resp_1"}`:          "previous_response_id",
+		`{"model":"m","input":"x","conversation":"conv_1"}`:                  "conversation",
+		`{"model":"m","input":"x","text":{"format":{"type":"json_schema"}}}`: "text.format",
+		`{"model":"m","input":"x","max_output_tokens":0}`:                    "max_output_tokens",
+		`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`:          "tools[0].type",
+		`{"model":"m","input":"x","tools":[{"type":"sandbox"}]}`:             "tools[0].type",
+		`{"model":"m","input":"x","tools":[{"type":"code_interpreter"}]}`:    "tools[0].container",
+		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto",` +
+			`"network_policy":{"type":"allowlist"}}}]}`: "tools",
+		`{"model":"m","input":"x","tools":[{"type":"shell","environment":{"type":"local"}}]}`: "tools[0].environment",
+		`{"model":"m","input":"x","tools":[{"type":"code_interpreter","container":{"type":"auto"}},{"type":"function",` +
+			`"name":"code_interpreter"}]}`: "tools[1]",
+		`{"model":"m","input":"x","tool_choice":{"type":"function","name":"f"}}`: "tool_choice",
 		`{`: "",
 	} {
 		status, answer := w.do(http.MethodPost, openAI, body)
-		if r := decode(t, answer); status != http.StatusBadRequest || r.Error.Type != "invalid_request_error" || r.Error.Param != param {
+		if r := decode(t, answer); status != http.StatusBadRequest || r.Error.Type != "invalid_request_error" ||
+			r.Error.Param != param {
 			t.Errorf("%s: %d %s", body, status, answer)
 		}
 	}
@@ -393,20 +421,26 @@ func TestContainers(t *testing.T) {
 			t.Errorf("%s: %d %s", path, status, answer)
 		}
 	}
-	citation, _ := decode(t, answer).Output[2]["content"].([]any)[0].(map[string]any)["annotations"].([]any)[0].(map[string]any)
+	content, _ := decode(t, answer).Output[2]["content"].([]any)[0].(map[string]any)
+	citation, _ := content["annotations"].([]any)[0].(map[string]any)
 	file := fmt.Sprintf("/openai/v1/containers/%v/files/%v", citation["container_id"], citation["file_id"])
-	if status, content := w.do(http.MethodGet, file+"/content", ""); status != http.StatusOK || content != "chart" || citation["filename"] != "plot.png" {
+	if status, content := w.do(http.MethodGet, file+"/content", ""); status != http.StatusOK || content != "chart" ||
+		citation["filename"] != "plot.png" {
 		t.Errorf("%d %s, %v", status, content, citation)
 	}
-	if status, answer := w.ask(openAI, named(id)); status != http.StatusOK || decode(t, answer).Output[1]["container_id"] != id {
+	if status, answer := w.ask(openAI, named(id)); status != http.StatusOK ||
+		decode(t, answer).Output[1]["container_id"] != id {
 		t.Errorf("%d %s", status, answer)
 	}
-	earlier := `"input":[{"role":"user","content":"x"},{"type":"code_interpreter_call","id":"ci_1","code":"1","status":"completed","container_id":"` + id + `"},{"role":"user","content":"y"}]`
-	if status, answer := w.ask(openAI, interpreter, earlier); status != http.StatusOK || decode(t, answer).Output[1]["container_id"] != id {
+	earlier := `"input":[{"role":"user","content":"x"},{"type":"code_interpreter_call","id":"ci_1","code":"1",` +
+		`"status":"completed","container_id":"` + id + `"},{"role":"user","content":"y"}]`
+	if status, answer := w.ask(openAI, interpreter, earlier); status != http.StatusOK ||
+		decode(t, answer).Output[1]["container_id"] != id {
 		t.Errorf("%d %s", status, answer)
 	}
 	w.host.Threads[id].UsedAt = time.Now().Add(-21 * time.Minute)
-	if status, answer := w.ask(openAI, interpreter, earlier); status != http.StatusOK || decode(t, answer).Output[1]["container_id"] == id {
+	if status, answer := w.ask(openAI, interpreter, earlier); status != http.StatusOK ||
+		decode(t, answer).Output[1]["container_id"] == id {
 		t.Errorf("%d %s", status, answer)
 	}
 	w.host.Threads["private"] = &proto.Thread{ID: "private", UsedAt: time.Now()}
@@ -429,43 +463,53 @@ func TestFilesOfSandboxes(t *testing.T) {
 	var files struct {
 		Data []struct{ ID, Filename string }
 	}
-	if err := json.Unmarshal([]byte(answer), &files); err != nil || len(files.Data) != 1 || files.Data[0].Filename != "data.csv" {
+	if err := json.Unmarshal([]byte(answer), &files); err != nil || len(files.Data) != 1 ||
+		files.Data[0].Filename != "data.csv" {
 		t.Fatalf("%s", answer)
 	}
-	if status, content := w.do(http.MethodGet, path+"/"+files.Data[0].ID+"/content", ""); status != http.StatusOK || content != "1,2" {
+	if status, content := w.do(http.MethodGet, path+"/"+files.Data[0].ID+"/content", ""); status != http.StatusOK ||
+		content != "1,2" {
 		t.Errorf("%d %s", status, content)
 	}
-	for _, other := range []string{perplexity + "/resp_x/files", perplexity + "/x/files", path + "/cfile_Li4vLi4/content", path + "/file_x/content"} {
+	for _, other := range []string{
+		perplexity + "/resp_x/files", perplexity + "/x/files", path + "/cfile_Li4vLi4/content",
+		path + "/file_x/content",
+	} {
 		if status, answer := w.do(http.MethodGet, other, ""); status != http.StatusNotFound {
 			t.Errorf("%s: %d %s", other, status, answer)
 		}
 	}
 }
 
-// Calls of the client's tools end the response; a call of ours beside them waits for the results.
+// Calls of the client's tools end the response, after a call of ours beside them was carried out. It is not
+// carried out again when the client's results arrive.
 func TestClientsTools(t *testing.T) {
-	w := newWorld(t, `rules: [{role: user, calls: [{name: sandbox, arguments: {language: bash, code: ls}}, {name: weather, arguments: {city: Paris}}]}, {text: ok}]`)
+	w := newWorld(t, `rules: [{role: user, calls: [{name: sandbox, arguments: {language: bash, code: ls}}, {name: `+
+		`weather, arguments: {city: Paris}}]}, {text: ok}]`)
 	w.host.Result = proto.Exited(0)
 	tools := `"tools":[{"type":"sandbox"},{"type":"function","name":"weather","parameters":{"type":"object"}}]`
 	_, answer := w.ask(perplexity, tools)
 	r := decode(t, answer)
-	if r.Status != "requires_action" || r.types() != "sandbox_results function_call" || r.Output[0]["status"] != "in_progress" || len(w.host.Requests()) != 0 {
+	if r.Status != "requires_action" || r.types() != "sandbox_results function_call" ||
+		r.Output[0]["status"] != "completed" || len(w.host.Requests()) != 1 {
 		t.Fatalf("%s", answer)
 	}
 	first, err := json.Marshal(r.Output)
 	if err != nil {
 		t.Fatal(err)
 	}
-	input := strings.TrimSuffix(string(first), "]") + fmt.Sprintf(`,{"type":"function_call_output","call_id":%q,"output":"sunny"}]`, r.Output[1]["call_id"])
+	input := strings.TrimSuffix(string(first), "]") +
+		fmt.Sprintf(`,{"type":"function_call_output","call_id":%q,"output":"sunny"}]`, r.Output[1]["call_id"])
 	_, answer = w.ask(perplexity, tools, `"input":[{"role":"user","content":"x"},`+input[1:])
-	if r := decode(t, answer); r.Status != "completed" || r.types() != "sandbox_results message" || r.Output[0]["status"] != "completed" || len(w.host.Requests()) != 1 {
+	if r := decode(t, answer); r.Status != "completed" || r.types() != "message" || len(w.host.Requests()) != 1 {
 		t.Errorf("%s", answer)
 	}
 }
 
 // A reply that is cut off has no calls, and an endless loop ends.
 func TestLimits(t *testing.T) {
-	w := newWorld(t, `rules: [{match: cut, text: half, finish: length, calls: [{name: sandbox, raw: '{"language": "ba'}]}, {match: bad, role: user, calls: [{name: sandbox, raw: '[1]'}]}, `+
+	w := newWorld(t, `rules: [{match: cut, text: half, finish: length, calls: [{name: sandbox, raw: '{"language": `+
+		`"ba'}]}, {match: bad, role: user, calls: [{name: sandbox, raw: '[1]'}]}, `+
 		`{match: JSON, role: tool, text: sorry}, {calls: [{name: sandbox, arguments: {language: bash, code: ls}}]}]`)
 	w.host.Result = proto.Exited(0)
 	for input, c := range map[string]struct {
@@ -478,7 +522,8 @@ func TestLimits(t *testing.T) {
 	} {
 		before := len(w.host.Requests())
 		_, answer := w.ask(perplexity, sandbox, `"max_steps":2`, `"input":"`+input+`"`)
-		if r := decode(t, answer); r.Status != c.status || r.Incomplete.Reason != c.reason || r.types() != c.types || len(w.host.Requests())-before != c.runs {
+		if r := decode(t, answer); r.Status != c.status || r.Incomplete.Reason != c.reason || r.types() != c.types ||
+			len(w.host.Requests())-before != c.runs {
 			t.Errorf("%s: %s", input, answer)
 		}
 	}
@@ -506,19 +551,23 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 	if status != http.StatusOK || !strings.Contains(answer, `"filename":"data.csv"`) {
 		t.Fatalf("%d %s", status, answer)
 	}
-	if status, answer := upload(files, "batch"); status != http.StatusBadRequest || decode(t, answer).Error.Param != "purpose" {
+	if status, answer := upload(files, "batch"); status != http.StatusBadRequest ||
+		decode(t, answer).Error.Param != "purpose" {
 		t.Errorf("%d %s", status, answer)
 	}
 	status, answer = w.do(http.MethodPost, containers, `{"name":"mine","memory_limit":"4g","file_ids":["`+file+`"]}`)
 	id := decode(t, answer).ID
-	if status != http.StatusOK || !strings.Contains(answer, `"name":"mine"`) || string(w.host.Homes[id+"/data.csv"]) != "1,2" {
+	if status != http.StatusOK || !strings.Contains(answer, `"name":"mine"`) ||
+		string(w.host.Homes[id+"/data.csv"]) != "1,2" {
 		t.Fatalf("%d %s", status, answer)
 	}
 	w.host.Puts = nil
-	if status, answer := upload(containers+"/"+id+"/files", ""); status != http.StatusOK || !strings.Contains(answer, `"source":"user"`) {
+	if status, answer := upload(containers+"/"+id+"/files", ""); status != http.StatusOK ||
+		!strings.Contains(answer, `"source":"user"`) {
 		t.Errorf("%d %s", status, answer)
 	}
-	if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", `{"file_id":"`+file+`"}`); status != http.StatusOK || len(w.host.Puts) != 2 {
+	if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files",
+		`{"file_id":"`+file+`"}`); status != http.StatusOK || len(w.host.Puts) != 2 {
 		t.Errorf("%d %s", status, answer)
 	}
 	for fields, want := range map[string]int{"file_id=" + file: http.StatusOK, "other=1": http.StatusBadRequest} {
@@ -528,37 +577,50 @@ func TestContainersAndFilesOfClients(t *testing.T) {
 		if form.WriteField(name, value) != nil || form.Close() != nil {
 			t.Fatal("no form")
 		}
-		if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", body.String(), "Content-Type", form.FormDataContentType()); status != want {
+		if status, answer := w.do(http.MethodPost, containers+"/"+id+"/files", body.String(), "Content-Type",
+			form.FormDataContentType()); status != want {
 			t.Errorf("a form with %s: %d %s", fields, status, answer)
 		}
 	}
-	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"1g","network_policy":{"type":"disabled"},"file_ids":["` + file + `"]}}]`
+	auto := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"1g",` +
+		`"network_policy":{"type":"disabled"},"file_ids":["` + file + `"]}}]`
 	if status, answer := w.ask(openAI, auto); status != http.StatusOK || len(w.host.Puts) != 4 {
 		t.Errorf("%d %s", status, answer)
 	}
 	more := `"tools":[{"type":"code_interpreter","container":{"type":"auto","memory_limit":"16g"}}]`
-	if status, answer := w.ask(openAI, more); status != http.StatusBadRequest || !strings.Contains(answer, "the sandbox profile of this API key has 4GiB of memory") {
+	if status, answer := w.ask(openAI, more); status != http.StatusBadRequest ||
+		!strings.Contains(answer, "the sandbox profile of this API key has 4GiB of memory") {
 		t.Errorf("%d %s", status, answer)
 	}
-	if status, answer := w.do(http.MethodGet, files, ""); status != http.StatusOK || !strings.Contains(answer, `"data":[{"id":"`+file) {
+	if status, answer := w.do(http.MethodGet, files, ""); status != http.StatusOK ||
+		!strings.Contains(answer, `"data":[{"id":"`+file) {
 		t.Errorf("%d %s", status, answer)
 	}
-	if status, answer := w.do(http.MethodDelete, containers+"/"+id+"/files/cfile_ZGF0YS5jc3Y", ""); status != http.StatusOK || !strings.Contains(answer, `"object":"container.file.deleted","deleted":true`) {
+	if status, answer := w.do(http.MethodDelete, containers+"/"+id+"/files/cfile_ZGF0YS5jc3Y",
+		""); status != http.StatusOK || !strings.Contains(answer, `"object":"container.file.deleted","deleted":true`) {
 		t.Errorf("%d %s", status, answer)
 	}
-	if status, answer := w.do(http.MethodDelete, containers+"/"+id+"/files/cfile_ZGF0YS5jc3Y", ""); status != http.StatusNotFound {
+	if status, answer := w.do(http.MethodDelete, containers+"/"+id+"/files/cfile_ZGF0YS5jc3Y",
+		""); status != http.StatusNotFound {
 		t.Errorf("%d %s", status, answer)
 	}
 	for _, path := range []string{files + "/" + file, containers + "/" + id} {
-		if status, answer := w.do(http.MethodDelete, path, ""); status != http.StatusOK || !strings.Contains(answer, `"deleted":true`) {
+		if status, answer := w.do(http.MethodDelete, path, ""); status != http.StatusOK ||
+			!strings.Contains(answer, `"deleted":true`) {
 			t.Errorf("%s: %d %s", path, status, answer)
 		}
 		if status, _ := w.do(http.MethodGet, path, ""); status != http.StatusNotFound {
 			t.Errorf("%s after its deletion: %d", path, status)
 		}
 	}
-	for body, param := range map[string]string{`{}`: "name", `{"name":"n","memory_limit":"64g"}`: "memory_limit", `{"name":"n","memory_limit":"2g"}`: "memory_limit", `{"name":"n","network_policy":{"type":"allowlist"}}`: "network_policy", `{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after"} {
-		if status, answer := w.do(http.MethodPost, containers, body); status != http.StatusBadRequest || decode(t, answer).Error.Param != param {
+	for body, param := range map[string]string{
+		`{}`: "name", `{"name":"n","memory_limit":"64g"}`: "memory_limit",
+		`{"name":"n","memory_limit":"2g"}`:                                     "memory_limit",
+		`{"name":"n","network_policy":{"type":"allowlist"}}`:                   "network_policy",
+		`{"name":"n","expires_after":{"anchor":"last_active_at","minutes":5}}`: "expires_after",
+	} {
+		if status, answer := w.do(http.MethodPost, containers, body); status != http.StatusBadRequest ||
+			decode(t, answer).Error.Param != param {
 			t.Errorf("%s: %d %s", body, status, answer)
 		}
 	}
@@ -605,7 +667,10 @@ func TestPages(t *testing.T) {
 			t.Errorf("%s: %s, want %s", path, got, want)
 		}
 	}
-	for query, want := range map[string]int{"?limit=0": http.StatusBadRequest, "?limit=101": http.StatusBadRequest, "?order=up": http.StatusBadRequest, "?after=cntr_x": http.StatusNotFound} {
+	for query, want := range map[string]int{
+		"?limit=0": http.StatusBadRequest, "?limit=101": http.StatusBadRequest,
+		"?order=up": http.StatusBadRequest, "?after=cntr_x": http.StatusNotFound,
+	} {
 		if status, answer := w.do(http.MethodGet, containers+query, ""); status != want {
 			t.Errorf("%s: %d %s", query, status, answer)
 		}

@@ -11,65 +11,25 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Host carries out what a request needs.
-type Host interface {
-	agent.Host
-	// ReadBody reads the body of the request.
-	ReadBody(w http.ResponseWriter) ([]byte, error)
-	// ReadUpload reads the form that is the body of the request, with its file. A form with the field
-	// instead, unless that is empty, may have no file. The result must be closed.
-	ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error)
-	// CreateThread creates a thread without files.
-	CreateThread(ctx context.Context, id string) error
-	// RemoveThread removes a thread with its files. The code of its error is [api.CodeConflict] while
-	// an execution uses it.
-	RemoveThread(ctx context.Context, id string) error
-	// AllowStored refuses a run that is to be stored, or to go on in the background, if the server or
-	// the API key has no room for it.
-	AllowStored(ctx context.Context, background bool) error
-	// Caller returns the organisation and the id of the API key of the request.
-	Caller() (org, key string)
-	// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the
-	// order of their ids. It returns an error if they are too many.
-	UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error)
-	// Profile returns the sandbox profile of the API key.
-	Profile(ctx context.Context) (proto.Profile, error)
-	// DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if
-	// there is none.
-	DeleteFile(ctx context.Context, thread, path string) error
-	// Files returns the files of the organisation that have not expired, the newest first.
-	Files() []proto.AgentFile
-	// RemoveFile removes a file of the organisation. The code of its error is [api.CodeNotFound] if
-	// there is none.
-	RemoveFile(ctx context.Context, id string) error
-}
-
 // Server serves the routes. Its fields are set before its use.
 type Server struct {
 	Upstream agent.Upstream
 	// Host returns the host of a request.
-	Host func(r *http.Request) Host
+	Host func(r *http.Request) agent.RequestHost
+	// Completions asks for chat completions, which are passed on.
+	Completions Completions
 	// Runs stores responses.
 	Runs agent.Store
 	// Notify sends a webhook about a response to the endpoint of an API key, if it has one. The webhook
 	// of a name is sent once.
 	Notify func(ctx context.Context, org, key, name string, body any) error
 	Log    *slog.Logger
-}
-
-// Route is a route of the server.
-type Route struct {
-	Method, Path string
-	Scope        proto.Scope // that the API key needs
-	Starts       bool        // it starts executions
-	Handle       func(w http.ResponseWriter, r *http.Request) error
 }
 
 // vendor is whose API a request is written for.
@@ -83,58 +43,87 @@ const (
 	byTools vendor = ""
 )
 
-// The paths below which the routes are, as the vendors' own clients have them in base URLs.
+// The paths below which the routes are. The vendors' own clients have them in base URLs.
 const (
-	openAIPrefix     = "/openai/v1"
-	perplexityPrefix = "/perplexity/v1"
+	OpenAIPrefix     = "/openai"
+	PerplexityPrefix = "/perplexity"
+
+	openAIPrefix     = OpenAIPrefix + "/v1"
+	perplexityPrefix = PerplexityPrefix + "/v1"
 )
 
 // Routes returns the routes. Those that no other API of this server could have are at the root too.
-func (s *Server) Routes() []Route {
-	var list []Route
-	for path, v := range map[string]vendor{
-		openAIPrefix + "/responses": openAI, perplexityPrefix + "/responses": perplexity, perplexityPrefix + "/agent": perplexity,
-		"/v1/responses": byTools, "/v1/agent": perplexity,
+func (s *Server) Routes() []agent.Route {
+	const execute, files = proto.ScopeExecute, proto.ScopeFiles
+	var list []agent.Route
+	add := func(method, path, id, summary string, scope proto.Scope,
+		handle func(http.ResponseWriter, *http.Request) error,
+	) {
+		route := api.Route{Method: method, Path: path, ID: id, Summary: summary, Scope: scope, Vendor: "OpenAI"}
+		if strings.HasPrefix(id, "perplexity") || strings.HasPrefix(id, "rootAgent") {
+			route.Vendor = "Perplexity"
+		}
+		list = append(list, agent.Route{Route: route, Handle: handler(handle)})
+	}
+	for _, surface := range []struct {
+		path, id string
+		vendor   vendor
+	}{
+		{openAIPrefix + "/responses", "openai", openAI},
+		{perplexityPrefix + "/responses", "perplexity", perplexity},
+		{perplexityPrefix + "/agent", "perplexityAgent", perplexity},
+		{"/v1/responses", "root", byTools},
+		{"/v1/agent", "rootAgent", perplexity},
 	} {
-		of := func(handle func(v vendor, w http.ResponseWriter, r *http.Request) error) func(http.ResponseWriter, *http.Request) error {
-			return handler(func(w http.ResponseWriter, r *http.Request) error { return handle(v, w, r) })
+		of := func(handle func(v vendor, w http.ResponseWriter, r *http.Request) error) func(
+			http.ResponseWriter, *http.Request) error {
+			return func(w http.ResponseWriter, r *http.Request) error { return handle(surface.vendor, w, r) }
 		}
-		list = append(list,
-			Route{http.MethodPost, path, proto.ScopeExecute, true, of(s.create)},
-			Route{http.MethodGet, path + "/{id}", proto.ScopeExecute, false, of(s.get)},
-			Route{http.MethodPost, path + "/{id}/cancel", proto.ScopeExecute, false, of(s.cancel)},
-		)
-		if v != perplexity {
-			list = append(list, Route{http.MethodDelete, path + "/{id}", proto.ScopeExecute, false, of(s.delete)})
+		one := surface.path + "/{id}"
+		add(http.MethodPost, surface.path, surface.id+"CreateResponse", "Create a response", execute, of(s.create))
+		list[len(list)-1].Starts = true
+		add(http.MethodGet, one, surface.id+"GetResponse", "Look at a response", execute, of(s.get))
+		add(http.MethodPost, one+"/cancel", surface.id+"CancelResponse", "Cancel a response", execute, of(s.cancel))
+		if surface.vendor != perplexity {
+			add(http.MethodDelete, one, surface.id+"DeleteResponse", "Delete a response", execute, of(s.delete))
+			add(http.MethodGet, one+"/input_items", surface.id+"ListInputItems", "List the input of a response", execute,
+				of(s.listInputItems))
+		}
+		if surface.vendor == perplexity && surface.path != "/v1/agent" {
+			add(http.MethodGet, one+"/files", surface.id+"ListSharedFiles", "List the files of a response", files, s.listShared)
+			add(http.MethodGet, one+"/files/{file}/content", surface.id+"GetSharedFile", "Download a file of a response", files,
+				s.getShared)
 		}
 	}
-	for _, prefix := range []string{openAIPrefix, perplexityPrefix} {
-		list = append(list,
-			Route{http.MethodGet, prefix + "/models", proto.ScopeExecute, false, handler(s.ListModels)},
-			Route{http.MethodGet, prefix + "/models/*", proto.ScopeExecute, false, handler(s.GetModel)},
-		)
+	for prefix, id := range map[string]string{openAIPrefix: "openai", PerplexityPrefix: "perplexity", "/v1": "root"} {
+		add(http.MethodPost, prefix+"/chat/completions", id+"CreateChatCompletion", "Complete a chat", execute,
+			s.completeChat)
 	}
-	for _, prefix := range []string{perplexityPrefix + "/responses", perplexityPrefix + "/agent"} {
-		list = append(list,
-			Route{http.MethodGet, prefix + "/{id}/files", proto.ScopeFiles, false, handler(s.listShared)},
-			Route{http.MethodGet, prefix + "/{id}/files/{file}/content", proto.ScopeFiles, false, handler(s.getShared)},
-		)
+	for prefix, id := range map[string]string{openAIPrefix: "openai", perplexityPrefix: "perplexity"} {
+		add(http.MethodGet, prefix+"/models", id+"ListModels", "List models", execute, s.ListModels)
+		add(http.MethodGet, prefix+"/models/*", id+"GetModel", "Look at a model", execute, s.GetModel)
 	}
-	return append(list,
-		Route{http.MethodPost, openAIPrefix + "/files", proto.ScopeFiles, false, handler(s.uploadFile)},
-		Route{http.MethodGet, openAIPrefix + "/files", proto.ScopeFiles, false, handler(s.listUploads)},
-		Route{http.MethodGet, openAIPrefix + "/files/{id}", proto.ScopeFiles, false, handler(s.getUpload)},
-		Route{http.MethodDelete, openAIPrefix + "/files/{id}", proto.ScopeFiles, false, handler(s.deleteUpload)},
-		Route{http.MethodPost, openAIPrefix + "/containers", proto.ScopeFiles, false, handler(s.createContainer)},
-		Route{http.MethodGet, openAIPrefix + "/containers", proto.ScopeFiles, false, handler(s.listContainers)},
-		Route{http.MethodDelete, openAIPrefix + "/containers/{id}", proto.ScopeFiles, false, handler(s.deleteContainer)},
-		Route{http.MethodPost, openAIPrefix + "/containers/{id}/files", proto.ScopeFiles, false, handler(s.addFile)},
-		Route{http.MethodGet, openAIPrefix + "/containers/{id}", proto.ScopeFiles, false, handler(s.getContainer)},
-		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files", proto.ScopeFiles, false, handler(s.listFiles)},
-		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files/{file}", proto.ScopeFiles, false, handler(s.getFile)},
-		Route{http.MethodDelete, openAIPrefix + "/containers/{id}/files/{file}", proto.ScopeFiles, false, handler(s.deleteFile)},
-		Route{http.MethodGet, openAIPrefix + "/containers/{id}/files/{file}/content", proto.ScopeFiles, false, handler(s.getContent)},
-	)
+	upload, container := openAIPrefix+"/files", openAIPrefix+"/containers/{id}"
+	add(http.MethodPost, upload, "openaiUploadFile", "Upload a file", files, s.uploadFile)
+	add(http.MethodGet, upload, "openaiListFiles", "List files", files, s.listUploads)
+	add(http.MethodGet, upload+"/{id}", "openaiGetFile", "Look at a file", files, s.getUpload)
+	add(http.MethodGet, upload+"/{id}/content", "openaiGetFileContent", "Download a file", files, s.getUploadContent)
+	add(http.MethodDelete, upload+"/{id}", "openaiDeleteFile", "Delete a file", files, s.deleteUpload)
+	add(http.MethodPost, openAIPrefix+"/containers", "openaiCreateContainer", "Create a container", files,
+		s.createContainer)
+	add(http.MethodGet, openAIPrefix+"/containers", "openaiListContainers", "List containers", files, s.listContainers)
+	add(http.MethodGet, container, "openaiGetContainer", "Look at a container", files, s.getContainer)
+	add(http.MethodDelete, container, "openaiDeleteContainer", "Delete a container", files, s.deleteContainer)
+	add(http.MethodPost, container+"/files", "openaiAddContainerFile", "Add a file to a container", files, s.addFile)
+	add(http.MethodGet, container+"/files", "openaiListContainerFiles", "List the files of a container", files,
+		s.listFiles)
+	add(http.MethodGet, container+"/files/{file}", "openaiGetContainerFile", "Look at a file of a container",
+		files, s.getFile)
+	add(http.MethodDelete, container+"/files/{file}", "openaiDeleteContainerFile", "Delete a file of a container", files,
+		s.deleteFile)
+	add(http.MethodGet, container+"/files/{file}/content", "openaiGetContainerFileContent",
+		"Download a file of a container", files, s.getContent)
+	return list
 }
 
 // handler answers requests whose fields are not valid with the name of the field.
@@ -185,7 +174,14 @@ func writeError(w http.ResponseWriter, e *api.Error, param *string) {
 	if body.Error.Param = param; param != nil && strings.HasPrefix(*param, "body") {
 		body.Error.Param = nil
 	}
-	writeJSON(w, e.Code.Status(), &body)
+	status := e.Code.Status()
+	if e.Permanent {
+		w.Header().Set("X-Should-Retry", "false")
+	}
+	if e.Reason == api.ReasonCallsMade { // not all clients read the header, and none repeats a request after this status
+		body.Error.Code, status = new(string(e.Reason)), http.StatusFailedDependency
+	}
+	writeJSON(w, status, &body)
 }
 
 // writeJSON answers with the JSON form of v.

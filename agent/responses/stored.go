@@ -36,7 +36,8 @@ type stored struct {
 	ended   bool
 }
 
-var errNoResponse = api.Errorf(api.CodeNotFound, "there is no response of that id: it was not stored, was deleted, or is past its retention")
+var errNoResponse = api.Errorf(
+	api.CodeNotFound, "there is no response of that id: it was not stored, was deleted, or is past its retention")
 
 // absent returns the error for a response whose log was removed while it was read; others are unchanged.
 func absent(err error) error {
@@ -47,7 +48,7 @@ func absent(err error) error {
 }
 
 // open returns a stored response before its first entry.
-func (s *Server) open(ctx context.Context, host Host, v vendor, id string) (*stored, error) {
+func (s *Server) open(ctx context.Context, host agent.RequestHost, v vendor, id string) (*stored, error) {
 	if !strings.HasPrefix(id, responsePrefix) || proto.CheckThreadID("id", id) != nil {
 		return nil, errNoResponse
 	}
@@ -67,7 +68,8 @@ func (s *Server) open(ctx context.Context, host Host, v vendor, id string) (*sto
 		return nil, err
 	}
 	return &stored{
-		record: run, request: req, out: newEncoder(vendor(run.API), run.ID, run.CreatedAt, req), log: &agent.Reader{Store: s.Runs, Org: org, ID: id, At: at, Reserve: host.Reserve},
+		record: run, request: req, out: newEncoder(vendor(run.API), run.ID, run.CreatedAt, req),
+		log: &agent.Reader{Store: s.Runs, Org: org, ID: id, At: at, Reserve: host.Reserve},
 	}, nil
 }
 
@@ -107,7 +109,7 @@ func (s *Server) store(ctx context.Context, run *proto.AgentRun) (at uint64, err
 	return at, err
 }
 
-func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, host Host, run *run) error {
+func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, host agent.RequestHost, run *run) error {
 	at, err := s.store(r.Context(), run.record)
 	if err != nil {
 		return err
@@ -117,7 +119,10 @@ func (s *Server) createBackground(w http.ResponseWriter, r *http.Request, host H
 		writeJSON(w, http.StatusOK, out.response)
 		return nil
 	}
-	return s.follow(w, r, &stored{record: run.record, out: out, log: &agent.Reader{Store: s.Runs, Org: run.record.Org, ID: run.record.ID, At: at, Reserve: host.Reserve}}, -1)
+	return s.follow(w, r, &stored{
+		record: run.record, out: out,
+		log: &agent.Reader{Store: s.Runs, Org: run.record.Org, ID: run.record.ID, At: at, Reserve: host.Reserve},
+	}, -1)
 }
 
 // follow answers with the events of a stored response after a number.
@@ -161,7 +166,8 @@ func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
 	case err != nil:
 		return err
 	case streamed && !run.record.Stream:
-		return proto.FieldErrorf("stream", "must be false: only a response that was created with background and stream can be streamed again")
+		return proto.FieldErrorf(
+			"stream", "must be false: only a response that was created with background and stream can be streamed again")
 	case streamed:
 		return s.follow(w, r, run, after)
 	case after >= 0:
@@ -176,19 +182,21 @@ func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
 
 // wantsStream reports whether a request for a stored response asks for a stream. OpenAI documents a
 // parameter of the query; its SDK for Go sends a body in place of it.
-func wantsStream(w http.ResponseWriter, r *http.Request, host Host) (bool, error) {
+func wantsStream(w http.ResponseWriter, r *http.Request, host agent.RequestHost) (bool, error) {
 	if r.ContentLength == 0 {
 		return r.URL.Query().Get("stream") == "true", nil
-	}
-	raw, err := host.ReadBody(w)
-	if err != nil {
-		return false, err
 	}
 	var body struct {
 		Stream bool `json:"stream"`
 	}
-	if err := json.Unmarshal(raw, &body); err != nil {
-		return false, proto.FieldErrorf("body", "must be left out, or have stream alone: %v", err)
+	err := host.ReadBody(w, func(raw []byte) error {
+		if err := json.Unmarshal(raw, &body); err != nil {
+			return proto.FieldErrorf("body", "must be left out, or have stream alone: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return false, err
 	}
 	return body.Stream || r.URL.Query().Get("stream") == "true", nil
 }
@@ -204,11 +212,14 @@ func (s *Server) cancel(v vendor, w http.ResponseWriter, r *http.Request) error 
 	openAIs := run.record.API == string(openAI)
 	switch {
 	case !run.record.Background:
-		return proto.FieldErrorf("response_id", "must be that of a response with background; others end when their client leaves")
+		return proto.FieldErrorf(
+			"response_id", "must be that of a response with background; others end when their client leaves")
 	case run.ended && !openAIs:
-		return proto.FieldErrorf("response_id", "must be that of a response that has not ended; this one is %s", run.out.response.Status)
+		return proto.FieldErrorf("response_id", "must be that of a response that has not ended; this one is %s",
+			run.out.response.Status)
 	case !run.ended:
-		if err := s.Runs.Cancel(r.Context(), run.record.Org, run.record.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		if err := s.Runs.Cancel(r.Context(), run.record.Org, run.record.ID); err != nil &&
+			!errors.Is(err, proto.ErrNotFound) {
 			return err
 		}
 	}
@@ -234,7 +245,8 @@ func (s *Server) delete(v vendor, w http.ResponseWriter, r *http.Request) error 
 		return err
 	}
 	if run.record.Background {
-		if err := s.Runs.Cancel(r.Context(), run.record.Org, run.record.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		if err := s.Runs.Cancel(r.Context(), run.record.Org, run.record.ID); err != nil &&
+			!errors.Is(err, proto.ErrNotFound) {
 			return err
 		}
 	}
@@ -247,10 +259,13 @@ func (s *Server) delete(v vendor, w http.ResponseWriter, r *http.Request) error 
 
 // adoptPrevious puts the conversation of an earlier response before the input of a request. It returns
 // the body of the request with all of it, which needs the earlier response no more.
-func (s *Server) adoptPrevious(ctx context.Context, host Host, v vendor, req *request, body []byte) ([]byte, error) {
+func (s *Server) adoptPrevious(
+	ctx context.Context, host agent.RequestHost, v vendor, req *request, body []byte,
+) ([]byte, error) {
 	before, err := s.open(ctx, host, v, *req.Previous)
 	if err != nil && agent.Public(err).Code == api.CodeNotFound {
-		return nil, proto.FieldErrorf("previous_response_id", "must be the id of a stored response: %s", agent.Public(err).Message)
+		return nil, proto.FieldErrorf("previous_response_id", "must be the id of a stored response: %s",
+			agent.Public(err).Message)
 	}
 	if err != nil {
 		return nil, err
@@ -259,27 +274,39 @@ func (s *Server) adoptPrevious(ctx context.Context, host Host, v vendor, req *re
 	if err := before.read(ctx); err != nil {
 		return nil, err
 	}
-	if status := before.out.response.Status; status != statusCompleted && status != statusIncomplete && status != statusAction {
-		return nil, proto.FieldErrorf("previous_response_id", "must be the id of a response that is completed; this one is %s", status)
+	if status := before.out.response.Status; status != statusCompleted && status != statusIncomplete &&
+		status != statusAction {
+		return nil, proto.FieldErrorf("previous_response_id",
+			"must be the id of a response that is completed; this one is %s", status)
 	}
 	items := before.request.inputItems()
 	for _, item := range before.out.response.Output {
 		items = append(items, value(item))
 	}
+	return replaceInput(host, req, body, "previous_response_id", append(items, req.inputItems()...))
+}
+
+// replaceInput replaces the input of a request, and returns the body with it. field is the member that
+// has asked for that.
+func replaceInput(
+	host agent.RequestHost, req *request, body []byte, field string, items []json.RawMessage,
+) ([]byte, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil {
 		return nil, err
 	}
-	req.Input = value(append(items, req.inputItems()...))
+	req.Input = value(items)
 	members["input"] = req.Input
 	if body = value(members); len(body) > maxInput {
-		return nil, proto.FieldErrorf("previous_response_id", "has a conversation that is longer than %d bytes with this input", maxInput)
+		return nil, proto.FieldErrorf(field, "has a conversation that is longer than %d bytes with this input", maxInput)
 	}
 	return body, host.Reserve(int64(len(body)))
 }
 
 // Prepare implements [agent.API].
-func (s *Server) Prepare(ctx context.Context, host agent.Host, record *proto.AgentRun, started *agent.Start) (*agent.Run, *agent.Start, error) {
+func (s *Server) Prepare(
+	ctx context.Context, host agent.Host, record *proto.AgentRun, started *agent.Start,
+) (*agent.Run, *agent.Start, error) {
 	req, err := decodeRequest(vendor(record.API), record.Request)
 	if err != nil {
 		return nil, nil, err
@@ -318,6 +345,7 @@ func (s *Server) Ended(ctx context.Context, run *proto.AgentRun, last *agent.Ent
 		return err
 	}
 	return s.Notify(ctx, run.Org, run.Key, "response "+run.ID, &responseEvent{
-		"evt_" + strings.TrimPrefix(run.ID, responsePrefix), "event", "response." + out.response.Status, last.At.Unix(), map[string]string{"id": run.ID},
+		"evt_" + strings.TrimPrefix(run.ID, responsePrefix), "event", "response." + out.response.Status, last.At.Unix(),
+		map[string]string{"id": run.ID},
 	})
 }

@@ -86,7 +86,8 @@ func (r *request) toolSet(v vendor) (*toolSet, error) {
 				schema = json.RawMessage(`{"type":"object","properties":{}}`)
 			}
 			name = t.Name
-			set.clients = append(set.clients, agent.Tool{Definition: agent.Definition{Name: t.Name, Description: t.Description, Schema: schema}})
+			set.clients = append(set.clients,
+				agent.Tool{Definition: agent.Definition{Name: t.Name, Description: t.Description, Schema: schema}})
 		case v == perplexity && t.Type == sandboxName:
 		case v == openAI && t.Type == interpreterName:
 			ref, err := t.interpreterContainer()
@@ -104,9 +105,11 @@ func (r *request) toolSet(v vendor) (*toolSet, error) {
 				return nil, proto.FieldErrorf(field+".environment", "%s", err.Error())
 			}
 		case v == perplexity:
-			return nil, proto.FieldErrorf(field+".type", "is %q; this server has %s, and function for tools of the client", proto.Shorten(t.Type), sandboxName)
+			return nil, proto.FieldErrorf(field+".type", "is %q; this server has %s, and function for tools of the client",
+				proto.Shorten(t.Type), sandboxName)
 		default:
-			return nil, proto.FieldErrorf(field+".type", "is %q; this server has %s, %s, and function for tools of the client", proto.Shorten(t.Type), interpreterName, shellName)
+			return nil, proto.FieldErrorf(field+".type", "is %q; this server has %s, %s, and function for tools of the client",
+				proto.Shorten(t.Type), interpreterName, shellName)
 		}
 		if set.names[name] {
 			return nil, proto.FieldErrorf(field, "has the name %q of another tool", proto.Shorten(name))
@@ -148,16 +151,20 @@ func (set *toolSet) use(ref *containerRef) error {
 		set.container = ref.ContainerID
 		return nil
 	default:
-		return errors.New("must have the type container_auto or container_reference; with others, programs would run at the client")
+		return errors.New("must have the type container_auto or container_reference; with others, programs would run at " +
+			"the client")
 	}
 }
 
 // memoryLimits are the memory limits of containers, by their names.
-var memoryLimits = map[string]proto.Bytes{"": 0, "1g": proto.GiB, "4g": 4 * proto.GiB, "16g": 16 * proto.GiB, "64g": 64 * proto.GiB}
+var memoryLimits = map[string]proto.Bytes{
+	"": 0, "1g": proto.GiB, "4g": 4 * proto.GiB, "16g": 16 * proto.GiB,
+	"64g": 64 * proto.GiB,
+}
 
 // check returns an error unless the sandboxes of the API key have the memory and the network policy
 // that a container is to have.
-func (ref *containerRef) check(ctx context.Context, host Host) error {
+func (ref *containerRef) check(ctx context.Context, host agent.RequestHost) error {
 	memory, ok := memoryLimits[ref.MemoryLimit]
 	if !ok {
 		return proto.FieldErrorf("memory_limit", "must be 1g, 4g, 16g or 64g")
@@ -170,20 +177,27 @@ func (ref *containerRef) check(ctx context.Context, host Host) error {
 	case err != nil:
 		return err
 	case memory > profile.Memory:
-		return proto.FieldErrorf("memory_limit", "is %s, but the sandbox profile of this API key has %s of memory; ask for less, or use a key whose profile has as much", ref.MemoryLimit, profile.Memory)
-	case ref.NetworkPolicy != nil && (ref.NetworkPolicy.Type != "disabled" || profile.Network.Effective() != proto.NetworkBlocked):
-		return proto.FieldErrorf("network_policy", "must be left out, or disabled if the sandbox profile of this API key has no network: it is what decides")
+		return proto.FieldErrorf("memory_limit",
+			"is %s, but the sandbox profile of this API key has %s of memory; ask for less, or use a key whose profile has "+
+				"as much, "+
+				"such as one made with --sandbox %s, which has %s", ref.MemoryLimit, profile.Memory, proto.AgentsProfileName,
+			proto.AgentsProfile(profile).Memory)
+	case ref.NetworkPolicy != nil &&
+		(ref.NetworkPolicy.Type != "disabled" || profile.Network.Effective() != proto.NetworkBlocked):
+		return proto.FieldErrorf("network_policy",
+			"must be left out, or disabled if the sandbox profile of this API key has no network: it is what decides")
 	}
 	return nil
 }
 
 const (
-	keptFiles   = "Each call is a new process in the home directory. Files there are kept for later calls, others are not. Print what you need to know."
+	keptFiles = "Each call is a new process in the home directory. Files there are kept for later calls, others are " +
+		"not. Print what you need to know."
 	schemaStart = `{"type":"object","properties":{`
 )
 
 // check refuses containers that the sandbox profile of the API key does not allow.
-func (set *toolSet) check(ctx context.Context, host Host) error {
+func (set *toolSet) check(ctx context.Context, host agent.RequestHost) error {
 	for _, ref := range set.refs {
 		err := ref.check(ctx, host)
 		if field, ok := errors.AsType[*proto.FieldError](err); ok {
@@ -202,14 +216,18 @@ func (set *toolSet) all(c *container) []agent.Tool {
 	for _, name := range set.hosted {
 		switch name {
 		case sandboxName:
-			list = append(list, newTool(name, "Runs a Python 3 program or a Bash script in a sandbox and returns its output and exit code. ",
-				`"language":{"type":"string","enum":["python","bash"]},"code":{"type":"string","description":"The program."}},"required":["language","code"]}`, c.sandbox, sandboxFailure))
+			list = append(list, newTool(
+				name, "Runs a Python 3 program or a Bash script in a sandbox and returns its output and exit code. ",
+				`"language":{"type":"string","enum":["python","bash"]},"code":{"type":"string","description":"The program."}},`+
+					`"required":["language","code"]}`, c.sandbox, sandboxFailure))
 		case interpreterName:
 			list = append(list, newTool(name, "Runs a Python 3 program in a sandbox and returns its output. ",
 				`"code":{"type":"string","description":"The program."}},"required":["code"]}`, c.interpret, interpreterFailure))
 		case shellName:
-			list = append(list, newTool(name, "Runs Bash commands in a sandbox, one after another, and returns their outputs and exit codes. ",
-				`"commands":{"type":"array","items":{"type":"string"},"description":"The commands."},"timeout_ms":{"type":"integer","description":"How long each command may run."}},"required":["commands"]}`,
+			list = append(list, newTool(
+				name, "Runs Bash commands in a sandbox, one after another, and returns their outputs and exit codes. ",
+				`"commands":{"type":"array","items":{"type":"string"},"description":"The commands."},`+
+					`"timeout_ms":{"type":"integer","description":"How long each command may run."}},"required":["commands"]}`,
 				c.shell, shellFailure))
 		}
 	}
@@ -217,9 +235,14 @@ func (set *toolSet) all(c *container) []agent.Tool {
 }
 
 // newTool returns a tool of this side. fail returns the outcome of a call that was not carried out.
-func newTool(name, does, schema string, execute func(ctx context.Context, call *agent.Call) (*agent.Outcome, error), fail func(message string) *agent.Outcome) agent.Tool {
+func newTool(
+	name, does, schema string, execute func(ctx context.Context, call *agent.Call) (*agent.Outcome, error),
+	fail func(message string) *agent.Outcome,
+) agent.Tool {
 	return agent.Tool{
-		Definition: agent.Definition{Name: name, Description: does + keptFiles, Schema: json.RawMessage(schemaStart + schema)},
+		Definition: agent.Definition{
+			Name: name, Description: does + keptFiles, Schema: json.RawMessage(schemaStart + schema),
+		},
 		Execute: func(ctx context.Context, call *agent.Call) (*agent.Outcome, error) {
 			outcome, err := execute(ctx, call)
 			switch {
@@ -247,17 +270,13 @@ func (c *container) stage(ctx context.Context, ids []string) error {
 	if len(ids) > maxFileIDs {
 		return proto.FieldErrorf("tools", "must have at most %d file_ids", maxFileIDs)
 	}
-	names := map[string]string{}
+	names := agent.Names{}
 	for _, id := range ids {
 		f, err := c.Host.File(ctx, id)
 		if err != nil {
 			return err
 		}
-		if other := names[f.Name]; other != "" && other != id {
-			return proto.FieldErrorf("tools", "put two files of the name %q into the container: %s and %s", proto.Shorten(f.Name), other, id)
-		}
-		names[f.Name] = id
-		if err := c.Upload(ctx, f); err != nil {
+		if err := c.Upload(ctx, f, names.Of(f)); err != nil {
 			return err
 		}
 	}
@@ -366,8 +385,9 @@ func (c *container) interpret(ctx context.Context, call *agent.Call) (*agent.Out
 		status = statusIncomplete
 	}
 	return &agent.Outcome{
-		Text: encode(map[string]any{"stdout": r.stdout, "stderr": r.stderr, "exit_code": r.exitCode}), Failed: status != statusCompleted,
-		Value: value(&interpreted{status, joined(r.stdout, r.stderr), out.Paths}),
+		Text:   encode(map[string]any{"stdout": r.stdout, "stderr": r.stderr, "exit_code": r.exitCode}),
+		Failed: status != statusCompleted,
+		Value:  value(&interpreted{status, joined(r.stdout, r.stderr), out.Paths}),
 	}, nil
 }
 
@@ -403,7 +423,10 @@ func (c *container) shell(ctx context.Context, call *agent.Call) (*agent.Outcome
 	for _, command := range in.Commands {
 		out, err := c.Bash(ctx, call.ID, command, timeout)
 		if err != nil && len(result.Output) > 0 && ctx.Err() == nil { // the commands before it were carried out
-			result.Output, result.Status = append(result.Output, notRun(agent.Public(err).Message)), statusIncomplete
+			for range in.Commands[len(result.Output):] {
+				result.Output = append(result.Output, notRun(agent.Public(err).Message))
+			}
+			result.Status = statusIncomplete
 			break
 		}
 		if err != nil {
@@ -424,7 +447,10 @@ func notRun(message string) shellOutput {
 }
 
 func shellFailure(message string) *agent.Outcome {
-	return &agent.Outcome{Text: message, Failed: true, Value: value(&shelled{statusIncomplete, []shellOutput{notRun(message)}})}
+	return &agent.Outcome{
+		Text: message, Failed: true,
+		Value: value(&shelled{statusIncomplete, []shellOutput{notRun(message)}}),
+	}
 }
 
 // program is how a program ended.
@@ -436,7 +462,10 @@ type program struct {
 
 func newProgram(out *agent.Output) *program {
 	r := out.Record.Result
-	p := &program{agent.Shortened(r.Stdout, r.StdoutTruncated), agent.Shortened(r.Stderr, r.StderrTruncated), r.ExitCode, statusCompleted}
+	p := &program{
+		agent.Shortened(r.Stdout, r.StdoutTruncated), agent.Shortened(r.Stderr, r.StderrTruncated), r.ExitCode,
+		statusCompleted,
+	}
 	if r.ErrorCode != nil { // the platform ended the program
 		if p.status = statusFailed; proto.ErrorCode(*r.ErrorCode) == proto.CodeTimeout {
 			p.status = statusTimedOut
@@ -477,10 +506,10 @@ func valueOf[T any](o *agent.Outcome) *T {
 	return v
 }
 
-// newCallID returns the id of a call.
-func newCallID(t *agent.Tool) string {
+// newCallID returns the id of a call. One of the code interpreter is that of its item too.
+func (r *run) newCallID(t *agent.Tool) string {
 	if t.Name == interpreterName && t.Execute != nil {
-		return "ci_" + newID()
+		return "ci_" + strings.TrimPrefix(r.record.ID, responsePrefix) + "_" + newID()
 	}
 	return "call_" + newID()
 }

@@ -39,7 +39,8 @@ type Server struct {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/models") {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(object{"object": "list", "data": []object{{"id": modelName, "object": "model"}}}) // the client may be gone
+		// the client may be gone
+		_ = json.NewEncoder(w).Encode(object{"object": "list", "data": []object{{"id": modelName, "object": "model"}}})
 		return
 	}
 	chat := strings.HasSuffix(r.URL.Path, "/chat/completions")
@@ -56,14 +57,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.Requests(r.Header, body)
 	}
 	var q question
-	if err := json.Unmarshal(body, &q); err != nil || len(q.Messages) == 0 || !q.Stream {
-		fail(w, http.StatusBadRequest, "the body must have messages, and stream must be true")
+	if err := json.Unmarshal(body, &q); err != nil || len(q.Messages) == 0 || !q.Stream && !chat {
+		fail(w, http.StatusBadRequest, "the body must have messages, and stream must be true for the protocol of messages")
 		return
 	}
 	role, text := q.last()
 	rule, groups := s.choose(role, text, &q)
 	if rule == nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("no rule of the script matches the last message, of the role %s: %.200q", role, text))
+		fail(w, http.StatusBadRequest,
+			fmt.Sprintf("no rule of the script matches the last message, of the role %s: %.200q", role, text))
 		return
 	}
 	if rule.Status != 0 {
@@ -73,10 +75,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(w, rule.Status, rule.Text)
 		return
 	}
-	a := &answer{ctx: r.Context(), w: w, rule: rule, input: len(body) / 4}
+	a := &answer{ctx: r.Context(), w: w, rule: rule, input: len(body) / 4, created: time.Now().Unix()}
 	defer a.fault()
-	w.Header().Set("Content-Type", "text/event-stream")
 	expand := groups.expand
+	if !q.Stream {
+		a.completion(expand)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
 	if chat {
 		a.chat(expand)
 	} else {
@@ -88,7 +94,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func fail(w http.ResponseWriter, status int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]any{"type": "error", "error": map[string]string{"type": "error", "message": message}}) // the client may be gone
+	// the client may be gone
+	_ = json.NewEncoder(w).Encode(
+		map[string]any{"type": "error", "error": map[string]string{"type": "error", "message": message}})
 }
 
 // question is what both protocols' requests have.
@@ -172,7 +180,8 @@ func (s *Server) choose(role, text string, q *question) (*Rule, match) {
 	}
 	for _, r := range s.Script.Rules {
 		at := r.match.FindStringSubmatchIndex(text)
-		if at == nil || r.Role != "" && r.Role != role || r.Tool != "" && !q.has(r.Tool) || r.Times > 0 && s.used[r] >= r.Times {
+		if at == nil || r.Role != "" && r.Role != role || r.Tool != "" && !q.has(r.Tool) ||
+			r.Times > 0 && s.used[r] >= r.Times {
 			continue
 		}
 		s.used[r]++
@@ -183,11 +192,12 @@ func (s *Server) choose(role, text string, q *question) (*Rule, match) {
 
 // answer is a reply in the making.
 type answer struct {
-	ctx    context.Context
-	w      http.ResponseWriter
-	rule   *Rule
-	input  int // tokens
-	output int
+	ctx     context.Context
+	w       http.ResponseWriter
+	rule    *Rule
+	input   int // tokens
+	output  int
+	created int64 // in seconds
 }
 
 // send sends an event.
@@ -282,7 +292,10 @@ type object = map[string]any
 // chat replies in the protocol of chat completions.
 func (a *answer) chat(expand func(string) string) {
 	chunk := func(delta object, finish any) {
-		a.send("", object{"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": []object{{"index": 0, "delta": delta, "finish_reason": finish}}})
+		a.send("", object{
+			"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": a.created, "model": modelName,
+			"choices": []object{{"index": 0, "delta": delta, "finish_reason": finish}},
+		})
 	}
 	chunk(object{"role": "assistant", "content": ""}, nil)
 	a.parts(expand(a.rule.Text), func(part string) { chunk(object{"content": part}, nil) })
@@ -300,18 +313,53 @@ func (a *answer) chat(expand func(string) string) {
 	if a.rule.Fault != "" {
 		return
 	}
-	finish := "stop"
+	chunk(object{}, a.finish())
+	a.send("", object{
+		"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": a.created, "model": modelName,
+		"choices": []object{}, "usage": object{
+			"prompt_tokens": a.input, "completion_tokens": a.output, "total_tokens": a.input + a.output,
+		},
+	})
+	a.send("", "[DONE]")
+}
+
+// finish returns why a chat completion ends.
+func (a *answer) finish() string {
 	switch {
 	case a.rule.Finish == "length":
-		finish = "length"
+		return "length"
 	case a.rule.Finish == "refused":
-		finish = "content_filter"
+		return "content_filter"
 	case len(a.rule.Calls) > 0:
-		finish = "tool_calls"
+		return "tool_calls"
+	default:
+		return "stop"
 	}
-	chunk(object{}, finish)
-	a.send("", object{"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": []object{}, "usage": object{"prompt_tokens": a.input, "completion_tokens": a.output}})
-	a.send("", "[DONE]")
+}
+
+// completion replies with a chat completion that is no stream. Such a reply has no parts.
+func (a *answer) completion(expand func(string) string) {
+	message := object{"role": "assistant", "content": expand(a.rule.Text)}
+	var calls []object
+	for i := range a.rule.Calls {
+		call := &a.rule.Calls[i]
+		calls = append(calls, object{
+			"id": "call_" + rand.Text(), "type": "function",
+			"function": object{"name": call.Name, "arguments": call.arguments(expand)},
+		})
+	}
+	if calls != nil {
+		message["tool_calls"] = calls
+	}
+	a.w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(a.w).Encode(object{ // the client may be gone
+		"id": "chatcmpl-1", "object": "chat.completion", "created": a.created, "model": modelName,
+		"choices": []object{{"index": 0, "message": message, "finish_reason": a.finish()}},
+		"usage": object{
+			"prompt_tokens": a.input, "completion_tokens": len(a.rule.Text) / 4,
+			"total_tokens": a.input + len(a.rule.Text)/4,
+		},
+	})
 }
 
 // messages replies in the protocol of Anthropic's messages.
@@ -321,7 +369,8 @@ func (a *answer) messages(expand func(string) string) {
 		a.send(name, data)
 	}
 	event("message_start", object{"message": object{
-		"id": "msg_1", "type": "message", "role": "assistant", "content": []object{}, "usage": object{"input_tokens": a.input, "output_tokens": 0},
+		"id": "msg_1", "type": "message", "role": "assistant", "content": []object{},
+		"usage": object{"input_tokens": a.input, "output_tokens": 0},
 	}})
 	index := 0
 	block := func(start object, text string, delta func(string) object) {
@@ -331,7 +380,9 @@ func (a *answer) messages(expand func(string) string) {
 		index++
 	}
 	if text := expand(a.rule.Text); text != "" {
-		block(object{"type": "text", "text": ""}, text, func(part string) object { return object{"type": "text_delta", "text": part} })
+		block(object{"type": "text", "text": ""}, text, func(part string) object {
+			return object{"type": "text_delta", "text": part}
+		})
 	}
 	for i := range a.rule.Calls {
 		call := &a.rule.Calls[i]
@@ -339,7 +390,9 @@ func (a *answer) messages(expand func(string) string) {
 		if !call.NoID {
 			start["id"] = "toolu_" + rand.Text()
 		}
-		block(start, call.arguments(expand), func(part string) object { return object{"type": "input_json_delta", "partial_json": part} })
+		block(start, call.arguments(expand), func(part string) object {
+			return object{"type": "input_json_delta", "partial_json": part}
+		})
 	}
 	if a.rule.Fault != "" {
 		return
@@ -353,6 +406,9 @@ func (a *answer) messages(expand func(string) string) {
 	case len(a.rule.Calls) > 0:
 		reason = "tool_use"
 	}
-	event("message_delta", object{"delta": object{"stop_reason": reason, "stop_sequence": nil}, "usage": object{"output_tokens": a.output}})
+	event("message_delta", object{
+		"delta": object{"stop_reason": reason, "stop_sequence": nil},
+		"usage": object{"output_tokens": a.output},
+	})
 	event("message_stop", object{})
 }

@@ -28,17 +28,18 @@ func (p *anthropicProtocol) headers(h http.Header) {
 
 type (
 	messagesRequest struct {
-		Model       string         `json:"model"`
-		System      string         `json:"system,omitempty"`
-		Messages    []message      `json:"messages"`
-		Tools       []messagesTool `json:"tools,omitempty"`
-		ToolChoice  any            `json:"tool_choice,omitempty"`
-		MaxTokens   int            `json:"max_tokens"`
-		Temperature *float64       `json:"temperature,omitempty"`
-		TopP        *float64       `json:"top_p,omitempty"`
-		Stop        []string       `json:"stop_sequences,omitempty"`
-		Stream      bool           `json:"stream"`
-		Output      *outputConfig  `json:"output_config,omitempty"`
+		Model       string          `json:"model"`
+		System      string          `json:"system,omitempty"`
+		Messages    []message       `json:"messages"`
+		Tools       []messagesTool  `json:"tools,omitempty"`
+		ToolChoice  any             `json:"tool_choice,omitempty"`
+		MaxTokens   int             `json:"max_tokens"`
+		Temperature *float64        `json:"temperature,omitempty"`
+		TopP        *float64        `json:"top_p,omitempty"`
+		Stop        []string        `json:"stop_sequences,omitempty"`
+		Stream      bool            `json:"stream"`
+		Output      *outputConfig   `json:"output_config,omitempty"`
+		Thinking    json.RawMessage `json:"thinking,omitempty"`
 	}
 	outputConfig struct {
 		Format outputFormat `json:"format"`
@@ -61,6 +62,10 @@ type (
 		Content   string          `json:"content,omitempty"`
 		IsError   bool            `json:"is_error,omitempty"`
 		Source    *source         `json:"source,omitempty"`
+		Title     string          `json:"title,omitempty"`
+		Thinking  *string         `json:"thinking,omitempty"`
+		Signature string          `json:"signature,omitempty"`
+		Data      string          `json:"data,omitempty"` // of redacted thinking
 	}
 	source struct {
 		Type      string `json:"type"`
@@ -83,6 +88,8 @@ type (
 			Type         string  `json:"type"`
 			Text         string  `json:"text"`
 			PartialJSON  string  `json:"partial_json"`
+			Thinking     string  `json:"thinking"`
+			Signature    string  `json:"signature"`
 			StopReason   string  `json:"stop_reason"`
 			StopSequence *string `json:"stop_sequence"`
 		} `json:"delta"`
@@ -102,7 +109,9 @@ type (
 
 func (p *anthropicProtocol) request(turn *agent.Turn) any {
 	r := &messagesRequest{
-		Model: p.model, System: turn.System, MaxTokens: cmp.Or(turn.MaxTokens, defaultMaxTokens), Temperature: turn.Temperature, TopP: turn.TopP, Stop: turn.Stop, Stream: true,
+		Model: p.model, System: turn.System, MaxTokens: cmp.Or(turn.MaxTokens, defaultMaxTokens),
+		Temperature: turn.Temperature, TopP: turn.TopP, Stop: turn.Stop, Stream: true,
+		Thinking: turn.Thinking,
 	}
 	if turn.Format != nil {
 		r.Output = &outputConfig{outputFormat{"json_schema", turn.Format.Schema}}
@@ -137,8 +146,19 @@ func blocksOf(x *agent.Exchange) []block {
 		switch {
 		case item.Call != nil:
 			list = append(list, block{Type: "tool_use", ID: item.Call.ID, Name: item.Call.Name, Input: item.Call.Arguments})
+		case item.Thinking != nil && item.Thinking.Redacted != "":
+			list = append(list, block{Type: "redacted_thinking", Data: item.Thinking.Redacted})
+		case item.Thinking != nil:
+			list = append(list, block{Type: "thinking", Thinking: &item.Thinking.Text, Signature: item.Thinking.Signature})
+		case item.Document != nil:
+			d := item.Document
+			list = append(list, block{
+				Type: "document", Title: d.Name, Source: &source{Type: "base64", MediaType: d.MediaType, Data: d.Base64},
+			})
 		case item.Image != nil:
-			list = append(list, block{Type: "image", Source: &source{Type: "base64", MediaType: item.Image.MediaType, Data: item.Image.Base64}})
+			list = append(list, block{
+				Type: "image", Source: &source{Type: "base64", MediaType: item.Image.MediaType, Data: item.Image.Base64},
+			})
 		default:
 			list = append(list, block{Type: "text", Text: item.Text})
 		}
@@ -146,7 +166,9 @@ func blocksOf(x *agent.Exchange) []block {
 	return list
 }
 
-func (*anthropicProtocol) events() events { return &messageEvents{calls: map[int]int{}} }
+func (*anthropicProtocol) events(turn *agent.Turn) events {
+	return &messageEvents{calls: map[int]int{}, onThinking: turn.OnThinking}
+}
 
 // messageEvents collects the events of a message.
 type messageEvents struct {
@@ -155,6 +177,9 @@ type messageEvents struct {
 	stop  string
 	at    *string // the stop sequence
 	usage agent.Usage
+
+	onThinking func(*agent.Thinking) error
+	thought    *agent.Thinking // that goes on
 }
 
 func (e *messageEvents) finished() bool { return e.stop != "" }
@@ -168,14 +193,25 @@ func (e *messageEvents) event(data []byte, text func(string) error) (done bool, 
 	case "message_start":
 		e.addUsage(&event.Message.Usage)
 	case "content_block_start":
-		if event.ContentBlock.Type == "tool_use" {
+		switch event.ContentBlock.Type {
+		case "tool_use":
 			e.calls[event.Index] = len(e.list)
 			e.list = append(e.list, agent.Call{ID: event.ContentBlock.ID, Name: event.ContentBlock.Name})
+		case "thinking", "redacted_thinking":
+			e.thought = &agent.Thinking{Redacted: event.ContentBlock.Data}
+		}
+	case "content_block_stop":
+		if thought := e.thought; thought != nil && e.onThinking != nil {
+			e.thought = nil
+			return false, e.onThinking(thought)
 		}
 	case "content_block_delta":
 		switch i, isCall := e.calls[event.Index]; {
 		case event.Delta.Type == "text_delta":
 			return false, text(event.Delta.Text)
+		case e.thought != nil:
+			e.thought.Text += event.Delta.Thinking
+			e.thought.Signature += event.Delta.Signature
 		case event.Delta.Type == "input_json_delta" && isCall:
 			e.list[i].Arguments = append(e.list[i].Arguments, event.Delta.PartialJSON...)
 		}
@@ -200,6 +236,7 @@ func (e *messageEvents) event(data []byte, text func(string) error) (done bool, 
 func (e *messageEvents) addUsage(u *messagesUsage) {
 	e.usage.Input = max(e.usage.Input, u.Input+u.CacheCreation+u.CacheRead)
 	e.usage.Output = max(e.usage.Output, u.Output)
+	e.usage.CacheRead, e.usage.CacheWrite = max(e.usage.CacheRead, u.CacheRead), max(e.usage.CacheWrite, u.CacheCreation)
 }
 
 func (e *messageEvents) reply() *agent.Reply {

@@ -53,6 +53,11 @@ type (
 		Type     string     `json:"type"`
 		Text     string     `json:"text,omitempty"`
 		ImageURL *chatImage `json:"image_url,omitempty"`
+		File     *chatFile  `json:"file,omitempty"`
+	}
+	chatFile struct {
+		Name string `json:"filename"`
+		Data string `json:"file_data"`
 	}
 	chatImage struct {
 		URL string `json:"url"`
@@ -88,6 +93,9 @@ type (
 		Usage *struct {
 			Prompt     int `json:"prompt_tokens"`
 			Completion int `json:"completion_tokens"`
+			Details    struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
 		} `json:"usage"`
 		Error json.RawMessage `json:"error"`
 	}
@@ -109,7 +117,8 @@ func (p *openAIProtocol) request(turn *agent.Turn) any {
 	}
 	if turn.Format != nil {
 		r.Format = &chatFormat{Type: "json_schema"}
-		r.Format.Schema.Name, r.Format.Schema.Schema, r.Format.Schema.Strict = turn.Format.Name, turn.Format.Schema, turn.Format.Strict
+		r.Format.Schema.Name, r.Format.Schema.Schema, r.Format.Schema.Strict = turn.Format.Name, turn.Format.Schema,
+			turn.Format.Strict
 	}
 	switch turn.Choice.Mode {
 	case "any":
@@ -134,13 +143,21 @@ func chatMessages(x *agent.Exchange) []chatMessage {
 	m := chatMessage{Role: string(x.Role)}
 	var texts []string
 	var parts []chatPart
-	images := false
+	inline := false
 	for _, item := range x.Items {
 		switch {
 		case item.Call != nil:
-			m.ToolCalls = append(m.ToolCalls, chatCall{ID: item.Call.ID, Type: "function", Function: chatFunction{item.Call.Name, string(item.Call.Arguments)}})
+			m.ToolCalls = append(m.ToolCalls,
+				chatCall{ID: item.Call.ID, Type: "function", Function: chatFunction{item.Call.Name, string(item.Call.Arguments)}})
+		case item.Thinking != nil: // the protocol has none
+		case item.Document != nil:
+			inline = true
+			d := item.Document
+			parts = append(parts, chatPart{
+				Type: "file", File: &chatFile{d.Name, fmt.Sprintf("data:%s;base64,%s", d.MediaType, d.Base64)},
+			})
 		case item.Image != nil:
-			images = true
+			inline = true
 			url := fmt.Sprintf("data:%s;base64,%s", item.Image.MediaType, item.Image.Base64)
 			parts = append(parts, chatPart{Type: "image_url", ImageURL: &chatImage{url}})
 		default:
@@ -149,7 +166,7 @@ func chatMessages(x *agent.Exchange) []chatMessage {
 		}
 	}
 	switch {
-	case images:
+	case inline:
 		m.Content = parts
 	case len(texts) > 0: // a string, because some servers read nothing else
 		m.Content = strings.Join(texts, "\n")
@@ -157,7 +174,7 @@ func chatMessages(x *agent.Exchange) []chatMessage {
 	return append(list, m)
 }
 
-func (*openAIProtocol) events() events { return &chatEvents{} }
+func (*openAIProtocol) events(*agent.Turn) events { return &chatEvents{} }
 
 // chatEvents collects the chunks of a completion.
 type chatEvents struct {
@@ -181,10 +198,15 @@ func (e *chatEvents) event(data []byte, text func(string) error) (done bool, err
 		return false, fmt.Errorf("decode a chunk: %w", err)
 	}
 	if len(chunk.Error) > 0 && string(chunk.Error) != "null" {
-		return false, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server failed: " + messageOf(data)}
+		return false, &agent.UpstreamError{
+			Kind: agent.UpstreamFailed, Message: "the model's server failed: " + messageOf(data),
+		}
 	}
 	if chunk.Usage != nil { // with or without choices; the last one counts
-		e.usage = agent.Usage{Input: chunk.Usage.Prompt, Output: chunk.Usage.Completion}
+		e.usage = agent.Usage{
+			Input: chunk.Usage.Prompt, Output: chunk.Usage.Completion,
+			CacheRead: chunk.Usage.Details.Cached,
+		}
 	}
 	if len(chunk.Choices) == 0 {
 		return false, nil

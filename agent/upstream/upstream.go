@@ -67,7 +67,9 @@ func (c *Client) Stream(ctx context.Context, turn *agent.Turn, text func(string)
 	}
 	key, err := c.Key()
 	if err != nil {
-		return nil, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the server's key for the model cannot be read", Cause: err}
+		return nil, &agent.UpstreamError{
+			Kind: agent.UpstreamFailed, Message: "the server's key for the model cannot be read", Cause: err,
+		}
 	}
 	p := c.protocol(model, key)
 	body, err := json.Marshal(p.request(turn))
@@ -75,14 +77,15 @@ func (c *Client) Stream(ctx context.Context, turn *agent.Turn, text func(string)
 		return nil, fmt.Errorf("encode a turn: %w", err)
 	}
 	var reply *agent.Reply
-	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstRetry), backoff.WithMaxInterval(longestRetry), backoff.WithMaxElapsedTime(0))
+	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstRetry), backoff.WithMaxInterval(longestRetry),
+		backoff.WithMaxElapsedTime(0))
 	attempts := &retryAfter{BackOff: backoff.WithMaxRetries(wait, uint64(max(0, c.Retries)))}
 	err = backoff.Retry(func() error {
 		var begun bool
 		var err error
-		reply, begun, err = c.attempt(ctx, p, body, key, text)
+		reply, begun, err = c.attempt(ctx, p, body, key, turn, text)
 		e, failed := errors.AsType[*agent.UpstreamError](err)
-		if err == nil || begun || !failed || ctx.Err() != nil || e.Kind == agent.UpstreamRejected || e.Kind == agent.UpstreamNoModel || e.Kind == agent.UpstreamTimeout {
+		if err == nil || begun || !failed || ctx.Err() != nil || !repeats(e.Kind, turn.Patient) {
 			return permanent(err)
 		}
 		attempts.after = time.Duration(e.RetryAfter) * time.Second
@@ -92,6 +95,19 @@ func (c *Client) Stream(ctx context.Context, turn *agent.Turn, text func(string)
 		return nil, ctx.Err()
 	}
 	return reply, err
+}
+
+// repeats reports whether a request is repeated after an error of a kind. A client is told how long a
+// server is busy, and repeats its request then, unless nobody waits for the answer but this side.
+func repeats(kind agent.UpstreamKind, patient bool) bool {
+	switch kind {
+	case agent.UpstreamFailed:
+		return true
+	case agent.UpstreamRateLimited, agent.UpstreamOverloaded:
+		return patient
+	default:
+		return false
+	}
 }
 
 func permanent(err error) error {
@@ -126,7 +142,9 @@ func (c *Client) model(name string) (string, error) {
 	if to, ok := c.Models["*"]; ok {
 		return to, nil
 	}
-	return "", &agent.UpstreamError{Kind: agent.UpstreamNoModel, Message: fmt.Sprintf("this server has no model %q", proto.Shorten(name))}
+	return "", &agent.UpstreamError{
+		Kind: agent.UpstreamNoModel, Message: fmt.Sprintf("this server has no model %q", proto.Shorten(name)),
+	}
 }
 
 // protocol is what differs between servers.
@@ -137,7 +155,7 @@ type protocol interface {
 	// request returns the value whose JSON form is sent.
 	request(turn *agent.Turn) any
 	// events returns what reads the events of one answer.
-	events() events
+	events(turn *agent.Turn) events
 }
 
 // events reads the events of an answer.
@@ -158,13 +176,17 @@ func (c *Client) protocol(model, key string) protocol {
 }
 
 // attempt sends one request. begun reports whether text was called.
-func (c *Client) attempt(ctx context.Context, p protocol, body []byte, key string, text func(string) error) (reply *agent.Reply, begun bool, err error) {
+func (c *Client) attempt(
+	ctx context.Context, p protocol, body []byte, key string, turn *agent.Turn, text func(string) error,
+) (reply *agent.Reply, begun bool, err error) {
 	idle := &idleContext{timeout: c.Timeout}
 	ctx, cancel := idle.start(ctx)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+p.path(), bytes.NewReader(body))
 	if err != nil {
-		return nil, false, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server cannot be asked", Cause: err}
+		return nil, false, &agent.UpstreamError{
+			Kind: agent.UpstreamFailed, Message: "the model's server cannot be asked", Cause: err,
+		}
 	}
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Accept", "text/event-stream")
@@ -177,8 +199,16 @@ func (c *Client) attempt(ctx context.Context, p protocol, body []byte, key strin
 	if response.StatusCode != http.StatusOK {
 		return nil, false, statusError(response, key)
 	}
-	es := p.events()
-	var ours error // of text
+	var ours error // of text, and of what the turn calls
+	reported := *turn
+	if turn.OnThinking != nil {
+		reported.OnThinking = func(thought *agent.Thinking) error {
+			begun = true
+			ours = turn.OnThinking(thought)
+			return ours
+		}
+	}
+	es := p.events(&reported)
 	read := func(part string) error {
 		begun = true
 		ours = text(part)
@@ -196,11 +226,7 @@ func (c *Client) attempt(ctx context.Context, p protocol, body []byte, key strin
 	case !es.finished():
 		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server broke its reply off"}
 	}
-	reply = es.reply()
-	if len(reply.Calls) > agent.MaxCalls {
-		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: fmt.Sprintf("the model made more than %d calls at once", agent.MaxCalls)}
-	}
-	return reply, begun, nil
+	return es.reply(), begun, nil
 }
 
 // idleContext ends a request when the server sends nothing for too long.
@@ -219,9 +245,13 @@ func (i *idleContext) start(ctx context.Context) (context.Context, context.Cance
 // wrap returns the error for the failure of a request.
 func (i *idleContext) wrap(err error) error {
 	if i.late.Load() {
-		return &agent.UpstreamError{Kind: agent.UpstreamTimeout, Message: fmt.Sprintf("the model's server sent nothing for %s", i.timeout)}
+		return &agent.UpstreamError{
+			Kind: agent.UpstreamTimeout, Message: fmt.Sprintf("the model's server sent nothing for %s", i.timeout),
+		}
 	}
-	return &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server cannot be reached, or broke its reply off", Cause: err}
+	return &agent.UpstreamError{
+		Kind: agent.UpstreamFailed, Message: "the model's server cannot be reached, or broke its reply off", Cause: err,
+	}
 }
 
 // reader returns a reader whose reads each have the timeout. The time between them is not the
@@ -294,7 +324,9 @@ func statusError(response *http.Response, key string) error {
 		e.Kind, e.Message = agent.UpstreamTimeout, "the model's server did not answer in time"
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		e.Kind, e.Message = agent.UpstreamRejected, "the model's server refused the request: "+messageOf(text)
-	default: // also of our key, which is none of the client's business
+	case http.StatusUnauthorized, http.StatusForbidden: // our key is none of the client's business
+		e.Kind, e.Message = agent.UpstreamDenied, "the model's server cannot be used; the operator's log has the cause"
+	default:
 		e.Kind, e.Message = agent.UpstreamFailed, "the model's server failed"
 	}
 	return redact(e, key)

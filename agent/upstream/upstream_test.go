@@ -29,7 +29,10 @@ func client(t *testing.T, p upstream.Protocol, handler http.Handler) *upstream.C
 	t.Cleanup(server.Close)
 	c := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(c.CloseIdleConnections)
-	return &upstream.Client{Protocol: p, URL: server.URL, Key: func() (string, error) { return key, nil }, Timeout: time.Minute, HTTP: c}
+	return &upstream.Client{
+		Protocol: p, URL: server.URL, Key: func() (string, error) { return key, nil },
+		Timeout: time.Minute, HTTP: c,
+	}
 }
 
 func scripted(t *testing.T, rules string) *script.Server {
@@ -59,10 +62,18 @@ func TestFailures(t *testing.T) {
 		rules string
 		kind  agent.UpstreamKind
 	}{
-		"a refused request":              {`rules: [{status: 400, text: "too long, says sk-very-secret"}]`, agent.UpstreamRejected},
-		"a wrong key":                    {`rules: [{status: 401, text: "not your key: sk-very-secret"}]`, agent.UpstreamFailed},
-		"no such model":                  {`rules: [{status: 404, text: "no model"}]`, agent.UpstreamNoModel},
-		"too many requests":              {`rules: [{status: 429, text: "slower", retry_after: 100}]`, agent.UpstreamRateLimited},
+		"a refused request": {
+			`rules: [{status: 400, text: "too long, says sk-very-secret"}]`,
+			agent.UpstreamRejected,
+		},
+		"a wrong key": {
+			`rules: [{status: 401, text: "not your key: sk-very-secret"}]`,
+			agent.UpstreamDenied,
+		},
+		"no such model": {`rules: [{status: 404, text: "no model"}]`, agent.UpstreamNoModel},
+		"too many requests": {
+			`rules: [{status: 429, text: "slower", retry_after: 100}]`, agent.UpstreamRateLimited,
+		},
 		"an overload":                    {`rules: [{status: 529, text: "overloaded"}]`, agent.UpstreamOverloaded},
 		"a broken reply":                 {`rules: [{text: "I am", fault: drop}]`, agent.UpstreamFailed},
 		"an unsuitable answer":           {`rules: [{status: 204}]`, agent.UpstreamFailed},
@@ -91,7 +102,8 @@ func TestNoPartOfTheKeyIsInAMessage(t *testing.T) {
 		text := strings.Repeat("x", shown) + strings.Repeat(" "+key, 20)
 		_, _, err := ask(t, client(t, p, scripted(t, fmt.Sprintf(`rules: [{status: 400, text: "%s"}]`, text))))
 		e, ok := errors.AsType[*agent.UpstreamError](err)
-		if !ok || strings.Contains(e.Message, key[:4]) || !strings.Contains(e.Message, text[:shown]) || len(e.Message) > shown+200 {
+		if !ok || strings.Contains(e.Message, key[:4]) || !strings.Contains(e.Message, text[:shown]) ||
+			len(e.Message) > shown+200 {
 			t.Errorf("%v", err)
 		}
 	})
@@ -108,14 +120,37 @@ func TestASilentServerIsLeft(t *testing.T) {
 	})
 }
 
+// A request is repeated if that may help, and if nobody else can do it: a client repeats its request
+// itself when a server is busy.
 func TestRequestsAreRepeated(t *testing.T) {
-	each(t, func(t *testing.T, p upstream.Protocol) {
-		c := client(t, p, scripted(t, `rules: [{status: 503, times: 1}, {text: hello}]`))
-		c.Retries = 1
-		if text, _, err := ask(t, c); err != nil || text != "hello" {
-			t.Errorf("%q, %v", text, err)
-		}
-	})
+	for _, c := range []struct {
+		status, times   int
+		patient, answer bool
+	}{
+		{http.StatusInternalServerError, 1, false, true},
+		{http.StatusServiceUnavailable, 1, true, true},
+		{http.StatusServiceUnavailable, 1, false, false},
+		{http.StatusTooManyRequests, 1, true, true},
+		{http.StatusTooManyRequests, 1, false, false},
+		{http.StatusUnauthorized, 1, true, false},
+		{http.StatusForbidden, 1, true, false},
+		{http.StatusBadRequest, 1, true, false},
+	} {
+		each(t, func(t *testing.T, p upstream.Protocol) {
+			client := client(t, p, scripted(
+				t, fmt.Sprintf(`rules: [{status: %d, times: %d}, {text: hello}]`, c.status, c.times)))
+			client.Retries = 1
+			turn := &agent.Turn{
+				Model: "m", Items: []agent.Item{{Role: agent.RoleUser, Text: "hello"}}, MaxTokens: 100,
+				Patient: c.patient,
+			}
+			text := ""
+			_, err := client.Stream(t.Context(), turn, func(part string) error { text += part; return nil })
+			if (err == nil) != c.answer || c.answer && text != "hello" {
+				t.Errorf("%+v: %q, %v", c, text, err)
+			}
+		})
+	}
 }
 
 // A reply that has begun is the client's already.
@@ -139,7 +174,9 @@ func TestTheRequestEndsWithItsContext(t *testing.T) {
 		}))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Millisecond, cancel)
-		_, err := c.Stream(ctx, &agent.Turn{Items: []agent.Item{{Role: agent.RoleUser, Text: "x"}}}, func(string) error { return nil })
+		_, err := c.Stream(ctx, &agent.Turn{Items: []agent.Item{{Role: agent.RoleUser, Text: "x"}}}, func(string) error {
+			return nil
+		})
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%v", err)
 		}
@@ -177,7 +214,8 @@ func TestSchemasAreSent(t *testing.T) {
 		s := scripted(t, `rules: [{text: hi}]`)
 		s.Requests = func(_ http.Header, body []byte) { seen.Store(string(body)) }
 		turn := &agent.Turn{
-			Model: "m", Items: []agent.Item{{Role: agent.RoleUser, Text: "x"}}, Format: &agent.Format{Name: "n", Schema: json.RawMessage(`{"type":"object"}`)},
+			Model: "m", Items: []agent.Item{{Role: agent.RoleUser, Text: "x"}},
+			Format: &agent.Format{Name: "n", Schema: json.RawMessage(`{"type":"object"}`)},
 		}
 		if _, err := client(t, p, s).Stream(t.Context(), turn, func(string) error { return nil }); err != nil {
 			t.Fatal(err)
@@ -216,13 +254,16 @@ func TestModels(t *testing.T) {
 		if strings.Join(names, " ") != "a/b c" || others || err != nil {
 			t.Errorf("the server's: %v %v %v", names, others, err)
 		}
-		want := map[upstream.Protocol]string{upstream.OpenAI: "GET /models Bearer " + key, upstream.Anthropic: "GET /v1/models?limit=1000 " + key}
+		want := map[upstream.Protocol]string{
+			upstream.OpenAI: "GET /models Bearer " + key, upstream.Anthropic: "GET /v1/models?limit=1000 " + key,
+		}
 		if sent.Load() != want[p] {
 			t.Errorf("%v", sent.Load())
 		}
 		for _, answer = range []string{"", "{", `{"data": [{"id": "a"}], "has_more": true}`} {
 			_, _, err := c.ListModels(t.Context())
-			if e, ok := errors.AsType[*agent.UpstreamError](err); !ok || e.Kind != agent.UpstreamFailed || !strings.Contains(e.Message, "list") {
+			if e, ok := errors.AsType[*agent.UpstreamError](err); !ok || e.Kind != agent.UpstreamFailed ||
+				!strings.Contains(e.Message, "list") {
 				t.Errorf("%q: %v", answer, err)
 			}
 		}
@@ -247,12 +288,27 @@ func TestVariantsOfChatCompletions(t *testing.T) {
 	chunk := func(delta string) string { return `data: {"choices":[{"delta":` + delta + `}]}` + "\n\n" }
 	const end = `data: {"choices":[{"delta":{},"finish_reason":"tool_calls"}]}` + "\n\ndata: [DONE]\n\n"
 	for name, c := range map[string]struct{ stream, want string }{
-		"no indexes":                     {chunk(`{"tool_calls":[{"id":"1","function":{"name":"a","arguments":"{\"x\":1}"}}]}`) + chunk(`{"tool_calls":[{"id":"2","function":{"name":"b","arguments":"{}"}}]}`) + end, `a{"x":1} b{}`},
-		"the same index":                 {chunk(`{"tool_calls":[{"index":0,"id":"1","function":{"name":"a","arguments":"{}"}}]}`) + chunk(`{"tool_calls":[{"index":0,"id":"2","function":{"name":"b","arguments":"{}"}}]}`) + end, `a{} b{}`},
-		"parts in turns":                 {chunk(`{"tool_calls":[{"index":0,"id":"1","function":{"name":"a","arguments":"{"}},{"index":1,"id":"2","function":{"name":"b","arguments":"{"}}]}`) + chunk(`{"tool_calls":[{"index":0,"function":{"arguments":"}"}},{"index":1,"function":{"arguments":"}"}}]}`) + end, `a{} b{}`},
-		"the name repeated":              {chunk(`{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"{"}}]}`) + chunk(`{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"}"}}]}`) + end, `a{}`},
-		"no arguments":                   {chunk(`{"tool_calls":[{"index":0,"function":{"name":"a"}}]}`) + end, `a{}`},
-		"comments, CRLF and no last end": {": wait\r\n\r\n" + strings.ReplaceAll(chunk(`{"tool_calls":[{"index":0,"function":{"name":"a"}}]}`), "\n", "\r\n") + "data: [DONE]", `a{}`},
+		"no indexes": {
+			chunk(`{"tool_calls":[{"id":"1","function":{"name":"a","arguments":"{\"x\":1}"}}]}`) +
+				chunk(`{"tool_calls":[{"id":"2","function":{"name":"b","arguments":"{}"}}]}`) + end, `a{"x":1} b{}`,
+		},
+		"the same index": {
+			chunk(`{"tool_calls":[{"index":0,"id":"1","function":{"name":"a","arguments":"{}"}}]}`) +
+				chunk(`{"tool_calls":[{"index":0,"id":"2","function":{"name":"b","arguments":"{}"}}]}`) + end, `a{} b{}`,
+		},
+		"parts in turns": {
+			chunk(`{"tool_calls":[{"index":0,"id":"1","function":{"name":"a","arguments":"{"}},{"index":1,"id":"2",`+
+				`"function":{"name":"b","arguments":"{"}}]}`) +
+				chunk(`{"tool_calls":[{"index":0,"function":{"arguments":"}"}},{"index":1,"function":{"arguments":"}"}}]}`) +
+				end, `a{} b{}`,
+		},
+		"the name repeated": {chunk(`{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"{"}}]}`) +
+			chunk(`{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"}"}}]}`) + end, `a{}`},
+		"no arguments": {chunk(`{"tool_calls":[{"index":0,"function":{"name":"a"}}]}`) + end, `a{}`},
+		"comments, CRLF and no last end": {
+			": wait\r\n\r\n" + strings.ReplaceAll(chunk(`{"tool_calls":[{"index":0,"function":{"name":"a"}}]}`), "\n", "\r\n") +
+				"data: [DONE]", `a{}`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -273,7 +329,8 @@ func TestVariantsOfChatCompletions(t *testing.T) {
 
 func TestEndlessRepliesAreCut(t *testing.T) {
 	c := client(t, upstream.OpenAI, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		part := []byte(`data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"` + strings.Repeat("x", 1<<20) + `"}}]}}]}` + "\n\n")
+		part := []byte(`data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"a","arguments":"` +
+			strings.Repeat("x", 1<<20) + `"}}]}}]}` + "\n\n")
 		for r.Context().Err() == nil {
 			if _, err := w.Write(part); err != nil {
 				return
@@ -293,7 +350,10 @@ func FuzzReplies(f *testing.F) {
 		if chat {
 			p = upstream.OpenAI
 		}
-		c := &upstream.Client{Protocol: p, Key: func() (string, error) { return "", nil }, Timeout: time.Minute, HTTP: &http.Client{Transport: answer(text)}}
+		c := &upstream.Client{
+			Protocol: p, Key: func() (string, error) { return "", nil }, Timeout: time.Minute,
+			HTTP: &http.Client{Transport: answer(text)},
+		}
 		_, _, _ = ask(t, c) // it neither panics nor hangs
 	})
 }
@@ -307,4 +367,76 @@ func (a answer) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp := rec.Result()
 	resp.Request = r
 	return resp, nil
+}
+
+// Tokens from a cache are part of the usage in both protocols.
+func TestCachedTokens(t *testing.T) {
+	each(t, func(t *testing.T, p upstream.Protocol) {
+		events := map[upstream.Protocol]string{
+			upstream.OpenAI: `data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}` + "\n\n" +
+				`data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":2,` +
+				`"prompt_tokens_details":{"cached_tokens":60}}}` + "\n\n" + "data: [DONE]\n\n",
+			upstream.Anthropic: `data: {"type":"message_start","message":{"usage":{"input_tokens":30,` +
+				`"cache_read_input_tokens":60,"cache_creation_input_tokens":10}}}` + "\n\n" +
+				`data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"hi"}}` + "\n\n" +
+				`data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2}}` + "\n\n" +
+				`data: {"type":"message_stop"}` + "\n\n",
+		}[p]
+		_, reply, err := ask(t, client(t, p, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, events)
+		})))
+		want := agent.Usage{Input: 100, Output: 2, CacheRead: 60}
+		if p == upstream.Anthropic {
+			want.CacheWrite = 10
+		}
+		if err != nil || reply.Usage != want {
+			t.Errorf("%+v, %v", reply, err)
+		}
+	})
+}
+
+// What a model thinks is reported where it comes, and sent back as it was.
+func TestThinking(t *testing.T) {
+	var asked string
+	c := client(t, upstream.Anthropic, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		asked = string(body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, data := range []string{
+			`{"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}}`,
+			`{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"Hm"}}`,
+			`{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"."}}`,
+			`{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"sig"}}`,
+			`{"type":"content_block_stop","index":0}`,
+			`{"type":"content_block_start","index":1,"content_block":{"type":"redacted_thinking","data":"secret"}}`,
+			`{"type":"content_block_stop","index":1}`,
+			`{"type":"content_block_delta","index":2,"delta":{"type":"text_delta","text":"hi"}}`,
+			`{"type":"message_delta","delta":{"stop_reason":"end_turn"}}`, `{"type":"message_stop"}`,
+		} {
+			_, _ = fmt.Fprintf(w, "data: %s\n\n", data)
+		}
+	}))
+	got := ""
+	turn := &agent.Turn{
+		Model: "m", MaxTokens: 9, Thinking: []byte(`{"type":"enabled","budget_tokens":1024}`),
+		Items: []agent.Item{
+			{Role: agent.RoleUser, Document: &agent.Document{Name: "a.pdf", MediaType: "application/pdf", Base64: "eA=="}},
+			{Role: agent.RoleAssistant, Thinking: &agent.Thinking{Text: "Hm", Signature: "s"}},
+			{Role: agent.RoleAssistant, Thinking: &agent.Thinking{Redacted: "r"}},
+		}, OnThinking: func(v *agent.Thinking) error { got += fmt.Sprintf("%+v ", *v); return nil },
+	}
+	if _, err := c.Stream(t.Context(), turn, func(part string) error { got += part; return nil }); err != nil ||
+		got != "{Text:Hm. Signature:sig Redacted:} {Text: Signature: Redacted:secret} hi" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, part := range []string{
+		`"thinking":{"type":"enabled","budget_tokens":1024}`, `{"type":"thinking","thinking":"Hm","signature":"s"}`,
+		`{"type":"redacted_thinking","data":"r"}`,
+		`{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":"eA=="},"title":"a.pdf"}`,
+	} {
+		if !strings.Contains(asked, part) {
+			t.Errorf("%s is not in %s", part, asked)
+		}
+	}
 }

@@ -16,7 +16,7 @@ type agentCommands struct {
 }
 
 type agentUpstreamCommand struct {
-	Script string `required:"" placeholder:"FILE" help:"YAML file with the replies, see docs/agents.md."`
+	Script string `required:"" placeholder:"FILE" help:"YAML file with the replies, see docs/guides/agents.md."`
 	Listen string `default:"127.0.0.1:8090" placeholder:"HOST:PORT" help:"HTTP address. Port 0 takes a free port."`
 }
 
@@ -35,7 +35,10 @@ func (c *agentUpstreamCommand) Run(ctx context.Context, s streams) error {
 		return fmt.Errorf("listen: %w: choose another --listen", err)
 	}
 	_, _ = fmt.Fprintf(s.out, "http://%s\n", listener.Addr())
-	server := &http.Server{Handler: &script.Server{Script: rules}, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	server := &http.Server{
+		Handler: &script.Server{Script: rules}, ReadHeaderTimeout: 10 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(listener); ctx.Err() == nil {
 		return err

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/cmd/internal/manifest"
 )
 
@@ -16,12 +18,13 @@ type applyCommand struct {
 }
 
 func (*applyCommand) Help() string {
-	return `Creates and changes the plans, organisations, sandbox profiles, storage connections and API keys that the file names, so that they
-are as it says. Absent fields have their defaults. Objects that the file does not name stay as they are. API keys are identified by their
-organisation and name; a new one is printed, and not shown again. Storage connections are identified by their organisation and slug, and
-tested when they change; their secrets must exist.
+	return `Creates and changes plans, organisations, sandbox profiles, storage connections and API keys to match the
+file. Absent fields have their defaults. Objects that the file does not name stay. Organisation and name identify an
+API key; a new one is printed once. Organisation and slug identify a storage connection, which is tested when it
+changes; its secrets must exist.
 
-The file is checked as a whole before anything changes. Prints how each object differs.`
+The file is checked as a whole before anything changes. Prints how each object differs. A change that the server
+refuses is reported at the end, and the others are made: the exit code is 1 then.`
 }
 
 // maxManifestBytes bounds the size of a manifest.
@@ -57,18 +60,28 @@ func (c *applyCommand) Run(ctx context.Context, s streams) error {
 		_, err := fmt.Fprintln(s.out, "nothing differs")
 		return err
 	}
+	var failed []error
 	for _, change := range changes {
 		done := applied{Kind: change.Kind, Name: change.Name, New: change.New, Diff: change.Diff}
 		if !c.DryRun {
-			if done.Key, err = change.Apply(ctx); err != nil {
-				return fmt.Errorf("%s %s: %w", change.Kind, change.Name, err)
+			done.Key, err = change.Apply(ctx)
+			if err != nil {
+				err = fmt.Errorf("%s %s: %w", change.Kind, change.Name, err)
+			}
+			var refused *client.Error
+			switch {
+			case errors.As(err, &refused):
+				failed = append(failed, err)
+				continue
+			case err != nil:
+				return errors.Join(append(failed, err)...)
 			}
 		}
 		if err := c.print(s, &done); err != nil {
-			return err
+			return errors.Join(append(failed, err)...)
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 // print prints a change as soon as it is made, so that no new key is lost.
@@ -96,9 +109,9 @@ type exportCommand struct {
 }
 
 func (*exportCommand) Help() string {
-	return `Prints all plans that are not as they are built in, organisations that are not being deleted, sandbox profiles but the one named
-default, storage connections, and API keys that work, as a YAML file for bullpen apply. It has no secrets: neither API keys themselves, of which the server stores only hashes, nor
-the values of secrets. The server's first key is not in it.`
+	return `Prints changed plans, organisations, sandbox profiles, storage connections and valid API keys as YAML for
+bullpen apply. It contains no secrets, neither API keys, which are stored as hashes only, nor values of secrets. The
+server's first key, the profile default and organisations that are being deleted are left out.`
 }
 
 func (c *exportCommand) Run(ctx context.Context, s streams) error {

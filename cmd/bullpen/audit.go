@@ -2,17 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"regexp"
 	"strconv"
-	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
@@ -31,19 +28,11 @@ type auditFilters struct {
 	Before moment `placeholder:"TIME" help:"Only records before this time, likewise."`
 }
 
-func (f *auditFilters) query() url.Values {
-	query := url.Values{}
-	for name, value := range map[string]string{"org": f.Org, "actor": f.Actor, "action": f.Action} {
-		if value != "" {
-			query.Set(name, value)
-		}
+func (f *auditFilters) filter() api.AuditFilter {
+	return api.AuditFilter{
+		Org: f.Org, Actor: f.Actor, Action: f.Action, From: api.Time(f.After),
+		Before: api.Time(f.Before),
 	}
-	for name, at := range map[string]moment{"created_after": f.After, "created_before": f.Before} {
-		if !at.IsZero() {
-			query.Set(name, at.UTC().Format(time.RFC3339Nano))
-		}
-	}
-	return query
 }
 
 type auditListCommand struct {
@@ -61,8 +50,9 @@ func (c *auditListCommand) Validate() error {
 }
 
 func (*auditListCommand) Help() string {
-	return `The server writes a record before an administrative act and one after it. The list shows an act once. The status unknown is that of an
-act that is not done, or whose server died: it may have been carried out. --json prints all records, with the object before and after.
+	return `Each act has a record before and one after it; the list shows it once. The status unknown means that the act
+is not done or that the server died: it may have been carried out. --json prints all records, with the object before
+and after.
 
 Examples:
 
@@ -71,12 +61,21 @@ Examples:
 }
 
 func (c *auditListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.AuditRecord, json.RawMessage, error) {
-		return decoded(api.Audit(ctx, c.query(), c.Limit))
+	return compose(s, &c.remote, func(cl *client.Client) ([]api.AuditRecord, error) {
+		records := []api.AuditRecord{}
+		for r, err := range cl.Admin().Audit(ctx, c.filter()) {
+			if err != nil {
+				return nil, err
+			}
+			if records = append(records, r); len(records) == c.Limit {
+				break
+			}
+		}
+		return records, nil
 	}, printAudit)
 }
 
-func printAudit(p *page, records []client.AuditRecord) {
+func printAudit(p *page, records []api.AuditRecord) {
 	p.row("RECORD", "TIME", "ORG", "KEY", "ACTION", "OBJECT", "STATUS", "FROM")
 	done := map[int64]bool{}
 	for i := range records {
@@ -118,16 +117,12 @@ Examples:
 }
 
 func (c *auditExportCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	query := c.query()
-	if c.AfterSequence > 0 {
-		query.Set("after", strconv.FormatInt(c.AfterSequence, 10))
-	}
 	return c.write(s, func(w io.Writer) error {
-		body, err := api.ExportAudit(ctx, query)
+		body, err := cl.Admin().ExportAudit(ctx, c.filter(), c.AfterSequence)
 		if err != nil {
 			return err
 		}
@@ -156,11 +151,11 @@ func (c *auditVerifyCommand) Validate() error {
 }
 
 func (*auditVerifyCommand) Help() string {
-	return `Computes the hash of each record, and checks that each record names the hash of the one before. The first record that was altered,
-removed or inserted is named, and the exit code is 1. Who can write to the store can also compute all hashes anew, or remove records
-from the end: keep the head that the command prints elsewhere, and give it to the next verification.
+	return `Computes the hash of each record and checks that the next one names it. Exits with 1 and names the first
+record that was altered, removed or inserted. An attacker who can write to the store can compute all hashes anew or
+cut off the end: keep the printed head elsewhere, and pass it to the next verification.
 
-Unfinished are acts without an outcome: they are not done, or their server died.
+Acts without an outcome are unfinished: they are not done, or their server died.
 
 Examples:
 
@@ -194,11 +189,11 @@ func (c *auditVerifyCommand) Run(ctx context.Context, s streams) error {
 func (c *auditVerifyCommand) open(ctx context.Context, s streams) (io.ReadCloser, error) {
 	switch c.File {
 	case "":
-		api, err := c.client(s)
+		cl, err := c.client(s)
 		if err != nil {
 			return nil, err
 		}
-		return api.ExportAudit(ctx, url.Values{"all": {"true"}})
+		return cl.Admin().ExportWholeAudit(ctx)
 	case "-":
 		return io.NopCloser(s.in), nil
 	default:

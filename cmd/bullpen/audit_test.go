@@ -21,7 +21,7 @@ func (s *stub) auditRoutes(mux *http.ServeMux) {
 	}
 	records := []api.AuditRecord{
 		act(api.AuditIntent, "secret.put", "TOKEN"), act(api.AuditOutcome, "secret.put", "TOKEN"),
-		act(api.AuditOutcome, "sandbox.create", ""), act(api.AuditIntent, "secret.delete", "TOKEN"),
+		act(api.AuditOutcome, "profile.create", ""), act(api.AuditIntent, "secret.delete", "TOKEN"),
 	}
 	records[1].Intent, records[1].Status, records[1].Object.Org = new(int64(1)), new(http.StatusOK), new("other")
 	records[2].Status, records[2].Error = new(http.StatusForbidden), new(api.CodeForbidden)

@@ -26,8 +26,8 @@ type autoscaleSimulateCommand struct {
 }
 
 func (*autoscaleSimulateCommand) Help() string {
-	return `Time is virtual, and no server is asked. The trace and the policy are described in docs/autoscaling.md. The result is compared with pools
-of a fixed size: one that takes as many worker hours, and the smallest one whose jobs wait no longer.
+	return `Time is virtual, and no server is needed. See docs/guides/autoscaling.md for the trace and the policy.
+Compares the result with fixed pools: one with as many worker hours, and the smallest one whose jobs wait no longer.
 
 Example:
 

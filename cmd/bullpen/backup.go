@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,22 +13,24 @@ import (
 )
 
 type backupCommand struct {
-	remote `embed:""`
-	File   string `arg:"" name:"file" help:"File to write, readable only by its owner; - for standard output. The file appears when it is complete."`
+	remote     `embed:""`
+	outputFlag `embed:""`
+	File       string `arg:"" optional:"" name:"file" help:"The same as --output, which is then not given. A backup is readable only by its owner."`
 }
 
 func (*backupCommand) Help() string {
-	return `The server keeps working during the backup. A backup has everything in JetStream: executions with their output, queued jobs, API keys,
-sandbox profiles, image names, webhooks and the heads of threads. It includes everything that was accepted before it began. It does not have
-the files of threads and images: back up the store after this.
+	return `The server keeps working. A backup has everything in JetStream that was accepted before it began: executions
+with their output, queued jobs, API keys, profiles, image names, webhooks and the heads of threads. Back up the store
+with the files of threads and images after this.
 
-The backup is confidential: it has the code, the variables and the output of all executions. The secrets of webhooks and the secret
-behind API keys are encrypted in it, unless the server has no --secrets-key. See docs/secrets.md.
+The backup is confidential: it has the code, the variables and the output of all executions. The secrets of webhooks
+and the secret behind API keys are encrypted in it, unless the server has no --secrets-key. See
+docs/guides/secrets.md.
 
 Examples:
 
-  bullpen backup bullpen.backup
-  bullpen backup - | age -r RECIPIENT > bullpen.backup.age`
+  bullpen backup -o bullpen.backup
+  bullpen backup | age -r RECIPIENT > bullpen.backup.age`
 }
 
 func (c *backupCommand) Run(ctx context.Context, s streams) error {
@@ -36,9 +39,12 @@ func (c *backupCommand) Run(ctx context.Context, s streams) error {
 		return err
 	}
 	var summary app.BackupSummary
-	out := outputFlag{Output: c.File}
+	if c.File != "" && c.Output != "-" {
+		return usagef("--output and the argument name two files: give one of them")
+	}
+	out := outputFlag{Output: cmp.Or(c.File, c.Output)}
 	err = out.write(s, func(w io.Writer) error {
-		body, err := api.Backup(ctx)
+		body, err := api.Admin().Backup(ctx)
 		if err != nil {
 			return err
 		}
@@ -48,7 +54,7 @@ func (c *backupCommand) Run(ctx context.Context, s streams) error {
 		}
 		return nil
 	})
-	if err != nil || c.File == "-" {
+	if err != nil || out.Output == "-" {
 		return err
 	}
 	return showBackup(s, c.JSON, "backed up", summary)
@@ -61,12 +67,14 @@ type restoreCommand struct {
 }
 
 func (*restoreCommand) Help() string {
-	return `Takes the settings of the server that is to run on the restored data: --data for the embedded NATS, --nats and --replicas for another.
-The deployment must have no data and no running server. If a restore fails, run it again; until it succeeds no server starts there.
+	return `Takes the settings of the future server: --data for the embedded NATS, --nats and --replicas for another. The
+deployment must have no data and no running server. If a restore fails, run it again; until it succeeds no server
+starts there.
 
-Queued executions of the backup run when a server starts, unless they waited longer than --queue-expiry. Executions that were running
-become worker_lost, or run again if max_attempts allows. Restore a backup in one place only, or its queued executions run in each.
-The store with the files of threads and images must have its state of the backup or a later one.
+Queued executions of the backup run when a server starts, unless they waited longer than --queue-expiry. Executions
+that were running become worker_lost, or run again if max_attempts allows. Restore a backup in one place only, or its
+queued executions run in each. The store with the files of threads and images must have its state of the backup or a
+later one.
 
 Examples:
 
@@ -95,6 +103,7 @@ func showBackup(s streams, asJSON bool, done string, b app.BackupSummary) error 
 	if asJSON {
 		return printJSON(s.out, map[string]any{"made_at": b.MadeAt, "version": b.Version, "messages": b.Messages})
 	}
-	_, err := fmt.Fprintf(s.out, "%s: %d messages, created %s by bullpen %s\n", done, b.Messages, b.MadeAt.Format(time.RFC3339), b.Version)
+	_, err := fmt.Fprintf(s.out, "%s: %d messages, created %s by bullpen %s\n", done, b.Messages,
+		b.MadeAt.Format(time.RFC3339), b.Version)
 	return err
 }

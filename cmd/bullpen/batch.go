@@ -2,16 +2,17 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type batchCommands struct {
@@ -22,7 +23,7 @@ type batchCommands struct {
 	Cancel  batchCancelCommand  `cmd:"" help:"Cancel the items of a batch that have not ended."`
 	Retry   batchRetryCommand   `cmd:"" help:"Run the failed items of a batch again."`
 	Pause   batchPauseCommand   `cmd:"" help:"Start no more items of a batch."`
-	Resume  batchResumeCommand  `cmd:"" help:"Go on with a paused batch."`
+	Resume  batchResumeCommand  `cmd:"" help:"Continue a paused batch."`
 	Remove  batchRemoveCommand  `cmd:"" aliases:"remove" name:"rm" help:"Remove a batch that has ended. The records of its executions stay."`
 }
 
@@ -37,26 +38,27 @@ const batchExitCodesHelp = `
 type batchRunCommand struct {
 	remote        `embed:""`
 	Source        string   `arg:"" name:"file|dir" help:"JSONL with an item in each line, - for standard input, or a directory of programs."`
-	Program       string   `placeholder:"FILE" help:"The program of all items that have no code of their own. Its language follows from its name."`
+	Program       string   `placeholder:"FILE" help:"Program of all items without code. Its name says the language."`
 	Language      string   `name:"lang" short:"l" placeholder:"LANG" help:"Language of items that name none: ${languages}. Default: python."`
 	Timeout       int      `short:"t" placeholder:"SECONDS" help:"Timeout of items that have none."`
 	Env           []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all items. Repeatable."`
 	Metadata      []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata of the batch. Repeatable."`
-	MaxParallel   int      `name:"max-parallel" placeholder:"N" help:"The largest number of items that are in the queue or running at a time. Default: as many as suit the plan."`
+	MaxParallel   int      `name:"max-parallel" placeholder:"N" help:"Most items queued or running at a time. Default: as many as suit the plan."`
 	StopOnFailure bool     `name:"stop-on-failure" help:"After the first item that fails, start no other one."`
 	Priority      int      `placeholder:"0-9" help:"Items of the organisation's batches with a higher priority go first."`
-	WebhookURL    string   `name:"webhook-url" placeholder:"URL" help:"Tell this URL the end of the batch."`
-	Output        string   `short:"o" placeholder:"FILE" help:"Write the results to this new file as they come, as JSONL in the order of the items; - is standard output."`
+	WebhookURL    string   `name:"webhook-url" placeholder:"URL" help:"Send the end of the batch to this URL."`
+	Output        string   `short:"o" placeholder:"FILE" help:"Write the results to this new file as JSONL, in the order of the items; - is standard output."`
 	Async         bool     `help:"Print the batch's id and exit. See bullpen wait --batch."`
 	Quiet         bool     `short:"q" help:"Do not print the progress on standard error."`
 }
 
 func (*batchRunCommand) Help() string {
-	return `Each line of FILE is a request to run a program, such as {"code": "print(1)", "timeout": 10}; the first line may be {"batch": {…}} with settings.
-Each file of DIR with the extension of a language is an item, in the order of the names, which are in the metadata "file" of the results.
-If an item is wrong, nothing is accepted, and the message names its line or file.
+	return `Each line of FILE is a request to run a program, such as {"code": "print(1)", "timeout": 10}; the first line
+may be {"batch": {…}} with settings. In DIR, each file with a language's extension is an item, in the order of names;
+the metadata "file" has the name. If an item is wrong, nothing is accepted, and the message names its line or file.
 
-The progress is a bar on a terminal, and otherwise a line every 10 seconds, on standard error. Ctrl-C leaves the batch running.
+The progress is a bar on a terminal, and otherwise a line every 10 seconds, on standard error. Ctrl-C leaves the batch
+running.
 
 Exit codes:
 ` + batchExitCodesHelp + `
@@ -74,7 +76,7 @@ func (c *batchRunCommand) Run(ctx context.Context, s streams) error {
 		return unknownOutcome(err)
 	}
 	defer items.close()
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return unknownOutcome(err)
 	}
@@ -85,17 +87,17 @@ func (c *batchRunCommand) Run(ctx context.Context, s streams) error {
 	if results != nil {
 		defer results.Close() //nolint:errcheck // closed below; this is for errors before
 	}
-	batch, err := api.CreateBatch(ctx, items.size, items.reader)
+	batch, err := cl.CreateBatch(ctx, items.size, items.reader)
 	if err != nil {
 		return unknownOutcome(items.explain(err))
 	}
 	if c.Async {
-		return unknownOutcome(show(s, c.JSON, batch, func(p *page, b *client.Batch) { p.textf("%s\n", b.ID) }))
+		return unknownOutcome(show(s, c.JSON, batch, func(p *page, b *api.Batch) { p.textf("%s\n", b.ID) }))
 	}
 	if !c.Quiet {
 		s.errorf("batch %s, %d items", batch.ID, batch.Counts.Total)
 	}
-	w := &batchWaiter{api: api, streams: s, id: batch.ID, quiet: c.Quiet, json: c.JSON}
+	w := &batchWaiter{remote: &c.remote, streams: s, id: batch.ID, quiet: c.Quiet, json: c.JSON}
 	switch {
 	case c.Output == "-":
 		w.results = s.out
@@ -108,7 +110,7 @@ func (c *batchRunCommand) Run(ctx context.Context, s streams) error {
 // batchWaiter waits for the end of a batch, shows its progress and copies its results.
 type batchWaiter struct {
 	streams
-	api         *client.Client
+	remote      *remote
 	id          string
 	quiet, json bool
 	results     io.Writer // nil for none
@@ -116,14 +118,17 @@ type batchWaiter struct {
 
 // run returns the error with the exit code of the batch.
 func (w *batchWaiter) run(ctx context.Context) error {
-	batch, raw, err := w.wait(ctx)
+	batch, err := w.wait(ctx)
 	switch {
 	case ctx.Err() != nil:
-		return exitError{exitInterrupted, fmt.Errorf("interrupted; batch %s goes on: see bullpen wait --batch %[1]s, bullpen batch cancel %[1]s", w.id)}
+		return exitError{
+			exitInterrupted,
+			fmt.Errorf("interrupted; batch %s goes on: see bullpen wait --batch %[1]s, bullpen batch cancel %[1]s", w.id),
+		}
 	case err != nil:
 		return unknownOutcome(fmt.Errorf("%w\nBatch %s may go on: see bullpen batch status %[2]s", explain(err), w.id))
 	case w.json && w.results != w.out:
-		err = printRaw(w.out, raw)
+		err = printJSON(w.out, batch)
 	case !w.quiet:
 		text := fmt.Sprintf("batch %s %s: %s", w.id, batch.Status, ended(batch))
 		if w.results == nil {
@@ -138,19 +143,22 @@ func (w *batchWaiter) run(ctx context.Context) error {
 }
 
 // wait waits for the end of the batch and of its results.
-func (w *batchWaiter) wait(ctx context.Context) (batch *client.Batch, raw json.RawMessage, err error) {
+func (w *batchWaiter) wait(ctx context.Context) (batch *api.Batch, err error) {
 	progress := newProgress(w.streams, w.id, w.quiet)
 	defer progress.close()
+	above := w.streams
 	if progress.bars != nil {
-		above := w.streams
 		above.err = progress.bars
-		w.api.Retrying = retryProgress(above)
+	}
+	cl, err := w.remote.client(above)
+	if err != nil {
+		return nil, err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		for pause := minBatchPause; ; pause = min(2*pause, maxBatchPause) {
 			var err error
-			if batch, raw, err = w.api.Batch(ctx, w.id); err != nil {
+			if batch, err = cl.Batch(ctx, w.id); err != nil {
 				return err
 			}
 			progress.show(batch, time.Now())
@@ -165,14 +173,9 @@ func (w *batchWaiter) wait(ctx context.Context) (batch *client.Batch, raw json.R
 		}
 	})
 	if w.results != nil {
-		group.Go(func() error {
-			return w.api.BatchResults(ctx, w.id, -1, true, func(_ int, line []byte) error {
-				_, err := w.results.Write(line)
-				return err
-			})
-		})
+		group.Go(func() error { return writeResults(w.results, cl.BatchResults(ctx, w.id, -1, true)) })
 	}
-	return batch, raw, group.Wait()
+	return batch, group.Wait()
 }
 
 // The pauses between two requests for the state of a batch.
@@ -182,7 +185,7 @@ const (
 )
 
 // batchOutcome returns the error with the exit code of a batch that has ended, nil for 0.
-func batchOutcome(b *client.Batch) error {
+func batchOutcome(b *api.Batch) error {
 	switch {
 	case b.Status == proto.BatchCancelled:
 		return exitError{exitInterrupted, errors.New("the batch was cancelled")}
@@ -196,7 +199,7 @@ func batchOutcome(b *client.Batch) error {
 }
 
 // ended returns how the items of a batch have ended.
-func ended(b *client.Batch) string {
+func ended(b *api.Batch) string {
 	c := b.Counts
 	text := fmt.Sprintf("%d of %d succeeded, %d failed", c.Succeeded, c.Total, c.Failed)
 	if c.Cancelled > 0 {
@@ -223,12 +226,13 @@ type batchListCommand struct {
 }
 
 func (c *batchListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Batch, json.RawMessage, error) {
-		return decoded(api.Batches(ctx))
-	}, func(p *page, list []client.Batch) {
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Batch, error] {
+		return cl.Batches(ctx)
+	}, func(p *page, list []api.Batch) {
 		p.row("ID", "STATUS", "ITEMS", "SUCCEEDED", "FAILED", "CANCELLED", "LEFT", "CREATED")
 		for _, b := range list {
-			p.row(b.ID, b.Status, b.Counts.Total, b.Counts.Succeeded, b.Counts.Failed, b.Counts.Cancelled, b.Counts.Total-b.Counts.Ended(), b.CreatedAt)
+			p.row(b.ID, b.Status, b.Counts.Total, b.Counts.Succeeded, b.Counts.Failed, b.Counts.Cancelled,
+				b.Counts.Total-b.Counts.Ended(), b.CreatedAt)
 		}
 	})
 }
@@ -239,20 +243,28 @@ type batchStatusCommand struct {
 }
 
 func (c *batchStatusCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Batch, json.RawMessage, error) {
-		return api.Batch(ctx, c.ID)
+	return request(s, &c.remote, func(cl *client.Client) (*api.Batch, error) {
+		return cl.Batch(ctx, c.ID)
 	}, printBatch)
 }
 
-func printBatch(p *page, b *client.Batch) {
+func printBatch(p *page, b *api.Batch) {
 	p.row("batch", b.ID)
 	p.row("status", b.Status)
 	p.optional("reason", b.Reason)
+	p.waiting(b.WaitingFor)
 	p.row("items", b.Counts.Total)
 	for _, count := range []struct {
 		name string
 		n    int
-	}{{"waiting", b.Counts.Waiting}, {"queued", b.Counts.Queued}, {"running", b.Counts.Running}, {"succeeded", b.Counts.Succeeded}, {"failed", b.Counts.Failed}, {"cancelled", b.Counts.Cancelled}} {
+	}{
+		{"waiting", b.Counts.Waiting},
+		{"queued", b.Counts.Queued},
+		{"running", b.Counts.Running},
+		{"succeeded", b.Counts.Succeeded},
+		{"failed", b.Counts.Failed},
+		{"cancelled", b.Counts.Cancelled},
+	} {
 		if count.n > 0 {
 			p.row("  "+count.name, count.n)
 		}
@@ -282,8 +294,8 @@ func printBatch(p *page, b *client.Batch) {
 }
 
 // change changes a batch, and prints its status.
-func (a *batchArg) change(s streams, r *remote, change func(*client.Client) (*client.Batch, json.RawMessage, error)) error {
-	return request(s, r, change, func(p *page, b *client.Batch) { p.textf("%s %s\n", b.ID, b.Status) })
+func (a *batchArg) change(s streams, r *remote, change func(*client.Client) (*api.Batch, error)) error {
+	return request(s, r, change, func(p *page, b *api.Batch) { p.textf("%s %s\n", b.ID, b.Status) })
 }
 
 type batchCancelCommand struct {
@@ -294,7 +306,7 @@ type batchCancelCommand struct {
 func (*batchCancelCommand) Help() string { return `Running items are cancelled, too.` }
 
 func (c *batchCancelCommand) Run(ctx context.Context, s streams) error {
-	return c.change(s, &c.remote, func(api *client.Client) (*client.Batch, json.RawMessage, error) { return api.CancelBatch(ctx, c.ID) })
+	return c.change(s, &c.remote, func(cl *client.Client) (*api.Batch, error) { return cl.CancelBatch(ctx, c.ID) })
 }
 
 type batchRetryCommand struct {
@@ -304,12 +316,13 @@ type batchRetryCommand struct {
 }
 
 func (*batchRetryCommand) Help() string {
-	return `The batch must have ended. Each failed item becomes a new execution, which replaces its result. bullpen wait --batch waits for the end.`
+	return `The batch must have ended. Each failed item becomes a new execution, which replaces its result. bullpen ` +
+		`wait --batch waits for the end.`
 }
 
 func (c *batchRetryCommand) Run(ctx context.Context, s streams) error {
-	return c.change(s, &c.remote, func(api *client.Client) (*client.Batch, json.RawMessage, error) {
-		return api.RetryBatch(ctx, c.ID, c.Cancelled)
+	return c.change(s, &c.remote, func(cl *client.Client) (*api.Batch, error) {
+		return cl.RetryBatch(ctx, c.ID, c.Cancelled)
 	})
 }
 
@@ -321,7 +334,7 @@ type batchPauseCommand struct {
 func (*batchPauseCommand) Help() string { return `Items that are in the queue or running go on.` }
 
 func (c *batchPauseCommand) Run(ctx context.Context, s streams) error {
-	return c.change(s, &c.remote, func(api *client.Client) (*client.Batch, json.RawMessage, error) { return api.PauseBatch(ctx, c.ID) })
+	return c.change(s, &c.remote, func(cl *client.Client) (*api.Batch, error) { return cl.PauseBatch(ctx, c.ID) })
 }
 
 type batchResumeCommand struct {
@@ -330,7 +343,7 @@ type batchResumeCommand struct {
 }
 
 func (c *batchResumeCommand) Run(ctx context.Context, s streams) error {
-	return c.change(s, &c.remote, func(api *client.Client) (*client.Batch, json.RawMessage, error) { return api.ResumeBatch(ctx, c.ID) })
+	return c.change(s, &c.remote, func(cl *client.Client) (*api.Batch, error) { return cl.ResumeBatch(ctx, c.ID) })
 }
 
 type batchRemoveCommand struct {
@@ -339,7 +352,7 @@ type batchRemoveCommand struct {
 }
 
 func (c *batchRemoveCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (removed, json.RawMessage, error) {
-		return decoded(removed{c.ID}, api.RemoveBatch(ctx, c.ID))
+	return compose(s, &c.remote, func(cl *client.Client) (removed, error) {
+		return removed{c.ID}, cl.RemoveBatch(ctx, c.ID)
 	}, printRemoved)
 }

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -55,7 +55,8 @@ func (c *batchRunCommand) open(s streams) (items *batchItems, err error) {
 	}
 	size, err := items.file.Seek(0, io.SeekEnd)
 	if items.size = size + int64(len(settings)); err == nil && items.size > proto.MaxBatchBytes {
-		err = fmt.Errorf("read the items: %s is larger than %d MiB: make several batches", items.name, proto.MaxBatchBytes>>20)
+		err = fmt.Errorf("read the items: %s is larger than %d MiB: make several batches", items.name,
+			proto.MaxBatchBytes>>20)
 	}
 	if err != nil {
 		items.close()
@@ -120,7 +121,8 @@ func (b *batchItems) readDir(s streams, dir string) error {
 		if err != nil {
 			return err
 		}
-		if err := printJSON(&lines, map[string]any{"code": code, "language": language, "metadata": map[string]string{"file": name}}); err != nil {
+		if err := printJSON(&lines,
+			map[string]any{"code": code, "language": language, "metadata": map[string]string{"file": name}}); err != nil {
 			return err
 		}
 		b.names = append(b.names, filepath.Join(dir, name))

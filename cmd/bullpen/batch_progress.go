@@ -8,8 +8,8 @@ import (
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
@@ -39,7 +39,7 @@ func newProgress(s streams, id string, quiet bool) *progress {
 }
 
 // show shows the state of the batch.
-func (p *progress) show(b *client.Batch, now time.Time) {
+func (p *progress) show(b *api.Batch, now time.Time) {
 	switch {
 	case p.quiet:
 	case p.bars != nil:
@@ -71,7 +71,7 @@ func (p *progress) close() {
 }
 
 // describe describes the state of a batch in one line.
-func describe(b *client.Batch) string {
+func describe(b *api.Batch) string {
 	text := fmt.Sprintf("%d of %d done", b.Counts.Ended(), b.Counts.Total)
 	if b.Counts.Failed > 0 {
 		text += fmt.Sprintf(", %d failed", b.Counts.Failed)
@@ -84,6 +84,9 @@ func describe(b *client.Batch) string {
 	}
 	if b.TimeLeft != nil {
 		text += fmt.Sprintf(", %s left", time.Duration(*b.TimeLeft)*time.Second)
+	}
+	if b.WaitingFor != nil {
+		text += ", " + b.WaitingFor.Message
 	}
 	return text
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -19,13 +20,16 @@ const (
 )
 
 func stubBatch(id, status, counts, rest string) string {
-	return fmt.Sprintf(`{"id":%q,"status":%q,"reason":null,"counts":%s,"max_parallel":null,"stop_on_failure":false,"priority":0,"metadata":{"a":"b"},`+
-		`"key_id":"key_1","item_webhooks":false,"webhook_url":null,"webhook_delivery_status":null,"retries":0,"created_at":"2026-01-02T03:04:05.678Z",`+
+	return fmt.Sprintf(`{"id":%q,"status":%q,"reason":null,"counts":%s,"max_parallel":null,"stop_on_failure":false,`+
+		`"priority":0,"metadata":{"a":"b"},`+
+		`"key_id":"key_1","item_webhooks":false,"webhook_url":null,"webhook_delivery_status":null,"retries":0,`+
+		`"created_at":"2026-01-02T03:04:05.678Z",`+
 		`"started_at":"2026-01-02T03:04:05.700Z",%s}`, id, status, counts, rest)
 }
 
 func stubRunningBatch(id, status string) string {
-	return stubBatch(id, status, `{"total":3,"waiting":0,"queued":1,"running":1,"succeeded":1,"failed":0,"cancelled":0}`, `"rate":1.5,"time_left":2,"completed_at":null`)
+	return stubBatch(id, status, `{"total":3,"waiting":0,"queued":1,"running":1,"succeeded":1,"failed":0,"cancelled":0}`,
+		`"rate":1.5,"time_left":2,"completed_at":null`)
 }
 
 func stubEndedBatch(id string) string {
@@ -36,13 +40,15 @@ func stubEndedBatch(id string) string {
 	case stubGoodID:
 		counts = `"succeeded":3,"failed":0,"cancelled":0`
 	}
-	return stubBatch(id, status, `{"total":3,"waiting":0,"queued":0,"running":0,`+counts+`}`, `"rate":0,"time_left":null,"completed_at":"2026-01-02T03:05:05.678Z"`)
+	return stubBatch(id, status, `{"total":3,"waiting":0,"queued":0,"running":0,`+counts+`}`,
+		`"rate":0,"time_left":null,"completed_at":"2026-01-02T03:05:05.678Z"`)
 }
 
 func (s *stub) batchRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/batches", s.createBatch)
 	mux.HandleFunc("GET /v1/batches", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = fmt.Fprintf(w, `{"batches":[%s,%s],"next_cursor":null}`, stubRunningBatch(stubBatchID, "running"), stubEndedBatch(stubCancelledID))
+		_, _ = fmt.Fprintf(w, `{"batches":[%s,%s],"next_cursor":null}`, stubRunningBatch(stubBatchID, "running"),
+			stubEndedBatch(stubCancelledID))
 	})
 	mux.HandleFunc("GET /v1/batches/{id}", func(w http.ResponseWriter, r *http.Request) {
 		id := r.PathValue("id")
@@ -55,10 +61,15 @@ func (s *stub) batchRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/batches/{id}/{verb}", func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		s.record(r, body)
-		status := map[string]string{"pause": "paused", "resume": "running", "cancel": "stopping", "retry": "running"}[r.PathValue("verb")]
+		status := map[string]string{
+			"pause": "paused", "resume": "running", "cancel": "stopping",
+			"retry": "running",
+		}[r.PathValue("verb")]
 		_, _ = io.WriteString(w, stubRunningBatch(r.PathValue("id"), status))
 	})
-	mux.HandleFunc("DELETE /v1/batches/{id}", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	mux.HandleFunc("DELETE /v1/batches/{id}", func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	})
 	mux.HandleFunc("GET /v1/batches/{id}/results", s.batchResults)
 }
 
@@ -91,6 +102,22 @@ func (s *stub) batchResults(w http.ResponseWriter, r *http.Request) {
 		line(2)
 	case "1":
 		line(2)
+	}
+}
+
+// Results that the server could not read are counted, after all others were written.
+func TestUnreadableResults(t *testing.T) {
+	var out strings.Builder
+	err := writeResults(&out, func(yield func(client.BatchLine, error) bool) {
+		for i, line := range []string{`{"index":0}`, `{"index":1,"unreadable":true}`, `{"index":2}`} {
+			if !yield(client.BatchLine{Index: i, Line: []byte(line + "\n")}, nil) {
+				return
+			}
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "1 results, the first of item 1") ||
+		strings.Count(out.String(), "\n") != 3 {
+		t.Errorf("%v after %q", err, out.String())
 	}
 }
 

@@ -9,7 +9,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/load"
+	"github.com/bullpen-run/bullpen/client"
+	"github.com/bullpen-run/bullpen/client/load"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -28,11 +29,12 @@ type benchLoadCommand struct {
 }
 
 func (*benchLoadCommand) Help() string {
-	return `Executions are due at random times that do not depend on the server's answers, and each is sent once. Times are measured from when it
-was due: a server that stalls for a second shows in the times of all that waits meanwhile. The exit code is 1 if an execution failed.
+	return `The load is open-loop: executions are due at random times that do not depend on the server's answers, and
+latency counts from the due time. The exit code is 1 if an execution failed.
 
 The file has a list of profiles:
 
+  # mixed.yaml
   - name: python
     weight: 3              # three of four executions
     language: python
@@ -59,7 +61,8 @@ func (c *benchLoadCommand) Validate() error {
 // profiles reads the kinds of executions.
 func (c *benchLoadCommand) profiles(s streams) ([]load.Profile, error) {
 	if c.Profiles == "" {
-		return []load.Profile{{Name: "python", Weight: 1, Mode: load.Inline, Language: proto.Python, Code: `print("hello")`}}, nil
+		return []load.Profile{{Name: "python", Weight: 1, Mode: load.Inline, Language: proto.Python, Code: `print("hello")`}},
+			nil
 	}
 	text, err := readText(c.Profiles, s.in, maxManifestBytes)
 	if err != nil {
@@ -75,7 +78,8 @@ func (c *benchLoadCommand) profiles(s streams) ([]load.Profile, error) {
 	for i, p := range all {
 		switch {
 		case p.Name == "" || p.Language == "" || p.Code == "" || p.Weight <= 0 || p.Threads < 0:
-			return nil, fmt.Errorf("%s: profile %d must have a name, a language, code, and a weight of more than 0", c.Profiles, i+1)
+			return nil, fmt.Errorf("%s: profile %d must have a name, a language, code, and a weight of more than 0",
+				c.Profiles, i+1)
 		case p.Mode != "" && p.Mode != load.Inline && p.Mode != load.Stream && p.Mode != load.Async:
 			return nil, fmt.Errorf("%s: mode of profile %d must be inline, stream or async", c.Profiles, i+1)
 		}
@@ -88,15 +92,22 @@ func (c *benchLoadCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	api, err := c.client(s)
+	cfg, err := c.config(s)
 	if err != nil {
 		return err
 	}
-	api.Once = true
+	cfg.NoRetry = true
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConnsPerHost = c.InFlight // as many clients would have connections
-	api.HTTP = &http.Client{Transport: transport}
-	r := load.Run(ctx, api, load.Config{Profiles: profiles, Rate: c.Rate, Duration: c.Duration, InFlight: c.InFlight, Seed: c.Seed})
+	cfg.HTTP = &http.Client{Transport: transport}
+	cl, err := client.New(cfg)
+	if err != nil {
+		return err
+	}
+	r := load.Run(ctx, cl, load.Config{
+		Profiles: profiles, Rate: c.Rate, Duration: c.Duration, InFlight: c.InFlight,
+		Seed: c.Seed,
+	})
 	if c.Report != "" {
 		if err := writeReport(c.Report, r); err != nil {
 			return err
@@ -106,7 +117,8 @@ func (c *benchLoadCommand) Run(ctx context.Context, s streams) error {
 	err = show(s, c.JSON, rows, func(p *page, rows []load.Row) {
 		p.row("PROFILE", "SENT", "SUCCEEDED", "P50", "P90", "P99", "LONGEST", "FAILED")
 		for _, row := range rows {
-			p.row(row.Name, row.Sent, row.Succeeded, benchMillis(row.P50), benchMillis(row.P90), benchMillis(row.P99), benchMillis(row.Max), row.Failed())
+			p.row(row.Name, row.Sent, row.Succeeded, benchMillis(row.P50), benchMillis(row.P90), benchMillis(row.P99),
+				benchMillis(row.Max), row.Failed())
 		}
 		p.textf("\n%s\n", r.Summary())
 	})

@@ -2,17 +2,17 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
-	"path"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
+	"github.com/bullpen-run/bullpen/cmd/internal/runreport"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/pipelines/spec"
 )
 
@@ -25,11 +25,13 @@ type ciCommands struct {
 	List   ciListCommand   `cmd:"" aliases:"ls" help:"List the organisation's runs, the newest first."`
 	Show   ciShowCommand   `cmd:"" help:"Show a run and its steps."`
 	Cancel ciCancelCommand `cmd:"" help:"Cancel a run."`
+	Cache  ciCacheCommands `cmd:"" help:"List and remove the caches of pipelines."`
 	Schema ciSchemaCommand `cmd:"" help:"Print the JSON schema of pipeline files."`
 }
 
-const ciExitCodesHelp = `0 if the run succeeded, 1 if it failed or was cancelled, 125 if its outcome is unknown, 130 if the command was
-interrupted. The run goes on after an interruption: see bullpen ci attach and bullpen ci cancel.`
+const ciExitCodesHelp = `0 if the run succeeded, 1 if it failed or was cancelled, 125 if its outcome is unknown or an
+artifact or report could not be saved, 130 if the command was interrupted. The run goes on after an interruption: see
+bullpen ci attach and bullpen ci cancel.`
 
 // ciOutput has the flags of commands that follow a run.
 type ciOutput struct {
@@ -48,9 +50,9 @@ type ciRunCommand struct {
 }
 
 func (*ciRunCommand) Help() string {
-	return `Uploads the directory, starts a run on the server, and prints the output of each step as a group. With --json it prints the run at its end.
-Secrets that the steps name are taken from the environment of this command. For those that are not there, the server takes the stored secrets
-that an administrator has bound to the API key.
+	return `Uploads the directory, starts a run, and prints the output of each step as a group; --json prints the run at
+its end. Secrets of the steps come from this command's environment, or else from the stored secrets that are bound to
+the API key.
 
 Exit codes: ` + ciExitCodesHelp + `
 
@@ -62,7 +64,7 @@ Examples:
 }
 
 func (c *ciRunCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
@@ -75,33 +77,33 @@ func (c *ciRunCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.File, err)
 	}
-	r := &client.PipelineRequest{File: file, Secrets: secretsOf(p)}
+	r := &api.PipelineRequest{File: file, Secrets: secretsOf(p)}
 	if !c.NoInput {
 		in := &ciInput{dir: c.Dir, ref: c.Ref}
 		r.Commit, r.Branch = in.revision(ctx)
-		if r.ThreadID, err = in.upload(ctx, api, s); err != nil {
+		if r.ThreadID, err = in.upload(ctx, cl, s); err != nil {
 			return err
 		}
 		defer func() { // the run has a copy
 			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 			defer cancel()
-			if err := api.RemoveThread(clean, r.ThreadID); err != nil {
+			if err := cl.RemoveThread(clean, r.ThreadID); err != nil {
 				s.errorf("thread %s with the uploaded files stays: %v", r.ThreadID, err)
 			}
 		}()
 	}
-	run, raw, err := api.StartPipeline(ctx, r)
+	run, err := cl.StartPipeline(ctx, r)
 	if err != nil {
 		return err
 	}
 	if c.Detach {
 		if c.JSON {
-			return printRaw(s.out, raw)
+			return printJSON(s.out, run)
 		}
 		_, err := fmt.Fprintln(s.out, run.ID)
 		return err
 	}
-	return (&ciFollower{streams: s, api: api, json: c.JSON}).follow(ctx, run.ID, &c.ciOutput)
+	return (&ciFollower{streams: s, api: cl, json: c.JSON}).follow(ctx, run.ID, &c.ciOutput)
 }
 
 // readPipelineFile reads a file up to the size that the server accepts, and a little more.
@@ -146,7 +148,7 @@ func (f *ciFollower) follow(ctx context.Context, id string, out *ciOutput) error
 		f.errorf("run %s; bullpen ci attach %[1]s shows it again", id)
 	}
 	for {
-		run, raw, err := f.api.Pipeline(ctx, id)
+		run, err := f.api.Pipeline(ctx, id)
 		if err != nil {
 			return unknownOutcome(err)
 		}
@@ -156,12 +158,12 @@ func (f *ciFollower) follow(ctx context.Context, id string, out *ciOutput) error
 		}
 		switch {
 		case next >= 0:
-			if err := f.group(ctx, &run.Cells[next]); err != nil {
+			if err := f.group(ctx, id, next, &run.Cells[next]); err != nil {
 				return unknownOutcome(err)
 			}
 			f.printed[next] = true
 		case run.Status != proto.PipelineRunning:
-			return f.finish(ctx, run, raw, out)
+			return f.finish(ctx, run, out)
 		default:
 			select {
 			case <-ctx.Done():
@@ -174,7 +176,7 @@ func (f *ciFollower) follow(ctx context.Context, id string, out *ciOutput) error
 
 // next returns the cell whose output is printed next, -1 for none yet: the first one that has ended
 // or whose program runs.
-func (f *ciFollower) next(run *client.WholePipeline) int {
+func (f *ciFollower) next(run *api.WholePipeline) int {
 	for i := range run.Cells {
 		if c := &run.Cells[i]; !f.printed[i] && (c.Status.Ended() || c.StartedAt != nil) {
 			return i
@@ -184,7 +186,7 @@ func (f *ciFollower) next(run *client.WholePipeline) int {
 }
 
 // group prints the output of a cell, between a line with its name and one with its end.
-func (f *ciFollower) group(ctx context.Context, c *client.PipelineCell) error {
+func (f *ciFollower) group(ctx context.Context, run string, i int, c *api.PipelineCell) error {
 	name := cellName(c)
 	if c.TraceID == nil {
 		_, err := fmt.Fprintf(f.out, "--- %s: %s%s\n", name, c.Status, because(c.Reason))
@@ -194,9 +196,7 @@ func (f *ciFollower) group(ctx context.Context, c *client.PipelineCell) error {
 		return err
 	}
 	newline := true
-	var result *proto.Result
-	err := f.api.Follow(ctx, *c.TraceID, 0, func(e *client.Event) error {
-		result = e.Result
+	err := each(f.api.Follow(ctx, *c.TraceID, 0), func(e *client.Event) error {
 		if e.Type != proto.EventOutput || e.Data == "" {
 			return nil
 		}
@@ -210,18 +210,42 @@ func (f *ciFollower) group(ctx context.Context, c *client.PipelineCell) error {
 	if !newline {
 		_, _ = fmt.Fprintln(f.out)
 	}
-	end := "success"
-	switch {
-	case result.ErrorMessage != nil:
-		end = *result.ErrorMessage
-	case !result.Success:
-		end = fmt.Sprintf("failed with exit code %d", result.ExitCode)
-	}
-	_, err = fmt.Fprintf(f.out, "--- %s: %s, %s\n", name, end, milliseconds(result.DurationMS))
-	return err
+	return f.printEnd(ctx, run, i)
 }
 
-func cellName(c *client.PipelineCell) string {
+// printEnd waits until a cell has ended, which it does when its files are kept, and prints how.
+func (f *ciFollower) printEnd(ctx context.Context, run string, i int) error {
+	for {
+		whole, err := f.api.Pipeline(ctx, run)
+		if err != nil {
+			return err
+		}
+		if c := &whole.Cells[i]; c.Status.Ended() {
+			for _, warning := range c.Warnings {
+				f.errorf("%s: warning: %s", cellName(c), warning)
+			}
+			end := string(c.Status)
+			switch {
+			case c.Status == proto.StepFailed && c.ExitCode != nil && *c.ExitCode > 0:
+				end = fmt.Sprintf("failed with exit code %d", *c.ExitCode)
+			case c.Reason != nil:
+				end = *c.Reason
+			}
+			if took, ok := runreport.Took(c); ok {
+				end += ", " + took.String()
+			}
+			_, err := fmt.Fprintf(f.out, "--- %s: %s\n", cellName(c), end)
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+func cellName(c *api.PipelineCell) string {
 	if c.Cell == nil {
 		return c.Step
 	}
@@ -235,18 +259,16 @@ func because(reason *string) string {
 	return ", " + *reason
 }
 
-// finish prints the end of a run and saves what is asked for.
-func (f *ciFollower) finish(ctx context.Context, run *client.WholePipeline, raw json.RawMessage, out *ciOutput) error {
+// finish saves what is asked for and prints the end of a run. What cannot be saved does not keep it from
+// the rest.
+func (f *ciFollower) finish(ctx context.Context, run *api.WholePipeline, out *ciOutput) error {
+	var errArtifacts error
 	if out.Artifacts != "" {
-		if err := saveArtifacts(ctx, f.api, run, out.Artifacts); err != nil {
-			return unknownOutcome(err)
-		}
+		errArtifacts = f.saveArtifacts(ctx, run, out.Artifacts)
 	}
-	if err := out.save(ctx, f.api, run); err != nil {
-		return unknownOutcome(err)
-	}
+	errSave := errors.Join(errArtifacts, out.save(ctx, f.api, run))
 	if f.json {
-		if err := printRaw(f.out, raw); err != nil {
+		if err := printJSON(f.out, run); err != nil {
 			return err
 		}
 	} else {
@@ -256,59 +278,9 @@ func (f *ciFollower) finish(ctx context.Context, run *client.WholePipeline, raw 
 		}
 	}
 	if run.Status != proto.PipelineSuccess {
-		return exitError{code: exitFailure}
+		return exitError{exitFailure, errSave}
 	}
-	return nil
-}
-
-// saveArtifacts downloads the artifacts of a run below a directory.
-func saveArtifacts(ctx context.Context, api *client.Client, run *client.WholePipeline, dir string) error {
-	for i := range run.Cells {
-		c := &run.Cells[i]
-		if c.Thread == nil {
-			continue
-		}
-		files, _, err := api.Files(ctx, client.ThreadFiles(*c.Thread), "", true)
-		if err != nil {
-			return fmt.Errorf("artifacts of %s: %w", cellName(c), err)
-		}
-		for _, a := range c.Artifacts {
-			for _, file := range files {
-				name := strings.TrimPrefix(file.Path, "/")
-				if file.IsDirectory || !spec.Match(a.Paths, name) {
-					continue
-				}
-				to := path.Join(c.Step, a.Name, name)
-				if c.Cell != nil {
-					to = path.Join(c.Step, *c.Cell, a.Name, name)
-				}
-				if err := saveArtifact(ctx, api, *c.Thread, name, dir, to); err != nil {
-					return fmt.Errorf("artifact %s of %s: %w", a.Name, cellName(c), err)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// saveArtifact downloads a file. A path that leads out of the directory is refused.
-func saveArtifact(ctx context.Context, api *client.Client, thread, name, dir, to string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // what the umask leaves, as any program's files
-		return err
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close() //nolint:errcheck // only a handle
-	if err := root.MkdirAll(filepath.Dir(filepath.FromSlash(to)), 0o755); err != nil {
-		return err
-	}
-	f, err := root.Create(filepath.FromSlash(to))
-	if err != nil {
-		return err
-	}
-	return errors.Join(api.Download(ctx, client.ThreadFiles(thread), name, f), f.Close())
+	return unknownOutcome(errSave)
 }
 
 // runArg is the argument that names a run.
@@ -333,11 +305,11 @@ type ciAttachCommand struct {
 func (*ciAttachCommand) Help() string { return "Exit codes: " + ciExitCodesHelp }
 
 func (c *ciAttachCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	return (&ciFollower{streams: s, api: api, json: c.JSON}).follow(ctx, c.ID, &c.ciOutput)
+	return (&ciFollower{streams: s, api: cl, json: c.JSON}).follow(ctx, c.ID, &c.ciOutput)
 }
 
 type ciListCommand struct {
@@ -345,12 +317,13 @@ type ciListCommand struct {
 }
 
 func (c *ciListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Pipeline, json.RawMessage, error) {
-		return api.Pipelines(ctx)
-	}, func(p *page, list []client.Pipeline) {
+	return compose(s, &c.remote, func(cl *client.Client) (api.Pipelines, error) {
+		runs, err := client.Collect(cl.Pipelines(ctx))
+		return api.Pipelines{Pipelines: runs}, err
+	}, func(p *page, list api.Pipelines) {
 		p.row("ID", "NAME", "STATUS", "BRANCH", "CREATED", "ENDED")
-		for i := range list {
-			x := &list[i]
+		for i := range list.Pipelines {
+			x := &list.Pipelines[i]
 			p.row(x.ID, x.Name, x.Status, x.Branch, x.CreatedAt, x.EndedAt)
 		}
 	})
@@ -367,12 +340,12 @@ func (*ciShowCommand) Help() string {
 }
 
 func (c *ciShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.WholePipeline, json.RawMessage, error) {
-		run, raw, err := api.Pipeline(ctx, c.ID)
+	return compose(s, &c.remote, func(cl *client.Client) (*api.WholePipeline, error) {
+		run, err := cl.Pipeline(ctx, c.ID)
 		if err == nil {
-			err = c.save(ctx, api, run)
+			err = c.save(ctx, cl, run)
 		}
-		return run, raw, err
+		return run, err
 	}, printPipeline)
 }
 
@@ -382,12 +355,12 @@ type ciCancelCommand struct {
 }
 
 func (c *ciCancelCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.WholePipeline, json.RawMessage, error) {
-		return api.CancelPipeline(ctx, c.ID)
+	return request(s, &c.remote, func(cl *client.Client) (*api.WholePipeline, error) {
+		return cl.CancelPipeline(ctx, c.ID)
 	}, printPipeline)
 }
 
-func printPipeline(p *page, run *client.WholePipeline) {
+func printPipeline(p *page, run *api.WholePipeline) {
 	p.row("run", run.ID)
 	p.optional("name", run.Name)
 	status := string(run.Status)
@@ -403,8 +376,53 @@ func printPipeline(p *page, run *client.WholePipeline) {
 	p.row("STEP", "STATUS", "EXECUTION", "REASON")
 	for i := range run.Cells {
 		c := &run.Cells[i]
-		p.row(cellName(c), c.Status, c.TraceID, c.Reason)
+		reason := cell(c.Reason)
+		if c.WaitingFor != nil {
+			reason = c.WaitingFor.Message
+		}
+		p.row(cellName(c), c.Status, c.TraceID, reason)
+		for _, warning := range c.Warnings {
+			p.row("", "", "warning:", warning)
+		}
 	}
+}
+
+type ciCacheCommands struct {
+	List ciCacheListCommand   `cmd:"" aliases:"ls" help:"List the organisation's caches."`
+	Rm   ciCacheRemoveCommand `cmd:"" help:"Remove a cache. The next step with its key that succeeds creates it again. For administrators."`
+}
+
+type ciCacheListCommand struct {
+	remote `embed:""`
+}
+
+func (c *ciCacheListCommand) Run(ctx context.Context, s streams) error {
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.PipelineCache, error] {
+		return cl.PipelineCaches(ctx)
+	}, func(p *page, caches []api.PipelineCache) {
+		p.row("KEY", "SIZE", "FILES", "CREATED")
+		for _, x := range caches {
+			p.row(x.Key, mib(x.Bytes), x.Files, x.CreatedAt)
+		}
+	})
+}
+
+type ciCacheRemoveCommand struct {
+	remote `embed:""`
+	Org    string `placeholder:"NAME" help:"The organisation. Default: that of the API key."`
+	Key    string `arg:"" help:"The key of the cache."`
+}
+
+func (c *ciCacheRemoveCommand) Run(ctx context.Context, s streams) error {
+	cl, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	if err := cl.Admin().RemovePipelineCache(ctx, c.Org, c.Key); err != nil {
+		return err
+	}
+	s.progressf("removed cache %s", c.Key)
+	return nil
 }
 
 type ciSchemaCommand struct{}

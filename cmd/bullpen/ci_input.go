@@ -16,8 +16,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
@@ -66,7 +67,7 @@ func gitLine(text string) string {
 }
 
 // upload stores the input in a new thread and returns the thread's id.
-func (in *ciInput) upload(ctx context.Context, api *client.Client, s streams) (thread string, err error) {
+func (in *ciInput) upload(ctx context.Context, cl *client.Client, s streams) (thread string, err error) {
 	archive, err := os.CreateTemp("", "bullpen-ci-*.tar")
 	if err != nil {
 		return "", fmt.Errorf("pack %s: %w", in.dir, err)
@@ -78,17 +79,21 @@ func (in *ciInput) upload(ctx context.Context, api *client.Client, s streams) (t
 	thread = "ci-input-" + strings.ToLower(rand.Text())
 	name := ".bullpen-import-" + rand.Text() + ".tar"
 	s.progressf("uploading %s", in.dir)
-	if _, err := uploadFile(ctx, api, client.ThreadFiles(thread), archive.Name(), name, nil); err != nil {
+	if _, err := uploadFile(ctx, cl, client.ThreadFiles(thread), archive.Name(), name, nil); err != nil {
 		return "", err
 	}
-	result, id, err := api.Execute(ctx, client.Request{Code: unpackProgram(name), Language: proto.Bash, Timeout: unpackTimeout, ThreadID: thread})
+	result, err := cl.Execute(ctx, api.ExecuteRequest{
+		Code: unpackProgram(name), Language: proto.Bash, Timeout: unpackTimeout, ThreadID: thread,
+	})
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("unpack the input in thread %s: %w", thread, err)
 	case result.ErrorCode != nil:
-		return "", fmt.Errorf("unpack the input in thread %s: %w", thread, platformError(id, *result.ErrorCode, result.ErrorMessage))
+		return "", fmt.Errorf("unpack the input in thread %s: %w", thread,
+			platformError(result.TraceID, *result.ErrorCode, result.ErrorMessage))
 	case !result.Success:
-		return "", fmt.Errorf("unpack the input in thread %s: %s: %s", thread, id, strings.Map(printableLine, result.Stdout+result.Stderr))
+		return "", fmt.Errorf("unpack the input in thread %s: %s: %s", thread, result.TraceID,
+			strings.Map(printableLine, result.Stdout+result.Stderr))
 	}
 	return thread, nil
 }

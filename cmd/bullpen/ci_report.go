@@ -10,9 +10,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/cmd/internal/runreport"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // ciReports has the flags of commands that write reports.
@@ -23,7 +24,7 @@ type ciReports struct {
 }
 
 // save writes the reports that the flags name.
-func (c *ciReports) save(ctx context.Context, api *client.Client, run *client.WholePipeline) error {
+func (c *ciReports) save(ctx context.Context, cl *client.Client, run *api.WholePipeline) error {
 	if c.JUnit == "" && c.JSONReport == "" && c.HTML == "" {
 		return nil
 	}
@@ -33,13 +34,14 @@ func (c *ciReports) save(ctx context.Context, api *client.Client, run *client.Wh
 		if cell.TraceID == nil {
 			continue
 		}
-		err := api.Output(ctx, *cell.TraceID, 0, func(e *client.Event) error {
+		err := each(cl.Output(ctx, *cell.TraceID, 0), func(e *client.Event) error {
 			if e.Type == proto.EventOutput {
 				cell.Output.Add(e.Data)
 			}
 			return nil
 		})
-		if refused, ok := errors.AsType[*client.Error](err); ok && (refused.Status == http.StatusNotFound || refused.Status == http.StatusGone) {
+		if refused, ok := errors.AsType[*client.Error](err); ok &&
+			(refused.Status == http.StatusNotFound || refused.Status == http.StatusGone) {
 			cell.Output.Gone = true
 			continue
 		}

@@ -2,11 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"iter"
 	"strings"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type connectionCommands struct {
@@ -26,7 +27,7 @@ type connectionOf struct {
 
 // connectionFlags are what can be changed of a connection.
 type connectionFlags struct {
-	Kind        *string      `enum:"s3,directory,volume" placeholder:"KIND" help:"s3 for a bucket, the default of a new connection, directory for a directory of the workers, which only a global administrator names, or volume for a volume, see bullpen volume."`
+	Kind        *string      `enum:"s3,directory,volume" placeholder:"KIND" help:"s3 (default) for a bucket, directory for a directory of the workers (global admin), or volume."`
 	Endpoint    *string      `placeholder:"URL" help:"Server of the bucket, such as https://s3.example.com. Default: Amazon's."`
 	Region      *string      `placeholder:"REGION" help:"Region of the bucket. Most servers other than Amazon's accept us-east-1."`
 	Bucket      *string      `placeholder:"BUCKET" help:"Name of the bucket."`
@@ -41,7 +42,7 @@ type connectionFlags struct {
 }
 
 // apply changes the settings that were given.
-func (f *connectionFlags) apply(c *client.NewConnection) {
+func (f *connectionFlags) apply(c *api.ConnectionRequest) {
 	if f.Kind != nil {
 		c.Kind = proto.MountKind(*f.Kind)
 	}
@@ -64,22 +65,23 @@ type connectionCreateCommand struct {
 }
 
 func (*connectionCreateCommand) Help() string {
-	return `The gateway tests a bucket first: it lists objects and, unless the connection is read-only, writes a small object, reads it back and
-deletes it. API keys see a connection only if they name it: bullpen key update --mount.
+	return `The gateway tests a bucket first: it lists objects and, unless the connection is read-only, writes a small
+object, reads it back and deletes it. API keys see a connection only if they name it: bullpen key update --mount.
 
 Example:
 
   bullpen secret set DATA_KEY < keys.json
-  bullpen connection create data --endpoint https://s3.example.com --region us-east-1 --bucket acme --path-style --credential DATA_KEY
+  bullpen connection create data --endpoint https://s3.example.com --region us-east-1 \
+    --bucket acme --path-style --credential DATA_KEY
   bullpen key update key_1 --mount data:tenants/acme`
 }
 
 func (c *connectionCreateCommand) Run(ctx context.Context, s streams) error {
-	wanted := &client.NewConnection{Slug: c.Slug, Kind: proto.MountS3}
+	wanted := &api.ConnectionRequest{Slug: c.Slug, Kind: proto.MountS3}
 	c.apply(wanted)
-	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		return decoded(api.CreateConnection(ctx, c.Org, wanted, !c.NoTest))
-	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Connection, error) {
+		return cl.Admin().Connections(c.Org, !c.NoTest).Create(ctx, wanted)
+	}, func(p *page, connection *api.Connection) { printConnections(p, *connection) })
 }
 
 type connectionListCommand struct {
@@ -88,9 +90,9 @@ type connectionListCommand struct {
 }
 
 func (c *connectionListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Connection, json.RawMessage, error) {
-		return decoded(api.Connections(ctx, c.Org))
-	}, func(p *page, list []client.Connection) { printConnections(p, list...) })
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Connection, error] {
+		return cl.Admin().Connections(c.Org, true).List(ctx, c.Org)
+	}, func(p *page, list []api.Connection) { printConnections(p, list...) })
 }
 
 type connectionShowCommand struct {
@@ -99,9 +101,9 @@ type connectionShowCommand struct {
 }
 
 func (c *connectionShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		return decoded(api.Connection(ctx, c.Org, c.Slug))
-	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Connection, error) {
+		return cl.Admin().Connections(c.Org, true).Get(ctx, c.Slug)
+	}, func(p *page, connection *api.Connection) { printConnections(p, *connection) })
 }
 
 type connectionUpdateCommand struct {
@@ -111,14 +113,14 @@ type connectionUpdateCommand struct {
 }
 
 func (*connectionUpdateCommand) Help() string {
-	return `Changes what is given, and nothing if somebody else changes the connection at the same time. It applies to executions that are
-accepted from then on. The gateway tests the connection first, as when it is created.`
+	return `Changes what is given, and nothing if somebody else changes the connection at the same time. It applies to
+executions that are accepted from then on. The gateway tests the connection first, as when it is created.`
 }
 
 func (c *connectionUpdateCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		return decoded(api.EditConnection(ctx, c.Org, c.Slug, !c.NoTest, c.apply))
-	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Connection, error) {
+		return cl.Admin().Connections(c.Org, !c.NoTest).Edit(ctx, c.Slug, c.apply)
+	}, func(p *page, connection *api.Connection) { printConnections(p, *connection) })
 }
 
 type connectionRmCommand struct {
@@ -127,9 +129,9 @@ type connectionRmCommand struct {
 }
 
 func (c *connectionRmCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		return decoded(api.RemoveConnection(ctx, c.Org, c.Slug))
-	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Connection, error) {
+		return cl.Admin().Connections(c.Org, true).Remove(ctx, c.Slug)
+	}, func(p *page, connection *api.Connection) { printConnections(p, *connection) })
 }
 
 type connectionTestCommand struct {
@@ -138,16 +140,17 @@ type connectionTestCommand struct {
 }
 
 func (*connectionTestCommand) Help() string {
-	return "The gateway uses the bucket as when the connection is created. An error names the step that failed, and what the server answered."
+	return "The gateway uses the bucket as when the connection is created. An error names the step that failed, and " +
+		"what the server answered."
 }
 
 func (c *connectionTestCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		return decoded(api.TestConnection(ctx, c.Org, c.Slug))
-	}, func(p *page, connection *client.Connection) { printConnections(p, *connection) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Connection, error) {
+		return cl.Admin().TestConnection(ctx, c.Org, c.Slug)
+	}, func(p *page, connection *api.Connection) { printConnections(p, *connection) })
 }
 
-func printConnections(p *page, list ...client.Connection) {
+func printConnections(p *page, list ...api.Connection) {
 	p.row("SLUG", "ORG", "KIND", "STORAGE", "CREDENTIAL", "ACCESS", "TESTED", "DESCRIPTION")
 	for _, c := range list {
 		p.row(c.Slug, c.Org, c.Kind, storageOf(&c), c.Credential, accessOf(&c), c.TestedAt, c.Description)
@@ -155,7 +158,7 @@ func printConnections(p *page, list ...client.Connection) {
 }
 
 // accessOf returns what programs can do with a connection, for people.
-func accessOf(c *client.Connection) string {
+func accessOf(c *api.Connection) string {
 	if c.ReadOnly {
 		return "read-only"
 	}
@@ -163,7 +166,7 @@ func accessOf(c *client.Connection) string {
 }
 
 // storageOf returns where the storage of a connection is, for people.
-func storageOf(c *client.Connection) string {
+func storageOf(c *api.Connection) string {
 	storage := c.Directory
 	switch c.Kind {
 	case proto.MountVolume:

@@ -2,14 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type deadLetterCommands struct {
@@ -35,14 +36,14 @@ type deadLetterListCommand struct {
 }
 
 func (*deadLetterListCommand) Help() string {
-	return `A dead letter is a job that three workers were lost with before they started its program, or a malformed message among the jobs.
-The server keeps it for as long as records of executions (--retention).`
+	return `A dead letter is a job that three workers were lost with before they started its program, or a malformed
+message among the jobs. The server keeps it for as long as records of executions (--retention).`
 }
 
 func (c *deadLetterListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.DeadLetter, json.RawMessage, error) {
-		return decoded(api.DeadLetters(ctx))
-	}, func(p *page, letters []client.DeadLetter) {
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.DeadLetter, error] {
+		return cl.Admin().DeadLetters(ctx)
+	}, func(p *page, letters []api.DeadLetter) {
 		p.row("ID", "REASON", "CREATED", "ORG", "REQUEUED AS")
 		for _, l := range letters {
 			p.row(l.ID, l.Reason, l.SetAsideAt, l.Org, l.RequeuedAs)
@@ -60,12 +61,12 @@ func (*deadLetterShowCommand) Help() string {
 }
 
 func (c *deadLetterShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.WholeDeadLetter, json.RawMessage, error) {
-		return api.DeadLetter(ctx, c.ID)
+	return request(s, &c.remote, func(cl *client.Client) (*api.WholeDeadLetter, error) {
+		return cl.Admin().DeadLetter(ctx, c.ID)
 	}, printDeadLetter)
 }
 
-func printDeadLetter(p *page, l *client.WholeDeadLetter) {
+func printDeadLetter(p *page, l *api.WholeDeadLetter) {
 	p.row("dead letter", l.ID)
 	p.row("reason", l.Reason)
 	p.row("", l.Message)
@@ -106,15 +107,14 @@ type deadLetterRequeueCommand struct {
 }
 
 func (*deadLetterRequeueCommand) Help() string {
-	return `Prints the id of the new execution. It has the program, environment variables, sandbox, thread, metadata and webhook of the old one,
-and the limits that the plan of its API key has now. The old execution keeps its result. Repeating the command prints the same id
-and does not run the job twice.`
+	return `Prints the id of the new execution, which is the old one under the present limits of its API key. The old
+execution keeps its result. Repeating the command prints the same id and does not run the job twice.`
 }
 
 func (c *deadLetterRequeueCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.DeadLetter, json.RawMessage, error) {
-		return api.Requeue(ctx, c.ID)
-	}, func(p *page, l *client.DeadLetter) { p.row(l.RequeuedAs) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.DeadLetter, error) {
+		return cl.Admin().Requeue(ctx, c.ID)
+	}, func(p *page, l *api.DeadLetter) { p.row(l.RequeuedAs) })
 }
 
 type deadLetterRmCommand struct {
@@ -123,7 +123,7 @@ type deadLetterRmCommand struct {
 }
 
 func (c *deadLetterRmCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (removed, json.RawMessage, error) {
-		return decoded(removed{c.ID}, api.RemoveDeadLetter(ctx, c.ID))
+	return compose(s, &c.remote, func(cl *client.Client) (removed, error) {
+		return removed{c.ID}, cl.Admin().RemoveDeadLetter(ctx, c.ID)
 	}, printRemoved)
 }

@@ -108,7 +108,10 @@ func (w *workload) process(t *testing.T, configs map[string]map[string]string) d
 		t.Fatalf("%s does not have one container with the command of its image", w.Metadata.Name)
 	}
 	c := pod.Containers[0]
-	p := deployed{args: c.Args, env: map[string]string{}, files: map[string]string{}, stop: time.Duration(pod.TerminationGracePeriodSeconds-c.Lifecycle.PreStop.Sleep.Seconds) * time.Second}
+	p := deployed{
+		args: c.Args, env: map[string]string{}, files: map[string]string{},
+		stop: time.Duration(pod.TerminationGracePeriodSeconds-c.Lifecycle.PreStop.Sleep.Seconds) * time.Second,
+	}
 	for _, env := range c.Env {
 		p.env[env.Name] = env.Value
 		if env.ValueFrom != nil {
@@ -197,7 +200,8 @@ func TestComposeSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !nats.JetStream || !nats.SyncAlways || nats.Cluster.Name == "" {
-		t.Errorf("NATS has JetStream %t, sync_interval always %t, cluster %q", nats.JetStream, nats.SyncAlways, nats.Cluster.Name)
+		t.Errorf("NATS has JetStream %t, sync_interval always %t, cluster %q", nats.JetStream, nats.SyncAlways,
+			nats.Cluster.Name)
 	}
 }
 

@@ -8,22 +8,24 @@ import (
 	"strings"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
-	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type doctorCommand struct {
-	JSON       bool `name:"json" help:"Print JSON."`
-	Cluster    bool `help:"Ask all running processes instead, over NATS."`
+	remote     `embed:""`
+	Cluster    bool `help:"Ask all running processes instead, through the server at --url, or over NATS if --nats is set."`
 	app.Config `embed:""`
 }
 
 func (*doctorCommand) Help() string {
-	return `Takes the settings of bullpen serve and checks what a server with them needs. It starts jails of every kind. MISS marks a requirement of
-every job, and makes the exit code 1. none marks a requirement of some sandboxes, such as those with a network. Remedies follow the table.
+	return `Checks what a server with these settings needs, and starts jails of every kind. MISS marks a requirement of
+every job, and the exit code is 1. none marks a requirement of some sandboxes, such as those with a network. Remedies
+follow the table.
 
-With --cluster, takes the settings of NATS only, and lists the processes that answer within 3 seconds, what they need and do not have, and
-what sandboxes their worker cannot run. The exit code is 1 if a process has a problem, or none answers. Processes that are starting or cut
-off from NATS do not answer.`
+With --cluster, lists the processes that answer within 3 seconds, their missing requirements, and the sandboxes that
+their worker cannot run. Needs a global administrator's API key, or --nats and its settings if no gateway answers.
+Exits with 1 if a process has a problem or none answers. Processes that are starting or cut off from NATS do not
+answer.`
 }
 
 func (c *doctorCommand) Run(ctx context.Context, s streams) error {
@@ -41,20 +43,32 @@ func (c *doctorCommand) Run(ctx context.Context, s streams) error {
 }
 
 func (c *doctorCommand) cluster(ctx context.Context, s streams) error {
-	all, err := app.Processes(ctx, &c.Config)
+	all, err := c.processes(ctx, s)
 	if err != nil {
 		return err
 	}
 	if err := show(s, c.JSON, all, printProcesses); err != nil {
 		return err
 	}
-	if len(all) == 0 || slices.ContainsFunc(all, func(p proto.Process) bool { return len(p.Problems) > 0 }) {
+	if len(all) == 0 || slices.ContainsFunc(all, func(p api.Process) bool { return len(p.Problems) > 0 }) {
 		return exitError{code: exitFailure}
 	}
 	return nil
 }
 
-func printProcesses(p *page, all []proto.Process) {
+func (c *doctorCommand) processes(ctx context.Context, s streams) ([]api.Process, error) {
+	if !c.Embedded() {
+		list, err := app.Processes(ctx, &c.Config)
+		return api.NewProcesses(list).Processes, err
+	}
+	server, err := c.client(s)
+	if err != nil {
+		return nil, err
+	}
+	return server.Admin().Processes(ctx)
+}
+
+func printProcesses(p *page, all []api.Process) {
 	p.row("PROCESS", "ROLES", "VERSION", "STARTED", "PROBLEMS", "CANNOT RUN")
 	for _, process := range all {
 		var needs []string

@@ -3,14 +3,14 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type getCommand struct {
@@ -19,14 +19,15 @@ type getCommand struct {
 }
 
 func (c *getCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Execution, json.RawMessage, error) {
-		return api.Get(ctx, c.id())
+	return request(s, &c.remote, func(cl *client.Client) (*api.Execution, error) {
+		return cl.Get(ctx, c.id())
 	}, printExecution)
 }
 
-func printExecution(p *page, e *client.Execution) {
+func printExecution(p *page, e *api.Execution) {
 	p.row("trace", e.TraceID)
 	p.row("status", e.Status)
+	p.waiting(e.WaitingFor)
 	p.row("language", e.Language)
 	p.optional("sandbox", e.Sandbox)
 	p.optional("thread", e.ThreadID)
@@ -61,6 +62,9 @@ func printExecution(p *page, e *client.Execution) {
 	p.pairs("metadata", e.Metadata)
 	printOutput(p, "stdout", e.Stdout, e.StdoutTruncated)
 	printOutput(p, "stderr", e.Stderr, e.StderrTruncated)
+	if e.StdoutInvalidUTF8 || e.StderrInvalidUTF8 {
+		p.textf("--- the output has bytes that are not UTF-8: `bullpen logs %s` prints them as they are\n", e.TraceID)
+	}
 	if e.OutputBudgetExceeded {
 		p.textf("--- less output was kept than the sandbox allows: the organisation's output budget was used up\n")
 	}
@@ -76,7 +80,7 @@ func printOutput(p *page, name string, text *string, truncated bool) {
 }
 
 // formatBlocked describes a blocked connection in one line: protocol, destination, reason.
-func formatBlocked(b client.BlockedConnection) string {
+func formatBlocked(b api.BlockedConnection) string {
 	to := b.Host
 	switch {
 	case to == "":
@@ -98,7 +102,8 @@ type logsCommand struct {
 }
 
 func (*logsCommand) Help() string {
-	return `Prints the output so far, standard output and standard error each on the same stream here. --json prints the events, one JSON object per line.
+	return `Prints the output so far, byte for byte, standard output and standard error each on the same stream here.
+--json prints the events, one JSON object per line.
 
 Without --follow, the exit code is 0 if the output could be read.
 
@@ -111,7 +116,7 @@ Examples:
 }
 
 func (c *logsCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
@@ -122,12 +127,12 @@ func (c *logsCommand) Run(ctx context.Context, s streams) error {
 		return printer.event(e)
 	}
 	if c.Follow {
-		if err := api.Follow(ctx, c.id(), c.AfterSeq, event); err != nil {
+		if err := each(cl.Follow(ctx, c.id(), c.AfterSeq), event); err != nil {
 			return unknownOutcome(err)
 		}
 		return resultOutcome(c.id(), result)
 	}
-	if err := api.Output(ctx, c.id(), c.AfterSeq, event); err != nil {
+	if err := each(cl.Output(ctx, c.id(), c.AfterSeq), event); err != nil {
 		return err
 	}
 	switch {
@@ -156,8 +161,8 @@ func (t *traceID) UnmarshalText(text []byte) error {
 }
 
 func (*waitCommand) Help() string {
-	return `Prints the id, status and exit code of each execution when it has ended, in the order of the arguments. --json prints each as
-bullpen get does. Interrupting the command does not cancel the executions.
+	return `Prints the id, status and exit code of each execution when it has ended, in the order of the arguments.
+--json prints each as bullpen get does. Interrupting the command does not cancel the executions.
 
 With several executions, the exit code is the exit code of the first one that did not succeed, or 0.
 
@@ -185,21 +190,21 @@ func (c *waitCommand) Validate() error {
 }
 
 func (c *waitCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
+	if c.Batch != "" {
+		return (&batchWaiter{remote: &c.remote, streams: s, id: c.Batch, json: c.JSON}).run(ctx)
+	}
+	cl, last, err := c.recorded(s)
 	if err != nil {
 		return err
 	}
-	if c.Batch != "" {
-		return (&batchWaiter{api: api, streams: s, id: c.Batch, json: c.JSON}).run(ctx)
-	}
 	exitCode := exitOK
 	for _, id := range c.Traces {
-		e, raw, err := api.Wait(ctx, proto.TraceID(id))
+		e, err := cl.Wait(ctx, proto.TraceID(id))
 		if err != nil {
 			return unknownOutcome(err)
 		}
 		if c.JSON {
-			err = printRaw(s.out, raw)
+			err = last.print(s.out)
 		} else {
 			_, err = fmt.Fprintf(s.out, "%s %s %s\n", e.TraceID, e.Status, cell(e.ExitCode))
 		}
@@ -224,7 +229,7 @@ type cancelCommand struct {
 }
 
 func (c *cancelCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Accepted, json.RawMessage, error) {
-		return decoded(api.Cancel(ctx, c.id()))
-	}, func(p *page, a *client.Accepted) { p.textf("%s %s\n", a.TraceID, a.Status) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Cancelled, error) {
+		return cl.Cancel(ctx, c.id())
+	}, func(p *page, a *api.Cancelled) { p.textf("%s %s\n", a.TraceID, a.Status) })
 }

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,8 +16,9 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type filesCommands struct {
@@ -28,12 +28,12 @@ type filesCommands struct {
 	Mv filesMvCommand `cmd:"" help:"Rename a file or directory of a thread or storage connection."`
 }
 
-const addressHelp = `Files of a thread are thread:ID/PATH, with PATH relative to its home directory. Files of a storage connection of any kind that the API key
-has are volume:SLUG/PATH; programs see them at /data/SLUG/PATH.`
+const addressHelp = `Files of a thread are thread:ID/PATH, with PATH relative to its home directory. Files of a
+storage connection of any kind that the API key has are volume:SLUG/PATH; programs see them at /data/SLUG/PATH.`
 
 // address is a path of a thread or storage connection.
 type address struct {
-	client.Place
+	api.FileRequest
 	path string
 }
 
@@ -87,10 +87,11 @@ func (c *filesLsCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return request(s, &c.remote, func(api *client.Client) ([]client.File, json.RawMessage, error) {
-		return api.Files(ctx, at.Place, at.path, c.Recursive)
-	}, func(p *page, files []client.File) {
-		slices.SortFunc(files, func(a, b client.File) int { return strings.Compare(a.Path, b.Path) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Files, error) {
+		return cl.Files(ctx, at.FileRequest, at.path, c.Recursive)
+	}, func(p *page, list *api.Files) {
+		files := list.Files
+		slices.SortFunc(files, func(a, b api.File) int { return strings.Compare(a.Path, b.Path) })
 		p.row("MODIFIED", "SIZE", "PATH")
 		for _, f := range files {
 			switch {
@@ -98,6 +99,8 @@ func (c *filesLsCommand) Run(ctx context.Context, s streams) error {
 				p.row("-", "-", f.Path+"/")
 			case f.IsDirectory:
 				p.row(f.Modified, "-", f.Path+"/")
+			case f.Type != proto.FileRegular:
+				p.row(f.Modified, f.Type, f.Path)
 			default:
 				p.row(f.Modified, f.Size, f.Path)
 			}
@@ -111,7 +114,8 @@ type filesRmCommand struct {
 	Recursive bool   `short:"r" help:"Delete a directory with its content."`
 }
 
-const newVersionHelp = "For a thread or volume, the change is a new version; earlier versions keep their files. One that is in use cannot be changed. Buckets and\n" +
+const newVersionHelp = "For a thread or volume, the change is a new version; earlier versions keep their files. One " +
+	"that is in use cannot be changed. Buckets and\n" +
 	"directories have no versions."
 
 func (*filesRmCommand) Help() string { return addressHelp + "\n\n" + newVersionHelp }
@@ -121,13 +125,13 @@ func (c *filesRmCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
-		return api.DeleteFile(ctx, at.Place, at.path, c.Recursive)
-	}, func(p *page, f *client.ChangedFile) { printChange(p, "deleted", at.Place, f) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.ChangedFile, error) {
+		return cl.DeleteFile(ctx, at.FileRequest, at.path, c.Recursive)
+	}, func(p *page, f *api.ChangedFile) { printChange(p, "deleted", at.FileRequest, f) })
 }
 
 // printChange prints a change of files, with the version if there is one.
-func printChange(p *page, what string, at client.Place, f *client.ChangedFile) {
+func printChange(p *page, what string, at api.FileRequest, f *api.ChangedFile) {
 	version := ""
 	if f.Version > 0 {
 		version = fmt.Sprintf(", version %d", f.Version)
@@ -142,7 +146,9 @@ type filesMvCommand struct {
 }
 
 func (*filesMvCommand) Help() string {
-	return addressHelp + "\n\n" + newVersionHelp + " A directory of a bucket cannot be renamed.\n\nExample:\n\n  bullpen files mv thread:notebook-1/data/in.csv old/in.csv"
+	return addressHelp + "\n\n" + newVersionHelp +
+		" A directory of a bucket cannot be renamed.\n\nExample:\n\n  bullpen files mv thread:notebook-1/data/in.csv " +
+		"old/in.csv"
 }
 
 func (c *filesMvCommand) Run(ctx context.Context, s streams) error {
@@ -155,13 +161,13 @@ func (c *filesMvCommand) Run(ctx context.Context, s streams) error {
 	case err != nil:
 		return err
 	case !ok:
-		to = address{at.Place, c.To}
-	case to.Place != at.Place:
+		to = address{at.FileRequest, c.To}
+	case to.FileRequest != at.FileRequest:
 		return usagef("%s is in another place than %s: copy it with bullpen files cp", to, at)
 	}
-	return request(s, &c.remote, func(api *client.Client) (*client.ChangedFile, json.RawMessage, error) {
-		return api.RenameFile(ctx, at.Place, at.path, to.path)
-	}, func(p *page, f *client.ChangedFile) { printChange(p, "renamed to", at.Place, f) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.ChangedFile, error) {
+		return cl.RenameFile(ctx, at.FileRequest, at.path, to.path)
+	}, func(p *page, f *api.ChangedFile) { printChange(p, "renamed to", at.FileRequest, f) })
 }
 
 type filesCpCommand struct {
@@ -174,12 +180,15 @@ type filesCpCommand struct {
 func (*filesCpCommand) Help() string {
 	return addressHelp + `
 
-Missing directories are created. An uploaded file replaces a file; in a thread or volume also a directory, and the next execution of the thread sees
-it, a running one does not. Files of 64 MiB and more are uploaded in parts, and a part that fails is sent again; a download that breaks off is resumed.
+Missing directories are created. An uploaded file replaces a file; in a thread or volume also a directory. The next
+execution of the thread sees it, a
+running one does not. Failed parts of files of 64 MiB and more are resent, and broken downloads resumed.
 
-With -r, the content of a local directory is added to a thread as one new version, with modes, times and symlinks: all of it, or nothing. The
-thread must not be in use. To a storage connection, and from anywhere, regular files are copied one after another; symlinks and the like are
-skipped and make the command fail in the end. bullpen thread export has all of a thread.
+With -r, a local directory becomes one new version of a thread, with modes, times and symlinks, all or nothing; the
+thread must not be in use. All
+other copies are regular files, one after another: symlinks and the like are skipped, and the command fails in the
+end. bullpen thread export
+has all of a thread.
 
 Write ./ in front of a local path that begins with thread: or volume:.
 
@@ -211,14 +220,14 @@ func (c *filesCpCommand) Run(ctx context.Context, s streams) error {
 	if fromRemote == toRemote {
 		return usagef("one of %q and %q must be a local path, and the other thread:ID/PATH or volume:SLUG/PATH", c.From, c.To)
 	}
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	copier := &copier{api: api, streams: s}
+	copier := &copier{cl: cl, streams: s}
 	switch {
 	case fromRemote && c.To == "-" && !c.Recursive:
-		return api.Download(ctx, from.Place, from.path, s.out)
+		return cl.Download(ctx, from.FileRequest, from.path, s.out)
 	case fromRemote && c.Recursive:
 		err = copier.downloadAll(ctx, from, c.To)
 	case fromRemote:
@@ -259,7 +268,7 @@ func countOf(done copied) string {
 type copier struct {
 	streams
 	copied
-	api *client.Client
+	cl *client.Client
 }
 
 func (c *copier) count(size int64) {
@@ -278,7 +287,7 @@ func (c *copier) upload(ctx context.Context, local string, to address) error {
 	if to.path == "" || strings.HasSuffix(to.path, "/") {
 		to.path += filepath.Base(local)
 	}
-	size, err := uploadFile(ctx, c.api, to.Place, local, to.path, c.progress(to))
+	size, err := uploadFile(ctx, c.cl, to.FileRequest, local, to.path, c.progress(to))
 	if err == nil {
 		c.count(size)
 	}
@@ -302,7 +311,8 @@ func (c *copier) progress(to address) func(size int64) func(stored int64) {
 // uploadFile uploads a local file and returns its size in bytes. progress, if not nil, returns a
 // function that is called as parts are stored.
 func uploadFile(
-	ctx context.Context, api *client.Client, to client.Place, local, path string, progress func(size int64) func(stored int64),
+	ctx context.Context, cl *client.Client, to api.FileRequest, local, path string,
+	progress func(size int64) func(stored int64),
 ) (int64, error) {
 	f, err := os.Open(local)
 	if err != nil {
@@ -320,7 +330,7 @@ func uploadFile(
 	if progress != nil {
 		stored = progress(info.Size())
 	}
-	if err := api.Upload(ctx, to, path, info.Size(), f, stored); err != nil {
+	if err := cl.Upload(ctx, to, path, info.Size(), f, stored); err != nil {
 		return 0, fmt.Errorf("upload %s: %w", local, err)
 	}
 	return info.Size(), nil
@@ -332,7 +342,7 @@ func (c *copier) uploadAll(ctx context.Context, local string, to address) error 
 		return cmp.Or(err, fmt.Errorf("upload: %s is not a directory", local))
 	}
 	if to.Source == proto.SourceThread {
-		changed, err := uploadDirectory(ctx, c.api, to.ID, local, to.path)
+		changed, err := uploadDirectory(ctx, c.cl, to.ID, local, to.path)
 		if err == nil {
 			c.Version = changed.Version
 		}
@@ -353,13 +363,13 @@ func (c *copier) uploadAll(ctx context.Context, local string, to address) error 
 			c.skip(filepath.Join(local, name))
 			return nil
 		default:
-			return c.upload(ctx, filepath.Join(local, name), address{to.Place, path.Join(to.path, filepath.ToSlash(name))})
+			return c.upload(ctx, filepath.Join(local, name), address{to.FileRequest, path.Join(to.path, filepath.ToSlash(name))})
 		}
 	})
 }
 
 // uploadDirectory uploads the content of a local directory to a thread while it is read.
-func uploadDirectory(ctx context.Context, api *client.Client, thread, local, path string) (*client.ChangedFile, error) {
+func uploadDirectory(ctx context.Context, cl *client.Client, thread, local, path string) (*api.ChangedFile, error) {
 	r, w := io.Pipe()
 	read := make(chan error, 1)
 	go func() {
@@ -371,7 +381,7 @@ func uploadDirectory(ctx context.Context, api *client.Client, thread, local, pat
 		read <- err
 		w.CloseWithError(err)
 	}()
-	changed, err := api.UnpackThread(ctx, thread, path, r)
+	changed, err := cl.UnpackThread(ctx, thread, path, r)
 	_ = r.CloseWithError(errNotSent) // ends the reading, which a refused upload does not need
 	if errRead := <-read; errRead != nil && !errors.Is(errRead, errNotSent) {
 		return nil, fmt.Errorf("upload %s: %w", local, errRead)
@@ -396,7 +406,7 @@ func (c *copier) download(ctx context.Context, from address, local string) error
 	output := outputFlag{Output: local}
 	return output.write(c.streams, func(w io.Writer) error {
 		counted := &countingWriter{w: w}
-		err := c.api.Download(ctx, from.Place, from.path, counted)
+		err := c.cl.Download(ctx, from.FileRequest, from.path, counted)
 		if err == nil {
 			c.count(counted.n)
 		}
@@ -419,7 +429,7 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 // downloadAll downloads what is below a directory. Whoever named the files cannot lead it out of the
 // local one.
 func (c *copier) downloadAll(ctx context.Context, from address, local string) error {
-	files, _, err := c.api.Files(ctx, from.Place, from.path, true)
+	list, err := c.cl.Files(ctx, from.FileRequest, from.path, true)
 	if err != nil {
 		return err
 	}
@@ -431,16 +441,19 @@ func (c *copier) downloadAll(ctx context.Context, from address, local string) er
 		return fmt.Errorf("download: %w", err)
 	}
 	defer root.Close() //nolint:errcheck // its files are closed
-	base := relativePath(files, from.path)
-	for _, f := range files {
+	base := relativePath(list.Files, from.path)
+	for _, f := range list.Files {
 		name, ok := strings.CutPrefix(f.Path, base)
 		if !ok || !proto.ValidObjectName(name) || !filepath.IsLocal(filepath.FromSlash(name)) {
 			return fmt.Errorf("download: the server lists %q, which is not below %s", proto.Shorten(f.Path), from)
 		}
-		if f.IsDirectory {
+		switch f.Type {
+		case proto.FileDirectory:
 			err = root.MkdirAll(name, 0o755)
-		} else {
-			err = c.downloadInto(ctx, root, name, address{from.Place, f.Path})
+		case proto.FileRegular:
+			err = c.downloadInto(ctx, root, name, &f, address{from.FileRequest, f.Path})
+		default:
+			c.skip(address{from.FileRequest, f.Path}.String())
 		}
 		if err != nil {
 			return fmt.Errorf("download: %w", err)
@@ -450,7 +463,7 @@ func (c *copier) downloadAll(ctx context.Context, from address, local string) er
 }
 
 // relativePath returns what is in front of the names of the files below a directory.
-func relativePath(files []client.File, dir string) string {
+func relativePath(files []api.File, dir string) string {
 	clean := strings.Trim(path.Clean("/"+dir), "/")
 	for clean != "" && len(files) > 0 && !strings.HasPrefix(files[0].Path, clean+"/") {
 		_, clean, _ = strings.Cut(clean, "/") // a path may begin with the home, or with /data/SLUG
@@ -462,19 +475,25 @@ func relativePath(files []client.File, dir string) string {
 }
 
 // downloadInto downloads a file to a path of a local directory.
-func (c *copier) downloadInto(ctx context.Context, root *os.Root, name string, from address) (err error) {
+func (c *copier) downloadInto(
+	ctx context.Context, root *os.Root, name string, file *api.File, from address,
+) (err error) {
 	if dir := path.Dir(name); dir != "." {
 		if err := root.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 	}
 	part := path.Join(path.Dir(name), ".bullpen-"+path.Base(name)[:min(len(path.Base(name)), 200)])
-	f, err := root.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	mode := os.FileMode(0o644)
+	if file.Executable {
+		mode = 0o755
+	}
+	f, err := root.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
 		return err
 	}
 	counted := &countingWriter{w: f}
-	err = c.api.Download(ctx, from.Place, from.path, counted)
+	err = c.cl.Download(ctx, from.FileRequest, from.path, counted)
 	err = errors.Join(err, f.Close())
 	if err == nil {
 		if err = root.Rename(part, name); err == nil {

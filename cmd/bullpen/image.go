@@ -2,17 +2,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"os"
 	"slices"
 	"strings"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/storage/image"
 	"github.com/bullpen-run/bullpen/storage/image/oci"
 )
@@ -40,11 +41,12 @@ type imageImportCommand struct {
 
 // Help completes the --help text.
 func (*imageImportCommand) Help() string {
-	return `Layers are applied in order. Devices, setuid bits and extended attributes are left out. From the image's environment, programs get
+	return `Leaves out devices, setuid bits and extended attributes. From the image's environment, programs get
 ` + strings.Join(proto.ImageEnv(), " ") + `.
 
-Interpreters are searched for in the directories of the image's PATH, then in /opt/venv, /venv, /opt/conda and its environments,
-/usr/local/bin, /usr/bin, /bin, and in other virtual environments. Credentials for registries are read from docker's configuration, see docker login.
+Interpreters are found in the image's PATH, then in /opt/venv, /venv, /opt/conda and its environments,
+/usr/local/bin, /usr/bin, /bin, and in other
+virtual environments. Registry credentials come from docker's configuration, see docker login.
 
 TMPDIR must have enough space for the unpacked image.`
 }
@@ -56,11 +58,11 @@ func (c *imageImportCommand) Run(ctx context.Context, io streams) error {
 
 // store fills a tree, stores it as an image, and prints the image.
 func (r *remote) store(ctx context.Context, io streams, name string, fill func(*image.Tree) error) (err error) {
-	api, err := r.client(io)
+	cl, err := r.client(io)
 	if err != nil {
 		return err
 	}
-	if _, err := api.Images(ctx); err != nil { // fails early without a server or a valid key
+	if _, err := client.Collect(cl.Admin().Images(ctx)); err != nil { // fails early without a server or a valid key
 		return err
 	}
 	t, err := image.NewTree("", image.DefaultLimits())
@@ -71,16 +73,18 @@ func (r *remote) store(ctx context.Context, io streams, name string, fill func(*
 	if err := fill(t); err != nil {
 		return err
 	}
-	img, err := upload(ctx, api, io, name, t)
+	img, err := upload(ctx, cl, io, name, t)
 	if err != nil {
 		return err
 	}
 	printOmitted(io.err, t.Omitted())
-	return show(io, r.JSON, img, func(p *page, img *client.Image) { printImages(p, *img) })
+	return show(io, r.JSON, img, func(p *page, img *api.Image) { printImages(p, *img) })
 }
 
 // upload packs a tree and stores it.
-func upload(ctx context.Context, api *client.Client, to streams, name string, t *image.Tree) (img *client.Image, err error) {
+func upload(
+	ctx context.Context, cl *client.Client, to streams, name string, t *image.Tree,
+) (img *api.Image, err error) {
 	packed, err := os.CreateTemp("", "bullpen-image-*")
 	if err != nil {
 		return nil, fmt.Errorf("pack the image: %w", err)
@@ -98,7 +102,7 @@ func upload(ctx context.Context, api *client.Client, to streams, name string, t 
 		return nil, fmt.Errorf("read the packed image: %w", err)
 	}
 	to.progressf("sending %s, %s", packedImage.Digest, mib(packedImage.Size))
-	return api.PutImage(ctx, name, packedImage.Digest, packed, packedImage.Size)
+	return cl.Admin().PutImage(ctx, name, packedImage.Digest, packed, packedImage.Size)
 }
 
 // printOmitted prints what was left out of the image.
@@ -123,9 +127,9 @@ type imageListCommand struct {
 }
 
 func (c *imageListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Image, json.RawMessage, error) {
-		return decoded(api.Images(ctx))
-	}, func(p *page, images []client.Image) { printImages(p, images...) })
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Image, error] {
+		return cl.Admin().Images(ctx)
+	}, func(p *page, images []api.Image) { printImages(p, images...) })
 }
 
 type imageRmCommand struct {
@@ -134,17 +138,17 @@ type imageRmCommand struct {
 }
 
 func (*imageRmCommand) Help() string {
-	return `An image that a sandbox profile names cannot be removed. Executions that were accepted before can still use the image. Its disk space is
-freed when none is left, after the server's --queue-expiry.`
+	return `An image that a sandbox profile names cannot be removed. Executions that were accepted before can still use
+the image. Its disk space is freed when none is left, after the server's --queue-expiry.`
 }
 
 func (c *imageRmCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Image, json.RawMessage, error) {
-		return decoded(api.RemoveImage(ctx, c.Name))
-	}, func(p *page, image *client.Image) { printImages(p, *image) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Image, error) {
+		return cl.Admin().RemoveImage(ctx, c.Name)
+	}, func(p *page, image *api.Image) { printImages(p, *image) })
 }
 
-func printImages(p *page, images ...client.Image) {
+func printImages(p *page, images ...api.Image) {
 	const shown = len("sha256:") + 12
 	p.row("NAME", "DIGEST", "STORED", "UNPACKED", "ARCH", "INTERPRETERS", "CREATED")
 	for _, i := range images {
@@ -152,7 +156,8 @@ func printImages(p *page, images ...client.Image) {
 		for _, l := range slices.Sorted(maps.Keys(i.Languages)) {
 			paths = append(paths, i.Languages[l])
 		}
-		p.row(i.Name, fmt.Sprintf("%.*s", shown, i.Digest), mib(i.Size), mib(i.UnpackedSize), i.Architecture, strings.Join(paths, " "), i.CreatedAt)
+		p.row(i.Name, fmt.Sprintf("%.*s", shown, i.Digest), mib(i.Size), mib(i.UnpackedSize), i.Architecture,
+			strings.Join(paths, " "), i.CreatedAt)
 	}
 }
 

@@ -36,16 +36,16 @@ const stopTime = 30 * time.Second
 type imageBuildCommand struct {
 	remote      `embed:""`
 	imageName   `embed:""`
-	From        string   `default:"default" placeholder:"RECIPE" help:"What to build: the name of a recipe, see below, or a file with one, NAME.yaml."`
-	Suite       string   `placeholder:"SUITE" help:"Suite of Debian to take packages from, instead of the recipe's."`
-	Mirror      []string `placeholder:"SOURCE" help:"Where to get packages: what mmdebstrap takes as a mirror, such as a URL, a line of sources.list, or a file. Without it, mmdebstrap's own."`
-	StaleIndex  bool     `help:"Take a mirror's index also when it is past the date until which it was to be used."`
+	From        string   `default:"default" placeholder:"RECIPE" help:"Name of a recipe, or a file with one, NAME.yaml."`
+	Suite       string   `placeholder:"SUITE" help:"Debian suite, instead of the recipe's."`
+	Mirror      []string `placeholder:"SOURCE" help:"A mirror for mmdebstrap, such as a URL, a line of sources.list, or a file. Default: mmdebstrap's own."`
+	StaleIndex  bool     `help:"Accept an expired index of a mirror."`
 	Python      string   `placeholder:"PACKAGE" help:"Debian's package with Python, instead of the recipe's."`
-	Package     []string `placeholder:"PACKAGE" help:"One more package of Debian for the image. Can be repeated."`
-	Pip         []string `type:"existingfile" sep:"none" placeholder:"FILE" help:"Install the Python packages of this requirements.txt, as wheels. Can be repeated."`
+	Package     []string `placeholder:"PACKAGE" help:"Another Debian package. Repeatable."`
+	Pip         []string `type:"existingfile" sep:"none" placeholder:"FILE" help:"Install the wheels of this requirements.txt. Repeatable."`
 	Npm         string   `type:"existingfile" placeholder:"FILE" help:"Install the dependencies of this package.json, with the versions of a package-lock.json beside it. Their install scripts are not run."`
-	NodeVersion string   `placeholder:"VERSION" help:"Version of Node to get from npm's registry, whole or in part, instead of the recipe's."`
-	NodeTarball string   `type:"existingfile" placeholder:"FILE" help:"Take Node from this file instead: a .tar.gz with bin/node in its one directory, such as the ones of nodejs.org."`
+	NodeVersion string   `placeholder:"VERSION" help:"Version of Node from npm's registry, whole or in part, instead of the recipe's."`
+	NodeTarball string   `type:"existingfile" placeholder:"FILE" help:"Take Node from a .tar.gz as nodejs.org has them."`
 }
 
 func (*imageBuildCommand) Help() string {
@@ -56,13 +56,15 @@ func (*imageBuildCommand) Help() string {
 		if err != nil {
 			panic(err) // the recipes are part of the program
 		}
-		text.WriteString("- " + name + ": " + r.Description + "\n")
+		text.WriteString("  - " + name + ": " + r.Description + "\n")
 	}
 	return text.String() + `
-Every image has Bash, the GNU tools, and certificates. Manual pages and translations are left out. --package, --pip and --npm add to the recipe.
+Every image has Bash, the GNU tools and certificates, without manual pages and translations. --package, --pip and
+--npm add to the recipe.
 
-Needs mmdebstrap; npm for Node and --npm; and Python 3 with pip where the recipe or --pip installs Python packages. They use the sources and the
-registries that this machine is set up for. No package's own code is run outside of the new root file system.
+Needs mmdebstrap; npm for Node; and Python 3 with pip for Python packages. Uses the package sources of this machine.
+No package's code runs outside of
+the new root file system.
 
 TMPDIR must have enough space for the unpacked image.`
 }
@@ -83,7 +85,8 @@ func (c *imageBuildCommand) recipe() (*images.Recipe, fs.FS, error) {
 	case strings.HasSuffix(c.From, ".yaml"):
 		from, file = os.DirFS(filepath.Dir(c.From)), filepath.Base(c.From)
 	case !slices.Contains(images.Names(), c.From):
-		return nil, nil, usagef("there is no recipe %q: choose one of %s, or a file NAME.yaml", c.From, strings.Join(images.Names(), ", "))
+		return nil, nil, usagef("there is no recipe %q: choose one of %s, or a file NAME.yaml", c.From,
+			strings.Join(images.Names(), ", "))
 	}
 	r, err := images.Read(from, file)
 	if err != nil {
@@ -126,6 +129,9 @@ func (b *imageBuild) run(ctx context.Context, t *image.Tree) (err error) {
 	defer func() { _ = os.RemoveAll(b.dir) }() // in the temporary directory
 	defer b.steps.end()
 	began := time.Now()
+	if err := b.checkIndexes(ctx); err != nil {
+		return err
+	}
 	node, err := b.node(ctx)
 	if err != nil {
 		return err
@@ -152,8 +158,10 @@ func (b *imageBuild) run(ctx context.Context, t *image.Tree) (err error) {
 
 // findTools finds all tools that the build needs, before anything is built.
 func (b *imageBuild) findTools() error {
-	needed := map[string]string{"mmdebstrap": "install the package mmdebstrap (apt-get install mmdebstrap), or make a root file system in " +
-		"another way and use `bullpen image import`"}
+	needed := map[string]string{
+		"mmdebstrap": "install the package mmdebstrap (apt-get install mmdebstrap), or make a root file system in " +
+			"another way and use `bullpen image import`",
+	}
 	if b.recipe.Node != "" && b.NodeTarball == "" {
 		needed["npm"] = "install it, or give --node-tarball"
 	} else if b.Npm != "" || b.recipe.Npm != "" {
@@ -212,7 +220,8 @@ const installScript = `set -e
 cd ` + pipDir + `
 pip="$(echo /usr/share/python-wheels/pip-*.whl)/pip"
 for requirements in requirements-*.txt; do
-	python3 "$pip" install --no-index --find-links wheels --only-binary :all: --no-compile --no-cache-dir --root-user-action ignore \
+	python3 "$pip" install --no-index --find-links wheels --only-binary :all: \
+		--no-compile --no-cache-dir --root-user-action ignore \
 		--break-system-packages --requirement "$requirements"
 done
 python3 -m compileall -q --invalidation-mode unchecked-hash /usr/local/lib
@@ -243,13 +252,18 @@ func (b *imageBuild) pip(ctx context.Context) (args []string, err error) {
 	}
 	version, ok := strings.CutPrefix(b.recipe.Python, "python")
 	if !ok || version == "" {
-		return nil, usagef("Python packages need a package of one version of Python, such as python3.14, not %q", b.recipe.Python)
+		return nil, usagef("Python packages need a package of one version of Python, such as python3.14, not %q",
+			b.recipe.Python)
 	}
 	dir := filepath.Join(b.dir, filepath.Base(pipDir))
-	if err := os.MkdirAll(filepath.Join(dir, "wheels"), 0o755); err != nil { //nolint:gosec // no secrets; mmdebstrap may read it as another user
+	if err := os.MkdirAll(filepath.Join(dir, "wheels"), //nolint:gosec // no secrets; another user may read it
+		0o755); err != nil {
 		return nil, fmt.Errorf("make a directory for the build: %w", err)
 	}
-	download := []string{"-m", "pip", "download", "--disable-pip-version-check", "--only-binary", ":all:", "--dest", "wheels", "--python-version", version, "--implementation", "cp"}
+	download := []string{
+		"-m", "pip", "download", "--disable-pip-version-check", "--only-binary", ":all:", "--dest",
+		"wheels", "--python-version", version, "--implementation", "cp",
+	}
 	for _, platform := range wheelPlatforms() {
 		download = append(download, "--platform", platform)
 	}
@@ -263,7 +277,8 @@ func (b *imageBuild) pip(ctx context.Context) (args []string, err error) {
 			return nil, err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "install.sh"), []byte(installScript), 0o644); err != nil { //nolint:gosec // as above
+	if err := os.WriteFile(filepath.Join(dir, "install.sh"), []byte(installScript), //nolint:gosec // as above
+		0o644); err != nil {
 		return nil, fmt.Errorf("write the build's script: %w", err)
 	}
 	return []string{
@@ -304,7 +319,9 @@ func (b *imageBuild) npm(ctx context.Context, t *image.Tree) error {
 		return fmt.Errorf("make a directory for the build: %w", err)
 	}
 	act := "install"
-	for to, name := range map[string]string{"package.json": file, "package-lock.json": path.Join(path.Dir(file), "package-lock.json")} {
+	for to, name := range map[string]string{
+		"package.json": file, "package-lock.json": path.Join(path.Dir(file), "package-lock.json"),
+	} {
 		text, err := fs.ReadFile(from, name)
 		if to == "package-lock.json" {
 			if errors.Is(err, fs.ErrNotExist) {
@@ -320,7 +337,8 @@ func (b *imageBuild) npm(ctx context.Context, t *image.Tree) error {
 		}
 	}
 	b.steps.begin("installing npm's packages")
-	if _, err := b.tool(ctx, "npm", dir, act, "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--os=linux", "--cpu="+npmArch(), "--libc=glibc"); err != nil {
+	if _, err := b.tool(ctx, "npm", dir, act, "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--os=linux",
+		"--cpu="+npmArch(), "--libc=glibc"); err != nil {
 		return err
 	}
 	modules := filepath.Join(dir, "root", "node_modules")
@@ -337,8 +355,19 @@ func (b *imageBuild) npm(ctx context.Context, t *image.Tree) error {
 	return t.AddDir(filepath.Dir(modules))
 }
 
-// debian adds Debian's packages to the tree, and what the arguments for mmdebstrap install.
-func (b *imageBuild) debian(ctx context.Context, t *image.Tree, install []string) error {
+// checkIndexes has mmdebstrap read the indexes and resolve the packages, and install nothing. A stale
+// index or a missing package is found before anything else is downloaded, which takes minutes.
+func (b *imageBuild) checkIndexes(ctx context.Context) error {
+	if len(b.tools) == 1 {
+		return nil // mmdebstrap is the only one that downloads
+	}
+	b.steps.begin("checking the package indexes of Debian " + b.recipe.Suite)
+	_, err := b.tool(ctx, "mmdebstrap", b.dir, b.mmdebstrap("--simulate", "--format=null")...)
+	return err
+}
+
+// mmdebstrap returns arguments for mmdebstrap: flags, and then what the image has of Debian.
+func (b *imageBuild) mmdebstrap(flags ...string) []string {
 	packages := basePackages()
 	if b.recipe.Node != "" || b.NodeTarball != "" {
 		packages = append(packages, "libatomic1", "libstdc++6")
@@ -347,20 +376,26 @@ func (b *imageBuild) debian(ctx context.Context, t *image.Tree, install []string
 		packages = append(packages, b.recipe.Python)
 	}
 	packages = append(packages, b.recipe.Packages...)
-	args := []string{
-		"--variant=essential", "--format=tar", "--include=" + strings.Join(packages, ","),
-		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright",
-		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
-	}
-	if b.recipe.Python != "" {
-		// Programs are run with python3, which the package of a version does not install.
-		args = append(args, `--customize-hook=test -e "$1/usr/bin/python3" || ! test -e "$1/usr/bin/`+b.recipe.Python+`" || ln -s `+b.recipe.Python+` "$1/usr/bin/python3"`)
-	}
-	args = append(args, install...)
+	args := append(flags, "--variant=essential", "--include="+strings.Join(packages, ","))
 	if b.StaleIndex {
 		args = append(args, `--aptopt=Acquire::Check-Valid-Until "false"`)
 	}
-	args = append(append(args, "--", b.recipe.Suite, "-"), b.Mirror...)
+	return append(append(args, "--", b.recipe.Suite, "-"), b.Mirror...)
+}
+
+// debian adds Debian's packages to the tree, and what the arguments for mmdebstrap install.
+func (b *imageBuild) debian(ctx context.Context, t *image.Tree, install []string) error {
+	flags := []string{
+		"--format=tar",
+		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
+	}
+	if python := b.recipe.Python; python != "" {
+		// Programs are run with python3, which the package of a version does not install.
+		flags = append(flags, `--customize-hook=test -e "$1/usr/bin/python3" || ! test -e "$1/usr/bin/`+python+
+			`" || ln -s `+python+` "$1/usr/bin/python3"`)
+	}
+	args := b.mmdebstrap(append(flags, install...)...)
 	b.steps.begin("installing packages of Debian " + b.recipe.Suite)
 	cmd := command(ctx, b.tools["mmdebstrap"], args...)
 	cmd.Stderr = b.steps
@@ -416,7 +451,8 @@ func (b *imageBuild) fetchNode(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%s@%s: %w", name, b.recipe.Node, err)
 	}
 	b.steps.begin("downloading Node " + release.Version)
-	if _, err := b.tool(ctx, "npm", b.dir, "pack", "--silent", "--pack-destination", b.dir, name+"@"+release.Version); err != nil {
+	if _, err := b.tool(ctx, "npm", b.dir, "pack", "--silent", "--pack-destination", b.dir,
+		name+"@"+release.Version); err != nil {
 		return "", err
 	}
 	file := filepath.Join(b.dir, name+"-"+release.Version+".tgz")
@@ -434,7 +470,8 @@ func newest(list []byte) (nodeRelease, error) {
 		return nodeRelease{}, fmt.Errorf("npm's answer is not understood: %w", err)
 	}
 	if len(all) == 0 {
-		return nodeRelease{}, errors.New("the registry has no such version: choose another with --node-version, or take one from a file with --node-tarball")
+		return nodeRelease{}, errors.New(
+			"the registry has no such version: choose another with --node-version, or take one from a file with --node-tarball")
 	}
 	return slices.MaxFunc(all, func(a, b nodeRelease) int { return compareVersions(a.Version, b.Version) }), nil
 }

@@ -15,33 +15,48 @@ const (
 	maxOutputLine = 500
 	// stepWidth is the width of the line that shows a step on a terminal.
 	stepWidth = 79
+	// linesEvery is the least time between two lines about the same step where there is no terminal.
+	linesEvery = 10 * time.Second
 )
 
 // remedies returns texts in the output of a failed step, each with what to do about it. The first
 // text that the output has counts.
 func remedies() [][2]string {
-	const noNamespace = "run it as root, or let this user make user namespaces: apt-get install uidmap, and a range in /etc/subuid and /etc/subgid"
+	const noNamespace = "run it as root, or let this user make user namespaces: apt-get install uidmap, and a range in " +
+		"/etc/subuid and /etc/subgid"
 	return [][2]string{
 		{"No space left on device", "there is not enough space: set TMPDIR to a directory that has some"},
-		{"is expired (invalid since", "the mirror's index is out of date: accept it with --stale-index, or take another --mirror"},
+		{
+			"is expired (invalid since",
+			"the mirror's index is out of date: accept it with --stale-index, or take another --mirror",
+		},
 		{"NO_PUBKEY", "the keys of Debian's archive are missing: apt-get install debian-archive-keyring"},
 		{"does not have a Release file", "the mirror has no such suite: choose another --suite or --mirror"},
-		{"Unable to locate package", "the suite has no such package: choose another with --package or --python, or another --suite"},
+		{
+			"Unable to locate package",
+			"the suite has no such package: choose another with --package or --python, or another --suite",
+		},
 		{"fakechroot", noNamespace},
 		{"unable to pick chroot mode", noNamespace},
 		{"No module named pip", "pip is missing: apt-get install python3-pip"},
-		{"No matching distribution found", "only wheels for the image's Python are installed, no source archives: choose another version, or another --python"},
-		{"node-linux-", "npm's registry has no such Node: choose another with --node-version, or take one from a file with --node-tarball"},
+		{
+			"No matching distribution found",
+			"only wheels for the image's Python are installed, no source archives: choose another version, or another --python",
+		},
+		{"node-linux-", "npm's registry has no such Node: choose another with --node-version, or take one from a file " +
+			"with --node-tarball"},
 		{"mmdebstrap failed to run", "--mirror, --suite and --stale-index choose where packages come from"},
 	}
 }
 
-// steps shows how far a build has come: on a terminal a line that changes, with the last line of
-// output, and otherwise a line for each step. It is the standard error of the tools that run.
+// steps shows the progress of a build: on a terminal one line that changes, with the last line of
+// output, and otherwise a line for each step and one every linesEvery. It is the standard error
+// of the tools that run.
 type steps struct {
 	streams
 	mu    sync.Mutex
 	began time.Time
+	shown time.Time // when the last line was printed
 	name  string
 	tail  []string // the last lines of output
 	part  []byte   // an incomplete line
@@ -53,7 +68,7 @@ func newSteps(to streams) *steps { return &steps{streams: to, began: time.Now()}
 func (s *steps) begin(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.name, s.tail, s.part = name, nil, nil
+	s.name, s.tail, s.part, s.shown = name, nil, nil, time.Now()
 	if s.terminal {
 		s.show("")
 	} else {
@@ -76,6 +91,13 @@ func (s *steps) show(line string) {
 	text := fmt.Sprintf("%s %s", time.Since(s.began).Round(time.Second), s.name)
 	if line = strings.TrimPrefix(line, "I: "); line != "" {
 		text += ": " + line
+	}
+	if !s.terminal {
+		if time.Since(s.shown) >= linesEvery {
+			s.shown = time.Now()
+			s.errorf("%s", cell(text))
+		}
+		return
 	}
 	_, _ = fmt.Fprintf(s.err, "\r\x1b[K%.*s", stepWidth, cell(text))
 }
@@ -101,9 +123,7 @@ func (s *steps) Write(b []byte) (int, error) {
 		if s.tail = append(s.tail, text); len(s.tail) > lastLines {
 			s.tail = s.tail[1:]
 		}
-		if s.terminal {
-			s.show(text)
-		}
+		s.show(text)
 	}
 }
 

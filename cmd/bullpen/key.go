@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -33,13 +33,13 @@ type keySettingFlags struct {
 	RequestRate  *int           `placeholder:"N" help:"Requests that may be sent with this key in a minute; 0 for the limits of plans alone, the default."`
 	ExpiresIn    *time.Duration `placeholder:"DURATION" help:"How long the key works, such as 720h; 0 for until it is revoked, the default."`
 	Env          []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable; replaces all earlier ones."`
-	AllowNetwork []string       `placeholder:"CIDR,…" help:"Networks or addresses that requests with this key may come from, such as 192.0.2.0/24. Repeatable; replaces all earlier ones. Empty for anywhere, the default."`
-	Secret       []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
-	Mount        []string       `sep:"none" placeholder:"SLUG[:PREFIX][:ro]" help:"Storage connection of the organisation that programs see at /data/SLUG, or the part of it with a prefix. With :ro at the end they cannot change anything. Repeatable; replaces all earlier ones. Empty for none."`
+	AllowNetwork []string       `placeholder:"CIDR,…" help:"Network or address that requests may come from, such as 192.0.2.0/24. Repeatable; replaces all earlier ones. Empty for anywhere, the default."`
+	Secret       []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
+	Mount        []string       `sep:"none" placeholder:"SLUG[:PREFIX][:ro]" help:"Storage connection that programs see at /data/SLUG, or its part below PREFIX; :ro makes it read-only. Repeatable; replaces all earlier ones. Empty for none."`
 }
 
 // apply changes the settings that were given.
-func (f *keySettingFlags) apply(k *client.KeySettings) error {
+func (f *keySettingFlags) apply(k *api.KeySettings) error {
 	set(&k.Plan, f.Plan)
 	set(&k.Global, f.Global)
 	setLimit(&k.Concurrent, f.Concurrent)
@@ -113,22 +113,25 @@ type keyCreateCommand struct {
 func (*keyCreateCommand) Help() string {
 	return `Prints the key on standard output. The server stores only a hash and cannot show it again.
 
-If the organisation does not exist, it is created, with the plan of --plan or else without limits. Otherwise --plan narrows this key alone.`
+If the organisation does not exist, it is created, with the plan of --plan or else without limits. Otherwise --plan
+narrows this key alone.`
 }
 
 func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
-	wanted := &client.NewKey{Org: c.Org, Sandbox: c.Sandbox, KeySettings: client.KeySettings{Name: c.Name}}
+	wanted := &api.KeyRequest{Org: c.Org, Sandbox: c.Sandbox, KeySettings: api.KeySettings{Name: c.Name}}
 	if err := c.apply(&wanted.KeySettings); err != nil {
 		return err
 	}
-	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
-		return decoded(api.CreateKey(ctx, wanted))
-	}, func(p *page, k *client.Key) { printSecret(s, p, k) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Key, error) {
+		k, err := cl.Admin().Keys.Create(ctx, wanted)
+		return k, uncertain(err, "see `bullpen key list`")
+	}, func(p *page, k *api.Key) { printSecret(s, p, k) })
 }
 
 // printSecret prints the secret of a key alone on standard output.
-func printSecret(s streams, p *page, k *client.Key) {
-	_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, sandbox %s). It is not shown again:\n", k.ID, k.Org, scopesOf(k), k.Sandbox)
+func printSecret(s streams, p *page, k *api.Key) {
+	_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, sandbox %s). It is not shown again:\n", k.ID, k.Org,
+		scopesOf(k), k.Sandbox)
 	p.textf("%s\n", k.Secret)
 }
 
@@ -138,9 +141,9 @@ type keyShowCommand struct {
 }
 
 func (c *keyShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
-		return decoded(api.GetKey(ctx, c.ID))
-	}, func(p *page, k *client.Key) { printKeys(p, *k) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Key, error) {
+		return cl.Admin().Keys.Get(ctx, c.ID)
+	}, func(p *page, k *api.Key) { printKeys(p, *k) })
 }
 
 type keyUpdateCommand struct {
@@ -151,20 +154,20 @@ type keyUpdateCommand struct {
 }
 
 func (*keyUpdateCommand) Help() string {
-	return `Changes what is given, and nothing if somebody else changes the key at the same time. It applies to requests from then on. The
-organisation and the sandbox profile of a key stay.`
+	return `Changes what is given, and nothing if somebody else changes the key at the same time. It applies to requests
+from then on. The organisation and the sandbox profile of a key stay.`
 }
 
 func (c *keyUpdateCommand) Run(ctx context.Context, s streams) error {
-	if err := c.apply(new(client.KeySettings)); err != nil { // before the key is read
+	if err := c.apply(new(api.KeySettings)); err != nil { // before the key is read
 		return err
 	}
-	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
-		return decoded(api.EditKey(ctx, c.ID, func(k *client.KeySettings) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.Key, error) {
+		return cl.Admin().Keys.Edit(ctx, c.ID, func(k *api.KeySettings) {
 			_ = c.apply(k) // as before
 			set(&k.Name, c.Name)
-		}))
-	}, func(p *page, k *client.Key) { printKeys(p, *k) })
+		})
+	}, func(p *page, k *api.Key) { printKeys(p, *k) })
 }
 
 type keyRotateCommand struct {
@@ -178,13 +181,14 @@ func (*keyRotateCommand) Help() string {
 }
 
 func (c *keyRotateCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
-		return decoded(api.RotateKey(ctx, c.ID, c.Overlap))
-	}, func(p *page, k *client.Key) { printSecret(s, p, k) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Key, error) {
+		k, err := cl.Admin().RotateKey(ctx, c.ID, c.Overlap)
+		return k, uncertain(err, "the key may have a secret that nobody knows: rotate it again within the overlap")
+	}, func(p *page, k *api.Key) { printSecret(s, p, k) })
 }
 
 // scopesOf returns the scopes of a key for people.
-func scopesOf(k *client.Key) string {
+func scopesOf(k *api.Key) string {
 	var scopes []string
 	for _, s := range k.Scopes {
 		if s == proto.ScopeAdmin && k.Global {
@@ -196,7 +200,7 @@ func scopesOf(k *client.Key) string {
 }
 
 // mountsOf returns the mounts of a key in the form of key create.
-func mountsOf(k *client.Key) string {
+func mountsOf(k *api.Key) string {
 	var mounts []string
 	for _, m := range k.Mounts {
 		text := m.Connection
@@ -217,9 +221,9 @@ type keyListCommand struct {
 }
 
 func (c *keyListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Key, json.RawMessage, error) {
-		return decoded(api.Keys(ctx, c.Org))
-	}, func(p *page, keys []client.Key) { printKeys(p, keys...) })
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Key, error] {
+		return cl.Admin().Keys.List(ctx, c.Org)
+	}, func(p *page, keys []api.Key) { printKeys(p, keys...) })
 }
 
 type keyRevokeCommand struct {
@@ -228,14 +232,16 @@ type keyRevokeCommand struct {
 }
 
 func (c *keyRevokeCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Key, json.RawMessage, error) {
-		return decoded(api.RevokeKey(ctx, c.ID))
-	}, func(p *page, k *client.Key) { printKeys(p, *k) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Key, error) {
+		return cl.Admin().RevokeKey(ctx, c.ID)
+	}, func(p *page, k *api.Key) { printKeys(p, *k) })
 }
 
-func printKeys(p *page, keys ...client.Key) {
-	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "MOUNTS", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "USED", "EXPIRES", "REVOKED")
+func printKeys(p *page, keys ...api.Key) {
+	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "MOUNTS", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "USED",
+		"EXPIRES", "REVOKED")
 	for _, k := range keys {
-		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, mountsOf(&k), k.Concurrent, k.MaxTimeout, k.Hint, k.CreatedAt, k.LastUsedAt, k.ExpiresAt, k.RevokedAt)
+		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, mountsOf(&k), k.Concurrent, k.MaxTimeout, k.Hint,
+			k.CreatedAt, k.LastUsedAt, k.ExpiresAt, k.RevokedAt)
 	}
 }

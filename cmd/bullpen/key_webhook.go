@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,8 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type keyWebhookCommands struct {
@@ -34,15 +34,15 @@ type keyWebhookShowCommand struct {
 }
 
 func (c *keyWebhookShowCommand) Run(ctx context.Context, s streams) error {
-	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
-		return api.Webhook(ctx, c.For)
+	return requestWebhook(s, &c.remote, func(cl *client.Client) (*api.Webhook, error) {
+		return cl.Webhook(ctx, c.For)
 	})
 }
 
 // requestWebhook makes a request whose answer is the webhook settings. A new secret is printed
 // alone on standard output, for scripts.
-func requestWebhook(s streams, r *remote, call func(*client.Client) (*client.Webhook, json.RawMessage, error)) error {
-	return request(s, r, call, func(p *page, w *client.Webhook) {
+func requestWebhook(s streams, r *remote, call func(*client.Client) (*api.Webhook, error)) error {
+	return request(s, r, call, func(p *page, w *api.Webhook) {
 		if w.Secret == "" {
 			printWebhook(p, w)
 			return
@@ -55,7 +55,7 @@ func requestWebhook(s streams, r *remote, call func(*client.Client) (*client.Web
 	})
 }
 
-func printWebhook(p *page, w *client.Webhook) {
+func printWebhook(p *page, w *api.Webhook) {
 	p.row("url", w.URL)
 	if w.SecretHint == nil {
 		p.row("secret", "none, webhooks are not signed: see bullpen key webhook rotate")
@@ -90,8 +90,9 @@ type keyWebhookSetCommand struct {
 }
 
 func (*keyWebhookSetCommand) Help() string {
-	return `Settings that are not given keep their value. The first time, the URL is required, and a secret is generated and printed unless --secret
-is given. After a change of the secret, webhooks are also signed with the old one for a day.
+	return `Settings that are not given keep their value. The first time, the URL is required, and a secret is generated
+and printed unless --secret is given. After a change of the secret, webhooks are also signed with the old one for a
+day.
 
 Examples:
 
@@ -120,8 +121,8 @@ func (d *duration) UnmarshalText(text []byte) error {
 }
 
 // settings returns the settings that the flags name.
-func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSettings, error) {
-	settings := &client.WebhookSettings{URL: c.Target, MaxAttempts: c.MaxAttempts}
+func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*api.WebhookRequest, error) {
+	settings := &api.WebhookRequest{URL: c.Target, MaxAttempts: c.MaxAttempts}
 	if c.Waits != nil {
 		waits, err := parseWaits(*c.Waits)
 		if err != nil {
@@ -135,7 +136,7 @@ func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSetting
 	if c.Timeout != nil {
 		settings.Timeout = new(proto.Seconds(*c.Timeout))
 	}
-	if *settings == (client.WebhookSettings{}) && c.Secret == nil {
+	if *settings == (api.WebhookRequest{}) && c.Secret == nil {
 		return nil, usagef("nothing to set: give the URL or a flag")
 	}
 	if c.Secret != nil {
@@ -149,8 +150,8 @@ func (c *keyWebhookSetCommand) settings(stdin io.Reader) (*client.WebhookSetting
 }
 
 // parseWaits parses a list of waits, or "durable".
-func parseWaits(text string) (*client.Waits, error) {
-	waits := new(client.Waits)
+func parseWaits(text string) (*api.Waits, error) {
+	waits := new(api.Waits)
 	if text == "durable" {
 		waits.Durable = true
 		return waits, nil
@@ -197,20 +198,24 @@ func (c *keyWebhookSetCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
-		_, _, err := api.Webhook(ctx, c.For)
+	return requestWebhook(s, &c.remote, func(cl *client.Client) (*api.Webhook, error) {
+		_, err := cl.Webhook(ctx, c.For)
 		if err == nil {
-			return api.PatchWebhook(ctx, c.For, settings)
+			return cl.PatchWebhook(ctx, c.For, settings)
 		}
 		if refused, ok := errors.AsType[*client.Error](err); !ok || refused.Status != http.StatusNotFound {
-			return nil, nil, err
+			return nil, err
 		}
 		if settings.URL == nil {
-			return nil, nil, usagef("this key has no webhook settings yet: give the URL as well")
+			return nil, usagef("this key has no webhook settings yet: give the URL as well")
 		}
-		return api.PutWebhook(ctx, c.For, settings)
+		w, err := cl.PutWebhook(ctx, c.For, settings)
+		return w, uncertain(err, lostSecret)
 	})
 }
+
+// lostSecret is the advice after a request that may have changed a secret.
+const lostSecret = "see `bullpen key webhook show`, and `bullpen key webhook rotate` for a new secret"
 
 type keyWebhookRotateCommand struct {
 	remote     `embed:""`
@@ -227,8 +232,9 @@ func (c *keyWebhookRotateCommand) Run(ctx context.Context, s streams) error {
 			return err
 		}
 	}
-	return requestWebhook(s, &c.remote, func(api *client.Client) (*client.Webhook, json.RawMessage, error) {
-		return api.RotateWebhook(ctx, c.For, secret, (*time.Duration)(c.Overlap))
+	return requestWebhook(s, &c.remote, func(cl *client.Client) (*api.Webhook, error) {
+		w, err := cl.RotateWebhook(ctx, c.For, secret, (*time.Duration)(c.Overlap))
+		return w, uncertain(err, lostSecret)
 	})
 }
 
@@ -238,7 +244,7 @@ type keyWebhookRmCommand struct {
 }
 
 func (c *keyWebhookRmCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (struct{}, json.RawMessage, error) {
-		return decoded(struct{}{}, api.RemoveWebhook(ctx, c.For))
+	return compose(s, &c.remote, func(cl *client.Client) (struct{}, error) {
+		return struct{}{}, cl.RemoveWebhook(ctx, c.For)
 	}, func(p *page, _ struct{}) { p.textf("the webhook settings are removed\n") })
 }

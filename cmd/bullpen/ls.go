@@ -2,12 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/url"
+	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -63,46 +62,52 @@ Examples:
   bullpen wait $(bullpen ls --status running --json | jq -r '.executions[].trace_id')`
 }
 
-// filters returns the parameters of the list.
-func (c *lsCommand) filters() (url.Values, error) {
-	query := url.Values{}
-	metadata, err := nameValues("-m", c.Metadata)
-	if err != nil {
-		return nil, err
+// filter returns the filter that the flags describe. An empty value may be an unset variable of a script, and
+// is refused.
+func (c *lsCommand) filter() (client.ExecutionFilter, error) {
+	f := client.ExecutionFilter{CreatedAfter: c.After.Time, CreatedBefore: c.Before.Time}
+	var err error
+	if f.Metadata, err = nameValues("-m", c.Metadata); err != nil {
+		return f, err
 	}
-	for name, value := range map[string]*string{
-		"status": c.Status, "language": c.Language, "delivery_mode": c.Mode, "thread_id": c.Thread, "key": c.KeyID, "schedule": c.Schedule, "batch": c.Batch, "pipeline": c.Pipeline, "request_id": c.RequestID,
+	for _, flag := range []struct {
+		name  string
+		value *string
+		to    *string
+	}{
+		{"--status", c.Status, (*string)(&f.Status)},
+		{"--lang", c.Language, (*string)(&f.Language)},
+		{"--mode", c.Mode, (*string)(&f.Mode)},
+		{"--thread", c.Thread, &f.ThreadID},
+		{"--key-id", c.KeyID, &f.KeyID},
+		{"--schedule", c.Schedule, &f.Schedule},
+		{"--batch", c.Batch, &f.Batch},
+		{"--pipeline", c.Pipeline, &f.Pipeline},
+		{"--request-id", c.RequestID, &f.RequestID},
 	} {
-		if value != nil { // the server refuses "", which an unset variable of a script may be
-			query.Set(name, *value)
+		if flag.value != nil && *flag.value == "" {
+			return f, usagef("%s is empty", flag.name)
 		}
+		set(flag.to, flag.value)
 	}
-	for name, at := range map[string]moment{"created_after": c.After, "created_before": c.Before} {
-		if !at.IsZero() {
-			query.Set(name, at.UTC().Format(time.RFC3339Nano))
-		}
-	}
-	for key, value := range metadata {
-		query.Set(api.MetadataParam+key, value)
-	}
-	return query, nil
+	return f, nil
 }
 
 func (c *lsCommand) Run(ctx context.Context, s streams) error {
-	filters, err := c.filters()
+	filter, err := c.filter()
 	if err != nil {
 		return err
 	}
 	for {
-		err := request(s, &c.remote, func(api *client.Client) (*client.Executions, json.RawMessage, error) {
-			list, err := api.List(ctx, filters, c.Limit)
+		err := compose(s, &c.remote, func(cl *client.Client) (*api.Executions, error) {
+			list, err := cl.Executions(ctx, filter, c.Limit)
 			if err == nil && c.Watch {
 				err = s.clear()
 			}
 			if err == nil && !list.Complete {
 				s.errorf("the index of executions is behind; the newest changes may be missing")
 			}
-			return decoded(list, err)
+			return list, err
 		}, printExecutions)
 		if err != nil || !c.Watch {
 			return err
@@ -115,10 +120,14 @@ func (c *lsCommand) Run(ctx context.Context, s streams) error {
 	}
 }
 
-func printExecutions(p *page, list *client.Executions) {
+func printExecutions(p *page, list *api.Executions) {
 	p.row("TRACE", "STATUS", "EXIT", "LANGUAGE", "CREATED", "DURATION", "THREAD", "ERROR")
 	for i := range list.Executions {
 		e := &list.Executions[i]
-		p.row(e.TraceID, e.Status, e.ExitCode, e.Language, e.CreatedAt, milliseconds(e.DurationMS), e.ThreadID, e.ErrorCode)
+		problem := cell(e.ErrorCode)
+		if e.WaitingFor != nil {
+			problem = "no worker with " + strings.Join(e.WaitingFor.Capabilities, ", ")
+		}
+		p.row(e.TraceID, e.Status, e.ExitCode, e.Language, e.CreatedAt, milliseconds(e.DurationMS), e.ThreadID, problem)
 	}
 }

@@ -84,7 +84,8 @@ Start a server with bullpen serve. The other commands are clients of a server. T
 
 Commands marked (admin) need a key with the scope admin; those about the whole server, a global administrator's.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the program's exit code, bullpen batch run as its help says.`
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the
+program's exit code, bullpen batch run as its help says.`
 
 type commands struct {
 	VersionFlag kong.VersionFlag `name:"version" hidden:""`
@@ -116,7 +117,7 @@ type commands struct {
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
 	MCP        mcpCommand         `cmd:"" name:"mcp" help:"Offer the server's tools to a language model, over standard input and output."`
 	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`
-	Sandbox    sandboxCommands    `cmd:"" help:"Manage sandbox profiles (admin)."`
+	Profile    profileCommands    `cmd:"" help:"Manage sandbox profiles (admin)."`
 	Thread     threadCommands     `cmd:"" help:"Manage threads and their files."`
 	Files      filesCommands      `cmd:"" help:"List, copy, delete and rename files of threads and storage connections."`
 	Webhook    webhookCommands    `cmd:"" help:"Inspect, replay, test and receive webhooks."`
@@ -169,7 +170,7 @@ func newParser(s streams) (*kong.Kong, error) {
 // flagHelp returns the help of a flag or argument with its default and environment variable.
 func flagHelp(value *kong.Value) string {
 	var details []string
-	if value.HasDefault {
+	if value.HasDefault && !strings.Contains(value.Help, "Default: ") {
 		details = append(details, "default "+value.Default)
 	}
 	if value.Tag != nil {

@@ -71,9 +71,36 @@ func manPage(model *kong.Application, build app.Build) []byte {
 	for _, f := range settings {
 		m.item(flagName(f), flagHelp(f.Value))
 	}
+	m.macro("SH", "EXIT STATUS")
+	for _, status := range [][2]string{
+		{"0", "Success. For bullpen run, logs --follow and wait: the program's own exit code."},
+		{"1", "Failure."},
+		{"2", "Wrong usage."},
+		{"124", "The program exceeded its timeout."},
+		{"125", "The program could not run, or its outcome is unknown."},
+		{"128+N", "Signal N ended the program."},
+		{"130", "The program was cancelled, or the command was interrupted."},
+		{"137", "The program exceeded its memory limit."},
+		{"159", "The program made a forbidden system call."},
+	} {
+		m.item(status[0], status[1])
+	}
+	m.macro("SH", "EXAMPLES")
+	m.text(`Start a server, and run a program on it from another terminal:
+
+  bullpen serve --data /var/lib/bullpen
+  export BULLPEN_API_KEY=$(cat /var/lib/bullpen/bootstrap.key)
+  echo 'print(6 * 7)' | bullpen run -
+
+Keep files between programs:
+
+  echo 'date >>log' | bullpen run --thread notes -l bash -
+  bullpen files cp thread:notes/log .`)
 	m.macro("SH", "FILES")
 	m.item("/etc/bullpen/*.env", "Settings of the services of packages.")
 	m.item("/var/lib/bullpen", "Data of the services of packages.")
+	m.macro("SH", "SEE ALSO")
+	m.text("nsjail(1), systemd.resource-control(5), age-keygen(1)")
 	return m.Bytes()
 }
 
@@ -94,7 +121,8 @@ func flagName(f *kong.Flag) string {
 // manual writes the macros of man.
 type manual struct{ bytes.Buffer }
 
-var roffEscapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, "…", "...")
+var roffEscapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~",
+	`\(ti`, "…", "...")
 
 func (m *manual) macro(name string, args ...string) {
 	m.WriteString("." + name)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
+	gatewaymcp "github.com/bullpen-run/bullpen/gateway/mcp"
 )
 
 type mcpCommand struct {
@@ -19,8 +22,9 @@ type mcpCommand struct {
 }
 
 func (*mcpCommand) Help() string {
-	return `Speaks the Model Context Protocol on standard input and output, for clients that start their servers as programs, and passes every call on
-to the server's /mcp. It ends with its input. Messages for people go to standard error.
+	return `Speaks the Model Context Protocol on standard input and output, for clients that start their servers as
+programs, and passes every call on to the server's /mcp. It ends with its input. Messages for people go to standard
+error.
 
 Example of a client's settings:
 
@@ -37,7 +41,9 @@ func (c *mcpCommand) Run(ctx context.Context, s streams) error {
 	self := &mcp.Implementation{Name: "bullpen", Version: app.Version()}
 	client := mcp.NewClient(self, &mcp.ClientOptions{ProgressNotificationHandler: b.report})
 	address, http := api.MCP()
-	if b.server, err = client.Connect(ctx, &mcp.StreamableClientTransport{Endpoint: address, HTTPClient: http, DisableStandaloneSSE: true}, nil); err != nil {
+	if b.server, err = client.Connect(ctx, &mcp.StreamableClientTransport{
+		Endpoint: address, HTTPClient: http, DisableStandaloneSSE: true,
+	}, nil); err != nil {
 		return fmt.Errorf("connect to the server: %w", err)
 	}
 	defer func() { _ = b.server.Close() }() // there is no session to end
@@ -52,10 +58,58 @@ func (c *mcpCommand) Run(ctx context.Context, s streams) error {
 		}
 		server.AddTool(tool, b.call)
 	}
-	err = server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(s.in), Writer: unclosed{s.out}})
+	pipe := &mcpPipe{in: bufio.NewReader(s.in), out: s.out}
+	err = server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(pipe), Writer: unclosed{pipe}})
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
+	return err
+}
+
+// mcpPipe is the standard input and output, on which each line is a message. It keeps the text of ids.
+type mcpPipe struct {
+	in   *bufio.Reader
+	left []byte // of a line that was read
+	ids  gatewaymcp.IDs
+
+	mu  sync.Mutex
+	out io.Writer
+}
+
+// Read implements [io.Reader].
+func (p *mcpPipe) Read(to []byte) (int, error) {
+	for len(p.left) == 0 {
+		line, err := p.in.ReadBytes('\n')
+		if len(line) == 0 {
+			return 0, err
+		}
+		if p.left, err = p.ids.Hide(line, ""); err != nil {
+			if err := p.write(gatewaymcp.InvalidResponse()); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		p.left = append(bytes.TrimSuffix(p.left, []byte("\n")), '\n')
+	}
+	n := copy(to, p.left)
+	p.left = p.left[n:]
+	return n, nil
+}
+
+// Write implements [io.Writer]. It is called with one message at a time.
+func (p *mcpPipe) Write(message []byte) (int, error) {
+	if restored := p.ids.Restore(message); len(restored) > 0 {
+		if err := p.write(restored); err != nil {
+			return 0, err
+		}
+	}
+	return len(message), nil
+}
+
+func (p *mcpPipe) write(line []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, err := p.out.Write(line)
 	return err
 }
 

@@ -3,9 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
+	"iter"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -40,15 +40,16 @@ type memberAddCommand struct {
 }
 
 func (*memberAddCommand) Help() string {
-	return "The member is the person who signs in first with the address, also if the provider gives the address to another one later."
+	return "The member is the person who signs in first with the address, also if the provider gives the address to " +
+		"another one later."
 }
 
 func (c *memberAddCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(client *client.Client) (*api.Member, json.RawMessage, error) {
-		return decoded(client.CreateMember(ctx, &api.MemberRequest{
+	return request(s, &c.remote, func(cl *client.Client) (*api.Member, error) {
+		return cl.Admin().Members.Create(ctx, &api.MemberRequest{
 			Org: c.Org, Email: c.Email, Subject: c.Subject, MemberSettings: api.MemberSettings{Role: c.Role, Global: c.Global},
-		}))
-	}, func(p *page, m *client.Member) { printMembers(p, *m) })
+		})
+	}, func(p *page, m *api.Member) { printMembers(p, *m) })
 }
 
 type memberListCommand struct {
@@ -57,9 +58,9 @@ type memberListCommand struct {
 }
 
 func (c *memberListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Member, json.RawMessage, error) {
-		return decoded(api.Members(ctx, c.Org))
-	}, func(p *page, list []client.Member) { printMembers(p, list...) })
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Member, error] {
+		return cl.Admin().Members.List(ctx, c.Org)
+	}, func(p *page, list []api.Member) { printMembers(p, list...) })
 }
 
 type memberUpdateCommand struct {
@@ -72,9 +73,9 @@ type memberUpdateCommand struct {
 func (*memberUpdateCommand) Help() string { return "Sessions have the new role from then on." }
 
 func (c *memberUpdateCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(client *client.Client) (*api.Member, json.RawMessage, error) {
-		return decoded(client.EditMember(ctx, c.ID, func(m *api.MemberSettings) { m.Role, m.Global = c.Role, c.Global }))
-	}, func(p *page, m *client.Member) { printMembers(p, *m) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Member, error) {
+		return cl.Admin().Members.Edit(ctx, c.ID, func(m *api.MemberSettings) { m.Role, m.Global = c.Role, c.Global })
+	}, func(p *page, m *api.Member) { printMembers(p, *m) })
 }
 
 type memberRemoveCommand struct {
@@ -87,12 +88,12 @@ func (*memberRemoveCommand) Help() string {
 }
 
 func (c *memberRemoveCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Member, json.RawMessage, error) {
-		return decoded(api.RemoveMember(ctx, c.ID))
-	}, func(p *page, m *client.Member) { printMembers(p, *m) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Member, error) {
+		return cl.Admin().Members.Remove(ctx, c.ID)
+	}, func(p *page, m *api.Member) { printMembers(p, *m) })
 }
 
-func printMembers(p *page, list ...client.Member) {
+func printMembers(p *page, list ...api.Member) {
 	p.row("ID", "ORG", "EMAIL", "SUBJECT", "ROLE", "CREATED")
 	for _, m := range list {
 		role := string(m.Role)

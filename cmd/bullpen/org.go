@@ -3,10 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"net/url"
+	"iter"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
@@ -50,9 +50,9 @@ func (*orgCreateCommand) Help() string {
 func (c *orgCreateCommand) Run(ctx context.Context, s streams) error {
 	wanted := &api.OrgRequest{Name: c.Name}
 	c.apply(wanted)
-	return request(s, &c.remote, func(api *client.Client) (*client.Org, json.RawMessage, error) {
-		return decoded(api.CreateOrg(ctx, wanted))
-	}, func(p *page, o *client.Org) { printOrgs(p, *o) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Org, error) {
+		return cl.Admin().Orgs.Create(ctx, wanted)
+	}, func(p *page, o *api.Org) { printOrgs(p, *o) })
 }
 
 type orgListCommand struct {
@@ -60,9 +60,9 @@ type orgListCommand struct {
 }
 
 func (c *orgListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Org, json.RawMessage, error) {
-		return decoded(api.Orgs(ctx))
-	}, func(p *page, orgs []client.Org) { printOrgs(p, orgs...) })
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Org, error] {
+		return cl.Admin().Orgs.List(ctx, "")
+	}, func(p *page, orgs []api.Org) { printOrgs(p, orgs...) })
 }
 
 type orgShowCommand struct {
@@ -71,18 +71,21 @@ type orgShowCommand struct {
 }
 
 func (*orgShowCommand) Help() string {
-	return "Also shows what the organisation has used of the monthly quotas of its plan; --json does not: see bullpen usage --org."
+	return "Also shows what the organisation has used of the monthly quotas of its plan; --json does not: see bullpen " +
+		"usage --org."
 }
 
 func (c *orgShowCommand) Run(ctx context.Context, s streams) error {
-	var usage *client.Usage
-	return request(s, &c.remote, func(api *client.Client) (*client.Org, json.RawMessage, error) {
-		org, raw, err := decoded(api.Org(ctx, c.Name))
-		if err == nil && !c.JSON {
-			usage, _, err = api.Usage(ctx, true, url.Values{"org": {c.Name}, "group_by": {""}})
+	var usage *api.Usage
+	return request(s, &c.remote, func(cl *client.Client) (*api.Org, error) {
+		if !c.JSON {
+			var err error
+			if usage, err = cl.Usage(ctx, client.UsageFilter{Org: c.Name, GroupBy: []proto.UsageGroup{}}); err != nil {
+				return nil, err
+			}
 		}
-		return org, raw, err
-	}, func(p *page, o *client.Org) {
+		return cl.Admin().Orgs.Get(ctx, c.Name)
+	}, func(p *page, o *api.Org) {
 		printOrgs(p, *o)
 		printQuotas(p, usage.Quotas)
 	})
@@ -96,19 +99,20 @@ type orgUpdateCommand struct {
 }
 
 func (*orgUpdateCommand) Help() string {
-	return "Changes what is given, and nothing if somebody else changes the organisation at the same time. What was accepted before goes on."
+	return "Changes what is given, and nothing if somebody else changes the organisation at the same time. What was " +
+		"accepted before goes on."
 }
 
 func (c *orgUpdateCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(client *client.Client) (*api.Org, json.RawMessage, error) {
-		return decoded(client.EditOrg(ctx, c.Name, func(o *api.OrgRequest) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.Org, error) {
+		return cl.Admin().Orgs.Edit(ctx, c.Name, func(o *api.OrgRequest) {
 			c.apply(o)
 			set(&o.Suspended, c.Suspended)
-		}))
-	}, func(p *page, o *client.Org) { printOrgs(p, *o) })
+		})
+	}, func(p *page, o *api.Org) { printOrgs(p, *o) })
 }
 
-func printOrgs(p *page, orgs ...client.Org) {
+func printOrgs(p *page, orgs ...api.Org) {
 	p.row("NAME", "TITLE", "PLAN", "SUSPENDED", "CREATED")
 	for _, o := range orgs {
 		var suspended any = o.Suspended

@@ -3,20 +3,20 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // orgDataKept says what a list of an organisation's data does not have.
-const orgDataKept = `The list does not have: the audit record and the server's log, which name the organisation; backups that were made before; copies of
-files in the caches of workers, until they are evicted; objects that the blob store itself keeps, such as old versions in a bucket
-with versioning. See docs/admin.md.`
+const orgDataKept = `Not in the list: audit records and log lines, which name the organisation; earlier backups;
+copies in the caches of workers, until they are evicted; old versions in a bucket with versioning. See
+docs/guides/admin.md.`
 
 type orgDataCommand struct {
 	remote `embed:""`
@@ -24,16 +24,17 @@ type orgDataCommand struct {
 }
 
 func (*orgDataCommand) Help() string {
-	return "Counts in the stores themselves. After the deletion of an organisation nothing is left, which proves it.\n\n" + orgDataKept
+	return "Counts in the stores themselves. After the deletion of an organisation nothing is left, which " +
+		"proves it.\n\n" + orgDataKept
 }
 
 func (c *orgDataCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.OrgData, json.RawMessage, error) {
-		return api.OrgData(ctx, c.Name)
+	return request(s, &c.remote, func(cl *client.Client) (*api.OrgData, error) {
+		return cl.Admin().OrgData(ctx, c.Name)
 	}, printOrgData)
 }
 
-func printOrgData(p *page, d *client.OrgData) {
+func printOrgData(p *page, d *api.OrgData) {
 	p.row("KIND", "COUNT", "BYTES")
 	for _, kind := range d.Data {
 		var bytes any = "-"
@@ -54,8 +55,8 @@ type orgDeleteCommand struct {
 }
 
 func (*orgDeleteCommand) Help() string {
-	return `Shows what is stored of the organisation, asks for its name, and deletes it with all its data: its API keys are refused at once, its
-executions are cancelled, and everything that is stored of it is removed. This cannot be undone. Without a terminal to ask on, give --yes.
+	return `Shows the stored data, asks for the name of the organisation, and deletes it: API keys are refused at once,
+executions cancelled, and all data removed. This cannot be undone. Without a terminal, --yes is required.
 
 ` + orgDataKept
 }
@@ -64,16 +65,15 @@ executions are cancelled, and everything that is stored of it is removed. This c
 const orgDeletePause = time.Second
 
 func (c *orgDeleteCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	var org client.Org
-	tag, err := api.ReadObject(ctx, client.OrgsPath+"/"+c.Name, &org)
+	_, tag, err := cl.Admin().OrgTag(ctx, c.Name)
 	if err != nil {
 		return err
 	}
-	data, _, err := api.OrgData(ctx, c.Name)
+	data, err := cl.Admin().OrgData(ctx, c.Name)
 	if err != nil {
 		return err
 	}
@@ -88,14 +88,14 @@ func (c *orgDeleteCommand) Run(ctx context.Context, s streams) error {
 	if err := c.confirm(s); err != nil {
 		return err
 	}
-	deleting, err := api.DeleteOrg(ctx, c.Name, tag)
+	deleting, err := cl.Admin().DeleteOrg(ctx, c.Name, tag)
 	switch {
 	case err != nil:
 		return err
 	case c.Wait:
-		return c.follow(ctx, s, api)
+		return c.follow(ctx, s, cl)
 	default:
-		return show(s, c.JSON, deleting, func(p *page, o *client.Org) {
+		return show(s, c.JSON, deleting, func(p *page, o *api.Org) {
 			p.textf("%s is being deleted; see bullpen org data %s\n", o.Name, o.Name)
 		})
 	}
@@ -118,10 +118,10 @@ func (c *orgDeleteCommand) confirm(s streams) error {
 }
 
 // follow waits until nothing is left, and shows that.
-func (c *orgDeleteCommand) follow(ctx context.Context, s streams, api *client.Client) error {
+func (c *orgDeleteCommand) follow(ctx context.Context, s streams, cl *client.Client) error {
 	last := int64(-1)
 	for {
-		data, _, err := api.OrgData(ctx, c.Name)
+		data, err := cl.Admin().OrgData(ctx, c.Name)
 		if err != nil {
 			return err
 		}

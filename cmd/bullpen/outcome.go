@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -100,6 +100,10 @@ func (p *eventPrinter) event(e *client.Event) error {
 		to := p.out
 		if e.Stream == proto.Stderr {
 			to = p.err
+		}
+		if e.Base64 != nil {
+			_, err := to.Write(e.Base64)
+			return err
 		}
 		_, err := io.WriteString(to, e.Data)
 		return err

@@ -3,11 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
+	"iter"
 	"strings"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 )
 
@@ -25,18 +25,18 @@ type planFlags struct {
 	Concurrent  *int    `placeholder:"N" help:"Concurrent executions of the organisation; 0 for no limit, the default."`
 	MaxQueued   *int    `placeholder:"N" help:"Async executions of the organisation that wait; 0 for no limit, the default."`
 	MaxTimeout  *int    `placeholder:"SECONDS" help:"Longest timeout that an execution may ask for; 0 for 86400, the default."`
-	Weight      *int    `placeholder:"N" help:"Executions that are started for each one of an organisation of weight 1, while both wait. Default: 1."`
+	Weight      *int    `placeholder:"N" help:"Share of the slots, relative to organisations of weight 1. Default: 1."`
 	RequestRate *int    `placeholder:"N" help:"Requests that each API key may send in a minute; 0 for no limit, the default."`
 	Streaming   *bool   `negatable:"" help:"Whether executions may be streamed. Default: yes."`
 	Async       *bool   `negatable:"" help:"Whether executions may be asynchronous. Default: yes."`
 	Next        *string `placeholder:"PLAN" help:"Plan that messages suggest when a limit is reached, if the server has an --upgrade-url. Empty for none, the default."`
 
-	CPUSecondsSoft       *int64       `placeholder:"SECONDS" help:"CPU time in a month from which on answers warn; 0 for no limit, the default."`
-	CPUSecondsHard       *int64       `placeholder:"SECONDS" help:"CPU time in a month from which on executions are refused; 0 for no limit, the default."`
-	MemoryMiBSecondsSoft *int64       `name:"memory-mib-seconds-soft" placeholder:"MIBSECONDS" help:"The same of memory multiplied by duration, from which on answers warn."`
-	MemoryMiBSecondsHard *int64       `name:"memory-mib-seconds-hard" placeholder:"MIBSECONDS" help:"The same, from which on executions are refused."`
-	StoredBytesSoft      *proto.Bytes `placeholder:"SIZE" help:"Bytes stored, such as 10GiB, from which on answers warn; 0 for no limit, the default."`
-	StoredBytesHard      *proto.Bytes `placeholder:"SIZE" help:"Bytes stored from which on executions and new files are refused; 0 for no limit, the default."`
+	CPUSecondsSoft       *int64       `placeholder:"SECONDS" help:"CPU time in a month from which answers warn; 0 for no limit, the default."`
+	CPUSecondsHard       *int64       `placeholder:"SECONDS" help:"The same, from which executions are refused."`
+	MemoryMiBSecondsSoft *int64       `name:"memory-mib-seconds-soft" placeholder:"MIBSECONDS" help:"Memory times duration in a month from which answers warn."`
+	MemoryMiBSecondsHard *int64       `name:"memory-mib-seconds-hard" placeholder:"MIBSECONDS" help:"The same, from which executions are refused."`
+	StoredBytesSoft      *proto.Bytes `placeholder:"SIZE" help:"Bytes stored, such as 10GiB, from which answers warn."`
+	StoredBytesHard      *proto.Bytes `placeholder:"SIZE" help:"The same, from which executions and new files are refused."`
 }
 
 func (f *planFlags) apply(p *proto.Plan) {
@@ -67,8 +67,8 @@ type planCreateCommand struct {
 func (c *planCreateCommand) Run(ctx context.Context, s streams) error {
 	wanted := &proto.Plan{Name: c.Name, Weight: 1, Streaming: true, Async: true}
 	c.apply(wanted)
-	return request(s, &c.remote, func(api *client.Client) (*proto.Plan, json.RawMessage, error) {
-		return decoded(api.CreatePlan(ctx, wanted))
+	return request(s, &c.remote, func(cl *client.Client) (*proto.Plan, error) {
+		return cl.Admin().Plans.Create(ctx, wanted)
 	}, func(p *page, plan *proto.Plan) { printPlans(p, *plan) })
 }
 
@@ -77,8 +77,8 @@ type planListCommand struct {
 }
 
 func (c *planListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]proto.Plan, json.RawMessage, error) {
-		return decoded(api.Plans(ctx))
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[proto.Plan, error] {
+		return cl.Admin().Plans.List(ctx, "")
 	}, func(p *page, plans []proto.Plan) { printPlans(p, plans...) })
 }
 
@@ -88,8 +88,8 @@ type planShowCommand struct {
 }
 
 func (c *planShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*proto.Plan, json.RawMessage, error) {
-		return decoded(api.Plan(ctx, c.Name))
+	return request(s, &c.remote, func(cl *client.Client) (*proto.Plan, error) {
+		return cl.Admin().Plans.Get(ctx, c.Name)
 	}, func(p *page, plan *proto.Plan) { printPlans(p, *plan) })
 }
 
@@ -100,12 +100,13 @@ type planUpdateCommand struct {
 }
 
 func (*planUpdateCommand) Help() string {
-	return "Changes what is given, and nothing if somebody else changes the plan at the same time. It applies to requests from then on."
+	return "Changes what is given, and nothing if somebody else changes the plan at the same time. It applies to " +
+		"requests from then on."
 }
 
 func (c *planUpdateCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*proto.Plan, json.RawMessage, error) {
-		return decoded(api.EditPlan(ctx, c.Name, c.apply))
+	return request(s, &c.remote, func(cl *client.Client) (*proto.Plan, error) {
+		return cl.Admin().Plans.Edit(ctx, c.Name, c.apply)
 	}, func(p *page, plan *proto.Plan) { printPlans(p, *plan) })
 }
 
@@ -119,8 +120,8 @@ func (*planRmCommand) Help() string {
 }
 
 func (c *planRmCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*proto.Plan, json.RawMessage, error) {
-		return decoded(api.RemovePlan(ctx, c.Name))
+	return request(s, &c.remote, func(cl *client.Client) (*proto.Plan, error) {
+		return cl.Admin().Plans.Remove(ctx, c.Name)
 	}, func(p *page, plan *proto.Plan) { p.textf("%s is removed\n", plan.Name) })
 }
 
@@ -133,7 +134,8 @@ func printPlans(p *page, plans ...proto.Plan) {
 		return n
 	}
 	for _, x := range plans {
-		p.row(x.Name, x.Title, limit(x.Concurrent), limit(x.MaxQueued), limit(x.MaxTimeout), limit(x.RequestRate), x.Weight, x.Streaming, x.Async, cmp.Or(x.Next, "-"))
+		p.row(x.Name, x.Title, limit(x.Concurrent), limit(x.MaxQueued), limit(x.MaxTimeout), limit(x.RequestRate), x.Weight,
+			x.Streaming, x.Async, cmp.Or(x.Next, "-"))
 	}
 	for _, x := range plans {
 		for _, q := range x.Monthly.Uses(&proto.UsageMonth{}) {

@@ -11,7 +11,8 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // timeLayout is the format of times in text output.
@@ -47,6 +48,13 @@ func (p *page) optional(name string, value any) {
 	}
 }
 
+// waiting writes a row with what an execution waits for, unless it is nil.
+func (p *page) waiting(missing *proto.Missing) {
+	if missing != nil {
+		p.row("waits", missing.Message)
+	}
+}
+
 // pairs writes a row for each pair, in the order of the names.
 func (p *page) pairs(name string, m map[string]string) {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
@@ -72,7 +80,7 @@ func cell(v any) string {
 	switch v := v.(type) {
 	case time.Time:
 		return v.Local().Format(timeLayout)
-	case client.Time:
+	case api.Time:
 		return cell(v.Time)
 	}
 	if pointer := reflect.ValueOf(v); pointer.Kind() == reflect.Pointer {

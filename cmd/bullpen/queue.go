@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type queueCommand struct {
@@ -16,9 +16,10 @@ type queueCommand struct {
 }
 
 func (*queueCommand) Help() string {
-	return `Shows how many executions are queued and running, of the API key and of its organisation, with their limits. Then come the places in
-the queue of the key's oldest queued execution and of those that are named, if they are queued. Position is how many executions start
-before it, and wait the time until it starts; both are estimates. Waiting items of batches are not in the queue yet.
+	return `Shows the queued and running executions of the API key and of its organisation, with their limits, and the
+positions of the key's oldest queued execution and of the named ones. Position counts the executions that start before
+it, and wait is the time until it starts; both are estimates. If no worker can run an execution, a line says what is
+missing. Waiting items of batches are not in the queue yet.
 
 Examples:
 
@@ -27,20 +28,20 @@ Examples:
 }
 
 func (c *queueCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Queue, json.RawMessage, error) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.Queue, error) {
 		var ids []proto.TraceID
 		for _, id := range c.Traces {
 			ids = append(ids, proto.TraceID(id))
 		}
-		return api.Queue(ctx, ids)
+		return cl.Queue(ctx, ids...)
 	}, printQueue)
 }
 
-func printQueue(p *page, q *client.Queue) {
-	p.row("", "QUEUED", "ASYNC", "INTERACTIVE", "RUNNING", "ASYNC", "INTERACTIVE", "AT ONCE")
+func printQueue(p *page, q *api.Queue) {
+	p.row("", "QUEUED", "BACKGROUND", "INTERACTIVE", "RUNNING", "BACKGROUND", "INTERACTIVE", "AT ONCE")
 	row := func(name string, c *proto.QueueCounts, limit any) {
-		p.row(name, c.Queued.Batch+c.Queued.Interactive, c.Queued.Batch, c.Queued.Interactive,
-			c.Running.Batch+c.Running.Interactive, c.Running.Batch, c.Running.Interactive, limit)
+		p.row(name, c.Queued.Background+c.Queued.Interactive, c.Queued.Background, c.Queued.Interactive,
+			c.Running.Background+c.Running.Interactive, c.Running.Background, c.Running.Interactive, limit)
 	}
 	row("key", &q.Key.QueueCounts, q.Key.Concurrent)
 	row("organisation", &q.Organisation.QueueCounts, q.Organisation.Concurrent)
@@ -49,7 +50,7 @@ func printQueue(p *page, q *client.Queue) {
 	}
 	p.textf("\n")
 	p.row("EXECUTION", "CLASS", "POSITION", "WAIT", "CREATED")
-	place := func(name string, e *client.QueuedExecution) {
+	place := func(name string, e *api.QueuedExecution) {
 		wait := "-"
 		if e.EstimatedWait != nil {
 			wait = fmt.Sprint(time.Duration(*e.EstimatedWait) * time.Second)
@@ -61,5 +62,17 @@ func printQueue(p *page, q *client.Queue) {
 	}
 	for i := range q.Executions {
 		place(string(q.Executions[i].TraceID), &q.Executions[i])
+	}
+	explained := map[string]bool{}
+	explain := func(e *api.QueuedExecution) {
+		if e == nil || e.WaitingFor == nil || explained[string(e.TraceID)] {
+			return
+		}
+		explained[string(e.TraceID)] = true
+		p.textf("\n%s waits: %s\n", e.TraceID, e.WaitingFor.Message)
+	}
+	explain(q.Oldest)
+	for i := range q.Executions {
+		explain(&q.Executions[i])
 	}
 }

@@ -16,9 +16,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
@@ -32,8 +33,8 @@ const (
 type quickstartCommand struct{}
 
 func (*quickstartCommand) Help() string {
-	return `Starts a server on a free port with its data in a temporary directory, runs a program in each language with live output, stops the
-server and removes the directory.`
+	return `Starts a server on a free port with its data in a temporary directory, runs a program in each language with
+live output, stops the server and removes the directory.`
 }
 
 func (c *quickstartCommand) Run(ctx context.Context, s streams) (err error) {
@@ -56,9 +57,10 @@ func (c *quickstartCommand) Run(ctx context.Context, s streams) (err error) {
 	if err := server.ready(ctx); err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(s.out, "bullpen %s is ready at %s after %d ms\n", app.Version(), server.api.URL, time.Since(began).Milliseconds())
+	_, _ = fmt.Fprintf(s.out, "bullpen %s is ready at %s after %d ms\n", app.Version(), server.url,
+		time.Since(began).Milliseconds())
 	for _, r := range proto.Runtimes() {
-		if err := runSample(ctx, s.out, server.api, r); err != nil {
+		if err := runSample(ctx, s.out, server.client, r); err != nil {
 			return err
 		}
 	}
@@ -79,14 +81,15 @@ const nextSteps = `The server and its data are removed. Next:
 `
 
 // runSample runs a program and prints each line of output with the time of its arrival.
-func runSample(ctx context.Context, w io.Writer, api *client.Client, r proto.Runtime) error {
+func runSample(ctx context.Context, w io.Writer, cl *client.Client, r proto.Runtime) error {
 	_, _ = fmt.Fprintf(w, "\n%s\n", r.Language)
 	if !installed(r) {
 		_, err := fmt.Fprintf(w, "           | unavailable: no %s in /usr\n", r.Interpreters[0])
 		return err
 	}
 	began := time.Now()
-	err := api.Stream(ctx, client.Request{Code: r.Sample, Language: r.Language, Timeout: 20}, func(e *client.Event) error {
+	sample := api.ExecuteRequest{Code: r.Sample, Language: r.Language, Timeout: 20}
+	err := each(cl.Stream(ctx, sample), func(e *client.Event) error {
 		switch {
 		case e.Type == proto.EventOutput:
 			_, err := fmt.Fprintf(w, "  %5d ms | %s\n", time.Since(began).Milliseconds(), strings.TrimRight(e.Data, "\n"))
@@ -124,7 +127,8 @@ func sampleError(language proto.Language, r *proto.Result) error {
 
 // server is a server in a child process.
 type server struct {
-	api    *client.Client
+	client *client.Client
+	url    string
 	cmd    *exec.Cmd
 	log    string // path
 	exited chan struct{}
@@ -140,21 +144,21 @@ func startServer(ctx context.Context, dir string) (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	s := &server{
-		api: &client.Client{
-			URL: "http://" + address, Key: proto.NewKeySecret("local"), Agent: "bullpen-quickstart/" + app.Version(),
-		},
-		log:    filepath.Join(dir, "server.log"),
-		exited: make(chan struct{}),
+	url, key := "http://"+address, proto.NewKeySecret("local")
+	cl, err := client.New(client.Config{URL: url, Key: key, UserAgent: "bullpen-quickstart/" + app.Version()})
+	if err != nil {
+		return nil, err
 	}
+	s := &server{client: cl, url: url, log: filepath.Join(dir, "server.log"), exited: make(chan struct{})}
 	log, err := os.OpenFile(s.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("create the server's log: %w", err)
 	}
 	defer func() { _ = log.Close() }() // the child has its own descriptor
 	// Without ctx, which would kill the server: stop sends SIGTERM and waits.
-	s.cmd = exec.CommandContext(context.WithoutCancel(ctx), self, "serve", "--listen", address, "--data", filepath.Join(dir, "data"))
-	s.cmd.Env = append(slices.DeleteFunc(os.Environ(), isServerSetting), "BULLPEN_BOOTSTRAP_KEY="+s.api.Key)
+	s.cmd = exec.CommandContext(context.WithoutCancel(ctx), self, "serve", "--listen", address, "--data",
+		filepath.Join(dir, "data"))
+	s.cmd.Env = append(slices.DeleteFunc(os.Environ(), isServerSetting), "BULLPEN_BOOTSTRAP_KEY="+key)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	// A process group of its own keeps Ctrl-C from the server. Pdeathsig is sent when the thread
 	// that started the server ends, so that thread is locked.
@@ -195,7 +199,7 @@ func (s *server) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	for {
-		err := s.api.Ready(ctx)
+		err := s.client.Ready(ctx)
 		if err == nil {
 			return nil
 		}

@@ -16,8 +16,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
@@ -29,14 +30,15 @@ const (
 
 // programFlags describe a program to run.
 type programFlags struct {
-	Language string   `name:"lang" short:"l" placeholder:"LANG" help:"Language: ${languages}. Default: from the file name, then from the first line; python for standard input."`
-	Timeout  *int     `short:"t" placeholder:"SECONDS" help:"Kill the program after this time. Default: the server's, 60."`
-	Env      []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
-	Metadata []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
-	Thread   string   `placeholder:"ID" help:"Run in this thread, with the home directory that its last execution left. Created if it does not exist."`
-	Stdin    string   `placeholder:"FILE" help:"Standard input of the program, up to 1 MiB: a file, or - for standard input. Empty by default."`
-	File     string   `arg:"" help:"The program, or - for standard input."`
-	Args     []string `arg:"" optional:"" name:"args" help:"Arguments of the program, after --."`
+	Language  string         `name:"lang" short:"l" placeholder:"LANG" help:"Language: ${languages}. Default: from the file name, then from the first line; python for standard input."`
+	Timeout   *int           `short:"t" placeholder:"SECONDS" help:"Kill the program after this time. Default: the server's, 60."`
+	KillGrace *time.Duration `name:"kill-grace" placeholder:"DURATION" help:"Time between SIGTERM and SIGKILL, such as 1.5s; at most 3s, async 30s. Default: 2s after a cancel, none after the timeout."`
+	Env       []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
+	Metadata  []string       `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
+	Thread    string         `placeholder:"ID" help:"Run in this thread, with the home directory that its last execution left. Created if it does not exist."`
+	Stdin     string         `placeholder:"FILE" help:"Standard input of the program, up to 1 MiB: a file, or - for standard input. Empty by default."`
+	File      string         `arg:"" help:"The program, or - for standard input."`
+	Args      []string       `arg:"" optional:"" name:"args" help:"Arguments of the program, after --."`
 }
 
 type runCommand struct {
@@ -51,8 +53,8 @@ type runCommand struct {
 }
 
 func (*runCommand) Help() string {
-	return `Streams the program's standard output and standard error to the same streams here, and prints the execution's id on standard error.
-If the connection breaks, the command reconnects without losing or repeating output. Ctrl-C cancels the program; a second Ctrl-C exits at once.
+	return `Streams stdout and stderr of the program byte for byte, and prints the execution's id on stderr. Reconnects
+without losing or repeating output. Ctrl-C cancels the program, which gets SIGTERM; a second Ctrl-C exits at once.
 
 Exit codes: ` + exitCodesHelp + `
 
@@ -80,20 +82,20 @@ func (c *runCommand) Run(ctx context.Context, s streams) error {
 	req.WebhookURL = c.WebhookURL
 	req.Delay = proto.Seconds(c.Delay)
 	if !c.At.IsZero() {
-		req.RunAt = &client.Time{Time: c.At}
+		req.RunAt = &api.Time{Time: c.At}
 	}
 	s.terminal = s.terminal && !c.Quiet
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return unknownOutcome(err)
 	}
 	if c.Async {
-		return unknownOutcome(c.submit(ctx, s, api, req))
+		return unknownOutcome(c.submit(ctx, s, cl, req))
 	}
-	f := &follower{api: api, printer: eventPrinter{streams: s, json: c.JSON}, announce: !c.Quiet && !c.JSON}
+	f := &follower{api: cl, printer: eventPrinter{streams: s, json: c.JSON}, announce: !c.Quiet && !c.JSON}
 	f.queued = time.AfterFunc(queuedAfter, func() { s.progressf("waiting for a free slot") })
 	defer f.queued.Stop()
-	err = f.run(ctx, func(ctx context.Context) error { return api.Stream(ctx, req, f.event) })
+	err = f.run(ctx, func(ctx context.Context) error { return each(cl.Stream(ctx, req), f.event) })
 	refused, ok := errors.AsType[*client.Error](err)
 	if ok && refused.Status == http.StatusTooManyRequests && refused.RetryAfter == 0 {
 		// The plan forbids streaming, or forbids something that an inline request reports as well.
@@ -105,17 +107,17 @@ func (c *runCommand) Run(ctx context.Context, s streams) error {
 	return resultOutcome(f.trace(), f.result)
 }
 
-func (c *runCommand) submit(ctx context.Context, s streams, api *client.Client, req client.Request) error {
-	a, err := api.Submit(ctx, req, c.IdempotencyKey)
+func (c *runCommand) submit(ctx context.Context, s streams, cl *client.Client, req api.ExecuteRequest) error {
+	a, err := cl.Submit(ctx, req, c.IdempotencyKey)
 	if err != nil {
 		return err
 	}
-	return show(s, c.JSON, a, func(p *page, a *client.Accepted) { p.textf("%s\n", a.TraceID) })
+	return show(s, c.JSON, a, func(p *page, a *api.Accepted) { p.textf("%s\n", a.TraceID) })
 }
 
 // inline runs the program without streaming.
-func (c *runCommand) inline(ctx context.Context, f *follower, req client.Request) error {
-	result, id, err := f.api.Execute(ctx, req)
+func (c *runCommand) inline(ctx context.Context, f *follower, req api.ExecuteRequest) error {
+	result, err := f.api.Execute(ctx, req)
 	if ctx.Err() != nil {
 		err := errors.New("interrupted; without streaming, a started program runs until it ends or exceeds its timeout")
 		return exitError{exitInterrupted, err}
@@ -123,11 +125,36 @@ func (c *runCommand) inline(ctx context.Context, f *follower, req client.Request
 	if err != nil {
 		return unknownOutcome(err)
 	}
+	id := result.TraceID
 	f.started(id)
-	if err := f.printer.result(id, result); err != nil {
+	if !c.JSON {
+		if err := exactOutputs(ctx, f.api, id, &result.Result); err != nil {
+			return unknownOutcome(err)
+		}
+	}
+	if err := f.printer.result(id, &result.Result); err != nil {
 		return unknownOutcome(err)
 	}
-	return resultOutcome(id, result)
+	return resultOutcome(id, &result.Result)
+}
+
+// exactOutputs replaces the outputs of a result that are not UTF-8 by their exact bytes.
+func exactOutputs(ctx context.Context, cl *client.Client, id proto.TraceID, r *proto.Result) error {
+	for _, o := range []struct {
+		inexact bool
+		of      proto.Stream
+		text    *string
+	}{{r.StdoutInvalidUTF8, proto.Stdout, &r.Stdout}, {r.StderrInvalidUTF8, proto.Stderr, &r.Stderr}} {
+		if !o.inexact {
+			continue
+		}
+		raw, err := cl.RawOutput(ctx, id, o.of)
+		if err != nil {
+			return err
+		}
+		*o.text = string(raw)
+	}
+	return nil
 }
 
 // checkAsync checks the flags that need --async.
@@ -151,8 +178,8 @@ func (c *runCommand) checkAsync() error {
 }
 
 // request returns the request that the flags and arguments describe.
-func (c *programFlags) request(stdin io.Reader) (client.Request, error) {
-	req := client.Request{ThreadID: c.Thread, Args: c.Args}
+func (c *programFlags) request(stdin io.Reader) (api.ExecuteRequest, error) {
+	req := api.ExecuteRequest{ThreadID: c.Thread, Args: c.Args}
 	var err error
 	if err = c.check(); err != nil {
 		return req, err
@@ -165,6 +192,9 @@ func (c *programFlags) request(stdin io.Reader) (client.Request, error) {
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout
+	}
+	if c.KillGrace != nil {
+		req.KillGrace = new(proto.Seconds(*c.KillGrace))
 	}
 	if req.Code, err = readText(c.File, stdin, proto.MaxCodeBytes); err != nil {
 		return req, fmt.Errorf("read the program: %w", err)
@@ -186,6 +216,8 @@ func (c *programFlags) check() error {
 	switch {
 	case c.Timeout != nil && *c.Timeout < 1:
 		return usagef("-t %d: give a whole number of seconds, at least 1", *c.Timeout)
+	case c.KillGrace != nil && *c.KillGrace < 0:
+		return usagef("--kill-grace must not be negative")
 	case c.Language != "" && !slices.Contains(proto.Languages(), proto.Language(c.Language)):
 		return usagef("-l %q: give %s", c.Language, languageNames())
 	case c.Stdin == "-" && c.File == "-":
@@ -253,7 +285,8 @@ func shebangLanguage(line string) (proto.Language, bool) {
 	for field := range strings.FieldsSeq(command) {
 		name := strings.TrimRight(path.Base(field), "0123456789.")
 		for _, r := range proto.Runtimes() {
-			if name == string(r.Language) || slices.Contains(r.Interpreters, name) || name != "" && slices.Contains(r.Extensions, "."+name) {
+			if name == string(r.Language) || slices.Contains(r.Interpreters, name) ||
+				name != "" && slices.Contains(r.Extensions, "."+name) {
 				return r.Language, true
 			}
 		}

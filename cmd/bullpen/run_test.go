@@ -84,7 +84,8 @@ func TestProgressWhileQueued(t *testing.T) {
 	errs := &afterWrite{f: sync.OnceFunc(func() { close(free) })}
 	c := &runCommand{remote: remote{URL: server.URL, Key: stubKey}, programFlags: programFlags{File: "-"}}
 	err := c.Run(t.Context(), streams{in: strings.NewReader("# waits"), out: new(bytes.Buffer), err: errs, terminal: true})
-	if got := errs.String(); err != nil || got != "bullpen: waiting for a free slot\nbullpen: execution "+string(stubTrace)+"\ntwo\n" {
+	if got := errs.String(); err != nil || got != "bullpen: waiting for a free slot\nbullpen: execution "+
+		string(stubTrace)+"\ntwo\n" {
 		t.Errorf("standard error is %q, %v", got, err)
 	}
 	streams{err: errs}.progressf("not a terminal")

@@ -2,50 +2,62 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"iter"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type scheduleCommands struct {
-	Create scheduleCreateCommand `cmd:"" help:"Run a program at set times."`
-	List   scheduleListCommand   `cmd:"" help:"List the organisation's schedules."`
-	Show   scheduleShowCommand   `cmd:"" help:"Show a schedule, its next ticks and its last ones."`
-	Change scheduleChangeCommand `cmd:"" help:"Change when a schedule ticks."`
-	Pause  schedulePauseCommand  `cmd:"" help:"Pause a schedule."`
-	Resume scheduleResumeCommand `cmd:"" help:"Resume a paused schedule."`
-	Run    scheduleRunCommand    `cmd:"" help:"Start an execution of a schedule now, and print its id."`
-	Rm     scheduleRmCommand     `cmd:"" help:"Remove a schedule. Executions that have started go on."`
+	Create  scheduleCreateCommand  `cmd:"" help:"Run a program at set times."`
+	List    scheduleListCommand    `cmd:"" help:"List the organisation's schedules."`
+	Show    scheduleShowCommand    `cmd:"" help:"Show a schedule, its next ticks and its last ones."`
+	Preview schedulePreviewCommand `cmd:"" help:"Show when a schedule would tick."`
+	Change  scheduleChangeCommand  `cmd:"" help:"Change when a schedule ticks."`
+	Pause   schedulePauseCommand   `cmd:"" help:"Pause a schedule."`
+	Resume  scheduleResumeCommand  `cmd:"" help:"Resume a paused schedule."`
+	Run     scheduleRunCommand     `cmd:"" help:"Start an execution of a schedule now, and print its id."`
+	Rm      scheduleRmCommand      `cmd:"" help:"Remove a schedule. Executions that have started go on."`
 }
 
-// timeFlags describe when a schedule ticks.
+// tickFlags describe when a schedule ticks.
+type tickFlags struct {
+	Cron  *string        `placeholder:"EXPR" xor:"ticks" help:"Cron expression of 5 fields, or of 6 with the seconds first, or @hourly, @daily, @weekly, @monthly or @yearly."`
+	Every *time.Duration `placeholder:"DURATION" xor:"ticks" help:"Interval, such as 90s or 12h."`
+	Zone  *string        `name:"time-zone" placeholder:"ZONE" help:"Time zone of --cron, such as Europe/Berlin. Default: UTC."`
+}
+
+// timeFlags describe when executions of a schedule start.
 type timeFlags struct {
-	Cron    *string        `placeholder:"EXPR" xor:"ticks" help:"Cron expression of 5 fields, or of 6 with the seconds first, or @hourly, @daily, @weekly, @monthly or @yearly."`
-	Every   *time.Duration `placeholder:"DURATION" xor:"ticks" help:"Interval, such as 90s or 12h."`
-	Zone    *string        `name:"time-zone" placeholder:"ZONE" help:"Time zone of --cron, such as Europe/Berlin. Default: UTC."`
-	Jitter  *time.Duration `placeholder:"DURATION" help:"Delay each tick by a part of this, up to 1h."`
-	Overlap *string        `placeholder:"POLICY" help:"At a tick while the previous execution runs: skip (default), queue, or replace it."`
-	Missed  *string        `placeholder:"POLICY" help:"Ticks that no server could start: none, last (default) or all start late."`
+	tickFlags `embed:""`
+	Jitter    *time.Duration `placeholder:"DURATION" help:"Delay each tick by a part of this, up to 1h."`
+	Overlap   *string        `placeholder:"POLICY" help:"At a tick while the previous execution runs: skip (default), queue, or replace it."`
+	Missed    *string        `placeholder:"POLICY" help:"Ticks that no server could start: none, last (default) or all start late."`
 }
 
 // request returns the part of a schedule that the flags set.
-func (f *timeFlags) request() *client.ScheduleRequest {
-	seconds := func(d *time.Duration) *proto.Seconds {
-		if d == nil {
-			return nil
-		}
-		return new(proto.Seconds(*d))
-	}
-	return &client.ScheduleRequest{
-		Cron: f.Cron, Every: seconds(f.Every), TimeZone: f.Zone, Jitter: seconds(f.Jitter),
-		Overlap: (*proto.OverlapPolicy)(f.Overlap), Missed: (*proto.MissedPolicy)(f.Missed),
-	}
+func (f *tickFlags) request() *api.ScheduleRequest {
+	return &api.ScheduleRequest{Cron: f.Cron, Every: seconds(f.Every), TimeZone: f.Zone}
 }
 
-func printSchedule(p *page, s *client.WholeSchedule) {
+// request returns the part of a schedule that the flags set.
+func (f *timeFlags) request() *api.ScheduleRequest {
+	r := f.tickFlags.request()
+	r.Jitter, r.Overlap, r.Missed = seconds(f.Jitter), (*proto.OverlapPolicy)(f.Overlap), (*proto.MissedPolicy)(f.Missed)
+	return r
+}
+
+func seconds(d *time.Duration) *proto.Seconds {
+	if d == nil {
+		return nil
+	}
+	return new(proto.Seconds(*d))
+}
+
+func printSchedule(p *page, s *api.WholeSchedule) {
 	p.row("schedule", s.ID)
 	p.row("name", s.Name)
 	p.row("ticks", ticks(&s.Schedule))
@@ -56,9 +68,13 @@ func printSchedule(p *page, s *client.WholeSchedule) {
 	for _, tick := range s.Next {
 		p.row("next", tick)
 	}
+	if s.Error != nil {
+		p.row("error", *s.Error)
+	}
 	if s.Waiting > 0 {
 		p.row("waiting", s.Waiting)
 	}
+	p.waiting(s.WaitingFor)
 	if len(s.Runs) == 0 {
 		return
 	}
@@ -74,7 +90,7 @@ func printSchedule(p *page, s *client.WholeSchedule) {
 }
 
 // ticks describes when a schedule ticks.
-func ticks(s *client.Schedule) string {
+func ticks(s *api.Schedule) string {
 	text := ""
 	if s.Cron != nil {
 		text = *s.Cron + " " + s.TimeZone
@@ -117,8 +133,8 @@ func (c *scheduleCreateCommand) Run(ctx context.Context, s streams) error {
 	program.WebhookURL = c.WebhookURL
 	r := c.timeFlags.request()
 	r.Name, r.Paused, r.Request = &c.Name, &c.Paused, &program
-	return request(s, &c.remote, func(api *client.Client) (*client.WholeSchedule, json.RawMessage, error) {
-		return api.CreateSchedule(ctx, r)
+	return request(s, &c.remote, func(cl *client.Client) (*api.WholeSchedule, error) {
+		return cl.CreateSchedule(ctx, r)
 	}, printSchedule)
 }
 
@@ -127,9 +143,9 @@ type scheduleListCommand struct {
 }
 
 func (c *scheduleListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Schedule, json.RawMessage, error) {
-		return decoded(api.Schedules(ctx))
-	}, func(p *page, list []client.Schedule) {
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Schedule, error] {
+		return cl.Schedules(ctx)
+	}, func(p *page, list []api.Schedule) {
 		p.row("ID", "NAME", "TICKS", "NEXT")
 		for i := range list {
 			x := &list[i]
@@ -156,9 +172,9 @@ func (a *scheduleArg) Validate() error {
 }
 
 // change changes the schedule and prints it.
-func (a *scheduleArg) change(ctx context.Context, s streams, to *remote, r *client.ScheduleRequest) error {
-	return request(s, to, func(api *client.Client) (*client.WholeSchedule, json.RawMessage, error) {
-		return api.ChangeSchedule(ctx, a.ID, r)
+func (a *scheduleArg) change(ctx context.Context, s streams, to *remote, r *api.ScheduleRequest) error {
+	return request(s, to, func(cl *client.Client) (*api.WholeSchedule, error) {
+		return cl.ChangeSchedule(ctx, a.ID, r)
 	}, printSchedule)
 }
 
@@ -168,9 +184,42 @@ type scheduleShowCommand struct {
 }
 
 func (c *scheduleShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.WholeSchedule, json.RawMessage, error) {
-		return api.Schedule(ctx, c.ID)
+	return request(s, &c.remote, func(cl *client.Client) (*api.WholeSchedule, error) {
+		return cl.Schedule(ctx, c.ID)
 	}, printSchedule)
+}
+
+type schedulePreviewCommand struct {
+	remote    `embed:""`
+	tickFlags `embed:""`
+	From      time.Time `placeholder:"TIME" help:"Ticks at this time or later, such as 2027-03-28T00:00:00Z. Default: now."`
+	Count     int       `short:"n" default:"5" placeholder:"N" help:"Number of ticks, at most 100. Default: ${default}."`
+}
+
+func (*schedulePreviewCommand) Help() string {
+	return `Creates nothing. Each tick is shown in this computer's time zone and in the one of --time-zone.
+
+Example:
+
+  bullpen schedule preview --cron '30 2 * * *' --time-zone Europe/Berlin --from 2027-03-27T00:00:00Z`
+}
+
+func (c *schedulePreviewCommand) Run(ctx context.Context, s streams) error {
+	r := c.request()
+	zone := time.UTC
+	if r.TimeZone != nil {
+		if known, err := time.LoadLocation(*r.TimeZone); err == nil { // the server refuses others
+			zone = known
+		}
+	}
+	return request(s, &c.remote, func(cl *client.Client) (*api.SchedulePreview, error) {
+		return cl.PreviewSchedule(ctx, r, c.From, c.Count)
+	}, func(p *page, preview *api.SchedulePreview) {
+		p.row("TICK", "IN ITS TIME ZONE")
+		for _, tick := range preview.Ticks {
+			p.row(tick, tick.In(zone).Format(timeLayout))
+		}
+	})
 }
 
 type scheduleChangeCommand struct {
@@ -196,7 +245,7 @@ type schedulePauseCommand struct {
 }
 
 func (c *schedulePauseCommand) Run(ctx context.Context, s streams) error {
-	return c.change(ctx, s, &c.remote, &client.ScheduleRequest{Paused: new(true)})
+	return c.change(ctx, s, &c.remote, &api.ScheduleRequest{Paused: new(true)})
 }
 
 type scheduleResumeCommand struct {
@@ -207,7 +256,7 @@ type scheduleResumeCommand struct {
 func (*scheduleResumeCommand) Help() string { return `Ticks during the pause do not run.` }
 
 func (c *scheduleResumeCommand) Run(ctx context.Context, s streams) error {
-	return c.change(ctx, s, &c.remote, &client.ScheduleRequest{Paused: new(false)})
+	return c.change(ctx, s, &c.remote, &api.ScheduleRequest{Paused: new(false)})
 }
 
 type scheduleRunCommand struct {
@@ -216,9 +265,9 @@ type scheduleRunCommand struct {
 }
 
 func (c *scheduleRunCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Accepted, json.RawMessage, error) {
-		return decoded(api.RunSchedule(ctx, c.ID))
-	}, func(p *page, a *client.Accepted) { p.textf("%s\n", a.TraceID) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Accepted, error) {
+		return cl.RunSchedule(ctx, c.ID)
+	}, func(p *page, a *api.Accepted) { p.textf("%s\n", a.TraceID) })
 }
 
 type scheduleRmCommand struct {
@@ -227,7 +276,7 @@ type scheduleRmCommand struct {
 }
 
 func (c *scheduleRmCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (removed, json.RawMessage, error) {
-		return decoded(removed{c.ID}, api.RemoveSchedule(ctx, c.ID))
+	return compose(s, &c.remote, func(cl *client.Client) (removed, error) {
+		return removed{c.ID}, cl.RemoveSchedule(ctx, c.ID)
 	}, printRemoved)
 }

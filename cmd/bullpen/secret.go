@@ -2,13 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type secretCommands struct {
@@ -29,16 +30,16 @@ type secretSetCommand struct {
 	ofOrg  `embed:""`
 	Name   string   `arg:"" help:"Name of the secret: A-Z a-z 0-9 _ -."`
 	File   string   `short:"f" default:"-" placeholder:"FILE" help:"File with the value; - for standard input, the default. A line break at the end is not part of the value."`
-	Host   []string `sep:"none" placeholder:"HOST" help:"Host whose requests get the value as a header, so that programs never have it: example.com over HTTPS, *.example.com:8443, or http://example.com without encryption. Can be repeated."`
+	Host   []string `sep:"none" placeholder:"HOST" help:"Host whose requests get the value as a header, so that programs never have it: example.com over HTTPS, *.example.com:8443, or http://example.com without encryption. Repeatable."`
 	Header string   `placeholder:"NAME: TEMPLATE" help:"The header for --host, with {{value}} in the place of the value."`
 }
 
 func (*secretSetCommand) Help() string {
-	return `Replaces a secret of the same name. Programs get it if their API key or its sandbox names it. The value is never an argument, which
-other users of the machine could read.
+	return `Replaces a secret of the same name. Programs get it if their API key or its sandbox names it. The value is
+never an argument, which other users of the machine could read.
 
-With --host and --header, programs never get the value: the worker adds it to their requests to these hosts. A secret keeps its hosts when
-it is replaced without them.
+With --host and --header, programs never get the value: the worker adds it to their requests to these hosts. A secret
+keeps its hosts when it is replaced without them.
 
 Examples:
 
@@ -48,15 +49,16 @@ Examples:
 }
 
 // injection returns the injection that the flags describe, or nil.
-func (c *secretSetCommand) injection() (*client.Injection, error) {
+func (c *secretSetCommand) injection() (*proto.Injection, error) {
 	if len(c.Host) == 0 && c.Header == "" {
 		return nil, nil
 	}
 	header, template, ok := strings.Cut(c.Header, ":")
 	if len(c.Host) == 0 || !ok {
-		return nil, errors.New("--host and --header go together, as in --host api.example.com --header 'Authorization: Bearer {{value}}'")
+		return nil, errors.New("--host and --header go together, as in --host api.example.com --header 'Authorization: " +
+			"Bearer {{value}}'")
 	}
-	i := &client.Injection{Hosts: c.Host, Header: strings.TrimSpace(header), Template: strings.TrimSpace(template)}
+	i := &proto.Injection{Hosts: c.Host, Header: strings.TrimSpace(header), Template: strings.TrimSpace(template)}
 	return i, i.Check("injection")
 }
 
@@ -70,9 +72,9 @@ func (c *secretSetCommand) Run(ctx context.Context, s streams) error {
 		return fmt.Errorf("read the value: %w", err)
 	}
 	value = strings.TrimSuffix(strings.TrimSuffix(value, "\n"), "\r")
-	return request(s, &c.remote, func(api *client.Client) (*client.Secret, json.RawMessage, error) {
-		return decoded(api.PutSecret(ctx, c.Org, c.Name, value, injection))
-	}, func(p *page, secret *client.Secret) { printSecrets(p, *secret) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Secret, error) {
+		return cl.Admin().PutSecret(ctx, c.Org, c.Name, value, injection)
+	}, func(p *page, secret *api.Secret) { printSecrets(p, *secret) })
 }
 
 type secretListCommand struct {
@@ -81,9 +83,9 @@ type secretListCommand struct {
 }
 
 func (c *secretListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Secret, json.RawMessage, error) {
-		return decoded(api.Secrets(ctx, c.Org))
-	}, func(p *page, list []client.Secret) { printSecrets(p, list...) })
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Secret, error] {
+		return cl.Admin().Secrets(ctx, c.Org)
+	}, func(p *page, list []api.Secret) { printSecrets(p, list...) })
 }
 
 type secretShowCommand struct {
@@ -93,9 +95,9 @@ type secretShowCommand struct {
 }
 
 func (c *secretShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Secret, json.RawMessage, error) {
-		return decoded(api.Secret(ctx, c.Org, c.Name))
-	}, func(p *page, secret *client.Secret) { printSecrets(p, *secret) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Secret, error) {
+		return cl.Admin().Secret(ctx, c.Org, c.Name)
+	}, func(p *page, secret *api.Secret) { printSecrets(p, *secret) })
 }
 
 type secretDeleteCommand struct {
@@ -109,14 +111,14 @@ func (*secretDeleteCommand) Help() string {
 }
 
 func (c *secretDeleteCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	return api.DeleteSecret(ctx, c.Org, c.Name)
+	return cl.Admin().DeleteSecret(ctx, c.Org, c.Name)
 }
 
-func printSecrets(p *page, list ...client.Secret) {
+func printSecrets(p *page, list ...api.Secret) {
 	p.row("NAME", "ORG", "BYTES", "CREATED", "UPDATED", "INJECTED")
 	for _, s := range list {
 		injected := "-"
@@ -132,12 +134,12 @@ type secretRotateKeyCommand struct {
 }
 
 func (*secretRotateKeyCommand) Help() string {
-	return `Wraps the key that encrypts all secrets again, with the keys that the server finds in its --secrets-key now, or with its
---secrets-command. See docs/secrets.md for the steps of a rotation.`
+	return `Wraps the key that encrypts all secrets again, with the keys that the server finds in its --secrets-key now,
+or with its --secrets-command. See docs/guides/secrets.md for the steps of a rotation.`
 }
 
 func (c *secretRotateKeyCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.RotatedKey, json.RawMessage, error) {
-		return decoded(api.RotateSecretsKey(ctx))
-	}, func(p *page, k *client.RotatedKey) { p.textf("wrapped for %s\n", k.WrappedFor) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.RotatedKey, error) {
+		return cl.Admin().RotateSecretsKey(ctx)
+	}, func(p *page, k *api.RotatedKey) { p.textf("wrapped for %s\n", k.WrappedFor) })
 }

@@ -11,16 +11,18 @@ type serveCommand struct {
 }
 
 func (*serveCommand) Help() string {
-	return `By default one process has all roles and needs no other service. The worker role needs root and nsjail: bullpen doctor checks the machine.
-Sandboxes without an image use the runtimes of this machine, which is meant for trying bullpen out.
+	return `By default one process has all roles and needs no other service. The worker role needs root and nsjail:
+bullpen doctor checks the machine. Sandboxes without an image use the runtimes of this machine, which is meant for
+trying bullpen out.
 
-Every flag is also an environment variable and a key of the --config file. Flags override variables, variables override the file.
+Every flag is also an environment variable and a key of the --config file. Flags override variables, variables
+override the file.
 
-BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file, sets the first API key, sk-REGION-TOKEN, a global administrator's. Without it, the first start
-generates a key and writes it to bootstrap.key in the data directory.
+BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file, sets the first API key, sk-REGION-TOKEN, a global
+administrator's. Without it, the first start generates a key and writes it to bootstrap.key in the data directory.
 
-SIGTERM or Ctrl-C drains the server: it accepts no new work and lets running programs finish, for at most --drain. A second signal stops it
-at once. The exit code is 0 after an orderly stop.
+SIGTERM or Ctrl-C drains the server: it accepts no new work and lets running programs finish, for at most --drain. A
+second signal stops it at once. The exit code is 0 after an orderly stop.
 
 In a login session of systemd, the server moves to a scope of its own, as systemd-run --scope -p Delegate=yes would.
 

@@ -2,9 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"iter"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type sessionCommands struct {
@@ -18,9 +19,9 @@ type sessionListCommand struct {
 }
 
 func (c *sessionListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Session, json.RawMessage, error) {
-		return decoded(api.Sessions(ctx, c.Org))
-	}, func(p *page, list []client.Session) {
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Session, error] {
+		return cl.Admin().Sessions(ctx, c.Org)
+	}, func(p *page, list []api.Session) {
 		p.row("ID", "ORG", "NAME", "CREATED", "USED", "EXPIRES", "BROWSER")
 		for _, s := range list {
 			p.row(s.ID, s.Org, s.Name, s.CreatedAt, s.UsedAt, s.ExpiresAt, s.UserAgent)
@@ -34,13 +35,14 @@ type sessionEndCommand struct {
 }
 
 func (*sessionEndCommand) Help() string {
-	return "Every gateway refuses the session within a second. A person whose role should end, too, is removed with bullpen member rm."
+	return "Every gateway refuses the session within a second. A person whose role should end, too, is removed with " +
+		"bullpen member rm."
 }
 
 func (c *sessionEndCommand) Run(ctx context.Context, s streams) error {
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	return api.EndSession(ctx, c.ID)
+	return cl.Admin().EndSession(ctx, c.ID)
 }

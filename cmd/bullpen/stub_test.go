@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -46,24 +47,30 @@ type stub struct {
 }
 
 func stubWorker(draining string) string {
-	return `{"name":"node-1","pool":"gpu","version":"v1","started_at":"2026-01-02T03:04:05.000Z","slots":8,"running":3,"draining":` + draining +
-		`,"capabilities":["architecture:arm64","disk"],"architecture":"arm64","languages":{"python":"3.11","bash":"5.2"},"cached_images":2,"cached_threads":40,` +
+	return `{"name":"node-1","pool":"gpu","version":"v1","started_at":"2026-01-02T03:04:05.000Z","slots":8,"running":3,` +
+		`"draining":` + draining +
+		`,"capabilities":["architecture:arm64","disk"],"architecture":"arm64","languages":{"python":"3.11","bash":"5.2"},` +
+		`"cached_images":2,"cached_threads":40,` +
 		`"machine":{"cpus":4,"cpus_busy":2.46,"memory":34359738368,"memory_available":25769803776}}`
 }
 
 const stubScheduleID = "sch_abcdefghijklmnopqrstuvwxyz"
 
 func stubSchedule(runs string) string {
-	return `{"id":"` + stubScheduleID + `","name":"report","cron":"0 3 * * *","time_zone":"Europe/Berlin","every":null,"jitter":90,"overlap":"skip","missed":"last",` +
-		`"paused":false,"key_id":"key_1","created_at":"2026-01-01T00:00:00.000Z","updated_at":"2026-01-01T00:00:00.000Z","next":["2026-01-03T03:00:00.000Z"],` +
+	return `{"id":"` + stubScheduleID + `","name":"report","cron":"0 3 * * *","time_zone":"Europe/Berlin","every":null,` +
+		`"jitter":90,"overlap":"skip","missed":"last",` +
+		`"paused":false,"key_id":"key_1","created_at":"2026-01-01T00:00:00.000Z","updated_at":"2026-01-01T00:00:00.000Z",` +
+		`"next":["2026-01-03T03:00:00.000Z"],` +
 		`"request":{"code":"print(1)","language":"python"},"waiting":2,"runs":[` + runs + `]}`
 }
 
 func (s *stub) schedule(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	s.record(r, body)
-	const runs = `{"tick":"2026-01-02T03:00:00.000Z","at":"2026-01-02T03:00:00.250Z","outcome":"started","trace_id":"` + string(stubTrace) + `","reason":null},` +
-		`{"tick":"2026-01-01T03:00:00.000Z","at":"2026-01-01T03:00:00.250Z","outcome":"failed","trace_id":null,"reason":"queued execution limit reached"}`
+	const runs = `{"tick":"2026-01-02T03:00:00.000Z","at":"2026-01-02T03:00:00.250Z","outcome":"started","trace_id":"` +
+		string(stubTrace) + `","reason":null},` +
+		`{"tick":"2026-01-01T03:00:00.000Z","at":"2026-01-01T03:00:00.250Z","outcome":"failed","trace_id":null,` +
+		`"reason":"queued execution limit reached"}`
 	answer := stubSchedule(runs)
 	switch {
 	case r.Method == http.MethodDelete:
@@ -72,6 +79,8 @@ func (s *stub) schedule(w http.ResponseWriter, r *http.Request) {
 	case strings.HasSuffix(r.URL.Path, "/run"):
 		w.WriteHeader(http.StatusAccepted)
 		answer = `{"trace_id":"` + string(stubTrace) + `","status":"running"}`
+	case r.PathValue("id") == "preview":
+		answer = `{"ticks":["2027-03-28T01:30:00.000Z","2027-03-29T00:30:00.000Z"]}`
 	case r.Method == http.MethodGet && r.PathValue("id") == "":
 		answer = `{"schedules":[` + stubSchedule("") + `],"next_cursor":null}`
 	}
@@ -92,7 +101,8 @@ func (s *stub) handler() http.Handler {
 	mux.HandleFunc("GET /v1/executions/{id}/output", s.output)
 	mux.HandleFunc("POST /v1/executions/{id}/cancel", s.cancel)
 	mux.HandleFunc("POST /v1/admin/keys", s.createKey)
-	const secret = `{"org":"acme","name":"TOKEN","bytes":5,"variable":true,"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
+	const secret = `{"org":"acme","name":"TOKEN","bytes":5,"variable":true,"created_at":"2026-01-02T03:04:05Z",` +
+		`"updated_at":"2026-01-02T03:04:05Z"}`
 	for _, method := range []string{"PUT", "GET"} {
 		mux.HandleFunc(method+" /v1/admin/secrets/{name}", func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
@@ -104,31 +114,49 @@ func (s *stub) handler() http.Handler {
 			_, _ = io.WriteString(w, answer)
 		})
 	}
-	mux.HandleFunc("GET /v1/admin/secrets", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"secrets":[`+secret+`]}`) })
-	mux.HandleFunc("DELETE /v1/admin/secrets/{name}", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	mux.HandleFunc("GET /v1/admin/secrets", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"secrets":[`+secret+`]}`)
+	})
+	mux.HandleFunc("DELETE /v1/admin/secrets/{name}", func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	})
 	mux.HandleFunc("POST /v1/admin/secrets/rotate-key", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"wrapped_for":"age1new"}`)
 	})
-	for _, route := range []string{"POST ", "GET ", "GET /{slug}", "PUT /{slug}", "DELETE /{slug}", "POST /{slug}/test", "GET /{slug}/volume", "GET /{slug}/archive", "POST /{slug}/fork"} {
+	for _, route := range []string{
+		"POST ", "GET ", "GET /{slug}", "PUT /{slug}", "DELETE /{slug}", "POST /{slug}/test",
+		"GET /{slug}/volume", "GET /{slug}/archive", "POST /{slug}/fork",
+	} {
 		method, path, _ := strings.Cut(route, " ")
 		mux.HandleFunc(method+" /v1/admin/connections"+path, s.connection)
 	}
 	mux.HandleFunc("GET /v1/admin/keys", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"keys":[`+stubKeyJSON("null", "")+`,`+unlimited(stubKeyJSON("null", ""))+`]}`)
 	})
-	s.object(mux, "orgs/acme", `{"name":"acme","title":"Acme Inc.","plan":"pro","suspended":false,"created_at":"2026-01-02T03:04:05.000Z"}`, "there is no organisation of that name")
+	s.object(mux, "orgs/acme",
+		`{"name":"acme","title":"Acme Inc.","plan":"pro","suspended":false,"created_at":"2026-01-02T03:04:05.000Z"}`,
+		"there is no organisation of that name")
 	mux.HandleFunc("GET /v1/admin/orgs/acme/data", func(w http.ResponseWriter, _ *http.Request) {
 		log, _ := os.ReadFile(s.log)
 		switch deleted := strings.Contains(string(log), "DELETE /v1/admin/orgs/acme"); {
 		case !deleted || s.orgPolls.Add(1) == 1:
-			_, _ = io.WriteString(w, `{"org":"acme","total":3,"data":[{"kind":"threads","count":1},{"kind":"files of threads","count":2,"bytes":4096}]}`)
+			_, _ = io.WriteString(w, `{"org":"acme","total":3,"data":[{"kind":"threads","count":1},{"kind":"files of `+
+				`threads","count":2,"bytes":4096}]}`)
 		default:
-			_, _ = io.WriteString(w, `{"org":"acme","total":0,"data":[{"kind":"threads","count":0},{"kind":"files of threads","count":0}]}`)
+			_, _ = io.WriteString(w, `{"org":"acme","total":0,"data":[{"kind":"threads","count":0},{"kind":"files of `+
+				`threads","count":0}]}`)
 		}
 	})
-	s.object(mux, "plans/gold", `{"name":"gold","title":"Gold","max_timeout":60,"concurrent":7,"weight":1,"streaming":true,"async":false,"next":"enterprise"}`, "there is no stored plan silver")
-	s.object(mux, "members/mem_1", `{"id":"mem_1","org":"acme","email":"a@example.com","subject":null,"issuer":null,"role":"viewer","global":false,"created_at":"2026-01-02T03:04:05.000Z"}`, "there is no member of that id")
-	s.object(mux, "sessions/ses_1", `{"id":"ses_1","org":"acme","key_id":"mem_1","name":"a@example.com","user_agent":"Mozilla/5.0","created_at":"2026-01-02T03:04:05.000Z","used_at":"2026-01-02T04:04:05.000Z","expires_at":"2026-01-02T16:04:05.000Z"}`, "there is no session of that id")
+	s.object(mux, "plans/gold",
+		`{"name":"gold","title":"Gold","max_timeout":60,"concurrent":7,"weight":1,"streaming":true,"async":false,`+
+			`"next":"enterprise"}`, "there is no stored plan silver")
+	s.object(mux, "members/mem_1",
+		`{"id":"mem_1","org":"acme","email":"a@example.com","subject":null,"issuer":null,"role":"viewer","global":false,`+
+			`"created_at":"2026-01-02T03:04:05.000Z"}`, "there is no member of that id")
+	s.object(mux, "sessions/ses_1",
+		`{"id":"ses_1","org":"acme","key_id":"mem_1","name":"a@example.com","user_agent":"Mozilla/5.0",`+
+			`"created_at":"2026-01-02T03:04:05.000Z","used_at":"2026-01-02T04:04:05.000Z",`+
+			`"expires_at":"2026-01-02T16:04:05.000Z"}`, "there is no session of that id")
 	s.object(mux, "keys/key_1", stubKeyJSON("null", ""), "there is no such key")
 	mux.HandleFunc("POST /v1/admin/keys/key_1/rotate", func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -154,33 +182,44 @@ func (s *stub) handler() http.Handler {
 	mux.HandleFunc("GET /v1/admin/images", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"images":[`+stubImage+`]}`)
 	})
-	mux.HandleFunc("DELETE /v1/admin/images/{name}", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stubImage) })
+	mux.HandleFunc("DELETE /v1/admin/images/{name}", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, stubImage)
+	})
 	mux.HandleFunc("GET /v1/admin/backup", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "100") // breaks off
 		_, _ = io.WriteString(w, "\x28\xb5\x2f\xfd")
 	})
 	mux.HandleFunc("GET /v1/queue", func(w http.ResponseWriter, r *http.Request) {
-		const counts = `"running":{"interactive":1,"batch":`
+		const counts = `"running":{"interactive":1,"background":`
 		place := func(id proto.TraceID, rest string) string {
-			return fmt.Sprintf(`{"trace_id":%q,"class":"batch","created_at":"2026-01-02T03:04:05.678Z",%s}`, id, rest)
+			return fmt.Sprintf(`{"trace_id":%q,"class":"background","created_at":"2026-01-02T03:04:05.678Z",%s}`, id, rest)
 		}
 		asked := ""
 		if id := r.URL.Query().Get("trace_id"); id != "" {
 			asked = place(proto.TraceID(id), `"position":13,"estimated_wait":null`)
 		}
-		_, _ = io.WriteString(w, `{"key":{"queued":{"interactive":0,"batch":3},`+counts+`2},"concurrent":null},"organisation":{"queued":{"interactive":0,"batch":40},`+
-			counts+`6},"concurrent":100,"max_queued":1000},"oldest":`+place(stubTrace, `"position":12,"estimated_wait":65`)+`,"executions":[`+asked+`]}`)
+		_, _ = io.WriteString(w, `{"key":{"queued":{"interactive":0,"background":3},`+counts+
+			`2},"concurrent":null},"organisation":{"queued":{"interactive":0,"background":40},`+
+			counts+`6},"concurrent":100,"max_queued":1000},"oldest":`+place(stubTrace, `"position":12,"estimated_wait":65`)+
+			`,"executions":[`+asked+`]}`)
 	})
 	mux.HandleFunc("GET /v1/admin/workers", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"workers":[`+stubWorker("false")+`]}`)
 	})
 	mux.HandleFunc("GET /v1/admin/autoscale", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"pools":[{"name":"default","capabilities":[],"architecture":null,"worker_slots":0,"workers":0,"slots":0,"queued":0,"running":0,`+
-			`"mean_seconds":0,"oldest_wait_seconds":0,"desired":null},{"name":"gpu","capabilities":["architecture:arm64","disk"],"architecture":"arm64","worker_slots":8,"workers":1,"slots":8,`+
-			`"queued":40,"running":8,"mean_seconds":2.5,"oldest_wait_seconds":12.34,"desired":{"workers":2,"slots":16,"reason":"demand"}}]}`)
+		_, _ = io.WriteString(w, `{"pools":[{"name":"default","capabilities":[],"architecture":null,"worker_slots":0,`+
+			`"workers":0,"slots":0,"queued":0,"running":0,`+
+			`"mean_seconds":0,"oldest_wait_seconds":0,"desired":null},{"name":"gpu","capabilities":["architecture:arm64",`+
+			`"disk"],"architecture":"arm64","worker_slots":8,"workers":1,"slots":8,`+
+			`"queued":40,"running":8,"mean_seconds":2.5,"oldest_wait_seconds":12.34,"desired":{"workers":2,"slots":16,`+
+			`"reason":"demand"}}]}`)
 	})
-	mux.HandleFunc("POST /v1/admin/workers/node-1/drain", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stubWorker("true")) })
-	mux.HandleFunc("POST /v1/admin/workers/node-1/undrain", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, stubWorker("false")) })
+	mux.HandleFunc("POST /v1/admin/workers/node-1/drain", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, stubWorker("true"))
+	})
+	mux.HandleFunc("POST /v1/admin/workers/node-1/undrain", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, stubWorker("false"))
+	})
 	mux.HandleFunc("POST /v1/admin/workers/{name}/drain", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, http.StatusNotFound, "not_found", "there is no such worker", "")
 	})
@@ -188,13 +227,13 @@ func (s *stub) handler() http.Handler {
 		method, path, _ := strings.Cut(route, " ")
 		mux.HandleFunc(strings.TrimSuffix(method+" /v1/schedules/"+path, "/"), s.schedule)
 	}
-	mux.HandleFunc("POST /v1/admin/sandboxes", s.sandbox)
-	mux.HandleFunc("PUT /v1/admin/sandboxes/{name}", s.sandbox)
-	mux.HandleFunc("GET /v1/admin/sandboxes/{name}", s.sandbox)
-	mux.HandleFunc("DELETE /v1/admin/sandboxes/{name}", s.sandbox)
-	mux.HandleFunc("GET /v1/admin/sandboxes/{name}/preload", s.sandboxPreload)
-	mux.HandleFunc("GET /v1/admin/sandboxes", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"sandboxes":[`+stubSandbox+`]}`)
+	mux.HandleFunc("POST /v1/admin/profiles", s.profile)
+	mux.HandleFunc("PUT /v1/admin/profiles/{name}", s.profile)
+	mux.HandleFunc("GET /v1/admin/profiles/{name}", s.profile)
+	mux.HandleFunc("DELETE /v1/admin/profiles/{name}", s.profile)
+	mux.HandleFunc("GET /v1/admin/profiles/{name}/preload", s.profilePreload)
+	mux.HandleFunc("GET /v1/admin/profiles", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"profiles":[`+stubProfile+`]}`)
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/signed" {
@@ -224,7 +263,9 @@ func (s *stub) object(mux *http.ServeMux, path, object, missing string) {
 	}
 	mux.HandleFunc("GET /v1/admin/"+path, answer(http.StatusOK))
 	mux.HandleFunc("PUT /v1/admin/"+path, answer(http.StatusOK))
-	mux.HandleFunc("GET /v1/admin/"+kind+"/{name}", func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusNotFound, "not_found", missing, "") })
+	mux.HandleFunc("GET /v1/admin/"+kind+"/{name}", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusNotFound, "not_found", missing, "")
+	})
 	if kind == "keys" {
 		return // the test of keys serves the rest
 	}
@@ -240,12 +281,16 @@ func (s *stub) usage(w http.ResponseWriter, r *http.Request) {
 	s.record(r, nil)
 	query := r.URL.Query()
 	row := func(day, key, language string, executions int, rest string) string {
-		return fmt.Sprintf(`{"org":null,"day":%s,"key":%s,"language":%s,"executions":{"total":%[4]d,"success":%[5]d,"failed":0,"timeout":0,"oom":0,"seccomp":0,"cancelled":0},%[6]s}`,
+		return fmt.Sprintf(`{"org":null,"day":%s,"key":%s,"language":%s,"executions":{"total":%[4]d,"success":%[5]d,`+
+			`"failed":0,"timeout":0,"oom":0,"seccomp":0,"cancelled":0},%[6]s}`,
 			day, key, language, executions, max(0, executions-1), rest)
 	}
-	const used = `"cpu_seconds":30.25,"memory_mib_seconds":2400,"bytes_out":1048576,"output_bytes":10,"stored_byte_days":0,"webhook_attempts":3`
-	const stored = `"cpu_seconds":0,"memory_mib_seconds":0,"bytes_out":0,"output_bytes":0,"stored_byte_days":5242880,"webhook_attempts":0`
-	rows, complete := row(`"2026-01-02"`, "null", "null", 120, used)+","+row(`"2026-01-03"`, "null", "null", 2, stored), true
+	const used = `"cpu_seconds":30.25,"memory_mib_seconds":2400,"bytes_out":1048576,"output_bytes":10,` +
+		`"stored_byte_days":0,"webhook_attempts":3`
+	const stored = `"cpu_seconds":0,"memory_mib_seconds":0,"bytes_out":0,"output_bytes":0,"stored_byte_days":5242880,` +
+		`"webhook_attempts":0`
+	rows, complete := row(`"2026-01-02"`, "null", "null", 120, used)+","+
+		row(`"2026-01-03"`, "null", "null", 2, stored), true
 	switch {
 	case query.Get("from") == "yesterday":
 		refuse(w, http.StatusBadRequest, "validation_error", "from must be a day such as 2026-11-25", "")
@@ -260,10 +305,12 @@ func (s *stub) usage(w http.ResponseWriter, r *http.Request) {
 	}
 	quotas := ""
 	if query.Get("org") != "" {
-		quotas = `{"name":"cpu_seconds","used":812.5,"soft":800,"hard":1000,"ends":"2026-02-01T00:00:00.000Z"},{"name":"stored_bytes","used":5,"soft":null,"hard":10,"ends":"2026-02-01T00:00:00.000Z"}`
+		quotas = `{"name":"cpu_seconds","used":812.5,"soft":800,"hard":1000,"ends":"2026-02-01T00:00:00.000Z"},` +
+			`{"name":"stored_bytes","used":5,"soft":null,"hard":10,"ends":"2026-02-01T00:00:00.000Z"}`
 	}
 	groups, _ := json.Marshal(strings.Split(query.Get("group_by"), ","))
-	_, _ = fmt.Fprintf(w, `{"from":"2026-01-01","to":"2026-01-03","group_by":%s,"complete":%t,"quotas":[%s],"rows":[%s]}`, groups, complete, quotas, rows)
+	_, _ = fmt.Fprintf(w, `{"from":"2026-01-01","to":"2026-01-03","group_by":%s,"complete":%t,"quotas":[%s],"rows":[%s]}`,
+		groups, complete, quotas, rows)
 }
 
 func refuse(w http.ResponseWriter, status int, code, message, retryAfter string) {
@@ -287,7 +334,7 @@ func (s *stub) record(r *http.Request, body []byte) {
 		match = " If-Match=" + tag
 	}
 	_, _ = fmt.Fprintf(f, "%s %s%s %s\n", r.Method, r.URL, match, body)
-	if key := r.Header.Get("Idempotency-Key"); key != "" && !strings.HasPrefix(key, "cli-") {
+	if key := r.Header.Get("Idempotency-Key"); key != "" && !strings.HasPrefix(key, "go-") {
 		_, _ = fmt.Fprintf(f, "Idempotency-Key: %s\n", key)
 	}
 	_ = f.Close()
@@ -324,14 +371,15 @@ func events(r proto.Result, after int64) []byte {
 		proto.AppendOutputEvent(nil, proto.Stdout, []byte("one\n"), 2),
 		proto.AppendOutputEvent(nil, proto.Stderr, []byte("two\n"), 3),
 		proto.AppendOutputEvent(nil, proto.Stdout, []byte("three\n"), 4))
-	last, err := proto.AppendResultEvent(nil, &proto.Record{
+	var last bytes.Buffer
+	err := proto.WriteResultEvent(&last, &proto.Record{
 		Meta: proto.Meta{TraceID: stubTrace}, Status: r.Status(), Result: &r, ResultSeq: 5,
 	})
 	if err != nil {
 		panic(err)
 	}
 	var out []byte
-	for i, e := range append(all, last) {
+	for i, e := range append(all, last.Bytes()) {
 		if int64(i+1) > after {
 			out = append(out, e...)
 		}
@@ -346,7 +394,9 @@ func (s *stub) execute(w http.ResponseWriter, r *http.Request) {
 		Code     string `json:"code"`
 		ThreadID string `json:"thread_id"`
 	}
-	if err := json.Unmarshal(body, &req); err != nil || r.Header.Get("Idempotency-Key") == "" {
+	streaming := r.Header.Get("Accept") == "application/x-ndjson"
+	resends := streaming || r.Header.Get("Prefer") != "" // unlike bench load, which waits for results
+	if err := json.Unmarshal(body, &req); err != nil || resends && r.Header.Get("Idempotency-Key") == "" {
 		refuse(w, http.StatusBadRequest, "validation_error", "the stub wants JSON and an Idempotency-Key", "")
 		return
 	}
@@ -356,7 +406,6 @@ func (s *stub) execute(w http.ResponseWriter, r *http.Request) {
 	if req.ThreadID == "full" {
 		does = "fails"
 	}
-	streaming := r.Header.Get("Accept") == "application/x-ndjson"
 	w.Header().Set("X-Trace-Id", string(stubTrace))
 	switch {
 	case strings.Contains(req.ThreadID, "busy"):
@@ -385,11 +434,11 @@ func (s *stub) execute(w http.ResponseWriter, r *http.Request) {
 	case streaming:
 		_, _ = w.Write(events(result(does), 0))
 	default:
-		out, err := proto.AppendResult(nil, new(result(does)))
-		if err != nil {
+		var out bytes.Buffer
+		if err := proto.WriteResult(&out, new(result(does))); err != nil {
 			panic(err)
 		}
-		_, _ = w.Write(out)
+		_, _ = w.Write(out.Bytes())
 	}
 }
 
@@ -397,23 +446,32 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 	s.record(r, nil)
 	switch proto.TraceID(r.PathValue("id")) {
 	case stubTrace:
-		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":3,"stdout":"one\n","stderr":"two\n","error":null,`+
-			`"duration_ms":1234,"delivery_mode":"streaming","created_at":"2026-01-02T03:04:05.678Z","completed_at":"2026-01-02T03:04:06.912Z",`+
-			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"stderr_truncated":true,"output_truncated":false,"sandbox":"web",`+
-			`"steps":[{"name":"queue","after_ms":0,"duration_ms":2.125},{"name":"jail","after_ms":2.5,"duration_ms":40,"start":"cold"},`+
-			`{"name":"home","within":"jail","after_ms":3,"duration_ms":10.5},{"name":"program","after_ms":50,"duration_ms":1150}],`+
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":3,"stdout":"one\n","stderr":"two\n",`+
+			`"error":null,`+
+			`"duration_ms":1234,"delivery_mode":"streaming","created_at":"2026-01-02T03:04:05.678Z",`+
+			`"completed_at":"2026-01-02T03:04:06.912Z",`+
+			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"stderr_truncated":true,`+
+			`"output_truncated":false,"sandbox":"web",`+
+			`"steps":[{"name":"queue","after_ms":0,"duration_ms":2.125},{"name":"jail","after_ms":2.5,"duration_ms":40,`+
+			`"start":"cold"},`+
+			`{"name":"home","within":"jail","after_ms":3,"duration_ms":10.5},{"name":"program","after_ms":50,`+
+			`"duration_ms":1150}],`+
 			`"network":{"bytes_in":1000,"bytes_out":20,"blocked_total":7,"blocked_connections":[`+
-			`{"host":"a.example\u001b[2J","address":"203.0.113.7","port":443,"protocol":"tcp","reason":"not_allowed","at":"2026-01-02T03:04:06.000Z"},`+
+			`{"host":"a.example\u001b[2J","address":"203.0.113.7","port":443,"protocol":"tcp","reason":"not_allowed",`+
+			`"at":"2026-01-02T03:04:06.000Z"},`+
 			`{"host":"b.example","protocol":"dns","reason":"name","at":"2026-01-02T03:04:06.000Z"},`+
 			`{"address":"10.0.0.1","protocol":"icmp","reason":"protocol","at":"2026-01-02T03:04:06.000Z"}]}}`, stubTrace)
 	case stubRunning:
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,`+
 			`"duration_ms":10,"delivery_mode":"webhook","created_at":"2026-01-02T03:04:05.678Z","completed_at":null,`+
 			`"webhook_url":"https://example.com/hook","webhook_delivery_status":"pending",`+
-			`"language":"bash","timeout":60,"thread_id":"notebook","metadata":{},"attempt":1,"queued_ms":2,"output_truncated":false}`, stubRunning)
+			`"language":"bash","timeout":60,"thread_id":"notebook","metadata":{},"attempt":1,"queued_ms":2,`+
+			`"output_truncated":false}`, stubRunning)
 	case stubHooked:
-		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","error_code":"worker_lost","duration_ms":998,"created_at":"2026-01-02T03:04:04.000Z",`+
-			`"completed_at":"2026-01-02T03:04:05.000Z","webhook_url":"https://example.com/hook","attempt":1,"queued_ms":2}`, stubHooked)
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","error_code":"worker_lost","duration_ms":998,`+
+			`"created_at":"2026-01-02T03:04:04.000Z",`+
+			`"completed_at":"2026-01-02T03:04:05.000Z","webhook_url":"https://example.com/hook","attempt":1,"queued_ms":2}`,
+			stubHooked)
 	case stubItem:
 		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"success","batch":{"id":%q,"index":1}}`, stubItem, stubBatchID)
 	case stubSoon:
@@ -421,9 +479,11 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 			_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"running","completed_at":null}`, stubSoon)
 			return
 		}
-		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"success","exit_code":0,"completed_at":"2026-01-02T03:04:06.912Z"}`, stubSoon)
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"success","exit_code":0,"completed_at":"2026-01-02T03:04:06.912Z"}`,
+			stubSoon)
 	case stubLost:
-		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":-1,"error_code":"worker_lost","error_message":"The worker was lost.",`+
+		_, _ = fmt.Fprintf(w, `{"trace_id":%q,"status":"failed","exit_code":-1,"error_code":"worker_lost",`+
+			`"error_message":"The worker was lost.",`+
 			`"completed_at":"2026-01-02T03:04:06.912Z"}`, stubLost)
 	default:
 		refuse(w, http.StatusNotFound, "not_found", "there is no such execution", "")
@@ -488,9 +548,12 @@ func (s *stub) createKey(w http.ResponseWriter, r *http.Request) {
 }
 
 const (
-	stubConnection = `{"org":"acme","slug":"data","kind":"s3","endpoint":"https://s3.example.com","region":"us-east-1","bucket":"acme","path_style":true,` +
-		`"credential":"DATA_KEY","prefix":"shared","read_only":false,"tested_at":"2026-01-02T03:04:05Z","created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
-	stubDirectory = `{"org":"other","slug":"files","kind":"directory","directory":"/srv/files","read_only":true,"description":"old","tested_at":null,` +
+	stubConnection = `{"org":"acme","slug":"data","kind":"s3","endpoint":"https://s3.example.com","region":"us-east-1",` +
+		`"bucket":"acme","path_style":true,` +
+		`"credential":"DATA_KEY","prefix":"shared","read_only":false,"tested_at":"2026-01-02T03:04:05Z",` +
+		`"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
+	stubDirectory = `{"org":"other","slug":"files","kind":"directory","directory":"/srv/files","read_only":true,` +
+		`"description":"old","tested_at":null,` +
 		`"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
 	stubVolume = `{"org":"acme","slug":"work","kind":"volume","bytes":"2GiB","read_only":false,"tested_at":null,` +
 		`"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"}`
@@ -508,7 +571,8 @@ func (s *stub) connection(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusConflict, "conflict", "the storage connection data is no volume", "")
 			return
 		}
-		_, _ = io.WriteString(w, `{"slug":"work","quota":"2GiB","version":2,"bytes":1048576,"files":3,"used_at":"2026-01-02T03:04:05Z","holder":"`+string(stubTrace)+
+		_, _ = io.WriteString(w, `{"slug":"work","quota":"2GiB","version":2,"bytes":1048576,"files":3,`+
+			`"used_at":"2026-01-02T03:04:05Z","holder":"`+string(stubTrace)+
 			`","versions":[{"number":2,"created_at":"2026-01-02T03:04:05Z","trace_id":null,"bytes":1048576,"files":3}]}`)
 	case strings.HasSuffix(r.URL.Path, "/archive"):
 		_, _ = io.WriteString(w, "a tar")
@@ -516,19 +580,22 @@ func (s *stub) connection(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", `"tag"`)
 		_, _ = io.WriteString(w, stubVolume)
 	case strings.Contains(string(body), "broken"), slug == "files":
-		refuse(w, http.StatusConflict, "conflict", "the test of the storage connection failed: it could not write an object: status 403", "")
+		refuse(w, http.StatusConflict, "conflict",
+			"the test of the storage connection failed: it could not write an object: status 403", "")
 	default:
 		w.Header().Set("ETag", `"tag"`)
 		_, _ = io.WriteString(w, stubConnection)
 	}
 }
 
-// stubSandbox has strings that YAML would read as other types.
-const stubSandbox = `{"name":"web","image":"","cpu":0.5,"memory":"512MiB","pids":256,"disk":{"home":"256MiB","tmp":"1000001","inodes":65536},` +
-	`"network":{"policy":"allowlist","allow":["*.example.com:80,443"]},"env":{"A":"1.10","B":"true","C":"x: y\n","D":""},"output":"16MiB",` +
+// stubProfile has strings that YAML would read as other types.
+const stubProfile = `{"name":"web","image":"","cpu":0.5,"memory":"512MiB","pids":256,"disk":{"home":"256MiB",` +
+	`"tmp":"1000001","inodes":65536},` +
+	`"network":{"policy":"allowlist","allow":["*.example.com:80,443"]},"env":{"A":"1.10","B":"true","C":"x: y\n",` +
+	`"D":""},"output":"16MiB",` +
 	`"preload":["numpy","matplotlib.pyplot"]}`
 
-func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
+func (s *stub) profile(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	s.record(r, body)
 	if name := r.PathValue("name"); name != "" && name != "web" {
@@ -538,20 +605,24 @@ func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost {
 		w.WriteHeader(http.StatusCreated)
 	}
-	_, _ = io.WriteString(w, stubSandbox)
+	_, _ = io.WriteString(w, stubProfile)
 }
 
 // sandboxPreload has an error with a line break and what a terminal would act on.
-func (s *stub) sandboxPreload(w http.ResponseWriter, r *http.Request) {
+func (s *stub) profilePreload(w http.ResponseWriter, r *http.Request) {
 	s.record(r, nil)
-	_, _ = io.WriteString(w, `{"error":"Traceback:\nNo module named 'numpy'\u001b[2J\n","worker":"w1","at":"2026-01-02T03:04:05.000Z"}`)
+	_, _ = io.WriteString(w, `{"error":"Traceback:\nNo module named 'numpy'\u001b[2J\n","worker":"w1",`+
+		`"at":"2026-01-02T03:04:05.000Z"}`)
 }
 
-const stubImage = `{"name":"tiny","digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","size":1048576,"unpacked_size":1572864,` +
+const stubImage = `{"name":"tiny",` +
+	`"digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","size":1048576,` +
+	`"unpacked_size":1572864,` +
 	`"architecture":"amd64","languages":{"bash":"/bin/bash"},"env":{},"created_at":"2026-01-02T03:04:05.000Z"}`
 
 func stubKeyJSON(revokedAt, key string) string {
-	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","scopes":["execute","read","files"],"global":false,"sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
+	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","scopes":["execute","read","files"],"global":false,` +
+		`"sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
 		`"created_at":"2026-01-02T03:04:05.000Z","revoked_at":` + revokedAt + key + `}`
 }
 

@@ -141,7 +141,8 @@ func TestWatch(t *testing.T) {
 					lists, cleared = shown, 2
 				}
 				head := map[string]string{"workers": "NAME ", "ls": "TRACE "}[name]
-				if strings.Count(lists, head) < 2 || strings.Count(lists, clearScreen) < cleared || (!onTerminal && strings.Contains(lists+shown, "\x1b")) {
+				if strings.Count(lists, head) < 2 || strings.Count(lists, clearScreen) < cleared ||
+					(!onTerminal && strings.Contains(lists+shown, "\x1b")) {
 					t.Errorf("printed %q, and %q on standard error", lists, shown)
 				}
 			})
@@ -168,7 +169,8 @@ func TestProgressBar(t *testing.T) {
 		t.Errorf("shown %q", shown)
 	}
 	rest := shown[strings.LastIndex(shown, "\x1b[J")+len("\x1b[J"):]
-	if want := "bullpen: batch " + stubBatchID + " completed: 2 of 3 succeeded, 1 failed; see bullpen batch results " + stubBatchID + "\r\n"; rest != want {
+	if want := "bullpen: batch " + stubBatchID + " completed: 2 of 3 succeeded, 1 failed; see bullpen batch results " +
+		stubBatchID + "\r\n"; rest != want {
 		t.Errorf("%q is left of %q", rest, shown)
 	}
 }

@@ -2,16 +2,17 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type threadCommands struct {
@@ -53,9 +54,9 @@ type threadListCommand struct {
 }
 
 func (c *threadListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Thread, json.RawMessage, error) {
-		return decoded(api.Threads(ctx))
-	}, func(p *page, threads []client.Thread) {
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Thread, error] {
+		return cl.Threads(ctx)
+	}, func(p *page, threads []api.Thread) {
 		p.row("THREAD", "VERSION", "SIZE", "FILES", "CREATED", "USED", "IN USE BY")
 		for _, t := range threads {
 			p.row(t.ID, t.Version, mib(t.Bytes), t.Files, t.CreatedAt, t.UsedAt, t.Holder)
@@ -69,12 +70,12 @@ type threadShowCommand struct {
 }
 
 func (c *threadShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.WholeThread, json.RawMessage, error) {
-		return api.Thread(ctx, c.Thread)
+	return request(s, &c.remote, func(cl *client.Client) (*api.WholeThread, error) {
+		return cl.Thread(ctx, c.Thread)
 	}, printThread)
 }
 
-func printThread(p *page, t *client.WholeThread) {
+func printThread(p *page, t *api.WholeThread) {
 	p.row("thread", t.ID)
 	p.row("version", t.Version)
 	p.row("size", mib(t.Bytes))
@@ -93,13 +94,13 @@ type threadHistoryCommand struct {
 }
 
 func (c *threadHistoryCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.ThreadVersion, json.RawMessage, error) {
-		t, _, err := api.Thread(ctx, c.Thread)
+	return compose(s, &c.remote, func(cl *client.Client) ([]api.ThreadVersion, error) {
+		t, err := cl.Thread(ctx, c.Thread)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		return append([]client.ThreadVersion{}, t.Versions...), nil, nil // [] rather than null
-	}, func(p *page, versions []client.ThreadVersion) {
+		return append([]api.ThreadVersion{}, t.Versions...), nil // [] rather than null
+	}, func(p *page, versions []api.ThreadVersion) {
 		p.row("VERSION", "SIZE", "FILES", "CREATED", "BY")
 		for _, v := range versions {
 			p.row(v.Number, mib(v.Bytes), v.Files, v.CreatedAt, v.TraceID)
@@ -131,8 +132,8 @@ func (c *threadForkCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return request(s, &c.remote, func(api *client.Client) (*client.WholeThread, json.RawMessage, error) {
-		return api.ForkThread(ctx, c.Thread, c.New, version)
+	return request(s, &c.remote, func(cl *client.Client) (*api.WholeThread, error) {
+		return cl.ForkThread(ctx, c.Thread, c.New, version)
 	}, printThread)
 }
 
@@ -146,8 +147,8 @@ func (*threadRmCommand) Help() string {
 }
 
 func (c *threadRmCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (removed, json.RawMessage, error) {
-		return decoded(removed{c.Thread}, api.RemoveThread(ctx, c.Thread))
+	return compose(s, &c.remote, func(cl *client.Client) (removed, error) {
+		return removed{c.Thread}, cl.RemoveThread(ctx, c.Thread)
 	}, printRemoved)
 }
 
@@ -214,11 +215,11 @@ func (c *threadExportCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	return c.write(s, func(w io.Writer) error { return api.ThreadArchive(ctx, c.Thread, version, c.Path, w) })
+	return c.write(s, func(w io.Writer) error { return cl.ThreadArchive(ctx, c.Thread, version, c.Path, w) })
 }
 
 type threadGCCommand struct {
@@ -234,8 +235,8 @@ func (c *threadGCCommand) Run(ctx context.Context, s streams) error {
 	if c.SafeAge != nil && *c.SafeAge < proto.MinSafeAge {
 		return usagef("--safe-age %s: give at least %s", *c.SafeAge, proto.MinSafeAge)
 	}
-	return request(s, &c.remote, func(api *client.Client) (*proto.Collected, json.RawMessage, error) {
-		return decoded(api.CollectThreads(ctx, c.SafeAge))
+	return request(s, &c.remote, func(cl *client.Client) (*proto.Collected, error) {
+		return cl.Admin().CollectThreads(ctx, c.SafeAge)
 	}, func(p *page, done *proto.Collected) {
 		p.row("REMOVED", "BLOBS", "SIZE")
 		for _, kind := range []struct {
@@ -252,13 +253,13 @@ type threadRebuildCommand struct {
 }
 
 func (*threadRebuildCommand) Help() string {
-	return `Recovers from the loss of JetStream's data. Covers all organisations. Existing threads are not changed. Uploaded files that no execution
-had used are lost. Do not remove threads while the command runs.`
+	return `Recovers from the loss of JetStream's data. Covers all organisations. Existing threads are not changed.
+Uploaded files that no execution had used are lost. Do not remove threads while the command runs.`
 }
 
 func (c *threadRebuildCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*proto.Rebuilt, json.RawMessage, error) {
-		return decoded(api.RebuildThreads(ctx))
+	return request(s, &c.remote, func(cl *client.Client) (*proto.Rebuilt, error) {
+		return cl.Admin().RebuildThreads(ctx)
 	}, func(p *page, done *proto.Rebuilt) {
 		p.textf("%d threads rebuilt, %d unchanged, %d without a complete version\n", done.Made, done.Kept, done.Lost)
 	})

@@ -8,8 +8,9 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type threadImportCommand struct {
@@ -20,39 +21,43 @@ type threadImportCommand struct {
 }
 
 func (*threadImportCommand) Help() string {
-	return `Uploads the archive to the thread and unpacks it there in an execution, in the sandbox and under the limits of the API key. The home
-directory needs space for the archive and its content. Files that are not in the archive stay. The thread is created if it does not exist.`
+	return `Uploads the archive and unpacks it in an execution of the API key. The home directory needs space for the
+archive and its content. Other files stay. The thread is created if it does not exist.`
 }
 
 func (c *threadImportCommand) Run(ctx context.Context, s streams) error {
 	if c.Timeout < 1 {
 		return usagef("-t %d: give a whole number of seconds, at least 1", c.Timeout)
 	}
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	if err := c.checkFree(ctx, api); err != nil {
+	if err := c.checkFree(ctx, cl); err != nil {
 		return err
 	}
 	// The name cannot be guessed, and is hidden in a listing of the home directory.
 	name := ".bullpen-import-" + rand.Text() + ".tar"
-	if _, err := uploadFile(ctx, api, client.ThreadFiles(c.Thread), c.File, name, nil); err != nil {
+	if _, err := uploadFile(ctx, cl, client.ThreadFiles(c.Thread), c.File, name, nil); err != nil {
 		return err
 	}
 	s.progressf("unpacking %s", c.File)
-	result, id, err := api.Execute(ctx, client.Request{Code: unpackProgram(name), Language: proto.Bash, Timeout: c.Timeout, ThreadID: c.Thread})
+	result, err := cl.Execute(ctx, api.ExecuteRequest{
+		Code: unpackProgram(name), Language: proto.Bash, Timeout: c.Timeout, ThreadID: c.Thread,
+	})
 	if err != nil {
-		return fmt.Errorf("unpack %s: %w\nThe archive may stay in the thread as %s until a program removes it", c.File, err, name)
+		return fmt.Errorf("unpack %s: %w\nThe archive may stay in the thread as %s until a program removes it",
+			c.File, err, name)
 	}
-	return c.printResult(s, id, result)
+	return c.printResult(s, result.TraceID, &result.Result)
 }
 
 // checkFree returns an error if the thread is in use: an uploaded archive would stay there until
 // the next execution.
-func (c *threadImportCommand) checkFree(ctx context.Context, api *client.Client) error {
-	t, _, err := api.Thread(ctx, c.Thread)
-	if refused, ok := errors.AsType[*client.Error](err); ok && refused.Status == http.StatusNotFound && refused.Code != "" {
+func (c *threadImportCommand) checkFree(ctx context.Context, cl *client.Client) error {
+	t, err := cl.Thread(ctx, c.Thread)
+	if refused, ok := errors.AsType[*client.Error](err); ok && refused.Status == http.StatusNotFound &&
+		refused.Code != "" {
 		return nil
 	}
 	if err == nil && t.Holder != nil {

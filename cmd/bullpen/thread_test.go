@@ -15,14 +15,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // threadRoutes serves the thread notebook, and the thread busy, which is in use.
 func (s *stub) threadRoutes(mux *http.ServeMux) {
-	const notebook = `"id":"notebook","version":2,"bytes":1572864,"files":12,"created_at":"2026-01-02T03:04:05.000Z","used_at":"2026-01-03T03:04:05.000Z"`
+	const notebook = `"id":"notebook","version":2,"bytes":1572864,"files":12,"created_at":"2026-01-02T03:04:05.000Z",` +
+		`"used_at":"2026-01-03T03:04:05.000Z"`
 	const whole = `{` + notebook + `,"holder":null,"versions":[` +
-		`{"number":2,"created_at":"2026-01-03T03:04:05.000Z","trace_id":"trc_aaaaaaaaaaaaaaaaaaaa","bytes":1572864,"files":12},` +
+		`{"number":2,"created_at":"2026-01-03T03:04:05.000Z","trace_id":"trc_aaaaaaaaaaaaaaaaaaaa","bytes":1572864,` +
+		`"files":12},` +
 		`{"number":1,"created_at":"2026-01-02T03:04:05.000Z","trace_id":null,"bytes":100,"files":1}],` +
 		`"staged":[{"path":"data/in\u001b[2J.csv","size":9,"at":"2026-01-03T03:04:05.000Z"}]}`
 	handle := func(pattern string, f func(w http.ResponseWriter, r *http.Request, body string)) {
@@ -44,7 +46,8 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 			_, _ = io.WriteString(w, `{"threads":[{`+notebook+`,"holder":"trc_rrrrrrrrrrrrrrrrrrrr"}],"next_cursor":"notebook"}`)
 			return
 		}
-		_, _ = io.WriteString(w, `{"threads":[{"id":"other","version":0,"bytes":0,"files":0,"created_at":"2026-01-02T03:04:05.000Z",`+
+		_, _ = io.WriteString(w, `{"threads":[{"id":"other","version":0,"bytes":0,"files":0,`+
+			`"created_at":"2026-01-02T03:04:05.000Z",`+
 			`"used_at":"2026-01-02T03:04:05.000Z","holder":null}],"next_cursor":null}`)
 	})
 	handle("GET /v1/threads/{id}", func(w http.ResponseWriter, r *http.Request, _ string) {
@@ -87,10 +90,13 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 		s.record(r, []byte(strings.Join(names, " ")))
 		_, _ = io.WriteString(w, `{"path":"data/x","version":3}`)
 	})
-	handle("POST /v1/admin/threads/gc", text(`{"layers":{"blobs":3,"bytes":4194304},"objects":{"blobs":0,"bytes":0},"manifests":{"blobs":3,"bytes":100},"uploads":{"blobs":1,"bytes":1048576}}`))
+	handle("POST /v1/admin/threads/gc",
+		text(`{"layers":{"blobs":3,"bytes":4194304},"objects":{"blobs":0,"bytes":0},"manifests":{"blobs":3,"bytes":100},`+
+			`"uploads":{"blobs":1,"bytes":1048576}}`))
 	handle("POST /v1/admin/threads/rebuild", text(`{"made":11,"kept":2,"lost":1}`))
 	listed := func(path, dir string) string {
-		return `{"name":"x","path":"` + path + `","size":9,"modified":"2026-01-02T03:04:05.000Z","is_directory":` + dir + `}`
+		return `{"name":"x","path":"` + path + `","size":9,"modified":"2026-01-02T03:04:05.000Z","is_directory":` + dir +
+			`,"type":"` + map[string]string{"true": "directory", "false": "file"}[dir] + `"}`
 	}
 	list := func(w http.ResponseWriter, body string) bool {
 		var answer string
@@ -109,8 +115,10 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 		if list(w, body) {
 			return
 		}
-		_, _ = io.WriteString(w, `{"files":[{"name":"data","path":"data","size":0,"modified":"2026-01-02T03:04:05.000Z","is_directory":true},`+
-			`{"name":"x","path":"x\u001b[31m","size":2048,"modified":"2026-01-02T03:04:05.000Z","is_directory":false}]}`)
+		_, _ = io.WriteString(w, `{"files":[{"name":"data","path":"data","size":0,"modified":"2026-01-02T03:04:05.000Z",`+
+			`"is_directory":true,"type":"directory"},`+
+			`{"name":"x","path":"x\u001b[31m","size":2048,"modified":"2026-01-02T03:04:05.000Z","is_directory":false,`+
+			`"type":"file"}]}`)
 	})
 	change := func(w http.ResponseWriter, _ *http.Request, body string) {
 		if strings.Contains(body, "missing") {
@@ -127,7 +135,8 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 				refuse(w, http.StatusNotFound, "not_found", "there is nothing at this path", "")
 				return
 			}
-			_, _ = fmt.Fprintf(w, `{"url":"http://%s/signed","method":%q,"headers":[{"name":"X-Sign","value":"1"}],"expires_at":"2026-01-02T03:04:05.000Z"}`, r.Host, method)
+			_, _ = fmt.Fprintf(w, `{"url":"http://%s/signed","method":%q,"headers":[{"name":"X-Sign","value":"1"}],`+
+				`"expires_at":"2026-01-02T03:04:05.000Z"}`, r.Host, method)
 		}
 	}
 	handle("POST /v1/files/upload_url", sign("PUT"))
@@ -138,7 +147,8 @@ func (s *stub) threadRoutes(mux *http.ServeMux) {
 func (s *stub) signed(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	s.record(r, body)
-	if r.Header.Get("Authorization") != "" || r.Header.Get("X-Sign") != "1" || r.Method == http.MethodPut && r.ContentLength != int64(len(body)) {
+	if r.Header.Get("Authorization") != "" || r.Header.Get("X-Sign") != "1" || r.Method == http.MethodPut &&
+		r.ContentLength != int64(len(body)) {
 		refuse(w, http.StatusForbidden, "forbidden", "the stub needs a length and no key", "")
 		return
 	}
@@ -171,7 +181,8 @@ func TestUnpackProgram(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.CommandContext(t.Context(), "tar", "-cf", filepath.Join(home, name), "-C", source, ".").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "tar", "-cf", filepath.Join(home, name), "-C", source,
+		".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if err := run(home); err != nil || !slices.Equal(names(home), []string{"new", "old"}) {
@@ -195,7 +206,10 @@ func TestImport(t *testing.T) {
 	if err := os.WriteFile(archive, []byte("tar"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := &threadImportCommand{remote: remote{URL: server.URL, Key: stubKey}, threadArg: threadArg{"notebook"}, File: archive, Timeout: 7}
+	c := &threadImportCommand{
+		remote: remote{URL: server.URL, Key: stubKey}, threadArg: threadArg{"notebook"},
+		File: archive, Timeout: 7,
+	}
 	var out, errs strings.Builder
 	if err := c.Run(t.Context(), streams{in: strings.NewReader(""), out: &out, err: &errs}); err != nil {
 		t.Fatalf("%v: %s", err, errs.String())
@@ -212,13 +226,14 @@ func TestImport(t *testing.T) {
 		t.Fatalf("requests\n%s", log)
 	}
 	var upload struct{ Path string }
-	var execute client.Request
+	var execute api.ExecuteRequest
 	for line, to := range map[string]any{lines[1]: &upload, lines[3]: &execute} {
 		if err := json.Unmarshal([]byte(line[strings.Index(line, "{"):]), to); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if !strings.HasPrefix(upload.Path, ".bullpen-import-") || execute.Code != unpackProgram(upload.Path) || execute.ThreadID != "notebook" || execute.Timeout != 7 {
+	if !strings.HasPrefix(upload.Path, ".bullpen-import-") || execute.Code != unpackProgram(upload.Path) ||
+		execute.ThreadID != "notebook" || execute.Timeout != 7 {
 		t.Errorf("requests\n%s", log)
 	}
 }

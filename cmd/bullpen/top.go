@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -15,8 +14,9 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type topCommand struct {
@@ -24,8 +24,8 @@ type topCommand struct {
 }
 
 func (*topCommand) Help() string {
-	return `Shows the pools of workers with their queue, the workers, the executions of the organisation and their webhooks, and reads them every
-2 seconds. Pools and workers need a global administrator's key.
+	return `Shows the pools of workers with their queue, the workers, the executions of the organisation and their
+webhooks, and reads them every 2 seconds. Pools and workers need a global administrator's key.
 
   1 2 3 4     one section on the whole screen
   0           all sections
@@ -45,11 +45,11 @@ func (c *topCommand) Run(ctx context.Context, s streams) error {
 	if !ok || !isTerminal(out) {
 		return errors.New("top needs a terminal: bullpen workers, bullpen workers pools and bullpen ls print the same")
 	}
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	m := &topModel{ctx: ctx, read: func(ctx context.Context) topPage { return readTop(ctx, api) }}
+	m := &topModel{ctx: ctx, read: func(ctx context.Context) topPage { return readTop(ctx, cl) }}
 	_, err = tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(s.in), tea.WithOutput(out)).Run()
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -71,11 +71,11 @@ type topPage struct {
 }
 
 // readTop reads everything. A section that cannot be read has the error.
-func readTop(ctx context.Context, api *client.Client) topPage {
+func readTop(ctx context.Context, cl *client.Client) topPage {
 	ctx, cancel := context.WithTimeout(ctx, topTimeout)
 	defer cancel()
 	top := topPage{at: time.Now(), state: "ready"}
-	var list *client.Executions
+	var list *api.Executions
 	var errList error
 	table := func(title string, rows func(p *page) error) topSection {
 		var text bytes.Buffer
@@ -88,35 +88,37 @@ func readTop(ctx context.Context, api *client.Client) topPage {
 	top.sections = make([]topSection, 4)
 	var all sync.WaitGroup
 	all.Go(func() {
-		if err := api.Ready(ctx); err != nil {
+		if err := cl.Ready(ctx); err != nil {
 			top.state = strings.Map(printable, err.Error())
 		}
 	})
 	all.Go(func() {
-		top.sections[0] = table("1 Pools and their queues", func(p *page) error {
-			pools, err := api.Pools(ctx)
+		top.sections[0] = table("1 Pools, with the queues of all organisations", func(p *page) error {
+			pools, err := cl.Admin().Pools(ctx)
 			printPools(p, pools)
 			return err
 		})
 	})
 	all.Go(func() {
 		top.sections[1] = table("2 Workers", func(p *page) error {
-			workers, err := api.Workers(ctx)
+			workers, err := cl.Admin().Workers(ctx)
 			printWorkers(p, workers...)
 			return err
 		})
 	})
-	all.Go(func() { list, errList = api.List(ctx, url.Values{}, topExecutions) })
+	all.Go(func() { list, errList = cl.Executions(ctx, client.ExecutionFilter{}, topExecutions) })
 	all.Wait()
-	top.sections[2] = table("3 Executions", func(p *page) error {
+	top.sections[2] = table("3 Executions of this organisation", func(p *page) error {
 		if errList != nil {
 			return errList
 		}
-		slices.SortStableFunc(list.Executions, func(a, b client.ListedExecution) int { return topOrder(a.Status) - topOrder(b.Status) })
+		slices.SortStableFunc(list.Executions, func(a, b api.ListedExecution) int {
+			return topOrder(a.Status) - topOrder(b.Status)
+		})
 		printExecutions(p, list)
 		return nil
 	})
-	top.sections[3] = table("4 Webhooks that are pending or have failed", func(p *page) error {
+	top.sections[3] = table("4 Webhooks of this organisation that are pending or have failed", func(p *page) error {
 		if errList != nil {
 			return errList
 		}
@@ -211,7 +213,8 @@ func (m *topModel) lines() []string {
 	if m.paused {
 		state = "paused, " + state
 	}
-	lines := []string{fmt.Sprintf("%s  %s   1-4 one section, 0 all, space pause, q quit", m.page.at.Format(time.TimeOnly), state)}
+	lines := []string{fmt.Sprintf("%s  %s   1-4 one section, 0 all, space pause, q quit",
+		m.page.at.Format(time.TimeOnly), state)}
 	sections := m.page.sections
 	if m.only > 0 {
 		sections = sections[m.only-1 : m.only]

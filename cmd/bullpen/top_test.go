@@ -15,7 +15,10 @@ func TestTop(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"1 Pools and their queues", "2 Workers", "node-1", "3 Executions", "TRACE", "4 Webhooks"} {
+	for _, text := range []string{
+		"1 Pools, with the queues of all organisations", "2 Workers", "node-1", "3 Executions",
+		"TRACE", "4 Webhooks",
+	} {
 		screen.await(t, text)
 	}
 	typed := func(keys string) {

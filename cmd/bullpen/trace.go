@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // waterfallWidth is the width of the waterfall in characters.
@@ -20,9 +20,10 @@ type traceCommand struct {
 }
 
 func (*traceCommand) Help() string {
-	return `Prints the steps of an execution and the attempts of its webhook, from what the server has stored. Nothing needs to be traced.
+	return `Prints the steps of an execution and the attempts of its webhook, from what the server has stored. Nothing
+needs to be traced.
 
-The steps of an execution that runs, or whose worker was lost, are not known: it is one line then.`
+While an execution runs, and if its worker was lost, there is one line only.`
 }
 
 // waterfall is the answer of the command.
@@ -31,7 +32,7 @@ type waterfall struct {
 	Status    proto.Status  `json:"status"`
 	ErrorCode *string       `json:"error_code"`
 	Attempt   int           `json:"attempt"`
-	CreatedAt client.Time   `json:"created_at"`
+	CreatedAt api.Time      `json:"created_at"`
 	Spans     []span        `json:"spans"`
 }
 
@@ -47,25 +48,28 @@ type span struct {
 func (s *span) end() float64 { return s.AfterMS + s.DurationMS }
 
 func (c *traceCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*waterfall, json.RawMessage, error) {
-		e, _, err := api.Get(ctx, c.id())
+	return compose(s, &c.remote, func(cl *client.Client) (*waterfall, error) {
+		e, err := cl.Get(ctx, c.id())
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		w := newWaterfall(e)
 		if e.WebhookURL != nil {
-			d, _, err := api.Delivery(ctx, c.id())
+			d, err := cl.Delivery(ctx, c.id())
 			if err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 			w.addAttempts(d)
 		}
-		return w, nil, nil
+		return w, nil
 	}, printWaterfall)
 }
 
-func newWaterfall(e *client.Execution) *waterfall {
-	w := &waterfall{TraceID: e.TraceID, Status: e.Status, ErrorCode: e.ErrorCode, Attempt: e.Attempt, CreatedAt: e.CreatedAt}
+func newWaterfall(e *api.Execution) *waterfall {
+	w := &waterfall{
+		TraceID: e.TraceID, Status: e.Status, ErrorCode: e.ErrorCode, Attempt: e.Attempt,
+		CreatedAt: e.CreatedAt,
+	}
 	for _, step := range e.Steps {
 		s := span{Name: string(step.Name), AfterMS: step.AfterMS, DurationMS: step.DurationMS}
 		if step.Within != nil {
@@ -90,9 +94,12 @@ func newWaterfall(e *client.Execution) *waterfall {
 	return w
 }
 
-func (w *waterfall) addAttempts(d *client.Delivery) {
+func (w *waterfall) addAttempts(d *api.Delivery) {
 	for _, a := range d.Attempts {
-		s := span{Name: fmt.Sprintf("webhook %d", a.Number), AfterMS: millisAfter(w.CreatedAt, a.At.Time), DurationMS: a.Timings.Total}
+		s := span{
+			Name: fmt.Sprintf("webhook %d", a.Number), AfterMS: millisAfter(w.CreatedAt, a.At.Time),
+			DurationMS: a.Timings.Total,
+		}
 		switch {
 		case a.Status != nil:
 			s.Detail = fmt.Sprint(*a.Status)
@@ -103,7 +110,7 @@ func (w *waterfall) addAttempts(d *client.Delivery) {
 	}
 }
 
-func millisAfter(from client.Time, t time.Time) float64 {
+func millisAfter(from api.Time, t time.Time) float64 {
 	return float64(t.Sub(from.Time).Microseconds()) / 1000
 }
 

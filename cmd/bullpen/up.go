@@ -18,12 +18,12 @@ type upCommand struct {
 }
 
 func (*upCommand) Help() string {
-	return `Starts all processes of a deployment, for tests and demonstrations: by default three NATS servers, Redis, a scheduler, a sender of webhooks,
-two workers and two gateways at 127.0.0.1:8080 and :8081. Each has a network namespace of its own, and no way out of their common network. A
-process that ends is started again. Needs root, and nothing but bullpen and nsjail. The file is described in docs/deploy.md.
+	return `By default: three NATS servers, Redis, a scheduler, a sender of webhooks, two workers, and two gateways at
+127.0.0.1:8080 and :8081. Each has a network namespace of its own; their common network has no way out. A process that
+ends is restarted. Needs root, bullpen and nsjail. See docs/guides/deploy.md for the file.
 
-Prints the process ids and then the output of all processes. Ctrl-C or SIGTERM stops them, gateways first. A second Ctrl-C kills them. The
-data stays for the next start.
+Prints the process ids and then the output of all processes. Ctrl-C or SIGTERM stops them, gateways first. A second
+Ctrl-C kills them. The data stays for the next start.
 
 Examples:
 

@@ -2,16 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
@@ -27,9 +25,9 @@ type usageCommand struct {
 }
 
 func (*usageCommand) Help() string {
-	return `Shows what executions used: how many ended and how many of these without success, their CPU time, their peak memory multiplied by their
-duration, what they sent through the network, the bytes stored, and attempts of webhooks. The bar shows the number of executions. Without
-the group day, stored bytes are those of all days together. What the organisation has used of its plan's monthly quotas follows.
+	return `Shows executions and failures, CPU time, peak memory times duration, bytes sent and stored, attempts of
+webhooks, and the use of the plan's monthly quotas. The bar shows the number of executions. Without the group day,
+stored bytes are those of all days together.
 
 Examples:
 
@@ -49,33 +47,30 @@ func (c *usageCommand) Validate() error {
 	return nil
 }
 
-// query returns the parameters of the report, and whether it is one for administrators.
-func (c *usageCommand) query() (url.Values, bool) {
-	query := url.Values{"group_by": {strings.Join(c.GroupBy, ",")}}
-	for name, value := range map[string]string{"from": c.From, "to": c.To, "org": c.Org} {
-		if value != "" {
-			query.Set(name, value)
-		}
+// filter returns what the report has.
+func (c *usageCommand) filter() client.UsageFilter {
+	f := client.UsageFilter{From: c.From, To: c.To, Org: c.Org, All: c.All, GroupBy: []proto.UsageGroup{}}
+	for _, group := range c.GroupBy {
+		f.GroupBy = append(f.GroupBy, proto.UsageGroup(group))
 	}
-	return query, c.All || c.Org != ""
+	return f
 }
 
 func (c *usageCommand) Run(ctx context.Context, s streams) error {
-	query, admin := c.query()
 	if c.CSV {
-		api, err := c.client(s)
+		cl, err := c.client(s)
 		if err != nil {
 			return err
 		}
-		return api.UsageCSV(ctx, admin, query, s.out)
+		return cl.UsageCSV(ctx, c.filter(), s.out)
 	}
-	return request(s, &c.remote, func(api *client.Client) (*client.Usage, json.RawMessage, error) {
-		usage, raw, err := api.Usage(ctx, admin, query)
+	return request(s, &c.remote, func(cl *client.Client) (*api.Usage, error) {
+		usage, err := cl.Usage(ctx, c.filter())
 		if err == nil && !usage.Complete {
 			s.errorf("the newest executions are not counted yet")
 		}
-		return usage, raw, err
-	}, func(p *page, u *client.Usage) {
+		return usage, err
+	}, func(p *page, u *api.Usage) {
 		file, isFile := s.out.(*os.File)
 		printUsage(p, u, isFile && isTerminal(file))
 	})
@@ -86,7 +81,7 @@ const usageBarWidth = 24
 
 // printUsage prints a row for each group, with a bar: of blocks on a terminal, and of ASCII
 // elsewhere.
-func printUsage(p *page, u *client.Usage, terminal bool) {
+func printUsage(p *page, u *api.Usage, terminal bool) {
 	var most int64
 	for i := range u.Rows {
 		most = max(most, u.Rows[i].Executions.Total)
@@ -126,7 +121,8 @@ func printUsage(p *page, u *client.Usage, terminal bool) {
 func printQuotas(p *page, quotas []api.QuotaUse) {
 	for i := range quotas {
 		q := &quotas[i]
-		p.textf("%s: %s used until %s, %s\n", q.Name, strconv.FormatFloat(q.Used, 'f', -1, 64), cell(q.Ends), limitsText(limitOrZero(q.Soft), limitOrZero(q.Hard)))
+		p.textf("%s: %s used until %s, %s\n", q.Name, strconv.FormatFloat(q.Used, 'f', -1, 64), cell(q.Ends),
+			limitsText(limitOrZero(q.Soft), limitOrZero(q.Hard)))
 	}
 }
 
@@ -137,7 +133,7 @@ func limitOrZero(limit *int64) int64 {
 	return *limit
 }
 
-func usageGroup(r *client.UsageRow, g proto.UsageGroup) any {
+func usageGroup(r *api.UsageRow, g proto.UsageGroup) any {
 	switch g {
 	case proto.UsageByOrg:
 		return r.Org

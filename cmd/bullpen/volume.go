@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type volumeCommands struct {
@@ -37,8 +37,8 @@ type volumeCreateCommand struct {
 }
 
 func (*volumeCreateCommand) Help() string {
-	return `A volume is a storage connection whose files are in the server's own blob store. API keys see it only if they name it: bullpen key
-update --mount. One execution at a time can change a volume, and any number can read it.
+	return `A volume is a storage connection whose files are in the server's own blob store. API keys see it only if they
+name it: bullpen key update --mount. One execution at a time can change a volume, and any number can read it.
 
 Example:
 
@@ -48,9 +48,9 @@ Example:
 }
 
 func (c *volumeCreateCommand) Run(ctx context.Context, s streams) error {
-	wanted := &client.NewConnection{Slug: c.Slug, Kind: proto.MountVolume, Bytes: c.Size, Description: c.Description}
-	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		return decoded(api.CreateConnection(ctx, c.Org, wanted, true))
+	wanted := &api.ConnectionRequest{Slug: c.Slug, Kind: proto.MountVolume, Bytes: c.Size, Description: c.Description}
+	return request(s, &c.remote, func(cl *client.Client) (*api.Connection, error) {
+		return cl.Admin().Connections(c.Org, true).Create(ctx, wanted)
 	}, printVolume)
 }
 
@@ -60,21 +60,23 @@ type volumeListCommand struct {
 }
 
 func (c *volumeListCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Connection, json.RawMessage, error) {
-		volumes := []client.Connection{}
-		all, err := api.Connections(ctx, c.Org)
-		for _, connection := range all {
+	return compose(s, &c.remote, func(cl *client.Client) ([]api.Connection, error) {
+		volumes := []api.Connection{}
+		for connection, err := range cl.Admin().Connections(c.Org, true).List(ctx, c.Org) {
+			if err != nil {
+				return nil, err
+			}
 			if connection.Kind == proto.MountVolume {
 				volumes = append(volumes, connection)
 			}
 		}
-		return decoded(volumes, err)
-	}, func(p *page, list []client.Connection) { printVolumes(p, list...) })
+		return volumes, nil
+	}, func(p *page, list []api.Connection) { printVolumes(p, list...) })
 }
 
-func printVolume(p *page, c *client.Connection) { printVolumes(p, *c) }
+func printVolume(p *page, c *api.Connection) { printVolumes(p, *c) }
 
-func printVolumes(p *page, list ...client.Connection) {
+func printVolumes(p *page, list ...api.Connection) {
 	p.row("VOLUME", "ORG", "QUOTA", "ACCESS", "CREATED", "DESCRIPTION")
 	for i := range list {
 		c := &list[i]
@@ -88,9 +90,9 @@ type volumeShowCommand struct {
 }
 
 func (c *volumeShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Volume, json.RawMessage, error) {
-		return api.Volume(ctx, c.Org, c.Slug)
-	}, func(p *page, v *client.Volume) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.Volume, error) {
+		return cl.Admin().Volume(ctx, c.Org, c.Slug)
+	}, func(p *page, v *api.Volume) {
 		p.row("volume", v.Slug)
 		p.row("quota", v.Quota)
 		p.row("size", mib(v.Bytes))
@@ -98,7 +100,8 @@ func (c *volumeShowCommand) Run(ctx context.Context, s streams) error {
 		p.row("used", v.UsedAt)
 		p.row("in use by", v.Holder)
 		for _, version := range v.Versions {
-			p.row("version", fmt.Sprintf("%d, %s, %d files, %s", version.Number, mib(version.Bytes), version.Files, cell(version.CreatedAt)))
+			p.row("version", fmt.Sprintf("%d, %s, %d files, %s", version.Number, mib(version.Bytes), version.Files,
+				cell(version.CreatedAt)))
 		}
 	})
 }
@@ -110,16 +113,18 @@ type volumeResizeCommand struct {
 }
 
 func (*volumeResizeCommand) Help() string {
-	return `It applies to executions that are accepted from then on. If the volume has more than the new quota, an execution can only save changes
-that make it fit.`
+	return `It applies to executions that are accepted from then on. If the volume has more than the new quota, an
+execution can only save changes that make it fit.`
 }
 
 func (c *volumeResizeCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		if _, _, err := api.Volume(ctx, c.Org, c.Slug); err != nil { // it may be another connection
-			return nil, nil, err
+	return request(s, &c.remote, func(cl *client.Client) (*api.Connection, error) {
+		if _, err := cl.Admin().Volume(ctx, c.Org, c.Slug); err != nil { // it may be another connection
+			return nil, err
 		}
-		return decoded(api.EditConnection(ctx, c.Org, c.Slug, true, func(wanted *client.NewConnection) { wanted.Bytes = c.Size }))
+		return cl.Admin().Connections(c.Org, true).Edit(ctx, c.Slug, func(wanted *api.ConnectionRequest) {
+			wanted.Bytes = c.Size
+		})
 	}, printVolume)
 }
 
@@ -138,8 +143,9 @@ func (f *volumeForkFlags) run(ctx context.Context, s streams, r *remote, from *v
 	if err != nil {
 		return err
 	}
-	return request(s, r, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		return api.ForkVolume(ctx, from.Org, from.Slug, &client.ForkVolumeRequest{Slug: f.New, Version: version, ReadOnly: readOnly, Description: f.Description})
+	return request(s, r, func(cl *client.Client) (*api.Connection, error) {
+		return cl.Admin().ForkVolume(ctx, from.Org, from.Slug,
+			&api.ForkVolumeRequest{Slug: f.New, Version: version, ReadOnly: readOnly, Description: f.Description})
 	}, printVolume)
 }
 
@@ -176,11 +182,11 @@ func (c *volumeExportCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	api, err := c.client(s)
+	cl, err := c.client(s)
 	if err != nil {
 		return err
 	}
-	return c.write(s, func(w io.Writer) error { return api.VolumeArchive(ctx, c.Org, c.Slug, version, c.Path, w) })
+	return c.write(s, func(w io.Writer) error { return cl.Admin().VolumeArchive(ctx, c.Org, c.Slug, version, c.Path, w) })
 }
 
 type volumeDeleteCommand struct {
@@ -189,14 +195,15 @@ type volumeDeleteCommand struct {
 }
 
 func (*volumeDeleteCommand) Help() string {
-	return "A volume that is in use cannot be removed. Its stored files are freed later: see bullpen thread gc. Forks and snapshots stay."
+	return "A volume that is in use cannot be removed. Its stored files are freed later: see bullpen thread gc. Forks " +
+		"and snapshots stay."
 }
 
 func (c *volumeDeleteCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Connection, json.RawMessage, error) {
-		if _, _, err := api.Volume(ctx, c.Org, c.Slug); err != nil { // it may be another connection
-			return nil, nil, err
+	return request(s, &c.remote, func(cl *client.Client) (*api.Connection, error) {
+		if _, err := cl.Admin().Volume(ctx, c.Org, c.Slug); err != nil { // it may be another connection
+			return nil, err
 		}
-		return decoded(api.RemoveConnection(ctx, c.Org, c.Slug))
+		return cl.Admin().Connections(c.Org, true).Remove(ctx, c.Slug)
 	}, printVolume)
 }

@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 type webhookCommands struct {
@@ -26,12 +26,12 @@ type webhookShowCommand struct {
 }
 
 func (c *webhookShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (*client.Delivery, json.RawMessage, error) {
-		return api.Delivery(ctx, c.id())
+	return request(s, &c.remote, func(cl *client.Client) (*api.Delivery, error) {
+		return cl.Delivery(ctx, c.id())
 	}, printDelivery)
 }
 
-func printDelivery(p *page, d *client.Delivery) {
+func printDelivery(p *page, d *api.Delivery) {
 	p.row("trace", d.TraceID)
 	p.row("webhook id", d.WebhookID)
 	p.row("url", d.URL)
@@ -47,11 +47,12 @@ func printDelivery(p *page, d *client.Delivery) {
 }
 
 // printAttempts prints attempts as a table, and the last response below it.
-func printAttempts(p *page, attempts []client.DeliveryAttempt) {
+func printAttempts(p *page, attempts []api.DeliveryAttempt) {
 	p.row("NO", "STARTED", "STATUS", "ERROR", "TOTAL", "DNS", "CONNECT", "TLS", "FIRST BYTE", "ADDRESS")
 	for _, a := range attempts {
 		t := a.Timings
-		p.row(a.Number, a.At, a.Status, a.Error, formatTiming(t.Total), formatTiming(t.DNS), formatTiming(t.Connect), formatTiming(t.TLS),
+		p.row(a.Number, a.At, a.Status, a.Error, formatTiming(t.Total), formatTiming(t.DNS), formatTiming(t.Connect),
+			formatTiming(t.TLS),
 			formatTiming(t.FirstByte), a.RemoteAddr)
 	}
 	last := attempts[len(attempts)-1]
@@ -80,7 +81,8 @@ type webhookReplayCommand struct {
 }
 
 func (*webhookReplayCommand) Help() string {
-	return `The webhook keeps its webhook-id and starts with its first attempt. The command does not wait for the delivery: see bullpen webhook show.
+	return `The webhook keeps its webhook-id and starts with its first attempt. The command does not wait for the
+delivery: see bullpen webhook show.
 
 Examples:
 
@@ -99,9 +101,9 @@ func (c *webhookReplayCommand) Run(ctx context.Context, s streams) error {
 	if err := arg.Validate(); err != nil {
 		return usageError{err}
 	}
-	return request(s, &c.remote, func(api *client.Client) (*client.Delivery, json.RawMessage, error) {
-		return api.Replay(ctx, arg.id())
-	}, func(p *page, d *client.Delivery) { p.textf("%s %s\n", d.TraceID, d.Status) })
+	return request(s, &c.remote, func(cl *client.Client) (*api.Delivery, error) {
+		return cl.ReplayDelivery(ctx, arg.id())
+	}, func(p *page, d *api.Delivery) { p.textf("%s %s\n", d.TraceID, d.Status) })
 }
 
 // replayFailed sends failed webhooks again, one page after the other, and shows its progress.
@@ -110,21 +112,21 @@ func (c *webhookReplayCommand) replayFailed(ctx context.Context, s streams) erro
 	if err != nil {
 		return usagef("--since: %w", err)
 	}
-	return request(s, &c.remote, func(api *client.Client) (map[string]int, json.RawMessage, error) {
+	return compose(s, &c.remote, func(cl *client.Client) (map[string]int, error) {
 		total := 0
-		var after proto.TraceID
+		after := ""
 		for {
-			r, err := api.ReplayFailed(ctx, since, after)
+			r, err := cl.ReplayFailed(ctx, since, after)
 			if err != nil && total > 0 {
 				err = fmt.Errorf("after %d webhooks: %w", total, err)
 			}
 			if err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 			total += r.Replayed
 			showProgress(s, total, total+r.Left, r.Next == nil)
 			if r.Next == nil {
-				return map[string]int{"replayed": total}, nil, nil
+				return map[string]int{"replayed": total}, nil
 			}
 			after = *r.Next
 		}
@@ -158,7 +160,8 @@ func showProgress(s streams, done, total int, last bool) {
 	if last {
 		end = "\n"
 	}
-	_, _ = fmt.Fprintf(s.err, "\r[%s%s] %d of %d\x1b[K%s", strings.Repeat("#", filled), strings.Repeat(".", width-filled), done, total, end)
+	_, _ = fmt.Fprintf(s.err, "\r[%s%s] %d of %d\x1b[K%s", strings.Repeat("#", filled), strings.Repeat(".", width-filled),
+		done, total, end)
 }
 
 type webhookTestCommand struct {
@@ -171,11 +174,11 @@ func (*webhookTestCommand) Help() string {
 
 func (c *webhookTestCommand) Run(ctx context.Context, s streams) error {
 	failed := false
-	err := request(s, &c.remote, func(api *client.Client) (*client.DeliveryAttempt, json.RawMessage, error) {
-		a, raw, err := api.TestWebhook(ctx)
+	err := request(s, &c.remote, func(cl *client.Client) (*api.DeliveryAttempt, error) {
+		a, err := cl.TestWebhook(ctx)
 		failed = err == nil && a.Error != nil
-		return a, raw, err
-	}, func(p *page, a *client.DeliveryAttempt) { printAttempts(p, []client.DeliveryAttempt{*a}) })
+		return a, err
+	}, func(p *page, a *api.DeliveryAttempt) { printAttempts(p, []api.DeliveryAttempt{*a}) })
 	if err == nil && failed {
 		return exitError{code: exitFailure}
 	}
@@ -187,11 +190,11 @@ type webhookEndpointsCommand struct {
 }
 
 func (c *webhookEndpointsCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Endpoint, json.RawMessage, error) {
-		return api.Endpoints(ctx)
-	}, func(p *page, endpoints []client.Endpoint) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.Endpoints, error) {
+		return cl.Endpoints(ctx)
+	}, func(p *page, list *api.Endpoints) {
 		p.row("URL", "FAILING SINCE", "DISABLED", "REASON")
-		for _, e := range endpoints {
+		for _, e := range list.Endpoints {
 			p.row(e.URL, e.FailingSince, e.DisabledAt, e.Reason)
 		}
 	})
@@ -207,7 +210,7 @@ func (*webhookEnableCommand) Help() string {
 }
 
 func (c *webhookEnableCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) (map[string]string, json.RawMessage, error) {
-		return decoded(map[string]string{"url": c.Target}, api.EnableEndpoint(ctx, c.Target))
+	return compose(s, &c.remote, func(cl *client.Client) (map[string]string, error) {
+		return map[string]string{"url": c.Target}, cl.EnableEndpoint(ctx, c.Target)
 	}, func(p *page, _ map[string]string) { p.textf("%s is enabled\n", c.Target) })
 }

@@ -41,8 +41,8 @@ type webhookListenCommand struct {
 }
 
 func (*webhookListenCommand) Help() string {
-	return `Checks both signatures of each webhook, prints it and responds, even if verification failed. Duplicates are recognised by their
-webhook-id. Ctrl-C stops the command.
+	return `Checks both signatures of each webhook, prints it and responds, even if verification failed. Duplicates are
+recognised by their webhook-id. Ctrl-C stops the command.
 
 By default a server does not send webhooks to private addresses. The command prints the settings that allow it.
 
@@ -78,8 +78,9 @@ func (c *webhookListenCommand) Run(ctx context.Context, s streams) error {
 		return fmt.Errorf("%w: choose another --port", err)
 	}
 	server := &http.Server{
-		Handler: l, MaxHeaderBytes: 16 << 10, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
-		ErrorLog: log.New(s.err, "bullpen: ", 0),
+		Handler: l, MaxHeaderBytes: 16 << 10, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+		IdleTimeout: 2 * time.Minute,
+		ErrorLog:    log.New(s.err, "bullpen: ", 0),
 	}
 	l.printInstructions(listener.Addr().(*net.TCPAddr).AddrPort())
 	served := make(chan error, 1)

@@ -112,7 +112,10 @@ func (l *listening) send(id string, body []byte, w proto.Webhook) send.Outcome {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	g, err := guard.New(guard.Config{AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, AllowHTTP: true, AllowPorts: []int{port}})
+	g, err := guard.New(guard.Config{
+		AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, AllowHTTP: true,
+		AllowPorts: []guard.PortRange{{First: port, Last: port}},
+	})
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -171,7 +174,8 @@ func TestListenPretty(t *testing.T) {
 	l := listen(t, secret, "--answer", "202")
 	port := regexp.MustCompile(`:(\d+)/`).FindStringSubmatch(l.url)[1]
 	for _, want := range []string{
-		"answering 202", "bullpen serve --webhook-allow-http --webhook-allow-cidrs 127.0.0.0/8 --webhook-allow-ports " + port + "\n",
+		"answering 202", "bullpen serve --webhook-allow-http --webhook-allow-cidrs 127.0.0.0/8 --webhook-allow-ports " +
+			port + "\n",
 		"bullpen key webhook set http://127.0.0.1:" + port + "/\n",
 	} {
 		if !strings.Contains(l.intro, want) {
@@ -209,7 +213,8 @@ func TestListenPretty(t *testing.T) {
 `
 	want := "TIME  execution.completed, verified\n  webhook id  msg_1\n" + one +
 		"TIME  execution.completed, verified\n  webhook id  msg_1\n  duplicate   this webhook id arrived 2 times\n" + one +
-		"TIME  no event, NOT VERIFIED\n  problem     Webhook-Signature: " + mismatch + "\n  problem     X-Baponi-Signature: " + mismatch +
+		"TIME  no event, NOT VERIFIED\n  problem     Webhook-Signature: " + mismatch +
+		"\n  problem     X-Baponi-Signature: " + mismatch +
 		"\n  problem     X-Bullpen-Signature: " + mismatch +
 		"\n  problem     invalid body: invalid character 'o' in literal null (expecting 'u')\n  webhook id  msg_2\ufffd\n\n"
 	if text != want {
@@ -246,7 +251,8 @@ func TestListenJSON(t *testing.T) {
 			if h.Verified != (test.problems == nil) || strings.Join(h.Problems, "|") != strings.Join(test.problems, "|") {
 				t.Errorf("%s: %v %q, want %q", id, h.Verified, h.Problems, test.problems)
 			}
-			if h.WebhookID != id || h.Times != times || h.Answer != 503 || h.Event != "execution.completed" || h.TraceID != "trc_AbCdEfGhIjKlMnOpQrSt" ||
+			if h.WebhookID != id || h.Times != times || h.Answer != 503 || h.Event != "execution.completed" ||
+				h.TraceID != "trc_AbCdEfGhIjKlMnOpQrSt" ||
 				h.Status != "failed" || h.Duration == nil || *h.Duration != 1234 {
 				t.Errorf("got %+v", h)
 			}
@@ -320,7 +326,8 @@ func TestListenRefuses(t *testing.T) {
 		t.Errorf("GET: %s", resp.Status)
 	}
 	wantError("bullpen: refused a GET request: webhooks are POST requests\n")
-	if o := l.send("msg_1", bytes.Repeat([]byte("a"), maxHookBytes+1), proto.DefaultWebhook()); o.Status != http.StatusRequestEntityTooLarge {
+	if o := l.send("msg_1", bytes.Repeat([]byte("a"), maxHookBytes+1),
+		proto.DefaultWebhook()); o.Status != http.StatusRequestEntityTooLarge {
 		t.Errorf("got %+v", o)
 	}
 	wantError("bullpen: refused a webhook larger than 16 MiB\n")
@@ -336,7 +343,8 @@ func TestWebhookTolerance(t *testing.T) {
 	h := http.Header{"Webhook-Id": {"msg_1"}, "Webhook-Timestamp": {"946684800"}}
 	h.Set("Webhook-Signature", "v1a,x v1,AAAA v1,N5uyiQ/24s93uS7st8SWsmFcFwQg20bLJvWG4Dgv/ds=")
 	for after, want := range map[time.Duration]bool{
-		0: true, 5 * time.Minute: true, -5 * time.Minute: true, 5*time.Minute + time.Second: false, -5*time.Minute - time.Second: false,
+		0: true, 5 * time.Minute: true, -5 * time.Minute: true, 5*time.Minute + time.Second: false,
+		-5*time.Minute - time.Second: false,
 	} {
 		problems := verifyWebhook(h, []byte("{}"), []string{secret}, nil, now.Add(after))
 		if (len(problems) == 0) != want {

@@ -32,7 +32,8 @@ func formatWebhook(h *received) string {
 	if event == "" {
 		event = "no event"
 	}
-	_, _ = fmt.Fprintf(&b, "%s  %s, %s\n", h.at.Local().Format(timeLayout), strings.Map(printable, shorten(event)), verdict)
+	_, _ = fmt.Fprintf(&b, "%s  %s, %s\n", h.at.Local().Format(timeLayout),
+		strings.Map(printable, shorten(event)), verdict)
 	for _, p := range h.Problems {
 		row("problem", p)
 	}

@@ -16,7 +16,8 @@ import (
 func (s *stub) webhookRoutes(mux *http.ServeMux) {
 	const secret = "whsec_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789ABCDcD0="
 	settings := func(w http.ResponseWriter, more string) {
-		_, _ = fmt.Fprintf(w, `{"url":"https://example.com/hook",%s"max_attempts":4,"waits":[0.5,60],"signature_headers":["X-A","X-B"],"timeout":15,`+
+		_, _ = fmt.Fprintf(w, `{"url":"https://example.com/hook",%s"max_attempts":4,"waits":[0.5,60],`+
+			`"signature_headers":["X-A","X-B"],"timeout":15,`+
 			`"updated_at":"2026-01-02T03:04:05.000Z"}`, more)
 	}
 	made := func(w http.ResponseWriter, until string) {
@@ -45,9 +46,12 @@ func (s *stub) webhookRoutes(mux *http.ServeMux) {
 	handle("PATCH /v1/webhook", func(w http.ResponseWriter, _ *http.Request) {
 		settings(w, `"secret_hint":null,"old_secret_hint":null,"old_secret_until":null,`)
 	})
-	handle("POST /v1/webhook/rotate", func(w http.ResponseWriter, _ *http.Request) { made(w, `"2026-01-03T03:04:05.000Z"`) })
+	handle("POST /v1/webhook/rotate", func(w http.ResponseWriter, _ *http.Request) {
+		made(w, `"2026-01-03T03:04:05.000Z"`)
+	})
 	handle("DELETE /v1/webhook", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	const attempt = `{"number":%d,"at":"2026-01-02T03:04:05.000Z","status":%s,"error":%s,"detail":%s,"remote_addr":"203.0.113.7:443",` +
+	const attempt = `{"number":%d,"at":"2026-01-02T03:04:05.000Z","status":%s,"error":%s,"detail":%s,` +
+		`"remote_addr":"203.0.113.7:443",` +
 		`"timings":{"dns_ms":1.25,"connect_ms":2,"tls_ms":0,"first_byte_ms":4,"total_ms":1500},"response":%s}`
 	const rejected = `"HTTP/1.1 503 Service Unavailable\r\nA: b\r\n\r\n\u001b[31mlater\n"`
 	tests := 0
@@ -64,8 +68,9 @@ func (s *stub) webhookRoutes(mux *http.ServeMux) {
 			r.PathValue("id"), status, reason, attempts)
 	}
 	handle("GET /v1/executions/{id}/webhook", func(w http.ResponseWriter, r *http.Request) {
-		delivery(w, r, "pending", `"the receiver is slow"`, fmt.Sprintf(attempt+","+attempt, 1, "null", `"dns"`, `"no such host"`, "null",
-			2, "503", `"status"`, `"the receiver answered 503"`, rejected))
+		delivery(w, r, "pending", `"the receiver is slow"`,
+			fmt.Sprintf(attempt+","+attempt, 1, "null", `"dns"`, `"no such host"`, "null",
+				2, "503", `"status"`, `"the receiver answered 503"`, rejected))
 	})
 	handle("POST /v1/executions/{id}/webhook/replay", func(w http.ResponseWriter, r *http.Request) {
 		if r.PathValue("id") == string(stubRunning) {
@@ -83,11 +88,14 @@ func (s *stub) webhookRoutes(mux *http.ServeMux) {
 		_, _ = io.WriteString(w, `{"replayed":23,"left":0,"next":null}`)
 	})
 	handle("GET /v1/webhook/endpoints", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"endpoints":[{"url":"https://example.com/gone","failing_since":"2026-01-02T03:04:05.000Z",`+
+		_, _ = io.WriteString(w, `{"endpoints":[{"url":"https://example.com/gone",`+
+			`"failing_since":"2026-01-02T03:04:05.000Z",`+
 			`"disabled_at":"2026-01-03T03:04:05.000Z","reason":"it answered 410"},`+
 			`{"url":"https://example.com/slow","failing_since":"2026-01-04T03:04:05.000Z","disabled_at":null,"reason":null}]}`)
 	})
-	handle("POST /v1/webhook/endpoints/enable", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	handle("POST /v1/webhook/endpoints/enable", func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	})
 }
 
 // A terminal shows one bar that is redrawn; a log gets lines.
@@ -98,12 +106,14 @@ func TestReplayProgress(t *testing.T) {
 	t.Setenv("BULLPEN_API_KEY", stubKey)
 	for _, terminal := range []bool{true, false} {
 		var out, err bytes.Buffer
-		if code := run([]string{"webhook", "replay", "--failed", "--since", "24h"}, streams{in: strings.NewReader(""), out: &out, err: &err, terminal: terminal}); code != 0 {
+		if code := run([]string{"webhook", "replay", "--failed", "--since", "24h"},
+			streams{in: strings.NewReader(""), out: &out, err: &err, terminal: terminal}); code != 0 {
 			t.Fatalf("exit code %d: %s", code, &err)
 		}
 		want := "bullpen: 100 of 123\nbullpen: 123 of 123\n"
 		if terminal {
-			want = "\r[" + strings.Repeat("#", 32) + "........] 100 of 123\x1b[K\r[" + strings.Repeat("#", 40) + "] 123 of 123\x1b[K\n"
+			want = "\r[" + strings.Repeat("#", 32) + "........] 100 of 123\x1b[K\r[" + strings.Repeat("#", 40) +
+				"] 123 of 123\x1b[K\n"
 		}
 		if err.String() != want || out.String() != "123 failed webhooks are sent again\n" {
 			t.Errorf("terminal %v: %q, %q", terminal, err.String(), out.String())
@@ -114,8 +124,9 @@ func TestReplayProgress(t *testing.T) {
 func TestParseTime(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for text, want := range map[string]time.Time{
-		"2026-01-01T00:00:00Z": time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), "2026-01-01T01:00:00.5+01:00": time.Date(2026, 1, 1, 0, 0, 0, 5e8, time.UTC),
-		"90m": now.Add(-90 * time.Minute), "0s": now,
+		"2026-01-01T00:00:00Z":        time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
+		"2026-01-01T01:00:00.5+01:00": time.Date(2026, 1, 1, 0, 0, 0, 5e8, time.UTC),
+		"90m":                         now.Add(-90 * time.Minute), "0s": now,
 	} {
 		if got, err := parseTime(text, now); err != nil || !got.Equal(want) {
 			t.Errorf("%s: %v, %v", text, got, err)

@@ -56,13 +56,16 @@ func verifyStandard(h http.Header, signatures string, body []byte, secrets []str
 	matches := func(secret string) bool {
 		key, ok := proto.WebhookKey(secret)
 		want := "v1," + base64.StdEncoding.EncodeToString(sign(key, id, ".", timestamp, ".", string(body)))
-		return ok && slices.ContainsFunc(strings.Fields(signatures), func(s string) bool { return hmac.Equal([]byte(s), []byte(want)) })
+		return ok && slices.ContainsFunc(strings.Fields(signatures), func(s string) bool {
+			return hmac.Equal([]byte(s), []byte(want))
+		})
 	}
 	if !slices.ContainsFunc(secrets, matches) {
 		return mismatch
 	}
 	if age := now.Sub(time.Unix(seconds, 0)); age.Abs() > webhookTolerance {
-		return fmt.Sprintf("made at %s, more than %s from now", time.Unix(seconds, 0).UTC().Format(timeLayout), webhookTolerance)
+		return fmt.Sprintf("made at %s, more than %s from now", time.Unix(seconds, 0).UTC().Format(timeLayout),
+			webhookTolerance)
 	}
 	return ""
 }

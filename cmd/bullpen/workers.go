@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,8 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // watchEvery is how often workers report.
@@ -31,13 +31,13 @@ type workersListCommand struct {
 
 func (c *workersListCommand) Run(ctx context.Context, s streams) error {
 	list := func() error {
-		return request(s, &c.remote, func(api *client.Client) ([]client.Worker, json.RawMessage, error) {
-			list, err := api.Workers(ctx)
+		return compose(s, &c.remote, func(cl *client.Client) ([]api.Worker, error) {
+			list, err := cl.Admin().Workers(ctx)
 			if err == nil && c.Watch {
 				err = s.clear()
 			}
-			return decoded(list, err)
-		}, func(p *page, list []client.Worker) { printWorkers(p, list...) })
+			return list, err
+		}, func(p *page, list []api.Worker) { printWorkers(p, list...) })
 	}
 	for {
 		if err := list(); err != nil || !c.Watch {
@@ -51,8 +51,9 @@ func (c *workersListCommand) Run(ctx context.Context, s streams) error {
 	}
 }
 
-func printWorkers(p *page, list ...client.Worker) {
-	p.row("NAME", "POOL", "STATE", "RUNNING", "ARCH", "BUSY CPUS", "FREE MEMORY", "THREADS", "IMAGES", "LANGUAGES", "VERSION")
+func printWorkers(p *page, list ...api.Worker) {
+	p.row("NAME", "POOL", "STATE", "RUNNING", "ARCH", "BUSY CPUS", "FREE MEMORY", "THREADS", "IMAGES",
+		"LANGUAGES", "VERSION")
 	for _, w := range list {
 		state := "ready"
 		if w.Draining {
@@ -60,7 +61,8 @@ func printWorkers(p *page, list ...client.Worker) {
 		}
 		m := w.Machine
 		gib := func(n int64) float64 { return float64(n) / float64(proto.GiB) }
-		p.row(w.Name, w.Pool, state, fmt.Sprintf("%d of %d", w.Running, w.Slots), w.Architecture, fmt.Sprintf("%.1f of %d", m.CPUsBusy, m.CPUs),
+		p.row(w.Name, w.Pool, state, fmt.Sprintf("%d of %d", w.Running, w.Slots), w.Architecture,
+			fmt.Sprintf("%.1f of %d", m.CPUsBusy, m.CPUs),
 			fmt.Sprintf("%.1f of %.1f GiB", gib(m.MemoryAvailable), gib(m.Memory)), w.Threads, w.Images,
 			strings.Join(slices.Sorted(maps.Keys(w.Languages)), ","), w.Version)
 	}
@@ -71,17 +73,17 @@ type workersPoolsCommand struct {
 }
 
 func (*workersPoolsCommand) Help() string {
-	return `WANTED is the number of workers that the autoscaler recommends, and why. QUEUED does not count executions that wait for a limit of their
-organisation or API key.`
+	return `WANTED is the number of workers that the autoscaler recommends, and why. QUEUED does not count executions
+that wait for a limit of their organisation or API key.`
 }
 
 func (c *workersPoolsCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(api *client.Client) ([]client.Pool, json.RawMessage, error) {
-		return decoded(api.Pools(ctx))
-	}, func(p *page, list []client.Pool) { printPools(p, list) })
+	return compose(s, &c.remote, func(cl *client.Client) ([]api.Pool, error) {
+		return cl.Admin().Pools(ctx)
+	}, func(p *page, list []api.Pool) { printPools(p, list) })
 }
 
-func printPools(p *page, list []client.Pool) {
+func printPools(p *page, list []api.Pool) {
 	p.row("POOL", "ARCH", "WORKERS", "WANTED", "REASON", "SLOTS", "RUNNING", "QUEUED", "OLDEST", "MEAN")
 	for _, one := range list {
 		wanted, reason := "-", "-"
@@ -100,9 +102,9 @@ type workerArg struct {
 
 // drain makes the worker drain, or take executions again.
 func (a *workerArg) drain(ctx context.Context, s streams, r *remote, drain bool) error {
-	return request(s, r, func(api *client.Client) (*client.Worker, json.RawMessage, error) {
-		return decoded(api.DrainWorker(ctx, a.Name, drain))
-	}, func(p *page, w *client.Worker) { printWorkers(p, *w) })
+	return request(s, r, func(cl *client.Client) (*api.Worker, error) {
+		return cl.Admin().DrainWorker(ctx, a.Name, drain)
+	}, func(p *page, w *api.Worker) { printWorkers(p, *w) })
 }
 
 type workersDrainCommand struct {
@@ -111,7 +113,8 @@ type workersDrainCommand struct {
 }
 
 func (*workersDrainCommand) Help() string {
-	return `The worker goes on running. It takes executions again after bullpen workers undrain, or when it is started again.`
+	return `The worker goes on running. It takes executions again after bullpen workers undrain, or when it is ` +
+		`started again.`
 }
 
 func (c *workersDrainCommand) Run(ctx context.Context, s streams) error {

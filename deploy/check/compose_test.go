@@ -12,9 +12,10 @@ import (
 )
 
 func TestCompose(t *testing.T) {
-	options, err := cli.NewProjectOptions([]string{"../compose/compose.yaml"}, cli.WithInterpolation(true), cli.WithEnv([]string{
-		"BOOTSTRAP_KEY=sk-local-0", "NATS_PASSWORD=p", "REDIS_PASSWORD=p", "S3_SECRET=s", "GRAFANA_PASSWORD=p",
-	}))
+	options, err := cli.NewProjectOptions([]string{"../compose/compose.yaml"}, cli.WithInterpolation(true),
+		cli.WithEnv([]string{
+			"BOOTSTRAP_KEY=sk-local-0", "NATS_PASSWORD=p", "REDIS_PASSWORD=p", "S3_SECRET=s", "GRAFANA_PASSWORD=p",
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,10 @@ func TestCompose(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"nats1", "nats2", "nats3", "redis", "s3", "gateway1", "gateway2", "worker1", "worker2", "scheduler", "webhook", "prometheus", "grafana"} {
+	for _, name := range []string{
+		"nats1", "nats2", "nats3", "redis", "s3", "gateway1", "gateway2", "worker1", "worker2",
+		"scheduler", "webhook", "prometheus", "grafana",
+	} {
 		if _, err := project.GetService(name); err != nil {
 			t.Error(err)
 		}

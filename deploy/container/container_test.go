@@ -58,7 +58,10 @@ func runInPod() error {
 	runtime.LockOSThread() // Pdeathsig is about the thread
 	ids := []syscall.SysProcIDMap{{HostID: podID, Size: 1 << 16}}
 	pod := exec.Command("sleep", "infinity")
-	pod.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true, Pdeathsig: syscall.SIGKILL}
+	pod.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids,
+		GidMappings: ids, GidMappingsEnableSetgroups: true, Pdeathsig: syscall.SIGKILL,
+	}
 	if err := pod.Start(); err != nil {
 		return fmt.Errorf("create the pod's namespaces: %w", err)
 	}
@@ -114,7 +117,8 @@ func TestImages(t *testing.T) {
 	}
 	dir := openDir(t)
 	chart := readChart(t)
-	nats, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: filepath.Join(dir, "nats"), NoSigs: true})
+	nats, err := server.NewServer(
+		&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: filepath.Join(dir, "nats"), NoSigs: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,13 +136,17 @@ func TestImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	keyFile := filepath.Join(dir, "files", "secrets.key") // as in a Secret's volume with fsGroup
-	if err := errors.Join(os.WriteFile(keyFile, []byte(identity.String()+"\n"), 0o440), os.Chmod(keyFile, 0o440), os.Chown(keyFile, 0, user)); err != nil {
+	if err := errors.Join(os.WriteFile(keyFile, []byte(identity.String()+"\n"), 0o440), os.Chmod(keyFile, 0o440),
+		os.Chown(keyFile, 0, user)); err != nil {
 		t.Fatal(err)
 	}
 	const apiKey = "sk-local-0123456789012345678901234567890"
 	settings := map[string]string{
-		"BULLPEN_NATS": nats.ClientURL(), "BULLPEN_REPLICAS": "1", "BULLPEN_STORE": "s3://bullpen/blobs?endpoint=http://127.0.0.1:7070&region=us-east-1&path_style=1", "BULLPEN_REDIS": "",
-		"BULLPEN_BOOTSTRAP_KEY": apiKey, "AWS_ACCESS_KEY_ID": s3Key, "AWS_SECRET_ACCESS_KEY": s3Secret, "BULLPEN_DISK_RESERVE": "64MiB",
+		"BULLPEN_NATS": nats.ClientURL(), "BULLPEN_REPLICAS": "1",
+		"BULLPEN_STORE":         "s3://bullpen/blobs?endpoint=http://127.0.0.1:7070&region=us-east-1&path_style=1",
+		"BULLPEN_REDIS":         "",
+		"BULLPEN_BOOTSTRAP_KEY": apiKey, "AWS_ACCESS_KEY_ID": s3Key, "AWS_SECRET_ACCESS_KEY": s3Secret,
+		"BULLPEN_DISK_RESERVE": "64MiB",
 	}
 	files := bind(filepath.Join(dir, "files"), "/etc/bullpen", "ro")
 
@@ -146,7 +154,10 @@ func TestImages(t *testing.T) {
 	started := time.Now()
 	poll(t, gateway, "http://127.0.0.1:8080/healthz", http.StatusOK)
 	t.Logf("the gateway answered %v after its start", time.Since(started).Round(time.Millisecond))
-	gateway.checkStatus(t, map[string]string{"Uid": "65532", "Gid": "65532", "NSpid": "1", "CapEff": "0000000000000000", "CapBnd": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "0"})
+	gateway.checkStatus(t, map[string]string{
+		"Uid": "65532", "Gid": "65532", "NSpid": "1", "CapEff": "0000000000000000",
+		"CapBnd": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "0",
+	})
 
 	for name, firstID := range map[string]int{"hostUsers false": podID, "hostUsers true": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -172,10 +183,15 @@ func TestImages(t *testing.T) {
 			poll(t, worker, "http://127.0.0.1:8081/readyz", http.StatusOK)
 			poll(t, gateway, "http://127.0.0.1:8080/readyz", http.StatusOK)
 			t.Logf("the worker was ready %v after its start", time.Since(started).Round(time.Millisecond))
-			worker.checkStatus(t, map[string]string{"NSpid": "1", "CapEff": "00000000000000c3", "CapBnd": "00000000000000c3", "NoNewPrivs": "1", "Seccomp": "2"})
+			worker.checkStatus(t, map[string]string{
+				"NSpid": "1", "CapEff": "00000000000000c3", "CapBnd": "00000000000000c3",
+				"NoNewPrivs": "1", "Seccomp": "2",
+			})
 			for file, program := range map[string]struct{ code, want string }{
-				"a.py": {"print(6 * 7)", "42"}, "a.js": {"console.log(6 * 7)", "42"}, "a.sh": {"echo $((6 * 7))", "42"}, "a.rb": {"puts 6 * 7", "42"},
-				"host.sh": {"cd /proc; cat {,1/,self/}net/{protocols,rt_acct,sockstat,softnet_stat,stat/rt_cache} 2>/dev/null | wc -c; wc -l < net/unix", "0\n1"},
+				"a.py": {"print(6 * 7)", "42"}, "a.js": {"console.log(6 * 7)", "42"}, "a.sh": {"echo $((6 * 7))", "42"},
+				"a.rb": {"puts 6 * 7", "42"},
+				"host.sh": {"cd /proc; cat {,1/,self/}net/{protocols,rt_acct,sockstat,softnet_stat,stat/rt_cache} 2>/dev/null | " +
+					"wc -c; wc -l < net/unix", "0\n1"},
 			} {
 				path := filepath.Join(t.TempDir(), file)
 				if err := os.WriteFile(path, []byte(program.code), 0o644); err != nil {
@@ -209,7 +225,8 @@ func startS3(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatalf("make s3server: %v", err)
 	}
-	s3 := exec.CommandContext(t.Context(), strings.TrimSpace(string(program)), "--port", "127.0.0.1:7070", "--access", s3Key, "--secret", s3Secret, "posix", dir)
+	s3 := exec.CommandContext(t.Context(), strings.TrimSpace(string(program)), "--port", "127.0.0.1:7070", "--access",
+		s3Key, "--secret", s3Secret, "posix", dir)
 	if err := s3.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +313,10 @@ func unpack(t *testing.T, dir, name string, firstID int) *unpacked {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &unpacked{dir: filepath.Join(dir, name), entrypoint: config.Config.Entrypoint, env: config.Config.Env, firstID: firstID}
+	b := &unpacked{
+		dir: filepath.Join(dir, name), entrypoint: config.Config.Entrypoint, env: config.Config.Env,
+		firstID: firstID,
+	}
 	layers := mutate.Extract(image)
 	defer func() { _ = layers.Close() }() // only read
 	if err := untar(layers, filepath.Join(b.dir, "rootfs"), firstID); err != nil {
@@ -392,13 +412,16 @@ func (b *unpacked) start(t *testing.T, c container, settings map[string]string, 
 	for _, name := range security.Capabilities.Add {
 		capabilities = append(capabilities, "CAP_"+name)
 	}
-	if !slices.Equal(security.Capabilities.Drop, []string{"ALL"}) || !security.ReadOnlyRootFilesystem || security.AllowPrivilegeEscalation == nil || *security.AllowPrivilegeEscalation {
+	if !slices.Equal(security.Capabilities.Drop, []string{"ALL"}) || !security.ReadOnlyRootFilesystem ||
+		security.AllowPrivilegeEscalation == nil || *security.AllowPrivilegeEscalation {
 		t.Fatalf("the chart has the security context %+v", security)
 	}
 	s.Process.Terminal = false
 	s.Process.User = specs.User{UID: *security.RunAsUser, GID: *security.RunAsUser}
 	s.Process.Args = append(slices.Clone(b.entrypoint), c.Args...)
-	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities}
+	s.Process.Capabilities = &specs.LinuxCapabilities{
+		Bounding: capabilities, Effective: capabilities, Permitted: capabilities,
+	}
 	s.Process.NoNewPrivileges = true
 	s.Process.Rlimits = nil
 	s.Process.Env = slices.Clone(b.env)
@@ -413,21 +436,27 @@ func (b *unpacked) start(t *testing.T, c container, settings map[string]string, 
 	}
 	s.Root.Readonly = true
 	// The network namespace is this process's.
-	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.NetworkNamespace })
+	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == specs.NetworkNamespace
+	})
 	s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	s.Mounts = append(s.Mounts, mounts...)
 	owner := b.firstID + int(*security.RunAsUser)
 	if b.firstID != 0 {
-		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: os.Getenv(userNamespace)})
+		s.Linux.Namespaces = append(
+			s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: os.Getenv(userNamespace)})
 		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(b.firstID), Size: 1 << 16}}
 		s.Linux.GIDMappings = s.Linux.UIDMappings
-		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", giveGroups, "sh", fmt.Sprint(owner)}}}}
+		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{
+			{Path: "/bin/sh", Args: []string{"sh", "-c", giveGroups, "sh", fmt.Sprint(owner)}},
+		}}
 	}
 	for _, m := range c.VolumeMounts {
 		switch {
 		case m.ReadOnly:
 		case m.MountPath == "/run":
-			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=755"}})
+			s.Mounts = append(s.Mounts,
+				specs.Mount{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=755"}})
 		default: // an emptyDir
 			dir := filepath.Join(b.dir, strings.ReplaceAll(m.MountPath, "/", "-"))
 			if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, owner, owner)); err != nil {
@@ -461,7 +490,10 @@ func (b *unpacked) start(t *testing.T, c container, settings map[string]string, 
 		t.Fatal(err)
 	}
 
-	r := &running{id: fmt.Sprintf("bullpen-test-%d-%d", os.Getpid(), time.Now().UnixNano()), log: new(bytes.Buffer), done: make(chan struct{})}
+	r := &running{
+		id: fmt.Sprintf("bullpen-test-%d-%d", os.Getpid(), time.Now().UnixNano()), log: new(bytes.Buffer),
+		done: make(chan struct{}),
+	}
 	pidFile := filepath.Join(b.dir, r.id)
 	r.cmd = exec.Command("runc", "run", "--pid-file", pidFile, r.id)
 	r.cmd.Dir, r.cmd.Stdout, r.cmd.Stderr = b.dir, r.log, r.log

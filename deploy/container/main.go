@@ -1,4 +1,5 @@
-// Assemble writes the images of bullpen as OCI image layouts, without a container engine: the gateway, which has nothing but the
+// Assemble writes the images of bullpen as OCI image layouts, without a container engine: the
+// gateway, which has nothing but the
 // program, and the worker, on a Debian that was made by mmdebstrap. The same files give the same
 // images.
 package main
@@ -74,7 +75,8 @@ func (a *assembly) run(out string) error {
 		}
 		w.dir("tmp", 0o1777, 0)
 		w.dir("var/lib/bullpen", 0o700, user)
-		w.text("etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/nonexistent\nbullpen:x:%d:%d::/var/lib/bullpen:/nonexistent\n", user, user))
+		w.text("etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/nonexistent\nbullpen:x:%d:%d::/var/lib/bullpen:/nonexistent\n",
+			user, user))
 		w.text("etc/group", fmt.Sprintf("root:x:0:\nbullpen:x:%d:\n", user))
 		w.text("etc/ssl/certs/ca-certificates.crt", authorities())
 		w.file("usr/bin/bullpen", program)
@@ -162,7 +164,9 @@ func (a *assembly) layer(fill func(*tarWriter)) (v1.Layer, error) {
 	if err := errors.Join(w.err, w.tar.Close()); err != nil {
 		return nil, err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(buf.Bytes())), nil
+	}, tarball.WithMediaType(types.OCILayer))
 }
 
 // tarWriter writes files of one date. After an error it writes nothing more.

@@ -63,34 +63,89 @@ func TestAlerts(t *testing.T) {
 		fires  []string // alerts, in the order of their names
 		after  time.Duration
 	}{
-		"BullpenProcessDown":      {map[string]string{`up{job="bullpen", instance="a"}`: "0x600"}, nil, 5 * time.Minute},
-		"BullpenNoDispatcher":     {map[string]string{`bullpen_queue_depth{job="bullpen", instance="a"}`: ""}, nil, 2 * time.Minute},
-		"BullpenQueueUnreachable": {map[string]string{`bullpen_queue_up{job="bullpen", instance="a"}`: "0x600"}, nil, 5 * time.Minute},
-		"BullpenServerErrors":     {map[string]string{`bullpen_http_requests_total{code="503", route="/v1/queue"}`: "0+60x600"}, nil, 10 * time.Minute},
-		"BullpenNoWorkers":        {map[string]string{`bullpen_workers{job="bullpen", instance="a"}`: "0x600"}, nil, 2 * time.Minute},
-		"BullpenNoFreeSlots":      {map[string]string{`bullpen_slots_free{job="bullpen", instance="a"}`: "0x600"}, nil, 15 * time.Minute},
+		"BullpenProcessDown": {map[string]string{`up{job="bullpen", instance="a"}`: "0x600"}, nil, 5 * time.Minute},
+		"BullpenNoDispatcher": {
+			map[string]string{`bullpen_queue_depth{job="bullpen", instance="a"}`: ""},
+			nil,
+			2 * time.Minute,
+		},
+		"BullpenQueueUnreachable": {
+			map[string]string{`bullpen_queue_up{job="bullpen", instance="a"}`: "0x600"},
+			nil,
+			5 * time.Minute,
+		},
+		"BullpenServerErrors": {
+			map[string]string{`bullpen_http_requests_total{code="503", route="/v1/queue"}`: "0+60x600"}, nil, 10 * time.Minute,
+		},
+		"BullpenNoWorkers": {
+			map[string]string{`bullpen_workers{job="bullpen", instance="a"}`: "0x600"},
+			nil,
+			2 * time.Minute,
+		},
+		"BullpenNoFreeSlots": {
+			map[string]string{`bullpen_slots_free{job="bullpen", instance="a"}`: "0x600"},
+			nil,
+			15 * time.Minute,
+		},
 		"BullpenInteractiveWait": {map[string]string{
 			`bullpen_queue_wait_seconds_bucket{class="interactive", started="true", le="1"}`: "0+30x600",
 		}, nil, 10 * time.Minute},
-		"BullpenQueueNotServed": {map[string]string{`bullpen_queue_oldest_age_seconds{job="bullpen", instance="a"}`: "1000x600"}, nil, 15 * time.Minute},
+		"BullpenQueueNotServed": {
+			map[string]string{`bullpen_queue_oldest_age_seconds{job="bullpen", instance="a"}`: "1000x600"},
+			nil,
+			15 * time.Minute,
+		},
 		"BullpenExecutionsFail": {map[string]string{
 			`bullpen_executions_total{language="bash", status="failed", error_code="worker_lost"}`: "0+60x600",
 		}, nil, 10 * time.Minute},
-		"BullpenDeadLetters":      {map[string]string{`bullpen_dead_letters_total{reason="workers_lost"}`: "0x570 1x30"}, nil, 571 * time.Minute},
-		"BullpenWorkerUnhealthy":  {map[string]string{`bullpen_worker_healthy{job="bullpen", instance="w"}`: "0x600"}, nil, 5 * time.Minute},
-		"BullpenZygotesFail":      {map[string]string{`bullpen_worker_zygotes_total{instance="w", result="failed"}`: "0+1x600"}, nil, 30 * time.Minute},
-		"BullpenAutoscalingFails": {map[string]string{`bullpen_autoscale_failures_total{pool="default"}`: "0+1x600"}, nil, 15 * time.Minute},
-		"BullpenWebhooksLate":     {map[string]string{`bullpen_webhook_delay_seconds_bucket{le="1"}`: "0+30x600"}, nil, 15 * time.Minute},
-		"BullpenWebhooksPending":  {map[string]string{`bullpen_webhook_pending_deliveries{instance="a"}`: "2000x600"}, nil, 30 * time.Minute},
-		"BullpenWebhooksFail":     {map[string]string{`bullpen_webhook_deliveries_total{status="failed"}`: "0+60x600"}, nil, time.Hour},
+		"BullpenDeadLetters": {
+			map[string]string{`bullpen_dead_letters_total{reason="workers_lost"}`: "0x570 1x30"},
+			nil,
+			571 * time.Minute,
+		},
+		"BullpenWorkerUnhealthy": {
+			map[string]string{`bullpen_worker_healthy{job="bullpen", instance="w"}`: "0x600"},
+			nil,
+			5 * time.Minute,
+		},
+		"BullpenZygotesFail": {
+			map[string]string{`bullpen_worker_zygotes_total{instance="w", result="failed"}`: "0+1x600"}, nil, 30 * time.Minute,
+		},
+		"BullpenAutoscalingFails": {
+			map[string]string{`bullpen_autoscale_failures_total{pool="default"}`: "0+1x600"},
+			nil,
+			15 * time.Minute,
+		},
+		"BullpenWebhooksLate": {
+			map[string]string{`bullpen_webhook_delay_seconds_bucket{le="1"}`: "0+30x600"},
+			nil,
+			15 * time.Minute,
+		},
+		"BullpenWebhooksPending": {
+			map[string]string{`bullpen_webhook_pending_deliveries{instance="a"}`: "2000x600"},
+			nil,
+			30 * time.Minute,
+		},
+		"BullpenWebhooksFail": {
+			map[string]string{`bullpen_webhook_deliveries_total{status="failed"}`: "0+60x600"},
+			nil, time.Hour,
+		},
 		"BullpenDiskFull": {map[string]string{
 			`bullpen_disk_free_bytes{job="bullpen", instance="a", directory="data"}`: "1000000000x600",
 		}, nil, time.Minute},
 		"BullpenDiskFillsUp": {map[string]string{
 			`bullpen_disk_free_bytes{job="bullpen", instance="a", directory="data"}`: "29000000000-30000000x600",
 		}, nil, time.Hour},
-		"BullpenStoreErrors":     {map[string]string{`bullpen_store_errors_total{operation="put"}`: "0+12x600"}, nil, 10 * time.Minute},
-		"BullpenThreadSavesFail": {map[string]string{`bullpen_thread_saves_total{result="failed"}`: "0+60x600"}, nil, 10 * time.Minute},
+		"BullpenStoreErrors": {
+			map[string]string{`bullpen_store_errors_total{operation="put"}`: "0+12x600"},
+			nil,
+			10 * time.Minute,
+		},
+		"BullpenThreadSavesFail": {
+			map[string]string{`bullpen_thread_saves_total{result="failed"}`: "0+60x600"},
+			nil,
+			10 * time.Minute,
+		},
 
 		"healthy":               {nil, []string{}, 0},
 		"no scrape of anything": {all(""), []string{"BullpenNoDispatcher"}, 2 * time.Minute},
@@ -175,7 +230,10 @@ func firing(t *testing.T, changed map[string]string, before time.Duration) (earl
 	}
 	storage := promqltest.LoadedStorage(t, input.String())
 	engine := promqltest.NewTestEngine(t, false, 0, 1_000_000)
-	groups := loadRules(t, &rules.ManagerOptions{QueryFunc: rules.EngineQueryFunc(engine, storage), AppendableV2: storage, Queryable: storage})
+	groups := loadRules(t, &rules.ManagerOptions{
+		QueryFunc: rules.EngineQueryFunc(engine, storage), AppendableV2: storage,
+		Queryable: storage,
+	})
 	start := time.Unix(0, 0)
 	for at := time.Duration(0); at <= 10*time.Hour; at += step {
 		if at == before {

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// metric is a row of docs/metrics.md, which a test of the server keeps current.
+// metric is a row of docs/reference/metrics.md, which a test of the server keeps current.
 type metric struct {
 	kind   string // counter, gauge or histogram
 	labels []string
@@ -32,7 +32,7 @@ var (
 // knownMetrics returns the metrics that queries may use: those of bullpen, and some of others.
 func knownMetrics(t *testing.T) map[string]metric {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/metrics.md")
+	page, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func knownMetrics(t *testing.T) map[string]metric {
 		known[row[1]+"_bucket"] = m
 	}
 	if len(known) < 40 {
-		t.Fatalf("docs/metrics.md has %d metrics", len(known))
+		t.Fatalf("docs/reference/metrics.md has %d metrics", len(known))
 	}
 	return known
 }
@@ -175,11 +175,12 @@ func TestDashboards(t *testing.T) {
 // TestRules checks the queries of all rules, and that each has a section of the runbook.
 func TestRules(t *testing.T) {
 	known := knownMetrics(t)
-	page, err := os.ReadFile("../../docs/runbook.md")
+	page, err := os.ReadFile("../../docs/guides/runbook.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
+	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}),
+		slog.New(slog.DiscardHandler))
 	if errs != nil {
 		t.Fatal(errs)
 	}
@@ -189,7 +190,7 @@ func TestRules(t *testing.T) {
 		for _, rule := range group.Rules {
 			alerts = append(alerts, rule.Alert)
 			checkQuery(t, known, rule.Alert, rule.Expr)
-			if !strings.HasSuffix(rule.Annotations["runbook_url"], "/docs/runbook.md#"+strings.ToLower(rule.Alert)) {
+			if !strings.HasSuffix(rule.Annotations["runbook_url"], "/docs/guides/runbook.md#"+strings.ToLower(rule.Alert)) {
 				t.Errorf("%s has the runbook_url %q", rule.Alert, rule.Annotations["runbook_url"])
 			}
 			if severity := rule.Labels["severity"]; severity != "critical" && severity != "warning" {
@@ -202,12 +203,12 @@ func TestRules(t *testing.T) {
 	}
 	for _, alert := range alerts {
 		if !slices.ContainsFunc(sections, func(s []string) bool { return s[1] == alert }) {
-			t.Errorf("docs/runbook.md has no section %s", alert)
+			t.Errorf("docs/guides/runbook.md has no section %s", alert)
 		}
 	}
 	for _, section := range sections {
 		if !slices.Contains(alerts, section[1]) {
-			t.Errorf("docs/runbook.md has a section %s, and there is no such alert", section[1])
+			t.Errorf("docs/guides/runbook.md has a section %s, and there is no such alert", section[1])
 		}
 	}
 }

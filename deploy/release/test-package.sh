@@ -12,9 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 mmdebstrap --quiet --variant=minbase --include=systemd,libstdc++6,zlib1g,e2fsprogs,python3,nodejs,man-db,bash-completion bookworm "$root"
-mkdir "$root/old"
 cp "$package" "$root/bullpen.deb"
-# The host's users and files must not be seen, and jails cannot be created in a chroot: its root is the root of a mount namespace.
 cat >"$root/test" <<'SCRIPT'
 #!/bin/bash
 set -euxo pipefail
@@ -40,16 +38,7 @@ dpkg -P bullpen
 test ! -e /etc/bullpen/worker.env && test -e /var/lib/bullpen/server/kept
 SCRIPT
 chmod 755 "$root/test"
-unshare --mount --pid --fork bash -euc '
-	mount --bind "$1" "$1"
-	cd "$1"
-	mount --rbind /dev dev
-	mount --rbind /sys sys
-	mount -t proc proc proc
-	mount -t tmpfs -o mode=755 tmpfs run
-	pivot_root . old
-	umount -l old
-	exec env --unset=TMPDIR /test' bash "$root"
+deploy/in-root.sh "$root" /test
 
 if command -v qemu-aarch64-static >/dev/null; then
 	mmdebstrap --quiet --architectures=arm64 --variant=extract --include=libc6,libstdc++6,zlib1g bookworm "$work/arm64"

@@ -56,6 +56,18 @@ func (e *RefusedError) Error() string { return e.Reason }
 
 func refused(format string, args ...any) error { return &RefusedError{fmt.Sprintf(format, args...)} }
 
+// AnswerError is returned if the provider gave an answer that proves nobody's identity: an id token
+// for another client, of another issuer, with a wrong signature or that has expired, or none. The same
+// login has the same answer again: the settings of the provider or of this server are wrong.
+type AnswerError struct{ Err error }
+
+func (e *AnswerError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *AnswerError) Unwrap() error { return e.Err }
+
+func badAnswer(format string, args ...any) error { return &AnswerError{fmt.Errorf(format, args...)} }
+
 // ErrBusy is returned if too many logins are being checked.
 var ErrBusy = errors.New("too many logins at once")
 
@@ -83,7 +95,8 @@ func ParseAttempt(cookie string) (Attempt, error) {
 	text, err := base64.RawURLEncoding.Strict().DecodeString(rest)
 	parts := strings.SplitN(string(text), "\n", attemptParts)
 	if err != nil || len(parts) != attemptParts {
-		return Attempt{}, refused("this browser has not begun this login, or did so more than %s ago; begin again at /login", AttemptLife)
+		return Attempt{}, refused("this browser has not begun this login, or did so more than %s ago; begin again at /login",
+			AttemptLife)
 	}
 	return Attempt{parts[0], parts[1], cookie}, nil
 }
@@ -103,18 +116,20 @@ func (p *Provider) URL(ctx context.Context, a *Attempt) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return config.AuthCodeURL(a.derive("state"), oidc.Nonce(a.derive("nonce")), oauth2.S256ChallengeOption(a.derive("verifier"))), nil
+	return config.AuthCodeURL(a.derive("state"), oidc.Nonce(a.derive("nonce")),
+		oauth2.S256ChallengeOption(a.derive("verifier"))), nil
 }
 
 // Callback is what the provider sends back through the browser.
 type Callback struct{ State, Code, Error, Issuer string }
 
 // Identify returns who has signed in. It returns a [*RefusedError] if the callback does not belong to
-// the attempt or if the provider refused the login, and [ErrBusy]. Other errors are of the provider
-// or of the settings.
+// the attempt or if the provider refused the login, an [*AnswerError], and [ErrBusy]. Other errors mean
+// that the provider cannot be asked now.
 func (p *Provider) Identify(ctx context.Context, a *Attempt, c Callback) (proto.Identity, error) {
 	if subtle.ConstantTimeCompare([]byte(c.State), []byte(a.derive("state"))) != 1 {
-		return proto.Identity{}, refused("this is not the answer to the login that this browser has begun; begin again at /login")
+		return proto.Identity{}, refused(
+			"this is not the answer to the login that this browser has begun; begin again at /login")
 	}
 	if c.Error != "" {
 		return proto.Identity{}, refused("the identity provider refused the login: %s", proto.Shorten(c.Error))
@@ -137,21 +152,39 @@ func (p *Provider) Identify(ctx context.Context, a *Attempt, c Callback) (proto.
 	if answer, ok := errors.AsType[*oauth2.RetrieveError](err); ok && answer.ErrorCode == "invalid_grant" {
 		return proto.Identity{}, refused("the identity provider does not know this login any more; begin again at /login")
 	}
+	if permanent(err) {
+		return proto.Identity{}, badAnswer("exchange a code at %s: %w", p.Issuer, err)
+	}
 	if err != nil {
 		return proto.Identity{}, fmt.Errorf("exchange a code at %s: %w", p.Issuer, err)
 	}
 	text, ok := token.Extra("id_token").(string)
 	if !ok {
-		return proto.Identity{}, fmt.Errorf("exchange a code at %s: the answer has no id token", p.Issuer)
+		return proto.Identity{}, badAnswer("exchange a code at %s: the answer has no id token", p.Issuer)
 	}
 	return p.identity(ctx, verifier, text, a.derive("nonce"))
 }
 
+// permanent reports whether the provider refused the client, and will refuse it again.
+func permanent(err error) bool {
+	answer, ok := errors.AsType[*oauth2.RetrieveError](err)
+	if !ok {
+		return false
+	}
+	code := answer.Response.StatusCode
+	return code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests
+}
+
 // identity verifies an id token.
-func (p *Provider) identity(ctx context.Context, verifier *oidc.IDTokenVerifier, text, nonce string) (proto.Identity, error) {
+func (p *Provider) identity(
+	ctx context.Context, verifier *oidc.IDTokenVerifier, text, nonce string,
+) (proto.Identity, error) {
 	token, err := verifier.Verify(ctx, text)
-	if err != nil {
+	if err != nil && strings.Contains(err.Error(), "fetching keys") { // go-oidc has no type for it
 		return proto.Identity{}, fmt.Errorf("verify an id token of %s: %w", p.Issuer, err)
+	}
+	if err != nil {
+		return proto.Identity{}, badAnswer("verify an id token of %s: %w", p.Issuer, err)
 	}
 	var claims struct {
 		Email    string   `json:"email"`
@@ -159,15 +192,16 @@ func (p *Provider) identity(ctx context.Context, verifier *oidc.IDTokenVerifier,
 		Party    string   `json:"azp"`
 	}
 	if err := token.Claims(&claims); err != nil {
-		return proto.Identity{}, fmt.Errorf("decode an id token of %s: %w", p.Issuer, err)
+		return proto.Identity{}, badAnswer("decode an id token of %s: %w", p.Issuer, err)
 	}
 	switch {
 	case subtle.ConstantTimeCompare([]byte(token.Nonce), []byte(nonce)) != 1:
 		return proto.Identity{}, refused("the identity provider's answer is to another login; begin again at /login")
 	case len(token.Audience) != 1 && claims.Party != p.ClientID || claims.Party != "" && claims.Party != p.ClientID:
-		return proto.Identity{}, fmt.Errorf("verify an id token of %s: it is for the client %q", p.Issuer, cmp.Or(claims.Party, strings.Join(token.Audience, " ")))
+		return proto.Identity{}, badAnswer("verify an id token of %s: it is for the client %q", p.Issuer,
+			cmp.Or(claims.Party, strings.Join(token.Audience, " ")))
 	case proto.CheckSubject(token.Subject) != nil:
-		return proto.Identity{}, fmt.Errorf("verify an id token of %s: %w", p.Issuer, proto.CheckSubject(token.Subject))
+		return proto.Identity{}, badAnswer("verify an id token of %s: %w", p.Issuer, proto.CheckSubject(token.Subject))
 	}
 	id := proto.Identity{Issuer: p.Issuer, Subject: token.Subject}
 	if claims.Verified {
@@ -213,7 +247,8 @@ func (p *Provider) config(ctx context.Context) (*oauth2.Config, *oidc.IDTokenVer
 		return nil, nil, fmt.Errorf("read the client's secret: %w", err)
 	}
 	return &oauth2.Config{
-		ClientID: p.ClientID, ClientSecret: secret, Endpoint: found.Endpoint(), RedirectURL: p.Redirect, Scopes: []string{oidc.ScopeOpenID, "email"},
+		ClientID: p.ClientID, ClientSecret: secret, Endpoint: found.Endpoint(), RedirectURL: p.Redirect,
+		Scopes: []string{oidc.ScopeOpenID, "email"},
 	}, found.Verifier(&oidc.Config{ClientID: p.ClientID}), nil
 }
 

@@ -12,12 +12,15 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -35,7 +38,8 @@ const (
 	// cancelled by a request, in bytes.
 	maxSession, maxID = 128, 128
 
-	instructions = "Run programs in isolated sandboxes. Give the same thread_id to calls that need the files of earlier calls."
+	instructions = "Run programs in isolated sandboxes. Give the same thread_id to calls that need the files of " +
+		"earlier calls."
 )
 
 // Sandbox carries out the tools. ctx is the context of the call; the HTTP request that it belongs
@@ -65,12 +69,15 @@ type Call struct {
 	// Progress, if not nil, reports that the call goes on. It returns [context.Canceled] if the client
 	// has left.
 	Progress func(message string) error
+
+	decoded func() // see [Handler.Serve]
 }
 
 // Handler serves the protocol.
 type Handler struct {
 	sandbox Sandbox
 	http    http.Handler
+	calls   sync.Map // the IDs of calls that can be cancelled, by the name of the call
 }
 
 // NewHandler returns a handler for POST requests. version is the version of the program.
@@ -117,6 +124,7 @@ type message struct {
 	Method string          `json:"method"`
 	ID     json.RawMessage `json:"id"`
 	Params struct {
+		Name      string          `json:"name"`
 		RequestID json.RawMessage `json:"requestId"`
 	} `json:"params"`
 }
@@ -126,7 +134,8 @@ type callKey struct{}
 // Check returns an [*api.Error] for a request that does not follow the transport's rules.
 func Check(r *http.Request) error {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		return api.Errorf(api.CodeUnsupportedMedia, "the body must be a JSON-RPC message: send Content-Type: application/json")
+		return api.Errorf(api.CodeUnsupportedMedia,
+			"the body must be a JSON-RPC message: send Content-Type: application/json")
 	}
 	accepts := strings.Join(r.Header.Values("Accept"), ",")
 	for _, kind := range []string{"application/json", "text/event-stream"} {
@@ -138,33 +147,84 @@ func Check(r *http.Request) error {
 	return nil
 }
 
-// Serve answers a request with that body. It returns an error if it has not answered.
-func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte) error {
+// Serve answers a request with that body. It returns an error if it has not answered. It calls decoded
+// when it needs no more processor time for the body: at the latest before a tool begins, and before
+// the first byte of the answer.
+func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte, decoded func()) error {
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		return api.Errorf(api.CodeValidation, "the body must be one JSON-RPC message; batches are not supported")
 	}
 	var m message
 	_ = json.Unmarshal(body, &m) // the SDK answers what is malformed
+	version := r.Header.Get(versionHeader)
+	if version <= connectionVersion { // its own, or one that the SDK refuses by itself
+		version = ""
+	}
+	ids := &IDs{}
+	hidden, err := ids.Hide(body, version)
+	if err != nil {
+		decoded()
+		writeInvalid(w)
+		return nil
+	}
 	session := r.Header.Get(sessionHeader)
-	call := &Call{HTTP: r, Name: callName(session, m.ID), Connected: Connected(r)}
+	call := &Call{HTTP: r, Name: callName(session, m.ID), Connected: Connected(r), decoded: decoded}
 	switch m.Method {
 	case "initialize":
 		w.Header().Set(sessionHeader, rand.Text())
 	case "notifications/cancelled":
 		if call.Name = callName(session, m.Params.RequestID); call.Name != "" {
+			if running, ok := h.calls.Load(callKeyOf(r, call.Name)); ok {
+				running.(*IDs).Cancel(compactID(m.Params.RequestID)) //nolint:forcetypeassert // nothing else is stored
+			}
+			decoded()
 			if err := h.sandbox.Cancel(r.Context(), call); err != nil {
 				return fmt.Errorf("cancel a call: %w", err)
 			}
 		}
+	default:
+		if call.Name != "" {
+			name := callKeyOf(r, call.Name)
+			h.calls.Store(name, ids)
+			defer h.calls.CompareAndDelete(name, ids)
+		}
 	}
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, call))
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	answer := &responseWriter{ResponseWriter: w, connection: w.Header().Values("Connection")}
+	if version != "" && !slices.Contains(sdk.SupportedProtocolVersions(), version) {
+		// The SDK looks at the version last, and would refuse headers that clients of that version may not have.
+		r.Header = r.Header.Clone()
+		r.Header.Set("Mcp-Method", m.Method)
+		r.Header.Set("Mcp-Name", m.Params.Name)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(hidden))
+	answer := &responseWriter{ResponseWriter: w, connection: w.Header().Values("Connection"), ids: ids, decoded: decoded}
 	h.http.ServeHTTP(answer, r)
 	if answer.text != nil {
 		return api.Errorf(api.CodeValidation, "%s", bytes.TrimSpace(answer.text.Bytes()))
 	}
 	return nil
+}
+
+// writeInvalid answers a request with an id that no request may have.
+func writeInvalid(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusBadRequest)
+	_, _ = w.Write(InvalidResponse()) // the client may be gone
+}
+
+// callKeyOf returns the key of a call among those of all clients of this process: the names of calls are
+// those of one API key.
+func callKeyOf(r *http.Request, name string) [sha256.Size]byte {
+	return sha256.Sum256([]byte(r.Header.Get("Authorization") + "\n" + name))
+}
+
+// compactID returns an id as [IDs] has it.
+func compactID(id json.RawMessage) json.RawMessage {
+	var compact bytes.Buffer
+	if json.Compact(&compact, id) != nil {
+		return id
+	}
+	return compact.Bytes()
 }
 
 // responseWriter holds back errors in plain text, which the gateway answers in the form of its
@@ -173,7 +233,9 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte) err
 type responseWriter struct {
 	http.ResponseWriter
 	connection []string
+	ids        *IDs
 	text       *bytes.Buffer // nil unless the answer is such an error
+	decoded    func()        // see [Handler.Serve]
 }
 
 // WriteHeader implements [http.ResponseWriter].
@@ -182,7 +244,7 @@ func (w *responseWriter) WriteHeader(status int) {
 		w.text = new(bytes.Buffer)
 		return
 	}
-	w.keepConnection()
+	w.begin()
 	w.ResponseWriter.WriteHeader(status)
 }
 
@@ -191,12 +253,26 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	if w.text != nil {
 		return w.text.Write(p)
 	}
-	w.keepConnection()
-	return w.ResponseWriter.Write(p)
+	w.begin()
+	restored := w.ids.Restore(p) // the SDK writes each message at once
+	if len(restored) == 0 {
+		return len(p), nil
+	}
+	if _, err := w.ResponseWriter.Write(restored); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
-// keepConnection has no effect after the header was written.
-func (w *responseWriter) keepConnection() {
+// FlushError is for [http.ResponseController].
+func (w *responseWriter) FlushError() error {
+	w.begin()
+	return http.NewResponseController(w.ResponseWriter).Flush() //nolint:wrapcheck // as without w
+}
+
+// begin prepares for the first byte of the answer, and has no effect later.
+func (w *responseWriter) begin() {
+	w.decoded()
 	if len(w.connection) > 0 {
 		w.Header()["Connection"] = w.connection
 	}
@@ -225,7 +301,8 @@ func add[In, Out any](h *Handler, server *sdk.Server, t *api.Tool, do func(conte
 		annotations.OpenWorldHint = &closed
 	}
 	tool := &sdk.Tool{
-		Name: t.Name, Title: t.Title, Description: t.Doc, InputSchema: t.InputSchema(), OutputSchema: t.OutputSchema(), Annotations: annotations,
+		Name: t.Name, Title: t.Title, Description: t.Doc, InputSchema: t.InputSchema(), OutputSchema: t.OutputSchema(),
+		Annotations: annotations,
 	}
 	server.AddTool(tool, func(ctx context.Context, req *sdk.CallToolRequest) (*sdk.CallToolResult, error) {
 		shared, ok := ctx.Value(callKey{}).(*Call)
@@ -242,6 +319,7 @@ func add[In, Out any](h *Handler, server *sdk.Server, t *api.Tool, do func(conte
 			if err != nil {
 				return nil, err
 			}
+			call.decoded()
 			return do(ctx, &call, in)
 		}()
 		if err != nil {
@@ -251,7 +329,10 @@ func add[In, Out any](h *Handler, server *sdk.Server, t *api.Tool, do func(conte
 		if err != nil {
 			return nil, fmt.Errorf("encode the result of %s: %w", t.Name, err)
 		}
-		return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: string(text)}}, StructuredContent: json.RawMessage(text)}, nil
+		return &sdk.CallToolResult{
+			Content:           []sdk.Content{&sdk.TextContent{Text: string(text)}},
+			StructuredContent: json.RawMessage(text),
+		}, nil
 	})
 }
 
@@ -279,7 +360,8 @@ func progressOf(ctx context.Context, req *sdk.CallToolRequest) func(string) erro
 	sent := 0.0 // it must grow with each notification
 	return func(message string) error {
 		sent++
-		if err := req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: sent, Message: message}); err != nil {
+		if err := req.Session.NotifyProgress(
+			ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: sent, Message: message}); err != nil {
 			return fmt.Errorf("%w: send progress: %w", context.Canceled, err)
 		}
 		return nil

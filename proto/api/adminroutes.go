@@ -16,58 +16,86 @@ func orgRoutes() []Route {
 	orgName, planName := "The organisation's name.", "The plan's name."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/orgs", ID: "createOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "org.create", Summary: "Create an organisation",
+			Method: http.MethodPost, Path: "/v1/admin/orgs", ID: "createOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "org.create", Summary: "Create an organisation",
 			Request: wanted, Responses: created("The organisation.", org), Errors: []int{http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/orgs", ID: "listOrgs", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List organisations",
-			Responses: ok("All organisations by name for a global administrator, otherwise that of the API key.", Orgs{[]Org{org}}),
+			Method: http.MethodGet, Path: "/v1/admin/orgs", ID: "listOrgs", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "List organisations", Params: paging(),
+			Responses: ok("All organisations by name for a global administrator, otherwise that of the API key.",
+				Orgs{Orgs: []Org{org}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/orgs/{name}", ID: "getOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at an organisation", PathDoc: orgName,
+			Method: http.MethodGet, Path: "/v1/admin/orgs/{name}", ID: "getOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "Look at an organisation", PathDoc: orgName,
 			Responses: ok("The organisation.", org), Errors: []int{http.StatusBadRequest, http.StatusNotFound}, Tagged: true,
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/orgs/{name}", ID: "replaceOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "org.replace", Summary: "Change an organisation", PathDoc: orgName,
+			Method: http.MethodPut, Path: "/v1/admin/orgs/{name}", ID: "replaceOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "org.replace", Summary: "Change an organisation", PathDoc: orgName,
 			Doc:     "As a whole: absent fields get their defaults. A new plan applies to requests from then on.",
-			Request: wanted, Responses: ok("The organisation as it is now.", org), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Request: wanted, Responses: ok("The organisation as it is now.", org),
+			Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/orgs/{name}", ID: "deleteOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "org.delete", Summary: "Delete an organisation with all its data", PathDoc: orgName,
-			Doc: "All requests of its API keys are refused from then on, and nothing starts for it. Its executions are cancelled, then everything " +
-				"that is stored of it is removed, and the organisation last: it is a 404 then. This cannot be undone. 409 for the organisation of the API key in use, " +
+			Method: http.MethodDelete, Path: "/v1/admin/orgs/{name}", ID: "deleteOrg", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "org.delete", Summary: "Delete an organisation with all its data", PathDoc: orgName,
+			Doc: "All requests of its API keys are refused from then on, and nothing starts for it. Its executions are " +
+				"cancelled, then everything " +
+				"that is stored of it is removed, and the organisation last: it is a 404 then. This cannot be undone. 409 for " +
+				"the organisation of the API key in use, " +
 				"that of the first API key, and one without which no global administrator's key that never expires would be left.",
-			Responses: []Response{{Status: http.StatusAccepted, Doc: "The organisation, which is being deleted.", Body: deleting}},
-			Errors:    []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Responses: []Response{{
+				Status: http.StatusAccepted, Doc: "The organisation, which is being deleted.",
+				Body: deleting,
+			}},
+			Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/orgs/{name}/data", ID: "getOrgData", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List what is stored of an organisation", PathDoc: orgName,
-			Doc: "Counted in the stores themselves. An organisation that does not exist has no data, which proves its deletion. The index of executions is that " +
+			Method: http.MethodGet, Path: "/v1/admin/orgs/{name}/data", ID: "getOrgData", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Summary: "List what is stored of an organisation", PathDoc: orgName,
+			Doc: "Counted in the stores themselves. An organisation that does not exist has no data, which proves its " +
+				"deletion. The index of executions is that " +
 				"of the gateway that answers; other gateways follow within 10 s.",
-			Responses: ok("How much is stored, by kind.", OrgData{Org: "acme", Total: 3, Data: []proto.StoredData{{Kind: "threads", Count: 1}, {Kind: "files of threads", Count: 2, Bytes: 4096}}}),
-			Errors:    []int{http.StatusBadRequest},
+			Responses: ok("How much is stored, by kind.",
+				OrgData{
+					Org: "acme", Total: 3,
+					Data: []proto.StoredData{{Kind: "threads", Count: 1}, {Kind: "files of threads", Count: 2, Bytes: 4096}},
+				}),
+			Errors: []int{http.StatusBadRequest},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/plans", ID: "createPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "plan.create", Summary: "Create a plan",
-			Request: PlanRequest{Plan: plan}, Responses: created("The plan, complete.", plan), Errors: []int{http.StatusConflict}, Tagged: true,
+			Method: http.MethodPost, Path: "/v1/admin/plans", ID: "createPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "plan.create", Summary: "Create a plan",
+			Request: PlanRequest{Plan: plan}, Responses: created("The plan, complete.", plan),
+			Errors: []int{http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/plans", ID: "listPlans", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List plans",
-			Responses: ok("The built-in plans, then the others by name.", Plans{[]proto.Plan{plan}}),
+			Method: http.MethodGet, Path: "/v1/admin/plans", ID: "listPlans", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "List plans", Params: paging(),
+			Responses: ok("The built-in plans, then the others by name.", Plans{Plans: []proto.Plan{plan}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/plans/{name}", ID: "getPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a plan", PathDoc: planName,
+			Method: http.MethodGet, Path: "/v1/admin/plans/{name}", ID: "getPlan", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "Look at a plan", PathDoc: planName,
 			Responses: ok("The plan, complete.", plan), Errors: []int{http.StatusBadRequest, http.StatusNotFound}, Tagged: true,
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/plans/{name}", ID: "replacePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "plan.replace", Summary: "Change a plan", PathDoc: planName,
-			Doc:     "As a whole: absent fields get their defaults. It applies to requests from then on. A built-in plan can be changed, too.",
-			Request: PlanRequest{Plan: plan}, Responses: ok("The plan as it is now.", plan), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Method: http.MethodPut, Path: "/v1/admin/plans/{name}", ID: "replacePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "plan.replace", Summary: "Change a plan", PathDoc: planName,
+			Doc: "As a whole: absent fields get their defaults. It applies to requests from then on. A built-in plan can " +
+				"be changed, too.",
+			Request: PlanRequest{Plan: plan}, Responses: ok("The plan as it is now.", plan),
+			Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/plans/{name}", ID: "removePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "plan.remove", Summary: "Remove a plan", PathDoc: planName,
-			Doc:       "A built-in plan that was changed is as it was built in then; one that was not is a 404. 409 while an organisation or an API key that is not revoked has the plan.",
-			Responses: ok("The plan as it was.", plan), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Method: http.MethodDelete, Path: "/v1/admin/plans/{name}", ID: "removePlan", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "plan.remove", Summary: "Remove a plan", PathDoc: planName,
+			Doc: "A built-in plan that was changed is as it was built in then; one that was not is a 404. 409 while an " +
+				"organisation or an API key that is not revoked has the plan.",
+			Responses: ok("The plan as it was.", plan),
+			Errors:    []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 	}
 }
@@ -84,38 +112,52 @@ func keyRoutes() []Route {
 	keyID := "The key's id."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.create", Summary: "Create an API key",
-			Doc:     "The administrator of an organisation creates keys of that organisation, bound to a sandbox profile that a key of the organisation has already.",
-			Request: KeyRequest{Org: "acme", KeySettings: settings}, Responses: created("The key, shown once.", withSecret), Errors: []int{http.StatusNotFound, http.StatusConflict},
+			Method: http.MethodPost, Path: "/v1/admin/keys", ID: "createKey", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Audit: "key.create", Summary: "Create an API key",
+			Doc: "The administrator of an organisation creates keys of that organisation, bound to a sandbox profile " +
+				"that a key of the organisation has already.",
+			Request: KeyRequest{Org: "acme", KeySettings: settings}, Responses: created("The key, shown once.", withSecret),
+			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/keys", ID: "listKeys", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List API keys",
-			Params:    []Param{query("org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text())},
-			Responses: ok("The keys, the revoked ones included.", Keys{[]Key{key}}), Errors: []int{http.StatusNotFound},
+			Method: http.MethodGet, Path: "/v1/admin/keys", ID: "listKeys", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary:   "List API keys",
+			Params:    pagesOfOrgs(),
+			Responses: ok("The keys, the revoked ones included.", Keys{Keys: []Key{key}}), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/keys/{id}", ID: "getKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at an API key", PathDoc: keyID,
+			Method: http.MethodGet, Path: "/v1/admin/keys/{id}", ID: "getKey", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "Look at an API key", PathDoc: keyID,
 			Responses: ok("The key, without its secret.", key), Errors: []int{http.StatusNotFound}, Tagged: true,
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/keys/{id}", ID: "replaceKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.replace", Summary: "Change an API key", PathDoc: keyID,
-			Doc:     "As a whole: absent fields get their defaults. The organisation, the sandbox profile and the secret stay. It applies to requests from then on. 409 for a revoked key, and if no global administrator would be left.",
-			Request: settings, Responses: ok("The key as it is now.", key), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Method: http.MethodPut, Path: "/v1/admin/keys/{id}", ID: "replaceKey", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Audit: "key.replace", Summary: "Change an API key", PathDoc: keyID,
+			Doc: "As a whole: absent fields get their defaults. The organisation, the sandbox profile and the secret " +
+				"stay. It applies to requests from then on. 409 for a revoked key, and if no global administrator would be left.",
+			Request: settings, Responses: ok("The key as it is now.", key),
+			Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/keys/{id}/rotate", ID: "rotateKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.rotate", Summary: "Replace the secret of an API key", PathDoc: keyID,
-			Doc:          "The previous secret works for the overlap, one before it no more. 409 for a revoked key, and for the server's first one.",
-			OptionalBody: true, Request: KeyRotation{Overlap: new(proto.Seconds(time.Hour))}, Responses: ok("The key with its new secret, shown once.", withSecret), Errors: []int{http.StatusNotFound, http.StatusConflict},
+			Method: http.MethodPost, Path: "/v1/admin/keys/{id}/rotate", ID: "rotateKey", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Audit: "key.rotate", Summary: "Replace the secret of an API key", PathDoc: keyID,
+			Doc: "The previous secret works for the overlap, one before it no more. 409 for a revoked key, and for " +
+				"the server's first one.",
+			OptionalBody: true, Request: KeyRotation{Overlap: new(proto.Seconds(time.Hour))},
+			Responses: ok("The key with its new secret, shown once.", withSecret),
+			Errors:    []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "key.revoke", Summary: "Revoke an API key", PathDoc: keyID,
+			Method: http.MethodDelete, Path: "/v1/admin/keys/{id}", ID: "revokeKey", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Audit: "key.revoke", Summary: "Revoke an API key", PathDoc: keyID,
 			Doc:       "409 for the last one of a global administrator.",
 			Responses: ok("The key, revoked.", revoked), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 	}
 }
 
-func sandboxRoutes() []Route {
+func profileRoutes() []Route {
+	usedProfiles := "The administrator of an organisation sees the profiles of its valid API keys, and the built-in ones."
 	profile := proto.DefaultProfile()
 	profile.Name, profile.CPU, profile.Memory, profile.Pids = "web", 2, 512*proto.MiB, 128
 	profile.Network = proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org:443"}}
@@ -123,52 +165,78 @@ func sandboxRoutes() []Route {
 	profileName := "The profile's name."
 	preloadError := "python3 cannot be a zygote: its stderr: ModuleNotFoundError: No module named 'nump'"
 	image := Image{
-		Name: "py-3.14", Digest: "sha256:adb423b46835f52cf4e01a0a8d8eea76f122296d8332f46d137e615c3cfd223c", Size: 77594624, UnpackedSize: 239075328, Architecture: new("amd64"),
+		Name: "py-3.14", Digest: "sha256:adb423b46835f52cf4e01a0a8d8eea76f122296d8332f46d137e615c3cfd223c", Size: 77594624,
+		UnpackedSize: 239075328, Architecture: new("amd64"),
 		Languages: map[string]string{"bash": "/usr/bin/bash", "node": "/usr/local/bin/node", "python": "/usr/bin/python3"},
-		Env:       map[string]string{"LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}, CreatedAt: Time{exampleTime()},
+		Env:       map[string]string{"LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"},
+		CreatedAt: Time{exampleTime()},
 	}
 	imageName := "The image's name."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/sandboxes", ID: "createSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "sandbox.create", Summary: "Create a sandbox profile",
+			Method: http.MethodPost, Path: "/v1/admin/profiles", ID: "createProfile", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "profile.create", Summary: "Create a sandbox profile",
 			Doc:     "Absent fields are as in the profile named default; the answer is complete.",
-			Request: SandboxRequest{Profile: profile}, Responses: created("The profile, complete.", profile), Errors: []int{http.StatusConflict}, Tagged: true,
+			Request: ProfileRequest{Profile: profile}, Responses: created("The profile, complete.", profile),
+			Errors: []int{http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/sandboxes", ID: "listSandboxes", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List sandbox profiles",
-			Responses: ok("All profiles by name, that named default first.", Sandboxes{[]proto.Profile{profile}}),
+			Method: http.MethodGet, Path: "/v1/admin/profiles", ID: "listProfiles", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "List sandbox profiles",
+			Doc:     usedProfiles, Params: paging(),
+			Responses: ok("The profiles by name, after the built-in ones default and agents.",
+				Profiles{Profiles: []proto.Profile{profile}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}", ID: "getSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at a sandbox profile", PathDoc: profileName,
+			Method: http.MethodGet, Path: "/v1/admin/profiles/{name}", ID: "getProfile", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "Look at a sandbox profile", PathDoc: profileName,
+			Doc:       usedProfiles,
 			Responses: ok("The profile, complete.", profile), Errors: []int{http.StatusNotFound}, Tagged: true,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/sandboxes/{name}/preload", ID: "getSandboxPreload", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at the preloading of a profile", PathDoc: profileName,
-			Responses: ok("Whether a worker failed to import the modules.", SandboxPreload{Error: &preloadError, Worker: new("worker-1-8f3a2c"), At: &Time{exampleTime()}}), Errors: []int{http.StatusNotFound},
+			Method: http.MethodGet, Path: "/v1/admin/profiles/{name}/preload", ID: "getProfilePreload", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Summary: "Look at the preloading of a profile", PathDoc: profileName,
+			Doc: usedProfiles,
+			Responses: ok("Whether a worker failed to import the modules.",
+				ProfilePreload{Error: &preloadError, Worker: new("worker-1-8f3a2c"), At: &Time{exampleTime()}}),
+			Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/sandboxes/{name}", ID: "replaceSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "sandbox.replace", Summary: "Replace a sandbox profile", PathDoc: profileName,
-			Doc:     "As a whole: absent fields are as in the profile named default. It applies to executions that are accepted from then on.",
-			Request: SandboxRequest{Profile: profile}, Responses: ok("The profile as it is now.", profile), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Method: http.MethodPut, Path: "/v1/admin/profiles/{name}", ID: "replaceProfile", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Audit: "profile.replace", Summary: "Replace a sandbox profile",
+			PathDoc: profileName,
+			Doc: "As a whole: absent fields are as in the profile named default. It applies to executions that are " +
+				"accepted from then on.",
+			Request: ProfileRequest{Profile: profile}, Responses: ok("The profile as it is now.", profile),
+			Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/sandboxes/{name}", ID: "removeSandbox", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "sandbox.remove", Summary: "Remove a sandbox profile", PathDoc: profileName,
+			Method: http.MethodDelete, Path: "/v1/admin/profiles/{name}", ID: "removeProfile", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Audit: "profile.remove", Summary: "Remove a sandbox profile",
+			PathDoc:   profileName,
 			Doc:       "Refused while an API key that is not revoked is bound to it.",
-			Responses: ok("The profile as it was.", profile), Errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Responses: ok("The profile as it was.", profile),
+			Errors:    []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/images", ID: "listImages", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List sandbox images",
-			Responses: ok("All images, by name.", Images{[]Image{image}}),
+			Method: http.MethodGet, Path: "/v1/admin/images", ID: "listImages", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Summary: "List sandbox images", Params: paging(),
+			Responses: ok("All images, by name.", Images{Images: []Image{image}}),
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/images/{name}", ID: "putImage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "image.put", Summary: "Store a sandbox image", PathDoc: imageName,
-			Doc: "Stores an image that `bullpen image` packed under a name, and replaces the previous image of that name. The server reads and checks " +
-				"the whole image, and finds its interpreters. An image without a name is kept until no accepted execution can need it.",
+			Method: http.MethodPut, Path: "/v1/admin/images/{name}", ID: "putImage", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "image.put", Summary: "Store a sandbox image", PathDoc: imageName,
+			Doc: "Stores an image that `bullpen image` packed under a name, and replaces the previous image of that name. " +
+				"The server reads and checks " +
+				"the whole image, and finds its interpreters. An image without a name is kept until no accepted execution " +
+				"can need it.",
 			Params: []Param{{
-				Name: "digest", In: "query", Doc: "The SHA-256 of the body.", Required: true, schema: object{"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+				Name: "digest", In: "query", Doc: "The SHA-256 of the body.", Required: true,
+				schema: object{"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
 			}},
 			Upload: "application/zstd",
-			UploadDoc: "The image: a tar in bullpen's normal form, compressed with zstd; at most 4 GiB, and 16 GiB and 1,000,000 entries unpacked. The " +
+			UploadDoc: "The image: a tar in bullpen's normal form, compressed with zstd; at most 4 GiB, and 16 GiB and " +
+				"1,000,000 entries unpacked. The " +
 				"body may take any time in total, but must not stall for more than 30 seconds.",
 			Responses: []Response{
 				{Status: http.StatusOK, Doc: "The image, which replaced another of that name.", Body: image},
@@ -177,7 +245,8 @@ func sandboxRoutes() []Route {
 			Errors: []int{http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/images/{name}", ID: "removeImage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "image.remove", Summary: "Remove a sandbox image", PathDoc: imageName,
+			Method: http.MethodDelete, Path: "/v1/admin/images/{name}", ID: "removeImage", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Audit: "image.remove", Summary: "Remove a sandbox image", PathDoc: imageName,
 			Doc:       "409 while a sandbox profile names it.",
 			Responses: ok("The image as it was.", image), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
@@ -185,96 +254,143 @@ func sandboxRoutes() []Route {
 }
 
 func secretRoutes() []Route {
-	secret := Secret{Org: "acme", Name: "TOKEN", Bytes: 40, Variable: true, CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()}}
+	secret := Secret{
+		Org: "acme", Name: "TOKEN", Bytes: 40, Variable: true, CreatedAt: Time{exampleTime()},
+		UpdatedAt: Time{exampleTime()},
+	}
 	ofOrg := []Param{query("org", "The organisation. By default that of the API key.", text())}
 	name := "The secret's name: 1 to 63 characters of A-Z, a-z, 0-9, _ and -, the first a letter."
 	injected := secret
-	injected.Injection = &proto.Injection{Hosts: []string{"api.example.com", "*.example.org:8443"}, Header: "Authorization", Template: "Bearer " + proto.InjectionValue}
+	injected.Injection = &proto.Injection{
+		Hosts:  []string{"api.example.com", "*.example.org:8443"},
+		Header: "Authorization", Template: "Bearer " + proto.InjectionValue,
+	}
 	return []Route{{
-		Method: http.MethodPut, Path: "/v1/admin/secrets/{name}", ID: "putSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "secret.put", Summary: "Store a secret", PathDoc: name, Params: ofOrg,
-		Doc: "Replaces one of the same name. Executions that were accepted before keep the old value. The value is stored encrypted; no route returns it. " +
+		Method: http.MethodPut, Path: "/v1/admin/secrets/{name}", ID: "putSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+		Audit: "secret.put", Summary: "Store a secret", PathDoc: name, Params: ofOrg,
+		Doc: "Replaces one of the same name. Executions that were accepted before keep the old value. The value is stored " +
+			"encrypted; no route returns it. " +
 			"A secret with an `injection` is never given to programs; replacing it without one keeps the `injection`.",
-		Request: SecretRequest{Value: "the-value-itself"}, Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusConflict, http.StatusNotFound},
+		Request: SecretRequest{Value: "the-value-itself"}, Responses: ok("The secret, without its value.", secret),
+		Errors: []int{http.StatusConflict, http.StatusNotFound},
 	}, {
-		Method: http.MethodGet, Path: "/v1/admin/secrets", ID: "listSecrets", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List secrets", Params: ofOrg,
-		Responses: ok("The secrets of the organisation by name, without their values.", Secrets{[]Secret{secret, injected}}), Errors: []int{http.StatusNotFound},
+		Method: http.MethodGet, Path: "/v1/admin/secrets", ID: "listSecrets", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+		Summary: "List secrets", Params: append(paging(), ofOrg...),
+		Responses: ok("The secrets of the organisation by name, without their values.",
+			Secrets{Secrets: []Secret{secret, injected}}), Errors: []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodGet, Path: "/v1/admin/secrets/{name}", ID: "getSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a secret", PathDoc: name, Params: ofOrg,
+		Method: http.MethodGet, Path: "/v1/admin/secrets/{name}", ID: "getSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+		Summary: "Look at a secret", PathDoc: name, Params: ofOrg,
 		Responses: ok("The secret, without its value.", secret), Errors: []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodDelete, Path: "/v1/admin/secrets/{name}", ID: "deleteSecret", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "secret.delete", Summary: "Remove a secret", PathDoc: name, Params: ofOrg,
+		Method: http.MethodDelete, Path: "/v1/admin/secrets/{name}", ID: "deleteSecret", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Audit: "secret.delete", Summary: "Remove a secret", PathDoc: name, Params: ofOrg,
 		Doc:       "API keys and sandbox profiles that name it execute nothing until there is one again.",
 		Responses: []Response{{Status: http.StatusNoContent, Doc: "Removed."}}, Errors: []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodPost, Path: "/v1/admin/secrets/rotate-key", ID: "rotateSecretsKey", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "secrets_key.rotate", Summary: "Rotate the operator's key of secrets",
-		Doc: "Wraps the key that encrypts all secrets again, with the keys that are in --secrets-key now, or by --secrets-command. The secrets stay " +
+		Method: http.MethodPost, Path: "/v1/admin/secrets/rotate-key", ID: "rotateSecretsKey", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Global: true, Audit: "secrets_key.rotate", Summary: "Rotate the operator's key of secrets",
+		Doc: "Wraps the key that encrypts all secrets again, with the keys that are in --secrets-key now, or by " +
+			"--secrets-command. The secrets stay " +
 			"as they are. 409 if the server has no such key.",
-		Responses: ok("The keys that it is wrapped for.", RotatedKey{"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"}),
-		Errors:    []int{http.StatusConflict},
+		Responses: ok("The keys that it is wrapped for.",
+			RotatedKey{"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"}),
+		Errors: []int{http.StatusConflict},
 	}}
 }
 
 func connectionRoutes() []Route {
 	connection := Connection{
-		Org: "acme", Slug: "data", Kind: proto.MountS3, Endpoint: "https://s3.example.com", Region: "us-east-1", Bucket: "acme-data", PathStyle: true, Credential: "DATA_KEY",
+		Org: "acme", Slug: "data", Kind: proto.MountS3, Endpoint: "https://s3.example.com", Region: "us-east-1",
+		Bucket: "acme-data", PathStyle: true, Credential: "DATA_KEY",
 		Prefix: "shared", TestedAt: &Time{exampleTime()}, CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()},
 	}
 	wanted := connection.Request()
 	wanted.Org = ""
 	snapshot := Connection{
-		Org: "acme", Slug: "work-may", Kind: proto.MountVolume, Bytes: 10 * proto.GiB, ReadOnly: true, CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()},
+		Org: "acme", Slug: "work-may", Kind: proto.MountVolume, Bytes: 10 * proto.GiB, ReadOnly: true,
+		CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()},
 	}
 	volume := Volume{
 		Slug: "work", Quota: 10 * proto.GiB, Version: 1, Bytes: 2048, Files: 3, UsedAt: Time{exampleTime()},
 		Versions: []ThreadVersion{{1, Time{exampleTime()}, new(proto.TraceID(exampleTrace)), 2048, 3}},
 	}
 	ofOrg := query("org", "The organisation. By default that of the API key.", text())
-	test := query("test", "false stores a bucket that only workers can reach: it is not tested.", object{"type": "boolean", "default": true})
+	test := query("test", "false stores a bucket that only workers can reach: it is not tested.",
+		object{"type": "boolean", "default": true})
 	slug := "The connection's slug."
-	tested := "The gateway tests a bucket first: it lists objects and, unless the connection is read-only, writes a small object, reads it back and deletes it. " +
+	tested := "The gateway tests a bucket first: it lists objects and, unless the connection is read-only, writes a " +
+		"small object, reads it back and deletes it. " +
 		"If that fails, nothing is stored and the answer is 409 with the step that failed. "
 	directory := "Only a global administrator names a directory. "
 	return []Route{{
-		Method: http.MethodPost, Path: "/v1/admin/connections", ID: "createConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.create", Summary: "Create a storage connection",
+		Method: http.MethodPost, Path: "/v1/admin/connections", ID: "createConnection", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Audit: "connection.create", Summary: "Create a storage connection",
 		Doc: tested + directory + "At most 100 for an organisation.", Params: []Param{ofOrg, test},
-		Request: wanted, Responses: created("The connection.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		Request: wanted, Responses: created("The connection.", connection),
+		Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 	}, {
-		Method: http.MethodGet, Path: "/v1/admin/connections", ID: "listConnections", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List storage connections",
-		Params:    []Param{query("org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text())},
-		Responses: ok("The connections by organisation and slug.", Connections{[]Connection{connection}}), Errors: []int{http.StatusNotFound},
+		Method: http.MethodGet, Path: "/v1/admin/connections", ID: "listConnections", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+		Summary:   "List storage connections",
+		Params:    pagesOfOrgs(),
+		Responses: ok("The connections by organisation and slug.", Connections{Connections: []Connection{connection}}),
+		Errors:    []int{http.StatusNotFound},
 	}, {
-		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}", ID: "getConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a storage connection", PathDoc: slug, Params: []Param{ofOrg},
+		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}", ID: "getConnection", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Summary: "Look at a storage connection", PathDoc: slug, Params: []Param{ofOrg},
 		Responses: ok("The connection.", connection), Errors: []int{http.StatusNotFound}, Tagged: true,
 	}, {
-		Method: http.MethodPut, Path: "/v1/admin/connections/{slug}", ID: "replaceConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.replace", Summary: "Change a storage connection", PathDoc: slug, Params: []Param{ofOrg, test},
-		Doc:     "As a whole: absent fields get their defaults. It applies to executions that are accepted from then on. " + tested + directory,
-		Request: wanted, Responses: ok("The connection as it is now.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		Method: http.MethodPut, Path: "/v1/admin/connections/{slug}", ID: "replaceConnection", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Audit: "connection.replace", Summary: "Change a storage connection", PathDoc: slug,
+		Params: []Param{ofOrg, test},
+		Doc: "As a whole: absent fields get their defaults. It applies to executions that are accepted from then on. " +
+			tested + directory,
+		Request: wanted, Responses: ok("The connection as it is now.", connection),
+		Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 	}, {
-		Method: http.MethodDelete, Path: "/v1/admin/connections/{slug}", ID: "removeConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.remove", Summary: "Remove a storage connection", PathDoc: slug, Params: []Param{ofOrg},
-		Doc:       "The storage stays as it is, but a volume is removed with all its versions. 409 while an API key that is not revoked names the connection, and while an execution can change the volume. " + directory,
-		Responses: ok("The connection as it was.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		Method: http.MethodDelete, Path: "/v1/admin/connections/{slug}", ID: "removeConnection", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Audit: "connection.remove", Summary: "Remove a storage connection", PathDoc: slug,
+		Params: []Param{ofOrg},
+		Doc: "The storage stays as it is, but a volume is removed with all its versions. 409 while an API key that " +
+			"is not revoked names the connection, and while an execution can change the volume. " + directory,
+		Responses: ok("The connection as it was.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		Tagged: true,
 	}, {
-		Method: http.MethodPost, Path: "/v1/admin/connections/{slug}/test", ID: "testConnection", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.test", Summary: "Test a storage connection", PathDoc: slug, Params: []Param{ofOrg},
-		Doc:       "As when it is created. 409 with the step that failed, for a directory, which only workers see, and for a volume.",
-		Responses: ok("The connection, with the time of this test.", connection), Errors: []int{http.StatusNotFound, http.StatusConflict},
+		Method: http.MethodPost, Path: "/v1/admin/connections/{slug}/test", ID: "testConnection", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Audit: "connection.test", Summary: "Test a storage connection", PathDoc: slug,
+		Params: []Param{ofOrg},
+		Doc: "As when it is created. 409 with the step that failed, for a directory, which only workers see, and " +
+			"for a volume.",
+		Responses: ok("The connection, with the time of this test.", connection),
+		Errors:    []int{http.StatusNotFound, http.StatusConflict},
 	}, {
-		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}/volume", ID: "getVolume", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at what is stored of a volume", PathDoc: slug, Params: []Param{ofOrg},
+		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}/volume", ID: "getVolume", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Summary: "Look at what is stored of a volume", PathDoc: slug, Params: []Param{ofOrg},
 		Doc:       "409 for a connection of another kind.",
 		Responses: ok("The volume.", volume), Errors: []int{http.StatusNotFound, http.StatusConflict},
 	}, {
-		Method: http.MethodPost, Path: "/v1/admin/connections/{slug}/fork", ID: "forkVolume", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "connection.fork", Summary: "Create a volume with the files of another", PathDoc: slug, Params: []Param{ofOrg},
-		Doc: "Nothing is copied, also while an execution changes the volume: the fork has its newest version, or one that is named. Later changes of one are not in the other. " +
-			"With read_only, it is a snapshot. 409 if there is a connection of the new slug, and for a connection of another kind.",
-		Request: ForkVolumeRequest{Slug: "work-may", ReadOnly: true}, Responses: created("The new connection.", snapshot), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+		Method: http.MethodPost, Path: "/v1/admin/connections/{slug}/fork", ID: "forkVolume", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Audit: "connection.fork", Summary: "Create a volume with the files of another",
+		PathDoc: slug, Params: []Param{ofOrg},
+		Doc: "Nothing is copied, also while an execution changes the volume: the fork has its newest version, or one that " +
+			"is named. Later changes of one are not in the other. " +
+			"With read_only, it is a snapshot. 409 if there is a connection of the new slug, and for a connection of " +
+			"another kind.",
+		Request: ForkVolumeRequest{Slug: "work-may", ReadOnly: true}, Responses: created("The new connection.", snapshot),
+		Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 	}, {
-		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}/archive", ID: "archiveVolume", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Get a volume or a directory of it as a tar", PathDoc: slug,
+		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}/archive", ID: "archiveVolume", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Summary: "Get a volume or a directory of it as a tar", PathDoc: slug,
 		Doc: "409 for a connection of another kind.",
 		Params: []Param{
-			ofOrg, query("version", "The number of a version; the newest without it.", object{"type": "integer", "minimum": 1, "maximum": MaxWhole}),
-			archivePath("The directory to get, below the prefix of the connection; everything without it. Names in the tar are relative to it."),
+			ofOrg, query("version", "The number of a version; the newest without it.",
+				object{"type": "integer", "minimum": 1, "maximum": MaxWhole}),
+			archivePath("The directory to get, below the prefix of the connection; everything without it. Names in the tar " +
+				"are relative to it."),
 		},
 		Responses: []Response{{
-			Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.", Text: map[string]string{"application/x-tar": ""},
+			Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.",
+			Text:    map[string]string{"application/x-tar": ""},
 			Headers: map[string]string{"Content-Disposition": "attachment, with a file name."},
 		}},
 		Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests},
@@ -284,35 +400,59 @@ func connectionRoutes() []Route {
 func workerRoutes() []Route {
 	worker := NewWorker(&proto.Worker{
 		Name: "node-1-AbCdEfGh", Pool: proto.DefaultPool, Version: "v1.0.0", StartedAt: exampleTime(), Slots: 8, Running: 3,
-		Capabilities: []string{"architecture:amd64", "disk", "images", "language:bash", "language:python", "network", "secrets", "threads"}, Architecture: "amd64",
-		Languages: map[proto.Language]string{proto.Bash: "GNU bash, version 5.2.15", proto.Python: "Python 3.11.2"}, Images: 2, Threads: 40,
+		Capabilities: []string{
+			"architecture:amd64", "disk", "images", "language:bash", "language:python", "network",
+			"secrets", "threads",
+		}, Architecture: "amd64",
+		Languages: map[proto.Language]string{proto.Bash: "GNU bash, version 5.2.15", proto.Python: "Python 3.11.2"},
+		Images:    2, Threads: 40,
 		Machine: proto.Machine{CPUs: 8, CPUsBusy: 2.5, Memory: 32 << 30, MemoryAvailable: 24 << 30},
 	})
 	draining := worker
 	draining.Draining = true
 	name := "The worker's name."
 	pools := NewAutoscale([]proto.Pool{{
-		Name: proto.DefaultPool, Capabilities: worker.Capabilities, Architecture: "amd64", WorkerSlots: 8, Workers: 2, Slots: 16, Queued: 120, Running: 16,
+		Name: proto.DefaultPool, Capabilities: worker.Capabilities, Architecture: "amd64", WorkerSlots: 8, Workers: 2,
+		Slots: 16, Queued: 120, Running: 16,
 		MeanSeconds: 2.5, OldestWait: 12.4, Desired: &proto.DesiredWorkers{Workers: 5, Slots: 40, Reason: "demand"},
 	}})
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/admin/autoscale", ID: "getAutoscale", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Show the demand for workers",
+			Method: http.MethodGet, Path: "/v1/admin/autoscale", ID: "getAutoscale", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Summary: "Show the demand for workers",
 			Doc:       "The demand for the workers of each pool, and how many the autoscaler recommends. At most 32 pools.",
 			Responses: ok("The pools, by name.", pools),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/workers", ID: "listWorkers", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List workers",
+			Method: http.MethodGet, Path: "/v1/admin/workers", ID: "listWorkers", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Summary: "List workers",
 			Doc:       "The live ones, by name. A worker that has died stays in the list for six seconds.",
 			Responses: ok("The workers.", Workers{[]Worker{worker}}),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/drain", ID: "drainWorker", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "worker.drain", Summary: "Drain a worker", PathDoc: name,
-			Doc:       "The worker finishes its executions and gets no others. It goes on running, and takes executions again after undrain or a restart.",
+			Method: http.MethodGet, Path: "/v1/admin/processes", ID: "listProcesses", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global:  true,
+			Summary: "List the processes of the deployment",
+			Doc: "Every process describes itself, which takes 3 seconds. Those that are starting or cut off from NATS " +
+				"are not in the list.",
+			Responses: ok("The processes, by name.", NewProcesses([]proto.Process{{
+				Name: "web1-4kq2xw7", Roles: []string{"gateway"}, Version: "v0.1.0", StartedAt: exampleTime(),
+				Problems: []proto.Problem{
+					{Need: "store", Message: "the store is unavailable: make the bucket, or correct --store"},
+				},
+			}})),
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/drain", ID: "drainWorker", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Audit: "worker.drain", Summary: "Drain a worker", PathDoc: name,
+			Doc: "The worker finishes its executions and gets no others. It goes on running, and takes executions " +
+				"again after undrain or a restart.",
 			Responses: ok("The worker, which gets no executions from now on.", draining), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/undrain", ID: "undrainWorker", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "worker.undrain", Summary: "End the draining of a worker", PathDoc: name,
+			Method: http.MethodPost, Path: "/v1/admin/workers/{name}/undrain", ID: "undrainWorker", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Audit: "worker.undrain", Summary: "End the draining of a worker",
+			PathDoc:   name,
 			Responses: ok("The worker, which gets executions again.", worker), Errors: []int{http.StatusNotFound},
 		},
 	}
@@ -320,43 +460,58 @@ func workerRoutes() []Route {
 
 func deadLetterRoutes() []Route {
 	meta := proto.Meta{
-		TraceID: exampleTrace, Org: "acme", Key: "key_AbCdEfGhIjKl", Language: proto.Python, Timeout: 60, Mode: proto.ModeAsync, MaxAttempts: 1,
-		Metadata: map[string]string{"team": "blue"}, WebhookURL: exampleHook, Profile: proto.DefaultProfileName, RequestID: "req-1",
+		TraceID: exampleTrace, Org: "acme", Key: "key_AbCdEfGhIjKl", Language: proto.Python, Timeout: 60,
+		Mode: proto.ModeAsync, MaxAttempts: 1,
+		Metadata: map[string]string{"team": "blue"}, WebhookURL: exampleHook, Profile: proto.DefaultProfileName,
+		RequestID: "req-1",
 		CreatedAt: exampleTime().Add(-time.Minute),
 	}
 	letter := &proto.DeadLetter{
-		ID: exampleTrace, Reason: proto.DeadWorkersLost, Message: "3 workers were lost with this job, each before it started the program.",
-		At: exampleTime(), Meta: &meta, Attempt: 1, Workers: []string{"w1-1a2b", "w2-3c4d", "w3-5e6f"},
+		ID: exampleTrace, Reason: proto.DeadWorkersLost,
+		Message: "3 workers were lost with this job, each before it started the program.",
+		At:      exampleTime(), Meta: &meta, Attempt: 1, Workers: []string{"w1-1a2b", "w2-3c4d", "w3-5e6f"},
 	}
 	whole := NewWholeDeadLetter(letter, &proto.DeadContent{Job: &proto.Job{Meta: meta}})
 	requeued := NewDeadLetter(letter)
-	requeued.RequeuedAs, requeued.RequeuedAt = new(proto.TraceID("trc_UvWxYz0123456789abcd")), &Time{exampleTime().Add(time.Hour)}
+	requeued.RequeuedAs, requeued.RequeuedAt = new(proto.TraceID("trc_UvWxYz0123456789abcd")),
+		&Time{exampleTime().Add(time.Hour)}
 	id := "The dead letter's id."
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/admin/dead-letters", ID: "listDeadLetters", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "List dead letters",
-			Doc: "Jobs whose workers were all lost before they started the program, and messages that are no jobs, of all organisations; the newest " +
+			Method: http.MethodGet, Path: "/v1/admin/dead-letters", ID: "listDeadLetters", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Summary: "List dead letters",
+			Doc: "Jobs whose workers were all lost before they started the program, and messages that are no jobs, of all " +
+				"organisations; the newest " +
 				"first. They are kept as long as records are.",
 			Params: paging(), Responses: ok("The dead letters.", DeadLetters{DeadLetters: []DeadLetter{whole.DeadLetter}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/dead-letters/{id}", ID: "getDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Summary: "Look at a dead letter", PathDoc: id,
-			Doc:       "The program and the environment variables of a job are kept, but not shown. Of a malformed message the first 4,096 bytes are shown.",
+			Method: http.MethodGet, Path: "/v1/admin/dead-letters/{id}", ID: "getDeadLetter", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Summary: "Look at a dead letter", PathDoc: id,
+			Doc: "The program and the environment variables of a job are kept, but not shown. Of a malformed message " +
+				"the first 4,096 bytes are shown.",
 			Responses: ok("The dead letter.", whole), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/dead-letters/{id}", ID: "deleteDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "dead_letter.delete", Summary: "Remove a dead letter", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/admin/dead-letters/{id}", ID: "deleteDeadLetter", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Audit: "dead_letter.delete", Summary: "Remove a dead letter", PathDoc: id,
 			Doc:       "For good, with its job. The record of its execution stays.",
 			Responses: empty("It is removed."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/dead-letters/{id}/requeue", ID: "requeueDeadLetter", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "dead_letter.requeue", Summary: "Run the job of a dead letter again", PathDoc: id, Traced: true,
-			Doc: "As a new execution, which the dead letter names from then on; the old execution stays as it ended. Program, variables, sandbox, thread, " +
-				"metadata, webhook and mode stay; the limits of its API key's present plan apply. The new execution may be queued as long as an " +
-				"async one. A repeated request gets the same answer and starts nothing, unless the new execution expired in the queue. A malformed " +
+			Method: http.MethodPost, Path: "/v1/admin/dead-letters/{id}/requeue", ID: "requeueDeadLetter", Tag: tagAdmin,
+			Starts: true, Scope: proto.ScopeAdmin, Global: true, Audit: "dead_letter.requeue",
+			Summary: "Run the job of a dead letter again", PathDoc: id, Traced: true,
+			Doc: "As a new execution, which the dead letter names from then on; the old execution stays as it ended. " +
+				"Program, variables, sandbox, thread, " +
+				"metadata, webhook and mode stay; the limits of its API key's present plan apply. The new execution may be " +
+				"queued as long as an " +
+				"async one. A repeated request gets the same answer and starts nothing, unless the new execution expired in the " +
+				"queue. A malformed " +
 				"message cannot be requeued.",
 			Responses: []Response{{
-				Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: requeued, Headers: map[string]string{"Location": "The path of the execution."},
+				Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: requeued,
+				Headers: map[string]string{"Location": "The path of the execution."},
 			}},
 			Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests},
 		},
@@ -366,26 +521,35 @@ func deadLetterRoutes() []Route {
 func storeRoutes() []Route {
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/admin/backup", ID: "backup", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "backup.create", Summary: "Back up the content of JetStream",
-			Doc: "The server stays in operation. The backup has everything that was accepted before the request, and some of what is accepted meanwhile. " +
-				"It contains secrets: the secrets of webhooks, the hashes of API keys, and the key that signs URLs of files. It does not contain the files of " +
+			Method: http.MethodGet, Path: "/v1/admin/backup", ID: "backup", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true,
+			Audit: "backup.create", Summary: "Back up the content of JetStream",
+			Doc: "The server stays in operation. The backup has everything that was accepted before the request, and some of " +
+				"what is accepted meanwhile. " +
+				"It contains secrets: the secrets of webhooks, the hashes of API keys, and the key that signs URLs of files. It " +
+				"does not contain the files of " +
 				"threads. bullpen backup fetches it and checks that it is complete, bullpen restore restores it.",
 			Responses: []Response{{
-				Status: http.StatusOK, Doc: "The backup. An answer that breaks off is incomplete.", Text: map[string]string{"application/zstd": ""},
+				Status: http.StatusOK, Doc: "The backup. An answer that breaks off is incomplete.",
+				Text:    map[string]string{"application/zstd": ""},
 				Headers: map[string]string{"Content-Disposition": "attachment, with a file name."},
 			}},
 			Errors: []int{http.StatusTooManyRequests},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/threads/gc", ID: "collectThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "thread_store.collect", Summary: "Remove garbage from the store of threads",
-			Doc: "Blobs of all organisations that no version or uploaded file refers to and that are older than the safe age: a younger one may belong to an " +
+			Method: http.MethodPost, Path: "/v1/admin/threads/gc", ID: "collectThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Global: true, Audit: "thread_store.collect", Summary: "Remove garbage from the store of threads",
+			Doc: "Blobs of all organisations that no version or uploaded file refers to and that are older than the safe " +
+				"age: a younger one may belong to an " +
 				"execution or an upload that is not done. The server also collects garbage by itself now and then.",
 			Request: CollectRequest{SafeAge: proto.Seconds(proto.DefaultSafeAge)}, OptionalBody: true,
-			Responses: ok("What was removed.", proto.Collected{Layers: proto.Swept{Blobs: 3, Bytes: 4 << 20}, Manifests: proto.Swept{Blobs: 3, Bytes: 1200}}),
+			Responses: ok("What was removed.",
+				proto.Collected{Layers: proto.Swept{Blobs: 3, Bytes: 4 << 20}, Manifests: proto.Swept{Blobs: 3, Bytes: 1200}}),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/admin/threads/rebuild", ID: "rebuildThreads", Tag: tagAdmin, Scope: proto.ScopeAdmin, Global: true, Audit: "thread_store.rebuild", Summary: "Rebuild threads from the store",
-			Doc: "For all organisations, after the loss of JetStream's data. Existing threads stay as they are. Uploaded files that were in no version " +
+			Method: http.MethodPost, Path: "/v1/admin/threads/rebuild", ID: "rebuildThreads", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Global: true, Audit: "thread_store.rebuild", Summary: "Rebuild threads from the store",
+			Doc: "For all organisations, after the loss of JetStream's data. Existing threads stay as they are. Uploaded " +
+				"files that were in no version " +
 				"are lost. No thread may be removed meanwhile.",
 			Responses: ok("What was rebuilt.", proto.Rebuilt{Made: 12, Kept: 3}),
 		},
@@ -405,21 +569,31 @@ func auditRoutes() []Route {
 	}
 	moment := object{"type": "string", "format": "date-time"}
 	params := append([]Param{
-		query("org", "Only acts by keys of this organisation, or on its objects. By default all for a global administrator, otherwise those of the API key's organisation.", text()),
-		query("actor", "Only acts with the API key of this id.", text()),
-		query("action", "Only this action, such as key.create.", text()),
+		query("org", "Only acts by keys of this organisation, or on its objects. By default all for a global "+
+			"administrator, otherwise those of the API key's organisation.", text()),
+		query("actor", "Only acts with the API key of this id.", filter()),
+		query("action", "Only this action, such as key.create.", filter()),
 		query("created_after", "Only records of this time or later.", moment),
 		query("created_before", "Only records before this time.", moment),
-		query("after", "Of an export: the sequence of the last record that the client has.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
-		query("all", "Of an export: the records of all organisations as they are, which a verification of the chain needs. For global administrators only, and without filters.", object{"type": "boolean", "default": false}),
-		header("Accept", "application/json, or application/x-ndjson for an export.", object{"type": "string", "default": typeJSON}),
+		query("after", "Of an export: the sequence of the last record that the client has.",
+			object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
+		query("all", "Of an export: the records of all organisations as they are, which a verification of the chain "+
+			"needs. For global administrators only, and without filters.", object{"type": "boolean", "default": false}),
+		header("Accept", "application/json, or application/x-ndjson for an export.",
+			object{"type": "string", "default": typeJSON}),
 	}, paging()...)
 	return []Route{{
-		Method: http.MethodGet, Path: "/v1/admin/audit", ID: "listAudit", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List administrative acts",
-		Doc: "The audit log: who did what with administrative objects, from where, and how it ended. Attempts that were refused are in it, too. " +
-			"With Accept: application/x-ndjson the answer is an export: all records that match, the oldest first, one in each line.",
-		Params:    params,
-		Responses: []Response{{Status: http.StatusOK, Doc: "The records.", Body: AuditRecords{Records: []AuditRecord{record}}, Text: map[string]string{typeNDJSON: string(line) + "\n"}}},
-		Errors:    []int{http.StatusNotFound, http.StatusTooManyRequests},
+		Method: http.MethodGet, Path: "/v1/admin/audit", ID: "listAudit", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+		Summary: "List administrative acts",
+		Doc: "The audit log: who did what with administrative objects, from where, and how it ended. Attempts that were " +
+			"refused are in it, too. " +
+			"With Accept: application/x-ndjson the answer is an export: all records that match, the oldest first, one in " +
+			"each line.",
+		Params: params,
+		Responses: []Response{{
+			Status: http.StatusOK, Doc: "The records.", Body: AuditRecords{Records: []AuditRecord{record}},
+			Text: map[string]string{typeNDJSON: string(line) + "\n"},
+		}},
+		Errors: []int{http.StatusNotFound, http.StatusTooManyRequests},
 	}}
 }

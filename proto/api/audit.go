@@ -27,7 +27,7 @@ const (
 // AuditRecord is one record of the audit log. The same JSON is stored, hashed, listed, exported and
 // sent to sinks.
 type AuditRecord struct {
-	Sequence  int64           `json:"sequence" minimum:"1" doc:"Each record has the number after that of the one before."`
+	Sequence  int64           `json:"sequence" minimum:"1" doc:"Each record has the number after that of the one before, of whatever organisation."`
 	Time      Time            `json:"time"`
 	Stage     AuditStage      `json:"stage" doc:"An act has two records: an intent before it, and an outcome after it. An intent without an outcome is an act that is not done, or whose server died: it may or may not have been carried out."`
 	Intent    *int64          `json:"intent" minimum:"1" doc:"Of an outcome, the sequence number of the intent; null if the key may not use the route, so that nothing was tried."`
@@ -170,7 +170,8 @@ func (c *AuditChain) Add(line []byte) (*AuditRecord, error) {
 	sum := sha256.Sum256(unsealed)
 	switch {
 	case c.Records > 0 && r.Sequence != expected:
-		return nil, fmt.Errorf("record %d is missing: the one after record %d has the number %d", expected, c.Last, r.Sequence)
+		return nil, fmt.Errorf("record %d is missing: the one after record %d has the number %d", expected,
+			c.Last, r.Sequence)
 	case r.Hash != hex.EncodeToString(sum[:]):
 		return nil, fmt.Errorf("record %d was altered: its hash is not that of its content", r.Sequence)
 	case !bytes.Equal(whole, bytes.TrimSpace(line)):

@@ -33,8 +33,11 @@ func TestEveryAdministrativeRouteIsAudited(t *testing.T) {
 // The values are from RFC 8785, 3.2.2 and 3.2.3.
 func TestCanonicalJSON(t *testing.T) {
 	for in, want := range map[string]string{
-		`{"numbers":[333333333.33333329,1E30,4.50,2e-3,0.000000000000000000000000001],"string":"\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/","literals":[null,true,false]}`: `{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],"string":"€$\u000f\nA'B\"\\\\\"/"}`,
-		`{"\u20ac":"Euro Sign","\r":"Carriage Return","1":"One","\u0080":"Control","\u00f6":"o"}`:                                                                             "{\"\\r\":\"Carriage Return\",\"1\":\"One\",\"\u0080\":\"Control\",\"ö\":\"o\",\"€\":\"Euro Sign\"}",
+		`{"numbers":[333333333.33333329,1E30,4.50,2e-3,0.000000000000000000000000001],` +
+			`"string":"\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/","literals":[null,true,false]}`: `{"literals":[null,` +
+			`true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],"string":"€$\u000f\nA'B\"\\\\\"/"}`,
+		`{"\u20ac":"Euro Sign","\r":"Carriage Return","1":"One","\u0080":"Control","\u00f6":"o"}`: "{\"\\r\":\"Carriage " +
+			"Return\",\"1\":\"One\",\"\u0080\":\"Control\",\"ö\":\"o\",\"€\":\"Euro Sign\"}",
 		`"\u2028<&>"`: "\"\u2028<&>\"",
 	} {
 		var v any
@@ -53,8 +56,10 @@ func auditLines(t *testing.T, n int) (lines [][]byte) {
 	var last *AuditRecord
 	for i := range 2 * n {
 		r := AuditRecord{
-			Time: Time{exampleTime()}, Stage: AuditIntent, Action: "key.create", Actor: AuditActor{"key", "key_1", "ci \u2028 <&>", "acme"},
-			Object: AuditObject{Kind: "key"}, UserAgent: "agent", After: json.RawMessage(`{"cpu":0.05,"env":{"B":"[redacted]","A":"[redacted]"}}`),
+			Time: Time{exampleTime()}, Stage: AuditIntent, Action: "key.create",
+			Actor:  AuditActor{"key", "key_1", "ci \u2028 <&>", "acme"},
+			Object: AuditObject{Kind: "key"}, UserAgent: "agent",
+			After: json.RawMessage(`{"cpu":0.05,"env":{"B":"[redacted]","A":"[redacted]"}}`),
 		}
 		if i%2 == 1 {
 			r.Stage, r.Intent = AuditOutcome, new(int64(i))
@@ -105,15 +110,27 @@ func TestAuditChainFindsTampering(t *testing.T) {
 		change func(lines [][]byte) [][]byte
 		word   string
 	}{
-		"a value":           {func(l [][]byte) [][]byte { l[2] = bytes.Replace(l[2], []byte("acme"), []byte("evil"), 1); return l }, "record 3 was altered"},
-		"another member":    {func(l [][]byte) [][]byte { l[2] = append(l[2][:len(l[2])-1], `,"x":1}`...); return l }, "record 3 was altered"},
-		"a member twice":    {func(l [][]byte) [][]byte { l[2] = append([]byte(`{"action":"key.list",`), l[2][1:]...); return l }, "record 3 was altered"},
+		"a value": {func(l [][]byte) [][]byte {
+			l[2] = bytes.Replace(l[2], []byte("acme"), []byte("evil"), 1)
+			return l
+		}, "record 3 was altered"},
+		"another member": {
+			func(l [][]byte) [][]byte { l[2] = append(l[2][:len(l[2])-1], `,"x":1}`...); return l },
+			"record 3 was altered",
+		},
+		"a member twice": {func(l [][]byte) [][]byte {
+			l[2] = append([]byte(`{"action":"key.list",`), l[2][1:]...)
+			return l
+		}, "record 3 was altered"},
 		"a hash of its own": {func(l [][]byte) [][]byte { l[2] = resealed(l[2]); return l }, "record 4 does not follow"},
 		"removed":           {func(l [][]byte) [][]byte { return slices.Delete(l, 2, 3) }, "record 3 is missing"},
 		"given twice":       {func(l [][]byte) [][]byte { return slices.Insert(l, 2, l[1]) }, "record 3 is missing"},
 		"another order":     {func(l [][]byte) [][]byte { l[2], l[3] = l[3], l[2]; return l }, "record 3 is missing"},
 		"no JSON":           {func(l [][]byte) [][]byte { l[2] = l[2][:20]; return l }, "record 3 is no JSON"},
-		"the first one":     {func(l [][]byte) [][]byte { l[0] = bytes.Replace(l[0], []byte("0000"), []byte("1000"), 1); return l }, "record 1 was altered"},
+		"the first one": {func(l [][]byte) [][]byte {
+			l[0] = bytes.Replace(l[0], []byte("0000"), []byte("1000"), 1)
+			return l
+		}, "record 1 was altered"},
 	} {
 		if _, err := verify(tamper.change(auditLines(t, 3))); err == nil || !strings.Contains(err.Error(), tamper.word) {
 			t.Errorf("%s: %v", name, err)

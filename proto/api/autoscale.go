@@ -38,7 +38,8 @@ func NewAutoscale(pools []proto.Pool) Autoscale {
 	list := make([]Pool, len(pools))
 	for i, p := range pools {
 		list[i] = Pool{
-			Name: p.Name, Capabilities: p.Capabilities, Architecture: optional(p.Architecture), WorkerSlots: p.WorkerSlots, Workers: p.Workers, Slots: p.Slots,
+			Name: p.Name, Capabilities: p.Capabilities, Architecture: optional(p.Architecture), WorkerSlots: p.WorkerSlots,
+			Workers: p.Workers, Slots: p.Slots,
 			Queued: p.Queued, Running: p.Running, MeanSeconds: p.MeanSeconds, OldestWait: p.OldestWait,
 		}
 		if p.Capabilities == nil {

@@ -127,20 +127,29 @@ type Batch struct {
 	WebhookURL            *string               `json:"webhook_url" doc:"Where its end is delivered."`
 	WebhookDeliveryStatus *proto.DeliveryStatus `json:"webhook_delivery_status" doc:"Of its end; null in lists, before the end and without a webhook."`
 	Retries               int                   `json:"retries" minimum:"0"`
+	WaitingFor            *proto.Missing        `json:"waiting_for,omitempty"`
 	CreatedAt             Time                  `json:"created_at"`
 	StartedAt             *Time                 `json:"started_at" doc:"When the first item was submitted."`
 	CompletedAt           *Time                 `json:"completed_at" doc:"When the last item had ended."`
 }
 
-// rateExpires is the age at which the rate of a batch says nothing any more.
+// rateExpires is the age at which the rate of a batch is stale.
 const rateExpires = time.Minute
 
-// NewBatch returns the state of a batch at the time now.
+// NewBatch returns the state of a batch at the time now. A batch has ended for clients once it can be
+// retried and removed: when its webhook is stored.
 func NewBatch(b *proto.Batch, s *proto.BatchState, now time.Time) Batch {
+	if b.Ended(s) && !b.Finished(s) {
+		before := *s
+		before.EndedAt = time.Time{}
+		s = &before
+	}
 	form := Batch{
-		ID: b.ID, Status: b.Status(s), Reason: optional(s.Reason), Counts: s.Counts, MaxParallel: optional(b.MaxParallel), StopOnFailure: b.StopOnFailure,
-		Priority: b.Priority, Metadata: orEmpty(b.Metadata), KeyID: b.Key, ItemWebhooks: b.ItemWebhooks, WebhookURL: optional(b.WebhookURL),
-		Retries: b.Retries, CreatedAt: Time{b.CreatedAt}, StartedAt: optionalTime(s.StartedAt),
+		ID: b.ID, Status: b.Status(s), Reason: optional(s.Reason), Counts: s.Counts, MaxParallel: optional(b.MaxParallel),
+		StopOnFailure: b.StopOnFailure,
+		Priority:      b.Priority, Metadata: orEmpty(b.Metadata), KeyID: b.Key, ItemWebhooks: b.ItemWebhooks,
+		WebhookURL: optional(b.WebhookURL),
+		Retries:    b.Retries, CreatedAt: Time{b.CreatedAt}, StartedAt: optionalTime(s.StartedAt),
 	}
 	if form.Counts.Total == 0 { // no process has looked at it yet
 		form.Counts = proto.BatchCounts{Total: b.Total, Waiting: b.Total}
@@ -179,19 +188,31 @@ type BatchRetryRequest struct {
 
 // BatchResult is a line of the results of a batch.
 type BatchResult struct {
-	Index           int               `json:"index" minimum:"0"`
-	TraceID         *proto.TraceID    `json:"trace_id" doc:"null if it was never submitted."`
-	Status          proto.Status      `json:"status"`
-	ExitCode        *int              `json:"exit_code"`
-	Stdout          *string           `json:"stdout"`
-	Stderr          *string           `json:"stderr"`
-	Error           *string           `json:"error"`
-	ErrorCode       *string           `json:"error_code" format:"error-code"`
-	ErrorMessage    *string           `json:"error_message" doc:"Also says that the record is not kept any more."`
-	DurationMS      int64             `json:"duration_ms" minimum:"0"`
-	StdoutTruncated bool              `json:"stdout_truncated"`
-	StderrTruncated bool              `json:"stderr_truncated"`
-	Metadata        map[string]string `json:"metadata"`
+	Index             int               `json:"index" minimum:"0"`
+	TraceID           *proto.TraceID    `json:"trace_id" doc:"null if it was never submitted."`
+	Status            proto.Status      `json:"status"`
+	ExitCode          *int              `json:"exit_code"`
+	Stdout            *string           `json:"stdout"`
+	Stderr            *string           `json:"stderr"`
+	Error             *string           `json:"error"`
+	ErrorCode         *string           `json:"error_code" format:"error-code"`
+	ErrorMessage      *string           `json:"error_message" doc:"Also says that the record is not kept any more."`
+	DurationMS        int64             `json:"duration_ms" minimum:"0"`
+	StdoutTruncated   bool              `json:"stdout_truncated"`
+	StderrTruncated   bool              `json:"stderr_truncated"`
+	StdoutInvalidUTF8 bool              `json:"stdout_invalid_utf8,omitempty" doc:"As in the result."`
+	StderrInvalidUTF8 bool              `json:"stderr_invalid_utf8,omitempty" doc:"As in the result."`
+	Metadata          map[string]string `json:"metadata"`
+	Unreadable        bool              `json:"unreadable,omitempty" doc:"The server could not read the record, so that the line has nothing of it but the status."`
+}
+
+// NewUnreadableResult returns the line of an item that has ended, whose record cannot be read.
+func NewUnreadableResult(index int, status proto.ItemStatus, id proto.TraceID) *BatchResult {
+	line := NewBatchResult(index, status, nil)
+	line.TraceID, line.Unreadable = &id, true
+	line.ErrorMessage = new("The server could not read the result; its log has the cause. Download the results again, " +
+		"or ask for this one at /v1/executions/" + string(id) + ".")
+	return line
 }
 
 // NewBatchResult returns the line of an item that has ended. record is nil if there is none.
@@ -200,7 +221,9 @@ func NewBatchResult(index int, status proto.ItemStatus, record *proto.Record) *B
 	if record == nil {
 		message := "The batch was stopped before this item was submitted."
 		if status != proto.ItemCancelled {
-			line.Status = map[proto.ItemStatus]proto.Status{proto.ItemSucceeded: proto.StatusSuccess, proto.ItemFailed: proto.StatusFailed}[status]
+			line.Status = map[proto.ItemStatus]proto.Status{
+				proto.ItemSucceeded: proto.StatusSuccess, proto.ItemFailed: proto.StatusFailed,
+			}[status]
 			message = "The result is not kept any more."
 		}
 		line.ErrorMessage = &message
@@ -210,6 +233,7 @@ func NewBatchResult(index int, status proto.ItemStatus, record *proto.Record) *B
 	if r := record.Result; r != nil {
 		line.ExitCode, line.Stdout, line.Stderr = &r.ExitCode, &r.Stdout, &r.Stderr
 		line.Error, line.ErrorCode, line.ErrorMessage = r.Error, r.ErrorCode, r.ErrorMessage
+		line.StdoutInvalidUTF8, line.StderrInvalidUTF8 = r.StdoutInvalidUTF8, r.StderrInvalidUTF8
 		line.DurationMS, line.StdoutTruncated, line.StderrTruncated = r.DurationMS, r.StdoutTruncated, r.StderrTruncated
 	}
 	return line

@@ -19,14 +19,16 @@ func TestBatchProgress(t *testing.T) {
 		rate   float64
 		left   int64 // seconds, -1 for unknown
 	}{
-		"running":          {nil, 2, 350},
-		"slow":             {func(_ *proto.Batch, s *proto.BatchState) { s.Rate = 0.5 }, 0.5, 1400},
-		"nothing ended":    {func(_ *proto.Batch, s *proto.BatchState) { s.Rate = 0 }, 0, -1},
-		"state is old":     {func(_ *proto.Batch, s *proto.BatchState) { s.UpdatedAt = now.Add(-time.Minute) }, 0, -1},
-		"paused":           {func(b *proto.Batch, _ *proto.BatchState) { b.Paused = true }, 2, -1},
-		"cancelled":        {func(b *proto.Batch, _ *proto.BatchState) { b.Cancelled = true }, 2, -1},
-		"to be retried":    {func(b *proto.Batch, _ *proto.BatchState) { b.Retries = 1 }, 0, -1},
-		"ended long since": {func(_ *proto.Batch, s *proto.BatchState) { s.EndedAt = now.Add(-time.Hour) }, 0, -1},
+		"running":       {nil, 2, 350},
+		"slow":          {func(_ *proto.Batch, s *proto.BatchState) { s.Rate = 0.5 }, 0.5, 1400},
+		"nothing ended": {func(_ *proto.Batch, s *proto.BatchState) { s.Rate = 0 }, 0, -1},
+		"state is old":  {func(_ *proto.Batch, s *proto.BatchState) { s.UpdatedAt = now.Add(-time.Minute) }, 0, -1},
+		"paused":        {func(b *proto.Batch, _ *proto.BatchState) { b.Paused = true }, 2, -1},
+		"cancelled":     {func(b *proto.Batch, _ *proto.BatchState) { b.Cancelled = true }, 2, -1},
+		"to be retried": {func(b *proto.Batch, _ *proto.BatchState) { b.Retries = 1 }, 0, -1},
+		"ended long since": {func(_ *proto.Batch, s *proto.BatchState) {
+			s.EndedAt, s.Notified = now.Add(-time.Hour), true
+		}, 0, -1},
 	} {
 		batch, state := proto.Batch{ID: "bat_x", Total: 1000}, running
 		if c.change != nil {

@@ -42,14 +42,19 @@ func (e *PlaceError) Error() string { return e.Place + ": " + e.Err.Error() }
 // Unwrap returns the error of the item.
 func (e *PlaceError) Unwrap() error { return e.Err }
 
-// Read reads a body to its end. It returns a [*proto.FieldError] if the body is malformed, a
+// Read reads a body to its end. A byte order mark at its beginning is left out. It returns a
+// [*proto.FieldError] if the body is malformed, a
 // [*PlaceError] if an item is, and the errors of from, Settings and Item.
 func (b *BatchBody) Read(from io.Reader) error {
 	read := b.readObject
 	if b.Lines {
 		read = b.readLines
 	}
-	if err := read(from); err != nil {
+	begin := bufio.NewReader(from)
+	if first, err := begin.Peek(len(byteOrderMark)); err == nil && string(first) == byteOrderMark {
+		_, _ = begin.Discard(len(byteOrderMark)) // it is there
+	}
+	if err := read(begin); err != nil {
 		return err
 	}
 	if b.items == 0 {

@@ -44,9 +44,13 @@ func DecodeConnection(org, slug string, body []byte) (proto.Connection, error) {
 // Connection returns the connection to store, without its times.
 func (r *ConnectionRequest) Connection() proto.Connection {
 	c := proto.Connection{
-		Org: r.Org, Slug: r.Slug, Kind: r.Kind, Directory: r.Directory, Bytes: int64(r.Bytes), Prefix: r.Prefix, ReadOnly: r.ReadOnly, Description: r.Description,
+		Org: r.Org, Slug: r.Slug, Kind: r.Kind, Directory: r.Directory, Bytes: int64(r.Bytes), Prefix: r.Prefix,
+		ReadOnly: r.ReadOnly, Description: r.Description,
 	}
-	s3 := proto.S3Mount{Endpoint: r.Endpoint, Region: r.Region, Bucket: r.Bucket, PathStyle: r.PathStyle, Credential: r.Credential}
+	s3 := proto.S3Mount{
+		Endpoint: r.Endpoint, Region: r.Region, Bucket: r.Bucket, PathStyle: r.PathStyle,
+		Credential: r.Credential,
+	}
 	if s3 != (proto.S3Mount{}) {
 		c.S3 = &s3
 	}
@@ -67,8 +71,9 @@ type Connection struct {
 	Bytes       proto.Bytes     `json:"bytes,omitempty" doc:"Quota of a volume."`
 	Prefix      string          `json:"prefix,omitempty" doc:"The part of the storage that programs see; absent for everything."`
 	ReadOnly    bool            `json:"read_only"`
+	Snapshot    bool            `json:"snapshot,omitempty" doc:"A volume that stays read-only."`
 	Description string          `json:"description,omitempty"`
-	TestedAt    *Time           `json:"tested_at" doc:"When a gateway last tested the connection successfully; null if none has since it was changed."`
+	TestedAt    *Time           `json:"tested_at" doc:"When a gateway last tested the connection successfully; null if none has since more than its description was changed."`
 	Removing    bool            `json:"removing,omitempty" doc:"The removal of the volume has begun, so nothing can use it any more. Removing it again completes that."`
 	CreatedAt   Time            `json:"created_at"`
 	UpdatedAt   Time            `json:"updated_at"`
@@ -77,16 +82,19 @@ type Connection struct {
 // Connections is a list of storage connections.
 type Connections struct {
 	Connections []Connection `json:"connections"`
+	NextCursor  *string      `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // NewConnection returns the form of a connection.
 func NewConnection(c *proto.Connection) Connection {
 	form := Connection{
-		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Directory: c.Directory, Bytes: proto.Bytes(c.Bytes), Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
-		Removing: c.Removing, CreatedAt: Time{c.CreatedAt}, UpdatedAt: Time{c.UpdatedAt},
+		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Directory: c.Directory, Bytes: proto.Bytes(c.Bytes), Prefix: c.Prefix,
+		ReadOnly: c.ReadOnly, Description: c.Description,
+		Snapshot: c.Snapshot, Removing: c.Removing, CreatedAt: Time{c.CreatedAt}, UpdatedAt: Time{c.UpdatedAt},
 	}
 	if c.S3 != nil {
-		form.Endpoint, form.Region, form.Bucket, form.PathStyle, form.Credential = c.S3.Endpoint, c.S3.Region, c.S3.Bucket, c.S3.PathStyle, c.S3.Credential
+		form.Endpoint, form.Region, form.Bucket, form.PathStyle, form.Credential = c.S3.Endpoint, c.S3.Region, c.S3.Bucket,
+			c.S3.PathStyle, c.S3.Credential
 	}
 	if c.TestedAt != nil {
 		form.TestedAt = &Time{*c.TestedAt}
@@ -97,7 +105,8 @@ func NewConnection(c *proto.Connection) Connection {
 // Request returns what is sent to store the connection.
 func (c *Connection) Request() ConnectionRequest {
 	return ConnectionRequest{
-		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Endpoint: c.Endpoint, Region: c.Region, Bucket: c.Bucket, PathStyle: c.PathStyle, Credential: c.Credential,
+		Org: c.Org, Slug: c.Slug, Kind: c.Kind, Endpoint: c.Endpoint, Region: c.Region, Bucket: c.Bucket,
+		PathStyle: c.PathStyle, Credential: c.Credential,
 		Directory: c.Directory, Bytes: c.Bytes, Prefix: c.Prefix, ReadOnly: c.ReadOnly, Description: c.Description,
 	}
 }

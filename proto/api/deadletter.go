@@ -80,7 +80,8 @@ func NewWholeDeadLetter(l *proto.DeadLetter, content *proto.DeadContent) *WholeD
 	whole := &WholeDeadLetter{DeadLetter: NewDeadLetter(l)}
 	if job := content.Job; job != nil {
 		whole.Execution = &DeadExecution{
-			Language: job.Language, Timeout: job.Timeout, Mode: job.Mode, MaxAttempts: job.MaxAttempts, ThreadID: optional(job.ThreadID),
+			Language: job.Language, Timeout: job.Timeout, Mode: job.Mode, MaxAttempts: job.MaxAttempts,
+			ThreadID: optional(proto.UserThread(job.ThreadID)),
 			Metadata: orEmpty(job.Metadata), WebhookURL: optional(job.WebhookURL), Sandbox: job.Profile,
 			RequestID: optional(job.RequestID), CreatedAt: Time{job.CreatedAt}, CodeBytes: len(job.Code),
 		}

@@ -1,14 +1,17 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -49,12 +52,9 @@ func decodeMembers(request any, body []byte, strict bool) error {
 	if err := checkBody(body); err != nil {
 		return err
 	}
-	err := eachMember(body, func(key string, value []byte) error { return checkText(value, orQuotes(key)) })
-	if err == nil {
-		err = checkText(body, bodyField) // names of members too
-	}
-	if err != nil {
-		return err
+	if err := checkText(body, bodyField); err != nil {
+		named := eachMember(body, func(key string, value []byte) error { return checkText(value, orQuotes(key)) })
+		return cmp.Or(named, err) // err if a name is at fault
 	}
 	return decodeObject("", body, reflect.ValueOf(request).Elem(), strict)
 }
@@ -63,26 +63,25 @@ func decodeMembers(request any, body []byte, strict bool) error {
 // errors begin with prefix. A strict object must not have members that the struct does not name.
 func decodeObject(prefix string, object []byte, to reflect.Value, strict bool) error {
 	fields := jsonFields(to.Type())
-	known := func(key string) bool {
-		return slices.ContainsFunc(fields, func(f jsonField) bool { return f.name == key })
-	}
-	members := make(map[string][]byte)
+	members := make([][]byte, len(fields)) // by field
 	err := eachMember(object, func(key string, value []byte) error {
-		field := orQuotes(prefix + proto.Shorten(key))
+		at := slices.IndexFunc(fields, func(f jsonField) bool { return f.name == key })
 		switch {
-		case !known(key) && strict:
-			return proto.FieldErrorf(field, "is not known here")
-		case members[key] != nil && known(key):
-			return proto.FieldErrorf(field, "must be given only once")
+		case at < 0 && strict:
+			return proto.FieldErrorf(orQuotes(prefix+proto.Shorten(key)), "is not known here")
+		case at < 0:
+			return nil // not kept: a body may have any number of them
+		case members[at] != nil:
+			return proto.FieldErrorf(orQuotes(prefix+proto.Shorten(key)), "must be given only once")
 		}
-		members[key] = value
+		members[at] = value
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	for _, f := range fields {
-		field, raw, value := prefix+f.name, members[f.name], to.FieldByIndex(f.Index)
+	for at, f := range fields {
+		field, raw, value := prefix+f.name, members[at], to.FieldByIndex(f.Index)
 		if raw == nil || typeByte(raw) == 'n' {
 			err = setDefault(field, value, f.Tag)
 		} else {
@@ -95,7 +94,7 @@ func decodeObject(prefix string, object []byte, to reflect.Value, strict bool) e
 	return nil
 }
 
-// orQuotes returns name, or two quotes in place of an empty one.
+// orQuotes returns name, or two quotes if it is empty.
 func orQuotes(name string) string {
 	if name == "" {
 		return `""`
@@ -127,7 +126,9 @@ func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructT
 		if *to, err = decodeBytes(field, raw); err != nil {
 			return err
 		}
-		return checkRange(field, float64(*to), tag, func(limit string) (b proto.Bytes, err error) { return b, b.UnmarshalText([]byte(limit)) })
+		return checkRange(field, float64(*to), tag, func(limit string) (b proto.Bytes, err error) {
+			return b, b.UnmarshalText([]byte(limit))
+		})
 	case *proto.Seconds:
 		*to, err = decodeSeconds(field, raw, tag)
 		return err
@@ -171,7 +172,9 @@ func decodeValue(field string, raw []byte, to reflect.Value, tag reflect.StructT
 		if json.Unmarshal(raw, to.Addr().Interface()) != nil {
 			return must("be a number")
 		}
-		return checkRange(field, to.Float(), tag, func(limit string) (float64, error) { return strconv.ParseFloat(limit, 64) })
+		return checkRange(field, to.Float(), tag, func(limit string) (float64, error) {
+			return strconv.ParseFloat(limit, 64)
+		})
 	case reflect.Bool:
 		if json.Unmarshal(raw, to.Addr().Interface()) != nil {
 			return must("be true or false")
@@ -292,15 +295,16 @@ func decodeBytes(field string, raw []byte) (b proto.Bytes, err error) {
 		return proto.Bytes(n), nil
 	}
 	if typeByte(raw) != '"' || b.UnmarshalText([]byte(text)) != nil {
-		return 0, proto.FieldErrorf(field, "must be a number of bytes, or a string such as 512MiB or 2GiB (units: KiB, MiB, GiB)")
+		return 0, proto.FieldErrorf(
+			field, "must be a number of bytes, or a string such as 512MiB or 2GiB (units: KiB, MiB, GiB)")
 	}
 	return b, nil
 }
 
 // decodeSeconds decodes a number of seconds within the minimum and the maximum of the tag.
 func decodeSeconds(field string, raw []byte, tag reflect.StructTag) (s proto.Seconds, err error) {
-	var f float64
-	if json.Unmarshal(raw, &f) != nil || typeByte(raw) == 'n' {
+	f, err := strconv.ParseFloat(string(raw), 64)
+	if err != nil {
 		return 0, proto.FieldErrorf(field, "must be a number of seconds")
 	}
 	least, most := tag.Get("minimum"), tag.Get("maximum")
@@ -309,7 +313,7 @@ func decodeSeconds(field string, raw []byte, tag reflect.StructTag) (s proto.Sec
 	if f < from || f > to {
 		return 0, proto.FieldErrorf(field, "must be %s to %s seconds", least, most)
 	}
-	return s, s.UnmarshalJSON(raw)
+	return proto.Seconds(time.Duration(math.Round(f*1000)) * time.Millisecond), nil
 }
 
 // decodeTime decodes a time in RFC 3339.
@@ -339,7 +343,9 @@ func checkCount(field string, n int, limit string, tag reflect.StructTag) error 
 }
 
 // checkRange checks a number against the minimum and the maximum of the tag, which parse reads.
-func checkRange[N ~int | ~int64 | ~float64](field string, n float64, tag reflect.StructTag, parse func(string) (N, error)) error {
+func checkRange[N ~int | ~int64 | ~float64](
+	field string, n float64, tag reflect.StructTag, parse func(string) (N, error),
+) error {
 	least, hasLeast := tag.Lookup("minimum")
 	most, hasMost := tag.Lookup("maximum")
 	from, to := N(0), N(0)
@@ -381,9 +387,21 @@ type jsonField struct {
 	omitEmpty bool
 }
 
+// fieldsByType are the results of [findFields].
+var fieldsByType sync.Map
+
 // jsonFields returns the fields that encoding/json encodes, those of embedded structs included. A
 // field of an embedded struct that has the name of an outer field is left out.
 func jsonFields(t reflect.Type) []jsonField {
+	fields, ok := fieldsByType.Load(t)
+	if !ok {
+		fields, _ = fieldsByType.LoadOrStore(t, findFields(t))
+	}
+	return fields.([]jsonField)
+}
+
+// findFields is jsonFields without its cache: an array may have any number of objects.
+func findFields(t reflect.Type) []jsonField {
 	var fields []jsonField
 	for _, f := range reflect.VisibleFields(t) {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")

@@ -9,7 +9,8 @@ import (
 )
 
 func TestDocsAreCurrent(t *testing.T) {
-	doctest.Compare(t, "../../docs/api.md", "<!-- error codes: written by `make docs` -->\n", "<!-- end of error codes -->\n", codeTable())
+	doctest.Compare(t, "../../docs/reference/api.md", "<!-- error codes: written by `make docs` -->\n",
+		"<!-- end of error codes -->\n", codeTable())
 }
 
 // codeTable returns the table of error codes in Markdown.

@@ -22,7 +22,7 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	case proto.Mode:
 		return texts(Modes())
 	case proto.Class:
-		return texts([]proto.Class{proto.ClassInteractive, proto.ClassBatch})
+		return texts([]proto.Class{proto.ClassInteractive, proto.ClassBackground})
 	case proto.Stream:
 		return texts([]proto.Stream{proto.Stdout, proto.Stderr})
 	case proto.Scope:
@@ -32,7 +32,10 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	case proto.Role:
 		return texts(proto.Roles())
 	case Reason:
-		return texts([]Reason{ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonDeleted, ReasonAddress, ReasonSession})
+		return texts([]Reason{
+			ReasonScope, ReasonGlobal, ReasonPlan, ReasonSuspended, ReasonDeleted, ReasonAddress,
+			ReasonSession, ReasonNoWorker, ReasonMissing,
+		})
 	case proto.NetworkPolicy:
 		return texts([]proto.NetworkPolicy{proto.NetworkBlocked, proto.NetworkUnrestricted, proto.NetworkAllowlist})
 	case proto.DeliveryStatus:
@@ -46,9 +49,15 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 	case proto.BatchStatus:
 		return texts(proto.BatchStatuses())
 	case proto.PipelineStatus:
-		return texts([]proto.PipelineStatus{proto.PipelineRunning, proto.PipelineSuccess, proto.PipelineFailed, proto.PipelineCancelled})
+		return texts([]proto.PipelineStatus{
+			proto.PipelineRunning, proto.PipelineSuccess, proto.PipelineFailed,
+			proto.PipelineCancelled,
+		})
 	case proto.StepStatus:
-		return texts([]proto.StepStatus{proto.StepWaiting, proto.StepRunning, proto.StepSuccess, proto.StepFailed, proto.StepSkipped, proto.StepCancelled})
+		return texts([]proto.StepStatus{
+			proto.StepWaiting, proto.StepRunning, proto.StepSuccess, proto.StepFailed,
+			proto.StepSkipped, proto.StepCancelled,
+		})
 	case proto.UsageGroup:
 		return texts(proto.UsageGroups())
 	case proto.QuotaName:

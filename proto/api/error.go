@@ -49,9 +49,14 @@ func Codes() []CodeInfo {
 	header := func(name, doc string, schema object) object {
 		return object{name: object{"description": doc, "schema": schema}}
 	}
-	retryAfter := header("Retry-After", "Seconds, if waiting helps.", object{"type": "integer", "minimum": 1, "maximum": 30})
-	limited := header("X-Should-Retry", "Set if the plan does not include this, or a monthly quota is used up.", object{"type": "string", "const": "false"})
+	retryAfter := header("Retry-After", "Seconds, if waiting helps.",
+		object{"type": "integer", "minimum": 1, "maximum": 30})
+	limited := header("X-Should-Retry", "Set if the plan does not include this, or a monthly quota is used up.",
+		object{"type": "string", "const": "false"})
 	maps.Copy(limited, retryAfter)
+	unavailable := header("X-Should-Retry", "Set if no worker offers what the execution needs.",
+		object{"type": "string", "const": "false"})
+	maps.Copy(unavailable, retryAfter)
 	return []CodeInfo{
 		{
 			CodeValidation, http.StatusBadRequest, "BadRequest",
@@ -66,7 +71,9 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeForbidden, http.StatusForbidden, "Forbidden",
-			"The API key does not have the scope that the body names, or is not a global administrator's; or it is not for requests from this address; or the signed URL has expired, or is for another method; or a page of another origin sent a request with a session; or the login was refused.",
+			"The API key does not have the scope that the body names, or is not a global administrator's; or it is not for " +
+				"requests from this address; or the signed URL has expired, or is for another method; or a page of another " +
+				"origin sent a request with a session; or the login was refused.",
 			"this needs an API key with the scope files", nil,
 		},
 		{
@@ -86,8 +93,13 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeConflict, http.StatusConflict, "Conflict",
-			"Another request changed the same thing at the same time, or the state of something else forbids the request; the message says which.",
-			"somebody else changed this at the same time; send the request again", nil,
+			"Another request changed the same thing at the same time, or the state of something else forbids the request; " +
+				"the message says which. " +
+				"With the reason missing_reference, the API key or its sandbox names something that does not exist, and the " +
+				"message says who can create it.",
+			"somebody else changed this at the same time; send the request again",
+			header("X-Should-Retry", "Set if the request will be refused until somebody creates what the message names.",
+				object{"type": "string", "const": "false"}),
 		},
 		{
 			CodeLengthRequired, http.StatusLengthRequired, "LengthRequired",
@@ -103,7 +115,8 @@ func Codes() []CodeInfo {
 			CodeUnsupportedMedia, http.StatusUnsupportedMediaType, "UnsupportedMedia",
 			"The body has a Content-Encoding. Bodies must not be compressed.",
 			"a body with a Content-Encoding is not read; send it as it is",
-			header("Accept-Encoding", "The encodings that are read.", object{"type": "string", "enum": []string{"identity", "gzip, zstd"}}),
+			header("Accept-Encoding", "The encodings that are read.",
+				object{"type": "string", "enum": []string{"identity", "gzip, zstd"}}),
 		},
 		{
 			CodeRange, http.StatusRequestedRangeNotSatisfiable, "RangeNotSatisfiable",
@@ -123,8 +136,11 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeRateLimited, http.StatusTooManyRequests, "TooManyRequests",
-			"The plan does not include this, or the organisation has used up a monthly quota of it; or its limit of concurrent or queued executions or the request rate of the API key is reached, or 16 files, archives and reports of the " +
-				"organisation are being transferred, or it makes too many administrative requests. A limit that ends by waiting has a Retry-After. What the plan does not include has X-Should-Retry: " +
+			"The plan does not include this, or the organisation has used up a monthly quota of it; or its limit of " +
+				"concurrent or queued executions or the request rate of the API key is reached, or 16 files, archives and " +
+				"reports of the " +
+				"organisation are being transferred, or it makes too many administrative requests. A limit that ends by waiting " +
+				"has a Retry-After. What the plan does not include has X-Should-Retry: " +
 				"false, and permanent and the reason plan_limit in the body.",
 			"concurrent execution limit reached (5/5). Upgrade to Pro for 100 concurrent executions.",
 			limited,
@@ -141,8 +157,9 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeServiceUnavailable, http.StatusServiceUnavailable, "Unavailable",
-			"No worker was free in time, too much is open or queued, or the server is shutting down.",
-			"no worker was free in time; the execution was withdrawn and will not run; send it again", retryAfter,
+			"No worker was free in time, too much is open or queued, or the server is shutting down. Without a Retry-After " +
+				"and with the reason no_capable_worker: no worker offers what the execution needs, as the message says.",
+			"no worker was free in time; the execution was withdrawn and will not run; send it again", unavailable,
 		},
 		{
 			CodeDiskFull, http.StatusServiceUnavailable, "DiskFull",
@@ -151,7 +168,8 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeGatewayTimeout, http.StatusGatewayTimeout, "GatewayTimeout",
-			"No result within the timeout and 8 s, or the timeout, N and 5 s with Prefer: wait=N; the execution goes on and is recorded.",
+			"No result within the timeout and 8 s, or the timeout, N and 5 s with Prefer: wait=N; the execution goes on and " +
+				"is recorded.",
 			"the execution did not end in time for an answer; it is recorded: ask for it at /v1/executions/" + exampleTrace, nil,
 		},
 	}
@@ -173,7 +191,7 @@ type Error struct {
 
 	Code       Code        `json:"error"`
 	Message    string      `json:"message" doc:"What is wrong, and what to do about it."`
-	Permanent  bool        `json:"permanent,omitempty" doc:"The request will be refused as long as the organisation has its plan, or until the month ends that the message names. The header X-Should-Retry is false. An extension of the public contract."`
+	Permanent  bool        `json:"permanent,omitempty" doc:"Waiting does not help: the request will be refused as long as the organisation has its plan, or until the month ends that the message names, or until somebody adds what the message names. The header X-Should-Retry is false. An extension of the public contract."`
 	Reason     Reason      `json:"reason,omitempty" doc:"Distinguishes errors of the same code. An extension of the public contract."`
 	Scope      proto.Scope `json:"scope,omitempty" doc:"The scope that the API key needs."`
 	RetryAfter int         `json:"-"` // seconds for the header Retry-After; 0 for none
@@ -195,11 +213,20 @@ const (
 	ReasonDeleted   Reason = "organisation_deleted"
 	ReasonSession   Reason = "session_organisation" // X-Bullpen-Org does not name the organisation of the session
 	ReasonAddress   Reason = "address_not_allowed"  // the key is not for requests from this address
+	ReasonNoWorker  Reason = "no_capable_worker"    // no worker offers what the execution needs
+	ReasonMissing   Reason = "missing_reference"    // the key, or its sandbox, names something that does not exist
+
+	// ReasonCallsMade is the reason of an error of an agent's request that has carried out calls. A
+	// client that repeats the request carries them out again.
+	ReasonCallsMade Reason = "calls_carried_out"
 )
 
 // MissingScope returns an [Error] about an API key without a scope.
 func MissingScope(s proto.Scope) *Error {
-	return &Error{Code: CodeForbidden, Reason: ReasonScope, Scope: s, Message: "this needs an API key with the scope " + string(s)}
+	return &Error{
+		Code: CodeForbidden, Reason: ReasonScope, Scope: s,
+		Message: "this needs an API key with the scope " + string(s),
+	}
 }
 
 // NotGlobal returns an [Error] about something that only a global administrator may do.
@@ -215,6 +242,16 @@ func Errorf(code Code, format string, args ...any) *Error {
 // NotInPlan returns an [Error] about a request that the plan does not include.
 func NotInPlan(format string, args ...any) *Error {
 	return &Error{Code: CodeRateLimited, Reason: ReasonPlan, Message: fmt.Sprintf(format, args...), Permanent: true}
+}
+
+// NoWorker returns an [Error] about an execution that no worker can run, and none that can is expected.
+func NoWorker(missing *proto.Missing) *Error {
+	return &Error{Code: CodeServiceUnavailable, Reason: ReasonNoWorker, Message: missing.Message, Permanent: true}
+}
+
+// DiskFull returns an [Error] about a server without space.
+func DiskFull() *Error {
+	return &Error{Code: CodeDiskFull, Message: "the server's disk is full; send the request again later", RetryAfter: 30}
 }
 
 // Unavailable returns an [Error] that asks the client to try again after a number of seconds.

@@ -37,6 +37,7 @@ type ExecuteRequest struct {
 	Stdin         string            `json:"stdin,omitempty" maxLength:"1048576" doc:"What the program reads from its standard input, at most 1 MiB of UTF-8. Empty: nothing. An extension of the public contract."`
 	RunAt         *Time             `json:"run_at,omitempty" doc:"When an async execution is queued, at most 30 days and the server's retention ahead; a time that is past means at once. Until then it is queued, may be cancelled, counts against the plan's limit of queued executions, and has its thread. An extension of the public contract."`
 	Delay         proto.Seconds     `json:"delay,omitempty" minimum:"0" maximum:"2592000" doc:"The same in seconds from the request."`
+	KillGrace     *proto.Seconds    `json:"kill_grace,omitempty" minimum:"0" maximum:"30" doc:"Seconds between SIGTERM and SIGKILL when the program exceeds its timeout or is cancelled: at most 3 in inline and streaming executions, and 30 in async ones. 0: no SIGTERM. Without it, a cancelled program has 2 seconds, and a program that exceeds its timeout is killed at once. The time counts: duration_ms includes it, and timeout and kill_grace together must be within the plan's maximum. An extension of the public contract."`
 	StreamPartial bool              `json:"stream_partial,omitempty" default:"false" doc:"Makes an incomplete line an event after 100 ms, for prompts and for progress that is redrawn with \\r. An extension of the public contract."`
 	SubPaths      []string          `json:"sub_paths,omitempty" maxItems:"10" valueMaxLength:"512" valuePattern:"^/data/[^/]+/[^/]" doc:"Narrows storage connections of the API key for this execution: /data/{slug}/{path} is the only part of the connection that the program sees, at that path. It must be in the part that the key has, otherwise 403. At most one for a connection; connections without one stay as the key has them. A part of a bucket that does not exist is an empty directory, or 400 if the program may only read."`
 }
@@ -88,7 +89,8 @@ func checkMetadata(metadata map[string]string) error {
 				maxMetadataKeyLen, proto.Shorten(key))
 		}
 		if utf8.RuneCountInString(metadata[key]) > maxMetadataValueLen {
-			return proto.FieldErrorf("metadata", "values must be at most %d characters; the value of %s is longer", maxMetadataValueLen, key)
+			return proto.FieldErrorf("metadata", "values must be at most %d characters; the value of %s is longer",
+				maxMetadataValueLen, key)
 		}
 	}
 	return nil
@@ -130,7 +132,7 @@ func checkSubPaths(paths []string) error {
 func (r *ExecuteRequest) FillJob(job *proto.Job) {
 	job.Code, job.Language, job.Timeout, job.ThreadID = r.Code, r.Language, r.Timeout, r.ThreadID
 	job.Metadata, job.MaxAttempts = r.Metadata, r.MaxAttempts
-	job.Args, job.Stdin, job.StreamPartial = r.Args, r.Stdin, r.StreamPartial
+	job.Args, job.Stdin, job.KillGrace, job.StreamPartial = r.Args, r.Stdin, r.KillGrace, r.StreamPartial
 }
 
 // Hash identifies what the request asks for, however it is written: white space, the order of
@@ -144,7 +146,7 @@ func (r *ExecuteRequest) Hash() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Accepted answers a request whose execution goes on after the answer.
+// Accepted answers a request whose execution continues after the answer.
 type Accepted struct {
 	TraceID proto.TraceID `json:"trace_id" format:"trace-id"`
 	Status  string        `json:"status" enum:"running,queued" doc:"queued: it has a run_at."`

@@ -12,18 +12,23 @@ import (
 )
 
 func TestDecodeExecuteRequest(t *testing.T) {
-	got, err := Decode[ExecuteRequest]([]byte(`{"code":"x","language":"bash","timeout":9,"thread_id":"t","metadata":{"a":"b"},"webhook_url":"https://e.com/",` +
-		`"env_vars":{"A":"\u00e9"},"max_attempts":3,"sub_paths":["/data/s/p"],"args":["-x","",""],"stdin":"a\nb","unknown":[{"code":1}]}`))
+	got, err := Decode[ExecuteRequest](
+		[]byte(`{"code":"x","language":"bash","timeout":9,"thread_id":"t","metadata":{"a":"b"},` +
+			`"webhook_url":"https://e.com/",` +
+			`"env_vars":{"A":"\u00e9"},"max_attempts":3,"sub_paths":["/data/s/p"],"args":["-x","",""],"stdin":"a\nb",` +
+			`"unknown":[{"code":1}]}`))
 	want := &ExecuteRequest{
-		Code: "x", Language: proto.Bash, Timeout: 9, ThreadID: "t", Metadata: map[string]string{"a": "b"}, WebhookURL: "https://e.com/",
-		Env: map[string]string{"A": "é"}, MaxAttempts: 3, SubPaths: []string{"/data/s/p"},
+		Code: "x", Language: proto.Bash, Timeout: 9, ThreadID: "t", Metadata: map[string]string{"a": "b"},
+		WebhookURL: "https://e.com/",
+		Env:        map[string]string{"A": "é"}, MaxAttempts: 3, SubPaths: []string{"/data/s/p"},
 		Args: []string{"-x", "", ""}, Stdin: "a\nb",
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	got, err = Decode[ExecuteRequest]([]byte(` { "\u0063ode" : "x" , "timeout":null } `))
-	if err != nil || !reflect.DeepEqual(got, &ExecuteRequest{Code: "x", Language: proto.Python, Timeout: 60, MaxAttempts: 1}) {
+	if err != nil || !reflect.DeepEqual(
+		got, &ExecuteRequest{Code: "x", Language: proto.Python, Timeout: 60, MaxAttempts: 1}) {
 		t.Errorf("defaults: %+v, %v", got, err)
 	}
 	got, err = Decode[ExecuteRequest]([]byte(`{"code":"x","timeout":99999999999999999999}`))
@@ -34,9 +39,11 @@ func TestDecodeExecuteRequest(t *testing.T) {
 
 func TestFieldErrorsNameTheirField(t *testing.T) {
 	for body, want := range map[string]proto.FieldError{
-		``:                                {Field: "body", Message: "body must be a JSON object, but it is empty"},
-		`[]`:                              {Field: "body", Message: "body must be a JSON object"},
-		`{} {}`:                           {Field: "body", Message: "body must be one JSON object: invalid character '{' after top-level value (at byte 4)"},
+		``:   {Field: "body", Message: "body must be a JSON object, but it is empty"},
+		`[]`: {Field: "body", Message: "body must be a JSON object"},
+		`{} {}`: {
+			Field: "body", Message: "body must be one JSON object: invalid character '{' after top-level value (at byte 4)",
+		},
 		`{}`:                              {Field: "code", Message: "code must be between 1 byte and 1 MB"},
 		`{"code":{}}`:                     {Field: "code", Message: "code must be a string"},
 		`{"code":"\udfff"}`:               {Field: "code", Message: `code must not contain a lone surrogate (\udfff)`},
@@ -45,25 +52,56 @@ func TestFieldErrorsNameTheirField(t *testing.T) {
 		`{"code":"1","\ud800":1}`:         {Field: "�", Message: `� must not contain a lone surrogate (\ud800)`},
 		`{"code":"1","\u0063ode":"2"}`:    {Field: "code", Message: "code must be given only once"},
 		`{"code":null,"code":"2"}`:        {Field: "code", Message: "code must be given only once"},
-		`{"code":"1","env_vars":{"A":"1","A":"1"}}`:                                   {Field: "env_vars.A", Message: "env_vars.A must be given only once"},
-		`{"code":"1","metadata":{"a":"1","a":"2"}}`:                                   {Field: "metadata.a", Message: "metadata.a must be given only once"},
-		"{\"code\":\"1\xed\xa0\x80\"}":                                                {Field: "code", Message: "code must be valid UTF-8"},
-		`{"code":"1","args":"-x"}`:                                                    {Field: "args", Message: "args must be an array of strings"},
-		`{"code":"1","args":["-x",1]}`:                                                {Field: "args", Message: "args must be an array of strings"},
-		`{"code":"1","args":["a\u0000b"]}`:                                            {Field: "args", Message: "args must not contain NUL"},
-		`{"code":"1","args":["` + strings.Repeat("x", proto.MaxArgsBytes) + `","x"]}`: {Field: "args", Message: "args must have at most 65536 bytes together"},
-		`{"code":"1","args":[""` + strings.Repeat(`,""`, 256) + `]}`:                  {Field: "args", Message: "args must have at most 256 entries"},
-		`{"code":"1","run_at":"tomorrow"}`:                                            {Field: "run_at", Message: "run_at must be a time in RFC 3339, such as 2026-01-31T12:00:00Z"},
-		`{"code":"1","run_at":5}`:                                                     {Field: "run_at", Message: "run_at must be a string"},
-		`{"code":"1","delay":-1}`:                                                     {Field: "delay", Message: "delay must be 0 to 2592000 seconds"},
-		`{"code":"1","delay":"5"}`:                                                    {Field: "delay", Message: "delay must be a number of seconds"},
-		`{"code":"1","delay":5,"run_at":"2026-01-31T12:00:00Z"}`:                      {Field: "delay", Message: "delay must not be given together with run_at"},
-		`{"code":"1","stdin":[]}`:                                                     {Field: "stdin", Message: "stdin must be a string"},
-		`{"code":"1","stdin":"` + strings.Repeat("x", proto.MaxStdinBytes+1) + `"}`:   {Field: "stdin", Message: "stdin must be at most 1048576 bytes"},
+		`{"code":"1","env_vars":{"A":"1","A":"1"}}`: {
+			Field: "env_vars.A", Message: "env_vars.A must be given only once",
+		},
+		`{"code":"1","metadata":{"a":"1","a":"2"}}`: {
+			Field: "metadata.a", Message: "metadata.a must be given only once",
+		},
+		"{\"code\":\"1\xed\xa0\x80\"}": {
+			Field: "code", Message: "code must be valid UTF-8",
+		},
+		`{"code":"1","args":"-x"}`: {
+			Field: "args", Message: "args must be an array of strings",
+		},
+		`{"code":"1","args":["-x",1]}`: {
+			Field: "args", Message: "args must be an array of strings",
+		},
+		`{"code":"1","args":["a\u0000b"]}`: {
+			Field: "args", Message: "args must not contain NUL",
+		},
+		`{"code":"1","args":["` + strings.Repeat("x", proto.MaxArgsBytes) + `","x"]}`: {
+			Field: "args", Message: "args must have at most 65536 bytes together",
+		},
+		`{"code":"1","args":[""` + strings.Repeat(`,""`, 256) + `]}`: {
+			Field: "args", Message: "args must have at most 256 entries",
+		},
+		`{"code":"1","run_at":"tomorrow"}`: {
+			Field: "run_at", Message: "run_at must be a time in RFC 3339, such as 2026-01-31T12:00:00Z",
+		},
+		`{"code":"1","run_at":5}`: {
+			Field: "run_at", Message: "run_at must be a string",
+		},
+		`{"code":"1","delay":-1}`: {
+			Field: "delay", Message: "delay must be 0 to 2592000 seconds",
+		},
+		`{"code":"1","delay":"5"}`: {
+			Field: "delay", Message: "delay must be a number of seconds",
+		},
+		`{"code":"1","delay":5,"run_at":"2026-01-31T12:00:00Z"}`: {
+			Field: "delay", Message: "delay must not be given together with run_at",
+		},
+		`{"code":"1","stdin":[]}`: {
+			Field: "stdin", Message: "stdin must be a string",
+		},
+		`{"code":"1","stdin":"` + strings.Repeat("x", proto.MaxStdinBytes+1) + `"}`: {
+			Field: "stdin", Message: "stdin must be at most 1048576 bytes",
+		},
 	} {
 		if _, err := Decode[ExecuteRequest]([]byte(body)); err == nil {
 			t.Errorf("%s is accepted", body)
-		} else if got := new(proto.FieldError); !errors.As(err, &got) || (*got != want && !strings.Contains(body, `\ud800":`)) {
+		} else if got := new(proto.FieldError); !errors.As(err, &got) ||
+			(*got != want && !strings.Contains(body, `\ud800":`)) {
 			t.Errorf("%s: %q, want %q", body, got, want)
 		}
 	}
@@ -82,7 +120,8 @@ func TestHash(t *testing.T) {
 		return h
 	}
 	first := hash(`{"code":"1","env_vars":{"A":"1","B":"2"}}`)
-	if first != hash(` {"env_vars":{"B":"2","A":"\u0031"}, "timeout":60, "args":[], "stdin":"", "language":"python","code":"1","thread_id":null}`) {
+	if first != hash(` {"env_vars":{"B":"2","A":"\u0031"}, "timeout":60, "args":[], "stdin":"", "language":"python",`+
+		`"code":"1","thread_id":null}`) {
 		t.Error("the same request has two hashes")
 	}
 	for _, other := range []string{
@@ -97,16 +136,20 @@ func TestHash(t *testing.T) {
 
 func FuzzDecodeExecuteRequest(f *testing.F) {
 	for _, seed := range []string{
-		``, `{}`, `null`, `[`, `{"code":"1"}`, `{"code":"\ud83d\ude00","timeout":3}`, `{"code":"\ud800"}`, `{"code":"1","x":[[{"}":"]"}]]}`,
-		`{"code":"1","metadata":{"a":"b"},"env_vars":{"A":"b"},"sub_paths":["/data/a/b"],"webhook_url":"https://e.com"}`, `{"code":"1","args":["a"],"stdin":"b"}`, "{\"code\":\"\xff\"}",
-		`{"code":"1","timeout":-0,"max_attempts":10}`, `{"code":"\\\"\u0000"}`, `{"code" :"a" , "code": "b"}`, `{"":"\ud800"}`,
+		``, `{}`, `null`, `[`, `{"code":"1"}`, `{"code":"\ud83d\ude00","timeout":3}`, `{"code":"\ud800"}`,
+		`{"code":"1","x":[[{"}":"]"}]]}`,
+		`{"code":"1","metadata":{"a":"b"},"env_vars":{"A":"b"},"sub_paths":["/data/a/b"],"webhook_url":"https://e.com"}`,
+		`{"code":"1","args":["a"],"stdin":"b"}`, "{\"code\":\"\xff\"}",
+		`{"code":"1","timeout":-0,"max_attempts":10}`, `{"code":"\\\"\u0000"}`, `{"code" :"a" , "code": "b"}`,
+		`{"":"\ud800"}`,
 	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		r, err := Decode[ExecuteRequest](body)
 		if err != nil {
-			if field := new(proto.FieldError); !errors.As(err, &field) || field.Field == "" || !strings.HasPrefix(field.Message, field.Field) {
+			if field := new(proto.FieldError); !errors.As(err, &field) || field.Field == "" ||
+				!strings.HasPrefix(field.Message, field.Field) {
 				t.Fatalf("error %#v", err)
 			}
 			return

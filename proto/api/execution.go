@@ -27,6 +27,7 @@ type Execution struct {
 	WebhookDeliveryStatus *proto.DeliveryStatus `json:"webhook_delivery_status"`
 	ErrorCode             *string               `json:"error_code" format:"error-code"`
 	ErrorMessage          *string               `json:"error_message"`
+	ProgramExitCode       *int                  `json:"program_exit_code,omitempty" doc:"As in the result."`
 	Language              proto.Language        `json:"language"`
 	Timeout               int                   `json:"timeout" minimum:"1" doc:"Seconds."`
 	ThreadID              *string               `json:"thread_id"`
@@ -35,6 +36,8 @@ type Execution struct {
 	QueuedMS              int64                 `json:"queued_ms" minimum:"0"`
 	StdoutTruncated       bool                  `json:"stdout_truncated" doc:"The program wrote more to stdout than its sandbox keeps."`
 	StderrTruncated       bool                  `json:"stderr_truncated" doc:"The program wrote more to stderr than its sandbox keeps."`
+	StdoutInvalidUTF8     bool                  `json:"stdout_invalid_utf8,omitempty" doc:"As in the result."`
+	StderrInvalidUTF8     bool                  `json:"stderr_invalid_utf8,omitempty" doc:"As in the result."`
 	OutputTruncated       bool                  `json:"output_truncated" doc:"Older events of the output stream are gone."`
 	OutputBudgetExceeded  bool                  `json:"output_budget_exceeded,omitempty" doc:"As in the result."`
 	Sandbox               *string               `json:"sandbox" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
@@ -43,6 +46,7 @@ type Execution struct {
 	Batch                 *BatchItem            `json:"batch,omitempty"`
 	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The run of a pipeline that it is a step of; absent for others."`
 	Step                  *string               `json:"step,omitempty" doc:"The name of that step, with its cell in parentheses."`
+	WaitingFor            *proto.Missing        `json:"waiting_for,omitempty"`
 	Steps                 []Step                `json:"steps,omitempty" doc:"What happened when. Absent until the execution has ended, and if its worker was lost. An extension of the public contract."`
 }
 
@@ -73,27 +77,34 @@ type BlockedConnection struct {
 }
 
 // NewExecution returns the state of an execution at the time now. delivery is the status of its
-// webhook, empty without one.
-func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time) *Execution {
+// webhook, empty without one. missing is what workers lack to run it, nil if one can.
+func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, missing *proto.Missing, now time.Time) *Execution {
 	e := &Execution{
 		TraceID: r.TraceID, Status: r.Status, Mode: r.Mode, CreatedAt: Time{r.CreatedAt}, WebhookURL: optional(r.WebhookURL),
-		WebhookDeliveryStatus: optional(delivery), Language: r.Language, Timeout: r.Timeout, ThreadID: optional(r.ThreadID),
+		WebhookDeliveryStatus: optional(delivery), Language: r.Language, Timeout: r.Timeout,
+		ThreadID: optional(proto.UserThread(r.ThreadID)),
 		Metadata: orEmpty(r.Metadata), Attempt: r.Attempt, OutputTruncated: r.OutputTruncated, Sandbox: optional(r.Profile),
 		RunAt: optionalTime(r.RunAt), ScheduleID: optional(r.ScheduleID),
-		PipelineID: optional(r.PipelineID), Step: optional(r.Step),
+		PipelineID: optional(r.PipelineID), Step: optional(r.Step), WaitingFor: missing,
 	}
 	if r.Batch != "" {
 		e.Batch = &BatchItem{ID: r.Batch, Index: r.BatchIndex}
 	}
 	if r.Usage != nil && r.Usage.Network != nil {
-		e.Network = &NetworkUsage{Traffic: r.Usage.Network.Traffic, BlockedConnections: []BlockedConnection{}, BlockedTotal: r.Usage.Network.BlockedTotal}
+		e.Network = &NetworkUsage{
+			Traffic: r.Usage.Network.Traffic, BlockedConnections: []BlockedConnection{},
+			BlockedTotal: r.Usage.Network.BlockedTotal,
+		}
 		for _, b := range r.Usage.Network.BlockedConnections {
 			e.Network.BlockedConnections = append(e.Network.BlockedConnections, BlockedConnection{b, Time{b.At}})
 		}
 	}
 	if r.Steps != nil {
 		for _, step := range r.Timeline() {
-			s := Step{Name: step.Name, Within: optional(step.Within), AfterMS: fraction(step.At.Sub(r.CreatedAt)), DurationMS: fraction(step.Took)}
+			s := Step{
+				Name: step.Name, Within: optional(step.Within), AfterMS: fraction(step.At.Sub(r.CreatedAt)),
+				DurationMS: fraction(step.Took),
+			}
 			if step.Name == proto.StepJail {
 				s.Start = optional(r.Steps.Start)
 			}
@@ -115,7 +126,8 @@ func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time)
 		e.ExitCode, e.Stdout, e.Stderr = &result.ExitCode, &result.Stdout, &result.Stderr
 		e.Error, e.ErrorCode, e.ErrorMessage = result.Error, result.ErrorCode, result.ErrorMessage
 		e.DurationMS, e.StdoutTruncated, e.StderrTruncated = result.DurationMS, result.StdoutTruncated, result.StderrTruncated
-		e.OutputBudgetExceeded = result.OutputBudgetExceeded
+		e.StdoutInvalidUTF8, e.StderrInvalidUTF8 = result.StdoutInvalidUTF8, result.StderrInvalidUTF8
+		e.OutputBudgetExceeded, e.ProgramExitCode = result.OutputBudgetExceeded, result.ProgramExitCode
 	}
 	return e
 }
@@ -168,6 +180,7 @@ type OutputEvent struct {
 	Type   proto.EventType `json:"type" enum:"output"`
 	Stream proto.Stream    `json:"stream"`
 	Data   string          `json:"data"`
+	Base64 *string         `json:"base64,omitempty" doc:"The exact bytes, if data has U+FFFD in place of bytes that are not UTF-8. Otherwise absent. An extension of the public contract."`
 	Seq    int64           `json:"seq" minimum:"0"`
 }
 

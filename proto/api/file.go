@@ -34,27 +34,27 @@ type FileListRequest struct {
 // FileDeleteRequest asks to delete what is at a path.
 type FileDeleteRequest struct {
 	FileRequest
-	Path      string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files; not the home or the connection itself."`
+	Path      string `json:"path" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"As in a list of files; not the home or the connection itself."`
 	Recursive bool   `json:"recursive,omitempty" default:"false" doc:"Delete a directory with its content."`
 }
 
 // FileRenameRequest asks to give what is at a path another path.
 type FileRenameRequest struct {
 	FileRequest
-	Path string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files; not the home or the connection itself."`
-	To   string `json:"to" required:"true" maxLength:"4096" format:"path" doc:"The new path, where nothing may be. Missing directories above it are created."`
+	Path string `json:"path" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"As in a list of files; not the home or the connection itself."`
+	To   string `json:"to" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"The new path, where nothing may be. Missing directories above it are created."`
 }
 
 // FileDownloadRequest asks for a URL to download a file from.
 type FileDownloadRequest struct {
 	FileRequest
-	Path string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files."`
+	Path string `json:"path" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"As in a list of files."`
 }
 
 // FileUploadRequest asks for a URL to upload a file to.
 type FileUploadRequest struct {
 	FileRequest
-	Path          string  `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files."`
+	Path          string  `json:"path" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"As in a list of files."`
 	ContentLength int64   `json:"content_length" required:"true" minimum:"0" maximum:"10737418240" must:"be a whole number of bytes from 0 to 10737418240" doc:"The exact number of bytes."`
 	ContentType   *string `json:"content_type,omitempty" maxLength:"255" doc:"A media type. It is one of the headers to send with the upload; the file does not keep it."`
 }
@@ -62,7 +62,7 @@ type FileUploadRequest struct {
 // PartUploadRequest asks for a URL to upload a file to in parts.
 type PartUploadRequest struct {
 	FileRequest
-	Path          string `json:"path" required:"true" maxLength:"4096" format:"path" doc:"As in a list of files."`
+	Path          string `json:"path" required:"true" minLength:"1" maxLength:"4096" format:"path" doc:"As in a list of files."`
 	ContentLength int64  `json:"content_length" required:"true" minimum:"1" maximum:"10737418240" must:"be a whole number of bytes from 1 to 10737418240" doc:"The exact number of bytes."`
 }
 
@@ -96,7 +96,8 @@ func (r *FileUploadRequest) Validate() error {
 		ascii := !strings.ContainsFunc(*r.ContentType, func(c rune) bool { return c < ' ' || c > '~' })
 		kind, _, err := mime.ParseMediaType(*r.ContentType)
 		if err != nil || !ascii || !strings.Contains(kind, "/") || len(*r.ContentType) > maxContentType {
-			return proto.FieldErrorf("content_type", "must be a media type such as text/csv, at most %d characters", maxContentType)
+			return proto.FieldErrorf("content_type", "must be a media type such as text/csv, at most %d characters",
+				maxContentType)
 		}
 	}
 	return r.FileRequest.Validate()
@@ -109,6 +110,9 @@ type File struct {
 	Size        int64  `json:"size" minimum:"0" doc:"Bytes."`
 	Modified    Time   `json:"modified"`
 	IsDirectory bool   `json:"is_directory"`
+
+	Type       proto.FileType `json:"type" enum:"file,directory,link,special" doc:"What it is. Only a file can be downloaded. special: a FIFO, socket or device in a directory of the operator."`
+	Executable bool           `json:"executable,omitempty" doc:"A file that its owner may execute. Absent for others, and in buckets, which do not store it."`
 }
 
 // Files answers a request for a list of files.
@@ -118,7 +122,7 @@ type Files struct {
 
 // NewFile returns the form of a file in lists.
 func NewFile(f *proto.File) File {
-	return File{path.Base(f.Path), f.Path, f.Size, Time{f.Modified}, f.IsDirectory}
+	return File{path.Base(f.Path), f.Path, f.Size, Time{f.Modified}, f.IsDirectory, f.Type(), f.Executable}
 }
 
 // SignedURL is a URL that needs no API key.

@@ -14,27 +14,34 @@ func TestFileRequests(t *testing.T) {
 	if err != nil || *list != (FileListRequest{thread, "a", true}) {
 		t.Errorf("%+v, %v", list, err)
 	}
-	upload, err := Decode[FileUploadRequest]([]byte(`{"source":"thread","id":"t","path":"a","content_length":10737418240,"content_type":"text/plain"}`))
+	upload, err := Decode[FileUploadRequest](
+		[]byte(`{"source":"thread","id":"t","path":"a","content_length":10737418240,"content_type":"text/plain"}`))
 	if err != nil || upload.FileRequest != thread || upload.Path != "a" || upload.ContentLength != proto.MaxFileBytes {
 		t.Errorf("%+v, %v", upload, err)
 	}
-	if volume, err := Decode[FileDownloadRequest]([]byte(`{"source":"volume","id":"a.slug","path":"a"}`)); err != nil || volume.Source != proto.SourceVolume {
+	if volume, err := Decode[FileDownloadRequest]([]byte(`{"source":"volume","id":"a.slug","path":"a"}`)); err != nil ||
+		volume.Source != proto.SourceVolume {
 		t.Errorf("%+v, %v", volume, err)
 	}
 	for kind, fields := range map[string]map[string]string{
 		"list": {
 			``: "body", `{"id":"t"}`: "source", `{"source":"disk","id":"t"}`: "source", `{"source":"thread","id":null}`: "id",
-			`{"source":"thread","id":"-t"}`: "id", `{"source":"thread","id":"t","path":1}`: "path", `{"source":"thread","id":"t","recursive":"yes"}`: "recursive",
+			`{"source":"thread","id":"-t"}`: "id", `{"source":"thread","id":"t","path":1}`: "path",
+			`{"source":"thread","id":"t","recursive":"yes"}`: "recursive",
 		},
 		"download": {`{"source":"thread","id":"t"}`: "path"},
 		"upload": {
-			`{"source":"thread","id":"t","path":"a"}`: "content_length", `{"source":"thread","id":"t","path":"a","content_length":-1}`: "content_length",
+			`{"source":"thread","id":"t","path":"a"}`:                                     "content_length",
+			`{"source":"thread","id":"t","path":"a","content_length":-1}`:                 "content_length",
 			`{"source":"thread","id":"t","path":"a","content_length":1.5}`:                "content_length",
 			`{"source":"thread","id":"t","path":"a","content_length":10737418241}`:        "content_length",
 			`{"source":"thread","id":"t","path":"a","content_length":1,"content_type":2}`: "content_type",
 		},
 	} {
-		request := map[string]any{"list": new(FileListRequest), "download": new(FileDownloadRequest), "upload": new(FileUploadRequest)}[kind]
+		request := map[string]any{
+			"list": new(FileListRequest), "download": new(FileDownloadRequest),
+			"upload": new(FileUploadRequest),
+		}[kind]
 		for body, want := range fields {
 			if field, ok := errors.AsType[*proto.FieldError](decodeInto(request, []byte(body))); !ok || field.Field != want {
 				t.Errorf("%s %s: %v", kind, body, field)
@@ -56,7 +63,8 @@ func TestThreadRequests(t *testing.T) {
 		}
 	}
 	for body, want := range map[string]time.Duration{
-		`{}`: proto.DefaultSafeAge, `{"safe_age":7200}`: proto.MinSafeAge, `{"safe_age":7200.5}`: proto.MinSafeAge + 500*time.Millisecond,
+		`{}`: proto.DefaultSafeAge, `{"safe_age":7200}`: proto.MinSafeAge, `{"safe_age":7200.5}`: proto.MinSafeAge +
+			500*time.Millisecond,
 	} {
 		if r, err := Decode[CollectRequest]([]byte(body)); err != nil || time.Duration(r.SafeAge) != want {
 			t.Errorf("%s is %+v, %v", body, r, err)

@@ -15,7 +15,8 @@ const MaxMetadata = 10
 
 // ValidMetadata reports whether an execution may have such metadata.
 func ValidMetadata(key, value string) bool {
-	return len(key) <= maxMetadataKeyLen && metadataPattern.MatchString(key) && utf8.ValidString(value) && utf8.RuneCountInString(value) <= maxMetadataValueLen
+	return len(key) <= maxMetadataKeyLen && metadataPattern.MatchString(key) && utf8.ValidString(value) &&
+		utf8.RuneCountInString(value) <= maxMetadataValueLen
 }
 
 // historyParams are the parameters of the list of executions.
@@ -23,23 +24,28 @@ func historyParams() []Param {
 	return append([]Param{
 		query("status", "Only executions with this status.", object{"type": "string", "enum": texts(Statuses())}),
 		query("language", "Only programs in this language.", object{"type": "string", "enum": texts(proto.Languages())}),
-		query("delivery_mode", "Only executions that were submitted in this mode.", object{"type": "string", "enum": texts(Modes())}),
-		query("thread_id", "Only executions in this thread.", text()),
-		query("request_id", "Only executions that the request with this X-Request-Id submitted.", text()),
-		query("key", "Only executions under the API key of this id.", text()),
-		query("schedule", "Only executions that the schedule of this id started.", text()),
-		query("batch", "Only executions of the batch of this id.", text()),
-		query("pipeline", "Only executions that the run of a pipeline of this id started.", text()),
-		query("created_after", "Only executions that were created at this time or later.", object{"type": "string", "format": "date-time"}),
-		query("created_before", "Only executions that were created before this time.", object{"type": "string", "format": "date-time"}),
-		query("metadata.<key>", "Only executions whose metadata has this key with this value. May be given for several keys.", text()),
+		query("delivery_mode", "Only executions that were submitted in this mode.",
+			object{"type": "string", "enum": texts(Modes())}),
+		query("thread_id", "Only executions in this thread.", filter()),
+		query("request_id", "Only executions that the request with this X-Request-Id submitted.", filter()),
+		query("key", "Only executions under the API key of this id.", filter()),
+		query("schedule", "Only executions that the schedule of this id started.", filter()),
+		query("batch", "Only executions of the batch of this id.", filter()),
+		query("pipeline", "Only executions that the run of a pipeline of this id started.", filter()),
+		query("created_after", "Only executions that were created at this time or later.",
+			object{"type": "string", "format": "date-time"}),
+		query("created_before", "Only executions that were created before this time.",
+			object{"type": "string", "format": "date-time"}),
+		query("metadata.<key>", "Only executions whose metadata has this key with this value. May be given for several keys.",
+			text()),
 	}, paging()...)
 }
 
 // Statuses returns all statuses that an execution may have.
 func Statuses() []proto.Status {
 	return []proto.Status{
-		proto.StatusQueued, proto.StatusRunning, proto.StatusSuccess, proto.StatusFailed, proto.StatusTimeout, proto.StatusOOM, proto.StatusSeccomp, proto.StatusCancelled,
+		proto.StatusQueued, proto.StatusRunning, proto.StatusSuccess, proto.StatusFailed, proto.StatusTimeout,
+		proto.StatusOOM, proto.StatusSeccomp, proto.StatusCancelled,
 	}
 }
 
@@ -83,18 +89,24 @@ type ListedExecution struct {
 	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The run of a pipeline that it is a step of; absent for others."`
 	Step                  *string               `json:"step,omitempty" doc:"The name of that step, with its cell in parentheses."`
 	KeyID                 string                `json:"key_id" doc:"The API key that it runs under."`
+	WaitingFor            *proto.Missing        `json:"waiting_for,omitempty"`
 	RequestID             *string               `json:"request_id" doc:"The X-Request-Id of the request that submitted it."`
 }
 
 // NewListedExecution returns the form of an execution in lists, at the time now. delivery is the
-// status of its webhook, empty without one.
-func NewListedExecution(r *proto.Record, delivery proto.DeliveryStatus, now time.Time) ListedExecution {
-	e := NewExecution(r, delivery, now)
+// status of its webhook, empty without one. missing is what workers lack to run it, nil if one can.
+func NewListedExecution(
+	r *proto.Record, delivery proto.DeliveryStatus, missing *proto.Missing, now time.Time,
+) ListedExecution {
+	e := NewExecution(r, delivery, missing, now)
 	return ListedExecution{
-		TraceID: e.TraceID, Status: e.Status, ExitCode: e.ExitCode, Error: e.Error, DurationMS: e.DurationMS, Mode: e.Mode, CreatedAt: e.CreatedAt, RunAt: e.RunAt, ScheduleID: e.ScheduleID,
-		CompletedAt: e.CompletedAt, WebhookURL: e.WebhookURL, WebhookDeliveryStatus: e.WebhookDeliveryStatus, ErrorCode: e.ErrorCode,
-		ErrorMessage: e.ErrorMessage, Language: e.Language, Timeout: e.Timeout, ThreadID: e.ThreadID, Metadata: e.Metadata, Attempt: e.Attempt,
+		TraceID: e.TraceID, Status: e.Status, ExitCode: e.ExitCode, Error: e.Error, DurationMS: e.DurationMS, Mode: e.Mode,
+		CreatedAt: e.CreatedAt, RunAt: e.RunAt, ScheduleID: e.ScheduleID,
+		CompletedAt: e.CompletedAt, WebhookURL: e.WebhookURL, WebhookDeliveryStatus: e.WebhookDeliveryStatus,
+		ErrorCode:    e.ErrorCode,
+		ErrorMessage: e.ErrorMessage, Language: e.Language, Timeout: e.Timeout, ThreadID: e.ThreadID, Metadata: e.Metadata,
+		Attempt:  e.Attempt,
 		QueuedMS: e.QueuedMS, Sandbox: e.Sandbox, KeyID: r.Key, RequestID: optional(r.RequestID),
-		Batch: e.Batch, PipelineID: e.PipelineID, Step: e.Step,
+		Batch: e.Batch, PipelineID: e.PipelineID, Step: e.Step, WaitingFor: e.WaitingFor,
 	}
 }

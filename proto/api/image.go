@@ -16,7 +16,8 @@ type Image struct {
 
 // Images is the list of all sandbox images.
 type Images struct {
-	Images []Image `json:"images"`
+	Images     []Image `json:"images"`
+	NextCursor *string `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // NewImage returns the form of an image.

@@ -93,7 +93,8 @@ func (r *KeyRequest) Key() proto.Key {
 
 // Apply stores the settings in a key.
 func (r *KeySettings) Apply(k *proto.Key) {
-	k.Name, k.Plan, k.Scopes, k.Global, k.Env, k.Secrets, k.Mounts = r.Name, r.Plan, r.Scopes, r.Global, r.Env, r.Secrets, r.Mounts
+	k.Name, k.Plan, k.Scopes, k.Global, k.Env, k.Secrets, k.Mounts = r.Name, r.Plan, r.Scopes, r.Global, r.Env,
+		r.Secrets, r.Mounts
 	k.AllowedNetworks = r.AllowedNetworks
 	k.Concurrent, k.MaxTimeout, k.RequestRate, k.ExpiresAt = 0, 0, 0, nil
 	if r.Concurrent != nil {
@@ -143,7 +144,8 @@ type Key struct {
 // Settings returns what an administrator may change of the key.
 func (k *Key) Settings() KeySettings {
 	s := KeySettings{
-		Name: k.Name, Scopes: k.Scopes, Global: k.Global, Concurrent: k.Concurrent, MaxTimeout: k.MaxTimeout, RequestRate: k.RequestRate, ExpiresAt: k.ExpiresAt, Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
+		Name: k.Name, Scopes: k.Scopes, Global: k.Global, Concurrent: k.Concurrent, MaxTimeout: k.MaxTimeout,
+		RequestRate: k.RequestRate, ExpiresAt: k.ExpiresAt, Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
 		AllowedNetworks: k.AllowedNetworks,
 	}
 	if k.Plan != nil {
@@ -154,13 +156,16 @@ func (k *Key) Settings() KeySettings {
 
 // Keys is the list of all API keys.
 type Keys struct {
-	Keys []Key `json:"keys"`
+	Keys       []Key   `json:"keys"`
+	NextCursor *string `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // NewKey returns the form of an API key without its secret.
 func NewKey(k *proto.Key) Key {
 	key := Key{
-		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox, Concurrent: optional(k.Concurrent), MaxTimeout: optional(k.MaxTimeout), RequestRate: optional(k.RequestRate), Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
+		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox,
+		Concurrent: optional(k.Concurrent), MaxTimeout: optional(k.MaxTimeout), RequestRate: optional(k.RequestRate),
+		Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
 		AllowedNetworks: k.AllowedNetworks,
 		Hint:            k.Hint, CreatedAt: Time{k.CreatedAt},
 	}

@@ -42,27 +42,33 @@ func Tools() []Tool {
 	return []Tool{
 		{
 			Name: ToolExecute, Scope: proto.ScopeExecute, Title: "Run a program",
-			Doc: "Runs a Python, Node.js or Bash program in an isolated sandbox and returns its output and exit code. Without thread_id nothing is kept. With thread_id, " +
-				"the home directory, which is also the working directory, is kept for later calls with the same thread_id; use one thread for steps that belong together. " +
+			Doc: "Runs a Python, Node.js or Bash program in an isolated sandbox and returns its output and exit code. " +
+				"Without thread_id nothing is kept. With thread_id, " +
+				"the home directory, which is also the working directory, is kept for later calls with the same thread_id; use " +
+				"one thread for steps that belong together. " +
 				"A program that fails is a result with its exit code, not an error.",
 			// A model chooses neither paths of volumes nor targets of webhooks. The others are of
-			// async executions and of streams.
-			Request: ExecuteRequest{}, Without: []string{"sub_paths", "webhook_url", "run_at", "delay", "stream_partial"},
+			// async executions, of streams, and of clients that cancel.
+			Request:  ExecuteRequest{},
+			Without:  []string{"sub_paths", "webhook_url", "run_at", "delay", "stream_partial", "kill_grace"},
 			Response: ToolResult{},
 		},
 		{
 			Name: ToolList, Scope: proto.ScopeFiles, Title: "List files", ReadOnly: true,
-			Doc:     "Lists the files in the home directory of a thread, or in a storage connection (source volume), which programs see at /data/{id}.",
+			Doc: "Lists the files in the home directory of a thread, or in a storage connection (source volume), which " +
+				"programs see at /data/{id}.",
 			Request: FileListRequest{}, Response: ToolFiles{},
 		},
 		{
 			Name: ToolUpload, Scope: proto.ScopeFiles, Title: "Get a URL to upload a file to",
-			Doc:     "Returns a signed URL for one file. The file is sent to it with the given method and headers, without an API key, and is in the thread's home directory or the storage connection then.",
+			Doc: "Returns a signed URL for one file. The file is sent to it with the given method and headers, without " +
+				"an API key, and is in the thread's home directory or the storage connection then.",
 			Request: FileUploadRequest{}, Response: SignedURL{},
 		},
 		{
 			Name: ToolDownload, Scope: proto.ScopeFiles, Title: "Get a URL to download a file from", ReadOnly: true,
-			Doc:     "Returns a signed URL of one file in the home directory of a thread, or in a storage connection. It needs no API key.",
+			Doc: "Returns a signed URL of one file in the home directory of a thread, or in a storage connection. It " +
+				"needs no API key.",
 			Request: FileDownloadRequest{}, Response: SignedURL{},
 		},
 	}

@@ -29,17 +29,25 @@ func mcpRoutes() []Route {
 	}
 	const example = "event: message\n" + `data: {"jsonrpc":"2.0","id":1,"result":{"tools":[]}}` + "\n\n"
 	return []Route{{
-		Method: http.MethodPost, Path: MCPPath, ID: "mcp", Tag: tagMCP, ScopeByTool: true, Summary: "Call tools by the Model Context Protocol",
-		Doc: "Streamable HTTP, without sessions on the server. The tools are " + strings.Join(names, ", ") + ". They have the limits, the rights and the errors of the routes of the same purpose. " +
+		Method: http.MethodPost, Path: MCPPath, ID: "mcp", Tag: tagMCP, ScopeByTool: true,
+		Summary: "Call tools by the Model Context Protocol",
+		Doc: "Streamable HTTP, without sessions on the server. The tools are " + strings.Join(names, ", ") +
+			". They have the limits, the rights and the errors of the routes of the same purpose. " +
 			"The result of a tool that failed has isError and the message; a program that fails is a result.",
 		Params: []Param{
-			{Name: "Accept", In: "header", Required: true, Doc: "Both application/json and text/event-stream.", schema: object{"type": "string", "const": typeJSON + ", " + typeSSE}},
+			{
+				Name: "Accept", In: "header", Required: true, Doc: "Both application/json and text/event-stream.",
+				schema: object{"type": "string", "const": typeJSON + ", " + typeSSE},
+			},
 			header("Mcp-Protocol-Version", "The version of the protocol.", text()),
 			header("Mcp-Session-Id", "That of the answer to initialize.", text()),
 		},
 		Request: RPCMessage{Version: "2.0"},
 		Responses: []Response{
-			{Status: http.StatusOK, Doc: "The answers, as server-sent events.", Text: map[string]string{typeSSE: example}, Headers: map[string]string{"Mcp-Session-Id": "Of the answer to initialize."}},
+			{
+				Status: http.StatusOK, Doc: "The answers, as server-sent events.", Text: map[string]string{typeSSE: example},
+				Headers: map[string]string{"Mcp-Session-Id": "Of the answer to initialize."},
+			},
 			{Status: http.StatusAccepted, Doc: "The message needs no answer."},
 			{Status: http.StatusBadRequest, Doc: "The message is not valid.", Body: RPCError{Version: "2.0"}},
 			{Status: http.StatusNotFound, Doc: "The method does not exist.", Body: RPCError{Version: "2.0"}},

@@ -69,13 +69,15 @@ func (m *Member) Settings() MemberSettings { return MemberSettings{Role: m.Role,
 
 // Members is a list of members.
 type Members struct {
-	Members []Member `json:"members"`
+	Members    []Member `json:"members"`
+	NextCursor *string  `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // NewMember returns the form of a member.
 func NewMember(m *proto.Member) Member {
 	return Member{
-		ID: m.ID, Org: m.Org, Email: optional(m.Email), Subject: optional(m.Subject), Issuer: optional(m.Issuer), Role: m.Role, Global: m.Global,
+		ID: m.ID, Org: m.Org, Email: optional(m.Email), Subject: optional(m.Subject), Issuer: optional(m.Issuer),
+		Role: m.Role, Global: m.Global,
 		CreatedAt: Time{m.CreatedAt},
 	}
 }
@@ -94,7 +96,8 @@ type Session struct {
 
 // Sessions is a list of sessions.
 type Sessions struct {
-	Sessions []Session `json:"sessions"`
+	Sessions   []Session `json:"sessions"`
+	NextCursor *string   `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // NewSession returns the form of a session.

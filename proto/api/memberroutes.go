@@ -8,7 +8,8 @@ import (
 
 func exampleSession() Session {
 	return NewSession(&proto.Session{
-		ID: "ses_0123456789abcdef0123456789abcdef01234567", Org: "acme", KeyID: "mem_0123456789abcdef01", Name: "a@example.com", UserAgent: "Mozilla/5.0",
+		ID: "ses_0123456789abcdef0123456789abcdef01234567", Org: "acme", KeyID: "mem_0123456789abcdef01",
+		Name: "a@example.com", UserAgent: "Mozilla/5.0",
 		CreatedAt: exampleTime(), UsedAt: exampleTime(),
 	})
 }
@@ -18,52 +19,77 @@ var setCookie = map[string]string{"Set-Cookie": "The session."}
 
 func sessionRoutes() []Route {
 	session := exampleSession()
-	caller := Caller{KeyID: session.KeyID, Name: session.Name, Org: session.Org, Scopes: []proto.Scope{proto.ScopeRead}, Session: &session}
+	caller := Caller{
+		KeyID: session.KeyID, Name: session.Name, Org: session.Org, Scopes: []proto.Scope{proto.ScopeRead},
+		Session: &session,
+	}
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/login", ID: "login", Tag: tagSessions, Public: true, Summary: "Sign in at the identity provider",
-			Doc: "For browsers. The provider sends the browser back to /login/callback, which starts a session. 404 if the server has no identity provider (--oidc-issuer).",
+			Method: http.MethodGet, Path: "/login", ID: "login", Tag: tagSessions, Public: true,
+			Summary: "Sign in at the identity provider",
+			Doc: "For browsers. The provider sends the browser back to /login/callback, which starts a session. 404 if the " +
+				"server has no identity provider (--oidc-issuer).",
 			Params: []Param{
 				query("org", "The organisation to sign in to, for a member of several.", text()),
-				query("return", "The path on this server to go to after the login.", object{"type": "string", "pattern": "^/", "default": "/docs"}),
+				query("return", "The path on this server to go to after the login.",
+					object{"type": "string", "pattern": "^/", "default": "/docs"}),
 			},
-			Responses: []Response{{Status: http.StatusFound, Doc: "To the provider.", Headers: map[string]string{"Location": "An address of the provider.", "Set-Cookie": "The login that has begun."}}},
-			Errors:    []int{http.StatusNotFound},
+			Responses: []Response{{
+				Status: http.StatusFound, Doc: "To the provider.",
+				Headers: map[string]string{"Location": "An address of the provider.", "Set-Cookie": "The login that has begun."},
+			}},
+			Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/login/callback", ID: "loginCallback", Tag: tagSessions, Public: true, Summary: "Return from the identity provider",
-			Doc: "For the identity provider. The person must be a member of an organisation: the one who signed in as that member before, or else one with the member's verified address.",
+			Method: http.MethodGet, Path: "/login/callback", ID: "loginCallback", Tag: tagSessions, Public: true,
+			Summary: "Return from the identity provider",
+			Doc: "For the identity provider. The person must be a member of an organisation: the one who signed in as that " +
+				"member before, or else one with the member's verified address.",
 			Params: []Param{
-				query("state", "From /login.", text()), query("code", "Of the provider.", text()), query("error", "Why the provider refused the login.", text()),
+				query("state", "From /login.", text()), query("code", "Of the provider.", text()),
+				query("error", "Why the provider refused the login.", text()),
 				query("iss", "The provider.", text()),
 			},
 			Responses: []Response{
-				{Status: http.StatusOK, Doc: "The person is a member of several organisations: a page with a link for each.", Text: map[string]string{"text/html": "<!DOCTYPE html>"}},
-				{Status: http.StatusFound, Doc: "Signed in.", Headers: map[string]string{"Location": "The path that /login was given.", "Set-Cookie": "The session."}},
+				{
+					Status: http.StatusOK, Doc: "The person is a member of several organisations: a page with a link for each.",
+					Text: map[string]string{"text/html": "<!DOCTYPE html>"},
+				},
+				{
+					Status: http.StatusFound, Doc: "Signed in.",
+					Headers: map[string]string{"Location": "The path that /login was given.", "Set-Cookie": "The session."},
+				},
 			},
 			Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/session", ID: "getSession", Tag: tagSessions, AnyScope: true, Summary: "Show who sends the request",
+			Method: http.MethodGet, Path: "/v1/session", ID: "getSession", Tag: tagSessions, AnyScope: true,
+			Summary:   "Show who sends the request",
 			Responses: ok("Who it is, and what the API key or the session may do.", caller),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/session", ID: "createSession", Tag: tagSessions, AnyScope: true, Summary: "Sign in with an API key",
-			Doc:       "For browsers, where there is no identity provider. The session may do what the API key may, and ends when the key is revoked or expires, or when its secret is replaced.",
+			Method: http.MethodPost, Path: "/v1/session", ID: "createSession", Tag: tagSessions, AnyScope: true,
+			Summary: "Sign in with an API key",
+			Doc: "For browsers, where there is no identity provider. The session may do what the API key may, and ends " +
+				"when the key is revoked or expires, or when its secret is replaced.",
 			Responses: []Response{{Status: http.StatusCreated, Doc: "The session.", Body: caller, Headers: setCookie}},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/session", ID: "deleteSession", Tag: tagSessions, AnyScope: true, Summary: "Sign out",
+			Method: http.MethodDelete, Path: "/v1/session", ID: "deleteSession", Tag: tagSessions, AnyScope: true,
+			Summary:   "Sign out",
 			Doc:       "Ends the session that sends the request. The session at the identity provider goes on.",
 			Responses: empty("The session has ended."), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/sessions", ID: "listSessions", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List sessions of browsers",
-			Params:    []Param{query("org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text())},
-			Responses: ok("The sessions, the oldest first.", Sessions{[]Session{session}}), Errors: []int{http.StatusNotFound},
+			Method: http.MethodGet, Path: "/v1/admin/sessions", ID: "listSessions", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary:   "List sessions of browsers",
+			Params:    pagesOfOrgs(),
+			Responses: ok("The sessions, the oldest first.", Sessions{Sessions: []Session{session}}),
+			Errors:    []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/sessions/{id}", ID: "endSession", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "session.end", Summary: "End a session", PathDoc: "The session's id.",
+			Method: http.MethodDelete, Path: "/v1/admin/sessions/{id}", ID: "endSession", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Audit: "session.end", Summary: "End a session", PathDoc: "The session's id.",
 			Doc:       "Every gateway refuses it within a second. Only a global administrator ends the session of one.",
 			Responses: empty("It has ended."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
@@ -72,36 +98,48 @@ func sessionRoutes() []Route {
 
 func memberRoutes() []Route {
 	member := NewMember(&proto.Member{
-		ID: "mem_0123456789abcdef01", Org: "acme", Email: "a@example.com", Issuer: "https://id.example.com", Subject: "248289761001", Role: proto.RoleViewer,
+		ID: "mem_0123456789abcdef01", Org: "acme", Email: "a@example.com", Issuer: "https://id.example.com",
+		Subject: "248289761001", Role: proto.RoleViewer,
 		CreatedAt: exampleTime(),
 	})
 	id := "The member's id."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/admin/members", ID: "createMember", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "member.create", Summary: "Add a member to an organisation",
-			Doc: "A person who may sign in to the organisation with a browser. What a member runs has the default sandbox profile; the administrator of an organisation adds " +
+			Method: http.MethodPost, Path: "/v1/admin/members", ID: "createMember", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Audit: "member.create", Summary: "Add a member to an organisation",
+			Doc: "A person who may sign in to the organisation with a browser. What a member runs has the default sandbox " +
+				"profile; the administrator of an organisation adds " +
 				"operators and administrators only if an API key of the organisation is bound to it.",
-			Request:   MemberRequest{Org: "acme", Email: "a@example.com", MemberSettings: MemberSettings{Role: proto.RoleViewer}},
+			Request: MemberRequest{
+				Org: "acme", Email: "a@example.com", MemberSettings: MemberSettings{Role: proto.RoleViewer},
+			},
 			Responses: created("The member.", member), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/members", ID: "listMembers", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "List members",
-			Params:    []Param{query("org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text())},
-			Responses: ok("The members, the oldest first.", Members{[]Member{member}}), Errors: []int{http.StatusNotFound},
+			Method: http.MethodGet, Path: "/v1/admin/members", ID: "listMembers", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary:   "List members",
+			Params:    pagesOfOrgs(),
+			Responses: ok("The members, the oldest first.", Members{Members: []Member{member}}),
+			Errors:    []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/members/{id}", ID: "getMember", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Look at a member", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/admin/members/{id}", ID: "getMember", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "Look at a member", PathDoc: id,
 			Responses: ok("The member.", member), Errors: []int{http.StatusNotFound}, Tagged: true,
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/admin/members/{id}", ID: "replaceMember", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "member.replace", Summary: "Change the role of a member", PathDoc: id,
+			Method: http.MethodPut, Path: "/v1/admin/members/{id}", ID: "replaceMember", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Audit: "member.replace", Summary: "Change the role of a member", PathDoc: id,
 			Doc:     "As a whole: absent fields get their defaults. It applies to requests from then on, also of sessions.",
-			Request: member.Settings(), Responses: ok("The member as it is now.", member), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Request: member.Settings(), Responses: ok("The member as it is now.", member),
+			Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/admin/members/{id}", ID: "removeMember", Tag: tagAdmin, Scope: proto.ScopeAdmin, Audit: "member.remove", Summary: "Remove a member", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/admin/members/{id}", ID: "removeMember", Tag: tagAdmin,
+			Scope: proto.ScopeAdmin, Audit: "member.remove", Summary: "Remove a member", PathDoc: id,
 			Doc:       "The member's sessions end, and nothing starts that the member has scheduled. Executions that run go on.",
-			Responses: ok("The member as it was.", member), Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+			Responses: ok("The member as it was.", member), Errors: []int{http.StatusNotFound, http.StatusConflict},
+			Tagged: true,
 		},
 	}
 }

@@ -18,15 +18,16 @@ import (
 // object is a JSON object.
 type object = map[string]any
 
-// OpenAPI returns the OpenAPI document of a server of that version.
-func OpenAPI(version string) ([]byte, error) {
+// OpenAPI returns the OpenAPI document of a server of that version, which also has the routes of vendors.
+func OpenAPI(version string, vendors ...Route) ([]byte, error) {
 	g := &generator{schemas: object{}}
 	paths := object{}
-	for _, r := range Routes() {
-		if paths[r.Path] == nil {
-			paths[r.Path] = object{}
+	for _, r := range append(Routes(), vendors...) {
+		path := strings.ReplaceAll(r.Path, "*", "{name}") // which may have slashes
+		if paths[path] == nil {
+			paths[path] = object{}
 		}
-		paths[r.Path].(object)[strings.ToLower(r.Method)] = g.operation(&r)
+		paths[path].(object)[strings.ToLower(r.Method)] = g.operation(&r, path)
 	}
 	g.schemaOf(BatchResult{}, false) // of a line in an answer that is not JSON as a whole
 	var events []object
@@ -37,7 +38,8 @@ func OpenAPI(version string) ([]byte, error) {
 		events, mapping[kind.Tag.Get("enum")] = append(events, schema), schema["$ref"]
 	}
 	g.schemas["Event"] = object{
-		"description": "One line of a stream.", "oneOf": events, "discriminator": object{"propertyName": "type", "mapping": mapping},
+		"description": "One line of a stream.", "oneOf": events,
+		"discriminator": object{"propertyName": "type", "mapping": mapping},
 	}
 	responses := object{}
 	for _, c := range Codes() {
@@ -52,8 +54,13 @@ func OpenAPI(version string) ([]byte, error) {
 		"openapi": "3.1.0",
 		"info": object{
 			"title": "bullpen", "version": version, "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
-			"description": "Runs untrusted code in sandboxes. Every answer has an X-Request-Id; every answer about an execution has an X-Trace-Id. " +
-				"HEAD is answered like GET, without the body. Other paths are answered with 404, other methods with 405 and Allow, in the same envelope. Requests that break the rules of HTTP " +
+			"description": "Runs untrusted code in sandboxes. Every answer has an X-Request-Id; every answer about an " +
+				"execution has an X-Trace-Id. " +
+				"A schema cannot say which fields exclude each other, or what depends on the time and on what is stored: the " +
+				"descriptions of fields do. A request that breaks such a rule gets 400 with the code validation_error and a " +
+				"message that begins with the field. " +
+				"HEAD is answered like GET, without the body. Other paths are answered with 404, other methods with 405 and " +
+				"Allow, in the same envelope. Requests that break the rules of HTTP " +
 				"itself, or have headers of more than 64 KiB, are answered in plain text and without an X-Request-Id.",
 		},
 		"servers":  []object{{"url": "/"}},
@@ -62,10 +69,16 @@ func OpenAPI(version string) ([]byte, error) {
 		"paths":    paths,
 		"components": object{
 			"securitySchemes": object{
-				"key": object{"type": "http", "scheme": "bearer", "description": "An API key: `sk-REGION-TOKEN`. Each operation names the scope that the key needs. x-global: the key must be a global administrator's."},
+				"key": object{
+					"type": "http", "scheme": "bearer",
+					"description": "An API key: `sk-REGION-TOKEN`. Each operation names the scope that the key needs. x-global: " +
+						"the key must be a global administrator's.",
+				},
 				"session": object{
 					"type": "apiKey", "in": "cookie", "name": "__Host-bullpen_session",
-					"description": "The session of a browser; over plain HTTP the name has no __Host- prefix. A request that changes something names the organisation of the session in the header X-Bullpen-Org. Requests of pages of other origins are refused.",
+					"description": "The session of a browser; over plain HTTP the name has no __Host- prefix. A request that " +
+						"changes something names the organisation of the session in the header X-Bullpen-Org. Requests of pages of " +
+						"other origins are refused.",
 				},
 			},
 			"headers": object{
@@ -73,7 +86,10 @@ func OpenAPI(version string) ([]byte, error) {
 					"description": "The client's X-Request-Id, or one that the server chose.", "required": true,
 					"schema": object{"type": "string", "minLength": 1, "maxLength": 128},
 				},
-				"TraceId": object{"description": "The execution's trace id.", "required": true, "schema": g.schema(reflect.TypeFor[string](), `format:"trace-id"`, false)},
+				"TraceId": object{
+					"description": "The execution's trace id.", "required": true,
+					"schema": g.schema(reflect.TypeFor[string](), `format:"trace-id"`, false),
+				},
 			},
 			"parameters": object{"RequestId": object{
 				"name": "X-Request-Id", "in": "header", "schema": object{"type": "string"},
@@ -100,8 +116,8 @@ func content(mediaType string, schema object, example any) object {
 type generator struct{ schemas object }
 
 // operation returns the description of a route.
-func (g *generator) operation(r *Route) object {
-	op := object{"operationId": r.ID, "tags": []string{r.Tag}, "summary": r.Summary}
+func (g *generator) operation(r *Route, path string) object {
+	op := object{"operationId": r.ID, "tags": []string{cmp.Or(r.Tag, tagAgents)}, "summary": r.Summary}
 	if r.Doc != "" {
 		op["description"] = r.Doc
 	}
@@ -110,24 +126,32 @@ func (g *generator) operation(r *Route) object {
 		op["security"] = []object{}
 	case r.Scope != "":
 		op["security"] = []object{{"key": []proto.Scope{r.Scope}}, {"session": []proto.Scope{r.Scope}}}
+		if r.OrAdmin {
+			op["security"] = append(op["security"].([]object), object{"key": []proto.Scope{proto.ScopeAdmin}},
+				object{"session": []proto.Scope{proto.ScopeAdmin}})
+		}
 	}
 	if r.Global {
 		op["x-global"] = true
 	}
 	var parameters []object
-	if _, name, ok := strings.Cut(r.Path, "{"); ok {
-		name, _, _ = strings.Cut(name, "}")
-		parameters = append(parameters, object{"name": name, "in": "path", "required": true, "description": r.PathDoc, "schema": object{"type": "string"}})
+	for _, part := range strings.Split(path, "{")[1:] {
+		name, _, _ := strings.Cut(part, "}")
+		parameters = append(parameters,
+			object{"name": name, "in": "path", "required": true, "description": r.PathDoc, "schema": object{"type": "string"}})
 	}
 	for _, p := range r.params() {
-		parameters = append(parameters, object{"name": p.Name, "in": p.In, "required": p.Required, "description": p.Doc, "schema": p.schema})
+		parameters = append(parameters,
+			object{"name": p.Name, "in": p.In, "required": p.Required, "description": p.Doc, "schema": p.schema})
 	}
 	if r.Tag != tagServer {
 		parameters = append(parameters, ref("parameters", "RequestId"))
 		op["parameters"] = parameters
 	}
 	if r.Request != nil {
-		op["requestBody"] = object{"required": !r.OptionalBody, "content": content(typeJSON, g.schemaOf(r.Request, true), r.Request)}
+		op["requestBody"] = object{
+			"required": !r.OptionalBody, "content": content(typeJSON, g.schemaOf(r.Request, true), r.Request),
+		}
 	}
 	if r.Upload != "" {
 		forms := content(r.Upload, object{}, nil)
@@ -135,6 +159,18 @@ func (g *generator) operation(r *Route) object {
 			maps.Copy(forms, content(typeJSON, g.schemaOf(r.Request, true), r.Request))
 		}
 		op["requestBody"] = object{"required": true, "description": r.UploadDoc, "content": forms}
+	}
+	if r.Vendor != "" {
+		op["responses"] = object{
+			"default": object{
+				"description": "As " + r.Vendor + " documents it.",
+				"headers":     object{"X-Request-Id": ref("headers", "RequestId")},
+			},
+		}
+		if r.Method == http.MethodPost {
+			op["requestBody"] = object{"description": "As " + r.Vendor + " documents it.", "content": object{"*/*": object{}}}
+		}
+		return op
 	}
 	responses := object{}
 	for i := range r.Responses {
@@ -155,7 +191,8 @@ func (r *Route) params() []Param {
 	if !r.conditional() {
 		return r.Params
 	}
-	return append(slices.Clip(r.Params), header("If-Match", "The ETag that the object must have, so that no other change is lost.", text()))
+	return append(slices.Clip(r.Params),
+		header("If-Match", "The ETag that the object must have, so that no other change is lost.", text()))
 }
 
 // conditional reports whether a request may have an If-Match.
@@ -175,7 +212,8 @@ func (r *Route) errors() []int {
 		statuses = append(statuses, http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests)
 	}
 	if r.Request != nil || r.Upload != "" {
-		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
+		statuses = append(statuses, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge,
+			http.StatusUnsupportedMediaType)
 	}
 	if r.conditional() {
 		statuses = append(statuses, http.StatusPreconditionFailed)
@@ -242,7 +280,9 @@ func (g *generator) schema(t reflect.Type, tag reflect.StructTag, request bool) 
 	case Waits:
 		item := numberSchema("number", tag)
 		schema = object{"oneOf": []object{
-			{"type": "array", "minItems": 1, "maxItems": proto.MaxWebhookAttempts - 1, "items": item}, {"const": durable}, {"type": "null"},
+			{"type": "array", "minItems": 1, "maxItems": proto.MaxWebhookAttempts - 1, "items": item},
+			{"const": durable},
+			{"type": "null"},
 		}}
 	default:
 		schema = g.kindSchema(t, tag, request)

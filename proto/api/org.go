@@ -21,7 +21,8 @@ func DecodeOrg(name string, body []byte) (proto.Org, error) {
 		return proto.Org{}, err
 	}
 	if !proto.ValidOrg(r.Name) {
-		return proto.Org{}, proto.FieldErrorf("name", "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
+		return proto.Org{}, proto.FieldErrorf(
+			"name", "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")
 	}
 	return proto.Org{Name: r.Name, Title: r.Title, Plan: r.Plan, Suspended: r.Suspended}, proto.CheckTitle(r.Title)
 }
@@ -52,14 +53,15 @@ func NewOrgData(d *proto.OrgData) OrgData {
 	return answer
 }
 
-// Request returns what is to be stored for the organisation to be as it is.
+// Request returns the stored form of the organisation.
 func (o *Org) Request() OrgRequest {
 	return OrgRequest{Name: o.Name, Title: o.Title, Plan: o.Plan, Suspended: o.Suspended}
 }
 
 // Orgs is the list of organisations.
 type Orgs struct {
-	Orgs []Org `json:"orgs"`
+	Orgs       []Org   `json:"orgs"`
+	NextCursor *string `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // NewOrg returns the form of an organisation.

@@ -38,7 +38,8 @@ func (r *PipelineRequest) Validate() error {
 			return err
 		}
 		if len(r.Secrets[name]) < minSecretLen {
-			return proto.FieldErrorf("secrets", "must have at least %d bytes, to be recognised in the output; the value of %s has fewer", minSecretLen, name)
+			return proto.FieldErrorf("secrets",
+				"must have at least %d bytes, to be recognised in the output; the value of %s has fewer", minSecretLen, name)
 		}
 	}
 	return nil
@@ -59,7 +60,8 @@ type Pipeline struct {
 
 // Pipelines is a list of runs.
 type Pipelines struct {
-	Pipelines []Pipeline `json:"pipelines"`
+	Pipelines  []Pipeline `json:"pipelines"`
+	NextCursor *string    `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // WholePipeline is a run with its steps.
@@ -70,17 +72,19 @@ type WholePipeline struct {
 
 // PipelineCell is a step of a run, or a cell of its matrix.
 type PipelineCell struct {
-	Step      string             `json:"step"`
-	Cell      *string            `json:"cell" doc:"The values of the matrix, such as python=3.12,os=linux; null without a matrix."`
-	Needs     []string           `json:"needs"`
-	Status    proto.StepStatus   `json:"status"`
-	TraceID   *proto.TraceID     `json:"trace_id" doc:"The execution; null before it is accepted."`
-	ExitCode  *int               `json:"exit_code"`
-	Reason    *string            `json:"reason" doc:"Why it did not succeed; else null."`
-	StartedAt *Time              `json:"started_at"`
-	EndedAt   *Time              `json:"ended_at"`
-	Thread    *string            `json:"thread_id" doc:"The thread with the artifacts; null before the end, and without artifacts."`
-	Artifacts []PipelineArtifact `json:"artifacts"`
+	Step       string             `json:"step"`
+	Cell       *string            `json:"cell" doc:"The values of the matrix, such as python=3.12,os=linux; null without a matrix."`
+	Needs      []string           `json:"needs"`
+	Status     proto.StepStatus   `json:"status"`
+	TraceID    *proto.TraceID     `json:"trace_id" doc:"The execution; null before it is accepted."`
+	ExitCode   *int               `json:"exit_code"`
+	Reason     *string            `json:"reason" doc:"Why it did not succeed; else null."`
+	WaitingFor *proto.Missing     `json:"waiting_for,omitempty"`
+	StartedAt  *Time              `json:"started_at"`
+	EndedAt    *Time              `json:"ended_at"`
+	Warnings   []string           `json:"warnings" doc:"What did not work and does not count as a failure, such as a cache that could not be saved."`
+	Artifacts  []PipelineArtifact `json:"artifacts"`
+	Kept       bool               `json:"artifacts_kept" doc:"The step has ended, and its artifacts can be downloaded."`
 }
 
 // PipelineArtifact is the definition of an artifact.
@@ -89,24 +93,50 @@ type PipelineArtifact struct {
 	Paths []string `json:"paths"`
 }
 
+// PipelineCache is a cache of an organisation's pipelines.
+type PipelineCache struct {
+	Key       string `json:"key"`
+	Bytes     int64  `json:"bytes" minimum:"0"`
+	Files     int64  `json:"files" minimum:"0" doc:"Files, directories and links."`
+	CreatedAt Time   `json:"created_at"`
+}
+
+// PipelineCaches is a page of a list of caches.
+type PipelineCaches struct {
+	Caches     []PipelineCache `json:"caches"`
+	NextCursor *string         `json:"next_cursor" doc:"null on the last page."`
+}
+
+// NewPipelineCache returns the form of the thread of a cache, whose ID is the key.
+func NewPipelineCache(t *proto.ThreadSummary) PipelineCache {
+	return PipelineCache{t.ID, t.Bytes, t.Files, Time{t.CreatedAt}}
+}
+
 // NewPipeline returns the form of a run in lists.
 func NewPipeline(s *proto.PipelineState) Pipeline {
 	return Pipeline{
-		ID: s.ID, Name: optional(s.Name), Status: s.Status, Cancelling: s.Cancelling, Reason: optional(s.Reason), Commit: optional(s.Commit),
+		ID: s.ID, Name: optional(s.Name), Status: s.Status, Cancelling: s.Cancelling, Reason: optional(s.Reason),
+		Commit: optional(s.Commit),
 		Branch: optional(s.Branch), CreatedAt: Time{s.CreatedAt}, EndedAt: optionalTime(s.EndedAt),
 	}
 }
 
-// NewWholePipeline returns the form of a run with its steps.
-func NewWholePipeline(p *proto.Pipeline, s *proto.PipelineState) *WholePipeline {
+// NewWholePipeline returns the form of a run with its steps. waiting has what workers lack to run
+// executions of the run.
+func NewWholePipeline(
+	p *proto.Pipeline, s *proto.PipelineState, waiting map[proto.TraceID]*proto.Missing,
+) *WholePipeline {
 	whole := &WholePipeline{Pipeline: NewPipeline(s), Cells: []PipelineCell{}}
 	for i := range p.Steps {
 		step := &p.Steps[i]
 		for range step.Cells {
 			c := &s.Cells[len(whole.Cells)]
 			cell := PipelineCell{
-				Step: c.Step, Cell: optional(c.Cell), Needs: append([]string{}, step.Needs...), Status: c.Status, TraceID: optional(c.TraceID), ExitCode: c.ExitCode,
-				Reason: optional(c.Reason), StartedAt: optionalTime(c.StartedAt), EndedAt: optionalTime(c.EndedAt), Thread: optional(c.Thread), Artifacts: []PipelineArtifact{},
+				Step: c.Step, Cell: optional(c.Cell), Needs: append([]string{}, step.Needs...), Status: c.Status,
+				TraceID: optional(c.TraceID), ExitCode: c.ExitCode,
+				Reason: optional(c.Reason), StartedAt: optionalTime(c.StartedAt), EndedAt: optionalTime(c.EndedAt),
+				Warnings: append([]string{}, c.Warnings...), Artifacts: []PipelineArtifact{},
+				Kept: c.Thread != "", WaitingFor: waiting[c.TraceID],
 			}
 			for _, name := range slices.Sorted(maps.Keys(step.Artifacts)) {
 				cell.Artifacts = append(cell.Artifacts, PipelineArtifact{name, step.Artifacts[name]})

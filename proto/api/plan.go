@@ -15,7 +15,8 @@ type PlanRequest struct {
 
 // Plans is the list of all plans.
 type Plans struct {
-	Plans []proto.Plan `json:"plans"`
+	Plans      []proto.Plan `json:"plans"`
+	NextCursor *string      `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // DecodePlan decodes and validates a plan. If name is not empty, the body may omit the name and must

@@ -33,20 +33,23 @@ type OrganisationQueue struct {
 
 // QueuedExecution is the place of an execution in the queue.
 type QueuedExecution struct {
-	TraceID       proto.TraceID `json:"trace_id"`
-	Class         proto.Class   `json:"class"`
-	CreatedAt     Time          `json:"created_at"`
-	Position      int           `json:"position" minimum:"0" doc:"How many executions start before it, those of others included, if no more are submitted: an estimate."`
-	EstimatedWait *int64        `json:"estimated_wait" minimum:"0" doc:"Seconds until it starts, from the mean time of executions lately; null if no worker can run it, or none like it has ended lately."`
+	TraceID       proto.TraceID  `json:"trace_id"`
+	Class         proto.Class    `json:"class"`
+	CreatedAt     Time           `json:"created_at"`
+	Position      int            `json:"position" minimum:"0" doc:"How many executions start before it, those of others included, if no more are submitted: an estimate."`
+	EstimatedWait *int64         `json:"estimated_wait" minimum:"0" doc:"Seconds until it starts, from the mean time of executions lately; null if no worker can run it, or none like it has ended lately."`
+	WaitingFor    *proto.Missing `json:"waiting_for,omitempty"`
 }
 
 // NewQueue returns the form of a queue.
 // keyConcurrent is the limit of the key, 0 for none.
 func NewQueue(v *proto.QueueView, keyConcurrent int, plan *proto.Plan) Queue {
 	q := Queue{
-		Key:          KeyQueue{QueueCounts: v.Key, Concurrent: optional(keyConcurrent)},
-		Organisation: OrganisationQueue{QueueCounts: v.Org, Concurrent: optional(plan.Concurrent), MaxQueued: optional(plan.MaxQueued)},
-		Executions:   make([]QueuedExecution, len(v.Places)),
+		Key: KeyQueue{QueueCounts: v.Key, Concurrent: optional(keyConcurrent)},
+		Organisation: OrganisationQueue{
+			QueueCounts: v.Org, Concurrent: optional(plan.Concurrent), MaxQueued: optional(plan.MaxQueued),
+		},
+		Executions: make([]QueuedExecution, len(v.Places)),
 	}
 	if v.Oldest != nil {
 		oldest := newQueuedExecution(v.Oldest)
@@ -59,7 +62,10 @@ func NewQueue(v *proto.QueueView, keyConcurrent int, plan *proto.Plan) Queue {
 }
 
 func newQueuedExecution(p *proto.QueuePlace) QueuedExecution {
-	e := QueuedExecution{TraceID: p.TraceID, Class: p.Class, CreatedAt: Time{p.CreatedAt}, Position: p.Position}
+	e := QueuedExecution{
+		TraceID: p.TraceID, Class: p.Class, CreatedAt: Time{p.CreatedAt}, Position: p.Position,
+		WaitingFor: p.WaitingFor,
+	}
 	if p.Wait != nil {
 		wait := int64(math.Ceil(*p.Wait))
 		e.EstimatedWait = &wait

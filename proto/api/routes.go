@@ -27,6 +27,7 @@ const (
 	tagSessions   = "sessions"
 	tagAdmin      = "admin"
 	tagServer     = "server"
+	tagAgents     = "agents"
 )
 
 // MaxQueueWait is the largest N of Prefer: wait=N, in seconds.
@@ -48,14 +49,20 @@ type Route struct {
 	Responses    []Response
 	Errors       []int       // the statuses of errors that do not follow from the kind of the route
 	Scope        proto.Scope // that an API key needs
+	OrAdmin      bool        // the scope admin suffices instead
 	ScopeByTool  bool        // the tool that the body names decides which scope is needed
 	AnyScope     bool        // any API key or session may use it
 	Global       bool        // needs the key of a global administrator
 	Audit        string      // the action in the audit log: the kind of the object and a verb; empty for no record
 	Public       bool        // needs no API key
+	Starts       bool        // starts executions, so that a server that shuts down refuses it
 	Traced       bool        // answers have an X-Trace-Id
+	Vendor       string      // whose API it is, which documents it; empty for bullpen's own
 	Tagged       bool        // answers have an ETag, and a change may have an If-Match
 }
+
+// OfServer reports whether the route is about the server itself, as health is.
+func (r *Route) OfServer() bool { return r.Tag == tagServer }
 
 // Param describes a parameter in the query or a header.
 type Param struct {
@@ -77,15 +84,27 @@ func tags() []object {
 	return []object{
 		{"name": tagExecute, "description": "Run a program."},
 		{"name": tagExecutions, "description": "Look at executions and end them."},
-		{"name": tagWebhooks, "description": "Deliver the results of async executions, and see what became of the deliveries. Each API key has its own settings."},
-		{"name": tagBatches, "description": "Run many programs that are accepted together. Batches belong to the organisation; their executions run under the API key that created them."},
-		{"name": tagSchedules, "description": "Start executions by the clock. Schedules belong to the organisation; their executions run under the API key that created them."},
-		{"name": tagPipelines, "description": "Run steps that need each other. Runs belong to the organisation; their steps are executions under the API key that started them."},
-		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. The first execution that names a thread creates it."},
-		{"name": tagFiles, "description": "Files in the home of a thread or in a storage connection. Their content is transferred through signed URLs."},
+		{"name": tagWebhooks, "description": "Deliver the results of async executions, and see what became of the " +
+			"deliveries. Each API key has its own settings."},
+		{"name": tagBatches, "description": "Run many programs that are accepted together. Batches belong to the " +
+			"organisation; their executions run under the API key that created them."},
+		{"name": tagSchedules, "description": "Start executions by the clock. Schedules belong to the organisation; their " +
+			"executions run under the API key that created them."},
+		{"name": tagPipelines, "description": "Run steps that need each other. Runs belong to the organisation; their " +
+			"steps are executions under the API key that started them."},
+		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. " +
+			"The first execution that names a thread creates it."},
+		{"name": tagFiles, "description": "Files in the home of a thread or in a storage connection. Their content is " +
+			"transferred through signed URLs."},
 		{"name": tagMCP, "description": "The tools of the Model Context Protocol, for language models."},
-		{"name": tagSessions, "description": "Sign in with a browser, as a member of an organisation or with an API key. The cookie of a session stands for an API key with the scopes of the member's role, or for the API key itself."},
-		{"name": tagAdmin, "description": "API keys, members, sessions and secrets of organisations, which their administrators manage, and the audit log; organisations, plans, sandbox profiles and their images, workers and the store of threads, which global administrators manage."},
+		{"name": tagSessions, "description": "Sign in with a browser, as a member of an organisation or with an API key. " +
+			"The cookie of a session stands for an API key with the scopes of the member's role, or for the API key itself."},
+		{"name": tagAdmin, "description": "API keys, members, sessions and secrets of organisations, which their " +
+			"administrators manage, and the audit log; organisations, plans, sandbox profiles and their images, workers and " +
+			"the store of threads, which global administrators manage."},
+		{"name": tagAgents, "description": "Programs that were written for the APIs of others, with a model of the " +
+			"operator's choice. The vendors document requests, answers and " +
+			"errors. Only servers with --agent-upstream have these routes."},
 		{"name": tagServer, "description": "The server itself."},
 	}
 }
@@ -93,7 +112,12 @@ func tags() []object {
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, group := range [][]Route{executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(), threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), sessionRoutes(), memberRoutes(), secretRoutes(), connectionRoutes(), sandboxRoutes(), workerRoutes(), deadLetterRoutes(), storeRoutes(), auditRoutes(), serverRoutes()} {
+	for _, group := range [][]Route{
+		executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(),
+		threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), sessionRoutes(),
+		memberRoutes(), secretRoutes(), connectionRoutes(), profileRoutes(), workerRoutes(), deadLetterRoutes(),
+		storeRoutes(), auditRoutes(), serverRoutes(),
+	} {
 		all = append(all, group...)
 	}
 	return all
@@ -106,7 +130,10 @@ func ok(doc string, body any) []Response {
 
 // created is the answer of a route that creates what it answers with.
 func created(doc string, body any) []Response {
-	return []Response{{Status: http.StatusCreated, Doc: doc, Body: body, Headers: map[string]string{"Location": "Its own path."}}}
+	return []Response{{
+		Status: http.StatusCreated, Doc: doc, Body: body,
+		Headers: map[string]string{"Location": "Its own path."},
+	}}
 }
 
 // empty is an answer without body.
@@ -128,11 +155,21 @@ const MaxWhole = 1<<53 - 1
 
 func text() object { return object{"type": "string"} }
 
+// filter is the schema of a text that entries of a list must have.
+func filter() object { return object{"type": "string", "minLength": 1, "maxLength": 1024} }
+
 func paging() []Param {
 	return []Param{
-		query("limit", "The largest number of entries.", object{"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+		query("limit", "The largest number of entries.",
+			object{"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
 		query("cursor", "The next_cursor of the answer before.", text()),
 	}
+}
+
+// pagesOfOrgs are the parameters of a paged list of what organisations have.
+func pagesOfOrgs() []Param {
+	return append(paging(), query(
+		"org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text()))
 }
 
 // The values of examples.
@@ -142,18 +179,22 @@ const (
 	exampleSecret = "whsec_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789ABCDcD0="
 	exampleStream = `{"type":"status","trace_id":"` + exampleTrace + `","status":"running","seq":1}` + "\n" +
 		`{"type":"output","stream":"stdout","data":"hello\n","seq":2}` + "\n" +
-		`{"type":"result","trace_id":"` + exampleTrace + `","status":"success","result":{"success":true,"stdout":"hello\n","stderr":"","exit_code":0,` +
-		`"error":null,"error_code":null,"error_message":null,"duration_ms":21,"stdout_truncated":false,"stderr_truncated":false},"output_truncated":false,"seq":3}` + "\n"
+		`{"type":"result","trace_id":"` + exampleTrace +
+		`","status":"success","result":{"success":true,"stdout":"hello\n","stderr":"","exit_code":0,` +
+		`"error":null,"error_code":null,"error_message":null,"duration_ms":21,"stdout_truncated":false,` +
+		`"stderr_truncated":false},"output_truncated":false,"seq":3}` + "\n"
 )
 
 // A batch and a line of its results.
 const (
 	exampleBatch       = "bat_abcdefghijklmnopqrstuvwxyz"
-	exampleBatchResult = `{"index":0,"trace_id":"` + exampleTrace + `","status":"success","exit_code":0,"stdout":"one\n","stderr":"","error":null,"error_code":null,` +
+	exampleBatchResult = `{"index":0,"trace_id":"` + exampleTrace +
+		`","status":"success","exit_code":0,"stdout":"one\n","stderr":"","error":null,"error_code":null,` +
 		`"error_message":null,"duration_ms":21,"stdout_truncated":false,"stderr_truncated":false,"metadata":{}}` + "\n"
 )
 
-const exampleEventStream = `id: 1` + "\n" + `data: {"type":"status","trace_id":"` + exampleTrace + `","status":"running","seq":1}` + "\n\n"
+const exampleEventStream = `id: 1` + "\n" + `data: {"type":"status","trace_id":"` + exampleTrace +
+	`","status":"running","seq":1}` + "\n\n"
 
 func exampleTime() time.Time { return time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC) }
 
@@ -164,98 +205,150 @@ func exampleResult() proto.Result {
 }
 
 // noMoreEvents stops the EventSource of a browser.
-var noMoreEvents = Response{Status: http.StatusNoContent, Doc: "Last-Event-ID is that of the last event of an execution that has ended."}
+var noMoreEvents = Response{
+	Status: http.StatusNoContent, Doc: "Last-Event-ID is that of the last event of an execution that has ended.",
+}
 
 func executionRoutes() []Route {
 	result, start := exampleResult(), exampleTime()
 	ended := start.Add(25 * time.Millisecond)
 	execution := NewExecution(&proto.Record{
 		Meta: proto.Meta{
-			TraceID: exampleTrace, Mode: proto.ModeInline, Language: proto.Python, Timeout: 60, CreatedAt: start, Profile: proto.DefaultProfileName,
+			TraceID: exampleTrace, Mode: proto.ModeInline, Language: proto.Python, Timeout: 60, CreatedAt: start,
+			Profile: proto.DefaultProfileName,
 		},
 		Status: proto.StatusSuccess, Attempt: 1, StartedAt: &start, CompletedAt: &ended, Result: &result,
-		Steps: &proto.Steps{AssignedAt: start.Add(time.Millisecond), Start: "warm", Jail: proto.Interval{50, 900}, Program: proto.Interval{2100, 20_000}},
-	}, "", ended)
+		Steps: &proto.Steps{
+			AssignedAt: start.Add(time.Millisecond), Start: "warm", Jail: proto.Interval{50, 900},
+			Program: proto.Interval{2100, 20_000},
+		},
+	}, "", nil, ended)
 	listed := NewListedExecution(&proto.Record{
 		Meta: proto.Meta{
-			TraceID: exampleTrace, Key: "key_1", Mode: proto.ModeInline, Language: proto.Python, Timeout: 60, CreatedAt: start, Profile: proto.DefaultProfileName,
+			TraceID: exampleTrace, Key: "key_1", Mode: proto.ModeInline, Language: proto.Python, Timeout: 60, CreatedAt: start,
+			Profile: proto.DefaultProfileName,
 		},
 		Status: proto.StatusSuccess, Attempt: 1, StartedAt: &start, CompletedAt: &ended, Result: &result,
-	}, "", ended)
+	}, "", nil, ended)
 	traceID := "The execution's trace id."
-	place := &proto.QueuePlace{TraceID: exampleTrace, Class: proto.ClassBatch, CreatedAt: start, Position: 12, Wait: new(3.2)}
+	place := &proto.QueuePlace{
+		TraceID: exampleTrace, Class: proto.ClassBackground, CreatedAt: start, Position: 12,
+		Wait: new(3.2),
+	}
 	queue := NewQueue(&proto.QueueView{
-		Key:    proto.QueueCounts{Queued: proto.ClassCounts{Batch: 3}, Running: proto.ClassCounts{Interactive: 1, Batch: 2}},
-		Org:    proto.QueueCounts{Queued: proto.ClassCounts{Batch: 40}, Running: proto.ClassCounts{Interactive: 1, Batch: 6}},
+		Key: proto.QueueCounts{
+			Queued: proto.ClassCounts{Background: 3}, Running: proto.ClassCounts{Interactive: 1, Background: 2},
+		},
+		Org: proto.QueueCounts{
+			Queued: proto.ClassCounts{Background: 40}, Running: proto.ClassCounts{Interactive: 1, Background: 6},
+		},
 		Oldest: place, Places: []proto.QueuePlace{*place},
 	}, 0, &proto.Plan{Concurrent: 100, MaxQueued: 1000})
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/sandbox/execute", ID: "execute", Tag: tagExecute, Scope: proto.ScopeExecute, Summary: "Run a program", Traced: true,
-			Doc: "Inline by default: the answer is the result. With Accept: application/x-ndjson or text/event-stream the answer is the stream of events; with " +
+			Method: http.MethodPost, Path: "/v1/sandbox/execute", ID: "execute", Tag: tagExecute, Starts: true,
+			Scope: proto.ScopeExecute, Summary: "Run a program", Traced: true,
+			Doc: "Inline by default: the answer is the result. With Accept: application/x-ndjson or text/event-stream the " +
+				"answer is the stream of events; with " +
 				"Prefer: respond-async it is 202, and the result is available under the trace id.",
 			Params: []Param{
-				header("Accept", "application/json (inline), application/x-ndjson or text/event-stream (streaming).", object{"type": "string", "default": typeJSON}),
-				header("Prefer", fmt.Sprintf("respond-async has precedence over Accept. wait=N: an inline or streaming execution waits up to N seconds, "+
-					"1 to %d, for a free slot; without it up to 30 s (--queue-wait), and no longer than the larger of its timeout and 5 s.", MaxQueueWait),
+				header("Accept", "application/json (inline), application/x-ndjson or text/event-stream (streaming).",
+					object{"type": "string", "default": typeJSON}),
+				header("Prefer", fmt.Sprintf(
+					"respond-async has precedence over Accept. wait=N: an inline or streaming execution waits up to N seconds, "+
+						"1 to %d, for a free slot; without it up to 30 s (--queue-wait), and no longer than the larger of its "+
+						"timeout and 5 s.", MaxQueueWait),
 					object{"type": "string", "examples": []string{"respond-async", "wait=120"}}),
-				header("Idempotency-Key", "Kept for 24 hours: the same key with the same body gets the answer of the first execution.",
+				header("Idempotency-Key",
+					"Kept for 24 hours: the same key with the same body gets the answer of the first execution.",
 					object{"type": "string", "minLength": 1, "maxLength": proto.MaxIdempotencyKeyLen}),
 			},
-			Request: ExecuteRequest{Code: "echo $NAME", Language: proto.Bash, Timeout: 10, Env: map[string]string{"NAME": "bullpen"}},
+			Request: ExecuteRequest{
+				Code: "echo $NAME", Language: proto.Bash, Timeout: 10,
+				Env: map[string]string{"NAME": "bullpen"},
+			},
 			Responses: []Response{
-				{Status: http.StatusOK, Doc: "The result, or the stream of events: one Event a line; in an event stream the id is the seq.", Body: result, Text: map[string]string{typeNDJSON: exampleStream, typeSSE: exampleEventStream}},
+				{Status: http.StatusOK, Doc: "The result, or the stream of events: one Event a line; in an event stream the id " +
+					"is the seq.", Body: result, Text: map[string]string{typeNDJSON: exampleStream, typeSSE: exampleEventStream}},
 				{
 					Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: Accepted{exampleTrace, "running"},
 					Headers: map[string]string{"Location": "The path of the execution.", "Preference-Applied": "respond-async"},
 				},
 			},
-			Errors: []int{http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests, http.StatusNotImplemented, http.StatusGatewayTimeout},
+			Errors: []int{
+				http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests,
+				http.StatusNotImplemented, http.StatusGatewayTimeout,
+			},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/executions", ID: "listExecutions", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "List executions",
-			Doc: "The executions of the key's organisation, the newest first, without their output. All filters that are given must match. An unknown parameter is an error. " +
+			Method: http.MethodGet, Path: "/v1/executions", ID: "listExecutions", Tag: tagExecutions, Scope: proto.ScopeRead,
+			Summary: "List executions",
+			Doc: "The executions of the key's organisation, the newest first, without their output. All filters that are " +
+				"given must match. An unknown parameter is an error. " +
 				"Pages do not shift while new executions come.",
 			Params:    historyParams(),
 			Responses: ok("The executions.", Executions{Executions: []ListedExecution{listed}, Complete: true}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/executions/{id}", ID: "getExecution", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Look at an execution", PathDoc: traceID, Traced: true,
-			Params:    []Param{query("wait", "Seconds to wait for the end of the execution.", object{"type": "integer", "minimum": 0, "maximum": 60, "default": 0})},
+			Method: http.MethodGet, Path: "/v1/executions/{id}", ID: "getExecution", Tag: tagExecutions, Scope: proto.ScopeRead,
+			Summary: "Look at an execution", PathDoc: traceID, Traced: true,
+			Params: []Param{query("wait", "Seconds to wait for the end of the execution.",
+				object{"type": "integer", "minimum": 0, "maximum": 60, "default": 0})},
 			Responses: ok("The execution as it is now.", execution), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/executions/{id}/output", ID: "getOutput", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Follow the output of an execution", PathDoc: traceID, Traced: true,
+			Method: http.MethodGet, Path: "/v1/executions/{id}/output", ID: "getOutput", Tag: tagExecutions,
+			Scope: proto.ScopeRead, Summary: "Follow the output of an execution", PathDoc: traceID, Traced: true,
 			Doc: "The events with a higher seq, then live ones. The result is always the last event, unless follow is false.",
 			Params: []Param{
-				query("after_seq", "The seq of the last event that the client has.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
-				query("follow", "false: only the present events. The stream of an execution that has not ended then ends without a result.", object{"type": "boolean", "default": true}),
+				query("after_seq", "The seq of the last event that the client has.",
+					object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
+				query("follow", "false: only the present events. The stream of an execution that has not ended then ends "+
+					"without a result.", object{"type": "boolean", "default": true}),
 				header("Accept", "application/x-ndjson or text/event-stream.", object{"type": "string", "default": typeNDJSON}),
-				header("Last-Event-ID", "For event streams; has precedence over after_seq.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole}),
+				header("Last-Event-ID", "For event streams; has precedence over after_seq.",
+					object{"type": "integer", "minimum": 0, "maximum": MaxWhole}),
 			},
-			Responses: []Response{{Status: http.StatusOK, Doc: "The events. In an event stream the id is the seq.", Text: map[string]string{
-				typeNDJSON: exampleStream, typeSSE: exampleEventStream,
-			}}, noMoreEvents},
+			Responses: []Response{{
+				Status: http.StatusOK, Doc: "The events. In an event stream the id is the seq.",
+				Text: map[string]string{
+					typeNDJSON: exampleStream, typeSSE: exampleEventStream,
+				},
+			}, noMoreEvents},
 			Errors: []int{http.StatusNotFound},
 		},
+		rawOutput(proto.Stdout, "getStdout"),
+		rawOutput(proto.Stderr, "getStderr"),
 		{
-			Method: http.MethodPost, Path: "/v1/executions/{id}/stream_url", ID: "streamURL", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Get a URL to follow the output with", PathDoc: traceID, Traced: true,
-			Doc: "For EventSource in a browser, which sends no API key. The URL is valid for 15 minutes; a stream that has begun goes on. It ends when the key that asked for it " +
+			Method: http.MethodPost, Path: "/v1/executions/{id}/stream_url", ID: "streamURL", Tag: tagExecutions,
+			Scope: proto.ScopeRead, Summary: "Get a URL to follow the output with", PathDoc: traceID, Traced: true,
+			Doc: "For EventSource in a browser, which sends no API key. The URL is valid for 15 minutes; a stream that has " +
+				"begun goes on. It ends when the key that asked for it " +
 				"is revoked.",
-			Responses: ok("The URL.", StreamURL{URL: "https://bullpen.example.com/v1/streams/YnVsbHBlbi4.c2ln", ExpiresAt: Time{ended}}), Errors: []int{http.StatusNotFound, http.StatusBadRequest},
+			Responses: ok("The URL.", StreamURL{
+				URL:       "https://bullpen.example.com/v1/streams/YnVsbHBlbi4.c2ln",
+				ExpiresAt: Time{ended},
+			}), Errors: []int{http.StatusNotFound, http.StatusBadRequest},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/streams/{token}", ID: "getStream", Tag: tagExecutions, Summary: "Follow the output of an execution by a signed URL", Public: true,
+			Method: http.MethodGet, Path: "/v1/streams/{token}", ID: "getStream", Tag: tagExecutions,
+			Summary: "Follow the output of an execution by a signed URL", Public: true,
 			PathDoc: "The last part of a signed URL.", Traced: true,
 			Params: []Param{
-				query("after_seq", "The seq of the last event that the client has.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
-				header("Last-Event-ID", "Has precedence over after_seq.", object{"type": "integer", "minimum": 0, "maximum": MaxWhole}),
+				query("after_seq", "The seq of the last event that the client has.",
+					object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
+				header("Last-Event-ID", "Has precedence over after_seq.",
+					object{"type": "integer", "minimum": 0, "maximum": MaxWhole}),
 			},
-			Responses: []Response{{Status: http.StatusOK, Doc: "The events. The id is the seq.", Text: map[string]string{typeSSE: exampleEventStream}}, noMoreEvents},
-			Errors:    []int{http.StatusForbidden, http.StatusNotFound},
+			Responses: []Response{{
+				Status: http.StatusOK, Doc: "The events. The id is the seq.",
+				Text: map[string]string{typeSSE: exampleEventStream},
+			}, noMoreEvents},
+			Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/executions/{id}/cancel", ID: "cancelExecution", Tag: tagExecutions, Scope: proto.ScopeExecute, Summary: "End an execution", PathDoc: traceID, Traced: true,
+			Method: http.MethodPost, Path: "/v1/executions/{id}/cancel", ID: "cancelExecution", Tag: tagExecutions,
+			Scope: proto.ScopeExecute, Summary: "End an execution", PathDoc: traceID, Traced: true,
 			Responses: []Response{
 				{Status: http.StatusOK, Doc: "The execution has ended already.", Body: Cancelled{exampleTrace, "success"}},
 				{Status: http.StatusAccepted, Doc: "The execution is being ended.", Body: Cancelled{exampleTrace, "cancelling"}},
@@ -263,12 +356,39 @@ func executionRoutes() []Route {
 			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/queue", ID: "getQueue", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Show the queue",
-			Doc: "What is queued and running, of the API key and of its organisation, and where executions stand in the queue. Items of batches that wait are not in the queue yet. " +
+			Method: http.MethodGet, Path: "/v1/queue", ID: "getQueue", Tag: tagExecutions, Scope: proto.ScopeRead,
+			Summary: "Show the queue",
+			Doc: "What is queued and running, of the API key and of its organisation, and where executions stand in the " +
+				"queue. Items of batches that wait are not in the queue yet. " +
 				"The places are up to a fifth of a second old.",
-			Params:    []Param{query("trace_id", fmt.Sprintf("The executions of the organisation whose places are wanted: up to %d ids with commas between them. Those that are not queued are left out.", proto.MaxQueuePlaces), text())},
+			Params: []Param{query(
+				"trace_id", fmt.Sprintf("The executions of the organisation whose places are wanted: up to %d ids with commas "+
+					"between them. Those that are not queued are left out.", proto.MaxQueuePlaces), text())},
 			Responses: ok("The queue.", queue),
 		},
+	}
+}
+
+// rawOutput returns the route of the exact bytes of an output.
+func rawOutput(of proto.Stream, id string) Route {
+	return Route{
+		Method: http.MethodGet, Path: "/v1/executions/{id}/output/" + string(of), ID: id, Tag: tagExecutions,
+		Scope:   proto.ScopeRead,
+		Summary: "Download the exact bytes of " + string(of), PathDoc: "The execution's trace id.", Traced: true,
+		Doc: "The bytes that the result of an execution holds: as much of the output, and with *** for secrets. In JSON, " +
+			"bytes that are not UTF-8 are U+FFFD; here they are as " +
+			"the program wrote them. While the execution has not ended: 409.",
+		Params: []Param{header("Range", "One range of bytes.", text())},
+		Responses: []Response{
+			{
+				Status: http.StatusOK, Doc: "The bytes.", Text: map[string]string{"application/octet-stream": ""},
+				Headers: map[string]string{
+					"X-Output-Truncated": "true if the program wrote more than the result holds; otherwise absent.",
+				},
+			},
+			{Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""}},
+		},
+		Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusRequestedRangeNotSatisfiable},
 	}
 }
 
@@ -277,14 +397,18 @@ func exampleDelivery(next time.Duration) Delivery {
 	return NewDelivery(&proto.Delivery{
 		TraceID: exampleTrace, ID: proto.DeliveryID(exampleTrace), URL: exampleHook, Status: proto.DeliveryPending,
 		CreatedAt: at, NextAt: at.Add(next), Made: 1,
-		Attempts: []proto.DeliveryAttempt{exampleAttempt(http.StatusServiceUnavailable, proto.DeliveryRejected, "the receiver answered 503", "HTTP/1.1 503 Service Unavailable\r\n\r\nlater")},
+		Attempts: []proto.DeliveryAttempt{
+			exampleAttempt(http.StatusServiceUnavailable, proto.DeliveryRejected, "the receiver answered 503",
+				"HTTP/1.1 503 Service Unavailable\r\n\r\nlater"),
+		},
 	})
 }
 
 func exampleAttempt(status int, class proto.DeliveryError, detail, response string) proto.DeliveryAttempt {
 	return proto.DeliveryAttempt{
-		Number: 1, At: exampleTime(), Status: status, Error: class, Detail: detail, RemoteAddr: "203.0.113.7:443", Response: response,
-		Timings: proto.DeliveryTimings{DNS: 1.2, Connect: 8.1, TLS: 17.4, FirstByte: 21, Total: 48},
+		Number: 1, At: exampleTime(), Status: status, Error: class, Detail: detail, RemoteAddr: "203.0.113.7:443",
+		Response: response,
+		Timings:  proto.DeliveryTimings{DNS: 1.2, Connect: 8.1, TLS: 17.4, FirstByte: 21, Total: 48},
 	}
 }
 
@@ -297,141 +421,201 @@ func webhookRoutes() []Route {
 	ofKey := []Param{query("key", "The id of another API key. Needs the scope admin.", text())}
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/executions/{id}/webhook", ID: "getDelivery", Tag: tagWebhooks, Scope: proto.ScopeRead, Summary: "Look at the webhook of an execution", PathDoc: traceID, Traced: true,
-			Doc:       "404 if the execution has no webhook. Until the execution has ended and its delivery is stored, the webhook is pending without attempts.",
-			Responses: ok("The webhook with its last 20 attempts.", exampleDelivery(time.Second)), Errors: []int{http.StatusNotFound},
+			Method: http.MethodGet, Path: "/v1/executions/{id}/webhook", ID: "getDelivery", Tag: tagWebhooks,
+			Scope: proto.ScopeRead, Summary: "Look at the webhook of an execution", PathDoc: traceID, Traced: true,
+			Doc: "404 if the execution has no webhook. Until the execution has ended and its delivery is stored, the " +
+				"webhook is pending without attempts.",
+			Responses: ok("The webhook with its last 20 attempts.", exampleDelivery(time.Second)),
+			Errors:    []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/executions/{id}/webhook/replay", ID: "replayDelivery", Tag: tagWebhooks, Scope: proto.ScopeExecute, Summary: "Send a webhook again", PathDoc: traceID, Traced: true,
-			Doc:       "Also a delivered one. It keeps its webhook-id and starts its attempts again. 409 while it is pending, or if its URL is disabled.",
-			Responses: []Response{{Status: http.StatusAccepted, Doc: "It is pending again.", Body: exampleDelivery(5 * time.Minute)}},
-			Errors:    []int{http.StatusNotFound, http.StatusConflict},
+			Method: http.MethodPost, Path: "/v1/executions/{id}/webhook/replay", ID: "replayDelivery", Tag: tagWebhooks,
+			Scope: proto.ScopeExecute, Summary: "Send a webhook again", PathDoc: traceID, Traced: true,
+			Doc: "Also a delivered one. It keeps its webhook-id and starts its attempts again. 409 while it is " +
+				"pending, or if its URL is disabled.",
+			Responses: []Response{{
+				Status: http.StatusAccepted, Doc: "It is pending again.",
+				Body: exampleDelivery(5 * time.Minute),
+			}},
+			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/webhook", ID: "getWebhook", Tag: tagWebhooks, Scope: proto.ScopeRead, Summary: "Look at the webhook settings of an API key", Doc: "Without the secret.",
+			Method: http.MethodGet, Path: "/v1/webhook", ID: "getWebhook", Tag: tagWebhooks, Scope: proto.ScopeRead,
+			Summary: "Look at the webhook settings of an API key", Doc: "Without the secret.",
 			Params:    ofKey,
 			Responses: ok("The settings, complete.", stored), Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.put", Summary: "Set the webhook of an API key",
+			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Scope: proto.ScopeExecute,
+			OrAdmin: true, Audit: "webhook.put", Summary: "Set the webhook of an API key",
 			Params: ofKey,
-			Doc: "As a whole: absent fields get their defaults. Without a secret the server creates one and shows it in this answer, and never again; a " +
-				"previous secret goes on signing for a day. The URL applies to executions that are accepted from then on, the rest to all attempts from then on.",
-			Request: WebhookRequest{URL: new(exampleHook)}, Responses: ok("The settings, with a secret that was created.", withSecret), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
+			Doc: "As a whole: absent fields get their defaults. Without a secret the server creates one and shows it in this " +
+				"answer, and never again; a " +
+				"previous secret goes on signing for a day. The URL applies to executions that are accepted from then on, the " +
+				"rest to all attempts from then on.",
+			Request:   WebhookRequest{URL: new(exampleHook)},
+			Responses: ok("The settings, with a secret that was created.", withSecret),
+			Errors:    []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.patch", Summary: "Change some of the webhook settings of an API key",
-			Params:  ofKey,
-			Doc:     "Absent fields stay. A secret that is given replaces the previous one, which goes on signing for a day; none is created.",
-			Request: WebhookRequest{MaxAttempts: new(5)}, Responses: ok("The settings as they are now.", stored), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
+			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Scope: proto.ScopeExecute,
+			OrAdmin: true, Audit: "webhook.patch", Summary: "Change some of the webhook settings of an API key",
+			Params: ofKey,
+			Doc: "Absent fields stay. A secret that is given replaces the previous one, which goes on signing for a day; " +
+				"none is created.",
+			Request: WebhookRequest{MaxAttempts: new(5)}, Responses: ok("The settings as they are now.", stored),
+			Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.delete", Summary: "Remove the webhook settings of an API key",
+			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Scope: proto.ScopeExecute,
+			OrAdmin: true, Audit: "webhook.delete", Summary: "Remove the webhook settings of an API key",
 			Params:    ofKey,
 			Doc:       "All of them, the secrets too: pending deliveries are not signed any more.",
 			Responses: empty("They are removed."), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.rotate", Summary: "Replace the webhook secret of an API key",
+			Method: http.MethodPost, Path: "/v1/webhook/rotate", ID: "rotateWebhook", Tag: tagWebhooks,
+			Scope: proto.ScopeExecute, OrAdmin: true, Audit: "webhook.rotate",
+			Summary: "Replace the webhook secret of an API key",
 			Params:  ofKey,
 			Doc:     "Both secrets sign during the overlap. Rotating again during the overlap ends the older secret at once.",
 			Request: WebhookRotation{Overlap: new(proto.DefaultOverlap)}, OptionalBody: true,
-			Responses: ok("The settings, with the new secret.", withSecret), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
+			Responses: ok("The settings, with the new secret.", withSecret),
+			Errors:    []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Scope: proto.ScopeAdmin, Audit: "webhook.test", Summary: "Send a test to an API key's URL",
+			Method: http.MethodPost, Path: "/v1/webhook/test", ID: "testWebhook", Tag: tagWebhooks, Scope: proto.ScopeExecute,
+			OrAdmin: true, Audit: "webhook.test", Summary: "Send a test to an API key's URL",
 			Params:    ofKey,
 			Doc:       "One attempt with the event webhook.test. The answer comes after the attempt: up to 30 seconds.",
 			Responses: ok("The attempt.", NewDeliveryAttempt(&test)), Errors: []int{http.StatusForbidden, http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/replay-failed", ID: "replayFailed", Tag: tagWebhooks, Scope: proto.ScopeExecute, Summary: "Send failed webhooks again",
-			Doc: "The organisation's deliveries that have failed since a time, at most 100 per request. While next is not null, repeat the request with it as after.",
+			Method: http.MethodPost, Path: "/v1/webhook/replay-failed", ID: "replayFailed", Tag: tagWebhooks,
+			Scope: proto.ScopeExecute, Summary: "Send failed webhooks again",
+			Doc: "The organisation's deliveries that have failed since a time, at most 100 per request. While next is not " +
+				"null, repeat the request with it as after.",
 			Params: []Param{
-				{Name: "since", In: "query", Doc: "RFC 3339.", Required: true, schema: object{"type": "string", "format": "date-time"}},
+				{
+					Name: "since", In: "query", Doc: "RFC 3339.", Required: true,
+					schema: object{"type": "string", "format": "date-time"},
+				},
 				query("after", "The next of the answer before.", text()),
 			},
-			Responses: ok("The progress.", Replayed{100, 23, new(proto.TraceID(exampleTrace))}),
+			Responses: ok("The progress.", Replayed{100, 23, new("q0hYp9sQ2xT7")}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/webhook/endpoints", ID: "listEndpoints", Tag: tagWebhooks, Scope: proto.ScopeRead, Summary: "List URLs at which the organisation's webhooks fail",
-			Doc: "From the first failure after the last success on. Nothing is delivered to disabled ones. At most 1,000 are kept.",
+			Method: http.MethodGet, Path: "/v1/webhook/endpoints", ID: "listEndpoints", Tag: tagWebhooks, Scope: proto.ScopeRead,
+			Summary: "List URLs at which the organisation's webhooks fail",
+			Doc: "From the first failure after the last success on. Nothing is delivered to disabled ones. At most 1,000 " +
+				"are kept.",
 			Responses: ok("The URLs, the one that has failed longest first.", Endpoints{[]Endpoint{NewEndpoint(&proto.Endpoint{
-				URL: exampleHook, FailingSince: exampleTime().AddDate(0, 0, -5), DisabledAt: exampleTime(), Reason: "every attempt has failed for 5 days",
+				URL: exampleHook, FailingSince: exampleTime().AddDate(0, 0, -5), DisabledAt: exampleTime(),
+				Reason: "every attempt has failed for 5 days",
 			})}}),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/webhook/endpoints/enable", ID: "enableEndpoint", Tag: tagWebhooks, Scope: proto.ScopeExecute, Summary: "Deliver to a disabled URL again",
+			Method: http.MethodPost, Path: "/v1/webhook/endpoints/enable", ID: "enableEndpoint", Tag: tagWebhooks,
+			Scope: proto.ScopeExecute, Summary: "Deliver to a disabled URL again",
 			Doc:     "Deliveries that failed meanwhile are sent again only if they are replayed.",
-			Request: EndpointRequest{URL: exampleHook}, Responses: empty("Deliveries to the URL go on."), Errors: []int{http.StatusNotFound, http.StatusConflict},
+			Request: EndpointRequest{URL: exampleHook}, Responses: empty("Deliveries to the URL go on."),
+			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 	}
 }
 
 func batchRoutes() []Route {
 	batch := Batch{
-		ID: exampleBatch, Status: proto.BatchRunning, Counts: proto.BatchCounts{Total: 3, Queued: 1, Running: 1, Succeeded: 1}, Rate: 1, TimeLeft: new(int64(2)),
+		ID: exampleBatch, Status: proto.BatchRunning,
+		Counts: proto.BatchCounts{Total: 3, Queued: 1, Running: 1, Succeeded: 1}, Rate: 1, TimeLeft: new(int64(2)),
 		Metadata: map[string]string{}, KeyID: "key_1", CreatedAt: Time{exampleTime()}, StartedAt: &Time{exampleTime()},
 	}
 	paused, stopping := batch, batch
 	paused.Status, stopping.Status = proto.BatchPaused, proto.BatchStopping
 	example := BatchRequest{
 		BatchSettings{MaxParallel: 8, Request: &BatchItemRequest{Code: "import sys; print(sys.argv[1])"}},
-		[]BatchItemRequest{{ExecuteRequest: ExecuteRequest{Args: []string{"one"}}}, {ExecuteRequest: ExecuteRequest{Args: []string{"two"}}}},
+		[]BatchItemRequest{
+			{ExecuteRequest: ExecuteRequest{Args: []string{"one"}}},
+			{ExecuteRequest: ExecuteRequest{Args: []string{"two"}}},
+		},
 	}
 	id := "The batch's id."
 	one := []int{http.StatusNotFound, http.StatusConflict}
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/batches", ID: "createBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Run a batch of programs",
-			Doc: "Up to 100,000 async executions in a body of up to 256 MiB, in which no item is larger than 8 MiB. Each item is checked like a request to execute it. If one is wrong, " +
-				"the message names it, and nothing is accepted. A body with the media type application/jsonl or application/x-ndjson has an item in each line, and settings in the first line if " +
-				"that is an object with the only member batch. With an Idempotency-Key the same request creates one batch, as long as that exists.",
+			Method: http.MethodPost, Path: "/v1/batches", ID: "createBatch", Tag: tagBatches, Starts: true,
+			Scope: proto.ScopeExecute, Summary: "Run a batch of programs",
+			Doc: "Up to 100,000 async executions in a body of up to 256 MiB, in which no item is larger than 8 MiB. Each " +
+				"item is checked like a request to execute it. If one is wrong, " +
+				"the message names it, and nothing is accepted. A body with the media type application/jsonl or " +
+				"application/x-ndjson has an item in each line, and settings in the first line if " +
+				"that is an object with the only member batch. With an Idempotency-Key the same request creates one batch, as " +
+				"long as that exists.",
 			Params:  []Param{header("Idempotency-Key", "1 to 255 printable ASCII characters.", text())},
 			Request: example, Upload: typeJSONL, UploadDoc: "The items, as an object or as JSONL.",
 			Responses: created("The batch. It is durable.", batch),
-			Errors:    []int{http.StatusForbidden, http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests, http.StatusNotImplemented},
+			Errors: []int{
+				http.StatusForbidden, http.StatusConflict, http.StatusUnprocessableEntity,
+				http.StatusTooManyRequests, http.StatusNotImplemented,
+			},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/batches", ID: "listBatches", Tag: tagBatches, Scope: proto.ScopeRead, Summary: "List batches", Doc: "The batches of the organisation, the newest first.",
+			Method: http.MethodGet, Path: "/v1/batches", ID: "listBatches", Tag: tagBatches, Scope: proto.ScopeRead,
+			Summary: "List batches", Doc: "The batches of the organisation, the newest first.",
 			Params: paging(), Responses: ok("The batches.", Batches{Batches: []Batch{batch}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/batches/{id}", ID: "getBatch", Tag: tagBatches, Scope: proto.ScopeRead, Summary: "Show a batch", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/batches/{id}", ID: "getBatch", Tag: tagBatches, Scope: proto.ScopeRead,
+			Summary: "Show a batch", PathDoc: id,
 			Responses: ok("The batch.", batch), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/batches/{id}", ID: "deleteBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Remove a batch that has ended", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/batches/{id}", ID: "deleteBatch", Tag: tagBatches, Scope: proto.ScopeExecute,
+			Summary: "Remove a batch that has ended", PathDoc: id,
 			Doc:       "The records of its executions stay.",
 			Responses: empty("It is gone."), Errors: one,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/batches/{id}/pause", ID: "pauseBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Submit no more items of a batch", PathDoc: id,
+			Method: http.MethodPost, Path: "/v1/batches/{id}/pause", ID: "pauseBatch", Tag: tagBatches,
+			Scope: proto.ScopeExecute, Summary: "Submit no more items of a batch", PathDoc: id,
 			Doc: "Items that are in the queue or running go on.", Responses: ok("The batch as it is now.", paused), Errors: one,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/batches/{id}/resume", ID: "resumeBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Go on with a paused batch", PathDoc: id,
+			Method: http.MethodPost, Path: "/v1/batches/{id}/resume", ID: "resumeBatch", Tag: tagBatches,
+			Scope: proto.ScopeExecute, Summary: "Go on with a paused batch", PathDoc: id,
 			Responses: ok("The batch as it is now.", batch), Errors: one,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/batches/{id}/cancel", ID: "cancelBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Cancel a batch", PathDoc: id,
-			Doc: "All its items that have not ended are cancelled, running ones too.", Responses: ok("The batch as it is now.", stopping), Errors: one,
+			Method: http.MethodPost, Path: "/v1/batches/{id}/cancel", ID: "cancelBatch", Tag: tagBatches,
+			Scope: proto.ScopeExecute, Summary: "Cancel a batch", PathDoc: id,
+			Doc:       "All its items that have not ended are cancelled, running ones too.",
+			Responses: ok("The batch as it is now.", stopping), Errors: one,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/batches/{id}/retry", ID: "retryBatch", Tag: tagBatches, Scope: proto.ScopeExecute, Summary: "Run the failed items of a batch again", PathDoc: id,
+			Method: http.MethodPost, Path: "/v1/batches/{id}/retry", ID: "retryBatch", Tag: tagBatches,
+			Scope: proto.ScopeExecute, Summary: "Run the failed items of a batch again", PathDoc: id,
 			Doc:     "The batch must have ended. Each failed item becomes a new execution, which replaces its result.",
-			Request: BatchRetryRequest{Cancelled: true}, OptionalBody: true, Responses: ok("The batch as it is now.", batch), Errors: one,
+			Request: BatchRetryRequest{Cancelled: true}, OptionalBody: true, Responses: ok("The batch as it is now.", batch),
+			Errors: one,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/batches/{id}/results", ID: "getBatchResults", Tag: tagBatches, Scope: proto.ScopeRead, Summary: "Download the results of a batch", PathDoc: id,
-			Doc: "A line for each item, by index. Without follow, the answer ends before the first item that has not ended. The batch is read to its end when the last line has the index counts.total - 1. " +
-				"If the answer breaks off, go on with after set to the index of the last complete line. A retry changes lines that were read before.",
+			Method: http.MethodGet, Path: "/v1/batches/{id}/results", ID: "getBatchResults", Tag: tagBatches,
+			Scope: proto.ScopeRead, Summary: "Download the results of a batch", PathDoc: id,
+			Doc: "A line for each item, by index. Without follow, the answer ends before the first item that has not ended. " +
+				"The batch is read to its end when the last line has the index counts.total - 1. " +
+				"If the answer breaks off, go on with after set to the index of the last complete line. A retry changes lines " +
+				"that were read before.",
 			Params: []Param{
-				query("after", "The index of the last line that is not wanted.", object{"type": "integer", "minimum": 0, "maximum": proto.MaxBatchItems}),
-				query("follow", "Wait for items that have not ended. Empty lines are sent meanwhile.", object{"type": "boolean", "default": false}),
+				query("after", "The index of the last line that is not wanted.",
+					object{"type": "integer", "minimum": 0, "maximum": proto.MaxBatchItems}),
+				query("follow", "Wait for items that have not ended. Empty lines are sent meanwhile.",
+					object{"type": "boolean", "default": false}),
 			},
-			Responses: []Response{{Status: http.StatusOK, Doc: "The results, see the schema BatchResult.", Text: map[string]string{typeNDJSON: exampleBatchResult}}},
-			Errors:    []int{http.StatusNotFound},
+			Responses: []Response{{
+				Status: http.StatusOK, Doc: "The results, see the schema BatchResult.",
+				Text: map[string]string{typeNDJSON: exampleBatchResult},
+			}},
+			Errors: []int{http.StatusNotFound},
 		},
 	}
 }
@@ -439,44 +623,79 @@ func batchRoutes() []Route {
 func scheduleRoutes() []Route {
 	whole := WholeSchedule{
 		Schedule: Schedule{
-			ID: "sch_abcdefghijklmnopqrstuvwxyz", Name: "nightly report", Cron: new("30 2 * * *"), TimeZone: "Europe/Berlin", Overlap: proto.OverlapSkip,
-			Missed: proto.MissedLast, KeyID: "key_1", CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()}, Next: []Time{{exampleTime().Add(time.Hour)}},
+			ID: "sch_abcdefghijklmnopqrstuvwxyz", Name: "nightly report", Cron: new("30 2 * * *"), TimeZone: "Europe/Berlin",
+			Overlap: proto.OverlapSkip,
+			Missed:  proto.MissedLast, KeyID: "key_1", CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()},
+			Next: []Time{{exampleTime().Add(time.Hour)}},
 		},
 		Request: ExecuteRequest{Code: "echo report", Language: proto.Bash, Timeout: 60, MaxAttempts: 1},
-		Runs:    []ScheduleRun{{Tick: Time{exampleTime()}, At: Time{exampleTime()}, Outcome: proto.RunStarted, TraceID: new(proto.TraceID(exampleTrace))}},
+		Runs: []ScheduleRun{{
+			Tick: Time{exampleTime()}, At: Time{exampleTime()}, Outcome: proto.RunStarted,
+			TraceID: new(proto.TraceID(exampleTrace)),
+		}},
 	}
 	id := "The schedule's id."
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/schedules", ID: "createSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute, Summary: "Create a schedule",
-			Doc:       "The execution is checked as if it were submitted now. At most 10,000 schedules for each organisation.",
-			Request:   ScheduleRequest{Name: new("nightly report"), Cron: new("30 2 * * *"), TimeZone: new("Europe/Berlin"), Request: &ExecuteRequest{Code: "echo report", Language: proto.Bash}},
-			Responses: created("The schedule.", whole), Errors: []int{http.StatusForbidden, http.StatusTooManyRequests, http.StatusNotImplemented},
+			Method: http.MethodPost, Path: "/v1/schedules", ID: "createSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute,
+			Summary: "Create a schedule",
+			Doc:     "The execution is checked as if it were submitted now. At most 10,000 schedules for each organisation.",
+			Request: ScheduleRequest{
+				Name: new("nightly report"), Cron: new("30 2 * * *"), TimeZone: new("Europe/Berlin"),
+				Request: &ExecuteRequest{Code: "echo report", Language: proto.Bash},
+			},
+			Responses: created("The schedule.", whole),
+			Errors:    []int{http.StatusForbidden, http.StatusTooManyRequests, http.StatusNotImplemented},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/schedules", ID: "listSchedules", Tag: tagSchedules, Scope: proto.ScopeRead, Summary: "List schedules", Doc: "The schedules of the organisation, by id.",
+			Method: http.MethodGet, Path: "/v1/schedules", ID: "listSchedules", Tag: tagSchedules, Scope: proto.ScopeRead,
+			Summary: "List schedules", Doc: "The schedules of the organisation, by id.",
 			Params: paging(), Responses: ok("The schedules.", Schedules{Schedules: []Schedule{whole.Schedule}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/schedules/{id}", ID: "getSchedule", Tag: tagSchedules, Scope: proto.ScopeRead, Summary: "Show a schedule", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/schedules/preview", ID: "previewSchedule", Tag: tagSchedules,
+			Scope: proto.ScopeRead, Summary: "Show when a schedule would tick",
+			Doc: "Checks the timing like the creation of a schedule, and creates nothing.",
+			Params: []Param{
+				query("cron", "As of a new schedule.", object{"type": "string", "maxLength": 1024}),
+				query("every", "As of a new schedule, in place of cron; counted from the time in from.",
+					object{"type": "number", "minimum": 1, "maximum": 31536000}),
+				query("time_zone", "As of a new schedule.", object{"type": "string", "default": "UTC"}),
+				query("from", "The time, as in RFC 3339, from 1970 to 2999, at or after which the first tick is; now if it "+
+					"is absent.", object{"type": "string", "format": "date-time"}),
+				query("count", "The number of ticks.", object{"type": "integer", "minimum": 1, "maximum": 100, "default": 5}),
+			},
+			Responses: ok("The ticks.", SchedulePreview{Ticks: []Time{{exampleTime().Add(time.Hour)}}}),
+		},
+		{
+			Method: http.MethodGet, Path: "/v1/schedules/{id}", ID: "getSchedule", Tag: tagSchedules, Scope: proto.ScopeRead,
+			Summary: "Show a schedule", PathDoc: id,
 			Responses: ok("The schedule, what it executes, and its last ticks.", whole), Errors: []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodPatch, Path: "/v1/schedules/{id}", ID: "patchSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute, Summary: "Change, pause or resume a schedule", PathDoc: id,
-			Doc:     "Absent fields stay. Ticks before the change that have not started are dropped.",
+			Method: http.MethodPatch, Path: "/v1/schedules/{id}", ID: "patchSchedule", Tag: tagSchedules,
+			Scope: proto.ScopeExecute, Summary: "Change, pause or resume a schedule", PathDoc: id,
+			Doc: "Absent fields stay. Another cron, time_zone or every, a pause and its end drop the ticks before the " +
+				"change that have not started; other fields leave them.",
 			Request: ScheduleRequest{Paused: new(true)}, Responses: ok("The schedule as it is now.", whole),
-			Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusNotImplemented},
+			Errors: []int{
+				http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests,
+				http.StatusNotImplemented,
+			},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/schedules/{id}", ID: "deleteSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute, Summary: "Remove a schedule", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/schedules/{id}", ID: "deleteSchedule", Tag: tagSchedules,
+			Scope: proto.ScopeExecute, Summary: "Remove a schedule", PathDoc: id,
 			Doc:       "Executions that have started go on.",
 			Responses: empty("It is gone."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/schedules/{id}/run", ID: "runSchedule", Tag: tagSchedules, Scope: proto.ScopeExecute, Summary: "Start an execution of a schedule now", PathDoc: id, Traced: true,
+			Method: http.MethodPost, Path: "/v1/schedules/{id}/run", ID: "runSchedule", Tag: tagSchedules, Starts: true,
+			Scope: proto.ScopeExecute, Summary: "Start an execution of a schedule now", PathDoc: id, Traced: true,
 			Doc: "Also while it is paused, or its previous execution runs.",
 			Responses: []Response{{
-				Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: Accepted{exampleTrace, "running"}, Headers: map[string]string{"Location": "The path of the execution."},
+				Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: Accepted{exampleTrace, "running"},
+				Headers: map[string]string{"Location": "The path of the execution."},
 			}},
 			Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests},
 		},
@@ -485,55 +704,73 @@ func scheduleRoutes() []Route {
 
 func threadRoutes() []Route {
 	whole := WholeThread{
-		Thread:   Thread{ID: "chat-1", Version: 1, Bytes: 4096, Files: 3, CreatedAt: Time{exampleTime()}, UsedAt: Time{exampleTime()}},
+		Thread: Thread{
+			ID: "chat-1", Version: 1, Bytes: 4096, Files: 3, CreatedAt: Time{exampleTime()},
+			UsedAt: Time{exampleTime()},
+		},
 		Versions: []ThreadVersion{{1, Time{exampleTime()}, new(proto.TraceID(exampleTrace)), 4096, 3}},
 		Staged:   []StagedFile{{"data/in.csv", 2048, Time{exampleTime()}}},
 	}
 	id := "The thread's id."
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/threads", ID: "listThreads", Tag: tagThreads, Scope: proto.ScopeRead, Summary: "List threads", Doc: "The threads of the organisation, by id.",
+			Method: http.MethodGet, Path: "/v1/threads", ID: "listThreads", Tag: tagThreads, Scope: proto.ScopeRead,
+			Summary: "List threads", Doc: "The threads of the organisation, by id.",
 			Params: paging(), Responses: ok("The threads.", Threads{Threads: []Thread{whole.Thread}}),
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/threads/{id}", ID: "getThread", Tag: tagThreads, Scope: proto.ScopeRead, Summary: "Show a thread", PathDoc: id,
-			Responses: ok("The thread, its versions, and its uploaded files that are in no version yet.", whole), Errors: []int{http.StatusNotFound},
+			Method: http.MethodGet, Path: "/v1/threads/{id}", ID: "getThread", Tag: tagThreads, Scope: proto.ScopeRead,
+			Summary: "Show a thread", PathDoc: id,
+			Responses: ok("The thread, its versions, and its uploaded files that are in no version yet.", whole),
+			Errors:    []int{http.StatusNotFound},
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/threads/{id}", ID: "deleteThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Remove a thread", PathDoc: id,
+			Method: http.MethodDelete, Path: "/v1/threads/{id}", ID: "deleteThread", Tag: tagThreads, Scope: proto.ScopeFiles,
+			Summary: "Remove a thread", PathDoc: id,
 			Doc:       "With all versions and uploaded files. 409 while an execution holds the thread.",
 			Responses: empty("It is gone, and its id is free."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/threads/{id}/fork", ID: "forkThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Create a thread from a version of this one", PathDoc: id,
-			Doc:     "Nothing is copied, so it takes no time and no space. Without a version, the new thread also gets the uploaded files that are in no version yet.",
+			Method: http.MethodPost, Path: "/v1/threads/{id}/fork", ID: "forkThread", Tag: tagThreads, Scope: proto.ScopeFiles,
+			Summary: "Create a thread from a version of this one", PathDoc: id,
+			Doc: "Nothing is copied, so it takes no time and no space. Without a version, the new thread also gets the " +
+				"uploaded files that are in no version yet.",
 			Request: ForkRequest{ID: "chat-1-again", Version: 1}, Responses: created("The new thread.", whole),
 			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Get a thread's home or a directory of it as a tar", PathDoc: id,
+			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads,
+			Scope: proto.ScopeFiles, Summary: "Get a thread's home or a directory of it as a tar", PathDoc: id,
 			Doc: "Without a version, the home as the next program finds it, with uploaded files that are in no version yet.",
 			Params: []Param{
-				query("version", "The number of a version; the newest without it.", object{"type": "integer", "minimum": 1, "maximum": MaxWhole}),
+				query("version", "The number of a version; the newest without it.",
+					object{"type": "integer", "minimum": 1, "maximum": MaxWhole}),
 				archivePath("The directory to get; the home without it. Names in the tar are relative to it."),
 			},
 			Responses: []Response{{
-				Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.", Text: map[string]string{"application/x-tar": ""},
+				Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.",
+				Text:    map[string]string{"application/x-tar": ""},
 				Headers: map[string]string{"Content-Disposition": "attachment, with a file name."},
 			}},
 			Errors: []int{http.StatusNotFound, http.StatusTooManyRequests},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/threads/{id}/archive", ID: "unpackThread", Tag: tagThreads, Scope: proto.ScopeFiles, Summary: "Unpack a tar into a thread's home", PathDoc: id,
-			Doc: "The thread is created if it does not exist. An entry replaces whatever is at its path; the content of a directory is added to a directory. " +
-				"The change is one new version, and nothing is changed if an entry is refused. Refused are absolute paths and those with .., devices and " +
-				"FIFOs, set-uid and set-gid bits, symlinks that may lead outside the home, hard links to what is not in the tar before, and what the home " +
+			Method: http.MethodPut, Path: "/v1/threads/{id}/archive", ID: "unpackThread", Tag: tagThreads,
+			Scope: proto.ScopeFiles, Summary: "Unpack a tar into a thread's home", PathDoc: id,
+			Doc: "The thread is created if it does not exist. An entry replaces whatever is at its path; the content of a " +
+				"directory is added to a directory. " +
+				"The change is one new version, and nothing is changed if an entry is refused. Refused are absolute paths and " +
+				"those with .., devices and " +
+				"FIFOs, set-uid and set-gid bits, symlinks that may lead outside the home, hard links to what is not in the tar " +
+				"before, and what the home " +
 				"directory of the API key's sandbox has no room for. 409 while an execution holds the thread.",
 			Params: []Param{
 				archivePath("The directory to unpack below; the home without it. It is created if it does not exist."),
-				header("Content-Encoding", "How the tar is compressed.", object{"type": "string", "enum": []string{"gzip", "zstd"}}),
+				header("Content-Encoding", "How the tar is compressed.",
+					object{"type": "string", "enum": []string{"gzip", "zstd"}}),
 			},
-			Upload: "application/x-tar", UploadDoc: "A tar. The body may take any time in total, but must not stall for more than 30 seconds.",
+			Upload:    "application/x-tar",
+			UploadDoc: "A tar. The body may take any time in total, but must not stall for more than 30 seconds.",
 			Responses: ok("It is unpacked.", ChangedFile{"data", 2}), Errors: []int{http.StatusConflict},
 		},
 	}
@@ -550,80 +787,116 @@ func fileRoutes() []Route {
 		Headers: []Header{{"Content-Length", "2048"}}, ExpiresAt: Time{exampleTime().Add(15 * time.Minute)},
 	}
 	token := "The signed grant."
-	headers := map[string]string{"Content-Disposition": "attachment, with the file's name.", "ETag": "Identifies the content.", "Accept-Ranges": "bytes"}
+	headers := map[string]string{
+		"Content-Disposition": "attachment, with the file's name.",
+		"ETag":                "Identifies the content.", "Accept-Ranges": "bytes",
+	}
 	partHeaders := maps.Clone(headers)
 	partHeaders["Content-Range"] = "The position of the range in the file."
 	fileErrors := []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented}
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/files/list", ID: "listFiles", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "List files",
-			Doc: "One complete directory level, or everything below with recursive. The list of a file's path is that file; the list of a path without a " +
-				"file, or of an unknown thread, is empty. The list shows the newest version, also while an execution runs, and later uploads. " +
-				"Names that are not UTF-8 contain U+FFFD. Of a storage connection, an API key with a prefix sees what is below it and the directories " +
-				"that lead there; a connection that the key does not have is a 404. Only the entries of threads and volumes are in the order of their paths.",
-			Request:   FileListRequest{FileRequest: file, Path: "data"},
-			Responses: ok("The entries, by path.", Files{[]File{{"in.csv", "data/in.csv", 2048, Time{exampleTime()}, false}}}),
-			Errors:    fileErrors,
-		},
-		{
-			Method: http.MethodPost, Path: "/v1/files/upload_url", ID: "fileUploadURL", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Get a URL to upload a file to",
-			Doc: "The file replaces whatever is at its path, also a directory with its content. Missing directories on its way are created, and replace " +
-				"files and links. The file is in lists, downloads and the next execution from the moment the PUT is answered, also if the thread is new or " +
-				"in use. The newest version of the home, the staged files in blocks of 4096 bytes, and the upload must fit into the home directory of " +
-				"the API key's sandbox, in bytes and in files and directories; a 409 lists the sizes. An upload must begin within 15 minutes. The URL needs " +
-				"no API key, but it ends when the key that asked for it is revoked, or loses the storage connection. In a bucket or directory, a file " +
-				"does not replace a directory: 409; a connection that the key may only read is a 403.",
-			Request: FileUploadRequest{FileRequest: file, Path: "data/in.csv", ContentLength: 2048}, Responses: ok("The URL, and the headers to send.", signed),
+			Method: http.MethodPost, Path: "/v1/files/list", ID: "listFiles", Tag: tagFiles, Scope: proto.ScopeFiles,
+			Summary: "List files",
+			Doc: "One complete directory level, or everything below with recursive. The list of a file's path is that file; " +
+				"the list of a path without a " +
+				"file, or of an unknown thread, is empty. The list shows the newest version, also while an execution runs, and " +
+				"later uploads. " +
+				"Names that are not UTF-8 contain U+FFFD. Of a storage connection, an API key with a prefix sees what is below " +
+				"it and the directories " +
+				"that lead there; a connection that the key does not have is a 404. Only the entries of threads and volumes are " +
+				"in the order of their paths.",
+			Request: FileListRequest{FileRequest: file, Path: "data"},
+			Responses: ok("The entries, by path.",
+				Files{[]File{{"in.csv", "data/in.csv", 2048, Time{exampleTime()}, false, proto.FileRegular, false}}}),
 			Errors: fileErrors,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/files/download_url", ID: "fileDownloadURL", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Get a URL to download a file from",
-			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that asked for it is revoked, or loses the storage connection. It leads to the content at " +
+			Method: http.MethodPost, Path: "/v1/files/upload_url", ID: "fileUploadURL", Tag: tagFiles, Scope: proto.ScopeFiles,
+			Summary: "Get a URL to upload a file to",
+			Doc: "The file replaces whatever is at its path, also a directory with its content. Missing directories on its " +
+				"way are created, and replace " +
+				"files and links. The file is in lists, downloads and the next execution from the moment the PUT is answered, " +
+				"also if the thread is new or " +
+				"in use. The newest version of the home, the staged files in blocks of 4096 bytes, and the upload must fit into " +
+				"the home directory of " +
+				"the API key's sandbox, in bytes and in files and directories; a 409 lists the sizes. An upload must begin " +
+				"within 15 minutes. The URL needs " +
+				"no API key, but it ends when the key that asked for it is revoked, or loses the storage connection. In a " +
+				"bucket or directory, a file " +
+				"does not replace a directory: 409; a connection that the key may only read is a 403.",
+			Request:   FileUploadRequest{FileRequest: file, Path: "data/in.csv", ContentLength: 2048},
+			Responses: ok("The URL, and the headers to send.", signed),
+			Errors:    fileErrors,
+		},
+		{
+			Method: http.MethodPost, Path: "/v1/files/download_url", ID: "fileDownloadURL", Tag: tagFiles,
+			Scope: proto.ScopeFiles, Summary: "Get a URL to download a file from",
+			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that asked for it is " +
+				"revoked, or loses the storage connection. It leads to the content at " +
 				"the time of the download. Links are not followed.",
 			Request:   FileDownloadRequest{FileRequest: file, Path: "data/out.csv"},
 			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: fileErrors,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/files/delete", ID: "deleteFile", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Delete a file",
-			Doc: "Deletes a file, a link or an empty directory; with recursive also a directory with its content. Links are not followed. The change is a " +
-				"new version of the home; earlier versions keep their content. 404 if nothing is at the path, 409 while an execution holds the thread or volume. " +
-				"Buckets and directories have no versions: a deletion is final, and of a large directory a part may remain if the request fails.",
+			Method: http.MethodPost, Path: "/v1/files/delete", ID: "deleteFile", Tag: tagFiles, Scope: proto.ScopeFiles,
+			Summary: "Delete a file",
+			Doc: "Deletes a file, a link or an empty directory; with recursive also a directory with its content. Links are " +
+				"not followed. The change is a " +
+				"new version of the home; earlier versions keep their content. 404 if nothing is at the path, 409 while an " +
+				"execution holds the thread or volume. " +
+				"Buckets and directories have no versions: a deletion is final, and of a large directory a part may remain if " +
+				"the request fails.",
 			Request:   FileDeleteRequest{FileRequest: file, Path: "data/in.csv"},
 			Responses: ok("It is deleted.", ChangedFile{"data/in.csv", 2}),
 			Errors:    fileErrors,
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/files/rename", ID: "renameFile", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Rename a file",
-			Doc: "Gives a file, a link or a directory another path. Links are not followed. The change is a new version of the home; earlier versions keep " +
-				"their content. 404 if nothing is at the path; 409 if something is at the new one, if a file or link is above that, or while an execution " +
+			Method: http.MethodPost, Path: "/v1/files/rename", ID: "renameFile", Tag: tagFiles, Scope: proto.ScopeFiles,
+			Summary: "Rename a file",
+			Doc: "Gives a file, a link or a directory another path. Links are not followed. The change is a new version of " +
+				"the home; earlier versions keep " +
+				"their content. 404 if nothing is at the path; 409 if something is at the new one, if a file or link is above " +
+				"that, or while an execution " +
 				"holds the thread or volume. A bucket copies the file and deletes the old one; its directories cannot be renamed.",
 			Request:   FileRenameRequest{FileRequest: file, Path: "data/in.csv", To: "data/old.csv"},
 			Responses: ok("It is renamed.", ChangedFile{"data/old.csv", 2}),
 			Errors:    fileErrors,
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/files/content/{token}", ID: "getContent", Tag: tagFiles, Summary: "Download a file by a signed URL", PathDoc: token, Public: true,
+			Method: http.MethodGet, Path: "/v1/files/content/{token}", ID: "getContent", Tag: tagFiles,
+			Summary: "Download a file by a signed URL", PathDoc: token, Public: true,
 			Doc: "A single range is supported, with If-Range and the ETag; several ranges at once are ignored.",
 			Params: []Param{
 				header("Range", "A range of bytes.", object{"type": "string", "examples": []string{"bytes=0-1023"}}),
-				header("If-Range", "The ETag of the content that the range belongs to. The whole file is sent if it has another.", text()),
+				header("If-Range", "The ETag of the content that the range belongs to. The whole file is sent if it has another.",
+					text()),
 			},
 			Responses: []Response{
-				{Status: http.StatusOK, Doc: "The file.", Text: map[string]string{"application/octet-stream": ""}, Headers: headers},
-				{Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""}, Headers: partHeaders},
+				{
+					Status: http.StatusOK, Doc: "The file.", Text: map[string]string{"application/octet-stream": ""},
+					Headers: headers,
+				},
+				{
+					Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""},
+					Headers: partHeaders,
+				},
 			},
 			Errors: []int{
-				http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusRequestedRangeNotSatisfiable,
+				http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusConflict,
+				http.StatusRequestedRangeNotSatisfiable,
 				http.StatusTooManyRequests, http.StatusNotImplemented,
 			},
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/files/content/{token}", ID: "putContent", Tag: tagFiles, Summary: "Upload a file by a signed URL", PathDoc: token, Public: true,
+			Method: http.MethodPut, Path: "/v1/files/content/{token}", ID: "putContent", Tag: tagFiles,
+			Summary: "Upload a file by a signed URL", PathDoc: token, Public: true,
 			Doc:    "The body may take any time in total, but must not stall for more than 30 seconds.",
 			Upload: "application/octet-stream", UploadDoc: "As many bytes as the URL was made for.",
 			Responses: ok("The file is stored.", Uploaded{"data/in.csv", 2048}),
 			Errors: []int{
-				http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusLengthRequired, http.StatusTooManyRequests, http.StatusNotImplemented,
+				http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusLengthRequired,
+				http.StatusTooManyRequests, http.StatusNotImplemented,
 			},
 		},
 	}
@@ -632,41 +905,61 @@ func fileRoutes() []Route {
 func uploadRoutes() []Route {
 	part := UploadedPart{1, proto.UploadPartBytes}
 	begun := PartUpload{
-		"https://bullpen.example.com/v1/files/uploads/YnVsbHBlbi4uLg.c2lnbmF0dXJl", proto.UploadPartBytes, 3, Time{exampleTime().Add(24 * time.Hour)},
+		"https://bullpen.example.com/v1/files/uploads/YnVsbHBlbi4uLg.c2lnbmF0dXJl", proto.UploadPartBytes, 3,
+		Time{exampleTime().Add(24 * time.Hour)},
 	}
 	token := "The signed grant."
-	refusals := []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusNotImplemented}
+	refusals := []int{
+		http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests,
+		http.StatusNotImplemented,
+	}
 	return []Route{
 		{
-			Method: http.MethodPost, Path: "/v1/files/uploads", ID: "createUpload", Tag: tagFiles, Scope: proto.ScopeFiles, Summary: "Begin an upload in parts",
-			Doc: "For large files: a part that fails is sent again, and the upload can be resumed. Send each part with PUT to the URL with ?part=NUMBER, in " +
-				"any order, several at a time if you like, and complete the upload with POST to the URL. The file appears then. What is not completed " +
-				"within 20 hours is removed, except in a bucket, whose own rule must remove it. Otherwise as for upload_url. Uploads of an " +
+			Method: http.MethodPost, Path: "/v1/files/uploads", ID: "createUpload", Tag: tagFiles, Scope: proto.ScopeFiles,
+			Summary: "Begin an upload in parts",
+			Doc: "For large files: a part that fails is sent again, and the upload can be resumed. Send each part with PUT " +
+				"to the URL with ?part=NUMBER, in " +
+				"any order, several at a time if you like, and complete the upload with POST to the URL. The file appears then. " +
+				"What is not completed " +
+				"within 20 hours is removed, except in a bucket, whose own rule must remove it. Otherwise as for upload_url. " +
+				"Uploads of an " +
 				"organisation that are not complete may be 1,000, with 160 GiB together.",
-			Request:   PartUploadRequest{FileRequest: FileRequest{proto.SourceVolume, "data"}, Path: "large.bin", ContentLength: 20 << 20},
+			Request: PartUploadRequest{
+				FileRequest: FileRequest{proto.SourceVolume, "data"}, Path: "large.bin",
+				ContentLength: 20 << 20,
+			},
 			Responses: ok("The URL.", begun), Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusNotImplemented},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/files/uploads/{token}", ID: "getUpload", Tag: tagFiles, Summary: "List the parts of an upload", PathDoc: token, Public: true,
-			Doc:       "To resume an upload, send the parts that are not in the list. 404 once it is complete.",
-			Responses: ok("The upload.", PartUploadState{"large.bin", 20 << 20, begun.PartSize, begun.Parts, []UploadedPart{part}, begun.ExpiresAt}),
-			Errors:    refusals,
+			Method: http.MethodGet, Path: "/v1/files/uploads/{token}", ID: "getUpload", Tag: tagFiles,
+			Summary: "List the parts of an upload", PathDoc: token, Public: true,
+			Doc: "To resume an upload, send the parts that are not in the list. 404 once it is complete.",
+			Responses: ok("The upload.",
+				PartUploadState{"large.bin", 20 << 20, begun.PartSize, begun.Parts, []UploadedPart{part}, begun.ExpiresAt}),
+			Errors: refusals,
 		},
 		{
-			Method: http.MethodPut, Path: "/v1/files/uploads/{token}", ID: "putPart", Tag: tagFiles, Summary: "Upload a part", PathDoc: token, Public: true,
-			Params: []Param{{Name: "part", In: "query", Doc: "The number of the part, from 1.", Required: true, schema: object{"type": "integer", "minimum": 1}}},
+			Method: http.MethodPut, Path: "/v1/files/uploads/{token}", ID: "putPart", Tag: tagFiles, Summary: "Upload a part",
+			PathDoc: token, Public: true,
+			Params: []Param{{
+				Name: "part", In: "query", Doc: "The number of the part, from 1.", Required: true,
+				schema: object{"type": "integer", "minimum": 1},
+			}},
 			Doc:    "Replaces an earlier part of the same number. The body must not stall for more than 30 seconds.",
 			Upload: "application/octet-stream", UploadDoc: "All bytes of the part.", Responses: ok("The part is stored.", part),
 			Errors: append([]int{http.StatusLengthRequired}, refusals...),
 		},
 		{
-			Method: http.MethodPost, Path: "/v1/files/uploads/{token}", ID: "completeUpload", Tag: tagFiles, Summary: "Complete an upload", PathDoc: token, Public: true,
-			Doc: "Turns the parts into the file; 409 names parts that are missing. For a bucket, its server does it; otherwise the parts are read and " +
+			Method: http.MethodPost, Path: "/v1/files/uploads/{token}", ID: "completeUpload", Tag: tagFiles,
+			Summary: "Complete an upload", PathDoc: token, Public: true,
+			Doc: "Turns the parts into the file; 409 names parts that are missing. For a bucket, its server does it; " +
+				"otherwise the parts are read and " +
 				"joined, which takes seconds for each GiB and goes on if the client leaves.",
 			Responses: ok("The file is stored.", Uploaded{"large.bin", 20 << 20}), Errors: refusals,
 		},
 		{
-			Method: http.MethodDelete, Path: "/v1/files/uploads/{token}", ID: "abortUpload", Tag: tagFiles, Summary: "Remove an upload", PathDoc: token, Public: true,
+			Method: http.MethodDelete, Path: "/v1/files/uploads/{token}", ID: "abortUpload", Tag: tagFiles,
+			Summary: "Remove an upload", PathDoc: token, Public: true,
 			Doc:       "Removes the parts. A completed upload is not changed.",
 			Responses: []Response{{Status: http.StatusNoContent, Doc: "It is removed."}}, Errors: refusals,
 		},
@@ -676,11 +969,13 @@ func uploadRoutes() []Route {
 func serverRoutes() []Route {
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/healthz", ID: "healthz", Tag: tagServer, Public: true, Summary: "Whether the process is alive",
+			Method: http.MethodGet, Path: "/healthz", ID: "healthz", Tag: tagServer, Public: true,
+			Summary:   "Whether the process is alive",
 			Responses: ok("It is alive.", Health{"ok"}),
 		},
 		{
-			Method: http.MethodGet, Path: "/readyz", ID: "readyz", Tag: tagServer, Public: true, Summary: "Whether executions would run",
+			Method: http.MethodGet, Path: "/readyz", ID: "readyz", Tag: tagServer, Public: true,
+			Summary: "Whether executions would run",
 			Responses: []Response{
 				{Status: http.StatusOK, Doc: "They would.", Body: Ready{Status: "ready", Workers: 1}},
 				{
@@ -691,16 +986,24 @@ func serverRoutes() []Route {
 			},
 		},
 		{
-			Method: http.MethodGet, Path: "/metrics", ID: "metrics", Tag: tagServer, Public: true, Summary: "Metrics for Prometheus",
-			Responses: []Response{{Status: http.StatusOK, Doc: "The metrics.", Text: map[string]string{"text/plain": "bullpen_slots 4\n"}}},
+			Method: http.MethodGet, Path: "/metrics", ID: "metrics", Tag: tagServer, Public: true,
+			Summary: "Metrics for Prometheus",
+			Responses: []Response{{
+				Status: http.StatusOK, Doc: "The metrics.",
+				Text: map[string]string{"text/plain": "bullpen_slots 4\n"},
+			}},
 		},
 		{
 			Method: http.MethodGet, Path: "/openapi.json", ID: "openapi", Tag: tagServer, Public: true, Summary: "This document",
 			Responses: []Response{{Status: http.StatusOK, Doc: "OpenAPI 3.1.", Text: map[string]string{typeJSON: ""}}},
 		},
 		{
-			Method: http.MethodGet, Path: "/docs", ID: "docs", Tag: tagServer, Public: true, Summary: "This document, to read and to try",
-			Responses: []Response{{Status: http.StatusOK, Doc: "A page.", Text: map[string]string{"text/html": "<!DOCTYPE html>"}}},
+			Method: http.MethodGet, Path: "/docs", ID: "docs", Tag: tagServer, Public: true,
+			Summary: "This document, to read and to try",
+			Responses: []Response{{
+				Status: http.StatusOK, Doc: "A page.",
+				Text: map[string]string{"text/html": "<!DOCTYPE html>"},
+			}},
 		},
 	}
 }

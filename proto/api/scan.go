@@ -13,6 +13,12 @@ import (
 
 const bodyField = "body"
 
+// byteOrderMark is what some editors write at the beginning of a file.
+const byteOrderMark = "\ufeff"
+
+// TrimMark returns a body without a byte order mark at its beginning.
+func TrimMark(body []byte) []byte { return bytes.TrimPrefix(body, []byte(byteOrderMark)) }
+
 // anyJSON accepts every JSON value and keeps none. Decoding into it checks syntax and depth without
 // copying.
 type anyJSON struct{}
@@ -24,8 +30,8 @@ func checkBody(body []byte) error {
 	if len(bytes.TrimLeft(body, " \t\r\n")) == 0 {
 		return proto.FieldErrorf(bodyField, "must be a JSON object, but it is empty")
 	}
-	if bytes.HasPrefix(body, []byte("\ufeff")) {
-		return proto.FieldErrorf(bodyField, "must be UTF-8 without a byte order mark")
+	if bytes.HasPrefix(body, []byte(byteOrderMark)) {
+		return proto.FieldErrorf(bodyField, "must be UTF-8, with a byte order mark at the beginning of the request only")
 	}
 	if err := json.Unmarshal(body, new(anyJSON)); err != nil {
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
@@ -83,15 +89,38 @@ func decodeInt(raw []byte) (int64, error) {
 	}
 }
 
+// MaxValues is the number of JSON values that a message of a model's client may have.
+const MaxValues = 100_000
+
+// CountValues returns the number of values in a JSON text, or a [*proto.FieldError] if there are more
+// than [MaxValues]. Clients of models send lists of objects of many forms: the struct of a value can be
+// a hundred times larger than its text.
+func CountValues(text []byte) (values int, err error) {
+	values = 1
+	for at := 0; at < len(text); at++ {
+		switch text[at] {
+		case '"':
+			at = stringEnd(text, at)
+		case ',', '[', '{':
+			values++
+		}
+	}
+	if values > MaxValues {
+		return 0, proto.FieldErrorf(
+			bodyField, "must have at most %d values: members of objects and items of lists", MaxValues)
+	}
+	return values, nil
+}
+
 // eachMember calls f for each member of a valid JSON object. It does not recurse into nested
 // values.
 func eachMember(object []byte, f func(key string, value []byte) error) error {
 	at := skipSpace(object, skipSpace(object, 0)+1)
 	for object[at] != '}' {
 		end := valueEnd(object, at)
-		var key string
-		if err := json.Unmarshal(object[at:end], &key); err != nil {
-			return proto.FieldErrorf(bodyField, "has a member whose name is not a string: %v", err)
+		key, err := memberName(object[at:end])
+		if err != nil {
+			return err
 		}
 		start := skipSpace(object, skipSpace(object, end)+1) // past the colon
 		end = valueEnd(object, start)
@@ -103,6 +132,17 @@ func eachMember(object []byte, f func(key string, value []byte) error) error {
 		}
 	}
 	return nil
+}
+
+// memberName decodes the name of a member. Most names need no decoder.
+func memberName(quoted []byte) (name string, err error) {
+	if bytes.IndexByte(quoted, '\\') < 0 && utf8.Valid(quoted) {
+		return string(quoted[1 : len(quoted)-1]), nil
+	}
+	if err := json.Unmarshal(quoted, &name); err != nil {
+		return "", proto.FieldErrorf(bodyField, "has a member whose name is not a string: %v", err)
+	}
+	return name, nil
 }
 
 // eachElement calls f for each element of a valid JSON array.
@@ -166,8 +206,11 @@ func stringEnd(b []byte, at int) int {
 }
 
 func scalarEnd(b []byte, at int) int {
-	for at < len(b) && !bytes.ContainsRune([]byte(" \t\r\n,:]}"), rune(b[at])) {
-		at++
+	for ; at < len(b); at++ {
+		switch b[at] {
+		case ' ', '\t', '\r', '\n', ',', ':', ']', '}':
+			return at
+		}
 	}
 	return at
 }
@@ -192,7 +235,8 @@ func checkText(value []byte, field string) error {
 		i += 6
 		switch {
 		case unit < 0xd800 || unit > 0xdfff:
-		case unit < 0xdc00 && i+6 <= len(value) && value[i] == '\\' && value[i+1] == 'u' && hexUnit(value[i+2:])>>10 == 0xdc00>>10:
+		case unit < 0xdc00 && i+6 <= len(value) && value[i] == '\\' && value[i+1] == 'u' &&
+			hexUnit(value[i+2:])>>10 == 0xdc00>>10:
 			i += 6
 		default:
 			return proto.FieldErrorf(proto.Shorten(field), `must not contain a lone surrogate (\u%04x)`, unit)

@@ -19,8 +19,8 @@ type ScheduleRequest struct {
 	_ struct{} `doc:"null means absent."`
 
 	Name     *string              `json:"name,omitempty" minLength:"1" maxLength:"128" doc:"For people. Needed for a new schedule."`
-	Cron     *string              `json:"cron,omitempty" doc:"A cron expression of 5 fields, or of 6 with the seconds first, or @hourly, @daily, @weekly, @monthly or @yearly. If both days are restricted, either is sufficient. A schedule has cron or every; the one that is given replaces the other."`
-	TimeZone *string              `json:"time_zone,omitempty" default:"UTC" minLength:"1" doc:"The IANA time zone of cron. A time that is skipped when the clock is put forward counts an hour later; one that is repeated counts once, unless the expression matches every hour."`
+	Cron     *string              `json:"cron,omitempty" maxLength:"1024" doc:"A cron expression of 5 fields, or of 6 with the seconds first, or @hourly, @daily, @weekly, @monthly or @yearly. If both days are restricted, either is sufficient. L, W and # select days as in Quartz; days of the week are 0 to 7, both ends are Sunday. A schedule has cron or every; the one that is given replaces the other."`
+	TimeZone *string              `json:"time_zone,omitempty" default:"UTC" minLength:"1" doc:"The IANA time zone of cron. A time that is skipped when the clock is put forward is as much later as the clock is put forward; one that is repeated counts once, unless the expression matches every hour."`
 	Every    *proto.Seconds       `json:"every,omitempty" minimum:"1" maximum:"31536000" doc:"Seconds between two ticks, counted from the creation."`
 	Jitter   *proto.Seconds       `json:"jitter,omitempty" default:"0" minimum:"0" maximum:"3600" doc:"Each tick is later by a part of these seconds, which differs between schedules and ticks."`
 	Overlap  *proto.OverlapPolicy `json:"overlap,omitempty" default:"skip" doc:"At a tick while the previous execution has not ended. skip: nothing starts. queue: the tick waits, up to 50 of them. replace: the previous execution is cancelled."`
@@ -32,7 +32,8 @@ type ScheduleRequest struct {
 // Validate checks what can be checked without the present schedule.
 func (r *ScheduleRequest) Validate() error {
 	if r.Name != nil {
-		if n := utf8.RuneCountInString(*r.Name); n < 1 || n > maxScheduleNameLen || strings.ContainsFunc(*r.Name, unicode.IsControl) {
+		if n := utf8.RuneCountInString(*r.Name); n < 1 || n > maxScheduleNameLen ||
+			strings.ContainsFunc(*r.Name, unicode.IsControl) {
 			return proto.FieldErrorf("name", "must be 1 to %d characters without control characters", maxScheduleNameLen)
 		}
 	}
@@ -108,6 +109,12 @@ type Schedule struct {
 	CreatedAt Time                `json:"created_at"`
 	UpdatedAt Time                `json:"updated_at"`
 	Next      []Time              `json:"next" doc:"The next five ticks, without the jitter; none while it is paused."`
+	Error     *string             `json:"error" doc:"Why it has no further ticks, such as a time zone that this server does not know; else null. Setting another timing starts it again."`
+}
+
+// SchedulePreview is the ticks that a schedule would have.
+type SchedulePreview struct {
+	Ticks []Time `json:"ticks" doc:"In order, without a jitter."`
 }
 
 // Schedules is a page of schedules.
@@ -122,6 +129,8 @@ type WholeSchedule struct {
 	Request ExecuteRequest `json:"request"`
 	Waiting int            `json:"waiting" minimum:"0" doc:"Ticks that wait for the end of the previous execution."`
 	Runs    []ScheduleRun  `json:"runs" doc:"The last 50 ticks, the newest first."`
+	// WaitingFor is what the execution that started last waits for.
+	WaitingFor *proto.Missing `json:"waiting_for,omitempty"`
 }
 
 // ScheduleRun is a tick in the history of a schedule.
@@ -133,26 +142,44 @@ type ScheduleRun struct {
 	Reason  *string          `json:"reason" doc:"Why nothing started; else null."`
 }
 
-// NewSchedule returns the form of a schedule in lists. next are its next ticks.
-func NewSchedule(s *proto.Schedule, next []time.Time) Schedule {
+// NewSchedule returns the form of a schedule in lists. next are its next ticks, and err is why there
+// are none.
+func NewSchedule(s *proto.Schedule, next []time.Time, err error) Schedule {
 	form := Schedule{
-		ID: s.ID, Name: s.Name, Cron: optional(s.Cron), TimeZone: s.TimeZone, Every: optional(s.Every), Jitter: s.Jitter, Overlap: s.Overlap,
-		Missed: s.Missed, Paused: s.Paused, KeyID: s.Key, CreatedAt: Time{s.CreatedAt}, UpdatedAt: Time{s.UpdatedAt}, Next: []Time{},
+		ID: s.ID, Name: s.Name, Cron: optional(s.Cron), TimeZone: s.TimeZone, Every: optional(s.Every), Jitter: s.Jitter,
+		Overlap: s.Overlap,
+		Missed:  s.Missed, Paused: s.Paused, KeyID: s.Key, CreatedAt: Time{s.CreatedAt}, UpdatedAt: Time{s.UpdatedAt},
+		Next: Times(next),
 	}
-	for _, tick := range next {
-		form.Next = append(form.Next, Time{tick})
+	if err != nil {
+		form.Error = new(err.Error())
+	}
+	return form
+}
+
+// Times returns the form of a list of times.
+func Times(list []time.Time) []Time {
+	form := make([]Time, len(list))
+	for i, at := range list {
+		form[i] = Time{at}
 	}
 	return form
 }
 
 // NewWholeSchedule returns the form of a schedule with its request and history.
-func NewWholeSchedule(s *proto.Schedule, state *proto.ScheduleState, next []time.Time) (*WholeSchedule, error) {
-	whole := &WholeSchedule{Schedule: NewSchedule(s, next), Waiting: len(state.Waiting), Runs: []ScheduleRun{}}
+func NewWholeSchedule(
+	s *proto.Schedule, state *proto.ScheduleState, next []time.Time, noNext error,
+) (*WholeSchedule, error) {
+	whole := &WholeSchedule{Schedule: NewSchedule(s, next, noNext), Waiting: len(state.Waiting), Runs: []ScheduleRun{}}
+	if state.Error != "" {
+		whole.Error = &state.Error
+	}
 	if err := json.Unmarshal(s.Request, &whole.Request); err != nil {
 		return nil, fmt.Errorf("decode the request of schedule %s: %w", s.ID, err)
 	}
 	for _, r := range state.Runs {
-		whole.Runs = append(whole.Runs, ScheduleRun{Time{r.Tick}, Time{r.At}, r.Outcome, optional(r.TraceID), optional(r.Reason)})
+		whole.Runs = append(whole.Runs,
+			ScheduleRun{Time{r.Tick}, Time{r.At}, r.Outcome, optional(r.TraceID), optional(r.Reason)})
 	}
 	return whole, nil
 }

@@ -32,7 +32,8 @@ type Secret struct {
 
 // Secrets is the list of the secrets of an organisation.
 type Secrets struct {
-	Secrets []Secret `json:"secrets"`
+	Secrets    []Secret `json:"secrets"`
+	NextCursor *string  `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
 // NewSecret returns the form of a secret.

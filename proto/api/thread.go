@@ -59,7 +59,8 @@ func NewWholeThread(t *proto.Thread) *WholeThread {
 	}
 	for i := range versions {
 		v := &versions[i]
-		whole.Versions = append(whole.Versions, ThreadVersion{v.Number, Time{v.CreatedAt}, optional(v.Trace), v.Bytes, v.Files})
+		whole.Versions = append(whole.Versions,
+			ThreadVersion{v.Number, Time{v.CreatedAt}, optional(v.Trace), v.Bytes, v.Files})
 	}
 	for _, f := range t.Staged {
 		whole.Staged = append(whole.Staged, StagedFile{f.Path, f.Size, Time{f.At}})

@@ -64,19 +64,25 @@ type UsageExecutions struct {
 // NewUsage returns the form of a report. uses is what the organisation has used of its quotas.
 func NewUsage(f *proto.UsageFilter, r *proto.UsageReport, uses []proto.QuotaUse) Usage {
 	u := Usage{
-		From: f.From.Format(proto.UsageDayLayout), To: f.To.Format(proto.UsageDayLayout), GroupBy: f.GroupBy, Complete: r.Complete,
-		Quotas: make([]QuotaUse, len(uses)), Rows: make([]UsageRow, len(r.Rows)),
+		From: f.From.Format(proto.UsageDayLayout), To: f.To.Format(proto.UsageDayLayout), GroupBy: f.GroupBy,
+		Complete: r.Complete,
+		Quotas:   make([]QuotaUse, len(uses)), Rows: make([]UsageRow, len(r.Rows)),
 	}
 	for i := range uses {
 		use := &uses[i]
-		u.Quotas[i] = QuotaUse{Name: use.Name, Used: use.Used, Soft: limitOf(use.Soft), Hard: limitOf(use.Hard), Ends: Time{use.Ends}}
+		u.Quotas[i] = QuotaUse{
+			Name: use.Name, Used: use.Used, Soft: limitOf(use.Soft), Hard: limitOf(use.Hard),
+			Ends: Time{use.Ends},
+		}
 	}
 	for i := range r.Rows {
 		row := &r.Rows[i]
 		u.Rows[i] = UsageRow{
 			Org: optional(row.Org), Day: optional(row.Day), Key: optional(row.Key), Language: optional(row.Language),
-			Executions: newUsageExecutions(row.Executions), CPUSeconds: thousandths(row.CPUMS), MemoryMiBSeconds: thousandths(row.MemoryMS),
-			BytesOut: row.BytesOut, OutputBytes: row.OutputBytes, StoredByteDays: row.StoredByteDays, WebhookAttempts: row.WebhookAttempts,
+			Executions: newUsageExecutions(row.Executions), CPUSeconds: thousandths(row.CPUMS),
+			MemoryMiBSeconds: thousandths(row.MemoryMS),
+			BytesOut:         row.BytesOut, OutputBytes: row.OutputBytes, StoredByteDays: row.StoredByteDays,
+			WebhookAttempts: row.WebhookAttempts,
 		}
 	}
 	return u
@@ -144,7 +150,8 @@ func (u *Usage) groups() []proto.UsageGroup {
 // group returns the value of a group, empty if the row has none.
 func (r *UsageRow) group(g proto.UsageGroup) string {
 	value := map[proto.UsageGroup]*string{
-		proto.UsageByOrg: r.Org, proto.UsageByDay: r.Day, proto.UsageByKey: r.Key, proto.UsageByLanguage: (*string)(r.Language),
+		proto.UsageByOrg: r.Org, proto.UsageByDay: r.Day, proto.UsageByKey: r.Key,
+		proto.UsageByLanguage: (*string)(r.Language),
 	}[g]
 	if value == nil {
 		return ""
@@ -155,38 +162,53 @@ func (r *UsageRow) group(g proto.UsageGroup) string {
 func usageRoutes() []Route {
 	from, to := exampleTime().AddDate(0, 0, -1), exampleTime()
 	day, key, language := from.Format(proto.UsageDayLayout), "key_1", proto.Python
-	filter := &proto.UsageFilter{From: from, To: to, GroupBy: []proto.UsageGroup{proto.UsageByDay, proto.UsageByKey, proto.UsageByLanguage}}
+	filter := &proto.UsageFilter{
+		From: from, To: to, GroupBy: []proto.UsageGroup{proto.UsageByDay, proto.UsageByKey, proto.UsageByLanguage},
+	}
 	example := NewUsage(filter, &proto.UsageReport{Complete: true, Rows: []proto.UsageRow{{
 		Day: day, Key: key, Language: language,
 		UsageSum: proto.UsageSum{
-			Executions: map[proto.Status]int64{proto.StatusSuccess: 119, proto.StatusTimeout: 1}, CPUMS: 30500, MemoryMS: 2_400_000, BytesOut: 1 << 20, OutputBytes: 4 << 10,
+			Executions: map[proto.Status]int64{proto.StatusSuccess: 119, proto.StatusTimeout: 1}, CPUMS: 30500,
+			MemoryMS: 2_400_000, BytesOut: 1 << 20, OutputBytes: 4 << 10,
 		},
 	}}}, []proto.QuotaUse{{
-		Name: proto.QuotaCPU, Quota: proto.Quota{Soft: 800, Hard: 1000}, Used: 30.5, Ends: time.Date(to.Year(), to.Month()+1, 1, 0, 0, 0, 0, time.UTC),
+		Name: proto.QuotaCPU, Quota: proto.Quota{Soft: 800, Hard: 1000}, Used: 30.5,
+		Ends: time.Date(to.Year(), to.Month()+1, 1, 0, 0, 0, 0, time.UTC),
 	}})
 	params := func(groups ...proto.UsageGroup) []Param {
 		return []Param{
-			query("from", "The first day. By default the first one of the month of to.", object{"type": "string", "format": "date"}),
-			query("to", fmt.Sprintf("The last day. By default today, in UTC. From and to are at most %d days.", proto.MaxUsageDays), object{"type": "string", "format": "date"}),
-			query("group_by", fmt.Sprintf("What the rows differ in, with commas between: some of %v. By default day. If it is empty, there is one row. More than %d rows are an error.", groups, proto.MaxUsageRows), text()),
-			query("format", "By default json, or csv if the header Accept prefers text/csv.", object{"type": "string", "enum": UsageFormats()}),
+			query("from", "The first day. By default the first one of the month of to.",
+				object{"type": "string", "format": "date"}),
+			query("to", fmt.Sprintf("The last day. By default today, in UTC. From and to are at most %d days.",
+				proto.MaxUsageDays), object{"type": "string", "format": "date"}),
+			query("group_by", fmt.Sprintf(
+				"What the rows differ in, with commas between: some of %v. By default day. If it is empty, there is one row. "+
+					"More than %d rows are an error.", groups, proto.MaxUsageRows), text()),
+			query("format", "By default json, or csv if the header Accept prefers text/csv.",
+				object{"type": "string", "enum": UsageFormats()}),
 		}
 	}
 	responses := []Response{{
 		Status: http.StatusOK, Doc: "The usage. CSV has a column for each group and each number.", Body: example,
 		Text: map[string]string{typeCSV: "day,executions,success,…\n" + day + ",120,119,…\n"},
 	}}
-	const doc = "What executions used that ended on these days of UTC, and what was stored. It is counted within seconds of the end of an execution, and kept for 3 years. "
+	const doc = "What executions used that ended on these days of UTC, and what was stored. It is counted within " +
+		"seconds of the end of an execution, and kept for 3 years. "
 	return []Route{
 		{
-			Method: http.MethodGet, Path: "/v1/usage", ID: "getUsage", Tag: tagExecutions, Scope: proto.ScopeRead, Summary: "Show the usage of the organisation",
-			Doc: doc + "An unknown parameter is an error.", Params: params(proto.UsageByDay, proto.UsageByKey, proto.UsageByLanguage),
+			Method: http.MethodGet, Path: "/v1/usage", ID: "getUsage", Tag: tagExecutions, Scope: proto.ScopeRead,
+			Summary:   "Show the usage of the organisation",
+			Doc:       doc + "An unknown parameter is an error.",
+			Params:    params(proto.UsageByDay, proto.UsageByKey, proto.UsageByLanguage),
 			Responses: responses, Errors: []int{http.StatusTooManyRequests},
 		},
 		{
-			Method: http.MethodGet, Path: "/v1/admin/usage", ID: "getOrgUsage", Tag: tagAdmin, Scope: proto.ScopeAdmin, Summary: "Show the usage of organisations",
-			Doc:       doc + "An unknown parameter is an error.",
-			Params:    append(params(proto.UsageGroups()...), query("org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text())),
+			Method: http.MethodGet, Path: "/v1/admin/usage", ID: "getOrgUsage", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+			Summary: "Show the usage of organisations",
+			Doc:     doc + "An unknown parameter is an error.",
+			Params: append(params(proto.UsageGroups()...),
+				query("org", "The organisation. By default all for a global administrator, otherwise that of the API key.",
+					text())),
 			Responses: responses, Errors: []int{http.StatusNotFound, http.StatusTooManyRequests},
 		},
 	}

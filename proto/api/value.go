@@ -31,7 +31,7 @@ func optionalTime(t time.Time) *Time {
 	return &Time{t}
 }
 
-// orEmpty returns m, or an empty map in place of nil.
+// orEmpty returns m, or an empty map if it is nil.
 func orEmpty[V any](m map[string]V) map[string]V {
 	if m == nil {
 		return map[string]V{}

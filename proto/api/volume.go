@@ -27,6 +27,7 @@ type Volume struct {
 func NewVolume(c *proto.Connection, head *proto.Thread) Volume {
 	t := NewWholeThread(head)
 	return Volume{
-		Slug: c.Slug, Quota: proto.Bytes(c.Bytes), Version: t.Version, Bytes: t.Bytes, Files: t.Files, UsedAt: t.UsedAt, Holder: t.Holder, Versions: t.Versions,
+		Slug: c.Slug, Quota: proto.Bytes(c.Bytes), Version: t.Version, Bytes: t.Bytes, Files: t.Files, UsedAt: t.UsedAt,
+		Holder: t.Holder, Versions: t.Versions,
 	}
 }

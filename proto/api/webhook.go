@@ -31,7 +31,9 @@ func (r *WebhookRequest) Validate() error {
 	var seen []string
 	for _, name := range r.headers() {
 		if !validSignatureHeader(name) {
-			return proto.FieldErrorf(field, "must be names such as X-Signature: 1 to %d letters, digits and hyphens that begin with X- or end in Signature, and mean nothing else on the way", maxHeaderNameLen)
+			return proto.FieldErrorf(
+				field, "must be names such as X-Signature: 1 to %d letters, digits and hyphens that begin with X- or end in "+
+					"Signature, and mean nothing else on the way", maxHeaderNameLen)
 		}
 		if slices.Contains(seen, name) {
 			return proto.FieldErrorf(field, "must name %s only once", name)
@@ -62,12 +64,16 @@ func validSignatureHeader(name string) bool {
 	}
 	lower := strings.ToLower(name)
 	// The first prefix belongs to the Standard Webhooks signature.
-	for _, prefix := range []string{"webhook-", "x-forwarded", "x-original-", "x-rewrite-", "x-real-", "x-http-method", "x-method-"} {
+	for _, prefix := range []string{
+		"webhook-", "x-forwarded", "x-original-", "x-rewrite-", "x-real-", "x-http-method",
+		"x-method-",
+	} {
 		if strings.HasPrefix(lower, prefix) {
 			return false
 		}
 	}
-	return len(name) <= maxHeaderNameLen && (len(lower) > 2 && strings.HasPrefix(lower, "x-") || strings.HasSuffix(lower, "signature"))
+	return len(name) <= maxHeaderNameLen &&
+		(len(lower) > 2 && strings.HasPrefix(lower, "x-") || strings.HasSuffix(lower, "signature"))
 }
 
 // Apply returns base with the changes that the request asks for.
@@ -124,13 +130,16 @@ func (w *Waits) decode(field string, raw []byte, tag reflect.StructTag) error {
 			return nil
 		}
 	case '[':
+		wrongCount := proto.FieldErrorf(field, "must have 1 to %d entries", proto.MaxWebhookAttempts-1)
 		err := eachElement(raw, func(raw []byte) error {
 			pause, err := decodeSeconds(field, raw, tag)
-			w.Pauses = append(w.Pauses, pause)
+			if w.Pauses = append(w.Pauses, pause); err == nil && len(w.Pauses) >= proto.MaxWebhookAttempts {
+				err = wrongCount
+			}
 			return err
 		})
-		if err == nil && (len(w.Pauses) == 0 || len(w.Pauses) >= proto.MaxWebhookAttempts) {
-			err = proto.FieldErrorf(field, "must have 1 to %d entries", proto.MaxWebhookAttempts-1)
+		if err == nil && len(w.Pauses) == 0 {
+			err = wrongCount
 		}
 		return err
 	}
@@ -156,14 +165,16 @@ type Webhook struct {
 // created, else empty.
 func NewWebhook(w *proto.Webhook, secret string, now time.Time) Webhook {
 	settings := Webhook{
-		URL: optional(w.URL), Secret: secret, MaxAttempts: w.MaxAttempts, Waits: w.Waits, SignatureHeaders: w.SignatureHeaders,
-		Timeout: w.Timeout, UpdatedAt: Time{w.UpdatedAt},
+		URL: optional(w.URL), Secret: secret, MaxAttempts: w.MaxAttempts, Waits: w.Waits,
+		SignatureHeaders: w.SignatureHeaders,
+		Timeout:          w.Timeout, UpdatedAt: Time{w.UpdatedAt},
 	}
 	if w.Secret != "" {
 		settings.SecretHint = optional(proto.WebhookSecretHint(w.Secret))
 	}
 	if len(w.Secrets(now)) > 1 {
-		settings.OldSecretHint, settings.OldSecretUntil = optional(proto.WebhookSecretHint(w.OldSecret)), optionalTime(w.OldUntil)
+		settings.OldSecretHint, settings.OldSecretUntil = optional(proto.WebhookSecretHint(w.OldSecret)),
+			optionalTime(w.OldUntil)
 	}
 	return settings
 }
@@ -203,7 +214,8 @@ type DeliveryAttempt struct {
 func NewDelivery(d *proto.Delivery) Delivery {
 	delivery := Delivery{
 		TraceID: d.TraceID, WebhookID: d.ID, URL: d.URL, Status: d.Status, Reason: optional(d.Reason),
-		CreatedAt: optionalTime(d.CreatedAt), NextAt: optionalTime(d.NextAt), AttemptsMade: d.Made, Attempts: []DeliveryAttempt{},
+		CreatedAt: optionalTime(d.CreatedAt), NextAt: optionalTime(d.NextAt), AttemptsMade: d.Made,
+		Attempts: []DeliveryAttempt{},
 	}
 	for i := range d.Attempts {
 		delivery.Attempts = append(delivery.Attempts, NewDeliveryAttempt(&d.Attempts[i]))
@@ -214,16 +226,17 @@ func NewDelivery(d *proto.Delivery) Delivery {
 // NewDeliveryAttempt returns the form of an attempt.
 func NewDeliveryAttempt(a *proto.DeliveryAttempt) DeliveryAttempt {
 	return DeliveryAttempt{
-		Number: a.Number, At: Time{a.At}, Status: optional(a.Status), Error: optional(string(a.Error)), Detail: optional(a.Detail),
+		Number: a.Number, At: Time{a.At}, Status: optional(a.Status), Error: optional(string(a.Error)),
+		Detail:     optional(a.Detail),
 		RemoteAddr: optional(a.RemoteAddr), Timings: a.Timings, Response: optional(a.Response),
 	}
 }
 
 // Replayed is the progress of a bulk replay.
 type Replayed struct {
-	Replayed int            `json:"replayed" minimum:"0" doc:"Deliveries that are pending again."`
-	Left     int            `json:"left" minimum:"0" doc:"Deliveries that remain to be replayed."`
-	Next     *proto.TraceID `json:"next" doc:"The value of after in the next request; null if nothing is left."`
+	Replayed int     `json:"replayed" minimum:"0" doc:"Deliveries that are pending again."`
+	Left     int     `json:"left" minimum:"0" doc:"Deliveries that remain to be replayed."`
+	Next     *string `json:"next" doc:"The value of after in the next request; null if nothing is left."`
 }
 
 // NewReplayed returns the form of the progress of a bulk replay.

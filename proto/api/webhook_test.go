@@ -26,10 +26,12 @@ func decodeWebhook(t *testing.T, body string, base proto.Webhook) (proto.Webhook
 
 func TestWebhookIsDecodedOverItsBase(t *testing.T) {
 	const sixteen = "0123456789abcdef"
-	got, secret := decodeWebhook(t, `{"url":"https://example.com/a?b=c","secret":"`+sixteen+`","max_attempts":5,"waits":[0.25,60],`+
-		`"signature_headers":["x-a","Signature"],"timeout":2.5}`, proto.DefaultWebhook())
+	got, secret := decodeWebhook(
+		t, `{"url":"https://example.com/a?b=c","secret":"`+sixteen+`","max_attempts":5,"waits":[0.25,60],`+
+			`"signature_headers":["x-a","Signature"],"timeout":2.5}`, proto.DefaultWebhook())
 	want := proto.Webhook{
-		URL: "https://example.com/a?b=c", Secret: sixteen, MaxAttempts: 5, Waits: []proto.Seconds{proto.Seconds(250 * time.Millisecond), proto.Seconds(time.Minute)},
+		URL: "https://example.com/a?b=c", Secret: sixteen, MaxAttempts: 5,
+		Waits:            []proto.Seconds{proto.Seconds(250 * time.Millisecond), proto.Seconds(time.Minute)},
 		SignatureHeaders: []string{"X-A", "Signature"}, Timeout: proto.Seconds(2500 * time.Millisecond),
 	}
 	if d := cmp.Diff(want, got); d != "" || !secret {
@@ -145,7 +147,16 @@ func TestWebhookLimits(t *testing.T) {
 			{`""`, false},
 			{`0`, false},
 		},
-		"max_attempts": {{`1`, true}, {`0`, false}, {`-1`, false}, {`20`, true}, {`21`, false}, {`1.5`, false}, {`"3"`, false}, {`1e99`, false}},
+		"max_attempts": {
+			{`1`, true},
+			{`0`, false},
+			{`-1`, false},
+			{`20`, true},
+			{`21`, false},
+			{`1.5`, false},
+			{`"3"`, false},
+			{`1e99`, false},
+		},
 		"waits": {
 			{`[0]`, true},
 			{`[]`, false},
@@ -166,7 +177,16 @@ func TestWebhookLimits(t *testing.T) {
 			{`"durable"`, true},
 			{`"Durable"`, false},
 		},
-		"timeout": {{`0.1`, true}, {`0.099`, false}, {`30`, true}, {`30.001`, false}, {`0`, false}, {`-1`, false}, {`1e300`, false}, {`"15s"`, false}},
+		"timeout": {
+			{`0.1`, true},
+			{`0.099`, false},
+			{`30`, true},
+			{`30.001`, false},
+			{`0`, false},
+			{`-1`, false},
+			{`1e300`, false},
+			{`"15s"`, false},
+		},
 		"signature_headers": {
 			{`[]`, true},
 			{list(4, `"X-A#"`), true},
@@ -203,12 +223,16 @@ func TestWebhookLimits(t *testing.T) {
 			if b.ok != (err == nil) {
 				t.Errorf("%s %.80s: %v", field, b.value, err)
 			}
-			if got := new(proto.FieldError); err != nil && (!errors.As(err, &got) || strings.Trim(got.Field, `"`) != field || !strings.HasPrefix(got.Message, got.Field)) {
+			if got := new(proto.FieldError); err != nil &&
+				(!errors.As(err, &got) || strings.Trim(got.Field, `"`) != field || !strings.HasPrefix(got.Message, got.Field)) {
 				t.Errorf("%s %.80s: error %#v", field, b.value, err)
 			}
 		}
 	}
-	for _, body := range []string{``, `[]`, `{} {}`, `{"url":"https://a.example","url":"https://b.example"}`, `{"secret":"\ud8000123456789abcdef"}`} {
+	for _, body := range []string{
+		``, `[]`, `{} {}`, `{"url":"https://a.example","url":"https://b.example"}`,
+		`{"secret":"\ud8000123456789abcdef"}`,
+	} {
 		if _, err := Decode[WebhookRequest]([]byte(body)); err == nil {
 			t.Errorf("%s is accepted", body)
 		}
@@ -232,7 +256,8 @@ func TestDecodeRotation(t *testing.T) {
 		}
 	}
 	for body, field := range map[string]string{
-		``: "body", `{"overlap":-1}`: "overlap", `{"overlap":604801}`: "overlap", `{"overlap":"1d"}`: "overlap", `{"overlap":1e300}`: "overlap",
+		``: "body", `{"overlap":-1}`: "overlap", `{"overlap":604801}`: "overlap", `{"overlap":"1d"}`: "overlap",
+		`{"overlap":1e300}`:  "overlap",
 		`{"secret":"short"}`: "secret", `{"secret":"whsec_short67890123456"}`: "secret", `{"until":1}`: "until",
 	} {
 		_, err := Decode[WebhookRotation]([]byte(body))
@@ -243,10 +268,14 @@ func TestDecodeRotation(t *testing.T) {
 }
 
 func TestDecodeEndpointRequest(t *testing.T) {
-	if r, err := Decode[EndpointRequest]([]byte(`{"url":"https://example.com/a"}`)); err != nil || r.URL != "https://example.com/a" {
+	if r, err := Decode[EndpointRequest]([]byte(`{"url":"https://example.com/a"}`)); err != nil ||
+		r.URL != "https://example.com/a" {
 		t.Errorf("%v, %v", r, err)
 	}
-	for body, field := range map[string]string{``: "body", `{}`: "url", `{"url":null}`: "url", `{"url":"x"}`: "url", `{"uri":"https://example.com/a"}`: "uri"} {
+	for body, field := range map[string]string{
+		``: "body", `{}`: "url", `{"url":null}`: "url", `{"url":"x"}`: "url",
+		`{"uri":"https://example.com/a"}`: "uri",
+	} {
 		_, err := Decode[EndpointRequest]([]byte(body))
 		if got := new(proto.FieldError); !errors.As(err, &got) || got.Field != field {
 			t.Errorf("%s: %v", body, err)
@@ -256,22 +285,26 @@ func TestDecodeEndpointRequest(t *testing.T) {
 
 func FuzzDecodeWebhook(f *testing.F) {
 	for _, seed := range []string{
-		``, `{}`, `{"url":"https://e.com","secret":"0123456789abcdef","max_attempts":3,"waits":[1,0.5e1],"signature_headers":["X-A"],"timeout":1}`,
-		`{"waits":"durable","max_attempts":-0}`, `{"waits":[1e300,null]}`, `{"timeout":1e-1}`, `{"secret":"whsec_AAAA"}`, `{"signature_headers":[]}`,
+		``, `{}`, `{"url":"https://e.com","secret":"0123456789abcdef","max_attempts":3,"waits":[1,0.5e1],` +
+			`"signature_headers":["X-A"],"timeout":1}`,
+		`{"waits":"durable","max_attempts":-0}`, `{"waits":[1e300,null]}`, `{"timeout":1e-1}`, `{"secret":"whsec_AAAA"}`,
+		`{"signature_headers":[]}`,
 	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		r, err := Decode[WebhookRequest](body)
 		if err != nil {
-			if field := new(proto.FieldError); !errors.As(err, &field) || field.Field == "" || !strings.HasPrefix(field.Message, field.Field) {
+			if field := new(proto.FieldError); !errors.As(err, &field) || field.Field == "" ||
+				!strings.HasPrefix(field.Message, field.Field) {
 				t.Fatalf("error %#v", err)
 			}
 			return
 		}
 		w := r.Apply(proto.DefaultWebhook())
 		secret := r.Secret != nil
-		if secret != (w.Secret != "") || secret && proto.CheckWebhookSecret(w.Secret) != nil || w.URL != "" && proto.CheckWebhookURL("url", w.URL) != nil {
+		if secret != (w.Secret != "") || secret && proto.CheckWebhookSecret(w.Secret) != nil ||
+			w.URL != "" && proto.CheckWebhookURL("url", w.URL) != nil {
 			t.Fatalf("accepted %+v", w)
 		}
 		for n := 1; n <= w.MaxAttempts; n++ {
@@ -279,7 +312,8 @@ func FuzzDecodeWebhook(f *testing.F) {
 				t.Fatalf("waits %v after attempt %d", d, n)
 			}
 		}
-		if w.MaxAttempts < 1 || w.MaxAttempts > proto.MaxWebhookAttempts || w.Timeout < proto.Seconds(100*time.Millisecond) || w.Timeout > proto.MaxWebhookTimeout ||
+		if w.MaxAttempts < 1 || w.MaxAttempts > proto.MaxWebhookAttempts || w.Timeout < proto.Seconds(100*time.Millisecond) ||
+			w.Timeout > proto.MaxWebhookTimeout ||
 			len(w.SignatureHeaders) > 4 {
 			t.Fatalf("accepted %+v", w)
 		}

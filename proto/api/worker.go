@@ -41,8 +41,13 @@ func NewWorker(w *proto.Worker) Worker {
 		languages[string(language)] = version
 	}
 	return Worker{
-		Name: w.Name, Pool: w.Pool, Version: w.Version, StartedAt: Time{w.StartedAt}, Slots: w.Slots, Running: w.Running, Draining: w.Draining,
-		Capabilities: w.Capabilities, Architecture: optional(w.Architecture), Languages: languages, Images: w.Images, Threads: w.Threads,
-		Machine: Machine{CPUs: w.Machine.CPUs, CPUsBusy: w.Machine.CPUsBusy, Memory: w.Machine.Memory, MemoryAvailable: w.Machine.MemoryAvailable},
+		Name: w.Name, Pool: w.Pool, Version: w.Version, StartedAt: Time{w.StartedAt}, Slots: w.Slots, Running: w.Running,
+		Draining:     w.Draining,
+		Capabilities: w.Capabilities, Architecture: optional(w.Architecture), Languages: languages, Images: w.Images,
+		Threads: w.Threads,
+		Machine: Machine{
+			CPUs: w.Machine.CPUs, CPUsBusy: w.Machine.CPUsBusy, Memory: w.Machine.Memory,
+			MemoryAvailable: w.Machine.MemoryAvailable,
+		},
 	}
 }

@@ -13,7 +13,8 @@ type value struct{ Text string }
 
 func open(t *testing.T, dir string, limit int64) *diskcache.Cache[*value] {
 	t.Helper()
-	c, err := diskcache.Open(diskcache.Config{Dir: dir, Mode: 0o700, Limit: limit, Log: slog.New(slog.DiscardHandler)}, func() *value { return &value{} })
+	c, err := diskcache.Open(diskcache.Config{Dir: dir, Mode: 0o700, Limit: limit, Log: slog.New(slog.DiscardHandler)},
+		func() *value { return &value{} })
 	if err != nil {
 		t.Fatal(err)
 	}

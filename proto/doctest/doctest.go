@@ -28,7 +28,8 @@ func Compare(t testing.TB, page, begin, end, want string) {
 	case !*Update:
 		t.Errorf("%s is not current: run `make docs`", page)
 	default:
-		if err := os.WriteFile(page, []byte(before+begin+want+end+after), 0o600); err != nil { //nolint:gosec // the path is a constant of a test
+		if err := os.WriteFile(page, []byte(before+begin+want+end+after), //nolint:gosec // the path is a constant of a test
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

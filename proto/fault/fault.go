@@ -12,7 +12,7 @@ package fault
 // step and the next one.
 type Point string
 
-// Points of executions, in the order in which they are passed. docs/architecture.md describes what
+// Points of executions, in the order in which they are passed. docs/explanation/promises.md describes what
 // each leaves behind.
 const (
 	// AfterJobBeforeReply is in the dispatcher: the job is stored, and the gateway does not know.
@@ -113,7 +113,7 @@ func AgentPoints() []Point {
 // Points of pipelines.
 const (
 	// AfterRunBeforeState is in the gateway: the definition of a new run and its files are stored, and
-	// it has no state.
+	// its state says that it is being created.
 	AfterRunBeforeState Point = "after_run_before_state"
 	// AfterPrepareBeforeStep is in the runner: the workspace of a cell is ready, and its execution is
 	// not submitted.
@@ -131,7 +131,10 @@ const (
 
 // PipelinePoints returns the points of pipelines.
 func PipelinePoints() []Point {
-	return []Point{AfterRunBeforeState, AfterPrepareBeforeStep, AfterStepBeforeState, AfterKeepBeforeState, AfterEndBeforeForget}
+	return []Point{
+		AfterRunBeforeState, AfterPrepareBeforeStep, AfterStepBeforeState, AfterKeepBeforeState,
+		AfterEndBeforeForget,
+	}
 }
 
 // SchedulePoints returns the points of schedules.
@@ -141,14 +144,19 @@ func SchedulePoints() []Point {
 
 // BatchPoints returns the points of batches.
 func BatchPoints() []Point {
-	return []Point{AfterItemsBeforeBatch, AfterBatchBeforeAnswer, AfterReserveBeforeItem, AfterItemBeforeState, AfterBatchBeforeDelivery}
+	return []Point{
+		AfterItemsBeforeBatch, AfterBatchBeforeAnswer, AfterReserveBeforeItem, AfterItemBeforeState,
+		AfterBatchBeforeDelivery,
+	}
 }
 
 // Points returns the points of executions.
 func Points() []Point {
 	return []Point{
-		AfterJobBeforeReply, AfterAcceptBeforeAnswer, AfterAssign, AfterTakeBeforeClaim, AfterClaimBeforeStart, AfterOutputBeforeResult,
-		AfterSaveBeforePending, AfterPendingBeforeCommit, AfterCommitBeforeResult, AfterResultBeforeAck, AfterFenceBeforeLost, AfterResultBeforeDelivery,
+		AfterJobBeforeReply, AfterAcceptBeforeAnswer, AfterAssign, AfterTakeBeforeClaim, AfterClaimBeforeStart,
+		AfterOutputBeforeResult,
+		AfterSaveBeforePending, AfterPendingBeforeCommit, AfterCommitBeforeResult, AfterResultBeforeAck, AfterFenceBeforeLost,
+		AfterResultBeforeDelivery,
 		AfterDeliveryBeforeJobRemoved, AfterPostBeforeRecord,
 	}
 }

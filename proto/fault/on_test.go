@@ -70,9 +70,11 @@ func TestNoCrash(t *testing.T) {
 
 func TestUnknown(t *testing.T) {
 	for _, env := range []string{
-		"BULLPEN_CRASH_AT=after_lunch", "BULLPEN_CRASH_AT=after_assign:0", "BULLPEN_CRASH_AT=after_assign:", "BULLPEN_CRASH_AT=:1",
+		"BULLPEN_CRASH_AT=after_lunch", "BULLPEN_CRASH_AT=after_assign:0", "BULLPEN_CRASH_AT=after_assign:",
+		"BULLPEN_CRASH_AT=:1",
 	} {
-		if stdout, stderr, state := child(t, env); stdout != "" || !strings.Contains(stderr, env+": ") || state.ExitCode() != 2 {
+		if stdout, stderr, state := child(t, env); stdout != "" || !strings.Contains(stderr, env+": ") ||
+			state.ExitCode() != 2 {
 			t.Errorf("%s: %s, printed %q and %q; want exit code 2 and a message", env, state, stdout, stderr)
 		}
 	}

@@ -29,10 +29,13 @@ const (
 	// MaxAttributes limits the extended attributes of all files of a home or a layer, in bytes.
 	// Trees and indexes hold them in memory.
 	MaxAttributes = 16 << 20
-	MaxExtents    = 1 << 20 // per file
-	MaxFileSize   = 1 << 41 // bytes, including holes
-	MaxLinks      = 65_000  // names of a file
-	MaxMoves      = 1 << 24 // bytes of the paths of all moves
+	// MaxExtents limits the extents of a file, and the extents of all files with holes in one change.
+	// Each extent takes several system calls when the home is saved and restored, and no quota counts
+	// that time. Disk images and databases have at most a few thousand.
+	MaxExtents  = 1 << 15
+	MaxFileSize = 1 << 41 // bytes, including holes
+	MaxLinks    = 65_000  // names of a file
+	MaxMoves    = 1 << 24 // bytes of the paths of all moves
 	// ModeBits are the mode bits that are stored. Set-uid and set-gid are excluded: they have no
 	// effect in a home, but would have one outside.
 	ModeBits = 0o1777

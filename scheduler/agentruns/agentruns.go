@@ -8,17 +8,14 @@ package agentruns
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -36,7 +33,7 @@ type Runs struct {
 	Rejects func() *proto.Rejection
 
 	store   *store.Store
-	active  *store.Cache[proto.ActiveAgentRun]
+	active  *store.Collection[proto.ActiveAgentRun]
 	changed chan struct{} // has a value after a change of the active runs
 }
 
@@ -44,8 +41,9 @@ type Runs struct {
 func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Runs, error) {
 	r := &Runs{store: st, changed: make(chan struct{}, 1)}
 	var err error
-	r.active, err = store.OpenCache(ctx, store.CacheConfig[proto.ActiveAgentRun]{
-		Store: st, Bucket: st.AgentRuns, Keys: "*.*", Name: "active runs of agents", Decode: store.DecodeJSON[proto.ActiveAgentRun]("active run of an agent"), Log: log,
+	r.active, err = store.OpenCollection(ctx, store.CollectionConfig[proto.ActiveAgentRun]{
+		Store: st, Bucket: st.AgentRuns, Keys: "*.*", Name: "active runs of agents", Log: log,
+		Order: func(a *proto.ActiveAgentRun) string { return store.OldestFirst(a.CreatedAt) }, Check: checkLimits,
 		OnChange: func(string, *proto.ActiveAgentRun, *proto.ActiveAgentRun) {
 			select {
 			case r.changed <- struct{}{}:
@@ -70,31 +68,44 @@ func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err 
 			return 0, rejection
 		}
 	}
-	if run.Background {
-		switch count, size := r.activeOf(run.Org); {
-		case count >= proto.MaxAgentRuns:
-			return 0, &proto.QuotaError{What: "runs in the background", Limit: proto.MaxAgentRuns}
-		case size+int64(len(run.Request)) > proto.MaxAgentRunBytes:
-			return 0, &proto.QuotaError{What: "bytes of requests that run in the background", Limit: proto.MaxAgentRunBytes}
-		}
-	}
 	var body bytes.Buffer
 	enc := json.NewEncoder(&body)
 	enc.SetEscapeHTML(false) // six bytes for one
 	if err := enc.Encode(run); err != nil {
 		return 0, fmt.Errorf("encode run %s: %w", run.ID, err)
 	}
-	if at, err = r.Append(ctx, run.Org, run.ID, 0, body.Bytes()); errors.Is(err, proto.ErrConflict) {
+	at, err = r.Append(ctx, run.Org, run.ID, 0, body.Bytes())
+	stored := errors.Is(err, proto.ErrConflict)
+	if stored {
 		_, at, err = r.Get(ctx, run.Org, run.ID)
 	}
 	if err != nil || !run.Background {
 		return at, err
 	}
-	err = r.active.Create(ctx, activeKey(run.Org, run.ID), &proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt, Bytes: int64(len(run.Request))})
-	if store.IsConflict(err) {
+	err = r.active.Create(ctx, activeKey(run.Org, run.ID),
+		&proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt, Bytes: int64(len(run.Request))})
+	if errors.Is(err, proto.ErrExists) {
 		err = nil
 	}
+	if _, full := errors.AsType[*proto.QuotaError](err); full && !stored {
+		err = errors.Join(err, r.Remove(ctx, run.Org, run.ID))
+	}
 	return at, err
+}
+
+// checkLimits returns a [*proto.QuotaError] if an organisation has too many active runs for another one.
+func checkLimits(run *proto.ActiveAgentRun, others []*proto.ActiveAgentRun) error {
+	size := run.Bytes
+	for _, other := range others {
+		size += other.Bytes
+	}
+	switch {
+	case len(others) >= proto.MaxAgentRuns:
+		return &proto.QuotaError{What: "runs in the background", Limit: proto.MaxAgentRuns}
+	case size > proto.MaxAgentRunBytes:
+		return &proto.QuotaError{What: "bytes of requests that run in the background", Limit: proto.MaxAgentRunBytes}
+	}
+	return nil
 }
 
 // IsActive reports whether this process knows a run as active.
@@ -110,17 +121,6 @@ func (r *Runs) Last(ctx context.Context, org, id string) ([]byte, error) {
 		return nil, err
 	}
 	return m.Data, nil
-}
-
-// activeOf returns the number of an organisation's active runs, and the size of their requests.
-func (r *Runs) activeOf(org string) (n int, size int64) {
-	for _, a := range r.active.All() {
-		if a.Org == org {
-			n++
-			size += a.Bytes
-		}
-	}
-	return n, size
 }
 
 // Append adds a message to the log of a run, whose last message has the number after, and returns the
@@ -143,7 +143,8 @@ func (r *Runs) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64
 		return nil, 0, err
 	}
 	run := new(proto.AgentRun)
-	if json.Unmarshal(m.Data, run) != nil || run.Org != org || run.ID != id { // the first messages are past their retention
+	// the first messages are past their retention
+	if json.Unmarshal(m.Data, run) != nil || run.Org != org || run.ID != id {
 		return nil, 0, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
 	}
 	return run, m.Seq, nil
@@ -200,14 +201,7 @@ func (r *Runs) Watch(org, id string) (added <-chan struct{}, stop func(), err er
 
 // Active returns the runs in the background that have not ended, the oldest first.
 func (r *Runs) Active() []proto.ActiveAgentRun {
-	var list []proto.ActiveAgentRun
-	for _, a := range r.active.All() {
-		list = append(list, *a)
-	}
-	slices.SortFunc(list, func(x, y proto.ActiveAgentRun) int {
-		return cmp.Or(x.CreatedAt.Compare(y.CreatedAt), cmp.Compare(x.ID, y.ID))
-	})
-	return list
+	return r.active.List("")
 }
 
 // Changed returns a channel that has a value after a change of the active runs.
@@ -215,20 +209,16 @@ func (r *Runs) Changed() <-chan struct{} { return r.changed }
 
 // Cancel requests the end of an active run. It returns [proto.ErrNotFound] if it is not active.
 func (r *Runs) Cancel(ctx context.Context, org, id string) error {
-	_, err := r.active.Update(ctx, activeKey(org, id), func(old *proto.ActiveAgentRun) (*proto.ActiveAgentRun, error) {
-		if old == nil {
-			return nil, fmt.Errorf("run %s is not active: %w", id, proto.ErrNotFound)
-		}
-		changed := *old
-		changed.Cancelled = true
-		return &changed, nil
+	_, err := r.active.Change(ctx, activeKey(org, id), func(a *proto.ActiveAgentRun) error {
+		a.Cancelled = true
+		return nil
 	})
 	return err
 }
 
 // Finish makes a run not active. It is no error if it is not.
 func (r *Runs) Finish(ctx context.Context, org, id string) error {
-	_, err := r.active.Remove(ctx, activeKey(org, id), nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	_, err := r.active.Remove(ctx, activeKey(org, id), nil)
 	if errors.Is(err, proto.ErrNotFound) {
 		return nil
 	}

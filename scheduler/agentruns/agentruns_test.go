@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -48,7 +49,10 @@ func TestRuns(t *testing.T) {
 	ctx, st := t.Context(), storetest.Open(t, storetest.Server(t))
 	one, two := open(t, st), open(t, st)
 	request := append(append([]byte(`"`), bytes.Repeat([]byte("x"), 1<<20)...), '"') // too large for a message
-	run := &proto.AgentRun{Org: "acme", ID: "resp_1", Key: "k", API: "openai", Request: request, Background: true, CreatedAt: time.Now()}
+	run := &proto.AgentRun{
+		Org: "acme", ID: "resp_1", Key: "k", API: "openai", Request: request, Background: true,
+		CreatedAt: time.Now(),
+	}
 	first, err := one.Create(ctx, run)
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +115,8 @@ func TestRuns(t *testing.T) {
 func TestRequestsAreStoredAsTheyAre(t *testing.T) {
 	runs := open(t, storetest.Open(t, storetest.Server(t)))
 	body := `"` + strings.Repeat("<&>", 1000) + `"`
-	if _, err := runs.Create(t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Request: json.RawMessage(body)}); err != nil {
+	if _, err := runs.Create(
+		t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Request: json.RawMessage(body)}); err != nil {
 		t.Fatal(err)
 	}
 	if run, _, err := runs.Get(t.Context(), "acme", "resp_1"); err != nil || string(run.Request) != body {
@@ -124,7 +129,9 @@ func TestActiveRunsAreLimited(t *testing.T) {
 	ctx, st := t.Context(), storetest.Open(t, storetest.Server(t))
 	runs := open(t, st)
 	create := func(org string, i int) error {
-		_, err := runs.Create(ctx, &proto.AgentRun{Org: org, ID: "r" + string(rune('a'+i%26)) + string(rune('a'+i/26%26)) + string(rune('a'+i/676)), Background: true})
+		_, err := runs.Create(ctx, &proto.AgentRun{
+			Org: org, ID: "r" + string(rune('a'+i%26)) + string(rune('a'+i/26%26)) + string(rune('a'+i/676)), Background: true,
+		})
 		return err
 	}
 	for i := range proto.MaxAgentRuns {
@@ -152,5 +159,39 @@ func TestRemoveWithoutServer(t *testing.T) {
 	cancel()
 	if err := runs.Remove(ctx, "acme", "resp_1"); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
+	}
+}
+
+// Two gateways that start runs at the same time do not exceed the limits of an organisation together: of
+// their number, and of the size of their requests. A run that was refused leaves no log.
+func TestLimitsOfTwoGateways(t *testing.T) {
+	for name, c := range map[string]struct{ active, size int64 }{
+		"number": {proto.MaxAgentRuns - 3, 1}, "size": {1, proto.MaxAgentRunBytes - 3*1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, server := storetest.Context(t), storetest.Server(t)
+			st := storetest.Open(t, server)
+			storetest.Fill(t, st, st.AgentRuns, int(c.active), func(i int) (string, any) {
+				id := fmt.Sprint("old_", i)
+				return "acme." + id, proto.ActiveAgentRun{Org: "acme", ID: id, Bytes: c.size}
+			})
+			request := append(append([]byte(`"`), bytes.Repeat([]byte("x"), 998)...), '"')
+			create := func() func(i int) error {
+				r := open(t, storetest.Open(t, server))
+				return func(i int) error {
+					_, err := r.Create(ctx, &proto.AgentRun{
+						Org: "acme", ID: fmt.Sprint("new_", i), Request: request, Background: true, CreatedAt: time.Now(),
+					})
+					return err
+				}
+			}
+			refused := func(err error) bool { _, ok := errors.AsType[*proto.QuotaError](err); return ok }
+			if n := storetest.Race(t, 10, refused, create(), create()); n != 3 {
+				t.Errorf("%d runs were stored, 3 were left", n)
+			}
+			if logs, err := st.Subjects(ctx, st.AgentLogs, store.AgentLogSubject("acme", "*")); err != nil || len(logs) != 3 {
+				t.Errorf("%d runs have a log, want 3: %v", len(logs), err)
+			}
+		})
 	}
 }

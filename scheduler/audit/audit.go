@@ -95,7 +95,8 @@ func (l *Log) Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, e
 			return r, err
 		}
 		if len(line) > l.Store.MaxInline() {
-			return r, fmt.Errorf("append to the audit log: the record of %s has %d bytes, more than a message may have", r.Action, len(line))
+			return r, fmt.Errorf("append to the audit log: the record of %s has %d bytes, more than a message may have",
+				r.Action, len(line))
 		}
 		_, err = l.Store.Write(ctx, store.AuditSubject, nats.Header{}, line, expect)
 		if err == nil {
@@ -169,7 +170,9 @@ func (l *Log) bounds(ctx context.Context) (last *head, first int64, err error) {
 // List returns up to limit records that match a filter, the newest first, of those below the
 // sequence number before, 0 for all. It looks at a bounded number of records. next is where the next
 // page goes on, 0 after the last one.
-func (l *Log) List(ctx context.Context, f *api.AuditFilter, before int64, limit int) (page []api.AuditRecord, next int64, err error) {
+func (l *Log) List(
+	ctx context.Context, f *api.AuditFilter, before int64, limit int,
+) (page []api.AuditRecord, next int64, err error) {
 	last, first, err := l.bounds(ctx)
 	if err != nil || last == nil {
 		return nil, 0, err

@@ -101,7 +101,8 @@ func appendAtOnce(t *testing.T, logs []*audit.Log) {
 
 func TestList(t *testing.T) {
 	l := &audit.Log{Store: storetest.Open(t, storetest.Server(t))}
-	if page, next, err := l.List(storetest.Context(t), &api.AuditFilter{}, 0, 10); err != nil || len(page) != 0 || next != 0 {
+	if page, next, err := l.List(storetest.Context(t), &api.AuditFilter{}, 0, 10); err != nil ||
+		len(page) != 0 || next != 0 {
 		t.Fatalf("an empty log: %v, %d, %v", page, next, err)
 	}
 	for i := range 150 {
@@ -230,7 +231,8 @@ func TestLogInABackup(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := storetest.Server(t)
-	if _, err := backup.Restore(ctx, store.Access{InProcess: server}, store.Config{Replicas: 1, Retention: time.Hour}, &saved, storetest.Log(t)); err != nil {
+	if _, err := backup.Restore(ctx, store.Access{InProcess: server}, store.Config{Replicas: 1, Retention: time.Hour},
+		&saved, storetest.Log(t)); err != nil {
 		t.Fatal(err)
 	}
 	restored := &audit.Log{Store: storetest.Open(t, server)}

@@ -52,7 +52,8 @@ func (f *Forwarder) forward(ctx context.Context) error {
 			return err
 		}
 		if last != nil && sent > last.Sequence { // an earlier log was restored
-			f.Logger.Warn("audit log ends before the record last sent, sending it again", "sink", f.Name, "sent", sent, "last", last.Sequence)
+			f.Logger.Warn("audit log ends before the record last sent, sending it again", "sink", f.Name, "sent", sent, "last",
+				last.Sequence)
 			sent = 0
 		}
 		if last == nil || sent == last.Sequence {
@@ -64,7 +65,8 @@ func (f *Forwarder) forward(ctx context.Context) error {
 			continue
 		}
 		if sent > 0 && first > sent+1 {
-			f.Logger.Error("audit records were removed by --audit-retention before they were sent", "sink", f.Name, "first", sent+1, "last", first-1)
+			f.Logger.Error("audit records were removed by --audit-retention before they were sent", "sink", f.Name, "first",
+				sent+1, "last", first-1)
 		}
 		from := max(first, sent+1)
 		records, err := f.Log.read(ctx, last.at(from), last.at(min(last.Sequence, from+window-1)))
@@ -88,7 +90,8 @@ func (f *Forwarder) send(ctx context.Context, records []Entry) error {
 		func() error { return f.Sink.Send(ctx, records) },
 		backoff.WithContext(pauses, ctx),
 		func(err error, pause time.Duration) {
-			f.Logger.Warn("audit records not sent, will retry", "sink", f.Name, "records", len(records), "error", err, "in_ms", pause.Milliseconds())
+			f.Logger.Warn("audit records not sent, will retry", "sink", f.Name, "records", len(records), "error", err, "in_ms",
+				pause.Milliseconds())
 		})
 }
 

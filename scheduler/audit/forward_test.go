@@ -42,7 +42,8 @@ func newCollector(t *testing.T) *collector {
 	c := &collector{lines: make(chan string, 1000)}
 	c.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
-		if user, password, _ := r.BasicAuth(); err != nil || r.Header.Get("Content-Type") != "application/x-ndjson" || user != "u" || password != "p" {
+		if user, password, _ := r.BasicAuth(); err != nil || r.Header.Get("Content-Type") != "application/x-ndjson" ||
+			user != "u" || password != "p" {
 			t.Errorf("request %v, %v", r.Header, err)
 		}
 		c.mu.Lock()
@@ -129,7 +130,8 @@ func TestRecordsAreSentToAnEndpoint(t *testing.T) {
 	}
 }
 
-var syslogForm = regexp.MustCompile(`^<109>1 \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \S+ bullpen - key\.[a-z0-9]+ - (\{.*\})$`)
+var syslogForm = regexp.MustCompile(
+	`^<109>1 \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \S+ bullpen - key\.[a-z0-9]+ - (\{.*\})$`)
 
 // text returns the record in a message of RFC 5424.
 func text(t *testing.T, message string) string {
@@ -220,7 +222,8 @@ func TestRecordsAreSentToSyslog(t *testing.T) {
 		check(t, messages)
 	})
 	t.Run("tls", func(t *testing.T) {
-		listener := tls.NewListener(listen(t), &tls.Config{Certificates: []tls.Certificate{certificate(t)}, MinVersion: tls.VersionTLS12})
+		listener := tls.NewListener(
+			listen(t), &tls.Config{Certificates: []tls.Certificate{certificate(t)}, MinVersion: tls.VersionTLS12})
 		messages := serveSyslog(t, listener)
 		run(t, forwarder("audit-tls", syslogSink(t, "tls", listener.Addr().String())))
 		check(t, messages)
@@ -257,7 +260,8 @@ func certificate(t *testing.T) tls.Certificate {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true,
-		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
@@ -276,7 +280,10 @@ func certificate(t *testing.T) tls.Certificate {
 }
 
 func TestSyslogURLs(t *testing.T) {
-	for _, text := range []string{"", "localhost", "tcp://localhost", "http://localhost:1", "tcp://localhost:1/path", "tcp://u@localhost:1", "tls://:1", "tcp://h:1?x"} {
+	for _, text := range []string{
+		"", "localhost", "tcp://localhost", "http://localhost:1", "tcp://localhost:1/path",
+		"tcp://u@localhost:1", "tls://:1", "tcp://h:1?x",
+	} {
 		if _, err := audit.NewSyslogSink(text); err == nil {
 			t.Errorf("%q is accepted", text)
 		}

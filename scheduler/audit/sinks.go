@@ -142,6 +142,7 @@ func (s *SyslogSink) dial(ctx context.Context) (net.Conn, error) {
 }
 
 func (s *SyslogSink) message(r *Entry) []byte {
-	head := fmt.Appendf(nil, "<%d>1 %s %s bullpen - %s - ", syslogPriority, r.Time.UTC().Format(proto.TimeLayout), s.hostname, r.Action)
+	head := fmt.Appendf(nil, "<%d>1 %s %s bullpen - %s - ", syslogPriority, r.Time.UTC().Format(proto.TimeLayout),
+		s.hostname, r.Action)
 	return append(head, r.Line...)
 }

@@ -84,7 +84,8 @@ func (p *Policy) Validate() error {
 	}
 	check(p.Max >= 1 && p.Max <= MaxWorkers, "max_workers must be between 1 and %d", MaxWorkers)
 	check(p.Min >= 0 && p.Min <= p.Max, "min_workers must be between 0 and max_workers")
-	check(p.SlotsPerWorker >= 1 && p.SlotsPerWorker <= MaxSlotsPerWorker, "slots_per_worker must be between 1 and %d", MaxSlotsPerWorker)
+	check(p.SlotsPerWorker >= 1 && p.SlotsPerWorker <= MaxSlotsPerWorker, "slots_per_worker must be between 1 and %d",
+		MaxSlotsPerWorker)
 	within("target_wait", p.TargetWait, time.Millisecond, maxTargetWait)
 	within("scale_down_after", p.ScaleDownAfter, 0, maxDelay)
 	within("scale_to_zero_after", p.ScaleToZeroAfter, 0, maxDelay)

@@ -29,33 +29,100 @@ func TestRecommend(t *testing.T) {
 		want     int
 		reason   Reason
 	}{
-		"nothing to do":                   {0, 10, Demand{}, State{}, 0, ReasonDemand},
-		"nothing to do, with a minimum":   {2, 10, Demand{}, State{}, 2, ReasonMin},
-		"from zero at once":               {0, 10, Demand{Queued: 1}, running(0), 1, ReasonDemand},
-		"from zero in the first call":     {0, 10, Demand{Queued: 1, MeanSeconds: 0.01}, State{}, 1, ReasonDemand},
-		"the formula":                     {0, 10, Demand{Queued: 100, Running: 4, MeanSeconds: 2, Slots: 4}, running(1), 6, ReasonDemand},
-		"no more slots than jobs":         {0, 10, Demand{Queued: 3, Running: 4, MeanSeconds: 600, Slots: 4}, running(1), 2, ReasonDemand},
-		"no fewer slots than programs":    {0, 10, Demand{Running: 17, MeanSeconds: 0.1, Slots: 20}, running(1), 5, ReasonDemand},
-		"the maximum":                     {0, 10, Demand{Queued: 100_000, MeanSeconds: 5}, running(0), 10, ReasonMax},
-		"an endless queue":                {0, MaxWorkers, Demand{Queued: math.MaxInt, Running: math.MaxInt, MeanSeconds: math.MaxFloat64}, running(0), MaxWorkers, ReasonMax},
-		"more programs than the maximum":  {0, 2, Demand{Running: 40, MeanSeconds: 5, Slots: 40}, State{}, 2, ReasonMax},
-		"within the tolerance":            {0, 50, Demand{Queued: 220, MeanSeconds: 2, Slots: 40}, running(10), 10, ReasonTolerance},
-		"beyond the tolerance":            {0, 50, Demand{Queued: 221, MeanSeconds: 2, Slots: 40}, running(10), 12, ReasonDemand},
-		"the tolerance does not hold it":  {0, 50, Demand{Queued: 220, MeanSeconds: 2, Slots: 40, OldestWait: 11 * time.Second}, running(10), 11, ReasonWait},
-		"the oldest job":                  {0, 50, Demand{Queued: 90, Running: 40, MeanSeconds: 1, Slots: 40, OldestWait: 15 * time.Second}, running(10), 15, ReasonWait},
-		"the oldest job, at most double":  {0, 50, Demand{Queued: 90, Running: 40, MeanSeconds: 1, Slots: 40, OldestWait: time.Hour}, running(10), 20, ReasonWait},
-		"the oldest of few jobs":          {0, 50, Demand{Queued: 2, Running: 40, MeanSeconds: 1, Slots: 40, OldestWait: time.Hour}, running(10), 11, ReasonWait},
-		"a wait without workers":          {0, 50, Demand{Queued: 40, MeanSeconds: 1, OldestWait: time.Hour}, running(0), 1, ReasonWait},
-		"shrinks later":                   {0, 10, Demand{Running: 4, MeanSeconds: 1, Slots: 40}, running(10), 10, ReasonCoolDown},
-		"idle, but not yet for long":      {0, 10, Demand{Slots: 4, MeanSeconds: 1}, running(1), 1, ReasonDemand},
-		"the live slots, in the first":    {0, 10, Demand{Running: 4, Slots: 20, MeanSeconds: 1}, State{}, 5, ReasonCoolDown},
-		"a mean of 0":                     {0, 10, Demand{Queued: 80}, running(0), 2, ReasonDemand},
-		"a mean that is not a number":     {0, 10, Demand{Queued: 80, MeanSeconds: math.NaN()}, running(0), 2, ReasonDemand},
-		"an infinite mean":                {0, 10, Demand{Queued: 80, MeanSeconds: math.Inf(1)}, running(0), 2, ReasonDemand},
-		"a negative mean":                 {0, 10, Demand{Queued: 80, MeanSeconds: -3}, running(0), 2, ReasonDemand},
-		"negative counts":                 {0, 10, Demand{Queued: -1, Running: -1, Slots: -1, OldestWait: -1}, running(0), 0, ReasonDemand},
-		"a policy with a smaller maximum": {0, 3, Demand{Queued: 1000, Running: 12, MeanSeconds: 1, Slots: 40}, running(10), 3, ReasonMax},
-		"a policy with a larger minimum":  {4, 10, Demand{Queued: 1, MeanSeconds: 1, Slots: 4}, running(1), 4, ReasonMin},
+		"nothing to do":                 {0, 10, Demand{}, State{}, 0, ReasonDemand},
+		"nothing to do, with a minimum": {2, 10, Demand{}, State{}, 2, ReasonMin},
+		"from zero at once":             {0, 10, Demand{Queued: 1}, running(0), 1, ReasonDemand},
+		"from zero in the first call":   {0, 10, Demand{Queued: 1, MeanSeconds: 0.01}, State{}, 1, ReasonDemand},
+		"the formula": {
+			0, 10,
+			Demand{Queued: 100, Running: 4, MeanSeconds: 2, Slots: 4},
+			running(1), 6,
+			ReasonDemand,
+		},
+		"no more slots than jobs": {
+			0, 10,
+			Demand{Queued: 3, Running: 4, MeanSeconds: 600, Slots: 4},
+			running(1), 2,
+			ReasonDemand,
+		},
+		"no fewer slots than programs": {
+			0, 10,
+			Demand{Running: 17, MeanSeconds: 0.1, Slots: 20},
+			running(1), 5,
+			ReasonDemand,
+		},
+		"the maximum": {0, 10, Demand{Queued: 100_000, MeanSeconds: 5}, running(0), 10, ReasonMax},
+		"an endless queue": {
+			0, MaxWorkers,
+			Demand{Queued: math.MaxInt, Running: math.MaxInt, MeanSeconds: math.MaxFloat64},
+			running(0),
+			MaxWorkers, ReasonMax,
+		},
+		"more programs than the maximum": {0, 2, Demand{Running: 40, MeanSeconds: 5, Slots: 40}, State{}, 2, ReasonMax},
+		"within the tolerance": {
+			0, 50,
+			Demand{Queued: 220, MeanSeconds: 2, Slots: 40},
+			running(10), 10,
+			ReasonTolerance,
+		},
+		"beyond the tolerance": {
+			0, 50,
+			Demand{Queued: 221, MeanSeconds: 2, Slots: 40},
+			running(10), 12,
+			ReasonDemand,
+		},
+		"the tolerance does not hold it": {
+			0, 50, Demand{Queued: 220, MeanSeconds: 2, Slots: 40, OldestWait: 11 * time.Second}, running(10), 11, ReasonWait,
+		},
+		"the oldest job": {
+			0, 50,
+			Demand{Queued: 90, Running: 40, MeanSeconds: 1, Slots: 40, OldestWait: 15 * time.Second},
+			running(10), 15,
+			ReasonWait,
+		},
+		"the oldest job, at most double": {
+			0, 50,
+			Demand{Queued: 90, Running: 40, MeanSeconds: 1, Slots: 40, OldestWait: time.Hour},
+			running(10), 20,
+			ReasonWait,
+		},
+		"the oldest of few jobs": {
+			0, 50,
+			Demand{Queued: 2, Running: 40, MeanSeconds: 1, Slots: 40, OldestWait: time.Hour},
+			running(10), 11,
+			ReasonWait,
+		},
+		"a wait without workers": {
+			0, 50,
+			Demand{Queued: 40, MeanSeconds: 1, OldestWait: time.Hour},
+			running(0), 1,
+			ReasonWait,
+		},
+		"shrinks later": {
+			0, 10,
+			Demand{Running: 4, MeanSeconds: 1, Slots: 40},
+			running(10), 10,
+			ReasonCoolDown,
+		},
+		"idle, but not yet for long":   {0, 10, Demand{Slots: 4, MeanSeconds: 1}, running(1), 1, ReasonDemand},
+		"the live slots, in the first": {0, 10, Demand{Running: 4, Slots: 20, MeanSeconds: 1}, State{}, 5, ReasonCoolDown},
+		"a mean of 0":                  {0, 10, Demand{Queued: 80}, running(0), 2, ReasonDemand},
+		"a mean that is not a number":  {0, 10, Demand{Queued: 80, MeanSeconds: math.NaN()}, running(0), 2, ReasonDemand},
+		"an infinite mean":             {0, 10, Demand{Queued: 80, MeanSeconds: math.Inf(1)}, running(0), 2, ReasonDemand},
+		"a negative mean":              {0, 10, Demand{Queued: 80, MeanSeconds: -3}, running(0), 2, ReasonDemand},
+		"negative counts": {
+			0, 10,
+			Demand{Queued: -1, Running: -1, Slots: -1, OldestWait: -1},
+			running(0), 0,
+			ReasonDemand,
+		},
+		"a policy with a smaller maximum": {
+			0, 3,
+			Demand{Queued: 1000, Running: 12, MeanSeconds: 1, Slots: 40},
+			running(10),
+			3, ReasonMax,
+		},
+		"a policy with a larger minimum": {4, 10, Demand{Queued: 1, MeanSeconds: 1, Slots: 4}, running(1), 4, ReasonMin},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, next := testPolicy(c.min, c.max).Recommend(c.demand, c.last, start)
@@ -140,7 +207,8 @@ func drawPolicy(t *rapid.T) *Policy {
 	p.SlotsPerWorker = rapid.IntRange(1, 64).Draw(t, "slots per worker")
 	p.TargetWait = proto.Seconds(rapid.Int64Range(int64(time.Millisecond), int64(time.Hour)).Draw(t, "target wait"))
 	p.ScaleDownAfter = proto.Seconds(rapid.Int64Range(0, int64(10*time.Minute)).Draw(t, "scale down after"))
-	p.ScaleToZeroAfter = p.ScaleDownAfter + proto.Seconds(rapid.Int64Range(0, int64(10*time.Minute)).Draw(t, "scale to zero after"))
+	p.ScaleToZeroAfter = p.ScaleDownAfter +
+		proto.Seconds(rapid.Int64Range(0, int64(10*time.Minute)).Draw(t, "scale to zero after"))
 	p.Tolerance = rapid.Float64Range(0, 0.9).Draw(t, "tolerance")
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)
@@ -150,9 +218,11 @@ func drawPolicy(t *rapid.T) *Policy {
 
 func drawDemand(t *rapid.T) Demand {
 	return Demand{
-		Queued: rapid.OneOf(rapid.IntRange(0, 50), rapid.IntRange(0, math.MaxInt)).Draw(t, "queued"), Running: rapid.IntRange(0, 500).Draw(t, "running"),
+		Queued:      rapid.OneOf(rapid.IntRange(0, 50), rapid.IntRange(0, math.MaxInt)).Draw(t, "queued"),
+		Running:     rapid.IntRange(0, 500).Draw(t, "running"),
 		MeanSeconds: rapid.OneOf(rapid.Float64Range(0, 100), rapid.Float64()).Draw(t, "mean"),
-		OldestWait:  time.Duration(rapid.Int64Range(0, int64(2*time.Hour)).Draw(t, "oldest wait")), Slots: rapid.IntRange(0, 1000).Draw(t, "slots"),
+		OldestWait:  time.Duration(rapid.Int64Range(0, int64(2*time.Hour)).Draw(t, "oldest wait")),
+		Slots:       rapid.IntRange(0, 1000).Draw(t, "slots"),
 	}
 }
 
@@ -223,7 +293,8 @@ func TestParsePolicy(t *testing.T) {
 		`{"target_wait": 0}`:   "autoscaling policy: target_wait must be between 1ms and 24h0m0s",
 		`{"tolerance": 1}`:     "autoscaling policy: tolerance must be at least 0 and less than 1",
 		`{"tolerance": -0.01}`: "autoscaling policy: tolerance must be at least 0 and less than 1",
-		`{"slots_per_worker": 10001, "scale_to_zero_after": 60}`: "autoscaling policy: slots_per_worker must be between 1 and 10000\n" +
+		`{"slots_per_worker": 10001, "scale_to_zero_after": 60}`: "autoscaling policy: slots_per_worker must be between 1 " +
+			"and 10000\n" +
 			"scale_to_zero_after must be at least scale_down_after",
 	} {
 		if _, err := ParsePolicy([]byte(text)); err == nil || err.Error() != message {

@@ -58,7 +58,10 @@ func start(t *testing.T, s *natsembed.Server) *world {
 	w.stop = func() { cancel(); w.all.Wait() }
 	t.Cleanup(w.stop)
 	d := &queue.Dispatcher{Store: st, Instance: "first", Log: storetest.Log(t)}
-	taker := &queue.Slots{Store: storetest.Open(t, s), Worker: "worker", Total: slots, Capabilities: []string{queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads}, Log: storetest.Log(t)}
+	taker := &queue.Slots{
+		Store: storetest.Open(t, s), Worker: "worker", Total: slots,
+		Capabilities: []string{queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads}, Log: storetest.Log(t),
+	}
 	w.all.Go(func() { _ = d.Run(ctx) })
 	w.all.Go(func() { _ = taker.Run(ctx) })
 	for range slots {
@@ -92,7 +95,10 @@ func (w *world) run(l *queue.Lease) {
 		if err != nil {
 			return
 		}
-		e.Commit = &proto.Commit{Fence: head.Fence, Version: proto.Version{Number: head.Number() + 1, Trace: job.TraceID, CreatedAt: time.Now().UTC()}}
+		e.Commit = &proto.Commit{
+			Fence:   head.Fence,
+			Version: proto.Version{Number: head.Number() + 1, Trace: job.TraceID, CreatedAt: time.Now().UTC()},
+		}
 	}
 	_, _ = l.Finish(w.ctx, e)
 }
@@ -258,7 +264,8 @@ func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.
 		if err != nil {
 			t.Fatal(err)
 		}
-		if rec.Status != proto.StatusSuccess && (rec.Result.ErrorCode == nil || *rec.Result.ErrorCode != string(proto.CodeWorkerLost)) {
+		if rec.Status != proto.StatusSuccess &&
+			(rec.Result.ErrorCode == nil || *rec.Result.ErrorCode != string(proto.CodeWorkerLost)) {
 			t.Errorf("%s ends as %s %+v", id, rec.Status, rec.Result)
 		}
 		oneOutput(t, w, rec)

@@ -119,7 +119,8 @@ func read(r io.Reader, handle func(*entry, []byte) error) (s Summary, err error)
 	case first.Format < 1:
 		return s, fmt.Errorf("%w: it has no header", ErrDamaged)
 	case first.Format > formatVersion:
-		return s, fmt.Errorf("this backup has format %d, made by bullpen %s, and this program reads formats up to %d: use a newer one", first.Format, first.Version, formatVersion)
+		return s, fmt.Errorf("this backup has format %d, made by bullpen %s, and this program reads formats up to %d: use "+
+			"a newer one", first.Format, first.Version, formatVersion)
 	}
 	s.MadeAt, s.Version = first.MadeAt, first.Version
 	for {

@@ -23,7 +23,9 @@ var ErrUsed = errors.New("there is something of bullpen in this JetStream alread
 // data of bullpen is stored there, except the data of an unfinished restore, which it removes. No
 // process of bullpen may run there. After an error, no server starts there until another restore
 // has succeeded.
-func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader, log *slog.Logger) (s Summary, err error) {
+func Restore(
+	ctx context.Context, a store.Access, cfg store.Config, r io.Reader, log *slog.Logger,
+) (s Summary, err error) {
 	nc, err := store.Dial(a, log)
 	if err != nil {
 		return s, err
@@ -38,7 +40,8 @@ func Restore(ctx context.Context, a store.Access, cfg store.Config, r io.Reader,
 		return s, err
 	}
 	if len(used) > 0 && !unfinished {
-		return s, fmt.Errorf("%w: %s: a backup is restored only where there is nothing, such as in a new data directory", ErrUsed, strings.Join(used, ", "))
+		return s, fmt.Errorf("%w: %s: a backup is restored only where there is nothing, such as in a new data directory",
+			ErrUsed, strings.Join(used, ", "))
 	}
 	if err := st.BeginRestore(ctx, cfg, log); err != nil {
 		return s, err

@@ -89,7 +89,8 @@ func (b *run) run(ctx context.Context) error {
 	}
 	b.lastRecord = b.start[st.Executions]
 	handlers := map[jetstream.Stream]func(context.Context, *message) error{
-		st.Jobs: b.job, st.DeadLetters: b.deadLetter, st.Deliveries: b.delivery, st.Executions: b.record, st.Threads: b.head, st.Output: b.output,
+		st.Jobs: b.job, st.DeadLetters: b.deadLetter, st.Deliveries: b.delivery, st.Executions: b.record, st.Threads: b.head,
+		st.Output: b.output,
 	}
 	streams, err := st.BackupStreams(ctx)
 	if err != nil {
@@ -130,7 +131,10 @@ func (b *run) each(ctx context.Context, st jetstream.Stream, handle func(context
 		if ctx.Err() != nil {
 			return
 		}
-		if err := handle(ctx, &message{stream: b.ids[st], subject: m.Subject(), seq: at.Sequence.Stream, at: at.Timestamp, header: m.Headers(), body: m.Data()}); err != nil {
+		if err := handle(ctx, &message{
+			stream: b.ids[st], subject: m.Subject(), seq: at.Sequence.Stream, at: at.Timestamp,
+			header: m.Headers(), body: m.Data(),
+		}); err != nil {
 			fail(err)
 		}
 	})
@@ -279,7 +283,10 @@ func (b *run) maker(ctx context.Context, id proto.TraceID) error {
 			if rec.Seq <= b.lastRecord {
 				return nil
 			}
-			return b.changed(ctx, &message{b.ids[b.store.Executions], store.ExecSubject(id), rec.Seq, rec.Time, rec.Header, rec.Data}, true)
+			return b.changed(ctx, &message{
+				b.ids[b.store.Executions], store.ExecSubject(id), rec.Seq, rec.Time, rec.Header,
+				rec.Data,
+			}, true)
 		}
 		select {
 		case <-ctx.Done():

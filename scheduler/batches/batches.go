@@ -10,12 +10,12 @@
 package batches
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -38,8 +38,8 @@ func stateKey(org, id string) string      { return statePrefix + org + "." + id 
 // Batches stores batches. Run must be running for changes to be seen.
 type Batches struct {
 	content     *Content
-	definitions *store.Cache[proto.Batch]
-	states      *store.Cache[proto.BatchState]
+	definitions *store.Collection[proto.Batch]
+	states      *store.Collection[proto.BatchState]
 	changed     chan struct{} // has a value after a change
 }
 
@@ -47,14 +47,16 @@ type Batches struct {
 func Open(ctx context.Context, st *store.Store, blobs Blobs, log *slog.Logger) (*Batches, error) {
 	b := &Batches{content: &Content{Blobs: blobs}, changed: make(chan struct{}, 1)}
 	var err error
-	if b.definitions, err = store.OpenCache(ctx, store.CacheConfig[proto.Batch]{
-		Store: st, Bucket: st.Batches, Keys: definitionPrefix + "*.*", Name: "batches", Decode: decodeDefinition, DropMalformed: true, Log: log,
+	if b.definitions, err = store.OpenCollection(ctx, store.CollectionConfig[proto.Batch]{
+		Store: st, Bucket: st.Batches, Keys: definitionPrefix + "*.*", Name: "batches", Decode: decodeDefinition,
+		DropMalformed: true, Log: log,
+		Order: func(b *proto.Batch) string { return store.NewestFirst(b.CreatedAt) }, Check: checkLimits,
 		OnChange: func(string, *proto.Batch, *proto.Batch) { notify(b.changed) },
 	}); err != nil {
 		return nil, err
 	}
-	b.states, err = store.OpenCache(ctx, store.CacheConfig[proto.BatchState]{
-		Store: st, Bucket: st.Batches, Keys: statePrefix + "*.*", Name: "states of batches", Decode: store.DecodeJSON[proto.BatchState]("the state of batch"), DropMalformed: true, Log: log,
+	b.states, err = store.OpenCollection(ctx, store.CollectionConfig[proto.BatchState]{
+		Store: st, Bucket: st.Batches, Keys: statePrefix + "*.*", Name: "states of batches", DropMalformed: true, Log: log,
 	})
 	return b, err
 }
@@ -90,54 +92,59 @@ func decodeDefinition(e jetstream.KeyValueEntry) (*proto.Batch, error) {
 // Upload begins the storage of the items of a new batch of an organisation. It returns a
 // [*proto.QuotaError] if the organisation has too many batches.
 func (b *Batches) Upload(org string) (*Upload, error) {
-	count, stored := b.usage(org)
-	if count >= proto.MaxBatches {
-		return nil, &proto.QuotaError{What: "batches", Limit: proto.MaxBatches}
+	var others []*proto.Batch
+	stored := int64(0)
+	for _, d := range b.definitions.List(org) {
+		others = append(others, &d)
+		stored += d.Content.Stored
 	}
-	return b.content.upload(org, proto.MaxBatchStored-stored), nil
+	return b.content.upload(org, proto.MaxBatchStored-stored), checkLimits(new(proto.Batch), others)
+}
+
+// checkLimits returns a [*proto.QuotaError] if an organisation has too many batches for another one.
+func checkLimits(batch *proto.Batch, others []*proto.Batch) error {
+	stored := batch.Content.Stored
+	for _, other := range others {
+		stored += other.Content.Stored
+	}
+	switch {
+	case len(others) >= proto.MaxBatches:
+		return &proto.QuotaError{What: "batches", Limit: proto.MaxBatches}
+	case stored > proto.MaxBatchStored:
+		return &proto.QuotaError{What: "bytes of stored batches", Limit: proto.MaxBatchStored}
+	}
+	return nil
 }
 
 // Prefixes returns the beginnings of the keys of all blobs of an organisation, whether or not a
 // batch names them.
 func (b *Batches) Prefixes(ctx context.Context, org string) ([]string, error) {
 	prefixes := []string{orgPrefix(org)}
-	err := store.ReadBucket(ctx, b.definitions.Bucket, definitionKey(org, "*"), func(e jetstream.KeyValueEntry) {
-		if e.Operation() != jetstream.KeyValuePut {
-			return
-		}
-		d, err := decodeDefinition(e)
-		if err != nil {
-			b.definitions.Log.Warn("blobs of a malformed batch not found", "error", err)
-			return
-		}
-		if name := uploadOf(d.Content.Index.Key); !strings.HasPrefix(name, prefixes[0]) && !slices.Contains(prefixes, name) {
+	all, _, err := store.ReadValues(ctx, b.definitions.Bucket, definitionKey(org, "*"), decodeDefinition)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		name := uploadOf(all[key].Content.Index.Key)
+		if !strings.HasPrefix(name, prefixes[0]) && !slices.Contains(prefixes, name) {
 			prefixes = append(prefixes, name)
 		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the batches of %s: %w", org, err)
 	}
 	return prefixes, nil
 }
 
-func (b *Batches) usage(org string) (count int, stored int64) {
-	for _, d := range b.definitions.All() {
-		if d.Org == org {
-			count++
-			stored += d.Content.Stored
-		}
-	}
-	return count, stored
-}
-
-// Create stores a new batch. If there is one of its id, Create returns that and false.
+// Create stores a new batch. If there is one of its id, Create returns that and false. It returns a
+// [*proto.QuotaError] if the organisation has too many batches.
 func (b *Batches) Create(ctx context.Context, batch *proto.Batch) (stored *proto.Batch, created bool, err error) {
 	key := definitionKey(batch.Org, batch.ID)
 	err = b.definitions.Create(ctx, key, batch)
 	if err == nil {
 		return batch, true, nil
 	}
-	// After any error it may be stored.
+	if _, full := errors.AsType[*proto.QuotaError](err); full {
+		return nil, false, err
+	}
+	// After any other error it may be stored.
 	stored, _, readErr := b.definitions.Read(ctx, key)
 	if readErr != nil {
 		return nil, false, errors.Join(err, readErr)
@@ -145,18 +152,22 @@ func (b *Batches) Create(ctx context.Context, batch *proto.Batch) (stored *proto
 	return stored, stored.Content.Index == batch.Content.Index, nil
 }
 
-// List returns the batches of an organisation, the newest first, with their states.
-func (b *Batches) List(org string) []proto.BatchAndState {
-	list := []proto.BatchAndState{}
-	for _, d := range b.definitions.All() {
-		if d.Org == org && !d.Removed {
-			list = append(list, proto.BatchAndState{Batch: *d, State: *b.cachedState(d)})
-		}
+// Page returns a page of the batches of an organisation, the newest first, with their states, see
+// [store.Collection.Page].
+func (b *Batches) Page(
+	org, after string, limit int, keep func(*proto.BatchAndState) bool,
+) (page []proto.BatchAndState, next string) {
+	withState := func(d *proto.Batch) *proto.BatchAndState {
+		return &proto.BatchAndState{Batch: *d, State: *b.cachedState(d)}
 	}
-	slices.SortFunc(list, func(x, y proto.BatchAndState) int {
-		return cmp.Or(y.Batch.CreatedAt.Compare(x.Batch.CreatedAt), cmp.Compare(y.Batch.ID, x.Batch.ID))
+	found, next := b.definitions.Page(org, after, limit, func(d *proto.Batch) bool {
+		return !d.Removed && (keep == nil || keep(withState(d)))
 	})
-	return list
+	page = make([]proto.BatchAndState, len(found))
+	for i := range found {
+		page[i] = *withState(&found[i])
+	}
+	return page, next
 }
 
 // cachedState returns the state of a batch as far as this process knows it.
@@ -198,7 +209,9 @@ func (b *Batches) state(ctx context.Context, d *proto.Batch) (*proto.BatchState,
 // Change stores what change makes of a batch in its present state, and returns both. change may be
 // called again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no
 // such batch.
-func (b *Batches) Change(ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error) (proto.BatchAndState, error) {
+func (b *Batches) Change(
+	ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error,
+) (proto.BatchAndState, error) {
 	var state *proto.BatchState
 	d, err := b.definitions.Update(ctx, definitionKey(org, id), func(old *proto.Batch) (*proto.Batch, error) {
 		if old == nil || old.Removed {
@@ -244,17 +257,11 @@ func checkFinished(d *proto.Batch, s *proto.BatchState) error {
 
 // remove removes what is stored of a batch that has ended, except runs.
 func (b *Batches) remove(ctx context.Context, org, id string) error {
-	var removed *proto.Batch
-	_, err := b.definitions.Remove(ctx, definitionKey(org, id), func(e jetstream.KeyValueEntry) error {
-		d, err := decodeDefinition(e)
-		if err != nil {
-			return err
-		}
+	removed, err := b.definitions.Remove(ctx, definitionKey(org, id), func(d *proto.Batch) error {
 		s, _, err := b.state(ctx, d)
 		if err != nil {
 			return err
 		}
-		removed = d
 		return checkFinished(d, s)
 	})
 	if err != nil {
@@ -294,7 +301,9 @@ func (b *Batches) Items(ctx context.Context, org, id string) (*Items, error) {
 }
 
 // Content returns what reads the items of a batch as they were uploaded.
-func (b *Batches) Content(ctx context.Context, batch *proto.Batch) (read func(ctx context.Context, number int) ([]byte, error), err error) {
+func (b *Batches) Content(
+	ctx context.Context, batch *proto.Batch,
+) (read func(ctx context.Context, number int) ([]byte, error), err error) {
 	r, err := b.content.open(ctx, &batch.Content)
 	if err != nil {
 		return nil, err

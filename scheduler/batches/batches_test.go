@@ -1,18 +1,22 @@
 package batches_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/batches"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
+	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
 func TestBatchRunsToItsEnd(t *testing.T) {
@@ -37,7 +41,8 @@ func TestBatchRunsToItsEnd(t *testing.T) {
 	// A retry runs the failed item again, and sends a webhook of its own.
 	w.set(func() { clear(w.fails); w.order = nil })
 	w.change(p, b, func(b *proto.Batch) { b.Retries++ })
-	if s := w.untilStatus(p, b, proto.BatchCompleted); s.Counts.Succeeded != 700 || len(w.order) != 1 || w.order[0] != "a7" {
+	if s := w.untilStatus(p, b, proto.BatchCompleted); s.Counts.Succeeded != 700 || len(w.order) != 1 ||
+		w.order[0] != "a7" {
 		t.Errorf("counts %+v, ran %q", s.Counts, w.order)
 	}
 	items, err := p.Items(w.ctx, b.Org, b.ID)
@@ -68,7 +73,9 @@ func TestBatchOfAnotherClock(t *testing.T) {
 	for name, ahead := range map[string]time.Duration{"past": -48 * time.Hour, "future": 48 * time.Hour} {
 		b := w.create(p, name, 20, func(b *proto.Batch) { b.CreatedAt = b.CreatedAt.Add(ahead) })
 		made = append(made, b)
-		w.until(p, b, "its items have ended", func(_ *proto.Batch, s *proto.BatchState) bool { return s.Counts.Succeeded >= 19 })
+		w.until(p, b, "its items have ended", func(_ *proto.Batch, s *proto.BatchState) bool {
+			return s.Counts.Succeeded >= 19
+		})
 	}
 	p.stop()
 	p = w.process("next")
@@ -168,14 +175,18 @@ func TestStoppedBatches(t *testing.T) {
 	p := w.process("p")
 	w.fails["a3"] = true
 	b := w.create(p, "a", 50, func(b *proto.Batch) { b.MaxParallel, b.StopOnFailure = 1, true })
-	if s := w.untilStatus(p, b, proto.BatchFailed); s.Counts != (proto.BatchCounts{Total: 50, Succeeded: 3, Failed: 1, Cancelled: 46}) || s.Reason != "Item 3 failed." {
+	if s := w.untilStatus(p, b, proto.BatchFailed); s.Counts != (proto.BatchCounts{
+		Total: 50, Succeeded: 3, Failed: 1, Cancelled: 46,
+	}) ||
+		s.Reason != "Item 3 failed." {
 		t.Errorf("after a failure: %+v", s)
 	}
 	w.set(func() {
 		w.answer = func(string) (string, bool, error) { return "the key is revoked", false, nil }
 	})
 	b = w.create(p, "r", 5, nil)
-	if s := w.untilStatus(p, b, proto.BatchFailed); s.Counts.Cancelled != 5 || !strings.HasSuffix(s.Reason, "cannot be submitted: the key is revoked") {
+	if s := w.untilStatus(p, b, proto.BatchFailed); s.Counts.Cancelled != 5 ||
+		!strings.HasSuffix(s.Reason, "cannot be submitted: the key is revoked") {
 		t.Errorf("after a refusal: %+v", s)
 	}
 	w.set(func() { w.answer = nil; w.blobs.stored = map[string][]byte{} })
@@ -244,7 +255,8 @@ func TestExpiredBatches(t *testing.T) {
 	failed := w.create(p, "f", 5, func(b *proto.Batch) { held("f", 0)(b); b.StopOnFailure, b.MaxParallel = true, 2 })
 	w.until(p, failed, "it is stopped", stopped(proto.StopFailed))
 	w.change(p, failed, expire)
-	if s := w.untilStatus(p, failed, proto.BatchFailed); s.Reason != "Item 1 failed." || s.Counts != (proto.BatchCounts{Total: 5, Failed: 1, Cancelled: 4}) {
+	if s := w.untilStatus(p, failed, proto.BatchFailed); s.Reason != "Item 1 failed." ||
+		s.Counts != (proto.BatchCounts{Total: 5, Failed: 1, Cancelled: 4}) {
 		t.Errorf("%+v", s)
 	}
 
@@ -259,7 +271,8 @@ func TestExpiredBatches(t *testing.T) {
 	paused := w.create(p, "paused", 5, func(b *proto.Batch) { later(b); b.Paused = true })
 	w.change(p, paused, expire)
 	ended(p, paused, proto.StopExpired, proto.BatchCounts{Total: 5, Cancelled: 5})
-	if found, err := p.Get(w.ctx, "acme", early.ID); err != nil || found.Batch.Status(&found.State) != proto.BatchCompleted {
+	if found, err := p.Get(w.ctx, "acme", early.ID); err != nil ||
+		found.Batch.Status(&found.State) != proto.BatchCompleted {
 		t.Errorf("one that had ended before: %+v, %v", found, err)
 	}
 }
@@ -291,7 +304,7 @@ func TestRemovedBatchRemovesItsRuns(t *testing.T) {
 		t.Errorf("%d runs are removed, %d blobs are there", len(w.removed), len(w.blobs.stored))
 	}
 	p = w.process("second")
-	if list := p.List("acme"); len(list) != 0 {
+	if list, _ := p.Page("acme", "", -1, nil); len(list) != 0 {
 		t.Errorf("listed: %+v", list)
 	}
 	w.eventually("all runs are removed", func() bool { return len(w.removed) == 40 })
@@ -348,5 +361,46 @@ func TestPriority(t *testing.T) {
 	}
 	if before > 3 { // that the engine had admitted before it knew of the other batch
 		t.Errorf("%d items of the low priority ran before the last of the high one: %q", before, w.order)
+	}
+}
+
+// Two gateways that store batches at the same time do not exceed the limits of an organisation together: of
+// their number, and of what they store.
+func TestLimitsOfTwoGateways(t *testing.T) {
+	for name, c := range map[string]struct {
+		batches int
+		stored  int64
+	}{"number": {proto.MaxBatches - 3, 1}, "size": {1, proto.MaxBatchStored - 3500}} {
+		t.Run(name, func(t *testing.T) {
+			w, server := newWorld(t), storetest.Server(t)
+			w.st = storetest.Open(t, server)
+			batch := func(id string, stored int64) *proto.Batch {
+				b := &proto.Batch{ID: id, Org: "acme", Key: "key_1", Total: 1, CreatedAt: time.Now().UTC()}
+				b.Content.Index, b.Content.Stored = proto.Blob{Key: "batches/acme/" + id + "/1"}, stored
+				return b
+			}
+			storetest.Fill(t, w.st, w.st.Batches, c.batches, func(i int) (string, any) {
+				b := batch(fmt.Sprint("old_", i), c.stored)
+				return "def.acme." + b.ID, b
+			})
+			create := func() func(int) error {
+				p, err := batches.Open(w.ctx, storetest.Open(t, server), w.blobs, storetest.Log(t))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(w.ctx)
+				var work sync.WaitGroup
+				work.Go(func() { _ = p.Run(ctx) })
+				t.Cleanup(func() { cancel(); work.Wait() })
+				return func(i int) error {
+					_, _, err := p.Create(w.ctx, batch(fmt.Sprint("new_", i), 1000))
+					return err
+				}
+			}
+			refused := func(err error) bool { _, ok := errors.AsType[*proto.QuotaError](err); return ok }
+			if n := storetest.Race(t, 10, refused, create(), create()); n != 3 {
+				t.Errorf("%d batches were stored, 3 were left", n)
+			}
+		})
 	}
 }

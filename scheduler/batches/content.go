@@ -155,7 +155,10 @@ func (u *Upload) flush(ctx context.Context) error {
 func (u *Upload) put(ctx context.Context, body []byte) (proto.Blob, error) {
 	packed := s2.Encode(nil, body)
 	sum := sha256.Sum256(packed)
-	b := proto.Blob{Key: u.name + strconv.Itoa(u.blobs), Size: int64(len(packed)), Digest: "sha256:" + hex.EncodeToString(sum[:])}
+	b := proto.Blob{
+		Key: u.name + strconv.Itoa(u.blobs), Size: int64(len(packed)),
+		Digest: "sha256:" + hex.EncodeToString(sum[:]),
+	}
 	if u.left -= b.Size; u.left < 0 {
 		return b, &proto.QuotaError{What: "bytes of stored batches", Limit: proto.MaxBatchStored}
 	}

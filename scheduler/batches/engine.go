@@ -128,7 +128,8 @@ func (e *Engine) unfinished() []*proto.Batch {
 
 // idle reports whether nothing is to be done for a batch because it is paused.
 func idle(b *proto.Batch, s *proto.BatchState) bool {
-	return b.Paused && !b.Cancelled && !b.Expired(time.Now()) && s.Stopped == "" && s.EndedAt.IsZero() && s.Counts.Queued+s.Counts.Running == 0
+	return b.Paused && !b.Cancelled && !b.Expired(time.Now()) && s.Stopped == "" && s.EndedAt.IsZero() &&
+		s.Counts.Queued+s.Counts.Running == 0
 }
 
 // collect removes batches that are past their retention, and blobs without a batch, until ctx is
@@ -238,13 +239,15 @@ func (e *Engine) session(ctx context.Context, lead *leader.Term) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s := &session{
-		Engine: e, stillLeader: lead.StillLeader, free: make(chan struct{}, submitters), runs: map[string]*run{}, items: map[proto.TraceID]itemRef{},
+		Engine: e, stillLeader: lead.StillLeader, free: make(chan struct{}, submitters), runs: map[string]*run{},
+		items: map[proto.TraceID]itemRef{},
 	}
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	following := make(chan struct{})
 	parts.Go(func() {
-		cancel(e.Store.Follow(ctx, e.Store.Executions, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}, s.onRecord, func() { close(following) }))
+		cancel(e.Store.Follow(ctx, e.Store.Executions, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy},
+			s.onRecord, func() { close(following) }))
 	})
 	select {
 	case <-ctx.Done():

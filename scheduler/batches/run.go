@@ -89,7 +89,10 @@ type run struct {
 }
 
 func newRun(s *session, b *proto.Batch) *run {
-	return &run{session: s, batch: b, executions: s.Executions.ItemsOf(b), current: b, busy: map[int]time.Time{}, flights: map[int]*flight{}, wake: make(chan struct{}, 1), wanted: b.Total}
+	return &run{
+		session: s, batch: b, executions: s.Executions.ItemsOf(b), current: b, busy: map[int]time.Time{},
+		flights: map[int]*flight{}, wake: make(chan struct{}, 1), wanted: b.Total,
+	}
 }
 
 // post hands an event to the run.
@@ -315,7 +318,8 @@ func (r *run) retry() {
 	}
 	r.items.retry(r.current.RetryCancelled)
 	r.next, r.dirty = 0, true
-	r.state.Retries, r.state.EndedAt, r.state.Stopped, r.state.Reason, r.state.Notified = r.current.Retries, time.Time{}, "", "", false
+	r.state.Retries, r.state.EndedAt, r.state.Stopped, r.state.Reason, r.state.Notified = r.current.Retries, time.Time{},
+		"", "", false
 	r.state.Rate, r.began, r.done = 0, time.Now(), r.executed()
 }
 
@@ -556,7 +560,11 @@ func (r *run) onStatus(e event) {
 		running := e.status == proto.StatusRunning
 		if running != f.running {
 			f.running, r.dirty = running, true
-			r.running += map[bool]int{true: 1, false: -1}[running]
+			if running {
+				r.running++
+			} else {
+				r.running--
+			}
 		}
 		return
 	}
@@ -586,8 +594,10 @@ func (r *run) finish(ctx context.Context) error {
 			return err
 		}
 		fault.Here(fault.AfterBatchBeforeDelivery)
-		r.Log.Info("batch ended", "batch", r.batch.ID, "org", r.batch.Org, "status", r.current.Status(&r.state), "succeeded", r.state.Counts.Succeeded,
-			"failed", r.state.Counts.Failed, "cancelled", r.state.Counts.Cancelled, "took_ms", r.state.EndedAt.Sub(r.batch.CreatedAt).Milliseconds())
+		r.Log.Info("batch ended", "batch", r.batch.ID, "org", r.batch.Org, "status", r.current.Status(&r.state), "succeeded",
+			r.state.Counts.Succeeded,
+			"failed", r.state.Counts.Failed, "cancelled", r.state.Counts.Cancelled, "took_ms",
+			r.state.EndedAt.Sub(r.batch.CreatedAt).Milliseconds())
 	}
 	if r.state.Notified {
 		return nil

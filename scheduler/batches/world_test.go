@@ -85,8 +85,10 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
-		t: t, ctx: storetest.Context(t), st: storetest.Open(t, storetest.Server(t)), blobs: &blobs{stored: map[string][]byte{}},
-		submitted: map[proto.TraceID]int{}, held: map[string]bool{}, fails: map[string]bool{}, removed: map[proto.TraceID]bool{}, concurrent: 100,
+		t: t, ctx: storetest.Context(t), st: storetest.Open(t, storetest.Server(t)),
+		blobs:     &blobs{stored: map[string][]byte{}},
+		submitted: map[proto.TraceID]int{}, held: map[string]bool{}, fails: map[string]bool{},
+		removed: map[proto.TraceID]bool{}, concurrent: 100,
 	}
 	return w
 }
@@ -116,7 +118,10 @@ func (w *world) OpenBatch(b *proto.Batch, shared []byte) (batches.SubmitItem, er
 				return refused, err
 			}
 		}
-		m := proto.Meta{TraceID: id, Org: b.Org, Key: b.Key, Mode: proto.ModeAsync, MaxAttempts: 1, Batch: b.ID, BatchIndex: number, CreatedAt: time.Now(), QueueDeadline: time.Now().Add(time.Hour)}
+		m := proto.Meta{
+			TraceID: id, Org: b.Org, Key: b.Key, Mode: proto.ModeAsync, MaxAttempts: 1, Batch: b.ID,
+			BatchIndex: number, CreatedAt: time.Now(), QueueDeadline: time.Now().Add(time.Hour),
+		}
 		w.accept(ctx, &m, name)
 		return "", err
 	}, nil
@@ -176,8 +181,11 @@ func (w *world) RemoveRun(ctx context.Context, _ *proto.Batch, id proto.TraceID)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.keeps && rec.BatchIndex >= 3 {
-		return errors.New("no answer")
+	if w.keeps && rec.BatchIndex >= 3 { // there is no answer
+		w.mu.Unlock()
+		<-ctx.Done()
+		w.mu.Lock()
+		return ctx.Err()
 	}
 	w.removed[id] = true
 	return nil
@@ -224,7 +232,8 @@ func (w *world) process(name string) *process {
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	e := &batches.Engine{
-		Batches: b, Executions: w, Deliveries: &deliveries.Store{Store: w.st}, Store: w.st, Retention: time.Hour, Instance: name, Log: storetest.Log(w.t),
+		Batches: b, Executions: w, Deliveries: &deliveries.Store{Store: w.st}, Store: w.st, Retention: time.Hour,
+		Instance: name, Log: storetest.Log(w.t),
 	}
 	var parts sync.WaitGroup
 	parts.Go(func() { _ = b.Run(ctx) })
@@ -270,7 +279,9 @@ func (w *world) eventually(what string, ok func() bool) {
 }
 
 // until waits until a batch is as ok says.
-func (w *world) until(p *process, b *proto.Batch, what string, ok func(*proto.Batch, *proto.BatchState) bool) *proto.BatchState {
+func (w *world) until(
+	p *process, b *proto.Batch, what string, ok func(*proto.Batch, *proto.BatchState) bool,
+) *proto.BatchState {
 	w.t.Helper()
 	for {
 		found, err := p.Get(w.ctx, b.Org, b.ID)

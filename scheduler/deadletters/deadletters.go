@@ -69,7 +69,8 @@ func (s *Store) MoveMessage(ctx context.Context, seq uint64, cause error) error 
 	letter := &proto.DeadLetter{
 		ID: "dead_" + strconv.FormatUint(seq, 10), Reason: proto.DeadMalformed, At: time.Now().UTC(), Message: notJob(cause),
 	}
-	maps.DeleteFunc(m.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "Nats-") }) // which describe its delivery
+	// which describe its delivery
+	maps.DeleteFunc(m.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "Nats-") })
 	if err := s.create(ctx, letter, &proto.DeadMessage{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
 		return err
 	}
@@ -99,7 +100,8 @@ func (s *Store) write(ctx context.Context, letter *proto.DeadLetter, content any
 	if err != nil {
 		return 0, fmt.Errorf("encode dead letter %s: %w", letter.ID, err)
 	}
-	seq, err := s.Store.Write(ctx, store.DeadLetterSubject(letter.ID), nats.Header{store.HeaderDead: {string(head)}}, body, revision)
+	seq, err := s.Store.Write(ctx, store.DeadLetterSubject(letter.ID), nats.Header{store.HeaderDead: {string(head)}},
+		body, revision)
 	if err != nil {
 		return 0, fmt.Errorf("store dead letter %s: %w", letter.ID, err)
 	}
@@ -115,7 +117,8 @@ func decode(h nats.Header, subject string, seq uint64) (*proto.DeadLetter, error
 	if err := json.Unmarshal([]byte(h.Get(store.HeaderDead)), letter); err != nil {
 		return nil, fmt.Errorf("decode the dead letter on %s: %w", subject, err)
 	}
-	if store.DeadLetterSubject(letter.ID) != subject || !proto.ValidDeadLetterID(letter.ID) || (letter.Meta == nil) != (letter.Reason == proto.DeadMalformed) {
+	if store.DeadLetterSubject(letter.ID) != subject || !proto.ValidDeadLetterID(letter.ID) ||
+		(letter.Meta == nil) != (letter.Reason == proto.DeadMalformed) {
 		return nil, fmt.Errorf("decode the dead letter on %s: its id is %q, its reason %q", subject, letter.ID, letter.Reason)
 	}
 	return letter, nil
@@ -123,7 +126,9 @@ func decode(h nats.Header, subject string, seq uint64) (*proto.DeadLetter, error
 
 // List returns at most limit dead letters, newest first: those after the given one, or the first
 // ones if it is nil. It skips malformed ones, and calls malformed with the error.
-func (s *Store) List(ctx context.Context, after *proto.DeadLetter, limit int, malformed func(error)) ([]proto.DeadLetter, error) {
+func (s *Store) List(
+	ctx context.Context, after *proto.DeadLetter, limit int, malformed func(error),
+) ([]proto.DeadLetter, error) {
 	var page []proto.DeadLetter
 	err := s.Store.ReadHeaders(ctx, s.Store.DeadLetters, store.DeadLetterPattern, func(m jetstream.Msg) {
 		if removed(m.Headers()) {

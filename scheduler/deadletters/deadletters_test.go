@@ -82,7 +82,8 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 	small, large := storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync)
 	large.Code = strings.Repeat("x", 1<<20)
 	for _, job := range []*proto.Job{small, large} {
-		job.ThreadID, job.Metadata, job.WebhookURL, job.Env = "t", map[string]string{"a": "b"}, "https://example.com", map[string]string{"A": "1"}
+		job.ThreadID, job.Metadata, job.WebhookURL, job.Env = "t", map[string]string{"a": "b"}, "https://example.com",
+			map[string]string{"A": "1"}
 		seq := w.job(job)
 		stored, err := w.Store.Store.At(w.ctx, w.Store.Store.Jobs, seq)
 		if err != nil {
@@ -102,7 +103,8 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 		if !reflect.DeepEqual(content.Job, job) || content.Message != nil {
 			t.Errorf("%+v is not %+v", content.Job, job)
 		}
-		if letter.Reason != proto.DeadWorkersLost || letter.Attempt != 2 || len(letter.Workers) != 3 || letter.At.IsZero() || letter.Meta.ThreadID != "t" {
+		if letter.Reason != proto.DeadWorkersLost || letter.Attempt != 2 || len(letter.Workers) != 3 || letter.At.IsZero() ||
+			letter.Meta.ThreadID != "t" {
 			t.Errorf("%+v", letter)
 		}
 		w.deadLetter(job, seq) // the job is gone
@@ -110,7 +112,8 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 	if added != 2 {
 		t.Errorf("%d dead letters were reported as added", added)
 	}
-	if list := w.list(nil, 10); len(list) != 2 || list[0].ID != string(large.TraceID) || list[1].ID != string(small.TraceID) {
+	if list := w.list(nil, 10); len(list) != 2 || list[0].ID != string(large.TraceID) ||
+		list[1].ID != string(small.TraceID) {
 		t.Errorf("%+v", list)
 	}
 }
@@ -119,7 +122,10 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 	w := newWorld(t)
 	const subject = "bullpen.job.x"
 	for _, data := range []string{"", "\xff\x00", strings.Repeat("y", 900<<10)} {
-		m := &nats.Msg{Subject: subject, Header: nats.Header{"Bullpen-Meta": {"{"}, "Bullpen-Body": {"no.such.object"}}, Data: []byte(data)}
+		m := &nats.Msg{
+			Subject: subject, Header: nats.Header{"Bullpen-Meta": {"{"}, "Bullpen-Body": {"no.such.object"}},
+			Data: []byte(data),
+		}
 		ack, err := w.Store.Store.JS.PublishMsg(w.ctx, m)
 		if err != nil {
 			t.Fatal(err)
@@ -128,10 +134,12 @@ func TestMalformedMessageIsKeptAsItWas(t *testing.T) {
 			t.Fatal(err)
 		}
 		letter, content := w.get(w.list(nil, 1)[0].ID)
-		if letter.Reason != proto.DeadMalformed || letter.Meta != nil || letter.Message != "This message is no job: its header is not that of a job." {
+		if letter.Reason != proto.DeadMalformed || letter.Meta != nil ||
+			letter.Message != "This message is no job: its header is not that of a job." {
 			t.Errorf("%+v", letter)
 		}
-		if c := content.Message; content.Job != nil || c.Subject != subject || string(c.Data) != data || !reflect.DeepEqual(c.Header, map[string][]string(m.Header)) {
+		if c := content.Message; content.Job != nil || c.Subject != subject || string(c.Data) != data ||
+			!reflect.DeepEqual(c.Header, map[string][]string(m.Header)) {
 			t.Errorf("%d bytes on %s with %v", len(c.Data), c.Subject, c.Header)
 		}
 		if err := w.MoveMessage(w.ctx, ack.Sequence, errors.New("again")); err != nil {

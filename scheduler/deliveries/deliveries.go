@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -123,24 +122,38 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 	return d, nil
 }
 
-// ReplayFailed replays deliveries of an organisation that failed since a time: the first limit of
-// those whose trace id is greater than after. Callers continue with the returned Next. They reach
-// an end even if deliveries fail again, because ids are visited in order.
-func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, after proto.TraceID, limit int) (r proto.Replayed, err error) {
-	var failed []proto.TraceID
-	err = s.Store.Read(ctx, s.Store.Deliveries, jetstream.ConsumerConfig{
+// replayPage is how far a bulk replay has come.
+type replayPage struct {
+	From uint64 // the sequence number of the first message of the page; 0 for the first page
+	End  uint64 // the last one of all pages, so that deliveries which fail again are not visited again
+	Left int    // failed deliveries in this page and those after it
+}
+
+// errPageFull ends the reading of a page.
+var errPageFull = errors.New("the page is full")
+
+// ReplayFailed replays deliveries of an organisation that failed since a time, oldest failure first: up to
+// limit of those behind a place, which is the Next of an earlier call, or empty. It returns a
+// [*proto.FieldError] for a place that is none. The first page reads all deliveries since the time, to
+// count them; others read their own.
+func (s *Store) ReplayFailed(
+	ctx context.Context, org string, since time.Time, after string, limit int,
+) (r proto.Replayed, err error) {
+	var page replayPage
+	cfg := jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, FilterSubject: store.DeliveryPattern(org),
-	}, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
-		id, err := traceOf(m)
-		if err == nil && id > after && proto.DeliveryStatus(m.Headers().Get(store.HeaderStatus)) == proto.DeliveryFailed {
-			failed = append(failed, id)
+	}
+	if after != "" {
+		if _, err := fmt.Sscanf(after, "%d-%d-%d", &page.From, &page.End, &page.Left); err != nil {
+			return r, proto.FieldErrorf("after", "must be what next had in the answer before")
 		}
-	})
+		cfg.DeliverPolicy, cfg.OptStartTime, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, nil, page.From
+	}
+	failed, next, err := s.failedIn(ctx, cfg, &page, limit)
 	if err != nil {
 		return r, fmt.Errorf("look for failed deliveries: %w", err)
 	}
-	slices.Sort(failed)
-	for _, id := range failed[:min(len(failed), limit)] {
+	for _, id := range failed {
 		_, err := s.Replay(ctx, org, id)
 		if err != nil && !errors.Is(err, proto.ErrNotFound) && !errors.Is(err, proto.ErrConflict) {
 			return r, err
@@ -149,10 +162,49 @@ func (s *Store) ReplayFailed(ctx context.Context, org string, since time.Time, a
 			r.Replayed++
 		}
 	}
-	if r.Left = max(0, len(failed)-limit); r.Left > 0 {
-		r.Next = failed[limit-1]
+	if next.From > 0 {
+		r.Left, r.Next = next.Left, fmt.Sprintf("%d-%d-%d", next.From, next.End, next.Left)
 	}
 	return r, nil
+}
+
+// failedIn returns up to limit failed deliveries of a page, and the next page, which is zero if there is
+// none.
+func (s *Store) failedIn(
+	ctx context.Context, cfg jetstream.ConsumerConfig, page *replayPage, limit int,
+) (failed []proto.TraceID, next replayPage, err error) {
+	reading, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	counting, newest := page.From == 0, uint64(0)
+	err = s.Store.Read(reading, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		newest = at.Sequence.Stream
+		id, err := traceOf(m)
+		switch {
+		case reading.Err() != nil:
+		case !counting && newest > page.End:
+			stop(errPageFull)
+		case err != nil || proto.DeliveryStatus(m.Headers().Get(store.HeaderStatus)) != proto.DeliveryFailed:
+		case len(failed) < limit:
+			failed = append(failed, id)
+		default:
+			if next.From == 0 {
+				next.From = newest
+			}
+			if next.Left++; !counting {
+				stop(errPageFull)
+			}
+		}
+	})
+	if errors.Is(err, errPageFull) {
+		err = nil
+	}
+	if next.From > 0 {
+		next.End = newest
+		if !counting {
+			next.End, next.Left = page.End, max(next.Left, page.Left-len(failed))
+		}
+	}
+	return failed, next, err
 }
 
 // Scan calls onChange with every delivery of an organisation, except malformed ones.
@@ -169,7 +221,9 @@ func (s *Store) Scan(ctx context.Context, org string, onChange func(proto.Delive
 // revisions. It calls onCurrent once, after the last delivery that existed at the start, and
 // onMalformed with the error of each malformed one. All calls are made by one goroutine. Follow
 // returns when ctx is done, or with an error if it may have missed changes.
-func (s *Store) Follow(ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), onMalformed func(error)) error {
+func (s *Store) Follow(
+	ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), onMalformed func(error),
+) error {
 	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.DeliveryPattern("")}
 	return s.Store.Follow(ctx, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		c, err := parseChange(m, at)

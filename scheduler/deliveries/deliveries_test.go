@@ -58,7 +58,8 @@ func TestDeliveryIsCreatedOnceAndUpdatedByCompareAndSet(t *testing.T) {
 		t.Errorf("update of an old revision: %v", err)
 	}
 	replayed, err := s.Replay(ctx, "acme", d.TraceID)
-	if err != nil || replayed.Status != proto.DeliveryPending || replayed.ID != d.ID || replayed.Before != 1 || len(replayed.Attempts) != 1 {
+	if err != nil || replayed.Status != proto.DeliveryPending || replayed.ID != d.ID || replayed.Before != 1 ||
+		len(replayed.Attempts) != 1 {
 		t.Fatalf("%+v, %v", replayed, err)
 	}
 }
@@ -80,7 +81,7 @@ func TestReplayFailedInPages(t *testing.T) {
 		create("other", proto.DeliveryFailed)
 	}
 	until := time.Now()
-	var next proto.TraceID
+	var next string
 	for _, want := range []proto.Replayed{{Replayed: 3, Left: 2}, {Replayed: 2}} {
 		got, err := s.ReplayFailed(ctx, "acme", since, next, 3)
 		if next, got.Next = got.Next, ""; err != nil || got != want {
@@ -92,6 +93,48 @@ func TestReplayFailedInPages(t *testing.T) {
 	}
 	if got, err := s.ReplayFailed(ctx, "other", until, "", 3); err != nil || got != (proto.Replayed{}) {
 		t.Errorf("since later: %+v, %v", got, err)
+	}
+}
+
+// A page reads its own deliveries, not all since the time again. What has failed again meanwhile, or newly,
+// is not visited.
+func TestPagesOfReplaysReadTheirOwn(t *testing.T) {
+	ctx := storetest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	s := &deliveries.Store{Store: st}
+	const all, limit = 2000, 100
+	since := time.Now()
+	fail := func() {
+		d := pending("acme")
+		d.Status, d.NextAt = proto.DeliveryFailed, time.Time{}
+		if err := s.Create(ctx, d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range all {
+		fail()
+	}
+	next, replayed := "", 0
+	for left := all - limit; ; left -= limit {
+		before := st.Conn.Stats().InMsgs
+		got, err := s.ReplayFailed(ctx, "acme", since, next, limit)
+		if err != nil || got.Replayed != limit || got.Left != max(left, 0) {
+			t.Fatalf("%+v, %v; want %d left", got, err, left)
+		}
+		if n := st.Conn.Stats().InMsgs - before; next != "" && n > all/2 {
+			t.Errorf("a page of %d deliveries received %d messages", limit, n)
+		}
+		replayed += got.Replayed
+		if next = got.Next; next == "" {
+			break
+		}
+		fail()
+	}
+	if replayed != all {
+		t.Errorf("%d of %d were replayed", replayed, all)
+	}
+	if _, err := s.ReplayFailed(ctx, "acme", since, "x", limit); err == nil {
+		t.Error("a place that is none was accepted")
 	}
 }
 
@@ -111,12 +154,14 @@ func TestFollow(t *testing.T) {
 	changes, current, malformed := make(chan proto.DeliveryChange), make(chan struct{}), make(chan error, 1)
 	other := &deliveries.Store{Store: storetest.Open(t, server)}
 	wg.Go(func() {
-		err := other.Follow(following, func(c proto.DeliveryChange) { changes <- c }, func() { close(current) }, func(err error) { malformed <- err })
+		err := other.Follow(following, func(c proto.DeliveryChange) { changes <- c }, func() { close(current) },
+			func(err error) { malformed <- err })
 		if !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 	})
-	if c := <-changes; c.TraceID != first.TraceID || c.Org != "acme" || c.Origin != "https://hooks.example.com:443" || !c.Due.Equal(first.NextAt) {
+	if c := <-changes; c.TraceID != first.TraceID || c.Org != "acme" || c.Origin != "https://hooks.example.com:443" ||
+		!c.Due.Equal(first.NextAt) {
 		t.Fatalf("%+v", c)
 	}
 	<-current
@@ -155,7 +200,8 @@ func TestScanOfAnOrganisation(t *testing.T) {
 		}
 	}
 	var got []proto.TraceID
-	if err := s.Scan(ctx, "acme", func(c proto.DeliveryChange) { got = append(got, c.TraceID) }); err != nil || !slices.Equal(got, []proto.TraceID{mine.TraceID}) {
+	if err := s.Scan(ctx, "acme", func(c proto.DeliveryChange) { got = append(got, c.TraceID) }); err != nil ||
+		!slices.Equal(got, []proto.TraceID{mine.TraceID}) {
 		t.Errorf("%v, %v", got, err)
 	}
 }

@@ -81,7 +81,8 @@ func TestOutputBudget(t *testing.T) {
 	}
 	before := e.stored()
 	// The budget has about 6 MiB left, and the result and the events hold what is kept.
-	if p := e.print(q, "acme", 8<<20, proto.Stdout); p.kept[proto.Stdout] < 2<<20 || p.kept[proto.Stdout] > 4<<20 || !p.overBudget || !p.truncated {
+	if p := e.print(q, "acme", 8<<20, proto.Stdout); p.kept[proto.Stdout] < 2<<20 || p.kept[proto.Stdout] > 4<<20 ||
+		!p.overBudget || !p.truncated {
 		t.Errorf("across the end of the budget: %+v", p)
 	}
 	const least = 64 << 10
@@ -99,10 +100,12 @@ func TestOutputBudget(t *testing.T) {
 			t.Fatalf("%d bytes are stored, %d before", e.stored(), before)
 		}
 	}
-	if p := e.print(q, "acme", least, proto.Stdout, proto.Stderr); p.kept[proto.Stdout] != least || p.overBudget || p.truncated {
+	if p := e.print(q, "acme", least, proto.Stdout, proto.Stderr); p.kept[proto.Stdout] != least || p.overBudget ||
+		p.truncated {
 		t.Errorf("little output beyond the budget: %+v", p)
 	}
-	if p := e.print(q, "other", 1<<20, proto.Stdout, proto.Stderr); p.kept[proto.Stderr] != 1<<20 || p.overBudget || p.truncated {
+	if p := e.print(q, "other", 1<<20, proto.Stdout, proto.Stderr); p.kept[proto.Stderr] != 1<<20 || p.overBudget ||
+		p.truncated {
 		t.Errorf("another organisation: %+v", p)
 	}
 }
@@ -141,7 +144,8 @@ func (unreachable) SettleOutput(string, int64) error { return io.ErrClosedPipe }
 func TestOutputIsKeptWithoutADispatcher(t *testing.T) {
 	e := start(t)
 	asked := 0
-	if p := e.print(unreachable{&asked}, "acme", 2<<20, proto.Stdout); p.kept[proto.Stdout] != 2<<20 || p.overBudget || p.truncated || asked != 1 {
+	if p := e.print(unreachable{&asked}, "acme", 2<<20, proto.Stdout); p.kept[proto.Stdout] != 2<<20 || p.overBudget ||
+		p.truncated || asked != 1 {
 		t.Errorf("asked %d times: %+v", asked, p)
 	}
 }

@@ -49,8 +49,14 @@ func start(t *testing.T) *execution {
 
 func begin(t *testing.T, st *store.Store) *execution {
 	t.Helper()
-	e := &execution{t: t, ctx: storetest.Context(t), store: st, log: &events.Log{Store: st, Records: &queue.Queue{Store: st}}}
-	e.rec = proto.Record{Meta: storetest.Job("acme", "k", proto.ModeStreaming).Meta, Status: proto.StatusRunning, Attempt: 1}
+	e := &execution{
+		t: t, ctx: storetest.Context(t), store: st,
+		log: &events.Log{Store: st, Records: &queue.Queue{Store: st}},
+	}
+	e.rec = proto.Record{
+		Meta:   storetest.Job("acme", "k", proto.ModeStreaming).Meta,
+		Status: proto.StatusRunning, Attempt: 1,
+	}
 	e.write()
 	return e
 }
@@ -136,14 +142,13 @@ func (e *execution) rest(t *events.Tail) []event {
 func (e *execution) decode(b proto.Events) []event {
 	e.t.Helper()
 	var out []event
-	lines := b.Lines
+	lines := bytes.NewBuffer(b.Lines)
 	if b.Result != nil {
-		var err error
-		if lines, err = proto.AppendResultEvent(lines, b.Result); err != nil {
+		if err := proto.WriteResultEvent(lines, b.Result); err != nil {
 			e.t.Fatal(err)
 		}
 	}
-	for line := range bytes.Lines(lines) {
+	for line := range bytes.Lines(lines.Bytes()) {
 		var ev event
 		if err := json.Unmarshal(line, &ev); err != nil {
 			e.t.Fatalf("%q: %v", line, err)
@@ -286,7 +291,8 @@ func TestLateReaderGetsTheLastMaxEvents(t *testing.T) {
 	if end.Type != "result" || !end.Truncated {
 		t.Fatalf("last: %+v", end)
 	}
-	if gone := got[1]; gone.Type != "keepalive" || gone.Seq != 1 || gone.Missing.First != 2 || gone.Missing.Last != lines-proto.MaxEvents+1 {
+	if gone := got[1]; gone.Type != "keepalive" || gone.Seq != 1 || gone.Missing.First != 2 ||
+		gone.Missing.Last != lines-proto.MaxEvents+1 {
 		t.Fatalf("second: %+v", gone)
 	}
 	kept := got[2 : len(got)-1]
@@ -348,7 +354,8 @@ func TestLongLinesAreSplitBetweenCharacters(t *testing.T) {
 // Output that is written at once is sent in few messages of bounded size.
 func TestMessageSize(t *testing.T) {
 	const line, most = 64 << 10, 2 * (64<<10 + 80)
-	short, long, expanding := strings.Repeat(strings.Repeat("s", 99)+"\n", 5_000), strings.Repeat("l", 16*line)+"\n", strings.Repeat(strings.Repeat("\x01", 1000)+"\n", 100)
+	short, long, expanding := strings.Repeat(strings.Repeat("s", 99)+"\n", 5_000), strings.Repeat("l", 16*line)+"\n",
+		strings.Repeat(strings.Repeat("\x01", 1000)+"\n", 100)
 	for name, c := range map[string]struct {
 		printed  string
 		messages uint64 // maximum; the first two may be small
@@ -666,7 +673,8 @@ func (l *lossy) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jets
 // A message that is lost and sent again is not stored after later ones.
 func TestLostMessageKeepsTheOrder(t *testing.T) {
 	e := start(t)
-	if _, err := e.store.Conn.SubscribeSync("nowhere"); err != nil { // otherwise the server reports that there are no responders
+	// otherwise the server reports that there are no responders
+	if _, err := e.store.Conn.SubscribeSync("nowhere"); err != nil {
 		t.Fatal(err)
 	}
 	js := &lossy{JetStream: e.store.JS, text: "two", lost: make(chan struct{})}

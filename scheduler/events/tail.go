@@ -39,6 +39,8 @@ const (
 // Records reads executions.
 type Records interface {
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	// Summary is Lookup without the outputs of the result.
+	Summary(ctx context.Context, id proto.TraceID) (*proto.Record, error)
 }
 
 // Log reads the events of executions.
@@ -50,7 +52,10 @@ type Log struct {
 // Follow returns a reader of the events with numbers greater than after, or [proto.ErrNotFound] if
 // there is no such execution.
 func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail, error) {
-	t := &Tail{log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1, reconnects: g.Store.Conn.Stats().Reconnects}
+	t := &Tail{
+		log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1,
+		reconnects: g.Store.Conn.Stats().Reconnects,
+	}
 	for _, subject := range []string{store.OutputPattern(id), store.DoneSubject(id)} {
 		sub, err := g.Store.Conn.ChanSubscribe(subject, t.live)
 		if err != nil {
@@ -59,12 +64,12 @@ func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail,
 		}
 		t.subs = append(t.subs, sub)
 	}
-	rec, err := g.Records.Lookup(ctx, id)
+	rec, err := g.Records.Summary(ctx, id)
 	if err != nil {
 		t.Close()
 		return nil, err
 	}
-	t.adopt(rec)
+	t.adoptSummary(rec)
 	t.behind, t.late = true, rec.Status.Terminal()
 	if !t.late { // nothing that a late reader needs is evicted
 		sub, err := g.Store.Conn.Subscribe(store.ReadersSubject(id), func(m *nats.Msg) { _ = m.Respond(nil) })
@@ -195,10 +200,12 @@ func (t *Tail) overflowed() bool {
 
 // refresh reads the record.
 func (t *Tail) refresh(ctx context.Context) error {
-	rec, err := t.lookup(ctx)
+	limited, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	rec, err := t.log.Records.Summary(limited, t.id)
 	switch {
 	case err == nil:
-		t.adopt(rec)
+		t.adoptSummary(rec)
 		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -230,6 +237,12 @@ func (t *Tail) adopt(rec *proto.Record) {
 	}
 }
 
+// adoptSummary stores a newer record whose outputs are not loaded.
+func (t *Tail) adoptSummary(rec *proto.Record) {
+	t.adopt(rec)
+	t.partial = rec.Status.Terminal()
+}
+
 // catchUp returns the next new events in the stream, or an empty batch if there are none.
 func (t *Tail) catchUp(ctx context.Context) (proto.Events, error) {
 	for {
@@ -259,6 +272,11 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Events, error) {
 func (t *Tail) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
+	end, err := proto.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	return t.log.Store.Next(ctx, t.log.Store.Output, t.from, store.OutputPattern(t.id))
 }
 

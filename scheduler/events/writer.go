@@ -26,7 +26,8 @@ const (
 	maxUnpacked = 8 * maxLine               // encoded bytes of a message, escapes included
 	messageCost = 256                       // overhead of a stored message, in bytes
 	maxKept     = 32 << 20                  // stored bytes of an attempt beyond what its result holds, with messageCost
-	trimSlack   = 4                         // part of maxKept, at least minExcess, by which it is exceeded before the output is trimmed
+	// part of maxKept, at least minExcess, by which it is exceeded before the output is trimmed
+	trimSlack = 4
 	// evictAfter is how long all events of an ended execution are kept, for readers that are
 	// behind. It is repeated up to maxEvictions times while one is.
 	evictAfter   = 30 * time.Second
@@ -174,7 +175,8 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	if w.seq == 0 {
 		msg = w.message(part{events: proto.AppendStatusEvent(nil, w.id), first: 1, last: 1})
 	}
-	if _, err := w.store.JS.PublishMsg(ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, store.OutputPattern(w.id))); err != nil {
+	if _, err := w.store.JS.PublishMsg(
+		ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, store.OutputPattern(w.id))); err != nil {
 		return err
 	}
 	w.seq = max(w.seq, 1)
@@ -314,7 +316,8 @@ func (w *Writer) emit(s proto.Stream, data []byte) {
 		w.pending = append(w.pending, part{first: w.seq, excess: excess})
 	case len(w.pending[n-1].events)+len(data)+eventCost > maxMessage:
 		// The program writes fast, so this message will become full too: allocate it at once.
-		w.pending = append(w.pending, part{first: w.seq, excess: excess, events: make([]byte, 0, max(maxMessage, len(data)+eventCost))})
+		w.pending = append(w.pending,
+			part{first: w.seq, excess: excess, events: make([]byte, 0, max(maxMessage, len(data)+eventCost))})
 	}
 	p := &w.pending[len(w.pending)-1]
 	before := len(p.events)

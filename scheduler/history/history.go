@@ -217,7 +217,10 @@ type writer struct {
 
 // read sends the changes in a stream after a sequence number. decode returns a change without its
 // number, nil for a message that is none.
-func (w *writer) read(ctx context.Context, st jetstream.Stream, after uint64, decode func(ctx context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange) error {
+func (w *writer) read(
+	ctx context.Context, st jetstream.Stream, after uint64,
+	decode func(ctx context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange,
+) error {
 	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1}
 	return w.Store.Follow(ctx, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
 		select {

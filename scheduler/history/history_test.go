@@ -144,7 +144,8 @@ func TestIndexFollowsTheStreams(t *testing.T) {
 	stop = run(t, h, file)
 	check("opened again")
 	stop()
-	if err := errors.Join(os.Remove(file), os.WriteFile(file, []byte(strings.Repeat("no index ", 1000)), 0o600)); err != nil {
+	if err := errors.Join(os.Remove(file),
+		os.WriteFile(file, []byte(strings.Repeat("no index ", 1000)), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	h = &history.History{Store: st}
@@ -192,7 +193,8 @@ func TestDiskFull(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if got := list(t, h, "acme"); len(got) != 2 || got[first.TraceID] != proto.StatusQueued || got[second.TraceID] != proto.StatusQueued {
+	if got := list(t, h, "acme"); len(got) != 2 || got[first.TraceID] != proto.StatusQueued ||
+		got[second.TraceID] != proto.StatusQueued {
 		t.Errorf("%v", got)
 	}
 }
@@ -236,7 +238,8 @@ func TestTwoProcessesShareAnIndex(t *testing.T) {
 // The index of a process that did not run when an organisation was removed drops it later.
 func TestAnotherIndexDropsARemovedOrganisation(t *testing.T) {
 	st, file := storetest.Open(t, storetest.Server(t)), filepath.Join(t.TempDir(), "index.db")
-	stopped, running := &history.History{Store: st, Retention: time.Hour}, &history.History{Store: st, Retention: time.Hour}
+	stopped, running := &history.History{Store: st, Retention: time.Hour},
+		&history.History{Store: st, Retention: time.Hour}
 	stop := run(t, stopped, file)
 	write(t, st, storetest.Job("beta", "k", proto.ModeAsync), proto.StatusSuccess, 0) // older, so that nothing expires
 	job := put(t, st)

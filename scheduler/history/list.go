@@ -64,7 +64,9 @@ func (h *History) fresh(ctx context.Context) (behind uint64, err error) {
 		select {
 		case <-ctx.Done():
 			if other {
-				return 0, &proto.HistoryError{Reason: "it is being built again", Err: fmt.Errorf("the index is of streams %q", at.Streams)}
+				return 0, &proto.HistoryError{
+					Reason: "it is being built again", Err: fmt.Errorf("the index is of streams %q", at.Streams),
+				}
 			}
 			return behind, nil
 		case <-applied:
@@ -74,7 +76,9 @@ func (h *History) fresh(ctx context.Context) (behind uint64, err error) {
 }
 
 // missing returns how many messages the index at a position lacks of the streams.
-func (h *History) missing(ctx context.Context, at proto.HistoryPosition, jobs, records store.StreamState) (uint64, error) {
+func (h *History) missing(
+	ctx context.Context, at proto.HistoryPosition, jobs, records store.StreamState,
+) (uint64, error) {
 	j, err := h.after(ctx, h.Store.Jobs, store.AllJobs, at.Jobs, jobs.Last)
 	if err != nil {
 		return 0, err

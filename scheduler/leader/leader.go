@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	renewEvery    = time.Second
-	expireAfter   = 4 * time.Second // without a renewal, by the observer's clock: a leader that hangs is replaced within 5 s
+	renewEvery = time.Second
+	// without a renewal, by the observer's clock: a leader that hangs is replaced within 5 s
+	expireAfter   = 4 * time.Second
 	stepDownAfter = 3 * time.Second // without a confirmed renewal, by the leader's clock
 	campaignEvery = 500 * time.Millisecond
 	pingTimeout   = 300 * time.Millisecond

@@ -2,6 +2,7 @@ package natsembed
 
 import (
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 )
@@ -22,6 +23,26 @@ func TestStoreFailuresAreRecognised(t *testing.T) {
 		(&logger{log: slog.New(slog.NewTextHandler(t.Output(), nil)), fault: &fault}).Errorf("%s", line)
 		if fault.Load() != failed {
 			t.Errorf("%q counts as a failure of the store: %v", line, fault.Load())
+		}
+	}
+}
+
+// A cluster that starts or stops logs no errors.
+func TestPeersThatComeAndGoAreNoErrors(t *testing.T) {
+	for line, level := range map[string]string{
+		"Error trying to connect to route (attempt 1): dial tcp 10.231.0.2:6222: connect: " +
+			"connection refused": "INFO",
+		"10.231.0.2:6222 - rid:11 - Error flushing: writev tcp 10.231.0.3:59314->10.231.0.2:6222: writev: connection " +
+			"reset by peer": "INFO",
+		"10.231.0.2:4222 - cid:11 - Error flushing: " +
+			"broken pipe": "ERROR",
+		"Failed to write pidfile: " +
+			"permission denied": "ERROR",
+	} {
+		var log strings.Builder
+		(&logger{log: slog.New(slog.NewTextHandler(&log, nil)), fault: new(atomic.Bool)}).Errorf("%s", line)
+		if !strings.Contains(log.String(), "level="+level) {
+			t.Errorf("%q is logged as %s", line, log.String())
 		}
 	}
 }

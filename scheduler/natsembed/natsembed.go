@@ -244,6 +244,10 @@ func (l *logger) Debugf(string, ...any)      {}
 func (l *logger) Tracef(string, ...any)      {}
 
 func (l *logger) errorf(text string) {
+	if isPeerRestart(text) {
+		l.log.Info("nats: " + text)
+		return
+	}
 	l.log.Error("nats: " + text)
 	for _, sign := range []string{"critical write error", "no space left on device", "jetstream out of "} {
 		if strings.Contains(strings.ToLower(text), sign) {
@@ -251,4 +255,11 @@ func (l *logger) errorf(text string) {
 			return
 		}
 	}
+}
+
+// isPeerRestart reports whether an error of the server says that another server of the cluster is
+// not there yet or any more, which is what a start or a stop looks like. The server goes on trying.
+func isPeerRestart(text string) bool {
+	return strings.HasPrefix(text, "Error trying to connect to route") || strings.Contains(text, " - rid:") &&
+		strings.Contains(text, "Error flushing")
 }

@@ -18,7 +18,8 @@ const maxSocketPath = 107
 // the directory: a socket that is already there is nobody's.
 func Listen(path string) (net.Listener, error) {
 	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("listen on %s: the path of a socket has at most %d bytes: choose a shorter --data", path, maxSocketPath)
+		return nil, fmt.Errorf("listen on %s: the path of a socket has at most %d bytes: choose a shorter --data", path,
+			maxSocketPath)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the socket of an earlier process: %w", err)

@@ -57,27 +57,102 @@ type Sources struct {
 func New(st *store.Store, src Sources, log *slog.Logger) *Data {
 	threads := func(_ context.Context, org string) ([]string, error) { return src.Threads(org), nil }
 	return &Data{Store: st, Log: log, Holders: []Holder{
-		{"executions that have not ended", []string{"BULLPEN_JOBS"}, countSubjects(st.Jobs, store.JobPatternOf), cancelAll(src.Executions)},
-		{"schedules", []string{"bullpen_schedules"}, countKeys(st.Schedules, ofOrg("def.%s.*", "run.%s.*")), removeKeys(st.Schedules, ofOrg("def.%s.*", "run.%s.*"))},
+		{
+			"executions that have not ended",
+			[]string{"BULLPEN_JOBS"},
+			countSubjects(st.Jobs, store.JobPatternOf),
+			cancelAll(src.Executions),
+		},
+		{
+			"schedules",
+			[]string{"bullpen_schedules"},
+			countKeys(st.Schedules, ofOrg("def.%s.*", "run.%s.*")),
+			removeKeys(st.Schedules, ofOrg("def.%s.*", "run.%s.*")),
+		},
 		{"items of batches", nil, countBlobs(src.Blobs, src.Batches), removeBlobs(src.Blobs, src.Batches)},
-		{"batches", []string{"bullpen_batches"}, countKeys(st.Batches, ofOrg("def.%s.*", "run.%s.*")), removeKeys(st.Batches, ofOrg("def.%s.*", "run.%s.*"))},
-		{"pipelines", []string{"bullpen_pipelines"}, countKeys(st.Pipelines, pipelineKeys), removeKeys(st.Pipelines, pipelineKeys, expiring)},
-		{"webhook settings", []string{"bullpen_webhooks"}, countKeys(st.Webhooks, webhookKeys), removeKeys(st.Webhooks, webhookKeys, expiring)},
-		{"last uses of API keys", []string{"bullpen_key_uses"}, countKeys(st.KeyUses, lastUses), removeKeys(st.KeyUses, lastUses)},
-		{"sessions of browsers", []string{"bullpen_sessions"}, countKeys(st.Sessions, withOrg), removeKeys(st.Sessions, withOrg, expiring)},
+		{
+			"batches",
+			[]string{"bullpen_batches"},
+			countKeys(st.Batches, ofOrg("def.%s.*", "run.%s.*")),
+			removeKeys(st.Batches, ofOrg("def.%s.*", "run.%s.*")),
+		},
+		{
+			"pipelines",
+			[]string{"bullpen_pipelines"},
+			countKeys(st.Pipelines, pipelineKeys),
+			removeKeys(st.Pipelines, pipelineKeys, expiring),
+		},
+		{
+			"webhook settings",
+			[]string{"bullpen_webhooks"},
+			countKeys(st.Webhooks, webhookKeys),
+			removeKeys(st.Webhooks, webhookKeys, expiring),
+		},
+		{
+			"last uses of API keys",
+			[]string{"bullpen_key_uses"},
+			countKeys(st.KeyUses, lastUses),
+			removeKeys(st.KeyUses, lastUses),
+		},
+		{
+			"sessions of browsers",
+			[]string{"bullpen_sessions"},
+			countKeys(st.Sessions, withOrg),
+			removeKeys(st.Sessions, withOrg, expiring),
+		},
 		{"members", []string{"bullpen_members"}, countKeys(st.Members, withOrg), removeKeys(st.Members, withOrg, expiring)},
 		{"API keys", []string{"bullpen_keys"}, countKeys(st.Keys, apiKeys), removeKeys(st.Keys, apiKeys)},
-		{"storage connections", []string{"bullpen_connections"}, countKeys(st.Connections, ofOrg("%s.*")), removeKeys(st.Connections, ofOrg("%s.*"), expiring)},
-		{"secrets", []string{"bullpen_secrets"}, countKeys(st.Secrets, ofOrg("secret.%s.*")), removeKeys(st.Secrets, ofOrg("secret.%s.*"), expiring)},
-		{"files of agents", []string{"bullpen_agent_files"}, countKeys(st.AgentFiles, ofOrg("%s.*")), removeKeys(st.AgentFiles, ofOrg("%s.*"), expiring)},
-		{"active runs of agents", []string{"bullpen_agent_runs"}, countKeys(st.AgentRuns, ofOrg("%s.*")), removeKeys(st.AgentRuns, ofOrg("%s.*"), expiring)},
-		{"logs of agents", []string{"BULLPEN_AGENT_LOGS"}, countSubjects(st.AgentLogs, logsOfAgents), purgeSubjects(st.AgentLogs, logsOfAgents)},
-		{"threads", []string{"BULLPEN_THREADS"}, countSubjects(st.Threads, store.ThreadPatternOf), purgeSubjects(st.Threads, store.ThreadPatternOf)},
+		{
+			"storage connections",
+			[]string{"bullpen_connections"},
+			countKeys(st.Connections, ofOrg("%s.*")),
+			removeKeys(st.Connections, ofOrg("%s.*"), expiring),
+		},
+		{
+			"secrets",
+			[]string{"bullpen_secrets"},
+			countKeys(st.Secrets, ofOrg("secret.%s.*")),
+			removeKeys(st.Secrets, ofOrg("secret.%s.*"), expiring),
+		},
+		{
+			"files of agents",
+			[]string{"bullpen_agent_files"},
+			countKeys(st.AgentFiles, ofOrg("%s.*")),
+			removeKeys(st.AgentFiles, ofOrg("%s.*"), expiring),
+		},
+		{
+			"active runs of agents",
+			[]string{"bullpen_agent_runs"},
+			countKeys(st.AgentRuns, ofOrg("%s.*")),
+			removeKeys(st.AgentRuns, ofOrg("%s.*"), expiring),
+		},
+		{
+			"logs of agents",
+			[]string{"BULLPEN_AGENT_LOGS"},
+			countSubjects(st.AgentLogs, logsOfAgents),
+			purgeSubjects(st.AgentLogs, logsOfAgents),
+		},
+		{
+			"threads",
+			[]string{"BULLPEN_THREADS"},
+			countSubjects(st.Threads, store.ThreadPatternOf),
+			purgeSubjects(st.Threads, store.ThreadPatternOf),
+		},
 		{"files of threads", nil, countBlobs(src.Blobs, threads), removeBlobs(src.Blobs, threads)},
 		{"dead letters", []string{"BULLPEN_DEAD"}, countMessages(deadLetters), eraseMessages(st.DeadLetters, deadLetters)},
-		{"webhook deliveries", []string{"BULLPEN_DELIVERIES"}, countSubjects(st.Deliveries, store.DeliveryPattern), purgeSubjects(st.Deliveries, store.DeliveryPattern)},
+		{
+			"webhook deliveries",
+			[]string{"BULLPEN_DELIVERIES"},
+			countSubjects(st.Deliveries, store.DeliveryPattern),
+			purgeSubjects(st.Deliveries, store.DeliveryPattern),
+		},
 		{"output", []string{"BULLPEN_OUT"}, countMessages(output), eraseMessages(st.Output, output)},
-		{"idempotency keys", []string{"bullpen_bindings"}, countKeys(st.Bindings, bindings), removeKeys(st.Bindings, bindings)},
+		{
+			"idempotency keys",
+			[]string{"bullpen_bindings"},
+			countKeys(st.Bindings, bindings),
+			removeKeys(st.Bindings, bindings),
+		},
 		{"large bodies", []string{"bullpen_bodies"}, countBodies, removeBodies},
 		{"records of executions", []string{"BULLPEN_EXECS"}, countMessages(records), eraseMessages(st.Executions, records)},
 		{"usage", []string{"bullpen_usage"}, countKeys(st.Usage, usageKeys), removeKeys(st.Usage, usageKeys)},
@@ -104,7 +179,7 @@ func ofOrg(patterns ...string) keysOf {
 }
 
 var (
-	pipelineKeys = ofOrg("def.%s.*", "run.%s.*", "active.%s")
+	pipelineKeys = ofOrg("def.%s.*", "run.%s.*")
 	lastUses     = ofPrincipals("*")
 	usageKeys    = ofOrg("org.%s.*", "key.%s.*.*", "cross.%s.>")
 )
@@ -131,7 +206,9 @@ var (
 	withOrg      = ofField("*", "org", isOwn)
 	otherKeys    = ofField("key.*", "org", isOther)
 	otherMembers = ofField("*", "org", isOther)
-	bindings     = ofField("*", "trace", func(ctx context.Context, s *Scan) (func(string) bool, error) { return s.Executes(ctx) })
+	bindings     = ofField("*", "trace", func(ctx context.Context, s *Scan) (func(string) bool, error) {
+		return s.Executes(ctx)
+	})
 )
 
 func isOwn(_ context.Context, s *Scan) (func(string) bool, error) {
@@ -158,7 +235,9 @@ func ofPrincipals(pattern string) keysOf {
 	const prefix = "key."
 	return func(ctx context.Context, s *Scan, bucket jetstream.KeyValue, found func(jetstream.KeyValueEntry)) error {
 		entries := map[string]jetstream.KeyValueEntry{} // by id
-		err := store.ReadBucket(ctx, bucket, pattern, func(e jetstream.KeyValueEntry) { entries[strings.TrimPrefix(e.Key(), prefix)] = e })
+		err := store.ReadBucket(ctx, bucket, pattern, func(e jetstream.KeyValueEntry) {
+			entries[strings.TrimPrefix(e.Key(), prefix)] = e
+		})
 		if err != nil {
 			return err
 		}
@@ -177,7 +256,9 @@ func ofPrincipals(pattern string) keysOf {
 }
 
 // stored returns the entries that are not removed, by key.
-func stored(ctx context.Context, s *Scan, bucket jetstream.KeyValue, keys keysOf) (map[string]jetstream.KeyValueEntry, error) {
+func stored(
+	ctx context.Context, s *Scan, bucket jetstream.KeyValue, keys keysOf,
+) (map[string]jetstream.KeyValueEntry, error) {
 	entries := map[string]jetstream.KeyValueEntry{}
 	err := keys(ctx, s, bucket, func(e jetstream.KeyValueEntry) {
 		if entries[e.Key()] = e; e.Operation() != jetstream.KeyValuePut {
@@ -205,7 +286,9 @@ func countKeys(bucket jetstream.KeyValue, keys keysOf) func(context.Context, *Sc
 var expiring = jetstream.PurgeTTL(store.WebhookMarkerTTL)
 
 // removeKeys leaves markers, from which other processes learn of the removal.
-func removeKeys(bucket jetstream.KeyValue, keys keysOf, opts ...jetstream.KVDeleteOpt) func(context.Context, *Scan) error {
+func removeKeys(
+	bucket jetstream.KeyValue, keys keysOf, opts ...jetstream.KVDeleteOpt,
+) func(context.Context, *Scan) error {
 	return func(ctx context.Context, s *Scan) error {
 		entries, err := stored(ctx, s, bucket, keys)
 		if err != nil {
@@ -324,27 +407,11 @@ func records(ctx context.Context, s *Scan) ([]uint64, error) {
 // of whatever organisation: a worker that was cut off may publish some after the record of the
 // execution was removed.
 func output(ctx context.Context, s *Scan) (own []uint64, err error) {
-	orphans := map[string][]uint64{}
-	messages := map[string][]uint64{}
-	err = s.store.Read(ctx, s.store.Output, all(store.AllOutput), func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-		id := store.OutputTrace(m.Subject())
-		messages[id] = append(messages[id], at.Sequence.Stream)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the output of executions: %w", err)
-	}
-	x, err := s.readExecutions(ctx)
+	own, unknown, err := readOutput(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	for id, list := range messages {
-		if x.own[id] {
-			own = append(own, list...)
-		} else if _, known := x.known[hash(id)]; !known {
-			orphans[id] = list
-		}
-	}
-	for id, list := range orphans {
+	for id, list := range unknown {
 		// The executions may have been read before this output was written.
 		_, _, err := s.store.Status(ctx, proto.TraceID(id))
 		switch {
@@ -357,6 +424,30 @@ func output(ctx context.Context, s *Scan) (own []uint64, err error) {
 	return own, nil
 }
 
+// readOutput returns the output of the organisation's executions, and by execution that of executions
+// which are not known. It keeps nothing of others: there may be hundreds of millions of messages.
+func readOutput(ctx context.Context, s *Scan) (own []uint64, unknown map[string][]uint64, err error) {
+	x, err := s.readExecutions(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	unknown = map[string][]uint64{}
+	err = s.store.Read(ctx, s.store.Output, all(store.AllOutput), func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+		id := store.OutputTrace(m.Subject())
+		_, known := x.known[hash(id)]
+		switch {
+		case x.own[id]:
+			own = append(own, at.Sequence.Stream)
+		case !known:
+			unknown[id] = append(unknown[id], at.Sequence.Stream)
+		}
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the output of executions: %w", err)
+	}
+	return own, unknown, nil
+}
+
 // deadLetters returns the dead letters of the organisation's jobs, and the markers of removed ones.
 func deadLetters(ctx context.Context, s *Scan) (own []uint64, err error) {
 	executes, err := s.Executes(ctx)
@@ -364,16 +455,17 @@ func deadLetters(ctx context.Context, s *Scan) (own []uint64, err error) {
 		return nil, err
 	}
 	var malformed []uint64
-	err = s.store.Read(ctx, s.store.DeadLetters, all(store.DeadLetterPattern), func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-		var letter proto.DeadLetter
-		_ = json.Unmarshal([]byte(m.Headers().Get(store.HeaderDead)), &letter) // of a marker it is empty
-		switch {
-		case letter.Meta != nil && letter.Meta.Org == s.Org, letter.Meta == nil && executes(store.LastToken(m.Subject())):
-			own = append(own, at.Sequence.Stream)
-		case letter.Meta == nil && letter.ID != "":
-			malformed = append(malformed, at.Sequence.Stream)
-		}
-	})
+	err = s.store.Read(ctx, s.store.DeadLetters, all(store.DeadLetterPattern),
+		func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+			var letter proto.DeadLetter
+			_ = json.Unmarshal([]byte(m.Headers().Get(store.HeaderDead)), &letter) // of a marker it is empty
+			switch {
+			case letter.Meta != nil && letter.Meta.Org == s.Org, letter.Meta == nil && executes(store.LastToken(m.Subject())):
+				own = append(own, at.Sequence.Stream)
+			case letter.Meta == nil && letter.ID != "":
+				malformed = append(malformed, at.Sequence.Stream)
+			}
+		})
 	if err != nil {
 		return nil, fmt.Errorf("read the dead letters: %w", err)
 	}

@@ -44,6 +44,7 @@ var ofNobody = map[string]string{
 	"bullpen_profiles": "sandbox profiles are the operator's",
 	"bullpen_images":   "images are the operator's",
 	"bullpen_preload":  "it is about modules in images",
+	"BULLPEN_LEASES":   "workers hold them for executions of all",
 	"BULLPEN_AUDIT":    "the audit log must outlive what it tells about",
 	"bullpen_control":  "of organisations it has names alone: of those that submitted lately, and of removed ones",
 }
@@ -92,7 +93,8 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) data() *orgdata.Data {
 	return orgdata.New(w.st, orgdata.Sources{
-		Executions: &queue.Queue{Store: w.st}, Blobs: w.blobs, Threads: thread.Prefixes, Batches: w.batches.Prefixes, Index: w.history,
+		Executions: &queue.Queue{Store: w.st}, Blobs: w.blobs, Threads: thread.Prefixes, Batches: w.batches.Prefixes,
+		Index: w.history,
 	}, storetest.Log(w.t))
 }
 
@@ -137,7 +139,6 @@ func (w *world) fill(org, marker string) {
 	put(st.Batches, "run."+org+".b", marker)
 	put(st.Pipelines, "def."+org+".p", marker)
 	put(st.Pipelines, "run."+org+".p", marker)
-	put(st.Pipelines, "active."+org, marker)
 	content := func(blobKey string) proto.Blob {
 		sum := sha256.Sum256([]byte(marker))
 		b := proto.Blob{Key: blobKey, Size: int64(len(marker)), Digest: "sha256:" + hex.EncodeToString(sum[:])}
@@ -151,7 +152,10 @@ func (w *world) fill(org, marker string) {
 	check(upload.Add(ctx, []byte(`"`+marker+`"`)))
 	_, _, err = upload.Finish(ctx)
 	check(err)
-	batch := &proto.Batch{ID: "b", Org: org, Key: key.ID, Total: 1, Content: proto.BatchContent{Index: content("batches/earlier" + strings.ReplaceAll(org, "-", "") + "/1")}}
+	batch := &proto.Batch{
+		ID: "b", Org: org, Key: key.ID, Total: 1,
+		Content: proto.BatchContent{Index: content("batches/earlier" + strings.ReplaceAll(org, "-", "") + "/1")},
+	}
 	content("batches/earlier" + strings.ReplaceAll(org, "-", "") + "/0")
 	put(st.Batches, "def."+org+".b", batch)
 
@@ -164,14 +168,21 @@ func (w *world) fill(org, marker string) {
 	done := storetest.Job(org, key.ID, proto.ModeInline)
 	result := proto.Exited(0)
 	result.Stdout = marker + strings.Repeat("y", 2<<20)
-	_, err = st.WriteRecord(ctx, &proto.Record{Meta: done.Meta, Status: proto.StatusSuccess, Attempt: 1, Result: &result}, 0)
+	_, err = st.WriteRecord(ctx,
+		&proto.Record{Meta: done.Meta, Status: proto.StatusSuccess, Attempt: 1, Result: &result}, 0)
 	check(err)
-	for _, subject := range []string{store.OutputSubject(done.TraceID, 1), store.ExcessSubject(done.TraceID, 1), store.OutputSubject(proto.NewTraceID(), 1)} {
+	for _, subject := range []string{
+		store.OutputSubject(done.TraceID, 1), store.ExcessSubject(done.TraceID, 1),
+		store.OutputSubject(proto.NewTraceID(), 1),
+	} {
 		_, err = st.JS.Publish(ctx, subject, []byte(marker))
 		check(err)
 	}
 	put(st.Bindings, "hash-of-"+org, proto.Binding{Trace: done.TraceID, BodyHash: marker})
-	check((&deliveries.Store{Store: st}).Create(ctx, proto.NewDelivery(&proto.Meta{TraceID: done.TraceID, Org: org, Mode: proto.ModeAsync, WebhookURL: "https://" + marker}, time.Now())))
+	check((&deliveries.Store{Store: st}).Create(
+		ctx, proto.NewDelivery(&proto.Meta{
+			TraceID: done.TraceID, Org: org, Mode: proto.ModeAsync, WebhookURL: "https://" + marker,
+		}, time.Now())))
 	_, _, err = (&threads.Threads{Store: st}).Lock(ctx, org, marker, done.TraceID)
 	check(err)
 	dead := func(letter *proto.DeadLetter, content any) {
@@ -184,9 +195,12 @@ func (w *world) fill(org, marker string) {
 		check(err)
 	}
 	lost := storetest.Job(org, key.ID, proto.ModeAsync) // whose record has expired
-	dead(&proto.DeadLetter{ID: string(lost.TraceID), Reason: proto.DeadWorkersLost, Meta: &lost.Meta}, &proto.Job{Meta: lost.Meta, Code: marker + strings.Repeat("z", 600<<10)})
-	dead(&proto.DeadLetter{ID: fmt.Sprint("dead_", len(org)), Reason: proto.DeadMalformed}, &proto.DeadMessage{Subject: store.JobSubject(&lost.Meta), Data: []byte(marker)})
-	_, err = st.Write(ctx, store.DeadLetterSubject(string(done.TraceID)), nats.Header{}, nil, 0) // the marker of a removed one
+	dead(&proto.DeadLetter{ID: string(lost.TraceID), Reason: proto.DeadWorkersLost, Meta: &lost.Meta},
+		&proto.Job{Meta: lost.Meta, Code: marker + strings.Repeat("z", 600<<10)})
+	dead(&proto.DeadLetter{ID: fmt.Sprint("dead_", len(org)), Reason: proto.DeadMalformed},
+		&proto.DeadMessage{Subject: store.JobSubject(&lost.Meta), Data: []byte(marker)})
+	// the marker of a removed one
+	_, err = st.Write(ctx, store.DeadLetterSubject(string(done.TraceID)), nats.Header{}, nil, 0)
 	check(err)
 }
 
@@ -354,6 +368,55 @@ func TestDeletionRemovesEverythingOfOneOrganisation(t *testing.T) {
 	gone := slices.DeleteFunc(otherFound, func(place string) bool { return slices.Contains(left, place) })
 	if len(gone) != 1 || !strings.HasPrefix(gone[0], "bullpen.out.") { // the one without an execution
 		t.Errorf("gone of the other organisation: %v", gone)
+	}
+}
+
+// A look at the output of one organisation keeps nothing of that of others in memory.
+func TestOutputOfOthersIsNotKept(t *testing.T) {
+	w := newWorld(t)
+	w.fill("acme", "marker")
+	all := w.counts("acme")["output"].Count
+	if n, err := w.data().KeptOutput(storetest.Context(t), "acme"); err != nil || int64(n) < all {
+		t.Errorf("%d messages of %d, %v", n, all, err)
+	}
+	w.fill("other", "sign")
+	const orphans = 2 // one of each, which belong to nobody
+	if n, err := w.data().KeptOutput(storetest.Context(t), "third"); err != nil || n > orphans {
+		t.Errorf("%d messages are kept for an organisation without any, %v", n, err)
+	}
+}
+
+// An organisation whose data cannot be removed now delays no other one.
+func TestSlowDeletionDelaysNoOther(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(storetest.Context(t))
+	defer cancel()
+	for _, org := range []string{"a-slow", "quick"} {
+		if err := w.orgs.Create(ctx, proto.Org{Name: org, DeletingAt: new(time.Now().UTC())}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data := w.data()
+	data.Holders = []orgdata.Holder{{
+		Kind: "slow things", Count: func(context.Context, *orgdata.Scan) (n orgdata.Amount, err error) { return n, nil },
+		Remove: func(ctx context.Context, s *orgdata.Scan) error {
+			if s.Org == "a-slow" {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		},
+	}}
+	r := &orgdata.Runner{Data: data, Orgs: w.orgs, Settle: time.Millisecond, Instance: "test", Log: storetest.Log(t)}
+	background(t, r.Run)
+	for len(w.orgs.List()) > 1 {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("not deleted: %v", w.orgs.List())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if w.orgs.List()[0].Name != "a-slow" {
+		t.Errorf("left: %v", w.orgs.List())
 	}
 }
 

@@ -7,11 +7,16 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
-	"github.com/bullpen-run/bullpen/scheduler/leader"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 )
 
 const (
 	scanEvery = time.Second
+	lookEvery = 100 * time.Millisecond
+	// handlers is the number of organisations that are deleted at the same time. A pass over one's data
+	// reads the records of all executions.
+	handlers    = 4
+	passTimeout = time.Hour
 	// DefaultSettle is how long nothing of an organisation may be found before the organisation itself
 	// is removed. It is longer than another gateway takes to learn of the deletion and to finish what
 	// it has accepted.
@@ -39,81 +44,103 @@ type Runner struct {
 
 // Run campaigns and deletes organisations until ctx is done. It always returns nil.
 func (r *Runner) Run(ctx context.Context) error {
-	elector := leader.Elector{Store: r.Data.Store, Name: "org-deletion", Instance: r.Instance, Log: r.Log}
-	elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error {
-		tick := time.NewTicker(scanEvery)
-		defer tick.Stop()
-		deletions := map[string]*deletion{}
-		for {
-			for _, o := range r.Orgs.List() {
-				if o.DeletingAt == nil {
-					continue
-				}
-				d := deletions[o.Name]
-				if d == nil || !d.began.Equal(*o.DeletingAt) {
-					d = &deletion{Runner: r, org: o.Name, began: *o.DeletingAt}
-					deletions[o.Name] = d
-					r.Log.Info("deleting organisation", "org", o.Name)
-				}
-				if d.advance(ctx) {
-					r.Log.Info("organisation deleted", "org", o.Name, "took", time.Since(*o.DeletingAt))
-					delete(deletions, o.Name)
-				}
-			}
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-tick.C:
-			}
-		}
-	})
-	return nil
+	d := deletions{Runner: r}
+	e := engine.Engine[deletion]{
+		Queue: &d.queue, Store: r.Data.Store, Name: "org-deletion", Instance: r.Instance, Log: r.Log,
+		Due: d.due, Handle: d.handle, Beside: []func(context.Context){d.follow},
+		Forget: func(known *deletion) { *known = deletion{} },
+		Every:  lookEvery, Pause: scanEvery, Timeout: passTimeout, Handlers: handlers, HandlersOfOrg: 1,
+	}
+	return e.Run(ctx)
 }
 
-// deletion is how far the deletion of an organisation is. A process that takes over begins with
-// the first kind of data.
-type deletion struct {
+// deletions are the deletions of organisations. A process that takes over begins with the first kind of
+// data.
+type deletions struct {
 	*Runner
-	org     string
+	queue engine.Queue[deletion] // the ids are the organisations
+}
+
+// deletion is how far the deletion of an organisation is.
+type deletion struct {
 	began   time.Time // the organisation's DeletingAt
 	empty   time.Time // when nothing was found; zero if something was
 	failure string    // the last one, which is logged once
 }
 
-var errGone = errors.New("another process has removed the organisation")
-
-// check returns errGone if another process has removed the organisation. There may be a new one of
-// its name by then, of which the list in memory does not know yet.
-func (d *deletion) check(ctx context.Context) error {
-	o, err := d.Orgs.Stored(ctx, d.org)
-	if errors.Is(err, proto.ErrNotFound) || err == nil && (o.DeletingAt == nil || !o.DeletingAt.Equal(d.began)) {
-		return errGone
+// due returns when to look for data of an organisation.
+func (d *deletions) due(known *deletion) (at time.Time, ok bool) {
+	if known.empty.IsZero() {
+		return at, !known.began.IsZero()
 	}
-	return err
+	return known.empty.Add(d.Settle), true
 }
 
-// advance removes what can be removed now. It reports whether the organisation is gone.
-func (d *deletion) advance(ctx context.Context) (gone bool) {
-	if !d.empty.IsZero() && time.Since(d.empty) < d.Settle {
-		return false
-	}
-	empty, err := d.Data.remove(ctx, d.org, d.check)
-	switch {
-	case err != nil || !empty:
-		d.empty = time.Time{}
-	case d.empty.IsZero():
-		d.empty = time.Now()
-	default:
-		if err = d.Orgs.Remove(ctx, d.org); err == nil || errors.Is(err, proto.ErrNotFound) {
-			return true
+// follow adds the organisations that are being deleted to the queue until ctx is done.
+func (d *deletions) follow(ctx context.Context) {
+	tick := time.NewTicker(scanEvery)
+	defer tick.Stop()
+	for {
+		for _, o := range d.Orgs.List() {
+			if o.DeletingAt == nil {
+				continue
+			}
+			d.queue.Change(engine.Item{Org: o.Name, ID: o.Name}, func(known *deletion) bool {
+				if !known.began.Equal(*o.DeletingAt) {
+					*known = deletion{began: *o.DeletingAt}
+					d.Log.Info("deleting organisation", "org", o.Name)
+				}
+				return true
+			})
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
 		}
 	}
-	if errors.Is(err, errGone) {
-		return true
+}
+
+var errGone = errors.New("another process has removed the organisation")
+
+// handle removes what can be removed now.
+func (d *deletions) handle(ctx context.Context, x engine.Item) error {
+	known := d.queue.Get(x)
+	if known.began.IsZero() {
+		return nil // this process has stopped leading
 	}
-	if err != nil && ctx.Err() == nil && err.Error() != d.failure {
-		d.failure = err.Error()
-		d.Log.Warn("deletion of an organisation failed, will retry", "org", d.org, "error", err)
+	// There may be a new organisation of the name when another process has removed this one, of which the
+	// list in memory does not know yet.
+	check := func(ctx context.Context) error {
+		o, err := d.Orgs.Stored(ctx, x.Org)
+		if errors.Is(err, proto.ErrNotFound) || err == nil && (o.DeletingAt == nil || !o.DeletingAt.Equal(known.began)) {
+			return errGone
+		}
+		return err
 	}
-	return false
+	gone := false
+	empty, err := d.Data.remove(ctx, x.Org, check)
+	switch {
+	case err != nil || !empty:
+		known.empty = time.Time{}
+	case known.empty.IsZero():
+		known.empty = time.Now()
+	default:
+		if err = d.Orgs.Remove(ctx, x.Org); errors.Is(err, proto.ErrNotFound) {
+			err = nil
+		}
+		gone = err == nil
+	}
+	gone = gone || errors.Is(err, errGone)
+	if gone {
+		d.Log.Info("organisation deleted", "org", x.Org, "took", time.Since(known.began))
+	} else if err != nil && ctx.Err() == nil && err.Error() != known.failure {
+		known.failure = err.Error()
+		d.Log.Warn("deletion of an organisation failed, will retry", "org", x.Org, "error", err)
+	}
+	d.queue.Change(x, func(now *deletion) bool {
+		*now = known
+		return !gone
+	})
+	return nil
 }

@@ -13,12 +13,14 @@ const maxRunning = 32
 // newState returns the state of a run before anything has started.
 func newState(p *proto.Pipeline) *proto.PipelineState {
 	s := &proto.PipelineState{
-		ID: p.ID, Org: p.Org, Name: p.Name, Commit: p.Commit, Branch: p.Branch, CreatedAt: p.CreatedAt, Deadline: p.CreatedAt.Add(time.Duration(p.Timeout)),
-		Status: proto.PipelineRunning, HasSecrets: len(p.Secrets) > 0, Cells: []proto.CellState{},
+		ID: p.ID, Org: p.Org, Name: p.Name, Commit: p.Commit, Branch: p.Branch, CreatedAt: p.CreatedAt,
+		Deadline: p.CreatedAt.Add(time.Duration(p.Timeout)),
+		Status:   proto.PipelineRunning, HasSecrets: len(p.Secrets) > 0, Cells: []proto.CellState{},
 	}
 	for i := range p.Steps {
 		for j := range p.Steps[i].Cells {
-			s.Cells = append(s.Cells, proto.CellState{Step: p.Steps[i].Name, Cell: p.Steps[i].Cells[j].Name, Status: proto.StepWaiting})
+			s.Cells = append(s.Cells,
+				proto.CellState{Step: p.Steps[i].Name, Cell: p.Steps[i].Cells[j].Name, Status: proto.StepWaiting})
 		}
 	}
 	return s

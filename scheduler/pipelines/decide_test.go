@@ -47,7 +47,12 @@ steps:
 		{"own workspaces run together", parallel, map[int]S{0: ok}, "srrrrww", proto.PipelineRunning},
 		{"the shared workspace is free again", parallel, map[int]S{0: ok, 3: ok}, "srrsrrw", proto.PipelineRunning},
 		{"a failing cell", parallel, map[int]S{0: ok, 1: fail, 2: ok, 3: ok, 4: ok, 5: ok}, "sfssssk", proto.PipelineFailed},
-		{"all succeed", parallel, map[int]S{0: ok, 1: ok, 2: ok, 3: ok, 4: ok, 5: ok, 6: ok}, "sssssss", proto.PipelineSuccess},
+		{
+			"all succeed", parallel,
+			map[int]S{0: ok, 1: ok, 2: ok, 3: ok, 4: ok, 5: ok, 6: ok},
+			"sssssss",
+			proto.PipelineSuccess,
+		},
 	} {
 		p, err := spec.Parse(test.file)
 		if err != nil {
@@ -94,11 +99,13 @@ func TestDecideEnds(t *testing.T) {
 		s := newState(p)
 		decide(p, s, p.CreatedAt, s.Deadline)
 		s.Cancelling = test.cancel
-		if !decide(p, s, test.at, s.Deadline) || s.Status != proto.PipelineRunning || s.Cells[1].Status != proto.StepCancelled {
+		if !decide(p, s, test.at, s.Deadline) || s.Status != proto.PipelineRunning ||
+			s.Cells[1].Status != proto.StepCancelled {
 			t.Errorf("%s: %+v", name, s)
 		}
 		s.Cells[0].Status = proto.StepCancelled
-		if !decide(p, s, test.at, s.Deadline) || s.Status != test.status || s.Reason != test.reason || decide(p, s, test.at, s.Deadline) {
+		if !decide(p, s, test.at, s.Deadline) || s.Status != test.status || s.Reason != test.reason ||
+			decide(p, s, test.at, s.Deadline) {
 			t.Errorf("%s: %+v", name, s)
 		}
 	}

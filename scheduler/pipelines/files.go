@@ -4,22 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"path"
+	"slices"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/pipelines/spec"
 )
 
+// maxCopies is the number of copies of files that a process makes at the same time. Each has the names
+// of two homes in memory, and its content in a file on disk.
+const maxCopies = 4
+
 // Threads are the threads of the runs.
 type Threads interface {
-	// List calls f for everything below a directory of a thread's home. An unknown thread has no
-	// files.
-	List(ctx context.Context, org, thread, path string, recursive bool, f func(proto.File) error) error
-	// Open returns the content of a file, or [proto.ErrNotFound].
-	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
-	// Stage stores size bytes of a file, and creates the thread if it does not exist.
-	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	// Get returns the head of a thread, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, thread string) (*proto.Thread, error)
+	// Copy copies parts of homes to the home of a thread. It returns [proto.ErrExists] if the thread must
+	// be new and exists.
+	Copy(ctx context.Context, org, thread string, c *proto.TreeCopy) error
 	// Fork creates a thread from the newest version of another, with its staged files, if version
 	// is 0. It returns [proto.ErrNotFound] and [proto.ErrExists].
 	Fork(ctx context.Context, org, from string, version int64, to string) (*proto.Thread, error)
@@ -36,68 +39,107 @@ func refusef(format string, args ...any) error { return &refusedError{fmt.Sprint
 
 // asRefusal turns errors that come again with each try into refusals.
 func asRefusal(what string, err error) error {
-	var conflict interface{ Conflict() }
-	var field *proto.FieldError
-	if errors.As(err, &conflict) || errors.As(err, &field) {
-		return refusef("%s: %v", what, err)
+	if !proto.Final(err) {
+		return err
+	}
+	return refusef("%s: %s", what, api.NewError(err).Message) // without the names of threads
+}
+
+// asWarning adds a refusal to the warnings of a cell. It returns all other errors.
+func asWarning(c *proto.CellState, err error) error {
+	refused, ok := errors.AsType[*refusedError](err)
+	if ok && !slices.Contains(c.Warnings, refused.reason) { // the cell may be prepared more than once
+		c.Warnings = append(slices.Clip(c.Warnings), refused.reason)
+	}
+	if ok {
+		return nil
 	}
 	return err
 }
 
-// budget is what a cell may still copy.
-type budget struct {
-	files int
-	bytes int64
-}
-
-func newBudget() *budget { return &budget{proto.MaxArtifactFiles, proto.MaxArtifactBytes} }
-
 // workspace returns the thread of a cell.
 func workspace(p *proto.Pipeline, step *proto.PipelineStep, i int) string {
 	if step.Own {
-		return fmt.Sprintf("%s-%d", p.ID, i)
+		return proto.CellThread(p.ID, i)
 	}
-	return p.ID
+	return proto.RunThread(p.ID)
 }
 
-// kept returns the thread that keeps the artifacts of a cell.
-func kept(p *proto.Pipeline, i int) string { return fmt.Sprintf("%s-%d", p.ID, i) }
-
-// cacheThread returns the thread of a cache.
-func cacheThread(key string) string { return "ci-cache-" + key }
-
 // prepare makes the workspace of a cell: a fork if it is its own, the artifacts of the cells that
-// it needs if they are not in it, and its cache. It may be called again.
+// it needs if they are not in it, and its cache. It may be called again, also when the execution has
+// started.
 func (r *Runner) prepare(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex) error {
 	step := &p.Steps[at[i].step]
 	thread := workspace(p, step, i)
 	if step.Own {
-		_, err := r.Threads.Fork(ctx, p.Org, p.ID, 0, thread)
+		_, err := r.Threads.Fork(ctx, p.Org, proto.RunThread(p.ID), 0, thread)
 		if err != nil && !errors.Is(err, proto.ErrExists) && !errors.Is(err, proto.ErrNotFound) {
 			return asRefusal("copy the workspace", err)
 		}
 	}
-	most, err := r.space(ctx, p, at[i])
+	home, err := r.space(ctx, p, at[i])
 	if err != nil {
 		return err
 	}
-	left := newBudget()
+	var artifacts []proto.TreePart
 	for _, need := range step.Needs {
 		for j := range s.Cells {
 			from, c := &p.Steps[at[j].step], &s.Cells[j]
-			if from.Name != need || !from.Own || c.Thread == "" {
-				continue
-			}
-			prefix := path.Join("artifacts", c.Step, c.Cell)
-			if err := r.copy(ctx, p.Org, c.Thread, artifactPaths(from), thread, prefix, most, left); err != nil {
-				return asRefusal("copy the artifacts of "+spec.Label(c.Step, c.Cell), err)
+			if from.Name == need && from.Own && c.Thread != "" {
+				artifacts = append(artifacts,
+					proto.TreePart{Thread: c.Thread, Paths: artifactPaths(from), Dir: path.Join("artifacts", c.Step, c.Cell)})
 			}
 		}
 	}
-	if key := step.Cells[at[i].cell].CacheKey; key != "" {
-		return asRefusal("copy the cache", r.copy(ctx, p.Org, cacheThread(key), step.Cache, thread, "", most, left))
+	key := step.Cells[at[i].cell].CacheKey
+	if len(artifacts) == 0 && key == "" {
+		return nil
 	}
-	return nil
+	if started, err := r.started(ctx, p.Org, thread, s); started || err != nil {
+		return err // the program may have changed the files
+	}
+	if len(artifacts) > 0 {
+		if err := r.copy(ctx, p.Org, thread, &proto.TreeCopy{Parts: artifacts, Home: home}); err != nil {
+			return asRefusal("copy the artifacts of "+spec.Label(s.Cells[i].Step, s.Cells[i].Cell), err)
+		}
+	}
+	if key == "" {
+		return nil
+	}
+	cache := proto.TreePart{Thread: proto.OwnerCache.Thread(key), Paths: step.Cache}
+	err = r.copy(ctx, p.Org, thread, &proto.TreeCopy{Parts: []proto.TreePart{cache}, Home: home})
+	return asWarning(&s.Cells[i], asRefusal("the cache "+key+" is not used", err))
+}
+
+// started reports whether an execution that the state does not know yet has the workspace of a cell: a
+// process has started it and died, or is about to store its id.
+func (r *Runner) started(ctx context.Context, org, thread string, s *proto.PipelineState) (bool, error) {
+	head, err := r.Threads.Get(ctx, org, thread)
+	if errors.Is(err, proto.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look up thread %s: %w", thread, err)
+	}
+	known := slices.ContainsFunc(s.Cells, func(c proto.CellState) bool { return c.TraceID == head.Holder })
+	return head.Holder != "" && !known, nil
+}
+
+// copy copies files to a thread. If an execution holds that, the execution of the cell has just been started by
+// another process, and there is nothing to do.
+func (r *Runner) copy(ctx context.Context, org, thread string, c *proto.TreeCopy) error {
+	select {
+	case r.copies <- struct{}{}:
+		defer func() { <-r.copies }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	c.Most = proto.Space{Bytes: proto.MaxArtifactBytes, Files: proto.MaxArtifactFiles}
+	err := r.Threads.Copy(ctx, org, thread, c)
+	if _, busy := errors.AsType[*proto.BusyError](err); busy {
+		return nil
+	}
+	return err
 }
 
 // space returns the largest size of the home of a cell.
@@ -117,111 +159,37 @@ func artifactPaths(step *proto.PipelineStep) (all []string) {
 	return all
 }
 
-// copy copies the files at some paths to another thread, below a directory.
-func (r *Runner) copy(
-	ctx context.Context, org, from string, paths []string, to, prefix string, most proto.Space, left *budget,
-) error {
-	var files []proto.File
-	err := r.Threads.List(ctx, org, from, "", true, func(f proto.File) error {
-		if f.IsDirectory || !spec.Match(paths, f.Path) {
-			return nil
-		}
-		left.files, left.bytes = left.files-1, left.bytes-f.Size
-		if left.files < 0 || left.bytes < 0 {
-			return refusef("more than %d files or %d bytes; pack them into an archive, or keep fewer", proto.MaxArtifactFiles, proto.MaxArtifactBytes)
-		}
-		files = append(files, f)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	for _, f := range files {
-		if err := r.copyFile(ctx, org, from, f.Path, to, path.Join(prefix, f.Path), most); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *Runner) copyFile(ctx context.Context, org, from, name, to, target string, most proto.Space) error {
-	content, err := r.Threads.Open(ctx, org, from, name)
-	if errors.Is(err, proto.ErrNotFound) {
-		return nil // a link
-	}
-	if err != nil {
-		return fmt.Errorf("open %s of thread %s: %w", name, from, err)
-	}
-	body, err := content.Read(ctx, 0, content.Size)
-	if err != nil {
-		return fmt.Errorf("read %s of thread %s: %w", name, from, err)
-	}
-	err = r.Threads.Stage(ctx, org, to, target, content.Size, most, body)
-	if errClose := body.Close(); err == nil {
-		err = errClose
-	}
-	if err != nil {
-		return fmt.Errorf("copy %s from thread %s to %s: %w", name, from, to, err)
-	}
-	return nil
-}
-
-// keep keeps the artifacts and the cache of a cell that has ended. It may be called again.
-func (r *Runner) keep(ctx context.Context, p *proto.Pipeline, i int, at cellIndex, succeeded bool) (thread string, err error) {
+// keep keeps the artifacts and the cache of a cell that has ended. It may be called again. The error is
+// about the artifacts; a cache that cannot be kept is a warning of the cell.
+func (r *Runner) keep(
+	ctx context.Context, p *proto.Pipeline, c *proto.CellState, i int, at cellIndex, succeeded bool,
+) (thread string, err error) {
 	step := &p.Steps[at.step]
 	from := workspace(p, step, i)
-	if len(step.Artifacts) > 0 {
-		thread = kept(p, i)
-		if !step.Own {
-			_, err := r.Threads.Fork(ctx, p.Org, from, 0, thread)
-			switch {
-			case errors.Is(err, proto.ErrNotFound): // the program did not start
-				thread = ""
-			case err != nil && !errors.Is(err, proto.ErrExists):
-				return "", asRefusal("keep the artifacts", err)
-			}
+	if key := step.Cells[at.cell].CacheKey; key != "" && succeeded {
+		cache := &proto.TreeCopy{Parts: []proto.TreePart{{Thread: from, Paths: step.Cache}}, New: true}
+		cache.Home = proto.Space{Bytes: proto.MaxArtifactBytes, Files: proto.MaxArtifactFiles}
+		err := r.copy(ctx, p.Org, proto.OwnerCache.Thread(key), cache)
+		if err := asWarning(c, asRefusal("the cache "+key+" is not saved", err)); err != nil &&
+			!errors.Is(err, proto.ErrExists) {
+			return "", err
 		}
 	}
-	key := step.Cells[at.cell].CacheKey
-	if key == "" || !succeeded {
-		return thread, nil
+	if len(step.Artifacts) == 0 {
+		return "", nil
 	}
-	return thread, asRefusal("keep the cache", r.keepCache(ctx, p, i, at, from, key))
-}
-
-// keepCache stores a cache that does not exist yet. It is copied to a thread of its own first, so
-// that nobody sees a part of it. That thread is removed in any case: a process that died may have
-// left it.
-func (r *Runner) keepCache(ctx context.Context, p *proto.Pipeline, i int, at cellIndex, from, key string) error {
-	draft := fmt.Sprintf("%s-cache-%d", p.ID, i)
-	err := r.storeCache(ctx, p, at, from, draft, key)
-	if errRemove := r.removeThread(ctx, p.Org, draft); errRemove != nil {
-		return fmt.Errorf("remove thread %s: %w", draft, errRemove) // is tried again
+	if step.Own {
+		return from, nil
 	}
-	return err
-}
-
-func (r *Runner) storeCache(ctx context.Context, p *proto.Pipeline, at cellIndex, from, draft, key string) error {
-	exists := false
-	err := r.Threads.List(ctx, p.Org, cacheThread(key), "", false, func(proto.File) error {
-		exists = true
-		return nil
-	})
-	if err != nil || exists {
-		return err
+	thread = proto.CellThread(p.ID, i)
+	_, err = r.Threads.Fork(ctx, p.Org, from, 0, thread)
+	switch {
+	case errors.Is(err, proto.ErrNotFound): // the program did not start
+		return "", nil
+	case err != nil && !errors.Is(err, proto.ErrExists):
+		return "", asRefusal("keep the artifacts", err)
 	}
-	most, err := r.space(ctx, p, at)
-	if err != nil {
-		return err
-	}
-	if err := r.copy(ctx, p.Org, from, p.Steps[at.step].Cache, draft, "", most, newBudget()); err != nil {
-		return err
-	}
-	_, err = r.Threads.Fork(ctx, p.Org, draft, 0, cacheThread(key))
-	if errors.Is(err, proto.ErrExists) || errors.Is(err, proto.ErrNotFound) { // not found: nothing to keep
-		return nil
-	}
-	return err
+	return thread, nil
 }
 
 func (r *Runner) removeThread(ctx context.Context, org, thread string) error {

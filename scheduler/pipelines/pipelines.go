@@ -1,7 +1,8 @@
 // Package pipelines runs pipelines.
 //
-// A run has two entries in its bucket: its definition, which never changes but for its secrets,
-// which are removed at the end, and its state. The leading process reads the executions of the
+// A run has two entries in its bucket: its state, and its definition, which never changes but for its
+// secrets, which are removed at the end. The state comes first and goes last, so that nothing else
+// remains without it. The leading process reads the executions of the
 // cells that run, decides what follows, and stores the state by compare-and-set: first that a cell
 // runs, then the id of its execution. The execution is submitted between the two under an
 // idempotency key made of the run and the cell. So a process that takes over submits nothing twice,
@@ -12,19 +13,20 @@
 package pipelines
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 	"github.com/bullpen-run/bullpen/scheduler/pipelines/spec"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -34,20 +36,55 @@ const (
 	statePrefix      = "run."
 
 	maxDefinition = 768 << 10 // bytes; it must fit into a message
+
+	// creationTimeout is when a run whose creation began is complete, or never will be. It is longer than
+	// the gateway tries.
+	creationTimeout = 5 * time.Minute
 )
 
 // Pipelines stores runs. Run must be running for changes to be seen.
 type Pipelines struct {
 	store  *store.Store
-	states *store.Cache[proto.PipelineState]
+	states *store.Collection[proto.PipelineState]
+	queue  engine.Queue[entry]
 }
 
 // Open reads the states of all runs.
 func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Pipelines, error) {
-	states, err := store.OpenCache(ctx, store.CacheConfig[proto.PipelineState]{
-		Store: st, Bucket: st.Pipelines, Keys: statePrefix + "*.*", Name: "states of pipelines", Decode: store.DecodeJSON[proto.PipelineState]("the state of run"), DropMalformed: true, Log: log,
+	p := &Pipelines{store: st}
+	var err error
+	p.states, err = store.OpenCollection(ctx, store.CollectionConfig[proto.PipelineState]{
+		Store: st, Bucket: st.Pipelines, Keys: statePrefix + "*.*", Name: "states of pipelines",
+		DropMalformed: true, Log: log,
+		Order: func(s *proto.PipelineState) string { return store.NewestFirst(s.CreatedAt) },
+		Clone: clone, Check: checkActive, OnChange: p.changed,
 	})
-	return &Pipelines{st, states}, err
+	return p, err
+}
+
+// checkActive returns a [*proto.Rejection] if too many runs of an organisation have not ended.
+func checkActive(_ *proto.PipelineState, others []*proto.PipelineState) error {
+	active := 0
+	for _, s := range others {
+		if s.Status == proto.PipelineRunning {
+			active++
+		}
+	}
+	if active >= proto.MaxActivePipelines {
+		return &proto.Rejection{Reason: proto.RejectedPipelines, Limit: proto.MaxActivePipelines, Used: active}
+	}
+	return nil
+}
+
+// changed is called when a state has changed; current is nil if it was removed.
+func (p *Pipelines) changed(key string, _, current *proto.PipelineState) {
+	org, id, _ := strings.Cut(strings.TrimPrefix(key, statePrefix), ".")
+	p.queue.Change(engine.Item{Org: org, ID: id}, func(e *entry) bool {
+		if e.state = current; current != nil && current.Status != proto.PipelineRunning {
+			e.known = nil
+		}
+		return current != nil
+	})
 }
 
 // Run applies changes by other processes until ctx is done.
@@ -66,49 +103,61 @@ func (*Pipelines) Schema() []byte { return spec.Schema }
 // an error of prepare nothing of the run remains but what prepare made. Create returns a
 // [*proto.Rejection] if the organisation has [proto.MaxActivePipelines], and a [*proto.FieldError]
 // if the run is too large.
-func (p *Pipelines) Create(ctx context.Context, run *proto.Pipeline, prepare func(context.Context) error) (*proto.PipelineState, error) {
+func (p *Pipelines) Create(
+	ctx context.Context, run *proto.Pipeline, prepare func(context.Context) error,
+) (*proto.PipelineState, error) {
 	body, err := json.Marshal(run)
 	if err != nil {
 		return nil, fmt.Errorf("encode run %s: %w", run.ID, err)
 	}
 	if len(body) > maxDefinition {
-		return nil, proto.FieldErrorf("file", "makes a run of %d bytes with its secrets, as JSON; at most %d are possible", len(body), maxDefinition)
+		return nil, proto.FieldErrorf("file", "makes a run of %d bytes with its secrets, as JSON; at most %d are possible",
+			len(body), maxDefinition)
 	}
-	if err := p.reserve(ctx, run); err != nil {
+	// A process that dies from here on leaves a run that is being created, which the leader removes.
+	state, key := newState(run), stateKey(run.Org, run.ID)
+	state.Creating = true
+	if err := p.states.Create(ctx, key, state); err != nil {
 		return nil, err
 	}
-	// A process that dies from here on leaves a definition without a state, which is swept.
-	if _, err := p.store.Pipelines.Create(ctx, definitionKey(run.Org, run.ID), body); err != nil {
-		return nil, fmt.Errorf("store run %s: %w", run.ID, err)
+	if _, err = p.store.Pipelines.Create(ctx, definitionKey(run.Org, run.ID), body); err == nil {
+		err = prepare(ctx)
 	}
-	if err := prepare(ctx); err != nil {
-		if errUndo := errors.Join(p.removeDefinition(ctx, run.Org, run.ID), p.release(ctx, run.Org, run.ID)); errUndo != nil {
-			return nil, fmt.Errorf("%w (and the run is not removed: %w)", err, errUndo)
+	if err != nil {
+		if errUndo := p.remove(ctx, state); errUndo != nil {
+			return nil, fmt.Errorf("%w (and run %s is not removed: %w)", err, run.ID, errUndo)
 		}
 		return nil, err
 	}
 	fault.Here(fault.AfterRunBeforeState)
-	state := newState(run)
-	return state, p.states.Create(ctx, stateKey(run.Org, run.ID), state)
+	created, err := p.states.Change(ctx, key, func(s *proto.PipelineState) error {
+		s.Creating = false
+		return nil
+	})
+	return &created, err
 }
 
 // List returns the runs of an organisation, the newest first.
 func (p *Pipelines) List(org string) []proto.PipelineState {
-	list := []proto.PipelineState{}
-	for _, s := range p.states.All() {
-		if s.Org == org {
-			list = append(list, *s)
-		}
-	}
-	slices.SortFunc(list, func(a, b proto.PipelineState) int {
-		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
-	})
+	list, _ := p.Page(org, "", -1, nil)
 	return list
+}
+
+// Page returns a page of List, see [store.Collection.Page].
+func (p *Pipelines) Page(
+	org, after string, limit int, keep func(*proto.PipelineState) bool,
+) (page []proto.PipelineState, next string) {
+	return p.states.Page(org, after, limit, func(s *proto.PipelineState) bool {
+		return !s.Creating && (keep == nil || keep(s))
+	})
 }
 
 // Get returns the state of a run, or [proto.ErrNotFound].
 func (p *Pipelines) Get(ctx context.Context, org, id string) (*proto.PipelineState, error) {
 	s, _, err := p.states.Read(ctx, stateKey(org, id))
+	if err == nil && s.Creating {
+		return nil, fmt.Errorf("run %s is being created: %w", id, proto.ErrNotFound)
+	}
 	return s, err
 }
 
@@ -133,7 +182,7 @@ func (p *Pipelines) Definition(ctx context.Context, org, id string) (*proto.Pipe
 func (p *Pipelines) Cancel(ctx context.Context, org, id string) (*proto.PipelineState, error) {
 	return p.states.Update(ctx, stateKey(org, id), func(old *proto.PipelineState) (*proto.PipelineState, error) {
 		switch {
-		case old == nil:
+		case old == nil || old.Creating:
 			return nil, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
 		case old.Cancelling || old.Status != proto.PipelineRunning:
 			return old, nil
@@ -171,19 +220,13 @@ func (p *Pipelines) forgetSecrets(ctx context.Context, s *proto.PipelineState) e
 	return err
 }
 
-func (p *Pipelines) removeDefinition(ctx context.Context, org, id string) error {
-	if err := p.store.Pipelines.Purge(ctx, definitionKey(org, id), jetstream.PurgeTTL(store.WebhookMarkerTTL)); err != nil {
-		return fmt.Errorf("remove run %s: %w", id, err)
-	}
-	return nil
-}
-
 // remove removes the entries of a run.
 func (p *Pipelines) remove(ctx context.Context, s *proto.PipelineState) error {
-	if err := p.removeDefinition(ctx, s.Org, s.ID); err != nil {
-		return err
+	expires := jetstream.PurgeTTL(store.WebhookMarkerTTL)
+	if err := p.store.Pipelines.Purge(ctx, definitionKey(s.Org, s.ID), expires); err != nil {
+		return fmt.Errorf("remove run %s: %w", s.ID, err)
 	}
-	_, err := p.states.Remove(ctx, stateKey(s.Org, s.ID), nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	_, err := p.states.Remove(ctx, stateKey(s.Org, s.ID), nil)
 	if errors.Is(err, proto.ErrNotFound) {
 		return nil
 	}
@@ -195,9 +238,4 @@ func clone(s *proto.PipelineState) *proto.PipelineState {
 	c := *s
 	c.Cells = slices.Clone(s.Cells)
 	return &c
-}
-
-// late reports whether the retention of a run is over.
-func late(s *proto.PipelineState, retention time.Duration) bool {
-	return s.Status != proto.PipelineRunning && time.Since(s.EndedAt) > retention
 }

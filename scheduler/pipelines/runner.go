@@ -5,21 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
-	"github.com/bullpen-run/bullpen/scheduler/leader"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
-	scanEvery  = 200 * time.Millisecond
-	handlers   = 32 // runs that are handled at the same time
+	lookEvery  = 100 * time.Millisecond
+	scanEvery  = 200 * time.Millisecond // the records of a run
 	runTimeout = 2 * time.Minute
-	sweepEvery = time.Minute
-	trimEvery  = time.Second // while an organisation has too many runs
+	// handlers is the number of runs that are handled at the same time, handlersOfOrg that of one
+	// organisation: its steps may be slow to start, and its files large.
+	handlers      = 256
+	handlersOfOrg = 16
+	trimEvery     = time.Second // while an organisation has too many runs
 )
 
 // Executions starts and reads the executions of steps.
@@ -27,7 +29,8 @@ type Executions interface {
 	// StartStep starts the execution of a cell in a thread, unless it was started before, and
 	// returns its id. refused is the reason why it will never start, empty if it did. After an error
 	// it may have started.
-	StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (id proto.TraceID, refused string, err error)
+	StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (
+		id proto.TraceID, refused string, err error)
 	// StepSpace returns the largest size of the home of a cell. refused is the reason why the cell
 	// will never start, empty if it may.
 	StepSpace(ctx context.Context, p *proto.Pipeline, step, cell int) (most proto.Space, refused string, err error)
@@ -47,12 +50,10 @@ type Runner struct {
 	Instance   string        // unique to this process
 	Log        *slog.Logger
 
-	mu      sync.Mutex
-	handled map[string]bool     // runs that are being handled now
-	known   map[string]knownRun // runs that have not ended
+	copies chan struct{} // one for each copy of files
 }
 
-// knownRun is what a process keeps of a run that it handles.
+// knownRun is what the leader keeps of a run that has not ended.
 type knownRun struct {
 	*proto.Pipeline
 	// deadline is the state's deadline when this process first handled the run. It has a monotonic
@@ -60,131 +61,84 @@ type knownRun struct {
 	deadline time.Time
 }
 
+func (r *Runner) init() { r.copies = make(chan struct{}, maxCopies) }
+
+// entry is what the queue knows of a run.
+type entry struct {
+	state  *proto.PipelineState
+	excess bool      // it is to be removed, as its organisation has too many
+	known  *knownRun // nil before it is handled; it may have secrets
+}
+
 // Run campaigns and runs pipelines until ctx is done. It always returns nil.
 func (r *Runner) Run(ctx context.Context) error {
-	r.handled, r.known = map[string]bool{}, map[string]knownRun{}
-	elector := leader.Elector{Store: r.Store, Name: "pipelines", Instance: r.Instance, Log: r.Log}
-	elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error {
-		var running sync.WaitGroup
-		defer running.Wait()
-		free := make(chan struct{}, handlers)
-		tick := time.NewTicker(scanEvery)
-		defer tick.Stop()
-		var swept, trimmed time.Time
-		for {
-			if time.Since(swept) >= sweepEvery {
-				swept, trimmed = time.Now(), time.Time{}
-				running.Go(func() {
-					if err := r.removeOrphans(ctx); err != nil && ctx.Err() == nil {
-						r.Log.Warn("remains of pipelines not removed, will retry", "error", err)
-					}
-				})
-			}
-			for _, x := range r.tasks(&trimmed) {
-				if !r.begin(x.run.ID) {
-					continue
+	r.init()
+	e := engine.Engine[entry]{
+		Queue: &r.Pipelines.queue, Store: r.Store, Name: "pipelines", Instance: r.Instance, Log: r.Log,
+		Due: r.due, Handle: r.handleItem, Forget: func(e *entry) { e.known = nil },
+		Beside: []func(context.Context){r.trim},
+		Every:  lookEvery, Pause: scanEvery, Timeout: runTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
+	}
+	return e.Run(ctx)
+}
+
+// due returns when there is something to do for a run.
+func (r *Runner) due(e *entry) (at time.Time, ok bool) {
+	switch s := e.state; {
+	case s == nil:
+		return at, false
+	case s.Creating:
+		return s.CreatedAt.Add(creationTimeout), true
+	case s.Status == proto.PipelineRunning, s.HasSecrets, e.excess:
+		return at, true
+	default:
+		return s.EndedAt.Add(r.Retention), true
+	}
+}
+
+// handleItem does what is due for a run.
+func (r *Runner) handleItem(ctx context.Context, x engine.Item) error {
+	e := r.Pipelines.queue.Get(x)
+	switch s := e.state; {
+	case s == nil: // removed while it waited for its turn
+		return nil
+	case s.Creating && time.Since(s.CreatedAt) < creationTimeout:
+		return nil
+	case s.Creating:
+		return r.remove(ctx, s)
+	case s.Status == proto.PipelineRunning:
+		return r.handle(ctx, s)
+	case s.HasSecrets:
+		return r.Pipelines.forgetSecrets(ctx, s)
+	case e.excess || time.Since(s.EndedAt) >= r.Retention:
+		return r.remove(ctx, s)
+	default:
+		return nil
+	}
+}
+
+// trim makes the oldest runs of organisations with too many due for their removal, until ctx is done.
+func (r *Runner) trim(ctx context.Context) {
+	tick := time.NewTicker(trimEvery)
+	defer tick.Stop()
+	for {
+		for _, org := range r.Pipelines.states.Orgs(proto.MaxPipelines) {
+			list := r.Pipelines.List(org)
+			for _, s := range list[min(len(list), proto.MaxPipelines):] {
+				if s.Status != proto.PipelineRunning {
+					r.Pipelines.queue.Change(engine.Item{Org: org, ID: s.ID}, func(e *entry) bool {
+						e.excess = true
+						return e.state != nil
+					})
 				}
-				select {
-				case <-ctx.Done():
-					r.end(x.run.ID)
-					return nil
-				case free <- struct{}{}:
-				}
-				running.Go(func() {
-					defer func() { <-free }()
-					defer r.end(x.run.ID)
-					taskCtx, cancel := context.WithTimeout(ctx, runTimeout)
-					defer cancel()
-					if err := x.do(taskCtx, x.run); err != nil && ctx.Err() == nil {
-						r.Log.Warn("pipeline not handled, will retry", "run", x.run.ID, "org", x.run.Org, "error", err)
-					}
-				})
-			}
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-tick.C:
 			}
 		}
-	})
-	return nil
-}
-
-// task is something to do for a run.
-type task struct {
-	run *proto.PipelineState
-	do  func(context.Context, *proto.PipelineState) error
-}
-
-// tasks returns what to do now. trimmed is when runs were removed last, zero for long ago.
-func (r *Runner) tasks(trimmed *time.Time) (list []task) {
-	kept, tooMany := map[string]int{}, false // by organisation
-	for _, s := range r.Pipelines.states.All() {
-		switch {
-		case s.Status == proto.PipelineRunning:
-			list = append(list, task{s, r.handle})
-		case s.HasSecrets:
-			list = append(list, task{s, r.Pipelines.forgetSecrets})
-		}
-		kept[s.Org]++
-		tooMany = tooMany || kept[s.Org] > proto.MaxPipelines
-	}
-	if !trimmed.IsZero() && (!tooMany || time.Since(*trimmed) < trimEvery) {
-		return list
-	}
-	*trimmed = time.Now()
-	for _, s := range r.expired() {
-		list = append(list, task{s, r.remove})
-	}
-	return list
-}
-
-// removeOrphans removes what processes left that died while they created a run.
-func (r *Runner) removeOrphans(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, runTimeout)
-	defer cancel()
-	list, err := r.Pipelines.orphans(ctx)
-	for _, p := range list {
-		err = errors.Join(err, r.removeThread(ctx, p.Org, p.ID))
-		if err == nil {
-			err = r.Pipelines.removeDefinition(ctx, p.Org, p.ID)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
 		}
 	}
-	return err
-}
-
-// expired returns the runs to remove: those whose retention is over, and the oldest ones of
-// organisations with too many.
-func (r *Runner) expired() (list []*proto.PipelineState) {
-	orgs := map[string]bool{}
-	for _, s := range r.Pipelines.states.All() {
-		orgs[s.Org] = true
-	}
-	for org := range orgs {
-		for i, s := range r.Pipelines.List(org) {
-			if s.Status != proto.PipelineRunning && (i >= proto.MaxPipelines || late(&s, r.Retention)) {
-				list = append(list, &s)
-			}
-		}
-	}
-	return list
-}
-
-// begin reports whether a run is not being handled.
-func (r *Runner) begin(id string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.handled[id] {
-		return false
-	}
-	r.handled[id] = true
-	return true
-}
-
-func (r *Runner) end(id string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.handled, id)
 }
 
 // handle takes a run as far as it gets now.
@@ -207,21 +161,20 @@ func (r *Runner) handle(ctx context.Context, s *proto.PipelineState) error {
 	}
 }
 
-func (r *Runner) knownRun(ctx context.Context, s *proto.PipelineState) (knownRun, error) {
-	r.mu.Lock()
-	known, ok := r.known[s.ID]
-	r.mu.Unlock()
-	if ok {
+func (r *Runner) knownRun(ctx context.Context, s *proto.PipelineState) (*knownRun, error) {
+	x := engine.Item{Org: s.Org, ID: s.ID}
+	if known := r.Pipelines.queue.Get(x).known; known != nil {
 		return known, nil
 	}
 	p, err := r.Pipelines.Definition(ctx, s.Org, s.ID)
 	if err != nil {
-		return known, err
+		return nil, err
 	}
-	known = knownRun{p, time.Now().Add(time.Until(s.Deadline))}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.known[s.ID] = known
+	known := &knownRun{p, time.Now().Add(time.Until(s.Deadline))}
+	r.Pipelines.queue.Change(x, func(e *entry) bool {
+		e.known = known
+		return e.state != nil
+	})
 	return known, nil
 }
 
@@ -235,25 +188,27 @@ func (r *Runner) endLost(ctx context.Context, s *proto.PipelineState) error {
 			}
 		}
 	}
-	_, err := r.Pipelines.states.Update(ctx, stateKey(s.Org, s.ID), func(old *proto.PipelineState) (*proto.PipelineState, error) {
-		if old == nil || old.Status != proto.PipelineRunning {
-			return nil, nil
-		}
-		lost, now := clone(old), time.Now().UTC()
-		lost.Status, lost.EndedAt, lost.Reason = proto.PipelineFailed, now, "the definition of the run is gone from the store of this server"
-		for i := range lost.Cells {
-			if c := &lost.Cells[i]; !c.Status.Ended() {
-				c.Status, c.EndedAt = proto.StepCancelled, now
+	_, err := r.Pipelines.states.Update(ctx, stateKey(s.Org, s.ID),
+		func(old *proto.PipelineState) (*proto.PipelineState, error) {
+			if old == nil || old.Status != proto.PipelineRunning {
+				return nil, nil
 			}
-		}
-		return lost, nil
-	})
+			lost, now := clone(old), time.Now().UTC()
+			lost.Status, lost.EndedAt, lost.Reason = proto.PipelineFailed, now,
+				"the definition of the run is gone from the store of this server"
+			for i := range lost.Cells {
+				if c := &lost.Cells[i]; !c.Status.Ended() {
+					c.Status, c.EndedAt = proto.StepCancelled, now
+				}
+			}
+			return lost, nil
+		})
 	return err
 }
 
 // step stores what has happened to a run since its state was stored. It reports whether there was
 // something.
-func (r *Runner) step(ctx context.Context, known knownRun) (changed bool, err error) {
+func (r *Runner) step(ctx context.Context, known *knownRun) (changed bool, err error) {
 	p := known.Pipeline
 	key := stateKey(p.Org, p.ID)
 	old, revision, err := r.Pipelines.states.Read(ctx, key)
@@ -284,9 +239,6 @@ func (r *Runner) step(ctx context.Context, known knownRun) (changed bool, err er
 	}
 	if s.Status != proto.PipelineRunning {
 		fault.Here(fault.AfterEndBeforeForget)
-		r.mu.Lock()
-		delete(r.known, p.ID)
-		r.mu.Unlock()
 		r.Log.Info("pipeline ended", "run", p.ID, "org", p.Org, "status", s.Status, "cells", len(s.Cells),
 			"duration_ms", s.EndedAt.Sub(s.CreatedAt).Milliseconds())
 	}
@@ -294,7 +246,9 @@ func (r *Runner) step(ctx context.Context, known knownRun) (changed bool, err er
 }
 
 // cell starts the execution of a cell, or applies its end to the state.
-func (r *Runner) cell(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex) (changed bool, err error) {
+func (r *Runner) cell(
+	ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex,
+) (changed bool, err error) {
 	c := &s.Cells[i]
 	if c.TraceID == "" {
 		return r.start(ctx, p, s, i, at)
@@ -320,7 +274,7 @@ func (r *Runner) cell(ctx context.Context, p *proto.Pipeline, s *proto.PipelineS
 		}
 		return false, nil
 	}
-	thread, err := r.keep(ctx, p, i, at[i], record.Status == proto.StatusSuccess)
+	thread, err := r.keep(ctx, p, c, i, at[i], record.Status == proto.StatusSuccess)
 	refused, isRefused := errors.AsType[*refusedError](err)
 	if err != nil && !isRefused {
 		return false, err
@@ -361,7 +315,9 @@ func applyRecord(c *proto.CellState, record *proto.Record) {
 }
 
 // start starts the execution of a cell. A process that died may have started it already.
-func (r *Runner) start(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex) (changed bool, err error) {
+func (r *Runner) start(
+	ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex,
+) (changed bool, err error) {
 	c := &s.Cells[i]
 	step := &p.Steps[at[i].step]
 	if !s.Cancelling {
@@ -398,10 +354,9 @@ func (r *Runner) fail(c *proto.CellState, reason string) {
 
 // remove removes a run with its threads.
 func (r *Runner) remove(ctx context.Context, s *proto.PipelineState) error {
-	p := &proto.Pipeline{ID: s.ID}
-	threads := []string{s.ID}
+	threads := []string{proto.RunThread(s.ID)}
 	for i := range s.Cells {
-		threads = append(threads, kept(p, i))
+		threads = append(threads, proto.CellThread(s.ID, i))
 	}
 	for _, thread := range threads {
 		if err := r.removeThread(ctx, s.Org, thread); err != nil {

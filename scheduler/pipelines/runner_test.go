@@ -1,12 +1,14 @@
 package pipelines_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
+	"path"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -31,13 +33,24 @@ type executions struct {
 	result  func(step string) proto.Status
 	answer  func(n int) error // of the n-th start, after it
 	starts  int
-	refused string // why no cell starts
+	refused string          // why no cell starts
+	blocks  map[string]bool // steps that do not start before their context is done
+	blocked map[string]int  // how many wait, by organisation
 	files   *threads
 }
 
-func (e *executions) StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (proto.TraceID, string, error) {
+func (e *executions) StartStep(
+	ctx context.Context, p *proto.Pipeline, step, cell int, thread string,
+) (proto.TraceID, string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.blocks[p.Steps[step].Name] {
+		e.blocked[p.Org]++
+		e.mu.Unlock()
+		<-ctx.Done()
+		e.mu.Lock()
+		return "", "", ctx.Err()
+	}
 	key := fmt.Sprint(p.Steps[step].Name, cell)
 	if e.started[key] == "" {
 		id := proto.NewTraceID()
@@ -53,7 +66,8 @@ func (e *executions) StartStep(ctx context.Context, p *proto.Pipeline, step, cel
 			r.StartedAt, r.CompletedAt, r.Result = &now, &now, &result
 		}
 		e.records[id] = r
-		_ = e.files.Stage(ctx, p.Org, thread, "out/"+key, 1, proto.Space{}, strings.NewReader("x"))
+		e.files.put(thread, "out/"+key)
+		e.files.hold(thread, id)
 	}
 	e.starts++
 	if err := e.answer(e.starts); err != nil {
@@ -84,39 +98,68 @@ func (e *executions) Cancel(_ context.Context, id proto.TraceID) (*proto.Record,
 
 // threads are threads in memory: the content of their files by thread and path.
 type threads struct {
-	mu    sync.Mutex
-	files map[string]map[string]string
+	mu      sync.Mutex
+	files   map[string]map[string]string
+	holders map[string]proto.TraceID
+	copies  []string         // the threads that files were copied to
+	fails   map[string]error // of copies to a thread, empty for all
+	keep    string           // a thread that cannot be removed
 }
 
-func (s *threads) List(_ context.Context, _, thread, _ string, _ bool, f func(proto.File) error) error {
+func (s *threads) Get(_ context.Context, _, thread string) (*proto.Thread, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, text := range s.files[thread] {
-		if err := f(proto.File{Path: name, Size: int64(len(text))}); err != nil {
-			return err
-		}
+	if s.files[thread] == nil {
+		return nil, proto.ErrNotFound
 	}
-	return nil
+	return &proto.Thread{ID: thread, Holder: s.holders[thread]}, nil
 }
 
-func (s *threads) Open(_ context.Context, _, thread, path string) (*proto.FileContent, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	text := s.files[thread][path]
-	return &proto.FileContent{File: proto.File{Size: int64(len(text))}, Read: func(context.Context, int64, int64) (io.ReadCloser, error) {
-		return io.NopCloser(strings.NewReader(text)), nil
-	}}, nil
-}
-
-func (s *threads) Stage(_ context.Context, _, thread, path string, _ int64, _ proto.Space, body io.Reader) error {
-	text, err := io.ReadAll(body)
+// put puts a file with the content x into a thread.
+func (s *threads) put(thread, path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.files[thread] == nil {
 		s.files[thread] = map[string]string{}
 	}
-	s.files[thread][path] = string(text)
-	return err
+	s.files[thread][path] = "x"
+}
+
+// hold makes an execution the last holder of a thread.
+func (s *threads) hold(thread string, id proto.TraceID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holders[thread] = id
+}
+
+func (s *threads) Copy(_ context.Context, _, thread string, c *proto.TreeCopy) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.New && s.files[thread] != nil {
+		return proto.ErrExists
+	}
+	if err := cmp.Or(s.fails[thread], s.fails[""]); err != nil {
+		return err
+	}
+	for _, part := range c.Parts {
+		for name, text := range s.files[part.Thread] {
+			below, selected := proto.NewPathMatcher(part.Paths), false
+			for dir := range strings.SplitSeq(name, "/") {
+				if below, selected = below.Enter(dir); selected {
+					break
+				}
+			}
+			if !selected {
+				continue
+			}
+			if s.files[thread] == nil {
+				s.files[thread] = map[string]string{}
+			}
+			s.files[thread][path.Join(part.Dir, name)] = text
+		}
+	}
+	s.copies = append(s.copies, thread)
+	return nil
 }
 
 func (s *threads) Fork(_ context.Context, _, from string, _ int64, to string) (*proto.Thread, error) {
@@ -135,6 +178,9 @@ func (s *threads) Fork(_ context.Context, _, from string, _ int64, to string) (*
 func (s *threads) Remove(_ context.Context, _, thread string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if thread == s.keep {
+		return errors.New("the store of threads does not answer")
+	}
 	delete(s.files, thread)
 	return nil
 }
@@ -159,15 +205,21 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	server := storetest.Server(t)
 	ctx := storetest.Context(t)
-	st, err := store.Connect(ctx, store.Access{InProcess: server, Name: "test"}, store.Config{Retention: time.Hour}, storetest.Log(t))
+	st, err := store.Connect(ctx, store.Access{InProcess: server, Name: "test"}, store.Config{Retention: time.Hour},
+		storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(st.Close)
-	files := &threads{files: map[string]map[string]string{}}
+	files := &threads{
+		files: map[string]map[string]string{}, holders: map[string]proto.TraceID{},
+		fails: map[string]error{},
+	}
 	e := &executions{
 		started: map[string]proto.TraceID{}, records: map[proto.TraceID]*proto.Record{}, files: files,
-		result: func(string) proto.Status { return proto.StatusSuccess }, answer: func(int) error { return nil },
+		blocked: map[string]int{}, result: func(string) proto.Status { return proto.StatusSuccess }, answer: func(int) error {
+			return nil
+		},
 	}
 	return &world{t, ctx, st, e, files, time.Hour}
 }
@@ -182,7 +234,8 @@ func (w *world) process(name string) (*pipelines.Pipelines, func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	var parts sync.WaitGroup
 	r := &pipelines.Runner{
-		Pipelines: p, Executions: w.executions, Threads: w.files, Store: w.st, Retention: w.retention, Instance: name, Log: storetest.Log(w.t),
+		Pipelines: p, Executions: w.executions, Threads: w.files, Store: w.st, Retention: w.retention, Instance: name,
+		Log: storetest.Log(w.t),
 	}
 	parts.Go(func() { _ = p.Run(ctx) })
 	parts.Go(func() { _ = r.Run(ctx) })
@@ -193,9 +246,14 @@ func (w *world) process(name string) (*pipelines.Pipelines, func()) {
 
 func (w *world) start(p *pipelines.Pipelines, file string) *proto.Pipeline {
 	w.t.Helper()
+	return w.startFor(p, "acme", file)
+}
+
+func (w *world) startFor(p *pipelines.Pipelines, org, file string) *proto.Pipeline {
+	w.t.Helper()
 	run, err := p.Parse(file)
 	if err == nil {
-		run.ID, run.Org, run.CreatedAt = proto.NewPipelineID(), "acme", time.Now().UTC()
+		run.ID, run.Org, run.CreatedAt = proto.NewPipelineID(), org, time.Now().UTC()
 		_, err = p.Create(w.ctx, run, nothing)
 	}
 	if err != nil {
@@ -205,7 +263,9 @@ func (w *world) start(p *pipelines.Pipelines, file string) *proto.Pipeline {
 }
 
 // await waits until the state of a run is as ok says.
-func (w *world) await(p *pipelines.Pipelines, run *proto.Pipeline, what string, ok func(*proto.PipelineState) bool) *proto.PipelineState {
+func (w *world) await(
+	p *pipelines.Pipelines, run *proto.Pipeline, what string, ok func(*proto.PipelineState) bool,
+) *proto.PipelineState {
 	w.t.Helper()
 	for {
 		s, err := p.Get(w.ctx, run.Org, run.ID)
@@ -221,6 +281,8 @@ func (w *world) await(p *pipelines.Pipelines, run *proto.Pipeline, what string, 
 }
 
 func ended(s *proto.PipelineState) bool { return s.Status != proto.PipelineRunning }
+
+var depsCache = proto.OwnerCache.Thread("deps")
 
 const diamond = `
 steps:
@@ -240,21 +302,25 @@ func TestRun(t *testing.T) {
 	}
 	run := w.start(p, diamond)
 	s := w.await(p, run, "the run ends", ended)
-	if s.Status != proto.PipelineFailed || s.Cells[0].Status != proto.StepSuccess || s.Cells[1].Status != proto.StepFailed || *s.Cells[1].ExitCode != 1 ||
+	if s.Status != proto.PipelineFailed || s.Cells[0].Status != proto.StepSuccess ||
+		s.Cells[1].Status != proto.StepFailed || *s.Cells[1].ExitCode != 1 ||
 		s.Cells[3].Status != proto.StepSuccess {
 		t.Errorf("%+v", s)
 	}
-	for _, path := range []string{"out/build0", "artifacts/test/k=1/out/test0", "artifacts/test/k=2/out/test1", "out/report0"} {
+	for _, path := range []string{
+		"out/build0", "artifacts/test/k=1/out/test0", "artifacts/test/k=2/out/test1",
+		"out/report0",
+	} {
 		if !w.files.has(s.Cells[3].Thread, path) {
 			t.Errorf("the artifacts of the report have no %s: %v", path, w.files.files)
 		}
 	}
-	if !w.files.has("ci-cache-deps", "out/build0") || w.files.has(s.Cells[1].Thread, "out/test1") {
+	if !w.files.has(depsCache, "out/build0") || w.files.has(s.Cells[1].Thread, "out/test1") {
 		t.Errorf("%v", w.files.files)
 	}
 	next := w.start(p, "steps: [{name: other, run: x, cache: {key: deps, paths: [out]}}]")
 	w.await(p, next, "the run with the cache ends", ended)
-	if !w.files.has(next.ID, "out/build0") {
+	if !w.files.has(proto.RunThread(next.ID), "out/build0") {
 		t.Errorf("the cache is not there: %v", w.files.files)
 	}
 	if list := p.List("acme"); len(list) != 2 || list[0].ID != next.ID || len(p.List("other")) != 0 {
@@ -298,7 +364,10 @@ func (w *world) runner() *pipelines.Runner {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	r := &pipelines.Runner{Pipelines: p, Executions: w.executions, Threads: w.files, Store: w.st, Retention: w.retention, Log: storetest.Log(w.t)}
+	r := &pipelines.Runner{
+		Pipelines: p, Executions: w.executions, Threads: w.files, Store: w.st, Retention: w.retention,
+		Log: storetest.Log(w.t),
+	}
 	r.Init()
 	return r
 }
@@ -363,7 +432,7 @@ steps:
 				t.Errorf("%s was started as %s, which no cell names", key, id)
 			}
 		}
-		if !w.files.has("ci-cache-deps", "out/build0") || !w.files.has(run.ID+"-0", "out/build0") {
+		if !w.files.has(depsCache, "out/build0") || !w.files.has(proto.CellThread(run.ID, 0), "out/build0") {
 			t.Errorf("%v", w.files.files)
 		}
 	}
@@ -383,7 +452,7 @@ func TestClockOfARun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deadline := r.Deadline(run.ID)
+	deadline := r.Deadline(run.Org, run.ID)
 	if left := time.Until(deadline); left <= 0 || left > time.Minute || !strings.Contains(deadline.String(), " m=") {
 		t.Errorf("the deadline %s is in %s, or has no monotonic clock", deadline, left)
 	}
@@ -402,7 +471,8 @@ func TestLostDefinition(t *testing.T) {
 	}
 	p, _ = w.process("two")
 	s := w.await(p, run, "the run ends", ended)
-	if s.Status != proto.PipelineFailed || !strings.Contains(s.Reason, "definition of the run is gone") || s.Cells[0].Status != proto.StepCancelled ||
+	if s.Status != proto.PipelineFailed || !strings.Contains(s.Reason, "definition of the run is gone") ||
+		s.Cells[0].Status != proto.StepCancelled ||
 		w.records[s.Cells[0].TraceID].Status != proto.StatusCancelled {
 		t.Errorf("%+v", s)
 	}
@@ -419,7 +489,8 @@ func TestCancelAndRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := w.await(p, run, "the run ends", ended)
-	if s.Status != proto.PipelineCancelled || s.Cells[0].Status != proto.StepCancelled || s.Cells[3].Status != proto.StepCancelled {
+	if s.Status != proto.PipelineCancelled || s.Cells[0].Status != proto.StepCancelled ||
+		s.Cells[3].Status != proto.StepCancelled {
 		t.Errorf("%+v", s)
 	}
 	if _, err := p.Cancel(w.ctx, "other", run.ID); !errors.Is(err, proto.ErrNotFound) {
@@ -439,7 +510,7 @@ func TestCancelAndRemove(t *testing.T) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	if w.files.has(run.ID, "out/build0") {
+	if w.files.has(proto.RunThread(run.ID), "out/build0") {
 		t.Error("the workspace stays")
 	}
 }
@@ -524,7 +595,10 @@ func TestMostRunsKept(t *testing.T) {
 	first := w.start(p, "steps: [{name: a, run: x}]")
 	w.await(p, first, "the first run ends", ended)
 	for range proto.MaxPipelines {
-		w.put(proto.PipelineState{ID: proto.NewPipelineID(), Status: proto.PipelineSuccess, CreatedAt: time.Now(), EndedAt: time.Now()})
+		w.put(proto.PipelineState{
+			ID: proto.NewPipelineID(), Status: proto.PipelineSuccess, CreatedAt: time.Now(),
+			EndedAt: time.Now(),
+		})
 	}
 	w.eventually("the first run is removed", func() bool {
 		_, err := p.Get(w.ctx, first.Org, first.ID)
@@ -566,57 +640,150 @@ func TestSecretsAreForgotten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run.ID, run.Org, run.CreatedAt, run.Secrets = proto.NewPipelineID(), "acme", time.Now().UTC(), map[string]string{"TOKEN": "s3cret"}
+	run.ID, run.Org, run.CreatedAt, run.Secrets = proto.NewPipelineID(), "acme", time.Now().UTC(),
+		map[string]string{"TOKEN": "s3cret"}
 	if _, err := p.Create(w.ctx, run, nothing); err != nil {
 		t.Fatal(err)
 	}
-	w.await(p, run, "the run ends, without secrets", func(s *proto.PipelineState) bool { return ended(s) && !s.HasSecrets })
+	w.await(p, run, "the run ends, without secrets", func(s *proto.PipelineState) bool {
+		return ended(s) && !s.HasSecrets
+	})
 	stored, err := p.Definition(w.ctx, run.Org, run.ID)
 	if err != nil || stored.Secrets != nil || len(stored.Steps) != 1 || stored.Steps[0].Secrets[0] != "TOKEN" {
 		t.Errorf("%+v, %v", stored, err)
 	}
 }
 
-// A process that died while it created a run has left its definition and a copy of the files. A
-// process that died while it kept a cache has left a part of it.
+// A process that died while it created a run has left its state, its definition and a copy of the files. One
+// whose files cannot be removed does not keep others from being removed. Clients see none of them.
 func TestRemainsOfDeadProcesses(t *testing.T) {
 	w := newWorld(t)
 	p, stop := w.process("one")
 	stop()
-	old, young := proto.NewPipelineID(), proto.NewPipelineID()
-	for id, age := range map[string]time.Duration{old: time.Hour, young: 0} {
-		body, err := json.Marshal(proto.Pipeline{ID: id, Org: "acme", CreatedAt: time.Now().Add(-age)})
+	stuck, old, young := proto.NewPipelineID(), proto.NewPipelineID(), proto.NewPipelineID()
+	for id, age := range map[string]time.Duration{stuck: 2 * time.Hour, old: time.Hour, young: 0} {
+		created := time.Now().Add(-age)
+		body, err := json.Marshal(proto.Pipeline{ID: id, Org: "acme", CreatedAt: created})
 		if err == nil {
 			_, err = w.st.Pipelines.Put(w.ctx, "def.acme."+id, body)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = w.files.Stage(w.ctx, "acme", id, "a", 1, proto.Space{}, strings.NewReader("x"))
+		w.put(proto.PipelineState{ID: id, CreatedAt: created, Status: proto.PipelineRunning, Creating: true})
+		w.files.put(proto.RunThread(id), "a")
 	}
-	p, _ = w.process("two") // sweeps at its start
+	w.files.keep = proto.RunThread(stuck)
+	p, _ = w.process("two")
 	w.eventually("the definition is removed", func() bool {
 		_, err := p.Definition(w.ctx, "acme", old)
 		return errors.Is(err, proto.ErrNotFound)
 	})
-	if _, err := p.Definition(w.ctx, "acme", young); err != nil || w.files.has(old, "a") || !w.files.has(young, "a") {
+	if _, err := p.Definition(w.ctx, "acme", young); err != nil || w.files.has(proto.RunThread(old), "a") ||
+		!w.files.has(proto.RunThread(young), "a") {
 		t.Errorf("%v, %v", err, w.files.files)
 	}
+	for _, id := range []string{stuck, young} {
+		_, err := p.Get(w.ctx, "acme", id)
+		_, errCancel := p.Cancel(w.ctx, "acme", id)
+		if !errors.Is(err, proto.ErrNotFound) || !errors.Is(errCancel, proto.ErrNotFound) || len(p.List("acme")) != 0 {
+			t.Errorf("a run that is being created: %v, %v, %v", err, errCancel, p.List("acme"))
+		}
+	}
+}
 
-	run, err := p.Parse("steps: [{name: build, run: x, cache: {key: deps, paths: [out]}}]")
-	if err != nil {
-		t.Fatal(err)
+// A process that leads no more forgets the definitions of runs, which have secrets.
+func TestSecretsOfALeaderThatStopped(t *testing.T) {
+	w := newWorld(t)
+	w.result = func(string) proto.Status { return proto.StatusRunning }
+	p, stop := w.process("one")
+	run := w.start(p, "steps: [{name: a, run: x}]")
+	w.await(p, run, "a step runs", func(s *proto.PipelineState) bool { return s.Cells[0].TraceID != "" })
+	if n := p.Known(); n != 1 {
+		t.Errorf("the leader knows %d definitions", n)
 	}
-	run.ID, run.Org, run.CreatedAt = proto.NewPipelineID(), "acme", time.Now().UTC()
-	draft := run.ID + "-cache-0"
-	for _, thread := range []string{draft, "ci-cache-deps"} {
-		_ = w.files.Stage(w.ctx, "acme", thread, "out/old", 1, proto.Space{}, strings.NewReader("x"))
+	stop()
+	if n := p.Known(); n != 0 {
+		t.Errorf("a process that leads no more knows %d definitions", n)
 	}
-	if _, err := p.Create(w.ctx, run, nothing); err != nil {
-		t.Fatal(err)
+}
+
+// A cache never changes. One that cannot be saved or used is a warning.
+func TestCache(t *testing.T) {
+	w := newWorld(t)
+	p, _ := w.process("one")
+	const file = "steps: [{name: build, run: x, cache: {key: deps, paths: [out]}}, {name: next, run: x}]"
+	tooLarge := &proto.CopyError{Size: proto.Space{Files: 2}, Most: proto.Space{Files: 1}}
+	w.files.fails[depsCache] = tooLarge
+	s := w.await(p, w.start(p, file), "the run ends", ended)
+	if warnings := s.Cells[0].Warnings; s.Status != proto.PipelineSuccess || len(warnings) != 1 ||
+		!strings.Contains(warnings[0], "the cache deps is not saved: 2 files") {
+		t.Errorf("%+v", s)
 	}
-	w.await(p, run, "the run ends", ended)
-	if w.files.has(draft, "out/old") || !w.files.has("ci-cache-deps", "out/old") {
+	w.files.fails = map[string]error{}
+	w.files.put(depsCache, "out/old")
+	run := w.start(p, file)
+	if s := w.await(p, run, "the run ends", ended); s.Status != proto.PipelineSuccess || s.Cells[0].Warnings != nil {
+		t.Errorf("%+v", s)
+	}
+	if !w.files.has(proto.RunThread(run.ID), "out/old") || w.files.has(depsCache, "out/build0") {
 		t.Errorf("%v", w.files.files)
+	}
+	w.files.fails[""] = tooLarge
+	s = w.await(p, w.start(p, file), "the run ends", ended)
+	if warnings := s.Cells[0].Warnings; s.Status != proto.PipelineSuccess || len(warnings) != 1 ||
+		!strings.Contains(warnings[0], "the cache deps is not used: 2 files") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A process dies after it has started an execution. The next one does not copy a cache and artifacts
+// again: the program may have changed them.
+func TestPreparedOnce(t *testing.T) {
+	w := newWorld(t)
+	w.files.put(depsCache, "out/old")
+	w.answer = func(n int) error {
+		if n == 2 {
+			return errors.New("the process has died")
+		}
+		return nil
+	}
+	p, _ := w.process("one")
+	run := w.start(p, `
+steps:
+  - {name: make, run: x, workspace: own, artifacts: {all: [out]}}
+  - {name: use, run: x, cache: {key: deps, paths: [out]}}
+`)
+	if s := w.await(p, run, "the run ends", ended); s.Status != proto.PipelineSuccess || w.starts != 3 {
+		t.Errorf("%+v after %d starts", s, w.starts)
+	}
+	// the artifacts, and the cache
+	if want := []string{proto.RunThread(run.ID), proto.RunThread(run.ID)}; !slices.Equal(w.files.copies, want) {
+		t.Errorf("copies to %q, want %q", w.files.copies, want)
+	}
+}
+
+// Runs of two organisations whose steps cannot start now do not keep those of a third one waiting.
+func TestOrganisationsTakeTurns(t *testing.T) {
+	w := newWorld(t)
+	w.blocks = map[string]bool{"slow": true}
+	p, _ := w.process("one")
+	for _, org := range []string{"large", "larger"} {
+		for range proto.MaxActivePipelines {
+			w.startFor(p, org, "steps: [{name: slow, run: x}]")
+		}
+	}
+	w.eventually("steps of both organisations wait", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.blocked["large"] > 0 && w.blocked["larger"] > 0 &&
+			w.blocked["large"]+w.blocked["larger"] >= proto.MaxActivePipelines
+	})
+	run := w.startFor(p, "third", "steps: [{name: quick, run: x}]")
+	w.await(p, run, "the run of the third organisation ends", ended)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n := len(w.started); n != 1 {
+		t.Errorf("%d steps started", n)
 	}
 }

@@ -29,7 +29,9 @@ func TestFind(t *testing.T) {
 	}
 	asker := connect()
 	// Malformed answers are ignored.
-	_, err := asker.Conn.Subscribe(store.ProcessesSubject, func(m *nats.Msg) { _ = asker.Conn.Publish(store.ProcessSubject, []byte("{")) })
+	_, err := asker.Conn.Subscribe(store.ProcessesSubject, func(m *nats.Msg) {
+		_ = asker.Conn.Publish(store.ProcessSubject, []byte("{"))
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

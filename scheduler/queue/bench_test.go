@@ -19,7 +19,10 @@ func BenchmarkCycle(b *testing.B) {
 	q := &queue.Queue{Store: st}
 	quiet := slog.New(slog.DiscardHandler)
 	d := &queue.Dispatcher{Store: st, Instance: "i", Log: quiet}
-	slots := &queue.Slots{Store: st, Worker: "w", Total: 4, Capabilities: []string{queue.CapabilityLanguage(proto.Python)}, Log: quiet}
+	slots := &queue.Slots{
+		Store: st, Worker: "w", Total: 4,
+		Capabilities: []string{queue.CapabilityLanguage(proto.Python)}, Log: quiet,
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	b.Cleanup(cancel)
 	go func() { _ = d.Run(ctx) }()

@@ -66,10 +66,14 @@ func (t *term) removeJob(ctx context.Context, m *proto.Meta, seq uint64, body st
 	fault.Here(fault.AfterResultBeforeDelivery)
 	t.garbage.exclude(seq)
 	go func() {
-		if deadLettered && t.retry(ctx, m.TraceID, "store dead letter", func() error { return t.storeDeadLetter(ctx, m.TraceID, seq) }) != nil {
+		if deadLettered && t.retry(ctx, m.TraceID, "store dead letter", func() error {
+			return t.storeDeadLetter(ctx, m.TraceID, seq)
+		}) != nil {
 			return
 		}
-		if delivery != nil && t.retry(ctx, m.TraceID, "store delivery", func() error { return (&deliveries.Store{Store: t.Store}).Create(ctx, delivery) }) != nil {
+		if delivery != nil && t.retry(ctx, m.TraceID, "store delivery", func() error {
+			return (&deliveries.Store{Store: t.Store}).Create(ctx, delivery)
+		}) != nil {
 			return
 		}
 		fault.Here(fault.AfterDeliveryBeforeJobRemoved)
@@ -104,7 +108,8 @@ func (t *term) storeDeadLetter(ctx context.Context, id proto.TraceID, seq uint64
 func (t *term) moveMalformed(ctx context.Context, seq uint64, cause error) {
 	t.garbage.exclude(seq)
 	go func() {
-		if err := (&deadletters.Store{Store: t.Store, Added: t.DeadLettered}).MoveMessage(ctx, seq, cause); err != nil && ctx.Err() == nil {
+		if err := (&deadletters.Store{Store: t.Store, Added: t.DeadLettered}).MoveMessage(ctx, seq, cause); err != nil &&
+			ctx.Err() == nil {
 			t.Log.Error("store dead letter failed", "sequence", seq, "error", err)
 			return // the next leader finds the message again
 		}

@@ -143,7 +143,8 @@ func (x *threaded) outcome() queue.Outcome {
 func (x *threaded) wantNew(e queue.Outcome) {
 	x.t.Helper()
 	rec := x.wait(x.job.TraceID)
-	if d := cmp.Diff(&e.Result, rec.Result); d != "" || rec.ResultSeq != e.LastSeq+1 || rec.Pending != nil || rec.Commit != nil || rec.Attempt != 1 {
+	if d := cmp.Diff(&e.Result, rec.Result); d != "" || rec.ResultSeq != e.LastSeq+1 || rec.Pending != nil ||
+		rec.Commit != nil || rec.Attempt != 1 {
 		x.t.Errorf("%s ended as %+v: %s", x.job.ThreadID, rec, d)
 	}
 	want, err := x.before.Commit(e.Commit)
@@ -308,7 +309,8 @@ func (x *threaded) wantPrivate() {
 		"withdraw": func() (*proto.Record, error) { return x.queue.Withdraw(x.ctx, x.job.TraceID, proto.Cancelled()) },
 	} {
 		rec, err := ask()
-		if err != nil || rec.Status != proto.StatusRunning || rec.Pending != nil || rec.Commit != nil || rec.Result != nil || rec.Usage != nil {
+		if err != nil || rec.Status != proto.StatusRunning || rec.Pending != nil || rec.Commit != nil || rec.Result != nil ||
+			rec.Usage != nil {
 			x.t.Errorf("%s: %+v, %v", what, rec, err)
 		}
 	}
@@ -336,7 +338,8 @@ func TestOutputIsKeptIfTheThreadIsFenced(t *testing.T) {
 	}
 	thaw()
 	rec := <-finished
-	if r := x.wantOld(proto.CodeThreadSave).Result; r.Stdout != "saved t" || r.ProgramExitCode == nil || *r.ProgramExitCode != 0 {
+	if r := x.wantOld(proto.CodeThreadSave).Result; r.Stdout != "saved t" || r.ProgramExitCode == nil ||
+		*r.ProgramExitCode != 0 {
 		t.Errorf("%+v", r)
 	}
 	if d := cmp.Diff(rec, w.wait(x.job.TraceID)); d != "" {
@@ -412,7 +415,10 @@ func (w *world) runWithVolume(name string, attempts int) *threaded {
 	x := &threaded{world: w, Threads: &threads.Threads{Store: w.store}, wire: &wire{InProcessConnProvider: w.server}}
 	x.job = storetest.Job("acme", "k", proto.ModeAsync)
 	x.job.ThreadID, x.job.MaxAttempts, x.job.Prefer = name, attempts, name
-	x.job.SetMounts([]proto.Mount{{Slug: name, Kind: proto.MountVolume, Bytes: 1 << 20}, {Slug: "read", Kind: proto.MountVolume, Bytes: 1 << 20, ReadOnly: true}})
+	x.job.SetMounts([]proto.Mount{
+		{Slug: name, Kind: proto.MountVolume, Bytes: 1 << 20},
+		{Slug: "read", Kind: proto.MountVolume, Bytes: 1 << 20, ReadOnly: true},
+	})
 	for _, id := range x.job.Threads() {
 		if _, _, err := x.Lock(w.ctx, "acme", id, x.job.TraceID); err != nil {
 			w.t.Fatal(err)
@@ -426,7 +432,8 @@ func (w *world) runWithVolume(name string, attempts int) *threaded {
 
 func (x *threaded) volumeWorker(name string, server nats.InProcessConnProvider) *host {
 	x.t.Helper()
-	return x.run(x.newSlots(server, name, 1, queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads, queue.CapabilityMounts, queue.CapabilityVolumes))
+	return x.run(x.newSlots(server, name, 1, queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads,
+		queue.CapabilityMounts, queue.CapabilityVolumes))
 }
 
 // volume returns the head of the execution's volume.
@@ -442,9 +449,12 @@ func (x *threaded) volume() *proto.Thread {
 func (x *threaded) volumeOutcome() queue.Outcome {
 	x.t.Helper()
 	e, volume := x.outcome(), x.volume()
-	e.Volumes = []proto.VolumeCommit{{Volume: x.job.Volumes[0], Commit: proto.Commit{Fence: volume.Fence, Version: proto.Version{
-		Number: volume.Number() + 1, Manifest: proto.Blob{Key: "threads/acme/" + volume.ID}, Layers: []proto.Layer{{Blob: proto.Blob{Key: "layers/acme/2"}}},
-	}}}}
+	e.Volumes = []proto.VolumeCommit{
+		{Volume: x.job.Volumes[0], Commit: proto.Commit{Fence: volume.Fence, Version: proto.Version{
+			Number: volume.Number() + 1, Manifest: proto.Blob{Key: "threads/acme/" + volume.ID},
+			Layers: []proto.Layer{{Blob: proto.Blob{Key: "layers/acme/2"}}},
+		}}},
+	}
 	return e
 }
 
@@ -498,7 +508,8 @@ func TestFencedVolumeIsNotSaved(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := rec.Result
-	if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageWrite) || *r.ProgramExitCode != 0 || r.Stdout != "saved t" ||
+	if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeStorageWrite) || *r.ProgramExitCode != 0 ||
+		r.Stdout != "saved t" ||
 		!strings.Contains(*r.ErrorMessage, "volume t was not saved") || rec.VolumeCommits != nil {
 		t.Errorf("%+v", rec)
 	}
@@ -529,7 +540,8 @@ func TestPreviousAttemptIsFencedFromTheVolume(t *testing.T) {
 	if err := <-woke; !errors.Is(err, proto.ErrLost) && !errors.Is(err, context.Canceled) {
 		t.Errorf("the first attempt ended with %v", err)
 	}
-	if err := x.Commit(w.ctx, "acme", x.volume().ID, x.job.TraceID, &first.Volumes[0].Commit); !errors.Is(err, proto.ErrFenced) {
+	if err := x.Commit(w.ctx, "acme", x.volume().ID, x.job.TraceID, &first.Volumes[0].Commit); !errors.Is(
+		err, proto.ErrFenced) {
 		t.Errorf("its commit: %v", err)
 	}
 	x.before = x.head()

@@ -56,6 +56,7 @@ func (q *fairQueue) delay(j *job) {
 func (q *fairQueue) undelay(j *job) {
 	q.org(j.meta.Org).queued[j.meta.Class()]--
 	heap.Remove(&q.delayed, j.delayIndex)
+	q.current[j] = struct{}{}
 }
 
 // due returns the next delayed job if its RunAt has come, or nil.
@@ -113,6 +114,6 @@ func (t *term) onChecked(ctx context.Context, id proto.TraceID, rec *proto.Recor
 	}
 	j.unchecked = false
 	if rec != nil {
-		t.apply(ctx, j, recordState{rec.Status, rec.Attempt, rec.Worker, len(rec.Lost), revision})
+		t.apply(ctx, j, stateOf(rec, revision))
 	}
 }

@@ -46,7 +46,8 @@ func TestDelayedJobCountsAndIsCancelled(t *testing.T) {
 	w := newWorld(t)
 	job := delayedJob("acme", time.Hour)
 	w.submit(job)
-	if rec, err := w.queue.Lookup(w.ctx, job.TraceID); err != nil || rec.Status != proto.StatusQueued || !rec.RunAt.Equal(job.RunAt) {
+	if rec, err := w.queue.Lookup(w.ctx, job.TraceID); err != nil || rec.Status != proto.StatusQueued ||
+		!rec.RunAt.Equal(job.RunAt) {
 		t.Errorf("%+v, %v", rec, err)
 	}
 	other := storetest.Job("acme", "k", proto.ModeAsync)
@@ -55,7 +56,8 @@ func TestDelayedJobCountsAndIsCancelled(t *testing.T) {
 	if err := w.queue.Submit(w.ctx, other); !errors.As(err, &full) || full.Reason != proto.RejectedQueueFull {
 		t.Errorf("above the limit: %v", err)
 	}
-	if rec, err := w.queue.Cancel(w.ctx, job.TraceID); err != nil || rec.Status != proto.StatusCancelled || rec.StartedAt != nil {
+	if rec, err := w.queue.Cancel(w.ctx, job.TraceID); err != nil || rec.Status != proto.StatusCancelled ||
+		rec.StartedAt != nil {
 		t.Fatalf("%+v, %v", rec, err)
 	}
 	w.eventually("it counts no more", func() bool { return w.queue.Submit(w.ctx, other) == nil })
@@ -70,7 +72,8 @@ func TestDelayedJobsOutliveTheLeader(t *testing.T) {
 	runs := delayedJob("acme", 0)
 	w.submit(runs)
 	w.claim(w.take(h))
-	later, due, cancelled := delayedJob("acme", time.Hour), delayedJob("acme", time.Second), delayedJob("acme", time.Second)
+	later, due, cancelled := delayedJob("acme", time.Hour), delayedJob("acme", time.Second),
+		delayedJob("acme", time.Second)
 	for _, job := range []*proto.Job{later, due, cancelled} {
 		w.submit(job)
 	}

@@ -51,7 +51,8 @@ func TestExecutionWithWebhookIsDelivered(t *testing.T) {
 			if mode != proto.ModeAsync || url == "" {
 				continue
 			}
-			if c := w.nextDelivery(changes); c.TraceID != id || c.Org != "acme" || c.Due.IsZero() || c.Origin != "https://hooks.example.com:443" {
+			if c := w.nextDelivery(changes); c.TraceID != id || c.Org != "acme" || c.Due.IsZero() ||
+				c.Origin != "https://hooks.example.com:443" {
 				t.Errorf("%+v", c)
 			}
 		}

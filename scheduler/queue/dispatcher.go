@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -51,9 +53,9 @@ type Dispatcher struct {
 	// while another one submits executions: fewer than all. The slots are those of the workers that
 	// can run what the other one submits.
 	Reserved func(slots int) int
-	// Interactive, if not nil, returns how many of a number of slots batch jobs leave to interactive
+	// Interactive, if not nil, returns how many of a number of slots background jobs leave to interactive
 	// ones while some are submitted: fewer than all. The slots are those of the workers that can run
-	// what is submitted. Of an organisation's and a key's limit of concurrent executions, batch jobs
+	// what is submitted. Of an organisation's and a key's limit of concurrent executions, background jobs
 	// leave as many to the interactive ones of the same organisation or key.
 	Interactive func(limit int) int
 	// OutputBudget is the number of bytes of output that an organisation may store in an hour, 0 for
@@ -61,6 +63,8 @@ type Dispatcher struct {
 	OutputBudget int64
 	// Autoscaler, if not nil, decides how many workers there should be.
 	Autoscaler *Autoscaler
+	// SoleWorker is whether the worker of this process is the only one that there can be.
+	SoleWorker bool
 	// DiskFull, if not nil, reports whether the disk that output is stored on is full. Output is
 	// stored then as without a budget.
 	DiskFull func() bool
@@ -92,9 +96,11 @@ type term struct {
 	*Dispatcher
 	queue          *fairQueue
 	workers        map[string]*workerState
-	workersVersion int // version of the set of workers and their capabilities
+	workersVersion int                     // version of the set of workers and their capabilities
+	leases         map[string]*workerLease // by epoch
 	demands        demands
 	pools          pools
+	offers         *offers
 	began          time.Time                 // when the loop began
 	stillLeader    func() bool               // reports whether no other dispatcher can lead
 	outcomes       map[proto.TraceID]outcome // of the last outcomesKept, as their job or submission may yet arrive
@@ -125,6 +131,7 @@ type outcome struct {
 type workerState struct {
 	slots        int
 	capabilities capabilities
+	offer        string          // the capabilities as the key of a set of needs
 	free         []uint64        // tickets
 	used         map[uint64]bool // tickets assigned that the worker may still announce as free
 	held         map[proto.TraceID]bool
@@ -137,7 +144,8 @@ type workerState struct {
 func (d *Dispatcher) newTerm(stillLeader func() bool, fail context.CancelCauseFunc) *term {
 	t := &term{
 		Dispatcher: d, stillLeader: stillLeader, queue: newFairQueue(), workers: map[string]*workerState{},
-		demands: newDemands(), pools: newPools(), views: views{orders: map[string]classOrders{}},
+		leases:  map[string]*workerLease{},
+		demands: newDemands(), pools: newPools(), offers: newOffers(), views: views{orders: map[string]classOrders{}},
 		outcomes: map[proto.TraceID]outcome{}, inbox: make(chan func(), inboxSize), fail: fail,
 	}
 	t.queue.maxSize, t.timing = d.Memory, d.timing.defaults()
@@ -152,6 +160,7 @@ func (d *Dispatcher) lead(ctx context.Context, lead *leader.Term) error {
 	started := time.Now()
 	t.loadDemands(ctx)
 	t.loadPools(ctx)
+	t.loadOffers(ctx)
 	stop, err := t.rebuild(ctx)
 	if err != nil {
 		return err
@@ -162,13 +171,15 @@ func (d *Dispatcher) lead(ctx context.Context, lead *leader.Term) error {
 		return err
 	}
 	defer unsubscribe()
-	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(t.queue.jobs), "rebuilt_ms", time.Since(started).Milliseconds())
+	d.Log.Info("dispatcher leads", "instance", d.Instance, "jobs", len(t.queue.jobs), "rebuilt_ms",
+		time.Since(started).Milliseconds())
 	d.leads.Store(true)
 	defer d.leads.Store(false)
 	err = t.loop(ctx)
 	if t.stillLeader() {
 		t.demands.next.resign(context.WithoutCancel(ctx), t)
 		t.pools.next.resign(context.WithoutCancel(ctx), t)
+		t.offers.next.resign(context.WithoutCancel(ctx), t)
 	}
 	return err
 }
@@ -227,10 +238,25 @@ func (t *term) post(ctx context.Context, f func()) {
 	}
 }
 
-// rebuild reads all jobs, and all records since the oldest job. It returns when it has processed
-// everything that the streams contain, and keeps following both.
+// rebuild reads all leases, all jobs, and all records since the oldest job. It returns when it has
+// processed everything that the streams contain, and keeps following them.
 func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
-	stopJobs, err := t.follow(ctx, t.Store.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, t.onJob)
+	all := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}
+	stopLeases, err := t.follow(ctx, t.Store.Leases, all, t.onLease)
+	if err != nil {
+		return nil, err
+	}
+	stopExecutions, err := t.rebuildExecutions(ctx)
+	if err != nil {
+		stopLeases()
+		return nil, err
+	}
+	return func() { stopExecutions(); stopLeases() }, nil
+}
+
+func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
+	stopJobs, err := t.follow(
+		ctx, t.Store.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, t.onJob)
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +343,8 @@ func (t *term) onJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMeta
 	t.setStored(j, seq)
 }
 
-// onRecord handles a change of a record: a claim, a renewal, a requeued attempt, a loss, the end.
+// onRecord handles a change of a record: a claim, a cancel, an attempt that is given up or requeued, a
+// loss, the end.
 func (t *term) onRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
 	subject := m.Subject()
 	id, err := proto.ParseTraceID(subject[strings.LastIndexByte(subject, '.')+1:])
@@ -338,9 +365,16 @@ func (t *term) onRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgM
 type recordState struct {
 	status   proto.Status
 	attempt  int
-	worker   string // that holds the lease
+	worker   string // that runs it
+	epoch    string // of the worker's lease; empty without one
+	cancel   bool   // a client has cancelled it
 	losses   int    // of workers since the program last ran
 	revision uint64
+}
+
+// stateOf returns the state of a record with a revision.
+func stateOf(rec *proto.Record, revision uint64) recordState {
+	return recordState{rec.Status, rec.Attempt, rec.Worker, rec.Epoch, rec.Cancelling, len(rec.Lost), revision}
 }
 
 // deadLettered reports whether the execution ended because workers were lost with its job.
@@ -349,6 +383,7 @@ func (r *recordState) deadLettered() bool { return r.status.Terminal() && r.loss
 // parseRecordHeaders returns the state in a record's headers, without the revision.
 func parseRecordHeaders(h nats.Header) (r recordState, err error) {
 	r.status, r.worker = proto.Status(h.Get(store.HeaderStatus)), h.Get(store.HeaderWorker)
+	r.epoch, r.cancel = h.Get(store.HeaderEpoch), h.Get(store.HeaderCancel) != ""
 	if r.attempt, err = strconv.Atoi(h.Get(store.HeaderAttempt)); err != nil || r.status == "" {
 		return r, errors.Join(err, store.ErrMalformed)
 	}
@@ -379,6 +414,7 @@ func (t *term) apply(ctx context.Context, j *job, r recordState) {
 			j.started = now
 		}
 		t.queue.activate(j, running, r.worker, now)
+		j.epoch, j.cancelling, j.notified = r.epoch, r.cancel, now
 	case r.status == proto.StatusQueued:
 		t.queue.requeue(j)
 		j.since = now
@@ -467,7 +503,8 @@ func (t *term) answerJoined(r *joinedRequests, value func() any) {
 
 func (t *term) stats(now time.Time) proto.QueueStats {
 	st := proto.QueueStats{
-		Workers: len(t.workers), Queued: len(t.queue.jobs) - t.queue.active - len(t.queue.delayed), Delayed: len(t.queue.delayed), Interactive: t.queue.interactive, Running: t.queue.active,
+		Workers: len(t.workers), Queued: len(t.queue.jobs) - t.queue.active - len(t.queue.delayed),
+		Delayed: len(t.queue.delayed), Interactive: t.queue.interactive, Running: t.queue.active,
 		StartRate: t.startRate.perSecond(), AtShare: t.atShare(now),
 	}
 	for _, w := range t.workers {
@@ -511,16 +548,22 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 		t.workers[a.Worker] = w
 		t.Log.Info("worker joined", "worker", a.Worker, "slots", a.Slots, "capabilities", a.Capabilities)
 	}
+	drained := w.info.Draining
 	if a.Info != nil {
 		w.info = *a.Info
 	}
 	w.info.Draining = a.Draining
-	if !w.capabilities.equal(a.Capabilities) {
+	changed := !w.capabilities.equal(a.Capabilities)
+	if changed {
 		w.capabilities = newCapabilities(a.Capabilities)
+		w.offer = needKey(slices.Sorted(maps.Keys(w.capabilities)))
 		t.workersVersion++
 	}
 	w.slots, w.seen, w.free = a.Slots, time.Now(), w.free[:0]
 	t.join(w, &a)
+	if changed || drained != a.Draining {
+		t.reviewOffers(w.seen)
+	}
 	used := map[uint64]bool{}
 	for _, ticket := range a.Free {
 		if w.used[ticket] {
@@ -544,6 +587,7 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 func (t *term) removeWorker(name string) {
 	delete(t.workers, name)
 	t.workersVersion++
+	t.reviewOffers(time.Now())
 }
 
 // assign assigns jobs to free slots until either runs out. A leader in doubt assigns nothing, since
@@ -617,8 +661,8 @@ func (r *round) canRunFor(c contender, n *needSet) bool {
 	return w != nil
 }
 
-// batchLimit implements [capacity].
-func (r *round) batchLimit(org, key string, limit int) int {
+// backgroundLimit implements [capacity].
+func (r *round) backgroundLimit(org, key string, limit int) int {
 	if r.Interactive == nil || !r.demands.interactiveSince(caller{org, key}, r.since) {
 		return limit
 	}
@@ -649,7 +693,8 @@ func (r *round) selectWorker(c contender, n *needSet, prefer string) (string, *w
 			return false
 		}
 	}
-	if w := r.workers[prefer]; w != nil && len(w.free) > 0 && w.capabilities.meet(n.needs) && (reserved == nil || !reserved(w)) {
+	if w := r.workers[prefer]; w != nil && len(w.free) > 0 && w.capabilities.meet(n.needs) &&
+		(reserved == nil || !reserved(w)) {
 		return prefer, w
 	}
 	return r.mostFree(n.needs, reserved)
@@ -661,7 +706,8 @@ func (t *term) mostFree(needs []string, exclude func(*workerState) bool) (string
 	var best string
 	var worker *workerState
 	for name, w := range t.workers {
-		if len(w.free) > 0 && (worker == nil || len(w.free) > len(worker.free)) && w.capabilities.meet(needs) && (exclude == nil || !exclude(w)) {
+		if len(w.free) > 0 && (worker == nil || len(w.free) > len(worker.free)) && w.capabilities.meet(needs) &&
+			(exclude == nil || !exclude(w)) {
 			best, worker = name, w
 		}
 	}

@@ -40,7 +40,8 @@ func TestEndedReportsExecutionsThatNoWorkerFinished(t *testing.T) {
 	if _, err := w.queue.Cancel(w.ctx, cancelled.TraceID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.queue.Withdraw(w.ctx, withdrawn.TraceID, proto.Failure(proto.CodeExpiredInQueue, "no worker was free")); err != nil {
+	if _, err := w.queue.Withdraw(w.ctx, withdrawn.TraceID,
+		proto.Failure(proto.CodeExpiredInQueue, "no worker was free")); err != nil {
 		t.Fatal(err)
 	}
 	for id := range want {

@@ -6,7 +6,8 @@ import "time"
 func shortTiming() timing {
 	t := timing{}.defaults()
 	for _, d := range []*time.Duration{
-		&t.announceEvery, &t.workerTimeout, &t.claimGrace, &t.ackWait, &t.renewEvery, &t.renewTimeout, &t.holderTimeout, &t.leaseTimeout,
+		&t.announceEvery, &t.workerTimeout, &t.claimGrace, &t.ackWait, &t.renewEvery, &t.renewTimeout, &t.holderTimeout,
+		&t.leaseTimeout,
 	} {
 		*d /= 3
 	}
@@ -21,3 +22,9 @@ func (s *Slots) ShortenTimeouts() { s.timing = shortTiming() }
 
 // HolderTimeout returns how long after the last confirmed renewal the worker abandons a lease.
 func (s *Slots) HolderTimeout() time.Duration { return s.timing.defaults().holderTimeout }
+
+// ExpectWorkersFor makes the dispatcher expect a worker like one that has left for d.
+func (d *Dispatcher) ExpectWorkersFor(kept time.Duration) {
+	d.timing = d.timing.defaults()
+	d.timing.offerKept = kept
+}

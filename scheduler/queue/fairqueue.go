@@ -31,7 +31,10 @@ type job struct {
 	seq          uint64    // of its message in the stream; 0 while it is being stored
 	msg          *nats.Msg // the job itself; nil once it is stored
 	body         string    // name of the object with its body; empty if the message contains it
-	since        time.Time // of the state; for a running job, when the lease was last renewed
+	since        time.Time // of the state; for a running job, of the last change of its record
+	epoch        string    // of the lease that a running job is under; empty if its worker has given it up
+	cancelling   bool      // a client has cancelled the running job
+	notified     time.Time // when the worker was last notified of that
 	started      time.Time // of the attempt that runs; zero if an earlier leader saw it
 	losses       int       // workers lost since the program last ran
 	writePending bool      // a write that changes its record is in progress
@@ -48,14 +51,14 @@ func (j *job) cost() uint64 { return max(1, unitCost/uint64(max(1, j.meta.Weight
 
 // tally counts active jobs, those that are assigned or running.
 type tally struct {
-	all, batch int
+	all, background int
 }
 
 // add adds n jobs of m's class.
 func (c *tally) add(m *proto.Meta, n int) {
 	c.all += n
-	if m.Class() == proto.ClassBatch {
-		c.batch += n
+	if m.Class() == proto.ClassBackground {
+		c.background += n
 	}
 }
 
@@ -78,9 +81,9 @@ type capacity interface {
 	canRun(n *needSet) bool
 	// canRunFor reports whether jobs of c may take such a slot.
 	canRunFor(c contender, n *needSet) bool
-	// batchLimit returns how many of limit executions at once may be batch jobs. The limit is that
+	// backgroundLimit returns how many of limit executions at once may be background jobs. The limit is that
 	// of an organisation if key is empty, otherwise that of an API key.
-	batchLimit(org, key string, limit int) int
+	backgroundLimit(org, key string, limit int) int
 }
 
 // contender is who competes for slots: the jobs of one class of an organisation.
@@ -92,7 +95,7 @@ type contender struct {
 // head returns the next job to serve among those of o that the free slots can run and the limits
 // allow, or nil.
 func (q *keyQueue) head(o *orgQueue, free capacity) *job {
-	first, second := proto.ClassInteractive, proto.ClassBatch
+	first, second := proto.ClassInteractive, proto.ClassBackground
 	if q.served%(interactiveShare+1) == interactiveShare {
 		first, second = second, first
 	}
@@ -164,7 +167,7 @@ func (o *orgQueue) key(name string) *keyQueue {
 	if q == nil {
 		q = &keyQueue{
 			key: name, queued: map[proto.Class]int{},
-			jobs: map[proto.Class]map[*needSet]*list.List{proto.ClassInteractive: {}, proto.ClassBatch: {}},
+			jobs: map[proto.Class]map[*needSet]*list.List{proto.ClassInteractive: {}, proto.ClassBackground: {}},
 		}
 		o.keys[name] = q
 	}
@@ -195,11 +198,11 @@ func (o *orgQueue) hasRoom(q *keyQueue, m *proto.Meta, free capacity) bool {
 	if o.active.all >= m.Concurrent || !q.hasRoom(m, q.active.all) {
 		return false
 	}
-	if m.Class() != proto.ClassBatch {
+	if m.Class() != proto.ClassBackground {
 		return true
 	}
-	return o.active.batch < free.batchLimit(m.Org, "", m.Concurrent) &&
-		(m.KeyConcurrent == 0 || q.active.batch < free.batchLimit(m.Org, m.Key, m.KeyConcurrent))
+	return o.active.background < free.backgroundLimit(m.Org, "", m.Concurrent) &&
+		(m.KeyConcurrent == 0 || q.active.background < free.backgroundLimit(m.Org, m.Key, m.KeyConcurrent))
 }
 
 // debt returns the debt with which the organisation enters another needSet: its smallest one.
@@ -223,6 +226,7 @@ func (o *orgQueue) debt() (least uint64) {
 // advance together. If every slot can run every job, that equals one sfq over all organisations.
 type fairQueue struct {
 	jobs        map[proto.TraceID]*job
+	current     map[*job]struct{} // jobs that are not delayed, which may wait for weeks
 	delayed     delayHeap
 	orgs        map[string]*orgQueue
 	needSets    map[string]*needSet
@@ -262,13 +266,19 @@ func sizeOf(m *proto.Meta) int64 {
 }
 
 func newFairQueue() *fairQueue {
-	return &fairQueue{jobs: map[proto.TraceID]*job{}, orgs: map[string]*orgQueue{}, needSets: map[string]*needSet{}, loads: map[string]*load{}}
+	return &fairQueue{
+		jobs: map[proto.TraceID]*job{}, current: map[*job]struct{}{}, orgs: map[string]*orgQueue{},
+		needSets: map[string]*needSet{}, loads: map[string]*load{},
+	}
 }
 
 func (q *fairQueue) org(name string) *orgQueue {
 	o := q.orgs[name]
 	if o == nil {
-		o = &orgQueue{org: name, keys: map[string]*keyQueue{}, flows: map[*needSet]*flow[*orgQueue]{}, queued: map[proto.Class]int{}}
+		o = &orgQueue{
+			org: name, keys: map[string]*keyQueue{}, flows: map[*needSet]*flow[*orgQueue]{},
+			queued: map[proto.Class]int{},
+		}
 		q.orgs[name] = o
 	}
 	return o
@@ -290,7 +300,7 @@ func (q *fairQueue) admit(m *proto.Meta) *proto.Rejection {
 		return &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: "the dispatcher has no memory for more jobs"}
 	}
 	if m.Class() != proto.ClassInteractive {
-		if used := o.queued[proto.ClassBatch]; used >= m.MaxQueued {
+		if used := o.queued[proto.ClassBackground]; used >= m.MaxQueued {
 			return &proto.Rejection{Reason: proto.RejectedQueueFull, Limit: m.MaxQueued, Used: used}
 		}
 		return nil
@@ -317,6 +327,7 @@ func (q *fairQueue) add(m proto.Meta) *job {
 	q.size += j.size
 	q.org(m.Org).size += j.size
 	if m.RunAt.IsZero() {
+		q.current[j] = struct{}{}
 		q.enqueue(j)
 	} else {
 		q.delay(j)
@@ -536,6 +547,7 @@ func (q *fairQueue) remove(j *job) {
 		o.prune(k)
 	}
 	delete(q.jobs, j.meta.TraceID)
+	delete(q.current, j)
 	q.size -= j.size
 	o.size -= j.size
 	q.prune(o)

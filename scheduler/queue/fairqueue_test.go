@@ -17,9 +17,9 @@ func meta(org, key string, mode proto.Mode) proto.Meta {
 // slotsFor are free slots that every organisation may take. It reports whether they meet the needs.
 type slotsFor func(*needSet) bool
 
-func (s slotsFor) canRun(n *needSet) bool                 { return s(n) }
-func (s slotsFor) canRunFor(_ contender, n *needSet) bool { return s(n) }
-func (s slotsFor) batchLimit(_, _ string, limit int) int  { return limit }
+func (s slotsFor) canRun(n *needSet) bool                     { return s(n) }
+func (s slotsFor) canRunFor(_ contender, n *needSet) bool     { return s(n) }
+func (s slotsFor) backgroundLimit(_, _ string, limit int) int { return limit }
 
 func serve(q *fairQueue) *job {
 	j := q.next(slotsFor(func(*needSet) bool { return true }))
@@ -79,14 +79,14 @@ func TestInteractiveJobsAreServedFourToOne(t *testing.T) {
 			q.add(m)
 		}
 	}
-	batch := 0
+	background := 0
 	for range 10 {
-		if serve(q).meta.Class() == proto.ClassBatch {
-			batch++
+		if serve(q).meta.Class() == proto.ClassBackground {
+			background++
 		}
 	}
-	if batch != 2 {
-		t.Fatalf("%d of the first 10 jobs were batch, want 2", batch)
+	if background != 2 {
+		t.Fatalf("%d of the first 10 jobs were background, want 2", background)
 	}
 }
 
@@ -182,7 +182,10 @@ func TestCancelledJobIsNotCharged(t *testing.T) {
 	if j := serve(q); j != other {
 		t.Fatalf("organisation %s was served out of order", j.meta.Org)
 	}
-	for _, mode := range []proto.Mode{proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeInline} {
+	for _, mode := range []proto.Mode{
+		proto.ModeAsync, proto.ModeAsync, proto.ModeAsync, proto.ModeAsync,
+		proto.ModeInline,
+	} {
 		a = append(a, q.add(meta("c", "k", mode)))
 	}
 	for _, j := range a[3:7] {
@@ -218,7 +221,7 @@ func TestAdmitCountsAdmittedJobs(t *testing.T) {
 		}
 	}
 	if r := ask(proto.ModeAsync); r == nil || r.Reason != proto.RejectedQueueFull {
-		t.Fatalf("fourth batch job: %v", r)
+		t.Fatalf("fourth background job: %v", r)
 	}
 }
 
@@ -291,7 +294,39 @@ func TestFairQueueKeepsNothingOfRemovedJobs(t *testing.T) {
 		}
 		q.remove(j)
 	}
-	if len(q.jobs)+len(q.orgs)+len(q.needSets)+q.queued+q.interactive+q.active != 0 || q.size != 0 {
+	if len(q.jobs)+len(q.current)+len(q.orgs)+len(q.needSets)+q.queued+q.interactive+q.active != 0 || q.size != 0 {
 		t.Fatalf("left over: %d jobs, %d organisations, %d sets of needs", len(q.jobs), len(q.orgs), len(q.needSets))
 	}
+}
+
+// Delayed jobs are not among those that are reviewed several times a second.
+func TestDelayedJobsAreNotCurrent(t *testing.T) {
+	q := newFairQueue()
+	var delayed []*job
+	for range 3 {
+		m := meta("o", "k", proto.ModeAsync)
+		m.RunAt = noon.Add(7 * 24 * time.Hour)
+		delayed = append(delayed, q.add(m))
+	}
+	prompt := q.add(meta("o", "k", proto.ModeAsync))
+	check := func(what string, want ...*job) {
+		t.Helper()
+		if len(q.current) != len(want) {
+			t.Errorf("%s: %d jobs, want %d", what, len(q.current), len(want))
+		}
+		for _, j := range want {
+			if _, ok := q.current[j]; !ok {
+				t.Errorf("%s: a job is missing", what)
+			}
+		}
+	}
+	check("before they are due", prompt)
+	q.undelay(delayed[0])
+	q.enqueue(delayed[0])
+	q.activate(delayed[1], running, "w", noon) // by another dispatcher
+	check("one is due, one runs", prompt, delayed[0], delayed[1])
+	for _, j := range []*job{prompt, delayed[0], delayed[1], delayed[2]} {
+		q.remove(j)
+	}
+	check("removed")
 }

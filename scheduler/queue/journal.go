@@ -147,9 +147,10 @@ func (s *Slots) writeLoss(ctx context.Context, e *journalEntry) error {
 	}}
 	return policy.Do(ctx, func(ctx context.Context) error {
 		// The revision is not compared: the dispatcher may not have known of an earlier loss.
-		rec, _, err := (&Queue{Store: s.Store, Ended: s.Ended}).countLoss(ctx, e.Trace, e.Worker, func(rec *proto.Record, _ uint64) bool {
-			return rec.Attempt == e.Attempt-1 && !slices.Contains(rec.Lost, e.Worker)
-		})
+		rec, _, err := (&Queue{Store: s.Store, Ended: s.Ended}).countLoss(ctx, e.Trace, e.Worker,
+			func(rec *proto.Record, _ uint64) bool {
+				return rec.Attempt == e.Attempt-1 && !slices.Contains(rec.Lost, e.Worker)
+			})
 		switch {
 		case errors.Is(err, proto.ErrNotFound): // never stored, or ended long ago
 			return nil

@@ -14,11 +14,18 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// finishPause is the time between two attempts to write a result.
-const finishPause = 250 * time.Millisecond
+const (
+	// finishPause is the time between two attempts to write a result.
+	finishPause = 250 * time.Millisecond
+	// recordTimeout bounds one attempt to read or rewrite the record of a running execution.
+	recordTimeout = 2 * time.Second
+	// refreshesPerLife is how often the record of a running execution is rewritten in the time of its retention.
+	refreshesPerLife = 3
+)
 
 // Lease is the right to run one attempt of one job. [Slots.Take] returns it, Claim records it
-// before the program starts, and Finish or Release ends it.
+// before the program starts, and Finish or Release ends it. From the claim on it holds as long as the
+// lease of the worker.
 type Lease struct {
 	slots   *Slots
 	id      proto.TraceID
@@ -33,17 +40,19 @@ type Lease struct {
 	journaled bool
 	entry     int
 
-	// The record and its revision are owned by renewLoop while that runs, and by the caller
-	// otherwise.
+	// The record and its revision are owned by watch while that runs, and by the caller otherwise.
 	rec      *proto.Record
 	revision uint64
+	epoch    *epoch // nil before the claim, and when the attempt has ended
 
 	mu       sync.Mutex
-	renewing bool // renewLoop runs
+	watching bool // watch runs
 	reads    chan struct{}
+	asked    chan struct{}           // closed by watch when a client has cancelled the execution
 	cancel   context.CancelCauseFunc // of the program's context
-	quit     context.CancelFunc      // ends renewLoop
-	stopped  chan struct{}           // closed when renewLoop has returned
+	quit     context.CancelFunc      // ends watch
+	detach   func() bool             // ends the wait for the loss of the lease
+	stopped  chan struct{}           // closed when watch has returned
 }
 
 // Job returns the job to run.
@@ -83,8 +92,9 @@ func (l *Lease) reject(ctx context.Context, m *store.Message, cause error) error
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	rec := terminal(&proto.Record{Meta: *meta, Attempt: l.attempt - 1}, proto.Failure(proto.CodeSandboxStart,
-		"The stored job could not be read, so its program was not started."), time.Now())
+	unreadable := proto.Failure(proto.CodeSandboxStart,
+		"The stored job could not be read, so its program was not started.")
+	rec := terminal(&proto.Record{Meta: *meta, Attempt: l.attempt - 1}, unreadable, time.Now())
 	q := &Queue{Store: l.slots.Store, Ended: l.slots.Ended}
 	if _, err := q.writeRecord(ctx, rec, l.revision); err != nil && !store.IsConflict(err) {
 		return errors.Join(cause, err)
@@ -116,8 +126,8 @@ func (l *Lease) awaitStored(ctx context.Context) error {
 
 // Claim records that this worker starts the program. After a nil error nobody else starts it; after
 // any other error it must not be started. The returned context is cancelled, with cause
-// [proto.ErrCancelled] or [proto.ErrLost], when the program must be stopped. baseSeq is the
-// sequence number of the last event of earlier attempts.
+// [proto.ErrLost], when the program must be killed. baseSeq is the sequence number of the last event
+// of earlier attempts.
 func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error) {
 	if err := l.awaitStored(ctx); err != nil {
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
@@ -127,44 +137,62 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 			return nil, 0, err
 		}
 	}
-	now := time.Now().UTC()
-	l.started = &now
-	l.rec = &proto.Record{
-		Meta: l.job.Meta, Status: proto.StatusRunning, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: &now,
-		ResultSeq: baseSeq,
-	}
-	sent := time.Now()
-	l.revision, err = l.slots.Store.WriteRecord(ctx, l.rec, l.revision)
-	if err != nil {
+	if err := l.claim(ctx, baseSeq); err != nil {
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
 	}
 	l.slots.onClaimed(l)
 	if l.slots.Started != nil {
 		l.slots.Started(l.rec)
 	}
-	// If the acknowledgement was late, the lease would run out before its first renewal.
-	if time.Since(sent) > l.slots.timing.renewEvery {
-		sent = time.Now()
-		if err := l.renew(ctx); err != nil {
-			return nil, 0, fmt.Errorf("renew %s after a late claim: %w", l.id, err)
-		}
-	}
 	claimed, l.cancel = context.WithCancelCause(ctx)
-	// The lease is renewed until the result is written, also while the program is being stopped.
-	renewing, quit := context.WithCancel(context.WithoutCancel(ctx))
-	l.reads, l.stopped, l.quit = make(chan struct{}, 1), make(chan struct{}), quit
+	// The record is watched until the result is written, also while the program is being stopped.
+	watching, quit := context.WithCancel(context.WithoutCancel(ctx))
+	l.reads, l.asked, l.stopped, l.quit = make(chan struct{}, 1), make(chan struct{}), make(chan struct{}), quit
 	l.mu.Lock()
-	l.renewing = true
+	l.watching = true
 	l.mu.Unlock()
-	go l.renewLoop(renewing, sent)
+	// This kills the program at once, whatever watch waits for.
+	lost := l.epoch.ctx
+	l.detach = context.AfterFunc(lost, func() {
+		l.cancel(context.Cause(lost))
+		quit()
+	})
+	go l.watch(watching)
 	return claimed, baseSeq, nil
 }
 
-// requestRead makes renewLoop read the record before the next renewal.
+// claim writes the claim. If its acknowledgement comes after the lease of the worker has expired, it claims again under
+// the next one: the dispatcher may end all that names the old one.
+func (l *Lease) claim(ctx context.Context, baseSeq int64) error {
+	for {
+		e, err := l.slots.awaitEpoch(ctx)
+		if err != nil {
+			return err
+		}
+		now := time.Now().UTC()
+		l.started = &now
+		l.rec = &proto.Record{
+			Meta: l.job.Meta, Status: proto.StatusRunning, Attempt: l.attempt, Worker: l.slots.Worker, Epoch: e.id,
+			StartedAt: &now, ResultSeq: baseSeq,
+		}
+		if l.revision, err = l.slots.Store.WriteRecord(ctx, l.rec, l.revision); err != nil {
+			return err
+		}
+		if e.valid() {
+			l.epoch = e
+			return nil
+		}
+	}
+}
+
+// Cancelled returns a channel that is closed when a client cancels the execution. The lease goes on.
+func (l *Lease) Cancelled() <-chan struct{} { return l.asked }
+
+// requestRead makes watch read the record.
 func (l *Lease) requestRead() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.renewing {
+	if !l.watching {
 		return
 	}
 	select {
@@ -173,49 +201,40 @@ func (l *Lease) requestRead() {
 	}
 }
 
-// renewLoop renews the lease until ctx is done. It cancels the program's context if the record says
-// so, or if no renewal sent in the last holderTimeout was confirmed. A timer decides that, since a
-// renewal may get no answer at all.
-func (l *Lease) renewLoop(ctx context.Context, sent time.Time) {
+// watch notices a cancel or the end of the attempt in the record, until ctx is done. It rewrites the record before that
+// is past its retention.
+func (l *Lease) watch(ctx context.Context) {
 	defer close(l.stopped)
-	holderTimeout := l.slots.timing.holderTimeout
-	expiry := time.AfterFunc(holderTimeout-time.Since(sent), func() {
-		l.cancel(fmt.Errorf("%w: no renewal for %s", proto.ErrLost, holderTimeout))
-		l.quit()
-	})
-	defer expiry.Stop()
-	tick := time.NewTicker(l.slots.timing.renewEvery)
-	defer tick.Stop()
-	for {
+	var refresh <-chan time.Time
+	if age := l.slots.Store.Executions.CachedInfo().Config.MaxAge; age > 0 {
+		tick := time.NewTicker(age / refreshesPerLife)
+		defer tick.Stop()
+		refresh = tick.C
+	}
+	for asked := false; ; {
 		var err error
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.reads:
 			err = l.read(ctx)
-		case <-tick.C:
-			sent = time.Now()
-			// A store that rejects this write does not accept anybody else's claim either.
-			if err = l.renew(ctx); (err == nil || store.IsRejected(err)) && !expiry.Reset(holderTimeout-time.Since(sent)) {
-				return // too late
-			}
+		case <-refresh:
+			err = l.rewrite(ctx)
 		}
 		switch {
 		case errors.Is(err, proto.ErrLost):
 			l.cancel(err)
 			return
-		case l.rec.Cancelling:
-			l.cancel(proto.ErrCancelled)
+		case l.rec.Cancelling && !asked:
+			asked = true
+			close(l.asked)
 		}
 	}
 }
 
-// errUnreadable hides why a changed record could not be read: a rejected read is no rejected write.
-var errUnreadable = errors.New("the record was changed and could not be read")
-
-// renew writes the record again, with the changes of others in it.
-func (l *Lease) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, l.slots.timing.renewTimeout)
+// rewrite writes the record again, with the changes of others in it.
+func (l *Lease) rewrite(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	for {
 		revision, err := l.slots.Store.WriteRecord(ctx, l.rec, l.revision)
@@ -226,22 +245,20 @@ func (l *Lease) renew(ctx context.Context) error {
 		case !store.IsConflict(err):
 			return err
 		}
-		if err := l.adopt(ctx); errors.Is(err, proto.ErrLost) {
+		if err := l.adopt(ctx); err != nil {
 			return err
-		} else if err != nil {
-			return fmt.Errorf("%w: %v", errUnreadable, err) //nolint:errorlint // see errUnreadable
 		}
 	}
 }
 
 func (l *Lease) read(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, l.slots.timing.renewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	return l.adopt(ctx)
 }
 
 // adopt reads the record, which may have been marked as cancelled. It returns [proto.ErrLost] if
-// the lease is not ours any more.
+// the attempt is not ours any more.
 func (l *Lease) adopt(ctx context.Context) error {
 	rec, revision, err := l.slots.Store.Record(ctx, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -254,7 +271,7 @@ func (l *Lease) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if rec.Status != proto.StatusRunning || rec.Worker != l.slots.Worker || rec.Attempt != l.attempt {
+	if l.rec == nil || rec.Status != proto.StatusRunning || rec.Epoch != l.rec.Epoch || rec.Attempt != l.attempt {
 		return fmt.Errorf("%w: the record is %s, attempt %d, by %q", proto.ErrLost, rec.Status, rec.Attempt, rec.Worker)
 	}
 	l.rec, l.revision = rec, revision
@@ -273,8 +290,7 @@ type Outcome struct {
 }
 
 // Finish writes the terminal record and returns it. If another process wrote one first, Finish
-// returns that and [proto.ErrLost]. It retries until ctx is done, and renews the lease while a
-// large result is being stored. It also works without a claim.
+// returns that and [proto.ErrLost]. It retries until ctx is done. It also works without a claim.
 //
 // Commits take these writes: the record with the pending result, one for each commit, the terminal
 // record. After the first one the outcome is decided: if the lease ends, the dispatcher makes the
@@ -283,8 +299,14 @@ func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 	defer l.slots.forget(l.id)
 	defer l.stop()
 	done := &proto.Record{Meta: l.job.Meta, Attempt: l.attempt, Worker: l.slots.Worker, StartedAt: l.started}
+	if l.rec != nil {
+		done.Epoch = l.rec.Epoch
+	}
 	done.ResultSeq, done.OutputTruncated, done.Usage, done.Steps = o.LastSeq, o.OutputTruncated, o.Usage, o.Steps
 	rec, err := l.finish(ctx, done, o)
+	if err == nil || errors.Is(err, proto.ErrLost) {
+		l.epoch = nil
+	}
 	if errors.Is(err, proto.ErrLost) {
 		rec, _, err := l.slots.Store.Record(ctx, l.id)
 		if err != nil {
@@ -328,9 +350,9 @@ func (l *Lease) finish(ctx context.Context, done *proto.Record, o Outcome) (*pro
 	return rec, nil
 }
 
-// write replaces the record, also if others have changed it while the lease is ours. It stops
-// renewLoop before that, and retries until ctx is done. It returns [proto.ErrLost] if the lease is
-// not ours any more.
+// write replaces the record, also if others have changed it while the attempt is ours. It stops watch
+// before that, and retries until ctx is done. It returns [proto.ErrLost] if the attempt is not ours
+// any more.
 func (l *Lease) write(ctx context.Context, rec *proto.Record) (*store.StagedRecord, error) {
 	var staged *store.StagedRecord
 	for {
@@ -385,19 +407,44 @@ func pause(ctx context.Context, cause error) error {
 	}
 }
 
-// Release ends a lease without a result: the job was not claimed, or the lease was lost.
+// Release ends a lease without a result: the job was not claimed, the lease was lost, or the attempt is
+// given up. The record of one that is given up names no epoch any more, so that the dispatcher ends it
+// although the worker lives.
 func (l *Lease) Release() {
 	l.stop()
 	l.slots.forget(l.id)
+	if e := l.epoch; e != nil {
+		l.epoch = nil
+		l.slots.background.Go(func() { l.giveUp(e) })
+	}
 }
 
-// stop stops renewLoop and waits for it, so that the revision does not change any more.
+// giveUp takes the epoch out of the record. It retries until that is done or the epoch has ended.
+func (l *Lease) giveUp(e *epoch) {
+	for {
+		rec := *l.rec
+		rec.Epoch = ""
+		_, err := l.slots.Store.WriteRecord(e.ctx, &rec, l.revision)
+		if store.IsConflict(err) {
+			err = l.adopt(e.ctx)
+			if err == nil {
+				continue
+			}
+		}
+		if err == nil || errors.Is(err, proto.ErrLost) || pause(e.ctx, err) != nil {
+			return
+		}
+	}
+}
+
+// stop stops watch and waits for it, so that the revision does not change any more.
 func (l *Lease) stop() {
 	l.mu.Lock()
-	renewing := l.renewing
-	l.renewing = false
+	watching := l.watching
+	l.watching = false
 	l.mu.Unlock()
-	if renewing {
+	if watching {
+		l.detach()
 		l.quit()
 		<-l.stopped
 		l.cancel(context.Canceled)

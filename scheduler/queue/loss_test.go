@@ -13,6 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deadletters"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
 
@@ -58,7 +59,8 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		}
 		h.die()
 		w.awaitLosses(job.TraceID, n)
-		if rec, err := w.queue.Lookup(w.ctx, job.TraceID); n < 3 && (err != nil || rec.Status != proto.StatusQueued || rec.Attempt != 0) {
+		if rec, err := w.queue.Lookup(w.ctx, job.TraceID); n < 3 &&
+			(err != nil || rec.Status != proto.StatusQueued || rec.Attempt != 0) {
 			t.Errorf("after %d losses: %+v, %v", n, rec, err)
 		}
 		if n < 3 {
@@ -66,7 +68,8 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		}
 	}
 	rec := w.wait(job.TraceID)
-	if rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != string(proto.CodeWorkerLost) || rec.Attempt != 0 || rec.ResultSeq != 1 ||
+	if rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != string(proto.CodeWorkerLost) || rec.Attempt != 0 ||
+		rec.ResultSeq != 1 ||
 		!strings.Contains(*rec.Result.ErrorMessage, "3 workers were lost with this job") {
 		t.Errorf("%+v", rec)
 	}
@@ -78,7 +81,8 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		return errors.Is(err, proto.ErrNotFound)
 	})
 	letters := w.deadLetters()
-	if len(letters) != 1 || letters[0].ID != string(job.TraceID) || letters[0].Attempt != 1 || !slices.Equal(letters[0].Workers, []string{"w1", "w2", "w3"}) {
+	if len(letters) != 1 || letters[0].ID != string(job.TraceID) || letters[0].Attempt != 1 ||
+		!slices.Equal(letters[0].Workers, []string{"w1", "w2", "w3"}) {
 		t.Fatalf("%+v", letters)
 	}
 	_, content, err := (&deadletters.Store{Store: st}).Get(w.ctx, letters[0].ID)
@@ -123,14 +127,18 @@ func TestMissingDeadLetterIsStoredByTheNextLeader(t *testing.T) {
 // A frozen worker whose job was reassigned does not start the program when it wakes.
 func TestFrozenWorkerCannotClaim(t *testing.T) {
 	w := newShortWorld(t)
-	frozen := w.worker("frozen", 1)
+	server := newFrozenServer(w)
+	frozen := w.run(w.newSlots(server, "frozen", 1, queue.CapabilityLanguage(proto.Python)))
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	stale := w.take(frozen)
-	frozen.stop() // it is gone for the dispatcher
+	thaw := server.freeze()
+	t.Cleanup(thaw)
 	w.awaitLosses(id, 1)
-	if _, _, err := stale.Claim(w.ctx); err == nil {
-		t.Fatal("the claim succeeded")
+	thaw()
+	if _, _, err := stale.Claim(w.ctx); !store.IsConflict(err) {
+		t.Fatalf("the claim: %v", err)
 	}
+	stale.Release()
 	l := w.take(w.worker("lives", 1))
 	w.claim(l)
 	if rec, _, err := w.store.Record(w.ctx, id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {

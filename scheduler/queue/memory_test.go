@@ -134,7 +134,8 @@ func TestKnownSubmissionIsNotRefusedForMemory(t *testing.T) {
 		m.Reply, m.Sub = answers.Subject, answers
 		tm.refuseForMemory(m)
 	}
-	queued, ended, unknown := storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync)
+	queued, ended, unknown := storetest.Job("acme", "k", proto.ModeAsync), storetest.Job("acme", "k", proto.ModeAsync),
+		storetest.Job("acme", "k", proto.ModeAsync)
 	tm.queue.add(queued.Meta)
 	tm.outcomes[ended.TraceID] = outcome{at: noon}
 	again(queued)
@@ -149,7 +150,8 @@ func TestKnownSubmissionIsNotRefusedForMemory(t *testing.T) {
 	}
 	tm.stillLeader = func() bool { return true }
 	again(unknown)
-	if m, err := answers.NextMsgWithContext(ctx); err != nil || !strings.Contains(string(m.Data), string(proto.RejectedUnavailable)) {
+	if m, err := answers.NextMsgWithContext(ctx); err != nil ||
+		!strings.Contains(string(m.Data), string(proto.RejectedUnavailable)) {
 		t.Errorf("an unknown one: %v", err)
 	}
 }

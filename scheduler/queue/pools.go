@@ -69,7 +69,9 @@ func (t *term) loadPools(ctx context.Context) {
 
 // forget deletes pools that had no worker for long.
 func (p *pools) forget(now time.Time) {
-	maps.DeleteFunc(p.byName, func(_ string, p *pool) bool { return p.Name != proto.DefaultPool && now.Sub(p.Seen) > poolKept })
+	maps.DeleteFunc(p.byName, func(_ string, p *pool) bool {
+		return p.Name != proto.DefaultPool && now.Sub(p.Seen) > poolKept
+	})
 }
 
 // ValidPool reports whether a pool may have the name.
@@ -141,7 +143,8 @@ func (t *term) demand(now time.Time) []proto.Pool {
 	found := make(map[string]*proto.Pool, len(t.pools.byName))
 	for name, p := range t.pools.byName {
 		found[name] = &proto.Pool{
-			Name: name, Capabilities: p.Capabilities, Architecture: architectureOf(p.Capabilities), WorkerSlots: p.WorkerSlots, MeanSeconds: p.Duration.Value(),
+			Name: name, Capabilities: p.Capabilities, Architecture: architectureOf(p.Capabilities), WorkerSlots: p.WorkerSlots,
+			MeanSeconds: p.Duration.Value(),
 		}
 	}
 	for _, w := range t.workers {
@@ -192,7 +195,7 @@ func (q *fairQueue) startable(free capacity) map[*needSet]waiting {
 		for _, f := range o.sfq.flows {
 			k := f.party
 			key := k.active
-			for _, class := range []proto.Class{proto.ClassInteractive, proto.ClassBatch} {
+			for _, class := range []proto.Class{proto.ClassInteractive, proto.ClassBackground} {
 				for _, n := range sets {
 					jobs := k.jobs[class][n]
 					if jobs == nil {
@@ -225,12 +228,12 @@ func roomFor(m *proto.Meta, org, key tally, free capacity) int {
 	if m.KeyConcurrent > 0 {
 		room = min(room, m.KeyConcurrent-key.all)
 	}
-	if m.Class() != proto.ClassBatch {
+	if m.Class() != proto.ClassBackground {
 		return room
 	}
-	room = min(room, free.batchLimit(m.Org, "", m.Concurrent)-org.batch)
+	room = min(room, free.backgroundLimit(m.Org, "", m.Concurrent)-org.background)
 	if m.KeyConcurrent > 0 {
-		room = min(room, free.batchLimit(m.Org, m.Key, m.KeyConcurrent)-key.batch)
+		room = min(room, free.backgroundLimit(m.Org, m.Key, m.KeyConcurrent)-key.background)
 	}
 	return room
 }

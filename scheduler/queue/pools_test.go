@@ -54,7 +54,8 @@ func TestDemandOfPools(t *testing.T) {
 	w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	w.eventually("each job counts for the pool with the fewest capabilities", func() bool {
 		found := w.pools()
-		return found["default"].Running == 1 && found["default"].Queued == 1 && found["net"].Running == 0 && found["net"].Queued == 1
+		return found["default"].Running == 1 && found["default"].Queued == 1 && found["net"].Running == 0 &&
+			found["net"].Queued == 1
 	})
 	if _, err := l.Finish(w.ctx, outcome("")); err != nil {
 		t.Fatal(err)
@@ -75,7 +76,8 @@ func TestDemandOfPools(t *testing.T) {
 			return false
 		}
 		d, n := list[0], list[1]
-		return d.WorkerSlots == 2 && d.Queued == 1 && d.MeanSeconds > 0 && d.OldestWait > 0 && n.WorkerSlots == 4 && n.Queued == 1 && n.MeanSeconds == 0
+		return d.WorkerSlots == 2 && d.Queued == 1 && d.MeanSeconds > 0 && d.OldestWait > 0 && n.WorkerSlots == 4 &&
+			n.Queued == 1 && n.MeanSeconds == 0
 	})
 	if _, err := w.queue.Lookup(w.ctx, running); errors.Is(err, proto.ErrNotFound) {
 		t.Error(err)
@@ -106,7 +108,8 @@ func TestAutoscaler(t *testing.T) {
 	stop := lead("first")
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	pools := <-evaluations
-	if p := pools[0]; len(pools) != 1 || p.Name != proto.DefaultPool || p.Queued != 1 || p.Desired == nil || p.Desired.Workers != 1 || p.Desired.Slots != 2 {
+	if p := pools[0]; len(pools) != 1 || p.Name != proto.DefaultPool || p.Queued != 1 || p.Desired == nil ||
+		p.Desired.Workers != 1 || p.Desired.Slots != 2 {
 		t.Errorf("got %+v, %+v", p, p.Desired)
 	}
 	if _, err := w.queue.Cancel(w.ctx, id); err != nil {
@@ -151,7 +154,8 @@ func TestJobWaitsForItsArchitecture(t *testing.T) {
 	}
 	late := inImage()
 	late.QueueDeadline = late.CreatedAt.Add(10 * time.Millisecond)
-	if rec := w.wait(w.submit(late)); !strings.Contains(*rec.Result.ErrorMessage, "No worker with images and architecture:amd64 was available") {
+	if rec := w.wait(w.submit(late)); !strings.Contains(*rec.Result.ErrorMessage,
+		"No worker with images and architecture:amd64 was available") {
 		t.Errorf("expired with %q", *rec.Result.ErrorMessage)
 	}
 

@@ -135,6 +135,11 @@ func (q *Queue) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, er
 	return public(q.lookup(ctx, id))
 }
 
+// Summary is Lookup without the outputs of the result.
+func (q *Queue) Summary(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	return public(q.lookupBy(ctx, id, q.Store.RecordSummary))
+}
+
 // Withdraw ends an execution that has not started with result r. It returns the record: terminal by
 // this call, or running or terminal already. If r says that the execution expired in the queue, but
 // an earlier attempt was lost, the execution ends as lost.
@@ -163,7 +168,7 @@ func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record
 			rec = rec.Public()
 			return nil
 		case rec.Cancelling:
-			q.notifyCancel(rec) // the first notification may have been lost
+			q.notifyCancel(rec.Worker, id) // the first notification may have been lost
 			return nil
 		case rec.Status == proto.StatusRunning:
 			rec.Cancelling = true
@@ -174,7 +179,7 @@ func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record
 			return fmt.Errorf("cancel %s: %w", id, err)
 		}
 		if rec.Cancelling {
-			q.notifyCancel(rec)
+			q.notifyCancel(rec.Worker, id)
 		}
 		return nil
 	})
@@ -184,8 +189,8 @@ func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record
 	return rec, nil
 }
 
-// notifyCancel makes the worker read the record. If the message is lost, the worker finds the
-// changed record when it renews its lease.
-func (q *Queue) notifyCancel(rec *proto.Record) {
-	_ = q.Store.Conn.Publish(store.CancelSubject(rec.Worker), []byte(rec.TraceID))
+// notifyCancel makes the worker read the record. The dispatcher repeats it until the execution has ended, since the
+// message may be lost.
+func (q *Queue) notifyCancel(worker string, id proto.TraceID) {
+	_ = q.Store.Conn.Publish(store.CancelSubject(worker), []byte(id))
 }

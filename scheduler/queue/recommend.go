@@ -20,6 +20,8 @@ type Autoscaler struct {
 	Policy func(pool string) autoscale.Policy
 	// Scale, if not nil, is called with each evaluation while this process leads. It must not block.
 	Scale func([]proto.Pool)
+	// Starts is whether something starts workers as recommended, here or elsewhere.
+	Starts bool
 }
 
 // reviewPools deletes pools without workers after some time, evaluates the others, and saves them.

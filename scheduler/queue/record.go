@@ -16,7 +16,15 @@ import (
 // lookup returns the record of an execution and its revision, which is 0 for a job without a
 // record.
 func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
-	rec, revision, err := q.Store.Record(ctx, id)
+	return q.lookupBy(ctx, id, q.Store.Record)
+}
+
+// recordReader reads the record of an execution and its revision.
+type recordReader func(context.Context, proto.TraceID) (*proto.Record, uint64, error)
+
+// lookupBy is lookup with one of two ways to read the record.
+func (q *Queue) lookupBy(ctx context.Context, id proto.TraceID, read recordReader) (*proto.Record, uint64, error) {
+	rec, revision, err := read(ctx, id)
 	if !errors.Is(err, proto.ErrNotFound) {
 		return rec, revision, err
 	}
@@ -24,7 +32,7 @@ func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 	if errors.Is(err, proto.ErrNotFound) {
 		// The record is written before the job is removed: it may have appeared between the two
 		// reads.
-		return q.Store.Record(ctx, id)
+		return read(ctx, id)
 	}
 	if err != nil {
 		return nil, 0, err
@@ -37,7 +45,7 @@ func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
 	out := *rec
 	done := now.UTC()
 	out.Status, out.Result, out.CompletedAt, out.Cancelling = r.Status(), &r, &done, false
-	out.Pending, out.Commit, out.VolumeCommits = nil, nil, nil
+	out.Epoch, out.Pending, out.Commit, out.VolumeCommits = "", nil, nil, nil
 	out.ResultSeq++ // the result follows the last event that the record knows
 	return &out
 }
@@ -52,7 +60,9 @@ func (q *Queue) writeRecord(ctx context.Context, rec *proto.Record, revision uin
 }
 
 // withdraw is [Queue.Withdraw], and also returns the revision of the record.
-func (q *Queue) withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (rec *proto.Record, revision uint64, err error) {
+func (q *Queue) withdraw(
+	ctx context.Context, id proto.TraceID, r proto.Result,
+) (rec *proto.Record, revision uint64, err error) {
 	err = store.Update(ctx, func() (err error) {
 		rec, revision, err = q.lookup(ctx, id)
 		if err != nil || rec.Status != proto.StatusQueued {
@@ -89,8 +99,9 @@ func (q *Queue) countLoss(
 	next := *rec
 	next.Lost = append(slices.Clone(rec.Lost), worker)
 	if len(next.Lost) >= maxLosses {
-		next = *terminal(&next, proto.Failure(proto.CodeWorkerLost, fmt.Sprintf("%d workers were lost with this job, each before it started "+
-			"the program. The job is not tried again; it is stored as a dead letter for the administrator of this server.", len(next.Lost))), time.Now())
+		lost := fmt.Sprintf("%d workers were lost with this job, each before it started the program. "+
+			"The job is not tried again; it is stored as a dead letter for the administrator of this server.", len(next.Lost))
+		next = *terminal(&next, proto.Failure(proto.CodeWorkerLost, lost), time.Now())
 	}
 	revision, err = q.writeRecord(ctx, &next, revision)
 	if store.IsConflict(err) {
@@ -102,22 +113,24 @@ func (q *Queue) countLoss(
 	return &next, revision, nil
 }
 
-// endLease ends the lease of an execution whose holder did not renew it. The execution is requeued
-// for its next attempt or ends as lost. If its program had ended and only commits were
-// missing, endLease completes them. known is what the dispatcher knows, in case the record is
-// malformed. endLease returns the record and its revision, or nil if a concurrent change makes that
-// unknown.
-func (q *Queue) endLease(ctx context.Context, known *proto.Record, revision uint64) (*proto.Record, uint64, error) {
+// endAttempt ends an attempt that has no lease any more. The execution is requeued for its next attempt
+// or ends as lost. If its program had ended and only commits were missing, endAttempt completes them.
+// known is what the dispatcher knows, in case the record is malformed. renewed is when the lease was
+// last renewed, zero if unknown. endAttempt returns the record and its revision, or nil if a concurrent
+// change makes that unknown.
+func (q *Queue) endAttempt(
+	ctx context.Context, known *proto.Record, revision uint64, renewed time.Time,
+) (*proto.Record, uint64, error) {
 	id := known.TraceID
 	m, err := q.Store.LastFromLeader(ctx, q.Store.Executions, store.ExecSubject(id))
 	if err != nil {
-		return nil, 0, fmt.Errorf("end the lease of %s: %w", id, err)
+		return nil, 0, fmt.Errorf("end the attempt at %s: %w", id, err)
 	}
 	rec, err := proto.DecodeRecord(id, m.Data)
 	if err != nil {
 		rec = known
 	} else if m.Seq != revision {
-		return rec, m.Seq, nil // renewed or ended
+		return rec, m.Seq, nil // changed or ended
 	}
 	pending := rec.Pending != nil
 	if pending {
@@ -125,14 +138,17 @@ func (q *Queue) endLease(ctx context.Context, known *proto.Record, revision uint
 		result, err = commit(ctx, q.Store, rec)
 		rec = terminal(rec, result, time.Now())
 	} else {
-		rec, err = q.loseAttempt(ctx, rec, m.Time)
+		if m.Time.After(renewed) {
+			renewed = m.Time
+		}
+		rec, err = q.loseAttempt(ctx, rec, renewed)
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("end the lease of %s: %w", id, err)
+		return nil, 0, fmt.Errorf("end the attempt at %s: %w", id, err)
 	}
 	revision, err = q.writeRecord(ctx, rec, m.Seq)
 	if store.IsConflict(err) {
-		return nil, 0, nil // renewed or ended concurrently
+		return nil, 0, nil // changed or ended concurrently
 	}
 	if err == nil && pending {
 		q.Store.DiscardBody(ctx, m)
@@ -165,7 +181,7 @@ func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time
 	case rec.Cancelling:
 		rec = terminal(rec, proto.Cancelled(), time.Now())
 	case rec.Attempt < rec.MaxAttempts:
-		rec.Status, rec.Worker, rec.StartedAt = proto.StatusQueued, "", nil
+		rec.Status, rec.Worker, rec.Epoch, rec.StartedAt = proto.StatusQueued, "", "", nil
 	default:
 		rec = terminal(rec, proto.Failure(proto.CodeWorkerLost, fmt.Sprintf(
 			"The worker that ran attempt %d of %d was lost, and the program with it. It is known to have run for %s.",
@@ -205,7 +221,9 @@ func commit(ctx context.Context, st *store.Store, rec *proto.Record) (proto.Resu
 
 // commitThread makes a commit of rec. refused is the reason why it cannot be made, a sentence for the
 // tenant.
-func commitThread(ctx context.Context, st *store.Store, rec *proto.Record, thread string, c *proto.Commit) (refused string, err error) {
+func commitThread(
+	ctx context.Context, st *store.Store, rec *proto.Record, thread string, c *proto.Commit,
+) (refused string, err error) {
 	err = (&threads.Threads{Store: st}).Commit(ctx, rec.Org, thread, rec.TraceID, c)
 	switch {
 	case errors.Is(err, proto.ErrFenced):

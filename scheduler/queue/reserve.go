@@ -29,18 +29,18 @@ type demand struct {
 	workersVersion int
 	scarce         bool // so few of their slots are free that some are reserved, in this round
 	shares         shares
-	batch          int // batch jobs on the workers
+	background     int // background jobs on the workers
 }
 
 // shares are how many slots of a demand may be taken.
 type shares struct {
-	org      int // by one organisation while another one has submitted
-	batch    int // by batch jobs while interactive ones have been submitted
-	orgBatch int // by batch jobs of one organisation while both are the case; the smallest
+	org           int // by one organisation while another one has submitted
+	background    int // by background jobs while interactive ones have been submitted
+	orgBackground int // by background jobs of one organisation while both are the case; the smallest
 }
 
 // shares returns the shares of a number of slots. Within the share of an organisation, too, its
-// batch jobs leave some to its interactive ones.
+// background jobs leave some to its interactive ones.
 func (d *Dispatcher) shares(slots int) shares {
 	left := func(reserved func(int) int, n int) int {
 		if reserved == nil {
@@ -49,7 +49,7 @@ func (d *Dispatcher) shares(slots int) shares {
 		return n - reserved(n)
 	}
 	org := left(d.Reserved, slots)
-	return shares{org: org, batch: left(d.Interactive, slots), orgBatch: left(d.Interactive, org)}
+	return shares{org: org, background: left(d.Interactive, slots), orgBackground: left(d.Interactive, org)}
 }
 
 // submitter is an organisation and when it last submitted.
@@ -100,7 +100,9 @@ type demands struct {
 func newDemands() demands {
 	all := map[string]*demand{}
 	return demands{all: all, interactive: map[caller]time.Time{}, next: handover{
-		key: demandsKey, what: "the organisations that submitted lately", value: func() any { return slices.Collect(maps.Values(all)) },
+		key: demandsKey, what: "the organisations that submitted lately", value: func() any {
+			return slices.Collect(maps.Values(all))
+		},
 	}}
 }
 
@@ -155,8 +157,8 @@ func (t *term) loadDemands(ctx context.Context) {
 	t.demands.before = t.demands.next.load(ctx, t, &saved)
 	for i := range saved {
 		d := t.demands.of(saved[i].Needs)
-		d.observe(saved[i].Other, proto.ClassBatch)
-		d.observe(saved[i].Last, proto.ClassBatch)
+		d.observe(saved[i].Other, proto.ClassBackground)
+		d.observe(saved[i].Last, proto.ClassBackground)
 		d.Interactive = saved[i].Interactive
 	}
 }
@@ -184,16 +186,16 @@ func (d *demand) update(t *term, since time.Time) {
 		}
 	}
 	free, usable := 0, 0
-	d.batch = 0
+	d.background = 0
 	for _, w := range d.workers {
 		free += len(w.free)
 		// A worker that stops has fewer slots than it announced. A job whose end is not known yet is
 		// counted in addition to its slot.
 		usable += min(len(w.free)+w.load.jobs.all, w.slots)
-		d.batch += w.load.jobs.batch
+		d.background += w.load.jobs.background
 	}
 	d.shares = t.shares(usable)
-	d.scarce = free > 0 && free <= usable-d.shares.orgBatch
+	d.scarce = free > 0 && free <= usable-d.shares.orgBackground
 }
 
 // reserves reports whether the free slots of a worker are reserved for others than c, whose
@@ -203,16 +205,16 @@ func (d *demand) reserves(w *workerState, c contender, active tally, since time.
 		return false
 	}
 	others, held := d.besides(c.org, since), tally{}
-	if others && active.all >= d.shares.orgBatch { // orgBatch is at most org
+	if others && active.all >= d.shares.orgBackground { // orgBackground is at most org
 		held = d.held(c.org)
 	}
 	if others && held.all >= d.shares.org {
 		return true
 	}
-	if c.class != proto.ClassBatch || !d.Interactive.After(since) {
+	if c.class != proto.ClassBackground || !d.Interactive.After(since) {
 		return false
 	}
-	return d.batch >= d.shares.batch || others && held.batch >= d.shares.orgBatch
+	return d.background >= d.shares.background || others && held.background >= d.shares.orgBackground
 }
 
 // held returns the jobs of org on the workers that meet the needs.
@@ -220,7 +222,7 @@ func (d *demand) held(org string) (n tally) {
 	for _, w := range d.workers {
 		o := w.load.orgs[org]
 		n.all += o.all
-		n.batch += o.batch
+		n.background += o.background
 	}
 	return n
 }
@@ -232,7 +234,8 @@ func (t *term) atShare(now time.Time) (orgs []string) {
 		d.update(t, since)
 		share := d.shares.org
 		for org, o := range t.queue.orgs {
-			if share > 0 && o.active.all >= share && d.besides(org, since) && d.held(org).all >= share && !slices.Contains(orgs, org) {
+			if share > 0 && o.active.all >= share && d.besides(org, since) && d.held(org).all >= share &&
+				!slices.Contains(orgs, org) {
 				orgs = append(orgs, org)
 			}
 		}

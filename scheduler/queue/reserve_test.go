@@ -38,7 +38,10 @@ type holding struct {
 func newHolder(t *testing.T) *holder {
 	w := newLeaderlessWorld(t)
 	w.reserved, w.interactive = anEighth, aQuarter
-	return &holder{world: w, stop: w.dispatcher("first"), started: make(chan *holding, 100), running: map[string][]*holding{}}
+	return &holder{
+		world: w, stop: w.dispatcher("first"), started: make(chan *holding, 100),
+		running: map[string][]*holding{},
+	}
 }
 
 // addWorker starts a worker of which some slots take no jobs.
@@ -87,7 +90,7 @@ func (h *holder) settle(want map[string]int) {
 // arrival is executions that an organisation submits, after some others have ended.
 type arrival struct {
 	end      map[string]int // by submitter
-	org      string         // the submitter of batch jobs; with a *, of interactive ones
+	org      string         // the submitter of background jobs; with a *, of interactive ones
 	language proto.Language
 	n        int
 	want     map[string]int // that run then, by submitter
@@ -240,19 +243,22 @@ func TestNoOrganisationHasAllSlots(t *testing.T) {
 	}
 }
 
-// While interactive executions are submitted, batch jobs have neither all slots nor the whole limit
+// While interactive executions are submitted, background jobs have neither all slots nor the whole limit
 // of their organisation or key.
-func TestBatchJobsLeaveRoomForInteractiveOnes(t *testing.T) {
+func TestBackgroundJobsLeaveRoomForInteractiveOnes(t *testing.T) {
 	type runs = map[string]int
 	const python, node = proto.Python, proto.Node
 	called := func(org string) []arrival { // an interactive execution has run
-		return []arrival{{nil, org + "*", python, 1, runs{org + "*": 1}}, {runs{org + "*": 1}, org + "*", python, 0, runs{org + "*": 0}}}
+		return []arrival{
+			{nil, org + "*", python, 1, runs{org + "*": 1}},
+			{runs{org + "*": 1}, org + "*", python, 0, runs{org + "*": 0}},
+		}
 	}
 	for name, tt := range map[string]struct {
 		slots, concurrent, keyConcurrent int
 		arrivals                         []arrival
 	}{
-		"batch jobs alone": {8, 0, 0, []arrival{{nil, "a", python, 30, runs{"a": 8}}}},
+		"background jobs alone": {8, 0, 0, []arrival{{nil, "a", python, 30, runs{"a": 8}}}},
 		"of the same key": {8, 0, 0, append(called("a"),
 			arrival{nil, "a", python, 30, runs{"a": 6, "a*": 0}},
 			arrival{nil, "a*", python, 2, runs{"a": 6, "a*": 2}},

@@ -26,17 +26,20 @@ func (t *term) review(ctx context.Context, now time.Time) {
 	t.releaseDelayed(now)
 	t.views = views{orders: map[string]classOrders{}}
 	t.oldest = time.Time{}
-	for _, j := range t.queue.jobs {
-		if at := j.meta.QueuedAt(); !j.active() && j.state != delayed && (t.oldest.IsZero() || at.Before(t.oldest)) {
+	for j := range t.queue.current {
+		if at := j.meta.QueuedAt(); !j.active() && (t.oldest.IsZero() || at.Before(t.oldest)) {
 			t.oldest = at
 		}
 		if !j.writePending {
 			t.reviewJob(ctx, j, now)
 		}
 	}
+	t.forgetLeases(now)
 	t.collectGarbage(ctx, now)
 	t.reviewDemands(ctx, now)
 	t.reviewPools(ctx, now)
+	t.reviewOffers(now)
+	t.offers.next.review(ctx, t, now)
 }
 
 func (t *term) reviewJob(ctx context.Context, j *job, now time.Time) {
@@ -58,14 +61,26 @@ func (t *term) reviewJob(ctx context.Context, j *job, now time.Time) {
 			t.queue.requeue(j)
 		}
 	case running:
-		if now.Sub(j.since) > t.timing.leaseTimeout {
-			known := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: j.attempt, Worker: j.worker}
-			revision := j.revision
-			t.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
-				return q.endLease(ctx, known, revision)
-			}, nil)
-		}
+		t.reviewRunning(ctx, j, now)
 	}
+}
+
+// reviewRunning ends an attempt whose worker has lost its lease or has given the attempt up. A claim may be newer than
+// the loss: a worker then claims again under its next lease, for which it has as long as a lease lasts.
+func (t *term) reviewRunning(ctx context.Context, j *job, now time.Time) {
+	if j.cancelling && now.Sub(j.notified) > t.timing.renewEvery {
+		j.notified = now
+		(&Queue{Store: t.Store}).notifyCancel(j.worker, j.meta.TraceID)
+	}
+	lease := t.reviewLease(ctx, j, now)
+	if !lease.ended || now.Sub(j.since) <= t.timing.leaseTimeout {
+		return
+	}
+	known := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: j.attempt, Worker: j.worker}
+	revision, renewed := j.revision, lease.renewed
+	t.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
+		return q.endAttempt(ctx, known, revision, renewed)
+	}, nil)
 }
 
 // isOverdue reports whether a queued job is past its deadline. Each further attempt may wait as
@@ -159,7 +174,7 @@ func (t *term) write(
 			case store.IsRejected(err) && j.state == running:
 				j.since = time.Now() // the holder could not renew its lease either
 			case err == nil && rec != nil:
-				t.apply(ctx, j, recordState{rec.Status, rec.Attempt, rec.Worker, len(rec.Lost), revision})
+				t.apply(ctx, j, stateOf(rec, revision))
 			}
 		})
 	}()

@@ -28,7 +28,9 @@ func withLanguage(l proto.Language) func(*proto.Meta) { return func(m *proto.Met
 
 // A flow that uses less than its share always gets the next free slot.
 func TestBacklogDelaysNoOthers(t *testing.T) {
-	for name, quiet := range map[string]struct{ org, key string }{"organisations": {"quiet", "k"}, "keys": {"loud", "quiet"}} {
+	for name, quiet := range map[string]struct{ org, key string }{
+		"organisations": {"quiet", "k"}, "keys": {"loud", "quiet"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			q := newFairQueue()
 			backlog(q, "loud", "k", 10000)
@@ -134,7 +136,7 @@ func (p *party) refill(q *fairQueue) {
 	for key := range p.keys {
 		for _, l := range p.languages {
 			n := q.needSets[needKey([]string{CapabilityLanguage(l)})]
-			if k := o.keys[fmt.Sprint(key)]; n == nil || k == nil || k.jobs[proto.ClassBatch][n] == nil {
+			if k := o.keys[fmt.Sprint(key)]; n == nil || k == nil || k.jobs[proto.ClassBackground][n] == nil {
 				backlog(q, p.org, fmt.Sprint(key), 5, withWeight(p.weight), withLanguage(l))
 			}
 		}
@@ -162,7 +164,8 @@ func TestSharesFollowWeights(t *testing.T) {
 		languages := proto.Languages()
 		random.Shuffle(len(languages), func(i, j int) { languages[i], languages[j] = languages[j], languages[i] })
 		all = append(all, &party{
-			org: fmt.Sprintf("o%d", i), weight: []int{1, 2, 3, 4, 7, 16}[random.IntN(6)], keys: 1 + random.IntN(3), languages: languages[:1+random.IntN(3)],
+			org: fmt.Sprintf("o%d", i), weight: []int{1, 2, 3, 4, 7, 16}[random.IntN(6)], keys: 1 + random.IntN(3),
+			languages: languages[:1+random.IntN(3)],
 		})
 	}
 	for range 60 {
@@ -236,7 +239,12 @@ func TestSharesFollowWeightsWhereSlotsDiffer(t *testing.T) {
 		served[j.meta.Org]++
 	}
 	t.Log(served)
-	for _, pair := range [][2]*party{{parties[0], parties[1]}, {parties[2], parties[3]}, {parties[2], parties[4]}, {parties[5], parties[6]}} {
+	for _, pair := range [][2]*party{
+		{parties[0], parties[1]},
+		{parties[2], parties[3]},
+		{parties[2], parties[4]},
+		{parties[5], parties[6]},
+	} {
 		p, q := pair[0], pair[1]
 		if ratio := float64(served[p.org]*q.weight) / float64(served[q.org]*p.weight); ratio < 0.95 || ratio > 1.05 {
 			t.Errorf("%s was served %d times, %s %d times", p.org, served[p.org], q.org, served[q.org])

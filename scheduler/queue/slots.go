@@ -33,26 +33,31 @@ type Slots struct {
 	// be set.
 	Info func() proto.Worker
 
-	timing   timing
-	mu       sync.Mutex
-	ready    bool // subscribed to assignments; nothing is announced before
-	draining bool
-	ticket   uint64
-	waiting  map[uint64]chan *Lease // free slots by ticket
-	held     map[proto.TraceID]*Lease
-	journal  journal
+	timing       timing
+	background   sync.WaitGroup // attempts that are being given up
+	mu           sync.Mutex
+	epoch        *epoch        // in which the worker holds its lease; nil if it has none
+	epochChanged chan struct{} // closed when epoch changes
+	stopped      bool          // Run has returned: there are no further epochs
+	ready        bool          // subscribed to assignments; nothing is announced before
+	draining     bool
+	ticket       uint64
+	waiting      map[uint64]chan *Lease // free slots by ticket
+	held         map[proto.TraceID]*Lease
+	journal      journal
 }
 
 // init sets up the maps. s.mu is held.
 func (s *Slots) init() {
 	if s.waiting == nil {
-		s.waiting, s.held = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}
+		s.waiting, s.held, s.epochChanged = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}, make(chan struct{})
 		s.timing = s.timing.defaults()
 		s.journal = journal{file: s.Journal, used: map[int]bool{}}
 	}
 }
 
-// Run recovers the journal of the previous worker, and announces this one until ctx is done.
+// Run recovers the journal of the previous worker, holds the lease of this one, and announces it until
+// ctx is done. Programs that run then are lost.
 func (s *Slots) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.init()
@@ -77,17 +82,36 @@ func (s *Slots) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.ready = true
 	s.mu.Unlock()
+	stopHolding := s.startHolding(ctx)
 	tick := time.NewTicker(s.timing.announceEvery)
 	defer tick.Stop()
 	for {
 		s.announceAll()
 		select {
 		case <-ctx.Done():
+			stopHolding()
 			s.announce(announcement{Gone: true})
 			_ = s.Store.Conn.FlushTimeout(time.Second)
 			return nil
 		case <-tick.C:
 		}
+	}
+}
+
+// startHolding holds the lease until stop is called.
+func (s *Slots) startHolding(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var holding sync.WaitGroup
+	holding.Go(func() { s.holdLease(ctx) })
+	return func() {
+		cancel()
+		holding.Wait()
+		s.mu.Lock()
+		s.stopped = true
+		close(s.epochChanged)
+		s.epochChanged = make(chan struct{})
+		s.mu.Unlock()
+		s.background.Wait()
 	}
 }
 
@@ -113,7 +137,7 @@ func (s *Slots) announceAll() {
 // order.
 func (s *Slots) publish(a announcement) {
 	a.Worker, a.Pool, a.Slots, a.Capabilities, a.Draining = s.Worker, s.Pool, s.Total, s.Capabilities, s.draining
-	if !s.draining && (s.Full == nil || !s.Full()) {
+	if s.epoch != nil && !s.draining && (s.Full == nil || !s.Full()) {
 		a.Free = slices.AppendSeq(a.Free, maps.Keys(s.waiting))
 	}
 	for id := range s.held {

@@ -44,7 +44,8 @@ func TestStartableJobs(t *testing.T) {
 
 func TestValidPool(t *testing.T) {
 	for name, want := range map[string]bool{
-		"default": true, "gpu_2-Arm": true, "": false, "a b": false, "ü": false, "a.b": false, string(make([]byte, 64)): false,
+		"default": true, "gpu_2-Arm": true, "": false, "a b": false, "ü": false, "a.b": false,
+		string(make([]byte, 64)): false,
 	} {
 		if got := ValidPool(name); got != want {
 			t.Errorf("%q: %v", name, got)

@@ -78,7 +78,8 @@ func TestPoolsRequestsAreAnsweredTogether(t *testing.T) {
 		t.Helper()
 		for _, answer := range requestTogether(t, tm, store.PoolsSubject, &tm.poolsRequests, requests) {
 			var got []proto.Pool
-			if err := json.Unmarshal(answer, &got); err != nil || len(got) != 1 || got[0].Queued != queued || got[0].OldestWait < 60 {
+			if err := json.Unmarshal(answer, &got); err != nil || len(got) != 1 || got[0].Queued != queued ||
+				got[0].OldestWait < 60 {
 				t.Fatalf("%s, %v, want %d queued", answer, err, queued)
 			}
 		}

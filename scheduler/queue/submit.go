@@ -54,7 +54,9 @@ func (t *term) refuseForMemory(m *nats.Msg) {
 	if _, ended := t.outcomes[meta.TraceID]; ended {
 		return
 	}
-	t.reply(m, submitReply{Rejection: &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: "too many jobs are being stored"}})
+	t.reply(m, submitReply{Rejection: &proto.Rejection{
+		Reason: proto.RejectedUnavailable, Detail: "too many jobs are being stored",
+	}})
 }
 
 // submit admits a job and stores it outside the loop. Meanwhile the job can be assigned to a slot,
@@ -81,7 +83,7 @@ func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 		if meta.RunAt.IsZero() {
 			t.observe(meta, time.Now())
 		}
-		if rejection := t.queue.admit(meta); rejection != nil {
+		if rejection := t.admit(meta); rejection != nil {
 			t.reply(m, submitReply{Rejection: rejection})
 			return false
 		}
@@ -98,6 +100,17 @@ func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 		t.post(ctx, func() { t.onStored(m, id, seq, err) })
 	}()
 	return true
+}
+
+// admit returns a rejection if nothing can run an interactive job, or if the queue does not admit it.
+// Other jobs wait for a worker that can.
+func (t *term) admit(m *proto.Meta) *proto.Rejection {
+	if m.Class() == proto.ClassInteractive {
+		if lacking := t.offers.missing(needsOf(m), time.Now()); lacking != nil && !lacking.Expected {
+			return &proto.Rejection{Reason: proto.RejectedNoWorker, Missing: lacking}
+		}
+	}
+	return t.queue.admit(m)
 }
 
 // onStored handles the result of storing a submitted job, and answers.

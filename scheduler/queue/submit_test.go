@@ -36,7 +36,8 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 	w.eventually("a job that is being stored is assigned", func() bool {
 		refused := storetest.Job("acme", "k", proto.ModeInline)
 		var rejection *proto.Rejection
-		if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &rejection) || rejection.Reason != proto.RejectedUnavailable {
+		if err := w.queue.Submit(w.ctx, refused); !errors.As(err, &rejection) ||
+			rejection.Reason != proto.RejectedUnavailable {
 			t.Fatalf("submitted to a full store: %v", err)
 		}
 		select {
@@ -116,7 +117,8 @@ func TestWorkerWithoutAckReadsTheJob(t *testing.T) {
 	for range 2 {
 		l := <-leases
 		_, _, err := l.Claim(w.ctx)
-		if l.Job().TraceID == stored.TraceID && err != nil || l.Job().TraceID == never.TraceID && !errors.Is(err, proto.ErrNotFound) {
+		if l.Job().TraceID == stored.TraceID && err != nil || l.Job().TraceID == never.TraceID &&
+			!errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("claim: %v", err)
 		}
 		l.Release()

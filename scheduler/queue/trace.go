@@ -23,9 +23,11 @@ func startSubmit(ctx context.Context, job *proto.Job) (context.Context, trace.Sp
 	ctx, span := otel.Tracer("bullpen/scheduler").Start(ctx, "submit jobs", trace.WithSpanKind(trace.SpanKindProducer))
 	if span.IsRecording() {
 		span.SetAttributes(
-			semconv.MessagingSystemKey.String("nats"), semconv.MessagingDestinationName("jobs"), semconv.MessagingOperationName("submit"),
+			semconv.MessagingSystemKey.String("nats"), semconv.MessagingDestinationName("jobs"),
+			semconv.MessagingOperationName("submit"),
 			semconv.MessagingOperationTypeSend, semconv.MessagingMessageID(string(job.TraceID)),
-			attribute.String("bullpen.org", job.Org), attribute.String("bullpen.key", job.Key), attribute.String("bullpen.class", string(job.Class())),
+			attribute.String("bullpen.org", job.Org), attribute.String("bullpen.key", job.Key),
+			attribute.String("bullpen.class", string(job.Class())),
 		)
 	}
 	header := propagation.MapCarrier{}

@@ -98,8 +98,8 @@ func (t *term) view(req *proto.QueueRequest, now time.Time) (v proto.QueueView) 
 
 func counts(queued map[proto.Class]int, active tally) proto.QueueCounts {
 	return proto.QueueCounts{
-		Queued:  proto.ClassCounts{Interactive: queued[proto.ClassInteractive], Batch: queued[proto.ClassBatch]},
-		Running: proto.ClassCounts{Interactive: active.all - active.batch, Batch: active.batch},
+		Queued:  proto.ClassCounts{Interactive: queued[proto.ClassInteractive], Background: queued[proto.ClassBackground]},
+		Running: proto.ClassCounts{Interactive: active.all - active.background, Background: active.background},
 	}
 }
 
@@ -119,7 +119,7 @@ func (q *keyQueue) oldest() (oldest *job) {
 func (t *term) place(o *orgQueue, j *job, now time.Time) proto.QueuePlace {
 	k, class := o.keys[j.meta.Key], j.meta.Class()
 	ofKey := t.ahead(k, j)
-	ofKey += besidesClass(class, ofKey, k.queued[proto.ClassInteractive]+k.queued[proto.ClassBatch]-k.queued[class])
+	ofKey += besidesClass(class, ofKey, k.queued[proto.ClassInteractive]+k.queued[proto.ClassBackground]-k.queued[class])
 	ofOrg := ofKey
 	for _, f := range o.sfq.flows {
 		if f.party != k {
@@ -132,15 +132,18 @@ func (t *term) place(o *orgQueue, j *job, now time.Time) proto.QueuePlace {
 			position += r.servedBefore(ofOrg, j.meta.Weight)
 		}
 	}
-	place := proto.QueuePlace{TraceID: j.meta.TraceID, Class: class, CreatedAt: j.meta.CreatedAt, Position: position}
+	place := proto.QueuePlace{
+		TraceID: j.meta.TraceID, Class: class, CreatedAt: j.meta.CreatedAt, Position: position,
+		WaitingFor: t.offers.missing(j.needs.needs, now),
+	}
 	slots, ofPlan := t.slotsFor(j.needs), limit{j.meta.Concurrent, j.meta.Concurrent - o.active.all}
-	if class == proto.ClassBatch {
+	if class == proto.ClassBackground {
 		since := now.Add(-submittedWithin)
 		if d := t.demands.all[needKey(j.needs.needs)]; d != nil && t.Interactive != nil && d.Interactive.After(since) {
 			slots = slots.less(t.Interactive(slots.all))
 		}
 		r := &round{term: t, since: since}
-		ofPlan = ofPlan.less(ofPlan.all - r.batchLimit(o.org, "", ofPlan.all))
+		ofPlan = ofPlan.less(ofPlan.all - r.backgroundLimit(o.org, "", ofPlan.all))
 	}
 	rounds := max(slots.rounds(position), ofPlan.rounds(ofOrg))
 	if l := j.meta.KeyConcurrent; l > 0 {

@@ -14,7 +14,10 @@ import (
 // each rival.
 func TestPositionsAreThoseOfTheService(t *testing.T) {
 	tm := newTestTerm(t, storetest.Open(t, storetest.Server(t)))
-	tm.workers["w"] = &workerState{slots: 1, capabilities: newCapabilities([]string{CapabilityLanguage(proto.Python)}), load: tm.queue.load("w")}
+	tm.workers["w"] = &workerState{
+		slots: 1, capabilities: newCapabilities([]string{CapabilityLanguage(proto.Python)}),
+		load: tm.queue.load("w"),
+	}
 	add := func(n int, org, key string, mode proto.Mode, weight int) {
 		for range n {
 			m := meta(org, key, mode)
@@ -49,14 +52,18 @@ func TestEstimatedWait(t *testing.T) {
 		interactive                                 bool
 		want                                        float64
 	}{
-		"no worker":                            {slots: 0, limit: 9, mean: time.Second, want: unknown},
-		"a free slot":                          {slots: 4, free: 1, limit: 9, want: 0},
-		"no mean":                              {slots: 4, limit: 9, want: unknown},
-		"next":                                 {slots: 4, limit: 9, mean: 8 * time.Second, want: 2},
-		"behind others":                        {slots: 4, limit: 9, ahead: 7, mean: 8 * time.Second, want: 16},
-		"the organisation at its limit":        {slots: 4, free: 3, limit: 1, active: 1, mean: 8 * time.Second, want: 8},
-		"the key at its limit":                 {slots: 4, free: 3, limit: 9, keyLimit: 1, active: 1, mean: 8 * time.Second, want: 8},
-		"slots that interactive jobs may have": {slots: 4, free: 1, limit: 9, interactive: true, mean: 6 * time.Second, want: 2},
+		"no worker":                     {slots: 0, limit: 9, mean: time.Second, want: unknown},
+		"a free slot":                   {slots: 4, free: 1, limit: 9, want: 0},
+		"no mean":                       {slots: 4, limit: 9, want: unknown},
+		"next":                          {slots: 4, limit: 9, mean: 8 * time.Second, want: 2},
+		"behind others":                 {slots: 4, limit: 9, ahead: 7, mean: 8 * time.Second, want: 16},
+		"the organisation at its limit": {slots: 4, free: 3, limit: 1, active: 1, mean: 8 * time.Second, want: 8},
+		"the key at its limit": {
+			slots: 4, free: 3, limit: 9, keyLimit: 1, active: 1, mean: 8 * time.Second, want: 8,
+		},
+		"slots that interactive jobs may have": {
+			slots: 4, free: 1, limit: 9, interactive: true, mean: 6 * time.Second, want: 2,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tm := newTestTerm(t, st)
@@ -67,7 +74,10 @@ func TestEstimatedWait(t *testing.T) {
 				return tm.queue.add(m)
 			}
 			if tt.slots > 0 {
-				w := &workerState{slots: tt.slots, capabilities: newCapabilities([]string{CapabilityLanguage(proto.Python)}), load: tm.queue.load("w"), free: make([]uint64, tt.free)}
+				w := &workerState{
+					slots: tt.slots, capabilities: newCapabilities([]string{CapabilityLanguage(proto.Python)}),
+					load: tm.queue.load("w"), free: make([]uint64, tt.free),
+				}
 				w.load.jobs.all = tt.slots - tt.free // of others
 				tm.workers["w"] = w
 			}
@@ -103,13 +113,25 @@ func TestQueueOfAKey(t *testing.T) {
 	for i, of := range []struct {
 		org, key string
 		mode     proto.Mode
-	}{{"a", "k1", proto.ModeAsync}, {"a", "k1", proto.ModeAsync}, {"a", "k1", proto.ModeInline}, {"a", "k2", proto.ModeAsync}, {"b", "k3", proto.ModeAsync}} {
+	}{
+		{"a", "k1", proto.ModeAsync},
+		{"a", "k1", proto.ModeAsync},
+		{"a", "k1", proto.ModeInline},
+		{"a", "k2", proto.ModeAsync},
+		{"b", "k3", proto.ModeAsync},
+	} {
 		ids[fmt.Sprint(i)] = tm.queue.add(meta(of.org, of.key, of.mode)).meta.TraceID
 	}
 	tm.queue.activate(tm.queue.jobs[ids["0"]], running, "w", noon)
-	v := tm.view(&proto.QueueRequest{Org: "a", Key: "k1", Traces: []proto.TraceID{ids["0"], ids["3"], ids["4"], proto.NewTraceID()}}, noon)
-	if v.Key != (proto.QueueCounts{Queued: proto.ClassCounts{Interactive: 1, Batch: 1}, Running: proto.ClassCounts{Batch: 1}}) ||
-		v.Org != (proto.QueueCounts{Queued: proto.ClassCounts{Interactive: 1, Batch: 2}, Running: proto.ClassCounts{Batch: 1}}) {
+	v := tm.view(&proto.QueueRequest{
+		Org: "a", Key: "k1", Traces: []proto.TraceID{ids["0"], ids["3"], ids["4"], proto.NewTraceID()},
+	}, noon)
+	if v.Key != (proto.QueueCounts{
+		Queued: proto.ClassCounts{Interactive: 1, Background: 1}, Running: proto.ClassCounts{Background: 1},
+	}) ||
+		v.Org != (proto.QueueCounts{
+			Queued: proto.ClassCounts{Interactive: 1, Background: 2}, Running: proto.ClassCounts{Background: 1},
+		}) {
 		t.Errorf("got %+v", v)
 	}
 	if v.Oldest == nil || v.Oldest.TraceID != ids["1"] || len(v.Places) != 1 || v.Places[0].TraceID != ids["3"] {

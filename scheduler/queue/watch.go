@@ -35,7 +35,7 @@ type Watch struct {
 	id       proto.TraceID
 	messages chan *nats.Msg
 	sub      *nats.Subscription
-	read     func(context.Context, proto.TraceID) (*proto.Record, uint64, error)
+	read     recordReader
 }
 
 // Watch subscribes to the end of an execution. If that is done before the execution is submitted,
@@ -77,7 +77,7 @@ func (w *Watch) receive(ctx context.Context, tick <-chan time.Time) (*proto.Reco
 			return nil, context.Cause(ctx)
 		case m := <-w.messages:
 			if !proto.Status(m.Header.Get(store.HeaderStatus)).Terminal() {
-				continue // a claim or a renewal
+				continue // a claim, or a change of it
 			}
 			if rec, err := proto.DecodeRecord(w.id, m.Data); err == nil && rec.Status.Terminal() {
 				return rec, nil

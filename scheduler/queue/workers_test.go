@@ -39,7 +39,8 @@ func TestWorkersAreListed(t *testing.T) {
 	st := w.newSlots(w.server, "w", 2).Store
 	for i := range more {
 		w.run(&queue.Slots{
-			Store: st, Worker: fmt.Sprintf("w-%03d", i), Total: 2, Capabilities: []string{queue.CapabilityDisk}, Log: storetest.Log(t),
+			Store: st, Worker: fmt.Sprintf("w-%03d", i), Total: 2, Capabilities: []string{queue.CapabilityDisk},
+			Log:  storetest.Log(t),
 			Info: func() proto.Worker { return proto.Worker{Version: "v1", Threads: i} },
 		})
 	}
@@ -49,7 +50,8 @@ func TestWorkersAreListed(t *testing.T) {
 		return len(list) == more
 	})
 	for i, got := range list {
-		if got.Name != fmt.Sprintf("w-%03d", i) || got.Version != "v1" || got.Threads != i || got.Slots != 2 || got.Running != 0 || got.Draining ||
+		if got.Name != fmt.Sprintf("w-%03d", i) || got.Version != "v1" || got.Threads != i || got.Slots != 2 ||
+			got.Running != 0 || got.Draining ||
 			fmt.Sprint(got.Capabilities) != "[disk]" {
 			t.Fatalf("worker %d: %+v", i, got)
 		}

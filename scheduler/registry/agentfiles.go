@@ -2,11 +2,8 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"log/slog"
-	"slices"
-	"strings"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -14,67 +11,49 @@ import (
 
 // AgentFiles stores the files of organisations' agents, without their content. Run must be running
 // for changes to be seen.
-type AgentFiles struct{ cache *store.Cache[proto.AgentFile] }
+type AgentFiles struct {
+	// Limit is the number of files of an organisation. It is not changed after the first use.
+	Limit int
+
+	*store.Collection[proto.AgentFile]
+}
 
 // OpenAgentFiles reads all files.
 func OpenAgentFiles(ctx context.Context, st *store.Store, log *slog.Logger) (*AgentFiles, error) {
-	cache, err := store.OpenCache(ctx, store.CacheConfig[proto.AgentFile]{
-		Store: st, Bucket: st.AgentFiles, Keys: "*.*", Name: "files of agents", Decode: store.DecodeJSON[proto.AgentFile]("file of an agent"), Log: log,
+	l := &AgentFiles{Limit: proto.MaxAgentFiles}
+	var err error
+	l.Collection, err = store.OpenCollection(ctx, store.CollectionConfig[proto.AgentFile]{
+		Store: st, Bucket: st.AgentFiles, Keys: "*.*", Name: "files of agents", Log: log,
+		Order: func(f *proto.AgentFile) string { return store.NewestFirst(f.CreatedAt) },
+		Check: func(_ *proto.AgentFile, others []*proto.AgentFile) error {
+			if len(others) >= l.Limit {
+				return &proto.QuotaError{What: "files of agents", Limit: int64(l.Limit)}
+			}
+			return nil
+		},
 	})
-	return &AgentFiles{cache}, err
+	return l, err
 }
-
-// Run applies changes by other gateways until ctx is done.
-func (l *AgentFiles) Run(ctx context.Context) error { return l.cache.Run(ctx) }
 
 func agentFileKey(org, id string) string { return org + "." + id }
 
-// Create stores a new file. It returns a [*proto.QuotaError] if the organisation has too many.
-// Files that are created at the same time may exceed the limit by a few.
-func (l *AgentFiles) Create(ctx context.Context, f proto.AgentFile) error {
-	_, err := l.cache.Update(ctx, agentFileKey(f.Org, f.ID), func(old *proto.AgentFile) (*proto.AgentFile, error) {
-		switch {
-		case old != nil:
-			return nil, proto.ErrExists
-		case len(l.List(f.Org)) >= proto.MaxAgentFiles:
-			return nil, &proto.QuotaError{What: "files of agents", Limit: proto.MaxAgentFiles}
-		}
-		return &f, nil
-	})
+// Put stores a file, new or in place of the one of its id. It returns a [*proto.QuotaError] if the
+// organisation has too many.
+func (l *AgentFiles) Put(ctx context.Context, f proto.AgentFile) error {
+	err := l.Create(ctx, agentFileKey(f.Org, f.ID), &f)
+	if errors.Is(err, proto.ErrExists) {
+		return l.Collection.Put(ctx, agentFileKey(f.Org, f.ID), &f)
+	}
 	return err
 }
 
 // Get returns a file, or [proto.ErrNotFound].
 func (l *AgentFiles) Get(ctx context.Context, org, id string) (proto.AgentFile, error) {
-	if f := l.cache.Get(agentFileKey(org, id)); f != nil {
-		return *f, nil
-	}
-	f, _, err := l.cache.Read(ctx, agentFileKey(org, id)) // another gateway may have created it
-	if err != nil {
-		return proto.AgentFile{}, err
-	}
-	return *f, nil
-}
-
-// List returns the files of an organisation, the newest first.
-func (l *AgentFiles) List(org string) []proto.AgentFile {
-	list := []proto.AgentFile{}
-	for _, f := range l.cache.All() {
-		if f.Org == org {
-			list = append(list, *f)
-		}
-	}
-	slices.SortFunc(list, func(a, b proto.AgentFile) int {
-		if c := b.CreatedAt.Compare(a.CreatedAt); c != 0 {
-			return c
-		}
-		return strings.Compare(a.ID, b.ID)
-	})
-	return list
+	return l.Find(ctx, agentFileKey(org, id))
 }
 
 // Remove removes a file, or returns [proto.ErrNotFound].
 func (l *AgentFiles) Remove(ctx context.Context, org, id string) error {
-	_, err := l.cache.Remove(ctx, agentFileKey(org, id), nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	_, err := l.Collection.Remove(ctx, agentFileKey(org, id), nil)
 	return err
 }

@@ -25,7 +25,9 @@ func (b *Bindings) name(scope, key string) string {
 
 // Bind binds key to an execution that is about to be submitted. If key is bound already, bound is
 // false, and Bind returns the earlier binding.
-func (b *Bindings) Bind(ctx context.Context, scope, key string, n proto.Binding) (binding proto.Binding, bound bool, err error) {
+func (b *Bindings) Bind(
+	ctx context.Context, scope, key string, n proto.Binding,
+) (binding proto.Binding, bound bool, err error) {
 	body, err := json.Marshal(n)
 	if err != nil {
 		return proto.Binding{}, false, fmt.Errorf("encode idempotency key: %w", err)

@@ -33,8 +33,12 @@ func connections(t *testing.T, s nats.InProcessConnProvider) *registry.Connectio
 func connection(org, slug string) proto.Connection {
 	at := time.Now().UTC()
 	return proto.Connection{
-		Org: org, Slug: slug, Kind: proto.MountS3, Prefix: "a/b", ReadOnly: true, Description: "d", TestedAt: &at, CreatedAt: at, UpdatedAt: at,
-		S3: &proto.S3Mount{Endpoint: "https://s3.example.com", Region: "r", Bucket: "bucket", PathStyle: true, Credential: "KEYS"},
+		Org: org, Slug: slug, Kind: proto.MountS3, Prefix: "a/b", ReadOnly: true, Description: "d", TestedAt: &at,
+		CreatedAt: at, UpdatedAt: at,
+		S3: &proto.S3Mount{
+			Endpoint: "https://s3.example.com", Region: "r", Bucket: "bucket", PathStyle: true,
+			Credential: "KEYS",
+		},
 	}
 }
 
@@ -79,14 +83,18 @@ func TestConnectionsOfEachOrganisation(t *testing.T) {
 		t.Errorf("%+v, %v", changed, err)
 	}
 	refused := errors.New("refused")
-	if _, err := here.Change(ctx, "acme", "data", func(c *proto.Connection) error { c.S3.Bucket = "x"; return refused }); !errors.Is(err, refused) {
+	if _, err := here.Change(ctx, "acme", "data", func(c *proto.Connection) error {
+		c.S3.Bucket = "x"
+		return refused
+	}); !errors.Is(err, refused) {
 		t.Errorf("%v", err)
 	}
 	if c, err := here.Connection(ctx, "acme", "data"); err != nil || c.S3.Bucket != "new" || c.TestedAt != nil {
 		t.Errorf("%+v, %v", c, err)
 	}
 	for _, org := range []string{"none", "acme"} {
-		if _, err := here.Change(ctx, org, "none", func(*proto.Connection) error { return nil }); !errors.Is(err, proto.ErrNotFound) {
+		if _, err := here.Change(ctx, org, "none", func(*proto.Connection) error { return nil }); !errors.Is(
+			err, proto.ErrNotFound) {
 			t.Errorf("%v", err)
 		}
 		if _, err := here.Remove(ctx, org, "none", allow, allow); !errors.Is(err, proto.ErrNotFound) {
@@ -152,7 +160,8 @@ func TestConnectionOfAKeyIsNotRemoved(t *testing.T) {
 		_, err := l.Remove(ctx, org, "data", allow, allow)
 		return err
 	}
-	if bound := new(proto.BoundConnectionError); !errors.As(remove("acme"), &bound) || !slices.Equal(bound.Keys, []string{key.ID}) || !strings.Contains(bound.Error(), key.ID) {
+	if bound := new(proto.BoundConnectionError); !errors.As(remove("acme"), &bound) ||
+		!slices.Equal(bound.Keys, []string{key.ID}) || !strings.Contains(bound.Error(), key.ID) {
 		t.Errorf("%v", bound)
 	}
 	if err := remove("other"); err != nil {
@@ -179,13 +188,14 @@ func TestRemovalOfVolumeIsContinued(t *testing.T) {
 	}
 	broken, emptied := errors.New("broken"), 0
 	remove := func(check error, empty error) error {
-		_, err := l.Remove(ctx, "acme", "work", func(proto.Connection) error { return check }, func(c proto.Connection) error {
-			if now, err := l.Connection(ctx, "acme", "work"); err != nil || !now.Removing {
-				t.Errorf("while it is emptied: %+v, %v", now, err)
-			}
-			emptied++
-			return empty
-		})
+		_, err := l.Remove(ctx, "acme", "work", func(proto.Connection) error { return check },
+			func(c proto.Connection) error {
+				if now, err := l.Connection(ctx, "acme", "work"); err != nil || !now.Removing {
+					t.Errorf("while it is emptied: %+v, %v", now, err)
+				}
+				emptied++
+				return empty
+			})
 		return err
 	}
 	if err := remove(proto.ErrConflict, nil); !errors.Is(err, proto.ErrConflict) || emptied > 0 {

@@ -42,7 +42,8 @@ func (s *storedImage) list() proto.Blob {
 // readParts returns the parts of an image that has some.
 func readParts(ctx context.Context, blobs Blobs, s *storedImage) ([]proto.Blob, error) {
 	if s.Parts.Size > maxPartList {
-		return nil, fmt.Errorf("the list of parts of image %s has %d bytes, more than %d", s.Digest, s.Parts.Size, maxPartList)
+		return nil, fmt.Errorf("the list of parts of image %s has %d bytes, more than %d", s.Digest, s.Parts.Size,
+			maxPartList)
 	}
 	text, err := readBlob(ctx, blobs, s.list())
 	if err != nil {
@@ -124,9 +125,14 @@ type imageUpload struct {
 
 // put stores the content of an image under a new key. If it has several parts, those that are
 // known are not stored again.
-func (i *Images) put(ctx context.Context, img *proto.Image, parts []proto.ImagePart, known map[string]knownPart, content io.ReaderAt) (*imageUpload, error) {
+func (i *Images) put(
+	ctx context.Context, img *proto.Image, parts []proto.ImagePart, known map[string]knownPart, content io.ReaderAt,
+) (*imageUpload, error) {
 	key := imagesPrefix + nuid.Next()
-	u := &imageUpload{storedImage: storedImage{Blob: proto.Blob{Key: key, Size: img.Size, Digest: img.Digest}}, shared: map[string]bool{}}
+	u := &imageUpload{
+		storedImage: storedImage{Blob: proto.Blob{Key: key, Size: img.Size, Digest: img.Digest}},
+		shared:      map[string]bool{},
+	}
 	if len(parts) <= 1 {
 		u.put = []string{key}
 		return u, i.blobs.Put(ctx, u.Blob, content)

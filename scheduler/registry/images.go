@@ -76,7 +76,7 @@ type Images struct {
 	full    func() bool
 	log     *slog.Logger
 	inspect func(io.Reader) (*proto.Image, []proto.ImagePart, error)
-	cache   *store.Cache[catalog]
+	cache   *store.Collection[catalog]
 	byName  map[string]*proto.Image // guarded by the lock of cache
 }
 
@@ -101,8 +101,9 @@ func OpenImages(ctx context.Context, cfg ImagesConfig) (*Images, error) {
 		byName: map[string]*proto.Image{},
 	}
 	var err error
-	i.cache, err = store.OpenCache(ctx, store.CacheConfig[catalog]{
-		Store: i.store, Bucket: i.store.Images, Keys: catalogKey, Name: "catalog of images", Decode: decodeCatalog, OnChange: i.index, Log: i.log,
+	i.cache, err = store.OpenCollection(ctx, store.CollectionConfig[catalog]{
+		Store: i.store, Bucket: i.store.Images, Keys: catalogKey, Name: "catalog of images", Decode: decodeCatalog,
+		OnChange: i.index, Log: i.log,
 	})
 	return i, err
 }
@@ -187,7 +188,9 @@ func (i *Images) List(context.Context) ([]proto.Image, error) {
 // body must have the digest and pass Inspect. Parts that other images have are not stored again. The
 // errors are [*proto.FieldError], [*proto.Rejection] if the disk is full, [proto.ErrConflict], and
 // the errors of body and of the blob store.
-func (i *Images) Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error) {
+func (i *Images) Put(
+	ctx context.Context, name, digest string, body io.Reader,
+) (img *proto.Image, replaced bool, err error) {
 	spool, img, parts, err := i.spool(digest, body)
 	if err != nil {
 		return nil, false, fmt.Errorf("store an image: %w", err)
@@ -229,7 +232,9 @@ func (i *Images) name(ctx context.Context, img *proto.Image, upload *imageUpload
 		}
 		at, known := c.find(img.Name)
 		if !known && len(c.Images) >= proto.MaxImages {
-			return &proto.FieldError{Field: "name", Message: fmt.Sprintf("name is one too many: there are %d images; remove one", proto.MaxImages)}
+			return &proto.FieldError{
+				Field: "name", Message: fmt.Sprintf("name is one too many: there are %d images; remove one", proto.MaxImages),
+			}
 		}
 		if replaced = known; known {
 			c.Images[at] = entry
@@ -253,12 +258,15 @@ var errFull = &proto.Rejection{Reason: proto.RejectedDiskFull, Detail: "the disk
 // other errors the outcome is unknown, and the catalog may name the new blob.
 func isUnchanged(err error) bool {
 	var field *proto.FieldError
-	return errors.As(err, &field) || errors.Is(err, errPartsRemoved) || errors.Is(err, proto.ErrConflict) || store.IsRejected(err)
+	return errors.As(err, &field) || errors.Is(err, errPartsRemoved) || errors.Is(err, proto.ErrConflict) ||
+		store.IsRejected(err)
 }
 
 // spool inspects an image and copies it to a file without a name, so that nothing but sound images
 // reaches the blob store. The caller must close the file.
-func (i *Images) spool(digest string, body io.Reader) (_ *os.File, img *proto.Image, parts []proto.ImagePart, err error) {
+func (i *Images) spool(
+	digest string, body io.Reader,
+) (_ *os.File, img *proto.Image, parts []proto.ImagePart, err error) {
 	if i.full != nil && i.full() {
 		return nil, nil, nil, errFull
 	}
@@ -308,7 +316,9 @@ func (i *Images) Remove(ctx context.Context, name string) (*proto.Image, error) 
 
 // find returns the index of a name among the sorted images.
 func (c *catalog) find(name string) (at int, ok bool) {
-	return slices.BinarySearchFunc(c.Images, name, func(e catalogEntry, name string) int { return cmp.Compare(e.Name, name) })
+	return slices.BinarySearchFunc(c.Images, name, func(e catalogEntry, name string) int {
+		return cmp.Compare(e.Name, name)
+	})
 }
 
 // named returns the blobs of all images.

@@ -58,7 +58,9 @@ func digestOf(content []byte) string {
 }
 
 // images opens the registry as a gateway does, with a connection of its own.
-func images(t *testing.T, s *natsembed.Server, blobs registry.Blobs, full func() bool) (*registry.Images, *store.Store) {
+func images(
+	t *testing.T, s *natsembed.Server, blobs registry.Blobs, full func() bool,
+) (*registry.Images, *store.Store) {
 	t.Helper()
 	st := storetest.Open(t, s)
 	i, err := registry.OpenImages(storetest.Context(t), registry.ImagesConfig{
@@ -74,7 +76,8 @@ func images(t *testing.T, s *natsembed.Server, blobs registry.Blobs, full func()
 func putImage(t *testing.T, i *registry.Images, name string, content []byte, replaces bool) {
 	t.Helper()
 	img, replaced, err := i.Put(storetest.Context(t), name, digestOf(content), bytes.NewReader(content))
-	if err != nil || replaced != replaces || img.Name != name || img.Size != int64(len(content)) || img.CreatedAt.IsZero() {
+	if err != nil || replaced != replaces || img.Name != name || img.Size != int64(len(content)) ||
+		img.CreatedAt.IsZero() {
 		t.Fatalf("%+v, %v, %v", img, replaced, err)
 	}
 }
@@ -139,7 +142,8 @@ func (m *memoryBlobs) keys() []string {
 // fetch reads an image as a worker does, which attaches to existing streams only.
 func fetch(t *testing.T, s *natsembed.Server, blobs registry.Blobs, digest string) ([]byte, error) {
 	t.Helper()
-	st, err := store.Connect(storetest.Context(t), store.Access{InProcess: s, Name: "worker"}, store.Config{AttachOnly: true}, storetest.Log(t))
+	st, err := store.Connect(storetest.Context(t), store.Access{InProcess: s, Name: "worker"},
+		store.Config{AttachOnly: true}, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,9 +363,14 @@ func TestRejectedImageLeavesNothing(t *testing.T) {
 			var f *proto.FieldError
 			return errors.As(err, &f) && f.Field == "digest"
 		}},
-		"no image":        {digestOf([]byte("bad")), strings.NewReader("bad" + string(good)), func(err error) bool { return errors.Is(err, errNoImage) }},
-		"a broken upload": {digestOf(good), io.MultiReader(bytes.NewReader(good), iotest.ErrReader(errBroken)), func(err error) bool { return errors.Is(err, errBroken) }},
-		"nothing":         {digestOf(nil), strings.NewReader(""), func(err error) bool { return errors.Is(err, io.EOF) }},
+		"no image": {digestOf([]byte("bad")), strings.NewReader("bad" + string(good)), func(err error) bool {
+			return errors.Is(err, errNoImage)
+		}},
+		"a broken upload": {
+			digestOf(good), io.MultiReader(bytes.NewReader(good), iotest.ErrReader(errBroken)),
+			func(err error) bool { return errors.Is(err, errBroken) },
+		},
+		"nothing": {digestOf(nil), strings.NewReader(""), func(err error) bool { return errors.Is(err, io.EOF) }},
 	} {
 		if _, _, err := i.Put(ctx, "py", tt.digest, tt.body); !tt.want(err) {
 			t.Errorf("%s: %v", what, err)
@@ -369,11 +378,13 @@ func TestRejectedImageLeavesNothing(t *testing.T) {
 	}
 	full = true
 	var refused *proto.Rejection
-	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RejectedDiskFull {
+	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) ||
+		refused.Reason != proto.RejectedDiskFull {
 		t.Errorf("full disk: %v", err)
 	}
 	full, blobs.down = false, syscall.ENOSPC
-	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) || refused.Reason != proto.RejectedDiskFull {
+	if _, _, err := i.Put(ctx, "py", digestOf(good), bytes.NewReader(good)); !errors.As(err, &refused) ||
+		refused.Reason != proto.RejectedDiskFull {
 		t.Errorf("full store: %v", err)
 	}
 	if list, err := i.List(ctx); err != nil || len(list) != 0 || len(blobs.keys()) != 0 {
@@ -395,7 +406,8 @@ func TestBlobWithoutNameIsSwept(t *testing.T) {
 	if err := i.Sweep(ctx, time.Now()); err != nil || len(blobs.keys()) != 3 {
 		t.Fatalf("an upload that may be going on was removed: %v", err)
 	}
-	if err := i.Sweep(ctx, time.Now().Add(3*time.Hour)); err != nil || len(blobs.keys()) != 2 || blobs.keys()[1] != "layers/others" {
+	if err := i.Sweep(ctx, time.Now().Add(3*time.Hour)); err != nil || len(blobs.keys()) != 2 ||
+		blobs.keys()[1] != "layers/others" {
 		t.Fatalf("stored %q, %v", blobs.keys(), err)
 	}
 }
@@ -438,7 +450,8 @@ func TestNumberOfImagesIsLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	var field *proto.FieldError
-	if _, _, err := i.Put(ctx, "j", digestOf([]byte("x")), strings.NewReader("x")); !errors.As(err, &field) || len(blobs.keys()) != 0 {
+	if _, _, err := i.Put(ctx, "j", digestOf([]byte("x")), strings.NewReader("x")); !errors.As(err, &field) ||
+		len(blobs.keys()) != 0 {
 		t.Errorf("one too many: %v, stored %q", err, blobs.keys())
 	}
 	putImage(t, i, "i000", []byte("x"), true)

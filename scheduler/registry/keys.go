@@ -64,19 +64,23 @@ type Keys struct {
 	store  *store.Store
 	region string
 	secret []byte
-	cache  *store.Cache[storedKey]
-	byHash map[string]*storedKey // of keys that are not revoked; guarded by the cache's lock
+	cache  *store.Collection[storedKey]
+	byHash map[string]*storedKey // of keys that are not revoked; guarded by the lock of cache
 }
 
 // OpenKeys reads all keys. region is part of the secrets of keys created here.
-func OpenKeys(ctx context.Context, st *store.Store, ring *keyring.Keyring, region string, log *slog.Logger) (*Keys, error) {
+func OpenKeys(
+	ctx context.Context, st *store.Store, ring *keyring.Keyring, region string, log *slog.Logger,
+) (*Keys, error) {
 	k := &Keys{store: st, region: region, byHash: map[string]*storedKey{}}
 	var err error
 	if k.secret, err = hashSecret(ctx, st, ring, log); err != nil {
 		return nil, fmt.Errorf("open the hash secret of API keys: %w", err)
 	}
-	k.cache, err = store.OpenCache(ctx, store.CacheConfig[storedKey]{
+	k.cache, err = store.OpenCollection(ctx, store.CollectionConfig[storedKey]{
 		Store: st, Bucket: st.Keys, Keys: keyPattern, Name: "API keys", Decode: decodeKey, OnChange: k.index, Log: log,
+		Org:   func(s *storedKey) string { return s.Org },
+		Order: func(s *storedKey) string { return store.OldestFirst(s.CreatedAt) },
 	})
 	return k, err
 }
@@ -143,18 +147,15 @@ func decodeKey(e jetstream.KeyValueEntry) (*storedKey, error) {
 	return s.withScopes(), nil
 }
 
-// boundKeys returns the ids of the unrevoked keys in the bucket that are bound to a sandbox
-// profile.
-func boundKeys(ctx context.Context, st *store.Store, profile string) (bound []string, err error) {
-	err = store.ReadBucket(ctx, st.Keys, keyPattern, func(e jetstream.KeyValueEntry) {
-		if s, err := decodeKey(e); err == nil && s.RevokedAt == nil && s.Sandbox == profile && !slices.Contains(bound, s.ID) {
-			bound = append(bound, s.ID)
+// keysWith returns the ids of the unrevoked keys in the bucket for which has returns true.
+func keysWith(ctx context.Context, st *store.Store, has func(*storedKey) bool) (ids []string, err error) {
+	keys, _, err := store.ReadValues(ctx, st.Keys, keyPattern, decodeKey)
+	for _, name := range slices.Sorted(maps.Keys(keys)) {
+		if k := keys[name]; k.RevokedAt == nil && has(k) {
+			ids = append(ids, k.ID)
 		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the API keys: %w", err)
 	}
-	return bound, nil
+	return ids, err
 }
 
 // index updates byHash when the cache changes.
@@ -296,15 +297,15 @@ func (k *Keys) Rotate(ctx context.Context, id string, until time.Time) (proto.Ke
 type FirstKeyError struct{}
 
 func (*FirstKeyError) Error() string {
-	return "the first API key comes from the server's settings or its data directory; create the key of another global administrator and revoke this one"
+	return "the first API key comes from the server's settings or its data directory; create the key of another global " +
+		"administrator and revoke this one"
 }
 
 // Conflict marks the error as one whose text is for the client.
 func (*FirstKeyError) Conflict() {}
 
 func (k *Keys) change(ctx context.Context, id string, change func(*storedKey) error) (proto.Key, error) {
-	s, err := k.cache.UpdateWithAll(ctx, keyPrefix+id, func(all map[string]*storedKey) (*storedKey, error) {
-		old := all[keyPrefix+id]
+	s, err := k.cache.UpdateWithOthers(ctx, keyPrefix+id, func(old *storedKey, others []*storedKey) (*storedKey, error) {
 		if old == nil {
 			return nil, fmt.Errorf("API key %q: %w", id, proto.ErrNotFound)
 		}
@@ -315,8 +316,7 @@ func (k *Keys) change(ctx context.Context, id string, change func(*storedKey) er
 		if reflect.DeepEqual(*old, changed) {
 			return nil, nil
 		}
-		all[keyPrefix+id] = &changed
-		if old.administers() && !anyAdministers(slices.Collect(maps.Values(all))) {
+		if old.administers() && !changed.administers() && !anyAdministers(others) {
 			return nil, &proto.LastKeyError{Key: id}
 		}
 		return &changed, nil
@@ -355,7 +355,8 @@ func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 			return err
 		}
 	}
-	if err := k.store.Webhooks.Purge(ctx, settingsPrefix+bootstrapID, jetstream.PurgeTTL(store.WebhookMarkerTTL)); err != nil {
+	if err := k.store.Webhooks.Purge(ctx, settingsPrefix+bootstrapID,
+		jetstream.PurgeTTL(store.WebhookMarkerTTL)); err != nil {
 		return fmt.Errorf("remove the webhook settings of the earlier bootstrap key: %w", err)
 	}
 	return k.cache.Put(ctx, keyPrefix+bootstrapID, k.seal(bootstrapKey(), secret))
@@ -374,7 +375,7 @@ func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)
 		return false, err
 	}
 	err = k.cache.Create(ctx, name, k.seal(bootstrapKey(), secret))
-	if !store.IsConflict(err) {
+	if !errors.Is(err, proto.ErrExists) {
 		return err == nil, err
 	}
 	// Another gateway that starts at the same moment created it, perhaps with the same secret.
@@ -387,19 +388,20 @@ func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)
 
 func bootstrapKey() proto.Key {
 	return proto.Key{
-		ID: bootstrapID, Name: "bootstrap", Org: proto.DefaultOrg, Scopes: proto.Scopes(), Global: true, CreatedAt: time.Now().UTC(),
+		ID: bootstrapID, Name: "bootstrap", Org: proto.DefaultOrg, Scopes: proto.Scopes(), Global: true,
+		CreatedAt: time.Now().UTC(),
 	}
 }
 
-// List returns all keys, revoked ones included, oldest first.
-func (k *Keys) List(context.Context) ([]proto.Key, error) {
-	all := k.cache.All()
-	list := make([]proto.Key, 0, len(all))
-	for _, s := range all {
-		list = append(list, s.Key)
-	}
-	slices.SortFunc(list, func(a, b proto.Key) int { return a.CreatedAt.Compare(b.CreatedAt) })
-	return list, nil
+// List returns the keys of an organisation, or all if org is empty, revoked ones included, oldest first.
+func (k *Keys) List(org string) []proto.Key {
+	list, _ := k.Page(org, "", -1, nil)
+	return list
+}
+
+// Page returns a page of List, see [store.Collection.Page].
+func (k *Keys) Page(org, after string, limit int, keep func(*proto.Key) bool) (page []proto.Key, next string) {
+	return store.PageOf(k.cache, func(s *storedKey) *proto.Key { return &s.Key }, org, after, limit, keep)
 }
 
 // Revoke revokes a key. This gateway rejects it when Revoke returns, and every other one when its

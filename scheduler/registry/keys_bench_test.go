@@ -27,7 +27,8 @@ func BenchmarkAuthenticate(b *testing.B) {
 		all.Go(func() {
 			for i := w; i < keys; i += writers {
 				var err error
-				if _, secrets[i], err = k.Create(ctx, proto.Key{Name: "n", Org: fmt.Sprint("org", i%1000), Plan: "pro", Scopes: proto.UserScopes()}); err != nil {
+				if _, secrets[i], err = k.Create(
+					ctx, proto.Key{Name: "n", Org: fmt.Sprint("org", i%1000), Plan: "pro", Scopes: proto.UserScopes()}); err != nil {
 					b.Error(err)
 					return
 				}

@@ -17,7 +17,7 @@ const keyUseEvery = time.Minute
 // KeyUses remembers when each API key was used last. Run must be running for uses to be stored, and
 // for those at other gateways to be seen.
 type KeyUses struct {
-	cache *store.Cache[keyUse]
+	cache *store.Collection[keyUse]
 	log   *slog.Logger
 
 	mu   sync.Mutex
@@ -31,8 +31,8 @@ type keyUse struct {
 
 // OpenKeyUses reads the last uses of all keys.
 func OpenKeyUses(ctx context.Context, st *store.Store, log *slog.Logger) (*KeyUses, error) {
-	cache, err := store.OpenCache(ctx, store.CacheConfig[keyUse]{
-		Store: st, Bucket: st.KeyUses, Keys: "*", Name: "last uses of API keys", Decode: store.DecodeJSON[keyUse]("the last use of API key"), Log: log,
+	cache, err := store.OpenCollection(ctx, store.CollectionConfig[keyUse]{
+		Store: st, Bucket: st.KeyUses, Keys: "*", Name: "last uses of API keys", Log: log,
 	})
 	return &KeyUses{cache: cache, log: log, here: map[string]time.Time{}}, err
 }

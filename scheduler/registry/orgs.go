@@ -3,44 +3,33 @@ package registry
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 // Orgs is the list of organisations. Run must be running for changes to be seen.
-type Orgs struct{ cache *store.Cache[proto.Org] }
+type Orgs struct{ *store.Collection[proto.Org] }
 
 // OpenOrgs reads all organisations.
 func OpenOrgs(ctx context.Context, st *store.Store, log *slog.Logger) (*Orgs, error) {
-	cache, err := store.OpenCache(ctx, store.CacheConfig[proto.Org]{
-		Store: st, Bucket: st.Orgs, Keys: "*", Name: "organisations", Decode: store.DecodeJSON[proto.Org]("organisation"), Log: log,
+	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Org]{
+		Store: st, Bucket: st.Orgs, Keys: "*", Name: "organisations", Order: store.ByKey[proto.Org], Log: log,
 	})
-	return &Orgs{cache}, err
+	return &Orgs{all}, err
 }
 
-// Run applies changes by other gateways until ctx is done.
-func (l *Orgs) Run(ctx context.Context) error { return l.cache.Run(ctx) }
-
-// Org returns the organisation of that name, or [proto.ErrNotFound] if there is none. One that
-// another gateway has just created is read from the bucket.
-func (l *Orgs) Org(ctx context.Context, name string) (proto.Org, error) {
-	if o := l.cache.Get(name); o != nil {
-		return *o, nil
-	}
-	return l.Stored(ctx, name)
-}
+// Org returns the organisation of that name, or [proto.ErrNotFound] if there is none.
+func (l *Orgs) Org(ctx context.Context, name string) (proto.Org, error) { return l.Find(ctx, name) }
 
 // Stored reads an organisation from the bucket. It returns [proto.ErrNotFound] if there is none.
 func (l *Orgs) Stored(ctx context.Context, name string) (proto.Org, error) {
-	o, _, err := l.cache.Read(ctx, name)
+	o, _, err := l.Read(ctx, name)
 	if err != nil {
 		return proto.Org{}, err
 	}
@@ -48,49 +37,21 @@ func (l *Orgs) Stored(ctx context.Context, name string) (proto.Org, error) {
 }
 
 // List returns all organisations by name.
-func (l *Orgs) List() []proto.Org {
-	list := []proto.Org{}
-	for _, o := range l.cache.All() {
-		list = append(list, *o)
-	}
-	slices.SortFunc(list, func(a, b proto.Org) int { return strings.Compare(a.Name, b.Name) })
-	return list
-}
+func (l *Orgs) List() []proto.Org { return l.Collection.List("") }
 
 // Create stores a new organisation. It returns [proto.ErrExists] if there is one of that name.
 func (l *Orgs) Create(ctx context.Context, o proto.Org) error {
-	err := l.cache.Create(ctx, o.Name, &o)
-	if store.IsConflict(err) {
-		return fmt.Errorf("organisation %q: %w", o.Name, proto.ErrExists)
-	}
-	return err
-}
-
-// Change stores what change makes of an organisation, and returns that. change may be called
-// again. Change returns [proto.ErrNotFound] if there is no such organisation.
-func (l *Orgs) Change(ctx context.Context, name string, change func(*proto.Org) error) (proto.Org, error) {
-	stored, err := l.cache.Update(ctx, name, func(old *proto.Org) (*proto.Org, error) {
-		if old == nil {
-			return nil, fmt.Errorf("organisation %q: %w", name, proto.ErrNotFound)
-		}
-		changed := *old
-		return &changed, change(&changed)
-	})
-	if err != nil {
-		return proto.Org{}, err
-	}
-	return *stored, nil
+	return l.Collection.Create(ctx, o.Name, &o)
 }
 
 // Remove removes an organisation that is being deleted. It returns [proto.ErrNotFound] if there is
 // none, and [proto.ErrConflict] if it is not being deleted.
 func (l *Orgs) Remove(ctx context.Context, name string) error {
-	_, err := l.cache.Remove(ctx, name, func(e jetstream.KeyValueEntry) error {
-		o, err := l.cache.Decode(e)
-		if err == nil && o.DeletingAt == nil {
-			err = fmt.Errorf("organisation %q is not being deleted: %w", name, proto.ErrConflict)
+	_, err := l.Collection.Remove(ctx, name, func(o *proto.Org) error {
+		if o.DeletingAt == nil {
+			return fmt.Errorf("organisation %q is not being deleted: %w", name, proto.ErrConflict)
 		}
-		return err
+		return nil
 	})
 	return err
 }
@@ -103,7 +64,7 @@ func (l *Orgs) Adopt(ctx context.Context, keys []proto.Key) error {
 	}
 	missing := map[string]string{} // organisation -> plan
 	for _, k := range keys {
-		if k.RevokedAt != nil || l.cache.Get(k.Org) != nil {
+		if k.RevokedAt != nil || l.Get(k.Org) != nil {
 			continue
 		}
 		if plan := cmp.Or(k.Plan, proto.UnlimitedPlan); missing[k.Org] == "" || size(plan) > size(missing[k.Org]) {
@@ -111,8 +72,8 @@ func (l *Orgs) Adopt(ctx context.Context, keys []proto.Key) error {
 		}
 	}
 	for name, plan := range missing {
-		err := l.cache.Create(ctx, name, &proto.Org{Name: name, Plan: plan, CreatedAt: time.Now().UTC()})
-		if err != nil && !store.IsConflict(err) { // else another gateway has created it
+		err := l.Collection.Create(ctx, name, &proto.Org{Name: name, Plan: plan, CreatedAt: time.Now().UTC()})
+		if err != nil && !errors.Is(err, proto.ErrExists) { // else another gateway has created it
 			return fmt.Errorf("create the organisation %s of existing API keys: %w", name, err)
 		}
 	}

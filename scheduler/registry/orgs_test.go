@@ -126,7 +126,9 @@ func TestStoredPlansStandBesideTheBuiltInOnes(t *testing.T) {
 		}
 		return p.Concurrent
 	}
-	eventually(t, "known elsewhere", func() bool { return concurrent("gold") == 7 && concurrent("free") == 3 && concurrent("pro") == 100 })
+	eventually(t, "known elsewhere", func() bool {
+		return concurrent("gold") == 7 && concurrent("free") == 3 && concurrent("pro") == 100
+	})
 	var names []string
 	for _, p := range there.List() {
 		names = append(names, p.Name)
@@ -142,7 +144,8 @@ func TestStoredPlansStandBesideTheBuiltInOnes(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = here.Remove(ctx, "gold", anyPlan)
-	if used, ok := errors.AsType[*proto.PlanInUseError](err); !ok || len(used.Users) != 2 || !strings.Contains(err.Error(), key.ID) {
+	if used, ok := errors.AsType[*proto.PlanInUseError](err); !ok || len(used.Users) != 2 ||
+		!strings.Contains(err.Error(), key.ID) {
 		t.Fatalf("a plan in use was removed: %v", err)
 	}
 	if _, err := here.Remove(ctx, "free", anyPlan); err != nil {
@@ -193,7 +196,9 @@ func TestKeysAreChangedAndRotated(t *testing.T) {
 		t.Fatal(err)
 	}
 	key, secret, err := here.Create(ctx, proto.Key{
-		Name: "n", Org: "acme", Scopes: proto.UserScopes(), AllowedNetworks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+		Name: "n", Org: "acme", Scopes: proto.UserScopes(), AllowedNetworks: []netip.Prefix{
+			netip.MustParsePrefix("192.0.2.0/24"),
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -215,7 +220,9 @@ func TestKeysAreChangedAndRotated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "only the newest works", func() bool { return works(there, third) && !works(there, second) && !works(there, secret) })
+	eventually(t, "only the newest works", func() bool {
+		return works(there, third) && !works(there, second) && !works(there, secret)
+	})
 	if works(here, second) || works(here, secret) || !works(here, third) {
 		t.Error("an old secret works where the key was rotated")
 	}
@@ -227,10 +234,13 @@ func TestKeysAreChangedAndRotated(t *testing.T) {
 	}
 	var last *proto.LastKeyError
 	for name, change := range map[string]func(*proto.Key){
-		"no admin": func(k *proto.Key) { k.Scopes = proto.UserScopes() }, "not global": func(k *proto.Key) { k.Global = false },
+		"no admin": func(k *proto.Key) { k.Scopes = proto.UserScopes() }, "not global": func(k *proto.Key) {
+			k.Global = false
+		},
 		"expires": func(k *proto.Key) { k.ExpiresAt = new(time.Now().Add(time.Hour)) },
 	} {
-		if _, err := here.Change(ctx, "key_bootstrap", func(k *proto.Key) error { change(k); return nil }); !errors.As(err, &last) {
+		if _, err := here.Change(ctx, "key_bootstrap", func(k *proto.Key) error { change(k); return nil }); !errors.As(
+			err, &last) {
 			t.Errorf("%s: nobody administers the server any more: %v", name, err)
 		}
 	}

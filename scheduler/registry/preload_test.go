@@ -26,7 +26,8 @@ func TestPreloadFailures(t *testing.T) {
 	if err := gateway.Store.JS.DeleteStream(ctx, config.Name); err != nil {
 		t.Fatal(err)
 	}
-	st, err := store.Connect(ctx, store.Access{InProcess: s, Name: "worker"}, store.Config{AttachOnly: true}, storetest.Log(t))
+	st, err := store.Connect(ctx, store.Access{InProcess: s, Name: "worker"}, store.Config{AttachOnly: true},
+		storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +44,8 @@ func TestPreloadFailures(t *testing.T) {
 	want := func(s proto.Sandbox, text string) {
 		t.Helper()
 		f, err := gateway.PreloadFailure(ctx, s)
-		if err != nil || (f != nil) != (text != "") || f != nil && (f.Error != text || f.Worker != "w1" || time.Since(f.At) > time.Hour) {
+		if err != nil || (f != nil) != (text != "") ||
+			f != nil && (f.Error != text || f.Worker != "w1" || time.Since(f.At) > time.Hour) {
 			t.Errorf("got %+v, %v, want %q", f, err, text)
 		}
 	}

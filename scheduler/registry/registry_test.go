@@ -62,7 +62,10 @@ func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
 	if !known(late) {
 		t.Fatal("not known to a gateway that starts later")
 	}
-	for _, wrong := range []string{"", secret[:len(secret)-1], secret + "a", strings.ToUpper(secret), strings.Repeat("x", 10_000)} {
+	for _, wrong := range []string{
+		"", secret[:len(secret)-1], secret + "a", strings.ToUpper(secret),
+		strings.Repeat("x", 10_000),
+	} {
 		if _, ok := here.Authenticate(wrong); ok {
 			t.Errorf("%.40q was accepted as the key", wrong)
 		}
@@ -74,9 +77,9 @@ func TestKeyIsKnownToEveryGatewayUntilItIsRevoked(t *testing.T) {
 		t.Fatal("accepted after it was revoked")
 	}
 	eventually(t, "revoked elsewhere", func() bool { return !known(there) && !known(late) })
-	list, err := there.List(ctx)
-	if err != nil || len(list) != 1 || list[0].RevokedAt == nil || strings.Contains(list[0].Hint, secret[16:]) {
-		t.Fatalf("%+v, %v", list, err)
+	list := there.List("")
+	if len(list) != 1 || list[0].RevokedAt == nil || strings.Contains(list[0].Hint, secret[16:]) {
+		t.Fatalf("%+v", list)
 	}
 	if _, err := here.Revoke(ctx, "key_unknown"); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("an unknown key: %v", err)
@@ -154,7 +157,9 @@ func TestBootstrapKey(t *testing.T) {
 		t.Fatalf("%+v, %v", key, ok)
 	}
 	// Another gateway, which may have seen the key or not.
-	if made, err := late.BootstrapOnce(ctx, func() (string, error) { return proto.NewKeySecret("local"), nil }); err != nil || made {
+	if made, err := late.BootstrapOnce(ctx, func() (string, error) {
+		return proto.NewKeySecret("local"), nil
+	}); err != nil || made {
 		t.Fatalf("made another: %v, %v", made, err)
 	}
 	if _, ok := late.Authenticate(first); !ok {
@@ -180,10 +185,12 @@ func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 	k := keys(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	first, second := "sk-local-"+strings.Repeat("a", 24), "sk-local-"+strings.Repeat("b", 24)
-	if _, _, err := k.Create(ctx, proto.Key{Name: "spare", Org: "acme", Plan: "pro", Scopes: proto.Scopes(), Global: true}); err != nil {
+	if _, _, err := k.Create(
+		ctx, proto.Key{Name: "spare", Org: "acme", Plan: "pro", Scopes: proto.Scopes(), Global: true}); err != nil {
 		t.Fatal(err)
 	}
-	other, made, err := k.Create(ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.Scopes(), Global: true})
+	other, made, err := k.Create(
+		ctx, proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.Scopes(), Global: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,8 +223,8 @@ func TestRevokedKeyDoesNotComeBackByBootstrap(t *testing.T) {
 		}
 		refused()
 	}
-	if list, err := k.List(ctx); err != nil || len(list) != 4 {
-		t.Errorf("%d keys, %v", len(list), err)
+	if list := k.List(""); len(list) != 4 {
+		t.Errorf("%d keys", len(list))
 	}
 }
 
@@ -228,7 +235,8 @@ func TestLastKeyOfAdministratorsIsNotRevoked(t *testing.T) {
 	ctx := storetest.Context(t)
 	var ids, secrets []string
 	for _, global := range []bool{true, true, false} {
-		key, secret, err := here.Create(ctx, proto.Key{Name: "n", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: global})
+		key, secret, err := here.Create(
+			ctx, proto.Key{Name: "n", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: global})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +289,9 @@ func TestNewBootstrapKeyHasNoWebhookSettings(t *testing.T) {
 		if want := i == 1; (err == nil) != want {
 			t.Errorf("start %d: settings %+v, %v", i, stored, err)
 		}
-		if _, err := w.Change(ctx, "key_bootstrap", func(*proto.Webhook) (proto.Webhook, error) { return proto.DefaultWebhook(), nil }); err != nil {
+		if _, err := w.Change(ctx, "key_bootstrap", func(*proto.Webhook) (proto.Webhook, error) {
+			return proto.DefaultWebhook(), nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -293,8 +303,8 @@ func TestNoKeyIsMadeThatCouldNotBeKept(t *testing.T) {
 	if _, err := k.BootstrapOnce(ctx, func() (string, error) { return "", errors.New("disk full") }); err == nil {
 		t.Fatal("no error")
 	}
-	if list, err := k.List(ctx); err != nil || len(list) != 0 {
-		t.Fatalf("%+v, %v", list, err)
+	if list := k.List(""); len(list) != 0 {
+		t.Fatalf("%+v", list)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 // Profiles is the list of sandbox profiles. Run must be running for changes to be seen.
 type Profiles struct {
 	store *store.Store
-	cache *store.Cache[proto.Profile]
+	*store.Collection[proto.Profile]
 }
 
 // profileKey returns the key of a profile in its bucket. Keys are subjects, so that "=" stands for
@@ -27,21 +27,19 @@ func profileKey(name string) string { return strings.ReplaceAll(name, ".", "=") 
 
 // OpenProfiles reads all profiles.
 func OpenProfiles(ctx context.Context, st *store.Store, log *slog.Logger) (*Profiles, error) {
-	cache, err := store.OpenCache(ctx, store.CacheConfig[proto.Profile]{
-		Store: st, Bucket: st.Profiles, Keys: ">", Name: "sandbox profiles", Decode: decodeProfile,
+	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Profile]{
+		Store: st, Bucket: st.Profiles, Keys: "*", Name: "sandbox profiles", Decode: decodeProfile, Clone: clone,
+		Order:         func(p *proto.Profile) string { return p.Name },
 		DropMalformed: true, // its keys are rejected rather than run in another sandbox
 		Log:           log,
 	})
-	return &Profiles{st, cache}, err
+	return &Profiles{st, all}, err
 }
-
-// Run applies changes by other gateways until ctx is done.
-func (l *Profiles) Run(ctx context.Context) error { return l.cache.Run(ctx) }
 
 // decodeProfile decodes a stored profile. Fields that an older version did not store have the
 // values of the default profile.
 func decodeProfile(e jetstream.KeyValueEntry) (*proto.Profile, error) {
-	p, err := api.DecodeSandbox("", e.Value(), proto.DefaultProfile())
+	p, err := api.DecodeProfile("", e.Value(), proto.DefaultProfile())
 	if err == nil && profileKey(p.Name) != e.Key() {
 		err = fmt.Errorf("its name is %q", p.Name)
 	}
@@ -51,53 +49,28 @@ func decodeProfile(e jetstream.KeyValueEntry) (*proto.Profile, error) {
 	return &p, nil
 }
 
-// Profile returns the profile of that name, or [proto.ErrNotFound] if there is none. A profile that
-// another gateway has just created is read from the bucket.
+// Profile returns the profile of that name, or [proto.ErrNotFound] if there is none.
 func (l *Profiles) Profile(ctx context.Context, name string) (proto.Profile, error) {
-	p := l.cache.Get(profileKey(name))
-	if p == nil {
-		var err error
-		if p, _, err = l.cache.Read(ctx, profileKey(name)); err != nil {
-			return proto.Profile{}, err
-		}
-	}
-	return clone(p), nil
+	return l.Find(ctx, profileKey(name))
 }
 
-func clone(p *proto.Profile) proto.Profile {
+func clone(p *proto.Profile) *proto.Profile {
 	c := *p
 	c.Env, c.Network.Allow, c.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
 	c.SystemCalls, c.Secrets = slices.Clone(p.SystemCalls), slices.Clone(p.Secrets)
-	return c
-}
-
-// List returns all profiles by name.
-func (l *Profiles) List(context.Context) ([]proto.Profile, error) {
-	all := l.cache.All()
-	list := make([]proto.Profile, 0, len(all))
-	for _, p := range all {
-		list = append(list, clone(p))
-	}
-	slices.SortFunc(list, func(a, b proto.Profile) int { return strings.Compare(a.Name, b.Name) })
-	return list, nil
+	return &c
 }
 
 // Create stores a new profile. It returns [proto.ErrExists] if there is one of that name.
 func (l *Profiles) Create(ctx context.Context, p proto.Profile) error {
-	p = clone(&p)
-	err := l.cache.Create(ctx, profileKey(p.Name), &p)
-	if store.IsConflict(err) {
-		return fmt.Errorf("sandbox profile %q: %w", p.Name, proto.ErrExists)
-	}
-	return err
+	return l.Collection.Create(ctx, profileKey(p.Name), clone(&p))
 }
 
 // Replace replaces the profile of the same name if check returns nil for the stored one. check may be
 // called again. Replace returns [proto.ErrNotFound] if there is no such profile.
 func (l *Profiles) Replace(ctx context.Context, p proto.Profile, check func(old proto.Profile) error) error {
-	p = clone(&p)
 	return store.Update(ctx, func() error {
-		e, err := l.cache.Entry(ctx, profileKey(p.Name))
+		e, err := l.Entry(ctx, profileKey(p.Name))
 		if err != nil {
 			return err
 		}
@@ -106,43 +79,40 @@ func (l *Profiles) Replace(ctx context.Context, p proto.Profile, check func(old 
 				return err
 			}
 		}
-		_, err = l.cache.Replace(ctx, profileKey(p.Name), &p, e.Revision())
+		_, err = l.Collection.Replace(ctx, profileKey(p.Name), clone(&p), e.Revision())
 		return err
 	})
 }
 
 // Remove removes a profile, for which check must return nil, and returns it. It returns
 // [proto.ErrNotFound] if there is none, and a [*proto.BoundError] if unrevoked keys are bound to it.
-func (l *Profiles) Remove(ctx context.Context, name string, check func(old proto.Profile) error) (removed proto.Profile, err error) {
-	_, err = l.cache.Remove(ctx, profileKey(name), func(e jetstream.KeyValueEntry) error {
-		p, err := decodeProfile(e)
-		if err != nil {
-			return err
-		}
-		removed = *p
-		if err := check(removed); err != nil {
+func (l *Profiles) Remove(
+	ctx context.Context, name string, check func(old proto.Profile) error,
+) (proto.Profile, error) {
+	p, err := l.Collection.Remove(ctx, profileKey(name), func(p *proto.Profile) error {
+		if err := check(*p); err != nil {
 			return err
 		}
 		// A key that is bound after this touches the profile, so that its removal fails.
-		bound, err := boundKeys(ctx, l.store, name)
-		if err != nil {
-			return err
+		bound, err := keysWith(ctx, l.store, func(k *storedKey) bool { return k.Sandbox == name })
+		if err == nil && len(bound) > 0 {
+			err = &proto.BoundError{Profile: name, Keys: bound}
 		}
-		if len(bound) > 0 {
-			return &proto.BoundError{Profile: name, Keys: bound}
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return proto.Profile{}, fmt.Errorf("remove sandbox profile %s: %w", name, err)
 	}
-	return removed, nil
+	return *p, nil
 }
 
 // touchProfile changes nothing but the revision of a profile. A removal that has not seen the key
 // that was just bound to the profile then fails. touchProfile returns [proto.ErrNotFound] if the
 // profile does not exist.
 func touchProfile(ctx context.Context, st *store.Store, name string) error {
+	if proto.BuiltInProfile(name) {
+		return nil
+	}
 	err := store.Update(ctx, func() error {
 		e, err := st.Profiles.Get(ctx, profileKey(name))
 		if err != nil {

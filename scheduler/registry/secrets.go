@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
-	"strings"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/keyring"
@@ -28,20 +26,29 @@ type storedSecret struct {
 
 // Secrets stores the named secrets of organisations. Run must be running for changes to be seen.
 type Secrets struct {
+	store *store.Store
 	ring  *keyring.Keyring
-	cache *store.Cache[storedSecret]
+	all   *store.Collection[storedSecret]
 }
 
 // OpenSecrets reads all secrets.
 func OpenSecrets(ctx context.Context, st *store.Store, ring *keyring.Keyring, log *slog.Logger) (*Secrets, error) {
-	cache, err := store.OpenCache(ctx, store.CacheConfig[storedSecret]{
-		Store: st, Bucket: st.Secrets, Keys: secretPrefix + "*.*", Name: "secrets", Decode: store.DecodeJSON[storedSecret]("secret"), Log: log,
+	all, err := store.OpenCollection(ctx, store.CollectionConfig[storedSecret]{
+		Store: st, Bucket: st.Secrets, Keys: secretPrefix + "*.*", Name: "secrets",
+		Order: store.ByKey[storedSecret], Log: log,
+		Check: func(_ *storedSecret, others []*storedSecret) error {
+			if len(others) >= proto.MaxSecrets {
+				return proto.FieldErrorf("name", "would be one secret too many: an organisation has at most %d",
+					proto.MaxSecrets)
+			}
+			return nil
+		},
 	})
-	return &Secrets{ring: ring, cache: cache}, err
+	return &Secrets{store: st, ring: ring, all: all}, err
 }
 
 // Run applies changes by other processes until ctx is done.
-func (s *Secrets) Run(ctx context.Context) error { return s.cache.Run(ctx) }
+func (s *Secrets) Run(ctx context.Context) error { return s.all.Run(ctx) }
 
 // secretKey is the key of a secret in the bucket.
 func secretKey(org, name string) string { return secretPrefix + org + "." + name }
@@ -67,12 +74,10 @@ func (s *Secrets) Put(ctx context.Context, org, name, value string, injection *p
 	if err != nil {
 		return proto.Secret{}, err
 	}
-	stored, err := s.cache.Update(ctx, key, func(old *storedSecret) (*storedSecret, error) {
+	stored, err := s.all.Update(ctx, key, func(old *storedSecret) (*storedSecret, error) {
 		created, inject := now, injection
 		if old != nil {
 			created, inject = old.CreatedAt, cmp.Or(injection, old.Injection)
-		} else if len(s.List(org)) >= proto.MaxSecrets {
-			return nil, proto.FieldErrorf("name", "would be one secret too many: an organisation has at most %d", proto.MaxSecrets)
 		}
 		if inject != nil {
 			if err := inject.CheckValue(value); err != nil {
@@ -99,7 +104,7 @@ func (s *Secrets) Put(ctx context.Context, org, name, value string, injection *p
 
 // Get returns a secret, or [proto.ErrNotFound].
 func (s *Secrets) Get(ctx context.Context, org, name string) (proto.Secret, error) {
-	stored, _, err := s.cache.Read(ctx, secretKey(org, name))
+	stored, _, err := s.all.Read(ctx, secretKey(org, name))
 	if err != nil {
 		return proto.Secret{}, err
 	}
@@ -108,26 +113,62 @@ func (s *Secrets) Get(ctx context.Context, org, name string) (proto.Secret, erro
 
 // List returns the secrets of an organisation by name.
 func (s *Secrets) List(org string) []proto.Secret {
-	list := []proto.Secret{}
-	for _, stored := range s.cache.All() {
-		if stored.Org == org {
-			list = append(list, stored.Secret)
-		}
-	}
-	slices.SortFunc(list, func(a, b proto.Secret) int { return strings.Compare(a.Name, b.Name) })
+	list, _ := s.Page(org, "", -1, nil)
 	return list
 }
 
-// Remove removes a secret, or returns [proto.ErrNotFound].
+// Page returns a page of List, see [store.Collection.Page].
+func (s *Secrets) Page(org, after string, limit int, keep func(*proto.Secret) bool) (page []proto.Secret, next string) {
+	return store.PageOf(s.all, func(stored *storedSecret) *proto.Secret { return &stored.Secret }, org, after, limit, keep)
+}
+
+// Remove removes a secret. It returns [proto.ErrNotFound] if there is none, and a
+// [*proto.SecretInUseError] if something names it. Executions of a key that is given the secret at the
+// same time are refused.
 func (s *Secrets) Remove(ctx context.Context, org, name string) error {
-	_, err := s.cache.Remove(ctx, secretKey(org, name), nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	unused := func(*storedSecret) error { return s.checkUnused(ctx, org, name) }
+	_, err := s.all.Remove(ctx, secretKey(org, name), unused)
 	return err
+}
+
+// checkUnused returns a [*proto.SecretInUseError] if something of an organisation names a secret.
+func (s *Secrets) checkUnused(ctx context.Context, org, name string) error {
+	names := func(bindings []string) bool {
+		merged, err := proto.MergeSecrets(nil, bindings)
+		return err == nil && slices.ContainsFunc(merged, func(b proto.SecretBinding) bool { return b.Secret == name })
+	}
+	profiles, _, err := store.ReadValues(ctx, s.store.Profiles, "*", decodeProfile)
+	if err != nil {
+		return err
+	}
+	used := &proto.SecretInUseError{Secret: name}
+	used.Keys, err = keysWith(ctx, s.store, func(k *storedKey) bool {
+		p := profiles[profileKey(k.Sandbox)]
+		return k.Org == org && (names(k.Secrets) || p != nil && names(p.Secrets))
+	})
+	if err != nil {
+		return err
+	}
+	connections, _, err := store.ReadValues(ctx, s.store.Connections, connectionKey(org, "*"),
+		store.DecodeJSON[proto.Connection])
+	if err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(connections)) {
+		if c := connections[key]; c.S3 != nil && c.S3.Credential == name {
+			used.Connections = append(used.Connections, c.Slug)
+		}
+	}
+	if len(used.Keys)+len(used.Connections) > 0 {
+		return used
+	}
+	return nil
 }
 
 // Value returns the value of a secret for the gateway's own use, or [proto.ErrNotFound].
 func (s *Secrets) Value(ctx context.Context, org, name string) ([]byte, error) {
 	key := secretKey(org, name)
-	stored, _, err := s.cache.Read(ctx, key)
+	stored, _, err := s.all.Read(ctx, key)
 	if err != nil {
 		return nil, err
 	}
@@ -155,9 +196,9 @@ func (s *Secrets) Bind(
 	secrets, values := map[string]proto.Secret{}, map[string][]byte{}
 	for i, b := range bound {
 		key := secretKey(org, b.Secret)
-		stored := s.cache.Get(key)
+		stored := s.all.Get(key)
 		if stored == nil { // perhaps just created by another gateway
-			stored, _, err = s.cache.Read(ctx, key)
+			stored, _, err = s.all.Read(ctx, key)
 			if errors.Is(err, proto.ErrNotFound) {
 				return nil, nil, &proto.MissingSecretError{Secret: b.Secret}
 			}

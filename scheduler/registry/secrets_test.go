@@ -61,12 +61,14 @@ func TestInjectionsStay(t *testing.T) {
 		t.Errorf("a secret whose value alone was replaced: %+v", got)
 	}
 	bad, err := secrets.Put(ctx, "acme", "API", "two\nlines", nil)
-	if refused, ok := errors.AsType[*proto.FieldError](err); !ok || refused.Field != "value" || strings.Contains(err.Error(), "lines\"") {
+	if refused, ok := errors.AsType[*proto.FieldError](err); !ok || refused.Field != "value" ||
+		strings.Contains(err.Error(), "lines\"") {
 		t.Errorf("a value that cannot be in a header: %+v, %v", bad, err)
 	}
 	bound := []proto.SecretBinding{{Secret: "API"}}
 	found, sealed, err := secrets.Bind(ctx, "acme", proto.NewTraceID(), bound)
-	if err != nil || template(bound[0].Injection) != bearer.Template || template(found["API"].Injection) != bearer.Template || len(sealed) == 0 {
+	if err != nil || template(bound[0].Injection) != bearer.Template ||
+		template(found["API"].Injection) != bearer.Template || len(sealed) == 0 {
 		t.Errorf("bound %+v of %+v, %v", bound, found, err)
 	}
 	stored, err := st.Secrets.Get(ctx, "secret.acme.API")
@@ -74,18 +76,21 @@ func TestInjectionsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, change := range [][2]string{{"api.example.com", "evil.example.com"}, {`"injection"`, `"unknown"`}} {
-		if _, err := st.Secrets.Put(ctx, "secret.acme.API", bytes.Replace(stored.Value(), []byte(change[0]), []byte(change[1]), 1)); err != nil {
+		if _, err := st.Secrets.Put(ctx, "secret.acme.API",
+			bytes.Replace(stored.Value(), []byte(change[0]), []byte(change[1]), 1)); err != nil {
 			t.Fatal(err)
 		}
 		other, err := registry.OpenSecrets(ctx, st, ring, storetest.Log(t))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := other.Bind(ctx, "acme", proto.NewTraceID(), bound); err == nil || !strings.Contains(err.Error(), "decrypt") {
+		if _, _, err := other.Bind(ctx, "acme", proto.NewTraceID(), bound); err == nil ||
+			!strings.Contains(err.Error(), "decrypt") {
 			t.Errorf("a secret whose %s was changed in the store: %v", change[0], err)
 		}
 	}
-	if got := put("value four", &proto.Injection{Hosts: bearer.Hosts, Header: "X-Key", Template: "{{value}}"}); template(got.Injection) != "{{value}}" {
+	if got := put("value four", &proto.Injection{Hosts: bearer.Hosts, Header: "X-Key", Template: "{{value}}"}); template(
+		got.Injection) != "{{value}}" {
 		t.Errorf("%+v", got)
 	}
 	if err := secrets.Remove(ctx, "acme", "API"); err != nil {
@@ -94,5 +99,76 @@ func TestInjectionsStay(t *testing.T) {
 	put("value five", nil)
 	if _, _, err = secrets.Bind(ctx, "acme", proto.NewTraceID(), bound); err != nil || bound[0].Injection != nil {
 		t.Errorf("after the secret was removed and made again: %+v, %v", bound, err)
+	}
+}
+
+// A secret stays while something of its organisation names it.
+func TestSecretInUseIsNotRemoved(t *testing.T) {
+	ctx, s := storetest.Context(t), storetest.Server(t)
+	st, log := storetest.Open(t, s), storetest.Log(t)
+	ring, err := keyring.Open(ctx, st, reversed{}, true, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets, err := registry.OpenSecrets(ctx, st, ring, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := registry.OpenKeys(ctx, st, ring, "local", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	profiles, err := registry.OpenProfiles(ctx, st, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := connections(t, s)
+	for _, org := range []string{"acme", "other"} {
+		for _, name := range []string{"KEY", "PROFILE", "LINK"} {
+			if _, err := secrets.Put(ctx, org, name, "a value", nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	p := proto.DefaultProfile()
+	p.Name, p.Secrets = "p", []string{"PROFILE=VARIABLE"}
+	if err := profiles.Create(ctx, p); err != nil {
+		t.Fatal(err)
+	}
+	create := func(k proto.Key) string {
+		k.Name, k.Org, k.Scopes = "k", "acme", proto.UserScopes()
+		made, _, err := keys.Create(ctx, k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made.ID
+	}
+	own, bound := create(proto.Key{Secrets: []string{"KEY=VARIABLE!"}}), create(proto.Key{Sandbox: "p"})
+	c := connection("acme", "data")
+	c.Kind, c.S3 = proto.MountS3, &proto.S3Mount{Credential: "LINK"}
+	if err := links.Create(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	for name, holder := range map[string]string{"KEY": own, "PROFILE": bound, "LINK": "data"} {
+		if used := new(proto.SecretInUseError); !errors.As(secrets.Remove(ctx, "acme", name), &used) ||
+			!strings.Contains(used.Error(), holder) {
+			t.Errorf("%s: %v", name, used)
+		}
+		if err := secrets.Remove(ctx, "other", name); err != nil {
+			t.Errorf("%s of another organisation: %v", name, err)
+		}
+	}
+	for _, id := range []string{own, bound} {
+		if _, err := keys.Revoke(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := links.Remove(ctx, "acme", "data", allow, allow); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"KEY", "PROFILE", "LINK"} {
+		if err := secrets.Remove(ctx, "acme", name); err != nil {
+			t.Errorf("%s is not used: %v", name, err)
+		}
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -17,20 +15,22 @@ import (
 // Sessions is the list of the logins of browsers. Run must be running for changes to be seen.
 type Sessions struct {
 	secret *[32]byte
-	cache  *store.Cache[proto.Session]
+	all    *store.Collection[proto.Session]
 }
 
 // OpenSessions reads all sessions. secret is the same in all processes: tokens prove with it that
 // they are worth a look into the bucket.
 func OpenSessions(ctx context.Context, st *store.Store, secret *[32]byte, log *slog.Logger) (*Sessions, error) {
-	cache, err := store.OpenCache(ctx, store.CacheConfig[proto.Session]{
-		Store: st, Bucket: st.Sessions, Keys: "*", Name: "sessions", Decode: store.DecodeJSON[proto.Session]("session"), Log: log, DropMalformed: true,
+	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Session]{
+		Store: st, Bucket: st.Sessions, Keys: "*", Name: "sessions", Log: log, DropMalformed: true,
+		Org:   func(s *proto.Session) string { return s.Org },
+		Order: func(s *proto.Session) string { return store.OldestFirst(s.CreatedAt) },
 	})
-	return &Sessions{secret, cache}, err
+	return &Sessions{secret, all}, err
 }
 
 // Run applies changes by other gateways until ctx is done.
-func (l *Sessions) Run(ctx context.Context) error { return l.cache.Run(ctx) }
+func (l *Sessions) Run(ctx context.Context) error { return l.all.Run(ctx) }
 
 // Session returns the session with a token, also if it has expired. It returns [proto.ErrNotFound] if
 // there is none. A session that another gateway has just created is read from the bucket.
@@ -38,27 +38,17 @@ func (l *Sessions) Session(ctx context.Context, token string) (proto.Session, er
 	if !proto.CheckSessionToken(token, l.secret) {
 		return proto.Session{}, fmt.Errorf("session: %w", proto.ErrNotFound)
 	}
-	id := proto.SessionID(token)
-	s := l.cache.Get(id)
-	if s == nil {
-		var err error
-		if s, _, err = l.cache.Read(ctx, id); err != nil {
-			return proto.Session{}, err
-		}
-	}
-	return *s, nil
+	return l.all.Find(ctx, proto.SessionID(token))
 }
 
-// List returns all sessions that have not expired, the oldest first.
-func (l *Sessions) List() []proto.Session {
-	list, now := []proto.Session{}, time.Now()
-	for _, s := range l.cache.All() {
-		if !s.Expired(now) {
-			list = append(list, *s)
-		}
-	}
-	slices.SortFunc(list, func(a, b proto.Session) int { return a.CreatedAt.Compare(b.CreatedAt) })
-	return list
+// Page returns a page of the sessions that have not expired, see [store.Collection.Page].
+func (l *Sessions) Page(
+	org, after string, limit int, keep func(*proto.Session) bool,
+) (page []proto.Session, next string) {
+	now := time.Now()
+	return l.all.Page(org, after, limit, func(s *proto.Session) bool {
+		return !s.Expired(now) && (keep == nil || keep(s))
+	})
 }
 
 // Create stores a new session and returns it with its token, which is not stored. If its member or
@@ -67,20 +57,20 @@ func (l *Sessions) Create(ctx context.Context, s proto.Session) (proto.Session, 
 	token := proto.NewSessionToken(l.secret)
 	s.ID, s.CreatedAt = proto.SessionID(token), time.Now().UTC()
 	s.UsedAt = s.CreatedAt
-	others := slices.DeleteFunc(l.List(), func(other proto.Session) bool { return other.KeyID != s.KeyID })
+	others, _ := l.Page(s.Org, "", -1, func(other *proto.Session) bool { return other.KeyID == s.KeyID })
 	slices.SortFunc(others, func(a, b proto.Session) int { return b.UsedAt.Compare(a.UsedAt) })
 	for _, other := range others[min(len(others), proto.MaxSessions-1):] {
 		if err := l.End(ctx, other.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return s, "", err
 		}
 	}
-	return s, token, l.cache.Create(ctx, s.ID, &s)
+	return s, token, l.all.Create(ctx, s.ID, &s)
 }
 
 // Use stores that a session is used. It does nothing if the session has ended, or if another request
 // has just stored the same.
 func (l *Sessions) Use(ctx context.Context, id string) error {
-	_, err := l.cache.Update(ctx, id, func(old *proto.Session) (*proto.Session, error) {
+	_, err := l.all.Update(ctx, id, func(old *proto.Session) (*proto.Session, error) {
 		now := time.Now().UTC()
 		if old == nil || !old.Stale(now) {
 			return nil, nil
@@ -95,6 +85,6 @@ func (l *Sessions) Use(ctx context.Context, id string) error {
 // End ends a session. This gateway refuses it when End returns, and every other one when its watch
 // delivers the change, well within a second. End returns [proto.ErrNotFound] if there is none.
 func (l *Sessions) End(ctx context.Context, id string) error {
-	_, err := l.cache.Remove(ctx, id, nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	_, err := l.all.Remove(ctx, id, nil)
 	return err
 }

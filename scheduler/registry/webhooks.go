@@ -37,8 +37,8 @@ const (
 type Webhooks struct {
 	log       *slog.Logger
 	ring      *keyring.Keyring
-	settings  *store.Cache[proto.Webhook]
-	endpoints *store.Cache[proto.Endpoint]
+	settings  *store.Collection[proto.Webhook]
+	endpoints *store.Collection[proto.Endpoint]
 	byOrg     map[string]map[string]*proto.Endpoint // by organisation and key; guarded by the lock of endpoints
 }
 
@@ -47,7 +47,7 @@ type Webhooks struct {
 func OpenWebhooks(ctx context.Context, st *store.Store, ring *keyring.Keyring, log *slog.Logger) (*Webhooks, error) {
 	w := &Webhooks{log: log, ring: ring, byOrg: map[string]map[string]*proto.Endpoint{}}
 	var err error
-	if w.settings, err = store.OpenCache(ctx, store.CacheConfig[proto.Webhook]{
+	if w.settings, err = store.OpenCollection(ctx, store.CollectionConfig[proto.Webhook]{
 		Store: st, Bucket: st.Webhooks, Keys: settingsPrefix + "*", Name: "webhook settings",
 		Decode: func(e jetstream.KeyValueEntry) (*proto.Webhook, error) { return w.decodeSettings(ctx, e) },
 		Encode: w.encodeSettings, Log: log,
@@ -57,8 +57,9 @@ func OpenWebhooks(ctx context.Context, st *store.Store, ring *keyring.Keyring, l
 	if err := w.sealSettings(ctx, st); err != nil {
 		return nil, err
 	}
-	w.endpoints, err = store.OpenCache(ctx, store.CacheConfig[proto.Endpoint]{
-		Store: st, Bucket: st.Webhooks, Keys: endpointPrefix + "*.*", Name: "webhook endpoints", Decode: decodeEndpoint, OnChange: w.index, Log: log,
+	w.endpoints, err = store.OpenCollection(ctx, store.CollectionConfig[proto.Endpoint]{
+		Store: st, Bucket: st.Webhooks, Keys: endpointPrefix + "*.*", Name: "webhook endpoints", Decode: decodeEndpoint,
+		OnChange: w.index, Log: log,
 	})
 	return w, err
 }
@@ -151,7 +152,8 @@ func (w *Webhooks) sealSettings(ctx context.Context, st *store.Store) error {
 	var open []string
 	err := store.ReadBucket(ctx, st.Webhooks, settingsPrefix+"*", func(e jetstream.KeyValueEntry) {
 		var s storedSettings
-		if e.Operation() == jetstream.KeyValuePut && json.Unmarshal(e.Value(), &s) == nil && (s.Secret != "" || s.OldSecret != "") {
+		if e.Operation() == jetstream.KeyValuePut && json.Unmarshal(e.Value(), &s) == nil &&
+			(s.Secret != "" || s.OldSecret != "") {
 			open = append(open, e.Key())
 		}
 	})
@@ -205,7 +207,9 @@ func (w *Webhooks) Stored(ctx context.Context, key string) (proto.Webhook, error
 
 // Change stores what change makes of the settings of an API key, which are nil if there are none,
 // and returns them. change may be called again. Its error is returned as it is.
-func (w *Webhooks) Change(ctx context.Context, key string, change func(old *proto.Webhook) (proto.Webhook, error)) (proto.Webhook, error) {
+func (w *Webhooks) Change(
+	ctx context.Context, key string, change func(old *proto.Webhook) (proto.Webhook, error),
+) (proto.Webhook, error) {
 	s, err := w.settings.Update(ctx, settingsPrefix+key, func(old *proto.Webhook) (*proto.Webhook, error) {
 		changed, err := change(old)
 		changed.UpdatedAt = time.Now().UTC()
@@ -221,7 +225,7 @@ func (w *Webhooks) Change(ctx context.Context, key string, change func(old *prot
 // Remove removes the settings of an API key, malformed ones too. It returns [proto.ErrNotFound] if
 // there are none.
 func (w *Webhooks) Remove(ctx context.Context, key string) error {
-	_, err := w.settings.Remove(ctx, settingsPrefix+key, nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	_, err := w.settings.Remove(ctx, settingsPrefix+key, nil)
 	return err
 }
 
@@ -270,7 +274,7 @@ func (w *Webhooks) Failing(ctx context.Context, org, target string, at time.Time
 		return err
 	}
 	err := w.endpoints.Create(ctx, endpointKey(org, target), &proto.Endpoint{URL: target, FailingSince: at.UTC()})
-	if store.IsConflict(err) {
+	if errors.Is(err, proto.ErrExists) {
 		return nil
 	}
 	return err
@@ -332,11 +336,11 @@ func (w *Webhooks) Disable(ctx context.Context, org, target, reason string, at t
 // [proto.ErrNotFound] if neither is recorded.
 func (w *Webhooks) Enable(ctx context.Context, org, target string) error {
 	name := endpointKey(org, target)
-	e, err := w.endpoints.Remove(ctx, name, nil, jetstream.PurgeTTL(store.WebhookMarkerTTL))
+	old, err := w.endpoints.Remove(ctx, name, nil)
 	if err != nil {
 		return err
 	}
-	if old, err := decodeEndpoint(e); err == nil && old.Disabled() {
+	if old != nil && old.Disabled() {
 		w.log.Info("webhook URL enabled", "org", org, "endpoint", name, "host", hostOf(target))
 	}
 	return nil

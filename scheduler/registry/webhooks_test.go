@@ -46,8 +46,10 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 		t.Errorf("nothing is set: %v", err)
 	}
 	want := proto.Webhook{
-		URL: "https://example.com/a", Secret: "0123456789abcdef", OldSecret: "fedcba9876543210", OldUntil: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
-		MaxAttempts: 5, Waits: []proto.Seconds{proto.Seconds(time.Second / 4)}, SignatureHeaders: []string{}, Timeout: proto.Seconds(time.Second),
+		URL: "https://example.com/a", Secret: "0123456789abcdef", OldSecret: "fedcba9876543210",
+		OldUntil:    time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+		MaxAttempts: 5, Waits: []proto.Seconds{proto.Seconds(time.Second / 4)}, SignatureHeaders: []string{},
+		Timeout: proto.Seconds(time.Second),
 	}
 	set, err := here.Change(ctx, "key_1", func(old *proto.Webhook) (proto.Webhook, error) {
 		if old != nil {
@@ -81,7 +83,9 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 	}
 
 	no := errors.New("no")
-	if _, err := there.Change(ctx, "key_1", func(*proto.Webhook) (proto.Webhook, error) { return proto.Webhook{}, no }); !errors.Is(err, no) {
+	if _, err := there.Change(ctx, "key_1", func(*proto.Webhook) (proto.Webhook, error) {
+		return proto.Webhook{}, no
+	}); !errors.Is(err, no) {
 		t.Errorf("a change that was given up: %v", err)
 	}
 	want, err = there.Change(ctx, "key_1", func(old *proto.Webhook) (proto.Webhook, error) {
@@ -139,7 +143,10 @@ func TestWebhookSettingsAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 // No concurrent change undoes another.
 func TestWebhookSettingsAreChangedConcurrently(t *testing.T) {
 	s := storetest.Server(t)
-	processes := []*registry.Webhooks{webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t))}
+	processes := []*registry.Webhooks{
+		webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t)),
+		webhooks(t, s, storetest.Log(t)),
+	}
 	ctx := storetest.Context(t)
 	const each = 20
 	var group sync.WaitGroup
@@ -161,7 +168,9 @@ func TestWebhookSettingsAreChangedConcurrently(t *testing.T) {
 	}
 	group.Wait()
 	for i, w := range processes {
-		eventually(t, fmt.Sprintf("all changes are known to process %d", i), func() bool { return len(w.Webhook("key_1").Waits) == 1+3*each })
+		eventually(t, fmt.Sprintf("all changes are known to process %d", i), func() bool {
+			return len(w.Webhook("key_1").Waits) == 1+3*each
+		})
 	}
 
 	// One of the concurrent removals succeeds.
@@ -248,7 +257,8 @@ func TestEndpoints(t *testing.T) {
 	if err := there.Failing(ctx, "acme", other, at.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	failing, alsoFailing := proto.Endpoint{URL: target, FailingSince: at}, proto.Endpoint{URL: other, FailingSince: at.Add(time.Minute)}
+	failing, alsoFailing := proto.Endpoint{URL: target, FailingSince: at},
+		proto.Endpoint{URL: other, FailingSince: at.Add(time.Minute)}
 	everywhere("failing", failing, alsoFailing)
 
 	if err := here.Disable(ctx, "acme", target, "gone", at.Add(time.Hour)); err != nil {
@@ -281,8 +291,10 @@ func TestEndpoints(t *testing.T) {
 	if err := here.Disable(ctx, "acme", target, "gone", at); err != nil { // that had not failed before
 		t.Fatal(err)
 	}
-	everywhere("disabled at its first failure", proto.Endpoint{URL: target, FailingSince: at, DisabledAt: at, Reason: "gone"})
-	if text := log.String(); strings.Count(text, "webhook URL disabled") != 2 || !strings.Contains(text, "host=example.com") || strings.Contains(text, "secret") {
+	everywhere("disabled at its first failure",
+		proto.Endpoint{URL: target, FailingSince: at, DisabledAt: at, Reason: "gone"})
+	if text := log.String(); strings.Count(text, "webhook URL disabled") != 2 ||
+		!strings.Contains(text, "host=example.com") || strings.Contains(text, "secret") {
 		t.Errorf("the log is:\n%s", text)
 	}
 }
@@ -307,7 +319,8 @@ func TestFailingEndpointsAreBounded(t *testing.T) {
 		}
 	}
 	list := w.Endpoints("acme")
-	if len(list) != most || !list[0].Disabled() || list[1].URL != target(more+1) || list[most-1].URL != target(most+more-1) {
+	if len(list) != most || !list[0].Disabled() || list[1].URL != target(more+1) ||
+		list[most-1].URL != target(most+more-1) {
 		t.Errorf("%d: %+v, %+v … %+v", len(list), list[0], list[1], list[len(list)-1])
 	}
 	if len(w.Endpoints("other")) != 1 {

@@ -26,9 +26,11 @@ type decision struct {
 // false if there is nothing to do.
 func decide(s *proto.Schedule, t *ticker, old proto.ScheduleState, busy bool, now time.Time) (d decision, ok bool) {
 	d.state = old
-	if !old.UpdatedAt.Equal(s.UpdatedAt) {
+	if !old.TimedAt.Equal(s.TimedAt) {
 		// Ticks start at the next look: the state must name a tick before that starts.
-		d.state.UpdatedAt, d.state.Next, d.state.Waiting = s.UpdatedAt, t.next(s.UpdatedAt), nil
+		d.dropWaiting(now)
+		d.state.TimedAt, d.state.Error = s.TimedAt, ""
+		advance(&d.state, t, s.TimedAt)
 		return d, true
 	}
 	if s.Paused {
@@ -51,7 +53,8 @@ func decide(s *proto.Schedule, t *ticker, old proto.ScheduleState, busy bool, no
 		case s.Overlap == proto.OverlapQueue && len(d.state.Waiting) < proto.MaxScheduleRuns:
 			d.state.Waiting = append(slices.Clip(d.state.Waiting), tick)
 		case s.Overlap == proto.OverlapQueue:
-			d.add(tick, now, proto.RunSkipped, fmt.Sprintf("%d ticks wait for the end of the previous execution", proto.MaxScheduleRuns))
+			d.add(tick, now, proto.RunSkipped,
+				fmt.Sprintf("%d ticks wait for the end of the previous execution", proto.MaxScheduleRuns))
 		default:
 			d.add(tick, now, proto.RunSkipped, "the previous execution had not ended")
 		}
@@ -68,9 +71,9 @@ func (d *decision) dueTicks(s *proto.Schedule, t *ticker, now time.Time) []time.
 	drop := func(tick time.Time) { dropped, lastDropped = dropped+1, tick }
 	if oldest := now.Add(-missedSince); !d.state.Next.IsZero() && d.state.Next.Before(oldest) {
 		drop(d.state.Next)
-		d.state.Next = t.next(oldest)
+		advance(&d.state, t, oldest)
 	}
-	for ; !d.state.Next.IsZero() && !t.due(d.state.Next).After(now); d.state.Next = t.next(d.state.Next) {
+	for ; !d.state.Next.IsZero() && !t.due(d.state.Next).After(now); advance(&d.state, t, d.state.Next) {
 		tick := d.state.Next
 		if now.Sub(t.due(tick)) <= missedAfter {
 			due = append(due, tick)
@@ -91,6 +94,27 @@ func (d *decision) dueTicks(s *proto.Schedule, t *ticker, now time.Time) []time.
 		d.add(lastDropped, now, proto.RunMissed, reason)
 	}
 	return append(missed, due...)
+}
+
+// advance moves a state to the first tick after a time. If that cannot be computed, the schedule has
+// no further ticks until its timing is changed.
+func advance(state *proto.ScheduleState, t *ticker, after time.Time) {
+	var err error
+	if state.Next, err = t.next(after); err != nil {
+		state.Next, state.Error = time.Time{}, err.Error()
+	}
+}
+
+// dropWaiting drops the ticks that wait. The history tells of the last one.
+func (d *decision) dropWaiting(now time.Time) {
+	if n := len(d.state.Waiting); n > 0 {
+		reason := "the timing of the schedule was changed while it waited"
+		if n > 1 {
+			reason += fmt.Sprintf(", as did %d ticks before it", n-1)
+		}
+		d.add(d.state.Waiting[n-1], now, proto.RunSkipped, reason)
+	}
+	d.state.Waiting = nil
 }
 
 func (d *decision) add(tick, now time.Time, outcome proto.RunOutcome, reason string) {

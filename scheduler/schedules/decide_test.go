@@ -11,6 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
+var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
 // TestDecisions describes what happens to a schedule with a tick each minute. Minutes count from
 // its creation.
 func TestDecisions(t *testing.T) {
@@ -53,25 +55,52 @@ func TestDecisions(t *testing.T) {
 		{name: "skip", overlap: proto.OverlapSkip, next: 2, busy: true, now: 2, runs: "skipped", left: 3},
 		{name: "replace", overlap: proto.OverlapReplace, next: 2, busy: true, now: 2, start: "2", cancel: true, left: 3},
 		{name: "queue", overlap: proto.OverlapQueue, next: 2, busy: true, now: 2, wait: "2", left: 3},
-		{name: "queue, later", overlap: proto.OverlapQueue, next: 4, waiting: []float64{2, 3}, now: 3.5, start: "2", wait: "3", left: 4},
-		{name: "queue, later, and another one due", overlap: proto.OverlapQueue, next: 4, waiting: []float64{2, 3}, now: 4, start: "2", wait: "3 4", left: 5},
-		{name: "queue, behind those that wait", overlap: proto.OverlapQueue, next: 4, waiting: []float64{2, 3}, busy: true, now: 4, wait: "2 3 4", left: 5},
-		{name: "queue, full", overlap: proto.OverlapQueue, next: 4, waiting: full, busy: true, now: 4, wait: minutes(at(full...)), runs: "skipped", left: 5},
+		{
+			name: "queue, later", overlap: proto.OverlapQueue, next: 4, waiting: []float64{2, 3}, now: 3.5, start: "2",
+			wait: "3", left: 4,
+		},
+		{
+			name: "queue, later, and another one due", overlap: proto.OverlapQueue, next: 4, waiting: []float64{2, 3}, now: 4,
+			start: "2", wait: "3 4", left: 5,
+		},
+		{
+			name: "queue, behind those that wait", overlap: proto.OverlapQueue, next: 4, waiting: []float64{2, 3}, busy: true,
+			now: 4, wait: "2 3 4", left: 5,
+		},
+		{
+			name: "queue, full", overlap: proto.OverlapQueue, next: 4, waiting: full, busy: true, now: 4,
+			wait: minutes(at(full...)), runs: "skipped", left: 5,
+		},
 		{name: "missed, none", missed: proto.MissedNone, next: 2, now: 9.5, start: "9", runs: "missed", left: 10},
-		{name: "missed, the last", missed: proto.MissedLast, overlap: proto.OverlapQueue, next: 2, now: 9.5, start: "8", wait: "9", runs: "missed", left: 10},
-		{name: "missed, all", missed: proto.MissedAll, overlap: proto.OverlapQueue, next: 2, now: 5.5, start: "2", wait: "3 4 5", left: 6},
-		{name: "missed, all of too many", missed: proto.MissedAll, overlap: proto.OverlapReplace, next: 2, now: 2880, start: "2880", cancel: true, runs: strings.TrimSpace(strings.Repeat("skipped ", 50)), left: 2881},
-		{name: "missed long ago", missed: proto.MissedNone, next: 2, now: 1e6, start: "999999", wait: "1e+06", runs: "missed", overlap: proto.OverlapQueue, left: 1e6 + 1},
+		{
+			name: "missed, the last", missed: proto.MissedLast, overlap: proto.OverlapQueue, next: 2, now: 9.5, start: "8",
+			wait: "9", runs: "missed", left: 10,
+		},
+		{
+			name: "missed, all", missed: proto.MissedAll, overlap: proto.OverlapQueue, next: 2, now: 5.5, start: "2",
+			wait: "3 4 5", left: 6,
+		},
+		{
+			name: "missed, all of too many", missed: proto.MissedAll, overlap: proto.OverlapReplace, next: 2, now: 2880,
+			start: "2880", cancel: true, runs: strings.TrimSpace(strings.Repeat("skipped ", 50)), left: 2881,
+		},
+		{
+			name: "missed long ago", missed: proto.MissedNone, next: 2, now: 1e6, start: "999999", wait: "1e+06", runs: "missed",
+			overlap: proto.OverlapQueue, left: 1e6 + 1,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := &proto.Schedule{Every: proto.Seconds(time.Minute), Overlap: c.overlap, Missed: c.missed, Paused: c.paused, CreatedAt: start, UpdatedAt: start}
+			s := &proto.Schedule{
+				Every: proto.Seconds(time.Minute), Overlap: c.overlap, Missed: c.missed, Paused: c.paused,
+				CreatedAt: start, TimedAt: start,
+			}
 			ticker, err := newTicker(s)
 			if err != nil {
 				t.Fatal(err)
 			}
-			old := proto.ScheduleState{UpdatedAt: start, Waiting: at(c.waiting...)}
+			old := proto.ScheduleState{TimedAt: start, Waiting: at(c.waiting...)}
 			if c.next < 0 {
-				old.UpdatedAt = time.Time{}
+				old.TimedAt = time.Time{}
 			} else {
 				old.Next = at(c.next)[0]
 			}
@@ -80,8 +109,10 @@ func TestDecisions(t *testing.T) {
 			for _, r := range d.state.Runs {
 				runs = append(runs, string(r.Outcome))
 			}
-			if got := strings.Join(runs, " "); minutes(d.start) != c.start || d.cancel != c.cancel || minutes(d.state.Waiting) != c.wait || got != c.runs {
-				t.Errorf("starts %q, cancels %v, waiting %q, recorded %q", minutes(d.start), d.cancel, minutes(d.state.Waiting), got)
+			if got := strings.Join(runs, " "); minutes(d.start) != c.start || d.cancel != c.cancel ||
+				minutes(d.state.Waiting) != c.wait || got != c.runs {
+				t.Errorf("starts %q, cancels %v, waiting %q, recorded %q", minutes(d.start), d.cancel,
+					minutes(d.state.Waiting), got)
 			}
 			if left := d.state.Next.Sub(start).Minutes(); left != c.left {
 				t.Errorf("the next tick is at %v", left)
@@ -104,7 +135,10 @@ func TestNoTickIsLostOrDoubled(t *testing.T) {
 	}
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 0))
-		s := &proto.Schedule{Every: proto.Seconds(time.Minute), Overlap: proto.OverlapQueue, Missed: proto.MissedAll, CreatedAt: noon, UpdatedAt: noon}
+		s := &proto.Schedule{
+			Every: proto.Seconds(time.Minute), Overlap: proto.OverlapQueue, Missed: proto.MissedAll,
+			CreatedAt: noon, TimedAt: noon,
+		}
 		ticker, err := newTicker(s)
 		if err != nil {
 			t.Fatal(err)

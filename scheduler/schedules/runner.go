@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
-	"github.com/bullpen-run/bullpen/scheduler/leader"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -54,61 +53,45 @@ type Runner struct {
 
 // Run campaigns and starts executions until ctx is done. It always returns nil.
 func (r *Runner) Run(ctx context.Context) error {
-	elector := leader.Elector{Store: r.Store, Name: "schedules", Instance: r.Instance, Log: r.Log}
-	elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error {
-		r.lead(ctx)
-		return nil
-	})
-	return nil
+	e := engine.Engine[entry]{
+		Queue: &r.Schedules.queue, Store: r.Store, Name: "schedules", Instance: r.Instance, Log: r.Log,
+		Due: (*entry).due, Forget: func(e *entry) { e.recovered = nil }, Handle: r.handle,
+		Beside: []func(context.Context){func(ctx context.Context) { r.Store.CollectMarkers(ctx, r.Store.Schedules, r.Log) }},
+		Every:  lookEvery, Pause: retryAfter, Timeout: tickTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
+	}
+	return e.Run(ctx)
 }
 
-// lead starts executions until ctx is done. Organisations take turns.
-func (r *Runner) lead(ctx context.Context) {
-	for _, d := range r.Schedules.definitions.All() {
-		d.recovered = false // by this leader
-	}
-	due, index := newTurns(), &r.Schedules.index
-	defer index.putAll()
-	var running sync.WaitGroup
-	defer running.Wait()
-	running.Go(func() { r.Store.CollectMarkers(ctx, r.Store.Schedules, r.Log) })
-	free, handled := handlers, make(chan *definition, handlers)
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	for {
-		for free > 0 {
-			d := due.next(handlersOfOrg)
-			if d == nil {
-				break
-			}
-			free--
-			running.Go(func() {
-				defer func() { handled <- d }()
-				if err := r.handle(ctx, d); err != nil && ctx.Err() == nil {
-					r.Log.Warn("schedule not handled, will retry", "schedule", d.ID, "org", d.Org, "error", err)
-				}
-			})
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case d := <-handled:
-			free++
-			due.done(d)
-			index.put(d, time.Now().Add(retryAfter))
-		case <-tick.C:
-			for _, d := range index.take(time.Now()) {
-				due.add(d)
-			}
-		}
+// entry is what the queue knows of a schedule.
+type entry struct {
+	definition *definition          // nil if it was removed, or is not known yet
+	state      *proto.ScheduleState // nil if there is none
+	// recovered is the definition for which the leader has looked for ticks that were started but not
+	// stored.
+	recovered *definition
+}
+
+// due returns when decide has something to do.
+func (e *entry) due() (at time.Time, ok bool) {
+	switch d, s := e.definition, e.state; {
+	case d == nil:
+		return at, false
+	case s == nil || !s.TimedAt.Equal(d.TimedAt):
+		return at, true
+	case d.Paused:
+		return at, false
+	case len(s.Waiting) > 0: // until the last execution has ended
+		return at, true
+	default:
+		return d.ticker.due(s.Next), !s.Next.IsZero()
 	}
 }
 
 // handle starts what is due of a schedule, and stores its state.
-func (r *Runner) handle(ctx context.Context, d *definition) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
-	defer cancel()
-	if d = r.Schedules.definitions.Get(definitionKey(d.Org, d.ID)); d == nil {
+func (r *Runner) handle(ctx context.Context, x engine.Item) (err error) {
+	known := r.Schedules.queue.Get(x)
+	d := known.definition
+	if d == nil {
 		return nil // removed while it waited for its turn
 	}
 	key := stateKey(d.Org, d.ID)
@@ -120,16 +103,18 @@ func (r *Runner) handle(ctx context.Context, d *definition) (err error) {
 		return err
 	}
 	now, state, recovered := time.Now(), *old, false
-	if !d.recovered {
+	if known.recovered != d {
 		if recovered, err = r.recoverTicks(ctx, d, &state, now); err != nil {
 			return err
 		}
 	}
-	d.recovered = true
 	defer func() {
-		if err != nil {
-			d.recovered = false // a tick may have started
-		}
+		r.Schedules.queue.Change(x, func(e *entry) bool {
+			if e.recovered = d; err != nil {
+				e.recovered = nil // a tick may have started
+			}
+			return e.definition != nil || e.state != nil
+		})
 	}()
 	busy, err := r.busy(ctx, state.Last)
 	if err != nil {
@@ -138,6 +123,9 @@ func (r *Runner) handle(ctx context.Context, d *definition) (err error) {
 	next, ok := decide(&d.Schedule, d.ticker, state, busy, now)
 	if !ok && !recovered {
 		return nil
+	}
+	if next.state.Error != "" && old.Error == "" {
+		r.Log.Error("schedule has no further ticks", "schedule", d.ID, "org", d.Org, "error", next.state.Error)
 	}
 	if next.cancel && state.Last != "" {
 		if _, err := r.Executions.Cancel(ctx, state.Last); err != nil && !errors.Is(err, proto.ErrNotFound) {
@@ -178,7 +166,9 @@ func (r *Runner) handle(ctx context.Context, d *definition) (err error) {
 // recoverTicks adds the ticks to a state whose executions started before the state could be stored,
 // and reports whether there are any. Otherwise a tick that is no longer to be started, because the
 // schedule was changed or is late, would be lost from the history.
-func (r *Runner) recoverTicks(ctx context.Context, d *definition, state *proto.ScheduleState, now time.Time) (found bool, err error) {
+func (r *Runner) recoverTicks(
+	ctx context.Context, d *definition, state *proto.ScheduleState, now time.Time,
+) (found bool, err error) {
 	started := func(tick time.Time) (bool, error) {
 		id, err := r.Executions.StartedTick(ctx, &d.Schedule, tick)
 		if errors.Is(err, proto.ErrNotFound) {
@@ -203,7 +193,7 @@ func (r *Runner) recoverTicks(ctx context.Context, d *definition, state *proto.S
 	}
 	first, err := started(state.Next)
 	if first {
-		state.Next = d.ticker.next(state.Next)
+		advance(state, d.ticker, state.Next)
 	}
 	return found || first, err
 }

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -32,34 +32,31 @@ const (
 
 // Schedules stores schedules. Run must be running for changes to be seen.
 type Schedules struct {
-	definitions *store.Cache[definition]
-	states      *store.Cache[proto.ScheduleState]
-	index       index
+	definitions *store.Collection[definition]
+	states      *store.Collection[proto.ScheduleState]
+	queue       engine.Queue[entry]
 }
 
 // definition is a schedule with its ticker.
 type definition struct {
 	proto.Schedule
 	ticker *ticker
-	// recovered reports whether the leader has looked for ticks that were started but not stored.
-	// Only the leader uses it.
-	recovered bool
 }
 
 // Open reads all schedules.
 func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Schedules, error) {
-	s := &Schedules{index: index{orgs: map[string]map[string]*entry{}}}
+	s := new(Schedules)
 	var err error
-	if s.definitions, err = store.OpenCache(ctx, store.CacheConfig[definition]{
-		Store: st, Bucket: st.Schedules, Keys: definitionPrefix + "*.*", Name: "schedules", Decode: decodeDefinition, DropMalformed: true,
-		OnChange: s.index.setDefinition, Log: log,
+	if s.definitions, err = store.OpenCollection(ctx, store.CollectionConfig[definition]{
+		Store: st, Bucket: st.Schedules, Keys: definitionPrefix + "*.*", Name: "schedules", Decode: decodeDefinition,
+		DropMalformed: true,
+		OnChange:      s.setDefinition, Order: store.ByKey[definition], Check: checkLimit, Log: log,
 	}); err != nil {
 		return nil, err
 	}
-	s.states, err = store.OpenCache(ctx, store.CacheConfig[proto.ScheduleState]{
+	s.states, err = store.OpenCollection(ctx, store.CollectionConfig[proto.ScheduleState]{
 		Store: st, Bucket: st.Schedules, Keys: statePrefix + "*.*", Name: "states of schedules",
-		Decode: store.DecodeJSON[proto.ScheduleState]("the state of schedule"), DropMalformed: true,
-		OnChange: s.index.setState, Log: log,
+		DropMalformed: true, OnChange: s.setState, Log: log,
 	})
 	return s, err
 }
@@ -78,13 +75,48 @@ func decodeDefinition(e jetstream.KeyValueEntry) (*definition, error) {
 	if err == nil && definitionKey(d.Org, d.ID) != e.Key() {
 		err = fmt.Errorf("it is the entry of %s", d.ID)
 	}
-	if err == nil {
-		d.ticker, err = newTicker(&d.Schedule)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("decode schedule %s: %w", e.Key(), err)
 	}
+	if d.ticker, err = newTicker(&d.Schedule); err != nil { // for example its time zone is not known to this server
+		d.ticker = failedTicker(err)
+	}
 	return d, nil
+}
+
+// setDefinition is called when a definition has changed; current is nil if it was removed.
+func (s *Schedules) setDefinition(key string, _, current *definition) {
+	s.changed(strings.TrimPrefix(key, definitionPrefix), func(e *entry) { e.definition = current })
+}
+
+// setState is called when a state has changed; current is nil if it was removed.
+func (s *Schedules) setState(key string, _, current *proto.ScheduleState) {
+	s.changed(strings.TrimPrefix(key, statePrefix), func(e *entry) { e.state = current })
+}
+
+// changed changes what the queue knows of a schedule. name is its organisation and its id.
+func (s *Schedules) changed(name string, change func(*entry)) {
+	org, id, _ := strings.Cut(name, ".")
+	s.queue.Change(engine.Item{Org: org, ID: id}, func(e *entry) bool {
+		change(e)
+		return e.definition != nil || e.state != nil
+	})
+}
+
+// timing is what decides when a schedule ticks. A jitter delays its ticks and does not change them.
+type timing struct {
+	cron, timeZone string
+	every          proto.Seconds
+	paused         bool
+}
+
+// timingOf returns the timing of a schedule. An interval has no time zone.
+func timingOf(s *proto.Schedule) timing {
+	t := timing{s.Cron, s.TimeZone, s.Every, s.Paused}
+	if s.Cron == "" {
+		t.timeZone = ""
+	}
+	return t
 }
 
 func definitionKey(org, id string) string { return definitionPrefix + org + "." + id }
@@ -97,17 +129,22 @@ func (s *Schedules) Create(ctx context.Context, schedule proto.Schedule) error {
 	if err != nil {
 		return err
 	}
-	if len(s.List(schedule.Org)) >= proto.MaxSchedules {
-		return proto.FieldErrorf("schedules", "are limited to %d for each organisation", proto.MaxSchedules)
-	}
+	schedule.TimedAt = schedule.CreatedAt
 	return s.definitions.Create(ctx, definitionKey(schedule.Org, schedule.ID), &definition{Schedule: schedule, ticker: t})
 }
 
-// List returns the schedules of an organisation by id.
-func (s *Schedules) List(org string) []proto.Schedule {
-	list := s.index.list(org)
-	slices.SortFunc(list, func(a, b proto.Schedule) int { return strings.Compare(a.ID, b.ID) })
-	return list
+func checkLimit(_ *definition, others []*definition) error {
+	if len(others) >= proto.MaxSchedules {
+		return proto.FieldErrorf("schedules", "are limited to %d for each organisation", proto.MaxSchedules)
+	}
+	return nil
+}
+
+// Page returns a page of the schedules of an organisation by id, see [store.Collection.Page].
+func (s *Schedules) Page(
+	org, after string, limit int, keep func(*proto.Schedule) bool,
+) (page []proto.Schedule, next string) {
+	return store.PageOf(s.definitions, func(d *definition) *proto.Schedule { return &d.Schedule }, org, after, limit, keep)
 }
 
 // Get returns a schedule with its state, or [proto.ErrNotFound].
@@ -132,22 +169,30 @@ func (s *Schedules) state(ctx context.Context, org, id string) (proto.ScheduleSt
 	return *state, nil
 }
 
-// Next returns the next n ticks of a schedule. There are fewer if it has no more or is paused.
-func (s *Schedules) Next(schedule *proto.Schedule, n int) []time.Time {
-	ticks := []time.Time{}
+// Ticks returns the first n ticks of a schedule from a time on, paused or not. It returns a
+// [*proto.FieldError] if the schedule has no ticks.
+func (s *Schedules) Ticks(schedule *proto.Schedule, from time.Time, n int) ([]time.Time, error) {
 	t, err := newTicker(schedule)
-	if err != nil || schedule.Paused {
-		return ticks
+	if err != nil {
+		return nil, err
 	}
-	for tick := t.next(time.Now()); len(ticks) < n && !tick.IsZero(); tick = t.next(tick) {
+	var ticks []time.Time
+	for after := from.Add(-1); len(ticks) < n; after = ticks[len(ticks)-1] {
+		tick, err := t.next(after)
+		if err != nil {
+			return nil, err
+		}
 		ticks = append(ticks, tick)
 	}
-	return ticks
+	return ticks, nil
 }
 
 // Change stores what change makes of a schedule, and returns that. change may be called again. Its
-// error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such schedule.
-func (s *Schedules) Change(ctx context.Context, org, id string, change func(*proto.Schedule) error) (proto.Schedule, error) {
+// error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such schedule. Ticks
+// before the change that have not started are dropped if the timing is another one, and stay if not.
+func (s *Schedules) Change(
+	ctx context.Context, org, id string, change func(*proto.Schedule) error,
+) (proto.Schedule, error) {
 	d, err := s.definitions.Update(ctx, definitionKey(org, id), func(old *definition) (*definition, error) {
 		if old == nil {
 			return nil, fmt.Errorf("schedule %s: %w", id, proto.ErrNotFound)
@@ -158,6 +203,11 @@ func (s *Schedules) Change(ctx context.Context, org, id string, change func(*pro
 		}
 		var err error
 		changed.ticker, err = newTicker(&changed.Schedule)
+		if timingOf(&changed.Schedule) != timingOf(&old.Schedule) {
+			changed.TimedAt = changed.UpdatedAt
+		} else if err != nil {
+			changed.ticker, err = failedTicker(err), nil
+		}
 		return changed, err
 	})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -32,7 +33,9 @@ func newExecutions() *executions {
 	return &executions{ids: map[string]proto.TraceID{}, ended: map[proto.TraceID]bool{}}
 }
 
-func (e *executions) StartScheduled(_ context.Context, s *proto.Schedule, tick time.Time) (proto.TraceID, string, error) {
+func (e *executions) StartScheduled(
+	_ context.Context, s *proto.Schedule, tick time.Time,
+) (proto.TraceID, string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.refuse != "" {
@@ -114,7 +117,8 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	server := storetest.Server(t)
 	ctx := storetest.Context(t)
-	st, err := store.Connect(ctx, store.Access{InProcess: server, Name: "test"}, store.Config{Retention: time.Hour}, storetest.Log(t))
+	st, err := store.Connect(ctx, store.Access{InProcess: server, Name: "test"}, store.Config{Retention: time.Hour},
+		storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,8 +147,9 @@ func (w *world) eachSecond(p *process, change func(*proto.Schedule)) proto.Sched
 	w.t.Helper()
 	now := time.Now().UTC()
 	s := proto.Schedule{
-		ID: proto.NewScheduleID(), Org: "acme", Key: "key_1", Name: "test", Cron: "* * * * * *", TimeZone: "UTC", Overlap: proto.OverlapSkip,
-		Missed: proto.MissedAll, Request: []byte(`{}`), CreatedAt: now, UpdatedAt: now,
+		ID: proto.NewScheduleID(), Org: "acme", Key: "key_1", Name: "test", Cron: "* * * * * *", TimeZone: "UTC",
+		Overlap: proto.OverlapSkip,
+		Missed:  proto.MissedAll, Request: []byte(`{}`), CreatedAt: now, UpdatedAt: now,
 	}
 	if change != nil {
 		change(&s)
@@ -156,7 +161,9 @@ func (w *world) eachSecond(p *process, change func(*proto.Schedule)) proto.Sched
 }
 
 // state waits until the state of a schedule is as ok says.
-func (w *world) state(p *process, s proto.Schedule, what string, ok func(proto.ScheduleState) bool) proto.ScheduleState {
+func (w *world) state(
+	p *process, s proto.Schedule, what string, ok func(proto.ScheduleState) bool,
+) proto.ScheduleState {
 	w.t.Helper()
 	for {
 		_, state, err := p.Get(w.ctx, s.Org, s.ID)
@@ -260,7 +267,9 @@ func TestPreviousExecutionRuns(t *testing.T) {
 	p := w.process("p")
 	skip := w.eachSecond(p, nil)
 	queue := w.eachSecond(p, func(s *proto.Schedule) { s.Overlap = proto.OverlapQueue })
-	state := w.state(p, skip, "ticks are skipped", func(s proto.ScheduleState) bool { return count(s, proto.RunSkipped) >= 2 })
+	state := w.state(p, skip, "ticks are skipped", func(s proto.ScheduleState) bool {
+		return count(s, proto.RunSkipped) >= 2
+	})
 	if count(state, proto.RunStarted) != 1 {
 		t.Errorf("got %+v", state.Runs)
 	}
@@ -275,24 +284,82 @@ func TestPreviousExecutionRuns(t *testing.T) {
 	}
 }
 
-func TestNextTicks(t *testing.T) {
+func TestTicksFromATime(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	p := w.process("p")
-	// A leap day: the ticks are years apart, so that none passes during the test.
-	s := w.eachSecond(p, func(s *proto.Schedule) { s.Cron = "0 12 29 2 *" })
-	ticks := p.Next(&s, 5)
-	if len(ticks) != 5 {
-		t.Fatalf("got %v", ticks)
-	}
-	for i, tick := range ticks {
-		if tick.Month() != time.February || tick.Day() != 29 || tick.Hour() != 12 || i > 0 && tick.Year() != ticks[i-1].Year()+4 {
-			t.Errorf("tick %d is %s, after %v", i, tick, ticks[:i])
+	at := time.Date(2028, 2, 29, 12, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		schedule proto.Schedule
+		want     string
+	}{
+		{
+			proto.Schedule{Cron: "0 12 29 2 *", TimeZone: "UTC"},
+			"2028-02-29T12:00:00Z 2032-02-29T12:00:00Z 2036-02-29T12:00:00Z",
+		},
+		{
+			proto.Schedule{Every: proto.Seconds(time.Hour), TimeZone: "UTC", CreatedAt: at},
+			"2028-02-29T13:00:00Z 2028-02-29T14:00:00Z 2028-02-29T15:00:00Z",
+		},
+	} {
+		ticks, err := p.Ticks(&c.schedule, at, 3)
+		var got []string
+		for _, tick := range ticks {
+			got = append(got, tick.Format(time.RFC3339))
+		}
+		if err != nil || strings.Join(got, " ") != c.want {
+			t.Errorf("got %v, want %s: %v", got, c.want, err)
 		}
 	}
-	s.Paused = true
-	if ticks := p.Next(&s, 5); len(ticks) != 0 {
-		t.Errorf("a paused schedule has the ticks %v", ticks)
+	if _, err := p.Ticks(&proto.Schedule{Cron: "0 0 30 2 *", TimeZone: "UTC"}, at, 3); err == nil {
+		t.Error("a schedule without ticks has ticks")
+	}
+}
+
+// An edit that leaves the timing leaves the ticks that wait, and the next one. Another timing drops
+// those that wait, and the history tells of it.
+func TestEditsThatLeaveTheTiming(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.process("p")
+	s := w.eachSecond(p, func(s *proto.Schedule) { s.Overlap = proto.OverlapQueue })
+	before := w.state(p, s, "ticks wait", func(s proto.ScheduleState) bool { return len(s.Waiting) >= 2 })
+	edit := func(change func(*proto.Schedule)) proto.Schedule {
+		t.Helper()
+		edited, err := p.Change(w.ctx, s.Org, s.ID, func(s *proto.Schedule) error {
+			s.UpdatedAt = time.Now().UTC()
+			change(s)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return edited
+	}
+	for _, change := range []func(*proto.Schedule){
+		func(*proto.Schedule) {},
+		func(s *proto.Schedule) { s.Name = "another name" },
+		func(s *proto.Schedule) { s.Request = []byte(`{"code":"2"}`) },
+		func(s *proto.Schedule) { s.Missed = proto.MissedNone },
+		func(s *proto.Schedule) { s.Jitter = proto.Seconds(time.Millisecond) },
+		func(s *proto.Schedule) { s.Cron, s.Paused = "* * * * * *", false },
+	} {
+		if edited := edit(change); !edited.TimedAt.Equal(s.CreatedAt) {
+			t.Errorf("%+v has the timing of %s", edited, edited.TimedAt)
+		}
+		after := w.state(p, s, "another tick waits", func(s proto.ScheduleState) bool {
+			return len(s.Waiting) > len(before.Waiting)
+		})
+		if !after.Waiting[0].Equal(before.Waiting[0]) || count(after, proto.RunSkipped) > 0 {
+			t.Errorf("waiting before the edit: %v, after it: %v", before.Waiting, after.Waiting)
+		}
+		before = after
+	}
+	edit(func(s *proto.Schedule) { s.Cron = "0 0 29 2 *" })
+	after := w.state(p, s, "the ticks are dropped", func(s proto.ScheduleState) bool { return len(s.Waiting) == 0 })
+	if r := after.Runs[0]; r.Outcome != proto.RunSkipped ||
+		!strings.Contains(r.Reason, "the timing of the schedule was changed") || after.Next.Day() != 29 {
+		t.Errorf("after another timing: %+v", after)
 	}
 }
 
@@ -314,7 +381,7 @@ func TestPausedAndRemovedSchedules(t *testing.T) {
 	pause(true)
 	paused := w.state(p, s, "the pause is known", func(state proto.ScheduleState) bool {
 		now, _, err := p.Get(w.ctx, s.Org, s.ID)
-		return err == nil && state.UpdatedAt.Equal(now.UpdatedAt)
+		return err == nil && state.TimedAt.Equal(now.TimedAt)
 	})
 	other := w.eachSecond(p, nil)
 	w.state(p, other, "another one ticks meanwhile", func(s proto.ScheduleState) bool { return len(s.Runs) >= 2 })
@@ -332,7 +399,7 @@ func TestPausedAndRemovedSchedules(t *testing.T) {
 	if err := p.Remove(w.ctx, "other", other.ID); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("the schedule of another organisation: %v", err)
 	}
-	if list := p.List("acme"); len(list) != 1 || list[0].ID != other.ID {
+	if list, _ := p.Page("acme", "", -1, nil); len(list) != 1 || list[0].ID != other.ID {
 		t.Errorf("got %+v", list)
 	}
 }
@@ -343,7 +410,9 @@ func TestRefusedExecution(t *testing.T) {
 	w.refuse = "its sandbox is gone"
 	p := w.process("p")
 	s := w.eachSecond(p, nil)
-	state := w.state(p, s, "the refusals are recorded", func(s proto.ScheduleState) bool { return count(s, proto.RunFailed) >= 2 })
+	state := w.state(p, s, "the refusals are recorded", func(s proto.ScheduleState) bool {
+		return count(s, proto.RunFailed) >= 2
+	})
 	if r := state.Runs[0]; r.Reason != w.refuse || r.TraceID != "" {
 		t.Errorf("got %+v", r)
 	}
@@ -354,4 +423,33 @@ func TestRefusedExecution(t *testing.T) {
 		}
 	})
 	w.state(p, s, "it goes on", started(1))
+}
+
+// Two gateways that create schedules at the same time do not exceed the limit of an organisation together.
+func TestLimitOfTwoGateways(t *testing.T) {
+	ctx, server := storetest.Context(t), storetest.Server(t)
+	const left = 5
+	st := storetest.Open(t, server)
+	schedule := func(id string) proto.Schedule {
+		return proto.Schedule{ID: id, Org: "acme", Every: proto.Seconds(time.Hour), TimeZone: "UTC", CreatedAt: time.Now()}
+	}
+	storetest.Fill(t, st, st.Schedules, proto.MaxSchedules-left, func(i int) (string, any) {
+		id := fmt.Sprint("sch_", i)
+		return "def.acme." + id, schedule(id)
+	})
+	create := func() func(int) error {
+		s, err := schedules.Open(ctx, storetest.Open(t, server), storetest.Log(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		running, cancel := context.WithCancel(ctx)
+		var work sync.WaitGroup
+		work.Go(func() { _ = s.Run(running) })
+		t.Cleanup(func() { cancel(); work.Wait() })
+		return func(i int) error { return s.Create(ctx, schedule(fmt.Sprint("sch_new", i))) }
+	}
+	refused := func(err error) bool { _, ok := errors.AsType[*proto.FieldError](err); return ok }
+	if n := storetest.Race(t, 5, refused, create(), create()); n != left {
+		t.Errorf("%d schedules were stored, %d were left", n, left)
+	}
 }

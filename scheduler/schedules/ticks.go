@@ -2,23 +2,23 @@ package schedules
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
-	"strings"
 	"time"
 
-	"github.com/netresearch/go-cron"
-
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/cron"
 )
 
-const allHours = 1<<24 - 1
-
-var parser = cron.MustNewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.DowOrDom | cron.Descriptor)
+// expression is implemented by [*cron.Expression].
+type expression interface {
+	Next(after time.Time, zone *time.Location) (time.Time, error)
+}
 
 // ticker computes the ticks of a schedule.
 type ticker struct {
-	cron     *cron.SpecSchedule // nil for an interval
+	cron     expression // nil for an interval
 	location *time.Location
 	start    time.Time // of the interval
 	every    time.Duration
@@ -34,57 +34,37 @@ func newTicker(s *proto.Schedule) (*ticker, error) {
 		return nil, proto.FieldErrorf("time_zone", "must be the name of an IANA time zone, such as Europe/Berlin")
 	}
 	if s.Cron == "" {
+		if t.every <= 0 {
+			return nil, proto.FieldErrorf("every", "must be more than 0")
+		}
 		return t, nil
 	}
-	if strings.Contains(s.Cron, "=") { // a time zone of its own
-		return nil, proto.FieldErrorf("cron", "must not name a time zone; use time_zone")
-	}
-	parsed, err := parser.Parse(s.Cron)
-	if err != nil {
-		return nil, proto.FieldErrorf("cron", "must be an expression of 5 or 6 fields, or @hourly, @daily, @weekly, @monthly or @yearly. The fields are seconds (0-59, "+
-			"may be left out), minutes (0-59), hours (0-23), days (1-31), months (1-12 or JAN-DEC) and days of the week (0-7 or SUN-SAT). Each is *, a value, "+
-			"a range a-b, or a list a,b; /n after * or a range takes every n-th value")
-	}
-	spec, ok := parsed.(*cron.SpecSchedule)
-	if !ok {
-		return nil, proto.FieldErrorf("cron", "must not be an interval; use every")
-	}
-	spec.Location = t.location
-	t.cron = spec
-	if t.next(time.Now()).IsZero() {
-		return nil, proto.FieldErrorf("cron", "must match a day that exists")
+	if t.cron, err = cron.Parse(s.Cron); err != nil {
+		return nil, proto.FieldErrorf("cron", "%v", err)
 	}
 	return t, nil
 }
 
-// next returns the first tick after a time, zero if there is none. A time of day that is skipped
-// when the clock is put forward counts as one hour later. One that is repeated when the clock is
-// put back counts once, unless the expression matches every hour.
-func (t *ticker) next(after time.Time) time.Time {
+// failedTicker returns the ticker of a stored schedule that this server cannot compute.
+func failedTicker(err error) *ticker { return &ticker{cron: failed{err}} }
+
+// failed is an expression without ticks.
+type failed struct{ error }
+
+// Next implements [expression].
+func (f failed) Next(time.Time, *time.Location) (time.Time, error) { return time.Time{}, f.error }
+
+// next returns the first tick after a time.
+func (t *ticker) next(after time.Time) (time.Time, error) {
 	if t.cron == nil {
 		past := max(after.Sub(t.start), 0)
-		return t.start.Add(past - past%t.every + t.every)
+		return t.start.Add(past - past%t.every + t.every), nil
 	}
-	tick := t.cron.Next(after.In(t.location))
-	for !tick.IsZero() && t.cron.Hour&allHours != allHours && repeats(tick) {
-		tick = t.cron.Next(tick)
+	tick, err := t.cron.Next(after, t.location)
+	if err == nil && !tick.After(after) {
+		err = errors.New("the next tick is not after the previous one")
 	}
-	if tick.IsZero() {
-		return tick
-	}
-	return tick.UTC()
-}
-
-// repeats reports whether the wall clock showed the time of t before, because it was put back in
-// the three hours before.
-func repeats(t time.Time) bool {
-	_, offset := t.Zone()
-	_, before := t.Add(-3 * time.Hour).Zone()
-	if before <= offset {
-		return false
-	}
-	first := t.Add(-time.Duration(before-offset) * time.Second)
-	return first.Format(time.DateTime) == t.Format(time.DateTime)
+	return tick, err
 }
 
 // due returns when a tick is due: later than the tick by a part of the jitter that depends on

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -25,10 +26,24 @@ type bucket struct {
 	store *Store
 }
 
+// validKey reports whether a bucket may have an entry with a key, which is a part of a subject. The
+// library lets pass some that a server never answers for.
+func validKey(key string) bool {
+	return key != "" && !strings.HasPrefix(key, ".") && !strings.HasSuffix(key, ".") && !strings.Contains(key, "..") &&
+		!strings.ContainsFunc(key, func(c rune) bool {
+			return !strings.ContainsRune("-/_=.", c) && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z')
+		})
+}
+
+// Get returns [jetstream.ErrKeyNotFound] for a key that no entry can have.
 func (b bucket) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
-	return read(ctx, b.store.RetryLeader(bucketPrefix+b.Bucket(), getTimeout), func(ctx context.Context) (jetstream.KeyValueEntry, error) {
-		return b.KeyValue.Get(ctx, key)
-	})
+	if !validKey(key) {
+		return nil, jetstream.ErrKeyNotFound
+	}
+	return read(ctx, b.store.RetryLeader(bucketPrefix+b.Bucket(), getTimeout),
+		func(ctx context.Context) (jetstream.KeyValueEntry, error) {
+			return b.KeyValue.Get(ctx, key)
+		})
 }
 
 func (b bucket) Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error) {
@@ -85,7 +100,8 @@ func (s *Store) PurgeMarkers(ctx context.Context, bucket jetstream.KeyValue, age
 	}
 	for key, revision := range old {
 		// Up to the marker: the key may have been created again.
-		if err := st.Purge(ctx, jetstream.WithPurgeSubject("$KV."+bucket.Bucket()+"."+key), jetstream.WithPurgeSequence(revision+1)); err != nil {
+		if err := st.Purge(ctx, jetstream.WithPurgeSubject("$KV."+bucket.Bucket()+"."+key),
+			jetstream.WithPurgeSequence(revision+1)); err != nil {
 			return fmt.Errorf("purge the marker of %s in bucket %s: %w", key, bucket.Bucket(), err)
 		}
 	}

@@ -17,7 +17,9 @@ func TestBucketsMatchTheLibrary(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	for _, cfg := range []jetstream.KeyValueConfig{
-		{Bucket: "bullpen_keys"}, {Bucket: "bullpen_bindings", TTL: time.Hour}, {Bucket: "bullpen_webhooks", LimitMarkerTTL: store.WebhookMarkerTTL},
+		{Bucket: "bullpen_keys"},
+		{Bucket: "bullpen_bindings", TTL: time.Hour},
+		{Bucket: "bullpen_webhooks", LimitMarkerTTL: store.WebhookMarkerTTL},
 	} {
 		cfg.Storage, cfg.Replicas = jetstream.FileStorage, 1
 		if _, err := st.JS.CreateKeyValue(ctx, cfg); err != nil {
@@ -57,7 +59,8 @@ func TestMarkersOfRemovedKeysArePurged(t *testing.T) {
 			return status.Values()
 		}
 		if err := st.PurgeMarkers(ctx, bucket, time.Hour); err != nil || messages() != 3 {
-			t.Errorf("%s: %v, %d messages, want the marker that is not an hour old and two values", bucket.Bucket(), err, messages())
+			t.Errorf("%s: %v, %d messages, want the marker that is not an hour old and two values", bucket.Bucket(),
+				err, messages())
 		}
 		if err := st.PurgeMarkers(ctx, bucket, 0); err != nil || messages() != 2 {
 			t.Errorf("%s: %v, %d messages, want the two values alone", bucket.Bucket(), err, messages())

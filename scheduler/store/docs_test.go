@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/doctest"
 )
 
-// TestDocsAreCurrent compares the generated parts of docs/nats.md with the table. `make docs`
+// TestDocsAreCurrent compares the generated parts of docs/guides/nats.md with the table. `make docs`
 // writes them.
 func TestDocsAreCurrent(t *testing.T) {
 	for begin, part := range map[string]string{
@@ -19,7 +19,7 @@ func TestDocsAreCurrent(t *testing.T) {
 		"<!-- subjects: written by `make docs` -->\n":    subjectDocs(),
 		"<!-- permissions: written by `make docs` -->\n": "\n```\n" + PermissionsConf("/var/lib/nats") + "```\n\n",
 	} {
-		doctest.Compare(t, "../../docs/nats.md", begin, "<!-- end -->\n", part)
+		doctest.Compare(t, "../../docs/guides/nats.md", begin, "<!-- end -->\n", part)
 	}
 }
 
@@ -38,40 +38,116 @@ var signals = []signal{
 	{StatsSubject, roles, []string{roleScheduler}, "state of the queue, for `/metrics` and `/readyz` (request)"},
 	{QueueSubject, []string{roleGateway}, []string{roleScheduler}, "the queue of an API key (request)"},
 	{WorkersSubject, []string{roleGateway}, []string{roleScheduler}, "the live workers (request)"},
-	{PoolsSubject, []string{roleGateway, roleScheduler}, []string{roleScheduler}, "the pools of workers, and the demand for them (request)"},
+	{
+		PoolsSubject,
+		[]string{roleGateway, roleScheduler},
+		[]string{roleScheduler},
+		"the pools of workers, and the demand for them (request)",
+	},
 	{SlotsSubject, []string{roleWorker}, []string{roleScheduler}, "a worker and its free slots"},
-	{OutputBudgetSubject, []string{roleWorker}, []string{roleScheduler}, "bytes of an organisation's output budget, for an execution with much output (request), and what it has used of them"},
-	{JobSecretsSubject, []string{roleWorker}, []string{roleScheduler}, "the secrets of an execution that the worker has, encrypted for the worker (request)"},
-	{AnnounceSubject, []string{roleScheduler}, roles, "a new dispatcher asks workers to announce themselves; others repeat unanswered requests"},
+	{
+		OutputBudgetSubject,
+		[]string{roleWorker},
+		[]string{roleScheduler},
+		"bytes of an organisation's output budget, for an execution with much output (request), and what it has " +
+			"used of them",
+	},
+	{
+		JobSecretsSubject,
+		[]string{roleWorker},
+		[]string{roleScheduler},
+		"the secrets of an execution that the worker has, encrypted for the worker (request)",
+	},
+	{
+		AnnounceSubject,
+		[]string{roleScheduler},
+		roles,
+		"a new dispatcher asks workers to announce themselves; others repeat unanswered requests",
+	},
 	{ProcessesSubject, roles, roles, "`bullpen doctor --cluster` asks all processes to describe themselves"},
 	{ProcessSubject, roles, roles, "a process describes itself: its roles, version and problems"},
 	{WebhookTestSubject, []string{roleGateway}, []string{roleWebhook}, "send a test webhook (request)"},
-	{PingSubject("dispatcher", "*"), []string{roleScheduler}, []string{roleScheduler}, "whether the leading instance lives (request)"},
-	{PingSubject("webhook-dispatcher", "*"), []string{roleWebhook}, []string{roleWebhook}, "the same for webhooks (request)"},
+	{
+		PingSubject("dispatcher", "*"),
+		[]string{roleScheduler},
+		[]string{roleScheduler},
+		"whether the leading instance lives (request)",
+	},
+	{
+		PingSubject("webhook-dispatcher", "*"),
+		[]string{roleWebhook},
+		[]string{roleWebhook},
+		"the same for webhooks (request)",
+	},
 	{PingSubject("schedules", "*"), []string{roleGateway}, []string{roleGateway}, "the same for schedules (request)"},
 	{PingSubject("batches", "*"), []string{roleGateway}, []string{roleGateway}, "the same for batches (request)"},
 	{PingSubject("pipelines", "*"), []string{roleGateway}, []string{roleGateway}, "the same for pipelines (request)"},
-	{PingSubject("agent-runs", "*"), []string{roleGateway}, []string{roleGateway}, "the same for runs of agents in the background (request)"},
-	{PingSubject("org-deletion", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the deletion of organisations (request)"},
-	{PingSubject("thread-gc", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the garbage collection of threads (request)"},
-	{PingSubject("history", "*"), []string{roleGateway}, []string{roleGateway}, "the same for a shared index of executions (request)"},
-	{PingSubject("audit-http", "*"), []string{roleGateway}, []string{roleGateway}, "the same for sending the audit log to an HTTP endpoint (request)"},
-	{PingSubject("audit-syslog", "*"), []string{roleGateway}, []string{roleGateway}, "the same for sending it to a syslog server (request)"},
-	{PingSubject("usage", "*"), []string{roleGateway}, []string{roleGateway}, "the same for the counting of usage (request)"},
+	{
+		PingSubject("agent-runs", "*"),
+		[]string{roleGateway},
+		[]string{roleGateway},
+		"the same for runs of agents in the background (request)",
+	},
+	{
+		PingSubject("org-deletion", "*"),
+		[]string{roleGateway},
+		[]string{roleGateway},
+		"the same for the deletion of organisations (request)",
+	},
+	{
+		PingSubject("thread-gc", "*"),
+		[]string{roleGateway},
+		[]string{roleGateway},
+		"the same for the garbage collection of threads (request)",
+	},
+	{
+		PingSubject("history", "*"),
+		[]string{roleGateway},
+		[]string{roleGateway},
+		"the same for a shared index of executions (request)",
+	},
+	{
+		PingSubject("audit-http", "*"),
+		[]string{roleGateway},
+		[]string{roleGateway},
+		"the same for sending the audit log to an HTTP endpoint (request)",
+	},
+	{
+		PingSubject("audit-syslog", "*"),
+		[]string{roleGateway},
+		[]string{roleGateway},
+		"the same for sending it to a syslog server (request)",
+	},
+	{
+		PingSubject("usage", "*"),
+		[]string{roleGateway},
+		[]string{roleGateway},
+		"the same for the counting of usage (request)",
+	},
 	{AssignSubject("*"), []string{roleScheduler}, []string{roleWorker}, "assign a job to a worker"},
-	{ReadersSubject("*"), []string{roleWorker}, []string{roleGateway}, "whether a client still reads the output of an execution (request)"},
+	{
+		ReadersSubject("*"),
+		[]string{roleWorker},
+		[]string{roleGateway},
+		"whether a client still reads the output of an execution (request)",
+	},
 	{DrainSubject("*"), []string{roleGateway}, []string{roleWorker}, "whether a worker takes new jobs"},
-	{CancelSubject("*"), []string{roleGateway}, []string{roleWorker}, "cancel an execution"},
+	{CancelSubject("*"), []string{roleGateway, roleScheduler}, []string{roleWorker}, "cancel an execution"},
 	{root + "out.*.*", nil, []string{roleGateway}, "live output, as it is stored"},
 	{AgentLogSubject("*", "*"), nil, []string{roleGateway}, "what happens in runs of agents, as it is stored"},
 	{root + "done.*", nil, []string{roleGateway}, "records of executions, repeated by the server once they are stored"},
 	{leaderElected + "*", nil, roles, "the servers of a cluster announce a new leader of a stream"},
-	{Inbox("ROLE") + ".>", nil, roles, "answers to requests of a process: `ROLE` is the first of its roles in the order gateway, scheduler, webhook, worker"},
+	{
+		Inbox("ROLE") + ".>", nil, roles,
+		"answers to requests of a process: `ROLE` is the first of its roles in the order gateway, scheduler, " +
+			"webhook, worker",
+	},
 }
 
 func streamDocs() string {
 	var b strings.Builder
-	b.WriteString("\n| stream or bucket | contents | subjects | kept | in a backup | written by |\n|---|---|---|---|---|---|\n")
+	b.WriteString("\n| stream or bucket | contents | subjects | kept | in a backup | written by " +
+		"|\n|---|---|---|---|---|---|\n")
 	for i := range table {
 		r := &table[i]
 		backup := "no"
@@ -247,7 +323,8 @@ func wrapped(list []string) string {
 // subjects, kept in backups and granted to roles.
 func TestANewBucketIsOneRow(t *testing.T) {
 	r := &row{
-		name: "bullpen_example", holds: "examples", bucket: func(s *Store) *jetstream.KeyValue { return &s.Keys }, retention: untilRemoved, backup: true,
+		name: "bullpen_example", holds: "examples", bucket: func(s *Store) *jetstream.KeyValue { return &s.Keys },
+		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWorker: mayLookup},
 	}
 	table = append(table, *r)
@@ -261,7 +338,8 @@ func TestANewBucketIsOneRow(t *testing.T) {
 	if !r.attached() || !strings.Contains(streamDocs(), "| `bullpen_example` | examples |") {
 		t.Error("a worker does not open it, or it is not documented")
 	}
-	if !slices.Contains(publishes(roleGateway), "$KV.bullpen_example.>") || slices.Contains(publishes(roleWorker), "$KV.bullpen_example.>") {
+	if !slices.Contains(publishes(roleGateway), "$KV.bullpen_example.>") ||
+		slices.Contains(publishes(roleWorker), "$KV.bullpen_example.>") {
 		t.Error("its permissions are not those of the row")
 	}
 }

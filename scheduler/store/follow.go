@@ -40,7 +40,9 @@ type handler = func(jetstream.Msg, *jetstream.MsgMetadata)
 // existed at the start. By then the leader of the stream has each message, unless it was removed or
 // replaced since. Follow makes all calls itself. It returns when ctx is done, or with an error if
 // it may have missed a message.
-func (s *Store) Follow(ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, handle handler, onCurrent func()) error {
+func (s *Store) Follow(
+	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, handle handler, onCurrent func(),
+) error {
 	cfg.HeadersOnly = true
 	return s.follow(ctx, st, cfg, bufferedHeaders, handle, onCurrent)
 }
@@ -111,7 +113,8 @@ func (s *Store) follow(
 // consume calls take with each message that cfg selects until stop is called. It calls fail at
 // least once when it finds a gap or loses the consumer. Messages after that are to be ignored.
 func (s *Store) consume(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take handler, fail func(error), opts ...jetstream.PullConsumeOpt,
+	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take handler, fail func(error),
+	opts ...jetstream.PullConsumeOpt,
 ) (stop func(), consumer jetstream.Consumer, err error) {
 	name := nameOf(st)
 	cfg.AckPolicy, cfg.MemoryStorage = jetstream.AckNonePolicy, true
@@ -140,11 +143,12 @@ func (s *Store) consume(
 			return
 		}
 		take(m, at)
-	}, append(opts, jetstream.PullHeartbeat(heartbeat), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
-		if !errors.Is(err, jetstream.ErrConsumerLeadershipChanged) {
-			fail(fmt.Errorf("follow %s: %w", name, err))
-		}
-	}))...)
+	}, append(opts, jetstream.PullHeartbeat(heartbeat),
+		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
+			if !errors.Is(err, jetstream.ErrConsumerLeadershipChanged) {
+				fail(fmt.Errorf("follow %s: %w", name, err))
+			}
+		}))...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("follow %s: %w", name, err)
 	}
@@ -242,7 +246,7 @@ func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take hand
 			return err
 		}
 		// The last message was removed, or the server that delivers lags behind.
-		_, err = s.askLeader(ctx, st, map[string]any{"seq": info.State.LastSeq})
+		_, err = s.askLeader(ctx, nameOf(st), map[string]any{"seq": info.State.LastSeq})
 		if IsNotFound(err) {
 			return nil
 		}

@@ -68,7 +68,9 @@ func (c *leaderChanges) notifyAll() {
 }
 
 // attempt returns a context that is cancelled after timeout, or at the next change of leader.
-func (c *leaderChanges) attempt(ctx context.Context, leader string, timeout time.Duration) (context.Context, context.CancelFunc) {
+func (c *leaderChanges) attempt(
+	ctx context.Context, leader string, timeout time.Duration,
+) (context.Context, context.CancelFunc) {
 	attempt, cancel := context.WithTimeout(ctx, timeout)
 	stop := context.AfterFunc(c.next(leader), cancel)
 	return attempt, func() {
@@ -107,6 +109,8 @@ func (s *Store) LeaderChanged(leader string) <-chan struct{} { return s.leaders.
 
 // AttemptContext returns a context for one request to leader. It is cancelled after timeout, or at
 // the next change of leader.
-func (s *Store) AttemptContext(ctx context.Context, leader string, timeout time.Duration) (context.Context, context.CancelFunc) {
+func (s *Store) AttemptContext(
+	ctx context.Context, leader string, timeout time.Duration,
+) (context.Context, context.CancelFunc) {
 	return s.leaders.attempt(ctx, leader, timeout)
 }

@@ -20,24 +20,30 @@ import (
 
 // Header names of what is stored. The dispatcher reads headers only.
 const (
-	HeaderMeta    = "Bullpen-Meta"    // JSON of [proto.Meta] on a job
-	HeaderStatus  = "Bullpen-Status"  // of an execution's record
-	HeaderSummary = "Bullpen-Summary" // JSON of a record without outputs, see [proto.SummarizeRecord]; none if it would be too long
-	HeaderWorker  = "Bullpen-Worker"  // who holds the lease
+	HeaderMeta   = "Bullpen-Meta"   // JSON of [proto.Meta] on a job
+	HeaderStatus = "Bullpen-Status" // of an execution's record
+	// JSON of a record without outputs, see [proto.SummarizeRecord]; none if it would be too long
+	HeaderSummary = "Bullpen-Summary"
+	HeaderWorker  = "Bullpen-Worker"  // who runs the execution, or holds the lease
+	HeaderEpoch   = "Bullpen-Epoch"   // of the worker's lease under which the execution runs; none without one
+	HeaderRenewed = "Bullpen-Renewed" // on a lease that has ended: when it was renewed last, RFC 3339 with nanoseconds
+	HeaderCancel  = "Bullpen-Cancel"  // set if a client has cancelled the running execution
 	HeaderAttempt = "Bullpen-Attempt" // the claimed attempt
 	HeaderLosses  = "Bullpen-Losses"  // number of workers that died before they started the program; none for 0
 	HeaderFirst   = "Bullpen-First"   // number of the first event in an output message
 	HeaderLast    = "Bullpen-Last"    // number of the last event
 	HeaderPacked  = "Bullpen-Packed"  // set if the events of an output message are compressed with S2
 	HeaderOrigin  = "Bullpen-Origin"  // scheme, host and port of a delivery's URL
-	HeaderDue     = "Bullpen-Due"     // when a delivery's next attempt is due, RFC 3339 with nanoseconds; none if the delivery has ended
-	HeaderUsed    = "Bullpen-Used"    // JSON of [proto.DeliveryUsage] on a delivery that has ended
-	HeaderThread  = "Bullpen-Thread"  // JSON of [proto.ThreadSummary] on a head; none on a tombstone and if the thread was removed
-	HeaderDead    = "Bullpen-Dead"    // JSON of [proto.DeadLetter] on a dead letter
-	headerBody    = "Bullpen-Body"    // name of the object that holds the body
-	headerWrite   = "Bullpen-Write"   // unique to a write, to recognise it after a lost answer
-	headerPlace   = "Bullpen-Place"   // a [Place] that a message restored from a backup had before; once for each backup
-	headerStored  = "Bullpen-Stored"  // when a message restored from a backup was first stored, RFC 3339 with nanoseconds
+	// when a delivery's next attempt is due, RFC 3339 with nanoseconds; none if the delivery has ended
+	HeaderDue  = "Bullpen-Due"
+	HeaderUsed = "Bullpen-Used" // JSON of [proto.DeliveryUsage] on a delivery that has ended
+	// JSON of [proto.ThreadSummary] on a head; none on a tombstone and if the thread was removed
+	HeaderThread = "Bullpen-Thread"
+	HeaderDead   = "Bullpen-Dead"   // JSON of [proto.DeadLetter] on a dead letter
+	headerBody   = "Bullpen-Body"   // name of the object that holds the body
+	headerWrite  = "Bullpen-Write"  // unique to a write, to recognise it after a lost answer
+	headerPlace  = "Bullpen-Place"  // a [Place] that a message restored from a backup had before; once for each backup
+	headerStored = "Bullpen-Stored" // when a message restored from a backup was first stored, RFC 3339 with nanoseconds
 )
 
 const (
@@ -189,7 +195,8 @@ func (s *Store) NextMessage(ctx context.Context, st jetstream.Stream, from uint6
 		return raw, err
 	})
 	if found && IsNotFound(err) {
-		return nil, fmt.Errorf("read %s: %w: its body is gone: %s", subject, ErrMalformed, err) //nolint:errorlint // the message itself was found
+		return nil, fmt.Errorf("read %s: %w: its body is gone: %s", subject,
+			ErrMalformed, err) //nolint:errorlint // the message itself was found
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
@@ -200,6 +207,11 @@ func (s *Store) NextMessage(ctx context.Context, st jetstream.Stream, from uint6
 // readMessage reads a message and its body. If the body is being deleted, or does not arrive within
 // some time, both are read again, with more time for the body.
 func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStreamMsg, error)) (*Message, error) {
+	end, err := proto.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	for timeout := bodyTimeout; ; timeout *= 2 {
 		m, err := read()
 		if err != nil {
@@ -208,6 +220,9 @@ func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStre
 		out := &Message{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
 		if at, err := time.Parse(time.RFC3339Nano, m.Header.Get(headerStored)); err == nil {
 			out.Time = at
+		}
+		if err := proto.ReserveRead(ctx, len(m.Data)); err != nil {
+			return nil, err
 		}
 		err = s.loadBody(ctx, out, timeout)
 		if err == nil {
@@ -238,6 +253,9 @@ func (s *Store) loadBody(ctx context.Context, m *Message, timeout time.Duration)
 	info, err := s.bodies.GetInfo(ctx, name)
 	if err != nil {
 		return fmt.Errorf("body %s: %w", name, err)
+	}
+	if err := proto.ReserveRead(ctx, int(info.Size)); err != nil {
+		return err
 	}
 	// The chunks are read one by one. A role that may create consumers could have the server send
 	// messages on any subject.
@@ -296,7 +314,7 @@ func (s *Store) RemoveJobs(ctx context.Context, r RemovedJobs) error {
 		}
 	}
 	purge(r.Below, "")
-	for _, class := range []proto.Class{proto.ClassInteractive, proto.ClassBatch} {
+	for _, class := range []proto.Class{proto.ClassInteractive, proto.ClassBackground} {
 		purge(r.PromptBelow, jobPrefix(string(class))+">")
 	}
 	purge(r.DelayedBelow, jobPrefix(delayedJobs)+">")
@@ -372,6 +390,19 @@ func (s *Store) Record(ctx context.Context, id proto.TraceID) (*proto.Record, ui
 	return rec, m.Seq, nil
 }
 
+// RecordSummary is [Store.Record] without outputs. It reads no object.
+func (s *Store) RecordSummary(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
+	m, err := s.lastWithoutBody(ctx, s.Executions, ExecSubject(id))
+	if IsNotFound(err) {
+		return nil, 0, fmt.Errorf("record of %s: %w", id, proto.ErrNotFound)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the record of %s: %w", id, err)
+	}
+	rec, err := s.Summary(ctx, id, m.Sequence, m.Header)
+	return rec, m.Sequence, err
+}
+
 // Summary returns the record of an execution without outputs, from the header of its message m. If
 // the header has none, as that of an older version, it reads the whole record.
 func (s *Store) Summary(ctx context.Context, id proto.TraceID, seq uint64, h nats.Header) (*proto.Record, error) {
@@ -422,6 +453,12 @@ func (s *Store) StageRecord(ctx context.Context, rec *proto.Record) (*StagedReco
 	h.Set(HeaderStatus, string(rec.Status))
 	h.Set(HeaderWorker, rec.Worker)
 	h.Set(HeaderAttempt, strconv.Itoa(rec.Attempt))
+	if rec.Epoch != "" {
+		h.Set(HeaderEpoch, rec.Epoch)
+	}
+	if rec.Cancelling {
+		h.Set(HeaderCancel, "true")
+	}
 	if len(rec.Lost) > 0 {
 		h.Set(HeaderLosses, strconv.Itoa(len(rec.Lost)))
 	}

@@ -72,7 +72,8 @@ func TestRecordFillsItsMessage(t *testing.T) {
 			for size, asObject := range map[int]bool{most: false, most + 1: true} {
 				result := proto.Exited(0)
 				rec := &proto.Record{
-					Meta: storetest.Job("acme", "k", proto.ModeInline).Meta, Status: result.Status(), Attempt: 1, Worker: strings.Repeat("w", 64), Result: &result,
+					Meta: storetest.Job("acme", "k", proto.ModeInline).Meta, Status: result.Status(), Attempt: 1,
+					Worker: strings.Repeat("w", 64), Result: &result,
 				}
 				result.Stdout = "x"
 				small, err := proto.EncodeRecord(rec)
@@ -107,7 +108,8 @@ func TestRecordFillsItsMessage(t *testing.T) {
 				if got, _, err := st.Record(ctx, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
 					t.Errorf("a record of %d bytes is not read as it was written: %v", size, err)
 				}
-				if got, err := st.LastFromLeader(ctx, st.Executions, store.ExecSubject(rec.TraceID)); err != nil || len(got.Data) != size {
+				if got, err := st.LastFromLeader(ctx, st.Executions, store.ExecSubject(rec.TraceID)); err != nil ||
+					len(got.Data) != size {
 					t.Errorf("a record of %d bytes is not read from the leader: %v", size, err)
 				}
 			}
@@ -174,7 +176,8 @@ func TestRemoveJobsContinuesAfterFailure(t *testing.T) {
 	ctx := storetest.Context(t)
 	first, seq, info := large(t, st)
 	alone, last, _ := large(t, st)
-	if err := st.RemoveJobs(ctx, store.RemovedJobs{Below: seq + 1, Single: []uint64{last}, Bodies: []string{"", info.Name}}); err == nil {
+	if err := st.RemoveJobs(ctx,
+		store.RemovedJobs{Below: seq + 1, Single: []uint64{last}, Bodies: []string{"", info.Name}}); err == nil {
 		t.Error("an object without a name was removed")
 	}
 	for _, id := range []proto.TraceID{first, alone} {

@@ -21,6 +21,9 @@ const (
 	// openAttempt bounds one attempt to open a stream. The answer comes after the election of the
 	// stream's leader, which takes up to 9 s, and longer if it is repeated.
 	openAttempt = 15 * time.Second
+	// existsAttempt bounds one attempt to ask whether a stream exists. A cluster that is forming drops
+	// the question, so that asking again soon is faster than waiting for the answer.
+	existsAttempt = 2 * time.Second
 	// The log names the streams that are waited for: first after openNotice, then at intervals.
 	openNotice      = time.Second
 	openNoticeEvery = 10 * time.Second
@@ -42,7 +45,10 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config, log *slog.Logger) (*St
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	s := &Store{Conn: nc, JS: js, maxInline: min(maxInline, int(nc.MaxPayload()/2)), leaders: &leaderChanges{waiting: map[string]change{}}}
+	s := &Store{
+		Conn: nc, JS: js, maxInline: min(maxInline, int(nc.MaxPayload()/2)),
+		leaders: &leaderChanges{waiting: map[string]change{}},
+	}
 	s.maxRecord = s.maxInline
 	if nc.MaxPayload() >= usualPayload {
 		s.maxRecord = maxRecord
@@ -63,7 +69,7 @@ func (o *opener) openAll(ctx context.Context) error {
 	defer stop(nil)
 	if !o.cfg.AttachOnly && !o.cfg.Restoring {
 		unfinished := true
-		err := o.open(ctx, restoringName, IsTransient, func(ctx context.Context) (err error) {
+		err := o.open(ctx, restoringName, existsAttempt, IsTransient, func(ctx context.Context) (err error) {
 			unfinished, err = o.exists(ctx, restoringName)
 			return err
 		})
@@ -80,22 +86,29 @@ func (o *opener) openAll(ctx context.Context) error {
 		switch {
 		case !o.cfg.AttachOnly:
 			rows.Go(func() error {
-				return o.open(opening, r.streamName(), isForming, func(ctx context.Context) error { return o.ensure(ctx, r) })
+				return o.open(opening, r.streamName(), openAttempt, isForming, func(ctx context.Context) error {
+					return o.ensure(ctx, r)
+				})
 			})
 		case r.attached():
 			rows.Go(func() error {
-				return o.open(opening, r.streamName(), AnyError, func(ctx context.Context) error { return o.openExisting(ctx, r) })
+				return o.open(opening, r.streamName(), openAttempt, AnyError, func(ctx context.Context) error {
+					return o.openExisting(ctx, r)
+				})
 			})
 		}
 	}
 	return rows.Wait()
 }
 
-// open calls try until it succeeds, fails with an error that is not transient, or ctx is done.
-func (o *opener) open(ctx context.Context, name string, transient func(error) bool, try func(context.Context) error) error {
+// open calls try until it succeeds, fails with an error that is not transient, or ctx is done. Each
+// attempt has the timeout.
+func (o *opener) open(
+	ctx context.Context, name string, timeout time.Duration, transient func(error) bool, try func(context.Context) error,
+) error {
 	o.setWaiting(name, nil)
 	defer o.setOpened(name)
-	policy := o.RetryLeader(name, openAttempt)
+	policy := o.RetryLeader(name, timeout)
 	policy.Transient = transient
 	policy.OnRetry = func(err error, _ time.Duration) { o.setWaiting(name, err) }
 	err := policy.Do(ctx, try)
@@ -103,7 +116,8 @@ func (o *opener) open(ctx context.Context, name string, transient func(error) bo
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("open stream %s: %w: check the NATS server's JetStream, and the permissions of this user", name, err)
+		return fmt.Errorf("open stream %s: %w: check the NATS server's JetStream, and the permissions of this user", name,
+			err)
 	}
 	return nil
 }
@@ -135,7 +149,8 @@ func (o *opener) watch(ctx context.Context, fail func(error)) {
 			return
 		case <-timer.C:
 		}
-		if denied := o.Conn.LastError(); errors.Is(denied, nats.ErrPermissionViolation) && strings.Contains(denied.Error(), "$JS.API.STREAM.") {
+		if denied := o.Conn.LastError(); errors.Is(denied, nats.ErrPermissionViolation) &&
+			strings.Contains(denied.Error(), "$JS.API.STREAM.") {
 			fail(denied)
 			return
 		}

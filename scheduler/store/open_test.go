@@ -77,7 +77,9 @@ func TestConnectWaitsForACluster(t *testing.T) {
 // A wait for permissions would never end.
 func TestConnectReportsMissingPermissions(t *testing.T) {
 	s := storetest.Start(t, &server.Options{JetStream: true, Users: []*server.User{{
-		Username: "u", Password: "p", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"$JS.API.STREAM.CREATE.>"}}},
+		Username: "u", Password: "p", Permissions: &server.Permissions{
+			Publish: &server.SubjectPermission{Deny: []string{"$JS.API.STREAM.CREATE.>"}},
+		},
 	}}})
 	_, err := store.Connect(storetest.Context(t), store.Access{URL: s.ClientURL(), User: "u", Password: "p"},
 		store.Config{Replicas: 1, Retention: time.Hour}, storetest.Log(t))

@@ -48,7 +48,9 @@ func OutputTrace(subject string) string {
 }
 
 // Subjects returns the subjects of st that match a filter and have messages, and their numbers.
-func (s *Store) Subjects(ctx context.Context, st jetstream.Stream, filter string) (counts map[string]uint64, err error) {
+func (s *Store) Subjects(
+	ctx context.Context, st jetstream.Stream, filter string,
+) (counts map[string]uint64, err error) {
 	err = s.RetryLeader(nameOf(st), readTimeout).Do(ctx, func(ctx context.Context) error {
 		own, err := s.JS.Stream(ctx, nameOf(st)) // a handle of its own: Info replaces what it caches
 		if err != nil {

@@ -49,20 +49,38 @@ func TestDocumentedPermissions(t *testing.T) {
 	connect, ctx := restricted(t), storetest.Context(t)
 	all := store.Config{Replicas: 1, Retention: time.Hour}
 	gateway := connect("gateway", all)
-	scheduler, webhook, worker := connect("scheduler", all), connect("webhook", all), connect("worker", store.Config{AttachOnly: true})
+	scheduler, webhook, worker := connect("scheduler", all), connect("webhook", all),
+		connect("worker", store.Config{AttachOnly: true})
 
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.Code = string(make([]byte, 600<<10)) // too large for the message
 	if err := storetest.PutJob(ctx, scheduler, job); err != nil {
 		t.Fatal(err)
 	}
-	for name, st := range map[string]*store.Store{"gateway": gateway, "scheduler": scheduler, "webhook": webhook, "worker": worker} {
+	for name, st := range map[string]*store.Store{
+		"gateway": gateway, "scheduler": scheduler, "webhook": webhook,
+		"worker": worker,
+	} {
 		if m, err := st.Last(ctx, st.Jobs, store.JobPattern(job.TraceID)); err != nil || len(m.Data) < 600<<10 {
 			t.Errorf("%s reads a job: %v", name, err)
 		}
 	}
-	if _, err := worker.WriteRecord(ctx, &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Worker: "w", Attempt: 1}, 0); err != nil {
+	if _, err := worker.WriteRecord(
+		ctx, &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Worker: "w", Attempt: 1}, 0); err != nil {
 		t.Errorf("a worker writes a record: %v", err)
+	}
+	lease, err := worker.Write(ctx, store.LeaseSubject("e"), nats.Header{}, nil, 0)
+	if err != nil {
+		t.Errorf("a worker acquires a lease: %v", err)
+	}
+	if _, err := worker.LastFromLeader(ctx, worker.Leases, store.LeaseSubject("e")); err != nil {
+		t.Errorf("a worker reads its lease: %v", err)
+	}
+	if err := scheduler.ReadHeaders(ctx, scheduler.Leases, store.LeaseSubject("*"), func(jetstream.Msg) {}); err != nil {
+		t.Errorf("a scheduler follows leases: %v", err)
+	}
+	if _, err := scheduler.Write(ctx, store.LeaseSubject("e"), nats.Header{}, nil, lease); err != nil {
+		t.Errorf("a scheduler ends a lease: %v", err)
 	}
 	if status, _, err := scheduler.Status(ctx, job.TraceID); err != nil || status != proto.StatusRunning {
 		t.Errorf("a scheduler reads a status: %v, %v", status, err)
@@ -107,7 +125,9 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a gateway reads the usage of a month: %v", err)
 	}
 
-	if _, err := gateway.Conn.Subscribe(store.ReadersSubject(job.TraceID), func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
+	if _, err := gateway.Conn.Subscribe(store.ReadersSubject(job.TraceID), func(m *nats.Msg) {
+		_ = m.Respond(nil)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if err := gateway.Conn.Flush(); err != nil {
@@ -131,7 +151,10 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a gateway reads a run of an agent: %v", err)
 	}
 
-	for _, name := range []string{"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "agent-runs", "org-deletion", "thread-gc", "history", "audit-http", "audit-syslog", "usage"} {
+	for _, name := range []string{
+		"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "agent-runs",
+		"org-deletion", "thread-gc", "history", "audit-http", "audit-syslog", "usage",
+	} {
 		ping := store.PingSubject(name, "g")
 		if _, err := gateway.Conn.Subscribe(ping, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
 			t.Fatal(err)
@@ -224,8 +247,11 @@ func checkGatewayRemoves(t *testing.T, gateway *store.Store, job *proto.Job) {
 		}
 	}
 	ignore := func(jetstream.Msg, *jetstream.MsgMetadata) {}
-	for name, st := range map[string]jetstream.Stream{"records": gateway.Executions, "output": gateway.Output, "dead letters": gateway.DeadLetters} {
-		check("reads the "+name, gateway.Read(ctx, st, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, ignore))
+	for name, st := range map[string]jetstream.Stream{
+		"records": gateway.Executions, "output": gateway.Output, "dead letters": gateway.DeadLetters,
+	} {
+		check("reads the "+name, gateway.Read(
+			ctx, st, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, ignore))
 		check("erases the "+name, gateway.Erase(ctx, st, 1))
 	}
 	check("purges deliveries", gateway.PurgeSubject(ctx, gateway.Deliveries, store.DeliveryPattern(job.Org)))
@@ -254,7 +280,8 @@ func TestWorkerCannotSendOnSubjectsOfOthers(t *testing.T) {
 	for i := range 2 {
 		subject := "$JS.API.CONSUMER.CREATE.OBJ_bullpen_bodies" + []string{".x", ""}[i]
 		answer, err := worker.Conn.RequestWithContext(short, subject, []byte(
-			`{"stream_name":"OBJ_bullpen_bodies","config":{"name":"x","deliver_subject":"bullpen.ctl.submit","ack_policy":"none"}}`))
+			`{"stream_name":"OBJ_bullpen_bodies","config":{"name":"x","deliver_subject":"bullpen.ctl.submit",`+
+				`"ack_policy":"none"}}`))
 		if err == nil {
 			t.Errorf("the answer on %s is %s", subject, answer.Data)
 		}

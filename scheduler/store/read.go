@@ -42,10 +42,25 @@ func (s *Store) readLast(ctx context.Context, st jetstream.Stream, subject strin
 }
 
 // readAt reads the message of st with sequence number seq, or the one that opts select.
-func (s *Store) readAt(ctx context.Context, st jetstream.Stream, seq uint64, opts ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+func (s *Store) readAt(
+	ctx context.Context, st jetstream.Stream, seq uint64, opts ...jetstream.GetMsgOpt,
+) (*jetstream.RawStreamMsg, error) {
 	return read(ctx, s.RetryLeader(nameOf(st), getTimeout), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 		return st.GetMsg(ctx, seq, opts...)
 	})
+}
+
+// lastWithoutBody reads the last message on a subject of st, without a body that is stored as an
+// object.
+func (s *Store) lastWithoutBody(
+	ctx context.Context, st jetstream.Stream, subject string,
+) (*jetstream.RawStreamMsg, error) {
+	end, err := proto.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	return s.readLast(ctx, st, subject)
 }
 
 func nameOf(st jetstream.Stream) string { return st.CachedInfo().Config.Name }
@@ -58,7 +73,9 @@ func (s *Store) AtWithoutBody(ctx context.Context, st jetstream.Stream, seq uint
 
 // Next reads the first message of st on a subject whose sequence number is at least from.
 // [IsNotFound] matches its error if there is none.
-func (s *Store) Next(ctx context.Context, st jetstream.Stream, from uint64, subject string) (*jetstream.RawStreamMsg, error) {
+func (s *Store) Next(
+	ctx context.Context, st jetstream.Stream, from uint64, subject string,
+) (*jetstream.RawStreamMsg, error) {
 	return s.readAt(ctx, st, from, jetstream.WithGetMsgSubject(subject))
 }
 
@@ -76,18 +93,22 @@ type leaderAnswer struct {
 
 // lastFromLeader reads the last message on a subject from the leader of st, until ctx is done. The
 // library would ask any server, if the stream allows that.
-func (s *Store) lastFromLeader(ctx context.Context, st jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
-	return s.askLeader(ctx, st, map[string]any{"last_by_subj": subject})
+func (s *Store) lastFromLeader(
+	ctx context.Context, st jetstream.Stream, subject string,
+) (*jetstream.RawStreamMsg, error) {
+	return s.askLeader(ctx, nameOf(st), map[string]any{"last_by_subj": subject})
 }
 
-// askLeader requests one message from the leader of st, in the terms of JetStream's API.
-func (s *Store) askLeader(ctx context.Context, st jetstream.Stream, query map[string]any) (m *jetstream.RawStreamMsg, err error) {
+// askLeader requests one message from the leader of a stream, in the terms of JetStream's API.
+func (s *Store) askLeader(
+	ctx context.Context, stream string, query map[string]any,
+) (m *jetstream.RawStreamMsg, err error) {
 	request, err := json.Marshal(query)
 	if err != nil {
 		return nil, fmt.Errorf("encode %v: %w", query, err)
 	}
-	subject := "$JS.API.STREAM.MSG.GET." + nameOf(st)
-	err = s.RetryLeader(nameOf(st), getTimeout).Do(ctx, func(ctx context.Context) error {
+	subject := "$JS.API.STREAM.MSG.GET." + stream
+	err = s.RetryLeader(stream, getTimeout).Do(ctx, func(ctx context.Context) error {
 		reply, err := s.Conn.RequestWithContext(ctx, subject, request)
 		if err != nil {
 			return err
@@ -112,7 +133,10 @@ func decodeLeaderAnswer(reply []byte) (*jetstream.RawStreamMsg, error) {
 		return nil, backoff.Permanent(jetstream.ErrInvalidJetStreamResponse)
 	}
 	m := answer.Message
-	out := &jetstream.RawStreamMsg{Subject: m.Subject, Sequence: m.Sequence, Header: nats.Header{}, Data: m.Data, Time: m.Time}
+	out := &jetstream.RawStreamMsg{
+		Subject: m.Subject, Sequence: m.Sequence, Header: nats.Header{}, Data: m.Data,
+		Time: m.Time,
+	}
 	if len(m.Header) > 0 {
 		if out.Header, err = nats.DecodeHeadersMsg(m.Header); err != nil {
 			return nil, backoff.Permanent(fmt.Errorf("decode the header of message %d: %w", m.Sequence, err))

@@ -27,7 +27,8 @@ const MaxPendingRestores = 64
 // OpenForRestore opens JetStream alone. It returns the names of bullpen's streams that are not
 // empty.
 func OpenForRestore(ctx context.Context, nc *nats.Conn) (*Store, []string, error) {
-	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(restoreAckTimeout), jetstream.WithPublishAsyncMaxPending(MaxPendingRestores))
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(restoreAckTimeout),
+		jetstream.WithPublishAsyncMaxPending(MaxPendingRestores))
 	if err != nil {
 		return nil, nil, fmt.Errorf("open JetStream: %w", err)
 	}
@@ -69,7 +70,8 @@ func (s *Store) RestoreUnfinished(ctx context.Context) (unfinished bool, err err
 		return err
 	})
 	if err != nil {
-		return false, fmt.Errorf("look up stream %s: %w: check the NATS server's JetStream and permissions", restoringName, err)
+		return false, fmt.Errorf("look up stream %s: %w: check the NATS server's JetStream and permissions",
+			restoringName, err)
 	}
 	return unfinished, nil
 }
@@ -189,7 +191,9 @@ func AddPlace(h nats.Header, p Place) {
 
 // Restore stores a message of a backup, after all those passed before. at is when the message was
 // first stored. The returned future reports when it is stored.
-func (s *Store) Restore(ctx context.Context, subject string, h nats.Header, body []byte, at time.Time) (jetstream.PubAckFuture, error) {
+func (s *Store) Restore(
+	ctx context.Context, subject string, h nats.Header, body []byte, at time.Time,
+) (jetstream.PubAckFuture, error) {
 	if h == nil {
 		h = nats.Header{}
 	}

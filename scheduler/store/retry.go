@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -117,12 +120,30 @@ func Update(ctx context.Context, attempt func() error) error {
 	}
 }
 
+// transient are the errors that end by waiting: nobody answered, the connection or the leader
+// changed. Whatever is not listed is final, so that no refusal is repeated until a timeout.
+var transient = []error{ // read only
+	context.DeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
+	nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected, nats.ErrConnectionReconnecting,
+	nats.ErrReconnectBufExceeded,
+	nats.ErrStaleConnection, nats.ErrNoServers, nats.ErrSlowConsumer, nats.ErrBadSubscription,
+	nats.ErrMaxConnectionsExceeded, nats.ErrMaxAccountConnectionsExceeded,
+	jetstream.ErrNoStreamResponse, jetstream.ErrNoHeartbeat, jetstream.ErrConsumerDeleted,
+	jetstream.ErrConsumerLeadershipChanged,
+	jetstream.ErrServerShutdown, jetstream.ErrMsgIteratorClosed, jetstream.ErrOrderedConsumerReset,
+	jetstream.ErrConsumerCreationResponseEmpty, jetstream.ErrInvalidJSAck, jetstream.ErrAsyncPublishTimeout,
+	errWatchEnded, errDisconnected, errBehind, errIncompleteBody,
+}
+
 // IsTransient reports whether the request that failed with err may succeed in a moment.
 func IsTransient(err error) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code >= http.StatusInternalServerError
 	}
-	return !IsNotFound(err) && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, context.Canceled)
+	if network, ok := errors.AsType[net.Error](err); ok && !errors.Is(err, context.Canceled) {
+		return network != nil
+	}
+	return slices.ContainsFunc(transient, func(known error) bool { return errors.Is(err, known) })
 }
 
 // IsRejected reports whether err is the server's answer that it cannot do what was asked, as
@@ -163,8 +184,7 @@ func isForming(err error) bool {
 // AnyError makes every error transient. It is a value for the field Transient of [Retry].
 func AnyError(error) bool { return true }
 
-// markUnanswered makes errors that mean in various ways that nobody answered match
-// [context.DeadlineExceeded] too.
+// markUnanswered makes the errors of NATS that mean "no answer" match [context.DeadlineExceeded] too.
 func markUnanswered(err error) error {
 	if err == nil || !IsTransient(err) || errors.Is(err, context.DeadlineExceeded) {
 		return err

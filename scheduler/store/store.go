@@ -30,6 +30,7 @@ type Store struct {
 	JS          jetstream.JetStream
 	Jobs        jetstream.Stream      // one message per job that has not ended
 	Executions  jetstream.Stream      // one message per execution: its claim, then its result
+	Leases      jetstream.Stream      // one message per epoch of a worker
 	Output      jetstream.Stream      // output events
 	DeadLetters jetstream.Stream      // one message per dead letter
 	Deliveries  jetstream.Stream      // one message per delivery

@@ -37,9 +37,16 @@ const (
 	AllRecords = root + "exec.*"
 )
 
-// ExecSubject is the subject of an execution's record: its claim and lease while it runs, then its
-// result.
+// ExecSubject is the subject of an execution's record: its claim while it runs, then its result.
 func ExecSubject(id proto.TraceID) string { return root + "exec." + string(id) }
+
+// LeaseSubject is the subject of a worker's lease in one epoch.
+func LeaseSubject(epoch string) string { return root + "lease." + epoch }
+
+// ParseLeaseSubject returns the epoch in the subject of a lease.
+func ParseLeaseSubject(subject string) (epoch string) {
+	return strings.TrimPrefix(subject, LeaseSubject(""))
+}
 
 // OutputSubject is the subject of the output of one attempt.
 func OutputSubject(id proto.TraceID, attempt int) string {
@@ -49,8 +56,7 @@ func OutputSubject(id proto.TraceID, attempt int) string {
 // excessSuffix ends the subject of output that the result does not hold.
 const excessSuffix = "-excess"
 
-// ExcessSubject is the subject of those output messages of one attempt that contain nothing that
-// its result holds. They are evicted first.
+// ExcessSubject is the subject for an attempt's output beyond what the result keeps. It is evicted first.
 func ExcessSubject(id proto.TraceID, attempt int) string {
 	return OutputSubject(id, attempt) + excessSuffix
 }

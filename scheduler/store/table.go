@@ -66,12 +66,18 @@ type retention struct {
 var (
 	untilRemoved = retention{"until removed", func(Config) time.Duration { return 0 }}
 	asConfigured = retention{"`--retention`", func(c Config) time.Duration { return c.Retention }}
-	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration { return min(BindingTTL, c.Retention) }}
-	asAudit      = retention{"`--audit-retention`, for ever by default", func(c Config) time.Duration { return c.AuditRetention }}
-	asSession    = retention{"7 days after the last use", func(Config) time.Duration { return proto.SessionLife }}
-	forADay      = retention{"24 h", func(Config) time.Duration { return 24 * time.Hour }}
-	forUsage     = retention{"3 years after the last change", func(Config) time.Duration { return 3 * 366 * 24 * time.Hour }}
-	asBody       = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
+	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration {
+		return min(BindingTTL, c.Retention)
+	}}
+	asAudit = retention{"`--audit-retention`, for ever by default", func(c Config) time.Duration {
+		return c.AuditRetention
+	}}
+	asSession = retention{"7 days after the last use", func(Config) time.Duration { return proto.SessionLife }}
+	forADay   = retention{"24 h", func(Config) time.Duration { return 24 * time.Hour }}
+	forUsage  = retention{"3 years after the last change", func(Config) time.Duration {
+		return 3 * 366 * 24 * time.Hour
+	}}
+	asBody = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
 		return max(c.Retention, bodiesAtLeast) + bodiesGrace
 	}}
 )
@@ -98,28 +104,33 @@ type row struct {
 }
 
 // table declares all that is stored in JetStream. Opening, backup, restore and the permissions in
-// docs/nats.md are derived from it.
+// docs/guides/nats.md are derived from it.
 //
 // A backup reads the streams in this order; package backup explains it. A worker opens the rows
 // that it has access to, and never creates one.
 var table = []row{
 	{
-		name: "bullpen_usage", holds: "usage of organisations and API keys, by month", bucket: func(s *Store) *jetstream.KeyValue { return &s.Usage },
+		name: "bullpen_usage", holds: "usage of organisations and API keys, by month",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Usage },
 		retention: forUsage, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_schedules", holds: "schedules, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Schedules },
+		name: "bullpen_schedules", holds: "schedules, and what has happened to them",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Schedules },
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
-		name: "bullpen_batches", holds: "batches, and how far they have come", bucket: func(s *Store) *jetstream.KeyValue { return &s.Batches },
+		name: "bullpen_batches", holds: "batches, and how far they have come", bucket: func(s *Store) *jetstream.KeyValue {
+			return &s.Batches
+		},
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
-		name: "bullpen_pipelines", holds: "runs of pipelines, and what has happened to them", bucket: func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
+		name: "bullpen_pipelines", holds: "runs of pipelines, and what has happened to them",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
@@ -127,22 +138,33 @@ var table = []row{
 		name: "BULLPEN_JOBS", holds: "jobs that have not ended", stream: func(s *Store) *jetstream.Stream { return &s.Jobs },
 		subjects: []string{root + "job.>"}, retention: untilRemoved, backup: true,
 		grants: grants{
-			roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayPurge | mayRemove, roleScheduler: mayWrite | mayLookup | mayScan | mayFollow | mayPurge | mayRemove,
-			roleWebhook: mayLookup | mayScan, roleWorker: mayLookup | mayScan,
+			roleGateway:   mayWrite | mayLookup | mayScan | mayFollow | mayPurge | mayRemove,
+			roleScheduler: mayWrite | mayLookup | mayScan | mayFollow | mayPurge | mayRemove,
+			roleWebhook:   mayLookup | mayScan, roleWorker: mayLookup | mayScan,
 		},
 	},
 	{
 		name: "BULLPEN_DEAD", holds: "dead letters", stream: func(s *Store) *jetstream.Stream { return &s.DeadLetters },
 		subjects: []string{DeadLetterPattern}, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayWrite | mayLookup},
+		grants: grants{
+			roleGateway:   mayWrite | mayLookup | mayScan | mayFollow | mayRemove,
+			roleScheduler: mayWrite | mayLookup,
+		},
 	},
 	{
-		name: "BULLPEN_DELIVERIES", holds: "webhook deliveries", stream: func(s *Store) *jetstream.Stream { return &s.Deliveries },
+		name: "BULLPEN_DELIVERIES", holds: "webhook deliveries", stream: func(s *Store) *jetstream.Stream {
+			return &s.Deliveries
+		},
 		subjects: []string{root + "delivery.*.*"}, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite, roleWebhook: mayWrite | mayLookup | mayFollow},
+		grants: grants{
+			roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite,
+			roleWebhook: mayWrite | mayLookup | mayFollow,
+		},
 	},
 	{
-		name: "BULLPEN_EXECS", holds: "records of executions", stream: func(s *Store) *jetstream.Stream { return &s.Executions },
+		name: "BULLPEN_EXECS", holds: "records of executions", stream: func(s *Store) *jetstream.Stream {
+			return &s.Executions
+		},
 		subjects: []string{root + "exec.*"}, retention: asConfigured, backup: true,
 		grants: grants{
 			roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayWrite | mayLookup | mayFollow,
@@ -154,15 +176,28 @@ var table = []row{
 		},
 	},
 	{
+		// A backup has none: no worker holds what was restored.
+		name: "BULLPEN_LEASES", holds: "leases of workers", stream: func(s *Store) *jetstream.Stream { return &s.Leases },
+		subjects: []string{LeaseSubject("*")}, retention: forADay, leaderOnly: true,
+		grants: grants{
+			roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite | mayLookup | mayFollow,
+			roleWorker: mayWrite | mayLookup,
+		},
+	},
+	{
 		name: "BULLPEN_THREADS", holds: "heads of threads", stream: func(s *Store) *jetstream.Stream { return &s.Threads },
 		subjects: []string{ThreadPattern}, retention: untilRemoved, leaderOnly: true, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite | mayLookup, roleWorker: mayWrite | mayLookup},
+		grants: grants{
+			roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite | mayLookup,
+			roleWorker: mayWrite | mayLookup,
+		},
 	},
 	{
 		name: outputName, holds: "output of executions", stream: func(s *Store) *jetstream.Stream { return &s.Output },
 		subjects: []string{root + "out.*.*"}, history: true, retention: asConfigured, backup: true,
 		grants: grants{
-			roleGateway: mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayLookup, roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup | mayPurge,
+			roleGateway: mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayLookup, roleWebhook: mayLookup,
+			roleWorker: mayWrite | mayLookup | mayPurge,
 		},
 		tune: func(st *jetstream.StreamConfig, cfg Config) {
 			if cfg.Replicas == 1 { // the server offers it for unreplicated streams only; the result repeats all output
@@ -176,7 +211,9 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_key_uses", holds: "when API keys were used last", bucket: func(s *Store) *jetstream.KeyValue { return &s.KeyUses },
+		name: "bullpen_key_uses", holds: "when API keys were used last", bucket: func(s *Store) *jetstream.KeyValue {
+			return &s.KeyUses
+		},
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
@@ -186,89 +223,115 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_plans", holds: "plans that are not built in", bucket: func(s *Store) *jetstream.KeyValue { return &s.Plans },
+		name: "bullpen_plans", holds: "plans that are not built in", bucket: func(s *Store) *jetstream.KeyValue {
+			return &s.Plans
+		},
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_members", holds: "people who may sign in to organisations", bucket: func(s *Store) *jetstream.KeyValue { return &s.Members },
+		name: "bullpen_members", holds: "people who may sign in to organisations",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Members },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		// A backup has none, so that no session that was ended is restored.
-		name: "bullpen_sessions", holds: "sessions of browsers, by the hash of their token", bucket: func(s *Store) *jetstream.KeyValue { return &s.Sessions },
+		name: "bullpen_sessions", holds: "sessions of browsers, by the hash of their token",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Sessions },
 		retention: asSession, markerTTL: WebhookMarkerTTL,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: secretsName, holds: "secrets of organisations, encrypted; their data key, wrapped with the operator's key", bucket: func(s *Store) *jetstream.KeyValue { return &s.Secrets },
+		name: secretsName, holds: "secrets of organisations, encrypted; their data key, wrapped with the operator's key",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Secrets },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayLookup, roleWebhook: mayLookup},
 		ownKey: map[string]string{roleScheduler: "data_key", roleWebhook: "data_key"},
 	},
 	{
-		name: "bullpen_connections", holds: "storage connections of organisations", bucket: func(s *Store) *jetstream.KeyValue { return &s.Connections },
+		name: "bullpen_connections", holds: "storage connections of organisations",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Connections },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_agent_files", holds: "files of agents, whose content is in threads", bucket: func(s *Store) *jetstream.KeyValue { return &s.AgentFiles },
+		name: "bullpen_agent_files", holds: "files of agents, whose content is in threads",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentFiles },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "BULLPEN_AGENT_LOGS", holds: "what happened in runs of agents", stream: func(s *Store) *jetstream.Stream { return &s.AgentLogs },
+		name: "BULLPEN_AGENT_LOGS", holds: "what happened in runs of agents", stream: func(s *Store) *jetstream.Stream {
+			return &s.AgentLogs
+		},
 		subjects: []string{AgentLogSubject("*", "*")}, history: true, retention: asConfigured, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayPurge},
 	},
 	{
-		name: "bullpen_agent_runs", holds: "runs of agents that go on in the background", bucket: func(s *Store) *jetstream.KeyValue { return &s.AgentRuns },
+		name: "bullpen_agent_runs", holds: "runs of agents that go on in the background",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentRuns },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_profiles", holds: "sandbox profiles", bucket: func(s *Store) *jetstream.KeyValue { return &s.Profiles },
+		name: "bullpen_profiles", holds: "sandbox profiles", bucket: func(s *Store) *jetstream.KeyValue {
+			return &s.Profiles
+		},
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: preloadName, holds: "why modules of sandboxes cannot be preloaded", bucket: func(s *Store) *jetstream.KeyValue { return &s.Preload },
+		name: preloadName, holds: "why modules of sandboxes cannot be preloaded", bucket: func(s *Store) *jetstream.KeyValue {
+			return &s.Preload
+		},
 		retention: forADay, onDemand: true, // so that workers may be upgraded before gateways
 		grants: grants{roleGateway: mayLookup, roleWorker: mayWrite | mayLookup},
 	},
 	{
-		name: "bullpen_webhooks", holds: "webhook settings of API keys, failing endpoints", bucket: func(s *Store) *jetstream.KeyValue { return &s.Webhooks },
+		name: "bullpen_webhooks", holds: "webhook settings of API keys, failing endpoints",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Webhooks },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWebhook: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_images", holds: "the catalog of sandbox images", bucket: func(s *Store) *jetstream.KeyValue { return &s.Images },
+		name: "bullpen_images", holds: "the catalog of sandbox images", bucket: func(s *Store) *jetstream.KeyValue {
+			return &s.Images
+		},
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWorker: mayLookup},
 	},
 	{
-		name: "BULLPEN_AUDIT", holds: "the audit log; NATS neither removes nor replaces a message of it on request", stream: func(s *Store) *jetstream.Stream { return &s.Audit },
+		name: "BULLPEN_AUDIT", holds: "the audit log; NATS neither removes nor replaces a message of it on request",
+		stream:   func(s *Store) *jetstream.Stream { return &s.Audit },
 		subjects: []string{root + "audit.*"}, history: true, retention: asAudit, leaderOnly: true, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 		tune:   func(st *jetstream.StreamConfig, _ Config) { st.DenyDelete, st.DenyPurge = true, true },
 	},
 	{
-		name: "bullpen_bindings", holds: "idempotency keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Bindings },
+		name: "bullpen_bindings", holds: "idempotency keys", bucket: func(s *Store) *jetstream.KeyValue {
+			return &s.Bindings
+		},
 		retention: asBinding, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: controlName, holds: "elected leaders, when their periodic work last ran, how far sinks of the audit log have come, and who submitted in the last minutes, and the known pools of workers", bucket: func(s *Store) *jetstream.KeyValue { return &s.Control },
+		name: controlName, holds: "elected leaders, when their periodic work last ran, how far sinks of the audit log " +
+			"have come, and who submitted in the last minutes, the known pools of workers, and what workers can run",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Control },
 		retention: untilRemoved,
-		grants:    grants{roleGateway: mayWrite | mayLookup, roleScheduler: mayWrite | mayLookup, roleWebhook: mayWrite | mayLookup},
-		ownKey:    map[string]string{roleWebhook: "webhook-dispatcher"},
+		grants: grants{
+			roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite | mayLookup,
+			roleWebhook: mayWrite | mayLookup,
+		},
+		ownKey: map[string]string{roleWebhook: "webhook-dispatcher"},
 	},
 	{
 		name: bodiesName, holds: "bodies too large for a message", retention: asBody,
 		grants: grants{
-			roleGateway: mayWrite | mayLookup | mayScan | mayPurge, roleScheduler: mayWrite | mayLookup | mayScan | mayPurge, roleWebhook: mayLookup | mayScan,
-			roleWorker: mayWrite | mayLookup | mayScan | mayPurge,
+			roleGateway: mayWrite | mayLookup | mayScan | mayPurge, roleScheduler: mayWrite | mayLookup | mayScan | mayPurge,
+			roleWebhook: mayLookup | mayScan,
+			roleWorker:  mayWrite | mayLookup | mayScan | mayPurge,
 		},
 	},
 }
@@ -301,7 +364,8 @@ func (r *row) patterns() []string {
 // that the library makes, which offers no way to set AllowDirect.
 func (r *row) config(cfg Config) jetstream.StreamConfig {
 	st := jetstream.StreamConfig{
-		Name: r.streamName(), Subjects: r.patterns(), Storage: jetstream.FileStorage, Replicas: cfg.Replicas, MaxAge: r.retention.age(cfg),
+		Name: r.streamName(), Subjects: r.patterns(), Storage: jetstream.FileStorage, Replicas: cfg.Replicas,
+		MaxAge: r.retention.age(cfg),
 		// A replica that lags behind the leader would answer with an outdated message, and one that
 		// has stopped would leave its share of the questions unanswered.
 		AllowDirect: cfg.Replicas == 1 && !r.leaderOnly,

@@ -4,18 +4,21 @@ package storetest
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/natsembed"
@@ -185,4 +188,45 @@ func PutJob(ctx context.Context, st *store.Store, job *proto.Job) error {
 // Log writes to the log of the test.
 func Log(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), nil))
+}
+
+// Fill stores n entries in a bucket, in no particular order. entry returns the key and the value of one.
+func Fill(t testing.TB, st *store.Store, bucket jetstream.KeyValue, n int, entry func(i int) (key string, value any)) {
+	t.Helper()
+	for i := range n {
+		key, value := entry(i)
+		body, err := json.Marshal(value)
+		if err == nil {
+			_, err = st.JS.PublishAsync("$KV."+bucket.Bucket()+"."+key, body, jetstream.WithStallWait(time.Minute))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-st.JS.PublishAsyncComplete()
+}
+
+// Race calls each function n times at the same time, with different numbers, and returns how many calls
+// succeeded. An error that is not refused fails the test.
+func Race(t testing.TB, n int, refused func(error) bool, create ...func(i int) error) int {
+	t.Helper()
+	var accepted atomic.Int32
+	var racing sync.WaitGroup
+	begin := make(chan struct{})
+	for k, f := range create {
+		for i := range n {
+			racing.Go(func() {
+				<-begin
+				switch err := f(k*n + i); {
+				case err == nil:
+					accepted.Add(1)
+				case !refused(err):
+					t.Error(err)
+				}
+			})
+		}
+	}
+	close(begin)
+	racing.Wait()
+	return int(accepted.Load())
 }

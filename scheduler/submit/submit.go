@@ -321,7 +321,8 @@ func (s *Submitter) tryClaim(ctx context.Context, c claim, id proto.TraceID) (ho
 	case unknown:
 		m := c.meta()
 		m.TraceID = holder
-		if err := s.Jobs.Abandon(ctx, &m, "The request was not accepted in time, and another one took its place."); err != nil {
+		if err := s.Jobs.Abandon(
+			ctx, &m, "The request was not accepted in time, and another one took its place."); err != nil {
 			return "", err
 		}
 		s.Log.WarnContext(ctx, "submission abandoned", "trace_id", holder, "replaced_by", id)

@@ -86,7 +86,10 @@ func (b *backend) submitter(t *testing.T) *submit.Submitter {
 }
 
 func job() *proto.Job {
-	return &proto.Job{Meta: proto.Meta{TraceID: proto.NewTraceID(), Org: "acme", Key: "k", ThreadID: "t", CreatedAt: time.Now()}}
+	return &proto.Job{Meta: proto.Meta{
+		TraceID: proto.NewTraceID(), Org: "acme", Key: "k", ThreadID: "t",
+		CreatedAt: time.Now(),
+	}}
 }
 
 // Each failure undoes the steps before it, last first. Nothing is undone if the job may run.
@@ -99,16 +102,32 @@ func TestRollback(t *testing.T) {
 		calls string
 		want  error
 	}{
-		"accepted":            {nil, false, "bind lock store", nil},
-		"key not bound":       {map[string]error{"bind": failed}, false, "bind", failed},
-		"thread busy":         {map[string]error{"lock": busy}, false, "bind lock release", busy},
-		"lock unknown":        {map[string]error{"lock": failed}, false, "bind lock unlock release", failed},
-		"refused":             {map[string]error{"store": rejection}, false, "bind lock store unlock release", rejection},
-		"withdrawn":           {map[string]error{"store": failed}, false, "bind lock store withdraw unlock release", proto.ErrNotConfirmed},
-		"started":             {map[string]error{"store": failed}, true, "bind lock store withdraw", nil},
-		"unknown":             {map[string]error{"store": failed, "withdraw": proto.ErrNotFound}, false, "bind lock store withdraw unlock release", proto.ErrNotConfirmed},
-		"may run":             {map[string]error{"store": failed, "withdraw": failed}, false, "bind lock store withdraw", proto.ErrMayRun},
-		"rollback fails, too": {map[string]error{"store": rejection, "unlock": failed, "release": failed}, false, "bind lock store unlock release", rejection},
+		"accepted":      {nil, false, "bind lock store", nil},
+		"key not bound": {map[string]error{"bind": failed}, false, "bind", failed},
+		"thread busy":   {map[string]error{"lock": busy}, false, "bind lock release", busy},
+		"lock unknown":  {map[string]error{"lock": failed}, false, "bind lock unlock release", failed},
+		"refused":       {map[string]error{"store": rejection}, false, "bind lock store unlock release", rejection},
+		"withdrawn": {
+			map[string]error{"store": failed},
+			false, "bind lock store withdraw unlock release",
+			proto.ErrNotConfirmed,
+		},
+		"started": {map[string]error{"store": failed}, true, "bind lock store withdraw", nil},
+		"unknown": {
+			map[string]error{"store": failed, "withdraw": proto.ErrNotFound},
+			false,
+			"bind lock store withdraw unlock release", proto.ErrNotConfirmed,
+		},
+		"may run": {
+			map[string]error{"store": failed, "withdraw": failed},
+			false, "bind lock store withdraw",
+			proto.ErrMayRun,
+		},
+		"rollback fails, too": {
+			map[string]error{"store": rejection, "unlock": failed, "release": failed},
+			false,
+			"bind lock store unlock release", rejection,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &backend{errs: tt.errs}
@@ -116,7 +135,8 @@ func TestRollback(t *testing.T) {
 				b.record = &proto.Record{Status: proto.StatusRunning}
 			}
 			j := job()
-			id, err := b.submitter(t).Submit(t.Context(), &proto.Submission{Job: j, IdempotencyKey: "i", WaitUntil: time.Now().Add(time.Minute)})
+			id, err := b.submitter(t).Submit(
+				t.Context(), &proto.Submission{Job: j, IdempotencyKey: "i", WaitUntil: time.Now().Add(time.Minute)})
 			if !errors.Is(err, tt.want) || err == nil && (id != j.TraceID || j.Prefer != "w1") {
 				t.Errorf("returned %s, %v; want %v", id, err, tt.want)
 			}
@@ -181,7 +201,8 @@ func TestThreadsAreLockedTogether(t *testing.T) {
 			j.ThreadID = tt.thread
 			j.SetMounts(mounts)
 			_, err := s.Submit(t.Context(), &proto.Submission{Job: j})
-			if accepted := tt.prefer != ""; accepted != (err == nil) || accepted && j.Prefer != tt.prefer || !slices.Equal(l.held, tt.held) {
+			if accepted := tt.prefer != ""; accepted != (err == nil) || accepted && j.Prefer != tt.prefer ||
+				!slices.Equal(l.held, tt.held) {
 				t.Errorf("%v, prefers %q, holds %q; want %q, %q", err, j.Prefer, l.held, tt.prefer, tt.held)
 			}
 		})
@@ -204,7 +225,8 @@ func TestRequeueRollback(t *testing.T) {
 				j.TraceID = id
 				return j, nil
 			})
-			if (err == nil) != (tt.errs == nil) || (letter.Requeued == id) != (err == nil) || b.letter.Requeued != letter.Requeued {
+			if (err == nil) != (tt.errs == nil) || (letter.Requeued == id) != (err == nil) ||
+				b.letter.Requeued != letter.Requeued {
 				t.Errorf("%+v, %v; stored %+v", letter, err, b.letter)
 			}
 			if calls := strings.Join(b.calls, " "); calls != tt.calls {

@@ -44,8 +44,9 @@ func TestTakeoverDespiteClockSkew(t *testing.T) {
 	t.Cleanup(func() { stop(); background.Wait() })
 	dispatcher := &queue.Dispatcher{Store: storetest.Open(t, server), Instance: "d", Log: storetest.Log(t)}
 	slots := &queue.Slots{
-		Store: storetest.Open(t, server), Worker: "w", Total: 2, Capabilities: []string{queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads},
-		Log: storetest.Log(t),
+		Store: storetest.Open(t, server), Worker: "w", Total: 2,
+		Capabilities: []string{queue.CapabilityLanguage(proto.Python), queue.CapabilityThreads},
+		Log:          storetest.Log(t),
 	}
 	background.Go(func() { _ = dispatcher.Run(running) })
 	background.Go(func() { _ = slots.Run(running) })
@@ -55,7 +56,10 @@ func TestTakeoverDespiteClockSkew(t *testing.T) {
 		job.ThreadID = "t"
 		return &proto.Submission{Job: job, IdempotencyKey: "i", BodyHash: "h", WaitUntil: time.Now().Add(time.Minute)}
 	}
-	submitter := &submit.Submitter{Jobs: q, Bindings: bindings, Threads: &threads.Threads{Store: st}, Log: storetest.Log(t)}
+	submitter := &submit.Submitter{
+		Jobs: q, Bindings: bindings, Threads: &threads.Threads{Store: st},
+		Log: storetest.Log(t),
+	}
 	late := *submitter
 	stalled := stalledJobs{q, make(chan struct{}), make(chan struct{})}
 	late.Jobs, late.Bindings = stalled, earlierBindings{bindings}

@@ -52,7 +52,9 @@ func (t *Threads) Get(ctx context.Context, org, id string) (*proto.Thread, error
 // head and the worker that ran the previous holder, empty if unknown. It returns a
 // [*proto.BusyError] if another execution holds the thread. Locking a thread twice for one
 // execution is no error.
-func (t *Threads) Lock(ctx context.Context, org, id string, trace proto.TraceID) (head *proto.Thread, worker string, err error) {
+func (t *Threads) Lock(
+	ctx context.Context, org, id string, trace proto.TraceID,
+) (head *proto.Thread, worker string, err error) {
 	head, err = t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		now := time.Now().UTC()
 		if old == nil {
@@ -152,7 +154,8 @@ func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer
 		if head == nil {
 			return nil, proto.ErrNotFound
 		}
-		if len(old) == 0 || head.Version == nil || len(head.Version.Layers) < len(old) || !slices.Equal(head.Version.Layers[:len(old)], old) {
+		if len(old) == 0 || head.Version == nil || len(head.Version.Layers) < len(old) ||
+			!slices.Equal(head.Version.Layers[:len(old)], old) {
 			return nil, proto.ErrConflict
 		}
 		next, version := *head, *head.Version
@@ -169,7 +172,10 @@ func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer
 // Stage adds an uploaded file for the next execution, in place of an earlier one with the same
 // path. It creates the thread if necessary. It returns a [*proto.StagedError] if too many files are
 // staged, and the error of check, which is called with the files staged before and the next head.
-func (t *Threads) Stage(ctx context.Context, org, id string, f proto.StagedFile, check func(before []proto.StagedFile, next *proto.Thread) error) error {
+func (t *Threads) Stage(
+	ctx context.Context, org, id string, f proto.StagedFile,
+	check func(before []proto.StagedFile, next *proto.Thread) error,
+) error {
 	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		now := time.Now().UTC()
 		next := proto.Thread{Org: org, ID: id, CreatedAt: now}
@@ -208,7 +214,8 @@ func (t *Threads) Edit(ctx context.Context, before *proto.Thread, c *proto.Commi
 		if _, err := t.checkFree(ctx, old); err != nil {
 			return nil, err
 		}
-		if old.Fence != before.Fence || old.Number() != before.Number() || !slices.EqualFunc(old.Staged, before.Staged, sameFile) {
+		if old.Fence != before.Fence || old.Number() != before.Number() ||
+			!slices.EqualFunc(old.Staged, before.Staged, sameFile) {
 			return nil, proto.ErrConflict
 		}
 		next := *old
@@ -258,7 +265,9 @@ func (t *Threads) Create(ctx context.Context, head *proto.Thread) error {
 // [*proto.RemovingError]. Tombstone returns the error of check, which is called with the head, nil
 // if there is none, and a [*proto.BusyError] if an execution holds the thread. It returns the name
 // of an existing tombstone. It replaces a malformed head without a check.
-func (t *Threads) Tombstone(ctx context.Context, org, id string, check func(*proto.Thread) error) (removal string, err error) {
+func (t *Threads) Tombstone(
+	ctx context.Context, org, id string, check func(*proto.Thread) error,
+) (removal string, err error) {
 	err = store.Update(ctx, func() error {
 		head, seq, err := t.read(ctx, org, id)
 		switch {
@@ -319,19 +328,37 @@ func (t *Threads) delete(ctx context.Context, org, id string, seq uint64) error 
 	return nil
 }
 
-// List returns at most limit threads of an organisation whose ids are greater than after, in order,
-// without those of volumes.
-func (t *Threads) List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error) {
-	return t.list(ctx, org, after, limit, func(*proto.ThreadSummary) bool { return true })
+// List returns at most limit threads of an organisation, those of users or those of an owner, in the
+// order of their ids. For an owner, these are the names of the threads. It returns those after a name.
+func (t *Threads) List(
+	ctx context.Context, org string, owner proto.ThreadOwner, after string, limit int,
+) ([]proto.ThreadSummary, error) {
+	if owner == "" {
+		return t.list(ctx, org, after, limit, func(s *proto.ThreadSummary) bool { return !proto.ThreadOwned(s.ID) })
+	}
+	list, err := t.list(ctx, org, owner.Thread(after), limit, func(s *proto.ThreadSummary) bool {
+		_, ok := owner.NameOf(s.ID)
+		return ok
+	})
+	for i := range list {
+		list[i].ID, _ = owner.NameOf(list[i].ID)
+	}
+	return list, err
 }
 
 // ListUsed returns at most limit threads of an organisation whose ids have a prefix and that were
 // used since a time, in the order of their ids.
-func (t *Threads) ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error) {
-	return t.list(ctx, org, prefix, limit, func(s *proto.ThreadSummary) bool { return strings.HasPrefix(s.ID, prefix) && !s.UsedAt.Before(since) })
+func (t *Threads) ListUsed(
+	ctx context.Context, org, prefix string, since time.Time, limit int,
+) ([]proto.ThreadSummary, error) {
+	return t.list(ctx, org, prefix, limit, func(s *proto.ThreadSummary) bool {
+		return strings.HasPrefix(s.ID, prefix) && !s.UsedAt.Before(since)
+	})
 }
 
-func (t *Threads) list(ctx context.Context, org, after string, limit int, wanted func(*proto.ThreadSummary) bool) ([]proto.ThreadSummary, error) {
+func (t *Threads) list(
+	ctx context.Context, org, after string, limit int, wanted func(*proto.ThreadSummary) bool,
+) ([]proto.ThreadSummary, error) {
 	if !isToken(org) {
 		return nil, nil
 	}
@@ -343,9 +370,6 @@ func (t *Threads) list(ctx context.Context, org, after string, limit int, wanted
 		if s.Org, s.ID = store.ParseThreadSubject(m.Subject()); s.ID <= after || text == "" {
 			return
 		}
-		if _, ok := proto.VolumeOf(s.ID); ok {
-			return
-		}
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
 			errRead = errors.Join(errRead, malformed(s.ID, err))
 			return
@@ -353,7 +377,9 @@ func (t *Threads) list(ctx context.Context, org, after string, limit int, wanted
 		if !wanted(&s) {
 			return
 		}
-		at, found := slices.BinarySearchFunc(page, s.ID, func(s proto.ThreadSummary, id string) int { return strings.Compare(s.ID, id) })
+		at, found := slices.BinarySearchFunc(page, s.ID, func(s proto.ThreadSummary, id string) int {
+			return strings.Compare(s.ID, id)
+		})
 		if found {
 			page[at] = s
 			return
@@ -470,7 +496,8 @@ func decode(org, id string, h nats.Header, body []byte) (*proto.Thread, error) {
 }
 
 func malformed(id string, err error) error {
-	return fmt.Errorf("head of thread %s: %w: %w: restore it from a backup, or remove the thread", id, store.ErrMalformed, err)
+	return fmt.Errorf("head of thread %s: %w: %w: restore it from a backup, or remove the thread", id,
+		store.ErrMalformed, err)
 }
 
 func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) error {
@@ -487,7 +514,8 @@ func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) err
 		header.Set(store.HeaderThread, string(summary))
 	}
 	if len(body) > t.Store.MaxInline() { // a body stored as an object would expire
-		return fmt.Errorf("the head of thread %s has %d bytes, more than %d: %w", head.ID, len(body), t.Store.MaxInline(), ErrTooLarge)
+		return fmt.Errorf("the head of thread %s has %d bytes, more than %d: %w", head.ID, len(body), t.Store.MaxInline(),
+			ErrTooLarge)
 	}
 	_, err = t.Store.Write(ctx, store.ThreadSubject(head.Org, head.ID), header, body, seq)
 	return err

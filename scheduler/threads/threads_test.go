@@ -35,7 +35,10 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Parallel()
-	return &world{Threads: &threads.Threads{Store: storetest.Open(t, storetest.Server(t))}, t: t, ctx: storetest.Context(t)}
+	return &world{
+		Threads: &threads.Threads{Store: storetest.Open(t, storetest.Server(t))}, t: t,
+		ctx: storetest.Context(t),
+	}
 }
 
 // record writes the record of an execution.
@@ -212,7 +215,10 @@ func TestUnknownHolderHoldsForSubmitGrace(t *testing.T) {
 		since time.Duration
 		job   bool
 		free  bool
-	}{"fresh": {10 * time.Second, false, false}, "old": {31 * time.Second, false, true}, "queued": {time.Hour, true, false}} {
+	}{
+		"fresh": {10 * time.Second, false, false}, "old": {31 * time.Second, false, true},
+		"queued": {time.Hour, true, false},
+	} {
 		job := storetest.Job("acme", "k", proto.ModeAsync)
 		if tt.job {
 			if err := storetest.PutJob(w.ctx, w.Store, job); err != nil {
@@ -274,14 +280,16 @@ func TestStaleReadsDoNotDecideWhoHoldsAThread(t *testing.T) {
 	w.serveStale(map[string]nats.Header{
 		store.ExecSubject(ended): {store.HeaderStatus: {string(proto.StatusRunning)}, store.HeaderWorker: {"w1"}},
 	})
-	if m, err := w.Store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject(ended)); err != nil || m.Header.Get(store.HeaderStatus) != "running" {
+	if m, err := w.Store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject(ended)); err != nil ||
+		m.Header.Get(store.HeaderStatus) != "running" {
 		t.Fatalf("the read is not stale: %+v, %v", m, err)
 	}
 	for id, tt := range map[string]struct {
 		holder proto.TraceID
 		free   bool
 	}{"ended": {ended, true}, "running": {running, false}, "queued": {queued.TraceID, false}} {
-		w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: id, Holder: tt.holder, HeldAt: time.Now().Add(-old)}), nil)
+		w.wantError("create", w.Create(
+			w.ctx, &proto.Thread{Org: "acme", ID: id, Holder: tt.holder, HeldAt: time.Now().Add(-old)}), nil)
 		_, worker, err := w.Lock(w.ctx, "acme", id, proto.NewTraceID())
 		if tt.free && (err != nil || worker != "w1") || !tt.free && err == nil {
 			t.Errorf("%s: %q, %v", id, worker, err)
@@ -335,19 +343,21 @@ func TestFence(t *testing.T) {
 func TestCommit(t *testing.T) {
 	w := newWorld(t)
 	w.wantError("of no thread", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), commit(&proto.Thread{})), proto.ErrFenced)
-	w.wantError("refused", w.Stage(w.ctx, "acme", "t", staged("a", "1"), func(_ []proto.StagedFile, next *proto.Thread) error {
-		if len(next.Staged) != 1 || next.Staged[0].Key != "1" || next.ID != "t" {
-			t.Errorf("check was called with %+v", next)
-		}
-		return proto.ErrExists
-	}), proto.ErrExists)
+	w.wantError("refused", w.Stage(w.ctx, "acme", "t", staged("a", "1"),
+		func(_ []proto.StagedFile, next *proto.Thread) error {
+			if len(next.Staged) != 1 || next.Staged[0].Key != "1" || next.ID != "t" {
+				t.Errorf("check was called with %+v", next)
+			}
+			return proto.ErrExists
+		}), proto.ErrExists)
 	_, err := w.Get(w.ctx, "acme", "t")
 	w.wantError("then", err, proto.ErrNotFound)
 	w.wantError("stage", w.Stage(w.ctx, "acme", "t", staged("a", "1"), acceptAny), nil)
 	var first *proto.Commit
 	w.whileLocked(func(id proto.TraceID, head *proto.Thread) {
 		first = commit(head, "1")
-		w.wantError("stage meanwhile", w.Stage(w.ctx, "acme", "t", staged("a", "2"), acceptAny), nil) // is not part of the commit
+		// is not part of the commit
+		w.wantError("stage meanwhile", w.Stage(w.ctx, "acme", "t", staged("a", "2"), acceptAny), nil)
 		w.wantError("by another", w.Commit(w.ctx, "acme", "t", proto.NewTraceID(), first), proto.ErrFenced)
 		w.wantError("commit", w.Commit(w.ctx, "acme", "t", id, first), nil)
 		after := w.get()
@@ -392,7 +402,8 @@ func TestEdit(t *testing.T) {
 	version := func(head *proto.Thread) *proto.Commit {
 		key := fmt.Sprint("manifest ", head.Number()+1, " ", head.Fence)
 		return &proto.Commit{Fence: head.Fence, Version: proto.Version{
-			Number: head.Number() + 1, Manifest: proto.Blob{Key: key}, Layers: []proto.Layer{{Blob: proto.Blob{Key: key + " layer"}}},
+			Number: head.Number() + 1, Manifest: proto.Blob{Key: key},
+			Layers: []proto.Layer{{Blob: proto.Blob{Key: key + " layer"}}},
 		}}
 	}
 	none := &proto.Thread{Org: "acme", ID: "t"}
@@ -404,7 +415,8 @@ func TestEdit(t *testing.T) {
 	if one.Number() != 1 || one.CreatedAt.IsZero() || one.UsedAt.IsZero() {
 		t.Errorf("created %+v", one)
 	}
-	w.wantError("of a thread created meanwhile", w.Edit(w.ctx, none, version(none), []proto.StagedFile{staged("x", "0")}), proto.ErrConflict)
+	w.wantError("of a thread created meanwhile", w.Edit(w.ctx, none, version(none), []proto.StagedFile{staged("x", "0")}),
+		proto.ErrConflict)
 	files := []proto.StagedFile{staged("a", "1"), staged("b", "2")}
 	for range 2 {
 		w.wantError("of staged files", w.Edit(w.ctx, one, nil, files), nil)
@@ -457,7 +469,8 @@ func TestCompact(t *testing.T) {
 	}
 	old := w.get()
 	for name, layers := range map[string][]proto.Layer{
-		"none": nil, "others": {layer(2)}, "the middle": {layer(2), layer(3)}, "more": {layer(1), layer(2), layer(3), layer(4)},
+		"none": nil, "others": {layer(2)}, "the middle": {layer(2), layer(3)},
+		"more": {layer(1), layer(2), layer(3), layer(4)},
 	} {
 		w.wantError(name, w.Compact(w.ctx, "acme", "t", layers, layer(9)), proto.ErrConflict)
 	}
@@ -470,7 +483,8 @@ func TestCompact(t *testing.T) {
 		w.wantError("again", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(1), layer(2)}, layer(12)), proto.ErrConflict)
 		w.wantError("commit", w.Commit(w.ctx, "acme", "t", id, commit(head)), nil)
 	})
-	if now := w.get(); now.Number() != 4 || !slices.Equal(now.Version.Layers, []proto.Layer{layer(12), layer(3), layer(4)}) {
+	if now := w.get(); now.Number() != 4 ||
+		!slices.Equal(now.Version.Layers, []proto.Layer{layer(12), layer(3), layer(4)}) {
 		t.Errorf("%+v", now.Version)
 	}
 	w.wantError("all", w.Compact(w.ctx, "acme", "t", []proto.Layer{layer(12), layer(3), layer(4)}, layer(124)), nil)
@@ -482,7 +496,10 @@ func TestCompact(t *testing.T) {
 func acceptAny([]proto.StagedFile, *proto.Thread) error { return nil }
 
 func staged(path, key string) proto.StagedFile {
-	return proto.StagedFile{Path: path, At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Blob: proto.Blob{Key: key, Size: 1}}
+	return proto.StagedFile{
+		Path: path, At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Blob: proto.Blob{Key: key, Size: 1},
+	}
 }
 
 func TestStage(t *testing.T) {
@@ -491,7 +508,8 @@ func TestStage(t *testing.T) {
 		w.wantError("stage", w.Stage(w.ctx, "acme", "t", f, acceptAny), nil)
 	}
 	head := w.get()
-	if d := cmp.Diff([]proto.StagedFile{staged("b", "2"), staged("a", "3")}, head.Staged); d != "" || head.Fence != 0 || head.Holder != "" || head.UsedAt.IsZero() {
+	if d := cmp.Diff([]proto.StagedFile{staged("b", "2"), staged("a", "3")}, head.Staged); d != "" || head.Fence != 0 ||
+		head.Holder != "" || head.UsedAt.IsZero() {
 		t.Errorf("%+v %s", head, d)
 	}
 	var all sync.WaitGroup
@@ -526,7 +544,8 @@ func TestStageLimits(t *testing.T) {
 			}
 		}
 		now, err := w.Get(w.ctx, "acme", id)
-		if err != nil || full.Thread != id || full.Files != len(now.Staged) || (long == 1) != (full.Files == proto.MaxStaged) {
+		if err != nil || full.Thread != id || full.Files != len(now.Staged) ||
+			(long == 1) != (full.Files == proto.MaxStaged) {
 			t.Errorf("%s: %v with %d files, %v", id, full, len(now.Staged), err)
 		}
 		w.wantError("replace a file", w.Stage(w.ctx, "acme", id, staged(name(0), "k2"), acceptAny), nil)
@@ -551,7 +570,7 @@ func TestTombstone(t *testing.T) {
 	w.wantError("free", err, nil)
 	_, err = w.Get(w.ctx, "acme", "t")
 	w.wantError("then", err, proto.ErrNotFound)
-	if list, err := w.List(w.ctx, "acme", "", 9); len(list) > 0 || err != nil {
+	if list, err := w.List(w.ctx, "acme", "", "", 9); len(list) > 0 || err != nil {
 		t.Errorf("listed: %+v, %v", list, err)
 	}
 	if again, err := w.Tombstone(w.ctx, "acme", "t", absent); again != removal || err != nil {
@@ -581,7 +600,8 @@ func TestTombstone(t *testing.T) {
 		t.Errorf("%+v", head)
 	}
 	w.wantError("purge of a thread", w.Purge(w.ctx, "acme", "t", removal), nil)
-	w.wantError("its commit to the next of that name", w.Commit(w.ctx, "acme", "t", id, commit(&proto.Thread{Fence: 1})), proto.ErrFenced)
+	w.wantError("its commit to the next of that name", w.Commit(w.ctx, "acme", "t", id, commit(&proto.Thread{Fence: 1})),
+		proto.ErrFenced)
 }
 
 // A head that changes after its check is checked again.
@@ -624,7 +644,7 @@ func TestDeletionMarkerIsNoThread(t *testing.T) {
 			_, err = w.Get(w.ctx, "acme", "t")
 			w.wantError("get", err, proto.ErrNotFound)
 			w.wantError("remove again", w.remove("t"), proto.ErrNotFound)
-			if list, err := w.List(w.ctx, "acme", "", 9); len(list) > 0 || err != nil {
+			if list, err := w.List(w.ctx, "acme", "", "", 9); len(list) > 0 || err != nil {
 				t.Errorf("listed: %+v, %v", list, err)
 			}
 			for head, err := range w.All(w.ctx) {
@@ -669,7 +689,10 @@ func TestConcurrentRemoveAndLock(t *testing.T) {
 
 func TestCreate(t *testing.T) {
 	w := newWorld(t)
-	made := &proto.Thread{Org: "acme", ID: "t", Fence: 3, Version: &proto.Version{Number: 5, Layers: []proto.Layer{layer(5)}}}
+	made := &proto.Thread{
+		Org: "acme", ID: "t", Fence: 3,
+		Version: &proto.Version{Number: 5, Layers: []proto.Layer{layer(5)}},
+	}
 	w.wantError("create", w.Create(w.ctx, made), nil)
 	w.wantError("again", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t"}), proto.ErrExists)
 	if d := cmp.Diff(made, w.get()); d != "" {
@@ -679,7 +702,7 @@ func TestCreate(t *testing.T) {
 
 func TestListAndAll(t *testing.T) {
 	w := newWorld(t)
-	if list, err := w.List(w.ctx, "acme", "", 10); len(list) > 0 || err != nil {
+	if list, err := w.List(w.ctx, "acme", "", "", 10); len(list) > 0 || err != nil {
 		t.Fatalf("of none: %+v, %v", list, err)
 	}
 	const all = 300
@@ -691,11 +714,19 @@ func TestListAndAll(t *testing.T) {
 		w.wantError("create", w.Create(w.ctx, head), nil)
 	}
 	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "other", ID: "t0005"}), nil)
-	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: proto.VolumeThread("v")}), nil) // not in lists
+	for _, owner := range proto.ThreadOwners() { // not in the list of users' threads
+		for _, name := range []string{"v", "w", "x"} {
+			w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: owner.Thread(name)}), nil)
+		}
+		list, err := w.List(w.ctx, "acme", owner, "v", 1)
+		if err != nil || len(list) != 1 || list[0].ID != "w" {
+			t.Errorf("threads of %s after v: %+v, %v", owner, list, err)
+		}
+	}
 	w.wantError("remove", w.remove("t100"), nil)
 	var ids []string
 	for after := ""; ; after = ids[len(ids)-1] {
-		page, err := w.List(w.ctx, "acme", after, 70)
+		page, err := w.List(w.ctx, "acme", "", after, 70)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -703,7 +734,8 @@ func TestListAndAll(t *testing.T) {
 			ids = append(ids, s.ID)
 			if s.ID == "t000" {
 				head, err := w.Get(w.ctx, "acme", s.ID)
-				if d := cmp.Diff(head.Summary(), s); d != "" || err != nil || s.Version != 4 || s.Bytes != 5 || s.Files != 6 || s.Staged != 1 {
+				if d := cmp.Diff(head.Summary(), s); d != "" || err != nil || s.Version != 4 || s.Bytes != 5 || s.Files != 6 ||
+					s.Staged != 1 {
 					t.Errorf("%s, %v", d, err)
 				}
 			}
@@ -718,7 +750,7 @@ func TestListAndAll(t *testing.T) {
 	used := time.Now().UTC().Add(time.Hour)
 	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "t2", UsedAt: used}), nil)
 	w.wantError("create", w.Create(w.ctx, &proto.Thread{Org: "acme", ID: "u1", UsedAt: used}), nil)
-	for prefix, want := range map[string]string{"t": "t2", "u": "u1", "v": "", "": "t2 u1"} {
+	for prefix, want := range map[string]string{"t": "t2", "u": "u1", "z": "", "": "t2 u1"} {
 		list, err := w.ListUsed(w.ctx, "acme", prefix, used, 10)
 		var ids []string
 		for _, s := range list {
@@ -738,7 +770,8 @@ func TestListAndAll(t *testing.T) {
 			w.wantError("stage", w.Stage(w.ctx, "acme", "t299", staged("a", "1"), acceptAny), nil)
 		}
 	}
-	if len(seen) != all+3 || seen["acme/"+proto.VolumeThread("v")] != 1 || seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
+	if len(seen) != all+2+3*len(proto.ThreadOwners()) || seen["acme/"+proto.VolumeThread("v")] != 1 ||
+		seen["other/t0005"] != 1 || seen["acme/t299"] != 1 {
 		t.Errorf("%d threads of all", len(seen))
 	}
 	for head, err := range w.All(w.ctx) { // the loop may end early
@@ -757,7 +790,10 @@ func TestMalformedHead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, body := range map[string]string{"no JSON": "{", "of another": string(another)} {
-		m := &nats.Msg{Subject: store.ThreadSubject("acme", "t"), Data: []byte(body), Header: nats.Header{store.HeaderThread: {"{"}}}
+		m := &nats.Msg{
+			Subject: store.ThreadSubject("acme", "t"), Data: []byte(body),
+			Header: nats.Header{store.HeaderThread: {"{"}},
+		}
 		if _, err := w.Store.JS.PublishMsg(w.ctx, m); err != nil {
 			t.Fatal(err)
 		}
@@ -765,7 +801,7 @@ func TestMalformedHead(t *testing.T) {
 		w.wantError(name, err, store.ErrMalformed)
 		_, _, err = w.Lock(w.ctx, "acme", "t", proto.NewTraceID())
 		w.wantError(name, err, store.ErrMalformed)
-		_, err = w.List(w.ctx, "acme", "", 9)
+		_, err = w.List(w.ctx, "acme", "", "", 9)
 		if err == nil || !strings.Contains(err.Error(), "head of thread t") {
 			t.Errorf("%s: listed with %v", name, err)
 		}
@@ -799,7 +835,7 @@ func TestInvalidNamesAreNotFound(t *testing.T) {
 		w.wantError("lock", err, proto.ErrNotFound)
 		w.wantError("stage", w.Stage(w.ctx, "acme", id, staged("a", "1"), acceptAny), proto.ErrNotFound)
 		w.wantError("remove", w.remove(id), proto.ErrNotFound)
-		if list, err := w.List(w.ctx, id, "", 9); len(list) > 0 || err != nil {
+		if list, err := w.List(w.ctx, id, "", "", 9); len(list) > 0 || err != nil {
 			t.Errorf("list of %q: %+v, %v", id, list, err)
 		}
 	}
@@ -820,7 +856,8 @@ func TestAttachOnlyConnection(t *testing.T) {
 	s := storetest.Server(t)
 	ctx := storetest.Context(t)
 	storetest.Open(t, s)
-	st, err := store.Connect(ctx, store.Access{InProcess: s, Name: t.Name()}, store.Config{AttachOnly: true}, storetest.Log(t))
+	st, err := store.Connect(ctx, store.Access{InProcess: s, Name: t.Name()}, store.Config{AttachOnly: true},
+		storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}

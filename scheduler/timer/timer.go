@@ -83,7 +83,10 @@ type Timers struct {
 // if the server rejects the credentials, or its certificate is not trusted.
 func Open(ctx context.Context, cfg Config) (*Timers, error) {
 	quietRedis()
-	t := &Timers{log: cfg.Log, set: map[string]int64{}, due: dueKeys{wake: make(chan struct{}, 1), keys: map[string]struct{}{}}, first: make(chan struct{})}
+	t := &Timers{
+		log: cfg.Log, set: map[string]int64{},
+		due: dueKeys{wake: make(chan struct{}, 1), keys: map[string]struct{}{}}, first: make(chan struct{}),
+	}
 	t.used = sync.OnceFunc(func() { close(t.first) })
 	if cfg.URL == "" {
 		t.embedded = newEmbedded()

@@ -48,7 +48,8 @@ func TestEmbeddedHasNoSocket(t *testing.T) { // not parallel: other tests open s
 			t.Fatal(err)
 		}
 		for _, fd := range dir {
-			if to, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name())); err == nil && strings.HasPrefix(to, "socket:") {
+			if to, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name())); err == nil &&
+				strings.HasPrefix(to, "socket:") {
 				n++
 			}
 		}
@@ -162,7 +163,9 @@ func TestSlowUserDoesNotBlock(t *testing.T) {
 		for i := range 20 {
 			w.setIn(t, fmt.Sprint(i), 50*time.Millisecond)
 		}
-		eventually(t, "timers fire although none is received", func() bool { return len(timersIn(redis)) == 0 && w.Remembered() == 0 })
+		eventually(t, "timers fire although none is received", func() bool {
+			return len(timersIn(redis)) == 0 && w.Remembered() == 0
+		})
 	}
 	w.setIn(t, "last", 0)
 	close(leave)
@@ -266,7 +269,9 @@ func TestFailoverToAnEmptyRedis(t *testing.T) {
 	w := open(t, p.url())
 	at := w.setIn(t, "key", 3*time.Second)
 	p.to(two.Addr())
-	eventually(t, "the timer is set in the other", func() bool { return w.Set(t.Context(), "key", at) == nil && len(timersIn(two)) > 0 })
+	eventually(t, "the timer is set in the other", func() bool {
+		return w.Set(t.Context(), "key", at) == nil && len(timersIn(two)) > 0
+	})
 	w.awaitWake(t, "key")
 	eventually(t, "it is gone from there", func() bool { return len(timersIn(two)) == 0 })
 }
@@ -336,7 +341,8 @@ func TestCredentials(t *testing.T) {
 	w.setIn(t, "key", 100*time.Millisecond)
 	w.awaitWake(t, "key")
 	for _, user := range []string{"bullpen:hunter3@", ""} {
-		_, err := timer.Open(t.Context(), timer.Config{URL: "redis://" + user + redis.Addr(), Log: slog.New(slog.DiscardHandler)})
+		_, err := timer.Open(t.Context(),
+			timer.Config{URL: "redis://" + user + redis.Addr(), Log: slog.New(slog.DiscardHandler)})
 		if err == nil || strings.Contains(err.Error(), "hunter") {
 			t.Errorf("with %q: %v", user, err)
 		}
@@ -347,7 +353,8 @@ func TestTLS(t *testing.T) {
 	t.Parallel()
 	cert, ca := certificate(t)
 	redis := miniredis.NewMiniRedis()
-	if err := redis.StartTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}); err != nil {
+	if err := redis.StartTLS(
+		&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.Close)
@@ -374,7 +381,8 @@ func TestTLS(t *testing.T) {
 		"write redis://":     {URL: "http://hunter2@x"},
 	} {
 		cfg.Log = slog.New(slog.DiscardHandler)
-		if _, err := timer.Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
+		if _, err := timer.Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
@@ -394,7 +402,8 @@ func TestCheck(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	redis.RequireAuth("hunter2")
-	if _, err := timer.Check(t.Context(), timer.Config{URL: "redis://:wrong@" + redis.Addr()}); err == nil || strings.Contains(err.Error(), "hunter2") {
+	if _, err := timer.Check(t.Context(), timer.Config{URL: "redis://:wrong@" + redis.Addr()}); err == nil ||
+		strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -77,7 +77,10 @@ type change struct {
 
 // follow counts what the streams have after the stored position, until ctx is done or an error.
 func (c *Counter) follow(ctx context.Context) error {
-	a := &accumulator{Counter: c, entries: map[string]*cached{}, position: map[string]uint64{}, passed: map[string]uint64{}}
+	a := &accumulator{
+		Counter: c, entries: map[string]*cached{}, position: map[string]uint64{},
+		passed: map[string]uint64{},
+	}
 	e, err := c.Store.Usage.Get(ctx, positionKey)
 	if err != nil && !store.IsNotFound(err) {
 		return fmt.Errorf("read the position of usage: %w", err)
@@ -106,7 +109,8 @@ func (c *Counter) reportGap(ctx context.Context, position map[string]uint64, wri
 	switch {
 	case err != nil: // following the stream will fail as well
 	case last < at:
-		c.Log.Error("the stream of records has lost messages that usage counts; as many others will not be counted", "messages", at-last)
+		c.Log.Error("the stream of records has lost messages that usage counts; as many others will not be counted",
+			"messages", at-last)
 	case last > at && time.Since(written) > c.Retention:
 		c.Log.Warn("executions that ended and expired while no gateway ran are missing in usage", "counted_until", written)
 	}
@@ -210,7 +214,9 @@ func (c *Counter) delivery(ctx context.Context, m jetstream.Msg, seq uint64) ([]
 
 // deliveryUsage returns what is in the header of a delivery. If the header has nothing, as that of
 // an older version, it reads the whole delivery.
-func (c *Counter) deliveryUsage(ctx context.Context, m jetstream.Msg, seq uint64) (used proto.DeliveryUsage, err error) {
+func (c *Counter) deliveryUsage(
+	ctx context.Context, m jetstream.Msg, seq uint64,
+) (used proto.DeliveryUsage, err error) {
 	if text := m.Headers().Get(store.HeaderUsed); text != "" {
 		err = json.Unmarshal([]byte(text), &used)
 		return used, err

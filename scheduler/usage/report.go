@@ -64,7 +64,9 @@ func (u *Usage) Report(ctx context.Context, f *proto.UsageFilter) (proto.UsageRe
 }
 
 // read calls add with the entries whose keys match a pattern, and the tokens of the keys.
-func (r *report) read(ctx context.Context, st *store.Store, pattern string, add func(tokens []string, e *entry) error) error {
+func (r *report) read(
+	ctx context.Context, st *store.Store, pattern string, add func(tokens []string, e *entry) error,
+) error {
 	entries, err := readEntries(ctx, st, pattern)
 	if err != nil {
 		return err
@@ -80,7 +82,8 @@ func (r *report) read(ctx context.Context, st *store.Store, pattern string, add 
 // row returns the row of a group.
 func (r *report) row(g group) (*proto.UsageRow, error) {
 	for by, value := range map[proto.UsageGroup]*string{
-		proto.UsageByOrg: &g.org, proto.UsageByDay: &g.day, proto.UsageByKey: &g.key, proto.UsageByLanguage: (*string)(&g.language),
+		proto.UsageByOrg: &g.org, proto.UsageByDay: &g.day, proto.UsageByKey: &g.key,
+		proto.UsageByLanguage: (*string)(&g.language),
 	} {
 		if !r.By(by) {
 			*value = ""
@@ -88,7 +91,8 @@ func (r *report) row(g group) (*proto.UsageRow, error) {
 	}
 	if r.rows[g] == nil {
 		if len(r.rows) == proto.MaxUsageRows {
-			return nil, proto.FieldErrorf("group_by", "gives more than %d rows; ask for fewer days, or for less detail", proto.MaxUsageRows)
+			return nil, proto.FieldErrorf("group_by", "gives more than %d rows; ask for fewer days, or for less detail",
+				proto.MaxUsageRows)
 		}
 		r.rows[g] = &proto.UsageRow{Org: g.org, Day: g.day, Key: g.key, Language: g.language}
 	}
@@ -147,7 +151,8 @@ func (r *report) sorted() []proto.UsageRow {
 		rows = append(rows, *row)
 	}
 	slices.SortFunc(rows, func(a, b proto.UsageRow) int {
-		return cmp.Or(cmp.Compare(a.Org, b.Org), cmp.Compare(a.Day, b.Day), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Language, b.Language))
+		return cmp.Or(cmp.Compare(a.Org, b.Org), cmp.Compare(a.Day, b.Day), cmp.Compare(a.Key, b.Key),
+			cmp.Compare(a.Language, b.Language))
 	})
 	return rows
 }

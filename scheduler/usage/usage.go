@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -31,6 +32,9 @@ import (
 )
 
 const monthLayout = "2006-01"
+
+// forgetEvery is how often months that are over are dropped from memory.
+const forgetEvery = time.Hour
 
 // Keys of the bucket.
 const (
@@ -115,7 +119,7 @@ func readEntries(ctx context.Context, st *store.Store, pattern string) (map[stri
 // Usage answers questions about usage. Run must be running for Month to be up to date.
 type Usage struct {
 	Store  *store.Store
-	months *store.Cache[month]
+	months *store.Collection[month]
 }
 
 // month is a month's entry in memory.
@@ -124,18 +128,45 @@ type month struct {
 	sampled bool
 }
 
-// Open reads the usage of all months.
+// Open reads the usage of the present month and the one before.
 func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Usage, error) {
-	months, err := store.OpenCache(ctx, store.CacheConfig[month]{
+	months, err := store.OpenCollection(ctx, store.CollectionConfig[month]{
 		Store: st, Bucket: st.Usage, Keys: orgPrefix + "*.*", Name: "usage of months", Decode: decodeMonth, Log: log,
 	})
 	return &Usage{Store: st, months: months}, err
 }
 
 // Run applies changes until ctx is done. It always returns nil.
-func (u *Usage) Run(ctx context.Context) error { return u.months.Run(ctx) }
+func (u *Usage) Run(ctx context.Context) error {
+	var watch sync.WaitGroup
+	watch.Go(func() { _ = u.months.Run(ctx) })
+	defer watch.Wait()
+	tick := time.NewTicker(forgetEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			u.forget(now)
+		}
+	}
+}
+
+// forget drops months that are over from memory.
+func (u *Usage) forget(now time.Time) {
+	u.months.Forget(func(key string) bool { return past(key, now) })
+}
+
+// past reports whether an entry is of a month before the last one: Month does not need it.
+func past(key string, now time.Time) bool {
+	return key[strings.LastIndexByte(key, '.')+1:] < firstOfMonth(now.UTC()).AddDate(0, -1, 0).Format(monthLayout)
+}
 
 func decodeMonth(e jetstream.KeyValueEntry) (*month, error) {
+	if past(e.Key(), time.Now()) {
+		return nil, nil
+	}
 	stored, err := decodeEntry(e)
 	if err != nil {
 		return nil, err

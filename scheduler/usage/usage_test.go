@@ -93,7 +93,8 @@ func report(t *testing.T, st *store.Store, f proto.UsageFilter) []proto.UsageRow
 func text(rows []proto.UsageRow) (s string) {
 	for _, r := range rows {
 		s += fmt.Sprintf("%s %s %s %s: %v cpu %d, memory %d, out %d, output %d, webhooks %d, stored %d\n",
-			r.Org, r.Day, r.Key, r.Language, r.Executions, r.CPUMS, r.MemoryMS, r.BytesOut, r.OutputBytes, r.WebhookAttempts, r.StoredByteDays)
+			r.Org, r.Day, r.Key, r.Language, r.Executions, r.CPUMS, r.MemoryMS, r.BytesOut, r.OutputBytes, r.WebhookAttempts,
+			r.StoredByteDays)
 	}
 	return s
 }
@@ -128,7 +129,8 @@ func TestExecutionsByOutcome(t *testing.T) {
 		late+"acme "+dayOf(today)+" key_a bash: map[timeout:1] "+one+
 			"acme "+dayOf(today)+" key_a python: map[failed:1 success:1] "+two+
 			"other "+dayOf(today)+" key_c python: map[success:1] "+one)
-	want(t, "an organisation's days before today", withoutStored(report(t, st, proto.UsageFilter{Org: "acme", From: before, To: noon(1), GroupBy: all})), late)
+	want(t, "an organisation's days before today",
+		withoutStored(report(t, st, proto.UsageFilter{Org: "acme", From: before, To: noon(1), GroupBy: all})), late)
 	for _, groups := range [][]proto.UsageGroup{nil, {proto.UsageByKey}} {
 		var sum proto.UsageSum
 		for _, r := range report(t, st, proto.UsageFilter{Org: "acme", GroupBy: groups}) {
@@ -138,7 +140,9 @@ func TestExecutionsByOutcome(t *testing.T) {
 			t.Errorf("by %v: %+v", groups, sum)
 		}
 	}
-	want(t, "by language", withoutStored(report(t, st, proto.UsageFilter{Org: "other", GroupBy: []proto.UsageGroup{proto.UsageByLanguage}})), "   python: map[success:1] "+one)
+	want(t, "by language", withoutStored(
+		report(t, st, proto.UsageFilter{Org: "other", GroupBy: []proto.UsageGroup{proto.UsageByLanguage}})),
+		"   python: map[success:1] "+one)
 	want(t, "of nobody", report(t, st, proto.UsageFilter{Org: "nobody", GroupBy: all}), "")
 }
 
@@ -213,7 +217,8 @@ func TestCounterDiesAfterEachWrite(t *testing.T) {
 		cancel()
 	}
 	stop := count(t, st)
-	rows := withoutStored(report(t, st, proto.UsageFilter{GroupBy: []proto.UsageGroup{proto.UsageByOrg, proto.UsageByKey}}))
+	rows := withoutStored(report(
+		t, st, proto.UsageFilter{GroupBy: []proto.UsageGroup{proto.UsageByOrg, proto.UsageByKey}}))
 	stop()
 	var byKey, byMonth proto.UsageSum
 	for i := range rows {
@@ -297,7 +302,8 @@ func TestBackupsAreCountedOnce(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		got := map[string]int64{}
-		for _, r := range withoutStored(report(t, st, proto.UsageFilter{Org: "acme", GroupBy: []proto.UsageGroup{proto.UsageByKey}})) {
+		for _, r := range withoutStored(
+			report(t, st, proto.UsageFilter{Org: "acme", GroupBy: []proto.UsageGroup{proto.UsageByKey}})) {
 			got[r.Key] = r.Executions[proto.StatusSuccess]
 		}
 		if !maps.Equal(got, want) {
@@ -312,7 +318,8 @@ func TestBackupsAreCountedOnce(t *testing.T) {
 		}
 		server = storetest.Server(t)
 		access := store.Access{InProcess: server, Name: t.Name()}
-		if _, err := backup.Restore(ctx, access, store.Config{Replicas: 1, Retention: time.Hour}, &file, storetest.Log(t)); err != nil {
+		if _, err := backup.Restore(ctx, access, store.Config{Replicas: 1, Retention: time.Hour}, &file,
+			storetest.Log(t)); err != nil {
 			t.Fatal(err)
 		}
 		st = storetest.Open(t, server)
@@ -365,7 +372,8 @@ func TestWebhookAttempts(t *testing.T) {
 	check := func(when string, yesterday, today int64) {
 		t.Helper()
 		got := map[string]int64{}
-		for _, r := range report(t, st, proto.UsageFilter{Org: "acme", GroupBy: []proto.UsageGroup{proto.UsageByDay, proto.UsageByKey}}) {
+		for _, r := range report(
+			t, st, proto.UsageFilter{Org: "acme", GroupBy: []proto.UsageGroup{proto.UsageByDay, proto.UsageByKey}}) {
 			if r.WebhookAttempts > 0 && r.Key == "key_a" {
 				got[r.Day] = r.WebhookAttempts
 			}
@@ -396,8 +404,10 @@ func TestMalformedAndTooMuch(t *testing.T) {
 	ended := nats.Header{store.HeaderStatus: {"success"}, store.HeaderSummary: {"{"}}
 	for subject, h := range map[string]nats.Header{
 		store.ExecSubject("nothing"): ended, store.ExecSubject(proto.NewTraceID()): ended,
-		store.DeliverySubject("acme", proto.NewTraceID()): {store.HeaderStatus: {"failed"}, store.HeaderUsed: {`{"key":"key_a","attempts":{"today":1}}`}},
-		store.DeliverySubject("acme", "nothing"):          {store.HeaderStatus: {"failed"}},
+		store.DeliverySubject("acme", proto.NewTraceID()): {
+			store.HeaderStatus: {"failed"}, store.HeaderUsed: {`{"key":"key_a","attempts":{"today":1}}`},
+		},
+		store.DeliverySubject("acme", "nothing"): {store.HeaderStatus: {"failed"}},
 	} {
 		if _, err := st.JS.PublishMsg(ctx, &nats.Msg{Subject: subject, Header: h, Data: []byte("{")}); err != nil {
 			t.Fatal(err)
@@ -407,7 +417,8 @@ func TestMalformedAndTooMuch(t *testing.T) {
 	end(t, st, "acme", "key_a", proto.Python, proto.Exited(0), noon(0))
 	count(t, st)
 	all := proto.UsageFilter{GroupBy: []proto.UsageGroup{proto.UsageByDay, proto.UsageByKey, proto.UsageByLanguage}}
-	if rows := withoutStored(report(t, st, all)); len(rows) != 1 || rows[0].Key != "key_a" || rows[0].Executions[proto.StatusSuccess] != 1 {
+	if rows := withoutStored(report(t, st, all)); len(rows) != 1 || rows[0].Key != "key_a" ||
+		rows[0].Executions[proto.StatusSuccess] != 1 {
 		t.Errorf("%+v", rows)
 	}
 
@@ -437,10 +448,13 @@ func TestStoredBytesAndMonth(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	heads := &threads.Threads{Store: st}
 	staged := proto.StagedFile{Path: "a", At: noon(0), Blob: proto.Blob{Key: "k", Size: 1000}}
-	if err := heads.Stage(ctx, "acme", "t", staged, func([]proto.StagedFile, *proto.Thread) error { return nil }); err != nil {
+	if err := heads.Stage(ctx, "acme", "t", staged, func([]proto.StagedFile, *proto.Thread) error {
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := heads.Create(ctx, &proto.Thread{Org: "acme", ID: "u", Version: &proto.Version{Number: 1, Bytes: 20000}}); err != nil {
+	if err := heads.Create(ctx,
+		&proto.Thread{Org: "acme", ID: "u", Version: &proto.Version{Number: 1, Bytes: 20000}}); err != nil {
 		t.Fatal(err)
 	}
 	lastMonth := time.Now().UTC().AddDate(0, 0, -time.Now().UTC().Day())
@@ -498,6 +512,29 @@ func TestStoredBytesAndMonth(t *testing.T) {
 	}
 	if m := u.Month("nobody"); m.StoredBytes != 0 || len(m.Executions) != 0 {
 		t.Errorf("%+v", m)
+	}
+}
+
+// Of the three years that are stored, a process has the present month and the one before in memory.
+func TestMonthsInMemory(t *testing.T) {
+	t.Parallel()
+	ctx := storetest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	now := time.Now().UTC()
+	first := time.Date(now.Year(), now.Month(), 1, 0, 0, 0, 0, time.UTC)
+	storetest.Fill(t, st, st.Usage, 36, func(i int) (string, any) {
+		return "org.acme." + first.AddDate(0, -i, 0).Format("2006-01"), map[string]any{"stored_bytes": 800}
+	})
+	u, err := usage.Open(ctx, st, storetest.Log(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, m := u.Held(), u.Month("acme"); n != 2 || m.StoredBytes != 800 {
+		t.Errorf("%d months are in memory; %+v", n, m)
+	}
+	u.Forget(first.AddDate(0, 1, 0))
+	if n := u.Held(); n != 1 {
+		t.Errorf("%d months are in memory a month later", n)
 	}
 }
 

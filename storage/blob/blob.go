@@ -59,7 +59,7 @@ func (s Span) Whole() bool { return s.Length == s.Size }
 
 // Backend stores bytes by key. It is called with valid keys only and makes each request once;
 // [Store] verifies content and retries. All methods are safe for concurrent use. Their errors are
-// [*Error], except for those of content and ctx, which are returned as they are or wrapped.
+// [*Error]; errors of content and ctx are returned unchanged or wrapped.
 type Backend interface {
 	// Put stores size bytes of content, which must then return [io.EOF]. The object becomes visible
 	// when it is complete and durable; if content fails, there is none. If the key exists, the

@@ -37,8 +37,7 @@ type Directory struct {
 }
 
 // OpenDirectory opens a directory for objects and creates it if necessary, accessible to this
-// process's user only. It removes temporary files of dead processes that nobody has written to for
-// an hour.
+// process's user only. It removes temporary files that have not been written to for an hour: their process is dead.
 func OpenDirectory(dir string) (*Directory, error) {
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
@@ -139,7 +138,10 @@ func (d *Directory) publish(temp, key string, replace bool) error {
 		if statErr != nil || info.Mode().IsRegular() {
 			return &Error{Op: "put", Key: key, Kind: proto.ErrExists}
 		}
-		return &Error{Op: "put", Key: key, Kind: ErrUnavailable, Err: err, Remedy: "use a key that is no prefix of others, and remove links from the directory"}
+		return &Error{
+			Op: "put", Key: key, Kind: ErrUnavailable, Err: err,
+			Remedy: "use a key that is no prefix of others, and remove links from the directory",
+		}
 	}
 	// Directories are synced upwards, because a new name is durable only when its directory is.
 	for dir := path.Dir(key); err == nil; dir = path.Dir(dir) {
@@ -174,7 +176,10 @@ func (d *Directory) Get(_ context.Context, key string, span Span) (io.ReadCloser
 	case !info.Mode().IsRegular():
 		err = &Error{Op: "get", Key: key, Kind: proto.ErrNotFound}
 	case info.Size() != span.Size:
-		err = &Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes, want %d", info.Size(), span.Size)}
+		err = &Error{
+			Op: "get", Key: key, Kind: proto.ErrCorrupt,
+			Err: fmt.Errorf("it has %d bytes, want %d", info.Size(), span.Size),
+		}
 	}
 	if err != nil {
 		_ = f.Close()

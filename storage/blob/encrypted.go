@@ -86,7 +86,8 @@ func CheckKeyFile(info fs.FileInfo) error {
 		forbidden = 0o037
 	}
 	if info.Mode().Perm()&forbidden != 0 {
-		return fmt.Errorf("its mode %v lets others read it: chmod 600, or 640 for a file of root and the group of a service", info.Mode().Perm())
+		return fmt.Errorf("its mode %v lets others read it: chmod 600, or 640 for a file of root and the group of a service",
+			info.Mode().Perm())
 	}
 	return nil
 }

@@ -146,7 +146,10 @@ func (r *resumingReader) read(p []byte) (int, error) {
 	_ = r.body.Close()
 	r.body = nil
 	if errors.Is(err, io.EOF) {
-		err = &Error{Op: "get", Key: r.key, Kind: ErrUnavailable, Retryable: true, Err: fmt.Errorf("the stream ended %d bytes early", r.left)}
+		err = &Error{
+			Op: "get", Key: r.key, Kind: ErrUnavailable, Retryable: true,
+			Err: fmt.Errorf("the stream ended %d bytes early", r.left),
+		}
 	}
 	return 0, err
 }

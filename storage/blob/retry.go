@@ -26,7 +26,10 @@ type RetryPolicy struct {
 // DefaultRetry makes eight attempts with pauses of about 11 s in total, and begins none after 20 s:
 // a client waits meanwhile.
 func DefaultRetry() RetryPolicy {
-	return RetryPolicy{Attempts: 8, MinWait: 100 * time.Millisecond, MaxWait: 5 * time.Second, MaxElapsed: 20 * time.Second}
+	return RetryPolicy{
+		Attempts: 8, MinWait: 100 * time.Millisecond, MaxWait: 5 * time.Second,
+		MaxElapsed: 20 * time.Second,
+	}
 }
 
 // Do calls f until it succeeds or the policy is exhausted. It returns the error of the last call,
@@ -40,7 +43,8 @@ func (p RetryPolicy) Do(ctx context.Context, f func() error) error {
 	err := backoff.Retry(func() error {
 		attempts++
 		last = f()
-		if failed, ok := errors.AsType[*Error](last); ok && p.OnError != nil && (errors.Is(failed.Kind, ErrUnavailable) || errors.Is(failed.Kind, proto.ErrCorrupt)) {
+		if failed, ok := errors.AsType[*Error](last); ok && p.OnError != nil &&
+			(errors.Is(failed.Kind, ErrUnavailable) || errors.Is(failed.Kind, proto.ErrCorrupt)) {
 			p.OnError(failed.Op)
 		}
 		if last == nil || isRetryable(last) && attempts < p.Attempts {

@@ -57,7 +57,10 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 		case err != nil && broken != nil:
 			return putErr
 		case errors.Is(err, proto.ErrNotFound):
-			return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("put reported that it exists, stat that it does not")}
+			return &Error{
+				Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true,
+				Err: errors.New("put reported that it exists, stat that it does not"),
+			}
 		case err != nil:
 			return err
 		case existing.Size != b.Size:
@@ -71,7 +74,10 @@ func (s *Store) Put(ctx context.Context, b proto.Blob, content io.ReaderAt) erro
 		if err := put(true); !errors.Is(err, proto.ErrExists) {
 			return err
 		}
-		return &Error{Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true, Err: errors.New("the response to an attempt was lost")}
+		return &Error{
+			Op: "put", Key: b.Key, Kind: ErrUnavailable, Retryable: true,
+			Err: errors.New("the response to an attempt was lost"),
+		}
 	})
 }
 
@@ -180,14 +186,16 @@ func check(op string, b proto.Blob) error {
 		return err
 	}
 	if b.Size < 0 || !proto.ValidImageDigest(b.Digest) {
-		return fmt.Errorf("%s blob %q: size %d and digest %.100q: want a size of 0 or more and a digest of the form sha256:…", op, b.Key, b.Size, b.Digest)
+		return fmt.Errorf("%s blob %q: size %d and digest %.100q: want a size of 0 or more and a digest of the form sha256:…",
+			op, b.Key, b.Size, b.Digest)
 	}
 	return nil
 }
 
 func checkKey(op, key string) error {
 	if !ValidKey(key) {
-		return fmt.Errorf("%s blob %.600q: not a key: up to %d bytes in components of A-Z a-z 0-9 . _ - =, which begin with a letter or digit",
+		return fmt.Errorf("%s blob %.600q: not a key: up to %d bytes in components of A-Z a-z 0-9 . _ - =, which begin "+
+			"with a letter or digit",
 			op, key, maxKey)
 	}
 	return nil

@@ -72,7 +72,9 @@ func (d *DB) Apply(ctx context.Context, from, to proto.HistoryPosition, changes 
 		rows = append(rows, r)
 	}
 	return d.fail("write", d.transact(ctx, func(tx *sql.Tx) error {
-		done, err := tx.ExecContext(ctx, "UPDATE bullpen_history SET jobs = $1, records = $2 WHERE jobs = $3 AND records = $4 AND streams = $5 AND version = $6",
+		done, err := tx.ExecContext(
+			ctx, "UPDATE bullpen_history SET jobs = $1, records = $2 WHERE jobs = $3 AND records = $4 AND streams = $5 AND "+
+				"version = $6",
 			int64(to.Jobs), int64(to.Records), int64(from.Jobs), int64(from.Records), from.Streams, version())
 		if err != nil {
 			return err
@@ -132,7 +134,8 @@ func (d *DB) put(ctx context.Context, tx *sql.Tx, rows []row) error {
 		for _, r := range some {
 			args = append(args, r.place, string(r.trace), r.seq, r.job, r.class, r.summary)
 		}
-		return d.exec(ctx, tx, "INSERT INTO bullpen_executions (place, trace, seq, job, class, summary) VALUES "+d.tuples(len(some), 6)+
+		return d.exec(ctx, tx, "INSERT INTO bullpen_executions (place, trace, seq, job, class, summary) VALUES "+
+			d.tuples(len(some), 6)+
 			" ON CONFLICT (place) DO UPDATE SET seq = excluded.seq, class = excluded.class, summary = excluded.summary", args)
 	})
 	if err != nil {
@@ -140,12 +143,15 @@ func (d *DB) put(ctx context.Context, tx *sql.Tx, rows []row) error {
 	}
 	sortPostings(postings)
 	return bulk(postings, func(some []posting) error {
-		return d.exec(ctx, tx, "INSERT INTO bullpen_postings (term, class, place) VALUES "+d.tuples(len(some), 3)+" ON CONFLICT DO NOTHING", postingArgs(some))
+		return d.exec(ctx, tx, "INSERT INTO bullpen_postings (term, class, place) VALUES "+d.tuples(len(some), 3)+
+			" ON CONFLICT DO NOTHING", postingArgs(some))
 	})
 }
 
 // find returns the stored rows at the places that rows may have, by execution, and those places.
-func (d *DB) find(ctx context.Context, tx *sql.Tx, rows []row) (found map[proto.TraceID]*row, taken map[int64]bool, err error) {
+func (d *DB) find(
+	ctx context.Context, tx *sql.Tx, rows []row,
+) (found map[proto.TraceID]*row, taken map[int64]bool, err error) {
 	found, taken = map[proto.TraceID]*row{}, map[int64]bool{}
 	err = bulk(rows, func(some []row) error {
 		args := make([]any, 0, len(some))
@@ -153,7 +159,8 @@ func (d *DB) find(ctx context.Context, tx *sql.Tx, rows []row) (found map[proto.
 			args = append(args, some[i].place)
 		}
 		statement, err := d.prepared(ctx, tx, fmt.Sprintf("WITH wanted (place) AS (VALUES %s) "+
-			"SELECT e.place, e.trace, e.seq, e.job, e.class FROM wanted CROSS JOIN bullpen_executions e WHERE e.place >= wanted.place AND e.place < wanted.place + %d",
+			"SELECT e.place, e.trace, e.seq, e.job, e.class FROM wanted CROSS JOIN bullpen_executions e WHERE e.place >= "+
+			"wanted.place AND e.place < wanted.place + %d",
 			d.numbers(len(some), 1), probes))
 		if err != nil {
 			return err
@@ -178,7 +185,8 @@ func (d *DB) find(ctx context.Context, tx *sql.Tx, rows []row) (found map[proto.
 func (d *DB) removePostings(ctx context.Context, tx *sql.Tx, postings []posting) error {
 	sortPostings(postings)
 	return bulk(postings, func(some []posting) error {
-		return d.exec(ctx, tx, "DELETE FROM bullpen_postings WHERE (term, class, place) IN (VALUES "+d.numbers(len(some), 3)+")", postingArgs(some))
+		return d.exec(ctx, tx, "DELETE FROM bullpen_postings WHERE (term, class, place) IN (VALUES "+d.numbers(len(some), 3)+
+			")", postingArgs(some))
 	})
 }
 
@@ -212,8 +220,8 @@ func bulk[T any](list []T, f func([]T) error) error {
 // tuples returns n tuples of parameters.
 func (d *dialect) tuples(n, width int) string { return d.parameters(n, width, "") }
 
-// numbers returns n tuples of parameters that are numbers. PostgreSQL takes those that are not
-// compared with a column for text.
+// numbers returns n tuples of numeric parameters. PostgreSQL takes a parameter for text unless it is
+// compared with a column.
 func (d *dialect) numbers(n, width int) string { return d.parameters(n, width, d.integer) }
 
 func (d *dialect) parameters(n, width int, kind string) string {
@@ -284,8 +292,14 @@ func (d *DB) gone(ctx context.Context, tx *sql.Tx, jobs, records int64) (rows []
 		text  string
 		below int64
 	}{
-		{"SELECT place, class, trace, summary FROM bullpen_executions WHERE seq > 0 AND seq < $1 ORDER BY seq LIMIT $2", records},
-		{"SELECT place, class, trace, summary FROM bullpen_executions WHERE seq = 0 AND job < $1 ORDER BY job LIMIT $2", jobs},
+		{
+			"SELECT place, class, trace, summary FROM bullpen_executions WHERE seq > 0 AND seq < $1 ORDER BY seq LIMIT $2",
+			records,
+		},
+		{
+			"SELECT place, class, trace, summary FROM bullpen_executions WHERE seq = 0 AND job < $1 ORDER BY job LIMIT $2",
+			jobs,
+		},
 	} {
 		found, err := d.selectRows(ctx, tx, query.text, query.below, expireBulk)
 		if err != nil {

@@ -15,8 +15,9 @@ import (
 )
 
 var (
-	benchRows     = flag.Int("rows", 100_000, "executions in the index of BenchmarkPages")
-	benchIndex    = flag.String("index", "", "file of the index of BenchmarkPages, which is kept: the next run with as many rows does not fill it again")
+	benchRows  = flag.Int("rows", 100_000, "executions in the index of BenchmarkPages")
+	benchIndex = flag.String("index", "",
+		"file of the index of BenchmarkPages, which is kept: the next run with as many rows does not fill it again")
 	benchPostgres = flag.Bool("postgres", false, "measure PostgreSQL instead of SQLite")
 )
 
@@ -29,8 +30,10 @@ func synthetic(r *rand.Rand, i, n int) *proto.Record {
 	pick := func(p float64) bool { return r.Float64() < p }
 	rec := &proto.Record{
 		Meta: proto.Meta{
-			TraceID: proto.NewTraceID(), Org: "acme", Key: fmt.Sprint("key_", r.IntN(5)), Mode: proto.ModeInline, Language: proto.Python, Timeout: 60, MaxAttempts: 1,
-			CreatedAt: start.Add(time.Duration(float64(7*24*time.Hour) * float64(i) / float64(n))), RequestID: fmt.Sprint("req_", r.Uint64()), Profile: "default",
+			TraceID: proto.NewTraceID(), Org: "acme", Key: fmt.Sprint("key_", r.IntN(5)), Mode: proto.ModeInline,
+			Language: proto.Python, Timeout: 60, MaxAttempts: 1,
+			CreatedAt: start.Add(time.Duration(float64(7*24*time.Hour) * float64(i) / float64(n))),
+			RequestID: fmt.Sprint("req_", r.Uint64()), Profile: "default",
 			UserAgent: "python-httpx/0.28.1", ClientID: "baponi-python/0.5.1",
 			Metadata: map[string]string{"env": "prod", "customer": fmt.Sprint("c", r.IntN(customers))},
 		},
@@ -92,7 +95,8 @@ func BenchmarkPages(b *testing.B) {
 		}
 		took, x.at = took+time.Since(began), to
 	}
-	b.Logf("%d executions in %v, %.0f a second, %.0f µs each", n, took, float64(n)/took.Seconds(), took.Seconds()*1e6/float64(n))
+	b.Logf("%d executions in %v, %.0f a second, %.0f µs each", n, took, float64(n)/took.Seconds(),
+		took.Seconds()*1e6/float64(n))
 	if info, err := os.Stat(file); err == nil {
 		b.Logf("%d MB, %d bytes each", info.Size()/1e6, info.Size()/int64(n))
 	}
@@ -125,7 +129,9 @@ func BenchmarkPages(b *testing.B) {
 		{"request_id (none)", func() proto.HistoryFilter { return proto.HistoryFilter{RequestID: "nothing"} }},
 		{"key", func() proto.HistoryFilter { return proto.HistoryFilter{Key: "key_1"} }},
 		{"key, status=oom", func() proto.HistoryFilter { return proto.HistoryFilter{Key: "key_1", Status: proto.StatusOOM} }},
-		{"metadata.customer (1 in 1,000)", func() proto.HistoryFilter { return proto.HistoryFilter{Metadata: meta("customer", customer())} }},
+		{"metadata.customer (1 in 1,000)", func() proto.HistoryFilter {
+			return proto.HistoryFilter{Metadata: meta("customer", customer())}
+		}},
 		{"metadata.customer, status=failed, time", func() proto.HistoryFilter {
 			return proto.HistoryFilter{Metadata: meta("customer", customer()), Status: proto.StatusFailed, Until: somewhere()}
 		}},
@@ -135,11 +141,15 @@ func BenchmarkPages(b *testing.B) {
 		{"metadata.customer, key, status=oom", func() proto.HistoryFilter {
 			return proto.HistoryFilter{Metadata: meta("customer", customer()), Key: "key_2", Status: proto.StatusOOM}
 		}},
-		{"metadata.incident (20, the oldest)", func() proto.HistoryFilter { return proto.HistoryFilter{Metadata: meta("incident", "42")} }},
+		{"metadata.incident (20, the oldest)", func() proto.HistoryFilter {
+			return proto.HistoryFilter{Metadata: meta("incident", "42")}
+		}},
 		{"metadata.incident, metadata.env, key", func() proto.HistoryFilter {
 			return proto.HistoryFilter{Metadata: meta("incident", "42", "env", "prod"), Key: "key_1"}
 		}},
-		{"metadata.env=test, key that never has it", func() proto.HistoryFilter { return proto.HistoryFilter{Metadata: meta("env", "test"), Key: "key_1"} }},
+		{"metadata.env=test, key that never has it", func() proto.HistoryFilter {
+			return proto.HistoryFilter{Metadata: meta("env", "test"), Key: "key_1"}
+		}},
 	} {
 		const pages = 300
 		times := make([]time.Duration, pages)
@@ -156,6 +166,7 @@ func BenchmarkPages(b *testing.B) {
 		}
 		slices.Sort(times)
 		ms := func(d time.Duration) float64 { return d.Seconds() * 1000 }
-		b.Logf("%-42s %5.1f found, p50 %6.2f ms, p99 %6.2f ms, most %6.2f ms", c.name, float64(found)/pages, ms(times[pages/2]), ms(times[pages*99/100]), ms(times[pages-1]))
+		b.Logf("%-42s %5.1f found, p50 %6.2f ms, p99 %6.2f ms, most %6.2f ms", c.name, float64(found)/pages,
+			ms(times[pages/2]), ms(times[pages*99/100]), ms(times[pages-1]))
 	}
 }

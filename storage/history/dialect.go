@@ -27,8 +27,9 @@ type dialect struct {
 }
 
 const (
-	sqliteOptions = "?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=cache_size(-16000)&_pragma=temp_store(MEMORY)&_txlock=immediate"
-	maxReaders    = 4
+	sqliteOptions = "?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)" +
+		"&_pragma=cache_size(-16000)&_pragma=temp_store(MEMORY)&_txlock=immediate"
+	maxReaders = 4
 )
 
 func sqliteDialect(path string) *dialect {
@@ -100,13 +101,16 @@ func (d *dialect) create() []string {
 		"DROP TABLE IF EXISTS bullpen_executions",
 		"DROP TABLE IF EXISTS bullpen_postings",
 		// One row. A writer names the position that it replaces.
-		fmt.Sprintf("CREATE TABLE bullpen_history (version TEXT NOT NULL, streams TEXT NOT NULL, jobs %s NOT NULL, records %s NOT NULL)", d.integer, d.integer),
-		// seq is that of the record, or 0; job that of the job.
-		fmt.Sprintf("CREATE TABLE bullpen_executions (place %s PRIMARY KEY, trace TEXT NOT NULL, seq %s NOT NULL, job %s NOT NULL, class %s NOT NULL, summary %s NOT NULL)",
+		fmt.Sprintf("CREATE TABLE bullpen_history (version TEXT NOT NULL, streams TEXT NOT NULL, jobs %s NOT NULL, "+
+			"records %s NOT NULL)", d.integer, d.integer),
+		// seq is the record's sequence number, or 0; job is the job's.
+		fmt.Sprintf("CREATE TABLE bullpen_executions (place %s PRIMARY KEY, trace TEXT NOT NULL, seq %s NOT NULL, job %s "+
+			"NOT NULL, class %s NOT NULL, summary %s NOT NULL)",
 			d.integer, d.integer, d.integer, d.integer, d.bytes),
 		"CREATE INDEX bullpen_executions_seq ON bullpen_executions (seq) WHERE seq > 0",
 		"CREATE INDEX bullpen_executions_job ON bullpen_executions (job) WHERE seq = 0",
-		fmt.Sprintf("CREATE TABLE bullpen_postings (term %s NOT NULL, class %s NOT NULL, place %s NOT NULL, PRIMARY KEY (term, class, place))%s",
+		fmt.Sprintf("CREATE TABLE bullpen_postings (term %s NOT NULL, class %s NOT NULL, place %s NOT NULL, PRIMARY KEY "+
+			"(term, class, place))%s",
 			d.integer, d.integer, d.integer, d.withoutRows),
 	}
 }

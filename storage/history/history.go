@@ -195,7 +195,8 @@ func (d *DB) prepare(ctx context.Context, streams string) (at proto.HistoryPosit
 		}
 	}
 	at = proto.HistoryPosition{Streams: streams}
-	if _, err := tx.ExecContext(ctx, "INSERT INTO bullpen_history (version, streams, jobs, records) VALUES ($1, $2, 0, 0)", version(), streams); err != nil {
+	if _, err := tx.ExecContext(ctx, "INSERT INTO bullpen_history (version, streams, jobs, records) VALUES ($1, $2, 0, 0)",
+		version(), streams); err != nil {
 		return at, err
 	}
 	return at, tx.Commit()
@@ -208,7 +209,8 @@ func (d *DB) position(ctx context.Context, on *sql.DB) (at proto.HistoryPosition
 		return at, false, err
 	}
 	var stored string
-	err = on.QueryRowContext(ctx, "SELECT version, streams, jobs, records FROM bullpen_history").Scan(&stored, &at.Streams, &at.Jobs, &at.Records)
+	err = on.QueryRowContext(ctx, "SELECT version, streams, jobs, records FROM bullpen_history").Scan(&stored, &at.Streams,
+		&at.Jobs, &at.Records)
 	if errors.Is(err, sql.ErrNoRows) {
 		return at, false, nil
 	}
@@ -256,7 +258,8 @@ func termsOf(m *proto.Meta) []int64 {
 
 func statuses() []proto.Status {
 	return []proto.Status{
-		proto.StatusQueued, proto.StatusRunning, proto.StatusSuccess, proto.StatusFailed, proto.StatusTimeout, proto.StatusOOM, proto.StatusSeccomp, proto.StatusCancelled,
+		proto.StatusQueued, proto.StatusRunning, proto.StatusSuccess, proto.StatusFailed, proto.StatusTimeout,
+		proto.StatusOOM, proto.StatusSeccomp, proto.StatusCancelled,
 	}
 }
 
@@ -278,7 +281,8 @@ func number[T comparable](list []T, value T) int64 {
 }
 
 func classOf(r *proto.Record) int64 {
-	return number(statuses(), r.Status)<<statusShift | number(proto.Languages(), r.Language)<<languageShift | number(modes(), r.Mode)
+	return number(statuses(), r.Status)<<statusShift | number(proto.Languages(), r.Language)<<languageShift | number(
+		modes(), r.Mode)
 }
 
 // selects reports whether executions of a class may match the filter.

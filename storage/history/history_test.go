@@ -146,10 +146,13 @@ func databases(t *testing.T, f func(t *testing.T, address string)) {
 func TestListsFilterAndPage(t *testing.T) {
 	databases(t, func(t *testing.T, address string) {
 		x := newIndex(t, address)
-		queued, failed, other := execution(1, proto.StatusQueued), execution(2, proto.StatusFailed), execution(3, proto.StatusSuccess)
-		failed.Language, failed.ThreadID, failed.Metadata = proto.Bash, "t-1", map[string]string{"env": "prod", "né": "ü\x00\n"}
+		queued, failed, other := execution(1, proto.StatusQueued), execution(2, proto.StatusFailed),
+			execution(3, proto.StatusSuccess)
+		failed.Language, failed.ThreadID, failed.Metadata = proto.Bash, "t-1",
+			map[string]string{"env": "prod", "né": "ü\x00\n"}
 		other.Org = "other"
-		async, success, newest := execution(4, proto.StatusSuccess), execution(5, proto.StatusSuccess), execution(6, proto.StatusFailed)
+		async, success, newest := execution(4, proto.StatusSuccess), execution(5, proto.StatusSuccess),
+			execution(6, proto.StatusFailed)
 		async.Mode, async.Key, async.RequestID, async.ScheduleID = proto.ModeAsync, "key_2", "request 1", "sch_1"
 		queued.Batch, newest.PipelineID = "bat_1", "pip_1"
 		success.Metadata, success.ThreadID = map[string]string{"env": "prod", "team": "a"}, "t-1"
@@ -176,7 +179,9 @@ func TestListsFilterAndPage(t *testing.T) {
 		x.want(proto.HistoryFilter{Metadata: map[string]string{"env": "prod", "team": "a"}}, success)
 		x.want(proto.HistoryFilter{Metadata: map[string]string{"né": "ü\x00\n"}}, failed)
 		x.want(proto.HistoryFilter{Metadata: map[string]string{"env": "test"}})
-		x.want(proto.HistoryFilter{ThreadID: "t-1", Status: proto.StatusFailed, Key: "key_1", Metadata: map[string]string{"env": "prod"}}, failed)
+		x.want(proto.HistoryFilter{
+			ThreadID: "t-1", Status: proto.StatusFailed, Key: "key_1", Metadata: map[string]string{"env": "prod"},
+		}, failed)
 		x.want(proto.HistoryFilter{Key: "key_1", RequestID: "request 1"})
 		x.want(proto.HistoryFilter{From: async.CreatedAt.Truncate(time.Millisecond)}, newest, success, async)
 		x.want(proto.HistoryFilter{From: async.CreatedAt}, newest, success)
@@ -189,7 +194,8 @@ func TestListsFilterAndPage(t *testing.T) {
 		if err != nil || len(page.Records) != 1 {
 			t.Fatalf("%+v, %v", page, err)
 		}
-		if r := page.Records[0]; r.Result.Stdout != "" || !r.CreatedAt.Equal(success.CreatedAt) || r.Metadata["team"] != "a" || r.Key != "key_1" {
+		if r := page.Records[0]; r.Result.Stdout != "" || !r.CreatedAt.Equal(success.CreatedAt) ||
+			r.Metadata["team"] != "a" || r.Key != "key_1" {
 			t.Errorf("%+v", r)
 		}
 		// Pages go on where they were while new executions come.
@@ -301,13 +307,20 @@ func TestTermsThatRarelyMeet(t *testing.T) {
 		slices.Reverse(both)
 		meet := map[string]string{"env": "test", "team": "a"}
 		x.want(proto.HistoryFilter{Metadata: meet, ThreadID: "t"}, both...)
-		x.want(proto.HistoryFilter{Metadata: meet, Status: proto.StatusFailed}, both[slices.IndexFunc(both, func(r *proto.Record) bool { return r.Status == proto.StatusFailed })])
+		x.want(proto.HistoryFilter{Metadata: meet, Status: proto.StatusFailed},
+			both[slices.IndexFunc(both, func(r *proto.Record) bool { return r.Status == proto.StatusFailed })])
 		oldest := both[len(both)-1]
-		page, err := x.List(t.Context(), &proto.HistoryFilter{Org: "acme", Limit: 2, Metadata: meet, Until: both[len(both)-2].CreatedAt.Truncate(time.Millisecond), Status: oldest.Status})
+		page, err := x.List(t.Context(), &proto.HistoryFilter{
+			Org: "acme", Limit: 2, Metadata: meet,
+			Until: both[len(both)-2].CreatedAt.Truncate(time.Millisecond), Status: oldest.Status,
+		})
 		if err != nil || len(page.Records) != 1 || page.Next != 0 {
 			t.Errorf("a short range: %+v, %v", page, err)
 		}
-		never := proto.HistoryFilter{Org: "acme", Limit: 2, Metadata: map[string]string{"env": "test", "team": "a"}, Until: oldest.CreatedAt.Truncate(time.Millisecond)}
+		never := proto.HistoryFilter{
+			Org: "acme", Limit: 2, Metadata: map[string]string{"env": "test", "team": "a"},
+			Until: oldest.CreatedAt.Truncate(time.Millisecond),
+		}
 		x.want(never)
 		never.Until, never.Metadata = time.Time{}, meet
 		never.From = both[0].CreatedAt.Add(time.Millisecond)
@@ -336,7 +349,8 @@ func TestExpire(t *testing.T) {
 			old = append(old, r)
 		}
 		x.record(old...)
-		withdrawn, waiting, kept := execution(900, proto.StatusQueued), execution(901, proto.StatusQueued), execution(902, proto.StatusFailed)
+		withdrawn, waiting, kept := execution(900, proto.StatusQueued), execution(901, proto.StatusQueued),
+			execution(902, proto.StatusFailed)
 		x.job(withdrawn, waiting)
 		x.record(kept)
 		for more := true; more; {
@@ -385,7 +399,8 @@ func TestLostFilesBeginAnew(t *testing.T) {
 				if running {
 					to := x.at
 					to.Records++
-					err := x.Apply(t.Context(), x.at, to, []proto.HistoryChange{{Record: execution(2, proto.StatusSuccess), Seq: to.Records}})
+					err := x.Apply(t.Context(), x.at, to,
+						[]proto.HistoryChange{{Record: execution(2, proto.StatusSuccess), Seq: to.Records}})
 					if !errors.Is(err, history.ErrReset) {
 						t.Errorf("a write: %v", err)
 					}
@@ -413,7 +428,8 @@ func TestLostFilesBeginAnew(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	for address, ok := range map[string]bool{
-		"postgres://u:p@db:5432/bullpen": true, "postgresql://db/x?sslmode=disable": true, "mysql://x": false, "postgres://db:port/x": false, "/file": false,
+		"postgres://u:p@db:5432/bullpen": true, "postgresql://db/x?sslmode=disable": true, "mysql://x": false,
+		"postgres://db:port/x": false, "/file": false,
 	} {
 		err := history.Check(address)
 		if (err == nil) != ok || err != nil && errors.Is(err, context.Canceled) {
@@ -431,7 +447,8 @@ func TestRemoveOrg(t *testing.T) {
 			r.Metadata = map[string]string{"n": fmt.Sprint(i % 3)}
 			all = append(all, r)
 		}
-		other, queued, later := execution(800, proto.StatusSuccess), execution(801, proto.StatusQueued), execution(2000, proto.StatusSuccess)
+		other, queued, later := execution(800, proto.StatusSuccess), execution(801, proto.StatusQueued),
+			execution(2000, proto.StatusSuccess)
 		other.Org = "beta"
 		x.record(append(all, other, later)...)
 		x.job(queued)

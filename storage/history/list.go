@@ -14,8 +14,7 @@ import (
 )
 
 const (
-	// sample is the number of the newest postings by which terms are compared: those of a rarer term
-	// reach further back.
+	// sample is how many of its newest postings a term is judged by: the postings of a rarer term reach further back.
 	sample = 256
 	// firstProbes and maxProbes bound the postings of the rarest term that are looked up under the
 	// other terms: at first, and for a page. A lookup takes some microseconds.
@@ -23,9 +22,9 @@ const (
 	maxProbes   = 1024
 )
 
-// List returns the executions that match the filter, the newest first, and the place to go on
-// before. If several terms rarely occur together, a page may have fewer executions than the limit,
-// even none, and not be the last one. The page has no statement about its completeness.
+// List returns the executions that match the filter, the newest first, and the place that the next
+// page continues from. If several terms rarely occur together, a page may have fewer executions than
+// the limit, even none, and not be the last one. The page has no statement about its completeness.
 func (d *DB) List(ctx context.Context, f *proto.HistoryFilter) (page proto.HistoryPage, err error) {
 	d.mu.RLock()
 	page, err = d.list(ctx, f)
@@ -126,7 +125,8 @@ func firstPlace(t time.Time) int64 {
 func (d *DB) classes(ctx context.Context, term int64) ([]int64, error) {
 	// Each step jumps over the postings of a class.
 	return d.numbersOf(ctx, "WITH RECURSIVE c (class) AS (SELECT min(class) FROM bullpen_postings WHERE term = $1 "+
-		"UNION ALL SELECT (SELECT min(p.class) FROM bullpen_postings p WHERE p.term = $1 AND p.class > c.class) FROM c WHERE c.class IS NOT NULL) "+
+		"UNION ALL SELECT (SELECT min(p.class) FROM bullpen_postings p WHERE p.term = $1 AND p.class > c.class) FROM c "+
+		"WHERE c.class IS NOT NULL) "+
 		"SELECT class FROM c WHERE class IS NOT NULL", term)
 }
 
@@ -177,13 +177,14 @@ func (q *query) postings(what, condition string, term int64, args ...any) (text 
 	values = append([]any{term, q.from, q.until}, args...)
 	list := make([]string, len(q.classes))
 	for i, class := range q.classes {
-		list[i] = fmt.Sprintf("SELECT %s FROM bullpen_postings p WHERE p.term = $1 AND p.class = %d AND p.place >= $2 AND p.place < $3%s", what, class, condition)
+		list[i] = fmt.Sprintf("SELECT %s FROM bullpen_postings p WHERE p.term = $1 AND p.class = %d AND p.place >= $2 AND "+
+			"p.place < $3%s", what, class, condition)
 	}
 	return strings.Join(list, " UNION ALL "), values
 }
 
 // next returns up to limit places of executions that have all terms, the newest first, and moves
-// until to where the search goes on: to from at its end.
+// until to where the search continues: to from at its end.
 func (q *query) next(ctx context.Context, limit int) ([]int64, error) {
 	end := q.from
 	if len(q.terms) > 1 { // a part
@@ -204,7 +205,9 @@ func (q *query) next(ctx context.Context, limit int) ([]int64, error) {
 	var args []any
 	for i, t := range q.terms[1:] {
 		// The offset keeps PostgreSQL from a join, for which it may compare all with all.
-		_, _ = fmt.Fprintf(&condition, " AND EXISTS (SELECT 1 FROM bullpen_postings o WHERE o.term = $%d AND o.class = p.class AND o.place = p.place LIMIT 1 OFFSET 0)", i+4)
+		_, _ = fmt.Fprintf(&condition,
+			" AND EXISTS (SELECT 1 FROM bullpen_postings o WHERE o.term = $%d AND o.class = p.class AND o.place = p.place "+
+				"LIMIT 1 OFFSET 0)", i+4)
 		args = append(args, t)
 	}
 	text, values := part.postings("p.place", condition.String(), q.terms[0], args...)
@@ -228,7 +231,9 @@ func (d *DB) records(ctx context.Context, places []int64) (map[int64]*proto.Reco
 	for i, p := range places {
 		args[i] = p
 	}
-	text := fmt.Sprintf("SELECT place, trace, summary FROM bullpen_executions WHERE place IN %s", d.tuples(1, len(places))) //nolint:gosec // parameters only
+	text := fmt.Sprintf( //nolint:gosec // parameters only
+		"SELECT place, trace, summary FROM bullpen_executions WHERE place IN %s",
+		d.tuples(1, len(places)))
 	result, err := d.read.QueryContext(ctx, text, args...)
 	if err != nil {
 		return nil, err

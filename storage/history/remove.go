@@ -26,8 +26,10 @@ func (d *DB) RemoveOrg(ctx context.Context, org string, before time.Time) (more 
 		return false, d.fail("remove the executions of an organisation", err)
 	}
 	err = d.transact(ctx, func(tx *sql.Tx) error {
-		found, err := d.selectRows(ctx, tx, "SELECT e.place, e.class, e.trace, e.summary FROM bullpen_postings p JOIN bullpen_executions e ON e.place = p.place "+
-			"WHERE p.term = $1 AND p.place < $2 LIMIT $3", term(org, all, ""), firstPlace(before), expireBulk)
+		found, err := d.selectRows(
+			ctx, tx, "SELECT e.place, e.class, e.trace, e.summary FROM bullpen_postings p JOIN bullpen_executions e ON "+
+				"e.place = p.place "+
+				"WHERE p.term = $1 AND p.place < $2 LIMIT $3", term(org, all, ""), firstPlace(before), expireBulk)
 		if err != nil {
 			return err
 		}

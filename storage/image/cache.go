@@ -93,7 +93,7 @@ func (c *Cache) Close() {
 // Get returns an image, which it fetches and unpacks if necessary. The image remains available
 // until release is called. Its files belong to the user of this process, and no other user can
 // modify them. Its symlinks are relative to its own root and must not be followed from outside.
-// Concurrent calls fetch an image once, and the fetch continues when no call waits for it any more.
+// Concurrent calls share one fetch, which continues even if all callers give up.
 // Errors are not cached. They wrap [proto.ErrNotFound] if the image does not exist, and [ErrForm]
 // or [ErrTooLarge] if it is invalid.
 func (c *Cache) Get(ctx context.Context, digest string) (img *Unpacked, release func(), err error) {

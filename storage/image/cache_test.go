@@ -219,14 +219,16 @@ func TestCacheStaysForTheNextProcess(t *testing.T) {
 func TestWrongImagesLeaveNothing(t *testing.T) {
 	s := newImageStore()
 	good := s.put(t, "hello")
-	other, torn, wild := "sha256:"+strings.Repeat("0", 64), "sha256:"+strings.Repeat("1", 64), "sha256:"+strings.Repeat("2", 64)
+	other, torn, wild := "sha256:"+strings.Repeat("0", 64), "sha256:"+strings.Repeat("1", 64),
+		"sha256:"+strings.Repeat("2", 64)
 	s.images[other] = s.images[good]
 	s.images[torn] = s.images[good][:100]
 	s.images[wild] = compress(t, archive(t, about, symlink("l", "/tmp"), file("l/f", "x")))
 	at := t.TempDir()
 	c := open(t, at, s, 1<<20)
 	for digest, want := range map[string]error{
-		other: image.ErrForm, torn: image.ErrForm, wild: image.ErrForm, "sha256:" + strings.Repeat("3", 64): proto.ErrNotFound,
+		other: image.ErrForm, torn: image.ErrForm, wild: image.ErrForm,
+		"sha256:" + strings.Repeat("3", 64): proto.ErrNotFound,
 	} {
 		for range 2 { // the error is not cached
 			if _, _, err := c.Get(testContext(t), digest); !errors.Is(err, want) {

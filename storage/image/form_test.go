@@ -16,7 +16,9 @@ import (
 )
 
 // about is the first entry of an image.
-var about = tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{"BULLPEN.image": `{"env":{}}`}}
+var about = tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{
+	"BULLPEN.image": `{"env":{}}`,
+}}
 
 func compress(t testing.TB, b []byte) []byte {
 	t.Helper()
@@ -36,35 +38,45 @@ func TestOnlyNormalFormIsAccepted(t *testing.T) {
 		t.Fatal(err)
 	}
 	images := map[string][]byte{
-		"nothing":             {},
-		"no zstd":             []byte("hello"),
-		"no tar":              compress(t, []byte("hello")),
-		"half of it":          sound[:len(sound)/2],
-		"a second frame":      append(slices.Clone(sound), compress(t, []byte("x"))...),
-		"garbage at its end":  append(slices.Clone(sound), "garbage"...),
-		"no record":           compress(t, archive(t, dir("bin/"), bash)),
-		"a record of its own": compress(t, archive(t, with(about, func(h *tar.Header) { h.PAXRecords = map[string]string{"BULLPEN.image": `{"env":{"LD_PRELOAD":"/x"}}`} }), dir("bin/"), bash)),
-		"more records":        compress(t, archive(t, with(about, func(h *tar.Header) { h.PAXRecords = map[string]string{"BULLPEN.image": `{"env":{}}`, "path": "x"} }), dir("bin/"), bash)),
+		"nothing":            {},
+		"no zstd":            []byte("hello"),
+		"no tar":             compress(t, []byte("hello")),
+		"half of it":         sound[:len(sound)/2],
+		"a second frame":     append(slices.Clone(sound), compress(t, []byte("x"))...),
+		"garbage at its end": append(slices.Clone(sound), "garbage"...),
+		"no record":          compress(t, archive(t, dir("bin/"), bash)),
+		"a record of its own": compress(
+			t, archive(t, with(about, func(h *tar.Header) {
+				h.PAXRecords = map[string]string{"BULLPEN.image": `{"env":{"LD_PRELOAD":"/x"}}`}
+			}), dir("bin/"), bash)),
+		"more records": compress(
+			t, archive(t, with(about, func(h *tar.Header) {
+				h.PAXRecords = map[string]string{"BULLPEN.image": `{"env":{}}`, "path": "x"}
+			}), dir("bin/"), bash)),
 	}
 	for name, entries := range map[string][]tar.Header{
-		"record twice":              {about},
-		"..":                        {file("../evil", "x")},
-		".. inside":                 {dir("d/"), file("d/../../evil", "x")},
-		"absolute":                  {file("/evil", "x")},
-		"dot":                       {file("./f", "x")},
-		"without its directory":     {file("d/f", "x")},
-		"through a link":            {symlink("l", ".."), file("l/evil", "x")},
-		"twice":                     {file("f", "x"), file("f", "x")},
-		"link, then file":           {symlink("f", "/tmp/evil"), file("f", "x")},
-		"out of order":              {file("g", "x"), file("f", "x")},
-		"below a file":              {file("f", "x"), file("f/g", "x")},
-		"setuid":                    {with(file("f", "x"), func(h *tar.Header) { h.Mode = 0o4755 })},
-		"writable":                  {with(file("f", "x"), func(h *tar.Header) { h.Mode = 0o666 })},
-		"unreadable directory":      {with(dir("d/"), func(h *tar.Header) { h.Mode = 0o700 })},
-		"another owner":             {with(file("f", "x"), func(h *tar.Header) { h.Uid = 1 })},
-		"another owner by name":     {with(file("f", "x"), func(h *tar.Header) { h.Uname = "root" })},
-		"capability":                {with(file("f", "x"), func(h *tar.Header) { h.PAXRecords["SCHILY.xattr.security.capability"] = "\x01" })},
-		"part of a second":          {with(file("f", "x"), func(h *tar.Header) { h.ModTime, h.Format = day.Add(time.Nanosecond), tar.FormatPAX })},
+		"record twice":          {about},
+		"..":                    {file("../evil", "x")},
+		".. inside":             {dir("d/"), file("d/../../evil", "x")},
+		"absolute":              {file("/evil", "x")},
+		"dot":                   {file("./f", "x")},
+		"without its directory": {file("d/f", "x")},
+		"through a link":        {symlink("l", ".."), file("l/evil", "x")},
+		"twice":                 {file("f", "x"), file("f", "x")},
+		"link, then file":       {symlink("f", "/tmp/evil"), file("f", "x")},
+		"out of order":          {file("g", "x"), file("f", "x")},
+		"below a file":          {file("f", "x"), file("f/g", "x")},
+		"setuid":                {with(file("f", "x"), func(h *tar.Header) { h.Mode = 0o4755 })},
+		"writable":              {with(file("f", "x"), func(h *tar.Header) { h.Mode = 0o666 })},
+		"unreadable directory":  {with(dir("d/"), func(h *tar.Header) { h.Mode = 0o700 })},
+		"another owner":         {with(file("f", "x"), func(h *tar.Header) { h.Uid = 1 })},
+		"another owner by name": {with(file("f", "x"), func(h *tar.Header) { h.Uname = "root" })},
+		"capability": {
+			with(file("f", "x"), func(h *tar.Header) { h.PAXRecords["SCHILY.xattr.security.capability"] = "\x01" }),
+		},
+		"part of a second": {
+			with(file("f", "x"), func(h *tar.Header) { h.ModTime, h.Format = day.Add(time.Nanosecond), tar.FormatPAX }),
+		},
 		"device":                    {device("null", tar.TypeChar)},
 		"FIFO":                      {device("fifo", tar.TypeFifo)},
 		"hard link outside":         {hardLink("l", "../../etc/passwd")},
@@ -116,7 +128,8 @@ func TestFormLimits(t *testing.T) {
 		t.Error(err)
 	}
 	for what, change := range map[string]func(*image.Limits){
-		"entries": func(l *image.Limits) { l.Entries-- }, "bytes": func(l *image.Limits) { l.Unpacked-- }, "stored": func(l *image.Limits) { l.Stored-- },
+		"entries": func(l *image.Limits) { l.Entries-- }, "bytes": func(l *image.Limits) { l.Unpacked-- },
+		"stored": func(l *image.Limits) { l.Stored-- },
 	} {
 		limits := fits
 		change(&limits)

@@ -22,7 +22,7 @@ const (
 	cutMask = 31
 	// maxStoredFrame bounds a frame as it is stored. Incompressible content grows slightly.
 	maxStoredFrame = maxFrame + maxFrame/64
-	// maxFrames bounds the frames of an image: twice those of the largest image that Pack writes.
+	// maxFrames bounds the frames of an image: twice as many as Pack writes for the largest image.
 	maxFrames = 2 * proto.MaxImageUnpacked / minFrame
 )
 

@@ -34,7 +34,10 @@ var day = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 func dir(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755} }
 
 func file(name, content string) tar.Header {
-	return tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content)), PAXRecords: map[string]string{contentKey: content}}
+	return tar.Header{
+		Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content)),
+		PAXRecords: map[string]string{contentKey: content},
+	}
 }
 
 func program(name string) tar.Header {

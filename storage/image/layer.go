@@ -116,7 +116,8 @@ func (t *Tree) node(h *tar.Header, content io.Reader) (*node, error) {
 		t.omitted.Setuid++
 	}
 	for key := range h.PAXRecords {
-		if strings.HasPrefix(key, "SCHILY.xattr.") || strings.HasPrefix(key, "LIBARCHIVE.xattr.") || strings.HasPrefix(key, "SCHILY.acl.") {
+		if strings.HasPrefix(key, "SCHILY.xattr.") || strings.HasPrefix(key, "LIBARCHIVE.xattr.") ||
+			strings.HasPrefix(key, "SCHILY.acl.") {
 			t.omitted.Attributes++
 			break
 		}

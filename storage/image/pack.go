@@ -73,7 +73,9 @@ func (p *packer) all(env map[string]string) error {
 		return err
 	}
 	err = p.out.WriteHeader(&tar.Header{
-		Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{metadataRecord: string(value)},
+		Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{
+			metadataRecord: string(value),
+		},
 	})
 	if err != nil {
 		return err

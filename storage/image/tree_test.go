@@ -46,45 +46,110 @@ func TestHostileArchives(t *testing.T) {
 		want    string // lines beside those of bash
 		left    image.Omitted
 	}{
-		"name with ..":               {entries: []tar.Header{file("../evil", "x")}, err: image.ErrHostile},
-		"name with .. inside":        {entries: []tar.Header{file("a/../../evil", "x")}, err: image.ErrHostile},
-		"absolute name":              {entries: []tar.Header{file("/evil", "x")}, want: `evil -rw-r--r-- "x"`},
-		"absolute name, many":        {entries: []tar.Header{file("///./evil", "x")}, want: `evil -rw-r--r-- "x"`},
-		"name of the root":           {entries: []tar.Header{dir("/"), dir("./")}},
-		"name too long":              {entries: []tar.Header{file(strings.Repeat("n", 256), "x")}, err: image.ErrHostile},
-		"path too long":              {entries: []tar.Header{file(strings.Repeat(strings.Repeat("n", 250)+"/", 17)+"x", "x")}, err: image.ErrHostile},
-		"path too deep":              {entries: []tar.Header{dir(deep(129))}, err: image.ErrHostile},
-		"deep by links":              {entries: []tar.Header{dir(deep(100)), symlink("l", deep(100)), dir("l/" + deep(100))}, err: image.ErrHostile},
-		"file as directory":          {entries: []tar.Header{file("f", "x"), file("f/g", "x")}, err: image.ErrHostile},
-		"through an absolute link":   {entries: []tar.Header{symlink("l", "/tmp"), file("l/f", "x")}, want: "l -> /tmp\ntmp drwxr-xr-x\ntmp/f -rw-r--r-- \"x\""},
-		"through a relative link":    {entries: []tar.Header{symlink("l", "../../.."), file("l/f", "x")}, want: "f -rw-r--r-- \"x\"\nl -> ../../.."},
-		"through links of links":     {entries: []tar.Header{symlink("l", "m"), symlink("m", "d/n"), dir("d"), symlink("d/n", "../.././e"), file("l/f", "x")}, want: "d drwxr-xr-x\nd/n -> ../.././e\ne drwxr-xr-x\ne/f -rw-r--r-- \"x\"\nl -> m\nm -> d/n"},
-		"through a loop":             {entries: []tar.Header{symlink("l", "m"), symlink("m", "l"), file("l/f", "x")}, err: image.ErrHostile},
-		"through a link to a file":   {entries: []tar.Header{file("g", "x"), symlink("l", "g"), file("l/f", "x")}, err: image.ErrHostile},
-		"over a link":                {entries: []tar.Header{symlink("l", "/etc/passwd"), file("l", "x")}, want: `l -rw-r--r-- "x"`},
-		"directory over a link":      {entries: []tar.Header{symlink("l", "/etc"), dir("l"), file("l/f", "x")}, want: "l drwxr-xr-x\nl/f -rw-r--r-- \"x\""},
-		"hard link outside":          {entries: []tar.Header{hardLink("l", "../../../etc/passwd")}, err: image.ErrHostile},
-		"hard link to the host":      {entries: []tar.Header{hardLink("l", "/etc/passwd")}, err: image.ErrHostile},
-		"hard link through a link":   {entries: []tar.Header{symlink("s", "/"), hardLink("l", "s/etc/passwd")}, err: image.ErrHostile},
-		"hard link inside":           {entries: []tar.Header{file("f", "x"), symlink("s", "/"), hardLink("l", "s/f")}, want: "f -rw-r--r-- \"x\" = f\nl -rw-r--r-- \"x\" = f\ns -> /"},
-		"hard link to a link":        {entries: []tar.Header{symlink("s", "/etc/passwd"), hardLink("l", "s")}, want: "l -> /etc/passwd\ns -> /etc/passwd"},
-		"hard link to a directory":   {entries: []tar.Header{dir("d"), hardLink("l", "d")}, err: image.ErrHostile},
-		"hard link to itself":        {entries: []tar.Header{hardLink("l", "l")}, err: image.ErrHostile},
-		"link without a target":      {entries: []tar.Header{symlink("l", "")}, err: image.ErrHostile},
-		"character device":           {entries: []tar.Header{device("null", tar.TypeChar)}, left: image.Omitted{Devices: 1}},
-		"block device":               {entries: []tar.Header{device("sda", tar.TypeBlock)}, left: image.Omitted{Devices: 1}},
-		"FIFO":                       {entries: []tar.Header{device("fifo", tar.TypeFifo)}, left: image.Omitted{Devices: 1}},
-		"device in place of a file":  {entries: []tar.Header{file("f", "x"), device("f", tar.TypeChar)}, left: image.Omitted{Devices: 1}},
-		"setuid":                     {entries: []tar.Header{with(file("su", "x"), func(h *tar.Header) { h.Mode = 0o6755 })}, want: `su -rwxr-xr-x "x"`, left: image.Omitted{Setuid: 1}},
-		"sticky and open":            {entries: []tar.Header{with(dir("tmp"), func(h *tar.Header) { h.Mode = 0o3777 })}, want: "tmp drwxr-xr-x"},
-		"nobody may read":            {entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.Mode = 0 })}, want: `f -rw-r--r-- "x"`},
-		"of another user":            {entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.Uid, h.Gid, h.Uname = 1000, 1000, "eve" })}, want: `f -rw-r--r-- "x"`},
-		"capability":                 {entries: []tar.Header{with(program("ping"), func(h *tar.Header) { h.PAXRecords["SCHILY.xattr.security.capability"] = "\x01" })}, want: `ping -rwxr-xr-x "#!"`, left: image.Omitted{Attributes: 1}},
-		"larger than the limit":      {entries: []tar.Header{file("f", strings.Repeat("x", 1<<20))}, err: image.ErrTooLarge},
-		"time before all times":      {entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.ModTime = time.Unix(-1<<40, 0) })}, want: `f -rw-r--r-- "x"`},
-		"whiteout outside a layer":   {entries: []tar.Header{file("f", "x"), file(".wh.f", "")}, want: ".wh.f -rw-r--r-- \"\"\nf -rw-r--r-- \"x\""},
-		"name that is not UTF-8":     {entries: []tar.Header{file("\xff\n-rf", "x")}, want: "\xff\n-rf -rw-r--r-- \"x\""},
-		"setuid through a hard link": {entries: []tar.Header{file("f", "x"), with(hardLink("su", "f"), func(h *tar.Header) { h.Mode = 0o4755 })}, want: "f -rw-r--r-- \"x\" = f\nsu -rw-r--r-- \"x\" = f", left: image.Omitted{Setuid: 1}},
+		"name with ..":        {entries: []tar.Header{file("../evil", "x")}, err: image.ErrHostile},
+		"name with .. inside": {entries: []tar.Header{file("a/../../evil", "x")}, err: image.ErrHostile},
+		"absolute name":       {entries: []tar.Header{file("/evil", "x")}, want: `evil -rw-r--r-- "x"`},
+		"absolute name, many": {entries: []tar.Header{file("///./evil", "x")}, want: `evil -rw-r--r-- "x"`},
+		"name of the root":    {entries: []tar.Header{dir("/"), dir("./")}},
+		"name too long":       {entries: []tar.Header{file(strings.Repeat("n", 256), "x")}, err: image.ErrHostile},
+		"path too long": {
+			entries: []tar.Header{file(strings.Repeat(strings.Repeat("n", 250)+"/", 17)+"x", "x")},
+			err:     image.ErrHostile,
+		},
+		"path too deep": {entries: []tar.Header{dir(deep(129))}, err: image.ErrHostile},
+		"deep by links": {
+			entries: []tar.Header{dir(deep(100)), symlink("l", deep(100)), dir("l/" + deep(100))},
+			err:     image.ErrHostile,
+		},
+		"file as directory": {entries: []tar.Header{file("f", "x"), file("f/g", "x")}, err: image.ErrHostile},
+		"through an absolute link": {
+			entries: []tar.Header{symlink("l", "/tmp"), file("l/f", "x")},
+			want:    "l -> /tmp\ntmp drwxr-xr-x\ntmp/f -rw-r--r-- \"x\"",
+		},
+		"through a relative link": {
+			entries: []tar.Header{symlink("l", "../../.."), file("l/f", "x")},
+			want:    "f -rw-r--r-- \"x\"\nl -> ../../..",
+		},
+		"through links of links": {
+			entries: []tar.Header{
+				symlink("l", "m"), symlink("m", "d/n"), dir("d"), symlink("d/n", "../.././e"),
+				file("l/f", "x"),
+			}, want: "d drwxr-xr-x\nd/n -> ../.././e\ne drwxr-xr-x\ne/f -rw-r--r-- \"x\"\nl -> m\nm -> d/n",
+		},
+		"through a loop": {
+			entries: []tar.Header{symlink("l", "m"), symlink("m", "l"), file("l/f", "x")},
+			err:     image.ErrHostile,
+		},
+		"through a link to a file": {
+			entries: []tar.Header{file("g", "x"), symlink("l", "g"), file("l/f", "x")},
+			err:     image.ErrHostile,
+		},
+		"over a link": {
+			entries: []tar.Header{symlink("l", "/etc/passwd"), file("l", "x")},
+			want:    `l -rw-r--r-- "x"`,
+		},
+		"directory over a link": {
+			entries: []tar.Header{symlink("l", "/etc"), dir("l"), file("l/f", "x")},
+			want:    "l drwxr-xr-x\nl/f -rw-r--r-- \"x\"",
+		},
+		"hard link outside":     {entries: []tar.Header{hardLink("l", "../../../etc/passwd")}, err: image.ErrHostile},
+		"hard link to the host": {entries: []tar.Header{hardLink("l", "/etc/passwd")}, err: image.ErrHostile},
+		"hard link through a link": {
+			entries: []tar.Header{symlink("s", "/"), hardLink("l", "s/etc/passwd")},
+			err:     image.ErrHostile,
+		},
+		"hard link inside": {
+			entries: []tar.Header{file("f", "x"), symlink("s", "/"), hardLink("l", "s/f")},
+			want:    "f -rw-r--r-- \"x\" = f\nl -rw-r--r-- \"x\" = f\ns -> /",
+		},
+		"hard link to a link": {
+			entries: []tar.Header{symlink("s", "/etc/passwd"), hardLink("l", "s")},
+			want:    "l -> /etc/passwd\ns -> /etc/passwd",
+		},
+		"hard link to a directory": {entries: []tar.Header{dir("d"), hardLink("l", "d")}, err: image.ErrHostile},
+		"hard link to itself":      {entries: []tar.Header{hardLink("l", "l")}, err: image.ErrHostile},
+		"link without a target":    {entries: []tar.Header{symlink("l", "")}, err: image.ErrHostile},
+		"character device":         {entries: []tar.Header{device("null", tar.TypeChar)}, left: image.Omitted{Devices: 1}},
+		"block device":             {entries: []tar.Header{device("sda", tar.TypeBlock)}, left: image.Omitted{Devices: 1}},
+		"FIFO":                     {entries: []tar.Header{device("fifo", tar.TypeFifo)}, left: image.Omitted{Devices: 1}},
+		"device in place of a file": {
+			entries: []tar.Header{file("f", "x"), device("f", tar.TypeChar)},
+			left:    image.Omitted{Devices: 1},
+		},
+		"setuid": {
+			entries: []tar.Header{with(file("su", "x"), func(h *tar.Header) { h.Mode = 0o6755 })},
+			want:    `su -rwxr-xr-x "x"`, left: image.Omitted{Setuid: 1},
+		},
+		"sticky and open": {
+			entries: []tar.Header{with(dir("tmp"), func(h *tar.Header) { h.Mode = 0o3777 })},
+			want:    "tmp drwxr-xr-x",
+		},
+		"nobody may read": {
+			entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.Mode = 0 })},
+			want:    `f -rw-r--r-- "x"`,
+		},
+		"of another user": {
+			entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.Uid, h.Gid, h.Uname = 1000, 1000, "eve" })},
+			want:    `f -rw-r--r-- "x"`,
+		},
+		"capability": {
+			entries: []tar.Header{with(program("ping"), func(h *tar.Header) {
+				h.PAXRecords["SCHILY.xattr.security.capability"] = "\x01"
+			})}, want: `ping -rwxr-xr-x "#!"`, left: image.Omitted{Attributes: 1},
+		},
+		"larger than the limit": {entries: []tar.Header{file("f", strings.Repeat("x", 1<<20))}, err: image.ErrTooLarge},
+		"time before all times": {
+			entries: []tar.Header{with(file("f", "x"), func(h *tar.Header) { h.ModTime = time.Unix(-1<<40, 0) })},
+			want:    `f -rw-r--r-- "x"`,
+		},
+		"whiteout outside a layer": {
+			entries: []tar.Header{file("f", "x"), file(".wh.f", "")}, want: ".wh.f -rw-r--r-- \"\"\nf -rw-r--r-- \"x\"",
+		},
+		"name that is not UTF-8": {entries: []tar.Header{file("\xff\n-rf", "x")}, want: "\xff\n-rf -rw-r--r-- \"x\""},
+		"setuid through a hard link": {
+			entries: []tar.Header{file("f", "x"), with(hardLink("su", "f"), func(h *tar.Header) { h.Mode = 0o4755 })},
+			want:    "f -rw-r--r-- \"x\" = f\nsu -rw-r--r-- \"x\" = f", left: image.Omitted{Setuid: 1},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := newTree(t, smallLimits())
@@ -122,10 +187,12 @@ func TestHugeAndSparseFiles(t *testing.T) {
 		for _, c := range b[at : at+512] {
 			sum += int(c)
 		}
-		copy(b[at+148:], strings.Repeat("0", 6-len(strconv.FormatInt(int64(sum), 8)))+strconv.FormatInt(int64(sum), 8)+"\x00 ")
+		copy(b[at+148:], strings.Repeat("0", 6-len(strconv.FormatInt(int64(sum), 8)))+
+			strconv.FormatInt(int64(sum), 8)+"\x00 ")
 		return b
 	}
-	if err := newTree(t, smallLimits()).AddTar(bytes.NewReader(sizeField(huge, "77777777777\x00"))); !errors.Is(err, image.ErrTooLarge) {
+	if err := newTree(t, smallLimits()).AddTar(bytes.NewReader(sizeField(huge, "77777777777\x00"))); !errors.Is(
+		err, image.ErrTooLarge) {
 		t.Errorf("8 GiB in the header: %v", err)
 	}
 	sparse := slices.Clone(huge)
@@ -133,7 +200,8 @@ func TestHugeAndSparseFiles(t *testing.T) {
 	copy(sparse[at+257:], "ustar  \x00")
 	copy(sparse[at+386:], "00000000000\x0000000000001\x00") // one byte at 0
 	copy(sparse[at+483:], "77777777777\x00")                // of 8 GiB
-	if err := newTree(t, smallLimits()).AddTar(bytes.NewReader(sizeField(sparse, "00000000001\x00"))); !errors.Is(err, image.ErrTooLarge) {
+	if err := newTree(t, smallLimits()).AddTar(bytes.NewReader(sizeField(sparse, "00000000001\x00"))); !errors.Is(
+		err, image.ErrTooLarge) {
 		t.Errorf("sparse: %v", err)
 	}
 	copy(sparse[at+483:], "00000010000\x00") // of 4 KiB
@@ -169,31 +237,64 @@ func TestTreeLimits(t *testing.T) {
 }
 
 func TestLayers(t *testing.T) {
-	base := []tar.Header{dir("bin"), bash, dir("d"), file("d/a", "1"), file("d/b", "1"), dir("d/sub"), file("d/sub/c", "1")}
+	base := []tar.Header{
+		dir("bin"), bash, dir("d"), file("d/a", "1"), file("d/b", "1"), dir("d/sub"),
+		file("d/sub/c", "1"),
+	}
 	for name, tt := range map[string]struct {
 		layers [][]tar.Header
 		want   string
 		err    error
 	}{
-		"a file is hidden":                       {layers: [][]tar.Header{{file("d/.wh.a", "")}}, want: "d, d/b, d/sub, d/sub/c"},
-		"a directory is hidden":                  {layers: [][]tar.Header{{file(".wh.d", "")}}},
-		"hidden and made anew":                   {layers: [][]tar.Header{{file(".wh.d", "")}, {dir("d"), file("d/x", "2")}}, want: "d, d/x"},
-		"made and hidden in one layer":           {layers: [][]tar.Header{{file("d/a", "2"), file("d/.wh.a", "")}}, want: "d, d/a, d/b, d/sub, d/sub/c"},
-		"a directory made and hidden in one":     {layers: [][]tar.Header{{file("d/x", "2"), file(".wh.d", "")}}, want: "d, d/x"},
-		"opaque":                                 {layers: [][]tar.Header{{dir("d"), file("d/.wh..wh..opq", ""), file("d/x", "2")}}, want: "d, d/x"},
-		"opaque after what is new":               {layers: [][]tar.Header{{dir("d"), file("d/x", "2"), file("d/sub/y", "2"), file("d/.wh..wh..opq", "")}}, want: "d, d/sub, d/sub/y, d/x"},
-		"opaque at the root":                     {layers: [][]tar.Header{{file(".wh..wh..opq", ""), bash}}},
-		"of what is not there":                   {layers: [][]tar.Header{{file(".wh.x", "")}}, want: "d, d/a, d/b, d/sub, d/sub/c"},
-		"notes of storage drivers":               {layers: [][]tar.Header{{file(".wh..wh.plnk", "")}}, want: "d, d/a, d/b, d/sub, d/sub/c"},
-		"of the directory above":                 {layers: [][]tar.Header{{file("d/.wh...", "")}}, err: image.ErrHostile},
-		"of the directory itself":                {layers: [][]tar.Header{{file("d/.wh..", "")}}, err: image.ErrHostile},
-		"of nothing":                             {layers: [][]tar.Header{{file("d/.wh.", "")}}, err: image.ErrHostile},
-		"through a link":                         {layers: [][]tar.Header{{symlink("l", "/d")}, {file("l/.wh.a", "")}}, want: "d, d/b, d/sub, d/sub/c, l"},
-		"a file in place of a directory":         {layers: [][]tar.Header{{file("d", "2")}}, want: "d"},
-		"a directory in place of a file":         {layers: [][]tar.Header{{dir("d/a"), file("d/a/x", "2")}}, want: "d, d/a, d/a/x, d/b, d/sub, d/sub/c"},
-		"a directory again keeps what is in it":  {layers: [][]tar.Header{{dir("d")}}, want: "d, d/a, d/b, d/sub, d/sub/c"},
-		"a hard link to what is below":           {layers: [][]tar.Header{{hardLink("e", "d/a")}, {file("d/.wh.a", "")}}, want: "d, d/b, d/sub, d/sub/c, e"},
-		"a link that the layer below made a dir": {layers: [][]tar.Header{{file(".wh.d", ""), symlink("d", "/bin")}, {file("d/x", "3")}}, want: "bin/x, d"},
+		"a file is hidden": {
+			layers: [][]tar.Header{{file("d/.wh.a", "")}}, want: "d, d/b, d/sub, d/sub/c",
+		},
+		"a directory is hidden": {layers: [][]tar.Header{{file(".wh.d", "")}}},
+		"hidden and made anew": {
+			layers: [][]tar.Header{{file(".wh.d", "")}, {dir("d"), file("d/x", "2")}},
+			want:   "d, d/x",
+		},
+		"made and hidden in one layer": {
+			layers: [][]tar.Header{{file("d/a", "2"), file("d/.wh.a", "")}},
+			want:   "d, d/a, d/b, d/sub, d/sub/c",
+		},
+		"a directory made and hidden in one": {
+			layers: [][]tar.Header{{file("d/x", "2"), file(".wh.d", "")}},
+			want:   "d, d/x",
+		},
+		"opaque": {
+			layers: [][]tar.Header{{dir("d"), file("d/.wh..wh..opq", ""), file("d/x", "2")}}, want: "d, d/x",
+		},
+		"opaque after what is new": {
+			layers: [][]tar.Header{{dir("d"), file("d/x", "2"), file("d/sub/y", "2"), file("d/.wh..wh..opq", "")}},
+			want:   "d, d/sub, d/sub/y, d/x",
+		},
+		"opaque at the root": {layers: [][]tar.Header{{file(".wh..wh..opq", ""), bash}}},
+		"of what is not there": {
+			layers: [][]tar.Header{{file(".wh.x", "")}}, want: "d, d/a, d/b, d/sub, d/sub/c",
+		},
+		"notes of storage drivers": {
+			layers: [][]tar.Header{{file(".wh..wh.plnk", "")}}, want: "d, d/a, d/b, d/sub, d/sub/c",
+		},
+		"of the directory above":  {layers: [][]tar.Header{{file("d/.wh...", "")}}, err: image.ErrHostile},
+		"of the directory itself": {layers: [][]tar.Header{{file("d/.wh..", "")}}, err: image.ErrHostile},
+		"of nothing":              {layers: [][]tar.Header{{file("d/.wh.", "")}}, err: image.ErrHostile},
+		"through a link": {
+			layers: [][]tar.Header{{symlink("l", "/d")}, {file("l/.wh.a", "")}},
+			want:   "d, d/b, d/sub, d/sub/c, l",
+		},
+		"a file in place of a directory": {layers: [][]tar.Header{{file("d", "2")}}, want: "d"},
+		"a directory in place of a file": {
+			layers: [][]tar.Header{{dir("d/a"), file("d/a/x", "2")}}, want: "d, d/a, d/a/x, d/b, d/sub, d/sub/c",
+		},
+		"a directory again keeps what is in it": {layers: [][]tar.Header{{dir("d")}}, want: "d, d/a, d/b, d/sub, d/sub/c"},
+		"a hard link to what is below": {
+			layers: [][]tar.Header{{hardLink("e", "d/a")}, {file("d/.wh.a", "")}},
+			want:   "d, d/b, d/sub, d/sub/c, e",
+		},
+		"a link that the layer below made a dir": {
+			layers: [][]tar.Header{{file(".wh.d", ""), symlink("d", "/bin")}, {file("d/x", "3")}}, want: "bin/x, d",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := newTree(t, smallLimits())
@@ -226,7 +327,8 @@ func TestLayers(t *testing.T) {
 
 func TestEqualTreesHaveEqualBytes(t *testing.T) {
 	entries := []tar.Header{
-		dir("bin"), bash, dir("d"), file("d/a", "1"), hardLink("z", "d/a"), symlink("l", "d"), file("d.x", "2"), file("d/ä", "3"),
+		dir("bin"), bash, dir("d"), file("d/a", "1"), hardLink("z", "d/a"), symlink("l", "d"), file("d.x", "2"),
+		file("d/ä", "3"),
 	}
 	one := newTree(t, smallLimits())
 	if err := one.AddTar(bytes.NewReader(archive(t, entries...))); err != nil {
@@ -259,8 +361,10 @@ func TestEqualTreesHaveEqualBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if seen.Digest != img.Digest || seen.Size != img.Size || seen.UnpackedSize != img.UnpackedSize || seen.Env["PATH"] != "/bin" ||
-		seen.Env["LD_PRELOAD"] != "" || seen.Languages[proto.Bash] != "/bin/bash" || img.UnpackedSize != 5 || !proto.ValidImageDigest(img.Digest) {
+	if seen.Digest != img.Digest || seen.Size != img.Size || seen.UnpackedSize != img.UnpackedSize ||
+		seen.Env["PATH"] != "/bin" ||
+		seen.Env["LD_PRELOAD"] != "" || seen.Languages[proto.Bash] != "/bin/bash" || img.UnpackedSize != 5 ||
+		!proto.ValidImageDigest(img.Digest) {
 		t.Errorf("packed %+v, seen %+v", img, seen)
 	}
 }
@@ -285,7 +389,8 @@ func TestAddDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	stored, _ := pack(t, tree)
-	want := "bin drwxr-xr-x\nbin/bash -rwxr-xr-x \"#!\" = bin/bash\nbin/sh -rwxr-xr-x \"#!\" = bin/bash\netc -> /etc\npasswd -> /etc/passwd"
+	want := "bin drwxr-xr-x\nbin/bash -rwxr-xr-x \"#!\" = bin/bash\nbin/sh -rwxr-xr-x \"#!\" = bin/bash\netc -> " +
+		"/etc\npasswd -> /etc/passwd"
 	if got := listing(t, stored); got != want || tree.Omitted() != (image.Omitted{Devices: 1, Setuid: 1}) {
 		t.Errorf("got %+v\n%s", tree.Omitted(), got)
 	}
@@ -302,37 +407,56 @@ func TestInterpreters(t *testing.T) {
 			want:    map[proto.Language]string{"python": "/usr/bin/python3", "node": "/usr/local/bin/node", "bash": "/bin/bash"},
 		},
 		"the image's PATH goes first": {
-			env:     "/app/bin:relative:/usr/bin",
-			entries: []tar.Header{program("app/bin/python"), program("usr/bin/python3"), program("opt/venv/bin/python3"), program("relative/node")},
-			want:    map[proto.Language]string{"python": "/app/bin/python"},
+			env: "/app/bin:relative:/usr/bin",
+			entries: []tar.Header{
+				program("app/bin/python"), program("usr/bin/python3"), program("opt/venv/bin/python3"),
+				program("relative/node"),
+			},
+			want: map[proto.Language]string{"python": "/app/bin/python"},
 		},
 		"python3 before python before versions": {
-			entries: []tar.Header{program("bin/python3.9"), program("bin/python3.14"), program("bin/python3.14-config"), program("bin/python3.014")},
-			want:    map[proto.Language]string{"python": "/bin/python3.14"},
+			entries: []tar.Header{
+				program("bin/python3.9"), program("bin/python3.14"), program("bin/python3.14-config"),
+				program("bin/python3.014"),
+			},
+			want: map[proto.Language]string{"python": "/bin/python3.14"},
 		},
 		"ruby and deno": {
 			entries: []tar.Header{program("usr/bin/ruby3.1"), program("usr/bin/ruby3.3"), program("usr/local/bin/deno")},
 			want:    map[proto.Language]string{"ruby": "/usr/bin/ruby3.3", "deno": "/usr/local/bin/deno"},
 		},
 		"a virtual environment, with its python a link": {
-			entries: []tar.Header{file("opt/venv/pyvenv.cfg", ""), symlink("opt/venv/bin/python3", "/usr/bin/python3.14"), program("usr/bin/python3.14")},
-			want:    map[proto.Language]string{"python": "/opt/venv/bin/python3"},
+			entries: []tar.Header{
+				file("opt/venv/pyvenv.cfg", ""), symlink("opt/venv/bin/python3", "/usr/bin/python3.14"),
+				program("usr/bin/python3.14"),
+			},
+			want: map[proto.Language]string{"python": "/opt/venv/bin/python3"},
 		},
 		"a virtual environment elsewhere, when there is no other": {
-			entries: []tar.Header{file("srv/app/env/pyvenv.cfg", ""), program("srv/app/env/bin/python"), file("srv/b/pyvenv.cfg", ""), program("srv/b/bin/python")},
-			want:    map[proto.Language]string{"python": "/srv/b/bin/python"},
+			entries: []tar.Header{
+				file("srv/app/env/pyvenv.cfg", ""), program("srv/app/env/bin/python"),
+				file("srv/b/pyvenv.cfg", ""), program("srv/b/bin/python"),
+			},
+			want: map[proto.Language]string{"python": "/srv/b/bin/python"},
 		},
 		"conda": {
-			entries: []tar.Header{program("opt/conda/bin/python3"), program("opt/conda/envs/x/bin/node"), program("usr/bin/python3")},
-			want:    map[proto.Language]string{"python": "/opt/conda/bin/python3", "node": "/opt/conda/envs/x/bin/node"},
+			entries: []tar.Header{
+				program("opt/conda/bin/python3"), program("opt/conda/envs/x/bin/node"),
+				program("usr/bin/python3"),
+			},
+			want: map[proto.Language]string{"python": "/opt/conda/bin/python3", "node": "/opt/conda/envs/x/bin/node"},
 		},
 		"through the alternatives": {
-			entries: []tar.Header{symlink("bin", "usr/bin"), symlink("usr/bin/nodejs", "/etc/alternatives/node"), symlink("etc/alternatives/node", "/opt/n/node"), program("opt/n/node")},
-			want:    map[proto.Language]string{"node": "/usr/bin/nodejs"},
+			entries: []tar.Header{
+				symlink("bin", "usr/bin"), symlink("usr/bin/nodejs", "/etc/alternatives/node"),
+				symlink("etc/alternatives/node", "/opt/n/node"), program("opt/n/node"),
+			},
+			want: map[proto.Language]string{"node": "/usr/bin/nodejs"},
 		},
 		"not what cannot run": {
 			entries: []tar.Header{
-				bash, file("usr/bin/python3", "text"), dir("usr/local/bin/node"), symlink("usr/bin/node", "/missing"), symlink("bin/node", "node"),
+				bash, file("usr/bin/python3", "text"), dir("usr/local/bin/node"), symlink("usr/bin/node", "/missing"),
+				symlink("bin/node", "node"),
 				with(file("bin/python3", ""), func(h *tar.Header) { h.Mode = 0o755 }),
 			},
 			want: map[proto.Language]string{"bash": "/bin/bash"},
@@ -385,18 +509,35 @@ func TestArchitecture(t *testing.T) {
 		want    string
 		err     string
 	}{
-		"amd64":                    {entries: []tar.Header{elfProgram("bin/bash", little, elf.EM_X86_64)}, want: "amd64"},
-		"arm64, through a link":    {entries: []tar.Header{elfProgram("opt/b", little, elf.EM_AARCH64), symlink("bin/bash", "/opt/b")}, want: "arm64"},
-		"arm64, by a hard link":    {entries: []tar.Header{elfProgram("a", little, elf.EM_AARCH64), with(hardLink("bin/bash", "a"), func(h *tar.Header) { h.Mode = 0o755 })}, want: "arm64"},
-		"scripts":                  {entries: []tar.Header{bash, program("bin/python3")}},
-		"a script beside a binary": {entries: []tar.Header{program("bin/python3"), elfProgram("bin/bash", little, elf.EM_X86_64)}, want: "amd64"},
+		"amd64": {entries: []tar.Header{elfProgram("bin/bash", little, elf.EM_X86_64)}, want: "amd64"},
+		"arm64, through a link": {
+			entries: []tar.Header{elfProgram("opt/b", little, elf.EM_AARCH64), symlink("bin/bash", "/opt/b")}, want: "arm64",
+		},
+		"arm64, by a hard link": {
+			entries: []tar.Header{
+				elfProgram("a", little, elf.EM_AARCH64),
+				with(hardLink("bin/bash", "a"), func(h *tar.Header) { h.Mode = 0o755 }),
+			}, want: "arm64",
+		},
+		"scripts": {entries: []tar.Header{bash, program("bin/python3")}},
+		"a script beside a binary": {
+			entries: []tar.Header{program("bin/python3"), elfProgram("bin/bash", little, elf.EM_X86_64)}, want: "amd64",
+		},
 		"other files do not count": {entries: []tar.Header{bash, elfProgram("lib/foreign.so", little, elf.EM_AARCH64)}},
 		"two": {
-			entries: []tar.Header{elfProgram("bin/bash", little, elf.EM_X86_64), elfProgram("bin/python3", little, elf.EM_AARCH64)},
-			err:     "/bin/python3 is for arm64, another interpreter for amd64",
+			entries: []tar.Header{
+				elfProgram("bin/bash", little, elf.EM_X86_64),
+				elfProgram("bin/python3", little, elf.EM_AARCH64),
+			},
+			err: "/bin/python3 is for arm64, another interpreter for amd64",
 		},
-		"none that workers have": {entries: []tar.Header{elfProgram("bin/bash", big, elf.EM_S390)}, err: "/bin/bash is for EM_S390; workers are amd64 or arm64"},
-		"a header cut short":     {entries: []tar.Header{with(file("bin/bash", elf.ELFMAG), func(h *tar.Header) { h.Mode = 0o755 })}},
+		"none that workers have": {
+			entries: []tar.Header{elfProgram("bin/bash", big, elf.EM_S390)},
+			err:     "/bin/bash is for EM_S390; workers are amd64 or arm64",
+		},
+		"a header cut short": {
+			entries: []tar.Header{with(file("bin/bash", elf.ELFMAG), func(h *tar.Header) { h.Mode = 0o755 })},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := newTree(t, smallLimits())
@@ -404,7 +545,8 @@ func TestArchitecture(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tt.err != "" {
-				if _, err := tree.Pack(io.Discard); !errors.Is(err, image.ErrArchitecture) || !strings.Contains(err.Error(), tt.err) {
+				if _, err := tree.Pack(io.Discard); !errors.Is(err, image.ErrArchitecture) ||
+					!strings.Contains(err.Error(), tt.err) {
 					t.Errorf("got %v", err)
 				}
 				sent := compress(t, archive(t, append([]tar.Header{about, dir("bin/")}, tt.entries...)...))
@@ -424,8 +566,10 @@ func TestArchitecture(t *testing.T) {
 
 func TestEnvironment(t *testing.T) {
 	got := image.CleanEnv(map[string]string{
-		"PATH": "bin:/usr/bin::/bin:.", "LANG": "C.UTF-8", "TZ": "a\nb", "LC_ALL": "\xff", "JAVA_HOME": strings.Repeat("x", 4<<10+1), "R_HOME": "",
-		"LD_PRELOAD": "/x", "LD_LIBRARY_PATH": "/x", "PYTHONPATH": "/x", "NODE_OPTIONS": "-r x", "HOME": "/root", "BASH_ENV": "/x", "SECRET": "s",
+		"PATH": "bin:/usr/bin::/bin:.", "LANG": "C.UTF-8", "TZ": "a\nb", "LC_ALL": "\xff",
+		"JAVA_HOME": strings.Repeat("x", 4<<10+1), "R_HOME": "",
+		"LD_PRELOAD": "/x", "LD_LIBRARY_PATH": "/x", "PYTHONPATH": "/x", "NODE_OPTIONS": "-r x", "HOME": "/root",
+		"BASH_ENV": "/x", "SECRET": "s",
 	})
 	if len(got) != 2 || got["PATH"] != "/usr/bin:/bin" || got["LANG"] != "C.UTF-8" {
 		t.Errorf("got %q", got)

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/retry"
@@ -34,9 +35,8 @@ const (
 	// bucketAttempts is how often a request is sent if it fails in a way that may pass.
 	bucketAttempts = 3
 	bucketBackoff  = time.Second
-	// maxResponse is the size of the largest response without content, in bytes, and that of a page
-	// of a list with 1,000 entries: listEntry bytes for each, whose keys have up to 1,024 bytes,
-	// which the encoding makes three times as long.
+	// maxResponse bounds a response without content, in bytes. The largest is a list page of 1,000
+	// entries, of listEntry bytes each: keys have up to 1,024 bytes, and the encoding can triple them.
 	maxResponse = 4 << 20
 	listEntry   = 4 << 10
 	// maxResponseHeader is the size of the header of a response, in bytes.
@@ -117,7 +117,8 @@ func OpenBucket(cfg BucketConfig) (*Bucket, error) {
 		t.MaxResponseHeaderBytes = maxResponseHeader
 	}).GetTransport()
 	keys := aws.Credentials{
-		AccessKeyID: cfg.Credentials.AccessKeyID, SecretAccessKey: cfg.Credentials.SecretAccessKey, SessionToken: cfg.Credentials.SessionToken,
+		AccessKeyID: cfg.Credentials.AccessKeyID, SecretAccessKey: cfg.Credentials.SecretAccessKey,
+		SessionToken: cfg.Credentials.SessionToken,
 	}
 	options := s3.Options{
 		Region: cfg.Region, UsePathStyle: cfg.PathStyle,
@@ -126,7 +127,9 @@ func OpenBucket(cfg BucketConfig) (*Bucket, error) {
 			Transport:     limitedResponses{transport},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		Retryer: retry.NewStandard(func(o *retry.StandardOptions) { o.MaxAttempts, o.MaxBackoff = bucketAttempts, bucketBackoff }),
+		Retryer: retry.NewStandard(func(o *retry.StandardOptions) {
+			o.MaxAttempts, o.MaxBackoff = bucketAttempts, bucketBackoff
+		}),
 		// As in a Store.
 		RequestChecksumCalculation: aws.RequestChecksumCalculationWhenRequired,
 		ResponseChecksumValidation: aws.ResponseChecksumValidationWhenRequired,
@@ -152,6 +155,9 @@ func (b *Bucket) key(name string) (*string, error) {
 	if !proto.ValidObjectName(strings.TrimSuffix(name, "/")) {
 		return nil, fmt.Errorf("an object's name is not valid: %w", syscall.EINVAL)
 	}
+	if !utf8.ValidString(name) {
+		return nil, fmt.Errorf("an object's name is not UTF-8: %w", syscall.EILSEQ)
+	}
 	if len(b.prefix)+len(name) > proto.MaxObjectKey {
 		return nil, fmt.Errorf("an object's key is longer than %d bytes: %w", proto.MaxObjectKey, syscall.ENAMETOOLONG)
 	}
@@ -171,7 +177,9 @@ func (b *Bucket) dirKey(dir string) (string, error) {
 // how many the server is asked for; it is an error if it sends more, except that 200 are always
 // accepted. The name of the directory's own marker is empty. next continues after the page; it is
 // empty at the end. The server chose the names, so they may be anything.
-func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objects []proto.StoredObject, dirs []string, next string, err error) {
+func (b *Bucket) List(
+	ctx context.Context, dir, after string, most int32,
+) (objects []proto.StoredObject, dirs []string, next string, err error) {
 	prefix, err := b.dirKey(dir)
 	if err != nil {
 		return nil, nil, "", err
@@ -197,7 +205,8 @@ func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objec
 	}
 	// What asks for less than a page uses a part of one.
 	if sent, limit := len(out.Contents)+len(out.CommonPrefixes), max(int(most), listPage); sent > limit {
-		return nil, nil, "", fmt.Errorf("list objects: the server sent %d entries, and was asked for no more than %d: %w", sent, limit, syscall.EIO)
+		return nil, nil, "", fmt.Errorf("list objects: the server sent %d entries, and was asked for no more than %d: %w",
+			sent, limit, syscall.EIO)
 	}
 	for _, o := range out.Contents {
 		if n, ok := name(o.Key); ok {
@@ -215,7 +224,8 @@ func (b *Bucket) List(ctx context.Context, dir, after string, most int32) (objec
 		next = aws.ToString(out.NextContinuationToken)
 	}
 	if len(next) > maxToken {
-		return nil, nil, "", fmt.Errorf("list objects: the server's token for the next page is longer than %d bytes: %w", maxToken, syscall.EIO)
+		return nil, nil, "", fmt.Errorf("list objects: the server's token for the next page is longer than %d bytes: %w",
+			maxToken, syscall.EIO)
 	}
 	return objects, dirs, next, nil
 }
@@ -230,7 +240,10 @@ func (b *Bucket) Stat(ctx context.Context, name string) (proto.StoredObject, err
 	if err != nil {
 		return proto.StoredObject{}, bucketError("stat", err)
 	}
-	return proto.StoredObject{Name: name, Size: max(aws.ToInt64(out.ContentLength), 0), Modified: aws.ToTime(out.LastModified), Tag: aws.ToString(out.ETag)}, nil
+	return proto.StoredObject{
+		Name: name, Size: max(aws.ToInt64(out.ContentLength), 0),
+		Modified: aws.ToTime(out.LastModified), Tag: aws.ToString(out.ETag),
+	}, nil
 }
 
 // Open returns n bytes of an object from an offset. The error is ESTALE if the object has another
@@ -240,7 +253,9 @@ func (b *Bucket) Open(ctx context.Context, o proto.StoredObject, offset, n int64
 	if err != nil {
 		return nil, err
 	}
-	in := &s3.GetObjectInput{Bucket: &b.bucket, Key: key, Range: aws.String(fmt.Sprintf("bytes=%d-%d", offset, offset+n-1))}
+	in := &s3.GetObjectInput{
+		Bucket: &b.bucket, Key: key, Range: aws.String(fmt.Sprintf("bytes=%d-%d", offset, offset+n-1)),
+	}
 	if o.Tag != "" {
 		in.IfMatch = &o.Tag
 	}
@@ -337,7 +352,8 @@ func (b *Bucket) copy(ctx context.Context, o proto.StoredObject, to string) erro
 	if err != nil {
 		return err
 	}
-	_, err = b.client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &b.bucket, Key: key, CopySource: source, CopySourceIfMatch: optional(o.Tag)})
+	_, err = b.client.CopyObject(
+		ctx, &s3.CopyObjectInput{Bucket: &b.bucket, Key: key, CopySource: source, CopySourceIfMatch: optional(o.Tag)})
 	return bucketError("copy", err)
 }
 

@@ -81,11 +81,14 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	case code == http.StatusRequestedRangeNotSatisfiable:
 		e.Kind = proto.ErrCorrupt
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		e.Remedy = "check that the credentials are valid and may get, put, delete and list in the bucket, and that the clock is right"
-	case code == http.StatusRequestTimeout, code == http.StatusConflict, code == http.StatusTooManyRequests, code >= 500 && code != http.StatusNotImplemented:
+		e.Remedy = "check that the credentials are valid and may get, put, delete and list in the bucket, and that the " +
+			"clock is right"
+	case code == http.StatusRequestTimeout, code == http.StatusConflict, code == http.StatusTooManyRequests, code >= 500 &&
+		code != http.StatusNotImplemented:
 		e.Retryable = true
 	case code >= 300:
-		e.Remedy = "check that the store's URL has the right endpoint, with https:// if it speaks TLS, and the right region, and that the server speaks the S3 protocol"
+		e.Remedy = "check that the store's URL has the right endpoint, with https:// if it speaks TLS, and the right " +
+			"region, and that the server speaks the S3 protocol"
 	default:
 		e.Retryable = true
 	}
@@ -98,7 +101,8 @@ func (s *Store) configRemedy(code string, err error) string {
 		region := response.Response.Header.Get("X-Amz-Bucket-Region")
 		wrong := response.HTTPStatusCode() < 400 || response.HTTPStatusCode() == http.StatusBadRequest
 		if wrong && region != "" && region != s.cfg.Region {
-			return fmt.Sprintf("the bucket is not in the region %.50q: write region=%.50s in the store's URL", s.cfg.Region, region)
+			return fmt.Sprintf("the bucket is not in the region %.50q: write region=%.50s in the store's URL",
+				s.cfg.Region, region)
 		}
 	}
 	switch code {
@@ -107,7 +111,8 @@ func (s *Store) configRemedy(code string, err error) string {
 	case "AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException":
 		return fmt.Sprintf("the server expects another region, not %.50q: correct region=… in the store's URL", s.cfg.Region)
 	case "InvalidAccessKeyId", "XAdminUserNotFound": // the latter is from versitygw
-		return "the server does not know the access key: correct AWS_ACCESS_KEY_ID or its other source, or the endpoint in the store's URL"
+		return "the server does not know the access key: correct AWS_ACCESS_KEY_ID or its other source, or the endpoint " +
+			"in the store's URL"
 	case "SignatureDoesNotMatch":
 		return "the secret does not match the access key: correct AWS_SECRET_ACCESS_KEY or its other source"
 	case "ExpiredToken":
@@ -126,13 +131,16 @@ func (s *Store) connectionRemedy(err error) (remedy string, retryable bool) {
 		endpoint = "the server at " + s.cfg.Endpoint
 	}
 	if _, ok := errors.AsType[*credentialsError](err); ok {
-		return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or another source of credentials that the AWS tools know", true
+		return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or another source of credentials that the AWS tools know",
+			true
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return "set AWS_CA_BUNDLE to a file with the authority that signed the certificate of " + endpoint + ", and use the host name in its certificate", false
+		return "set AWS_CA_BUNDLE to a file with the authority that signed the certificate of " + endpoint +
+			", and use the host name in its certificate", false
 	}
 	if name, ok := errors.AsType[*net.DNSError](err); ok {
-		remedy = fmt.Sprintf("check that the host %.255s exists and that this machine can resolve it; else correct endpoint=… or region=… in the store's URL", name.Name)
+		remedy = fmt.Sprintf("check that the host %.255s exists and that this machine can resolve it; else correct "+
+			"endpoint=… or region=… in the store's URL", name.Name)
 		if s.cfg.Endpoint != "" && !s.cfg.PathStyle {
 			remedy += ", or add path_style=1, which most servers other than Amazon's need"
 		}

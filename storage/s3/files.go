@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
 
@@ -100,7 +102,9 @@ func (f *Files) List(ctx context.Context, dir string, recursive bool, each func(
 	return err
 }
 
-func (f *Files) list(ctx context.Context, dir string, recursive bool, depth int, each func(proto.File) error) (exists bool, err error) {
+func (f *Files) list(
+	ctx context.Context, dir string, recursive bool, depth int, each func(proto.File) error,
+) (exists bool, err error) {
 	if depth == maxDepth {
 		return true, tooDeep(dir)
 	}
@@ -186,6 +190,9 @@ func (f *Files) Open(ctx context.Context, name string) (*proto.FileContent, erro
 
 // CheckPut returns the error with which Put would refuse a file now.
 func (f *Files) CheckPut(ctx context.Context, name string, _ int64) error {
+	if err := checkNew(name); err != nil {
+		return err
+	}
 	isDir, err := f.isDir(ctx, name)
 	if err == nil && isDir {
 		err = &proto.PathError{Path: name, Message: "is a directory; delete it first, or choose another name"}
@@ -203,6 +210,18 @@ func (f *Files) CheckPut(ctx context.Context, name string, _ int64) error {
 		}
 	}
 	return err
+}
+
+// checkNew returns an error if a name cannot be given to an object, as for programs: keys are Unicode,
+// and stores differ in the control characters that they keep.
+func checkNew(name string) error {
+	if proto.ValidObjectName(name) && (!utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl)) {
+		return &proto.PathError{
+			Path:    name,
+			Message: "is not UTF-8 or has control characters, which buckets do not keep; choose another name",
+		}
+	}
+	return nil
 }
 
 // Put stores size bytes of body as a file. It appears, or replaces another file, when it is
@@ -289,12 +308,17 @@ func (f *Files) deleteDir(ctx context.Context, dir string, recursive bool, depth
 
 // Rename renames a file by a copy: between copy and deletion, both exist. version is always 0.
 func (f *Files) Rename(ctx context.Context, from, to string) (version int64, err error) {
+	if err := checkNew(to); err != nil {
+		return 0, err
+	}
 	o, isDir, err := f.find(ctx, from)
 	if err != nil {
 		return 0, err
 	}
 	if isDir {
-		return 0, &proto.PathError{Path: from, Message: "is a directory of a bucket, which no request renames; rename or copy its files"}
+		return 0, &proto.PathError{
+			Path: from, Message: "is a directory of a bucket, which no request renames; rename or copy its files",
+		}
 	}
 	switch _, _, err := f.find(ctx, to); {
 	case err == nil:

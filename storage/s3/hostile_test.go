@@ -67,7 +67,8 @@ func TestBottomlessBucket(t *testing.T) {
 func TestLongPage(t *testing.T) {
 	t.Parallel()
 	for what, entry := range map[string]string{
-		"entries": "<Contents><Key>%d</Key></Contents>", "empty entries": "<Contents/><!--%d-->", "bytes": "<Contents><Key>%d" + strings.Repeat("x", 3*listEntry) + "</Key></Contents>",
+		"entries": "<Contents><Key>%d</Key></Contents>", "empty entries": "<Contents/><!--%d-->",
+		"bytes": "<Contents><Key>%d" + strings.Repeat("x", 3*listEntry) + "</Key></Contents>",
 	} {
 		f := openHostile(t, func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte("<ListBucketResult>"))
@@ -86,10 +87,15 @@ func TestLongPage(t *testing.T) {
 func TestLongToken(t *testing.T) {
 	t.Parallel()
 	f := openHostile(t, func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = fmt.Fprintf(w, "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken></ListBucketResult>",
+		_,
+			_ = fmt.Fprintf(
+			w,
+			"<ListBucketResult><IsTruncated>true</IsTruncated>"+
+				"<NextContinuationToken>%s</NextContinuationToken></ListBucketResult>",
 			strings.Repeat("x", maxToken+1))
 	})
-	if err := f.List(t.Context(), "", true, func(proto.File) error { return nil }); err == nil || !strings.Contains(err.Error(), "token") {
+	if err := f.List(t.Context(), "", true, func(proto.File) error { return nil }); err == nil ||
+		!strings.Contains(err.Error(), "token") {
 		t.Errorf("%v", err)
 	}
 }
@@ -121,7 +127,8 @@ func TestHostileParts(t *testing.T) {
 func TestCopyOfImpossibleObject(t *testing.T) {
 	t.Parallel()
 	f := openHostile(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
-	if err := f.Bucket.CopyObject(t.Context(), proto.StoredObject{Name: "x", Size: 1 << 62}, "y"); !errors.Is(err, syscall.EFBIG) {
+	if err := f.Bucket.CopyObject(t.Context(), proto.StoredObject{Name: "x", Size: 1 << 62}, "y"); !errors.Is(
+		err, syscall.EFBIG) {
 		t.Errorf("%v", err)
 	}
 }

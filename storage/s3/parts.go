@@ -34,7 +34,9 @@ const (
 // newPart returns a part for the completion of an upload. The server chose the tag.
 func newPart(number *int32, tag *string) (types.CompletedPart, error) {
 	if number == nil || len(aws.ToString(tag)) > maxTag {
-		return types.CompletedPart{}, fmt.Errorf("the server answered about a part without a number, or with a tag of more than %d bytes: %w", maxTag, syscall.EIO)
+		return types.CompletedPart{},
+			fmt.Errorf("the server answered about a part without a number, or with a tag of more than %d bytes: %w", maxTag,
+				syscall.EIO)
 	}
 	return types.CompletedPart{PartNumber: number, ETag: tag}, nil
 }
@@ -50,7 +52,9 @@ func (b *Bucket) beginParts(ctx context.Context, key *string) (id string, err er
 }
 
 // sendPart sends a part of size bytes. The parts of an upload are numbered from 1.
-func (b *Bucket) sendPart(ctx context.Context, key *string, id string, number int, size int64, content io.ReadSeeker) (types.CompletedPart, error) {
+func (b *Bucket) sendPart(
+	ctx context.Context, key *string, id string, number int, size int64, content io.ReadSeeker,
+) (types.CompletedPart, error) {
 	n := int32(number)
 	out, err := b.client.UploadPart(ctx, &s3.UploadPartInput{
 		Bucket: &b.bucket, Key: key, UploadId: &id, PartNumber: &n, Body: content, ContentLength: &size,
@@ -62,7 +66,9 @@ func (b *Bucket) sendPart(ctx context.Context, key *string, id string, number in
 }
 
 // completeParts turns the parts of an upload into an object and returns its tag.
-func (b *Bucket) completeParts(ctx context.Context, key *string, id string, parts []types.CompletedPart) (tag string, err error) {
+func (b *Bucket) completeParts(
+	ctx context.Context, key *string, id string, parts []types.CompletedPart,
+) (tag string, err error) {
 	out, err := b.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
 		Bucket: &b.bucket, Key: key, UploadId: &id, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts},
 	})
@@ -87,9 +93,9 @@ func (b *Bucket) abortFailed(ctx context.Context, key *string, id string) {
 	_ = b.abortParts(ctx, key, id)
 }
 
-// PutStream stores size bytes of content, which is read once, under a name. The object appears, or
-// replaces another, when it is complete. Objects of more than 8 MiB are sent in parts, of which
-// three are in memory.
+// PutStream stores size bytes of content under a name. It reads content once. The object appears, or
+// replaces another, when it is complete. Objects of more than 8 MiB are sent in parts, with three
+// parts in memory.
 func (b *Bucket) PutStream(ctx context.Context, name string, size int64, content io.Reader) error {
 	key, err := b.key(name)
 	if err != nil {
@@ -202,8 +208,9 @@ func (b *Bucket) copyParts(ctx context.Context, o proto.StoredObject, to string,
 		copying.Go(func() error {
 			number, first := int32(i+1), int64(i)*each
 			in := &s3.UploadPartCopyInput{
-				Bucket: &b.bucket, Key: key, UploadId: &id, PartNumber: &number, CopySource: source, CopySourceIfMatch: optional(o.Tag),
-				CopySourceRange: aws.String(fmt.Sprintf("bytes=%d-%d", first, min(first+each, o.Size)-1)),
+				Bucket: &b.bucket, Key: key, UploadId: &id, PartNumber: &number, CopySource: source,
+				CopySourceIfMatch: optional(o.Tag),
+				CopySourceRange:   aws.String(fmt.Sprintf("bytes=%d-%d", first, min(first+each, o.Size)-1)),
 			}
 			out, err := b.client.UploadPartCopy(copyCtx, in)
 			if err != nil {
@@ -270,7 +277,9 @@ func (f *Files) UploadedParts(ctx context.Context, name, id string) ([]proto.Upl
 	return parts, err
 }
 
-func (f *Files) parts(ctx context.Context, name, id string) (parts []proto.UploadedPart, completed []types.CompletedPart, err error) {
+func (f *Files) parts(
+	ctx context.Context, name, id string,
+) (parts []proto.UploadedPart, completed []types.CompletedPart, err error) {
 	key, err := f.Bucket.key(name)
 	if err != nil {
 		return nil, nil, err
@@ -287,13 +296,15 @@ func (f *Files) parts(ctx context.Context, name, id string) (parts []proto.Uploa
 				return nil, nil, fmt.Errorf("list the parts of an upload: %w", err)
 			}
 			if len(parts) == maxUploaded {
-				return nil, nil, fmt.Errorf("list the parts of an upload: the server has more than %d: %w", maxUploaded, syscall.EIO)
+				return nil, nil, fmt.Errorf("list the parts of an upload: the server has more than %d: %w", maxUploaded,
+					syscall.EIO)
 			}
 			parts = append(parts, proto.UploadedPart{Number: int(*p.PartNumber), Size: aws.ToInt64(p.Size)})
 			completed = append(completed, part)
 		}
 		// A page without parts would let a server continue without end.
-		if !aws.ToBool(out.IsTruncated) || aws.ToString(out.NextPartNumberMarker) == aws.ToString(in.PartNumberMarker) || len(out.Parts) == 0 {
+		if !aws.ToBool(out.IsTruncated) || aws.ToString(out.NextPartNumberMarker) == aws.ToString(in.PartNumberMarker) ||
+			len(out.Parts) == 0 {
 			break
 		}
 		in.PartNumberMarker = out.NextPartNumberMarker

@@ -30,7 +30,10 @@ func openTestBucket(t *testing.T) (*Bucket, *storagetest.Server) {
 	}
 	id, secret := storagetest.Credentials()
 	b, err := OpenBucket(BucketConfig{
-		S3Mount:     proto.S3Mount{Endpoint: endpoint, Region: storagetest.Region, Bucket: storagetest.Bucket, PathStyle: true},
+		S3Mount: proto.S3Mount{
+			Endpoint: endpoint, Region: storagetest.Region, Bucket: storagetest.Bucket,
+			PathStyle: true,
+		},
 		Credentials: proto.S3Credentials{AccessKeyID: id, SecretAccessKey: secret}, Prefix: "base",
 	})
 	if err != nil {
@@ -92,7 +95,8 @@ func TestStreamBreaksOff(t *testing.T) {
 		if err := b.PutStream(t.Context(), "x", size, broken); !errors.Is(err, errBroken) {
 			t.Errorf("%d: %v", size, err)
 		}
-		if err := b.PutStream(t.Context(), "x", size, bytes.NewReader(make([]byte, size/2))); !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err := b.PutStream(t.Context(), "x", size, bytes.NewReader(make([]byte, size/2))); !errors.Is(
+			err, io.ErrUnexpectedEOF) {
 			t.Errorf("%d: %v", size, err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -151,10 +155,29 @@ func TestFilesKeepToThePrefix(t *testing.T) {
 		_, errRename := f.Rename(t.Context(), name, "x")
 		_, errBegin := f.BeginUpload(t.Context(), name, 1)
 		for what, err := range map[string]error{
-			"open": errOpen, "delete": errDelete, "rename": errRename, "begin": errBegin, "put": f.Put(t.Context(), name, 0, strings.NewReader("")),
-			"list": f.List(t.Context(), name, true, nil), "part": f.PutPart(t.Context(), name, "id", 1, nil), "abort": f.AbortUpload(t.Context(), name, "id"),
+			"open": errOpen, "delete": errDelete, "rename": errRename, "begin": errBegin,
+			"put":  f.Put(t.Context(), name, 0, strings.NewReader("")),
+			"list": f.List(t.Context(), name, true, nil), "part": f.PutPart(t.Context(), name, "id", 1, nil),
+			"abort": f.AbortUpload(t.Context(), name, "id"),
 		} {
 			if !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("%s %q: %v", what, name, err)
+			}
+		}
+	}
+}
+
+// Names that programs cannot give to objects cannot be given by requests.
+func TestNewNamesOfFiles(t *testing.T) {
+	f := &Files{} // which sends nothing
+	for _, name := range []string{"a\n", "d\x1b[2J/x", "\x7f", "r\xe9.csv", "\u0085"} {
+		_, errRename := f.Rename(t.Context(), "x", name)
+		_, errBegin := f.BeginUpload(t.Context(), name, 1)
+		for what, err := range map[string]error{
+			"rename": errRename, "begin": errBegin, "check": f.CheckPut(t.Context(), name, 1),
+			"put": f.Put(t.Context(), name, 0, strings.NewReader("")),
+		} {
+			if _, ok := errors.AsType[*proto.PathError](err); !ok {
 				t.Errorf("%s %q: %v", what, name, err)
 			}
 		}

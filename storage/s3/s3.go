@@ -90,7 +90,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("open the S3 store: read the AWS configuration: %w", err)
 	}
 	if found.Region == "" {
-		return nil, errors.New("open the S3 store: no region is configured: add region=… to its URL or set AWS_REGION; most servers other than Amazon's accept us-east-1")
+		return nil, errors.New("open the S3 store: no region is configured: add region=… to its URL or set AWS_REGION; " +
+			"most servers other than Amazon's accept us-east-1")
 	}
 	cfg.Region = found.Region
 	found.Credentials = credentials{found.Credentials}
@@ -174,7 +175,8 @@ func (s *Store) Put(ctx context.Context, key string, size int64, content io.Read
 	}
 	put := func(ifNoneMatch *string) error {
 		_, err := s.client.PutObject(ctx, &s3.PutObjectInput{
-			Bucket: s.bucket(), Key: s.objectName(key), Body: bytes.NewReader(body), ContentLength: aws.Int64(size), IfNoneMatch: ifNoneMatch,
+			Bucket: s.bucket(), Key: s.objectName(key), Body: bytes.NewReader(body), ContentLength: aws.Int64(size),
+			IfNoneMatch:          ifNoneMatch,
 			ServerSideEncryption: types.ServerSideEncryption(s.cfg.SSE), SSEKMSKeyId: optional(s.cfg.KMSKey),
 		})
 		return err
@@ -227,7 +229,10 @@ func (s *Store) Get(ctx context.Context, key string, span blob.Span) (io.ReadClo
 func (s *Store) checkResponse(out *s3.GetObjectOutput, key string, span blob.Span) error {
 	if span.Whole() {
 		if n := out.ContentLength; n != nil && *n != span.Size {
-			return &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes, want %d", *n, span.Size)}
+			return &blob.Error{
+				Op: "get", Key: key, Kind: proto.ErrCorrupt,
+				Err: fmt.Errorf("it has %d bytes, want %d", *n, span.Size),
+			}
 		}
 		return nil
 	}
@@ -240,7 +245,10 @@ func (s *Store) checkResponse(out *s3.GetObjectOutput, key string, span blob.Spa
 			Err: fmt.Errorf("requested %s%d, the server returned %.100q", want, span.Size, aws.ToString(out.ContentRange)),
 		}
 	case total != fmt.Sprint(span.Size) && total != "*":
-		return &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %.20s bytes, want %d", total, span.Size)}
+		return &blob.Error{
+			Op: "get", Key: key, Kind: proto.ErrCorrupt,
+			Err: fmt.Errorf("it has %.20s bytes, want %d", total, span.Size),
+		}
 	}
 	return nil
 }

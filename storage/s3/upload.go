@@ -40,13 +40,16 @@ func (s *Store) upload(ctx context.Context, key string, size int64, content io.R
 		// lifecycle rule.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTimeout)
 		defer cancel()
-		_, _ = s.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: s.bucket(), Key: s.objectName(key), UploadId: id})
+		_, _ = s.client.AbortMultipartUpload(
+			ctx, &s3.AbortMultipartUploadInput{Bucket: s.bucket(), Key: s.objectName(key), UploadId: id})
 	}
 	return err
 }
 
 // sendParts sends all parts and returns them in order.
-func (s *Store) sendParts(ctx context.Context, key string, size int64, content io.Reader, id *string) ([]types.CompletedPart, error) {
+func (s *Store) sendParts(
+	ctx context.Context, key string, size int64, content io.Reader, id *string,
+) ([]types.CompletedPart, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	each := max(partSize, (size+maxParts-1)/maxParts)
@@ -105,7 +108,9 @@ func (s *Store) sendPart(ctx context.Context, key string, id *string, i int, par
 }
 
 // complete turns the parts into an object.
-func (s *Store) complete(ctx context.Context, key string, id *string, parts []types.CompletedPart, ifNoneMatch *string) error {
+func (s *Store) complete(
+	ctx context.Context, key string, id *string, parts []types.CompletedPart, ifNoneMatch *string,
+) error {
 	return s.cfg.Retry.Do(ctx, func() error {
 		_, err := s.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
 			Bucket: s.bucket(), Key: s.objectName(key), UploadId: id, IfNoneMatch: ifNoneMatch,
@@ -115,7 +120,9 @@ func (s *Store) complete(ctx context.Context, key string, id *string, parts []ty
 			s.unconditional.Store(true)
 			ifNoneMatch = nil
 			_, err = s.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
-				Bucket: s.bucket(), Key: s.objectName(key), UploadId: id, MultipartUpload: &types.CompletedMultipartUpload{Parts: slices.Clone(parts)},
+				Bucket: s.bucket(), Key: s.objectName(key), UploadId: id, MultipartUpload: &types.CompletedMultipartUpload{
+					Parts: slices.Clone(parts),
+				},
 			})
 		}
 		return s.wrapError(ctx, "put", key, err)

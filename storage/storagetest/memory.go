@@ -61,7 +61,10 @@ func (m *Memory) Get(_ context.Context, key string, span blob.Span) (io.ReadClos
 		return nil, &blob.Error{Op: "get", Key: key, Kind: proto.ErrNotFound}
 	}
 	if int64(len(o.content)) != span.Size {
-		return nil, &blob.Error{Op: "get", Key: key, Kind: proto.ErrCorrupt, Err: fmt.Errorf("it has %d bytes, want %d", len(o.content), span.Size)}
+		return nil, &blob.Error{
+			Op: "get", Key: key, Kind: proto.ErrCorrupt,
+			Err: fmt.Errorf("it has %d bytes, want %d", len(o.content), span.Size),
+		}
 	}
 	return io.NopCloser(bytes.NewReader(o.content[span.Offset : span.Offset+span.Length])), nil
 }

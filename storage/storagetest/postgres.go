@@ -63,10 +63,12 @@ func (p *Postgres) start() error {
 		return c
 	}
 	data := filepath.Join(p.dir, "data")
-	if out, err := command("initdb", "--pgdata="+data, "--username=bullpen", "--auth=trust", "--encoding=UTF8", "--no-sync").CombinedOutput(); err != nil {
+	if out, err := command("initdb", "--pgdata="+data, "--username=bullpen", "--auth=trust", "--encoding=UTF8",
+		"--no-sync").CombinedOutput(); err != nil {
 		return fmt.Errorf("initdb: %w\n%s", err, out)
 	}
-	p.process = command("postgres", "-D", data, "-c", "listen_addresses=", "-c", "unix_socket_directories="+p.dir, "-c", "fsync=off")
+	p.process = command("postgres", "-D", data, "-c", "listen_addresses=", "-c", "unix_socket_directories="+p.dir, "-c",
+		"fsync=off")
 	p.process.Stderr = new(bytes.Buffer)
 	return p.process.Start()
 }
@@ -79,9 +81,12 @@ func (p *Postgres) NewDatabase(ctx context.Context) (string, error) {
 	defer tick.Stop()
 	name := fmt.Sprint("test", p.databases.Add(1))
 	for {
-		out, err := exec.CommandContext(ctx, filepath.Join(p.programs, "createdb"), "--host="+p.dir, "--username=bullpen", name).CombinedOutput()
+		out, err := exec.CommandContext(ctx, filepath.Join(p.programs, "createdb"), "--host="+p.dir, "--username=bullpen",
+			name).CombinedOutput()
 		if err == nil {
-			return "postgres:///" + name + "?" + url.Values{"host": {p.dir}, "user": {"bullpen"}, "sslmode": {"disable"}}.Encode(), nil
+			return "postgres:///" + name + "?" + url.Values{
+				"host": {p.dir}, "user": {"bullpen"}, "sslmode": {"disable"},
+			}.Encode(), nil
 		}
 		select { // it may be starting
 		case <-ctx.Done():

@@ -112,7 +112,8 @@ func (s *Server) start(program string) error {
 		return err
 	}
 	defer func() { _ = log.Close() }() // the server has its own descriptor
-	s.process = exec.Command(program, "--port", s.socket(), "--region", Region, "--access", accessKey, "--secret", secretKey,
+	s.process = exec.Command(program, "--port", s.socket(), "--region", Region, "--access", accessKey,
+		"--secret", secretKey,
 		"--keep-alive", "posix", "--sidecar", meta, buckets)
 	s.process.Stdout, s.process.Stderr = log, log
 	s.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

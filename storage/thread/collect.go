@@ -69,7 +69,9 @@ type orgLayer struct {
 // Collections may run concurrently.
 func (v *Versions) Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error) {
 	if safeAge < MinSafeAge {
-		return proto.Collected{}, fmt.Errorf("collect blobs: a safe age of %v could remove blobs of running commits: use at least %v", safeAge, MinSafeAge)
+		return proto.Collected{},
+			fmt.Errorf("collect blobs: a safe age of %v could remove blobs of running commits: use at least %v",
+				safeAge, MinSafeAge)
 	}
 	c := &collection{
 		Versions: v, heads: make(map[threadKey]*proto.Thread), bases: make(map[string]bool), layers: make(map[string]bool),
@@ -93,7 +95,8 @@ func (c *collection) run(ctx context.Context, safeAge time.Duration) error {
 	}
 	c.cutoff = now.Add(-safeAge)
 	for _, step := range []func(context.Context) error{
-		c.readHeads, c.completeRemovals, c.readManifests, c.sweepManifests, c.readObjects, c.findGarbage, c.readNewHeads, c.sweepBlobs,
+		c.readHeads, c.completeRemovals, c.readManifests, c.sweepManifests, c.readObjects, c.findGarbage, c.readNewHeads,
+		c.sweepBlobs,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -322,7 +325,8 @@ func (c *collection) findGarbage(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			own := orgOf(e.Key, group.prefix) != "" || group.prefix == clockPrefix && !strings.Contains(e.Key[len(clockPrefix):], "/")
+			own := orgOf(e.Key, group.prefix) != "" || group.prefix == clockPrefix &&
+				!strings.Contains(e.Key[len(clockPrefix):], "/")
 			if own && !group.needed[e.Key] && e.Modified.Before(c.cutoff) {
 				c.unused = append(c.unused, unusedBlob{e.Key, e.Size, group.needed, group.sweep, group.result})
 			}

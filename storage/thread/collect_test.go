@@ -35,10 +35,12 @@ func TestCollect(t *testing.T) {
 	for _, head := range []*proto.Thread{fenced, w.head(t, "t")} {
 		w.save(t, head, func(root string) { check(t, os.WriteFile(root+"/fenced", nil, 0o644)) })
 	}
-	check(t, w.backend.Put(w.ctx, "others/x/y", 0, bytes.NewReader(nil), false), w.backend.Put(w.ctx, "layers/x", 0, bytes.NewReader(nil), false),
+	check(t, w.backend.Put(w.ctx, "others/x/y", 0, bytes.NewReader(nil), false),
+		w.backend.Put(w.ctx, "layers/x", 0, bytes.NewReader(nil), false),
 		w.backend.Put(w.ctx, "sweep/acme/interrupted", 0, bytes.NewReader(nil), false))
 	all := w.backend.keys("")
-	if c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge)); c != (proto.Collected{}) || len(w.backend.keys("")) != len(all) {
+	if c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge)); c != (proto.Collected{}) ||
+		len(w.backend.keys("")) != len(all) {
 		t.Errorf("removed young blobs: %+v", c)
 	}
 	if _, err := w.versions.Collect(w.ctx, thread.MinSafeAge-1); err == nil {
@@ -49,14 +51,18 @@ func TestCollect(t *testing.T) {
 	c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge))
 	// The thread needs the manifests of its history, of the next version and of a base. The fenced
 	// commit has a layer of its own.
-	if c.Manifests.Blobs != 4 || c.Layers.Blobs != 2 || c.Objects.Blobs != 1 || c.Uploads.Blobs != 1 || c.Objects.Bytes != int64(len(large("gone"))) {
+	if c.Manifests.Blobs != 4 || c.Layers.Blobs != 2 || c.Objects.Blobs != 1 || c.Uploads.Blobs != 1 ||
+		c.Objects.Bytes != int64(len(large("gone"))) {
 		t.Errorf("%+v", c)
 	}
 	same(t, w.archived(t, "t", 0), want)
 	for _, v := range w.head(t, "t").History {
 		w.archived(t, "t", v.Number)
 	}
-	for prefix, n := range map[string]int{"threads/acme/headless": 1, "threads/acme/t": proto.KeptVersions + 2, "uploads": 1, "objects": 2, "others": 1, "sweep": 0, "clock": 0} {
+	for prefix, n := range map[string]int{
+		"threads/acme/headless": 1, "threads/acme/t": proto.KeptVersions + 2,
+		"uploads": 1, "objects": 2, "others": 1, "sweep": 0, "clock": 0,
+	} {
 		if got := w.backend.keys(prefix + "/"); len(got) != n {
 			t.Errorf("%d of %s: %q", len(got), prefix, got)
 		}

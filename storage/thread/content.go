@@ -70,7 +70,10 @@ func (t *tree) open(ctx context.Context, n *node, offset, length int64, frames *
 	default:
 		p := &t.packs[c.pack]
 		covering := codec.Covering(p.frames, c.position+first, size)
-		r.data = &packReader{ctx: ctx, reader: frames, pack: p, frames: covering, skip: c.position + first - covering[0].Position, left: size}
+		r.data = &packReader{
+			ctx: ctx, reader: frames, pack: p, frames: covering,
+			skip: c.position + first - covering[0].Position, left: size,
+		}
 	}
 	return r, hideNotFound(err)
 }

@@ -36,6 +36,7 @@ type edit struct {
 	// version, and to its path in the next.
 	moved    *node
 	from, to string
+	sources  []source // of what was copied
 }
 
 // Delete removes the file, link or directory at a path from a thread's home. The path is relative
@@ -51,7 +52,10 @@ func (v *Versions) Delete(ctx context.Context, org, thread, path string, recursi
 		case n == nil:
 			return &proto.NoFileError{Path: path}
 		case len(n.children) > 0 && !recursive:
-			return &proto.PathError{Path: path, Message: "is a directory that is not empty; send recursive to delete it with its content"}
+			return &proto.PathError{
+				Path:    path,
+				Message: "is a directory that is not empty; send recursive to delete it with its content",
+			}
 		}
 		e.remove(path)
 		return nil
@@ -66,7 +70,9 @@ func (v *Versions) Delete(ctx context.Context, org, thread, path string, recursi
 // missing directories above that. Paths and errors are as with Delete. It returns a
 // [*proto.PathError] if there is something at the new path, if a file or link is above that, or if
 // the new path is below the old one, and a [*proto.SpaceError] if the home would exceed limit.
-func (v *Versions) Rename(ctx context.Context, org, thread, from, to string, limit proto.Space) (version int64, err error) {
+func (v *Versions) Rename(
+	ctx context.Context, org, thread, from, to string, limit proto.Space,
+) (version int64, err error) {
 	version, err = v.edit(ctx, org, thread, false, limit, func(e *edit) error { return e.rename(from, to) })
 	if err != nil {
 		return 0, fmt.Errorf("rename a file of thread %s: %w", thread, err)
@@ -75,16 +81,20 @@ func (v *Versions) Rename(ctx context.Context, org, thread, from, to string, lim
 }
 
 // Put stores size bytes of body as a file of a volume, in a new version, and creates the thread of
-// the volume if necessary. The error is that of Stage, and a [*proto.BusyError] if an execution holds
-// the volume when body has been stored.
-func (v *Versions) Put(ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader) error {
+// the volume if necessary. The errors are those of Stage, and a [*proto.BusyError] if an execution holds
+// the volume once body is stored.
+func (v *Versions) Put(
+	ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader,
+) error {
 	if err := v.put(ctx, org, thread, path, size, limit, body); err != nil {
 		return fmt.Errorf("put a file into %s: %w", thread, err)
 	}
 	return nil
 }
 
-func (v *Versions) put(ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader) (err error) {
+func (v *Versions) put(
+	ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader,
+) (err error) {
 	if err := v.CheckSpace(ctx, org, thread, path, size, limit); err != nil {
 		return err
 	}
@@ -171,7 +181,10 @@ func (e *edit) rename(from, to string) error {
 	}
 	if n.kind == layer.Dir {
 		if err := n.checkHeight(2 + strings.Count(to, "/")); err != nil {
-			return &proto.PathError{Path: to, Message: "would have directories that are nested too deeply; choose a place nearer to the home"}
+			return &proto.PathError{
+				Path:    to,
+				Message: "would have directories that are nested too deeply; choose a place nearer to the home",
+			}
 		}
 	}
 	e.remove(from)
@@ -212,11 +225,14 @@ func (v *Versions) edit(
 			return version, err
 		}
 	}
-	return 0, fmt.Errorf("%w: the thread changed during each of %d attempts: try again", proto.ErrConflict, maxEditAttempts)
+	return 0, fmt.Errorf("%w: the thread changed during each of %d attempts: try again", proto.ErrConflict,
+		maxEditAttempts)
 }
 
 // editHead changes the home that a head describes.
-func (v *Versions) editHead(ctx context.Context, head *proto.Thread, limit proto.Space, change func(*edit) error) (int64, error) {
+func (v *Versions) editHead(
+	ctx context.Context, head *proto.Thread, limit proto.Space, change func(*edit) error,
+) (int64, error) {
 	now := time.Now().UTC()
 	created := head.CreatedAt
 	if created.IsZero() {
@@ -245,7 +261,8 @@ func (v *Versions) editHead(ctx context.Context, head *proto.Thread, limit proto
 		return 0, err
 	}
 	after := e.root.usage()
-	if more := (proto.Space{Bytes: after.Bytes - before.Bytes, Files: after.Files - before.Files}); after.Over(limit) && after.Over(before.Space) {
+	if more := (proto.Space{Bytes: after.Bytes - before.Bytes, Files: after.Files - before.Files}); after.Over(limit) &&
+		after.Over(before.Space) {
 		return 0, &proto.SpaceError{Thread: head.ID, Home: before.Space, New: more, Most: limit}
 	}
 	var staged []proto.StagedFile
@@ -284,9 +301,9 @@ func (e *edit) hasStaged(f *proto.StagedFile) bool {
 	return n != nil && n.content.staged != nil && n.content.staged.Key == f.Key
 }
 
-// takeStaged removes the staged files from the tree and returns those that the change has kept,
-// with their new paths. What remains is the next version: directories above staged files are in it,
-// and what these replaced is not.
+// takeStaged removes the staged files from the tree and returns the kept ones with their new paths.
+// The remaining tree is the next version: it includes the parent directories of staged files, and
+// excludes what staged files replaced.
 func (e *edit) takeStaged(before []proto.StagedFile) []proto.StagedFile {
 	var kept []proto.StagedFile
 	for _, f := range before {
@@ -308,7 +325,9 @@ func (e *edit) takeStaged(before []proto.StagedFile) []proto.StagedFile {
 
 // commitEdit stores the next version of a thread, replaces its head, and returns the number of the
 // newest version.
-func (v *Versions) commitEdit(ctx context.Context, head *proto.Thread, old *tree, e *edit, staged []proto.StagedFile) (int64, error) {
+func (v *Versions) commitEdit(
+	ctx context.Context, head *proto.Thread, old *tree, e *edit, staged []proto.StagedFile,
+) (int64, error) {
 	next, previous := e.root.usage(), head.Version
 	if next.attributes > layer.MaxAttributes {
 		return 0, &proto.PathError{Path: ".", Message: (&proto.AttributesError{Most: layer.MaxAttributes}).Error()}
@@ -326,7 +345,8 @@ func (v *Versions) commitEdit(ctx context.Context, head *proto.Thread, old *tree
 		return 0, err
 	}
 	if stored == nil {
-		if len(staged) == len(head.Staged) && slices.EqualFunc(staged, head.Staged, func(a, b proto.StagedFile) bool { return a.Path == b.Path }) {
+		if len(staged) == len(head.Staged) &&
+			slices.EqualFunc(staged, head.Staged, func(a, b proto.StagedFile) bool { return a.Path == b.Path }) {
 			return head.Number(), nil
 		}
 		return head.Number(), v.Heads.Edit(ctx, head, nil, staged)
@@ -344,10 +364,13 @@ func (v *Versions) commitEdit(ctx context.Context, head *proto.Thread, old *tree
 	}
 	c := &proto.Commit{Fence: head.Fence, Version: whole}
 	c.Version.Layers = []proto.Layer{*stored}
-	err = v.Heads.Edit(ctx, head, c, staged)
+	if err = v.checkSources(ctx, e.sources); err == nil {
+		err = v.Heads.Edit(ctx, head, c, staged)
+	}
 	_, busy := errors.AsType[*proto.BusyError](err)
 	_, full := errors.AsType[*proto.StagedError](err)
-	if busy || full || errors.Is(err, proto.ErrConflict) || errors.Is(err, proto.ErrNotFound) {
+	if busy || full || errors.Is(err, proto.ErrConflict) || errors.Is(err, proto.ErrNotFound) ||
+		errors.Is(err, errSourceChanged) {
 		// No head refers to the manifest, and Rebuild must not restore it. Collect removes the layer.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
@@ -357,12 +380,14 @@ func (v *Versions) commitEdit(ctx context.Context, head *proto.Thread, old *tree
 }
 
 // storeEdit stores the layer of an edit. It returns nil if the version does not change.
-func (v *Versions) storeEdit(ctx context.Context, head *proto.Thread, old *tree, e *edit, spool *os.File) (*proto.Layer, error) {
+func (v *Versions) storeEdit(
+	ctx context.Context, head *proto.Thread, old *tree, e *edit, spool *os.File,
+) (*proto.Layer, error) {
 	draft, err := v.NewLayer(head.Org, spool)
 	if err != nil {
 		return nil, err
 	}
-	w := &layerWriter{ctx: ctx, tree: old, out: draft, frames: v.newFrameReader(), groups: make(map[*node]int)}
+	w := &layerWriter{ctx: ctx, tree: e.tree, out: draft, frames: v.newFrameReader(), groups: make(map[*node]int)}
 	var moves []string
 	if e.moved != nil {
 		w.moved = e.moved
@@ -396,7 +421,7 @@ func (v *Versions) storeEdit(ctx context.Context, head *proto.Thread, old *tree,
 // layerWriter writes the difference between two trees that share their unchanged nodes.
 type layerWriter struct {
 	ctx    context.Context // of the request
-	tree   *tree           // with the content of nodes that are in an older layer
+	tree   *tree           // with the content of nodes that are in an older layer, or are copied
 	out    layer.Writer
 	frames *frameReader
 	// moved is the renamed node in the new tree. source is the directory that it was, nil if it is a
@@ -427,8 +452,7 @@ func (w *layerWriter) write(e *layer.Entry, content io.Reader) error {
 	return w.out.Write(e, content)
 }
 
-// writeDir writes a directory. e has its name and what it is based on: old, or nothing if that is
-// nil.
+// writeDir writes a directory. e has its name; the directory is based on old, or on nothing if old is nil.
 func (w *layerWriter) writeDir(old, n *node, e *layer.Entry) error {
 	if w.ctx.Err() != nil {
 		return context.Cause(w.ctx)

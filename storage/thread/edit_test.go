@@ -34,9 +34,10 @@ func (w *world) catchUp(tb fatal, id string, number int64) {
 	}
 	for in, err := range w.versions.Layers(w.ctx, org, added) {
 		check(tb, err)
-		check(tb, home.Apply(w.ctx, dir, in, func(ctx context.Context, digest layer.Digest, size int64) (io.ReadCloser, error) {
-			return w.versions.OpenObject(ctx, org, digest, size)
-		}))
+		check(tb, home.Apply(w.ctx, dir, in,
+			func(ctx context.Context, digest layer.Digest, size int64) (io.ReadCloser, error) {
+				return w.versions.OpenObject(ctx, org, digest, size)
+			}))
 	}
 	same(tb, w.archived(tb, id, head.Version.Number), listing(tb, dir))
 	size := proto.Space{Files: -1} // without the home itself
@@ -99,7 +100,9 @@ func TestRandomEdits(t *testing.T) {
 				continue
 			case "delete":
 				_, err = w.versions.Delete(w.ctx, org, id, from, true)
-				want = slices.DeleteFunc(slices.Clone(before), func(p string) bool { return p == from || strings.HasPrefix(p, from+"/") })
+				want = slices.DeleteFunc(slices.Clone(before), func(p string) bool {
+					return p == from || strings.HasPrefix(p, from+"/")
+				})
 			case "rename":
 				_, err = w.versions.Rename(w.ctx, org, id, from, to, unlimitedHome)
 				want = renamed(before, from, to)
@@ -155,8 +158,10 @@ func TestEditKeepsContentAndHistory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.run(t, "t", func(root string) {
-		check(t, os.MkdirAll(filepath.Join(root, "d/sub"), 0o750), os.WriteFile(filepath.Join(root, "d/sub/small"), []byte("small"), 0o600),
-			os.WriteFile(filepath.Join(root, "d/large"), []byte(large("x")), 0o644), os.Link(filepath.Join(root, "d/sub/small"), filepath.Join(root, "other name")),
+		check(t, os.MkdirAll(filepath.Join(root, "d/sub"), 0o750),
+			os.WriteFile(filepath.Join(root, "d/sub/small"), []byte("small"), 0o600),
+			os.WriteFile(filepath.Join(root, "d/large"), []byte(large("x")), 0o644),
+			os.Link(filepath.Join(root, "d/sub/small"), filepath.Join(root, "other name")),
 			os.Symlink("d", filepath.Join(root, "link")))
 	})
 	w.stage(t, "t", "d/sub/up", "uploaded")
@@ -166,7 +171,10 @@ func TestEditKeepsContentAndHistory(t *testing.T) {
 		w.rename("t", "deep/er/sub/up", "up", unlimitedHome),
 		w.remove(org, "t", "link"))
 	w.catchUp(t, "t", 1)
-	for path, want := range map[string]string{"deep/er/sub/small": "small", "deep/name": "small", "large": large("x"), "up": "uploaded"} {
+	for path, want := range map[string]string{
+		"deep/er/sub/small": "small", "deep/name": "small", "large": large("x"),
+		"up": "uploaded",
+	} {
 		if got := w.content(t, "t", path); got != want {
 			t.Errorf("%s has %d bytes, want %d", path, len(got), len(want))
 		}
@@ -198,27 +206,31 @@ func TestEditErrors(t *testing.T) {
 		err  error
 		want string
 	}{
-		"nothing there":           {remove("x"), "nothing at"},
-		"through a link":          {remove("link/sub"), "nothing at"},
-		"below a file":            {remove("f/x"), "nothing at"},
-		"not empty":               {remove("d"), "not empty"},
-		"rename nothing":          {rename("x", "y"), "nothing at"},
-		"rename through a link":   {rename("link/sub", "y"), "nothing at"},
-		"to what exists":          {rename("f", "d"), "exists already"},
-		"to itself":               {rename("d", "d/sub/d"), "is below"},
-		"below a file ":           {rename("d", "f/d"), "is no directory"},
-		"into a link":             {rename("f", "link/f"), "is no directory"},
-		"up":                      {rename("f", "../f"), "without . and .."},
-		"no thread":               {w.remove(org, "u", "f"), "not found"},
-		"no thread of another":    {w.remove("other", "t", "f"), "not found"},
-		"more than the limit":     {w.rename("t", "f", "a/b/c/f", proto.Space{Bytes: 1 << 20, Files: 5}), "has room for 1048576 bytes and 5"},
+		"nothing there":         {remove("x"), "nothing at"},
+		"through a link":        {remove("link/sub"), "nothing at"},
+		"below a file":          {remove("f/x"), "nothing at"},
+		"not empty":             {remove("d"), "not empty"},
+		"rename nothing":        {rename("x", "y"), "nothing at"},
+		"rename through a link": {rename("link/sub", "y"), "nothing at"},
+		"to what exists":        {rename("f", "d"), "exists already"},
+		"to itself":             {rename("d", "d/sub/d"), "is below"},
+		"below a file ":         {rename("d", "f/d"), "is no directory"},
+		"into a link":           {rename("f", "link/f"), "is no directory"},
+		"up":                    {rename("f", "../f"), "without . and .."},
+		"no thread":             {w.remove(org, "u", "f"), "not found"},
+		"no thread of another":  {w.remove("other", "t", "f"), "not found"},
+		"more than the limit": {
+			w.rename("t", "f", "a/b/c/f", proto.Space{Bytes: 1 << 20, Files: 5}),
+			"has room for 1048576 bytes and 5",
+		},
 		"directories in too many": {rename("d", strings.Repeat("x/", layer.MaxDepth-2)+"d"), "too deeply"},
 	} {
 		if c.err == nil || !strings.Contains(c.err.Error(), c.want) {
 			t.Errorf("%s: %v", name, c.err)
 		}
 	}
-	if got, number := w.names(t, "t"), w.head(t, "t").Number(); number != 1 || !slices.Equal(got, []string{"d/", "d/sub/", "f", "link"}) {
+	if got, number := w.names(t, "t"), w.head(t, "t").Number(); number != 1 ||
+		!slices.Equal(got, []string{"d/", "d/sub/", "f", "link"}) {
 		t.Errorf("version %d: %q", number, got)
 	}
 	check(t, rename("f", "f")) // changes nothing
@@ -263,7 +275,9 @@ func TestPut(t *testing.T) {
 	put := func(path, content string, limit proto.Space) error {
 		return w.versions.Put(w.ctx, org, id, path, int64(len(content)), limit, strings.NewReader(content))
 	}
-	for i, c := range []struct{ path, content string }{{"a/b", "small"}, {"large", large("x")}, {"empty", ""}, {"a/b", "replaced"}} {
+	for i, c := range []struct{ path, content string }{
+		{"a/b", "small"}, {"large", large("x")}, {"empty", ""}, {"a/b", "replaced"},
+	} {
 		check(t, put(c.path, c.content, unlimitedHome))
 		if head := w.head(t, id); head.Number() != int64(i+1) || len(head.Staged) > 0 {
 			t.Errorf("%s: version %d, %d staged files", c.path, head.Number(), len(head.Staged))
@@ -273,7 +287,8 @@ func TestPut(t *testing.T) {
 		}
 	}
 	w.catchUp(t, id, 0)
-	if err := put("more", "12345", proto.Space{Bytes: 10, Files: 100}); err == nil || !strings.Contains(err.Error(), "has room for 10 bytes") {
+	if err := put("more", "12345", proto.Space{Bytes: 10, Files: 100}); err == nil ||
+		!strings.Contains(err.Error(), "has room for 10 bytes") {
 		t.Errorf("beyond the quota: %v", err)
 	}
 	_, _, err := w.heads.Lock(w.ctx, org, id, proto.NewTraceID())

@@ -50,7 +50,8 @@ func TestLongPaths(t *testing.T) {
 		}
 		for i := range 100 {
 			name := fmt.Sprint("a", i)
-			check(t, unix.Close(must[int](t)(unix.Openat(at, name, unix.O_CREAT|unix.O_WRONLY, 0o644))), unix.Linkat(at, name, at, fmt.Sprint("b", i), 0))
+			check(t, unix.Close(must[int](t)(unix.Openat(at, name, unix.O_CREAT|unix.O_WRONLY, 0o644))),
+				unix.Linkat(at, name, at, fmt.Sprint("b", i), 0))
 		}
 		check(t, unix.Close(at))
 	})
@@ -129,7 +130,9 @@ func TestUploadsAreLimited(t *testing.T) {
 		}
 	}
 	check(t, stage("a", 6*mib))
-	rejected(stage("b", 5*mib), "take 6291456 bytes and 1, and this change 5242880 bytes and 1 more; the sandbox of this API key has room for 10485760 bytes and 100")
+	rejected(stage("b", 5*mib),
+		"take 6291456 bytes and 1, and this change 5242880 bytes and 1 more; the sandbox of this API key has room for "+
+			"10485760 bytes and 100")
 	check(t, stage("a", 10*mib))
 	rejected(stage("b", 1), "")
 	check(t, stage("a", 0), stage("b", 5*mib))
@@ -139,7 +142,8 @@ func TestUploadsAreLimited(t *testing.T) {
 	}
 
 	w.run(t, "t", func(root string) {
-		check(t, os.WriteFile(root+"/a", make([]byte, 6*mib), 0o644), os.WriteFile(root+"/twin", make([]byte, 2*mib), 0o644), os.Link(root+"/twin", root+"/twin2"))
+		check(t, os.WriteFile(root+"/a", make([]byte, 6*mib), 0o644), os.WriteFile(root+"/twin", make([]byte, 2*mib), 0o644),
+			os.Link(root+"/twin", root+"/twin2"))
 	})
 	rejected(stage("c", 5*mib), "has 10485760 bytes in 3 files")
 	rejected(stage("twin", 2*mib), "") // its other name remains, so that no space becomes free
@@ -147,12 +151,14 @@ func TestUploadsAreLimited(t *testing.T) {
 	rejected(stage("c", 4*mib), "has 4194304 bytes in")
 
 	// Another upload is staged concurrently.
-	if err := w.heads.Stage(w.ctx, org, "t", proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 1}}, anything); err != nil {
+	if err := w.heads.Stage(w.ctx, org, "t", proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 1}},
+		anything); err != nil {
 		t.Fatal(err)
 	}
 	before := len(w.backend.keys("uploads/"))
 	w.backend.watch(nil, once("put", "uploads/", func() {
-		check(t, w.heads.Stage(w.ctx, org, "u", proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 6 * mib}}, anything))
+		check(t, w.heads.Stage(w.ctx, org, "u",
+			proto.StagedFile{Path: "x", Blob: proto.Blob{Key: "k", Size: 6 * mib}}, anything))
 	}))
 	rejected(w.versions.Stage(w.ctx, org, "u", "y", 5*mib, limit, zeros(5*mib)), "take 6291456 bytes")
 	if n := len(w.backend.keys("uploads/")); n != before {

@@ -70,7 +70,11 @@ func (n *node) walk(at *layer.Path, recursive bool, f func(at *layer.Path, n *no
 }
 
 func (n *node) file(path string) proto.File {
-	f := proto.File{Path: path, Size: n.size, Modified: n.modified(), IsDirectory: n.kind == layer.Dir}
+	f := proto.File{
+		Path: path, Size: n.size, Modified: n.modified(), IsDirectory: n.kind == layer.Dir,
+		Link: n.kind == layer.Symlink,
+	}
+	f.Executable = n.kind == layer.File && n.mode&0o100 != 0
 	if n.kind == layer.Symlink {
 		f.Size = int64(len(n.target))
 	}
@@ -95,7 +99,8 @@ func (v *Versions) Open(ctx context.Context, org, thread, path string) (*proto.F
 	case n.kind == layer.Dir:
 		return nil, fmt.Errorf("open a file of thread %s: %.300q is a directory: %w", thread, path, proto.ErrNotFound)
 	case n.kind == layer.Symlink:
-		return nil, fmt.Errorf("open a file of thread %s: %.300q is a symlink, which is not followed: %w", thread, path, proto.ErrNotFound)
+		return nil, fmt.Errorf("open a file of thread %s: %.300q is a symlink, which is not followed: %w", thread, path,
+			proto.ErrNotFound)
 	}
 	t = &tree{org: t.org, packs: t.packs} // a slow download must not keep the nodes in memory
 	return &proto.FileContent{
@@ -126,8 +131,15 @@ func (v *Versions) Archive(ctx context.Context, org, thread string, number int64
 	if part.root = t.root.find(path); part.root == nil || part.root.kind != layer.Dir {
 		return fmt.Errorf("archive thread %s: %w", thread, &proto.NoFileError{Path: path, Directory: true})
 	}
-	t = &part
-	a := &archive{tree: t, ctx: ctx, raw: w, out: tar.NewWriter(w), frames: v.newFrameReader(), first: make(map[*node]*layer.Path)}
+	return v.archive(ctx, &part, thread, w)
+}
+
+// archive writes a tree of a thread as a tar.
+func (v *Versions) archive(ctx context.Context, t *tree, thread string, w io.Writer) error {
+	a := &archive{
+		tree: t, ctx: ctx, raw: w, out: tar.NewWriter(w), frames: v.newFrameReader(),
+		first: make(map[*node]*layer.Path),
+	}
 	if err := a.write(); err != nil {
 		return fmt.Errorf("archive thread %s: %w", thread, err)
 	}

@@ -43,7 +43,8 @@ func operation(t *rapid.T, root string) {
 		return errors.Join(f(file), file.Close())
 	}
 	switch rapid.SampledFrom([]string{
-		"mkdirs", "mkdirs", "mkdirs", "write", "write", "write", "write", "object", "append", "sparse", "truncate", "rename", "rename", "rename",
+		"mkdirs", "mkdirs", "mkdirs", "write", "write", "write", "write", "object", "append", "sparse", "truncate", "rename",
+		"rename", "rename",
 		"remove", "remove all", "symlink", "link", "link", "link", "chmod", "time", "attribute", "no attribute",
 	}).Draw(t, "operation") {
 	case "mkdirs":
@@ -128,10 +129,17 @@ func TestChanges(t *testing.T) {
 		"a name in a renamed directory":  {"echo x > a; mkdir -p d/e; ln a d/e/b", "mv d z; echo y >> a"},
 		"hard links to a symlink":        {"ln -s x a; ln -P a b", "mkdir d; ln -P a d/c; rm a"},
 		"an object with two names":       {"yes | head -c 5000000 > a; ln a b", "rm a; mkdir d; ln b d/b"},
-		"before 1970":                    {"touch -d '1950-01-01 00:00:00.5' f; mkdir d", "touch -h -d '1931-05-05 05:05:05.123456789' d ."},
-		"unreadable":                     {"mkdir d; echo x > d/f; chmod 1700 d", "chmod 000 d/f d"},
-		"names":                          {":", `mkdir $'new\nline' -- -rf ' ' '...'; echo x > $'new\nline/\xc3\x28'; echo y > '\'; echo long > $(printf 'n%.0s' {1..255})`},
-		"deep":                           {"mkdir -p $(printf 'd/%.0s' {1..200})", "mv d/d/d/d/d x; echo x > $(printf 'd/%.0s' {1..4})f"},
+		"before 1970": {
+			"touch -d '1950-01-01 00:00:00.5' f; mkdir d", "touch -h -d '1931-05-05 05:05:05.123456789' d .",
+		},
+		"unreadable": {"mkdir d; echo x > d/f; chmod 1700 d", "chmod 000 d/f d"},
+		"names": {
+			":", `mkdir $'new\nline' -- -rf ' ' '...'; echo x > $'new\nline/\xc3\x28'; echo y > '\'; echo long > $(printf ` +
+				`'n%.0s' {1..255})`,
+		},
+		"deep": {
+			"mkdir -p $(printf 'd/%.0s' {1..200})", "mv d/d/d/d/d x; echo x > $(printf 'd/%.0s' {1..4})f",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := strings.ReplaceAll(name, " ", "-")
@@ -191,7 +199,14 @@ func ranges(t fatal, w *world, id, path string, want []byte) {
 	if f.Size != size {
 		t.Fatalf("%q has %d bytes, want %d", path, f.Size, size)
 	}
-	for _, r := range [][2]int64{{0, size}, {size / 3, size / 2}, {size - size/4, size / 4}, {size / 2, 0}, {size, 0}, {size / 5, min(1, size-size/5)}} {
+	for _, r := range [][2]int64{
+		{0, size},
+		{size / 3, size / 2},
+		{size - size/4, size / 4},
+		{size / 2, 0},
+		{size, 0},
+		{size / 5, min(1, size-size/5)},
+	} {
 		got := must[[]byte](t)(part(w.ctx, f, r[0], r[1]))
 		if !bytes.Equal(got, want[r[0]:r[0]+r[1]]) {
 			t.Fatalf("%d bytes of %q at %d differ", r[1], path, r[0])
@@ -219,7 +234,8 @@ func TestLargeAndSparseFiles(t *testing.T) {
 			must[int](t)(f.WriteAt(big[:1<<20+100], 1<<20+i*3<<20))
 		}
 		check(t, f.Truncate(12<<20), f.Close(), os.Truncate(root+"/sparse-inline", 11<<20))
-		check(t, os.WriteFile(root+"/object", big, 0o600), os.WriteFile(root+"/inline", big[:3<<20], 0o600), os.WriteFile(root+"/empty", nil, 0o600))
+		check(t, os.WriteFile(root+"/object", big, 0o600), os.WriteFile(root+"/inline", big[:3<<20], 0o600),
+			os.WriteFile(root+"/empty", nil, 0o600))
 		f = must[*os.File](t)(os.Create(root + "/hole"))
 		check(t, f.Truncate(7<<20), f.Close())
 	})
@@ -239,7 +255,10 @@ func TestHolesInArchives(t *testing.T) {
 	long := strings.Repeat("long/", 60)
 	w.run(t, "t", func(root string) {
 		check(t, os.MkdirAll(root+"/"+long, 0o755))
-		for name, at := range map[string]int64{"start": 0, "middle": 5 << 20, "end": 10<<20 - 5, "ümlaut\xff": 777, long + "f": 1 << 20, "before": 1} {
+		for name, at := range map[string]int64{
+			"start": 0, "middle": 5 << 20, "end": 10<<20 - 5, "ümlaut\xff": 777,
+			long + "f": 1 << 20, "before": 1,
+		} {
 			f := must[*os.File](t)(os.OpenFile(root+"/"+name, os.O_RDWR|os.O_CREATE, 0o640))
 			must[int](t)(f.WriteAt([]byte("12345"), at))
 			check(t, f.Truncate(10<<20), f.Close(), unix.Setxattr(root+"/"+name, "user.a", []byte("GNU.sparse.major=7"), 0))
@@ -349,17 +368,26 @@ func TestStagedFiles(t *testing.T) {
 		t.Errorf("in a new thread: %q", got)
 	}
 	w.run(t, "t", func(root string) {
-		check(t, os.MkdirAll(root+"/dir/sub", 0o750), os.WriteFile(root+"/dir/sub/f", []byte("old"), 0o600), os.WriteFile(root+"/file", []byte("old"), 0o600),
-			os.Link(root+"/file", root+"/twin"), os.Symlink("dir", root+"/link"), os.Mkdir(root+"/gone", 0o755), os.WriteFile(root+"/gone/x", nil, 0o644))
+		check(t, os.MkdirAll(root+"/dir/sub", 0o750), os.WriteFile(root+"/dir/sub/f", []byte("old"), 0o600),
+			os.WriteFile(root+"/file", []byte("old"), 0o600),
+			os.Link(root+"/file", root+"/twin"), os.Symlink("dir", root+"/link"), os.Mkdir(root+"/gone", 0o755),
+			os.WriteFile(root+"/gone/x", nil, 0o644))
 	})
 	before := w.archived(t, "t", 1)
 	for _, f := range [][2]string{
-		{"dir/sub/g", "new"}, {"file", "first"}, {"file", "second"}, {"link/in", "not followed"}, {"gone", ""}, {"a/b/c", "deep"}, {"twin/x", "was a file"},
+		{"dir/sub/g", "new"},
+		{"file", "first"},
+		{"file", "second"},
+		{"link/in", "not followed"},
+		{"gone", ""},
+		{"a/b/c", "deep"},
+		{"twin/x", "was a file"},
 	} {
 		w.stage(t, "t", f[0], f[1])
 	}
 	for path, want := range map[string]string{
-		"dir/sub/f": "old", "dir/sub/g": "new", "file": "second", "link/in": "not followed", "gone": "", "a/b/c": "deep", "twin/x": "was a file",
+		"dir/sub/f": "old", "dir/sub/g": "new", "file": "second", "link/in": "not followed", "gone": "", "a/b/c": "deep",
+		"twin/x": "was a file",
 	} {
 		if got := w.content(t, "t", path); got != want {
 			t.Errorf("%s: %q", path, got)
@@ -369,19 +397,27 @@ func TestStagedFiles(t *testing.T) {
 	for _, f := range w.list(t, "t", "", true) {
 		paths = append(paths, f.Path)
 	}
-	want := []string{"a", "a/b", "a/b/c", "dir", "dir/sub", "dir/sub/f", "dir/sub/g", "file", "gone", "link", "link/in", "twin", "twin/x"}
+	want := []string{
+		"a", "a/b", "a/b/c", "dir", "dir/sub", "dir/sub/f", "dir/sub/g", "file", "gone", "link", "link/in",
+		"twin", "twin/x",
+	}
 	if !slices.Equal(paths, want) {
 		t.Errorf("%q", paths)
 	}
 	now := w.archived(t, "t", 0)
-	if !strings.HasPrefix(now["a/b/c"], "0644 ") || !strings.HasPrefix(now["a/b"], "0755 ") || !strings.HasPrefix(now["dir/sub"], "0750 ") {
+	if !strings.HasPrefix(now["a/b/c"], "0644 ") || !strings.HasPrefix(now["a/b"], "0755 ") ||
+		!strings.HasPrefix(now["dir/sub"], "0750 ") {
 		t.Error(now)
 	}
 	same(t, w.archived(t, "t", 1), before)
 	ranges(t, w, "t", "dir/sub/g", []byte("new"))
-	for _, path := range []string{"", "/x", "x/", "a//b", "../x", "a/../b", ".", "a/.", "a\x00b", strings.Repeat("n", 256), strings.Repeat("d/", 600) + "x"} {
+	for _, path := range []string{
+		"", "/x", "x/", "a//b", "../x", "a/../b", ".", "a/.", "a\x00b", strings.Repeat("n", 256),
+		strings.Repeat("d/", 600) + "x",
+	} {
 		var invalid *proto.FieldError
-		if err := w.versions.Stage(w.ctx, org, "t", path, 1, unlimitedHome, strings.NewReader("x")); !errors.As(err, &invalid) {
+		if err := w.versions.Stage(w.ctx, org, "t", path, 1, unlimitedHome, strings.NewReader("x")); !errors.As(
+			err, &invalid) {
 			t.Errorf("%.20q: %v", path, err)
 		}
 	}
@@ -505,7 +541,8 @@ func TestLostBlobs(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.run(t, "t", func(root string) {
-		check(t, os.WriteFile(root+"/small", []byte("small"), 0o644), os.WriteFile(root+"/object", []byte(large("object")), 0o644))
+		check(t, os.WriteFile(root+"/small", []byte("small"), 0o644),
+			os.WriteFile(root+"/object", []byte(large("object")), 0o644))
 	})
 	w.write(t, "t", "later", "")
 	w.stage(t, "t", "staged", "staged")

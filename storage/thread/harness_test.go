@@ -212,7 +212,10 @@ func newWorld(tb testing.TB) *world {
 	b := &backend{old: make(map[string]bool)}
 	w := &world{tb: tb, ctx: tb.Context(), backend: b, dirs: make(map[string]string)}
 	w.heads = &threads.Threads{Store: storetest.Open(tb, storetest.Server(tb))}
-	w.versions = &thread.Versions{Blobs: &blob.Store{Backend: b, Retry: blob.RetryPolicy{Attempts: 1}}, Heads: w.heads, Limits: unlimited}
+	w.versions = &thread.Versions{
+		Blobs: &blob.Store{Backend: b, Retry: blob.RetryPolicy{Attempts: 1}}, Heads: w.heads,
+		Limits: unlimited,
+	}
 	dir := tb.TempDir()
 	w.versions.Spool = func() (*os.File, error) { return os.CreateTemp(dir, "") }
 	w.owner = must[*home.Owner](tb)(home.NewOwner(tenant, tenant))
@@ -226,7 +229,8 @@ func tmpfs(tb fatal) (*os.File, string) {
 	fs := must[int](tb)(unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC))
 	defer func() { _ = unix.Close(fs) }()
 	check(tb, unix.FsconfigCreate(fs))
-	f := os.NewFile(uintptr(must[int](tb)(unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV))), "tmpfs")
+	f := os.NewFile(uintptr(must[int](tb)(
+		unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV))), "tmpfs")
 	return f, pathOf(f)
 }
 
@@ -281,9 +285,10 @@ func (w *world) save(tb fatal, head *proto.Thread, change func(root string)) *pr
 	stored := must[proto.Layer](tb)(draft.Store(w.ctx, head.Number()+1, len(stats.Objects)))
 	in := must[layer.ReadCloser](tb)(draft.Reopen())
 	defer in.Close()
-	check(tb, home.Apply(w.ctx, dir, in, func(ctx context.Context, digest layer.Digest, size int64) (io.ReadCloser, error) {
-		return w.versions.OpenObject(ctx, org, digest, size)
-	}))
+	check(tb, home.Apply(w.ctx, dir, in,
+		func(ctx context.Context, digest layer.Digest, size int64) (io.ReadCloser, error) {
+			return w.versions.OpenObject(ctx, org, digest, size)
+		}))
 	return w.commit(tb, head, stored, stats)
 }
 
@@ -294,7 +299,8 @@ func (w *world) putObject(ctx context.Context, digest layer.Digest, size int64, 
 func (w *world) commit(tb fatal, head *proto.Thread, stored proto.Layer, stats home.Stats) *proto.Commit {
 	tb.Helper()
 	c := &proto.Commit{Fence: head.Fence, Version: proto.Version{
-		Number: head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: head.Holder, Bytes: stats.Growth.Bytes, Files: stats.Growth.Files,
+		Number: head.Number() + 1, CreatedAt: time.Now().UTC(), Trace: head.Holder, Bytes: stats.Growth.Bytes,
+		Files: stats.Growth.Files,
 	}}
 	if v := head.Version; v != nil {
 		c.Version.Bytes += v.Bytes
@@ -323,7 +329,10 @@ func (w *world) write(tb fatal, id, name, content string) *proto.Thread {
 func (w *world) list(tb fatal, id, dir string, recursive bool) []proto.File {
 	tb.Helper()
 	var all []proto.File
-	check(tb, w.versions.List(w.ctx, org, id, dir, recursive, func(f proto.File) error { all = append(all, f); return nil }))
+	check(tb, w.versions.List(w.ctx, org, id, dir, recursive, func(f proto.File) error {
+		all = append(all, f)
+		return nil
+	}))
 	return all
 }
 

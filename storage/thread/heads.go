@@ -19,7 +19,8 @@ type Heads interface {
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
 	// Stage adds an uploaded file. It fails with a [*proto.StagedError], or with an error of check,
 	// which is called with the staged files before and the head after the change.
-	Stage(ctx context.Context, org, id string, f proto.StagedFile, check func(before []proto.StagedFile, next *proto.Thread) error) error
+	Stage(ctx context.Context, org, id string, f proto.StagedFile,
+		check func(before []proto.StagedFile, next *proto.Thread) error) error
 	// Edit replaces the staged files of a thread and, if c is not nil, adds its version. before is the
 	// head that the change was made from; its CreatedAt is zero if there was no thread. Edit fails
 	// with a [*proto.BusyError], a [*proto.StagedError], or [proto.ErrConflict] if the head has
@@ -52,7 +53,9 @@ const (
 // if necessary. The path is relative to the home and clean; otherwise the error is a
 // [*proto.FieldError]. The error is a [*proto.StagedError] if too many files are staged already,
 // and a [*proto.SpaceError] if the home would exceed limit.
-func (v *Versions) Stage(ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader) error {
+func (v *Versions) Stage(
+	ctx context.Context, org, thread, path string, size int64, limit proto.Space, body io.Reader,
+) error {
 	return v.stage(ctx, org, thread, path, nil, size, limit, body)
 }
 
@@ -67,7 +70,9 @@ func (v *Versions) StageIfUnchanged(
 }
 
 // stage stages a file if the file at the path has a tag, or on no condition if tag is nil.
-func (v *Versions) stage(ctx context.Context, org, thread, path string, tag *string, size int64, limit proto.Space, body io.Reader) error {
+func (v *Versions) stage(
+	ctx context.Context, org, thread, path string, tag *string, size int64, limit proto.Space, body io.Reader,
+) error {
 	if err := v.CheckSpace(ctx, org, thread, path, size, limit); err != nil {
 		return err
 	}
@@ -150,7 +155,9 @@ func (v *Versions) CheckSpace(ctx context.Context, org, thread, path string, siz
 // checkSpace returns a [*proto.SpaceError] if a home with its staged files exceeds limit. The last
 // staged file is new. checkSpace accepts staged files that need no more space than those before, so
 // that users can replace large files by smaller ones.
-func (v *Versions) checkSpace(ctx context.Context, before []proto.StagedFile, head *proto.Thread, limit proto.Space) error {
+func (v *Versions) checkSpace(
+	ctx context.Context, before []proto.StagedFile, head *proto.Thread, limit proto.Space,
+) error {
 	var home proto.Space
 	if head.Version != nil {
 		home = proto.Space{Bytes: head.Version.Bytes, Files: head.Version.Files}
@@ -169,16 +176,19 @@ func (v *Versions) checkSpace(ctx context.Context, before []proto.StagedFile, he
 	if !home.Add(staged).Over(limit) {
 		return nil
 	}
-	e := &proto.SpaceError{Thread: head.ID, Home: home, Waiting: proto.StagedSpace(head.Staged[:len(head.Staged)-1]), Most: limit}
+	e := &proto.SpaceError{
+		Thread: head.ID, Home: home, Waiting: proto.StagedSpace(head.Staged[:len(head.Staged)-1]),
+		Most: limit,
+	}
 	e.New = proto.Space{Bytes: staged.Bytes - e.Waiting.Bytes, Files: staged.Files - e.Waiting.Files}
 	return e
 }
 
-// Fork creates a thread from a version of another one and returns its head. It copies no blobs.
-// Number 0 is the current home including staged files, which become a version of a new volume. The
-// first version of the new thread and all of its layers have number 1, since caches apply the layers
-// with numbers above their version. The error wraps [proto.ErrNotFound] if the thread or version does not exist, and [proto.ErrExists] if
-// the new thread does.
+// Fork creates a thread from a version of another one and returns its head. It copies no blobs. Number
+// 0 is the current home including staged files, which become a version of a new volume. The first
+// version of the new thread and all of its layers have number 1, since caches apply the layers with
+// numbers above their version. The error wraps [proto.ErrNotFound] if the thread or version does not
+// exist, and [proto.ErrExists] if the new thread does.
 func (v *Versions) Fork(ctx context.Context, org, from string, number int64, to string) (*proto.Thread, error) {
 	for range maxForkAttempts {
 		head, err := v.fork(ctx, org, from, number, to)
@@ -193,7 +203,8 @@ func (v *Versions) Fork(ctx context.Context, org, from string, number int64, to 
 		}
 		return head, nil
 	}
-	return nil, fmt.Errorf("fork thread %s: %w: it changed during each of %d attempts: try again", from, proto.ErrConflict, maxForkAttempts)
+	return nil, fmt.Errorf("fork thread %s: %w: it changed during each of %d attempts: try again", from, proto.ErrConflict,
+		maxForkAttempts)
 }
 
 // errSourceChanged means that blobs of the fork may have been removed.
@@ -261,7 +272,9 @@ func (v *Versions) forkStaged(ctx context.Context, head *proto.Thread) (*proto.T
 
 // forkVersion returns the first version of a fork after writing its manifest. The source still
 // referred to the layers after the manifest was stored, so Collect retains them.
-func (v *Versions) forkVersion(ctx context.Context, source *proto.Thread, number int64, head *proto.Thread) (*proto.Version, error) {
+func (v *Versions) forkVersion(
+	ctx context.Context, source *proto.Thread, number int64, head *proto.Thread,
+) (*proto.Version, error) {
 	if number == 0 {
 		number = source.Number()
 	}
@@ -270,7 +283,8 @@ func (v *Versions) forkVersion(ctx context.Context, source *proto.Thread, number
 		return nil, err
 	}
 	version := &proto.Version{
-		Number: 1, CreatedAt: head.CreatedAt, Bytes: old.Bytes, Files: old.Files, Attributes: old.Attributes, Layers: slices.Clone(old.Layers),
+		Number: 1, CreatedAt: head.CreatedAt, Bytes: old.Bytes, Files: old.Files, Attributes: old.Attributes,
+		Layers: slices.Clone(old.Layers),
 	}
 	for i := range version.Layers {
 		version.Layers[i].Version = 1
@@ -315,9 +329,9 @@ func containsAll(all, some []proto.StagedFile) bool {
 
 // Remove removes a thread: first its head, which a tombstone replaces, then its manifests, so that
 // Rebuild does not restore it, then the tombstone. Collect removes its blobs later. If Remove is
-// interrupted, the thread does not exist any more, and the next Remove or Collect completes the
-// removal. Remove also removes manifests without a head. The error wraps [proto.ErrNotFound] if
-// there is neither, and is a [*proto.BusyError] if an execution holds the thread.
+// interrupted, the thread is gone, and the next Remove or Collect completes the removal. Remove also
+// removes manifests without a head. The error wraps [proto.ErrNotFound] if there is neither, and is a
+// [*proto.BusyError] if an execution holds the thread.
 func (v *Versions) Remove(ctx context.Context, org, thread string) error {
 	err := v.remove(ctx, org, thread, func(head *proto.Thread) error {
 		if head != nil {
@@ -365,9 +379,8 @@ func (v *Versions) completeRemoval(ctx context.Context, org, thread, removal str
 }
 
 // Expire removes the threads that have not been used for the duration idle and that no execution
-// holds. Threads of volumes and of agents' files stay, since these are kept until they are deleted.
-// It returns the number of removed threads. The error joins those of threads that could not be
-// removed.
+// holds. Threads of volumes and of agents' files never expire.
+// It returns the number of removed threads. The error joins the errors of failed removals.
 func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) {
 	since := time.Now().Add(-idle)
 	n := 0
@@ -377,7 +390,7 @@ func (v *Versions) Expire(ctx context.Context, idle time.Duration) (int, error) 
 			failed = append(failed, err)
 			continue
 		}
-		if _, volume := proto.VolumeOf(head.ID); volume || proto.ValidAgentFileID(head.ID) || head.Removal != "" || !head.UsedAt.Before(since) {
+		if !head.Expires() || head.Removal != "" || !head.UsedAt.Before(since) {
 			continue
 		}
 		var busy *proto.BusyError

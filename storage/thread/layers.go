@@ -173,7 +173,8 @@ func (v *Versions) fetchIndex(ctx context.Context, org string, l *proto.Layer) (
 		return nil, fmt.Errorf("read the index of layer %q: %w", l.Key, err)
 	}
 	if digest := DigestName(sha256.Sum256(index)); digest != l.IndexDigest {
-		return nil, fmt.Errorf("read the index of layer %q: %w: its digest is %s and should be %s: restore the blob from a copy",
+		return nil, fmt.Errorf("read the index of layer %q: %w: its digest is %s and should be %s: restore the blob "+
+			"from a copy",
 			l.Key, proto.ErrCorrupt, digest, l.IndexDigest)
 	}
 	return index, nil
@@ -181,7 +182,9 @@ func (v *Versions) fetchIndex(ctx context.Context, org string, l *proto.Layer) (
 
 // prefetch calls fetch for 0 to n-1 and yields the results in order. It runs up to concurrency
 // calls before their results are needed. It stops after the first error.
-func prefetch[T any](ctx context.Context, n, concurrency int, fetch func(ctx context.Context, i int) (T, error)) iter.Seq2[T, error] {
+func prefetch[T any](
+	ctx context.Context, n, concurrency int, fetch func(ctx context.Context, i int) (T, error),
+) iter.Seq2[T, error] {
 	type result struct {
 		value T
 		err   error

@@ -22,7 +22,8 @@ func TestManifests(t *testing.T) {
 	w.write(t, "t", "f", "one")
 	head := w.write(t, "t", "f", "two")
 	m := must[*proto.Manifest](t)(w.versions.ReadManifest(w.ctx, head.Version.Manifest))
-	if m.Org != org || m.Thread != "t" || !slices.Equal(m.Version.Layers, head.Version.Layers) || m.Version.Trace != head.Version.Trace ||
+	if m.Org != org || m.Thread != "t" || !slices.Equal(m.Version.Layers, head.Version.Layers) ||
+		m.Version.Trace != head.Version.Trace ||
 		m.Version.Manifest != head.Version.Manifest || m.Parent == nil || *m.Parent != head.History[0].Manifest {
 		t.Errorf("%+v of %+v", m, head)
 	}
@@ -89,7 +90,8 @@ func TestFork(t *testing.T) {
 				t.Errorf("%q", got)
 			}
 		}
-		if v.Number != 1 || v.Trace != "" || len(fork.History) != 0 || len(v.Layers) != layers || v.Layers[0].Key != head.Version.Layers[0].Key {
+		if v.Number != 1 || v.Trace != "" || len(fork.History) != 0 || len(v.Layers) != layers ||
+			v.Layers[0].Key != head.Version.Layers[0].Key {
 			t.Errorf("version %d: %+v", number, fork)
 		}
 		if slices.ContainsFunc(v.Layers, func(l proto.Layer) bool { return l.Version != 1 }) {
@@ -256,7 +258,10 @@ func TestRemoveDuringUse(t *testing.T) {
 			}
 		}
 		w.backend.watch(func(string, string) { guarded() }, nil)
-		v := &thread.Versions{Blobs: w.versions.Blobs, Heads: &hooked{Threads: w.heads, before: func(string) { guarded() }}, Limits: unlimited}
+		v := &thread.Versions{
+			Blobs: w.versions.Blobs, Heads: &hooked{Threads: w.heads, before: func(string) { guarded() }},
+			Limits: unlimited,
+		}
 		err := v.Remove(w.ctx, org, id)
 		w.backend.watch(nil, nil)
 		stop = !used
@@ -322,7 +327,8 @@ func TestInterruptedRemoval(t *testing.T) {
 	}
 	w.backend.watch(nil, nil)
 	var removing *proto.RemovingError
-	if err := w.versions.Stage(w.ctx, org, "t", "f", 1, unlimitedHome, strings.NewReader("x")); !errors.As(err, &removing) {
+	if err := w.versions.Stage(w.ctx, org, "t", "f", 1, unlimitedHome, strings.NewReader("x")); !errors.As(
+		err, &removing) {
 		t.Error(err)
 	}
 	if _, err := w.heads.Get(w.ctx, org, "t"); !errors.Is(err, proto.ErrNotFound) {
@@ -371,7 +377,10 @@ func TestExpire(t *testing.T) {
 	if n := must[int](t)(v.Expire(w.ctx, 0)); n != 2 {
 		t.Errorf("%d expired", n)
 	}
-	for id, gone := range map[string]bool{"idle": true, "uploaded": true, "busy": false, "used": false, volume: false, kept: false} {
+	for id, gone := range map[string]bool{
+		"idle": true, "uploaded": true, "busy": false, "used": false, volume: false,
+		kept: false,
+	} {
 		if _, err := w.heads.Get(w.ctx, org, id); errors.Is(err, proto.ErrNotFound) != gone {
 			t.Errorf("%s: %v", id, err)
 		}
@@ -399,7 +408,8 @@ func TestRebuild(t *testing.T) {
 	w.stage(t, "complete", "staged", "lost")
 	w.write(t, "lost", "f", "")
 	noLayer := w.head(t, "no-layer")
-	check(t, w.backend.Delete(w.ctx, noLayer.Version.Layers[2].Key), w.backend.Delete(w.ctx, w.head(t, "lost").Version.Layers[0].Key),
+	check(t, w.backend.Delete(w.ctx, noLayer.Version.Layers[2].Key),
+		w.backend.Delete(w.ctx, w.head(t, "lost").Version.Layers[0].Key),
 		w.backend.Delete(w.ctx, w.backend.keys("objects/")[0]))
 	for _, id := range []string{"complete", "no-layer", "no-object", "lost"} {
 		check(t, w.loseHead(id))
@@ -423,7 +433,8 @@ func TestRebuild(t *testing.T) {
 	// An execution that started before the heads were lost cannot commit.
 	now := w.head(t, "complete")
 	late := &proto.Commit{Fence: old.Fence, Version: proto.Version{Number: 5}}
-	if now.Fence <= old.Fence || now.Version.Manifest != old.Version.Manifest || !slices.Equal(now.Version.Layers, old.Version.Layers) {
+	if now.Fence <= old.Fence || now.Version.Manifest != old.Version.Manifest ||
+		!slices.Equal(now.Version.Layers, old.Version.Layers) {
 		t.Errorf("got %+v, want like %+v", now, old)
 	}
 	if _, err := now.Commit(late); !errors.Is(err, proto.ErrFenced) {
@@ -459,7 +470,8 @@ func TestRebuildWithUnreadableManifest(t *testing.T) {
 		t.Error(err)
 	}
 	check(t, w.backend.Delete(w.ctx, rotten))
-	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Made: 1, Kept: 2}) || w.content(t, "b", "f") != "one" {
+	if r := must[proto.Rebuilt](t)(w.versions.Rebuild(w.ctx)); r != (proto.Rebuilt{Made: 1, Kept: 2}) ||
+		w.content(t, "b", "f") != "one" {
 		t.Errorf("%+v", r)
 	}
 }

@@ -21,8 +21,7 @@ const (
 	// maxManifest is the maximal size of a manifest in bytes. A layer takes less than 500.
 	maxManifest  = 4 << 20
 	numberDigits = 10
-	// maxOwnLayers is how many layers a manifest with a base may have in addition to those of the
-	// base.
+	// maxOwnLayers is how many layers a manifest may add to its base.
 	maxOwnLayers = 4
 )
 
@@ -34,7 +33,8 @@ func random() string { return rand.Text() }
 func (v *Versions) WriteManifest(
 	ctx context.Context, org, thread string, version proto.Version, previous *proto.Version,
 ) (proto.Version, error) {
-	version.Manifest, version.Chain, version.Base = proto.Blob{}, proto.Chain(version.Layers), baseOf(version.Layers, previous)
+	version.Manifest, version.Chain, version.Base = proto.Blob{}, proto.Chain(version.Layers),
+		baseOf(version.Layers, previous)
 	m := &proto.Manifest{Form: manifestForm, Org: org, Thread: thread, Version: version}
 	if err := checkManifest(m); err != nil {
 		return version, fmt.Errorf("write a manifest: %w", err)
@@ -47,14 +47,16 @@ func (v *Versions) WriteManifest(
 	}
 	content, err := json.Marshal(m)
 	if err == nil && len(content) > maxManifest {
-		err = fmt.Errorf("it has %d bytes, more than %d: compact its %d layers", len(content), maxManifest, len(version.Layers))
+		err = fmt.Errorf("it has %d bytes, more than %d: compact its %d layers", len(content), maxManifest,
+			len(version.Layers))
 	}
 	if err != nil {
 		return version, fmt.Errorf("write the manifest of version %d of thread %s: %w", version.Number, thread, err)
 	}
 	digest := sha256.Sum256(content)
 	b := proto.Blob{
-		Key:  manifestPrefix(org, thread) + fmt.Sprintf("%0*d-%s", numberDigits, version.Number, hex.EncodeToString(digest[:])),
+		Key: manifestPrefix(org, thread) + fmt.Sprintf("%0*d-%s", numberDigits, version.Number,
+			hex.EncodeToString(digest[:])),
 		Size: int64(len(content)), Digest: DigestName(digest),
 	}
 	if err := v.Blobs.Put(ctx, b, bytes.NewReader(content)); err != nil {

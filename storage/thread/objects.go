@@ -16,8 +16,7 @@ import (
 
 const (
 	// markTimeout is how long PutObject waits for a mark to disappear. The writer of the mark
-	// limits the removal to half of that, so that no request is in flight any more after the
-	// timeout.
+	// limits the removal to half of that, so that no request is in flight after the timeout.
 	markTimeout = time.Minute
 	// markInterval is how often PutObject looks for marks.
 	markInterval = 100 * time.Millisecond
@@ -25,7 +24,9 @@ const (
 
 // PutObject stores the content of a file, size bytes with the given digest. The object then exists
 // for at least the safe age. The package comment explains how PutObject and Collect interact.
-func (v *Versions) PutObject(ctx context.Context, org string, digest layer.Digest, size int64, content io.ReaderAt) error {
+func (v *Versions) PutObject(
+	ctx context.Context, org string, digest layer.Digest, size int64, content io.ReaderAt,
+) error {
 	b := ObjectBlob(org, digest, size)
 	for {
 		err := v.Blobs.Put(ctx, b, content)

@@ -123,12 +123,15 @@ func (v *Versions) storedParts(ctx context.Context, org, id string) (parts []sto
 			continue // foreign
 		}
 		parts = append(parts, storedPart{
-			proto.UploadedPart{Number: number, Size: e.Size}, proto.Blob{Key: e.Key, Size: e.Size, Digest: "sha256:" + sum}, e.Modified,
+			proto.UploadedPart{Number: number, Size: e.Size},
+			proto.Blob{Key: e.Key, Size: e.Size, Digest: "sha256:" + sum},
+			e.Modified,
 		})
 	}
 	// Of parts that were stored at the same time, the newest counts.
 	slices.SortFunc(parts, func(a, b storedPart) int {
-		return cmp.Or(cmp.Compare(a.Number, b.Number), b.modified.Compare(a.modified), strings.Compare(a.blob.Key, b.blob.Key))
+		return cmp.Or(cmp.Compare(a.Number, b.Number), b.modified.Compare(a.modified),
+			strings.Compare(a.blob.Key, b.blob.Key))
 	})
 	return slices.CompactFunc(parts, func(a, b storedPart) bool { return a.Number == b.Number }), nil
 }

@@ -31,7 +31,8 @@ func TestUploadInParts(t *testing.T) {
 	}
 	check(t, body.Close())
 	for what, err := range map[string]error{
-		"other size": w.versions.PutPart(w.ctx, org, id, 8, 1, []byte("a")), "other organisation": w.versions.PutPart(w.ctx, "other", id, 7, 1, []byte("a")), "other id": put("X"+id, 1, "a"),
+		"other size":         w.versions.PutPart(w.ctx, org, id, 8, 1, []byte("a")),
+		"other organisation": w.versions.PutPart(w.ctx, "other", id, 7, 1, []byte("a")), "other id": put("X"+id, 1, "a"),
 	} {
 		if !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("%s: %v", what, err)
@@ -56,7 +57,8 @@ func TestCollectionOfParts(t *testing.T) {
 		check(t, w.versions.PutPart(w.ctx, org, id, 6, 1, []byte("abc")))
 	}
 	w.backend.age()
-	check(t, w.versions.PutPart(w.ctx, org, used, 6, 1, []byte("abc")), w.versions.PutPart(w.ctx, org, used, 6, 2, []byte("def")))
+	check(t, w.versions.PutPart(w.ctx, org, used, 6, 1, []byte("abc")),
+		w.versions.PutPart(w.ctx, org, used, 6, 2, []byte("def")))
 	if c := must[proto.Collected](t)(w.versions.Collect(w.ctx, safeAge)); c.Uploads.Blobs != 2 {
 		t.Errorf("%+v", c)
 	}

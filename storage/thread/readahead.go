@@ -23,7 +23,10 @@ type piece struct {
 }
 
 func newReadAhead(r io.Reader) *readAhead {
-	a := &readAhead{pieces: make(chan piece, readAheadPieces), free: make(chan []byte, readAheadPieces), quit: make(chan struct{})}
+	a := &readAhead{
+		pieces: make(chan piece, readAheadPieces), free: make(chan []byte, readAheadPieces),
+		quit: make(chan struct{}),
+	}
 	for range readAheadPieces {
 		a.free <- make([]byte, readAheadPiece)
 	}

@@ -96,7 +96,8 @@ func sparseHeader(h *tar.Header, size, length int64) ([]byte, error) {
 	sparse := *h
 	sparse.Name, sparse.Size = "GNUSparseFile/file", length // for programs that do not know the records
 	sparse.PAXRecords = map[string]string{
-		unknown + "major": "1", unknown + "minor": "0", unknown + "name": h.Name, unknown + "realsize": strconv.FormatInt(size, 10),
+		unknown + "major": "1", unknown + "minor": "0", unknown + "name": h.Name,
+		unknown + "realsize": strconv.FormatInt(size, 10),
 	}
 	maps.Copy(sparse.PAXRecords, h.PAXRecords)
 	var b bytes.Buffer

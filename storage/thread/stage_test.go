@@ -14,7 +14,8 @@ import (
 )
 
 func (w *world) stageIf(id, path, tag, content string) error {
-	return w.versions.StageIfUnchanged(w.ctx, org, id, path, tag, int64(len(content)), unlimitedHome, strings.NewReader(content))
+	return w.versions.StageIfUnchanged(w.ctx, org, id, path, tag, int64(len(content)), unlimitedHome,
+		strings.NewReader(content))
 }
 
 // tag returns the tag of a file, empty if there is none.
@@ -47,7 +48,8 @@ func TestStageIfUnchanged(t *testing.T) {
 	const id, path = "t", "d/f"
 	prepared := func(w *world, t *testing.T) {
 		w.run(t, id, func(root string) {
-			check(t, os.Mkdir(root+"/d", 0o755), os.WriteFile(root+"/d/f", []byte("old"), 0o644), os.WriteFile(root+"/other", nil, 0o644))
+			check(t, os.Mkdir(root+"/d", 0o755), os.WriteFile(root+"/d/f", []byte("old"), 0o644),
+				os.WriteFile(root+"/other", nil, 0o644))
 		})
 	}
 	for name, c := range map[string]struct {
@@ -71,10 +73,16 @@ func TestStageIfUnchanged(t *testing.T) {
 			_, _, err := w.heads.Lock(w.ctx, org, id, proto.NewTraceID())
 			check(t, err)
 		}},
-		"appears":              {meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path, "theirs") }, changed: true},
-		"appears, empty":       {meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path, "") }, changed: true},
-		"appears in a version": {before: func(w *world, t *testing.T) { w.write(t, id, "x", "x") }, meanwhile: prepared, changed: true},
-		"staged meanwhile":     {before: prepared, meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path, "theirs") }, changed: true},
+		"appears":        {meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path, "theirs") }, changed: true},
+		"appears, empty": {meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path, "") }, changed: true},
+		"appears in a version": {
+			before: func(w *world, t *testing.T) { w.write(t, id, "x", "x") }, meanwhile: prepared,
+			changed: true,
+		},
+		"staged meanwhile": {
+			before: prepared, meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path, "theirs") },
+			changed: true,
+		},
 		"staged twice": {
 			before:    func(w *world, t *testing.T) { w.stage(t, id, path, "old") },
 			meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path, "new") }, changed: true,
@@ -82,9 +90,16 @@ func TestStageIfUnchanged(t *testing.T) {
 		"an execution changes it": {before: prepared, meanwhile: func(w *world, t *testing.T) {
 			w.run(t, id, func(root string) { check(t, os.WriteFile(root+"/d/f", []byte("new"), 0o644)) })
 		}, changed: true},
-		"deleted":           {before: prepared, meanwhile: func(w *world, t *testing.T) { check(t, w.remove(org, id, path)) }, changed: true},
-		"renamed":           {before: prepared, meanwhile: func(w *world, t *testing.T) { check(t, w.rename(id, "d", "e", unlimitedHome)) }, changed: true},
-		"thread is removed": {before: prepared, meanwhile: func(w *world, t *testing.T) { check(t, w.versions.Remove(w.ctx, org, id)) }, changed: true},
+		"deleted": {
+			before: prepared, meanwhile: func(w *world, t *testing.T) { check(t, w.remove(org, id, path)) },
+			changed: true,
+		},
+		"renamed": {before: prepared, meanwhile: func(w *world, t *testing.T) {
+			check(t, w.rename(id, "d", "e", unlimitedHome))
+		}, changed: true},
+		"thread is removed": {before: prepared, meanwhile: func(w *world, t *testing.T) {
+			check(t, w.versions.Remove(w.ctx, org, id))
+		}, changed: true},
 		// These are no files at the path, and are replaced as by Stage.
 		"a directory appears":  {meanwhile: func(w *world, t *testing.T) { w.stage(t, id, path+"/x", "x") }},
 		"a file above appears": {meanwhile: func(w *world, t *testing.T) { w.stage(t, id, "d", "x") }},
@@ -208,7 +223,9 @@ type lostAnswers struct {
 	meanwhile func()
 }
 
-func (h *lostAnswers) Stage(ctx context.Context, org, id string, f proto.StagedFile, accept func([]proto.StagedFile, *proto.Thread) error) error {
+func (h *lostAnswers) Stage(
+	ctx context.Context, org, id string, f proto.StagedFile, accept func([]proto.StagedFile, *proto.Thread) error,
+) error {
 	if err := h.Threads.Stage(ctx, org, id, f, accept); err != nil {
 		return err
 	}

@@ -288,7 +288,7 @@ func (t *tree) edit() *editor {
 	return e
 }
 
-// mutable returns a directory of the copy in place of n.
+// mutable returns the copy's own directory that replaces n.
 func (e *editor) mutable(n *node) *node {
 	if e.own[n] {
 		return n
@@ -361,11 +361,16 @@ func checkPath(path string) error {
 	depth := 1
 	for name := range strings.SplitSeq(path, "/") {
 		if depth++; !layer.ValidName(name) {
-			return &proto.FieldError{Field: "path", Message: fmt.Sprintf("path must be relative to the home, of names of up to %d bytes, without . and ..", layer.MaxName)}
+			return &proto.FieldError{
+				Field: "path", Message: fmt.Sprintf(
+					"path must be relative to the home, of names of up to %d bytes, without . and ..", layer.MaxName),
+			}
 		}
 	}
 	if depth-1 > layer.MaxDepth || len(path) > maxPath {
-		return &proto.FieldError{Field: "path", Message: fmt.Sprintf("path must be of at most %d bytes and %d names", maxPath, layer.MaxDepth)}
+		return &proto.FieldError{
+			Field: "path", Message: fmt.Sprintf("path must be of at most %d bytes and %d names", maxPath, layer.MaxDepth),
+		}
 	}
 	return nil
 }

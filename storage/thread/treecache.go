@@ -71,7 +71,8 @@ func (v *Versions) tree(ctx context.Context, org string, version *proto.Version)
 	}
 	t, err := v.buildTree(ctx, org, version)
 	if err != nil {
-		return nil, fmt.Errorf("read version %d by its manifest %q: %w", version.Number, version.Manifest.Key, hideNotFound(err))
+		return nil, fmt.Errorf("read version %d by its manifest %q: %w", version.Number, version.Manifest.Key,
+			hideNotFound(err))
 	}
 	v.trees.put(key, t)
 	return t, nil

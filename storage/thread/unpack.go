@@ -3,6 +3,7 @@ package thread
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -23,6 +24,8 @@ const (
 	// maxTarHeader is more than the headers of one entry take, in bytes: its path and link, its
 	// attributes, times and sizes, and the padding of its content.
 	maxTarHeader = 16 << 10
+	// maxTarPadding is more than any program writes after the end of a tar, in bytes.
+	maxTarPadding = 1 << 20
 	// rootMode are mode bits that every home has, so that its programs can enter it.
 	rootMode = 0o700
 	// setID are the set-uid and the set-gid bit.
@@ -40,13 +43,18 @@ const (
 // home cannot have or that only an attack would have; its message names the entry. It is a
 // [*proto.PathError] or a [*proto.SpaceError] if the files exceed u.Most, and a [*proto.BusyError]
 // if an execution holds the thread at the end.
-func (v *Versions) Unpack(ctx context.Context, org, thread, path string, u *proto.TarUpload) (version int64, err error) {
+func (v *Versions) Unpack(
+	ctx context.Context, org, thread, path string, u *proto.TarUpload,
+) (version int64, err error) {
 	spool, err := v.Spool()
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = spool.Close() }() // it has no name, and nobody reads it again
-	p := &unpacker{TarUpload: u, ctx: ctx, path: path, spool: spool, root: &node{kind: layer.Dir}, explicit: make(map[*node]bool), names: make(map[*node]int)}
+	p := &unpacker{
+		TarUpload: u, ctx: ctx, path: path, spool: spool, root: &node{kind: layer.Dir},
+		explicit: make(map[*node]bool), names: make(map[*node]int),
+	}
 	if err := p.read(); err != nil {
 		return 0, fmt.Errorf("unpack a tar into thread %s: %w", thread, err)
 	}
@@ -96,29 +104,31 @@ type unpacker struct {
 
 // entryError refuses a tar because of an entry.
 func entryError(name, format string, args ...any) error {
-	return proto.FieldErrorf("body", "has the entry %q, which %s; nothing was changed", proto.Shorten(name), fmt.Sprintf(format, args...))
+	return proto.FieldErrorf("body", "has the entry %q, which %s; nothing was changed", proto.Shorten(name),
+		fmt.Sprintf(format, args...))
 }
 
 // tarInput bounds what is read of a tar, and knows whether it ends with zeros.
 type tarInput struct {
 	from  io.Reader
 	left  int64
-	zeros int   // at the end of what was read
+	zeros int   // at the end of what was read, at least; exact below tarBlock
 	err   error // of from, but io.EOF
 }
 
 // Read implements [io.Reader].
 func (in *tarInput) Read(p []byte) (int, error) {
 	if in.left <= 0 {
-		in.err = proto.FieldErrorf("body", "is longer than a tar of as many files and bytes as the sandbox of this API key has room for; nothing was changed")
+		in.err = proto.FieldErrorf("body",
+			"is longer than a tar of as many files and bytes as the sandbox of this API key has room for; nothing was changed")
 		return 0, in.err
 	}
 	n, err := in.from.Read(p[:min(int64(len(p)), in.left)])
 	in.left -= int64(n)
-	for _, b := range p[:n] {
-		if in.zeros++; b != 0 {
-			in.zeros = 0
-		}
+	last := p[max(0, n-tarBlock):n] // so many zeros are enough to know
+	in.zeros += len(last)
+	if at := len(bytes.TrimRight(last, "\x00")); at > 0 {
+		in.zeros = len(last) - at
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		in.err = err
@@ -127,7 +137,8 @@ func (in *tarInput) Read(p []byte) (int, error) {
 }
 
 func (p *unpacker) read() error {
-	p.in = &tarInput{from: bufio.NewReaderSize(p.Body, tarReadAhead), left: p.Most.Bytes + p.Most.Files*maxTarHeader + tarReadAhead}
+	p.in = &tarInput{from: bufio.NewReaderSize(p.Body, tarReadAhead), left: p.Most.Bytes + p.Most.Files*maxTarHeader +
+		tarReadAhead}
 	for r := tar.NewReader(p.in); ; {
 		if p.ctx.Err() != nil {
 			return context.Cause(p.ctx)
@@ -138,8 +149,11 @@ func (p *unpacker) read() error {
 				return proto.FieldErrorf("body", "is a tar without its end; nothing was changed")
 			}
 			// The rest is padding, and the end of a compressed body has its checksum.
-			_, err := io.Copy(io.Discard, p.in)
-			return p.bodyError(err)
+			if n, err := io.CopyN(io.Discard, p.in, maxTarPadding+1); n <= maxTarPadding {
+				return p.bodyError(err)
+			}
+			return proto.FieldErrorf("body", "has more than %d bytes after the end of its tar; nothing was changed",
+				maxTarPadding)
 		}
 		if err != nil {
 			return p.bodyError(err)
@@ -170,7 +184,8 @@ func (p *unpacker) bodyError(err error) error {
 
 func (p *unpacker) tooLarge(name string) error {
 	return &proto.PathError{Path: name, Message: fmt.Sprintf(
-		"exceeds what the sandbox of this API key has room for, %d bytes and %d files and directories; nothing was changed", p.Most.Bytes, p.Most.Files)}
+		"exceeds what the sandbox of this API key has room for, %d bytes and %d files and directories; nothing was changed",
+		p.Most.Bytes, p.Most.Files)}
 }
 
 // add adds an entry.
@@ -329,7 +344,7 @@ func (p *unpacker) addContent(h *tar.Header, n *node, content io.Reader) error {
 	return nil
 }
 
-// spoolWriter keeps the error of a file, to tell it from those of the body.
+// spoolWriter keeps the error of its file, to distinguish it from errors of the body.
 type spoolWriter struct {
 	file *os.File
 	err  error
@@ -415,7 +430,8 @@ func (p *unpacker) checkAttributes(h *tar.Header, n *node) error {
 	}
 	last := ""
 	for i, x := range n.xattrs {
-		if len(x.Name) > layer.MaxName-len("user.") || x.Name == "" || strings.ContainsRune(x.Name, 0) || i > 0 && x.Name == last {
+		if len(x.Name) > layer.MaxName-len("user.") || x.Name == "" || strings.ContainsRune(x.Name, 0) ||
+			i > 0 && x.Name == last {
 			return entryError(h.Name, "has an extended attribute with an invalid name")
 		}
 		last = x.Name

@@ -66,7 +66,10 @@ func LayerKey(org string) string { return layersPrefix + org + "/" + random() }
 
 // ObjectBlob returns the blob of an object with the given size in bytes.
 func ObjectBlob(org string, digest layer.Digest, size int64) proto.Blob {
-	return proto.Blob{Key: objectsPrefix + org + "/" + hex.EncodeToString(digest[:]), Size: size, Digest: DigestName(digest)}
+	return proto.Blob{
+		Key: objectsPrefix + org + "/" + hex.EncodeToString(digest[:]), Size: size,
+		Digest: DigestName(digest),
+	}
 }
 
 // OpenObject opens the content of a file that is an object.
@@ -93,8 +96,10 @@ func orgOf(key, prefix string) string {
 
 // checkLayer validates the description of a layer.
 func checkLayer(org string, l *proto.Layer) error {
-	if orgOf(l.Key, layersPrefix) != org || l.Index <= 0 || l.Index > l.Size || !proto.ValidImageDigest(l.IndexDigest) || l.Objects < 0 {
-		return fmt.Errorf("invalid layer %q of %s with %d bytes, %d of them its index: restore the head or the manifest", l.Key, org, l.Size, l.Index)
+	if orgOf(l.Key, layersPrefix) != org || l.Index <= 0 || l.Index > l.Size || !proto.ValidImageDigest(l.IndexDigest) ||
+		l.Objects < 0 {
+		return fmt.Errorf("invalid layer %q of %s with %d bytes, %d of them its index: restore the head or the manifest",
+			l.Key, org, l.Size, l.Index)
 	}
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -40,7 +39,7 @@ func (g *Guard) CheckURL(field, s string) error {
 	// Only the shortest form of a port is allowed, so that an origin has one spelling.
 	if port := u.Port(); port != "" || strings.HasSuffix(u.Host, ":") {
 		n, err := strconv.ParseUint(port, 10, 16)
-		if err != nil || strconv.FormatUint(n, 10) != port || !slices.Contains(g.ports, uint16(n)) {
+		if err != nil || strconv.FormatUint(n, 10) != port || !g.openPort(uint16(n)) {
 			return invalid("must not name port " + port + ": " + g.openPorts() + " open to " + g.config.For)
 		}
 	}
@@ -49,7 +48,8 @@ func (g *Guard) CheckURL(field, s string) error {
 
 // checkHost returns what is wrong with the host of a URL, without brackets, or "".
 func (g *Guard) checkHost(host string) string {
-	const name = "must have the name of a host: letters, digits and hyphens between dots; of an international name the form with xn--"
+	const name = "must have the name of a host: letters, digits and hyphens between dots; of an international name the " +
+		"form with xn--"
 	if addr, err := netip.ParseAddr(host); err == nil {
 		if addr.Zone() == "" && !addr.Is4In6() && g.allowed(addr) {
 			return ""
@@ -61,14 +61,16 @@ func (g *Guard) checkHost(host string) string {
 	}
 	labels := strings.Split(host, ".")
 	for _, label := range labels {
-		if len(label) < 1 || len(label) > maxLabelLen || strings.Trim(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+		if len(label) < 1 || len(label) > maxLabelLen ||
+			strings.Trim(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
 			return name
 		}
 	}
 	// Resolvers accept many spellings of IPv4 addresses: 127.1, 0x7f000001, 2130706433, 0177.0.0.1. In
 	// all of them the last label is a number, which it never is in a name.
 	last := strings.ToLower(labels[len(labels)-1])
-	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
+	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") &&
+		strings.Trim(last[2:], "0123456789abcdef") == "" {
 		return "must name a host, not an address"
 	}
 	return ""
@@ -94,7 +96,9 @@ func (g *Guard) Check(ctx context.Context, field, s string) error {
 	for _, addr := range addrs {
 		if err := g.checkAddr(addr.Unmap()); err != nil {
 			if _, refused := errors.AsType[*RefusedError](err); refused {
-				return &proto.FieldError{Field: field, Message: field + " leads to an address that is not open to " + g.config.For + ": it is not public"}
+				return &proto.FieldError{
+					Field: field, Message: field + " leads to an address that is not open to " + g.config.For + ": it is not public",
+				}
 			}
 			return fmt.Errorf("check %s: %w", field, err)
 		}

@@ -49,7 +49,10 @@ func TestTransportConnectsToAllowedAddressesOnly(t *testing.T) {
 	names.set("AAAA mapped.test.", []string{"::ffff:" + closed})
 	names.set("A mixed.test.", []string{closed, open})
 	names.set("AAAA mixed.test.", []string{"fd00::1"})
-	for _, host := range []string{"private.test", "alias.test", "mapped.test", closed, "::ffff:" + closed, "::1", "0.0.0.0"} {
+	for _, host := range []string{
+		"private.test", "alias.test", "mapped.test", closed, "::ffff:" + closed, "::1",
+		"0.0.0.0",
+	} {
 		wantRefused(t, post(t, g, host, ok.port))
 	}
 	wantRefused(t, post(t, g, open, 9)) // a port that is not allowed

@@ -11,7 +11,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -56,8 +55,8 @@ type Config struct {
 	AllowCIDRs []netip.Prefix
 	// AllowHTTP allows plain http, and port 80.
 	AllowHTTP  bool
-	AllowPorts []int // more ports
-	// CAFile is a PEM file of certificate authorities to trust besides the system's; empty for none.
+	AllowPorts []PortRange // more ports
+	// CAFile is a PEM file of certificate authorities to trust in addition to the system's; empty for none.
 	CAFile   string
 	Resolver *net.Resolver // nil for the system's
 }
@@ -65,7 +64,7 @@ type Config struct {
 // Guard checks the destinations of webhooks. Use [New] to create one.
 type Guard struct {
 	config    Config
-	ports     []uint16
+	ports     []PortRange
 	ranges    *ssrf.Guardian
 	resolver  *net.Resolver
 	dialer    net.Dialer
@@ -84,20 +83,22 @@ func (e *RefusedError) Error() string { return e.Reason }
 // New returns a guard, or an error if the configuration is invalid.
 func New(c Config) (*Guard, error) {
 	c.For = cmp.Or(c.For, "webhooks")
-	g := &Guard{config: c, ports: []uint16{443, 8443}, resolver: c.Resolver}
+	g := &Guard{config: c, ports: []PortRange{{443, 443}, {8443, 8443}}, resolver: c.Resolver}
 	if g.resolver == nil {
 		g.resolver = net.DefaultResolver
 	}
 	if c.AllowHTTP {
-		g.ports = append(g.ports, 80)
+		g.ports = append(g.ports, PortRange{80, 80})
 	}
-	for _, port := range c.AllowPorts {
-		if port < 1 || port > 65535 {
-			return nil, fmt.Errorf("port %d that %s may go to: must be 1 to 65535", port, c.For)
+	for _, ports := range c.AllowPorts {
+		if ports.First < 1 || ports.Last > maxPort || ports.First > ports.Last {
+			return nil, fmt.Errorf("port %s that %s may go to: must be 1 to %d", ports, c.For, maxPort)
 		}
-		g.ports = append(g.ports, uint16(port))
+		g.ports = append(g.ports, ports)
 	}
-	slices.Sort(g.ports)
+	slices.SortFunc(g.ports, func(a, b PortRange) int {
+		return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last))
+	})
 	g.ports = slices.Compact(g.ports)
 	var allow4, allow6 []netip.Prefix
 	for _, p := range c.AllowCIDRs {
@@ -110,7 +111,7 @@ func New(c Config) (*Guard, error) {
 			allow6 = append(allow6, p)
 		}
 	}
-	g.ranges = ssrf.New(ssrf.WithPorts(g.ports...), ssrf.WithDeniedV4Prefixes(azureHost),
+	g.ranges = ssrf.New(ssrf.WithAnyPort(), ssrf.WithDeniedV4Prefixes(azureHost),
 		ssrf.WithAllowedV4Prefixes(allow4...), ssrf.WithAllowedV6Prefixes(allow6...))
 	roots, err := rootsWith(c.CAFile)
 	if err != nil {
@@ -136,8 +137,8 @@ func New(c Config) (*Guard, error) {
 	return g, nil
 }
 
-// rootsWith returns the system's certificate authorities and those of the file. It returns nil,
-// which stands for the system's, if file is empty.
+// rootsWith returns the certificate authorities of the system and of the file. If file is empty, it returns nil, which
+// means the system's.
 func rootsWith(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -186,10 +187,10 @@ func (g *Guard) control(network, address string, conn syscall.RawConn) error {
 	if err != nil {
 		return fmt.Errorf("read the address to dial: %w", err)
 	}
-	switch err := g.ranges.Safe(network, address, conn); {
-	case errors.Is(err, ssrf.ErrProhibitedPort):
+	if !g.openPort(to.Port()) {
 		return &RefusedError{Reason: fmt.Sprintf("port %d is not open to %s: %s", to.Port(), g.config.For, g.openPorts())}
-	case err != nil:
+	}
+	if g.ranges.Safe(network, address, conn) != nil {
 		return g.addressError()
 	}
 	return g.checkAddr(to.Addr())
@@ -226,10 +227,14 @@ func (g *Guard) allowed(addr netip.Addr) bool {
 	return slices.ContainsFunc(g.config.AllowCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
+func (g *Guard) openPort(port uint16) bool {
+	return slices.ContainsFunc(g.ports, func(r PortRange) bool { return r.contains(int(port)) })
+}
+
 func (g *Guard) openPorts() string {
 	ports := make([]string, len(g.ports))
-	for i, port := range g.ports {
-		ports[i] = fmt.Sprint(port)
+	for i, r := range g.ports {
+		ports[i] = r.String()
 	}
 	last := len(ports) - 1
 	return strings.Join(ports[:last], ", ") + " and " + ports[last] + " are"
@@ -239,13 +244,15 @@ func (g *Guard) openPorts() string {
 func (g *Guard) Warnings() []string {
 	var warnings []string
 	for _, p := range g.config.AllowCIDRs {
-		warnings = append(warnings, fmt.Sprintf("%s may go to addresses in %s, also where they are not public", g.config.For, p))
+		warnings = append(warnings,
+			fmt.Sprintf("%s may go to addresses in %s, also where they are not public", g.config.For, p))
 	}
 	if g.config.AllowHTTP {
 		warnings = append(warnings, g.config.For+" may go over plain http, where others can read and change them")
 	}
 	if len(g.config.AllowPorts) > 0 {
-		warnings = append(warnings, fmt.Sprintf("%s may go to ports besides 443 and 8443: %s", g.config.For, strings.Trim(fmt.Sprint(g.config.AllowPorts), "[]")))
+		warnings = append(warnings, fmt.Sprintf("%s may go to ports besides 443 and 8443: %s", g.config.For,
+			strings.Trim(fmt.Sprint(g.config.AllowPorts), "[]")))
 	}
 	return warnings
 }

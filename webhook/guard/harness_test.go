@@ -157,7 +157,9 @@ func pair(t *testing.T) (ok, hostile *receiver, g *guard.Guard, names *nameserve
 	ok = newReceiver(t, open, 0)
 	hostile = newReceiver(t, closed, ok.port)
 	g = newGuard(t, guard.Config{
-		AllowCIDRs: []netip.Prefix{netip.MustParsePrefix(open + "/32")}, AllowHTTP: true, AllowPorts: []int{ok.port}, Resolver: resolver,
+		AllowCIDRs: []netip.Prefix{netip.MustParsePrefix(open + "/32")}, AllowHTTP: true, AllowPorts: []guard.PortRange{
+			{First: ok.port, Last: ok.port},
+		}, Resolver: resolver,
 	})
 	return ok, hostile, g, names
 }

@@ -30,9 +30,9 @@ import (
 
 const secretVariable = "BULLPEN_WEBHOOK_SECRET"
 
-// documented returns the named code blocks of docs/webhooks.md, as in "```go receiver.go".
+// documented returns the named code blocks of docs/guides/webhooks.md, as in "```go receiver.go".
 func documented(t *testing.T) map[string]string {
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "webhooks.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "guides", "webhooks.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,10 @@ func postTo(t *testing.T, url string, w proto.Webhook, body []byte) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := guard.New(guard.Config{AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, AllowHTTP: true, AllowPorts: []int{port}})
+	g, err := guard.New(guard.Config{
+		AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, AllowHTTP: true,
+		AllowPorts: []guard.PortRange{{First: port, Last: port}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +226,8 @@ func TestDocumentedReceivers(t *testing.T) {
 	// Longer than a block of SHA-256, and not ASCII.
 	phrase := "bättery staple " + strings.Repeat("correct horse ", 6)
 	later, before := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
-	body := []byte(`{"event":"execution.completed","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","result":{"stdout":"a\\nb \u0000 ü%s $(id)"}}`)
+	body := []byte(`{"event":"execution.completed","trace_id":"trc_AbCdEfGhIjKlMnOpQrSt","result":{"stdout":"a\\nb ` +
+		`\u0000 ü%s $(id)"}}`)
 	const good, bad = http.StatusNoContent, http.StatusUnauthorized
 	type attempt struct {
 		settings proto.Webhook
@@ -255,12 +259,14 @@ func TestDocumentedReceivers(t *testing.T) {
 		r.Header.Set("Webhook-Timestamp", strconv.FormatInt(seconds-1, 10))
 	}
 	standard := map[string]attempt{
-		"changed id":              {with(secret, "", none), header("Webhook-Id", "msg_x"), bad},
-		"changed time":            {with(secret, "", none), earlier, bad},
-		"malformed time":          {with(secret, "", none), header("Webhook-Timestamp", "a[$(id)]"), bad},
-		"no signature":            {with(secret, "", none), func(r *http.Request) { r.Header.Del("Webhook-Signature") }, bad},
-		"signature of another":    {with(secret, "", none), header("Webhook-Signature", "* v2,AAAA v1,AAAA v1a,AAAA"), bad},
-		"characters of the other": {with(secret, "", none), func(r *http.Request) { r.Header.Set("Webhook-Signature", r.Header.Get("X-Bullpen-Signature")) }, bad},
+		"changed id":           {with(secret, "", none), header("Webhook-Id", "msg_x"), bad},
+		"changed time":         {with(secret, "", none), earlier, bad},
+		"malformed time":       {with(secret, "", none), header("Webhook-Timestamp", "a[$(id)]"), bad},
+		"no signature":         {with(secret, "", none), func(r *http.Request) { r.Header.Del("Webhook-Signature") }, bad},
+		"signature of another": {with(secret, "", none), header("Webhook-Signature", "* v2,AAAA v1,AAAA v1a,AAAA"), bad},
+		"characters of the other": {with(secret, "", none), func(r *http.Request) {
+			r.Header.Set("Webhook-Signature", r.Header.Get("X-Bullpen-Signature"))
+		}, bad},
 	}
 	for name, p := range all {
 		t.Run(name, func(t *testing.T) {
@@ -312,7 +318,8 @@ func TestDocumentedReceivers(t *testing.T) {
 		})
 	}
 	want := []string{
-		"receiver.cgi", "receiver.go", "receiver.mjs", "receiver.py", "verify_hex.go", "verify_hex.mjs", "verify_hex.py", "verify_hex.sh",
+		"receiver.cgi", "receiver.go", "receiver.mjs", "receiver.py", "verify_hex.go", "verify_hex.mjs", "verify_hex.py",
+		"verify_hex.sh",
 	}
 	for _, name := range want {
 		if all[name].args == nil {
@@ -341,7 +348,8 @@ func TestDocumentedReceiversNeedSecrets(t *testing.T) {
 						t.Errorf("%q: %d", secrets, got)
 					}
 				case name == "receiver.cgi":
-					if got := post(t, p.receiver(secrets), with(proto.NewWebhookSecret(), "", time.Time{}), body, nil); got != http.StatusInternalServerError {
+					if got := post(t, p.receiver(secrets), with(proto.NewWebhookSecret(), "", time.Time{}), body,
+						nil); got != http.StatusInternalServerError {
 						t.Errorf("%q: %d", secrets, got)
 					}
 				default:

@@ -44,8 +44,9 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	a := &authority{t: t, key: newKey(t)}
 	a.cert = a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, nil, a.key)
 	return a
 }
@@ -78,16 +79,21 @@ func (a *authority) sign(template, parent *x509.Certificate, key *ecdsa.PrivateK
 func (a *authority) server(addr string, until time.Time) *tls.Config {
 	key := newKey(a.t)
 	cert := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until, IPAddresses: []net.IP{net.ParseIP(addr)},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until,
+		IPAddresses: []net.IP{net.ParseIP(addr)},
+		KeyUsage:    x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, a.cert, key)
-	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}}, NextProtos: []string{"http/1.1"}}
+	return &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}},
+		NextProtos:   []string{"http/1.1"},
+	}
 }
 
 // file writes the authority's certificate to a file.
 func (a *authority) file() string {
 	path := filepath.Join(a.t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}),
+		0o600); err != nil {
 		a.t.Fatal(err)
 	}
 	return path
@@ -114,7 +120,9 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	g, err := guard.New(guard.Config{
-		AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, AllowPorts: []int{w.port()}, AllowHTTP: true, CAFile: w.authority.file(),
+		AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, AllowPorts: []guard.PortRange{
+			{First: w.port(), Last: w.port()},
+		}, AllowHTTP: true, CAFile: w.authority.file(),
 		Resolver: &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
 			return nil, errors.New("no nameserver at 10.9.8.7")
 		}},
@@ -141,7 +149,10 @@ func (w *world) url(scheme string) string {
 
 // serve handles requests over TLS.
 func (w *world) serve(config *tls.Config, handler http.HandlerFunc) {
-	server := &httptest.Server{Listener: w.listener, Config: &http.Server{Handler: handler}, TLS: config, EnableHTTP2: config.NextProtos == nil}
+	server := &httptest.Server{
+		Listener: w.listener, Config: &http.Server{Handler: handler}, TLS: config,
+		EnableHTTP2: config.NextProtos == nil,
+	}
 	server.StartTLS()
 	w.t.Cleanup(server.Close)
 }
@@ -188,7 +199,8 @@ func (w *world) acceptRaw(f func(conn net.Conn)) {
 // send sends a delivery over TLS.
 func (w *world) send() send.Outcome {
 	w.t.Helper()
-	return w.sender.Send(w.t.Context(), send.Post{URL: w.url("https"), ID: "msg_1", Body: []byte(`{"a":1}`), Settings: w.settings})
+	return w.sender.Send(w.t.Context(),
+		send.Post{URL: w.url("https"), ID: "msg_1", Body: []byte(`{"a":1}`), Settings: w.settings})
 }
 
 // write writes to a connection that the sender may have closed.

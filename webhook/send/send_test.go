@@ -49,7 +49,8 @@ func TestSend(t *testing.T) {
 	if o.Error != "" || o.Detail != "" || o.Status != 202 || o.RetryAfter != 0 || o.Number != 0 {
 		t.Errorf("got %+v", o)
 	}
-	if !strings.HasPrefix(o.Response, "HTTP/1.1 202 Accepted\r\n") || !strings.Contains(o.Response, "\r\nX-One: 1\r\nX-Two: 2\r\n\r\nthank you\uFFFD") {
+	if !strings.HasPrefix(o.Response, "HTTP/1.1 202 Accepted\r\n") ||
+		!strings.Contains(o.Response, "\r\nX-One: 1\r\nX-Two: 2\r\n\r\nthank you\uFFFD") {
 		t.Errorf("the response head is %q", o.Response)
 	}
 	if o.RemoteAddr != w.listener.Addr().String() || o.At.Before(before.Add(-time.Second)) {
@@ -99,8 +100,18 @@ func TestSignatures(t *testing.T) {
 	}{
 		"generated": {proto.Webhook{Secret: whsec}, []string{whsec}, []string{old}, whsec},
 		"custom":    {proto.Webhook{Secret: plain}, []string{plain}, []string{whsec}, plain},
-		"rotated":   {proto.Webhook{Secret: whsec, OldSecret: old, OldUntil: now.Add(time.Hour)}, []string{whsec, old}, []string{plain}, whsec},
-		"mixed":     {proto.Webhook{Secret: plain, OldSecret: old, OldUntil: now.Add(time.Hour)}, []string{plain, old}, []string{whsec}, plain},
+		"rotated": {
+			proto.Webhook{Secret: whsec, OldSecret: old, OldUntil: now.Add(time.Hour)},
+			[]string{whsec, old},
+			[]string{plain},
+			whsec,
+		},
+		"mixed": {
+			proto.Webhook{Secret: plain, OldSecret: old, OldUntil: now.Add(time.Hour)},
+			[]string{plain, old},
+			[]string{whsec},
+			plain,
+		},
 		"rotation over": {
 			proto.Webhook{Secret: whsec, OldSecret: old, OldUntil: now.Add(-time.Hour)}, []string{whsec}, []string{old}, whsec,
 		},
@@ -110,7 +121,8 @@ func TestSignatures(t *testing.T) {
 			w := newWorld(t)
 			headers := make(chan http.Header, 1)
 			w.serve(w.valid(), func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header })
-			w.settings.Secret, w.settings.OldSecret, w.settings.OldUntil = test.settings.Secret, test.settings.OldSecret, test.settings.OldUntil
+			w.settings.Secret, w.settings.OldSecret, w.settings.OldUntil = test.settings.Secret, test.settings.OldSecret,
+				test.settings.OldUntil
 			if o := w.send(); o.Error != "" {
 				t.Fatalf("got %+v", o)
 			}
@@ -167,7 +179,8 @@ func TestSignatureHeadersAreConfigurable(t *testing.T) {
 		t.Fatalf("got %+v", o)
 	}
 	h := <-headers
-	if !strings.HasPrefix(h.Get("X-Hub-Signature-256"), "sha256=") || h.Get("X-Bullpen-Signature") != "" || h.Get("X-Baponi-Signature") != "" {
+	if !strings.HasPrefix(h.Get("X-Hub-Signature-256"), "sha256=") || h.Get("X-Bullpen-Signature") != "" ||
+		h.Get("X-Baponi-Signature") != "" {
 		t.Errorf("got %v", h)
 	}
 }
@@ -209,7 +222,8 @@ func TestGoAwayOnEveryConnection(t *testing.T) {
 		connections.Add(1)
 		secure := tls.Server(conn, config)
 		framer := http2.NewFramer(secure, secure)
-		if _, err := io.ReadFull(secure, make([]byte, len(http2.ClientPreface))); err != nil || framer.WriteSettings() != nil {
+		if _, err := io.ReadFull(secure, make([]byte, len(http2.ClientPreface))); err != nil ||
+			framer.WriteSettings() != nil {
 			return
 		}
 		for {
@@ -242,27 +256,42 @@ func TestStatusCodes(t *testing.T) {
 		failed bool
 		after  [2]time.Duration
 	}{
-		"200":                   {status: 200},
-		"204":                   {status: 204},
-		"299":                   {status: 299, header: map[string]string{"Retry-After": "7"}},
-		"300":                   {status: 300, failed: true},
-		"301":                   {status: 301, header: map[string]string{"Location": other.URL}, failed: true},
-		"302":                   {status: 302, header: map[string]string{"Location": other.URL}, failed: true},
-		"303":                   {status: 303, header: map[string]string{"Location": other.URL}, failed: true},
-		"307":                   {status: 307, header: map[string]string{"Location": other.URL}, failed: true},
-		"308":                   {status: 308, header: map[string]string{"Location": other.URL}, failed: true},
-		"308 to itself":         {status: 308, header: map[string]string{"Location": "/hook?a=b"}, failed: true},
-		"401":                   {status: 401, header: map[string]string{"WWW-Authenticate": "Basic"}, failed: true},
-		"410":                   {status: 410, failed: true},
-		"429, seconds":          {status: 429, header: map[string]string{"Retry-After": "120"}, failed: true, after: [2]time.Duration{2 * time.Minute, 2 * time.Minute}},
-		"429, date":             {status: 429, header: map[string]string{"Retry-After": date.UTC().Format(http.TimeFormat)}, failed: true, after: [2]time.Duration{1, 91 * time.Second}},
-		"429, date in the past": {status: 429, header: map[string]string{"Retry-After": "Sun, 06 Nov 1994 08:49:37 GMT"}, failed: true},
-		"429, for ever":         {status: 429, header: map[string]string{"Retry-After": "99999999999999999999999"}, failed: true, after: [2]time.Duration{math.MaxInt64, math.MaxInt64}},
-		"429, 300 years":        {status: 429, header: map[string]string{"Retry-After": "9467280000"}, failed: true, after: [2]time.Duration{math.MaxInt64, math.MaxInt64}},
-		"429, negative":         {status: 429, header: map[string]string{"Retry-After": "-5"}, failed: true},
-		"429, nonsense":         {status: 429, header: map[string]string{"Retry-After": "soon"}, failed: true},
-		"500":                   {status: 500, failed: true},
-		"503":                   {status: 503, header: map[string]string{"Retry-After": "0"}, failed: true},
+		"200":           {status: 200},
+		"204":           {status: 204},
+		"299":           {status: 299, header: map[string]string{"Retry-After": "7"}},
+		"300":           {status: 300, failed: true},
+		"301":           {status: 301, header: map[string]string{"Location": other.URL}, failed: true},
+		"302":           {status: 302, header: map[string]string{"Location": other.URL}, failed: true},
+		"303":           {status: 303, header: map[string]string{"Location": other.URL}, failed: true},
+		"307":           {status: 307, header: map[string]string{"Location": other.URL}, failed: true},
+		"308":           {status: 308, header: map[string]string{"Location": other.URL}, failed: true},
+		"308 to itself": {status: 308, header: map[string]string{"Location": "/hook?a=b"}, failed: true},
+		"401":           {status: 401, header: map[string]string{"WWW-Authenticate": "Basic"}, failed: true},
+		"410":           {status: 410, failed: true},
+		"429, seconds": {
+			status: 429, header: map[string]string{"Retry-After": "120"}, failed: true,
+			after: [2]time.Duration{2 * time.Minute, 2 * time.Minute},
+		},
+		"429, date": {
+			status: 429, header: map[string]string{"Retry-After": date.UTC().Format(http.TimeFormat)},
+			failed: true, after: [2]time.Duration{1, 91 * time.Second},
+		},
+		"429, date in the past": {
+			status: 429, header: map[string]string{"Retry-After": "Sun, 06 Nov 1994 08:49:37 GMT"},
+			failed: true,
+		},
+		"429, for ever": {
+			status: 429, header: map[string]string{"Retry-After": "99999999999999999999999"},
+			failed: true, after: [2]time.Duration{math.MaxInt64, math.MaxInt64},
+		},
+		"429, 300 years": {
+			status: 429, header: map[string]string{"Retry-After": "9467280000"}, failed: true,
+			after: [2]time.Duration{math.MaxInt64, math.MaxInt64},
+		},
+		"429, negative": {status: 429, header: map[string]string{"Retry-After": "-5"}, failed: true},
+		"429, nonsense": {status: 429, header: map[string]string{"Retry-After": "soon"}, failed: true},
+		"500":           {status: 500, failed: true},
+		"503":           {status: 503, header: map[string]string{"Retry-After": "0"}, failed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -315,7 +344,8 @@ func TestBodiesStayCompressed(t *testing.T) {
 		_, _ = rw.Write(bomb.Bytes())
 	})
 	o := w.send()
-	if o.Error != "" || !strings.Contains(o.Response, "Content-Encoding: gzip\r\n") || !strings.Contains(o.Response, "\r\n\r\n\x1f\uFFFD\x08") || len(o.Response) > proto.MaxResponseHead {
+	if o.Error != "" || !strings.Contains(o.Response, "Content-Encoding: gzip\r\n") ||
+		!strings.Contains(o.Response, "\r\n\r\n\x1f\uFFFD\x08") || len(o.Response) > proto.MaxResponseHead {
 		t.Errorf("got %+v", o)
 	}
 	if encoding := <-asked; encoding != "" {
@@ -325,14 +355,18 @@ func TestBodiesStayCompressed(t *testing.T) {
 
 // The recorded head is valid UTF-8 of bounded length, wherever it is cut.
 func TestLongResponsesAreTruncated(t *testing.T) {
-	for _, text := range []string{strings.Repeat("é", 10_000), "x" + strings.Repeat("€", 10_000), strings.Repeat("\xffa", 10_000), strings.Repeat("😀", 10_000)} {
+	for _, text := range []string{
+		strings.Repeat("é", 10_000), "x" + strings.Repeat("€", 10_000),
+		strings.Repeat("\xffa", 10_000), strings.Repeat("😀", 10_000),
+	} {
 		w := newWorld(t)
 		w.serve(w.valid(), func(rw http.ResponseWriter, _ *http.Request) {
 			rw.WriteHeader(http.StatusTeapot)
 			_, _ = io.WriteString(rw, text)
 		})
 		o := w.send()
-		if n := len(o.Response); n > proto.MaxResponseHead || n < proto.MaxResponseHead-utf8.UTFMax || !utf8.ValidString(o.Response) {
+		if n := len(o.Response); n > proto.MaxResponseHead || n < proto.MaxResponseHead-utf8.UTFMax ||
+			!utf8.ValidString(o.Response) {
 			t.Errorf("got %d bytes: %+v", n, o)
 		}
 	}
@@ -377,7 +411,8 @@ func TestBrokenBodiesOfSuccesses(t *testing.T) {
 			w.accept(func(conn net.Conn) { test.receive(t.Context(), conn) })
 			o := w.send()
 			w.wantError(o, "", test.detail)
-			if o.Status != 200 || !strings.HasPrefix(o.Response, "HTTP/1.1 200 OK\r\n") || !strings.Contains(o.Response, "begin") {
+			if o.Status != 200 || !strings.HasPrefix(o.Response, "HTTP/1.1 200 OK\r\n") ||
+				!strings.Contains(o.Response, "begin") {
 				t.Errorf("got %+v", o)
 			}
 		})
@@ -425,7 +460,10 @@ func TestBadReceivers(t *testing.T) {
 	}{
 		"not listening": {long, func(w *world) { _ = w.listener.Close() }, proto.DeliveryConnect, "connection refused"},
 		"never accepts": {short, func(*world) {}, proto.DeliveryTimeout, "in the TLS handshake"},
-		"never answers": {proto.Seconds(3 * time.Second), func(w *world) { w.accept(wait) }, proto.DeliveryTimeout, "while waiting for an answer"},
+		"never answers": {
+			proto.Seconds(3 * time.Second), func(w *world) { w.accept(wait) }, proto.DeliveryTimeout,
+			"while waiting for an answer",
+		},
 		"byte by byte": {short, func(w *world) {
 			w.accept(func(conn net.Conn) {
 				write(conn, "HTTP/1.1 200 OK\r\nX-Slow: ")
@@ -438,20 +476,41 @@ func TestBadReceivers(t *testing.T) {
 				wait(conn)
 			})
 		}, proto.DeliveryTimeout, ""},
-		"reset":             {long, func(w *world) { w.accept(func(conn net.Conn) { resetAfter(conn, "") }) }, proto.DeliveryBroken, "while waiting for an answer"},
-		"reset in the head": {long, func(w *world) { w.accept(func(conn net.Conn) { resetAfter(conn, "HTTP/1.1 200 OK\r\nX-") }) }, proto.DeliveryBroken, ""},
-		"closed":            {long, func(w *world) { w.accept(func(net.Conn) {}) }, proto.DeliveryBroken, "the receiver closed the connection"},
-		"not HTTP":          {long, func(w *world) { w.accept(func(conn net.Conn) { write(conn, "SSH-2.0-OpenSSH_9.9\r\n\r\n") }) }, proto.DeliveryBroken, "malformed HTTP"},
-		"endless head":      {long, func(w *world) { w.accept(endlessHead) }, proto.DeliveryBroken, "exceeded"},
+		"reset": {
+			long, func(w *world) { w.accept(func(conn net.Conn) { resetAfter(conn, "") }) },
+			proto.DeliveryBroken, "while waiting for an answer",
+		},
+		"reset in the head": {long, func(w *world) {
+			w.accept(func(conn net.Conn) { resetAfter(conn, "HTTP/1.1 200 OK\r\nX-") })
+		}, proto.DeliveryBroken, ""},
+		"closed": {
+			long, func(w *world) { w.accept(func(net.Conn) {}) }, proto.DeliveryBroken,
+			"the receiver closed the connection",
+		},
+		"not HTTP": {long, func(w *world) {
+			w.accept(func(conn net.Conn) { write(conn, "SSH-2.0-OpenSSH_9.9\r\n\r\n") })
+		}, proto.DeliveryBroken, "malformed HTTP"},
+		"endless head": {long, func(w *world) { w.accept(endlessHead) }, proto.DeliveryBroken, "exceeded"},
 		"long head line": {long, func(w *world) {
 			w.accept(func(conn net.Conn) { write(conn, "HTTP/1.1 200 "+strings.Repeat("x", 1<<20)) })
 		}, proto.DeliveryBroken, ""},
-		"switches protocols":    {long, func(w *world) { w.accept(switches) }, proto.DeliveryRejected, "101 Switching Protocols"},
-		"no TLS":                {long, func(w *world) { w.acceptRaw(func(conn net.Conn) { write(conn, "HTTP/1.1 200 OK\r\n\r\n") }) }, proto.DeliveryTLS, ""},
-		"TLS fault":             {long, func(w *world) { w.acceptRaw(func(conn net.Conn) { write(conn, "\x15\x03\x01\x00\x02\x02\x28") }) }, proto.DeliveryTLS, "handshake failure"},
-		"closed in TLS":         {long, func(w *world) { w.acceptRaw(func(net.Conn) {}) }, proto.DeliveryTLS, ""},
-		"old certificate":       {long, func(w *world) { w.serveTLS("127.0.0.1", -time.Hour) }, proto.DeliveryTLS, "expired"},
-		"another's certificate": {long, func(w *world) { w.serveTLS("127.0.0.9", time.Hour) }, proto.DeliveryTLS, "127.0.0.9"},
+		"switches protocols": {
+			long, func(w *world) { w.accept(switches) }, proto.DeliveryRejected,
+			"101 Switching Protocols",
+		},
+		"no TLS": {long, func(w *world) {
+			w.acceptRaw(func(conn net.Conn) { write(conn, "HTTP/1.1 200 OK\r\n\r\n") })
+		}, proto.DeliveryTLS, ""},
+		"TLS fault": {
+			long, func(w *world) { w.acceptRaw(func(conn net.Conn) { write(conn, "\x15\x03\x01\x00\x02\x02\x28") }) },
+			proto.DeliveryTLS, "handshake failure",
+		},
+		"closed in TLS":   {long, func(w *world) { w.acceptRaw(func(net.Conn) {}) }, proto.DeliveryTLS, ""},
+		"old certificate": {long, func(w *world) { w.serveTLS("127.0.0.1", -time.Hour) }, proto.DeliveryTLS, "expired"},
+		"another's certificate": {
+			long, func(w *world) { w.serveTLS("127.0.0.9", time.Hour) }, proto.DeliveryTLS,
+			"127.0.0.9",
+		},
 		"unknown authority": {long, func(w *world) {
 			w.authority = newAuthority(w.t)
 			w.serveTLS("127.0.0.1", time.Hour)
@@ -467,13 +526,15 @@ func TestBadReceivers(t *testing.T) {
 			if (o.Status != 0) != (test.class == proto.DeliveryRejected) || o.Timings.Total <= 0 {
 				t.Errorf("got %+v", o)
 			}
-			if waited := strings.Contains(o.Detail, "while waiting"); waited && test.class == proto.DeliveryTimeout && o.Timings.FirstByte <= 0 {
+			if waited := strings.Contains(o.Detail, "while waiting"); waited && test.class == proto.DeliveryTimeout &&
+				o.Timings.FirstByte <= 0 {
 				t.Errorf("timings are %+v", o.Timings)
 			}
 			if strings.Contains(o.Detail, "->") || !utf8.ValidString(o.Detail) || len(o.Detail) > 500 {
 				t.Errorf("the detail is %q", o.Detail)
 			}
-			if want := w.listener.Addr().String(); test.class != proto.DeliveryConnect && test.class != proto.DeliveryTimeout && o.RemoteAddr != want {
+			if want := w.listener.Addr().String(); test.class != proto.DeliveryConnect && test.class != proto.DeliveryTimeout &&
+				o.RemoteAddr != want {
 				t.Errorf("the remote address is %q, want %q", o.RemoteAddr, want)
 			}
 		})

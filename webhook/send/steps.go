@@ -95,7 +95,8 @@ func (s *steps) timings(now time.Time) (timings proto.DeliveryTimings, remote st
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.got || s.fresh {
-		timings.DNS, timings.Connect, timings.TLS = s.dns.milliseconds(now), s.connect.milliseconds(now), s.tls.milliseconds(now)
+		timings.DNS, timings.Connect, timings.TLS = s.dns.milliseconds(now), s.connect.milliseconds(now),
+			s.tls.milliseconds(now)
 	}
 	if !s.wrote.IsZero() {
 		timings.FirstByte = span{s.wrote, s.firstByte}.milliseconds(now)

@@ -32,9 +32,9 @@ type Stats struct {
 	Unchanged bool
 }
 
-// Diff writes the changes in the home to out. Nothing may modify the home any more, but it may
-// still be mounted. The error wraps [layer.ErrLimit] if the change exceeds the limits of out, and
-// a [*proto.FileError] if a file cannot be part of any layer.
+// Diff writes the changes in the home to out. The home must no longer change, but may still be
+// mounted. The error wraps [layer.ErrLimit] if the change exceeds the limits of out, and a
+// [*proto.FileError] if a file cannot be part of any layer.
 func (o *Overlay) Diff(ctx context.Context, out layer.Writer, store Store) (Stats, error) {
 	s, err := o.diff(ctx, out, store)
 	if err != nil {

@@ -48,7 +48,8 @@ func TestWorkIsBounded(t *testing.T) {
 		names                int64 // all names and extents
 	}{
 		{
-			"directories renamed out of each other", `p=.; for i in $(seq 100); do mkdir $p/d$i; p=$p/d$i; done; for i in $(seq 300); do : > $p/$i; done`,
+			"directories renamed out of each other",
+			`p=.; for i in $(seq 100); do mkdir $p/d$i; p=$p/d$i; done; for i in $(seq 300); do : > $p/$i; done`,
 			`for i in $(seq 100 -1 2); do p=.; for j in $(seq $i); do p=$p/d$j; done; mv $p .; done`, 400,
 		},
 		{"names of a file with many holes", `python3 -c "

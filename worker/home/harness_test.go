@@ -102,7 +102,9 @@ func encode(limits layer.Limits, write func(layer.Writer) (home.Stats, error)) (
 	return parts{b.Bytes()[:layout.Pack], b.Bytes()[layout.Pack:]}, stats, err
 }
 
-func encodeDiff(ctx context.Context, o *home.Overlay, limits layer.Limits, store home.Store) (parts, home.Stats, error) {
+func encodeDiff(
+	ctx context.Context, o *home.Overlay, limits layer.Limits, store home.Store,
+) (parts, home.Stats, error) {
 	return encode(limits, func(w layer.Writer) (home.Stats, error) { return o.Diff(ctx, w, store) })
 }
 
@@ -114,7 +116,9 @@ func diff(tb fatal, o *home.Overlay, stored objects) (parts, home.Stats) {
 }
 
 func encodeFull(dir string, store home.Store) (parts, home.Stats, error) {
-	return encode(unlimited, func(w layer.Writer) (home.Stats, error) { return home.Full(context.Background(), dir, w, store) })
+	return encode(unlimited, func(w layer.Writer) (home.Stats, error) {
+		return home.Full(context.Background(), dir, w, store)
+	})
 }
 
 func full(tb fatal, dir string, stored objects) (parts, home.Stats) {
@@ -158,7 +162,8 @@ func tmpfs(tb fatal) (*os.File, string) {
 	fs := must[int](tb)(unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC))
 	defer func() { _ = unix.Close(fs) }()
 	check(tb, unix.FsconfigCreate(fs))
-	f := os.NewFile(uintptr(must[int](tb)(unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV))), "tmpfs")
+	f := os.NewFile(uintptr(must[int](tb)(
+		unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV))), "tmpfs")
 	return f, pathOf(f)
 }
 
@@ -200,7 +205,8 @@ func newDir(tb testing.TB) string {
 
 func (th *thread) open() (*home.Overlay, *os.File) {
 	th.tb.Helper()
-	v := must[*disk.Volume](th.tb)(th.volumes.Get(th.tb.Context(), disk.Size{Bytes: 1 << 30, Inodes: 30_000}, tenant, tenant))
+	v := must[*disk.Volume](th.tb)(
+		th.volumes.Get(th.tb.Context(), disk.Size{Bytes: 1 << 30, Inodes: 30_000}, tenant, tenant))
 	th.tb.Cleanup(func() { check(th.tb, v.Close()) })
 	o := &home.Overlay{Lower: th.lower, Volume: v.Path(), Owner: th.owner}
 	f := must[*os.File](th.tb)(o.Mount())
@@ -244,7 +250,8 @@ func (th *thread) runIn(o *home.Overlay, mount *os.File, script string) (string,
 	}
 	after := usage(th.tb, th.lower)
 	if sum := (home.Usage{
-		Bytes: before.Bytes + stats.Growth.Bytes, Files: before.Files + stats.Growth.Files, Attributes: before.Attributes + stats.Growth.Attributes,
+		Bytes: before.Bytes + stats.Growth.Bytes, Files: before.Files + stats.Growth.Files,
+		Attributes: before.Attributes + stats.Growth.Attributes,
 	}); sum != after {
 		th.tb.Errorf("the home grew from %+v to %+v, but not by %+v", before, after, stats.Growth)
 	}

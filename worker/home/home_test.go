@@ -51,7 +51,10 @@ func TestOperations(t *testing.T) {
 		{"append", "mkdir d; echo x > d/f", "echo more >> d/f"},
 		{"mode", "mkdir d; echo x > d/f", "chmod 750 d; chmod 400 d/f; chmod 1700 ."},
 		{"unreadable", "mkdir d; echo x > d/f", "chmod 000 d/f d"},
-		{"time", "mkdir d; echo x > d/f; ln -s f d/l", "touch -h -d '1999-12-31 23:59:59.123456789' d/f d/l d; touch -d '1950-01-01 00:00:00.5' ."},
+		{
+			"time", "mkdir d; echo x > d/f; ln -s f d/l",
+			"touch -h -d '1999-12-31 23:59:59.123456789' d/f d/l d; touch -d '1950-01-01 00:00:00.5' .",
+		},
 		{"deleted", "mkdir -p a/b c; echo x > a/b/f; echo y > c/f", "rm a/b/f; rm -r c"},
 		{"deleted and made again", "mkdir -p a/b; echo x > a/b/f", "rm -r a; mkdir -p a; echo y > a/g"},
 		{"made and deleted", "mkdir a", "mkdir a/x; echo x > a/x/f; rm -r a/x"},
@@ -91,17 +94,31 @@ func TestOperations(t *testing.T) {
 		{"a name that is hidden", "echo x > a; mkdir -p d; ln a d/b; ln a d/c", "echo y >> a; rm d/b; mkdir d/b"},
 		{"a symlink's names", "ln -s x a; ln -P a b; mkdir d; ln -P a d/c", "touch -h -d 2001-01-01 a"},
 		{"no longer linked", "echo x > a; ln a b", "cp a c; mv c a"},
-		{"names of many kinds", ":", `mkdir $'new\nline' -- '-rf' ' ' $'\xff\xfe' '.hidden' '...'; echo x > $'new\nline/\xc3\x28'; echo y > '\'; echo z > $'tab\t'; : > ./-rf/--help
-			echo long > $(printf 'n%.0s' {1..255})`},
+		{
+			"names of many kinds", ":",
+			`mkdir $'new\nline' -- '-rf' ' ' $'\xff\xfe' '.hidden' '...'; echo x > $'new\nline/\xc3\x28'
+			echo y > '\'; echo z > $'tab\t'; : > ./-rf/--help
+			echo long > $(printf 'n%.0s' {1..255})`,
+		},
 		{"set-uid", ":", "cp /usr/bin/id id; chmod 6755 id; mkdir d; chmod 2775 d; mkdir t; chmod 1777 t"},
 		{"FIFOs and sockets", "echo x > f; mkdir d; echo y > d/g", "mkfifo p; rm f; mkfifo f; rm -r d; mkfifo d"},
 		{"directory after FIFO", "mkdir d; echo y > d/g", "rm -r d; mkfifo d; rm d; mkdir d"},
-		{"sparse", ":", `truncate -s 12M hole; truncate -s 12M middle; printf x | dd of=middle bs=1 seek=9M conv=notrunc status=none
-			printf x | dd of=end bs=1 seek=6M status=none; head -c 10000 /dev/zero > zeros`},
-		{"sparse changed", "truncate -s 10M f; printf x | dd of=f bs=1 seek=5M conv=notrunc status=none", "printf y | dd of=f bs=1 seek=8M conv=notrunc status=none; truncate -s 20M f"},
+		{
+			"sparse", ":",
+			`truncate -s 12M hole; truncate -s 12M middle; printf x | dd of=middle bs=1 seek=9M conv=notrunc status=none
+			printf x | dd of=end bs=1 seek=6M status=none; head -c 10000 /dev/zero > zeros`,
+		},
+		{
+			"sparse changed", "truncate -s 10M f; printf x | dd of=f bs=1 seek=5M conv=notrunc status=none",
+			"printf y | dd of=f bs=1 seek=8M conv=notrunc status=none; truncate -s 20M f",
+		},
 		{"sparse with attributes removed", `truncate -s 8192 f; printf x | dd of=f conv=notrunc status=none; ln f g
 			python3 -c "import os; os.setxattr('f', 'user.large', bytes(3000))"`, "rm f"},
-		{"tree replaced by a file and by a renamed tree", "mkdir -p a/b c d/e; echo x > a/b/f; ln a/b/f d/e/f; echo y > c/f; truncate -s 1M c/hole", "rm -r a; echo z > a; rm -r c; mv d c; rm c/e/f"},
+		{
+			"tree replaced by a file and by a renamed tree",
+			"mkdir -p a/b c d/e; echo x > a/b/f; ln a/b/f d/e/f; echo y > c/f; truncate -s 1M c/hole",
+			"rm -r a; echo z > a; rm -r c; mv d c; rm c/e/f",
+		},
 		{"attributes", "echo x > f; mkdir d", `python3 -c "
 import os
 os.setxattr('f', 'user.one', b'1'); os.setxattr('f', 'user.empty', b''); os.setxattr('d', 'user.two', bytes(range(256)))
@@ -111,7 +128,10 @@ import os
 for n in 'f', 'd', '.': os.setxattr(n, 'user.one', b'1'); os.setxattr(n, 'user.two', b'2')"`, `python3 -c "
 import os
 for n in 'f', 'd', '.': os.removexattr(n, 'user.one'); os.setxattr(n, 'user.two', b'22')"`},
-		{"objects", "head -c 5000000 /dev/zero > a; yes | head -c 4194304 > b", "yes | head -c 4194305 > c; cp a d; ln d e; truncate -s 9M a; echo end >> a"},
+		{
+			"objects", "head -c 5000000 /dev/zero > a; yes | head -c 4194304 > b",
+			"yes | head -c 4194305 > c; cp a d; ln d e; truncate -s 9M a; echo end >> a",
+		},
 		{"many", ":", "mkdir d; cd d; touch $(seq 1000); cd ..; mkdir e; mv d e"},
 		{"deep", "mkdir -p $(printf 'd/%.0s' {1..200})", "mv d/d/d/d/d x; echo x > $(printf 'd/%.0s' {1..4})f"},
 		{"the root", "echo x > f", "chmod 700 .; rm f"},
@@ -151,7 +171,8 @@ func TestDiskLimit(t *testing.T) {
 	if used := st.Blocks * 512; used > limit || used < limit/2 {
 		t.Errorf("the program could write %d bytes of %d", used, limit)
 	}
-	if err := o.Put(mount, "f", limit+1, bytes.NewReader(make([]byte, limit+1)), time.Now()); !errors.Is(err, unix.ENOSPC) {
+	if err := o.Put(mount, "f", limit+1, bytes.NewReader(make([]byte, limit+1)), time.Now()); !errors.Is(
+		err, unix.ENOSPC) {
 		t.Errorf("put a file that is larger than the volume: %v", err)
 	}
 }

@@ -39,7 +39,8 @@ func TestUpperIsNotFollowed(t *testing.T) {
 		change    func(upper string) error
 	}{
 		{"symlinks", "", func(u string) error {
-			return errors.Join(os.Symlink(outside, u+"/dir"), os.Symlink(outside+"/secret", u+"/file"), os.Symlink("/proc/self/root", u+"/magic"))
+			return errors.Join(os.Symlink(outside, u+"/dir"), os.Symlink(outside+"/secret", u+"/file"),
+				os.Symlink("/proc/self/root", u+"/magic"))
 		}},
 		{"device", "", func(u string) error { return unix.Mknod(u+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) }},
 		{"whiteouts of nothing", "", func(u string) error { return unix.Mknod(u+"/gone", unix.S_IFCHR, 0) }},
@@ -158,12 +159,16 @@ func TestApplyStaysInside(t *testing.T) {
 	for name, l := range map[string]parts{
 		"merge with a symlink": build(t, nil, layer.Entry{Kind: layer.Dir, Name: "link", Base: layer.Merge}, evil, leave),
 		"merge with a file":    build(t, nil, layer.Entry{Kind: layer.Dir, Name: "plain", Base: layer.Merge}, evil, leave),
-		"move from a symlink":  build(t, []string{"link/dir"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
-		"move of a symlink":    build(t, []string{"link"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, evil, leave),
-		"move of nothing":      build(t, []string{"nothing"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
-		"move into itself":     build(t, []string{"dir"}, layer.Entry{Kind: layer.Dir, Name: "dir", Base: layer.Merge}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave, leave),
-		"merge with a mount":   build(t, nil, layer.Entry{Kind: layer.Dir, Name: "mount", Base: layer.Merge}, evil, leave),
-		"removal of a mount":   build(t, nil, layer.Entry{Kind: layer.Delete, Name: "mount"}),
+		"move from a symlink": build(t, []string{"link/dir"},
+			layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
+		"move of a symlink": build(t, []string{"link"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved},
+			evil, leave),
+		"move of nothing": build(t, []string{"nothing"},
+			layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
+		"move into itself": build(t, []string{"dir"}, layer.Entry{Kind: layer.Dir, Name: "dir", Base: layer.Merge},
+			layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave, leave),
+		"merge with a mount": build(t, nil, layer.Entry{Kind: layer.Dir, Name: "mount", Base: layer.Merge}, evil, leave),
+		"removal of a mount": build(t, nil, layer.Entry{Kind: layer.Delete, Name: "mount"}),
 		"no such object": build(t, nil, layer.Entry{
 			Kind: layer.File, Name: "file", Size: 5 * mib, Extents: []layer.Extent{{Len: 5 * mib}},
 		}),
@@ -171,7 +176,8 @@ func TestApplyStaysInside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			outside, dir := newDir(t), newDir(t)
 			check(t, os.Mkdir(outside+"/dir", 0o755), os.WriteFile(outside+"/file", []byte("good"), 0o644),
-				os.Symlink(outside, dir+"/link"), os.WriteFile(dir+"/plain", nil, 0o644), os.Mkdir(dir+"/dir", 0o755), os.Mkdir(dir+"/mount", 0o755))
+				os.Symlink(outside, dir+"/link"), os.WriteFile(dir+"/plain", nil, 0o644), os.Mkdir(dir+"/dir", 0o755),
+				os.Mkdir(dir+"/mount", 0o755))
 			check(t, bind(t, outside, dir+"/mount"))
 			defer func() { check(t, unix.Unmount(dir+"/mount", unix.MNT_DETACH)) }()
 			before := digest(t, outside)
@@ -185,7 +191,8 @@ func TestApplyStaysInside(t *testing.T) {
 	}
 	t.Run("in place of a symlink", func(t *testing.T) {
 		outside, dir := newDir(t), newDir(t)
-		check(t, os.WriteFile(outside+"/file", []byte("good"), 0o644), os.Symlink(outside+"/file", dir+"/file"), os.Symlink(outside, dir+"/link"))
+		check(t, os.WriteFile(outside+"/file", []byte("good"), 0o644), os.Symlink(outside+"/file", dir+"/file"),
+			os.Symlink(outside, dir+"/link"))
 		before := digest(t, outside)
 		l := build(t, nil, evil, layer.Entry{Kind: layer.Dir, Name: "link", Base: layer.Fresh}, evil, leave)
 		check(t, apply(dir, l, objects{}))
@@ -205,7 +212,8 @@ func TestWrongObjectIsRejected(t *testing.T) {
 			fetch := func(context.Context, layer.Digest, int64) (io.ReadCloser, error) {
 				return io.NopCloser(bytes.NewReader(bad)), nil
 			}
-			if err := applyWith(newDir(t), l, unlimited, fetch); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%x", digest)) {
+			if err := applyWith(newDir(t), l, unlimited, fetch); err == nil ||
+				!strings.Contains(err.Error(), fmt.Sprintf("%x", digest)) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -222,18 +230,39 @@ func TestDiffRejects(t *testing.T) {
 		{"bytes", "head -c 101 /dev/zero > a", "more than 100 bytes", layer.Limits{Bytes: 100, Entries: 10}},
 		{"bytes of an object", "head -c 5000000 /dev/zero > a", "more than 100 bytes", layer.Limits{Bytes: 100, Entries: 10}},
 		{"depth", "mkdir -p $(printf 'd/%.0s' {1..512})", "more than 512 levels deep", unlimited},
-		{"target", "mkdir d; ln -s $(printf 'x%.0s' {1..1024}) d/l", `"d/l" has 1024 bytes in its link target, more than 1023`, unlimited},
-		{"size", "mkdir -p d/e; truncate -s 3T d/e/f", `"d/e/f" has 3298534883328 bytes including holes, more than 2199023255552`, unlimited},
-		{"attributes of a file", "mkdir d; touch d/f; setxattr 4000 d/f", `"d/f" has 4025 bytes of extended attributes, with 24 for each, more than 4000`, unlimited},
+		{
+			"target", "mkdir d; ln -s $(printf 'x%.0s' {1..1024}) d/l",
+			`"d/l" has 1024 bytes in its link target, more than 1023`, unlimited,
+		},
+		{
+			"size", "mkdir -p d/e; truncate -s 3T d/e/f",
+			`"d/e/f" has 3298534883328 bytes including holes, more than 2199023255552`, unlimited,
+		},
+		{"parts of a file", "parts f 32769", `"f" has 32769 parts between holes, more than 32768`, unlimited},
+		{
+			"parts of all files", "mkdir d; parts d/a 16384; : > b; parts c 16385",
+			`"d/a" has 32769 parts between holes with the files before it, more than 32768`, unlimited,
+		},
+		{
+			"attributes of a file", "mkdir d; touch d/f; setxattr 4000 d/f",
+			`"d/f" has 4025 bytes of extended attributes, with 24 for each, more than 4000`, unlimited,
+		},
 		{"attributes of a directory", "mkdir d; setxattr 4000 d", `"d" has 4025 bytes`, unlimited},
-		{"attributes", `python3 -c "
+		{
+			"attributes", `python3 -c "
 import os
-for i in range(4300): open(str(i), 'w').close(); os.setxattr(str(i), 'user.a', b'x' * 3900)"`, "the extended attributes of all files take more than 16777216 bytes", unlimited},
+for i in range(4300): open(str(i), 'w').close(); os.setxattr(str(i), 'user.a', b'x' * 3900)"`,
+			"the extended attributes of all files take more than 16777216 bytes", unlimited,
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			th := newThread(t)
 			o, mount := th.open()
-			shell(t, mount, `setxattr() { python3 -c "import os; os.setxattr('$2', 'user.a', bytes($1))"; }; `+test.script)
+			shell(t, mount, `parts() { python3 -c "
+import os
+f = os.open('$1', os.O_CREAT | os.O_WRONLY)
+for i in range($2): os.pwrite(f, b'x', i * 8192)"; }
+setxattr() { python3 -c "import os; os.setxattr('$2', 'user.a', bytes($1))"; }; `+test.script)
 			_, _, err := encodeDiff(t.Context(), o, test.limits, th.objects.store)
 			if err == nil || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%v", err)
@@ -249,14 +278,17 @@ func FuzzApply(f *testing.F) {
 	leave := layer.Entry{Kind: layer.Leave}
 	for _, l := range []parts{
 		build(f, []string{"dir/sub"}, layer.Entry{Kind: layer.Dir, Name: "n", Base: layer.Moved}, leave),
-		build(f, nil, layer.Entry{Kind: layer.File, Name: "a", Size: 4, Group: 1, Extents: []layer.Extent{{Len: 4}}}, layer.Entry{Kind: layer.Link, Name: "b", Group: 1}),
-		build(f, nil, layer.Entry{Kind: layer.Delete, Name: "dir"}, layer.Entry{Kind: layer.Symlink, Name: "link", Target: "/"}),
+		build(f, nil, layer.Entry{Kind: layer.File, Name: "a", Size: 4, Group: 1, Extents: []layer.Extent{{Len: 4}}},
+			layer.Entry{Kind: layer.Link, Name: "b", Group: 1}),
+		build(f, nil, layer.Entry{Kind: layer.Delete, Name: "dir"},
+			layer.Entry{Kind: layer.Symlink, Name: "link", Target: "/"}),
 	} {
 		f.Add(l.index, l.pack)
 	}
 	f.Fuzz(func(t *testing.T, index, pack []byte) {
 		outside, dir := newDir(t), newDir(t)
-		check(t, os.WriteFile(outside+"/file", nil, 0o644), os.Symlink(outside, dir+"/link"), os.MkdirAll(dir+"/dir/sub", 0o755))
+		check(t, os.WriteFile(outside+"/file", nil, 0o644), os.Symlink(outside, dir+"/link"),
+			os.MkdirAll(dir+"/dir/sub", 0o755))
 		before := digest(t, outside)
 		_ = applyWith(dir, parts{pack, index}, layer.Limits{Bytes: mib, Entries: 100}, objects{}.fetch)
 		if digest(t, outside) != before {

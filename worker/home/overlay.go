@@ -31,8 +31,8 @@ const (
 )
 
 // MaxDirectory is the limit of each directory of the volume of an overlay, in bytes. An overlay
-// keeps a list of all names for an open directory, in memory that nobody is charged for: up to eight
-// times the size of the directory, which one system call takes.
+// keeps a list of all names for an open directory in uncharged memory: up to eight
+// times the size of the directory, taken by one system call.
 const MaxDirectory = 4 << 20
 
 func (o *Overlay) upper() string { return o.Volume + "/upper" }
@@ -43,7 +43,12 @@ func (o *Overlay) work() string  { return o.Volume + "/work" }
 // metacopy, upper contains the whole content of every changed file. The volume does not outlive the
 // execution, so that nothing needs to be synced.
 var options = [][2]string{
-	{"index", "on"}, {"redirect_dir", "on"}, {"metacopy", "off"}, {"nfs_export", "off"}, {"xino", "auto"}, {"volatile", ""},
+	{"index", "on"},
+	{"redirect_dir", "on"},
+	{"metacopy", "off"},
+	{"nfs_export", "off"},
+	{"xino", "auto"},
+	{"volatile", ""},
 }
 
 // Mount returns the home as a mount that is in no mount namespace. Closing the file unmounts it
@@ -117,7 +122,8 @@ func (o *Overlay) makeUpper() error {
 		return err
 	}
 	defer closeFD(upper)
-	err = errors.Join(unix.Fchown(upper, o.Owner.uid, o.Owner.gid), unix.Fchmod(upper, e.Mode), setXattrs(upper, e.Xattrs, false))
+	err = errors.Join(unix.Fchown(upper, o.Owner.uid, o.Owner.gid), unix.Fchmod(upper, e.Mode),
+		setXattrs(upper, e.Xattrs, false))
 	if err != nil {
 		return fmt.Errorf("create the upper directory: %w", err)
 	}
@@ -229,7 +235,8 @@ func (o *Overlay) check(mount int) error {
 		return errors.New("the overlay is read-only: the volume's file system does not support upper directories")
 	}
 	if _, err := os.Lstat(o.work() + "/index"); err != nil {
-		return fmt.Errorf("the overlay has no index: %w: the worker needs CAP_DAC_READ_SEARCH, and the file system of %s must support file handles, "+
+		return fmt.Errorf("the overlay has no index: %w: the worker needs CAP_DAC_READ_SEARCH, and the file system of %s "+
+			"must support file handles, "+
 			"as ext4, xfs and btrfs do", err, o.Lower)
 	}
 	return nil

@@ -127,11 +127,13 @@ func (o *Owner) mapped(at int, dir string) (int, error) {
 		return -1, fmt.Errorf("clone the mount of %s: %w", dir, err)
 	}
 	attr := unix.MountAttr{
-		Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(o.namespace.Fd()),
+		Attr_set:  unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_IDMAP,
+		Userns_fd: uint64(o.namespace.Fd()),
 	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		closeFD(fd)
-		return -1, fmt.Errorf("map the ids of %s: %w: its file system must support id-mapped mounts, as ext4, xfs and btrfs do", dir, err)
+		return -1, fmt.Errorf("map the ids of %s: %w: its file system must support id-mapped mounts, as ext4, xfs "+
+			"and btrfs do", dir, err)
 	}
 	return fd, nil
 }

@@ -109,6 +109,25 @@ func (o *Overlay) makeDir(parent int, name string) (int, error) {
 	return dir, nil
 }
 
+// MakeTmp creates a directory at the root of a home that is mounted and not in use yet, or makes it one
+// that programs can use as /tmp. Anything else of that name is removed.
+func (o *Overlay) MakeTmp(mount *os.File, name string) error {
+	const mode = unix.S_ISVTX | 0o777
+	dir, err := o.makeDir(int(mount.Fd()), name)
+	if err != nil {
+		return fmt.Errorf("make a directory for /tmp in a home: %w", err)
+	}
+	defer closeFD(dir)
+	var st unix.Stat_t
+	if err := unix.Fstat(dir, &st); err != nil {
+		return fmt.Errorf("make a directory for /tmp in a home: %w", err)
+	}
+	if st.Mode&0o7777 == mode { // setting it would change the home
+		return nil
+	}
+	return o.setOwner(dir, mode)
+}
+
 func (o *Overlay) setOwner(fd int, mode uint32) error {
 	if err := errors.Join(unix.Fchown(fd, o.Owner.uid, o.Owner.gid), unix.Fchmod(fd, mode)); err != nil {
 		return fmt.Errorf("set owner and mode: %w", err)

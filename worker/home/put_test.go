@@ -27,7 +27,10 @@ func TestPut(t *testing.T) {
 	when := time.Unix(1_234_567_890, 123_456_789)
 	for _, test := range []struct{ name, before, path, script string }{
 		{"new", ":", "f", "echo more >> f"},
-		{"new with parents", ":", "a/b/f", `[ "$(stat -c '%a %u %g' a a/b | uniq)" = "755 54321 54321" ]; mv a/b c; echo x > c/g`},
+		{
+			"new with parents", ":", "a/b/f",
+			`[ "$(stat -c '%a %u %g' a a/b | uniq)" = "755 54321 54321" ]; mv a/b c; echo x > c/g`,
+		},
 		{"names of many kinds", ":", "\xff\n/-rf", "[ -e $'\\xff\\n/-rf' ]"},
 		{"in an old directory", "mkdir -m 750 d; echo x > d/g", "d/f", `[ "$(stat -c %a d)" = 750 ]; cat d/g`},
 		{"in a directory without rights", "mkdir d; chmod 000 d", "d/f", `[ "$(stat -c %a d)" = 0 ]`},
@@ -79,7 +82,8 @@ func TestPutRejects(t *testing.T) {
 	o, mount := th.open()
 	deep := strings.Repeat("d/", layer.MaxDepth-1) + "f"
 	for _, path := range []string{
-		"", "/", "/f", "f/", "a//f", ".", "./f", "..", "../f", "a/../f", "a/..", "a\x00", strings.Repeat("n", 256), "d/" + deep,
+		"", "/", "/f", "f/", "a//f", ".", "./f", "..", "../f", "a/../f", "a/..", "a\x00", strings.Repeat("n", 256),
+		"d/" + deep,
 	} {
 		if err := o.Put(mount, path, 1, strings.NewReader("x"), time.Now()); err == nil {
 			t.Errorf("%.300q: accepted", path)
@@ -159,7 +163,8 @@ func TestPutTemporary(t *testing.T) {
 		})
 	}
 	for name, script := range map[string]string{
-		"file": "echo mine > main.py", "empty file": ": > main.py", "directory": "mkdir main.py", "symlink": "ln -s other main.py; : > other",
+		"file": "echo mine > main.py", "empty file": ": > main.py", "directory": "mkdir main.py",
+		"symlink":          "ln -s other main.py; : > other",
 		"dangling symlink": "ln -s nowhere main.py",
 	} {
 		t.Run("existing "+name, func(t *testing.T) {
@@ -171,6 +176,36 @@ func TestPutTemporary(t *testing.T) {
 			}
 			if _, stats := th.runIn(o, mount, ":"); !stats.Unchanged {
 				t.Errorf("the home has changed: %+v", stats)
+			}
+		})
+	}
+}
+
+// Whatever a program has left in the place of the directory for /tmp, every program can use it. A home
+// that has one already is not changed.
+func TestMakeTmp(t *testing.T) {
+	shared := newThread(t)
+	for name, before := range map[string]string{
+		"new": ":", "a directory": "mkdir .tmp; echo x > .tmp/f", "closed": "mkdir .tmp; chmod 000 .tmp",
+		"a file": "echo x > .tmp", "a link": "mkdir d; ln -s d .tmp",
+	} {
+		t.Run(name, func(t *testing.T) {
+			th := &thread{tb: t, owner: shared.owner, volumes: shared.volumes, objects: objects{}, lower: newDir(t)}
+			th.run(before)
+			for _, again := range []bool{false, true} {
+				o, mount := th.open()
+				check(t, o.MakeTmp(mount, ".tmp"))
+				var st unix.Stat_t
+				check(t, unix.Lstat(pathOf(mount)+"/.tmp", &st))
+				if st.Mode != unix.S_IFDIR|unix.S_ISVTX|0o777 || st.Uid != tenant || st.Gid != tenant {
+					t.Errorf("status %+v", st)
+				}
+				if _, err := os.Stat(pathOf(mount) + "/.tmp/f"); name == "a directory" && err != nil {
+					t.Error(err)
+				}
+				if _, stats := th.runIn(o, mount, ":"); again && stats.Growth != (home.Usage{}) {
+					t.Errorf("the home grew by %+v", stats.Growth)
+				}
 			}
 		})
 	}

@@ -33,7 +33,8 @@ func operation(t *rapid.T) (string, func(root string) error) {
 	}
 	content := bytes.Repeat([]byte{byte(n)}, n)
 	switch op := rapid.SampledFrom([]string{
-		"mkdir", "mkdir", "mkdirs", "mkdirs", "write", "write", "write", "append", "sparse", "truncate", "rename", "rename", "rename", "rename",
+		"mkdir", "mkdir", "mkdirs", "mkdirs", "write", "write", "write", "append", "sparse", "truncate", "rename", "rename",
+		"rename", "rename",
 		"remove", "remove all", "symlink", "link", "link", "chmod", "time", "attribute", "no attribute", "fifo",
 	}).Draw(t, "operation"); op {
 	case "mkdir":
@@ -160,7 +161,8 @@ func TestRandomChanges(t *testing.T) {
 func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, apply func(parts)) {
 	// On the same file system as the model: tmpfs has no user attributes before Linux 6.6.
 	dir := must[string](t)(os.MkdirTemp(filepath.Dir(lower), "volume"))
-	volume := os.NewFile(uintptr(must[int](t)(unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC))), dir)
+	volume := os.NewFile(uintptr(
+		must[int](t)(unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC))), dir)
 	defer func() { _ = volume.Close() }()
 	o := &home.Overlay{Lower: lower, Volume: pathOf(volume), Owner: uid}
 	mount := must[*os.File](t)(o.Mount())
@@ -179,7 +181,8 @@ func version(t *rapid.T, uid *home.Owner, lower, model string, stored objects, a
 		t.Fatal("the same change has two encodings")
 	}
 	apply(l)
-	if after := usage(t, lower); before.Bytes+stats.Growth.Bytes != after.Bytes || before.Files+stats.Growth.Files != after.Files {
+	if after := usage(t, lower); before.Bytes+stats.Growth.Bytes != after.Bytes ||
+		before.Files+stats.Growth.Files != after.Files {
 		t.Fatalf("the home grew from %+v to %+v, but not by %+v", before, after, stats.Growth)
 	}
 	if digest(t, lower) != want {

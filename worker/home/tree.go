@@ -327,7 +327,8 @@ func (t *tree) scanDir(n node, c child, f found, depth int) (bool, error) {
 			return false, fmt.Errorf("%.300q has two places", sub.path)
 		}
 		if t.moveBytes += len(sub.path); t.moveBytes > layer.MaxMoves {
-			return false, fmt.Errorf("the paths of renamed directories take more than %d bytes: %w", layer.MaxMoves, layer.ErrLimit)
+			return false, fmt.Errorf("the paths of renamed directories take more than %d bytes: %w", layer.MaxMoves,
+				layer.ErrLimit)
 		}
 		t.moveIndex[sub.path] = len(t.moves)
 		t.moves = append(t.moves, sub.path)

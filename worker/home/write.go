@@ -25,6 +25,7 @@ type writer struct {
 	groups map[uint64]int // of files in upper with several names, by inode number
 	sizes  []Usage        // per name of each group
 	stats  Stats
+	parts  int64 // extents of all changed files with holes
 	buf    []byte
 }
 
@@ -269,7 +270,8 @@ func (w *writer) writeRegular(dir int, name string, ino uint64, e *layer.Entry) 
 		return err
 	}
 	e.Kind, e.Mode, e.Sec, e.Nsec, e.Xattrs, e.Size = layer.File, meta.Mode, meta.Sec, meta.Nsec, meta.Xattrs, meta.Size
-	if err := errors.Join(w.checkXattrs(e.Name, e), w.checkLimit(e.Name, e.Size, "bytes including holes", layer.MaxFileSize)); err != nil {
+	if err := errors.Join(w.checkXattrs(e.Name, e),
+		w.checkLimit(e.Name, e.Size, "bytes including holes", layer.MaxFileSize)); err != nil {
 		return err
 	}
 	if e.Extents, err = extents(w.ctx, file, e.Size); err != nil {
@@ -277,6 +279,13 @@ func (w *writer) writeRegular(dir int, name string, ino uint64, e *layer.Entry) 
 	}
 	if err := w.checkLimit(e.Name, int64(len(e.Extents)), "parts between holes", layer.MaxExtents); err != nil {
 		return err
+	}
+	if len(e.Extents) > 1 && w.overlay { // a whole home has the extents of many changes
+		w.parts += int64(len(e.Extents))
+		if err := w.checkLimit(e.Name, w.parts, "parts between holes with the files before it",
+			layer.MaxExtents); err != nil {
+			return err
+		}
 	}
 	content := newDenseReader(file, e.Extents)
 	if e.Inline() {
@@ -299,7 +308,8 @@ func (w *writer) writeRegular(dir int, name string, ino uint64, e *layer.Entry) 
 // checkXattrs checks the extended attributes of a name in the current directory, or of that itself
 // if name is empty.
 func (w *writer) checkXattrs(name string, e *layer.Entry) error {
-	return w.checkLimit(name, layer.AttributeBytes(e.Xattrs), "bytes of extended attributes, with 24 for each", layer.MaxXattrs)
+	return w.checkLimit(name, layer.AttributeBytes(e.Xattrs), "bytes of extended attributes, with 24 for each",
+		layer.MaxXattrs)
 }
 
 // checkLimit returns a [*proto.FileError] if size exceeds most.

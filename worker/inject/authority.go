@@ -78,7 +78,8 @@ const maxRoots = 2 << 20
 
 // rootFiles are where systems have them. SSL_CERT_FILE of the worker's environment precedes them.
 var rootFiles = []string{ // read only
-	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
 	"/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
@@ -97,7 +98,8 @@ func SystemRoots() (Roots, error) {
 			return Roots{}, fmt.Errorf("read the certificate authorities of the system: %w", err)
 		}
 		if len(text) > maxRoots {
-			return Roots{}, fmt.Errorf("read the certificate authorities of the system: %s has more than %d bytes", file, maxRoots)
+			return Roots{}, fmt.Errorf("read the certificate authorities of the system: %s has more than %d bytes",
+				file, maxRoots)
 		}
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(text) {
@@ -105,5 +107,7 @@ func SystemRoots() (Roots, error) {
 		}
 		return Roots{text, pool}, nil
 	}
-	return Roots{}, errors.New("this system has no certificate authorities: install the package ca-certificates, or name their file in SSL_CERT_FILE")
+	return Roots{}, errors.New(
+		"this system has no certificate authorities: install the package ca-certificates, or name their file in " +
+			"SSL_CERT_FILE")
 }

@@ -70,7 +70,8 @@ func TestSystemRoots(t *testing.T) {
 			t.Fatal(err)
 		}
 		roots, err := SystemRoots()
-		if want == "" && (err != nil || string(roots.PEM) != text) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if want == "" && (err != nil || string(roots.PEM) != text) ||
+			want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

@@ -101,7 +101,9 @@ func (p *Proxy) Interception() *jail.Interception {
 }
 
 // serve serves a connection; see [jail.Interception]. The first bytes decide what it is.
-func (p *Proxy) serve(ctx context.Context, conn net.Conn, matched []int, dial func() (net.Conn, error)) (read []byte, served bool) {
+func (p *Proxy) serve(
+	ctx context.Context, conn net.Conn, matched []int, dial func() (net.Conn, error),
+) (read []byte, served bool) {
 	s := &session{proxy: p, dial: dial}
 	for _, i := range matched {
 		s.hosts = append(s.hosts, p.hosts[i])
@@ -155,7 +157,10 @@ func (s *session) run(ctx context.Context, conn net.Conn) {
 	s.transport = &http.Transport{
 		DialContext: dial, DisableCompression: true, MaxConnsPerHost: 1, MaxResponseHeaderBytes: maxHeader,
 		IdleConnTimeout: upstreamIdle, TLSHandshakeTimeout: handshakeWithin, ExpectContinueTimeout: continueWithin,
-		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.name, RootCAs: s.proxy.roots, NextProtos: []string{"http/1.1"}},
+		TLSClientConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12, ServerName: s.name, RootCAs: s.proxy.roots,
+			NextProtos: []string{"http/1.1"},
+		},
 	}
 	defer s.transport.CloseIdleConnections()
 	server := &http.Server{
@@ -183,7 +188,8 @@ func (s *session) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "This host gets a secret, so that "+r.Method+" is not sent to it.", http.StatusMethodNotAllowed)
 		return
 	case s.name != "" && (name != s.name || port != s.port):
-		http.Error(w, "The connection is to "+s.name+" at port "+s.port+", and the request is for another host.", http.StatusMisdirectedRequest)
+		http.Error(w, "The connection is to "+s.name+" at port "+s.port+", and the request is for another host.",
+			http.StatusMisdirectedRequest)
 		return
 	}
 	headers := map[string]string{}

@@ -18,7 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Spec describes a sandbox without its program. Every number must be positive.
+// Spec describes a sandbox without its program. Every number but Terminals must be positive.
 type Spec struct {
 	// Root is a directory that holds the jail's root file system. If empty, the jail uses the
 	// host's runtimes. Nobody may change the directory while jails use it.
@@ -33,6 +33,8 @@ type Spec struct {
 	// SystemCalls are calls that the program can make beyond those that every program can, of
 	// proto.AddableSystemCalls.
 	SystemCalls []string
+	// Terminals limits the pseudo-terminals that exist at a time; 0 is none.
+	Terminals int
 	// HomeBytes and TmpBytes are the sizes of the home and of /tmp in bytes. The home is in memory
 	// if it is at most half of Memory, /tmp if it is at most a quarter; otherwise they are on disk.
 	// /dev/shm has the size of /tmp, but is always in memory and at most half of it.
@@ -99,8 +101,15 @@ type Program struct {
 	Stdin []byte
 	// LowWeight gives the program a tenth of the CPU weight of others.
 	LowWeight bool
-	// Timeout is counted from the program's start; 0 is no limit.
-	Timeout time.Duration
+	// Timeout is counted from the program's start; 0 is no limit. When it has passed, the program's
+	// process group gets SIGTERM, and TimeoutGrace later everything in the jail is killed. If
+	// TimeoutGrace is 0, it is killed at once.
+	Timeout, TimeoutGrace time.Duration
+	// Cancel, when closed, ends the program in the same way with CancelGrace. If it is closed before
+	// Run, the jail is killed at once. The first of the two that happens decides when the program is
+	// killed.
+	Cancel      <-chan struct{}
+	CancelGrace time.Duration
 	// Interception, if not nil, takes over connections of the program. The jail must have a network.
 	Interception *Interception
 	// Stdout and Stderr receive the program's output unaltered, as it is written. If nil, the
@@ -147,13 +156,13 @@ type Kind string
 
 // The kinds. The list may only grow.
 const (
-	Exited      Kind = "exited"   // the program exited with ExitCode
-	Signaled    Kind = "signaled" // Signal killed the program
-	TimedOut    Kind = "timeout"  // Program.Timeout passed
-	OutOfMemory Kind = "oom"      // Spec.Memory was exceeded, or Uncharged was too much
+	Exited      Kind = "exited"    // the program exited with ExitCode
+	Signaled    Kind = "signaled"  // Signal killed the program
+	TimedOut    Kind = "timeout"   // Program.Timeout passed, see Outcome.Graceful
+	Cancelled   Kind = "cancelled" // Program.Cancel was closed, see Outcome.Graceful
+	OutOfMemory Kind = "oom"       // Spec.Memory was exceeded, or Uncharged was too much
 	// HostOutOfMemory means that the kernel killed a process in the jail because the host, or the
-	// worker's own control group, had no memory left, or that the worker killed the jail before that
-	// happened. The jail was within Spec.Memory.
+	// worker's own control group, had no memory left. The jail was within Spec.Memory.
 	HostOutOfMemory Kind = "host_oom"
 	Seccomp         Kind = "seccomp"      // a process of the program made a system call that no program may make
 	Killed          Kind = "killed"       // the context was done; Detail is its cause
@@ -162,9 +171,12 @@ const (
 
 // Outcome describes how a run ended and which resources it used.
 type Outcome struct {
-	Kind       Kind
-	ExitCode   int           // for Exited
-	Signal     int           // for Signaled and Seccomp
+	Kind     Kind
+	ExitCode int // for Exited
+	Signal   int // for Signaled and Seccomp
+	// Graceful means that a TimedOut or Cancelled program ended by itself after SIGTERM: with
+	// ExitCode, or if Signal is not 0 by that signal.
+	Graceful   bool
 	Step       string        // for StartFailed, such as "chdir /home/baponi"
 	Detail     string        // a human-readable sentence, or empty
 	Duration   time.Duration // from the program's start to its end, wall clock
@@ -180,8 +192,9 @@ type Outcome struct {
 // Jail is one prepared sandbox.
 type Jail interface {
 	// Run runs p. It returns when p and everything it started are dead and all their output has
-	// been written to p.Stdout and p.Stderr. When ctx is done, Run kills the program and the
-	// outcome is Killed. A jail runs one program.
+	// been written to p.Stdout and p.Stderr. When ctx is done, Run kills the program at once, also one
+	// that has got SIGTERM, and the outcome is Killed unless p had timed out or was cancelled before. A
+	// jail runs one program.
 	//
 	// A waiting interpreter continues with the program if it was started for such a program, see
 	// Program.Continues. Otherwise it is killed, and the program is started as in a jail without
@@ -194,6 +207,10 @@ type Jail interface {
 	// MountHome mounts the home of a jail with Spec.MountHomeLater, as Prepare does with Spec.Home. It
 	// is called once, before Run.
 	MountHome(ctx context.Context, h Home) error
+	// BindHome mounts a directory of the mounted home at another path as well, which is a directory in
+	// the jail. It does not follow links in dir, which is relative to the home; "." is the whole home. It
+	// is called before Load.
+	BindHome(ctx context.Context, dir, target string) error
 	// MountData mounts what the program sees below proto.MountsDir, which is empty otherwise. It is
 	// called at most once, before Load.
 	MountData(ctx context.Context, d Data) error

@@ -92,11 +92,16 @@ var waiting = map[string][]string{ // read only
 // startupVariables matches the variables that interpreters and their libraries read when they
 // start, or that bash treats as its own. They cannot be added to a waiting interpreter. Some can be
 // set only by images.
-var startupVariables = regexp.MustCompile(`^(?:BASH|GCONV_|GLIBC_|HIST|LC_|LD_|MALLOC_|NODE_|OPENSSL_|PYTHON|READLINE_|SSL_|UV_|_)|` +
-	`^(?:CDPATH|CHILD_MAX|COLUMNS|COMPREPLY|COMP_[A-Z]+|COPROC|DIRSTACK|ENV|EPOCHREALTIME|EPOCHSECONDS|EUID|EXECIGNORE|FCEDIT|FIGNORE|` +
-	`FUNCNAME|FUNCNEST|GLOBIGNORE|GROUPS|HOME|HOSTFILE|HOSTNAME|HOSTTYPE|IFS|IGNOREEOF|INPUTRC|LANG|LANGUAGE|LINENO|LINES|LOCPATH|` +
-	`MACHTYPE|MAIL|MAILCHECK|MAILPATH|MAPFILE|NLSPATH|OLDPWD|OPTARG|OPTERR|OPTIND|OSTYPE|PATH|PIPESTATUS|POSIXLY_CORRECT|PPID|` +
-	`PROMPT_COMMAND|PS[0-4]|PWD|RANDOM|REPLY|RES_OPTIONS|SECONDS|SHELL|SHELLOPTS|SHLVL|SRANDOM|TERM|TIMEFORMAT|TMOUT|TZ|TZDIR|UID)=`)
+var startupVariables = regexp.MustCompile(
+	`^(?:BASH|GCONV_|GLIBC_|HIST|LC_|LD_|MALLOC_|NODE_|OPENSSL_|PYTHON|READLINE_|SSL_|UV_|_)|` +
+		`^(?:CDPATH|CHILD_MAX|COLUMNS|COMPREPLY|COMP_[A-Z]+|COPROC|DIRSTACK|ENV|EPOCHREALTIME|EPOCHSECONDS|EUID|EXECIGNORE|` +
+		`FCEDIT|FIGNORE|` +
+		`FUNCNAME|FUNCNEST|GLOBIGNORE|GROUPS|HOME|HOSTFILE|HOSTNAME|HOSTTYPE|IFS|IGNOREEOF|INPUTRC|LANG|` +
+		`LANGUAGE|LINENO|LINES|LOCPATH|` +
+		`MACHTYPE|MAIL|MAILCHECK|MAILPATH|MAPFILE|NLSPATH|OLDPWD|OPTARG|` +
+		`OPTERR|OPTIND|OSTYPE|PATH|PIPESTATUS|POSIXLY_CORRECT|PPID|` +
+		`PROMPT_COMMAND|PS[0-4]|PWD|RANDOM|REPLY|RES_OPTIONS|SECONDS|SHELL|` +
+		`SHELLOPTS|SHLVL|SRANDOM|TERM|TIMEFORMAT|TMOUT|TZ|TZDIR|UID)=`)
 
 func readAtStart(variable string) bool {
 	return startupVariables.MatchString(variable) && !strings.HasPrefix(variable, "NODE_ENV=")
@@ -122,7 +127,9 @@ func (p Program) Continues(prewarmed Program) (added []string, ok bool) {
 	for _, v := range prewarmed.Env {
 		name, _, _ := strings.Cut(v, "=")
 		missing := !slices.ContainsFunc(p.Env, func(w string) bool { return strings.HasPrefix(w, name+"=") })
-		isHook := slices.ContainsFunc(slices.Collect(maps.Values(waiting)), func(w []string) bool { return slices.Contains(w, v) })
+		isHook := slices.ContainsFunc(slices.Collect(maps.Values(waiting)), func(w []string) bool {
+			return slices.Contains(w, v)
+		})
 		if missing && !isHook {
 			return nil, false
 		}

@@ -1,4 +1,5 @@
-// Waits on descriptor 3 for the program, see wire.PrewarmFD, and removes every trace of itself.
+// Waits on descriptor 3 for the program, see wire.PrewarmFD, and removes every trace of itself. Exits
+// if the order does not come whole.
 // Worker threads of the program require it again.
 'use strict';
 delete require.cache[__filename];
@@ -6,13 +7,15 @@ if (process.env.BULLPEN_PREWARM) {
   const fs = require('fs');
   fs.writeSync(3, '.');
   const part = Buffer.allocUnsafeSlow(65536);
-  let settings = Buffer.alloc(0);
-  while (!settings.toString('latin1').endsWith('\0\0')) {
+  let order = Buffer.alloc(0);
+  const read = () => {
     const n = fs.readSync(3, part, 0, part.length, null);
     if (n === 0) process.reallyExit(1);
-    settings = Buffer.concat([settings, part.subarray(0, n)]);
-  }
-  const [dir, stdin, ...added] = settings.toString().split('\0').slice(0, -2);
+    order = Buffer.concat([order, part.subarray(0, n)]);
+  };
+  let end;
+  while ((end = order.indexOf('\0\0')) < 0) read();
+  const [dir, stdin, ...added] = order.toString('utf8', 0, end).split('\0');
   process.chdir(dir);
   if (stdin !== '/dev/null') {
     fs.closeSync(0);
@@ -25,6 +28,7 @@ if (process.env.BULLPEN_PREWARM) {
   for (const [name, value] of env.sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (name !== 'BULLPEN_PREWARM' && name !== 'NODE_OPTIONS') process.env[name] = value;
   }
-  fs.readSync(3, part, 0, 1, null); // end of the stream: no code of the program may run before it
+  if (order.length === end + 2) read();
+  if (order.toString('latin1', end + 2) !== 'N') process.reallyExit(1); // no code of the program may run before it
   fs.closeSync(3);
 }

@@ -78,6 +78,17 @@ func FileInHome(language string) string {
 	return r.File
 }
 
+// FileContent returns what the file of a program holds: its code without a byte order mark at the
+// beginning. bash takes a carriage return for a part of a command, so that a bash program whose lines
+// all end in CRLF gets LF. One with both may mean its carriage returns, and keeps them.
+func FileContent(language, code string) []byte {
+	code = strings.TrimPrefix(code, "\ufeff")
+	if language == string(proto.Bash) && strings.Count(code, "\r\n") == strings.Count(code, "\n") {
+		code = strings.ReplaceAll(code, "\r\n", "\n")
+	}
+	return []byte(code)
+}
+
 // Program returns the program that runs s like `python3 <home>/main.py` (and so on) run in home. It
 // has the same argv and the same environment. stdin is at its end unless s has one. The error is
 // non-nil only for an unknown language.
@@ -86,7 +97,7 @@ func (s Source) Program() (Program, error) {
 	if !ok {
 		return Program{}, fmt.Errorf("program: unknown language %q", s.Language)
 	}
-	file := File{Path: s.Home + "/" + cmp.Or(s.File, r.File), Mode: 0o644, Content: []byte(s.Code)}
+	file := File{Path: s.Home + "/" + cmp.Or(s.File, r.File), Mode: 0o644, Content: FileContent(s.Language, s.Code)}
 	if r.OutsideHome {
 		file.Path, file.Owner = JobDir+"/"+r.File, OwnerInit
 	}
@@ -109,7 +120,7 @@ func (s Source) env(r proto.Runtime) map[string]string {
 	if dir := path.Dir(s.Interpreter); s.Interpreter != "" && !slices.Contains(strings.Split(system, ":"), dir) {
 		system = dir + ":" + system
 	}
-	env := map[string]string{"LANG": "C.UTF-8"}
+	env := map[string]string{"LANG": "C.UTF-8", "TERM": "dumb"}
 	maps.Copy(env, s.ImageEnv)
 	maps.Copy(env, map[string]string{
 		"HOME":   s.Home,

@@ -35,9 +35,13 @@ if absent := user and user not in sys.path:
 
 
 def begin():
-    """Blocks until the end of the stream: no code of the program or its home may run before."""
-    os.read(3, 1)
-    os.close(3)
+    """Blocks until the order is whole: no code of the program or its home may run before."""
+    try:
+        if (last or os.read(3, 2)) != b"N":
+            os._exit(1)
+        os.close(3)
+    except BaseException:
+        os._exit(1)
 
 
 def skip():
@@ -45,40 +49,45 @@ def skip():
     site.execusercustomize = search
 
 
-# See wire.PrewarmFD.
+# See wire.PrewarmFD. site would report an error and go on to the program.
 if prewarmed := os.environ.pop("BULLPEN_PREWARM", None):
-    # Lists the directories too, as any search without a result does.
-    customized = machinery.PathFinder.find_spec("usercustomize")
-    code = None
-    if spec := machinery.PathFinder.find_spec("sitecustomize"):
-        code = spec.loader.get_code("sitecustomize")
-    if code:
-        module = sys.modules["_frozen_importlib"].module_from_spec(spec)
-    if prewarmed != "1":
-        # The program will run in a fork of this interpreter.
-        forks = {"__builtins__": dict(__builtins__)}  # a copy: the program may change its own
-        # Its source is freed before the fork. The code objects of this file and of zygote.py are
-        # kept, because a fork would otherwise free them.
-        kept = sys._getframe().f_code, compile(open(prewarmed, "rb").read(), prewarmed, "exec")
-        exec(kept[1], forks)
-    os.write(3, b".")
-    settings = b""
-    while not settings.endswith(b"\0\0"):
-        settings += os.read(3, 4096) or os._exit(1)
-    home, stdin, *added = settings.split(b"\0")[:-2]
-    os.chdir(home)
-    if stdin != b"/dev/null":
-        fd = os.open(stdin, os.O_RDONLY)
-        os.dup2(fd, 0)
-        os.close(fd)
-    env = dict(variable.split(b"=", 1) for variable in added)
-    if any(name not in os.environb for name in env):
-        # Rebuilt, in the order in which a program receives its environment.
-        env = dict(os.environb) | env
-        for name in env.keys() & os.environb.keys():
-            del os.environb[name]
-    for name in sorted(env):
-        os.environb[name] = env[name]
+    try:
+        # Lists the directories too, as any search without a result does.
+        customized = machinery.PathFinder.find_spec("usercustomize")
+        code = None
+        if spec := machinery.PathFinder.find_spec("sitecustomize"):
+            code = spec.loader.get_code("sitecustomize")
+        if code:
+            module = sys.modules["_frozen_importlib"].module_from_spec(spec)
+        if prewarmed != "1":
+            # The program will run in a fork of this interpreter.
+            forks = {"__builtins__": dict(__builtins__)}  # a copy: the program may change its own
+            # Its source is freed before the fork. The code objects of this file and of zygote.py are
+            # kept, because a fork would otherwise free them.
+            kept = sys._getframe().f_code, compile(open(prewarmed, "rb").read(), prewarmed, "exec")
+            exec(kept[1], forks)
+        os.write(3, b".")
+        order = b""
+        while b"\0\0" not in order:
+            order += os.read(3, 4096) or os._exit(1)
+        settings, _, last = order.partition(b"\0\0")
+        home, stdin, *added = settings.split(b"\0")
+        os.chdir(home)
+        if stdin != b"/dev/null":
+            fd = os.open(stdin, os.O_RDONLY)
+            os.dup2(fd, 0)
+            os.close(fd)
+        env = dict(variable.split(b"=", 1) for variable in added)
+        if any(name not in os.environb for name in env):
+            # Rebuilt, in the order in which a program receives its environment.
+            env = dict(os.environb) | env
+            for name in env.keys() & os.environb.keys():
+                del os.environb[name]
+        for name in sorted(env):
+            os.environb[name] = env[name]
+    except BaseException as e:
+        os.write(2, b"prepare the interpreter: %s: %s\n" % (type(e).__name__.encode(), str(e).encode()))
+        os._exit(1)
 
 if prewarmed and user and os.access(user, os.F_OK):
     begin()

@@ -7,8 +7,8 @@
 #
 # An order is a message of strings that each end with a zero byte. The first is the id in the
 # zygote's jail of the new jail's root; the next id is the program's. Then come the id of the
-# program in the new jail, its maximum number of processes, and the calls of mount(2) to make there,
-# five strings each. The descriptors that come with an order are the init's executable, its control
+# program in the new jail, its maximum number of processes, the number of the calls of mount(2) to
+# make there, and these calls, five strings each. The descriptors that come with an order are the init's executable, its control
 # socket, its lock, files of control groups that a process joins by writing 0 to them, and the
 # program's stdout and stderr. The variable BULLPEN_ZYGOTE holds the numbers of the system calls
 # clone, unshare and seccomp and, in hexadecimal, the filter.
@@ -226,7 +226,7 @@ def put(path, text):
 def serve():
     """Creates a process for each order and returns in it. Logs the failure of an order and continues with the next."""
     while True:
-        message, ancillary, *_ = orders.recvmsg(65536, 64)
+        message, ancillary, flags, _ = orders.recvmsg(65536, 64)
         if not message:
             os._exit(0)
         open_here = []
@@ -238,7 +238,9 @@ def serve():
         except ChildProcessError:
             pass
         try:
-            root, program, processes, *mounts = message.split(b"\0")[:-1]
+            root, program, processes, count, *mounts, end = message.split(b"\0")
+            if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC) or end or len(mounts) != 5 * int(count):
+                raise ValueError("an order that is not whole")
             ready, go = os.pipe()
             open_here += ready, go
             pid = check(syscall(clone, namespaces, None, None, None, None))

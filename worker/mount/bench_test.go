@@ -67,7 +67,8 @@ func (w *world) timed(code string, mounts ...proto.Mount) map[string]float64 {
 	w.t.Helper()
 	memory := 0.0
 	w.onLine = func(string) { memory = w.memoryOfServer() }
-	r := w.run("prewarmed", "import time, os\nall = []\ndef timed(name, f):\n    t = time.perf_counter(); f(); all.append(f'{name} {time.perf_counter() - t}')\n"+
+	r := w.run("prewarmed", "import time, os\nall = []\ndef timed(name, f):\n    t = time.perf_counter(); f(); "+
+		"all.append(f'{name} {time.perf_counter() - t}')\n"+
 		code+"print('\\n'.join(all), flush=True)\ntime.sleep(0.5)\n", mounts...)
 	if r.Kind != jail.Exited || r.ExitCode != 0 || r.finish != nil {
 		w.t.Fatalf("got %+v, %s, %v", r.Outcome, r.stderr, r.finish)

@@ -27,8 +27,9 @@ func openMountRoot(root string) (int, error) {
 		return -1, errors.Join(fmt.Errorf("open the mount root %s: %w", root, err), unix.Close(fd))
 	}
 	if fs.Flags&unix.ST_NOSUID == 0 {
-		return -1, errors.Join(fmt.Errorf("the mount root %s is not mounted nosuid: programs could leave set-uid programs there for the users of this "+
-			"machine: mount it so, such as with mount --bind -o nosuid", root), unix.Close(fd))
+		return -1, errors.Join(fmt.Errorf(
+			"the mount root %s is not mounted nosuid: programs could leave set-uid programs there for the users of this "+
+				"machine: mount it so, such as with mount --bind -o nosuid", root), unix.Close(fd))
 	}
 	return fd, nil
 }
@@ -60,12 +61,15 @@ func openConnection(roots []string, m proto.Mount) (dir int, owner unix.Stat_t, 
 	defer func() { _ = unix.Close(rootFD) }()
 	dir, err = openBeneath(rootFD, below)
 	if err != nil {
-		return -1, owner, &Error{m.Slug, "its directory does not exist on this machine, or is behind a symbolic link or another mount", err}
+		return -1, owner, &Error{
+			m.Slug, "its directory does not exist on this machine, or is behind a symbolic link or another mount", err,
+		}
 	}
 	if err = unix.Fstat(dir, &owner); err != nil {
 		err = &Error{m.Slug, "its directory cannot be used on this machine", err}
 	} else if owner.Uid == 0 || owner.Gid == 0 {
-		err = &Error{m.Slug, "its directory belongs to root: the administrator can give it to another user and group, whose files programs may change", nil}
+		err = &Error{m.Slug, "its directory belongs to root: the administrator can give it to another user and group, " +
+			"whose files programs may change", nil}
 	}
 	if err != nil {
 		_ = unix.Close(dir)
@@ -85,7 +89,11 @@ func (o *Opener) mountDirectory(m proto.Mount, uid, gid int) (*os.File, error) {
 	defer func() { _ = unix.Close(top) }()
 	dir, err := openPrefix(top, m, owner)
 	if err != nil {
-		return nil, &Error{m.Slug, "its directory does not have the part that the program may see, or that is behind a symbolic link or another mount", err}
+		return nil, &Error{
+			m.Slug,
+			"its directory does not have the part that the program may see, or that is behind a symbolic link or another mount",
+			err,
+		}
 	}
 	defer func() { _ = unix.Close(dir) }()
 	mounted, err := bind(dir, m.ReadOnly, [2]int{int(owner.Uid), int(owner.Gid)}, [2]int{uid, gid})
@@ -108,7 +116,10 @@ func mountVolume(v Volume, m proto.Mount, uid, gid int) (*os.File, error) {
 		return dir, err
 	})
 	if outside {
-		return nil, &Error{m.Slug, "the volume does not have the part that the program may see, or that is no directory or behind a symbolic link", err}
+		return nil, &Error{
+			m.Slug,
+			"the volume does not have the part that the program may see, or that is no directory or behind a symbolic link", err,
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("mount volume %s: %w", m.Slug, err)
@@ -180,12 +191,16 @@ func bind(dir int, readOnly bool, from, to [2]int) (*os.File, error) {
 		return nil, fmt.Errorf("clone the mount: %w", err)
 	}
 	mounted := os.NewFile(uintptr(fd), filepath.Base(proto.MountsDir))
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ids.Fd())}
+	attr := unix.MountAttr{
+		Attr_set:  unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_IDMAP,
+		Userns_fd: uint64(ids.Fd()),
+	}
 	if readOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		return nil, errors.Join(fmt.Errorf("map the ids: %w: its file system must support id-mapped mounts, as ext4, xfs and btrfs do", err), mounted.Close())
+		return nil, errors.Join(fmt.Errorf(
+			"map the ids: %w: its file system must support id-mapped mounts, as ext4, xfs and btrfs do", err), mounted.Close())
 	}
 	return mounted, nil
 }

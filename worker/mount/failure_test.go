@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -70,7 +71,8 @@ sys.exit(7)
 		if r.Kind != jail.Exited || r.ExitCode != 7 || r.stdout != "ready\nEIO EIO EIO EIO\n" {
 			t.Errorf("got %+v, %q, %s", r.Outcome, r.stdout, r.stderr)
 		}
-		if _, ok := errors.AsType[*mount.WriteError](r.finish); !ok || !strings.Contains(r.finish.Error(), `"/data/f/new" (input/output error)`) ||
+		if _, ok := errors.AsType[*mount.WriteError](r.finish); !ok ||
+			!strings.Contains(r.finish.Error(), `"/data/f/new" (input/output error)`) ||
 			strings.Contains(r.finish.Error(), "127.0.0.1") {
 			t.Errorf("finish: %v", r.finish)
 		}
@@ -86,7 +88,7 @@ func TestFewOfTheFilesThatWereNotStoredAreNamed(t *testing.T) {
 	sync, release := w.signals()
 	w.onLine = func(string) { front.dead.Store(true); release() }
 	r := w.run("cold", awaitSignal+`
-files = [open("/data/f/%03d" % i + "\x01" * 240, "w") for i in range(4)]
+files = [open("/data/f/%03d" % i + "\u200b" * 80, "w") for i in range(4)]
 for f in files: f.write("lost"); f.flush()
 wait()
 os._exit(0)
@@ -230,9 +232,15 @@ func TestDirectoryIsRefused(t *testing.T) {
 	defer func() { must(t, unix.Unmount(path+"/other", unix.MNT_DETACH)) }()
 	must(t, os.Mkdir(w.root+"/roots", 0o755))
 	for name, change := range map[string]func(*proto.Mount){
-		"outside": func(m *proto.Mount) { m.Directory = "/etc" }, "beside": func(m *proto.Mount) { m.Directory = w.root + "x" },
-		"missing": func(m *proto.Mount) { m.Directory = w.root + "/missing" }, "a link": func(m *proto.Mount) { m.Prefix = "link" },
-		"below a link": func(m *proto.Mount) { m.Prefix = "link/ssl" }, "another mount": func(m *proto.Mount) { m.Prefix = "other" },
+		"outside": func(m *proto.Mount) { m.Directory = "/etc" }, "beside": func(m *proto.Mount) {
+			m.Directory = w.root + "x"
+		},
+		"missing": func(m *proto.Mount) { m.Directory = w.root + "/missing" }, "a link": func(m *proto.Mount) {
+			m.Prefix = "link"
+		},
+		"below a link": func(m *proto.Mount) { m.Prefix = "link/ssl" }, "another mount": func(m *proto.Mount) {
+			m.Prefix = "other"
+		},
 		"of root":               func(m *proto.Mount) { m.Directory = w.root + "/roots" },
 		"missing and read-only": func(m *proto.Mount) { m.Prefix, m.ReadOnly = "new", true },
 	} {
@@ -260,7 +268,8 @@ func TestDirectoryIsRefused(t *testing.T) {
 		}
 	}
 	suid := tempDir(t, "/var/tmp")
-	if _, err := mount.Open(mount.Config{Maker: w.maker, Roots: []string{suid}, SpoolDir: w.spool}); err == nil || !strings.Contains(err.Error(), "nosuid") {
+	if _, err := mount.Open(mount.Config{Maker: w.maker, Roots: []string{suid}, SpoolDir: w.spool}); err == nil ||
+		!strings.Contains(err.Error(), "nosuid") {
 		t.Errorf("a root with set-uid programs: %v", err)
 	}
 }
@@ -324,7 +333,9 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	for i := range runs {
 		mode := modes[i%len(modes)]
-		switch r := w.run(mode, fmt.Sprintf("open('/data/f/x%d', 'w').write('x')\nopen('/data/f/../shared/x', 'w').write('x')\nprint(%d)", i, i), w.s3("f", "p"), m); {
+		switch r := w.run(mode, fmt.Sprintf(
+			"open('/data/f/x%d', 'w').write('x')\nopen('/data/f/../shared/x', 'w').write('x')\nprint(%d)", i, i),
+			w.s3("f", "p"), m); {
 		case r.stdout != fmt.Sprintf("%d\n", i) || r.finish != nil:
 			t.Fatalf("run %d: %+v", i, r)
 		}
@@ -337,15 +348,38 @@ type front struct {
 	*httptest.Server
 	dead   atomicBool
 	refuse string // a method that fails
+
+	mu       sync.Mutex
+	requests map[string]int // by method; LIST for lists of objects
+}
+
+// taken returns the requests since the last call.
+func (f *front) taken() map[string]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	taken := f.requests
+	f.requests = map[string]int{}
+	return taken
+}
+
+func (f *front) count(r *http.Request) {
+	method := r.Method
+	if r.URL.Query().Has("list-type") {
+		method = "LIST"
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requests[method]++
 }
 
 func newFront(t *testing.T, endpoint string) *front {
 	t.Helper()
-	f := &front{}
+	f := &front{requests: map[string]int{}}
 	f.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if f.dead.Load() || r.Method == f.refuse {
 			panic(http.ErrAbortHandler)
 		}
+		f.count(r)
 		forward(endpoint, rw, r)
 	}))
 	f.Config.ErrorLog = discardLog
@@ -359,7 +393,8 @@ func TestDeadWorker(t *testing.T) {
 	w := newWorld(t)
 	runDir, spool := tempDir(t, "/dev/shm"), tempDir(t, "/var/tmp")
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%s,%s,%s,%s", victimEnv, nsjailPath(t), runDir, spool, w.endpoint, w.root))
+	cmd.Env = append(os.Environ(),
+		fmt.Sprintf("%s=%s,%s,%s,%s,%s", victimEnv, nsjailPath(t), runDir, spool, w.endpoint, w.root))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	must(t, err)
@@ -395,14 +430,16 @@ func victim() {
 	tb := &panicTB{}
 	w := &world{t: tb, spool: f[2], endpoint: f[3], maker: openMaker(tb, f[0], f[1])}
 	var err error
-	w.opener, err = mount.Open(mount.Config{Maker: w.maker, SpoolDir: f[2], SpoolBytes: spoolBytes, Command: []string{"bullpen", serverCommand}})
+	w.opener, err = mount.Open(
+		mount.Config{Maker: w.maker, SpoolDir: f[2], SpoolBytes: spoolBytes, Command: []string{"bullpen", serverCommand}})
 	must(tb, err)
 	id, key := storagetest.Credentials()
 	value, err := json.Marshal(proto.S3Credentials{AccessKeyID: id, SecretAccessKey: key})
 	must(tb, err)
 	w.secret = map[string][]byte{"key": value}
 	w.onLine = func(string) { fmt.Print("x") }
-	w.run("cold", "import time\nf = open('/data/f/x', 'w'); f.write('x'); f.flush()\nprint('up', flush=True)\ntime.sleep(600)", w.s3("f", "p"))
+	w.run("cold", "import time\nf = open('/data/f/x', 'w'); f.write('x'); f.flush()\nprint('up', "+
+		"flush=True)\ntime.sleep(600)", w.s3("f", "p"))
 }
 
 // TestServingProcessHasNoPrivileges checks what a server that takes over the serving process would
@@ -426,8 +463,9 @@ func TestServingProcessHasNoPrivileges(t *testing.T) {
 			}
 			uid := strings.Fields(fields["Uid"])[0]
 			for name, want := range map[string]string{
-				"CapEff": "0000000000000000", "CapPrm": "0000000000000000", "CapAmb": "0000000000000000", "NoNewPrivs": "1", "Groups": "",
-				"Uid": strings.Repeat(uid+" ", 3) + uid, "Gid": strings.Repeat(uid+" ", 3) + uid,
+				"CapEff": "0000000000000000", "CapPrm": "0000000000000000", "CapAmb": "0000000000000000", "NoNewPrivs": "1",
+				"Groups": "",
+				"Uid":    strings.Repeat(uid+" ", 3) + uid, "Gid": strings.Repeat(uid+" ", 3) + uid,
 			} {
 				if fields[name] != want {
 					t.Errorf("%s is %q, want %q", name, fields[name], want)

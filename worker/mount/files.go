@@ -153,7 +153,9 @@ func (f *Files) dirError(at string, err error) error {
 	case errors.Is(err, unix.ENOENT):
 		return &proto.NoFileError{Path: name, Directory: true}
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
-		return &notDirError{proto.PathError{Path: name, Message: "is no directory, or is behind a symbolic link or another mount"}}
+		return &notDirError{proto.PathError{
+			Path: name, Message: "is no directory, or is behind a symbolic link or another mount",
+		}}
 	default:
 		return err
 	}
@@ -203,9 +205,16 @@ func lstat(dir int, name string) (stat unix.Stat_t, err error) {
 func kindOf(s *unix.Stat_t) uint32 { return s.Mode & unix.S_IFMT }
 
 func newFile(name string, s *unix.Stat_t) proto.File {
-	file := proto.File{Path: name, Size: s.Size, Modified: time.Unix(s.Mtim.Unix()).UTC(), IsDirectory: kindOf(s) == unix.S_IFDIR}
-	if file.IsDirectory {
-		file.Size = 0
+	file := proto.File{Path: name, Size: s.Size, Modified: time.Unix(s.Mtim.Unix()).UTC()}
+	switch kindOf(s) {
+	case unix.S_IFREG:
+		file.Executable = s.Mode&unix.S_IXUSR != 0
+	case unix.S_IFDIR:
+		file.IsDirectory, file.Size = true, 0
+	case unix.S_IFLNK:
+		file.Link = true
+	default:
+		file.Special = true
 	}
 	return file
 }
@@ -226,7 +235,9 @@ func (f *Files) List(ctx context.Context, dir string, recursive bool, each func(
 }
 
 // list lists a directory that it closes.
-func (f *Files) list(ctx context.Context, fd int, dir string, recursive bool, depth int, each func(proto.File) error) error {
+func (f *Files) list(
+	ctx context.Context, fd int, dir string, recursive bool, depth int, each func(proto.File) error,
+) error {
 	defer func() { _ = unix.Close(fd) }()
 	if depth == maxDepth {
 		return tooDeep(dir)
@@ -270,7 +281,8 @@ func (f *Files) list(ctx context.Context, fd int, dir string, recursive bool, de
 				child, err = openBeneath(fd, path.Base(file.Path))
 				return err
 			})
-			if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EXDEV) {
+			if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) ||
+				errors.Is(err, unix.EXDEV) {
 				continue // replaced meanwhile, or another mount
 			}
 			if err == nil {
@@ -417,8 +429,8 @@ func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) 
 	})
 }
 
-// readElsewhere returns a reader of size bytes of another one, which is read with the rights of this
-// process: it may open files of its own. stop waits until the other one is not used any more.
+// readElsewhere returns a reader of size bytes of another reader, which runs with the rights of this
+// process: it may open files of its own. stop waits until the other reader is unused.
 func readElsewhere(body io.Reader, size int64) (content io.Reader, stop func()) {
 	in, out := io.Pipe()
 	ended := make(chan struct{})
@@ -436,7 +448,7 @@ func readElsewhere(body io.Reader, size int64) (content io.Reader, stop func()) 
 	}
 }
 
-// publish gives a name to a file without one, in place of a file that has it.
+// publish links an unnamed file under a name, and replaces a file of that name.
 func publish(dir, fd int, base, name string) error {
 	unnamed := fmt.Sprintf("/proc/self/fd/%d", fd)
 	random := ".bullpen-" + rand.Text()

@@ -41,7 +41,8 @@ func newFilesWorld(t *testing.T) *filesWorld {
 // open opens a part of the connection.
 func (w *filesWorld) open(prefix string) *mount.Files {
 	w.Helper()
-	f, err := mount.OpenDirectory([]string{w.root}, proto.Mount{Slug: "s", Kind: proto.MountDirectory, Directory: w.dir, Prefix: prefix, At: prefix})
+	f, err := mount.OpenDirectory(
+		[]string{w.root}, proto.Mount{Slug: "s", Kind: proto.MountDirectory, Directory: w.dir, Prefix: prefix, At: prefix})
 	must(w.T, err)
 	w.Cleanup(func() { _ = f.Close() })
 	return f
@@ -143,7 +144,8 @@ func TestFilesOfDirectory(t *testing.T) {
 	must(t, f.CheckPut(t.Context(), "new/x", 1))
 	must(t, last(f.Rename(t.Context(), "a/b", "new/dir")))
 	for name, err := range map[string]error{
-		"open": last(w.read(f, "a/b/c.txt")), "delete": last(f.Delete(t.Context(), "none", true)), "rename": last(f.Rename(t.Context(), "none", "x")),
+		"open": last(w.read(f, "a/b/c.txt")), "delete": last(f.Delete(t.Context(), "none", true)),
+		"rename":            last(f.Rename(t.Context(), "none", "x")),
 		"open below a file": last(w.read(f, "empty/x")), "open a directory": last(w.read(f, "new")),
 	} {
 		if !errors.Is(err, proto.ErrNotFound) {
@@ -188,7 +190,10 @@ func TestFilesOfDirectoryStayInside(t *testing.T) {
 	w.write("shared/other/file", "other", fileOwner, 0o644)
 	w.write("shared/in/foreign", "foreign", 0, 0o600)
 	w.write("shared/in/group", "group", 0, 0o640)
-	for name, target := range map[string]string{"up": "../..", "secret": "../../secret", "abs": w.root, "root": "/", "loop": "loop", "beside": "../other"} {
+	for name, target := range map[string]string{
+		"up": "../..", "secret": "../../secret", "abs": w.root, "root": "/",
+		"loop": "loop", "beside": "../other",
+	} {
 		must(t, os.Symlink(target, filepath.Join(w.dir, "in", name)))
 	}
 	must(t, os.Mkdir(filepath.Join(w.dir, "in/mounted"), 0o755))
@@ -197,16 +202,22 @@ func TestFilesOfDirectoryStayInside(t *testing.T) {
 	must(t, unix.Mkfifo(filepath.Join(w.dir, "in/fifo"), 0o666))
 	f := w.open("in")
 	for _, name := range []string{
-		"secret", "up/secret", "abs/secret", "abs/shared/in/file", "root/etc/passwd", "loop", "loop/x", "beside/file", "mounted/file", "fifo", "..", "../other/file",
+		"secret", "up/secret", "abs/secret", "abs/shared/in/file", "root/etc/passwd", "loop", "loop/x", "beside/file",
+		"mounted/file", "fifo", "..", "../other/file",
 	} {
 		if text, err := w.read(f, name); err == nil {
 			t.Errorf("%s was read: %q", name, text)
 		}
-		if err := f.List(t.Context(), name, true, func(file proto.File) error { return fmt.Errorf("%s", file.Path) }); err == nil {
+		if err := f.List(t.Context(), name, true, func(file proto.File) error {
+			return fmt.Errorf("%s", file.Path)
+		}); err == nil {
 			t.Errorf("%s was listed", name)
 		}
 	}
-	for _, name := range []string{"up/x", "abs/x", "root/x", "loop/x", "beside/x", "mounted/x", "beside/file", "../other/x", "..", "../x"} {
+	for _, name := range []string{
+		"up/x", "abs/x", "root/x", "loop/x", "beside/x", "mounted/x", "beside/file",
+		"../other/x", "..", "../x",
+	} {
 		if err := f.Put(t.Context(), name, 1, strings.NewReader("x")); err == nil {
 			t.Errorf("%s was written", name)
 		}
@@ -222,7 +233,9 @@ func TestFilesOfDirectoryStayInside(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, text, err)
 		}
 	}
-	if got := w.list(f, "", true); slices.ContainsFunc(got, func(name string) bool { return strings.Contains(name, "/") && name != "mounted/" }) {
+	if got := w.list(f, "", true); slices.ContainsFunc(got, func(name string) bool {
+		return strings.Contains(name, "/") && name != "mounted/"
+	}) {
 		t.Errorf("%q", got)
 	}
 	// A file replaces a link, not what it leads to.
@@ -257,7 +270,8 @@ func TestFilesOfDirectoryInRaces(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(w.dir, "d"), unix.AT_FDCWD, filepath.Join(w.dir, "link"), unix.RENAME_EXCHANGE)
+				_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(w.dir, "d"), unix.AT_FDCWD, filepath.Join(w.dir, "link"),
+					unix.RENAME_EXCHANGE)
 			}
 		}
 	})
@@ -292,11 +306,14 @@ func TestDirectoriesThatAServerDoesNotHave(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(w.root, "roots"), 0o755))
 	must(t, os.Symlink(w.dir, filepath.Join(w.root, "link")))
 	for dir, why := range map[string]string{
-		"/etc": "outside of what this machine allows", unsafe: "cannot be used on this machine", filepath.Join(w.root, "none"): "does not exist",
-		filepath.Join(w.root, "link"): "symbolic link", filepath.Join(w.root, "roots"): "belongs to root", w.root + "-other": "outside",
+		"/etc": "outside of what this machine allows", unsafe: "cannot be used on this machine",
+		filepath.Join(w.root, "none"): "does not exist",
+		filepath.Join(w.root, "link"): "symbolic link", filepath.Join(w.root, "roots"): "belongs to root",
+		w.root + "-other": "outside",
 	} {
 		var none *proto.NoDirectoryError
-		_, err := mount.OpenDirectory([]string{w.root, unsafe}, proto.Mount{Slug: "s", Kind: proto.MountDirectory, Directory: dir})
+		_, err := mount.OpenDirectory([]string{w.root, unsafe},
+			proto.Mount{Slug: "s", Kind: proto.MountDirectory, Directory: dir})
 		if !errors.As(err, &none) || !strings.Contains(none.Why, why) {
 			t.Errorf("%s: %v", dir, err)
 		}

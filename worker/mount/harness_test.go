@@ -165,7 +165,9 @@ func (w *world) put(objects map[string]string) {
 func (w *world) bucket(prefix string) *s3.Bucket {
 	w.t.Helper()
 	id, key := storagetest.Credentials()
-	b, err := s3.OpenBucket(s3.BucketConfig{S3Mount: *w.s3("", "").S3, Credentials: proto.S3Credentials{AccessKeyID: id, SecretAccessKey: key}, Prefix: prefix})
+	b, err := s3.OpenBucket(s3.BucketConfig{
+		S3Mount: *w.s3("", "").S3, Credentials: proto.S3Credentials{AccessKeyID: id, SecretAccessKey: key}, Prefix: prefix,
+	})
 	must(w.t, err)
 	w.t.Cleanup(func() { must(w.t, b.Close()) })
 	return b
@@ -183,7 +185,10 @@ func (w *world) object(name string) string {
 }
 
 func testSpec() jail.Spec {
-	return jail.Spec{CPU: 2, Memory: 512 << 20, Pids: 256, OpenFiles: 1024, HomeBytes: 64 << 20, TmpBytes: 64 << 20, Inodes: 4096}
+	return jail.Spec{
+		CPU: 2, Memory: 512 << 20, Pids: 256, OpenFiles: 1024, HomeBytes: 64 << 20, TmpBytes: 64 << 20,
+		Inodes: 4096,
+	}
 }
 
 // prepare returns a jail that is made in a mode.
@@ -268,7 +273,8 @@ func (w *world) takeOnLine() func(string) {
 func (w *world) want(r result, stdout string) {
 	w.t.Helper()
 	if r.Kind != jail.Exited || r.ExitCode != 0 || r.stdout != stdout || r.finish != nil {
-		w.t.Errorf("the program ended as %+v, printed %q, want %q; finish: %v; stderr: %s", r.Outcome, r.stdout, stdout, r.finish, r.stderr)
+		w.t.Errorf("the program ended as %+v, printed %q, want %q; finish: %v; stderr: %s", r.Outcome, r.stdout, stdout,
+			r.finish, r.stderr)
 	}
 }
 
@@ -351,7 +357,9 @@ func forward(endpoint string, rw http.ResponseWriter, r *http.Request) {
 
 func openMaker(tb testing.TB, nsjailPath, runDir string) *nsjail.Maker {
 	tb.Helper()
-	m, err := nsjail.Open(nsjail.Config{NsjailPath: nsjailPath, RunDir: runDir, Log: slog.New(slog.NewTextHandler(tb.Output(), nil))})
+	m, err := nsjail.Open(nsjail.Config{
+		NsjailPath: nsjailPath, RunDir: runDir, Log: slog.New(slog.NewTextHandler(tb.Output(), nil)),
+	})
 	must(tb, err)
 	return m
 }

@@ -1,10 +1,10 @@
 // Package mount mounts storage connections into jails, below proto.MountsDir.
 //
 // A directory is an id-mapped bind mount: programs own what the owner of the directory owns. A volume
-// is mounted as the home of a thread is, by its caller. A bucket is a FUSE file system. The worker mounts it and starts a process that serves it, see Serve
-// and package objectfs. That process has a uid of its own, no privileges, and limits on its memory
-// and its disk space. It alone gets the bucket's credentials, over a socket. It ends with the
-// execution: killing it aborts the mount.
+// is mounted as the home of a thread is, by its caller. A bucket is a FUSE file system. The worker
+// mounts it and starts a process that serves it, see Serve and package objectfs. That process has a
+// uid of its own, no privileges, and limits on its memory and its disk space. It alone gets the
+// bucket's credentials, over a socket. It ends with the execution: killing it aborts the mount.
 package mount
 
 import (
@@ -16,6 +16,7 @@ import (
 	"net"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -231,7 +232,8 @@ func (s *Set) openShared() (files []*os.File, err error) {
 	s.control = conn.(*net.UnixConn)
 	spool, err := os.OpenFile(s.opener.SpoolDir, unix.O_TMPFILE|os.O_RDWR, 0o600)
 	if err != nil {
-		return files, fmt.Errorf("make the spool of a mount: %w: it needs a file system with unnamed files (O_TMPFILE), such as ext4 or xfs", err)
+		return files, fmt.Errorf(
+			"make the spool of a mount: %w: it needs a file system with unnamed files (O_TMPFILE), such as ext4 or xfs", err)
 	}
 	return append(files, spool), nil
 }
@@ -287,6 +289,9 @@ func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 	if err := s.configure(uid, gid); err != nil {
 		return mounts, err
 	}
+	if err := s.checkParts(); err != nil {
+		return mounts, err
+	}
 	s.stepDone()
 	return mounts, nil
 }
@@ -322,6 +327,25 @@ func (s *Set) configure(uid, gid int) error {
 	}
 	return nil
 }
+
+// checkParts returns an error if a part of a bucket that the program may see is a file. Only the serving process can
+// look, and it answers if some mount has a part.
+func (s *Set) checkParts() error {
+	if !slices.ContainsFunc(s.mounts, isPart) {
+		return nil
+	}
+	var p parts
+	if err := json.NewDecoder(s.control).Decode(&p); err != nil {
+		return fmt.Errorf("look at the parts of buckets: %w", err)
+	}
+	if p.File != "" {
+		return &Error{p.File, "the part of the bucket that the program may see is a file", nil}
+	}
+	return nil
+}
+
+// isPart reports whether a mount has a part of a bucket, chosen for the execution.
+func isPart(m proto.Mount) bool { return m.Kind == proto.MountS3 && m.At != "" }
 
 // Abort kills the serving process, which aborts its mounts; see jail.Data.
 func (s *Set) Abort() {
@@ -359,7 +383,8 @@ func (s *Set) Finish(ctx context.Context) error {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				why = fmt.Sprintf("the storage did not answer within %s", finishTimeout)
 			}
-			return &WriteError{"Some of what the program wrote below " + proto.MountsDir + " may not have been stored: " + why + "."}
+			return &WriteError{"Some of what the program wrote below " + proto.MountsDir +
+				" may not have been stored: " + why + "."}
 		}
 		if r.Done {
 			return writeError(r.Failures, r.Failed)
@@ -387,8 +412,7 @@ func (s *Set) isAborted() bool {
 	return s.aborted
 }
 
-// writeError returns the error for n files that were not stored, of which it gets the first, and nil
-// for none.
+// writeError returns the error for n files that were not stored, given the first of them. It returns nil if n is 0.
 func writeError(first []objectfs.Failure, n int) error {
 	if n == 0 {
 		return nil
@@ -484,9 +508,36 @@ type report struct {
 	Failed   int                `json:"failed,omitempty"`   // all
 }
 
-// Serve serves the mounts of an execution, in a process that a Set has started. open opens a
-// bucket. The process must end when Serve returns.
-func Serve(open func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects, error)) error {
+// parts is what a serving process found where mounts have parts of buckets. It is sent before any report.
+type parts struct {
+	File string `json:"file,omitempty"` // the slug of a mount whose part is a file
+}
+
+// lookAtParts looks at the parts of buckets.
+func lookAtParts(open OpenBucket, mounts []servedMount) (p parts, err error) {
+	for _, m := range mounts {
+		if !isPart(m.Mount) {
+			continue
+		}
+		dir, name := path.Split(m.Prefix)
+		m.Prefix = strings.TrimSuffix(dir, "/")
+		objects, err := open(m.Mount, m.Credentials)
+		if err != nil {
+			return p, err
+		}
+		if objectfs.IsFile(objects, name) {
+			p.File = m.Slug
+		}
+	}
+	return p, nil
+}
+
+// OpenBucket opens the part of a bucket that a mount has.
+type OpenBucket func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects, error)
+
+// Serve serves the mounts of an execution, in a process that a Set has started. The process must end
+// when Serve returns.
+func Serve(open OpenBucket) error {
 	// Others with the same uid, which there should not be, must not read the credentials.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
@@ -513,6 +564,15 @@ func Serve(open func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects,
 		mu.Lock()
 		defer mu.Unlock()
 		_ = out.Encode(r) // if the worker is dead, this process ends anyway
+	}
+	if slices.ContainsFunc(c.Mounts, func(m servedMount) bool { return isPart(m.Mount) }) {
+		found, err := lookAtParts(open, c.Mounts)
+		if err == nil {
+			err = out.Encode(found)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	spool := objectfs.NewSpool(os.NewFile(serverSpool, "spool"), c.SpoolBytes)
 	var mounts sync.WaitGroup

@@ -1,6 +1,7 @@
 package mount_test
 
 import (
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -63,10 +64,13 @@ r = mmap.mmap(os.open("mapped", os.O_RDONLY), 5, prot=mmap.PROT_READ); print(r[:
 print(sorted(os.listdir(".")), os.listdir("d"), open("old").read(), open("log").read())
 with open("unlinked", "w+") as f:
     f.write("kept"); os.unlink("unlinked"); f.seek(0); print(f.read())
-`, w.s3("f", p)), "new content\nb'hello'\n['big', 'copied', 'd', 'empty2', 'final', 'log', 'mapped', 'old'] ['inner', 'renamed'] 012XY567 one\ntwo\n\nkept\n")
+`, w.s3("f", p)), "new content\nb'hello'\n['big', 'copied', 'd', 'empty2', 'final', 'log', 'mapped', 'old'] "+
+			"['inner', 'renamed'] 012XY567 one\ntwo\n\nkept\n")
 		for name, content := range map[string]string{
-			"new": "absent", "d/renamed": "new content", "d/inner": "i", "log": "one\ntwo\n", "old": "012XY567", "gone": "absent",
-			"final": "safe", "tmp~": "absent", "copied": "safe", "mapped": "hello" + strings.Repeat("\x00", 4091), "unlinked": "absent",
+			"new": "absent", "d/renamed": "new content", "d/inner": "i", "log": "one\ntwo\n", "old": "012XY567",
+			"gone":  "absent",
+			"final": "safe", "tmp~": "absent", "copied": "safe", "mapped": "hello" + strings.Repeat("\x00", 4091),
+			"unlinked": "absent",
 		} {
 			if got := w.object(p + "/" + name); got != content {
 				t.Errorf("%s has %.20q, want %.20q", name, got, content)
@@ -112,7 +116,49 @@ for act in (lambda: os.symlink("/etc/passwd", "l"), lambda: os.link("a", "b"), l
     try: act(); print("allowed")
     except OSError as e: print(errno.errorcode[e.errno])
 `, w.s3("f", "p"), w.s3("g", "q")),
-		"EPERM\nEPERM\nEPERM\nEPERM\nEPERM\nEXDEV\nENOTEMPTY\nENOTSUP\nEXDEV\nEXDEV\nEXDEV\nENAMETOOLONG\nENAMETOOLONG\nENOENT\n")
+		"EPERM\nEPERM\nEPERM\nEPERM\nEPERM\nEXDEV\nENOTEMPTY\nENOTSUP\n"+
+			"EXDEV\nEXDEV\nEXDEV\nENAMETOOLONG\nENAMETOOLONG\nENOENT\n")
+}
+
+// A name that no key can have is refused: another one would stand for it, and two files could become
+// one object.
+func TestNamesThatAreNoKeys(t *testing.T) {
+	w := newWorld(t)
+	w.put(map[string]string{"p/a": "a", "p/d/x": "x", "p/r\ufffd.csv": "other"})
+	w.want(w.run("cold", `
+import os, errno
+os.chdir(b"/data/f")
+for name in b"r\xe9.csv", b"\xed\xa0\x80", b"line\n", b"\x1b[2J", b"\x7f":
+    for act in (lambda: open(name, "w"), lambda: os.mkdir(name), lambda: os.rename(b"a", name), lambda: os.stat(name)):
+        try: act(); print("allowed", end=" ")
+        except OSError as e: print(errno.errorcode[e.errno], end=" ")
+    print()
+print(sorted(os.listdir(".")))
+`, w.s3("f", "p")),
+		strings.Repeat("EILSEQ EILSEQ EILSEQ ENOENT \n", 2)+strings.Repeat("EINVAL EINVAL EINVAL ENOENT \n", 3)+
+			"['a', 'd', 'r\ufffd.csv']\n")
+}
+
+// Looking up a name takes one request for an object and one for a directory.
+func TestRequestsOfLookUps(t *testing.T) {
+	w := newWorld(t)
+	w.put(map[string]string{"p/a": "a"})
+	front := newFront(t, w.endpoint)
+	m := w.s3("f", "p")
+	m.S3.Endpoint = front.URL
+	for program, want := range map[string]map[string]int{
+		"import os; print(os.path.exists('/data/f/a'))":   {"HEAD": 1, "LIST": 1},
+		"import os; print(os.path.exists('/data/f/no'))":  {"HEAD": 1, "LIST": 1},
+		"print(open('/data/f/a').read())":                 {"HEAD": 1, "LIST": 1, "GET": 1},
+		"open('/data/f/new', 'w').write('x'); print('w')": {"HEAD": 1, "LIST": 1, "PUT": 1},
+	} {
+		if r := w.run("cold", program, m); r.stdout == "" || r.finish != nil {
+			t.Errorf("%s: %+v", program, r)
+		}
+		if got := front.taken(); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", program, got, want)
+		}
+	}
 }
 
 func TestSpoolIsBounded(t *testing.T) {

@@ -11,7 +11,10 @@ import (
 func TestMountBelowItsSlug(t *testing.T) {
 	inEachMode(t, func(w *world, mode string) {
 		p := unique("narrow", mode)
-		w.put(map[string]string{p + "/tenants/acme/a/x": "x", p + "/tenants/acme/b": "b", p + "/tenants/acme-corp/s": "s", p + "/top": "t"})
+		w.put(map[string]string{
+			p + "/tenants/acme/a/x": "x", p + "/tenants/acme/b": "b", p + "/tenants/acme-corp/s": "s",
+			p + "/top": "t",
+		})
 		m := w.s3("f", p+"/tenants/acme/a")
 		m.At = "tenants/acme/a"
 		shared, path := w.directory(unique("shared", mode))

@@ -27,7 +27,10 @@ func TestPartOfAVolume(t *testing.T) {
 	must(t, os.MkdirAll(version+"/d/e", 0o755))
 	must(t, os.WriteFile(version+"/d/e/file", []byte("content"), 0o644))
 	must(t, os.Mkdir(version+"/closed", 0o500))
-	for name, target := range map[string]string{"root": "/", "up": "../..", "d/up": "../../../..", "same": "d", "proc": "/proc/self/root"} {
+	for name, target := range map[string]string{
+		"root": "/", "up": "../..", "d/up": "../../../..", "same": "d",
+		"proc": "/proc/self/root",
+	} {
 		must(t, os.Symlink(target, version+"/"+name))
 	}
 	pool, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "volumes")})
@@ -91,7 +94,10 @@ func TestPartOfAVolume(t *testing.T) {
 		{"closed/new", "new", false, ""},
 	} {
 		t.Run(fmt.Sprintf("%s-%v", strings.ReplaceAll(tt.prefix, "/", "-"), tt.readOnly), func(t *testing.T) {
-			m := proto.Mount{Slug: "v", Kind: proto.MountVolume, Prefix: tt.prefix, At: tt.at, ReadOnly: tt.readOnly, Bytes: 1 << 20}
+			m := proto.Mount{
+				Slug: "v", Kind: proto.MountVolume, Prefix: tt.prefix, At: tt.at, ReadOnly: tt.readOnly,
+				Bytes: 1 << 20,
+			}
 			set, err := new(mount.Opener).Open([]proto.Mount{m})
 			must(t, err)
 			set.SetVolumes(map[string]mount.Volume{"v": of(t, tt.readOnly)})
@@ -121,7 +127,8 @@ func TestPartOfAVolume(t *testing.T) {
 			var st unix.Stat_t
 			var fs unix.Statfs_t
 			must(t, errors.Join(unix.Fstat(int(part.Fd()), &st), unix.Fstatfs(int(part.Fd()), &fs)))
-			if st.Uid != user || st.Gid != user || fs.Flags&unix.ST_NOSUID == 0 || fs.Flags&unix.ST_NODEV == 0 || fs.Flags&unix.ST_RDONLY != 0 != tt.readOnly {
+			if st.Uid != user || st.Gid != user || fs.Flags&unix.ST_NOSUID == 0 || fs.Flags&unix.ST_NODEV == 0 ||
+				fs.Flags&unix.ST_RDONLY != 0 != tt.readOnly {
 				t.Errorf("it belongs to %d:%d, mounted with %#x", st.Uid, st.Gid, fs.Flags)
 			}
 			if _, err := unix.Openat(int(part.Fd()), "../version", unix.O_PATH|unix.O_CLOEXEC, 0); !errors.Is(err, unix.ENOENT) {
@@ -132,19 +139,19 @@ func TestPartOfAVolume(t *testing.T) {
 }
 
 // noHomes are homes that cannot be fetched.
-type noHomes struct{}
+type noHomes struct{ err error }
 
-func (noHomes) CheckOut(context.Context, proto.CheckoutRequest) (worker.Home, error) {
-	return nil, errors.New("the store at 10.0.0.1 is gone")
+func (h noHomes) CheckOut(context.Context, proto.CheckoutRequest) (worker.Home, error) {
+	return nil, h.err
 }
 
-func (noHomes) Read(context.Context, string, string) (worker.VolumeVersion, error) {
-	return nil, errors.New("the store at 10.0.0.1 is gone")
+func (h noHomes) Read(context.Context, string, string) (worker.VolumeVersion, error) {
+	return nil, h.err
 }
 
 func TestVolumeThatCannotBeFetched(t *testing.T) {
 	w := newWorld(t)
-	w.homes = noHomes{}
+	w.homes = noHomes{errors.New("the store at 10.0.0.1 is gone")}
 	m := proto.Mount{Slug: "v", Kind: proto.MountVolume, Bytes: 1 << 20}
 	var all []*proto.Job
 	for _, m := range []proto.Mount{m, readOnly(m)} {
@@ -154,13 +161,28 @@ func TestVolumeThatCannotBeFetched(t *testing.T) {
 	}
 	results, log := w.execute(all...)
 	for _, r := range results {
-		if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeVolumeMount) || !strings.Contains(*r.ErrorMessage, "volume v could not be made ready") ||
+		if r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeVolumeMount) ||
+			!strings.Contains(*r.ErrorMessage, "volume v could not be made ready") ||
 			strings.Contains(*r.ErrorMessage, "10.0.0.1") || r.Stdout != "" {
 			t.Errorf("%+v", r)
 		}
 	}
 	if !strings.Contains(log, "10.0.0.1") {
 		t.Errorf("the log lacks the cause: %s", log)
+	}
+	w.nothingLeft()
+}
+
+func TestUploadsThatDoNotFitIntoAVolume(t *testing.T) {
+	w := newWorld(t)
+	uploads := &proto.UploadsError{Bytes: 3, Files: 1, MaxBytes: 2, MaxFiles: 1}
+	w.homes = noHomes{fmt.Errorf("stage: %w", uploads)}
+	j := job("print('ran')")
+	j.SetMounts([]proto.Mount{{Slug: "v", Kind: proto.MountVolume, Bytes: 1 << 20}})
+	results, _ := w.execute(j)
+	if r := results[0]; r.ErrorCode == nil || *r.ErrorCode != string(proto.CodeVolumeMount) ||
+		!strings.Contains(*r.ErrorMessage, uploads.Error()) {
+		t.Errorf("%+v", r)
 	}
 	w.nothingLeft()
 }

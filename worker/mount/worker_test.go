@@ -29,6 +29,7 @@ func (l *lease) Attempt() int                                            { retur
 func (l *lease) Context(ctx context.Context) context.Context             { return ctx }
 func (l *lease) Secrets(context.Context) (map[string][]byte, error)      { return l.secrets, nil }
 func (l *lease) Claim(c context.Context) (context.Context, int64, error) { return c, 0, nil }
+func (l *lease) Cancelled() <-chan struct{}                              { return nil }
 func (l *lease) Release()                                                {}
 func (l *lease) Finish(_ context.Context, o worker.Outcome) (*proto.Record, error) {
 	l.ended(o)
@@ -71,10 +72,12 @@ func (w *world) execute(all ...*proto.Job) (results []proto.Result, log string) 
 	go func() { left.Wait(); stop() }()
 	var text bytes.Buffer
 	run := &worker.Worker{
-		Jobs: queue, Jails: w.maker, Home: nsjail.DefaultHome, Slots: len(all), Mounts: w.opener, Homes: w.homes, Log: slog.New(slog.NewTextHandler(&text, nil)),
-		Warm: worker.Warm{OnStart: func(proto.Language, worker.Start) {}}, Done: func(*proto.Record) {}, OnHealth: func(error) {},
-		Open:  func(context.Context, *proto.Job, int, int64) worker.Output { return output{} },
-		Roots: inject.Roots{},
+		Jobs: queue, Jails: w.maker, Home: nsjail.DefaultHome, Slots: len(all), Mounts: w.opener, Homes: w.homes,
+		Log:  slog.New(slog.NewTextHandler(&text, nil)),
+		Warm: worker.Warm{OnStart: func(proto.Language, worker.Start) {}}, Done: func(*proto.Record) {},
+		OnHealth: func(error) {},
+		Open:     func(context.Context, *proto.Job, int, int64) worker.Output { return output{} },
+		Roots:    inject.Roots{},
 	}
 	must(w.t, run.Run(ctx, w.t.Context()))
 	return results, text.String()
@@ -82,7 +85,10 @@ func (w *world) execute(all ...*proto.Job) (results []proto.Result, log string) 
 
 func job(code string, mounts ...proto.Mount) *proto.Job {
 	return &proto.Job{
-		Meta: proto.Meta{TraceID: proto.NewTraceID(), Language: proto.Python, Timeout: 100, MaxAttempts: 1, CreatedAt: time.Now(), HasMounts: true},
+		Meta: proto.Meta{
+			TraceID: proto.NewTraceID(), Language: proto.Python, Timeout: 100, MaxAttempts: 1,
+			CreatedAt: time.Now(), HasMounts: true,
+		},
 		Code: code, Mounts: mounts, Sealed: []byte("x"), Sandbox: proto.DefaultSandbox(),
 	}
 }
@@ -90,7 +96,7 @@ func job(code string, mounts ...proto.Mount) *proto.Job {
 // TestResults checks the results that clients get.
 func TestResults(t *testing.T) {
 	w := newWorld(t)
-	w.put(map[string]string{"p/a": "a"})
+	w.put(map[string]string{"p/a": "a", "p/dir/x": "x"})
 	secret := "not-a-secret"
 	gone := w.s3("gone", "p")
 	front := newFront(t, w.endpoint)
@@ -98,13 +104,18 @@ func TestResults(t *testing.T) {
 	gone.S3.Endpoint = front.URL
 	outside, _ := w.directory("shared")
 	outside.Directory = "/etc"
+	file, dir := w.s3("f", "p/a"), w.s3("f", "p/dir")
+	file.At, dir.At = "a", "dir"
 	without := w.s3("f", "p")
 	without.S3.Credential = "other"
 	results, log := w.execute(
-		job("import sys; print(open('/data/f/a').read(), '"+secret+"'); open('/data/f/b', 'w').write('b'); sys.exit(3)", w.s3("f", "p")),
+		job("import sys; print(open('/data/f/a').read(), '"+secret+"'); open('/data/f/b', 'w').write('b'); sys.exit(3)",
+			w.s3("f", "p")),
 		job("import sys; open('/data/gone/b', 'w').write('b'); sys.exit(4)", gone),
 		job("print('ran')", outside),
 		job("print('ran')", without),
+		job("print('ran')", file),
+		job("import os; print(os.listdir('/data/f/dir'))", dir),
 	)
 	for i, want := range []struct {
 		code     proto.ErrorCode
@@ -115,8 +126,13 @@ func TestResults(t *testing.T) {
 	}{
 		{"", 3, -1, "a ***\n", ""},
 		{proto.CodeStorageWrite, -1, 4, "", `"/data/gone/b" (input/output error)`},
-		{proto.CodeStorageMount, -1, -1, "", "shared could not be mounted, so the program was not started: its directory is outside"},
+		{
+			proto.CodeStorageMount, -1, -1, "",
+			"shared could not be mounted, so the program was not started: its directory is outside",
+		},
 		{proto.CodeStorageMount, -1, -1, "", "credentials are missing"},
+		{proto.CodeStorageMount, -1, -1, "", "is a file"},
+		{"", 0, -1, "['x']\n", ""},
 	} {
 		r := results[i]
 		code, message, program := "", "", -1
@@ -126,8 +142,10 @@ func TestResults(t *testing.T) {
 		if r.ProgramExitCode != nil {
 			program = *r.ProgramExitCode
 		}
-		if code != string(want.code) || r.ExitCode != want.exit || program != want.program || r.Stdout != want.stdout || !strings.Contains(message, want.contains) {
-			t.Errorf("result %d is %q, %q, exit code %d, program's %d, stdout %q, stderr %q", i, code, message, r.ExitCode, program, r.Stdout, r.Stderr)
+		if code != string(want.code) || r.ExitCode != want.exit || program != want.program || r.Stdout != want.stdout ||
+			!strings.Contains(message, want.contains) {
+			t.Errorf("result %d is %q, %q, exit code %d, program's %d, stdout %q, stderr %q", i, code, message, r.ExitCode,
+				program, r.Stdout, r.Stderr)
 		}
 		text, err := json.Marshal(r)
 		must(t, err)
@@ -150,7 +168,8 @@ func TestManyAtOnce(t *testing.T) {
 	w.put(map[string]string{"p/a": strings.Repeat("a", 3<<20)})
 	var all []*proto.Job
 	for i := range 32 {
-		all = append(all, job(fmt.Sprintf("print(len(open('/data/f/a').read())); open('/data/f/out%d', 'w').write('%d')", i, i), w.s3("f", "p")))
+		program := fmt.Sprintf("print(len(open('/data/f/a').read())); open('/data/f/out%[1]d', 'w').write('%[1]d')", i)
+		all = append(all, job(program, w.s3("f", "p")))
 	}
 	results, _ := w.execute(all...)
 	for i, r := range results {

@@ -280,7 +280,9 @@ func (p *Pool[J]) targets(now time.Time) map[*queue[J]]int {
 	for _, q := range p.queues {
 		depths[q] = q.depth(p.cfg.Spare, now)
 	}
-	short := slices.SortedFunc(maps.Keys(depths), func(a, b *queue[J]) int { return b.requests.Last().Compare(a.requests.Last()) })
+	short := slices.SortedFunc(maps.Keys(depths), func(a, b *queue[J]) int {
+		return b.requests.Last().Compare(a.requests.Last())
+	})
 	count, memory := p.cfg.Most, p.cfg.Memory
 	for len(short) > 0 {
 		short = slices.DeleteFunc(short, func(q *queue[J]) bool {

@@ -14,6 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent/responses"
 	"github.com/bullpen-run/bullpen/agent/upstream"
 	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/agentruns"
@@ -32,17 +33,20 @@ func (c *Config) agentKey() (string, error) {
 	}
 	key := strings.TrimSpace(string(text))
 	if key == "" {
-		return "", fmt.Errorf("--agent-key-file: %s is empty: write the key into it, or leave the setting out for a server without keys", c.AgentKeyFile)
+		return "", fmt.Errorf("--agent-key-file: %s is empty: write the key into it, or leave the setting out for a "+
+			"server without keys", c.AgentKeyFile)
 	}
 	return key, nil
 }
 
 func (c *Config) validateAgent() error {
 	if c.AgentUpstream == "" {
-		return setting("agent-upstream", c.AgentKeyFile == "" && len(c.AgentModels) == 0, "must be set for --agent-key-file and --agent-models")
+		return setting("agent-upstream", c.AgentKeyFile == "" && len(c.AgentModels) == 0,
+			"must be set for --agent-key-file and --agent-models")
 	}
 	u, err := url.Parse(c.AgentUpstream)
-	if err := setting("agent-upstream", err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil && u.RawQuery == "" && !strings.HasSuffix(c.AgentUpstream, "/"),
+	if err := setting("agent-upstream", err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" &&
+		u.User == nil && u.RawQuery == "" && !strings.HasSuffix(c.AgentUpstream, "/"),
 		"must be an http or https URL, without a user, a query and a slash at its end"); err != nil {
 		return err
 	}
@@ -74,23 +78,33 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
 	transport.MaxIdleConnsPerHost = 100
 	up := &upstream.Client{
-		Protocol: upstream.Protocol(c.AgentProtocol), URL: c.AgentUpstream, Key: c.agentKey, Models: c.AgentModels, Timeout: c.AgentTimeout, Retries: c.AgentRetries,
+		Protocol: upstream.Protocol(c.AgentProtocol), URL: c.AgentUpstream, Key: c.agentKey, Models: c.AgentModels,
+		Timeout: c.AgentTimeout, Retries: c.AgentRetries,
 		HTTP: &http.Client{
 			Transport: transport,
 			// A redirect would take the key elsewhere.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
-	surface := gateway.Surface{WriteError: anthropic.WriteError, KeyHeader: anthropic.KeyHeader}
-	messages := &anthropic.Server{Upstream: up, Host: func(r *http.Request) anthropic.Host { return server.AgentFor(r) }, Runs: runs, Log: s.log}
-	for _, route := range messages.Routes() {
-		surface.Routes = append(surface.Routes, gateway.SurfaceRoute(route))
+	surface := web.Surface{
+		WriteError: anthropic.WriteError, KeyHeader: anthropic.KeyHeader,
+		Prefixes: []string{anthropic.Prefix + "/"},
 	}
-	others := gateway.Surface{WriteError: responses.WriteError}
+	messages := &anthropic.Server{Upstream: up, Host: func(r *http.Request) agent.RequestHost {
+		return server.AgentFor(r)
+	}, Runs: runs, Log: s.log}
+	for _, route := range messages.Routes() {
+		surface.Routes = append(surface.Routes, web.SurfaceRow(route))
+	}
+	others := web.Surface{
+		WriteError: responses.WriteError,
+		Prefixes:   []string{responses.OpenAIPrefix + "/", responses.PerplexityPrefix + "/"},
+	}
 	answers := &responses.Server{
-		Upstream: up, Host: func(r *http.Request) responses.Host { return server.AgentFor(r) }, Runs: runs, Log: s.log,
+		Upstream: up, Completions: up, Host: func(r *http.Request) agent.RequestHost { return server.AgentFor(r) },
+		Runs: runs, Log: s.log,
 		Notify: func(ctx context.Context, org, key, name string, body any) error {
-			url := server.Webhooks.Webhook(key).URL
+			url := s.webhooks.settings.Webhook(key).URL
 			if url == "" {
 				return nil
 			}
@@ -102,11 +116,12 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		},
 	}
 	for _, route := range answers.Routes() {
-		others.Routes = append(others.Routes, gateway.SurfaceRoute(route))
+		others.Routes = append(others.Routes, web.SurfaceRow(route))
 	}
 	server.Surfaces = append(server.Surfaces, surface, others, rootModels(messages, answers))
 	background := &agent.Background{
-		Store: runs, Upstream: up, APIs: map[string]agent.API{"openai": answers, "perplexity": answers, anthropic.API: messages}, Log: s.log,
+		Store: runs, Upstream: up,
+		APIs: map[string]agent.API{"openai": answers, "perplexity": answers, anthropic.API: messages}, Log: s.log,
 		Host: func(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, agent.Host, func(), error) {
 			return server.BackgroundAgent(ctx, run, resumed)
 		},
@@ -121,11 +136,12 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 
 // rootModels returns the surface with the models at the root, where both APIs have them. A request
 // with a header of Anthropic's is for that, all others are for OpenAI's.
-func rootModels(messages *anthropic.Server, answers *responses.Server) gateway.Surface {
+func rootModels(messages *anthropic.Server, answers *responses.Server) web.Surface {
 	isAnthropic := func(r *http.Request) bool {
 		return r.Header.Get(anthropic.KeyHeader) != "" || r.Header.Get("Anthropic-Version") != ""
 	}
-	choose := func(theirs, others func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
+	choose := func(theirs, others func(http.ResponseWriter, *http.Request) error) func(
+		http.ResponseWriter, *http.Request) error {
 		return func(w http.ResponseWriter, r *http.Request) error {
 			if isAnthropic(r) {
 				return theirs(w, r)
@@ -133,7 +149,13 @@ func rootModels(messages *anthropic.Server, answers *responses.Server) gateway.S
 			return others(w, r)
 		}
 	}
-	return gateway.Surface{
+	model := func(path, id, summary string) api.Route {
+		return api.Route{
+			Method: http.MethodGet, Path: path, ID: id, Summary: summary, Scope: proto.ScopeExecute,
+			Vendor: "OpenAI, or Anthropic for a request with one of its headers,",
+		}
+	}
+	return web.Surface{
 		KeyHeader: anthropic.KeyHeader,
 		WriteError: func(w http.ResponseWriter, r *http.Request, e *api.Error) {
 			if isAnthropic(r) {
@@ -142,9 +164,15 @@ func rootModels(messages *anthropic.Server, answers *responses.Server) gateway.S
 				responses.WriteError(w, r, e)
 			}
 		},
-		Routes: []gateway.SurfaceRoute{
-			{Method: http.MethodGet, Path: "/v1/models", Scope: proto.ScopeExecute, Handle: choose(messages.ListModels, answers.ListModels)},
-			{Method: http.MethodGet, Path: "/v1/models/*", Scope: proto.ScopeExecute, Handle: choose(messages.GetModel, answers.GetModel)},
+		Routes: []web.SurfaceRow{
+			{
+				Route:  model("/v1/models", "rootListModels", "List models"),
+				Handle: choose(messages.ListModels, answers.ListModels),
+			},
+			{
+				Route:  model("/v1/models/*", "rootGetModel", "Look at a model"),
+				Handle: choose(messages.GetModel, answers.GetModel),
+			},
 		},
 	}
 }

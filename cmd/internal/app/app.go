@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/admission"
 	"github.com/bullpen-run/bullpen/scheduler/agentruns"
 	"github.com/bullpen-run/bullpen/scheduler/batches"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
@@ -83,6 +84,7 @@ type system struct {
 	queue        *queue.Queue
 	threads      *threads.Threads
 	events       *events.Log
+	admission    *admission.Admission      // nil without the gateway role
 	schedules    *schedules.Schedules      // nil without the gateway role
 	batches      *batches.Batches          // nil without the gateway role
 	agentRuns    *agentruns.Runs           // nil without the gateway role
@@ -105,6 +107,9 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 			s.close()
 		}
 	}()
+	if err := cfg.checkSecrets(); err != nil {
+		return nil, err
+	}
 	access := cfg.access("bullpen " + s.instance)
 	if cfg.Embedded() {
 		if s.embedded, err = natsembed.Open(cfg.Data, minDiskReserve, log); err != nil {
@@ -149,7 +154,8 @@ func open(ctx context.Context, cfg *Config, log *slog.Logger) (_ *system, err er
 func (s *system) executionEnded(rec *proto.Record) {
 	s.metrics.ExecutionDone(rec)
 	line := []any{
-		"trace_id", rec.TraceID, "attempt", rec.Attempt, "org", rec.Org, "key", rec.Key, "language", rec.Language, "mode", rec.Mode,
+		"trace_id", rec.TraceID, "attempt", rec.Attempt, "org", rec.Org, "key", rec.Key, "language", rec.Language,
+		"mode", rec.Mode,
 		"status", rec.Status, "request_id", rec.RequestID,
 	}
 	if rec.Attempt == 0 {
@@ -269,7 +275,8 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	}
 	var work, web, base sync.WaitGroup
 	if cfg.ProfileListen != "" {
-		parts.start(webCtx, &web, part{"profiles", func(ctx context.Context) error { return serveProfiles(ctx, cfg.ProfileListen, log) }})
+		parts.start(webCtx, &web,
+			part{"profiles", func(ctx context.Context) error { return serveProfiles(ctx, cfg.ProfileListen, log) }})
 	}
 	if server != nil { // serves /healthz while the others wait for NATS
 		parts.start(webCtx, &web, part{"HTTP server", server.run})
@@ -339,9 +346,11 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		}
 		r.work = append(r.work, scalers...)
 		d := &queue.Dispatcher{
-			Store: s.store, Instance: s.instance, Memory: s.cfg.jobMemory(), Reserved: s.cfg.ReservedSlots.Of, Interactive: s.cfg.InteractiveSlots.Of,
-			OutputBudget: int64(s.cfg.OutputBudget), DiskFull: s.storeDiskFull, Secrets: s.keyring, Ended: s.executionEnded, DeadLettered: s.metrics.DeadLettered,
-			Autoscaler: scale, Log: s.log,
+			Store: s.store, Instance: s.instance, Memory: s.cfg.jobMemory(), Reserved: s.cfg.ReservedSlots.Of,
+			Interactive:  s.cfg.InteractiveSlots.Of,
+			OutputBudget: int64(s.cfg.OutputBudget), DiskFull: s.storeDiskFull, Secrets: s.keyring, Ended: s.executionEnded,
+			DeadLettered: s.metrics.DeadLettered,
+			Autoscaler:   scale, SoleWorker: s.cfg.Embedded() && s.cfg.Has(RoleWorker), Log: s.log,
 		}
 		leads = d.Leads
 		s.metrics.Pools(s.queue.Pools, leads)
@@ -370,18 +379,26 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		}
 		r.api, r.drain, r.leave = g.Handler(), g.Drain, g.Leave
 		runner := &schedules.Runner{
-			Schedules: s.schedules, Executions: scheduled{g, s.queue, &deliveries.Store{Store: s.store}}, Store: s.store, Instance: s.instance, Log: s.log,
+			Schedules: s.schedules, Executions: scheduled{s.admission, s.queue, &deliveries.Store{Store: s.store}},
+			Store: s.store, Instance: s.instance, Log: s.log,
 		}
 		engine := &batches.Engine{
-			Batches: s.batches, Executions: batchExecutions{g, s.queue, s.agentRuns}, Deliveries: &deliveries.Store{Store: s.store}, Store: s.store,
+			Batches: s.batches, Executions: batchExecutions{s.admission, s.queue, s.agentRuns}, Deliveries: &deliveries.Store{
+				Store: s.store,
+			}, Store: s.store,
 			Retention: s.cfg.Retention, Instance: s.instance, Log: s.log,
 		}
 		stepRunner := &pipelines.Runner{
-			Pipelines: s.pipelines, Executions: steps{g, s.queue}, Threads: s.versions(), Store: s.store, Retention: s.cfg.Retention,
+			Pipelines: s.pipelines, Executions: steps{s.admission, s.queue}, Threads: stepThreads{s.versions(), s.threads},
+			Store: s.store, Retention: s.cfg.Retention,
 			Instance: s.instance, Log: s.log,
 		}
-		deletions := &orgdata.Runner{Data: s.orgData, Orgs: s.orgs, Settle: orgdata.DefaultSettle, Instance: s.instance, Log: s.log}
-		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"engine of batches", engine.Run}, part{"runner of pipelines", stepRunner.Run},
+		deletions := &orgdata.Runner{
+			Data: s.orgData, Orgs: s.orgs, Settle: orgdata.DefaultSettle,
+			Instance: s.instance, Log: s.log,
+		}
+		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"engine of batches", engine.Run},
+			part{"runner of pipelines", stepRunner.Run},
 			part{"deletion of organisations", deletions.Run})
 		counter := &usage.Counter{Store: s.store, Retention: s.cfg.Retention, Instance: s.instance, Log: s.log}
 		r.base = append(append(r.base, base...), part{"threads", s.runThreadGC}, part{"counting of usage", counter.Run})

@@ -91,7 +91,8 @@ func TestServerWaitsForNATS(t *testing.T) {
 	nats, web := freeAddress(t), freeAddress(t)
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", web.String())
+	c := config(t, "--roles", "gateway", "--secrets-plain", "--store", "file://"+t.TempDir(), "--nats",
+		"nats://"+nats.String(), "--listen", web.String())
 	go func() { ended <- Run(running, c) }()
 	base := "http://" + web.String()
 	waitFor(ctx, t, base+"/healthz", http.StatusOK, "ok")
@@ -116,7 +117,8 @@ func TestServerWaitsForItsStore(t *testing.T) {
 	defer cancel()
 	nats, web := freeAddress(t), freeAddress(t)
 	startNATS(t, nats, "")
-	c := config(t, "--roles", "gateway", "--store", strings.Replace(storagetest.StoreURL(endpoint, "p"), "//blobs/", "//later/", 1),
+	c := config(t, "--roles", "gateway", "--secrets-plain", "--store",
+		strings.Replace(storagetest.StoreURL(endpoint, "p"), "//blobs/", "//later/", 1),
 		"--nats", "nats://"+nats.String(), "--listen", web.String())
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
@@ -152,7 +154,8 @@ func TestStopWhileWaitingForNATS(t *testing.T) {
 	web := freeAddress(t)
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+freeAddress(t).String(), "--listen", web.String())
+	c := config(t, "--roles", "gateway", "--secrets-plain", "--store", "file://"+t.TempDir(), "--nats",
+		"nats://"+freeAddress(t).String(), "--listen", web.String())
 	go func() { ended <- Run(running, c) }()
 	waitFor(ctx, t, "http://"+web.String()+"/healthz", http.StatusOK, "ok")
 	stop()
@@ -166,10 +169,30 @@ func TestWrongNATSCredentials(t *testing.T) {
 	defer cancel()
 	nats := freeAddress(t)
 	startNATS(t, nats, "bullpen")
-	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--nats-user", "bullpen", "--nats-password", "wrong",
+	c := config(t, "--roles", "gateway", "--secrets-plain", "--store", "file://"+t.TempDir(), "--nats",
+		"nats://"+nats.String(), "--nats-user", "bullpen", "--nats-password", "wrong",
 		"--listen", "127.0.0.1:0")
 	if err := Run(ctx, c); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "credentials") {
 		t.Fatalf("Run returned %v", err)
+	}
+}
+
+// A gateway stores no secrets unencrypted unless it was told to. Other roles store none.
+func TestGatewayNeedsSecretsKey(t *testing.T) {
+	nats := freeAddress(t) // no server listens there
+	for args, want := range map[string]bool{
+		"--roles=gateway --nats": false, "--roles=gateway,worker --nats": false,
+		"--secrets-plain --roles=gateway --nats": true,
+		"--secrets-key=k --roles=gateway --nats": true, "--roles=worker --nats": true,
+		"--roles=scheduler,webhook --nats": true, "": true,
+	} {
+		if strings.HasSuffix(args, "--nats") {
+			args += "=nats://" + nats.String() + " --store=file:///s"
+		}
+		if err := config(t, strings.Fields(args)...).checkSecrets(); (err == nil) != want ||
+			!want && !strings.Contains(err.Error(), "--secrets-plain") {
+			t.Errorf("%s: %v", args, err)
+		}
 	}
 }
 
@@ -178,7 +201,8 @@ func TestDataDirectoryIsOfOneProcess(t *testing.T) {
 	nats := freeAddress(t) // no server listens there
 	blobs, data := t.TempDir(), t.TempDir()
 	with := func(roles string) *Config {
-		c := config(t, "--roles", roles, "--store", "file://"+blobs, "--nats", "nats://"+nats.String(), "--listen", "127.0.0.1:0", "--nsjail", "/nonexistent")
+		c := config(t, "--roles", roles, "--secrets-plain", "--store", "file://"+blobs, "--nats", "nats://"+nats.String(),
+			"--listen", "127.0.0.1:0", "--nsjail", "/nonexistent")
 		c.Data = data
 		return c
 	}

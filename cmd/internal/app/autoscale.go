@@ -41,19 +41,23 @@ func AutoscaleDrivers() []AutoscaleDriver {
 
 // validateAutoscale checks the settings of autoscaling.
 func (c *Config) validateAutoscale() error {
-	if err := setting("autoscale", slices.Contains(AutoscaleDrivers(), c.Autoscale), "unknown driver %q: choose from %v", c.Autoscale, AutoscaleDrivers()); err != nil {
+	if err := setting("autoscale", slices.Contains(AutoscaleDrivers(), c.Autoscale), "unknown driver %q: choose from %v",
+		c.Autoscale, AutoscaleDrivers()); err != nil {
 		return err
 	}
-	if err := setting("autoscale", c.Autoscale == AutoscaleNone || c.dispatches(), "only a gateway or scheduler scales workers"); err != nil {
+	if err := setting("autoscale", c.Autoscale == AutoscaleNone ||
+		c.dispatches(), "only a gateway or scheduler scales workers"); err != nil {
 		return err
 	}
-	if err := setting("autoscale-command", (c.Autoscale == AutoscaleExec) == (c.AutoscaleCommand != ""), "goes with --autoscale exec"); err != nil {
+	if err := setting("autoscale-command", (c.Autoscale == AutoscaleExec) == (c.AutoscaleCommand != ""),
+		"goes with --autoscale exec"); err != nil {
 		return err
 	}
 	if err := c.validateKedaListen(); err != nil {
 		return err
 	}
-	if err := setting("autoscale", c.Autoscale != AutoscaleProcess || !c.Embedded() || c.Has(RoleWorker), "the driver process needs the role worker"); err != nil {
+	if err := setting("autoscale", c.Autoscale != AutoscaleProcess || !c.Embedded() ||
+		c.Has(RoleWorker), "the driver process needs the role worker"); err != nil {
 		return err
 	}
 	_, err := c.policies()
@@ -64,7 +68,8 @@ func (c *Config) validateAutoscale() error {
 }
 
 func (c *Config) validateKedaListen() error {
-	if err := setting("keda-listen", (c.Autoscale == AutoscaleKubernetes) == (c.KedaListen != ""), "goes with --autoscale kubernetes"); err != nil || c.KedaListen == "" {
+	if err := setting("keda-listen", (c.Autoscale == AutoscaleKubernetes) == (c.KedaListen != ""),
+		"goes with --autoscale kubernetes"); err != nil || c.KedaListen == "" {
 		return err
 	}
 	_, port, err := net.SplitHostPort(c.KedaListen)
@@ -100,7 +105,7 @@ func (s *system) autoscaler() (*queue.Autoscaler, []part, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	a := &queue.Autoscaler{Policy: policies.Of}
+	a := &queue.Autoscaler{Policy: policies.Of, Starts: s.cfg.Autoscale != AutoscaleNone || s.cfg.AutoscalePolicy != ""}
 	run := &scaler.Scaler{Failed: s.metrics.ScalingFailed, Log: s.log}
 	parts := []part{{"autoscaler", run.Run}}
 	switch s.cfg.Autoscale {

@@ -25,7 +25,8 @@ func Restore(ctx context.Context, cfg *Config, r io.Reader) (BackupSummary, erro
 	access := cfg.access("bullpen restore")
 	if cfg.Embedded() {
 		if _, err := os.Stat(filepath.Join(cfg.Data, "bootstrap.key")); err == nil {
-			return BackupSummary{}, fmt.Errorf("%s was used by a server already: its bootstrap.key would not be a key; choose a new --data", cfg.Data)
+			return BackupSummary{}, fmt.Errorf(
+				"%s was used by a server already: its bootstrap.key would not be a key; choose a new --data", cfg.Data)
 		}
 		server, err := natsembed.Open(cfg.Data, minDiskReserve, log)
 		if err != nil {
@@ -34,7 +35,8 @@ func Restore(ctx context.Context, cfg *Config, r io.Reader) (BackupSummary, erro
 		defer server.Close()
 		access.InProcess = server
 	}
-	summary, err := backup.Restore(ctx, access, store.Config{Replicas: cfg.Replicas, Retention: cfg.Retention, AuditRetention: cfg.AuditRetention}, r, log)
+	summary, err := backup.Restore(ctx, access,
+		store.Config{Replicas: cfg.Replicas, Retention: cfg.Retention, AuditRetention: cfg.AuditRetention}, r, log)
 	if err == nil {
 		cfg.warnSecrets(ctx, summary.DataKey, log)
 	}

@@ -8,8 +8,9 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
-	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/gateway/work"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/admission"
 	"github.com/bullpen-run/bullpen/scheduler/agentruns"
 	"github.com/bullpen-run/bullpen/scheduler/batches"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
@@ -22,16 +23,14 @@ type batchStore struct {
 	api string
 }
 
-func (s batchStore) Upload(org string) (gateway.BatchUpload, error) { return s.Batches.Upload(org) }
+func (s batchStore) Upload(org string) (work.BatchUpload, error) { return s.Batches.Upload(org) }
 
-func (s batchStore) List(org string) []proto.BatchAndState {
-	list := []proto.BatchAndState{}
-	for _, b := range s.Batches.List(org) {
-		if b.Batch.API == s.api {
-			list = append(list, b)
-		}
-	}
-	return list
+func (s batchStore) Page(
+	org, after string, limit int, keep func(*proto.BatchAndState) bool,
+) ([]proto.BatchAndState, string) {
+	return s.Batches.Page(org, after, limit, func(b *proto.BatchAndState) bool {
+		return b.Batch.API == s.api && (keep == nil || keep(b))
+	})
 }
 
 // check returns [proto.ErrNotFound] for a batch of another kind.
@@ -50,7 +49,9 @@ func (s batchStore) Get(ctx context.Context, org, id string) (proto.BatchAndStat
 	return found, s.check(&found.Batch)
 }
 
-func (s batchStore) Change(ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error) (proto.BatchAndState, error) {
+func (s batchStore) Change(
+	ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error,
+) (proto.BatchAndState, error) {
 	return s.Batches.Change(ctx, org, id, func(b *proto.Batch, state *proto.BatchState) error {
 		if err := s.check(b); err != nil {
 			return err
@@ -66,7 +67,7 @@ func (s batchStore) Remove(ctx context.Context, org, id string) error {
 	return s.Batches.Remove(ctx, org, id)
 }
 
-func (s batchStore) Items(ctx context.Context, org, id string) (gateway.BatchItems, error) {
+func (s batchStore) Items(ctx context.Context, org, id string) (work.BatchItems, error) {
 	if _, err := s.Get(ctx, org, id); err != nil {
 		return nil, err
 	}
@@ -75,7 +76,7 @@ func (s batchStore) Items(ctx context.Context, org, id string) (gateway.BatchIte
 
 // batchExecutions implements [batches.Executions].
 type batchExecutions struct {
-	*gateway.Server
+	*admission.Admission
 	queue *queue.Queue
 	runs  *agentruns.Runs
 }
@@ -84,7 +85,12 @@ func (x batchExecutions) ItemsOf(b *proto.Batch) batches.ItemExecutions {
 	if b.API != "" {
 		return batchRuns{b, x.runs}
 	}
-	return itemExecutions{x.Server, x.queue}
+	return itemExecutions{x.Admission, x.queue}
+}
+
+func (x batchExecutions) Slots(ctx context.Context) (int, error) {
+	stats, err := x.queue.Stats(ctx)
+	return stats.Slots, err
 }
 
 func (x batchExecutions) RemoveRun(ctx context.Context, b *proto.Batch, id proto.TraceID) error {
@@ -93,12 +99,12 @@ func (x batchExecutions) RemoveRun(ctx context.Context, b *proto.Batch, id proto
 
 // itemExecutions implements [batches.ItemExecutions] for executions.
 type itemExecutions struct {
-	*gateway.Server
+	*admission.Admission
 	*queue.Queue
 }
 
 func (x itemExecutions) OpenBatch(b *proto.Batch, shared []byte) (batches.SubmitItem, error) {
-	return x.Server.OpenBatch(b, shared)
+	return x.Admission.OpenBatch(b, shared)
 }
 
 // batchRuns implements [batches.ItemExecutions] for runs of agents.
@@ -118,7 +124,8 @@ func (x batchRuns) OpenBatch(b *proto.Batch, _ []byte) (batches.SubmitItem, erro
 			return "", fmt.Errorf("decode an item of batch %s: %w", b.ID, err)
 		}
 		_, err := x.runs.Create(ctx, &proto.AgentRun{
-			Org: b.Org, ID: proto.RunID(id), Key: b.Key, API: b.API, Request: request.Params, Background: true, CreatedAt: time.Now().UTC(),
+			Org: b.Org, ID: proto.RunID(id), Key: b.Key, API: b.API, Request: request.Params, Background: true,
+			CreatedAt: time.Now().UTC(),
 		})
 		if quota, ok := errors.AsType[*proto.QuotaError](err); ok { // others end first
 			return "", &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: quota.Error()}

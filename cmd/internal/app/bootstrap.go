@@ -30,11 +30,7 @@ func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 // adoptOrgs creates the missing organisations of API keys: the first key has none at the first start,
 // and the keys of earlier versions have none either.
 func adoptOrgs(ctx context.Context, orgs *registry.Orgs, keys *registry.Keys) error {
-	list, err := keys.List(ctx)
-	if err != nil {
-		return err
-	}
-	return orgs.Adopt(ctx, list)
+	return orgs.Adopt(ctx, keys.List(""))
 }
 
 func (s *system) createFirstKey(ctx context.Context, keys *registry.Keys) error {
@@ -107,7 +103,8 @@ func readSecret(name string) (string, error) {
 		return "", fmt.Errorf("read the bootstrap key: %w", err)
 	}
 	owner, ok := info.Sys().(*syscall.Stat_t)
-	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 || !ok || int(owner.Uid) != os.Geteuid() || owner.Nlink != 1 {
+	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 || !ok || int(owner.Uid) != os.Geteuid() ||
+		owner.Nlink != 1 {
 		return "", fmt.Errorf("read the bootstrap key: %s is not a file of this user alone", name)
 	}
 	const maxSize = 1 << 10

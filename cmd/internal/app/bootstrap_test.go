@@ -44,7 +44,8 @@ func TestWrittenBootstrapKeyIsCreatedAfterACrash(t *testing.T) {
 func TestServerStartsWithARevokedBootstrapKey(t *testing.T) {
 	s, keys, _ := newGateway(t)
 	ctx := storetest.Context(t)
-	if _, _, err := keys.Create(ctx, proto.Key{Name: "spare", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: true}); err != nil {
+	if _, _, err := keys.Create(
+		ctx, proto.Key{Name: "spare", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: true}); err != nil {
 		t.Fatal(err)
 	}
 	s.cfg.BootstrapKey = proto.NewKeySecret("local")
@@ -79,7 +80,8 @@ func TestRevokedKeysAreLogged(t *testing.T) {
 	}
 	start("first API key created")
 	start("")
-	other, _, err := keys.Create(ctx, proto.Key{Name: "other", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: true})
+	other, _, err := keys.Create(
+		ctx, proto.Key{Name: "other", Org: "o", Plan: "pro", Scopes: proto.Scopes(), Global: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +94,8 @@ func TestRevokedKeysAreLogged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.store.Keys.Put(ctx, entry.Key(), bytes.Replace(entry.Value(), []byte(`"revoked_at":null`), []byte(`"revoked_at":"2026-01-02T03:04:05Z"`), 1)); err != nil {
+	if _, err := s.store.Keys.Put(ctx, entry.Key(), bytes.Replace(entry.Value(), []byte(`"revoked_at":null`),
+		[]byte(`"revoked_at":"2026-01-02T03:04:05Z"`), 1)); err != nil {
 		t.Fatal(err)
 	}
 	if keys, err = registry.OpenKeys(ctx, s.store, nil, "local", s.log); err != nil {

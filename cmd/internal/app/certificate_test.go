@@ -29,7 +29,10 @@ func writeCertificate(t *testing.T, cert, key string, serial int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +41,9 @@ func writeCertificate(t *testing.T, cert, key string, serial int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: text}} {
+	for name, block := range map[string]*pem.Block{
+		cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: text},
+	} {
 		temporary := name + ".new"
 		if err := os.WriteFile(temporary, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
@@ -103,7 +108,8 @@ func TestTLS(t *testing.T) {
 			t.Errorf("%q, want %q: %v", body, want, err)
 		}
 	}
-	if conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS11}); err == nil {
+	if conn, err := tls.Dial(
+		"tcp", address, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS11}); err == nil {
 		_ = conn.Close()
 		t.Error("TLS 1.1 is accepted")
 	}
@@ -165,14 +171,18 @@ func TestTLSSettings(t *testing.T) {
 		}
 	}
 	log := slog.New(slog.DiscardHandler)
-	if _, err := listen(config(t, "--listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key), log); err == nil || !strings.Contains(err.Error(), "cert.pem") {
+	if _, err := listen(config(t, "--listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key), log); err == nil ||
+		!strings.Contains(err.Error(), "cert.pem") {
 		t.Errorf("no files: %v", err)
 	}
 }
 
 func TestOrigins(t *testing.T) {
-	for _, origin := range []string{"*", "null", "app.example.com", "https://app.example.com/", "https://a@app.example.com", "https://", "ftp://x"} {
-		if _, err := ParseConfig([]string{"--cors-origins", origin}); err == nil || !strings.Contains(err.Error(), "must be the origin of a page") {
+	for _, origin := range []string{
+		"*", "null", "app.example.com", "https://app.example.com/", "https://a@app.example.com", "https://", "ftp://x",
+	} {
+		if _, err := ParseConfig([]string{"--cors-origins", origin}); err == nil ||
+			!strings.Contains(err.Error(), "must be the origin of a page") {
 			t.Errorf("%q: %v", origin, err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/storage"
 	"github.com/bullpen-run/bullpen/storage/history"
+	"github.com/bullpen-run/bullpen/webhook/guard"
 )
 
 // Role is a part of bullpen that a process runs.
@@ -36,7 +37,7 @@ const (
 // Roles lists every role.
 func Roles() []Role { return []Role{RoleGateway, RoleWorker, RoleScheduler, RoleWebhook} }
 
-// Config has all settings. The tables in docs/configuration.md have their help texts. The secret
+// Config has all settings. The tables in docs/reference/configuration.md have their help texts. The secret
 // tag marks values that are kept out of logs. Each setting is a flag, an environment variable and a
 // key of the YAML file. Flags override variables, variables override the file, and the file
 // overrides defaults.
@@ -51,8 +52,9 @@ type Config struct {
 	DiskReserve   proto.Bytes   `name:"disk-reserve" group:"Server" env:"BULLPEN_DISK_RESERVE" default:"0" placeholder:"SIZE" help:"Free space of the disk of the data directory below which no executions and uploads are accepted. At least 64 MiB. 0 is a twentieth of the disk, at most 2 GiB."`
 	ProfileListen string        `name:"profile-listen" group:"Server" env:"BULLPEN_PROFILE_LISTEN" placeholder:"ADDRESS:PORT" help:"Loopback address that serves profiles for go tool pprof, such as 127.0.0.1:6060. Everybody on this machine can read them. Default: none."`
 
-	SecretsKey     string `name:"secrets-key" group:"Secrets" env:"BULLPEN_SECRETS_KEY" placeholder:"FILE" help:"Keys that protect stored secrets, as age-keygen generates them. The same for every gateway, scheduler and webhook process. Without them, secrets and API keys cannot be used. Default: secrets.key in the data directory, created at the first start, with an embedded NATS; no encryption with another."`
+	SecretsKey     string `name:"secrets-key" group:"Secrets" env:"BULLPEN_SECRETS_KEY" placeholder:"FILE" help:"Keys that protect stored secrets, as age-keygen generates them. The same for every gateway, scheduler and webhook process. Without them, secrets and API keys cannot be used. Default: secrets.key in the data directory, created at the first start, with an embedded NATS; none with an external one."`
 	SecretsCommand string `name:"secrets-command" group:"Secrets" env:"BULLPEN_SECRETS_COMMAND" placeholder:"FILE" help:"Program that protects stored secrets instead of --secrets-key, such as with a key management service. It is run with the argument wrap or unwrap, and encrypts or decrypts its standard input to its standard output."`
+	SecretsPlain   bool   `name:"secrets-plain" group:"Secrets" env:"BULLPEN_SECRETS_PLAIN" help:"Store secrets without encryption. A gateway on an external NATS starts only with --secrets-key, --secrets-command or this."`
 
 	OIDCIssuer     string `name:"oidc-issuer" group:"People" env:"BULLPEN_OIDC_ISSUER" placeholder:"URL" help:"OpenID Connect provider at which members of organisations sign in with a browser, as its id tokens name it. Its client must have the redirect URI PUBLIC-URL/login/callback. The same for every gateway. Default: none, and browsers sign in with an API key."`
 	OIDCClientID   string `name:"oidc-client-id" group:"People" env:"BULLPEN_OIDC_CLIENT_ID" placeholder:"ID" help:"The client that the provider has for this server."`
@@ -74,10 +76,10 @@ type Config struct {
 	MountRoots []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that storage connections of kind directory may be in, each mounted nosuid, separated by commas. The Files API needs the same on gateways. Default: none."`
 	MountSpool proto.Bytes `name:"mount-spool" group:"Worker" env:"BULLPEN_MOUNT_SPOOL" default:"1GiB" placeholder:"SIZE" help:"Disk space in the data directory for files that one execution is writing to its storage connections. No file that is written can be larger."`
 
-	MountAllowCIDRs []netip.Prefix `name:"mount-allow-cidrs" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_CIDRS" placeholder:"CIDR" help:"Private address ranges in which buckets of storage connections may be, separated by commas. Every administrator of an organisation can reach them. The same for every gateway and worker."`
-	MountAllowHTTP  bool           `name:"mount-allow-http" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_HTTP" help:"Allow buckets over plain http, and port 80. The same for every gateway and worker."`
-	MaxVolumeSize   proto.Bytes    `name:"max-volume-size" group:"Storage connections" env:"BULLPEN_MAX_VOLUME_SIZE" default:"10GiB" placeholder:"SIZE" help:"Largest quota that an administrator of an organisation may give a volume, between 1MiB and 1000GiB. A program with several volumes can write as much to the disk of a worker for each. The same for every gateway."`
-	MountAllowPorts []int          `name:"mount-allow-ports" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_PORTS" placeholder:"PORT" help:"Ports of buckets in addition to 443 and 8443. The same for every gateway and worker."`
+	MountAllowCIDRs []netip.Prefix    `name:"mount-allow-cidrs" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_CIDRS" placeholder:"CIDR" help:"Private address ranges in which buckets of storage connections may be, separated by commas. Every administrator of an organisation can reach them. The same for every gateway and worker."`
+	MountAllowHTTP  bool              `name:"mount-allow-http" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_HTTP" help:"Allow buckets over plain http, and port 80. The same for every gateway and worker."`
+	MaxVolumeSize   proto.Bytes       `name:"max-volume-size" group:"Storage connections" env:"BULLPEN_MAX_VOLUME_SIZE" default:"10GiB" placeholder:"SIZE" help:"Largest quota that an administrator of an organisation may give a volume, between 1MiB and 1000GiB. A program with several volumes can write as much to the disk of a worker for each. The same for every gateway."`
+	MountAllowPorts []guard.PortRange `name:"mount-allow-ports" group:"Storage connections" env:"BULLPEN_MOUNT_ALLOW_PORTS" placeholder:"PORT" help:"Ports of buckets in addition to 443 and 8443, and ranges such as 9000-9099, separated by commas. The same for every gateway and worker."`
 
 	StoreURL     string        `name:"store" secret:"urls" group:"Threads" env:"BULLPEN_STORE" placeholder:"URL" help:"Store for images and the files of threads: file:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=1. The same for every gateway and worker. S3 credentials come from the usual AWS variables and files. Default: blobs in the data directory."`
 	StoreKey     string        `name:"store-key" group:"Threads" env:"BULLPEN_STORE_KEY" placeholder:"FILE" help:"Key that encrypts stored files, as age-keygen generates it. The same for every gateway and worker. Without the key, the files cannot be read. Default: no encryption."`
@@ -86,12 +88,12 @@ type Config struct {
 	ThreadExpiry time.Duration `name:"thread-expiry" group:"Threads" env:"BULLPEN_THREAD_EXPIRY" default:"0s" placeholder:"TIME" help:"Remove a thread and its files this long after its last use. 0 keeps threads forever."`
 	ThreadGC     time.Duration `name:"thread-gc" group:"Threads" env:"BULLPEN_THREAD_GC" default:"1h" placeholder:"TIME" help:"Interval of garbage collection in the store."`
 
-	WebhookConcurrency int            `name:"webhook-concurrency" group:"Webhooks" env:"BULLPEN_WEBHOOK_CONCURRENCY" default:"5" placeholder:"N" help:"Concurrent webhooks of an organisation to one server."`
-	WebhookMaxBody     proto.Bytes    `name:"webhook-max-body" group:"Webhooks" env:"BULLPEN_WEBHOOK_MAX_BODY" default:"1MiB" placeholder:"SIZE" help:"Size limit of a webhook. Longer outputs are truncated."`
-	WebhookAllowCIDRs  []netip.Prefix `name:"webhook-allow-cidrs" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_CIDRS" placeholder:"CIDR" help:"Private address ranges that webhooks may be sent to. For development and tests: everybody with an API key can reach them."`
-	WebhookAllowHTTP   bool           `name:"webhook-allow-http" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_HTTP" help:"Allow webhooks over plain http, on port 80."`
-	WebhookAllowPorts  []int          `name:"webhook-allow-ports" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_PORTS" placeholder:"PORT" help:"Ports that webhooks may be sent to in addition to 443 and 8443."`
-	WebhookCAFile      string         `name:"webhook-ca-file" group:"Webhooks" env:"BULLPEN_WEBHOOK_CA_FILE" placeholder:"FILE" help:"Certificate authorities for webhooks in addition to the system's, PEM."`
+	WebhookConcurrency int               `name:"webhook-concurrency" group:"Webhooks" env:"BULLPEN_WEBHOOK_CONCURRENCY" default:"5" placeholder:"N" help:"Concurrent webhooks of an organisation to one server."`
+	WebhookMaxBody     proto.Bytes       `name:"webhook-max-body" group:"Webhooks" env:"BULLPEN_WEBHOOK_MAX_BODY" default:"1MiB" placeholder:"SIZE" help:"Size limit of a webhook. Longer outputs are truncated."`
+	WebhookAllowCIDRs  []netip.Prefix    `name:"webhook-allow-cidrs" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_CIDRS" placeholder:"CIDR" help:"Private address ranges that webhooks may be sent to. For development and tests: everybody with an API key can reach them."`
+	WebhookAllowHTTP   bool              `name:"webhook-allow-http" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_HTTP" help:"Allow webhooks over plain http, on port 80."`
+	WebhookAllowPorts  []guard.PortRange `name:"webhook-allow-ports" group:"Webhooks" env:"BULLPEN_WEBHOOK_ALLOW_PORTS" placeholder:"PORT" help:"Ports that webhooks may be sent to in addition to 443 and 8443, and ranges such as 9000-9099, separated by commas."`
+	WebhookCAFile      string            `name:"webhook-ca-file" group:"Webhooks" env:"BULLPEN_WEBHOOK_CA_FILE" placeholder:"FILE" help:"Certificate authorities for webhooks in addition to the system's, PEM."`
 
 	Region         string         `name:"region" group:"Server" env:"BULLPEN_REGION" default:"local" placeholder:"NAME" help:"Region in new API keys: sk-REGION-…."`
 	Instance       string         `name:"instance" env:"BULLPEN_INSTANCE" hidden:"" help:"Name of this process, unique among all. Default: the name of the host and a random part."`
@@ -124,7 +126,7 @@ type Config struct {
 	AgentKeyFile  string            `name:"agent-key-file" group:"Agents" env:"BULLPEN_AGENT_KEY_FILE" placeholder:"FILE" help:"File with the API key for that server. It is read for each turn of a model. Default: none, for a server without keys."`
 	AgentModels   map[string]string `name:"agent-models" group:"Agents" env:"BULLPEN_AGENT_MODELS" mapsep:"," placeholder:"NAME=MODEL" help:"Models of that server by the names that clients ask for, separated by commas. The name * stands for all others; without it, they do not exist. Default: clients name the server's models."`
 	AgentTimeout  time.Duration     `name:"agent-timeout" group:"Agents" env:"BULLPEN_AGENT_TIMEOUT" default:"2m" placeholder:"TIME" help:"How long that server may send nothing before its reply counts as failed."`
-	AgentRetries  int               `name:"agent-retries" group:"Agents" env:"BULLPEN_AGENT_RETRIES" default:"2" placeholder:"N" help:"How often a request to that server is repeated that it did not begin to answer."`
+	AgentRetries  int               `name:"agent-retries" group:"Agents" env:"BULLPEN_AGENT_RETRIES" default:"2" placeholder:"N" help:"Retries of a request to that server before the first byte of its answer."`
 
 	AuditRetention time.Duration `name:"audit-retention" group:"Audit log" env:"BULLPEN_AUDIT_RETENTION" default:"0s" placeholder:"TIME" help:"How long records of administrative acts are kept. 0 keeps them forever. The same for every gateway, scheduler and webhook process."`
 	AuditHTTP      string        `name:"audit-http" secret:"value" group:"Audit log" env:"BULLPEN_AUDIT_HTTP" placeholder:"URL" help:"HTTP endpoint to which records of administrative acts are sent: http or https, with USER:PASSWORD@ for basic authentication. Other users of this machine can read flags: put a password in the environment variable. The same for every gateway. Default: none."`
@@ -194,11 +196,15 @@ func (c *Config) Validate() error {
 		c.validateNATS(),
 		c.validateRedis(),
 		setting("data", c.Data != "", "must be a directory"),
-		setting("memory", c.Memory == 0 || c.Memory >= minMemory, "%s is too little: give at least %s, or 0 for the default", c.Memory, minMemory),
-		setting("disk-reserve", c.DiskReserve == 0 || c.DiskReserve >= minDiskReserve, "%s is too little: give at least %s, or 0 for the default", c.DiskReserve, proto.Bytes(minDiskReserve)),
+		setting("memory", c.Memory == 0 || c.Memory >= minMemory, "%s is too little: give at least %s, or 0 for the default",
+			c.Memory, minMemory),
+		setting("disk-reserve", c.DiskReserve == 0 || c.DiskReserve >= minDiskReserve,
+			"%s is too little: give at least %s, or 0 for the default", c.DiskReserve, proto.Bytes(minDiskReserve)),
 		setting("slots", c.Slots >= 0, "give a number of programs, or 0 for the default"),
-		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids, but --uid-range has %d", c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),
-		setting("default-image", c.DefaultImage == "" || proto.ValidImageName(c.DefaultImage), "%q must be the name of an image: 1 to 63 of a-z, 0-9, ., _ and -, the first a letter or digit", c.DefaultImage),
+		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids, but --uid-range has %d",
+			c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),
+		setting("default-image", c.DefaultImage == "" || proto.ValidImageName(c.DefaultImage),
+			"%q must be the name of an image: 1 to 63 of a-z, 0-9, ., _ and -, the first a letter or digit", c.DefaultImage),
 		setting("pool", queue.ValidPool(c.Pool), "%q must be 1 to 63 of a-z, A-Z, 0-9, - and _", c.Pool),
 		setting("image-dir", filepath.IsAbs(c.ImageDir), "must be an absolute path"),
 		setting("home", filepath.IsAbs(c.Home) && filepath.Clean(c.Home) == c.Home && strings.Count(c.Home, "/") >= 2,
@@ -209,22 +215,30 @@ func (c *Config) Validate() error {
 		positive("drain", c.Drain), positive("queue-wait", c.QueueWait),
 		positive("queue-expiry", c.QueueExpiry), positive("retention", c.Retention),
 		// Otherwise a record could expire before its job starts.
-		setting("retention", c.Retention >= c.QueueExpiry, "%s must not be shorter than --queue-expiry (%s)", c.Retention, c.QueueExpiry),
-		setting("output-limit", c.OutputLimit > 0 && c.OutputLimit <= proto.MaxOutput, "%d bytes must be between 1 byte and %s", int64(c.OutputLimit), proto.MaxOutput),
-		setting("output-budget", c.OutputBudget >= 0, "%d bytes must not be negative: give a size such as 1GiB, or 0 for no limit", int64(c.OutputBudget)),
+		setting("retention", c.Retention >= c.QueueExpiry, "%s must not be shorter than --queue-expiry (%s)", c.Retention,
+			c.QueueExpiry),
+		setting("output-limit", c.OutputLimit > 0 && c.OutputLimit <= proto.MaxOutput,
+			"%d bytes must be between 1 byte and %s", int64(c.OutputLimit), proto.MaxOutput),
+		setting("output-budget", c.OutputBudget >= 0,
+			"%d bytes must not be negative: give a size such as 1GiB, or 0 for no limit", int64(c.OutputBudget)),
 		c.validateUpgradeURL(),
 		c.validatePublicURL(),
 		c.validateOrigins(),
 		c.validateLogin(),
 		c.validateAgent(),
-		setting("tls-cert", (c.TLSCert == "") == (c.TLSKey == ""), "--tls-cert and --tls-key go together: set both or neither"),
+		setting("tls-cert", (c.TLSCert == "") == (c.TLSKey == ""),
+			"--tls-cert and --tls-key go together: set both or neither"),
 		c.validateNetworks(),
 		c.validateStore(),
-		setting("secrets-command", c.SecretsCommand == "" || c.SecretsKey == "", "does not go with --secrets-key: give one of the two"),
+		setting("secrets-command", c.SecretsCommand == "" ||
+			c.SecretsKey == "", "does not go with --secrets-key: give one of the two"),
+		setting("secrets-plain", !c.SecretsPlain || c.SecretsCommand == "" && c.SecretsKey == "",
+			"does not go with a key or command"),
 		c.validateAutoscale(),
 		c.validateHistory(),
 		c.validateAudit(),
-		setting("thread-expiry", c.ThreadExpiry >= 0, "%s must not be negative: give a time such as 720h, or 0 to keep threads forever", c.ThreadExpiry),
+		setting("thread-expiry", c.ThreadExpiry >= 0,
+			"%s must not be negative: give a time such as 720h, or 0 to keep threads forever", c.ThreadExpiry),
 		positive("thread-gc", c.ThreadGC),
 		positive("save-timeout", c.SaveTimeout),
 		setting("log-format", c.LogFormat == LogText || c.LogFormat == LogJSON, "%q must be text or json", c.LogFormat),
@@ -240,8 +254,10 @@ const minMountSpool = proto.MiB
 
 func (c *Config) validateMounts() error {
 	errs := []error{
-		setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool, minMountSpool),
-		setting("max-volume-size", c.MaxVolumeSize >= proto.MinVolume && c.MaxVolumeSize <= proto.MaxVolume, "%s must be between %s and %s", c.MaxVolumeSize, proto.MinVolume, proto.MaxVolume),
+		setting("mount-spool", c.MountSpool >= minMountSpool, "%s is too little: give at least %s", c.MountSpool,
+			minMountSpool),
+		setting("max-volume-size", c.MaxVolumeSize >= proto.MinVolume && c.MaxVolumeSize <= proto.MaxVolume,
+			"%s must be between %s and %s", c.MaxVolumeSize, proto.MinVolume, proto.MaxVolume),
 	}
 	for _, root := range c.MountRoots {
 		errs = append(errs, setting("mount-roots", filepath.IsAbs(root) && filepath.Clean(root) == root && root != "/",
@@ -301,27 +317,33 @@ func (c *Config) validatePublicURL() error {
 		return nil
 	}
 	u, err := url.Parse(c.PublicURL)
-	ok := err == nil && u.Hostname() != "" && (u.Scheme == "https" || u.Scheme == "http") && u.User == nil && u.Opaque == "" &&
+	ok := err == nil && u.Hostname() != "" && (u.Scheme == "https" || u.Scheme == "http") && u.User == nil &&
+		u.Opaque == "" &&
 		!strings.ContainsAny(c.PublicURL, "?#") && !strings.HasSuffix(c.PublicURL, "/")
-	return setting("public-url", ok, "must be an http or https URL such as https://bullpen.example.com, without a trailing slash, user, query or fragment")
+	return setting("public-url", ok,
+		"must be an http or https URL such as https://bullpen.example.com, without a trailing slash, user, query or fragment")
 }
 
 func (c *Config) validateOrigins() error {
 	for _, origin := range c.CORSOrigins {
 		u, err := url.Parse(origin)
-		if err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Hostname() == "" || origin != u.Scheme+"://"+u.Host {
-			return setting("cors-origins", false, "%q must be the origin of a page, such as https://app.example.com, without a path and without *", origin)
+		if err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Hostname() == "" ||
+			origin != u.Scheme+"://"+u.Host {
+			return setting("cors-origins", false,
+				"%q must be the origin of a page, such as https://app.example.com, without a path and without *", origin)
 		}
 	}
 	return nil
 }
 
 func (c *Config) validateAudit() error {
-	errs := []error{setting("audit-retention", c.AuditRetention >= 0, "%s must not be negative: give a time such as 8760h, or 0 to keep records forever", c.AuditRetention)}
+	errs := []error{setting("audit-retention", c.AuditRetention >= 0,
+		"%s must not be negative: give a time such as 8760h, or 0 to keep records forever", c.AuditRetention)}
 	if c.AuditHTTP != "" {
 		// The error omits the URL, which may contain a password.
 		u, err := url.Parse(c.AuditHTTP)
-		errs = append(errs, setting("audit-http", err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "", "must be an http or https URL"))
+		errs = append(errs, setting("audit-http", err == nil && (u.Scheme == "http" || u.Scheme == "https") &&
+			u.Hostname() != "", "must be an http or https URL"))
 	}
 	if c.AuditSyslog != "" {
 		_, err := audit.NewSyslogSink(c.AuditSyslog)
@@ -332,12 +354,15 @@ func (c *Config) validateAudit() error {
 
 func (c *Config) validateLogin() error {
 	if c.OIDCIssuer == "" {
-		return setting("oidc-issuer", c.OIDCClientID == "" && c.OIDCSecretFile == "", "must be set for --oidc-client-id and --oidc-secret-file")
+		return setting("oidc-issuer", c.OIDCClientID == "" && c.OIDCSecretFile == "",
+			"must be set for --oidc-client-id and --oidc-secret-file")
 	}
 	return errors.Join(
-		setting("oidc-issuer", safeURL(c.OIDCIssuer), "%q must be an https URL, or an http one of this machine", c.OIDCIssuer),
+		setting("oidc-issuer", safeURL(c.OIDCIssuer), "%q must be an https URL, or an http one of this machine",
+			c.OIDCIssuer),
 		setting("oidc-client-id", c.OIDCClientID != "", "must be set with --oidc-issuer"),
-		setting("public-url", safeURL(c.PublicURL), "must be set with --oidc-issuer, and be an https URL, or an http one of this machine"),
+		setting("public-url", safeURL(c.PublicURL),
+			"must be set with --oidc-issuer, and be an https URL, or an http one of this machine"),
 	)
 }
 
@@ -356,15 +381,14 @@ func safeURL(text string) bool {
 func (c *Config) validateNetworks() error {
 	errs := []error{setting("webhook-max-body", c.WebhookMaxBody >= minWebhookBody && c.WebhookMaxBody <= maxWebhookBody,
 		"%d bytes must be between %s and %s", int64(c.WebhookMaxBody), minWebhookBody, maxWebhookBody)}
-	errs = append(errs, setting("webhook-concurrency", c.WebhookConcurrency >= 1, "%d must be at least 1", c.WebhookConcurrency))
-	for name, ranges := range map[string][]netip.Prefix{"webhook-allow-cidrs": c.WebhookAllowCIDRs, "mount-allow-cidrs": c.MountAllowCIDRs, "trusted-proxies": c.TrustedProxies} {
+	errs = append(errs, setting("webhook-concurrency", c.WebhookConcurrency >= 1, "%d must be at least 1",
+		c.WebhookConcurrency))
+	for name, ranges := range map[string][]netip.Prefix{
+		"webhook-allow-cidrs": c.WebhookAllowCIDRs,
+		"mount-allow-cidrs":   c.MountAllowCIDRs, "trusted-proxies": c.TrustedProxies,
+	} {
 		for _, p := range ranges {
 			errs = append(errs, setting(name, !p.Addr().Is4In6(), "%s must be written as a range of IPv4 addresses", p))
-		}
-	}
-	for name, ports := range map[string][]int{"webhook-allow-ports": c.WebhookAllowPorts, "mount-allow-ports": c.MountAllowPorts} {
-		for _, port := range ports {
-			errs = append(errs, setting(name, port >= 1 && port <= 65535, "%d must be 1 to 65535", port))
 		}
 	}
 	return errors.Join(errs...)
@@ -378,7 +402,8 @@ func (c *Config) validateStore() error {
 		return nil
 	}
 	return setting("store", c.Embedded() || c.Has(RoleGateway) == c.Has(RoleWorker),
-		"a process with only %s needs a shared store: give every gateway and worker the same s3://BUCKET/PREFIX, or file:///DIR of a shared "+
+		"a process with only %s needs a shared store: give every gateway and worker the same s3://BUCKET/PREFIX, or "+
+			"file:///DIR of a shared "+
 			"directory", roleNames(c.Roles))
 }
 
@@ -416,7 +441,8 @@ func (n *NATS) validateNATS() error {
 	}
 	return errors.Join(
 		setting("replicas", n.Replicas == 1 || n.Replicas == 3 || n.Replicas == 5, "%d copies: choose 1, 3 or 5", n.Replicas),
-		setting("nats-user", (n.User == "") == (n.Password == ""), "--nats-user and --nats-password go together: set both or neither"),
+		setting("nats-user", (n.User == "") == (n.Password == ""),
+			"--nats-user and --nats-password go together: set both or neither"),
 		setting("nats-creds", n.Creds == "" || n.User == "", "give a credentials file or a user and password, not both"),
 		setting("nats-cert", (n.Cert == "") == (n.Key == ""), "--nats-cert and --nats-key go together: set both or neither"),
 	)
@@ -429,12 +455,15 @@ func (c *Config) validateRedis() error {
 		return setting("redis-ca", c.RedisCA == "", "certificate authorities for Redis are set, but no server: set --redis")
 	}
 	u, err := url.Parse(c.RedisURL)
-	if err != nil || u.Hostname() == "" || u.Scheme != "redis" && u.Scheme != "rediss" || u.RawQuery != "" || u.Fragment != "" ||
+	if err != nil || u.Hostname() == "" || u.Scheme != "redis" && u.Scheme != "rediss" || u.RawQuery != "" ||
+		u.Fragment != "" ||
 		!databasePattern.MatchString(u.Path) {
 		// The error omits the URL, which may contain a password.
-		return setting("redis", false, "not a Redis URL: write redis://HOST:PORT or rediss://HOST:PORT, with /N for database N")
+		return setting("redis", false,
+			"not a Redis URL: write redis://HOST:PORT or rediss://HOST:PORT, with /N for database N")
 	}
-	return setting("redis-ca", c.RedisCA == "" || u.Scheme == "rediss", "certificate authorities need TLS: write rediss:// in --redis")
+	return setting("redis-ca", c.RedisCA == "" || u.Scheme == "rediss",
+		"certificate authorities need TLS: write rediss:// in --redis")
 }
 
 // setting returns nil if ok, otherwise an error for the setting.

@@ -43,7 +43,8 @@ func Variables() (names []string) {
 func (c *Config) AfterApply(ctx *kong.Context) error {
 	for _, p := range ctx.Path {
 		if p.Flag != nil && p.Flag.Name == "bootstrap-key" && !p.Resolved {
-			return errors.New("--bootstrap-key is not a flag, because other users of the machine could read it: set BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file")
+			return errors.New("--bootstrap-key is not a flag, because other users of the machine could read it: set " +
+				"BULLPEN_BOOTSTRAP_KEY, or bootstrap-key in the file")
 		}
 	}
 	return nil

@@ -1,11 +1,81 @@
 package app
 
 import (
+	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"sync/atomic"
 )
+
+// maxUnanswered is how many bytes a client may send over HTTP/2 while the server sends nothing.
+// Clients need much less: the server acknowledges settings and pings, allows the next part of a body
+// within its window of 1 MiB, and answers requests, of which 250 may be open. Package net/http takes
+// any number of frames that need no answer, such as empty CONTINUATION frames, which cost processor
+// time.
+const maxUnanswered = 2 << 20
+
+// errUnanswered ends a connection with more than maxUnanswered.
+var errUnanswered = errors.New("the client sends frames that need no answer")
+
+// preface begins the preface of HTTP/2, and no request of HTTP/1 that is served.
+const preface = "PRI "
+
+// countedConn ends a connection over HTTP/2 whose client sends frames that need no answer. Bodies of
+// HTTP/1 are read only as far as a handler wants them.
+type countedConn struct {
+	*net.TCPConn
+	http2      atomic.Bool
+	seen       int          // bytes of preface that the connection began with, -1 after another byte
+	unanswered atomic.Int64 // bytes received since the last write
+}
+
+// Read implements [net.Conn].
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.TCPConn.Read(p)
+	for i := 0; i < n && c.seen >= 0 && c.seen < len(preface); i++ {
+		if p[i] != preface[c.seen] {
+			c.seen = -1
+		} else if c.seen++; c.seen == len(preface) {
+			c.http2.Store(true)
+		}
+	}
+	if c.unanswered.Add(int64(n)) > maxUnanswered && c.http2.Load() {
+		return 0, errUnanswered
+	}
+	return n, err
+}
+
+// Write implements [net.Conn].
+func (c *countedConn) Write(p []byte) (int, error) {
+	c.unanswered.Store(0)
+	return c.TCPConn.Write(p)
+}
+
+// ReadFrom implements [io.ReaderFrom], for sendfile.
+func (c *countedConn) ReadFrom(r io.Reader) (int64, error) {
+	c.unanswered.Store(0)
+	return c.TCPConn.ReadFrom(r)
+}
+
+// countHTTP2 makes the connections that agree on HTTP/2 over TLS end as those without TLS do.
+func countHTTP2(cfg *tls.Config) {
+	cfg.NextProtos = []string{"h2", "http/1.1"}
+	base := cfg.Clone()
+	cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		conn, ok := hello.Conn.(*countedConn)
+		if !ok {
+			return nil, nil
+		}
+		own := base.Clone()
+		own.VerifyConnection = func(state tls.ConnectionState) error {
+			conn.http2.Store(state.NegotiatedProtocol == "h2")
+			return nil
+		}
+		return own, nil
+	}
+}
 
 // limitedListener bounds the open connections of a server, which reports them through count. It
 // answers further connections with 503, so that idle connections cannot fill the memory.
@@ -16,15 +86,22 @@ type limitedListener struct {
 }
 
 // fullAnswer is HTTP/1.1, since the client has not sent anything yet.
-const fullAnswer = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" +
+const fullAnswer = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: " +
+	"1\r\nConnection: close\r\n\r\n" +
 	`{"error":"service_unavailable","message":"too many connections are open here; connect again"}` + "\n"
 
 // Accept waits for the next connection below the limit.
 func (l *limitedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
-		if err != nil || l.open.Load() < l.limit {
-			return conn, err
+		if err != nil {
+			return nil, err
+		}
+		if l.open.Load() < l.limit {
+			if tcp, ok := conn.(*net.TCPConn); ok {
+				conn = &countedConn{TCPConn: tcp}
+			}
+			return conn, nil
 		}
 		_, _ = io.WriteString(conn, fullAnswer) // too short to block
 		_ = conn.Close()

@@ -3,9 +3,14 @@ package app
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -33,6 +38,66 @@ func TestLaterRequestsAreNotWaitedFor(t *testing.T) {
 	<-done
 	end <- struct{}{}
 	<-last
+}
+
+// A client that sends frames without end, none of which the server answers, loses its connection.
+func TestEndlessFrames(t *testing.T) {
+	const flags, stream = 0, 1
+	frame := func(kind byte, payload string) string {
+		return string([]byte{0, 0, byte(len(payload)), kind, flags, 0, 0, 0, stream}) + payload
+	}
+	const headers, priority, continuation, unknown = 1, 2, 9, 77
+	path := "\x82\x84\x86" // GET / of http
+	for name, endless := range map[string]struct{ first, then string }{
+		"continuations": {frame(headers, path), frame(continuation, "")},
+		"priorities":    {"", frame(priority, "\x00\x00\x00\x00\x00")},
+		"unknown":       {"", frame(unknown, "")},
+	} {
+		for _, secure := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " TLS ", secure), func(t *testing.T) {
+				cfg := &Config{Listen: "127.0.0.1:0", Memory: minMemory}
+				if secure {
+					dir := t.TempDir()
+					cfg.TLSCert, cfg.TLSKey = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+					writeCertificate(t, cfg.TLSCert, cfg.TLSKey, 1)
+				}
+				h, err := listen(cfg, slog.New(slog.NewTextHandler(t.Output(), nil)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				done := make(chan error, 1)
+				go func() { done <- h.run(ctx) }()
+				t.Cleanup(func() {
+					stop()
+					if err := <-done; err != nil {
+						t.Error(err)
+					}
+				})
+				conn, err := net.Dial("tcp", h.listener.Addr().String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = conn.Close() })
+				if secure {
+					conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+				}
+				const settings = "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+				if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+settings+endless.first); err != nil {
+					t.Fatal(err)
+				}
+				many, sent := []byte(strings.Repeat(endless.then, 4<<10)), 0
+				for err == nil && sent < 4*maxUnanswered {
+					var n int
+					n, err = conn.Write(many)
+					sent += n
+				}
+				if err == nil {
+					t.Errorf("the server has taken %d bytes", sent)
+				}
+			})
+		}
+	}
 }
 
 func TestConnectionsAreLimited(t *testing.T) {

@@ -46,7 +46,8 @@ func (d *dataDisk) full() string {
 	case err != nil:
 		return err.Error()
 	case free < reserve:
-		return fmt.Sprintf("the disk of the data directory has %d MiB free and --disk-reserve is %d MiB: make room there", free>>20, reserve>>20)
+		return fmt.Sprintf("the disk of the data directory has %d MiB free and --disk-reserve is %d MiB: make room there",
+			free>>20, reserve>>20)
 	}
 	return ""
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -33,7 +35,8 @@ type Check struct {
 func Doctor(ctx context.Context, c *Config) []Check {
 	var checks []Check
 	if c.Has(RoleWorker) {
-		checks = append(checks, checkRoot(), checkNamespaces(), checkCgroups("/"), checkUIDs("/proc/self/uid_map", c.UIDRange))
+		checks = append(checks, checkRoot(), checkNamespaces(), checkCgroups("/"),
+			checkUIDs("/proc/self/uid_map", c.UIDRange))
 		checks = append(checks, checkJails(ctx, c)...)
 		checks = append(checks, checkImages(c.ImageDir), checkSplitLocks("/"))
 		checks = append(checks, Check{Name: "slots", OK: true, Found: fmt.Sprintf("%d programs at once", c.SlotCount())})
@@ -60,7 +63,10 @@ func checkRoot() Check {
 }
 
 func checkNamespaces() Check {
-	check := Check{Name: "namespaces", Remedy: "boot a kernel with all of them, or raise /proc/sys/user/max_…_namespaces where it is 0"}
+	check := Check{
+		Name:   "namespaces",
+		Remedy: "boot a kernel with all of them, or raise /proc/sys/user/max_…_namespaces where it is 0",
+	}
 	var missing []string
 	names := []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"}
 	for _, name := range names {
@@ -108,12 +114,18 @@ func checkJails(ctx context.Context, c *Config) []Check {
 	var more []Check
 	if err == nil {
 		tools, err = missingTools(ctx, maker)
-		more = []Check{checkNetwork(ctx, maker, noNetwork), checkNetLimits(maker), checkRoots(), checkDisk(ctx, maker, noDisk), checkMounts(settings, maker, noDisk)}
+		more = []Check{
+			checkNetwork(ctx, maker, noNetwork),
+			optionalCheck("network limits", "set in each jail", "not set, or not all", maker.NetLimits()),
+			optionalCheck("packet fragments", "single pages", "not limited, or not known", maker.Fragments()),
+			checkRoots(), checkDisk(ctx, maker, noDisk), checkMounts(settings, maker, noDisk),
+		}
 	}
 	if err := errors.Join(err, maker.Close()); err != nil {
 		return fail(err)
 	}
-	started.OK, started.Found = true, fmt.Sprintf("%d programs ran in jails within %d ms", len(runtimes), took.Milliseconds())
+	started.OK, started.Found = true,
+		fmt.Sprintf("%d programs ran in jails within %d ms", len(runtimes), took.Milliseconds())
 	checks = append(checks, started)
 	some := false
 	for _, r := range runtimes {
@@ -122,19 +134,27 @@ func checkJails(ctx context.Context, c *Config) []Check {
 	for _, r := range runtimes {
 		check := Check{Name: string(r.Language), OK: r.Available, Optional: some, Found: r.Found}
 		if !r.Available {
-			check.Found = r.Problem
-			check.Remedy = "install " + r.Interpreters[0] + " with the system's packages: jails see /usr, not somebody's home"
+			check.Found, check.Remedy = r.Problem, r.Install+": jails see /usr, not somebody's home"
+			if r.Language == proto.Python && c.DefaultImage == "" {
+				check.Optional, check.Found = false,
+					"PYTHON IS MISSING, the language of executions that name none, and of agents: "+r.Problem
+			}
 		}
 		checks = append(checks, check)
 	}
 	if c.DefaultImage != "" {
-		checks = append(checks, Check{Name: "runtimes", OK: true, Found: "those of image " + c.DefaultImage + ", for sandboxes without an image"})
+		checks = append(checks, Check{
+			Name: "runtimes", OK: true, Found: "those of image " + c.DefaultImage + ", for sandboxes without an image",
+		})
 	} else if some {
-		checks = append(checks, Check{Name: "runtimes", OK: true, Found: "this host's, for sandboxes without an image: meant for trying out; --default-image names an image instead"})
+		checks = append(checks, Check{
+			Name: "runtimes", OK: true,
+			Found: "this host's, for sandboxes without an image: meant for trying out; --default-image names an image instead",
+		})
 	}
 	checks = append(checks, Check{
 		Name: "tools", OK: tools == "", Optional: true, Found: orDefault(tools, "those that agents' file tools use"),
-		Remedy: "install coreutils and GNU grep with the system's packages: file tools of agents run them in Bash programs",
+		Remedy: installTools(tools) + ": file tools of agents run them in Bash programs",
 	})
 	return append(checks, more...)
 }
@@ -157,61 +177,48 @@ func scratch(c *Config) (settings *Config, remove func(), err error) {
 
 // checkNetwork creates a jail with a network, unless err is the cause why it cannot.
 func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
-	check := Check{Name: "network", Optional: true, Found: "sandboxes may have one"}
 	if err == nil {
 		spec := jailSpec()
 		spec.Network.Policy = proto.NetworkUnrestricted
 		err = tryJail(ctx, maker, spec)
 	}
-	if check.OK = err == nil; !check.OK {
-		check.Found, check.Remedy = "this worker does not run sandboxes with a network", err.Error()
+	return optionalCheck("network", "sandboxes may have one", "this worker does not run sandboxes with a network", err)
+}
+
+// optionalCheck returns a check that a worker can do without. held says what it has if err is nil, and lacking what
+// it does without otherwise.
+func optionalCheck(name, held, lacking string, err error) Check {
+	if err != nil {
+		return Check{Name: name, Optional: true, Found: lacking, Remedy: err.Error()}
 	}
-	return check
+	return Check{Name: name, Optional: true, OK: true, Found: held}
 }
 
 // checkRoots checks that hosts can prove their names, which they must before secrets are added to
 // requests.
 func checkRoots() Check {
-	check := Check{Name: "certificates", OK: true, Optional: true, Found: "secrets may be added to requests of programs"}
-	if _, err := inject.SystemRoots(); err != nil {
-		check.OK, check.Found, check.Remedy = false, "this worker does not run programs whose requests get secrets", err.Error()
-	}
-	return check
-}
-
-// checkNetLimits checks that the settings of a jail's network namespace can be changed.
-func checkNetLimits(maker *nsjail.Maker) Check {
-	check := Check{Name: "network limits", Optional: true, Found: "set in each jail"}
-	err := maker.NetLimits()
-	if check.OK = err == nil; !check.OK {
-		check.Found, check.Remedy = "not set, or not all", err.Error()
-	}
-	return check
+	_, err := inject.SystemRoots()
+	return optionalCheck("certificates", "secrets may be added to requests of programs",
+		"this worker does not run programs whose requests get secrets", err)
 }
 
 // checkDisk creates a jail with a home too large for memory, unless err is the cause why it cannot.
 func checkDisk(ctx context.Context, maker *nsjail.Maker, err error) Check {
-	check := Check{Name: "homes on disk", Optional: true, Found: "sandboxes may have them"}
 	if err == nil {
 		err = maker.TryDisk(ctx, jailSpec())
 	}
-	if check.OK = err == nil; !check.OK {
-		check.Found, check.Remedy = "this worker does not run sandboxes whose home or /tmp is larger than their memory allows", err.Error()
-	}
-	return check
+	return optionalCheck("homes on disk", "sandboxes may have them",
+		"this worker does not run sandboxes whose home or /tmp is larger than their memory allows", err)
 }
 
 // checkMounts checks that storage connections can be mounted, unless err is the cause why they
 // cannot.
 func checkMounts(c *Config, maker *nsjail.Maker, err error) Check {
-	check := Check{Name: "mounts", Optional: true, Found: "sandboxes may have storage connections"}
 	if err == nil {
 		_, err = openMounts(c, maker)
 	}
-	if check.OK = err == nil; !check.OK {
-		check.Found, check.Remedy = "this worker does not run sandboxes with storage connections", err.Error()
-	}
-	return check
+	return optionalCheck("mounts", "sandboxes may have storage connections",
+		"this worker does not run sandboxes with storage connections", err)
 }
 
 func tryJail(ctx context.Context, maker *nsjail.Maker, spec jail.Spec) error {
@@ -224,7 +231,11 @@ func tryJail(ctx context.Context, maker *nsjail.Maker, spec jail.Spec) error {
 
 // checkImages checks the directory of images.
 func checkImages(dir string) Check {
-	check := Check{Name: "images", Optional: true, Remedy: "free disk space there, or name another directory with --image-dir; until then this worker does not run sandboxes with an image"}
+	check := Check{
+		Name: "images", Optional: true,
+		Remedy: "free disk space there, or name another directory with --image-dir; until then this worker does not run " +
+			"sandboxes with an image",
+	}
 	free, err := usableImages(dir)
 	if err != nil {
 		check.Found = err.Error()
@@ -271,13 +282,30 @@ func passable(dir string) error {
 	}
 }
 
+// installTools returns what to do about the result of [missingTools].
+func installTools(missing string) string {
+	packages := map[string]bool{}
+	for line := range strings.SplitSeq(missing, ", ") {
+		switch strings.TrimPrefix(line, "missing: ") {
+		case "python3":
+			packages["python3"] = true
+		case "grep", "GNU grep":
+			packages["grep"] = true
+		default:
+			packages["coreutils"] = true
+		}
+	}
+	return "install the packages " + strings.Join(slices.Sorted(maps.Keys(packages)), ", ")
+}
+
 // missingTools returns the programs that agents' file tools need and that are missing in a jail.
 func missingTools(ctx context.Context, maker *nsjail.Maker) (string, error) {
 	j, err := maker.Prepare(ctx, jailSpec())
 	if err != nil {
 		return "", err
 	}
-	const script = `for t in python3 grep head cat wc tail tr mkdir dirname test rm; do command -v $t >/dev/null || echo "missing: $t"; done
+	const script = `for t in python3 grep head cat wc tail tr mkdir dirname test rm
+do command -v $t >/dev/null || echo "missing: $t"; done
 echo x | grep -rHnFZ --include='*' --exclude-dir=none x /dev/null; [ $? -le 1 ] || echo "missing: GNU grep"`
 	var out strings.Builder
 	outcome, err := j.Run(ctx, jail.Program{
@@ -295,7 +323,10 @@ echo x | grep -rHnFZ --include='*' --exclude-dir=none x /dev/null; [ $? -le 1 ] 
 
 // checkData checks that the data directory is writable, without creating it.
 func checkData(c *Config) Check {
-	check := Check{Name: "data directory", Remedy: "free disk space there, lower --disk-reserve, or name another directory with --data"}
+	check := Check{
+		Name:   "data directory",
+		Remedy: "free disk space there, lower --disk-reserve, or name another directory with --data",
+	}
 	dir, err := existing(c.Data)
 	if err == nil {
 		_, err = writable(dir)
@@ -307,7 +338,8 @@ func checkData(c *Config) Check {
 	if err != nil {
 		check.Found = err.Error()
 		if errors.Is(err, fs.ErrPermission) {
-			check.Remedy = fmt.Sprintf("let user id %d write there, run it as the user who may, or name another directory with --data", os.Geteuid())
+			check.Remedy = fmt.Sprintf(
+				"let user id %d write there, run it as the user who may, or name another directory with --data", os.Geteuid())
 		}
 		return check
 	}

@@ -21,7 +21,8 @@ func checkSplitLocks(root string) Check {
 	split, bus := slices.Contains(flags, "split_lock_detect"), slices.Contains(flags, "bus_lock_detect")
 	if !split && !bus {
 		check.Found = "this processor does not detect them, so a program can slow down all others"
-		check.Remedy = "run workers on processors with split_lock_detect or bus_lock_detect in /proc/cpuinfo; few virtual machines have it"
+		check.Remedy = "run workers on processors with split_lock_detect or bus_lock_detect in /proc/cpuinfo; few virtual " +
+			"machines have it"
 		return check
 	}
 	mode, mitigated := "warn", true // the defaults

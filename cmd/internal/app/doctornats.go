@@ -60,7 +60,8 @@ func checkNATS(ctx context.Context, c *Config) []Check {
 	switch denied := conn.LastError(); {
 	case err != nil && denied != nil && strings.Contains(strings.ToLower(denied.Error()), "permissions violation"):
 		store.Found = denied.Error()
-		store.Remedy = "name the roles of the process with --roles, and give this user their permissions: docs/nats.md lists them"
+		store.Remedy = "name the roles of the process with --roles, and give this user their permissions: " +
+			"docs/guides/nats.md lists them"
 	case err != nil:
 		store.Found = "JetStream does not answer: " + err.Error()
 	case info.Error != nil:
@@ -70,7 +71,8 @@ func checkNATS(ctx context.Context, c *Config) []Check {
 	}
 	checks := []Check{check, store}
 	if at, err := url.Parse(conn.ConnectedUrl()); err == nil && store.OK {
-		checks = append(checks, checkSync(ctx, "http://"+net.JoinHostPort(at.Hostname(), monitorPort), conn.ConnectedServerId()))
+		checks = append(checks, checkSync(ctx, "http://"+net.JoinHostPort(at.Hostname(), monitorPort),
+			conn.ConnectedServerId()))
 	}
 	return checks
 }
@@ -106,7 +108,8 @@ func remedyNATS(err error) string {
 func checkSync(ctx context.Context, monitor, serverID string) Check {
 	check := Check{
 		Name: "durability", Optional: true,
-		Remedy: "set `sync_interval: always` in the jetstream block of every nats-server, or accept that a power cut may lose accepted executions",
+		Remedy: "set `sync_interval: always` in the jetstream block of every nats-server, or accept that a power cut may " +
+			"lose accepted executions",
 	}
 	unknown := func(cause string) Check {
 		check.Found = "not known: " + cause
@@ -133,7 +136,8 @@ func checkSync(ctx context.Context, monitor, serverID string) Check {
 			} `json:"config"`
 		} `json:"jetstream"`
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxMonitor)).Decode(&vars); err != nil || vars.ServerID != serverID {
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxMonitor)).Decode(&vars); err != nil ||
+		vars.ServerID != serverID {
 		return unknown("what answers at " + monitor + " is not this server's monitor")
 	}
 	if check.OK = vars.JetStream.Config.SyncAlways; check.OK {

@@ -23,7 +23,9 @@ func natsServer(t *testing.T, opts *server.Options) (*server.Server, string) {
 }
 
 func TestSyncIsMeasured(t *testing.T) {
-	for always, want := range map[bool]string{true: "every write is synchronised", false: "writes are synchronised every 2m0s only"} {
+	for always, want := range map[bool]string{
+		true: "every write is synchronised", false: "writes are synchronised every 2m0s only",
+	} {
 		s, monitor := natsServer(t, &server.Options{JetStream: true, SyncAlways: always, SyncInterval: 2 * time.Minute})
 		if c := checkSync(t.Context(), monitor, s.ID()); c.OK != always || c.Found != want || !c.Optional {
 			t.Errorf("always %v: %+v", always, c)
@@ -37,14 +39,17 @@ func TestSyncIsMeasured(t *testing.T) {
 		t.Errorf("something else: %+v", c)
 	}
 	nobody.Close()
-	if c := checkSync(t.Context(), nobody.URL, "x"); c.OK || !strings.Contains(c.Found, "no monitor answers at "+nobody.URL) {
+	if c := checkSync(t.Context(), nobody.URL, "x"); c.OK ||
+		!strings.Contains(c.Found, "no monitor answers at "+nobody.URL) {
 		t.Errorf("nobody: %+v", c)
 	}
 }
 
 func TestDoctorReportsNATSProblems(t *testing.T) {
 	denied := &server.Options{JetStream: true, Users: []*server.User{{
-		Username: "u", Password: "p", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"$JS.>"}}},
+		Username: "u", Password: "p", Permissions: &server.Permissions{
+			Publish: &server.SubjectPermission{Deny: []string{"$JS.>"}},
+		},
 	}}}
 	for name, tt := range map[string]struct {
 		opts *server.Options
@@ -53,7 +58,7 @@ func TestDoctorReportsNATSProblems(t *testing.T) {
 	}{
 		"well":            {&server.Options{JetStream: true}, "", []string{"not known", "sync_interval: always"}},
 		"no JetStream":    {&server.Options{}, "", []string{"JetStream", "-js"}},
-		"not permitted":   {denied, "u", []string{"Permissions Violation", "docs/nats.md"}},
+		"not permitted":   {denied, "u", []string{"Permissions Violation", "docs/guides/nats.md"}},
 		"no user":         {denied, "", []string{"Authorization", "--nats-user"}},
 		"nobody is there": {nil, "", []string{"no servers available", "start it"}},
 	} {

@@ -22,7 +22,8 @@ func checkRedis(ctx context.Context, c *Config) []Check {
 		return []Check{check}
 	}
 	check.OK = true
-	check.Found = fmt.Sprintf("version %s, answers within %.1f ms", orDefault(server.Version, "unknown"), float64(server.RTT.Microseconds())/1000)
+	check.Found = fmt.Sprintf("version %s, answers within %.1f ms", orDefault(server.Version, "unknown"),
+		float64(server.RTT.Microseconds())/1000)
 	if !server.Encrypted {
 		check.Found += ", not encrypted"
 	}
@@ -31,7 +32,8 @@ func checkRedis(ctx context.Context, c *Config) []Check {
 		Remedy: "set `maxmemory-policy noeviction` in Redis: timers that it drops come late",
 	}
 	if !eviction.OK {
-		eviction.Found = "Redis may drop them when its memory is full: its maxmemory-policy is " + orDefault(server.Policy, "not known")
+		eviction.Found = "Redis may drop them when its memory is full: its maxmemory-policy is " +
+			orDefault(server.Policy, "not known")
 	}
 	return []Check{check, eviction}
 }

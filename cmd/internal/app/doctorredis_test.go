@@ -33,9 +33,15 @@ func TestDoctorChecksRedis(t *testing.T) {
 		url, found, remedy string // of the last check
 		ok                 bool
 	}{
-		"embedded":       {found: "inside the process", ok: true},
-		"noeviction":     {url: "redis://" + redisWith(t, "maxmemory_policy:noeviction\r\n").Addr(), found: "kept when", ok: true},
-		"evicts":         {url: "redis://" + redisWith(t, "maxmemory_policy:allkeys-lru\r\n").Addr(), found: "is allkeys-lru", remedy: "noeviction"},
+		"embedded": {found: "inside the process", ok: true},
+		"noeviction": {
+			url:   "redis://" + redisWith(t, "maxmemory_policy:noeviction\r\n").Addr(),
+			found: "kept when", ok: true,
+		},
+		"evicts": {
+			url: "redis://" + redisWith(t, "maxmemory_policy:allkeys-lru\r\n").Addr(), found: "is allkeys-lru",
+			remedy: "noeviction",
+		},
 		"unknown policy": {url: "redis://" + redisWith(t, "").Addr(), found: "not known", remedy: "noeviction"},
 		"no password":    {url: "redis://" + locked.Addr(), found: "NOAUTH", remedy: "BULLPEN_REDIS"},
 		"wrong password": {url: "redis://:hunter3@" + locked.Addr(), found: "WRONGPASS", remedy: "BULLPEN_REDIS"},
@@ -66,7 +72,8 @@ func TestRemediesForRedis(t *testing.T) {
 			t.Errorf("%s: %s", text, got)
 		}
 	}
-	if got := remedyRedis(fmt.Errorf("read certificate authorities: %w", fs.ErrPermission)); !strings.Contains(got, "read the file") {
+	if got := remedyRedis(fmt.Errorf("read certificate authorities: %w", fs.ErrPermission)); !strings.Contains(
+		got, "read the file") {
 		t.Error(got)
 	}
 }

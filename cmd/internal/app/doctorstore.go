@@ -40,7 +40,9 @@ func checkStore(ctx context.Context, c *Config) Check {
 			check.Found, check.Remedy = e.Problem(), e.Advice()
 		}
 		if errors.Is(err, fs.ErrPermission) {
-			check.Remedy = fmt.Sprintf("let user id %d own the directory of the store, and read the key file if there is one, or run it as the user who may", os.Geteuid())
+			check.Remedy = fmt.Sprintf(
+				"let user id %d own the directory of the store, and read the key file if there is one, or run it as the "+
+					"user who may", os.Geteuid())
 		}
 		check.Found = strings.ReplaceAll(check.Found, "\n", ": ") // it is printed in a table cell
 		return check
@@ -68,7 +70,8 @@ func checkStore(ctx context.Context, c *Config) Check {
 		return fail(err)
 	}
 	check.OK = true
-	check.Found = fmt.Sprintf("%s, written, read, listed and removed within %.1f ms", redactURL(location), float64(took.Microseconds())/1000)
+	check.Found = fmt.Sprintf("%s, written, read, listed and removed within %.1f ms", redactURL(location),
+		float64(took.Microseconds())/1000)
 	if c.StoreKey != "" {
 		check.Found += ", encrypted"
 	}
@@ -105,7 +108,10 @@ func testStore(c *Config) (settings *Config, remove func(), err error) {
 func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	content := []byte("written by bullpen doctor, " + rand.Text())
 	sum := sha256.Sum256(content)
-	b := proto.Blob{Key: doctorPrefix + rand.Text(), Size: int64(len(content)), Digest: "sha256:" + hex.EncodeToString(sum[:])}
+	b := proto.Blob{
+		Key: doctorPrefix + rand.Text(), Size: int64(len(content)),
+		Digest: "sha256:" + hex.EncodeToString(sum[:]),
+	}
 	if err := store.Put(ctx, b, bytes.NewReader(content)); err != nil {
 		return err
 	}
@@ -134,7 +140,8 @@ func tryStore(ctx context.Context, store *blob.Store) (err error) {
 	}
 	if !listed {
 		return &blob.Error{
-			Op: "list", Key: doctorPrefix, Kind: blob.ErrUnavailable, Err: errors.New("an object that was just stored is missing"),
+			Op: "list", Key: doctorPrefix, Kind: blob.ErrUnavailable,
+			Err:    errors.New("an object that was just stored is missing"),
 			Remedy: "use a store with consistent lists: one that lags behind loses files of threads and images",
 		}
 	}

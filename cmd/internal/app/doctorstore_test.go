@@ -68,22 +68,55 @@ func TestDoctorChecksS3(t *testing.T) {
 		found, remedy string
 		ok            bool
 	}{
-		"good":         {url: good, found: "written, read, listed and removed", ok: true},
-		"encrypted":    {url: good, key: storeKey(t), found: ", encrypted", ok: true},
-		"no key file":  {url: good, key: "/nonexistent/key", found: "/nonexistent/key", remedy: "--store-key"},
-		"bucket":       {url: strings.Replace(good, "//blobs/", "//others/", 1), found: "NoSuchBucket", remedy: "make the bucket others"},
-		"region":       {url: strings.Replace(good, "us-east-1", "eu-west-1", 1), found: "eu-west-1", remedy: "another region"},
-		"no region":    {url: strings.Replace(good, "region=us-east-1&", "", 1), found: "add region=", remedy: "correct --store"},
+		"good":        {url: good, found: "written, read, listed and removed", ok: true},
+		"encrypted":   {url: good, key: storeKey(t), found: ", encrypted", ok: true},
+		"no key file": {url: good, key: "/nonexistent/key", found: "/nonexistent/key", remedy: "--store-key"},
+		"bucket": {
+			url: strings.Replace(good, "//blobs/", "//others/", 1), found: "NoSuchBucket",
+			remedy: "make the bucket others",
+		},
+		"region": {
+			url: strings.Replace(good, "us-east-1", "eu-west-1", 1), found: "eu-west-1",
+			remedy: "another region",
+		},
+		"no region": {
+			url: strings.Replace(good, "region=us-east-1&", "", 1), found: "add region=",
+			remedy: "correct --store",
+		},
 		"other server": {url: storagetest.StoreURL(nothing.URL, "p"), found: "404", remedy: "endpoint"},
-		"no server":    {url: storagetest.StoreURL(gone.URL, "p"), found: "refused", remedy: "start the server at " + gone.URL},
-		"TLS":          {url: strings.Replace(good, "http:", "https:", 1), found: "http", remedy: "http:// in endpoint"},
-		"access key":   {url: good, env: [2]string{"AWS_ACCESS_KEY_ID", "nobody"}, found: "access key", remedy: "AWS_ACCESS_KEY_ID"},
-		"secret":       {url: good, env: [2]string{"AWS_SECRET_ACCESS_KEY", "hunter2"}, found: "SignatureDoesNotMatch", remedy: "AWS_SECRET_ACCESS_KEY"},
-		"put fails":    {url: proxy.StoreURL("q"), fault: storagetest.Broken, of: "put", found: "put blob", remedy: "try again"},
-		"get fails":    {url: proxy.StoreURL("q"), fault: storagetest.Throttled, of: "get", found: "get blob", remedy: "try again"},
-		"gets other":   {url: proxy.StoreURL("q"), fault: storagetest.Wrong, of: "get", found: "corrupt", remedy: "reading it again"},
-		"list fails":   {url: proxy.StoreURL("q"), fault: storagetest.Broken, of: "list", found: "list blob", remedy: "try again"},
-		"delete fails": {url: proxy.StoreURL("q"), fault: storagetest.Reset, of: "delete", found: "delete blob", remedy: "try again"},
+		"no server": {
+			url: storagetest.StoreURL(gone.URL, "p"), found: "refused",
+			remedy: "start the server at " + gone.URL,
+		},
+		"TLS": {url: strings.Replace(good, "http:", "https:", 1), found: "http", remedy: "http:// in endpoint"},
+		"access key": {
+			url: good, env: [2]string{"AWS_ACCESS_KEY_ID", "nobody"}, found: "access key",
+			remedy: "AWS_ACCESS_KEY_ID",
+		},
+		"secret": {
+			url: good, env: [2]string{"AWS_SECRET_ACCESS_KEY", "hunter2"}, found: "SignatureDoesNotMatch",
+			remedy: "AWS_SECRET_ACCESS_KEY",
+		},
+		"put fails": {
+			url: proxy.StoreURL("q"), fault: storagetest.Broken, of: "put", found: "put blob",
+			remedy: "try again",
+		},
+		"get fails": {
+			url: proxy.StoreURL("q"), fault: storagetest.Throttled, of: "get", found: "get blob",
+			remedy: "try again",
+		},
+		"gets other": {
+			url: proxy.StoreURL("q"), fault: storagetest.Wrong, of: "get", found: "corrupt",
+			remedy: "reading it again",
+		},
+		"list fails": {
+			url: proxy.StoreURL("q"), fault: storagetest.Broken, of: "list", found: "list blob",
+			remedy: "try again",
+		},
+		"delete fails": {
+			url: proxy.StoreURL("q"), fault: storagetest.Reset, of: "delete", found: "delete blob",
+			remedy: "try again",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.env[0] != "" {
@@ -96,7 +129,8 @@ func TestDoctorChecksS3(t *testing.T) {
 			faults.Set(test.fault, -1, test.of, 0)
 			check := checkStore(t.Context(), config(t, args...))
 			faults.Clear()
-			if check.OK != test.ok || !strings.Contains(check.Found, test.found) || !test.ok && !strings.Contains(check.Remedy, test.remedy) ||
+			if check.OK != test.ok || !strings.Contains(check.Found, test.found) ||
+				!test.ok && !strings.Contains(check.Remedy, test.remedy) ||
 				strings.Contains(check.Found, "\n") || strings.Contains(check.Found+check.Remedy, "hunter2") {
 				t.Errorf("%+v", check)
 			}
@@ -124,7 +158,8 @@ func TestDoctorChecksDirectories(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if check := checkStore(t.Context(), config(t, "--store", "file://"+there+"/")); !check.OK || !strings.Contains(check.Found, there) {
+		if check := checkStore(t.Context(), config(t, "--store", "file://"+there+"/")); !check.OK ||
+			!strings.Contains(check.Found, there) {
 			t.Errorf("%+v", check)
 		}
 		if err := store.Close(); err != nil {
@@ -139,7 +174,8 @@ func TestDoctorChecksDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, bad := range []string{file, file + "/below"} {
-		if check := checkStore(t.Context(), config(t, "--store", "file://"+bad)); check.OK || !strings.Contains(check.Found, file) || check.Remedy == "" {
+		if check := checkStore(t.Context(), config(t, "--store", "file://"+bad)); check.OK ||
+			!strings.Contains(check.Found, file) || check.Remedy == "" {
 			t.Errorf("%s: %+v", bad, check)
 		}
 	}

@@ -19,7 +19,8 @@ func (c *Config) checkMachine() error {
 		return nil
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("the worker role needs root for the users and control groups of jails: run it as root, or omit the role with --roles " +
+		return errors.New("the worker role needs root for the users and control groups of jails: run it as root, or omit " +
+			"the role with --roles " +
 			"and --nats")
 	}
 	path, err := findNsjail(c.NsjailPath)

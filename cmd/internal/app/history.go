@@ -19,7 +19,10 @@ func (s *system) openHistory() (err error) {
 	if s.historyIndex, err = history.Open(address, s.log); err != nil {
 		return err
 	}
-	s.history = &schedulerhistory.History{Store: s.store, Index: s.historyIndex, Shared: shared, Instance: s.instance, Retention: s.cfg.Retention, Log: s.log}
+	s.history = &schedulerhistory.History{
+		Store: s.store, Index: s.historyIndex, Shared: shared, Instance: s.instance,
+		Retention: s.cfg.Retention, Log: s.log,
+	}
 	if !shared {
 		s.history.DiskFull = (&dataDisk{dir: s.cfg.Data, reserve: int64(s.cfg.DiskReserve)}).full
 	}

@@ -21,11 +21,13 @@ func (s *system) images(ctx context.Context) (*registry.Images, error) {
 // is stored.
 func (s *system) logDefaultImage(ctx context.Context, images *registry.Images) {
 	if s.cfg.DefaultImage == "" {
-		s.log.Info("sandboxes without an image use the runtimes of the workers' hosts", "remedy", "bullpen image build default, then --default-image default")
+		s.log.Info("sandboxes without an image use the runtimes of the workers' hosts", "remedy",
+			"bullpen image build default, then --default-image default")
 		return
 	}
 	if _, err := images.Image(ctx, s.cfg.DefaultImage); err != nil {
-		s.log.Warn("default image not found; nothing runs in sandboxes without another image", "image", s.cfg.DefaultImage, "error", err,
+		s.log.Warn("default image not found; nothing runs in sandboxes without another image", "image", s.cfg.DefaultImage,
+			"error", err,
 			"remedy", "bullpen image build "+s.cfg.DefaultImage+" builds and stores one")
 	}
 }
@@ -33,7 +35,8 @@ func (s *system) logDefaultImage(ctx context.Context, images *registry.Images) {
 // inspect describes an image. Errors of the image become errors of the request.
 func inspect(r io.Reader) (*proto.Image, []proto.ImagePart, error) {
 	img, parts, err := image.Inspect(r, image.DefaultLimits())
-	if errors.Is(err, image.ErrForm) || errors.Is(err, image.ErrTooLarge) || errors.Is(err, image.ErrNoLanguage) || errors.Is(err, image.ErrArchitecture) {
+	if errors.Is(err, image.ErrForm) || errors.Is(err, image.ErrTooLarge) || errors.Is(err, image.ErrNoLanguage) ||
+		errors.Is(err, image.ErrArchitecture) {
 		return nil, nil, &proto.FieldError{Field: "body", Message: "body is refused: " + err.Error()}
 	}
 	return img, parts, err

@@ -16,7 +16,10 @@ func (c *Config) login() (*login.Provider, error) {
 	if _, err := c.oidcSecret(); err != nil {
 		return nil, err
 	}
-	return &login.Provider{Issuer: c.OIDCIssuer, ClientID: c.OIDCClientID, Secret: c.oidcSecret, Redirect: c.PublicURL + "/login/callback"}, nil
+	return &login.Provider{
+		Issuer: c.OIDCIssuer, ClientID: c.OIDCClientID, Secret: c.oidcSecret,
+		Redirect: c.PublicURL + "/login/callback",
+	}, nil
 }
 
 // oidcSecret returns the secret of the client at the identity provider, empty if it has none.
@@ -30,7 +33,8 @@ func (c *Config) oidcSecret() (string, error) {
 	}
 	secret := strings.TrimSpace(string(text))
 	if secret == "" {
-		return "", fmt.Errorf("--oidc-secret-file: %s is empty: write the client's secret into it, or leave the setting out for a public client", c.OIDCSecretFile)
+		return "", fmt.Errorf("--oidc-secret-file: %s is empty: write the client's secret into it, or leave the setting "+
+			"out for a public client", c.OIDCSecretFile)
 	}
 	return secret, nil
 }

@@ -57,7 +57,10 @@ func hasControllers(found []string) bool {
 }
 
 func checkCgroups(root string) Check {
-	check := Check{Name: "cgroups", Remedy: "mount cgroup2 on /sys/fs/cgroup, or the version 1 controllers memory, pids and cpu"}
+	check := Check{
+		Name:   "cgroups",
+		Remedy: "mount cgroup2 on /sys/fs/cgroup, or the version 1 controllers memory, pids and cpu",
+	}
 	version, controllers, err := cgroups(root)
 	switch {
 	case err != nil:
@@ -72,7 +75,10 @@ func checkCgroups(root string) Check {
 
 // checkUIDs checks that this user namespace has the ids of jails. Containers may have few.
 func checkUIDs(uidMap string, r UIDRange) Check {
-	check := Check{Name: "user ids", Found: r.String(), Remedy: "set --uid-range to a range that this container has, two ids per slot"}
+	check := Check{
+		Name: "user ids", Found: r.String(),
+		Remedy: "set --uid-range to a range that this container has, two ids per slot",
+	}
 	text, err := os.ReadFile(uidMap)
 	if err != nil {
 		check.Found = err.Error()

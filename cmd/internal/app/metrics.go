@@ -65,10 +65,14 @@ func NewMetrics(byOrg bool) *Metrics {
 		byOrg:    byOrg,
 		registry: prometheus.NewRegistry(),
 		executions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "bullpen_executions_total", Help: "Finished executions by language, status and error code; none without an error. With --metrics-org also by organisation.",
+			Name: "bullpen_executions_total",
+			Help: "Finished executions by language, status and error code; none without an error. With --metrics-org also by " +
+				"organisation.",
 		}, labels),
 		start: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_queue_wait_seconds", Help: "Time from the acceptance of an execution to the first start of its program, or to its end if it never started, by class and by whether it started.",
+			Name: "bullpen_queue_wait_seconds",
+			Help: "Time from the acceptance of an execution to the first start of its program, or to its end if it never " +
+				"started, by class and by whether it started.",
 			Buckets: durationBuckets(),
 		}, []string{"class", "started"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -82,24 +86,32 @@ func NewMetrics(byOrg bool) *Metrics {
 			Name: "bullpen_http_requests_total", Help: "HTTP requests by route, method and status code.",
 		}, []string{"route", "method", "code"}),
 		requestTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "bullpen_http_request_duration_seconds", Help: "Time from the arrival of a request to the end of its response, by route and method.",
+			Name:    "bullpen_http_request_duration_seconds",
+			Help:    "Time from the arrival of a request to the end of its response, by route and method.",
 			Buckets: durationBuckets(),
 		}, []string{"route", "method"}),
 		cgroupVersion: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "bullpen_cgroup_version", Help: "Version of cgroups that the worker of this process uses, 1 or 2.",
 		}),
 		healthy: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "bullpen_worker_healthy", Help: "1 while the worker of this process can create sandboxes and accepts jobs; otherwise 0.",
+			Name: "bullpen_worker_healthy",
+			Help: "1 while the worker of this process can create sandboxes and accepts jobs; otherwise 0.",
 		}),
 	}
 	m.jails = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_worker_jails_total", Help: "Sandboxes of executions by language and start: prewarmed (warm), forked from a zygote of the API key (forked), or created on demand (cold).",
+		Name: "bullpen_worker_jails_total",
+		Help: "Sandboxes of executions by language and start: prewarmed (warm), forked from a zygote of the API key " +
+			"(forked), or created on demand (cold).",
 	}, []string{"language", "start"})
 	m.zygotes = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_worker_zygotes_total", Help: "Zygotes, from which sandboxes are forked, by result: created, or failed, for example because a module of preload cannot be imported.",
+		Name: "bullpen_worker_zygotes_total",
+		Help: "Zygotes, from which sandboxes are forked, by result: created, or failed, for example because a module of " +
+			"preload cannot be imported.",
 	}, []string{"result"})
 	m.preloadFailures = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "bullpen_worker_preload_failures_total", Help: "Zygotes that were not created for a sandbox profile with modules in preload. bullpen sandbox show has the reason.",
+		Name: "bullpen_worker_preload_failures_total",
+		Help: "Zygotes that were not created for a sandbox profile with modules in preload. bullpen profile show has " +
+			"the reason.",
 	})
 	m.attempts = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_webhook_attempts_total", Help: "Webhook attempts by error; none if delivered.",
@@ -119,23 +131,29 @@ func NewMetrics(byOrg bool) *Metrics {
 		Name: "bullpen_autoscale_failures_total", Help: "Failed attempts to change the number of workers, by pool.",
 	}, []string{"pool"})
 	m.quotas = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_quotas_reached_total", Help: "Limits of monthly quotas that organisations have reached, by quota and level (soft or hard). Of all gateways, one counts each.",
+		Name: "bullpen_quotas_reached_total",
+		Help: "Limits of monthly quotas that organisations have reached, by quota and level (soft or hard). Of all " +
+			"gateways, one counts each.",
 	}, []string{"quota", "level"})
 	m.steps = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "bullpen_worker_step_duration_seconds", Help: "Time that executions spent in the steps around their program: jail and, within it, home; mounts, save, commit.",
+		Name: "bullpen_worker_step_duration_seconds",
+		Help: "Time that executions spent in the steps around their program: jail and, within it, home; mounts, " +
+			"save, commit.",
 		Buckets: durationBuckets(),
 	}, []string{"step"})
 	m.threadSaves = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_thread_saves_total", Help: "Homes of threads after executions, by result: saved, unchanged or failed.",
 	}, []string{"result"})
 	m.storeErrors = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_store_errors_total", Help: "Requests to the blob store that failed, by operation. Most are tried again.",
+		Name: "bullpen_store_errors_total",
+		Help: "Requests to the blob store that failed, by operation. Most are tried again.",
 	}, []string{"operation"})
 	m.deadLetters = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_dead_letters_total", Help: "Dead letters that this process has stored, by reason.",
 	}, []string{"reason"})
 	m.registry.MustRegister(m.quotas, m.scaling, m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
-	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.jails, m.zygotes, m.preloadFailures,
+	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.jails,
+		m.zygotes, m.preloadFailures,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	// A counter that appears with its first event has not increased for Prometheus.
 	for _, result := range []string{"saved", "unchanged", "failed"} {
@@ -147,10 +165,11 @@ func NewMetrics(byOrg bool) *Metrics {
 	for _, reason := range []proto.DeadReason{proto.DeadWorkersLost, proto.DeadMalformed} {
 		m.deadLetters.WithLabelValues(string(reason))
 	}
-	m.registry.MustRegister(m.steps, m.threadSaves, m.storeErrors, m.deadLetters, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "bullpen_build_info", Help: "1, with the version of bullpen and of Go as labels.",
-		ConstLabels: prometheus.Labels{"version": Version(), "goversion": runtime.Version()},
-	}, func() float64 { return 1 }))
+	m.registry.MustRegister(m.steps, m.threadSaves, m.storeErrors, m.deadLetters,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "bullpen_build_info", Help: "1, with the version of bullpen and of Go as labels.",
+			ConstLabels: prometheus.Labels{"version": Version(), "goversion": runtime.Version()},
+		}, func() float64 { return 1 }))
 	return m
 }
 
@@ -203,7 +222,8 @@ func (m *Metrics) ExecutionDone(rec *proto.Record) {
 // each create a time series.
 func (m *Metrics) HTTPDone(route, method string, code int, d time.Duration) {
 	switch method {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions:
 	default:
 		method = "other" // clients can send any method
 	}
@@ -226,7 +246,8 @@ func (m *Metrics) WebhookAttempted(d *proto.Delivery, a *proto.DeliveryAttempt) 
 // PendingWebhooks registers the number of pending deliveries. Each scrape calls pending.
 func (m *Metrics) PendingWebhooks(pending func() int) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "bullpen_webhook_pending_deliveries", Help: "Webhook deliveries in memory that wait for an attempt, reported by the leader; 0 in other processes.",
+		Name: "bullpen_webhook_pending_deliveries",
+		Help: "Webhook deliveries in memory that wait for an attempt, reported by the leader; 0 in other processes.",
 	}, func() float64 { return float64(pending()) }))
 }
 
@@ -235,8 +256,12 @@ func (m *Metrics) PendingWebhooks(pending func() int) {
 func (m *Metrics) Disks(directories map[string]string) {
 	m.registry.MustRegister(&diskCollector{
 		directories,
-		prometheus.NewDesc("bullpen_disk_free_bytes", "Free space of the disk of a directory of this process, by the setting that names the directory.", []string{"directory"}, nil),
-		prometheus.NewDesc("bullpen_disk_size_bytes", "Size of the disk of a directory of this process, by the setting that names the directory.", []string{"directory"}, nil),
+		prometheus.NewDesc("bullpen_disk_free_bytes",
+			"Free space of the disk of a directory of this process, by the setting that names the directory.",
+			[]string{"directory"}, nil),
+		prometheus.NewDesc("bullpen_disk_size_bytes",
+			"Size of the disk of a directory of this process, by the setting that names the directory.",
+			[]string{"directory"}, nil),
 	})
 }
 
@@ -246,7 +271,8 @@ func (m *Metrics) DiskReserve(d *dataDisk) {
 		return
 	}
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "bullpen_disk_reserve_bytes", Help: "Free space of the disk of the data directory below which nothing is accepted, see --disk-reserve.",
+		Name: "bullpen_disk_reserve_bytes",
+		Help: "Free space of the disk of the data directory below which nothing is accepted, see --disk-reserve.",
 	}, func() float64 {
 		_, reserve, err := d.space()
 		if err != nil {
@@ -302,7 +328,8 @@ func (m *Metrics) ImageCache(stats func() image.CacheStats) {
 			Name: "bullpen_image_cache_bytes", Help: "Disk space of the images that the worker of this process has unpacked.",
 		}, func() float64 { return float64(stats().Bytes) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "bullpen_image_cache_hits_total", Help: "Uses of an image that the worker of this process had unpacked or was unpacking.",
+			Name: "bullpen_image_cache_hits_total",
+			Help: "Uses of an image that the worker of this process had unpacked or was unpacking.",
 		}, func() float64 { return float64(stats().Hits) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "bullpen_image_cache_misses_total", Help: "Uses of an image for which it was fetched and unpacked.",
@@ -387,9 +414,11 @@ type queueCollector struct {
 func newQueueCollector(stats func(context.Context) (proto.QueueStats, error), leads func() bool) *queueCollector {
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
 	return &queueCollector{
-		leads:     leads,
-		stats:     stats,
-		up:        desc("bullpen_queue_up", "1 if the queue answered the scrape; otherwise 0. Only the process that assigns jobs has the other metrics of the queue."),
+		leads: leads,
+		stats: stats,
+		up: desc("bullpen_queue_up",
+			"1 if the queue answered the scrape; otherwise 0. Only the process that assigns jobs has the other metrics of "+
+				"the queue."),
 		depth:     desc("bullpen_queue_depth", "Queued executions."),
 		delayed:   desc("bullpen_queue_delayed", "Accepted executions that are queued at a later time."),
 		oldest:    desc("bullpen_queue_oldest_age_seconds", "Age of the oldest queued execution; 0 if there is none."),
@@ -460,7 +489,9 @@ type poolFigure struct {
 
 func newPoolCollector(pools func(context.Context) ([]proto.Pool, error), leads func() bool) *poolCollector {
 	figure := func(name, help string, of func(p *proto.Pool) float64) poolFigure {
-		return poolFigure{prometheus.NewDesc(name, help, []string{"pool"}, nil), func(p *proto.Pool) (float64, bool) { return of(p), true }}
+		return poolFigure{prometheus.NewDesc(name, help, []string{"pool"}, nil), func(p *proto.Pool) (float64, bool) {
+			return of(p), true
+		}}
 	}
 	desired := func(name, help string, of func(d *proto.DesiredWorkers) int) poolFigure {
 		return poolFigure{prometheus.NewDesc(name, help, []string{"pool"}, nil), func(p *proto.Pool) (float64, bool) {
@@ -471,14 +502,28 @@ func newPoolCollector(pools func(context.Context) ([]proto.Pool, error), leads f
 		}}
 	}
 	return &poolCollector{leads, pools, []poolFigure{
-		desired("bullpen_autoscale_desired_slots", "Slots that the pool should have.", func(d *proto.DesiredWorkers) int { return d.Slots }),
-		desired("bullpen_autoscale_desired_workers", "Workers that the pool should have.", func(d *proto.DesiredWorkers) int { return d.Workers }),
-		figure("bullpen_autoscale_workers", "Live workers of the pool that do not drain.", func(p *proto.Pool) float64 { return float64(p.Workers) }),
-		figure("bullpen_autoscale_slots", "Slots of the live workers of the pool that do not drain.", func(p *proto.Pool) float64 { return float64(p.Slots) }),
-		figure("bullpen_autoscale_queued", "Executions for the pool that would run at once if there were slots.", func(p *proto.Pool) float64 { return float64(p.Queued) }),
-		figure("bullpen_autoscale_running", "Executions in the slots of the pool.", func(p *proto.Pool) float64 { return float64(p.Running) }),
-		figure("bullpen_autoscale_mean_execution_seconds", "How long executions have held a slot of the pool lately.", func(p *proto.Pool) float64 { return p.MeanSeconds }),
-		figure("bullpen_autoscale_oldest_wait_seconds", "How long the oldest execution that is queued for the pool has waited.", func(p *proto.Pool) float64 { return p.OldestWait }),
+		desired("bullpen_autoscale_desired_slots", "Slots that the pool should have.", func(d *proto.DesiredWorkers) int {
+			return d.Slots
+		}),
+		desired("bullpen_autoscale_desired_workers", "Workers that the pool should have.", func(d *proto.DesiredWorkers) int {
+			return d.Workers
+		}),
+		figure("bullpen_autoscale_workers", "Live workers of the pool that do not drain.", func(p *proto.Pool) float64 {
+			return float64(p.Workers)
+		}),
+		figure("bullpen_autoscale_slots", "Slots of the live workers of the pool that do not drain.",
+			func(p *proto.Pool) float64 { return float64(p.Slots) }),
+		figure("bullpen_autoscale_queued", "Executions for the pool that would run at once if there were slots.",
+			func(p *proto.Pool) float64 { return float64(p.Queued) }),
+		figure("bullpen_autoscale_running", "Executions in the slots of the pool.", func(p *proto.Pool) float64 {
+			return float64(p.Running)
+		}),
+		figure("bullpen_autoscale_mean_execution_seconds", "How long executions have held a slot of the pool lately.",
+			func(p *proto.Pool) float64 { return p.MeanSeconds }),
+		figure("bullpen_autoscale_oldest_wait_seconds",
+			"How long the oldest execution that is queued for the pool has waited.", func(p *proto.Pool) float64 {
+				return p.OldestWait
+			}),
 	}}
 }
 

@@ -150,6 +150,11 @@ func (s *system) describe(ctx context.Context) error {
 	return nil
 }
 
+// Processes returns the running processes of the deployment.
+func (s *system) Processes(ctx context.Context) ([]proto.Process, error) {
+	return processes.Find(ctx, s.store.Conn, findTimeout)
+}
+
 // findTimeout is how long Processes waits for answers.
 const findTimeout = 3 * time.Second
 

@@ -25,9 +25,9 @@ const MountServer = "mount-server"
 
 // destinations are where storage connections may lead, beside public addresses over https.
 type destinations struct {
-	CIDRs []netip.Prefix `json:"cidrs,omitempty"`
-	HTTP  bool           `json:"http,omitempty"`
-	Ports []int          `json:"ports,omitempty"`
+	CIDRs []netip.Prefix    `json:"cidrs,omitempty"`
+	HTTP  bool              `json:"http,omitempty"`
+	Ports []guard.PortRange `json:"ports,omitempty"`
 }
 
 func (c *Config) destinations() destinations {
@@ -61,7 +61,10 @@ func openBucket(g *guard.Guard, dial dial, maxConns int, m proto.Mount, keys pro
 	if err := checkEndpoint(g, m); err != nil {
 		return nil, err
 	}
-	return s3.OpenBucket(s3.BucketConfig{S3Mount: *m.S3, Credentials: keys, Prefix: m.Prefix, Dial: dial, MaxConns: maxConns})
+	return s3.OpenBucket(s3.BucketConfig{
+		S3Mount: *m.S3, Credentials: keys, Prefix: m.Prefix, Dial: dial,
+		MaxConns: maxConns,
+	})
 }
 
 // checkEndpoint checks the text of a mount's endpoint.
@@ -88,7 +91,9 @@ func openMounts(cfg *Config, maker *nsjail.Maker) (*mount.Opener, error) {
 	}
 	return mount.Open(mount.Config{
 		Maker: maker, Roots: cfg.MountRoots, SpoolDir: filepath.Join(data, "spool"), SpoolBytes: int64(cfg.MountSpool),
-		Command: []string{"bullpen", MountServer, string(allowed)}, Check: func(m proto.Mount) error { return checkEndpoint(g, m) },
+		Command: []string{"bullpen", MountServer, string(allowed)}, Check: func(m proto.Mount) error {
+			return checkEndpoint(g, m)
+		},
 	})
 }
 

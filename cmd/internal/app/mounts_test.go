@@ -15,6 +15,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
+	"github.com/bullpen-run/bullpen/webhook/guard"
 )
 
 // bucketsFor returns buckets that may be at the port of an endpoint, in some ranges.
@@ -28,7 +29,7 @@ func bucketsFor(t *testing.T, endpoint string, cidrs ...string) buckets {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := &Config{MountAllowHTTP: true, MountAllowPorts: []int{port}}
+	cfg := &Config{MountAllowHTTP: true, MountAllowPorts: []guard.PortRange{{First: port, Last: port}}}
 	for _, cidr := range cidrs {
 		cfg.MountAllowCIDRs = append(cfg.MountAllowCIDRs, netip.MustParsePrefix(cidr))
 	}
@@ -61,10 +62,14 @@ func TestBucketsAreTestedStepByStep(t *testing.T) {
 	if left, err := os.ReadDir(server.Path("team")); err == nil && len(left) > 0 {
 		t.Errorf("left over: %v", left)
 	}
-	for op, step := range map[string]string{"list": "list the objects", "put": "write an object", "get": "read the object", "delete": "delete the object"} {
+	for op, step := range map[string]string{
+		"list": "list the objects", "put": "write an object", "get": "read the object",
+		"delete": "delete the object",
+	} {
 		proxy.Set(storagetest.Broken, -1, op, 0)
 		var failed *proto.StorageTestError
-		if err := b.Test(t.Context(), m, bucketKeys()); !errors.As(err, &failed) || !strings.Contains(failed.Step, step) || !strings.Contains(failed.Why, "500") {
+		if err := b.Test(t.Context(), m, bucketKeys()); !errors.As(err, &failed) || !strings.Contains(failed.Step, step) ||
+			!strings.Contains(failed.Why, "500") {
 			t.Errorf("%s: %v", op, err)
 		}
 		readOnly := m
@@ -76,7 +81,8 @@ func TestBucketsAreTestedStepByStep(t *testing.T) {
 	}
 	wrong := bucketKeys()
 	wrong.SecretAccessKey = "another-canary"
-	if err := b.Test(t.Context(), m, wrong); err == nil || !strings.Contains(err.Error(), "SignatureDoesNotMatch") || strings.Contains(err.Error(), "canary") {
+	if err := b.Test(t.Context(), m, wrong); err == nil || !strings.Contains(err.Error(), "SignatureDoesNotMatch") ||
+		strings.Contains(err.Error(), "canary") {
 		t.Errorf("wrong credentials: %v", err)
 	}
 	if err := os.MkdirAll(server.Path("team/dir"), 0o755); err != nil {
@@ -85,7 +91,9 @@ func TestBucketsAreTestedStepByStep(t *testing.T) {
 	if err := os.WriteFile(server.Path("team/dir/file"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for prefix, want := range map[string]bool{"": true, "team": true, "team/dir": true, "team/di": false, "team/dir/file": false, "none": false} {
+	for prefix, want := range map[string]bool{
+		"": true, "team": true, "team/dir": true, "team/di": false, "team/dir/file": false, "none": false,
+	} {
 		has, err := b.HasObjects(t.Context(), bucketMount(proxy.Endpoint, prefix), bucketKeys())
 		if has != want || err != nil {
 			t.Errorf("%q has objects: %v, %v", prefix, has, err)
@@ -103,16 +111,21 @@ func TestBucketsAreGuarded(t *testing.T) {
 	t.Cleanup(inside.Close)
 	local := strings.Replace(inside.URL, "127.0.0.1", "localhost", 1)
 	b := bucketsFor(t, inside.URL)
-	for _, endpoint := range []string{inside.URL, strings.Replace(inside.URL, "127.0.0.1", "2130706433", 1), strings.Replace(inside.URL, "127.0.0.1", "[::ffff:127.0.0.1]", 1)} {
+	for _, endpoint := range []string{
+		inside.URL, strings.Replace(inside.URL, "127.0.0.1", "2130706433", 1),
+		strings.Replace(inside.URL, "127.0.0.1", "[::ffff:127.0.0.1]", 1),
+	} {
 		if _, err := openBucket(b.guard, b.guard.Dial, requestConns, bucketMount(endpoint, ""), bucketKeys()); err == nil {
 			t.Errorf("%s was opened", endpoint)
 		}
 	}
-	if err := b.CheckEndpoint(t.Context(), "endpoint", local); err == nil || !strings.Contains(err.Error(), "storage connections") {
+	if err := b.CheckEndpoint(t.Context(), "endpoint", local); err == nil ||
+		!strings.Contains(err.Error(), "storage connections") {
 		t.Errorf("%v", err)
 	}
 	var failed *proto.StorageTestError
-	if err := b.Test(t.Context(), bucketMount(local, ""), bucketKeys()); !errors.As(err, &failed) || !strings.Contains(failed.Why, "not public") {
+	if err := b.Test(t.Context(), bucketMount(local, ""), bucketKeys()); !errors.As(err, &failed) ||
+		!strings.Contains(failed.Why, "not public") {
 		t.Errorf("%v", err)
 	}
 	files, err := b.Bucket(bucketMount(local, ""), bucketKeys())
@@ -143,7 +156,8 @@ func TestBucketsAreGuarded(t *testing.T) {
 	}
 	redirecting := httptest.NewServer(http.RedirectHandler(inside.URL, http.StatusTemporaryRedirect))
 	t.Cleanup(redirecting.Close)
-	if err := bucketsFor(t, redirecting.URL, "127.0.0.0/8").Test(t.Context(), bucketMount(redirecting.URL, ""), bucketKeys()); err == nil {
+	if err := bucketsFor(t, redirecting.URL, "127.0.0.0/8").Test(t.Context(), bucketMount(redirecting.URL, ""),
+		bucketKeys()); err == nil {
 		t.Error("a redirection was followed")
 	}
 	if n := requests.Load(); n > 0 {
@@ -153,7 +167,10 @@ func TestBucketsAreGuarded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, endpoint := range []string{"http://s3.example.com", "https://s3.example.com:9000", "https://10.0.0.1", "https://s3.example.com:22"} {
+	for _, endpoint := range []string{
+		"http://s3.example.com", "https://s3.example.com:9000", "https://10.0.0.1",
+		"https://s3.example.com:22",
+	} {
 		if err := strict.CheckEndpoint(t.Context(), "endpoint", endpoint); err == nil {
 			t.Errorf("%s is allowed", endpoint)
 		}
@@ -171,7 +188,8 @@ func TestBucketsReadLittle(t *testing.T) {
 		}
 	}))
 	t.Cleanup(endless.Close)
-	if err := bucketsFor(t, endless.URL, "127.0.0.0/8").Test(t.Context(), bucketMount(endless.URL, ""), bucketKeys()); err == nil {
+	if err := bucketsFor(t, endless.URL, "127.0.0.0/8").Test(t.Context(), bucketMount(endless.URL, ""),
+		bucketKeys()); err == nil {
 		t.Error("the list was read")
 	}
 }

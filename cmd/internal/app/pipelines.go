@@ -1,12 +1,20 @@
 package app
 
 import (
-	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/scheduler/admission"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
+	"github.com/bullpen-run/bullpen/scheduler/threads"
+	"github.com/bullpen-run/bullpen/storage/thread"
 )
 
 // steps implements [pipelines.Executions].
 type steps struct {
-	*gateway.Server
+	*admission.Admission
 	*queue.Queue
+}
+
+// stepThreads implements [pipelines.Threads].
+type stepThreads struct {
+	*thread.Versions
+	*threads.Threads
 }

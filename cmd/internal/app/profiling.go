@@ -42,7 +42,10 @@ func serveProfiles(ctx context.Context, address string, log *slog.Logger) error 
 	for _, name := range profiled {
 		mux.Handle("GET /debug/pprof/"+name, httppprof.Handler(name))
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes}
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeaderBytes,
+	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err

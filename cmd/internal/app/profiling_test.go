@@ -16,7 +16,8 @@ func TestProfiles(t *testing.T) {
 	startNATS(t, nats, "")
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", web.String(),
+	c := config(t, "--roles", "gateway", "--secrets-plain", "--store", "file://"+t.TempDir(), "--nats",
+		"nats://"+nats.String(), "--listen", web.String(),
 		"--profile-listen", profiles.String())
 	go func() { ended <- Run(running, c) }()
 	waitFor(ctx, t, "http://"+web.String()+"/readyz", http.StatusServiceUnavailable, "no worker is live")
@@ -31,8 +32,12 @@ func TestProfiles(t *testing.T) {
 }
 
 func TestProfileAddressIsLoopback(t *testing.T) {
-	for _, bad := range []string{"0.0.0.0:6060", ":6060", "[::]:6060", "192.0.2.1:6060", "localhost:6060", "127.0.0.1", "127.0.0.1:x", "[::ffff:192.0.2.1]:6060"} {
-		if _, err := ParseConfig([]string{"--profile-listen", bad}); err == nil || !strings.Contains(err.Error(), "--profile-listen") {
+	for _, bad := range []string{
+		"0.0.0.0:6060", ":6060", "[::]:6060", "192.0.2.1:6060", "localhost:6060", "127.0.0.1",
+		"127.0.0.1:x", "[::ffff:192.0.2.1]:6060",
+	} {
+		if _, err := ParseConfig([]string{"--profile-listen", bad}); err == nil ||
+			!strings.Contains(err.Error(), "--profile-listen") {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
@@ -48,7 +53,8 @@ func TestProfileAddressInUse(t *testing.T) {
 	defer cancel()
 	nats := freeAddress(t)
 	startNATS(t, nats, "")
-	c := config(t, "--roles", "gateway", "--store", "file://"+t.TempDir(), "--nats", "nats://"+nats.String(), "--listen", "127.0.0.1:0",
+	c := config(t, "--roles", "gateway", "--secrets-plain", "--store", "file://"+t.TempDir(), "--nats",
+		"nats://"+nats.String(), "--listen", "127.0.0.1:0",
 		"--profile-listen", nats.String())
 	if err := Run(ctx, c); err == nil || !strings.Contains(err.Error(), "--profile-listen") {
 		t.Fatalf("Run returned %v", err)

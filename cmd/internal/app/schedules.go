@@ -3,15 +3,15 @@ package app
 import (
 	"context"
 
-	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/admission"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 )
 
 // scheduled implements [schedules.Executions].
 type scheduled struct {
-	*gateway.Server
+	*admission.Admission
 	*queue.Queue
 	deliveries *deliveries.Store
 }

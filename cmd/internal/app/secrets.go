@@ -27,15 +27,29 @@ func (c *Config) wrapper() keyring.Wrapper {
 
 // secretsKey returns the path of the key file, empty for none.
 func (c *Config) secretsKey() string {
-	if c.SecretsKey == "" && c.SecretsCommand == "" && c.Embedded() {
+	if c.defaultSecretsKey() {
 		return filepath.Join(c.Data, secretsKeyFile)
 	}
 	return c.SecretsKey
 }
 
+// defaultSecretsKey reports whether the key file is the one in the data directory.
+func (c *Config) defaultSecretsKey() bool {
+	return c.SecretsKey == "" && c.SecretsCommand == "" && !c.SecretsPlain && c.Embedded()
+}
+
+// checkSecrets returns an error if a gateway would store secrets without encryption although nobody
+// asked for that.
+func (c *Config) checkSecrets() error {
+	return setting("secrets-key", !c.Has(RoleGateway) || c.SecretsPlain || c.wrapper() != nil,
+		"secrets would be stored without encryption: make a key with age-keygen -o secrets.key and give it to every "+
+			"gateway, scheduler "+
+			"and webhook process, or set --secrets-plain")
+}
+
 // openKeyring opens the key of secrets, and creates its default file if nothing is encrypted yet.
 func (s *system) openKeyring(ctx context.Context) (err error) {
-	if s.cfg.SecretsKey == "" && s.cfg.SecretsCommand == "" && s.cfg.Embedded() {
+	if s.cfg.defaultSecretsKey() {
 		exists, err := keyring.Exists(ctx, s.store)
 		if err == nil && !exists {
 			err = secretskey.File{Path: s.cfg.secretsKey()}.Create()
@@ -45,9 +59,6 @@ func (s *system) openKeyring(ctx context.Context) (err error) {
 		}
 	}
 	s.keyring, err = keyring.Open(ctx, s.store, s.cfg.wrapper(), s.cfg.Has(RoleGateway), s.log)
-	if err == nil && s.cfg.Has(RoleGateway) && !s.keyring.Enabled() {
-		s.log.Warn("secrets are stored without encryption: set --secrets-key or --secrets-command, the same for every gateway, scheduler and webhook process")
-	}
 	return err
 }
 

@@ -40,6 +40,7 @@ func (c *Config) warm() worker.Warm {
 	left := c.UIDRange.Count/UIDsPerSlot - slots
 	most := min(4*slots, left)
 	return worker.Warm{
-		Spare: min(slots, 2*runtime.GOMAXPROCS(0)), Most: most, Zygotes: min(mostZygotes, (left-most)/(1+c.forks())), Memory: memory,
+		Spare: min(slots, 2*runtime.GOMAXPROCS(0)), Most: most, Zygotes: min(mostZygotes, (left-most)/(1+c.forks())),
+		Memory: memory,
 	}
 }

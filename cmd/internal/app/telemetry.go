@@ -59,18 +59,23 @@ func StartTelemetry(ctx context.Context, version string, log *slog.Logger, level
 	if exports("TRACES") {
 		exporter, err := autoexport.NewSpanExporter(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("telemetry: exporter of spans %q: %w; see the OTEL_… variables", os.Getenv("OTEL_TRACES_EXPORTER"), err)
+			return nil, fmt.Errorf("telemetry: exporter of spans %q: %w; see the OTEL_… variables",
+				os.Getenv("OTEL_TRACES_EXPORTER"), err)
 		}
-		provider := sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithIDGenerator(traceIDs{}), sdktrace.WithBatcher(exporter))
+		provider := sdktrace.NewTracerProvider(sdktrace.WithResource(res), sdktrace.WithIDGenerator(traceIDs{}),
+			sdktrace.WithBatcher(exporter))
 		t.Tracers, t.shutdown = provider, append(t.shutdown, provider.Shutdown)
 	}
 	if exports("LOGS") {
 		exporter, err := autoexport.NewLogExporter(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("telemetry: exporter of logs %q: %w; see the OTEL_… variables", os.Getenv("OTEL_LOGS_EXPORTER"), err)
+			return nil, fmt.Errorf("telemetry: exporter of logs %q: %w; see the OTEL_… variables",
+				os.Getenv("OTEL_LOGS_EXPORTER"), err)
 		}
-		provider := sdklog.NewLoggerProvider(sdklog.WithResource(res), sdklog.WithProcessor(leveled{sdklog.NewBatchProcessor(exporter), level}))
-		t.Log = slog.New(slog.NewMultiHandler(log.Handler(), otelslog.NewHandler("bullpen", otelslog.WithLoggerProvider(provider))))
+		provider := sdklog.NewLoggerProvider(sdklog.WithResource(res),
+			sdklog.WithProcessor(leveled{sdklog.NewBatchProcessor(exporter), level}))
+		t.Log = slog.New(slog.NewMultiHandler(
+			log.Handler(), otelslog.NewHandler("bullpen", otelslog.WithLoggerProvider(provider))))
 		t.shutdown = append(t.shutdown, provider.Shutdown)
 	}
 	otel.SetTracerProvider(t.Tracers)
@@ -86,7 +91,10 @@ func exports(signal string) bool {
 	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_"+signal+"_EXPORTER") == "none" {
 		return false
 	}
-	for _, name := range []string{"OTEL_" + signal + "_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_" + signal + "_ENDPOINT"} {
+	for _, name := range []string{
+		"OTEL_" + signal + "_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT",
+		"OTEL_EXPORTER_OTLP_" + signal + "_ENDPOINT",
+	} {
 		if os.Getenv(name) != "" {
 			return true
 		}

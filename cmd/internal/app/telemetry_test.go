@@ -31,7 +31,8 @@ func TestTraceIDs(t *testing.T) {
 				t.Fatal(err)
 			}
 			id := proto.NewTraceID()
-			ctx, span := telemetry.Tracers.Tracer("test").Start(proto.ContextWithTraceID(t.Context(), id), "execute", trace.WithNewRoot())
+			ctx, span := telemetry.Tracers.Tracer("test").Start(proto.ContextWithTraceID(t.Context(), id), "execute",
+				trace.WithNewRoot())
 			_, child := telemetry.Tracers.Tracer("test").Start(ctx, "run")
 			for _, s := range []trace.Span{span, child} {
 				if exporter == "" && s.SpanContext().IsValid() {
@@ -62,7 +63,8 @@ func TestTraceIDs(t *testing.T) {
 
 func TestUnknownExporter(t *testing.T) {
 	t.Setenv("OTEL_TRACES_EXPORTER", "nonsense")
-	if _, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler), slog.LevelInfo); err == nil || !strings.Contains(err.Error(), "nonsense") {
+	if _, err := StartTelemetry(t.Context(), "test", slog.New(slog.DiscardHandler), slog.LevelInfo); err == nil ||
+		!strings.Contains(err.Error(), "nonsense") {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -131,10 +133,12 @@ func TestMetrics(t *testing.T) {
 	r := proto.Exited(1)
 	r.Stdout, r.DurationMS = "12345", 40
 	rec := proto.Record{
-		Meta: proto.Meta{Language: proto.Bash, Mode: proto.ModeAsync, CreatedAt: created}, Status: proto.StatusRunning, Attempt: 1, StartedAt: &started,
+		Meta: proto.Meta{Language: proto.Bash, Mode: proto.ModeAsync, CreatedAt: created}, Status: proto.StatusRunning,
+		Attempt: 1, StartedAt: &started,
 	}
 	m.ExecutionStarted(&rec)
-	if got := scrape(t, m); !strings.Contains(got, `bullpen_queue_wait_seconds_count{class="batch",started="true"} 1`) {
+	const one = `bullpen_queue_wait_seconds_count{class="background",started="true"} 1`
+	if got := scrape(t, m); !strings.Contains(got, one) {
 		t.Error("the start of an execution is not counted before its end")
 	}
 	rec.Attempt, rec.StartedAt = 2, new(started.Add(time.Hour))
@@ -143,7 +147,8 @@ func TestMetrics(t *testing.T) {
 	m.ExecutionDone(&rec)
 	cancelled, waited := proto.Cancelled(), created.Add(4*time.Second)
 	m.ExecutionDone(&proto.Record{ // did not start
-		Meta: proto.Meta{Language: proto.Node, Mode: proto.ModeInline, CreatedAt: created}, Status: proto.StatusCancelled, CompletedAt: &waited, Result: &cancelled,
+		Meta: proto.Meta{Language: proto.Node, Mode: proto.ModeInline, CreatedAt: created}, Status: proto.StatusCancelled,
+		CompletedAt: &waited, Result: &cancelled,
 	})
 	m.HTTPDone("/v1/executions/{id}", "GET", 404, time.Millisecond)
 	m.HTTPDone("", "BREW", 405, time.Millisecond)
@@ -154,7 +159,10 @@ func TestMetrics(t *testing.T) {
 	m.ImageCache(func() image.CacheStats { return image.CacheStats{Bytes: 1 << 20, Hits: 7, Misses: 2} })
 	m.Disks(map[string]string{"data": t.TempDir(), "image-dir": filepath.Join(t.TempDir(), "none yet")})
 	saved := rec
-	saved.Steps = &proto.Steps{AssignedAt: started, Jail: proto.Interval{0, 30_000}, Save: proto.Interval{50_000, 200_000}, Commit: proto.Interval{260_000, 1000}}
+	saved.Steps = &proto.Steps{
+		AssignedAt: started, Jail: proto.Interval{0, 30_000}, Save: proto.Interval{50_000, 200_000},
+		Commit: proto.Interval{260_000, 1000},
+	}
 	unchanged := saved
 	unchanged.Steps = &proto.Steps{AssignedAt: started, Save: proto.Interval{50_000, 1000}}
 	failed := saved
@@ -162,18 +170,20 @@ func TestMetrics(t *testing.T) {
 	for _, rec := range []*proto.Record{&saved, &unchanged, &failed} {
 		m.worked(rec)
 	}
-	if got := scrape(t, m); !strings.Contains(got, "bullpen_queue_up 1\n") || strings.Contains(got, "bullpen_queue_depth ") {
+	if got := scrape(t, m); !strings.Contains(got, "bullpen_queue_up 1\n") ||
+		strings.Contains(got, "bullpen_queue_depth ") {
 		t.Error("a process that does not lead reports the metrics of the queue")
 	}
 	leads = true
 	got := scrape(t, m)
 	for _, want := range []string{
-		"bullpen_queue_up 1", "bullpen_queue_depth 7", "bullpen_queue_oldest_age_seconds 2.5", "bullpen_workers 2", "bullpen_slots 16",
+		"bullpen_queue_up 1", "bullpen_queue_depth 7", "bullpen_queue_oldest_age_seconds 2.5", "bullpen_workers 2",
+		"bullpen_slots 16",
 		"bullpen_slots_free 15", "bullpen_executions_running 1", "bullpen_cgroup_version 2", "bullpen_output_bytes_total 5",
 		`bullpen_executions_total{error_code="none",language="bash",status="failed"} 1`,
 		`bullpen_executions_total{error_code="cancelled",language="node",status="cancelled"} 1`,
-		`bullpen_queue_wait_seconds_bucket{class="batch",started="true",le="0.01"} 1`,
-		`bullpen_queue_wait_seconds_bucket{class="batch",started="true",le="0.005"} 0`,
+		`bullpen_queue_wait_seconds_bucket{class="background",started="true",le="0.01"} 1`,
+		`bullpen_queue_wait_seconds_bucket{class="background",started="true",le="0.005"} 0`,
 		`bullpen_queue_wait_seconds_bucket{class="interactive",started="false",le="10"} 1`,
 		`bullpen_queue_wait_seconds_bucket{class="interactive",started="false",le="2.5"} 0`,
 		`bullpen_execution_duration_seconds_bucket{language="bash",le="0.05"} 1`,
@@ -184,8 +194,10 @@ func TestMetrics(t *testing.T) {
 		"bullpen_worker_slots 8", "bullpen_worker_slots_used 3",
 		"bullpen_image_cache_bytes 1.048576e+06", "bullpen_image_cache_hits_total 7", "bullpen_image_cache_misses_total 2",
 		`bullpen_disk_free_bytes{directory="data"}`, `bullpen_disk_size_bytes{directory="data"}`,
-		`bullpen_thread_saves_total{result="saved"} 1`, `bullpen_thread_saves_total{result="unchanged"} 1`, `bullpen_thread_saves_total{result="failed"} 1`,
-		`bullpen_worker_step_duration_seconds_bucket{step="save",le="0.25"} 3`, `bullpen_worker_step_duration_seconds_bucket{step="jail",le="0.05"} 2`,
+		`bullpen_thread_saves_total{result="saved"} 1`, `bullpen_thread_saves_total{result="unchanged"} 1`,
+		`bullpen_thread_saves_total{result="failed"} 1`,
+		`bullpen_worker_step_duration_seconds_bucket{step="save",le="0.25"} 3`,
+		`bullpen_worker_step_duration_seconds_bucket{step="jail",le="0.05"} 2`,
 		"go_goroutines", "process_open_fds",
 	} {
 		if !strings.Contains(got, want+"\n") && !strings.Contains(got, want+" ") {
@@ -196,19 +208,25 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("names and help that differ from the conventions: %+v, %v", problems, err)
 	}
 	byOrg := NewMetrics(true)
-	byOrg.ExecutionDone(&proto.Record{Meta: proto.Meta{Language: proto.Bash, Org: "acme"}, Status: proto.StatusFailed, Result: &r})
-	if got := scrape(t, byOrg); !strings.Contains(got, `bullpen_executions_total{error_code="none",language="bash",org="acme",status="failed"} 1`+"\n") {
+	byOrg.ExecutionDone(&proto.Record{
+		Meta: proto.Meta{Language: proto.Bash, Org: "acme"}, Status: proto.StatusFailed,
+		Result: &r,
+	})
+	if got := scrape(t, byOrg); !strings.Contains(
+		got, `bullpen_executions_total{error_code="none",language="bash",org="acme",status="failed"} 1`+"\n") {
 		t.Error("executions are not counted by organisation")
 	}
 	err = fail
-	if got := scrape(t, m); !strings.Contains(got, "bullpen_queue_up 0\n") || strings.Contains(got, "bullpen_queue_depth ") {
+	if got := scrape(t, m); !strings.Contains(got, "bullpen_queue_up 0\n") ||
+		strings.Contains(got, "bullpen_queue_depth ") {
 		t.Error("metrics of a queue that does not answer")
 	}
 }
 
 func TestCgroups(t *testing.T) {
 	const v2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
-	const v1 = "33 31 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n34 31 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+	const v1 = "33 31 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n34 31 0:31 / /sys/fs/cgroup/cpu rw - " +
+		"cgroup cgroup rw,cpu,cpuacct\n"
 	const pids = "35 31 0:32 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
 	for name, test := range map[string]struct {
 		mounts, controllers string
@@ -222,7 +240,9 @@ func TestCgroups(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			for file, text := range map[string]string{"proc/self/mountinfo": test.mounts, "sys/fs/cgroup/cgroup.controllers": test.controllers} {
+			for file, text := range map[string]string{
+				"proc/self/mountinfo": test.mounts, "sys/fs/cgroup/cgroup.controllers": test.controllers,
+			} {
 				path := filepath.Join(root, file)
 				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
 					t.Fatal(err)

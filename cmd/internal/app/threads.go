@@ -19,7 +19,10 @@ import (
 // versions returns the versions of threads in the blob store.
 func (s *system) versions() *thread.Versions {
 	// Saving a home enforces the limits of its sandbox.
-	return &thread.Versions{Blobs: s.blobs, Heads: s.threads, Spool: s.newSpool, Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32}}
+	return &thread.Versions{
+		Blobs: s.blobs, Heads: s.threads, Spool: s.newSpool,
+		Limits: layer.Limits{Bytes: math.MaxInt64, Entries: math.MaxInt32},
+	}
 }
 
 // newSpool returns an empty file in the data directory, which is removed when it is closed.
@@ -54,8 +57,10 @@ func (l threadList) Get(ctx context.Context, org, id string) (*proto.Thread, err
 }
 
 // List implements [gateway.Threads].
-func (l threadList) List(ctx context.Context, org, after string, limit int) ([]proto.ThreadSummary, error) {
-	found, err := l.Threads.List(ctx, org, after, limit)
+func (l threadList) List(
+	ctx context.Context, org string, owner proto.ThreadOwner, after string, limit int,
+) ([]proto.ThreadSummary, error) {
+	found, err := l.Threads.List(ctx, org, owner, after, limit)
 	for i := range found {
 		if err == nil {
 			found[i].Holder, err = l.holder(ctx, found[i].Holder)

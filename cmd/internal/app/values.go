@@ -16,18 +16,19 @@ import (
 
 // Durations makes a parser of commands read durations with [proto.ParseDuration].
 func Durations() kong.Option {
-	return kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
-		var text string
-		if err := ctx.Scan.PopValueInto("duration", &text); err != nil {
-			return err
-		}
-		d, err := proto.ParseDuration(text)
-		if err != nil {
-			return err
-		}
-		target.SetInt(int64(d))
-		return nil
-	}))
+	return kong.TypeMapper(reflect.TypeFor[time.Duration](),
+		kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
+			var text string
+			if err := ctx.Scan.PopValueInto("duration", &text); err != nil {
+				return err
+			}
+			d, err := proto.ParseDuration(text)
+			if err != nil {
+				return err
+			}
+			target.SetInt(int64(d))
+			return nil
+		}))
 }
 
 // UIDRange is a range of user ids.
@@ -51,7 +52,8 @@ func (r *UIDRange) UnmarshalText(text []byte) error {
 		return fmt.Errorf("%q must be FIRST:COUNT, such as 1900000000:8192", text)
 	}
 	if f == 0 || n < UIDsPerSlot || f+n-1 > maxUID {
-		return fmt.Errorf("%q must have at least %d user ids, without root's id 0, and none above %d", text, UIDsPerSlot, maxUID)
+		return fmt.Errorf("%q must have at least %d user ids, without root's id 0, and none above %d", text,
+			UIDsPerSlot, maxUID)
 	}
 	*r = UIDRange{First: int(f), Count: int(n)}
 	return nil

@@ -22,7 +22,10 @@ type Build struct {
 
 // BuildInfo returns what the Makefile has recorded in this program, or otherwise the Go toolchain.
 func BuildInfo() Build {
-	b := Build{Version: version, Commit: commit, Date: date, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	b := Build{
+		Version: version, Commit: commit, Date: date, Go: runtime.Version(),
+		Platform: runtime.GOOS + "/" + runtime.GOARCH,
+	}
 	if b.Version != "" {
 		return b
 	}

@@ -16,7 +16,9 @@ import (
 	"go.opentelemetry.io/otel"
 
 	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/admission"
 	"github.com/bullpen-run/bullpen/scheduler/audit"
 	"github.com/bullpen-run/bullpen/scheduler/backup"
 	"github.com/bullpen-run/bullpen/scheduler/batches"
@@ -98,6 +100,10 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	offers, err := queue.OpenOffers(ctx, s.store, s.log)
+	if err != nil {
+		return nil, nil, err
+	}
 	if s.schedules, err = schedules.Open(ctx, s.store, s.log); err != nil {
 		return nil, nil, err
 	}
@@ -123,22 +129,63 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	}
 	versions := s.versions()
 	letters := &deadletters.Store{Store: s.store}
+	submitter := &submit.Submitter{
+		Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
+	}
+	transfers := new(web.Transfers)
+	s.admission = &admission.Admission{
+		Submitter: submitter, Keys: keys, Members: members, Orgs: orgs, Plans: plans, Usage: s.usage, Profiles: profiles,
+		Images:  images,
+		Secrets: secrets, Connections: connections, Buckets: storage, Threads: s.threads, Files: versions,
+		Transfers: transfers,
+		Webhooks:  s.webhooks.settings, URLs: s.webhooks.guard, Default: s.defaultProfile(), QueueExpiry: s.cfg.QueueExpiry,
+		Retention: s.cfg.Retention, UpgradeURL: s.cfg.UpgradeURL, QuotaReached: s.metrics.QuotaReached,
+		Log: s.log, Tracer: otel.Tracer("bullpen/scheduler/admission"),
+	}
 	server := &gateway.Server{
-		Submissions: &submit.Submitter{
-			Jobs: s.queue, Bindings: &registry.Bindings{Store: s.store}, Threads: s.threads, DeadLetters: letters, Log: s.log,
+		Core: web.Core{
+			Callers: keys, KeyUses: uses, Entitlements: s.admission, Auditor: &audit.Log{Store: s.store}, Transfers: transfers,
+			Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), TrustTraceparent: s.cfg.TrustTraceparent,
+			Done:    s.metrics.HTTPDone,
+			MaxBody: web.DefaultMaxBody, Memory: s.cfg.requestMemory(), PublicURL: s.cfg.PublicURL,
+			TrustedProxies: s.cfg.TrustedProxies, CORSOrigins: s.cfg.CORSOrigins, CursorSecret: keys.Derived("cursors of lists"),
 		},
-		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Queue: s.queue, Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches, ""}, Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, KeyUses: uses, Orgs: orgs, OrgData: s.orgData, Plans: plans, Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets, Connections: connections, Storage: storage,
-		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, Images: images, ImageAdmin: images, Default: s.defaultProfile(),
+		Admission: s.admission, Submissions: submitter,
+		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Processes: s, Queue: s.queue, Capabilities: offers,
+		Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches, ""},
+		Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Orgs: orgs, OrgData: s.orgData, Plans: plans,
+		Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets,
+		Connections: connections, Storage: storage,
+		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, ImageAdmin: images,
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions, Parts: versions,
 		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()}, Audit: &audit.Log{Store: s.store},
-		Home: s.cfg.Home, PublicURL: s.cfg.PublicURL, TrustedProxies: s.cfg.TrustedProxies, CORSOrigins: s.cfg.CORSOrigins, URLSecret: keys.Derived("URLs of files"),
-		Log: s.log, Tracer: otel.Tracer("bullpen/gateway"), TrustTraceparent: s.cfg.TrustTraceparent, Metrics: s.metrics.Handler(), Done: s.metrics.HTTPDone, QuotaReached: s.metrics.QuotaReached,
-		QueueWait: s.cfg.QueueWait, QueueExpiry: s.cfg.QueueExpiry, Retention: s.cfg.Retention, MaxBody: gateway.DefaultMaxBody, Memory: s.cfg.requestMemory(),
-		MaxVolume: s.cfg.MaxVolumeSize, UpgradeURL: s.cfg.UpgradeURL, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load, Problems: s.problems, DiskFull: s.disk.full,
+		Home: s.cfg.Home, URLSecret: keys.Derived("URLs of files"),
+		Metrics:   s.metrics.Handler(),
+		QueueWait: s.cfg.QueueWait,
+		MaxVolume: s.cfg.MaxVolumeSize, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load,
+		Problems: s.problems, DiskFull: s.disk.full,
 		FromZero: s.cfg.Autoscale != AutoscaleNone, AgentFiles: agentFiles, Spool: s.newSpool,
 	}
-	return server, []part{{"files of agents", agentFiles.Run}, {"API keys", keys.Run}, {"last uses of API keys", uses.Run}, {"organisations", orgs.Run}, {"plans", plans.Run}, {"members", members.Run}, {"sessions", sessions.Run}, {"secrets", secrets.Run}, {"storage connections", connections.Run}, {"sandbox profiles", profiles.Run}, {"images", images.Run}, {"schedules", s.schedules.Run}, {"pipelines", s.pipelines.Run}, {"batches", s.batches.Run}, {"index of executions", s.history.Run}, {"usage", s.usage.Run}}, nil
+	return server, []part{
+		{"files of agents", agentFiles.Run},
+		{"API keys", keys.Run},
+		{"capabilities of workers", offers.Run},
+		{"last uses of API keys", uses.Run},
+		{"organisations", orgs.Run},
+		{"plans", plans.Run},
+		{"members", members.Run},
+		{"sessions", sessions.Run},
+		{"secrets", secrets.Run},
+		{"storage connections", connections.Run},
+		{"sandbox profiles", profiles.Run},
+		{"images", images.Run},
+		{"schedules", s.schedules.Run},
+		{"pipelines", s.pipelines.Run},
+		{"batches", s.batches.Run},
+		{"index of executions", s.history.Run},
+		{"usage", s.usage.Run},
+	}, nil
 }
 
 // healthHandler serves health and metrics in a process without the gateway role.
@@ -172,7 +219,8 @@ func starting() http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = io.WriteString(w, `{"error":"service_unavailable","message":"this server is starting","missing":"server"}`+"\n")
+		_, _ = io.WriteString(w, `{"error":"service_unavailable","message":"this server is starting","missing":"server"}`+
+			"\n")
 	})
 	return mux
 }
@@ -203,13 +251,15 @@ func listen(cfg *Config, log *slog.Logger) (*httpServer, error) {
 	h := &httpServer{listener: limited, requests: newRequests(starting()), drain: cfg.Drain + closeTimeout, log: log}
 	h.server = &http.Server{
 		Handler: h.requests, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-		Protocols: protocols(), ConnState: limited.count, ConnContext: gateway.ConnContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Protocols: protocols(), ConnState: limited.count, ConnContext: web.ConnContext,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	if cfg.TLSCert != "" {
 		if h.certificate, err = loadCertificate(cfg.TLSCert, cfg.TLSKey, log); err != nil {
 			return nil, errors.Join(err, listener.Close())
 		}
 		h.server.TLSConfig = &tls.Config{GetCertificate: h.certificate.get, MinVersion: tls.VersionTLS12}
+		countHTTP2(h.server.TLSConfig)
 	}
 	return h, nil
 }

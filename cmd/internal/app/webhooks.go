@@ -27,7 +27,8 @@ type webhooks struct {
 
 func (s *system) openWebhooks(ctx context.Context) (*webhooks, error) {
 	urls, err := guard.New(guard.Config{
-		AllowCIDRs: s.cfg.WebhookAllowCIDRs, AllowHTTP: s.cfg.WebhookAllowHTTP, AllowPorts: s.cfg.WebhookAllowPorts, CAFile: s.cfg.WebhookCAFile,
+		AllowCIDRs: s.cfg.WebhookAllowCIDRs, AllowHTTP: s.cfg.WebhookAllowHTTP, AllowPorts: s.cfg.WebhookAllowPorts,
+		CAFile: s.cfg.WebhookCAFile,
 	})
 	if err != nil {
 		return nil, err
@@ -43,7 +44,8 @@ func (s *system) openWebhooks(ctx context.Context) (*webhooks, error) {
 	w := &webhooks{system: s, settings: settings, guard: urls, deliveries: store, dispatcher: &webhook.Dispatcher{
 		Deliveries: store, Records: s.queue, Settings: settings, Endpoints: settings,
 		Sender:       &send.Sender{Guard: urls, UserAgent: "bullpen/" + Version()},
-		MaxPerOrigin: s.cfg.WebhookConcurrency, MaxPending: s.cfg.maxPendingDeliveries(), MaxBody: int(s.cfg.WebhookMaxBody), ResultURL: s.cfg.resultURL, Log: s.log,
+		MaxPerOrigin: s.cfg.WebhookConcurrency, MaxPending: s.cfg.maxPendingDeliveries(), MaxBody: int(s.cfg.WebhookMaxBody),
+		ResultURL: s.cfg.resultURL, Log: s.log,
 		Now: time.Now, OnAttempt: s.metrics.WebhookAttempted,
 	}}
 	s.metrics.PendingWebhooks(w.dispatcher.Pending)

@@ -102,7 +102,8 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 	if network != nil {
 		c = append(c, network.Close)
 	}
-	maker, err := openJails(r.cfg, nsjail.Config{Network: network, Programs: r.cfg.SlotCount(), Forks: r.cfg.forks(), Log: r.log})
+	maker, err := openJails(r.cfg,
+		nsjail.Config{Network: network, Programs: r.cfg.SlotCount(), Forks: r.cfg.forks(), Log: r.log})
 	if err != nil {
 		return c, err
 	}
@@ -142,14 +143,20 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 			r.logMissing(can.capability, can.err)
 		}
 	}
-	for _, l := range proto.Languages() {
+	for _, known := range proto.Runtimes() {
+		l := known.Language
 		if v, ok := languages[l]; ok {
 			capabilities = append(capabilities, queue.CapabilityLanguage(l))
 			warm.Languages = append(warm.Languages, l)
 			r.log.Info("runtime found", "language", l, "version", v)
-		} else {
-			r.log.Info("runtime not found, this worker does not run its programs", "language", l)
+			continue
 		}
+		level := slog.LevelInfo
+		if l == proto.Python { // what most executions need
+			level = slog.LevelWarn
+		}
+		r.log.Log(ctx, level, "runtime not found, this worker runs its programs in images only", "language", l, "remedy",
+			known.Install)
 	}
 	r.metrics.CgroupVersion(maker.CgroupVersion())
 	r.slots = &queue.Slots{
@@ -159,7 +166,8 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		Info: r.describe(languages, images, homes),
 	}
 	r.runner = &worker.Worker{
-		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm, SaveTimeout: r.cfg.SaveTimeout, Log: r.log,
+		Jobs: jobs{r.slots}, Jails: maker, Images: images, Homes: homes, Home: r.cfg.Home, Slots: r.slots.Total, Warm: warm,
+		SaveTimeout: r.cfg.SaveTimeout, Log: r.log,
 		Done: r.metrics.ExecutionDone, OnHealth: r.health.set, Roots: roots, Mounts: mounts,
 		Open: func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) worker.Output {
 			w := events.NewWriter(ctx, r.store, job.TraceID, attempt, baseSeq, int64(job.Sandbox.OutputBytes))
@@ -171,11 +179,14 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 }
 
 // describe returns the function that describes this worker to administrators.
-func (r *workerRole) describe(languages map[proto.Language]string, images *imageCache, homes homes) func() proto.Worker {
+func (r *workerRole) describe(
+	languages map[proto.Language]string, images *imageCache, homes homes,
+) func() proto.Worker {
 	started, load := time.Now(), new(machineLoad)
 	return func() proto.Worker {
 		return proto.Worker{
-			Version: Version(), StartedAt: started, Languages: languages, Images: images.count(), Threads: homes.cache.Len(), Machine: load.read(),
+			Version: Version(), StartedAt: started, Languages: languages, Images: images.count(), Threads: homes.cache.Len(),
+			Machine: load.read(),
 		}
 	}
 }
@@ -199,7 +210,8 @@ func (r *workerRole) openHomes(ctx context.Context, maker *nsjail.Maker, c *clos
 	owners := &home.Owners{}
 	*c = append(*c, owners.Close)
 	homeCache, err := cache.Open(cache.Config{
-		Dir: filepath.Join(dir, strconv.Itoa(number)), Limit: int64(r.cfg.HomeCache), Versions: r.versions(), Heads: r.threads, Owners: owners, Log: r.log,
+		Dir: filepath.Join(dir, strconv.Itoa(number)), Limit: int64(r.cfg.HomeCache), Versions: r.versions(),
+		Heads: r.threads, Owners: owners, Log: r.log,
 	})
 	if err != nil {
 		return homes{}, nil, err
@@ -235,7 +247,8 @@ func (r *workerRole) logMissing(capability string, err error) {
 		return
 	}
 	r.logged[capability] = err.Error()
-	r.log.Warn("capability missing, this worker does not run sandboxes that need it", "capability", capability, "error", err)
+	r.log.Warn("capability missing, this worker does not run sandboxes that need it", "capability", capability,
+		"error", err)
 }
 
 // preloadTimeout limits the storing of a preload failure.

@@ -4,13 +4,24 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// The paths of the lists of objects. An object is at LIST/NAME, a key at LIST/ID.
+const (
+	plansPath       = "/v1/admin/plans"
+	orgsPath        = "/v1/admin/orgs"
+	profilesPath    = "/v1/admin/profiles"
+	connectionsPath = "/v1/admin/connections"
+	keysPath        = "/v1/admin/keys"
 )
 
 // firstKey is the id of the server's first key, which comes from its settings.
@@ -20,20 +31,20 @@ const firstKey = "key_bootstrap"
 type kinds struct {
 	client   *client.Client
 	defaults proto.Profile // of sandbox profiles
-	stored   []client.Key  // the keys that work, but the first one
+	stored   []api.Key     // the keys that work, but the first one
 	test     bool          // changes of storage connections are tested
 }
 
 func newKinds(ctx context.Context, c *client.Client, test bool) (*kinds, error) {
-	defaults, err := c.Sandbox(ctx, proto.DefaultProfileName)
+	defaults, err := c.Admin().Profile(ctx, proto.DefaultProfileName)
 	if err != nil {
 		return nil, fmt.Errorf("read the default sandbox profile: %w", err)
 	}
-	keys, err := c.Keys(ctx, "")
+	keys, err := client.Collect(c.Admin().Keys.List(ctx, ""))
 	if err != nil {
 		return nil, fmt.Errorf("read the API keys: %w", err)
 	}
-	keys = slices.DeleteFunc(keys, func(k client.Key) bool {
+	keys = slices.DeleteFunc(keys, func(k api.Key) bool {
 		return k.ID == firstKey || k.RevokedAt != nil || k.ExpiresAt != nil && !k.ExpiresAt.After(time.Now())
 	})
 	return &kinds{c, *defaults, keys, test}, nil
@@ -56,7 +67,7 @@ func as[T any](stored []byte) (any, error) {
 
 func (k *kinds) plans() *kind {
 	return &kind{
-		name: "plan", path: client.PlansPath, find: named(client.PlansPath), form: as[proto.Plan], settings: whole,
+		name: "plan", path: plansPath, find: named(plansPath), form: as[proto.Plan], settings: whole,
 		decode: func(body []byte) (string, any, error) {
 			p, err := api.DecodePlan("", body)
 			return p.Name, p, err
@@ -66,7 +77,7 @@ func (k *kinds) plans() *kind {
 
 func (k *kinds) orgs() *kind {
 	return &kind{
-		name: "org", path: client.OrgsPath, find: named(client.OrgsPath), settings: whole,
+		name: "org", path: orgsPath, find: named(orgsPath), settings: whole,
 		decode: func(body []byte) (string, any, error) {
 			o, err := api.DecodeOrg("", body)
 			form := api.NewOrg(&o)
@@ -76,11 +87,11 @@ func (k *kinds) orgs() *kind {
 	}
 }
 
-func (k *kinds) sandboxes() *kind {
+func (k *kinds) profiles() *kind {
 	return &kind{
-		name: "sandbox", path: client.SandboxesPath, find: named(client.SandboxesPath), form: as[proto.Profile], settings: whole,
+		name: "profile", path: profilesPath, find: named(profilesPath), form: as[proto.Profile], settings: whole,
 		decode: func(body []byte) (string, any, error) {
-			p, err := api.DecodeSandbox("", body, k.defaults)
+			p, err := api.DecodeProfile("", body, k.defaults)
 			return p.Name, p, err
 		},
 	}
@@ -88,7 +99,7 @@ func (k *kinds) sandboxes() *kind {
 
 func (k *kinds) connections() *kind {
 	return &kind{
-		name: "connection", path: client.NewConnectionPath("", k.test), settings: whole,
+		name: "connection", path: connectionsPath + k.connectionQuery(""), settings: whole,
 		decode: func(body []byte) (string, any, error) {
 			c, err := api.DecodeConnection("", "", body)
 			if err == nil && c.Org == "" {
@@ -99,19 +110,29 @@ func (k *kinds) connections() *kind {
 		},
 		find: func(name string) (string, error) {
 			org, slug, _ := strings.Cut(name, "/")
-			return client.ConnectionPath(org, slug, k.test), nil
+			return connectionsPath + "/" + url.PathEscape(slug) + k.connectionQuery(org), nil
 		},
 		form: func(stored []byte) (any, error) {
-			c := new(client.Connection)
+			c := new(api.Connection)
 			err := json.Unmarshal(stored, c)
 			return c.Request(), err
 		},
 	}
 }
 
+// connectionQuery returns the parameters of requests about connections. org is empty where the request names
+// the organisation.
+func (k *kinds) connectionQuery(org string) string {
+	query := url.Values{"test": {strconv.FormatBool(k.test)}}
+	if org != "" {
+		query.Set("org", org)
+	}
+	return "?" + query.Encode()
+}
+
 func (k *kinds) keys() *kind {
 	return &kind{
-		name: "key", path: client.KeysPath,
+		name: "key", path: keysPath,
 		decode: func(body []byte) (string, any, error) {
 			r, err := api.Decode[api.KeyRequest](body)
 			return r.Org + "/" + r.Name, *r, err
@@ -127,20 +148,22 @@ func (k *kinds) keys() *kind {
 			case 0:
 				return "", nil
 			case 1:
-				return client.KeysPath + "/" + ids[0], nil
+				return keysPath + "/" + ids[0], nil
 			default:
-				return "", fmt.Errorf("API keys %s and %s are both named %s: rename one with bullpen key update", ids[0], ids[1], name)
+				return "", fmt.Errorf("API keys %s and %s are both named %s: rename one with bullpen key update", ids[0],
+					ids[1], name)
 			}
 		},
 		form: func(stored []byte) (any, error) {
-			key := new(client.Key)
+			key := new(api.Key)
 			err := json.Unmarshal(stored, key)
 			return keyForm(key), err
 		},
 		settings: func(present, wanted any) (any, error) {
 			now, then := present.(api.KeyRequest), wanted.(api.KeyRequest)
 			if now.Sandbox != then.Sandbox {
-				return nil, fmt.Errorf("API key %s/%s is bound to the sandbox %s for good: revoke it, or give the one in the file another name", now.Org, now.Name, now.Sandbox)
+				return nil, fmt.Errorf("API key %s/%s is bound to the sandbox %s for good: revoke it, or give the one in the "+
+					"file another name", now.Org, now.Name, now.Sandbox)
 			}
 			return then.KeySettings, nil
 		},
@@ -148,7 +171,7 @@ func (k *kinds) keys() *kind {
 }
 
 // keyForm returns the form of a key in a manifest.
-func keyForm(k *client.Key) api.KeyRequest {
+func keyForm(k *api.Key) api.KeyRequest {
 	return api.KeyRequest{Org: k.Org, Sandbox: k.Sandbox, KeySettings: k.Settings()}
 }
 
@@ -156,21 +179,22 @@ func keyForm(k *client.Key) api.KeyRequest {
 type contents struct {
 	Plans       []proto.Plan            `json:"plans,omitempty"`
 	Orgs        []api.OrgRequest        `json:"orgs,omitempty"`
-	Sandboxes   []proto.Profile         `json:"sandboxes,omitempty"`
+	Profiles    []proto.Profile         `json:"profiles,omitempty"`
 	Connections []api.ConnectionRequest `json:"connections,omitempty"`
 	Keys        []api.KeyRequest        `json:"keys,omitempty"`
 }
 
 func (k *kinds) all(ctx context.Context) (*contents, error) {
-	plans, err := k.client.Plans(ctx)
+	admin := k.client.Admin()
+	plans, err := client.Collect(admin.Plans.List(ctx, ""))
 	if err != nil {
 		return nil, fmt.Errorf("read the plans: %w", err)
 	}
-	orgs, err := k.client.Orgs(ctx)
+	orgs, err := client.Collect(admin.Orgs.List(ctx, ""))
 	if err != nil {
 		return nil, fmt.Errorf("read the organisations: %w", err)
 	}
-	profiles, err := k.client.Sandboxes(ctx)
+	profiles, err := client.Collect(admin.Profiles(ctx))
 	if err != nil {
 		return nil, fmt.Errorf("read the sandbox profiles: %w", err)
 	}
@@ -189,11 +213,11 @@ func (k *kinds) all(ctx context.Context) (*contents, error) {
 		all.Orgs = append(all.Orgs, orgs[i].Request())
 	}
 	for _, p := range profiles {
-		if p.Name != proto.DefaultProfileName {
-			all.Sandboxes = append(all.Sandboxes, p)
+		if !proto.BuiltInProfile(p.Name) {
+			all.Profiles = append(all.Profiles, p)
 		}
 	}
-	connections, err := k.client.Connections(ctx, "")
+	connections, err := client.Collect(admin.Connections("", true).List(ctx, ""))
 	if err != nil {
 		return nil, fmt.Errorf("read the storage connections: %w", err)
 	}

@@ -16,14 +16,14 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/rogpeppe/go-internal/diff"
 
-	"github.com/bullpen-run/bullpen/cmd/internal/client"
+	"github.com/bullpen-run/bullpen/client"
 )
 
 // Manifest lists objects. Those that it does not name are left as they are.
 type Manifest struct {
-	Plans     []map[string]any `yaml:"plans,omitempty"`
-	Orgs      []map[string]any `yaml:"orgs,omitempty"`
-	Sandboxes []map[string]any `yaml:"sandboxes,omitempty"`
+	Plans    []map[string]any `yaml:"plans,omitempty"`
+	Orgs     []map[string]any `yaml:"orgs,omitempty"`
+	Profiles []map[string]any `yaml:"profiles,omitempty"`
 	// Connections are identified by their organisation and slug.
 	Connections []map[string]any `yaml:"connections,omitempty"`
 	Keys        []map[string]any `yaml:"keys,omitempty"` // identified by their organisation and name
@@ -44,7 +44,7 @@ func Read(text []byte) (*Manifest, error) {
 
 // Change is what has to be done with one object.
 type Change struct {
-	Kind string // plan, org, sandbox, connection or key
+	Kind string // plan, org, profile, connection or key
 	Name string // for a key ORG/NAME, for a connection ORG/SLUG
 	New  bool   // the object does not exist yet
 	Diff string // from the present form in YAML to the wanted one
@@ -62,7 +62,7 @@ type kind struct {
 	find func(name string) (path string, err error)
 	// form returns the part of an object that a manifest describes.
 	form func(stored []byte) (any, error)
-	// settings returns what is stored in place of an object to give it the wanted form.
+	// settings returns the stored form that an object should have.
 	settings func(present, wanted any) (any, error)
 	path     string // of the list
 }
@@ -79,7 +79,13 @@ func (m *Manifest) Compare(ctx context.Context, c *client.Client, test bool) ([]
 	for _, group := range []struct {
 		kind    *kind
 		objects []map[string]any
-	}{{k.plans(), byNext(m.Plans)}, {k.orgs(), m.Orgs}, {k.sandboxes(), m.Sandboxes}, {k.connections(), m.Connections}, {k.keys(), m.Keys}} {
+	}{
+		{k.plans(), byNext(m.Plans)},
+		{k.orgs(), m.Orgs},
+		{k.profiles(), m.Profiles},
+		{k.connections(), m.Connections},
+		{k.keys(), m.Keys},
+	} {
 		seen := map[string]bool{}
 		for i, object := range group.objects {
 			change, err := group.kind.compare(ctx, c, object)
@@ -133,7 +139,7 @@ func (k *kind) compare(ctx context.Context, c *client.Client, object map[string]
 	var tag string
 	if path != "" {
 		var stored json.RawMessage
-		tag, err = c.ReadObject(ctx, path, &stored)
+		header, err := c.Do(ctx, http.MethodGet, path, nil, nil, &stored)
 		var refused *client.Error
 		switch {
 		case errors.As(err, &refused) && refused.Status == http.StatusNotFound:
@@ -141,6 +147,7 @@ func (k *kind) compare(ctx context.Context, c *client.Client, object map[string]
 		case err != nil:
 			return change, err
 		default:
+			tag = header.Get("ETag")
 			if present, err = k.form(stored); err != nil {
 				return change, err
 			}
@@ -150,7 +157,7 @@ func (k *kind) compare(ctx context.Context, c *client.Client, object map[string]
 		change.New = true
 		change.Apply = func(ctx context.Context) (string, error) {
 			var made struct{ Key string }
-			err := c.CreateObject(ctx, k.path, wanted, &made)
+			_, err := c.Do(ctx, http.MethodPost, k.path, nil, wanted, &made)
 			return made.Key, err
 		}
 	} else {
@@ -158,7 +165,10 @@ func (k *kind) compare(ctx context.Context, c *client.Client, object map[string]
 		if err != nil {
 			return change, err
 		}
-		change.Apply = func(ctx context.Context) (string, error) { return "", c.ReplaceObject(ctx, path, settings, tag) }
+		change.Apply = func(ctx context.Context) (string, error) {
+			_, err := c.Do(ctx, http.MethodPut, path, map[string]string{"If-Match": tag}, settings, nil)
+			return "", err
+		}
 	}
 	change.Diff, err = difference(k.name+" "+name, present, wanted)
 	return change, err

@@ -62,7 +62,8 @@ func (r *Run) HTML(w io.Writer) error {
 	total := max(end.Sub(begin), time.Millisecond)
 	scale := (chartWidth - labelWidth - chartMargin) / float64(total)
 	p := page{
-		Title: r.title(), ID: r.ID, Status: string(r.Status), Reason: text(r.Reason), Commit: text(r.Commit), Branch: text(r.Branch),
+		Title: r.title(), ID: r.ID, Status: string(r.Status), Reason: text(r.Reason), Commit: text(r.Commit),
+		Branch:  text(r.Branch),
 		Created: begin.UTC().Format("2006-01-02 15:04:05 UTC"), Took: duration(total), Counts: r.counts(),
 		Chart: chart{Width: chartWidth, Left: labelWidth, Bottom: rowHeight * float64(len(r.Cells))},
 	}
@@ -73,7 +74,8 @@ func (r *Run) HTML(w io.Writer) error {
 	for i := range r.Cells {
 		c := &r.Cells[i]
 		v := pageCell{
-			N: i, Label: c.label(), Status: string(c.Status), Reason: text(c.Reason), Output: c.Output.plain(), Note: c.Output.note(),
+			N: i, Label: c.label(), Status: string(c.Status), Reason: text(c.Reason), Output: c.Output.plain(),
+			Note: c.Output.note(),
 			Open: c.Reason != nil && c.StartedAt != nil, Y: rowHeight * float64(i), X: labelWidth,
 		}
 		v.Short, v.TextY = shorten(v.Label), v.Y+rowHeight/2
@@ -130,12 +132,7 @@ func tickStep(total time.Duration) time.Duration {
 	return time.Hour
 }
 
-func duration(d time.Duration) string {
-	if d < time.Second {
-		return d.Round(time.Millisecond).String()
-	}
-	return d.Round(10 * time.Millisecond).String()
-}
+func duration(d time.Duration) string { return d.Round(time.Millisecond).String() }
 
 func shorten(label string) string {
 	runes := []rune(label)

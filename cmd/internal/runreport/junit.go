@@ -70,7 +70,8 @@ func (r *Run) JUnit(w io.Writer) error {
 	for i := range all.Suites {
 		s := &all.Suites[i]
 		s.Time = seconds(s.took)
-		all.Tests, all.Failures, all.Errors, took = all.Tests+s.Tests, all.Failures+s.Failures, all.Errors+s.Errors, took+s.took
+		all.Tests, all.Failures, all.Errors, took = all.Tests+s.Tests, all.Failures+s.Failures,
+			all.Errors+s.Errors, took+s.took
 	}
 	all.Time = seconds(took)
 	if _, err := io.WriteString(w, xml.Header); err != nil {
@@ -91,7 +92,10 @@ func (r *Run) suite(c *Cell) junitSuite {
 	if c.StartedAt != nil {
 		began = c.StartedAt.Time
 	}
-	s := junitSuite{Name: c.Step, Timestamp: began.UTC().Format("2006-01-02T15:04:05"), Properties: []junitProperty{{"run", r.ID}}}
+	s := junitSuite{
+		Name: c.Step, Timestamp: began.UTC().Format("2006-01-02T15:04:05"),
+		Properties: []junitProperty{{"run", r.ID}},
+	}
 	if r.Commit != nil {
 		s.Properties = append(s.Properties, junitProperty{"commit", *r.Commit})
 	}

@@ -55,13 +55,22 @@ func (r *Run) span(c *Cell) (from, to time.Time, ok bool) {
 		return from, to, false
 	}
 	from, to = c.StartedAt.Time, r.now
-	if c.EndedAt != nil {
-		to = c.EndedAt.Time
+	if took, ok := Took(&c.PipelineCell); ok {
+		to = from.Add(took)
 	}
 	if to.Before(from) {
 		to = from
 	}
 	return from, to, true
+}
+
+// Took returns how long the execution of a cell took, as all reports have it. ok is false if it did not
+// start or has not ended.
+func Took(c *api.PipelineCell) (took time.Duration, ok bool) {
+	if c.StartedAt == nil || c.EndedAt == nil {
+		return 0, false
+	}
+	return max(c.EndedAt.Sub(c.StartedAt.Time), 0).Round(time.Millisecond), true
 }
 
 // title returns the name of a run, or its id if it has none.

@@ -34,12 +34,16 @@ func at(ms int) *api.Time {
 func failingMatrix() *runreport.Run {
 	whole := &api.WholePipeline{
 		Pipeline: api.Pipeline{
-			ID: "run_abcdefghijklmnopqrstuvwxyz", Name: new("build & test <all>"), Status: proto.PipelineFailed, Commit: new("4f2a91c"),
+			ID: "run_abcdefghijklmnopqrstuvwxyz", Name: new("build & test <all>"), Status: proto.PipelineFailed,
+			Commit: new("4f2a91c"),
 			Branch: new("main\"><img src=x>"), CreatedAt: *at(0), EndedAt: at(9400),
 		},
 	}
 	add := func(step, cell string, status proto.StepStatus, exit, from, to int, reason string) {
-		c := api.PipelineCell{Step: step, Status: status, Needs: []string{}, Artifacts: []api.PipelineArtifact{}, EndedAt: at(to)}
+		c := api.PipelineCell{
+			Step: step, Status: status, Needs: []string{}, Artifacts: []api.PipelineArtifact{},
+			EndedAt: at(to),
+		}
 		if cell != "" {
 			c.Cell = &cell
 		}
@@ -58,7 +62,8 @@ func failingMatrix() *runreport.Run {
 	whole.Cells[0].Artifacts = []api.PipelineArtifact{{Name: "package", Paths: []string{"*.zip"}}}
 	add("test", "python=3.11", proto.StepSuccess, 0, 2500, 6100, "")
 	add("test", "python=3.12", proto.StepFailed, 1, 2520, 7900, "the program exited with code 1")
-	add("test", "python=3.13,with=\"a long & <wide> value of the matrix\"", proto.StepFailed, -1, 2600, 4000, "the worker was lost")
+	add("test", "python=3.13,with=\"a long & <wide> value of the matrix\"", proto.StepFailed, -1, 2600, 4000,
+		"the worker was lost")
 	add("publish", "", proto.StepSkipped, -1, -1, 7900, "a step that it needs did not succeed")
 	add("notify", "", proto.StepSuccess, 0, 8000, 8001, "")
 	add("slow", "", proto.StepCancelled, -1, 8100, 9400, "")
@@ -73,7 +78,9 @@ func failingMatrix() *runreport.Run {
 
 func TestGolden(t *testing.T) {
 	r := failingMatrix()
-	for name, write := range map[string]func(io.Writer) error{"report.json": r.JSON, "junit.xml": r.JUnit, "report.html": r.HTML} {
+	for name, write := range map[string]func(io.Writer) error{
+		"report.json": r.JSON, "junit.xml": r.JUnit, "report.html": r.HTML,
+	} {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {
 			t.Fatal(err)
@@ -91,7 +98,8 @@ func TestGolden(t *testing.T) {
 		if !bytes.Equal(b.Bytes(), want) {
 			t.Errorf("%s differs; go test ./cmd/internal/runreport -update writes it anew:\n%s", file, b.Bytes())
 		}
-		if name != "report.json" && bytes.Contains(b.Bytes(), []byte("<script")) || bytes.Contains(b.Bytes(), []byte("<img")) && name == "report.html" {
+		if name != "report.json" && bytes.Contains(b.Bytes(), []byte("<script")) ||
+			bytes.Contains(b.Bytes(), []byte("<img")) && name == "report.html" {
 			t.Errorf("%s has elements of the output", name)
 		}
 	}
@@ -110,7 +118,11 @@ func TestJUnitSchema(t *testing.T) {
 		},
 		"properties": {nil, nil, []string{"property"}},
 		"property":   {[]string{"name", "value"}, nil, nil},
-		"testcase":   {[]string{"name", "classname"}, []string{"time", "group"}, []string{"skipped", "error", "failure", "system-out", "system-err"}},
+		"testcase": {
+			[]string{"name", "classname"},
+			[]string{"time", "group"},
+			[]string{"skipped", "error", "failure", "system-out", "system-err"},
+		},
 		"skipped":    {nil, []string{"message", "type"}, nil},
 		"error":      {nil, []string{"message", "type"}, nil},
 		"failure":    {nil, []string{"message", "type"}, nil},
@@ -181,14 +193,18 @@ func TestJUnitSchema(t *testing.T) {
 		case xml.EndElement:
 			here := stack[len(stack)-1]
 			stack = stack[:len(stack)-1]
-			for attr, child := range map[string]string{"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"} {
+			for attr, child := range map[string]string{
+				"tests": "testcase", "failures": "failure", "errors": "error",
+				"skipped": "skipped",
+			} {
 				if text, ok := here.attrs[attr]; ok && text != strconv.Itoa(here.n[child]) {
 					t.Errorf("%s %s has %s=%s, and %d such elements", here.name, here.attrs["name"], attr, text, here.n[child])
 				}
 			}
 		}
 	}
-	if total["testsuite"] != 6 || total["testcase"] != 8 || total["failure"] != 1 || total["error"] != 2 || total["skipped"] != 2 {
+	if total["testsuite"] != 6 || total["testcase"] != 8 || total["failure"] != 1 || total["error"] != 2 ||
+		total["skipped"] != 2 {
 		t.Errorf("%v", total)
 	}
 }
@@ -196,7 +212,9 @@ func TestJUnitSchema(t *testing.T) {
 func TestReportOfARunThatGoesOn(t *testing.T) {
 	whole := &api.WholePipeline{
 		Pipeline: api.Pipeline{ID: "run_abcdefghijklmnopqrstuvwxyz", Status: proto.PipelineRunning, CreatedAt: *at(0)},
-		Cells:    []api.PipelineCell{{Step: "a", Status: proto.StepRunning, StartedAt: at(500)}, {Step: "b", Status: proto.StepWaiting}},
+		Cells: []api.PipelineCell{
+			{Step: "a", Status: proto.StepRunning, StartedAt: at(500)}, {Step: "b", Status: proto.StepWaiting},
+		},
 	}
 	r := runreport.New(whole, at(2500).Time)
 	if ms := r.Cells[0].DurationMS; ms == nil || *ms != 2000 || r.Cells[1].DurationMS != nil {

@@ -35,7 +35,8 @@ func (e *Exec) Scale(ctx context.Context, p proto.Pool) error {
 	workers := strconv.Itoa(p.Desired.Workers)
 	cmd := exec.CommandContext(ctx, e.Command, p.Name, workers)
 	cmd.Env = append(withoutSettings(os.Environ()),
-		"BULLPEN_AUTOSCALE_POOL="+p.Name, "BULLPEN_AUTOSCALE_WORKERS="+workers, "BULLPEN_AUTOSCALE_SLOTS="+strconv.Itoa(p.Desired.Slots),
+		"BULLPEN_AUTOSCALE_POOL="+p.Name, "BULLPEN_AUTOSCALE_WORKERS="+workers,
+		"BULLPEN_AUTOSCALE_SLOTS="+strconv.Itoa(p.Desired.Slots),
 		"BULLPEN_AUTOSCALE_LIVE_WORKERS="+strconv.Itoa(p.Workers), "BULLPEN_AUTOSCALE_REASON="+p.Desired.Reason)
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, commandGrace
 	output := &tail{}

@@ -62,7 +62,8 @@ func poolOf(ref *externalscaler.ScaledObjectRef) (string, error) {
 	metadata := ref.GetScalerMetadata()
 	for _, key := range slices.Sorted(maps.Keys(metadata)) {
 		if key != "pool" && !slices.Contains(kedaKeys, key) {
-			return "", status.Errorf(codes.InvalidArgument, "unknown member %q of the trigger's metadata: there are scalerAddress and pool", key)
+			return "", status.Errorf(codes.InvalidArgument,
+				"unknown member %q of the trigger's metadata: there are scalerAddress and pool", key)
 		}
 	}
 	return cmp.Or(metadata["pool"], proto.DefaultPool), nil
@@ -81,7 +82,8 @@ func (k *Keda) desired(ctx context.Context, ref *externalscaler.ScaledObjectRef)
 	i := slices.IndexFunc(pools, func(p proto.Pool) bool { return p.Name == name })
 	switch {
 	case i < 0 && name != proto.DefaultPool:
-		return 0, status.Errorf(codes.InvalidArgument, "unknown pool %q: check the trigger's metadata, or start a worker with --pool, which makes the pool known", name)
+		return 0, status.Errorf(codes.InvalidArgument,
+			"unknown pool %q: check the trigger's metadata, or start a worker with --pool, which makes the pool known", name)
 	case i < 0 || pools[i].Desired == nil:
 		return 0, status.Errorf(codes.Unavailable, "the leading dispatcher recommends nothing for pool %q yet", name)
 	}
@@ -89,7 +91,9 @@ func (k *Keda) desired(ctx context.Context, ref *externalscaler.ScaledObjectRef)
 }
 
 // IsActive implements [externalscaler.ExternalScalerServer].
-func (k *Keda) IsActive(ctx context.Context, ref *externalscaler.ScaledObjectRef) (*externalscaler.IsActiveResponse, error) {
+func (k *Keda) IsActive(
+	ctx context.Context, ref *externalscaler.ScaledObjectRef,
+) (*externalscaler.IsActiveResponse, error) {
 	workers, err := k.desired(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -99,7 +103,9 @@ func (k *Keda) IsActive(ctx context.Context, ref *externalscaler.ScaledObjectRef
 
 // StreamIsActive implements [externalscaler.ExternalScalerServer]. A stream stays open while no
 // dispatcher leads, because KEDA waits up to a minute before it opens another one.
-func (k *Keda) StreamIsActive(ref *externalscaler.ScaledObjectRef, stream externalscaler.ExternalScaler_StreamIsActiveServer) error {
+func (k *Keda) StreamIsActive(
+	ref *externalscaler.ScaledObjectRef, stream externalscaler.ExternalScaler_StreamIsActiveServer,
+) error {
 	ctx := stream.Context()
 	tick := time.NewTicker(kedaPollEvery)
 	defer tick.Stop()
@@ -125,7 +131,9 @@ func (k *Keda) StreamIsActive(ref *externalscaler.ScaledObjectRef, stream extern
 }
 
 // GetMetricSpec implements [externalscaler.ExternalScalerServer].
-func (k *Keda) GetMetricSpec(_ context.Context, ref *externalscaler.ScaledObjectRef) (*externalscaler.GetMetricSpecResponse, error) {
+func (k *Keda) GetMetricSpec(
+	_ context.Context, ref *externalscaler.ScaledObjectRef,
+) (*externalscaler.GetMetricSpecResponse, error) {
 	if _, err := poolOf(ref); err != nil {
 		return nil, err
 	}
@@ -135,7 +143,9 @@ func (k *Keda) GetMetricSpec(_ context.Context, ref *externalscaler.ScaledObject
 }
 
 // GetMetrics implements [externalscaler.ExternalScalerServer].
-func (k *Keda) GetMetrics(ctx context.Context, r *externalscaler.GetMetricsRequest) (*externalscaler.GetMetricsResponse, error) {
+func (k *Keda) GetMetrics(
+	ctx context.Context, r *externalscaler.GetMetricsRequest,
+) (*externalscaler.GetMetricsResponse, error) {
 	if r.GetMetricName() != kedaMetric {
 		return nil, status.Errorf(codes.InvalidArgument, "unknown metric %q: there is %s", r.GetMetricName(), kedaMetric)
 	}
@@ -144,6 +154,8 @@ func (k *Keda) GetMetrics(ctx context.Context, r *externalscaler.GetMetricsReque
 		return nil, err
 	}
 	return &externalscaler.GetMetricsResponse{
-		MetricValues: []*externalscaler.MetricValue{{MetricName: kedaMetric, MetricValue: int64(workers), MetricValueFloat: float64(workers)}},
+		MetricValues: []*externalscaler.MetricValue{
+			{MetricName: kedaMetric, MetricValue: int64(workers), MetricValueFloat: float64(workers)},
+		},
 	}, nil
 }

@@ -60,7 +60,9 @@ func serveKeda(t *testing.T, d *dispatcher) externalscaler.ExternalScalerClient 
 }
 
 func trigger(pairs ...string) *externalscaler.ScaledObjectRef {
-	ref := &externalscaler.ScaledObjectRef{Name: "worker", Namespace: "bullpen", ScalerMetadata: map[string]string{"scalerAddress": "bullpen:9077"}}
+	ref := &externalscaler.ScaledObjectRef{
+		Name: "worker", Namespace: "bullpen", ScalerMetadata: map[string]string{"scalerAddress": "bullpen:9077"},
+	}
 	for i := 0; i < len(pairs); i += 2 {
 		ref.ScalerMetadata[pairs[i]] = pairs[i+1]
 	}
@@ -73,12 +75,15 @@ func TestKeda(t *testing.T) {
 	d.set(pool("default", 0), pool("gpu", 3), proto.Pool{Name: "new"})
 
 	spec, err := client.GetMetricSpec(t.Context(), trigger())
-	if err != nil || len(spec.MetricSpecs) != 1 || spec.MetricSpecs[0].MetricName != kedaMetric || spec.MetricSpecs[0].TargetSize != 1 || spec.MetricSpecs[0].TargetSizeFloat != 1 {
+	if err != nil || len(spec.MetricSpecs) != 1 || spec.MetricSpecs[0].MetricName != kedaMetric ||
+		spec.MetricSpecs[0].TargetSize != 1 || spec.MetricSpecs[0].TargetSizeFloat != 1 {
 		t.Errorf("got specification %v, %v", spec, err)
 	}
 	for name, want := range map[string]int64{"": 0, "default": 0, "gpu": 3} {
-		values, err := client.GetMetrics(t.Context(), &externalscaler.GetMetricsRequest{ScaledObjectRef: trigger("pool", name), MetricName: kedaMetric})
-		if err != nil || len(values.MetricValues) != 1 || values.MetricValues[0].MetricValue != want || values.MetricValues[0].MetricValueFloat != float64(want) {
+		values, err := client.GetMetrics(
+			t.Context(), &externalscaler.GetMetricsRequest{ScaledObjectRef: trigger("pool", name), MetricName: kedaMetric})
+		if err != nil || len(values.MetricValues) != 1 || values.MetricValues[0].MetricValue != want ||
+			values.MetricValues[0].MetricValueFloat != float64(want) {
 			t.Errorf("pool %q: got %v, %v", name, values, err)
 		}
 		active, err := client.IsActive(t.Context(), trigger("pool", name))
@@ -167,7 +172,10 @@ func TestScaledObject(t *testing.T) {
 		}
 		for _, tr := range object.Spec.Triggers {
 			triggers++
-			ref := &externalscaler.ScaledObjectRef{Name: object.Metadata.Name, Namespace: object.Metadata.Namespace, ScalerMetadata: tr.Metadata}
+			ref := &externalscaler.ScaledObjectRef{
+				Name: object.Metadata.Name, Namespace: object.Metadata.Namespace,
+				ScalerMetadata: tr.Metadata,
+			}
 			if object.Kind != "ScaledObject" || tr.Type != "external-push" || tr.Metadata["scalerAddress"] == "" {
 				t.Errorf("%s has trigger %+v", object.Kind, tr)
 			}
@@ -175,7 +183,8 @@ func TestScaledObject(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			values, err := client.GetMetrics(t.Context(), &externalscaler.GetMetricsRequest{ScaledObjectRef: ref, MetricName: spec.MetricSpecs[0].MetricName})
+			values, err := client.GetMetrics(
+				t.Context(), &externalscaler.GetMetricsRequest{ScaledObjectRef: ref, MetricName: spec.MetricSpecs[0].MetricName})
 			if err != nil || values.MetricValues[0].MetricValue != 2 {
 				t.Errorf("got %v, %v", values, err)
 			}

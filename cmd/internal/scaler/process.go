@@ -33,8 +33,8 @@ type Workers interface {
 	Drain(ctx context.Context, name string, drain bool) (proto.Worker, error)
 }
 
-// Process is a [Driver] that runs workers of one pool as processes on this machine. A worker that
-// is not needed any more drains, and is stopped when its programs have ended.
+// Process is a [Driver] that runs workers of one pool as processes on this machine. A surplus worker
+// drains, and is stopped when its programs have ended.
 type Process struct {
 	Pool string
 	// Most bounds the processes.
@@ -120,7 +120,8 @@ func (p *Process) Run(ctx context.Context) error {
 func (p *Process) unsettled() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.active() != p.target || slices.ContainsFunc(p.children, func(c *child) bool { return c.draining && !c.stopping })
+	return p.active() != p.target ||
+		slices.ContainsFunc(p.children, func(c *child) bool { return c.draining && !c.stopping })
 }
 
 // active returns the number of workers that take jobs.

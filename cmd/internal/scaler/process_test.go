@@ -21,24 +21,31 @@ type machine struct {
 	dir     string
 	mu      sync.Mutex
 	workers map[string]*proto.Worker
-	failing bool // processes end at once
+	numbers map[int]string // the last worker of each number
+	failing bool           // processes end at once
 }
 
 func (m *machine) command(number int) (*exec.Cmd, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	name := fmt.Sprint("w", number, "-", len(m.workers))
-	m.workers[name] = &proto.Worker{Name: name, Slots: 1}
+	if last, used := m.numbers[number]; used && !m.failing && !m.has(last, stopped) {
+		m.t.Errorf("number %d is that of %s, which runs", number, last)
+	}
+	name := fmt.Sprint("w", len(m.workers))
+	m.workers[name], m.numbers[number] = &proto.Worker{Name: name, Slots: 1}, name
 	if m.failing {
 		return exec.Command("false"), name, nil
 	}
-	// It notes that it is stopped.
-	return exec.Command("sh", "-c", `trap 'echo > "$0"; exit 0' TERM; while :; do sleep 0.05; done`, filepath.Join(m.dir, name)), name, nil
+	script := `trap 'echo > "$0` + stopped + `"; exit 0' TERM; echo > "$0` + started + `"; while :; do sleep 0.05; done`
+	return exec.Command("sh", "-c", script, filepath.Join(m.dir, name)), name, nil
 }
 
-// stopped reports whether a worker was sent SIGTERM.
-func (m *machine) stopped(name string) bool {
-	_, err := os.Stat(filepath.Join(m.dir, name))
+// Suffixes of files that a worker writes: when SIGTERM will be noted, and when it was.
+const started, stopped = ".started", ".stopped"
+
+// has reports whether a worker has written a file.
+func (m *machine) has(name, suffix string) bool {
+	_, err := os.Stat(filepath.Join(m.dir, name+suffix))
 	return err == nil
 }
 
@@ -47,7 +54,7 @@ func (m *machine) Workers(context.Context) ([]proto.Worker, error) {
 	defer m.mu.Unlock()
 	var list []proto.Worker
 	for name, w := range m.workers {
-		if !m.stopped(name) {
+		if m.has(name, started) && !m.has(name, stopped) {
 			list = append(list, *w)
 		}
 	}
@@ -82,10 +89,12 @@ func (m *machine) live() string {
 }
 
 func TestProcess(t *testing.T) {
-	m := &machine{t: t, dir: t.TempDir(), workers: map[string]*proto.Worker{}}
+	m := &machine{t: t, dir: t.TempDir(), workers: map[string]*proto.Worker{}, numbers: map[int]string{}}
 	failures := make(chan string, 100)
 	p := &Process{
-		Pool: "a", Most: 3, Command: m.command, Workers: m, Grace: time.Minute, Failed: func(pool string) { failures <- pool }, Log: slog.New(slog.DiscardHandler),
+		Pool: "a", Most: 3, Command: m.command, Workers: m, Grace: time.Minute, Failed: func(pool string) {
+			failures <- pool
+		}, Log: slog.New(slog.DiscardHandler),
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -104,18 +113,18 @@ func TestProcess(t *testing.T) {
 	if err := p.Scale(ctx, pool("other", 5)); err != nil {
 		t.Fatal(err)
 	}
-	scale(2, "[w0-0 w1-1]")
-	m.set("w0-0", 1)
-	scale(1, "[w0-0]")           // the idle one
-	scale(0, "[(w0-0)]")         // a program runs
-	scale(1, "[w0-0]")           // it takes jobs again
-	scale(9, "[w0-0 w1-2 w2-3]") // no more than Most
-	for _, name := range []string{"w1-2", "w2-3"} {
+	scale(2, "[w0 w1]")
+	m.set("w0", 1)
+	scale(1, "[w0]")       // the idle one
+	scale(0, "[(w0)]")     // a program runs
+	scale(1, "[w0]")       // it takes jobs again
+	scale(9, "[w0 w2 w3]") // no more than Most
+	for _, name := range []string{"w2", "w3"} {
 		m.set(name, 2)
 	}
-	scale(2, "[(w0-0) w1-2 w2-3]")
-	m.set("w0-0", 0)
-	scale(2, "[w1-2 w2-3]")
+	scale(2, "[(w0) w2 w3]")
+	m.set("w0", 0)
+	scale(2, "[w2 w3]")
 	if len(failures) > 0 {
 		t.Error("a failure was counted")
 	}
@@ -132,8 +141,8 @@ func TestProcess(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	for _, name := range []string{"w1-2", "w2-3"} {
-		if !m.stopped(name) {
+	for _, name := range []string{"w2", "w3"} {
+		if !m.has(name, stopped) {
 			t.Errorf("%s was not stopped", name)
 		}
 	}

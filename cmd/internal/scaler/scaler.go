@@ -43,7 +43,7 @@ type call struct {
 	failed  bool
 }
 
-// due reports whether the driver is to be called for n workers.
+// due reports whether to call the driver for n workers.
 func (c *call) due(now time.Time, n int) bool {
 	switch {
 	case c.running:

@@ -20,7 +20,9 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func pool(name string, workers int) proto.Pool {
-	return proto.Pool{Name: name, Workers: 1, Desired: &proto.DesiredWorkers{Workers: workers, Slots: 4 * workers, Reason: "demand"}}
+	return proto.Pool{Name: name, Workers: 1, Desired: &proto.DesiredWorkers{
+		Workers: workers, Slots: 4 * workers, Reason: "demand",
+	}}
 }
 
 // fakeDriver takes time, and fails while fail is set.
@@ -103,7 +105,8 @@ func TestExec(t *testing.T) {
 	t.Setenv("BULLPEN_NATS_PASSWORD", "secret")
 	out := filepath.Join(t.TempDir(), "out")
 	t.Setenv("OUT", out)
-	e := script(t, `echo "$1 $2 $# $BULLPEN_AUTOSCALE_POOL $BULLPEN_AUTOSCALE_WORKERS $BULLPEN_AUTOSCALE_SLOTS $BULLPEN_AUTOSCALE_LIVE_WORKERS $BULLPEN_AUTOSCALE_REASON [$BULLPEN_NATS_PASSWORD]" > "$OUT"`)
+	e := script(t, `echo "$1 $2 $# $BULLPEN_AUTOSCALE_POOL $BULLPEN_AUTOSCALE_WORKERS $BULLPEN_AUTOSCALE_SLOTS `+
+		`$BULLPEN_AUTOSCALE_LIVE_WORKERS $BULLPEN_AUTOSCALE_REASON [$BULLPEN_NATS_PASSWORD]" > "$OUT"`)
 	if err := e.Scale(t.Context(), pool("gpu", 3)); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +115,8 @@ func TestExec(t *testing.T) {
 		t.Errorf("got %q, %v", text, err)
 	}
 	err = script(t, "seq 1 10000; echo the quota is used up >&2; exit 3").Scale(t.Context(), pool("gpu", 3))
-	if err == nil || !strings.Contains(err.Error(), "exit status 3") || !strings.HasSuffix(err.Error(), "\nthe quota is used up") || len(err.Error()) > maxCommandOutput+1000 {
+	if err == nil || !strings.Contains(err.Error(), "exit status 3") ||
+		!strings.HasSuffix(err.Error(), "\nthe quota is used up") || len(err.Error()) > maxCommandOutput+1000 {
 		t.Errorf("got %v", err)
 	}
 	if err := (&Exec{Command: "/no/such/program"}).Scale(t.Context(), pool("gpu", 3)); err == nil {

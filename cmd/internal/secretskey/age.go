@@ -54,7 +54,8 @@ func (f File) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
 	}
 	r, err := age.Decrypt(bytes.NewReader(wrapped), identities...)
 	if _, none := errors.AsType[*age.NoIdentityMatchError](err); none {
-		return nil, fmt.Errorf("the file %s has none of these keys: put the file of that time in its place, or name it with --secrets-key", f.Path)
+		return nil, fmt.Errorf("the file %s has none of these keys: put the file of that time in its place, or name it "+
+			"with --secrets-key", f.Path)
 	}
 	if err != nil {
 		return nil, err
@@ -81,7 +82,8 @@ func (f File) read() (identities []age.Identity, recipients []age.Recipient, err
 		return nil, nil, err
 	}
 	if identities, err = age.ParseIdentities(io.LimitReader(file, maxWrapped)); err != nil {
-		return nil, nil, errors.New("it must hold keys of age-keygen (AGE-SECRET-KEY-…), one a line") // the cause may quote one
+		// the cause may quote one
+		return nil, nil, errors.New("it must hold keys of age-keygen (AGE-SECRET-KEY-…), one a line")
 	}
 	for _, identity := range identities {
 		switch i := identity.(type) {
@@ -115,7 +117,8 @@ func (f File) Create() (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(temporary, "# encrypts the secrets of bullpen; public key: %s\n%s\n", identity.Recipient(), identity)
+	_, err = fmt.Fprintf(temporary, "# encrypts the secrets of bullpen; public key: %s\n%s\n",
+		identity.Recipient(), identity)
 	err = errors.Join(err, temporary.Sync(), temporary.Close())
 	if err == nil {
 		err = os.Link(temporary.Name(), f.Path)

@@ -56,7 +56,8 @@ func (c Command) run(ctx context.Context, verb string, input []byte) ([]byte, er
 	}
 	if err != nil {
 		text := complaint.String()
-		return nil, fmt.Errorf("run %s %s: %w: %s", c.Path, verb, err, strings.TrimSpace(text[max(0, len(text)-maxComplaint):]))
+		return nil, fmt.Errorf("run %s %s: %w: %s", c.Path, verb, err,
+			strings.TrimSpace(text[max(0, len(text)-maxComplaint):]))
 	}
 	return output.Bytes(), nil
 }

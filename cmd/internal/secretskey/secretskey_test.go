@@ -169,7 +169,8 @@ func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 		t.Errorf("the backup, of %d bytes without compression, lacks the settings of k2", len(stored))
 	}
 	restored := storetest.Server(t)
-	summary, err := backup.Restore(ctx, store.Access{InProcess: restored, Name: "restore"}, store.Config{Replicas: 1, Retention: time.Hour}, &packed, storetest.Log(t))
+	summary, err := backup.Restore(ctx, store.Access{InProcess: restored, Name: "restore"},
+		store.Config{Replicas: 1, Retention: time.Hour}, &packed, storetest.Log(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,8 @@ func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 			t.Errorf("with the key %v: %v", w, err)
 		}
 		st := storetest.Open(t, restored)
-		if _, err := keyring.Open(ctx, st, w, true, storetest.Log(t)); err == nil || !strings.Contains(err.Error(), "encrypted for age1") {
+		if _, err := keyring.Open(ctx, st, w, true, storetest.Log(t)); err == nil ||
+			!strings.Contains(err.Error(), "encrypted for age1") {
 			t.Errorf("a server with the key %v: %v", w, err)
 		}
 	}
@@ -295,7 +297,8 @@ func TestCommand(t *testing.T) {
 		{"cat /dev/urandom | head -c 32", "not encrypted with the data key"},
 		{"echo short", "bad key length"},
 	} {
-		if _, err := keyring.Open(ctx, st, script(c.text), true, storetest.Log(t)); err == nil || !strings.Contains(err.Error(), c.why) {
+		if _, err := keyring.Open(ctx, st, script(c.text), true, storetest.Log(t)); err == nil ||
+			!strings.Contains(err.Error(), c.why) {
 			t.Errorf("%s: %v", c.text, err)
 		}
 	}
@@ -304,7 +307,8 @@ func TestCommand(t *testing.T) {
 		{"cat", "must be an encrypted key"},
 		{`[ $1 = unwrap ] || echo wrapped; echo other`, "cannot be unwrapped again"},
 	} {
-		if _, err := keyring.Open(ctx, fresh, script(c.text), true, storetest.Log(t)); err == nil || !strings.Contains(err.Error(), c.why) {
+		if _, err := keyring.Open(ctx, fresh, script(c.text), true, storetest.Log(t)); err == nil ||
+			!strings.Contains(err.Error(), c.why) {
 			t.Errorf("%s: %v", c.text, err)
 		}
 	}

@@ -47,7 +47,8 @@ func (p *process) run(stop context.Context, started func(pid int, err error)) {
 		started(0, err)
 		return
 	}
-	pause := backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstPause), backoff.WithMaxInterval(longestPause), backoff.WithMaxElapsedTime(0))
+	pause := backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstPause), backoff.WithMaxInterval(longestPause),
+		backoff.WithMaxElapsedTime(0))
 	for first := true; ; first = false {
 		began := time.Now()
 		cmd, read, err := p.start(stop)
@@ -145,7 +146,10 @@ func (p *process) command(t *Topology, self, data, password, key string) {
 	p.dir = filepath.Join(data, p.name)
 	switch {
 	case p.service.Server == serverNATS:
-		p.args = []string{self, NATSCommand, "--data", p.dir, "--name", p.name, "--host", p.addr.String(), "--peers", strings.Join(t.hosts(serverNATS), ",")}
+		p.args = []string{
+			self, NATSCommand, "--data", p.dir, "--name", p.name, "--host", p.addr.String(), "--peers",
+			strings.Join(t.hosts(serverNATS), ","),
+		}
 		p.env = map[string]string{PasswordVariable: password}
 	case p.service.Server == serverRedis:
 		p.args = []string{self, RedisCommand, "--host", p.addr.String()}

@@ -32,7 +32,10 @@ func natsURL(host string) string {
 }
 
 func redisURL(host, password string) string {
-	return (&url.URL{Scheme: "redis", User: url.UserPassword("", password), Host: net.JoinHostPort(host, strconv.Itoa(redisPort)), Path: "/0"}).String()
+	return (&url.URL{
+		Scheme: "redis", User: url.UserPassword("", password),
+		Host: net.JoinHostPort(host, strconv.Itoa(redisPort)), Path: "/0",
+	}).String()
 }
 
 // ServeNATS runs a NATS server, one of a cluster if there are other peers, until ctx is done.

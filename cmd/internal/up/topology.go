@@ -57,8 +57,11 @@ const maxProcesses = 200
 
 var servicePattern = regexp.MustCompile(`^[a-z][a-z0-9-]{0,30}$`)
 
-// ownSettings are those which Up sets for each process.
-var ownSettings = []string{"BULLPEN_BOOTSTRAP_KEY", "BULLPEN_CONFIG", "BULLPEN_DATA", "BULLPEN_INSTANCE", "BULLPEN_LISTEN", "BULLPEN_ROLES"}
+// ownSettings are the settings that Up sets for each process.
+var ownSettings = []string{
+	"BULLPEN_BOOTSTRAP_KEY", "BULLPEN_CONFIG", "BULLPEN_DATA", "BULLPEN_INSTANCE",
+	"BULLPEN_LISTEN", "BULLPEN_ROLES",
+}
 
 // Read reads a topology from the text of a file. Its errors name the file and the line.
 func Read(file string, text []byte) (*Topology, error) {
@@ -100,10 +103,12 @@ func (t *Topology) validate() error {
 		processes += s.count()
 	}
 	if servers[serverNATS] != 1 {
-		errs = append(errs, fmt.Errorf("%s has %d services with server: nats, but must have one", t.file, servers[serverNATS]))
+		errs = append(errs, fmt.Errorf("%s has %d services with server: nats, but must have one", t.file,
+			servers[serverNATS]))
 	}
 	if servers[serverRedis] > 1 {
-		errs = append(errs, fmt.Errorf("%s has %d services with server: redis, but may have one", t.file, servers[serverRedis]))
+		errs = append(errs, fmt.Errorf("%s has %d services with server: redis, but may have one", t.file,
+			servers[serverRedis]))
 	}
 	if processes > maxProcesses {
 		errs = append(errs, fmt.Errorf("%s has %d processes, but may have %d", t.file, processes, maxProcesses))
@@ -164,7 +169,7 @@ func (t *Topology) validateEnv(key string, env map[string]string, settings bool)
 		at := key + "." + name
 		if settings && strings.HasPrefix(name, "BULLPEN_") {
 			if !slices.Contains(known, name) {
-				err = errors.Join(err, t.errorf(at, "no setting: docs/configuration.md has all"))
+				err = errors.Join(err, t.errorf(at, "no setting: docs/reference/configuration.md has all"))
 			}
 			if slices.Contains(ownSettings, name) {
 				err = errors.Join(err, t.errorf(at, "bullpen up sets it"))
@@ -172,7 +177,8 @@ func (t *Topology) validateEnv(key string, env map[string]string, settings bool)
 		}
 		expand(env[name], func(process string) string {
 			if _, ok := addresses[process]; !ok {
-				err = errors.Join(err, t.errorf(at, "no process is named %q: choose from %s", process, strings.Join(slices.Sorted(maps.Keys(addresses)), ", ")))
+				err = errors.Join(err, t.errorf(at, "no process is named %q: choose from %s", process,
+					strings.Join(slices.Sorted(maps.Keys(addresses)), ", ")))
 			}
 			return ""
 		})
@@ -188,8 +194,8 @@ func (s Service) count() int {
 	return *s.Replicas
 }
 
-// stage orders processes: those of a lower stage start earlier and stop later. Gateways drain while
-// workers run, and workers while the others do.
+// stage orders processes: lower stages start earlier and stop later. Gateways drain while workers run,
+// and workers drain while the others run.
 func (s Service) stage() int {
 	switch {
 	case slices.Contains(s.Roles, app.RoleGateway):
@@ -251,8 +257,7 @@ func (t *Topology) hosts(server string) (addrs []string) {
 	return addrs
 }
 
-// settings returns the variables of a process with roles. Files are below data, and password is
-// that of the servers.
+// settings returns the variables of a process with roles. Files are below data; password is the servers' password.
 func (t *Topology) settings(p spec, data, password, key string) map[string]string {
 	roles := make([]string, len(p.service.Roles))
 	for i, r := range p.service.Roles {
@@ -263,10 +268,12 @@ func (t *Topology) settings(p spec, data, password, key string) map[string]strin
 		nats = append(nats, natsURL(host))
 	}
 	env := map[string]string{
-		"BULLPEN_ROLES": strings.Join(roles, ","), "BULLPEN_DATA": filepath.Join(data, p.name), "BULLPEN_LISTEN": ":" + strconv.Itoa(servePort),
-		"BULLPEN_NATS": strings.Join(nats, ","), "BULLPEN_NATS_USER": natsUser, "BULLPEN_NATS_PASSWORD": password,
-		"BULLPEN_REPLICAS": strconv.Itoa(len(nats)),
-		"BULLPEN_STORE":    "file://" + filepath.Join(data, "store"), "BULLPEN_SECRETS_KEY": filepath.Join(data, "secrets.key"),
+		"BULLPEN_ROLES": strings.Join(roles, ","), "BULLPEN_DATA": filepath.Join(data, p.name),
+		"BULLPEN_LISTEN": ":" + strconv.Itoa(servePort),
+		"BULLPEN_NATS":   strings.Join(nats, ","), "BULLPEN_NATS_USER": natsUser, "BULLPEN_NATS_PASSWORD": password,
+		"BULLPEN_REPLICAS":    strconv.Itoa(len(nats)),
+		"BULLPEN_STORE":       "file://" + filepath.Join(data, "store"),
+		"BULLPEN_SECRETS_KEY": filepath.Join(data, "secrets.key"),
 	}
 	for _, host := range t.hosts(serverRedis) {
 		env["BULLPEN_REDIS"] = redisURL(host, password)

@@ -193,12 +193,16 @@ func (p *process) serveAddr() string {
 	return net.JoinHostPort(p.addr.String(), strconv.Itoa(servePort))
 }
 
-// awaitReady waits until all gateways accept and run executions, and prints that.
+// awaitReady waits until all processes with roles have started and all gateways accept executions,
+// and prints that.
 func (d *deployment) awaitReady(ctx context.Context) {
 	began := time.Now()
-	client := &http.Client{Timeout: readyTimeout, Transport: &http.Transport{DialContext: d.network.dial, DisableKeepAlives: true}}
+	client := &http.Client{
+		Timeout:   readyTimeout,
+		Transport: &http.Transport{DialContext: d.network.dial, DisableKeepAlives: true},
+	}
 	for _, p := range d.processes {
-		for slices.Contains(p.service.Roles, app.RoleGateway) && !ready(ctx, client, p.serveAddr()) {
+		for len(p.service.Roles) > 0 && !ready(ctx, client, p.serveAddr()) {
 			select {
 			case <-ctx.Done():
 				return

@@ -65,7 +65,7 @@ def files():
     content = client.containers.files.content.retrieve(citation.file_id, container_id=citation.container_id)
     assert content.read() == b"a,1", content
     listed = client.containers.files.list(citation.container_id)
-    assert [(f.path, f.bytes) for f in listed] == [("report.csv", 3)], listed
+    assert [(f.path, f.bytes) for f in listed] == [("/mnt/data/report.csv", 3)], listed
     assert strict(client.containers.files.retrieve(citation.file_id, container_id=citation.container_id)).source == "assistant"
     assert strict(client.containers.retrieve(citation.container_id)).status == "running"
 
@@ -82,12 +82,12 @@ def containers():
     container = strict(client.containers.create(name="test-container", memory_limit="1g", file_ids=[file.id]))
     ask = lambda: client.responses.create(model=MODEL, include=OUTPUTS, tools=[{"type": "code_interpreter", "container": container.id}], input="Read the file").output[0].outputs[0].logs
     assert ask() == "b,2\n", container
-    assert strict(client.containers.files.create(container.id, file=("report.csv", b"c,3"))).path == "report.csv"
+    assert strict(client.containers.files.create(container.id, file=("report.csv", b"c,3"))).path == "/mnt/data/report.csv"
     assert ask() == "c,3\n", container
     [listed] = client.containers.files.list(container.id)
     assert client.containers.files.delete(listed.id, container_id=container.id) is None
     assert not client.containers.files.list(container.id).data
-    assert strict(client.containers.files.create(container.id, file_id=file.id)).path == "report.csv"
+    assert strict(client.containers.files.create(container.id, file_id=file.id)).path == "/mnt/data/report.csv"
     assert file.id in [strict(f).id for f in client.files.list(limit=1)]
     assert client.files.delete(file.id).deleted
     client.containers.delete(container.id)

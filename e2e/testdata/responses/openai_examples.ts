@@ -83,7 +83,7 @@ test('files of a container', async () => {
   const content = await client.containers.files.content.retrieve(cited.file_id, { container_id: cited.container_id });
   assert.equal(await content.text(), 'a,1');
   const file = await client.containers.files.retrieve(cited.file_id, { container_id: cited.container_id });
-  assert.deepEqual([file.path, file.bytes, file.source], ['report.csv', 3, 'assistant']);
+  assert.deepEqual([file.path, file.bytes, file.source], ['/mnt/data/report.csv', 3, 'assistant']);
   const again = await client.responses.create({ model, include, tools: interpreter(cited.container_id), input: 'Read the file' });
   assert.equal(logs(again), 'a,1\n');
   const history: OpenAI.Responses.ResponseInput = [
@@ -100,13 +100,13 @@ test('containers', async () => {
   const read = async () => logs(await client.responses.create({ model, include, tools: interpreter(container.id), input: 'Read the file' }));
   assert.equal(await read(), 'b,2\n');
   const added = await client.containers.files.create(container.id, { file: await toFile(Buffer.from('c,3'), 'report.csv') });
-  assert.equal(added.path, 'report.csv');
+  assert.equal(added.path, '/mnt/data/report.csv');
   assert.equal(await read(), 'c,3\n');
   const listed = [];
   for await (const one of client.containers.files.list(container.id)) {
     listed.push(one.path);
   }
-  assert.deepEqual(listed, ['report.csv']);
+  assert.deepEqual(listed, ['/mnt/data/report.csv']);
   await client.containers.files.delete(added.id, { container_id: container.id });
   await assert.rejects(client.containers.files.retrieve(added.id, { container_id: container.id }), OpenAI.NotFoundError);
   const again = await client.containers.files.create(container.id, { file_id: file.id });

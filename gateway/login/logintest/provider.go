@@ -68,7 +68,8 @@ func New(t testing.TB) *Provider {
 	}
 	p := &Provider{key: key, codes: map[string]url.Values{}}
 	documents := &oidctest.Server{
-		PublicKeys: []oidctest.PublicKey{{PublicKey: key.Public(), KeyID: keyID, Algorithm: oidc.ES256}}, Algorithms: []string{oidc.ES256},
+		PublicKeys: []oidctest.PublicKey{{PublicKey: key.Public(), KeyID: keyID, Algorithm: oidc.ES256}},
+		Algorithms: []string{oidc.ES256},
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/", documents)
@@ -97,7 +98,8 @@ func (p *Provider) SignIn(person Claims) {
 // authorize sends the browser back with a code.
 func (p *Provider) authorize(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	if query.Get("client_id") != ClientID || query.Get("response_type") != "code" || query.Get("code_challenge_method") != "S256" || query.Get("nonce") == "" {
+	if query.Get("client_id") != ClientID || query.Get("response_type") != "code" ||
+		query.Get("code_challenge_method") != "S256" || query.Get("nonce") == "" {
 		http.Error(w, "not a request that is expected: "+r.URL.RawQuery, http.StatusBadRequest)
 		return
 	}
@@ -105,7 +107,9 @@ func (p *Provider) authorize(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
 	p.codes[code] = query
 	p.mu.Unlock()
-	http.Redirect(w, r, query.Get("redirect_uri")+"?"+url.Values{"code": {code}, "state": {query.Get("state")}}.Encode(), http.StatusFound) //nolint:gosec // the client of a test names where
+	answer := url.Values{"code": {code}, "state": {query.Get("state")}}
+	//nolint:gosec // the client of a test names where
+	http.Redirect(w, r, query.Get("redirect_uri")+"?"+answer.Encode(), http.StatusFound)
 }
 
 // token answers with an id token for a code, once.
@@ -114,7 +118,8 @@ func (p *Provider) token(w http.ResponseWriter, r *http.Request) {
 	request, known := p.codes[r.FormValue("code")]
 	delete(p.codes, r.FormValue("code"))
 	claims := Claims{
-		"iss": p.URL, "aud": ClientID, "nonce": request.Get("nonce"), "iat": time.Now().Unix(), "exp": time.Now().Add(tokenLife).Unix(),
+		"iss": p.URL, "aud": ClientID, "nonce": request.Get("nonce"), "iat": time.Now().Unix(),
+		"exp": time.Now().Add(tokenLife).Unix(),
 	}
 	maps.Copy(claims, p.person)
 	p.mu.Unlock()
@@ -129,7 +134,8 @@ func (p *Provider) token(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		_, _ = w.Write([]byte(`{"error":"invalid_client"}`)) // the client may be gone
 		return
-	case !known || request.Get("code_challenge") != base64.RawURLEncoding.EncodeToString(challenge[:]) || r.FormValue("redirect_uri") != request.Get("redirect_uri"):
+	case !known || request.Get("code_challenge") != base64.RawURLEncoding.EncodeToString(challenge[:]) ||
+		r.FormValue("redirect_uri") != request.Get("redirect_uri"):
 		w.WriteHeader(http.StatusBadRequest)
 		_, _ = w.Write([]byte(`{"error":"invalid_grant"}`)) // the client may be gone
 		return

@@ -6,10 +6,10 @@ import (
 	"container/heap"
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
+	"github.com/bullpen-run/bullpen/proto/plot"
 	"github.com/bullpen-run/bullpen/scheduler/autoscale"
 )
 
@@ -21,7 +21,8 @@ const (
 )
 
 // errTooFewWorkers is the error of a simulation that takes longer than maxSimulated.
-var errTooFewWorkers = fmt.Errorf("the jobs take longer than %.0f days: max_workers is too small for the trace", maxSimulated.Hours()/24)
+var errTooFewWorkers = fmt.Errorf("the jobs take longer than %.0f days: max_workers is too small for the trace",
+	maxSimulated.Hours()/24)
 
 // epoch is the virtual time at which traces start.
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -328,9 +329,7 @@ func (r *run) finish() *Result {
 		x.Utilization = ran / (x.WorkerHours * float64(r.Policy.SlotsPerWorker))
 	}
 	slices.Sort(r.waits)
-	percentile := func(p float64) float64 {
-		return r.waits[int(math.Ceil(p*float64(len(r.waits))))-1].Seconds()
-	}
-	x.Waits = Waits{P50: percentile(0.5), P90: percentile(0.9), P99: percentile(0.99), Max: percentile(1)}
+	percentile := func(p float64) float64 { return plot.Percentile(r.waits, p).Seconds() }
+	x.Waits = Waits{P50: percentile(50), P90: percentile(90), P99: percentile(99), Max: percentile(100)}
 	return x
 }

@@ -51,8 +51,10 @@ func ReadTrace(r io.Reader) ([]Job, error) {
 		}
 		fields := strings.Split(line, ",")
 		if columns == 0 {
-			if columns = len(fields); columns < 2 || columns > len(traceColumns) || !slices.Equal(fields, traceColumns[:columns]) {
-				return nil, fmt.Errorf("read trace: line %d must name the columns: at,seconds or at,seconds,jobs or at,seconds,jobs,over", number)
+			if columns = len(fields); columns < 2 || columns > len(traceColumns) ||
+				!slices.Equal(fields, traceColumns[:columns]) {
+				return nil, fmt.Errorf("read trace: line %d must name the columns: at,seconds or at,seconds,jobs or "+
+					"at,seconds,jobs,over", number)
 			}
 			continue
 		}

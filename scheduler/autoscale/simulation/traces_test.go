@@ -92,7 +92,8 @@ func burst(w *traceWriter) {
 
 // batches is a day of three batches.
 func batches(w *traceWriter) {
-	w.head("Three batches, each submitted at once: 4000 jobs of 60 s at 1:00, 1000 of 20 s at 12:30, 10000 of 1 s at 18:00.")
+	w.head("Three batches, each submitted at once: 4000 jobs of 60 s at 1:00, 1000 of 20 s at 12:30, 10000 of 1 s " +
+		"at 18:00.")
 	w.line(time.Hour, 60, 4000, 0)
 	w.line(12*time.Hour+30*time.Minute, 20, 1000, 0)
 	w.line(18*time.Hour, 1, 10_000, 0)
@@ -100,7 +101,8 @@ func batches(w *traceWriter) {
 
 func TestReadTrace(t *testing.T) {
 	const second = time.Second
-	jobs, err := ReadTrace(strings.NewReader("# a comment\n\nat,seconds,jobs,over\n3, 0.5, 1, 0\n1,2,2,0\r\n10,1,100,10\n"))
+	jobs, err := ReadTrace(strings.NewReader(
+		"# a comment\n\nat,seconds,jobs,over\n3, 0.5, 1, 0\n1,2,2,0\r\n10,1,100,10\n"))
 	if err != nil || len(jobs) != 103 || jobs[0] != (Job{second, 2 * second}) || jobs[2] != (Job{3 * second, second / 2}) {
 		t.Fatalf("%d jobs, %v", len(jobs), err)
 	}

@@ -4,9 +4,9 @@ package spec
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"maps"
-	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,7 +22,6 @@ const (
 	maxNameLen         = 128 // characters, of a pipeline
 	maxArtifacts       = 16  // of a step
 	maxPaths           = 32  // of an artifact or cache
-	maxPathLen         = 512 // bytes
 	maxCacheKeyLen     = 64
 	maxCellNameLen     = 200
 )
@@ -32,7 +31,6 @@ var (
 	keyPattern      = regexp.MustCompile(`^[a-z][a-z0-9_]{0,39}$`)
 	cacheKeyPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
 	valuePattern    = regexp.MustCompile(`^[A-Za-z0-9._+:@-]{1,64}$`)
-	reference       = regexp.MustCompile(`\$\{\{\s*matrix\.([^}\s]*)\s*\}\}`)
 )
 
 // Schema is the JSON schema of the files.
@@ -49,7 +47,7 @@ func Parse(file string) (*proto.Pipeline, error) {
 	if !utf8.ValidString(file) || strings.Contains(file, "\x00") {
 		return nil, proto.FieldErrorf("file", "must be UTF-8 without NUL")
 	}
-	o, err := parse(file)
+	o, err := parse(strings.TrimPrefix(file, "\ufeff"))
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +59,8 @@ func Parse(file string) (*proto.Pipeline, error) {
 	if p.Name, line, err = o.text("name"); err != nil {
 		return nil, err
 	}
-	if utf8.RuneCountInString(p.Name) > maxNameLen || strings.ContainsFunc(p.Name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+	if utf8.RuneCountInString(p.Name) > maxNameLen ||
+		strings.ContainsFunc(p.Name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		return nil, lineErrorf(line, "name must be at most %d characters without control characters", maxNameLen)
 	}
 	timeout, err := o.duration("timeout", defaultTimeout, proto.MaxPipelineTime)
@@ -71,6 +70,12 @@ func Parse(file string) (*proto.Pipeline, error) {
 	p.Timeout = proto.Seconds(timeout)
 	if p.Env, err = environment(o); err != nil {
 		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
+		if strings.Contains(p.Env[name], "${{") {
+			f, _ := o.get("env")
+			return nil, lineErrorf(f.line, "env: %s has ${{, which only the env of a step may have", name)
+		}
 	}
 	return p, readSteps(o, p)
 }
@@ -85,7 +90,7 @@ func readSteps(o *object, p *proto.Pipeline) error {
 	if !ok || len(list) == 0 || len(list) > proto.MaxPipelineSteps {
 		return lineErrorf(f.line, "steps must be a list of 1 to %d steps", proto.MaxPipelineSteps)
 	}
-	lines := map[string]int{}
+	lines, needLines := map[string]int{}, map[string]int{}
 	cells := 0
 	for _, node := range list {
 		o, err := asObject("a step", node)
@@ -104,15 +109,19 @@ func readSteps(o *object, p *proto.Pipeline) error {
 			return lineErrorf(o.line, "there is another step %s in line %d", step.Name, lines[step.Name])
 		}
 		lines[step.Name] = o.line
+		f, _ := o.get("needs")
+		needLines[step.Name] = f.line
 		if cells += len(step.Cells); cells > proto.MaxPipelineCells {
-			return lineErrorf(o.line, "a pipeline has at most %d cells, a step without a matrix being one", proto.MaxPipelineCells)
+			return lineErrorf(o.line, "a pipeline has at most %d cells, a step without a matrix being one",
+				proto.MaxPipelineCells)
 		}
 		p.Steps = append(p.Steps, *step)
 	}
 	for i := range p.Steps {
 		for _, need := range p.Steps[i].Needs {
 			if _, ok := lines[need]; !ok {
-				return lineErrorf(lines[p.Steps[i].Name], "step %s needs %q, and there is no step of that name", p.Steps[i].Name, proto.Shorten(need))
+				return lineErrorf(needLines[p.Steps[i].Name], "step %s needs %q, and there is no step of that name",
+					p.Steps[i].Name, proto.Shorten(need))
 			}
 		}
 	}
@@ -124,7 +133,8 @@ func readSteps(o *object, p *proto.Pipeline) error {
 
 // readStep reads a step. previous is the name of the step before it, which it needs by default.
 func readStep(o *object, previous string) (*proto.PipelineStep, error) {
-	err := o.known("name", "run", "language", "code", "needs", "matrix", "sandbox", "timeout", "when", "workspace", "env", "secrets", "artifacts", "cache")
+	err := o.known("name", "run", "language", "code", "needs", "matrix", "sandbox", "timeout", "kill_grace", "when",
+		"workspace", "env", "secrets", "artifacts", "cache")
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +144,8 @@ func readStep(o *object, previous string) (*proto.PipelineStep, error) {
 		return nil, err
 	}
 	if !namePattern.MatchString(step.Name) {
-		return nil, lineErrorf(line, "a step must have a name of 1 to 40 characters of a-z, 0-9, _ and -, the first a letter or digit")
+		return nil, lineErrorf(line,
+			"a step must have a name of 1 to 40 characters of a-z, 0-9, _ and -, the first a letter or digit")
 	}
 	o.what = "step " + step.Name
 	if err := readProgram(o, step); err != nil {
@@ -166,7 +177,10 @@ func readStep(o *object, previous string) (*proto.PipelineStep, error) {
 	if err := readArtifacts(o, step); err != nil {
 		return nil, err
 	}
-	return step, readMatrix(o, step)
+	if err := readMatrix(o, step); err != nil {
+		return nil, err
+	}
+	return step, checkReferences(o, step)
 }
 
 // readProgram reads what a step runs.
@@ -230,7 +244,14 @@ func readConditions(o *object, step *proto.PipelineStep) error {
 	}
 	step.Own = workspace == "own"
 	timeout, err := o.duration("timeout", defaultStepTimeout, proto.MaxPipelineTime)
+	if err != nil {
+		return err
+	}
 	step.Timeout = int(timeout / time.Second)
+	grace, err := o.duration("kill_grace", 0, proto.MaxKillGrace)
+	if grace > 0 {
+		step.KillGrace = new(proto.Seconds(grace))
+	}
 	return err
 }
 
@@ -249,7 +270,8 @@ func readArtifacts(o *object, step *proto.PipelineStep) error {
 	step.Artifacts = map[string][]string{}
 	for _, a := range list.fields {
 		if !namePattern.MatchString(a.name) {
-			return lineErrorf(a.line, "names of artifacts must be 1 to 40 characters of a-z, 0-9, _ and -; %q is not", proto.Shorten(a.name))
+			return lineErrorf(a.line, "names of artifacts must be 1 to 40 characters of a-z, 0-9, _ and -; %q is not",
+				proto.Shorten(a.name))
 		}
 		if step.Artifacts[a.name], err = readPaths("artifact "+a.name, a); err != nil {
 			return err
@@ -268,14 +290,9 @@ func readPaths(what string, f field) ([]string, error) {
 		return nil, lineErrorf(f.line, "%s must have 1 to %d paths", what, maxPaths)
 	}
 	for i, p := range list {
-		clean := path.Clean(p)
-		if p == "" || len(p) > maxPathLen || path.IsAbs(p) || clean == "." || clean == ".." || strings.HasPrefix(clean, "../") {
-			return nil, lineErrorf(f.line, "%s: %q must be a path below the workspace", what, proto.Shorten(p))
+		if list[i], err = proto.CheckPathPattern(p); err != nil {
+			return nil, lineErrorf(f.line, "%s: %v", what, err)
 		}
-		if _, err := path.Match(clean, ""); err != nil {
-			return nil, lineErrorf(f.line, "%s: %q is not a valid pattern", what, proto.Shorten(p))
-		}
-		list[i] = clean
 	}
 	return list, nil
 }
@@ -294,7 +311,9 @@ func readMatrix(o *object, step *proto.PipelineStep) error {
 		}
 		for _, key := range matrix.fields {
 			if !keyPattern.MatchString(key.name) {
-				return lineErrorf(key.line, "keys of a matrix must be 1 to 40 characters of a-z, 0-9 and _, the first a letter; %q is not", proto.Shorten(key.name))
+				return lineErrorf(key.line,
+					"keys of a matrix must be 1 to 40 characters of a-z, 0-9 and _, the first a letter; %q is not",
+					proto.Shorten(key.name))
 			}
 			values, err := texts("matrix."+key.name, key.value)
 			if err != nil {
@@ -309,20 +328,22 @@ func readMatrix(o *object, step *proto.PipelineStep) error {
 	if err != nil {
 		return err
 	}
-	cacheKey, err := readCache(o, step)
+	cacheKey, cacheLine, err := readCache(o, step)
 	if err != nil {
 		return err
 	}
+	step.Line, step.SandboxLine = o.line, line
 	for i := range cells {
 		c := &cells[i]
 		if c.Sandbox, err = fill(line, sandbox, c.Values); err != nil {
 			return err
 		}
-		if c.CacheKey, err = fill(line, cacheKey, c.Values); err != nil {
+		if c.CacheKey, err = fill(cacheLine, cacheKey, c.Values); err != nil {
 			return err
 		}
 		if c.CacheKey != "" && (len(c.CacheKey) > maxCacheKeyLen || !cacheKeyPattern.MatchString(c.CacheKey)) {
-			return lineErrorf(line, "the key of a cache must be 1 to %d characters of A-Z, a-z, 0-9, _ and -; %q is not", maxCacheKeyLen, proto.Shorten(c.CacheKey))
+			return lineErrorf(cacheLine, "the key of a cache must be 1 to %d characters of A-Z, a-z, 0-9, _ and -; %q is not",
+				maxCacheKeyLen, proto.Shorten(c.CacheKey))
 		}
 	}
 	step.Cells = cells
@@ -338,7 +359,8 @@ func multiply(cells []proto.MatrixCell, key field, values []string) ([]proto.Mat
 	for _, c := range cells {
 		for i, value := range values {
 			if !valuePattern.MatchString(value) { // names of cells are names of directories
-				return nil, lineErrorf(key.line, "values of a matrix must be 1 to 64 characters of A-Z, a-z, 0-9 and . _ + : @ -; %q is not", proto.Shorten(value))
+				return nil, lineErrorf(key.line,
+					"values of a matrix must be 1 to 64 characters of A-Z, a-z, 0-9 and . _ + : @ -; %q is not", proto.Shorten(value))
 			}
 			if slices.Contains(values[:i], value) {
 				return nil, lineErrorf(key.line, "matrix.%s has %q twice", key.name, value)
@@ -352,7 +374,8 @@ func multiply(cells []proto.MatrixCell, key field, values []string) ([]proto.Mat
 			}
 			next.Values[key.name] = value
 			if len(next.Name) > maxCellNameLen {
-				return nil, lineErrorf(key.line, "the keys and values of a cell must be at most %d characters together", maxCellNameLen)
+				return nil, lineErrorf(key.line, "the keys and values of a cell must be at most %d characters together",
+					maxCellNameLen)
 			}
 			all = append(all, next)
 		}
@@ -360,45 +383,82 @@ func multiply(cells []proto.MatrixCell, key field, values []string) ([]proto.Mat
 	return all, nil
 }
 
-// readCache reads the paths of a step's cache, and returns its key.
-func readCache(o *object, step *proto.PipelineStep) (key string, err error) {
+// readCache reads the paths of a step's cache, and returns its key with its line.
+func readCache(o *object, step *proto.PipelineStep) (key string, line int, err error) {
 	f, ok := o.get("cache")
 	if !ok {
-		return "", nil
+		return "", 0, nil
 	}
 	cache, err := asObject("cache", f.value)
 	if err != nil {
-		return "", err
+		return "", 0, err
 	}
 	if err := cache.known("key", "paths"); err != nil {
-		return "", err
+		return "", 0, err
 	}
 	paths, ok := cache.get("paths")
-	if key, _, err = cache.text("key"); err != nil {
-		return "", err
+	if key, line, err = cache.text("key"); err != nil {
+		return "", 0, err
 	}
 	if !ok || key == "" {
-		return "", lineErrorf(f.line, "cache must have a key and paths")
+		return "", 0, lineErrorf(f.line, "cache must have a key and paths")
 	}
 	step.Cache, err = readPaths("cache", paths)
-	return key, err
+	return key, line, err
 }
 
-// fill replaces ${{ matrix.KEY }} in a text by values.
+// fill replaces references to the matrix in the value of a field.
 func fill(line int, text string, values map[string]string) (string, error) {
-	var err error
-	filled := reference.ReplaceAllStringFunc(text, func(r string) string {
-		key := reference.FindStringSubmatch(r)[1]
-		value, ok := values[key]
-		if !ok && err == nil {
-			err = lineErrorf(line, "the matrix of this step has no key %q", proto.Shorten(key))
-		}
-		return value
-	})
-	if err == nil && strings.Contains(filled, "${{") {
-		err = lineErrorf(line, "%q must be of the form ${{ matrix.KEY }}", proto.Shorten(text))
+	filled, err := proto.ExpandMatrix(text, values, true)
+	if err != nil {
+		return "", lineErrorf(line, "%v", err)
 	}
-	return filled, err
+	return filled, nil
+}
+
+// checkReferences refuses references of a step's program and variables to what its matrix does not have.
+func checkReferences(o *object, step *proto.PipelineStep) error {
+	values := step.Cells[0].Values // all cells have the same keys
+	for _, name := range []string{"run", "code"} {
+		if f, ok := o.get(name); ok {
+			if err := checkReference(f, values, name == "run"); err != nil {
+				return err
+			}
+		}
+	}
+	f, ok := o.get("env")
+	if !ok {
+		return nil
+	}
+	env, err := asObject("env", f.value)
+	if err != nil {
+		return err
+	}
+	for _, f := range env.fields {
+		if err := checkReference(f, values, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkReference checks the references in a field that is a text. Its error names the line of the
+// reference.
+func checkReference(f field, values map[string]string, strict bool) error {
+	value, err := text(f.name, f.value)
+	if err != nil {
+		return err
+	}
+	_, err = proto.ExpandMatrix(value, values, strict)
+	wrong, ok := errors.AsType[*proto.MatrixError](err)
+	if !ok {
+		return err
+	}
+	hint := ""
+	if f.name == "run" {
+		hint = "; '$''{{' is the text itself in a script"
+	}
+	return lineErrorf(lineWithin(f.value, value[:wrong.Offset]), "%s: %v%s", f.name, wrong, hint)
 }
 
 // environment reads the field env.
@@ -461,19 +521,6 @@ func findCycle(steps []proto.PipelineStep) []string {
 		}
 	}
 	return nil
-}
-
-// Match reports whether a file of the workspace is at one of the paths, or below it.
-func Match(paths []string, file string) bool {
-	parts := strings.Split(file, "/")
-	return slices.ContainsFunc(paths, func(p string) bool {
-		n := strings.Count(p, "/") + 1
-		if n > len(parts) {
-			return false
-		}
-		ok, err := path.Match(p, strings.Join(parts[:n], "/"))
-		return err == nil && ok
-	})
 }
 
 // Label returns the name of a step and its cell, for people.

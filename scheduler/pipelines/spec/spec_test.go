@@ -37,6 +37,7 @@ steps:
       os: [a, b]
     sandbox: py-${{ matrix.python }}
     timeout: 90
+    kill_grace: 10s
     env:
       DEBUG: true
     secrets: [TOKEN]
@@ -55,28 +56,83 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	cell := func(python, os string) proto.MatrixCell {
-		return proto.MatrixCell{Name: "python=" + python + ",os=" + os, Values: map[string]string{"python": python, "os": os}, Sandbox: "py-" + python}
+		return proto.MatrixCell{
+			Name: "python=" + python + ",os=" + os, Values: map[string]string{"python": python, "os": os},
+			Sandbox: "py-" + python,
+		}
 	}
 	want := &proto.Pipeline{
 		Name: "build and test", Timeout: proto.Seconds(30 * time.Minute), Env: map[string]string{"LEVEL": "3", "EMPTY": ""},
 		Steps: []proto.PipelineStep{
 			{
-				Name: "build", Language: proto.Bash, Code: "set -eo pipefail; # a comment\nmake\n", When: proto.WhenSuccess, Timeout: 600,
-				Cache: []string{".cache"}, Cells: []proto.MatrixCell{{CacheKey: "deps"}},
+				Name: "build", Language: proto.Bash, Code: "set -eo pipefail; # a comment\nmake\n", When: proto.WhenSuccess,
+				Timeout: 600,
+				Cache:   []string{".cache"}, Cells: []proto.MatrixCell{{CacheKey: "deps"}}, Line: 6, SandboxLine: 6,
 			},
 			{
-				Name: "test", Language: proto.Python, Code: "print(1)", Needs: []string{"build"}, When: proto.WhenSuccess, Timeout: 90, Own: true,
-				Env: map[string]string{"DEBUG": "true"}, Secrets: []string{"TOKEN"}, Artifacts: map[string][]string{"report": {"out/*.xml", "dist"}},
+				Name: "test", Language: proto.Python, Code: "print(1)", Needs: []string{"build"}, When: proto.WhenSuccess,
+				Timeout: 90, Own: true,
+				KillGrace: new(proto.Seconds(10 * time.Second)),
+				Env:       map[string]string{"DEBUG": "true"}, Secrets: []string{"TOKEN"}, Artifacts: map[string][]string{
+					"report": {"out/*.xml", "dist"},
+				},
 				Cells: []proto.MatrixCell{cell("3.10", "a"), cell("3.10", "b"), cell("3.11", "a"), cell("3.11", "b")},
+				Line:  11, SandboxLine: 17,
 			},
 			{
-				Name: "report", Language: proto.Bash, Code: "set -eo pipefail; echo done", Needs: []string{"test", "build"}, When: proto.WhenAlways, Timeout: 600,
-				Own: true, Cells: []proto.MatrixCell{{}},
+				Name: "report", Language: proto.Bash, Code: "set -eo pipefail; echo done", Needs: []string{"test", "build"},
+				When: proto.WhenAlways, Timeout: 600,
+				Own: true, Cells: []proto.MatrixCell{{}}, Line: 25, SandboxLine: 25,
 			},
 		},
 	}
 	if diff := cmp.Diff(want, p); diff != "" {
 		t.Errorf("want - got:\n%s", diff)
+	}
+}
+
+// One byte order mark at the beginning is left out.
+func TestByteOrderMark(t *testing.T) {
+	want, err := Parse(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse("\ufeff" + whole)
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v, want - got:\n%s", err, diff)
+	}
+	if _, err := Parse("\ufeff\ufeff" + whole); err == nil {
+		t.Error("two marks are accepted")
+	}
+}
+
+// A program and its variables have the values of the matrix.
+func TestMatrixReferences(t *testing.T) {
+	p, err := Parse(`
+steps:
+  - name: a
+    matrix: {v: ["3.11", "3.12"], os: [x]}
+    run: echo ${{ matrix.v }} ${{matrix.os}} ${v} $((1)) {{ x }}
+    env: {A: "v-${{ matrix.v }}", B: plain}
+  - name: b
+    matrix: {v: [1]}
+    language: node
+    code: |
+      console.log(` + "`${{a: 1}.a} ${{ matrix.v }}`" + `)
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range []string{"3.11", "3.12"} {
+		code, errCode := p.Steps[0].CellCode(i)
+		env, errEnv := p.Steps[0].CellEnv(i)
+		if code != "set -eo pipefail; echo "+v+" x ${v} $((1)) {{ x }}" || env["A"] != "v-"+v || env["B"] != "plain" ||
+			errCode != nil || errEnv != nil {
+			t.Errorf("%q, %v, %v, %v", code, env, errCode, errEnv)
+		}
+	}
+	if code, err := p.Steps[1].CellCode(0); code != "console.log(`${{a: 1}.a} 1`)\n" || err != nil {
+		t.Errorf("%q, %v", code, err)
 	}
 }
 
@@ -105,12 +161,16 @@ func TestInvalid(t *testing.T) {
 		"steps:\n  - {name: a, code: x, language: cobol}":      `there is no language "cobol"`,
 		"steps:\n  - {name: a, run: x}\n  - {name: a, run: x}": "line 3: there is another step a in line 2",
 		step("    image: x\n"):                                 `line 4: a step has no field "image"`,
-		step("    needs: [b]\n"):                               `step a needs "b", and there is no step of that name`,
+		step("    when: always\n    needs: [b]\n"):             `line 5: step a needs "b", and there is no step of that name`,
 		step("    needs: [a]\n"):                               "circle: a needs a",
-		step("    needs: c\n  - {name: b, run: x, needs: []}\n  - {name: c, run: x, needs: [b, a]}"): "line 2: steps need each other in a circle: a needs c needs a",
-		step("    when: never\n"):                                            "line 4: when must be",
-		step("    timeout: 0\n"):                                             "line 4: timeout must be",
-		step("    timeout: 1.5s\n"):                                          "line 4: timeout must be",
+		step("    needs: c\n  - {name: b, run: x, needs: []}\n  - {name: c, run: x, needs: [b, a]}"): "line 2: steps need " +
+			"each other in a circle: a needs c needs a",
+		step("    when: never\n"):   "line 4: when must be",
+		step("    timeout: 0\n"):    "line 4: timeout must be",
+		step("    timeout: 1.5s\n"): "line 4: timeout must be",
+		step("    kill_grace: 31\n"): "line 4: kill_grace must be a whole number " +
+			"of seconds, such as 90 or 10m, up to 30s",
+		step("    kill_grace: 0\n"):                                          "line 4: kill_grace must be",
 		step("    timeout: 7h\n"):                                            "line 4: timeout must be",
 		step("    workspace: mine\n"):                                        "line 4: workspace must be",
 		step("    env: {path: x}\n"):                                         "line 4: env names must be",
@@ -122,21 +182,38 @@ func TestInvalid(t *testing.T) {
 		step("    matrix: {a: [1, 1]}\n"):                                    `matrix.a has "1" twice`,
 		step("    matrix: {a: [../x]}\n"):                                    "values of a matrix",
 		step("    matrix: {a: [1,2,3,4,5,6,7,8,9], b: [1,2,3,4,5,6,7,8]}\n"): "1 to 64 cells",
-		step("    matrix: {a: [1]}\n    sandbox: ${{ matrix.b }}\n"):         `line 5: the matrix of this step has no key "b"`,
-		step("    sandbox: ${{ env.X }}\n"):                                  "must be of the form",
-		step("    artifacts: {r: [../x]}\n"):                                 "must be a path below the workspace",
-		step("    artifacts: {r: [/etc]}\n"):                                 "must be a path below the workspace",
-		step("    artifacts: {r: ['[']}\n"):                                  "not a valid pattern",
-		step("    cache: {key: x}\n"):                                        "cache must have a key and paths",
-		step("    cache: {key: a/b, paths: x}\n"):                            "the key of a cache",
-		step("    env: &a {B: c}\n"):                                         "line 4: anchors and aliases",
-		step("    env: !!map {B: c}\n"):                                      "line 4: ",
-		"steps: " + strings.Repeat("[", 1000):                                "line 1: is nested too deeply",
-		strings.Repeat("- ", 1000):                                           "line 1: is nested too deeply",
-		many(65):                                                             "1 to 64 steps",
-		strings.Repeat("a: 1\n", 3000):                                       "must have at most 8000",
-		"name: \xff":                                                         "must be UTF-8",
-		strings.Repeat("#", proto.MaxPipelineFile+1):                         "must be between 1 and",
+		step("    matrix: {a: [1]}\n    sandbox: ${{ matrix.b }}\n"): `line 5: the matrix of this step has ` +
+			`no key "b"`,
+		step("    env: {A: '${{ matrix.b }}'}\n"): `line 4: A: the matrix of this step has ` +
+			`no key "b"`,
+		step("    env:\n      A: x\n      B: ${{ secrets.T }}\n"): "line 6: " +
+			"B: ${{ must be of the form",
+		"steps:\n  - name: a\n    run: |\n      x\n\n      echo ${{ matrix.b }}\n    matrix: {a: [1]}\n": `line 6: ` +
+			`run: the matrix of this step has no key "b"`,
+		"steps:\n  - name: a\n    run: echo ${{ github.sha }}\n": "line 3: " +
+			"run: ${{ must be of the form",
+		"steps:\n  - name: a\n    language: python\n    code: |\n      ${{ matrix.b }}\n": `line 5: ` +
+			`code: the matrix of this step has no key "b"`,
+		"name: x\nenv: {A: '${{ matrix.a }}'}\nsteps: []": "line 2: env: A " +
+			"has ${{, which only the env of a step",
+		step("     needs: b\n"):                      "line 4: continues the text of line 3",
+		"name: x\n  y: z\nsteps: []":                 "line 2: continues the text of line 1",
+		step("    env:\n      A: b\n     C: d\n"):    "line 6: ",
+		step("    artifacts: {r: ['a**']}\n"):        "** must be a whole component",
+		step("    sandbox: ${{ env.X }}\n"):          "must be of the form",
+		step("    artifacts: {r: [../x]}\n"):         "must be a path below the workspace",
+		step("    artifacts: {r: [/etc]}\n"):         "must be a path below the workspace",
+		step("    artifacts: {r: ['[']}\n"):          "not a valid pattern",
+		step("    cache: {key: x}\n"):                "cache must have a key and paths",
+		step("    cache: {key: a/b, paths: x}\n"):    "the key of a cache",
+		step("    env: &a {B: c}\n"):                 "line 4: anchors and aliases",
+		step("    env: !!map {B: c}\n"):              "line 4: ",
+		"steps: " + strings.Repeat("[", 1000):        "line 1: is nested too deeply",
+		strings.Repeat("- ", 1000):                   "line 1: is nested too deeply",
+		many(65):                                     "1 to 64 steps",
+		strings.Repeat("a: 1\n", 3000):               "must have at most 8000",
+		"name: \xff":                                 "must be UTF-8",
+		strings.Repeat("#", proto.MaxPipelineFile+1): "must be between 1 and",
 	} {
 		_, err := Parse(file)
 		field, ok := errors.AsType[*proto.FieldError](err)
@@ -211,8 +288,10 @@ func TestSchemaValidates(t *testing.T) {
 		}
 	}
 	for _, file := range []string{
-		"steps: []", "steps: {a: b}", "name: x", "steps:\n  - {name: A, run: x}", "steps:\n  - {name: a}", "steps:\n  - {name: a, code: x}",
-		"steps:\n  - {name: a, run: x, when: never}", "steps:\n  - {name: a, run: x, timeout: soon}", "steps:\n  - {name: a, run: x, env: {path: x}}",
+		"steps: []", "steps: {a: b}", "name: x", "steps:\n  - {name: A, run: x}", "steps:\n  - {name: a}",
+		"steps:\n  - {name: a, code: x}",
+		"steps:\n  - {name: a, run: x, when: never}", "steps:\n  - {name: a, run: x, timeout: soon}",
+		"steps:\n  - {name: a, run: x, env: {path: x}}",
 		"steps:\n  - {name: a, run: x, matrix: {}}", "steps:\n  - {name: a, run: x, cache: {key: x}}",
 	} {
 		if _, err := Parse(file); err == nil {
@@ -220,16 +299,6 @@ func TestSchemaValidates(t *testing.T) {
 		}
 		if err := validate(file); err == nil {
 			t.Errorf("%s: the schema accepts it", file)
-		}
-	}
-}
-
-func TestMatch(t *testing.T) {
-	for file, want := range map[string]bool{
-		"out/a.xml": true, "out/a.txt": false, "out/sub/a.xml": false, "dist": true, "dist/x/y": true, "distance": false, "x/dist": false,
-	} {
-		if got := Match([]string{"out/*.xml", "dist"}, file); got != want {
-			t.Errorf("%s: %t", file, got)
 		}
 	}
 }

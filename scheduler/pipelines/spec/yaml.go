@@ -1,12 +1,14 @@
 package spec
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
@@ -31,7 +33,8 @@ func lineErrorf(line int, format string, args ...any) error {
 func parse(file string) (*object, error) {
 	tokens := lexer.Tokenize(file)
 	if len(tokens) > maxTokens {
-		return nil, proto.FieldErrorf("file", "must have at most %d words and marks outside of texts; it has %d", maxTokens, len(tokens))
+		return nil, proto.FieldErrorf("file", "must have at most %d words and marks outside of texts; it has %d", maxTokens,
+			len(tokens))
 	}
 	if err := checkTokens(tokens); err != nil {
 		return nil, err
@@ -46,17 +49,21 @@ func parse(file string) (*object, error) {
 	return asObject("the file", parsed.Docs[0].Body)
 }
 
-// syntaxError returns the first line of the parser's error, which has the position. The others
-// repeat parts of the file.
+// syntaxError returns the error for what the parser found, with the line of the fault.
 func syntaxError(err error) error {
-	text, _, _ := strings.Cut(err.Error(), "\n")
-	if position, message, ok := strings.Cut(text, "] "); ok && strings.HasPrefix(position, "[") {
-		line, _, _ := strings.Cut(position[1:], ":")
-		if n, err := strconv.Atoi(line); err == nil {
-			return lineErrorf(n, "%s", proto.Shorten(message))
-		}
+	at, ok := errors.AsType[yaml.Error](err)
+	if !ok || at.GetToken() == nil || at.GetToken().Position == nil {
+		text, _, _ := strings.Cut(err.Error(), "\n")
+		return proto.FieldErrorf("file", "must be YAML: %s", proto.Shorten(text))
 	}
-	return proto.FieldErrorf("file", "must be YAML: %s", proto.Shorten(text))
+	t := at.GetToken()
+	// A line that is indented too much continues the text above it, where its token begins. Its colon is
+	// the fault.
+	if colon := t.Next; colon != nil && colon.Type == token.MappingValueType && colon.Position.Line > t.Position.Line {
+		return lineErrorf(colon.Position.Line,
+			"continues the text of line %d, which can have no colon; indent it as the fields beside it", t.Position.Line)
+	}
+	return lineErrorf(t.Position.Line, "%s", proto.Shorten(at.GetMessage()))
 }
 
 // checkTokens refuses what a pipeline does not need and a parser may stumble over.
@@ -133,7 +140,8 @@ func asObject(what string, node ast.Node) (*object, error) {
 func (o *object) known(names ...string) error {
 	for _, f := range o.fields {
 		if !slices.Contains(names, f.name) {
-			return lineErrorf(f.line, "%s has no field %q; it may have %s", o.what, proto.Shorten(f.name), strings.Join(names, ", "))
+			return lineErrorf(f.line, "%s has no field %q; it may have %s", o.what, proto.Shorten(f.name),
+				strings.Join(names, ", "))
 		}
 	}
 	return nil
@@ -218,6 +226,14 @@ func texts(what string, node ast.Node) ([]string, error) {
 		list = append(list, value)
 	}
 	return list, nil
+}
+
+// lineWithin returns the line of what follows before in the text of a node.
+func lineWithin(node ast.Node, before string) int {
+	if literal, ok := node.(*ast.LiteralNode); ok && strings.HasPrefix(literal.Start.Value, "|") {
+		return lineOf(node) + 1 + strings.Count(before, "\n")
+	}
+	return lineOf(node)
 }
 
 func lineOf(node ast.Node) int {

@@ -75,7 +75,8 @@ func pull(ctx context.Context, t *image.Tree, from string) error {
 	if err != nil {
 		return fmt.Errorf("%q is neither a file or directory nor the name of an image in a registry: %w", from, err)
 	}
-	img, err := remote.Image(ref, remote.WithContext(ctx), remote.WithPlatform(platform()), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+	img, err := remote.Image(ref, remote.WithContext(ctx), remote.WithPlatform(platform()),
+		remote.WithAuthFromKeychain(authn.DefaultKeychain))
 	if err != nil {
 		return fmt.Errorf("get %s: %w", ref, err)
 	}
@@ -119,14 +120,16 @@ func flatten(ctx context.Context, t *image.Tree, img v1.Image) error {
 		return fmt.Errorf("read the image's configuration: %w", err)
 	}
 	if want := platform(); config.OS != want.OS || config.Architecture != want.Architecture {
-		return fmt.Errorf("the image is for %s/%s and this machine is %s: choose an image for it", config.OS, config.Architecture, want)
+		return fmt.Errorf("the image is for %s/%s and this machine is %s: choose an image for it", config.OS,
+			config.Architecture, want)
 	}
 	layers, err := img.Layers()
 	if err != nil {
 		return fmt.Errorf("read the image's layers: %w", err)
 	}
 	if len(layers) > maxLayers || len(layers) != len(config.RootFS.DiffIDs) {
-		return fmt.Errorf("%w: it has %d layers and names %d; at most are %d", image.ErrHostile, len(layers), len(config.RootFS.DiffIDs), maxLayers)
+		return fmt.Errorf("%w: it has %d layers and names %d; at most are %d", image.ErrHostile, len(layers),
+			len(config.RootFS.DiffIDs), maxLayers)
 	}
 	for i, l := range layers {
 		if err := addLayer(ctx, t, l, config.RootFS.DiffIDs[i]); err != nil {

@@ -150,7 +150,8 @@ func TestSourcesAreEquivalent(t *testing.T) {
 		t.Fatal(err)
 	}
 	both := index(t, arm, img)
-	saved, zipped, ociDir := filepath.Join(dir, "saved.tar"), filepath.Join(dir, "saved.tar.gz"), filepath.Join(dir, "layout")
+	saved, zipped, ociDir := filepath.Join(dir, "saved.tar"), filepath.Join(dir, "saved.tar.gz"),
+		filepath.Join(dir, "layout")
 	_, layoutErr := layout.Write(ociDir, mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: both}))
 	for _, err := range []error{
 		remote.Write(reference(t, host+"/one:1"), img),
@@ -164,7 +165,10 @@ func TestSourcesAreEquivalent(t *testing.T) {
 		}
 	}
 	var first []byte
-	for _, from := range []string{host + "/one:1", host + "/one@" + digest.String(), host + "/both:1", saved, zipped, ociDir} {
+	for _, from := range []string{
+		host + "/one:1", host + "/one@" + digest.String(), host + "/both:1", saved,
+		zipped, ociDir,
+	} {
 		got, stored, err := read(t, from)
 		if err != nil {
 			t.Errorf("%s: %v", from, err)
@@ -240,7 +244,8 @@ func TestRejectedSources(t *testing.T) {
 	if swapped, err = mutate.ConfigFile(swapped, config); err != nil {
 		t.Fatal(err)
 	}
-	trailing := container(t, "amd64", static.NewLayer(append(archive(t, entry{"bin/bash", "#!"}), make([]byte, 2<<20)...), types.OCIUncompressedLayer))
+	trailing := container(t, "amd64",
+		static.NewLayer(append(archive(t, entry{"bin/bash", "#!"}), make([]byte, 2<<20)...), types.OCIUncompressedLayer))
 	ociTar := filepath.Join(dir, "oci.tar")
 	text := filepath.Join(dir, "text")
 	two := filepath.Join(dir, "two")
@@ -255,9 +260,15 @@ func TestRejectedSources(t *testing.T) {
 		}
 	}
 	for what, tt := range map[string]struct{ from, want string }{
-		"another machine":           {push("arm:1", container(t, "arm64", layer(t, entry{"bin/bash", "#!"}))), "for linux/arm64"},
-		"no interpreter":            {push("noise:1", noise), "linux"},
-		"a hostile layer":           {push("hostile:1", container(t, "amd64", layer(t, entry{"../evil", "x"}))), "its path has .."},
+		"another machine": {
+			push("arm:1", container(t, "arm64", layer(t, entry{"bin/bash", "#!"}))),
+			"for linux/arm64",
+		},
+		"no interpreter": {push("noise:1", noise), "linux"},
+		"a hostile layer": {
+			push("hostile:1", container(t, "amd64", layer(t, entry{"../evil", "x"}))),
+			"its path has ..",
+		},
 		"a swapped layer":           {push("swapped:1", swapped), "the image requires sha256:0000"},
 		"something behind a layer":  {push("trailing:1", trailing), "follow its end"},
 		"no such image":             {host + "/nothing:1", "NAME_UNKNOWN"},

@@ -26,8 +26,14 @@ var unlimited = layer.Limits{Bytes: 1 << 30, Entries: 1000}
 func sample() (moves []string, entries []layer.Entry) {
 	leave := layer.Entry{Kind: layer.Leave}
 	return []string{"x/y", "\xff"}, []layer.Entry{
-		{Kind: layer.Dir, Base: layer.Merge, Mode: 0o755, Sec: -5, Nsec: 999_999_999, Xattrs: []layer.Xattr{{Name: "a", Value: []byte{}}, {Name: "b", Value: []byte("\x00")}}},
-		{Kind: layer.File, Name: "a", Mode: 0o1600, Group: 1, Size: 10, Extents: []layer.Extent{{Offset: 0, Len: 2}, {Offset: 5, Len: 3}}},
+		{
+			Kind: layer.Dir, Base: layer.Merge, Mode: 0o755, Sec: -5, Nsec: 999_999_999,
+			Xattrs: []layer.Xattr{{Name: "a", Value: []byte{}}, {Name: "b", Value: []byte("\x00")}},
+		},
+		{
+			Kind: layer.File, Name: "a", Mode: 0o1600, Group: 1, Size: 10,
+			Extents: []layer.Extent{{Offset: 0, Len: 2}, {Offset: 5, Len: 3}},
+		},
 		{Kind: layer.Dir, Name: "b", Base: layer.Fresh},
 		{Kind: layer.Link, Name: "a", Group: 1},
 		{Kind: layer.Symlink, Name: "b", Mode: 0o777, Target: "/etc/passwd", Sec: 1 << 40},
@@ -37,7 +43,10 @@ func sample() (moves []string, entries []layer.Entry) {
 		{Kind: layer.Delete, Name: "gone"},
 		leave,
 		leave,
-		{Kind: layer.File, Name: "d", Size: layer.MaxFileSize, Extents: []layer.Extent{{Offset: 7, Len: layer.MaxInline + 1}}, Object: sha256.Sum256(nil)},
+		{
+			Kind: layer.File, Name: "d", Size: layer.MaxFileSize, Extents: []layer.Extent{{Offset: 7, Len: layer.MaxInline + 1}},
+			Object: sha256.Sum256(nil),
+		},
 		{Kind: layer.File, Name: "e", Size: 1 << 20},
 		{Kind: layer.Symlink, Name: "f", Target: "x", Group: 2},
 		{Kind: layer.Link, Name: "g", Group: 2},
@@ -200,7 +209,11 @@ func TestFrames(t *testing.T) {
 
 // TestEmptyPack decodes a layer without content.
 func TestEmptyPack(t *testing.T) {
-	p, err := encode(nil, []layer.Entry{{Kind: layer.Dir, Base: layer.Merge}, {Kind: layer.File, Name: "empty"}, {Kind: layer.Leave}})
+	p, err := encode(nil, []layer.Entry{
+		{Kind: layer.Dir, Base: layer.Merge},
+		{Kind: layer.File, Name: "empty"},
+		{Kind: layer.Leave},
+	})
 	if err != nil || len(p.pack) != 0 {
 		t.Fatalf("%d bytes, %v", len(p.pack), err)
 	}
@@ -237,7 +250,8 @@ func TestMismatchedPackIsRejected(t *testing.T) {
 		swapped = append(bytes.Clone(p.pack[f.Offset:][:f.Size]), swapped...)
 	}
 	for name, pack := range map[string][]byte{
-		"none": nil, "cut off": p.pack[:len(p.pack)-1], "longer": append(bytes.Clone(p.pack), 0), "changed": changed, "swapped": swapped,
+		"none": nil, "cut off": p.pack[:len(p.pack)-1], "longer": append(bytes.Clone(p.pack), 0), "changed": changed,
+		"swapped": swapped,
 	} {
 		if _, _, _, err := decode(parts{pack, p.index}, unlimited); err == nil {
 			t.Errorf("%s: accepted", name)
@@ -254,8 +268,9 @@ func TestMismatchedPackIsRejected(t *testing.T) {
 func TestFrameOfWrongLength(t *testing.T) {
 	whole := strings.Repeat("x", codec.FrameBytes)
 	for name, b := range map[string][]byte{
-		"shorter": pack(t, nil, whole[1:]), "longer": pack(t, nil, whole, "x"), "a bomb": pack(t, nil, strings.Repeat(whole, 64)),
-		"two": append(pack(t, nil, whole), pack(t, nil, whole)...), "nothing": nil, "not zstd": []byte(whole),
+		"shorter": pack(t, nil, whole[1:]), "longer": pack(t, nil, whole, "x"),
+		"a bomb": pack(t, nil, strings.Repeat(whole, 64)),
+		"two":    append(pack(t, nil, whole), pack(t, nil, whole)...), "nothing": nil, "not zstd": []byte(whole),
 	} {
 		f := codec.Frame{Len: codec.FrameBytes, Size: int64(len(b)), Digest: sha256.Sum256(b)}
 		var before, after runtime.MemStats
@@ -295,12 +310,14 @@ func assemble(tb testing.TB, rest, content string) parts {
 	table := binary.AppendUvarint([]byte("bullpen home 1\n"), uint64(len(content)))
 	for len(content) > 0 {
 		n := min(len(content), codec.FrameBytes)
-		frame := pack(tb, []zstd.EOption{zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1)}, content[:n])
+		frame := pack(tb, []zstd.EOption{zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1)},
+			content[:n])
 		digest := sha256.Sum256(frame)
 		table = append(binary.AppendUvarint(table, uint64(len(frame))), digest[:]...)
 		p.pack, content = append(p.pack, frame...), content[n:]
 	}
-	p.index = pack(tb, []zstd.EOption{zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1)}, string(table), rest)
+	p.index = pack(tb, []zstd.EOption{zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1)},
+		string(table), rest)
 	return p
 }
 
@@ -337,26 +354,29 @@ func TestInvalidLayerIsRejected(t *testing.T) {
 		"base":                begin + root + "D\x01a\x03" + meta + "UU",
 		"move without moves":  begin + root + "D\x01a\x02\x00" + meta + "UU",
 		"unused move":         magic + "\x00\x01\x01a" + root + "U",
-		"move twice":          magic + "\x00\x01\x01a" + root + "D\x01a\x02\x00" + meta + "U" + "D\x01b\x02\x00" + meta + "UU",
-		"moves twice":         magic + "\x00\x02\x01a\x01a" + root + "D\x01a\x02\x00" + meta + "U" + "D\x01b\x02\x01" + meta + "UU",
-		"move of ..":          magic + "\x00\x01" + str("a/../../b") + root + "D\x01a\x02\x00" + meta + "UU",
-		"move of /etc":        magic + "\x00\x01" + str("/etc") + root + "D\x01a\x02\x00" + meta + "UU",
-		"move of the root":    magic + "\x00\x01\x00" + root + "D\x01a\x02\x00" + meta + "UU",
-		"many moves":          magic + "\x00" + num(1<<60),
-		"long string":         begin + root + "X" + num(1<<62),
-		"group of none":       begin + root + "L\x01a\x01U",
-		"group 0":             begin + root + "L\x01a\x00U",
-		"group too high":      begin + root + "F\x01a" + meta + "\x02\x00\x00\x00U",
-		"huge file":           begin + root + "F\x01a" + meta + "\x00" + num(1<<62) + "\x00\x00U",
-		"empty target":        begin + root + "S\x01a" + meta + "\x00\x00U",
-		"long target":         begin + root + "S\x01a" + meta + "\x00" + str(strings.Repeat("t", 1024)) + "U",
-		"NUL in a target":     begin + root + "S\x01a" + meta + "\x00\x01\x00U",
-		"attribute twice":     begin + root + "D\x01a\x00\x00\x00\x00\x02\x01x\x00\x01x\x00UU",
-		"empty attribute":     begin + root + "D\x01a\x00\x00\x00\x00\x01\x00\x00UU",
-		"many attributes":     begin + root + "D\x01a\x00\x00\x00\x00" + num(1000),
-		"large attributes":    begin + root + "D\x01a\x00\x00\x00\x00\x02\x01x" + str(strings.Repeat("v", 2000)) + "\x01y" + str(strings.Repeat("v", 2000)) + "UU",
-		"padded number":       magic + "\x00\x80\x00" + root + "U",
-		"endless number":      magic + strings.Repeat("\xff", 20),
+		"move twice": magic + "\x00\x01\x01a" + root + "D\x01a\x02\x00" + meta + "U" + "D\x01b\x02\x00" +
+			meta + "UU",
+		"moves twice": magic + "\x00\x02\x01a\x01a" + root + "D\x01a\x02\x00" + meta + "U" + "D\x01b\x02\x01" +
+			meta + "UU",
+		"move of ..":       magic + "\x00\x01" + str("a/../../b") + root + "D\x01a\x02\x00" + meta + "UU",
+		"move of /etc":     magic + "\x00\x01" + str("/etc") + root + "D\x01a\x02\x00" + meta + "UU",
+		"move of the root": magic + "\x00\x01\x00" + root + "D\x01a\x02\x00" + meta + "UU",
+		"many moves":       magic + "\x00" + num(1<<60),
+		"long string":      begin + root + "X" + num(1<<62),
+		"group of none":    begin + root + "L\x01a\x01U",
+		"group 0":          begin + root + "L\x01a\x00U",
+		"group too high":   begin + root + "F\x01a" + meta + "\x02\x00\x00\x00U",
+		"huge file":        begin + root + "F\x01a" + meta + "\x00" + num(1<<62) + "\x00\x00U",
+		"empty target":     begin + root + "S\x01a" + meta + "\x00\x00U",
+		"long target":      begin + root + "S\x01a" + meta + "\x00" + str(strings.Repeat("t", 1024)) + "U",
+		"NUL in a target":  begin + root + "S\x01a" + meta + "\x00\x01\x00U",
+		"attribute twice":  begin + root + "D\x01a\x00\x00\x00\x00\x02\x01x\x00\x01x\x00UU",
+		"empty attribute":  begin + root + "D\x01a\x00\x00\x00\x00\x01\x00\x00UU",
+		"many attributes":  begin + root + "D\x01a\x00\x00\x00\x00" + num(1000),
+		"large attributes": begin + root + "D\x01a\x00\x00\x00\x00\x02\x01x" + str(strings.Repeat("v", 2000)) + "\x01y" +
+			str(strings.Repeat("v", 2000)) + "UU",
+		"padded number":  magic + "\x00\x80\x00" + root + "U",
+		"endless number": magic + strings.Repeat("\xff", 20),
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, _, _, err := decode(parts{index: pack(t, nil, stream)}, unlimited); err == nil {
@@ -459,7 +479,9 @@ func TestLimits(t *testing.T) {
 	if _, _, _, err := decode(b, exact); err != nil {
 		t.Error(err)
 	}
-	for _, limits := range []layer.Limits{{Entries: exact.Entries - 1, Bytes: exact.Bytes}, {Entries: exact.Entries, Bytes: exact.Bytes - 1}} {
+	for _, limits := range []layer.Limits{
+		{Entries: exact.Entries - 1, Bytes: exact.Bytes}, {Entries: exact.Entries, Bytes: exact.Bytes - 1},
+	} {
 		if _, _, _, err := decode(b, limits); !errors.Is(err, layer.ErrLimit) {
 			t.Errorf("%+v: %v", limits, err)
 		}
@@ -489,10 +511,16 @@ func TestBomb(t *testing.T) {
 		files = append(files, fmt.Sprintf("F\x04%04d\x00\x00\x00\x00\x00\x80\x80\x40\x01\x00\x80\x80\x40\x00", i))
 	}
 	for name, p := range map[string]parts{
-		"zeros":              {nil, pack(t, nil, append([]string{magic + "\x00" + root}, zeros...)...)},
-		"table":              {nil, pack(t, nil, append([]string{magic + num(1<<60)}, zeros...)...)},
-		"files":              {bytes.Repeat(frame, 300), pack(t, nil, append([]string{table(300<<20, 300) + root}, files...)...)},
-		"files, small table": {bytes.Repeat(frame, 300), pack(t, nil, append([]string{table(10<<20, 10) + root}, files...)...)},
+		"zeros": {nil, pack(t, nil, append([]string{magic + "\x00" + root}, zeros...)...)},
+		"table": {nil, pack(t, nil, append([]string{magic + num(1<<60)}, zeros...)...)},
+		"files": {
+			bytes.Repeat(frame, 300),
+			pack(t, nil, append([]string{table(300<<20, 300) + root}, files...)...),
+		},
+		"files, small table": {
+			bytes.Repeat(frame, 300),
+			pack(t, nil, append([]string{table(10<<20, 10) + root}, files...)...),
+		},
 	} {
 		if len(p.index)+len(p.pack) > 200<<10 {
 			t.Errorf("%s: %d bytes are too many for a bomb", name, len(p.index)+len(p.pack))

@@ -48,14 +48,16 @@ func (f Frame) Unpack(b []byte) ([]byte, error) {
 }
 
 func newUnpacker() (*zstd.Decoder, error) {
-	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window),
+	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(window),
 		zstd.WithDecodeAllCapLimit(true))
 }
 
 // unpack reuses the memory of to, which is empty, if its capacity is sufficient.
 func (f Frame) unpack(z *zstd.Decoder, to, b []byte) ([]byte, error) {
 	if int64(len(b)) != f.Size || sha256.Sum256(b) != f.Digest {
-		return nil, fmt.Errorf("unpack a frame: %w: the %d bytes at %d do not match the index", proto.ErrCorrupt, f.Size, f.Offset)
+		return nil, fmt.Errorf("unpack a frame: %w: the %d bytes at %d do not match the index", proto.ErrCorrupt,
+			f.Size, f.Offset)
 	}
 	content, err := z.DecodeAll(b, slices.Grow(to, int(f.Len))[:0:f.Len])
 	if err != nil {

@@ -28,7 +28,8 @@ type Index struct {
 
 // NewIndex returns an Index that decodes r. It must be closed.
 func NewIndex(r io.Reader, limits layer.Limits) (*Index, error) {
-	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window))
+	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(window))
 	if err != nil {
 		return nil, fmt.Errorf("decode the layer: %w", err)
 	}

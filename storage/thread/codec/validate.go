@@ -86,7 +86,8 @@ func (v *validator) check(e *layer.Entry) error {
 		return errors.Join(checkMetadata(e), v.checkContent(e), v.checkGroup(e))
 	case layer.Symlink:
 		if e.Target == "" || len(e.Target) > layer.MaxTarget || strings.ContainsRune(e.Target, 0) {
-			return fmt.Errorf("the target of symlink %q has %d bytes, not 1 to %d without NUL", e.Name, len(e.Target), layer.MaxTarget)
+			return fmt.Errorf("the target of symlink %q has %d bytes, not 1 to %d without NUL", e.Name, len(e.Target),
+				layer.MaxTarget)
 		}
 		return errors.Join(checkMetadata(e), v.checkGroup(e))
 	case layer.Link:

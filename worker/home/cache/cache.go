@@ -47,7 +47,8 @@ type Versions interface {
 	OpenStaged(ctx context.Context, f proto.StagedFile) (io.ReadCloser, error)
 	// WriteManifest stores the manifest of a version, whose layers are stored already, and returns
 	// the version with a reference to it. previous is nil for the first version.
-	WriteManifest(ctx context.Context, org, thread string, version proto.Version, previous *proto.Version) (proto.Version, error)
+	WriteManifest(ctx context.Context, org, thread string, version proto.Version, previous *proto.Version) (
+		proto.Version, error)
 }
 
 const (
@@ -112,7 +113,8 @@ func diskSize(v *proto.Version) int64 { return v.Bytes + v.Files*blockSize }
 
 // Open opens a cache.
 func Open(cfg Config) (*Cache, error) {
-	disk, err := diskcache.Open(diskcache.Config{Dir: cfg.Dir, Mode: dirMode, Limit: cfg.Limit, Log: cfg.Log}, newCachedHome)
+	disk, err := diskcache.Open(diskcache.Config{Dir: cfg.Dir, Mode: dirMode, Limit: cfg.Limit, Log: cfg.Log},
+		newCachedHome)
 	if err == nil {
 		err = os.Mkdir(filepath.Join(cfg.Dir, emptyName), 0o755) //nolint:gosec // the metadata of an empty home
 	}

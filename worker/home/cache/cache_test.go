@@ -138,7 +138,9 @@ func (w *world) Compact(_ context.Context, org, id string, old []proto.Layer, fu
 func (w *world) job(id string) proto.CheckoutRequest {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	j := proto.CheckoutRequest{Org: "org", Thread: id, Trace: proto.NewTraceID(), Most: proto.Space{Bytes: 32 * mib, Files: 1000}}
+	j := proto.CheckoutRequest{
+		Org: "org", Thread: id, Trace: proto.NewTraceID(), Most: proto.Space{Bytes: 32 * mib, Files: 1000},
+	}
 	t := proto.Thread{Org: "org", ID: id}
 	if old := w.heads["org/"+id]; old != nil {
 		t = *old
@@ -165,7 +167,9 @@ func (w *world) commit(id string, c *proto.Commit) {
 func (w *world) worker(name string, limit int64) *cache.Cache {
 	w.t.Helper()
 	homes, err := cache.Open(cache.Config{
-		Dir: filepath.Join(w.base, name), Limit: limit, Versions: &thread.Versions{Blobs: w.blobs, Limits: layer.Limits{Bytes: 1 << 50, Entries: 1 << 30}}, Heads: w, Owners: w.owners,
+		Dir: filepath.Join(w.base, name), Limit: limit, Versions: &thread.Versions{
+			Blobs: w.blobs, Limits: layer.Limits{Bytes: 1 << 50, Entries: 1 << 30},
+		}, Heads: w, Owners: w.owners,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {

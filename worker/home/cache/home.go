@@ -121,7 +121,9 @@ func (h *Home) MountPart(v jail.Volume, uid, gid int, open func(root int) (dir i
 	return part, err
 }
 
-func (h *Home) mountOn(v jail.Volume, uid, gid int, open func(root int) (dir int, err error)) (mount, part *os.File, err error) {
+func (h *Home) mountOn(
+	v jail.Volume, uid, gid int, open func(root int) (dir int, err error),
+) (mount, part *os.File, err error) {
 	owner, err := h.cache.cfg.Owners.Get(uid, gid)
 	if err != nil {
 		return nil, nil, err
@@ -165,6 +167,10 @@ func (h *Home) put(ctx context.Context, f proto.StagedFile) error {
 	}
 	return errors.Join(h.overlay.Put(h.mount, f.Path, f.Size, r, f.At), r.Close())
 }
+
+// MakeTmp makes a directory of the home one that programs can use as /tmp. The program must not have
+// started yet.
+func (h *Home) MakeTmp(name string) error { return h.overlay.MakeTmp(h.mount, name) }
 
 // PutProgram writes the program's file into the home and returns its name, which differs from usual
 // if the home has a file of that name. The program must not have started yet.

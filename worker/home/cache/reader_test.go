@@ -43,7 +43,8 @@ func TestReadersSeeOneVersion(t *testing.T) {
 	has(t, dirOfThird+"/d/file", "3")
 	has(t, dirOfFirst+"/d/file", "1")
 	for _, err := range []error{
-		os.WriteFile(dirOfThird+"/new", nil, 0o600), os.Remove(dirOfThird + "/d/file"), os.Chmod(dirOfThird+"/d", 0o777), os.Mkdir(dirOfAgain+"/new", 0o700),
+		os.WriteFile(dirOfThird+"/new", nil, 0o600), os.Remove(dirOfThird + "/d/file"), os.Chmod(dirOfThird+"/d", 0o777),
+		os.Mkdir(dirOfAgain+"/new", 0o700),
 	} {
 		if !errors.Is(err, unix.EROFS) {
 			t.Errorf("changed: %v", err)
@@ -54,7 +55,8 @@ func TestReadersSeeOneVersion(t *testing.T) {
 		t.Errorf("it belongs to %d:%d, %v", st.Uid, st.Gid, err)
 	}
 	var fs unix.Statfs_t
-	if err := unix.Statfs(dirOfThird, &fs); err != nil || fs.Flags&(unix.ST_NOSUID|unix.ST_NODEV|unix.ST_RDONLY) != unix.ST_NOSUID|unix.ST_NODEV|unix.ST_RDONLY {
+	if err := unix.Statfs(dirOfThird, &fs); err != nil ||
+		fs.Flags&(unix.ST_NOSUID|unix.ST_NODEV|unix.ST_RDONLY) != unix.ST_NOSUID|unix.ST_NODEV|unix.ST_RDONLY {
 		t.Errorf("it is mounted with %#x, %v", fs.Flags, err)
 	}
 	for _, r := range []*cache.Reader{first, again, third} {

@@ -241,7 +241,8 @@ func (t *Tree) CheckEntry() error {
 		return &fs.PathError{Op: "stat", Path: "/proc/sys", Err: err}
 	}
 	if int(sys.Uid) != os.Geteuid() {
-		return errors.New("on control groups of version 1, the kernel lets the host's root alone move processes of other users: use version 2")
+		return errors.New("on control groups of version 1, the kernel lets the host's root alone move processes of other " +
+			"users: use version 2")
 	}
 	return nil
 }
@@ -301,12 +302,19 @@ func (g *Group) Sockets() (int64, error) {
 
 // Kernel returns the memory of the kernel that all groups below the worker's own are charged for,
 // those of other instances too, in bytes, without buffers of sockets. On version 2 that is without
-// pipes, what can be reclaimed, and kinds that the kernel does not report (before 5.18). Kernels
-// before 5.11 return 0 on version 1.
+// what can be reclaimed, and before Linux 5.18 without pipes and kinds that the kernel does not report.
+// Kernels before 5.11 return 0 on version 1.
 func (t *Tree) Kernel() (int64, error) {
 	dir := filepath.Join(t.dirs[t.ctl.memory], parentName)
 	if t.version == 1 {
 		return readInt(dir, "memory.kmem.usage_in_bytes")
+	}
+	all, missing, err := findKeys(dir, "memory.stat", "kernel", "slab_reclaimable")
+	if err != nil {
+		return 0, err
+	}
+	if missing == 0 {
+		return all[0] - all[1], nil
 	}
 	kinds, _, err := findKeys(dir, "memory.stat", "slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
 	if err != nil {
@@ -429,7 +437,8 @@ func read(dir, file string) ([]byte, error) {
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
-			return nil, errors.Join(fmt.Errorf("cgroup: %w", &os.PathError{Op: "read", Path: filepath.Join(dir, file), Err: err}), unix.Close(fd))
+			return nil, errors.Join(fmt.Errorf(
+				"cgroup: %w", &os.PathError{Op: "read", Path: filepath.Join(dir, file), Err: err}), unix.Close(fd))
 		case n == 0:
 			return b, unix.Close(fd)
 		default:

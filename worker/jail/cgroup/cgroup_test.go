@@ -61,15 +61,21 @@ func TestLocate(t *testing.T) {
 			"",
 		},
 		"version 1 in a container that sees the host's paths": {
-			strings.ReplaceAll(mountV1, " / /sys/fs/cgroup/m", " /docker/x /sys/fs/cgroup/m"), "4:memory:/docker/x\n3:pids:/docker/x\n2:cpu,cpuacct:/\n", 1,
+			strings.ReplaceAll(mountV1, " / /sys/fs/cgroup/m", " /docker/x /sys/fs/cgroup/m"),
+			"4:memory:/docker/x\n3:pids:/docker/x\n2:cpu,cpuacct:/\n", 1,
 			[]string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids/docker/x", "/sys/fs/cgroup/cpu,cpuacct"},
 			"",
 		},
-		"version 2": {mountV2, "0::/system.slice/bullpen.service\n", 2, []string{"/sys/fs/cgroup/system.slice/bullpen.service"}, ""},
+		"version 2": {
+			mountV2, "0::/system.slice/bullpen.service\n", 2,
+			[]string{"/sys/fs/cgroup/system.slice/bullpen.service"},
+			"",
+		},
 		"version 2 outside of its namespace's root": {mountV2, "0::/../other\n", 2, []string{"/sys/fs/cgroup"}, ""},
 		"version 2 from a leaf":                     {mountV2, "0::/x/bullpen-worker\n", 2, []string{"/sys/fs/cgroup/x"}, ""},
 		"divided": {
-			strings.Join(strings.Split(mountV1, "\n")[:2], "\n") + "\n" + mountV2, "4:memory:/\n0::/\n", 0, nil, "controller pids, cpu, cpuacct is not mounted",
+			strings.Join(strings.Split(mountV1, "\n")[:2], "\n") + "\n" + mountV2, "4:memory:/\n0::/\n", 0, nil,
+			"controller pids, cpu, cpuacct is not mounted",
 		},
 		"none": {"", "0::/\n", 0, nil, "mount a cgroup2 file system"},
 	} {
@@ -98,7 +104,10 @@ func TestLocate(t *testing.T) {
 
 // v2Files are the files of a group that is not the root.
 func v2Files(dir string, files map[string]string) map[string]string {
-	for _, f := range []string{"cgroup.procs", "cgroup.subtree_control", "memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.max"} {
+	for _, f := range []string{
+		"cgroup.procs", "cgroup.subtree_control", "memory.max", "memory.swap.max",
+		"memory.oom.group", "pids.max", "cpu.max",
+	} {
 		files[dir+"/"+f] = ""
 	}
 	files[dir+"/cgroup.controllers"] = "cpuset cpu io memory pids\n"
@@ -125,7 +134,8 @@ func TestVersion2Delegation(t *testing.T) {
 		t.Errorf("version %d", tree.Version())
 	}
 	files[own+"/cgroup.controllers"] = "cpu memory\n"
-	if _, err := open(fake(t, files), "me"); err == nil || !strings.Contains(err.Error(), `controller "pids"`) || !strings.Contains(err.Error(), "Delegate=yes") {
+	if _, err := open(fake(t, files), "me"); err == nil || !strings.Contains(err.Error(), `controller "pids"`) ||
+		!strings.Contains(err.Error(), "Delegate=yes") {
 		t.Errorf("got %v", err)
 	}
 	files[own+"/cgroup.controllers"] = "cpu memory pids\n"
@@ -151,7 +161,8 @@ func TestVersion2Group(t *testing.T) {
 		t.Fatal(err)
 	}
 	for f, want := range map[string]string{
-		"memory.max": "1073741824", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "288", "cpu.max": "150000 100000",
+		"memory.max": "1073741824", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "288",
+		"cpu.max": "150000 100000",
 	} {
 		if got := contents(t, root, "g/"+f); got != want {
 			t.Errorf("%s = %q, want %q", f, got, want)
@@ -176,20 +187,23 @@ func TestVersion2Group(t *testing.T) {
 	if u, err := g.Usage(); err != nil || u != want {
 		t.Errorf("without a peak: %+v, %v", u, err)
 	}
-	if err := errors.Join(g.Limit(Limits{Memory: 1, Tasks: 1}), g.Throttle(0.001)); err != nil || contents(t, root, "g/cpu.max") != "1000 100000" {
+	if err := errors.Join(g.Limit(Limits{Memory: 1, Tasks: 1}), g.Throttle(0.001)); err != nil ||
+		contents(t, root, "g/cpu.max") != "1000 100000" {
 		t.Errorf("without swap: %v", err)
 	}
 	if err := os.Remove(filepath.Join(root, "g/pids.max")); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Limit(Limits{Memory: 1, Tasks: 1}); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "pids.max") {
+	if err := g.Limit(Limits{Memory: 1, Tasks: 1}); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "pids.max") {
 		t.Errorf("without pids: %v", err)
 	}
 }
 
-// Linux has vmalloc in memory.stat since 5.18, pagetables since 5.11.
-func TestVersion2KernelMemoryOfOldKernels(t *testing.T) {
+// Linux has kernel and vmalloc in memory.stat since 5.18, pagetables since 5.11.
+func TestVersion2KernelMemory(t *testing.T) {
 	for stat, want := range map[string]int64{
+		"kernel 100\nsock 7\nkernel_stack 1\nslab_reclaimable 30\nslab_unreclaimable 16\n":   70,
 		"sock 7\nkernel_stack 1\npagetables 2\npercpu 4\nvmalloc 8\nslab_unreclaimable 16\n": 31,
 		"sock 7\nkernel_stack 1\nslab_unreclaimable 16\n":                                    17,
 	} {
@@ -219,7 +233,8 @@ func TestReal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if swept, err := tree.Sweep(func(i string) bool { return i == "test-dead" }); err != nil || !slices.Equal(swept, []string{"test-dead"}) {
+	if swept, err := tree.Sweep(func(i string) bool { return i == "test-dead" }); err != nil ||
+		!slices.Equal(swept, []string{"test-dead"}) {
 		t.Errorf("swept %q, %v", swept, err)
 	}
 	if state, err := sleeper.Wait(); err != nil || state.String() != "signal: killed" {
@@ -260,7 +275,10 @@ func TestCheckEntry(t *testing.T) {
 			ids := []syscall.SysProcIDMap{{HostID: tt.first, Size: 1 << 16}}
 			cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // by its path, another user may not reach it
 			cmd.Env = append(os.Environ(), enterEnv+"=1")
-			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, Credential: &syscall.Credential{}}
+			cmd.SysProcAttr = &syscall.SysProcAttr{
+				Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids,
+				Credential: &syscall.Credential{},
+			}
 			out, err := cmd.CombinedOutput()
 			if err != nil || !strings.Contains(string(out), tt.want) {
 				t.Errorf("%v: %s", err, out)

@@ -77,8 +77,9 @@ func locate(root string) (location, error) {
 			}
 		}
 	}
-	return location{}, fmt.Errorf("cgroup: controller %s is not mounted: mount a cgroup2 file system, or all of the version 1 "+
-		"controllers memory, pids, cpu and cpuacct, on /sys/fs/cgroup", strings.Join(missing, ", "))
+	return location{}, fmt.Errorf(
+		"cgroup: controller %s is not mounted: mount a cgroup2 file system, or all of the version 1 "+
+			"controllers memory, pids, cpu and cpuacct, on /sys/fs/cgroup", strings.Join(missing, ", "))
 }
 
 // dir returns the directory of the group at path below the mount. In a container, the path may be

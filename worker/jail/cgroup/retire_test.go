@@ -46,14 +46,16 @@ func TestGroupsWithPageCache(t *testing.T) {
 	}
 	left, err := filepath.Glob(groups)
 	if err != nil || len(left) != maxRetired || cached(t, files[0]) || !cached(t, files[count-1]) {
-		t.Errorf("%d groups are left, %v; the first file is in the page cache: %t, the last one: %t", len(left), err, cached(t, files[0]), cached(t, files[count-1]))
+		t.Errorf("%d groups are left, %v; the first file is in the page cache: %t, the last one: %t", len(left), err,
+			cached(t, files[0]), cached(t, files[count-1]))
 	}
 	if err := tree.Close(); err != nil {
 		t.Error(err)
 	}
 	left, err = filepath.Glob(groups)
 	if err != nil || len(left) != 0 || cached(t, files[count-1]) {
-		t.Errorf("after the end %d groups are left, %v; the last file is in the page cache: %t", len(left), err, cached(t, files[count-1]))
+		t.Errorf("after the end %d groups are left, %v; the last file is in the page cache: %t", len(left), err,
+			cached(t, files[count-1]))
 	}
 }
 
@@ -81,7 +83,8 @@ func cached(t *testing.T, f *os.File) bool {
 	}
 	defer func() { _ = unix.Munmap(b) }()
 	vec := make([]byte, 1)
-	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&vec[0]))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+		uintptr(unsafe.Pointer(&vec[0]))); errno != 0 {
 		t.Fatal(errno)
 	}
 	return vec[0]&1 != 0

@@ -10,7 +10,8 @@ import (
 )
 
 // byHand is the remedy if systemd does not create a scope.
-const byHand = "start it outside of the login session, such as with `systemd-run --scope -p Delegate=yes -p TasksMax=infinity`"
+const byHand = "start it outside of the login session, such as with `systemd-run --scope -p Delegate=yes -p " +
+	"TasksMax=infinity`"
 
 // leaveSession moves this process out of a login session, whose group has no cpu controller and
 // contains the shell. systemd creates a delegated scope, as for `systemd-run --scope`. A worker in

@@ -98,14 +98,18 @@ func TestGroupWithOtherProcesses(t *testing.T) {
 		t.Errorf("got %s", out)
 	}
 	// A container has a cgroup namespace whose root is its group.
-	container := []string{"unshare", "--cgroup", "--mount", "sh", "-c", "umount /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec $0"}
+	container := []string{
+		"unshare", "--cgroup", "--mount", "sh", "-c",
+		"umount /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec $0",
+	}
 	if out := settleBeside(t, where.mount, "bullpen-test-container", container...); out != "0::/"+leafName+"\n<nil>\n" {
 		t.Errorf("got %s", out)
 	}
 	if unix.Access("/run/systemd/system", unix.F_OK) != nil {
 		return // no sessions
 	}
-	if out := settleBeside(t, where.mount, "user.slice/bullpen-test-session"); !strings.Contains(out, ".scope") || !strings.HasSuffix(out, "\n<nil>\n") ||
+	if out := settleBeside(t, where.mount, "user.slice/bullpen-test-session"); !strings.Contains(out, ".scope") ||
+		!strings.HasSuffix(out, "\n<nil>\n") ||
 		strings.Contains(out, "user.slice") {
 		t.Errorf("got %s", out)
 	}

@@ -110,7 +110,8 @@ func TestStartProcess(t *testing.T) {
 	if s := strays(t); len(s) > 0 {
 		t.Errorf("threads left in groups: %q", s)
 	}
-	if _, err := newGroup(t, tree, "x").StartProcess("/nonexistent", nil, &os.ProcAttr{}); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := newGroup(t, tree, "x").StartProcess("/nonexistent", nil, &os.ProcAttr{}); !errors.Is(
+		err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 	if s := strays(t); len(s) > 0 {
@@ -225,7 +226,8 @@ func TestStartProcessVersion2(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := g.StartProcess("/bin/cat", []string{"cat", "/proc/self/cgroup"}, &os.ProcAttr{Files: []*os.File{nil, w, w}, Sys: &attr})
+	p, err := g.StartProcess("/bin/cat", []string{"cat", "/proc/self/cgroup"},
+		&os.ProcAttr{Files: []*os.File{nil, w, w}, Sys: &attr})
 	if err := errors.Join(err, w.Close()); err != nil {
 		t.Fatal(err)
 	}

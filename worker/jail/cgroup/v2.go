@@ -142,5 +142,8 @@ func (g *Group) usage2() (Usage, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Usage{}, err
 	}
-	return Usage{CPUTime: time.Duration(micros) * time.Microsecond, MemoryPeak: peak, LimitOOMs: events[0], OOMKills: events[1]}, nil
+	return Usage{
+		CPUTime: time.Duration(micros) * time.Microsecond, MemoryPeak: peak, LimitOOMs: events[0],
+		OOMKills: events[1],
+	}, nil
 }

@@ -38,7 +38,8 @@ func attach(image *os.File) (*os.File, error) {
 			continue // the device is being detached
 		}
 		if err != nil {
-			return nil, fmt.Errorf("open the free loop device: %w: in a container mount the host's /dev, where new devices appear", err)
+			return nil, fmt.Errorf("open the free loop device: %w: in a container mount the host's /dev, where new "+
+				"devices appear", err)
 		}
 		err = unix.IoctlLoopConfigure(int(device.Fd()), &unix.LoopConfig{
 			Fd: uint32(image.Fd()), Size: blockSize,
@@ -131,7 +132,8 @@ func shutDown(mount *os.File) error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	if err := unix.IoctlSetPointerInt(int(root.Fd()), ext4Shutdown, goingNoLogSync); err != nil && !errors.Is(err, unix.EIO) {
+	if err := unix.IoctlSetPointerInt(int(root.Fd()), ext4Shutdown, goingNoLogSync); err != nil &&
+		!errors.Is(err, unix.EIO) {
 		return fmt.Errorf("shut the file system down: %w", err)
 	}
 	return nil

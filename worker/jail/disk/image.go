@@ -77,7 +77,8 @@ func format(ctx context.Context, dir string, size Size) (*template, error) {
 func tempFile(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("create an image: %w: the directory must be on ext4, XFS, Btrfs or another file system with O_TMPFILE", err)
+		return nil, fmt.Errorf("create an image: %w: the directory must be on ext4, XFS, Btrfs or another file system "+
+			"with O_TMPFILE", err)
 	}
 	return f, nil
 }
@@ -88,7 +89,8 @@ func makeFS(ctx context.Context, image *os.File, inodes int64) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, program, "-q", "-F", "-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-m", "0",
+	cmd := exec.CommandContext(ctx, program, "-q", "-F", "-b", strconv.Itoa(blockSize), "-I",
+		strconv.Itoa(inodeSize), "-m", "0",
 		"-N", strconv.FormatInt(inodes, 10), "-U", "clear", "-O", features, "/proc/self/fd/3")
 	cmd.Env = []string{"MKE2FS_CONFIG=/dev/null"}
 	cmd.ExtraFiles = []*os.File{image}
@@ -179,7 +181,8 @@ func (t *template) limit(free unix.Statfs_t, blocks, inodes int64) error {
 	}
 	tooMany, excess := int64(free.Bavail)-blocks, int64(free.Ffree)-inodes
 	if tooMany < 0 || excess < 0 {
-		return fmt.Errorf("mke2fs created %d blocks and %d inodes, fewer than the %d and %d needed", free.Bavail, free.Ffree, blocks, inodes)
+		return fmt.Errorf("mke2fs created %d blocks and %d inodes, fewer than the %d and %d needed", free.Bavail, free.Ffree,
+			blocks, inodes)
 	}
 	binary.LittleEndian.PutUint32(super[superReserved:], uint32(tooMany))
 	binary.LittleEndian.PutUint16(super[superReservedUID:], nobody)

@@ -85,7 +85,8 @@ const volume = "/proc/self/fd/3/"
 // asTenant drops all privileges, since root may use reserved blocks.
 func asTenant(f func() error) func() error {
 	return func() error {
-		if err := errors.Join(syscall.Setgroups(nil), syscall.Setresgid(owner, owner, owner), syscall.Setresuid(owner, owner, owner)); err != nil {
+		if err := errors.Join(syscall.Setgroups(nil), syscall.Setresgid(owner, owner, owner),
+			syscall.Setresuid(owner, owner, owner)); err != nil {
 			return err
 		}
 		return f()
@@ -312,7 +313,8 @@ func overlay() error {
 	for _, d := range []string{"volume/upper", "volume/work"} {
 		err = errors.Join(err, os.Mkdir(at(d), 0o755))
 	}
-	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,redirect_dir=on,index=on", at("lower"), at("volume/upper"), at("volume/work"))
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,redirect_dir=on,index=on", at("lower"), at("volume/upper"),
+		at("volume/work"))
 	err = errors.Join(err, unix.Mount("overlay", at("merged"), "overlay", 0, options),
 		os.Remove(at("merged/gone")), os.Rename(at("merged/old"), at("merged/new")))
 	redirect := make([]byte, 100)

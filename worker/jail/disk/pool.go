@@ -88,7 +88,8 @@ func Open(cfg Config) (*Pool, error) {
 		cfg.Ready = DefaultReady
 	}
 	if cfg.Ready < 0 || !filepath.IsAbs(cfg.Dir) {
-		return nil, fmt.Errorf("volumes: directory %q must be absolute, and the number of ready volumes, %d, must not be negative", cfg.Dir, cfg.Ready)
+		return nil, fmt.Errorf("volumes: directory %q must be absolute, and the number of ready volumes, %d, must not "+
+			"be negative", cfg.Dir, cfg.Ready)
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("volumes: the worker is not root, which mounting needs")
@@ -110,7 +111,8 @@ func Open(cfg Config) (*Pool, error) {
 // mounted nosuid and nodev. The first volume of a size takes longer.
 func (p *Pool) Get(ctx context.Context, size Size, uid, gid int) (*Volume, error) {
 	if size.Bytes <= 0 || size.Bytes > MaxBytes || size.Inodes <= 0 || size.Inodes > MaxInodes {
-		return nil, fmt.Errorf("get a volume: %+v is not between 1 and %d bytes and 1 and %d inodes", size, int64(MaxBytes), MaxInodes)
+		return nil, fmt.Errorf("get a volume: %+v is not between 1 and %d bytes and 1 and %d inodes", size,
+			int64(MaxBytes), MaxInodes)
 	}
 	if size.Directory < 0 || size.Directory%1024 != 0 {
 		return nil, fmt.Errorf("get a volume: directories of %d bytes: must be a multiple of 1024", size.Directory)

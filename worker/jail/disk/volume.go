@@ -65,6 +65,38 @@ func Attach(mount *os.File, pidfd int, target string) error {
 	return nil
 }
 
+// Bind mounts the directory dir below root at target as well, all in the mount namespace of a process. It
+// does not follow links below root.
+func Bind(pidfd int, root, dir, target string) error {
+	bind := func() error {
+		at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open %s: %w", root, err)
+		}
+		defer func() { _ = unix.Close(at) }()
+		fd, err := unix.Openat2(at, dir, &unix.OpenHow{
+			Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+		})
+		if err != nil {
+			return fmt.Errorf("open %s in %s: %w", dir, root, err)
+		}
+		defer func() { _ = unix.Close(fd) }()
+		tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+		if err != nil {
+			return fmt.Errorf("clone the mount of %s: %w", root, err)
+		}
+		defer func() { _ = unix.Close(tree) }()
+		return unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	}
+	done := make(chan error)
+	go func() { done <- runInMountNamespace(pidfd, bind) }()
+	if err := <-done; err != nil {
+		return fmt.Errorf("mount %s at %s: %w", dir, target, err)
+	}
+	return nil
+}
+
 // runInMountNamespace calls f in the mount namespace of a process. It does so on a new thread,
 // which ends afterwards.
 func runInMountNamespace(pidfd int, f func() error) error {

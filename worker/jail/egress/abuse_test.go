@@ -106,7 +106,9 @@ func TestKernelPacketsAreNotReported(t *testing.T) {
 		if a := j.do(order{Do: "shout", To: to, Data: "never mind", N: 50}); a.Error != "" {
 			t.Errorf("%+v", a)
 		}
-		until(t, "late answers", func() bool { return j.udp(to, "x").Data == "x" && l.BytesIn() >= 50*int64(len("never mind")) })
+		until(t, "late answers", func() bool {
+			return j.udp(to, "x").Data == "x" && l.BytesIn() >= 50*int64(len("never mind"))
+		})
 	}
 	wantBlocked(t, l)
 }
@@ -141,7 +143,9 @@ func TestUnansweredConnections(t *testing.T) {
 	hostile, l := attach(t, n, unrestricted)
 	quiet, _ := attach(t, n, unrestricted)
 	const more = 30
-	if a := hostile.do(order{Do: "open_pending", To: silentIPv4 + ":80", N: egress.MaxConnections + more}); a.Count["ECONNREFUSED"] != more {
+	if a := hostile.do(order{
+		Do: "open_pending", To: silentIPv4 + ":80", N: egress.MaxConnections + more,
+	}); a.Count["ECONNREFUSED"] != more {
 		t.Errorf("beyond the limit: %v", a.Count)
 	}
 	if a := quiet.tcp(webIPv4+":7", "x"); a.Data != "x" {
@@ -219,7 +223,10 @@ func TestQueriesAreLimited(t *testing.T) {
 		t.Errorf("another jail: %+v", a)
 	}
 	limit := proto.BlockedConnection{Host: "often.example.com", Protocol: "dns", Reason: proto.BlockedLimit}
-	if report := l.Close(); !slices.ContainsFunc(report.Blocked, func(b proto.BlockedConnection) bool { b.At = limit.At; return b == limit }) {
+	if report := l.Close(); !slices.ContainsFunc(report.Blocked, func(b proto.BlockedConnection) bool {
+		b.At = limit.At
+		return b == limit
+	}) {
 		t.Errorf("the limit is not in the report: %+v", report.Blocked)
 	}
 }
@@ -350,7 +357,8 @@ func TestDataIsIntact(t *testing.T) {
 	if a := j.udp(webIPv4+":7", big); a.Data != big {
 		t.Errorf("a datagram of %d bytes: %d came back, %s", len(big), len(a.Data), a.Error)
 	}
-	if got, want := l.Close().Traffic, (proto.Traffic{BytesIn: int64(2*size) + 60000, BytesOut: int64(2*size) + 60000}); got != want {
+	if got, want := l.Close().Traffic,
+		(proto.Traffic{BytesIn: int64(2*size) + 60000, BytesOut: int64(2*size) + 60000}); got != want {
 		t.Errorf("traffic %+v, want %+v", got, want)
 	}
 }
@@ -455,7 +463,10 @@ func hostState(t *testing.T) string {
 	for _, table := range tables {
 		fmt.Fprintln(&b, "table", table.Name)
 	}
-	for _, name := range []string{"ipv4/conf/all/forwarding", "ipv6/conf/all/forwarding", "ipv4/icmp_ratemask", "ipv6/icmp/ratelimit"} {
+	for _, name := range []string{
+		"ipv4/conf/all/forwarding", "ipv6/conf/all/forwarding", "ipv4/icmp_ratemask",
+		"ipv6/icmp/ratelimit",
+	} {
 		value, err := os.ReadFile("/proc/sys/net/" + name)
 		if err != nil {
 			t.Fatal(err)

@@ -18,15 +18,18 @@ import (
 
 func wantBlocked(t *testing.T, l *egress.Link, want ...proto.BlockedConnection) {
 	t.Helper()
-	if diff := cmp.Diff(want, l.Close().Blocked, cmpopts.IgnoreFields(proto.BlockedConnection{}, "At"), cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, l.Close().Blocked, cmpopts.IgnoreFields(proto.BlockedConnection{}, "At"),
+		cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("refused (-want +got):\n%s", diff)
 	}
 }
 
 func TestAllowlistNames(t *testing.T) {
-	internet.zone.set("listed.example.com", "listed.example.com. 60 IN A "+webIPv4, "listed.example.com. 60 IN AAAA "+webIPv6,
+	internet.zone.set("listed.example.com", "listed.example.com. 60 IN A "+webIPv4,
+		"listed.example.com. 60 IN AAAA "+webIPv6,
 		"listed.example.com. 60 IN TXT words")
-	internet.zone.set("a.b.wild.example.com", "a.b.wild.example.com. 60 IN CNAME elsewhere.example.net.", "elsewhere.example.net. 60 IN A "+web2IPv4)
+	internet.zone.set("a.b.wild.example.com", "a.b.wild.example.com. 60 IN CNAME elsewhere.example.net.",
+		"elsewhere.example.net. 60 IN A "+web2IPv4)
 	internet.zone.set("wild.example.com", "wild.example.com. 60 IN A "+web2IPv4)
 	internet.zone.set("secret.unlisted.example.com", "secret.unlisted.example.com. 60 IN A "+web2IPv4)
 	j, l := attach(t, open(t), allow("listed.example.com:80,7", "*.wild.example.com"))
@@ -34,7 +37,10 @@ func TestAllowlistNames(t *testing.T) {
 	if a := j.tcp(webIPv4+":7", "x"); a.Error != "ECONNREFUSED" {
 		t.Errorf("an address that was not resolved yet: %+v", a)
 	}
-	for _, to := range []string{"listed.example.com:7", "LISTED.example.com.:80", net.JoinHostPort(webIPv4, "7"), "a.b.wild.example.com:8080"} {
+	for _, to := range []string{
+		"listed.example.com:7", "LISTED.example.com.:80", net.JoinHostPort(webIPv4, "7"),
+		"a.b.wild.example.com:8080",
+	} {
 		if a := j.tcp(to, "GET / HTTP/1.0\r\n\r\n"); a.Error != "" || a.Data == "" {
 			t.Errorf("%s: %+v", to, a)
 		}
@@ -54,7 +60,10 @@ func TestAllowlistNames(t *testing.T) {
 			t.Errorf("%s: %+v", to, a)
 		}
 	}
-	for _, name := range []string{"secret.unlisted.example.com", "wild.example.com", "listed.example.com.evil.example.net", "example.com", "elsewhere.example.net"} {
+	for _, name := range []string{
+		"secret.unlisted.example.com", "wild.example.com", "listed.example.com.evil.example.net",
+		"example.com", "elsewhere.example.net",
+	} {
 		for _, kind := range []string{"A", "TXT tcp"} {
 			if a := j.resolve(name, kind); a.Error != "REFUSED" || a.Found != nil {
 				t.Errorf("resolve %s %s: %+v", name, kind, a)
@@ -69,10 +78,17 @@ func TestAllowlistNames(t *testing.T) {
 	}
 	wantBlocked(t, l,
 		proto.BlockedConnection{Address: webIPv4, Port: 7, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
-		proto.BlockedConnection{Host: "listed.example.com", Address: webIPv4, Port: 8080, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
-		proto.BlockedConnection{Host: "a.b.wild.example.com", Address: web2IPv4, Port: 53, Protocol: "tcp", Reason: proto.BlockedResolver},
+		proto.BlockedConnection{
+			Host: "listed.example.com", Address: webIPv4, Port: 8080, Protocol: "tcp",
+			Reason: proto.BlockedNotAllowed,
+		},
+		proto.BlockedConnection{
+			Host: "a.b.wild.example.com", Address: web2IPv4, Port: 53, Protocol: "tcp",
+			Reason: proto.BlockedResolver,
+		},
 		proto.BlockedConnection{Address: gatewayIPv4, Port: 7, Protocol: "tcp", Reason: proto.BlockedNotAllowed},
-		dns("secret.unlisted.example.com"), dns("wild.example.com"), dns("listed.example.com.evil.example.net"), dns("example.com"),
+		dns("secret.unlisted.example.com"), dns("wild.example.com"), dns("listed.example.com.evil.example.net"),
+		dns("example.com"),
 		dns("elsewhere.example.net"),
 	)
 }
@@ -160,7 +176,8 @@ func TestRebinding(t *testing.T) {
 
 func TestRefusedAddressesAreRemovedFromAnswers(t *testing.T) {
 	const name = "mixed.example.com"
-	internet.zone.set(name, name+". 60 IN A 192.168.1.1", name+". 60 IN A "+webIPv4, name+". 60 IN A "+controlIP, name+". 60 IN A "+hostIPv4,
+	internet.zone.set(name, name+". 60 IN A 192.168.1.1", name+". 60 IN A "+webIPv4, name+". 60 IN A "+controlIP,
+		name+". 60 IN A "+hostIPv4,
 		"other.example.org. 60 IN A "+web2IPv4)
 	j, _ := attach(t, open(t, net.JoinHostPort(controlIP, controlPort)), allow(name))
 	if a := j.resolve(name, "A"); !slices.Equal(a.Found, []string{webIPv4}) {
@@ -222,7 +239,9 @@ func TestInvalidAnswers(t *testing.T) {
 }
 
 func TestOtherResolversAreRejected(t *testing.T) {
-	for name, policy := range map[string]proto.Network{"unrestricted": unrestricted, "allowlist": allow(foreignDNS + ":53")} {
+	for name, policy := range map[string]proto.Network{
+		"unrestricted": unrestricted, "allowlist": allow(foreignDNS + ":53"),
+	} {
 		t.Run(name, func(t *testing.T) {
 			j, l := attach(t, open(t), policy)
 			if a := j.udp(foreignDNS+":53", "a message for "+name); a.Error != "ECONNREFUSED" {
@@ -296,17 +315,28 @@ func TestGrantsExpire(t *testing.T) {
 
 func TestRefusedRanges(t *testing.T) {
 	for addr, want := range map[string]bool{
-		"0.0.0.0": true, "0.255.255.255": true, "1.0.0.0": false, "9.255.255.255": false, "10.0.0.0": true, "10.255.255.255": true, "11.0.0.0": false,
-		"100.63.255.255": false, "100.64.0.0": true, "100.127.255.255": true, "100.128.0.0": false, "127.0.0.1": true, "128.0.0.0": false,
-		"169.253.255.255": false, "169.254.169.254": true, "172.15.255.255": false, "172.16.0.0": true, "172.31.255.255": true, "172.32.0.0": false,
-		"192.0.0.192": true, "192.0.1.0": false, "192.0.2.1": true, "192.167.255.255": false, "192.168.0.0": true, "192.169.0.0": false,
-		"198.17.255.255": false, "198.18.0.0": true, "198.19.255.255": true, "198.20.0.0": false, "198.51.100.7": true, "203.0.113.255": true,
-		"203.0.114.0": false, "223.255.255.255": false, "224.0.0.1": true, "255.255.255.255": true, "168.63.129.16": true, "168.63.129.17": false,
-		"::": true, "::1": true, "::ffff:8.8.8.8": true, "::8.8.8.8": true, "64:ff9b::808:808": true, "64:ff9b:1::1": true, "100::1": true,
-		"1fff:ffff::1": true, "2000::1": false, "2001::1": true, "2001:1ff:ffff::1": true, "2001:200::1": false, "2001:db8::1": true,
-		"2001:db9::1": false, "2002::1": true, "2003::1": false, "2606:4700::1111": false, "3ffe::1": false, "3fff:fff::1": true, "3fff:1000::1": false,
-		"3fff:ffff::1": false, "4000::1": true, "5f00::1": true, "7fff::1": true, "8000::1": true, "fc00::1": true, "fd00:ec2::254": true,
-		"fe80::1": true, "fec0::1": true, "ff02::1": true, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff": true,
+		"0.0.0.0": true, "0.255.255.255": true, "1.0.0.0": false, "9.255.255.255": false, "10.0.0.0": true,
+		"10.255.255.255": true, "11.0.0.0": false,
+		"100.63.255.255": false, "100.64.0.0": true, "100.127.255.255": true, "100.128.0.0": false, "127.0.0.1": true,
+		"128.0.0.0":       false,
+		"169.253.255.255": false, "169.254.169.254": true, "172.15.255.255": false, "172.16.0.0": true,
+		"172.31.255.255": true, "172.32.0.0": false,
+		"192.0.0.192": true, "192.0.1.0": false, "192.0.2.1": true, "192.167.255.255": false, "192.168.0.0": true,
+		"192.169.0.0":    false,
+		"198.17.255.255": false, "198.18.0.0": true, "198.19.255.255": true, "198.20.0.0": false, "198.51.100.7": true,
+		"203.0.113.255": true,
+		"203.0.114.0":   false, "223.255.255.255": false, "224.0.0.1": true, "255.255.255.255": true, "168.63.129.16": true,
+		"168.63.129.17": false,
+		"::":            true, "::1": true, "::ffff:8.8.8.8": true, "::8.8.8.8": true, "64:ff9b::808:808": true,
+		"64:ff9b:1::1": true,
+		"100::1":       true,
+		"1fff:ffff::1": true, "2000::1": false, "2001::1": true, "2001:1ff:ffff::1": true, "2001:200::1": false,
+		"2001:db8::1": true,
+		"2001:db9::1": false, "2002::1": true, "2003::1": false, "2606:4700::1111": false, "3ffe::1": false,
+		"3fff:fff::1": true, "3fff:1000::1": false,
+		"3fff:ffff::1": false, "4000::1": true, "5f00::1": true, "7fff::1": true, "8000::1": true, "fc00::1": true,
+		"fd00:ec2::254": true,
+		"fe80::1":       true, "fec0::1": true, "ff02::1": true, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff": true,
 	} {
 		if got := egress.RefusedRange(netip.MustParseAddr(addr)); got != want {
 			t.Errorf("%s: refused %v, want %v", addr, got, want)

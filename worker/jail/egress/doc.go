@@ -6,7 +6,8 @@
 // that it is invisible on the host and disappears with the process. A [Link] is a veth pair from it
 // into the network namespace of one jail. A connection passes through:
 //
-//	program - jail's namespace - veth - egress namespace - TUN - TCP/IP stack in the worker - socket in the host's namespace
+// program - jail's namespace - veth - egress namespace - TUN - TCP/IP stack in the worker - socket
+// in the host's namespace
 //
 // Some addresses are refused to every program: private, link-local, loopback, multicast and
 // reserved addresses, metadata services, the host's own addresses, and bullpen's control plane. Two

@@ -42,7 +42,10 @@ func TestUnrestrictedReachesInternet(t *testing.T) {
 func refusedTargets() []string {
 	targets := []string{hostIPv4, hostIPv6, "10.77.0.2", controlIP}
 	for _, a := range internetAddrs {
-		if !slices.Contains([]string{gatewayIPv4, gatewayIPv6, webIPv4, web2IPv4, webIPv6, nameserver, foreignDNS, controlIP}, a) {
+		if !slices.Contains([]string{
+			gatewayIPv4, gatewayIPv6, webIPv4, web2IPv4, webIPv6, nameserver, foreignDNS,
+			controlIP,
+		}, a) {
 			targets = append(targets, a)
 		}
 	}
@@ -76,7 +79,9 @@ func TestNonPublicAddressesAreRefused(t *testing.T) {
 						t.Errorf("udp %s: %+v", to, a)
 					}
 					for _, protocol := range []string{"tcp", "udp"} {
-						want = append(want, proto.BlockedConnection{Address: target, Port: 7, Protocol: protocol, Reason: proto.BlockedAddress})
+						want = append(want, proto.BlockedConnection{
+							Address: target, Port: 7, Protocol: protocol, Reason: proto.BlockedAddress,
+						})
 					}
 				}
 				report := l.Close()

@@ -71,8 +71,9 @@ func loadFirewall(s *namespace) (*firewall, error) {
 	}
 	f := &firewall{conn: conn, rejectionLog: map[proto.BlockReason]*nftables.Chain{}}
 	if err := f.load(); err != nil {
-		return nil, errors.Join(fmt.Errorf("load the rules of the egress namespace: %w; the kernel needs nf_tables with its inet, "+
-			"fib, limit, log and reject expressions", err), f.close())
+		return nil, errors.Join(fmt.Errorf(
+			"load the rules of the egress namespace: %w; the kernel needs nf_tables with its inet, "+
+				"fib, limit, log and reject expressions", err), f.close())
 	}
 	return f, nil
 }
@@ -99,7 +100,8 @@ func (f *firewall) load() error {
 	for class := range uint32(packetClasses) {
 		lower := packetClasses - 1 - class
 		name := fmt.Sprintf("packets%d_", class+1)
-		if err := f.addMeters(pre, name, packetRate>>lower, packetBurst>>lower, fromClass(class+1), verdict(expr.VerdictDrop)); err != nil {
+		if err := f.addMeters(pre, name, packetRate>>lower, packetBurst>>lower, fromClass(class+1),
+			verdict(expr.VerdictDrop)); err != nil {
 			return err
 		}
 	}
@@ -145,7 +147,10 @@ func (f *firewall) loadInput(input *nftables.Chain) error {
 // addRejectChains adds a chain for each reason. It logs to the worker, up to a rate for each link
 // so that no link hides the rejections of another, and rejects the packet.
 func (f *firewall) addRejectChains() error {
-	for _, reason := range []proto.BlockReason{proto.BlockedAddress, proto.BlockedResolver, proto.BlockedProtocol, proto.BlockedLimit} {
+	for _, reason := range []proto.BlockReason{
+		proto.BlockedAddress, proto.BlockedResolver, proto.BlockedProtocol,
+		proto.BlockedLimit,
+	} {
 		chain := f.conn.AddChain(&nftables.Chain{Table: f.table, Name: "refuse_" + string(reason)})
 		f.rejectionLog[reason] = chain
 		log := exprs{&expr.Log{
@@ -226,13 +231,15 @@ func (f *firewall) addProtocolRules(chain *nftables.Chain) {
 
 // addMeters applies then to packets beyond a rate per source address.
 func (f *firewall) addMeters(chain *nftables.Chain, name string, rate uint64, burst uint32, match, then exprs) error {
-	return f.addRated(chain, name, &expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst, Over: true},
+	return f.addRated(chain, name,
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst, Over: true},
 		match, then)
 }
 
 // addUnderRate applies then to packets within a rate.
 func (f *firewall) addUnderRate(chain *nftables.Chain, name string, rate uint64, burst uint32, then exprs) error {
-	return f.addRated(chain, name, &expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst}, nil, then)
+	return f.addRated(chain, name,
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst}, nil, then)
 }
 
 func (f *firewall) addRated(chain *nftables.Chain, name string, limit *expr.Limit, match, then exprs) error {
@@ -275,7 +282,9 @@ func (f *firewall) setHosts(addrs []netip.Addr) error {
 	return nil
 }
 
-func (f *firewall) addHook(name string, hook *nftables.ChainHook, priority *nftables.ChainPriority, policy nftables.ChainPolicy) *nftables.Chain {
+func (f *firewall) addHook(
+	name string, hook *nftables.ChainHook, priority *nftables.ChainPriority, policy nftables.ChainPolicy,
+) *nftables.Chain {
 	return f.conn.AddChain(&nftables.Chain{
 		Table: f.table, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: priority, Policy: &policy,
 	})

@@ -62,7 +62,9 @@ func newSites(t testing.TB) *sites {
 	var der []byte
 	s.authority, s.key, der = issue(t, nil, nil, "the tests' authority")
 	s.pem = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	for name, addr := range map[string]string{apiName: webIPv4, wildName: webIPv4, neighbour: webIPv4, strangerName: web2IPv4} {
+	for name, addr := range map[string]string{
+		apiName: webIPv4, wildName: webIPv4, neighbour: webIPv4, strangerName: web2IPv4,
+	} {
 		internet.zone.set(name, name+". 60 IN A "+addr)
 	}
 	secured := &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -95,15 +97,19 @@ func newSites(t testing.TB) *sites {
 }
 
 // issue makes a certificate for a name, self-signed if there is no parent.
-func issue(t testing.TB, parent *x509.Certificate, parentKey *ecdsa.PrivateKey, name string) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
+func issue(
+	t testing.TB, parent *x509.Certificate, parentKey *ecdsa.PrivateKey, name string,
+) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		DNSNames: []string{name}, BasicConstraintsValid: true, IsCA: parent == nil, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{name}, BasicConstraintsValid: true, IsCA: parent == nil,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	if parent == nil {
 		parent, parentKey = template, key
@@ -121,7 +127,10 @@ func issue(t testing.TB, parent *x509.Certificate, parentKey *ecdsa.PrivateKey, 
 
 // ServeHTTP sends back what the request has as Authorization, in every way there is.
 func (s *sites) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	got := seen{local: r.Context().Value(http.LocalAddrContextKey).(net.Addr).String(), host: r.Host, method: r.Method, uri: r.RequestURI, header: r.Header.Clone()}
+	got := seen{
+		local: r.Context().Value(http.LocalAddrContextKey).(net.Addr).String(), host: r.Host, method: r.Method,
+		uri: r.RequestURI, header: r.Header.Clone(),
+	}
 	if r.TLS != nil {
 		got.name = r.TLS.ServerName
 	}
@@ -139,7 +148,8 @@ func (s *sites) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		defer func() { _ = conn.Close() }()
-		_, _ = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\nX-Received: %s\r\n\r\nhello", auth)
+		_, _ = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\nX-Received: "+
+			"%s\r\n\r\nhello", auth)
 		return
 	}
 	w.Header().Set("X-Received", auth)
@@ -171,16 +181,23 @@ func (s *sites) take() []seen {
 
 // injecting attaches a jail whose requests to hosts get the canary. It returns the authority that the
 // program trusts.
-func (s *sites) injecting(t testing.TB, n *egress.Network, policy proto.Network, hosts ...string) (*jail, *egress.Link, string) {
+func (s *sites) injecting(
+	t testing.TB, n *egress.Network, policy proto.Network, hosts ...string,
+) (*jail, *egress.Link, string) {
 	t.Helper()
 	return s.injectingAll(t, n, policy, secretOf("authorization", canary, hosts...))
 }
 
 func secretOf(header, value string, hosts ...string) inject.Secret {
-	return inject.Secret{Injection: proto.Injection{Hosts: hosts, Header: header, Template: "Bearer {{value}}"}, Value: value}
+	return inject.Secret{
+		Injection: proto.Injection{Hosts: hosts, Header: header, Template: "Bearer {{value}}"},
+		Value:     value,
+	}
 }
 
-func (s *sites) injectingAll(t testing.TB, n *egress.Network, policy proto.Network, secrets ...inject.Secret) (*jail, *egress.Link, string) {
+func (s *sites) injectingAll(
+	t testing.TB, n *egress.Network, policy proto.Network, secrets ...inject.Secret,
+) (*jail, *egress.Link, string) {
 	t.Helper()
 	j, l := attach(t, n, policy)
 	roots := x509.NewCertPool()
@@ -220,21 +237,25 @@ func TestInjection(t *testing.T) {
 			}
 		}
 	}
-	if a := j.do(order{Do: "fetch", To: "https://" + apiName + "/early", CA: ca}); a.Error != "" || a.Found[0] != "103 <Bearer ***>" {
+	if a := j.do(order{Do: "fetch", To: "https://" + apiName + "/early", CA: ca}); a.Error != "" ||
+		a.Found[0] != "103 <Bearer ***>" {
 		t.Errorf("early hints: %+v", a)
 	}
-	if a := j.do(order{Do: "fetch", To: "https://" + apiName + "/split", CA: ca}); a.Error != "" || a.Data != "Bearer "+stars+" and no more" {
+	if a := j.do(order{Do: "fetch", To: "https://" + apiName + "/split", CA: ca}); a.Error != "" ||
+		a.Data != "Bearer "+stars+" and no more" {
 		t.Errorf("the value in two pieces: %+v", a)
 	}
 	body := strings.Repeat("x", 512<<10)
 	before := l.BytesIn()
-	if a := j.do(order{Do: "fetch", To: "https://" + apiName, Data: body, CA: ca}); !strings.HasSuffix(a.Data, fmt.Sprintf("and %d bytes", len(body))) {
+	if a := j.do(order{Do: "fetch", To: "https://" + apiName, Data: body, CA: ca}); !strings.HasSuffix(
+		a.Data, fmt.Sprintf("and %d bytes", len(body))) {
 		t.Errorf("a large body: %+v", a)
 	}
 	if l.BytesIn() == before {
 		t.Error("what the program received is not counted")
 	}
-	if report := l.Close(); report.BytesOut < int64(len(body)) || report.BytesOut > int64(len(body))*2 || len(report.Blocked) != 0 {
+	if report := l.Close(); report.BytesOut < int64(len(body)) || report.BytesOut > int64(len(body))*2 ||
+		len(report.Blocked) != 0 {
 		t.Errorf("%+v", report)
 	}
 }
@@ -257,37 +278,84 @@ func TestInjectionAttacks(t *testing.T) {
 		answer       string // part of it
 		server       string // what the server receives as Authorization; "nothing" if it is not reached
 	}{
-		{"the host of a secret at another address", stranger, strangerName, "GET / HTTP/1.1\r\nHost: " + apiName + rest, "got", ""},
-		{"the host of a secret at another address, in TLS", stranger, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + rest, "got", ""},
-		{"the host of a secret at another address, without TLS", strangerName + ":" + plainPort, "", "GET / HTTP/1.1\r\nHost: " + plain + rest, "got", ""},
-		{"another host over the connection to the host", api, apiName, "GET / HTTP/1.1\r\nHost: " + strangerName + rest, "421 ", "nothing"},
+		{
+			"the host of a secret at another address", stranger, strangerName,
+			"GET / HTTP/1.1\r\nHost: " + apiName + rest, "got", "",
+		},
+		{
+			"the host of a secret at another address, in TLS", stranger, apiName,
+			"GET / HTTP/1.1\r\nHost: " + apiName + rest, "got", "",
+		},
+		{
+			"the host of a secret at another address, without TLS", strangerName + ":" + plainPort, "",
+			"GET / HTTP/1.1\r\nHost: " + plain + rest, "got", "",
+		},
+		{
+			"another host over the connection to the host", api, apiName, "GET / HTTP/1.1\r\nHost: " + strangerName + rest,
+			"421 ", "nothing",
+		},
 		{"another port of the host", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + ":8443" + rest, "421 ", "nothing"},
 		{"a host with user information", api, apiName, "GET / HTTP/1.1\r\nHost: x@" + apiName + rest, "4", "nothing"},
 		{"no host", api, apiName, "GET / HTTP/1.0\r\n\r\n", "421 ", "nothing"},
 		{"no host without TLS", plain, "", "GET / HTTP/1.0\r\n\r\n", webIPv4 + ":" + plainPort + " got", ""},
-		{"two hosts", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nHost: " + strangerName + rest, "400 ", "nothing"},
-		{"an absolute form for another host", api, apiName, "GET http://" + strangerName + "/ HTTP/1.1\r\nHost: " + apiName + rest, "421 ", "nothing"},
-		{"an absolute form with user information", api, apiName, "GET https://x:y@" + apiName + "/ HTTP/1.1\r\nHost: " + strangerName + rest, apiName + " got", "Bearer " + canary},
-		{"an absolute form without TLS for another host", plain, "", "GET http://" + strangerName + "/ HTTP/1.1\r\nHost: " + plain + rest, strangerName + " got", ""},
-		{"an absolute form without TLS that ends in the host", plain, "", "GET http://" + plain + "@" + strangerName + "/ HTTP/1.1\r\nHost: " + plain + rest, strangerName + " got", ""},
+		{
+			"two hosts", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nHost: " + strangerName + rest,
+			"400 ", "nothing",
+		},
+		{"an absolute form for another host", api, apiName, "GET http://" + strangerName + "/ HTTP/1.1\r\nHost: " + apiName +
+			rest, "421 ", "nothing"},
+		{"an absolute form with user information", api, apiName, "GET https://x:y@" + apiName + "/ HTTP/1.1\r\nHost: " +
+			strangerName + rest, apiName + " got", "Bearer " + canary},
+		{"an absolute form without TLS for another host", plain, "", "GET http://" + strangerName + "/ HTTP/1.1\r\nHost: " +
+			plain + rest, strangerName + " got", ""},
+		{"an absolute form without TLS that ends in the host", plain, "", "GET http://" + plain + "@" + strangerName +
+			"/ HTTP/1.1\r\nHost: " + plain + rest, strangerName + " got", ""},
 		{"another host without TLS", plain, "", "GET / HTTP/1.1\r\nHost: " + strangerName + rest, "got", ""},
 		{"a neighbour at the same address", api, neighbour, "GET / HTTP/1.1\r\nHost: " + neighbour + rest, "got", ""},
-		{"a host in TLS that belongs to no secret, and one that does in the request", api, neighbour, "GET / HTTP/1.1\r\nHost: " + apiName + rest, "got", ""},
+		{
+			"a host in TLS that belongs to no secret, and one that does in the request", api, neighbour,
+			"GET / HTTP/1.1\r\nHost: " + apiName + rest, "got", "",
+		},
 		{"TLS to the port without", plain, apiName, "", "does not look like a TLS", "nothing"},
 		{"no TLS to the port with", api, "", "GET / HTTP/1.1\r\nHost: " + apiName + rest, "400 ", "nothing"},
 		{"TRACE", api, apiName, "TRACE / HTTP/1.1\r\nHost: " + apiName + rest, "405 ", "nothing"},
 		{"TRACE without TLS", plain, "", "TRACE / HTTP/1.1\r\nHost: " + plain + rest, "405 ", "nothing"},
-		{"CONNECT", api, apiName, "CONNECT " + strangerName + ":443 HTTP/1.1\r\nHost: " + strangerName + ":443" + rest, "405 ", "nothing"},
-		{"a header of its own", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\naUTHORIZATION: mine\r\nAuthorization: too" + rest, "got", "Bearer " + canary},
-		{"a connection header", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nConnection: Authorization, close\r\n\r\n", "got", "Bearer " + canary},
-		{"a header that is continued", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nX: y\r\n Authorization: mine" + rest, "got", "Bearer " + canary},
-		{"a space in a header's name", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nAuthorization : mine" + rest, "400 ", "nothing"},
-		{"two lengths", api, apiName, "POST / HTTP/1.1\r\nHost: " + apiName + "\r\nContent-Length: 4\r\nContent-Length: 5" + rest + "GET ", "400 ", "nothing"},
-		{"compression", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nAccept-Encoding: gzip" + rest, "got", "Bearer " + canary},
-		{"another protocol", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\n", "X-Received: Bearer ***\r\n\r\nhello", "Bearer " + canary},
-		{"the host in capitals, with a final dot", api, strings.ToUpper(apiName), "GET / HTTP/1.1\r\nHost: " + strings.ToUpper(apiName) + ".:443" + rest, "got", "Bearer " + canary},
-		{"a server whose certificate nobody vouches for", wildName + ":" + securePort, "untrusted.wild.inject.example", "GET / HTTP/1.1\r\nHost: untrusted.wild.inject.example" + rest, "502 ", "nothing"},
-		{"a long header", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nX: " + strings.Repeat("x", 100<<10) + rest, "431 ", "nothing"},
+		{
+			"CONNECT", api, apiName, "CONNECT " + strangerName + ":443 HTTP/1.1\r\nHost: " + strangerName + ":443" + rest,
+			"405 ", "nothing",
+		},
+		{"a header of its own", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName +
+			"\r\naUTHORIZATION: mine\r\nAuthorization: too" + rest, "got", "Bearer " + canary},
+		{
+			"a connection header", api, apiName,
+			"GET / HTTP/1.1\r\nHost: " + apiName + "\r\nConnection: Authorization, close\r\n\r\n", "got", "Bearer " + canary,
+		},
+		{
+			"a header that is continued", api, apiName,
+			"GET / HTTP/1.1\r\nHost: " + apiName + "\r\nX: y\r\n Authorization: mine" + rest, "got", "Bearer " + canary,
+		},
+		{
+			"a space in a header's name", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nAuthorization : mine" + rest,
+			"400 ", "nothing",
+		},
+		{"two lengths", api, apiName, "POST / HTTP/1.1\r\nHost: " + apiName + "\r\nContent-Length: 4\r\nContent-Length: 5" +
+			rest + "GET ", "400 ", "nothing"},
+		{
+			"compression", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nAccept-Encoding: gzip" + rest, "got",
+			"Bearer " + canary,
+		},
+		{"another protocol", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName +
+			"\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\n", "X-Received: Bearer ***\r\n\r\nhello", "Bearer " + canary},
+		{
+			"the host in capitals, with a final dot", api, strings.ToUpper(apiName),
+			"GET / HTTP/1.1\r\nHost: " + strings.ToUpper(apiName) + ".:443" + rest, "got", "Bearer " + canary,
+		},
+		{
+			"a server whose certificate nobody vouches for", wildName + ":" + securePort, "untrusted.wild.inject.example",
+			"GET / HTTP/1.1\r\nHost: untrusted.wild.inject.example" + rest, "502 ", "nothing",
+		},
+		{"a long header", api, apiName, "GET / HTTP/1.1\r\nHost: " + apiName + "\r\nX: " + strings.Repeat("x", 100<<10) +
+			rest, "431 ", "nothing"},
 	} {
 		t.Run(attack.name, func(t *testing.T) {
 			a := j.do(order{Do: "raw", To: attack.to, Name: attack.tls, CA: trusted, Data: attack.raw})
@@ -363,7 +431,9 @@ func TestInjectionKeepsPolicy(t *testing.T) {
 	if a := j.do(order{Do: "fetch", To: "http://" + apiName + ":" + plainPort}); a.Error != "" {
 		t.Errorf("what the policy admits: %+v", a)
 	}
-	for url, want := range map[string]string{"https://" + apiName: "ECONNREFUSED", "https://" + wildName: "server misbehaving"} {
+	for url, want := range map[string]string{
+		"https://" + apiName: "ECONNREFUSED", "https://" + wildName: "server misbehaving",
+	} {
 		if a := j.do(order{Do: "fetch", To: url, CA: ca}); !strings.Contains(a.Error, want) {
 			t.Errorf("%s: %+v", url, a)
 		}
@@ -375,7 +445,10 @@ func TestInjectionKeepsPolicy(t *testing.T) {
 			t.Errorf("a name that is bound to %s: %+v", addr, a)
 		}
 	}
-	if a := j.do(order{Do: "raw", To: "10.1.2.3:" + securePort, Name: "rebound.wild.inject.example", CA: ca}); a.Error != "ECONNREFUSED" {
+	if a := j.do(order{
+		Do: "raw", To: "10.1.2.3:" + securePort, Name: "rebound.wild.inject.example",
+		CA: ca,
+	}); a.Error != "ECONNREFUSED" {
 		t.Errorf("the address that it is rebound to: %+v", a)
 	}
 }
@@ -385,19 +458,30 @@ func TestInjectionsAreSeparate(t *testing.T) {
 	s := newSites(t)
 	plain, other := "http://"+apiName+":"+plainPort, "http://"+strangerName+":"+plainPort
 	j, _, ca := s.injectingAll(t, open(t), unrestricted,
-		secretOf("Authorization", canary, apiName, plain), secretOf("X-Key", "second-canary", apiName), secretOf("authorization", "late-canary", "*.inject.example"),
+		secretOf("Authorization", canary, apiName, plain), secretOf("X-Key", "second-canary", apiName),
+		secretOf("authorization", "late-canary", "*.inject.example"),
 		secretOf("Authorization", "other-canary", other))
 	for _, name := range []string{apiName, strangerName} {
 		j.resolve(name, "A")
 	}
 	for _, tt := range []struct{ name, to, tls, host, auth, key string }{
-		{"two secrets for one host, and one that comes too late", apiName + ":" + securePort, apiName, apiName, "Bearer " + canary, "Bearer second-canary"},
+		{
+			"two secrets for one host, and one that comes too late", apiName + ":" + securePort, apiName, apiName,
+			"Bearer " + canary, "Bearer second-canary",
+		},
 		{"the third one elsewhere", wildName + ":" + securePort, wildName, wildName, "Bearer late-canary", ""},
 		{"another host", strangerName + ":" + plainPort, "", strangerName + ":" + plainPort, "Bearer other-canary", ""},
-		{"the first host's name at the other host's address", strangerName + ":" + plainPort, "", apiName + ":" + plainPort, "", ""},
-		{"the other host's name at the first host's address", apiName + ":" + plainPort, "", strangerName + ":" + plainPort, "", ""},
+		{
+			"the first host's name at the other host's address", strangerName + ":" + plainPort, "",
+			apiName + ":" + plainPort, "", "",
+		},
+		{
+			"the other host's name at the first host's address", apiName + ":" + plainPort, "",
+			strangerName + ":" + plainPort, "", "",
+		},
 	} {
-		a := j.do(order{Do: "raw", To: tt.to, Name: tt.tls, CA: ca, Data: "GET / HTTP/1.1\r\nHost: " + tt.host + "\r\nConnection: close\r\n\r\n"})
+		a := j.do(order{Do: "raw", To: tt.to, Name: tt.tls, CA: ca, Data: "GET / HTTP/1.1\r\nHost: " + tt.host +
+			"\r\nConnection: close\r\n\r\n"})
 		requests := s.take()
 		if len(requests) != 1 {
 			t.Errorf("%s: the program got %+v, the server %s", tt.name, a, requests)
@@ -425,7 +509,9 @@ func TestInterceptedConnectionsAreLimited(t *testing.T) {
 		t.Errorf("another connection: %+v", a)
 	}
 	j.do(order{Do: "release"})
-	until(t, "a connection again", func() bool { return j.do(order{Do: "fetch", To: "https://" + apiName, CA: ca}).Error == "" })
+	until(t, "a connection again", func() bool {
+		return j.do(order{Do: "fetch", To: "https://" + apiName, CA: ca}).Error == ""
+	})
 	report := l.Close()
 	if len(report.Blocked) != 1 || report.Blocked[0].Reason != proto.BlockedLimit || report.Blocked[0].Host != apiName {
 		t.Errorf("%+v", report.Blocked)
@@ -437,7 +523,10 @@ func TestCloseEndsInterceptedConnections(t *testing.T) {
 	s := newSites(t)
 	n := open(t)
 	j, l, _ := s.injecting(t, n, unrestricted, injectedHosts...)
-	for _, request := range []string{"GET /endless HTTP/1.1\r\nHost: " + apiName + ":" + plainPort + "\r\n\r\n", "GET / HTTP/1.1\r\n", ""} {
+	for _, request := range []string{
+		"GET /endless HTTP/1.1\r\nHost: " + apiName + ":" + plainPort + "\r\n\r\n",
+		"GET / HTTP/1.1\r\n", "",
+	} {
 		if a := j.do(order{Do: "begin", To: apiName + ":" + plainPort, Data: request}); a.Error != "" {
 			t.Fatalf("%+v", a)
 		}

@@ -51,9 +51,11 @@ const (
 
 var internetAddrs = []string{
 	gatewayIPv4, gatewayIPv6, webIPv4, web2IPv4, webIPv6, nameserver, foreignDNS, controlIP,
-	"169.254.169.254", "10.1.2.3", "172.16.5.4", "192.168.1.1", "100.100.100.200", "168.63.129.16", "192.0.0.192", "198.18.0.1",
+	"169.254.169.254", "10.1.2.3", "172.16.5.4", "192.168.1.1", "100.100.100.200", "168.63.129.16", "192.0.0.192",
+	"198.18.0.1",
 	"198.51.100.1", "203.0.113.1", "192.0.2.55", "240.0.0.1",
-	"fd00:ec2::254", "fd00:1::1", "2001:db8::1", "2002:a01:203::1", "2001::1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a01:203", "fec0::1", "::a01:203",
+	"fd00:ec2::254", "fd00:1::1", "2001:db8::1", "2002:a01:203::1", "2001::1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a01:203",
+	"fec0::1", "::a01:203",
 }
 
 const (
@@ -83,7 +85,8 @@ func TestMain(m *testing.M) {
 		// An abandoned lookup of the host's resolver runs until its timeout, and the standard library
 		// cannot cancel it.
 		goleak.VerifyTestMain(m, goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction("net.(*Resolver).lookupIPAddr.func1"),
-			goleak.IgnoreAnyFunction("net.(*Resolver).lookupIPAddr.func2"), goleak.IgnoreAnyFunction("net.(*Resolver).goLookupIPCNAMEOrder.func3.1"))
+			goleak.IgnoreAnyFunction("net.(*Resolver).lookupIPAddr.func2"),
+			goleak.IgnoreAnyFunction("net.(*Resolver).goLookupIPCNAMEOrder.func3.1"))
 	default:
 		os.Exit(inOwnNamespace())
 	}

@@ -148,7 +148,8 @@ func sysctlRemedy(err error) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "the kernel was started without IPv6: remove ipv6.disable=1 from its command line"
 	}
-	return "the worker needs CAP_NET_ADMIN, and in a container a writable /proc/sys (docker: --security-opt systempaths=unconfined)"
+	return "the worker needs CAP_NET_ADMIN, and in a container a writable /proc/sys (docker: --security-opt " +
+		"systempaths=unconfined)"
 }
 
 func openTUN() (fd int, err error) {
@@ -188,8 +189,12 @@ func (s *namespace) configure() error {
 		{"size of the uplink", func() error { return s.link.LinkSetMTU(tun, linkMTU) }},
 		{"no link-local address on the uplink", func() error { return s.link.LinkSetIP6AddrGenMode(tun, nlAddrGenNone) }},
 		{"bring the uplink up", func() error { return s.link.LinkSetUp(tun) }},
-		{"route to the uplink", func() error { return s.link.RouteAdd(route(tun, netip.MustParsePrefix("0.0.0.0/0"), netip.Addr{})) }},
-		{"IPv6 route to the uplink", func() error { return s.link.RouteAdd(route(tun, netip.MustParsePrefix("::/0"), netip.Addr{})) }},
+		{"route to the uplink", func() error {
+			return s.link.RouteAdd(route(tun, netip.MustParsePrefix("0.0.0.0/0"), netip.Addr{}))
+		}},
+		{"IPv6 route to the uplink", func() error {
+			return s.link.RouteAdd(route(tun, netip.MustParsePrefix("::/0"), netip.Addr{}))
+		}},
 	}
 	for _, step := range steps {
 		if err := step.do(); err != nil {
@@ -323,7 +328,8 @@ func bringUp(h *netlink.Handle, link netlink.Link) error {
 // addPeer configures the peer of an interface: its hardware address, and the route through it.
 func addPeer(h *netlink.Handle, link netlink.Link, peer netip.Addr, mac net.HardwareAddr, to netip.Prefix) error {
 	neigh := &netlink.Neigh{
-		LinkIndex: link.Attrs().Index, IP: peer.AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT, Family: family(peer),
+		LinkIndex: link.Attrs().Index, IP: peer.AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT,
+		Family: family(peer),
 	}
 	if err := h.NeighAdd(neigh); err != nil {
 		return fmt.Errorf("hardware address of %s: %w", peer, err)

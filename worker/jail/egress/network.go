@@ -76,7 +76,8 @@ func Open(ctx context.Context, c Config) (n *Network, err error) {
 	if n.namespace, err = newNamespace(); err != nil {
 		return n, err
 	}
-	if n.self, err = namespaceIDs("/proc/thread-self/ns/net", fmt.Sprintf("/proc/self/fd/%d", n.namespace.ns.Fd())); err != nil {
+	if n.self, err = namespaceIDs("/proc/thread-self/ns/net",
+		fmt.Sprintf("/proc/self/fd/%d", n.namespace.ns.Fd())); err != nil {
 		return n, err
 	}
 	if n.firewall, err = loadFirewall(n.namespace); err != nil {

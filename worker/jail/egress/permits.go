@@ -71,7 +71,8 @@ func (p *permits) acquire(to netip.AddrPort, now time.Time) (release func(), ok 
 // listed reports whether the list has a range with the address and port.
 func (p *permits) listed(to netip.AddrPort) bool {
 	return slices.ContainsFunc(p.rules, func(r proto.NetworkRule) bool {
-		return r.Prefix.IsValid() && r.Prefix.Contains(to.Addr()) && (len(r.Ports) == 0 || slices.Contains(r.Ports, to.Port()))
+		return r.Prefix.IsValid() && r.Prefix.Contains(to.Addr()) &&
+			(len(r.Ports) == 0 || slices.Contains(r.Ports, to.Port()))
 	})
 }
 

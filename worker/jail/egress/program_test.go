@@ -179,7 +179,10 @@ func (p *program) udp(o order) answer {
 }
 
 func (p *program) get(url string) answer {
-	c := http.Client{Timeout: patience, Transport: &http.Transport{DialContext: p.dialer.DialContext, DisableKeepAlives: true}}
+	c := http.Client{
+		Timeout:   patience,
+		Transport: &http.Transport{DialContext: p.dialer.DialContext, DisableKeepAlives: true},
+	}
 	resp, err := c.Get(url)
 	if err != nil {
 		return answer{Error: errorName(err)}
@@ -217,7 +220,8 @@ func poolOf(pem string) *x509.CertPool {
 // headers and trailers as found, and its body.
 func (p *program) fetch(o order) answer {
 	transport := &http.Transport{
-		DialContext: p.dialer.DialContext, TLSClientConfig: &tls.Config{RootCAs: poolOf(o.CA)}, DisableCompression: true, MaxConnsPerHost: 1,
+		DialContext: p.dialer.DialContext, TLSClientConfig: &tls.Config{RootCAs: poolOf(o.CA)}, DisableCompression: true,
+		MaxConnsPerHost: 1,
 	}
 	defer transport.CloseIdleConnections()
 	var a answer
@@ -227,7 +231,8 @@ func (p *program) fetch(o order) answer {
 			a.Found = append(a.Found, fmt.Sprint(code, " ", h.Get("Link")))
 			return nil
 		}}
-		req, err := http.NewRequestWithContext(httptrace.WithClientTrace(context.Background(), trace), http.MethodPost, o.To, strings.NewReader(o.Data))
+		req, err := http.NewRequestWithContext(httptrace.WithClientTrace(context.Background(), trace), http.MethodPost, o.To,
+			strings.NewReader(o.Data))
 		if err != nil {
 			return answer{Error: errorName(err)}
 		}
@@ -375,7 +380,10 @@ func (p pattern) Read(buf []byte) (int, error) {
 func spoof(o order) error {
 	from, to, _ := strings.Cut(o.To, " ")
 	src, dst := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
-	udp := []byte{byte(src.Port() >> 8), byte(src.Port()), byte(dst.Port() >> 8), byte(dst.Port()), 0, byte(8 + len(o.Data)), 0, 0}
+	udp := []byte{
+		byte(src.Port() >> 8), byte(src.Port()), byte(dst.Port() >> 8), byte(dst.Port()), 0,
+		byte(8 + len(o.Data)), 0, 0,
+	}
 	udp = append(udp, o.Data...)
 	if src.Addr().Is4() {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)

@@ -57,7 +57,8 @@ func openRejectionLog(s *namespace, handle func(rejectedPacket)) (r *rejectionLo
 	if r.raw, err = r.sock.SyscallConn(); err != nil {
 		return nil, fmt.Errorf("open the log of rejected packets: %w", err)
 	}
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, logBuffer) // a smaller buffer only loses entries in a flood
+	// a smaller buffer only loses entries in a flood
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, logBuffer)
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, fmt.Errorf("bind the log of rejected packets: %w", err)
 	}
@@ -182,7 +183,8 @@ func parseLog(attrs []byte) (found rejectedPacket, ok bool) {
 		if size < 4 || size > len(attrs) {
 			return found, false
 		}
-		switch data := attrs[4:size]; binary.NativeEndian.Uint16(attrs[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER) {
+		switch data := attrs[4:size]; binary.NativeEndian.Uint16(attrs[2:]) &^
+			(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER) {
 		case nfulaPrefix:
 			found.reason = proto.BlockReason(unix.ByteSliceToString(data))
 		case nfulaPayload:

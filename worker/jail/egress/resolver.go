@@ -40,8 +40,9 @@ type resolver struct {
 // questionTypes are the answered types: those that programs need, and none that can carry much
 // data.
 var questionTypes = map[uint16]bool{
-	dns.TypeA: true, dns.TypeAAAA: true, dns.TypeCNAME: true, dns.TypeMX: true, dns.TypeTXT: true, dns.TypeSRV: true, dns.TypePTR: true,
-	dns.TypeNS: true, dns.TypeSOA: true, dns.TypeCAA: true, dns.TypeNAPTR: true, dns.TypeHTTPS: true, dns.TypeSVCB: true,
+	dns.TypeA: true, dns.TypeAAAA: true, dns.TypeCNAME: true, dns.TypeMX: true, dns.TypeTXT: true, dns.TypeSRV: true,
+	dns.TypePTR: true,
+	dns.TypeNS:  true, dns.TypeSOA: true, dns.TypeCAA: true, dns.TypeNAPTR: true, dns.TypeHTTPS: true, dns.TypeSVCB: true,
 }
 
 // hiddenDomains are never public. The host's resolvers may know such names, which programs must not
@@ -317,7 +318,8 @@ func exchange(ctx context.Context, m *dns.Msg, upstream string) (*dns.Msg, error
 			break
 		}
 	}
-	if len(found.Question) != 1 || !strings.EqualFold(found.Question[0].Name, m.Question[0].Name) || found.Question[0].Qtype != m.Question[0].Qtype {
+	if len(found.Question) != 1 || !strings.EqualFold(found.Question[0].Name, m.Question[0].Name) ||
+		found.Question[0].Qtype != m.Question[0].Qtype {
 		return nil, errors.New("the answer is for another question")
 	}
 	if found.Rcode != dns.RcodeSuccess && found.Rcode != dns.RcodeNameError {

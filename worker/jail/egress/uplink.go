@@ -43,7 +43,9 @@ func (u *uplink) close() {
 
 // newUplink creates the TCP/IP stack behind the egress namespace. It has no addresses of its own:
 // it accepts packets to every destination and passes new connections to the handlers.
-func newUplink(tun int, handleTCP, handleUDP func(stack.TransportEndpointID, *stack.PacketBuffer) bool) (*uplink, error) {
+func newUplink(
+	tun int, handleTCP, handleUDP func(stack.TransportEndpointID, *stack.PacketBuffer) bool,
+) (*uplink, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
@@ -62,7 +64,8 @@ func configureUplink(s *stack.Stack, tun int) (stack.LinkEndpoint, error) {
 	s.SetICMPLimit(rate.Inf) // ICMP errors report rejections
 	sack, cubic := tcpip.TCPSACKEnabled(true), tcpip.CongestionControlOption("cubic")
 	moderate, retries := tcpip.TCPModerateReceiveBufferOption(false), tcpip.TCPMaxRetriesOption(tcpRetries)
-	syn, wait, linger := tcpip.TCPSynRetriesOption(synRetries), tcpip.TCPTimeWaitTimeoutOption(tcpTimeWait), tcpip.TCPLingerTimeoutOption(tcpLinger)
+	syn, wait, linger := tcpip.TCPSynRetriesOption(synRetries), tcpip.TCPTimeWaitTimeoutOption(tcpTimeWait),
+		tcpip.TCPLingerTimeoutOption(tcpLinger)
 	for _, option := range []tcpip.SettableTransportProtocolOption{
 		&sack, &cubic, &moderate, &retries, &syn, &wait, &linger,
 		&tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: tcpBuffer, Max: tcpBuffer},

@@ -72,7 +72,8 @@ func Bytes(added []string) ([]byte, error) {
 	return b, nil
 }
 
-// build returns the filter, which also allows the calls of also. Calls through the 32-bit and the x32 entry are attacks, because they
+// build returns the filter, which also allows the calls of also. Calls through the 32-bit and the
+// x32 entry are attacks, because they
 // would bypass a list of 64-bit numbers.
 func build(arch uint32, number func(call) int, also []call) []unix.SockFilter {
 	known := []block{{x32, end(notify)}, {noNumber, end(fail(unix.ENOSYS))}}

@@ -39,7 +39,9 @@ func TestNumbers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for arch, number := range map[string]func(call) int{"amd64": func(c call) int { return c.amd64 }, "arm64": func(c call) int { return c.arm64 }} {
+	for arch, number := range map[string]func(call) int{
+		"amd64": func(c call) int { return c.amd64 }, "arm64": func(c call) int { return c.arm64 },
+	} {
 		text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "unix/zsysnum_linux_"+arch+".go"))
 		if err != nil {
 			t.Fatal(err)
@@ -94,7 +96,8 @@ func filtered() {
 		panic(err)
 	}
 	program := unix.SockFprog{Len: uint16(len(code) / 8), Filter: (*unix.SockFilter)(unsafe.Pointer(&code[0]))}
-	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0); err != nil {
+	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0,
+		0); err != nil {
 		panic(err)
 	}
 	want := map[int]unix.Errno{-1: unix.ENOSYS}
@@ -138,7 +141,7 @@ func TestAddedCalls(t *testing.T) {
 	}
 }
 
-// TestSystemCallTable checks that the table in docs/sandbox.md matches the lists; `make docs`
+// TestSystemCallTable checks that the table in docs/reference/system-calls.md matches the lists; `make docs`
 // rewrites it.
 func TestSystemCallTable(t *testing.T) {
 	var b strings.Builder
@@ -157,6 +160,8 @@ func TestSystemCallTable(t *testing.T) {
 	row("`ENOSYS`, unless the profile's `system_calls` adds it", addable)
 	row("`EPERM`", denied)
 	row("ends the program: `seccomp`", attacks)
-	b.WriteString("| all others, `clone3` and calls of later kernels among them | `ENOSYS`, as on a kernel without them |\n\n")
-	doctest.Compare(t, "../../../docs/sandbox.md", "<!-- system calls: written by `make docs` -->\n", "<!-- end of system calls -->\n", b.String())
+	b.WriteString("| all others, `clone3` and calls of later kernels among them | `ENOSYS`, as on a kernel without " +
+		"them |\n\n")
+	doctest.Compare(t, "../../../docs/reference/system-calls.md", "<!-- system calls: written by `make docs` -->\n",
+		"<!-- end of system calls -->\n", b.String())
 }

@@ -5,7 +5,7 @@ import "golang.org/x/sys/unix"
 // rule holds the conditions on an allowed call. The first clause whose tests hold decides; if there
 // is none, the call is allowed.
 type rule struct {
-	about   string // what the clauses refuse, for docs/sandbox.md
+	about   string // what the clauses refuse, for docs/reference/system-calls.md
 	clauses []clause
 }
 
@@ -43,6 +43,7 @@ const (
 	tcpAODelKey          = 39
 	tcpAOInfo            = 40
 	ipv6FlowLabelManager = 32
+	tcpZerocopyReceive   = 35
 )
 
 var (
@@ -50,28 +51,62 @@ var (
 	unixTypes = typed(unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_SEQPACKET)
 )
 
+// options are those of prctl that a program can use. Of the others, PR_SET_VMA takes memory that is
+// charged to nobody for each name, PR_SET_MEMORY_MERGE has the host compare pages, PR_SCHED_CORE
+// decides who runs on the other thread of a core, and the kernel refuses most without a capability.
+var options = []uint32{ // read only
+	unix.PR_SET_NAME, unix.PR_GET_NAME,
+	unix.PR_SET_PDEATHSIG, unix.PR_GET_PDEATHSIG,
+	unix.PR_SET_DUMPABLE, unix.PR_GET_DUMPABLE,
+	unix.PR_SET_NO_NEW_PRIVS, unix.PR_GET_NO_NEW_PRIVS,
+	unix.PR_SET_CHILD_SUBREAPER, unix.PR_GET_CHILD_SUBREAPER,
+	unix.PR_SET_TIMERSLACK, unix.PR_GET_TIMERSLACK,
+	unix.PR_SET_THP_DISABLE, unix.PR_GET_THP_DISABLE,
+	unix.PR_SET_KEEPCAPS, unix.PR_GET_KEEPCAPS,
+	unix.PR_CAPBSET_READ, unix.PR_CAPBSET_DROP, unix.PR_CAP_AMBIENT,
+	unix.PR_SET_TAGGED_ADDR_CTRL, unix.PR_GET_TAGGED_ADDR_CTRL, unix.PR_SVE_GET_VL, unix.PR_SME_GET_VL,
+	unix.PR_GET_SECCOMP, unix.PR_GET_SECUREBITS, unix.PR_GET_SPECULATION_CTRL, unix.PR_GET_TSC, unix.PR_GET_AUXV,
+}
+
 // rules are the conditions on allowed calls.
 var rules = map[string]rule{ // read only
 	"clone":   {"new namespaces: `EPERM`", []clause{{[]test{hasAny(0, namespaces)}, fail(unix.EPERM)}}},
 	"unshare": {"new namespaces: `EPERM`", []clause{{[]test{hasAny(0, namespaces|unix.CLONE_NEWTIME)}, fail(unix.EPERM)}}},
 	// Compiled filters count against a limit of the whole host (net.core.bpf_jit_limit). A few
 	// programs could exhaust it, and no jail could start.
-	"seccomp": {"filters: `EINVAL`, as on a kernel without them", []clause{{[]test{is(0, unix.SECCOMP_SET_MODE_FILTER)}, fail(unix.EINVAL)}}},
-	"prctl":   {"`PR_SET_SECCOMP`: `EINVAL`", []clause{{[]test{is(0, unix.PR_SET_SECCOMP)}, fail(unix.EINVAL)}}},
+	"seccomp": {
+		"filters: `EINVAL`, as on a kernel without them",
+		[]clause{{[]test{is(0, unix.SECCOMP_SET_MODE_FILTER)}, fail(unix.EINVAL)}},
+	},
+	"prctl": {"all options but names, `PR_…_PDEATHSIG`, `…_DUMPABLE`, `…_NO_NEW_PRIVS`, `…_CHILD_SUBREAPER`, " +
+		"`…_TIMERSLACK`, `…_THP_DISABLE`, `…_KEEPCAPS`, `…_TAGGED_ADDR_CTRL`, `PR_CAPBSET_…`, `PR_CAP_AMBIENT`, and " +
+		"questions about seccomp, securebits, speculation, vectors, the TSC and the auxiliary vector: `EINVAL`, as on a " +
+		"kernel without them", []clause{
+		{[]test{is(0, options...)}, allow},
+		{nil, fail(unix.EINVAL)},
+	}},
+	// The kernel's migration threads carry it out, on time that is charged to nobody.
+	"sched_setaffinity": {"succeeds without effect: moving a program is not charged to it", []clause{{nil, fail(0)}}},
 	"personality": {"all but 0, `ADDR_NO_RANDOMIZE` and the question: `EPERM`", []clause{
 		{[]test{is(0, 0, 0x0040000, whole)}, allow},
 		{nil, fail(unix.EPERM)},
 	}},
-	"ioctl": {"`TIOCSTI` and `TIOCLINUX`, which type into a terminal: `EPERM`", []clause{
-		{[]test{is(1, unix.TIOCSTI, unix.TIOCLINUX)}, fail(unix.EPERM)},
+	// TIOCSETD may load kernel modules, and reaches protocols that have nothing to do with terminals.
+	"ioctl": {"`TIOCSTI` and `TIOCLINUX`, which type into a terminal, and `TIOCSETD`, which changes its line " +
+		"discipline: `EPERM`", []clause{
+		{[]test{is(1, unix.TIOCSTI, unix.TIOCLINUX, unix.TIOCSETD)}, fail(unix.EPERM)},
 	}},
 	"sync":   {"succeeds without effect: it would write pages of the whole host", []clause{{nil, fail(0)}}},
 	"syncfs": {"the same", []clause{{nil, fail(0)}}},
-	"fadvise64": {"`POSIX_FADV_DONTNEED` succeeds without effect: it would evict pages of files that all programs share", []clause{
-		{[]test{is(3, unix.FADV_DONTNEED)}, fail(0)},
-	}},
+	"fadvise64": {
+		"`POSIX_FADV_DONTNEED` succeeds without effect: it would evict pages of files that all programs share",
+		[]clause{
+			{[]test{is(3, unix.FADV_DONTNEED)}, fail(0)},
+		},
+	},
 	// Others may load kernel modules.
-	"socket": {"all but streams, datagrams and packets of Unix, TCP and UDP over IPv4 and IPv6, and routing netlink: the error of a kernel that lacks it", []clause{
+	"socket": {"all but streams, datagrams and packets of Unix, TCP and UDP over IPv4 and IPv6, and routing netlink: " +
+		"the error of a kernel that lacks it", []clause{
 		{[]test{is(0, unix.AF_UNIX), unixTypes, is(2, 0, unix.AF_UNIX)}, allow},
 		{[]test{is(0, unix.AF_UNIX), unixTypes}, fail(unix.EPROTONOSUPPORT)},
 		{[]test{is(0, unix.AF_UNIX)}, fail(unix.ESOCKTNOSUPPORT)},
@@ -92,41 +127,55 @@ var rules = map[string]rule{ // read only
 		{[]test{is(0, unix.AF_UNIX)}, fail(unix.ESOCKTNOSUPPORT)},
 		{nil, fail(unix.EAFNOSUPPORT)},
 	}},
-	"setsockopt": {"attached programs and transmit timestamps: `EPERM`; TLS, IPsec and other protocols in the kernel (`TCP_ULP`, `UDP_ENCAP`), keys of TCP connections (`TCP_MD5SIG`, `TCP_AO_ADD_KEY`), `IPV6_FLOWLABEL_MGR` and `IPV6_2292PKTOPTIONS`: as on a kernel without them; joining multicast groups: `ENODEV`, as without a route to the group; `SO_RCVBUF`, `SO_RCVLOWAT`, `SO_SNDBUF`, `IP_RECVERR` and `IPV6_RECVERR` succeed without effect", []clause{
-		// The programs they attach use up net.core.bpf_jit_limit.
-		{[]test{
-			is(1, unix.SOL_SOCKET),
-			is(2, unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF),
-		}, fail(unix.EPERM)},
-		// Protocols that a program can use as well without the kernel.
-		{[]test{is(1, unix.SOL_TCP), is(2, unix.TCP_ULP)}, fail(unix.ENOENT)},
-		{[]test{is(1, unix.SOL_UDP), is(2, unix.UDP_ENCAP)}, fail(unix.ENOPROTOOPT)},
-		// A sent packet stays in memory that is charged to nobody until the program reads its
-		// timestamp.
-		{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_TIMESTAMPING, unix.SO_TIMESTAMPING_NEW)}, fail(unix.EPERM)},
-		// The kernel charges nobody for keys and groups. A socket can have hundreds of them.
-		{[]test{is(1, unix.SOL_TCP), is(2, unix.TCP_MD5SIG, unix.TCP_MD5SIG_EXT, tcpAOAddKey, tcpAODelKey, tcpAOInfo)}, fail(unix.ENOPROTOOPT)},
-		{[]test{
-			is(1, unix.SOL_IP),
-			is(2, unix.IP_ADD_MEMBERSHIP, unix.IP_ADD_SOURCE_MEMBERSHIP, unix.MCAST_JOIN_GROUP, unix.MCAST_JOIN_SOURCE_GROUP),
-		}, fail(unix.ENODEV)},
-		{[]test{
-			is(1, unix.SOL_IPV6),
-			is(2, unix.IPV6_JOIN_GROUP, unix.IPV6_JOIN_ANYCAST, unix.MCAST_JOIN_GROUP, unix.MCAST_JOIN_SOURCE_GROUP),
-		}, fail(unix.ENODEV)},
-		// The kernel charges nobody for the options of a socket's packets and for flow labels. Flow
-		// labels have one limit for the whole host.
-		{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_2292PKTOPTIONS, ipv6FlowLabelManager)}, fail(unix.ENOPROTOOPT)},
-		// With these two, each error that ICMP reports stays in memory that is charged to nobody. They
-		// succeed, because glibc's resolver ends without them; a connected socket reports its next
-		// error all the same.
-		{[]test{is(1, unix.SOL_IP), is(2, unix.IP_RECVERR)}, fail(0)},
-		{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_RECVERR)}, fail(0)},
-		// It enlarges the buffers of connections that the program has not accepted, which are charged
-		// to nobody.
-		{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_RCVLOWAT)}, fail(0)},
-		// The buffers of netlink sockets must stay small, and a filter cannot tell these sockets from
-		// others. An attempt succeeds without effect, as beyond net.core.rmem_max.
-		{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_RCVBUF, unix.SO_SNDBUF)}, fail(0)},
-	}},
+	// The kernel charges nobody for the pages of a connection that a program maps.
+	"getsockopt": {
+		"pages of TCP connections to map (`TCP_ZEROCOPY_RECEIVE`): `ENOPROTOOPT`, as on a kernel without it",
+		[]clause{{[]test{is(1, unix.SOL_TCP), is(2, tcpZerocopyReceive)}, fail(unix.ENOPROTOOPT)}},
+	},
+	"setsockopt": {
+		"attached programs and transmit timestamps: `EPERM`; TLS, IPsec and other protocols in the kernel " +
+			"(`TCP_ULP`, `UDP_ENCAP`), keys of TCP connections (`TCP_MD5SIG`, `TCP_AO_ADD_KEY`), `IPV6_FLOWLABEL_MGR` and " +
+			"`IPV6_2292PKTOPTIONS`: as on a kernel without them; joining multicast groups: `ENODEV`, as without a route to " +
+			"the group; `SO_RCVBUF`, `SO_RCVLOWAT`, `SO_SNDBUF`, `IP_RECVERR` and `IPV6_RECVERR` succeed without effect",
+		[]clause{
+			// The programs they attach use up net.core.bpf_jit_limit.
+			{[]test{
+				is(1, unix.SOL_SOCKET),
+				is(2, unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF),
+			}, fail(unix.EPERM)},
+			// Protocols that a program can use as well without the kernel.
+			{[]test{is(1, unix.SOL_TCP), is(2, unix.TCP_ULP)}, fail(unix.ENOENT)},
+			{[]test{is(1, unix.SOL_UDP), is(2, unix.UDP_ENCAP)}, fail(unix.ENOPROTOOPT)},
+			// A sent packet stays in memory that is charged to nobody until the program reads its
+			// timestamp.
+			{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_TIMESTAMPING, unix.SO_TIMESTAMPING_NEW)}, fail(unix.EPERM)},
+			// The kernel charges nobody for keys and groups. A socket can have hundreds of them.
+			{
+				[]test{is(1, unix.SOL_TCP), is(2, unix.TCP_MD5SIG, unix.TCP_MD5SIG_EXT, tcpAOAddKey, tcpAODelKey, tcpAOInfo)},
+				fail(unix.ENOPROTOOPT),
+			},
+			{[]test{
+				is(1, unix.SOL_IP),
+				is(2, unix.IP_ADD_MEMBERSHIP, unix.IP_ADD_SOURCE_MEMBERSHIP, unix.MCAST_JOIN_GROUP, unix.MCAST_JOIN_SOURCE_GROUP),
+			}, fail(unix.ENODEV)},
+			{[]test{
+				is(1, unix.SOL_IPV6),
+				is(2, unix.IPV6_JOIN_GROUP, unix.IPV6_JOIN_ANYCAST, unix.MCAST_JOIN_GROUP, unix.MCAST_JOIN_SOURCE_GROUP),
+			}, fail(unix.ENODEV)},
+			// The kernel charges nobody for the options of a socket's packets and for flow labels. Flow
+			// labels have one limit for the whole host.
+			{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_2292PKTOPTIONS, ipv6FlowLabelManager)}, fail(unix.ENOPROTOOPT)},
+			// With these two, each error that ICMP reports stays in memory that is charged to nobody. They
+			// succeed, because glibc's resolver ends without them; a connected socket reports its next
+			// error all the same.
+			{[]test{is(1, unix.SOL_IP), is(2, unix.IP_RECVERR)}, fail(0)},
+			{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_RECVERR)}, fail(0)},
+			// It enlarges the buffers of connections that the program has not accepted, which are charged
+			// to nobody.
+			{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_RCVLOWAT)}, fail(0)},
+			// The buffers of netlink sockets must stay small, and a filter cannot tell these sockets from
+			// others. An attempt succeeds without effect, as beyond net.core.rmem_max.
+			{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_RCVBUF, unix.SO_SNDBUF)}, fail(0)},
+		},
+	},
 }

@@ -7,24 +7,30 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	const meminfo = `MemTotal:       1000 kB
-MemFree:         300 kB
-MemAvailable:    600 kB
-Buffers:          10 kB
-Cached:          100 kB
-SwapCached:        0 kB
-AnonPages:        90 kB
-Slab:            150 kB
-SReclaimable:     50 kB
-SUnreclaim:      100 kB
-KernelStack:      20 kB
-PageTables:       30 kB
-VmallocUsed:      40 kB
-Percpu:            5 kB
+	const meminfo = `MemTotal:       4000 kB
+MemFree:        1200 kB
+MemAvailable:   2400 kB
+AnonPages:       360 kB
+Balloon:          40 kB
 HugePages_Total:   0
+Hugetlb:          80 kB
 `
 	const zoneinfo = `Node 0, zone      DMA
-  pages free     3840
+  per-node stats
+      nr_inactive_anon 80
+      nr_active_anon 10
+      nr_inactive_file 90
+      nr_active_file 20
+      nr_unevictable 5
+      nr_slab_reclaimable 50
+      nr_slab_unreclaimable 100
+      nr_isolated_anon 1
+      nr_isolated_file 2
+      nr_anon_pages 60
+  pages free     100
+        managed  400
+      nr_free_pages 100
+      nr_zone_inactive_anon 80
       nr_zspages   2
   pagesets
     cpu: 0
@@ -32,16 +38,42 @@ HugePages_Total:   0
               high:     14
     cpu: 1
               count:    4
+Node 0, zone   Normal
+  pages free     200
+        managed  600
+      nr_free_pages 200
 `
-	got, err := parse([]byte(meminfo), []byte(zoneinfo), 4<<10)
-	want := Host{Available: 600 << 10, Kernel: (1000 - 300 - 10 - 100 - 90 - 50 - 9*4) << 10, Objects: (100 + 40 + 30 + 5) << 10}
+	const sockstat = `sockets: used 284
+TCP: inuse 3 orphan 1 tw 19 alloc 150 mem 5
+UDP: inuse 1 mem 2
+UDPLITE: inuse 0
+FRAG: inuse 0 memory 0
+`
+	got, err := parse([]byte(meminfo), []byte(zoneinfo), []byte(sockstat), 4<<10)
+	want := Host{
+		Available: 2400 << 10,
+		Kernel:    (1000 - 300 - 7 - 80 - 10 - 90 - 20 - 5 - 3 - 50 - 2 - 20 - 10 - 7) << 12,
+		Sockets:   7 << 12,
+	}
 	if err != nil || got != want {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
-	for _, bad := range []string{"", "MemTotal: 1 kB\n", "MemTotal: x kB\nMemAvailable: 1 kB\n"} {
-		if h, err := parse([]byte(bad), nil, 4<<10); err == nil {
+	for _, bad := range []string{"", "MemTotal: 1 kB\n", "MemTotal: x kB\nMemAvailable: 1 kB\n", meminfo} {
+		if h, err := parse([]byte(bad), nil, nil, 4<<10); err == nil {
 			t.Errorf("%q: %+v", bad, h)
 		}
+	}
+}
+
+func TestARCSize(t *testing.T) {
+	const arcstats = `13 1 0x01 147 39984 4512345 987654321
+name                            type data
+hits                            4    1234
+size                            4    56789
+compressed_size                 4    1
+`
+	if n := arcSize([]byte(arcstats)); n != 56789 {
+		t.Errorf("got %d", n)
 	}
 }
 
@@ -54,7 +86,8 @@ func TestQueues(t *testing.T) {
 	if n := netlinkQueues([]byte(netlink)); n != 8208 {
 		t.Errorf("netlink: %d", n)
 	}
-	const udp = `   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
+	const udp = `   sl  local_address rem_address   st tx_queue rx_queue tr tm->when` +
+		` retrnsmt   uid  timeout inode ref pointer drops
   291: 0100007F:D431 00000000:0000 07 00000001:00034500 00:00000000 00000000     0        0 2043 2 0000000026bd1ef7 0
 `
 	if n := inetQueues([]byte(udp)); n != 0x34500 {
@@ -67,7 +100,7 @@ func TestQueues(t *testing.T) {
 
 func TestReal(t *testing.T) {
 	h, err := Read()
-	if err != nil || h.Available <= 0 || h.Kernel <= 0 || h.Objects <= 0 {
+	if err != nil || h.Available <= 0 || h.Kernel <= 0 {
 		t.Errorf("%+v, %v", h, err)
 	}
 	receiver, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})

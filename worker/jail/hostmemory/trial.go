@@ -12,18 +12,20 @@ const (
 	minTicks = 12
 	// MaxTicks is how long a search makes sense before more memory is at stake.
 	MaxTicks = 60
-	// MinScore is how many standard errors must lie between zero and the growth that goes with the
+	// minScore is how many standard errors must lie between zero and the growth that goes with the
 	// time of a program that was observed for ever. scoreOfFew, divided by the number of ticks, is
 	// added to it, because few ticks estimate the error badly. Of trials with eight programs, at
 	// most one in 100 finds a wrong one (TestTrial).
-	MinScore, scoreOfFew = 4, 45
+	minScore, scoreOfFew = 4, 45
 	// noise is the standard deviation of the growth of a tick on a host where nothing happens, in
 	// bytes.
-	noise = 256 << 10
+	noise = 128 << 10
 	// Slow is the most growth of a tick, in bytes, that does not make a trial slow programs down.
 	Slow = 8 << 20
 	// minShare is the least part of its CPU that a program has while it is not paused.
 	minShare = 1. / 16
+	// recovery is the factor by which the share grows in a tick without fast growth.
+	recovery = 1.05
 	// usually and seldom are the probabilities with which a program runs in a tick, the latter if the
 	// growth is fast.
 	usually, seldom = 1. / 2, 1. / 3
@@ -47,7 +49,18 @@ func New[Program comparable]() *Trial[Program] {
 
 // Begin continues the trial after a tick in which the kernel grew by a number of bytes.
 func (t *Trial[Program]) Begin(growth int64) {
-	t.Ticks, t.Share = 0, max(minShare, Slow/float64(max(Slow, growth)))
+	t.Ticks, t.Share = 0, 1
+	t.Adjust(growth)
+}
+
+// Adjust reduces the share that programs have if the kernel grew fast in a tick, and otherwise restores
+// a part of it.
+func (t *Trial[Program]) Adjust(growth int64) {
+	if growth > Slow {
+		t.Share = max(minShare, t.Share*Slow/float64(growth))
+	} else {
+		t.Share = min(1, t.Share*recovery)
+	}
 }
 
 // Retain forgets the programs for which runs returns false.
@@ -86,20 +99,11 @@ func (t *Trial[Program]) Observe(growth int64, ran map[Program]time.Duration) {
 func (t *Trial[Program]) Verdict() (guilty Program, found bool) {
 	var best float64
 	for p, s := range t.programs {
-		if score := s.score(); score > best && score >= MinScore+scoreOfFew/s.n {
+		if score := s.score(); score > best && score >= minScore+scoreOfFew/s.n {
 			guilty, found, best = p, true, score
 		}
 	}
 	return guilty, found
-}
-
-// Score returns by how many standard errors the growth goes with the time of a program. It is 0 if
-// the program was not observed for long enough.
-func (t *Trial[Program]) Score(p Program) float64 {
-	if s := t.programs[p]; s != nil {
-		return s.score()
-	}
-	return 0
 }
 
 // score returns how many standard errors lie between zero and the slope of the growth over the time

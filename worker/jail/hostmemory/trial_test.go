@@ -20,17 +20,23 @@ func TestTrial(t *testing.T) {
 		ticks            int     // within which one of the takers is found
 		missed           float64 // at most this share of trials ends without one
 	}{
-		"alone":                 {1, 0, steady(6), idle, 12, 0.05},
-		"among neighbours":      {1, 7, steady(6), host, 20, 0.1},
-		"fast":                  {1, 7, steady(40), host, 40, 0.05},
-		"in bursts":             {1, 7, func(r *rand.Rand) float64 { return 20 * mib * float64(r.IntN(2)) }, host, MaxTicks, 0.35},
-		"slowly":                {1, 7, steady(2), host, MaxTicks, 0.35},
-		"two":                   {2, 6, steady(6), host, MaxTicks, 0.1},
-		"nobody":                {0, 8, idle, host, MaxTicks, 1},
-		"very slowly":           {1, 7, steady(0.5), host, 50 * MaxTicks, 0.05},
-		"nobody, for long":      {0, 8, idle, host, 50 * MaxTicks, 1},
-		"not a program":         {0, 8, idle, func(r *rand.Rand) float64 { return 10 * mib * r.Float64() }, MaxTicks, 1},
-		"not a program, bursts": {0, 8, idle, func(r *rand.Rand) float64 { return 100 * mib * float64(r.IntN(8)/7) }, MaxTicks, 1},
+		"alone":            {1, 0, steady(6), idle, 12, 0.05},
+		"among neighbours": {1, 7, steady(6), host, 20, 0.1},
+		"fast":             {1, 7, steady(40), host, 40, 0.05},
+		"in bursts": {
+			1, 7, func(r *rand.Rand) float64 { return 20 * mib * float64(r.IntN(2)) }, host,
+			MaxTicks, 0.35,
+		},
+		"slowly":           {1, 7, steady(2), host, MaxTicks, 0.35},
+		"two":              {2, 6, steady(6), host, MaxTicks, 0.1},
+		"nobody":           {0, 8, idle, host, MaxTicks, 1},
+		"very slowly":      {1, 7, steady(0.5), host, 50 * MaxTicks, 0.05},
+		"nobody, for long": {0, 8, idle, host, 50 * MaxTicks, 1},
+		"not a program":    {0, 8, idle, func(r *rand.Rand) float64 { return 10 * mib * r.Float64() }, MaxTicks, 1},
+		"not a program, bursts": {
+			0, 8, idle, func(r *rand.Rand) float64 { return 100 * mib * float64(r.IntN(8)/7) },
+			MaxTicks, 1,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))

@@ -58,6 +58,7 @@ func (o *order) receive(descriptors int) {
 func (o *order) readFrame(maxRights int) {
 	var h [wire.HeaderSize]byte
 	n := o.receiveRights(h[:], maxRights)
+	limitReads()
 	fill(h[n:])
 	typ, size, ok := wire.ParseHeader(h, wire.MaxToInit)
 	if !ok {
@@ -107,6 +108,13 @@ func (o *order) receiveRights(first []byte, maxRights int) int {
 		}
 		o.n = count
 		return n
+	}
+}
+
+// limitReads makes this process exit if it waits in fill for longer than wire.OrderSeconds.
+func limitReads() {
+	if errno := setReceiveTimeout(wire.ControlFD, wire.OrderSeconds); errno != 0 {
+		fail("limit the time for an order", nil, errno)
 	}
 }
 

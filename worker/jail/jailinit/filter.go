@@ -36,7 +36,8 @@ func (f *filter) load() unix.Errno {
 // tryFilters checks that the kernel has filters, before there is a program to put under one.
 func tryFilters() unix.Errno {
 	action := uint32(unix.SECCOMP_RET_ERRNO)
-	return call(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action))) //nolint:gosec // the kernel reads a number
+	return call(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0,
+		uintptr(unsafe.Pointer(&action))) //nolint:gosec // the kernel reads a number
 }
 
 // install puts this thread, and every process it starts, under the filter. It returns a descriptor
@@ -47,7 +48,8 @@ func (f *filter) install() (listener int, errno unix.Errno) {
 	whole := unix.SockFprog{Len: uint16(f.size / int(unsafe.Sizeof(f.code[0]))), Filter: &f.code[0]}
 	for _, flags := range [...]uintptr{unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, 0} {
 		var fd uintptr
-		fd, _, errno = unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&whole))) //nolint:gosec // the kernel reads a struct
+		fd, _, errno = unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags,
+			uintptr(unsafe.Pointer(&whole))) //nolint:gosec // the kernel reads a struct
 		if errno == 0 && flags != 0 {
 			return int(fd), 0
 		}

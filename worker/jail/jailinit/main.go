@@ -140,14 +140,15 @@ func first(kind string, o *order, s *supervisor) interpreter {
 
 // begin starts the program, in a new process or in the waiting interpreter.
 func begin(o *order, prewarmed interpreter) (pid int) {
-	writeFiles(o)
 	switch {
 	case o.typ == wire.Load && prewarmed.pid != 0:
+		writeFiles(o)
 		return prewarmed.load(o)
 	case o.typ == wire.Start:
 		if prewarmed.pid != 0 {
 			prewarmed.kill()
 		}
+		writeFiles(o) // when no other interpreter can open them
 		return launch(o, prewarmed.supervisor)
 	default:
 		exit(exitFrame)

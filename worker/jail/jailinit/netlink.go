@@ -18,7 +18,10 @@ const (
 
 // openProtocols opens the file in which the kernel counts sockets.
 func openProtocols() (int32, unix.Errno) {
-	path := [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 'e', 't', '/', 'p', 'r', 'o', 't', 'o', 'c', 'o', 'l', 's', 0}
+	path := [...]byte{
+		'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 'e', 't', '/', 'p', 'r', 'o', 't', 'o',
+		'c', 'o', 'l', 's', 0,
+	}
 	fd, errno := open(&path[0], unix.O_RDONLY, 0)
 	return int32(fd), errno
 }
@@ -35,7 +38,8 @@ func (s *supervisor) createNetlink(kind uintptr) (int, unix.Errno) {
 	}
 	size := int32(netlinkBytes)
 	for _, option := range [...]uintptr{unix.SO_RCVBUF, unix.SO_SNDBUF} {
-		_, _, errno = unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, option, uintptr(unsafe.Pointer(&size)), unsafe.Sizeof(size), 0)
+		_, _, errno = unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, option, uintptr(unsafe.Pointer(&size)),
+			unsafe.Sizeof(size), 0)
 		if errno != 0 {
 			closeFD(int(fd))
 			return -1, errno
@@ -53,7 +57,8 @@ func (s *supervisor) countSockets(protocol string) (int, bool) {
 	size := 0
 	for {
 		got, _, errno := unix.RawSyscall6(
-			unix.SYS_PREAD64, uintptr(s.protocols), uintptr(unsafe.Pointer(&text[size])), uintptr(len(text)-1-size), uintptr(size), 0, 0,
+			unix.SYS_PREAD64, uintptr(s.protocols), uintptr(unsafe.Pointer(&text[size])), uintptr(len(text)-1-size),
+			uintptr(size), 0, 0,
 		)
 		if errno != 0 || got == 0 {
 			break

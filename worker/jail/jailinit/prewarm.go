@@ -43,7 +43,9 @@ func (a interpreter) awaitFirst() {
 func (a interpreter) workerReadable() bool {
 	for {
 		from := [...]unix.PollFd{
-			{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(a.link), Events: unix.POLLIN}, {Fd: a.supervisor.listener, Events: unix.POLLIN},
+			{Fd: wire.ControlFD, Events: unix.POLLIN},
+			{Fd: int32(a.link), Events: unix.POLLIN},
+			{Fd: a.supervisor.listener, Events: unix.POLLIN},
 		}
 		poll(from[:], true)
 		if from[2].Revents != 0 {
@@ -77,13 +79,18 @@ func (a interpreter) load(o *order) int {
 		fail("send the program to the waiting interpreter", nil, errno)
 	}
 	awaitBegin()
+	begin := [...]byte{wire.Begin}
+	if errno := sendAll(a.link, begin[:]); errno != 0 {
+		fail("start the program in the waiting interpreter", nil, errno)
+	}
 	closeFD(a.link)
 	return a.pid
 }
 
-// kill kills the interpreter, so that another process can take its place.
+// kill kills the interpreter and returns when it is dead, so that another process can take its
+// place.
 func (a interpreter) kill() {
-	closeFD(a.link)
 	_ = kill(a.pid, uint32(unix.SIGKILL))
 	_, _ = wait(a.pid, nil, 0, nil)
+	closeFD(a.link)
 }

@@ -27,7 +27,9 @@ func (p *program) handleFrames(block bool) {
 // of these.
 func listen(died int, s *supervisor, block bool) bool {
 	from := [...]unix.PollFd{
-		{Fd: wire.ControlFD, Events: unix.POLLIN}, {Fd: int32(died), Events: unix.POLLIN}, {Fd: s.listener, Events: unix.POLLIN},
+		{Fd: wire.ControlFD, Events: unix.POLLIN},
+		{Fd: int32(died), Events: unix.POLLIN},
+		{Fd: s.listener, Events: unix.POLLIN},
 	}
 	poll(from[:], block)
 	if from[1].Revents != 0 {
@@ -52,7 +54,7 @@ func (p *program) handleFrame() {
 		fill(b[:])
 		signal, _ := wire.ParseSignal(b[:])
 		if !p.dead {
-			_ = kill(p.pid, signal)
+			_ = kill(-p.pid, signal) // its process group: it leads a session, and cannot leave the group
 		}
 	case ok && typ == wire.Kill && n == 0:
 		_ = kill(-1, uint32(unix.SIGKILL))

@@ -46,7 +46,10 @@ func TestNothingNeedsTheRuntime(t *testing.T) {
 			}
 		}
 	}
-	for _, known := range []string{"main.confine", "main.spawn", "main.enter", "main.(*filter).install", ours + "worker/jail/wire.ParseOrder"} {
+	for _, known := range []string{
+		"main.confine", "main.spawn", "main.enter", "main.(*filter).install",
+		ours + "worker/jail/wire.ParseOrder",
+	} {
 		if !slices.Contains(reached, known) {
 			t.Errorf("%s is not reached: does this test read the program as it is?", known)
 		}

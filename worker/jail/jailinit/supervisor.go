@@ -92,7 +92,10 @@ func (s *supervisor) answerSocket(c *notification) {
 	kind := uintptr(uint32(c.arguments[1]))
 	fd, errno := s.createNetlink(kind)
 	if errno == 0 {
-		a := addition{id: c.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, source: uint32(fd), fdFlag: uint32(kind & unix.SOCK_CLOEXEC)}
+		a := addition{
+			id: c.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, source: uint32(fd),
+			fdFlag: uint32(kind & unix.SOCK_CLOEXEC),
+		}
 		errno = ioctl(int(s.listener), notifAddFD, unsafe.Pointer(&a))
 		closeFD(fd)
 	}

@@ -24,7 +24,8 @@ func exit(status int) {
 }
 
 func read(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))),
+		uintptr(len(b)))
 	return int(n), errno
 }
 
@@ -37,7 +38,8 @@ func readAt(fd int, b []byte, offset int) (int, unix.Errno) {
 }
 
 func write(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))),
+		uintptr(len(b)))
 	return int(n), errno
 }
 
@@ -58,6 +60,16 @@ func sendAll(fd int, b []byte) unix.Errno {
 		b = b[n:]
 	}
 	return 0
+}
+
+// setReceiveTimeout makes reads of a socket that block for longer than seconds fail.
+func setReceiveTimeout(fd int, seconds int64) unix.Errno {
+	timeout := unix.Timeval{Sec: seconds}
+	_, _, errno := unix.RawSyscall6(
+		unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO, uintptr(unsafe.Pointer(&timeout)),
+		unsafe.Sizeof(timeout), 0,
+	)
+	return errno
 }
 
 // rights is a control message with descriptors (SCM_RIGHTS).
@@ -90,7 +102,10 @@ func receive(from int, b []byte, most int, fds *[maxDescriptors]int32) (n, count
 // sendDescriptor sends one byte and a descriptor over a socket.
 func sendDescriptor(to, fd int) unix.Errno {
 	b := [1]byte{'.'}
-	oob := rights{Cmsghdr: unix.Cmsghdr{Level: unix.SOL_SOCKET, Type: unix.SCM_RIGHTS}, fds: [maxDescriptors]int32{int32(fd)}}
+	oob := rights{
+		Cmsghdr: unix.Cmsghdr{Level: unix.SOL_SOCKET, Type: unix.SCM_RIGHTS},
+		fds:     [maxDescriptors]int32{int32(fd)},
+	}
 	oob.SetLen(unix.CmsgLen(4))
 	v := unix.Iovec{Base: &b[0]}
 	v.SetLen(len(b))
@@ -103,7 +118,8 @@ func sendDescriptor(to, fd int) unix.Errno {
 func open(path *byte, flags int, mode uint32) (int, unix.Errno) {
 	at := unix.AT_FDCWD
 	fd, _, errno := unix.RawSyscall6(
-		unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(path)), uintptr(flags|unix.O_CLOEXEC|unix.O_LARGEFILE), uintptr(mode), 0, 0,
+		unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(path)), uintptr(flags|unix.O_CLOEXEC|unix.O_LARGEFILE),
+		uintptr(mode), 0, 0,
 	)
 	return int(fd), errno
 }
@@ -129,7 +145,8 @@ func mkdir(path *byte, mode uint32) unix.Errno {
 
 func stat(path *byte, st *unix.Stat_t) unix.Errno {
 	at := unix.AT_FDCWD
-	_, _, errno := unix.RawSyscall6(unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(st)), 0, 0, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(path)),
+		uintptr(unsafe.Pointer(st)), 0, 0, 0)
 	return errno
 }
 
@@ -139,7 +156,8 @@ func chdir(path *byte) unix.Errno {
 }
 
 func execve(path *byte, argv, env *uintptr) unix.Errno {
-	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(argv)), uintptr(unsafe.Pointer(env)))
+	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(argv)),
+		uintptr(unsafe.Pointer(env)))
 	return errno
 }
 
@@ -163,7 +181,8 @@ func fork(namespaces uintptr) (int, unix.Errno) {
 
 func mount(m *wire.OrderMount) unix.Errno {
 	_, _, errno := unix.RawSyscall6(
-		unix.SYS_MOUNT, uintptr(unsafe.Pointer(&m.Source[0])), uintptr(unsafe.Pointer(&m.Target[0])), uintptr(unsafe.Pointer(&m.Type[0])),
+		unix.SYS_MOUNT, uintptr(unsafe.Pointer(&m.Source[0])), uintptr(unsafe.Pointer(&m.Target[0])),
+		uintptr(unsafe.Pointer(&m.Type[0])),
 		uintptr(m.Flags), uintptr(unsafe.Pointer(&m.Options[0])), 0,
 	)
 	return errno
@@ -209,7 +228,8 @@ func died() (pid int, errno unix.Errno) {
 		pid int32
 		_   [128 - 5*4]byte
 	}
-	_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&d)), unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, 0, 0)
+	_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&d)),
+		unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, 0, 0)
 	return int(d.pid), errno
 }
 
@@ -222,7 +242,8 @@ func poll(of []unix.PollFd, block bool) {
 	}
 	for {
 		_, _, errno := unix.RawSyscall6(
-			unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(of))), uintptr(len(of)), uintptr(unsafe.Pointer(timeout)), 0, 0, 0,
+			unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(of))), uintptr(len(of)),
+			uintptr(unsafe.Pointer(timeout)), 0, 0, 0,
 		)
 		switch errno {
 		case 0:
@@ -243,14 +264,16 @@ func deaths() (int, unix.Errno) {
 	}
 	here := -1
 	fd, _, errno := unix.RawSyscall6(
-		unix.SYS_SIGNALFD4, uintptr(here), uintptr(unsafe.Pointer(&set)), unsafe.Sizeof(set), unix.SFD_CLOEXEC|unix.SFD_NONBLOCK, 0, 0,
+		unix.SYS_SIGNALFD4, uintptr(here), uintptr(unsafe.Pointer(&set)), unsafe.Sizeof(set),
+		unix.SFD_CLOEXEC|unix.SFD_NONBLOCK, 0, 0,
 	)
 	return int(fd), errno
 }
 
 // setMask sets the blocked signals.
 func setMask(set uint64) unix.Errno {
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&set)), 0, unsafe.Sizeof(set), 0, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&set)), 0,
+		unsafe.Sizeof(set), 0, 0)
 	return errno
 }
 
@@ -272,7 +295,8 @@ func setName(name *byte) unix.Errno {
 }
 
 func prlimit(resource int, set, was *unix.Rlimit) unix.Errno {
-	_, _, errno := unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, uintptr(resource), uintptr(unsafe.Pointer(set)), uintptr(unsafe.Pointer(was)), 0, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, uintptr(resource), uintptr(unsafe.Pointer(set)),
+		uintptr(unsafe.Pointer(was)), 0, 0)
 	return errno
 }
 
@@ -290,7 +314,8 @@ func capset(header *unix.CapUserHeader, data *[2]unix.CapUserData) unix.Errno {
 func allocate(n int) ([]byte, unix.Errno) {
 	nowhere := -1
 	at, _, errno := unix.RawSyscall6(
-		unix.SYS_MMAP, 0, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, uintptr(nowhere), 0,
+		unix.SYS_MMAP, 0, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS,
+		uintptr(nowhere), 0,
 	)
 	if errno != 0 {
 		return nil, errno

@@ -166,7 +166,8 @@ func enter(o *order, j *wire.JailOrder, mapped int) (what string, errno unix.Err
 			return "duplicate a descriptor", errno
 		}
 	}
-	return "close the descriptors of the zygote", call(unix.SYS_CLOSE_RANGE, max(wire.ControlFD, wire.LockFD)+1, uintptr(^uint32(0)), 0)
+	return "close the descriptors of the zygote",
+		call(unix.SYS_CLOSE_RANGE, max(wire.ControlFD, wire.LockFD)+1, uintptr(^uint32(0)), 0)
 }
 
 const stepNetwork = "make the network namespace"
@@ -194,7 +195,8 @@ func bringUpLoopback() unix.Errno {
 	}
 	copy(request.name[:], "lo")
 	request.flags = unix.IFF_UP
-	errno = call(unix.SYS_IOCTL, fd, unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&request))) //nolint:gosec // the kernel reads a struct
+	errno = call(unix.SYS_IOCTL, fd, unix.SIOCSIFFLAGS,
+		uintptr(unsafe.Pointer(&request))) //nolint:gosec // the kernel reads a struct
 	closeFD(int(fd))
 	return errno
 }

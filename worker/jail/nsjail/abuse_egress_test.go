@@ -38,7 +38,8 @@ func openNetwork(t testing.TB) *egress.Network {
 	}
 	t.Cleanup(func() { _ = silent.Close() })
 	n, err := egress.Open(t.Context(), egress.Config{
-		Upstreams: []netip.AddrPort{netip.MustParseAddrPort(silent.LocalAddr().String())}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Upstreams: []netip.AddrPort{netip.MustParseAddrPort(silent.LocalAddr().String())},
+		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +59,8 @@ func rejections(want ...proto.BlockedConnection) func(testing.TB, result) {
 		t.Helper()
 		total := r.Network.BlockedTotal
 		want := &proto.NetworkUsage{BlockedConnections: want, BlockedTotal: total}
-		if d := cmp.Diff(want, r.Network, cmpopts.IgnoreFields(proto.BlockedConnection{}, "At"), cmpopts.EquateEmpty()); d != "" {
+		if d := cmp.Diff(want, r.Network, cmpopts.IgnoreFields(proto.BlockedConnection{}, "At"),
+			cmpopts.EquateEmpty()); d != "" {
 			t.Error(d)
 		}
 		if listed := int64(len(want.BlockedConnections)); total < listed || listed == 0 && total > 0 {
@@ -77,7 +79,10 @@ func connections(name string, limits func(*jail.Spec), reason proto.BlockReason,
 		at := netip.MustParseAddrPort(hostPort)
 		a.code += fmt.Sprintf("print(no(socket.create_connection, ('%s', %d), 60))\n", at.Addr(), at.Port())
 		printed.WriteString("ECONNREFUSED\n")
-		want = append(want, proto.BlockedConnection{Address: at.Addr().String(), Port: int(at.Port()), Protocol: "tcp", Reason: reason})
+		want = append(want, proto.BlockedConnection{
+			Address: at.Addr().String(), Port: int(at.Port()), Protocol: "tcp",
+			Reason: reason,
+		})
 	}
 	a.stdout, a.also = printed.String(), rejections(want...)
 	return a
@@ -91,9 +96,12 @@ func unrestrictedAttacks() []attack {
 			"10.0.0.1:80", "172.17.0.1:80", "192.168.0.1:80", "100.64.0.1:80", "[fc00::1]:80"),
 		connections("unrestricted: addresses in other forms", unrestricted, proto.BlockedAddress,
 			"[64:ff9b::a9fe:a9fe]:80", "[2002:a9fe:a9fe::1]:80", "[::a9fe:a9fe]:80"),
-		connections("unrestricted: other resolvers", unrestricted, proto.BlockedResolver, "8.8.8.8:53", "[2606:4700:4700::1111]:53"),
+		connections("unrestricted: other resolvers", unrestricted, proto.BlockedResolver, "8.8.8.8:53",
+			"[2606:4700:4700::1111]:53"),
 		{name: "unrestricted: the host's own addresses", run: hostAddresses},
-		{name: "unrestricted: what listens on the host's loopback", run: func(t *testing.T, m *Maker) { hostLoopbackFrom(t, m, unrestricted) }},
+		{name: "unrestricted: what listens on the host's loopback", run: func(t *testing.T, m *Maker) {
+			hostLoopbackFrom(t, m, unrestricted)
+		}},
 		{name: "unrestricted: another sandbox", run: otherSandbox},
 		{name: "unrestricted: datagrams to private networks", language: "python", limits: unrestricted, code: errnos + `
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -104,12 +112,15 @@ print(no(s.recv, 1))`, stdout: "ECONNREFUSED", also: rejections(
 			proto.BlockedConnection{Address: "10.0.0.1", Port: 53, Protocol: "udp", Reason: proto.BlockedAddress},
 		)},
 		{
-			name: "unrestricted: more connections than the record lists", language: "python", limits: unrestricted, code: errnos + `
-print({no(socket.create_connection, ('10.0.0.1', port), 60) for port in range(1, 31) for again in range(2)})`, stdout: "{'ECONNREFUSED'}",
+			name: "unrestricted: more connections than the record lists", language: "python", limits: unrestricted,
+			code: errnos + `
+print({no(socket.create_connection, ('10.0.0.1', port), 60) for port in range(1, 31) for again in range(2)})`,
+			stdout: "{'ECONNREFUSED'}",
 			also: func(t testing.TB, r result) {
 				t.Helper()
 				if len(r.Network.BlockedConnections) != proto.MaxBlocked || r.Network.BlockedTotal != 60 {
-					t.Errorf("%d listed, %d in all, want %d and 60", len(r.Network.BlockedConnections), r.Network.BlockedTotal, proto.MaxBlocked)
+					t.Errorf("%d listed, %d in all, want %d and 60", len(r.Network.BlockedConnections), r.Network.BlockedTotal,
+						proto.MaxBlocked)
 				}
 			},
 		},
@@ -136,7 +147,9 @@ for family, level, free, transparent, sources, to in ((socket.AF_INET, 0, 15, 19
 			proto.BlockedConnection{Address: "10.0.0.1", Port: 9, Protocol: "udp", Reason: proto.BlockedAddress},
 			proto.BlockedConnection{Address: "fc00::1", Port: 9, Protocol: "udp", Reason: proto.BlockedAddress},
 		)},
-		{name: "unrestricted: data in the first packet of a connection", language: "python", limits: unrestricted, code: errnos + `
+		{
+			name: "unrestricted: data in the first packet of a connection", language: "python", limits: unrestricted,
+			code: errnos + `
 for family, to in (socket.AF_INET, ('10.0.0.1', 80)), (socket.AF_INET6, ('fc00::1', 80)), (socket.AF_INET, ('8.8.8.8', 53)):
     s = socket.socket(family)
     print(no(s.sendto, b'x', socket.MSG_FASTOPEN, to))
@@ -145,21 +158,28 @@ for family, to in (socket.AF_INET, ('10.0.0.1', 80)), (socket.AF_INET6, ('fc00::
     s.setsockopt(6, 34, 1) # TCP_FASTOPEN_NO_COOKIE
     s.connect(to)
     print(no(s.send, b'x'))`, stdout: strings.Repeat("ECONNREFUSED\n", 6), also: rejections(
-			proto.BlockedConnection{Address: "10.0.0.1", Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
-			proto.BlockedConnection{Address: "fc00::1", Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
-			proto.BlockedConnection{Address: "8.8.8.8", Port: 53, Protocol: "tcp", Reason: proto.BlockedResolver},
-		)},
-		{name: "unrestricted: another address, interface or route", language: "python", limits: unrestricted, code: netlinkAttack, stdout: "EPERM EPERM EPERM\nEPERM", also: rejections()},
+				proto.BlockedConnection{Address: "10.0.0.1", Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
+				proto.BlockedConnection{Address: "fc00::1", Port: 80, Protocol: "tcp", Reason: proto.BlockedAddress},
+				proto.BlockedConnection{Address: "8.8.8.8", Port: 53, Protocol: "tcp", Reason: proto.BlockedResolver},
+			),
+		},
+		{
+			name: "unrestricted: another address, interface or route", language: "python", limits: unrestricted,
+			code: netlinkAttack, stdout: "EPERM EPERM EPERM\nEPERM", also: rejections(),
+		},
 	}
 }
 
 func allowlistAttacks() []attack {
 	return []attack{
-		connections("allowlist: what it does not name", listed, proto.BlockedNotAllowed, "1.1.1.1:80", "[2606:4700:4700::1111]:443", "8.8.8.8:443"),
+		connections("allowlist: what it does not name", listed, proto.BlockedNotAllowed, "1.1.1.1:80",
+			"[2606:4700:4700::1111]:443", "8.8.8.8:443"),
 		connections("allowlist: metadata and private networks that it names", listed, proto.BlockedAddress,
 			"169.254.169.254:80", "10.0.0.1:80", "[fd00:ec2::254]:80"),
 		connections("allowlist: a resolver that it names", listed, proto.BlockedResolver, "8.8.8.8:53"),
-		{name: "allowlist: what listens on the host's loopback, which it names", run: func(t *testing.T, m *Maker) { hostLoopbackFrom(t, m, listed) }},
+		{name: "allowlist: what listens on the host's loopback, which it names", run: func(t *testing.T, m *Maker) {
+			hostLoopbackFrom(t, m, listed)
+		}},
 		{name: "allowlist: telling somebody something by asking for names", language: "python", limits: listed, code: `
 import socket
 for name in 'secret.attacker.example', 'x.listed.example':

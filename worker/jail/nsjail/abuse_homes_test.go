@@ -1,6 +1,7 @@
 package nsjail
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -32,7 +33,8 @@ func homeAttacks() []attack {
 print(no(os.mknod, 'w', 0o20000, 0), no(os.mknod, 'old2', 0o20000, os.makedev(0, 0)), no(os.mknod, '/tmp/w', 0o20000, 0))
 print(no(os.rename, '/tmp/w', 'd/f'))
 rc = libc.renameat2(-100, b'old', -100, b'd/old', 4)  # RENAME_WHITEOUT
-print(rc, errno.errorcode[ctypes.get_errno()], os.listdir('d'))`, "EPERM EPERM done\nEXDEV\n-1 EINVAL ['f']", untouched...),
+print(rc, errno.errorcode[ctypes.get_errno()], os.listdir('d'))`, "EPERM EPERM done\nEXDEV\n-1 EINVAL ['f']",
+			untouched...),
 		inThread("marks of the overlay's own", "python", errnos+`
 # Some kernels let everybody mark his own files with what begins with security, but for capabilities: Debian's 6.1, whose
 # security modules include BPF. Nothing comes of that.
@@ -57,11 +59,14 @@ grep -o '\(lower\|upper\|work\)dir[^,]*' /proc/self/mountinfo | grep -v '=/proc/
 		inThread("symlinks everywhere", "bash", `
 ln -s /etc/passwd main.py; ln -s / root; ln -s /proc/self/root magic; ln -s ../../../../.. up; ln -s . loop; rm -r d; ln -s /etc d; rm old; ln -s /proc/1/root/etc/shadow old
 head -c 4 main.py; ls d/hostname`, "rootd/hostname",
-			`drwxr-xr-x 0:0 "."`, `Lrwxrwxrwx 0:0 "./d" -> "/etc"`, `Lrwxrwxrwx 0:0 "./loop" -> "."`, `Lrwxrwxrwx 0:0 "./magic" -> "/proc/self/root"`,
-			`Lrwxrwxrwx 0:0 "./main.py" -> "/etc/passwd"`, `Lrwxrwxrwx 0:0 "./old" -> "/proc/1/root/etc/shadow"`, `Lrwxrwxrwx 0:0 "./root" -> "/"`,
+			`drwxr-xr-x 0:0 "."`, `Lrwxrwxrwx 0:0 "./d" -> "/etc"`, `Lrwxrwxrwx 0:0 "./loop" -> "."`,
+			`Lrwxrwxrwx 0:0 "./magic" -> "/proc/self/root"`,
+			`Lrwxrwxrwx 0:0 "./main.py" -> "/etc/passwd"`, `Lrwxrwxrwx 0:0 "./old" -> "/proc/1/root/etc/shadow"`,
+			`Lrwxrwxrwx 0:0 "./root" -> "/"`,
 			`Lrwxrwxrwx 0:0 "./up" -> "../../../../.."`),
 		inThread("hard links to what is not its own", "python", tried(
-			"os.link, '/etc/passwd', 'a'", "os.link, '/usr/bin/env', 'b'", "os.link, '/run/bullpen/python/sitecustomize.py', 'c'", "os.link, '/proc/self/environ', 'e'",
+			"os.link, '/etc/passwd', 'a'", "os.link, '/usr/bin/env', 'b'",
+			"os.link, '/run/bullpen/python/sitecustomize.py', 'c'", "os.link, '/proc/self/environ', 'e'",
 			"os.link, '/proc/self/fd/0', 'g'",
 		), "EXDEV\nEXDEV\nEXDEV\nEXDEV\nEXDEV", untouched...),
 		inThread("FIFOs, sockets and devices", "bash", `
@@ -70,14 +75,19 @@ for t in 'c 1 1' 'b 254 0' 'c 0 0' 'c 1 3'; do mknod n $t 2>/dev/null; echo $?; 
 			`drwxr-xr-x 0:0 "."`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`),
 		inThread("set-uid files", "bash", `
 cp /usr/bin/id .; chmod 6755 id; ./id -u; chmod 6755 old; mkdir g; chmod 2777 g; stat -c %A id old g; printf '#!/bin/sh\n' > id`, "1000\n-rwsr-sr-x\n-rwsr-sr-x\ndrwxrwsrwx",
-			`drwxr-xr-x 0:0 "."`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`, `drwxrwxrwx 0:0 "./g"`, `-rwxr-xr-x 0:0 "./id" 1 "#!/bin/sh\n"`, `-rwxr-xr-x 0:0 "./old" 1 "old\n"`),
+			`drwxr-xr-x 0:0 "."`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`, `drwxrwxrwx 0:0 "./g"`,
+			`-rwxr-xr-x 0:0 "./id" 1 "#!/bin/sh\n"`, `-rwxr-xr-x 0:0 "./old" 1 "old\n"`),
 		inThread("names for others to stumble on", "python", `
 import os
 for name in (b'\xff\xfe', b'-rf', b'a\nb', b'*', b'\x01', b'#1', b'.wh.old', b'd/.wh..wh..opq'): open(name, 'w').close()
-print(len(os.listdir(b'.')))`, "10", `drwxr-xr-x 0:0 "."`, `-rw-r--r-- 0:0 "./\x01" 1 ""`, `-rw-r--r-- 0:0 "./#1" 1 ""`, `-rw-r--r-- 0:0 "./*" 1 ""`,
-			`-rw-r--r-- 0:0 "./-rf" 1 ""`, `-rw-r--r-- 0:0 "./.wh.old" 1 ""`, `-rw-r--r-- 0:0 "./a\nb" 1 ""`, `drwxr-xr-x 0:0 "./d"`,
-			`-rw-r--r-- 0:0 "./d/.wh..wh..opq" 1 ""`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`, `-rw-r--r-- 0:0 "./old" 1 "old\n"`, `-rw-r--r-- 0:0 "./\xff\xfe" 1 ""`),
-		inThread("rm -rf of it all", "bash", "rm -rf ~ / --no-preserve-root 2>/dev/null; rm -rf ~/* ~/.[!.]*; ls -A ~", "", `drwxr-xr-x 0:0 "."`),
+print(len(os.listdir(b'.')))`, "10", `drwxr-xr-x 0:0 "."`, `-rw-r--r-- 0:0 "./\x01" 1 ""`, `-rw-r--r-- 0:0 "./#1" 1 ""`,
+			`-rw-r--r-- 0:0 "./*" 1 ""`,
+			`-rw-r--r-- 0:0 "./-rf" 1 ""`, `-rw-r--r-- 0:0 "./.wh.old" 1 ""`, `-rw-r--r-- 0:0 "./a\nb" 1 ""`,
+			`drwxr-xr-x 0:0 "./d"`,
+			`-rw-r--r-- 0:0 "./d/.wh..wh..opq" 1 ""`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`, `-rw-r--r-- 0:0 "./old" 1 "old\n"`,
+			`-rw-r--r-- 0:0 "./\xff\xfe" 1 ""`),
+		inThread("rm -rf of it all", "bash", "rm -rf ~ / --no-preserve-root 2>/dev/null; rm -rf ~/* ~/.[!.]*; ls -A ~", "",
+			`drwxr-xr-x 0:0 "."`),
 		{name: "directories that become links and back until the end", run: func(t *testing.T, m *Maker) {
 			th := newThread(t, threadFiles())
 			th.call(m, homeProgram(t, "python", hiddenPython, `
@@ -104,7 +114,8 @@ for name, code, arg in (('shutdown', 0x8004587d, struct.pack('I', 2)), ('freeze'
         ('immutable', 0x40086602, struct.pack('L', 0x10)), ('append', 0x40086602, struct.pack('L', 0x20)), ('journal', 0x40086602, struct.pack('L', 0x4000)),
         ('project', 0x401c5820, struct.pack('5I8x', 0x200, 0, 0, 7, 0)), ('resize', 0x40086610, bytes(8)), ('swap', 0x40046611, bytes(4))):
     print(name, [no(fcntl.ioctl, x, code, arg) in ('EPERM', 'ENOTTY', 'EOPNOTSUPP', 'EINVAL') for x in (f, d)])`,
-			"shutdown [True, True]\nfreeze [True, True]\ntrim [True, True]\nimmutable [True, True]\nappend [True, True]\njournal [True, True]\nproject [True, True]\nresize [True, True]\nswap [True, True]", untouched...),
+			"shutdown [True, True]\nfreeze [True, True]\ntrim [True, True]\nimmutable [True, True]\nappend [True, "+
+				"True]\njournal [True, True]\nproject [True, True]\nresize [True, True]\nswap [True, True]", untouched...),
 		inThread("writing to what is below", "python", errnos+`
 import mmap
 r = os.open('old', os.O_RDONLY)
@@ -115,25 +126,52 @@ os.write(os.open(f'/proc/self/fd/{r}', os.O_WRONLY | os.O_TRUNC), b'new')`, "EAC
 			`drwxr-xr-x 0:0 "."`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "z\n"`, `-rwxrwxrwx 0:0 "./old" 1 "new"`),
 		inThread("modes that bar everybody", "bash", "chmod 0 d/f d old ~", "",
 			`drwx------ 0:0 "."`, `d--------- 0:0 "./d"`, `---------- 0:0 "./d/f" 1 "x\n"`, `---------- 0:0 "./old" 1 "old\n"`),
-		{name: "a file in the place of the program's", want: jail.Outcome{Kind: jail.StartFailed}, run: func(t *testing.T, m *Maker) {
-			for _, taken := range []string{"ln -s /etc/passwd main.py", "mkfifo main.py; mkdir -p main.py.d; rm main.py; ln -s main.py.d/x main.py", "mkdir main.py"} {
-				th := newThread(t, nil)
-				th.call(m, program(t, "bash", taken)).want(t, jail.Exited, "")
-				r := th.call(m, program(t, "python", "print(1)"))
-				if r.Kind != jail.StartFailed || r.Step != "write /home/baponi/main.py" {
-					t.Errorf("%s: %+v", taken, r.Outcome)
+		{
+			name: "a file in the place of the program's", want: jail.Outcome{Kind: jail.StartFailed},
+			run: func(t *testing.T, m *Maker) {
+				for _, taken := range []string{
+					"ln -s /etc/passwd main.py",
+					"mkfifo main.py; mkdir -p main.py.d; rm main.py; ln -s main.py.d/x main.py", "mkdir main.py",
+				} {
+					th := newThread(t, nil)
+					th.call(m, program(t, "bash", taken)).want(t, jail.Exited, "")
+					r := th.call(m, program(t, "python", "print(1)"))
+					if r.Kind != jail.StartFailed || r.Step != "write /home/baponi/main.py" {
+						t.Errorf("%s: %+v", taken, r.Outcome)
+					}
 				}
-			}
-		}},
+			},
+		},
 		inThread("giants that are all holes", "python", errnos+`
 for name in 'a', 'b', 'c':
     with open(name, 'wb') as f: f.seek((2 << 40) - 1); f.write(b'x')
 with open('old', 'ab') as f: f.truncate(1 << 40)
-print(os.stat('c').st_blocks < 100)`, "True", `drwxr-xr-x 0:0 "."`, `-rw-r--r-- 0:0 "./a" 1 2199023255552 bytes`, `-rw-r--r-- 0:0 "./b" 1 2199023255552 bytes`,
-			`-rw-r--r-- 0:0 "./c" 1 2199023255552 bytes`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`, `-rw-r--r-- 0:0 "./old" 1 1099511627776 bytes`),
+print(os.stat('c').st_blocks < 100)`, "True", `drwxr-xr-x 0:0 "."`, `-rw-r--r-- 0:0 "./a" 1 2199023255552 bytes`,
+			`-rw-r--r-- 0:0 "./b" 1 2199023255552 bytes`,
+			`-rw-r--r-- 0:0 "./c" 1 2199023255552 bytes`, `drwxr-xr-x 0:0 "./d"`, `-rw-r--r-- 0:0 "./d/f" 1 "x\n"`,
+			`-rw-r--r-- 0:0 "./old" 1 1099511627776 bytes`),
+		{name: "files of countless parts between holes", run: func(t *testing.T, m *Maker) {
+			for where, refused := range map[string]string{
+				"'a'": `"a" has 32769 parts`, "i % 64": `parts between holes with the files before it`,
+			} {
+				th := newThread(t, threadFiles())
+				spec := th.spec()
+				spec.HomeBytes = 512 << 20
+				runProgram(t, m, spec, program(t, "python", fmt.Sprintf(`
+for i in range(33000):
+    with open(str(%s), 'ab') as f: f.truncate(8192 * (i + 1)); f.seek(0, 2); f.write(b'x')
+print('done')`, where))).want(t, jail.Exited, "done")
+				if err := th.save(); err == nil || !strings.Contains(err.Error(), refused) {
+					t.Errorf("%s: %v", where, err)
+				}
+				th.wantVersion(untouched...)
+				th.call(m, program(t, "bash", "cat old")).want(t, jail.Exited, "old")
+			}
+		}},
 		{name: "directories without end", run: func(t *testing.T, m *Maker) {
 			th := newThread(t, threadFiles())
-			runProgram(t, m, th.spec(), program(t, "python", "import os\nfor i in range(2000): os.mkdir('d' * 100); os.chdir('d' * 100)\nprint('deep')")).
+			runProgram(t, m, th.spec(),
+				program(t, "python", "import os\nfor i in range(2000): os.mkdir('d' * 100); os.chdir('d' * 100)\nprint('deep')")).
 				want(t, jail.Exited, "deep")
 			if err := th.save(); err == nil || !strings.Contains(err.Error(), "nested more than") {
 				t.Errorf("%v", err)

@@ -12,31 +12,84 @@ import (
 
 func kernelAttacks() []attack {
 	attacks := []attack{
-		{name: "identity", language: "bash", code: "id; cat /proc/self/[ug]id_map | while read in out n; do echo $in $((out >= 10000)) $n; done", stdout: "uid=1000(baponi) gid=1000(baponi) groups=1000(baponi)\n0 1 1\n1000 1 1\n0 1 1\n1000 1 1"},
 		{
-			name: "capabilities", language: "bash", code: "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -s '\\t' ' '",
-			stdout: "CapInh: 0000000000000000\nCapPrm: 0000000000000000\nCapEff: 0000000000000000\nCapBnd: 0000000000000000\nCapAmb: 0000000000000000\nNoNewPrivs: 1\nSeccomp: 2",
+			name: "identity", language: "bash",
+			code:   "id; cat /proc/self/[ug]id_map | while read in out n; do echo $in $((out >= 10000)) $n; done",
+			stdout: "uid=1000(baponi) gid=1000(baponi) groups=1000(baponi)\n0 1 1\n1000 1 1\n0 1 1\n1000 1 1",
 		},
-		{name: "limits", language: "bash", code: "ulimit -Sn; ulimit -Hn; ulimit -v; ulimit -f; ulimit -t; ulimit -u; ulimit -Hn 5000 2>/dev/null; echo $?", stdout: "1024\n1024\nunlimited\nunlimited\nunlimited\n256\n1"},
+		{
+			name: "capabilities", language: "bash",
+			code: "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -s '\\t' ' '",
+			stdout: "CapInh: 0000000000000000\nCapPrm: 0000000000000000\nCapEff: 0000000000000000\nCapBnd: " +
+				"0000000000000000\nCapAmb: 0000000000000000\nNoNewPrivs: 1\nSeccomp: 2",
+		},
+		{
+			name: "limits", language: "bash",
+			code:   "ulimit -Sn; ulimit -Hn; ulimit -v; ulimit -f; ulimit -t; ulimit -u; ulimit -Hn 5000 2>/dev/null; echo $?",
+			stdout: "1024\n1024\nunlimited\nunlimited\nunlimited\n256\n1",
+		},
 		{name: "open files without end", language: "python", code: errnos + `
 import resource
 kept = []
 def more():
     while True: kept.append(os.open('/dev/null', 0))
 print(no(more), len(kept) < 1024)`, stdout: "EMFILE True"},
-		{name: "a core dump for the host's handler", language: "python", code: "import os, resource; print(resource.getrlimit(resource.RLIMIT_CORE), flush=True); os.abort()", stdout: "(1, 1)", want: jail.Outcome{Kind: jail.Signaled, Signal: 6}},
-		{name: "descriptors that were inherited", language: "bash", code: "cd /proc/self/fd; echo *; readlink 0", stdout: "0 1 2 255 3\n/dev/null"},
-		{name: "variables of the worker", language: "bash", code: "env | cut -d= -f1 | sort | tr '\\n' ' '", stdout: "BULLPEN_TRACE_ID HOME LANG NPM_CONFIG_CACHE NPM_CONFIG_PREFIX PATH PIP_BREAK_SYSTEM_PACKAGES PIP_CACHE_DIR PWD PYTHONUNBUFFERED SHLVL TMPDIR USER _ "},
-		{name: "processes of the worker", language: "bash", code: "all=$(ps -e -o comm=); sort -u <<< \"$all\" | tr '\\n' ' '; cat /proc/[2-9]/environ /proc/[2-9]/mem 2>/dev/null | grep -c nsjail; true", stdout: "bash init ps 0"},
-		{name: "namespaces of its own", language: "bash", code: "for o in -U -m -p -n -i -u -C -T -Um; do unshare $o true 2>&1 | grep -c 'not permitted'; done | sort -u", stdout: "1"},
-		{name: "namespaces of others by /proc", language: "bash", code: "for f in /proc/self/ns/* /proc/1/ns/*; do nsenter --user=$f true 2>/dev/null && echo in; nsenter --mount=$f true 2>/dev/null && echo in; done; echo out", stdout: "out"},
-		{name: "mounts", language: "bash", code: "for a in '-t proc x /tmp' '-t sysfs x /tmp' '-t cgroup2 x /tmp' '-t tmpfs x /tmp' '-t overlay -o lowerdir=/usr:/etc x /tmp' '--bind / /tmp' '-o remount,rw /'; do mount $a 2>&1 | grep -c 'permi\\|denied\\|superuser'; done | sort -u; umount /tmp 2>/dev/null; echo $?", stdout: "1\n32"},
-		{name: "masks of /proc removed", language: "bash", code: "umount /proc/keys 2>/dev/null; umount -l /proc 2>/dev/null; wc -c < /proc/kallsyms; echo x > /proc/keys; wc -c < /proc/keys", stdout: "0\n0"},
-		{name: "groups of the host", language: "bash", code: "ls /sys/fs/cgroup 2>/dev/null | wc -l; grep -v ':/$' /proc/self/cgroup; find / -name 'cgroup.procs' -o -name release_agent 2>/dev/null | grep -v ^/proc | wc -l", stdout: "0\n0"},
-		{name: "switches of the kernel", language: "bash", code: "for f in sys/kernel/core_pattern sys/kernel/modprobe sys/vm/drop_caches sys/fs/binfmt_misc/register sys/kernel/hostname sys/user/max_user_namespaces sysrq-trigger self/uid_map self/setgroups; do (echo 1 > /proc/$f) 2>/dev/null && echo $f; done; find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -exec test -f {} ';' -print 2>/dev/null; true", stdout: ""},
+		{
+			name: "a core dump for the host's handler", language: "python",
+			code:   "import os, resource; print(resource.getrlimit(resource.RLIMIT_CORE), flush=True); os.abort()",
+			stdout: "(1, 1)", want: jail.Outcome{Kind: jail.Signaled, Signal: 6},
+		},
+		{
+			name: "descriptors that were inherited", language: "bash", code: "cd /proc/self/fd; echo *; readlink 0",
+			stdout: "0 1 2 255 3\n/dev/null",
+		},
+		{
+			name: "variables of the worker", language: "bash", code: "env | cut -d= -f1 | sort | tr '\\n' ' '",
+			stdout: "BULLPEN_TRACE_ID HOME LANG NPM_CONFIG_CACHE NPM_CONFIG_PREFIX PATH PIP_BREAK_SYSTEM_PACKAGES " +
+				"PIP_CACHE_DIR PWD PYTHONUNBUFFERED SHLVL TERM TMPDIR USER _ ",
+		},
+		{
+			name: "processes of the worker", language: "bash",
+			code: "all=$(ps -e -o comm=); sort -u <<< \"$all\" | tr '\\n' ' '; cat /proc/[2-9]/environ /proc/[2-9]/mem " +
+				"2>/dev/null | grep -c nsjail; true", stdout: "bash init ps 0",
+		},
+		{
+			name: "namespaces of its own", language: "bash",
+			code:   "for o in -U -m -p -n -i -u -C -T -Um; do unshare $o true 2>&1 | grep -c 'not permitted'; done | sort -u",
+			stdout: "1",
+		},
+		{
+			name: "namespaces of others by /proc", language: "bash",
+			code: "for f in /proc/self/ns/* /proc/1/ns/*; do nsenter --user=$f true 2>/dev/null && echo in; nsenter " +
+				"--mount=$f true 2>/dev/null && echo in; done; echo out", stdout: "out",
+		},
+		{
+			name: "mounts", language: "bash",
+			code: "for a in '-t proc x /tmp' '-t sysfs x /tmp' '-t cgroup2 x /tmp' '-t tmpfs x /tmp' '-t overlay -o " +
+				"lowerdir=/usr:/etc x /tmp' '--bind / /tmp' '-o remount,rw /'; do mount $a 2>&1 | grep -c " +
+				"'permi\\|denied\\|superuser'; done | sort -u; umount /tmp 2>/dev/null; echo $?", stdout: "1\n32",
+		},
+		{
+			name: "masks of /proc removed", language: "bash",
+			code: "umount /proc/keys 2>/dev/null; umount -l /proc 2>/dev/null; wc -c < /proc/kallsyms; echo x > /proc/keys; " +
+				"wc -c < /proc/keys", stdout: "0\n0",
+		},
+		{
+			name: "groups of the host", language: "bash",
+			code: "ls /sys/fs/cgroup 2>/dev/null | wc -l; grep -v ':/$' /proc/self/cgroup; find / -name 'cgroup.procs' -o " +
+				"-name release_agent 2>/dev/null | grep -v ^/proc | wc -l", stdout: "0\n0",
+		},
+		{
+			name: "switches of the kernel", language: "bash",
+			code: "for f in sys/kernel/core_pattern sys/kernel/modprobe sys/vm/drop_caches sys/fs/binfmt_misc/register " +
+				"sys/kernel/hostname sys/user/max_user_namespaces sysrq-trigger self/uid_map self/setgroups; do (echo 1 > " +
+				"/proc/$f) 2>/dev/null && echo $f; done; find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -exec test " +
+				"-f {} ';' -print 2>/dev/null; true", stdout: "",
+		},
 		{
 			name: "host data in /proc", language: "bash", stdout: "0",
-			code: `cd /proc; cat kallsyms interrupts keys key-users locks cmdline diskstats driver/rtc partitions modules timer_list kcore sched_debug kmsg slabinfo vmallocinfo \
+			code: `cd /proc; cat kallsyms interrupts keys key-users locks cmdline diskstats driver/rtc partitions modules \
+		timer_list kcore sched_debug kmsg slabinfo vmallocinfo \
 buddyinfo cgroups config.gz crypto pagetypeinfo schedstat softirqs swaps zoneinfo net/sockstat self/net/softnet_stat thread-self/net/protocols net/rt_acct net/stat/rt_cache 2>/dev/null | wc -c
 find acpi asound bus fs irq pressure scsi sys/kernel/pty sys/fs/{aio-nr,dentry-state,file-nr,inode-nr,inode-state,quota} -mindepth 0 ! -type d 2>/dev/null; true`,
 		},
@@ -56,7 +109,28 @@ find acpi asound bus fs irq pressure scsi sys/kernel/pty sys/fs/{aio-nr,dentry-s
 import os
 f = os.memfd_create('x'); os.write(f, open('/usr/bin/id', 'rb').read())
 os.execve(f, ['id', '-u'], {})`, stdout: "1000"},
-		{name: "scheduling on all processors", language: "python", code: "import os; os.sched_setaffinity(0, range(os.cpu_count())); print(True)", stdout: "True"},
+		{
+			name: "terminals, without a profile that has some", language: "bash", code: "ls /dev; exec 9<>/dev/ptmx",
+			stdout: "fd\nfull\nnull\nrandom\nshm\nstderr\nstdin\nstdout\nurandom\nzero",
+			want:   jail.Outcome{Kind: jail.Exited, ExitCode: 1},
+		},
+		{
+			name: "terminals of the host and of others", language: "python", limits: terminals(4), code: errnos + `
+import fcntl, pty, termios
+print(os.listdir('/dev/pts'), no(os.open, '/dev/tty', os.O_RDWR), no(os.mknod, '/tmp/console', 0o20666, os.makedev(5, 1)))
+kept = [pty.openpty()]
+print(os.ttyname(kept[0][1]), sorted(os.listdir('/dev/pts')))
+for request in (0x5412, 0x541c, 0x541d, 0x5423, 0x5437): # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, TIOCVHANGUP
+    print(no(fcntl.ioctl, kept[0][1], request, bytes((21, 0, 0, 0))))
+def more():
+    while True: kept.append(os.open('/dev/ptmx', os.O_RDWR))
+print(no(more), len(kept))`,
+			stdout: "['ptmx'] ENXIO EPERM\n/dev/pts/0 ['0', 'ptmx']\nEPERM\nEPERM\nEPERM\nEPERM\nEPERM\nENOSPC 4",
+		},
+		{
+			name: "scheduling on all processors", language: "python",
+			code: "import os; os.sched_setaffinity(0, range(os.cpu_count())); print(True)", stdout: "True",
+		},
 	}
 	// Machine code that calls getpid through other entry points, which bypass a filter of 64-bit
 	// numbers.
@@ -65,10 +139,12 @@ os.execve(f, ['id', '-u'], {})`, stdout: "1000"},
 		kind       jail.Kind
 		stdout     string
 	}{
-		{"the 32-bit entry", "b814000000cd80c3", jail.Seccomp, "before"},                       // mov eax, 20; int 0x80; ret
-		{"the 32-bit entry, to mount", "b815000000cd80c3", jail.Seccomp, "before"},             // mov eax, 21; int 0x80; ret
-		{"the x32 entry", "b8270000400f05c3", jail.Seccomp, "before"},                          // mov eax, 0x40000027; syscall; ret
-		{"the x32 entry, to ptrace", "b8090200400f05c3", jail.Seccomp, "before"},               // mov eax, 0x40000209; syscall; ret
+		{"the 32-bit entry", "b814000000cd80c3", jail.Seccomp, "before"},           // mov eax, 20; int 0x80; ret
+		{"the 32-bit entry, to mount", "b815000000cd80c3", jail.Seccomp, "before"}, // mov eax, 21; int 0x80; ret
+		// mov eax, 0x40000027; syscall; ret
+		{"the x32 entry", "b8270000400f05c3", jail.Seccomp, "before"},
+		// mov eax, 0x40000209; syscall; ret
+		{"the x32 entry, to ptrace", "b8090200400f05c3", jail.Seccomp, "before"},
 		{"a call without a number", "48c7c0ffffffff0f05c3", jail.Exited, "before\n-38\nafter"}, // mov rax, -1; syscall; ret
 	} {
 		a := attack{name: e.name, language: "python", stdout: e.stdout, want: jail.Outcome{Kind: e.kind}, code: `
@@ -90,7 +166,10 @@ print('after')`}
 		})
 	}
 	for _, c := range systemCalls {
-		attacks = append(attacks, attack{name: c.name, language: "python", code: systemCall + "print(sc(" + c.args + "))", call: c.args, stdout: c.want})
+		attacks = append(attacks, attack{
+			name: c.name, language: "python", code: systemCall + "print(sc(" + c.args + "))",
+			call: c.args, stdout: c.want,
+		})
 	}
 	return attacks
 }
@@ -104,7 +183,8 @@ func mountinfo(t *testing.T, m *Maker) {
 	}
 	r := runCode(t, m, "bash", "cut -d' ' -f4 /proc/self/mountinfo | sort -u | tr '\\n' ' '")
 	for path := range strings.FieldsSeq(r.stdout) {
-		shared := path == "/" || path == "/bin" || path == "/sbin" || strings.HasPrefix(path, "/usr") || strings.HasPrefix(path, "/lib")
+		shared := path == "/" || path == "/bin" || path == "/sbin" || strings.HasPrefix(path, "/usr") ||
+			strings.HasPrefix(path, "/lib")
 		root := slices.ContainsFunc(roots, func(in string) bool { return strings.HasSuffix(m.dir+"/root/0"+in, path) })
 		if _, err := os.Stat(filepath.Join("/dev", path)); err != nil && !shared && !root {
 			t.Errorf("mountinfo shows %s", path)
@@ -130,7 +210,8 @@ def read():
 before = after = read()
 while float(after['/proc/uptime'].split()[0]) < float(before['/proc/uptime'].split()[0]) + 1: after = read()
 known = {'/proc/loadavg', '/proc/meminfo', '/proc/uptime', '/proc/sys/kernel/random/uuid'}
-print(len(before) > 100, sorted(name for name in after if before.get(name) != after[name] and name not in known))`).want(t, jail.Exited, "True []")
+print(len(before) > 100, sorted(name for name in after if before.get(name) != after[name] and name not in known))`).
+		want(t, jail.Exited, "True []")
 }
 
 // attackCalls lists the system calls that end the program, by their x86-64 numbers.
@@ -191,6 +272,11 @@ var systemCalls = []struct{ name, args, want string }{ // read only
 	{"filter by prctl", "157, 22, 2, 0, 0, 0", "22"},
 	{"filter by seccomp", "317, 1, 0, 0", "22"},
 	{"another prctl", "157, 3, 0, 0, 0, 0", "0"},
+	{"name of a mapping", "157, 0x53564d41, 0, 0, 0, 0", "22"},
+	{"sharing of a core", "157, 62, 0, 0, 0, 0", "22"},
+	{"merging of pages", "157, 67, 1, 0, 0, 0", "22"},
+	{"prctl of a kernel to come", "157, 1000, 0, 0, 0, 0", "22"},
+	{"processors for threads", "203, 0, 0, 0", "0"},
 	{"clock_settime", "227, 0, 0", "1"},
 	{"adjtimex", "159, 0", "1"},
 	{"syslog", "103, 2, 0, 0", "1"},
@@ -201,6 +287,8 @@ var systemCalls = []struct{ name, args, want string }{ // read only
 	{"modify_ldt", "154, 0, 0, 0", "1"},
 	{"tiocsti", "16, 0, 0x5412, 0", "1"},
 	{"tiocsti upper bits", "16, 0, 0x100005412, 0", "1"},
+	{"tiocsetd", "16, 0, 0x5423, 0", "1"},
+	{"tiocsetd upper bits", "16, 0, 0x100005423, 0", "1"},
 	{"socket unix", "41, 1, 1, 0", "0"},
 	{"socket inet", "41, 2, 1, 0", "0"},
 	{"socket netlink route", "41, 16, 3, 0", "0"},
@@ -238,6 +326,7 @@ var systemCalls = []struct{ name, args, want string }{ // read only
 	{"attach reuseport filter", "54, 0, 1, 51, 0, 0", "1"},
 	{"attach reuseport bpf", "54, 0, 1, 52, 0, 0", "1"},
 	{"other socket option", "54, 0, 1, 2, 0, 0", "88"},
+	{"mapped pages of a connection", "55, 0, 6, 35, 0, 0", "92"},
 	{"io_setup", "206, 1, 0", "38"},
 	{"open_tree_attr", "467, -100, 0, 0, 0, 0", "38"},
 	{"setuid 0", "105, 0", "1"},

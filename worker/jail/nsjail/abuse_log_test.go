@@ -52,11 +52,17 @@ print('done')`}
 func logAttacks() []attack {
 	done := jail.Outcome{Kind: jail.Exited}
 	return []attack{
-		logFlood("crashes that the kernel logs", done, "done", "ctypes.string_at(8)", "machine('0f0b')", "machine('31c931d2f7f1c3')", "machine('ccc3')", "machine('f4c3')",
-			"machine('b80f0000000f05c3')", "machine('48c7c0000060ffffd0c3')", "os.abort()"), // ud2, division by zero, int3, hlt, rt_sigreturn, vsyscall
-		logFlood("forbidden calls that the kernel logs", jail.Outcome{Kind: jail.Seccomp, Signal: 31}, "", "libc.syscall(246, 0, 0, 0, 0)", "libc.syscall(172, 3)", "machine('b814000000cd80c3')", "machine('b8270000400f05c3')"),
-		logFlood("misuse that the kernel logs", done, "done", "libc.syscall(202, bytes(4), 5, 1, 1, bytes(4), ctypes.c_uint(0x80fff000))", "libc.syscall(319, b'x', 0)",
-			"libc.syscall(125, (ctypes.c_uint * 2)(0x19980330, 0), bytes(64))", "libc.syscall(216, bytes(4096), 4096, 0, 0, 0)", "libc.syscall(156, bytes(80))",
+		logFlood("crashes that the kernel logs", done, "done", "ctypes.string_at(8)", "machine('0f0b')",
+			"machine('31c931d2f7f1c3')", "machine('ccc3')", "machine('f4c3')",
+			// ud2, division by zero, int3, hlt, rt_sigreturn, vsyscall
+			"machine('b80f0000000f05c3')", "machine('48c7c0000060ffffd0c3')", "os.abort()"),
+		logFlood("forbidden calls that the kernel logs", jail.Outcome{Kind: jail.Seccomp, Signal: 31}, "",
+			"libc.syscall(246, 0, 0, 0, 0)", "libc.syscall(172, 3)", "machine('b814000000cd80c3')",
+			"machine('b8270000400f05c3')"),
+		logFlood("misuse that the kernel logs", done, "done",
+			"libc.syscall(202, bytes(4), 5, 1, 1, bytes(4), ctypes.c_uint(0x80fff000))", "libc.syscall(319, b'x', 0)",
+			"libc.syscall(125, (ctypes.c_uint * 2)(0x19980330, 0), bytes(64))", "libc.syscall(216, bytes(4096), 4096, 0, 0, 0)",
+			"libc.syscall(156, bytes(80))",
 			splitLocks+"(1)"), // futex, memfd_create, capget, remap_file_pages, sysctl
 	}
 }

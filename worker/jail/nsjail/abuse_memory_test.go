@@ -89,8 +89,10 @@ func memoryAttacks() []attack {
 	}
 	return []attack{
 		bomb("touching", "x = bytearray(200 << 20)"),
-		bomb("in a child", "import subprocess, time\nsubprocess.run(['python3', '-c', 'bytearray(200 << 20)'])\ntime.sleep(600)"),
-		bomb("in many processes", "import os\nfor i in range(8):\n  if not os.fork(): x = bytearray(30 << 20)\nwhile True: pass"),
+		bomb("in a child", "import subprocess, time\nsubprocess.run(['python3', '-c', 'bytearray(200 << "+
+			"20)'])\ntime.sleep(600)"),
+		bomb("in many processes",
+			"import os\nfor i in range(8):\n  if not os.fork(): x = bytearray(30 << 20)\nwhile True: pass"),
 		bomb("in files in memory", "import os\nf = os.memfd_create('x')\nwhile True: os.write(f, b'x' * (1 << 20))"),
 		// The files use nearly all of the memory, and a fork of python adds nearly nothing.
 		bomb("in home, /tmp and /dev/shm", `
@@ -120,7 +122,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 print(libc.mlockall(3) == 0 or ctypes.get_errno() in (1, 12))`, stdout: "True"},
 		{
 			name: "the page cache", language: "bash", limits: memory(32),
-			code: "find /usr/lib /usr/bin -type f -size +1M -readable 2>/dev/null | head -50 | xargs cat | wc -c | grep -c '^........'", stdout: "1",
+			code: "find /usr/lib /usr/bin -type f -size +1M -readable 2>/dev/null | head -50 | xargs cat | wc -c | grep -c " +
+				"'^........'", stdout: "1",
 		},
 		{
 			// Version 1 accounts for socket buffers separately. Version 2 counts them towards the
@@ -185,16 +188,22 @@ for i in range(700):
     s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     kept.append(s)
     s.setsockopt(41, 6, options)`),
-		{name: "in options of sockets", language: "python", code: errnos + `
+		{
+			name: "in options of sockets", language: "python", code: errnos + `
 t, u = socket.socket(), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
 print(*{no(t.setsockopt, 6, option, bytes(300)) for option in (14, 32, 38, 39, 40)})
 print(*{no(t.setsockopt, 0, option, bytes(300)) for option in (35, 39, 42, 46)})
 print(*{no(u.setsockopt, 41, option, bytes(300)) for option in (20, 27, 42, 46)})
-print(*{no(u.setsockopt, 41, option, bytes(300)) for option in (6, 32)})`, stdout: "ENOPROTOOPT\nENODEV\nENODEV\nENOPROTOOPT"},
-		withNetLimit("core/optmem_max", attack{name: "in control data of messages", language: "python", code: errnos + `
+print(*{no(u.setsockopt, 41, option, bytes(300)) for option in (6, 32)})`,
+			stdout: "ENOPROTOOPT\nENODEV\nENODEV\nENOPROTOOPT",
+		},
+		withNetLimit("core/optmem_max", attack{
+			name: "in control data of messages", language: "python", code: errnos + `
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 a, b = socket.socketpair()
-print(no(s.sendmsg, [b'x'], [(99, 0, bytes(5000))], 0, ('127.0.0.1', 9)), no(socket.send_fds, a, [b'x'], [0] * 253))`, stdout: "ENOBUFS done"}),
+print(no(s.sendmsg, [b'x'], [(99, 0, bytes(5000))], 0, ('127.0.0.1', 9)), no(socket.send_fds, a, [b'x'], [0] * 253))`,
+			stdout: "ENOBUFS done",
+		}),
 		{name: "in errors of datagrams that nobody reads", language: "python", code: errnos + `
 for family, address, level, option in (socket.AF_INET, '127.0.0.1', 0, 11), (socket.AF_INET6, '::1', 41, 25):
     s = socket.socket(family, socket.SOCK_DGRAM)
@@ -202,6 +211,30 @@ for family, address, level, option in (socket.AF_INET, '127.0.0.1', 0, 11), (soc
     print(s.sendto(b'x', (address, 9)), no(s.sendto, b'x', (address, 9)), no(s.recv, 1, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT))
     s.connect((address, 9))
     print(s.send(b'x'), no(s.send, b'x'))`, stdout: "1 done EAGAIN\n1 ECONNREFUSED\n1 done EAGAIN\n1 ECONNREFUSED"},
+		witnessed(attack{
+			name: "in terminals, and in what nobody reads from them", language: "python", stdout: "ENOSPC",
+			limits: func(s *jail.Spec) {
+				memory(64)(s)
+				terminals(64)(s)
+			}, code: errnos + `
+import fcntl, tty
+kept = []
+def attack():
+    while True:
+        m = os.open('/dev/ptmx', os.O_RDWR)
+        fcntl.ioctl(m, 0x40045431, bytes(4)) # TIOCSPTLCK
+        s = fcntl.ioctl(m, 0x5441, os.O_RDWR | os.O_NOCTTY) # TIOCGPTPEER
+        kept.append((m, s))
+        tty.setraw(s)
+        for fd in m, s:
+            os.set_blocking(fd, False)
+            try:
+                while os.write(fd, bytes(65536)): time.sleep(0.001)
+            except BlockingIOError: pass
+        if len(kept) == 64:
+            for i in range(800): kept.append(os.open(os.ttyname(s), os.O_RDWR | os.O_NOCTTY))
+print(no(attack))`,
+		}),
 		hostMemory("in netlink errors that nobody reads", "ENOBUFS", `
 import struct
 request = struct.pack('IHHII', 32768, 0x7fff, 1, 0, 0) + bytes(32752)
@@ -224,7 +257,8 @@ for i in range(8):
     l = socket.create_server(('127.0.0.1', 0), backlog=1 << 20)
     kept.append(l)
     leave(l, 4096)`)),
-		withNetLimit("core/somaxconn", hostMemory("in connections to many listeners with large buffers", "ENOBUFS", leaveConnections+`
+		withNetLimit("core/somaxconn",
+			hostMemory("in connections to many listeners with large buffers", "ENOBUFS", leaveConnections+`
 try:
     for i in range(900):
         l = socket.socket()
@@ -234,21 +268,30 @@ try:
         kept.append(l)
 finally:
     for l in kept: leave(l, 20)`)),
-		uncharged(attack{name: "in locks of files", language: "python", want: oom, stdout: "first", limits: quarterCore, code: locks + `
+		uncharged(attack{
+			name: "in locks of files", language: "python", want: oom, stdout: "first", limits: quarterCore,
+			code: locks + `
 lock(1000)
-print('never')`}, false),
+print('never')`,
+		}, false),
 		// Each burst is over before a search has a result, and it waits until the search has ended.
-		uncharged(attack{name: "in bursts of locks of files", language: "python", want: oom, stdout: "first", limits: memory(64), code: locks + `
+		uncharged(attack{
+			name: "in bursts of locks of files", language: "python", want: oom, stdout: "first",
+			limits: memory(64), code: locks + `
 while len(kept) < 900:
     lock(100)
     time.sleep(8)
-print('never')`}, false),
+print('never')`,
+		}, false),
 		// 4 MiB a second.
-		uncharged(attack{name: "in locks of files, slowly", language: "python", want: oom, stdout: "first", limits: quarterCore, code: locks + `
+		uncharged(attack{
+			name: "in locks of files, slowly", language: "python", want: oom, stdout: "first",
+			limits: quarterCore, code: locks + `
 while len(kept) < 900:
     lock(1)
     time.sleep(0.1)
-print('never')`}, false),
+print('never')`,
+		}, false),
 		// An overlay reads a whole directory at once, however many names it has.
 		{name: "in one list of a directory's entries", run: func(t *testing.T, m *Maker) {
 			watching.Lock()
@@ -262,18 +305,23 @@ def fill():
         os.link(f'file{n // 60000 * 60000}', f'{n:X}')
 print(no(fill))
 next(os.scandir('.'))`}
-			loss := watchHostMemory(t)
+			loss := watchHostMemory(t, m)
 			a.check(t, a.attempt(t, m))
-			if lost, _ := loss(); lost >= mostLost/2 {
+			if lost := loss(); lost >= mostLost/2 {
 				t.Errorf("the host lost %d MiB", lost>>20)
 			}
 		}},
 		// Each open directory has a list of the entries that were there when it was read.
-		uncharged(attack{name: "in open directories of an overlay", language: "python", want: oom, stdout: "first", limits: quarterCore, code: openDirectories}, true),
-		uncharged(attack{name: "in open directories of ext4", language: "python", want: oom, stdout: "first", limits: func(s *jail.Spec) {
-			quarterCore(s)
-			s.HomeBytes = 512 << 20
-		}, code: `
+		uncharged(attack{
+			name: "in open directories of an overlay", language: "python", want: oom, stdout: "first",
+			limits: quarterCore, code: openDirectories,
+		}, true),
+		uncharged(attack{
+			name: "in open directories of ext4", language: "python", want: oom, stdout: "first",
+			limits: func(s *jail.Spec) {
+				quarterCore(s)
+				s.HomeBytes = 512 << 20
+			}, code: `
 import ctypes, os, time
 print('first', flush=True)
 open('f', 'w').close()
@@ -282,12 +330,17 @@ some = ctypes.create_string_buffer(300)
 while True:
     for d in [os.open('.', os.O_RDONLY) for i in range(1000)]: ctypes.CDLL(None).getdents64(d, some, 300)
     if os.fork(): time.sleep(600)
-    os.closerange(3, 1024)`}, false),
-		{name: "before the first instruction", starved: true, language: "python", limits: memory(2), code: "print('never')", want: oom},
+    os.closerange(3, 1024)`,
+		}, false),
+		{
+			name: "before the first instruction", starved: true, language: "python", limits: memory(2),
+			code: "print('never')", want: oom,
+		},
 		{name: "many times in a row", run: func(t *testing.T, m *Maker) {
 			for range repeats(40) {
 				a := attack{
-					name: "touching", language: "bash", limits: memory(32), code: "echo first; tail /dev/zero; sleep 600", want: oom, stdout: "first",
+					name: "touching", language: "bash", limits: memory(32), code: "echo first; tail /dev/zero; sleep 600", want: oom,
+					stdout: "first",
 				}
 				r := a.attempt(t, m)
 				a.check(t, r)

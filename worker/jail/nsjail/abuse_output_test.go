@@ -24,7 +24,10 @@ func outputAttacks() []attack {
 			name: "a line of 100 MB", language: "bash", code: "head -c 100000000 /dev/zero | tr '\\0' ' '",
 			also: long(100_000_000),
 		},
-		{name: "bytes that are no UTF-8, NUL, escapes", language: "bash", code: `printf 'a\xff\xfe\x00\x1b[2J\r\b\xe2\x28z'`, stdout: "a\xff\xfe\x00\x1b[2J\r\b\xe2\x28z"},
+		{
+			name: "bytes that are no UTF-8, NUL, escapes", language: "bash", code: `printf 'a\xff\xfe\x00\x1b[2J\r\b\xe2\x28z'`,
+			stdout: "a\xff\xfe\x00\x1b[2J\r\b\xe2\x28z",
+		},
 		{name: "both streams, a byte at a time", language: "python", code: `
 import os
 for i in range(20000): os.write(1, b'o'); os.write(2, b'e')`, also: func(t testing.TB, r result) {
@@ -38,19 +41,36 @@ for i in range(20000): os.write(1, b'o'); os.write(2, b'e')`, also: func(t testi
 			code: "setsid sh -c 'kill -9 '$$'; yes late >&2' & sleep 600",
 		},
 		{name: "a slow reader", want: jail.Outcome{Kind: jail.Signaled, Signal: 9}, run: slowReader},
-		{name: "frames of the init's protocol", language: "bash", code: `printf '\x12\x00\x00\x00X\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00E' | tee /dev/stderr | wc -c; exit 5`, stdout: "27", want: jail.Outcome{Kind: jail.Exited, ExitCode: 5}},
+		{
+			name: "frames of the init's protocol", language: "bash",
+			code: `printf '\x12\x00\x00\x00X\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00` +
+				`\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00E' | tee /dev/stderr | wc -c; exit 5`, stdout: "27",
+			want: jail.Outcome{Kind: jail.Exited, ExitCode: 5},
+		},
 		{name: "making its pipe larger", language: "python", code: `
 import fcntl
 try: print(fcntl.fcntl(1, 1031, 1 << 30))
 except OSError as e: print(e.errno)`, stdout: "1"},
-		{name: "packets instead of a stream", language: "python", code: `
+		{
+			name: "packets instead of a stream", language: "python", code: `
 import fcntl, os
 fcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT)
 for i in range(3000):
-    if os.write(1, b'p' * (i + 1)) != i + 1 or os.write(1, b'') != 0: os._exit(1)`, stdout: strings.Repeat("p", 1<<20), also: long(3000 * 3001 / 2)},
-		{name: "pages that change after they are written", want: jail.Outcome{Kind: jail.Signaled, Signal: 9}, run: changingPages},
-		{name: "stdout held by sockets that hold themselves", language: "python", code: cycle + "print('whole')", stdout: "whole"},
-		{name: "stdout held by sockets that hold themselves, until the timeout", language: "python", code: cycle + "print('whole')\nos.fork()\ntime.sleep(600)", stdout: "whole", timeout: 5 * soon, want: timeout},
+    if os.write(1, b'p' * (i + 1)) != i + 1 or os.write(1, b'') != 0: os._exit(1)`, stdout: strings.Repeat("p", 1<<20),
+			also: long(3000 * 3001 / 2),
+		},
+		{
+			name: "pages that change after they are written", want: jail.Outcome{Kind: jail.Signaled, Signal: 9},
+			run: changingPages,
+		},
+		{
+			name: "stdout held by sockets that hold themselves", language: "python", code: cycle + "print('whole')",
+			stdout: "whole",
+		},
+		{
+			name: "stdout held by sockets that hold themselves, until the timeout", language: "python",
+			code: cycle + "print('whole')\nos.fork()\ntime.sleep(600)", stdout: "whole", timeout: 5 * soon, want: timeout,
+		},
 	}
 }
 
@@ -82,7 +102,8 @@ for i in range(100):
         left -= n
 os.kill(os.getpid(), 9)`)
 	if r.Kind != jail.Signaled || r.Signal != 9 || r.written != 100<<16 || strings.Trim(r.stdout, "ab") != "" {
-		t.Errorf("%d bytes of %d, %d of them neither a nor b, %+v\n%s", r.written, 100<<16, len(strings.Trim(r.stdout, "ab")), r.Outcome, r.stderr)
+		t.Errorf("%d bytes of %d, %d of them neither a nor b, %+v\n%s", r.written, 100<<16, len(strings.Trim(r.stdout, "ab")),
+			r.Outcome, r.stderr)
 	}
 }
 

@@ -1,8 +1,6 @@
 package nsjail
 
 import (
-	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -23,7 +21,10 @@ try:
         if os.fork() == 0: time.sleep(600)
         n += 1
 except BlockingIOError: print(0 < n < 256)`, stdout: "True"},
-		{name: "fork bomb in a shell", language: "bash", code: "bomb() { bomb | bomb & }; bomb; sleep 600", timeout: soon, want: timeout, limits: slow},
+		{
+			name: "fork bomb in a shell", language: "bash", code: "bomb() { bomb | bomb & }; bomb; sleep 600", timeout: soon,
+			want: timeout, limits: slow,
+		},
 		{name: "thread bomb", language: "python", code: `
 import os, threading
 e = threading.Event()
@@ -58,31 +59,57 @@ try:
         if os.fork() == 0: os._exit(0)
         n += 1
 except BlockingIOError: print(0 < n < 256)`, stdout: "True"},
-		{name: "survivor in a session of its own, after the end", language: "bash", code: "setsid nohup sleep 600 & disown; echo gone", stdout: "gone"},
+		{
+			name: "survivor in a session of its own, after the end", language: "bash",
+			code: "setsid nohup sleep 600 & disown; echo gone", stdout: "gone",
+		},
 		{
 			name: "survivors in sessions of their own, after a timeout", language: "bash", timeout: soon, want: timeout,
 			code: "for i in {1..100}; do setsid sleep 600 & done; wait",
 		},
-		{name: "survivor in a session of its own, after a cancel", want: jail.Outcome{Kind: jail.Killed}, run: cancelledRun},
+		{
+			name: "survivor in a session of its own, after a cancel", language: "bash", grace: soon,
+			want: jail.Outcome{Kind: jail.Cancelled}, stdout: "up",
+			code: "trap '' TERM; setsid nohup sleep 600 & echo up; sleep 600",
+		},
 		{
 			name: "signals ignored", language: "bash", timeout: soon, want: timeout, stdout: "first",
 			code: "trap '' TERM HUP INT QUIT USR1 ALRM; echo first; while :; do :; done",
 		},
 		{
-			name: "50 busy processes that ignore signals, on half a core", language: "bash", timeout: soon, want: timeout, limits: slow,
-			code: "for i in {1..50}; do (trap '' TERM; while :; do :; done) & done; wait",
+			name: "50 busy processes that ignore signals, on half a core", language: "bash", timeout: soon, want: timeout,
+			limits: slow,
+			code:   "for i in {1..50}; do (trap '' TERM; while :; do :; done) & done; wait",
 		},
 		{name: "stopping itself", language: "bash", code: "kill -STOP $$", timeout: soon, want: timeout},
-		{name: "stopping everything", language: "bash", code: "sleep 600 & kill -STOP -1; kill -STOP $$", timeout: soon, want: timeout},
+		{
+			name: "stopping everything", language: "bash", code: "sleep 600 & kill -STOP -1; kill -STOP $$", timeout: soon,
+			want: timeout,
+		},
 		{name: "killing everything", language: "python", code: `
 import os
 os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '600'); os.kill(-1, 9)
 print(os.waitstatus_to_exitcode(os.wait()[1]))`, stdout: "-9"},
-		{name: "killing the init", language: "bash", code: "for s in KILL TERM HUP STOP SEGV; do kill -$s 1; done 2>/dev/null; echo alive", stdout: "alive"},
-		{name: "ending by SIGTERM", language: "bash", code: "kill -TERM $$", want: jail.Outcome{Kind: jail.Signaled, Signal: 15}},
-		{name: "ending by SIGKILL", language: "bash", code: "kill -KILL $$", want: jail.Outcome{Kind: jail.Signaled, Signal: 9}},
-		{name: "abort", language: "python", code: "import os; os.abort()", want: jail.Outcome{Kind: jail.Signaled, Signal: 6}},
-		{name: "crash", language: "python", code: "import ctypes; ctypes.string_at(0)", want: jail.Outcome{Kind: jail.Signaled, Signal: 11}},
+		{
+			name: "killing the init", language: "bash",
+			code: "for s in KILL TERM HUP STOP SEGV; do kill -$s 1; done 2>/dev/null; echo alive", stdout: "alive",
+		},
+		{
+			name: "ending by SIGTERM", language: "bash", code: "kill -TERM $$",
+			want: jail.Outcome{Kind: jail.Signaled, Signal: 15},
+		},
+		{
+			name: "ending by SIGKILL", language: "bash", code: "kill -KILL $$",
+			want: jail.Outcome{Kind: jail.Signaled, Signal: 9},
+		},
+		{
+			name: "abort", language: "python", code: "import os; os.abort()",
+			want: jail.Outcome{Kind: jail.Signaled, Signal: 6},
+		},
+		{
+			name: "crash", language: "python", code: "import ctypes; ctypes.string_at(0)",
+			want: jail.Outcome{Kind: jail.Signaled, Signal: 11},
+		},
 		{name: "ptrace of itself, then a fork", language: "python", code: `
 import ctypes, os
 print(ctypes.CDLL(None).ptrace(0, 0, 0, 0), flush=True)
@@ -92,11 +119,18 @@ os.wait()`, stdout: "-1"},
 			name: "closing stdout and going on", language: "bash", code: "exec >&- 2>&-; sleep 0.01; exit 3",
 			want: jail.Outcome{Kind: jail.Exited, ExitCode: 3},
 		},
-		{name: "ending with stdout held open", language: "bash", code: "setsid sleep 600 & setsid nohup sleep 600 & disown; echo gone", stdout: "gone"},
+		{
+			name: "ending with stdout held open", language: "bash",
+			code: "setsid sleep 600 & setsid nohup sleep 600 & disown; echo gone", stdout: "gone",
+		},
 		{name: "higher priority", language: "python", code: tried(
-			"os.nice, -5", "os.setpriority, os.PRIO_PROCESS, 0, -1", "os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)",
+			"os.nice, -5", "os.setpriority, os.PRIO_PROCESS, 0, -1",
+			"os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)",
 		), stdout: "EPERM\nEACCES\nEPERM"},
-		{name: "lowering its own OOM score", language: "bash", code: "echo -1000 > /proc/self/oom_score_adj; echo $?", stdout: "1"},
+		{
+			name: "lowering its own OOM score", language: "bash", code: "echo -1000 > /proc/self/oom_score_adj; echo $?",
+			stdout: "1",
+		},
 		{name: "children of the init", language: "python", code: errnos + `
 for i in range(1000):
     pid = libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0) # CLONE_PARENT
@@ -126,18 +160,3 @@ os._exit(3)`,
 }
 
 func slow(s *jail.Spec) { s.CPU = 0.5 }
-
-func cancelledRun(t *testing.T, m *Maker) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	out := newLines()
-	p := program(t, "bash", "trap '' TERM; setsid nohup sleep 600 & echo up; sleep 600")
-	p.Stdout = out
-	go func() {
-		out.next(t)
-		cancel(errors.New("no longer wanted"))
-	}()
-	if o, err := prepare(t, m, testSpec()).Run(ctx, p); err != nil || o.Kind != jail.Killed || o.Detail != "no longer wanted" {
-		t.Errorf("got %+v, %v", o, err)
-	}
-}

@@ -9,10 +9,11 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// TestAbuseTable checks that the table in docs/sandbox.md matches the tests; `make docs` rewrites
+// TestAbuseTable checks that the table in docs/reference/attacks.md matches the tests; `make docs` rewrites
 // it.
 func TestAbuseTable(t *testing.T) {
-	doctest.Compare(t, "../../../docs/sandbox.md", "<!-- abuse: written by `make docs` -->\n", "<!-- end of abuse -->\n", abuseTable())
+	doctest.Compare(t, "../../../docs/reference/attacks.md", "<!-- abuse: written by `make docs` -->\n",
+		"<!-- end of abuse -->\n", abuseTable())
 }
 
 // abuseTable returns the Markdown tables, with one row per reported status in each group.
@@ -52,7 +53,7 @@ func (a *attack) status() string {
 		return "`oom`"
 	case jail.Seccomp:
 		return "`seccomp`"
-	case jail.Killed:
+	case jail.Cancelled, jail.Killed:
 		return "`cancelled`"
 	default:
 		return "`failed`, `sandbox_start_error`"

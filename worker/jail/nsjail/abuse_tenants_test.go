@@ -30,15 +30,18 @@ print(rt.mq_open(b'/secret', 0o102, 0o666, None) >= 0)`, "True", `
 rt = ctypes.CDLL('librt.so.1', use_errno=True)
 print(rt.mq_open(b'/secret', 2), ctypes.get_errno())`, "-1 2")},
 		{name: "keyrings of the one who had the uids before", run: sameUIDs(
-			"print(libc.syscall(248, b'user', b'secret', b'x', 1, -4), ctypes.get_errno(), libc.syscall(250, 0, -4, 1), ctypes.get_errno())", "-1 1 -1 1",
-			"print(libc.syscall(249, b'user', b'secret', None, -4), ctypes.get_errno(), len(open('/proc/keys').read()))", "-1 1 0",
+			"print(libc.syscall(248, b'user', b'secret', b'x', 1, -4), ctypes.get_errno(), libc.syscall(250, 0, -4, 1), "+
+				"ctypes.get_errno())", "-1 1 -1 1",
+			"print(libc.syscall(249, b'user', b'secret', None, -4), ctypes.get_errno(), len(open('/proc/keys').read()))",
+			"-1 1 0",
 		)},
 		{name: "processes of the one who had the uids before", run: sameUIDs(
 			"if os.fork() == 0: os.setsid(); time.sleep(600)\nprint(1)", "1",
 			"print([p for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid())])", "[]",
 		)},
 		{name: "locks of the one who had the uids before", run: sameUIDs(
-			"import fcntl; f = open('/usr/bin/env'); fcntl.flock(f, fcntl.LOCK_EX)\nif os.fork() == 0: time.sleep(600)\nprint(1)", "1",
+			"import fcntl; f = open('/usr/bin/env'); fcntl.flock(f, fcntl.LOCK_EX)\nif os.fork() == 0: "+
+				"time.sleep(600)\nprint(1)", "1",
 			"import fcntl; print(no(fcntl.flock, open('/usr/bin/env'), fcntl.LOCK_EX | fcntl.LOCK_NB))", "done",
 		)},
 		{name: "stdin and devices of the one before", run: stdinAndDevices},
@@ -46,7 +49,9 @@ print(rt.mq_open(b'/secret', 2), ctypes.get_errno())`, "-1 2")},
 		{name: "the neighbour's numbers at random", run: func(t *testing.T, m *Maker) {
 			seen := map[string]bool{}
 			for range 5 {
-				r := runCode(t, m, "python", "import random, uuid, os; print(random.random(), hash('x'), uuid.uuid4(), os.urandom(8).hex(), open('/proc/sys/kernel/random/uuid').read())")
+				r := runCode(t, m, "python",
+					"import random, uuid, os; print(random.random(), hash('x'), uuid.uuid4(), os.urandom(8).hex(), "+
+						"open('/proc/sys/kernel/random/uuid').read())")
 				r2 := runCode(t, m, "node", "console.log(Math.random(), require('crypto').randomUUID())")
 				seen[r.stdout], seen[r2.stdout] = true, true
 			}
@@ -54,12 +59,17 @@ print(rt.mq_open(b'/secret', 2), ctypes.get_errno())`, "-1 2")},
 				t.Errorf("alike: %v", seen)
 			}
 		}},
-		{name: "taking all inotify instances, watches and message queues, beside a neighbour and root", run: hostTables, want: jail.Outcome{Kind: jail.Killed}},
+		{
+			name: "taking all inotify instances, watches and message queues, beside a neighbour and root", run: hostTables,
+			want: jail.Outcome{Kind: jail.Killed},
+		},
 		besideNeighbour("taking all a host has", "import os", "open('/tmp/%d' % os.getpid(), 'wb').write(bytes(100000))"),
-		besideNeighbour("locks across cache lines", machine, "os.fork() or ("+splitLocks+"(1000000), os._exit(0)); os.wait()"),
+		besideNeighbour("locks across cache lines", machine,
+			"os.fork() or ("+splitLocks+"(1000000), os._exit(0)); os.wait()"),
 		besideNeighbour("barriers on all processors", errnos, "[libc.syscall(324, 1 << i, 0, 0) for i in range(9)]"),
 		besideNeighbour("writing back and evicting shared files", errnos+"f = os.open('/usr/bin/env', os.O_RDONLY)",
-			"[os.sync(), os.fsync(f), os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED), libc.syncfs(f), libc.sync_file_range(f, 0, 0, 7)]"),
+			"[os.sync(), os.fsync(f), os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED), libc.syncfs(f), "+
+				"libc.sync_file_range(f, 0, 0, 7)]"),
 		{name: "evicting files that others read", run: evicting},
 		{name: "hidden behind 20 that start at the same time", run: func(t *testing.T, m *Maker) {
 			outputs := make(chan result)
@@ -231,7 +241,8 @@ func hostTables(t *testing.T, m *Maker) {
 		t.Error(err)
 	}
 	name := []byte("bullpen-test-" + strconv.Itoa(os.Getpid()) + "\x00")
-	queue, _, errno := unix.Syscall6(unix.SYS_MQ_OPEN, uintptr(unsafe.Pointer(&name[0])), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600, 0, 0, 0)
+	queue, _, errno := unix.Syscall6(unix.SYS_MQ_OPEN, uintptr(unsafe.Pointer(&name[0])),
+		unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600, 0, 0, 0)
 	if errno != 0 {
 		t.Fatal(errno)
 	}
@@ -244,7 +255,10 @@ func hostTables(t *testing.T, m *Maker) {
 // besideNeighbour returns an attack that repeats Python code in many processes of three jails,
 // beside a quiet program. The quiet one must end first; otherwise the test hangs.
 func besideNeighbour(name, setup, code string) attack {
-	return attack{name: name + ", beside a quiet neighbour", want: jail.Outcome{Kind: jail.Killed}, run: func(t *testing.T, m *Maker) { noisy(t, m, setup, code) }}
+	return attack{
+		name: name + ", beside a quiet neighbour", want: jail.Outcome{Kind: jail.Killed},
+		run: func(t *testing.T, m *Maker) { noisy(t, m, setup, code) },
+	}
 }
 
 func noisy(t *testing.T, m *Maker, setup, code string) {
@@ -342,7 +356,8 @@ func residentPages(t *testing.T, path string) (n int) {
 	}
 	defer func() { _ = unix.Munmap(b) }()
 	pages := make([]byte, (len(b)+os.Getpagesize()-1)/os.Getpagesize())
-	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&pages[0]))); e != 0 {
+	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+		uintptr(unsafe.Pointer(&pages[0]))); e != 0 {
 		t.Fatal(e)
 	}
 	for _, p := range pages {

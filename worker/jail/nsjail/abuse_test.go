@@ -17,13 +17,16 @@ import (
 
 // attack is one entry of the abuse list: a hostile program and its required outcome.
 type attack struct {
-	name           string // what it tries, in a few words; appears in docs/sandbox.md
+	name           string // what it tries, in a few words; appears in docs/reference/attacks.md
 	language, code string
 	limits         func(*jail.Spec) // modifies testSpec
 	timeout        time.Duration    // defaults to patience
-	want           jail.Outcome     // Kind (default Exited), ExitCode and Signal
-	stdout         string           // expected output when contained, with surrounding spaces trimmed
-	starved        bool             // its memory limit is too small for a prewarmed interpreter
+	grace          time.Duration    // if not 0, the program is cancelled with this grace when it has printed a line
+	timeoutGrace   time.Duration
+	want           jail.Outcome // Kind (default Exited), ExitCode and Signal
+	stdout         string       // expected output when contained, with surrounding spaces trimmed
+	starved        bool         // its memory limit is too small for a prewarmed interpreter
+	long           bool         // not with -short
 	also           func(testing.TB, result)
 	// run replaces code for an attack that needs more than one program.
 	run func(*testing.T, *Maker)
@@ -43,8 +46,14 @@ type group struct {
 func abuse() []group {
 	return []group{
 		{"processes", "Too many, too stubborn, in the wrong place", processAttacks()},
-		{"memory", "What can hold bytes is charged to the program or refused, with the exceptions in [SECURITY.md](../SECURITY.md)", memoryAttacks()},
+		{"memory", "What can hold bytes is charged to the program or refused, with the exceptions in " +
+			"[SECURITY.md](../../SECURITY.md)", memoryAttacks()},
+		{
+			"queues", "A byte that waits keeps one page of the host at most, and the watch finds a program that leaves many",
+			queueAttacks(),
+		},
 		{"time", "The worker's clock decides", timeAttacks()},
+		{"endings", "SIGTERM, with handlers that use the grace for something else", endingAttacks()},
 		{"disk", "Home, /tmp and /dev/shm have limits, and end with the jail", diskAttacks()},
 		{"output", "Handed over unaltered and whole, and never a way to hold anything up", outputAttacks()},
 		{"files", "Links, special files and names", fileAttacks()},
@@ -52,8 +61,14 @@ func abuse() []group {
 		{"kernel", "What the kernel offers beyond running a program", kernelAttacks()},
 		{"log", "The kernel's log cannot be filled", logAttacks()},
 		{"network", "Policy `blocked`: a loopback of its own and nothing else", networkAttacks()},
-		{"unrestricted", "Policy `unrestricted`: the public internet, and nothing of the host's network", unrestrictedAttacks()},
-		{"allowlist", "Policy `allowlist`: what it names, and nothing of the host's network even if it names that", allowlistAttacks()},
+		{
+			"unrestricted", "Policy `unrestricted`: the public internet, and nothing of the host's network",
+			unrestrictedAttacks(),
+		},
+		{
+			"allowlist", "Policy `allowlist`: what it names, and nothing of the host's network even if it names that",
+			allowlistAttacks(),
+		},
 		{"tenants", "Nothing of one program reaches another", tenantAttacks()},
 		{"neighbours", "Calls of another key go on, about as fast as before", neighbourAttacks()},
 		{"outcome", "A program cannot lie about how it ended", outcomeAttacks()},
@@ -70,6 +85,9 @@ func TestAbuse(t *testing.T) {
 		for n, mode := range modes {
 			var attacks []attack
 			for i, a := range g.attacks {
+				if a.long && testing.Short() {
+					continue
+				}
 				if a.starved && mode == cold || !a.starved && (!testing.Short() || i%len(modes) == n) {
 					attacks = append(attacks, a)
 				}
@@ -164,7 +182,11 @@ func (a *attack) attempt(t testing.TB, m *Maker) result {
 	}
 	p := program(t, a.language, a.code)
 	if a.timeout != 0 {
-		p.Timeout = a.timeout
+		p.Timeout, p.TimeoutGrace = a.timeout, a.timeoutGrace
+	}
+	if a.grace != 0 {
+		p = cancelledAtFirstLine(p)
+		p.CancelGrace = a.grace
 	}
 	return runProgram(t, m, spec, p)
 }
@@ -325,6 +347,11 @@ func openMaker(t testing.TB, cfg Config) *Maker {
 
 // small lowers the limits that an attack would take long to reach.
 func small(s *jail.Spec) { s.HomeBytes, s.TmpBytes, s.Inodes = 4<<20, 4<<20, 100 }
+
+// terminals returns a change that gives n terminals.
+func terminals(n int) func(*jail.Spec) {
+	return func(s *jail.Spec) { s.Terminals = n }
+}
 
 // memory returns a change that limits memory to n MiB and adjusts the limits that depend on it.
 func memory(n int64) func(*jail.Spec) {

@@ -2,12 +2,11 @@ package nsjail
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/bullpen-run/bullpen/worker/jail/hostmemory"
 )
 
 // mostLost is the memory that the host may lose during an attack from a jail of 64 MiB, in bytes.
@@ -36,9 +35,9 @@ func witness(t *testing.T, m *Maker, a *attack, check func(result)) {
 	defer watching.Unlock()
 	least := int64(math.MaxInt64)
 	for attempt := 0; attempt < 3 && least >= mostLost; attempt++ {
-		loss := watchHostMemory(t)
+		loss := watchHostMemory(t, m)
 		r := a.attempt(t, m)
-		_, lost := loss()
+		lost := loss()
 		if r.Uncharged == 0 {
 			check(r)
 		}
@@ -63,30 +62,29 @@ print(no(attack))`,
 	})
 }
 
-// watchHostMemory returns a function that ends the watch. It returns how many bytes the host lost
-// meanwhile at most: of what the kernel's objects take, and by two figures at the same time, what is
-// available and what the kernel holds in all, packets too. Memory that no group is charged for changes
-// both of these. What other processes use for themselves changes one alone, so that it is no part of
-// the loss, however busy they are. Of the objects they change little.
-func watchHostMemory(t testing.TB) (loss func() (objects, both int64)) {
+// watchHostMemory returns a function that ends the watch. It returns by how many bytes the kernel's
+// memory has grown meanwhile at most, with that of sockets, beyond what programs of any worker are
+// charged for. Of 50 ms, the least reading counts.
+func watchHostMemory(t testing.TB, m *Maker) (loss func() int64) {
 	t.Helper()
-	read := func() hostmemory.Host {
-		h, err := hostmemory.Read()
+	read := func() int64 {
+		now, err := m.readHost()
 		if err != nil {
 			t.Error(err)
 		}
-		return h
+		return now.uncharged() + now.Sockets
 	}
-	best := read()
-	stop, lost := make(chan struct{}), make(chan [2]int64)
+	least := read()
+	stop, lost := make(chan struct{}), make(chan int64)
 	go func() {
-		var most [2]int64
+		var most int64
+		var recent [10]int64
 		for tick := time.Tick(5 * time.Millisecond); ; {
 			now := read()
-			best.Available = max(best.Available, now.Available)
-			best.Kernel, best.Objects = min(best.Kernel, now.Kernel), min(best.Objects, now.Objects)
-			most[0] = max(most[0], now.Objects-best.Objects)
-			most[1] = max(most[1], min(best.Available-now.Available, now.Kernel-best.Kernel))
+			least = min(least, now)
+			copy(recent[1:], recent[:])
+			recent[0] = now - least
+			most = max(most, slices.Min(recent[:]))
 			select {
 			case <-tick:
 			case <-stop:
@@ -95,9 +93,8 @@ func watchHostMemory(t testing.TB) (loss func() (objects, both int64)) {
 			}
 		}
 	}()
-	return func() (objects, both int64) {
+	return func() int64 {
 		close(stop)
-		most := <-lost
-		return most[0], most[1]
+		return <-lost
 	}
 }

@@ -40,7 +40,10 @@ func BenchmarkJail(b *testing.B) {
 
 // benchSpec returns the spec of the default profile.
 func benchSpec() jail.Spec {
-	return jail.Spec{CPU: 1, Memory: 1 << 30, Pids: 256, OpenFiles: 1024, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536}
+	return jail.Spec{
+		CPU: 1, Memory: 1 << 30, Pids: 256, OpenFiles: 1024, HomeBytes: 512 << 20, TmpBytes: 256 << 20,
+		Inodes: 65536,
+	}
 }
 
 // BenchmarkHome measures jails with a home in memory, on disk, and from a thread.
@@ -68,7 +71,8 @@ func benchmark(b *testing.B, m *Maker, spec jail.Spec, language string, wait tim
 }
 
 func measure(
-	b *testing.B, prepare func(context.Context, jail.Spec) (jail.Jail, error), spec jail.Spec, p jail.Program, wait time.Duration, after func(),
+	b *testing.B, prepare func(context.Context, jail.Spec) (jail.Jail, error), spec jail.Spec, p jail.Program,
+	wait time.Duration, after func(),
 ) {
 	var prepares, runs []time.Duration
 	for b.Loop() {

@@ -2,6 +2,7 @@ package nsjail
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,6 +22,9 @@ const jobDirBytes = 16 << 20
 
 // devices are the nodes of the jail's /dev, bind-mounted from the host's.
 var devices = [...]string{"null", "zero", "full", "random", "urandom"} // read only
+
+// terminalDevice is the node of a process's own terminal, in jails that have terminals.
+const terminalDevice = "tty"
 
 // layout holds what a configuration is generated from.
 type layout struct {
@@ -56,7 +60,8 @@ func (l layout) config() string {
 	// The init needs these to become the program, to kill it, and to empty the bounding set. The last
 	// three it drops at once: they are to limit inotify, to create the network and bring up its
 	// loopback, and to make /proc read-only afterwards. The program gets none.
-	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP" cap: "CAP_SYS_RESOURCE" cap: "CAP_SYS_ADMIN" cap: "CAP_NET_ADMIN"`)
+	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP" cap: "CAP_SYS_RESOURCE" cap: ` +
+		`"CAP_SYS_ADMIN" cap: "CAP_NET_ADMIN"`)
 	// The control group limits memory and CPU. HARD is the worker's own limit: raising one above it
 	// needs a capability that many hosts do not grant. The init sets the limit on core dumps.
 	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_core_type: HARD")
@@ -75,7 +80,11 @@ func (l layout) config() string {
 	b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
 	// Read-only, so that no program changes the timestamps of the host's nodes. Devices can be
 	// written to all the same.
-	for _, d := range devices {
+	nodes := devices[:]
+	if l.spec.Terminals > 0 {
+		nodes = append(slices.Clone(nodes), terminalDevice)
+	}
+	for _, d := range nodes {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
 	kind := ""
@@ -92,7 +101,8 @@ func (l layout) config() string {
 		}
 	}
 	b.line("pass_fd: %d pass_fd: %d pass_fd: %d", wire.ControlFD, wire.LockFD, wire.FilterFD)
-	b.line("exec_bin { path: %q arg0: \"init\" arg: %q arg: \"%d\" arg: \"%d\" exec_fd: true }", selfFD(initFD), kind, l.share.instances, l.share.watches)
+	b.line("exec_bin { path: %q arg0: \"init\" arg: %q arg: \"%d\" arg: \"%d\" exec_fd: true }", selfFD(initFD), kind,
+		l.share.instances, l.share.watches)
 	return b.String()
 }
 
@@ -101,7 +111,7 @@ type mount struct {
 	source, target string
 	fstype         string // empty for a bind mount
 	options        string
-	device         bool // the source of the bind mount is a device
+	device         bool // the source of the bind mount is a device, or the file system holds some
 }
 
 // own returns a jail's own mounts, in their order. root is the path of the jail's / as the mounting
@@ -113,6 +123,13 @@ func (l layout) own(root string) []mount {
 			all = append(all, tmpfs(a.path, a.bytes, l.spec.Inodes, strconv.FormatUint(uint64(a.mode), 8), jail.ProgramID))
 		}
 	}
+	if l.spec.Terminals > 0 {
+		// An instance of its own: it shows neither the host's terminals nor those of other jails.
+		all = append(all, mount{
+			source: "devpts", target: "/dev/pts", fstype: "devpts",
+			options: fmt.Sprintf("ptmxmode=0666,mode=0620,max=%d", l.spec.Terminals), device: true,
+		})
+	}
 	return append(all, tmpfs(jail.JobDir, jobDirBytes, 1024, "0755", 0))
 }
 
@@ -121,7 +138,8 @@ func (l layout) own(root string) []mount {
 // the jails are not.
 func (l layout) importAreas() (all []mount) {
 	for _, a := range areas(l.spec, l.home) {
-		all = append(all, tmpfs(a.path, min(a.bytes, l.spec.Memory/4), l.spec.Inodes, strconv.FormatUint(uint64(a.mode), 8), 0))
+		all = append(all, tmpfs(a.path, min(a.bytes, l.spec.Memory/4), l.spec.Inodes,
+			strconv.FormatUint(uint64(a.mode), 8), 0))
 	}
 	return all
 }
@@ -144,7 +162,8 @@ type area struct {
 // areas returns the home and /tmp.
 func areas(spec jail.Spec, home string) []area {
 	return []area{
-		{home, spec.HomeBytes, 0o755, spec.Home != nil || spec.MountHomeLater || proto.HomeOnDisk(spec.HomeBytes, spec.Memory)},
+		{home, spec.HomeBytes, 0o755, spec.Home != nil || spec.MountHomeLater ||
+			proto.HomeOnDisk(spec.HomeBytes, spec.Memory)},
 		{"/tmp", spec.TmpBytes, 0o1777, proto.TmpOnDisk(spec.TmpBytes, spec.Memory)},
 	}
 }
@@ -169,6 +188,8 @@ func (t *text) ids(key string, first int) {
 
 func (t *text) mount(m mount) {
 	switch {
+	case m.device && m.fstype != "":
+		t.line("mount { dst: %q fstype: %q options: %q rw: true nosuid: true noexec: true }", m.target, m.fstype, m.options)
 	case m.device:
 		t.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", m.source, m.target)
 	case m.fstype == "":

@@ -12,9 +12,16 @@ import (
 func TestConfigGolden(t *testing.T) {
 	const golden = "testdata/nsjail.cfg"
 	got := layout{
-		skeleton: &skeleton{dir: "/run/bullpen/workers/X/root", binds: []bind{{"/usr", "/usr"}, {"/var/lib/image/lib64", "/lib64"}}},
-		home:     "/home/baponi", uid: 1_900_000_000, files: 4096, share: share{8, 12_000, 102_400}, proc: &proc{files: []string{"keys"}, dirs: []string{"fs"}, replaced: []string{"stat"}},
-		spec: jail.Spec{CPU: 1.5, Memory: 1 << 30, Pids: 256, OpenFiles: 4096, HomeBytes: 512 << 20, TmpBytes: 256 << 20, Inodes: 65536},
+		skeleton: &skeleton{
+			dir:   "/run/bullpen/workers/X/root",
+			binds: []bind{{"/usr", "/usr"}, {"/var/lib/image/lib64", "/lib64"}},
+		},
+		home: "/home/baponi", uid: 1_900_000_000, files: 4096, share: share{8, 12_000, 102_400},
+		proc: &proc{files: []string{"keys"}, dirs: []string{"fs"}, replaced: []string{"stat"}},
+		spec: jail.Spec{
+			CPU: 1.5, Memory: 1 << 30, Pids: 256, OpenFiles: 4096, HomeBytes: 512 << 20, TmpBytes: 256 << 20,
+			Inodes: 65536,
+		},
 	}.config()
 	if *doctest.Update {
 		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {

@@ -57,7 +57,10 @@ func (s *sandbox) mountsDir(mounts []jail.DataMount) (_ *os.File, err error) {
 	}
 	defer func() { _ = unix.Close(fs) }()
 	root := strconv.Itoa(s.uids.first)
-	for name, value := range map[string]string{"size": "64k", "nr_inodes": strconv.Itoa(len(dirs) + 2), "mode": "0755", "uid": root, "gid": root} {
+	for name, value := range map[string]string{
+		"size": "64k", "nr_inodes": strconv.Itoa(len(dirs) + 2), "mode": "0755",
+		"uid": root, "gid": root,
+	} {
 		err = errors.Join(err, unix.FsconfigSetString(fs, name, value))
 	}
 	if err == nil {

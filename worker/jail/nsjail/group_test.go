@@ -30,7 +30,8 @@ func hierarchies(t *testing.T, m *Maker) int {
 	}
 	n := 0
 	for line := range strings.Lines(string(b)) {
-		if f := strings.Split(line, ":"); strings.Contains(","+f[1]+",", ",memory,") || strings.Contains(","+f[1]+",", ",pids,") ||
+		if f := strings.Split(line, ":"); strings.Contains(","+f[1]+",", ",memory,") ||
+			strings.Contains(","+f[1]+",", ",pids,") ||
 			strings.Contains(","+f[1]+",", ",cpu,") || strings.Contains(","+f[1]+",", ",cpuacct,") {
 			n++
 		}
@@ -81,7 +82,10 @@ func limitFiles(m *Maker, spec jail.Spec) map[string]string {
 	if m.CgroupVersion() == 2 {
 		return map[string]string{"memory.max": memory, "pids.max": tasks, "cpu.max": quota + " 100000"}
 	}
-	return map[string]string{"memory.limit_in_bytes": memory, "pids.max": tasks, "cpu.cfs_quota_us": quota, "cpu.cfs_period_us": "100000"}
+	return map[string]string{
+		"memory.limit_in_bytes": memory, "pids.max": tasks, "cpu.cfs_quota_us": quota,
+		"cpu.cfs_period_us": "100000",
+	}
 }
 
 func TestAllProcessesAreInTheGroup(t *testing.T) {
@@ -117,7 +121,9 @@ func TestAllProcessesAreInTheGroup(t *testing.T) {
 		}
 	}
 	// The kernel's OOM killer chooses the program before nsjail.
-	for pid, want := range map[int]string{s.initPID: oomScore, programs[0]: oomScore, s.proc.Pid: readTrimmed(t, "/proc/self/oom_score_adj")} {
+	for pid, want := range map[int]string{
+		s.initPID: oomScore, programs[0]: oomScore, s.proc.Pid: readTrimmed(t, "/proc/self/oom_score_adj"),
+	} {
 		if got := readTrimmed(t, procPath(pid, "oom_score_adj")); got != want {
 			t.Errorf("oom_score_adj %s, want %s", got, want)
 		}

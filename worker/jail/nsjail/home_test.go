@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/layer"
 	"github.com/bullpen-run/bullpen/storage/thread/codec"
 	"github.com/bullpen-run/bullpen/worker/home"
@@ -68,7 +69,8 @@ func newThread(tb testing.TB, files map[string]string) *thread {
 	}
 	for name, content := range files {
 		path := filepath.Join(th.lower, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(content), 0o644)); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -249,12 +251,57 @@ old
 read
 1
 `)
-	th.wantVersion(`drwx------ 0:0 "."`, `drwxr-xr-x 0:0 "./empty"`, `-rw-r--r-- 0:0 "./linked" 2 "x\n"`, `drwxr-xr-x 0:0 "./new"`,
+	th.wantVersion(`drwx------ 0:0 "."`, `drwxr-xr-x 0:0 "./empty"`, `-rw-r--r-- 0:0 "./linked" 2 "x\n"`,
+		`drwxr-xr-x 0:0 "./new"`,
 		`drwxr-xr-x 0:0 "./new/deep"`, `-rw-r--r-- 0:0 "./new/deep/f" 1 "x\nmore\n"`, `-rw------- 0:0 "./read" 1 "only\n"`,
 		`-rw-r--r-- 0:0 "./second" 2 "x\n"`)
 	th.call(m, program(t, "bash", `
 [ linked -ef second ] && stat -c '%a %Y' read
-python3 -c "import os; print(os.getxattr('new', 'user.x'), os.getxattr('read', 'user.z'))"`)).want(t, jail.Exited, "600 86400\nb'y' b'z'")
+python3 -c "import os; print(os.getxattr('new', 'user.x'), os.getxattr('read', 'user.z'))"`)).want(
+		t, jail.Exited, "600 86400\nb'y' b'z'")
+	m.nothingLeft(t)
+}
+
+// The home is mounted at other paths too, and what is written there is in it. Links that a program has
+// left are not followed.
+func TestBindHome(t *testing.T) {
+	t.Parallel()
+	m := openMaker(t, Config{VolumeDir: diskDir(t)})
+	th := newThread(t, map[string]string{".tmp/kept": "kept\n", "f": "file\n"})
+	if err := errors.Join(os.Chmod(th.lower+"/.tmp", 0o1777|os.ModeSticky), os.Symlink("/etc", th.lower+"/link"),
+		os.Symlink(".tmp", th.lower+"/inside")); err != nil {
+		t.Fatal(err)
+	}
+	for _, prewarmed := range []bool{false, true} {
+		spec := th.spec()
+		if prewarmed {
+			spec = prewarmSpec(t, "bash")
+			spec.MountHomeLater = true
+		}
+		j := prepare(t, m, spec)
+		if prewarmed {
+			if err := j.MountHome(t.Context(), th); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, dir := range []string{"link", "inside", "f", "../tmp", "/etc", "missing"} {
+			if err := j.BindHome(t.Context(), dir, "/tmp"); err == nil {
+				t.Errorf("%s was mounted", dir)
+			}
+		}
+		if err := errors.Join(j.BindHome(t.Context(), ".tmp", "/tmp"),
+			j.BindHome(t.Context(), ".", proto.ContainerData)); err != nil {
+			t.Fatal(err)
+		}
+		r := runIn(t, j, program(
+			t, "bash", `cat /tmp/kept /mnt/data/f; echo more >> /tmp/kept; echo new > /mnt/data/new; cat new .tmp/kept
+stat -c '%a %u' /tmp; grep -c ' \(/tmp\|/mnt/data\) overlay rw,nosuid,nodev' /proc/mounts; touch /mnt/x`))
+		r.want(t, jail.Exited, "kept\nfile\nnew\nkept\nmore\n1777 1000\n2\n")
+		if r.ExitCode != 1 {
+			t.Errorf("%+v", r.Outcome)
+		}
+		th.close()
+	}
 	m.nothingLeft(t)
 }
 
@@ -276,9 +323,11 @@ os.chmod('node_modules/.bin/tool', 0o755)
 import installed, beside
 print(installed.a, beside.b, sys.argv, __file__)
 `)).want(t, jail.Exited, "1 2 ['/home/baponi/.main.py'] /home/baponi/.main.py")
-	th.call(m, homeProgram(t, "python", ".main2.py", "import installed, beside; print(installed.a, beside.b, open('main.py').read())")).
+	th.call(m, homeProgram(t, "python", ".main2.py",
+		"import installed, beside; print(installed.a, beside.b, open('main.py').read())")).
 		want(t, jail.Exited, "1 2 kept")
-	th.call(m, homeProgram(t, "node", ".main.js", "console.log(require('x'), require('fs').readFileSync('main.js', 'utf8'), require.resolve('x'))")).
+	th.call(m, homeProgram(t, "node", ".main.js",
+		"console.log(require('x'), require('fs').readFileSync('main.js', 'utf8'), require.resolve('x'))")).
 		want(t, jail.Exited, "3 kept /home/baponi/node_modules/x/lib.js")
 	th.call(m, homeProgram(t, "node", ".main.mjs", "import x from 'x'; console.log(x)")).want(t, jail.Exited, "3")
 	th.call(m, homeProgram(t, "bash", "", "tool; cat main.py")).want(t, jail.Exited, "4\nkept")
@@ -315,7 +364,8 @@ print(no(os.posix_fallocate, os.open('old', os.O_RDWR), 0, 30 << 20))
 		t.Fatal(err)
 	}
 	// The next call has the full limit again.
-	runProgram(t, m, spec, program(t, "bash", "head -c 20M /dev/zero > new && stat -c %s new")).want(t, jail.Exited, "20971520")
+	runProgram(t, m, spec, program(t, "bash", "head -c 20M /dev/zero > new && stat -c %s new")).want(
+		t, jail.Exited, "20971520")
 }
 
 // What a program leaves can be read, however the program ends.
@@ -332,7 +382,10 @@ func TestKilledJailLeavesTheHome(t *testing.T) {
 		"cancel":        {code: "echo left > x; echo up; exec sleep 600", timeout: patience, cancel: true, want: jail.Killed},
 		"out of memory": {code: "echo left > x; echo up; x=$(yes | tr -d '\\n')", timeout: patience, want: jail.OutOfMemory},
 		"by itself":     {code: "echo left > x; echo up; kill -9 $$", timeout: patience, want: jail.Signaled},
-		"survivors":     {code: "echo left > x; exec 9> x2; rm x2; (setsid sleep 600 >&9 &); echo up", timeout: patience, want: jail.Exited},
+		"survivors": {
+			code: "echo left > x; exec 9> x2; rm x2; (setsid sleep 600 >&9 &); echo up", timeout: patience,
+			want: jail.Exited,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -424,7 +477,8 @@ func TestHomeIsNosuidAndNodev(t *testing.T) {
 			return nil, err
 		}
 		defer func() { _ = unix.Close(fs) }()
-		owned := errors.Join(unix.FsconfigSetString(fs, "uid", strconv.Itoa(uid)), unix.FsconfigSetString(fs, "gid", strconv.Itoa(gid)))
+		owned := errors.Join(unix.FsconfigSetString(fs, "uid", strconv.Itoa(uid)),
+			unix.FsconfigSetString(fs, "gid", strconv.Itoa(gid)))
 		if err := errors.Join(owned, unix.FsconfigCreate(fs)); err != nil {
 			return nil, err
 		}
@@ -435,7 +489,8 @@ func TestHomeIsNosuidAndNodev(t *testing.T) {
 		mount = os.NewFile(uintptr(fd), "home")
 		return mount, nil
 	})
-	runProgram(t, m, spec, program(t, "bash", "grep -c ' /home/baponi tmpfs rw,nosuid,nodev' /proc/mounts")).want(t, jail.Exited, "1")
+	runProgram(t, m, spec, program(t, "bash", "grep -c ' /home/baponi tmpfs rw,nosuid,nodev' /proc/mounts")).want(
+		t, jail.Exited, "1")
 	if err := errors.Join(mount.Close(), volume.Close()); err != nil {
 		t.Error(err)
 	}
@@ -452,7 +507,8 @@ func TestTryHome(t *testing.T) {
 		t.Errorf("left: %v", err)
 	}
 	m.nothingLeft(t)
-	if err := openMaker(t, Config{}).TryHome(t.Context(), testSpec()); err == nil || !strings.Contains(err.Error(), "no directory for it on a disk") {
+	if err := openMaker(t, Config{}).TryHome(t.Context(), testSpec()); err == nil ||
+		!strings.Contains(err.Error(), "no directory for it on a disk") {
 		t.Errorf("%v", err)
 	}
 }
@@ -463,7 +519,8 @@ func TestHomesMountedLaterLeaveNothing(t *testing.T) {
 	m := openMaker(t, Config{VolumeDir: dir})
 	th := newThread(t, map[string]string{"d/f": "x"})
 	once := func() {
-		th.call(m, program(t, "bash", "echo more >> d/f; mv d e; mv e d; setsid sleep 600 & echo x")).want(t, jail.Exited, "x")
+		th.call(m, program(t, "bash", "echo more >> d/f; mv d e; mv e d; setsid sleep 600 & echo x")).want(
+			t, jail.Exited, "x")
 	}
 	// The pool and the owners cache what they make.
 	held := func() string {

@@ -3,7 +3,9 @@ package nsjail
 import (
 	"cmp"
 	"context"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +14,7 @@ import (
 
 const (
 	// watchPeriod is how often the host's memory is read while programs run, and the length of a
-	// trial's ticks. A reading takes about 0.1 ms. It is also the period in which the kernel
+	// trial's ticks. A reading takes about 0.2 ms. It is also the period in which the kernel
 	// enforces CPU limits.
 	watchPeriod = 100 * time.Millisecond
 	// previousValid is how old a reading may be to be the state before a program.
@@ -21,18 +23,26 @@ const (
 	// bytes. The watch looks for a cause when the kernel's memory has grown by more while a program
 	// ran.
 	tolerated = 64 << 20
-	// fewerIfFast is how many bytes earlier the first search begins if the growth is fast, and by how
-	// many the kernel's memory must shrink for a search to end.
+	// fewerIfFast is how many bytes below the limit the first search begins if growth is fast. A
+	// search ends once the growth falls this far below the limit: the distance keeps it from flapping.
 	fewerIfFast = 40 << 20
 	// further is by how many bytes the kernel's memory must have grown since a search without a
 	// result before the next one begins.
 	further = 16 << 20
-	// most is the growth in bytes, as in watched.held, that no program outlives. It has to leave
-	// room for what the kernel takes until the program is dead.
-	most = 144 << 20
-	// evictEvery is the time that the kernel has to free the memory of an evicted program before the
-	// watch evicts another one.
-	evictEvery = time.Second
+	// most is the growth in bytes from which on programs run as little as possible in a search, which
+	// lasts until the kernel has not grown for longSearch.
+	most       = 112 << 20
+	longSearch = time.Minute
+	// stopEvery is the time that the kernel has to free the memory of a program that the watch has
+	// stopped, before it stops another one.
+	stopEvery = time.Second
+	// smoothed is of how many readings the least counts before a program is stopped. jump is the growth
+	// in bytes since the last reading that is read again, up to rereads times, before programs are
+	// paused: a reading is too large for a moment while a virtual machine returns memory to its host.
+	smoothed     = 3
+	jump         = suspect
+	rereads      = 4
+	rereadPeriod = 10 * time.Millisecond
 	// suspect is the growth in bytes from which on a program is a suspect: the watch reads its CPU time
 	// and may pause it. Programs that began later than the growth are not disturbed.
 	suspect = 16 << 20
@@ -52,9 +62,10 @@ const (
 // charged for. It does nothing while no program runs.
 //
 // It searches for the program that causes the growth by a trial. What one search has observed counts
-// in the next. A program that no search finds is bounded as well: the program during which the kernel
-// grew most is evicted. The growth during a program is never forgotten, except for the part that the
-// program did not have the CPU time to cause.
+// in the next. No program is stopped without evidence against it, however much the kernel grows: that
+// growth may be the host's. The search goes on instead, and paused programs take nothing. The growth
+// during a program is never forgotten, except for the part that the program did not have the CPU time
+// to cause.
 type hostWatch struct {
 	m      *Maker
 	host   func() (reading, error)
@@ -68,10 +79,13 @@ type hostWatch struct {
 	// These belong to the goroutine.
 	trial      *hostmemory.Trial[*sandbox] // of all programs that run
 	searching  bool                        // the trial is being held
+	ticks      int                         // since searching changed
+	highest    int64                       // of the kernel's uncharged memory, smoothed
+	grew       time.Time                   // when it was last higher by further than the time before
 	nextQueues time.Time
-	nextEvict  time.Time
-	previous   reading
-	read       time.Time // of previous
+	nextStop   time.Time
+	readings   [smoothed + 1]reading // the newest first
+	read       time.Time             // of the newest
 }
 
 // reading is the state of the host's memory at a time.
@@ -80,18 +94,26 @@ type reading struct {
 	charged int64 // kernel memory that all programs are charged for, in bytes
 }
 
+// uncharged returns what the kernel holds and no program is charged for.
+func (r reading) uncharged() int64 { return r.Kernel - r.charged }
+
 // watched is what the watch knows of a running program. It belongs to the watch's goroutine.
 type watched struct {
-	known  bool
-	before reading // the least since the program began; before.Objects includes what others caused
-	// held is by how many bytes the kernel's objects grew during the program, beyond what programs
-	// are charged for and what it cannot have caused.
-	held     int64
-	searchAt int64         // a search begins when held is larger
+	known                    bool
+	kernel, sockets, charged int64 // the least since the program began
+	excused                  int64 // bytes of the growth since that the program cannot have caused
+	// growth is by how many bytes the kernel's memory grew during the program, beyond what programs
+	// are charged for and what it cannot have caused, at the last readings, the newest first.
+	growth   [smoothed]int64
+	searchAt int64         // a search begins when the growth is larger
 	cpu      float64       // its cores in a trial; 0 if it has those of its profile
 	used     time.Duration // CPU time at the last reading; 0 if it is unknown
-	ran      time.Duration // CPU time since the reading before; -1 if it is unknown
+	// ran is the CPU time in the last ticks, the newest first; -1 if it is unknown.
+	ran [smoothed]time.Duration
 }
+
+// grown returns the growth during the program, smoothed.
+func (p *watched) grown() int64 { return slices.Min(p.growth[:]) }
 
 // readHost reads the host's memory.
 func (m *Maker) readHost() (r reading, err error) {
@@ -106,8 +128,9 @@ func (m *Maker) readHost() (r reading, err error) {
 func (m *Maker) watchHost(host func() (reading, error)) *hostWatch {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &hostWatch{
-		m: m, host: host, cancel: cancel, ended: make(chan struct{}), running: map[*sandbox]*watched{}, started: make(chan struct{}, 1),
-		trial: hostmemory.New[*sandbox](),
+		m: m, host: host, cancel: cancel, ended: make(chan struct{}), running: map[*sandbox]*watched{},
+		started: make(chan struct{}, 1),
+		trial:   hostmemory.New[*sandbox](),
 	}
 	go w.run(ctx)
 	return w
@@ -123,7 +146,7 @@ func (w *hostWatch) close() {
 func (w *hostWatch) add(s *sandbox) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.running[s] = &watched{searchAt: tolerated}
+	w.running[s] = &watched{searchAt: tolerated, ran: [smoothed]time.Duration{-1, -1, -1}}
 	if len(w.running) == 1 {
 		select {
 		case w.started <- struct{}{}:
@@ -178,87 +201,126 @@ func (w *hostWatch) idle() bool {
 	if len(w.running) > 0 {
 		return false
 	}
-	w.searching = false
+	w.searching, w.ticks = false, 0
 	return true
 }
 
 // check reads the host's memory and acts on it.
 func (w *hostWatch) check() error {
-	now, err := w.host()
+	now, err := w.readSteady()
 	if err != nil {
 		return err
 	}
-	growth := int64(0)
 	if time.Since(w.read) < previousValid {
-		growth = now.Objects - w.previous.Objects
+		copy(w.readings[1:], w.readings[:])
+		w.readings[0] = now
+	} else {
+		w.readings = [smoothed + 1]reading{now, now, now, now}
 	}
-	suspects := w.update(now, growth)
-	w.previous, w.read = now, time.Now()
+	w.read = time.Now()
+	suspects := w.update()
 	if len(suspects) > 0 && time.Now().After(w.nextQueues) {
-		w.checkQueues(suspects, now)
+		w.checkQueues(suspects)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	growth := now.uncharged() - w.readings[1].uncharged()
 	begin, goOn := false, false
 	for _, p := range w.running {
-		excess := p.held - p.searchAt
+		excess := p.growth[0] - p.searchAt
 		fast := growth > hostmemory.Slow && p.searchAt == tolerated
 		begin = begin || excess > 0 || fast && excess > -fewerIfFast
 		goOn = goOn || excess > -fewerIfFast
 	}
+	w.ticks++
 	if begin || w.searching && goOn {
-		w.search(now, growth)
+		w.search(growth)
 	} else {
 		w.endSearch()
 	}
-	w.evict(now)
 	return nil
 }
 
-// update records a reading, and the growth of the kernel's objects since the one before. It returns
-// the programs during which the kernel's memory grew by more than is tolerated.
-func (w *hostWatch) update(now reading, growth int64) (suspects []*sandbox) {
+// readSteady reads the host's memory. If the kernel's has jumped since the last reading, it returns the
+// least of a few readings.
+func (w *hostWatch) readSteady() (reading, error) {
+	now, err := w.host()
+	for n := 0; n < rereads && err == nil && now.Kernel-w.readings[0].Kernel > jump &&
+		time.Since(w.read) < previousValid; n++ {
+		time.Sleep(rereadPeriod)
+		var again reading
+		if again, err = w.host(); err == nil && again.Kernel < now.Kernel {
+			now = again
+		}
+	}
+	return now, err
+}
+
+// update records the newest reading for each program. It returns the programs during which the
+// kernel's memory, with that of sockets, grew by more than is tolerated.
+func (w *hostWatch) update() (suspects []*sandbox) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	uncharged := growth - max(0, now.charged-w.previous.charged)
+	now, previous := w.readings[0], w.readings[1]
+	if steady := w.steady(0); steady > w.highest+further || steady < w.highest-further {
+		if steady > w.highest {
+			w.grew = time.Now()
+		}
+		w.highest = steady
+	}
 	for s, p := range w.running {
 		if !p.known {
-			p.known, p.before = true, now
-			if time.Since(w.read) < previousValid {
-				p.before = w.previous
-			}
+			p.known, p.kernel, p.sockets, p.charged = true, previous.Kernel, previous.Sockets, previous.charged
 		}
-		p.before.Kernel = min(p.before.Kernel, now.Kernel)
-		p.before.Objects = min(p.before.Objects, now.Objects)
-		p.before.charged = min(p.before.charged, now.charged)
-		if now.Kernel-p.before.Kernel > tolerated {
+		p.kernel = min(p.kernel, now.Kernel)
+		p.sockets = min(p.sockets, now.Sockets)
+		p.charged = min(p.charged, now.charged)
+		if now.Kernel-p.kernel+now.Sockets-p.sockets > tolerated {
 			suspects = append(suspects, s)
 		}
-		w.attribute(s, p, now, uncharged)
+		w.attribute(s, p)
 	}
 	w.trial.Retain(func(s *sandbox) bool { return w.running[s] != nil })
 	return suspects
 }
 
-// attribute computes held of a program. Of the growth since the last reading that nobody is charged
-// for, others caused what the program had not the CPU time for. w.mu is held.
-func (w *hostWatch) attribute(s *sandbox, p *watched, now reading, uncharged int64) {
-	p.ran = -1
-	if now.Objects-p.before.Objects > suspect {
+// steady returns what the kernel holds and no program is charged for, smoothed, some ticks ago.
+func (w *hostWatch) steady(ago int) int64 {
+	return slices.MinFunc(w.readings[ago:ago+smoothed], func(a, b reading) int {
+		return cmp.Compare(a.uncharged(), b.uncharged())
+	}).uncharged()
+}
+
+// attribute updates the growth during a program. It attributes uncharged growth to the program up to
+// what the program's CPU time allows, and the rest to others. w.mu is held.
+func (w *hostWatch) attribute(s *sandbox, p *watched) {
+	copy(p.ran[1:], p.ran[:])
+	p.ran[0] = -1
+	now := w.readings[0]
+	if now.Kernel-p.kernel > suspect {
 		used, err := s.group.CPUTime() // fails if the jail is gone
 		if err == nil && p.used > 0 {
-			p.ran = used - p.used
-			p.before.Objects += max(0, uncharged-int64(p.ran.Seconds()*maxRate))
+			p.ran[0] = used - p.used
 		}
 		p.used = used
 	} else {
 		p.used = 0
 	}
-	p.held = now.Objects - p.before.Objects - max(0, now.charged-p.before.charged)
+	// Smoothed, growth is that of the oldest tick. What is excused shrinks first, because the kernel
+	// may have been freeing it.
+	growth := w.steady(0) - w.steady(1)
+	if ran := p.ran[smoothed-1]; growth > 0 && ran >= 0 {
+		p.excused += max(0, growth-int64(ran.Seconds()*maxRate))
+	} else {
+		p.excused = max(0, p.excused+min(0, growth))
+	}
+	p.excused = min(p.excused, now.Kernel-p.kernel)
+	copy(p.growth[1:], p.growth[:])
+	p.growth[0] = now.Kernel - p.kernel - p.excused - max(0, now.charged-p.charged)
 }
 
 // checkQueues kills the program in whose sockets most waits, if that is too much.
-func (w *hostWatch) checkQueues(suspects []*sandbox, host reading) {
+func (w *hostWatch) checkQueues(suspects []*sandbox) {
 	began := time.Now()
 	var worst *sandbox
 	waiting := int64(tolerated)
@@ -276,50 +338,65 @@ func (w *hostWatch) checkQueues(suspects []*sandbox, host reading) {
 	if worst != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.killFor(worst, waiting, host)
+		w.killFor(worst, waiting)
 	}
 }
 
 // search continues the search for the program that makes the kernel grow, or begins one: it adds the
 // tick that ends now, in which the kernel grew by a number of bytes, and begins the next. w.mu is
 // held.
-func (w *hostWatch) search(now reading, growth int64) {
+func (w *hostWatch) search(growth int64) {
 	if w.searching {
-		ran := map[*sandbox]time.Duration{}
-		for s, p := range w.running {
-			if p.ran >= 0 {
-				ran[s] = p.ran
-			}
-		}
-		if len(ran) > 0 {
-			w.trial.Observe(growth, ran)
-		}
+		w.trial.Adjust(growth)
+		w.observe()
 	} else {
-		w.searching = true
+		w.searching, w.ticks = true, 0
 		w.trial.Begin(growth)
 	}
-	if guilty, found := w.trial.Verdict(); found && w.running[guilty].held > tolerated {
-		w.endSearch()
-		w.kill(guilty, now)
-		return
+	if w.over() { // programs run as little as they can until the verdict
+		w.trial.Adjust(math.MaxInt64)
 	}
-	if w.trial.Ticks >= hostmemory.MaxTicks { // none of the programs, as far as can be known by now
-		w.m.cfg.Log.Warn("the host's kernel holds more memory, and no program was found to cause it", "available", now.Available)
+	guilty, found := w.trial.Verdict()
+	if p := w.running[guilty]; found && p != nil && p.grown() > tolerated && time.Now().After(w.nextStop) {
+		w.kill(guilty)
+	}
+	if w.trial.Ticks >= hostmemory.MaxTicks && (!w.over() || time.Since(w.grew) >= longSearch) {
+		// None of the programs is the cause, as far as can be known by now.
+		w.m.cfg.Log.Warn("the host's kernel holds more memory, and no program was found to cause it", "available",
+			w.readings[0].Available)
 		for _, p := range w.running {
-			p.searchAt = max(p.searchAt, p.held+further)
+			p.searchAt = max(p.searchAt, p.grown()+further)
 		}
 		w.endSearch()
 		return
 	}
 	for s, p := range w.running {
 		switch {
-		case p.held <= suspect:
+		case p.growth[0] <= suspect:
 			w.throttle(s, p, 0)
 		case rand.Float64() < w.trial.Running(): //nolint:gosec // programs cannot see the numbers
 			w.throttle(s, p, max(min(minTrialCPU, s.spec.CPU), w.trial.Share*s.spec.CPU))
 		default:
 			w.throttle(s, p, pausedCPU)
 		}
+	}
+}
+
+// observe adds the oldest tick of the readings to the trial, unless it lies before the search or the
+// kernel may still free the memory of a stopped program. The growth is smoothed: memory that a program
+// holds only while it runs would count when it begins to run, and not when it is paused. w.mu is held.
+func (w *hostWatch) observe() {
+	if w.ticks < smoothed || time.Now().Before(w.nextStop) {
+		return
+	}
+	ran := map[*sandbox]time.Duration{}
+	for s, p := range w.running {
+		if r := p.ran[smoothed-1]; r >= 0 {
+			ran[s] = r
+		}
+	}
+	if len(ran) > 0 {
+		w.trial.Observe(w.steady(0)-w.steady(1), ran)
 	}
 }
 
@@ -338,50 +415,30 @@ func (w *hostWatch) endSearch() {
 	if !w.searching {
 		return
 	}
-	w.searching = false
+	w.searching, w.ticks = false, 0
 	for s, p := range w.running {
 		w.throttle(s, p, 0)
 	}
 }
 
-// evict ends the likeliest cause of the growth if a program has run while the kernel grew by most.
-// w.mu is held.
-func (w *hostWatch) evict(now reading) {
-	if time.Now().Before(w.nextEvict) {
-		return
-	}
-	var worst *sandbox
-	var highest float64
-	over := false
-	for s, p := range w.running {
-		over = over || p.held > most
-		score := w.trial.Score(s)
-		if p.held > tolerated && (worst == nil || score > highest || score == highest && p.held > w.running[worst].held) {
-			worst, highest = s, score
+// over reports whether a program has run while the kernel grew by most. w.mu is held.
+func (w *hostWatch) over() bool {
+	for _, p := range w.running {
+		if p.growth[0] > most {
+			return true
 		}
 	}
-	if !over {
-		return
-	}
-	w.nextEvict = time.Now().Add(evictEvery)
-	if highest >= hostmemory.MinScore {
-		w.kill(worst, now)
-		return
-	}
-	w.m.cfg.Log.Warn("program evicted because the host's kernel holds more memory, and no program was found to cause it",
-		"bytes", w.running[worst].held, "available", now.Available)
-	delete(w.running, worst)
-	worst.stop(evicted, nil)
+	return false
 }
 
 // kill ends a program that made the kernel hold memory. w.mu is held.
-func (w *hostWatch) kill(s *sandbox, host reading) {
-	w.killFor(s, w.running[s].held, host)
-}
+func (w *hostWatch) kill(s *sandbox) { w.killFor(s, w.running[s].grown()) }
 
 // killFor ends a program that made the kernel hold a number of bytes. w.mu is held.
-func (w *hostWatch) killFor(s *sandbox, bytes int64, host reading) {
-	w.m.cfg.Log.Warn("program killed for memory of the host that it is not charged for", "bytes", bytes, "available", host.Available)
+func (w *hostWatch) killFor(s *sandbox, bytes int64) {
+	w.m.cfg.Log.Warn("program killed for memory of the host that it is not charged for", "bytes", bytes, "available",
+		w.readings[0].Available)
+	w.nextStop = time.Now().Add(stopEvery)
 	delete(w.running, s)
 	s.stopForHost(bytes)
 }

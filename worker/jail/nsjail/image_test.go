@@ -79,14 +79,16 @@ func TestImage(t *testing.T) {
 		"home/other/file": "hidden", "tmp/file": "hidden", "run/file": "hidden",
 		"links/up": "-> ../../../../../../etc", "bin": "-> usr/bin", "top.txt": "from its top\n",
 	})
-	p := program(t, "bash", `cat /opt/tool/motd /etc/motd /top.txt; cat /etc/passwd; ls /home /tmp /run; ls -d /links/up/motd
+	p := program(
+		t, "bash", `cat /opt/tool/motd /etc/motd /top.txt; cat /etc/passwd; ls /home /tmp /run; ls -d /links/up/motd
 echo x 2>/dev/null >/opt/tool/new || echo read-only; [ -e /usr/bin/env ] || echo the host is not here`)
 	got := runProgram(t, m, spec, p)
 	if got.Kind != jail.Exited || got.ExitCode != 0 {
 		t.Fatalf("%+v", got)
 	}
 	for _, want := range []string{
-		"from the image\n", "from its /etc\n", "from its top\n", "baponi:x:1000:1000:", "/links/up/motd\n", "read-only\n", "the host is not here\n",
+		"from the image\n", "from its /etc\n", "from its top\n", "baponi:x:1000:1000:", "/links/up/motd\n", "read-only\n",
+		"the host is not here\n",
 	} {
 		if !strings.Contains(got.stdout, want) {
 			t.Errorf("no %q in %q", want, got.stdout)
@@ -191,7 +193,8 @@ func TestImageLinksAreNotFollowed(t *testing.T) {
 			spec := testSpec()
 			spec.Root = makeImage(t, etc)
 			got := runProgram(t, m, spec, program(t, "bash", "cat /etc/motd /etc/secret; cat /etc/passwd; pwd; ls /home"))
-			if got.Kind != jail.Exited || !strings.Contains(got.stdout, "baponi:x:") || strings.Contains(got.stdout, "of the host") {
+			if got.Kind != jail.Exited || !strings.Contains(got.stdout, "baponi:x:") ||
+				strings.Contains(got.stdout, "of the host") {
 				t.Errorf("%+v", got)
 			}
 			if b, err := os.ReadFile(outside); err != nil || string(b) != "of the host" {

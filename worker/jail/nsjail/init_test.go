@@ -40,7 +40,8 @@ print(len(content), all(content[i] == i // 7 % 256 for i in range(0, len(content
 	}
 	for _, mode := range modes {
 		setStartMode(t, m, mode)
-		runProgram(t, m, testSpec(), p).want(t, jail.Exited, fmt.Sprintf("True 65536 %s\n%d True 0o40755 0o100640", DefaultHome, len(content)))
+		runProgram(t, m, testSpec(), p).want(
+			t, jail.Exited, fmt.Sprintf("True 65536 %s\n%d True 0o40755 0o100640", DefaultHome, len(content)))
 	}
 }
 
@@ -56,7 +57,8 @@ func TestZeroBytes(t *testing.T) {
 	} {
 		p := program(t, "python", "print(1)")
 		change(&p)
-		if _, err := prepare(t, m, testSpec()).Run(t.Context(), p); err == nil || !strings.Contains(err.Error(), "zero byte") {
+		if _, err := prepare(t, m, testSpec()).Run(t.Context(), p); err == nil ||
+			!strings.Contains(err.Error(), "zero byte") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -304,7 +306,8 @@ func expectNoFrame(t *testing.T, s *sandbox) {
 func expectEnd(t *testing.T, s *sandbox) {
 	t.Helper()
 	expectNoFrame(t, s)
-	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.initFD), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.initFD), Events: unix.POLLIN}},
+		int(patience.Milliseconds())); n != 1 || err != nil {
 		t.Errorf("the init is still there: %v", err)
 	}
 }

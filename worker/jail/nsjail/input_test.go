@@ -74,7 +74,8 @@ func TestArgumentsAndStdin(t *testing.T) {
 				} {
 					t.Run(mode+" "+name, func(t *testing.T) {
 						p, err := jail.Source{
-							Language: language, Code: echoInput[language], Args: c.args, Stdin: c.stdin, TraceID: "trc_test", Home: DefaultHome,
+							Language: language, Code: echoInput[language], Args: c.args, Stdin: c.stdin, TraceID: "trc_test",
+							Home: DefaultHome,
 						}.Program()
 						if err != nil {
 							t.Fatal(err)

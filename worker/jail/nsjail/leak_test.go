@@ -20,7 +20,8 @@ func TestManyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			r := runProgram(t, m, spec, program(t, "bash", fmt.Sprintf("echo %d; grep -c . /proc/mounts; id -u; ls -A; exit %d", i, i)))
+			r := runProgram(t, m, spec,
+				program(t, "bash", fmt.Sprintf("echo %d; grep -c . /proc/mounts; id -u; ls -A; exit %d", i, i)))
 			r.want(t, jail.Exited, fmt.Sprintf("%d\n%d\n1000", i, 12+len(m.proc.mounts(""))))
 			if r.ExitCode != i {
 				t.Errorf("exit code %d, want %d", r.ExitCode, i)
@@ -169,7 +170,8 @@ func TestOpenErrors(t *testing.T) {
 	}
 	m.pids = 1000
 	m.cfg.NsjailPath = "/bin/false"
-	if _, err := m.Prepare(t.Context(), testSpec()); err == nil || !strings.Contains(err.Error(), "the init did not start") {
+	if _, err := m.Prepare(t.Context(), testSpec()); err == nil ||
+		!strings.Contains(err.Error(), "the init did not start") {
 		t.Errorf("got %v", err)
 	}
 }

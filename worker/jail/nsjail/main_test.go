@@ -52,7 +52,10 @@ func nsjailPath(tb testing.TB) string {
 
 func newMaker(tb testing.TB) *Maker {
 	tb.Helper()
-	m, err := Open(Config{NsjailPath: nsjailPath(tb), RunDir: runDir(tb), Log: slog.New(slog.NewTextHandler(tb.Output(), nil))})
+	m, err := Open(Config{
+		NsjailPath: nsjailPath(tb), RunDir: runDir(tb),
+		Log: slog.New(slog.NewTextHandler(tb.Output(), nil)),
+	})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -90,7 +93,10 @@ func tempDir(tb testing.TB, parent string) string {
 }
 
 func testSpec() jail.Spec {
-	return jail.Spec{CPU: 2, Memory: 512 << 20, Pids: 256, OpenFiles: 1024, HomeBytes: 64 << 20, TmpBytes: 64 << 20, Inodes: 4096}
+	return jail.Spec{
+		CPU: 2, Memory: 512 << 20, Pids: 256, OpenFiles: 1024, HomeBytes: 64 << 20, TmpBytes: 64 << 20,
+		Inodes: 4096,
+	}
 }
 
 // result is an outcome and the output of a program.

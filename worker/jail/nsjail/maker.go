@@ -87,6 +87,7 @@ type Maker struct {
 	netMu       sync.Mutex
 	netLimits   []netLimit // set in each jail
 	noNetLimits error      // why others are not; nil if all are
+	noFragments error      // as Fragments; set by Open
 
 	volumesMu sync.Mutex
 	volumes   *disk.Pool // opened on first use
@@ -174,6 +175,9 @@ func (m *Maker) open() (err error) {
 	if m.netLimits = limits; err != nil {
 		m.lackNetLimits(err)
 	}
+	if m.noFragments = limitFragments(); m.noFragments != nil {
+		m.cfg.Log.Warn("fragments of packets not limited", "error", m.Fragments())
+	}
 	if _, err := m.skeleton(rootKey{}); err != nil {
 		return err
 	}
@@ -189,8 +193,9 @@ func (m *Maker) open() (err error) {
 
 // rootKey identifies a jail's /.
 type rootKey struct {
-	image   string // Spec.Root
-	network bool   // a resolver is available
+	image     string // Spec.Root
+	network   bool   // a resolver is available
+	terminals bool   // there are terminals
 }
 
 // root is a skeleton that is created on first use, which may take long for an image.
@@ -257,7 +262,9 @@ func (m *Maker) dropRoots() error {
 // raise.
 func (m *Maker) limits() error {
 	var pids, files, core unix.Rlimit
-	for which, limit := range map[int]*unix.Rlimit{unix.RLIMIT_NPROC: &pids, unix.RLIMIT_NOFILE: &files, unix.RLIMIT_CORE: &core} {
+	for which, limit := range map[int]*unix.Rlimit{
+		unix.RLIMIT_NPROC: &pids, unix.RLIMIT_NOFILE: &files, unix.RLIMIT_CORE: &core,
+	} {
 		if err := unix.Getrlimit(which, limit); err != nil {
 			return err
 		}
@@ -278,10 +285,12 @@ func checkCore(most uint64, pattern string) error {
 	pattern = strings.TrimSpace(pattern)
 	switch {
 	case strings.HasPrefix(pattern, "@"):
-		return fmt.Errorf("core dumps of programs cannot be prevented: the host sends them to a socket (kernel.core_pattern is %q), "+
+		return fmt.Errorf("core dumps of programs cannot be prevented: the host sends them to a socket "+
+			"(kernel.core_pattern is %q), "+
 			"whatever the limit: set it to a file or a pipe, such as `sysctl kernel.core_pattern=core`", pattern)
 	case most == 0 && strings.HasPrefix(pattern, "|"):
-		return fmt.Errorf("core dumps of programs cannot be prevented: the host pipes them to a program (kernel.core_pattern is %q), "+
+		return fmt.Errorf("core dumps of programs cannot be prevented: the host pipes them to a program "+
+			"(kernel.core_pattern is %q), "+
 			"which a limit of 0 does not stop and one of 1 byte does: raise the worker's hard limit (systemd LimitCORE=1, "+
 			"docker --ulimit core=1), or change the pattern", pattern)
 	}
@@ -392,7 +401,8 @@ func (m *Maker) pool() (*disk.Pool, error) {
 		return m.volumes, nil
 	}
 	if m.cfg.VolumeDir == "" {
-		return nil, errors.New("the home or /tmp has to lie on a disk, since memory is too small for it or the home is mounted later, " +
+		return nil, errors.New("the home or /tmp has to lie on a disk, since memory is too small for it or the home is " +
+			"mounted later, " +
 			"and there is no directory for it on a disk")
 	}
 	var err error
@@ -509,11 +519,14 @@ func (m *Maker) Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error) 
 
 // admit registers a new jail of the spec, which the caller must release.
 func (m *Maker) admit(spec jail.Spec) (*sandbox, error) {
-	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.OpenFiles <= 0 || spec.HomeBytes <= 0 || spec.TmpBytes <= 0 || spec.Inodes <= 0 {
-		return nil, fmt.Errorf("prepare jail: %+v is not usable: every limit must be positive, and pids at least %d", spec, MinPids)
+	if spec.CPU <= 0 || spec.Memory <= 0 || spec.Pids < MinPids || spec.OpenFiles <= 0 || spec.HomeBytes <= 0 ||
+		spec.TmpBytes <= 0 || spec.Inodes <= 0 {
+		return nil, fmt.Errorf("prepare jail: %+v is not usable: every limit must be positive, and pids at least %d",
+			spec, MinPids)
 	}
 	if spec.Pids > m.pids {
-		return nil, fmt.Errorf("prepare jail: %d pids are more than the %d that the worker's own hard limit (RLIMIT_NPROC) allows: "+
+		return nil, fmt.Errorf("prepare jail: %d pids are more than the %d that the worker's own hard limit "+
+			"(RLIMIT_NPROC) allows: "+
 			"raise that", spec.Pids, m.pids)
 	}
 	m.mu.Lock()

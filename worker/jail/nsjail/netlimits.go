@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
@@ -23,9 +24,13 @@ var netLimits = []netLimit{ // read only
 	// What a connection holds before and while the program reads from it. The other end is on this
 	// host, so that more would not make it faster.
 	{"ipv4/tcp_rmem", "4096 16384 262144"},
+	// What a connection holds before the other end has it. Each byte of it may keep a page.
+	{"ipv4/tcp_wmem", "4096 16384 262144"},
 }
 
-func (l netLimit) set() error { return os.WriteFile("/proc/sys/net/"+l.name, []byte(l.value), 0) }
+func (l netLimit) path() string { return "/proc/sys/net/" + l.name }
+
+func (l netLimit) set() error { return os.WriteFile(l.path(), []byte(l.value), 0) }
 
 // tryNetLimits returns the limits that can be set in a new network namespace, and why the others
 // cannot.
@@ -46,14 +51,17 @@ func tryNetLimits() (can []netLimit, err error) {
 
 // lackedNetLimits returns the error for limits that cannot be set because of cause.
 func lackedNetLimits(cause error) error {
-	return fmt.Errorf("programs can use memory of the host beyond their limit by connections, packets and options of sockets: set the limits of a network namespace: %w; "+
-		"the worker needs CAP_SYS_ADMIN, in a container a writable /proc/sys (docker: --security-opt systempaths=unconfined), and a kernel that has the setting "+
+	return fmt.Errorf("programs can use memory of the host beyond their limit by connections, packets and options of "+
+		"sockets: set the limits of a network namespace: %w; "+
+		"the worker needs CAP_SYS_ADMIN, in a container a writable /proc/sys (docker: --security-opt "+
+		"systempaths=unconfined), and a kernel that has the setting "+
 		"for each namespace (Linux 6.18 has all)", cause)
 }
 
-// limitNetwork sets the limits in the network namespace of a process. Kernels such as Linux 6.1 have
-// fewer settings in a namespace that belongs to another user namespace than the worker's, as those of
-// jails do. The first jail shows which, and they are not set in later ones.
+// limitNetwork sets the limits in the network namespace of a process. A jail's namespace belongs to
+// a user namespace of its
+// own, and kernels such as Linux 6.1 have fewer settings there. The first jail shows which ones;
+// later jails skip the others.
 func (m *Maker) limitNetwork(pid int) error {
 	m.netMu.Lock()
 	limits := m.netLimits
@@ -108,4 +116,34 @@ func (m *Maker) NetLimits() error {
 		return nil
 	}
 	return lackedNetLimits(m.noNetLimits)
+}
+
+// fragments is a setting of the host. With 1, the kernel copies what programs send into single pages.
+// With 0, it copies them into fragments of 32 KiB. A byte that waits in a queue keeps its whole fragment,
+// which no control group is charged for.
+var fragments = netLimit{"core/high_order_alloc_disable", "1"} // read only
+
+// limitFragments changes the setting, and returns why that is impossible. Only the network namespace
+// of the host has the setting.
+func limitFragments() error {
+	now, err := os.ReadFile(fragments.path())
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(string(now)) == fragments.value {
+		return nil
+	}
+	return fragments.set()
+}
+
+// Fragments returns why the memory that a byte in a queue keeps is not limited, or nil if it is. The
+// error names the remedy.
+func (m *Maker) Fragments() error {
+	if m.noFragments == nil {
+		return nil
+	}
+	return fmt.Errorf("a byte that waits in a queue may keep 32 KiB of the host's memory: %w; run `sysctl -w "+
+		"net.core.high_order_alloc_disable=1` on the host, "+
+		"and put the setting into /etc/sysctl.d; a container with a network of its own can neither make nor see it",
+		m.noFragments)
 }

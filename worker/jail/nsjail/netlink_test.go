@@ -41,7 +41,10 @@ True
 [(1, 'lo')]`,
 				},
 				"node": {"console.log(Object.keys(require('os').networkInterfaces()))", "[ 'lo' ]"},
-				"bash": {"for i in 1 2 3; do python3 -c 'import socket; print(socket.if_nameindex())'; done", "[(1, 'lo')]\n[(1, 'lo')]\n[(1, 'lo')]"},
+				"bash": {
+					"for i in 1 2 3; do python3 -c 'import socket; print(socket.if_nameindex())'; done",
+					"[(1, 'lo')]\n[(1, 'lo')]\n[(1, 'lo')]",
+				},
 			} {
 				runCode(t, m, language, p.code).want(t, jail.Exited, p.want)
 			}

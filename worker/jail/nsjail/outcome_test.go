@@ -58,12 +58,21 @@ func TestStartFailures(t *testing.T) {
 		change       func(*jail.Program)
 		step, detail string
 	}{
-		"no command":     {func(p *jail.Program) { p.Argv[0] = "nosuchcommand" }, "exec nosuchcommand", unix.ENOENT.Error()},
-		"no executable":  {func(p *jail.Program) { p.Argv[0] = "/etc/passwd" }, "exec /etc/passwd", unix.EACCES.Error()},
-		"no directory":   {func(p *jail.Program) { p.Dir = "/nosuchdir" }, "chdir /nosuchdir", unix.ENOENT.Error()},
-		"file exists":    {func(p *jail.Program) { p.Files = []jail.File{{Path: "/etc/passwd"}} }, "write /etc/passwd", unix.EEXIST.Error()},
-		"file elsewhere": {func(p *jail.Program) { p.Files = []jail.File{{Path: "/data/x"}} }, "write /data/x", unix.EROFS.Error()},
-		"not its home":   {func(p *jail.Program) { p.Files = []jail.File{{Path: jail.JobDir + "/x"}} }, "write " + jail.JobDir + "/x", unix.EACCES.Error()},
+		"no command":    {func(p *jail.Program) { p.Argv[0] = "nosuchcommand" }, "exec nosuchcommand", unix.ENOENT.Error()},
+		"no executable": {func(p *jail.Program) { p.Argv[0] = "/etc/passwd" }, "exec /etc/passwd", unix.EACCES.Error()},
+		"no directory":  {func(p *jail.Program) { p.Dir = "/nosuchdir" }, "chdir /nosuchdir", unix.ENOENT.Error()},
+		"file exists": {
+			func(p *jail.Program) { p.Files = []jail.File{{Path: "/etc/passwd"}} }, "write /etc/passwd",
+			unix.EEXIST.Error(),
+		},
+		"file elsewhere": {
+			func(p *jail.Program) { p.Files = []jail.File{{Path: "/data/x"}} }, "write /data/x",
+			unix.EROFS.Error(),
+		},
+		"not its home": {
+			func(p *jail.Program) { p.Files = []jail.File{{Path: jail.JobDir + "/x"}} },
+			"write " + jail.JobDir + "/x", unix.EACCES.Error(),
+		},
 		"too big": {func(p *jail.Program) {
 			p.Argv = append(p.Argv, strings.Repeat("x", 200<<10))
 		}, "exec true", unix.E2BIG.Error()},
@@ -79,7 +88,9 @@ func TestStartFailures(t *testing.T) {
 			}
 		})
 	}
-	if _, err := prepare(t, m, testSpec()).Run(t.Context(), jail.Program{Argv: []string{"true"}, Dir: "/", Files: []jail.File{{Path: "/tmp/x", Content: make([]byte, 9<<20)}}}); err == nil {
+	if _, err := prepare(t, m, testSpec()).Run(t.Context(), jail.Program{
+		Argv: []string{"true"}, Dir: "/", Files: []jail.File{{Path: "/tmp/x", Content: make([]byte, 9<<20)}},
+	}); err == nil {
 		t.Error("a frame over the cap was sent")
 	}
 }
@@ -151,7 +162,7 @@ func TestExitIsTheProgramsOwn(t *testing.T) {
 	if err := unix.PtraceSeize(left); err != nil {
 		t.Fatal(err)
 	}
-	if err := send(s, wire.SignalFrame(uint32(unix.SIGUSR1))); err != nil {
+	if err := unix.Kill(children(t, s.initPID)[0], unix.SIGUSR1); err != nil {
 		t.Error(err)
 	}
 	for tick := time.Tick(10 * time.Millisecond); ; <-tick {
@@ -178,7 +189,8 @@ func TestOutputWriterFails(t *testing.T) {
 	_ = r.CloseWithError(errors.New("nobody listens"))
 	p := program(t, "bash", "head -c 1000000 /dev/zero")
 	p.Stdout = w
-	if _, err := prepare(t, m, testSpec()).Run(t.Context(), p); err == nil || !strings.Contains(err.Error(), "nobody listens") {
+	if _, err := prepare(t, m, testSpec()).Run(t.Context(), p); err == nil ||
+		!strings.Contains(err.Error(), "nobody listens") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -219,8 +231,14 @@ func TestFramesWhileRunning(t *testing.T) {
 		frame func(s *sandbox) error
 		want  jail.Outcome
 	}{
-		"signal": {func(s *sandbox) error { return send(s, wire.SignalFrame(uint32(unix.SIGUSR1))) }, jail.Outcome{Kind: jail.Exited, ExitCode: 5}},
-		"kill":   {func(s *sandbox) error { return send(s, wire.Frame(wire.Kill, nil)) }, jail.Outcome{Kind: jail.Signaled, Signal: 9}},
+		"signal": {
+			func(s *sandbox) error { return send(s, wire.SignalFrame(uint32(unix.SIGUSR1))) },
+			jail.Outcome{Kind: jail.Exited, ExitCode: 5},
+		},
+		"kill": {
+			func(s *sandbox) error { return send(s, wire.Frame(wire.Kill, nil)) },
+			jail.Outcome{Kind: jail.Signaled, Signal: 9},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -257,12 +275,14 @@ func TestAddedSystemCalls(t *testing.T) {
 			spec := testSpec()
 			spec.SystemCalls = tt.added
 			// process_mrelease, process_madvise and ptrace
-			runProgram(t, m, spec, program(t, "python", systemCall+"print(sc(448, -1, 0), sc(440, -1, 0, 0, 0, 0), sc(101, 0, 0, 0, 0))")).want(t, jail.Exited, tt.want)
+			runProgram(t, m, spec, program(t, "python",
+				systemCall+"print(sc(448, -1, 0), sc(440, -1, 0, 0, 0, 0), sc(101, 0, 0, 0, 0))")).want(t, jail.Exited, tt.want)
 		}
 	}
 	spec := testSpec()
 	spec.SystemCalls = []string{"ptrace"}
-	if _, err := newMaker(t).Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "the system call ptrace cannot be allowed") {
+	if _, err := newMaker(t).Prepare(t.Context(), spec); err == nil ||
+		!strings.Contains(err.Error(), "the system call ptrace cannot be allowed") {
 		t.Errorf("a call that no program may make is added: %v", err)
 	}
 }
@@ -277,7 +297,8 @@ func TestOpenFiles(t *testing.T) {
 			spec := testSpec()
 			spec.OpenFiles = n
 			for language, code := range map[string]string{
-				"python": "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))", "bash": "echo $(ulimit -Sn) $(ulimit -Hn)",
+				"python": "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))",
+				"bash":   "echo $(ulimit -Sn) $(ulimit -Hn)",
 			} {
 				runProgram(t, m, spec, program(t, language, code)).want(t, jail.Exited, fmt.Sprintln(min(n, 1024), n))
 			}

@@ -182,7 +182,9 @@ func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 	return made, nil
 }
 
-func (s *sandbox) makeVolume(ctx context.Context, pool *disk.Pool, a area, inodes int64) (attach func(int, string) error, err error) {
+func (s *sandbox) makeVolume(
+	ctx context.Context, pool *disk.Pool, a area, inodes int64,
+) (attach func(int, string) error, err error) {
 	v, err := pool.Get(ctx, disk.Size{Bytes: a.bytes, Inodes: inodes}, s.uids.first+1, s.uids.first+1)
 	if err != nil {
 		return nil, err
@@ -200,7 +202,10 @@ func (m *Maker) Volume(ctx context.Context, most proto.Space) (jail.Volume, erro
 	if err != nil {
 		return nil, err
 	}
-	v, err := pool.Get(ctx, disk.Size{Bytes: most.Bytes + home.OwnBytes, Inodes: most.Files + home.OwnInodes, Directory: home.MaxDirectory}, 0, 0)
+	v, err := pool.Get(ctx, disk.Size{
+		Bytes: most.Bytes + home.OwnBytes, Inodes: most.Files + home.OwnInodes,
+		Directory: home.MaxDirectory,
+	}, 0, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -294,12 +299,14 @@ func (f *files) close() {
 // concurrent starts cannot inherit each other's.
 func (s *sandbox) files() (*files, error) {
 	f := &files{}
-	root, err := s.m.skeleton(rootKey{s.spec.Root, s.spec.Network.Effective() != proto.NetworkBlocked})
+	root, err := s.m.skeleton(
+		rootKey{s.spec.Root, s.spec.Network.Effective() != proto.NetworkBlocked, s.spec.Terminals > 0})
 	if err != nil {
 		return f, err
 	}
 	l := layout{
-		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: min(s.spec.OpenFiles, s.m.files), share: s.m.share, proc: s.m.proc, spec: s.spec, childUIDs: s.childUIDs,
+		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: min(s.spec.OpenFiles, s.m.files), share: s.m.share,
+		proc: s.m.proc, spec: s.spec, childUIDs: s.childUIDs,
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)
 	if err != nil {

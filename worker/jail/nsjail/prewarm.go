@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/wire"
 )
 
@@ -102,6 +103,14 @@ func (s *sandbox) MountHome(ctx context.Context, h jail.Home) error {
 		return fmt.Errorf("mount a home in a jail: %w", err)
 	}
 	return attach(s.initFD, s.m.cfg.Home)
+}
+
+// BindHome mounts a directory of the home at another path; see jail.Jail.
+func (s *sandbox) BindHome(ctx context.Context, dir, target string) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	return disk.Bind(s.initFD, s.m.cfg.Home, dir, target)
 }
 
 // Alive reports whether the init is alive; it dies with the prewarmed interpreter. A

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -26,11 +27,14 @@ func prewarmSpec(tb testing.TB, language string) jail.Spec {
 	return spec
 }
 
-// runIn runs a program in an existing jail.
+// runIn runs a program in an existing jail. p.Stdout gets its output too, if it is not nil.
 func runIn(tb testing.TB, j jail.Jail, p jail.Program) result {
 	tb.Helper()
 	var stdout, stderr beginning
-	p.Stdout, p.Stderr = &stdout, &stderr
+	if p.Stdout == nil {
+		p.Stdout = io.Discard
+	}
+	p.Stdout, p.Stderr = io.MultiWriter(&stdout, p.Stdout), &stderr
 	o, err := j.Run(tb.Context(), p)
 	if err != nil {
 		tb.Fatal(err)
@@ -84,7 +88,8 @@ func TestPrewarmedInterpreterRunsTheProgram(t *testing.T) {
 			if r.Kind != jail.Exited || r.ExitCode != 0 || !strings.Contains(r.stdout, "x y") {
 				t.Errorf("%+v", r)
 			}
-			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
+			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 ||
+				err != nil {
 				t.Errorf("the prewarmed interpreter did not exit with the program: %v", err)
 			}
 		})
@@ -100,7 +105,8 @@ func TestLoadedProgramDoesNotRun(t *testing.T) {
 			m := openMaker(t, Config{VolumeDir: diskDir(t)})
 			site := strings.TrimPrefix(userSite(t), "/")
 			th := newThread(t, map[string]string{
-				site + "/sitecustomize.py": "open('/home/baponi/ran', 'w')", site + "/more.pth": "import sys; open('/home/baponi/ran', 'w')\n",
+				site + "/sitecustomize.py": "open('/home/baponi/ran', 'w')",
+				site + "/more.pth":         "import sys; open('/home/baponi/ran', 'w')\n",
 			})
 			spec := prewarmSpec(t, language)
 			spec.MountHomeLater = true
@@ -180,7 +186,8 @@ func TestLoadFails(t *testing.T) {
 // What an interpreter reads only at startup cannot be changed later, so a new one is started.
 func TestInterceptionNeedsNetwork(t *testing.T) {
 	m := newMaker(t)
-	_, err := prepare(t, m, testSpec()).Run(t.Context(), jail.Program{Argv: []string{"bash"}, Dir: "/", Interception: &jail.Interception{}})
+	_, err := prepare(t, m, testSpec()).Run(
+		t.Context(), jail.Program{Argv: []string{"bash"}, Dir: "/", Interception: &jail.Interception{}})
 	if err == nil || !strings.Contains(err.Error(), "no network") {
 		t.Errorf("%v", err)
 	}
@@ -204,7 +211,9 @@ print(sys.argv, sys.flags.optimize, time.tzname, re.findall("Seccomp.*", open("/
 			change(&p)
 			cold := runIn(t, prepare(t, m, testSpec()), p)
 			j := prepare(t, m, prewarmSpec(t, "python"))
-			for mode, started := range map[string]result{"prewarmed": runIn(t, j, p), forked: runIn(t, fork(t, zygote, testSpec()), p)} {
+			for mode, started := range map[string]result{
+				"prewarmed": runIn(t, j, p), forked: runIn(t, fork(t, zygote, testSpec()), p),
+			} {
 				if started.stdout != cold.stdout || started.Kind != jail.Exited || started.ExitCode != 0 || cold.stdout == "" {
 					t.Errorf("%s: %+v\nand in a jail without a waiting interpreter\n%+v", mode, started, cold)
 				}
@@ -228,7 +237,8 @@ func TestJailDiesWithItsPrewarmedInterpreter(t *testing.T) {
 				t.Fatal(err)
 			}
 			fd := j.(*sandbox).initFD
-			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
+			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 ||
+				err != nil {
 				t.Errorf("the init did not exit: %v", err)
 			}
 			if j.Alive() {
@@ -270,7 +280,8 @@ func TestHomeMountedLater(t *testing.T) {
 			m := openMaker(t, Config{VolumeDir: diskDir(t)})
 			site := filepath.Join(strings.TrimPrefix(userSite(t), "/"))
 			th := newThread(t, map[string]string{
-				"old": "1", site + "/own.py": "x = 5", site + "/more.pth": "/home/baponi/extra\nimport own; own.x += 1\n", "extra/further.py": "y = 7",
+				"old": "1", site + "/own.py": "x = 5", site + "/more.pth": "/home/baponi/extra\nimport own; own.x += 1\n",
+				"extra/further.py": "y = 7",
 			})
 			spec := prewarmSpec(t, language)
 			spec.MountHomeLater = true
@@ -280,9 +291,11 @@ func TestHomeMountedLater(t *testing.T) {
 				t.Fatal(err)
 			}
 			code := map[string]string{
-				"python": "import os, own, further; print(sorted(os.listdir()), os.getcwd(), own.x, further.y); open('new', 'w').write('2')",
-				"node":   "fs = require('fs'); console.log(fs.readdirSync('.').sort().join(), process.cwd()); fs.writeFileSync('new', '2')",
-				"bash":   "ls -A | paste -sd,; pwd; echo -n 2 > new",
+				"python": "import os, own, further; print(sorted(os.listdir()), os.getcwd(), own.x, further.y); open('new', " +
+					"'w').write('2')",
+				"node": "fs = require('fs'); console.log(fs.readdirSync('.').sort().join(), process.cwd()); " +
+					"fs.writeFileSync('new', '2')",
+				"bash": "ls -A | paste -sd,; pwd; echo -n 2 > new",
 			}[language]
 			want := map[string]string{
 				"python": "['.local', 'extra', 'main.py', 'old'] /home/baponi 6 7",

@@ -18,7 +18,8 @@ import (
 // They are those that container runtimes mask, and others that reveal the host or other tenants and
 // that programs do not need.
 var masked = [...]string{ // read only
-	"acpi", "asound", "buddyinfo", "bus", "cgroups", "cmdline", "config.gz", "crypto", "diskstats", "driver/rtc", "fs", "interrupts", "irq",
+	"acpi", "asound", "buddyinfo", "bus", "cgroups", "cmdline", "config.gz", "crypto", "diskstats", "driver/rtc", "fs",
+	"interrupts", "irq",
 	"kallsyms", "kcore", "key-users", "keys", "latency_stats", "locks", "modules", "partitions", "pressure", "sched_debug",
 	"schedstat", "scsi", "softirqs", "swaps", "sys/kernel/pty", "sysrq-trigger", "timer_list", "timer_stats", "zoneinfo",
 }

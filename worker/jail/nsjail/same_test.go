@@ -39,33 +39,46 @@ var sameCases = map[string][]string{ // read only
 		"import os, signal; os.kill(os.getpid(), signal.SIGINT)",
 		"import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
 		"import os, signal; os.killpg(0, signal.SIGUSR1)",
-		"import signal\nfor s in signal.valid_signals(): print(s, signal.getsignal(s))\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []))",
+		"import signal\nfor s in signal.valid_signals(): print(s, " +
+			"signal.getsignal(s))\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []))",
 		"import faulthandler, ctypes; faulthandler.enable(); ctypes.string_at(0)",
 		"import sys; print(repr(sys.stdin.read()), repr(sys.stdin.buffer.read()), sys.stdin.isatty())",
 		"input('prompt')",
-		"import sys\nfor f in (sys.stdin, sys.stdout, sys.stderr): print(f.encoding, f.errors, f.name, f.mode, f.closed, f.isatty(), f.newlines)",
-		"import sys; print(sys.stderr.line_buffering, sys.stdin.line_buffering, sys.stdout.write_through, type(sys.stdout.buffer))",
+		"import sys\nfor f in (sys.stdin, sys.stdout, sys.stderr): print(f.encoding, f.errors, f.name, f.mode, f.closed, " +
+			"f.isatty(), f.newlines)",
+		"import sys; print(sys.stderr.line_buffering, sys.stdin.line_buffering, sys.stdout.write_through, " +
+			"type(sys.stdout.buffer))",
 		"print('\\u00e9 \\u4e16 \\U0001f600')",
 		"print('\\udcff')",
 		"import sys; sys.stdout.buffer.write(b'\\xff\\x00\\n'); sys.stdout.write('tail')",
 		"import atexit; atexit.register(print, 'bye'); print('hi')",
-		"import sys; print(sys.argv, sys.orig_argv, __file__, __name__, __builtins__, sys.path, sys.flags, sys.executable, sys.prefix)",
+		"import sys; print(sys.argv, sys.orig_argv, __file__, __name__, __builtins__, sys.path, sys.flags, " +
+			"sys.executable, sys.prefix)",
 		"import sys; print(sorted(sys.modules), sys.modules['sitecustomize'] if 'sitecustomize' in sys.modules else None)",
 		"import sys; print(sorted(sys.path_importer_cache))",
 		"import os; print(sorted(os.environ.items()), os.getcwd(), oct(os.umask(0)))",
 		"import subprocess; print(subprocess.run(['env'], capture_output=True).stdout.decode().count('PYTHON'))",
-		"import os, site, subprocess, sys; os.makedirs(site.getusersitepackages(), exist_ok=True); print(subprocess.run([sys.executable, '-c', 'import sys; print(sys.path, sys.stdout.line_buffering)'], capture_output=True).stdout)",
+		"import os, site, subprocess, sys; os.makedirs(site.getusersitepackages(), exist_ok=True); " +
+			"print(subprocess.run([sys.executable, '-c', 'import sys; print(sys.path, sys.stdout.line_buffering)'], " +
+			"capture_output=True).stdout)",
 		"import warnings; warnings.warn('careful'); 1 is 1",
-		"import threading\ndef f(): raise RuntimeError('in thread')\nt = threading.Thread(target=f); t.start(); t.join(); print('main')",
+		"import threading\ndef f(): raise RuntimeError('in thread')\nt = threading.Thread(target=f); t.start(); t.join(); " +
+			"print('main')",
 		"import os\nif os.fork() == 0:\n  print('child', flush=True); os._exit(0)\nos.wait(); print('parent')",
-		"import multiprocessing as m\ndef f(x): return x * x\nif __name__ == '__main__':\n  with m.Pool(2) as p: print(p.map(f, range(5)))",
-		"import multiprocessing as m\ndef f(q): q.put(__name__)\nif __name__ == '__main__':\n  c = m.get_context('spawn'); q = c.Queue(); p = c.Process(target=f, args=(q,)); p.start(); print(q.get()); p.join(); print(p.exitcode)",
+		"import multiprocessing as m\ndef f(x): return x * x\nif __name__ == '__main__':\n  with m.Pool(2) as p: " +
+			"print(p.map(f, range(5)))",
+		"import multiprocessing as m\ndef f(q): q.put(__name__)\nif __name__ == '__main__':\n  c = " +
+			"m.get_context('spawn'); q = c.Queue(); p = c.Process(target=f, args=(q,)); p.start(); print(q.get()); p.join(); " +
+			"print(p.exitcode)",
 		"import concurrent.futures as c\nwith c.ThreadPoolExecutor(20) as e: print(sum(e.map(len, ['ab'] * 100)))",
-		"import asyncio\nasync def f():\n  p = await asyncio.create_subprocess_exec('echo', 'hi', stdout=-1); print(await p.communicate())\n  await asyncio.sleep(0)\nasyncio.run(f())",
-		"import sqlite3, ssl, zoneinfo, tempfile, uuid, hashlib; print(tempfile.gettempdir()[:4], ssl.OPENSSL_VERSION, len(ssl.create_default_context().get_ca_certs()) > 0, zoneinfo.ZoneInfo('Europe/Berlin'))",
+		"import asyncio\nasync def f():\n  p = await asyncio.create_subprocess_exec('echo', 'hi', stdout=-1); print(await " +
+			"p.communicate())\n  await asyncio.sleep(0)\nasyncio.run(f())",
+		"import sqlite3, ssl, zoneinfo, tempfile, uuid, hashlib; print(tempfile.gettempdir()[:4], ssl.OPENSSL_VERSION, " +
+			"len(ssl.create_default_context().get_ca_certs()) > 0, zoneinfo.ZoneInfo('Europe/Berlin'))",
 		"import os; print(os.sysconf('SC_PAGESIZE'), os.nice(0), os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid())",
 		"import os; print(list(os.environ), os.environb[b'HOME'], os.getenv('HOME'), flush=True); os.system('env | sort')",
-		"import gc, sys; print(len(gc.get_objects()) > 0, gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval(), [type(f) for f in sys.meta_path], len(sys.path_hooks), sorted(vars()), sys.gettrace())",
+		"import gc, sys; print(len(gc.get_objects()) > 0, gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), " +
+			"sys.getswitchinterval(), [type(f) for f in sys.meta_path], len(sys.path_hooks), sorted(vars()), sys.gettrace())",
 		"open('/dev/stdout', 'w').write('a'); open('/dev/stderr', 'w').write('b'); open('/dev/fd/1', 'w').write('c')",
 		// Finalizers and exit handlers can observe how an interpreter ends.
 		`print('no line end', end='')`,
@@ -75,16 +88,20 @@ var sameCases = map[string][]string{ // read only
 		"class M(type):\n  def __del__(self): print('gone')\nclass C(metaclass=M): pass",
 		"import os\nclass C:\n  def __del__(self): print('gone')\nos.PathLike.c = os.c = C()",
 		"import builtins\nclass C:\n  def __del__(self): print('gone')\nbuiltins.c = C(); builtins.c.c = builtins.c",
-		"import os\nif os.fork() == 0:\n  f = open('f', 'w'); f.write('unflushed')\nelse:\n  print(os.wait()[1], open('f').read())",
+		"import os\nif os.fork() == 0:\n  f = open('f', 'w'); f.write('unflushed')\nelse:\n  print(os.wait()[1], " +
+			"open('f').read())",
 		"import os\nif os.fork() == 0:\n  print('child', end='')\nelse:\n  print(os.wait()[1])",
 		"import os\nif os.fork() == 0:\n  raise SystemExit(3)\nprint(os.wait()[1])",
-		"import gc, os\nif os.fork() == 0:\n  f = open('f', 'w'); f.write('unflushed'); gc.freeze()\nelse:\n  os.wait(); print(open('f').read())",
-		"class M(type):\n  __hash__ = type.__hash__\n  def __eq__(c, o): print('eq'); return True\nclass C(metaclass=M): closed = True\nc = C()",
+		"import gc, os\nif os.fork() == 0:\n  f = open('f', 'w'); f.write('unflushed'); gc.freeze()\nelse:\n  os.wait(); " +
+			"print(open('f').read())",
+		"class M(type):\n  __hash__ = type.__hash__\n  def __eq__(c, o): print('eq'); return True\nclass C(metaclass=M): " +
+			"closed = True\nc = C()",
 		"__builtins__.__dict__.clear()",
 		"import builtins; builtins.id = builtins.map = print",
 		"import os; os._exit = print",
 		"import collections, weakref; c = collections.Counter(); w = weakref.WeakMethod(c.update, lambda _: print('gone'))",
-		"import os, warnings; warnings.catch_warnings().__enter__(); warnings.simplefilter('always'); i = os.scandir('/'); next(i)",
+		"import os, warnings; warnings.catch_warnings().__enter__(); warnings.simplefilter('always'); i = " +
+			"os.scandir('/'); next(i)",
 		"del __file__; raise SystemExit(3)",
 		"globals().clear(); raise SystemExit(3)",
 		"import sys; sys.modules['__main__'] = sys; raise SystemExit(3)",
@@ -96,23 +113,29 @@ var sameCases = map[string][]string{ // read only
 		"import sys; sys.stdout.close()",
 		"import os; os.close(1); print('lost', end='')",
 		"import sys; sys.stdout = sys.stderr; print('there')",
-		"import sys\nclass W:\n  def write(self, s): pass\n  def flush(self): sys.__stdout__.write('flushed')\nsys.stdout = W()",
+		"import sys\nclass W:\n  def write(self, s): pass\n  def flush(self): " +
+			"sys.__stdout__.write('flushed')\nsys.stdout = W()",
 		"import sys; sys.stdout.detach().write(b'detached')",
 		"import atexit\n@atexit.register\ndef f(): raise SystemExit(3)",
 		"import atexit\n@atexit.register\ndef f(): raise ValueError(3)",
 		"import atexit; atexit.register(print, 'bye'); atexit._run_exitfuncs(); print('still there')",
-		"import threading; threading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start(); print('early')",
+		"import threading; threading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start(); " +
+			"print('early')",
 		"import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start(); print('early')",
 		"import threading\nclass C:\n  def __del__(self): print('gone')\nl = threading.local(); l.c = C()",
 		"import os, warnings; warnings.simplefilter('always'); s = os.scandir('/'); next(s)",
 		"import socket, warnings; warnings.simplefilter('always'); s = socket.socket()",
 		"import tempfile; d = tempfile.TemporaryDirectory()",
 		"import logging; logging.basicConfig(filename='/dev/stdout'); logging.warning('x')",
-		"import sys\ndef f(frame, event, arg): print(event, frame.f_code.co_name); return f\nsys.settrace(f)\ndef g(): pass\ng()",
-		"import sys\ndef g(): pass\nsys.setprofile(lambda frame, event, arg: sys.stderr.write(event + ' ' + frame.f_code.co_name + '\\n'))\ng()",
+		"import sys\ndef f(frame, event, arg): print(event, frame.f_code.co_name); return f\nsys.settrace(f)\ndef g(): " +
+			"pass\ng()",
+		"import sys\ndef g(): pass\nsys.setprofile(lambda frame, event, arg: sys.stderr.write(event + ' ' + " +
+			"frame.f_code.co_name + '\\n'))\ng()",
 		"import gc; gc.set_debug(gc.DEBUG_UNCOLLECTABLE); print('x')",
-		"import sqlite3; c = sqlite3.connect('d'); c.execute('pragma journal_mode=wal'); c.execute('create table t (i)'); print('x')",
-		"import enum, collections.abc, typing, dataclasses, re, json, random, datetime\n@dataclasses.dataclass\nclass C(collections.abc.Hashable): x: int\nprint(C(1), isinstance(1, typing.Hashable))",
+		"import sqlite3; c = sqlite3.connect('d'); c.execute('pragma journal_mode=wal'); c.execute('create table t (i)'); " +
+			"print('x')",
+		"import enum, collections.abc, typing, dataclasses, re, json, random, datetime\n@dataclasses.dataclass\nclass " +
+			"C(collections.abc.Hashable): x: int\nprint(C(1), isinstance(1, typing.Hashable))",
 	},
 	"node": {
 		"console.log('hi'); console.error('err')",
@@ -126,15 +149,20 @@ var sameCases = map[string][]string{ // read only
 		"process.kill(process.pid, 'SIGKILL'); setTimeout(() => {}, 60000)",
 		"process.abort()",
 		"process.stdin.on('data', d => console.log(d)).on('end', () => console.log('end'))",
-		"console.log(process.argv, process.argv0, process.execArgv, __filename, __dirname, require.main === module, process.cwd(), process.stdout.isTTY)",
+		"console.log(process.argv, process.argv0, process.execArgv, __filename, __dirname, require.main === module, " +
+			"process.cwd(), process.stdout.isTTY)",
 		"console.log(Object.entries(process.env).sort())",
 		"process.on('exit', c => console.log('bye', c))",
-		"const {Worker, isMainThread} = require('worker_threads'); if (isMainThread) new Worker(__filename); else console.log('worker')",
+		"const {Worker, isMainThread} = require('worker_threads'); if (isMainThread) new Worker(__filename); else " +
+			"console.log('worker')",
 		"console.log(require('child_process').execSync('echo hi').toString())",
-		"const f = require('child_process').fork; if (process.send) process.send('x'); else f(__filename).on('message', m => console.log(m))",
+		"const f = require('child_process').fork; if (process.send) process.send('x'); else f(__filename).on('message', m " +
+			"=> console.log(m))",
 		"console.log(new WebAssembly.Module(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])))",
-		"console.log(Object.keys(require.cache), module.children, module.paths.length, module.parent, require.main === module, Object.keys(globalThis), process.listenerCount('exit'))",
-		"console.log(Object.keys(process.env), process.execArgv, process.title); console.log(require('child_process').execSync('env | sort').toString())",
+		"console.log(Object.keys(require.cache), module.children, module.paths.length, module.parent, require.main === " +
+			"module, Object.keys(globalThis), process.listenerCount('exit'))",
+		"console.log(Object.keys(process.env), process.execArgv, process.title); " +
+			"console.log(require('child_process').execSync('env | sort').toString())",
 		"function f() { f() }; try { f() } catch (e) { console.log(e.message) }; console.trace('here')",
 		"import('fs').then(m => console.log(Object.keys(m).length, process.memoryUsage().rss > 0))",
 		"fetch('http://127.0.0.1:1').catch(e => console.log(e.cause.code))",
@@ -160,8 +188,10 @@ var sameCases = map[string][]string{ // read only
 		"echo a > /dev/stdout; echo b > /dev/stderr; cat <(echo c); diff <(echo 1) <(echo 2)",
 		"cat <<X\nhere $HOME\nX",
 		"printf 'no newline'",
-		"declare -p | grep -v -e BASHPID -e EPOCH -e ' RANDOM' -e SRANDOM -e PPID -e BASHOPTS -e EUID -e ' UID' -e GROUPS -e HOSTNAME -e BASH_ARGC -e BASH_SOURCE -e PIPESTATUS -e SECONDS",
-		"echo $_ $SECONDS $OLDPWD; hash; declare -F; jobs; set | grep -c .; dirs; echo $! ${PIPESTATUS[@]} $LINENO ${BASH_SOURCE[@]}",
+		"declare -p | grep -v -e BASHPID -e EPOCH -e ' RANDOM' -e SRANDOM -e PPID -e BASHOPTS -e EUID -e ' UID' -e GROUPS " +
+			"-e HOSTNAME -e BASH_ARGC -e BASH_SOURCE -e PIPESTATUS -e SECONDS",
+		"echo $_ $SECONDS $OLDPWD; hash; declare -F; jobs; set | grep -c .; dirs; echo $! ${PIPESTATUS[@]} $LINENO " +
+			"${BASH_SOURCE[@]}",
 		"exec 1>&-; echo lost",
 		"date -d @0; TZ=Asia/Tokyo date -d @0; locale 2>&1 | sort -u",
 		"python3 -c 'print(1)' | tr 1 2; node -e 'console.log(3)'",
@@ -361,11 +391,13 @@ func TestProbe(t *testing.T) {
 	}
 	for _, r := range got {
 		_, err := exec.LookPath("/usr/bin/" + r.Interpreters[0])
-		if installed := err == nil || r.Language != "deno"; r.Available != installed || (r.Found != "") != installed || (r.Problem == "") != installed {
+		if installed := err == nil || r.Language != "deno"; r.Available != installed || (r.Found != "") != installed ||
+			(r.Problem == "") != installed {
 			t.Errorf("%+v", r)
 		}
 	}
-	missing, err := m.probe(t.Context(), testSpec(), proto.Runtime{Interpreters: []string{"nosuchruntime"}, Version: "--version"})
+	missing, err := m.probe(t.Context(), testSpec(),
+		proto.Runtime{Interpreters: []string{"nosuchruntime"}, Version: "--version"})
 	if err != nil || missing.Available || missing.Problem == "" {
 		t.Errorf("%+v, %v", missing, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
@@ -20,7 +21,7 @@ var systemDirs = [...]string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} /
 
 // copied are the files and directories of the host's /etc that are copied for jails, if they exist.
 var copied = [...]string{ // read only
-	"alternatives", "ld.so.cache", "localtime", "mime.types", "os-release",
+	"alternatives", "fonts", "ld.so.cache", "localtime", "mime.types", "os-release",
 	"protocols", "services", "ssl/certs", "ssl/openssl.cnf",
 }
 
@@ -46,6 +47,11 @@ func newSkeleton(dir, home string, key rootKey, proc *proc) (*skeleton, error) {
 	s := &skeleton{dir: dir}
 	if err := s.frame(home); err != nil {
 		return nil, err
+	}
+	if key.terminals {
+		if err := s.addTerminals(); err != nil {
+			return nil, err
+		}
 	}
 	if err := proc.write(dir); err != nil {
 		return nil, err
@@ -101,7 +107,8 @@ func (s *skeleton) showImage(image string) error {
 		return fmt.Errorf("read the sandbox's image: %w", err)
 	}
 	if len(entries) > maxTop {
-		return fmt.Errorf("the image has %d directories and files at its top, more than the %d that a jail shows", len(entries), maxTop)
+		return fmt.Errorf("the image has %d directories and files at its top, more than the %d that a jail shows",
+			len(entries), maxTop)
 	}
 	for _, e := range entries {
 		if _, err := os.Lstat(filepath.Join(s.dir, e.Name())); err == nil {
@@ -156,7 +163,8 @@ func (s *skeleton) copyEtc(image string) error {
 // frame creates what every jail has.
 func (s *skeleton) frame(home string) error {
 	for _, dir := range []string{
-		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", home, jail.JobDir, jail.PythonDir, jail.PrewarmDir,
+		"", "proc", "sys", "dev", "dev/shm", "etc", "tmp", "data", strings.TrimPrefix(proto.ContainerData, "/"), home,
+		jail.JobDir, jail.PythonDir, jail.PrewarmDir,
 	} {
 		if err := makeDirs(s.dir, dir); err != nil {
 			return err
@@ -185,6 +193,15 @@ func (s *skeleton) frame(home string) error {
 		}
 	}
 	return nil
+}
+
+// addTerminals creates what jails with terminals have in /dev.
+func (s *skeleton) addTerminals() error {
+	dev := filepath.Join(s.dir, "dev")
+	return errors.Join(
+		makeDir(filepath.Join(dev, "pts"), 0o755), writeFile(filepath.Join(dev, terminalDevice), nil),
+		os.Symlink("pts/ptmx", filepath.Join(dev, "ptmx")),
+	)
 }
 
 // adopt adds the directory, file or link name of the file system root to jails. It ignores a name
@@ -217,7 +234,8 @@ func (s *skeleton) adopt(root, name string) error {
 func writeEtc(etc, home, resolver string) error {
 	user := filepath.Base(home)
 	for name, content := range map[string]string{
-		"passwd": fmt.Sprintf("root:x:0:0:root:/:/usr/sbin/nologin\n%s:x:%d:%d:%s:%s:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+		"passwd": fmt.Sprintf(
+			"root:x:0:0:root:/:/usr/sbin/nologin\n%s:x:%d:%d:%s:%s:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
 			user, jail.ProgramID, jail.ProgramID, user, home),
 		"group":         fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", user, jail.ProgramID),
 		"hostname":      hostname + "\n",

@@ -43,7 +43,8 @@ type uidPair struct {
 
 func newUIDPool(u UIDs, dir string) (*uidPool, error) {
 	if u.First <= 0 || u.Count < 2 || u.First+u.Count > 1<<31-2 {
-		return nil, fmt.Errorf("uid range %d+%d is not usable: give a range of at least 2 unprivileged uids", u.First, u.Count)
+		return nil, fmt.Errorf("uid range %d+%d is not usable: give a range of at least 2 unprivileged uids",
+			u.First, u.Count)
 	}
 	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
 		if err := u.mapped(file); err != nil {
@@ -92,7 +93,8 @@ func (u UIDs) mapped(file string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("uid range %d+%d is not in %s: the worker's user namespace has no such ids, give a range that it has", u.First, u.Count, file)
+	return fmt.Errorf("uid range %d+%d is not in %s: the worker's user namespace has no such ids, give a range "+
+		"that it has", u.First, u.Count, file)
 }
 
 // acquire returns an unused pair.
@@ -113,7 +115,8 @@ func (p *uidPool) acquire() (*uidPair, error) {
 			return pair, err
 		}
 	}
-	return nil, fmt.Errorf("all %d pairs of uids from %d are in use: give the workers of this host a larger range", pairs, p.First)
+	return nil, fmt.Errorf("all %d pairs of uids from %d are in use: give the workers of this host a larger range",
+		pairs, p.First)
 }
 
 // lock locks the pair that starts at first. It returns nil if another process holds the pair.

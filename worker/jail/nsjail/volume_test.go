@@ -59,7 +59,8 @@ func TestHomeOnDiskNeedsADirectory(t *testing.T) {
 	m := newMaker(t)
 	spec := testSpec()
 	spec.HomeBytes = spec.Memory
-	if _, err := m.Prepare(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "no directory for it on a disk") {
+	if _, err := m.Prepare(t.Context(), spec); err == nil ||
+		!strings.Contains(err.Error(), "no directory for it on a disk") {
 		t.Errorf("%v", err)
 	}
 	m.canary(t, prepare(t, m, testSpec()))

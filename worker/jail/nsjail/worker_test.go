@@ -38,7 +38,8 @@ func bare() {
 		cfg.VolumeDir = f[3]
 	case "network":
 		n, err := egress.Open(context.Background(), egress.Config{
-			Upstreams: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}, Log: slog.New(slog.DiscardHandler), // never queried
+			// never queried
+			Upstreams: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}, Log: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			fmt.Println(err)
@@ -163,7 +164,7 @@ func bareFork(m *Maker, interpreter bool) error {
 	return p.Close()
 }
 
-// neededCapabilities are all capabilities that a worker needs, as listed in docs/sandbox.md. The
+// neededCapabilities are all capabilities that a worker needs, as listed in docs/guides/workers.md. The
 // first line is always needed. The other lines are for homes on disk, threads and networks.
 var neededCapabilities = map[string]uintptr{ // read only
 	"DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CHOWN": unix.CAP_CHOWN, "SETUID": unix.CAP_SETUID, "SETGID": unix.CAP_SETGID,
@@ -217,12 +218,13 @@ func refuse(number, argument uint32) {
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
-	if _, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog))); e != 0 {
+	if _, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&prog))); e != 0 {
 		check(e)
 	}
 }
 
-// A worker works with exactly what docs/sandbox.md says it needs. A worker with less cannot confine
+// A worker works with exactly what docs/guides/workers.md says it needs. A worker with less cannot confine
 // programs as promised, so it accepts none and reports why.
 func TestWorkerPrivileges(t *testing.T) {
 	whole := []syscall.SysProcIDMap{{Size: 1<<32 - 1}}
@@ -248,9 +250,15 @@ func TestWorkerPrivileges(t *testing.T) {
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_CHROOT FOWNER":    {want: "operation not permitted", long: true},
 		"thread": {want: works, long: true},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT FOWNER DAC_READ_SEARCH": {want: works},
-		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT DAC_READ_SEARCH":        {want: "operation not permitted"},
-		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN FOWNER DAC_READ_SEARCH":            {want: "operation not permitted"},
-		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_CHROOT FOWNER DAC_READ_SEARCH":           {want: "operation not permitted"},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN SYS_CHROOT DAC_READ_SEARCH": {
+			want: "operation not permitted",
+		},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN FOWNER DAC_READ_SEARCH": {
+			want: "operation not permitted",
+		},
+		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_CHROOT FOWNER DAC_READ_SEARCH": {
+			want: "operation not permitted",
+		},
 		"a user namespace": {ids: whole, want: works},
 		"network":          {want: works, long: true},
 		"capabilities DAC_OVERRIDE CHOWN SETUID SETGID SYS_ADMIN NET_ADMIN NET_BIND_SERVICE": {want: works},
@@ -272,7 +280,8 @@ func TestWorkerPrivileges(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := exec.CommandContext(t.Context(), exe)
-			cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", bareEnv+"="+what+":"+nsjailPath(t)+":"+runDir(t)+":"+diskDir(t))
+			cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", bareEnv+"="+what+":"+nsjailPath(t)+":"+runDir(t)+
+				":"+diskDir(t))
 			cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 			if tt.ids != nil {
 				cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -290,7 +299,11 @@ func TestWorkerPrivileges(t *testing.T) {
 		most    uint64
 		ok      bool
 	}{
-		{"core\n", 0, true}, {"|/usr/bin/dump %p\n", 0, false}, {"|/usr/bin/dump %p\n", 1, true}, {"@/run/dump\n", 1, false}, {"\n", 0, true},
+		{"core\n", 0, true},
+		{"|/usr/bin/dump %p\n", 0, false},
+		{"|/usr/bin/dump %p\n", 1, true},
+		{"@/run/dump\n", 1, false},
+		{"\n", 0, true},
 	} {
 		if err := checkCore(tt.most, tt.pattern); (err == nil) != tt.ok {
 			t.Errorf("%q with a limit of %d: %v", tt.pattern, tt.most, err)

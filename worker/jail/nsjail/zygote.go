@@ -112,8 +112,10 @@ func (p *zygote) start(ctx context.Context) error {
 	}
 	p.orders = orders
 	program := *p.jail.spec.Prewarm
-	program.Env = append(slices.Clone(program.Env), fmt.Sprintf("BULLPEN_ZYGOTE=%d,%d,%d,%x", unix.SYS_CLONE, unix.SYS_UNSHARE, unix.SYS_SECCOMP, calls))
-	frame := (&wire.StartFrame{Argv: program.Argv, Env: program.Env, Dir: program.Dir, Stdin: wire.NoInput}).Encode(wire.Start)
+	program.Env = append(slices.Clone(program.Env),
+		fmt.Sprintf("BULLPEN_ZYGOTE=%d,%d,%d,%x", unix.SYS_CLONE, unix.SYS_UNSHARE, unix.SYS_SECCOMP, calls))
+	frame := (&wire.StartFrame{Argv: program.Argv, Env: program.Env, Dir: program.Dir, Stdin: wire.NoInput}).
+		Encode(wire.Start)
 	out, err := p.jail.order(frame, int(theirs.Fd()))
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return fmt.Errorf("start %s: %w", program.Argv[0], err)
@@ -206,8 +208,12 @@ func (s *sandbox) orderFork(i int) error {
 	for _, f := range entryFiles {
 		fds = append(fds, int(f.Fd()))
 	}
-	order := wire.JailFrame{Root: uint32(childID(i)), Program: jail.ProgramID, Processes: uint32(s.spec.Pids), Mounts: s.mounts()}
-	if interpreter := s.zygote.jail.spec.Prewarm; s.spec.Prewarm != nil && interpreter != nil && slices.Equal(s.spec.Prewarm.Argv, interpreter.Argv) {
+	order := wire.JailFrame{
+		Root: uint32(childID(i)), Program: jail.ProgramID, Processes: uint32(s.spec.Pids),
+		Mounts: s.mounts(),
+	}
+	if interpreter := s.zygote.jail.spec.Prewarm; s.spec.Prewarm != nil && interpreter != nil &&
+		slices.Equal(s.spec.Prewarm.Argv, interpreter.Argv) {
 		s.creatorLog = s.zygote.interpreterStderr
 		err = s.orderInterpreter(&order, fds)
 	} else {
@@ -230,7 +236,7 @@ func (p *zygote) orderInit(order *wire.JailFrame, fds []int) error {
 
 // orderInterpreter orders the zygote's interpreter to create the jail.
 func (s *sandbox) orderInterpreter(order *wire.JailFrame, fds []int) error {
-	text := fmt.Appendf(nil, "%d\x00%d\x00%d\x00", order.Root, order.Program, order.Processes)
+	text := fmt.Appendf(nil, "%d\x00%d\x00%d\x00%d\x00", order.Root, order.Program, order.Processes, len(order.Mounts))
 	for _, m := range order.Mounts {
 		text = fmt.Appendf(text, "%s\x00%s\x00%s\x00%d\x00%s\x00", m.Source, m.Target, m.Type, m.Flags, m.Options)
 	}
@@ -257,8 +263,11 @@ func (s *sandbox) mounts() []wire.Mount {
 	// A bind mount inherits the flags of its source's mount.
 	for _, m := range (layout{home: s.m.cfg.Home, proc: s.m.proc, spec: s.spec}).own("") {
 		flags := uint32(unix.MS_NOSUID | unix.MS_NODEV)
-		if m.fstype == "" {
+		switch {
+		case m.fstype == "":
 			flags = unix.MS_BIND
+		case m.device:
+			flags = unix.MS_NOSUID | unix.MS_NOEXEC
 		}
 		all = append(all, wire.Mount{Source: m.source, Target: m.target, Type: m.fstype, Flags: flags, Options: m.options})
 	}

@@ -151,8 +151,11 @@ print(ssl.RAND_bytes(16)); print(secrets.token_hex()); print(os.urandom(8))
 func TestModulesOfAFork(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t)
-	const imported = "import sys; print([m in sys.modules for m in ('decimal', 'ctypes', '_ctypes', 'gc', '_socket', 'random')])\n"
-	for modules, want := range map[string]string{"": "[False, False, False, False, False, False]", "decimal": "[True, False, False, False, False, False]"} {
+	const imported = "import sys; print([m in sys.modules for m in ('decimal', 'ctypes', '_ctypes', 'gc', '_socket', " +
+		"'random')])\n"
+	for modules, want := range map[string]string{
+		"": "[False, False, False, False, False, False]", "decimal": "[True, False, False, False, False, False]",
+	} {
 		p := zygoteOf(t, m, testSpec(), strings.Fields(modules)...)
 		r := runIn(t, fork(t, p, testSpec()), program(t, "python", imported+`
 import ctypes, socket, gc, resource
@@ -170,7 +173,8 @@ print(P(3).x, resource.getrlimit(resource.RLIMIT_NPROC))
 		t.Fatal(err)
 	}
 	spec.Prewarm = &program
-	if _, err := m.Zygote(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "No module named 'no_such_module'") {
+	if _, err := m.Zygote(t.Context(), spec); err == nil ||
+		!strings.Contains(err.Error(), "No module named 'no_such_module'") {
 		t.Errorf("a module that is not there: %v", err)
 	}
 }
@@ -261,7 +265,8 @@ def stop():
 os.register_at_fork(before=stop)
 `,
 	})
-	runIn(t, fork(t, zygoteOf(t, m, spec, "ends_its_thread"), spec), program(t, "python", "import sys; print('ends_its_thread' in sys.modules)")).
+	runIn(t, fork(t, zygoteOf(t, m, spec, "ends_its_thread"), spec),
+		program(t, "python", "import sys; print('ends_its_thread' in sys.modules)")).
 		want(t, jail.Exited, "True")
 	program, err := jail.Source{Home: m.Home()}.Zygote([]string{"decimal", "keeps_a_thread"})
 	if err != nil {
@@ -269,7 +274,8 @@ os.register_at_fork(before=stop)
 	}
 	spec.Prewarm = &program
 	if _, err := m.Zygote(t.Context(), spec); err == nil ||
-		!strings.Contains(err.Error(), "what is preloaded has threads: leave out the module that starts them, of decimal,keeps_a_thread") {
+		!strings.Contains(err.Error(),
+			"what is preloaded has threads: leave out the module that starts them, of decimal,keeps_a_thread") {
 		t.Errorf("a module that keeps a thread: %v", err)
 	}
 }
@@ -329,7 +335,8 @@ func TestForksDieWithTheirZygote(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, fd := range []int{p.(*zygote).jail.initFD, j.(*sandbox).initFD} {
-		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 || err != nil {
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds())); n != 1 ||
+			err != nil {
 			t.Errorf("an init did not exit: %v", err)
 		}
 	}
@@ -431,7 +438,7 @@ else:
 }
 
 // The memory of a zygote and of a waiting fork, in bytes, stays within the figures in
-// docs/sandbox.md.
+// docs/explanation/sandbox.md.
 func TestMemoryOfForks(t *testing.T) {
 	m := newMaker(t)
 	p := zygoteOf(t, m, testSpec())
@@ -481,7 +488,8 @@ func TestForkIsConfined(t *testing.T) {
 	}
 	parent, bare := zygoteOf(t, m, testSpec()), bareZygote(t, m, testSpec())
 	for name, j := range map[string]jail.Jail{
-		"of an interpreter": fork(t, parent, testSpec()), "of its init": forkFor(t, parent, testSpec(), "bash"), "of an init alone": fork(t, bare, testSpec()),
+		"of an interpreter": fork(t, parent, testSpec()), "of its init": forkFor(t, parent, testSpec(), "bash"),
+		"of an init alone": fork(t, bare, testSpec()),
 	} {
 		if got := runIn(t, j, p); got.stdout != want.stdout {
 			t.Errorf("output of a fork %s\n%s%s\nand another jail\n%s", name, got.stdout, got.stderr, want.stdout)
@@ -505,7 +513,10 @@ func TestZygoteWithoutInterpreter(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t)
 	p := bareZygote(t, m, testSpec())
-	for language, code := range map[string]string{"bash": "echo $$ $((6*7))", "node": "console.log(process.pid, 6*7)", "python": "import os; print(os.getpid(), 6*7)"} {
+	for language, code := range map[string]string{
+		"bash": "echo $$ $((6*7))", "node": "console.log(process.pid, 6*7)",
+		"python": "import os; print(os.getpid(), 6*7)",
+	} {
 		j := forkFor(t, p, testSpec(), language)
 		runIn(t, j, program(t, language, code)).want(t, jail.Exited, "2 42")
 	}
@@ -554,7 +565,10 @@ if "HOLD" in os.environ:
 			t.Errorf("a program has %s signals queued", n)
 		}
 	}
-	for _, j := range []jail.Jail{prepare(t, m, testSpec()), fork(t, other, testSpec()), fork(t, one, testSpec()), forkFor(t, one, testSpec(), "bash")} {
+	for _, j := range []jail.Jail{
+		prepare(t, m, testSpec()), fork(t, other, testSpec()), fork(t, one, testSpec()),
+		forkFor(t, one, testSpec(), "bash"),
+	} {
 		runIn(t, j, p).want(t, jail.Exited, "1024")
 	}
 	for _, j := range holders {
@@ -580,7 +594,8 @@ func TestForkFails(t *testing.T) {
 		if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: 1, Max: most.Max}, nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.Fork(t.Context(), prewarmSpec(t, language)); err == nil || !strings.Contains(err.Error(), "make the namespaces of a jail") {
+		if _, err := p.Fork(t.Context(), prewarmSpec(t, language)); err == nil ||
+			!strings.Contains(err.Error(), "make the namespaces of a jail") {
 			t.Errorf("with no process left for %s: %v", language, err)
 		}
 		if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, &most, nil); err != nil {

@@ -41,7 +41,7 @@
 //	         files [](path string, mode u32,  stderr. Files are written in order, as
 //	         owner u8, content)               their owner, and must not exist. stdin
 //	                                          is a file that is opened afterwards. A
-//	                                          waiting interpreter is killed.
+//	                                          waiting interpreter is killed first.
 //	Load     as Start                         Instead of Start, after Waiting, without
 //	                                          descriptors. Sends the program to the
 //	                                          waiting interpreter, which runs none of
@@ -49,7 +49,8 @@
 //	                                          the interpreter's own.
 //	Begin                                     Once, after Load: the interpreter runs
 //	                                          the program.
-//	Signal   number u32                       Sent to the program, if it still runs.
+//	Signal   number u32                       Sent to the program's process group, if the
+//	                                          program still runs.
 //	Kill                                      Kills everything in the jail, as if the
 //	                                          program had been killed; Exited follows.
 //
@@ -65,7 +66,11 @@
 //	                                          error is written to stderr, and the next
 //	                                          Jail is still accepted.
 //
-// The end of the stream, in either direction, is an order. An init that reads it exits, and the
-// kernel then kills the whole PID namespace. A jail therefore never outlives its worker, however
-// the worker died.
+// At the end of the stream an init exits, and the kernel then kills the whole PID namespace. A jail
+// therefore never outlives its worker, however the worker died. An init whose order is not whole
+// within OrderSeconds exits too.
+//
+// A program only starts by an order that arrived whole: Start, or Load and Begin, and for a waiting
+// interpreter the order described at PrewarmFD. Nothing else starts one, such as the end of a stream,
+// which any process on the way causes when it dies.
 package wire

@@ -2,7 +2,7 @@ package wire
 
 // Version is the version that Ready carries. Worker and init are built together, so it only guards
 // against a stale binary.
-const Version = 13
+const Version = 15
 
 // File descriptors that the init is started with.
 const (
@@ -44,12 +44,18 @@ const ForkPID = 2
 
 // PrewarmFD is the descriptor on which a prewarmed interpreter waits, one end of a stream socket.
 // A forked interpreter first sends one byte with the descriptor of the filter on which calls are
-// received. The interpreter writes one byte when it is ready. It then reads strings that each end
-// with a zero byte; the last one is empty. They are the working directory, the file to open as
-// standard input, and the environment variables to add to its own, as NAME=value. At the end of the
-// stream it closes the descriptor and continues as if it had been started with these values. Before
-// that, it runs no code of the program.
+// received. The interpreter writes one byte when it is ready. It then reads its order: strings that
+// each end with a zero byte, the last one empty, and the byte Begin. The strings are the working
+// directory, the file to open as standard input, and the environment variables to add to its own,
+// as NAME=value. Begin is sent later than the strings. After it, the interpreter closes the
+// descriptor and continues as if it had been started with these values. Before it, the interpreter
+// runs no code of the program. If the stream ends before Begin, another byte comes in its place, or
+// the interpreter cannot apply the strings, it exits with a status other than 0.
 const PrewarmFD = 3
+
+// OrderSeconds is the longest time in seconds that an init waits for the next bytes of an order that
+// it has begun to read, and for Begin after Load.
+const OrderSeconds = 60
 
 // Frame types.
 const (
@@ -258,7 +264,10 @@ func (s *StartFrame) Encode(typ byte) []byte {
 // ParseOrder parses the payload of Prewarm, Start and Load. The returned Order refers to b.
 func ParseOrder(b []byte) (Order, bool) {
 	r := reader{b: b, ok: true}
-	o := Order{Argv: r.strings(), Env: r.strings(), Dir: r.checked(), Stdin: r.checked(), UID: r.u32(), GID: r.u32(), Files: r.files()}
+	o := Order{
+		Argv: r.strings(), Env: r.strings(), Dir: r.checked(), Stdin: r.checked(), UID: r.u32(), GID: r.u32(),
+		Files: r.files(),
+	}
 	return o, r.ok && len(r.b) == 0
 }
 

@@ -9,8 +9,12 @@ import (
 
 func sample() StartFrame {
 	return StartFrame{
-		Argv: []string{"python3", "/home/x/main.py"}, Env: []string{"A=1", "B=\n=", ""}, Dir: "/home/x", Stdin: NoInput, UID: 1000, GID: 1001,
-		Files: []File{{Path: "/home/x/main.py", Mode: 0o644, Content: []byte("print()\x00")}, {Path: "/y", Owner: OwnerInit, Content: []byte{}}},
+		Argv: []string{"python3", "/home/x/main.py"}, Env: []string{"A=1", "B=\n=", ""}, Dir: "/home/x", Stdin: NoInput,
+		UID: 1000, GID: 1001,
+		Files: []File{
+			{Path: "/home/x/main.py", Mode: 0o644, Content: []byte("print()\x00")},
+			{Path: "/y", Owner: OwnerInit, Content: []byte{}},
+		},
 	}
 }
 
@@ -42,7 +46,8 @@ func frame(t *testing.T, o Order) (s StartFrame) {
 
 func sampleJail() JailFrame {
 	return JailFrame{Root: 10_000, Program: 99_999, Processes: 256, Mounts: []Mount{
-		{Source: "proc", Target: "/proc", Type: "proc", Flags: 14}, {Target: "/tmp", Type: "tmpfs", Options: "size=1,mode=0755"},
+		{Source: "proc", Target: "/proc", Type: "proc", Flags: 14},
+		{Target: "/tmp", Type: "tmpfs", Options: "size=1,mode=0755"},
 	}}
 }
 

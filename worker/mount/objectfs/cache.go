@@ -55,7 +55,7 @@ func newCache(o Objects) *cache {
 	return c
 }
 
-// readAt reads from an object. With ordered, what follows is fetched too.
+// readAt reads from an object. If ordered, it also reads ahead.
 func (c *cache) readAt(o proto.StoredObject, p []byte, off int64, ordered bool) (int, error) {
 	if off >= o.Size {
 		return 0, nil

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	fusefs "github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -121,6 +123,12 @@ func (s *server) find(path string, known *fusefs.Inode) (entry, error) {
 	return entry{}, err
 }
 
+// IsFile reports whether a path is a file as far as the store can tell. A directory hides an object of the same name.
+func IsFile(o Objects, path string) bool {
+	e, err := (&server{Config: Config{Objects: o}}).find(path, nil)
+	return err == nil && !e.dir
+}
+
 // Lookup returns the file or directory of a name.
 func (d *dir) Lookup(_ context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	if f := d.unstoredFile(name); f != nil {
@@ -128,7 +136,7 @@ func (d *dir) Lookup(_ context.Context, name string, out *fuse.EntryOut) (*fusef
 		return f.EmbeddedInode(), 0
 	}
 	path := d.below(name)
-	if e := d.checkNew(name); e != 0 {
+	if e := d.checkName(name); e != 0 {
 		return nil, e
 	}
 	e, err := d.server.find(path, d.GetChild(name))
@@ -147,7 +155,8 @@ func (d *dir) child(name string, e entry, out *fuse.EntryOut) *fusefs.Inode {
 				return known
 			}
 		}
-		return d.NewInode(context.Background(), &dir{server: d.server, path: d.below(name)}, fusefs.StableAttr{Mode: syscall.S_IFDIR})
+		return d.NewInode(context.Background(), &dir{server: d.server, path: d.below(name)},
+			fusefs.StableAttr{Mode: syscall.S_IFDIR})
 	}
 	if known := d.GetChild(name); known != nil {
 		if f, ok := known.Operations().(*file); ok {
@@ -265,24 +274,43 @@ func (r *stream) Seekdir(_ context.Context, off uint64) syscall.Errno {
 	return 0
 }
 
-// checkNew returns an error if a name cannot be given to an object.
-func (d *dir) checkNew(name string) syscall.Errno {
+// checkName returns an error if no object can have a name.
+func (d *dir) checkName(name string) syscall.Errno {
 	switch {
 	case len(name) > maxName || len(d.below(name))+1 > proto.MaxObjectKey:
 		return syscall.ENAMETOOLONG
 	case !proto.ValidSegment(name):
 		return syscall.EINVAL
+	case !utf8.ValidString(name): // keys are Unicode: another name would stand for it
+		return syscall.ENOENT
 	}
 	return 0
 }
 
+// checkNew returns an error if a name cannot be given to an object. Stores differ in the control
+// characters that they keep, so objects that have them are only read.
+func (d *dir) checkNew(name string) syscall.Errno {
+	switch {
+	case !utf8.ValidString(name):
+		return syscall.EILSEQ
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return syscall.EINVAL
+	}
+	return d.checkName(name)
+}
+
 // Create creates a file, which is stored when it is closed.
-func (d *dir) Create(_ context.Context, name string, _, _ uint32, out *fuse.EntryOut) (*fusefs.Inode, fusefs.FileHandle, uint32, syscall.Errno) {
+func (d *dir) Create(
+	_ context.Context, name string, _, _ uint32, out *fuse.EntryOut,
+) (*fusefs.Inode, fusefs.FileHandle, uint32, syscall.Errno) {
 	if e := d.checkNew(name); e != 0 {
 		return nil, nil, 0, e
 	}
 	d.server.markWritten()
-	f := &file{server: d.server, parent: d, object: proto.StoredObject{Name: d.below(name), Modified: time.Now()}, handles: 1}
+	f := &file{
+		server: d.server, parent: d,
+		object: proto.StoredObject{Name: d.below(name), Modified: time.Now()}, handles: 1,
+	}
 	f.begin(newContent(d.server.Spool))
 	f.dirty = true
 	d.setUnstored(name, f)
@@ -339,7 +367,7 @@ func (d *dir) fileOf(name string) (f *file, ok bool) {
 	return f, true
 }
 
-// empty returns ENOTEMPTY if a directory has entries besides its marker.
+// empty returns ENOTEMPTY if a directory has entries other than its marker.
 func (s *server) empty(path string) syscall.Errno {
 	ctx, cancel := request(0)
 	defer cancel()
@@ -379,7 +407,9 @@ func (d *dir) Rmdir(_ context.Context, name string) syscall.Errno {
 
 // Rename renames a file by a copy, or an empty directory. A directory with content is renamed by no
 // single request: programs such as mv copy it after EXDEV.
-func (d *dir) Rename(_ context.Context, name string, newParent fusefs.InodeEmbedder, newName string, flags uint32) syscall.Errno {
+func (d *dir) Rename(
+	_ context.Context, name string, newParent fusefs.InodeEmbedder, newName string, flags uint32,
+) syscall.Errno {
 	to, ok := newParent.(*dir)
 	if !ok || flags&^renameNoReplace != 0 {
 		return syscall.EINVAL

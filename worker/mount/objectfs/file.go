@@ -43,7 +43,7 @@ var (
 	_ fusefs.NodeStatfser  = (*file)(nil)
 )
 
-// orderedBytes is how much of a file is read in order before what follows is fetched too.
+// orderedBytes is how much of a file is read in order before readahead begins.
 const orderedBytes = 256 << 10
 
 // handle is an open description of a file.
@@ -289,8 +289,7 @@ func (f *file) settle() syscall.Errno {
 	return e
 }
 
-// remove marks a file that has no name any more. Its content can be read by those that have it
-// open.
+// remove marks a file whose name is gone. Open descriptors can still read its content.
 func (f *file) remove() { f.removed, f.stored = true, false }
 
 func (d *dir) forgetUnstored(f *file) {

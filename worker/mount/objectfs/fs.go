@@ -47,7 +47,8 @@ const (
 // fs.ErrNotExist, fs.ErrPermission, os.ErrDeadlineExceeded or a syscall.Errno; others are EIO.
 type Objects interface {
 	// List returns a page of the objects and directories in a directory, with any names.
-	List(ctx context.Context, dir, after string, most int32) (objects []proto.StoredObject, dirs []string, next string, err error)
+	List(ctx context.Context, dir, after string, most int32) (objects []proto.StoredObject, dirs []string,
+		next string, err error)
 	Stat(ctx context.Context, name string) (proto.StoredObject, error)
 	// Open returns n bytes of the object from offset. It fails if the object has another tag by now.
 	Open(ctx context.Context, o proto.StoredObject, offset, n int64) (io.ReadCloser, error)
@@ -94,7 +95,10 @@ type node struct {
 // Serve serves the file system until it is unmounted and all files are stored. It returns the files
 // that could not be stored.
 func Serve(cfg Config) ([]Failure, error) {
-	s := &server{Config: cfg, cache: newCache(cfg.Objects), open: map[*file]struct{}{}, failures: map[string]syscall.Errno{}}
+	s := &server{
+		Config: cfg, cache: newCache(cfg.Objects), open: map[*file]struct{}{},
+		failures: map[string]syscall.Errno{},
+	}
 	timeout := cacheTime
 	quiet := log.New(io.Discard, "", 0)
 	server, err := fusefs.Mount(fmt.Sprintf("/dev/fd/%d", cfg.Device), &dir{server: s}, &fusefs.Options{
@@ -144,8 +148,8 @@ func (s *server) record(path string, why syscall.Errno) {
 	}
 }
 
-// added is called for each file that the kernel gets to know. It makes the kernel forget the oldest
-// ones if there are too many.
+// added is called for each file that the kernel looks up. It evicts the oldest from the kernel's cache
+// if there are too many.
 func (s *server) added(parent *dir, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

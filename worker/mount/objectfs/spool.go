@@ -52,7 +52,8 @@ func (s *Spool) allocate() (int64, error) {
 
 // release frees a block. A block that cannot be emptied is not used again.
 func (s *Spool) release(block int64) {
-	if unix.Fallocate(int(s.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, block*spoolBlock, spoolBlock) != nil {
+	if unix.Fallocate(int(s.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, block*spoolBlock,
+		spoolBlock) != nil {
 		return
 	}
 	s.mu.Lock()
@@ -130,7 +131,8 @@ func (c *content) truncate(size int64) error {
 			}
 		}
 		if b, ok := c.blocks[size/spoolBlock]; ok {
-			if _, err := c.spool.file.WriteAt(make([]byte, spoolBlock-size%spoolBlock), b*spoolBlock+size%spoolBlock); err != nil {
+			if _, err := c.spool.file.WriteAt(make([]byte, spoolBlock-size%spoolBlock),
+				b*spoolBlock+size%spoolBlock); err != nil {
 				return err
 			}
 		}

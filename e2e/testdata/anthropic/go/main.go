@@ -53,7 +53,8 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("streamed: %w", err)
 	}
 
-	file, err := client.Beta.Files.Upload(ctx, anthropic.BetaFileUploadParams{File: anthropic.File(strings.NewReader("a,1\n"), "data.csv", "text/csv")})
+	file, err := client.Beta.Files.Upload(
+		ctx, anthropic.BetaFileUploadParams{File: anthropic.File(strings.NewReader("a,1\n"), "data.csv", "text/csv")})
 	if err != nil {
 		return fmt.Errorf("upload: %w", err)
 	}
@@ -90,11 +91,13 @@ func run(ctx context.Context) error {
 	}
 
 	again := params("Read the number from /tmp/number.txt and calculate its square")
-	if message, err = client.Messages.New(ctx, params("Write a file with a random number to /tmp/number.txt")); err != nil {
+	if message, err = client.Messages.New(
+		ctx, params("Write a file with a random number to /tmp/number.txt")); err != nil {
 		return err
 	}
 	again.Container = anthropic.MessageCreateParamsContainerUnion{OfString: anthropic.String(message.Container.ID)}
-	if message, err = client.Messages.New(ctx, again); err != nil || !strings.Contains(message.RawJSON(), "square 22193521") {
+	if message, err = client.Messages.New(ctx, again); err != nil ||
+		!strings.Contains(message.RawJSON(), "square 22193521") {
 		return fmt.Errorf("use a container again: %w", err)
 	}
 	again.Container = anthropic.MessageCreateParamsContainerUnion{OfString: anthropic.String("container_that_is_not")}
@@ -117,13 +120,16 @@ func run(ctx context.Context) error {
 }
 
 // batches runs a batch with requests that succeed and fail, and cancels another one.
-func batches(ctx context.Context, batches *anthropic.MessageBatchService, params func(text string) anthropic.MessageNewParams) error {
+func batches(
+	ctx context.Context, batches *anthropic.MessageBatchService, params func(text string) anthropic.MessageNewParams,
+) error {
 	create := func(texts ...string) (*anthropic.MessageBatch, error) {
 		var p anthropic.MessageBatchNewParams
 		for i, text := range texts {
 			m := params(text)
 			p.Requests = append(p.Requests, anthropic.MessageBatchNewParamsRequest{
-				CustomID: fmt.Sprint("r", i), Params: anthropic.MessageBatchNewParamsRequestParams{Model: m.Model, MaxTokens: m.MaxTokens, Messages: m.Messages, Tools: m.Tools},
+				CustomID: fmt.Sprint("r", i), Params: anthropic.MessageBatchNewParamsRequestParams{
+					Model: m.Model, MaxTokens: m.MaxTokens, Messages: m.Messages, Tools: m.Tools},
 			})
 		}
 		return batches.New(ctx, p)
@@ -159,7 +165,8 @@ func batches(ctx context.Context, batches *anthropic.MessageBatchService, params
 	if e, ok := errors.AsType[*anthropic.Error](err); !ok || e.StatusCode != http.StatusBadRequest {
 		return fmt.Errorf("delete before the end: %w", err)
 	}
-	if slow, err = batches.Cancel(ctx, slow.ID, anthropic.MessageBatchCancelParams{}); err != nil || slow.CancelInitiatedAt.IsZero() {
+	if slow, err = batches.Cancel(ctx, slow.ID, anthropic.MessageBatchCancelParams{}); err != nil ||
+		slow.CancelInitiatedAt.IsZero() {
 		return fmt.Errorf("cancel: %w", err)
 	}
 	if counts, results, err = ended(ctx, batches, slow); err != nil {
@@ -191,7 +198,9 @@ func batches(ctx context.Context, batches *anthropic.MessageBatchService, params
 }
 
 // ended waits for the end of a batch. It returns its counts, and its results by their ids.
-func ended(ctx context.Context, batches *anthropic.MessageBatchService, batch *anthropic.MessageBatch) (anthropic.MessageBatchRequestCounts, map[string]anthropic.MessageBatchResultUnion, error) {
+func ended(
+	ctx context.Context, batches *anthropic.MessageBatchService, batch *anthropic.MessageBatch,
+) (anthropic.MessageBatchRequestCounts, map[string]anthropic.MessageBatchResultUnion, error) {
 	var none anthropic.MessageBatchRequestCounts
 	for batch.ProcessingStatus != anthropic.MessageBatchProcessingStatusEnded {
 		time.Sleep(100 * time.Millisecond)
@@ -200,7 +209,8 @@ func ended(ctx context.Context, batches *anthropic.MessageBatchService, batch *a
 			return none, nil, fmt.Errorf("get: %w", err)
 		}
 	}
-	results, lines := map[string]anthropic.MessageBatchResultUnion{}, batches.ResultsStreaming(ctx, batch.ID, anthropic.MessageBatchResultsParams{})
+	results, lines := map[string]anthropic.MessageBatchResultUnion{},
+		batches.ResultsStreaming(ctx, batch.ID, anthropic.MessageBatchResultsParams{})
 	for lines.Next() {
 		results[lines.Current().CustomID] = lines.Current().Result
 	}
@@ -214,7 +224,8 @@ func ended(ctx context.Context, batches *anthropic.MessageBatchService, batch *a
 func check(m *anthropic.Message) error {
 	for _, block := range m.Content {
 		if result, ok := block.AsAny().(anthropic.BashCodeExecutionToolResultBlock); ok {
-			if got := result.Content.AsResponseBashCodeExecutionResultBlock(); got.Stdout == "5.5 2.8723\n" && got.ReturnCode == 0 && m.StopReason == anthropic.StopReasonEndTurn {
+			if got := result.Content.AsResponseBashCodeExecutionResultBlock(); got.Stdout == "5.5 2.8723\n" &&
+				got.ReturnCode == 0 && m.StopReason == anthropic.StopReasonEndTurn {
 				return nil
 			}
 		}

@@ -24,7 +24,8 @@ func main() {
 	client := openai.NewClient(option.WithMaxRetries(0)) // OPENAI_BASE_URL and OPENAI_API_KEY
 	for name, example := range map[string]func(ctx context.Context, client *openai.Client) error{
 		"create": create, "stream": stream, "shell": shell, "containers": containers, "background": background,
-		"cut stream": cutStream, "cancel": cancel, "previous": previous, "webhooks": webhooks, "models": models, "errors": failures,
+		"cut stream": cutStream, "cancel": cancel, "previous": previous, "webhooks": webhooks, "models": models,
+		"errors": failures,
 	} {
 		if err := example(context.Background(), &client); err != nil {
 			log.Fatalf("%s: %v", name, err)
@@ -33,7 +34,9 @@ func main() {
 }
 
 // params returns a request whose programs run in a container.
-func params[T string | responses.ToolCodeInterpreterContainerCodeInterpreterContainerAutoParam](input string, container T) responses.ResponseNewParams {
+func params[T string | responses.ToolCodeInterpreterContainerCodeInterpreterContainerAutoParam](
+	input string, container T,
+) responses.ResponseNewParams {
 	return responses.ResponseNewParams{
 		Model: "gpt-5.5", Include: []responses.ResponseIncludable{responses.ResponseIncludableCodeInterpreterCallOutputs},
 		Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(input)},
@@ -56,7 +59,8 @@ func printed(r *responses.Response) (string, error) {
 
 func check(r *responses.Response) error {
 	logs, err := printed(r)
-	if err == nil && (logs != "5.5 2.8723\n" || r.Status != responses.ResponseStatusCompleted || !strings.Contains(r.OutputText(), "5.5 2.8723")) {
+	if err == nil && (logs != "5.5 2.8723\n" || r.Status != responses.ResponseStatusCompleted ||
+		!strings.Contains(r.OutputText(), "5.5 2.8723")) {
 		err = fmt.Errorf("the response is %s", r.RawJSON())
 	}
 	return err
@@ -108,7 +112,8 @@ func shell(ctx context.Context, client *openai.Client) error {
 		return err
 	}
 	for _, item := range r.Output {
-		if out, ok := item.AsAny().(responses.ResponseFunctionShellToolCallOutput); ok && len(out.Output) == 2 && out.Output[0].Stdout == "list.txt\n" && out.Output[1].Outcome.AsExit().ExitCode == 2 {
+		if out, ok := item.AsAny().(responses.ResponseFunctionShellToolCallOutput); ok && len(out.Output) == 2 &&
+			out.Output[0].Stdout == "list.txt\n" && out.Output[1].Outcome.AsExit().ExitCode == 2 {
 			return nil
 		}
 	}
@@ -116,15 +121,18 @@ func shell(ctx context.Context, client *openai.Client) error {
 }
 
 func containers(ctx context.Context, client *openai.Client) error {
-	upload, err := client.Files.New(ctx, openai.FileNewParams{File: openai.File(strings.NewReader("b,2"), "report.csv", "text/csv"), Purpose: openai.FilePurposeUserData})
+	upload, err := client.Files.New(ctx, openai.FileNewParams{
+		File: openai.File(strings.NewReader("b,2"), "report.csv", "text/csv"), Purpose: openai.FilePurposeUserData})
 	if err != nil {
 		return fmt.Errorf("upload: %w", err)
 	}
-	container, err := client.Containers.New(ctx, openai.ContainerNewParams{Name: "test", MemoryLimit: openai.ContainerNewParamsMemoryLimit1g})
+	container, err := client.Containers.New(
+		ctx, openai.ContainerNewParams{Name: "test", MemoryLimit: openai.ContainerNewParamsMemoryLimit1g})
 	if err != nil {
 		return fmt.Errorf("create: %w", err)
 	}
-	if _, err := client.Containers.Files.New(ctx, container.ID, openai.ContainerFileNewParams{FileID: openai.String(upload.ID)}); err != nil {
+	if _, err := client.Containers.Files.New(
+		ctx, container.ID, openai.ContainerFileNewParams{FileID: openai.String(upload.ID)}); err != nil {
 		return fmt.Errorf("add the upload: %w", err)
 	}
 	r, err := client.Responses.New(ctx, params("Read the file", container.ID))
@@ -135,7 +143,7 @@ func containers(ctx context.Context, client *openai.Client) error {
 		return fmt.Errorf("the file is %q: %w", logs, err)
 	}
 	files, err := client.Containers.Files.List(ctx, container.ID, openai.ContainerFileListParams{})
-	if err != nil || len(files.Data) != 1 || files.Data[0].Path != "report.csv" {
+	if err != nil || len(files.Data) != 1 || files.Data[0].Path != "/mnt/data/report.csv" {
 		return fmt.Errorf("list files: %+v %w", files, err)
 	}
 	content, err := client.Containers.Files.Content.Get(ctx, container.ID, files.Data[0].ID)
@@ -164,7 +172,8 @@ func ended(ctx context.Context, client *openai.Client, r *responses.Response) (*
 	for r.Status == responses.ResponseStatusQueued || r.Status == responses.ResponseStatusInProgress {
 		time.Sleep(100 * time.Millisecond)
 		var err error
-		query := responses.ResponseGetParams{Include: []responses.ResponseIncludable{responses.ResponseIncludableCodeInterpreterCallOutputs}}
+		query := responses.ResponseGetParams{
+			Include: []responses.ResponseIncludable{responses.ResponseIncludableCodeInterpreterCallOutputs}}
 		if r, err = client.Responses.Get(ctx, r.ID, query); err != nil {
 			return nil, fmt.Errorf("get: %w", err)
 		}
@@ -237,7 +246,8 @@ func cutStream(ctx context.Context, client *openai.Client) error {
 		return err
 	}
 	events = client.Responses.GetStreaming(ctx, id, responses.ResponseGetParams{
-		StartingAfter: openai.Int(last), Include: []responses.ResponseIncludable{responses.ResponseIncludableCodeInterpreterCallOutputs},
+		StartingAfter: openai.Int(last), Include: []responses.ResponseIncludable{
+			responses.ResponseIncludableCodeInterpreterCallOutputs},
 	})
 	for events.Next() {
 		if err := read(events.Current()); err != nil {
@@ -286,7 +296,8 @@ func previous(ctx context.Context, client *openai.Client) error {
 		return err
 	}
 	logs, err := printed(second)
-	if err != nil || logs != "a,1\n" || second.PreviousResponseID != first.ID || second.Output[0].ContainerID != first.Output[0].ContainerID {
+	if err != nil || logs != "a,1\n" || second.PreviousResponseID != first.ID ||
+		second.Output[0].ContainerID != first.Output[0].ContainerID {
 		return fmt.Errorf("the response is %s: %w", second.RawJSON(), err)
 	}
 	p.Store = openai.Bool(false)
@@ -327,7 +338,8 @@ func webhooks(ctx context.Context, client *openai.Client) error {
 		}
 		completed, ok := event.AsAny().(openaihooks.ResponseCompletedWebhookEvent)
 		if ok && completed.Data.ID == r.ID {
-			if completed.CreatedAt < int64(r.CreatedAt) || completed.Object != openaihooks.ResponseCompletedWebhookEventObjectEvent {
+			if completed.CreatedAt < int64(r.CreatedAt) ||
+				completed.Object != openaihooks.ResponseCompletedWebhookEventObjectEvent {
 				return fmt.Errorf("the webhook is %s", body)
 			}
 			return nil
@@ -351,7 +363,10 @@ func failures(ctx context.Context, client *openai.Client) error {
 			_, err := client.Responses.New(ctx, params("Hi", auto), option.WithAPIKey("sk-other"))
 			return err
 		},
-		http.StatusNotFound:        func() error { _, err := client.Responses.New(ctx, params("Hi", "cntr_none")); return err },
+		http.StatusNotFound: func() error {
+			_, err := client.Responses.New(ctx, params("Hi", "cntr_none"))
+			return err
+		},
 		http.StatusTooManyRequests: func() error { _, err := client.Responses.New(ctx, params("Limit", auto)); return err },
 	} {
 		e, ok := errors.AsType[*openai.Error](ask())

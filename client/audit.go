@@ -1,0 +1,81 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const auditPath = adminPath + "/audit"
+
+// maxAuditLine is the largest line of an export, in bytes.
+const maxAuditLine = 4 << 20
+
+func auditQuery(f *api.AuditFilter) url.Values {
+	return url.Values{
+		"org": {f.Org}, "actor": {f.Actor}, "action": {f.Action},
+		"created_after": {timeText(f.From.Time)}, "created_before": {timeText(f.Before.Time)},
+	}
+}
+
+// Audit returns the records of the audit log that match the filter, the newest first.
+func (a *Admin) Audit(ctx context.Context, filter api.AuditFilter) iter.Seq2[api.AuditRecord, error] {
+	query := auditQuery(&filter)
+	query.Set("limit", strconv.Itoa(maxPage))
+	return pages[api.AuditRecord](ctx, a.client, auditPath, "records", query)
+}
+
+// ExportAudit returns the records of the audit log that match the filter and whose sequence number is
+// above after, the oldest first, as JSON with one in each line.
+func (a *Admin) ExportAudit(ctx context.Context, filter api.AuditFilter, after int64) (io.ReadCloser, error) {
+	query := auditQuery(&filter)
+	if after > 0 {
+		query.Set("after", strconv.FormatInt(after, 10))
+	}
+	return a.exportAudit(ctx, query)
+}
+
+// ExportWholeAudit returns the whole audit log, for [VerifyAudit]. It needs the API key of a global
+// administrator.
+func (a *Admin) ExportWholeAudit(ctx context.Context) (io.ReadCloser, error) {
+	return a.exportAudit(ctx, url.Values{"all": {"true"}})
+}
+
+func (a *Admin) exportAudit(ctx context.Context, query url.Values) (io.ReadCloser, error) {
+	resp, err := a.client.do(ctx, call{
+		method: http.MethodGet, path: withQuery(auditPath, query), header: map[string]string{"Accept": ndjson}, resend: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+// VerifyAudit checks an export of the whole audit log. If expect is not empty, one of the records
+// must have this hash. It returns what it has checked up to the first error.
+func VerifyAudit(export io.Reader, expect string) (chain api.AuditChain, err error) {
+	found := expect == ""
+	lines := bufio.NewScanner(export)
+	lines.Buffer(nil, maxAuditLine)
+	for lines.Scan() {
+		record, err := chain.Add(lines.Bytes())
+		if err != nil {
+			return chain, err
+		}
+		found = found || record.Hash == expect
+	}
+	if err := lines.Err(); err != nil {
+		return chain, fmt.Errorf("read the audit log after record %d: %w", chain.Last, err)
+	}
+	if !found {
+		return chain, fmt.Errorf("no record has the hash %s: the end of the log was removed, or the log was replaced", expect)
+	}
+	return chain, nil
+}

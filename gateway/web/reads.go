@@ -1,0 +1,52 @@
+package web
+
+import (
+	"context"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	// maxReads is the number of messages and their bodies that an organisation may read from the
+	// store at a time, in one process. All organisations share a connection to the store, on which
+	// everything else waits behind what was asked for before.
+	maxReads = 4
+	// smallRead is the size in bytes up to which requestCost covers what is read.
+	smallRead = 64 << 10
+)
+
+// requestReads implements [proto.ReadLimit] for a request.
+type requestReads struct {
+	c *Core
+	i *Info
+}
+
+// BeginRead implements [proto.ReadLimit].
+func (r requestReads) BeginRead(ctx context.Context) (end func(), err error) {
+	return r.c.reads.Acquire(ctx, r.i.Key.Org, maxReads)
+}
+
+// ReserveRead implements [proto.ReadLimit].
+func (r requestReads) ReserveRead(n int) error {
+	if n <= smallRead {
+		return nil
+	}
+	if !r.c.budget.reserve(r.i.Key.Org, int64(n), r.c.Memory) {
+		return ErrOverloaded
+	}
+	r.i.read.Add(int64(n))
+	return nil
+}
+
+// LimitReads returns ctx with the limits of what a request reads from the store. release must be
+// called when the request holds none of that any more, and may be called earlier.
+func (c *Core) LimitReads(ctx context.Context, i *Info) (limited context.Context, release func()) {
+	return proto.WithReadLimit(ctx, requestReads{c, i}), func() { c.ReleaseReads(i) }
+}
+
+// ReleaseReads releases the memory of what a request has read from the store.
+func (c *Core) ReleaseReads(i *Info) {
+	if n := i.read.Swap(0); n > 0 {
+		c.budget.release(i.Key.Org, n)
+	}
+}

@@ -1,0 +1,112 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// Surface is a group of routes with the requests and the errors of another API, for programs that
+// were written for that. The API keys are this server's.
+type Surface struct {
+	Routes []SurfaceRow
+	// WriteError answers with an error. The headers of the answer that this server's own errors have
+	// are set.
+	WriteError func(w http.ResponseWriter, r *http.Request, e *api.Error)
+	// Prefixes begin the paths that are the other API's. Errors of unknown paths below them have its form.
+	Prefixes []string
+	// KeyHeader, if not empty, is a header with the API key, in place of Authorization.
+	KeyHeader string
+}
+
+// SurfaceRow is a route of a surface with its handler, which returns an error if it has not answered, or
+// not to the end. The context of its request is done when the client leaves, and at Leave with the error
+// for the client as its cause.
+type SurfaceRow struct {
+	api.Route
+	Handle func(w http.ResponseWriter, r *http.Request) error
+}
+
+// SurfaceRoutes returns the descriptions of the routes of all surfaces.
+func (c *Core) SurfaceRoutes() (list []api.Route) {
+	for i := range c.Surfaces {
+		for _, row := range c.Surfaces[i].Routes {
+			list = append(list, row.Route)
+		}
+	}
+	return list
+}
+
+// Unknown answers requests for which there is no route, in the form of the surface that they are for.
+func (c *Core) Unknown(answer http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		for i := range c.Surfaces {
+			surface := &c.Surfaces[i]
+			isTheirs := func(prefix string) bool { return strings.HasPrefix(r.URL.Path, prefix) }
+			if slices.ContainsFunc(surface.Prefixes, isTheirs) {
+				surface.Adopt(answer).ServeHTTP(w, r)
+				return
+			}
+		}
+		answer(w, r)
+	}
+}
+
+// Row returns the row of a surface's route.
+func (c *Core) Row(surface *SurfaceRow) Row {
+	return Row{surface.Route, func(w http.ResponseWriter, r *Request) error {
+		i := r.Info
+		connected, release := r.WhileConnected()
+		defer release()
+		ctx, cancel := context.WithCancelCause(connected.Context())
+		defer cancel(nil)
+		defer context.AfterFunc(c.leaving, func() { cancel(ErrDraining) })()
+		err := surface.Handle(w, connected.WithContext(ctx).Request)
+		switch {
+		case ctx.Err() == nil || !errors.Is(err, context.Canceled):
+			return i.afterCalls(err)
+		case c.leaving.Err() != nil:
+			return i.afterCalls(ErrDraining)
+		default: // the client has left
+			i.Err = err
+			panic(http.ErrAbortHandler)
+		}
+	}}
+}
+
+// afterCalls returns an error for the client that makes it not repeat the request, if calls were
+// carried out for it. Other errors, and those that are the request's own fault, are unchanged.
+func (i *Info) afterCalls(err error) error {
+	if err == nil || !i.Calls.Load() {
+		return err
+	}
+	e := *api.NewError(err)
+	if status := e.Code.Status(); status < http.StatusInternalServerError && status != http.StatusTooManyRequests &&
+		status != http.StatusConflict && status != http.StatusRequestTimeout {
+		return err
+	}
+	e.Reason, e.Permanent, e.RetryAfter = api.ReasonCallsMade, true, 0
+	e.Message += "; calls of this request were carried out, which its repetition would carry out again"
+	return fmt.Errorf("%w: %w", &e, err)
+}
+
+// Adopt makes a request one of this server: its errors are the surface's, and its key is where other
+// requests have theirs. Cookies are not for surfaces.
+func (surface *Surface) Adopt(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		infoOf(r.Context()).WriteError = func(w http.ResponseWriter, e *api.Error) { surface.WriteError(w, r, e) }
+		if r.Header.Get("Authorization") == "" {
+			key := ""
+			if surface.KeyHeader != "" {
+				key = r.Header.Get(surface.KeyHeader)
+			}
+			r.Header.Set("Authorization", "Bearer "+key)
+		}
+		next.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,54 @@
+package api
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// ProfileRequest is a sandbox profile to store.
+type ProfileRequest struct {
+	_ struct{} `partial:"true" doc:"null means absent."`
+
+	proto.Profile
+}
+
+// Profiles is the list of all sandbox profiles.
+type Profiles struct {
+	Profiles   []proto.Profile `json:"profiles"`
+	NextCursor *string         `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
+}
+
+// ProfilePreload is the last failure to preload the modules of a profile.
+type ProfilePreload struct {
+	Error  *string `json:"error" doc:"Why a worker could not preload the modules in the last 24 hours; null if none failed. Programs then start without them."`
+	Worker *string `json:"worker" doc:"The worker that failed last; null if none failed."`
+	At     *Time   `json:"at" doc:"When it failed last."`
+}
+
+// DecodeProfile decodes and validates a sandbox profile. Absent members are as in defaults, but the
+// default sizes of the home and of /tmp are at most a half and a quarter of the memory. If name is
+// not empty, the body may omit the name and must not give another. Errors are [*proto.FieldError].
+func DecodeProfile(name string, body []byte, defaults proto.Profile) (proto.Profile, error) {
+	p := defaults
+	p.Name, p.Disk.Home, p.Disk.Tmp = "", 0, 0
+	p.Env, p.Network.Allow, p.Preload = maps.Clone(p.Env), slices.Clone(p.Network.Allow), slices.Clone(p.Preload)
+	p.SystemCalls = slices.Clone(p.SystemCalls)
+	request := ProfileRequest{Profile: p}
+	if err := decodeFields(&request, body); err != nil {
+		return proto.Profile{}, err
+	}
+	p = request.Profile
+	if p.Disk.Home == 0 {
+		p.Disk.Home = min(defaults.Disk.Home, p.Memory/proto.DefaultHomeShare)
+	}
+	if p.Disk.Tmp == 0 {
+		p.Disk.Tmp = min(defaults.Disk.Tmp, p.Memory/proto.DefaultTmpShare)
+	}
+	p.Network.Policy = p.Network.Effective()
+	if err := nameInPath(&p.Name, name); err != nil {
+		return proto.Profile{}, err
+	}
+	return p, p.Validate()
+}

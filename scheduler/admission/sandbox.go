@@ -1,0 +1,150 @@
+package admission
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Profiles finds the sandbox profiles.
+type Profiles interface {
+	// Profile returns a profile, or [proto.ErrNotFound].
+	Profile(ctx context.Context, name string) (proto.Profile, error)
+}
+
+// Images finds sandbox images.
+type Images interface {
+	// Image returns an image, or [proto.ErrNotFound].
+	Image(ctx context.Context, name string) (*proto.Image, error)
+}
+
+// Secrets finds the named secrets of organisations.
+type Secrets interface {
+	// Get returns a secret without its value, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, name string) (proto.Secret, error)
+	// Value returns the value of a secret, or [proto.ErrNotFound].
+	Value(ctx context.Context, org, name string) ([]byte, error)
+	// Bind returns the secrets that bindings name, and their values encrypted for one execution. It sets
+	// the injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
+	Bind(ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding) (
+		secrets map[string]proto.Secret, sealed []byte, err error)
+}
+
+// Webhooks finds the webhook settings of API keys.
+type Webhooks interface {
+	// Webhook returns the settings of a key, the default if none are stored.
+	Webhook(key string) proto.Webhook
+}
+
+// URLs checks webhook URLs. Its errors are [*proto.FieldError] for the given field.
+type URLs interface {
+	// CheckURL checks the text of a URL without resolving its host.
+	CheckURL(field, url string) error
+	// Check checks the text of a URL and the addresses of its host.
+	Check(ctx context.Context, field, url string) error
+}
+
+// ProfileOf returns the sandbox profile that a key is bound to. Without it, a sandbox might allow more,
+// so that nothing runs if it does not exist.
+func (a *Admission) ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error) {
+	p, err := a.Profile(ctx, cmp.Or(key.Sandbox, proto.DefaultProfileName))
+	if errors.Is(err, proto.ErrNotFound) {
+		return p, &proto.Rejection{Reason: proto.RejectedNoSandbox, Name: key.Sandbox}
+	}
+	return p, err
+}
+
+// DefaultProfile returns the profile of keys that are bound to none.
+func (a *Admission) DefaultProfile() proto.Profile { return a.Default }
+
+// Profile returns the profile of that name, which may be a built-in one, or [proto.ErrNotFound].
+func (a *Admission) Profile(ctx context.Context, name string) (proto.Profile, error) {
+	switch name {
+	case proto.DefaultProfileName:
+		return a.Default, nil
+	case proto.AgentsProfileName:
+		return proto.AgentsProfile(a.Default), nil
+	}
+	if proto.CheckProfileName(name) != nil {
+		return proto.Profile{}, proto.ErrNotFound
+	}
+	p, err := a.Profiles.Profile(ctx, name)
+	if err != nil {
+		return p, fmt.Errorf("look up sandbox: %w", err)
+	}
+	return p, nil
+}
+
+// Sandbox returns the snapshot of a profile for a program in language. A profile without an image
+// has that of the default profile.
+func (a *Admission) Sandbox(ctx context.Context, p *proto.Profile, language proto.Language) (proto.Sandbox, error) {
+	if p.Image == "" && a.Default.Image != "" {
+		imaged := *p
+		imaged.Image = a.Default.Image
+		p = &imaged
+	}
+	name, ok := p.ImageName()
+	if !ok {
+		return p.Sandbox(""), nil
+	}
+	image, err := a.Images.Image(ctx, name)
+	if errors.Is(err, proto.ErrNotFound) {
+		return proto.Sandbox{}, &proto.Rejection{Reason: proto.RejectedNoImage, Name: name, Profile: p.Name}
+	}
+	if err != nil {
+		return proto.Sandbox{}, fmt.Errorf("look up image %s: %w", name, err)
+	}
+	if _, err := image.Interpreter(language); err != nil {
+		return proto.Sandbox{}, err
+	}
+	sandbox := p.Sandbox(image.Digest)
+	sandbox.Architecture = image.Architecture
+	return sandbox, nil
+}
+
+// WebhookURL returns the URL that the result of a request is delivered to, empty for none. url is that of
+// the request, empty for the key's own. The URL of a mode without webhook is checked for its form only.
+func (a *Admission) WebhookURL(ctx context.Context, url string, mode proto.Mode, key *proto.Key) (string, error) {
+	const field = "webhook_url"
+	switch {
+	case mode != proto.ModeAsync && url == "":
+		return "", nil
+	case mode != proto.ModeAsync:
+		return "", a.URLs.CheckURL(field, url)
+	case url == "":
+		return a.Webhooks.Webhook(key.ID).URL, nil
+	default:
+		return url, a.URLs.Check(ctx, field, url)
+	}
+}
+
+// sealSecrets sets the Sealed of a job: the values of its secrets and the credentials of its mounts,
+// encrypted. It sets the injections of the bindings. requested are the variables of the request.
+func (a *Admission) sealSecrets(ctx context.Context, job *proto.Job, requested map[string]string) error {
+	needed := slices.Clone(job.Bound)
+	for _, m := range job.Mounts {
+		if m.S3 != nil {
+			needed = append(needed, proto.SecretBinding{Secret: m.S3.Credential})
+		}
+	}
+	if len(needed) == 0 {
+		return nil
+	}
+	secrets, sealed, err := a.Secrets.Bind(ctx, job.Org, job.TraceID, needed)
+	if missing, ok := errors.AsType[*proto.MissingSecretError](err); ok {
+		return &proto.Rejection{Reason: proto.RejectedNoSecret, Name: missing.Secret}
+	}
+	if err != nil {
+		return fmt.Errorf("bind secrets: %w", err)
+	}
+	copy(job.Bound, needed)
+	job.Sealed, job.HasSecrets, job.HasInjections = sealed, true, proto.HasInjections(job.Bound)
+	if err := proto.CheckInjections(job.Bound, job.Sandbox.Network.Effective()); err != nil {
+		return err
+	}
+	return proto.CheckSecretEnv(job.Env, requested, job.Bound, secrets)
+}
