@@ -55,8 +55,8 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall", "bullpen.ctl.ping.x",
 		"bullpen.ctl.nothing",
 		"bullpen.worker." + worker + ".assign", "bullpen.worker." + worker + ".cancel", "bullpen.worker.x.assign",
-		"bullpen.job.x", "bullpen.job.background.default.key_bootstrap." + nobody,
-		"bullpen.job.background.default.key_bootstrap.x",
+		"bullpen.job.x", "bullpen.job.batch.default.key_bootstrap." + nobody,
+		"bullpen.job.batch.default.key_bootstrap.x",
 		"bullpen.job.a.b.c.d.e.f", "bullpen.exec." + nobody, "bullpen.exec.x", "bullpen.exec.a.b",
 		"bullpen.out." + id + ".1", "bullpen.out." + id + ".x", "bullpen.out." + nobody + ".1", "bullpen.out.x",
 		"bullpen.done." + nobody, "bullpen.dead.x", "bullpen.dead.letter.x", "bullpen.dead.letter." + nobody, "bullpen.x",
@@ -97,7 +97,7 @@ func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		publish(t, nc, "bullpen.job.background.default."+key+"."+id, body, "Bullpen-Meta", string(meta))
+		publish(t, nc, "bullpen.job.batch.default."+key+"."+id, body, "Bullpen-Meta", string(meta))
 	}
 	unreadable, bodiless, another := string(proto.NewTraceID()), string(proto.NewTraceID()), string(proto.NewTraceID())
 	job(unreadable, "key_bootstrap", "{")

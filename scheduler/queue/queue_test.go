@@ -553,7 +553,7 @@ func TestMalformedMessages(t *testing.T) {
 	h := w.worker("w", 1)
 	id := string(proto.NewTraceID())
 	for _, subject := range []string{
-		"job.interactive.acme.k." + id, "job.x", "job.background.a.b.c.d.e", "exec." + id, "exec.x.y",
+		"job.interactive.acme.k." + id, "job.x", "job.batch.a.b.c.d.e", "exec." + id, "exec.x.y",
 		"out." + id + ".1", "out.x",
 		"done." + id,
 		"ctl.admit", "ctl.slots", "ctl.stats", "ctl.rollcall", "worker.w.assign", "worker.w.cancel",

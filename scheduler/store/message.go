@@ -315,7 +315,7 @@ func (s *Store) RemoveJobs(ctx context.Context, r RemovedJobs) error {
 	}
 	purge(r.Below, "")
 	for _, class := range []proto.Class{proto.ClassInteractive, proto.ClassBackground} {
-		purge(r.PromptBelow, jobPrefix(string(class))+">")
+		purge(r.PromptBelow, jobPrefix(classToken(class))+">")
 	}
 	purge(r.DelayedBelow, jobPrefix(delayedJobs)+">")
 	for _, seq := range r.Single {

@@ -17,16 +17,27 @@ const root = "bullpen."
 // stay for weeks, so the others are removed by their subjects, see [Store.RemoveJobs].
 const delayedJobs = "delayed"
 
+// backgroundJobs takes the place of the class in the subject of a background job. Earlier versions
+// called the class batch, and their jobs may still be queued.
+const backgroundJobs = "batch"
+
 // JobSubject is the subject of a job until its execution has ended.
 func JobSubject(m *proto.Meta) string {
-	class := string(m.Class())
+	kind := classToken(m.Class())
 	if !m.RunAt.IsZero() {
-		class = delayedJobs
+		kind = delayedJobs
 	}
-	return jobPrefix(class) + m.Org + "." + m.Key + "." + string(m.TraceID)
+	return jobPrefix(kind) + m.Org + "." + m.Key + "." + string(m.TraceID)
 }
 
-func jobPrefix(class string) string { return root + "job." + class + "." }
+func classToken(c proto.Class) string {
+	if c == proto.ClassBackground {
+		return backgroundJobs
+	}
+	return string(c)
+}
+
+func jobPrefix(kind string) string { return root + "job." + kind + "." }
 
 // JobPattern matches the job of execution id.
 func JobPattern(id proto.TraceID) string { return root + "job.*.*.*." + string(id) }
