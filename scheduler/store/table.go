@@ -66,10 +66,10 @@ type retention struct {
 var (
 	untilRemoved = retention{"until removed", func(Config) time.Duration { return 0 }}
 	asConfigured = retention{"`--retention`", func(c Config) time.Duration { return c.Retention }}
-	asBinding    = retention{"24 h, or `--retention` if that is shorter", func(c Config) time.Duration {
+	asBinding    = retention{"24 h, at most `--retention`", func(c Config) time.Duration {
 		return min(BindingTTL, c.Retention)
 	}}
-	asAudit = retention{"`--audit-retention`, for ever by default", func(c Config) time.Duration {
+	asAudit = retention{"`--audit-retention`, forever by default", func(c Config) time.Duration {
 		return c.AuditRetention
 	}}
 	asSession = retention{"7 days after the last use", func(Config) time.Duration { return proto.SessionLife }}
@@ -77,7 +77,7 @@ var (
 	forUsage  = retention{"3 years after the last change", func(Config) time.Duration {
 		return 3 * 366 * 24 * time.Hour
 	}}
-	asBody = retention{"`--retention`, at least 48 h, and 24 h more", func(c Config) time.Duration {
+	asBody = retention{"`--retention` (at least 48 h) plus 24 h", func(c Config) time.Duration {
 		return max(c.Retention, bodiesAtLeast) + bodiesGrace
 	}}
 )
@@ -116,20 +116,20 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_schedules", holds: "schedules, and what has happened to them",
+		name: "bullpen_schedules", holds: "schedules and their state",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Schedules },
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
-		name: "bullpen_batches", holds: "batches, and how far they have come", bucket: func(s *Store) *jetstream.KeyValue {
+		name: "bullpen_batches", holds: "batches and their progress", bucket: func(s *Store) *jetstream.KeyValue {
 			return &s.Batches
 		},
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
-		name: "bullpen_pipelines", holds: "runs of pipelines, and what has happened to them",
+		name: "bullpen_pipelines", holds: "pipeline runs and their state",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
@@ -211,7 +211,7 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_key_uses", holds: "when API keys were used last", bucket: func(s *Store) *jetstream.KeyValue {
+		name: "bullpen_key_uses", holds: "the last use of each API key", bucket: func(s *Store) *jetstream.KeyValue {
 			return &s.KeyUses
 		},
 		retention: untilRemoved, backup: true,
@@ -223,27 +223,27 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_plans", holds: "plans that are not built in", bucket: func(s *Store) *jetstream.KeyValue {
+		name: "bullpen_plans", holds: "custom plans", bucket: func(s *Store) *jetstream.KeyValue {
 			return &s.Plans
 		},
 		retention: untilRemoved, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_members", holds: "people who may sign in to organisations",
+		name: "bullpen_members", holds: "members of organisations",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Members },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		// A backup has none, so that no session that was ended is restored.
-		name: "bullpen_sessions", holds: "sessions of browsers, by the hash of their token",
+		name: "bullpen_sessions", holds: "browser sessions, by token hash",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Sessions },
 		retention: asSession, markerTTL: WebhookMarkerTTL,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: secretsName, holds: "secrets of organisations, encrypted; their data key, wrapped with the operator's key",
+		name: secretsName, holds: "encrypted secrets, and their data key wrapped with the operator's key",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Secrets },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayLookup, roleWebhook: mayLookup},
@@ -256,20 +256,20 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "bullpen_agent_files", holds: "files of agents, whose content is in threads",
+		name: "bullpen_agent_files", holds: "metadata of agent files; their content is in threads",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentFiles },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "BULLPEN_AGENT_LOGS", holds: "what happened in runs of agents", stream: func(s *Store) *jetstream.Stream {
+		name: "BULLPEN_AGENT_LOGS", holds: "event logs of agent runs", stream: func(s *Store) *jetstream.Stream {
 			return &s.AgentLogs
 		},
 		subjects: []string{AgentLogSubject("*", "*")}, history: true, retention: asConfigured, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayPurge},
 	},
 	{
-		name: "bullpen_agent_runs", holds: "runs of agents that go on in the background",
+		name: "bullpen_agent_runs", holds: "background agent runs",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentRuns },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
@@ -282,14 +282,14 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: preloadName, holds: "why modules of sandboxes cannot be preloaded", bucket: func(s *Store) *jetstream.KeyValue {
+		name: preloadName, holds: "why modules cannot be preloaded", bucket: func(s *Store) *jetstream.KeyValue {
 			return &s.Preload
 		},
 		retention: forADay, onDemand: true, // so that workers may be upgraded before gateways
 		grants: grants{roleGateway: mayLookup, roleWorker: mayWrite | mayLookup},
 	},
 	{
-		name: "bullpen_webhooks", holds: "webhook settings of API keys, failing endpoints",
+		name: "bullpen_webhooks", holds: "webhook settings of API keys, and failing endpoints",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Webhooks },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWebhook: mayWrite | mayLookup | mayFollow},
@@ -302,7 +302,7 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWorker: mayLookup},
 	},
 	{
-		name: "BULLPEN_AUDIT", holds: "the audit log; NATS neither removes nor replaces a message of it on request",
+		name: "BULLPEN_AUDIT", holds: "the audit log; NATS rejects requests to delete its messages",
 		stream:   func(s *Store) *jetstream.Stream { return &s.Audit },
 		subjects: []string{root + "audit.*"}, history: true, retention: asAudit, leaderOnly: true, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
@@ -316,8 +316,8 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: controlName, holds: "elected leaders, when their periodic work last ran, how far sinks of the audit log " +
-			"have come, and who submitted in the last minutes, the known pools of workers, and what workers can run",
+		name: controlName, holds: "elected leaders, the last run of their periodic work, the progress of audit sinks, " +
+			"recent submitters, known worker pools, and what workers can run",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Control },
 		retention: untilRemoved,
 		grants: grants{
