@@ -138,12 +138,13 @@ type ciFollower struct {
 	streams
 	api     *client.Client
 	json    bool
-	printed map[int]bool // cells
+	printed map[int]bool   // cells
+	waiting map[int]string // what a cell waits for, as printed last
 }
 
 // follow prints the groups of all steps, and returns once the run has ended.
 func (f *ciFollower) follow(ctx context.Context, id string, out *ciOutput) error {
-	f.printed = map[int]bool{}
+	f.printed, f.waiting = map[int]bool{}, map[int]string{}
 	if !f.json {
 		f.errorf("run %s; bullpen ci attach %[1]s shows it again", id)
 	}
@@ -165,11 +166,23 @@ func (f *ciFollower) follow(ctx context.Context, id string, out *ciOutput) error
 		case run.Status != proto.PipelineRunning:
 			return f.finish(ctx, run, out)
 		default:
+			f.explain(run)
 			select {
 			case <-ctx.Done():
 				return unknownOutcome(context.Cause(ctx))
 			case <-time.After(pollEvery):
 			}
+		}
+	}
+}
+
+// explain prints why steps wait for a worker that can run them, once each.
+func (f *ciFollower) explain(run *api.WholePipeline) {
+	for i := range run.Cells {
+		c := &run.Cells[i]
+		if c.WaitingFor != nil && f.waiting[i] != c.WaitingFor.Message {
+			f.waiting[i] = c.WaitingFor.Message
+			f.errorf("%s waits: %s", cellName(c), c.WaitingFor.Message)
 		}
 	}
 }
