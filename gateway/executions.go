@@ -189,9 +189,9 @@ func (s *Server) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Re
 			output, truncated = record.Result.Stderr, record.Result.StderrTruncated
 		}
 		h, size := w.Header(), int64(len(output))
-		part, whole := span{0, size}, true
+		part, whole := web.Span{Length: size}, true
 		if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet {
-			if part, whole, err = parseRange(asked, size); err != nil {
+			if part, whole, err = web.ParseRange(asked, size); err != nil {
 				h.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
 				return err
 			}
@@ -199,12 +199,12 @@ func (s *Server) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Re
 		status := http.StatusOK
 		if !whole {
 			status = http.StatusPartialContent
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.offset, part.offset+part.length-1, size))
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.Offset, part.Offset+part.Length-1, size))
 		}
 		if truncated {
 			h.Set("X-Output-Truncated", "true")
 		}
-		h.Set("Content-Length", strconv.FormatInt(part.length, 10))
+		h.Set("Content-Length", strconv.FormatInt(part.Length, 10))
 		h.Set("Content-Type", "application/octet-stream")
 		h.Set("Content-Disposition", web.Attachment(string(record.TraceID)+"."+string(of)))
 		h.Set("Cache-Control", "private, no-store")
@@ -213,7 +213,7 @@ func (s *Server) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Re
 		if r.Method == http.MethodHead {
 			return nil
 		}
-		_, err = io.WriteString(w, output[part.offset:part.offset+part.length])
+		_, err = io.WriteString(w, output[part.Offset:part.Offset+part.Length])
 		return err
 	}
 }

@@ -232,11 +232,11 @@ func (s *Server) getContent(w http.ResponseWriter, r *web.Request) error {
 	}
 	h := w.Header()
 	tag := `"` + content.Tag + `"`
-	part := span{0, content.Size}
+	part := web.Span{Length: content.Size}
 	whole := true
 	if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet &&
 		rangeIsCurrent(r.Header.Get("If-Range"), tag) {
-		if part, whole, err = parseRange(asked, content.Size); err != nil {
+		if part, whole, err = web.ParseRange(asked, content.Size); err != nil {
 			h.Set("Content-Range", fmt.Sprintf("bytes */%d", content.Size))
 			return err
 		}
@@ -245,9 +245,9 @@ func (s *Server) getContent(w http.ResponseWriter, r *web.Request) error {
 		status := http.StatusOK
 		if !whole {
 			status = http.StatusPartialContent
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.offset, part.offset+part.length-1, content.Size))
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.Offset, part.Offset+part.Length-1, content.Size))
 		}
-		h.Set("Content-Length", strconv.FormatInt(part.length, 10))
+		h.Set("Content-Length", strconv.FormatInt(part.Length, 10))
 		h.Set("Content-Type", "application/octet-stream")
 		h.Set("Content-Disposition", web.Attachment(path.Base(g.path)))
 		h.Set("Cache-Control", "private, no-store")
@@ -256,7 +256,7 @@ func (s *Server) getContent(w http.ResponseWriter, r *web.Request) error {
 		h.Set("Last-Modified", content.Modified.UTC().Format(http.TimeFormat))
 		w.WriteHeader(status)
 	}
-	if r.Method == http.MethodHead || part.length == 0 {
+	if r.Method == http.MethodHead || part.Length == 0 {
 		begin()
 		return nil
 	}
@@ -271,23 +271,23 @@ func (s *Server) getContent(w http.ResponseWriter, r *web.Request) error {
 // sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a
 // short file is answered, and an error of a long one breaks the answer off.
 func (s *Server) sendPart(
-	w http.ResponseWriter, r *web.Request, content *proto.FileContent, part span, begin func(),
+	w http.ResponseWriter, r *web.Request, content *proto.FileContent, part web.Span, begin func(),
 ) error {
-	body, err := content.Read(r.Context(), part.offset, part.length)
+	body, err := content.Read(r.Context(), part.Offset, part.Length)
 	if err != nil {
-		return fmt.Errorf("read %d bytes at %d of a file: %w", part.length, part.offset, err)
+		return fmt.Errorf("read %d bytes at %d of a file: %w", part.Length, part.Offset, err)
 	}
 	defer func() { _ = body.Close() }() // it was only read
 	in := bufio.NewReaderSize(body, web.SmallOutput)
-	end := min(part.length, web.SmallOutput)
-	long := part.length > end
+	end := min(part.Length, web.SmallOutput)
+	long := part.Length > end
 	if long {
 		if _, err := in.Peek(1); err != nil {
-			return fmt.Errorf("read a file at %d: %w", part.offset, web.NoEOF(err))
+			return fmt.Errorf("read a file at %d: %w", part.Offset, web.NoEOF(err))
 		}
 		begin()
-		if sent, err := io.CopyN(w, in, part.length-end); err != nil {
-			return fmt.Errorf("send a file from %d, after %d of %d bytes: %w", part.offset, sent, part.length, web.NoEOF(err))
+		if sent, err := io.CopyN(w, in, part.Length-end); err != nil {
+			return fmt.Errorf("send a file from %d, after %d of %d bytes: %w", part.Offset, sent, part.Length, web.NoEOF(err))
 		}
 	}
 	rest, err := io.ReadAll(io.LimitReader(in, end+1))
@@ -295,7 +295,7 @@ func (s *Server) sendPart(
 		err = io.ErrUnexpectedEOF
 	}
 	if err != nil {
-		return fmt.Errorf("read the last %d bytes before %d of a file, got %d: %w", end, part.offset+part.length,
+		return fmt.Errorf("read the last %d bytes before %d of a file, got %d: %w", end, part.Offset+part.Length,
 			len(rest), err)
 	}
 	if !long {
@@ -323,43 +323,9 @@ func (s *Server) beginUpload(ctx context.Context, files *fileStore, size int64) 
 	return func() { s.Release(files.org, memory); done() }, nil
 }
 
-// span is a part of a file, in bytes.
-type span struct{ offset, length int64 }
-
 // rangeIsCurrent reports whether the condition of a range request holds for content with this tag.
 // Times are not accepted as conditions: they do not distinguish contents.
 func rangeIsCurrent(ifRange, tag string) bool { return ifRange == "" || ifRange == tag }
-
-// parseRange returns the part of size bytes that a Range header asks for. A header that is not a
-// single range of bytes is ignored: whole is true then, and also for an empty file.
-func parseRange(header string, size int64) (part span, whole bool, err error) {
-	text, ok := strings.CutPrefix(header, "bytes=")
-	from, to, dash := strings.Cut(strings.TrimSpace(text), "-")
-	first, hasFirst := decimal(from)
-	last, hasLast := decimal(to)
-	switch {
-	case !ok || !dash || size == 0:
-		return span{0, size}, true, nil
-	case from == "" && hasLast: // the last bytes
-		first, last = max(0, size-last), size-1
-	case hasFirst && to == "":
-		last = size - 1
-	case hasFirst && hasLast && first <= last:
-		last = min(last, size-1)
-	default:
-		return span{0, size}, true, nil
-	}
-	if first >= size {
-		return span{}, false, api.Errorf(api.CodeRange, "the range begins after the end of the file")
-	}
-	return span{first, last - first + 1}, false, nil
-}
-
-// decimal parses a whole number without a sign.
-func decimal(text string) (n int64, ok bool) {
-	u, err := strconv.ParseUint(text, 10, 63)
-	return int64(u), err == nil
-}
 
 // putContent stores an uploaded file.
 func (s *Server) putContent(w http.ResponseWriter, r *web.Request) error {

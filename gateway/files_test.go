@@ -325,7 +325,7 @@ func TestSignedURLsExpire(t *testing.T) {
 		h.upload("a", "hello").want(200, "")
 		a := h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`).want(200, "").json()
 		expires, err := time.Parse(time.RFC3339, a["expires_at"].(string))
-		if err != nil || time.Until(expires) != urlLife {
+		if err != nil || time.Until(expires) != web.URLLife {
 			t.Errorf("expires %v, %v", a["expires_at"], err)
 		}
 		u, _ := url.Parse(a["url"].(string))

@@ -16,8 +16,6 @@ import (
 const (
 	// contentPath is the prefix of signed URLs.
 	contentPath = "/v1/files/content/"
-	// urlLife is the time in which a request with a signed URL must begin.
-	urlLife = 15 * time.Minute
 	// grantForm is the version of the signed text. It is signed too, so that texts of different
 	// versions cannot be confused.
 	grantForm = "bullpen-file-2"
@@ -107,7 +105,7 @@ func (s *Server) checkGrant(r *web.Request, method string) (*grant, *proto.Key, 
 
 // signedURL returns a URL for g that is valid from now on, and the headers to send with it.
 func (s *Server) signedURL(r *web.Request, g *grant, headers ...api.Header) (*api.SignedURL, error) {
-	at, err := s.signedPath(r, g, contentPath, urlLife)
+	at, err := s.signedPath(r, g, contentPath, web.URLLife)
 	if err != nil {
 		return nil, err
 	}

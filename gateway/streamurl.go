@@ -41,7 +41,7 @@ func (s *Server) streamURL(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	expires := time.Now().Add(urlLife).Truncate(time.Second)
+	expires := time.Now().Add(web.URLLife).Truncate(time.Second)
 	text := strings.Join([]string{
 		streamForm, r.Key.ID, string(record.TraceID), strconv.FormatInt(expires.Unix(), 10),
 	}, "\n")

@@ -5,7 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"strings"
+	"time"
 )
+
+// URLLife is the time in which a request with a signed URL must begin.
+const URLLife = 15 * time.Minute
 
 // SignedText returns text and its signature for a URL.
 func SignedText(secret [32]byte, text string) string {
@@ -13,7 +17,7 @@ func SignedText(secret [32]byte, text string) string {
 	return encode([]byte(text)) + "." + encode(Signature(secret, text))
 }
 
-// VerifyText returns the text in a result of signedText. ok is false for other tokens.
+// VerifyText returns the text in a result of SignedText. ok is false for other tokens.
 func VerifyText(secret [32]byte, token string) (text string, ok bool) {
 	body, sum, _ := strings.Cut(token, ".")
 	decode := base64.RawURLEncoding.Strict().DecodeString
