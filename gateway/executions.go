@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/go-chi/chi/v5"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bullpen-run/bullpen/gateway/web"
@@ -20,50 +19,12 @@ import (
 // maxWait is the largest wait parameter of GET /v1/executions/{id}, in seconds.
 const maxWait = 60
 
-// recordReader reads the record of an execution, with or without its outputs.
-type recordReader func(context.Context, proto.TraceID) (*proto.Record, error)
-
-// lookup returns the execution in the path, or ErrNotFound also if it belongs to another
-// organisation.
-func (s *Server) lookup(r *web.Request) (*proto.Record, error) {
-	return s.findInPath(r, s.Jobs.Lookup)
-}
-
-// summary is lookup without the outputs of the result.
-func (s *Server) summary(r *web.Request) (*proto.Record, error) {
-	return s.findInPath(r, s.Jobs.Summary)
-}
-
-func (s *Server) findInPath(r *web.Request, read recordReader) (*proto.Record, error) {
-	id, err := proto.ParseTraceID(chi.URLParam(r.Request, "id"))
-	if err != nil {
-		return nil, proto.ErrNotFound
-	}
-	return s.find(r, id, read)
-}
-
-// find returns an execution as read returns it, or ErrNotFound also if it belongs to another
-// organisation.
-func (s *Server) find(r *web.Request, id proto.TraceID, read recordReader) (*proto.Record, error) {
-	i := r.Info
-	record, err := read(r.Context(), id)
-	if err != nil {
-		return nil, fmt.Errorf("look up %s: %w", id, err)
-	}
-	if record.Org != i.Key.Org {
-		return nil, proto.ErrNotFound
-	}
-	i.Trace = id
-	i.AnswerHeader().Set("X-Trace-Id", string(id))
-	return record, nil
-}
-
 func (s *Server) getExecution(w http.ResponseWriter, r *web.Request) error {
 	wait, err := web.QueryInt(r, "wait", 0, maxWait, 0)
 	if err != nil {
 		return err
 	}
-	record, err := s.lookup(r)
+	record, err := web.ExecutionInPath(r, s.Jobs.Lookup)
 	if err != nil {
 		return err
 	}
@@ -161,7 +122,7 @@ func (s *Server) getOutput(w http.ResponseWriter, r *web.Request) error {
 			return err
 		}
 	}
-	record, err := s.summary(r)
+	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err
 	}
@@ -176,7 +137,7 @@ func (s *Server) getOutput(w http.ResponseWriter, r *web.Request) error {
 // the request asks for.
 func (s *Server) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Request) error {
 	return func(w http.ResponseWriter, r *web.Request) error {
-		record, err := s.lookup(r)
+		record, err := web.ExecutionInPath(r, s.Jobs.Lookup)
 		if err != nil {
 			return err
 		}
@@ -264,7 +225,7 @@ func (s *Server) streamOutput(
 }
 
 func (s *Server) cancelExecution(w http.ResponseWriter, r *web.Request) error {
-	record, err := s.summary(r)
+	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err
 	}

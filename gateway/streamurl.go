@@ -33,7 +33,7 @@ var (
 // streamURL answers with a URL under which the output of an execution can be followed without an
 // API key.
 func (s *Server) streamURL(w http.ResponseWriter, r *web.Request) error {
-	record, err := s.summary(r)
+	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (s *Server) getStream(w http.ResponseWriter, r *web.Request) error {
 	ctx, release := s.LimitReads(r.Context(), i)
 	defer release()
 	r = r.WithContext(ctx)
-	record, err := s.find(r, id, s.Jobs.Summary)
+	record, err := web.Execution(r, id, s.Jobs.Summary)
 	if err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ func (s *Server) delivery(ctx context.Context, r *proto.Record) (*proto.Delivery
 }
 
 func (s *Server) getDelivery(w http.ResponseWriter, r *web.Request) error {
-	record, err := s.summary(r)
+	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (s *Server) getDelivery(w http.ResponseWriter, r *web.Request) error {
 }
 
 func (s *Server) replayDelivery(w http.ResponseWriter, r *web.Request) error {
-	record, err := s.summary(r)
+	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err
 	}
