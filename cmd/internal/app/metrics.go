@@ -132,8 +132,8 @@ func NewMetrics(byOrg bool) *Metrics {
 	}, []string{"pool"})
 	m.quotas = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_quotas_reached_total",
-		Help: "Limits of monthly quotas that organisations have reached, by quota and level (soft or hard). Of all " +
-			"gateways, one counts each.",
+		Help: "Monthly quotas that organisations have reached, by quota and level (soft or hard). Only one gateway " +
+			"counts each.",
 	}, []string{"quota", "level"})
 	m.steps = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "bullpen_worker_step_duration_seconds",
@@ -146,10 +146,10 @@ func NewMetrics(byOrg bool) *Metrics {
 	}, []string{"result"})
 	m.storeErrors = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "bullpen_store_errors_total",
-		Help: "Requests to the blob store that failed, by operation. Most are tried again.",
+		Help: "Failed requests to the blob store, by operation. Most are retried.",
 	}, []string{"operation"})
 	m.deadLetters = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bullpen_dead_letters_total", Help: "Dead letters that this process has stored, by reason.",
+		Name: "bullpen_dead_letters_total", Help: "Dead letters stored by this process, by reason.",
 	}, []string{"reason"})
 	m.registry.MustRegister(m.quotas, m.scaling, m.attempts, m.deliveries, m.attemptTime, m.deliveryDelay)
 	m.registry.MustRegister(m.executions, m.start, m.duration, m.outputBytes, m.requests, m.requestTime, m.jails,
@@ -317,7 +317,7 @@ func (m *Metrics) Slots(total int, used func() int) {
 			Name: "bullpen_worker_slots", Help: "Slots of the worker of this process.",
 		}, func() float64 { return float64(total) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "bullpen_worker_slots_used", Help: "Slots of the worker of this process that have an execution.",
+			Name: "bullpen_worker_slots_used", Help: "Slots of the worker of this process with an execution.",
 		}, func() float64 { return float64(used()) }))
 }
 
@@ -417,10 +417,10 @@ func newQueueCollector(stats func(context.Context) (proto.QueueStats, error), le
 		leads: leads,
 		stats: stats,
 		up: desc("bullpen_queue_up",
-			"1 if the queue answered the scrape; otherwise 0. Only the process that assigns jobs has the other metrics of "+
+			"1 if the queue answered the scrape; otherwise 0. Only the leading dispatcher has the other metrics of "+
 				"the queue."),
 		depth:     desc("bullpen_queue_depth", "Queued executions."),
-		delayed:   desc("bullpen_queue_delayed", "Accepted executions that are queued at a later time."),
+		delayed:   desc("bullpen_queue_delayed", "Accepted executions with a later start time."),
 		oldest:    desc("bullpen_queue_oldest_age_seconds", "Age of the oldest queued execution; 0 if there is none."),
 		workers:   desc("bullpen_workers", "Live workers."),
 		slots:     desc("bullpen_slots", "Slots of all live workers."),
@@ -508,20 +508,20 @@ func newPoolCollector(pools func(context.Context) ([]proto.Pool, error), leads f
 		desired("bullpen_autoscale_desired_workers", "Workers that the pool should have.", func(d *proto.DesiredWorkers) int {
 			return d.Workers
 		}),
-		figure("bullpen_autoscale_workers", "Live workers of the pool that do not drain.", func(p *proto.Pool) float64 {
+		figure("bullpen_autoscale_workers", "Live workers of the pool, except draining ones.", func(p *proto.Pool) float64 {
 			return float64(p.Workers)
 		}),
-		figure("bullpen_autoscale_slots", "Slots of the live workers of the pool that do not drain.",
+		figure("bullpen_autoscale_slots", "Slots of the live workers of the pool, except draining ones.",
 			func(p *proto.Pool) float64 { return float64(p.Slots) }),
-		figure("bullpen_autoscale_queued", "Executions for the pool that would run at once if there were slots.",
+		figure("bullpen_autoscale_queued", "Executions that wait only for a slot of the pool.",
 			func(p *proto.Pool) float64 { return float64(p.Queued) }),
 		figure("bullpen_autoscale_running", "Executions in the slots of the pool.", func(p *proto.Pool) float64 {
 			return float64(p.Running)
 		}),
-		figure("bullpen_autoscale_mean_execution_seconds", "How long executions have held a slot of the pool lately.",
+		figure("bullpen_autoscale_mean_execution_seconds", "Recent mean time that executions held a slot of the pool.",
 			func(p *proto.Pool) float64 { return p.MeanSeconds }),
 		figure("bullpen_autoscale_oldest_wait_seconds",
-			"How long the oldest execution that is queued for the pool has waited.", func(p *proto.Pool) float64 {
+			"Wait of the oldest execution queued for the pool.", func(p *proto.Pool) float64 {
 				return p.OldestWait
 			}),
 	}}
