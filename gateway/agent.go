@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -225,12 +226,12 @@ func (a *Agent) createThread(ctx context.Context, id string) error {
 	if err := s.Admission.CheckQuota(ctx, i.Key.Org, proto.QuotaStored); err != nil {
 		return err
 	}
-	most, err := s.homeLimit(ctx, &i.Key)
+	most, err := s.opener.HomeLimit(ctx, &i.Key)
 	if err != nil {
 		return err
 	}
 	_, err = s.Versions.Unpack(ctx, i.Key.Org, ownThread(id), ".outputs",
-		&proto.TarUpload{Body: bytes.NewReader(emptyTar[:]), Home: s.Home, Most: most, Proceed: s.tarEntry(i)})
+		s.opener.Tar(i, bytes.NewReader(emptyTar[:]), most))
 	if err != nil {
 		return fmt.Errorf("create thread %s: %w", id, err)
 	}
@@ -268,18 +269,18 @@ func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(pro
 // OpenFile opens a file in a thread's home. A reader of its content is a transfer until it is closed.
 func (a *Agent) OpenFile(ctx context.Context, thread, name string) (*proto.FileContent, error) {
 	key := a.i.Key
-	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, ownThread(thread))
+	files, err := a.s.opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return nil, a.public(err)
 	}
-	defer files.close()
-	content, err := files.open(ctx, name)
+	defer files.Close()
+	content, err := files.Open(ctx, name)
 	if err != nil {
 		return nil, a.public(err)
 	}
 	read := content.Read
 	content.Read = func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
-		end, err := a.s.begin(ctx, files)
+		end, err := files.Begin(ctx)
 		if err != nil {
 			return nil, a.public(err)
 		}
@@ -310,8 +311,8 @@ func (b *transferBody) Close() error {
 // each waited for a second one.
 func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
 	_, held := body.(*transferBody)
-	return a.public(a.upload(ctx, thread, size, held, func(files *fileStore) error {
-		return files.put(ctx, name, size, body)
+	return a.public(a.upload(ctx, thread, size, held, func(files *filestore.Store) error {
+		return files.Put(ctx, name, size, body)
 	}))
 }
 
@@ -319,13 +320,13 @@ func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, bo
 // empty tag that there is no file. Otherwise the error is a [*proto.FileChangedError].
 func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size int64, body io.Reader) error {
 	a.i.Calls.Store(true)
-	err := a.upload(ctx, thread, size, false, func(files *fileStore) error {
-		most, err := a.s.homeLimit(ctx, &a.i.Key)
+	err := a.upload(ctx, thread, size, false, func(files *filestore.Store) error {
+		most, err := a.s.opener.HomeLimit(ctx, &a.i.Key)
 		if err != nil {
 			return err
 		}
-		return files.wrap("replace a file of",
-			a.s.Files.StageIfUnchanged(ctx, files.org, ownThread(thread), name, tag, size, most, body))
+		return files.Wrap("replace a file of",
+			a.s.Files.StageIfUnchanged(ctx, files.Org, ownThread(thread), name, tag, size, most, body))
 	})
 	if changed, ok := errors.AsType[*proto.FileChangedError](err); ok {
 		return changed
@@ -334,18 +335,20 @@ func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size 
 }
 
 // upload calls put with the files of a thread during a transfer. With held, the caller has begun one.
-func (a *Agent) upload(ctx context.Context, thread string, size int64, held bool, put func(*fileStore) error) error {
+func (a *Agent) upload(
+	ctx context.Context, thread string, size int64, held bool, put func(*filestore.Store) error,
+) error {
 	key := a.i.Key
 	if err := a.s.Admission.CheckQuota(ctx, key.Org, proto.QuotaStored); err != nil {
 		return err
 	}
-	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, ownThread(thread))
+	files, err := a.s.opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return err
 	}
-	defer files.close()
-	files.held = held
-	done, err := a.s.beginUpload(ctx, files, size)
+	defer files.Close()
+	files.Held = held
+	done, err := files.BeginUpload(ctx, size)
 	if err != nil {
 		return err
 	}
@@ -361,19 +364,19 @@ func (a *Agent) DeleteFile(ctx context.Context, thread, name string) error {
 
 func (a *Agent) deleteFile(ctx context.Context, thread, name string) error {
 	key := a.i.Key
-	files, err := a.s.openFiles(ctx, &key, proto.SourceThread, ownThread(thread))
+	files, err := a.s.opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return err
 	}
-	defer files.close()
-	end, err := a.s.begin(ctx, files)
+	defer files.Close()
+	end, err := files.Begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()
-	_, err = files.remove(ctx, name, false)
+	_, err = files.Remove(ctx, name, false)
 	return err
 }
 
@@ -516,11 +519,11 @@ func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.Age
 	if err := s.Admission.CheckQuota(a.r.Context(), i.Key.Org, proto.QuotaStored); err != nil {
 		return nil, err
 	}
-	most, err := s.homeLimit(a.r.Context(), &i.Key)
+	most, err := s.opener.HomeLimit(a.r.Context(), &i.Key)
 	if err != nil {
 		return nil, err
 	}
-	done, err := s.beginUpload(a.r.Context(), &fileStore{org: i.Key.Org}, web.SmallOutput)
+	done, err := s.opener.BeginUpload(a.r.Context(), i.Key.Org, web.SmallOutput)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/storage/s3"
@@ -148,7 +149,7 @@ func (s *storageStub) HasObjects(_ context.Context, m proto.Mount, _ proto.S3Cre
 }
 
 // Bucket opens a bucket of a real server, for which there is no guard here.
-func (s *storageStub) Bucket(m proto.Mount, _ proto.S3Credentials) (BucketFiles, error) {
+func (s *storageStub) Bucket(m proto.Mount, _ proto.S3Credentials) (filestore.BucketFiles, error) {
 	id, secret := storagetest.Credentials()
 	b, err := s3.OpenBucket(s3.BucketConfig{
 		S3Mount: *m.S3, Credentials: proto.S3Credentials{AccessKeyID: id, SecretAccessKey: secret}, Prefix: m.Prefix,
@@ -156,7 +157,7 @@ func (s *storageStub) Bucket(m proto.Mount, _ proto.S3Credentials) (BucketFiles,
 	return &s3.Files{Bucket: b}, err
 }
 
-func (s *storageStub) Directory(m proto.Mount) (MountFiles, error) {
+func (s *storageStub) Directory(m proto.Mount) (filestore.MountFiles, error) {
 	return mount.OpenDirectory(nil, m)
 }
 

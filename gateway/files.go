@@ -12,26 +12,11 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
-
-// openRequested returns the files that a request addresses, and the cleaned path in them.
-func (s *Server) openRequested(
-	r *web.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error),
-) (*fileStore, string, error) {
-	key := r.Key
-	f, err := s.openFiles(r.Context(), &key, req.Source, req.ID)
-	if err != nil {
-		return nil, "", err
-	}
-	if name, err = clean(f.root, name); err != nil {
-		f.close()
-		return nil, "", err
-	}
-	return f, name, nil
-}
 
 // listFiles sends the list while it is read. The list of a large home may not fit into memory.
 func (s *Server) listFiles(w http.ResponseWriter, r *web.Request) error {
@@ -39,14 +24,14 @@ func (s *Server) listFiles(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	files, dir, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFilePath)
+	files, dir, err := s.opener.OpenPath(r, &req.FileRequest, req.Path, proto.CleanFilePath)
 	if err != nil {
 		return err
 	}
-	defer files.close()
+	defer files.Close()
 	out := bufio.NewWriterSize(web.NewLazyWriter(w, r, web.JSONHeader), web.SmallOutput)
 	separator := `{"files":[`
-	err = files.list(r.Context(), dir, req.Recursive, func(f proto.File) error {
+	err = files.List(r.Context(), dir, req.Recursive, func(f proto.File) error {
 		text, err := json.Marshal(api.NewFile(&f))
 		if err != nil {
 			return fmt.Errorf("encode %q: %w", f.Path, err)
@@ -81,12 +66,12 @@ func (s *Server) uploadURL(w http.ResponseWriter, r *web.Request) error {
 
 // signUpload returns a URL to upload a file to.
 func (s *Server) signUpload(r *web.Request, req *api.FileUploadRequest) (*api.SignedURL, error) {
-	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFileName)
+	files, name, err := s.opener.OpenPath(r, &req.FileRequest, req.Path, proto.CleanFileName)
 	if err != nil {
 		return nil, err
 	}
-	defer files.close()
-	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.blobs); err != nil {
+	defer files.Close()
+	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.Blobs); err != nil {
 		return nil, err
 	}
 	key := &r.Key
@@ -104,19 +89,13 @@ func (s *Server) signUpload(r *web.Request, req *api.FileUploadRequest) (*api.Si
 
 // checkUpload returns the error with which an upload would be refused now. blobs reports that the
 // file, or its parts, are stored in the blob store.
-func (s *Server) checkUpload(ctx context.Context, files *fileStore, name string, size int64, blobs bool) error {
+func (s *Server) checkUpload(ctx context.Context, files *filestore.Store, name string, size int64, blobs bool) error {
 	if blobs {
-		if err := s.Admission.CheckQuota(ctx, files.org, proto.QuotaStored); err != nil {
+		if err := s.Admission.CheckQuota(ctx, files.Org, proto.QuotaStored); err != nil {
 			return err
 		}
 	}
-	return files.checkPut(ctx, name, size)
-}
-
-// homeLimit returns the size limit of homes in the sandbox of an API key.
-func (s *Server) homeLimit(ctx context.Context, key *proto.Key) (proto.Space, error) {
-	profile, err := s.Admission.ProfileOf(ctx, key)
-	return proto.Space{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
+	return files.CheckPut(ctx, name, size)
 }
 
 func (s *Server) downloadURL(w http.ResponseWriter, r *web.Request) error {
@@ -133,12 +112,12 @@ func (s *Server) downloadURL(w http.ResponseWriter, r *web.Request) error {
 
 // signDownload returns a URL to download a file from.
 func (s *Server) signDownload(r *web.Request, req *api.FileDownloadRequest) (*api.SignedURL, error) {
-	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFileName)
+	files, name, err := s.opener.OpenPath(r, &req.FileRequest, req.Path, proto.CleanFileName)
 	if err != nil {
 		return nil, err
 	}
-	defer files.close()
-	if _, err := files.open(r.Context(), name); err != nil {
+	defer files.Close()
+	if _, err := files.Open(r.Context(), name); err != nil {
 		return nil, err // report it now rather than when the URL is used
 	}
 	key := &r.Key
@@ -153,13 +132,13 @@ func (s *Server) deleteFile(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, changedPath("path"))
+	files, name, err := s.opener.OpenPath(r, &req.FileRequest, req.Path, changedPath("path"))
 	if err != nil {
 		return err
 	}
-	defer files.close()
+	defer files.Close()
 	return s.changeFile(w, r, files, name, func(ctx context.Context) (int64, error) {
-		return files.remove(ctx, name, req.Recursive)
+		return files.Remove(ctx, name, req.Recursive)
 	})
 }
 
@@ -168,25 +147,25 @@ func (s *Server) renameFile(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	files, from, err := s.openRequested(r, &req.FileRequest, req.Path, changedPath("path"))
+	files, from, err := s.opener.OpenPath(r, &req.FileRequest, req.Path, changedPath("path"))
 	if err != nil {
 		return err
 	}
-	defer files.close()
-	to, err := changedPath("to")(files.root, req.To)
+	defer files.Close()
+	to, err := changedPath("to")(files.Root, req.To)
 	if err != nil {
 		return err
 	}
-	return s.changeFile(w, r, files, to, func(ctx context.Context) (int64, error) { return files.rename(ctx, from, to) })
+	return s.changeFile(w, r, files, to, func(ctx context.Context) (int64, error) { return files.Rename(ctx, from, to) })
 }
 
 // changeFile makes a change of files, which goes on if the client leaves, and answers with the new
 // version. Changes count as transfers: each copies the names in directories of any size.
 func (s *Server) changeFile(
-	w http.ResponseWriter, r *web.Request, files *fileStore, path string,
+	w http.ResponseWriter, r *web.Request, files *filestore.Store, path string,
 	change func(ctx context.Context) (version int64, err error),
 ) error {
-	end, err := s.begin(r.Context(), files)
+	end, err := files.Begin(r.Context())
 	if err != nil {
 		return err
 	}
@@ -221,12 +200,12 @@ func (s *Server) getContent(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	files, err := s.openFiles(r.Context(), key, g.source, g.id)
+	files, err := s.opener.Open(r.Context(), key, g.source, g.id)
 	if err != nil {
 		return err
 	}
-	defer files.close()
-	content, err := files.open(r.Context(), g.path)
+	defer files.Close()
+	content, err := files.Open(r.Context(), g.path)
 	if err != nil {
 		return err
 	}
@@ -260,12 +239,12 @@ func (s *Server) getContent(w http.ResponseWriter, r *web.Request) error {
 		begin()
 		return nil
 	}
-	done, err := s.begin(r.Context(), files)
+	done, err := files.Begin(r.Context())
 	if err != nil {
 		return err
 	}
 	defer done()
-	return files.wrap("send a file of", s.sendPart(w, r, content, part, begin))
+	return files.Wrap("send a file of", s.sendPart(w, r, content, part, begin))
 }
 
 // sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a
@@ -305,24 +284,6 @@ func (s *Server) sendPart(
 	return err
 }
 
-// beginUpload begins a transfer, which files may hold already, and reserves its memory. end ends
-// it.
-func (s *Server) beginUpload(ctx context.Context, files *fileStore, size int64) (end func(), err error) {
-	if s.DiskFull != nil && s.DiskFull() != "" {
-		return nil, api.DiskFull()
-	}
-	done, err := s.begin(ctx, files)
-	if err != nil {
-		return nil, err
-	}
-	memory := web.UploadMemory(size)
-	if !s.ReserveFor(files.org, memory) {
-		done()
-		return nil, web.ErrOverloaded
-	}
-	return func() { s.Release(files.org, memory); done() }, nil
-}
-
 // rangeIsCurrent reports whether the condition of a range request holds for content with this tag.
 // Times are not accepted as conditions: they do not distinguish contents.
 func rangeIsCurrent(ifRange, tag string) bool { return ifRange == "" || ifRange == tag }
@@ -347,18 +308,18 @@ func (s *Server) storeContent(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	files, err := s.openFiles(r.Context(), key, g.source, g.id)
+	files, err := s.opener.Open(r.Context(), key, g.source, g.id)
 	if err != nil {
 		return err
 	}
-	defer files.close()
-	end, err := s.beginUpload(r.Context(), files, g.size)
+	defer files.Close()
+	end, err := files.BeginUpload(r.Context(), g.size)
 	if err != nil {
 		return err
 	}
 	defer end()
 	body := r.LongBody(r.Body, g.size)
-	err = files.put(r.Context(), g.path, g.size, body)
+	err = files.Put(r.Context(), g.path, g.size, body)
 	body.ClearDeadline()
 	if err != nil {
 		return err

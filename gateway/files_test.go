@@ -252,6 +252,7 @@ func TestSignedURLs(t *testing.T) {
 	}
 	// Without a secret, nothing is signed and no URL is accepted.
 	h.server.URLSecret = nil
+	h.remount()
 	h.get(contentPath+good(nil).token([32]byte{})).want(500, "internal")
 	h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`).want(500, "internal")
 }
@@ -499,6 +500,7 @@ func TestUploadLength(t *testing.T) {
 	}
 	ctx, gone := context.WithCancel(t.Context())
 	h.server.Files = &staging{threadFiles{h.threads}, gone}
+	h.remount()
 	if _, err := fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n123", at); err != nil {
 		t.Fatal(err)
 	}
@@ -542,6 +544,7 @@ func TestSlowUpload(t *testing.T) {
 	} {
 		bubble(t, func(t *testing.T, h *harness) {
 			h.server.Files = slowStage{threadFiles{h.threads}}
+			h.remount()
 			body, in := io.Pipe()
 			sent := make(chan struct{})
 			go func() {
@@ -723,6 +726,7 @@ func TestUnpack(t *testing.T) {
 	h.threads.refuse = nil
 	full := "the disk is full"
 	h.server.DiskFull = func() string { return full }
+	h.remount()
 	put("", "", content).want(503, "disk_full")
 	full = ""
 	h.server.Memory = 2 * (web.UploadMemory(h.threads.most.Bytes) + 3*web.RequestCost)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/gateway/work"
 	"github.com/bullpen-run/bullpen/proto"
@@ -167,78 +168,6 @@ type Sessions interface {
 	End(ctx context.Context, id string) error
 }
 
-// Storage uses the buckets of storage connections.
-type Storage interface {
-	admin.Buckets
-	// Bucket opens the files of a mount of kind s3. Errors of its files may also be
-	// [*proto.StorageTestError], if the server must not be used.
-	Bucket(m proto.Mount, keys proto.S3Credentials) (BucketFiles, error)
-	// Directory opens the files of a mount of kind directory. It returns a [*proto.NoDirectoryError]
-	// if this gateway does not have the directory.
-	Directory(m proto.Mount) (MountFiles, error)
-}
-
-// MountFiles are the files of a mount or of a thread. Paths are cleaned and relative to the mount's
-// prefix or the home, whose path is empty. Links are not followed. Errors about a path are
-// [*proto.NoFileError], [*proto.PathError] and [*proto.FieldError]. Others of a mount wrap a
-// syscall.Errno, fs.ErrPermission or os.ErrDeadlineExceeded.
-type MountFiles interface {
-	// List calls each for the entries of a directory, or for everything below it if recursive is
-	// true. It stops at an error of each. It returns [proto.ErrNotFound] if the path does not name a
-	// directory.
-	List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error
-	// Open returns the content of a file.
-	Open(ctx context.Context, path string) (*proto.FileContent, error)
-	// CheckPut returns the error with which Put would refuse a file of a size now.
-	CheckPut(ctx context.Context, path string, size int64) error
-	// Put stores size bytes of body as a file, which appears when it is complete.
-	Put(ctx context.Context, path string, size int64, body io.Reader) error
-	// Delete deletes what is at a path, a directory that is not empty only if recursive is true.
-	// version is the new version of a thread, otherwise 0.
-	Delete(ctx context.Context, path string, recursive bool) (version int64, err error)
-	// Rename renames what is at a path; nothing may be at the new one.
-	Rename(ctx context.Context, from, to string) (version int64, err error)
-	// Close releases what the files use.
-	Close() error
-}
-
-// BucketFiles are the files of a bucket, which stores uploads in parts itself.
-type BucketFiles interface {
-	MountFiles
-	PartUploads
-}
-
-// PartUploads are the uploads in parts to a place with files. All methods but BeginUpload return
-// [proto.ErrNotFound] if there is no such upload.
-type PartUploads interface {
-	// BeginUpload begins an upload of a file in parts, and returns its id.
-	BeginUpload(ctx context.Context, path string, size int64) (id string, err error)
-	// PutPart stores a part, which replaces an earlier one of its number.
-	PutPart(ctx context.Context, path, id string, number int, content []byte) error
-	// UploadedParts returns the parts of an upload by number.
-	UploadedParts(ctx context.Context, path, id string) ([]proto.UploadedPart, error)
-	// CompleteUpload turns the parts into the file if check, which gets them, returns nil.
-	CompleteUpload(ctx context.Context, path, id string, check func([]proto.UploadedPart) error) error
-	// AbortUpload removes an upload.
-	AbortUpload(ctx context.Context, path, id string) error
-}
-
-// Parts stores the parts of files that are uploaded in parts, in the blob store. All methods but
-// BeginUpload return [proto.ErrNotFound] if there is no such upload.
-type Parts interface {
-	// BeginUpload begins an upload of size bytes, and returns its id. It returns a
-	// [*proto.PendingUploadsError] if the organisation has begun too much.
-	BeginUpload(ctx context.Context, org string, size int64) (id string, err error)
-	// PutPart stores a part of an upload of size bytes, which replaces an earlier one of its number.
-	PutPart(ctx context.Context, org, id string, size int64, number int, content []byte) error
-	// UploadedParts returns the parts of an upload of size bytes by number.
-	UploadedParts(ctx context.Context, org, id string, size int64) ([]proto.UploadedPart, error)
-	// OpenUpload returns all parts, joined in the order of their numbers.
-	OpenUpload(ctx context.Context, org, id string) (io.ReadCloser, error)
-	// RemoveUpload removes an upload of size bytes.
-	RemoveUpload(ctx context.Context, org, id string, size int64) error
-}
-
 // Webhooks stores the webhook settings of API keys, and the URLs at which deliveries fail.
 type Webhooks interface {
 	// Stored returns the stored settings of a key, or [proto.ErrNotFound].
@@ -316,37 +245,17 @@ type ThreadAdmin interface {
 	Rebuild(ctx context.Context) (proto.Rebuilt, error)
 }
 
-// Files reads and stages files in the homes of threads: the newest version, overlaid by the staged
-// files. Paths are cleaned and relative to the home. The path of the home itself is empty. Links
-// are not followed.
+// Storage uses the buckets of storage connections.
+type Storage interface {
+	admin.Buckets
+	filestore.Mounts
+}
+
+// Files reads and stages files in the homes of threads.
 type Files interface {
-	// List calls each for the entries of a directory, or for everything below it if recursive is
-	// true. It stops at an error of each. An unknown thread has no entries. List returns
-	// [proto.ErrNotFound] if the path does not name a directory.
-	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
-	// Open returns the content of a file, or [proto.ErrNotFound].
-	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
-	// Stage stores size bytes of body as a file, and creates the thread if it does not exist. From
-	// then on the file is in lists, downloads and the next execution. It returns a
-	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
-	// and a [*proto.SpaceError] if the home would exceed most.
-	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	filestore.Homes
 	// StageIfUnchanged is Stage on the condition that the file has a tag, as Open returns it, or with
 	// an empty tag that Open finds no file. Otherwise it returns a [*proto.FileChangedError].
 	StageIfUnchanged(ctx context.Context, org, thread, path, tag string, size int64, most proto.Space,
 		body io.Reader) error
-	// Put stores size bytes of body as a file of a volume in a new version. Its errors are those of
-	// Stage, and a [*proto.BusyError] if an execution holds the volume when body has been read.
-	Put(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
-	// Delete deletes what is at a path in a new version, and returns its number. It returns
-	// [proto.ErrNotFound] if there is no such thread, a [*proto.NoFileError] if nothing is at the
-	// path, a [*proto.PathError] for a directory that is not empty unless recursive is true, and a
-	// [*proto.BusyError] while an execution holds the thread.
-	Delete(ctx context.Context, org, thread, path string, recursive bool) (version int64, err error)
-	// Rename renames what is at a path in a new version, and returns its number. Its errors are those
-	// of Delete, a [*proto.PathError] if the new path cannot be used, and a [*proto.SpaceError] if
-	// the home would exceed most.
-	Rename(ctx context.Context, org, thread, from, to string, most proto.Space) (version int64, err error)
-	// CheckSpace returns the error with which Stage would refuse a file of that size.
-	CheckSpace(ctx context.Context, org, thread, path string, size int64, most proto.Space) error
 }

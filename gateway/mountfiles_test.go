@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/storagetest"
@@ -263,7 +264,7 @@ func TestPendingUploads(t *testing.T) {
 
 // aloneParts fails a test in which two uploads begin at the same time.
 type aloneParts struct {
-	Parts
+	filestore.Parts
 	t       *testing.T
 	running atomic.Int32
 }
@@ -283,6 +284,7 @@ func (p *aloneParts) BeginUpload(ctx context.Context, org string, size int64) (s
 func TestUploadsBeginAtOnce(t *testing.T) {
 	h := newHarness(t)
 	h.server.Parts = &aloneParts{Parts: h.server.Parts, t: t}
+	h.remount()
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() { h.beginUpload(ofThread, "a", 1) })
@@ -472,17 +474,6 @@ func TestFilesOfVolume(t *testing.T) {
 	h.mount("key_1", proto.KeyMount{Connection: "data", ReadOnly: true})
 	h.volume("upload_url", `,"path":"x","content_length":1`).want(403, "forbidden", "may only read")
 	h.volume("download_url", `,"path":"other"`).want(200, "")
-}
-
-// A person who has signed in has no storage connections, as programs of people have none.
-func TestMembersHaveNoConnections(t *testing.T) {
-	h := newHarness(t)
-	h.newBucket("base")
-	m := proto.Member{ID: proto.MemberPrefix + "1", Org: "acme", Role: proto.RoleAdministrator}
-	key := m.Key()
-	if _, err := h.server.openFiles(t.Context(), &key, proto.SourceVolume, "data"); !errors.Is(err, errNoVolume) {
-		t.Errorf("%v", err)
-	}
 }
 
 // nothingReserved stops the server, and checks that the requests have released what they had.

@@ -8,6 +8,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/login"
 	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/gateway/web"
@@ -70,7 +71,7 @@ type Server struct {
 	Versions     Versions
 	ThreadAdmin  ThreadAdmin
 	Files        Files
-	Parts        Parts // of uploads
+	Parts        filestore.Parts // of uploads
 	DeadLetters  admin.DeadLetters
 	Backups      admin.Backups
 	Audit        admin.AuditLog
@@ -103,16 +104,18 @@ type Server struct {
 	// Problems returns what this process needs and does not have.
 	Problems func() []proto.Problem
 
-	// beginning has one slot for each organisation: uploads in parts begin one after another, so that
-	// those that begin at the same time are counted.
-	beginning web.Transfers
-	tools     *mcp.Handler
+	opener *filestore.Opener
+	tools  *mcp.Handler
 }
 
 // Handler returns the handler of all routes. It is called once.
 func (s *Server) Handler() http.Handler {
 	s.Init()
 	s.Cookies = s
+	s.opener = &filestore.Opener{
+		Core: &s.Core, Homes: s.Files, Connections: s.Connections, Mounts: s.Storage, Parts: s.Parts, Keys: s.Admission,
+		Home: s.Home, DiskFull: s.DiskFull,
+	}
 	root := chi.NewRouter()
 	root.Use(s.Observe, s.CORS)
 	root.NotFound(s.Unknown(s.Handle(func(http.ResponseWriter, *web.Request) error { return web.ErrNoRoute })))

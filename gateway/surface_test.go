@@ -398,6 +398,7 @@ func TestStoredRunsAreAdmitted(t *testing.T) {
 	}))
 	full := ""
 	h.server.DiskFull = func() string { return full }
+	h.remount()
 	free := h.stub.addKey("small", "free", asUser)
 	for _, c := range []struct {
 		key, full  string

@@ -155,7 +155,7 @@ func (s *Server) unpack(w http.ResponseWriter, r *web.Request) (version int64, d
 	if err := s.Admission.CheckQuota(r.Context(), key.Org, proto.QuotaStored); err != nil {
 		return 0, "", err
 	}
-	most, err := s.homeLimit(r.Context(), &key)
+	most, err := s.opener.HomeLimit(r.Context(), &key)
 	if err != nil {
 		return 0, "", err
 	}
@@ -167,7 +167,7 @@ func (s *Server) unpack(w http.ResponseWriter, r *web.Request) (version int64, d
 	case err != nil && !errors.Is(err, proto.ErrNotFound):
 		return 0, "", fmt.Errorf("look up thread %s: %w", id, err)
 	}
-	done, err := s.beginUpload(r.Context(), &fileStore{org: key.Org}, most.Bytes)
+	done, err := s.opener.BeginUpload(r.Context(), key.Org, most.Bytes)
 	if err != nil {
 		return 0, "", err
 	}
@@ -181,32 +181,11 @@ func (s *Server) unpack(w http.ResponseWriter, r *web.Request) (version int64, d
 		return 0, "", err
 	}
 	defer end()
-	version, err = s.Versions.Unpack(r.Context(), key.Org, id, dir, &proto.TarUpload{
-		Body: turn.Plain(body), Home: s.Home, Most: most, Proceed: s.tarEntry(r.Info),
-	})
+	version, err = s.Versions.Unpack(r.Context(), key.Org, id, dir, s.opener.Tar(r.Info, turn.Plain(body), most))
 	if err != nil {
 		return 0, "", fmt.Errorf("unpack a tar into thread %s: %w", id, err)
 	}
 	return version, dir, nil
-}
-
-// tarEntry returns a function that reserves the memory of an entry of a tar until the request ends.
-func (s *Server) tarEntry(i *web.Info) func(memory int64) error {
-	const step = 1 << 20
-	var left int64
-	return func(memory int64) error {
-		if s.DiskFull != nil && s.DiskFull() != "" {
-			return api.DiskFull()
-		}
-		for left < memory {
-			if !s.Reserve(i, step) {
-				return web.ErrOverloaded
-			}
-			left += step
-		}
-		left -= memory
-		return nil
-	}
 }
 
 func (s *Server) collectThreads(w http.ResponseWriter, r *web.Request) error {

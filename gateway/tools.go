@@ -239,12 +239,12 @@ func (t toolCalls) cancelCall(ctx context.Context, id proto.TraceID) error {
 // ListFiles implements [mcp.Sandbox].
 func (t toolCalls) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListRequest) (*api.ToolFiles, error) {
 	files := &api.ToolFiles{Files: []api.File{}}
-	from, dir, err := t.openRequested(web.RequestOf(call.HTTP), &req.FileRequest, req.Path, proto.CleanFilePath)
+	from, dir, err := t.opener.OpenPath(web.RequestOf(call.HTTP), &req.FileRequest, req.Path, proto.CleanFilePath)
 	if err != nil {
 		return nil, err
 	}
-	defer from.close()
-	err = from.list(call.HTTP.Context(), dir, req.Recursive, func(f proto.File) error {
+	defer from.Close()
+	err = from.List(call.HTTP.Context(), dir, req.Recursive, func(f proto.File) error {
 		if len(files.Files) == api.MaxToolFiles {
 			files.Truncated = true
 			return errEnough

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -33,72 +34,6 @@ const (
 	maxUploadID = 2048
 )
 
-// uploads returns the uploads of a file of size bytes in parts. Buckets store the parts themselves;
-// those of other files are in the blob store, and joined in the end.
-func (s *Server) uploads(f *fileStore, size int64) PartUploads {
-	if !f.partsInBlobs() {
-		return f.bucket
-	}
-	return &blobUploads{parts: s.Parts, beginning: &s.beginning, files: f.files, org: f.org, size: size}
-}
-
-// blobUploads are uploads with parts in the blob store.
-type blobUploads struct {
-	parts     Parts
-	beginning *web.Transfers
-	files     MountFiles
-	org       string
-	size      int64
-}
-
-// BeginUpload implements [PartUploads]. Gateways do not wait for each other: each beyond the first
-// can exceed the limits by one upload.
-func (b *blobUploads) BeginUpload(ctx context.Context, _ string, size int64) (string, error) {
-	done, err := b.beginning.Acquire(ctx, b.org, 1)
-	if err != nil {
-		return "", err
-	}
-	defer done()
-	return b.parts.BeginUpload(ctx, b.org, size)
-}
-
-// PutPart implements [PartUploads].
-func (b *blobUploads) PutPart(ctx context.Context, _, id string, number int, content []byte) error {
-	return b.parts.PutPart(ctx, b.org, id, b.size, number, content)
-}
-
-// UploadedParts implements [PartUploads].
-func (b *blobUploads) UploadedParts(ctx context.Context, _, id string) ([]proto.UploadedPart, error) {
-	return b.parts.UploadedParts(ctx, b.org, id, b.size)
-}
-
-// CompleteUpload implements [PartUploads].
-func (b *blobUploads) CompleteUpload(
-	ctx context.Context, path, id string, check func([]proto.UploadedPart) error,
-) error {
-	parts, err := b.UploadedParts(ctx, path, id)
-	if err == nil {
-		err = check(parts)
-	}
-	if err != nil {
-		return err
-	}
-	body, err := b.parts.OpenUpload(ctx, b.org, id)
-	if err != nil {
-		return err
-	}
-	err = b.files.Put(ctx, path, b.size, body)
-	if err := errors.Join(err, body.Close()); err != nil {
-		return err
-	}
-	return b.AbortUpload(ctx, path, id) // the file has its own copy
-}
-
-// AbortUpload implements [PartUploads].
-func (b *blobUploads) AbortUpload(ctx context.Context, _, id string) error {
-	return b.parts.RemoveUpload(ctx, b.org, id, b.size)
-}
-
 // partCount returns the number of parts of a file of size bytes, which is not empty.
 func partCount(size int64) int {
 	return int((size + proto.UploadPartBytes - 1) / proto.UploadPartBytes)
@@ -115,25 +50,25 @@ func (s *Server) createUpload(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	files, name, err := s.openRequested(r, &req.FileRequest, req.Path, proto.CleanFileName)
+	files, name, err := s.opener.OpenPath(r, &req.FileRequest, req.Path, proto.CleanFileName)
 	if err != nil {
 		return err
 	}
-	defer files.close()
-	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.partsInBlobs()); err != nil {
+	defer files.Close()
+	if err := s.checkUpload(r.Context(), files, name, req.ContentLength, files.PartsInBlobs()); err != nil {
 		return err
 	}
-	sub, err := files.writablePath(name)
+	sub, err := files.WritablePath(name)
 	if err != nil {
 		return err
 	}
-	id, err := s.uploads(files, req.ContentLength).BeginUpload(r.Context(), sub, req.ContentLength)
+	id, err := files.Uploads(req.ContentLength).BeginUpload(r.Context(), sub, req.ContentLength)
 	if err != nil {
-		return files.wrap("begin an upload to", err)
+		return files.Wrap("begin an upload to", err)
 	}
 	if len(id) > maxUploadID || strings.ContainsFunc(id, unicode.IsControl) {
 		return api.Errorf(api.CodeConflict,
-			"the server of the storage connection %s answered with an id of an upload that is not valid", files.id)
+			"the server of the storage connection %s answered with an id of an upload that is not valid", files.ID)
 	}
 	key := &r.Key
 	g := &grant{
@@ -152,9 +87,9 @@ func (s *Server) createUpload(w http.ResponseWriter, r *web.Request) error {
 // upload is an upload in parts that a request addresses.
 type upload struct {
 	*grant
-	files *fileStore
+	files *filestore.Store
 	sub   string // the path below the prefix of files
-	parts PartUploads
+	parts filestore.PartUploads
 }
 
 // openUpload returns the upload of a request's URL, whose files must be closed.
@@ -163,16 +98,16 @@ func (s *Server) openUpload(r *web.Request) (*upload, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := s.openFiles(r.Context(), key, g.source, g.id)
+	files, err := s.opener.Open(r.Context(), key, g.source, g.id)
 	if err != nil {
 		return nil, err
 	}
-	sub, err := files.writablePath(g.path)
+	sub, err := files.WritablePath(g.path)
 	if err != nil {
-		files.close()
+		files.Close()
 		return nil, err
 	}
-	return &upload{g, files, sub, s.uploads(files, g.size)}, nil
+	return &upload{g, files, sub, files.Uploads(g.size)}, nil
 }
 
 // wrap returns the error for the client.
@@ -182,7 +117,7 @@ func (u *upload) wrap(operation string, err error) error {
 		return api.Errorf(api.CodeNotFound,
 			"there is no such upload any more: it was completed, which /v1/files/list shows, or it was removed")
 	}
-	return u.files.wrap(operation, err)
+	return u.files.Wrap(operation, err)
 }
 
 // getUpload lists the parts of an upload.
@@ -191,7 +126,7 @@ func (s *Server) getUpload(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	defer u.files.close()
+	defer u.files.Close()
 	parts, err := u.parts.UploadedParts(r.Context(), u.sub, u.upload)
 	if err != nil {
 		return u.wrap("list the parts of an upload to", err)
@@ -220,7 +155,7 @@ func (s *Server) storePart(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	defer u.files.close()
+	defer u.files.Close()
 	number, err := web.QueryInt(r, "part", 1, int64(partCount(u.size)), 0)
 	if err == nil && number == 0 {
 		err = proto.FieldErrorf("part", "must be given, such as ?part=1")
@@ -236,12 +171,12 @@ func (s *Server) storePart(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	if u.files.partsInBlobs() {
-		if err := s.Admission.CheckQuota(r.Context(), u.files.org, proto.QuotaStored); err != nil {
+	if u.files.PartsInBlobs() {
+		if err := s.Admission.CheckQuota(r.Context(), u.files.Org, proto.QuotaStored); err != nil {
 			return err
 		}
 	}
-	end, err := s.beginUpload(r.Context(), u.files, size)
+	end, err := u.files.BeginUpload(r.Context(), size)
 	if err != nil {
 		return err
 	}
@@ -265,8 +200,8 @@ func (s *Server) completeUpload(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	defer u.files.close()
-	end, err := s.beginUpload(r.Context(), u.files, u.size)
+	defer u.files.Close()
+	end, err := u.files.BeginUpload(r.Context(), u.size)
 	if err != nil {
 		return err
 	}
@@ -309,7 +244,7 @@ func (s *Server) abortUpload(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	defer u.files.close()
+	defer u.files.Close()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), web.VersionsTimeout)
 	defer cancel()
 	if err := u.parts.AbortUpload(ctx, u.sub, u.upload); err != nil && !errors.Is(err, proto.ErrNotFound) {

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 
-	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/storage/s3"
 	"github.com/bullpen-run/bullpen/webhook/guard"
@@ -111,17 +111,17 @@ func openBuckets(cfg *Config) (buckets, error) {
 	return buckets{g, cfg.MountRoots}, err
 }
 
-// CheckEndpoint implements [gateway.Storage].
+// CheckEndpoint implements [admin.Buckets].
 func (b buckets) CheckEndpoint(ctx context.Context, field, url string) error {
 	return b.guard.Check(ctx, field, url)
 }
 
-// Test implements [gateway.Storage].
+// Test implements [admin.Buckets].
 func (b buckets) Test(ctx context.Context, m proto.Mount, keys proto.S3Credentials) error {
 	return b.use(m, keys, func(bucket *s3.Bucket) error { return bucket.Test(ctx, m.ReadOnly) })
 }
 
-// HasObjects implements [gateway.Storage].
+// HasObjects implements [admin.Buckets].
 func (b buckets) HasObjects(ctx context.Context, m proto.Mount, keys proto.S3Credentials) (has bool, err error) {
 	err = b.use(m, keys, func(bucket *s3.Bucket) error {
 		has, err = bucket.HasObjects(ctx)
@@ -192,16 +192,16 @@ func (r *refusal) explain(err error) error {
 	return err
 }
 
-// Bucket implements [gateway.Storage].
-func (b buckets) Bucket(m proto.Mount, keys proto.S3Credentials) (gateway.BucketFiles, error) {
+// Bucket implements [filestore.Mounts].
+func (b buckets) Bucket(m proto.Mount, keys proto.S3Credentials) (filestore.BucketFiles, error) {
 	files := new(bucketFiles)
 	bucket, err := openBucket(b.guard, files.dial(b.guard), requestConns, m, keys)
 	files.Files = &s3.Files{Bucket: bucket}
 	return files, err
 }
 
-// Directory implements [gateway.Storage].
-func (b buckets) Directory(m proto.Mount) (gateway.MountFiles, error) {
+// Directory implements [filestore.Mounts].
+func (b buckets) Directory(m proto.Mount) (filestore.MountFiles, error) {
 	return mount.OpenDirectory(b.roots, m)
 }
 
@@ -212,18 +212,18 @@ type bucketFiles struct {
 	refusal
 }
 
-// List implements [gateway.MountFiles].
+// List implements [filestore.MountFiles].
 func (b *bucketFiles) List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error {
 	return b.explain(b.Files.List(ctx, dir, recursive, each))
 }
 
-// Open implements [gateway.MountFiles].
+// Open implements [filestore.MountFiles].
 func (b *bucketFiles) Open(ctx context.Context, path string) (*proto.FileContent, error) {
 	content, err := b.Files.Open(ctx, path)
 	return content, b.explain(err)
 }
 
-// CheckPut implements [gateway.MountFiles].
+// CheckPut implements [filestore.MountFiles].
 func (b *bucketFiles) CheckPut(ctx context.Context, path string, size int64) error {
 	return b.explain(b.Files.CheckPut(ctx, path, size))
 }

@@ -1,0 +1,224 @@
+package filestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+
+	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// mountMemory is the memory of a request about the files of a mount in bytes, beyond content: that
+// of a page of a list.
+const mountMemory = 4 << 20
+
+// Homes reads and stages files in the homes of threads: the newest version, overlaid by the staged
+// files. Paths are cleaned and relative to the home. The path of the home itself is empty. Links
+// are not followed.
+type Homes interface {
+	// List calls each for the entries of a directory, or for everything below it if recursive is
+	// true. It stops at an error of each. An unknown thread has no entries. List returns
+	// [proto.ErrNotFound] if the path does not name a directory.
+	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
+	// Open returns the content of a file, or [proto.ErrNotFound].
+	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
+	// Stage stores size bytes of body as a file, and creates the thread if it does not exist. From
+	// then on the file is in lists, downloads and the next execution. It returns a
+	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
+	// and a [*proto.SpaceError] if the home would exceed most.
+	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	// Put stores size bytes of body as a file of a volume in a new version. Its errors are those of
+	// Stage, and a [*proto.BusyError] if an execution holds the volume when body has been read.
+	Put(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+	// Delete deletes what is at a path in a new version, and returns its number. It returns
+	// [proto.ErrNotFound] if there is no such thread, a [*proto.NoFileError] if nothing is at the
+	// path, a [*proto.PathError] for a directory that is not empty unless recursive is true, and a
+	// [*proto.BusyError] while an execution holds the thread.
+	Delete(ctx context.Context, org, thread, path string, recursive bool) (version int64, err error)
+	// Rename renames what is at a path in a new version, and returns its number. Its errors are those
+	// of Delete, a [*proto.PathError] if the new path cannot be used, and a [*proto.SpaceError] if
+	// the home would exceed most.
+	Rename(ctx context.Context, org, thread, from, to string, most proto.Space) (version int64, err error)
+	// CheckSpace returns the error with which Stage would refuse a file of that size.
+	CheckSpace(ctx context.Context, org, thread, path string, size int64, most proto.Space) error
+}
+
+// Mounts opens the files of storage connections.
+type Mounts interface {
+	// Bucket opens the files of a mount of kind s3. Errors of its files may also be
+	// [*proto.StorageTestError], if the server must not be used.
+	Bucket(m proto.Mount, keys proto.S3Credentials) (BucketFiles, error)
+	// Directory opens the files of a mount of kind directory. It returns a [*proto.NoDirectoryError]
+	// if this gateway does not have the directory.
+	Directory(m proto.Mount) (MountFiles, error)
+}
+
+// Connections finds storage connections.
+type Connections interface {
+	// Connection returns a storage connection, or [proto.ErrNotFound].
+	Connection(ctx context.Context, org, slug string) (proto.Connection, error)
+}
+
+// Keys knows the sandboxes of API keys and the credentials of organisations.
+type Keys interface {
+	// ProfileOf returns the sandbox profile that a key is bound to.
+	ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error)
+	// BucketCredentials returns the credentials of a bucket from a secret, or a [*proto.FieldError].
+	BucketCredentials(ctx context.Context, org, secret string) (proto.S3Credentials, error)
+}
+
+// Opener opens the files that requests address. Its exported fields are set before its first use.
+type Opener struct {
+	*web.Core
+	Homes       Homes
+	Connections Connections
+	Mounts      Mounts
+	Parts       Parts
+	Keys        Keys
+	Home        string // the home of programs, absolute and cleaned: paths of files may begin with it
+	// DiskFull, if not nil, returns why nothing more should be stored on this server's disk, empty if
+	// it should.
+	DiskFull func() string
+
+	// beginning has one slot for each organisation: uploads in parts begin one after another, so that
+	// those that begin at the same time are counted.
+	beginning web.Transfers
+}
+
+// OpenPath returns the files that a request addresses, and the path in them that clean returns for a name.
+// Close must be called when the files are not used any more.
+func (o *Opener) OpenPath(
+	r *web.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error),
+) (*Store, string, error) {
+	key := r.Key
+	f, err := o.Open(r.Context(), &key, req.Source, req.ID)
+	if err != nil {
+		return nil, "", err
+	}
+	if name, err = clean(f.Root, name); err != nil {
+		f.Close()
+		return nil, "", err
+	}
+	return f, name, nil
+}
+
+// Open returns the files that a request addresses. Close must be called when it is not used
+// any more. What the key does not have does not exist for it.
+func (o *Opener) Open(
+	ctx context.Context, key *proto.Key, source proto.FileSource, id string,
+) (*Store, error) {
+	if source == proto.SourceThread {
+		limit := func(ctx context.Context) (proto.Space, error) { return o.HomeLimit(ctx, key) }
+		return &Store{
+			files: &homeFiles{o.Homes, key.Org, id, limit}, opener: o, Org: key.Org, ID: id, Root: o.Home, Blobs: true,
+			source: source, done: func() {},
+		}, nil
+	}
+	at := slices.IndexFunc(key.Mounts, func(m proto.KeyMount) bool { return m.Connection == id })
+	if at < 0 {
+		return nil, errNoConnection
+	}
+	c, err := o.Connections.Connection(ctx, key.Org, id)
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil, errNoConnection
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up storage connection %s: %w", id, err)
+	}
+	m, err := c.Mount(key.Mounts[at], "")
+	if err != nil {
+		return nil, api.Errorf(api.CodeConflict, "the storage connection %s cannot be used: %v", id, err)
+	}
+	f := &Store{
+		opener: o, Org: key.Org, ID: id, Root: path.Join(proto.MountsDir, id), source: source, prefix: m.At,
+		readOnly: m.ReadOnly,
+	}
+	if err := o.openMount(ctx, f, m); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+var errNoConnection = api.Errorf(api.CodeNotFound, "this API key has no storage connection of that name")
+
+// openMount opens the files of a mount.
+func (o *Opener) openMount(ctx context.Context, f *Store, m proto.Mount) (err error) {
+	if m.Kind == proto.MountVolume {
+		f.Blobs = true
+		limit := func(context.Context) (proto.Space, error) { return proto.VolumeSpace(m.Bytes), nil }
+		// The home of a volume is the whole connection.
+		files := MountFiles(&volumeFiles{homeFiles{o.Homes, f.Org, proto.VolumeThread(m.Slug), limit}})
+		if m.Prefix != "" {
+			files = &belowPrefix{files, m.Prefix}
+		}
+		f.files, f.done = files, func() {}
+		return nil
+	}
+	end, err := o.Transfers.Begin(ctx, f.Org) // another server, or a file system, can make a request last
+	if err != nil {
+		return err
+	}
+	if !o.ReserveFor(f.Org, mountMemory) {
+		end()
+		return web.ErrOverloaded
+	}
+	f.Held, f.done = true, func() { o.Release(f.Org, mountMemory); end() }
+	switch m.Kind {
+	case proto.MountS3:
+		var keys proto.S3Credentials
+		if keys, err = o.Keys.BucketCredentials(ctx, f.Org, m.S3.Credential); err == nil {
+			f.bucket, err = o.Mounts.Bucket(m, keys)
+			f.files = f.bucket
+		}
+		if wrong, ok := errors.AsType[*proto.FieldError](err); ok {
+			err = api.Errorf(api.CodeConflict,
+				"the storage connection %s cannot be used, because its %s; its administrator can change it", f.ID, wrong.Message)
+		}
+	case proto.MountDirectory:
+		f.files, err = o.Mounts.Directory(m)
+	default:
+		err = web.NotImplemented(fmt.Sprintf("files of storage connections of kind %s are", m.Kind),
+			"run a program that has the connection")
+	}
+	if err != nil {
+		f.done()
+		return f.Wrap("open", err)
+	}
+	return nil
+}
+
+// HomeLimit returns the size limit of homes in the sandbox of an API key.
+func (o *Opener) HomeLimit(ctx context.Context, key *proto.Key) (proto.Space, error) {
+	profile, err := o.Keys.ProfileOf(ctx, key)
+	return proto.Space{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
+}
+
+// BeginUpload begins a transfer of an organisation and reserves the memory of an upload. end ends it.
+func (o *Opener) BeginUpload(ctx context.Context, org string, size int64) (end func(), err error) {
+	return (&Store{opener: o, Org: org}).BeginUpload(ctx, size)
+}
+
+// Tar returns a tar to unpack into a home of at most a size. Until the request ends, it reserves the memory of
+// the entries.
+func (o *Opener) Tar(i *web.Info, body io.Reader, most proto.Space) *proto.TarUpload {
+	const step = 1 << 20
+	var left int64
+	return &proto.TarUpload{Body: body, Home: o.Home, Most: most, Proceed: func(memory int64) error {
+		if o.DiskFull != nil && o.DiskFull() != "" {
+			return api.DiskFull()
+		}
+		for left < memory {
+			if !o.Reserve(i, step) {
+				return web.ErrOverloaded
+			}
+			left += step
+		}
+		left -= memory
+		return nil
+	}}
+}
