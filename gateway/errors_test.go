@@ -34,10 +34,6 @@ func TestToAPI(t *testing.T) {
 		{proto.ErrNotFound, 404, "not_found", 0, ""},
 		{web.ThreadError("x", "t", proto.ErrNotFound), 404, "not_found", 0, "there is no thread of that id; see /v1/threads"},
 		{
-			versionError("x", "t", 2, proto.ErrNotFound), 404, "not_found", 0,
-			"there is no such thread, or it does not have that version; see /v1/threads/{id}",
-		},
-		{
 			webhookError(proto.ErrNotFound), 404, "not_found", 0,
 			"this API key has no webhook settings; PUT them at /v1/webhook",
 		},
@@ -92,8 +88,6 @@ func TestToAPI(t *testing.T) {
 			web.NotImplemented("source volume is", "use source thread"), 501, "not_implemented", 0,
 			"source volume is not implemented by this server yet; use source thread",
 		},
-		{errBadURL, 403, "forbidden", 0, ""},
-		{errOldURL, 403, "forbidden", 0, ""},
 		{web.ErrDraining, 503, "service_unavailable", 2, ""},
 		{context.DeadlineExceeded, 503, "service_unavailable", 2, ""},
 		{

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -26,6 +27,28 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
+
+const (
+	contentPath = "/v1/files/content/"
+	uploadsPath = "/v1/files/uploads/"
+)
+
+// grant is what a signed URL allows.
+type grant struct {
+	method, key, org string
+	source           proto.FileSource
+	id, upload, path string
+	size             int64
+	expiresAt        time.Time
+}
+
+// token returns the signed form of g, as servers of any version since the form was introduced make it.
+func (g *grant) token(secret [32]byte) string {
+	return web.SignedText(secret, strings.Join([]string{
+		"bullpen-file-2", g.method, g.key, g.org, string(g.source), g.id, strconv.FormatInt(g.size, 10),
+		strconv.FormatInt(g.expiresAt.Unix(), 10), g.upload, g.path,
+	}, "\n"))
+}
 
 // upload asks for a URL, sends content to it, and returns the answer to the upload.
 func (h *harness) upload(path, content string) *reply {
@@ -255,26 +278,6 @@ func TestSignedURLs(t *testing.T) {
 	h.remount()
 	h.get(contentPath+good(nil).token([32]byte{})).want(500, "internal")
 	h.do("POST", "/v1/files/download_url", `{"source":"thread","id":"t","path":"a"}`).want(500, "internal")
-}
-
-// A grant survives encoding whatever its path is. No other token is accepted.
-func FuzzGrant(f *testing.F) {
-	f.Add("a\nb\n\n", int64(5), "YQ.YQ")
-	f.Add("", int64(-1), ".")
-	f.Fuzz(func(t *testing.T, path string, size int64, other string) {
-		secret := [32]byte{1}
-		g := grant{
-			method: "PUT", org: "acme", source: proto.SourceThread, id: "t", path: path, size: size,
-			expiresAt: time.Unix(1000, 0),
-		}
-		token := g.token(secret)
-		if got, err := parseGrant(secret, token, time.Unix(999, 0)); err != nil || *got != g {
-			t.Errorf("%+v is %+v, %v", g, got, err)
-		}
-		if got, err := parseGrant(secret, other, time.Unix(999, 0)); err == nil && other != token {
-			t.Errorf("%q is %+v", other, got)
-		}
-	})
 }
 
 // A URL allows nothing that its key no longer allows.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/gateway/work"
@@ -204,45 +205,16 @@ type Deliveries interface {
 // Threads reads the threads of organisations. The Holder of a thread is empty if the holding
 // execution has ended.
 type Threads interface {
-	// Get returns a thread, or [proto.ErrNotFound].
-	Get(ctx context.Context, org, id string) (*proto.Thread, error)
-	// List returns up to limit threads with ids above after, in the order of their ids: those of users,
-	// or those of an owner with their names as ids.
-	List(ctx context.Context, org string, owner proto.ThreadOwner, after string, limit int) ([]proto.ThreadSummary, error)
+	files.Threads
 	// ListUsed returns up to limit threads whose ids have a prefix and that were used since a time, in
 	// the order of their ids.
 	ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error)
 }
 
-// Versions reads, forks and removes the stored versions of threads.
+// Versions reads, changes and removes the stored versions of threads.
 type Versions interface {
-	// Archive writes a directory of a version as a tar, the home for the empty path; version 0 is the
-	// newest with the staged files. Before it writes, it returns [proto.ErrNotFound] if there is no
-	// such thread or version, and a [*proto.NoFileError] if that has no such directory.
-	Archive(ctx context.Context, org, thread string, version int64, path string, w io.Writer) error
-	// ArchiveSelected writes what patterns select of the newest version as a tar. Before it writes, it
-	// returns [proto.ErrNotFound] if there is no such thread.
-	ArchiveSelected(ctx context.Context, org, thread string, paths []string, w io.Writer) error
-	// Unpack unpacks a tar below a directory in a new version, and returns its number. It creates the
-	// thread and the directory if they do not exist. It returns a [*proto.FieldError] for a bad tar, a
-	// [*proto.PathError] or a [*proto.SpaceError] if the files exceed tar.Most, and a
-	// [*proto.BusyError] if an execution holds the thread at the end.
-	Unpack(ctx context.Context, org, thread, path string, tar *proto.TarUpload) (version int64, err error)
-	// Fork creates a thread that starts from a version of another; version 0 is the newest with the
-	// staged files. It returns [proto.ErrNotFound] if there is no such thread or version, and
-	// [proto.ErrExists] if the new id is taken.
-	Fork(ctx context.Context, org, from string, version int64, to string) (*proto.Thread, error)
-	// Remove removes a thread with its versions and staged files. It returns [proto.ErrNotFound] if
-	// there is none, and a [*proto.BusyError] while an execution holds it.
-	Remove(ctx context.Context, org, thread string) error
-}
-
-// ThreadAdmin maintains the store of threads of all organisations.
-type ThreadAdmin interface {
-	// Collect removes unreferenced blobs older than safeAge, which is at least [proto.MinSafeAge].
-	Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error)
-	// Rebuild rebuilds the heads of threads from the store.
-	Rebuild(ctx context.Context) (proto.Rebuilt, error)
+	files.Versions
+	work.Versions
 }
 
 // Storage uses the buckets of storage connections.

@@ -75,32 +75,6 @@ func (s *Server) executionsRoutes() []web.Handler {
 	}
 }
 
-// filesRoutes returns the routes of threads and files.
-func (s *Server) filesRoutes() []web.Handler {
-	return []web.Handler{
-		{ID: "listThreads", Handle: s.listThreads},
-		{ID: "getThread", Handle: s.getThread},
-		{ID: "deleteThread", Handle: s.deleteThread},
-		{ID: "forkThread", Handle: s.forkThread},
-		{ID: "archiveThread", Handle: s.archiveThread},
-		{ID: "unpackThread", Handle: s.unpackThread},
-		{ID: "listFiles", Handle: s.listFiles},
-		{ID: "deleteFile", Handle: s.deleteFile},
-		{ID: "renameFile", Handle: s.renameFile},
-		{ID: "fileUploadURL", Handle: s.uploadURL},
-		{ID: "fileDownloadURL", Handle: s.downloadURL},
-		{ID: "createUpload", Handle: s.createUpload},
-		{ID: "getUpload", Handle: s.getUpload},
-		{ID: "putPart", Handle: s.putPart},
-		{ID: "completeUpload", Handle: s.completeUpload},
-		{ID: "abortUpload", Handle: s.abortUpload},
-		{ID: "getContent", Handle: s.getContent},
-		{ID: "putContent", Handle: s.putContent},
-		{ID: "collectThreads", Handle: s.collectThreads},
-		{ID: "rebuildThreads", Handle: s.rebuildThreads},
-	}
-}
-
 // webhooksRoutes returns the routes of webhooks.
 func (s *Server) webhooksRoutes() []web.Handler {
 	return []web.Handler{

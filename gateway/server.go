@@ -8,6 +8,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/login"
 	"github.com/bullpen-run/bullpen/gateway/mcp"
@@ -69,7 +70,7 @@ type Server struct {
 	Deliveries   Deliveries
 	Threads      Threads
 	Versions     Versions
-	ThreadAdmin  ThreadAdmin
+	ThreadAdmin  files.ThreadAdmin
 	Files        Files
 	Parts        filestore.Parts // of uploads
 	DeadLetters  admin.DeadLetters
@@ -105,6 +106,7 @@ type Server struct {
 	Problems func() []proto.Problem
 
 	opener *filestore.Opener
+	files  *files.FileRoutes
 	tools  *mcp.Handler
 }
 
@@ -115,6 +117,9 @@ func (s *Server) Handler() http.Handler {
 	s.opener = &filestore.Opener{
 		Core: &s.Core, Homes: s.Files, Connections: s.Connections, Mounts: s.Storage, Parts: s.Parts, Keys: s.Admission,
 		Home: s.Home, DiskFull: s.DiskFull,
+	}
+	s.files = &files.FileRoutes{
+		Opener: s.opener, Quotas: s.Admission, Principals: s.Admission, URLSecret: s.URLSecret,
 	}
 	root := chi.NewRouter()
 	root.Use(s.Observe, s.CORS)

@@ -18,7 +18,7 @@ import (
 const (
 	// streamPath is the prefix of signed URLs of streams.
 	streamPath = "/v1/streams/"
-	// streamForm is the version of the signed text of a stream, as [grantForm] is that of a file.
+	// streamForm is the version of the signed text of a stream.
 	streamForm = "bullpen-stream-1"
 )
 

@@ -263,14 +263,14 @@ var errEnough = errors.New("the list is long enough")
 
 // UploadURL implements [mcp.Sandbox].
 func (t toolCalls) UploadURL(_ context.Context, call *mcp.Call, req *api.FileUploadRequest) (*api.SignedURL, error) {
-	return t.signUpload(web.RequestOf(call.HTTP), req)
+	return t.files.SignUpload(web.RequestOf(call.HTTP), req)
 }
 
 // DownloadURL implements [mcp.Sandbox].
 func (t toolCalls) DownloadURL(
 	_ context.Context, call *mcp.Call, req *api.FileDownloadRequest,
 ) (*api.SignedURL, error) {
-	return t.signDownload(web.RequestOf(call.HTTP), req)
+	return t.files.SignDownload(web.RequestOf(call.HTTP), req)
 }
 
 // PublicError implements [mcp.Sandbox].

@@ -1,4 +1,4 @@
-package gateway
+package files
 
 import (
 	"bytes"
@@ -45,12 +45,12 @@ func partSize(size int64, number int) int64 {
 }
 
 // createUpload begins an upload in parts.
-func (s *Server) createUpload(w http.ResponseWriter, r *web.Request) error {
-	req, err := web.DecodeBody[api.PartUploadRequest](&s.Core, w, r)
+func (s *FileRoutes) createUpload(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeBody[api.PartUploadRequest](s.Core, w, r)
 	if err != nil {
 		return err
 	}
-	files, name, err := s.opener.OpenPath(r, &req.FileRequest, req.Path, proto.CleanFileName)
+	files, name, err := s.OpenPath(r, &req.FileRequest, req.Path, proto.CleanFileName)
 	if err != nil {
 		return err
 	}
@@ -93,12 +93,12 @@ type upload struct {
 }
 
 // openUpload returns the upload of a request's URL, whose files must be closed.
-func (s *Server) openUpload(r *web.Request) (*upload, error) {
+func (s *FileRoutes) openUpload(r *web.Request) (*upload, error) {
 	g, key, err := s.checkGrant(r, methodParts)
 	if err != nil {
 		return nil, err
 	}
-	files, err := s.opener.Open(r.Context(), key, g.source, g.id)
+	files, err := s.Open(r.Context(), key, g.source, g.id)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (u *upload) wrap(operation string, err error) error {
 }
 
 // getUpload lists the parts of an upload.
-func (s *Server) getUpload(w http.ResponseWriter, r *web.Request) error {
+func (s *FileRoutes) getUpload(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func (s *Server) getUpload(w http.ResponseWriter, r *web.Request) error {
 }
 
 // putPart stores a part of an upload.
-func (s *Server) putPart(w http.ResponseWriter, r *web.Request) error {
+func (s *FileRoutes) putPart(w http.ResponseWriter, r *web.Request) error {
 	err := s.storePart(w, r)
 	if err != nil {
 		w.Header().Set("Connection", "close") // the body, or the rest of it, is not read
@@ -150,7 +150,7 @@ func (s *Server) putPart(w http.ResponseWriter, r *web.Request) error {
 	return err
 }
 
-func (s *Server) storePart(w http.ResponseWriter, r *web.Request) error {
+func (s *FileRoutes) storePart(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (s *Server) storePart(w http.ResponseWriter, r *web.Request) error {
 		return err
 	}
 	if u.files.PartsInBlobs() {
-		if err := s.Admission.CheckQuota(r.Context(), u.files.Org, proto.QuotaStored); err != nil {
+		if err := s.Quotas.CheckQuota(r.Context(), u.files.Org, proto.QuotaStored); err != nil {
 			return err
 		}
 	}
@@ -195,7 +195,7 @@ func (s *Server) storePart(w http.ResponseWriter, r *web.Request) error {
 }
 
 // completeUpload turns the parts into the file. It goes on if the client leaves.
-func (s *Server) completeUpload(w http.ResponseWriter, r *web.Request) error {
+func (s *FileRoutes) completeUpload(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err
@@ -239,7 +239,7 @@ func checkParts(parts []proto.UploadedPart, size int64) error {
 }
 
 // abortUpload removes an upload.
-func (s *Server) abortUpload(w http.ResponseWriter, r *web.Request) error {
+func (s *FileRoutes) abortUpload(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package gateway
+package files
 
 import (
 	"fmt"
@@ -84,7 +84,7 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 
 // checkGrant returns the grant in a request's URL and the API key that asked for it. It returns
 // errBadURL or errOldURL unless the grant is for the method and the key is valid.
-func (s *Server) checkGrant(r *web.Request, method string) (*grant, *proto.Key, error) {
+func (s *FileRoutes) checkGrant(r *web.Request, method string) (*grant, *proto.Key, error) {
 	g, err := parseGrant(*s.URLSecret, chi.URLParam(r.Request, "token"), time.Now())
 	if err != nil {
 		return nil, nil, err
@@ -92,11 +92,11 @@ func (s *Server) checkGrant(r *web.Request, method string) (*grant, *proto.Key, 
 	if g.method != method {
 		return nil, nil, errBadURL
 	}
-	key, ok := s.Admission.Principal(g.key)
+	key, ok := s.Principals.Principal(g.key)
 	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeFiles) || key.Org != g.org {
 		return nil, nil, errOldURL
 	}
-	if _, err := s.Admission.Entitlement(r.Context(), key); err != nil {
+	if _, err := s.Entitlements.Entitlement(r.Context(), key); err != nil {
 		return nil, nil, err
 	}
 	s.CheckAtEnd(r.Request, key)
@@ -104,7 +104,7 @@ func (s *Server) checkGrant(r *web.Request, method string) (*grant, *proto.Key, 
 }
 
 // signedURL returns a URL for g that is valid from now on, and the headers to send with it.
-func (s *Server) signedURL(r *web.Request, g *grant, headers ...api.Header) (*api.SignedURL, error) {
+func (s *FileRoutes) signedURL(r *web.Request, g *grant, headers ...api.Header) (*api.SignedURL, error) {
 	at, err := s.signedPath(r, g, contentPath, web.URLLife)
 	if err != nil {
 		return nil, err
@@ -116,7 +116,7 @@ func (s *Server) signedURL(r *web.Request, g *grant, headers ...api.Header) (*ap
 }
 
 // signedPath returns a URL for g below a path that is valid from now on for some time.
-func (s *Server) signedPath(r *web.Request, g *grant, path string, life time.Duration) (string, error) {
+func (s *FileRoutes) signedPath(r *web.Request, g *grant, path string, life time.Duration) (string, error) {
 	base, err := s.BaseURL(r.Request)
 	if err != nil {
 		return "", err

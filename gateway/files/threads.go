@@ -1,20 +1,83 @@
-package gateway
+package files
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
 	"github.com/go-chi/chi/v5"
 
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-func (s *Server) listThreads(w http.ResponseWriter, r *web.Request) error {
+// Threads reads the threads of organisations. The Holder of a thread is empty if the holding
+// execution has ended.
+type Threads interface {
+	// Get returns a thread, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, id string) (*proto.Thread, error)
+	// List returns up to limit threads with ids above after, in the order of their ids: those of users,
+	// or those of an owner with their names as ids.
+	List(ctx context.Context, org string, owner proto.ThreadOwner, after string, limit int) ([]proto.ThreadSummary, error)
+}
+
+// Versions reads, forks and removes the stored versions of threads.
+type Versions interface {
+	// Archive writes a directory of a version as a tar, the home for the empty path; version 0 is the
+	// newest with the staged files. Before it writes, it returns [proto.ErrNotFound] if there is no
+	// such thread or version, and a [*proto.NoFileError] if that has no such directory.
+	Archive(ctx context.Context, org, thread string, version int64, path string, w io.Writer) error
+	// Unpack unpacks a tar below a directory in a new version, and returns its number. It creates the
+	// thread and the directory if they do not exist. It returns a [*proto.FieldError] for a bad tar, a
+	// [*proto.PathError] or a [*proto.SpaceError] if the files exceed tar.Most, and a
+	// [*proto.BusyError] if an execution holds the thread at the end.
+	Unpack(ctx context.Context, org, thread, path string, tar *proto.TarUpload) (version int64, err error)
+	// Fork creates a thread that starts from a version of another; version 0 is the newest with the
+	// staged files. It returns [proto.ErrNotFound] if there is no such thread or version, and
+	// [proto.ErrExists] if the new id is taken.
+	Fork(ctx context.Context, org, from string, version int64, to string) (*proto.Thread, error)
+	// Remove removes a thread with its versions and staged files. It returns [proto.ErrNotFound] if
+	// there is none, and a [*proto.BusyError] while an execution holds it.
+	Remove(ctx context.Context, org, thread string) error
+}
+
+// ThreadAdmin maintains the store of threads of all organisations.
+type ThreadAdmin interface {
+	// Collect removes unreferenced blobs older than safeAge, which is at least [proto.MinSafeAge].
+	Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error)
+	// Rebuild rebuilds the heads of threads from the store.
+	Rebuild(ctx context.Context) (proto.Rebuilt, error)
+}
+
+// ThreadRoutes are the routes of threads.
+type ThreadRoutes struct {
+	*filestore.Opener
+	Threads  Threads
+	Versions Versions
+	Admin    ThreadAdmin
+	Quotas   Quotas
+}
+
+// Handlers returns the handlers of the routes.
+func (s *ThreadRoutes) Handlers() []web.Handler {
+	return []web.Handler{
+		{ID: "listThreads", Handle: s.list},
+		{ID: "getThread", Handle: s.get},
+		{ID: "deleteThread", Handle: s.remove},
+		{ID: "forkThread", Handle: s.fork},
+		{ID: "archiveThread", Handle: s.archive},
+		{ID: "unpackThread", Handle: s.unpack},
+		{ID: "collectThreads", Handle: s.collect},
+		{ID: "rebuildThreads", Handle: s.rebuild},
+	}
+}
+
+func (s *ThreadRoutes) list(w http.ResponseWriter, r *web.Request) error {
 	limit, err := web.PageSize(r)
 	if err != nil {
 		return err
@@ -54,7 +117,7 @@ func versionError(operation, id string, version int64, err error) error {
 	return web.ThreadError(operation, id, err)
 }
 
-func (s *Server) getThread(w http.ResponseWriter, r *web.Request) error {
+func (s *ThreadRoutes) get(w http.ResponseWriter, r *web.Request) error {
 	id, err := threadID(r)
 	if err != nil {
 		return err
@@ -66,7 +129,7 @@ func (s *Server) getThread(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, api.NewWholeThread(t))
 }
 
-func (s *Server) deleteThread(w http.ResponseWriter, r *web.Request) error {
+func (s *ThreadRoutes) remove(w http.ResponseWriter, r *web.Request) error {
 	id, err := threadID(r)
 	if err != nil {
 		return err
@@ -80,18 +143,18 @@ func (s *Server) deleteThread(w http.ResponseWriter, r *web.Request) error {
 	return nil
 }
 
-func (s *Server) forkThread(w http.ResponseWriter, r *web.Request) error {
+func (s *ThreadRoutes) fork(w http.ResponseWriter, r *web.Request) error {
 	id, err := threadID(r)
 	if err != nil {
 		return err
 	}
-	fork, err := web.DecodeBody[api.ForkRequest](&s.Core, w, r)
+	fork, err := web.DecodeBody[api.ForkRequest](s.Core, w, r)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), web.VersionsTimeout)
 	defer cancel()
-	if err := s.Admission.CheckQuota(ctx, r.Key.Org, proto.QuotaStored); err != nil {
+	if err := s.Quotas.CheckQuota(ctx, r.Key.Org, proto.QuotaStored); err != nil {
 		return err
 	}
 	t, err := s.Versions.Fork(ctx, r.Key.Org, id, fork.Version, fork.ID)
@@ -105,7 +168,7 @@ func (s *Server) forkThread(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusCreated, api.NewWholeThread(t))
 }
 
-func (s *Server) archiveThread(w http.ResponseWriter, r *web.Request) error {
+func (s *ThreadRoutes) archive(w http.ResponseWriter, r *web.Request) error {
 	id, err := threadID(r)
 	if err != nil {
 		return err
@@ -133,9 +196,9 @@ func (s *Server) archiveThread(w http.ResponseWriter, r *web.Request) error {
 	return nil
 }
 
-// unpackThread unpacks a tar into a thread while it arrives.
-func (s *Server) unpackThread(w http.ResponseWriter, r *web.Request) error {
-	version, dir, err := s.unpack(w, r)
+// unpack unpacks a tar into a thread while it arrives.
+func (s *ThreadRoutes) unpack(w http.ResponseWriter, r *web.Request) error {
+	version, dir, err := s.readArchive(w, r)
 	if err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not read
 		return err
@@ -143,7 +206,7 @@ func (s *Server) unpackThread(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, api.ChangedFile{Path: dir, Version: version})
 }
 
-func (s *Server) unpack(w http.ResponseWriter, r *web.Request) (version int64, dir string, err error) {
+func (s *ThreadRoutes) readArchive(w http.ResponseWriter, r *web.Request) (version int64, dir string, err error) {
 	id := chi.URLParam(r.Request, "id")
 	if err := proto.CheckThreadID("id", id); err != nil {
 		return 0, "", err // unlike with other operations, the thread need not exist
@@ -152,10 +215,10 @@ func (s *Server) unpack(w http.ResponseWriter, r *web.Request) (version int64, d
 	if dir, err = proto.CleanFilePath(s.Home, r.URL.Query().Get("path")); err != nil {
 		return 0, "", err
 	}
-	if err := s.Admission.CheckQuota(r.Context(), key.Org, proto.QuotaStored); err != nil {
+	if err := s.Quotas.CheckQuota(r.Context(), key.Org, proto.QuotaStored); err != nil {
 		return 0, "", err
 	}
-	most, err := s.opener.HomeLimit(r.Context(), &key)
+	most, err := s.HomeLimit(r.Context(), &key)
 	if err != nil {
 		return 0, "", err
 	}
@@ -167,7 +230,7 @@ func (s *Server) unpack(w http.ResponseWriter, r *web.Request) (version int64, d
 	case err != nil && !errors.Is(err, proto.ErrNotFound):
 		return 0, "", fmt.Errorf("look up thread %s: %w", id, err)
 	}
-	done, err := s.opener.BeginUpload(r.Context(), key.Org, most.Bytes)
+	done, err := s.BeginUpload(r.Context(), key.Org, most.Bytes)
 	if err != nil {
 		return 0, "", err
 	}
@@ -181,19 +244,19 @@ func (s *Server) unpack(w http.ResponseWriter, r *web.Request) (version int64, d
 		return 0, "", err
 	}
 	defer end()
-	version, err = s.Versions.Unpack(r.Context(), key.Org, id, dir, s.opener.Tar(r.Info, turn.Plain(body), most))
+	version, err = s.Versions.Unpack(r.Context(), key.Org, id, dir, s.Tar(r.Info, turn.Plain(body), most))
 	if err != nil {
 		return 0, "", fmt.Errorf("unpack a tar into thread %s: %w", id, err)
 	}
 	return version, dir, nil
 }
 
-func (s *Server) collectThreads(w http.ResponseWriter, r *web.Request) error {
-	req, err := web.DecodeOptionalBody[api.CollectRequest](&s.Core, w, r)
+func (s *ThreadRoutes) collect(w http.ResponseWriter, r *web.Request) error {
+	req, err := web.DecodeOptionalBody[api.CollectRequest](s.Core, w, r)
 	if err != nil {
 		return err
 	}
-	removed, err := s.ThreadAdmin.Collect(r.Context(), time.Duration(req.SafeAge))
+	removed, err := s.Admin.Collect(r.Context(), time.Duration(req.SafeAge))
 	if err != nil {
 		return fmt.Errorf("collect blobs of threads: %w", err)
 	}
@@ -201,8 +264,8 @@ func (s *Server) collectThreads(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, removed)
 }
 
-func (s *Server) rebuildThreads(w http.ResponseWriter, r *web.Request) error {
-	rebuilt, err := s.ThreadAdmin.Rebuild(r.Context())
+func (s *ThreadRoutes) rebuild(w http.ResponseWriter, r *web.Request) error {
+	rebuilt, err := s.Admin.Rebuild(r.Context())
 	if err != nil {
 		return fmt.Errorf("rebuild threads: %w", err)
 	}

@@ -1,0 +1,161 @@
+package files
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"strconv"
+
+	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// getContent sends a file, or the range of it that the request asks for.
+func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
+	g, key, err := s.checkGrant(r, http.MethodGet)
+	if err != nil {
+		return err
+	}
+	files, err := s.Open(r.Context(), key, g.source, g.id)
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	content, err := files.Open(r.Context(), g.path)
+	if err != nil {
+		return err
+	}
+	h := w.Header()
+	tag := `"` + content.Tag + `"`
+	part := web.Span{Length: content.Size}
+	whole := true
+	if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet &&
+		rangeIsCurrent(r.Header.Get("If-Range"), tag) {
+		if part, whole, err = web.ParseRange(asked, content.Size); err != nil {
+			h.Set("Content-Range", fmt.Sprintf("bytes */%d", content.Size))
+			return err
+		}
+	}
+	begin := func() {
+		status := http.StatusOK
+		if !whole {
+			status = http.StatusPartialContent
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.Offset, part.Offset+part.Length-1, content.Size))
+		}
+		h.Set("Content-Length", strconv.FormatInt(part.Length, 10))
+		h.Set("Content-Type", "application/octet-stream")
+		h.Set("Content-Disposition", web.Attachment(path.Base(g.path)))
+		h.Set("Cache-Control", "private, no-store")
+		h.Set("Accept-Ranges", "bytes")
+		h.Set("ETag", tag)
+		h.Set("Last-Modified", content.Modified.UTC().Format(http.TimeFormat))
+		w.WriteHeader(status)
+	}
+	if r.Method == http.MethodHead || part.Length == 0 {
+		begin()
+		return nil
+	}
+	done, err := files.Begin(r.Context())
+	if err != nil {
+		return err
+	}
+	defer done()
+	return files.Wrap("send a file of", s.sendPart(w, r, content, part, begin))
+}
+
+// sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a
+// short file is answered, and an error of a long one breaks the answer off.
+func (s *FileRoutes) sendPart(
+	w http.ResponseWriter, r *web.Request, content *proto.FileContent, part web.Span, begin func(),
+) error {
+	body, err := content.Read(r.Context(), part.Offset, part.Length)
+	if err != nil {
+		return fmt.Errorf("read %d bytes at %d of a file: %w", part.Length, part.Offset, err)
+	}
+	defer func() { _ = body.Close() }() // it was only read
+	in := bufio.NewReaderSize(body, web.SmallOutput)
+	end := min(part.Length, web.SmallOutput)
+	long := part.Length > end
+	if long {
+		if _, err := in.Peek(1); err != nil {
+			return fmt.Errorf("read a file at %d: %w", part.Offset, web.NoEOF(err))
+		}
+		begin()
+		if sent, err := io.CopyN(w, in, part.Length-end); err != nil {
+			return fmt.Errorf("send a file from %d, after %d of %d bytes: %w", part.Offset, sent, part.Length, web.NoEOF(err))
+		}
+	}
+	rest, err := io.ReadAll(io.LimitReader(in, end+1))
+	if err == nil && int64(len(rest)) != end {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return fmt.Errorf("read the last %d bytes before %d of a file, got %d: %w", end, part.Offset+part.Length,
+			len(rest), err)
+	}
+	if !long {
+		begin()
+	}
+	_, err = w.Write(rest)
+	return err
+}
+
+// rangeIsCurrent reports whether the condition of a range request holds for content with this tag.
+// Times are not accepted as conditions: they do not distinguish contents.
+func rangeIsCurrent(ifRange, tag string) bool { return ifRange == "" || ifRange == tag }
+
+// putContent stores an uploaded file.
+func (s *FileRoutes) putContent(w http.ResponseWriter, r *web.Request) error {
+	err := s.storeContent(w, r)
+	if err != nil {
+		w.Header().Set("Connection", "close") // the body, or the rest of it, is not read
+	}
+	return err
+}
+
+func (s *FileRoutes) storeContent(w http.ResponseWriter, r *web.Request) error {
+	g, key, err := s.checkGrant(r, http.MethodPut)
+	if err == nil {
+		err = web.RequireIdentity(w, r)
+	}
+	if err == nil {
+		err = checkLength(r.ContentLength, g.size)
+	}
+	if err != nil {
+		return err
+	}
+	files, err := s.Open(r.Context(), key, g.source, g.id)
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	end, err := files.BeginUpload(r.Context(), g.size)
+	if err != nil {
+		return err
+	}
+	defer end()
+	body := r.LongBody(r.Body, g.size)
+	err = files.Put(r.Context(), g.path, g.size, body)
+	body.ClearDeadline()
+	if err != nil {
+		return err
+	}
+	return web.WriteValue(w, http.StatusOK, api.Uploaded{Path: g.path, Size: g.size})
+}
+
+// checkLength compares the length of an upload with the length that its URL allows.
+func checkLength(length, allowed int64) error {
+	switch {
+	case length < 0:
+		return api.Errorf(api.CodeLengthRequired, "a file is sent with its Content-Length")
+	case length > allowed:
+		return web.BodyTooLarge(allowed)
+	case length < allowed:
+		return proto.FieldErrorf("Content-Length", "is %d, and the URL is for a file of %d bytes", length, allowed)
+	default:
+		return nil
+	}
+}
