@@ -199,6 +199,41 @@ func TestOutcomesByRevision(t *testing.T) {
 	}
 }
 
+// Clients of the first revision expect each result in the message of its call. Those of later ones send a
+// call beside one of their own back, and get its result then.
+func TestClientsToolsByRevision(t *testing.T) {
+	const weather = `{name: get_weather, arguments: {city: Paris}}`
+	python, bash := strings.TrimSuffix(pythonRule, "]}"), strings.TrimSuffix(bashRule, "]}")
+	for revision, c := range map[string]struct {
+		rule, want string
+		runs       int
+	}{
+		first:      {python, "server_tool_use code_execution_tool_result tool_use", 1},
+		second:     {bash, "server_tool_use tool_use", 0},
+		"20260120": {bash, "server_tool_use tool_use", 0},
+		"20260521": {bash, "server_tool_use tool_use", 0},
+	} {
+		w := newWorld(t, `rules: [`+c.rule+`, `+weather+`]}, `+restRule+`]`)
+		w.host.Result = proto.Exited(0)
+		_, answer := w.ask(revision, "x", `"tools":[{"type":"code_execution_`+revision+`","name":"code_execution"},`+
+			`{"name":"get_weather","input_schema":{"type":"object"}}]`)
+		var m struct {
+			Reason  string `json:"stop_reason"`
+			Content []struct{ Type string }
+		}
+		if err := json.Unmarshal([]byte(answer), &m); err != nil {
+			t.Fatal(err)
+		}
+		var types []string
+		for _, block := range m.Content {
+			types = append(types, block.Type)
+		}
+		if got := strings.Join(types, " "); got != c.want || m.Reason != "tool_use" || len(w.host.Requests()) != c.runs {
+			t.Errorf("%s: %q, %d executions, %s", revision, got, len(w.host.Requests()), answer)
+		}
+	}
+}
+
 // A container that has expired is never replaced in silence.
 func TestContainersExpire(t *testing.T) {
 	const id = "container_x"

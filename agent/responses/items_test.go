@@ -133,6 +133,32 @@ func TestMaxToolCalls(t *testing.T) {
 	}
 }
 
+// Files and images in a message are passed on to the model. The model's server is to fetch none.
+func TestFilesInMessages(t *testing.T) {
+	w := newWorld(t, `rules: [{text: ok}]`)
+	ask := func(part string) (status int, answer string) {
+		return w.ask(openAI, `"input":[{"role":"user","content":[`+part+`,{"type":"input_text","text":"Sum it up"}]}]`)
+	}
+	for part, want := range map[string]string{
+		`{"type":"input_file","filename":"a.pdf","file_data":"data:application/pdf;base64,eA=="}`: `"file":{"filename":` +
+			`"a.pdf","file_data":"data:application/pdf;base64,eA=="}`,
+		`{"type":"input_image","image_url":"data:image/png;base64,eA=="}`: `"image_url":{"url":"data:image/png;base64,eA=="}`,
+	} {
+		if status, answer := ask(part); status != http.StatusOK || !strings.Contains(w.lastRequest(), want) ||
+			!strings.Contains(w.lastRequest(), "Sum it up") {
+			t.Errorf("%s: %d %s, the model was asked %s", part, status, answer, w.lastRequest())
+		}
+	}
+	for _, part := range []string{
+		`{"type":"input_file","file_url":"http://10.0.0.1/a.pdf"}`, `{"type":"input_file","file_id":"file_x"}`,
+		`{"type":"input_file","file_data":"x"}`, `{"type":"input_image","image_url":"http://10.0.0.1/a.png"}`,
+	} {
+		if status, answer := ask(part); status != http.StatusBadRequest {
+			t.Errorf("%s: %d %s", part, status, answer)
+		}
+	}
+}
+
 // The content of an uploaded file can be read again.
 func TestUploadContent(t *testing.T) {
 	w := newWorld(t, `rules: [{text: ok}]`)

@@ -291,6 +291,41 @@ func TestShell(t *testing.T) {
 	}
 }
 
+// failing is a host whose executions fail after the first.
+type failing struct {
+	*agenttest.Host
+	err error
+}
+
+func (f *failing) Execute(
+	ctx context.Context, id proto.TraceID, req *api.ExecuteRequest,
+) (*proto.Record, error) {
+	if len(f.Requests()) > 0 {
+		return nil, f.err
+	}
+	return f.Host.Execute(ctx, id, req)
+}
+
+// A command that cannot be started leaves the results of those before it, and each that did not run has one
+// that says why.
+func TestShellHasAResultForEachCommand(t *testing.T) {
+	w := newWorld(t, `rules: [{role: user, calls: [{name: shell, arguments: {commands: [ls, pwd, id]}}]}, `+
+		`{match: "no worker", text: told}]`)
+	w.host.Result = proto.Exited(0)
+	w.host.Result.Stdout = "printed"
+	w.answers.Host = func(r *http.Request) agent.RequestHost {
+		w.host.R = r
+		return &failing{w.host, api.Unavailable(1, "no worker was free")}
+	}
+	_, answer := w.ask(openAI, shell)
+	r := decode(t, answer)
+	if r.types() != "shell_call shell_call_output message" || r.Output[1]["status"] != "incomplete" ||
+		strings.Count(answer, `"stdout":"printed"`) != 1 || strings.Count(answer, "no worker was free") != 2 ||
+		!strings.Contains(answer, "told") {
+		t.Errorf("%s", answer)
+	}
+}
+
 func TestStreamsHaveNumberedEventsInOrder(t *testing.T) {
 	const (
 		created = "response.created response.in_progress "
