@@ -184,5 +184,13 @@ func testAgentResponses(t *testing.T, p *programs) {
 				t.Errorf("%v: %s", c.body, r)
 			}
 		}
+		for _, path := range []string{"/openai/v1/embeddings", "/perplexity/v1/embeddings"} {
+			r := sys.in(t).do(http.MethodPost, path, request{"model": "m", "input": "x"})
+			var answer agentResponse
+			r.into(t, &answer)
+			if r.status != http.StatusNotFound || answer.Error.Type != "invalid_request_error" {
+				t.Errorf("a route that is not here: %s", r)
+			}
+		}
 	})
 }

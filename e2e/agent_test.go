@@ -273,6 +273,11 @@ func testAgentAnthropic(t *testing.T, p *programs) {
 				t.Errorf("%v: %s", c.body, r)
 			}
 		}
+		r := sys.in(t).do(http.MethodPost, "/anthropic/v1/complete", request{"model": "m"})
+		var m agentMessage
+		if r.into(t, &m); r.status != http.StatusNotFound || m.Error.Type != "not_found_error" {
+			t.Errorf("a route that is not here: %s", r)
+		}
 	})
 }
 
