@@ -166,14 +166,14 @@ func TestRepliesAreNotRepeated(t *testing.T) {
 
 func TestTheRequestEndsWithItsContext(t *testing.T) {
 	each(t, func(t *testing.T, p upstream.Protocol) {
+		ctx, cancel := context.WithCancel(t.Context())
 		left := make(chan struct{})
 		c := client(t, p, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body) // only then does the server notice that a client leaves
+			cancel()
 			<-r.Context().Done()
 			close(left)
 		}))
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(10*time.Millisecond, cancel)
 		_, err := c.Stream(ctx, &agent.Turn{Items: []agent.Item{{Role: agent.RoleUser, Text: "x"}}}, func(string) error {
 			return nil
 		})
