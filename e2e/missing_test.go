@@ -154,8 +154,8 @@ func testMissingLanguage(t *testing.T, p *programs) {
 			return strings.Contains(printed, want), printed
 		})
 	}
-	attached := p.startProcess(t, "ci attach", []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}, p.bullpen,
-		"ci", "attach", run.ID)
+	client := []string{"BULLPEN_URL=" + sys.base, "BULLPEN_API_KEY=" + sys.key}
+	attached := p.startProcess(t, "ci attach", client, p.bullpen, "ci", "attach", run.ID)
 	eventually(t, "bullpen ci attach says what the step waits for", func() (bool, any) {
 		return strings.Count(attached.text(t), "one waits: no worker offers the language ruby") == 1, attached.tail()
 	})
