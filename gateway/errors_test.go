@@ -33,10 +33,6 @@ func TestToAPI(t *testing.T) {
 		{web.ErrNoRoute, 404, "not_found", 0, ""},
 		{proto.ErrNotFound, 404, "not_found", 0, ""},
 		{web.ThreadError("x", "t", proto.ErrNotFound), 404, "not_found", 0, "there is no thread of that id; see /v1/threads"},
-		{
-			webhookError(proto.ErrNotFound), 404, "not_found", 0,
-			"this API key has no webhook settings; PUT them at /v1/webhook",
-		},
 		{proto.ErrConflict, 409, "conflict", 0, "somebody else changed this at the same time; send the request again"},
 		{proto.ErrSubmissionPending, 409, "conflict", 0, ""},
 		{proto.ErrExists, 409, "conflict", 0, "there is one of that name already; choose another, or replace it"},

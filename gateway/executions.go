@@ -38,7 +38,7 @@ func (s *Server) getExecution(w http.ResponseWriter, r *web.Request) error {
 		}
 		record = ended
 	}
-	delivery, err := s.deliveryStatus(r.Context(), record)
+	delivery, err := s.webhooks().DeliveryStatus(r.Context(), record)
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func (s *Server) executionPage(ctx context.Context, page *proto.HistoryPage) (*a
 	reads.SetLimit(deliveryReads)
 	for i, record := range page.Records {
 		reads.Go(func() error {
-			delivery, err := s.deliveryStatus(ctx, record)
+			delivery, err := s.webhooks().DeliveryStatus(ctx, record)
 			if err == nil {
 				answer.Executions[i] = api.NewListedExecution(record, delivery, s.waitingFor(record), now)
 			}

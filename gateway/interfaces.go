@@ -169,39 +169,6 @@ type Sessions interface {
 	End(ctx context.Context, id string) error
 }
 
-// Webhooks stores the webhook settings of API keys, and the URLs at which deliveries fail.
-type Webhooks interface {
-	// Stored returns the stored settings of a key, or [proto.ErrNotFound].
-	Stored(ctx context.Context, key string) (proto.Webhook, error)
-	// Change stores the settings that f returns for the present settings of a key, nil if there are
-	// none, and returns them. f may be called more than once. Change returns an error of f
-	// unchanged.
-	Change(ctx context.Context, key string, f func(old *proto.Webhook) (proto.Webhook, error)) (proto.Webhook, error)
-	// Remove removes the settings of a key. It returns [proto.ErrNotFound] if there are none.
-	Remove(ctx context.Context, key string) error
-	// Endpoint returns the state of a URL. ok is false if deliveries to it do not fail.
-	Endpoint(org, url string) (e proto.Endpoint, ok bool)
-	// Endpoints returns all URLs at which deliveries of an organisation fail.
-	Endpoints(org string) []proto.Endpoint
-	// Enable enables deliveries to a URL again. It returns [proto.ErrNotFound] if they do not fail.
-	Enable(ctx context.Context, org, url string) error
-}
-
-// Deliveries reads and replays the deliveries of webhooks.
-type Deliveries interface {
-	work.Deliveries
-	// Replay makes a delivery that has ended pending again. It returns [proto.ErrNotFound] if there
-	// is none, and [proto.ErrConflict] while it is pending.
-	Replay(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
-	// ReplayFailed replays up to most deliveries that have failed since a time, in the order of their
-	// failures, from the Next of an earlier call on.
-	ReplayFailed(ctx context.Context, org string, since time.Time, after string, most int) (proto.Replayed, error)
-	// Test sends a test to the URL of a key, and returns the attempt. It returns
-	// [proto.ErrNotFound] if the sending process does not know the URL yet, and a [*proto.Rejection]
-	// if no such process is ready.
-	Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error)
-}
-
 // Threads reads the threads of organisations. The Holder of a thread is empty if the holding
 // execution has ended.
 type Threads interface {

@@ -15,7 +15,7 @@ import (
 // apiRows joins the routes of the API with their handlers. It panics if one lacks the other, which is a
 // mistake in the program.
 func (s *Server) apiRows() []web.Row {
-	handlers := slices.Concat(s.executionsRoutes(), s.workRoutes(), s.filesRoutes(), s.webhooksRoutes(),
+	handlers := slices.Concat(s.executionsRoutes(), s.workRoutes(), s.filesRoutes(), s.webhooks().Handlers(),
 		s.loginRoutes(), s.mcpRoutes(), s.adminRoutes())
 	var list []web.Row
 	for _, route := range api.Routes() {
@@ -72,23 +72,6 @@ func (s *Server) executionsRoutes() []web.Handler {
 		{ID: "getStream", Handle: s.getStream},
 		{ID: "listExecutions", Handle: s.listExecutions},
 		{ID: "getQueue", Handle: s.getQueue},
-	}
-}
-
-// webhooksRoutes returns the routes of webhooks.
-func (s *Server) webhooksRoutes() []web.Handler {
-	return []web.Handler{
-		{ID: "getDelivery", Handle: s.getDelivery},
-		{ID: "replayDelivery", Handle: s.replayDelivery},
-		{ID: "getWebhook", Handle: s.getWebhook},
-		{ID: "putWebhook", Handle: s.putWebhook},
-		{ID: "patchWebhook", Handle: s.patchWebhook},
-		{ID: "deleteWebhook", Handle: s.deleteWebhook},
-		{ID: "rotateWebhook", Handle: s.rotateWebhook},
-		{ID: "testWebhook", Handle: s.testWebhook},
-		{ID: "replayFailed", Handle: s.replayFailed},
-		{ID: "listEndpoints", Handle: s.listEndpoints},
-		{ID: "enableEndpoint", Handle: s.enableEndpoint},
 	}
 }
 

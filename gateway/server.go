@@ -13,6 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/login"
 	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/gateway/webhooks"
 	"github.com/bullpen-run/bullpen/gateway/work"
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -65,9 +66,9 @@ type Server struct {
 	Profiles     admin.Profiles
 	Preload      admin.PreloadFailures
 	ImageAdmin   admin.Images
-	Webhooks     Webhooks
+	Webhooks     webhooks.Webhooks
 	URLs         work.URLs // of webhooks
-	Deliveries   Deliveries
+	Deliveries   webhooks.Deliveries
 	Threads      Threads
 	Versions     Versions
 	ThreadAdmin  files.ThreadAdmin
