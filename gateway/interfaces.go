@@ -8,7 +8,7 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
-	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/gateway/login"
 	"github.com/bullpen-run/bullpen/gateway/work"
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -135,38 +135,10 @@ type Tail interface {
 	Close()
 }
 
-// Keys finds API keys.
-type Keys interface {
-	// Authenticate returns the key with this secret, in a time that does not depend on the secret.
-	Authenticate(secret string) (key *proto.Key, ok bool)
-	// Key returns the key of an id, also if it is revoked.
-	Key(id string) (key *proto.Key, ok bool)
-	// Hash returns the hash under which the key with a secret is stored.
-	Hash(secret string) string
-	// WithHash returns the key with a secret that has this hash, as Authenticate does.
-	WithHash(hash string) (key *proto.Key, ok bool)
-}
-
 // Members finds the people who may sign in, and stores them.
 type Members interface {
 	admin.Members
-	// Member returns the cached member of an id.
-	Member(id string) (m proto.Member, ok bool)
-	// List returns the members of an organisation, or all if org is empty.
-	List(org string) []proto.Member
-}
-
-// Sessions stores the logins of browsers.
-type Sessions interface {
-	// Session returns the session with a token, also if it has expired, or [proto.ErrNotFound].
-	Session(ctx context.Context, token string) (proto.Session, error)
-	web.Pages[proto.Session] // those that have not expired
-	// Create stores a new session, and returns it with its token.
-	Create(ctx context.Context, s proto.Session) (session proto.Session, token string, err error)
-	// Use stores that a session is used.
-	Use(ctx context.Context, id string) error
-	// End ends a session, or returns [proto.ErrNotFound].
-	End(ctx context.Context, id string) error
+	login.Members
 }
 
 // Threads reads the threads of organisations. The Holder of a thread is empty if the holding

@@ -16,7 +16,7 @@ import (
 // mistake in the program.
 func (s *Server) apiRows() []web.Row {
 	handlers := slices.Concat(s.executionsRoutes(), s.workRoutes(), s.filesRoutes(), s.webhooks().Handlers(),
-		s.loginRoutes(), s.mcpRoutes(), s.adminRoutes())
+		s.logins.Handlers(), s.mcpRoutes(), s.adminRoutes())
 	var list []web.Row
 	for _, route := range api.Routes() {
 		if route.OfServer() {
@@ -72,19 +72,6 @@ func (s *Server) executionsRoutes() []web.Handler {
 		{ID: "getStream", Handle: s.getStream},
 		{ID: "listExecutions", Handle: s.listExecutions},
 		{ID: "getQueue", Handle: s.getQueue},
-	}
-}
-
-// loginRoutes returns the routes of sessions and the login.
-func (s *Server) loginRoutes() []web.Handler {
-	return []web.Handler{
-		{ID: "login", Handle: s.startLogin},
-		{ID: "loginCallback", Handle: s.finishLogin},
-		{ID: "createSession", Handle: s.createSession},
-		{ID: "getSession", Handle: s.getSession},
-		{ID: "deleteSession", Handle: s.deleteSession},
-		{ID: "listSessions", Handle: s.listSessions},
-		{ID: "endSession", Handle: s.sessions().Remove(s.endSession)},
 	}
 }
 

@@ -52,13 +52,13 @@ type Server struct {
 	Batches      work.Batches
 	Pipelines    work.Pipelines
 	Events       Events
-	Keys         Keys
+	Keys         login.Keys
 	KeyAdmin     admin.Keys
 	Orgs         admin.Orgs
 	OrgData      admin.OrgData
 	Plans        admin.Plans
 	Members      Members
-	Sessions     Sessions
+	Sessions     login.Sessions
 	SecretsKey   admin.SecretsKey
 	Secrets      admin.Secrets
 	Connections  admin.Connections
@@ -108,13 +108,17 @@ type Server struct {
 
 	opener *filestore.Opener
 	files  *files.FileRoutes
+	logins *login.Routes
 	tools  *mcp.Handler
 }
 
 // Handler returns the handler of all routes. It is called once.
 func (s *Server) Handler() http.Handler {
 	s.Init()
-	s.Cookies = s
+	s.logins = &login.Routes{
+		Core: &s.Core, Provider: s.Login, Sessions: s.Sessions, Members: s.Members, Keys: s.Keys,
+	}
+	s.Cookies = s.logins
 	s.opener = &filestore.Opener{
 		Core: &s.Core, Homes: s.Files, Connections: s.Connections, Mounts: s.Storage, Parts: s.Parts, Keys: s.Admission,
 		Home: s.Home, DiskFull: s.DiskFull,

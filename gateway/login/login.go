@@ -1,282 +1,287 @@
-// Package login signs people in at an OpenID Connect provider, with the authorization code flow and
-// PKCE. It keeps nothing about a login on the server: any gateway can answer the callback.
 package login
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
-	"crypto/sha256"
-	"crypto/subtle"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"html/template"
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
-	"sync"
 	"time"
+	"unicode"
 
-	"github.com/coreos/go-oidc/v3/oidc"
-	"golang.org/x/oauth2"
-
+	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-const (
-	requestTimeout = 10 * time.Second // for each request to the provider
-	// retryAfter is how long a provider that could not be discovered is not asked again, because
-	// everybody can make the server ask.
-	retryAfter = 5 * time.Second
-	// maxExchanges bounds the codes that are exchanged at once, for the same reason.
-	maxExchanges = 16
-)
-
-// Provider is an OpenID Connect provider. Its exported fields are set before its first use. It is
-// safe for concurrent use.
-type Provider struct {
-	Issuer   string // the URL of the provider, as in its id tokens
-	ClientID string
-	// Secret returns the client's secret, empty for a public client.
-	Secret func() (string, error)
-	// Redirect is the URL of the callback.
-	Redirect string
-
-	mu        sync.Mutex
-	found     *oidc.Provider
-	failure   error
-	failedAt  time.Time
-	exchanges chan struct{}
+// Members finds the people who may sign in.
+type Members interface {
+	// Member returns the cached member of an id.
+	Member(id string) (m proto.Member, ok bool)
+	// List returns the members of an organisation, or all if org is empty.
+	List(org string) []proto.Member
+	// Get returns a member, or [proto.ErrNotFound].
+	Get(ctx context.Context, id string) (proto.Member, error)
+	// Change stores what change makes of a member, and returns that. change may be called again. Its
+	// error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such member.
+	Change(ctx context.Context, id string, change func(*proto.Member) error) (proto.Member, error)
 }
 
-// RefusedError is returned if a login is not accepted. Its text is for the person.
-type RefusedError struct{ Reason string }
+// Routes are the routes of logins and sessions.
+type Routes struct {
+	*web.Core
+	// Provider signs people in. Without it, nil, only API keys make sessions.
+	Provider *Provider
+	Sessions Sessions
+	Members  Members
+	Keys     Keys
 
-func (e *RefusedError) Error() string { return e.Reason }
-
-func refused(format string, args ...any) error { return &RefusedError{fmt.Sprintf(format, args...)} }
-
-// AnswerError is returned if the provider gave an answer that proves nobody's identity: an id token
-// for another client, of another issuer, with a wrong signature or that has expired, or none. The same
-// login has the same answer again: the settings of the provider or of this server are wrong.
-type AnswerError struct{ Err error }
-
-func (e *AnswerError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *AnswerError) Unwrap() error { return e.Err }
-
-func badAnswer(format string, args ...any) error { return &AnswerError{fmt.Errorf(format, args...)} }
-
-// ErrBusy is returned if too many logins are being checked.
-var ErrBusy = errors.New("too many logins at once")
-
-// Attempt is one login of a browser, which keeps Cookie until the callback. What the provider gets is
-// derived from the cookie, which cannot be found from it.
-type Attempt struct {
-	Org    string // the organisation that the person wants to sign in to; empty for the only one
-	Return string // the path to go to after the login
-	Cookie string
+	resource *web.Resource[proto.Session, api.Session]
 }
 
-const attemptParts = 2
-
-// NewAttempt returns a new attempt.
-func NewAttempt(org, returnTo string) Attempt {
-	var secret [32]byte
-	_, _ = rand.Read(secret[:]) // crypto/rand.Read never returns an error since Go 1.24
-	encode := base64.RawURLEncoding.EncodeToString
-	return Attempt{org, returnTo, encode(secret[:]) + "." + encode([]byte(org+"\n"+returnTo))}
+// Handlers returns the handlers of the routes.
+func (s *Routes) Handlers() []web.Handler {
+	s.resource = &web.Resource[proto.Session, api.Session]{ // without ETags
+		Core: s.Core, Kind: "session", Path: "/v1/admin/sessions", Param: "id", Form: api.NewSession,
+		Name:     func(s *proto.Session) (org, id string) { return s.Org, s.ID },
+		Answer:   func(list []api.Session, next *string) any { return api.Sessions{Sessions: list, NextCursor: next} },
+		NotFound: func(string) error { return errNoSession },
+	}
+	return []web.Handler{
+		{ID: "login", Handle: s.start},
+		{ID: "loginCallback", Handle: s.finish},
+		{ID: "createSession", Handle: s.createSession},
+		{ID: "getSession", Handle: s.getSession},
+		{ID: "deleteSession", Handle: s.deleteSession},
+		{ID: "listSessions", Handle: s.listSessions},
+		{ID: "endSession", Handle: s.resource.Remove(s.endSession)},
+	}
 }
 
-// ParseAttempt returns the attempt of a cookie. The browser may have changed all of it.
-func ParseAttempt(cookie string) (Attempt, error) {
-	_, rest, _ := strings.Cut(cookie, ".")
-	text, err := base64.RawURLEncoding.Strict().DecodeString(rest)
-	parts := strings.SplitN(string(text), "\n", attemptParts)
-	if err != nil || len(parts) != attemptParts {
-		return Attempt{}, refused("this browser has not begun this login, or did so more than %s ago; begin again at /login",
-			AttemptLife)
-	}
-	return Attempt{parts[0], parts[1], cookie}, nil
-}
+const defaultReturn = "/docs"
 
-// AttemptLife is how long a person may take to sign in at the provider.
-const AttemptLife = 10 * time.Minute
+var errNoLogin = api.Errorf(
+	api.CodeNotFound, "this server has no identity provider; sign in with an API key, or set --oidc-issuer")
 
-// derive returns a value for one purpose.
-func (a *Attempt) derive(purpose string) string {
-	sum := sha256.Sum256([]byte(purpose + "\x00" + a.Cookie))
-	return base64.RawURLEncoding.EncodeToString(sum[:])
-}
-
-// URL returns the address of the provider to which the browser is sent.
-func (p *Provider) URL(ctx context.Context, a *Attempt) (string, error) {
-	config, _, err := p.config(ctx)
-	if err != nil {
-		return "", err
+// checkReturn returns an error unless a browser may be sent to a path after the login. The path is
+// appended to this server's own address.
+func checkReturn(path string) error {
+	if !strings.HasPrefix(path, "/") || strings.ContainsFunc(path, unicode.IsControl) || len(path) > maxReturn {
+		return proto.FieldErrorf(
+			"return", "must be a path on this server, which begins with /, of at most %d bytes", maxReturn)
 	}
-	return config.AuthCodeURL(a.derive("state"), oidc.Nonce(a.derive("nonce")),
-		oauth2.S256ChallengeOption(a.derive("verifier"))), nil
-}
-
-// Callback is what the provider sends back through the browser.
-type Callback struct{ State, Code, Error, Issuer string }
-
-// Identify returns who has signed in. It returns a [*RefusedError] if the callback does not belong to
-// the attempt or if the provider refused the login, an [*AnswerError], and [ErrBusy]. Other errors mean
-// that the provider cannot be asked now.
-func (p *Provider) Identify(ctx context.Context, a *Attempt, c Callback) (proto.Identity, error) {
-	if subtle.ConstantTimeCompare([]byte(c.State), []byte(a.derive("state"))) != 1 {
-		return proto.Identity{}, refused(
-			"this is not the answer to the login that this browser has begun; begin again at /login")
-	}
-	if c.Error != "" {
-		return proto.Identity{}, refused("the identity provider refused the login: %s", proto.Shorten(c.Error))
-	}
-	if c.Issuer != "" && c.Issuer != p.Issuer { // RFC 9207
-		return proto.Identity{}, refused("the answer is of another identity provider; begin again at /login")
-	}
-	done, err := p.begin()
-	if err != nil {
-		return proto.Identity{}, err
-	}
-	defer done()
-	config, verifier, err := p.config(ctx)
-	if err != nil {
-		return proto.Identity{}, err
-	}
-	ctx, cancel := context.WithTimeout(withClient(ctx), requestTimeout)
-	defer cancel()
-	token, err := config.Exchange(ctx, c.Code, oauth2.VerifierOption(a.derive("verifier")))
-	if answer, ok := errors.AsType[*oauth2.RetrieveError](err); ok && answer.ErrorCode == "invalid_grant" {
-		return proto.Identity{}, refused("the identity provider does not know this login any more; begin again at /login")
-	}
-	if permanent(err) {
-		return proto.Identity{}, badAnswer("exchange a code at %s: %w", p.Issuer, err)
-	}
-	if err != nil {
-		return proto.Identity{}, fmt.Errorf("exchange a code at %s: %w", p.Issuer, err)
-	}
-	text, ok := token.Extra("id_token").(string)
-	if !ok {
-		return proto.Identity{}, badAnswer("exchange a code at %s: the answer has no id token", p.Issuer)
-	}
-	return p.identity(ctx, verifier, text, a.derive("nonce"))
-}
-
-// permanent reports whether the provider refused the client, and will refuse it again.
-func permanent(err error) bool {
-	answer, ok := errors.AsType[*oauth2.RetrieveError](err)
-	if !ok {
-		return false
-	}
-	code := answer.Response.StatusCode
-	return code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests
-}
-
-// identity verifies an id token.
-func (p *Provider) identity(
-	ctx context.Context, verifier *oidc.IDTokenVerifier, text, nonce string,
-) (proto.Identity, error) {
-	token, err := verifier.Verify(ctx, text)
-	if err != nil && strings.Contains(err.Error(), "fetching keys") { // go-oidc has no type for it
-		return proto.Identity{}, fmt.Errorf("verify an id token of %s: %w", p.Issuer, err)
-	}
-	if err != nil {
-		return proto.Identity{}, badAnswer("verify an id token of %s: %w", p.Issuer, err)
-	}
-	var claims struct {
-		Email    string   `json:"email"`
-		Verified verified `json:"email_verified"`
-		Party    string   `json:"azp"`
-	}
-	if err := token.Claims(&claims); err != nil {
-		return proto.Identity{}, badAnswer("decode an id token of %s: %w", p.Issuer, err)
-	}
-	switch {
-	case subtle.ConstantTimeCompare([]byte(token.Nonce), []byte(nonce)) != 1:
-		return proto.Identity{}, refused("the identity provider's answer is to another login; begin again at /login")
-	case len(token.Audience) != 1 && claims.Party != p.ClientID || claims.Party != "" && claims.Party != p.ClientID:
-		return proto.Identity{}, badAnswer("verify an id token of %s: it is for the client %q", p.Issuer,
-			cmp.Or(claims.Party, strings.Join(token.Audience, " ")))
-	case proto.CheckSubject(token.Subject) != nil:
-		return proto.Identity{}, badAnswer("verify an id token of %s: %w", p.Issuer, proto.CheckSubject(token.Subject))
-	}
-	id := proto.Identity{Issuer: p.Issuer, Subject: token.Subject}
-	if claims.Verified {
-		id.Email = proto.LowerEmail(claims.Email)
-	}
-	return id, nil
-}
-
-// verified is a claim that some providers send as a string.
-type verified bool
-
-// UnmarshalJSON decodes true and "true" as true.
-func (v *verified) UnmarshalJSON(text []byte) error {
-	*v = string(text) == `true` || string(text) == `"true"`
 	return nil
 }
 
-var _ json.Unmarshaler = (*verified)(nil)
+const maxReturn = 1024
 
-// begin returns ErrBusy if too many codes are being exchanged.
-func (p *Provider) begin() (done func(), err error) {
-	p.mu.Lock()
-	if p.exchanges == nil {
-		p.exchanges = make(chan struct{}, maxExchanges)
+// start sends a browser to the identity provider.
+func (s *Routes) start(w http.ResponseWriter, r *web.Request) error {
+	showErrors(r)
+	if s.Provider == nil {
+		return errNoLogin
 	}
-	p.mu.Unlock()
-	select {
-	case p.exchanges <- struct{}{}:
-		return func() { <-p.exchanges }, nil
+	query := r.URL.Query()
+	org, returnTo := query.Get("org"), query.Get("return")
+	if returnTo == "" {
+		returnTo = defaultReturn
+	}
+	if err := checkReturn(returnTo); err != nil {
+		return err
+	}
+	if org != "" && !proto.ValidOrg(org) {
+		return proto.FieldErrorf("org", "must be the name of an organisation")
+	}
+	attempt := NewAttempt(org, returnTo)
+	to, err := s.Provider.URL(r.Context(), &attempt)
+	if err != nil {
+		return s.providerError(r.Context(), err)
+	}
+	s.setCookie(w, r.Request, loginCookie, attempt.Cookie, AttemptLife)
+	redirect(w, to)
+	return nil
+}
+
+// finish starts a session for a browser that the identity provider has sent back.
+func (s *Routes) finish(w http.ResponseWriter, r *web.Request) error {
+	showErrors(r)
+	if s.Provider == nil {
+		return errNoLogin
+	}
+	cookie := s.cookieOf(r.Request, loginCookie)
+	s.setCookie(w, r.Request, loginCookie, "", -time.Second) // it is for one answer
+	attempt, err := ParseAttempt(cookie)
+	if err != nil {
+		return s.providerError(r.Context(), err)
+	}
+	if err := checkReturn(attempt.Return); err != nil {
+		return err
+	}
+	base, err := s.BaseURL(r.Request)
+	if err != nil {
+		return err
+	}
+	query := r.URL.Query()
+	id, err := s.Provider.Identify(r.Context(), &attempt, Callback{
+		State: query.Get("state"), Code: query.Get("code"), Error: query.Get("error"), Issuer: query.Get("iss"),
+	})
+	if err != nil {
+		return s.providerError(r.Context(), err)
+	}
+	found := s.membersOf(id, attempt.Org)
+	switch len(found) {
+	case 0:
+		return notMember(id, attempt.Org)
+	case 1:
 	default:
-		return nil, ErrBusy
+		return choosePage(w, base, attempt.Return, found)
 	}
+	m, err := s.bindMember(r.Context(), found[0], id)
+	if err != nil {
+		return err
+	}
+	r.Key = m.Key()
+	if _, err := s.startSession(
+		w, r, proto.Session{Org: m.Org, KeyID: m.ID, Name: m.Name(), Issuer: m.Issuer, Subject: m.Subject}); err != nil {
+		return err
+	}
+	redirect(w, base+attempt.Return)
+	return nil
 }
 
-// config returns the client of the provider, and what verifies its id tokens.
-func (p *Provider) config(ctx context.Context) (*oauth2.Config, *oidc.IDTokenVerifier, error) {
-	found, err := p.discover(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	secret, err := p.Secret()
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the client's secret: %w", err)
-	}
-	return &oauth2.Config{
-		ClientID: p.ClientID, ClientSecret: secret, Endpoint: found.Endpoint(), RedirectURL: p.Redirect,
-		Scopes: []string{oidc.ScopeOpenID, "email"},
-	}, found.Verifier(&oidc.Config{ClientID: p.ClientID}), nil
+func redirect(w http.ResponseWriter, to string) {
+	w.Header().Set("Location", to)
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusFound)
 }
 
-// discover reads the provider's configuration, once.
-func (p *Provider) discover(ctx context.Context) (*oidc.Provider, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.found != nil {
-		return p.found, nil
+// providerError returns the error for a browser whose login failed.
+func (s *Routes) providerError(ctx context.Context, err error) error {
+	if no, ok := errors.AsType[*RefusedError](err); ok {
+		return api.Errorf(api.CodeForbidden, "%s", no.Reason)
 	}
-	if time.Since(p.failedAt) < retryAfter {
-		return nil, p.failure
+	if errors.Is(err, ErrBusy) {
+		return web.ErrOverloaded
 	}
-	// The client that leaves must not make the attempt of others fail.
-	ctx, cancel := context.WithTimeout(withClient(context.WithoutCancel(ctx)), requestTimeout)
+	if bad, ok := errors.AsType[*AnswerError](err); ok {
+		s.Log.WarnContext(ctx, "login refused", "error", bad)
+		return api.Errorf(api.CodeForbidden,
+			"the identity provider's answer does not prove who you are, and another attempt will end in the same way: "+
+				"ask the administrator of this server, whose log has the reason")
+	}
+	return fmt.Errorf("%w: %w",
+		api.Unavailable(loginRetry, "the identity provider does not answer; try again later, and see the server's log"), err)
+}
+
+const loginRetry = 10 // seconds
+
+// notMember returns the error for a person who is not a member. It shows what an administrator needs
+// to add the person.
+func notMember(id proto.Identity, org string) error {
+	where := "any organisation"
+	if org != "" {
+		where = "the organisation " + org
+	}
+	who := "you are not a member of " + where
+	if id.Email == "" {
+		who += "; the identity provider has not verified an address of yours"
+	} else {
+		who += " as " + id.Email
+	}
+	return api.Errorf(api.CodeForbidden, "%s; ask an administrator to add you, or the subject %s", who, id.Subject)
+}
+
+// membersOf returns the members that a person is, at most one of each organisation. org, if not
+// empty, is the only organisation.
+func (s *Routes) membersOf(id proto.Identity, org string) []proto.Member {
+	found := map[string]proto.Member{}
+	for _, m := range s.Members.List(org) {
+		if !m.Is(id) {
+			continue
+		}
+		if other, ok := found[m.Org]; !ok || other.Subject == "" { // who was bound to the person comes first
+			found[m.Org] = m
+		}
+	}
+	var list []proto.Member
+	for _, m := range found {
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(a, b proto.Member) int { return strings.Compare(a.Org, b.Org) })
+	return list
+}
+
+// bindMember binds the member to the person signing in, unless it is bound already.
+func (s *Routes) bindMember(ctx context.Context, m proto.Member, id proto.Identity) (proto.Member, error) {
+	if m.Issuer == id.Issuer && m.Subject == id.Subject {
+		return m, nil
+	}
+	ctx, cancel := web.Detached(ctx)
 	defer cancel()
-	found, err := oidc.NewProvider(ctx, p.Issuer)
-	if err != nil {
-		p.failure, p.failedAt = fmt.Errorf("discover the identity provider %s: %w", p.Issuer, err), time.Now()
-		return nil, p.failure
+	m, err := s.Members.Change(ctx, m.ID, func(m *proto.Member) error {
+		if !m.Is(id) {
+			return notMember(id, m.Org)
+		}
+		m.Issuer, m.Subject = id.Issuer, id.Subject
+		return nil
+	})
+	if errors.Is(err, proto.ErrNotFound) {
+		return m, notMember(id, "")
 	}
-	p.found = found
-	return found, nil
+	return m, err
 }
 
-// client sends all requests to providers.
-var client = &http.Client{Timeout: requestTimeout}
+var choice = template.Must(template.New("choice").Parse(`<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>Sign in</title>
+<h1>Sign in</h1>
+<p>You are a member of several organisations.</p>
+<ul>{{range .}}<li><a href="{{.URL}}">{{.Org}}</a></li>{{end}}</ul>
+</html>
+`))
 
-func withClient(ctx context.Context) context.Context {
-	return context.WithValue(ctx, oauth2.HTTPClient, client)
+var failure = template.Must(template.New("failure").Parse(`<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>Not signed in</title>
+<h1>Not signed in</h1>
+<p>{{.}}</p>
+</html>
+`))
+
+// showErrors makes errors of a request pages if the client is a browser that shows pages.
+func showErrors(r *web.Request) {
+	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
+		return
+	}
+	r.WriteError = func(w http.ResponseWriter, e *api.Error) {
+		setPageHeaders(w.Header())
+		w.WriteHeader(e.Code.Status())
+		_ = failure.Execute(w, e.Message) // the client may be gone
+	}
+}
+
+// setPageHeaders sets the headers of a page of the login: it is not stored, and loads nothing.
+func setPageHeaders(h http.Header) {
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Security-Policy", pagePolicy)
+}
+
+const pagePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// choosePage lets a person choose among organisations.
+func choosePage(w http.ResponseWriter, base, returnTo string, members []proto.Member) error {
+	type link struct{ Org, URL string }
+	var links []link
+	for _, m := range members {
+		links = append(links, link{m.Org, base + "/login?" + url.Values{"org": {m.Org}, "return": {returnTo}}.Encode()})
+	}
+	var page strings.Builder
+	if err := choice.Execute(&page, links); err != nil {
+		return fmt.Errorf("page of organisations: %w", err)
+	}
+	setPageHeaders(w.Header())
+	_, _ = w.Write([]byte(page.String())) // the client may be gone
+	return nil
 }

@@ -1,4 +1,4 @@
-package gateway
+package login
 
 import (
 	"context"
@@ -12,6 +12,27 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
+
+// Sessions stores the logins of browsers.
+type Sessions interface {
+	// Session returns the session with a token, also if it has expired, or [proto.ErrNotFound].
+	Session(ctx context.Context, token string) (proto.Session, error)
+	web.Pages[proto.Session] // those that have not expired
+	// Create stores a new session, and returns it with its token.
+	Create(ctx context.Context, s proto.Session) (session proto.Session, token string, err error)
+	// Use stores that a session is used.
+	Use(ctx context.Context, id string) error
+	// End ends a session, or returns [proto.ErrNotFound].
+	End(ctx context.Context, id string) error
+}
+
+// Keys finds the API keys of sessions.
+type Keys interface {
+	// Hash returns the hash under which the key with a secret is stored.
+	Hash(secret string) string
+	// WithHash returns the key with a secret that has this hash.
+	WithHash(hash string) (key *proto.Key, ok bool)
+}
 
 // The cookies. Over TLS their names have hostPrefix: browsers then accept them from this host only,
 // and never send them over plain HTTP.
@@ -30,13 +51,13 @@ var (
 )
 
 // secureCookies reports whether browsers reach this server over TLS.
-func (s *Server) secureCookies(r *http.Request) bool {
+func (s *Routes) secureCookies(r *http.Request) bool {
 	base, err := s.BaseURL(r)
 	return err == nil && strings.HasPrefix(base, "https://")
 }
 
 // setCookie sets a cookie for a time, and removes it if that is negative.
-func (s *Server) setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
+func (s *Routes) setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
 	c := &http.Cookie{ //nolint:gosec // without TLS, browsers would not send it with Secure
 		Name: name, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, MaxAge: int(life / time.Second),
 		Secure: s.secureCookies(r),
@@ -49,7 +70,7 @@ func (s *Server) setCookie(w http.ResponseWriter, r *http.Request, name, value s
 
 // cookieOf returns the value of a cookie, empty if there is none. Two of one name are none: over
 // plain HTTP another server of the same domain could have set one of them.
-func (s *Server) cookieOf(r *http.Request, name string) string {
+func (s *Routes) cookieOf(r *http.Request, name string) string {
 	if s.secureCookies(r) {
 		name = hostPrefix + name
 	}
@@ -60,7 +81,7 @@ func (s *Server) cookieOf(r *http.Request, name string) string {
 }
 
 // KeyOfCookie returns the API key as which the session of a request acts, and the session.
-func (s *Server) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
+func (s *Routes) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
 	token := s.cookieOf(r, sessionCookie)
 	if token == "" {
 		return nil, nil, web.Unauthorized()
@@ -92,7 +113,7 @@ func (s *Server) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error
 
 // keyOfSession returns the API key as which a session acts. ok is false if its member or API key is
 // not what it was at the login.
-func (s *Server) keyOfSession(session *proto.Session) (key *proto.Key, ok bool) {
+func (s *Routes) keyOfSession(session *proto.Session) (key *proto.Key, ok bool) {
 	if session.KeyHash != "" {
 		key, ok = s.Keys.WithHash(session.KeyHash)
 		return key, ok && key.Valid(time.Now())
@@ -106,7 +127,7 @@ func (s *Server) keyOfSession(session *proto.Session) (key *proto.Key, ok bool) 
 
 // readKeyOfSession is keyOfSession that also knows a member who has just signed in for the first time
 // at another gateway.
-func (s *Server) readKeyOfSession(ctx context.Context, session *proto.Session) (*proto.Key, error) {
+func (s *Routes) readKeyOfSession(ctx context.Context, session *proto.Session) (*proto.Key, error) {
 	if key, ok := s.keyOfSession(session); ok {
 		return key, nil
 	}
@@ -130,7 +151,7 @@ func (s *Server) readKeyOfSession(ctx context.Context, session *proto.Session) (
 // browser adds the cookie to such requests, too. What changes something also has a header that forms
 // cannot set. It names the organisation that the page was made for, so that a tab does nothing in
 // another one to which the browser has signed in meanwhile.
-func (s *Server) checkSessionRequest(r *http.Request, org string) error {
+func (s *Routes) checkSessionRequest(r *http.Request, org string) error {
 	origin := r.Header.Get("Origin")
 	switch site := r.Header.Get("Sec-Fetch-Site"); {
 	case site == "same-origin" || site == "none": // the browser has compared the origins
@@ -152,7 +173,7 @@ func (s *Server) checkSessionRequest(r *http.Request, org string) error {
 }
 
 // startSession stores a new session and sends its cookie. The session that the browser has had ends.
-func (s *Server) startSession(w http.ResponseWriter, r *web.Request, session proto.Session) (proto.Session, error) {
+func (s *Routes) startSession(w http.ResponseWriter, r *web.Request, session proto.Session) (proto.Session, error) {
 	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
 	session.UserAgent = web.ClientText(r.Header, "User-Agent")
@@ -171,7 +192,7 @@ func (s *Server) startSession(w http.ResponseWriter, r *web.Request, session pro
 }
 
 // createSession starts a session with the API key of the request.
-func (s *Server) createSession(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) createSession(w http.ResponseWriter, r *web.Request) error {
 	i := r.Info
 	if i.Session != nil {
 		return api.Errorf(api.CodeForbidden, "a session starts no other one; send an API key")
@@ -184,13 +205,13 @@ func (s *Server) createSession(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusCreated, api.NewCaller(&i.Key, &session))
 }
 
-func (s *Server) getSession(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) getSession(w http.ResponseWriter, r *web.Request) error {
 	i := r.Info
 	return web.WriteValue(w, http.StatusOK, api.NewCaller(&i.Key, i.Session))
 }
 
 // deleteSession ends the session of the request.
-func (s *Server) deleteSession(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) deleteSession(w http.ResponseWriter, r *web.Request) error {
 	session := r.Session
 	if session == nil {
 		return api.Errorf(api.CodeNotFound, "the request has an API key, and no session")
@@ -205,31 +226,21 @@ func (s *Server) deleteSession(w http.ResponseWriter, r *web.Request) error {
 	return nil
 }
 
-// sessions has what the routes of sessions share. Sessions have no ETags.
-func (s *Server) sessions() *web.Resource[proto.Session, api.Session] {
-	return &web.Resource[proto.Session, api.Session]{
-		Core: &s.Core, Kind: "session", Path: "/v1/admin/sessions", Param: "id", Form: api.NewSession,
-		Name:     func(s *proto.Session) (org, id string) { return s.Org, s.ID },
-		Answer:   func(list []api.Session, next *string) any { return api.Sessions{Sessions: list, NextCursor: next} },
-		NotFound: func(string) error { return errNoSession },
-	}
-}
-
-func (s *Server) listSessions(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) listSessions(w http.ResponseWriter, r *web.Request) error {
 	org, err := web.ListedOrg(r)
 	if err != nil {
 		return err
 	}
-	return s.sessions().WritePage(w, r, s.Sessions, org, s.goesOn)
+	return s.resource.WritePage(w, r, s.Sessions, org, s.goesOn)
 }
 
 // goesOn reports whether the member or API key of a session is what it was at the login.
-func (s *Server) goesOn(session *proto.Session) bool {
+func (s *Routes) goesOn(session *proto.Session) bool {
 	_, ok := s.keyOfSession(session)
 	return ok
 }
 
-func (s *Server) endSession(ctx context.Context, r *web.Request, id string) (*proto.Session, error) {
+func (s *Routes) endSession(ctx context.Context, r *web.Request, id string) (*proto.Session, error) {
 	found, _ := s.Sessions.Page("", "", 1, func(session *proto.Session) bool {
 		return session.ID == id && s.goesOn(session)
 	})
