@@ -1,8 +1,7 @@
-// Package gateway is the HTTP server: it authenticates, validates and admits requests, and writes
-// all answers. It reaches the queue, the registry and the stores only through the small interfaces
-// that it declares.
+// Package gateway is the HTTP server. It joins the routes that package proto/api defines with the groups of
+// routes that carry them out. Each group is a package below this one, and all share package web. They reach
+// the queue, the registry and the stores only through small interfaces, which the group that uses them
+// declares.
 //
-// Package proto/api defines the routes and types. Authentication, error bodies, the limit of bodies
-// and the path prefix belong to the route group of the execute API, so that other APIs with other
-// conventions can be added beside it.
+// Surfaces are routes of other APIs with other conventions: their own error bodies, limits and path prefixes.
 package gateway

@@ -16,48 +16,27 @@ import (
 // Admission decides what API keys may do, and makes and submits jobs. A request that is not admitted
 // gets a [*proto.Rejection], a [*proto.FieldError] or another error whose text is for clients.
 type Admission interface {
-	Entitlements
-	Quotas
-	Sandboxes
+	admin.Credentials
+	admin.OrgQuotas
+	admin.Quotas
+	admin.Requeuer
+	admin.Sandboxes
+	files.Principals
+	filestore.Keys
 	work.StartChecker
 	work.PipelineChecker
 	work.BatchChecker
-	// Submit submits a job and returns the id of its execution. If an earlier request had the same
-	// idempotency key, Submit returns the id of the earlier execution. Nothing of the job remains after
-	// an error, except for [proto.ErrMayRun]. Its errors include [proto.ErrKeyReused],
-	// [proto.ErrSubmissionPending], [proto.ErrNotConfirmed] and [*proto.BusyError].
-	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
-	admin.Requeuer
-	admin.Credentials
-}
-
-// Entitlements knows what API keys may do.
-type Entitlements interface {
-	// Principal returns the API key with an id, or the one as which the member with that id acts.
-	Principal(id string) (*proto.Key, bool)
 	// ValidKey returns the API key under which work goes on without a request, and what it may do.
 	ValidKey(ctx context.Context, id string) (*proto.Key, proto.Entitlement, error)
 	// Entitlement returns what a key may do.
 	Entitlement(ctx context.Context, key *proto.Key) (proto.Entitlement, error)
 	// CheckMode rejects a mode that the plan does not include.
 	CheckMode(ctx context.Context, e *proto.Entitlement, mode proto.Mode) error
-}
-
-// Quotas knows what organisations have used of their monthly quotas.
-type Quotas interface {
-	admin.Quotas
-	// QuotaUses returns what an organisation has used of the monthly quotas of its plan.
-	QuotaUses(ctx context.Context, org string, quotas proto.Quotas) []proto.QuotaUse
-	// OrgQuotas is QuotaUses with the quotas of the organisation's plan. It returns none for an unknown
-	// organisation, and for all of them, whose name is empty.
-	OrgQuotas(ctx context.Context, org string) ([]proto.QuotaUse, error)
-}
-
-// Sandboxes finds the sandboxes of executions.
-type Sandboxes interface {
-	// ProfileOf returns the sandbox profile that a key is bound to.
-	ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error)
-	admin.Sandboxes
+	// Submit submits a job and returns the id of its execution. If an earlier request had the same
+	// idempotency key, Submit returns the id of the earlier execution. Nothing of the job remains after
+	// an error, except for [proto.ErrMayRun]. Its errors include [proto.ErrKeyReused],
+	// [proto.ErrSubmissionPending], [proto.ErrNotConfirmed] and [*proto.BusyError].
+	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
 }
 
 // Submissions ends submissions that have not started.

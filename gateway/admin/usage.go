@@ -24,8 +24,8 @@ type Usage interface {
 	Report(ctx context.Context, f *proto.UsageFilter) (proto.UsageReport, error)
 }
 
-// orgQuotas knows what organisations have used of their monthly quotas.
-type orgQuotas interface {
+// OrgQuotas knows what organisations have used of their monthly quotas.
+type OrgQuotas interface {
 	// OrgQuotas returns what an organisation has used of the quotas of its plan. It returns none for an
 	// unknown organisation, and for all of them, whose name is empty.
 	OrgQuotas(ctx context.Context, org string) ([]proto.QuotaUse, error)
@@ -35,7 +35,7 @@ type orgQuotas interface {
 type UsageRoutes struct {
 	*web.Core
 	Usage  Usage
-	Quotas orgQuotas
+	Quotas OrgQuotas
 }
 
 // Handlers returns the handlers of the routes.

@@ -160,7 +160,7 @@ func (f *Store) WritablePath(name string) (sub string, err error) {
 	return sub, nil
 }
 
-// CheckPut returns the error with which put would refuse a file of a size now.
+// CheckPut returns the error with which Put would refuse a file of a size now.
 func (f *Store) CheckPut(ctx context.Context, name string, size int64) error {
 	sub, err := f.WritablePath(name)
 	if err != nil {
