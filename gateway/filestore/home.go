@@ -2,26 +2,57 @@ package filestore
 
 import (
 	"context"
+	"errors"
 	"io"
+	"path"
+	"strings"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// homeFiles are the files of a thread.
+// homeFiles are the files of a thread below a directory of its home.
 type homeFiles struct {
 	Homes
 	org, thread string
-	limit       func(context.Context) (proto.Space, error) // of all its files
+	dir         string                                     // empty for the home
+	limit       func(context.Context) (proto.Space, error) // of all files of the thread
+	// put is Homes.Stage, or Homes.Put for a volume: programs that only read a volume see its versions, and no
+	// staged files.
+	put func(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
+}
+
+func (t *homeFiles) join(name string) string { return path.Join(t.dir, name) }
+
+func (t *homeFiles) relative(name string) string {
+	if name == t.dir {
+		return ""
+	}
+	return strings.TrimPrefix(name, t.dir+"/")
+}
+
+// wrap makes the paths in an error relative to the directory.
+func (t *homeFiles) wrap(err error) error {
+	if missing, ok := errors.AsType[*proto.NoFileError](err); ok {
+		missing.Path = t.relative(missing.Path)
+	}
+	if at, ok := errors.AsType[*proto.PathError](err); ok {
+		at.Path = t.relative(at.Path)
+	}
+	return err
 }
 
 // List implements [MountFiles].
 func (t *homeFiles) List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error {
-	return t.Homes.List(ctx, t.org, t.thread, dir, recursive, each)
+	return t.Homes.List(ctx, t.org, t.thread, t.join(dir), recursive, func(f proto.File) error {
+		f.Path = t.relative(f.Path)
+		return each(f)
+	})
 }
 
 // Open implements [MountFiles].
 func (t *homeFiles) Open(ctx context.Context, name string) (*proto.FileContent, error) {
-	return t.Homes.Open(ctx, t.org, t.thread, name)
+	content, err := t.Homes.Open(ctx, t.org, t.thread, t.join(name))
+	return content, t.wrap(err)
 }
 
 // CheckPut implements [MountFiles].
@@ -33,7 +64,7 @@ func (t *homeFiles) CheckPut(ctx context.Context, name string, size int64) error
 	if size > most.Bytes {
 		return proto.FieldErrorf("content_length", "is %d bytes, and there is room for %d", size, most.Bytes)
 	}
-	return t.CheckSpace(ctx, t.org, t.thread, name, size, most)
+	return t.wrap(t.CheckSpace(ctx, t.org, t.thread, t.join(name), size, most))
 }
 
 // Put implements [MountFiles].
@@ -42,12 +73,13 @@ func (t *homeFiles) Put(ctx context.Context, name string, size int64, body io.Re
 	if err != nil {
 		return err
 	}
-	return t.Stage(ctx, t.org, t.thread, name, size, most, body)
+	return t.wrap(t.put(ctx, t.org, t.thread, t.join(name), size, most, body))
 }
 
 // Delete implements [MountFiles].
 func (t *homeFiles) Delete(ctx context.Context, name string, recursive bool) (version int64, err error) {
-	return t.Homes.Delete(ctx, t.org, t.thread, name, recursive)
+	version, err = t.Homes.Delete(ctx, t.org, t.thread, t.join(name), recursive)
+	return version, t.wrap(err)
 }
 
 // Rename implements [MountFiles].
@@ -56,21 +88,9 @@ func (t *homeFiles) Rename(ctx context.Context, from, to string) (version int64,
 	if err != nil {
 		return 0, err
 	}
-	return t.Homes.Rename(ctx, t.org, t.thread, from, to, most)
+	version, err = t.Homes.Rename(ctx, t.org, t.thread, t.join(from), t.join(to), most)
+	return version, t.wrap(err)
 }
 
 // Close implements [MountFiles].
 func (*homeFiles) Close() error { return nil }
-
-// volumeFiles are the files of the thread of a volume.
-type volumeFiles struct{ homeFiles }
-
-// Put implements [MountFiles]. Programs that only read the volume see its versions, and no staged
-// files.
-func (v *volumeFiles) Put(ctx context.Context, name string, size int64, body io.Reader) error {
-	most, err := v.limit(ctx)
-	if err != nil {
-		return err
-	}
-	return v.Homes.Put(ctx, v.org, v.thread, name, size, most, body)
-}

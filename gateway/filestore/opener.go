@@ -113,10 +113,10 @@ func (o *Opener) Open(
 	ctx context.Context, key *proto.Key, source proto.FileSource, id string,
 ) (*Store, error) {
 	if source == proto.SourceThread {
-		limit := func(ctx context.Context) (proto.Space, error) { return o.HomeLimit(ctx, key) }
+		files := &homeFiles{Homes: o.Homes, org: key.Org, thread: id, put: o.Homes.Stage}
+		files.limit = func(ctx context.Context) (proto.Space, error) { return o.HomeLimit(ctx, key) }
 		return &Store{
-			files: &homeFiles{o.Homes, key.Org, id, limit}, opener: o, Org: key.Org, ID: id, Root: o.Home, Blobs: true,
-			source: source, done: func() {},
+			files: files, opener: o, Org: key.Org, ID: id, Root: o.Home, Blobs: true, source: source, done: func() {},
 		}, nil
 	}
 	at := slices.IndexFunc(key.Mounts, func(m proto.KeyMount) bool { return m.Connection == id })
@@ -150,13 +150,11 @@ var errNoConnection = api.Errorf(api.CodeNotFound, "this API key has no storage 
 func (o *Opener) openMount(ctx context.Context, f *Store, m proto.Mount) (err error) {
 	if m.Kind == proto.MountVolume {
 		f.Blobs = true
-		limit := func(context.Context) (proto.Space, error) { return proto.VolumeSpace(m.Bytes), nil }
 		// The home of a volume is the whole connection.
-		files := MountFiles(&volumeFiles{homeFiles{o.Homes, f.Org, proto.VolumeThread(m.Slug), limit}})
-		if m.Prefix != "" {
-			files = &belowPrefix{files, m.Prefix}
-		}
-		f.files, f.done = files, func() {}
+		f.files, f.done = &homeFiles{
+			Homes: o.Homes, org: f.Org, thread: proto.VolumeThread(m.Slug), dir: m.Prefix, put: o.Homes.Put,
+			limit: func(context.Context) (proto.Space, error) { return proto.VolumeSpace(m.Bytes), nil },
+		}, func() {}
 		return nil
 	}
 	end, err := o.Transfers.Begin(ctx, f.Org) // another server, or a file system, can make a request last
