@@ -149,28 +149,14 @@ func (s *Server) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Re
 		if of == proto.Stderr {
 			output, truncated = record.Result.Stderr, record.Result.StderrTruncated
 		}
-		h, size := w.Header(), int64(len(output))
-		part, whole := web.Span{Length: size}, true
-		if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet {
-			if part, whole, err = web.ParseRange(asked, size); err != nil {
-				h.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
-				return err
-			}
-		}
-		status := http.StatusOK
-		if !whole {
-			status = http.StatusPartialContent
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.Offset, part.Offset+part.Length-1, size))
+		part, err := web.PartOf(w, r, int64(len(output)), "")
+		if err != nil {
+			return err
 		}
 		if truncated {
-			h.Set("X-Output-Truncated", "true")
+			w.Header().Set("X-Output-Truncated", "true")
 		}
-		h.Set("Content-Length", strconv.FormatInt(part.Length, 10))
-		h.Set("Content-Type", "application/octet-stream")
-		h.Set("Content-Disposition", web.Attachment(string(record.TraceID)+"."+string(of)))
-		h.Set("Cache-Control", "private, no-store")
-		h.Set("Accept-Ranges", "bytes")
-		w.WriteHeader(status)
+		part.WriteHeader(w, string(record.TraceID)+"."+string(of))
 		if r.Method == http.MethodHead {
 			return nil
 		}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"path"
-	"strconv"
 
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
@@ -28,31 +27,15 @@ func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	h := w.Header()
 	tag := `"` + content.Tag + `"`
-	part := web.Span{Length: content.Size}
-	whole := true
-	if asked := r.Header.Get("Range"); asked != "" && r.Method == http.MethodGet &&
-		rangeIsCurrent(r.Header.Get("If-Range"), tag) {
-		if part, whole, err = web.ParseRange(asked, content.Size); err != nil {
-			h.Set("Content-Range", fmt.Sprintf("bytes */%d", content.Size))
-			return err
-		}
+	part, err := web.PartOf(w, r, content.Size, tag)
+	if err != nil {
+		return err
 	}
 	begin := func() {
-		status := http.StatusOK
-		if !whole {
-			status = http.StatusPartialContent
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.Offset, part.Offset+part.Length-1, content.Size))
-		}
-		h.Set("Content-Length", strconv.FormatInt(part.Length, 10))
-		h.Set("Content-Type", "application/octet-stream")
-		h.Set("Content-Disposition", web.Attachment(path.Base(g.path)))
-		h.Set("Cache-Control", "private, no-store")
-		h.Set("Accept-Ranges", "bytes")
-		h.Set("ETag", tag)
-		h.Set("Last-Modified", content.Modified.UTC().Format(http.TimeFormat))
-		w.WriteHeader(status)
+		w.Header().Set("ETag", tag)
+		w.Header().Set("Last-Modified", content.Modified.UTC().Format(http.TimeFormat))
+		part.WriteHeader(w, path.Base(g.path))
 	}
 	if r.Method == http.MethodHead || part.Length == 0 {
 		begin()
@@ -69,7 +52,7 @@ func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 // sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a
 // short file is answered, and an error of a long one breaks the answer off.
 func (s *FileRoutes) sendPart(
-	w http.ResponseWriter, r *web.Request, content *proto.FileContent, part web.Span, begin func(),
+	w http.ResponseWriter, r *web.Request, content *proto.FileContent, part *web.Part, begin func(),
 ) error {
 	body, err := content.Read(r.Context(), part.Offset, part.Length)
 	if err != nil {
@@ -103,20 +86,8 @@ func (s *FileRoutes) sendPart(
 	return err
 }
 
-// rangeIsCurrent reports whether the condition of a range request holds for content with this tag.
-// Times are not accepted as conditions: they do not distinguish contents.
-func rangeIsCurrent(ifRange, tag string) bool { return ifRange == "" || ifRange == tag }
-
 // putContent stores an uploaded file.
 func (s *FileRoutes) putContent(w http.ResponseWriter, r *web.Request) error {
-	err := s.storeContent(w, r)
-	if err != nil {
-		w.Header().Set("Connection", "close") // the body, or the rest of it, is not read
-	}
-	return err
-}
-
-func (s *FileRoutes) storeContent(w http.ResponseWriter, r *web.Request) error {
 	g, key, err := s.checkGrant(r, http.MethodPut)
 	if err == nil {
 		err = web.RequireIdentity(w, r)

@@ -44,13 +44,13 @@ func (s *FileRoutes) Handlers() []web.Handler {
 		{ID: "listFiles", Handle: s.list},
 		{ID: "deleteFile", Handle: s.remove},
 		{ID: "renameFile", Handle: s.rename},
-		{ID: "fileUploadURL", Handle: s.uploadURL},
-		{ID: "fileDownloadURL", Handle: s.downloadURL},
+		{ID: "fileUploadURL", Handle: signed(s.Core, s.SignUpload)},
+		{ID: "fileDownloadURL", Handle: signed(s.Core, s.SignDownload)},
 		{ID: "getContent", Handle: s.getContent},
-		{ID: "putContent", Handle: s.putContent},
+		{ID: "putContent", Handle: web.CloseOnError(s.putContent)},
 		{ID: "createUpload", Handle: s.createUpload},
 		{ID: "getUpload", Handle: s.getUpload},
-		{ID: "putPart", Handle: s.putPart},
+		{ID: "putPart", Handle: web.CloseOnError(s.putPart)},
 		{ID: "completeUpload", Handle: s.completeUpload},
 		{ID: "abortUpload", Handle: s.abortUpload},
 	}
@@ -90,16 +90,19 @@ func (s *FileRoutes) list(w http.ResponseWriter, r *web.Request) error {
 	return out.Flush()
 }
 
-func (s *FileRoutes) uploadURL(w http.ResponseWriter, r *web.Request) error {
-	req, err := web.DecodeBody[api.FileUploadRequest](s.Core, w, r)
-	if err != nil {
-		return err
+// signed answers with the URL that sign returns.
+func signed[T any](core *web.Core, sign func(*web.Request, *T) (*api.SignedURL, error)) web.Handle {
+	return func(w http.ResponseWriter, r *web.Request) error {
+		req, err := web.DecodeBody[T](core, w, r)
+		if err != nil {
+			return err
+		}
+		answer, err := sign(r, req)
+		if err != nil {
+			return err
+		}
+		return web.WriteValue(w, http.StatusOK, answer)
 	}
-	answer, err := s.SignUpload(r, req)
-	if err != nil {
-		return err
-	}
-	return web.WriteValue(w, http.StatusOK, answer)
 }
 
 // SignUpload returns a URL to upload a file to.
@@ -136,18 +139,6 @@ func (s *FileRoutes) checkUpload(
 		}
 	}
 	return files.CheckPut(ctx, name, size)
-}
-
-func (s *FileRoutes) downloadURL(w http.ResponseWriter, r *web.Request) error {
-	req, err := web.DecodeBody[api.FileDownloadRequest](s.Core, w, r)
-	if err != nil {
-		return err
-	}
-	answer, err := s.SignDownload(r, req)
-	if err != nil {
-		return err
-	}
-	return web.WriteValue(w, http.StatusOK, answer)
 }
 
 // SignDownload returns a URL to download a file from.

@@ -71,7 +71,7 @@ func (s *ThreadRoutes) Handlers() []web.Handler {
 		{ID: "deleteThread", Handle: s.remove},
 		{ID: "forkThread", Handle: s.fork},
 		{ID: "archiveThread", Handle: s.archive},
-		{ID: "unpackThread", Handle: s.unpack},
+		{ID: "unpackThread", Handle: web.CloseOnError(s.unpack)},
 		{ID: "collectThreads", Handle: s.collect},
 		{ID: "rebuildThreads", Handle: s.rebuild},
 	}
@@ -198,41 +198,33 @@ func (s *ThreadRoutes) archive(w http.ResponseWriter, r *web.Request) error {
 
 // unpack unpacks a tar into a thread while it arrives.
 func (s *ThreadRoutes) unpack(w http.ResponseWriter, r *web.Request) error {
-	version, dir, err := s.readArchive(w, r)
-	if err != nil {
-		w.Header().Set("Connection", "close") // the rest of the body is not read
-		return err
-	}
-	return web.WriteValue(w, http.StatusOK, api.ChangedFile{Path: dir, Version: version})
-}
-
-func (s *ThreadRoutes) readArchive(w http.ResponseWriter, r *web.Request) (version int64, dir string, err error) {
 	id := chi.URLParam(r.Request, "id")
 	if err := proto.CheckThreadID("id", id); err != nil {
-		return 0, "", err // unlike with other operations, the thread need not exist
+		return err // unlike with other operations, the thread need not exist
 	}
 	key := r.Key
-	if dir, err = proto.CleanFilePath(s.Home, r.URL.Query().Get("path")); err != nil {
-		return 0, "", err
+	dir, err := proto.CleanFilePath(s.Home, r.URL.Query().Get("path"))
+	if err != nil {
+		return err
 	}
 	if err := s.Quotas.CheckQuota(r.Context(), key.Org, proto.QuotaStored); err != nil {
-		return 0, "", err
+		return err
 	}
 	most, err := s.HomeLimit(r.Context(), &key)
 	if err != nil {
-		return 0, "", err
+		return err
 	}
 	// Unpack checks this again, but the client should know before it sends everything.
 	head, err := s.Threads.Get(r.Context(), key.Org, id)
 	switch {
 	case err == nil && head.Holder != "":
-		return 0, "", &proto.BusyError{Thread: id, Holder: head.Holder}
+		return &proto.BusyError{Thread: id, Holder: head.Holder}
 	case err != nil && !errors.Is(err, proto.ErrNotFound):
-		return 0, "", fmt.Errorf("look up thread %s: %w", id, err)
+		return fmt.Errorf("look up thread %s: %w", id, err)
 	}
 	done, err := s.BeginUpload(r.Context(), key.Org, most.Bytes)
 	if err != nil {
-		return 0, "", err
+		return err
 	}
 	defer done()
 	long := r.LongBody(r.Body, 0)
@@ -241,14 +233,14 @@ func (s *ThreadRoutes) readArchive(w http.ResponseWriter, r *web.Request) (versi
 	defer turn.End()
 	body, end, err := web.Decompressed(w, r, turn.Encoded(long))
 	if err != nil {
-		return 0, "", err
+		return err
 	}
 	defer end()
-	version, err = s.Versions.Unpack(r.Context(), key.Org, id, dir, s.Tar(r.Info, turn.Plain(body), most))
+	version, err := s.Versions.Unpack(r.Context(), key.Org, id, dir, s.Tar(r.Info, turn.Plain(body), most))
 	if err != nil {
-		return 0, "", fmt.Errorf("unpack a tar into thread %s: %w", id, err)
+		return fmt.Errorf("unpack a tar into thread %s: %w", id, err)
 	}
-	return version, dir, nil
+	return web.WriteValue(w, http.StatusOK, api.ChangedFile{Path: dir, Version: version})
 }
 
 func (s *ThreadRoutes) collect(w http.ResponseWriter, r *web.Request) error {

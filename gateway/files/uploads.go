@@ -143,14 +143,6 @@ func (s *FileRoutes) getUpload(w http.ResponseWriter, r *web.Request) error {
 
 // putPart stores a part of an upload.
 func (s *FileRoutes) putPart(w http.ResponseWriter, r *web.Request) error {
-	err := s.storePart(w, r)
-	if err != nil {
-		w.Header().Set("Connection", "close") // the body, or the rest of it, is not read
-	}
-	return err
-}
-
-func (s *FileRoutes) storePart(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {
 		return err

@@ -33,6 +33,18 @@ func RequireIdentity(w http.ResponseWriter, r *Request) error {
 	return nil
 }
 
+// CloseOnError returns a handler that closes the connection if handle fails, because the body of the request, or the
+// rest of it, is not read then.
+func CloseOnError(handle Handle) Handle {
+	return func(w http.ResponseWriter, r *Request) error {
+		err := handle(w, r)
+		if err != nil {
+			w.Header().Set("Connection", "close")
+		}
+		return err
+	}
+}
+
 // maxWindow bounds the memory of a zstd decoder, in bytes. It suffices for every level of zstd
 // without --ultra and --long.
 const maxWindow = 8 << 20

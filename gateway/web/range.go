@@ -1,25 +1,62 @@
 package web
 
 import (
+	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Span is a part of a file, in bytes.
-type Span struct{ Offset, Length int64 }
+// Part is the part of a file that a request asks for, in bytes.
+type Part struct {
+	Offset, Length int64
 
-// ParseRange returns the part of size bytes that a Range header asks for. A header that is not a
-// single range of bytes is ignored: whole is true then, and also for an empty file.
-func ParseRange(header string, size int64) (part Span, whole bool, err error) {
+	size  int64 // of the file
+	whole bool  // the request asks for the file, and not for a part
+}
+
+// PartOf returns the part that a request asks for of a file with a size and a tag. The tag is empty for a file that
+// never changes. PartOf returns an error if the part begins after the end of the file. Times are not accepted as
+// conditions in If-Range: they do not distinguish contents.
+func PartOf(w http.ResponseWriter, r *Request, size int64, tag string) (*Part, error) {
+	asked, condition := r.Header.Get("Range"), r.Header.Get("If-Range")
+	if asked == "" || r.Method != http.MethodGet || tag != "" && condition != "" && condition != tag {
+		return &Part{Length: size, size: size, whole: true}, nil
+	}
+	part, err := parseRange(asked, size)
+	if err != nil {
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", size))
+	}
+	return part, err
+}
+
+// WriteHeader begins the answer with a part of a file, which is a download of a name.
+func (p *Part) WriteHeader(w http.ResponseWriter, name string) {
+	h, status := w.Header(), http.StatusOK
+	if !p.whole {
+		status = http.StatusPartialContent
+		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", p.Offset, p.Offset+p.Length-1, p.size))
+	}
+	h.Set("Content-Length", strconv.FormatInt(p.Length, 10))
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Content-Disposition", Attachment(name))
+	h.Set("Cache-Control", "private, no-store")
+	h.Set("Accept-Ranges", "bytes")
+	w.WriteHeader(status)
+}
+
+// parseRange returns the part of size bytes that a Range header asks for. A header that is not a
+// single range of bytes is ignored, and so is one for an empty file.
+func parseRange(header string, size int64) (*Part, error) {
 	text, ok := strings.CutPrefix(header, "bytes=")
 	from, to, dash := strings.Cut(strings.TrimSpace(text), "-")
 	first, hasFirst := decimal(from)
 	last, hasLast := decimal(to)
 	switch {
 	case !ok || !dash || size == 0:
-		return Span{0, size}, true, nil
+		return &Part{Length: size, size: size, whole: true}, nil
 	case from == "" && hasLast: // the last bytes
 		first, last = max(0, size-last), size-1
 	case hasFirst && to == "":
@@ -27,12 +64,12 @@ func ParseRange(header string, size int64) (part Span, whole bool, err error) {
 	case hasFirst && hasLast && first <= last:
 		last = min(last, size-1)
 	default:
-		return Span{0, size}, true, nil
+		return &Part{Length: size, size: size, whole: true}, nil
 	}
 	if first >= size {
-		return Span{}, false, api.Errorf(api.CodeRange, "the range begins after the end of the file")
+		return nil, api.Errorf(api.CodeRange, "the range begins after the end of the file")
 	}
-	return Span{first, last - first + 1}, false, nil
+	return &Part{Offset: first, Length: last - first + 1, size: size}, nil
 }
 
 // decimal parses a whole number without a sign.
