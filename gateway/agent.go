@@ -125,8 +125,8 @@ func (a *Agent) public(err error) error {
 // AllowStored refuses a run that is to be stored if there is no room for it, and one that is to go on in
 // the background if the plan has no asynchronous executions.
 func (a *Agent) AllowStored(ctx context.Context, background bool) error {
-	if a.s.DiskFull != nil && a.s.DiskFull() != "" {
-		return api.DiskFull()
+	if err := a.s.CheckDisk(); err != nil {
+		return err
 	}
 	if background {
 		if err := a.s.Admission.CheckMode(ctx, &a.i.Plan, proto.ModeAsync); err != nil {

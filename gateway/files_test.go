@@ -729,7 +729,6 @@ func TestUnpack(t *testing.T) {
 	h.threads.refuse = nil
 	full := "the disk is full"
 	h.server.DiskFull = func() string { return full }
-	h.remount()
 	put("", "", content).want(503, "disk_full")
 	full = ""
 	h.server.Memory = 2 * (web.UploadMemory(h.threads.most.Bytes) + 3*web.RequestCost)

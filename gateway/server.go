@@ -98,9 +98,6 @@ type Server struct {
 	Unfit func() string
 	// FromZero reports that workers are started when executions wait, so that none need be live.
 	FromZero bool
-	// DiskFull, if not nil, returns why nothing more should be stored on this server's disk, empty if
-	// it should.
-	DiskFull func() string
 	// StoreReady reports whether the blob store has answered since the start.
 	StoreReady func() bool
 	// Problems returns what this process needs and does not have.
@@ -121,7 +118,7 @@ func (s *Server) Handler() http.Handler {
 	s.Cookies = s.logins
 	s.opener = &filestore.Opener{
 		Core: &s.Core, Homes: s.Files, Connections: s.Connections, Mounts: s.Storage, Parts: s.Parts, Keys: s.Admission,
-		Home: s.Home, DiskFull: s.DiskFull,
+		Home: s.Home,
 	}
 	s.files = &files.FileRoutes{
 		Opener: s.opener, Quotas: s.Admission, Principals: s.Admission, URLSecret: s.URLSecret,

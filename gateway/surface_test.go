@@ -398,7 +398,6 @@ func TestStoredRunsAreAdmitted(t *testing.T) {
 	}))
 	full := ""
 	h.server.DiskFull = func() string { return full }
-	h.remount()
 	free := h.stub.addKey("small", "free", asUser)
 	for _, c := range []struct {
 		key, full  string

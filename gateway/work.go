@@ -23,6 +23,6 @@ func (s *Server) workRoutes() []web.Handler {
 func (s *Server) batches() *work.BatchRoutes {
 	return &work.BatchRoutes{
 		Core: &s.Core, Batches: s.Batches, Checker: s.Admission, URLs: s.URLs, Deliveries: s.Deliveries, Results: s.Jobs,
-		Waiting: s.waitingOf, DiskFull: s.DiskFull,
+		Waiting: s.waitingOf,
 	}
 }

@@ -81,9 +81,6 @@ type Opener struct {
 	Parts       Parts
 	Keys        Keys
 	Home        string // the home of programs, absolute and cleaned: paths of files may begin with it
-	// DiskFull, if not nil, returns why nothing more should be stored on this server's disk, empty if
-	// it should.
-	DiskFull func() string
 
 	// beginning has one slot for each organisation: uploads in parts begin one after another, so that
 	// those that begin at the same time are counted.
@@ -207,8 +204,8 @@ func (o *Opener) Tar(i *web.Info, body io.Reader, most proto.Space) *proto.TarUp
 	const step = 1 << 20
 	var left int64
 	return &proto.TarUpload{Body: body, Home: o.Home, Most: most, Proceed: func(memory int64) error {
-		if o.DiskFull != nil && o.DiskFull() != "" {
-			return api.DiskFull()
+		if err := o.CheckDisk(); err != nil {
+			return err
 		}
 		for left < memory {
 			if !o.Reserve(i, step) {

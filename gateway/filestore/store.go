@@ -62,8 +62,8 @@ func (f *Store) Begin(ctx context.Context) (end func(), err error) {
 // it.
 func (f *Store) BeginUpload(ctx context.Context, size int64) (end func(), err error) {
 	o := f.opener
-	if o.DiskFull != nil && o.DiskFull() != "" {
-		return nil, api.DiskFull()
+	if err := o.CheckDisk(); err != nil {
+		return nil, err
 	}
 	done, err := f.Begin(ctx)
 	if err != nil {

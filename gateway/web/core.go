@@ -61,7 +61,7 @@ type auditor interface {
 
 // Core is what all routes share: who a request is from, what it may do and use, how bodies are read, and
 // how answers and errors are written and logged. Its exported fields are set before Init is called and not
-// changed afterwards. All but Done, PublicURL, TrustedProxies and CORSOrigins are required. It is safe for
+// changed afterwards. All but Done, PublicURL, TrustedProxies, CORSOrigins and DiskFull are required. It is safe for
 // concurrent use.
 type Core struct {
 	Callers      authenticator
@@ -91,6 +91,9 @@ type Core struct {
 	TrustedProxies []netip.Prefix
 	// CORSOrigins are the origins whose web pages may call this server, such as https://example.com.
 	CORSOrigins []string
+	// DiskFull, if not nil, returns why nothing more should be stored on this server's disk, empty if
+	// it should.
+	DiskFull func() string
 	// CursorSecret encrypts the cursors of lists. All gateways have the same random secret.
 	CursorSecret *[32]byte
 
@@ -110,6 +113,14 @@ func (c *Core) Init() { c.leaving, c.leave = context.WithCancel(context.Backgrou
 
 // IsDraining reports whether Drain was called.
 func (c *Core) IsDraining() bool { return c.draining.Load() }
+
+// CheckDisk returns an error if nothing more should be stored on this server's disk.
+func (c *Core) CheckDisk() error {
+	if c.DiskFull != nil && c.DiskFull() != "" {
+		return api.DiskFull()
+	}
+	return nil
+}
 
 // HasLeft reports whether Leave was called.
 func (c *Core) HasLeft() bool { return c.leaving.Err() != nil }

@@ -106,9 +106,6 @@ type BatchRoutes struct {
 	Deliveries Deliveries
 	Results    Results
 	Waiting    Waiting
-	// DiskFull, if not nil, returns why nothing more should be stored on this server's disk, empty if
-	// it should.
-	DiskFull func() string
 
 	resource *web.Resource[proto.BatchAndState, api.Batch]
 }
@@ -235,8 +232,8 @@ func (s *BatchRoutes) checkNew(ctx context.Context, b *proto.Batch) error {
 
 // begin begins the upload of a batch and reserves its memory. done ends it.
 func (s *BatchRoutes) begin(ctx context.Context, org string) (done func(), err error) {
-	if s.DiskFull != nil && s.DiskFull() != "" {
-		return nil, api.DiskFull()
+	if err := s.CheckDisk(); err != nil {
+		return nil, err
 	}
 	end, err := s.Transfers.Begin(ctx, org)
 	if err != nil {

@@ -149,6 +149,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 			Done:    s.metrics.HTTPDone,
 			MaxBody: web.DefaultMaxBody, Memory: s.cfg.requestMemory(), PublicURL: s.cfg.PublicURL,
 			TrustedProxies: s.cfg.TrustedProxies, CORSOrigins: s.cfg.CORSOrigins, CursorSecret: keys.Derived("cursors of lists"),
+			DiskFull: s.disk.full,
 		},
 		Admission: s.admission, Submissions: submitter,
 		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Processes: s, Queue: s.queue, Capabilities: offers,
@@ -164,7 +165,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Metrics:   s.metrics.Handler(),
 		QueueWait: s.cfg.QueueWait,
 		MaxVolume: s.cfg.MaxVolumeSize, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load,
-		Problems: s.problems, DiskFull: s.disk.full,
+		Problems: s.problems,
 		FromZero: s.cfg.Autoscale != AutoscaleNone, AgentFiles: agentFiles, Spool: s.newSpool,
 	}
 	return server, []part{
