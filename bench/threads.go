@@ -114,7 +114,7 @@ func (m *threads) server(ctx context.Context, program, dir string) (*target, err
 func largeHomeKey(ctx context.Context, a *api) (string, error) {
 	for _, step := range [][2]string{
 		{"/v1/admin/profiles", `{"name":"roomy","disk":{"home":"2GiB"}}`},
-		{"/v1/admin/keys", `{"name":"threads","org":"threads","plan":"enterprise","sandbox":"roomy"}`},
+		{"/v1/admin/keys", `{"name":"threads","org":"threads","plan":"enterprise","profile":"roomy"}`},
 	} {
 		resp, err := a.do(ctx, http.MethodPost, step[0], "application/json", []byte(step[1]))
 		if err != nil {

@@ -448,7 +448,7 @@ func testRecord(t *testing.T, a *api) {
 		"webhook_url":   nil, "webhook_delivery_status": nil, "error_code": nil, "error_message": nil, "language": "bash",
 		"timeout":   17.0,
 		"thread_id": nil, "metadata": map[string]any{"team": "blue"}, "attempt": 1.0, "stdout_truncated": false,
-		"stderr_truncated": false, "output_truncated": false, "sandbox": "default",
+		"stderr_truncated": false, "output_truncated": false, "profile": "default",
 	})
 	if mode := a.record(a.execute(bash("true"), accept, ndjson).trace(t)).DeliveryMode; mode != "streaming" {
 		t.Errorf("the delivery mode of a stream is %q", mode)

@@ -145,7 +145,7 @@ func testDataOnConnections(t *testing.T, sys *system, b *bucket, root string) {
 	newKey := func(mounts ...request) *api {
 		var made struct{ Key string }
 		r := sys.do(http.MethodPost, "/v1/admin/keys",
-			request{"name": "n", "org": "acme", "plan": "pro", "sandbox": "data", "mounts": mounts})
+			request{"name": "n", "org": "acme", "plan": "pro", "profile": "data", "mounts": mounts})
 		if r.status != http.StatusCreated {
 			t.Fatal(r)
 		}

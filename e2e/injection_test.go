@@ -75,7 +75,7 @@ func testInjections(t *testing.T, p *programs, in topology) {
 	user := func(name string, network request) *api {
 		t.Helper()
 		sys.newProfile(name, request{"network": network, "secrets": []string{"API"}})
-		r := sys.do(http.MethodPost, "/v1/admin/keys", request{"name": name, "org": "acme", "plan": "pro", "sandbox": name})
+		r := sys.do(http.MethodPost, "/v1/admin/keys", request{"name": name, "org": "acme", "plan": "pro", "profile": name})
 		var made struct{ Key string }
 		r.into(t, &made)
 		return sys.with(made.Key)

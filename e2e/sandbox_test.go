@@ -32,7 +32,7 @@ func (a *api) boundToSandbox(sandbox string) *api {
 func (a *api) boundKey(sandbox string) (secret, id string) {
 	a.t.Helper()
 	r := a.do(http.MethodPost, "/v1/admin/keys",
-		request{"name": sandbox, "org": sandbox, "plan": "pro", "sandbox": sandbox})
+		request{"name": sandbox, "org": sandbox, "plan": "pro", "profile": sandbox})
 	if r.status != http.StatusCreated {
 		a.t.Fatalf("make a key: %s", r)
 	}
@@ -57,7 +57,7 @@ func (a *api) newProfile(name string, profile request) {
 
 // withOverrides adds members that try to override the sandbox's settings.
 func (r request) withOverrides() request {
-	return r.and("sandbox", "default", "memory", "8GiB", "cpu", 64, "pids", 4096, "disk",
+	return r.and("profile", "default", "memory", "8GiB", "cpu", 64, "pids", 4096, "disk",
 		request{"home": "8GiB", "tmp": "8GiB", "inodes": 100000},
 		"network", request{"policy": "unrestricted"}, "output", "256MiB", "image", "/")
 }
@@ -177,7 +177,7 @@ func testProfileEnv(t *testing.T, a *api) {
 		t, "profile request request\n")
 	a.ended(a.submit(bash("echo $A $B $C").and("env_vars", request{"C": "request"}))).succeeded(t, "request\n")
 	r := a.do(http.MethodPost, "/v1/admin/keys", request{
-		"name": "env", "org": "env", "plan": "pro", "sandbox": "env", "env": request{"B": "key", "C": "key"},
+		"name": "env", "org": "env", "plan": "pro", "profile": "env", "env": request{"B": "key", "C": "key"},
 	})
 	var key struct{ Key string }
 	r.into(t, &key)

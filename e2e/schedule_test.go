@@ -121,10 +121,10 @@ func testScheduleWithoutSandbox(t *testing.T, p *programs) {
 		t.Fatal(err)
 	}
 	if run := await("a tick failed", proto.RunFailed); run.TraceID != "" ||
-		!strings.Contains(run.Reason, `the sandbox "nightly" does not exist`) {
+		!strings.Contains(run.Reason, `the profile "nightly" does not exist`) {
 		t.Errorf("got %+v", run)
 	}
-	sys.checkFailedTicks(owner, s.ID, `the sandbox "nightly" does not exist`, hooks)
+	sys.checkFailedTicks(owner, s.ID, `the profile "nightly" does not exist`, hooks)
 	sys.newProfile("nightly", request{})
 	run := await("a tick started an execution again", proto.RunStarted)
 	owner.ended(run.TraceID).succeeded(t, "")

@@ -36,7 +36,7 @@ func testSecrets(t *testing.T, p *programs, in topology) {
 	key := func(org string) *api {
 		t.Helper()
 		r := a.do(http.MethodPost, "/v1/admin/keys", request{
-			"name": "n", "org": org, "plan": "pro", "sandbox": "with-secret", "secrets": []string{"TOKEN=GH_TOKEN!"},
+			"name": "n", "org": org, "plan": "pro", "profile": "with-secret", "secrets": []string{"TOKEN=GH_TOKEN!"},
 			"scopes": []string{"execute", "read", "admin"}, // admin for the webhook
 		})
 		var made struct{ Key string }

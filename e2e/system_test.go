@@ -329,7 +329,7 @@ type record struct {
 	StderrInvalidUTF8    bool              `json:"stderr_invalid_utf8"`
 	OutputTruncated      bool              `json:"output_truncated"`
 	OutputBudgetExceeded bool              `json:"output_budget_exceeded"`
-	Sandbox              *string           `json:"sandbox"`
+	Sandbox              *string           `json:"profile"`
 	Network              *struct {
 		proto.Traffic
 		Blocked []proto.BlockedConnection `json:"blocked_connections"`

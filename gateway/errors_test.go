@@ -42,7 +42,7 @@ func TestToAPI(t *testing.T) {
 		},
 		{
 			&proto.BoundError{Profile: "web", Keys: []string{"key_1"}}, 409, "conflict", 0,
-			"sandbox web has API keys bound to it: key_1; revoke them first",
+			"profile web has API keys bound to it: key_1; revoke them first",
 		},
 		{
 			&proto.BusyError{Thread: "t", Holder: id}, 409, "conflict", 0,
@@ -79,7 +79,7 @@ func TestToAPI(t *testing.T) {
 		{refused(proto.RejectedUnavailable), 503, "service_unavailable", 2, ""},
 		{refused("new"), 503, "service_unavailable", 2, ""},
 		{errors.New("disk on fire"), 500, "internal", 0, ""},
-		{&proto.Rejection{Reason: proto.RejectedNoSandbox, Name: "web"}, 409, "conflict", 0, ""},
+		{&proto.Rejection{Reason: proto.RejectedNoProfile, Name: "web"}, 409, "conflict", 0, ""},
 		{
 			web.NotImplemented("source volume is", "use source thread"), 501, "not_implemented", 0,
 			"source volume is not implemented by this server yet; use source thread",

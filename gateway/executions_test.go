@@ -51,7 +51,7 @@ func TestExecutionJSON(t *testing.T) {
 			`"status":"queued","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":0,` +
 				`"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
 				null + `"attempt":0,"queued_ms":9000,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,` +
-				`"sandbox":null}`,
+				`"profile":null}`,
 		},
 		"running": {
 			proto.Record{Meta: meta, Status: proto.StatusRunning, Attempt: 1, StartedAt: at(4000)},
@@ -59,7 +59,7 @@ func TestExecutionJSON(t *testing.T) {
 			`"status":"running","exit_code":null,"stdout":null,"stderr":null,"error":null,"duration_ms":5000,` +
 				`"delivery_mode":"webhook","created_at":"2026-11-18T11:06:40.000Z","completed_at":null,` +
 				null + `"attempt":1,"queued_ms":4000,"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,` +
-				`"sandbox":null}`,
+				`"profile":null}`,
 		},
 		"ended": {
 			proto.Record{
@@ -72,7 +72,7 @@ func TestExecutionJSON(t *testing.T) {
 				`"completed_at":"2026-11-18T11:06:40.030Z","webhook_url":"https://example.com/",` +
 				`"webhook_delivery_status":"delivered","error_code":null,"error_message":null,` +
 				`"language":"bash","timeout":60,"thread_id":"t","metadata":{"k":"v"},"attempt":2,"queued_ms":4,` +
-				`"stdout_truncated":true,"stderr_truncated":false,"output_truncated":true,"sandbox":"web"}`,
+				`"stdout_truncated":true,"stderr_truncated":false,"output_truncated":true,"profile":"web"}`,
 		},
 		"withdrawn, on a clock that is behind": {
 			proto.Record{
@@ -85,7 +85,7 @@ func TestExecutionJSON(t *testing.T) {
 				`"completed_at":"2026-11-18T11:06:39.995Z","webhook_url":null,"webhook_delivery_status":null,` +
 				`"error_code":"expired_in_queue","error_message":"m",` +
 				`"language":"bash","timeout":60,"thread_id":null,"metadata":{},"attempt":0,"queued_ms":0,` +
-				`"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"sandbox":null}`,
+				`"stdout_truncated":false,"stderr_truncated":false,"output_truncated":false,"profile":null}`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -91,7 +91,7 @@ func TestAKeyCreatesItsOrganisation(t *testing.T) {
 		}
 	}
 	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"c","plan":"gold"}`).want(400, "validation_error", "plan")
-	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"c","sandbox":"none"}`).want(400, "validation_error", "sandbox")
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"c","profile":"none"}`).want(400, "validation_error", "profile")
 	h.do("GET", "/v1/admin/orgs/c", "").want(404, "not_found")
 }
 
@@ -206,7 +206,7 @@ func TestKeysAreChangedAndRotated(t *testing.T) {
 	}
 	for body, field := range map[string]string{
 		`{}`: "name", `{"name":"m","org":"acme"}`: "org",
-		`{"name":"m","sandbox":"web"}`: "sandbox", `{"name":"m","scopes":["x"]}`: "scopes",
+		`{"name":"m","profile":"web"}`: "profile", `{"name":"m","scopes":["x"]}`: "scopes",
 	} {
 		h.do("PUT", path, body).want(400, "validation_error", field)
 	}

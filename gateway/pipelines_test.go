@@ -311,10 +311,10 @@ func TestInvalidPipelines(t *testing.T) {
 		{pipelineBody("steps:\n  - &a {name: a, run: x}\n  - *a\n", ""), "line "},
 		{pipelineBody("steps: [{name: a, language: cobol, code: x}]", ""), "line 1"},
 		{pipelineBody("steps: [{name: a, run: x, timeout: 7h}]", ""), "line 1: timeout must be"},
-		{pipelineBody("steps: [{name: a, run: x, sandbox: gone}]", ""), `line 1: step a: the sandbox "gone" does not exist`},
+		{pipelineBody("steps: [{name: a, run: x, profile: gone}]", ""), `line 1: step a: the profile "gone" does not exist`},
 		{
-			pipelineBody("steps:\n  - name: a\n    run: x\n    matrix: {s: [gone]}\n    sandbox: ${{ matrix.s }}\n", ""),
-			`line 5: step a: the sandbox "gone" does not exist`,
+			pipelineBody("steps:\n  - name: a\n    run: x\n    matrix: {s: [gone]}\n    profile: ${{ matrix.s }}\n", ""),
+			`line 5: step a: the profile "gone" does not exist`,
 		},
 		{pipelineBody("steps: [{name: a, run: x, env: {A=B: x}}]", ""), "env"},
 	} {
@@ -340,14 +340,14 @@ func TestPipelineSandboxes(t *testing.T) {
 		profile.Name = name
 		h.registry.put(profile)
 	}
-	file := "steps: [{name: a, run: x, sandbox: web}]"
+	file := "steps: [{name: a, run: x, profile: web}]"
 	h.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(201, "")
 	limited := h.in(t)
 	limited.key = h.stub.addKey("acme", "enterprise", asUser)
-	h.stub.keys[len(h.stub.keys)-1].Sandbox = "own"
+	h.stub.keys[len(h.stub.keys)-1].Profile = "own"
 	limited.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(
-		403, "forbidden", `step a: the sandbox "web" is not the one of this API key`)
-	limited.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, sandbox: own}]", "")).want(201, "")
+		403, "forbidden", `step a: the profile "web" is not the one of this API key`)
+	limited.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, profile: own}]", "")).want(201, "")
 	pro := h.in(t)
 	pro.key = h.stub.addKey("medium", "pro", asUser)
 	pro.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, timeout: 2h}]", "")).want(
@@ -409,7 +409,7 @@ func TestPipelineHasInjectedSecrets(t *testing.T) {
 	h.do("POST", profilesPath, `{"name":"open","network":{"policy":"unrestricted"}}`).want(201, "")
 	user := h.in(t)
 	user.key = h.do("POST", "/v1/admin/keys",
-		`{"name":"ci","org":"acme","plan":"enterprise","sandbox":"open","secrets":["API"]}`).want(
+		`{"name":"ci","org":"acme","plan":"enterprise","profile":"open","secrets":["API"]}`).want(
 		201, "").json()["key"].(string)
 	id := user.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, secrets: [API]}]", "")).want(
 		201, "").json()["id"].(string)
@@ -439,8 +439,8 @@ func TestPipelineHasStoredSecrets(t *testing.T) {
 	}
 	user.do("POST", "/v1/pipelines", file("TOKEN, UNBOUND, ALIAS, GONE, NEVER")).want(400, "validation_error",
 		"of UNBOUND, which step a names, and of GONE, which step a names, and of NEVER, which step a names;")
-	user.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, sandbox: none, secrets: [TOKEN]}]", "")).want(
-		403, "forbidden", "step a: the sandbox")
+	user.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, profile: none, secrets: [TOKEN]}]", "")).want(
+		403, "forbidden", "step a: the profile")
 	h.do("PUT", "/v1/admin/secrets/GONE", `{"value":"s3cret-of-GONE"}`).want(200, "")
 	id := user.do("POST", "/v1/pipelines", file("TOKEN, OTHER, GONE")).want(201, "").json()["id"].(string)
 	p := stub.stored["acme"+id]

@@ -26,7 +26,7 @@ func (h *harness) bound(sandbox string) *harness {
 // boundWithEnv is bound with the variables of the key.
 func (h *harness) boundWithEnv(sandbox string, env map[string]string) *harness {
 	h.t.Helper()
-	text, err := json.Marshal(map[string]any{"name": "n", "org": "acme", "plan": "pro", "sandbox": sandbox, "env": env})
+	text, err := json.Marshal(map[string]any{"name": "n", "org": "acme", "plan": "pro", "profile": sandbox, "env": env})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -219,16 +219,16 @@ func TestProfileAdministrationNeedsGlobalAdministrator(t *testing.T) {
 
 func TestKeyIsBoundToASandbox(t *testing.T) {
 	h := newHarness(t)
-	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"web"}`).want(400, "validation_error",
-		"sandbox", `"web"`)
-	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"../web"}`).want(
-		400, "validation_error", "sandbox")
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","profile":"web"}`).want(400, "validation_error",
+		"profile", `"web"`)
+	h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","profile":"../web"}`).want(
+		400, "validation_error", "profile")
 	h.do("POST", profilesPath, `{"name":"web"}`).want(201, "")
 	for sandbox, want := range map[string]string{
 		`"web"`: "web", `"default"`: "default", `null`: "default", `"agents"`: "agents",
 	} {
-		a := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":`+sandbox+`}`).want(201, "")
-		if got := a.json()["sandbox"]; got != want {
+		a := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","profile":`+sandbox+`}`).want(201, "")
+		if got := a.json()["profile"]; got != want {
 			t.Errorf("%s: bound to %v", sandbox, got)
 		}
 		if want == "web" {
@@ -239,7 +239,7 @@ func TestKeyIsBoundToASandbox(t *testing.T) {
 		}
 	}
 	for _, k := range h.do("GET", "/v1/admin/keys", "").want(200, "").json()["keys"].([]any) {
-		if k.(map[string]any)["sandbox"] == "" {
+		if k.(map[string]any)["profile"] == "" {
 			t.Errorf("no sandbox: %v", k)
 		}
 	}
@@ -259,7 +259,7 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 	user := h.bound("web")
 	// No field of a request changes a setting of the profile.
 	a := user.execute(
-		`{"code":"1","env_vars":{"B":"request","C":"request"},"sandbox":"default","image":"/","cpu":64,"memory":"1024GiB",
+		`{"code":"1","env_vars":{"B":"request","C":"request"},"profile":"default","image":"/","cpu":64,"memory":"1024GiB",
 		"network":{"policy":"unrestricted"},"profile":"default","pids":9999,"isolation":"strict",
 		"preload":["os"],"system_calls":["process_madvise"]}`).want(200, "")
 	job := h.jobOf(a)
@@ -276,7 +276,7 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 	if d := cmp.Diff(map[string]string{"A": "profile", "B": "request", "C": "request"}, job.Env); d != "" {
 		t.Error(d)
 	}
-	if got := user.do("GET", "/v1/executions/"+string(a.trace()), "").want(200, "").json()["sandbox"]; got != "web" {
+	if got := user.do("GET", "/v1/executions/"+string(a.trace()), "").want(200, "").json()["profile"]; got != "web" {
 		t.Errorf("the execution reports the sandbox %v", got)
 	}
 
@@ -323,8 +323,8 @@ func TestKeyWithoutItsSandboxRunsNothing(t *testing.T) {
 	h.registry.lose("web")
 	delete(h.registry.images, "py")
 	for _, headers := range [][]string{nil, {"Accept", web.TypeNDJSON}, {"Prefer", "respond-async"}} {
-		lost.execute(hello, headers...).want(409, "conflict", `the sandbox "web" does not exist`)
-		py.execute(hello, headers...).want(409, "conflict", `the image "py" of the sandbox "py" does not exist`)
+		lost.execute(hello, headers...).want(409, "conflict", `the profile "web" does not exist`)
+		py.execute(hello, headers...).want(409, "conflict", `the image "py" of the profile "py" does not exist`)
 	}
 	if len(h.stub.submitted) != 0 {
 		t.Error("something was submitted")
@@ -421,7 +421,7 @@ func TestProfilesOfAnOrganisation(t *testing.T) {
 		h.do("POST", profilesPath, fmt.Sprintf(`{"name":%q}`, name)).want(201, "")
 	}
 	create := func(org, sandbox string) string {
-		body := fmt.Sprintf(`{"name":"n","org":%q,"plan":"enterprise","sandbox":%q}`, org, sandbox)
+		body := fmt.Sprintf(`{"name":"n","org":%q,"plan":"enterprise","profile":%q}`, org, sandbox)
 		return h.do("POST", "/v1/admin/keys", body).want(201, "").json()["id"].(string)
 	}
 	create("acme", "used")

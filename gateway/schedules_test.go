@@ -365,9 +365,9 @@ func TestScheduledExecutions(t *testing.T) {
 		!strings.Contains(refused, "queued execution limit") {
 		t.Errorf("a full queue: %q, %v", refused, err)
 	}
-	h.stub.keys[0].Sandbox = "gone"
+	h.stub.keys[0].Profile = "gone"
 	if _, refused, err := h.admission.StartScheduled(ctx, s, tick.Add(time.Hour)); err != nil ||
-		!strings.Contains(refused, `the sandbox "gone" does not exist`) {
+		!strings.Contains(refused, `the profile "gone" does not exist`) {
 		t.Errorf("without its sandbox: %q, %v", refused, err)
 	}
 	if _, err := h.stub.Revoke(ctx, key); err != nil && !errors.Is(err, proto.ErrNotFound) {

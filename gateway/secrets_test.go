@@ -81,7 +81,7 @@ func TestSecretsOfAKeyAndItsSandbox(t *testing.T) {
 	h.do("POST", profilesPath, `{"name":"web","secrets":["A=V","B"]}`).want(201, "")
 	key := func(secrets string) *harness {
 		with := *h
-		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"web","secrets":`+secrets+
+		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","profile":"web","secrets":`+secrets+
 			`}`).want(201, "").json()["key"].(string)
 		return &with
 	}
@@ -173,7 +173,7 @@ func TestInjectedSecrets(t *testing.T) {
 
 	key := func(sandbox, secrets string) *harness {
 		with := *h
-		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","sandbox":"`+sandbox+`","secrets":`+
+		with.key = h.do("POST", "/v1/admin/keys", `{"name":"n","org":"acme","plan":"pro","profile":"`+sandbox+`","secrets":`+
 			secrets+`}`).want(201, "").json()["key"].(string)
 		return &with
 	}

@@ -311,17 +311,17 @@ func TestAdministratorOfAnOrganisationAddsMembers(t *testing.T) {
 	h := newHarness(t)
 	h.do("POST", "/v1/admin/profiles", `{"name":"small"}`).want(201, "")
 	h.do("POST", "/v1/admin/orgs", `{"name":"beta"}`).want(201, "")
-	made := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta","sandbox":"small","scopes":["admin"]}`).want(
+	made := h.do("POST", "/v1/admin/keys", `{"name":"n","org":"beta","profile":"small","scopes":["admin"]}`).want(
 		201, "").json()
 	boss := h.as(made["key"].(string))
 	add := func(rest string) *reply {
 		return boss.do("POST", "/v1/admin/members", `{"email":"a@example.com",`+rest+`}`)
 	}
 	add(`"org":"acme","role":"viewer"`).want(404, "not_found")
-	add(`"org":"beta","role":"operator"`).want(403, "forbidden", "sandbox") // it has no key with the default profile
+	add(`"org":"beta","role":"operator"`).want(403, "forbidden", "profile") // it has no key with the default profile
 	add(`"org":"beta","role":"administrator","global":true`).want(403, "forbidden", "global")
 	path := "/v1/admin/members/" + add(`"org":"beta","role":"viewer"`).want(201, "").json()["id"].(string)
-	boss.do("PUT", path, `{"role":"administrator"}`).want(403, "forbidden", "sandbox")
+	boss.do("PUT", path, `{"role":"administrator"}`).want(403, "forbidden", "profile")
 	h.stub.addKey("beta", "", asUser)
 	boss.do("PUT", path, `{"role":"administrator"}`).want(200, "")
 	boss.do("PUT", path, `{"role":"administrator","global":true}`).want(403, "forbidden", "global")

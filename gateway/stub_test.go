@@ -368,14 +368,14 @@ func (q *stub) Rotate(context.Context) (string, error) {
 }
 
 func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error) {
-	if k.Sandbox != "" && !proto.BuiltInProfile(k.Sandbox) && !q.registry.has(k.Sandbox) {
+	if k.Profile != "" && !proto.BuiltInProfile(k.Profile) && !q.registry.has(k.Profile) {
 		return proto.Key{}, "", fmt.Errorf("bind: %w", proto.ErrNotFound)
 	}
 	secret := q.addKey(k.Org, k.Plan, k)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	made := &q.keys[len(q.keys)-1]
-	made.Name, made.Sandbox, made.Env, made.Secrets, made.Mounts, made.ExpiresAt = k.Name, k.Sandbox, k.Env, k.Secrets,
+	made.Name, made.Profile, made.Env, made.Secrets, made.Mounts, made.ExpiresAt = k.Name, k.Profile, k.Env, k.Secrets,
 		k.Mounts, k.ExpiresAt
 	made.Concurrent, made.MaxTimeout, made.RequestRate, made.AllowedNetworks = k.Concurrent, k.MaxTimeout, k.RequestRate,
 		k.AllowedNetworks
@@ -795,7 +795,7 @@ func (r *registry) Remove(ctx context.Context, name string, check func(proto.Pro
 	keys := r.stub.List("")
 	bound := &proto.BoundError{Profile: name}
 	for _, k := range keys {
-		if k.Sandbox == name && k.RevokedAt == nil {
+		if k.Profile == name && k.RevokedAt == nil {
 			bound.Keys = append(bound.Keys, k.ID)
 		}
 	}

@@ -100,7 +100,7 @@ type BoundError struct {
 }
 
 func (e *BoundError) Error() string {
-	return fmt.Sprintf("sandbox %s has API keys bound to it: %s; revoke them first", e.Profile, ListSome(e.Keys))
+	return fmt.Sprintf("profile %s has API keys bound to it: %s; revoke them first", e.Profile, ListSome(e.Keys))
 }
 
 // Conflict marks the error as one whose text is for the client.

@@ -39,7 +39,7 @@ type Key struct {
 	Scopes []Scope `json:"scopes"`
 	// Global makes the scope admin one for all organisations and for the server itself.
 	Global  bool   `json:"global,omitempty"`
-	Sandbox string `json:"sandbox,omitempty"` // the name of its sandbox profile; empty for the default one
+	Profile string `json:"profile,omitempty"` // the name of its sandbox profile; empty for the default one
 	// Concurrent is the number of executions that may run at once with this key, MaxTimeout the
 	// seconds that one may ask for; 0 for the limits of plans alone.
 	Concurrent int `json:"concurrent,omitempty"`

@@ -65,9 +65,9 @@ type PipelineStep struct {
 	// Cache are paths in the workspace that are kept from one run to the next.
 	Cache []string     `json:"cache,omitempty"`
 	Cells []MatrixCell `json:"cells"` // at least one
-	// Line and SandboxLine are the lines of the step and of its sandbox in the file.
+	// Line and ProfileLine are the lines of the step and of its profile in the file.
 	Line        int `json:"line,omitempty"`
-	SandboxLine int `json:"sandbox_line,omitempty"`
+	ProfileLine int `json:"profile_line,omitempty"`
 }
 
 // MatrixCell is a combination of the values of a step's matrix.
@@ -77,7 +77,7 @@ type MatrixCell struct {
 	Values map[string]string `json:"values,omitempty"`
 	// Sandbox is the name of a sandbox profile, empty for that of the API key. CacheKey is the key of
 	// the step's cache. The values are filled in.
-	Sandbox  string `json:"sandbox,omitempty"`
+	Profile  string `json:"profile,omitempty"`
 	CacheKey string `json:"cache_key,omitempty"`
 }
 

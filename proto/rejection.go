@@ -33,11 +33,11 @@ const (
 	RejectedTimeout      Reason = "timeout"       // the timeout is above the maximum of the plan
 	RejectedKeyTimeout   Reason = "key_timeout"   // the timeout is above the maximum of the API key
 	RejectedQuota        Reason = "quota"         // the organisation has used up a monthly quota
-	RejectedNoSandbox    Reason = "no_sandbox"    // the sandbox profile does not exist
+	RejectedNoProfile    Reason = "no_profile"    // the sandbox profile does not exist
 	RejectedNoImage      Reason = "no_image"      // the image of the sandbox profile does not exist
 	RejectedNoConnection Reason = "no_connection" // the storage connection does not exist
 	RejectedNoSecret     Reason = "no_secret"     // the secret does not exist
-	RejectedSandbox      Reason = "sandbox"       // the API key may not choose the sandbox profile
+	RejectedProfile      Reason = "profile"       // the API key may not choose the sandbox profile
 	RejectedSubPath      Reason = "sub_path"      // the API key does not have the path of a storage connection
 	RejectedLostMount    Reason = "lost_mount"    // the API key no longer has the part of a storage connection
 	RejectedCredentials  Reason = "credentials"   // the bucket of the storage connection no longer accepts its credentials
@@ -124,8 +124,8 @@ func (r Reason) final() bool {
 	switch r {
 	case RejectedNoWorker, RejectedKey, RejectedScope, RejectedNoOrg, RejectedDeleted, RejectedSuspended, RejectedNoPlan,
 		RejectedMode, RejectedTimeout,
-		RejectedKeyTimeout, RejectedQuota, RejectedNoSandbox, RejectedNoImage, RejectedNoConnection, RejectedNoSecret,
-		RejectedSandbox, RejectedSubPath,
+		RejectedKeyTimeout, RejectedQuota, RejectedNoProfile, RejectedNoImage, RejectedNoConnection, RejectedNoSecret,
+		RejectedProfile, RejectedSubPath,
 		RejectedLostMount, RejectedCredentials:
 		return true
 	default:

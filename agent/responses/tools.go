@@ -180,7 +180,7 @@ func (ref *containerRef) check(ctx context.Context, host agent.RequestHost) erro
 		return proto.FieldErrorf("memory_limit",
 			"is %s, but the sandbox profile of this API key has %s of memory; ask for less, or use a key whose profile has "+
 				"as much, "+
-				"such as one made with --sandbox %s, which has %s", ref.MemoryLimit, profile.Memory, proto.AgentsProfileName,
+				"such as one made with --profile %s, which has %s", ref.MemoryLimit, profile.Memory, proto.AgentsProfileName,
 			proto.AgentsProfile(profile).Memory)
 	case ref.NetworkPolicy != nil &&
 		(ref.NetworkPolicy.Type != "disabled" || profile.Network.Effective() != proto.NetworkBlocked):

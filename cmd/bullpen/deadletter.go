@@ -82,7 +82,7 @@ func printDeadLetter(p *page, l *api.WholeDeadLetter) {
 		p.row("program", fmt.Sprintf("%s, %d bytes", x.Language, x.CodeBytes))
 		p.row("mode", x.Mode)
 		p.row("timeout", time.Duration(x.Timeout)*time.Second)
-		p.row("sandbox", x.Sandbox)
+		p.row("profile", x.Profile)
 		p.row("thread", x.ThreadID)
 		p.row("webhook", x.WebhookURL)
 		p.pairs("metadata", x.Metadata)

@@ -41,7 +41,7 @@ func (s *stub) deadLetterRoutes(mux *http.ServeMux) {
 		_, _ = io.WriteString(w, `{`+job+requeued+
 			`,"execution":{"language":"python","timeout":90,"delivery_mode":"webhook","max_attempts":2,`+
 			`"thread_id":"notebook","metadata":{"team":"blue","a":"b"},"webhook_url":"https://example.com/hook",`+
-			`"sandbox":"web","request_id":null,`+
+			`"profile":"web","request_id":null,`+
 			`"created_at":"2026-01-02T03:00:00.000Z","code_bytes":12},"malformed":null}`)
 	})
 	handle("DELETE /v1/admin/dead-letters/{id}", func(w http.ResponseWriter, _ *http.Request) {

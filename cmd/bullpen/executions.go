@@ -29,7 +29,7 @@ func printExecution(p *page, e *api.Execution) {
 	p.row("status", e.Status)
 	p.waiting(e.WaitingFor)
 	p.row("language", e.Language)
-	p.optional("sandbox", e.Sandbox)
+	p.optional("profile", e.Profile)
 	p.optional("thread", e.ThreadID)
 	p.optional("schedule", e.ScheduleID)
 	if e.Batch != nil {

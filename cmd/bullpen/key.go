@@ -107,7 +107,7 @@ type keyCreateCommand struct {
 	keySettingFlags `embed:""`
 	Name            string `required:"" placeholder:"NAME" help:"Name of the key, for people."`
 	Org             string `required:"" placeholder:"ORG" help:"Organisation of the key: a-z 0-9 _ -."`
-	Sandbox         string `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
+	Profile         string `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
 }
 
 func (*keyCreateCommand) Help() string {
@@ -118,7 +118,7 @@ narrows this key alone.`
 }
 
 func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
-	wanted := &api.KeyRequest{Org: c.Org, Sandbox: c.Sandbox, KeySettings: api.KeySettings{Name: c.Name}}
+	wanted := &api.KeyRequest{Org: c.Org, Profile: c.Profile, KeySettings: api.KeySettings{Name: c.Name}}
 	if err := c.apply(&wanted.KeySettings); err != nil {
 		return err
 	}
@@ -130,8 +130,8 @@ func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
 
 // printSecret prints the secret of a key alone on standard output.
 func printSecret(s streams, p *page, k *api.Key) {
-	_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, sandbox %s). It is not shown again:\n", k.ID, k.Org,
-		scopesOf(k), k.Sandbox)
+	_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, profile %s). It is not shown again:\n", k.ID, k.Org,
+		scopesOf(k), k.Profile)
 	p.textf("%s\n", k.Secret)
 }
 
@@ -238,10 +238,10 @@ func (c *keyRevokeCommand) Run(ctx context.Context, s streams) error {
 }
 
 func printKeys(p *page, keys ...api.Key) {
-	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "SANDBOX", "MOUNTS", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "USED",
+	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "PROFILE", "MOUNTS", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "USED",
 		"EXPIRES", "REVOKED")
 	for _, k := range keys {
-		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Sandbox, mountsOf(&k), k.Concurrent, k.MaxTimeout, k.Hint,
+		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Profile, mountsOf(&k), k.Concurrent, k.MaxTimeout, k.Hint,
 			k.CreatedAt, k.LastUsedAt, k.ExpiresAt, k.RevokedAt)
 	}
 }

@@ -451,7 +451,7 @@ func (s *stub) get(w http.ResponseWriter, r *http.Request) {
 			`"duration_ms":1234,"delivery_mode":"streaming","created_at":"2026-01-02T03:04:05.678Z",`+
 			`"completed_at":"2026-01-02T03:04:06.912Z",`+
 			`"language":"python","timeout":60,"metadata":{"team":"blue"},"attempt":1,"queued_ms":2,"stderr_truncated":true,`+
-			`"output_truncated":false,"sandbox":"web",`+
+			`"output_truncated":false,"profile":"web",`+
 			`"steps":[{"name":"queue","after_ms":0,"duration_ms":2.125},{"name":"jail","after_ms":2.5,"duration_ms":40,`+
 			`"start":"cold"},`+
 			`{"name":"home","within":"jail","after_ms":3,"duration_ms":10.5},{"name":"program","after_ms":50,`+
@@ -599,7 +599,7 @@ func (s *stub) profile(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	s.record(r, body)
 	if name := r.PathValue("name"); name != "" && name != "web" {
-		refuse(w, http.StatusNotFound, "not_found", "there is no such sandbox", "")
+		refuse(w, http.StatusNotFound, "not_found", "there is no such profile", "")
 		return
 	}
 	if r.Method == http.MethodPost {
@@ -622,7 +622,7 @@ const stubImage = `{"name":"tiny",` +
 
 func stubKeyJSON(revokedAt, key string) string {
 	return `{"id":"key_1","name":"ci","org":"acme","plan":"pro","scopes":["execute","read","files"],"global":false,` +
-		`"sandbox":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
+		`"profile":"default","concurrent":2,"hint":"sk-local-the…lf01",` +
 		`"created_at":"2026-01-02T03:04:05.000Z","revoked_at":` + revokedAt + key + `}`
 }
 

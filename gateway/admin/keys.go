@@ -84,7 +84,7 @@ func checkGrantable(r *web.Request, keys keyList, wanted *proto.Key) error {
 		return api.NotGlobal("only a global administrator creates the key of another")
 	}
 	if !slices.ContainsFunc(keys.List(own.Org), func(k proto.Key) bool {
-		return k.Valid(time.Now()) && k.Sandbox == wanted.Sandbox
+		return k.Valid(time.Now()) && k.Profile == wanted.Profile
 	}) {
 		return api.NotGlobal("no API key of this organisation is bound to that sandbox profile; only a global " +
 			"administrator binds the first")
@@ -109,10 +109,10 @@ func (s *KeyRoutes) create(w http.ResponseWriter, r *web.Request) error {
 	if err := s.checkMounts(ctx, &wanted); err != nil {
 		return err
 	}
-	noSandbox := proto.FieldErrorf("sandbox", "%q does not exist; make it first", proto.Shorten(wanted.Sandbox))
-	if wanted.Sandbox != "" { // before an organisation is created for the key
-		if _, err := s.Profiles.Profile(ctx, wanted.Sandbox); errors.Is(err, proto.ErrNotFound) {
-			return noSandbox
+	noProfile := proto.FieldErrorf("profile", "%q does not exist; make it first", proto.Shorten(wanted.Profile))
+	if wanted.Profile != "" { // before an organisation is created for the key
+		if _, err := s.Profiles.Profile(ctx, wanted.Profile); errors.Is(err, proto.ErrNotFound) {
+			return noProfile
 		}
 	}
 	if err := s.ensureOrg(ctx, r, &wanted); err != nil {
@@ -123,7 +123,7 @@ func (s *KeyRoutes) create(w http.ResponseWriter, r *web.Request) error {
 	}
 	key, secret, err := s.Keys.Create(ctx, wanted)
 	if errors.Is(err, proto.ErrNotFound) {
-		return noSandbox
+		return noProfile
 	}
 	if err != nil {
 		return fmt.Errorf("create key: %w", err)

@@ -139,7 +139,7 @@ func (s *ProfileRoutes) visible(r *web.Request) func(name string) bool {
 	used, now := map[string]bool{proto.DefaultProfileName: true, proto.AgentsProfileName: true}, time.Now()
 	for _, k := range s.Keys.List(own.Org) {
 		if k.Valid(now) {
-			used[k.Sandbox] = true
+			used[k.Profile] = true
 		}
 	}
 	return func(name string) bool { return used[name] }

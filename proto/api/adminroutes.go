@@ -102,7 +102,7 @@ func orgRoutes() []Route {
 
 func keyRoutes() []Route {
 	key := Key{
-		ID: "key_1", Name: "ci", Org: "acme", Scopes: proto.UserScopes(), Sandbox: proto.DefaultProfileName,
+		ID: "key_1", Name: "ci", Org: "acme", Scopes: proto.UserScopes(), Profile: proto.DefaultProfileName,
 		Hint: "sk-local-AbC…wxyz", CreatedAt: Time{exampleTime()},
 	}
 	withSecret, revoked := key, key

@@ -46,7 +46,7 @@ type DeadExecution struct {
 	ThreadID    *string           `json:"thread_id"`
 	Metadata    map[string]string `json:"metadata"`
 	WebhookURL  *string           `json:"webhook_url"`
-	Sandbox     string            `json:"sandbox" doc:"The name of its profile."`
+	Profile     string            `json:"profile" doc:"The name of its profile."`
 	RequestID   *string           `json:"request_id" doc:"The X-Request-Id of its submission."`
 	CreatedAt   Time              `json:"created_at"`
 	CodeBytes   int               `json:"code_bytes" minimum:"0" doc:"The size of the program."`
@@ -82,7 +82,7 @@ func NewWholeDeadLetter(l *proto.DeadLetter, content *proto.DeadContent) *WholeD
 		whole.Execution = &DeadExecution{
 			Language: job.Language, Timeout: job.Timeout, Mode: job.Mode, MaxAttempts: job.MaxAttempts,
 			ThreadID: optional(proto.UserThread(job.ThreadID)),
-			Metadata: orEmpty(job.Metadata), WebhookURL: optional(job.WebhookURL), Sandbox: job.Profile,
+			Metadata: orEmpty(job.Metadata), WebhookURL: optional(job.WebhookURL), Profile: job.Profile,
 			RequestID: optional(job.RequestID), CreatedAt: Time{job.CreatedAt}, CodeBytes: len(job.Code),
 		}
 	}

@@ -40,7 +40,7 @@ type Execution struct {
 	StderrInvalidUTF8     bool                  `json:"stderr_invalid_utf8,omitempty" doc:"As in the result."`
 	OutputTruncated       bool                  `json:"output_truncated" doc:"Older events of the output stream are gone."`
 	OutputBudgetExceeded  bool                  `json:"output_budget_exceeded,omitempty" doc:"As in the result."`
-	Sandbox               *string               `json:"sandbox" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
+	Profile               *string               `json:"profile" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
 	ScheduleID            *string               `json:"schedule_id,omitempty" doc:"The schedule that started it; absent for others."`
 	Network               *NetworkUsage         `json:"network,omitempty"`
 	Batch                 *BatchItem            `json:"batch,omitempty"`
@@ -83,7 +83,7 @@ func NewExecution(r *proto.Record, delivery proto.DeliveryStatus, missing *proto
 		TraceID: r.TraceID, Status: r.Status, Mode: r.Mode, CreatedAt: Time{r.CreatedAt}, WebhookURL: optional(r.WebhookURL),
 		WebhookDeliveryStatus: optional(delivery), Language: r.Language, Timeout: r.Timeout,
 		ThreadID: optional(proto.UserThread(r.ThreadID)),
-		Metadata: orEmpty(r.Metadata), Attempt: r.Attempt, OutputTruncated: r.OutputTruncated, Sandbox: optional(r.Profile),
+		Metadata: orEmpty(r.Metadata), Attempt: r.Attempt, OutputTruncated: r.OutputTruncated, Profile: optional(r.Profile),
 		RunAt: optionalTime(r.RunAt), ScheduleID: optional(r.ScheduleID),
 		PipelineID: optional(r.PipelineID), Step: optional(r.Step), WaitingFor: missing,
 	}

@@ -83,7 +83,7 @@ type ListedExecution struct {
 	Metadata              map[string]string     `json:"metadata"`
 	Attempt               int                   `json:"attempt" minimum:"0"`
 	QueuedMS              int64                 `json:"queued_ms" minimum:"0"`
-	Sandbox               *string               `json:"sandbox" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
+	Profile               *string               `json:"profile" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
 	ScheduleID            *string               `json:"schedule_id,omitempty" doc:"The schedule that started it; absent for others."`
 	Batch                 *BatchItem            `json:"batch,omitempty"`
 	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The run of a pipeline that it is a step of; absent for others."`
@@ -106,7 +106,7 @@ func NewListedExecution(
 		ErrorCode:    e.ErrorCode,
 		ErrorMessage: e.ErrorMessage, Language: e.Language, Timeout: e.Timeout, ThreadID: e.ThreadID, Metadata: e.Metadata,
 		Attempt:  e.Attempt,
-		QueuedMS: e.QueuedMS, Sandbox: e.Sandbox, KeyID: r.Key, RequestID: optional(r.RequestID),
+		QueuedMS: e.QueuedMS, Profile: e.Profile, KeyID: r.Key, RequestID: optional(r.RequestID),
 		Batch: e.Batch, PipelineID: e.PipelineID, Step: e.Step, WaitingFor: e.WaitingFor,
 	}
 }

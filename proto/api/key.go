@@ -32,7 +32,7 @@ type KeySettings struct {
 // KeyRequest asks for a new API key.
 type KeyRequest struct {
 	Org     string `json:"org" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"The organisation. A global administrator's request creates one that does not exist, with the plan of the request, or else without limits."`
-	Sandbox string `json:"sandbox,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
+	Profile string `json:"profile,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
 
 	KeySettings
 }
@@ -84,8 +84,8 @@ func checkScopes(scopes []proto.Scope, global bool) error {
 // Key returns the key to create, without its id and its times.
 func (r *KeyRequest) Key() proto.Key {
 	k := proto.Key{Org: r.Org}
-	if r.Sandbox != proto.DefaultProfileName {
-		k.Sandbox = r.Sandbox
+	if r.Profile != proto.DefaultProfileName {
+		k.Profile = r.Profile
 	}
 	r.Apply(&k)
 	return k
@@ -124,7 +124,7 @@ type Key struct {
 	Plan            *string           `json:"plan" doc:"The plan whose limits hold for this key alone; null if only those of the organisation's plan hold."`
 	Scopes          []proto.Scope     `json:"scopes"`
 	Global          bool              `json:"global" doc:"The scope admin holds for all organisations and for the server."`
-	Sandbox         string            `json:"sandbox" doc:"The sandbox profile that it is bound to."`
+	Profile         string            `json:"profile" doc:"The sandbox profile that it is bound to."`
 	Concurrent      *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the limits of plans hold."`
 	MaxTimeout      *int              `json:"max_timeout" doc:"Seconds that an execution may ask for; null if only the limits of plans hold."`
 	RequestRate     *int              `json:"request_rate" doc:"Requests that may be sent in a minute; null if only the limits of plans hold."`
@@ -163,14 +163,14 @@ type Keys struct {
 // NewKey returns the form of an API key without its secret.
 func NewKey(k *proto.Key) Key {
 	key := Key{
-		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Sandbox: k.Sandbox,
+		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Profile: k.Profile,
 		Concurrent: optional(k.Concurrent), MaxTimeout: optional(k.MaxTimeout), RequestRate: optional(k.RequestRate),
 		Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
 		AllowedNetworks: k.AllowedNetworks,
 		Hint:            k.Hint, CreatedAt: Time{k.CreatedAt},
 	}
-	if key.Sandbox == "" {
-		key.Sandbox = proto.DefaultProfileName
+	if key.Profile == "" {
+		key.Profile = proto.DefaultProfileName
 	}
 	if k.ExpiresAt != nil {
 		key.ExpiresAt = &Time{*k.ExpiresAt}

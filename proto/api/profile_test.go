@@ -389,16 +389,16 @@ func TestSandboxOfAProfile(t *testing.T) {
 // What was stored before there were profiles is still read, and has no network.
 func TestKeyRequestNamesItsSandbox(t *testing.T) {
 	for sandbox, want := range map[string]string{
-		"": "", `,"sandbox":null`: "", `,"sandbox":"default"`: "", `,"sandbox":"web.1"`: "web.1",
+		"": "", `,"profile":null`: "", `,"profile":"default"`: "", `,"profile":"web.1"`: "web.1",
 	} {
 		r, err := Decode[KeyRequest]([]byte(`{"name":"n","org":"o","plan":"pro"` + sandbox + `}`))
-		if err != nil || r.Key().Sandbox != want {
+		if err != nil || r.Key().Profile != want {
 			t.Errorf("%s: %+v, %v", sandbox, r, err)
 		}
 	}
 	for _, sandbox := range []string{`""`, `"../x"`, `"A"`, `1`} {
-		_, err := Decode[KeyRequest]([]byte(`{"name":"n","org":"o","plan":"pro","sandbox":` + sandbox + `}`))
-		if wrong := new(proto.FieldError); !errors.As(err, &wrong) || wrong.Field != "sandbox" {
+		_, err := Decode[KeyRequest]([]byte(`{"name":"n","org":"o","plan":"pro","profile":` + sandbox + `}`))
+		if wrong := new(proto.FieldError); !errors.As(err, &wrong) || wrong.Field != "profile" {
 			t.Errorf("%s: %v", sandbox, err)
 		}
 	}

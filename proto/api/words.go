@@ -106,16 +106,16 @@ func newRejection(r *proto.Rejection) *Error {
 		return timeoutNotInPlan(r)
 	case proto.RejectedQuota:
 		return quotaUsedUp(r.Plan)
-	case proto.RejectedNoSandbox:
-		return missing(ofServer, "the sandbox %q does not exist", r.Name)
+	case proto.RejectedNoProfile:
+		return missing(ofServer, "the profile %q does not exist", r.Name)
 	case proto.RejectedNoImage:
-		return missing(ofServer, "the image %q of the sandbox %q does not exist", r.Name, r.Profile)
+		return missing(ofServer, "the image %q of the profile %q does not exist", r.Name, r.Profile)
 	case proto.RejectedNoConnection:
 		return missing(ofOrg, "the storage connection %q of this organisation does not exist", r.Name)
 	case proto.RejectedNoSecret:
 		return missing(ofOrg, "the secret %q of this organisation does not exist", r.Name)
-	case proto.RejectedSandbox:
-		return Errorf(CodeForbidden, "the sandbox %q is not the one of this API key; only that of a global "+
+	case proto.RejectedProfile:
+		return Errorf(CodeForbidden, "the profile %q is not the one of this API key; only that of a global "+
 			"administrator may name another", proto.Shorten(r.Name))
 	case proto.RejectedSubPath:
 		return Errorf(CodeForbidden, "sub_paths must be in the parts of storage connections that the API key has; %q is "+

@@ -43,11 +43,11 @@ func (a *Admission) CheckPipeline(ctx context.Context, p *proto.Pipeline) error 
 // placedRejection words the rejection of a cell for the client that asked for the run.
 func placedRejection(step *proto.PipelineStep, cell *proto.MatrixCell, rejection *proto.Rejection) error {
 	e, line := *api.NewError(rejection), step.Line
-	if cell.Sandbox != "" && e.Reason == api.ReasonMissing {
-		return proto.FieldErrorf("file", "line %d: step %s: %s", step.SandboxLine, step.Name, e.Message)
+	if cell.Profile != "" && e.Reason == api.ReasonMissing {
+		return proto.FieldErrorf("file", "line %d: step %s: %s", step.ProfileLine, step.Name, e.Message)
 	}
-	if cell.Sandbox != "" && e.Code == api.CodeForbidden {
-		line = step.SandboxLine
+	if cell.Profile != "" && e.Code == api.CodeForbidden {
+		line = step.ProfileLine
 	}
 	e.Message = fmt.Sprintf("line %d of the file: step %s: %s", line, step.Name, e.Message)
 	return &e
@@ -100,7 +100,7 @@ func (a *Admission) checkStepSecrets(ctx context.Context, p *proto.Pipeline) err
 
 // storedSecrets returns the bindings of the secrets that a step names and the run has no value of.
 // They bind the secret as a masked variable of that name, unless programs never get it. Only secrets
-// bound to the key or to its sandbox are found, because everyone who may start a run could otherwise
+// bound to the key or to its profile are found, because everyone who may start a run could otherwise
 // read every secret of the organisation. missing are the names that are not bound, or not stored.
 func (a *Admission) storedSecrets(
 	ctx context.Context, p *proto.Pipeline, step *proto.PipelineStep, key *proto.Key,
@@ -191,16 +191,16 @@ func (a *Admission) stepKey(
 	if err != nil {
 		return nil, plan, err
 	}
-	sandbox := p.Steps[step].Cells[cell].Sandbox
-	if sandbox == "" || sandbox == key.Sandbox {
+	profile := p.Steps[step].Cells[cell].Profile
+	if profile == "" || profile == key.Profile {
 		return key, plan, nil
 	}
-	// A global administrator may create a key for any sandbox. Others keep to their own.
+	// A global administrator may create a key for any profile. Others keep to their own.
 	if !key.GlobalAdmin() {
-		return nil, plan, &proto.Rejection{Reason: proto.RejectedSandbox, Name: sandbox}
+		return nil, plan, &proto.Rejection{Reason: proto.RejectedProfile, Name: profile}
 	}
 	bound := *key
-	bound.Sandbox = sandbox
+	bound.Profile = profile
 	return &bound, plan, nil
 }
 

@@ -51,9 +51,9 @@ type URLs interface {
 // ProfileOf returns the sandbox profile that a key is bound to. Without it, a sandbox might allow more,
 // so that nothing runs if it does not exist.
 func (a *Admission) ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error) {
-	p, err := a.Profile(ctx, cmp.Or(key.Sandbox, proto.DefaultProfileName))
+	p, err := a.Profile(ctx, cmp.Or(key.Profile, proto.DefaultProfileName))
 	if errors.Is(err, proto.ErrNotFound) {
-		return p, &proto.Rejection{Reason: proto.RejectedNoSandbox, Name: key.Sandbox}
+		return p, &proto.Rejection{Reason: proto.RejectedNoProfile, Name: key.Profile}
 	}
 	return p, err
 }
@@ -74,7 +74,7 @@ func (a *Admission) Profile(ctx context.Context, name string) (proto.Profile, er
 	}
 	p, err := a.Profiles.Profile(ctx, name)
 	if err != nil {
-		return p, fmt.Errorf("look up sandbox: %w", err)
+		return p, fmt.Errorf("look up profile: %w", err)
 	}
 	return p, nil
 }

@@ -246,8 +246,8 @@ func (k *Keys) Key(id string) (*proto.Key, bool) {
 // Create creates a key and returns it with its secret, which is not stored. It returns
 // [proto.ErrNotFound] if the key is to be bound to a sandbox profile that does not exist.
 func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, error) {
-	if key.Sandbox != "" {
-		if err := touchProfile(ctx, k.store, key.Sandbox); err != nil {
+	if key.Profile != "" {
+		if err := touchProfile(ctx, k.store, key.Profile); err != nil {
 			return proto.Key{}, "", err
 		}
 	}
@@ -260,11 +260,11 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 	if err := k.cache.Put(ctx, keyPrefix+s.ID, s); err != nil {
 		return proto.Key{}, "", err
 	}
-	if key.Sandbox == "" {
+	if key.Profile == "" {
 		return s.Key, secret, nil
 	}
 	// Only now does a removal of the profile see that it is bound, so it must still exist.
-	if err := touchProfile(ctx, k.store, key.Sandbox); err != nil {
+	if err := touchProfile(ctx, k.store, key.Profile); err != nil {
 		_, revokeErr := k.Revoke(ctx, key.ID)
 		return proto.Key{}, "", errors.Join(err, revokeErr)
 	}

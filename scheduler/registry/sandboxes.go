@@ -94,7 +94,7 @@ func (l *Profiles) Remove(
 			return err
 		}
 		// A key that is bound after this touches the profile, so that its removal fails.
-		bound, err := keysWith(ctx, l.store, func(k *storedKey) bool { return k.Sandbox == name })
+		bound, err := keysWith(ctx, l.store, func(k *storedKey) bool { return k.Profile == name })
 		if err == nil && len(bound) > 0 {
 			err = &proto.BoundError{Profile: name, Keys: bound}
 		}

@@ -153,7 +153,7 @@ func TestProfileWithKeysIsNotRemoved(t *testing.T) {
 	s := storetest.Server(t)
 	k, l := keys(t, s), profiles(t, s)
 	ctx := storetest.Context(t)
-	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes(), Sandbox: "web"}
+	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes(), Profile: "web"}
 	if _, _, err := k.Create(ctx, wanted); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("bound to a missing profile: %v", err)
 	}
@@ -166,10 +166,10 @@ func TestProfileWithKeysIsNotRemoved(t *testing.T) {
 		}
 	}
 	key, secret, err := k.Create(ctx, wanted)
-	if err != nil || key.Sandbox != "web" {
+	if err != nil || key.Profile != "web" {
 		t.Fatalf("%+v, %v", key, err)
 	}
-	if got, ok := k.Authenticate(secret); !ok || got.Sandbox != "web" {
+	if got, ok := k.Authenticate(secret); !ok || got.Profile != "web" {
 		t.Errorf("%+v, %v", got, ok)
 	}
 	_, err = l.Remove(ctx, "web", anyProfile)
@@ -204,7 +204,7 @@ func TestProfileIsRemovedWhileKeysAreMade(t *testing.T) {
 	s := storetest.Server(t)
 	k, other, l := keys(t, s), keys(t, s), profiles(t, s)
 	ctx := storetest.Context(t)
-	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes(), Sandbox: "web"}
+	wanted := proto.Key{Name: "ci", Org: "acme", Plan: "pro", Scopes: proto.UserScopes(), Profile: "web"}
 	for range 20 {
 		if err := l.Create(ctx, profile("web")); err != nil {
 			t.Fatal(err)

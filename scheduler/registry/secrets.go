@@ -143,7 +143,7 @@ func (s *Secrets) checkUnused(ctx context.Context, org, name string) error {
 	}
 	used := &proto.SecretInUseError{Secret: name}
 	used.Keys, err = keysWith(ctx, s.store, func(k *storedKey) bool {
-		p := profiles[profileKey(k.Sandbox)]
+		p := profiles[profileKey(k.Profile)]
 		return k.Org == org && (names(k.Secrets) || p != nil && names(p.Secrets))
 	})
 	if err != nil {

@@ -143,7 +143,7 @@ func TestSecretInUseIsNotRemoved(t *testing.T) {
 		}
 		return made.ID
 	}
-	own, bound := create(proto.Key{Secrets: []string{"KEY=VARIABLE!"}}), create(proto.Key{Sandbox: "p"})
+	own, bound := create(proto.Key{Secrets: []string{"KEY=VARIABLE!"}}), create(proto.Key{Profile: "p"})
 	c := connection("acme", "data")
 	c.Kind, c.S3 = proto.MountS3, &proto.S3Mount{Credential: "LINK"}
 	if err := links.Create(ctx, c); err != nil {

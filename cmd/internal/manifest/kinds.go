@@ -161,9 +161,9 @@ func (k *kinds) keys() *kind {
 		},
 		settings: func(present, wanted any) (any, error) {
 			now, then := present.(api.KeyRequest), wanted.(api.KeyRequest)
-			if now.Sandbox != then.Sandbox {
-				return nil, fmt.Errorf("API key %s/%s is bound to the sandbox %s for good: revoke it, or give the one in the "+
-					"file another name", now.Org, now.Name, now.Sandbox)
+			if now.Profile != then.Profile {
+				return nil, fmt.Errorf("API key %s/%s is bound to the profile %s for good: revoke it, or give the one in the "+
+					"file another name", now.Org, now.Name, now.Profile)
 			}
 			return then.KeySettings, nil
 		},
@@ -172,7 +172,7 @@ func (k *kinds) keys() *kind {
 
 // keyForm returns the form of a key in a manifest.
 func keyForm(k *api.Key) api.KeyRequest {
-	return api.KeyRequest{Org: k.Org, Sandbox: k.Sandbox, KeySettings: k.Settings()}
+	return api.KeyRequest{Org: k.Org, Profile: k.Profile, KeySettings: k.Settings()}
 }
 
 // contents are all objects of a server, in the form of a manifest.

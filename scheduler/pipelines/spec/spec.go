@@ -133,7 +133,7 @@ func readSteps(o *object, p *proto.Pipeline) error {
 
 // readStep reads a step. previous is the name of the step before it, which it needs by default.
 func readStep(o *object, previous string) (*proto.PipelineStep, error) {
-	err := o.known("name", "run", "language", "code", "needs", "matrix", "sandbox", "timeout", "kill_grace", "when",
+	err := o.known("name", "run", "language", "code", "needs", "matrix", "profile", "timeout", "kill_grace", "when",
 		"workspace", "env", "secrets", "artifacts", "cache")
 	if err != nil {
 		return nil, err
@@ -324,7 +324,7 @@ func readMatrix(o *object, step *proto.PipelineStep) error {
 			}
 		}
 	}
-	sandbox, line, err := o.text("sandbox")
+	profile, line, err := o.text("profile")
 	if err != nil {
 		return err
 	}
@@ -332,10 +332,10 @@ func readMatrix(o *object, step *proto.PipelineStep) error {
 	if err != nil {
 		return err
 	}
-	step.Line, step.SandboxLine = o.line, line
+	step.Line, step.ProfileLine = o.line, line
 	for i := range cells {
 		c := &cells[i]
-		if c.Sandbox, err = fill(line, sandbox, c.Values); err != nil {
+		if c.Profile, err = fill(line, profile, c.Values); err != nil {
 			return err
 		}
 		if c.CacheKey, err = fill(cacheLine, cacheKey, c.Values); err != nil {

@@ -35,7 +35,7 @@ steps:
     matrix:
       python: ["3.10", 3.11]
       os: [a, b]
-    sandbox: py-${{ matrix.python }}
+    profile: py-${{ matrix.python }}
     timeout: 90
     kill_grace: 10s
     env:
@@ -58,7 +58,7 @@ func TestParse(t *testing.T) {
 	cell := func(python, os string) proto.MatrixCell {
 		return proto.MatrixCell{
 			Name: "python=" + python + ",os=" + os, Values: map[string]string{"python": python, "os": os},
-			Sandbox: "py-" + python,
+			Profile: "py-" + python,
 		}
 	}
 	want := &proto.Pipeline{
@@ -67,7 +67,7 @@ func TestParse(t *testing.T) {
 			{
 				Name: "build", Language: proto.Bash, Code: "set -eo pipefail; # a comment\nmake\n", When: proto.WhenSuccess,
 				Timeout: 600,
-				Cache:   []string{".cache"}, Cells: []proto.MatrixCell{{CacheKey: "deps"}}, Line: 6, SandboxLine: 6,
+				Cache:   []string{".cache"}, Cells: []proto.MatrixCell{{CacheKey: "deps"}}, Line: 6, ProfileLine: 6,
 			},
 			{
 				Name: "test", Language: proto.Python, Code: "print(1)", Needs: []string{"build"}, When: proto.WhenSuccess,
@@ -77,12 +77,12 @@ func TestParse(t *testing.T) {
 					"report": {"out/*.xml", "dist"},
 				},
 				Cells: []proto.MatrixCell{cell("3.10", "a"), cell("3.10", "b"), cell("3.11", "a"), cell("3.11", "b")},
-				Line:  11, SandboxLine: 17,
+				Line:  11, ProfileLine: 17,
 			},
 			{
 				Name: "report", Language: proto.Bash, Code: "set -eo pipefail; echo done", Needs: []string{"test", "build"},
 				When: proto.WhenAlways, Timeout: 600,
-				Own: true, Cells: []proto.MatrixCell{{}}, Line: 25, SandboxLine: 25,
+				Own: true, Cells: []proto.MatrixCell{{}}, Line: 25, ProfileLine: 25,
 			},
 		},
 	}
@@ -182,7 +182,7 @@ func TestInvalid(t *testing.T) {
 		step("    matrix: {a: [1, 1]}\n"):                                    `matrix.a has "1" twice`,
 		step("    matrix: {a: [../x]}\n"):                                    "values of a matrix",
 		step("    matrix: {a: [1,2,3,4,5,6,7,8,9], b: [1,2,3,4,5,6,7,8]}\n"): "1 to 64 cells",
-		step("    matrix: {a: [1]}\n    sandbox: ${{ matrix.b }}\n"): `line 5: the matrix of this step has ` +
+		step("    matrix: {a: [1]}\n    profile: ${{ matrix.b }}\n"): `line 5: the matrix of this step has ` +
 			`no key "b"`,
 		step("    env: {A: '${{ matrix.b }}'}\n"): `line 4: A: the matrix of this step has ` +
 			`no key "b"`,
@@ -200,7 +200,7 @@ func TestInvalid(t *testing.T) {
 		"name: x\n  y: z\nsteps: []":                 "line 2: continues the text of line 1",
 		step("    env:\n      A: b\n     C: d\n"):    "line 6: ",
 		step("    artifacts: {r: ['a**']}\n"):        "** must be a whole component",
-		step("    sandbox: ${{ env.X }}\n"):          "must be of the form",
+		step("    profile: ${{ env.X }}\n"):          "must be of the form",
 		step("    artifacts: {r: [../x]}\n"):         "must be a path below the workspace",
 		step("    artifacts: {r: [/etc]}\n"):         "must be a path below the workspace",
 		step("    artifacts: {r: ['[']}\n"):          "not a valid pattern",
