@@ -23,6 +23,7 @@ need python3 test -x /usr/bin/python3
 need nodejs test -x /usr/bin/node -o -x /usr/local/bin/node
 need ruby test -x /usr/bin/ruby
 need bash test -x /bin/bash
+need procps test -x /usr/bin/ps -o -x /bin/ps              # programs read /proc with its commands
 need e2fsprogs test -x /usr/sbin/mke2fs -o -x /sbin/mke2fs # makes the disks of jails
 need git command -v git
 need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt

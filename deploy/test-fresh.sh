@@ -10,6 +10,7 @@ mmdebstrap --quiet --variant=minbase --include=python3,python3-pip,git,make,ca-c
 # The network is this machine's, and with it the name server and the authorities that sign its certificates.
 cp --dereference /etc/resolv.conf "$root/etc/resolv.conf"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
 cp -a "$(go env GOROOT)" "$root/usr/local/go"
 git clone --quiet . "$root/root/bullpen"
 cat >"$root/test" <<'SCRIPT'

@@ -182,7 +182,9 @@ func mountinfo(t *testing.T, m *Maker) {
 		roots = append(roots, jail.ProcDir+"/"+name)
 	}
 	r := runCode(t, m, "bash", "cut -d' ' -f4 /proc/self/mountinfo | sort -u | tr '\\n' ' '")
+	host := rootInFilesystem(t)
 	for path := range strings.FieldsSeq(r.stdout) {
+		path = "/" + strings.TrimPrefix(strings.TrimPrefix(path, host), "/")
 		shared := path == "/" || path == "/bin" || path == "/sbin" || strings.HasPrefix(path, "/usr") ||
 			strings.HasPrefix(path, "/lib")
 		root := slices.ContainsFunc(roots, func(in string) bool { return strings.HasSuffix(m.dir+"/root/0"+in, path) })
@@ -190,6 +192,23 @@ func mountinfo(t *testing.T, m *Maker) {
 			t.Errorf("mountinfo shows %s", path)
 		}
 	}
+}
+
+// rootInFilesystem returns where the root of this machine is in its file system, without a slash at the
+// end. It is a directory of another machine's file system if that runs this one as a container.
+func rootInFilesystem(t *testing.T) string {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := ""
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); f[4] == "/" { // the last mount on it counts
+			root = strings.TrimSuffix(f[3], "/")
+		}
+	}
+	return root
 }
 
 // changingFigures reads all of /proc, except the directories of processes, for a second of the
