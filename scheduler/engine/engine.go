@@ -1,16 +1,24 @@
 // Package engine drives what organisations have, such as schedules and runs of pipelines, in one process
 // at a time: it knows when each item is due, and handles due items in turns of the organisations.
+//
+// A kind of item has a [Queue] that follows its collections, see [Watch], and an [Engine] with two
+// functions: Due says when an item is due, and Handle handles it.
 package engine
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bullpen-run/bullpen/scheduler/leader"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
+
+// lookEvery is how late an item may be handled that is due without a change.
+const lookEvery = 100 * time.Millisecond
 
 // Engine handles the items of a queue when they are due, while its process leads.
 type Engine[T any] struct {
@@ -21,76 +29,91 @@ type Engine[T any] struct {
 	Log      *slog.Logger
 
 	// Due returns when an item is to be handled, as far as the queue knows. ok is false if that needs a
-	// change first. Due is called under the lock of the queue.
+	// change first. Due, Order, Urgent, Interrupt and Forget are called under the lock of the queue.
 	Due func(*T) (at time.Time, ok bool)
+	// Handle does what is due for an item, of which the queue knew this at the start of the call. A call may
+	// last as long as it needs. One item is handled by one call at a time. An error is logged.
+	Handle func(ctx context.Context, x Item, known T) error
+
+	// Order, if not nil, compares two due items of an organisation: the lesser one is handled first. Without
+	// it, that is the one that was due first.
+	Order func(a, b *T) int
+	// Urgent, if not nil, reports whether an item does not count among the others of its organisation, so
+	// that it need not wait for these: urgent items have handlers of their own.
+	Urgent func(*T) bool
+	// Interrupt, if not nil, returns why a call that handles an item must end, nil if it need not. It is
+	// called when the item has changed; what the queue knows of a forgotten one is zero. The reason becomes
+	// the cause of the context of the call, unless there was one at the start.
+	Interrupt func(*T) error
 	// Forget, if not nil, forgets what only a leader knows of an item. It is called for each item when this
-	// process has stopped leading, under the lock of the queue.
+	// process has stopped leading.
 	Forget func(*T)
-	// Handle does what is due for an item. One item is handled by one call at a time. An error is logged.
-	Handle func(ctx context.Context, x Item) error
 	// Beside, if not nil, are other parts of the leader's work, which end with their context.
 	Beside []func(ctx context.Context)
 
-	Every         time.Duration // how late a due item may be noticed
-	Pause         time.Duration // the least time between two calls for an item
-	Timeout       time.Duration // of a call
-	Handlers      int           // calls at the same time
-	HandlersOfOrg int           // calls at the same time for one organisation, which may make them slow
+	Pause      time.Duration // the least time between two calls for an item that has not changed
+	RetryAfter time.Duration // the same after an error, if that is more
+	Timeout    time.Duration // of a call; 0 for none
+	Handlers   int           // calls at the same time
+	// HandlersOfOrg is the number of calls at the same time for one organisation, which may make them slow.
+	// There are never more than there is room left for others.
+	HandlersOfOrg int
+
+	term atomic.Pointer[leader.Term]
 }
 
 // Run campaigns and handles items until ctx is done. It always returns nil.
 func (e *Engine[T]) Run(ctx context.Context) error {
 	elector := leader.Elector{Store: e.Store, Name: e.Name, Instance: e.Instance, Log: e.Log}
-	elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error {
-		e.lead(ctx)
+	elector.Run(ctx, func(ctx context.Context, term *leader.Term) error {
+		e.term.Store(term)
+		e.Lead(ctx)
 		return nil
 	})
 	return nil
 }
 
-// lead handles items until ctx is done.
-func (e *Engine[T]) lead(ctx context.Context) {
-	e.Queue.begin(e.Due)
-	defer e.Queue.end(e.Forget)
+// StillLeader reports whether no other process can lead yet: see [leader.Term.StillLeader].
+func (e *Engine[T]) StillLeader() bool {
+	term := e.term.Load()
+	return term != nil && term.StillLeader()
+}
+
+// Lead handles items until ctx is done, without an election.
+func (e *Engine[T]) Lead(ctx context.Context) {
+	woken := e.Queue.begin(e)
+	defer e.Queue.end()
 	var running sync.WaitGroup
 	defer running.Wait()
 	for _, f := range e.Beside {
 		running.Go(func() { f(ctx) })
 	}
-	due, free, handled := newTurns(), e.Handlers, make(chan Item, e.Handlers)
-	tick := time.NewTicker(e.Every)
+	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	for {
-		for free > 0 {
-			x, ok := due.next(e.HandlersOfOrg)
-			if !ok {
-				break
-			}
-			free--
-			running.Go(func() {
-				defer func() { handled <- x }()
-				e.handle(ctx, x)
-			})
+	for ctx.Err() == nil {
+		for c := e.Queue.next(ctx); c != nil; c = e.Queue.next(ctx) {
+			running.Go(func() { e.handle(c) })
 		}
 		select {
 		case <-ctx.Done():
-			return
-		case x := <-handled:
-			free++
-			due.done(x)
-			e.Queue.put(x, time.Now().Add(e.Pause))
+		case <-woken:
 		case <-tick.C:
-			for _, x := range e.Queue.take(time.Now()) {
-				due.add(x)
-			}
 		}
 	}
 }
 
-func (e *Engine[T]) handle(ctx context.Context, x Item) {
-	call, cancel := context.WithTimeout(ctx, e.Timeout)
-	defer cancel()
-	if err := e.Handle(call, x); err != nil && ctx.Err() == nil {
-		e.Log.Warn("not handled, will retry", "kind", e.Name, "id", x.ID, "org", x.Org, "error", err)
+func (e *Engine[T]) handle(c *call[T]) {
+	ctx, cancel := c.ctx, func() {}
+	if e.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, e.Timeout)
 	}
+	defer cancel()
+	pause, err := e.Pause, e.Handle(ctx, c.entry.Item, c.known)
+	if err != nil {
+		pause = max(pause, e.RetryAfter)
+	}
+	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
+		e.Log.Warn("not handled, will retry", "kind", e.Name, "id", c.entry.ID, "org", c.entry.Org, "error", err)
+	}
+	e.Queue.done(c, time.Now().Add(pause))
 }

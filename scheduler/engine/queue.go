@@ -2,6 +2,9 @@ package engine
 
 import (
 	"container/heap"
+	"context"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -13,17 +16,41 @@ type Item struct{ Org, ID string }
 type Queue[T any] struct {
 	mu      sync.Mutex
 	entries map[Item]*entry[T]
-	due     func(*T) (at time.Time, ok bool) // nil while no engine leads
+	engine  *Engine[T] // nil while none leads
 	heap    dueHeap[T]
+	woken   chan struct{} // has a value when an item can be handled
+	// Organisations with due items take turns.
+	waiting map[string][]*entry[T]
+	orgs    []string // of waiting, in the order of their turns
+	running map[lane]int
+	total   int // of running
 }
 
 // entry is an item in the queue.
 type entry[T any] struct {
 	Item
-	value    T
-	at       time.Time // when it is due
-	taken    bool      // it is being handled or waits for its turn, so it is not in the heap
-	position int       // in the heap, or notInHeap
+	value     T
+	keep      bool      // else it is forgotten once it is not handled any more
+	at        time.Time // when it is due
+	waits     bool      // for its turn
+	handled   bool
+	interrupt context.CancelCauseFunc // of its call; nil for none
+	position  int                     // in the heap, or notInHeap
+}
+
+// lane is what bounds the calls of an organisation.
+type lane struct {
+	org    string
+	urgent bool
+}
+
+// call is a call of [Engine.Handle].
+type call[T any] struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	entry  *entry[T]
+	known  T
+	lane   lane
 }
 
 const notInHeap = -1
@@ -55,43 +82,75 @@ func (h *dueHeap[T]) Pop() any {
 	return e
 }
 
+// Watch returns what a collection calls when a value has changed. Its keys are prefix, an organisation, a
+// dot and an id. set sets the value, nil if it was removed, in what q knows of the item, see
+// [Queue.Change].
+func Watch[T, V any](
+	q *Queue[T], prefix string, set func(known *T, current *V) (keep bool),
+) func(key string, old, current *V) {
+	return func(key string, _, current *V) {
+		org, id, _ := strings.Cut(strings.TrimPrefix(key, prefix), ".")
+		q.Change(Item{org, id}, func(known *T) bool { return set(known, current) })
+	}
+}
+
 // Change changes what the queue knows of an item, which is zero at first. The item is forgotten if
 // change returns false.
-func (q *Queue[T]) Change(item Item, change func(*T) (keep bool)) {
+func (q *Queue[T]) Change(x Item, change func(*T) (keep bool)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	e := q.entries[item]
+	e := q.entries[x]
 	if e == nil {
-		e = &entry[T]{Item: item, position: notInHeap}
+		e = &entry[T]{Item: x, position: notInHeap}
 		if q.entries == nil {
 			q.entries = map[Item]*entry[T]{}
 		}
-		q.entries[item] = e
+		q.entries[x] = e
 	}
-	keep := change(&e.value)
-	if !keep {
-		delete(q.entries, item)
+	if e.keep = change(&e.value); !e.keep {
+		e.value = *new(T)
 	}
-	q.place(e, keep, time.Time{})
+	if e.interrupt != nil {
+		if cause := q.engine.Interrupt(&e.value); cause != nil {
+			e.interrupt(cause)
+		}
+	}
+	if e.waits {
+		if at, ok := q.due(e); ok && !at.After(time.Now()) {
+			q.wake() // it may be urgent now
+			return
+		}
+		q.stopWaiting(e)
+	}
+	q.place(e, time.Time{})
 }
 
 // Get returns what the queue knows of an item.
-func (q *Queue[T]) Get(item Item) (value T) {
+func (q *Queue[T]) Get(x Item) (value T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if e := q.entries[item]; e != nil {
+	if e := q.entries[x]; e != nil {
 		value = e.value
 	}
 	return value
 }
 
-// place puts an item where it belongs in the heap, if anywhere. It is not due before notBefore.
-func (q *Queue[T]) place(e *entry[T], keep bool, notBefore time.Time) {
-	var ok bool
-	if keep && q.due != nil && !e.taken {
-		if e.at, ok = q.due(&e.value); e.at.Before(notBefore) {
-			e.at = notBefore
-		}
+func (q *Queue[T]) due(e *entry[T]) (at time.Time, ok bool) {
+	if !e.keep || q.engine == nil {
+		return at, false
+	}
+	return q.engine.Due(&e.value)
+}
+
+// place puts an item that neither waits nor is handled where it belongs in the heap, if anywhere. It is not
+// due before notBefore.
+func (q *Queue[T]) place(e *entry[T], notBefore time.Time) {
+	if e.handled {
+		return
+	}
+	at, ok := q.due(e)
+	if e.at = at; at.Before(notBefore) {
+		e.at = notBefore
 	}
 	switch in := e.position != notInHeap; {
 	case in && !ok:
@@ -101,94 +160,119 @@ func (q *Queue[T]) place(e *entry[T], keep bool, notBefore time.Time) {
 	case ok:
 		heap.Push(&q.heap, e)
 	}
-}
-
-// begin makes items due for a leader.
-func (q *Queue[T]) begin(due func(*T) (at time.Time, ok bool)) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.due = due
-	for _, e := range q.entries {
-		q.place(e, true, time.Time{})
+	if ok && !e.at.After(time.Now()) {
+		q.wake()
+	}
+	if !e.keep {
+		delete(q.entries, e.Item)
 	}
 }
 
-// end is called when the leader has stopped. It calls forget, if not nil, with what the queue knows of
-// each item.
-func (q *Queue[T]) end(forget func(*T)) {
+func (q *Queue[T]) wake() {
+	select {
+	case q.woken <- struct{}{}:
+	default:
+	}
+}
+
+// begin makes items due for a leader. The channel has a value when an item can be handled.
+func (q *Queue[T]) begin(engine *Engine[T]) (woken <-chan struct{}) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.due, q.heap = nil, nil
+	q.engine, q.woken = engine, make(chan struct{}, 1)
+	q.waiting, q.running = map[string][]*entry[T]{}, map[lane]int{}
 	for _, e := range q.entries {
-		e.taken, e.position = false, notInHeap
-		if forget != nil {
-			forget(&e.value)
+		q.place(e, time.Time{})
+	}
+	return q.woken
+}
+
+// end is called when the leader has stopped, and no item is handled any more.
+func (q *Queue[T]) end() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, e := range q.entries {
+		e.waits, e.position = false, notInHeap
+		if q.engine.Forget != nil {
+			q.engine.Forget(&e.value)
 		}
 	}
+	q.engine, q.heap, q.waiting, q.orgs = nil, nil, nil, nil
 }
 
-// take returns the items that are due, the first one first. They are not returned again before they are
-// put back.
-func (q *Queue[T]) take(now time.Time) (due []Item) {
+// next begins a call for the item to handle next. It returns nil if no item can be handled now.
+func (q *Queue[T]) next(ctx context.Context) *call[T] {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.heap) > 0 && !q.heap[0].at.After(now) {
+	for now := time.Now(); len(q.heap) > 0 && !q.heap[0].at.After(now); {
 		e := heap.Pop(&q.heap).(*entry[T])
-		e.taken = true
-		due = append(due, e.Item)
+		e.waits = true
+		if len(q.waiting[e.Org]) == 0 {
+			q.orgs = append(q.orgs, e.Org)
+		}
+		q.waiting[e.Org] = append(q.waiting[e.Org], e)
 	}
-	return due
+	for i, org := range q.orgs {
+		if e, in := q.first(org); e != nil {
+			q.orgs = append(slices.Delete(q.orgs, i, i+1), org)
+			q.stopWaiting(e)
+			return q.start(ctx, e, in)
+		}
+	}
+	return nil
 }
 
-// put puts an item back. It is not due before notBefore.
-func (q *Queue[T]) put(item Item, notBefore time.Time) {
+// first returns the waiting item of an organisation to handle first, nil if all have to wait.
+func (q *Queue[T]) first(org string) (first *entry[T], of lane) {
+	most := min(q.engine.HandlersOfOrg, q.engine.Handlers-q.total)
+	hasRoom := func(l lane) bool { return q.running[l] < most }
+	if !hasRoom(lane{org, false}) && (q.engine.Urgent == nil || !hasRoom(lane{org, true})) {
+		return nil, of
+	}
+	for _, e := range q.waiting[org] {
+		in := lane{org, q.engine.Urgent != nil && q.engine.Urgent(&e.value)}
+		if hasRoom(in) && (first == nil || q.engine.Order(&e.value, &first.value) < 0) {
+			if first, of = e, in; q.engine.Order == nil {
+				break
+			}
+		}
+	}
+	return first, of
+}
+
+// stopWaiting takes an item out of those that wait for their turn.
+func (q *Queue[T]) stopWaiting(e *entry[T]) {
+	e.waits = false
+	others := slices.DeleteFunc(q.waiting[e.Org], func(other *entry[T]) bool { return other == e })
+	if q.waiting[e.Org] = others; len(others) == 0 {
+		delete(q.waiting, e.Org)
+		q.orgs = slices.DeleteFunc(q.orgs, func(org string) bool { return org == e.Org })
+	}
+}
+
+// start begins a call for an item.
+func (q *Queue[T]) start(ctx context.Context, e *entry[T], in lane) *call[T] {
+	c := &call[T]{entry: e, known: e.value, lane: in}
+	c.ctx, c.cancel = context.WithCancelCause(ctx)
+	if q.engine.Interrupt != nil && q.engine.Interrupt(&e.value) == nil {
+		e.interrupt = c.cancel
+	}
+	e.handled = true
+	q.running[in]++
+	q.total++
+	return c
+}
+
+// done ends a call. Its item is not due before notBefore, unless it changes.
+func (q *Queue[T]) done(c *call[T], notBefore time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if e := q.entries[item]; e != nil && e.taken {
-		e.taken = false
-		q.place(e, true, notBefore)
+	c.cancel(nil)
+	c.entry.handled, c.entry.interrupt = false, nil
+	if q.running[c.lane]--; q.running[c.lane] == 0 {
+		delete(q.running, c.lane)
 	}
-}
-
-// turns holds items that are due. Organisations take turns.
-type turns struct {
-	waiting map[string][]Item
-	orgs    []string // with waiting items, in the order of their turns
-	running map[string]int
-}
-
-func newTurns() *turns { return &turns{waiting: map[string][]Item{}, running: map[string]int{}} }
-
-func (t *turns) add(x Item) {
-	if len(t.waiting[x.Org]) == 0 {
-		t.orgs = append(t.orgs, x.Org)
-	}
-	t.waiting[x.Org] = append(t.waiting[x.Org], x)
-}
-
-// next returns the item to handle next. ok is false if there is none, or if all organisations with one
-// have most running. The item counts as running until done is called.
-func (t *turns) next(most int) (x Item, ok bool) {
-	for i, org := range t.orgs {
-		if t.running[org] >= most {
-			continue
-		}
-		x := t.waiting[org][0]
-		t.waiting[org] = t.waiting[org][1:]
-		t.orgs = append(t.orgs[:i], t.orgs[i+1:]...)
-		if len(t.waiting[org]) > 0 {
-			t.orgs = append(t.orgs, org)
-		} else {
-			delete(t.waiting, org)
-		}
-		t.running[org]++
-		return x, true
-	}
-	return x, false
-}
-
-func (t *turns) done(x Item) {
-	if t.running[x.Org]--; t.running[x.Org] == 0 {
-		delete(t.running, x.Org)
-	}
+	q.total--
+	q.place(c.entry, notBefore)
+	q.wake()
 }

@@ -12,7 +12,6 @@ import (
 
 const (
 	scanEvery = time.Second
-	lookEvery = 100 * time.Millisecond
 	// handlers is the number of organisations that are deleted at the same time. A pass over one's data
 	// reads the records of all executions.
 	handlers    = 4
@@ -49,7 +48,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		Queue: &d.queue, Store: r.Data.Store, Name: "org-deletion", Instance: r.Instance, Log: r.Log,
 		Due: d.due, Handle: d.handle, Beside: []func(context.Context){d.follow},
 		Forget: func(known *deletion) { *known = deletion{} },
-		Every:  lookEvery, Pause: scanEvery, Timeout: passTimeout, Handlers: handlers, HandlersOfOrg: 1,
+		Pause:  scanEvery, Timeout: passTimeout, Handlers: handlers, HandlersOfOrg: 1,
 	}
 	return e.Run(ctx)
 }
@@ -104,11 +103,7 @@ func (d *deletions) follow(ctx context.Context) {
 var errGone = errors.New("another process has removed the organisation")
 
 // handle removes what can be removed now.
-func (d *deletions) handle(ctx context.Context, x engine.Item) error {
-	known := d.queue.Get(x)
-	if known.began.IsZero() {
-		return nil // this process has stopped leading
-	}
+func (d *deletions) handle(ctx context.Context, x engine.Item, known deletion) error {
 	// There may be a new organisation of the name when another process has removed this one, of which the
 	// list in memory does not know yet.
 	check := func(ctx context.Context) error {

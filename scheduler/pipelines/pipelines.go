@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -57,7 +56,7 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Pipelines, e
 		Store: st, Bucket: st.Pipelines, Keys: statePrefix + "*.*", Name: "states of pipelines",
 		DropMalformed: true, Log: log,
 		Order: func(s *proto.PipelineState) string { return store.NewestFirst(s.CreatedAt) },
-		Clone: clone, Check: checkActive, OnChange: p.changed,
+		Clone: clone, Check: checkActive, OnChange: engine.Watch(&p.queue, statePrefix, (*entry).set),
 	})
 	return p, err
 }
@@ -74,17 +73,6 @@ func checkActive(_ *proto.PipelineState, others []*proto.PipelineState) error {
 		return &proto.Rejection{Reason: proto.RejectedPipelines, Limit: proto.MaxActivePipelines, Used: active}
 	}
 	return nil
-}
-
-// changed is called when a state has changed; current is nil if it was removed.
-func (p *Pipelines) changed(key string, _, current *proto.PipelineState) {
-	org, id, _ := strings.Cut(strings.TrimPrefix(key, statePrefix), ".")
-	p.queue.Change(engine.Item{Org: org, ID: id}, func(e *entry) bool {
-		if e.state = current; current != nil && current.Status != proto.PipelineRunning {
-			e.known = nil
-		}
-		return current != nil
-	})
 }
 
 // Run applies changes by other processes until ctx is done.

@@ -14,7 +14,6 @@ import (
 )
 
 const (
-	lookEvery  = 100 * time.Millisecond
 	scanEvery  = 200 * time.Millisecond // the records of a run
 	runTimeout = 2 * time.Minute
 	// handlers is the number of runs that are handled at the same time, handlersOfOrg that of one
@@ -70,6 +69,14 @@ type entry struct {
 	known  *knownRun // nil before it is handled; it may have secrets
 }
 
+// set sets the state, nil if it was removed.
+func (e *entry) set(state *proto.PipelineState) (keep bool) {
+	if e.state = state; state != nil && state.Status != proto.PipelineRunning {
+		e.known = nil
+	}
+	return state != nil
+}
+
 // Run campaigns and runs pipelines until ctx is done. It always returns nil.
 func (r *Runner) Run(ctx context.Context) error {
 	r.init()
@@ -77,7 +84,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		Queue: &r.Pipelines.queue, Store: r.Store, Name: "pipelines", Instance: r.Instance, Log: r.Log,
 		Due: r.due, Handle: r.handleItem, Forget: func(e *entry) { e.known = nil },
 		Beside: []func(context.Context){r.trim},
-		Every:  lookEvery, Pause: scanEvery, Timeout: runTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
+		Pause:  scanEvery, Timeout: runTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
 	}
 	return e.Run(ctx)
 }
@@ -97,23 +104,14 @@ func (r *Runner) due(e *entry) (at time.Time, ok bool) {
 }
 
 // handleItem does what is due for a run.
-func (r *Runner) handleItem(ctx context.Context, x engine.Item) error {
-	e := r.Pipelines.queue.Get(x)
+func (r *Runner) handleItem(ctx context.Context, _ engine.Item, e entry) error {
 	switch s := e.state; {
-	case s == nil: // removed while it waited for its turn
-		return nil
-	case s.Creating && time.Since(s.CreatedAt) < creationTimeout:
-		return nil
-	case s.Creating:
-		return r.remove(ctx, s)
-	case s.Status == proto.PipelineRunning:
+	case !s.Creating && s.Status == proto.PipelineRunning:
 		return r.handle(ctx, s)
-	case s.HasSecrets:
+	case !s.Creating && s.HasSecrets:
 		return r.Pipelines.forgetSecrets(ctx, s)
-	case e.excess || time.Since(s.EndedAt) >= r.Retention:
-		return r.remove(ctx, s)
 	default:
-		return nil
+		return r.remove(ctx, s)
 	}
 }
 

@@ -14,8 +14,6 @@ import (
 )
 
 const (
-	// lookEvery is how late a tick may be noticed.
-	lookEvery = 100 * time.Millisecond
 	// retryAfter is the least time between two looks at the same schedule.
 	retryAfter  = 500 * time.Millisecond
 	tickTimeout = 10 * time.Second
@@ -57,7 +55,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		Queue: &r.Schedules.queue, Store: r.Store, Name: "schedules", Instance: r.Instance, Log: r.Log,
 		Due: (*entry).due, Forget: func(e *entry) { e.recovered = nil }, Handle: r.handle,
 		Beside: []func(context.Context){func(ctx context.Context) { r.Store.CollectMarkers(ctx, r.Store.Schedules, r.Log) }},
-		Every:  lookEvery, Pause: retryAfter, Timeout: tickTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
+		Pause:  retryAfter, Timeout: tickTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
 	}
 	return e.Run(ctx)
 }
@@ -70,6 +68,9 @@ type entry struct {
 	// stored.
 	recovered *definition
 }
+
+// exists reports whether anything is stored of the schedule.
+func (e *entry) exists() bool { return e.definition != nil || e.state != nil }
 
 // due returns when decide has something to do.
 func (e *entry) due() (at time.Time, ok bool) {
@@ -88,12 +89,8 @@ func (e *entry) due() (at time.Time, ok bool) {
 }
 
 // handle starts what is due of a schedule, and stores its state.
-func (r *Runner) handle(ctx context.Context, x engine.Item) (err error) {
-	known := r.Schedules.queue.Get(x)
+func (r *Runner) handle(ctx context.Context, x engine.Item, known entry) (err error) {
 	d := known.definition
-	if d == nil {
-		return nil // removed while it waited for its turn
-	}
 	key := stateKey(d.Org, d.ID)
 	old, revision, err := r.Schedules.states.Read(ctx, key)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -113,7 +110,7 @@ func (r *Runner) handle(ctx context.Context, x engine.Item) (err error) {
 			if e.recovered = d; err != nil {
 				e.recovered = nil // a tick may have started
 			}
-			return e.definition != nil || e.state != nil
+			return e.exists()
 		})
 	}()
 	busy, err := r.busy(ctx, state.Last)

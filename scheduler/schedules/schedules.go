@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 	_ "time/tzdata" // for hosts without a database of time zones
@@ -50,13 +49,21 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Schedules, e
 	if s.definitions, err = store.OpenCollection(ctx, store.CollectionConfig[definition]{
 		Store: st, Bucket: st.Schedules, Keys: definitionPrefix + "*.*", Name: "schedules", Decode: decodeDefinition,
 		DropMalformed: true,
-		OnChange:      s.setDefinition, Order: store.ByKey[definition], Check: checkLimit, Log: log,
+		Order:         store.ByKey[definition], Check: checkLimit, Log: log,
+		OnChange: engine.Watch(&s.queue, definitionPrefix, func(e *entry, d *definition) bool {
+			e.definition = d
+			return e.exists()
+		}),
 	}); err != nil {
 		return nil, err
 	}
 	s.states, err = store.OpenCollection(ctx, store.CollectionConfig[proto.ScheduleState]{
 		Store: st, Bucket: st.Schedules, Keys: statePrefix + "*.*", Name: "states of schedules",
-		DropMalformed: true, OnChange: s.setState, Log: log,
+		DropMalformed: true, Log: log,
+		OnChange: engine.Watch(&s.queue, statePrefix, func(e *entry, state *proto.ScheduleState) bool {
+			e.state = state
+			return e.exists()
+		}),
 	})
 	return s, err
 }
@@ -82,25 +89,6 @@ func decodeDefinition(e jetstream.KeyValueEntry) (*definition, error) {
 		d.ticker = failedTicker(err)
 	}
 	return d, nil
-}
-
-// setDefinition is called when a definition has changed; current is nil if it was removed.
-func (s *Schedules) setDefinition(key string, _, current *definition) {
-	s.changed(strings.TrimPrefix(key, definitionPrefix), func(e *entry) { e.definition = current })
-}
-
-// setState is called when a state has changed; current is nil if it was removed.
-func (s *Schedules) setState(key string, _, current *proto.ScheduleState) {
-	s.changed(strings.TrimPrefix(key, statePrefix), func(e *entry) { e.state = current })
-}
-
-// changed changes what the queue knows of a schedule. name is its organisation and its id.
-func (s *Schedules) changed(name string, change func(*entry)) {
-	org, id, _ := strings.Cut(name, ".")
-	s.queue.Change(engine.Item{Org: org, ID: id}, func(e *entry) bool {
-		change(e)
-		return e.definition != nil || e.state != nil
-	})
 }
 
 // timing is what decides when a schedule ticks. A jitter delays its ticks and does not change them.
