@@ -2,7 +2,7 @@
 // queue little by little.
 //
 // The programs are in the blob store, see [Content]. A batch has two entries in its bucket: its
-// definition, which clients create and change, and its state, which the leading [Engine] changes.
+// definition, which clients create and change, and its state, which the leading [Runner] changes.
 // The state has a byte for each item. Before an item is submitted, the state says that it may be.
 // The trace id of an item follows from the batch, its index and its round, so that a process that
 // finds such an item asks the queue whether it was submitted. Both entries are changed by
@@ -19,11 +19,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -40,23 +40,30 @@ type Batches struct {
 	content     *Content
 	definitions *store.Collection[proto.Batch]
 	states      *store.Collection[proto.BatchState]
-	changed     chan struct{} // has a value after a change
+	queue       engine.Queue[entry]
 }
 
 // Open reads all batches.
 func Open(ctx context.Context, st *store.Store, blobs Blobs, log *slog.Logger) (*Batches, error) {
-	b := &Batches{content: &Content{Blobs: blobs}, changed: make(chan struct{}, 1)}
+	b := &Batches{content: &Content{Blobs: blobs}}
 	var err error
 	if b.definitions, err = store.OpenCollection(ctx, store.CollectionConfig[proto.Batch]{
 		Store: st, Bucket: st.Batches, Keys: definitionPrefix + "*.*", Name: "batches", Decode: decodeDefinition,
 		DropMalformed: true, Log: log,
 		Order: func(b *proto.Batch) string { return store.NewestFirst(b.CreatedAt) }, Check: checkLimits,
-		OnChange: func(string, *proto.Batch, *proto.Batch) { notify(b.changed) },
+		OnChange: engine.Watch(&b.queue, definitionPrefix, func(e *entry, d *proto.Batch) bool {
+			e.batch = d
+			return e.exists()
+		}),
 	}); err != nil {
 		return nil, err
 	}
 	b.states, err = store.OpenCollection(ctx, store.CollectionConfig[proto.BatchState]{
 		Store: st, Bucket: st.Batches, Keys: statePrefix + "*.*", Name: "states of batches", DropMalformed: true, Log: log,
+		OnChange: engine.Watch(&b.queue, statePrefix, func(e *entry, s *proto.BatchState) bool {
+			e.state = s
+			return e.exists()
+		}),
 	})
 	return b, err
 }
@@ -172,10 +179,7 @@ func (b *Batches) Page(
 
 // cachedState returns the state of a batch as far as this process knows it.
 func (b *Batches) cachedState(d *proto.Batch) *proto.BatchState {
-	if s := b.states.Get(stateKey(d.Org, d.ID)); s != nil && s.Content == d.Content.Index.Key {
-		return s
-	}
-	return new(proto.BatchState)
+	return stateOf(d, b.states.Get(stateKey(d.Org, d.ID)))
 }
 
 // Get returns a batch with its state, or [proto.ErrNotFound].
@@ -200,10 +204,10 @@ func (b *Batches) state(ctx context.Context, d *proto.Batch) (*proto.BatchState,
 	if errors.Is(err, proto.ErrNotFound) {
 		return new(proto.BatchState), 0, nil
 	}
-	if err == nil && s.Content != d.Content.Index.Key {
-		return new(proto.BatchState), revision, nil
+	if err != nil {
+		return nil, 0, err
 	}
-	return s, revision, err
+	return stateOf(d, s), revision, nil
 }
 
 // Change stores what change makes of a batch in its present state, and returns both. change may be
@@ -231,7 +235,7 @@ func (b *Batches) Change(
 }
 
 // Remove removes a batch that has ended. It returns [proto.ErrNotFound] if there is none, and
-// [proto.ErrConflict] if it has not ended. The engine removes the runs of a batch of requests to an API,
+// [proto.ErrConflict] if it has not ended. The runner removes the runs of a batch of requests to an API,
 // and what is stored of the batch after them.
 func (b *Batches) Remove(ctx context.Context, org, id string) error {
 	found, err := b.Get(ctx, org, id)
@@ -295,7 +299,7 @@ func (b *Batches) Items(ctx context.Context, org, id string) (*Items, error) {
 	}
 	items, err := unpack(&found.State, found.Batch.Total)
 	if err == nil && found.State.Retries < found.Batch.Retries {
-		items.retry(found.Batch.RetryCancelled) // as the engine will
+		items.retry(found.Batch.RetryCancelled) // as the runner will
 	}
 	return items, err
 }
@@ -309,9 +313,4 @@ func (b *Batches) Content(
 		return nil, err
 	}
 	return r.item, nil
-}
-
-// pastRetention reports whether a batch ended so long ago that it is to be removed.
-func pastRetention(b *proto.Batch, s *proto.BatchState, retention time.Duration, now time.Time) bool {
-	return b.Finished(s) && now.Sub(s.EndedAt) > retention
 }

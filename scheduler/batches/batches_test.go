@@ -364,6 +364,32 @@ func TestPriority(t *testing.T) {
 	}
 }
 
+// An organisation with more batches than may run, whose submissions are not answered, does not keep the batch
+// of another one waiting.
+func TestBatchesLeaveRoom(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	answered := make(chan struct{})
+	w.answer = func(item string) (string, bool, error) {
+		if strings.HasPrefix(item, "slow") {
+			<-answered
+		}
+		return "", true, nil
+	}
+	p := w.process("p")
+	var slow []*proto.Batch
+	for i := range 20 {
+		slow = append(slow, w.create(p, fmt.Sprint("slow", i, "-"), 5, func(b *proto.Batch) { b.Priority = 9 }))
+	}
+	w.until(p, slow[0], "it is submitted", func(_ *proto.Batch, s *proto.BatchState) bool { return !s.StartedAt.IsZero() })
+	w.untilStatus(p, w.create(p, "other", 100, func(b *proto.Batch) { b.Org = "other" }), proto.BatchCompleted)
+	close(answered)
+	for _, b := range slow {
+		w.untilStatus(p, b, proto.BatchCompleted)
+	}
+	w.checkOnce(200)
+}
+
 // Two gateways that store batches at the same time do not exceed the limits of an organisation together: of
 // their number, and of what they store.
 func TestLimitsOfTwoGateways(t *testing.T) {

@@ -88,9 +88,9 @@ type run struct {
 	wanted int
 }
 
-func newRun(s *session, b *proto.Batch) *run {
+func newRun(r *Runner, b *proto.Batch) *run {
 	return &run{
-		session: s, batch: b, executions: s.Executions.ItemsOf(b), current: b, busy: map[int]time.Time{},
+		batch: b, executions: r.Executions.ItemsOf(b), current: b, busy: map[int]time.Time{},
 		flights: map[int]*flight{}, wake: make(chan struct{}, 1), wanted: b.Total,
 	}
 }
@@ -374,14 +374,12 @@ func (r *run) endSubmitted(ctx context.Context, now time.Time) {
 		if !f.accepted || f.asking || now.Sub(f.asked) < endTimeout || !cancel && f.running {
 			continue
 		}
-		select {
-		case r.free <- struct{}{}:
-		default:
+		if !r.submitting.Acquire(r.batch.Org) {
 			return // others are being asked for
 		}
 		f.asking, f.asked = true, now
 		r.work.Go(func() {
-			defer func() { <-r.free }()
+			defer r.submitting.Release(r.batch.Org)
 			ctx, stop := context.WithTimeout(ctx, endTimeout)
 			defer stop()
 			e := event{index: index, id: f.id, asked: true}
@@ -431,9 +429,7 @@ func (r *run) submitReady(ctx context.Context, now time.Time) {
 	}
 	window := r.limit()
 	for len(r.ready) > 0 && len(r.flights) < window {
-		select {
-		case r.free <- struct{}{}:
-		default:
+		if !r.submitting.Acquire(r.batch.Org) {
 			return // a submission of another batch ends soon
 		}
 		index := r.ready[0]
@@ -445,7 +441,7 @@ func (r *run) submitReady(ctx context.Context, now time.Time) {
 			r.state.StartedAt, r.dirty = now.UTC(), true
 		}
 		r.work.Go(func() {
-			defer func() { <-r.free; notify(r.wake) }()
+			defer func() { r.submitting.Release(r.batch.Org); notify(r.wake) }()
 			ctx, cancel := context.WithTimeout(ctx, submitTimeout)
 			defer cancel()
 			e := event{index: index, id: id, submitted: true}

@@ -231,7 +231,7 @@ func (w *world) process(name string) *process {
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
-	e := &batches.Engine{
+	e := &batches.Runner{
 		Batches: b, Executions: w, Deliveries: &deliveries.Store{Store: w.st}, Store: w.st, Retention: time.Hour,
 		Instance: name, Log: storetest.Log(w.t),
 	}
@@ -246,13 +246,13 @@ func (w *world) process(name string) *process {
 // create creates a batch of items called name0, name1 and so on.
 func (w *world) create(p *process, name string, n int, change func(*proto.Batch)) *proto.Batch {
 	w.t.Helper()
-	u, err := p.Upload("acme")
-	for i := range n {
-		err = errors.Join(err, u.Add(w.ctx, fmt.Appendf(nil, `"%s%d"`, name, i)))
-	}
 	b := &proto.Batch{ID: proto.NewBatchID("acme", "key_1", ""), Org: "acme", Key: "key_1", CreatedAt: time.Now().UTC()}
 	if change != nil {
 		change(b)
+	}
+	u, err := p.Upload(b.Org)
+	for i := range n {
+		err = errors.Join(err, u.Add(w.ctx, fmt.Appendf(nil, `"%s%d"`, name, i)))
 	}
 	var errFinish error
 	b.Content, b.Total, errFinish = u.Finish(w.ctx)

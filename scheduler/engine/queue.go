@@ -22,8 +22,7 @@ type Queue[T any] struct {
 	// Organisations with due items take turns.
 	waiting map[string][]*entry[T]
 	orgs    []string // of waiting, in the order of their turns
-	running map[lane]int
-	total   int // of running
+	slots   *Slots[lane]
 }
 
 // entry is an item in the queue.
@@ -180,7 +179,7 @@ func (q *Queue[T]) begin(engine *Engine[T]) (woken <-chan struct{}) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.engine, q.woken = engine, make(chan struct{}, 1)
-	q.waiting, q.running = map[string][]*entry[T]{}, map[lane]int{}
+	q.waiting, q.slots = map[string][]*entry[T]{}, &Slots[lane]{Total: engine.Handlers, Each: engine.HandlersOfOrg}
 	for _, e := range q.entries {
 		q.place(e, time.Time{})
 	}
@@ -224,14 +223,12 @@ func (q *Queue[T]) next(ctx context.Context) *call[T] {
 
 // first returns the waiting item of an organisation to handle first, nil if all have to wait.
 func (q *Queue[T]) first(org string) (first *entry[T], of lane) {
-	most := min(q.engine.HandlersOfOrg, q.engine.Handlers-q.total)
-	hasRoom := func(l lane) bool { return q.running[l] < most }
-	if !hasRoom(lane{org, false}) && (q.engine.Urgent == nil || !hasRoom(lane{org, true})) {
+	if !q.slots.Free(lane{org, false}) && (q.engine.Urgent == nil || !q.slots.Free(lane{org, true})) {
 		return nil, of
 	}
 	for _, e := range q.waiting[org] {
 		in := lane{org, q.engine.Urgent != nil && q.engine.Urgent(&e.value)}
-		if hasRoom(in) && (first == nil || q.engine.Order(&e.value, &first.value) < 0) {
+		if q.slots.Free(in) && (first == nil || q.engine.Order(&e.value, &first.value) < 0) {
 			if first, of = e, in; q.engine.Order == nil {
 				break
 			}
@@ -257,9 +254,7 @@ func (q *Queue[T]) start(ctx context.Context, e *entry[T], in lane) *call[T] {
 	if q.engine.Interrupt != nil && q.engine.Interrupt(&e.value) == nil {
 		e.interrupt = c.cancel
 	}
-	e.handled = true
-	q.running[in]++
-	q.total++
+	e.handled = q.slots.Acquire(in)
 	return c
 }
 
@@ -269,10 +264,7 @@ func (q *Queue[T]) done(c *call[T], notBefore time.Time) {
 	defer q.mu.Unlock()
 	c.cancel(nil)
 	c.entry.handled, c.entry.interrupt = false, nil
-	if q.running[c.lane]--; q.running[c.lane] == 0 {
-		delete(q.running, c.lane)
-	}
-	q.total--
+	q.slots.Release(c.lane)
 	q.place(c.entry, notBefore)
 	q.wake()
 }

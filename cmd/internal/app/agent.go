@@ -56,7 +56,7 @@ func (c *Config) validateAgent() error {
 	return positive("agent-timeout", c.AgentTimeout)
 }
 
-// serveAgents opens the runs of agents, which the engine of batches needs in every gateway. If the
+// serveAgents opens the runs of agents, which the runner of batches needs in every gateway. If the
 // operator has set a server with models, it adds the surfaces of agents to a server, and the parts
 // that they need.
 func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *roles) error {

@@ -382,7 +382,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			Schedules: s.schedules, Executions: scheduled{s.admission, s.queue, &deliveries.Store{Store: s.store}},
 			Store: s.store, Instance: s.instance, Log: s.log,
 		}
-		engine := &batches.Engine{
+		batchRunner := &batches.Runner{
 			Batches: s.batches, Executions: batchExecutions{s.admission, s.queue, s.agentRuns}, Deliveries: &deliveries.Store{
 				Store: s.store,
 			}, Store: s.store,
@@ -397,7 +397,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			Data: s.orgData, Orgs: s.orgs, Settle: orgdata.DefaultSettle,
 			Instance: s.instance, Log: s.log,
 		}
-		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"engine of batches", engine.Run},
+		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"runner of batches", batchRunner.Run},
 			part{"runner of pipelines", stepRunner.Run},
 			part{"deletion of organisations", deletions.Run})
 		counter := &usage.Counter{Store: s.store, Retention: s.cfg.Retention, Instance: s.instance, Log: s.log}
