@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -14,27 +13,25 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-const (
-	// maxRunning and maxRunningOrg bound the runs that go on at a time: all, and those of one
-	// organisation, which has no more than there is room left for others. Others wait.
-	maxRunning    = 256
-	maxRunningOrg = 64
-	checkEvery    = time.Second
-	restartPause  = 5 * time.Second
-	conflictPause = 200 * time.Millisecond
-	// maxTries is how long a run that cannot begin is tried again.
-	maxTries = time.Hour
-)
+// maxTries is how long a run that cannot begin is tried again.
+const maxTries = time.Hour
 
 // Active is a [Store] that knows the runs in the background that have not ended.
 type Active interface {
 	Store
-	// Active returns them, the oldest first.
-	Active() []proto.ActiveAgentRun
-	// Changed returns a channel that has a value after a change of these.
-	Changed() <-chan struct{}
 	// Finish makes a run not active. It is no error if it is not.
 	Finish(ctx context.Context, org, id string) error
+}
+
+// BackgroundHost carries out what a run in the background needs.
+type BackgroundHost interface {
+	Host
+	// Begin returns the context for the calls of the run, with the rights and limits of its API key. If that
+	// is done before the run has ended, its cause ends the run. resumed is set if the run has started before,
+	// so that a call may have been carried out.
+	Begin(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, error)
+	// Release ends that, and releases what was reserved.
+	Release()
 }
 
 // API is an API whose requests run in the background.
@@ -50,98 +47,22 @@ type API interface {
 type Background struct {
 	Store    Active
 	Upstream Upstream
-	// Host returns what carries out the calls of a run, and the context for it. If that is done before
-	// the run has ended, its cause ends the run. resumed is set if the run has started before, so that a
-	// call may have been carried out. release is called at the end.
-	Host func(ctx context.Context, run *proto.AgentRun, resumed bool) (_ context.Context, host Host,
-		release func(), err error)
+	// Host returns the host of a run, before that is read.
+	Host func(org, id string) BackgroundHost
 	APIs map[string]API // by [proto.AgentRun.API]
 	Log  *slog.Logger
 }
 
-// runningRun is a run that this process carries out.
-type runningRun struct {
-	org    string
-	cancel context.CancelCauseFunc
-}
+var errTryAgain = errors.New("the run cannot go on now")
 
-var (
-	errInactive = errors.New("the run is not active any more")
-	errTryAgain = errors.New("the run cannot go on now")
-)
-
-// Run carries out the active runs until ctx is done. Only one process may do so at a time; if two do
-// for a moment, what one of them stores fails.
-func (b *Background) Run(ctx context.Context) error {
-	running, ended := map[string]*runningRun{}, make(chan string)
-	var work sync.WaitGroup
-	defer work.Wait()
-	tick := time.NewTicker(checkEvery)
-	defer tick.Stop()
-	for {
-		b.start(ctx, running, func(a proto.ActiveAgentRun) {
-			run, cancel := context.WithCancelCause(ctx)
-			running[a.ID] = &runningRun{a.Org, cancel}
-			work.Go(func() {
-				defer cancel(nil)
-				err := b.carryOut(run, a)
-				switch {
-				case errors.Is(err, proto.ErrConflict): // another process goes on, or the log was removed
-					wait(ctx, conflictPause)
-				case err != nil && !errors.Is(err, context.Canceled):
-					b.Log.WarnContext(ctx, "agent run not carried on, will retry", "run", a.ID, "org", a.Org, "error", err)
-					wait(ctx, restartPause)
-				}
-				select {
-				case ended <- a.ID:
-				case <-ctx.Done():
-				}
-			})
-		})
-		select {
-		case <-ctx.Done():
-			return nil
-		case id := <-ended:
-			delete(running, id)
-		case <-b.Store.Changed():
-		case <-tick.C:
-		}
+// CarryOut carries out an active run until it has ended or ctx is done. It returns [proto.ErrConflict] if
+// another process goes on, or the log was removed. The run can be continued after an error.
+func (b *Background) CarryOut(ctx context.Context, a proto.ActiveAgentRun) error {
+	host := b.Host(a.Org, a.ID)
+	defer host.Release()
+	if err := host.Reserve(a.Bytes); err != nil {
+		return err
 	}
-}
-
-// start calls begin with the runs that can begin, and ends those that are cancelled.
-func (b *Background) start(ctx context.Context, running map[string]*runningRun, begin func(proto.ActiveAgentRun)) {
-	byOrg, active := map[string]int{}, map[string]bool{}
-	for _, r := range running {
-		byOrg[r.org]++
-	}
-	for _, a := range b.Store.Active() {
-		active[a.ID] = true
-		r := running[a.ID]
-		switch {
-		case r != nil && a.Cancelled:
-			r.cancel(proto.ErrRunCancelled)
-		case r == nil && ctx.Err() == nil && (a.Cancelled || byOrg[a.Org] < min(maxRunningOrg, maxRunning-len(running))):
-			byOrg[a.Org]++
-			begin(a)
-		}
-	}
-	for id, r := range running {
-		if !active[id] {
-			r.cancel(errInactive)
-		}
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
-// carryOut carries out a run until it has ended or ctx is done. It can be continued after an error.
-func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error {
 	run, at, err := b.Store.Get(ctx, a.Org, a.ID)
 	if errors.Is(err, proto.ErrNotFound) { // it was removed
 		return b.Store.Finish(ctx, a.Org, a.ID)
@@ -150,12 +71,12 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 		return err
 	}
 	log := &StoredLog{Store: b.Store, Run: run}
-	p, err := readHistory(ctx, &Reader{Store: b.Store, Org: a.Org, ID: a.ID, At: at})
+	p, err := readHistory(ctx, &Reader{Store: b.Store, Org: a.Org, ID: a.ID, At: at, Reserve: host.Reserve})
 	if err != nil {
 		return err
 	}
 	if log.At, log.last = p.at, p.last; log.last == nil || !log.last.Ended() {
-		if err := b.end(ctx, a, log, p); err != nil {
+		if err := b.end(ctx, a, host, log, p); err != nil {
 			return err
 		}
 	}
@@ -172,13 +93,15 @@ func (b *Background) carryOut(ctx context.Context, a proto.ActiveAgentRun) error
 }
 
 // end continues a run until its end, and stores that.
-func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *StoredLog, p *history) error {
+func (b *Background) end(
+	ctx context.Context, a proto.ActiveAgentRun, host BackgroundHost, log *StoredLog, p *history,
+) error {
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if a.Cancelled { // it goes its way again to the call that another process has started, which ends then
 		cancel(proto.ErrRunCancelled)
 	}
-	err := b.resume(run, log, p)
+	err := b.resume(run, host, log, p)
 	cancelled := err != nil && errors.Is(context.Cause(run), proto.ErrRunCancelled)
 	switch {
 	case cancelled && log.last == nil: // a run that has not begun is cancelled even if it cannot be prepared
@@ -195,7 +118,7 @@ func (b *Background) end(ctx context.Context, a proto.ActiveAgentRun, log *Store
 	return log.End(ctx, err)
 }
 
-func (b *Background) resume(ctx context.Context, log *StoredLog, p *history) (err error) {
+func (b *Background) resume(ctx context.Context, host BackgroundHost, log *StoredLog, p *history) (err error) {
 	defer func() { // a request that no process survives would end all gateways, one after another
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
@@ -205,13 +128,9 @@ func (b *Background) resume(ctx context.Context, log *StoredLog, p *history) (er
 	if surface == nil {
 		return api.Errorf(api.CodeValidation, "this server has no API %q any more", log.Run.API)
 	}
-	hosted, host, release, err := b.Host(ctx, log.Run, p.started != nil)
+	hosted, err := host.Begin(ctx, log.Run, p.started != nil)
 	if err != nil {
 		return b.retry(log.Run, err)
-	}
-	defer release()
-	if err := host.Reserve(int64(len(log.Run.Request)) + p.bytes); err != nil {
-		return fmt.Errorf("%w: %w", errTryAgain, err)
 	}
 	run, start, err := surface.Prepare(hosted, host, log.Run, p.started)
 	if err != nil {
@@ -248,12 +167,10 @@ type history struct {
 	events  []Event
 	last    *Entry // nil for none
 	at      uint64 // the number of the last message
-	bytes   int64
 }
 
 func readHistory(ctx context.Context, r *Reader) (*history, error) {
 	p := &history{}
-	r.Reserve = func(n int64) error { p.bytes += n; return nil }
 	for {
 		e, err := r.Next(ctx)
 		if err != nil {

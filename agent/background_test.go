@@ -10,12 +10,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/agent/agenttest"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/scheduler/agentruns"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 )
 
 // background has runs of the test's own API. Its calls are counted by their ids.
@@ -27,6 +30,7 @@ type background struct {
 	ended []string
 	hosts chan *agenttest.Host // of the next runs; others get new ones
 	api   agent.API            // nil for the world itself
+	read  agent.Active         // nil for the store
 	// forbidden, if not nil, ends all runs with an error when it is closed.
 	forbidden chan struct{}
 	// block, if not nil, is called in a call.
@@ -90,29 +94,56 @@ func (b *background) start(t *testing.T) (stop func()) {
 	if served == nil {
 		served = b
 	}
-	engine := &agent.Background{
-		Store: b.store, Upstream: b.up, APIs: map[string]agent.API{"test": served}, Log: slog.New(slog.DiscardHandler),
-		Host: func(ctx context.Context, _ *proto.AgentRun, _ bool) (context.Context, agent.Host, func(), error) {
+	read := b.read
+	if read == nil {
+		read = b.store
+	}
+	log := slog.New(slog.DiscardHandler)
+	runs := &agent.Background{
+		Store: read, Upstream: b.up, APIs: map[string]agent.API{"test": served}, Log: log,
+		Host: func(string, string) agent.BackgroundHost {
 			select {
 			case host := <-b.hosts:
-				return ctx, host, func() {}, nil
+				return host
 			default:
+				return &forbiddenHost{Host: agenttest.NewHost(), forbidden: b.forbidden, end: func(error) {}}
 			}
-			ctx, cancel := context.WithCancelCause(ctx)
-			go func() {
-				select {
-				case <-ctx.Done():
-				case <-b.forbidden:
-					cancel(api.Errorf(api.CodeForbidden, "the key was revoked"))
-				}
-			}()
-			return ctx, agenttest.NewHost(), func() { cancel(nil) }, nil
 		},
 	}
+	queue := new(engine.Queue[proto.ActiveAgentRun])
+	b.store.Follow(func(run proto.ActiveAgentRun, active bool) {
+		queue.Change(engine.Item{Org: run.Org, ID: run.ID}, func(known *proto.ActiveAgentRun) bool {
+			*known = run
+			return active
+		})
+	})
 	done := make(chan struct{})
-	go func() { defer close(done); _ = engine.Run(ctx) }()
+	go func() { defer close(done); agentruns.NewEngine(queue, runs.CarryOut, log).Lead(ctx) }()
 	return func() { cancel(); <-done }
 }
+
+// forbiddenHost is a host that ends its run when forbidden, which may be nil, is closed.
+type forbiddenHost struct {
+	*agenttest.Host
+	forbidden chan struct{}
+	end       context.CancelCauseFunc
+}
+
+// Begin implements [agent.BackgroundHost].
+func (h *forbiddenHost) Begin(ctx context.Context, _ *proto.AgentRun, _ bool) (context.Context, error) {
+	ctx, h.end = context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-h.forbidden:
+			h.end(api.Errorf(api.CodeForbidden, "the key was revoked"))
+		}
+	}()
+	return ctx, nil
+}
+
+// Release implements [agent.BackgroundHost].
+func (h *forbiddenHost) Release() { h.end(nil) }
 
 func (b *background) create(t *testing.T, id, text string) {
 	t.Helper()
@@ -312,6 +343,99 @@ func TestBackgroundRunsWaitForMemory(t *testing.T) {
 	})
 }
 
+// countedReads counts the reads of logs.
+type countedReads struct {
+	*agenttest.Store
+	reads atomic.Int64
+}
+
+func (c *countedReads) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64, error) {
+	c.reads.Add(1)
+	return c.Store.Get(ctx, org, id)
+}
+
+func (c *countedReads) Next(ctx context.Context, org, id string, after uint64) ([]byte, uint64, error) {
+	c.reads.Add(1)
+	return c.Store.Next(ctx, org, id, after)
+}
+
+// Memory is reserved before a request is read, and before more than one entry of a log is.
+func TestMemoryIsReservedBeforeLogsAreRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSilent()
+		store := &countedReads{Store: b.store}
+		b.read, b.hosts = store, make(chan *agenttest.Host, 3)
+		b.create(t, "r", "x")
+		for i := range 100 {
+			entry := fmt.Appendf(nil, `{"event":{"kind":"text","text":"%d"}}`, i)
+			if _, err := b.store.Append(t.Context(), "acme", "r", uint64(i)+1, entry); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var full []*agenttest.Host
+		for _, memory := range []int64{1, 10, 50} { // too little for the request, an entry, two entries
+			host := agenttest.NewHost()
+			host.SetMemory(memory)
+			full = append(full, host)
+			b.hosts <- host
+		}
+		defer b.start(t)()
+		for i, want := range []int64{0, 2, 3} {
+			synctest.Wait()
+			if reads := store.reads.Swap(0); full[i].Reserved() == 0 || reads != want {
+				t.Errorf("host %d: %d reads, want %d; %d bytes reserved", i, reads, want, full[i].Reserved())
+			}
+			time.Sleep(5100 * time.Millisecond)
+		}
+	})
+}
+
+// slowEnds is an API that is told of the ends of runs, and does not return.
+type slowEnds struct {
+	*background
+	ending map[string]int // by organisation
+	goOn   chan struct{}
+}
+
+func (s *slowEnds) Ended(ctx context.Context, record *proto.AgentRun, last *agent.Entry) error {
+	s.mu.Lock()
+	s.ending[record.Org]++
+	s.mu.Unlock()
+	<-s.goOn
+	return s.background.Ended(ctx, record, last)
+}
+
+// Runs whose end was requested count as others do, and leave room for other organisations.
+func TestCancelledRunsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSilent()
+		slow := &slowEnds{background: b, ending: map[string]int{}, goOn: make(chan struct{})}
+		b.api = slow
+		for i := range 300 {
+			b.create(t, fmt.Sprint("r", i), "x")
+			if err := b.store.Cancel(t.Context(), "acme", fmt.Sprint("r", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other := &proto.AgentRun{Org: "other", ID: "one", API: "test", Request: json.RawMessage(`"x"`), Background: true}
+		if _, err := b.store.Create(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		defer b.start(t)()
+		synctest.Wait()
+		b.mu.Lock()
+		if slow.ending["acme"] != 64 || slow.ending["other"] != 1 {
+			t.Errorf("at a time: %v", slow.ending)
+		}
+		b.mu.Unlock()
+		close(slow.goOn)
+		time.Sleep(time.Minute)
+		if left := len(b.store.Active()); left != 0 {
+			t.Errorf("%d runs have not ended", left)
+		}
+	})
+}
+
 func TestBackgroundRunsEnd(t *testing.T) {
 	eachProtocol(t, `rules: [{match: broken, text: half, fault: drop}, {match: slow, role: user, calls: [{name: double,`+
 		` arguments: {n: 1}}]}, {text: ok}]`, func(w *world) {
@@ -344,10 +468,7 @@ func TestBackgroundRunsEnd(t *testing.T) {
 			t.Error(got)
 		}
 		for len(b.store.Active()) > 0 {
-			select {
-			case <-b.store.Changed():
-			case <-time.After(10 * time.Millisecond):
-			}
+			<-time.After(10 * time.Millisecond)
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()

@@ -26,6 +26,10 @@ func (silent) ListModels(context.Context) (names []string, others bool, err erro
 	return nil, true, nil
 }
 
+func newSilent() *background {
+	return &background{store: agenttest.NewStore(), up: silent{}, calls: map[string]int{}}
+}
+
 // failing is an API whose preparation fails as often as before says.
 type failing struct {
 	*background
@@ -63,7 +67,7 @@ func TestRunsThatCannotBegin(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := &background{store: agenttest.NewStore(), up: silent{}, calls: map[string]int{}}
+				b := newSilent()
 				f := &failing{background: b, fail: c.fail}
 				f.before.Store(c.times)
 				b.api = f
@@ -81,7 +85,7 @@ func TestRunsThatCannotBegin(t *testing.T) {
 // A process whose messages conflict with another one's does not ask the model without a pause.
 func TestConflictsPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &background{store: agenttest.NewStore(), up: silent{}, calls: map[string]int{}}
+		b := newSilent()
 		b.create(t, "r", "x")
 		var tries atomic.Int64
 		b.store.FailAppend = func([]byte) error {

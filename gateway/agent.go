@@ -42,7 +42,8 @@ type Agent struct {
 	// resumed is set in the background if an execution may have been submitted by another process.
 	resumed bool
 	// end ends a run in the background, with an error for its client.
-	end context.CancelCauseFunc
+	end      context.CancelCauseFunc
+	watching sync.WaitGroup // of the key of a run in the background
 }
 
 // AgentFor returns the agent of a request of a [web.Surface].
@@ -54,22 +55,23 @@ func (s *Server) AgentFor(r *http.Request) *Agent {
 // checkKeyEvery is how often the API key of a run in the background is looked up.
 const checkKeyEvery = time.Second
 
-// BackgroundAgent returns the agent of a run in the background, and a context for its use. That is done,
-// with the error for the client as its cause, when the API key may not run programs any more. resumed
-// is set if the run has begun before. release is called at its end.
-func (s *Server) BackgroundAgent(
-	ctx context.Context, run *proto.AgentRun, resumed bool,
-) (_ context.Context, _ *Agent, release func(), err error) {
-	i := &web.Info{RequestID: run.ID}
-	a := &Agent{s: s, i: i, resumed: resumed}
-	key, plan, err := s.Admission.ValidKey(ctx, run.Key)
+// BackgroundAgent returns the agent of a run in the background. Until Begin it can only reserve memory.
+// Release must be called at the end.
+func (s *Server) BackgroundAgent(org, id string) *Agent {
+	return &Agent{s: s, i: &web.Info{RequestID: id, Key: proto.Key{Org: org}}, end: func(error) {}}
+}
+
+// Begin returns the context for the use of the agent of a run in the background. It is done, with the error
+// for the client as its cause, when the API key may not run programs any more. resumed is set if the run
+// has begun before.
+func (a *Agent) Begin(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, error) {
+	key, plan, err := a.s.Admission.ValidKey(ctx, run.Key)
 	if err != nil {
-		return nil, nil, nil, a.public(err)
+		return nil, a.public(err)
 	}
-	i.Key, i.Plan = *key, plan
+	a.i.Key, a.i.Plan, a.resumed = *key, plan, resumed
 	ctx, a.end = context.WithCancelCause(ctx)
-	var work sync.WaitGroup
-	work.Go(func() {
+	a.watching.Go(func() {
 		tick := time.NewTicker(checkKeyEvery)
 		defer tick.Stop()
 		for {
@@ -81,7 +83,14 @@ func (s *Server) BackgroundAgent(
 			}
 		}
 	})
-	return ctx, a, func() { a.end(nil); work.Wait(); s.Shrink(i, 0) }, nil
+	return ctx, nil
+}
+
+// Release ends the use of the agent of a run in the background, and releases its memory.
+func (a *Agent) Release() {
+	a.end(nil)
+	a.watching.Wait()
+	a.s.Shrink(a.i, 0)
 }
 
 // validKey returns the API key of a run in the background as it is now. It ends the run if that may not

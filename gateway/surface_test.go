@@ -421,12 +421,12 @@ func TestStoredRunsAreAdmitted(t *testing.T) {
 // another id: the first one never runs.
 func TestUnconfirmedCallsAreSubmittedAgain(t *testing.T) {
 	h := newHarness(t)
-	ctx, agent, release, err := h.server.BackgroundAgent(
-		t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Key: h.stub.keys[0].ID}, false)
+	agent := h.server.BackgroundAgent("acme", "resp_1")
+	defer agent.Release()
+	ctx, err := agent.Begin(t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Key: h.stub.keys[0].ID}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer release()
 	var tried []proto.TraceID
 	h.stub.refuse = func(job *proto.Job) error {
 		if tried = append(tried, job.TraceID); len(tried) == 1 {

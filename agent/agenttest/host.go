@@ -20,7 +20,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Host implements [agent.RequestHost] for an organisation named acme. Programs end as Result says.
+// Host implements [agent.RequestHost] and [agent.BackgroundHost] for an organisation named acme. Programs end as Result says.
 type Host struct {
 	agent.BatchStore // nil for none
 
@@ -94,6 +94,14 @@ func (h *Host) Reserve(n int64) error {
 	}
 	return nil
 }
+
+// Begin implements [agent.BackgroundHost].
+func (h *Host) Begin(ctx context.Context, _ *proto.AgentRun, _ bool) (context.Context, error) {
+	return ctx, nil
+}
+
+// Release implements [agent.BackgroundHost]. What was reserved stays.
+func (h *Host) Release() {}
 
 // Thread implements [agent.Host].
 func (h *Host) Thread(_ context.Context, id string) (*proto.Thread, error) {

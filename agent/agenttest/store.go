@@ -15,15 +15,15 @@ type Store struct {
 	mu       sync.Mutex
 	logs     map[string][][]byte
 	active   []proto.ActiveAgentRun
-	changed  chan struct{}
-	watchers map[chan struct{}]string // the logs that are watched
+	follow   func(run proto.ActiveAgentRun, active bool) // nil for nobody
+	watchers map[chan struct{}]string                    // the logs that are watched
 	// FailAppend, if not nil, is called before a message is appended. Its error is returned.
 	FailAppend func(message []byte) error
 }
 
 // NewStore returns a store without runs.
 func NewStore() *Store {
-	return &Store{logs: map[string][][]byte{}, changed: make(chan struct{}, 1), watchers: map[chan struct{}]string{}}
+	return &Store{logs: map[string][][]byte{}, watchers: map[chan struct{}]string{}}
 }
 
 func notify(c chan struct{}) {
@@ -45,8 +45,9 @@ func (s *Store) Create(ctx context.Context, run *proto.AgentRun) (uint64, error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil && run.Background {
-		s.active = append(s.active, proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt})
-		notify(s.changed)
+		a := proto.ActiveAgentRun{Org: run.Org, ID: run.ID, CreatedAt: run.CreatedAt, Bytes: int64(len(run.Request))}
+		s.active = append(s.active, a)
+		s.changed(a, true)
 	}
 	return at, err
 }
@@ -117,7 +118,7 @@ func (s *Store) Cancel(_ context.Context, org, id string) error {
 	for i := range s.active {
 		if s.active[i].Org == org && s.active[i].ID == id {
 			s.active[i].Cancelled = true
-			notify(s.changed)
+			s.changed(s.active[i], true)
 			return nil
 		}
 	}
@@ -137,21 +138,35 @@ func (s *Store) Remove(_ context.Context, org, id string) error {
 	return nil
 }
 
-// Active implements [agent.Active].
+// Active returns the runs in the background that have not ended.
 func (s *Store) Active() []proto.ActiveAgentRun {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.active)
 }
 
-// Changed implements [agent.Active].
-func (s *Store) Changed() <-chan struct{} { return s.changed }
-
-// Finish implements [agent.Active].
-func (s *Store) Finish(_ context.Context, _, id string) error {
+// Follow calls f with the active runs, and from then on with each that has changed. active is false if a
+// run is not active any more.
+func (s *Store) Follow(f func(run proto.ActiveAgentRun, active bool)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.active = slices.DeleteFunc(s.active, func(a proto.ActiveAgentRun) bool { return a.ID == id })
-	notify(s.changed)
+	s.follow = f
+	for _, a := range s.active {
+		f(a, true)
+	}
+}
+
+func (s *Store) changed(a proto.ActiveAgentRun, active bool) {
+	if s.follow != nil {
+		s.follow(a, active)
+	}
+}
+
+// Finish implements [agent.Active].
+func (s *Store) Finish(_ context.Context, org, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.active = slices.DeleteFunc(s.active, func(a proto.ActiveAgentRun) bool { return a.Org == org && a.ID == id })
+	s.changed(proto.ActiveAgentRun{Org: org, ID: id}, false)
 	return nil
 }

@@ -18,20 +18,27 @@ import (
 	"github.com/bullpen-run/bullpen/agent"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/scheduler/agentruns"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 )
 
 // runBackground carries out responses in the background until the test ends.
 func (w *world) runBackground() {
 	ctx, cancel := context.WithCancel(w.t.Context())
+	log := slog.New(slog.DiscardHandler)
 	background := &agent.Background{
 		Store: w.runs, Upstream: w.answers.Upstream, APIs: map[string]agent.API{"openai": w.answers, "perplexity": w.answers},
-		Log: slog.New(slog.DiscardHandler),
-		Host: func(ctx context.Context, _ *proto.AgentRun, _ bool) (context.Context, agent.Host, func(), error) {
-			return ctx, w.host, func() {}, nil
-		},
+		Log: log, Host: func(string, string) agent.BackgroundHost { return w.host },
 	}
+	queue := new(engine.Queue[proto.ActiveAgentRun])
+	w.runs.Follow(func(run proto.ActiveAgentRun, active bool) {
+		queue.Change(engine.Item{Org: run.Org, ID: run.ID}, func(known *proto.ActiveAgentRun) bool {
+			*known = run
+			return active
+		})
+	})
 	done := make(chan struct{})
-	go func() { defer close(done); _ = background.Run(ctx) }()
+	go func() { defer close(done); agentruns.NewEngine(queue, background.CarryOut, log).Lead(ctx) }()
 	w.t.Cleanup(func() { cancel(); <-done })
 }
 

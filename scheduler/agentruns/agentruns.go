@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
@@ -32,24 +33,24 @@ type Runs struct {
 	// first use.
 	Rejects func() *proto.Rejection
 
-	store   *store.Store
-	active  *store.Collection[proto.ActiveAgentRun]
-	changed chan struct{} // has a value after a change of the active runs
+	store  *store.Store
+	active *store.Collection[proto.ActiveAgentRun]
+	queue  engine.Queue[proto.ActiveAgentRun]
 }
 
 // Open reads the active runs.
 func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Runs, error) {
-	r := &Runs{store: st, changed: make(chan struct{}, 1)}
+	r := &Runs{store: st}
 	var err error
 	r.active, err = store.OpenCollection(ctx, store.CollectionConfig[proto.ActiveAgentRun]{
 		Store: st, Bucket: st.AgentRuns, Keys: "*.*", Name: "active runs of agents", Log: log,
 		Order: func(a *proto.ActiveAgentRun) string { return store.OldestFirst(a.CreatedAt) }, Check: checkLimits,
-		OnChange: func(string, *proto.ActiveAgentRun, *proto.ActiveAgentRun) {
-			select {
-			case r.changed <- struct{}{}:
-			default:
+		OnChange: engine.Watch(&r.queue, "", func(known, a *proto.ActiveAgentRun) bool {
+			if a != nil {
+				*known = *a
 			}
-		},
+			return a != nil
+		}),
 	})
 	return r, err
 }
@@ -198,14 +199,6 @@ func (r *Runs) Watch(org, id string) (added <-chan struct{}, stop func(), err er
 		close(done)
 	}, nil
 }
-
-// Active returns the runs in the background that have not ended, the oldest first.
-func (r *Runs) Active() []proto.ActiveAgentRun {
-	return r.active.List("")
-}
-
-// Changed returns a channel that has a value after a change of the active runs.
-func (r *Runs) Changed() <-chan struct{} { return r.changed }
 
 // Cancel requests the end of an active run. It returns [proto.ErrNotFound] if it is not active.
 func (r *Runs) Cancel(ctx context.Context, org, id string) error {

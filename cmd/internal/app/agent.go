@@ -19,7 +19,6 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/agentruns"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
-	"github.com/bullpen-run/bullpen/scheduler/leader"
 )
 
 // agentKey returns the key of the model's server, empty if it has none.
@@ -122,15 +121,10 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	background := &agent.Background{
 		Store: runs, Upstream: up,
 		APIs: map[string]agent.API{"openai": answers, "perplexity": answers, anthropic.API: messages}, Log: s.log,
-		Host: func(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, agent.Host, func(), error) {
-			return server.BackgroundAgent(ctx, run, resumed)
-		},
+		Host: func(org, id string) agent.BackgroundHost { return server.BackgroundAgent(org, id) },
 	}
-	elector := &leader.Elector{Store: s.store, Name: "agent-runs", Instance: s.instance, Log: s.log}
-	r.work = append(r.work, part{"agent runs in the background", func(ctx context.Context) error {
-		elector.Run(ctx, func(ctx context.Context, _ *leader.Term) error { return background.Run(ctx) })
-		return nil
-	}})
+	engine := runs.Engine(background.CarryOut, s.instance, s.log)
+	r.work = append(r.work, part{"agent runs in the background", engine.Run})
 	return nil
 }
 

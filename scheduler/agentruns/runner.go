@@ -1,0 +1,76 @@
+package agentruns
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/engine"
+)
+
+const (
+	// maxRunning and maxRunningOrg bound the runs that go on at a time: all, and those of one
+	// organisation. Others wait.
+	maxRunning    = 256
+	maxRunningOrg = 64
+	conflictPause = 200 * time.Millisecond
+	restartPause  = 5 * time.Second
+)
+
+// CarryOut carries out an active run until it has ended or ctx is done. After [proto.ErrConflict], another
+// process goes on, or the log was removed. After any error, the run can be continued.
+type CarryOut func(ctx context.Context, run proto.ActiveAgentRun) error
+
+var errInactive = errors.New("the run is not active any more")
+
+// NewEngine returns an engine that carries out the active runs that a queue knows. The context of a run
+// whose end was requested is done, with [proto.ErrRunCancelled] as its cause.
+func NewEngine(
+	queue *engine.Queue[proto.ActiveAgentRun], carryOut CarryOut, log *slog.Logger,
+) *engine.Engine[proto.ActiveAgentRun] {
+	return &engine.Engine[proto.ActiveAgentRun]{
+		Queue: queue, Name: "agent-runs", Log: log,
+		Due: func(a *proto.ActiveAgentRun) (at time.Time, ok bool) { return at, true },
+		Handle: func(ctx context.Context, _ engine.Item, a proto.ActiveAgentRun) error {
+			err := carryOut(ctx, a)
+			if errors.Is(err, proto.ErrConflict) || errors.Is(err, context.Canceled) { // it goes on soon, or elsewhere
+				return nil
+			}
+			return err
+		},
+		Order: compare, Interrupt: interrupt,
+		Pause: conflictPause, RetryAfter: restartPause, Handlers: maxRunning, HandlersOfOrg: maxRunningOrg,
+	}
+}
+
+// compare orders runs: those whose end was requested first, then the oldest.
+func compare(a, b *proto.ActiveAgentRun) int {
+	if a.Cancelled != b.Cancelled {
+		if a.Cancelled {
+			return -1
+		}
+		return 1
+	}
+	return a.CreatedAt.Compare(b.CreatedAt)
+}
+
+// interrupt returns why a run that goes on must end.
+func interrupt(a *proto.ActiveAgentRun) error {
+	switch {
+	case a.ID == "":
+		return errInactive
+	case a.Cancelled:
+		return proto.ErrRunCancelled
+	default:
+		return nil
+	}
+}
+
+// Engine returns an engine that carries out the active runs, of a process with this name.
+func (r *Runs) Engine(carryOut CarryOut, instance string, log *slog.Logger) *engine.Engine[proto.ActiveAgentRun] {
+	e := NewEngine(&r.queue, carryOut, log)
+	e.Store, e.Instance = r.store, instance
+	return e
+}
