@@ -417,7 +417,9 @@ func TestCancelledRunsAreBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		other := &proto.AgentRun{Org: "other", ID: "one", API: "test", Request: json.RawMessage(`"x"`), Background: true}
+		other := &proto.AgentRun{
+			Org: "other", ID: "one", API: "test", Request: json.RawMessage(`"x"`), Background: true,
+		}
 		if _, err := b.store.Create(t.Context(), other); err != nil {
 			t.Fatal(err)
 		}

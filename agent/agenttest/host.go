@@ -20,7 +20,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Host implements [agent.RequestHost] and [agent.BackgroundHost] for an organisation named acme. Programs end as Result says.
+// Host implements [agent.RequestHost] and [agent.BackgroundHost] for an organisation named acme. Programs end
+// as Result says.
 type Host struct {
 	agent.BatchStore // nil for none
 

@@ -40,20 +40,18 @@ func NewEngine(
 			}
 			return err
 		},
-		Order: compare, Interrupt: interrupt,
-		Pause: conflictPause, RetryAfter: restartPause, Handlers: maxRunning, HandlersOfOrg: maxRunningOrg,
+		Order:     func(a, b *proto.ActiveAgentRun) int { return rank(a).Compare(rank(b)) },
+		Interrupt: interrupt,
+		Pause:     conflictPause, RetryAfter: restartPause, Handlers: maxRunning, HandlersOfOrg: maxRunningOrg,
 	}
 }
 
-// compare orders runs: those whose end was requested first, then the oldest.
-func compare(a, b *proto.ActiveAgentRun) int {
-	if a.Cancelled != b.Cancelled {
-		if a.Cancelled {
-			return -1
-		}
-		return 1
+// rank orders runs: those whose end was requested first, then the oldest.
+func rank(a *proto.ActiveAgentRun) time.Time {
+	if a.Cancelled {
+		return time.Time{}
 	}
-	return a.CreatedAt.Compare(b.CreatedAt)
+	return a.CreatedAt
 }
 
 // interrupt returns why a run that goes on must end.

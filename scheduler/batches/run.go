@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,6 +40,7 @@ type event struct {
 	record  *proto.Record // the whole record, if it was read
 	// Otherwise, the item was submitted, or a request to end it was made.
 	submitted, asked bool
+	missed           bool // or the ends of items may have been missed
 	refused          string
 	lost             bool // the item cannot be read
 	err              error
@@ -48,6 +50,7 @@ type event struct {
 type flight struct {
 	id       proto.TraceID
 	accepted bool // else it is being submitted
+	missed   bool // its end may have been missed, which the record shows
 	running  bool
 	asking   bool      // a request to end it is being made
 	asked    time.Time // when one was made last
@@ -56,7 +59,7 @@ type flight struct {
 
 // run carries out one batch. Its fields belong to one goroutine, except for those under mu.
 type run struct {
-	*session
+	*Runner
 	batch *proto.Batch // what never changes of it
 	// executions are those of the items.
 	executions ItemExecutions
@@ -81,18 +84,21 @@ type run struct {
 	unreadable bool
 	work       sync.WaitGroup
 
-	mu     sync.Mutex
-	inbox  []event
+	window atomic.Int64 // how many items may be in the queue
+	wanted atomic.Int64 // how many could be
 	wake   chan struct{}
-	window int
-	wanted int
+
+	mu    sync.Mutex
+	inbox []event
 }
 
 func newRun(r *Runner, b *proto.Batch) *run {
-	return &run{
-		batch: b, executions: r.Executions.ItemsOf(b), current: b, busy: map[int]time.Time{},
-		flights: map[int]*flight{}, wake: make(chan struct{}, 1), wanted: b.Total,
+	x := &run{
+		Runner: r, batch: b, executions: r.Executions.ItemsOf(b), current: b, busy: map[int]time.Time{},
+		flights: map[int]*flight{}, wake: make(chan struct{}, 1),
 	}
+	x.wanted.Store(int64(b.Total))
+	return x
 }
 
 // post hands an event to the run.
@@ -111,25 +117,9 @@ func (r *run) drainInbox() []event {
 	return list
 }
 
-// demand returns how many items the run could have in the queue.
-func (r *run) demand() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.wanted
-}
-
-func (r *run) setWanted(n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.wanted = n
-}
-
+// setWindow sets how many items the run may have in the queue.
 func (r *run) setWindow(n int) {
-	r.mu.Lock()
-	changed := r.window != n
-	r.window = n
-	r.mu.Unlock()
-	if changed {
+	if r.window.Swap(int64(n)) != int64(n) {
 		notify(r.wake)
 	}
 }
@@ -158,7 +148,7 @@ func (r *run) run(ctx context.Context) error {
 	}
 }
 
-// load reads the batch, and asks for all items that may have been submitted.
+// load reads the batch.
 func (r *run) load(ctx context.Context) error {
 	var err error
 	if r.current, _, err = r.Batches.definitions.Read(ctx, definitionKey(r.batch.Org, r.batch.ID)); err != nil {
@@ -179,52 +169,18 @@ func (r *run) load(ctx context.Context) error {
 		return err
 	}
 	r.done, r.stored, r.began = r.executed(), time.Now(), time.Now()
-	return r.recover(ctx)
+	for index := range r.items.Len() { // what became of those that may have been submitted
+		if r.items.Status(index) == proto.ItemSubmitted {
+			r.flights[index] = &flight{id: r.id(index), check: r.began}
+			r.add(r.id(index), itemRef{r, index})
+		}
+	}
+	return nil
 }
 
 // lost reports whether the items of a batch are gone from the blob store, or damaged.
 func lost(err error) bool {
 	return errors.Is(err, proto.ErrNotFound) || errors.Is(err, proto.ErrCorrupt)
-}
-
-// recover finds out what became of the items that may have been submitted.
-func (r *run) recover(ctx context.Context) error {
-	group, reading := errgroup.WithContext(ctx)
-	group.SetLimit(lookups)
-	var mu sync.Mutex
-	found := map[int]*proto.Record{}
-	for index := range r.items.Len() {
-		if r.items.Status(index) != proto.ItemSubmitted {
-			continue
-		}
-		id := r.id(index)
-		r.add(id, itemRef{r, index}) // before the read, so that a change after it is not missed
-		group.Go(func() error {
-			rec, err := r.executions.Lookup(reading, id)
-			if err != nil && !errors.Is(err, proto.ErrNotFound) {
-				return err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			found[index] = rec // nil if it was not submitted
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	for index := range r.items.Len() {
-		rec, asked := found[index]
-		switch {
-		case !asked:
-		case rec == nil:
-			r.ready = append(r.ready, index)
-		default:
-			r.flights[index] = &flight{id: r.id(index), accepted: true, check: r.nextCheck(time.Now())}
-			r.onStatus(event{index: index, id: rec.TraceID, status: rec.Status, attempt: rec.Attempt, record: rec})
-		}
-	}
-	return nil
 }
 
 // nextCheck returns when to read the record of an item that has not ended: never for an execution, whose
@@ -293,9 +249,9 @@ func (r *run) step(ctx context.Context) (done bool, err error) {
 		r.submitReady(ctx, now)
 	}
 	if r.current.Paused || r.state.Stopped != "" {
-		r.setWanted(len(r.flights))
+		r.wanted.Store(int64(len(r.flights)))
 	} else {
-		r.setWanted(min(r.items.Len()-r.items.counts.Ended(), r.maxParallel()))
+		r.wanted.Store(int64(min(r.items.Len()-r.items.counts.Ended(), r.maxParallel())))
 	}
 	idle := r.current.Paused && len(r.flights) == 0 && r.state.Stopped == ""
 	if idle && r.dirty {
@@ -414,9 +370,7 @@ func (r *run) reserve() (n int) {
 
 // limit returns how many items the run may have in the queue.
 func (r *run) limit() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return min(r.window, r.maxParallel())
+	return min(int(r.window.Load()), r.maxParallel())
 }
 
 // submitReady submits items that the stored state allows to be submitted.
@@ -458,6 +412,14 @@ func (r *run) submitReady(ctx context.Context, now time.Time) {
 
 // handle handles what happened to an item.
 func (r *run) handle(ctx context.Context, e event) error {
+	if e.missed {
+		for _, f := range r.flights {
+			if f.missed = true; f.accepted {
+				f.check = time.Now()
+			}
+		}
+		return nil
+	}
 	f := r.flights[e.index]
 	if f == nil && e.status != "" && r.items.Status(e.index) == proto.ItemSubmitted && r.id(e.index) == e.id {
 		// Another process has submitted it, which does not know yet that it leads no more.
@@ -493,7 +455,9 @@ func (r *run) onSubmitted(ctx context.Context, f *flight, e event) error {
 	_, busy := errors.AsType[*proto.BusyError](e.err)
 	switch {
 	case e.err == nil && e.refused == "":
-		f.accepted, f.check, r.pause = true, r.nextCheck(time.Now()), 0
+		if f.accepted, f.check, r.pause = true, r.nextCheck(time.Now()), 0; f.missed {
+			f.check = time.Now()
+		}
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case e.err == nil: // refused
@@ -531,16 +495,30 @@ func (r *run) drop(index int) {
 
 // checkUnanswered reads the records of items of which it is not known what became of them.
 func (r *run) checkUnanswered(ctx context.Context, now time.Time) {
+	var due []int
 	for index, f := range r.flights {
-		if f.check.IsZero() || now.Before(f.check) {
-			continue
+		if !f.check.IsZero() && !now.Before(f.check) {
+			due = append(due, index)
 		}
-		rec, err := r.executions.Lookup(ctx, f.id)
+	}
+	slices.SortFunc(due, func(x, y int) int { return y - x }) // those that were not submitted become ready in order
+	records, errs := make([]*proto.Record, len(due)), make([]error, len(due))
+	var group errgroup.Group
+	group.SetLimit(lookups)
+	for i, index := range due {
+		group.Go(func() error {
+			records[i], errs[i] = r.executions.Lookup(ctx, r.flights[index].id)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	for i, index := range due {
+		f, rec := r.flights[index], records[i]
 		switch {
-		case errors.Is(err, proto.ErrNotFound):
+		case errors.Is(errs[i], proto.ErrNotFound):
 			r.drop(index)
 			r.ready = append([]int{index}, r.ready...)
-		case err != nil:
+		case errs[i] != nil:
 			f.check = now.Add(busyPause)
 		default:
 			f.accepted, f.check = true, r.nextCheck(now)

@@ -79,9 +79,14 @@ type Runner struct {
 
 	stillLeader func() bool
 	submitting  engine.Slots[string] // by organisation
+	joined      chan struct{}        // has a value when a batch has begun to run
+	asked       time.Time            // when slots was
 
-	mu      sync.Mutex
-	session *session // nil while no batch runs
+	mu    sync.Mutex
+	runs  map[*run]bool
+	items map[proto.TraceID]itemRef // that are submitted
+	slots int                       // of all workers
+	stop  context.CancelFunc        // ends the following of records; nil if they were not followed
 }
 
 // Run campaigns and submits items until ctx is done. It always returns nil.
@@ -90,11 +95,13 @@ func (r *Runner) Run(ctx context.Context) error {
 		Queue: &r.Batches.queue, Store: r.Store, Name: "batches", Instance: r.Instance, Log: r.Log,
 		Due: r.due, Order: (*entry).compare, Urgent: (*entry).urgent, Handle: r.handle,
 		Beside: []func(context.Context){
-			r.removeOrphans, func(ctx context.Context) { r.Store.CollectMarkers(ctx, r.Store.Batches, r.Log) },
+			r.follow, engine.Every(scanEvery, r.share), engine.Every(orphansEvery, r.removeOrphans),
+			func(ctx context.Context) { r.Store.CollectMarkers(ctx, r.Store.Batches, r.Log) },
 		},
 		Pause: scanEvery, RetryAfter: restartPause, Handlers: maxHandled, HandlersOfOrg: maxRunning,
 	}
 	r.stillLeader, r.submitting.Total, r.submitting.Each = e.StillLeader, submitters, submittersOfOrg
+	r.joined, r.runs, r.items = make(chan struct{}, 1), map[*run]bool{}, map[proto.TraceID]itemRef{}
 	return e.Run(ctx)
 }
 
@@ -131,22 +138,13 @@ func (r *Runner) removeRuns(ctx context.Context, b *proto.Batch) error {
 	return group.Wait()
 }
 
-// removeOrphans removes blobs without a batch from time to time, until ctx is done.
+// removeOrphans removes blobs without a batch.
 func (r *Runner) removeOrphans(ctx context.Context) {
-	tick := time.NewTicker(orphansEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			removed, err := r.Batches.content.removeOrphans(ctx, r.Batches.definitions.All(), now)
-			if err != nil && ctx.Err() == nil {
-				r.Log.Warn("remove items without a batch failed, will retry", "error", err)
-			}
-			if removed > 0 {
-				r.Log.Info("removed items without a batch", "blobs", removed)
-			}
-		}
+	removed, err := r.Batches.content.removeOrphans(ctx, r.Batches.definitions.All(), time.Now())
+	if err != nil && ctx.Err() == nil {
+		r.Log.Warn("remove items without a batch failed, will retry", "error", err)
+	}
+	if removed > 0 {
+		r.Log.Info("removed items without a batch", "blobs", removed)
 	}
 }

@@ -102,6 +102,22 @@ func (e *Engine[T]) Lead(ctx context.Context) {
 	}
 }
 
+// Every returns a function for [Engine.Beside] that calls f once per interval.
+func Every(interval time.Duration, f func(ctx context.Context)) func(ctx context.Context) {
+	return func(ctx context.Context) {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				f(ctx)
+			}
+		}
+	}
+}
+
 func (e *Engine[T]) handle(c *call[T]) {
 	ctx, cancel := c.ctx, func() {}
 	if e.Timeout > 0 {

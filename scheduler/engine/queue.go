@@ -223,9 +223,6 @@ func (q *Queue[T]) next(ctx context.Context) *call[T] {
 
 // first returns the waiting item of an organisation to handle first, nil if all have to wait.
 func (q *Queue[T]) first(org string) (first *entry[T], of lane) {
-	if !q.slots.Free(lane{org, false}) && (q.engine.Urgent == nil || !q.slots.Free(lane{org, true})) {
-		return nil, of
-	}
 	for _, e := range q.waiting[org] {
 		in := lane{org, q.engine.Urgent != nil && q.engine.Urgent(&e.value)}
 		if q.slots.Free(in) && (first == nil || q.engine.Order(&e.value, &first.value) < 0) {

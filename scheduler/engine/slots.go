@@ -17,16 +17,14 @@ type Slots[K comparable] struct {
 func (s *Slots[K]) Free(key K) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.free(key)
+	return s.taken[key] < min(s.Each, s.Total-s.all)
 }
-
-func (s *Slots[K]) free(key K) bool { return s.taken[key] < min(s.Each, s.Total-s.all) }
 
 // Acquire takes a slot under a key, if there is room. It reports whether it did.
 func (s *Slots[K]) Acquire(key K) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.free(key) {
+	if s.taken[key] >= min(s.Each, s.Total-s.all) {
 		return false
 	}
 	if s.taken == nil {

@@ -46,7 +46,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	d := deletions{Runner: r}
 	e := engine.Engine[deletion]{
 		Queue: &d.queue, Store: r.Data.Store, Name: "org-deletion", Instance: r.Instance, Log: r.Log,
-		Due: d.due, Handle: d.handle, Beside: []func(context.Context){d.follow},
+		Due: d.due, Handle: d.handle, Beside: []func(context.Context){engine.Every(scanEvery, d.find)},
 		Forget: func(known *deletion) { *known = deletion{} },
 		Pause:  scanEvery, Timeout: passTimeout, Handlers: handlers, HandlersOfOrg: 1,
 	}
@@ -75,28 +75,19 @@ func (d *deletions) due(known *deletion) (at time.Time, ok bool) {
 	return known.empty.Add(d.Settle), true
 }
 
-// follow adds the organisations that are being deleted to the queue until ctx is done.
-func (d *deletions) follow(ctx context.Context) {
-	tick := time.NewTicker(scanEvery)
-	defer tick.Stop()
-	for {
-		for _, o := range d.Orgs.List() {
-			if o.DeletingAt == nil {
-				continue
+// find adds the organisations that are being deleted to the queue.
+func (d *deletions) find(context.Context) {
+	for _, o := range d.Orgs.List() {
+		if o.DeletingAt == nil {
+			continue
+		}
+		d.queue.Change(engine.Item{Org: o.Name, ID: o.Name}, func(known *deletion) bool {
+			if !known.began.Equal(*o.DeletingAt) {
+				*known = deletion{began: *o.DeletingAt}
+				d.Log.Info("deleting organisation", "org", o.Name)
 			}
-			d.queue.Change(engine.Item{Org: o.Name, ID: o.Name}, func(known *deletion) bool {
-				if !known.began.Equal(*o.DeletingAt) {
-					*known = deletion{began: *o.DeletingAt}
-					d.Log.Info("deleting organisation", "org", o.Name)
-				}
-				return true
-			})
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+			return true
+		})
 	}
 }
 

@@ -83,7 +83,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	e := engine.Engine[entry]{
 		Queue: &r.Pipelines.queue, Store: r.Store, Name: "pipelines", Instance: r.Instance, Log: r.Log,
 		Due: r.due, Handle: r.handleItem, Forget: func(e *entry) { e.known = nil },
-		Beside: []func(context.Context){r.trim},
+		Beside: []func(context.Context){engine.Every(trimEvery, r.trim)},
 		Pause:  scanEvery, Timeout: runTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
 	}
 	return e.Run(ctx)
@@ -115,26 +115,17 @@ func (r *Runner) handleItem(ctx context.Context, _ engine.Item, e entry) error {
 	}
 }
 
-// trim makes the oldest runs of organisations with too many due for their removal, until ctx is done.
-func (r *Runner) trim(ctx context.Context) {
-	tick := time.NewTicker(trimEvery)
-	defer tick.Stop()
-	for {
-		for _, org := range r.Pipelines.states.Orgs(proto.MaxPipelines) {
-			list := r.Pipelines.List(org)
-			for _, s := range list[min(len(list), proto.MaxPipelines):] {
-				if s.Status != proto.PipelineRunning {
-					r.Pipelines.queue.Change(engine.Item{Org: org, ID: s.ID}, func(e *entry) bool {
-						e.excess = true
-						return e.state != nil
-					})
-				}
+// trim makes the oldest runs of organisations with too many due for their removal.
+func (r *Runner) trim(context.Context) {
+	for _, org := range r.Pipelines.states.Orgs(proto.MaxPipelines) {
+		list := r.Pipelines.List(org)
+		for _, s := range list[min(len(list), proto.MaxPipelines):] {
+			if s.Status != proto.PipelineRunning {
+				r.Pipelines.queue.Change(engine.Item{Org: org, ID: s.ID}, func(e *entry) bool {
+					e.excess = true
+					return e.state != nil
+				})
 			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
 		}
 	}
 }

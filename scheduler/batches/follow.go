@@ -1,0 +1,159 @@
+package batches
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+// itemRef names an item that is submitted.
+type itemRef struct {
+	run   *run
+	index int
+}
+
+// carryOut carries out a batch until it has ended or is paused.
+func (r *Runner) carryOut(ctx context.Context, b *proto.Batch) error {
+	x := newRun(r, b)
+	r.mu.Lock()
+	r.runs[x] = true
+	r.mu.Unlock()
+	notify(r.joined)
+	r.setWindows(ctx, b.Org)
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.runs, x)
+		for id, ref := range r.items {
+			if ref.run == x {
+				delete(r.items, id)
+			}
+		}
+		r.stopIdle()
+	}()
+	return x.run(ctx)
+}
+
+// stopIdle ends the following of records if no batch runs.
+func (r *Runner) stopIdle() {
+	if len(r.runs) == 0 && r.stop != nil {
+		r.stop()
+	}
+}
+
+// follow reports the changes of all records to the runs of their batches while batches run, until ctx is
+// done.
+func (r *Runner) follow(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.joined:
+		}
+		following, stop := context.WithCancel(ctx)
+		r.mu.Lock()
+		r.stop = stop
+		r.stopIdle()
+		r.mu.Unlock()
+		err := r.Store.Follow(following, r.Store.Executions,
+			jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}, r.onRecord, r.readRecords)
+		if following.Err() == nil {
+			r.Log.Warn("records of items not followed, will retry", "error", err)
+			time.AfterFunc(restartPause, func() { notify(r.joined) })
+		}
+		stop()
+	}
+}
+
+// readRecords makes all runs read the records of their items, the ends of which may have been missed.
+func (r *Runner) readRecords() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for x := range r.runs {
+		x.post(event{missed: true})
+	}
+}
+
+// onRecord reports a change of a record to the run of its batch.
+func (r *Runner) onRecord(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+	subject := m.Subject()
+	id := proto.TraceID(subject[strings.LastIndexByte(subject, '.')+1:])
+	r.mu.Lock()
+	ref, ok := r.items[id]
+	r.mu.Unlock()
+	if !ok {
+		return
+	}
+	h := m.Headers()
+	attempt, _ := strconv.Atoi(h.Get(store.HeaderAttempt)) // 0 makes the run read the record
+	ref.run.post(event{index: ref.index, id: id, status: proto.Status(h.Get(store.HeaderStatus)), attempt: attempt})
+}
+
+// add makes changes of an item's record be reported to its run.
+func (r *Runner) add(id proto.TraceID, ref itemRef) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.items[id] = ref
+}
+
+func (r *Runner) forget(id proto.TraceID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.items, id)
+}
+
+// share reads the number of slots now and then, and divides what organisations may have in the queue anew.
+func (r *Runner) share(ctx context.Context) {
+	r.mu.Lock()
+	idle := len(r.runs) == 0
+	r.mu.Unlock()
+	if idle {
+		return
+	}
+	if now := time.Now(); now.Sub(r.asked) > statsEvery {
+		r.asked = now
+		asking, cancel := context.WithTimeout(ctx, statsEvery)
+		defer cancel()
+		if slots, err := r.Executions.Slots(asking); err == nil { // else the last number holds
+			r.mu.Lock()
+			r.slots = slots
+			r.mu.Unlock()
+		}
+	}
+	r.setWindows(ctx, "")
+}
+
+// setWindows divides what an organisation, or each if it is empty, may have in the queue among its batches.
+func (r *Runner) setWindows(ctx context.Context, of string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	byOrg := map[string][]*run{}
+	for x := range r.runs {
+		if org := x.batch.Org; of == "" || of == org {
+			byOrg[org] = append(byOrg[org], x)
+		}
+	}
+	for _, runs := range byOrg {
+		slices.SortFunc(runs, func(x, y *run) int { return byPriority(x.batch, y.batch) })
+		left := 0
+		wants := make([]demand, len(runs))
+		for i, x := range runs {
+			concurrent, queued := r.Executions.BatchLimits(ctx, x.batch.Key)
+			left = max(left, window(concurrent, queued, r.slots))
+			wants[i] = demand{x.batch.Priority, int(x.wanted.Load())}
+		}
+		for i, n := range divide(left, wants) {
+			runs[i].setWindow(n)
+		}
+	}
+}
+
+var errNotLeader = errors.New("the leadership is in doubt")
