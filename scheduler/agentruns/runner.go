@@ -19,22 +19,21 @@ const (
 	restartPause  = 5 * time.Second
 )
 
-// CarryOut carries out an active run until it has ended or ctx is done. After [proto.ErrConflict], another
-// process goes on, or the log was removed. After any error, the run can be continued.
-type CarryOut func(ctx context.Context, run proto.ActiveAgentRun) error
-
 var errInactive = errors.New("the run is not active any more")
 
-// NewEngine returns an engine that carries out the active runs that a queue knows. The context of a run
-// whose end was requested is done, with [proto.ErrRunCancelled] as its cause.
+// carryOut carries out an active run until it has ended or ctx is done, with [proto.ErrRunCancelled] as its
+// cause if its end was requested. After an error, the run can be continued.
+type carryOut = func(ctx context.Context, run proto.ActiveAgentRun) error
+
+// NewEngine returns an engine that carries out the active runs that a queue knows.
 func NewEngine(
-	queue *engine.Queue[proto.ActiveAgentRun], carryOut CarryOut, log *slog.Logger,
+	queue *engine.Queue[proto.ActiveAgentRun], run carryOut, log *slog.Logger,
 ) *engine.Engine[proto.ActiveAgentRun] {
 	return &engine.Engine[proto.ActiveAgentRun]{
 		Queue: queue, Name: "agent-runs", Log: log,
 		Due: func(a *proto.ActiveAgentRun) (at time.Time, ok bool) { return at, true },
 		Handle: func(ctx context.Context, _ engine.Item, a proto.ActiveAgentRun) error {
-			err := carryOut(ctx, a)
+			err := run(ctx, a)
 			if errors.Is(err, proto.ErrConflict) || errors.Is(err, context.Canceled) { // it goes on soon, or elsewhere
 				return nil
 			}
@@ -67,8 +66,8 @@ func interrupt(a *proto.ActiveAgentRun) error {
 }
 
 // Engine returns an engine that carries out the active runs, of a process with this name.
-func (r *Runs) Engine(carryOut CarryOut, instance string, log *slog.Logger) *engine.Engine[proto.ActiveAgentRun] {
-	e := NewEngine(&r.queue, carryOut, log)
+func (r *Runs) Engine(run carryOut, instance string, log *slog.Logger) *engine.Engine[proto.ActiveAgentRun] {
+	e := NewEngine(&r.queue, run, log)
 	e.Store, e.Instance = r.store, instance
 	return e
 }

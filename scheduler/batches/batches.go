@@ -165,7 +165,7 @@ func (b *Batches) Page(
 	org, after string, limit int, keep func(*proto.BatchAndState) bool,
 ) (page []proto.BatchAndState, next string) {
 	withState := func(d *proto.Batch) *proto.BatchAndState {
-		return &proto.BatchAndState{Batch: *d, State: *b.cachedState(d)}
+		return &proto.BatchAndState{Batch: *d, State: *stateOf(d, b.states.Get(stateKey(d.Org, d.ID)))}
 	}
 	found, next := b.definitions.Page(org, after, limit, func(d *proto.Batch) bool {
 		return !d.Removed && (keep == nil || keep(withState(d)))
@@ -175,11 +175,6 @@ func (b *Batches) Page(
 		page[i] = *withState(&found[i])
 	}
 	return page, next
-}
-
-// cachedState returns the state of a batch as far as this process knows it.
-func (b *Batches) cachedState(d *proto.Batch) *proto.BatchState {
-	return stateOf(d, b.states.Get(stateKey(d.Org, d.ID)))
 }
 
 // Get returns a batch with its state, or [proto.ErrNotFound].

@@ -57,8 +57,6 @@ func (e *entry) urgent() bool {
 	return e.batch.Removed || e.batch.Expired(time.Now()) || e.batch.Finished(stateOf(e.batch, e.state))
 }
 
-func (e *entry) compare(other *entry) int { return byPriority(e.batch, other.batch) }
-
 // byPriority orders batches: the highest priority first, then the oldest.
 func byPriority(x, y *proto.Batch) int {
 	return cmp.Or(cmp.Compare(y.Priority, x.Priority), x.CreatedAt.Compare(y.CreatedAt), cmp.Compare(x.ID, y.ID))

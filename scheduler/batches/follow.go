@@ -14,7 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// itemRef names an item that is submitted.
+// itemRef names an item whose changes are reported to its run.
 type itemRef struct {
 	run   *run
 	index int
@@ -32,11 +32,12 @@ func (r *Runner) carryOut(ctx context.Context, b *proto.Batch) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		delete(r.runs, x)
-		for id, ref := range r.items {
-			if ref.run == x {
-				delete(r.items, id)
+		r.refs.Range(func(id, ref any) bool {
+			if ref.(itemRef).run == x {
+				r.refs.Delete(id)
 			}
-		}
+			return true
+		})
 		r.stopIdle()
 	}()
 	return x.run(ctx)
@@ -86,28 +87,13 @@ func (r *Runner) readRecords() {
 func (r *Runner) onRecord(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 	subject := m.Subject()
 	id := proto.TraceID(subject[strings.LastIndexByte(subject, '.')+1:])
-	r.mu.Lock()
-	ref, ok := r.items[id]
-	r.mu.Unlock()
+	found, ok := r.refs.Load(id)
 	if !ok {
 		return
 	}
-	h := m.Headers()
+	ref, h := found.(itemRef), m.Headers()
 	attempt, _ := strconv.Atoi(h.Get(store.HeaderAttempt)) // 0 makes the run read the record
 	ref.run.post(event{index: ref.index, id: id, status: proto.Status(h.Get(store.HeaderStatus)), attempt: attempt})
-}
-
-// add makes changes of an item's record be reported to its run.
-func (r *Runner) add(id proto.TraceID, ref itemRef) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.items[id] = ref
-}
-
-func (r *Runner) forget(id proto.TraceID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.items, id)
 }
 
 // share reads the number of slots now and then, and divides what organisations may have in the queue anew.

@@ -172,7 +172,7 @@ func (r *run) load(ctx context.Context) error {
 	for index := range r.items.Len() { // what became of those that may have been submitted
 		if r.items.Status(index) == proto.ItemSubmitted {
 			r.flights[index] = &flight{id: r.id(index), check: r.began}
-			r.add(r.id(index), itemRef{r, index})
+			r.refs.Store(r.id(index), itemRef{r, index})
 		}
 	}
 	return nil
@@ -317,7 +317,7 @@ func (r *run) release() {
 }
 
 func (r *run) makeWait(index int) {
-	r.forget(r.id(index))
+	r.refs.Delete(r.id(index))
 	r.items.set(index, proto.ItemWaiting)
 	r.next, r.dirty = min(r.next, index), true
 }
@@ -389,7 +389,7 @@ func (r *run) submitReady(ctx context.Context, now time.Time) {
 		index := r.ready[0]
 		r.ready = r.ready[1:]
 		id := r.id(index)
-		r.add(id, itemRef{r, index})
+		r.refs.Store(id, itemRef{r, index})
 		r.flights[index] = &flight{id: id}
 		if r.state.StartedAt.IsZero() {
 			r.state.StartedAt, r.dirty = now.UTC(), true
@@ -483,14 +483,14 @@ func (r *run) onSubmitted(ctx context.Context, f *flight, e event) error {
 	return nil
 }
 
-// drop takes an item out of the submitted ones.
+// drop takes an item out of the submitted ones. Changes of its record are still reported, since another
+// process may submit it.
 func (r *run) drop(index int) {
 	f := r.flights[index]
 	if f.running {
 		r.running--
 	}
 	delete(r.flights, index)
-	r.forget(f.id)
 }
 
 // checkUnanswered reads the records of items of which it is not known what became of them.
@@ -543,6 +543,7 @@ func (r *run) onStatus(e event) {
 		return
 	}
 	r.drop(e.index)
+	r.refs.Delete(e.id)
 	r.dirty = true
 	switch {
 	case e.status == proto.StatusSuccess:

@@ -81,19 +81,20 @@ type Runner struct {
 	submitting  engine.Slots[string] // by organisation
 	joined      chan struct{}        // has a value when a batch has begun to run
 	asked       time.Time            // when slots was
+	refs        sync.Map             // what is submitted: itemRef by [proto.TraceID]
 
 	mu    sync.Mutex
 	runs  map[*run]bool
-	items map[proto.TraceID]itemRef // that are submitted
-	slots int                       // of all workers
-	stop  context.CancelFunc        // ends the following of records; nil if they were not followed
+	slots int                // of all workers
+	stop  context.CancelFunc // ends the following of records; nil if they were not followed
 }
 
 // Run campaigns and submits items until ctx is done. It always returns nil.
 func (r *Runner) Run(ctx context.Context) error {
 	e := engine.Engine[entry]{
 		Queue: &r.Batches.queue, Store: r.Store, Name: "batches", Instance: r.Instance, Log: r.Log,
-		Due: r.due, Order: (*entry).compare, Urgent: (*entry).urgent, Handle: r.handle,
+		Due: r.due, Handle: r.handle, Urgent: (*entry).urgent,
+		Order: func(a, b *entry) int { return byPriority(a.batch, b.batch) },
 		Beside: []func(context.Context){
 			r.follow, engine.Every(scanEvery, r.share), engine.Every(orphansEvery, r.removeOrphans),
 			func(ctx context.Context) { r.Store.CollectMarkers(ctx, r.Store.Batches, r.Log) },
@@ -101,7 +102,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		Pause: scanEvery, RetryAfter: restartPause, Handlers: maxHandled, HandlersOfOrg: maxRunning,
 	}
 	r.stillLeader, r.submitting.Total, r.submitting.Each = e.StillLeader, submitters, submittersOfOrg
-	r.joined, r.runs, r.items = make(chan struct{}, 1), map[*run]bool{}, map[proto.TraceID]itemRef{}
+	r.joined, r.runs = make(chan struct{}, 1), map[*run]bool{}
 	return e.Run(ctx)
 }
 

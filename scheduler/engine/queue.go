@@ -212,7 +212,7 @@ func (q *Queue[T]) next(ctx context.Context) *call[T] {
 		q.waiting[e.Org] = append(q.waiting[e.Org], e)
 	}
 	for i, org := range q.orgs {
-		if e, in := q.first(org); e != nil {
+		if e, in := q.acquire(org); e != nil {
 			q.orgs = append(slices.Delete(q.orgs, i, i+1), org)
 			q.stopWaiting(e)
 			return q.start(ctx, e, in)
@@ -221,17 +221,19 @@ func (q *Queue[T]) next(ctx context.Context) *call[T] {
 	return nil
 }
 
-// first returns the waiting item of an organisation to handle first, nil if all have to wait.
-func (q *Queue[T]) first(org string) (first *entry[T], of lane) {
+// acquire returns the waiting item of an organisation to handle first, for which it takes a slot. It returns
+// nil if all have to wait.
+func (q *Queue[T]) acquire(org string) (*entry[T], lane) {
+	if q.engine.Order != nil {
+		slices.SortStableFunc(q.waiting[org], func(a, b *entry[T]) int { return q.engine.Order(&a.value, &b.value) })
+	}
 	for _, e := range q.waiting[org] {
 		in := lane{org, q.engine.Urgent != nil && q.engine.Urgent(&e.value)}
-		if q.slots.Free(in) && (first == nil || q.engine.Order(&e.value, &first.value) < 0) {
-			if first, of = e, in; q.engine.Order == nil {
-				break
-			}
+		if q.slots.Acquire(in) {
+			return e, in
 		}
 	}
-	return first, of
+	return nil, lane{}
 }
 
 // stopWaiting takes an item out of those that wait for their turn.
@@ -244,14 +246,14 @@ func (q *Queue[T]) stopWaiting(e *entry[T]) {
 	}
 }
 
-// start begins a call for an item.
+// start begins a call for an item, which has a slot.
 func (q *Queue[T]) start(ctx context.Context, e *entry[T], in lane) *call[T] {
+	e.handled = true
 	c := &call[T]{entry: e, known: e.value, lane: in}
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	if q.engine.Interrupt != nil && q.engine.Interrupt(&e.value) == nil {
 		e.interrupt = c.cancel
 	}
-	e.handled = q.slots.Acquire(in)
 	return c
 }
 

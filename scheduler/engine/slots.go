@@ -13,13 +13,6 @@ type Slots[K comparable] struct {
 	all   int
 }
 
-// Free reports whether there is room for one more under a key.
-func (s *Slots[K]) Free(key K) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.taken[key] < min(s.Each, s.Total-s.all)
-}
-
 // Acquire takes a slot under a key, if there is room. It reports whether it did.
 func (s *Slots[K]) Acquire(key K) bool {
 	s.mu.Lock()
