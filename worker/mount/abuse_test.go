@@ -183,7 +183,7 @@ func TestAbuseTable(t *testing.T) {
 	for _, a := range attacks() {
 		names = append(names, a.name)
 	}
-	text := fmt.Sprintf("\n**mounts.** A program stays in its part of a storage connection, and never gets the "+
+	text := fmt.Sprintf("\n**mounts.** A program stays in its part of a storage connection and never gets the "+
 		"credentials.\n\n| attacks | reported as |\n|---|---|\n"+
 		"| %s | `success`: nothing happens |\n\n", strings.Join(names, " · "))
 	doctest.Compare(t, "../../docs/reference/attacks.md", "<!-- abuse of mounts: written by `make docs` -->\n",

@@ -45,34 +45,36 @@ type group struct {
 // jails, under the same name.
 func abuse() []group {
 	return []group{
-		{"processes", "Too many, too stubborn, in the wrong place", processAttacks()},
-		{"memory", "What can hold bytes is charged to the program or refused, with the exceptions in " +
-			"[SECURITY.md](../../SECURITY.md)", memoryAttacks()},
+		{"processes", "Too many processes, and processes that refuse to end", processAttacks()},
 		{
-			"queues", "A byte that waits keeps one page of the host at most, and the watch finds a program that leaves many",
+			"memory", "Memory is charged to the program or refused, except as in [SECURITY.md](../../SECURITY.md)",
+			memoryAttacks(),
+		},
+		{
+			"queues", "A queued byte pins at most one page of the host, and the watch finds programs that queue many",
 			queueAttacks(),
 		},
 		{"time", "The worker's clock decides", timeAttacks()},
-		{"endings", "SIGTERM, with handlers that use the grace for something else", endingAttacks()},
+		{"endings", "Programs that misuse the grace period after SIGTERM", endingAttacks()},
 		{"disk", "Home, /tmp and /dev/shm have limits, and end with the jail", diskAttacks()},
-		{"output", "Handed over unaltered and whole, and never a way to hold anything up", outputAttacks()},
+		{"output", "Output is complete and unaltered, and cannot block anything", outputAttacks()},
 		{"files", "Links, special files and names", fileAttacks()},
-		{"homes", "What a program leaves in the home of a thread is saved, and is below the next one's", homeAttacks()},
-		{"kernel", "What the kernel offers beyond running a program", kernelAttacks()},
+		{"homes", "A thread's home is saved and becomes the base of the next one", homeAttacks()},
+		{"kernel", "Kernel features that programs do not need", kernelAttacks()},
 		{"log", "The kernel's log cannot be filled", logAttacks()},
-		{"network", "Policy `blocked`: a loopback of its own and nothing else", networkAttacks()},
+		{"network", "Policy `blocked`: only its own loopback", networkAttacks()},
 		{
-			"unrestricted", "Policy `unrestricted`: the public internet, and nothing of the host's network",
+			"unrestricted", "Policy `unrestricted`: the public internet, but not the host's network",
 			unrestrictedAttacks(),
 		},
 		{
-			"allowlist", "Policy `allowlist`: what it names, and nothing of the host's network even if it names that",
+			"allowlist", "Policy `allowlist`: the listed part, but never the host's network",
 			allowlistAttacks(),
 		},
-		{"tenants", "Nothing of one program reaches another", tenantAttacks()},
-		{"neighbours", "Calls of another key go on, about as fast as before", neighbourAttacks()},
+		{"tenants", "Programs cannot reach each other", tenantAttacks()},
+		{"neighbours", "Calls of another key continue at about the same speed", neighbourAttacks()},
 		{"outcome", "A program cannot lie about how it ended", outcomeAttacks()},
-		{"control", "Code and variables cannot become something else on their way", controlAttacks()},
+		{"control", "Code and variables arrive unaltered", controlAttacks()},
 	}
 }
 
