@@ -47,35 +47,21 @@ func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.Execu
 		return nil, web.ErrDraining
 	}
 	// The wait for a slot is not part of the call's timeout.
-	job, err := s.Admission.Job(ctx, req, web.CallerOf(a.r), proto.ModeInline, id, s.QueueWait)
+	job, err := s.runner().Job(ctx, req, web.CallerOf(a.r), proto.ModeInline, id, s.QueueWait)
 	if err != nil {
 		return nil, err
 	}
 	job.ThreadID, job.Container = ownThread(req.ThreadID), true
-	watch, err := s.Jobs.Watch(id)
+	run, err := s.runner().Start(ctx, a.i, &proto.Submission{Job: job}, s.QueueWait)
 	if err != nil {
 		return nil, err
 	}
-	defer watch.Close()
-	x, err := s.submit(ctx, a.i, &proto.Submission{Job: job}, s.QueueWait)
-	if _, rejected := errors.AsType[*proto.Rejection](err); !rejected {
-		a.i.Calls.Store(true)
+	defer run.Close()
+	record, err := run.Wait(ctx)
+	if errors.Is(err, context.Canceled) {
+		err = errors.Join(err, s.runner().Cancel(ctx, run.ID))
 	}
-	if err != nil {
-		return nil, err
-	}
-	x.watch, a.i.Trace = watch, x.id
-	record, err := s.await(ctx, x)
-	if err == nil && record.ExpiredInQueue() {
-		return nil, s.expiredInQueue(ctx, x)
-	}
-	if err != nil {
-		if errors.Is(err, context.Canceled) {
-			err = errors.Join(err, toolCalls{s}.cancelCall(ctx, x.id))
-		}
-		return nil, waitError(x.id, err)
-	}
-	return record, nil
+	return record, err
 }
 
 // maxBackgroundTries is how long a run in the background tries to submit an execution.
@@ -108,7 +94,7 @@ func (a *Agent) executeOnce(
 ) (record *proto.Record, err error) {
 	defer func() {
 		if err != nil && over(ctx) {
-			err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
+			err = errors.Join(err, a.s.runner().Cancel(ctx, id))
 		}
 	}()
 	submitted := false

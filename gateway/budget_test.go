@@ -35,6 +35,7 @@ func TestOpenRequestsAreLimited(t *testing.T) {
 	const most = 3
 	h.server.Memory = web.OrgShare * most * web.RequestCost
 	h.server.QueueWait = time.Minute
+	h.remount()
 	var answers []<-chan *reply
 	var ids []proto.TraceID
 	for range most {
@@ -63,6 +64,7 @@ func TestBodiesOnTheirWayAreLimited(t *testing.T) {
 	large := `{"code":"` + strings.Repeat("#", proto.MaxCodeBytes) + `"}`
 	h.server.QueueWait = time.Minute
 	h.server.Memory = 20 << 20 // enough for one such body per organisation
+	h.remount()
 	arrived, store := make(chan struct{}), make(chan struct{})
 	h.stub.refuse = func(*proto.Job) error {
 		arrived <- struct{}{}

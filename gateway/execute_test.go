@@ -108,6 +108,7 @@ func TestStreamOfAnExecutionCancelledInTheQueue(t *testing.T) {
 func TestStreamOfALostExecution(t *testing.T) {
 	h := newHarness(t)
 	h.server.Events = silentEvents{h.stub}
+	h.remount()
 	a := h.execute(hello, "Accept", web.TypeNDJSON).want(504, "gateway_timeout", "ask for it at /v1/executions/")
 	if h.stub.runs[a.trace()] == nil {
 		t.Errorf("%s is not an execution that was accepted", a.trace())
@@ -292,6 +293,7 @@ func TestFailureAfterAcceptance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
 			h.server.Jobs, h.server.Events = waitTimesOut{h.stub}, brokenEvents{}
+			h.remount()
 			a := h.execute(hello, headers...).want(500, "internal", "/v1/executions/trc_")
 			if a.trace() != <-h.stub.submitted {
 				t.Errorf("X-Trace-Id %s", a.trace())

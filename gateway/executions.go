@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -19,7 +17,7 @@ import (
 // maxWait is the largest wait parameter of GET /v1/executions/{id}, in seconds.
 const maxWait = 60
 
-func (s *Server) getExecution(w http.ResponseWriter, r *web.Request) error {
+func (s *executionRoutes) getExecution(w http.ResponseWriter, r *web.Request) error {
 	wait, err := web.QueryInt(r, "wait", 0, maxWait, 0)
 	if err != nil {
 		return err
@@ -38,7 +36,7 @@ func (s *Server) getExecution(w http.ResponseWriter, r *web.Request) error {
 		}
 		record = ended
 	}
-	delivery, err := s.webhooks().DeliveryStatus(r.Context(), record)
+	delivery, err := s.DeliveryStatus(r.Context(), record)
 	if err != nil {
 		return err
 	}
@@ -49,45 +47,6 @@ func (s *Server) getExecution(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteOutput(w, output, func(w io.Writer) error {
 		return api.NewExecution(record, delivery, s.waitingFor(record), time.Now()).Write(w)
 	})
-}
-
-// waitingReads is the number of records that are read at the same time for what they wait for.
-const waitingReads = 8
-
-// waitingOf returns what workers lack to run those of some executions that are queued.
-func (s *Server) waitingOf(ctx context.Context, ids []proto.TraceID) (map[proto.TraceID]*proto.Missing, error) {
-	missing := make([]*proto.Missing, len(ids))
-	reads, ctx := errgroup.WithContext(ctx)
-	reads.SetLimit(waitingReads)
-	for i, id := range ids {
-		reads.Go(func() error {
-			record, err := s.Jobs.Lookup(ctx, id)
-			switch {
-			case errors.Is(err, proto.ErrNotFound): // not submitted yet
-				return nil
-			case err != nil:
-				return fmt.Errorf("look up %s: %w", id, err)
-			}
-			missing[i] = s.waitingFor(record)
-			return nil
-		})
-	}
-	found := map[proto.TraceID]*proto.Missing{}
-	err := reads.Wait()
-	for i, id := range ids {
-		if missing[i] != nil {
-			found[id] = missing[i]
-		}
-	}
-	return found, err
-}
-
-// waitingFor returns what workers lack to run a queued execution, nil if one can or it is not queued.
-func (s *Server) waitingFor(r *proto.Record) *proto.Missing {
-	if r.Status != proto.StatusQueued || r.RunAt.After(time.Now()) {
-		return nil
-	}
-	return s.Capabilities.Missing(&r.Meta)
 }
 
 // snapshot is a tail that ends with the event that was the last when it was opened.
@@ -106,7 +65,7 @@ func (t *snapshot) Next(ctx context.Context) (proto.Events, error) {
 }
 
 // getOutput streams the events of an execution, during its run and after.
-func (s *Server) getOutput(w http.ResponseWriter, r *web.Request) error {
+func (s *executionRoutes) getOutput(w http.ResponseWriter, r *web.Request) error {
 	after, err := web.QueryInt(r, "after_seq", 0, api.MaxWhole, 0)
 	if err != nil {
 		return err
@@ -135,7 +94,7 @@ func (s *Server) getOutput(w http.ResponseWriter, r *web.Request) error {
 
 // getRawOutput returns the handler that sends the exact bytes of an output, or the range of them that
 // the request asks for.
-func (s *Server) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Request) error {
+func (s *executionRoutes) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Request) error {
 	return func(w http.ResponseWriter, r *web.Request) error {
 		record, err := web.ExecutionInPath(r, s.Jobs.Lookup)
 		if err != nil {
@@ -187,7 +146,7 @@ func endedBy(record *proto.Record, after int64) bool {
 
 // streamOutput streams the events of an execution after a number. Unless live, it ends with the
 // present last event.
-func (s *Server) streamOutput(
+func (s *executionRoutes) streamOutput(
 	w http.ResponseWriter, r *web.Request, record *proto.Record, after int64, live, sse bool,
 ) error {
 	tail, err := s.Events.Follow(r.Context(), record.TraceID, after)
@@ -202,7 +161,7 @@ func (s *Server) streamOutput(
 		}
 		tail = &snapshot{Tail: tail, sent: after, until: last}
 	}
-	f := s.newFollower(w, r.Info, tail, sse, after)
+	f := newFollower(s.Core, w, r.Info, tail, sse, after)
 	w.WriteHeader(http.StatusOK)
 	if err := f.w.FlushError(); err != nil || r.Method == http.MethodHead {
 		return err
@@ -210,7 +169,7 @@ func (s *Server) streamOutput(
 	return f.copy(r.Context())
 }
 
-func (s *Server) cancelExecution(w http.ResponseWriter, r *web.Request) error {
+func (s *executionRoutes) cancelExecution(w http.ResponseWriter, r *web.Request) error {
 	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err
@@ -229,41 +188,4 @@ func (s *Server) cancelExecution(w http.ResponseWriter, r *web.Request) error {
 		}
 	}
 	return web.WriteValue(w, http.StatusOK, answer)
-}
-
-func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
-	web.WriteJSON(w, http.StatusOK, []byte(`{"status":"ok"}`))
-}
-
-// readyz reports whether executions would be accepted and run, and if not what is missing.
-func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
-	var missing, message string
-	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
-	defer cancel()
-	stats, err := s.Jobs.Stats(ctx)
-	switch {
-	case s.IsDraining():
-		missing, message = "server", "this server is shutting down"
-	case err != nil:
-		web.RequestOf(r).Err = err
-		missing, message = "queue", "the queue does not answer"
-	case !s.StoreReady():
-		missing, message = "store", "the blob store has not answered yet; see the log"
-	case s.DiskFull != nil && s.DiskFull() != "":
-		missing, message = "disk", s.DiskFull()
-	case s.Unfit != nil && s.Unfit() != "":
-		missing, message = "worker", "the worker here accepts no jobs: "+s.Unfit()
-	case stats.Workers == 0 && !s.FromZero:
-		missing, message = "worker", "no worker is live"
-	default:
-		ready := api.Ready{Status: "ready", Workers: stats.Workers}
-		for _, p := range s.Problems() {
-			ready.Problems = append(ready.Problems, p.Need)
-		}
-		_ = web.WriteValue(w, http.StatusOK, ready) // cannot fail
-		return
-	}
-	w.Header().Set("Retry-After", "1")
-	_ = web.WriteValue(w, http.StatusServiceUnavailable,
-		api.NotReady{Code: api.CodeServiceUnavailable, Message: message, Missing: missing})
 }

@@ -198,6 +198,7 @@ func TestOutputWithoutFollowing(t *testing.T) {
 	h.stub.start(id)
 	h.stub.output(id, proto.Stdout, "a")
 	h.server.Events = prolific{h.stub}
+	h.remount()
 	status := `{"type":"status","trace_id":"` + string(id) + `","status":"running","seq":1}` + "\n"
 	if got := output(""); got != status+`{"type":"output","stream":"stdout","data":"a","seq":2}`+"\n" {
 		t.Errorf("running: %s", got)
@@ -206,6 +207,7 @@ func TestOutputWithoutFollowing(t *testing.T) {
 		t.Errorf("running, from after its end: %s", got)
 	}
 	h.server.Events = h.stub
+	h.remount()
 	h.stub.finish(id, proto.Exited(0))
 	if got := output("&after_seq=9"); !strings.HasPrefix(got, `{"type":"result"`) {
 		t.Errorf("ended: %s", got)
@@ -237,6 +239,7 @@ func TestBrokenStreamIsCutOff(t *testing.T) {
 	h := newHarness(t)
 	id := h.run()
 	h.server.Events = brokenEvents{}
+	h.remount()
 	resp, err := h.client.Do(h.request("GET", "/v1/executions/"+string(id)+"/output", ""))
 	if err != nil {
 		t.Fatal(err)
@@ -295,6 +298,7 @@ func TestCancel(t *testing.T) {
 		t.Errorf("ended: %s", a.body)
 	}
 	h.server.Jobs = lateJobs{h.stub}
+	h.remount()
 	h.stub.onSubmit = nil
 	if a := cancel(h.execute(hello, "Prefer", "respond-async").trace()).want(200, ""); a.json()["status"] != "success" {
 		t.Errorf("ended in between: %s", a.body)

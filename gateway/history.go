@@ -19,7 +19,7 @@ import (
 const deliveryReads = 8
 
 // listExecutions lists the executions of the key's organisation, the newest first.
-func (s *Server) listExecutions(w http.ResponseWriter, r *web.Request) error {
+func (s *executionRoutes) listExecutions(w http.ResponseWriter, r *web.Request) error {
 	query := r.URL.Query()
 	f, err := historyFilter(query)
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *Server) listExecutions(w http.ResponseWriter, r *web.Request) error {
 }
 
 // executionPage returns the form of a page for clients.
-func (s *Server) executionPage(ctx context.Context, page *proto.HistoryPage) (*api.Executions, error) {
+func (s *executionRoutes) executionPage(ctx context.Context, page *proto.HistoryPage) (*api.Executions, error) {
 	now, answer := time.Now(),
 		&api.Executions{Executions: make([]api.ListedExecution, len(page.Records)), Complete: page.Complete}
 	if page.Behind > 0 {
@@ -65,7 +65,7 @@ func (s *Server) executionPage(ctx context.Context, page *proto.HistoryPage) (*a
 	reads.SetLimit(deliveryReads)
 	for i, record := range page.Records {
 		reads.Go(func() error {
-			delivery, err := s.webhooks().DeliveryStatus(ctx, record)
+			delivery, err := s.DeliveryStatus(ctx, record)
 			if err == nil {
 				answer.Executions[i] = api.NewListedExecution(record, delivery, s.waitingFor(record), now)
 			}

@@ -27,6 +27,7 @@ func (s *historyStub) List(_ context.Context, f *proto.HistoryFilter) (proto.His
 func TestListExecutions(t *testing.T) {
 	h, s := newHarness(t), &historyStub{}
 	h.server.History = s
+	h.remount()
 	result := proto.Failure(proto.CodeTimeout, "too long")
 	done := time.Now()
 	s.page = proto.HistoryPage{Next: 1 << 60, Complete: true, Records: []*proto.Record{
@@ -95,6 +96,7 @@ func TestListExecutions(t *testing.T) {
 func TestListExecutionsRefusesBadParameters(t *testing.T) {
 	h := newHarness(t)
 	h.server.History = &historyStub{}
+	h.remount()
 	for query, word := range map[string]string{
 		"status=done": "status", "status=": "status", "language=cobol": "language", "delivery_mode=async": "delivery_mode",
 		"thread_id=-": "thread_id", "request_id=": "request_id",

@@ -10,7 +10,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-func (s *Server) getQueue(w http.ResponseWriter, r *web.Request) error {
+func (s *executionRoutes) getQueue(w http.ResponseWriter, r *web.Request) error {
 	i := r.Info
 	req := proto.QueueRequest{Org: i.Key.Org, Key: i.Key.ID}
 	for text := range strings.SplitSeq(r.URL.Query().Get("trace_id"), ",") {

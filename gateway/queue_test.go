@@ -38,6 +38,7 @@ func TestQueue(t *testing.T) {
 		},
 	}}
 	h.server.Queue = stub
+	h.remount()
 	pro := h.stub.addKey("team", "pro", asUser)
 	got := h.do("GET", "/v1/queue?trace_id="+string(id), "", "Authorization", "Bearer "+pro).want(200, "").json()
 	counts := func(interactive, background float64) map[string]any {

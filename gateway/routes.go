@@ -8,14 +8,13 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/gateway/web"
-	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // apiRows joins the routes of the API with their handlers. It panics if one lacks the other, which is a
 // mistake in the program.
 func (s *Server) apiRows() []web.Row {
-	handlers := slices.Concat(s.executionsRoutes(), s.workRoutes(), s.filesRoutes(), s.webhooks().Handlers(),
+	handlers := slices.Concat(s.executions().Handlers(), s.workRoutes(), s.filesRoutes(), s.webhooks().Handlers(),
 		s.logins.Handlers(), s.mcpRoutes(), s.adminRoutes())
 	var list []web.Row
 	for _, route := range api.Routes() {
@@ -56,22 +55,6 @@ func (s *Server) route(r chi.Router) {
 			row := s.Row(&surface.Routes[j])
 			s.Guard(r.With(surface.Adopt), &row).Method(row.Method, row.Path, s.Answered(row.Handle))
 		}
-	}
-}
-
-// executionsRoutes returns the routes of executions, the queue and usage.
-func (s *Server) executionsRoutes() []web.Handler {
-	return []web.Handler{
-		{ID: "execute", Handle: s.execute},
-		{ID: "getExecution", Handle: s.getExecution},
-		{ID: "getOutput", Handle: s.getOutput},
-		{ID: "getStdout", Handle: s.getRawOutput(proto.Stdout)},
-		{ID: "getStderr", Handle: s.getRawOutput(proto.Stderr)},
-		{ID: "cancelExecution", Handle: s.cancelExecution},
-		{ID: "streamURL", Handle: s.streamURL},
-		{ID: "getStream", Handle: s.getStream},
-		{ID: "listExecutions", Handle: s.listExecutions},
-		{ID: "getQueue", Handle: s.getQueue},
 	}
 }
 

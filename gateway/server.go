@@ -18,20 +18,6 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-const (
-	// leaveGrace is how long a stream goes on without an event after Leave.
-	leaveGrace = time.Second
-	// answerGrace is the time for an inline answer beyond the execution's timeout. The SDK stops
-	// waiting two seconds later and sends the request again.
-	answerGrace = 8 * time.Second
-	// startGrace is the part of that for all but the wait for a worker.
-	startGrace = 5 * time.Second
-	// minQueueWait is the default wait for a worker of an execution with a shorter timeout.
-	minQueueWait = 5 * time.Second
-	// readyTimeout bounds the check behind /readyz.
-	readyTimeout = time.Second
-)
-
 // Server answers HTTP requests. Its exported fields are set before Handler is called and not
 // changed afterwards. All but Metrics, Done, PublicURL, TrustedProxies,
 // Login and Unfit are required. It is safe for concurrent use.

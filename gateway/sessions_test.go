@@ -23,6 +23,7 @@ func (b *browser) signInWithKey(key string) *reply {
 func TestSessionOfAnAPIKey(t *testing.T) {
 	h := newHarness(t, withPlainURL)
 	h.server.History = &historyStub{}
+	h.remount()
 	b := h.browser()
 	made := b.signInWithKey(h.key).want(201, "")
 	if got := made.json(); got["key_id"] != "key_1" || got["global"] != true ||
@@ -66,6 +67,7 @@ func TestAllowedNetworksHoldForSessionsOfAKey(t *testing.T) {
 func TestSessionEndsWithItsAPIKey(t *testing.T) {
 	h := newHarness(t, withPlainURL)
 	h.server.History = &historyStub{}
+	h.remount()
 	for name, end := range map[string]func(id string){
 		"revoked":   func(id string) { h.do("DELETE", "/v1/admin/keys/"+id, "").want(200, "") },
 		"expired":   func(id string) { h.stub.change(id, func(k *proto.Key) { k.ExpiresAt = new(time.Now()) }) },
@@ -90,6 +92,7 @@ func TestSessionEndsWithItsAPIKey(t *testing.T) {
 func TestRequestsOfOtherPagesAreRefused(t *testing.T) {
 	h := newHarness(t, func(s *Server) { s.PublicURL, s.CORSOrigins = plainURL, []string{"https://app.example.com"} })
 	h.server.History = &historyStub{}
+	h.remount()
 	h.stub.finishAtOnce(proto.Exited(0))
 	b := h.browser()
 	b.signInWithKey(h.key).want(201, "")

@@ -15,6 +15,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
+// leaveGrace is how long a stream goes on without an event after Leave.
+const leaveGrace = time.Second
+
 // flusher is an answer that is sent piece by piece.
 type flusher interface {
 	io.Writer
@@ -23,7 +26,7 @@ type flusher interface {
 
 // follower writes the events of one execution to one client.
 type follower struct {
-	s    *Server
+	core *web.Core
 	w    flusher
 	tail Tail
 	sse  bool
@@ -31,7 +34,9 @@ type follower struct {
 	head []byte // reused
 }
 
-func (s *Server) newFollower(w http.ResponseWriter, r *web.Info, tail Tail, sse bool, last int64) *follower {
+func newFollower(
+	core *web.Core, w http.ResponseWriter, r *web.Info, tail Tail, sse bool, last int64,
+) *follower {
 	h := w.Header()
 	h.Set("Content-Type", web.TypeNDJSON)
 	if sse {
@@ -39,14 +44,14 @@ func (s *Server) newFollower(w http.ResponseWriter, r *web.Info, tail Tail, sse 
 	}
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
-	return &follower{s: s, w: r.Rec, tail: tail, sse: sse, last: last}
+	return &follower{core: core, w: r.Rec, tail: tail, sse: sse, last: last}
 }
 
-// copy writes events as they come until the last one. It returns errDraining after Leave when there
+// copy writes events as they come until the last one. It returns [web.ErrDraining] after Leave when there
 // are no more events.
 func (f *follower) copy(ctx context.Context) error {
 	for {
-		left := f.s.HasLeft()
+		left := f.core.HasLeft()
 		batch, err := f.next(ctx, left)
 		switch {
 		case err == nil:
@@ -56,7 +61,7 @@ func (f *follower) copy(ctx context.Context) error {
 			return nil
 		case errors.Is(err, web.ErrDeadline) && left:
 			err = web.ErrDraining
-		case errors.Is(err, web.ErrDeadline) && f.s.HasLeft():
+		case errors.Is(err, web.ErrDeadline) && f.core.HasLeft():
 			continue // send the present events
 		case errors.Is(err, web.ErrDeadline):
 			err = f.write(proto.Events{First: f.last, Last: f.last, Lines: proto.AppendKeepaliveEvent(nil, f.last)})
@@ -137,21 +142,21 @@ func (f *follower) field(seq int64) []byte {
 	return f.head
 }
 
-// next reads the next events. It returns errDeadline when a keepalive is due, and at Leave. left
+// next reads the next events. It returns [web.ErrDeadline] when a keepalive is due, and at Leave. left
 // reports that Leave was called already.
 func (f *follower) next(ctx context.Context, left bool) (proto.Events, error) {
 	if !left {
-		return f.s.nextUntil(ctx, f.tail, time.Now().Add(web.Keepalive))
+		return nextUntil(ctx, f.core, f.tail, time.Now().Add(web.Keepalive))
 	}
 	limited, cancel := context.WithTimeout(ctx, leaveGrace)
 	defer cancel()
 	return nextWithin(ctx, limited, f.tail)
 }
 
-// nextUntil reads the next events. It returns errDeadline at the deadline, and at Leave; the tail
+// nextUntil reads the next events. It returns [web.ErrDeadline] at the deadline, and at Leave; the tail
 // can still be read then.
-func (s *Server) nextUntil(ctx context.Context, tail Tail, deadline time.Time) (proto.Events, error) {
-	limited, cancel := s.Until(ctx, deadline)
+func nextUntil(ctx context.Context, core *web.Core, tail Tail, deadline time.Time) (proto.Events, error) {
+	limited, cancel := core.Until(ctx, deadline)
 	defer cancel()
 	return nextWithin(ctx, limited, tail)
 }
@@ -171,71 +176,78 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Events, error) {
 	}
 }
 
-// answerStream streams the events of an accepted execution. The answer begins when the execution
-// starts: before, it may still be an error.
-func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *admitted, sse bool) error {
+// stream streams the events of an accepted execution. The answer begins when the execution starts:
+// before, it may still be an error, which is for the client.
+func (x *Run) stream(ctx context.Context, w http.ResponseWriter, sse bool) error {
+	return waitError(x.ID, x.follow(ctx, func(first proto.Events, tail Tail) error {
+		f := newFollower(x.Core, w, x.request, tail, sse, 0)
+		if err := f.write(first); err != nil {
+			return fmt.Errorf("stream events: %w", err)
+		}
+		f.last = first.Last
+		return f.copy(ctx)
+	}))
+}
+
+// follow calls f with the first events of an execution and the tail that it reads the others from.
+func (x *Run) follow(ctx context.Context, f func(first proto.Events, tail Tail) error) error {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
-	tail, err := s.Events.Follow(limited, x.id, 0)
+	tail, err := x.Events.Follow(limited, x.ID, 0)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return web.ErrDeadline
 	case err != nil:
-		return errors.Join(fmt.Errorf("follow %s: %w", x.id, err), s.clientGone(ctx, x))
+		return errors.Join(fmt.Errorf("follow %s: %w", x.ID, err), x.clientGone(ctx))
 	}
 	defer tail.Close()
-	first, err := s.awaitStart(ctx, x, tail)
+	first, err := x.awaitStart(ctx, tail)
 	if err != nil {
 		return err
 	}
-	f := s.newFollower(w, x.request, tail, sse, 0)
-	if err := f.write(first); err != nil {
-		return fmt.Errorf("stream events: %w", err)
-	}
-	f.last = first.Last
-	return f.copy(ctx)
+	return f(first, tail)
 }
 
 // awaitStart waits for the first events of an execution.
-func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.Events, error) {
+func (x *Run) awaitStart(ctx context.Context, tail Tail) (proto.Events, error) {
 	deadline := x.deadline
 	if x.submission != nil {
 		deadline = x.queueDeadline
 	}
-	first, err := s.nextUntil(ctx, tail, deadline)
+	first, err := nextUntil(ctx, x.Core, tail, deadline)
 	if err != nil && ctx.Err() != nil {
-		return first, s.clientGone(ctx, x)
+		return first, x.clientGone(ctx)
 	}
 	if errors.Is(err, web.ErrDeadline) && x.submission != nil {
-		record, withdrawErr := s.Submissions.Withdraw(ctx, x.submission, s.withdrawReason(x))
+		record, withdrawErr := x.Submissions.Withdraw(ctx, x.submission, x.withdrawReason())
 		switch {
 		case withdrawErr != nil: // it may still start
-			s.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.id, "error", withdrawErr)
+			x.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.ID, "error", withdrawErr)
 		case record.ExpiredInQueue():
-			return first, s.noWorkerFree(ctx, x)
+			return first, x.noWorkerFree(ctx)
 		}
-		first, err = s.nextUntil(ctx, tail, x.deadline)
+		first, err = nextUntil(ctx, x.Core, tail, x.deadline)
 	}
 	switch {
 	case errors.Is(err, web.ErrDeadline) || (err != nil && ctx.Err() != nil):
 		return first, err
 	case err != nil:
-		return first, fmt.Errorf("first events of %s: %w", x.id, err)
+		return first, fmt.Errorf("first events of %s: %w", x.ID, err)
 	case bytes.HasPrefix(first.Lines, []byte(`{"type":"status"`)):
 		return first, nil
 	}
 	// It ended before it started.
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
-	record, err := s.Jobs.Summary(limited, x.id)
+	record, err := x.Jobs.Summary(limited, x.ID)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return first, web.ErrDeadline
 	}
 	if err != nil {
-		return first, fmt.Errorf("look up %s: %w", x.id, err)
+		return first, fmt.Errorf("look up %s: %w", x.ID, err)
 	}
 	if record.ExpiredInQueue() {
-		return first, s.expiredInQueue(ctx, x)
+		return first, x.expiredInQueue(ctx)
 	}
 	return first, nil
 }

@@ -32,7 +32,7 @@ var (
 
 // streamURL answers with a URL under which the output of an execution can be followed without an
 // API key.
-func (s *Server) streamURL(w http.ResponseWriter, r *web.Request) error {
+func (s *executionRoutes) streamURL(w http.ResponseWriter, r *web.Request) error {
 	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func (s *Server) streamURL(w http.ResponseWriter, r *web.Request) error {
 
 // checkStream returns the API key and the execution of a signed URL. It returns errBadStream or
 // errOldStream unless the URL and its key are valid.
-func (s *Server) checkStream(ctx context.Context, token string) (*proto.Key, proto.TraceID, error) {
+func (s *executionRoutes) checkStream(ctx context.Context, token string) (*proto.Key, proto.TraceID, error) {
 	text, ok := web.VerifyText(*s.URLSecret, token)
 	const fields = 4
 	parts := strings.Split(text, "\n")
@@ -62,18 +62,18 @@ func (s *Server) checkStream(ctx context.Context, token string) (*proto.Key, pro
 	if err != nil {
 		return nil, "", fmt.Errorf("parse a signed stream: %w", err)
 	}
-	key, ok := s.Admission.Principal(parts[1])
+	key, ok := s.Principals.Principal(parts[1])
 	if !ok || !key.Valid(time.Now()) || !key.Has(proto.ScopeRead) || !time.Now().Before(time.Unix(expires, 0)) {
 		return nil, "", errOldStream
 	}
-	if _, err := s.Admission.Entitlement(ctx, key); err != nil {
+	if _, err := s.Entitlements.Entitlement(ctx, key); err != nil {
 		return nil, "", err
 	}
 	return key, proto.TraceID(parts[2]), nil
 }
 
 // getStream streams the events of an execution to the EventSource of a browser.
-func (s *Server) getStream(w http.ResponseWriter, r *web.Request) error {
+func (s *executionRoutes) getStream(w http.ResponseWriter, r *web.Request) error {
 	after, err := web.QueryInt(r, "after_seq", 0, api.MaxWhole, 0)
 	if err != nil {
 		return err

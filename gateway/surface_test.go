@@ -169,6 +169,7 @@ func TestAgentsWaitForSlots(t *testing.T) {
 		return executed
 	}))
 	h.server.QueueWait = time.Minute
+	h.remount()
 	h.stub.onSubmit = func(job *proto.Job) {
 		if wait := job.QueueDeadline.Sub(job.CreatedAt); wait != time.Minute || job.Timeout != 2 {
 			t.Errorf("the call waits for %v and has %d s", wait, job.Timeout)

@@ -117,6 +117,7 @@ func TestPatience(t *testing.T) {
 			t.Run(name+", "+mode, func(t *testing.T) {
 				bubble(t, func(t *testing.T, h *harness) {
 					h.server.QueueWait = 30 * time.Second
+					h.remount()
 					start := time.Now()
 					h.execute(body, headers...).want(503, "service_unavailable")
 					if took := time.Since(start); took != tt.wait {
@@ -128,6 +129,7 @@ func TestPatience(t *testing.T) {
 				}
 				bubble(t, func(t *testing.T, h *harness) {
 					h.server.QueueWait = 30 * time.Second
+					h.remount()
 					start := time.Now()
 					answers := h.begin(h.executeRequest(body, headers...))
 					id := <-h.stub.submitted

@@ -1,15 +1,11 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/gateway/web"
@@ -25,9 +21,6 @@ const (
 	messageCost, toolOutputCost = 4, 8
 	// valueCost is the memory of a value in such a message, or in a request to an agent, in bytes.
 	valueCost = 1 << 10
-	// maxProgress is the size of the text of one progress notification in bytes. The end of longer
-	// text is sent.
-	maxProgress = 4 << 10
 )
 
 // serveMCP answers requests of the Model Context Protocol.
@@ -106,45 +99,34 @@ func (t toolCalls) Execute(
 			return nil, err
 		}
 	}
-	job, err := t.Admission.Job(ctx, req, web.CallerOf(r), mode, id, t.queueWait(0, req.Timeout))
+	job, err := t.runner().Job(ctx, req, web.CallerOf(r), mode, id, 0)
 	if err != nil {
 		return nil, err
 	}
-	var watch Watch
-	if mode == proto.ModeInline {
-		if watch, err = t.Jobs.Watch(id); err != nil {
-			return nil, err
-		}
-		defer watch.Close()
-	}
-	x, err := t.submit(ctx, i, &proto.Submission{Job: job}, 0)
+	run, err := t.runner().Start(ctx, i, &proto.Submission{Job: job}, 0)
 	t.Shrink(i, web.RequestCost) // the program is stored
 	if err != nil {
 		return nil, err
 	}
-	x.watch = watch
-	i.Trace = x.id
+	defer run.Close()
 	var record *proto.Record
 	if mode == proto.ModeInline {
-		record, err = t.await(ctx, x)
-		if err == nil && record.ExpiredInQueue() {
-			return nil, t.expiredInQueue(ctx, x)
-		}
+		record, err = run.Wait(ctx)
 	} else {
-		record, err = t.awaitWithProgress(ctx, x, call.Progress)
+		record, err = run.WaitWithProgress(ctx, call.Progress)
 	}
 	if err != nil {
 		if call.Connected && errors.Is(err, context.Canceled) {
-			err = errors.Join(err, t.cancelCall(ctx, x.id))
+			err = errors.Join(err, t.runner().Cancel(ctx, run.ID))
 		}
-		return nil, waitError(x.id, err)
+		return nil, err
 	}
 	if !t.Reserve(i, int64(min(len(record.Result.Stdout), api.MaxToolOutput)+
 		min(len(record.Result.Stderr), api.MaxToolOutput))*toolOutputCost) {
 		return nil, api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+
-			web.StatusHint(x.id))
+			web.StatusHint(run.ID))
 	}
-	return api.NewToolResult(x.id, record.Result), nil
+	return api.NewToolResult(run.ID, record.Result), nil
 }
 
 // checkUnused refuses a call with the name of an earlier one.
@@ -161,54 +143,6 @@ func (t toolCalls) checkUnused(ctx context.Context, id proto.TraceID) error {
 	}
 }
 
-// awaitWithProgress is [Server.await] for an execution that is streamed.
-func (t toolCalls) awaitWithProgress(
-	ctx context.Context, x *admitted, progress func(string) error,
-) (*proto.Record, error) {
-	limited, cancel := context.WithDeadline(ctx, x.deadline)
-	defer cancel()
-	tail, err := t.Events.Follow(limited, x.id, 0)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		return nil, web.ErrDeadline
-	case err != nil:
-		return nil, errors.Join(fmt.Errorf("follow %s: %w", x.id, err), t.clientGone(ctx, x))
-	}
-	defer tail.Close()
-	batch, err := t.awaitStart(ctx, x, tail)
-	start := time.Now()
-	for err == nil {
-		if batch.Result != nil {
-			return batch.Result, nil
-		}
-		if text := outputText(batch.Lines); text != "" {
-			if err := progress(text); err != nil {
-				return nil, err
-			}
-		}
-		batch, err = t.nextUntil(ctx, tail, time.Now().Add(web.Keepalive))
-		if errors.Is(err, web.ErrDeadline) && !t.HasLeft() {
-			batch, err = proto.Events{}, progress(fmt.Sprintf("running for %s", time.Since(start).Round(time.Second)))
-		}
-	}
-	if errors.Is(err, io.EOF) {
-		err = fmt.Errorf("events of %s have no result", x.id)
-	}
-	return nil, err
-}
-
-// outputText returns the output in the lines of events, or its end if it is long.
-func outputText(lines []byte) string {
-	var text []byte
-	for line := range bytes.Lines(lines) {
-		var event struct{ Type, Data string }
-		if json.Unmarshal(line, &event) == nil && event.Type == "output" {
-			text = append(text, event.Data...)
-		}
-	}
-	return strings.ToValidUTF8(string(text[max(0, len(text)-maxProgress):]), "")
-}
-
 // Authorize implements [mcp.Sandbox].
 func (t toolCalls) Authorize(call *mcp.Call, tool *api.Tool) error {
 	if key := &web.RequestOf(call.HTTP).Key; !key.Has(tool.Scope) {
@@ -219,21 +153,7 @@ func (t toolCalls) Authorize(call *mcp.Call, tool *api.Tool) error {
 
 // Cancel implements [mcp.Sandbox].
 func (t toolCalls) Cancel(ctx context.Context, call *mcp.Call) error {
-	return t.cancelCall(ctx, t.callTrace(call))
-}
-
-// cancelCall ends an execution, if there is one that has not ended.
-func (t toolCalls) cancelCall(ctx context.Context, id proto.TraceID) error {
-	ctx, done := web.Detached(ctx)
-	defer done()
-	record, err := t.Jobs.Summary(ctx, id)
-	if err == nil && !record.Status.Terminal() {
-		_, err = t.Jobs.Cancel(ctx, id)
-	}
-	if err != nil && !errors.Is(err, proto.ErrNotFound) {
-		return fmt.Errorf("cancel %s: %w", id, err)
-	}
-	return nil
+	return t.runner().Cancel(ctx, t.callTrace(call))
 }
 
 // ListFiles implements [mcp.Sandbox].

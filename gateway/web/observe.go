@@ -37,7 +37,7 @@ type Info struct {
 	// read is the part of the budget that is reserved for what was read from the store, in bytes.
 	read atomic.Int64
 	act  *act // nil unless the audit log records the request
-	// calls is whether an agent has submitted an execution or changed a file for the request.
+	// Calls is whether the request has submitted an execution, or an agent has changed a file for it.
 	Calls atomic.Bool
 	// WriteError, if not nil, answers with an error in place of [Core.writeError]'s own body.
 	WriteError func(w http.ResponseWriter, e *api.Error)

@@ -1,0 +1,42 @@
+package gateway
+
+import (
+	"context"
+
+	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Principals finds those who ask for signed URLs.
+type Principals interface {
+	// Principal returns the API key with an id, or the one as which the member with that id acts.
+	Principal(id string) (*proto.Key, bool)
+}
+
+// executionRoutes are the routes of executions and of the queue.
+type executionRoutes struct {
+	*Runner
+	History    History
+	Queue      Queue
+	Principals Principals
+	// DeliveryStatus returns the status of the webhook of an execution, empty if it has none.
+	DeliveryStatus func(ctx context.Context, r *proto.Record) (proto.DeliveryStatus, error)
+	// URLSecret signs the URLs of streams. All gateways have the same random secret.
+	URLSecret *[32]byte
+}
+
+// Handlers returns the handlers of the routes.
+func (s *executionRoutes) Handlers() []web.Handler {
+	return []web.Handler{
+		{ID: "execute", Handle: s.execute},
+		{ID: "getExecution", Handle: s.getExecution},
+		{ID: "getOutput", Handle: s.getOutput},
+		{ID: "getStdout", Handle: s.getRawOutput(proto.Stdout)},
+		{ID: "getStderr", Handle: s.getRawOutput(proto.Stderr)},
+		{ID: "cancelExecution", Handle: s.cancelExecution},
+		{ID: "streamURL", Handle: s.streamURL},
+		{ID: "getStream", Handle: s.getStream},
+		{ID: "listExecutions", Handle: s.listExecutions},
+		{ID: "getQueue", Handle: s.getQueue},
+	}
+}

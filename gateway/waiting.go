@@ -1,0 +1,53 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// waitingReads is the number of records that are read at the same time for what they wait for.
+const waitingReads = 8
+
+// WaitingOf returns what workers lack to run those of some executions that are queued.
+func (s *executionRoutes) WaitingOf(
+	ctx context.Context, ids []proto.TraceID,
+) (map[proto.TraceID]*proto.Missing, error) {
+	missing := make([]*proto.Missing, len(ids))
+	reads, ctx := errgroup.WithContext(ctx)
+	reads.SetLimit(waitingReads)
+	for i, id := range ids {
+		reads.Go(func() error {
+			record, err := s.Jobs.Lookup(ctx, id)
+			switch {
+			case errors.Is(err, proto.ErrNotFound): // not submitted yet
+				return nil
+			case err != nil:
+				return fmt.Errorf("look up %s: %w", id, err)
+			}
+			missing[i] = s.waitingFor(record)
+			return nil
+		})
+	}
+	found := map[proto.TraceID]*proto.Missing{}
+	err := reads.Wait()
+	for i, id := range ids {
+		if missing[i] != nil {
+			found[id] = missing[i]
+		}
+	}
+	return found, err
+}
+
+// waitingFor returns what workers lack to run a queued execution, nil if one can or it is not queued.
+func (s *executionRoutes) waitingFor(r *proto.Record) *proto.Missing {
+	if r.Status != proto.StatusQueued || r.RunAt.After(time.Now()) {
+		return nil
+	}
+	return s.Capabilities.Missing(&r.Meta)
+}
