@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -117,7 +118,7 @@ func TestStreamOfALostExecution(t *testing.T) {
 
 type silentEvents struct{ *stub }
 
-func (silentEvents) Follow(context.Context, proto.TraceID, int64) (Tail, error) {
+func (silentEvents) Follow(context.Context, proto.TraceID, int64) (executions.Tail, error) {
 	return nil, fmt.Errorf("look it up: %w", context.DeadlineExceeded)
 }
 
@@ -309,7 +310,9 @@ func (waitTimesOut) Wait(context.Context, proto.TraceID) (*proto.Record, error) 
 	return nil, context.DeadlineExceeded
 }
 
-func (q waitTimesOut) Watch(id proto.TraceID) (Watch, error) { return q.watch(q.Wait, id), nil }
+func (q waitTimesOut) Watch(id proto.TraceID) (executions.Watch, error) {
+	return q.watch(q.Wait, id), nil
+}
 
 func TestPlans(t *testing.T) {
 	h := newHarness(t)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -218,13 +219,13 @@ func TestOutputWithoutFollowing(t *testing.T) {
 // prolific is a stub whose program prints again each time its events are read.
 type prolific struct{ *stub }
 
-func (q prolific) Follow(ctx context.Context, id proto.TraceID, after int64) (Tail, error) {
+func (q prolific) Follow(ctx context.Context, id proto.TraceID, after int64) (executions.Tail, error) {
 	tail, err := q.stub.Follow(ctx, id, after)
 	return prolificTail{tail, q.stub, id}, err
 }
 
 type prolificTail struct {
-	Tail
+	executions.Tail
 	stub *stub
 	id   proto.TraceID
 }
@@ -257,7 +258,7 @@ func TestBrokenStreamIsCutOff(t *testing.T) {
 
 type brokenEvents struct{}
 
-func (brokenEvents) Follow(context.Context, proto.TraceID, int64) (Tail, error) {
+func (brokenEvents) Follow(context.Context, proto.TraceID, int64) (executions.Tail, error) {
 	return brokenEvents{}, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/login"
@@ -25,19 +26,19 @@ type Server struct {
 	web.Core
 
 	Admission   Admission
-	Submissions Submissions
-	Jobs        Jobs
-	History     History
+	Submissions executions.Submissions
+	Jobs        executions.Jobs
+	History     executions.History
 	Workers     admin.Workers
 	Processes   admin.Processes
-	Queue       Queue
+	Queue       executions.Queue
 	// Capabilities of the workers.
-	Capabilities Capabilities
+	Capabilities executions.Capabilities
 	Usage        admin.Usage
 	Schedules    work.Schedules
 	Batches      work.Batches
 	Pipelines    work.Pipelines
-	Events       Events
+	Events       executions.Events
 	Keys         login.Keys
 	KeyAdmin     admin.Keys
 	Orgs         admin.Orgs

@@ -10,6 +10,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
+// streamPath is the prefix of signed URLs of streams.
+const streamPath = "/v1/streams/"
+
 // streamURLOf asks for a URL for an execution and returns its path.
 func (h *harness) streamURLOf(id proto.TraceID) string {
 	h.t.Helper()

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 )
@@ -209,10 +210,12 @@ func (q *stub) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error
 	}
 }
 
-func (q *stub) Watch(id proto.TraceID) (Watch, error) { return q.watch(q.Wait, id), nil }
+func (q *stub) Watch(id proto.TraceID) (executions.Watch, error) { return q.watch(q.Wait, id), nil }
 
 // watch returns a Watch that waits with wait. It is counted until it is closed.
-func (q *stub) watch(wait func(context.Context, proto.TraceID) (*proto.Record, error), id proto.TraceID) Watch {
+func (q *stub) watch(
+	wait func(context.Context, proto.TraceID) (*proto.Record, error), id proto.TraceID,
+) executions.Watch {
 	q.watches.Add(1)
 	return &watch{q, wait, id}
 }
@@ -272,7 +275,7 @@ type stubTail struct {
 	ended bool
 }
 
-func (q *stub) Follow(_ context.Context, id proto.TraceID, after int64) (Tail, error) {
+func (q *stub) Follow(_ context.Context, id proto.TraceID, after int64) (executions.Tail, error) {
 	return &stubTail{stub: q, id: id, after: after}, nil
 }
 

@@ -399,6 +399,9 @@ func TestHTTP2(t *testing.T) {
 }
 
 // TestLeave checks that a server that shuts down answers clients that would wait longer than it
+// leaveGrace is how long a stream goes on without an event after Leave.
+const leaveGrace = time.Second
+
 // lives.
 func TestLeave(t *testing.T) {
 	for name, headers := range waitingModes {

@@ -69,7 +69,7 @@ func BenchmarkTracingOff(b *testing.B) {
 	id := proto.NewTraceID()
 	b.ReportAllocs()
 	for b.Loop() {
-		ctx, span := s.StartRequest(r, id, executeRoute)
+		ctx, span := s.StartRequest(r, id, "POST /v1/sandbox/execute")
 		web.EndRequest(ctx, r.Info, span, http.StatusOK, nil)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel"
 
 	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/admission"
@@ -393,12 +394,12 @@ func (f *requests) done() <-chan struct{} {
 // queued adapts the queue to the interface of the gateway.
 type queued struct{ *queue.Queue }
 
-func (q queued) Watch(id proto.TraceID) (gateway.Watch, error) { return q.Queue.Watch(id) }
+func (q queued) Watch(id proto.TraceID) (executions.Watch, error) { return q.Queue.Watch(id) }
 
 // eventLog adapts the event log to the interface of the gateway.
 type eventLog struct{ log *events.Log }
 
-func (l eventLog) Follow(ctx context.Context, id proto.TraceID, after int64) (gateway.Tail, error) {
+func (l eventLog) Follow(ctx context.Context, id proto.TraceID, after int64) (executions.Tail, error) {
 	return l.log.Follow(ctx, id, after)
 }
 

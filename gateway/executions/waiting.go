@@ -1,4 +1,4 @@
-package gateway
+package executions
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 const waitingReads = 8
 
 // WaitingOf returns what workers lack to run those of some executions that are queued.
-func (s *executionRoutes) WaitingOf(
+func (s *Routes) WaitingOf(
 	ctx context.Context, ids []proto.TraceID,
 ) (map[proto.TraceID]*proto.Missing, error) {
 	missing := make([]*proto.Missing, len(ids))
@@ -45,7 +45,7 @@ func (s *executionRoutes) WaitingOf(
 }
 
 // waitingFor returns what workers lack to run a queued execution, nil if one can or it is not queued.
-func (s *executionRoutes) waitingFor(r *proto.Record) *proto.Missing {
+func (s *Routes) waitingFor(r *proto.Record) *proto.Missing {
 	if r.Status != proto.StatusQueued || r.RunAt.After(time.Now()) {
 		return nil
 	}

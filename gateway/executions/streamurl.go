@@ -1,4 +1,4 @@
-package gateway
+package executions
 
 import (
 	"context"
@@ -32,7 +32,7 @@ var (
 
 // streamURL answers with a URL under which the output of an execution can be followed without an
 // API key.
-func (s *executionRoutes) streamURL(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) streamURL(w http.ResponseWriter, r *web.Request) error {
 	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func (s *executionRoutes) streamURL(w http.ResponseWriter, r *web.Request) error
 
 // checkStream returns the API key and the execution of a signed URL. It returns errBadStream or
 // errOldStream unless the URL and its key are valid.
-func (s *executionRoutes) checkStream(ctx context.Context, token string) (*proto.Key, proto.TraceID, error) {
+func (s *Routes) checkStream(ctx context.Context, token string) (*proto.Key, proto.TraceID, error) {
 	text, ok := web.VerifyText(*s.URLSecret, token)
 	const fields = 4
 	parts := strings.Split(text, "\n")
@@ -73,7 +73,7 @@ func (s *executionRoutes) checkStream(ctx context.Context, token string) (*proto
 }
 
 // getStream streams the events of an execution to the EventSource of a browser.
-func (s *executionRoutes) getStream(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) getStream(w http.ResponseWriter, r *web.Request) error {
 	after, err := web.QueryInt(r, "after_seq", 0, api.MaxWhole, 0)
 	if err != nil {
 		return err

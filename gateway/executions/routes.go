@@ -1,4 +1,4 @@
-package gateway
+package executions
 
 import (
 	"context"
@@ -13,8 +13,8 @@ type Principals interface {
 	Principal(id string) (*proto.Key, bool)
 }
 
-// executionRoutes are the routes of executions and of the queue.
-type executionRoutes struct {
+// Routes are the routes of executions and of the queue.
+type Routes struct {
 	*Runner
 	History    History
 	Queue      Queue
@@ -26,7 +26,7 @@ type executionRoutes struct {
 }
 
 // Handlers returns the handlers of the routes.
-func (s *executionRoutes) Handlers() []web.Handler {
+func (s *Routes) Handlers() []web.Handler {
 	return []web.Handler{
 		{ID: "execute", Handle: s.execute},
 		{ID: "getExecution", Handle: s.getExecution},

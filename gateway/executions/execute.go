@@ -1,4 +1,4 @@
-package gateway
+package executions
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 
 const executeRoute = "POST /v1/sandbox/execute"
 
-func (s *executionRoutes) execute(w http.ResponseWriter, r *web.Request) (err error) {
+func (s *Routes) execute(w http.ResponseWriter, r *web.Request) (err error) {
 	id := proto.NewTraceID()
 	ctx, span := s.StartRequest(r, id, executeRoute)
 	defer func() { web.EndRequest(ctx, r.Info, span, r.Status(), err) }()

@@ -1,6 +1,7 @@
-package gateway
+package executions
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -10,7 +11,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-func (s *executionRoutes) getQueue(w http.ResponseWriter, r *web.Request) error {
+// Queue shows the queue.
+type Queue interface {
+	// View returns the queue of an API key.
+	View(ctx context.Context, req *proto.QueueRequest) (proto.QueueView, error)
+}
+
+func (s *Routes) getQueue(w http.ResponseWriter, r *web.Request) error {
 	i := r.Info
 	req := proto.QueueRequest{Org: i.Key.Org, Key: i.Key.ID}
 	for text := range strings.SplitSeq(r.URL.Query().Get("trace_id"), ",") {

@@ -1,4 +1,4 @@
-package gateway
+package executions
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // maxWait is the largest wait parameter of GET /v1/executions/{id}, in seconds.
 const maxWait = 60
 
-func (s *executionRoutes) getExecution(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) getExecution(w http.ResponseWriter, r *web.Request) error {
 	wait, err := web.QueryInt(r, "wait", 0, maxWait, 0)
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func (t *snapshot) Next(ctx context.Context) (proto.Events, error) {
 }
 
 // getOutput streams the events of an execution, during its run and after.
-func (s *executionRoutes) getOutput(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) getOutput(w http.ResponseWriter, r *web.Request) error {
 	after, err := web.QueryInt(r, "after_seq", 0, api.MaxWhole, 0)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (s *executionRoutes) getOutput(w http.ResponseWriter, r *web.Request) error
 
 // getRawOutput returns the handler that sends the exact bytes of an output, or the range of them that
 // the request asks for.
-func (s *executionRoutes) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Request) error {
+func (s *Routes) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Request) error {
 	return func(w http.ResponseWriter, r *web.Request) error {
 		record, err := web.ExecutionInPath(r, s.Jobs.Lookup)
 		if err != nil {
@@ -146,7 +146,7 @@ func endedBy(record *proto.Record, after int64) bool {
 
 // streamOutput streams the events of an execution after a number. Unless live, it ends with the
 // present last event.
-func (s *executionRoutes) streamOutput(
+func (s *Routes) streamOutput(
 	w http.ResponseWriter, r *web.Request, record *proto.Record, after int64, live, sse bool,
 ) error {
 	tail, err := s.Events.Follow(r.Context(), record.TraceID, after)
@@ -169,7 +169,7 @@ func (s *executionRoutes) streamOutput(
 	return f.copy(r.Context())
 }
 
-func (s *executionRoutes) cancelExecution(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) cancelExecution(w http.ResponseWriter, r *web.Request) error {
 	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package gateway
+package executions
 
 import (
 	"context"
@@ -15,11 +15,18 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
+// History finds executions.
+type History interface {
+	// List returns the executions that match a filter, the newest first. It returns a
+	// [*proto.HistoryError] if the index of executions cannot be used.
+	List(ctx context.Context, f *proto.HistoryFilter) (proto.HistoryPage, error)
+}
+
 // deliveryReads is the number of deliveries of a page that are read at the same time.
 const deliveryReads = 8
 
 // listExecutions lists the executions of the key's organisation, the newest first.
-func (s *executionRoutes) listExecutions(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) listExecutions(w http.ResponseWriter, r *web.Request) error {
 	query := r.URL.Query()
 	f, err := historyFilter(query)
 	if err != nil {
@@ -55,7 +62,7 @@ func (s *executionRoutes) listExecutions(w http.ResponseWriter, r *web.Request) 
 }
 
 // executionPage returns the form of a page for clients.
-func (s *executionRoutes) executionPage(ctx context.Context, page *proto.HistoryPage) (*api.Executions, error) {
+func (s *Routes) executionPage(ctx context.Context, page *proto.HistoryPage) (*api.Executions, error) {
 	now, answer := time.Now(),
 		&api.Executions{Executions: make([]api.ListedExecution, len(page.Records)), Complete: page.Complete}
 	if page.Behind > 0 {
