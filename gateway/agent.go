@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
@@ -32,11 +33,70 @@ type AgentFiles interface {
 	Remove(ctx context.Context, org, id string) error
 }
 
+// Keys knows what API keys may do.
+type Keys interface {
+	// ValidKey returns the API key under which work goes on without a request, and what it may do.
+	ValidKey(ctx context.Context, id string) (*proto.Key, proto.Entitlement, error)
+	// CheckMode rejects a mode that the plan does not include.
+	CheckMode(ctx context.Context, e *proto.Entitlement, mode proto.Mode) error
+	// CheckQuota rejects what would use more if the organisation has reached a hard limit of its month:
+	// of the quotas named, or of all if none are.
+	CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error
+	// ProfileOf returns the sandbox profile that a key is bound to.
+	ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error)
+}
+
+// AgentThreads reads the threads of organisations.
+type AgentThreads interface {
+	// Get returns a thread, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, id string) (*proto.Thread, error)
+	// ListUsed returns up to limit threads whose ids have a prefix and that were used since a time, in
+	// the order of their ids.
+	ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error)
+}
+
+// AgentVersions changes and removes the stored versions of threads.
+type AgentVersions interface {
+	// Unpack unpacks a tar below a directory in a new version, and returns its number. It creates the
+	// thread and the directory if they do not exist.
+	Unpack(ctx context.Context, org, thread, path string, tar *proto.TarUpload) (version int64, err error)
+	// Remove removes a thread with its versions and staged files. It returns [proto.ErrNotFound] if
+	// there is none, and a [*proto.BusyError] while an execution holds it.
+	Remove(ctx context.Context, org, thread string) error
+}
+
+// Homes reads and stages files in the homes of threads.
+type Homes interface {
+	// List calls each for the entries of a directory, or for everything below it if recursive is
+	// true. It stops at an error of each. An unknown thread has no entries. List returns
+	// [proto.ErrNotFound] if the path does not name a directory.
+	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
+	// StageIfUnchanged stores size bytes of body as a file, on the condition that the file has a tag, or
+	// with an empty tag that there is no file. Otherwise it returns a [*proto.FileChangedError].
+	StageIfUnchanged(ctx context.Context, org, thread, path, tag string, size int64, most proto.Space,
+		body io.Reader) error
+}
+
+// Maker makes the agents of requests and of runs in the background.
+type Maker struct {
+	*executions.Runner
+	Opener   *filestore.Opener
+	Keys     Keys
+	Threads  AgentThreads
+	Versions AgentVersions
+	Homes    Homes
+	Files    AgentFiles
+	Batches  AgentBatches // of requests to agents
+	Uploads  Uploads
+	// Spool returns an empty file, which is removed when it is closed.
+	Spool func() (*os.File, error)
+}
+
 // Agent carries out what an agent needs for one request of a surface, or for a run in the background,
 // with the rights and limits of an API key. All errors are [*api.Error]; those of this server are
 // logged with the request.
 type Agent struct {
-	s *Server
+	m *Maker
 	i *web.Info
 	r *web.Request // nil in the background
 	// resumed is set in the background if an execution may have been submitted by another process.
@@ -46,26 +106,26 @@ type Agent struct {
 	watching sync.WaitGroup // of the key of a run in the background
 }
 
-// AgentFor returns the agent of a request of a [web.Surface].
-func (s *Server) AgentFor(r *http.Request) *Agent {
+// ForRequest returns the agent of a request of a [web.Surface].
+func (m *Maker) ForRequest(r *http.Request) *Agent {
 	request := web.RequestOf(r)
-	return &Agent{s: s, i: request.Info, r: request}
+	return &Agent{m: m, i: request.Info, r: request}
 }
 
 // checkKeyEvery is how often the API key of a run in the background is looked up.
 const checkKeyEvery = time.Second
 
-// BackgroundAgent returns the agent of a run in the background. Until Begin it can only reserve memory.
+// InBackground returns the agent of a run in the background. Until Begin it can only reserve memory.
 // Release must be called at the end.
-func (s *Server) BackgroundAgent(org, id string) *Agent {
-	return &Agent{s: s, i: &web.Info{RequestID: id, Key: proto.Key{Org: org}}, end: func(error) {}}
+func (m *Maker) InBackground(org, id string) *Agent {
+	return &Agent{m: m, i: &web.Info{RequestID: id, Key: proto.Key{Org: org}}, end: func(error) {}}
 }
 
 // Begin returns the context for the use of the agent of a run in the background. It is done, with the error
 // for the client as its cause, when the API key may not run programs any more. resumed is set if the run
 // has begun before.
 func (a *Agent) Begin(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, error) {
-	key, plan, err := a.s.Admission.ValidKey(ctx, run.Key)
+	key, plan, err := a.m.Keys.ValidKey(ctx, run.Key)
 	if err != nil {
 		return nil, a.public(err)
 	}
@@ -90,13 +150,13 @@ func (a *Agent) Begin(ctx context.Context, run *proto.AgentRun, resumed bool) (c
 func (a *Agent) Release() {
 	a.end(nil)
 	a.watching.Wait()
-	a.s.Shrink(a.i, 0)
+	a.m.Shrink(a.i, 0)
 }
 
 // validKey returns the API key of a run in the background as it is now. It ends the run if that may not
 // run programs any more.
 func (a *Agent) validKey(ctx context.Context) (*proto.Key, proto.Entitlement, error) {
-	key, plan, err := a.s.Admission.ValidKey(ctx, a.i.Key.ID)
+	key, plan, err := a.m.Keys.ValidKey(ctx, a.i.Key.ID)
 	if proto.Final(err) {
 		a.end(api.NewError(err))
 	}
@@ -126,7 +186,7 @@ func (a *Agent) public(err error) error {
 			"the container is in use by another request; try again when that has ended, or use another container")
 	}
 	if a.r == nil && known.Code == api.CodeInternal && !errors.Is(err, context.Canceled) {
-		a.s.Log.Warn("agent call failed", "run", a.i.RequestID, "org", a.org(), "error", err)
+		a.m.Log.Warn("agent call failed", "run", a.i.RequestID, "org", a.org(), "error", err)
 	}
 	return known
 }
@@ -134,15 +194,15 @@ func (a *Agent) public(err error) error {
 // AllowStored refuses a run that is to be stored if there is no room for it, and one that is to go on in
 // the background if the plan has no asynchronous executions.
 func (a *Agent) AllowStored(ctx context.Context, background bool) error {
-	if err := a.s.CheckDisk(); err != nil {
+	if err := a.m.CheckDisk(); err != nil {
 		return err
 	}
 	if background {
-		if err := a.s.Admission.CheckMode(ctx, &a.i.Plan, proto.ModeAsync); err != nil {
+		if err := a.m.Keys.CheckMode(ctx, &a.i.Plan, proto.ModeAsync); err != nil {
 			return a.public(err)
 		}
 	}
-	return a.public(a.s.Admission.CheckQuota(ctx, a.org(), proto.QuotaStored))
+	return a.public(a.m.Keys.CheckQuota(ctx, a.org(), proto.QuotaStored))
 }
 
 // RequestID returns the id of the request.
@@ -152,8 +212,8 @@ func (a *Agent) RequestID() string { return a.i.RequestID }
 // are decoded one after another.
 func (a *Agent) ReadBody(w http.ResponseWriter, decode func(body []byte) error) error {
 	var malformed error
-	err := a.s.WithBody(w, a.r, func(body []byte) error {
-		if err := a.s.reserveMessage(a.i, body); err != nil {
+	err := a.m.WithBody(w, a.r, func(body []byte) error {
+		if err := a.m.ReserveMessage(a.i, body); err != nil {
 			return err
 		}
 		malformed = decode(body)
@@ -167,7 +227,7 @@ func (a *Agent) ReadBody(w http.ResponseWriter, decode func(body []byte) error) 
 
 // Reserve reserves the memory for n bytes of text that the request keeps until its end.
 func (a *Agent) Reserve(n int64) error {
-	if !a.s.Reserve(a.i, n*toolOutputCost) {
+	if !a.m.ReserveText(a.i, n) {
 		return a.public(web.ErrOverloaded)
 	}
 	return nil
@@ -187,7 +247,7 @@ func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 	if proto.CheckThreadID("id", id) != nil {
 		return nil, a.public(web.ThreadError("look up", id, proto.ErrNotFound))
 	}
-	t, err := a.s.Threads.Get(ctx, a.org(), ownThread(id))
+	t, err := a.m.Threads.Get(ctx, a.org(), ownThread(id))
 	if err != nil {
 		return nil, a.public(web.ThreadError("look up", id, err))
 	}
@@ -202,7 +262,7 @@ const maxUsedThreads = 2000
 // UsedThreads returns the threads of containers whose ids have a prefix and that were used since a
 // time, in the order of these ids. It returns an error if they are too many.
 func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error) {
-	list, err := a.s.Threads.ListUsed(ctx, a.org(), ownThread(prefix), since, maxUsedThreads+1)
+	list, err := a.m.Threads.ListUsed(ctx, a.org(), ownThread(prefix), since, maxUsedThreads+1)
 	for i := range list {
 		list[i].ID, _ = proto.OwnerContainer.NameOf(list[i].ID)
 	}
@@ -217,7 +277,7 @@ func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time)
 
 // Profile returns the sandbox profile of the API key.
 func (a *Agent) Profile(ctx context.Context) (proto.Profile, error) {
-	profile, err := a.s.Admission.ProfileOf(ctx, &a.i.Key)
+	profile, err := a.m.Keys.ProfileOf(ctx, &a.i.Key)
 	return profile, a.public(err)
 }
 
@@ -231,16 +291,16 @@ func (a *Agent) CreateThread(ctx context.Context, id string) error {
 }
 
 func (a *Agent) createThread(ctx context.Context, id string) error {
-	s, i := a.s, a.i
-	if err := s.Admission.CheckQuota(ctx, i.Key.Org, proto.QuotaStored); err != nil {
+	m, i := a.m, a.i
+	if err := m.Keys.CheckQuota(ctx, i.Key.Org, proto.QuotaStored); err != nil {
 		return err
 	}
-	most, err := s.opener.HomeLimit(ctx, &i.Key)
+	most, err := m.Opener.HomeLimit(ctx, &i.Key)
 	if err != nil {
 		return err
 	}
-	_, err = s.Versions.Unpack(ctx, i.Key.Org, ownThread(id), ".outputs",
-		s.opener.Tar(i, bytes.NewReader(emptyTar[:]), most))
+	_, err = m.Versions.Unpack(ctx, i.Key.Org, ownThread(id), ".outputs",
+		m.Opener.Tar(i, bytes.NewReader(emptyTar[:]), most))
 	if err != nil {
 		return fmt.Errorf("create thread %s: %w", id, err)
 	}
@@ -252,7 +312,7 @@ func (a *Agent) createThread(ctx context.Context, id string) error {
 func (a *Agent) RemoveThread(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()
-	if err := a.s.Versions.Remove(ctx, a.org(), ownThread(id)); err != nil {
+	if err := a.m.Versions.Remove(ctx, a.org(), ownThread(id)); err != nil {
 		return a.public(web.ThreadError("remove", id, err))
 	}
 	return nil
@@ -262,7 +322,7 @@ func (a *Agent) RemoveThread(ctx context.Context, id string) error {
 // it does not exist.
 func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(proto.File) error) error {
 	var ours error
-	err := a.s.Files.List(ctx, a.org(), ownThread(thread), dir, false, func(f proto.File) error {
+	err := a.m.Homes.List(ctx, a.org(), ownThread(thread), dir, false, func(f proto.File) error {
 		ours = each(f)
 		return ours
 	})
@@ -278,7 +338,7 @@ func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(pro
 // OpenFile opens a file in a thread's home. A reader of its content is a transfer until it is closed.
 func (a *Agent) OpenFile(ctx context.Context, thread, name string) (*proto.FileContent, error) {
 	key := a.i.Key
-	files, err := a.s.opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
+	files, err := a.m.Opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return nil, a.public(err)
 	}
@@ -330,12 +390,12 @@ func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, bo
 func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size int64, body io.Reader) error {
 	a.i.Calls.Store(true)
 	err := a.upload(ctx, thread, size, false, func(files *filestore.Store) error {
-		most, err := a.s.opener.HomeLimit(ctx, &a.i.Key)
+		most, err := a.m.Opener.HomeLimit(ctx, &a.i.Key)
 		if err != nil {
 			return err
 		}
 		return files.Wrap("replace a file of",
-			a.s.Files.StageIfUnchanged(ctx, files.Org, ownThread(thread), name, tag, size, most, body))
+			a.m.Homes.StageIfUnchanged(ctx, files.Org, ownThread(thread), name, tag, size, most, body))
 	})
 	if changed, ok := errors.AsType[*proto.FileChangedError](err); ok {
 		return changed
@@ -348,10 +408,10 @@ func (a *Agent) upload(
 	ctx context.Context, thread string, size int64, held bool, put func(*filestore.Store) error,
 ) error {
 	key := a.i.Key
-	if err := a.s.Admission.CheckQuota(ctx, key.Org, proto.QuotaStored); err != nil {
+	if err := a.m.Keys.CheckQuota(ctx, key.Org, proto.QuotaStored); err != nil {
 		return err
 	}
-	files, err := a.s.opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
+	files, err := a.m.Opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return err
 	}
@@ -373,7 +433,7 @@ func (a *Agent) DeleteFile(ctx context.Context, thread, name string) error {
 
 func (a *Agent) deleteFile(ctx context.Context, thread, name string) error {
 	key := a.i.Key
-	files, err := a.s.opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
+	files, err := a.m.Opener.Open(ctx, &key, proto.SourceThread, ownThread(thread))
 	if err != nil {
 		return err
 	}
@@ -392,10 +452,11 @@ func (a *Agent) deleteFile(ctx context.Context, thread, name string) error {
 // CleanPath returns a path relative to the home. Unlike elsewhere, an absolute path outside of the
 // home is an error: a program would not find the file there.
 func (a *Agent) CleanPath(name string) (string, error) {
-	if clean := path.Clean(name); path.IsAbs(name) && clean != a.s.Home && !strings.HasPrefix(clean, a.s.Home+"/") {
-		return "", fmt.Errorf("only files in the home directory %s are kept; use a path in it", a.s.Home)
+	home, clean := a.m.Opener.Home, path.Clean(name)
+	if path.IsAbs(name) && clean != home && !strings.HasPrefix(clean, home+"/") {
+		return "", fmt.Errorf("only files in the home directory %s are kept; use a path in it", home)
 	}
-	return proto.CleanFilePath(a.s.Home, name)
+	return proto.CleanFilePath(home, name)
 }
 
 // SaveFile stores a file of the organisation, with its content.
@@ -407,11 +468,11 @@ func (a *Agent) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader
 	if err := a.PutFile(ctx, f.Thread(), proto.AgentFileContent, f.Bytes, body); err != nil {
 		return err
 	}
-	err := a.s.AgentFiles.Put(ctx, *f)
+	err := a.m.Files.Put(ctx, *f)
 	if quota, full := errors.AsType[*proto.QuotaError](err); full { // there was none of its id
 		cleanup, cancel := web.Detached(ctx)
 		defer cancel()
-		err = errors.Join(quota, a.s.Versions.Remove(cleanup, f.Org, f.Thread()))
+		err = errors.Join(quota, a.m.Versions.Remove(cleanup, f.Org, f.Thread()))
 	}
 	return a.public(err)
 }
@@ -419,12 +480,12 @@ func (a *Agent) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader
 // KeepFiles makes the files of a container expire at a time, if they would much earlier.
 func (a *Agent) KeepFiles(ctx context.Context, container string, until time.Time) error {
 	const much = 24 * time.Hour
-	for _, f := range a.s.AgentFiles.List(a.org()) {
+	for _, f := range a.m.Files.List(a.org()) {
 		if f.Container != container || f.ExpiresAt == nil || until.Sub(*f.ExpiresAt) < much || f.Expired(time.Now()) {
 			continue
 		}
 		f.ExpiresAt = &until
-		if err := a.s.AgentFiles.Put(ctx, f); err != nil {
+		if err := a.m.Files.Put(ctx, f); err != nil {
 			return a.public(fmt.Errorf("keep file %s: %w", f.ID, err))
 		}
 	}
@@ -441,7 +502,7 @@ func (a *Agent) file(ctx context.Context, id string) (*proto.AgentFile, error) {
 	if !proto.ValidAgentFileID(id) {
 		return nil, errNoFile
 	}
-	f, err := a.s.AgentFiles.Get(ctx, a.org(), id)
+	f, err := a.m.Files.Get(ctx, a.org(), id)
 	if errors.Is(err, proto.ErrNotFound) || err == nil && f.Expired(time.Now()) {
 		return nil, errNoFile
 	}
@@ -456,7 +517,7 @@ var errNoFile = api.Errorf(api.CodeNotFound, "there is no file of that id, or it
 // Files returns the files of the organisation that have not expired, the newest first.
 func (a *Agent) Files() []proto.AgentFile {
 	var list []proto.AgentFile
-	for _, f := range a.s.AgentFiles.List(a.org()) {
+	for _, f := range a.m.Files.List(a.org()) {
 		if !f.Expired(time.Now()) {
 			list = append(list, f)
 		}
@@ -478,7 +539,7 @@ func (a *Agent) RemoveFile(ctx context.Context, id string) error {
 func (a *Agent) removeExpired(ctx context.Context) error {
 	const most = 3
 	removed := 0
-	for _, f := range a.s.AgentFiles.List(a.org()) {
+	for _, f := range a.m.Files.List(a.org()) {
 		if !f.Expired(time.Now()) {
 			continue
 		}
@@ -496,10 +557,10 @@ func (a *Agent) removeExpired(ctx context.Context) error {
 func (a *Agent) removeFile(ctx context.Context, f *proto.AgentFile) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()
-	if err := a.s.Versions.Remove(ctx, f.Org, f.Thread()); err != nil && !errors.Is(err, proto.ErrNotFound) {
+	if err := a.m.Versions.Remove(ctx, f.Org, f.Thread()); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("remove the content of file %s: %w", f.ID, err)
 	}
-	if err := a.s.AgentFiles.Remove(ctx, f.Org, f.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+	if err := a.m.Files.Remove(ctx, f.Org, f.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("remove file %s: %w", f.ID, err)
 	}
 	return nil
@@ -521,18 +582,18 @@ func (a *Agent) ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentU
 }
 
 func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.AgentUpload, err error) {
-	s, i := a.s, a.i
+	m, i := a.m, a.i
 	if err := web.RequireIdentity(w, a.r); err != nil {
 		return nil, err
 	}
-	if err := s.Admission.CheckQuota(a.r.Context(), i.Key.Org, proto.QuotaStored); err != nil {
+	if err := m.Keys.CheckQuota(a.r.Context(), i.Key.Org, proto.QuotaStored); err != nil {
 		return nil, err
 	}
-	most, err := s.opener.HomeLimit(a.r.Context(), &i.Key)
+	most, err := m.Opener.HomeLimit(a.r.Context(), &i.Key)
 	if err != nil {
 		return nil, err
 	}
-	done, err := s.opener.BeginUpload(a.r.Context(), i.Key.Org, web.SmallOutput)
+	done, err := m.Opener.BeginUpload(a.r.Context(), i.Key.Org, web.SmallOutput)
 	if err != nil {
 		return nil, err
 	}
@@ -572,7 +633,7 @@ func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.Age
 		if up.ReadCloser != nil {
 			return up, proto.FieldErrorf("file", "must be given only once")
 		}
-		spool, err := s.Spool()
+		spool, err := m.Spool()
 		if err != nil {
 			return up, fmt.Errorf("spool an upload: %w", err)
 		}

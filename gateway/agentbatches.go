@@ -14,12 +14,20 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// AgentBatches stores batches of requests to agents, as [Batches] does those of executions.
+// AgentBatches stores batches of requests to agents, as [work.Batches] does those of executions.
 type AgentBatches interface {
 	work.Batches
 	// Content returns what reads the items of a batch as they were uploaded.
 	Content(ctx context.Context, batch *proto.Batch) (
 		read func(ctx context.Context, number int) ([]byte, error), err error)
+}
+
+// Uploads stores new batches.
+type Uploads interface {
+	// Upload stores a new batch with the items in the body of a request, which the result of read
+	// reads. With an idempotency key it finds the one of an earlier request.
+	Upload(w http.ResponseWriter, r *web.Request, batch *proto.Batch, keyed bool,
+		read func(work.BatchUpload) *api.BatchBody) (_ *proto.Batch, created bool, err error)
 }
 
 var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
@@ -30,7 +38,7 @@ var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
 func (a *Agent) CreateBatch(
 	w http.ResponseWriter, whose, member string, life time.Duration, check func(item []byte) error,
 ) (*proto.BatchAndState, error) {
-	if err := a.s.Admission.CheckMode(a.r.Context(), &a.i.Plan, proto.ModeAsync); err != nil {
+	if err := a.m.Keys.CheckMode(a.r.Context(), &a.i.Plan, proto.ModeAsync); err != nil {
 		return nil, a.public(err)
 	}
 	now := time.Now().UTC()
@@ -38,7 +46,7 @@ func (a *Agent) CreateBatch(
 		ID: proto.NewBatchID(a.org(), a.i.Key.ID, ""), Org: a.org(), Key: a.i.Key.ID, API: whose,
 		CreatedAt: now, ExpiresAt: now.Add(life),
 	}
-	_, _, err := a.s.batches().Upload(w, a.r, batch, false, func(upload work.BatchUpload) *api.BatchBody {
+	_, _, err := a.m.Uploads.Upload(w, a.r, batch, false, func(upload work.BatchUpload) *api.BatchBody {
 		return &api.BatchBody{
 			Member:   member,
 			Settings: func(object []byte) error { _, err := api.Decode[struct{}](object); return err },
@@ -63,13 +71,13 @@ func (a *Agent) CreateBatch(
 
 // BaseURL returns the address of this server for its clients, without a slash at its end.
 func (a *Agent) BaseURL() (string, error) {
-	url, err := a.s.BaseURL(a.r.Request)
+	url, err := a.m.BaseURL(a.r.Request)
 	return url, a.public(err)
 }
 
 // Batches returns the organisation's batches of requests to agents, the newest first.
 func (a *Agent) Batches() []proto.BatchAndState {
-	list, _ := a.s.AgentBatches.Page(a.org(), "", -1, nil)
+	list, _ := a.m.Batches.Page(a.org(), "", -1, nil)
 	return list
 }
 
@@ -78,7 +86,7 @@ func (a *Agent) Batch(ctx context.Context, id string) (*proto.BatchAndState, err
 	if !proto.ValidBatchID(id) {
 		return nil, errNoBatch
 	}
-	found, err := a.s.AgentBatches.Get(ctx, a.org(), id)
+	found, err := a.m.Batches.Get(ctx, a.org(), id)
 	return &found, a.batchError(id, err)
 }
 
@@ -103,7 +111,7 @@ func (a *Agent) CancelBatch(ctx context.Context, id string) (*proto.BatchAndStat
 	}
 	ctx, cancel := web.Detached(ctx)
 	defer cancel()
-	changed, err := a.s.AgentBatches.Change(ctx, a.org(), id, work.CancelBatch)
+	changed, err := a.m.Batches.Change(ctx, a.org(), id, work.CancelBatch)
 	if known, ok := errors.AsType[*api.Error](err); ok && known.Code == api.CodeConflict { // it has just ended
 		return a.Batch(ctx, id)
 	}
@@ -118,7 +126,7 @@ func (a *Agent) RemoveBatch(ctx context.Context, id string) error {
 	}
 	ctx, cancel := web.Detached(ctx)
 	defer cancel()
-	return a.batchError(id, a.s.AgentBatches.Remove(ctx, a.org(), id))
+	return a.batchError(id, a.m.Batches.Remove(ctx, a.org(), id))
 }
 
 // BatchItems calls each with the items of a batch in order: what was uploaded, the status, and the id
@@ -126,15 +134,15 @@ func (a *Agent) RemoveBatch(ctx context.Context, id string) error {
 func (a *Agent) BatchItems(
 	ctx context.Context, b *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error,
 ) error {
-	items, err := a.s.AgentBatches.Items(ctx, b.Org, b.ID)
+	items, err := a.m.Batches.Items(ctx, b.Org, b.ID)
 	if err != nil {
 		return a.batchError(b.ID, err)
 	}
-	read, err := a.s.AgentBatches.Content(ctx, b)
+	read, err := a.m.Batches.Content(ctx, b)
 	if err != nil {
 		return a.public(err)
 	}
-	done, err := a.s.Transfers.Begin(ctx, b.Org)
+	done, err := a.m.Transfers.Begin(ctx, b.Org)
 	if err != nil {
 		return a.public(err)
 	}

@@ -21,7 +21,7 @@ const maxAgentTimeout = 300
 func (a *Agent) Execute(
 	ctx context.Context, id proto.TraceID, req *api.ExecuteRequest,
 ) (record *proto.Record, err error) {
-	ctx, span := a.s.StartBackgroundSpan(ctx, id, "agent call", a.i.Key.Org, a.i.Key.ID)
+	ctx, span := a.m.StartBackgroundSpan(ctx, id, "agent call", a.i.Key.Org, a.i.Key.ID)
 	defer func() { web.EndBackgroundSpan(span, err) }()
 	if req.Timeout == 0 {
 		req.Timeout = min(maxAgentTimeout, proto.LimitOf(a.i.Plan.MaxTimeout), proto.LimitOf(a.i.Plan.KeyTimeout))
@@ -33,33 +33,31 @@ func (a *Agent) Execute(
 	if record, err = execute(ctx, id, req); err != nil {
 		return nil, a.public(err)
 	}
-	kept := min(len(record.Result.Stdout), api.MaxToolOutput) + min(len(record.Result.Stderr), api.MaxToolOutput)
-	if !a.s.Reserve(a.i, int64(kept)*toolOutputCost) {
-		return nil, a.public(api.Unavailable(
-			1, "the execution has ended, but too many requests are open here for its output: "+web.StatusHint(id)))
+	if err := a.m.ReserveOutput(a.i, id, record.Result); err != nil {
+		return nil, a.public(err)
 	}
 	return record, nil
 }
 
 func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error) {
-	s := a.s
-	if s.IsDraining() {
+	m := a.m
+	if m.IsDraining() {
 		return nil, web.ErrDraining
 	}
 	// The wait for a slot is not part of the call's timeout.
-	job, err := s.runner().Job(ctx, req, web.CallerOf(a.r), proto.ModeInline, id, s.QueueWait)
+	job, err := m.Job(ctx, req, web.CallerOf(a.r), proto.ModeInline, id, m.QueueWait)
 	if err != nil {
 		return nil, err
 	}
 	job.ThreadID, job.Container = ownThread(req.ThreadID), true
-	run, err := s.runner().Start(ctx, a.i, &proto.Submission{Job: job}, s.QueueWait)
+	run, err := m.Start(ctx, a.i, &proto.Submission{Job: job}, m.QueueWait)
 	if err != nil {
 		return nil, err
 	}
 	defer run.Close()
 	record, err := run.Wait(ctx)
 	if errors.Is(err, context.Canceled) {
-		err = errors.Join(err, s.runner().Cancel(ctx, run.ID))
+		err = errors.Join(err, m.Cancel(ctx, run.ID))
 	}
 	return record, err
 }
@@ -94,12 +92,12 @@ func (a *Agent) executeOnce(
 ) (record *proto.Record, err error) {
 	defer func() {
 		if err != nil && over(ctx) {
-			err = errors.Join(err, a.s.runner().Cancel(ctx, id))
+			err = errors.Join(err, a.m.Cancel(ctx, id))
 		}
 	}()
 	submitted := false
 	if a.resumed {
-		_, err := a.s.Jobs.Summary(ctx, id)
+		_, err := a.m.Jobs.Summary(ctx, id)
 		if submitted = err == nil; err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return nil, err
 		}
@@ -110,7 +108,7 @@ func (a *Agent) executeOnce(
 			return nil, err
 		}
 	}
-	return a.s.Jobs.Wait(ctx, id)
+	return a.m.Jobs.Wait(ctx, id)
 }
 
 // submitInBackground submits an execution. Its error is permanent unless another execution has the
@@ -120,17 +118,17 @@ func (a *Agent) submitInBackground(ctx context.Context, id proto.TraceID, req *a
 	if err != nil {
 		return permanentIfFinal(err)
 	}
-	job, err := a.s.Admission.Job(ctx, req, proto.Caller{Key: key, Entitlement: plan, RequestID: a.i.RequestID},
+	job, err := a.m.Admission.Job(ctx, req, proto.Caller{Key: key, Entitlement: plan, RequestID: a.i.RequestID},
 		proto.ModeAsync, id, 0)
 	if err != nil {
 		return permanentIfFinal(err)
 	}
 	job.ThreadID, job.Container = ownThread(req.ThreadID), true
-	if missing := a.s.Capabilities.Missing(&job.Meta); missing != nil && !missing.Expected {
+	if missing := a.m.Capabilities.Missing(&job.Meta); missing != nil && !missing.Expected {
 		return backoff.Permanent(api.NoWorker(missing)) // the model reads it, and the run goes on
 	}
 	job.WebhookURL = "" // the run has one
-	_, err = a.s.Admission.Submit(ctx, &proto.Submission{Job: job})
+	_, err = a.m.Admission.Submit(ctx, &proto.Submission{Job: job})
 	if errors.Is(err, proto.ErrNotConfirmed) {
 		return backoff.Permanent(err) // the next submission has another id
 	}

@@ -17,3 +17,16 @@ func (s *Server) executions() *executions.Routes {
 		DeliveryStatus: s.webhooks().DeliveryStatus, URLSecret: s.URLSecret,
 	}
 }
+
+// tools returns the route of the Model Context Protocol.
+func (s *Server) tools() *toolRoutes {
+	return &toolRoutes{Runner: s.runner(), Files: s.files, Version: s.Version, URLSecret: s.URLSecret}
+}
+
+// Agents returns what makes the agents of surfaces. It is called after Handler.
+func (s *Server) Agents() *Maker {
+	return &Maker{
+		Runner: s.runner(), Opener: s.opener, Keys: s.Admission, Threads: s.Threads, Versions: s.Versions, Homes: s.Files,
+		Files: s.AgentFiles, Batches: s.AgentBatches, Uploads: s.batches(), Spool: s.Spool,
+	}
+}

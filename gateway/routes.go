@@ -15,7 +15,7 @@ import (
 // mistake in the program.
 func (s *Server) apiRows() []web.Row {
 	handlers := slices.Concat(s.executions().Handlers(), s.workRoutes(), s.filesRoutes(), s.webhooks().Handlers(),
-		s.logins.Handlers(), s.mcpRoutes(), s.adminRoutes())
+		s.logins.Handlers(), s.tools().Handlers(), s.adminRoutes())
 	var list []web.Row
 	for _, route := range api.Routes() {
 		if route.OfServer() {
@@ -55,12 +55,5 @@ func (s *Server) route(r chi.Router) {
 			row := s.Row(&surface.Routes[j])
 			s.Guard(r.With(surface.Adopt), &row).Method(row.Method, row.Path, s.Answered(row.Handle))
 		}
-	}
-}
-
-// mcpRoutes returns the routes of the Model Context Protocol.
-func (s *Server) mcpRoutes() []web.Handler {
-	return []web.Handler{
-		{ID: "mcp", Handle: s.serveMCP},
 	}
 }

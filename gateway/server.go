@@ -12,7 +12,6 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/login"
-	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/gateway/webhooks"
 	"github.com/bullpen-run/bullpen/gateway/work"
@@ -93,7 +92,6 @@ type Server struct {
 	opener *filestore.Opener
 	files  *files.FileRoutes
 	logins *login.Routes
-	tools  *mcp.Handler
 }
 
 // Handler returns the handler of all routes. It is called once.
@@ -120,7 +118,6 @@ func (s *Server) Handler() http.Handler {
 	if s.Metrics != nil {
 		web.Get(root, "/metrics", s.Metrics)
 	}
-	s.tools = mcp.NewHandler(s.Version, toolCalls{s})
 	s.routeDocs(root)
 	s.route(root)
 	return root

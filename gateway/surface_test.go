@@ -21,7 +21,7 @@ import (
 // withSurface adds a surface whose routes answer with what run returns.
 func withSurface(run func(a *Agent, w http.ResponseWriter, r *http.Request) error) func(*Server) {
 	return func(s *Server) {
-		handle := func(w http.ResponseWriter, r *http.Request) error { return run(s.AgentFor(r), w, r) }
+		handle := func(w http.ResponseWriter, r *http.Request) error { return run(s.Agents().ForRequest(r), w, r) }
 		s.Surfaces = []web.Surface{{
 			KeyHeader: "X-Other-Key", Prefixes: []string{"/other/"},
 			WriteError: func(w http.ResponseWriter, _ *http.Request, e *api.Error) {
@@ -371,7 +371,7 @@ func TestAgentsReplaceFiles(t *testing.T) {
 // An absolute path outside of the home is a file that no program would find.
 func TestPathsOfAgents(t *testing.T) {
 	h := newHarness(t)
-	a := &Agent{s: h.server}
+	a := h.server.Agents().InBackground("acme", "resp_1")
 	for path, want := range map[string]string{
 		"a/b": "a/b", "./a": "a", "/home/baponi/a": "a", "/home/baponi": "", ".": "",
 		"/tmp/a": "!", "/home/baponi2/a": "!", "../a": "!", "/home/baponi/../x": "!",
@@ -422,7 +422,7 @@ func TestStoredRunsAreAdmitted(t *testing.T) {
 // another id: the first one never runs.
 func TestUnconfirmedCallsAreSubmittedAgain(t *testing.T) {
 	h := newHarness(t)
-	agent := h.server.BackgroundAgent("acme", "resp_1")
+	agent := h.server.Agents().InBackground("acme", "resp_1")
 	defer agent.Release()
 	ctx, err := agent.Begin(t.Context(), &proto.AgentRun{Org: "acme", ID: "resp_1", Key: h.stub.keys[0].ID}, false)
 	if err != nil {

@@ -7,24 +7,48 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/bullpen-run/bullpen/gateway/executions"
+	"github.com/bullpen-run/bullpen/gateway/filestore"
 	"github.com/bullpen-run/bullpen/gateway/mcp"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-const (
-	// callForm is the version of the signed name of a call, see [callTrace].
-	callForm = "bullpen-mcp-1"
-	// messageCost is the number of copies of a message of the Model Context Protocol beyond those of
-	// other bodies, and toolOutputCost the number of copies of the output in a result, escaped.
-	messageCost, toolOutputCost = 4, 8
-	// valueCost is the memory of a value in such a message, or in a request to an agent, in bytes.
-	valueCost = 1 << 10
-)
+// callForm is the version of the signed name of a call, see [toolRoutes.callTrace].
+const callForm = "bullpen-mcp-1"
 
-// serveMCP answers requests of the Model Context Protocol.
-func (s *Server) serveMCP(w http.ResponseWriter, r *web.Request) error {
+// toolFiles opens files and signs the URLs of files.
+type toolFiles interface {
+	// OpenPath returns the files that a request addresses, and the path in them that clean returns for a
+	// name. The files must be closed.
+	OpenPath(r *web.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error)) (
+		*filestore.Store, string, error)
+	// SignUpload returns a URL to upload a file to.
+	SignUpload(r *web.Request, req *api.FileUploadRequest) (*api.SignedURL, error)
+	// SignDownload returns a URL to download a file from.
+	SignDownload(r *web.Request, req *api.FileDownloadRequest) (*api.SignedURL, error)
+}
+
+// toolRoutes is the route of the Model Context Protocol.
+type toolRoutes struct {
+	*executions.Runner
+	Files   toolFiles
+	Version string // of the program
+	// URLSecret signs the names of calls. All gateways have the same random secret.
+	URLSecret *[32]byte
+
+	protocol *mcp.Handler
+}
+
+// Handlers returns the handlers of the routes.
+func (s *toolRoutes) Handlers() []web.Handler {
+	s.protocol = mcp.NewHandler(s.Version, s)
+	return []web.Handler{{ID: "mcp", Handle: s.serve}}
+}
+
+// serve answers requests of the Model Context Protocol.
+func (s *toolRoutes) serve(w http.ResponseWriter, r *web.Request) error {
 	if err := s.CheckOrigin(r); err != nil {
 		return err
 	}
@@ -35,7 +59,7 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.reserveMessage(r.Info, body); err != nil {
+	if err := s.ReserveMessage(r.Info, body); err != nil {
 		return err
 	}
 	if mcp.Connected(r.Request) {
@@ -48,63 +72,46 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *web.Request) error {
 		return err
 	}
 	defer decoded()
-	return s.tools.Serve(w, r.Request, body, decoded)
+	return s.protocol.Serve(w, r.Request, body, decoded)
 }
-
-// reserveMessage reserves the memory for the message of a model's client while it is decoded and
-// carried out.
-func (s *Server) reserveMessage(i *web.Info, message []byte) error {
-	values, err := api.CountValues(message)
-	if err != nil {
-		return err
-	}
-	if !s.Reserve(i, int64(len(message))*messageCost+int64(values)*valueCost) {
-		return web.ErrOverloaded
-	}
-	return nil
-}
-
-// toolCalls carries out the tools of the Model Context Protocol, with the functions that the routes
-// of the same purpose use.
-type toolCalls struct{ *Server }
 
 // callTrace returns the trace id of the execution of a call. It can be computed from the secret
 // alone, so that every gateway can cancel the execution.
-func (t toolCalls) callTrace(call *mcp.Call) proto.TraceID {
+func (s *toolRoutes) callTrace(call *mcp.Call) proto.TraceID {
 	if call.Name == "" {
 		return proto.NewTraceID()
 	}
 	text := strings.Join([]string{callForm, web.RequestOf(call.HTTP).Key.ID, call.Name}, "\n")
-	return proto.DerivedTraceID(string(web.Signature(*t.URLSecret, text)))
+	return proto.DerivedTraceID(string(web.Signature(*s.URLSecret, text)))
 }
 
 // Execute implements [mcp.Sandbox]. The execution is inline, or streaming if the client wants
 // progress and the plan includes that.
-func (t toolCalls) Execute(
+func (s *toolRoutes) Execute(
 	_ context.Context, call *mcp.Call, req *api.ExecuteRequest,
 ) (result *api.ToolResult, err error) {
-	if t.IsDraining() {
+	if s.IsDraining() {
 		return nil, web.ErrDraining // here, because the route also serves tools that start nothing
 	}
 	r := web.RequestOf(call.HTTP)
-	i, id := r.Info, t.callTrace(call)
-	ctx, span := t.StartRequest(r, id, "tools/call "+api.ToolExecute)
+	i, id := r.Info, s.callTrace(call)
+	ctx, span := s.StartRequest(r, id, "tools/call "+api.ToolExecute)
 	defer func() { web.EndRequest(ctx, i, span, http.StatusOK, err) }() // errors of tools are answers
 	mode := proto.ModeInline
 	if call.Progress != nil && i.Plan.Streaming {
 		mode = proto.ModeStreaming
 	}
 	if call.Name != "" {
-		if err := t.checkUnused(ctx, id); err != nil {
+		if err := s.checkUnused(ctx, id); err != nil {
 			return nil, err
 		}
 	}
-	job, err := t.runner().Job(ctx, req, web.CallerOf(r), mode, id, 0)
+	job, err := s.Job(ctx, req, web.CallerOf(r), mode, id, 0)
 	if err != nil {
 		return nil, err
 	}
-	run, err := t.runner().Start(ctx, i, &proto.Submission{Job: job}, 0)
-	t.Shrink(i, web.RequestCost) // the program is stored
+	run, err := s.Start(ctx, i, &proto.Submission{Job: job}, 0)
+	s.Shrink(i, web.RequestCost) // the program is stored
 	if err != nil {
 		return nil, err
 	}
@@ -117,21 +124,19 @@ func (t toolCalls) Execute(
 	}
 	if err != nil {
 		if call.Connected && errors.Is(err, context.Canceled) {
-			err = errors.Join(err, t.runner().Cancel(ctx, run.ID))
+			err = errors.Join(err, s.Runner.Cancel(ctx, run.ID))
 		}
 		return nil, err
 	}
-	if !t.Reserve(i, int64(min(len(record.Result.Stdout), api.MaxToolOutput)+
-		min(len(record.Result.Stderr), api.MaxToolOutput))*toolOutputCost) {
-		return nil, api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+
-			web.StatusHint(run.ID))
+	if err := s.ReserveOutput(i, run.ID, record.Result); err != nil {
+		return nil, err
 	}
 	return api.NewToolResult(run.ID, record.Result), nil
 }
 
 // checkUnused refuses a call with the name of an earlier one.
-func (t toolCalls) checkUnused(ctx context.Context, id proto.TraceID) error {
-	_, err := t.Jobs.Summary(ctx, id)
+func (s *toolRoutes) checkUnused(ctx context.Context, id proto.TraceID) error {
+	_, err := s.Jobs.Summary(ctx, id)
 	switch {
 	case errors.Is(err, proto.ErrNotFound):
 		return nil
@@ -144,7 +149,7 @@ func (t toolCalls) checkUnused(ctx context.Context, id proto.TraceID) error {
 }
 
 // Authorize implements [mcp.Sandbox].
-func (t toolCalls) Authorize(call *mcp.Call, tool *api.Tool) error {
+func (s *toolRoutes) Authorize(call *mcp.Call, tool *api.Tool) error {
 	if key := &web.RequestOf(call.HTTP).Key; !key.Has(tool.Scope) {
 		return api.MissingScope(tool.Scope)
 	}
@@ -152,14 +157,14 @@ func (t toolCalls) Authorize(call *mcp.Call, tool *api.Tool) error {
 }
 
 // Cancel implements [mcp.Sandbox].
-func (t toolCalls) Cancel(ctx context.Context, call *mcp.Call) error {
-	return t.runner().Cancel(ctx, t.callTrace(call))
+func (s *toolRoutes) Cancel(ctx context.Context, call *mcp.Call) error {
+	return s.Runner.Cancel(ctx, s.callTrace(call))
 }
 
 // ListFiles implements [mcp.Sandbox].
-func (t toolCalls) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListRequest) (*api.ToolFiles, error) {
+func (s *toolRoutes) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListRequest) (*api.ToolFiles, error) {
 	files := &api.ToolFiles{Files: []api.File{}}
-	from, dir, err := t.opener.OpenPath(web.RequestOf(call.HTTP), &req.FileRequest, req.Path, proto.CleanFilePath)
+	from, dir, err := s.Files.OpenPath(web.RequestOf(call.HTTP), &req.FileRequest, req.Path, proto.CleanFilePath)
 	if err != nil {
 		return nil, err
 	}
@@ -182,19 +187,19 @@ func (t toolCalls) ListFiles(_ context.Context, call *mcp.Call, req *api.FileLis
 var errEnough = errors.New("the list is long enough")
 
 // UploadURL implements [mcp.Sandbox].
-func (t toolCalls) UploadURL(_ context.Context, call *mcp.Call, req *api.FileUploadRequest) (*api.SignedURL, error) {
-	return t.files.SignUpload(web.RequestOf(call.HTTP), req)
+func (s *toolRoutes) UploadURL(_ context.Context, call *mcp.Call, req *api.FileUploadRequest) (*api.SignedURL, error) {
+	return s.Files.SignUpload(web.RequestOf(call.HTTP), req)
 }
 
 // DownloadURL implements [mcp.Sandbox].
-func (t toolCalls) DownloadURL(
+func (s *toolRoutes) DownloadURL(
 	_ context.Context, call *mcp.Call, req *api.FileDownloadRequest,
 ) (*api.SignedURL, error) {
-	return t.files.SignDownload(web.RequestOf(call.HTTP), req)
+	return s.Files.SignDownload(web.RequestOf(call.HTTP), req)
 }
 
 // PublicError implements [mcp.Sandbox].
-func (t toolCalls) PublicError(call *mcp.Call, err error) *api.Error {
+func (s *toolRoutes) PublicError(call *mcp.Call, err error) *api.Error {
 	i := web.RequestOf(call.HTTP).Info
 	i.Err, i.Reported = err, true
 	return api.NewError(err)

@@ -201,6 +201,17 @@ func (x *Runner) Cancel(ctx context.Context, id proto.TraceID) error {
 	return nil
 }
 
+// ReserveOutput reserves the memory for the part of an execution's output that a model reads. Its error is
+// for the client.
+func (x *Runner) ReserveOutput(i *web.Info, id proto.TraceID, result *proto.Result) error {
+	read := min(len(result.Stdout), api.MaxToolOutput) + min(len(result.Stderr), api.MaxToolOutput)
+	if !x.ReserveText(i, int64(read)) {
+		return api.Unavailable(1, "the execution has ended, but too many requests are open here for its output: "+
+			web.StatusHint(id))
+	}
+	return nil
+}
+
 // Wait waits for the end of the execution. Its error is for the client.
 func (x *Run) Wait(ctx context.Context) (*proto.Record, error) {
 	record, err := x.await(ctx)

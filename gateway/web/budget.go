@@ -3,6 +3,8 @@ package web
 import (
 	"net/http"
 	"sync"
+
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 const (
@@ -17,6 +19,11 @@ const (
 	uploadParts    = 3
 	uploadPart     = 8 << 20
 	maxUploadParts = 10_000
+	// messageCost is the number of copies of a message of a model's client beyond those of other bodies,
+	// and textCost the number of copies of a text that the answer has, escaped.
+	messageCost, textCost = 4, 8
+	// valueCost is the memory of a value in such a message, in bytes.
+	valueCost = 1 << 10
 	// OrgShare divides the budget: one organisation gets at most half, so that it cannot keep the
 	// others out.
 	OrgShare = 2
@@ -99,3 +106,20 @@ func (c *Core) Shrink(i *Info, n int64) {
 		i.reserved = n
 	}
 }
+
+// ReserveMessage reserves the memory for the message of a model's client while it is decoded and carried
+// out.
+func (c *Core) ReserveMessage(i *Info, message []byte) error {
+	values, err := api.CountValues(message)
+	if err != nil {
+		return err
+	}
+	if !c.Reserve(i, int64(len(message))*messageCost+int64(values)*valueCost) {
+		return ErrOverloaded
+	}
+	return nil
+}
+
+// ReserveText reserves the memory for n bytes of text that a request keeps until its end. It reports
+// whether they fit.
+func (c *Core) ReserveText(i *Info, n int64) bool { return c.Reserve(i, n*textCost) }

@@ -90,7 +90,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		Prefixes: []string{anthropic.Prefix + "/"},
 	}
 	messages := &anthropic.Server{Upstream: up, Host: func(r *http.Request) agent.RequestHost {
-		return server.AgentFor(r)
+		return server.Agents().ForRequest(r)
 	}, Runs: runs, Log: s.log}
 	for _, route := range messages.Routes() {
 		surface.Routes = append(surface.Routes, web.SurfaceRow(route))
@@ -100,7 +100,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		Prefixes:   []string{responses.OpenAIPrefix + "/", responses.PerplexityPrefix + "/"},
 	}
 	answers := &responses.Server{
-		Upstream: up, Completions: up, Host: func(r *http.Request) agent.RequestHost { return server.AgentFor(r) },
+		Upstream: up, Completions: up, Host: func(r *http.Request) agent.RequestHost { return server.Agents().ForRequest(r) },
 		Runs: runs, Log: s.log,
 		Notify: func(ctx context.Context, org, key, name string, body any) error {
 			url := s.webhooks.settings.Webhook(key).URL
@@ -121,7 +121,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	background := &agent.Background{
 		Store: runs, Upstream: up,
 		APIs: map[string]agent.API{"openai": answers, "perplexity": answers, anthropic.API: messages}, Log: s.log,
-		Host: func(org, id string) agent.BackgroundHost { return server.BackgroundAgent(org, id) },
+		Host: func(org, id string) agent.BackgroundHost { return server.Agents().InBackground(org, id) },
 	}
 	engine := runs.Engine(background.CarryOut, s.instance, s.log)
 	r.work = append(r.work, part{"agent runs in the background", engine.Run})
