@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/agents"
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
@@ -12,12 +13,12 @@ import (
 // Admission decides what API keys may do, and makes and submits jobs. A request that is not admitted
 // gets a [*proto.Rejection], a [*proto.FieldError] or another error whose text is for clients.
 type Admission interface {
-	Keys
 	admin.Credentials
 	admin.OrgQuotas
 	admin.Quotas
 	admin.Requeuer
 	admin.Sandboxes
+	agents.Keys
 	executions.Admission
 	files.Principals
 	filestore.Keys
@@ -35,13 +36,13 @@ type Members interface {
 // Threads reads the threads of organisations. The Holder of a thread is empty if the holding
 // execution has ended.
 type Threads interface {
+	agents.Threads
 	files.Threads
-	AgentThreads
 }
 
 // Versions reads, changes and removes the stored versions of threads.
 type Versions interface {
-	AgentVersions
+	agents.Versions
 	files.Versions
 	work.Versions
 }
@@ -54,6 +55,6 @@ type Storage interface {
 
 // Files reads and stages files in the homes of threads.
 type Files interface {
+	agents.Homes
 	filestore.Homes
-	Homes
 }

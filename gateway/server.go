@@ -8,6 +8,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/gateway/admin"
+	"github.com/bullpen-run/bullpen/gateway/agents"
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/files"
 	"github.com/bullpen-run/bullpen/gateway/filestore"
@@ -63,9 +64,9 @@ type Server struct {
 	DeadLetters  admin.DeadLetters
 	Backups      admin.Backups
 	Audit        admin.AuditLog
-	AgentFiles   AgentFiles
+	AgentFiles   agents.Files
 	// AgentBatches are of requests to agents, and Batches of executions.
-	AgentBatches AgentBatches
+	AgentBatches agents.Batches
 	// Spool returns an empty file, which is removed when it is closed. Surfaces need it.
 	Spool func() (*os.File, error)
 

@@ -13,13 +13,21 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bullpen-run/bullpen/gateway/agents"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
+const (
+	// maxAgentTimeout is the longest time that a tool call of an agent may run, in seconds.
+	maxAgentTimeout = 300
+	// maxUploadFields is the number of parts of the form of an upload that are no file.
+	maxUploadFields = 16
+)
+
 // withSurface adds a surface whose routes answer with what run returns.
-func withSurface(run func(a *Agent, w http.ResponseWriter, r *http.Request) error) func(*Server) {
+func withSurface(run func(a *agents.Agent, w http.ResponseWriter, r *http.Request) error) func(*Server) {
 	return func(s *Server) {
 		handle := func(w http.ResponseWriter, r *http.Request) error { return run(s.Agents().ForRequest(r), w, r) }
 		s.Surfaces = []web.Surface{{
@@ -44,7 +52,7 @@ func withSurface(run func(a *Agent, w http.ResponseWriter, r *http.Request) erro
 }
 
 func TestSurfacesHaveTheirOwnKeysAndErrors(t *testing.T) {
-	h := newHarness(t, withSurface(func(_ *Agent, w http.ResponseWriter, _ *http.Request) error {
+	h := newHarness(t, withSurface(func(_ *agents.Agent, w http.ResponseWriter, _ *http.Request) error {
 		_, err := io.WriteString(w, "done")
 		return err
 	}))
@@ -98,7 +106,7 @@ func TestSurfacesHaveTheirOwnKeysAndErrors(t *testing.T) {
 // A tool call is an execution with the limits of its key, and ends when its client leaves.
 func TestAgentsExecute(t *testing.T) {
 	ended := make(chan error, 1)
-	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
+	h := newHarness(t, withSurface(func(a *agents.Agent, w http.ResponseWriter, r *http.Request) error {
 		// only then is it noticed that a client leaves
 		if err := a.ReadBody(w, func([]byte) error { return nil }); err != nil {
 			return err
@@ -163,7 +171,7 @@ func TestAgentsExecute(t *testing.T) {
 // know containers alone.
 func TestAgentsWaitForSlots(t *testing.T) {
 	var executed error
-	h := newHarness(t, withSurface(func(a *Agent, _ http.ResponseWriter, r *http.Request) error {
+	h := newHarness(t, withSurface(func(a *agents.Agent, _ http.ResponseWriter, r *http.Request) error {
 		_, executed = a.Execute(r.Context(), proto.NewTraceID(),
 			&api.ExecuteRequest{Code: "1", Language: proto.Python, MaxAttempts: 1, Timeout: 2, ThreadID: "cntr_1"})
 		return executed
@@ -197,7 +205,7 @@ func TestAgentsWaitForSlots(t *testing.T) {
 func TestErrorsAfterCalls(t *testing.T) {
 	var failure error
 	calls := true
-	h := newHarness(t, withSurface(func(a *Agent, _ http.ResponseWriter, r *http.Request) error {
+	h := newHarness(t, withSurface(func(a *agents.Agent, _ http.ResponseWriter, r *http.Request) error {
 		if !calls {
 			return failure
 		}
@@ -241,7 +249,7 @@ func TestErrorsAfterCalls(t *testing.T) {
 // can tell both apart.
 func TestSurfacesLeave(t *testing.T) {
 	begun, causes := make(chan struct{}), make(chan error, 1)
-	h := newHarness(t, withSurface(func(_ *Agent, _ http.ResponseWriter, r *http.Request) error {
+	h := newHarness(t, withSurface(func(_ *agents.Agent, _ http.ResponseWriter, r *http.Request) error {
 		begun <- struct{}{}
 		<-r.Context().Done()
 		causes <- context.Cause(r.Context())
@@ -273,7 +281,7 @@ func TestSurfacesLeave(t *testing.T) {
 
 // What a run keeps is part of the memory of its request.
 func TestAgentsReserveMemory(t *testing.T) {
-	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, _ *http.Request) error {
+	h := newHarness(t, withSurface(func(a *agents.Agent, w http.ResponseWriter, _ *http.Request) error {
 		for range 1000 {
 			if err := a.Reserve(1 << 20); err != nil {
 				return err
@@ -292,7 +300,7 @@ func TestAgentsReserveMemory(t *testing.T) {
 func TestAgentsTransfer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
+		h := newHarness(t, withSurface(func(a *agents.Agent, w http.ResponseWriter, r *http.Request) error {
 			content, err := a.OpenFile(r.Context(), "t", "a")
 			if err != nil {
 				return err
@@ -334,7 +342,7 @@ func TestAgentsTransfer(t *testing.T) {
 
 // An agent replaces a file only if that has the tag, and creates one only if there is none.
 func TestAgentsReplaceFiles(t *testing.T) {
-	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
+	h := newHarness(t, withSurface(func(a *agents.Agent, w http.ResponseWriter, r *http.Request) error {
 		replace := func(name, tag, text string) {
 			err := a.ReplaceFile(r.Context(), "t", name, tag, int64(len(text)), strings.NewReader(text))
 			if _, changed := errors.AsType[*proto.FileChangedError](err); changed {
@@ -390,7 +398,7 @@ func TestPathsOfAgents(t *testing.T) {
 // has asynchronous executions.
 func TestStoredRunsAreAdmitted(t *testing.T) {
 	background := false
-	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, r *http.Request) error {
+	h := newHarness(t, withSurface(func(a *agents.Agent, w http.ResponseWriter, r *http.Request) error {
 		if err := a.AllowStored(r.Context(), background); err != nil {
 			return err
 		}
@@ -454,7 +462,7 @@ func TestUnconfirmedCallsAreSubmittedAgain(t *testing.T) {
 
 // A form with a file has few parts, also if they have the same name.
 func TestPartsOfUploads(t *testing.T) {
-	h := newHarness(t, withSurface(func(a *Agent, w http.ResponseWriter, _ *http.Request) error {
+	h := newHarness(t, withSurface(func(a *agents.Agent, w http.ResponseWriter, _ *http.Request) error {
 		up, err := a.ReadUpload(w, "")
 		if err == nil {
 			err = up.Close()

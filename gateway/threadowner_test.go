@@ -60,7 +60,7 @@ func TestOwnedThreads(t *testing.T) {
 		"getThread":      {}, "deleteThread": {}, "archiveThread": {},
 		"forkThread":      {body: `{"id":"new"}`},
 		"forkThread to":   {body: `{"id":"ID"}`},
-		"unpackThread":    {body: string(emptyTar[:])},
+		"unpackThread":    {body: string(make([]byte, 1024))},
 		"listThreads":     {query: "?cursor=ID"},
 		"listFiles":       {body: file + `}`},
 		"deleteFile":      {body: file + `}`},

@@ -1,4 +1,4 @@
-package gateway
+package agents
 
 import (
 	"context"
@@ -12,19 +12,19 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// maxAgentTimeout is the longest time that a tool call of an agent may run, in seconds.
-const maxAgentTimeout = 300
+// maxTimeout is the longest time that a tool call of an agent may run, in seconds.
+const maxTimeout = 300
 
 // Execute runs a program as the execution of an id and returns its record. If ctx is done first, the
 // execution is cancelled; in the background only if the run has ended, and goes on otherwise. A
-// timeout of 0 is the longest that the plan allows, up to maxAgentTimeout.
+// timeout of 0 is the longest that the plan allows, up to maxTimeout.
 func (a *Agent) Execute(
 	ctx context.Context, id proto.TraceID, req *api.ExecuteRequest,
 ) (record *proto.Record, err error) {
 	ctx, span := a.m.StartBackgroundSpan(ctx, id, "agent call", a.i.Key.Org, a.i.Key.ID)
 	defer func() { web.EndBackgroundSpan(span, err) }()
 	if req.Timeout == 0 {
-		req.Timeout = min(maxAgentTimeout, proto.LimitOf(a.i.Plan.MaxTimeout), proto.LimitOf(a.i.Plan.KeyTimeout))
+		req.Timeout = min(maxTimeout, proto.LimitOf(a.i.Plan.MaxTimeout), proto.LimitOf(a.i.Plan.KeyTimeout))
 	}
 	execute := a.executeNow
 	if a.r == nil {

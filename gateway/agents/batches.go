@@ -1,4 +1,4 @@
-package gateway
+package agents
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// AgentBatches stores batches of requests to agents, as [work.Batches] does those of executions.
-type AgentBatches interface {
+// Batches stores batches of requests to agents, as [work.Batches] does those of executions.
+type Batches interface {
 	work.Batches
 	// Content returns what reads the items of a batch as they were uploaded.
 	Content(ctx context.Context, batch *proto.Batch) (

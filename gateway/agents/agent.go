@@ -1,4 +1,4 @@
-package gateway
+package agents
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// AgentFiles stores the files of organisations' agents, without their content.
-type AgentFiles interface {
+// Files stores the files of organisations' agents, without their content.
+type Files interface {
 	// Put stores a file, new or in place of the one of its id. It returns a [*proto.QuotaError] if the
 	// organisation has too many.
 	Put(ctx context.Context, f proto.AgentFile) error
@@ -46,8 +46,8 @@ type Keys interface {
 	ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error)
 }
 
-// AgentThreads reads the threads of organisations.
-type AgentThreads interface {
+// Threads reads the threads of organisations.
+type Threads interface {
 	// Get returns a thread, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
 	// ListUsed returns up to limit threads whose ids have a prefix and that were used since a time, in
@@ -55,8 +55,8 @@ type AgentThreads interface {
 	ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error)
 }
 
-// AgentVersions changes and removes the stored versions of threads.
-type AgentVersions interface {
+// Versions changes and removes the stored versions of threads.
+type Versions interface {
 	// Unpack unpacks a tar below a directory in a new version, and returns its number. It creates the
 	// thread and the directory if they do not exist.
 	Unpack(ctx context.Context, org, thread, path string, tar *proto.TarUpload) (version int64, err error)
@@ -82,11 +82,11 @@ type Maker struct {
 	*executions.Runner
 	Opener   *filestore.Opener
 	Keys     Keys
-	Threads  AgentThreads
-	Versions AgentVersions
+	Threads  Threads
+	Versions Versions
 	Homes    Homes
-	Files    AgentFiles
-	Batches  AgentBatches // of requests to agents
+	Files    Files
+	Batches  Batches // of requests to agents
 	Uploads  Uploads
 	// Spool returns an empty file, which is removed when it is closed.
 	Spool func() (*os.File, error)

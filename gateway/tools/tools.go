@@ -1,4 +1,4 @@
-package gateway
+package tools
 
 import (
 	"context"
@@ -15,11 +15,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// callForm is the version of the signed name of a call, see [toolRoutes.callTrace].
+// callForm is the version of the signed name of a call, see [Routes.callTrace].
 const callForm = "bullpen-mcp-1"
 
-// toolFiles opens files and signs the URLs of files.
-type toolFiles interface {
+// Files opens files and signs the URLs of files.
+type Files interface {
 	// OpenPath returns the files that a request addresses, and the path in them that clean returns for a
 	// name. The files must be closed.
 	OpenPath(r *web.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error)) (
@@ -30,10 +30,10 @@ type toolFiles interface {
 	SignDownload(r *web.Request, req *api.FileDownloadRequest) (*api.SignedURL, error)
 }
 
-// toolRoutes is the route of the Model Context Protocol.
-type toolRoutes struct {
+// Routes is the route of the Model Context Protocol.
+type Routes struct {
 	*executions.Runner
-	Files   toolFiles
+	Files   Files
 	Version string // of the program
 	// URLSecret signs the names of calls. All gateways have the same random secret.
 	URLSecret *[32]byte
@@ -42,13 +42,13 @@ type toolRoutes struct {
 }
 
 // Handlers returns the handlers of the routes.
-func (s *toolRoutes) Handlers() []web.Handler {
+func (s *Routes) Handlers() []web.Handler {
 	s.protocol = mcp.NewHandler(s.Version, s)
 	return []web.Handler{{ID: "mcp", Handle: s.serve}}
 }
 
 // serve answers requests of the Model Context Protocol.
-func (s *toolRoutes) serve(w http.ResponseWriter, r *web.Request) error {
+func (s *Routes) serve(w http.ResponseWriter, r *web.Request) error {
 	if err := s.CheckOrigin(r); err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (s *toolRoutes) serve(w http.ResponseWriter, r *web.Request) error {
 
 // callTrace returns the trace id of the execution of a call. It can be computed from the secret
 // alone, so that every gateway can cancel the execution.
-func (s *toolRoutes) callTrace(call *mcp.Call) proto.TraceID {
+func (s *Routes) callTrace(call *mcp.Call) proto.TraceID {
 	if call.Name == "" {
 		return proto.NewTraceID()
 	}
@@ -87,7 +87,7 @@ func (s *toolRoutes) callTrace(call *mcp.Call) proto.TraceID {
 
 // Execute implements [mcp.Sandbox]. The execution is inline, or streaming if the client wants
 // progress and the plan includes that.
-func (s *toolRoutes) Execute(
+func (s *Routes) Execute(
 	_ context.Context, call *mcp.Call, req *api.ExecuteRequest,
 ) (result *api.ToolResult, err error) {
 	if s.IsDraining() {
@@ -135,7 +135,7 @@ func (s *toolRoutes) Execute(
 }
 
 // checkUnused refuses a call with the name of an earlier one.
-func (s *toolRoutes) checkUnused(ctx context.Context, id proto.TraceID) error {
+func (s *Routes) checkUnused(ctx context.Context, id proto.TraceID) error {
 	_, err := s.Jobs.Summary(ctx, id)
 	switch {
 	case errors.Is(err, proto.ErrNotFound):
@@ -149,7 +149,7 @@ func (s *toolRoutes) checkUnused(ctx context.Context, id proto.TraceID) error {
 }
 
 // Authorize implements [mcp.Sandbox].
-func (s *toolRoutes) Authorize(call *mcp.Call, tool *api.Tool) error {
+func (s *Routes) Authorize(call *mcp.Call, tool *api.Tool) error {
 	if key := &web.RequestOf(call.HTTP).Key; !key.Has(tool.Scope) {
 		return api.MissingScope(tool.Scope)
 	}
@@ -157,12 +157,12 @@ func (s *toolRoutes) Authorize(call *mcp.Call, tool *api.Tool) error {
 }
 
 // Cancel implements [mcp.Sandbox].
-func (s *toolRoutes) Cancel(ctx context.Context, call *mcp.Call) error {
+func (s *Routes) Cancel(ctx context.Context, call *mcp.Call) error {
 	return s.Runner.Cancel(ctx, s.callTrace(call))
 }
 
 // ListFiles implements [mcp.Sandbox].
-func (s *toolRoutes) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListRequest) (*api.ToolFiles, error) {
+func (s *Routes) ListFiles(_ context.Context, call *mcp.Call, req *api.FileListRequest) (*api.ToolFiles, error) {
 	files := &api.ToolFiles{Files: []api.File{}}
 	from, dir, err := s.Files.OpenPath(web.RequestOf(call.HTTP), &req.FileRequest, req.Path, proto.CleanFilePath)
 	if err != nil {
@@ -187,19 +187,19 @@ func (s *toolRoutes) ListFiles(_ context.Context, call *mcp.Call, req *api.FileL
 var errEnough = errors.New("the list is long enough")
 
 // UploadURL implements [mcp.Sandbox].
-func (s *toolRoutes) UploadURL(_ context.Context, call *mcp.Call, req *api.FileUploadRequest) (*api.SignedURL, error) {
+func (s *Routes) UploadURL(_ context.Context, call *mcp.Call, req *api.FileUploadRequest) (*api.SignedURL, error) {
 	return s.Files.SignUpload(web.RequestOf(call.HTTP), req)
 }
 
 // DownloadURL implements [mcp.Sandbox].
-func (s *toolRoutes) DownloadURL(
+func (s *Routes) DownloadURL(
 	_ context.Context, call *mcp.Call, req *api.FileDownloadRequest,
 ) (*api.SignedURL, error) {
 	return s.Files.SignDownload(web.RequestOf(call.HTTP), req)
 }
 
 // PublicError implements [mcp.Sandbox].
-func (s *toolRoutes) PublicError(call *mcp.Call, err error) *api.Error {
+func (s *Routes) PublicError(call *mcp.Call, err error) *api.Error {
 	i := web.RequestOf(call.HTTP).Info
 	i.Err, i.Reported = err, true
 	return api.NewError(err)
