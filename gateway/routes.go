@@ -14,8 +14,7 @@ import (
 // apiRows joins the routes of the API with their handlers. It panics if one lacks the other, which is a
 // mistake in the program.
 func (s *Server) apiRows() []web.Row {
-	handlers := slices.Concat(s.executions().Handlers(), s.workRoutes(), s.filesRoutes(), s.webhooks().Handlers(),
-		s.logins.Handlers(), s.tools().Handlers(), s.adminRoutes())
+	handlers := s.handlers()
 	var list []web.Row
 	for _, route := range api.Routes() {
 		if route.OfServer() {

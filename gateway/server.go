@@ -91,7 +91,6 @@ type Server struct {
 	Problems func() []proto.Problem
 
 	opener *filestore.Opener
-	files  *files.FileRoutes
 	logins *login.Routes
 }
 
@@ -105,9 +104,6 @@ func (s *Server) Handler() http.Handler {
 	s.opener = &filestore.Opener{
 		Core: &s.Core, Homes: s.Files, Connections: s.Connections, Mounts: s.Storage, Parts: s.Parts, Keys: s.Admission,
 		Home: s.Home,
-	}
-	s.files = &files.FileRoutes{
-		Opener: s.opener, Quotas: s.Admission, Principals: s.Admission, URLSecret: s.URLSecret,
 	}
 	root := chi.NewRouter()
 	root.Use(s.Observe, s.CORS)
