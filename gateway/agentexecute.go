@@ -52,7 +52,7 @@ func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.Execu
 		return nil, err
 	}
 	job.ThreadID, job.Container = ownThread(req.ThreadID), true
-	watch, err := s.Jobs.Watch(id)
+	watch, err := s.Jobs.Watch(a.org(), id)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.Execu
 	}
 	if err != nil {
 		if errors.Is(err, context.Canceled) {
-			err = errors.Join(err, toolCalls{s}.cancelCall(ctx, x.id))
+			err = errors.Join(err, toolCalls{s}.cancelCall(ctx, a.org(), x.id))
 		}
 		return nil, waitError(x.id, err)
 	}
@@ -108,12 +108,12 @@ func (a *Agent) executeOnce(
 ) (record *proto.Record, err error) {
 	defer func() {
 		if err != nil && over(ctx) {
-			err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, id))
+			err = errors.Join(err, toolCalls{a.s}.cancelCall(ctx, a.org(), id))
 		}
 	}()
 	submitted := false
 	if a.resumed {
-		_, err := a.s.Jobs.Summary(ctx, id)
+		_, err := a.s.Jobs.Summary(ctx, a.org(), id)
 		if submitted = err == nil; err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return nil, err
 		}
@@ -124,7 +124,7 @@ func (a *Agent) executeOnce(
 			return nil, err
 		}
 	}
-	return a.s.Jobs.Wait(ctx, id)
+	return a.s.Jobs.Wait(ctx, a.org(), id)
 }
 
 // submitInBackground submits an execution. Its error is permanent unless another execution has the

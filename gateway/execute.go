@@ -50,7 +50,7 @@ func (s *Server) execute(w http.ResponseWriter, r *web.Request) (err error) {
 	}
 	var watch Watch
 	if job.Mode == proto.ModeInline {
-		if watch, err = s.Jobs.Watch(id); err != nil {
+		if watch, err = s.Jobs.Watch(job.Org, id); err != nil {
 			return err
 		}
 		defer watch.Close()
@@ -171,7 +171,7 @@ func (s *Server) answerInline(ctx context.Context, w http.ResponseWriter, x *adm
 // queued at its queue deadline.
 func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) {
 	if x.submission != nil {
-		record, err := s.waitUntil(ctx, x.id, x.watch, x.queueDeadline)
+		record, err := s.waitUntil(ctx, x.request.Key.Org, x.id, x.watch, x.queueDeadline)
 		switch {
 		case err == nil:
 			return record, nil
@@ -188,7 +188,7 @@ func (s *Server) await(ctx context.Context, x *admitted) (*proto.Record, error) 
 			s.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.id, "error", err)
 		}
 	}
-	return s.waitUntil(ctx, x.id, x.watch, x.deadline)
+	return s.waitUntil(ctx, x.request.Key.Org, x.id, x.watch, x.deadline)
 }
 
 func (s *Server) withdrawReason(x *admitted) string {
@@ -211,14 +211,14 @@ func (s *Server) clientGone(ctx context.Context, x *admitted) error {
 // waitUntil waits for the end of an execution, with watch if it is not nil. It returns errDeadline
 // at the deadline, and when the server shuts down.
 func (s *Server) waitUntil(
-	ctx context.Context, id proto.TraceID, watch Watch, deadline time.Time,
+	ctx context.Context, org string, id proto.TraceID, watch Watch, deadline time.Time,
 ) (record *proto.Record, err error) {
 	limited, cancel := s.Until(ctx, deadline)
 	defer cancel()
 	if watch != nil {
 		record, err = watch.Wait(limited)
 	} else {
-		record, err = s.Jobs.Wait(limited, id)
+		record, err = s.Jobs.Wait(limited, org, id)
 	}
 	switch {
 	case err == nil:

@@ -29,9 +29,10 @@ func (s *Server) getExecution(w http.ResponseWriter, r *web.Request) error {
 		return err
 	}
 	if wait > 0 && !record.Status.Terminal() {
-		ended, err := s.waitUntil(r.Context(), record.TraceID, nil, time.Now().Add(time.Duration(wait)*time.Second))
+		deadline := time.Now().Add(time.Duration(wait) * time.Second)
+		ended, err := s.waitUntil(r.Context(), record.Org, record.TraceID, nil, deadline)
 		if errors.Is(err, web.ErrDeadline) {
-			ended, err = s.Jobs.Lookup(r.Context(), record.TraceID)
+			ended, err = s.Jobs.Lookup(r.Context(), record.Org, record.TraceID)
 		}
 		if err != nil {
 			return err
@@ -54,14 +55,17 @@ func (s *Server) getExecution(w http.ResponseWriter, r *web.Request) error {
 // waitingReads is the number of records that are read at the same time for what they wait for.
 const waitingReads = 8
 
-// waitingOf returns what workers lack to run those of some executions that are queued.
-func (s *Server) waitingOf(ctx context.Context, ids []proto.TraceID) (map[proto.TraceID]*proto.Missing, error) {
+// waitingOf returns what workers lack to run those of some executions of an organisation that are
+// queued.
+func (s *Server) waitingOf(
+	ctx context.Context, org string, ids []proto.TraceID,
+) (map[proto.TraceID]*proto.Missing, error) {
 	missing := make([]*proto.Missing, len(ids))
 	reads, ctx := errgroup.WithContext(ctx)
 	reads.SetLimit(waitingReads)
 	for i, id := range ids {
 		reads.Go(func() error {
-			record, err := s.Jobs.Lookup(ctx, id)
+			record, err := s.Jobs.Lookup(ctx, org, id)
 			switch {
 			case errors.Is(err, proto.ErrNotFound): // not submitted yet
 				return nil
@@ -190,13 +194,13 @@ func endedBy(record *proto.Record, after int64) bool {
 func (s *Server) streamOutput(
 	w http.ResponseWriter, r *web.Request, record *proto.Record, after int64, live, sse bool,
 ) error {
-	tail, err := s.Events.Follow(r.Context(), record.TraceID, after)
+	tail, err := s.Events.Follow(r.Context(), record.Org, record.TraceID, after)
 	if err != nil {
 		return fmt.Errorf("follow %s: %w", record.TraceID, err)
 	}
 	defer tail.Close()
 	if !live && !record.Status.Terminal() {
-		last, err := s.Events.Last(r.Context(), record.TraceID, record.Attempt)
+		last, err := s.Events.Last(r.Context(), record.Org, record.TraceID, record.Attempt)
 		if err != nil {
 			return fmt.Errorf("last event of %s: %w", record.TraceID, err)
 		}
@@ -219,7 +223,7 @@ func (s *Server) cancelExecution(w http.ResponseWriter, r *web.Request) error {
 	if !record.Status.Terminal() {
 		store, cancel := web.Detached(r.Context())
 		defer cancel()
-		if record, err = s.Jobs.Cancel(store, record.TraceID); err != nil {
+		if record, err = s.Jobs.Cancel(store, record.Org, record.TraceID); err != nil {
 			return fmt.Errorf("cancel: %w", err)
 		}
 		answer.Status = string(record.Status)

@@ -52,16 +52,16 @@ type Submissions interface {
 // Jobs reads and cancels executions.
 type Jobs interface {
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
-	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Summary is Lookup without the outputs of the result.
-	Summary(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Wait blocks until the execution has ended. It returns ctx.Err() if ctx is done first.
-	Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Watch listens for the end of an execution that is about to be submitted, so that waiting for
 	// it needs no reads.
-	Watch(id proto.TraceID) (Watch, error)
+	Watch(org string, id proto.TraceID) (Watch, error)
 	// Cancel stores a request to end the execution, and returns the new record.
-	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Stats returns the state of the queue.
 	Stats(ctx context.Context) (proto.QueueStats, error)
 }
@@ -99,10 +99,10 @@ type Watch interface {
 type Events interface {
 	// Follow reads the events of an execution with sequence numbers above after, and always the
 	// result event.
-	Follow(ctx context.Context, id proto.TraceID, after int64) (Tail, error)
+	Follow(ctx context.Context, org string, id proto.TraceID, after int64) (Tail, error)
 	// Last returns the sequence number of the present last event of an attempt, without the result;
 	// 0 for none.
-	Last(ctx context.Context, id proto.TraceID, attempt int) (int64, error)
+	Last(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error)
 }
 
 // Tail is a reader of one execution's events, for one goroutine at a time.

@@ -176,7 +176,7 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Events, error) {
 func (s *Server) answerStream(ctx context.Context, w http.ResponseWriter, x *admitted, sse bool) error {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
-	tail, err := s.Events.Follow(limited, x.id, 0)
+	tail, err := s.Events.Follow(limited, x.request.Key.Org, x.id, 0)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return web.ErrDeadline
@@ -227,7 +227,7 @@ func (s *Server) awaitStart(ctx context.Context, x *admitted, tail Tail) (proto.
 	// It ended before it started.
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
-	record, err := s.Jobs.Summary(limited, x.id)
+	record, err := s.Jobs.Summary(limited, x.request.Key.Org, x.id)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return first, web.ErrDeadline
 	}

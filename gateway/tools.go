@@ -102,7 +102,7 @@ func (t toolCalls) Execute(
 		mode = proto.ModeStreaming
 	}
 	if call.Name != "" {
-		if err := t.checkUnused(ctx, id); err != nil {
+		if err := t.checkUnused(ctx, i.Key.Org, id); err != nil {
 			return nil, err
 		}
 	}
@@ -112,7 +112,7 @@ func (t toolCalls) Execute(
 	}
 	var watch Watch
 	if mode == proto.ModeInline {
-		if watch, err = t.Jobs.Watch(id); err != nil {
+		if watch, err = t.Jobs.Watch(i.Key.Org, id); err != nil {
 			return nil, err
 		}
 		defer watch.Close()
@@ -135,7 +135,7 @@ func (t toolCalls) Execute(
 	}
 	if err != nil {
 		if call.Connected && errors.Is(err, context.Canceled) {
-			err = errors.Join(err, t.cancelCall(ctx, x.id))
+			err = errors.Join(err, t.cancelCall(ctx, i.Key.Org, x.id))
 		}
 		return nil, waitError(x.id, err)
 	}
@@ -148,8 +148,8 @@ func (t toolCalls) Execute(
 }
 
 // checkUnused refuses a call with the name of an earlier one.
-func (t toolCalls) checkUnused(ctx context.Context, id proto.TraceID) error {
-	_, err := t.Jobs.Summary(ctx, id)
+func (t toolCalls) checkUnused(ctx context.Context, org string, id proto.TraceID) error {
+	_, err := t.Jobs.Summary(ctx, org, id)
 	switch {
 	case errors.Is(err, proto.ErrNotFound):
 		return nil
@@ -167,7 +167,7 @@ func (t toolCalls) awaitWithProgress(
 ) (*proto.Record, error) {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
-	tail, err := t.Events.Follow(limited, x.id, 0)
+	tail, err := t.Events.Follow(limited, x.request.Key.Org, x.id, 0)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return nil, web.ErrDeadline
@@ -219,16 +219,16 @@ func (t toolCalls) Authorize(call *mcp.Call, tool *api.Tool) error {
 
 // Cancel implements [mcp.Sandbox].
 func (t toolCalls) Cancel(ctx context.Context, call *mcp.Call) error {
-	return t.cancelCall(ctx, t.callTrace(call))
+	return t.cancelCall(ctx, web.RequestOf(call.HTTP).Key.Org, t.callTrace(call))
 }
 
 // cancelCall ends an execution, if there is one that has not ended.
-func (t toolCalls) cancelCall(ctx context.Context, id proto.TraceID) error {
+func (t toolCalls) cancelCall(ctx context.Context, org string, id proto.TraceID) error {
 	ctx, done := web.Detached(ctx)
 	defer done()
-	record, err := t.Jobs.Summary(ctx, id)
+	record, err := t.Jobs.Summary(ctx, org, id)
 	if err == nil && !record.Status.Terminal() {
-		_, err = t.Jobs.Cancel(ctx, id)
+		_, err = t.Jobs.Cancel(ctx, org, id)
 	}
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("cancel %s: %w", id, err)
