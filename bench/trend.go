@@ -28,7 +28,7 @@ const (
 	metricMessages   = "messages of "
 
 	// bodiesStream keeps bodies of large jobs and records for longer than any soak.
-	bodiesStream = "OBJ_bullpen_bodies"
+	bodiesStream = "BULLPEN_BODIES"
 )
 
 // tolerance is how much a series may grow in an hour: a number, and a share of its median. A worker

@@ -52,9 +52,9 @@ func testOversized(t *testing.T, p *programs) {
 	for _, subject := range []string{
 		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall",
 		"bullpen.worker." + worker + ".assign",
-		"bullpen.worker." + worker + ".cancel", "bullpen.job.batch.default.key_bootstrap." + string(proto.NewTraceID()),
-		"bullpen.exec." + string(proto.NewTraceID()), "bullpen.out." + string(proto.NewTraceID()) + ".1",
-		"bullpen.done." + string(proto.NewTraceID()),
+		"bullpen.worker." + worker + ".cancel", "bullpen.job.background.default.key_bootstrap." + string(proto.NewTraceID()),
+		"bullpen.exec.default." + string(proto.NewTraceID()), "bullpen.out.default." + string(proto.NewTraceID()) + ".1",
+		"bullpen.done.default." + string(proto.NewTraceID()),
 	} {
 		publish(t, nc, subject, data)
 		publish(t, nc, subject, data, "Bullpen-Meta", "{")

@@ -194,7 +194,7 @@ func makeGolden(t *testing.T, p *programs, packed string) {
 		t.Fatal(err)
 	}
 	if _, err := st.JS.PublishMsg(
-		t.Context(), &nats.Msg{Subject: "bullpen.job.batch.default.k.stale", Data: []byte("not a job")}); err != nil {
+		t.Context(), &nats.Msg{Subject: "bullpen.job.background.default.k.stale", Data: []byte("not a job")}); err != nil {
 		t.Fatal(err)
 	}
 	st.Close()

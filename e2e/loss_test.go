@@ -70,7 +70,7 @@ func testWorkersLost(t *testing.T, p *programs) {
 		t.Fatal(err)
 	}
 	eventually(t, "two losses are written down", func() (bool, any) {
-		m, err := execs.GetLastMsgForSubject(t.Context(), "bullpen.exec."+id)
+		m, err := execs.GetLastMsgForSubject(t.Context(), "bullpen.exec.default."+id)
 		if err != nil {
 			return false, err
 		}

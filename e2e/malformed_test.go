@@ -39,7 +39,7 @@ func testMalformed(t *testing.T, p *programs) {
 		api, h := sys.in(t), newHold()
 		id := api.submit(bash(h.code()))
 		h.reached(t, 1)
-		publish(t, nc, "bullpen.out."+id+".1", "nothing of ours")
+		publish(t, nc, "bullpen.out.default."+id+".1", "nothing of ours")
 		flush(t, nc)
 		sys.worker.kill()
 		api.ended(id).failed(t, "failed", "worker_lost", "lost")
@@ -55,12 +55,13 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 		"bullpen.ctl.admit", "bullpen.ctl.slots", "bullpen.ctl.stats", "bullpen.ctl.rollcall", "bullpen.ctl.ping.x",
 		"bullpen.ctl.nothing",
 		"bullpen.worker." + worker + ".assign", "bullpen.worker." + worker + ".cancel", "bullpen.worker.x.assign",
-		"bullpen.job.x", "bullpen.job.batch.default.key_bootstrap." + nobody,
-		"bullpen.job.batch.default.key_bootstrap.x",
-		"bullpen.job.a.b.c.d.e.f", "bullpen.exec." + nobody, "bullpen.exec.x", "bullpen.exec.a.b",
-		"bullpen.out." + id + ".1", "bullpen.out." + id + ".x", "bullpen.out." + nobody + ".1", "bullpen.out.x",
-		"bullpen.done." + nobody, "bullpen.dead.x", "bullpen.dead.letter.x", "bullpen.dead.letter." + nobody, "bullpen.x",
-		"bullpen.x.y.z",
+		"bullpen.job.x", "bullpen.job.background.default.key_bootstrap." + nobody,
+		"bullpen.job.background.default.key_bootstrap.x",
+		"bullpen.job.a.b.c.d.e.f", "bullpen.exec.default." + nobody, "bullpen.exec.default.x", "bullpen.exec.a.b.c",
+		"bullpen.out.default." + id + ".1", "bullpen.out.default." + id + ".x", "bullpen.out.default." + nobody + ".1",
+		"bullpen.out.x", "bullpen.body.default.x",
+		"bullpen.done.default." + nobody, "bullpen.dead.x", "bullpen.dead.letter.-.x",
+		"bullpen.dead.letter.default." + nobody, "bullpen.x", "bullpen.x.y.z",
 	} {
 		for _, data := range []string{"", "\xff\x00not JSON", "{}", "null", "[1]", `{"worker":1,"trace":[],"org":{}}`} {
 			publish(t, nc, subject, data)
@@ -72,9 +73,9 @@ func testMalformedEverywhere(t *testing.T, a *api, nc *nats.Conn) {
 	// These messages can be decoded but are not valid.
 	publish(t, nc, "bullpen.ctl.slots", `{"worker":"a.b","slots":1,"free":[1]}`)
 	publish(t, nc, "bullpen.ctl.slots", `{"worker":"*","slots":-1,"free":null}`)
-	publish(t, nc, "bullpen.worker."+worker+".assign", `{"ticket":1,"trace":"x","attempt":1,"revision":0}`)
+	publish(t, nc, "bullpen.worker."+worker+".assign", `{"ticket":1,"org":"default","trace":"x","attempt":1,"revision":0}`)
 	publish(t, nc, "bullpen.worker."+worker+".assign",
-		fmt.Sprintf(`{"ticket":99999,"trace":%q,"attempt":1,"revision":0}`, nobody))
+		fmt.Sprintf(`{"ticket":99999,"org":"default","trace":%q,"attempt":1,"revision":0}`, nobody))
 	flush(t, nc)
 	h.release(t)
 	a.ended(id).succeeded(t, "held\nwoken\n")
@@ -97,7 +98,7 @@ func testMalformedJobs(t *testing.T, a *api, nc *nats.Conn) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		publish(t, nc, "bullpen.job.batch.default."+key+"."+id, body, "Bullpen-Meta", string(meta))
+		publish(t, nc, "bullpen.job.background.default."+key+"."+id, body, "Bullpen-Meta", string(meta))
 	}
 	unreadable, bodiless, another := string(proto.NewTraceID()), string(proto.NewTraceID()), string(proto.NewTraceID())
 	job(unreadable, "key_bootstrap", "{")
@@ -137,9 +138,9 @@ func testMalformedNotices(t *testing.T, a *api, nc *nats.Conn) {
 	for range 50 { // repeated, so that some arrive during the wait
 		<-tick.C
 		for _, data := range []string{"", "{}", "null", "[]", "\xff", `{"status":"success"}`} {
-			publish(t, nc, "bullpen.done."+id, data)
+			publish(t, nc, "bullpen.done.default."+id, data)
 		}
-		publish(t, nc, "bullpen.out."+id+".1", "{}\n", "Bullpen-First", "1", "Bullpen-Last", "0")
+		publish(t, nc, "bullpen.out.default."+id+".1", "{}\n", "Bullpen-First", "1", "Bullpen-Last", "0")
 	}
 	flush(t, nc)
 	if pids := h.pids(t); len(pids) != 1 {

@@ -118,7 +118,7 @@ func TestStreamOfALostExecution(t *testing.T) {
 
 type silentEvents struct{ *stub }
 
-func (silentEvents) Follow(context.Context, proto.TraceID, int64) (executions.Tail, error) {
+func (silentEvents) Follow(context.Context, string, proto.TraceID, int64) (executions.Tail, error) {
 	return nil, fmt.Errorf("look it up: %w", context.DeadlineExceeded)
 }
 
@@ -277,7 +277,7 @@ func TestSubmitWithUnknownOutcome(t *testing.T) {
 // lost stops answering after it has accepted a job.
 type lost struct{ unsure }
 
-func (lost) Withdraw(context.Context, proto.TraceID, proto.Result) (*proto.Record, error) {
+func (lost) Withdraw(context.Context, string, proto.TraceID, proto.Result) (*proto.Record, error) {
 	return nil, context.DeadlineExceeded
 }
 
@@ -306,12 +306,12 @@ func TestFailureAfterAcceptance(t *testing.T) {
 // waitTimesOut is a stub whose Wait fails with a timeout at once.
 type waitTimesOut struct{ *stub }
 
-func (waitTimesOut) Wait(context.Context, proto.TraceID) (*proto.Record, error) {
+func (waitTimesOut) Wait(context.Context, string, proto.TraceID) (*proto.Record, error) {
 	return nil, context.DeadlineExceeded
 }
 
-func (q waitTimesOut) Watch(id proto.TraceID) (executions.Watch, error) {
-	return q.watch(q.Wait, id), nil
+func (q waitTimesOut) Watch(org string, id proto.TraceID) (executions.Watch, error) {
+	return q.watch(q.Wait, org, id), nil
 }
 
 func TestPlans(t *testing.T) {

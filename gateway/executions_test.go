@@ -219,8 +219,8 @@ func TestOutputWithoutFollowing(t *testing.T) {
 // prolific is a stub whose program prints again each time its events are read.
 type prolific struct{ *stub }
 
-func (q prolific) Follow(ctx context.Context, id proto.TraceID, after int64) (executions.Tail, error) {
-	tail, err := q.stub.Follow(ctx, id, after)
+func (q prolific) Follow(ctx context.Context, org string, id proto.TraceID, after int64) (executions.Tail, error) {
+	tail, err := q.stub.Follow(ctx, org, id, after)
 	return prolificTail{tail, q.stub, id}, err
 }
 
@@ -258,7 +258,7 @@ func TestBrokenStreamIsCutOff(t *testing.T) {
 
 type brokenEvents struct{}
 
-func (brokenEvents) Follow(context.Context, proto.TraceID, int64) (executions.Tail, error) {
+func (brokenEvents) Follow(context.Context, string, proto.TraceID, int64) (executions.Tail, error) {
 	return brokenEvents{}, nil
 }
 
@@ -267,7 +267,7 @@ func (brokenEvents) Next(context.Context) (proto.Events, error) {
 }
 func (brokenEvents) Close() {}
 
-func (brokenEvents) Last(context.Context, proto.TraceID, int) (int64, error) {
+func (brokenEvents) Last(context.Context, string, proto.TraceID, int) (int64, error) {
 	return 0, errors.New("disk on fire")
 }
 
@@ -327,9 +327,9 @@ func TestKeysExpire(t *testing.T) {
 // lateJobs is a stub whose executions end just before they are cancelled.
 type lateJobs struct{ *stub }
 
-func (q lateJobs) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+func (q lateJobs) Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
 	q.finish(id, proto.Exited(0))
-	return q.stub.Cancel(ctx, id)
+	return q.stub.Cancel(ctx, org, id)
 }
 
 func TestKeys(t *testing.T) {

@@ -146,7 +146,7 @@ func TestBindingOfADeadServer(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		h.stub.finishAtOnce(proto.Exited(0))
 		old := proto.Binding{Trace: proto.NewTraceID(), BodyHash: hash(t), BoundAt: time.Now()}
-		if _, bound, err := h.stub.Bind(t.Context(), "key_1", "k", old); !bound || err != nil {
+		if _, bound, err := h.stub.Bind(t.Context(), "acme", "key_1", "k", old); !bound || err != nil {
 			t.Fatal(bound, err)
 		}
 		start := time.Now()
@@ -160,7 +160,7 @@ func TestBindingOfADeadServer(t *testing.T) {
 	bubble(t, func(t *testing.T, h *harness) {
 		job := &proto.Job{Meta: proto.Meta{TraceID: proto.NewTraceID(), Org: "acme"}}
 		young := proto.Binding{Trace: job.TraceID, BodyHash: hash(t), BoundAt: time.Now()}
-		if _, _, err := h.stub.Bind(t.Context(), "key_1", "k", young); err != nil {
+		if _, _, err := h.stub.Bind(t.Context(), "acme", "key_1", "k", young); err != nil {
 			t.Fatal(err)
 		}
 		h.stub.finishAtOnce(proto.Exited(0))
@@ -180,7 +180,7 @@ func TestBindingOfADeadServer(t *testing.T) {
 		young := proto.Binding{Trace: proto.NewTraceID(), BodyHash: "x", BoundAt: time.Now().Add(time.Hour)}
 		r, _ := api.Decode[api.ExecuteRequest]([]byte(`{"code":"1","timeout":1}`))
 		young.BodyHash, _ = r.Hash()
-		if _, _, err := h.stub.Bind(t.Context(), "key_1", "k", young); err != nil {
+		if _, _, err := h.stub.Bind(t.Context(), "acme", "key_1", "k", young); err != nil {
 			t.Fatal(err)
 		}
 		h.execute(`{"code":"1","timeout":1}`, "Idempotency-Key", "k").want(504, "gateway_timeout")
@@ -190,7 +190,7 @@ func TestBindingOfADeadServer(t *testing.T) {
 // forgetful knows no execution.
 type forgetful struct{ *stub }
 
-func (*forgetful) Lookup(context.Context, proto.TraceID) (*proto.Record, error) {
+func (*forgetful) Lookup(context.Context, string, proto.TraceID) (*proto.Record, error) {
 	return nil, proto.ErrNotFound
 }
 
@@ -223,7 +223,9 @@ func TestBindingsFail(t *testing.T) {
 
 type brokenBindings struct{ *stub }
 
-func (brokenBindings) Bind(context.Context, string, string, proto.Binding) (b proto.Binding, bound bool, err error) {
+func (brokenBindings) Bind(
+	context.Context, string, string, string, proto.Binding,
+) (b proto.Binding, bound bool, err error) {
 	return b, false, errors.New("no disk")
 }
 

@@ -54,7 +54,7 @@ func TestAllowedNetworksOfAKey(t *testing.T) {
 		{"10.1.1.1:1", "192.0.2.1, 192.0.3.1", "192.0.3.1"},
 		{"pipe", "", `""`},
 	} {
-		used, _ := h.server.KeyUses.LastUsed(id)
+		used, _ := h.server.KeyUses.LastUsed("acme", id)
 		a := h.from(c.remote, c.forwarded, secret, "GET", "/v1/threads", "")
 		if c.seen == "" {
 			if a.status != 200 {
@@ -66,7 +66,7 @@ func TestAllowedNetworksOfAKey(t *testing.T) {
 		if a.json()["reason"] != "address_not_allowed" || strings.Contains(string(a.body), "198.51.100.7") {
 			t.Errorf("%s", a.body)
 		}
-		if now, _ := h.server.KeyUses.LastUsed(id); !now.Equal(used) {
+		if now, _ := h.server.KeyUses.LastUsed("acme", id); !now.Equal(used) {
 			t.Errorf("%+v counts as a use", c)
 		}
 	}

@@ -304,7 +304,7 @@ func TestWebhookSettingsEndWithTheirMember(t *testing.T) {
 	h.do("PUT", "/v1/webhook?key="+id, `{"url":"https://example.com/hook"}`).want(200, "")
 	h.do("GET", "/v1/webhook?key="+id, "").want(200, "")
 	h.do("DELETE", "/v1/admin/members/"+id, "").want(200, "")
-	if _, err := h.server.Webhooks.Stored(t.Context(), id); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := h.server.Webhooks.Stored(t.Context(), "acme", id); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("of the settings remains: %v", err)
 	}
 	h.do("GET", "/v1/webhook?key="+id, "").want(404, "not_found", "no API key or member")

@@ -161,11 +161,11 @@ func (q *stub) Submit(_ context.Context, job *proto.Job) error {
 	return nil
 }
 
-func (q *stub) look(id proto.TraceID) (*proto.Record, <-chan struct{}, error) {
+func (q *stub) look(org string, id proto.TraceID) (*proto.Record, <-chan struct{}, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	x, ok := q.runs[id]
-	if !ok {
+	if !ok || x.record.Org != org {
 		return nil, nil, proto.ErrNotFound
 	}
 	record := x.record
@@ -173,21 +173,21 @@ func (q *stub) look(id proto.TraceID) (*proto.Record, <-chan struct{}, error) {
 }
 
 // Lookup reserves the memory of the outputs, as the store does.
-func (q *stub) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+func (q *stub) Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
 	end, err := proto.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	record, _, err := q.look(id)
+	record, _, err := q.look(org, id)
 	if err == nil && record.Result != nil {
 		err = proto.ReserveRead(ctx, len(record.Result.Stdout)+len(record.Result.Stderr))
 	}
 	return record, err
 }
 
-func (q *stub) Summary(_ context.Context, id proto.TraceID) (*proto.Record, error) {
-	record, _, err := q.look(id)
+func (q *stub) Summary(_ context.Context, org string, id proto.TraceID) (*proto.Record, error) {
+	record, _, err := q.look(org, id)
 	if err == nil && record.Result != nil {
 		result := *record.Result
 		result.Stdout, result.Stderr = "", ""
@@ -196,9 +196,9 @@ func (q *stub) Summary(_ context.Context, id proto.TraceID) (*proto.Record, erro
 	return record, err
 }
 
-func (q *stub) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+func (q *stub) Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
 	for {
-		record, changed, err := q.look(id)
+		record, changed, err := q.look(org, id)
 		if err != nil || record.Status.Terminal() {
 			return record, err
 		}
@@ -210,23 +210,26 @@ func (q *stub) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error
 	}
 }
 
-func (q *stub) Watch(id proto.TraceID) (executions.Watch, error) { return q.watch(q.Wait, id), nil }
+func (q *stub) Watch(org string, id proto.TraceID) (executions.Watch, error) {
+	return q.watch(q.Wait, org, id), nil
+}
 
 // watch returns a Watch that waits with wait. It is counted until it is closed.
-func (q *stub) watch(
-	wait func(context.Context, proto.TraceID) (*proto.Record, error), id proto.TraceID,
-) executions.Watch {
+func (q *stub) watch(wait waiter, org string, id proto.TraceID) executions.Watch {
 	q.watches.Add(1)
-	return &watch{q, wait, id}
+	return &watch{q, wait, org, id}
 }
+
+type waiter = func(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 
 type watch struct {
 	queue *stub
-	wait  func(context.Context, proto.TraceID) (*proto.Record, error)
+	wait  waiter
+	org   string
 	id    proto.TraceID
 }
 
-func (w *watch) Wait(ctx context.Context) (*proto.Record, error) { return w.wait(ctx, w.id) }
+func (w *watch) Wait(ctx context.Context) (*proto.Record, error) { return w.wait(ctx, w.org, w.id) }
 
 func (w *watch) Close() { w.queue.watches.Add(-1) }
 
@@ -242,8 +245,10 @@ func (q *stub) Abandon(_ context.Context, m *proto.Meta, reason string) error {
 	return nil
 }
 
-func (q *stub) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
-	if _, _, err := q.look(id); err != nil {
+func (q *stub) Withdraw(
+	ctx context.Context, org string, id proto.TraceID, r proto.Result,
+) (*proto.Record, error) {
+	if _, _, err := q.look(org, id); err != nil {
 		return nil, err
 	}
 	q.update(id, func(x *run) {
@@ -251,10 +256,10 @@ func (q *stub) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (
 			x.end(r)
 		}
 	})
-	return q.Lookup(ctx, id)
+	return q.Lookup(ctx, org, id)
 }
 
-func (q *stub) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+func (q *stub) Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
 	q.update(id, func(x *run) {
 		switch x.record.Status {
 		case proto.StatusQueued:
@@ -263,7 +268,7 @@ func (q *stub) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, err
 			x.record.Cancelling = true
 		}
 	})
-	return q.Lookup(ctx, id)
+	return q.Lookup(ctx, org, id)
 }
 
 func (q *stub) Stats(ctx context.Context) (proto.QueueStats, error) { return q.stats(ctx) }
@@ -275,11 +280,11 @@ type stubTail struct {
 	ended bool
 }
 
-func (q *stub) Follow(_ context.Context, id proto.TraceID, after int64) (executions.Tail, error) {
+func (q *stub) Follow(_ context.Context, _ string, id proto.TraceID, after int64) (executions.Tail, error) {
 	return &stubTail{stub: q, id: id, after: after}, nil
 }
 
-func (q *stub) Last(_ context.Context, id proto.TraceID, _ int) (int64, error) {
+func (q *stub) Last(_ context.Context, _ string, id proto.TraceID, _ int) (int64, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return int64(len(q.runs[id].events)), nil
@@ -457,9 +462,9 @@ func (q rotatingKeys) Rotate(ctx context.Context, id string, until time.Time) (p
 // keyUses replaces the registry of the last uses of keys.
 type keyUses struct{ last sync.Map }
 
-func (u *keyUses) Used(key string, at time.Time) { u.last.Store(key, at) }
+func (u *keyUses) Used(_, key string, at time.Time) { u.last.Store(key, at) }
 
-func (u *keyUses) LastUsed(key string) (time.Time, bool) {
+func (u *keyUses) LastUsed(_, key string) (time.Time, bool) {
 	at, ok := u.last.Load(key)
 	if !ok {
 		return time.Time{}, false
@@ -661,7 +666,7 @@ func (l planStore) Remove(_ context.Context, name string, check func(proto.Plan)
 	return p, err
 }
 
-func (q *stub) Bind(_ context.Context, scope, key string, b proto.Binding) (proto.Binding, bool, error) {
+func (q *stub) Bind(_ context.Context, _, scope, key string, b proto.Binding) (proto.Binding, bool, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if holds, ok := q.bindings[scope+"/"+key]; ok {
@@ -677,7 +682,7 @@ func (q *stub) store(scope, key string, b proto.Binding) proto.Binding {
 	return b
 }
 
-func (q *stub) Bound(_ context.Context, scope, key string) (proto.Binding, error) {
+func (q *stub) Bound(_ context.Context, _, scope, key string) (proto.Binding, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	b, ok := q.bindings[scope+"/"+key]
@@ -687,7 +692,7 @@ func (q *stub) Bound(_ context.Context, scope, key string) (proto.Binding, error
 	return b, nil
 }
 
-func (q *stub) Replace(_ context.Context, scope, key string, old, b proto.Binding) (proto.Binding, error) {
+func (q *stub) Replace(_ context.Context, _, scope, key string, old, b proto.Binding) (proto.Binding, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.bindings[scope+"/"+key].Revision != old.Revision {
@@ -696,7 +701,7 @@ func (q *stub) Replace(_ context.Context, scope, key string, old, b proto.Bindin
 	return q.store(scope, key, b), nil
 }
 
-func (q *stub) Release(_ context.Context, scope, key string, b proto.Binding) error {
+func (q *stub) Release(_ context.Context, _, scope, key string, b proto.Binding) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.bindings[scope+"/"+key].Revision == b.Revision {

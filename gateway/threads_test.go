@@ -55,7 +55,7 @@ func (s *threads) take(org, id string, create bool) (*proto.Thread, error) {
 		t = &proto.Thread{Org: org, ID: id, CreatedAt: time.Now(), UsedAt: time.Now()}
 		s.heads[key(org, id)] = t
 	}
-	if record, _, err := s.stub.look(t.Holder); t.Holder != "" &&
+	if record, _, err := s.stub.look(org, t.Holder); t.Holder != "" &&
 		(err == nil && record.Status.Terminal() || err != nil && time.Since(t.HeldAt) > 30*time.Second) {
 		t.Holder = ""
 	}
@@ -527,7 +527,7 @@ func TestRetryAndItsOwnThread(t *testing.T) {
 			}
 			dead := proto.Binding{Trace: proto.NewTraceID(), BoundAt: time.Now()}
 			dead.BodyHash, _ = r.Hash()
-			if _, _, err := h.stub.Bind(t.Context(), "key_1", "k", dead); err != nil {
+			if _, _, err := h.stub.Bind(t.Context(), "acme", "key_1", "k", dead); err != nil {
 				t.Fatal(err)
 			}
 			if _, _, err := h.threads.Lock(t.Context(), "acme", "t", dead.Trace); err != nil {

@@ -46,7 +46,7 @@ func newHooks() *hooks {
 	}
 }
 
-func (s *hooks) Webhook(key string) proto.Webhook {
+func (s *hooks) Webhook(_, key string) proto.Webhook {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w, ok := s.settings[key]; ok {
@@ -55,7 +55,7 @@ func (s *hooks) Webhook(key string) proto.Webhook {
 	return proto.DefaultWebhook()
 }
 
-func (s *hooks) Stored(_ context.Context, key string) (proto.Webhook, error) {
+func (s *hooks) Stored(_ context.Context, _, key string) (proto.Webhook, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w, ok := s.settings[key]
@@ -66,7 +66,7 @@ func (s *hooks) Stored(_ context.Context, key string) (proto.Webhook, error) {
 }
 
 func (s *hooks) Change(
-	_ context.Context, key string, f func(*proto.Webhook) (proto.Webhook, error),
+	_ context.Context, _, key string, f func(*proto.Webhook) (proto.Webhook, error),
 ) (proto.Webhook, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *hooks) Change(
 	return w, nil
 }
 
-func (s *hooks) Remove(_ context.Context, key string) error {
+func (s *hooks) Remove(_ context.Context, _, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.settings[key]; !ok {
@@ -415,7 +415,7 @@ func TestWebhookSettings(t *testing.T) {
 	h := newHarness(t)
 	const first, second, third = "the first secret that was set", "another secret, long enough", "0123456789abcdef"
 	secrets := func() []string {
-		w := h.hooks.Webhook("key_1")
+		w := h.hooks.Webhook("acme", "key_1")
 		return w.Secrets(time.Now())
 	}
 	h.do("GET", webhookPath, "").want(404, "not_found", "PUT")
@@ -496,7 +496,7 @@ func TestWebhookSettings(t *testing.T) {
 	other.do("POST", webhookPath+"/test", "").want(400, "validation_error", "url")
 
 	h.do("DELETE", "/v1/admin/keys/key_2", "").want(200, "") // pending deliveries keep their settings
-	if _, err := h.hooks.Stored(t.Context(), "key_2"); err != nil {
+	if _, err := h.hooks.Stored(t.Context(), "acme", "key_2"); err != nil {
 		t.Error(err)
 	}
 	h.do("DELETE", webhookPath, "").want(204, "")

@@ -37,13 +37,13 @@ type Deliveries interface {
 // Records reads executions.
 type Records interface {
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
-	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
 
 // Settings reads the webhook settings of API keys.
 type Settings interface {
-	// Webhook returns the settings of a key, or the defaults.
-	Webhook(key string) proto.Webhook
+	// Webhook returns the settings of a key of an organisation, or the defaults.
+	Webhook(org, key string) proto.Webhook
 }
 
 // Endpoints stores which URLs of an organisation fail.
@@ -156,10 +156,10 @@ func (d *Dispatcher) Lead(ctx, abort context.Context) error {
 	return err
 }
 
-// Test sends a test event to the URL of a key and returns the attempt. It returns
+// Test sends a test event to the URL of a key of an organisation and returns the attempt. It returns
 // [proto.ErrNotFound] if the key has no URL.
-func (d *Dispatcher) Test(ctx context.Context, key string) (*proto.DeliveryAttempt, error) {
-	settings := d.Settings.Webhook(key)
+func (d *Dispatcher) Test(ctx context.Context, org, key string) (*proto.DeliveryAttempt, error) {
+	settings := d.Settings.Webhook(org, key)
 	if settings.URL == "" {
 		return nil, fmt.Errorf("webhook URL of the key: %w", proto.ErrNotFound)
 	}

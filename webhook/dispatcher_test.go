@@ -132,7 +132,7 @@ func (s *store) Update(_ context.Context, d *proto.Delivery, revision uint64) (u
 	return s.put(d), nil
 }
 
-func (s *store) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+func (s *store) Lookup(_ context.Context, _ string, id proto.TraceID) (*proto.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if rec := s.records[id]; rec != nil {
@@ -141,7 +141,7 @@ func (s *store) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, erro
 	return nil, proto.ErrNotFound
 }
 
-func (s *store) Webhook(key string) proto.Webhook {
+func (s *store) Webhook(_, key string) proto.Webhook {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w, ok := s.settings[key]; ok {

@@ -324,7 +324,7 @@ func (t *term) deliver(ctx context.Context, org string, id proto.TraceID) (attem
 	}
 	body := []byte(d.Body)
 	if body == nil {
-		body, err = t.body(ctx, id)
+		body, err = t.body(ctx, org, id)
 	}
 	if errors.Is(err, proto.ErrNotFound) {
 		return t.fail(ctx, d, revision, "the result is not kept any more")
@@ -332,7 +332,7 @@ func (t *term) deliver(ctx context.Context, org string, id proto.TraceID) (attem
 	if err != nil {
 		return attemptResult{}, err
 	}
-	settings := t.Settings.Webhook(d.Key)
+	settings := t.Settings.Webhook(d.Org, d.Key)
 	o := t.Sender.Send(ctx, send.Post{URL: d.URL, ID: d.ID, Body: body, Settings: settings})
 	if ctx.Err() != nil && o.Status == 0 {
 		return attemptResult{}, ctx.Err() // aborted by this process: not the receiver's failure
@@ -344,14 +344,14 @@ func (t *term) deliver(ctx context.Context, org string, id proto.TraceID) (attem
 }
 
 // body builds the body of a delivery. Results may be large, so few are read concurrently.
-func (t *term) body(ctx context.Context, id proto.TraceID) ([]byte, error) {
+func (t *term) body(ctx context.Context, org string, id proto.TraceID) ([]byte, error) {
 	select {
 	case t.bodySlots <- struct{}{}:
 		defer func() { <-t.bodySlots }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	rec, err := t.Records.Lookup(ctx, id)
+	rec, err := t.Records.Lookup(ctx, org, id)
 	if err != nil {
 		return nil, err
 	}

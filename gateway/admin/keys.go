@@ -220,7 +220,7 @@ func (s *KeyRoutes) inPath(ctx context.Context, r *web.Request, change bool) (pr
 // withUse returns the form of a key with its last use.
 func (s *KeyRoutes) withUse(key *proto.Key) api.Key {
 	answer := api.NewKey(key)
-	if at, ok := s.KeyUses.LastUsed(key.ID); ok {
+	if at, ok := s.KeyUses.LastUsed(key.Org, key.ID); ok {
 		answer.LastUsedAt = &api.Time{Time: at.Truncate(time.Second)}
 	}
 	return answer

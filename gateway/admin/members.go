@@ -33,7 +33,7 @@ type Members interface {
 // hookRemover removes the webhook settings of API keys.
 type hookRemover interface {
 	// Remove removes the settings of a key. It returns [proto.ErrNotFound] if there are none.
-	Remove(ctx context.Context, key string) error
+	Remove(ctx context.Context, org, key string) error
 }
 
 // MemberRoutes are the routes of members.
@@ -86,7 +86,7 @@ func (s *MemberRoutes) Handlers() []web.Handler {
 			if err != nil {
 				return nil, err
 			}
-			if err := s.Webhooks.Remove(ctx, m.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+			if err := s.Webhooks.Remove(ctx, m.Org, m.ID); err != nil && !errors.Is(err, proto.ErrNotFound) {
 				return nil, fmt.Errorf("remove the webhook settings: %w", err)
 			}
 			return &m, nil

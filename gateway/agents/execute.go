@@ -57,7 +57,7 @@ func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.Execu
 	defer run.Close()
 	record, err := run.Wait(ctx)
 	if errors.Is(err, context.Canceled) {
-		err = errors.Join(err, m.Cancel(ctx, run.ID))
+		err = errors.Join(err, m.Cancel(ctx, a.org(), run.ID))
 	}
 	return record, err
 }
@@ -92,12 +92,12 @@ func (a *Agent) executeOnce(
 ) (record *proto.Record, err error) {
 	defer func() {
 		if err != nil && over(ctx) {
-			err = errors.Join(err, a.m.Cancel(ctx, id))
+			err = errors.Join(err, a.m.Cancel(ctx, a.org(), id))
 		}
 	}()
 	submitted := false
 	if a.resumed {
-		_, err := a.m.Jobs.Summary(ctx, id)
+		_, err := a.m.Jobs.Summary(ctx, a.org(), id)
 		if submitted = err == nil; err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return nil, err
 		}
@@ -108,7 +108,7 @@ func (a *Agent) executeOnce(
 			return nil, err
 		}
 	}
-	return a.m.Jobs.Wait(ctx, id)
+	return a.m.Jobs.Wait(ctx, a.org(), id)
 }
 
 // submitInBackground submits an execution. Its error is permanent unless another execution has the

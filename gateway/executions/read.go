@@ -27,9 +27,10 @@ func (s *Routes) getExecution(w http.ResponseWriter, r *web.Request) error {
 		return err
 	}
 	if wait > 0 && !record.Status.Terminal() {
-		ended, err := s.waitUntil(r.Context(), record.TraceID, nil, time.Now().Add(time.Duration(wait)*time.Second))
+		deadline := time.Now().Add(time.Duration(wait) * time.Second)
+		ended, err := s.waitUntil(r.Context(), record.Org, record.TraceID, nil, deadline)
 		if errors.Is(err, web.ErrDeadline) {
-			ended, err = s.Jobs.Lookup(r.Context(), record.TraceID)
+			ended, err = s.Jobs.Lookup(r.Context(), record.Org, record.TraceID)
 		}
 		if err != nil {
 			return err
@@ -149,13 +150,13 @@ func endedBy(record *proto.Record, after int64) bool {
 func (s *Routes) streamOutput(
 	w http.ResponseWriter, r *web.Request, record *proto.Record, after int64, live, sse bool,
 ) error {
-	tail, err := s.Events.Follow(r.Context(), record.TraceID, after)
+	tail, err := s.Events.Follow(r.Context(), record.Org, record.TraceID, after)
 	if err != nil {
 		return fmt.Errorf("follow %s: %w", record.TraceID, err)
 	}
 	defer tail.Close()
 	if !live && !record.Status.Terminal() {
-		last, err := s.Events.Last(r.Context(), record.TraceID, record.Attempt)
+		last, err := s.Events.Last(r.Context(), record.Org, record.TraceID, record.Attempt)
 		if err != nil {
 			return fmt.Errorf("last event of %s: %w", record.TraceID, err)
 		}
@@ -178,7 +179,7 @@ func (s *Routes) cancelExecution(w http.ResponseWriter, r *web.Request) error {
 	if !record.Status.Terminal() {
 		store, cancel := web.Detached(r.Context())
 		defer cancel()
-		if record, err = s.Jobs.Cancel(store, record.TraceID); err != nil {
+		if record, err = s.Jobs.Cancel(store, record.Org, record.TraceID); err != nil {
 			return fmt.Errorf("cancel: %w", err)
 		}
 		answer.Status = string(record.Status)

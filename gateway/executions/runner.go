@@ -52,16 +52,16 @@ type Submissions interface {
 // Jobs reads and cancels executions.
 type Jobs interface {
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
-	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Summary is Lookup without the outputs of the result.
-	Summary(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Wait blocks until the execution has ended. It returns ctx.Err() if ctx is done first.
-	Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Watch listens for the end of an execution that is about to be submitted, so that waiting for
 	// it needs no reads.
-	Watch(id proto.TraceID) (Watch, error)
+	Watch(org string, id proto.TraceID) (Watch, error)
 	// Cancel stores a request to end the execution, and returns the new record.
-	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Stats returns the state of the queue.
 	Stats(ctx context.Context) (proto.QueueStats, error)
 }
@@ -79,10 +79,10 @@ type Watch interface {
 type Events interface {
 	// Follow reads the events of an execution with sequence numbers above after, and always the
 	// result event.
-	Follow(ctx context.Context, id proto.TraceID, after int64) (Tail, error)
+	Follow(ctx context.Context, org string, id proto.TraceID, after int64) (Tail, error)
 	// Last returns the sequence number of the present last event of an attempt, without the result;
 	// 0 for none.
-	Last(ctx context.Context, id proto.TraceID, attempt int) (int64, error)
+	Last(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error)
 }
 
 // Tail is a reader of one execution's events, for one goroutine at a time.
@@ -150,7 +150,7 @@ func (x *Runner) Start(
 		deadline: job.CreatedAt.Add(time.Duration(job.Timeout)*time.Second + grace),
 	}
 	if job.Mode == proto.ModeInline {
-		if accepted.watch, err = x.Jobs.Watch(job.TraceID); err != nil {
+		if accepted.watch, err = x.Jobs.Watch(job.Org, job.TraceID); err != nil {
 			return nil, err
 		}
 	}
@@ -188,12 +188,12 @@ func (x *Run) Close() {
 }
 
 // Cancel ends an execution, if there is one of that id that has not ended. It goes on if ctx is done.
-func (x *Runner) Cancel(ctx context.Context, id proto.TraceID) error {
+func (x *Runner) Cancel(ctx context.Context, org string, id proto.TraceID) error {
 	ctx, done := web.Detached(ctx)
 	defer done()
-	record, err := x.Jobs.Summary(ctx, id)
+	record, err := x.Jobs.Summary(ctx, org, id)
 	if err == nil && !record.Status.Terminal() {
-		_, err = x.Jobs.Cancel(ctx, id)
+		_, err = x.Jobs.Cancel(ctx, org, id)
 	}
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("cancel %s: %w", id, err)
@@ -243,7 +243,7 @@ func waitError(id proto.TraceID, err error) error {
 // queued at its queue deadline.
 func (x *Run) await(ctx context.Context) (*proto.Record, error) {
 	if x.submission != nil {
-		record, err := x.waitUntil(ctx, x.ID, x.watch, x.queueDeadline)
+		record, err := x.waitUntil(ctx, x.request.Key.Org, x.ID, x.watch, x.queueDeadline)
 		switch {
 		case err == nil:
 			return record, nil
@@ -260,7 +260,7 @@ func (x *Run) await(ctx context.Context) (*proto.Record, error) {
 			x.Log.WarnContext(ctx, "withdraw failed", "trace_id", x.ID, "error", err)
 		}
 	}
-	return x.waitUntil(ctx, x.ID, x.watch, x.deadline)
+	return x.waitUntil(ctx, x.request.Key.Org, x.ID, x.watch, x.deadline)
 }
 
 func (x *Run) withdrawReason() string {
@@ -283,14 +283,14 @@ func (x *Run) clientGone(ctx context.Context) error {
 // waitUntil waits for the end of an execution, with watch if it is not nil. It returns
 // [web.ErrDeadline] at the deadline, and when the server shuts down.
 func (x *Runner) waitUntil(
-	ctx context.Context, id proto.TraceID, watch Watch, deadline time.Time,
+	ctx context.Context, org string, id proto.TraceID, watch Watch, deadline time.Time,
 ) (record *proto.Record, err error) {
 	limited, cancel := x.Until(ctx, deadline)
 	defer cancel()
 	if watch != nil {
 		record, err = watch.Wait(limited)
 	} else {
-		record, err = x.Jobs.Wait(limited, id)
+		record, err = x.Jobs.Wait(limited, org, id)
 	}
 	switch {
 	case err == nil:

@@ -193,7 +193,7 @@ func (x *Run) stream(ctx context.Context, w http.ResponseWriter, sse bool) error
 func (x *Run) follow(ctx context.Context, f func(first proto.Events, tail Tail) error) error {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
-	tail, err := x.Events.Follow(limited, x.ID, 0)
+	tail, err := x.Events.Follow(limited, x.request.Key.Org, x.ID, 0)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return web.ErrDeadline
@@ -239,7 +239,7 @@ func (x *Run) awaitStart(ctx context.Context, tail Tail) (proto.Events, error) {
 	// It ended before it started.
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
-	record, err := x.Jobs.Summary(limited, x.ID)
+	record, err := x.Jobs.Summary(limited, x.request.Key.Org, x.ID)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return first, web.ErrDeadline
 	}

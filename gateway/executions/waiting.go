@@ -14,16 +14,17 @@ import (
 // waitingReads is the number of records that are read at the same time for what they wait for.
 const waitingReads = 8
 
-// WaitingOf returns what workers lack to run those of some executions that are queued.
+// WaitingOf returns what workers lack to run those of some executions of an organisation that are
+// queued.
 func (s *Routes) WaitingOf(
-	ctx context.Context, ids []proto.TraceID,
+	ctx context.Context, org string, ids []proto.TraceID,
 ) (map[proto.TraceID]*proto.Missing, error) {
 	missing := make([]*proto.Missing, len(ids))
 	reads, ctx := errgroup.WithContext(ctx)
 	reads.SetLimit(waitingReads)
 	for i, id := range ids {
 		reads.Go(func() error {
-			record, err := s.Jobs.Lookup(ctx, id)
+			record, err := s.Jobs.Lookup(ctx, org, id)
 			switch {
 			case errors.Is(err, proto.ErrNotFound): // not submitted yet
 				return nil

@@ -102,7 +102,7 @@ func (s *Routes) Execute(
 		mode = proto.ModeStreaming
 	}
 	if call.Name != "" {
-		if err := s.checkUnused(ctx, id); err != nil {
+		if err := s.checkUnused(ctx, i.Key.Org, id); err != nil {
 			return nil, err
 		}
 	}
@@ -124,7 +124,7 @@ func (s *Routes) Execute(
 	}
 	if err != nil {
 		if call.Connected && errors.Is(err, context.Canceled) {
-			err = errors.Join(err, s.Runner.Cancel(ctx, run.ID))
+			err = errors.Join(err, s.Runner.Cancel(ctx, i.Key.Org, run.ID))
 		}
 		return nil, err
 	}
@@ -135,8 +135,8 @@ func (s *Routes) Execute(
 }
 
 // checkUnused refuses a call with the name of an earlier one.
-func (s *Routes) checkUnused(ctx context.Context, id proto.TraceID) error {
-	_, err := s.Jobs.Summary(ctx, id)
+func (s *Routes) checkUnused(ctx context.Context, org string, id proto.TraceID) error {
+	_, err := s.Jobs.Summary(ctx, org, id)
 	switch {
 	case errors.Is(err, proto.ErrNotFound):
 		return nil
@@ -158,7 +158,7 @@ func (s *Routes) Authorize(call *mcp.Call, tool *api.Tool) error {
 
 // Cancel implements [mcp.Sandbox].
 func (s *Routes) Cancel(ctx context.Context, call *mcp.Call) error {
-	return s.Runner.Cancel(ctx, s.callTrace(call))
+	return s.Runner.Cancel(ctx, web.RequestOf(call.HTTP).Key.Org, s.callTrace(call))
 }
 
 // ListFiles implements [mcp.Sandbox].

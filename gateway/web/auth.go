@@ -33,7 +33,7 @@ func (c *Core) authenticate(next http.Handler) http.Handler {
 			return
 		}
 		if info.Session == nil {
-			c.KeyUses.Used(key.ID, time.Now())
+			c.KeyUses.Used(key.Org, key.ID, time.Now())
 		}
 		if info.Plan, err = c.Entitlements.Entitlement(r.Context(), key); err != nil {
 			c.writeError(w, r, err)

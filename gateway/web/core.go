@@ -128,7 +128,7 @@ func (c *Core) HasLeft() bool { return c.leaving.Err() != nil }
 // KeyUses remembers when API keys were used last.
 type KeyUses interface {
 	// Used notes that a key was used.
-	Used(key string, at time.Time)
+	Used(org, key string, at time.Time)
 	// LastUsed returns when a key was used last. ok is false if it is not known to have been used.
-	LastUsed(key string) (at time.Time, ok bool)
+	LastUsed(org, key string) (at time.Time, ok bool)
 }

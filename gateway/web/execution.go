@@ -10,10 +10,10 @@ import (
 )
 
 // recordReader reads the record of an execution, with or without its outputs.
-type recordReader = func(context.Context, proto.TraceID) (*proto.Record, error)
+type recordReader = func(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 
 // ExecutionInPath returns the execution in the path of a request as read returns it, or
-// [proto.ErrNotFound] also if it belongs to another organisation.
+// [proto.ErrNotFound] if the organisation has none of that id.
 func ExecutionInPath(r *Request, read recordReader) (*proto.Record, error) {
 	id, err := proto.ParseTraceID(chi.URLParam(r.Request, "id"))
 	if err != nil {
@@ -25,12 +25,9 @@ func ExecutionInPath(r *Request, read recordReader) (*proto.Record, error) {
 // Execution is [ExecutionInPath] for the execution of an id.
 func Execution(r *Request, id proto.TraceID, read recordReader) (*proto.Record, error) {
 	i := r.Info
-	record, err := read(r.Context(), id)
+	record, err := read(r.Context(), i.Key.Org, id)
 	if err != nil {
 		return nil, fmt.Errorf("look up %s: %w", id, err)
-	}
-	if record.Org != i.Key.Org {
-		return nil, proto.ErrNotFound
 	}
 	i.Trace = id
 	i.AnswerHeader().Set("X-Trace-Id", string(id))

@@ -35,7 +35,7 @@ type Deliveries interface {
 type Executions interface {
 	// Summary returns the record of an execution without the outputs of the result, or
 	// [proto.ErrNotFound].
-	Summary(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
 
 var errNoWebhook = api.Errorf(

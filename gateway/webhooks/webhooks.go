@@ -17,13 +17,15 @@ import (
 // Webhooks stores the webhook settings of API keys, and the URLs at which deliveries fail.
 type Webhooks interface {
 	// Stored returns the stored settings of a key, or [proto.ErrNotFound].
-	Stored(ctx context.Context, key string) (proto.Webhook, error)
+	Stored(ctx context.Context, org, key string) (proto.Webhook, error)
 	// Change stores the settings that f returns for the present settings of a key, nil if there are
 	// none, and returns them. f may be called more than once. Change returns an error of f
 	// unchanged.
-	Change(ctx context.Context, key string, f func(old *proto.Webhook) (proto.Webhook, error)) (proto.Webhook, error)
+	Change(
+		ctx context.Context, org, key string, f func(old *proto.Webhook) (proto.Webhook, error),
+	) (proto.Webhook, error)
 	// Remove removes the settings of a key. It returns [proto.ErrNotFound] if there are none.
-	Remove(ctx context.Context, key string) error
+	Remove(ctx context.Context, org, key string) error
 	// Endpoint returns the state of a URL. ok is false if deliveries to it do not fail.
 	Endpoint(org, url string) (e proto.Endpoint, ok bool)
 	// Endpoints returns all URLs at which deliveries of an organisation fail.
@@ -124,7 +126,7 @@ func (s *Routes) get(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	settings, err := s.Webhooks.Stored(r.Context(), key.ID)
+	settings, err := s.Webhooks.Stored(r.Context(), key.Org, key.ID)
 	if err != nil {
 		return settingsError(err)
 	}
@@ -214,7 +216,7 @@ func (s *Routes) change(
 ) error {
 	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
-	settings, err := s.Webhooks.Change(ctx, key.ID, func(old *proto.Webhook) (proto.Webhook, error) {
+	settings, err := s.Webhooks.Change(ctx, key.Org, key.ID, func(old *proto.Webhook) (proto.Webhook, error) {
 		web.AuditBefore(r, key.Org, key.ID, auditSettings(old))
 		return change(old)
 	})
@@ -232,10 +234,10 @@ func (s *Routes) remove(w http.ResponseWriter, r *web.Request) error {
 	}
 	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
-	if settings, err := s.Webhooks.Stored(ctx, key.ID); err == nil {
+	if settings, err := s.Webhooks.Stored(ctx, key.Org, key.ID); err == nil {
 		web.AuditBefore(r, key.Org, key.ID, auditSettings(&settings))
 	}
-	if err := s.Webhooks.Remove(ctx, key.ID); err != nil {
+	if err := s.Webhooks.Remove(ctx, key.Org, key.ID); err != nil {
 		return settingsError(err)
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -276,7 +278,7 @@ func (s *Routes) test(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	settings, err := s.Webhooks.Stored(r.Context(), key.ID)
+	settings, err := s.Webhooks.Stored(r.Context(), key.Org, key.ID)
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		return settingsError(err)
 	}

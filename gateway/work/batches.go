@@ -94,7 +94,7 @@ type Deliveries interface {
 // Results reads the results of executions.
 type Results interface {
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
-	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
 
 // BatchRoutes are the routes of batches.
@@ -435,7 +435,7 @@ func (s *BatchRoutes) waitingFor(ctx context.Context, b *proto.BatchAndState) (*
 			ids = append(ids, b.Batch.ItemTrace(i, items.Round(i)))
 		}
 	}
-	waiting, err := s.Waiting(ctx, ids)
+	waiting, err := s.Waiting(ctx, b.Batch.Org, ids)
 	for _, id := range ids {
 		if missing := waiting[id]; missing != nil {
 			return missing, err

@@ -120,7 +120,7 @@ func (d *resultsDownload) write(ctx context.Context, items BatchItems) error {
 		d.next, count = d.next+1, count+1
 		group.Go(func() error {
 			id := d.batch.ItemTrace(index, items.Round(index))
-			record, err := d.Results.Lookup(reading, id)
+			record, err := d.Results.Lookup(reading, d.batch.Org, id)
 			switch {
 			case errors.Is(err, web.ErrOverloaded):
 				short[place] = err

@@ -173,7 +173,7 @@ func (s *PipelineRoutes) answer(
 			queued = append(queued, c.TraceID)
 		}
 	}
-	waiting, err := s.Waiting(r.Context(), queued)
+	waiting, err := s.Waiting(r.Context(), org, queued)
 	if err != nil {
 		return err
 	}

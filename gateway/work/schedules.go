@@ -48,8 +48,10 @@ type StartChecker interface {
 	StartNow(ctx context.Context, schedule *proto.Schedule, now time.Time) (proto.TraceID, error)
 }
 
-// Waiting returns what workers lack to run those of some executions that are queued.
-type Waiting = func(ctx context.Context, ids []proto.TraceID) (map[proto.TraceID]*proto.Missing, error)
+// Waiting returns what workers lack to run those of some executions of an organisation that are queued.
+type Waiting = func(
+	ctx context.Context, org string, ids []proto.TraceID,
+) (map[proto.TraceID]*proto.Missing, error)
 
 // ScheduleRoutes are the routes of schedules.
 type ScheduleRoutes struct {
@@ -249,7 +251,7 @@ func (s *ScheduleRoutes) write(
 		return err
 	}
 	if state.Last != "" {
-		waiting, err := s.Waiting(ctx, []proto.TraceID{state.Last})
+		waiting, err := s.Waiting(ctx, schedule.Org, []proto.TraceID{state.Last})
 		if err != nil {
 			return err
 		}

@@ -36,7 +36,7 @@ type Submitter interface {
 	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
 	// Accepted returns the execution that was accepted with an idempotency key of an API key, or
 	// [proto.ErrNotFound].
-	Accepted(ctx context.Context, key, idempotencyKey string) (proto.TraceID, error)
+	Accepted(ctx context.Context, org, key, idempotencyKey string) (proto.TraceID, error)
 	// Requeue submits the job that build makes from the one of a dead letter.
 	Requeue(ctx context.Context, letter string, id proto.TraceID, build func(*proto.Job) (*proto.Job, error)) (
 		*proto.DeadLetter, error)

@@ -37,7 +37,7 @@ type Secrets interface {
 // Webhooks finds the webhook settings of API keys.
 type Webhooks interface {
 	// Webhook returns the settings of a key, the default if none are stored.
-	Webhook(key string) proto.Webhook
+	Webhook(org, key string) proto.Webhook
 }
 
 // URLs checks webhook URLs. Its errors are [*proto.FieldError] for the given field.
@@ -116,7 +116,7 @@ func (a *Admission) WebhookURL(ctx context.Context, url string, mode proto.Mode,
 	case mode != proto.ModeAsync:
 		return "", a.URLs.CheckURL(field, url)
 	case url == "":
-		return a.Webhooks.Webhook(key.ID).URL, nil
+		return a.Webhooks.Webhook(key.Org, key.ID).URL, nil
 	default:
 		return url, a.URLs.Check(ctx, field, url)
 	}

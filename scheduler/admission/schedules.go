@@ -64,7 +64,7 @@ func (a *Admission) StartNow(ctx context.Context, schedule *proto.Schedule, now 
 func (a *Admission) StartedTick(
 	ctx context.Context, schedule *proto.Schedule, tick time.Time,
 ) (proto.TraceID, error) {
-	return a.Submitter.Accepted(ctx, schedule.Key, scheduledName(schedule, tickName(tick)))
+	return a.Submitter.Accepted(ctx, schedule.Org, schedule.Key, scheduledName(schedule, tickName(tick)))
 }
 
 // tickName names the execution of a tick among those of its schedule.
@@ -82,7 +82,7 @@ func (a *Admission) FailedTick(schedule *proto.Schedule, run proto.ScheduleRun) 
 	}
 	url := request.WebhookURL
 	if _, ok := a.Principal(schedule.Key); ok && url == "" {
-		url = a.Webhooks.Webhook(schedule.Key).URL
+		url = a.Webhooks.Webhook(schedule.Org, schedule.Key).URL
 	}
 	if url == "" {
 		return nil, nil

@@ -232,7 +232,7 @@ func (r *Runs) Remove(ctx context.Context, org, id string) error {
 		if err != nil {
 			return fmt.Errorf("remove run %s: %w", id, err)
 		}
-		if store.BodyObject(m.Header) != "" {
+		if store.BodyName(m.Header) != "" {
 			bodies = append(bodies, &store.Message{Header: m.Header})
 		}
 		from = m.Sequence + 1

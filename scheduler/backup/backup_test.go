@@ -84,7 +84,7 @@ func (w *world) run(l *queue.Lease) {
 		return
 	}
 	job := l.Job()
-	out := events.NewWriter(w.ctx, w.store, job.TraceID, l.Attempt(), base, 16<<20)
+	out := events.NewWriter(w.ctx, w.store, job.Org, job.TraceID, l.Attempt(), base, 16<<20)
 	_, _ = fmt.Fprintf(out.Stream(proto.Stdout), "output of attempt %d\n", l.Attempt())
 	last, _ := out.Close()
 	r := proto.Exited(0)
@@ -137,7 +137,7 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 			job.WebhookURL = "https://example.com/"
 		}
 		if i%10 == 0 {
-			job.Code = strings.Repeat("large ", 173_000+random.IntN(100)) // stored as an object, like its result
+			job.Code = strings.Repeat("large ", 173_000+random.IntN(100)) // stored apart, like that of its result
 		}
 		if i%4 == 1 {
 			job.ThreadID = fmt.Sprintf("thread-%d", n)
@@ -153,14 +153,14 @@ func (w *world) submit(n int, turns <-chan struct{}, to *accepted) {
 		}
 		to.add(job.TraceID)
 		if i%burst == 0 {
-			_, _ = w.queue.Wait(w.ctx, job.TraceID) // the error means that the test is over
+			_, _ = w.queue.Wait(w.ctx, job.Org, job.TraceID) // the error means that the test is over
 		}
 	}
 }
 
 // state returns the record of an execution.
 func state(ctx context.Context, st *store.Store, id proto.TraceID) (*proto.Record, error) {
-	return (&queue.Queue{Store: st}).Lookup(ctx, id)
+	return (&queue.Queue{Store: st}).Lookup(ctx, "acme", id)
 }
 
 // TestBackupDuringExecutions makes backups while executions begin and end, and restores each.
@@ -224,13 +224,13 @@ func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.
 	}
 	st := storetest.Open(t, server)
 	all := map[proto.TraceID]proto.Status{}
-	if err := st.ReadHeaders(t.Context(), st.Executions, "bullpen.exec.*", func(m jetstream.Msg) {
+	if err := st.ReadHeaders(t.Context(), st.Executions, store.AllRecords, func(m jetstream.Msg) {
 		all[idOf(m)] = proto.Status(m.Headers().Get(store.HeaderStatus))
 	}); err != nil {
 		t.Fatal(err)
 	}
 	jobs := map[proto.TraceID]bool{}
-	if err := st.ReadHeaders(t.Context(), st.Jobs, "bullpen.job.>", func(m jetstream.Msg) {
+	if err := st.ReadHeaders(t.Context(), st.Jobs, store.AllJobs, func(m jetstream.Msg) {
 		id := idOf(m)
 		jobs[id] = true
 		if _, ok := all[id]; !ok {
@@ -260,7 +260,7 @@ func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.
 
 	w := start(t, server)
 	for id := range all {
-		rec, err := w.queue.Wait(w.ctx, id)
+		rec, err := w.queue.Wait(w.ctx, "acme", id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -331,7 +331,7 @@ func consistent(t *testing.T, st *store.Store, all map[proto.TraceID]proto.Statu
 // published an event twice.
 func oneOutput(t *testing.T, w *world, rec *proto.Record) {
 	t.Helper()
-	tail, err := (&events.Log{Store: w.store, Records: w.queue}).Follow(w.ctx, rec.TraceID, 0)
+	tail, err := (&events.Log{Store: w.store, Records: w.queue}).Follow(w.ctx, rec.Org, rec.TraceID, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

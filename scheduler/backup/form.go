@@ -22,8 +22,9 @@ import (
 )
 
 // formatVersion is the version of the file format. A file is a zstd stream, which contains a
-// checksum, of JSON lines: a [begin], entries, each followed by its body, and an entry with End.
-const formatVersion = 1
+// checksum, of JSON lines: a [begin], entries, each followed by its body, and an entry with End. The
+// version is also that of the subjects, which had no organisation in version 1.
+const formatVersion = 2
 
 const (
 	maxLine = 8 << 20 // of JSON, in bytes
@@ -118,9 +119,9 @@ func read(r io.Reader, handle func(*entry, []byte) error) (s Summary, err error)
 	switch {
 	case first.Format < 1:
 		return s, fmt.Errorf("%w: it has no header", ErrDamaged)
-	case first.Format > formatVersion:
-		return s, fmt.Errorf("this backup has format %d, made by bullpen %s, and this program reads formats up to %d: use "+
-			"a newer one", first.Format, first.Version, formatVersion)
+	case first.Format != formatVersion:
+		return s, fmt.Errorf("this backup has format %d, made by bullpen %s, and this program reads format %d: use that "+
+			"version", first.Format, first.Version, formatVersion)
 	}
 	s.MadeAt, s.Version = first.MadeAt, first.Version
 	for {

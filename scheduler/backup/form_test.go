@@ -84,10 +84,10 @@ func TestCheckRejectsDamagedBackups(t *testing.T) {
 		}
 	}
 	for name, text := range map[string]string{
-		"empty": "", "no end": `{"bullpen_backup":1}` + "\n", "something else": "{}\n",
-		"wrong number": `{"bullpen_backup":1}` + "\n" + `{"end":1}` + "\n", "negative": `{"bullpen_backup":1}` + "\n" +
+		"empty": "", "no end": `{"bullpen_backup":2}` + "\n", "something else": "{}\n",
+		"wrong number": `{"bullpen_backup":2}` + "\n" + `{"end":1}` + "\n", "negative": `{"bullpen_backup":2}` + "\n" +
 			`{"bytes":-1}` + "\n",
-		"more after the end": `{"bullpen_backup":1}` + "\n" + `{"end":0}` + "\n\n", "a long line": strings.Repeat("x", 9<<20),
+		"more after the end": `{"bullpen_backup":2}` + "\n" + `{"end":0}` + "\n\n", "a long line": strings.Repeat("x", 9<<20),
 	} {
 		if _, err := backup.Check(bytes.NewReader(compressed(t, text))); !errors.Is(err, backup.ErrDamaged) {
 			t.Errorf("%s: %v", name, err)
@@ -98,12 +98,12 @@ func TestCheckRejectsDamagedBackups(t *testing.T) {
 // A later version may write fields that this one does not know, and increments the format version
 // if this one cannot read the backup.
 func TestBackupsOfOtherVersions(t *testing.T) {
-	more := `{"bullpen_backup":1,"new":true}` + "\n" + `{"subject":"bullpen.dead.x","bytes":1,"new":2}` + "\nx" +
+	more := `{"bullpen_backup":2,"new":true}` + "\n" + `{"subject":"bullpen.dead.x","bytes":1,"new":2}` + "\nx" +
 		`{"end":1}` + "\n"
 	if s, err := backup.Check(bytes.NewReader(compressed(t, more))); err != nil || s.Messages != 1 {
 		t.Errorf("%+v, %v", s, err)
 	}
-	_, err := backup.Check(bytes.NewReader(compressed(t, `{"bullpen_backup":2,"version":"9.0"}`+"\n")))
+	_, err := backup.Check(bytes.NewReader(compressed(t, `{"bullpen_backup":3,"version":"9.0"}`+"\n")))
 	if err == nil || errors.Is(err, backup.ErrDamaged) || !strings.Contains(err.Error(), "made by bullpen 9.0") {
 		t.Errorf("of another format: %v", err)
 	}
@@ -117,7 +117,7 @@ func TestRestoreNeedsAnEmptyJetStream(t *testing.T) {
 		_, err := backup.Restore(t.Context(), access, config, bytes.NewReader(raw), storetest.Log(t))
 		return err
 	}
-	strange := compressed(t, `{"bullpen_backup":1}`+"\n"+`{"subject":"$JS.API.STREAM.PURGE.BULLPEN_JOBS"}`+"\n"+
+	strange := compressed(t, `{"bullpen_backup":2}`+"\n"+`{"subject":"$JS.API.STREAM.PURGE.BULLPEN_JOBS"}`+"\n"+
 		`{"end":1}`+"\n")
 	if err := restore(strange); !errors.Is(err, backup.ErrDamaged) {
 		t.Errorf("a message on a subject of somebody else: %v", err)
@@ -168,7 +168,7 @@ func TestEveryStreamIsDeclared(t *testing.T) {
 		"KV_bullpen_control":  true, // who leads
 		"KV_bullpen_preload":  true, // what workers find out again
 		"KV_bullpen_sessions": true, // one that was ended since would work again
-		"OBJ_bullpen_bodies":  true, // bodies, which go with their messages
+		"BULLPEN_BODIES":      true, // bodies, which go with their messages
 	}
 	for info := range st.JS.ListStreams(t.Context()).Info() {
 		for _, subject := range info.Config.Subjects {
@@ -201,7 +201,7 @@ func TestStatesAreReadBeforeWhatTheyName(t *testing.T) {
 }
 
 func FuzzCheck(f *testing.F) {
-	f.Add(compressed(f, `{"bullpen_backup":1}`+"\n"+`{"subject":"bullpen.dead.x","bytes":1}`+"\nx"+`{"end":1}`+"\n"))
+	f.Add(compressed(f, `{"bullpen_backup":2}`+"\n"+`{"subject":"bullpen.dead.x","bytes":1}`+"\nx"+`{"end":1}`+"\n"))
 	f.Add([]byte("x"))
 	f.Fuzz(func(_ *testing.T, raw []byte) {
 		_, _ = backup.Check(bytes.NewReader(raw)) // it neither panics nor hangs

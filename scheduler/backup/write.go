@@ -156,10 +156,10 @@ func (b *run) add(_ context.Context, m *message) error {
 	return b.file.add(m.subject, h, m.at, m.body)
 }
 
-// load replaces a message whose body is an object by the newest one on its subject, since the
-// object of a replaced message may be gone. It reports whether there still is a message.
+// load replaces a message whose body is stored apart by the newest one on its subject, since the body
+// of a replaced message may be gone. It reports whether there still is a message.
 func (b *run) load(ctx context.Context, st jetstream.Stream, m *message) (bool, error) {
-	if store.BodyObject(m.header) == "" {
+	if store.BodyName(m.header) == "" {
 		return true, nil
 	}
 	newest, err := b.store.LastFromLeader(ctx, st, m.subject)
@@ -255,7 +255,7 @@ func (b *run) head(ctx context.Context, m *message) error {
 		versions = append(t.History, *t.Version)
 	}
 	for _, v := range versions {
-		if err := b.maker(ctx, v.Trace); err != nil {
+		if err := b.maker(ctx, t.Org, v.Trace); err != nil {
 			return err
 		}
 	}
@@ -265,14 +265,15 @@ func (b *run) head(ctx context.Context, m *message) error {
 // maker writes the record of the execution that made a version, unless its terminal record is
 // written already. It waits for the execution to end, which is soon: the result is stored as
 // pending before the version is committed, and any process can finish from there.
-func (b *run) maker(ctx context.Context, id proto.TraceID) error {
+func (b *run) maker(ctx context.Context, org string, id proto.TraceID) error {
 	if id == "" {
 		return nil
 	}
+	subject := store.ExecSubject(org, id)
 	poll := time.NewTicker(terminalPoll)
 	defer poll.Stop()
 	for {
-		rec, err := b.store.LastFromLeader(ctx, b.store.Executions, store.ExecSubject(id))
+		rec, err := b.store.LastFromLeader(ctx, b.store.Executions, subject)
 		if store.IsNotFound(err) {
 			return nil // its retention is over
 		}
@@ -284,8 +285,7 @@ func (b *run) maker(ctx context.Context, id proto.TraceID) error {
 				return nil
 			}
 			return b.changed(ctx, &message{
-				b.ids[b.store.Executions], store.ExecSubject(id), rec.Seq, rec.Time, rec.Header,
-				rec.Data,
+				b.ids[b.store.Executions], subject, rec.Seq, rec.Time, rec.Header, rec.Data,
 			}, true)
 		}
 		select {
@@ -298,7 +298,7 @@ func (b *run) maker(ctx context.Context, id proto.TraceID) error {
 
 func (b *run) output(ctx context.Context, m *message) error {
 	attempt, err := store.OutputAttempt(m.subject)
-	tokens := strings.Split(m.subject, ".") // bullpen.out.<trace>.<attempt>
+	tokens := strings.Split(m.subject, ".") // bullpen.out.<org>.<trace>.<attempt>
 	known := err == nil && attempt <= b.attempts[proto.TraceID(tokens[len(tokens)-2])]
 	if !known && m.seq > b.start[b.store.Output] {
 		return nil

@@ -167,7 +167,7 @@ func (w *world) end(ctx context.Context, rec *proto.Record, seq uint64, result p
 // release ends a held item.
 func (w *world) release(id proto.TraceID) {
 	w.t.Helper()
-	rec, seq, err := w.st.Record(w.ctx, id)
+	rec, seq, err := w.st.Record(w.ctx, "acme", id)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func (w *world) release(id proto.TraceID) {
 }
 
 func (w *world) RemoveRun(ctx context.Context, _ *proto.Batch, id proto.TraceID) error {
-	rec, _, err := w.st.Record(ctx, id)
+	rec, _, err := w.st.Record(ctx, "acme", id)
 	if err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func (w *world) BatchLimits(context.Context, string) (concurrent, queued int) {
 func (w *world) Slots(context.Context) (int, error) { return 4, nil }
 
 func (w *world) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	rec, _, err := w.st.Record(ctx, id)
+	rec, _, err := w.st.Record(ctx, "acme", id)
 	return rec, err
 }
 
@@ -207,7 +207,7 @@ func (w *world) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, er
 	if w.set(func() { stuck = w.stuck }); stuck {
 		return nil, errors.New("no answer")
 	}
-	rec, seq, err := w.st.Record(ctx, id)
+	rec, seq, err := w.st.Record(ctx, "acme", id)
 	if err == nil && !rec.Status.Terminal() {
 		w.end(ctx, rec, seq, proto.Cancelled())
 	}

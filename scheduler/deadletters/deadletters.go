@@ -43,8 +43,10 @@ func (s *Store) AddJob(ctx context.Context, rec *proto.Record, seq uint64) error
 	if err != nil {
 		return fmt.Errorf("dead-letter job %s: %w", rec.TraceID, err)
 	}
-	letter := &proto.DeadLetter{ID: string(rec.TraceID), At: time.Now().UTC(), Attempt: rec.Attempt + 1, Workers: rec.Lost}
-	job, err := store.DecodeJob(m, rec.TraceID)
+	letter := &proto.DeadLetter{
+		ID: string(rec.TraceID), Org: rec.Org, At: time.Now().UTC(), Attempt: rec.Attempt + 1, Workers: rec.Lost,
+	}
+	job, err := store.DecodeJob(m, rec.Org, rec.TraceID)
 	if err != nil {
 		letter.Reason, letter.Message = proto.DeadMalformed, notJob(err)
 		return s.create(ctx, letter, &proto.DeadMessage{Subject: store.JobSubject(&rec.Meta), Header: m.Header, Data: m.Data})
@@ -68,6 +70,9 @@ func (s *Store) MoveMessage(ctx context.Context, seq uint64, cause error) error 
 	}
 	letter := &proto.DeadLetter{
 		ID: "dead_" + strconv.FormatUint(seq, 10), Reason: proto.DeadMalformed, At: time.Now().UTC(), Message: notJob(cause),
+	}
+	if org, _ := store.ParseJobSubject(m.Subject); proto.ValidOrg(org) {
+		letter.Org = org
 	}
 	// which describe its delivery
 	maps.DeleteFunc(m.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "Nats-") })
@@ -100,26 +105,29 @@ func (s *Store) write(ctx context.Context, letter *proto.DeadLetter, content any
 	if err != nil {
 		return 0, fmt.Errorf("encode dead letter %s: %w", letter.ID, err)
 	}
-	seq, err := s.Store.Write(ctx, store.DeadLetterSubject(letter.ID), nats.Header{store.HeaderDead: {string(head)}},
-		body, revision)
+	seq, err := s.Store.Write(ctx, letterSubject(letter), nats.Header{store.HeaderDead: {string(head)}}, body, revision)
 	if err != nil {
 		return 0, fmt.Errorf("store dead letter %s: %w", letter.ID, err)
 	}
 	return seq, nil
 }
 
+func letterSubject(l *proto.DeadLetter) string { return store.DeadLetterSubject(l.Org, l.ID) }
+
 // removed reports whether a message is the marker of a removed dead letter.
 func removed(h nats.Header) bool { return h.Get(store.HeaderDead) == "" }
 
 // decode decodes the header of a dead letter.
-func decode(h nats.Header, subject string, seq uint64) (*proto.DeadLetter, error) {
-	letter := &proto.DeadLetter{Revision: seq}
-	if err := json.Unmarshal([]byte(h.Get(store.HeaderDead)), letter); err != nil {
-		return nil, fmt.Errorf("decode the dead letter on %s: %w", subject, err)
+func decode(m *store.Message) (*proto.DeadLetter, error) {
+	letter := &proto.DeadLetter{Revision: m.Seq}
+	if err := json.Unmarshal([]byte(m.Header.Get(store.HeaderDead)), letter); err != nil {
+		return nil, fmt.Errorf("decode the dead letter on %s: %w", m.Subject, err)
 	}
-	if store.DeadLetterSubject(letter.ID) != subject || !proto.ValidDeadLetterID(letter.ID) ||
-		(letter.Meta == nil) != (letter.Reason == proto.DeadMalformed) {
-		return nil, fmt.Errorf("decode the dead letter on %s: its id is %q, its reason %q", subject, letter.ID, letter.Reason)
+	if letterSubject(letter) != m.Subject || !proto.ValidDeadLetterID(letter.ID) ||
+		(letter.Meta == nil) != (letter.Reason == proto.DeadMalformed) ||
+		letter.Meta != nil && letter.Meta.Org != letter.Org {
+		return nil, fmt.Errorf("decode the dead letter on %s: its id is %q, its reason %q", m.Subject, letter.ID,
+			letter.Reason)
 	}
 	return letter, nil
 }
@@ -134,7 +142,7 @@ func (s *Store) List(
 		if removed(m.Headers()) {
 			return
 		}
-		letter, err := decode(m.Headers(), m.Subject(), 0)
+		letter, err := decode(&store.Message{Subject: m.Subject(), Header: m.Headers()})
 		if err != nil {
 			malformed(err)
 			return
@@ -166,7 +174,7 @@ func (s *Store) Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.D
 	}
 	content := &proto.DeadContent{}
 	if letter.Meta != nil {
-		content.Job, err = store.DecodeJob(m, letter.Meta.TraceID)
+		content.Job, err = store.DecodeJob(m, letter.Org, letter.Meta.TraceID)
 	} else {
 		content.Message = &proto.DeadMessage{}
 		err = json.Unmarshal(m.Data, content.Message)
@@ -177,17 +185,18 @@ func (s *Store) Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.D
 	return letter, content, nil
 }
 
+// read finds a dead letter by its id alone, which is all that an administrator has.
 func (s *Store) read(ctx context.Context, id string) (*proto.DeadLetter, *store.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	m, err := s.Store.LastFromLeader(ctx, s.Store.DeadLetters, store.DeadLetterSubject(id))
+	m, err := s.Store.LastFromLeader(ctx, s.Store.DeadLetters, store.DeadLetterSubject("*", id))
 	if store.IsNotFound(err) || err == nil && removed(m.Header) {
 		return nil, nil, fmt.Errorf("dead letter %s: %w", id, proto.ErrNotFound)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	letter, err := decode(m.Header, store.DeadLetterSubject(id), m.Seq)
+	letter, err := decode(m)
 	return letter, m, err
 }
 
@@ -222,7 +231,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := s.Store.Write(ctx, store.DeadLetterSubject(id), nats.Header{}, nil, letter.Revision); err != nil {
+		if _, err := s.Store.Write(ctx, letterSubject(letter), nats.Header{}, nil, letter.Revision); err != nil {
 			return fmt.Errorf("remove dead letter %s: %w", id, err)
 		}
 		s.Store.DiscardBody(ctx, m)

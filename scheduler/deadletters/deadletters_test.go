@@ -93,7 +93,7 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 			w.deadLetter(job, seq)
 		}
 		var bodies []string
-		if body := store.BodyObject(stored.Header); body != "" {
+		if body := store.BodyName(stored.Header); body != "" {
 			bodies = append(bodies, body)
 		}
 		if err := w.Store.Store.RemoveJobs(w.ctx, store.RemovedJobs{Below: seq + 1, Bodies: bodies}); err != nil {
@@ -232,10 +232,10 @@ func TestListGoesOnAfterOne(t *testing.T) {
 		w.deadLetter(job, w.job(job))
 		want = append([]string{string(job.TraceID)}, want...)
 	}
-	if _, err := w.Store.Store.JS.Publish(w.ctx, store.DeadLetterSubject("trc_bad"), nil); err != nil {
+	if _, err := w.Store.Store.JS.Publish(w.ctx, store.DeadLetterSubject("acme", "trc_bad"), nil); err != nil {
 		t.Fatal(err)
 	}
-	bad := &nats.Msg{Subject: store.DeadLetterSubject("dead_1"), Header: nats.Header{store.HeaderDead: {"{"}}}
+	bad := &nats.Msg{Subject: store.DeadLetterSubject("", "dead_1"), Header: nats.Header{store.HeaderDead: {"{"}}}
 	if _, err := w.Store.Store.JS.PublishMsg(w.ctx, bad); err != nil {
 		t.Fatal(err)
 	}

@@ -211,12 +211,12 @@ func TestTestsAreServedByTheLeader(t *testing.T) {
 	server := storetest.Server(t)
 	s := &deliveries.Store{Store: storetest.Open(t, server)}
 	var rejection *proto.Rejection
-	if _, err := s.Test(ctx, proto.Key{ID: "k"}); !errors.As(err, &rejection) {
+	if _, err := s.Test(ctx, proto.Key{Org: "acme", ID: "k"}); !errors.As(err, &rejection) {
 		t.Fatalf("without a leader: %v", err)
 	}
 	leader := &deliveries.Store{Store: storetest.Open(t, server)}
-	stop, err := leader.ServeTests(ctx, func(_ context.Context, key string) (*proto.DeliveryAttempt, error) {
-		if key != "k" {
+	stop, err := leader.ServeTests(ctx, func(_ context.Context, org, key string) (*proto.DeliveryAttempt, error) {
+		if org != "acme" || key != "k" {
 			return nil, proto.ErrNotFound
 		}
 		return &proto.DeliveryAttempt{Status: 204}, nil
@@ -228,10 +228,10 @@ func TestTestsAreServedByTheLeader(t *testing.T) {
 	if err := leader.Store.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if a, err := s.Test(ctx, proto.Key{ID: "k"}); err != nil || a.Status != 204 {
+	if a, err := s.Test(ctx, proto.Key{Org: "acme", ID: "k"}); err != nil || a.Status != 204 {
 		t.Errorf("%+v, %v", a, err)
 	}
-	if _, err := s.Test(ctx, proto.Key{ID: "none"}); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := s.Test(ctx, proto.Key{Org: "acme", ID: "none"}); !errors.Is(err, proto.ErrNotFound) {
 		t.Error(err)
 	}
 }

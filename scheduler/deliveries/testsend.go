@@ -19,6 +19,12 @@ const testTimeout = time.Duration(proto.MaxWebhookTimeout) + 5*time.Second
 // maxTests is the number of concurrent tests.
 const maxTests = 16
 
+// testRequest asks for a test of the URL of an API key.
+type testRequest struct {
+	Org string `json:"org"`
+	Key string `json:"key"`
+}
+
 // testReply contains the attempt, or why none was made.
 type testReply struct {
 	Attempt *proto.DeliveryAttempt `json:"attempt,omitempty"`
@@ -32,7 +38,11 @@ type testReply struct {
 func (s *Store) Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error) {
 	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
-	m, err := s.Store.Conn.RequestWithContext(ctx, store.WebhookTestSubject, []byte(key.ID))
+	request, err := json.Marshal(testRequest{key.Org, key.ID})
+	if err != nil {
+		return nil, fmt.Errorf("test the webhook of key %s: %w", key.ID, err)
+	}
+	m, err := s.Store.Conn.RequestWithContext(ctx, store.WebhookTestSubject, request)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return nil, &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: "no process with the webhook role is ready"}
 	}
@@ -55,7 +65,7 @@ func (s *Store) Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt
 // ServeTests calls send for each test request until stop is called. Requests beyond maxTests are
 // rejected.
 func (s *Store) ServeTests(
-	ctx context.Context, send func(ctx context.Context, key string) (*proto.DeliveryAttempt, error),
+	ctx context.Context, send func(ctx context.Context, org, key string) (*proto.DeliveryAttempt, error),
 ) (stop func(), err error) {
 	slots := make(chan struct{}, maxTests)
 	sub, err := s.Store.Conn.Subscribe(store.WebhookTestSubject, func(m *nats.Msg) {
@@ -67,8 +77,13 @@ func (s *Store) ServeTests(
 		}
 		go func() {
 			defer func() { <-slots }()
-			attempt, err := send(ctx, string(m.Data))
-			reply := testReply{Attempt: attempt, NoURL: errors.Is(err, proto.ErrNotFound)}
+			var request testRequest
+			var reply testReply
+			err := json.Unmarshal(m.Data, &request)
+			if err == nil {
+				reply.Attempt, err = send(ctx, request.Org, request.Key)
+			}
+			reply.NoURL = errors.Is(err, proto.ErrNotFound)
 			if err != nil {
 				reply.Error = err.Error()
 			}

@@ -91,5 +91,5 @@ func (w *Writer) settle() {
 	for _, n := range w.inResult {
 		stored += n
 	}
-	_ = w.Budget.SettleOutput(w.Org, stored-r.reserved) // a lost one is forgotten within the hour
+	_ = w.Budget.SettleOutput(w.org, stored-r.reserved) // a lost one is forgotten within the hour
 }

@@ -44,8 +44,8 @@ type printed struct {
 func (e *execution) print(b events.Budget, org string, n int, streams ...proto.Stream) printed {
 	e.t.Helper()
 	p := printed{id: proto.NewTraceID(), kept: map[proto.Stream]int{}}
-	w := events.NewWriter(e.ctx, e.store, p.id, 1, 0, limit)
-	w.Budget, w.Org = b, org
+	w := events.NewWriter(e.ctx, e.store, org, p.id, 1, 0, limit)
+	w.Budget = b
 	random, noise := rand.NewChaCha8([32]byte{}), make([]byte, 12<<10)
 	for written := 0; written < n; written += 16 << 10 {
 		_, _ = random.Read(noise)

@@ -81,7 +81,7 @@ func (e *execution) end(w *events.Writer) {
 func TestPendingResultIsPrivate(t *testing.T) {
 	e := start(t)
 	tail := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	last, _ := w.Close()
 	pending := proto.Exited(0)
 	pending.Stdout = "saved"
@@ -108,7 +108,7 @@ func TestPendingResultIsPrivate(t *testing.T) {
 
 func (e *execution) follow(after int64) *events.Tail {
 	e.t.Helper()
-	t, err := e.log.Follow(e.ctx, e.rec.TraceID, after)
+	t, err := e.log.Follow(e.ctx, e.rec.Org, e.rec.TraceID, after)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func outputs(t *testing.T, got []event, after int64) (stdout, stderr string) {
 func TestFollowDuringAndAfterTheExecution(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	out, errs := w.Stream(proto.Stdout), w.Stream(proto.Stderr)
 	_, _ = io.WriteString(out, "first\nsec")
 	var live []event
@@ -230,7 +230,7 @@ func TestNextAfterATimeout(t *testing.T) {
 	if _, err := tail.Next(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x")
 	e.end(w)
 	if stdout, _ := outputs(t, e.rest(tail), 0); stdout != "x" {
@@ -241,7 +241,7 @@ func TestNextAfterATimeout(t *testing.T) {
 func TestSlowReaderGetsAllEvents(t *testing.T) {
 	e := start(t)
 	slow := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	var want strings.Builder
 	for i := range 9000 { // far more than the buffer of a reader
@@ -258,7 +258,7 @@ func TestSlowReaderGetsAllEvents(t *testing.T) {
 func TestEarlyReaderGetsMoreThanMaxEvents(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	const lines = 3 * proto.MaxEvents
 	for i := range lines {
@@ -276,7 +276,7 @@ func TestEarlyReaderGetsMoreThanMaxEvents(t *testing.T) {
 
 func TestLateReaderGetsTheLastMaxEvents(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	const lines = 3*proto.MaxEvents + 17
 	for i := range lines {
@@ -314,7 +314,7 @@ func TestLateReaderGetsTheLastMaxEvents(t *testing.T) {
 // Progress that a program redraws in one line is followed as it comes.
 func TestPartialLinesAreFlushed(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	w.FlushPartial = true
 	tail, out := e.follow(0), w.Stream(proto.Stdout)
 	_, _ = io.WriteString(out, "10%\r")
@@ -331,7 +331,7 @@ func TestPartialLinesAreFlushed(t *testing.T) {
 
 func TestLongLinesAreSplitBetweenCharacters(t *testing.T) {
 	e := start(t)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	text := "a" + strings.Repeat("é", 100_000) + "\n" + strings.Repeat("€", 50_000)
 	for rest := text; rest != ""; {
@@ -367,7 +367,7 @@ func TestMessageSize(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := start(t)
-			w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+			w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 			if _, err := io.WriteString(w.Stream(proto.Stdout), c.printed); err != nil {
 				t.Fatal(err)
 			}
@@ -397,10 +397,10 @@ func TestMessageSize(t *testing.T) {
 
 func TestSecondAttemptContinuesTheNumbers(t *testing.T) {
 	e := start(t)
-	first := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	first := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(first.Stream(proto.Stdout), "one\n")
 	last, _ := first.Close()
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, last, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 2, last, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
 	e.end(w)
 	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\n" {
@@ -433,11 +433,11 @@ func (e *execution) until(t *events.Tail, data string) []event {
 func TestOutputOfAStaleWorkerIsIgnored(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
-	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	live := e.until(early, "one\n")
 	e.claim(2, 2)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 2, 2, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "stale\nstale\nstale\n")
 	stale.Close()
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\nthree\n")
@@ -460,11 +460,11 @@ func TestOutputOfAStaleWorkerIsIgnored(t *testing.T) {
 // Events that were published after the lease ended, but before the fence, are kept.
 func TestFenceFollowsTheLastStoredEvent(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\ntwo\nthree\n")
 	stale.Close()
 	e.claim(2, 2) // the dispatcher did not know of the later lines
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 2, 2, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "four\n")
 	e.end(w)
 	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\ntwo\nthree\nfour\n" {
@@ -476,7 +476,7 @@ func TestFenceFollowsTheLastStoredEvent(t *testing.T) {
 func TestLaterAttemptBeginsTheOutput(t *testing.T) {
 	e := start(t)
 	e.claim(2, 0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 2, 0, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	e.end(w)
 	if stdout, _ := outputs(t, e.rest(e.follow(0)), 0); stdout != "one\n" {
@@ -486,17 +486,17 @@ func TestLaterAttemptBeginsTheOutput(t *testing.T) {
 
 func TestThirdAttemptContinuesTheNumbersOfTheSecond(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	e.until(e.follow(0), "one\n")
 	e.claim(2, 2)
-	second := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 2, 2, limit)
+	second := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 2, 2, limit)
 	_, _ = io.WriteString(second.Stream(proto.Stdout), "two\n")
 	second.Close()
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "stale\nstale\nstale\n")
 	stale.Close()
 	e.claim(3, 5)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 3, 5, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 3, 5, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "three\n")
 	e.end(w)
 	got := e.rest(e.follow(0))
@@ -507,7 +507,7 @@ func TestThirdAttemptContinuesTheNumbersOfTheSecond(t *testing.T) {
 
 func TestOutputAfterTheEndIsIgnored(t *testing.T) {
 	e := start(t)
-	stale := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	stale := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(stale.Stream(proto.Stdout), "one\n")
 	e.until(e.follow(0), "one\n")
 	r := proto.Failure(proto.CodeWorkerLost, "The worker was lost.")
@@ -576,7 +576,7 @@ func startOn(t *testing.T) (*execution, *restartable) {
 func TestServerOutage(t *testing.T) {
 	e, server := startOn(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	_, _ = io.WriteString(out, "before\n")
 	live := e.until(early, "before\n")
@@ -603,7 +603,7 @@ func TestServerOutage(t *testing.T) {
 
 func TestReaderWaitsDuringAnOutage(t *testing.T) {
 	e, server := startOn(t)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "x\n")
 	e.end(w)
 	tail := e.follow(0)
@@ -622,7 +622,7 @@ func TestReaderWaitsDuringAnOutage(t *testing.T) {
 func TestFastOutputDuringRestarts(t *testing.T) {
 	e, server := startOn(t)
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	const lines = proto.MaxEvents / 2
 	var want strings.Builder
 	for i := range lines {
@@ -680,7 +680,7 @@ func TestLostMessageKeepsTheOrder(t *testing.T) {
 	js := &lossy{JetStream: e.store.JS, text: "two", lost: make(chan struct{})}
 	e.store.JS = js
 	early := e.follow(0)
-	w := events.NewWriter(e.ctx, e.store, e.rec.TraceID, 1, 0, limit)
+	w := events.NewWriter(e.ctx, e.store, e.rec.Org, e.rec.TraceID, 1, 0, limit)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	live := e.until(early, "one\n")
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "two\n")
@@ -700,7 +700,7 @@ func TestLostMessageKeepsTheOrder(t *testing.T) {
 
 func TestOutputThatCannotBeStoredIsTruncated(t *testing.T) {
 	e, server := startOn(t)
-	w := events.NewWriterWithLimits(e.ctx, e.store, e.rec.TraceID, limit, 3*time.Second, 1<<20)
+	w := events.NewWriterWithLimits(e.ctx, e.store, e.rec.Org, e.rec.TraceID, limit, 3*time.Second, 1<<20)
 	_, _ = io.WriteString(w.Stream(proto.Stdout), "one\n")
 	early := e.follow(0)
 	e.until(early, "one\n")
@@ -718,7 +718,7 @@ func TestSlowReaderGetsWhatTheResultHolds(t *testing.T) {
 	e := start(t)
 	early := e.follow(0)
 	const limit, kept, line, lines = 1 << 20, 4 << 20, 16 << 10, 600
-	w := events.NewWriterWithLimits(e.ctx, e.store, e.rec.TraceID, limit, time.Minute, kept)
+	w := events.NewWriterWithLimits(e.ctx, e.store, e.rec.Org, e.rec.TraceID, limit, time.Minute, kept)
 	random := rand.NewChaCha8([32]byte{})
 	noise := make([]byte, line*3/4)
 	for range lines { // 9 MiB that can hardly be compressed
@@ -777,7 +777,7 @@ func TestExecutionThatNeverRan(t *testing.T) {
 	if len(got) != 1 || got[0].Type != "result" || got[0].Seq != 1 || got[0].Status != "cancelled" {
 		t.Fatalf("%+v", got)
 	}
-	if _, err := e.log.Follow(e.ctx, proto.NewTraceID(), 0); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := e.log.Follow(e.ctx, "acme", proto.NewTraceID(), 0); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("an unknown execution: %v", err)
 	}
 }
@@ -786,7 +786,7 @@ func BenchmarkLines(b *testing.B) {
 	st := storetest.Open(b, storetest.Server(b))
 	line := []byte(strings.Repeat("x", 99) + "\n")
 	b.SetBytes(int64(len(line)))
-	w := events.NewWriter(b.Context(), st, proto.NewTraceID(), 1, 0, limit)
+	w := events.NewWriter(b.Context(), st, "acme", proto.NewTraceID(), 1, 0, limit)
 	out := w.Stream(proto.Stdout)
 	for b.Loop() {
 		_, _ = out.Write(line)

@@ -14,9 +14,9 @@ func (w *Writer) Evict(ctx context.Context) bool { return w.eviction()(ctx) }
 // NewWriterWithLimits returns a writer of a first attempt that retries a message only for timeout,
 // and keeps kept bytes of excess.
 func NewWriterWithLimits(
-	ctx context.Context, st *store.Store, id proto.TraceID, limit int64, timeout time.Duration, kept int,
+	ctx context.Context, st *store.Store, org string, id proto.TraceID, limit int64, timeout time.Duration, kept int,
 ) *Writer {
 	w := &Writer{timeout: timeout, maxKept: kept}
-	w.start(ctx, st, id, 1, 0, limit)
+	w.start(ctx, st, org, id, 1, 0, limit)
 	return w
 }

@@ -38,9 +38,9 @@ const (
 
 // Records reads executions.
 type Records interface {
-	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Summary is Lookup without the outputs of the result.
-	Summary(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
 
 // Log reads the events of executions.
@@ -50,13 +50,13 @@ type Log struct {
 }
 
 // Follow returns a reader of the events with numbers greater than after, or [proto.ErrNotFound] if
-// there is no such execution.
-func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail, error) {
+// the organisation has no such execution.
+func (g *Log) Follow(ctx context.Context, org string, id proto.TraceID, after int64) (*Tail, error) {
 	t := &Tail{
-		log: g, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1,
+		log: g, org: org, id: id, sent: after, live: make(chan *nats.Msg, liveMessages), from: 1,
 		reconnects: g.Store.Conn.Stats().Reconnects,
 	}
-	for _, subject := range []string{store.OutputPattern(id), store.DoneSubject(id)} {
+	for _, subject := range []string{store.OutputPattern(org, id), store.DoneSubject(org, id)} {
 		sub, err := g.Store.Conn.ChanSubscribe(subject, t.live)
 		if err != nil {
 			t.Close()
@@ -64,7 +64,7 @@ func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail,
 		}
 		t.subs = append(t.subs, sub)
 	}
-	rec, err := g.Records.Summary(ctx, id)
+	rec, err := g.Records.Summary(ctx, org, id)
 	if err != nil {
 		t.Close()
 		return nil, err
@@ -72,7 +72,8 @@ func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail,
 	t.adoptSummary(rec)
 	t.behind, t.late = true, rec.Status.Terminal()
 	if !t.late { // nothing that a late reader needs is evicted
-		sub, err := g.Store.Conn.Subscribe(store.ReadersSubject(id), func(m *nats.Msg) { _ = m.Respond(nil) })
+		answer := func(m *nats.Msg) { _ = m.Respond(nil) }
+		sub, err := g.Store.Conn.Subscribe(store.ReadersSubject(org, id), answer)
 		if err != nil {
 			t.Close()
 			return nil, fmt.Errorf("follow %s: %w", id, err)
@@ -85,6 +86,7 @@ func (g *Log) Follow(ctx context.Context, id proto.TraceID, after int64) (*Tail,
 // Tail reads the events of one execution. It is not safe for concurrent use.
 type Tail struct {
 	log      *Log
+	org      string
 	id       proto.TraceID
 	subs     []*nats.Subscription
 	live     chan *nats.Msg
@@ -154,7 +156,7 @@ func (t *Tail) await(ctx context.Context) (proto.Events, error) {
 		return proto.Events{}, context.Cause(ctx)
 	case m := <-t.live:
 		t.polls = 0
-		if m.Subject == store.DoneSubject(t.id) {
+		if m.Subject == store.DoneSubject(t.org, t.id) {
 			if rec, err := proto.DecodeRecord(t.id, m.Data); err == nil {
 				t.adopt(rec.Public())
 				return proto.Events{}, nil
@@ -202,7 +204,7 @@ func (t *Tail) overflowed() bool {
 func (t *Tail) refresh(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	rec, err := t.log.Records.Summary(limited, t.id)
+	rec, err := t.log.Records.Summary(limited, t.org, t.id)
 	switch {
 	case err == nil:
 		t.adoptSummary(rec)
@@ -219,7 +221,7 @@ func (t *Tail) refresh(ctx context.Context) error {
 func (t *Tail) lookup(ctx context.Context) (*proto.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return t.log.Records.Lookup(ctx, t.id)
+	return t.log.Records.Lookup(ctx, t.org, t.id)
 }
 
 // adopt stores a newer record. All events are in the stream once the record is terminal.
@@ -277,7 +279,7 @@ func (t *Tail) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 		return nil, err
 	}
 	defer end()
-	return t.log.Store.Next(ctx, t.log.Store.Output, t.from, store.OutputPattern(t.id))
+	return t.log.Store.Next(ctx, t.log.Store.Output, t.from, store.OutputPattern(t.org, t.id))
 }
 
 // isTransient reports whether a read may succeed later.

@@ -53,13 +53,13 @@ type Writer struct {
 	// FlushPartial makes incomplete lines events after partialDelay. It is set before the first
 	// write.
 	FlushPartial bool
-	// Budget, if not nil, limits what is stored for the organisation Org. Beyond it, the result holds
+	// Budget, if not nil, limits what is stored for the organisation. Beyond it, the result holds
 	// minOutput bytes of each output, and as many bytes of events are kept when the program has
-	// ended. Both are set before the first write.
+	// ended. It is set before the first write.
 	Budget Budget
-	Org    string
 
 	store       *store.Store
+	org         string
 	id          proto.TraceID
 	attempt     int
 	reserve     func(need, want int64) (int64, error) // of Budget
@@ -111,18 +111,22 @@ type message struct {
 	seq  uint64
 }
 
-// NewWriter returns a writer for an attempt. baseSeq is the number of the last known event of
-// earlier attempts. The first attempt begins with the status event. A later one begins with a
-// fence, a message after which readers ignore earlier attempts, and continues their numbers. limit
-// is the size of the part of each output that the result holds, in bytes.
-func NewWriter(ctx context.Context, st *store.Store, id proto.TraceID, attempt int, baseSeq, limit int64) *Writer {
+// NewWriter returns a writer for an attempt at an execution of an organisation. baseSeq is the number of
+// the last known event of earlier attempts. The first attempt begins with the status event. A later one
+// begins with a fence, a message after which readers ignore earlier attempts, and continues their
+// numbers. limit is the size of the part of each output that the result holds, in bytes.
+func NewWriter(
+	ctx context.Context, st *store.Store, org string, id proto.TraceID, attempt int, baseSeq, limit int64,
+) *Writer {
 	w := &Writer{timeout: publishTimeout, maxKept: maxKept}
-	w.start(ctx, st, id, attempt, baseSeq, limit)
+	w.start(ctx, st, org, id, attempt, baseSeq, limit)
 	return w
 }
 
-func (w *Writer) start(ctx context.Context, st *store.Store, id proto.TraceID, attempt int, baseSeq, limit int64) {
-	w.store, w.id, w.attempt, w.seq, w.most = st, id, attempt, baseSeq, minExcess
+func (w *Writer) start(
+	ctx context.Context, st *store.Store, org string, id proto.TraceID, attempt int, baseSeq, limit int64,
+) {
+	w.store, w.org, w.id, w.attempt, w.seq, w.most = st, org, id, attempt, baseSeq, minExcess
 	w.limits = map[proto.Stream]int64{proto.Stdout: limit, proto.Stderr: limit}
 	w.written, w.inResult, w.tails = map[proto.Stream]int64{}, map[proto.Stream]int64{}, map[proto.Stream][]byte{}
 	w.wake, w.done = make(chan struct{}, 1), make(chan struct{})
@@ -131,7 +135,7 @@ func (w *Writer) start(ctx context.Context, st *store.Store, id proto.TraceID, a
 	w.reserve = func(need, want int64) (int64, error) {
 		ctx, cancel := context.WithTimeout(ctx, reserveTimeout)
 		defer cancel()
-		return w.Budget.ReserveOutput(ctx, w.Org, need, want)
+		return w.Budget.ReserveOutput(ctx, w.org, need, want)
 	}
 	if attempt > 1 {
 		w.lost = w.fence(ctx) != nil
@@ -162,10 +166,10 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	var at uint64
-	switch m, err := w.store.Last(ctx, w.store.Output, store.OutputPattern(w.id)); {
+	switch m, err := w.store.Last(ctx, w.store.Output, store.OutputPattern(w.org, w.id)); {
 	case err == nil:
 		at = m.Seq
-		if w.seq, err = w.store.LastEvent(ctx, w.id, w.attempt-1); err != nil {
+		if w.seq, err = w.store.LastEvent(ctx, w.org, w.id, w.attempt-1); err != nil {
 			return err
 		}
 	case !store.IsNotFound(err):
@@ -176,7 +180,7 @@ func (w *Writer) tryFence(ctx context.Context) error {
 		msg = w.message(part{events: proto.AppendStatusEvent(nil, w.id), first: 1, last: 1})
 	}
 	if _, err := w.store.JS.PublishMsg(
-		ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, store.OutputPattern(w.id))); err != nil {
+		ctx, msg, jetstream.WithExpectLastSequenceForSubject(at, store.OutputPattern(w.org, w.id))); err != nil {
 		return err
 	}
 	w.seq = max(w.seq, 1)
@@ -187,9 +191,9 @@ func (w *Writer) message(p part) *nats.Msg {
 	h := nats.Header{}
 	h.Set(store.HeaderFirst, strconv.FormatInt(p.first, 10))
 	h.Set(store.HeaderLast, strconv.FormatInt(p.last, 10))
-	m := &nats.Msg{Subject: store.OutputSubject(w.id, w.attempt), Header: h, Data: p.events}
+	m := &nats.Msg{Subject: store.OutputSubject(w.org, w.id, w.attempt), Header: h, Data: p.events}
 	if p.excess {
-		m.Subject = store.ExcessSubject(w.id, w.attempt)
+		m.Subject = store.ExcessSubject(w.org, w.id, w.attempt)
 	}
 	if len(p.events) >= minPacked {
 		w.packed = s2.Encode(w.packed[:cap(w.packed)], p.events)
@@ -496,14 +500,15 @@ func (w *Writer) markLost() {
 // somebody reads the output. It reports whether nothing is left to evict. The function does not
 // reference the writer.
 func (w *Writer) eviction() func(context.Context) bool {
-	st, id, last := w.store, w.id, w.evictable
+	st, org, id, last := w.store, w.org, w.id, w.evictable
 	return func(ctx context.Context) bool {
 		asked, cancel := context.WithTimeout(ctx, readersTimeout)
 		defer cancel()
-		if _, err := st.Conn.RequestWithContext(asked, store.ReadersSubject(id), nil); !errors.Is(err, nats.ErrNoResponders) {
+		_, err := st.Conn.RequestWithContext(asked, store.ReadersSubject(org, id), nil)
+		if !errors.Is(err, nats.ErrNoResponders) {
 			return false
 		}
-		return purge(ctx, st, store.OutputPattern(id), last) == nil // otherwise they stay until the end of retention
+		return purge(ctx, st, store.OutputPattern(org, id), last) == nil // otherwise they stay until the end of retention
 	}
 }
 
@@ -519,7 +524,7 @@ func (w *Writer) trim(ctx context.Context, limit int) {
 		return
 	}
 	w.markLost() // perhaps within the promised number
-	if purge(ctx, w.store, store.ExcessSubject(w.id, w.attempt), w.excess[n-1].seq) != nil {
+	if purge(ctx, w.store, store.ExcessSubject(w.org, w.id, w.attempt), w.excess[n-1].seq) != nil {
 		return // retried with the next message
 	}
 	w.excess, w.kept = append(w.excess[:0], w.excess[n:]...), kept

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -240,10 +239,10 @@ func (w *writer) job(_ context.Context, m jetstream.Msg, seq uint64) proto.Histo
 }
 
 func (w *writer) record(ctx context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange {
-	id, err := proto.ParseTraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
+	org, id, err := store.ParseExecSubject(m.Subject())
 	var rec *proto.Record
 	if err == nil {
-		rec, err = w.Store.Summary(ctx, id, seq, m.Headers())
+		rec, err = w.Store.Summary(ctx, org, id, seq, m.Headers())
 	}
 	if err != nil && ctx.Err() == nil && !store.IsNotFound(err) { // replaced meanwhile
 		w.Log.Warn("malformed record not in the index of executions", "subject", m.Subject(), "error", err)

@@ -119,7 +119,7 @@ func TestIndexFollowsTheStreams(t *testing.T) {
 		want[job.TraceID] = proto.StatusRunning
 		check(when + ", running")
 		write(t, st, job, proto.StatusSuccess, seq)
-		m, err := st.Last(storetest.Context(t), st.Jobs, store.JobPattern(job.TraceID))
+		m, err := st.Last(storetest.Context(t), st.Jobs, store.JobPattern(job.Org, job.TraceID))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,13 +8,12 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/engine"
+	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
 const (
-	scanEvery = time.Second
-	// handlers is the number of organisations that are deleted at the same time. A pass over one's data
-	// reads the records of all executions.
-	handlers    = 4
+	scanEvery   = time.Second
+	handlers    = 4 // organisations that are deleted at the same time
 	passTimeout = time.Hour
 	// DefaultSettle is how long nothing of an organisation may be found before the organisation itself
 	// is removed. It is longer than another gateway takes to learn of the deletion and to finish what
@@ -34,6 +33,7 @@ type Orgs interface {
 
 // Runner deletes organisations while it leads.
 type Runner struct {
+	Store    *store.Store
 	Data     *Data
 	Orgs     Orgs
 	Settle   time.Duration // see [DefaultSettle]
@@ -45,7 +45,7 @@ type Runner struct {
 func (r *Runner) Run(ctx context.Context) error {
 	d := deletions{Runner: r}
 	e := engine.Engine[deletion]{
-		Queue: &d.queue, Store: r.Data.Store, Name: "org-deletion", Instance: r.Instance, Log: r.Log,
+		Queue: &d.queue, Store: r.Store, Name: "org-deletion", Instance: r.Instance, Log: r.Log,
 		Due: d.due, Handle: d.handle, Beside: []func(context.Context){engine.Every(scanEvery, d.find)},
 		Forget: func(known *deletion) { *known = deletion{} },
 		Pause:  scanEvery, Timeout: passTimeout, Handlers: handlers, HandlersOfOrg: 1,

@@ -210,8 +210,7 @@ func (p *Pipelines) forgetSecrets(ctx context.Context, s *proto.PipelineState) e
 
 // remove removes the entries of a run.
 func (p *Pipelines) remove(ctx context.Context, s *proto.PipelineState) error {
-	expires := jetstream.PurgeTTL(store.WebhookMarkerTTL)
-	if err := p.store.Pipelines.Purge(ctx, definitionKey(s.Org, s.ID), expires); err != nil {
+	if err := p.store.Pipelines.Purge(ctx, definitionKey(s.Org, s.ID)); err != nil {
 		return fmt.Errorf("remove run %s: %w", s.ID, err)
 	}
 	_, err := p.states.Remove(ctx, stateKey(s.Org, s.ID), nil)

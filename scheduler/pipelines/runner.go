@@ -34,9 +34,9 @@ type Executions interface {
 	// will never start, empty if it may.
 	StepSpace(ctx context.Context, p *proto.Pipeline, step, cell int) (most proto.Space, refused string, err error)
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
-	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Cancel stores a request to end an execution.
-	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
 
 // Runner runs all pipelines while it leads, and removes runs that ended long ago.
@@ -172,7 +172,7 @@ func (r *Runner) knownRun(ctx context.Context, s *proto.PipelineState) (*knownRu
 func (r *Runner) endLost(ctx context.Context, s *proto.PipelineState) error {
 	for i := range s.Cells {
 		if id := s.Cells[i].TraceID; id != "" && !s.Cells[i].Status.Ended() {
-			if _, err := r.Executions.Cancel(ctx, id); err != nil && !errors.Is(err, proto.ErrNotFound) {
+			if _, err := r.Executions.Cancel(ctx, s.Org, id); err != nil && !errors.Is(err, proto.ErrNotFound) {
 				return fmt.Errorf("cancel %s: %w", id, err)
 			}
 		}
@@ -242,7 +242,7 @@ func (r *Runner) cell(
 	if c.TraceID == "" {
 		return r.start(ctx, p, s, i, at)
 	}
-	record, err := r.Executions.Lookup(ctx, c.TraceID)
+	record, err := r.Executions.Lookup(ctx, p.Org, c.TraceID)
 	switch {
 	case errors.Is(err, proto.ErrNotFound):
 		r.fail(c, "the record of the execution is gone")
@@ -253,7 +253,7 @@ func (r *Runner) cell(
 	record = record.Public()
 	if !record.Status.Terminal() {
 		if s.Cancelling && !record.Cancelling {
-			if _, err := r.Executions.Cancel(ctx, c.TraceID); err != nil && !errors.Is(err, proto.ErrNotFound) {
+			if _, err := r.Executions.Cancel(ctx, p.Org, c.TraceID); err != nil && !errors.Is(err, proto.ErrNotFound) {
 				return false, fmt.Errorf("cancel %s: %w", c.TraceID, err)
 			}
 		}

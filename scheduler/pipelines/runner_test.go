@@ -82,13 +82,13 @@ func (e *executions) StepSpace(_ context.Context, _ *proto.Pipeline, step, _ int
 	return proto.Space{Bytes: 1 << 20, Files: 100}, e.refused, nil
 }
 
-func (e *executions) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+func (e *executions) Lookup(_ context.Context, _ string, id proto.TraceID) (*proto.Record, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.records[id], nil
 }
 
-func (e *executions) Cancel(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+func (e *executions) Cancel(_ context.Context, _ string, id proto.TraceID) (*proto.Record, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	result := proto.Cancelled()

@@ -57,7 +57,7 @@ func BenchmarkCycle(b *testing.B) {
 			b.Fatal(err)
 		}
 		submit += time.Since(began)
-		if _, err := q.Wait(ctx, job.TraceID); err != nil {
+		if _, err := q.Wait(ctx, job.Org, job.TraceID); err != nil {
 			b.Fatal(err)
 		}
 	}

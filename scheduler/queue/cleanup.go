@@ -67,7 +67,7 @@ func (t *term) removeJob(ctx context.Context, m *proto.Meta, seq uint64, body st
 	t.garbage.exclude(seq)
 	go func() {
 		if deadLettered && t.retry(ctx, m.TraceID, "store dead letter", func() error {
-			return t.storeDeadLetter(ctx, m.TraceID, seq)
+			return t.storeDeadLetter(ctx, m, seq)
 		}) != nil {
 			return
 		}
@@ -92,15 +92,15 @@ func (t *term) retry(ctx context.Context, id proto.TraceID, what string, f func(
 	return policy.Do(ctx, func(context.Context) error { return f() })
 }
 
-func (t *term) storeDeadLetter(ctx context.Context, id proto.TraceID, seq uint64) error {
-	rec, _, err := t.Store.Record(ctx, id)
+func (t *term) storeDeadLetter(ctx context.Context, m *proto.Meta, seq uint64) error {
+	rec, _, err := t.Store.Record(ctx, m.Org, m.TraceID)
 	if err != nil {
 		return err
 	}
 	if err := (&deadletters.Store{Store: t.Store, Added: t.DeadLettered}).AddJob(ctx, rec, seq); err != nil {
 		return err
 	}
-	t.Log.Error("job dead-lettered", "trace_id", id, "org", rec.Org, "workers", rec.Lost)
+	t.Log.Error("job dead-lettered", "trace_id", m.TraceID, "org", rec.Org, "workers", rec.Lost)
 	return nil
 }
 

@@ -216,12 +216,8 @@ func TestLargePendingResultIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.wantNew(e)
-	bodies, err := w.store.JS.ObjectStore(w.ctx, "bullpen_bodies")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if list, err := bodies.List(w.ctx); err != nil || len(list) != 1 {
-		t.Errorf("%d bodies are stored, %v", len(list), err)
+	if bodies, err := w.store.Subjects(w.ctx, w.store.Bodies, store.BodyPatternOf(x.job.Org)); err != nil || len(bodies) != 1 {
+		t.Errorf("the stored bodies are %v, %v", bodies, err)
 	}
 }
 
@@ -290,23 +286,25 @@ func (x *threaded) stopAt(step string, freeze bool) (reached <-chan struct{}, th
 	case "head":
 		return x.wire.stopAt(store.ThreadSubject("acme", x.job.ThreadID), 1, freeze)
 	case "result":
-		return x.wire.stopAt(store.ExecSubject(x.job.TraceID), 2, freeze)
+		return x.wire.stopAt(store.ExecSubject(x.job.Org, x.job.TraceID), 2, freeze)
 	default:
-		return x.wire.stopAt(store.ExecSubject(x.job.TraceID), 1, freeze)
+		return x.wire.stopAt(store.ExecSubject(x.job.Org, x.job.TraceID), 1, freeze)
 	}
 }
 
 // wantPrivate checks that a pending result is not visible to clients.
 func (x *threaded) wantPrivate() {
 	x.t.Helper()
-	stored, seq, err := x.store.Record(x.ctx, x.job.TraceID)
+	stored, seq, err := x.store.Record(x.ctx, x.job.Org, x.job.TraceID)
 	if err != nil || stored.Pending == nil || stored.Commit == nil || stored.Status != proto.StatusRunning {
 		x.t.Fatalf("stored: %+v, %v", stored, err)
 	}
 	for what, ask := range map[string]func() (*proto.Record, error){
-		"lookup":   func() (*proto.Record, error) { return x.queue.Lookup(x.ctx, x.job.TraceID) },
-		"cancel":   func() (*proto.Record, error) { return x.queue.Cancel(x.ctx, x.job.TraceID) },
-		"withdraw": func() (*proto.Record, error) { return x.queue.Withdraw(x.ctx, x.job.TraceID, proto.Cancelled()) },
+		"lookup": func() (*proto.Record, error) { return x.queue.Lookup(x.ctx, x.job.Org, x.job.TraceID) },
+		"cancel": func() (*proto.Record, error) { return x.queue.Cancel(x.ctx, x.job.Org, x.job.TraceID) },
+		"withdraw": func() (*proto.Record, error) {
+			return x.queue.Withdraw(x.ctx, x.job.Org, x.job.TraceID, proto.Cancelled())
+		},
 	} {
 		rec, err := ask()
 		if err != nil || rec.Status != proto.StatusRunning || rec.Pending != nil || rec.Commit != nil || rec.Result != nil ||
@@ -314,7 +312,7 @@ func (x *threaded) wantPrivate() {
 			x.t.Errorf("%s: %+v, %v", what, rec, err)
 		}
 	}
-	if _, now, err := x.store.Record(x.ctx, x.job.TraceID); err != nil || now != seq {
+	if _, now, err := x.store.Record(x.ctx, x.job.Org, x.job.TraceID); err != nil || now != seq {
 		x.t.Errorf("the record was changed: %v", err)
 	}
 }
@@ -358,7 +356,7 @@ func TestCancelledTooLate(t *testing.T) {
 		finished <- err
 	}()
 	<-reached
-	if rec, err := w.queue.Cancel(w.ctx, x.job.TraceID); err != nil || !rec.Cancelling {
+	if rec, err := w.queue.Cancel(w.ctx, x.job.Org, x.job.TraceID); err != nil || !rec.Cancelling {
 		t.Fatalf("%+v, %v", rec, err)
 	}
 	thaw()

@@ -84,16 +84,20 @@ func (t *term) releaseDelayed(now time.Time) {
 // not released.
 func (t *term) checkDelayed(ctx context.Context) {
 	jobs := slices.SortedFunc(slices.Values(t.queue.delayed), (*job).compareRunAt)
-	ids := make([]proto.TraceID, len(jobs))
+	type execution struct {
+		org string
+		id  proto.TraceID
+	}
+	executions := make([]execution, len(jobs))
 	for i, j := range jobs {
-		j.unchecked, ids[i] = true, j.meta.TraceID
+		j.unchecked, executions[i] = true, execution{j.meta.Org, j.meta.TraceID}
 	}
 	go func() {
-		for _, id := range ids {
+		for _, x := range executions {
 			var rec *proto.Record
 			var revision uint64
-			if t.retry(ctx, id, "read record of a delayed job", func() (err error) {
-				rec, revision, err = t.Store.Record(ctx, id)
+			if t.retry(ctx, x.id, "read record of a delayed job", func() (err error) {
+				rec, revision, err = t.Store.Record(ctx, x.org, x.id)
 				if errors.Is(err, proto.ErrNotFound) {
 					return nil
 				}
@@ -101,7 +105,7 @@ func (t *term) checkDelayed(ctx context.Context) {
 			}) != nil {
 				return
 			}
-			t.post(ctx, func() { t.onChecked(ctx, id, rec, revision) })
+			t.post(ctx, func() { t.onChecked(ctx, x.id, rec, revision) })
 		}
 	}()
 }

@@ -35,7 +35,7 @@ func TestDelayedJobStartsWhenItIsDue(t *testing.T) {
 			t.Fatalf("the job for %s was assigned, want that for %s", l.Job().RunAt, job.RunAt)
 		}
 		w.claim(l)
-		rec, err := w.queue.Lookup(w.ctx, job.TraceID)
+		rec, err := w.queue.Lookup(w.ctx, job.Org, job.TraceID)
 		if err != nil || rec.StartedAt.Before(job.RunAt) {
 			t.Errorf("it started at %s, want %s: %v", rec.StartedAt, job.RunAt, err)
 		}
@@ -46,7 +46,7 @@ func TestDelayedJobCountsAndIsCancelled(t *testing.T) {
 	w := newWorld(t)
 	job := delayedJob("acme", time.Hour)
 	w.submit(job)
-	if rec, err := w.queue.Lookup(w.ctx, job.TraceID); err != nil || rec.Status != proto.StatusQueued ||
+	if rec, err := w.queue.Lookup(w.ctx, job.Org, job.TraceID); err != nil || rec.Status != proto.StatusQueued ||
 		!rec.RunAt.Equal(job.RunAt) {
 		t.Errorf("%+v, %v", rec, err)
 	}
@@ -56,7 +56,7 @@ func TestDelayedJobCountsAndIsCancelled(t *testing.T) {
 	if err := w.queue.Submit(w.ctx, other); !errors.As(err, &full) || full.Reason != proto.RejectedQueueFull {
 		t.Errorf("above the limit: %v", err)
 	}
-	if rec, err := w.queue.Cancel(w.ctx, job.TraceID); err != nil || rec.Status != proto.StatusCancelled ||
+	if rec, err := w.queue.Cancel(w.ctx, job.Org, job.TraceID); err != nil || rec.Status != proto.StatusCancelled ||
 		rec.StartedAt != nil {
 		t.Fatalf("%+v, %v", rec, err)
 	}
@@ -78,7 +78,7 @@ func TestDelayedJobsOutliveTheLeader(t *testing.T) {
 		w.submit(job)
 	}
 	stop()
-	if _, err := w.queue.Cancel(w.ctx, cancelled.TraceID); err != nil {
+	if _, err := w.queue.Cancel(w.ctx, cancelled.Org, cancelled.TraceID); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Until(due.RunAt))
@@ -87,7 +87,7 @@ func TestDelayedJobsOutliveTheLeader(t *testing.T) {
 		t.Fatalf("%+v was assigned", l.Job().Meta)
 	}
 	w.eventually("the cancelled job is removed", func() bool {
-		_, err := w.store.JobMeta(w.ctx, cancelled.TraceID)
+		_, err := w.store.JobMeta(w.ctx, cancelled.Org, cancelled.TraceID)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 	if st, err := w.queue.Stats(w.ctx); err != nil || st.Delayed != 1 || st.Queued != 0 || st.Running != 2 {
@@ -101,7 +101,7 @@ func TestDelayedJobKeepsNoFinishedJobs(t *testing.T) {
 	w.submit(delayedJob("acme", time.Hour))
 	for range 5 {
 		w.submit(delayedJob("acme", time.Hour))
-		if _, err := w.queue.Cancel(w.ctx, w.submit(storetest.Job("acme", "k", proto.ModeAsync))); err != nil {
+		if _, err := w.queue.Cancel(w.ctx, "acme", w.submit(storetest.Job("acme", "k", proto.ModeAsync))); err != nil {
 			t.Fatal(err)
 		}
 	}

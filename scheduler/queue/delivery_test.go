@@ -60,7 +60,7 @@ func TestExecutionWithWebhookIsDelivered(t *testing.T) {
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.WebhookURL, job.Language = hook, proto.Node
 	id := w.submit(job)
-	if _, err := w.queue.Cancel(w.ctx, id); err != nil {
+	if _, err := w.queue.Cancel(w.ctx, "acme", id); err != nil {
 		t.Fatal(err)
 	}
 	if c := w.nextDelivery(changes); c.TraceID != id {

@@ -328,7 +328,7 @@ func (t *term) onJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMeta
 		return
 	}
 	if o, ended := t.outcomes[meta.TraceID]; ended {
-		t.removeJob(ctx, meta, seq, store.BodyObject(m.Headers()), o.deadLettered)
+		t.removeJob(ctx, meta, seq, store.BodyName(m.Headers()), o.deadLettered)
 		return
 	}
 	j := t.queue.jobs[meta.TraceID]
@@ -339,22 +339,22 @@ func (t *term) onJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMeta
 		j = t.queue.add(*meta)
 		j.since = at.Timestamp
 	}
-	j.body = store.BodyObject(m.Headers())
+	j.body = store.BodyName(m.Headers())
 	t.setStored(j, seq)
 }
 
 // onRecord handles a change of a record: a claim, a cancel, an attempt that is given up or requeued, a
 // loss, the end.
 func (t *term) onRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
-	subject := m.Subject()
-	id, err := proto.ParseTraceID(subject[strings.LastIndexByte(subject, '.')+1:])
+	org, id, err := store.ParseExecSubject(m.Subject())
 	r, errHeaders := parseRecordHeaders(m.Headers())
-	if err != nil || errHeaders != nil {
-		t.Log.Error("malformed record ignored", "subject", subject)
+	j := t.queue.jobs[id]
+	if err != nil || errHeaders != nil || j != nil && j.meta.Org != org {
+		t.Log.Error("malformed record ignored", "subject", m.Subject())
 		return
 	}
 	r.revision = at.Sequence.Stream
-	if j := t.queue.jobs[id]; j != nil {
+	if j != nil {
 		t.apply(ctx, j, r)
 	} else if r.status.Terminal() {
 		t.outcomes[id] = outcome{time.Now(), r.deadLettered()}
@@ -612,7 +612,7 @@ func (t *term) assign(ctx context.Context, now time.Time) {
 		w.free = w.free[1:]
 		w.used[ticket] = true
 		t.send(name, assignment{
-			Ticket: ticket, Trace: j.meta.TraceID, Job: j.seq, Attempt: j.attempt + 1, Revision: j.revision,
+			Ticket: ticket, Org: j.meta.Org, Trace: j.meta.TraceID, Job: j.seq, Attempt: j.attempt + 1, Revision: j.revision,
 		}, j.msg)
 		fault.Here(fault.AfterAssign)
 		t.queue.charge(j)

@@ -37,10 +37,10 @@ func TestEndedReportsExecutionsThatNoWorkerFinished(t *testing.T) {
 	want[w.submit(overdue)] = "expired_in_queue"
 	want[w.submit(cancelled)] = "cancelled"
 	want[w.submit(withdrawn)] = "expired_in_queue"
-	if _, err := w.queue.Cancel(w.ctx, cancelled.TraceID); err != nil {
+	if _, err := w.queue.Cancel(w.ctx, cancelled.Org, cancelled.TraceID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.queue.Withdraw(w.ctx, withdrawn.TraceID,
+	if _, err := w.queue.Withdraw(w.ctx, withdrawn.Org, withdrawn.TraceID,
 		proto.Failure(proto.CodeExpiredInQueue, "no worker was free")); err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func (w *world) renewals(n uint64) {
 // record returns the stored record of an execution and its revision.
 func (w *world) record(id proto.TraceID) (*proto.Record, uint64) {
 	w.t.Helper()
-	rec, revision, err := w.store.Record(w.ctx, id)
+	rec, revision, err := w.store.Record(w.ctx, "acme", id)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestProgramIsKilledWhileItsRecordIsRead(t *testing.T) {
 	w.renewals(1)
 	server.mu.Lock()
 	t.Cleanup(server.mu.Unlock)
-	if _, err := w.queue.Cancel(w.ctx, id); err != nil { // the message is repeated, and the worker reads each time
+	if _, err := w.queue.Cancel(w.ctx, "acme", id); err != nil { // the message is repeated, and the worker reads each time
 		t.Fatal(err)
 	}
 	if rec := w.wait(id); rec.Status != proto.StatusCancelled {
@@ -333,7 +333,7 @@ func TestClaimThatIsAcknowledgedAfterTheLease(t *testing.T) {
 		claimed <- err
 	}()
 	w.eventually("the claim is stored", func() bool {
-		rec, err := w.queue.Lookup(w.ctx, id)
+		rec, err := w.queue.Lookup(w.ctx, "acme", id)
 		return err == nil && rec.Status == proto.StatusRunning
 	})
 	first, _ := w.record(id)
@@ -434,7 +434,7 @@ func TestRecordOfALongProgramIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.eventually("the record is older than its retention", func() bool {
-		m, err := w.store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject(id))
+		m, err := w.store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject("acme", id))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			t.Fatal("the record is gone")
 		}

@@ -30,7 +30,7 @@ type job struct {
 	ticket       uint64    // of the slot it is assigned to
 	seq          uint64    // of its message in the stream; 0 while it is being stored
 	msg          *nats.Msg // the job itself; nil once it is stored
-	body         string    // name of the object with its body; empty if the message contains it
+	body         string    // name of its body if that is stored apart, otherwise empty
 	since        time.Time // of the state; for a running job, of the last change of its record
 	epoch        string    // of the lease that a running job is under; empty if its worker has given it up
 	cancelling   bool      // a client has cancelled the running job

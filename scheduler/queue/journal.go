@@ -34,6 +34,7 @@ type journal struct {
 }
 
 type journalEntry struct {
+	Org     string        `json:"org"`
 	Trace   proto.TraceID `json:"trace"`
 	Attempt int           `json:"attempt"` // that was assigned
 	Worker  string        `json:"worker"`
@@ -93,7 +94,7 @@ func (s *Slots) journalAssigned(l *Lease) {
 	if s.Journal == nil {
 		return
 	}
-	i, err := s.journal.append(journalEntry{l.id, l.attempt, s.Worker})
+	i, err := s.journal.append(journalEntry{l.org, l.id, l.attempt, s.Worker})
 	if err != nil {
 		s.Log.Warn("journal assignment failed", "trace_id", l.id, "error", err)
 		return
@@ -147,7 +148,7 @@ func (s *Slots) writeLoss(ctx context.Context, e *journalEntry) error {
 	}}
 	return policy.Do(ctx, func(ctx context.Context) error {
 		// The revision is not compared: the dispatcher may not have known of an earlier loss.
-		rec, _, err := (&Queue{Store: s.Store, Ended: s.Ended}).countLoss(ctx, e.Trace, e.Worker,
+		rec, _, err := (&Queue{Store: s.Store, Ended: s.Ended}).countLoss(ctx, e.Org, e.Trace, e.Worker,
 			func(rec *proto.Record, _ uint64) bool {
 				return rec.Attempt == e.Attempt-1 && !slices.Contains(rec.Lost, e.Worker)
 			})

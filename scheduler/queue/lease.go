@@ -28,6 +28,7 @@ const (
 // lease of the worker.
 type Lease struct {
 	slots   *Slots
+	org     string
 	id      proto.TraceID
 	seq     uint64      // of the job in its stream; 0 while it is being stored
 	msg     *nats.Msg   // the job, if it came with the assignment
@@ -77,7 +78,7 @@ func (l *Lease) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	job, err := store.DecodeJob(m, l.id)
+	job, err := store.DecodeJob(m, l.org, l.id)
 	if err != nil {
 		return l.reject(ctx, m, err)
 	}
@@ -119,7 +120,7 @@ func (l *Lease) awaitStored(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-timeout.C: // lost with a dispatcher or a connection
-		_, err := l.slots.Store.JobMeta(ctx, l.id)
+		_, err := l.slots.Store.JobMeta(ctx, l.org, l.id)
 		return err
 	}
 }
@@ -133,7 +134,7 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
 	}
 	if l.attempt > 1 {
-		if baseSeq, err = l.slots.Store.LastEvent(ctx, l.id, l.attempt-1); err != nil {
+		if baseSeq, err = l.slots.Store.LastEvent(ctx, l.org, l.id, l.attempt-1); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -260,7 +261,7 @@ func (l *Lease) read(ctx context.Context) error {
 // adopt reads the record, which may have been marked as cancelled. It returns [proto.ErrLost] if
 // the attempt is not ours any more.
 func (l *Lease) adopt(ctx context.Context) error {
-	rec, revision, err := l.slots.Store.Record(ctx, l.id)
+	rec, revision, err := l.slots.Store.Record(ctx, l.org, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("%w: its record is gone", proto.ErrLost)
 	}
@@ -308,7 +309,7 @@ func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 		l.epoch = nil
 	}
 	if errors.Is(err, proto.ErrLost) {
-		rec, _, err := l.slots.Store.Record(ctx, l.id)
+		rec, _, err := l.slots.Store.Record(ctx, l.org, l.id)
 		if err != nil {
 			return nil, fmt.Errorf("finish %s: %w", l.id, err)
 		}

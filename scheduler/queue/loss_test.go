@@ -31,7 +31,7 @@ func (w *world) deadLetters() []proto.DeadLetter {
 func (w *world) awaitLosses(id proto.TraceID, losses int) {
 	w.t.Helper()
 	w.eventually(fmt.Sprintf("%d losses are recorded", losses), func() bool {
-		rec, _, err := w.store.Record(w.ctx, id)
+		rec, _, err := w.store.Record(w.ctx, "acme", id)
 		return err == nil && len(rec.Lost) == losses
 	})
 }
@@ -59,7 +59,7 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		}
 		h.die()
 		w.awaitLosses(job.TraceID, n)
-		if rec, err := w.queue.Lookup(w.ctx, job.TraceID); n < 3 &&
+		if rec, err := w.queue.Lookup(w.ctx, job.Org, job.TraceID); n < 3 &&
 			(err != nil || rec.Status != proto.StatusQueued || rec.Attempt != 0) {
 			t.Errorf("after %d losses: %+v, %v", n, rec, err)
 		}
@@ -77,7 +77,7 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	w.eventually("the job is removed", func() bool {
-		_, err := w.store.JobMeta(w.ctx, job.TraceID)
+		_, err := w.store.JobMeta(w.ctx, job.Org, job.TraceID)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 	letters := w.deadLetters()
@@ -141,7 +141,7 @@ func TestFrozenWorkerCannotClaim(t *testing.T) {
 	stale.Release()
 	l := w.take(w.worker("lives", 1))
 	w.claim(l)
-	if rec, _, err := w.store.Record(w.ctx, id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
+	if rec, _, err := w.store.Record(w.ctx, "acme", id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
 		t.Fatalf("the record after a claim: %+v, %v", rec, err)
 	}
 	if _, err := l.Finish(w.ctx, outcome("")); err != nil {
@@ -190,7 +190,7 @@ func TestLossIsRecoveredFromTheJournal(t *testing.T) {
 		}
 		stop()
 		h.die()
-		if rec, err := w.queue.Lookup(w.ctx, poison); err != nil || len(rec.Lost) != n {
+		if rec, err := w.queue.Lookup(w.ctx, "acme", poison); err != nil || len(rec.Lost) != n {
 			t.Fatalf("%+v, %v", rec, err)
 		}
 		stop = w.dispatcher(fmt.Sprintf("d%d", n+1))

@@ -62,7 +62,7 @@ func (o *offering) refusal(l proto.Language) *proto.Missing {
 	job.Language = l
 	err := o.queue.Submit(o.ctx, job)
 	if err == nil {
-		if _, err := o.queue.Cancel(o.ctx, job.TraceID); err != nil {
+		if _, err := o.queue.Cancel(o.ctx, job.Org, job.TraceID); err != nil {
 			o.t.Fatal(err)
 		}
 		return nil
@@ -71,7 +71,7 @@ func (o *offering) refusal(l proto.Language) *proto.Missing {
 	if !ok || rejection.Reason != proto.RejectedNoWorker || rejection.Missing == nil {
 		o.t.Fatal(err)
 	}
-	if _, err := o.queue.Lookup(o.ctx, job.TraceID); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := o.queue.Lookup(o.ctx, job.Org, job.TraceID); !errors.Is(err, proto.ErrNotFound) {
 		o.t.Errorf("something remains of a refused job: %v", err)
 	}
 	return rejection.Missing

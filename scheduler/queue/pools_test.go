@@ -79,7 +79,7 @@ func TestDemandOfPools(t *testing.T) {
 		return d.WorkerSlots == 2 && d.Queued == 1 && d.MeanSeconds > 0 && d.OldestWait > 0 && n.WorkerSlots == 4 &&
 			n.Queued == 1 && n.MeanSeconds == 0
 	})
-	if _, err := w.queue.Lookup(w.ctx, running); errors.Is(err, proto.ErrNotFound) {
+	if _, err := w.queue.Lookup(w.ctx, "acme", running); errors.Is(err, proto.ErrNotFound) {
 		t.Error(err)
 	}
 }
@@ -112,7 +112,7 @@ func TestAutoscaler(t *testing.T) {
 		p.Desired.Workers != 1 || p.Desired.Slots != 2 {
 		t.Errorf("got %+v, %+v", p, p.Desired)
 	}
-	if _, err := w.queue.Cancel(w.ctx, id); err != nil {
+	if _, err := w.queue.Cancel(w.ctx, "acme", id); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -146,7 +146,7 @@ func TestJobWaitsForItsArchitecture(t *testing.T) {
 		t.Fatalf("a worker of arm64 got %+v", l.Job())
 	}
 	w.claim(l)
-	if rec, err := w.queue.Lookup(w.ctx, waiting); err != nil || rec.Status != proto.StatusQueued {
+	if rec, err := w.queue.Lookup(w.ctx, "acme", waiting); err != nil || rec.Status != proto.StatusQueued {
 		t.Errorf("%+v, %v", rec, err)
 	}
 	if p := w.pools()["arm64"]; p.Architecture != "arm64" || p.Queued != 0 || p.Running != 1 {

@@ -131,20 +131,22 @@ func (q *Queue) Stats(ctx context.Context) (proto.QueueStats, error) {
 }
 
 // Lookup returns the record of an execution, or [proto.ErrNotFound].
-func (q *Queue) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	return public(q.lookup(ctx, id))
+func (q *Queue) Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
+	return public(q.lookup(ctx, org, id))
 }
 
 // Summary is Lookup without the outputs of the result.
-func (q *Queue) Summary(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	return public(q.lookupBy(ctx, id, q.Store.RecordSummary))
+func (q *Queue) Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
+	return public(q.lookupBy(ctx, org, id, q.Store.RecordSummary))
 }
 
 // Withdraw ends an execution that has not started with result r. It returns the record: terminal by
 // this call, or running or terminal already. If r says that the execution expired in the queue, but
 // an earlier attempt was lost, the execution ends as lost.
-func (q *Queue) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
-	return public(q.withdraw(ctx, id, r))
+func (q *Queue) Withdraw(
+	ctx context.Context, org string, id proto.TraceID, r proto.Result,
+) (*proto.Record, error) {
+	return public(q.withdraw(ctx, org, id, r))
 }
 
 func public(rec *proto.Record, _ uint64, err error) (*proto.Record, error) {
@@ -157,10 +159,10 @@ func public(rec *proto.Record, _ uint64, err error) (*proto.Record, error) {
 // Cancel cancels an execution and returns its record. A queued execution ends at once. A running
 // one is marked, and its worker is notified; the worker ends it. If its program has already ended,
 // Cancel changes nothing.
-func (q *Queue) Cancel(ctx context.Context, id proto.TraceID) (rec *proto.Record, err error) {
+func (q *Queue) Cancel(ctx context.Context, org string, id proto.TraceID) (rec *proto.Record, err error) {
 	err = store.Update(ctx, func() error {
 		var revision uint64
-		if rec, revision, err = q.lookup(ctx, id); err != nil || rec.Status.Terminal() {
+		if rec, revision, err = q.lookup(ctx, org, id); err != nil || rec.Status.Terminal() {
 			return err
 		}
 		switch {

@@ -148,7 +148,7 @@ func (w *world) claim(l *queue.Lease) context.Context {
 
 func (w *world) wait(id proto.TraceID) *proto.Record {
 	w.t.Helper()
-	rec, err := w.queue.Wait(w.ctx, id)
+	rec, err := w.queue.Wait(w.ctx, "acme", id)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -165,12 +165,12 @@ func TestJobRuns(t *testing.T) {
 	w := newWorld(t)
 	h := w.worker("w1", 1)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
-	if rec, err := w.queue.Lookup(w.ctx, id); err != nil || rec.Status.Terminal() {
+	if rec, err := w.queue.Lookup(w.ctx, "acme", id); err != nil || rec.Status.Terminal() {
 		t.Fatalf("after submission: %+v, %v", rec, err)
 	}
 	l := w.take(h)
 	w.claim(l)
-	rec, err := w.queue.Lookup(w.ctx, id)
+	rec, err := w.queue.Lookup(w.ctx, "acme", id)
 	if err != nil || rec.Status != proto.StatusRunning || rec.Attempt != 1 || rec.Worker != "w1" || rec.StartedAt == nil {
 		t.Fatalf("after the claim: %+v, %v", rec, err)
 	}
@@ -182,7 +182,7 @@ func TestJobRuns(t *testing.T) {
 		rec.Org != "acme" {
 		t.Fatalf("at the end: %+v", rec)
 	}
-	if _, err := w.queue.Lookup(w.ctx, proto.NewTraceID()); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := w.queue.Lookup(w.ctx, "acme", proto.NewTraceID()); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("an unknown id: %v", err)
 	}
 }
@@ -192,7 +192,7 @@ func TestWatchBeforeSubmit(t *testing.T) {
 	h := w.worker("w", 1)
 	for _, out := range []string{"small", strings.Repeat("large", 1<<20)} {
 		job := storetest.Job("acme", "k", proto.ModeInline)
-		watch, err := w.queue.Watch(job.TraceID)
+		watch, err := w.queue.Watch(job.Org, job.TraceID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +234,7 @@ func TestLargeBodiesAreStoredAndDeleted(t *testing.T) {
 		t.Fatalf("%d bytes of output came back, want %d", len(rec.Result.Stdout), len(out))
 	}
 	w.eventually("the job is removed", func() bool {
-		_, err := w.store.JobMeta(w.ctx, id)
+		_, err := w.store.JobMeta(w.ctx, "acme", id)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 }
@@ -256,7 +256,8 @@ func (w *world) eventually(what string, ok func() bool) {
 func TestCancelQueuedJob(t *testing.T) {
 	w := newWorld(t)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
-	if rec, err := w.queue.Cancel(w.ctx, id); err != nil || rec.Status != proto.StatusCancelled || rec.ResultSeq != 1 {
+	if rec, err := w.queue.Cancel(w.ctx, "acme", id); err != nil || rec.Status != proto.StatusCancelled ||
+		rec.ResultSeq != 1 {
 		t.Fatalf("%+v, %v", rec, err)
 	}
 	h := w.worker("w", 1)
@@ -273,7 +274,7 @@ func TestCancelRunningJob(t *testing.T) {
 	l := w.take(h)
 	running := w.claim(l)
 	for range 2 { // the second one changes nothing
-		rec, err := w.queue.Cancel(w.ctx, id)
+		rec, err := w.queue.Cancel(w.ctx, "acme", id)
 		if err != nil || rec.Status != proto.StatusRunning || !rec.Cancelling {
 			t.Fatalf("%+v, %v", rec, err)
 		}
@@ -288,7 +289,7 @@ func TestCancelRunningJob(t *testing.T) {
 	if rec := w.wait(id); rec.Status != proto.StatusCancelled {
 		t.Fatalf("%+v", rec)
 	}
-	if rec, err := w.queue.Cancel(w.ctx, id); err != nil || rec.Status != proto.StatusCancelled {
+	if rec, err := w.queue.Cancel(w.ctx, "acme", id); err != nil || rec.Status != proto.StatusCancelled {
 		t.Fatalf("cancelled again: %+v, %v", rec, err)
 	}
 }
@@ -296,7 +297,7 @@ func TestCancelRunningJob(t *testing.T) {
 func TestWithdraw(t *testing.T) {
 	w := newWorld(t)
 	id := w.submit(storetest.Job("acme", "k", proto.ModeInline))
-	rec, err := w.queue.Withdraw(w.ctx, id, proto.Failure(proto.CodeExpiredInQueue, "no worker was free"))
+	rec, err := w.queue.Withdraw(w.ctx, "acme", id, proto.Failure(proto.CodeExpiredInQueue, "no worker was free"))
 	if err != nil || rec.Status != proto.StatusFailed || *rec.Result.ErrorCode != "expired_in_queue" {
 		t.Fatalf("%+v, %v", rec, err)
 	}
@@ -307,7 +308,8 @@ func TestWithdraw(t *testing.T) {
 		t.Fatal("the withdrawn job was assigned")
 	}
 	w.claim(l)
-	if rec, err := w.queue.Withdraw(w.ctx, next, proto.Cancelled()); err != nil || rec.Status != proto.StatusRunning {
+	if rec, err := w.queue.Withdraw(w.ctx, "acme", next, proto.Cancelled()); err != nil ||
+		rec.Status != proto.StatusRunning {
 		t.Fatalf("a running job was withdrawn: %+v, %v", rec, err)
 	}
 	l.Release()
@@ -380,7 +382,7 @@ func TestJobWaitsForItsLanguage(t *testing.T) {
 		}
 		w.claim(l)
 	}
-	if rec, err := w.queue.Lookup(w.ctx, node); err != nil || rec.Status != proto.StatusQueued {
+	if rec, err := w.queue.Lookup(w.ctx, "acme", node); err != nil || rec.Status != proto.StatusQueued {
 		t.Fatalf("%+v, %v", rec, err)
 	}
 	all := w.run(w.newSlots(w.server, "all", 1, "image:x", queue.CapabilityLanguage(proto.Node),
@@ -463,7 +465,7 @@ func TestStaleHolderCannotWrite(t *testing.T) {
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	l := w.take(h)
 	w.claim(l)
-	rec, seq, err := w.store.Record(w.ctx, id)
+	rec, seq, err := w.store.Record(w.ctx, "acme", id)
 	if err != nil {
 		t.Fatal(err)
 	}

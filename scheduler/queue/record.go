@@ -15,24 +15,26 @@ import (
 
 // lookup returns the record of an execution and its revision, which is 0 for a job without a
 // record.
-func (q *Queue) lookup(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
-	return q.lookupBy(ctx, id, q.Store.Record)
+func (q *Queue) lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, uint64, error) {
+	return q.lookupBy(ctx, org, id, q.Store.Record)
 }
 
 // recordReader reads the record of an execution and its revision.
-type recordReader func(context.Context, proto.TraceID) (*proto.Record, uint64, error)
+type recordReader func(ctx context.Context, org string, id proto.TraceID) (*proto.Record, uint64, error)
 
 // lookupBy is lookup with one of two ways to read the record.
-func (q *Queue) lookupBy(ctx context.Context, id proto.TraceID, read recordReader) (*proto.Record, uint64, error) {
-	rec, revision, err := read(ctx, id)
+func (q *Queue) lookupBy(
+	ctx context.Context, org string, id proto.TraceID, read recordReader,
+) (*proto.Record, uint64, error) {
+	rec, revision, err := read(ctx, org, id)
 	if !errors.Is(err, proto.ErrNotFound) {
 		return rec, revision, err
 	}
-	meta, err := q.Store.JobMeta(ctx, id)
+	meta, err := q.Store.JobMeta(ctx, org, id)
 	if errors.Is(err, proto.ErrNotFound) {
 		// The record is written before the job is removed: it may have appeared between the two
 		// reads.
-		return read(ctx, id)
+		return read(ctx, org, id)
 	}
 	if err != nil {
 		return nil, 0, err
@@ -61,10 +63,10 @@ func (q *Queue) writeRecord(ctx context.Context, rec *proto.Record, revision uin
 
 // withdraw is [Queue.Withdraw], and also returns the revision of the record.
 func (q *Queue) withdraw(
-	ctx context.Context, id proto.TraceID, r proto.Result,
+	ctx context.Context, org string, id proto.TraceID, r proto.Result,
 ) (rec *proto.Record, revision uint64, err error) {
 	err = store.Update(ctx, func() (err error) {
-		rec, revision, err = q.lookup(ctx, id)
+		rec, revision, err = q.lookup(ctx, org, id)
 		if err != nil || rec.Status != proto.StatusQueued {
 			return err
 		}
@@ -90,9 +92,10 @@ func (q *Queue) withdraw(
 // record does not contain this loss. The last of maxLosses ends the execution. countLoss returns
 // the record and its revision, or nil if a concurrent change makes that unknown.
 func (q *Queue) countLoss(
-	ctx context.Context, id proto.TraceID, worker string, isNew func(rec *proto.Record, revision uint64) bool,
+	ctx context.Context, org string, id proto.TraceID, worker string,
+	isNew func(rec *proto.Record, revision uint64) bool,
 ) (*proto.Record, uint64, error) {
-	rec, revision, err := q.lookup(ctx, id)
+	rec, revision, err := q.lookup(ctx, org, id)
 	if err != nil || rec.Status != proto.StatusQueued || !isNew(rec, revision) {
 		return rec, revision, err
 	}
@@ -121,8 +124,8 @@ func (q *Queue) countLoss(
 func (q *Queue) endAttempt(
 	ctx context.Context, known *proto.Record, revision uint64, renewed time.Time,
 ) (*proto.Record, uint64, error) {
-	id := known.TraceID
-	m, err := q.Store.LastFromLeader(ctx, q.Store.Executions, store.ExecSubject(id))
+	org, id := known.Org, known.TraceID
+	m, err := q.Store.LastFromLeader(ctx, q.Store.Executions, store.ExecSubject(org, id))
 	if err != nil {
 		return nil, 0, fmt.Errorf("end the attempt at %s: %w", id, err)
 	}
@@ -168,7 +171,7 @@ func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time
 	if len(held) > 0 {
 		fault.Here(fault.AfterFenceBeforeLost)
 	}
-	last, err := q.Store.LastEvent(ctx, rec.TraceID, rec.Attempt)
+	last, err := q.Store.LastEvent(ctx, rec.Org, rec.TraceID, rec.Attempt)
 	if err != nil {
 		return nil, err
 	}

@@ -110,9 +110,9 @@ func (t *term) writeExpired(ctx context.Context) {
 			continue // changed meanwhile
 		}
 		t.expiring++
-		id, result := j.meta.TraceID, t.expiredResult(&j.meta)
+		org, id, result := j.meta.Org, j.meta.TraceID, t.expiredResult(&j.meta)
 		t.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
-			rec, revision, err := q.withdraw(ctx, id, result)
+			rec, revision, err := q.withdraw(ctx, org, id, result)
 			if err != nil || !rec.Status.Terminal() {
 				_ = pause(ctx, err)
 			}
@@ -139,9 +139,9 @@ func (t *term) expiredResult(m *proto.Meta) proto.Result {
 // is stored, since the next worker and this dispatcher may be lost together.
 func (t *term) writeLoss(ctx context.Context, j *job) {
 	t.Log.Warn("worker lost with an assigned job", "trace_id", j.meta.TraceID, "worker", j.worker, "losses", j.losses+1)
-	id, worker, revision := j.meta.TraceID, j.worker, j.revision
+	org, id, worker, revision := j.meta.Org, j.meta.TraceID, j.worker, j.revision
 	t.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
-		return q.countLoss(ctx, id, worker, func(_ *proto.Record, at uint64) bool { return at == revision })
+		return q.countLoss(ctx, org, id, worker, func(_ *proto.Record, at uint64) bool { return at == revision })
 	}, nil)
 }
 

@@ -82,7 +82,7 @@ func TestLostProgramIsKnownToHaveRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		stored, err := st.Last(ctx, st.Executions, store.ExecSubject(rec.TraceID))
+		stored, err := st.Last(ctx, st.Executions, store.ExecSubject(rec.Org, rec.TraceID))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,13 +90,13 @@ func TestLostProgramIsKnownToHaveRun(t *testing.T) {
 		if _, _, err := q.endAttempt(ctx, rec, at-1, renewed); err != nil { // the record has changed
 			t.Fatal(err)
 		}
-		if now, _, err := st.Record(ctx, rec.TraceID); err != nil || now.Status != proto.StatusRunning {
+		if now, _, err := st.Record(ctx, rec.Org, rec.TraceID); err != nil || now.Status != proto.StatusRunning {
 			t.Fatalf("%+v, %v", now, err)
 		}
 		if _, _, err := q.endAttempt(ctx, rec, at, renewed); err != nil {
 			t.Fatal(err)
 		}
-		now, _, err := st.Record(ctx, rec.TraceID)
+		now, _, err := st.Record(ctx, rec.Org, rec.TraceID)
 		if err != nil || *now.Result.ErrorCode != string(proto.CodeWorkerLost) || now.Epoch != "" {
 			t.Fatalf("%+v, %v", now, err)
 		}
@@ -214,7 +214,7 @@ func TestRequeuedExecutionIsLostRatherThanExpired(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec, err := q.Withdraw(ctx, job.TraceID, proto.Failure(proto.CodeExpiredInQueue, "No worker was free."))
+	rec, err := q.Withdraw(ctx, job.Org, job.TraceID, proto.Failure(proto.CodeExpiredInQueue, "No worker was free."))
 	if err != nil || rec.Status != proto.StatusFailed || rec.Attempt != 1 ||
 		*rec.Result.ErrorCode != string(proto.CodeWorkerLost) ||
 		*rec.Result.ErrorMessage != "The worker that ran attempt 1 of 3 was lost, and the program with it. No further "+
@@ -275,7 +275,7 @@ func TestEndAttemptWithAThread(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		now, _, err := st.Record(ctx, job.TraceID)
+		now, _, err := st.Record(ctx, job.Org, job.TraceID)
 		if err != nil || now.Status != tt.status || now.Pending != nil || now.Commit != nil {
 			t.Errorf("%s: %+v, %v", name, now, err)
 			continue
@@ -329,7 +329,7 @@ func TestClockJumps(t *testing.T) {
 			for ; tm.queue.jobs[waiting.TraceID] != nil; handled++ {
 				(<-tm.inbox)()
 			}
-			rec, _, err := st.Record(ctx, waiting.TraceID)
+			rec, _, err := st.Record(ctx, waiting.Org, waiting.TraceID)
 			// The result is stored once. The capabilities of the worker are stored, too.
 			if err != nil || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || handled+len(tm.inbox) > 2 {
 				t.Fatalf("%+v, %v", rec, err)

@@ -213,8 +213,8 @@ func (s *Slots) onAssignment(m *nats.Msg) {
 		s.onAck(a)
 		return
 	}
-	if _, err := proto.ParseTraceID(string(a.Trace)); err != nil || a.Attempt < 1 {
-		s.Log.Error("malformed assignment ignored", "trace_id", a.Trace, "attempt", a.Attempt)
+	if _, err := proto.ParseTraceID(string(a.Trace)); err != nil || a.Attempt < 1 || !proto.ValidOrg(a.Org) {
+		s.Log.Error("malformed assignment ignored", "org", a.Org, "trace_id", a.Trace, "attempt", a.Attempt)
 		return
 	}
 	s.mu.Lock()
@@ -232,7 +232,7 @@ func (s *Slots) onAssignment(m *nats.Msg) {
 		s.publish(announcement{Dropped: []proto.TraceID{a.Trace}})
 		return
 	}
-	l := &Lease{slots: s, id: a.Trace, seq: a.Job, attempt: a.Attempt, revision: a.Revision}
+	l := &Lease{slots: s, org: a.Org, id: a.Trace, seq: a.Job, attempt: a.Attempt, revision: a.Revision}
 	if a.Job == 0 {
 		l.msg, l.ack = m, make(chan string, 1)
 	}

@@ -88,7 +88,7 @@ func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 			return false
 		}
 		j := t.queue.add(*meta)
-		j.since, j.msg, j.body = time.Now(), m, store.BodyObject(m.Header)
+		j.since, j.msg, j.body = time.Now(), m, store.BodyName(m.Header)
 	}
 	// The header is cloned because the write adds its condition to it.
 	msg := &nats.Msg{Subject: store.JobSubject(meta), Header: maps.Clone(m.Header), Data: m.Data}

@@ -51,7 +51,7 @@ func TestJobThatCannotBeStoredDoesNotStart(t *testing.T) {
 		t.Fatalf("claim of %s: %v", l.Job().TraceID, err)
 	}
 	l.Release()
-	if rec, err := w.queue.Lookup(w.ctx, l.Job().TraceID); !errors.Is(err, proto.ErrNotFound) {
+	if rec, err := w.queue.Lookup(w.ctx, "acme", l.Job().TraceID); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("the record is %+v, %v", rec, err)
 	}
 	limit(-1)
@@ -104,7 +104,7 @@ func TestWorkerWithoutAckReadsTheJob(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := json.Marshal(map[string]any{"ticket": ticket, "trace": job.TraceID, "attempt": 1})
+		a, err := json.Marshal(map[string]any{"ticket": ticket, "org": job.Org, "trace": job.TraceID, "attempt": 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +185,7 @@ func TestDuplicateAssignmentKeepsTheSlotFree(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Subject = store.AssignSubject("w1")
-	m.Header.Set("Bullpen-Assignment", fmt.Sprintf(`{"ticket":1,"trace":%q,"attempt":1}`, job.TraceID))
+	m.Header.Set("Bullpen-Assignment", fmt.Sprintf(`{"ticket":1,"org":%q,"trace":%q,"attempt":1}`, job.Org, job.TraceID))
 	if err := w.store.Conn.PublishMsg(m); err != nil {
 		t.Fatal(err)
 	}

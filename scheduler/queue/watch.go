@@ -17,8 +17,8 @@ const pollEvery = time.Second
 
 // Wait blocks until an execution has ended and returns its record. It returns the error of ctx if
 // ctx is done first.
-func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	w, err := q.Watch(id)
+func (q *Queue) Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
+	w, err := q.Watch(org, id)
 	if err != nil {
 		return nil, err
 	}
@@ -32,6 +32,7 @@ func (q *Queue) Wait(ctx context.Context, id proto.TraceID) (*proto.Record, erro
 // Watch waits for the end of one execution.
 type Watch struct {
 	queue    *Queue
+	org      string
 	id       proto.TraceID
 	messages chan *nats.Msg
 	sub      *nats.Subscription
@@ -40,10 +41,10 @@ type Watch struct {
 
 // Watch subscribes to the end of an execution. If that is done before the execution is submitted,
 // its record need not be read first.
-func (q *Queue) Watch(id proto.TraceID) (*Watch, error) {
-	w := &Watch{queue: q, id: id, messages: make(chan *nats.Msg, 4), read: q.lookup}
+func (q *Queue) Watch(org string, id proto.TraceID) (*Watch, error) {
+	w := &Watch{queue: q, org: org, id: id, messages: make(chan *nats.Msg, 4), read: q.lookup}
 	var err error
-	if w.sub, err = q.Store.Conn.ChanSubscribe(store.DoneSubject(id), w.messages); err != nil {
+	if w.sub, err = q.Store.Conn.ChanSubscribe(store.DoneSubject(org, id), w.messages); err != nil {
 		return nil, fmt.Errorf("wait for %s: %w", id, err)
 	}
 	return w, nil
@@ -82,7 +83,7 @@ func (w *Watch) receive(ctx context.Context, tick <-chan time.Time) (*proto.Reco
 			if rec, err := proto.DecodeRecord(w.id, m.Data); err == nil && rec.Status.Terminal() {
 				return rec, nil
 			}
-			return nil, nil // its body is stored as an object
+			return nil, nil // its body is stored apart
 		case <-tick:
 			return nil, nil
 		}
@@ -91,7 +92,7 @@ func (w *Watch) receive(ctx context.Context, tick <-chan time.Time) (*proto.Reco
 
 // poll returns the record if it is terminal. It returns nil if it is not, or cannot be read now.
 func (w *Watch) poll(ctx context.Context) (*proto.Record, error) {
-	rec, _, err := w.read(ctx, w.id)
+	rec, _, err := w.read(ctx, w.org, w.id)
 	if err == nil && rec.Status == proto.StatusQueued {
 		w.read = w.queue.acceptedRecord // the job exists and need not be read again
 	}
@@ -107,8 +108,8 @@ func (w *Watch) poll(ctx context.Context) (*proto.Record, error) {
 
 // acceptedRecord returns the record of an execution that was accepted: queued if there is no
 // record.
-func (q *Queue) acceptedRecord(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
-	rec, revision, err := q.Store.Record(ctx, id)
+func (q *Queue) acceptedRecord(ctx context.Context, org string, id proto.TraceID) (*proto.Record, uint64, error) {
+	rec, revision, err := q.Store.Record(ctx, org, id)
 	if errors.Is(err, proto.ErrNotFound) {
 		return &proto.Record{Status: proto.StatusQueued}, 0, nil
 	}

@@ -40,6 +40,7 @@ type announcement struct {
 // assignment assigns a job to a free slot, or acknowledges an earlier assignment.
 type assignment struct {
 	Ticket  uint64        `json:"ticket"`
+	Org     string        `json:"org,omitempty"`
 	Trace   proto.TraceID `json:"trace"`
 	Job     uint64        `json:"job"`           // sequence number of the job; 0 while it is being stored
 	Ack     string        `json:"ack,omitempty"` // with the trace alone

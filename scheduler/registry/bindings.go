@@ -18,21 +18,21 @@ import (
 type Bindings struct{ Store *store.Store }
 
 // name returns the bucket key for an idempotency key, which the client chooses freely.
-func (b *Bindings) name(scope, key string) string {
+func (b *Bindings) name(org, scope, key string) string {
 	sum := sha256.Sum256([]byte(scope + "\x00" + key))
-	return hex.EncodeToString(sum[:])
+	return org + "." + hex.EncodeToString(sum[:])
 }
 
 // Bind binds key to an execution that is about to be submitted. If key is bound already, bound is
 // false, and Bind returns the earlier binding.
 func (b *Bindings) Bind(
-	ctx context.Context, scope, key string, n proto.Binding,
+	ctx context.Context, org, scope, key string, n proto.Binding,
 ) (binding proto.Binding, bound bool, err error) {
 	body, err := json.Marshal(n)
 	if err != nil {
 		return proto.Binding{}, false, fmt.Errorf("encode idempotency key: %w", err)
 	}
-	name := b.name(scope, key)
+	name := b.name(org, scope, key)
 	for {
 		n.Revision, err = b.Store.Bindings.Create(ctx, name, body)
 		if err == nil {
@@ -41,7 +41,7 @@ func (b *Bindings) Bind(
 		if !errors.Is(err, jetstream.ErrKeyExists) {
 			return proto.Binding{}, false, fmt.Errorf("bind idempotency key: %w", err)
 		}
-		have, err := b.Bound(ctx, scope, key)
+		have, err := b.Bound(ctx, org, scope, key)
 		if errors.Is(err, proto.ErrNotFound) {
 			continue // released meanwhile
 		}
@@ -50,8 +50,8 @@ func (b *Bindings) Bind(
 }
 
 // Bound returns the binding of a key, or [proto.ErrNotFound].
-func (b *Bindings) Bound(ctx context.Context, scope, key string) (proto.Binding, error) {
-	e, err := b.Store.Bindings.Get(ctx, b.name(scope, key))
+func (b *Bindings) Bound(ctx context.Context, org, scope, key string) (proto.Binding, error) {
+	e, err := b.Store.Bindings.Get(ctx, b.name(org, scope, key))
 	if store.IsNotFound(err) {
 		return proto.Binding{}, proto.ErrNotFound
 	}
@@ -72,12 +72,12 @@ func decodeBinding(e jetstream.KeyValueEntry) (proto.Binding, error) {
 
 // Replace binds key to another execution in place of old, whose execution was not accepted. It
 // returns [proto.ErrConflict] if the binding was changed since.
-func (b *Bindings) Replace(ctx context.Context, scope, key string, old, n proto.Binding) (proto.Binding, error) {
+func (b *Bindings) Replace(ctx context.Context, org, scope, key string, old, n proto.Binding) (proto.Binding, error) {
 	body, err := json.Marshal(n)
 	if err != nil {
 		return proto.Binding{}, fmt.Errorf("encode idempotency key: %w", err)
 	}
-	n.Revision, err = b.Store.Bindings.Update(ctx, b.name(scope, key), body, old.Revision)
+	n.Revision, err = b.Store.Bindings.Update(ctx, b.name(org, scope, key), body, old.Revision)
 	if store.IsConflict(err) {
 		return proto.Binding{}, fmt.Errorf("replace idempotency key: %w", proto.ErrConflict)
 	}
@@ -88,8 +88,8 @@ func (b *Bindings) Replace(ctx context.Context, scope, key string, old, n proto.
 }
 
 // Release removes the binding of an execution that was not accepted. A newer binding is left alone.
-func (b *Bindings) Release(ctx context.Context, scope, key string, n proto.Binding) error {
-	err := b.Store.Bindings.Delete(ctx, b.name(scope, key), jetstream.LastRevision(n.Revision))
+func (b *Bindings) Release(ctx context.Context, org, scope, key string, n proto.Binding) error {
+	err := b.Store.Bindings.Delete(ctx, b.name(org, scope, key), jetstream.LastRevision(n.Revision))
 	if err != nil && !store.IsConflict(err) && !store.IsNotFound(err) {
 		return fmt.Errorf("release idempotency key: %w", err)
 	}

@@ -32,8 +32,9 @@ const (
 	hashSecretKey   = "hash_secret"
 	hashSecretBytes = 32
 	keyPrefix       = "key."
-	keyPattern      = keyPrefix + "*"
+	keyPattern      = keyPrefix + "*.*"
 	bootstrapID     = "key_bootstrap"
+	bootstrapName   = keyPrefix + proto.DefaultOrg + "." + bootstrapID
 )
 
 // storedKey is a key with its hash, as stored in the bucket.
@@ -79,6 +80,7 @@ func OpenKeys(
 	}
 	k.cache, err = store.OpenCollection(ctx, store.CollectionConfig[storedKey]{
 		Store: st, Bucket: st.Keys, Keys: keyPattern, Name: "API keys", Decode: decodeKey, OnChange: k.index, Log: log,
+		OneScope: true, ByID: true,
 		Org:   func(s *storedKey) string { return s.Org },
 		Order: func(s *storedKey) string { return store.OldestFirst(s.CreatedAt) },
 	})
@@ -136,13 +138,16 @@ func encodeHashSecret(ctx context.Context, ring *keyring.Keyring, secret []byte)
 // Run applies changes by other gateways until ctx is done.
 func (k *Keys) Run(ctx context.Context) error { return k.cache.Run(ctx) }
 
+// keyName returns the key under which an API key is stored.
+func keyName(key *proto.Key) string { return keyPrefix + key.Org + "." + key.ID }
+
 func decodeKey(e jetstream.KeyValueEntry) (*storedKey, error) {
 	s := &storedKey{}
 	if err := json.Unmarshal(e.Value(), s); err != nil {
 		return nil, fmt.Errorf("decode API key %s: %w", e.Key(), err)
 	}
-	if keyPrefix+s.ID != e.Key() {
-		return nil, fmt.Errorf("decode API key %s: its id is %q", e.Key(), s.ID)
+	if keyName(&s.Key) != e.Key() {
+		return nil, fmt.Errorf("decode API key %s: its id is %q, of %q", e.Key(), s.ID, s.Org)
 	}
 	return s.withScopes(), nil
 }
@@ -226,7 +231,11 @@ func (k *Keys) WithHash(hash string) (*proto.Key, bool) {
 
 // Get reads a key from the bucket, revoked or not. It returns [proto.ErrNotFound] if there is none.
 func (k *Keys) Get(ctx context.Context, id string) (proto.Key, error) {
-	s, _, err := k.cache.Read(ctx, keyPrefix+id)
+	name, err := k.cache.FindKey(ctx, id)
+	if err != nil {
+		return proto.Key{}, err
+	}
+	s, _, err := k.cache.Read(ctx, name)
 	if err != nil {
 		return proto.Key{}, err
 	}
@@ -235,7 +244,7 @@ func (k *Keys) Get(ctx context.Context, id string) (proto.Key, error) {
 
 // Key returns the key with that id, revoked or not.
 func (k *Keys) Key(id string) (*proto.Key, bool) {
-	found := k.cache.Get(keyPrefix + id)
+	found := k.cache.Get(k.cache.KeyOf(id))
 	if found == nil {
 		return nil, false
 	}
@@ -257,7 +266,7 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 	key.CreatedAt, key.RevokedAt = time.Now().UTC(), nil
 	secret := proto.NewKeySecret(k.region)
 	s := k.seal(key, secret)
-	if err := k.cache.Put(ctx, keyPrefix+s.ID, s); err != nil {
+	if err := k.cache.Put(ctx, keyName(&s.Key), s); err != nil {
 		return proto.Key{}, "", err
 	}
 	if key.Profile == "" {
@@ -305,7 +314,11 @@ func (*FirstKeyError) Error() string {
 func (*FirstKeyError) Conflict() {}
 
 func (k *Keys) change(ctx context.Context, id string, change func(*storedKey) error) (proto.Key, error) {
-	s, err := k.cache.UpdateWithOthers(ctx, keyPrefix+id, func(old *storedKey, others []*storedKey) (*storedKey, error) {
+	name, err := k.cache.FindKey(ctx, id)
+	if err != nil {
+		return proto.Key{}, err
+	}
+	s, err := k.cache.UpdateWithOthers(ctx, name, func(old *storedKey, others []*storedKey) (*storedKey, error) {
 		if old == nil {
 			return nil, fmt.Errorf("API key %q: %w", id, proto.ErrNotFound)
 		}
@@ -340,7 +353,7 @@ var ErrRevoked = errors.New("this API key was revoked")
 // of an earlier one, whose webhook settings it removes: their secret is known to the owner of the
 // earlier one. It returns [ErrRevoked] if secret belongs to a revoked key.
 func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
-	hash, existing := k.Hash(secret), k.cache.Get(keyPrefix+bootstrapID)
+	hash, existing := k.Hash(secret), k.cache.Get(bootstrapName)
 	if slices.ContainsFunc(k.cache.All(), func(s *storedKey) bool { return s.Hash == hash && s.RevokedAt != nil }) {
 		return ErrRevoked
 	}
@@ -351,38 +364,36 @@ func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 	case existing.RevokedAt != nil: // kept under another id, the same for all gateways that start now
 		revoked := *existing
 		revoked.ID = "key_" + existing.Hash[:18]
-		if err := k.cache.Put(ctx, keyPrefix+revoked.ID, &revoked); err != nil {
+		if err := k.cache.Put(ctx, keyName(&revoked.Key), &revoked); err != nil {
 			return err
 		}
 	}
-	if err := k.store.Webhooks.Purge(ctx, settingsPrefix+bootstrapID,
-		jetstream.PurgeTTL(store.WebhookMarkerTTL)); err != nil {
+	if err := k.store.Webhooks.Purge(ctx, settingsKey(proto.DefaultOrg, bootstrapID)); err != nil {
 		return fmt.Errorf("remove the webhook settings of the earlier bootstrap key: %w", err)
 	}
-	return k.cache.Put(ctx, keyPrefix+bootstrapID, k.seal(bootstrapKey(), secret))
+	return k.cache.Put(ctx, bootstrapName, k.seal(bootstrapKey(), secret))
 }
 
 // BootstrapOnce creates that key if there is none, and reports whether it did. It calls persist
 // only then, which must return the secret after making it durable: the key stays, whatever happens
 // next.
 func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)) (created bool, err error) {
-	const name = keyPrefix + bootstrapID
-	if k.cache.Get(name) != nil {
+	if k.cache.Get(bootstrapName) != nil {
 		return false, nil
 	}
 	secret, err := persist()
 	if err != nil {
 		return false, err
 	}
-	err = k.cache.Create(ctx, name, k.seal(bootstrapKey(), secret))
+	err = k.cache.Create(ctx, bootstrapName, k.seal(bootstrapKey(), secret))
 	if !errors.Is(err, proto.ErrExists) {
 		return err == nil, err
 	}
 	// Another gateway that starts at the same moment created it, perhaps with the same secret.
-	if err := k.cache.Refresh(ctx, name); err != nil {
+	if err := k.cache.Refresh(ctx, bootstrapName); err != nil {
 		return false, err
 	}
-	existing := k.cache.Get(name)
+	existing := k.cache.Get(bootstrapName)
 	return existing != nil && existing.Hash == k.Hash(secret), nil
 }
 

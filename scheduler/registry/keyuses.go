@@ -21,7 +21,7 @@ type KeyUses struct {
 	log   *slog.Logger
 
 	mu   sync.Mutex
-	here map[string]time.Time // by the key's id, since the last time they were stored
+	here map[string]time.Time // by the name of the entry, since the last time they were stored
 }
 
 // keyUse is the last use of a key.
@@ -32,7 +32,7 @@ type keyUse struct {
 // OpenKeyUses reads the last uses of all keys.
 func OpenKeyUses(ctx context.Context, st *store.Store, log *slog.Logger) (*KeyUses, error) {
 	cache, err := store.OpenCollection(ctx, store.CollectionConfig[keyUse]{
-		Store: st, Bucket: st.KeyUses, Keys: "*", Name: "last uses of API keys", Log: log,
+		Store: st, Bucket: st.KeyUses, Keys: "*.*", Name: "last uses of API keys", Log: log,
 	})
 	return &KeyUses{cache: cache, log: log, here: map[string]time.Time{}}, err
 }
@@ -57,19 +57,20 @@ func (u *KeyUses) Run(ctx context.Context) error {
 	}
 }
 
-// Used notes that a key was used.
-func (u *KeyUses) Used(key string, at time.Time) {
+// Used notes that a key of an organisation was used.
+func (u *KeyUses) Used(org, key string, at time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.here[key] = at
+	u.here[org+"."+key] = at
 }
 
 // LastUsed returns when a key was used last. ok is false if it is not known to have been used.
-func (u *KeyUses) LastUsed(key string) (at time.Time, ok bool) {
+func (u *KeyUses) LastUsed(org, key string) (at time.Time, ok bool) {
+	name := org + "." + key
 	u.mu.Lock()
-	at, ok = u.here[key]
+	at, ok = u.here[name]
 	u.mu.Unlock()
-	if stored := u.cache.Get(key); stored != nil && stored.At.After(at) {
+	if stored := u.cache.Get(name); stored != nil && stored.At.After(at) {
 		return stored.At, true
 	}
 	return at, ok
@@ -82,15 +83,15 @@ func (u *KeyUses) store(ctx context.Context) {
 	u.here = map[string]time.Time{}
 	u.mu.Unlock()
 	var failed error
-	for key, at := range uses {
-		if stored := u.cache.Get(key); stored != nil && !at.After(stored.At) {
+	for name, at := range uses {
+		if stored := u.cache.Get(name); stored != nil && !at.After(stored.At) {
 			continue
 		}
-		if err := u.cache.Put(ctx, key, &keyUse{at.UTC()}); err != nil {
-			failed = fmt.Errorf("store the last use of API key %s: %w", key, err)
+		if err := u.cache.Put(ctx, name, &keyUse{at.UTC()}); err != nil {
+			failed = fmt.Errorf("store the last use of API key %s: %w", name, err)
 			u.mu.Lock()
-			if u.here[key].Before(at) {
-				u.here[key] = at
+			if u.here[name].Before(at) {
+				u.here[name] = at
 			}
 			u.mu.Unlock()
 		}

@@ -20,8 +20,7 @@ type Members struct {
 // OpenMembers reads all members.
 func OpenMembers(ctx context.Context, st *store.Store, log *slog.Logger) (*Members, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Member]{
-		Store: st, Bucket: st.Members, Keys: "*", Name: "members", Log: log, Check: checkMember,
-		Org:           func(m *proto.Member) string { return m.Org },
+		Store: st, Bucket: st.Members, Keys: "*.*", ByID: true, Name: "members", Log: log, Check: checkMember,
 		Order:         func(m *proto.Member) string { return store.OldestFirst(m.CreatedAt) },
 		DropMalformed: true, // or a member would keep the rights of an earlier revision
 	})
@@ -30,18 +29,13 @@ func OpenMembers(ctx context.Context, st *store.Store, log *slog.Logger) (*Membe
 
 // checkMember returns [proto.ErrExists] if the organisation of a new member has that person, and a
 // [*proto.QuotaError] if it has too many.
-func checkMember(m *proto.Member, all []*proto.Member) error {
-	n := 0
-	for _, other := range all {
-		if other.Org != m.Org {
-			continue
-		}
+func checkMember(m *proto.Member, others []*proto.Member) error {
+	for _, other := range others {
 		if m.Email != "" && other.Email == m.Email || m.Subject != "" && other.Subject == m.Subject {
 			return fmt.Errorf("member %s of %s: %w", m.Name(), m.Org, proto.ErrExists)
 		}
-		n++
 	}
-	if n >= proto.MaxMembers {
+	if len(others) >= proto.MaxMembers {
 		return &proto.QuotaError{What: "members", Limit: proto.MaxMembers}
 	}
 	return nil
@@ -49,7 +43,7 @@ func checkMember(m *proto.Member, all []*proto.Member) error {
 
 // Member returns the cached member with that id.
 func (l *Members) Member(id string) (proto.Member, bool) {
-	m := l.Collection.Get(id)
+	m := l.Collection.Get(l.KeyOf(id))
 	if m == nil {
 		return proto.Member{}, false
 	}
@@ -58,11 +52,24 @@ func (l *Members) Member(id string) (proto.Member, bool) {
 
 // Get reads a member from the bucket. It returns [proto.ErrNotFound] if there is none.
 func (l *Members) Get(ctx context.Context, id string) (proto.Member, error) {
-	m, _, err := l.Read(ctx, id)
+	key, err := l.FindKey(ctx, id)
+	if err != nil {
+		return proto.Member{}, err
+	}
+	m, _, err := l.Read(ctx, key)
 	if err != nil {
 		return proto.Member{}, err
 	}
 	return *m, nil
+}
+
+// Change stores what change makes of a member, see [store.Collection.Change].
+func (l *Members) Change(ctx context.Context, id string, change func(*proto.Member) error) (proto.Member, error) {
+	key, err := l.FindKey(ctx, id)
+	if err != nil {
+		return proto.Member{}, err
+	}
+	return l.Collection.Change(ctx, key, change)
 }
 
 // Create stores a new member with the organisation, the address or subject, and the role of m, and
@@ -72,13 +79,17 @@ func (l *Members) Create(ctx context.Context, m proto.Member) (proto.Member, err
 	var id [9]byte
 	_, _ = rand.Read(id[:]) // crypto/rand.Read never returns an error since Go 1.24
 	m.ID, m.CreatedAt = proto.MemberPrefix+hex.EncodeToString(id[:]), time.Now().UTC()
-	return m, l.Collection.Create(ctx, m.ID, &m)
+	return m, l.Collection.Create(ctx, m.Org+"."+m.ID, &m)
 }
 
 // Remove removes a member, for which check must return nil, and returns it. It returns
 // [proto.ErrNotFound] if there is none.
 func (l *Members) Remove(ctx context.Context, id string, check func(proto.Member) error) (proto.Member, error) {
-	return removed(l.Collection.Remove(ctx, id, func(m *proto.Member) error { return check(*m) }))
+	key, err := l.FindKey(ctx, id)
+	if err != nil {
+		return proto.Member{}, err
+	}
+	return removed(l.Collection.Remove(ctx, key, func(m *proto.Member) error { return check(*m) }))
 }
 
 // removed returns the value that a removal has returned.

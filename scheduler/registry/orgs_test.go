@@ -169,11 +169,11 @@ func TestLastUseOfAKeyIsKnownToEveryGateway(t *testing.T) {
 	there := open()
 	runUntilEnd(t, there.Run)
 	here, at := open(), time.Now().UTC()
-	here.Used("key_1", at)
-	if got, ok := here.LastUsed("key_1"); !ok || !got.Equal(at) {
+	here.Used("acme", "key_1", at)
+	if got, ok := here.LastUsed("acme", "key_1"); !ok || !got.Equal(at) {
 		t.Errorf("where it was used: %s, %t", got, ok)
 	}
-	if _, ok := there.LastUsed("key_1"); ok {
+	if _, ok := there.LastUsed("acme", "key_1"); ok {
 		t.Error("known elsewhere before it was stored")
 	}
 	ctx, cancel := context.WithCancel(storetest.Context(t))
@@ -181,8 +181,14 @@ func TestLastUseOfAKeyIsKnownToEveryGateway(t *testing.T) {
 	if err := here.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "known elsewhere", func() bool { got, ok := there.LastUsed("key_1"); return ok && got.Equal(at) })
-	if got, ok := open().LastUsed("key_1"); !ok || !got.Equal(at) {
+	if _, ok := here.LastUsed("other", "key_1"); ok {
+		t.Error("known of another organisation's key")
+	}
+	eventually(t, "known elsewhere", func() bool {
+		got, ok := there.LastUsed("acme", "key_1")
+		return ok && got.Equal(at)
+	})
+	if got, ok := open().LastUsed("acme", "key_1"); !ok || !got.Equal(at) {
 		t.Errorf("after a start: %s, %t", got, ok)
 	}
 }

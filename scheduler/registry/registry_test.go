@@ -285,11 +285,11 @@ func TestNewBootstrapKeyHasNoWebhookSettings(t *testing.T) {
 		if err := k.Bootstrap(ctx, secret); err != nil {
 			t.Fatal(err)
 		}
-		stored, err := w.Stored(ctx, "key_bootstrap")
+		stored, err := w.Stored(ctx, proto.DefaultOrg, "key_bootstrap")
 		if want := i == 1; (err == nil) != want {
 			t.Errorf("start %d: settings %+v, %v", i, stored, err)
 		}
-		if _, err := w.Change(ctx, "key_bootstrap", func(*proto.Webhook) (proto.Webhook, error) {
+		if _, err := w.Change(ctx, proto.DefaultOrg, "key_bootstrap", func(*proto.Webhook) (proto.Webhook, error) {
 			return proto.DefaultWebhook(), nil
 		}); err != nil {
 			t.Fatal(err)
@@ -313,28 +313,31 @@ func TestBindings(t *testing.T) {
 	b := &registry.Bindings{Store: st}
 	ctx := storetest.Context(t)
 	one := proto.Binding{Trace: proto.NewTraceID(), BodyHash: "h", BoundAt: time.Now().UTC()}
-	mine, bound, err := b.Bind(ctx, "key1", "again", one)
+	mine, bound, err := b.Bind(ctx, "acme", "key1", "again", one)
 	if err != nil || !bound {
 		t.Fatalf("%v, %v", bound, err)
 	}
 	two := proto.Binding{Trace: proto.NewTraceID(), BodyHash: "h"}
-	have, bound, err := b.Bind(ctx, "key1", "again", two)
+	have, bound, err := b.Bind(ctx, "acme", "key1", "again", two)
 	if err != nil || bound || have.Trace != one.Trace || have.BodyHash != "h" || !have.BoundAt.Equal(one.BoundAt) {
 		t.Fatalf("%+v, %v, %v", have, bound, err)
 	}
-	if _, bound, err := b.Bind(ctx, "key2", "again", two); err != nil || !bound {
+	if _, bound, err := b.Bind(ctx, "acme", "key2", "again", two); err != nil || !bound {
 		t.Fatalf("another key's: %v, %v", bound, err)
 	}
-	if _, err := b.Replace(ctx, "key1", "again", have, two); err != nil {
+	if _, err := b.Bound(ctx, "other", "key1", "again"); !errors.Is(err, proto.ErrNotFound) {
+		t.Fatalf("another organisation's: %v", err)
+	}
+	if _, err := b.Replace(ctx, "acme", "key1", "again", have, two); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Replace(ctx, "key1", "again", have, two); !errors.Is(err, proto.ErrConflict) {
+	if _, err := b.Replace(ctx, "acme", "key1", "again", have, two); !errors.Is(err, proto.ErrConflict) {
 		t.Fatalf("replaced twice: %v", err)
 	}
-	if err := b.Release(ctx, "key1", "again", mine); err != nil {
+	if err := b.Release(ctx, "acme", "key1", "again", mine); err != nil {
 		t.Fatal(err)
 	}
-	if _, bound, err := b.Bind(ctx, "key1", "again", one); err != nil || bound {
+	if _, bound, err := b.Bind(ctx, "acme", "key1", "again", one); err != nil || bound {
 		t.Fatalf("a binding that was replaced was released: %v, %v", bound, err)
 	}
 }

@@ -22,8 +22,7 @@ type Sessions struct {
 // they are worth a look into the bucket.
 func OpenSessions(ctx context.Context, st *store.Store, secret *[32]byte, log *slog.Logger) (*Sessions, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Session]{
-		Store: st, Bucket: st.Sessions, Keys: "*", Name: "sessions", Log: log, DropMalformed: true,
-		Org:   func(s *proto.Session) string { return s.Org },
+		Store: st, Bucket: st.Sessions, Keys: "*.*", ByID: true, Name: "sessions", Log: log, DropMalformed: true,
 		Order: func(s *proto.Session) string { return store.OldestFirst(s.CreatedAt) },
 	})
 	return &Sessions{secret, all}, err
@@ -38,7 +37,11 @@ func (l *Sessions) Session(ctx context.Context, token string) (proto.Session, er
 	if !proto.CheckSessionToken(token, l.secret) {
 		return proto.Session{}, fmt.Errorf("session: %w", proto.ErrNotFound)
 	}
-	return l.all.Find(ctx, proto.SessionID(token))
+	key, err := l.all.FindKey(ctx, proto.SessionID(token))
+	if err != nil {
+		return proto.Session{}, err
+	}
+	return l.all.Find(ctx, key)
 }
 
 // Page returns a page of the sessions that have not expired, see [store.Collection.Page].
@@ -64,13 +67,20 @@ func (l *Sessions) Create(ctx context.Context, s proto.Session) (proto.Session, 
 			return s, "", err
 		}
 	}
-	return s, token, l.all.Create(ctx, s.ID, &s)
+	return s, token, l.all.Create(ctx, s.Org+"."+s.ID, &s)
 }
 
 // Use stores that a session is used. It does nothing if the session has ended, or if another request
 // has just stored the same.
 func (l *Sessions) Use(ctx context.Context, id string) error {
-	_, err := l.all.Update(ctx, id, func(old *proto.Session) (*proto.Session, error) {
+	key, err := l.all.FindKey(ctx, id)
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = l.all.Update(ctx, key, func(old *proto.Session) (*proto.Session, error) {
 		now := time.Now().UTC()
 		if old == nil || !old.Stale(now) {
 			return nil, nil
@@ -85,6 +95,9 @@ func (l *Sessions) Use(ctx context.Context, id string) error {
 // End ends a session. This gateway refuses it when End returns, and every other one when its watch
 // delivers the change, well within a second. End returns [proto.ErrNotFound] if there is none.
 func (l *Sessions) End(ctx context.Context, id string) error {
-	_, err := l.all.Remove(ctx, id, nil)
+	key, err := l.all.FindKey(ctx, id)
+	if err == nil {
+		_, err = l.all.Remove(ctx, key, nil)
+	}
 	return err
 }

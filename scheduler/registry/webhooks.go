@@ -48,7 +48,7 @@ func OpenWebhooks(ctx context.Context, st *store.Store, ring *keyring.Keyring, l
 	w := &Webhooks{log: log, ring: ring, byOrg: map[string]map[string]*proto.Endpoint{}}
 	var err error
 	if w.settings, err = store.OpenCollection(ctx, store.CollectionConfig[proto.Webhook]{
-		Store: st, Bucket: st.Webhooks, Keys: settingsPrefix + "*", Name: "webhook settings",
+		Store: st, Bucket: st.Webhooks, Keys: settingsPrefix + "*.*", Name: "webhook settings",
 		Decode: func(e jetstream.KeyValueEntry) (*proto.Webhook, error) { return w.decodeSettings(ctx, e) },
 		Encode: w.encodeSettings, Log: log,
 	}); err != nil {
@@ -150,7 +150,7 @@ func (w *Webhooks) sealSettings(ctx context.Context, st *store.Store) error {
 		return nil
 	}
 	var open []string
-	err := store.ReadBucket(ctx, st.Webhooks, settingsPrefix+"*", func(e jetstream.KeyValueEntry) {
+	err := store.ReadBucket(ctx, st.Webhooks, settingsPrefix+"*.*", func(e jetstream.KeyValueEntry) {
 		var s storedSettings
 		if e.Operation() == jetstream.KeyValuePut && json.Unmarshal(e.Value(), &s) == nil &&
 			(s.Secret != "" || s.OldSecret != "") {
@@ -181,9 +181,12 @@ func decodeEndpoint(e jetstream.KeyValueEntry) (*proto.Endpoint, error) {
 	return &p, nil
 }
 
+// settingsKey returns the key of the settings of an API key in the bucket.
+func settingsKey(org, key string) string { return settingsPrefix + org + "." + key }
+
 // Webhook returns the settings of an API key, or the default ones if none are stored.
-func (w *Webhooks) Webhook(key string) proto.Webhook {
-	if s := w.settings.Get(settingsPrefix + key); s != nil {
+func (w *Webhooks) Webhook(org, key string) proto.Webhook {
+	if s := w.settings.Get(settingsKey(org, key)); s != nil {
 		return cloneSettings(s)
 	}
 	return proto.DefaultWebhook()
@@ -197,8 +200,8 @@ func cloneSettings(s *proto.Webhook) proto.Webhook {
 
 // Stored reads the settings of an API key from the bucket. It returns [proto.ErrNotFound] if there
 // are none.
-func (w *Webhooks) Stored(ctx context.Context, key string) (proto.Webhook, error) {
-	s, _, err := w.settings.Read(ctx, settingsPrefix+key)
+func (w *Webhooks) Stored(ctx context.Context, org, key string) (proto.Webhook, error) {
+	s, _, err := w.settings.Read(ctx, settingsKey(org, key))
 	if err != nil {
 		return proto.Webhook{}, err
 	}
@@ -208,9 +211,9 @@ func (w *Webhooks) Stored(ctx context.Context, key string) (proto.Webhook, error
 // Change stores what change makes of the settings of an API key, which are nil if there are none,
 // and returns them. change may be called again. Its error is returned as it is.
 func (w *Webhooks) Change(
-	ctx context.Context, key string, change func(old *proto.Webhook) (proto.Webhook, error),
+	ctx context.Context, org, key string, change func(old *proto.Webhook) (proto.Webhook, error),
 ) (proto.Webhook, error) {
-	s, err := w.settings.Update(ctx, settingsPrefix+key, func(old *proto.Webhook) (*proto.Webhook, error) {
+	s, err := w.settings.Update(ctx, settingsKey(org, key), func(old *proto.Webhook) (*proto.Webhook, error) {
 		changed, err := change(old)
 		changed.UpdatedAt = time.Now().UTC()
 		changed = cloneSettings(&changed)
@@ -224,8 +227,8 @@ func (w *Webhooks) Change(
 
 // Remove removes the settings of an API key, malformed ones too. It returns [proto.ErrNotFound] if
 // there are none.
-func (w *Webhooks) Remove(ctx context.Context, key string) error {
-	_, err := w.settings.Remove(ctx, settingsPrefix+key, nil)
+func (w *Webhooks) Remove(ctx context.Context, org, key string) error {
+	_, err := w.settings.Remove(ctx, settingsKey(org, key), nil)
 	return err
 }
 

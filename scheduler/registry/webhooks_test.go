@@ -39,10 +39,10 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 	s := storetest.Server(t)
 	here, there := webhooks(t, s, storetest.Log(t)), webhooks(t, s, storetest.Log(t))
 	ctx := storetest.Context(t)
-	if d := cmp.Diff(proto.DefaultWebhook(), here.Webhook("key_1")); d != "" {
+	if d := cmp.Diff(proto.DefaultWebhook(), here.Webhook("acme", "key_1")); d != "" {
 		t.Errorf("nothing is set: %s", d)
 	}
-	if _, err := here.Stored(ctx, "key_1"); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := here.Stored(ctx, "acme", "key_1"); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("nothing is set: %v", err)
 	}
 	want := proto.Webhook{
@@ -51,7 +51,7 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 		MaxAttempts: 5, Waits: []proto.Seconds{proto.Seconds(time.Second / 4)}, SignatureHeaders: []string{},
 		Timeout: proto.Seconds(time.Second),
 	}
-	set, err := here.Change(ctx, "key_1", func(old *proto.Webhook) (proto.Webhook, error) {
+	set, err := here.Change(ctx, "acme", "key_1", func(old *proto.Webhook) (proto.Webhook, error) {
 		if old != nil {
 			t.Errorf("there was %+v", old)
 		}
@@ -63,19 +63,19 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 	want.UpdatedAt = set.UpdatedAt
 	same := func(where string, w *registry.Webhooks) {
 		t.Helper()
-		got := w.Webhook("key_1")
+		got := w.Webhook("acme", "key_1")
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s: %s", where, d)
 		}
 		got.Waits[0] = 7 // by a caller that changes the result
-		if stored, err := w.Stored(ctx, "key_1"); err != nil || !cmp.Equal(want, stored) {
+		if stored, err := w.Stored(ctx, "acme", "key_1"); err != nil || !cmp.Equal(want, stored) {
 			t.Errorf("%s, stored: %+v, %v", where, stored, err)
 		}
-		if d := cmp.Diff(proto.DefaultWebhook(), w.Webhook("key_2")); d != "" {
+		if d := cmp.Diff(proto.DefaultWebhook(), w.Webhook("acme", "key_2")); d != "" {
 			t.Errorf("%s, another key: %s", where, d)
 		}
 	}
-	eventually(t, "known elsewhere", func() bool { return there.Webhook("key_1").URL != "" })
+	eventually(t, "known elsewhere", func() bool { return there.Webhook("acme", "key_1").URL != "" })
 	for range 2 {
 		same("where it was set", here)
 		same("elsewhere", there)
@@ -83,12 +83,12 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 	}
 
 	no := errors.New("no")
-	if _, err := there.Change(ctx, "key_1", func(*proto.Webhook) (proto.Webhook, error) {
+	if _, err := there.Change(ctx, "acme", "key_1", func(*proto.Webhook) (proto.Webhook, error) {
 		return proto.Webhook{}, no
 	}); !errors.Is(err, no) {
 		t.Errorf("a change that was given up: %v", err)
 	}
-	want, err = there.Change(ctx, "key_1", func(old *proto.Webhook) (proto.Webhook, error) {
+	want, err = there.Change(ctx, "acme", "key_1", func(old *proto.Webhook) (proto.Webhook, error) {
 		w := *old
 		w.MaxAttempts = 9
 		return w, nil
@@ -97,23 +97,23 @@ func TestWebhookSettingsAreKnownEverywhereUntilTheyAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	same("where it was changed", there)
-	eventually(t, "changed elsewhere", func() bool { return here.Webhook("key_1").MaxAttempts == 9 })
+	eventually(t, "changed elsewhere", func() bool { return here.Webhook("acme", "key_1").MaxAttempts == 9 })
 
-	if err := here.Remove(ctx, "key_1"); err != nil {
+	if err := here.Remove(ctx, "acme", "key_1"); err != nil {
 		t.Fatal(err)
 	}
-	unset := func(w *registry.Webhooks) bool { return cmp.Equal(proto.DefaultWebhook(), w.Webhook("key_1")) }
+	unset := func(w *registry.Webhooks) bool { return cmp.Equal(proto.DefaultWebhook(), w.Webhook("acme", "key_1")) }
 	if !unset(here) {
 		t.Error("known where it was removed")
 	}
 	eventually(t, "removed elsewhere", func() bool { return unset(there) })
-	if err := here.Remove(ctx, "key_1"); !errors.Is(err, proto.ErrNotFound) {
+	if err := here.Remove(ctx, "acme", "key_1"); !errors.Is(err, proto.ErrNotFound) {
 		t.Errorf("removed twice: %v", err)
 	}
 	if late := webhooks(t, s, storetest.Log(t)); !unset(late) {
 		t.Error("known to a process that starts later")
 	}
-	if want, err = there.Change(ctx, "key_1", to(want)); err != nil {
+	if want, err = there.Change(ctx, "acme", "key_1", to(want)); err != nil {
 		t.Fatalf("set again: %v", err)
 	}
 	eventually(t, "set again", func() bool { return !unset(here) })
@@ -126,18 +126,18 @@ func TestWebhookSettingsAreFollowedAfterTheServerWasRestarted(t *testing.T) {
 	ctx := storetest.Context(t)
 	w := proto.DefaultWebhook()
 	w.URL = "https://example.com/"
-	if _, err := here.Change(ctx, "key_1", to(w)); err != nil {
+	if _, err := here.Change(ctx, "acme", "key_1", to(w)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "known elsewhere", func() bool { return there.Webhook("key_1").URL != "" })
+	eventually(t, "known elsewhere", func() bool { return there.Webhook("acme", "key_1").URL != "" })
 	s.Restart()
 	eventually(t, "removed", func() bool {
 		once, cancel := context.WithTimeout(ctx, time.Second) // requests sent to the old server are never answered
 		defer cancel()
-		err := here.Remove(once, "key_1")
+		err := here.Remove(once, "acme", "key_1")
 		return err == nil || errors.Is(err, proto.ErrNotFound)
 	})
-	eventually(t, "removed elsewhere", func() bool { return there.Webhook("key_1").URL == "" })
+	eventually(t, "removed elsewhere", func() bool { return there.Webhook("acme", "key_1").URL == "" })
 }
 
 // No concurrent change undoes another.
@@ -153,7 +153,7 @@ func TestWebhookSettingsAreChangedConcurrently(t *testing.T) {
 	for _, w := range processes {
 		group.Go(func() {
 			for range each {
-				if _, err := w.Change(ctx, "key_1", func(old *proto.Webhook) (proto.Webhook, error) {
+				if _, err := w.Change(ctx, "acme", "key_1", func(old *proto.Webhook) (proto.Webhook, error) {
 					if old == nil {
 						old = &proto.Webhook{MaxAttempts: 1, Waits: []proto.Seconds{0}, Timeout: proto.Seconds(time.Second)}
 					}
@@ -169,14 +169,14 @@ func TestWebhookSettingsAreChangedConcurrently(t *testing.T) {
 	group.Wait()
 	for i, w := range processes {
 		eventually(t, fmt.Sprintf("all changes are known to process %d", i), func() bool {
-			return len(w.Webhook("key_1").Waits) == 1+3*each
+			return len(w.Webhook("acme", "key_1").Waits) == 1+3*each
 		})
 	}
 
 	// One of the concurrent removals succeeds.
 	removed := make(chan error, len(processes))
 	for _, w := range processes {
-		group.Go(func() { removed <- w.Remove(ctx, "key_1") })
+		group.Go(func() { removed <- w.Remove(ctx, "acme", "key_1") })
 	}
 	group.Wait()
 	close(removed)
@@ -202,26 +202,26 @@ func TestMalformedWebhookSettings(t *testing.T) {
 	good := proto.DefaultWebhook()
 	good.URL = "https://example.com/"
 	for _, body := range []string{`{`, `{"waits":[]}`, `{"max_attempts":0}`, `{"timeout":-1}`, `{"timeout":1e300}`} {
-		if _, err := w.Change(ctx, "key_1", to(good)); err != nil {
+		if _, err := w.Change(ctx, "acme", "key_1", to(good)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := st.Webhooks.Put(ctx, "key.key_1", []byte(body)); err != nil {
+		if _, err := st.Webhooks.Put(ctx, "key.acme.key_1", []byte(body)); err != nil {
 			t.Fatal(err)
 		}
 		marker := proto.DefaultWebhook()
 		marker.URL = "https://example.com/" + fmt.Sprintf("%x", body)
 		other := webhooks(t, s, storetest.Log(t))
-		if _, err := other.Change(ctx, "key_2", to(marker)); err != nil {
+		if _, err := other.Change(ctx, "acme", "key_2", to(marker)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "what comes after it", func() bool { return w.Webhook("key_2").URL == marker.URL })
-		if got := w.Webhook("key_1"); got.URL != good.URL {
+		eventually(t, "what comes after it", func() bool { return w.Webhook("acme", "key_2").URL == marker.URL })
+		if got := w.Webhook("acme", "key_1"); got.URL != good.URL {
 			t.Errorf("%s: %+v", body, got)
 		}
-		if _, err := w.Change(ctx, "key_1", to(good)); err == nil || !strings.Contains(err.Error(), "remove them") {
+		if _, err := w.Change(ctx, "acme", "key_1", to(good)); err == nil || !strings.Contains(err.Error(), "remove them") {
 			t.Errorf("%s: changed: %v", body, err)
 		}
-		if err := w.Remove(ctx, "key_1"); err != nil {
+		if err := w.Remove(ctx, "acme", "key_1"); err != nil {
 			t.Errorf("%s: removed: %v", body, err)
 		}
 	}

@@ -35,9 +35,9 @@ type Executions interface {
 	// for the same tick.
 	ReportFailed(ctx context.Context, s *proto.Schedule, run proto.ScheduleRun) error
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
-	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Cancel stores a request to end an execution.
-	Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
 
 // Runner starts the executions of all schedules while it leads.
@@ -113,7 +113,7 @@ func (r *Runner) handle(ctx context.Context, x engine.Item, known entry) (err er
 			return e.exists()
 		})
 	}()
-	busy, err := r.busy(ctx, state.Last)
+	busy, err := r.busy(ctx, d.Org, state.Last)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (r *Runner) handle(ctx context.Context, x engine.Item, known entry) (err er
 		r.Log.Error("schedule has no further ticks", "schedule", d.ID, "org", d.Org, "error", next.state.Error)
 	}
 	if next.cancel && state.Last != "" {
-		if _, err := r.Executions.Cancel(ctx, state.Last); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		if _, err := r.Executions.Cancel(ctx, d.Org, state.Last); err != nil && !errors.Is(err, proto.ErrNotFound) {
 			return fmt.Errorf("cancel %s: %w", state.Last, err)
 		}
 	}
@@ -196,11 +196,11 @@ func (r *Runner) recoverTicks(
 }
 
 // busy reports whether an execution has not ended.
-func (r *Runner) busy(ctx context.Context, id proto.TraceID) (bool, error) {
+func (r *Runner) busy(ctx context.Context, org string, id proto.TraceID) (bool, error) {
 	if id == "" {
 		return false, nil
 	}
-	record, err := r.Executions.Lookup(ctx, id)
+	record, err := r.Executions.Lookup(ctx, org, id)
 	switch {
 	case errors.Is(err, proto.ErrNotFound): // past its retention
 		return false, nil

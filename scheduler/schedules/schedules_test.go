@@ -69,7 +69,7 @@ func (e *executions) ReportFailed(_ context.Context, _ *proto.Schedule, run prot
 	return nil
 }
 
-func (e *executions) Lookup(_ context.Context, id proto.TraceID) (*proto.Record, error) {
+func (e *executions) Lookup(_ context.Context, _ string, id proto.TraceID) (*proto.Record, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	ended, ok := e.ended[id]
@@ -83,9 +83,9 @@ func (e *executions) Lookup(_ context.Context, id proto.TraceID) (*proto.Record,
 	}
 }
 
-func (e *executions) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+func (e *executions) Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
 	e.end(id)
-	return e.Lookup(ctx, id)
+	return e.Lookup(ctx, org, id)
 }
 
 func (e *executions) end(id proto.TraceID) {

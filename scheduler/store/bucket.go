@@ -13,17 +13,15 @@ import (
 // bucketDuplicates is the library's default for the duplicate window of a bucket.
 const bucketDuplicates = 2 * time.Minute
 
-// Prefixes of the streams in which the library keeps buckets and object stores.
-const (
-	bucketPrefix  = "KV_"
-	objectsPrefix = "OBJ_"
-)
+// bucketPrefix begins the names of the streams in which the library keeps buckets.
+const bucketPrefix = "KV_"
 
 // bucket repeats reads like those of streams, and marks errors that mean that nobody answered as
 // [context.DeadlineExceeded]. A write that was not answered may have been carried out.
 type bucket struct {
 	jetstream.KeyValue
-	store *Store
+	store     *Store
+	markerTTL time.Duration // of the markers of removed keys; 0 for ever
 }
 
 // validKey reports whether a bucket may have an entry with a key, which is a part of a subject. The
@@ -117,6 +115,11 @@ func decided(ctx context.Context, write func(context.Context) (uint64, error)) (
 	return revision, markUnanswered(err)
 }
 
+// Purge removes a key. It leaves a marker, from which other processes learn of the removal, and which
+// expires in buckets that allow it.
 func (b bucket) Purge(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error {
+	if b.markerTTL > 0 {
+		opts = append(opts, jetstream.PurgeTTL(b.markerTTL))
+	}
 	return markUnanswered(b.KeyValue.Purge(ctx, key, opts...))
 }

@@ -26,11 +26,6 @@ func TestBucketsMatchTheLibrary(t *testing.T) {
 			t.Errorf("%s: %v", cfg.Bucket, err)
 		}
 	}
-	if _, err := st.JS.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-		Bucket: "bullpen_bodies", TTL: 3 * 24 * time.Hour, Replicas: 1, Storage: jetstream.FileStorage,
-	}); err != nil {
-		t.Errorf("bodies: %v", err)
-	}
 }
 
 // A bucket whose keys come and go does not grow.

@@ -50,6 +50,11 @@ type CollectionConfig[T any] struct {
 	// organisation if keys begin with that, which needs Order, else of all. No other process adds a value
 	// in between. Check may be called again.
 	Check func(value *T, others []*T) error
+	// OneScope makes all values one scope although keys begin with the organisation.
+	OneScope bool
+	// ByID makes [Collection.KeyOf] and [Collection.FindKey] find values by the ids at the end of their
+	// keys, which are unique among all organisations.
+	ByID bool
 	// DropMalformed forgets a value when it is replaced by one that cannot be decoded.
 	DropMalformed bool
 	// OnChange, if not nil, is called under the collection's lock when a value has changed. old or
@@ -63,11 +68,12 @@ type CollectionConfig[T any] struct {
 // are copies.
 type Collection[T any] struct {
 	CollectionConfig[T]
-	perOrg bool                 // keys begin with the organisation
+	perOrg bool                 // an organisation is a scope
 	turns  [turns]chan struct{} // of [Collection.UpdateWithOthers]
 
 	mu     sync.RWMutex
 	values map[string]cached[T]
+	keys   map[string]string      // of values by id, if ByID is set
 	lists  map[string][]listed[T] // by organisation, if Order is set
 	last   map[string]uint64      // by scope, the last revision up to which all changes are in values
 	seen   uint64                 // the last revision that the watch has delivered
@@ -108,8 +114,9 @@ func NewestFirst(at time.Time) string { return fmt.Sprintf("%016x", ^(uint64(at.
 // OpenCollection reads all values. It waits for the leader of the bucket's stream until ctx is done.
 func OpenCollection[T any](ctx context.Context, cfg CollectionConfig[T]) (*Collection[T], error) {
 	c := &Collection[T]{
-		CollectionConfig: cfg, perOrg: strings.HasSuffix(cfg.Keys, "*.*"),
-		values: map[string]cached[T]{}, lists: map[string][]listed[T]{}, last: map[string]uint64{},
+		CollectionConfig: cfg, perOrg: strings.HasSuffix(cfg.Keys, "*.*") && !cfg.OneScope,
+		values: map[string]cached[T]{}, keys: map[string]string{}, lists: map[string][]listed[T]{},
+		last: map[string]uint64{},
 	}
 	for i := range c.turns {
 		c.turns[i] = make(chan struct{}, 1)
@@ -291,6 +298,12 @@ func (c *Collection[T]) set(key string, current cached[T]) {
 	if current.value == nil {
 		delete(c.values, key)
 	}
+	if c.ByID {
+		id := key[strings.LastIndexByte(key, '.')+1:]
+		if c.keys[id] = key; current.value == nil {
+			delete(c.keys, id)
+		}
+	}
 	if c.Order != nil {
 		c.unlist(key, old)
 		c.list(key, current.value)
@@ -335,6 +348,36 @@ func (c *Collection[T]) Get(key string) *T {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.values[key].value
+}
+
+// KeyOf returns the key of the value with an id, empty if none is in memory.
+func (c *Collection[T]) KeyOf(id string) string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.keys[id]
+}
+
+// FindKey returns the key of the value with an id. That of one that another process has just created is
+// read from the bucket, among those of all organisations. FindKey returns [proto.ErrNotFound] if there
+// is none.
+func (c *Collection[T]) FindKey(ctx context.Context, id string) (string, error) {
+	if key := c.KeyOf(id); key != "" {
+		return key, nil
+	}
+	if !validKey(id) || strings.Contains(id, ".") {
+		return "", c.notFound(id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	prefix := "$KV." + c.Bucket.Bucket() + "."
+	m, err := c.askLast(ctx, prefix+strings.TrimSuffix(c.Keys, "*")+id)
+	if IsNotFound(err) {
+		return "", c.notFound(id)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: find %s: %w", c.Name, id, err)
+	}
+	return strings.TrimPrefix(m.Subject, prefix), nil
 }
 
 // All returns all values in no particular order.
@@ -691,15 +734,20 @@ func (c *Collection[T]) inScope(
 
 // isLast reports whether a revision is the last one in a scope.
 func (c *Collection[T]) isLast(ctx context.Context, scope string, revision uint64) (bool, error) {
-	subject := map[string]any{"last_by_subj": "$KV." + c.Bucket.Bucket() + "." + scope}
-	m, err := c.Store.askLeader(ctx, bucketPrefix+c.Bucket.Bucket(), subject)
+	m, err := c.askLast(ctx, "$KV."+c.Bucket.Bucket()+"."+scope)
 	if IsNotFound(err) {
 		return revision == 0, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("%s: read the last of %s: %w", c.Name, scope, markUnanswered(err))
+		return false, fmt.Errorf("%s: read the last of %s: %w", c.Name, scope, err)
 	}
 	return m.Sequence == revision, nil
+}
+
+// askLast requests the last message on a subject from the leader of the bucket's stream.
+func (c *Collection[T]) askLast(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
+	m, err := c.Store.askLeader(ctx, bucketPrefix+c.Bucket.Bucket(), map[string]any{"last_by_subj": subject})
+	return m, markUnanswered(err)
 }
 
 // writeIfLast stores a value if last is the last revision in its scope. known reports whether all values
@@ -733,10 +781,6 @@ func (c *Collection[T]) writeIfLast(
 // called again. Without allow, a malformed value is removed too; the result is nil then. Remove returns
 // [proto.ErrNotFound] if there is no such value.
 func (c *Collection[T]) Remove(ctx context.Context, key string, allow func(*T) error) (removed *T, err error) {
-	var opts []jetstream.KVDeleteOpt
-	if r := rowOf("$KV." + c.Bucket.Bucket() + "."); r != nil && r.markerTTL > 0 {
-		opts = append(opts, jetstream.PurgeTTL(r.markerTTL))
-	}
 	var revision uint64
 	err = Update(ctx, func() error {
 		e, err := c.Entry(ctx, key)
@@ -754,7 +798,7 @@ func (c *Collection[T]) Remove(ctx context.Context, key string, allow func(*T) e
 		}
 		revision = e.Revision()
 		// A purge, unlike a deletion, may leave a marker that expires.
-		return c.Bucket.Purge(ctx, key, append(opts, jetstream.LastRevision(revision))...)
+		return c.Bucket.Purge(ctx, key, jetstream.LastRevision(revision))
 	})
 	if err != nil {
 		return nil, err

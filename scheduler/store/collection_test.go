@@ -212,3 +212,44 @@ func TestReadThatEndsEarly(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A value is found by its id alone where the organisation is not known, also before the watch has
+// delivered it.
+func TestValuesAreFoundByTheirIDs(t *testing.T) {
+	st, ctx := storetest.Open(t, storetest.Server(t)), storetest.Context(t)
+	open := func() *store.Collection[label] {
+		c, err := store.OpenCollection(ctx, store.CollectionConfig[label]{
+			Store: st, Bucket: st.Members, Keys: "*.*", ByID: true, Name: "labels", Log: storetest.Log(t),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	here, there := open(), open() // which do not watch
+	if err := here.Create(ctx, "acme.id_1", &label{Name: "first"}); err != nil {
+		t.Fatal(err)
+	}
+	if key := there.KeyOf("id_1"); key != "" {
+		t.Errorf("in memory elsewhere: %s", key)
+	}
+	for _, c := range []*store.Collection[label]{here, there, open()} {
+		if key, err := c.FindKey(ctx, "id_1"); key != "acme.id_1" || err != nil {
+			t.Errorf("%q, %v", key, err)
+		}
+	}
+	for _, id := range []string{"id_2", "", "*", ">", "acme.id_1", "a b"} {
+		if key, err := there.FindKey(ctx, id); !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("%q: %q, %v", id, key, err)
+		}
+	}
+	if _, err := here.Remove(ctx, "acme.id_1", nil); err != nil {
+		t.Fatal(err)
+	}
+	if key := here.KeyOf("id_1"); key != "" {
+		t.Errorf("after its removal: %s", key)
+	}
+	if c := open(); c.KeyOf("id_1") != "" {
+		t.Error("a removed value is in memory")
+	}
+}

@@ -1,9 +1,7 @@
 package store
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,7 +38,7 @@ const (
 	// JSON of [proto.ThreadSummary] on a head; none on a tombstone and if the thread was removed
 	HeaderThread = "Bullpen-Thread"
 	HeaderDead   = "Bullpen-Dead"   // JSON of [proto.DeadLetter] on a dead letter
-	headerBody   = "Bullpen-Body"   // name of the object that holds the body
+	headerBody   = "Bullpen-Body"   // a [bodyRef] to the body, if it is stored apart
 	headerWrite  = "Bullpen-Write"  // unique to a write, to recognise it after a lost answer
 	headerPlace  = "Bullpen-Place"  // a [Place] that a message restored from a backup had before; once for each backup
 	headerStored = "Bullpen-Stored" // when a message restored from a backup was first stored, RFC 3339 with nanoseconds
@@ -48,23 +46,22 @@ const (
 
 const (
 	publishTimeout = time.Second
-	maxBodyGuess   = 32 << 20        // bytes that are reserved for a body according to its description
-	bodyTimeout    = 2 * time.Second // of the first attempt to read a body; doubled for each further one
-	maxSummary     = 32 << 10        // bytes; JetStream accepts headers of 64 KiB
-	summaryRoom    = 12 << 10        // bytes of a summary for which maxRecord leaves room
+	maxSummary     = 32 << 10 // bytes; JetStream accepts headers of 64 KiB
+	summaryRoom    = 12 << 10 // bytes of a summary for which maxRecord leaves room
 )
 
 // Message is one message of a stream with its body.
 type Message struct {
-	Header nats.Header
-	Data   []byte
-	Seq    uint64
-	Time   time.Time // when it was first stored, also if a backup was restored since
+	Subject string
+	Header  nats.Header
+	Data    []byte
+	Seq     uint64
+	Time    time.Time // when it was first stored, also if a backup was restored since
 }
 
 // Write stores a message if the last one on its subject has sequence number expect (0: none yet),
 // and returns the new sequence number. It repeats the write until ctx is done, and recognises its
-// own write after a lost answer. A body that is too large for the message becomes an object first.
+// own write after a lost answer. A body that is too large for the message is stored apart first.
 // Callers distinguish the errors that [IsConflict] and [IsRejected] match.
 func (s *Store) Write(ctx context.Context, subject string, h nats.Header, body []byte, expect uint64) (uint64, error) {
 	m, err := s.stage(ctx, subject, h, body, s.maxInline)
@@ -79,25 +76,21 @@ func (s *Store) Write(ctx context.Context, subject string, h nats.Header, body [
 	return seq, err
 }
 
-// stage prepares a message for writing. It stores a body of more than limit bytes as an object.
+// stage prepares a message for writing. It stores a body of more than limit bytes apart.
 func (s *Store) stage(ctx context.Context, subject string, h nats.Header, body []byte, limit int) (*nats.Msg, error) {
-	id := nuid.Next()
-	h.Set(headerWrite, id)
+	h.Set(headerWrite, nuid.Next())
 	if len(body) > limit {
-		name := bodyName(subject, h, id)
-		// The largest chunks possible: each is a durable write that the caller waits for.
-		object := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(s.maxInline)}}
-		if _, err := s.bodies.Put(ctx, object, bytes.NewReader(body)); err != nil {
-			return nil, fmt.Errorf("store the body of %s: %w", subject, err)
+		r, err := s.putBody(ctx, subject, body)
+		if err != nil {
+			return nil, err
 		}
-		h.Set(headerBody, name)
+		h.Set(headerBody, r.String())
 		body = nil
 	}
 	return &nats.Msg{Subject: subject, Header: h, Data: body}, nil
 }
 
-// discard removes the object of a message that will not be written. If that fails, the object is
-// removed at the end of its retention.
+// discard removes the body of a message that will not be written.
 func (s *Store) discard(ctx context.Context, m *nats.Msg) {
 	s.DiscardBody(ctx, &Message{Header: m.Header})
 }
@@ -149,13 +142,6 @@ func (s *Store) findWrite(ctx context.Context, st jetstream.Stream, msg *nats.Ms
 	}
 }
 
-// DiscardBody removes the object with the body of a message that was replaced.
-func (s *Store) DiscardBody(ctx context.Context, m *Message) {
-	if name := BodyObject(m.Header); name != "" {
-		_ = s.bodies.Delete(ctx, name)
-	}
-}
-
 // Last reads the last message on a subject of st. [IsNotFound] matches its error if there is none.
 func (s *Store) Last(ctx context.Context, st jetstream.Stream, subject string) (*Message, error) {
 	m, err := s.readMessage(ctx, func() (*jetstream.RawStreamMsg, error) { return s.readLast(ctx, st, subject) })
@@ -204,20 +190,21 @@ func (s *Store) NextMessage(ctx context.Context, st jetstream.Stream, from uint6
 	return m, nil
 }
 
-// readMessage reads a message and its body. If the body is being deleted, or does not arrive within
-// some time, both are read again, with more time for the body.
+// readMessage reads a message and its body. If the body is gone, because the message is just being
+// replaced, or does not arrive within some time, both are read again, with more time for the body.
 func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStreamMsg, error)) (*Message, error) {
 	end, err := proto.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
+	missing := uint64(0) // the message whose body was not found
 	for timeout := bodyTimeout; ; timeout *= 2 {
 		m, err := read()
 		if err != nil {
 			return nil, err
 		}
-		out := &Message{Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
+		out := &Message{Subject: m.Subject, Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}
 		if at, err := time.Parse(time.RFC3339Nano, m.Header.Get(headerStored)); err == nil {
 			out.Time = at
 		}
@@ -227,6 +214,10 @@ func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStre
 		err = s.loadBody(ctx, out, timeout)
 		if err == nil {
 			return out, nil
+		}
+		if IsNotFound(err) && out.Seq != missing {
+			missing = out.Seq
+			continue
 		}
 		incomplete := errors.Is(err, errIncompleteBody)
 		if ctx.Err() != nil || !incomplete && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) {
@@ -242,50 +233,6 @@ func (s *Store) readMessage(ctx context.Context, read func() (*jetstream.RawStre
 	}
 }
 
-// loadBody reads the body of a message from its object, within timeout.
-func (s *Store) loadBody(ctx context.Context, m *Message, timeout time.Duration) error {
-	name := m.Header.Get(headerBody)
-	if name == "" {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	info, err := s.bodies.GetInfo(ctx, name)
-	if err != nil {
-		return fmt.Errorf("body %s: %w", name, err)
-	}
-	if err := proto.ReserveRead(ctx, int(info.Size)); err != nil {
-		return err
-	}
-	// The chunks are read one by one. A role that may create consumers could have the server send
-	// messages on any subject.
-	chunks, digest := "$O."+bodiesName+".C."+info.NUID, sha256.New()
-	body := make([]byte, 0, min(info.Size, maxBodyGuess))
-	for seq := uint64(1); uint64(len(body)) < info.Size; {
-		chunk, err := s.readAt(ctx, s.bodyStream, seq, jetstream.WithGetMsgSubject(chunks))
-		if IsNotFound(err) {
-			return fmt.Errorf("body %s: %w", name, errIncompleteBody)
-		}
-		if err != nil {
-			return fmt.Errorf("body %s: %w", name, err)
-		}
-		body, seq = append(body, chunk.Data...), chunk.Sequence+1
-		_, _ = digest.Write(chunk.Data) // it never fails
-	}
-	if want, err := jetstream.DecodeObjectDigest(info.Digest); err != nil || !bytes.Equal(want, digest.Sum(nil)) {
-		return fmt.Errorf("body %s: %w", name, errors.Join(jetstream.ErrDigestMismatch, err))
-	}
-	m.Data = body
-	return nil
-}
-
-// errIncompleteBody means that a body is being deleted.
-var errIncompleteBody = errors.New("a part is gone")
-
-// BodyObject returns the name of the object with the body of a message, empty if the message
-// contains it.
-func BodyObject(h nats.Header) string { return h.Get(headerBody) }
-
 // RemovedJobs are jobs to remove. Each sequence number is one above the last job to remove, 0 for
 // none.
 type RemovedJobs struct {
@@ -293,7 +240,7 @@ type RemovedJobs struct {
 	PromptBelow  uint64 // of those without a RunAt
 	DelayedBelow uint64 // of those with one
 	Single       []uint64
-	Bodies       []string // names of objects with their bodies
+	Bodies       []string // names of their bodies
 }
 
 // RemoveJobs removes jobs. A job that is gone already is no error. One failure does not stop the
@@ -315,7 +262,7 @@ func (s *Store) RemoveJobs(ctx context.Context, r RemovedJobs) error {
 	}
 	purge(r.Below, "")
 	for _, class := range []proto.Class{proto.ClassInteractive, proto.ClassBackground} {
-		purge(r.PromptBelow, jobPrefix(classToken(class))+">")
+		purge(r.PromptBelow, jobPrefix(string(class))+">")
 	}
 	purge(r.DelayedBelow, jobPrefix(delayedJobs)+">")
 	for _, seq := range r.Single {
@@ -324,8 +271,8 @@ func (s *Store) RemoveJobs(ctx context.Context, r RemovedJobs) error {
 		}
 	}
 	for _, name := range r.Bodies {
-		if err := s.bodies.Delete(ctx, name); err != nil && !IsNotFound(err) {
-			failed = append(failed, fmt.Errorf("delete body %q: %w", name, err))
+		if err := s.removeBody(ctx, name); err != nil {
+			failed = append(failed, err)
 		}
 	}
 	return errors.Join(failed...)
@@ -333,8 +280,8 @@ func (s *Store) RemoveJobs(ctx context.Context, r RemovedJobs) error {
 
 // JobMeta returns the metadata in the header of a job, without reading its body. It returns
 // [proto.ErrNotFound] if there is no such job.
-func (s *Store) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, error) {
-	m, err := s.readLast(ctx, s.Jobs, JobPattern(id))
+func (s *Store) JobMeta(ctx context.Context, org string, id proto.TraceID) (*proto.Meta, error) {
+	m, err := s.readLast(ctx, s.Jobs, JobPattern(org, id))
 	if IsNotFound(err) {
 		return nil, fmt.Errorf("job %s: %w", id, proto.ErrNotFound)
 	}
@@ -342,20 +289,20 @@ func (s *Store) JobMeta(ctx context.Context, id proto.TraceID) (*proto.Meta, err
 		return nil, fmt.Errorf("read job %s: %w", id, err)
 	}
 	meta, err := DecodeMeta(m.Header)
-	if err == nil && meta.TraceID != id {
-		err = fmt.Errorf("decode job %s: its id is %q", id, meta.TraceID)
+	if err == nil && (meta.TraceID != id || meta.Org != org) {
+		err = fmt.Errorf("decode job %s of %s: its id is %q, of %q", id, org, meta.TraceID, meta.Org)
 	}
 	return meta, err
 }
 
-// DecodeJob decodes the job of execution id.
-func DecodeJob(m *Message, id proto.TraceID) (*proto.Job, error) {
+// DecodeJob decodes the job of an execution of an organisation.
+func DecodeJob(m *Message, org string, id proto.TraceID) (*proto.Job, error) {
 	var job proto.Job
 	if err := json.Unmarshal(m.Data, &job); err != nil {
 		return nil, fmt.Errorf("decode job %s: %w", id, err)
 	}
-	if job.TraceID != id {
-		return nil, fmt.Errorf("decode job %s: its id is %q", id, job.TraceID)
+	if job.TraceID != id || job.Org != org {
+		return nil, fmt.Errorf("decode job %s of %s: its id is %q, of %q", id, org, job.TraceID, job.Org)
 	}
 	return &job, nil
 }
@@ -375,49 +322,65 @@ var ErrMalformed = errors.New("malformed record")
 // Record reads the record of an execution, and the sequence number to change it by. It returns
 // [proto.ErrNotFound] if there is none, and [ErrMalformed] with the sequence number if the message
 // is not a record.
-func (s *Store) Record(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
-	m, err := s.Last(ctx, s.Executions, ExecSubject(id))
+func (s *Store) Record(ctx context.Context, org string, id proto.TraceID) (*proto.Record, uint64, error) {
+	m, err := s.Last(ctx, s.Executions, ExecSubject(org, id))
 	if IsNotFound(err) {
 		return nil, 0, fmt.Errorf("record of %s: %w", id, proto.ErrNotFound)
 	}
 	if err != nil {
 		return nil, 0, err
 	}
-	rec, err := proto.DecodeRecord(id, m.Data)
-	if err != nil {
-		return nil, m.Seq, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return rec, m.Seq, nil
+	rec, err := decodeRecord(org, id, m.Data)
+	return rec, m.Seq, err
 }
 
-// RecordSummary is [Store.Record] without outputs. It reads no object.
-func (s *Store) RecordSummary(ctx context.Context, id proto.TraceID) (*proto.Record, uint64, error) {
-	m, err := s.lastWithoutBody(ctx, s.Executions, ExecSubject(id))
+// RecordSummary is [Store.Record] without outputs. It reads no body that is stored apart.
+func (s *Store) RecordSummary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, uint64, error) {
+	m, err := s.lastWithoutBody(ctx, s.Executions, ExecSubject(org, id))
 	if IsNotFound(err) {
 		return nil, 0, fmt.Errorf("record of %s: %w", id, proto.ErrNotFound)
 	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("read the record of %s: %w", id, err)
 	}
-	rec, err := s.Summary(ctx, id, m.Sequence, m.Header)
+	rec, err := s.Summary(ctx, org, id, m.Sequence, m.Header)
 	return rec, m.Sequence, err
 }
 
 // Summary returns the record of an execution without outputs, from the header of its message m. If
 // the header has none, as that of an older version, it reads the whole record.
-func (s *Store) Summary(ctx context.Context, id proto.TraceID, seq uint64, h nats.Header) (*proto.Record, error) {
+func (s *Store) Summary(
+	ctx context.Context, org string, id proto.TraceID, seq uint64, h nats.Header,
+) (*proto.Record, error) {
 	if text := h.Get(HeaderSummary); text != "" {
-		return proto.DecodeSummary(id, []byte(text))
+		rec, err := proto.DecodeSummary(id, []byte(text))
+		if err == nil && rec.Org != org {
+			err = fmt.Errorf("%w: the summary of %s of %s is of %q", ErrMalformed, id, org, rec.Org)
+		}
+		return rec, err
 	}
 	m, err := s.At(ctx, s.Executions, seq)
 	if err != nil {
 		return nil, err
 	}
-	rec, err := proto.DecodeRecord(id, m.Data)
+	rec, err := decodeRecord(org, id, m.Data)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+		return nil, err
 	}
 	return rec.Public(), nil
+}
+
+// decodeRecord decodes the record of an execution of an organisation.
+func decodeRecord(org string, id proto.TraceID, body []byte) (*proto.Record, error) {
+	rec, err := proto.DecodeRecord(id, body)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	case rec.Org != org:
+		return nil, fmt.Errorf("%w: the record of %s of %s is of %q", ErrMalformed, id, org, rec.Org)
+	default:
+		return rec, nil
+	}
 }
 
 // WriteRecord stores rec if the record has sequence number expect, and returns the new one. Once a
@@ -471,7 +434,7 @@ func (s *Store) StageRecord(ctx context.Context, rec *proto.Record) (*StagedReco
 		h.Set(HeaderSummary, string(summary))
 		limit -= max(0, len(summary)-summaryRoom)
 	}
-	m, err := s.stage(ctx, ExecSubject(rec.TraceID), h, body, limit)
+	m, err := s.stage(ctx, ExecSubject(rec.Org, rec.TraceID), h, body, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -488,7 +451,7 @@ func (r *StagedRecord) Write(ctx context.Context, expect uint64) (uint64, error)
 	return seq, nil
 }
 
-// Discard removes the object of a record that will not be written.
+// Discard removes the body of a record that will not be written.
 func (r *StagedRecord) Discard(ctx context.Context) { r.store.discard(ctx, r.msg) }
 
 // StageJob prepares the message that [Store.WriteJob] stores.
@@ -511,12 +474,12 @@ func (s *Store) WriteJob(ctx context.Context, m *nats.Msg) (uint64, error) {
 	return s.write(ctx, m, 0, true)
 }
 
-// DiscardJob removes the object of a staged job that will not be written.
+// DiscardJob removes the body of a staged job that will not be written.
 func (s *Store) DiscardJob(ctx context.Context, m *nats.Msg) { s.discard(ctx, m) }
 
 // ReadBody returns a message that was not read from its stream, with its body.
 func (s *Store) ReadBody(ctx context.Context, m *nats.Msg) (*Message, error) {
-	out := &Message{Header: m.Header, Data: m.Data}
+	out := &Message{Subject: m.Subject, Header: m.Header, Data: m.Data}
 	if err := s.loadBody(ctx, out, bodyTimeout); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -19,9 +20,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// large writes a job whose body becomes an object, and returns its id, its sequence number and the
-// object.
-func large(t *testing.T, st *store.Store) (proto.TraceID, uint64, *jetstream.ObjectInfo) {
+// large writes a job whose body is stored apart, and returns its id, its sequence number and the subject
+// of the chunks.
+func large(t *testing.T, st *store.Store) (id proto.TraceID, seq uint64, chunks string) {
 	t.Helper()
 	ctx := storetest.Context(t)
 	job := storetest.Job("acme", "k", proto.ModeAsync)
@@ -29,36 +30,40 @@ func large(t *testing.T, st *store.Store) (proto.TraceID, uint64, *jetstream.Obj
 	if err := storetest.PutJob(ctx, st, job); err != nil {
 		t.Fatal(err)
 	}
-	m, err := st.Jobs.GetLastMsgForSubject(ctx, store.JobPattern(job.TraceID))
+	m, err := st.Jobs.GetLastMsgForSubject(ctx, store.JobPattern(job.Org, job.TraceID))
 	if err != nil {
 		t.Fatal(err)
 	}
-	bodies, err := st.JS.ObjectStore(ctx, "bullpen_bodies")
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := bodies.GetInfo(ctx, store.BodyObject(m.Header))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return job.TraceID, m.Sequence, info
+	return job.TraceID, m.Sequence, "bullpen.body." + store.BodyName(m.Header)
 }
 
-// Each chunk of an object is a durable write that the caller waits for.
+// bodies returns the numbers of chunks of an organisation's bodies, by their subjects.
+func bodies(t *testing.T, st *store.Store, org string) map[string]uint64 {
+	t.Helper()
+	found, err := st.Subjects(storetest.Context(t), st.Bodies, store.BodyPatternOf(org))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// Each chunk of a body is a durable write that the caller waits for.
 func TestBodyIsStoredInLargestChunks(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
-	_, _, info := large(t, st)
-	piece := uint64(st.MaxInline())
-	if want := (info.Size + piece - 1) / piece; uint64(info.Chunks) != want {
-		t.Errorf("%d bytes are in %d chunks, want %d of %d bytes at most", info.Size, info.Chunks, want, piece)
+	_, _, chunks := large(t, st)
+	if n := bodies(t, st, "acme")[chunks]; n != 3 { // with the rest of the job
+		t.Errorf("1 MiB of code is in %d chunks of up to %d bytes", n, st.MaxInline())
 	}
-	if most := uint64(st.Conn.MaxPayload()) / 2; piece > most {
-		t.Errorf("a chunk has %d bytes, want %d at most: it must fit into a message with its header", piece, most)
+	if most := int(st.Conn.MaxPayload()) / 2; st.MaxInline() > most {
+		t.Errorf("a chunk has %d bytes, want %d at most: it must fit into a message with its header", st.MaxInline(), most)
+	}
+	if others := bodies(t, st, "other"); len(others) > 0 {
+		t.Errorf("another organisation has %v", others)
 	}
 }
 
 // A record is in the message, which waiting clients receive, as long as it fits with its header. A
-// larger one becomes an object.
+// larger one is stored apart.
 func TestRecordFillsItsMessage(t *testing.T) {
 	const most = 1<<20 - 16<<10
 	for name, open := range map[string]func(*testing.T) *store.Store{
@@ -69,7 +74,7 @@ func TestRecordFillsItsMessage(t *testing.T) {
 			t.Parallel()
 			st := open(t)
 			ctx := storetest.Context(t)
-			for size, asObject := range map[int]bool{most: false, most + 1: true} {
+			for size, apart := range map[int]bool{most: false, most + 1: true} {
 				result := proto.Exited(0)
 				rec := &proto.Record{
 					Meta: storetest.Job("acme", "k", proto.ModeInline).Meta, Status: result.Status(), Attempt: 1,
@@ -91,7 +96,7 @@ func TestRecordFillsItsMessage(t *testing.T) {
 					}
 					result.Stdout = result.Stdout[:len(result.Stdout)+size-len(body)]
 				}
-				done, err := st.Conn.SubscribeSync(store.DoneSubject(rec.TraceID))
+				done, err := st.Conn.SubscribeSync(store.DoneSubject(rec.Org, rec.TraceID))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -102,13 +107,13 @@ func TestRecordFillsItsMessage(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if (store.BodyObject(m.Header) != "") != asObject || (len(m.Data) == size) == asObject {
-					t.Errorf("of a record of %d bytes, %d are in its message, and %q", size, len(m.Data), store.BodyObject(m.Header))
+				if (store.BodyName(m.Header) != "") != apart || (len(m.Data) == size) == apart {
+					t.Errorf("of a record of %d bytes, %d are in its message, and %q", size, len(m.Data), store.BodyName(m.Header))
 				}
-				if got, _, err := st.Record(ctx, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
+				if got, _, err := st.Record(ctx, rec.Org, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
 					t.Errorf("a record of %d bytes is not read as it was written: %v", size, err)
 				}
-				if got, err := st.LastFromLeader(ctx, st.Executions, store.ExecSubject(rec.TraceID)); err != nil ||
+				if got, err := st.LastFromLeader(ctx, st.Executions, store.ExecSubject(rec.Org, rec.TraceID)); err != nil ||
 					len(got.Data) != size {
 					t.Errorf("a record of %d bytes is not read from the leader: %v", size, err)
 				}
@@ -121,12 +126,8 @@ func TestRecordFillsItsMessage(t *testing.T) {
 func TestReaderDoesNotWaitForDeletedBody(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
-	_, seq, info := large(t, st)
-	objects, err := st.JS.Stream(ctx, "OBJ_bullpen_bodies")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := objects.Purge(ctx, jetstream.WithPurgeSubject("$O.bullpen_bodies.C."+info.NUID)); err != nil {
+	_, seq, chunks := large(t, st)
+	if err := st.PurgeSubject(ctx, st.Bodies, chunks); err != nil {
 		t.Fatal(err)
 	}
 	read := make(chan error, 1)
@@ -145,17 +146,17 @@ func TestReaderDoesNotWaitForDeletedBody(t *testing.T) {
 func TestMetaIsReadWithoutTheBody(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
-	id, seq, info := large(t, st)
-	if err := st.RemoveJobs(ctx, store.RemovedJobs{Bodies: []string{info.Name}}); err != nil {
+	id, seq, chunks := large(t, st)
+	if err := st.RemoveJobs(ctx, store.RemovedJobs{Bodies: []string{strings.TrimPrefix(chunks, "bullpen.body.")}}); err != nil {
 		t.Fatal(err)
 	}
-	if meta, err := st.JobMeta(ctx, id); err != nil || meta.Org != "acme" {
+	if meta, err := st.JobMeta(ctx, "acme", id); err != nil || meta.Org != "acme" {
 		t.Fatalf("%+v, %v", meta, err)
 	}
 	if err := st.RemoveJobs(ctx, store.RemovedJobs{Below: seq + 1}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := st.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := st.JobMeta(ctx, "acme", id); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("after it was removed: %v", err)
 	}
 }
@@ -163,9 +164,9 @@ func TestMetaIsReadWithoutTheBody(t *testing.T) {
 func TestRemovedJobsMayBeRemovedAgain(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
-	_, seq, info := large(t, st)
+	_, seq, chunks := large(t, st)
 	for range 2 {
-		if err := st.RemoveJobs(ctx, store.RemovedJobs{Single: []uint64{seq}, Bodies: []string{info.Name}}); err != nil {
+		if err := st.RemoveJobs(ctx, store.RemovedJobs{Single: []uint64{seq}, Bodies: []string{strings.TrimPrefix(chunks, "bullpen.body.")}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -174,23 +175,19 @@ func TestRemovedJobsMayBeRemovedAgain(t *testing.T) {
 func TestRemoveJobsContinuesAfterFailure(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
-	first, seq, info := large(t, st)
+	first, seq, chunks := large(t, st)
 	alone, last, _ := large(t, st)
 	if err := st.RemoveJobs(ctx,
-		store.RemovedJobs{Below: seq + 1, Single: []uint64{last}, Bodies: []string{"", info.Name}}); err == nil {
-		t.Error("an object without a name was removed")
+		store.RemovedJobs{Below: seq + 1, Single: []uint64{last}, Bodies: []string{"", "*.*", strings.TrimPrefix(chunks, "bullpen.body.")}}); err == nil {
+		t.Error("a body without a name was removed")
 	}
 	for _, id := range []proto.TraceID{first, alone} {
-		if _, err := st.JobMeta(ctx, id); !errors.Is(err, proto.ErrNotFound) {
+		if _, err := st.JobMeta(ctx, "acme", id); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("job %s: %v", id, err)
 		}
 	}
-	bodies, err := st.JS.ObjectStore(ctx, "bullpen_bodies")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := bodies.GetInfo(ctx, info.Name); !store.IsNotFound(err) {
-		t.Errorf("the body: %v", err)
+	if n := bodies(t, st, "acme")[chunks]; n > 0 {
+		t.Errorf("%d chunks of the body remain", n)
 	}
 }
 
@@ -276,9 +273,79 @@ func TestRemoveJobsByDelay(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, id := range left {
-			if _, err := st.JobMeta(ctx, id); (err == nil) != slices.Contains(step.left, id) {
+			if _, err := st.JobMeta(ctx, "acme", id); (err == nil) != slices.Contains(step.left, id) {
 				t.Errorf("after %+v, job %d: %v", step.remove, slices.Index(left, id), err)
 			}
 		}
+	}
+}
+
+// The header of a message that is not bullpen's may name anything as its body.
+func TestMalformedNamesOfBodies(t *testing.T) {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	_, _, chunks := large(t, st)
+	name := strings.TrimPrefix(chunks, "bullpen.body.")
+	for _, body := range []string{
+		"x", "*.*", "> 1 x", "acme.> 1 x", name, name + " -1 x", name + " x x", "acme.other 5 x",
+		name + " 1 not-its-digest",
+	} {
+		ack, err := st.JS.PublishMsg(ctx, &nats.Msg{
+			Subject: store.DeliverySubject("acme", "x"), Header: nats.Header{"Bullpen-Body": {body}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := st.AtWithoutBody(ctx, st.Deliveries, ack.Sequence)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.At(ctx, st.Deliveries, ack.Sequence); err == nil {
+			t.Errorf("%q: a body was read", body)
+		}
+		if strings.HasPrefix(body, name) {
+			continue
+		}
+		st.DiscardBody(ctx, &store.Message{Header: m.Header})
+		if n := bodies(t, st, "acme")[chunks]; n == 0 {
+			t.Fatalf("%q: the body of another message was removed", body)
+		}
+	}
+}
+
+// What is stored on the subject of an execution counts for its organisation alone.
+func TestRecordOfAnotherOrganisationIsMalformed(t *testing.T) {
+	st := storetest.Open(t, storetest.Server(t))
+	ctx := storetest.Context(t)
+	rec := &proto.Record{
+		Meta: storetest.Job("acme", "k", proto.ModeAsync).Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w",
+	}
+	if _, err := st.WriteRecord(ctx, rec, 0); err != nil {
+		t.Fatal(err)
+	}
+	stored, err := st.Last(ctx, st.Executions, store.ExecSubject("acme", rec.TraceID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, read := range []func(context.Context, string, proto.TraceID) (*proto.Record, uint64, error){
+		st.Record, st.RecordSummary,
+	} {
+		if _, _, err := read(ctx, "acme", rec.TraceID); err != nil {
+			t.Error(err)
+		}
+		if _, _, err := read(ctx, "other", rec.TraceID); !errors.Is(err, proto.ErrNotFound) {
+			t.Errorf("for another organisation: %v", err)
+		}
+	}
+	if _, err := st.JS.PublishMsg(ctx, &nats.Msg{
+		Subject: store.ExecSubject("other", rec.TraceID), Header: stored.Header, Data: stored.Data,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := st.Record(ctx, "other", rec.TraceID); !errors.Is(err, store.ErrMalformed) {
+		t.Errorf("a copy of the record: %v", err)
+	}
+	if _, _, err := st.RecordSummary(ctx, "other", rec.TraceID); !errors.Is(err, store.ErrMalformed) {
+		t.Errorf("a copy of the summary: %v", err)
 	}
 }

@@ -188,18 +188,13 @@ func (o *opener) openExisting(ctx context.Context, r *row) error {
 }
 
 // attach stores the row, whose stream is st, in its field of s.
-func (s *Store) attach(ctx context.Context, r *row, st jetstream.Stream) (err error) {
-	switch {
-	case r.stream != nil:
+func (s *Store) attach(ctx context.Context, r *row, st jetstream.Stream) error {
+	if r.stream != nil {
 		*r.stream(s) = st
-	case r.bucket != nil:
-		var kv jetstream.KeyValue
-		kv, err = s.JS.KeyValue(ctx, r.name)
-		*r.bucket(s) = bucket{kv, s}
-	default:
-		s.bodyStream = st
-		s.bodies, err = s.JS.ObjectStore(ctx, r.name)
+		return nil
 	}
+	kv, err := s.JS.KeyValue(ctx, r.name)
+	*r.bucket(s) = bucket{kv, s, r.markerTTL}
 	return err
 }
 
@@ -213,7 +208,7 @@ func (s *Store) PreloadBucket(ctx context.Context) (jetstream.KeyValue, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open bucket %s: %w", preloadName, err)
 	}
-	return bucket{kv, s}, nil
+	return bucket{KeyValue: kv, store: s}, nil
 }
 
 // exists reports whether there is a stream of that name.

@@ -13,10 +13,10 @@ import (
 // LastEvent returns the number of the last output event of an execution, counting attempts up to
 // the given one; 0 if there is none. Events that an earlier attempt published after a later one had
 // begun do not count.
-func (s *Store) LastEvent(ctx context.Context, id proto.TraceID, attempt int) (int64, error) {
+func (s *Store) LastEvent(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error) {
 	for ; attempt > 0; attempt-- {
 		last := int64(-1)
-		for _, subject := range []string{OutputSubject(id, attempt), ExcessSubject(id, attempt)} {
+		for _, subject := range []string{OutputSubject(org, id, attempt), ExcessSubject(org, id, attempt)} {
 			n, found, err := s.lastEventOn(ctx, subject)
 			if err != nil {
 				return 0, fmt.Errorf("read the last output of %s: %w", id, err)

@@ -61,7 +61,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		"gateway": gateway, "scheduler": scheduler, "webhook": webhook,
 		"worker": worker,
 	} {
-		if m, err := st.Last(ctx, st.Jobs, store.JobPattern(job.TraceID)); err != nil || len(m.Data) < 600<<10 {
+		if m, err := st.Last(ctx, st.Jobs, store.JobPattern(job.Org, job.TraceID)); err != nil || len(m.Data) < 600<<10 {
 			t.Errorf("%s reads a job: %v", name, err)
 		}
 	}
@@ -82,10 +82,11 @@ func TestDocumentedPermissions(t *testing.T) {
 	if _, err := scheduler.Write(ctx, store.LeaseSubject("e"), nats.Header{}, nil, lease); err != nil {
 		t.Errorf("a scheduler ends a lease: %v", err)
 	}
-	if status, _, err := scheduler.Status(ctx, job.TraceID); err != nil || status != proto.StatusRunning {
+	if status, _, err := scheduler.Status(ctx, job.Org, job.TraceID); err != nil || status != proto.StatusRunning {
 		t.Errorf("a scheduler reads a status: %v, %v", status, err)
 	}
-	if err := gateway.ReadHeaders(ctx, gateway.Executions, store.ExecSubject("*"), func(jetstream.Msg) {}); err != nil {
+	records := store.RecordPatternOf(job.Org)
+	if err := gateway.ReadHeaders(ctx, gateway.Executions, records, func(jetstream.Msg) {}); err != nil {
 		t.Errorf("a gateway follows records: %v", err)
 	}
 	if _, err := webhook.Write(ctx, store.DeliverySubject("acme", job.TraceID), nats.Header{}, nil, 0); err != nil {
@@ -125,7 +126,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a gateway reads the usage of a month: %v", err)
 	}
 
-	if _, err := gateway.Conn.Subscribe(store.ReadersSubject(job.TraceID), func(m *nats.Msg) {
+	if _, err := gateway.Conn.Subscribe(store.ReadersSubject(job.Org, job.TraceID), func(m *nats.Msg) {
 		_ = m.Respond(nil)
 	}); err != nil {
 		t.Fatal(err)
@@ -133,7 +134,7 @@ func TestDocumentedPermissions(t *testing.T) {
 	if err := gateway.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := worker.Conn.RequestWithContext(ctx, store.ReadersSubject(job.TraceID), nil); err != nil {
+	if _, err := worker.Conn.RequestWithContext(ctx, store.ReadersSubject(job.Org, job.TraceID), nil); err != nil {
 		t.Errorf("a worker asks for readers: %v", err)
 	}
 
@@ -246,25 +247,28 @@ func checkGatewayRemoves(t *testing.T, gateway *store.Store, job *proto.Job) {
 			t.Errorf("a gateway %s: %v", what, err)
 		}
 	}
-	ignore := func(jetstream.Msg, *jetstream.MsgMetadata) {}
-	for name, st := range map[string]jetstream.Stream{
-		"records": gateway.Executions, "output": gateway.Output, "dead letters": gateway.DeadLetters,
+	for name, x := range map[string]struct {
+		stream  jetstream.Stream
+		pattern string
+	}{
+		"records":      {gateway.Executions, store.RecordPatternOf(job.Org)},
+		"output":       {gateway.Output, store.OutputPatternOf(job.Org)},
+		"dead letters": {gateway.DeadLetters, store.DeadLetterPatternOf(job.Org)},
 	} {
-		check("reads the "+name, gateway.Read(
-			ctx, st, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, ignore))
-		check("erases the "+name, gateway.Erase(ctx, st, 1))
+		_, err := gateway.Subjects(ctx, x.stream, x.pattern)
+		check("counts the "+name, err)
+		check("erases the "+name, gateway.EraseSubject(ctx, x.stream, x.pattern))
 	}
+	bodies, err := gateway.Subjects(ctx, gateway.Bodies, store.BodyPatternOf(job.Org))
+	check("counts bodies", err)
+	if len(bodies) != 1 {
+		t.Errorf("the bodies are %v", bodies)
+	}
+	check("purges bodies", gateway.PurgeSubject(ctx, gateway.Bodies, store.BodyPatternOf(job.Org)))
 	check("purges deliveries", gateway.PurgeSubject(ctx, gateway.Deliveries, store.DeliveryPattern(job.Org)))
 	check("purges threads", gateway.PurgeSubject(ctx, gateway.Threads, store.ThreadPatternOf(job.Org)))
-	check("reads idempotency keys", store.ReadBucket(ctx, gateway.Bindings, "*", func(jetstream.KeyValueEntry) {}))
-	names, err := gateway.BodiesOf(ctx, job.Org, func(string) bool { return false })
-	check("lists bodies", err)
-	if len(names) != 1 {
-		t.Errorf("the bodies are %v", names)
-	}
-	for _, name := range names {
-		check("erases a body", gateway.EraseBody(ctx, name))
-	}
+	check("reads idempotency keys", store.ReadBucket(
+		ctx, gateway.Bindings, job.Org+".*", func(jetstream.KeyValueEntry) {}))
 }
 
 // The server delivers the messages of a consumer to any subject that its creator names.
@@ -272,15 +276,15 @@ func TestWorkerCannotSendOnSubjectsOfOthers(t *testing.T) {
 	connect, ctx := restricted(t), storetest.Context(t)
 	connect("gateway", store.Config{Replicas: 1, Retention: time.Hour})
 	worker := connect("worker", store.Config{AttachOnly: true})
-	if _, err := worker.JS.Publish(ctx, "$O.bullpen_bodies.C.x", []byte("forged")); err != nil {
+	if _, err := worker.JS.Publish(ctx, "bullpen.body.acme.x", []byte("forged")); err != nil {
 		t.Fatal(err)
 	}
 	short, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for i := range 2 {
-		subject := "$JS.API.CONSUMER.CREATE.OBJ_bullpen_bodies" + []string{".x", ""}[i]
+		subject := "$JS.API.CONSUMER.CREATE.BULLPEN_BODIES" + []string{".x", ""}[i]
 		answer, err := worker.Conn.RequestWithContext(short, subject, []byte(
-			`{"stream_name":"OBJ_bullpen_bodies","config":{"name":"x","deliver_subject":"bullpen.ctl.submit",`+
+			`{"stream_name":"BULLPEN_BODIES","config":{"name":"x","deliver_subject":"bullpen.ctl.submit",`+
 				`"ack_policy":"none"}}`))
 		if err == nil {
 			t.Errorf("the answer on %s is %s", subject, answer.Data)

@@ -50,8 +50,7 @@ func (s *Store) readAt(
 	})
 }
 
-// lastWithoutBody reads the last message on a subject of st, without a body that is stored as an
-// object.
+// lastWithoutBody reads the last message on a subject of st, without a body that is stored apart.
 func (s *Store) lastWithoutBody(
 	ctx context.Context, st jetstream.Stream, subject string,
 ) (*jetstream.RawStreamMsg, error) {
@@ -65,8 +64,8 @@ func (s *Store) lastWithoutBody(
 
 func nameOf(st jetstream.Stream) string { return st.CachedInfo().Config.Name }
 
-// AtWithoutBody reads the message of st with sequence number seq, without a body that is stored as
-// an object. [IsNotFound] matches its error if there is no such message.
+// AtWithoutBody reads the message of st with sequence number seq, without a body that is stored
+// apart. [IsNotFound] matches its error if there is no such message.
 func (s *Store) AtWithoutBody(ctx context.Context, st jetstream.Stream, seq uint64) (*jetstream.RawStreamMsg, error) {
 	return s.readAt(ctx, st, seq)
 }
@@ -148,26 +147,29 @@ func decodeLeaderAnswer(reply []byte) (*jetstream.RawStreamMsg, error) {
 // Status returns the status of an execution and the worker that had it last. The status is queued
 // while only the job exists. Any server may report a terminal status, which is final; anything else
 // is read from the leaders. Status returns [proto.ErrNotFound] if there is neither record nor job.
-func (s *Store) Status(ctx context.Context, id proto.TraceID) (status proto.Status, worker string, err error) {
+func (s *Store) Status(
+	ctx context.Context, org string, id proto.TraceID,
+) (status proto.Status, worker string, err error) {
+	subject := ExecSubject(org, id)
 	parse := func(m *jetstream.RawStreamMsg) (proto.Status, string) {
 		return proto.Status(m.Header.Get(HeaderStatus)), m.Header.Get(HeaderWorker)
 	}
 	anyServer, cancel := context.WithTimeout(ctx, getTimeout)
-	m, err := s.Executions.GetLastMsgForSubject(anyServer, ExecSubject(id))
+	m, err := s.Executions.GetLastMsgForSubject(anyServer, subject)
 	cancel()
 	if err == nil {
 		if status, worker = parse(m); status.Terminal() {
 			return status, worker, nil
 		}
 	}
-	m, err = s.lastFromLeader(ctx, s.Executions, ExecSubject(id))
+	m, err = s.lastFromLeader(ctx, s.Executions, subject)
 	if IsNotFound(err) {
-		_, err = s.lastFromLeader(ctx, s.Jobs, JobPattern(id))
+		_, err = s.lastFromLeader(ctx, s.Jobs, JobPattern(org, id))
 		if err == nil {
 			return proto.StatusQueued, "", nil
 		}
 		if IsNotFound(err) { // the record is written before the job is removed: it may have appeared between the reads
-			m, err = s.lastFromLeader(ctx, s.Executions, ExecSubject(id))
+			m, err = s.lastFromLeader(ctx, s.Executions, subject)
 		}
 	}
 	switch {

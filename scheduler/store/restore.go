@@ -149,7 +149,7 @@ func IsDeleteMarker(h nats.Header) bool {
 }
 
 // BackupHeader returns the header of a message in a backup. It omits conditions of the write, and
-// the name of the object with the body, which the backup contains itself.
+// the name of the body, which the backup contains itself.
 func BackupHeader(h nats.Header) nats.Header {
 	out := nats.Header{}
 	for name, values := range h {

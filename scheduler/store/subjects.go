@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -17,39 +18,56 @@ const root = "bullpen."
 // stay for weeks, so the others are removed by their subjects, see [Store.RemoveJobs].
 const delayedJobs = "delayed"
 
-// backgroundJobs takes the place of the class in the subject of a background job. Earlier versions
-// called the class batch, and their jobs may still be queued.
-const backgroundJobs = "batch"
-
 // JobSubject is the subject of a job until its execution has ended.
 func JobSubject(m *proto.Meta) string {
-	kind := classToken(m.Class())
+	kind := string(m.Class())
 	if !m.RunAt.IsZero() {
 		kind = delayedJobs
 	}
 	return jobPrefix(kind) + m.Org + "." + m.Key + "." + string(m.TraceID)
 }
 
-func classToken(c proto.Class) string {
-	if c == proto.ClassBackground {
-		return backgroundJobs
-	}
-	return string(c)
-}
-
 func jobPrefix(kind string) string { return root + "job." + kind + "." }
 
-// JobPattern matches the job of execution id.
-func JobPattern(id proto.TraceID) string { return root + "job.*.*.*." + string(id) }
+// JobPattern matches the job of an execution.
+func JobPattern(org string, id proto.TraceID) string {
+	return root + "job.*." + org + ".*." + string(id)
+}
+
+// JobPatternOf matches the jobs of an organisation.
+func JobPatternOf(org string) string { return root + "job.*." + org + ".>" }
+
+// ParseJobSubject returns the organisation and the id in the subject of a job, which are empty in
+// another subject.
+func ParseJobSubject(subject string) (org string, id proto.TraceID) {
+	const tokens = 6 // bullpen.job.KIND.ORG.KEY.ID
+	parts := strings.Split(subject, ".")
+	if len(parts) != tokens {
+		return "", ""
+	}
+	return parts[3], proto.TraceID(parts[5])
+}
 
 // AllJobs and AllRecords match the jobs and the records of all executions.
 const (
 	AllJobs    = root + "job.>"
-	AllRecords = root + "exec.*"
+	AllRecords = root + "exec.*.*"
 )
 
 // ExecSubject is the subject of an execution's record: its claim while it runs, then its result.
-func ExecSubject(id proto.TraceID) string { return root + "exec." + string(id) }
+func ExecSubject(org string, id proto.TraceID) string { return root + "exec." + org + "." + string(id) }
+
+// RecordPatternOf matches the records of an organisation's executions.
+func RecordPatternOf(org string) string { return ExecSubject(org, "*") }
+
+// ParseExecSubject returns the organisation and the id in the subject of a record.
+func ParseExecSubject(subject string) (org string, id proto.TraceID, err error) {
+	org, token, _ := strings.Cut(strings.TrimPrefix(subject, root+"exec."), ".")
+	if id, err = proto.ParseTraceID(token); err != nil {
+		return "", "", fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return org, id, nil
+}
 
 // LeaseSubject is the subject of a worker's lease in one epoch.
 func LeaseSubject(epoch string) string { return root + "lease." + epoch }
@@ -60,16 +78,16 @@ func ParseLeaseSubject(subject string) (epoch string) {
 }
 
 // OutputSubject is the subject of the output of one attempt.
-func OutputSubject(id proto.TraceID, attempt int) string {
-	return root + "out." + string(id) + "." + strconv.Itoa(attempt)
+func OutputSubject(org string, id proto.TraceID, attempt int) string {
+	return root + "out." + org + "." + string(id) + "." + strconv.Itoa(attempt)
 }
 
 // excessSuffix ends the subject of output that the result does not hold.
 const excessSuffix = "-excess"
 
 // ExcessSubject is the subject for an attempt's output beyond what the result keeps. It is evicted first.
-func ExcessSubject(id proto.TraceID, attempt int) string {
-	return OutputSubject(id, attempt) + excessSuffix
+func ExcessSubject(org string, id proto.TraceID, attempt int) string {
+	return OutputSubject(org, id, attempt) + excessSuffix
 }
 
 // OutputAttempt returns the attempt in the subject of an output message.
@@ -83,10 +101,17 @@ func OutputAttempt(subject string) (int, error) {
 
 // ReadersSubject is a request that is answered while a client reads the output of an execution that
 // was running when it began to.
-func ReadersSubject(id proto.TraceID) string { return root + "ctl.readers." + string(id) }
+func ReadersSubject(org string, id proto.TraceID) string {
+	return root + "ctl.readers." + org + "." + string(id)
+}
 
 // OutputPattern matches all output of an execution.
-func OutputPattern(id proto.TraceID) string { return root + "out." + string(id) + ".*" }
+func OutputPattern(org string, id proto.TraceID) string {
+	return root + "out." + org + "." + string(id) + ".*"
+}
+
+// OutputPatternOf matches the output of an organisation's executions.
+func OutputPatternOf(org string) string { return OutputPattern(org, "*") }
 
 // DeliverySubject is the subject of a delivery.
 func DeliverySubject(org string, id proto.TraceID) string {
@@ -124,7 +149,7 @@ func ParseThreadSubject(subject string) (org, id string) {
 
 // DoneSubject is the subject on which the server repeats a record that it has stored. The repeated
 // message is not stored.
-func DoneSubject(id proto.TraceID) string { return root + "done." + string(id) }
+func DoneSubject(org string, id proto.TraceID) string { return root + "done." + org + "." + string(id) }
 
 // The dispatcher's subjects, answered by the leader only.
 const (
@@ -156,17 +181,42 @@ const (
 	ProcessSubject   = root + "ctl.process"
 )
 
-// deadRoot begins the subjects of dead letters.
-const deadRoot = root + "dead."
+// noOrg takes the place of the organisation in the subject of a dead letter whose message names none,
+// and of its body. It is the name of no organisation.
+const noOrg = "-"
 
-// DeadLetterSubject is the subject of a dead letter.
-func DeadLetterSubject(id string) string { return deadRoot + "letter." + id }
+// DeadLetterSubject is the subject of a dead letter. org is empty if its message names none.
+func DeadLetterSubject(org, id string) string {
+	return root + "dead.letter." + cmp.Or(org, noOrg) + "." + id
+}
 
 // DeadLetterPattern matches all dead letters.
-const DeadLetterPattern = deadRoot + "letter.*"
+const DeadLetterPattern = root + "dead.letter.*.*"
+
+// DeadLetterPatternOf matches the dead letters of an organisation.
+func DeadLetterPatternOf(org string) string { return DeadLetterSubject(org, "*") }
+
+// bodySubject is the subject of the chunks of a body, of which [bodyRef] has the name.
+func bodySubject(name string) string { return root + "body." + name }
+
+// BodyPatternOf matches the bodies of an organisation's messages.
+func BodyPatternOf(org string) string { return bodySubject(org + ".*") }
+
+// orgOf returns the organisation in the subject of a message of a stream, noOrg if there is none.
+func orgOf(subject string) string {
+	tokens := strings.Split(strings.TrimPrefix(subject, root), ".")
+	at := map[string]int{"job": 2, "dead": 2, "exec": 1, "delivery": 1, "thread": 1, "agentlog": 1}[tokens[0]]
+	if at == 0 || at >= len(tokens) || !proto.ValidOrg(tokens[at]) {
+		return noOrg
+	}
+	return tokens[at]
+}
 
 // AgentLogSubject is the subject of all messages of the log of an agent's run.
 func AgentLogSubject(org, id string) string { return root + "agentlog." + org + "." + id }
+
+// AgentLogPatternOf matches the logs of an organisation's runs.
+func AgentLogPatternOf(org string) string { return AgentLogSubject(org, "*") }
 
 // AuditSubject is the subject of all records of the audit log.
 const AuditSubject = root + "audit.record"

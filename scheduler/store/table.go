@@ -14,7 +14,6 @@ const (
 	outputName    = "BULLPEN_OUT"
 	controlName   = "bullpen_control"
 	preloadName   = "bullpen_preload"
-	bodiesName    = "bullpen_bodies"
 	secretsName   = "bullpen_secrets"
 	restoringName = "BULLPEN_RESTORING" // exists while a backup is being restored
 )
@@ -27,7 +26,7 @@ const BindingTTL = 24 * time.Hour
 // A process that is disconnected for longer does not learn of the removal.
 const WebhookMarkerTTL = 7 * 24 * time.Hour
 
-// A body that is stored as an object outlives the message that names it: a record by its retention,
+// A body that is stored apart outlives the message that names it: a record by its retention,
 // a job by the time it may be queued and run.
 const (
 	bodiesGrace   = 24 * time.Hour
@@ -82,12 +81,12 @@ var (
 	}}
 )
 
-// row declares one stream, bucket or object store.
+// row declares one stream or bucket.
 type row struct {
 	name  string
 	holds string // for the documentation
 
-	// One of these is set. An object store has neither: there is one only.
+	// One of these is set.
 	stream func(*Store) *jetstream.Stream
 	bucket func(*Store) *jetstream.KeyValue
 
@@ -155,7 +154,7 @@ var table = []row{
 		name: "BULLPEN_DELIVERIES", holds: "webhook deliveries", stream: func(s *Store) *jetstream.Stream {
 			return &s.Deliveries
 		},
-		subjects: []string{root + "delivery.*.*"}, retention: asConfigured, backup: true,
+		subjects: []string{DeliveryPattern("")}, retention: asConfigured, backup: true,
 		grants: grants{
 			roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite,
 			roleWebhook: mayWrite | mayLookup | mayFollow,
@@ -165,14 +164,16 @@ var table = []row{
 		name: "BULLPEN_EXECS", holds: "records of executions", stream: func(s *Store) *jetstream.Stream {
 			return &s.Executions
 		},
-		subjects: []string{root + "exec.*"}, retention: asConfigured, backup: true,
+		subjects: []string{AllRecords}, retention: asConfigured, backup: true,
 		grants: grants{
 			roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayWrite | mayLookup | mayFollow,
 			roleWebhook: mayLookup, roleWorker: mayWrite | mayLookup,
 		},
 		tune: func(st *jetstream.StreamConfig, _ Config) {
 			// The server itself sends a stored record to waiting clients.
-			st.RePublish = &jetstream.RePublish{Source: root + "exec.*", Destination: root + "done.{{wildcard(1)}}"}
+			st.RePublish = &jetstream.RePublish{
+				Source: AllRecords, Destination: DoneSubject("{{wildcard(1)}}", "{{wildcard(2)}}"),
+			}
 		},
 	},
 	{
@@ -194,9 +195,9 @@ var table = []row{
 	},
 	{
 		name: outputName, holds: "output of executions", stream: func(s *Store) *jetstream.Stream { return &s.Output },
-		subjects: []string{root + "out.*.*"}, history: true, retention: asConfigured, backup: true,
+		subjects: []string{OutputPatternOf("*")}, history: true, retention: asConfigured, backup: true,
 		grants: grants{
-			roleGateway: mayLookup | mayScan | mayFollow | mayRemove, roleScheduler: mayLookup, roleWebhook: mayLookup,
+			roleGateway: mayLookup | mayScan | mayRemove, roleScheduler: mayLookup, roleWebhook: mayLookup,
 			roleWorker: mayWrite | mayLookup | mayPurge,
 		},
 		tune: func(st *jetstream.StreamConfig, cfg Config) {
@@ -327,7 +328,10 @@ var table = []row{
 		ownKey: map[string]string{roleWebhook: "webhook-dispatcher"},
 	},
 	{
-		name: bodiesName, holds: "bodies too large for a message", retention: asBody,
+		name: "BULLPEN_BODIES", holds: "bodies too large for a message", stream: func(s *Store) *jetstream.Stream {
+			return &s.Bodies
+		},
+		subjects: []string{BodyPatternOf("*")}, history: true, retention: asBody,
 		grants: grants{
 			roleGateway: mayWrite | mayLookup | mayScan | mayPurge, roleScheduler: mayWrite | mayLookup | mayScan | mayPurge,
 			roleWebhook: mayLookup | mayScan,
@@ -338,30 +342,22 @@ var table = []row{
 
 // streamName is the name of the stream that holds the row.
 func (r *row) streamName() string {
-	switch {
-	case r.stream != nil:
+	if r.stream != nil {
 		return r.name
-	case r.bucket != nil:
-		return bucketPrefix + r.name
-	default:
-		return objectsPrefix + r.name
 	}
+	return bucketPrefix + r.name
 }
 
 // patterns are the subjects of the row's stream.
 func (r *row) patterns() []string {
-	switch {
-	case r.stream != nil:
+	if r.stream != nil {
 		return r.subjects
-	case r.bucket != nil:
-		return []string{"$KV." + r.name + ".>"}
-	default:
-		return []string{"$O." + r.name + ".C.>", "$O." + r.name + ".M.>"}
 	}
+	return []string{"$KV." + r.name + ".>"}
 }
 
-// config is the configuration of the row's stream. Those of buckets and object stores are the ones
-// that the library makes, which offers no way to set AllowDirect.
+// config is the configuration of the row's stream. Those of buckets are the ones that the library
+// makes, which offers no way to set AllowDirect.
 func (r *row) config(cfg Config) jetstream.StreamConfig {
 	st := jetstream.StreamConfig{
 		Name: r.streamName(), Subjects: r.patterns(), Storage: jetstream.FileStorage, Replicas: cfg.Replicas,
@@ -371,10 +367,6 @@ func (r *row) config(cfg Config) jetstream.StreamConfig {
 		AllowDirect: cfg.Replicas == 1 && !r.leaderOnly,
 	}
 	switch {
-	case r.stream != nil:
-		if !r.history {
-			st.MaxMsgsPerSubject = 1
-		}
 	case r.bucket != nil:
 		st.MaxMsgsPerSubject, st.Discard, st.AllowRollup, st.DenyDelete = 1, jetstream.DiscardNew, true, true
 		st.MaxMsgs, st.MaxBytes, st.MaxMsgSize, st.MaxConsumers = -1, -1, -1, -1
@@ -383,8 +375,8 @@ func (r *row) config(cfg Config) jetstream.StreamConfig {
 			st.Duplicates = min(st.MaxAge, bucketDuplicates)
 		}
 		st.AllowMsgTTL, st.SubjectDeleteMarkerTTL = r.markerTTL > 0, r.markerTTL
-	default:
-		st.Discard, st.AllowRollup, st.MaxBytes = jetstream.DiscardNew, true, -1
+	case !r.history:
+		st.MaxMsgsPerSubject = 1
 	}
 	if r.tune != nil {
 		r.tune(&st, cfg)

@@ -46,25 +46,25 @@ type Jobs interface {
 	// other error the job may be stored.
 	Submit(ctx context.Context, job *proto.Job) error
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
-	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Abandon stores that the execution described by m has expired, so that it never starts, even if
 	// its job is stored later. It returns [proto.ErrConflict] if the execution has a record.
 	Abandon(ctx context.Context, m *proto.Meta, reason string) error
 	// Withdraw ends an execution with result r if it has not started. It returns the record.
-	Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error)
+	Withdraw(ctx context.Context, org string, id proto.TraceID, r proto.Result) (*proto.Record, error)
 }
 
-// Bindings stores the executions of idempotency keys.
+// Bindings stores the executions of idempotency keys. The scope of a key is the API key that it came with.
 type Bindings interface {
 	// Bind binds key to b. If key is bound already, it returns that binding, and bound is false.
-	Bind(ctx context.Context, scope, key string, b proto.Binding) (have proto.Binding, bound bool, err error)
+	Bind(ctx context.Context, org, scope, key string, b proto.Binding) (have proto.Binding, bound bool, err error)
 	// Bound returns the binding of key, or [proto.ErrNotFound].
-	Bound(ctx context.Context, scope, key string) (proto.Binding, error)
+	Bound(ctx context.Context, org, scope, key string) (proto.Binding, error)
 	// Replace binds key to b in place of old. It returns [proto.ErrConflict] if key is not bound to
 	// old.
-	Replace(ctx context.Context, scope, key string, old, b proto.Binding) (proto.Binding, error)
+	Replace(ctx context.Context, org, scope, key string, old, b proto.Binding) (proto.Binding, error)
 	// Release deletes the binding b. It does nothing if key is not bound to b.
-	Release(ctx context.Context, scope, key string, b proto.Binding) error
+	Release(ctx context.Context, org, scope, key string, b proto.Binding) error
 }
 
 // Threads locks threads.
@@ -123,12 +123,12 @@ func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.Tr
 // Accepted returns the execution that was accepted with an idempotency key of an API key. It
 // returns [proto.ErrNotFound] if there is none, and [proto.ErrSubmissionPending] if a request with
 // that key may be in progress.
-func (s *Submitter) Accepted(ctx context.Context, key, idempotencyKey string) (proto.TraceID, error) {
-	binding, err := s.Bindings.Bound(ctx, key, idempotencyKey)
+func (s *Submitter) Accepted(ctx context.Context, org, key, idempotencyKey string) (proto.TraceID, error) {
+	binding, err := s.Bindings.Bound(ctx, org, key, idempotencyKey)
 	if err != nil {
 		return "", err
 	}
-	_, err = s.Jobs.Lookup(ctx, binding.Trace)
+	_, err = s.Jobs.Lookup(ctx, org, binding.Trace)
 	if errors.Is(err, proto.ErrNotFound) && time.Since(binding.BoundAt) < claimGrace {
 		return "", proto.ErrSubmissionPending
 	}
@@ -158,7 +158,7 @@ func (s *Submitter) Requeue(
 // Withdraw ends the execution of a submission if it has not started, and frees its idempotency key
 // then. It returns the record, and continues if ctx is cancelled.
 func (s *Submitter) Withdraw(ctx context.Context, sub *proto.Submission, reason string) (*proto.Record, error) {
-	rec, err := s.withdraw(ctx, sub.Job.TraceID, reason)
+	rec, err := s.withdraw(ctx, sub.Job, reason)
 	if err == nil && rec.ExpiredInQueue() {
 		err = s.Release(ctx, sub)
 	}
@@ -218,7 +218,7 @@ func (s *Submitter) store(ctx context.Context, job *proto.Job) error {
 	if _, refused := errors.AsType[*proto.Rejection](err); refused || err == nil {
 		return err
 	}
-	rec, errWithdraw := s.withdraw(ctx, job.TraceID, "The queue did not confirm the execution.")
+	rec, errWithdraw := s.withdraw(ctx, job, "The queue did not confirm the execution.")
 	switch {
 	case errWithdraw == nil && !rec.ExpiredInQueue():
 		return nil // stored and started
@@ -229,12 +229,12 @@ func (s *Submitter) store(ctx context.Context, job *proto.Job) error {
 	}
 }
 
-func (s *Submitter) withdraw(ctx context.Context, id proto.TraceID, reason string) (*proto.Record, error) {
+func (s *Submitter) withdraw(ctx context.Context, job *proto.Job, reason string) (*proto.Record, error) {
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	rec, err := s.Jobs.Withdraw(ctx, id, proto.Failure(proto.CodeExpiredInQueue, reason))
+	rec, err := s.Jobs.Withdraw(ctx, job.Org, job.TraceID, proto.Failure(proto.CodeExpiredInQueue, reason))
 	if err != nil {
-		return nil, fmt.Errorf("withdraw %s: %w", id, err)
+		return nil, fmt.Errorf("withdraw %s: %w", job.TraceID, err)
 	}
 	return rec, nil
 }
@@ -309,7 +309,9 @@ func (s *Submitter) tryClaim(ctx context.Context, c claim, id proto.TraceID) (ho
 	if err != nil || holder == "" {
 		return "", err
 	}
-	rec, err := s.Jobs.Lookup(ctx, holder)
+	m := c.meta()
+	m.TraceID = holder
+	rec, err := s.Jobs.Lookup(ctx, m.Org, holder)
 	unknown := errors.Is(err, proto.ErrNotFound)
 	switch {
 	case err == nil && !rec.ExpiredInQueue():
@@ -319,8 +321,6 @@ func (s *Submitter) tryClaim(ctx context.Context, c claim, id proto.TraceID) (ho
 	case unknown && time.Since(since) < claimGrace:
 		return "", proto.ErrSubmissionPending
 	case unknown:
-		m := c.meta()
-		m.TraceID = holder
 		if err := s.Jobs.Abandon(
 			ctx, &m, "The request was not accepted in time, and another one took its place."); err != nil {
 			return "", err
@@ -342,7 +342,7 @@ func (c *keyClaim) binding(id proto.TraceID) proto.Binding {
 }
 
 func (c *keyClaim) acquire(ctx context.Context, id proto.TraceID) (proto.TraceID, time.Time, error) {
-	have, bound, err := c.bindings.Bind(ctx, c.sub.Job.Key, c.sub.IdempotencyKey, c.binding(id))
+	have, bound, err := c.bindings.Bind(ctx, c.sub.Job.Org, c.sub.Job.Key, c.sub.IdempotencyKey, c.binding(id))
 	switch {
 	case err != nil:
 		return "", time.Time{}, fmt.Errorf("bind idempotency key: %w", err)
@@ -357,7 +357,8 @@ func (c *keyClaim) acquire(ctx context.Context, id proto.TraceID) (proto.TraceID
 }
 
 func (c *keyClaim) replace(ctx context.Context, id proto.TraceID) (err error) {
-	c.sub.Binding, err = c.bindings.Replace(ctx, c.sub.Job.Key, c.sub.IdempotencyKey, c.have, c.binding(id))
+	job := c.sub.Job
+	c.sub.Binding, err = c.bindings.Replace(ctx, job.Org, job.Key, c.sub.IdempotencyKey, c.have, c.binding(id))
 	if err != nil {
 		return fmt.Errorf("take over idempotency key: %w", err)
 	}
@@ -367,7 +368,8 @@ func (c *keyClaim) replace(ctx context.Context, id proto.TraceID) (err error) {
 func (c *keyClaim) meta() proto.Meta { return c.sub.Job.Meta }
 
 func (c *keyClaim) release(ctx context.Context) error {
-	if err := c.bindings.Release(ctx, c.sub.Job.Key, c.sub.IdempotencyKey, c.sub.Binding); err != nil {
+	job := c.sub.Job
+	if err := c.bindings.Release(ctx, job.Org, job.Key, c.sub.IdempotencyKey, c.sub.Binding); err != nil {
 		return fmt.Errorf("release idempotency key: %w", err)
 	}
 	return nil

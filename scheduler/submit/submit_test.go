@@ -32,32 +32,32 @@ func (b *backend) call(name string) error {
 
 func (b *backend) Submit(context.Context, *proto.Job) error { return b.call("store") }
 
-func (b *backend) Lookup(context.Context, proto.TraceID) (*proto.Record, error) {
+func (b *backend) Lookup(context.Context, string, proto.TraceID) (*proto.Record, error) {
 	return nil, b.call("lookup")
 }
 
 func (b *backend) Abandon(context.Context, *proto.Meta, string) error { return b.call("abandon") }
 
-func (b *backend) Withdraw(_ context.Context, _ proto.TraceID, r proto.Result) (*proto.Record, error) {
+func (b *backend) Withdraw(_ context.Context, _ string, _ proto.TraceID, r proto.Result) (*proto.Record, error) {
 	if b.record == nil {
 		b.record = &proto.Record{Status: proto.StatusFailed, Result: &r}
 	}
 	return b.record, b.call("withdraw")
 }
 
-func (b *backend) Bind(_ context.Context, _, _ string, n proto.Binding) (proto.Binding, bool, error) {
+func (b *backend) Bind(_ context.Context, _, _, _ string, n proto.Binding) (proto.Binding, bool, error) {
 	return n, true, b.call("bind")
 }
 
-func (b *backend) Bound(context.Context, string, string) (proto.Binding, error) {
+func (b *backend) Bound(context.Context, string, string, string) (proto.Binding, error) {
 	return proto.Binding{}, b.call("bound")
 }
 
-func (b *backend) Replace(_ context.Context, _, _ string, _, n proto.Binding) (proto.Binding, error) {
+func (b *backend) Replace(_ context.Context, _, _, _ string, _, n proto.Binding) (proto.Binding, error) {
 	return n, b.call("replace")
 }
 
-func (b *backend) Release(context.Context, string, string, proto.Binding) error {
+func (b *backend) Release(context.Context, string, string, string, proto.Binding) error {
 	return b.call("release")
 }
 

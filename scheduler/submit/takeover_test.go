@@ -29,9 +29,11 @@ func (s stalledJobs) Submit(ctx context.Context, job *proto.Job) error {
 // earlierBindings dates bindings as a machine whose clock is behind.
 type earlierBindings struct{ *registry.Bindings }
 
-func (b earlierBindings) Bind(ctx context.Context, scope, key string, n proto.Binding) (proto.Binding, bool, error) {
+func (b earlierBindings) Bind(
+	ctx context.Context, org, scope, key string, n proto.Binding,
+) (proto.Binding, bool, error) {
 	n.BoundAt = n.BoundAt.Add(-time.Minute)
-	return b.Bindings.Bind(ctx, scope, key, n)
+	return b.Bindings.Bind(ctx, org, scope, key, n)
 }
 
 // A request looks abandoned because the clock of its machine is behind. Another request with its
@@ -84,7 +86,7 @@ func TestTakeoverDespiteClockSkew(t *testing.T) {
 		t.Fatalf("%v was assigned, %v", l.Job().TraceID, err)
 	}
 	l.Release()
-	rec, err := q.Wait(ctx, first.Job.TraceID)
+	rec, err := q.Wait(ctx, first.Job.Org, first.Job.TraceID)
 	if err != nil || !rec.ExpiredInQueue() {
 		t.Errorf("the first execution: %+v, %v", rec, err)
 	}

@@ -84,7 +84,7 @@ func (t *Threads) checkFree(ctx context.Context, head *proto.Thread) (worker str
 	if head.Holder == "" {
 		return "", nil
 	}
-	status, worker, err := t.Store.Status(ctx, head.Holder)
+	status, worker, err := t.Store.Status(ctx, head.Org, head.Holder)
 	switch {
 	case errors.Is(err, proto.ErrNotFound) && time.Since(head.HeldAt) > submitGrace:
 		return "", nil // never submitted, or past its retention
@@ -513,7 +513,7 @@ func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) err
 		}
 		header.Set(store.HeaderThread, string(summary))
 	}
-	if len(body) > t.Store.MaxInline() { // a body stored as an object would expire
+	if len(body) > t.Store.MaxInline() { // a body that is stored apart would expire
 		return fmt.Errorf("the head of thread %s has %d bytes, more than %d: %w", head.ID, len(body), t.Store.MaxInline(),
 			ErrTooLarge)
 	}

@@ -48,7 +48,7 @@ func (w *world) record(id proto.TraceID, status proto.Status, worker string) {
 	if status.Terminal() {
 		rec.Result = new(proto.Exited(0))
 	}
-	_, seq, err := w.Store.Record(w.ctx, id)
+	_, seq, err := w.Store.Record(w.ctx, "acme", id)
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		w.t.Fatal(err)
 	}
@@ -278,9 +278,9 @@ func TestStaleReadsDoNotDecideWhoHoldsAThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.serveStale(map[string]nats.Header{
-		store.ExecSubject(ended): {store.HeaderStatus: {string(proto.StatusRunning)}, store.HeaderWorker: {"w1"}},
+		store.ExecSubject("acme", ended): {store.HeaderStatus: {string(proto.StatusRunning)}, store.HeaderWorker: {"w1"}},
 	})
-	if m, err := w.Store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject(ended)); err != nil ||
+	if m, err := w.Store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject("acme", ended)); err != nil ||
 		m.Header.Get(store.HeaderStatus) != "running" {
 		t.Fatalf("the read is not stale: %+v, %v", m, err)
 	}
@@ -383,7 +383,7 @@ func TestCommit(t *testing.T) {
 	})
 }
 
-// A head that was stored as an object would expire.
+// A body that is stored apart would expire.
 func TestTooLargeHeadIsRejected(t *testing.T) {
 	w := newWorld(t)
 	id, head := w.lock()

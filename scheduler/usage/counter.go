@@ -148,10 +148,10 @@ func (c *Counter) record(ctx context.Context, m jetstream.Msg, seq uint64) ([]pa
 	if !proto.Status(m.Headers().Get(store.HeaderStatus)).Terminal() {
 		return nil, nil
 	}
-	id, err := traceOf(m)
+	org, id, err := store.ParseExecSubject(m.Subject())
 	var rec *proto.Record
 	if err == nil {
-		rec, err = c.Store.Summary(ctx, id, seq, m.Headers())
+		rec, err = c.Store.Summary(ctx, org, id, seq, m.Headers())
 	}
 	if err == nil && rec.CompletedAt == nil {
 		err = fmt.Errorf("it has no time of its end: %w", store.ErrMalformed)
@@ -236,7 +236,7 @@ func (c *Counter) deliveryUsage(
 	return d.Usage(), nil
 }
 
-// traceOf returns the execution in the subject of a record or a delivery.
+// traceOf returns the execution in the subject of a delivery.
 func traceOf(m jetstream.Msg) (proto.TraceID, error) {
 	id, err := proto.ParseTraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
 	if err != nil {

@@ -403,7 +403,7 @@ func TestMalformedAndTooMuch(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ended := nats.Header{store.HeaderStatus: {"success"}, store.HeaderSummary: {"{"}}
 	for subject, h := range map[string]nats.Header{
-		store.ExecSubject("nothing"): ended, store.ExecSubject(proto.NewTraceID()): ended,
+		store.ExecSubject("acme", "nothing"): ended, store.ExecSubject("acme", proto.NewTraceID()): ended,
 		store.DeliverySubject("acme", proto.NewTraceID()): {
 			store.HeaderStatus: {"failed"}, store.HeaderUsed: {`{"key":"key_a","attempts":{"today":1}}`},
 		},

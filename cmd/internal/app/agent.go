@@ -103,7 +103,7 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 		Upstream: up, Completions: up, Host: func(r *http.Request) agent.RequestHost { return server.Agents().ForRequest(r) },
 		Runs: runs, Log: s.log,
 		Notify: func(ctx context.Context, org, key, name string, body any) error {
-			url := s.webhooks.settings.Webhook(key).URL
+			url := s.webhooks.settings.Webhook(org, key).URL
 			if url == "" {
 				return nil
 			}

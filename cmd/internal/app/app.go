@@ -394,8 +394,7 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			Instance: s.instance, Log: s.log,
 		}
 		deletions := &orgdata.Runner{
-			Data: s.orgData, Orgs: s.orgs, Settle: orgdata.DefaultSettle,
-			Instance: s.instance, Log: s.log,
+			Store: s.store, Data: s.orgData, Orgs: s.orgs, Settle: orgdata.DefaultSettle, Instance: s.instance, Log: s.log,
 		}
 		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"runner of batches", batchRunner.Run},
 			part{"runner of pipelines", stepRunner.Run},

@@ -85,7 +85,7 @@ func (x batchExecutions) ItemsOf(b *proto.Batch) batches.ItemExecutions {
 	if b.API != "" {
 		return batchRuns{b, x.runs}
 	}
-	return itemExecutions{x.Admission, x.queue}
+	return itemExecutions{x.Admission, x.queue, b.Org}
 }
 
 func (x batchExecutions) Slots(ctx context.Context) (int, error) {
@@ -99,12 +99,25 @@ func (x batchExecutions) RemoveRun(ctx context.Context, b *proto.Batch, id proto
 
 // itemExecutions implements [batches.ItemExecutions] for executions.
 type itemExecutions struct {
-	*admission.Admission
-	*queue.Queue
+	admission *admission.Admission
+	queue     *queue.Queue
+	org       string
 }
 
 func (x itemExecutions) OpenBatch(b *proto.Batch, shared []byte) (batches.SubmitItem, error) {
-	return x.Admission.OpenBatch(b, shared)
+	return x.admission.OpenBatch(b, shared)
+}
+
+func (x itemExecutions) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	return x.queue.Lookup(ctx, x.org, id)
+}
+
+func (x itemExecutions) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
+	return x.queue.Cancel(ctx, x.org, id)
+}
+
+func (x itemExecutions) Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error) {
+	return x.queue.Withdraw(ctx, x.org, id, r)
 }
 
 // batchRuns implements [batches.ItemExecutions] for runs of agents.

@@ -90,7 +90,7 @@ func TestRevokedKeysAreLogged(t *testing.T) {
 	}
 	start(name)
 	// Revoked by an earlier version, which allowed it.
-	entry, err := s.store.Keys.Get(ctx, "key."+other.ID)
+	entry, err := s.store.Keys.Get(ctx, "key."+other.Org+"."+other.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

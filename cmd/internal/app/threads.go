@@ -52,7 +52,7 @@ func (l threadList) Get(ctx context.Context, org, id string) (*proto.Thread, err
 	if err != nil {
 		return nil, err
 	}
-	t.Holder, err = l.holder(ctx, t.Holder)
+	t.Holder, err = l.holder(ctx, org, t.Holder)
 	return t, err
 }
 
@@ -63,18 +63,18 @@ func (l threadList) List(
 	found, err := l.Threads.List(ctx, org, owner, after, limit)
 	for i := range found {
 		if err == nil {
-			found[i].Holder, err = l.holder(ctx, found[i].Holder)
+			found[i].Holder, err = l.holder(ctx, org, found[i].Holder)
 		}
 	}
 	return found, err
 }
 
 // holder returns id unless that execution has finished.
-func (l threadList) holder(ctx context.Context, id proto.TraceID) (proto.TraceID, error) {
+func (l threadList) holder(ctx context.Context, org string, id proto.TraceID) (proto.TraceID, error) {
 	if id == "" {
 		return "", nil
 	}
-	rec, err := l.records.Lookup(ctx, id)
+	rec, err := l.records.Lookup(ctx, org, id)
 	switch {
 	case errors.Is(err, proto.ErrNotFound) || err == nil && rec.Status.Terminal():
 		return "", nil

@@ -122,7 +122,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	}
 	s.orgs, s.orgData = orgs, orgdata.New(s.store, orgdata.Sources{
 		Executions: s.queue, Blobs: s.blobs, Threads: thread.Prefixes, Batches: s.batches.Prefixes, Index: s.history,
-	}, s.log)
+	})
 	s.logDefaultImage(ctx, images)
 	agentFiles, err := registry.OpenAgentFiles(ctx, s.store, s.log)
 	if err != nil {
@@ -394,15 +394,17 @@ func (f *requests) done() <-chan struct{} {
 // queued adapts the queue to the interface of the gateway.
 type queued struct{ *queue.Queue }
 
-func (q queued) Watch(id proto.TraceID) (executions.Watch, error) { return q.Queue.Watch(id) }
+func (q queued) Watch(org string, id proto.TraceID) (executions.Watch, error) {
+	return q.Queue.Watch(org, id)
+}
 
 // eventLog adapts the event log to the interface of the gateway.
 type eventLog struct{ log *events.Log }
 
-func (l eventLog) Follow(ctx context.Context, id proto.TraceID, after int64) (executions.Tail, error) {
-	return l.log.Follow(ctx, id, after)
+func (l eventLog) Follow(ctx context.Context, org string, id proto.TraceID, after int64) (executions.Tail, error) {
+	return l.log.Follow(ctx, org, id, after)
 }
 
-func (l eventLog) Last(ctx context.Context, id proto.TraceID, attempt int) (int64, error) {
-	return l.log.Store.LastEvent(ctx, id, attempt)
+func (l eventLog) Last(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error) {
+	return l.log.Store.LastEvent(ctx, org, id, attempt)
 }

@@ -170,8 +170,9 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 		SaveTimeout: r.cfg.SaveTimeout, Log: r.log,
 		Done: r.metrics.ExecutionDone, OnHealth: r.health.set, Roots: roots, Mounts: mounts,
 		Open: func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) worker.Output {
-			w := events.NewWriter(ctx, r.store, job.TraceID, attempt, baseSeq, int64(job.Sandbox.OutputBytes))
-			w.FlushPartial, w.Budget, w.Org = job.StreamPartial, r.queue, job.Org
+			w := events.NewWriter(
+				ctx, r.store, job.Org, job.TraceID, attempt, baseSeq, int64(job.Sandbox.OutputBytes))
+			w.FlushPartial, w.Budget = job.StreamPartial, r.queue
 			return output{w}
 		},
 	}

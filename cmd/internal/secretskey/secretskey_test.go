@@ -64,7 +64,7 @@ func registries(t *testing.T, st *store.Store, ring *keyring.Keyring) (*registry
 
 func setSecret(t *testing.T, webhooks *registry.Webhooks, key, secret string) {
 	t.Helper()
-	_, err := webhooks.Change(storetest.Context(t), key, func(*proto.Webhook) (proto.Webhook, error) {
+	_, err := webhooks.Change(storetest.Context(t), "acme", key, func(*proto.Webhook) (proto.Webhook, error) {
 		w := proto.DefaultWebhook()
 		w.Secret = secret
 		return w, nil
@@ -136,22 +136,22 @@ func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 
 	// Another process with the key reads them.
 	keys, webhooks = registries(t, st, open(t, st, file))
-	if _, ok := keys.Authenticate(apiKey); !ok || webhooks.Webhook("k").Secret != canary {
-		t.Errorf("after a restart: %v, %q", ok, webhooks.Webhook("k").Secret)
+	if _, ok := keys.Authenticate(apiKey); !ok || webhooks.Webhook("acme", "k").Secret != canary {
+		t.Errorf("after a restart: %v, %q", ok, webhooks.Webhook("acme", "k").Secret)
 	}
 
 	// Ciphertexts cannot take each other's place.
 	if _, err := ring.Open(ctx, "other", body); err == nil {
 		t.Error("a ciphertext has two names")
 	}
-	entry, err := st.Webhooks.Get(ctx, "key.k2")
+	entry, err := st.Webhooks.Get(ctx, "key.acme.k2")
 	if err == nil {
-		_, err = st.Webhooks.Put(ctx, "key.k", entry.Value())
+		_, err = st.Webhooks.Put(ctx, "key.acme.k", entry.Value())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := webhooks.Stored(ctx, "k"); err == nil {
+	if _, err := webhooks.Stored(ctx, "acme", "k"); err == nil {
 		t.Error("the settings of one key were read with the secret of another")
 	}
 
@@ -165,7 +165,7 @@ func TestJetStreamAndBackupsHoldNoSecret(t *testing.T) {
 			t.Errorf("%q is in the backup", text)
 		}
 	}
-	if !bytes.Contains(stored, []byte("key.k2")) {
+	if !bytes.Contains(stored, []byte("key.acme.k2")) {
 		t.Errorf("the backup, of %d bytes without compression, lacks the settings of k2", len(stored))
 	}
 	restored := storetest.Server(t)
@@ -208,14 +208,14 @@ func TestSecretsOfEarlierVersionsAreEncrypted(t *testing.T) {
 	}
 
 	keys, webhooks = registries(t, st, open(t, st, keyFile(t)))
-	if _, ok := keys.Authenticate(apiKey); !ok || webhooks.Webhook("k").Secret != canary {
-		t.Errorf("%v, %q", ok, webhooks.Webhook("k").Secret)
+	if _, ok := keys.Authenticate(apiKey); !ok || webhooks.Webhook("acme", "k").Secret != canary {
+		t.Errorf("%v, %q", ok, webhooks.Webhook("acme", "k").Secret)
 	}
 	hashed, err := st.Keys.Get(ctx, "hash_secret")
 	if err != nil || bytes.Contains(hashed.Value(), hash.Value()) {
 		t.Errorf("the hash secret: %v, %q", err, hashed.Value())
 	}
-	settings, err := st.Webhooks.Get(ctx, "key.k")
+	settings, err := st.Webhooks.Get(ctx, "key.acme.k")
 	if err != nil || bytes.Contains(settings.Value(), []byte(canary)) {
 		t.Errorf("the settings: %v, %s", err, settings.Value())
 	}
