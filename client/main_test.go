@@ -68,7 +68,8 @@ func startServer() (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	server := exec.Command(filepath.Join("..", "bin", "bullpen"), "serve", "--listen", address, "--data", filepath.Join(dir, "data"))
+	server := exec.Command(filepath.Join("..", "bin", "bullpen"), "serve", "--listen", address,
+		"--data", filepath.Join(dir, "data"))
 	server.Stdout, server.Stderr = log, log
 	server.Env = append(os.Environ(), "BULLPEN_BOOTSTRAP_KEY="+key, "BULLPEN_NSJAIL="+nsjail())
 	// An example that fails ends this process at once. The signal follows the thread.

@@ -141,7 +141,9 @@ func inStream(
 	remove func(ctx context.Context, stream jetstream.Stream, pattern string) error,
 ) Holder {
 	return Holder{
-		kind, []string{nameOf(stream)}, countMessages(st, stream, pattern),
+		kind,
+		[]string{nameOf(stream)},
+		countMessages(st, stream, pattern),
 		func(ctx context.Context, org string) error { return remove(ctx, stream, pattern(org)) },
 	}
 }

@@ -125,7 +125,8 @@ func (w *world) fill(org, marker string) {
 		check(err)
 	}
 	put(st.Webhooks, "key."+org+"."+key.ID, proto.Webhook{URL: "https://" + marker, MaxAttempts: 1, Timeout: 1})
-	put(st.Webhooks, "key."+org+"."+proto.MemberPrefix+"1", proto.Webhook{URL: "https://" + marker, MaxAttempts: 1, Timeout: 1})
+	put(st.Webhooks, "key."+org+"."+proto.MemberPrefix+"1",
+		proto.Webhook{URL: "https://" + marker, MaxAttempts: 1, Timeout: 1})
 	put(st.Webhooks, "url."+org+".1", proto.Endpoint{URL: "https://" + marker})
 	put(st.Members, org+"."+proto.MemberPrefix+"1", proto.Member{Org: org, Email: marker})
 	put(st.Sessions, org+".session", proto.Session{Org: org, Name: marker})
@@ -195,7 +196,8 @@ func (w *world) fill(org, marker string) {
 		check(err)
 		body, err := json.Marshal(content)
 		check(err)
-		_, err = st.Write(ctx, store.DeadLetterSubject(org, letter.ID), nats.Header{store.HeaderDead: {string(head)}}, body, 0)
+		_, err = st.Write(
+			ctx, store.DeadLetterSubject(org, letter.ID), nats.Header{store.HeaderDead: {string(head)}}, body, 0)
 		check(err)
 	}
 	lost := storetest.Job(org, key.ID, proto.ModeAsync) // whose record has expired

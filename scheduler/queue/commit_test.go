@@ -216,7 +216,8 @@ func TestLargePendingResultIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.wantNew(e)
-	if bodies, err := w.store.Subjects(w.ctx, w.store.Bodies, store.BodyPatternOf(x.job.Org)); err != nil || len(bodies) != 1 {
+	bodies, err := w.store.Subjects(w.ctx, w.store.Bodies, store.BodyPatternOf(x.job.Org))
+	if err != nil || len(bodies) != 1 {
 		t.Errorf("the stored bodies are %v, %v", bodies, err)
 	}
 }

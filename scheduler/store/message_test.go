@@ -147,7 +147,8 @@ func TestMetaIsReadWithoutTheBody(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	id, seq, chunks := large(t, st)
-	if err := st.RemoveJobs(ctx, store.RemovedJobs{Bodies: []string{strings.TrimPrefix(chunks, "bullpen.body.")}}); err != nil {
+	body := strings.TrimPrefix(chunks, "bullpen.body.")
+	if err := st.RemoveJobs(ctx, store.RemovedJobs{Bodies: []string{body}}); err != nil {
 		t.Fatal(err)
 	}
 	if meta, err := st.JobMeta(ctx, "acme", id); err != nil || meta.Org != "acme" {
@@ -166,7 +167,8 @@ func TestRemovedJobsMayBeRemovedAgain(t *testing.T) {
 	ctx := storetest.Context(t)
 	_, seq, chunks := large(t, st)
 	for range 2 {
-		if err := st.RemoveJobs(ctx, store.RemovedJobs{Single: []uint64{seq}, Bodies: []string{strings.TrimPrefix(chunks, "bullpen.body.")}}); err != nil {
+		body := strings.TrimPrefix(chunks, "bullpen.body.")
+		if err := st.RemoveJobs(ctx, store.RemovedJobs{Single: []uint64{seq}, Bodies: []string{body}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -178,7 +180,9 @@ func TestRemoveJobsContinuesAfterFailure(t *testing.T) {
 	first, seq, chunks := large(t, st)
 	alone, last, _ := large(t, st)
 	if err := st.RemoveJobs(ctx,
-		store.RemovedJobs{Below: seq + 1, Single: []uint64{last}, Bodies: []string{"", "*.*", strings.TrimPrefix(chunks, "bullpen.body.")}}); err == nil {
+		store.RemovedJobs{
+			Below: seq + 1, Single: []uint64{last}, Bodies: []string{"", "*.*", strings.TrimPrefix(chunks, "bullpen.body.")},
+		}); err == nil {
 		t.Error("a body without a name was removed")
 	}
 	for _, id := range []proto.TraceID{first, alone} {

@@ -50,7 +50,8 @@ func matches(pattern, subject string) bool {
 
 func TestSubjectsAreParsed(t *testing.T) {
 	id := proto.NewTraceID()
-	if org, parsed, err := store.ParseExecSubject(store.ExecSubject("acme", id)); org != "acme" || parsed != id || err != nil {
+	org, parsed, err := store.ParseExecSubject(store.ExecSubject("acme", id))
+	if org != "acme" || parsed != id || err != nil {
 		t.Errorf("a record: %s, %s, %v", org, parsed, err)
 	}
 	for _, subject := range []string{"bullpen.exec.acme", "bullpen.exec." + string(id), "bullpen.exec.acme.x", "other"} {
