@@ -274,9 +274,10 @@ finally:
 lock(1000)
 print('never')`,
 		}, false),
-		// Each burst is over before a search has a result, and it waits until the search has ended.
+		// Each burst is over before a search has a result, and it waits until the search has ended. This
+		// attack and the next one take minutes, and longer on a host that others keep busy.
 		uncharged(attack{
-			name: "in bursts of locks of files", language: "python", want: oom, stdout: "first",
+			name: "in bursts of locks of files", language: "python", want: oom, stdout: "first", long: true,
 			limits: memory(64), code: locks + `
 while len(kept) < 900:
     lock(100)
@@ -285,7 +286,7 @@ print('never')`,
 		}, false),
 		// 4 MiB a second.
 		uncharged(attack{
-			name: "in locks of files, slowly", language: "python", want: oom, stdout: "first",
+			name: "in locks of files, slowly", language: "python", want: oom, stdout: "first", long: true,
 			limits: quarterCore, code: locks + `
 while len(kept) < 900:
     lock(1)
