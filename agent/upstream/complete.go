@@ -1,12 +1,10 @@
 package upstream
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 
 	"github.com/bullpen-run/bullpen/agent"
 )
@@ -25,11 +23,9 @@ func (c *Client) Complete(
 	if err != nil {
 		return "", nil, err
 	}
-	key, err := c.Key()
+	key, err := c.readKey()
 	if err != nil {
-		return "", nil, &agent.UpstreamError{
-			Kind: agent.UpstreamFailed, Message: "the server's key for the model cannot be read", Cause: err,
-		}
+		return "", nil, err
 	}
 	if members["model"], err = json.Marshal(name); err != nil {
 		return "", nil, fmt.Errorf("encode a completion: %w", err)
@@ -38,40 +34,9 @@ func (c *Client) Complete(
 	if err != nil {
 		return "", nil, fmt.Errorf("encode a completion: %w", err)
 	}
-	p := c.protocol(name, key)
-	idle := &idleContext{timeout: c.Timeout}
-	ctx, cancel := idle.start(ctx)
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+p.path(), bytes.NewReader(text))
+	answer, err := c.post(ctx, c.protocol(name, key), key, text, "")
 	if err != nil {
-		cancel()
-		return "", nil, &agent.UpstreamError{
-			Kind: agent.UpstreamFailed, Message: "the model's server cannot be asked", Cause: err,
-		}
+		return "", nil, err
 	}
-	r.Header.Set("Content-Type", "application/json")
-	p.headers(r.Header)
-	response, err := c.HTTP.Do(r) //nolint:bodyclose // the completion closes it
-	if err != nil {
-		cancel()
-		return "", nil, idle.wrap(err)
-	}
-	answer := &completion{idle.reader(response.Body), response.Body, cancel}
-	if response.StatusCode != http.StatusOK {
-		defer func() { _ = answer.Close() }() // it was only read
-		return "", nil, statusError(response, key)
-	}
-	return response.Header.Get("Content-Type"), answer, nil
-}
-
-// completion is the body of an answer.
-type completion struct {
-	io.Reader
-	body   io.Closer
-	cancel context.CancelFunc
-}
-
-// Close implements [io.Closer].
-func (c *completion) Close() error {
-	defer c.cancel()
-	return c.body.Close()
+	return answer.contentType, answer, nil
 }

@@ -65,11 +65,9 @@ func (c *Client) Stream(ctx context.Context, turn *agent.Turn, text func(string)
 	if err != nil {
 		return nil, err
 	}
-	key, err := c.Key()
+	key, err := c.readKey()
 	if err != nil {
-		return nil, &agent.UpstreamError{
-			Kind: agent.UpstreamFailed, Message: "the server's key for the model cannot be read", Cause: err,
-		}
+		return nil, err
 	}
 	p := c.protocol(model, key)
 	body, err := json.Marshal(p.request(turn))
@@ -179,27 +177,12 @@ func (c *Client) protocol(model, key string) protocol {
 func (c *Client) attempt(
 	ctx context.Context, p protocol, body []byte, key string, turn *agent.Turn, text func(string) error,
 ) (reply *agent.Reply, begun bool, err error) {
-	idle := &idleContext{timeout: c.Timeout}
-	ctx, cancel := idle.start(ctx)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+p.path(), bytes.NewReader(body))
+	answer, err := c.post(ctx, p, key, body, "text/event-stream")
 	if err != nil {
-		return nil, false, &agent.UpstreamError{
-			Kind: agent.UpstreamFailed, Message: "the model's server cannot be asked", Cause: err,
-		}
+		return nil, false, err
 	}
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Accept", "text/event-stream")
-	p.headers(r.Header)
-	response, err := c.HTTP.Do(r)
-	if err != nil {
-		return nil, false, idle.wrap(err)
-	}
-	defer func() { _ = response.Body.Close() }() // it was only read
-	if response.StatusCode != http.StatusOK {
-		return nil, false, statusError(response, key)
-	}
-	var ours error // of text, and of what the turn calls
+	defer func() { _ = answer.Close() }() // it was only read
+	var ours error                        // of text, and of what the turn calls
 	reported := *turn
 	if turn.OnThinking != nil {
 		reported.OnThinking = func(thought *agent.Thinking) error {
@@ -214,7 +197,7 @@ func (c *Client) attempt(
 		ours = text(part)
 		return ours
 	}
-	err = readEvents(idle.reader(response.Body), func(data []byte) (bool, error) { return es.event(data, read) })
+	err = readEvents(answer, func(data []byte) (bool, error) { return es.event(data, read) })
 	_, known := errors.AsType[*agent.UpstreamError](err)
 	switch {
 	case ours != nil:
@@ -222,11 +205,67 @@ func (c *Client) attempt(
 	case known:
 		return nil, begun, redact(err, key)
 	case err != nil:
-		return nil, begun, idle.wrap(err)
+		return nil, begun, answer.idle.wrap(err)
 	case !es.finished():
 		return nil, begun, &agent.UpstreamError{Kind: agent.UpstreamFailed, Message: "the model's server broke its reply off"}
 	}
 	return es.reply(), begun, nil
+}
+
+// readKey returns the key for the model's server.
+func (c *Client) readKey() (string, error) {
+	key, err := c.Key()
+	if err != nil {
+		return "", &agent.UpstreamError{
+			Kind: agent.UpstreamFailed, Message: "the server's key for the model cannot be read", Cause: err,
+		}
+	}
+	return key, nil
+}
+
+// answer is the body of a successful answer. Each read has the client's timeout.
+type answer struct {
+	io.Reader
+	contentType string
+	idle        *idleContext
+	body        io.Closer
+	cancel      context.CancelFunc
+}
+
+// Close implements [io.Closer].
+func (a *answer) Close() error {
+	defer a.cancel()
+	return a.body.Close()
+}
+
+// post sends a request. accept is the media type of the answer, empty for any. The caller closes the
+// answer. The error is an [*agent.UpstreamError].
+func (c *Client) post(ctx context.Context, p protocol, key string, body []byte, accept string) (*answer, error) {
+	idle := &idleContext{timeout: c.Timeout}
+	ctx, cancel := idle.start(ctx)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+p.path(), bytes.NewReader(body))
+	if err != nil {
+		cancel()
+		return nil, &agent.UpstreamError{
+			Kind: agent.UpstreamFailed, Message: "the model's server cannot be asked", Cause: err,
+		}
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if accept != "" {
+		r.Header.Set("Accept", accept)
+	}
+	p.headers(r.Header)
+	response, err := c.HTTP.Do(r) //nolint:bodyclose // the answer closes it
+	if err != nil {
+		cancel()
+		return nil, idle.wrap(err)
+	}
+	a := &answer{idle.reader(response.Body), response.Header.Get("Content-Type"), idle, response.Body, cancel}
+	if response.StatusCode != http.StatusOK {
+		defer func() { _ = a.Close() }() // it was only read
+		return nil, statusError(response, key)
+	}
+	return a, nil
 }
 
 // idleContext ends a request when the server sends nothing for too long.
