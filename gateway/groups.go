@@ -87,7 +87,7 @@ func (s *Server) executions() *executions.Routes {
 func (s *Server) batches() *work.BatchRoutes {
 	return &work.BatchRoutes{
 		Core: &s.Core, Batches: s.Batches, Checker: s.Admission, URLs: s.URLs, Deliveries: s.Deliveries, Results: s.Jobs,
-		Waiting: s.executions().WaitingOf,
+		Waiting: s.runner().WaitingOf,
 	}
 }
 

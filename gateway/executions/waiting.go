@@ -16,7 +16,7 @@ const waitingReads = 8
 
 // WaitingOf returns what workers lack to run those of some executions of an organisation that are
 // queued.
-func (s *Routes) WaitingOf(
+func (x *Runner) WaitingOf(
 	ctx context.Context, org string, ids []proto.TraceID,
 ) (map[proto.TraceID]*proto.Missing, error) {
 	missing := make([]*proto.Missing, len(ids))
@@ -24,14 +24,14 @@ func (s *Routes) WaitingOf(
 	reads.SetLimit(waitingReads)
 	for i, id := range ids {
 		reads.Go(func() error {
-			record, err := s.Jobs.Lookup(ctx, org, id)
+			record, err := x.Jobs.Lookup(ctx, org, id)
 			switch {
 			case errors.Is(err, proto.ErrNotFound): // not submitted yet
 				return nil
 			case err != nil:
 				return fmt.Errorf("look up %s: %w", id, err)
 			}
-			missing[i] = s.waitingFor(record)
+			missing[i] = x.waitingFor(record)
 			return nil
 		})
 	}
@@ -46,9 +46,9 @@ func (s *Routes) WaitingOf(
 }
 
 // waitingFor returns what workers lack to run a queued execution, nil if one can or it is not queued.
-func (s *Routes) waitingFor(r *proto.Record) *proto.Missing {
+func (x *Runner) waitingFor(r *proto.Record) *proto.Missing {
 	if r.Status != proto.StatusQueued || r.RunAt.After(time.Now()) {
 		return nil
 	}
-	return s.Capabilities.Missing(&r.Meta)
+	return x.Capabilities.Missing(&r.Meta)
 }
