@@ -387,7 +387,7 @@ func TestSandboxOfAProfile(t *testing.T) {
 }
 
 // What was stored before there were profiles is still read, and has no network.
-func TestKeyRequestNamesItsSandbox(t *testing.T) {
+func TestKeyRequestNamesItsProfile(t *testing.T) {
 	for sandbox, want := range map[string]string{
 		"": "", `,"profile":null`: "", `,"profile":"default"`: "", `,"profile":"web.1"`: "web.1",
 	} {
