@@ -65,8 +65,8 @@ func testDocs(t *testing.T, p *programs) {
 // runPage runs the sh blocks of a page and compares what they print with the output blocks. Pages
 // that start a server themselves run as they are, in a network of their own. Other pages get a server.
 func runPage(t *testing.T, p *programs, root string, blocks [][]string) {
-	dir, built := t.TempDir(), filepath.Dir(p.bullpen)
-	if err := os.Symlink(built, filepath.Join(dir, "bin")); err != nil {
+	dir := t.TempDir()
+	if err := os.Symlink(p.dir, filepath.Join(dir, "bin")); err != nil {
 		t.Fatal(err)
 	}
 	for _, b := range blocks {
@@ -77,7 +77,7 @@ func runPage(t *testing.T, p *programs, root string, blocks [][]string) {
 		}
 	}
 	on, base := *p, "http://127.0.0.1:8080"
-	env := []string{"PATH=" + built + ":" + os.Getenv("PATH"), "BULLPEN_NSJAIL=" + p.nsjail}
+	env := []string{"PATH=" + p.dir + ":" + os.Getenv("PATH"), "BULLPEN_NSJAIL=" + p.nsjail}
 	if slices.ContainsFunc(blocks, ownTerminal) {
 		on.machine = newMachine(t)
 		for _, b := range blocks {
