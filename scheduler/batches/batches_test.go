@@ -369,21 +369,30 @@ func TestPriority(t *testing.T) {
 func TestBatchesLeaveRoom(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	answered := make(chan struct{})
+	submitted, answered := make(chan struct{}, 100), make(chan struct{})
+	answer := sync.OnceFunc(func() { close(answered) })
 	w.answer = func(item string) (string, bool, error) {
 		if strings.HasPrefix(item, "slow") {
+			submitted <- struct{}{}
 			<-answered
 		}
 		return "", true, nil
 	}
 	p := w.process("p")
+	t.Cleanup(answer)
 	var slow []*proto.Batch
 	for i := range 20 {
 		slow = append(slow, w.create(p, fmt.Sprint("slow", i, "-"), 5, func(b *proto.Batch) { b.Priority = 9 }))
 	}
-	w.until(p, slow[0], "it is submitted", func(_ *proto.Batch, s *proto.BatchState) bool { return !s.StartedAt.IsZero() })
+	for range 16 { // as many as are submitted at the same time for one organisation
+		select {
+		case <-submitted:
+		case <-w.ctx.Done():
+			t.Fatal("the items of the first batches are not submitted")
+		}
+	}
 	w.untilStatus(p, w.create(p, "other", 100, func(b *proto.Batch) { b.Org = "other" }), proto.BatchCompleted)
-	close(answered)
+	answer()
 	for _, b := range slow {
 		w.untilStatus(p, b, proto.BatchCompleted)
 	}

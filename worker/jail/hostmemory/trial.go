@@ -23,12 +23,11 @@ const (
 	// Slow is the most growth of a tick, in bytes, that does not make a trial slow programs down.
 	Slow = 8 << 20
 	// minShare is the least part of its CPU that a program has while it is not paused.
-	minShare = 1. / 16
+	minShare = 1. / 32
 	// recovery is the factor by which the share grows in a tick without fast growth.
 	recovery = 1.05
-	// usually and seldom are the probabilities with which a program runs in a tick, the latter if the
-	// growth is fast.
-	usually, seldom = 1. / 2, 1. / 3
+	// Running is the probability with which a program runs in a tick.
+	Running = 1. / 2
 )
 
 // Trial finds the program that makes the kernel's memory grow. Programs are paused at random. The
@@ -50,6 +49,9 @@ func New[Program comparable]() *Trial[Program] {
 // Begin continues the trial after a tick in which the kernel grew by a number of bytes.
 func (t *Trial[Program]) Begin(growth int64) {
 	t.Ticks, t.Share = 0, 1
+	if growth > Slow { // it may have begun in the midst of the tick, and often gets faster
+		growth *= 2
+	}
 	t.Adjust(growth)
 }
 
@@ -68,21 +70,16 @@ func (t *Trial[Program]) Retain(runs func(Program) bool) {
 	maps.DeleteFunc(t.programs, func(p Program, _ *sums) bool { return !runs(p) })
 }
 
-// Running returns the probability with which each program is to run in the next tick.
-func (t *Trial[Program]) Running() float64 {
-	if t.Share < 1 {
-		return seldom
-	}
-	return usually
-}
-
 // sums are those of the time x, in seconds, that a program ran in a tick, and of the growth y, in
-// bytes.
-type sums struct{ n, x, y, xx, xy, yy float64 }
+// bytes, and of the variance of the growth where nothing happens.
+type sums struct{ n, x, y, xx, xy, yy, noise float64 }
 
-// Observe adds a tick in which the kernel grew by a number of bytes. ran has the CPU time of all
-// programs that existed for the whole tick.
-func (t *Trial[Program]) Observe(growth int64, ran map[Program]time.Duration) {
+// Observe adds a tick in which the kernel grew by a number of bytes, and programs had a share of their
+// CPU. ran has the CPU time of all programs that existed for the whole tick.
+//
+// Time and growth count as if the share had been 1. Otherwise growth that no program causes would go with
+// the time of all: fast growth ends the ticks in which programs run for long.
+func (t *Trial[Program]) Observe(growth int64, share float64, ran map[Program]time.Duration) {
 	t.Ticks++
 	for p, time := range ran {
 		s := t.programs[p]
@@ -90,8 +87,9 @@ func (t *Trial[Program]) Observe(growth int64, ran map[Program]time.Duration) {
 			s = &sums{}
 			t.programs[p] = s
 		}
-		x, y := time.Seconds(), float64(growth)
+		x, y, unsure := time.Seconds()/share, float64(growth)/share, noise/share
 		s.n, s.x, s.y, s.xx, s.xy, s.yy = s.n+1, s.x+x, s.y+y, s.xx+x*x, s.xy+x*y, s.yy+y*y
+		s.noise += unsure * unsure
 	}
 }
 
@@ -117,6 +115,6 @@ func (s *sums) score() float64 {
 		return 0
 	}
 	slope := xy / xx
-	variance := max(0, yy-slope*xy)/(s.n-2) + noise*noise
+	variance := max(0, yy-slope*xy)/(s.n-2) + s.noise/s.n
 	return slope * math.Sqrt(xx/variance)
 }

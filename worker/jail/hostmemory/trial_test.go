@@ -73,7 +73,7 @@ func simulate(r *rand.Rand, takers, programs, ticks int, takes, host func(*rand.
 		ran := map[int]time.Duration{}
 		growth := host(r)
 		for p := range programs {
-			if r.Float64() < trial.Running() {
+			if r.Float64() < Running {
 				share := trial.Share * (0.3 + 0.7*r.Float64()) // others want the cpu too
 				ran[p] = time.Duration(share * float64(100*time.Millisecond))
 				if p < takers {
@@ -83,7 +83,8 @@ func simulate(r *rand.Rand, takers, programs, ticks int, takes, host func(*rand.
 				ran[p] = time.Millisecond
 			}
 		}
-		trial.Observe(int64(growth), ran)
+		trial.Observe(int64(growth), trial.Share, ran)
+		trial.Adjust(int64(growth))
 		if guilty, found := trial.Verdict(); found {
 			return guilty, found
 		}

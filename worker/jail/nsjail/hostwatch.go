@@ -52,7 +52,7 @@ const (
 	// pausedCPU is what a program that is paused has, in cores: the least that the kernel accepts.
 	pausedCPU = 0.01
 	// minTrialCPU is what a program that is not paused has at least, unless its profile has less.
-	minTrialCPU = 0.1
+	minTrialCPU = 0.05
 	// queuesShare limits the time that reading the queues takes, which are slow to read on hosts with
 	// much memory: to one part in so many.
 	queuesShare = 20
@@ -86,12 +86,14 @@ type hostWatch struct {
 	nextStop   time.Time
 	readings   [smoothed + 1]reading // the newest first
 	read       time.Time             // of the newest
+	shares     [smoothed]float64     // of the CPU that programs had in the last ticks of a search, the newest first
 }
 
 // reading is the state of the host's memory at a time.
 type reading struct {
 	hostmemory.Host
 	charged int64 // kernel memory that all programs are charged for, in bytes
+	late    bool  // it is older than the CPU times that were read with it
 }
 
 // uncharged returns what the kernel holds and no program is charged for.
@@ -232,6 +234,8 @@ func (w *hostWatch) check() error {
 		begin = begin || excess > 0 || fast && excess > -fewerIfFast
 		goOn = goOn || excess > -fewerIfFast
 	}
+	copy(w.shares[1:], w.shares[:])
+	w.shares[0] = w.trial.Share
 	w.ticks++
 	if begin || w.searching && goOn {
 		w.search(growth)
@@ -242,7 +246,7 @@ func (w *hostWatch) check() error {
 }
 
 // readSteady reads the host's memory. If the kernel's has jumped since the last reading, it returns the
-// least of a few readings.
+// least of a few readings, which may be the first.
 func (w *hostWatch) readSteady() (reading, error) {
 	now, err := w.host()
 	for n := 0; n < rereads && err == nil && now.Kernel-w.readings[0].Kernel > jump &&
@@ -252,6 +256,7 @@ func (w *hostWatch) readSteady() (reading, error) {
 		if again, err = w.host(); err == nil && again.Kernel < now.Kernel {
 			now = again
 		}
+		now.late = true
 	}
 	return now, err
 }
@@ -374,7 +379,7 @@ func (w *hostWatch) search(growth int64) {
 		switch {
 		case p.growth[0] <= suspect:
 			w.throttle(s, p, 0)
-		case rand.Float64() < w.trial.Running(): //nolint:gosec // programs cannot see the numbers
+		case rand.Float64() < hostmemory.Running: //nolint:gosec // programs cannot see the numbers
 			w.throttle(s, p, max(min(minTrialCPU, s.spec.CPU), w.trial.Share*s.spec.CPU))
 		default:
 			w.throttle(s, p, pausedCPU)
@@ -382,11 +387,13 @@ func (w *hostWatch) search(growth int64) {
 	}
 }
 
-// observe adds the oldest tick of the readings to the trial, unless it lies before the search or the
-// kernel may still free the memory of a stopped program. The growth is smoothed: memory that a program
-// holds only while it runs would count when it begins to run, and not when it is paused. w.mu is held.
+// observe adds the oldest tick of the readings to the trial, unless it lies before the search, the kernel
+// may still free the memory of a stopped program, or its growth is not that of the time in which the CPU
+// times were measured: a single such tick outweighs many others. The growth is smoothed: memory that a
+// program holds only while it runs would count when it begins to run, and not when it is paused. w.mu is
+// held.
 func (w *hostWatch) observe() {
-	if w.ticks < smoothed || time.Now().Before(w.nextStop) {
+	if w.ticks < smoothed || time.Now().Before(w.nextStop) || w.readings[smoothed].late || w.readings[smoothed-1].late {
 		return
 	}
 	ran := map[*sandbox]time.Duration{}
@@ -396,7 +403,7 @@ func (w *hostWatch) observe() {
 		}
 	}
 	if len(ran) > 0 {
-		w.trial.Observe(w.steady(0)-w.steady(1), ran)
+		w.trial.Observe(w.steady(0)-w.steady(1), w.shares[smoothed-1], ran)
 	}
 }
 
