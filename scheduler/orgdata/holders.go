@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -45,47 +46,41 @@ type Sources struct {
 	Index   Index
 }
 
-// New returns the data of organisations. The table has a row for each kind of data. The organisation is
-// in all subjects and keys, so that nothing of another one is read or removed.
+// New returns the data of organisations. There is a holder for each kind of data, also for each bucket that
+// the table of the store says has keys of organisations. The organisation is in all subjects and keys, so
+// that nothing of another one is read or removed.
 //
-// The order of the rows matters. Executions end first, so that nothing new is stored. Blobs of batches
+// The order matters. Executions end first, so that nothing new is stored. Blobs of batches
 // are removed before batches, which name them. Usage is counted from records, and removed after them.
 func New(st *store.Store, src Sources) *Data {
 	threads := func(_ context.Context, org string) ([]string, error) { return src.Threads(org), nil }
 	purge, erase := st.PurgeSubject, st.EraseSubject
-	return &Data{Holders: []Holder{
+	ended := []Holder{
 		{
 			"executions that have not ended",
 			[]string{nameOf(st.Jobs)},
 			countMessages(st, st.Jobs, store.JobPatternOf),
 			cancelAll(st, src.Executions),
 		},
-		inBucket("schedules", st.Schedules, "def.%s.*", "run.%s.*"),
 		{"items of batches", nil, countBlobs(src.Blobs, src.Batches), removeBlobs(src.Blobs, src.Batches)},
-		inBucket("batches", st.Batches, "def.%s.*", "run.%s.*"),
-		inBucket("pipelines", st.Pipelines, "def.%s.*", "run.%s.*"),
-		inBucket("webhook settings", st.Webhooks, "key.%s.*", "url.%s.*"),
-		inBucket("last uses of API keys", st.KeyUses, "%s.*"),
-		inBucket("sessions of browsers", st.Sessions, "%s.*"),
-		inBucket("members", st.Members, "%s.*"),
-		inBucket("API keys", st.Keys, "key.%s.*"),
-		inBucket("storage connections", st.Connections, "%s.*"),
-		inBucket("secrets", st.Secrets, "secret.%s.*"),
-		inBucket("files of agents", st.AgentFiles, "%s.*"),
-		inBucket("active runs of agents", st.AgentRuns, "%s.*"),
+	}
+	var resources []Holder
+	for _, b := range store.OrgBuckets(st) {
+		resources = append(resources, inBucket(b.Kind, b.KeyValue, b.Keys...))
+	}
+	return &Data{Holders: slices.Concat(ended, resources, []Holder{
 		inStream("logs of agents", st, st.AgentLogs, store.AgentLogPatternOf, purge),
 		inStream("threads", st, st.Threads, store.ThreadPatternOf, purge),
 		{"files of threads", nil, countBlobs(src.Blobs, threads), removeBlobs(src.Blobs, threads)},
 		inStream("dead letters", st, st.DeadLetters, store.DeadLetterPatternOf, erase),
 		inStream("webhook deliveries", st, st.Deliveries, store.DeliveryPattern, purge),
 		inStream("output", st, st.Output, store.OutputPatternOf, erase),
-		inBucket("idempotency keys", st.Bindings, "%s.*"),
 		inStream("large bodies", st, st.Bodies, store.BodyPatternOf, purge),
 		inStream("records of executions", st, st.Executions, store.RecordPatternOf, erase),
 		inBucket("usage", st.Usage, "org.%s.*", "key.%s.*.*", "cross.%s.>"),
 		{"index of executions", nil, countIndex(src.Index), removeIndex(src.Index)},
 		{"organisation", []string{st.Orgs.Bucket()}, countKeys(st.Orgs, "%s"), nil}, // the runner removes it
-	}}
+	})}
 }
 
 // inBucket returns the holder of what is in a bucket under the keys that match one of the patterns, in

@@ -26,38 +26,19 @@ type Config struct {
 
 // Store is everything bullpen keeps in JetStream.
 type Store struct {
+	Buckets
 	Conn        *nats.Conn
 	JS          jetstream.JetStream
-	Jobs        jetstream.Stream   // one message per job that has not ended
-	Executions  jetstream.Stream   // one message per execution: its claim, then its result
-	Leases      jetstream.Stream   // one message per epoch of a worker
-	Output      jetstream.Stream   // output events
-	DeadLetters jetstream.Stream   // one message per dead letter
-	Deliveries  jetstream.Stream   // one message per delivery
-	Threads     jetstream.Stream   // one message per thread
-	Audit       jetstream.Stream   // the audit log
-	Keys        jetstream.KeyValue // API keys by id, and the secret they are hashed with, encrypted
-	Connections jetstream.KeyValue // storage connections of organisations
-	Secrets     jetstream.KeyValue // secrets of organisations and their data key, see package keyring
-	KeyUses     jetstream.KeyValue // when API keys were used last, by their ids
-	Orgs        jetstream.KeyValue // organisations by name
-	Plans       jetstream.KeyValue // stored plans by name
-	Members     jetstream.KeyValue // people who may sign in, by id
-	Sessions    jetstream.KeyValue // sessions of browsers by id
-	Profiles    jetstream.KeyValue // sandbox profiles by name
-	Preload     jetstream.KeyValue // why modules of sandboxes cannot be preloaded; nil in a worker, see PreloadBucket
-	Bindings    jetstream.KeyValue // idempotency keys
-	Control     jetstream.KeyValue // elected leaders
-	Images      jetstream.KeyValue // the catalog of sandbox images
-	Webhooks    jetstream.KeyValue // webhook settings of API keys, and failing endpoints
-	Schedules   jetstream.KeyValue // schedules and what has happened to them
-	Batches     jetstream.KeyValue // batches and how far they have come
-	Pipelines   jetstream.KeyValue // runs of pipelines and what has happened to them
-	AgentFiles  jetstream.KeyValue // files of agents, without their content
-	AgentLogs   jetstream.Stream   // what happened in runs of agents
-	AgentRuns   jetstream.KeyValue // runs of agents that go on in the background
-	Usage       jetstream.KeyValue // what organisations used, see package usage
-	Bodies      jetstream.Stream   // bodies too large for a message
+	Jobs        jetstream.Stream // one message per job that has not ended
+	Executions  jetstream.Stream // one message per execution: its claim, then its result
+	Leases      jetstream.Stream // one message per epoch of a worker
+	Output      jetstream.Stream // output events
+	DeadLetters jetstream.Stream // one message per dead letter
+	Deliveries  jetstream.Stream // one message per delivery
+	Threads     jetstream.Stream // one message per thread
+	Audit       jetstream.Stream // the audit log
+	AgentLogs   jetstream.Stream // what happened in runs of agents
+	Bodies      jetstream.Stream // bodies too large for a message
 
 	maxInline int // size in bytes up to which a body is stored in the message
 	maxRecord int // the same for the record of an execution

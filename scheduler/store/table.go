@@ -97,9 +97,40 @@ type row struct {
 	onDemand   bool          // a worker starts without it, and opens it when it needs it
 	leaderOnly bool          // reads are answered by the stream's leader, never by a replica
 	backup     bool
+	ofOrg      *ofOrg // of a bucket; nil if nothing in it belongs to an organisation, or its place among holders matters
 	grants     grants
 	ownKey     map[string]string // the only key of a bucket that a role may use
 	tune       func(*jetstream.StreamConfig, Config)
+}
+
+// ofOrg says which keys of a bucket belong to an organisation.
+type ofOrg struct {
+	kind string   // what they are, for people
+	keys []string // patterns in which %s is the organisation
+}
+
+// Buckets are the buckets in the table.
+type Buckets struct {
+	Keys        jetstream.KeyValue // API keys by id, and the secret they are hashed with, encrypted
+	Connections jetstream.KeyValue // storage connections of organisations
+	Secrets     jetstream.KeyValue // secrets of organisations and their data key, see package keyring
+	KeyUses     jetstream.KeyValue // when API keys were used last, by their ids
+	Orgs        jetstream.KeyValue // organisations by name
+	Plans       jetstream.KeyValue // stored plans by name
+	Members     jetstream.KeyValue // people who may sign in, by id
+	Sessions    jetstream.KeyValue // sessions of browsers by id
+	Profiles    jetstream.KeyValue // sandbox profiles by name
+	Preload     jetstream.KeyValue // why modules of sandboxes cannot be preloaded; nil in a worker, see PreloadBucket
+	Bindings    jetstream.KeyValue // idempotency keys
+	Control     jetstream.KeyValue // elected leaders
+	Images      jetstream.KeyValue // the catalog of sandbox images
+	Webhooks    jetstream.KeyValue // webhook settings of API keys, and failing endpoints
+	Schedules   jetstream.KeyValue // schedules and what has happened to them
+	Batches     jetstream.KeyValue // batches and how far they have come
+	Pipelines   jetstream.KeyValue // runs of pipelines and what has happened to them
+	AgentFiles  jetstream.KeyValue // files of agents, without their content
+	AgentRuns   jetstream.KeyValue // runs of agents that go on in the background
+	Usage       jetstream.KeyValue // what organisations used, see package usage
 }
 
 // table declares all that is stored in JetStream. Opening, backup, restore and the permissions in
@@ -118,6 +149,7 @@ var table = []row{
 		name: "bullpen_schedules", holds: "schedules and their state",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Schedules },
 		retention: untilRemoved, backup: true,
+		ofOrg:  &ofOrg{"schedules", []string{"def.%s.*", "run.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
@@ -125,12 +157,14 @@ var table = []row{
 			return &s.Batches
 		},
 		retention: untilRemoved, backup: true,
+		ofOrg:  &ofOrg{"batches", []string{"def.%s.*", "run.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
 		name: "bullpen_pipelines", holds: "pipeline runs and their state",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &ofOrg{"pipelines", []string{"def.%s.*", "run.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -209,6 +243,7 @@ var table = []row{
 	{
 		name: "bullpen_keys", holds: "API keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Keys },
 		retention: untilRemoved, backup: true,
+		ofOrg:  &ofOrg{"API keys", []string{"key.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -216,6 +251,7 @@ var table = []row{
 			return &s.KeyUses
 		},
 		retention: untilRemoved, backup: true,
+		ofOrg:  &ofOrg{"last uses of API keys", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -234,6 +270,7 @@ var table = []row{
 		name: "bullpen_members", holds: "members of organisations",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Members },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &ofOrg{"members", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -241,12 +278,14 @@ var table = []row{
 		name: "bullpen_sessions", holds: "browser sessions, by token hash",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Sessions },
 		retention: asSession, markerTTL: WebhookMarkerTTL,
+		ofOrg:  &ofOrg{"sessions of browsers", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		name: secretsName, holds: "encrypted secrets, and their data key wrapped with the operator's key",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Secrets },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &ofOrg{"secrets", []string{"secret.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayLookup, roleWebhook: mayLookup},
 		ownKey: map[string]string{roleScheduler: "data_key", roleWebhook: "data_key"},
 	},
@@ -254,12 +293,14 @@ var table = []row{
 		name: "bullpen_connections", holds: "storage connections of organisations",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Connections },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &ofOrg{"storage connections", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		name: "bullpen_agent_files", holds: "metadata of agent files; their content is in threads",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentFiles },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &ofOrg{"files of agents", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -273,6 +314,7 @@ var table = []row{
 		name: "bullpen_agent_runs", holds: "background agent runs",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentRuns },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &ofOrg{"active runs of agents", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -293,6 +335,7 @@ var table = []row{
 		name: "bullpen_webhooks", holds: "webhook settings of API keys, and failing endpoints",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Webhooks },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &ofOrg{"webhook settings", []string{"key.%s.*", "url.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWebhook: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -314,6 +357,7 @@ var table = []row{
 			return &s.Bindings
 		},
 		retention: asBinding, backup: true,
+		ofOrg:  &ofOrg{"idempotency keys", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -394,4 +438,21 @@ func rowOf(subject string) *row {
 		}
 	}
 	return nil
+}
+
+// OrgBucket is a bucket with what belongs to organisations.
+type OrgBucket struct {
+	jetstream.KeyValue
+	Kind string   // of what belongs to them, for people
+	Keys []string // patterns of the keys of an organisation, in which %s is its name
+}
+
+// OrgBuckets returns the buckets with keys of organisations, in the order of the table.
+func OrgBuckets(s *Store) (list []OrgBucket) {
+	for i := range table {
+		if r := &table[i]; r.ofOrg != nil {
+			list = append(list, OrgBucket{*r.bucket(s), r.ofOrg.kind, r.ofOrg.keys})
+		}
+	}
+	return list
 }
