@@ -24,7 +24,7 @@ func (s *Server) handlers() []web.Handler {
 		Quotas: s.Admission, MaxVolume: s.MaxVolume,
 	}
 	var all []web.Handler
-	for _, group := range []interface{ Handlers() []web.Handler }{
+	for _, group := range append([]web.Group{
 		runs,
 		s.batches(),
 		&work.ScheduleRoutes{Core: core, Schedules: s.Schedules, Checker: s.Admission, Waiting: runs.WaitingOf},
@@ -51,17 +51,14 @@ func (s *Server) handlers() []web.Handler {
 		},
 		&admin.ImageRoutes{Core: core, Images: s.ImageAdmin, Profiles: s.Profiles, Sandboxes: s.Admission},
 		&admin.WorkerRoutes{Core: core, Workers: s.Workers, Processes: s.Processes},
-		&admin.DeadLetterRoutes{Core: core, DeadLetters: s.DeadLetters, Requeuer: s.Admission},
 		&admin.ConnectionRoutes{
 			Core: core, Connections: s.Connections, Orgs: s.Orgs, Buckets: s.Storage, Credentials: s.Admission,
 			Volumes: volumes, MaxVolume: s.MaxVolume,
 		},
 		volumes,
-		&admin.SecretRoutes{Core: core, Secrets: s.Secrets, Orgs: s.Orgs, Key: s.SecretsKey},
 		&admin.UsageRoutes{Core: core, Usage: s.Usage, Quotas: s.Admission},
 		&admin.BackupRoutes{Core: core, Backups: s.Backups},
-		&admin.AuditRoutes{Core: core, Audit: s.Audit},
-	} {
+	}, s.Groups...) {
 		all = append(all, group.Handlers()...)
 	}
 	return all

@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"go.uber.org/goleak"
 
+	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -47,6 +48,7 @@ type harness struct {
 	hooks     *hooks
 	threads   *threads
 	letters   *letters
+	secrets   secretStore
 	audit     *auditStub
 	http      *httptest.Server
 	dial      func() (net.Conn, error)
@@ -64,7 +66,7 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	q.registry = reg
 	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
 	h := &harness{
-		t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, audit: &auditStub{}, log: log,
+		t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, audit: &auditStub{}, log: log, secrets: secretStore{},
 		key: q.addKey("acme", "enterprise", asAdmin),
 	}
 	logger := slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -77,12 +79,12 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 		},
 		Submissions: h.submitter,
 		Jobs:        q, Capabilities: q, Events: q, Keys: q, KeyAdmin: rotatingKeys{q}, Orgs: q.orgs,
-		OrgData: orgData{q.orgs}, Plans: q.plans, Members: memberStore{}, Sessions: sessionStore{}, SecretsKey: q,
-		Secrets: secretStore{}, Connections: &connectionStore{stub: q}, Storage: &storageStub{}, Profiles: reg, Preload: reg,
+		OrgData: orgData{q.orgs}, Plans: q.plans, Members: memberStore{}, Sessions: sessionStore{},
+		Connections: &connectionStore{stub: q}, Storage: &storageStub{}, Profiles: reg, Preload: reg,
 		ImageAdmin: &imageStub{registry: reg}, Webhooks: hook, URLs: hook, Deliveries: hook,
 		Threads: thread, Versions: thread, ThreadAdmin: thread, Files: threadFiles{thread}, Parts: &storedthread.Versions{
 			Blobs: &blob.Store{Backend: new(storagetest.Memory)},
-		}, DeadLetters: dead, Audit: h.audit, Batches: new(batchStub),
+		}, Batches: new(batchStub),
 		Usage: new(usageStub), Home: "/home/baponi", URLSecret: &[32]byte{7, 7, 7},
 
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -98,12 +100,17 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	h.admission = &admission.Admission{
 		Submitter: h.submitter, Keys: q, Members: s.Members, Orgs: q.orgs, Plans: q.plans, Usage: s.Usage.(admission.Usage),
 		Profiles: reg,
-		Images:   reg, Secrets: s.Secrets.(secretStore), Connections: s.Connections, Buckets: s.Storage.(*storageStub),
+		Images:   reg, Secrets: h.secrets, Connections: s.Connections, Buckets: s.Storage.(*storageStub),
 		Threads: thread, Files: threadFiles{thread}, Transfers: s.Transfers, Webhooks: hook, URLs: hook,
 		Default: proto.DefaultProfile(), QueueExpiry: 24 * time.Hour, Retention: 7 * 24 * time.Hour,
 		UpgradeURL: "https://example.com/upgrade", Log: logger, Tracer: s.Tracer,
 	}
 	s.Admission, s.Entitlements = h.admission, h.admission
+	s.Groups = []web.Group{
+		&admin.DeadLetterRoutes{Core: &s.Core, DeadLetters: dead, Requeuer: h.admission},
+		&admin.SecretRoutes{Core: &s.Core, Secrets: h.secrets, Orgs: q.orgs, Key: q},
+		&admin.AuditRoutes{Core: &s.Core, Audit: h.audit},
+	}
 	listener := &memListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	h.dial = listener.dial
 	protocols := new(http.Protocols)

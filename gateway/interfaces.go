@@ -16,7 +16,6 @@ type Admission interface {
 	admin.Credentials
 	admin.OrgQuotas
 	admin.Quotas
-	admin.Requeuer
 	admin.Sandboxes
 	agents.Keys
 	executions.Admission

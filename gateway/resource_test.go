@@ -13,7 +13,7 @@ import (
 // Lists of what administrators manage have pages. A cursor is good for the same list alone.
 func TestListsHavePages(t *testing.T) {
 	h := newHarness(t)
-	secrets := h.server.Secrets.(secretStore)
+	secrets := h.secrets
 	for i := range 25 {
 		name := fmt.Sprintf("n%02d", i)
 		h.do("POST", "/v1/admin/orgs", `{"name":"`+name+`"}`).want(201, "")

@@ -46,8 +46,6 @@ type Server struct {
 	Plans        admin.Plans
 	Members      Members
 	Sessions     login.Sessions
-	SecretsKey   admin.SecretsKey
-	Secrets      admin.Secrets
 	Connections  admin.Connections
 	Storage      Storage // of connections
 	Profiles     admin.Profiles
@@ -61,10 +59,9 @@ type Server struct {
 	ThreadAdmin  files.ThreadAdmin
 	Files        Files
 	Parts        filestore.Parts // of uploads
-	DeadLetters  admin.DeadLetters
 	Backups      admin.Backups
-	Audit        admin.AuditLog
 	AgentFiles   agents.Files
+	Groups       []web.Group // of routes whose objects no other group needs
 	// AgentBatches are of requests to agents, and Batches of executions.
 	AgentBatches agents.Batches
 	// Spool returns an empty file, which is removed when it is closed. Surfaces need it.

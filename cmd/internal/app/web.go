@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel"
 
 	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
@@ -156,18 +157,22 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Jobs: queued{s.queue}, History: s.history, Workers: s.queue, Processes: s, Queue: s.queue, Capabilities: offers,
 		Usage: s.usage, Schedules: s.schedules, Pipelines: s.pipelines, Batches: batchStore{s.batches, ""},
 		Events: eventLog{s.events}, Keys: keys, KeyAdmin: keys, Orgs: orgs, OrgData: s.orgData, Plans: plans,
-		Members: members, Sessions: sessions, Login: provider, SecretsKey: s.keyring, Secrets: secrets,
-		Connections: connections, Storage: storage,
+		Members: members, Sessions: sessions, Login: provider, Connections: connections, Storage: storage,
 		Profiles: profiles, Preload: &registry.PreloadFailures{Store: s.store}, ImageAdmin: images,
 		Webhooks: s.webhooks.settings, URLs: s.webhooks.guard, Deliveries: s.webhooks.deliveries,
 		Threads: threadList{s.threads, s.queue}, Versions: versions, ThreadAdmin: versions, Files: versions, Parts: versions,
-		DeadLetters: letters, Backups: &backup.Maker{Store: s.store, Version: Version()}, Audit: &audit.Log{Store: s.store},
-		Home: s.cfg.Home, URLSecret: keys.Derived("URLs of files"),
+		Backups: &backup.Maker{Store: s.store, Version: Version()},
+		Home:    s.cfg.Home, URLSecret: keys.Derived("URLs of files"),
 		Metrics:   s.metrics.Handler(),
 		QueueWait: s.cfg.QueueWait,
 		MaxVolume: s.cfg.MaxVolumeSize, Version: Version(), Unfit: s.health.reason, StoreReady: s.monitor.storeReady.Load,
 		Problems: s.problems,
 		FromZero: s.cfg.Autoscale != AutoscaleNone, AgentFiles: agentFiles, Spool: s.newSpool,
+	}
+	server.Groups = []web.Group{
+		&admin.DeadLetterRoutes{Core: &server.Core, DeadLetters: letters, Requeuer: s.admission},
+		&admin.SecretRoutes{Core: &server.Core, Secrets: secrets, Orgs: orgs, Key: s.keyring},
+		&admin.AuditRoutes{Core: &server.Core, Audit: &audit.Log{Store: s.store}},
 	}
 	return server, []part{
 		{"files of agents", agentFiles.Run},
