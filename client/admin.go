@@ -36,19 +36,10 @@ type Admin struct {
 
 // Admin returns what needs the API key of an administrator.
 func (c *Client) Admin() *Admin {
-	return &Admin{
-		client:  c,
-		Orgs:    newResource[api.Org, api.OrgRequest](c, "orgs", orgSettings),
-		Plans:   newResource[proto.Plan, proto.Plan](c, "plans", func(p *proto.Plan) proto.Plan { return *p }),
-		Keys:    newResource[api.Key, api.KeyRequest](c, "keys", (*api.Key).Settings),
-		Members: newResource[api.Member, api.MemberRequest](c, "members", (*api.Member).Settings),
-	}
-}
-
-func orgSettings(o *api.Org) api.OrgRequest {
-	settings := o.Request()
-	settings.Name = "" // the path has it
-	return settings
+	a := &Admin{client: c}
+	a.Orgs, a.Plans = ResourceOf(a, api.OrgResource), ResourceOf(a, api.PlanResource)
+	a.Keys, a.Members = ResourceOf(a, api.KeyResource), ResourceOf(a, api.MemberResource)
+	return a
 }
 
 // DeleteOrg deletes an organisation with all its data, if it still has the ETag of an earlier answer, see
@@ -172,7 +163,9 @@ func (a *Admin) RotateSecretsKey(ctx context.Context) (*api.RotatedKey, error) {
 // use the storage before it stores a connection.
 func (a *Admin) Connections(org string, test bool,
 ) Resource[api.Connection, api.ConnectionRequest, api.ConnectionRequest] {
-	r := newResource[api.Connection, api.ConnectionRequest](a.client, "connections", (*api.Connection).Request)
+	r := ResourceOf(a, &api.Resource[api.Connection, api.ConnectionRequest, api.ConnectionRequest]{
+		Plural: "connections", Settings: (*api.Connection).Request,
+	})
 	r.query = url.Values{"org": {org}}
 	if !test {
 		r.query.Set("test", "false")

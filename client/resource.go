@@ -5,10 +5,12 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Resource is a kind of objects that administrators manage. T is their stored form, N the form of a new
-// one, and S the settings of it that can be changed.
+// Resource has the methods for a kind of objects that administrators manage: see [ResourceOf]. T is their
+// stored form, N the form of a new one, and S the settings of it that can be changed.
 type Resource[T, N, S any] struct {
 	client   *Client
 	path     string     // of the list; an object is at path/ID
@@ -17,8 +19,9 @@ type Resource[T, N, S any] struct {
 	settings func(*T) S
 }
 
-func newResource[T, N, S any](c *Client, name string, settings func(*T) S) Resource[T, N, S] {
-	return Resource[T, N, S]{client: c, path: adminPath + "/" + name, field: name, settings: settings}
+// ResourceOf returns the methods for a kind of objects, such as [api.MemberResource].
+func ResourceOf[T, N, S any](a *Admin, r *api.Resource[T, N, S]) Resource[T, N, S] {
+	return Resource[T, N, S]{client: a.client, path: r.Path(), field: r.Plural, settings: r.Settings}
 }
 
 func (r Resource[T, N, S]) at(id string) string {

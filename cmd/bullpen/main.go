@@ -15,6 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/bullpen-run/bullpen/cmd/internal/app"
+	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // The exit codes of every command. `bullpen run`, `logs --follow` and `wait` have more, see
@@ -87,6 +88,9 @@ Commands marked (admin) need a key with the scope admin; those about the whole s
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the
 program's exit code, bullpen batch run as its help says.`
 
+// memberCommands are those of the members of organisations.
+type memberCommands = resourceCommands[api.Member, api.MemberRequest, api.MemberSettings]
+
 type commands struct {
 	VersionFlag kong.VersionFlag `name:"version" hidden:""`
 
@@ -151,7 +155,7 @@ func main() {
 }
 
 func newParser(s streams) (*kong.Kong, error) {
-	return kong.New(new(commands),
+	return kong.New(&commands{Member: commandsOf(api.MemberResource)},
 		kong.Name("bullpen"),
 		kong.Description(description),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 110}),
@@ -159,7 +163,7 @@ func newParser(s streams) (*kong.Kong, error) {
 		app.Durations(),
 		kong.PostBuild(func(k *kong.Kong) error {
 			k.Model.HelpFlag.Help = "Show this help."
-			return nil
+			return completeHelp(k)
 		}),
 		kong.Writers(s.out, s.err),
 		kong.Bind(s),

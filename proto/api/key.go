@@ -1,6 +1,7 @@
 package api
 
 import (
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +11,42 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 )
+
+// KeyResource are the API keys.
+var KeyResource = register(Resource[Key, KeyRequest, KeySettings]{
+	Name: "API key", Singular: "key", Plural: "keys", Param: "id", OfOrg: true, Settings: (*Key).Settings,
+	CreateDoc: "The administrator of an organisation creates keys of that organisation, bound to a sandbox profile " +
+		"that a key of the organisation has already.",
+	ReplaceDoc: "The organisation, the sandbox profile and the secret stay. It applies to requests from then on. 409 for " +
+		"a revoked key, and if no global administrator would be left.",
+	RemoveDoc: "409 for the last one of a global administrator.",
+}, func(r *Resource[Key, KeyRequest, KeySettings]) []Route {
+	key := Key{
+		ID: "key_1", Name: "ci", Org: "acme", Scopes: proto.UserScopes(), Profile: proto.DefaultProfileName,
+		Hint: "sk-local-AbC…wxyz", CreatedAt: Time{exampleTime()},
+	}
+	withSecret, revoked := key, key
+	withSecret.Secret = "sk-local-AbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcwxyz"
+	revoked.RevokedAt = &Time{exampleTime().Add(time.Hour)}
+	settings := KeySettings{Name: "ci", Scopes: proto.UserScopes()}
+	routes := r.routes(key, KeyRequest{Org: "acme", KeySettings: settings}, settings, Keys{Keys: []Key{key}},
+		"The keys, the revoked ones included.")
+	create := &routes[routeCreate]
+	create.Responses, create.Tagged = created("The key, shown once.", withSecret), false
+	routes[routeGet].Responses = ok("The key, without its secret.", key)
+	revoke := &routes[routeRemove]
+	revoke.ID, revoke.Audit, revoke.Summary = "revokeKey", "key.revoke", "Revoke an API key"
+	revoke.Responses = ok("The key, revoked.", revoked)
+	return append(routes, Route{
+		Method: http.MethodPost, Path: "/v1/admin/keys/{id}/rotate", ID: "rotateKey", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+		Audit: "key.rotate", Summary: "Replace the secret of an API key", PathDoc: routes[routeGet].PathDoc,
+		Doc: "The previous secret works for the overlap, one before it no more. 409 for a revoked key, and for " +
+			"the server's first one.",
+		OptionalBody: true, Request: KeyRotation{Overlap: new(proto.Seconds(time.Hour))},
+		Responses: ok("The key with its new secret, shown once.", withSecret),
+		Errors:    []int{http.StatusNotFound, http.StatusConflict},
+	})
+})
 
 const maxKeyNameLen = 128 // characters
 

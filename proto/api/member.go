@@ -2,6 +2,41 @@ package api
 
 import "github.com/bullpen-run/bullpen/proto"
 
+// MemberResource are the members of organisations.
+var MemberResource = register(Resource[Member, MemberRequest, MemberSettings]{
+	Name: "member", Singular: "member", Plural: "members", Param: "id", OfOrg: true, Settings: (*Member).Settings,
+	Columns: []Column[Member]{
+		{"ID", func(m *Member) any { return m.ID }},
+		{"ORG", func(m *Member) any { return m.Org }},
+		{"EMAIL", func(m *Member) any { return m.Email }},
+		{"SUBJECT", func(m *Member) any { return m.Subject }},
+		{"ROLE", func(m *Member) any {
+			if m.Global {
+				return "global " + string(m.Role)
+			}
+			return m.Role
+		}},
+		{"CREATED", func(m *Member) any { return m.CreatedAt }},
+	},
+	CreateDoc: "A person who may sign in to the organisation with a browser: the one who signs in first with the " +
+		"address, even if the provider gives it to someone else later. What a member runs has the default sandbox " +
+		"profile; the administrator of an organisation adds operators and administrators only if an API key of the " +
+		"organisation is bound to it.",
+	ReplaceDoc: "It applies to requests from then on, also of sessions.",
+	RemoveDoc:  "The member's sessions end, and nothing starts that the member has scheduled. Running executions continue.",
+}, func(r *Resource[Member, MemberRequest, MemberSettings]) []Route {
+	member := NewMember(&proto.Member{
+		ID: "mem_0123456789abcdef01", Org: "acme", Email: "a@example.com", Issuer: "https://id.example.com",
+		Subject: "248289761001", Role: proto.RoleViewer, CreatedAt: exampleTime(),
+	})
+	wanted := MemberRequest{Org: "acme", Email: "a@example.com", MemberSettings: member.Settings()}
+	page := Members{Members: []Member{member}}
+	routes := r.routes(member, wanted, member.Settings(), page, "The members, the oldest first.")
+	routes[routeCreate].Summary = "Add a member to an organisation"
+	routes[routeReplace].Summary = "Change the role of a member"
+	return routes
+})
+
 // MemberSettings are what an administrator may change of a member.
 type MemberSettings struct {
 	Role   proto.Role `json:"role" doc:"What the person may do: a viewer has the scope read, an operator execute, read and files, an administrator all scopes."`

@@ -1,6 +1,49 @@
 package api
 
-import "github.com/bullpen-run/bullpen/proto"
+import (
+	"net/http"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// OrgResource are the organisations.
+var OrgResource = register(Resource[Org, OrgRequest, OrgRequest]{
+	Name: "organisation", Singular: "org", Plural: "orgs", Param: "name", Settings: func(o *Org) OrgRequest {
+		settings := o.Request()
+		settings.Name = "" // the path has it
+		return settings
+	},
+	ReplaceDoc: "A new plan applies to requests from then on.",
+	RemoveDoc: "All requests of its API keys are refused from then on, and nothing starts for it. Its executions are " +
+		"cancelled, then everything that is stored of it is removed, and the organisation last: it is a 404 then. This " +
+		"cannot be undone. 409 for the organisation of the API key in use, that of the first API key, and one without " +
+		"which no global administrator's key that never expires would be left.",
+}, func(r *Resource[Org, OrgRequest, OrgRequest]) []Route {
+	org := Org{Name: "acme", Title: "Acme Inc.", Plan: "pro", CreatedAt: Time{exampleTime()}}
+	deleting := org
+	deleting.DeletingAt = &Time{exampleTime().Add(time.Hour)}
+	routes := r.routes(org, org.Request(), org.Request(), Orgs{Orgs: []Org{org}},
+		"All organisations by name for a global administrator, otherwise that of the API key.")
+	remove := &routes[routeRemove]
+	remove.ID, remove.Audit, remove.Summary = "deleteOrg", "org.delete", "Delete an organisation with all its data"
+	remove.Responses = []Response{{
+		Status: http.StatusAccepted, Doc: "The organisation, which is being deleted.", Body: deleting,
+	}}
+	return append(changedByGlobal(routes), Route{
+		Method: http.MethodGet, Path: "/v1/admin/orgs/{name}/data", ID: "getOrgData", Tag: tagAdmin, Scope: proto.ScopeAdmin,
+		Global: true, Summary: "List what is stored of an organisation", PathDoc: routes[routeGet].PathDoc,
+		Doc: "Counted in the stores themselves. An organisation that does not exist has no data, which proves its " +
+			"deletion. The index of executions is that " +
+			"of the gateway that answers; other gateways follow within 10 s.",
+		Responses: ok("How much is stored, by kind.",
+			OrgData{
+				Org: "acme", Total: 3,
+				Data: []proto.StoredData{{Kind: "threads", Count: 1}, {Kind: "files of threads", Count: 2, Bytes: 4096}},
+			}),
+		Errors: []int{http.StatusBadRequest},
+	})
+})
 
 // OrgRequest is an organisation to store.
 type OrgRequest struct {

@@ -6,6 +6,19 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
+// PlanResource are the plans. The built-in ones can be changed, too.
+var PlanResource = register(Resource[proto.Plan, proto.Plan, proto.Plan]{
+	Name: "plan", Singular: "plan", Plural: "plans", Param: "name", Settings: func(p *proto.Plan) proto.Plan { return *p },
+	ReplaceDoc: "It applies to requests from then on. A built-in plan can be changed, too.",
+	RemoveDoc: "A built-in plan that was changed is as it was built in then; one that was not is a 404. 409 while an " +
+		"organisation or an API key that is not revoked has the plan.",
+}, func(r *Resource[proto.Plan, proto.Plan, proto.Plan]) []Route {
+	plan, _ := proto.PresetPlan("pro")
+	wanted, page := PlanRequest{Plan: plan}, Plans{Plans: []proto.Plan{plan}}
+	routes := r.routes(plan, wanted, wanted, page, "The built-in plans, then the others by name.")
+	return changedByGlobal(routes)
+})
+
 // PlanRequest is a plan to store.
 type PlanRequest struct {
 	_ struct{} `partial:"true" doc:"null means absent."`

@@ -2,10 +2,40 @@ package api
 
 import (
 	"maps"
+	"net/http"
 	"slices"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
+
+// ProfileResource are the sandbox profiles.
+var ProfileResource = register(Resource[proto.Profile, proto.Profile, proto.Profile]{
+	Name: "sandbox profile", Singular: "profile", Plural: "profiles", Param: "name",
+	CreateDoc: "Absent fields are as in the profile named default; the answer is complete.",
+	RemoveDoc: "Refused while an API key that is not revoked is bound to it.",
+}, func(r *Resource[proto.Profile, proto.Profile, proto.Profile]) []Route {
+	usedProfiles := "The administrator of an organisation sees the profiles of its valid API keys, and the built-in ones."
+	profile := proto.DefaultProfile()
+	profile.Name, profile.CPU, profile.Memory, profile.Pids = "web", 2, 512*proto.MiB, 128
+	profile.Network = proto.Network{Policy: proto.NetworkAllowlist, Allow: []string{"pypi.org:443"}}
+	profile.Env = map[string]string{"STAGE": "test"}
+	wanted, page := ProfileRequest{Profile: profile}, Profiles{Profiles: []proto.Profile{profile}}
+	routes := r.routes(profile, wanted, wanted, page,
+		"The profiles by name, after the built-in ones default and agents.")
+	routes[routeList].Doc, routes[routeGet].Doc = usedProfiles, usedProfiles
+	routes[routeGet].Errors = []int{http.StatusNotFound}
+	routes[routeReplace].Doc = "As a whole: absent fields are as in the profile named default. It applies to executions " +
+		"that are accepted from then on."
+	preloadError := "python3 cannot be a zygote: its stderr: ModuleNotFoundError: No module named 'nump'"
+	return append(changedByGlobal(routes), Route{
+		Method: http.MethodGet, Path: "/v1/admin/profiles/{name}/preload", ID: "getProfilePreload", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Summary: "Look at the preloading of a profile", PathDoc: routes[routeGet].PathDoc,
+		Doc: usedProfiles,
+		Responses: ok("Whether a worker failed to import the modules.",
+			ProfilePreload{Error: &preloadError, Worker: new("worker-1-8f3a2c"), At: &Time{exampleTime()}}),
+		Errors: []int{http.StatusNotFound},
+	})
+})
 
 // ProfileRequest is a sandbox profile to store.
 type ProfileRequest struct {

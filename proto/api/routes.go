@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -111,11 +112,11 @@ func tags() []object {
 
 // Routes returns all routes.
 func Routes() []Route {
-	var all []Route
+	all := slices.Clone(registered)
 	for _, group := range [][]Route{
 		executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(),
-		threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), orgRoutes(), keyRoutes(), sessionRoutes(),
-		memberRoutes(), secretRoutes(), connectionRoutes(), profileRoutes(), workerRoutes(), deadLetterRoutes(),
+		threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), sessionRoutes(),
+		secretRoutes(), connectionRoutes(), imageRoutes(), workerRoutes(), deadLetterRoutes(),
 		storeRoutes(), auditRoutes(), serverRoutes(),
 	} {
 		all = append(all, group...)
