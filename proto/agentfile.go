@@ -20,8 +20,8 @@ const AgentFileContent = "content"
 
 const agentFilePrefix = "file_"
 
-// AgentFile describes a file of an organisation that programs of its agents get or have left. Its
-// content is in a thread of its own.
+// AgentFile describes a file of an organisation that its agents' programs receive or have written.
+// Its content is in a thread of its own.
 type AgentFile struct {
 	Org       string     `json:"org"`
 	ID        string     `json:"id"`
@@ -31,8 +31,8 @@ type AgentFile struct {
 	CreatedAt time.Time  `json:"created_at"`
 	ExpiresAt *time.Time `json:"expires_at,omitempty"` // nil for never
 	Generated bool       `json:"generated,omitempty"`  // a program left it
-	// Container and Path are where the program left it, empty for an upload. There is one file for each
-	// path in a container, with the newest content.
+	// Container and Path are where the program left the file, empty for an upload. A path in a
+	// container has one file, with the newest content.
 	Container string `json:"container,omitempty"`
 	Path      string `json:"path,omitempty"`
 }
@@ -45,8 +45,8 @@ func (f *AgentFile) Expired(now time.Time) bool {
 	return f.ExpiresAt != nil && !now.Before(*f.ExpiresAt)
 }
 
-// NewAgentFile returns a file with a new id and the base name of name. A name that no file can have
-// is replaced by unnamed, with its extension.
+// NewAgentFile returns a file with a new id and the base name of name. An invalid name becomes
+// "unnamed" with the same extension.
 func NewAgentFile(name string, size int64) *AgentFile {
 	name = name[strings.LastIndexAny(name, `/\`)+1:]
 	extension := path.Ext(name)
@@ -70,8 +70,7 @@ func NewAgentFile(name string, size int64) *AgentFile {
 	}
 }
 
-// NewContainerFile returns the file that a program has left at a path in a container. It has the same id
-// each time.
+// NewContainerFile returns the file at a path in a container. Its id depends on both alone.
 func NewContainerFile(org, container, name string, size int64) *AgentFile {
 	f := NewAgentFile(path.Base(name), size)
 	sum := sha256.Sum256([]byte(org + "\n" + container + "\n" + name))

@@ -16,14 +16,15 @@ const MaxAgentRunBytes = 256 << 20
 type AgentRun struct {
 	Org string `json:"org"`
 	ID  string `json:"id"`
-	// Key is the id of the API key with whose rights and limits it runs.
+	// Key is the id of the API key whose rights and limits apply.
 	Key string `json:"key"`
-	// API is whose API the request is made for, such as "openai".
+	// API is the vendor API of the request, such as "openai".
 	API     string          `json:"api"`
 	Request json.RawMessage `json:"request"`
-	// Background is set if the run continues without its client, in any process.
+	// Background is set if the run outlives its client's connection and may continue in any
+	// process.
 	Background bool `json:"background,omitempty"`
-	// Stream is set if its log has the parts of texts, so that clients can follow it.
+	// Stream is set if the run's log includes text deltas for clients that follow it.
 	Stream    bool      `json:"stream,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
 }
@@ -37,5 +38,5 @@ type ActiveAgentRun struct {
 	Cancelled bool      `json:"cancelled,omitempty"` // its end was requested
 }
 
-// ErrRunCancelled is the cause of the end of a run whose end was requested.
+// ErrRunCancelled is the cause with which a run ends after a client cancelled it.
 var ErrRunCancelled = errors.New("the run was cancelled")

@@ -25,13 +25,13 @@ const (
 	MaxBatchURLs = 100
 )
 
-// Batch is a set of executions that are accepted together. Its executions are its items. They are
-// numbered from 0, and start in that order.
+// Batch is a set of executions accepted together. Its items are numbered from 0 and start in that
+// order.
 type Batch struct {
 	ID  string `json:"id"`
 	Org string `json:"org"`
-	// API, if not empty, names the agent API that the items are requests to, see [AgentRun.API]. Each item is then a run
-	// instead of an execution.
+	// API, if not empty, names the agent API that the items are requests to, see [AgentRun.API].
+	// Each item is then a run instead of an execution.
 	API           string            `json:"api,omitempty"`
 	Key           string            `json:"key"`                    // the id of the API key under which the items run
 	Total         int               `json:"total"`                  // number of items
@@ -53,8 +53,8 @@ type Batch struct {
 	// cancelled items.
 	Retries        int  `json:"retries,omitempty"`
 	RetryCancelled bool `json:"retry_cancelled,omitempty"`
-	// Removed is set of a batch of requests to an API while the runs of its items are removed, and with
-	// them the batch. Clients see it no more.
+	// Removed is set while a batch of agent requests is removed together with its runs. Clients no
+	// longer see it.
 	Removed bool `json:"removed,omitempty"`
 }
 
@@ -67,11 +67,11 @@ type BatchContent struct {
 
 // BatchState is how far a batch has come.
 type BatchState struct {
-	// Content is the key of the batch's index. A state of another content was left by a batch of the
-	// same id that was removed.
+	// Content is the key of the batch's index. A state with another content is stale: it belongs to
+	// a removed batch with the same id.
 	Content string `json:"content,omitempty"`
-	// Items and Rounds have a byte for each item, compressed: its [ItemStatus], and how often it was
-	// submitted anew after it had ended. An empty Rounds is all zeros.
+	// Items and Rounds have one byte per item, compressed: its [ItemStatus], and how often it was
+	// resubmitted after it had ended. An empty Rounds is all zeros.
 	Items  []byte      `json:"items,omitempty"`
 	Rounds []byte      `json:"rounds,omitempty"`
 	Counts BatchCounts `json:"counts"`
@@ -85,7 +85,7 @@ type BatchState struct {
 	Reason  string    `json:"reason,omitempty"` // describes it
 	// Retries counts the retries that were carried out.
 	Retries int `json:"retries,omitempty"`
-	// Notified is set when the webhook of the end is stored, or there is none.
+	// Notified is set once the webhook of the end is stored, or if there is none.
 	Notified bool `json:"notified,omitempty"`
 }
 
@@ -112,8 +112,8 @@ func (c *BatchCounts) Ended() int { return c.Succeeded + c.Failed + c.Cancelled 
 // ItemStatus is the status of an item.
 type ItemStatus byte
 
-// The statuses. An item that is ItemSubmitted may be in the queue, running or ended: its record
-// says which. An item without a record must be submitted.
+// The statuses. An item that is ItemSubmitted may be queued, running or ended: its record says
+// which. An item without a record must be submitted.
 const (
 	ItemWaiting ItemStatus = iota
 	ItemSubmitted
@@ -157,7 +157,7 @@ func BatchStatuses() []BatchStatus {
 	}
 }
 
-// Ended reports whether all items of the batch have ended, and no retry is to come.
+// Ended reports whether all items of the batch have ended and none will be retried.
 func (b *Batch) Ended(s *BatchState) bool { return !s.EndedAt.IsZero() && s.Retries == b.Retries }
 
 // Expired reports whether the batch has expired at the time now.
@@ -189,8 +189,8 @@ func (b *Batch) Status(s *BatchState) BatchStatus {
 
 const batchIDPrefix = "bat_"
 
-// NewBatchID returns a new id of a batch: a random one, or with an idempotency key the one that
-// belongs to it.
+// NewBatchID returns the id of a new batch: derived from the idempotency key, or random without
+// one.
 func NewBatchID(org, key, idempotencyKey string) string {
 	text := rand.Text()
 	if idempotencyKey != "" {
@@ -206,8 +206,8 @@ func ValidBatchID(text string) bool {
 	return ok && len(rest) == len(rand.Text()) && strings.Trim(rest, "abcdefghijklmnopqrstuvwxyz234567") == ""
 }
 
-// ItemTrace returns the trace id of an item in a round. It also follows from the random name of the
-// content, because a batch that was removed may be created again under its id.
+// ItemTrace returns the trace id of an item in a round. It depends on the random content name, too,
+// because a removed batch may be created again with the same id.
 func (b *Batch) ItemTrace(index, round int) TraceID {
 	return DerivedTraceID(fmt.Sprintf("item %s %s %d %d", b.ID, b.Content.Index.Key, index, round))
 }
@@ -215,11 +215,11 @@ func (b *Batch) ItemTrace(index, round int) TraceID {
 // runPrefix begins the ids of the runs of a batch's items.
 const runPrefix = "msg_"
 
-// RunID returns the id of the agent's run that is the item of a batch with a trace id.
+// RunID returns the id of the agent run for the batch item with a trace id.
 func RunID(item TraceID) string { return runPrefix + strings.TrimPrefix(string(item), tracePrefix) }
 
-// NewBatchDelivery returns the delivery of a batch that has ended, nil if it has no webhook. It has
-// a trace id of its own, which belongs to no execution.
+// NewBatchDelivery returns the delivery of a batch that has ended, nil if it has no webhook. Its
+// trace id is its own and belongs to no execution.
 func NewBatchDelivery(b *Batch, s *BatchState) (*Delivery, error) {
 	if b.WebhookURL == "" {
 		return nil, nil

@@ -9,7 +9,7 @@ const (
 	MinSafeAge     = 2 * time.Hour
 )
 
-// Collected is what a garbage collection in the store of threads removed, of all organisations.
+// Collected is what a garbage collection removed from the thread store, across organisations.
 type Collected struct {
 	Layers    Swept `json:"layers"`
 	Objects   Swept `json:"objects"`

@@ -46,8 +46,8 @@ type Connection struct {
 	UpdatedAt time.Time `json:"updated_at"`
 }
 
-// SameStorage reports whether two connections use the same storage in the same way, so that a test of
-// one is a test of the other.
+// SameStorage reports whether both connections use the same storage in the same way, so that a test
+// of one is valid for the other.
 func (c *Connection) SameStorage(other *Connection) bool {
 	s3 := c.S3 == other.S3 || c.S3 != nil && other.S3 != nil && *c.S3 == *other.S3
 	return s3 && c.Kind == other.Kind && c.Directory == other.Directory && c.Prefix == other.Prefix &&
@@ -85,8 +85,8 @@ func CheckMountPrefix(field, prefix string) error {
 	return nil
 }
 
-// Check checks a connection, but neither where its endpoint leads nor that its secret exists. Its
-// error is a [*FieldError].
+// Check checks a connection. It checks neither where the endpoint leads nor that the secret exists.
+// Its error is a [*FieldError].
 func (c *Connection) Check() error {
 	if err := CheckSlug("slug", c.Slug); err != nil {
 		return err
@@ -164,8 +164,8 @@ func (m *S3Mount) check() error {
 	return nil
 }
 
-// CheckKeyMounts checks the mounts of an API key, but not that their connections exist. Its error is
-// a [*FieldError].
+// CheckKeyMounts checks the mounts of an API key, but not that their connections exist. Its error
+// is a [*FieldError].
 func CheckKeyMounts(field string, mounts []KeyMount) error {
 	if len(mounts) > MaxMounts {
 		return FieldErrorf(field, "must have at most %d entries", MaxMounts)
@@ -188,16 +188,16 @@ func CheckKeyMounts(field string, mounts []KeyMount) error {
 
 // Errors of [Connection.Mount].
 var (
-	// ErrOutsideMount means that a sub path is not in the part of a connection that a key has.
+	// ErrOutsideMount means that a sub path is outside the key's part of a connection.
 	ErrOutsideMount = errors.New("the path is not in the part of the connection that the API key has")
-	// ErrMountTooDeep means that an object there would have a key that is too long.
+	// ErrMountTooDeep means that the storage key of an object at this path would be too long.
 	ErrMountTooDeep = fmt.Errorf("the path is too long: with the connection's prefix it must have less than %d bytes",
 		MaxObjectKey)
 )
 
-// Mount returns the part of a connection that a key and a sub path leave. sub is a valid path below
-// MountsDir/{slug}, or empty. It never widens what the key has, and neither changes what a path below
-// MountsDir means: that is always the path below the connection's prefix.
+// Mount returns the part of a connection left by a key and a sub path. sub is empty or a valid path
+// below MountsDir/{slug}. Mount never widens the key's access. Paths below MountsDir always mean
+// paths below the connection's prefix.
 func (c *Connection) Mount(k KeyMount, sub string) (Mount, error) {
 	if c.Removing {
 		return Mount{}, &RemovingConnectionError{c.Slug}
@@ -240,10 +240,10 @@ func (e *BoundConnectionError) Error() string {
 		ListSome(e.Keys))
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*BoundConnectionError) Conflict() {}
 
-// RemovingConnectionError refuses the use of a connection whose removal has begun.
+// RemovingConnectionError refuses the use of a connection that is being removed.
 type RemovingConnectionError struct{ Connection string }
 
 func (e *RemovingConnectionError) Error() string {
@@ -251,7 +251,7 @@ func (e *RemovingConnectionError) Error() string {
 		e.Connection)
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*RemovingConnectionError) Conflict() {}
 
 // StorageTestError is returned if the test of a connection fails. It has no credentials.
@@ -264,7 +264,7 @@ func (e *StorageTestError) Error() string {
 	return fmt.Sprintf("the test of the storage connection failed: it could not %s: %s", e.Step, e.Why)
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*StorageTestError) Conflict() {}
 
 // NoDirectoryError means that a gateway does not have the directory of a connection.

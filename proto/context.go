@@ -4,8 +4,8 @@ import "context"
 
 type traceIDKey struct{}
 
-// ContextWithTraceID returns a context with the id of a new execution, for the generator of
-// OpenTelemetry ids: the first span started with it gets the trace id of the execution.
+// ContextWithTraceID returns a context that makes the first OpenTelemetry span started with it use
+// the trace id of a new execution.
 func ContextWithTraceID(ctx context.Context, id TraceID) context.Context {
 	return context.WithValue(ctx, traceIDKey{}, id)
 }

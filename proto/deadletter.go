@@ -18,8 +18,8 @@ const (
 // DeadLetter is a job or a message that cannot be processed, kept for operators.
 type DeadLetter struct {
 	ID string `json:"id"` // the trace id of a job; dead_ and the number in the stream of a malformed message
-	// Org is the organisation of a job, or the one in the subject of a malformed message. It is empty if
-	// there is none.
+	// Org is the organisation of a job, or the one in a malformed message's subject. It may be
+	// empty.
 	Org     string     `json:"org,omitempty"`
 	Reason  DeadReason `json:"reason"`
 	Message string     `json:"message"` // the reason in a sentence

@@ -25,8 +25,8 @@ const (
 	DeliveryFailed    DeliveryStatus = "failed"
 )
 
-// Delivery is the webhook of an execution, or of another event, with its attempts. An execution has
-// one delivery at most.
+// Delivery is the webhook of an execution or another event, with its attempts. An execution has at
+// most one delivery.
 type Delivery struct {
 	ID      string         `json:"id"` // the same in all attempts and replays, so that receivers can detect duplicates
 	TraceID TraceID        `json:"trace_id"`
@@ -34,34 +34,34 @@ type Delivery struct {
 	Key     string         `json:"key"` // the API key's id: each attempt uses its present settings
 	URL     string         `json:"url"` // fixed when the execution was accepted
 	Status  DeliveryStatus `json:"status"`
-	// Reason is why no more attempts are made, or why the next attempt waits longer than the
-	// settings say. It may be empty.
+	// Reason is why attempts have stopped, or why the next one waits longer than configured. It may
+	// be empty.
 	Reason    string    `json:"reason,omitempty"`
 	CreatedAt time.Time `json:"created_at"` // when the execution ended
 	// NextAt is when the next attempt is due, while pending.
 	NextAt time.Time `json:"next_at,omitzero"`
-	// Made is the number of all attempts. Before is the number of attempts before the last replay,
-	// which the waits do not count.
+	// Made counts all attempts. Before counts those before the last replay, which the backoff
+	// ignores.
 	Made   int `json:"made"`
 	Before int `json:"before,omitempty"`
-	// Ended is the number of attempts before the delivery last ended, 0 if it ends for the first time.
-	// Usage has counted these.
+	// Ended is the number of attempts when the delivery last ended, 0 if it never has. Usage has
+	// counted them.
 	Ended int `json:"ended,omitempty"`
 	// Attempts are the last [MaxKeptAttempts] attempts.
 	Attempts []DeliveryAttempt `json:"attempts"`
-	// Body is what is posted, for a delivery that is not about an execution.
+	// Body is the request body of a delivery that is not about an execution.
 	Body json.RawMessage `json:"body,omitempty"`
 	// Traceparent is [Meta.Traceparent] of the execution.
 	Traceparent string `json:"traceparent,omitempty"`
 }
 
-// DeliveryUsage is what a delivery that has ended adds to the usage of its organisation.
+// DeliveryUsage is the usage that a finished delivery adds to its organisation.
 type DeliveryUsage struct {
 	Key      string           `json:"key"`
 	Attempts map[string]int64 `json:"attempts"` // since it last ended, by the day on which they began
 }
 
-// Usage returns what a delivery that has ended adds to the usage of its organisation.
+// Usage returns the usage that a finished delivery adds to its organisation.
 func (d *Delivery) Usage() DeliveryUsage {
 	u := DeliveryUsage{Key: d.Key, Attempts: map[string]int64{}}
 	for _, a := range d.Attempts {
@@ -155,8 +155,8 @@ func NewDelivery(m *Meta, at time.Time) *Delivery {
 	}
 }
 
-// NewEventDelivery returns the delivery of an event that is not about an execution. Its id follows
-// from the name of the event, so that the event has one delivery.
+// NewEventDelivery returns the delivery of an event that is not about an execution. Its id is
+// derived from the event's name, so that an event has at most one delivery.
 func NewEventDelivery(name, org, key, url string, body any, at time.Time) (*Delivery, error) {
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -215,9 +215,9 @@ const (
 	EventBatch     = "batch.completed"
 )
 
-// WebhookBody returns the body of an execution's webhook. Outputs that would make it larger than
-// most bytes are truncated, and the body then has resultURL, the URL of the whole result. Other
-// fields, above all metadata, may still make it larger.
+// WebhookBody returns the body of an execution's webhook. Outputs are truncated to keep it within
+// most bytes; a truncated body has resultURL, the URL of the whole result. Other fields, above all
+// metadata, may still exceed the limit.
 func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	if r.Result == nil || r.CompletedAt == nil {
 		return nil, fmt.Errorf("make the webhook of %s: it has not ended", r.TraceID)
@@ -252,8 +252,7 @@ func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	}
 	stdout, stderr := encodedLen(result.Stdout), encodedLen(result.Stderr)
 	if left = max(left, 0); stdout+stderr > left {
-		// Each output gets a half, and the part of the other half that the other output does not
-		// need.
+		// Each output gets half, plus whatever the other output leaves unused of its half.
 		half := left / 2
 		result.Stdout, result.StdoutTruncated = fit(result.Stdout, max(half, left-stderr), result.StdoutTruncated)
 		result.Stderr, result.StderrTruncated = fit(result.Stderr, max(half, left-stdout), result.StderrTruncated)
@@ -268,11 +267,11 @@ func WebhookBody(r *Record, resultURL string, most int) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// webhookRest bounds the size of a webhook's body without its outputs and texts of variable length,
-// in bytes.
+// webhookRest bounds the size in bytes of a webhook's body without its outputs and other texts of
+// variable length.
 const webhookRest = 1 << 10
 
-// encodedLen returns an upper bound of the length of a text in JSON, without the quotes.
+// encodedLen returns an upper bound for the length of s in JSON, without the quotes.
 func encodedLen(s string) (n int) {
 	for _, r := range s {
 		n += encodedRune(r)
@@ -290,8 +289,8 @@ func encodedRune(r rune) int {
 	return utf8.RuneLen(r)
 }
 
-// fit returns the beginning of a text that takes at most left bytes in JSON. It reports whether the
-// text is truncated, now or before.
+// fit returns the prefix of text that takes at most left bytes in JSON. It reports whether the text
+// is truncated, now or before.
 func fit(s string, left int, truncated bool) (string, bool) {
 	for i, r := range s {
 		if left -= encodedRune(r); left < 0 {

@@ -4,7 +4,7 @@ package proto
 type Entitlement struct {
 	Plan
 
-	KeyConcurrent int   // executions of the key that may run at once; 0 for no limit
+	KeyConcurrent int   // executions that may run at once with the key; 0 for no limit
 	KeyTimeout    int   // seconds that an execution of the key may ask for; 0 for no limit
 	Upgrade       *Plan // the plan that messages suggest; nil for none
 }

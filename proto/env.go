@@ -41,8 +41,8 @@ func ReservedEnv(name string) bool {
 	return name != "" && !strings.Contains(name, " ") && strings.Contains(reservedEnv, " "+name+" ")
 }
 
-// CheckEnv checks one environment variable in the field of that name. Errors are [*FieldError].
-// They never quote a value, which may be a secret, and do not list the reserved names.
+// CheckEnv checks one environment variable of the named field. Errors are [*FieldError]. They never
+// quote a value, which may be a secret, and do not list the reserved names.
 func CheckEnv(field, name, value string) error {
 	if ReservedEnv(name) {
 		return FieldErrorf(field, "must not set a reserved name; choose another name than %q", Shorten(name))
@@ -64,7 +64,7 @@ func CheckEnv(field, name, value string) error {
 }
 
 // MergeEnv merges the levels of an execution's environment, later ones over earlier ones, and
-// checks the limits of the whole. Its error is a [*FieldError].
+// checks the limits of the result. Its error is a [*FieldError].
 func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	merged := make(map[string]string)
 	for _, level := range levels {
@@ -76,8 +76,8 @@ func MergeEnv(levels ...map[string]string) (map[string]string, error) {
 	return merged, nil
 }
 
-// CheckEnvLevel checks one level of an execution's environment, in the field of that name. Its
-// error is a [*FieldError].
+// CheckEnvLevel checks one level of an execution's environment, in the named field. Its error is a
+// [*FieldError].
 func CheckEnvLevel(field string, env map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		if err := CheckEnv(field, name, env[name]); err != nil {
@@ -87,8 +87,8 @@ func CheckEnvLevel(field string, env map[string]string) error {
 	return checkEnvSize(field, env, "")
 }
 
-// checkEnvSize checks the limits of an environment as a whole. whose completes the message about
-// what is counted.
+// checkEnvSize checks the limits of an environment as a whole. whose tells the message what was
+// counted.
 func checkEnvSize(field string, env map[string]string, whose string) error {
 	if len(env) > MaxEnvVars {
 		return FieldErrorf(field, "must be at most %d variables%s; there are %d", MaxEnvVars, whose, len(env))

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// FieldError reports which field of a request is wrong and what it must be.
+// FieldError names the invalid field of a request and states what it must be.
 type FieldError struct {
 	Field   string // as the client wrote it; "body" for the request as a whole
 	Message string // a sentence that starts with the field's name
@@ -20,7 +20,7 @@ func FieldErrorf(field, format string, args ...any) *FieldError {
 	return &FieldError{Field: field, Message: field + " " + fmt.Sprintf(format, args...)}
 }
 
-// Shorten cuts a name that a client chose to a length that fits into a message.
+// Shorten truncates a name chosen by a client so that it fits into a message.
 func Shorten(name string) string {
 	const most = 64
 	if len(name) <= most {
@@ -33,7 +33,7 @@ func Shorten(name string) string {
 	return name[:cut] + "…"
 }
 
-// ListSome lists the first few names for a message, and how many more there are.
+// ListSome formats the first few names for a message, with the number of the rest.
 func ListSome(names []string) string {
 	const most = 3
 	list := strings.Join(names[:min(len(names), most)], ", ")
@@ -43,7 +43,7 @@ func ListSome(names []string) string {
 	return list
 }
 
-// QuotaError is returned if an organisation has as much of something as it may have.
+// QuotaError is returned if an organisation has reached a quota.
 type QuotaError struct {
 	What  string // in the plural
 	Limit int64
@@ -54,7 +54,7 @@ func (e *QuotaError) Error() string {
 		e.What, e.Limit)
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*QuotaError) Conflict() {}
 
 // PendingUploadsError is returned if an organisation has begun to upload too much in parts.
@@ -68,13 +68,13 @@ func (e *PendingUploadsError) Error() string {
 		"organisation; complete or remove some, or wait a day until the oldest are gone", e.Uploads, e.Bytes)
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*PendingUploadsError) Conflict() {}
 
-// ErrNotFound is returned if nothing has that name, or if its retention is over.
+// ErrNotFound is returned if the name does not exist or its retention has expired.
 var ErrNotFound = errors.New("not found")
 
-// ErrConflict is returned if another process changed the same thing first.
+// ErrConflict is returned if another process changed the object first.
 var ErrConflict = errors.New("changed by somebody else")
 
 // ErrCorrupt is returned if bytes do not match their digest or size, or fail to decrypt.
@@ -90,7 +90,7 @@ func (e *LastKeyError) Error() string {
 	return fmt.Sprintf("API key %s is the last one of a global administrator; create another one first", e.Key)
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (e *LastKeyError) Conflict() {}
 
 // BoundError is returned if a sandbox profile cannot be removed because API keys are bound to it.
@@ -103,9 +103,8 @@ func (e *BoundError) Error() string {
 	return fmt.Sprintf("profile %s has API keys bound to it: %s; revoke them first", e.Profile, ListSome(e.Keys))
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*BoundError) Conflict() {}
 
-// ErrLost is the cause with which the context of a running execution is cancelled whose lease was
-// lost.
+// ErrLost is the cause that cancels the context of a running execution after its lease was lost.
 var ErrLost = errors.New("the lease was lost")

@@ -36,7 +36,7 @@ const (
 type Events struct {
 	First, Last int64 // sequence numbers of the first and the last event
 	Lines       []byte
-	Result      *Record // whose result event this is, to be written with [WriteResultEvent] after Lines; nil in all others
+	Result      *Record // set in a result event only: write it with [WriteResultEvent] after Lines
 }
 
 // AppendStatusEvent appends the event that an execution has started. Its sequence number is always
@@ -47,8 +47,8 @@ func AppendStatusEvent(dst []byte, id TraceID) []byte {
 	return append(dst, `","status":"running","seq":1}`+"\n"...)
 }
 
-// AppendOutputEvent appends an event with a piece of output. Bytes of data that are not UTF-8
-// become U+FFFD, and the event then has the exact bytes too.
+// AppendOutputEvent appends an event with a piece of output. Invalid UTF-8 in data becomes U+FFFD,
+// and the event then carries the exact bytes, too.
 func AppendOutputEvent(dst []byte, stream Stream, data []byte, seq int64) []byte {
 	dst = append(dst, `{"type":"output","stream":"`...)
 	dst = append(dst, stream...)
@@ -68,8 +68,8 @@ func AppendKeepaliveEvent(dst []byte, seq int64) []byte {
 	return appendSeq(append(dst, `{"type":"keepalive"`...), seq)
 }
 
-// AppendMissingEvent appends a keepalive event that reports the numbers of the events that are gone
-// and will not be sent. seq is the number of the last event sent.
+// AppendMissingEvent appends a keepalive event that reports the numbers of lost events. seq is the
+// number of the last event sent.
 func AppendMissingEvent(dst []byte, seq, first, last int64) []byte {
 	dst = append(dst, `{"type":"keepalive","missing":{"first":`...)
 	dst = strconv.AppendInt(dst, first, 10)
@@ -78,8 +78,8 @@ func AppendMissingEvent(dst []byte, seq, first, last int64) []byte {
 	return appendSeq(append(dst, '}'), seq)
 }
 
-// WriteResultEvent writes the last event of an execution that has ended. Outputs of many MiB need
-// no memory: they are encoded in pieces. Nothing is written before an error that is not one of w.
+// WriteResultEvent writes the last event of an execution. It encodes outputs in pieces, so that
+// many MiB need no memory. Unless the error is w's, nothing was written.
 func WriteResultEvent(w io.Writer, r *Record) error {
 	if r.Result == nil {
 		return fmt.Errorf("result event of %s: the execution has not ended", r.TraceID)

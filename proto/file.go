@@ -69,8 +69,8 @@ type FileContent struct {
 	// :_-.
 	Tag string
 	// Read returns length bytes from offset on, both within Size. The reader ends with io.EOF, or
-	// with another error if the bytes are corrupt. A file of a storage connection that is replaced
-	// before or meanwhile is a [*FileChangedError], or ends early.
+	// with another error if the bytes are corrupt. If a file of a storage connection is replaced
+	// before or during the read, the error is a [*FileChangedError] or the reader ends early.
 	Read func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 }
 
@@ -81,10 +81,10 @@ func (*FileChangedError) Error() string {
 	return "the file was replaced after it was opened; send the request again"
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*FileChangedError) Conflict() {}
 
-// NoFileError is returned if there is nothing at a path, or no directory. It wraps [ErrNotFound].
+// NoFileError is returned if a path does not exist or is no directory. It wraps [ErrNotFound].
 type NoFileError struct {
 	Path      string // relative to the home or the storage connection
 	Directory bool   // only a directory would do
@@ -103,17 +103,17 @@ func (*NoFileError) Unwrap() error { return ErrNotFound }
 // PathError refuses a change because of what is at a path.
 type PathError struct {
 	Path    string // relative to the home or the storage connection
-	Message string // what is wrong and what to do instead, after the path
+	Message string // the problem and the remedy, after the path
 }
 
 func (e *PathError) Error() string { return fmt.Sprintf("%q %s", Shorten(e.Path), e.Message) }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*PathError) Conflict() {}
 
-// CleanFilePath returns the cleaned path of a file relative to the home; empty for the home itself.
-// name may be relative to the home, or absolute: below home, which is a cleaned absolute path, or
-// with the home as its root. A name that contains ".." or is not a valid path is a [*FieldError].
+// CleanFilePath returns name as a cleaned path relative to the home; empty for the home itself.
+// name may be relative to the home, or absolute: below home (a cleaned absolute path), or with the
+// home as its root. If name contains ".." or is no valid path, the error is a [*FieldError].
 func CleanFilePath(home, name string) (string, error) {
 	switch {
 	case len(name) > MaxFilePathBytes:
@@ -150,7 +150,7 @@ func CleanFileName(home, name string) (string, error) {
 	return clean, err
 }
 
-// UploadPartBytes is the size of the parts of a file that is uploaded in parts, but for the last.
+// UploadPartBytes is the size of each part of a multipart upload except the last.
 const UploadPartBytes = 8 << 20
 
 // UploadedPart is a part of a file that is uploaded in parts.
@@ -162,9 +162,9 @@ type UploadedPart struct {
 // TarUpload is a tar that is unpacked into a thread's home.
 type TarUpload struct {
 	Body io.Reader // of the tar
-	Home string    // the home as programs see it, which absolute links may lead to
+	Home string    // the home's path in sandboxes; absolute links may point into it
 	Most Space     // limit of the home
-	// Proceed is called before each entry with the memory that the entry takes until the upload ends,
-	// in bytes. Its error ends the upload and is returned unchanged.
+	// Proceed is called before each entry with the bytes of memory that the entry takes until the
+	// upload ends. Its error ends the upload and is returned unchanged.
 	Proceed func(memory int64) error
 }

@@ -57,16 +57,16 @@ func (f *HistoryFilter) Matches(r *Record) bool {
 		(f.From.IsZero() || !created.Before(f.From)) && (f.Until.IsZero() || created.Before(f.Until))
 }
 
-// HistoryTerm is a field of an execution that never changes and that a filter may ask for.
+// HistoryTerm is an immutable field of an execution that filters can match.
 type HistoryTerm struct{ Name, Value string }
 
-// HistoryTerms returns the terms of an execution. A further field of [Meta] that can be filtered by
-// is a row here and in [HistoryFilter.Terms] and [HistoryFilter.Matches].
+// HistoryTerms returns the terms of an execution. To filter by another field of [Meta], add a row
+// here, in [HistoryFilter.Terms] and in [HistoryFilter.Matches].
 func HistoryTerms(m *Meta) []HistoryTerm {
 	return historyTerms(m.Key, m.ThreadID, m.RequestID, m.ScheduleID, m.Batch, m.PipelineID, m.Metadata)
 }
 
-// Terms returns the terms that the filter asks for, the rarest first as a rule.
+// Terms returns the terms of the filter, usually the rarest first.
 func (f *HistoryFilter) Terms() []HistoryTerm {
 	return historyTerms(f.Key, f.ThreadID, f.RequestID, f.Schedule, f.Batch, f.Pipeline, f.Metadata)
 }
@@ -96,8 +96,8 @@ func historyTerms(
 type HistoryPage struct {
 	Records []*Record
 	Next    int64 // the place to go on before; 0 on the last page
-	// Complete is whether the page has all that was stored when it was asked for. If not, the index
-	// lags behind by Behind changes, or by an unknown number if that is 0.
+	// Complete is whether the page has everything stored at the time of the request. If not, the
+	// index lags by Behind changes, or by an unknown number if that is 0.
 	Complete bool
 	Behind   uint64
 }
@@ -116,7 +116,7 @@ func (e *HistoryError) Error() string {
 // Unwrap returns the cause.
 func (e *HistoryError) Unwrap() error { return e.Err }
 
-// SummarizeRecord returns the JSON form of what clients may see of r, without outputs.
+// SummarizeRecord returns the JSON form of the client-visible part of r, without outputs.
 func SummarizeRecord(r *Record) ([]byte, error) {
 	small := *r.Public()
 	if small.Result != nil {

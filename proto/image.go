@@ -39,8 +39,8 @@ type ImagePart struct {
 	Digest string `json:"digest"` // SHA-256, as "sha256:" and 64 hexadecimal digits
 }
 
-// maxName is the largest length of names of images, profiles and organisations. Patterns do not
-// contain it, because a counted repetition takes some ten KB of memory.
+// maxName limits the names of images, profiles and organisations. Patterns omit it, because a
+// counted repetition takes some ten KB of memory.
 const maxName = 63
 
 var (
@@ -76,7 +76,7 @@ func ImageEnv() []string {
 }
 
 // Interpreter returns the path of a language's interpreter inside the image, or a [*FieldError] if
-// the image has none.
+// it is missing.
 func (i *Image) Interpreter(l Language) (string, error) {
 	path, ok := i.Languages[l]
 	if !ok {

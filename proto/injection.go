@@ -105,8 +105,8 @@ func (i *Injection) Check(field string) error {
 	return nil
 }
 
-// CheckValue checks that the value of a secret can be in a header. Its error is a [*FieldError],
-// which does not quote the value.
+// CheckValue checks that a secret's value is a valid header value. Its error is a [*FieldError]
+// that does not quote the value.
 func (i *Injection) CheckValue(value string) error {
 	if strings.ContainsFunc(value, isControl) {
 		return FieldErrorf("value", "must have no control characters, such as line breaks, because it is added to a header")

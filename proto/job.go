@@ -26,18 +26,18 @@ type Sandbox struct {
 	Terminals    int       `json:"terminals,omitempty"`    // pseudo-terminals at a time; 0 is none
 }
 
-// DefaultOpenFiles is the limit of open files of a sandbox that sets none.
+// DefaultOpenFiles is the default limit of open files in a sandbox.
 const DefaultOpenFiles = 1024
 
-// DefaultSandbox returns the sandbox of a key that is bound to no profile, see [DefaultProfile].
+// DefaultSandbox returns the sandbox of a key without a profile, see [DefaultProfile].
 func DefaultSandbox() Sandbox {
 	p := DefaultProfile()
 	return p.Sandbox("")
 }
 
-// HomeOnDisk reports whether a home of that many bytes lies on disk. A home in memory counts
-// against the memory limit, so a home larger than half of it lies on disk: a full home must cause
-// ENOSPC before the program is killed for memory.
+// HomeOnDisk reports whether a home of that many bytes is stored on disk. A home in memory counts
+// against the memory limit, and a full home must cause ENOSPC before the program is killed for
+// memory. So a home larger than half of the limit is on disk.
 func HomeOnDisk(home, memory int64) bool { return home > memory/2 }
 
 // TmpOnDisk reports whether a /tmp of that many bytes lies on disk: one larger than a quarter of
@@ -91,18 +91,17 @@ type Meta struct {
 	HasInjections bool `json:"has_injections,omitempty"`
 	// HasMounts is whether the job has Mounts.
 	HasMounts bool `json:"has_mounts,omitempty"`
-	// HasVolumes is whether a mount is a volume. Volumes are the slugs of those that the program can
-	// change.
+	// HasVolumes is whether a mount is a volume. Volumes are the slugs of the writable ones.
 	HasVolumes bool     `json:"has_volumes,omitempty"`
 	Volumes    []string `json:"volumes,omitempty"`
-	// ScheduleID is the schedule that started the execution, empty for none.
+	// ScheduleID is the schedule that started the execution; it may be empty.
 	ScheduleID string `json:"schedule_id,omitempty"`
-	// Batch is the id of the batch that the execution belongs to, empty for none. BatchIndex is its
-	// place in it, from 0.
+	// Batch is the id of the execution's batch, or empty. BatchIndex is the item's index in it,
+	// from 0.
 	Batch      string `json:"batch,omitempty"`
 	BatchIndex int    `json:"batch_index,omitempty"`
-	// PipelineID is the run that the execution is a step of, empty for none. Step is the name of the
-	// step, with its cell in parentheses.
+	// PipelineID is the run of which the execution is a step, or empty. Step is the step's name,
+	// with its cell in parentheses.
 	PipelineID string `json:"pipeline_id,omitempty"`
 	Step       string `json:"step,omitempty"`
 }
@@ -115,8 +114,8 @@ func (m *Meta) QueuedAt() time.Time {
 	return m.RunAt
 }
 
-// Threads returns the ids of the threads that the execution holds, in ascending order: its own and
-// those of the volumes that it can change.
+// Threads returns the ids of the threads that the execution locks, in ascending order: its own and
+// those of its writable volumes.
 func (m *Meta) Threads() (ids []string) {
 	if m.ThreadID != "" {
 		ids = append(ids, m.ThreadID)
@@ -131,7 +130,7 @@ func (m *Meta) Threads() (ids []string) {
 // Class returns the class of the job, which follows from its mode.
 func (m *Meta) Class() Class { return m.Mode.Class() }
 
-// The largest sizes of a program, of its arguments together, and of its standard input.
+// The maximum sizes of a program, of all its arguments together, and of its standard input.
 const (
 	MaxCodeBytes  = 1 << 20
 	MaxArgsBytes  = 64 << 10
@@ -144,16 +143,15 @@ const (
 	ContainerTmp  = ".tmp"
 )
 
-// The time between SIGTERM and SIGKILL: the default of a cancelled program, and the maximum in a
-// request, which is lower if
-// a client waits for the answer.
+// The time between SIGTERM and SIGKILL: the default for a cancelled program, and the maximum of a
+// request. The maximum is lower if a client waits for the answer.
 const (
 	DefaultKillGrace    = 2 * time.Second
 	MaxKillGrace        = 30 * time.Second
 	MaxWaitingKillGrace = 3 * time.Second
 )
 
-// Job is a program to run, with a resolved snapshot of everything that it needs.
+// Job is a program to run, with a resolved snapshot of everything it needs.
 type Job struct {
 	Meta
 	Code  string            `json:"code"`
@@ -169,8 +167,8 @@ type Job struct {
 	// Mounts are the parts of storage connections that the program sees below [MountsDir]. Sealed has
 	// their credentials too, which the program never gets.
 	Mounts []Mount `json:"mounts,omitempty"`
-	// Container makes the home of the thread a container's, as programs of models expect it: it is at
-	// [ContainerData] too, and its directory [ContainerTmp] is /tmp.
+	// Container gives the home the layout of a vendor's container, which model programs expect: it
+	// is also at [ContainerData], and its directory [ContainerTmp] is /tmp.
 	Container bool `json:"container,omitempty"`
 	// StreamPartial makes incomplete lines events after a moment.
 	StreamPartial bool `json:"stream_partial,omitempty"`
@@ -179,8 +177,8 @@ type Job struct {
 	Sandbox   Sandbox  `json:"sandbox"`
 }
 
-// TimeoutGrace returns how long the program may run after SIGTERM when its timeout has passed. 0
-// means that it gets no SIGTERM.
+// TimeoutGrace returns how long the program may run after the SIGTERM of its timeout. 0 means no
+// SIGTERM.
 func (j *Job) TimeoutGrace() time.Duration {
 	if j.KillGrace == nil {
 		return 0
@@ -196,7 +194,7 @@ func (j *Job) CancelGrace() time.Duration {
 	return time.Duration(*j.KillGrace)
 }
 
-// SetMounts sets the mounts of a job, and what its Meta says of them.
+// SetMounts sets the mounts of a job and the fields of its Meta derived from them.
 func (j *Job) SetMounts(mounts []Mount) {
 	j.Mounts, j.HasMounts, j.HasVolumes, j.Volumes = mounts, len(mounts) > 0, false, nil
 	for _, m := range mounts {
@@ -223,23 +221,24 @@ type Record struct {
 	ResultSeq       int64      `json:"result_seq,omitempty"`
 	OutputTruncated bool       `json:"output_truncated,omitempty"` // events were evicted or lost
 	Cancelling      bool       `json:"cancelling,omitempty"`       // cancellation was requested
-	// Lost are the workers that were lost with the execution since its program last ran, each
-	// before it started the program.
+	// Lost are the workers lost with the execution since its program last ran, each before it
+	// started the program.
 	Lost []string `json:"lost,omitempty"`
 	// Usage is for metering.
 	Usage *Usage `json:"usage,omitempty"`
 	// Steps are nil until the attempt has ended, and if its worker was lost.
 	Steps *Steps `json:"steps,omitempty"`
-	// Pending, Commit and VolumeCommits belong to a running execution whose program has ended. Pending
-	// becomes the result once Commit is applied to its thread's head and VolumeCommits to those of its
-	// volumes. Any process that finds them may complete all. Clients do not see them, see Public.
+	// Pending, Commit and VolumeCommits belong to a running execution whose program has ended.
+	// Pending becomes the result once Commit is applied to its thread's head and VolumeCommits to
+	// those of its volumes. Any process that finds them may do so. Clients do not see them, see
+	// Public.
 	Pending       *Result        `json:"pending,omitempty"`
 	Commit        *Commit        `json:"commit,omitempty"`
 	VolumeCommits []VolumeCommit `json:"volume_commits,omitempty"`
 }
 
-// Public returns the part of r that clients may see: a program that has ended still runs for them
-// until its result is stored.
+// Public returns the client-visible part of r: to clients, an execution is running until its result
+// is stored.
 func (r *Record) Public() *Record {
 	if r.Pending == nil {
 		return r
@@ -265,5 +264,5 @@ type NetworkUsage struct {
 	BlockedTotal       int64               `json:"blocked_total"`       // all, listed or not
 }
 
-// MaxEvents is the number of output events of an execution that are kept for reconnection.
+// MaxEvents is the number of output events that an execution keeps for reconnecting clients.
 const MaxEvents = 10000

@@ -33,23 +33,22 @@ type Key struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
 	Org  string `json:"org"`
-	// Plan is a plan whose limits hold for this key alone, in addition to the limits of the
-	// organisation's plan; empty for none.
+	// Plan further limits this key, in addition to the organisation's plan; it may be empty.
 	Plan   string  `json:"plan,omitempty"`
 	Scopes []Scope `json:"scopes"`
 	// Global makes the scope admin one for all organisations and for the server itself.
 	Global  bool   `json:"global,omitempty"`
 	Profile string `json:"profile,omitempty"` // the name of its sandbox profile; empty for the default one
-	// Concurrent is the number of executions that may run at once with this key, MaxTimeout the
-	// seconds that one may ask for; 0 for the limits of plans alone.
+	// Concurrent is how many executions may run at once with this key, MaxTimeout their longest
+	// timeout in seconds; 0 for the limits of the plans alone.
 	Concurrent int `json:"concurrent,omitempty"`
 	MaxTimeout int `json:"max_timeout,omitempty"`
-	// RequestRate is the number of requests that may be sent with this key in a minute, 0 for the
-	// limits of plans alone.
+	// RequestRate is how many requests per minute the key may send; 0 for the limits of the plans
+	// alone.
 	RequestRate int `json:"request_rate,omitempty"`
 	// Env are variables of every program. They override the profile's, and the request's override them.
 	Env map[string]string `json:"env,omitempty"`
-	// AllowedNetworks are where requests with the key may come from; empty for anywhere.
+	// AllowedNetworks are the allowed source networks of requests with the key; empty for any.
 	AllowedNetworks []netip.Prefix `json:"allowed_networks,omitempty"`
 	Secrets         []string       `json:"secrets,omitempty"` // as in a [Profile], over its own
 	Mounts          []KeyMount     `json:"mounts,omitempty"`  // what programs see in [MountsDir]
@@ -73,8 +72,8 @@ func (k *Key) AllowedFrom(addr netip.Addr) bool {
 		slices.ContainsFunc(k.AllowedNetworks, func(p netip.Prefix) bool { return p.Contains(addr.Unmap().WithZone("")) })
 }
 
-// ParseNetwork parses a prefix such as 192.0.2.0/24, or a single address. A prefix of IPv4
-// addresses that are mapped to IPv6 becomes one of IPv4. Its errors end the sentence "FIELD must …".
+// ParseNetwork parses a prefix such as 192.0.2.0/24, or a single address. A prefix of IPv4-mapped
+// IPv6 addresses becomes an IPv4 prefix. Its errors end the sentence "FIELD must …".
 func ParseNetwork(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -127,8 +126,8 @@ func NewKeySecret(region string) string {
 	return "sk-" + region + "-" + base64.RawURLEncoding.EncodeToString(b[:])
 }
 
-// KeyHint returns the part of an API key that may be shown: enough to recognise the key, too little
-// to use or guess it.
+// KeyHint returns the displayable part of an API key: enough to recognise the key, too little to
+// use or guess it.
 func KeyHint(secret string) string {
 	const head, tail = 12, 4
 	if len(secret) < 20+head {

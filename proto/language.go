@@ -29,7 +29,7 @@ type Runtime struct {
 	Sample       string            // a program for a first look
 }
 
-// Runtimes returns the table of languages, in the order in which people see them.
+// Runtimes returns the table of languages in display order.
 func Runtimes() []Runtime { return runtimes }
 
 var runtimes = []Runtime{ // read only
@@ -61,9 +61,9 @@ const timer = setInterval(() => {
 `,
 	},
 	{
-		// The file is not in the home, so that ls and grep -r find only the user's files there. It
-		// is a file rather than standard input, so that a command that reads standard input does
-		// not read the program.
+		// The file is outside the home, so that ls and grep -r find only the user's files there. It
+		// is a file rather than standard input, so that a command reading standard input does not
+		// read the program.
 		Language: Bash, Title: "Bash", Interpreters: []string{"bash"}, Install: "install the package bash",
 		Version: "--version",
 		File:    "main.sh", OutsideHome: true, Extensions: []string{".sh", ".bash"},
@@ -97,7 +97,7 @@ for (const n of [3, 2, 1]) {
 	},
 }
 
-// Runtime returns the row of l in the table of languages. It is false if there is none.
+// Runtime returns the row of l in the table of languages. It reports whether there is one.
 func (l Language) Runtime() (Runtime, bool) {
 	i := slices.IndexFunc(runtimes, func(r Runtime) bool { return r.Language == l })
 	if i < 0 {

@@ -19,8 +19,8 @@ type MatrixError struct {
 
 func (e *MatrixError) Error() string { return e.Reason }
 
-// ExpandMatrix replaces ${{ matrix.KEY }} in a text by the values of a cell. With strict, the text must have
-// no ${{ that is not such a reference. Its error is a [*MatrixError].
+// ExpandMatrix replaces ${{ matrix.KEY }} in a text by the values of a cell. If strict, the text
+// must contain no other ${{. Its error is a [*MatrixError].
 func ExpandMatrix(text string, values map[string]string, strict bool) (string, error) {
 	var out strings.Builder
 	end := 0
@@ -50,8 +50,8 @@ func ExpandMatrix(text string, values map[string]string, strict bool) (string, e
 	return out.String(), nil
 }
 
-// CellCode returns the program of a cell. Values of a matrix have no character that a shell or another
-// language treats specially in a word or a text.
+// CellCode returns the program of a cell. Matrix values contain no character that is special to a
+// shell, to another language or inside a quoted string.
 func (s *PipelineStep) CellCode(cell int) (string, error) {
 	return ExpandMatrix(s.Code, s.Cells[cell].Values, s.Language == Bash)
 }

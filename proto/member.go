@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Role is what a person may do in an organisation.
+// Role determines the scopes of a member of an organisation.
 type Role string
 
 // The roles, from the least to the most.
@@ -19,7 +19,7 @@ const (
 // Roles returns all roles.
 func Roles() []Role { return []Role{RoleViewer, RoleOperator, RoleAdministrator} }
 
-// Scopes returns what a role may do, nothing for an unknown one.
+// Scopes returns the scopes of a role, none for an unknown one.
 func (r Role) Scopes() []Scope {
 	switch r {
 	case RoleViewer:
@@ -50,11 +50,11 @@ type Identity struct {
 type Member struct {
 	ID  string `json:"id"`
 	Org string `json:"org"`
-	// Email is the address by which a person is found at the first login, in lower case. It is empty
-	// for one who is found by Subject.
+	// Email is the address that identifies the person at the first login, in lower case. It is
+	// empty for a member identified by Subject.
 	Email string `json:"email,omitempty"`
-	// Issuer and Subject identify the person bound to the member at the first login. The binding stays, even if the
-	// provider gives the address to another person.
+	// Issuer and Subject identify the person bound to the member at the first login. The binding
+	// stays, even if the provider gives the address to another person.
 	Issuer    string    `json:"issuer,omitempty"`
 	Subject   string    `json:"subject,omitempty"`
 	Role      Role      `json:"role"`
@@ -78,8 +78,8 @@ func (m *Member) Key() Key {
 	return Key{ID: m.ID, Name: m.Name(), Org: m.Org, Scopes: m.Role.Scopes(), Global: m.Global, CreatedAt: m.CreatedAt}
 }
 
-// LowerEmail returns an address in the form in which addresses are compared, empty if it is none.
-// Only ASCII is accepted: other characters have forms that look alike, or are equal without case.
+// LowerEmail returns an address in the form used for comparison, or "" if it is invalid. Only ASCII
+// is accepted: other characters have lookalikes and case-insensitive equivalents.
 func LowerEmail(address string) string {
 	const maxEmail = 254
 	name, host, ok := strings.Cut(address, "@")
@@ -94,7 +94,7 @@ func LowerEmail(address string) string {
 	return strings.ToLower(address)
 }
 
-// CheckSubject returns a [FieldError] unless s may be the subject of a person at a provider.
+// CheckSubject returns a [FieldError] unless s is a valid subject of an identity provider.
 func CheckSubject(s string) error {
 	const maxSubject = 255
 	if s == "" || len(s) > maxSubject || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }) {

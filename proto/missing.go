@@ -1,7 +1,7 @@
 package proto
 
-// Missing is what no live worker offers of what an execution needs. The execution waits for such a
-// worker.
+// Missing is what an execution needs and no live worker offers. The execution waits for a worker
+// that does.
 type Missing struct {
 	_ struct{} `doc:"What the execution waits for: no worker that is live offers what it needs. An extension of the public contract."`
 

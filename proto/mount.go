@@ -38,13 +38,13 @@ type Mount struct {
 	Slug     string    `json:"slug"` // the name in MountsDir
 	Kind     MountKind `json:"kind"`
 	ReadOnly bool      `json:"read_only,omitempty"`
-	// Prefix is the part of the storage that the program sees: the prefixes of the connection, of the
-	// API key and of the request, joined with slashes. It has no slash at its ends and is empty for
-	// everything.
+	// Prefix is the part of the storage visible to the program: the prefixes of the connection, the
+	// API key and the request, joined with slashes. It has no leading or trailing slash and is
+	// empty for everything.
 	Prefix string `json:"prefix,omitempty"`
-	// At is the end of Prefix without the connection's prefix: the path below MountsDir/{slug} at which
-	// the part is mounted, so that a file has the same path for all programs that see it. The
-	// directories above it are empty otherwise.
+	// At is Prefix without the connection's prefix: the path below MountsDir/{slug} of the mount,
+	// so that a file has the same path in all programs that see it. The directories above it are
+	// otherwise empty.
 	At string `json:"at,omitempty"`
 	// S3 is the bucket of a mount of kind s3, otherwise nil.
 	S3 *S3Mount `json:"s3,omitempty"`
@@ -116,9 +116,8 @@ func (m *Mount) check() error {
 	return nil
 }
 
-// ValidObjectName reports whether a name with slashes can be the path of a file: no component is
-// empty, "." or "..", longer than 255 bytes, or has a zero byte. Objects with other keys are not
-// shown.
+// ValidObjectName reports whether a name with slashes is a valid file path: no component is empty,
+// "." or "..", longer than 255 bytes, or has a zero byte. Objects with other keys are hidden.
 func ValidObjectName(name string) bool {
 	for segment := range strings.SplitSeq(name, "/") {
 		if !ValidSegment(segment) {
@@ -148,8 +147,9 @@ type S3Credentials struct {
 	SessionToken    string `json:"session_token,omitempty"`
 }
 
-// ParseS3Credentials parses a sealed value. Its error repeats nothing of the value. What is masked in
-// the output has the least length of secrets, so that it does not stand for characters of other words.
+// ParseS3Credentials parses a sealed value. Its error quotes nothing of the value. Credentials
+// masked in the output have the minimum length of secrets, so that parts of ordinary words are not
+// masked.
 func ParseS3Credentials(value []byte) (c S3Credentials, err error) {
 	if json.Unmarshal(value, &c) != nil || c.AccessKeyID == "" || c.SecretAccessKey == "" {
 		return S3Credentials{}, errors.New(

@@ -22,7 +22,7 @@ const (
 type NetworkPolicy string
 
 // The network policies. Whatever the policy, a program never reaches private, link-local, loopback,
-// multicast and reserved addresses, the machine it runs on, or bullpen's own services.
+// multicast or reserved addresses, its own machine, or bullpen's own services.
 const (
 	NetworkBlocked      NetworkPolicy = "blocked"      // nothing
 	NetworkUnrestricted NetworkPolicy = "unrestricted" // the public internet

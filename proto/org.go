@@ -8,11 +8,11 @@ import (
 // DefaultOrg is the organisation of the first API key.
 const DefaultOrg = "default"
 
-// Org is an organisation. API keys, threads, secrets and all else that a tenant has belong to one.
+// Org is an organisation: the tenant that owns API keys, threads, secrets and all else.
 type Org struct {
 	Name  string `json:"name"`
 	Title string `json:"title,omitempty"` // for people
-	// Plan limits what all API keys of the organisation may do together. A key may only narrow it.
+	// Plan limits all API keys of the organisation together. A key may only narrow it.
 	Plan string `json:"plan"`
 	// Suspended makes the API refuse all requests of the organisation's keys. Accepted work continues.
 	Suspended bool      `json:"suspended,omitempty"`
@@ -46,5 +46,5 @@ func (e *PlanInUseError) Error() string {
 	return fmt.Sprintf("plan %s is that of %s; give them another one first", e.Plan, ListSome(e.Users))
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*PlanInUseError) Conflict() {}

@@ -10,15 +10,16 @@ import (
 
 const (
 	maxPatternLen = 512 // bytes
-	// maxDoubleStars bounds the components ** of a pattern, and with them what a path can cost to match.
+	// maxDoubleStars limits the ** components of a pattern, and so the cost of matching a path.
 	maxDoubleStars = 4
 )
 
 // negatedClass matches the beginning of a class as shells negate it.
 var negatedClass = regexp.MustCompile(`(^|[^\\])\[!`)
 
-// CheckPathPattern returns the clean form of a pattern of paths in a home. A component matches as with
-// [path.Match], with ! and ^ alike in a class; the component ** matches any number of directories, also none.
+// CheckPathPattern returns the clean form of a pattern of paths in a home. A component matches as
+// with [path.Match], with ! and ^ alike in a class; the component ** matches any number of
+// directories, including none.
 func CheckPathPattern(pattern string) (clean string, err error) {
 	clean = path.Clean(negatedClass.ReplaceAllString(pattern, "${1}[^"))
 	if pattern == "" || len(pattern) > maxPatternLen || path.IsAbs(pattern) || clean == "." || clean == ".." ||
@@ -78,8 +79,8 @@ func NewPathMatcher(patterns []string) PathMatcher {
 	return m
 }
 
-// Enter returns the matcher for what is below a name in the directory, and reports whether the patterns
-// select the name with all that is below it.
+// Enter returns the matcher for the entries of a directory, and reports whether the patterns select
+// the directory with everything below it.
 func (m PathMatcher) Enter(name string) (below PathMatcher, selected bool) {
 	below.patterns = m.patterns
 	add := func(at patternPosition) {

@@ -23,8 +23,8 @@ const (
 	MaxPipelines = 200
 	// MaxPipelineTime bounds the time of a run. It is shorter than idempotency keys are kept.
 	MaxPipelineTime = 6 * time.Hour
-	// MaxArtifactFiles and MaxArtifactBytes bound what a cell copies from other threads: the artifacts
-	// of all other cells, and its cache.
+	// MaxArtifactFiles and MaxArtifactBytes limit what a cell copies from other threads: the
+	// artifacts of all other cells, and its cache.
 	MaxArtifactFiles = 50_000
 	MaxArtifactBytes = int64(GiB)
 )
@@ -62,7 +62,7 @@ type PipelineStep struct {
 	Secrets   []string          `json:"secrets,omitempty"`
 	// Artifacts are paths in the workspace by the name of the artifact.
 	Artifacts map[string][]string `json:"artifacts,omitempty"`
-	// Cache are paths in the workspace that are kept from one run to the next.
+	// Cache are the workspace paths kept from one run to the next.
 	Cache []string     `json:"cache,omitempty"`
 	Cells []MatrixCell `json:"cells"` // at least one
 	// Line and ProfileLine are the lines of the step and of its profile in the file.
@@ -75,13 +75,13 @@ type MatrixCell struct {
 	// Name is unique in the step, and empty for a step without a matrix.
 	Name   string            `json:"name,omitempty"`
 	Values map[string]string `json:"values,omitempty"`
-	// Sandbox is the name of a sandbox profile, empty for that of the API key. CacheKey is the key of
-	// the step's cache. The values are filled in.
+	// Profile is the name of a sandbox profile; if empty, the API key's is used. CacheKey is the
+	// key of the step's cache. Matrix values are filled in.
 	Profile  string `json:"profile,omitempty"`
 	CacheKey string `json:"cache_key,omitempty"`
 }
 
-// StepCondition is when a step runs, once the steps that it needs have ended.
+// StepCondition decides whether a step runs once the steps it needs have ended.
 type StepCondition string
 
 // The conditions.
@@ -128,7 +128,7 @@ type PipelineState struct {
 	CreatedAt time.Time      `json:"created_at"`
 	Deadline  time.Time      `json:"deadline"` // of the whole run
 	Status    PipelineStatus `json:"status"`
-	// its definition and files are not complete, and clients do not see it
+	// definition and files are incomplete, and hidden from clients
 	Creating   bool        `json:"creating,omitempty"`
 	Cancelling bool        `json:"cancelling,omitempty"` // what has not ended is being cancelled
 	Reason     string      `json:"reason,omitempty"`     // why a run ended, if not for a step
@@ -147,17 +147,17 @@ type CellState struct {
 	Reason    string     `json:"reason,omitempty"` // of a status other than success
 	StartedAt time.Time  `json:"started_at,omitzero"`
 	EndedAt   time.Time  `json:"ended_at,omitzero"`
-	// Thread has the artifacts of a cell that has ended, empty if it has none.
+	// Thread has the artifacts of a cell that has ended, empty if there are none.
 	Thread string `json:"thread,omitempty"`
-	// Warnings are what did not work without an effect on the status.
+	// Warnings are problems that did not affect the status.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
 // RunThread returns the id of the thread that the steps of a run share.
 func RunThread(run string) string { return OwnerPipeline.Thread(run) }
 
-// CellThread returns the id of the thread of a cell: its own workspace, or what keeps the artifacts of
-// one in the shared workspace.
+// CellThread returns the id of a cell's thread: its own workspace, or the artifacts that it keeps
+// from a shared workspace.
 func CellThread(run string, cell int) string {
 	return OwnerPipeline.Thread(fmt.Sprintf("%s-%d", run, cell))
 }

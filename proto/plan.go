@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// MaxTimeout is the largest timeout of an execution that any plan allows, in seconds.
+// MaxTimeout is the longest timeout of an execution that any plan allows, in seconds.
 const MaxTimeout = 86400
 
-// NoLimit stands for a limit that is never reached, where a number is needed.
+// NoLimit stands for "unlimited" where a number is needed.
 const NoLimit = math.MaxInt32
 
 // LimitOf returns a limit of a plan, or [NoLimit] for none.
@@ -21,7 +21,7 @@ func LimitOf(n int) int {
 	return n
 }
 
-// UnlimitedPlan is the name of the plan of organisations that were created without one.
+// UnlimitedPlan is the plan of organisations created without one.
 const UnlimitedPlan = "unlimited"
 
 // Plan is a named set of limits that organisations are assigned to. A number that is 0 is no limit.
@@ -32,7 +32,7 @@ type Plan struct {
 	MaxQueued  int    `json:"max_queued,omitempty" minimum:"1" maximum:"10000000" doc:"Async executions of the organisation that wait; no limit if absent."`
 	MaxTimeout int    `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"Seconds that an execution may ask for; 86400 if absent."`
 	Weight     int    `json:"weight" default:"1" minimum:"1" maximum:"1000" doc:"Executions that are started for each one of an organisation of weight 1, while both wait for slots."`
-	// RequestRate is the number of requests that each API key may send in a minute.
+	// RequestRate is the number of requests per minute and API key.
 	RequestRate int    `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests that each API key may send in a minute; no limit if absent."`
 	Streaming   bool   `json:"streaming" default:"true" doc:"Whether executions may be streamed."`
 	Async       bool   `json:"async" default:"true" doc:"Whether executions may be asynchronous."`
@@ -66,8 +66,8 @@ func PresetPlan(name string) (p Plan, ok bool) {
 	return Plan{}, false
 }
 
-// Narrow returns what both plans allow, with the name, the weight and the monthly quotas of p. A key's plan does not
-// limit usage, which is counted by organisation.
+// Narrow returns the limits allowed by both plans, with the name, the weight and the monthly quotas
+// of p. Usage is counted per organisation, so a key's plan does not limit it.
 func (p Plan) Narrow(other Plan) Plan {
 	p.Concurrent = narrower(p.Concurrent, other.Concurrent)
 	p.MaxQueued = narrower(p.MaxQueued, other.MaxQueued)
@@ -88,7 +88,7 @@ func narrower(a, b int) int {
 	return 0
 }
 
-// Within reports whether p allows nothing that other does not allow.
+// Within reports whether other allows everything that p allows.
 func (p Plan) Within(other Plan) bool {
 	return p.Narrow(other) == p
 }
@@ -98,7 +98,7 @@ func (p Plan) Allows(m Mode) bool {
 	return m != ModeStreaming && m != ModeAsync || m == ModeStreaming && p.Streaming || m == ModeAsync && p.Async
 }
 
-// LongestTimeout returns the largest timeout of an execution that the plan allows, in seconds.
+// LongestTimeout returns the longest timeout that the plan allows, in seconds.
 func (p Plan) LongestTimeout() int { return min(LimitOf(p.MaxTimeout), MaxTimeout) }
 
 // Validate checks what struct tags cannot express, and returns a [*FieldError].
@@ -120,7 +120,7 @@ func (p *Plan) Validate() error {
 	return CheckTitle(p.Title)
 }
 
-// CheckPlanName checks the form of the name of a plan that a field has.
+// CheckPlanName checks the form of a plan's name in a field.
 func CheckPlanName(field, name string) error {
 	if !ValidOrg(name) {
 		return FieldErrorf(field, "must be 1 to 63 characters of a-z, 0-9, _ and -, the first a letter or digit")

@@ -8,14 +8,14 @@ type Process struct {
 	Roles     []string  `json:"roles"`
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"started_at"`
-	// Problems are what it needs and does not have, as of its last check, in the order of Need.
+	// Problems are the unmet needs found by the last check, in the order of Need.
 	Problems []Problem `json:"problems"`
 	// Missing is why its worker does not have a capability, by capability. That is no problem if other
 	// workers have it.
 	Missing map[string]string `json:"missing,omitempty"`
 }
 
-// Problem is something that a process needs and does not have.
+// Problem is an unmet need of a process.
 type Problem struct {
 	Need    string `json:"need"`    // what is missing: store, redis, worker or disk
 	Message string `json:"message"` // why, and what to do

@@ -2,7 +2,7 @@ package proto
 
 import "time"
 
-// MaxQueuePlaces bounds the executions whose places in the queue one request may ask for.
+// MaxQueuePlaces limits the executions whose queue positions one request may ask for.
 const MaxQueuePlaces = 20
 
 // QueueRequest asks for the queue of an API key.
@@ -39,6 +39,6 @@ type QueuePlace struct {
 	CreatedAt time.Time `json:"created_at"`
 	Position  int       `json:"position"`       // executions that will start before it, estimated
 	Wait      *float64  `json:"wait,omitempty"` // until it starts, in seconds, estimated; nil if unknown
-	// WaitingFor is what no live worker offers of what it needs, nil if one can run it.
+	// WaitingFor is what no live worker offers, nil if one can run the execution.
 	WaitingFor *Missing `json:"waiting_for,omitempty"`
 }

@@ -31,7 +31,7 @@ const (
 // QuotaNames returns the names of all quotas.
 func QuotaNames() []QuotaName { return []QuotaName{QuotaCPU, QuotaMemory, QuotaStored} }
 
-// QuotaUse is what an organisation has used of a quota in a month.
+// QuotaUse is how much of a monthly quota an organisation has used.
 type QuotaUse struct {
 	Name QuotaName
 	Quota
@@ -42,7 +42,7 @@ type QuotaUse struct {
 // Reached reports whether usage has reached a limit; 0 means no limit.
 func (u *QuotaUse) Reached(limit int64) bool { return limit > 0 && u.Used >= float64(limit) }
 
-// Uses returns what an organisation has used in a month of those quotas that have a limit.
+// Uses returns an organisation's use in a month of the quotas that have a limit.
 func (q Quotas) Uses(m *UsageMonth) (uses []QuotaUse) {
 	for _, use := range []QuotaUse{
 		{Name: QuotaCPU, Quota: q.CPUSeconds, Used: float64(m.CPUMS) / 1000},
@@ -57,7 +57,7 @@ func (q Quotas) Uses(m *UsageMonth) (uses []QuotaUse) {
 	return uses
 }
 
-// validate returns a [*FieldError] if a soft limit is above the hard one.
+// validate returns a [*FieldError] if the soft limit exceeds the hard one.
 func (q Quotas) validate(field string) error {
 	for _, use := range q.Uses(&UsageMonth{}) {
 		if use.Hard > 0 && use.Soft > use.Hard {

@@ -2,19 +2,19 @@ package proto
 
 import "context"
 
-// ReadLimit bounds what a request reads from the store: how much at the same time, and how much it
-// keeps in memory. Without it, the readers of one organisation's large results would delay
-// everybody's messages.
+// ReadLimit limits a request's reads from the store: how many run at the same time, and how much
+// memory they keep. Otherwise readers of one organisation's large results would delay every other
+// tenant's messages.
 type ReadLimit interface {
 	// BeginRead blocks until the request may read. end must be called after the read.
 	BeginRead(ctx context.Context) (end func(), err error)
-	// ReserveRead reserves the memory of n bytes that are read, until the request ends.
+	// ReserveRead reserves memory for n bytes until the request ends.
 	ReserveRead(n int) error
 }
 
 type readLimitKey struct{}
 
-// WithReadLimit returns a context whose reads from the store l bounds.
+// WithReadLimit returns a context whose store reads l limits.
 func WithReadLimit(ctx context.Context, l ReadLimit) context.Context {
 	return context.WithValue(ctx, readLimitKey{}, l)
 }

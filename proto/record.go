@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// storedRecord is the first line of a stored record. The outputs follow as raw bytes: as JSON they
-// may be six times as long, and would be decoded only to be encoded again.
+// storedRecord is the first line of a stored record. The outputs follow as raw bytes: JSON could
+// make them six times as long, and would be decoded only to be encoded again.
 type storedRecord struct {
 	*Record
 	StdoutBytes int `json:"stdout_bytes,omitempty"`
@@ -15,8 +15,8 @@ type storedRecord struct {
 }
 
 // EncodeRecord returns the stored form of r: a JSON object without the outputs. If there is any
-// output, a newline and the bytes of stdout and stderr follow; the object has their lengths as
-// stdout_bytes and stderr_bytes.
+// output, a newline and the bytes of stdout and stderr follow; stdout_bytes and stderr_bytes in the
+// object are their lengths.
 func EncodeRecord(r *Record) ([]byte, error) {
 	rest := *r
 	stdout, stderr := "", ""

@@ -58,12 +58,12 @@ type Rejection struct {
 	Plan    *PlanLimit `json:"-"` // nil if the reason is not about a plan, or the plan is unknown
 }
 
-// PlanLimit describes a plan that does not allow what a request asks for, and which plans do.
+// PlanLimit describes a plan that does not allow a request, and which plans would.
 type PlanLimit struct {
 	Title      string
 	Mode       Mode      // for [RejectedMode]
 	Larger     []string  // titles of the larger plans that include the mode
-	KillGrace  bool      // the limit is that of timeout and kill_grace together
+	KillGrace  bool      // the limit is for the sum of timeout and kill_grace
 	Quota      *QuotaUse // for [RejectedQuota]
 	Next       *Plan     // the plan to suggest; nil for none
 	UpgradeURL string    // where users change their plan; empty for none
@@ -81,10 +81,11 @@ func (r *Rejection) Error() string {
 }
 
 // Final reports whether the same submission would always be refused, so that retrying is pointless.
-// It is false if waiting
-// helps, and if err is a failure of the server, after which the job may have been accepted.
+// It is false if waiting helps, and if err is a server failure, after which the job may have been
+// accepted.
 //
-// Only a person ends a final refusal, by changing the request, the key, the plan or what they name.
+// Only a person can lift a final refusal, by changing the request, the key, the plan or whatever
+// they refer to.
 func Final(err error) bool {
 	if err == nil || mayPass(err) {
 		return false
@@ -99,13 +100,13 @@ func Final(err error) bool {
 	return conflict || errors.Is(err, ErrKeyReused) || errors.Is(err, ErrNoJob)
 }
 
-// conflictError is an error about the state of something, with a text for the client.
+// conflictError is an error about an object's state whose text is meant for the client.
 type conflictError interface {
 	error
 	Conflict()
 }
 
-// mayPass reports whether err is unknown to be a refusal, or one that others end.
+// mayPass reports whether err is not known to be a refusal, or may resolve without a change.
 func mayPass(err error) bool {
 	for _, again := range []error{
 		ErrMayRun, ErrSubmissionPending, ErrNotConfirmed, context.DeadlineExceeded, context.Canceled,
@@ -119,7 +120,8 @@ func mayPass(err error) bool {
 	return busy || removing
 }
 
-// final reports whether waiting is pointless. An unknown reason comes from a newer process, and may pass.
+// final reports whether waiting is pointless. An unknown reason comes from a newer process and may
+// pass.
 func (r Reason) final() bool {
 	switch r {
 	case RejectedNoWorker, RejectedKey, RejectedScope, RejectedNoOrg, RejectedDeleted, RejectedSuspended, RejectedNoPlan,

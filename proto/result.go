@@ -29,7 +29,7 @@ func Exited(code int) Result { return Result{Success: code == 0, ExitCode: code}
 // Signaled returns the result of a program that a signal killed.
 func Signaled(signal int) Result { return Exited(128 + signal) }
 
-// TimedOut returns the result of a program that ran longer than timeout, in seconds.
+// TimedOut returns the result of a program that exceeded its timeout, in seconds.
 func TimedOut(timeout int) Result {
 	text := fmt.Sprintf(errTimedOutAfterFormat, timeout)
 	return platform(text, CodeTimeout,
@@ -50,13 +50,13 @@ func platform(text string, code ErrorCode, message string) Result {
 	return Result{ExitCode: -1, Error: &text, ErrorCode: &c, ErrorMessage: &message}
 }
 
-// Unsaved returns the result of a program with result r whose home could not be saved. message is a
-// sentence for the client; a message of r precedes it. The output, the duration and the program's
-// own exit code stay.
+// Unsaved returns r changed for a home that could not be saved. message is a sentence for the
+// client, appended to any message of r. The output, the duration and the program's own exit code
+// stay.
 func (r Result) Unsaved(message string) Result { return r.unstored(CodeThreadSave, message) }
 
-// Unwritten returns the result of a program with result r whose writes to a mount could not be
-// stored. It is like Unsaved in all else.
+// Unwritten returns r changed for writes to a mount that could not be stored. Otherwise it works
+// like Unsaved.
 func (r Result) Unwritten(message string) Result { return r.unstored(CodeStorageWrite, message) }
 
 func (r Result) unstored(code ErrorCode, message string) Result {

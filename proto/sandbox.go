@@ -19,13 +19,13 @@ const (
 	sandboxNameMessage = "must be 1 to 63 characters of a-z, 0-9, ., _ and -, the first a letter or digit"
 )
 
-// A home of default size is half of the memory, a /tmp of default size a quarter.
+// By default, the home takes half of the memory and /tmp a quarter.
 const (
 	DefaultHomeShare = 2
 	DefaultTmpShare  = 4
 )
 
-// The names of built-in profiles, which no other profile can have.
+// The names of built-in profiles, which are reserved.
 const (
 	DefaultProfileName = "default" // of API keys that are bound to none
 	AgentsProfileName  = "agents"  // for API keys of agents, see [AgentsProfile]
@@ -36,12 +36,11 @@ func BuiltInProfile(name string) bool {
 	return name == DefaultProfileName || name == AgentsProfileName
 }
 
-// Isolation limits what an execution of Python shares with others of its API key. If it is empty,
-// the worker may fork the execution from one warm interpreter of that key.
+// Isolation limits what a Python execution shares with others of its API key. If it is empty, the
+// worker may fork the execution from the key's warm interpreter.
 type Isolation string
 
-// IsolationStrict starts an interpreter of its own for every execution of Python, in a single-use
-// jail.
+// IsolationStrict starts every Python execution in its own interpreter, in a single-use jail.
 const IsolationStrict Isolation = "strict"
 
 // Profile is a sandbox profile: a named set of limits and settings that API keys are bound to. It
@@ -49,9 +48,9 @@ const IsolationStrict Isolation = "strict"
 // only add to the environment.
 type Profile struct {
 	Name string `json:"name" pattern:"^[a-z0-9][a-z0-9._-]{0,62}$" doc:"Required, unless the path has it. Not default or agents, which are built in."`
-	// Image is the root file system: empty for the server's default image or, if it has none, for the
-	// host's own runtimes; an absolute path for a directory of the worker's host; else the name of an
-	// image in the registry.
+	// Image is the root file system: empty for the server's default image or, if it has none, for
+	// the host's own runtimes; an absolute path for a directory of the worker's host; otherwise the
+	// name of an image in the registry.
 	Image   string            `json:"image" default:"" doc:"Empty: the image that the server has for such sandboxes (--default-image), else the runtimes of the workers' hosts. An absolute path: a directory there. Else the name of an image."`
 	CPU     float64           `json:"cpu" default:"1" minimum:"0.05" maximum:"64" doc:"Cores."`
 	Memory  Bytes             `json:"memory" minimum:"32MiB" maximum:"1024GiB" doc:"32MiB to 1024GiB, without swap; 1GiB by default."`
@@ -61,8 +60,8 @@ type Profile struct {
 	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; the variables of the API key win over them, and those of the request over both. The limits of env_vars hold here, and for all together."`
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
 	Secrets []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the executing organisation that programs get: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
-	// OpenFiles, Isolation, Preload, SystemCalls and Terminals are omitted if they are empty, so that versions
-	// without them read what does not need them.
+	// OpenFiles, Isolation, Preload, SystemCalls and Terminals are omitted if empty, so that older
+	// versions can read profiles that do not use them.
 	OpenFiles   int       `json:"open_files,omitempty" minimum:"256" maximum:"4096" doc:"Open files of each process; 1024 if absent."`
 	Isolation   Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
 	Preload     []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
@@ -70,18 +69,18 @@ type Profile struct {
 	Terminals   int       `json:"terminals,omitempty" minimum:"0" maximum:"64" doc:"Pseudo-terminals that a program can have open at a time; none if absent."`
 }
 
-// Disk is how much a program may write. The part of it that lies in memory counts against the
-// memory limit, too.
+// Disk limits what a program may write. The part kept in memory also counts against the memory
+// limit.
 type Disk struct {
 	Home   Bytes `json:"home" minimum:"1MiB" maximum:"1024GiB" doc:"Size of the home directory: 1MiB to 1024GiB. By default 512MiB or half of the memory, whichever is less."`
 	Tmp    Bytes `json:"tmp" minimum:"1MiB" maximum:"1024GiB" doc:"Size of /tmp: 1MiB to 1024GiB. By default 256MiB or a quarter of the memory, whichever is less."`
 	Inodes int64 `json:"inodes" default:"65536" minimum:"256" maximum:"16777216" doc:"Files and directories in each of the two."`
 }
 
-// DefaultProfile returns the profile of a key that is bound to none: the host's runtimes, 1 core, 1
-// GiB of memory, 256 processes, no network, 65,536 inodes in each of home and /tmp, 16 MiB of
-// output per stream. Home has half of the memory and /tmp a quarter, so that a full disk causes
-// ENOSPC before the program is killed for memory.
+// DefaultProfile returns the profile of a key without one: the host's runtimes, 1 core, 1 GiB of
+// memory, 256 processes, no network, 65,536 inodes in each of home and /tmp, 16 MiB of output per
+// stream. Home has half of the memory and /tmp a quarter, so that a full disk causes ENOSPC before
+// the program is killed for memory.
 func DefaultProfile() Profile {
 	return Profile{
 		Name: DefaultProfileName, CPU: 1, Memory: defaultMemory, Pids: 256,
@@ -90,8 +89,8 @@ func DefaultProfile() Profile {
 	}
 }
 
-// AgentsProfile returns the built-in profile for API keys of agents: the default one with as much
-// memory as the vendors' containers have, and the same shares of it for home and /tmp. Anthropic
+// AgentsProfile returns the built-in profile for API keys of agents: the default one with the
+// memory of the vendors' containers, and the same shares of it for home and /tmp. Anthropic
 // documents 5 GiB; OpenAI's examples ask for 4 GB.
 func AgentsProfile(defaults Profile) Profile {
 	const memory = 5 * GiB
@@ -100,7 +99,7 @@ func AgentsProfile(defaults Profile) Profile {
 	return defaults
 }
 
-// Sandbox returns the snapshot of the profile for a job. digest is the digest of its image in the
+// Sandbox returns the snapshot of the profile for a job. digest is its image's digest in the
 // registry, or "" without an image. The snapshot has no environment, which is merged into the job's
 // environment instead.
 func (p *Profile) Sandbox(digest string) Sandbox {
@@ -120,7 +119,7 @@ func (p *Profile) ImageName() (name string, ok bool) {
 
 var profileNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
 
-// CheckProfileForm checks the form of a profile's name in the field of that name. Its error is a
+// CheckProfileForm checks the form of a profile's name in the named field. Its error is a
 // [*FieldError].
 func CheckProfileForm(field, name string) error {
 	if len(name) > maxName || !profileNamePattern.MatchString(name) {
@@ -214,8 +213,8 @@ var addableSystemCalls = [...]string{ // read only
 	"rseq_slice_yield",
 }
 
-// AddableSystemCalls returns the system calls that a profile can allow beyond those that every
-// program can make.
+// AddableSystemCalls returns the system calls that a profile can allow in addition to the usual
+// ones.
 func AddableSystemCalls() []string { return slices.Clone(addableSystemCalls[:]) }
 
 func checkSystemCalls(calls []string) error {

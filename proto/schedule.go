@@ -14,7 +14,7 @@ const (
 	MaxSchedules = 10_000
 	// MaxScheduleRequest bounds the execute request of a schedule, in bytes of JSON.
 	MaxScheduleRequest = 256 << 10
-	// MaxScheduleRuns is how many runs of a schedule are remembered, and how many may wait.
+	// MaxScheduleRuns limits a schedule's kept runs, and its waiting ones.
 	MaxScheduleRuns = 50
 )
 
@@ -38,17 +38,17 @@ type Schedule struct {
 	TimedAt   time.Time       `json:"timed_at"` // when its timing was set; ticks before it do not count
 }
 
-// OverlapPolicy is what happens at a tick while the previous execution has not ended.
+// OverlapPolicy decides what happens at a tick while the previous execution is still active.
 type OverlapPolicy string
 
-// The policies. With OverlapQueue, up to [MaxScheduleRuns] ticks wait, and run one after the other.
+// The policies. With OverlapQueue, up to [MaxScheduleRuns] ticks wait and run one at a time.
 const (
 	OverlapSkip    OverlapPolicy = "skip"
 	OverlapQueue   OverlapPolicy = "queue"
 	OverlapReplace OverlapPolicy = "replace" // the previous execution is cancelled
 )
 
-// MissedPolicy is what happens to ticks at which no process could start executions.
+// MissedPolicy decides what happens to ticks missed while no process could start executions.
 type MissedPolicy string
 
 // The policies. With MissedAll, the newest [MaxScheduleRuns] of the last day run.

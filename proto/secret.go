@@ -21,15 +21,15 @@ const (
 // ErrNoSecretsKey is returned if the operator has given a process no key for secrets.
 var ErrNoSecretsKey = errors.New("this server has no key for secrets: set --secrets-key or --secrets-command")
 
-// MissingSecretError is returned if a secret that is bound to a key or a profile does not exist.
+// MissingSecretError is returned if a key or profile refers to a secret that does not exist.
 type MissingSecretError struct{ Secret string }
 
 func (e *MissingSecretError) Error() string { return "the secret " + e.Secret + " does not exist" }
 
-// SecretInUseError is returned if a secret cannot be removed because something names it.
+// SecretInUseError is returned if a secret cannot be removed because it is in use.
 type SecretInUseError struct {
 	Secret      string
-	Keys        []string // ids of unrevoked API keys that name it, or whose sandbox profile does
+	Keys        []string // ids of unrevoked API keys that refer to it, directly or by their profile
 	Connections []string // slugs of storage connections that have it as their credential
 }
 
@@ -44,7 +44,7 @@ func (e *SecretInUseError) Error() string {
 	return fmt.Sprintf("the secret %s is named by %s", e.Secret, strings.Join(holders, ", and by "))
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*SecretInUseError) Conflict() {}
 
 // Secret describes a named secret of an organisation, without its value.
@@ -53,7 +53,7 @@ type Secret struct {
 	Name     string `json:"name"`
 	Bytes    int    `json:"bytes"`    // of the value
 	Variable bool   `json:"variable"` // whether the value can be an environment variable
-	// Injection, if not nil, is how the worker uses the secret instead of passing it to programs.
+	// Injection, if not nil, is how the worker adds the secret to requests; programs never get it.
 	Injection *Injection `json:"injection,omitempty"`
 	CreatedAt time.Time  `json:"created_at"`
 	UpdatedAt time.Time  `json:"updated_at"`
@@ -65,7 +65,7 @@ type SecretBinding struct {
 	Secret string `json:"secret"`         // the name
 	Env    string `json:"env,omitempty"`  // the variable; empty for a file
 	Mask   bool   `json:"mask,omitempty"` // whether the output has *** in its place
-	// Injection is the injection that the secret had when the execution was accepted.
+	// Injection is the secret's injection at the time the execution was accepted.
 	Injection *Injection `json:"injection,omitempty"`
 }
 
@@ -139,7 +139,7 @@ func (b SecretBinding) conflicts(other SecretBinding) bool {
 	return b.Env == other.Env && (b.Env != "" || b.Secret == other.Secret)
 }
 
-// MergeSecrets returns the bindings of a profile and those of a key, which win. Its error is a
+// MergeSecrets merges the bindings of a profile and a key; the key's win. Its error is a
 // [*FieldError].
 func MergeSecrets(profile, key []string) (merged []SecretBinding, err error) {
 	for _, text := range slices.Concat(key, profile) {
@@ -154,8 +154,8 @@ func MergeSecrets(profile, key []string) (merged []SecretBinding, err error) {
 	return merged, nil
 }
 
-// CheckSecretEnv checks variables that are secrets, with the rest of the environment. requested are
-// the variables of the request, which cannot replace a secret. Its error is a [*FieldError].
+// CheckSecretEnv checks secret variables together with the rest of the environment. requested are
+// the request's variables, which cannot replace a secret. Its error is a [*FieldError].
 func CheckSecretEnv(env, requested map[string]string, bound []SecretBinding, secrets map[string]Secret) error {
 	size, n := 0, len(env)
 	for name, value := range env {

@@ -15,22 +15,22 @@ const (
 	SessionLife = 7 * 24 * time.Hour // at most
 )
 
-// MaxSessions is the largest number of sessions of a member or of an API key. A further one ends the
-// one that was not used for the longest time.
+// MaxSessions is the maximum number of sessions per member or API key. Another one evicts the least
+// recently used.
 const MaxSessions = 20
 
 // Session is the login of a browser. It acts as a member or as an API key of one organisation.
 type Session struct {
 	ID  string `json:"id"`
 	Org string `json:"org"`
-	// KeyID is the id of the member or of the API key as which the session acts.
+	// KeyID is the id of the member or API key that the session acts for.
 	KeyID string `json:"key_id"`
 	Name  string `json:"name"` // of the member or of the API key at the login
 	// Issuer and Subject identify the person; they are empty for a session of an API key.
 	Issuer  string `json:"issuer,omitempty"`
 	Subject string `json:"subject,omitempty"`
-	// KeyHash is the hash of the API key with which the session was made, empty for a person. The
-	// session ends when the API key does, or gets another secret.
+	// KeyHash is the hash of the API key that created the session, empty for a person. The session
+	// ends when that key ends or its secret changes.
 	KeyHash   string    `json:"key_hash,omitempty"`
 	UserAgent string    `json:"user_agent,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
@@ -46,7 +46,7 @@ func (s *Session) ExpiresAt() time.Time {
 	return end
 }
 
-// Of reports whether the session is one of the person who is a member.
+// Of reports whether the session belongs to the member.
 func (s *Session) Of(m *Member) bool {
 	return s.Subject != "" && s.Issuer == m.Issuer && s.Subject == m.Subject
 }
@@ -63,8 +63,8 @@ const (
 	sessionIDBytes = 20
 )
 
-// NewSessionToken returns the secret of a new session: 32 random bytes, and what proves to a process
-// with the same secret that another one has made the token.
+// NewSessionToken returns the secret of a new session: 32 random bytes, and a code that proves to
+// processes with the same secret that one of them made the token.
 func NewSessionToken(secret *[32]byte) string {
 	b := make([]byte, sessionRandom, sessionRandom+sha256.Size)
 	_, _ = rand.Read(b) // crypto/rand.Read never returns an error since Go 1.24

@@ -17,7 +17,8 @@ type QueueStats struct {
 	OldestQueue float64 `json:"oldest_queued_seconds"` // age of the oldest queued job in seconds; 0 if none is queued
 	// starts per second while others were queued, lately; 0 if there were none
 	StartRate float64 `json:"start_rate"`
-	// AtShare are the organisations that get no further slot while others submit, also if one is free.
+	// AtShare are the organisations that get no further slot while others submit, even if one is
+	// free.
 	AtShare []string `json:"at_share,omitempty"`
 }
 
@@ -26,9 +27,9 @@ const (
 	unknownRetryAfter = 10 // if nothing is known to have started lately
 )
 
-// RetryAfter estimates when an interactive execution that org submits again will find a free slot,
-// in seconds from 1 to 30: when the interactive executions that are queued now will have started.
-// An organisation at its share waits for the end of its own programs, which have kept it waiting.
+// RetryAfter estimates in how many seconds, from 1 to 30, org will find a free slot for an
+// interactive execution: when all interactive executions queued now will have started. An
+// organisation at its share waits for its own programs to end.
 func (s *QueueStats) RetryAfter(org string) int {
 	switch {
 	case slices.Contains(s.AtShare, org):

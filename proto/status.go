@@ -58,10 +58,10 @@ func ErrorCodes() []ErrorCode {
 	}
 }
 
-// Mode is how a client gets the result, and the delivery_mode of the execution's record.
+// Mode is how a client gets the result; the record shows it as delivery_mode.
 type Mode string
 
-// The modes. ModeAsync has the value of the public contract, with or without a webhook URL.
+// The modes. ModeAsync is "webhook" in the public contract, even without a webhook URL.
 const (
 	ModeInline    Mode = "inline"
 	ModeStreaming Mode = "streaming"

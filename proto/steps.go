@@ -14,8 +14,8 @@ type Steps struct {
 	Commit     Interval  `json:"commit,omitzero"`  // they became the thread's next version
 }
 
-// Interval is when something began, in microseconds after [Steps.AssignedAt], and how many
-// microseconds it took. It is zero if it did not happen.
+// Interval is a start, in microseconds after [Steps.AssignedAt], and a duration in microseconds. It
+// is zero for a step that was skipped.
 type Interval [2]int64
 
 // Interval returns the interval from one time to another.
@@ -46,8 +46,8 @@ type Step struct {
 	Took   time.Duration
 }
 
-// Timeline returns the steps that have ended, in the order in which they began. Of earlier attempts,
-// and of workers that were lost, there is none.
+// Timeline returns the finished steps in the order in which they began. Earlier attempts and lost
+// workers leave none.
 func (r *Record) Timeline() (steps []Step) {
 	queued := r.QueuedAt()
 	if queued.After(r.CreatedAt) {

@@ -12,8 +12,8 @@ type Submission struct {
 	IdempotencyKey string    // empty for none
 	BodyHash       string    // of the request; unused without an idempotency key
 	WaitUntil      time.Time // when to stop waiting for another request with the same idempotency key
-	// Admit, if not nil, is called when it is known that the execution is a new one. After an
-	// error, which Submit returns, nothing of the job remains.
+	// Admit, if not nil, is called once the execution is known to be new. Submit returns its error,
+	// and nothing of the job remains.
 	Admit func() error
 	// Binding is set when the idempotency key was bound to this job.
 	Binding Binding
@@ -23,10 +23,10 @@ type Submission struct {
 var (
 	// ErrKeyReused is returned if an idempotency key was used with another body.
 	ErrKeyReused = errors.New("the idempotency key was used with another body")
-	// ErrSubmissionPending is returned if another request with the same idempotency key or dead
-	// letter is still being accepted.
+	// ErrSubmissionPending is returned while another request with the same idempotency key or dead
+	// letter is being accepted.
 	ErrSubmissionPending = fmt.Errorf("another request is still being accepted: %w", ErrConflict)
-	// ErrNotConfirmed is returned if the queue did not confirm a job, which was withdrawn then.
+	// ErrNotConfirmed is returned if the queue did not confirm a job, which is then withdrawn.
 	ErrNotConfirmed = errors.New("the queue did not confirm the execution in time")
 	// ErrMayRun is returned if it is unknown whether a job was accepted.
 	ErrMayRun = errors.New("the execution may have been accepted")
@@ -35,7 +35,7 @@ var (
 )
 
 // NotConfirmed reports whether an execution was withdrawn because the queue did not confirm it.
-// Nothing of it ran, and its time in the queue is not over.
+// Nothing of it ran, and its queue time has not expired.
 func (r *Record) NotConfirmed() bool {
 	return r.Attempt == 0 && r.ExpiredInQueue() && r.CompletedAt != nil && r.CompletedAt.Before(r.QueueDeadline)
 }

@@ -19,7 +19,7 @@ const (
 	// MaxStagedBytes is the largest size of the list of a thread's staged files as JSON: a head
 	// must fit into one message.
 	MaxStagedBytes = 256 << 10
-	// KeptVersions is the number of versions of a thread that are kept, the newest included.
+	// KeptVersions is the number of versions kept per thread, including the newest.
 	KeptVersions = 20
 )
 
@@ -41,26 +41,25 @@ type Thread struct {
 	ID        string    `json:"id"`
 	CreatedAt time.Time `json:"created_at"`
 	UsedAt    time.Time `json:"used_at"` // when an execution last locked it, or a file was last staged
-	// Holder is the execution that holds the lock of the thread, until it is terminal. HeldAt is
-	// when it got the lock.
+	// Holder is the execution that holds the thread's lock, until it is terminal. HeldAt is when it
+	// got the lock.
 	Holder TraceID   `json:"holder,omitempty"`
 	HeldAt time.Time `json:"held_at,omitzero"`
 	// Fence counts holders and abandoned attempts of holders. A commit names the fence that it was
 	// made under.
 	Fence   int64    `json:"fence"`
 	Version *Version `json:"version,omitempty"` // the newest; nil while the home is empty
-	// History are the kept versions before the newest, in descending order and without their
-	// layers.
+	// History has the older kept versions, in descending order and without their layers.
 	History []Version `json:"history,omitempty"`
-	// Staged are the uploaded files that are in no version yet, the oldest first.
+	// Staged are the uploaded files that no version includes yet, oldest first.
 	Staged []StagedFile `json:"staged,omitempty"`
 	// Removal marks a tombstone: the thread is gone, and its manifests are being removed. It
 	// identifies the tombstone. All other fields but Org and ID are zero then.
 	Removal string `json:"removal,omitempty"`
 }
 
-// Version is one state of a thread's home. It never changes, except that other layers with the same
-// content may replace its layers.
+// Version is one state of a thread's home. It is immutable, except that its layers may be replaced
+// by others with the same content.
 type Version struct {
 	Number    int64     `json:"number"` // 1 for the first
 	CreatedAt time.Time `json:"created_at"`
@@ -79,7 +78,7 @@ type Version struct {
 	Base  *Base  `json:"base,omitempty"` // of the manifest; nil if the manifest has all layers itself
 }
 
-// Base is a manifest that has the first layers of another one.
+// Base is a manifest that shares its first layers with another one.
 type Base struct {
 	Manifest Blob   `json:"manifest"`
 	Layers   int    `json:"layers"` // how many
@@ -128,7 +127,7 @@ type Commit struct {
 	Staged  []string `json:"staged"`  // keys of the staged files that the version contains
 }
 
-// CheckoutRequest asks for the files of a thread, for the execution that holds it.
+// CheckoutRequest requests a thread's files for the execution that holds it.
 type CheckoutRequest struct {
 	Org, Thread string
 	Trace       TraceID
@@ -157,7 +156,7 @@ func (e *BusyError) Error() string {
 		e.Thread, e.Holder)
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*BusyError) Conflict() {}
 
 // RemovingError refuses to create a thread while one with the same id is being removed.
@@ -167,10 +166,10 @@ func (e *RemovingError) Error() string {
 	return fmt.Sprintf("%s is being removed; try again, or remove it again if that was interrupted", threadName(e.Thread))
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*RemovingError) Conflict() {}
 
-// LayersError refuses a change of a thread whose version consists of too many changes.
+// LayersError refuses a change to a thread whose version has too many layers.
 type LayersError struct {
 	Thread string
 	Most   int
@@ -182,7 +181,7 @@ func (e *LayersError) Error() string {
 		threadName(e.Thread), e.Most)
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*LayersError) Conflict() {}
 
 // StagedError refuses an upload to a thread that has too many staged files.
@@ -197,10 +196,10 @@ func (e *StagedError) Error() string {
 		threadName(e.Thread), e.Files, MaxStaged, Bytes(MaxStagedBytes))
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*StagedError) Conflict() {}
 
-// Space is the size of a home, a limit of it, or a part of it.
+// Space is the size of a home, of a part of it, or a limit.
 type Space struct {
 	Bytes int64 // content of files; staged files count in whole blocks, with their directories
 	Files int64 // files, directories, symlinks
@@ -212,11 +211,10 @@ func (s Space) Over(limit Space) bool { return s.Bytes > limit.Bytes || s.Files 
 // Add returns the sum of s and other.
 func (s Space) Add(other Space) Space { return Space{s.Bytes + other.Bytes, s.Files + other.Files} }
 
-// SpaceError refuses an upload or another change that would make the home larger than its sandbox allows.
+// SpaceError refuses a change that would make the home exceed its sandbox's limits.
 type SpaceError struct {
 	Thread string
-	// of the newest version, without the files that staged files replace; of all files for other
-	// changes than an upload
+	// for an upload, the newest version without files that staged ones replace; otherwise all files
 	Home    Space
 	Waiting Space // of the files that are staged already
 	New     Space // of the new file, or the growth by another change
@@ -233,7 +231,7 @@ func (e *SpaceError) Error() string {
 		e.Most.Bytes, e.Most.Files)
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*SpaceError) Conflict() {}
 
 // StagedSpace returns the size of staged files in a home: whole blocks, and the directories above
@@ -314,8 +312,7 @@ func (e *DepthError) Error() string {
 	return fmt.Sprintf("the home has more than %d directories in each other, itself included", e.Most)
 }
 
-// FileError is returned if a file or directory of a home cannot be saved because it exceeds a
-// limit.
+// FileError is returned if a file or directory of a home exceeds a limit and cannot be saved.
 type FileError struct {
 	Path string // in the home; "." is the home itself
 	Size int64
@@ -331,8 +328,7 @@ func (e *FileError) Error() string {
 	return fmt.Sprintf("%q has %d %s, more than %d", path, e.Size, e.Unit, e.Most)
 }
 
-// UploadsError is returned if the staged files of a thread do not fit into the home of an
-// execution's sandbox.
+// UploadsError is returned if a thread's staged files do not fit into the sandbox's home.
 type UploadsError struct {
 	Bytes, Files       int64 // of the uploads
 	MaxBytes, MaxFiles int64

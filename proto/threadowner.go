@@ -2,11 +2,11 @@ package proto
 
 import "strings"
 
-// ThreadOwner is what owns a thread that no request can name. Users' threads have no owner.
+// ThreadOwner owns threads that no request can name. Users' threads have no owner.
 //
-// The id of an owned thread is the owner, a = and a name. [CheckThreadID] accepts no such id, so every
-// entrance that checks ids is closed to owned threads, and an owner's threads cannot collide with
-// those of users or of another owner.
+// The id of an owned thread is the owner, a = and a name. [CheckThreadID] rejects such ids, so
+// every route that checks ids is closed to owned threads, and an owner's threads cannot collide
+// with those of users or of another owner.
 type ThreadOwner string
 
 // The owners.
@@ -34,7 +34,7 @@ func (o ThreadOwner) NameOf(thread string) (name string, ok bool) {
 // ThreadOwned reports whether a thread has an owner.
 func ThreadOwned(id string) bool { return strings.Contains(id, "=") }
 
-// UserThread returns the id of a thread for its user, empty if the thread has an owner.
+// UserThread returns the id under which users see a thread, empty if the thread has an owner.
 func UserThread(id string) string {
 	if ThreadOwned(id) {
 		return ""

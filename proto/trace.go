@@ -8,16 +8,15 @@ import (
 	"fmt"
 )
 
-// TraceID identifies an execution: "trc_" followed by 20 characters of base64url, which are 15
-// random bytes.
+// TraceID identifies an execution: "trc_" and 20 characters of base64url for 15 random bytes.
 type TraceID string
 
 const (
 	tracePrefix  = "trc_"
 	traceRandom  = 15
 	traceEncoded = 20
-	// otelPrefix is the fixed first byte of the OpenTelemetry trace id. It is not zero, so that the
-	// id is always valid.
+	// otelPrefix is the fixed first byte of OpenTelemetry trace ids. It is not zero, so that the id
+	// is always valid.
 	otelPrefix = 0xb1
 )
 

@@ -2,11 +2,11 @@ package proto
 
 import "fmt"
 
-// TreeCopy is a copy of parts of homes to the home of a thread that no execution holds. Files keep their
-// modes, times, attributes and holes; links and empty directories are copied as they are.
+// TreeCopy copies parts of homes into the home of an unlocked thread. Files keep their modes,
+// times, attributes and holes; links and empty directories are copied as they are.
 type TreeCopy struct {
 	Parts []TreePart
-	New   bool  // the thread must not exist; it is created if there is something to copy
+	New   bool  // the thread must not exist; it is created if there is anything to copy
 	Most  Space // limit of the copied parts together
 	Home  Space // limit of the home after the copy
 }
@@ -27,5 +27,5 @@ func (e *CopyError) Error() string {
 		e.Size.Files, e.Size.Bytes, e.Most.Files, Bytes(e.Most.Bytes))
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*CopyError) Conflict() {}

@@ -63,7 +63,7 @@ type UsageMonth struct {
 	StoredByteDays int64 // the sum of the largest sample of each day
 }
 
-// UsageGroup is what rows of a [UsageReport] may differ in.
+// UsageGroup is a field by which a [UsageReport] can be grouped.
 type UsageGroup string
 
 // The groups.
@@ -74,7 +74,7 @@ const (
 	UsageByLanguage UsageGroup = "language"
 )
 
-// UsageGroups returns all groups, in the order in which rows are sorted by them.
+// UsageGroups returns all groups, in the sort order of rows.
 func UsageGroups() []UsageGroup {
 	return []UsageGroup{UsageByOrg, UsageByDay, UsageByKey, UsageByLanguage}
 }
@@ -89,8 +89,8 @@ type UsageFilter struct {
 // By reports whether rows differ in g.
 func (f *UsageFilter) By(g UsageGroup) bool { return slices.Contains(f.GroupBy, g) }
 
-// UsageRow is the usage of a group. The fields that rows do not differ in are empty. Key is empty
-// for what no API key causes, and Language for what has no language.
+// UsageRow is the usage of a group. Fields not grouped by are empty. Key is empty for usage without
+// an API key, and Language for usage without a language.
 type UsageRow struct {
 	Org      string
 	Day      string // in the form of [UsageDayLayout]
@@ -103,6 +103,6 @@ type UsageRow struct {
 // UsageReport is the answer to a [UsageFilter].
 type UsageReport struct {
 	Rows []UsageRow
-	// Complete is whether the report has everything that had ended when it was asked for.
+	// Complete is whether the report covers everything that had ended at the time of the request.
 	Complete bool
 }

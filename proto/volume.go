@@ -7,19 +7,18 @@ const (
 )
 
 const (
-	// A volume may have a file or directory for each bytesPerFile of its quota, and at least
+	// A volume may have one file or directory per bytesPerFile of its quota, but always
 	// minVolumeFiles. Homes may have as many as maxVolumeFiles.
 	bytesPerFile   = 16 << 10
 	minVolumeFiles = 1 << 16
 	maxVolumeFiles = 1 << 24
 )
 
-// VolumeThread returns the id of the thread whose files are a volume, the storage connection of kind
-// volume with that slug. The lock, the versions and the layers of a volume are those of its thread.
+// VolumeThread returns the id of the thread behind the volume with that slug. The lock, versions
+// and layers of a volume are its thread's.
 func VolumeThread(slug string) string { return OwnerVolume.Thread(slug) }
 
-// VolumeOf returns the slug of the volume whose thread has an id. ok is false for the id of any other
-// thread.
+// VolumeOf returns the slug of the volume behind a thread. ok is false for any other thread.
 func VolumeOf(thread string) (slug string, ok bool) { return OwnerVolume.NameOf(thread) }
 
 // VolumeSpace returns the limits of a volume with a quota in bytes.

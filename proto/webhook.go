@@ -27,7 +27,7 @@ const (
 	defaultWebhookWait  = Seconds(15 * time.Second)
 )
 
-// Seconds is a duration whose JSON form is a number of seconds.
+// Seconds is a duration that JSON encodes as a number of seconds.
 type Seconds time.Duration
 
 // MarshalJSON implements [json.Marshaler].
@@ -59,7 +59,7 @@ type Webhook struct {
 	// MaxAttempts is the largest number of attempts of a delivery.
 	MaxAttempts int `json:"max_attempts"`
 	// Waits are the pauses before the second attempt, the third and so on, each from the end of the
-	// previous attempt. The last one holds for all further attempts.
+	// previous attempt. The last one repeats.
 	Waits []Seconds `json:"waits"`
 	// SignatureHeaders are the headers with the hexadecimal signature.
 	SignatureHeaders []string `json:"signature_headers"`
@@ -103,7 +103,7 @@ func (w *Webhook) Secrets(at time.Time) []string {
 	return secrets
 }
 
-// Rotate replaces the present secret, which signs too until the time given. Only one old secret
+// Rotate replaces the current secret, which keeps signing until the given time. Only one old secret
 // signs at a time.
 func (w *Webhook) Rotate(secret string, until time.Time) {
 	if w.Secret != "" && w.Secret != secret {
@@ -119,8 +119,8 @@ func NewWebhookSecret() string {
 	return webhookSecretPrefix + base64.StdEncoding.EncodeToString(b[:])
 }
 
-// WebhookSecretHint returns the part of a secret that may be shown: the last characters of a long
-// secret, nothing of a short one.
+// WebhookSecretHint returns the displayable part of a secret: the last characters of a long one,
+// nothing of a short one.
 func WebhookSecretHint(secret string) string {
 	const tail = 4
 	r := []rune(secret)
