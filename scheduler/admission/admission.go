@@ -1,12 +1,12 @@
-// Package admission decides whether a job is accepted, and makes the job: from an API key and a
+// Package admission decides whether a job is accepted, and builds the job: from an API key and a
 // request, or from the definition of a schedule, a batch or a pipeline. HTTP, MCP, agents and the
-// engines of the scheduler call it.
+// scheduler's engines call it.
 //
-// A job is a snapshot: the plan narrowed by the key, the sandbox profile, the variables, the secrets,
-// the mounts and the webhook are those of the moment of its admission. Admission rejects a request with
-// a [*proto.Rejection], a [*proto.FieldError] or an error whose text is for clients, and leaves the
-// words to the surface. [proto.Final] reports whether a rejection can ever go away. Package submit
-// stores the job that admission makes.
+// A job is a snapshot, taken at admission, of the plan narrowed by the key, the sandbox profile,
+// the variables, the secrets, the mounts and the webhook. Admission rejects a request with a
+// [*proto.Rejection], a [*proto.FieldError] or an error whose text is for clients, and leaves the
+// wording to the surface. [proto.Final] reports whether a rejection is permanent. Package submit
+// stores the job that admission builds.
 package admission
 
 import (
@@ -24,9 +24,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// maxDelay is how far ahead an execution may be accepted. Its sandbox, its limits and its variables
-// are those of the moment of the acceptance. The server's retention is another limit, since a large
-// program is stored no longer than that.
+// maxDelay is how far ahead an execution may be accepted. Its sandbox, limits and variables are
+// those at acceptance. The server's retention is another limit, since a large program is stored no
+// longer than that.
 const maxDelay = 30 * 24 * time.Hour
 
 // Submitter stores jobs.
@@ -34,10 +34,10 @@ type Submitter interface {
 	// Submit accepts a job and returns the id of its execution. If an earlier request had the same
 	// idempotency key, Submit returns the id of the earlier execution.
 	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
-	// Accepted returns the execution that was accepted with an idempotency key of an API key, or
+	// Accepted returns the execution accepted under an API key's idempotency key, or
 	// [proto.ErrNotFound].
 	Accepted(ctx context.Context, org, key, idempotencyKey string) (proto.TraceID, error)
-	// Requeue submits the job that build makes from the one of a dead letter.
+	// Requeue submits the job that build makes from a dead letter's job.
 	Requeue(ctx context.Context, letter string, id proto.TraceID, build func(*proto.Job) (*proto.Job, error)) (
 		*proto.DeadLetter, error)
 }
@@ -78,8 +78,8 @@ type Admission struct {
 	QueueExpiry time.Duration // the longest wait of async executions for a worker
 	Retention   time.Duration // of records
 	UpgradeURL  string        // where users change their plan, for messages; empty for none
-	// QuotaReached, if not nil, is called once for each limit that an organisation reaches in a
-	// month, in one process.
+	// QuotaReached, if not nil, is called once per process for each limit that an organisation
+	// reaches in a month.
 	QuotaReached func(proto.Crossing)
 
 	Log    *slog.Logger
@@ -88,8 +88,8 @@ type Admission struct {
 	crossings crossings
 }
 
-// Job returns the job of a request as execution id, which is empty for a check alone. wait is how long
-// an inline or streaming execution waits for a worker.
+// Job returns the job of a request as execution id, which is empty for a mere check. wait is how
+// long an inline or streaming execution waits for a worker.
 func (a *Admission) Job(
 	ctx context.Context, req *api.ExecuteRequest, c proto.Caller, mode proto.Mode, id proto.TraceID, wait time.Duration,
 ) (*proto.Job, error) {
@@ -145,7 +145,7 @@ func (a *Admission) Job(
 	if err := a.sealSecrets(ctx, job, req.Env); err != nil {
 		return nil, err
 	}
-	if id != "" { // the store is not asked for each item of a batch at once
+	if id != "" { // batches skip this lookup: it would hit the store once per item
 		if err := a.checkSubPaths(ctx, c.Key.Org, mounts, req.SubPaths); err != nil {
 			return nil, err
 		}
@@ -155,14 +155,14 @@ func (a *Admission) Job(
 	return job, nil
 }
 
-// setLimits sets the limits with which the queue decides about a job.
+// setLimits sets the job's limits for the queue.
 func setLimits(job *proto.Job, e *proto.Entitlement) {
 	job.Concurrent, job.MaxQueued = proto.LimitOf(e.Concurrent), proto.LimitOf(e.MaxQueued)
 	job.Weight, job.KeyConcurrent = e.Weight, e.KeyConcurrent
 }
 
-// checkKillGrace checks the kill_grace of a request. An answer is due soon after the timeout, so that a
-// client that waits for it cannot have as much.
+// checkKillGrace checks the kill_grace of a request. A client that waits for the answer is limited
+// to less, because the answer is due soon after the timeout.
 func checkKillGrace(grace *proto.Seconds, mode proto.Mode) error {
 	if grace == nil || mode == proto.ModeAsync || time.Duration(*grace) <= proto.MaxWaitingKillGrace {
 		return nil
@@ -172,8 +172,8 @@ func checkKillGrace(grace *proto.Seconds, mode proto.Mode) error {
 		proto.MaxWaitingKillGrace.Seconds(), proto.MaxKillGrace.Seconds())
 }
 
-// runAt returns when the execution of a request is queued, zero for at once. A repeated request may
-// come later than that.
+// runAt returns when to queue the execution of a request, zero for immediately. A repeated request
+// may arrive after that.
 func (a *Admission) runAt(req *api.ExecuteRequest, mode proto.Mode, now time.Time) (at time.Time, err error) {
 	field := "run_at"
 	switch {
@@ -196,16 +196,16 @@ func (a *Admission) runAt(req *api.ExecuteRequest, mode proto.Mode, now time.Tim
 	}
 }
 
-// Submit submits a job, unless a monthly quota of its organisation is used up. It returns the execution
-// that was accepted before under the same idempotency key nevertheless. A rejection about a limit of the
-// plan has the plan to suggest.
+// Submit submits a job, unless its organisation has used up a monthly quota. It still returns an
+// execution accepted earlier under the same idempotency key. A rejection about a limit of the plan
+// includes the plan to suggest.
 func (a *Admission) Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error) {
 	sub.Admit = func() error { return a.CheckQuota(ctx, sub.Job.Org) }
 	id, err := a.Submitter.Submit(ctx, sub)
 	return id, a.suggest(ctx, err, sub.Job.Key)
 }
 
-// Principal returns the API key with an id, or the one as which the member with that id acts.
+// Principal returns the API key with an id, or the one for the member with that id.
 func (a *Admission) Principal(id string) (*proto.Key, bool) {
 	if !strings.HasPrefix(id, proto.MemberPrefix) {
 		return a.Keys.Key(id)
@@ -217,7 +217,7 @@ func (a *Admission) Principal(id string) (*proto.Key, bool) {
 	return new(m.Key()), true
 }
 
-// ValidKey returns the API key under which work goes on without a request, and what it may do.
+// ValidKey returns the API key for work without a request, with its entitlement.
 func (a *Admission) ValidKey(ctx context.Context, id string) (*proto.Key, proto.Entitlement, error) {
 	key, ok := a.Principal(id)
 	if !ok || !key.Valid(time.Now()) {
@@ -253,7 +253,8 @@ func endSpan(span trace.Span, err error) {
 	span.End()
 }
 
-// settle returns the words of a final refusal, or an error that may pass. Both are empty without an error.
+// settle returns the text of a final refusal, or an error that may pass. Both are empty without an
+// error.
 func settle(err error) (refused string, _ error) {
 	if proto.Final(err) {
 		return api.NewError(err).Message, nil

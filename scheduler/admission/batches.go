@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// OpenBatch returns what submits the items of a batch. shared is the JSON of the fields that they
-// share, nil for none.
+// OpenBatch returns a function that submits the items of a batch. shared is the JSON of their
+// common fields, nil for none.
 func (a *Admission) OpenBatch(b *proto.Batch, shared []byte) (
 	submit func(ctx context.Context, item []byte, number int, id proto.TraceID) (refused string, err error), err error,
 ) {

@@ -46,8 +46,8 @@ type Transfers interface {
 	Begin(ctx context.Context, org string) (done func(), err error)
 }
 
-// mountsOf returns the mounts of an execution of a key, which sub paths narrow. It returns nil if
-// the key has none.
+// mountsOf returns the mounts of a key's execution, narrowed by sub paths. It returns nil if the
+// key has none.
 func (a *Admission) mountsOf(ctx context.Context, key *proto.Key, subPaths []string) (mounts []proto.Mount, err error) {
 	subs := map[string]string{}
 	outside := func(slug string) error {
@@ -83,9 +83,8 @@ func (a *Admission) mountsOf(ctx context.Context, key *proto.Key, subPaths []str
 	return mounts, nil
 }
 
-// checkSubPaths returns an error if a sub path that the program may only read does not exist: the
-// program could not create it. Directories, and buckets that no gateway has reached, are known to
-// workers alone.
+// checkSubPaths returns an error if a read-only sub path does not exist: the program could not
+// create it. Only workers know directories, and buckets that no gateway has reached.
 func (a *Admission) checkSubPaths(ctx context.Context, org string, mounts []proto.Mount, subPaths []string) error {
 	ctx, cancel := context.WithTimeout(ctx, subPathTimeout)
 	defer cancel()
@@ -107,7 +106,7 @@ func (a *Admission) checkSubPaths(ctx context.Context, org string, mounts []prot
 	return nil
 }
 
-// mayExist reports whether the part of the storage that a mount has may exist.
+// mayExist reports whether the mount's part of the storage may exist.
 func (a *Admission) mayExist(ctx context.Context, org string, m proto.Mount) (bool, error) {
 	switch m.Kind {
 	case proto.MountVolume:
@@ -189,8 +188,8 @@ func (a *Admission) BucketCredentials(ctx context.Context, org, secret string) (
 	return keys, nil
 }
 
-// renewMounts returns the mounts of a new execution of a dead job: what it had, as far as its key has
-// it now.
+// renewMounts returns the mounts for re-running a dead job: its own, as far as its key still allows
+// them.
 func (a *Admission) renewMounts(
 	ctx context.Context, key *proto.Key, dead []proto.Mount,
 ) (renewed []proto.Mount, err error) {

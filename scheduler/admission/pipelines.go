@@ -13,11 +13,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// stepWait is how long the start of a step waits for another process that starts the same one.
+// stepWait is how long the start of a step waits for another process starting the same step.
 const stepWait = 5 * time.Second
 
-// CheckPipeline refuses a run if one of its steps would be refused now, or if its secrets are not
-// the ones that its steps name.
+// CheckPipeline refuses a run if one of its steps would be refused now, or if its secrets do not
+// match the names in its steps.
 func (a *Admission) CheckPipeline(ctx context.Context, p *proto.Pipeline) error {
 	if err := a.checkStepSecrets(ctx, p); err != nil {
 		return err
@@ -40,7 +40,7 @@ func (a *Admission) CheckPipeline(ctx context.Context, p *proto.Pipeline) error 
 	return nil
 }
 
-// placedRejection words the rejection of a cell for the client that asked for the run.
+// placedRejection words a cell's rejection for the client that started the run.
 func placedRejection(step *proto.PipelineStep, cell *proto.MatrixCell, rejection *proto.Rejection) error {
 	e, line := *api.NewError(rejection), step.Line
 	if cell.Profile != "" && e.Reason == api.ReasonMissing {
@@ -54,7 +54,7 @@ func placedRejection(step *proto.PipelineStep, cell *proto.MatrixCell, rejection
 }
 
 // checkStepSecrets returns a [*proto.FieldError] with every secret that a step names and cannot
-// have, or with one of the run that no step names.
+// have, or with one of the run's that no step names.
 func (a *Admission) checkStepSecrets(ctx context.Context, p *proto.Pipeline) error {
 	named, missing := map[string]bool{}, []string{}
 	for i := range p.Steps {
@@ -69,7 +69,7 @@ func (a *Admission) checkStepSecrets(ctx context.Context, p *proto.Pipeline) err
 				_, without, err = a.storedSecrets(ctx, p, step, key)
 			}
 			if _, ok := errors.AsType[*proto.Rejection](err); ok {
-				continue // stepJob returns it too, and its caller adds the name of the step
+				continue // stepJob returns it too, and its caller adds the step's name
 			}
 			if err != nil {
 				return err
@@ -98,10 +98,10 @@ func (a *Admission) checkStepSecrets(ctx context.Context, p *proto.Pipeline) err
 	return nil
 }
 
-// storedSecrets returns the bindings of the secrets that a step names and the run has no value of.
-// They bind the secret as a masked variable of that name, unless programs never get it. Only secrets
-// bound to the key or to its profile are found, because everyone who may start a run could otherwise
-// read every secret of the organisation. missing are the names that are not bound, or not stored.
+// storedSecrets returns the bindings of the secrets that a step names and the run does not supply.
+// They bind the secret as a masked variable of that name, unless programs never get it. Only
+// secrets bound to the key or its profile are used: otherwise anyone who may start a run could read
+// every secret of the organisation. missing are the names that are not bound, or not stored.
 func (a *Admission) storedSecrets(
 	ctx context.Context, p *proto.Pipeline, step *proto.PipelineStep, key *proto.Key,
 ) (bindings, missing []string, err error) {
@@ -141,7 +141,7 @@ func (a *Admission) storedSecrets(
 }
 
 // StartStep starts the execution of a cell of a run in a thread, unless it was started before, and
-// returns its id. refused is the reason why it will never start, empty if it did. After an error it
+// returns its id. refused is the reason if it will never start, otherwise empty. After an error it
 // may have started.
 func (a *Admission) StartStep(
 	ctx context.Context, p *proto.Pipeline, step, cell int, thread string,
@@ -166,8 +166,8 @@ func (a *Admission) StartStep(
 	return id, "", nil
 }
 
-// StepSpace returns the largest size of the home of a cell. refused is the reason why the cell will
-// never start, empty if it may.
+// StepSpace returns the maximum size of a cell's home. refused is the reason if the cell will never
+// start, otherwise empty.
 func (a *Admission) StepSpace(
 	ctx context.Context, p *proto.Pipeline, step, cell int,
 ) (most proto.Space, refused string, err error) {

@@ -62,7 +62,7 @@ func (a *Admission) Entitlement(ctx context.Context, key *proto.Key) (e proto.En
 	return e, nil
 }
 
-// nextPlan returns the plan that messages suggest after p, nil for none.
+// nextPlan returns the plan to suggest after p in messages, nil for none.
 func (a *Admission) nextPlan(ctx context.Context, p *proto.Plan) *proto.Plan {
 	if a.UpgradeURL == "" || p.Next == "" {
 		return nil
@@ -91,7 +91,7 @@ func (a *Admission) planLimit(e *proto.Entitlement) *proto.PlanLimit {
 	return &proto.PlanLimit{Title: e.Title, Next: e.Upgrade, UpgradeURL: a.UpgradeURL}
 }
 
-// suggest adds the plan to suggest to a rejection of the queue about a job of a key.
+// suggest adds the plan to suggest to a rejection by the queue of a key's job.
 func (a *Admission) suggest(ctx context.Context, err error, key string) error {
 	rejection, ok := errors.AsType[*proto.Rejection](err)
 	if !ok || rejection.Reason != proto.RejectedConcurrency && rejection.Reason != proto.RejectedQueueFull {

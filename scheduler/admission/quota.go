@@ -13,15 +13,15 @@ import (
 
 // Usage reports what organisations used.
 type Usage interface {
-	// Month returns the usage of an organisation in the present month, as of a few seconds ago. It
-	// reads memory only. Its maps must not be modified.
+	// Month returns an organisation's usage in the current month, as of a few seconds ago. It reads
+	// memory only. Its maps must not be modified.
 	Month(org string) proto.UsageMonth
-	// Cross reports whether this is the first call for a limit that an organisation has reached, of
-	// all calls in all processes.
+	// Cross reports whether this is the first call, in any process, for a limit that an
+	// organisation has reached.
 	Cross(ctx context.Context, c proto.Crossing) (first bool, err error)
 }
 
-// crossings are the limits reached in this month that this process knows to be reported.
+// crossings are the limits reached this month that this process knows to be reported.
 type crossings struct {
 	mu    sync.Mutex
 	month time.Time
@@ -48,8 +48,8 @@ func (k *crossings) remove(c proto.Crossing) {
 	delete(k.known, c)
 }
 
-// QuotaUses returns what an organisation has used of the monthly quotas of its plan, and reports
-// the limits that it has reached. It reads no usage if the plan has no quotas.
+// QuotaUses returns how much of its plan's monthly quotas an organisation has used, and reports the
+// limits that it has reached. It reads no usage if the plan has no quotas.
 func (a *Admission) QuotaUses(ctx context.Context, org string, quotas proto.Quotas) []proto.QuotaUse {
 	if quotas == (proto.Quotas{}) {
 		return nil
@@ -85,8 +85,8 @@ func (a *Admission) reportCrossing(ctx context.Context, c proto.Crossing, used f
 	}
 }
 
-// CheckQuota rejects what would use more if the organisation has reached a hard limit of its month:
-// of the quotas named, or of all if none are.
+// CheckQuota rejects a use if the organisation has reached a hard limit this month: of the named
+// quotas, or of any if none are named.
 func (a *Admission) CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error {
 	plan, err := a.orgPlan(ctx, org)
 	if err != nil {
@@ -111,8 +111,8 @@ func (a *Admission) orgPlan(ctx context.Context, name string) (proto.Plan, error
 	return a.planNamed(ctx, org.Plan)
 }
 
-// OrgQuotas returns what an organisation has used of the monthly quotas of its plan. It returns
-// none for an unknown organisation, and for all of them, whose name is empty.
+// OrgQuotas returns how much of its plan's monthly quotas an organisation has used. It returns none
+// for an unknown organisation, or if name is empty, which means all organisations.
 func (a *Admission) OrgQuotas(ctx context.Context, name string) ([]proto.QuotaUse, error) {
 	if name == "" {
 		return nil, nil

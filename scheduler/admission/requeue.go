@@ -8,8 +8,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Requeue submits the job of a dead letter as execution id, unless an earlier request has done so. It
-// returns the dead letter, which names the execution. Its errors include [proto.ErrNotFound] and
+// Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.
+// It returns the dead letter, which names the execution. Its errors include [proto.ErrNotFound] and
 // [proto.ErrNoJob].
 func (a *Admission) Requeue(
 	ctx context.Context, letter string, id proto.TraceID, requestID string,
@@ -27,8 +27,8 @@ func (a *Admission) Requeue(
 	return found, a.suggest(ctx, err, key)
 }
 
-// renewJob returns the job of a new execution of a dead job. The request, the sandbox and the webhook
-// stay; the limits of the key's present plan apply, and its mounts narrow those of the job. No connection
+// renewJob returns the job for re-running a dead job. The request, the sandbox and the webhook
+// stay; the limits of the key's current plan apply, and its mounts narrow the job's. No connection
 // waits for it, so it may be queued as long as an async job.
 func (a *Admission) renewJob(ctx context.Context, dead *proto.Job, id proto.TraceID) (*proto.Job, error) {
 	key, e, err := a.ValidKey(ctx, dead.Key)

@@ -28,15 +28,15 @@ type Secrets interface {
 	Get(ctx context.Context, org, name string) (proto.Secret, error)
 	// Value returns the value of a secret, or [proto.ErrNotFound].
 	Value(ctx context.Context, org, name string) ([]byte, error)
-	// Bind returns the secrets that bindings name, and their values encrypted for one execution. It sets
-	// the injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
+	// Bind returns the bound secrets, and their values encrypted for one execution. It sets the
+	// injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
 	Bind(ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding) (
 		secrets map[string]proto.Secret, sealed []byte, err error)
 }
 
 // Webhooks finds the webhook settings of API keys.
 type Webhooks interface {
-	// Webhook returns the settings of a key, the default if none are stored.
+	// Webhook returns the settings of a key, or the default.
 	Webhook(org, key string) proto.Webhook
 }
 
@@ -48,8 +48,8 @@ type URLs interface {
 	Check(ctx context.Context, field, url string) error
 }
 
-// ProfileOf returns the sandbox profile that a key is bound to. Without it, a sandbox might allow more,
-// so that nothing runs if it does not exist.
+// ProfileOf returns the sandbox profile of a key. If the profile does not exist, nothing runs: the
+// default sandbox might allow more.
 func (a *Admission) ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error) {
 	p, err := a.Profile(ctx, cmp.Or(key.Profile, proto.DefaultProfileName))
 	if errors.Is(err, proto.ErrNotFound) {
@@ -58,7 +58,7 @@ func (a *Admission) ProfileOf(ctx context.Context, key *proto.Key) (proto.Profil
 	return p, err
 }
 
-// DefaultProfile returns the profile of keys that are bound to none.
+// DefaultProfile returns the profile of keys without one.
 func (a *Admission) DefaultProfile() proto.Profile { return a.Default }
 
 // Profile returns the profile of that name, which may be a built-in one, or [proto.ErrNotFound].
@@ -80,7 +80,7 @@ func (a *Admission) Profile(ctx context.Context, name string) (proto.Profile, er
 }
 
 // Sandbox returns the snapshot of a profile for a program in language. A profile without an image
-// has that of the default profile.
+// uses the default profile's.
 func (a *Admission) Sandbox(ctx context.Context, p *proto.Profile, language proto.Language) (proto.Sandbox, error) {
 	if p.Image == "" && a.Default.Image != "" {
 		imaged := *p
@@ -106,8 +106,9 @@ func (a *Admission) Sandbox(ctx context.Context, p *proto.Profile, language prot
 	return sandbox, nil
 }
 
-// WebhookURL returns the URL that the result of a request is delivered to, empty for none. url is that of
-// the request, empty for the key's own. The URL of a mode without webhook is checked for its form only.
+// WebhookURL returns where to deliver the result of a request, empty for nowhere. url is the
+// request's; if empty, the key's own is used. In a mode without webhook only the form of the URL is
+// checked.
 func (a *Admission) WebhookURL(ctx context.Context, url string, mode proto.Mode, key *proto.Key) (string, error) {
 	const field = "webhook_url"
 	switch {

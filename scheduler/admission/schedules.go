@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// scheduleWait is how long the start of a scheduled execution waits for another process that starts
+// scheduleWait is how long the start of a scheduled execution waits for another process starting
 // the same one.
 const scheduleWait = 5 * time.Second
 
@@ -22,7 +22,7 @@ func (a *Admission) CheckScheduled(ctx context.Context, schedule *proto.Schedule
 }
 
 // StartScheduled starts the execution of a schedule's tick, unless it was started before, and
-// returns its id. refused is the reason why it will never start, empty if it did. After an error it
+// returns its id. refused is the reason if it will never start, otherwise empty. After an error it
 // may have started.
 func (a *Admission) StartScheduled(
 	ctx context.Context, schedule *proto.Schedule, tick time.Time,
@@ -39,7 +39,7 @@ func (a *Admission) StartScheduled(
 	}
 }
 
-// missesTick reports whether a tick fails because of a refusal that may pass: a tick does not start late
+// missesTick reports whether a temporary refusal makes a tick fail: a tick does not start late
 // because a limit was reached, or because another execution had its thread.
 func missesTick(err error) bool {
 	if rejection, ok := errors.AsType[*proto.Rejection](err); ok {
@@ -73,8 +73,8 @@ func tickName(tick time.Time) string { return fmt.Sprint("tick ", tick.Unix()) }
 // scheduledName returns the idempotency key of an execution of a schedule.
 func scheduledName(schedule *proto.Schedule, name string) string { return schedule.ID + " " + name }
 
-// FailedTick returns the webhook of a tick whose execution was refused, nil if neither the request
-// of the schedule nor its key has a URL.
+// FailedTick returns the webhook of a refused tick, nil if neither the schedule's request nor its
+// key has a URL.
 func (a *Admission) FailedTick(schedule *proto.Schedule, run proto.ScheduleRun) (*proto.Delivery, error) {
 	request, err := scheduledRequest(schedule)
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package agentruns stores the runs of agents: for each a log, and an entry in a bucket while it goes
-// on in the background.
+// Package agentruns stores the runs of agents: a log for each, and a bucket entry while it
+// continues in the background.
 //
-// The first message of a log is the request, as a [proto.AgentRun]; what the others mean is up to
-// package agent. A message is appended on condition that another one is the last, so that of two
-// processes that continue a run only one can.
+// The first message of a log is the request, as a [proto.AgentRun]; package agent defines the
+// others. Appending a message requires that a given message is the last, so only one of two
+// processes that continue a run succeeds.
 package agentruns
 
 import (
@@ -29,8 +29,8 @@ const removeTimeout = time.Minute
 
 // Runs stores runs. Run must be running for changes to be seen.
 type Runs struct {
-	// Rejects, if not nil, returns why no runs are stored now, nil if they are. It is set before the
-	// first use.
+	// Rejects, if not nil, returns why no runs are stored now, or nil. It is set before the first
+	// use.
 	Rejects func() *proto.Rejection
 
 	store  *store.Store
@@ -60,8 +60,8 @@ func (r *Runs) Run(ctx context.Context) error { return r.active.Run(ctx) }
 
 func activeKey(org, id string) string { return org + "." + id }
 
-// Create stores a new run, and returns the number of its first message. A run in the background is
-// active then, also if it was stored before. Create returns a [*proto.QuotaError] if the organisation
+// Create stores a new run, and returns the number of its first message. A background run is then
+// active, even if it was stored before. Create returns a [*proto.QuotaError] if the organisation
 // has too many of these, and the [*proto.Rejection] of Rejects.
 func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err error) {
 	if r.Rejects != nil {
@@ -94,7 +94,7 @@ func (r *Runs) Create(ctx context.Context, run *proto.AgentRun) (at uint64, err 
 	return at, err
 }
 
-// checkLimits returns a [*proto.QuotaError] if an organisation has too many active runs for another one.
+// checkLimits returns a [*proto.QuotaError] if others leave no room for run.
 func checkLimits(run *proto.ActiveAgentRun, others []*proto.ActiveAgentRun) error {
 	size := run.Bytes
 	for _, other := range others {
@@ -124,8 +124,8 @@ func (r *Runs) Last(ctx context.Context, org, id string) ([]byte, error) {
 	return m.Data, nil
 }
 
-// Append adds a message to the log of a run, whose last message has the number after, and returns the
-// number of the new one. It returns [proto.ErrConflict] if another message is the last.
+// Append adds a message to the log of a run after message number after, and returns its number. It
+// returns [proto.ErrConflict] if another message is the last.
 func (r *Runs) Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error) {
 	at, err = r.store.Write(ctx, store.AgentLogSubject(org, id), nats.Header{}, message, after)
 	if store.IsConflict(err) {
@@ -151,9 +151,9 @@ func (r *Runs) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64
 	return run, m.Seq, nil
 }
 
-// Next returns the first message of a log whose number is greater than after, and its number. The
-// message is nil if there is none. Next returns [proto.ErrNotFound] if the message with the number after
-// is not there any more: the log was removed, or is past its retention.
+// Next returns the first message of a log with a number greater than after, and its number. The
+// message is nil if there is none. Next returns [proto.ErrNotFound] if message number after is
+// gone: the log was removed or has expired.
 func (r *Runs) Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error) {
 	m, err := r.store.NextMessage(ctx, r.store.AgentLogs, after+1, store.AgentLogSubject(org, id))
 	if store.IsNotFound(err) {
@@ -168,8 +168,8 @@ func (r *Runs) Next(ctx context.Context, org, id string, after uint64) (message 
 	return m.Data, m.Seq, nil
 }
 
-// Watch returns a channel that has a value after a message was added to a log, and from time to time.
-// stop ends that.
+// Watch returns a channel that receives a value after a message was added to a log, and from time
+// to time. stop ends that.
 func (r *Runs) Watch(org, id string) (added <-chan struct{}, stop func(), err error) {
 	c, done := make(chan struct{}, 1), make(chan struct{})
 	notify := func() {

@@ -21,11 +21,11 @@ const (
 
 var errInactive = errors.New("the run is not active any more")
 
-// carryOut carries out an active run until it has ended or ctx is done, with [proto.ErrRunCancelled] as its
-// cause if its end was requested. After an error, the run can be continued.
+// carryOut carries out an active run until it has ended or ctx is done. The cause is
+// [proto.ErrRunCancelled] if a client cancelled the run. After an error, the run can be continued.
 type carryOut = func(ctx context.Context, run proto.ActiveAgentRun) error
 
-// NewEngine returns an engine that carries out the active runs that a queue knows.
+// NewEngine returns an engine that carries out a queue's active runs.
 func NewEngine(
 	queue *engine.Queue[proto.ActiveAgentRun], run carryOut, log *slog.Logger,
 ) *engine.Engine[proto.ActiveAgentRun] {
@@ -45,7 +45,7 @@ func NewEngine(
 	}
 }
 
-// rank orders runs: those whose end was requested first, then the oldest.
+// rank orders runs: cancelled ones first, then by age.
 func rank(a *proto.ActiveAgentRun) time.Time {
 	if a.Cancelled {
 		return time.Time{}
@@ -65,7 +65,7 @@ func interrupt(a *proto.ActiveAgentRun) error {
 	}
 }
 
-// Engine returns an engine that carries out the active runs, of a process with this name.
+// Engine returns an engine that carries out the active runs in a process with this name.
 func (r *Runs) Engine(run carryOut, instance string, log *slog.Logger) *engine.Engine[proto.ActiveAgentRun] {
 	e := NewEngine(&r.queue, run, log)
 	e.Store, e.Instance = r.store, instance

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// window is the number of records that are read together, readers how many at the same time.
+	// window is the number of records read together, readers the number of concurrent reads.
 	window  = 64
 	readers = 8
 	// maxScan bounds the records that one page looks at.
@@ -28,11 +28,11 @@ const (
 type Log struct {
 	Store *store.Store
 
-	mu sync.Mutex // held while a record is appended, so that one process does not compete with itself
+	mu sync.Mutex // held during an append, so that a process does not compete with itself
 }
 
-// head is the last record, and the sequence number of its message. Both sequences have no gaps, but
-// that of messages begins anew when a backup is restored.
+// head is the last record, and the sequence number of its message. Neither sequence has gaps, but
+// message numbers start over when a backup is restored.
 type head struct {
 	api.AuditRecord // with nothing but its sequence number if retention has removed it
 	message         uint64
@@ -43,7 +43,7 @@ func (h *head) removed() bool { return h.Hash == "" }
 // at returns the sequence number of the message with a record.
 func (h *head) at(sequence int64) uint64 { return h.message - uint64(h.Sequence-sequence) }
 
-// head returns the last record, nil if there has been none.
+// head returns the last record, nil for an empty log.
 func (l *Log) head(ctx context.Context) (*head, error) {
 	m, err := l.Store.LastFromLeader(ctx, l.Store.Audit, store.AuditSubject)
 	if store.IsNotFound(err) {
@@ -59,7 +59,7 @@ func (l *Log) head(ctx context.Context) (*head, error) {
 	return h, nil
 }
 
-// removedHead returns the last record of a log without records, nil if there has been none.
+// removedHead returns the last record of a log whose records have expired, nil if it never had any.
 func (l *Log) removedHead(ctx context.Context) (*head, error) {
 	info, err := l.Store.Audit.Info(ctx)
 	if err != nil {
@@ -73,7 +73,7 @@ func (l *Log) removedHead(ctx context.Context) (*head, error) {
 }
 
 // Append stores a record at the end of the log, and returns it with its sequence number and hashes.
-// After an error that is ctx's the record may be stored.
+// If the error is ctx's, the record may be stored.
 func (l *Log) Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,7 +105,7 @@ func (l *Log) Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, e
 		if !store.IsConflict(err) || ctx.Err() != nil {
 			return r, fmt.Errorf("append to the audit log: %w", err)
 		}
-		// The answer to the write may have been lost, and another process have appended since.
+		// The answer to the write may have been lost, and another process may have appended since.
 		stored, err := l.read(ctx, message+1, message+1)
 		if err != nil {
 			return r, fmt.Errorf("append to the audit log: %w", err)
@@ -116,7 +116,7 @@ func (l *Log) Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, e
 	}
 }
 
-// Entry is a stored record and its line, which has no line break.
+// Entry is a stored record and its line, without the line break.
 type Entry struct {
 	api.AuditRecord
 	Line []byte
@@ -167,9 +167,9 @@ func (l *Log) bounds(ctx context.Context) (last *head, first int64, err error) {
 	return last, last.Sequence - int64(last.message-info.State.FirstSeq), nil
 }
 
-// List returns up to limit records that match a filter, the newest first, of those below the
-// sequence number before, 0 for all. It looks at a bounded number of records. next is where the next
-// page goes on, 0 after the last one.
+// List returns up to limit records that match a filter, newest first, with sequence numbers below
+// before (0 for all). It looks at a bounded number of records. next is where the next page starts,
+// 0 after the last one.
 func (l *Log) List(
 	ctx context.Context, f *api.AuditFilter, before int64, limit int,
 ) (page []api.AuditRecord, next int64, err error) {
@@ -199,7 +199,7 @@ func (l *Log) List(
 	return page, more(lowest, first), nil
 }
 
-// more returns sequence if there are records below it, else 0.
+// more returns sequence if there are records below it, otherwise 0.
 func more(sequence, first int64) int64 {
 	if sequence > first {
 		return sequence
@@ -207,8 +207,8 @@ func more(sequence, first int64) int64 {
 	return 0
 }
 
-// Export calls each with the records after a sequence number, the oldest first, and their lines, up
-// to the one that is the last at the time of the call. It stops at an error of each.
+// Export calls each with the records after a sequence number and their lines, oldest first, up to
+// the last record at the time of the call. It stops if each returns an error.
 func (l *Log) Export(ctx context.Context, after int64, each func(r *api.AuditRecord, line []byte) error) error {
 	last, first, err := l.bounds(ctx)
 	if err != nil || last == nil {

@@ -20,16 +20,16 @@ const (
 
 // Sink receives records outside of bullpen.
 type Sink interface {
-	// Send delivers records, in their order. After an error it is called with all of them again.
+	// Send delivers records in order. After an error it is called with all of them again.
 	Send(ctx context.Context, records []Entry) error
 }
 
-// Forwarder sends all records of the log to a sink, each at least once and in order. Of several
-// processes one sends.
+// Forwarder sends all records of the log to a sink, each at least once and in order. Only one
+// process sends at a time.
 type Forwarder struct {
 	Log      *Log
 	Sink     Sink
-	Name     string // of the sink: part of a subject, and of the key where the position is stored
+	Name     string // of the sink: part of a subject and of the position's key
 	Instance string // unique to this process
 	Logger   *slog.Logger
 }
@@ -97,7 +97,7 @@ func (f *Forwarder) send(ctx context.Context, records []Entry) error {
 
 func (f *Forwarder) key() string { return f.Name + ".position" }
 
-// position returns the sequence number of the last record that was sent, 0 for none.
+// position returns the sequence number of the last sent record, or 0.
 func (f *Forwarder) position(ctx context.Context) (int64, error) {
 	e, err := f.Log.Store.Control.Get(ctx, f.key())
 	if store.IsNotFound(err) {

@@ -59,7 +59,7 @@ func (s *HTTPSink) Send(ctx context.Context, records []Entry) error {
 	return nil
 }
 
-// withoutURL returns the cause of an error of net/http, whose text has the URL with its secrets.
+// withoutURL returns the cause of a net/http error, whose text has the URL with its secrets.
 func withoutURL(err error) error {
 	if wrapped, ok := errors.AsType[*url.Error](err); ok {
 		return wrapped.Err
@@ -68,8 +68,8 @@ func withoutURL(err error) error {
 }
 
 // SyslogSink sends records as messages of RFC 5424 with their JSON as the text: over UDP, over TCP
-// with octet counting (RFC 6587), or over TLS (RFC 5425). Syslog has no acknowledgements. A
-// connection is opened for each batch, so that a server that has gone is noticed.
+// with octet counting (RFC 6587), or over TLS (RFC 5425). Syslog has no acknowledgements, so each
+// batch uses a new connection to detect a dead server.
 type SyslogSink struct {
 	network, address string
 	hostname         string
@@ -114,8 +114,8 @@ func (s *SyslogSink) Send(ctx context.Context, records []Entry) error {
 	return nil
 }
 
-// finish closes a connection after what was written to it. A server that has read everything closes
-// its side, too, or does nothing; one that has reset the connection is an error.
+// finish closes a connection after the last write. A server that has read everything closes its
+// side, too, or does nothing; a reset is an error.
 func finish(conn net.Conn) error {
 	half, ok := conn.(interface{ CloseWrite() error })
 	if !ok {

@@ -8,7 +8,7 @@ import (
 // meanMemory is the time after which a measurement of a Mean has lost most of its weight.
 const meanMemory = 5 * time.Minute
 
-// Mean is a mean whose measurements lose weight with their age.
+// Mean is a mean in which measurements lose weight as they age.
 type Mean struct {
 	Sum    float64   `json:"sum"` // weighted
 	Weight float64   `json:"weight"`

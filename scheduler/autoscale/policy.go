@@ -39,11 +39,12 @@ type Policy struct {
 	// ScaleToZeroAfter is how long the pool must have been idle before its last worker is removed.
 	// It is at least ScaleDownAfter.
 	ScaleToZeroAfter proto.Seconds `json:"scale_to_zero_after"`
-	// Tolerance is the share of the slots by which demand may differ without a change, such as 0.1.
+	// Tolerance is the fraction of the slots, such as 0.1, by which demand may differ without a
+	// change.
 	Tolerance float64 `json:"tolerance"`
 }
 
-// DefaultPolicy returns the policy whose fields replace those that a file omits.
+// DefaultPolicy returns the defaults for fields that a file omits.
 func DefaultPolicy() Policy {
 	return Policy{
 		Max: 10, SlotsPerWorker: 4, TargetWait: proto.Seconds(10 * time.Second),
@@ -71,7 +72,7 @@ func ParsePolicy(data []byte) (Policy, error) {
 	return *p, nil
 }
 
-// Validate returns an error that names each field with a value that makes no sense.
+// Validate returns an error that names each field with an invalid value.
 func (p *Policy) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {

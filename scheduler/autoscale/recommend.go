@@ -8,20 +8,20 @@ import (
 const (
 	// assumedSeconds is the mean run time while none is known.
 	assumedSeconds = 1
-	// maxGrowth bounds how many times its live slots a pool needs because a job waits too long. More
-	// would order workers while those that were ordered first still start.
+	// maxGrowth limits the growth of a pool, as a factor of its live slots, because a job waits too
+	// long. More would order workers while the first ones still start.
 	maxGrowth = 2
-	// maxElapsed is the part of a delay that may pass between two evaluations. A clock that is
-	// stepped forward, or an autoscaler that was suspended, does not shrink a pool at once.
+	// maxElapsed is the fraction of a delay that may pass between two evaluations. So neither
+	// stepping the clock forward nor suspending the autoscaler shrinks a pool immediately.
 	maxElapsed = 4
 )
 
-// Demand is what a pool had to do at the time of an evaluation.
+// Demand is the work of a pool at the time of an evaluation.
 type Demand struct {
 	// Pool is the name of the pool.
 	Pool string
 	// Queued are the jobs that would start if slots were free. Jobs that wait for a limit of their
-	// organisation or for their thread do not count, because workers do not help them.
+	// organisation or for their thread do not count, because more workers would not help.
 	Queued int
 	// Running are the programs on workers that are not draining.
 	Running int
@@ -51,8 +51,8 @@ const (
 	ReasonMax Reason = "max_workers"
 )
 
-// State is what an evaluation needs to know of those before it. The zero State is that of a pool
-// that was never evaluated: the evaluation starts from the live slots.
+// State carries knowledge from one evaluation to the next. The zero State is a pool that was never
+// evaluated: the evaluation starts from the live slots.
 type State struct {
 	// At is the time of the last evaluation.
 	At time.Time `json:"at"`
@@ -71,8 +71,8 @@ type State struct {
 }
 
 // Recommend returns how many workers the pool should have, and the state for the next evaluation.
-// Workers that drain do not count. Where the policy's Max allows it, there are at least as many
-// slots as running programs. The policy must be valid.
+// Draining workers do not count. Within the policy's Max, there are at least as many slots as
+// running programs. The policy must be valid.
 func (p *Policy) Recommend(d Demand, last State, now time.Time) (workers int, next State) {
 	d.Queued, d.Running, d.Slots = max(d.Queued, 0), max(d.Running, 0), max(d.Slots, 0)
 	if last.At.IsZero() {
@@ -120,7 +120,7 @@ func (p *Policy) Recommend(d Demand, last State, now time.Time) (workers int, ne
 			next.Reason = ReasonTolerance
 		}
 	}
-	// Workers that were started by others may run more programs than the level has slots.
+	// Workers started by others may run more programs than the level has slots.
 	if busy := min(p.workersFor(float64(d.Running)), p.Max); level < busy {
 		level, next.Reason = busy, ReasonDemand
 	}
@@ -134,8 +134,8 @@ func (p *Policy) Recommend(d Demand, last State, now time.Time) (workers int, ne
 	return level, next
 }
 
-// slots returns the slots that the demand needs. late reports that the oldest job waits longer than
-// the target. No more slots are needed than there are jobs, and no fewer than programs that run.
+// slots returns how many slots the demand needs, between the number of running programs and the
+// number of jobs. late reports that the oldest job waits longer than the target.
 func (p *Policy) slots(d Demand) (need float64, late bool) {
 	jobs, target := float64(d.Queued)+float64(d.Running), time.Duration(p.TargetWait).Seconds()
 	mean := d.MeanSeconds

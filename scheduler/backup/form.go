@@ -1,11 +1,11 @@
-// Package backup writes all that bullpen stores in JetStream to one file while it runs, and
+// Package backup writes everything that bullpen stores in JetStream to one file while it runs, and
 // restores it into an empty JetStream. The files of threads and images are in the blob store, and a
 // backup contains only their names.
 //
-// A backup contains messages, and not the files of a NATS server, so that it can be restored with
-// another number of replicas and by another version of NATS. JetStream's own snapshots are
-// unsuitable besides: the server makes one block by block during writes, and a record that is
-// replaced meanwhile may be missing from all blocks.
+// A backup contains messages, not the files of a NATS server, so that it can be restored with
+// another number of replicas and by another version of NATS. JetStream's own snapshots would not
+// work anyway: the server makes one block by block during writes, and a record replaced meanwhile
+// may be missing from all blocks.
 package backup
 
 import (
@@ -103,7 +103,7 @@ func Check(r io.Reader) (Summary, error) {
 	return read(r, func(*entry, []byte) error { return nil })
 }
 
-// read calls handle with all messages of a backup, which was complete only if read returns no
+// read calls handle with all messages of a backup. The backup was complete only if read returns no
 // error.
 func read(r io.Reader, handle func(*entry, []byte) error) (s Summary, err error) {
 	in, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))

@@ -15,12 +15,11 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// ErrUsed means that a backup cannot be restored here, because bullpen has stored something
-// already.
+// ErrUsed means that a backup cannot be restored here, because bullpen already has data here.
 var ErrUsed = errors.New("there is something of bullpen in this JetStream already")
 
-// Restore stores the backup in r in the JetStream that a connects to. It returns [ErrUsed] if any
-// data of bullpen is stored there, except the data of an unfinished restore, which it removes. No
+// Restore stores the backup in r in the JetStream that a connects to. It returns [ErrUsed] if
+// bullpen has any data there, except the data of an unfinished restore, which it removes. No
 // process of bullpen may run there. After an error, no server starts there until another restore
 // has succeeded.
 func Restore(

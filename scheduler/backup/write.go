@@ -17,7 +17,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// terminalPoll is how often a record is read that is about to become terminal.
+// terminalPoll is how often to read a record that is about to become terminal.
 const terminalPoll = 100 * time.Millisecond
 
 // Maker makes backups.
@@ -156,8 +156,8 @@ func (b *run) add(_ context.Context, m *message) error {
 	return b.file.add(m.subject, h, m.at, m.body)
 }
 
-// load replaces a message whose body is stored apart by the newest one on its subject, since the body
-// of a replaced message may be gone. It reports whether there still is a message.
+// load replaces a message whose body is stored separately by the newest one on its subject, since
+// the body of a replaced message may be gone. It reports whether there still is a message.
 func (b *run) load(ctx context.Context, st jetstream.Stream, m *message) (bool, error) {
 	if store.BodyName(m.header) == "" {
 		return true, nil
@@ -263,7 +263,7 @@ func (b *run) head(ctx context.Context, m *message) error {
 }
 
 // maker writes the record of the execution that made a version, unless its terminal record is
-// written already. It waits for the execution to end, which is soon: the result is stored as
+// already written. It waits for the execution to end, which is soon: the result is stored as
 // pending before the version is committed, and any process can finish from there.
 func (b *run) maker(ctx context.Context, org string, id proto.TraceID) error {
 	if id == "" {

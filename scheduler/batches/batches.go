@@ -3,9 +3,9 @@
 //
 // The programs are in the blob store, see [Content]. A batch has two entries in its bucket: its
 // definition, which clients create and change, and its state, which the leading [Runner] changes.
-// The state has a byte for each item. Before an item is submitted, the state says that it may be.
-// The trace id of an item follows from the batch, its index and its round, so that a process that
-// finds such an item asks the queue whether it was submitted. Both entries are changed by
+// The state has one byte per item, which marks an item as possibly submitted before it is. An
+// item's trace id is derived from the batch, its index and its round, so a process that finds such
+// a mark asks the queue whether the item was submitted. Both entries are changed by
 // compare-and-set.
 package batches
 
@@ -68,7 +68,7 @@ func Open(ctx context.Context, st *store.Store, blobs Blobs, log *slog.Logger) (
 	return b, err
 }
 
-// notify puts a value into a channel of one, unless it has one.
+// notify sends a value to a channel of capacity one without blocking.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -96,8 +96,8 @@ func decodeDefinition(e jetstream.KeyValueEntry) (*proto.Batch, error) {
 	return b, nil
 }
 
-// Upload begins the storage of the items of a new batch of an organisation. It returns a
-// [*proto.QuotaError] if the organisation has too many batches.
+// Upload starts to store the items of an organisation's new batch. It returns a [*proto.QuotaError]
+// if the organisation has too many batches.
 func (b *Batches) Upload(org string) (*Upload, error) {
 	var others []*proto.Batch
 	stored := int64(0)
@@ -108,7 +108,7 @@ func (b *Batches) Upload(org string) (*Upload, error) {
 	return b.content.upload(org, proto.MaxBatchStored-stored), checkLimits(new(proto.Batch), others)
 }
 
-// checkLimits returns a [*proto.QuotaError] if an organisation has too many batches for another one.
+// checkLimits returns a [*proto.QuotaError] if others leave no room for batch.
 func checkLimits(batch *proto.Batch, others []*proto.Batch) error {
 	stored := batch.Content.Stored
 	for _, other := range others {
@@ -123,8 +123,7 @@ func checkLimits(batch *proto.Batch, others []*proto.Batch) error {
 	return nil
 }
 
-// Prefixes returns the beginnings of the keys of all blobs of an organisation, whether or not a
-// batch names them.
+// Prefixes returns the key prefixes of all of an organisation's blobs, including orphans.
 func (b *Batches) Prefixes(ctx context.Context, org string) ([]string, error) {
 	prefixes := []string{orgPrefix(org)}
 	all, _, err := store.ReadValues(ctx, b.definitions.Bucket, definitionKey(org, "*"), decodeDefinition)
@@ -140,8 +139,8 @@ func (b *Batches) Prefixes(ctx context.Context, org string) ([]string, error) {
 	return prefixes, nil
 }
 
-// Create stores a new batch. If there is one of its id, Create returns that and false. It returns a
-// [*proto.QuotaError] if the organisation has too many batches.
+// Create stores a new batch. If its id exists, Create returns the existing batch and false. It
+// returns a [*proto.QuotaError] if the organisation has too many batches.
 func (b *Batches) Create(ctx context.Context, batch *proto.Batch) (stored *proto.Batch, created bool, err error) {
 	key := definitionKey(batch.Org, batch.ID)
 	err = b.definitions.Create(ctx, key, batch)
@@ -159,7 +158,7 @@ func (b *Batches) Create(ctx context.Context, batch *proto.Batch) (stored *proto
 	return stored, stored.Content.Index == batch.Content.Index, nil
 }
 
-// Page returns a page of the batches of an organisation, the newest first, with their states, see
+// Page returns a page of an organisation's batches, newest first, with their states, see
 // [store.Collection.Page].
 func (b *Batches) Page(
 	org, after string, limit int, keep func(*proto.BatchAndState) bool,
@@ -193,7 +192,7 @@ func (b *Batches) Get(ctx context.Context, org, id string) (proto.BatchAndState,
 	return proto.BatchAndState{Batch: *d, State: *s}, nil
 }
 
-// state returns the state of a batch, which is zero at first, and the revision to replace it by.
+// state returns the state of a batch, initially zero, and its revision for an update.
 func (b *Batches) state(ctx context.Context, d *proto.Batch) (*proto.BatchState, uint64, error) {
 	s, revision, err := b.states.Read(ctx, stateKey(d.Org, d.ID))
 	if errors.Is(err, proto.ErrNotFound) {
@@ -205,9 +204,9 @@ func (b *Batches) state(ctx context.Context, d *proto.Batch) (*proto.BatchState,
 	return stateOf(d, s), revision, nil
 }
 
-// Change stores what change makes of a batch in its present state, and returns both. change may be
-// called again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no
-// such batch.
+// Change stores the result of change for a batch in its current state, and returns both. change may
+// be called again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is
+// no such batch.
 func (b *Batches) Change(
 	ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error,
 ) (proto.BatchAndState, error) {
@@ -230,8 +229,8 @@ func (b *Batches) Change(
 }
 
 // Remove removes a batch that has ended. It returns [proto.ErrNotFound] if there is none, and
-// [proto.ErrConflict] if it has not ended. The runner removes the runs of a batch of requests to an API,
-// and what is stored of the batch after them.
+// [proto.ErrConflict] if it has not ended. For a batch of agent requests, the runner removes the
+// runs first and then the rest.
 func (b *Batches) Remove(ctx context.Context, org, id string) error {
 	found, err := b.Get(ctx, org, id)
 	if err != nil {
@@ -254,7 +253,7 @@ func checkFinished(d *proto.Batch, s *proto.BatchState) error {
 	return nil
 }
 
-// remove removes what is stored of a batch that has ended, except runs.
+// remove removes everything stored for an ended batch except runs.
 func (b *Batches) remove(ctx context.Context, org, id string) error {
 	removed, err := b.definitions.Remove(ctx, definitionKey(org, id), func(d *proto.Batch) error {
 		s, _, err := b.state(ctx, d)
@@ -269,7 +268,7 @@ func (b *Batches) remove(ctx context.Context, org, id string) error {
 	return b.removeRest(ctx, removed)
 }
 
-// removeMarked removes what is stored of a batch that is marked as removed, the mark last.
+// removeMarked removes everything stored for a batch marked as removed, the mark last.
 func (b *Batches) removeMarked(ctx context.Context, d *proto.Batch) error {
 	if err := b.removeRest(ctx, d); err != nil {
 		return err
@@ -286,7 +285,7 @@ func (b *Batches) removeRest(ctx context.Context, d *proto.Batch) error {
 	return b.content.remove(ctx, &d.Content)
 }
 
-// Items returns the items of a batch as they are now, or [proto.ErrNotFound].
+// Items returns the current items of a batch, or [proto.ErrNotFound].
 func (b *Batches) Items(ctx context.Context, org, id string) (*Items, error) {
 	found, err := b.Get(ctx, org, id)
 	if err != nil {
@@ -299,7 +298,7 @@ func (b *Batches) Items(ctx context.Context, org, id string) (*Items, error) {
 	return items, err
 }
 
-// Content returns what reads the items of a batch as they were uploaded.
+// Content returns a reader of the items of a batch as uploaded.
 func (b *Batches) Content(
 	ctx context.Context, batch *proto.Batch,
 ) (read func(ctx context.Context, number int) ([]byte, error), err error) {

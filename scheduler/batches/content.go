@@ -29,7 +29,7 @@ const (
 	chunkBytes = 1 << 20 // of a chunk with several items, before compression
 	maxChunk   = 64 << 20
 	cacheBytes = 64 << 20
-	// orphanAfter is the age at which blobs that no batch names are removed: longer than any upload.
+	// orphanAfter is the age at which unreferenced blobs are removed: longer than any upload.
 	orphanAfter = 24 * time.Hour
 	// maxIndex bounds the list of a batch's chunks, in bytes.
 	maxIndex = 64 << 20
@@ -47,9 +47,9 @@ type Blobs interface {
 	List(ctx context.Context, prefix string) iter.Seq2[proto.BlobEntry, error]
 }
 
-// Content stores the items of batches: up to 500 of them in a blob, one JSON object in each line,
-// compressed with S2. An index lists these blobs. All blobs of a batch have names under one random
-// name, because two requests with the same idempotency key may store different items at once.
+// Content stores the items of batches: up to 500 per blob, one JSON object per line, compressed
+// with S2. An index lists these blobs. A batch's blobs share a random name prefix, because two
+// requests with the same idempotency key may store different items at once.
 type Content struct {
 	Blobs Blobs
 
@@ -170,7 +170,7 @@ func (u *Upload) put(ctx context.Context, body []byte) (proto.Blob, error) {
 	return b, nil
 }
 
-// Finish stores the rest and returns what names the content, and the number of items.
+// Finish stores the rest and returns the reference to the content, and the number of items.
 func (u *Upload) Finish(ctx context.Context) (c proto.BatchContent, items int, err error) {
 	if u.items > u.first {
 		if err := u.flush(ctx); err != nil {
@@ -197,7 +197,7 @@ func (u *Upload) Discard(ctx context.Context) {
 	}
 }
 
-// uploadOf returns the name under which a blob's batch was stored.
+// uploadOf returns the name prefix under which a blob's batch was stored.
 func uploadOf(key string) string { return key[:strings.LastIndexByte(key, '/')+1] }
 
 // remove removes the blobs of a batch.
@@ -214,7 +214,7 @@ func (c *Content) remove(ctx context.Context, content *proto.BatchContent) error
 	return nil
 }
 
-// removeOrphans removes old blobs that do not belong to any of the batches.
+// removeOrphans removes old blobs that belong to none of the batches.
 func (c *Content) removeOrphans(ctx context.Context, batches []*proto.Batch, now time.Time) (removed int, err error) {
 	known := make(map[string]bool, len(batches))
 	for _, b := range batches {

@@ -8,8 +8,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// baseWindow and two items for each slot are in the queue at most, so that a batch of a higher priority need
-// not wait for long.
+// At most baseWindow and two items per slot are in the queue, so that a batch of a higher priority
+// need not wait for long.
 const baseWindow = 64
 
 // entry is what the queue knows of a batch.
@@ -21,7 +21,7 @@ type entry struct {
 // exists reports whether anything is stored of the batch.
 func (e *entry) exists() bool { return e.batch != nil || e.state != nil }
 
-// stateOf returns the state of a batch if s, which may be nil, belongs to it. Else it is zero.
+// stateOf returns s if it is the state of b, otherwise a zero state. s may be nil.
 func stateOf(b *proto.Batch, s *proto.BatchState) *proto.BatchState {
 	if s != nil && s.Content == b.Content.Index.Key {
 		return s
@@ -29,7 +29,7 @@ func stateOf(b *proto.Batch, s *proto.BatchState) *proto.BatchState {
 	return new(proto.BatchState)
 }
 
-// due returns when there is something to do for a batch.
+// due returns when a batch needs work.
 func (r *Runner) due(e *entry) (at time.Time, ok bool) {
 	b := e.batch
 	if b == nil {
@@ -47,12 +47,12 @@ func (r *Runner) due(e *entry) (at time.Time, ok bool) {
 	}
 }
 
-// idle reports whether nothing is to be done for a batch before it expires because it is paused.
+// idle reports whether a paused batch has nothing to do before it expires.
 func idle(b *proto.Batch, s *proto.BatchState) bool {
 	return b.Paused && !b.Cancelled && s.Stopped == "" && s.EndedAt.IsZero() && s.Counts.Queued+s.Counts.Running == 0
 }
 
-// urgent reports whether the batch ends or is removed, which other batches that run do not delay.
+// urgent reports whether the batch is ending or being removed, which running batches do not delay.
 func (e *entry) urgent() bool {
 	return e.batch.Removed || e.batch.Expired(time.Now()) || e.batch.Finished(stateOf(e.batch, e.state))
 }
@@ -62,9 +62,9 @@ func byPriority(x, y *proto.Batch) int {
 	return cmp.Or(cmp.Compare(y.Priority, x.Priority), x.CreatedAt.Compare(y.CreatedAt), cmp.Compare(x.ID, y.ID))
 }
 
-// window returns how many items of batches an organisation may have in the queue or running: part
-// of what its plan allows, so that other executions are not refused, and no more than keep the
-// slots busy.
+// window returns how many batch items an organisation may have queued or running: part of its
+// plan's allowance, so that other executions are not refused, and no more than keeps the slots
+// busy.
 func window(concurrent, queued, slots int) int {
 	return max(1, min(concurrent-max(1, concurrent/4), queued/2, baseWindow+2*slots))
 }
@@ -72,8 +72,8 @@ func window(concurrent, queued, slots int) int {
 // demand is how many items a batch could have in the queue.
 type demand struct{ priority, want int }
 
-// divide divides a number among demands, which are ordered by priority: all that those of the highest
-// priority want, evenly, then those of the next.
+// divide divides left among demands in priority order: evenly among those of the highest priority
+// until they are met, then those of the next.
 func divide(left int, demands []demand) []int {
 	shares := make([]int, len(demands))
 	for begin := 0; begin < len(demands); {

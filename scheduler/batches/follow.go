@@ -50,8 +50,8 @@ func (r *Runner) stopIdle() {
 	}
 }
 
-// follow reports the changes of all records to the runs of their batches while batches run, until ctx is
-// done.
+// follow passes the changes of all records to the runs of their batches while any batch runs, until
+// ctx is done.
 func (r *Runner) follow(ctx context.Context) {
 	for {
 		select {
@@ -74,7 +74,7 @@ func (r *Runner) follow(ctx context.Context) {
 	}
 }
 
-// readRecords makes all runs read the records of their items, the ends of which may have been missed.
+// readRecords makes all runs read the records of their items, in case they missed an end.
 func (r *Runner) readRecords() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,7 +96,7 @@ func (r *Runner) onRecord(m jetstream.Msg, _ *jetstream.MsgMetadata) {
 	ref.run.post(event{index: ref.index, id: id, status: proto.Status(h.Get(store.HeaderStatus)), attempt: attempt})
 }
 
-// share reads the number of slots now and then, and divides what organisations may have in the queue anew.
+// share periodically reads the number of slots and redivides the organisations' windows.
 func (r *Runner) share(ctx context.Context) {
 	r.mu.Lock()
 	idle := len(r.runs) == 0
@@ -117,7 +117,7 @@ func (r *Runner) share(ctx context.Context) {
 	r.setWindows(ctx, "")
 }
 
-// setWindows divides what an organisation, or each if it is empty, may have in the queue among its batches.
+// setWindows divides the window of an organisation, or of each if of is empty, among its batches.
 func (r *Runner) setWindows(ctx context.Context, of string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Items are the statuses of all items of a batch, and their rounds: how often each was submitted
-// anew after it had ended.
+// Items are the statuses of all items of a batch, and their rounds: how often each was resubmitted
+// after it had ended.
 type Items struct {
 	status []byte
 	rounds []byte
 	counts proto.BatchCounts // without Running: all submitted items are Queued
 }
 
-// unpack returns the items of a state, all of which wait at first.
+// unpack returns the items of a state; initially all wait.
 func unpack(s *proto.BatchState, total int) (*Items, error) {
 	i := &Items{counts: proto.BatchCounts{Total: total}}
 	var err error
@@ -89,8 +89,7 @@ func (i *Items) again(index int) bool {
 	return true
 }
 
-// retry makes all failed items wait for their next round, and all cancelled ones if those are to be
-// retried, too.
+// retry makes all failed items wait for their next round, and cancelled ones, too, if that is set.
 func (i *Items) retry(cancelled bool) {
 	for index := range i.Len() {
 		if s := i.Status(index); s == proto.ItemFailed || s == proto.ItemCancelled && cancelled {

@@ -25,7 +25,7 @@ const (
 	endTimeout    = 10 * time.Second // of a request to end an execution
 	minPause      = 100 * time.Millisecond
 	maxPause      = 2 * time.Second
-	busyPause     = time.Second // before an item whose thread is busy is submitted again
+	busyPause     = time.Second // before resubmitting an item whose thread is busy
 	maxBusy       = 64          // items whose thread is busy
 	rateSeconds   = 15          // over which the rate is averaged
 )
@@ -50,7 +50,7 @@ type event struct {
 type flight struct {
 	id       proto.TraceID
 	accepted bool // else it is being submitted
-	missed   bool // its end may have been missed, which the record shows
+	missed   bool // its end may have been missed; the record tells
 	running  bool
 	asking   bool      // a request to end it is being made
 	asked    time.Time // when one was made last
@@ -169,7 +169,7 @@ func (r *run) load(ctx context.Context) error {
 		return err
 	}
 	r.done, r.stored, r.began = r.executed(), time.Now(), time.Now()
-	for index := range r.items.Len() { // what became of those that may have been submitted
+	for index := range r.items.Len() { // find out what happened to possibly submitted items
 		if r.items.Status(index) == proto.ItemSubmitted {
 			r.flights[index] = &flight{id: r.id(index), check: r.began}
 			r.refs.Store(r.id(index), itemRef{r, index})
@@ -183,7 +183,7 @@ func lost(err error) bool {
 	return errors.Is(err, proto.ErrNotFound) || errors.Is(err, proto.ErrCorrupt)
 }
 
-// nextCheck returns when to read the record of an item that has not ended: never for an execution, whose
+// nextCheck returns when to read the record of an unfinished item: never for an execution, whose
 // changes are followed.
 func (r *run) nextCheck(now time.Time) time.Time {
 	if r.batch.API == "" {
@@ -267,7 +267,7 @@ func (r *run) maxParallel() int {
 	return r.batch.Total
 }
 
-// retry makes failed items wait again, if a client asked for that since the batch ended.
+// retry makes failed items wait again, if a client requested that since the batch ended.
 func (r *run) retry() {
 	if r.state.EndedAt.IsZero() || r.state.Retries >= r.current.Retries {
 		return
@@ -304,7 +304,7 @@ func (r *run) dropWaiting() {
 	r.dirty = true
 }
 
-// release makes items wait that the state allows to be submitted, and that were not.
+// release makes items wait again that the state marks as submitted but that were not.
 func (r *run) release() {
 	for _, index := range r.ready {
 		r.makeWait(index)
@@ -322,8 +322,8 @@ func (r *run) makeWait(index int) {
 	r.next, r.dirty = min(r.next, index), true
 }
 
-// endSubmitted asks for the end of the submitted items: after a failure of those that have not
-// started until the batch expires, else of all.
+// endSubmitted ends the submitted items: after a failure, those that have not started; after
+// expiry, all.
 func (r *run) endSubmitted(ctx context.Context, now time.Time) {
 	cancel := r.state.Stopped != proto.StopFailed || r.current.Expired(now)
 	for index, f := range r.flights {
@@ -422,7 +422,7 @@ func (r *run) handle(ctx context.Context, e event) error {
 	}
 	f := r.flights[e.index]
 	if f == nil && e.status != "" && r.items.Status(e.index) == proto.ItemSubmitted && r.id(e.index) == e.id {
-		// Another process has submitted it, which does not know yet that it leads no more.
+		// Another process, which does not know yet that it lost the lead, has submitted it.
 		f = &flight{id: e.id}
 		r.flights[e.index] = f
 		r.ready = slices.DeleteFunc(r.ready, func(index int) bool { return index == e.index })
@@ -483,8 +483,8 @@ func (r *run) onSubmitted(ctx context.Context, f *flight, e event) error {
 	return nil
 }
 
-// drop takes an item out of the submitted ones. Changes of its record are still reported, since another
-// process may submit it.
+// drop removes an item from the submitted ones. Changes of its record are still reported, since
+// another process may submit it.
 func (r *run) drop(index int) {
 	f := r.flights[index]
 	if f.running {
@@ -493,7 +493,7 @@ func (r *run) drop(index int) {
 	delete(r.flights, index)
 }
 
-// checkUnanswered reads the records of items of which it is not known what became of them.
+// checkUnanswered reads the records of items with an unknown outcome.
 func (r *run) checkUnanswered(ctx context.Context, now time.Time) {
 	var due []int
 	for index, f := range r.flights {
@@ -501,7 +501,7 @@ func (r *run) checkUnanswered(ctx context.Context, now time.Time) {
 			due = append(due, index)
 		}
 	}
-	slices.SortFunc(due, func(x, y int) int { return y - x }) // those that were not submitted become ready in order
+	slices.SortFunc(due, func(x, y int) int { return y - x }) // those not submitted become ready in order
 	records, errs := make([]*proto.Record, len(due)), make([]error, len(due))
 	var group errgroup.Group
 	group.SetLimit(lookups)
@@ -593,8 +593,8 @@ func (r *run) finish(ctx context.Context) error {
 // executed returns the number of items that have ended and were not cancelled.
 func (r *run) executed() int { return r.items.counts.Succeeded + r.items.counts.Failed }
 
-// store stores the state. It returns an error that [store.IsConflict] matches if another process
-// has changed it.
+// store stores the state. Its error matches [store.IsConflict] if another process has changed the
+// state.
 func (r *run) store(ctx context.Context, now time.Time) error {
 	if err := r.items.pack(&r.state); err != nil {
 		return err
@@ -605,7 +605,7 @@ func (r *run) store(ctx context.Context, now time.Time) error {
 		r.state.Rate += (rate - r.state.Rate) * max(1-math.Exp(-past/rateSeconds), min(1, past/now.Sub(r.began).Seconds()))
 	}
 	r.state.Counts = r.items.counts
-	// Items that may be submitted and were not wait for those who look.
+	// To readers, items marked as submitted that were not are still waiting.
 	unsent := len(r.ready) + len(r.busy)
 	r.state.Counts.Waiting += unsent
 	r.state.Counts.Running = r.running

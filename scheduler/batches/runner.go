@@ -16,12 +16,12 @@ import (
 
 const (
 	scanEvery = 200 * time.Millisecond
-	// submitters is the number of items that are submitted at the same time, submittersOfOrg that of one
+	// submitters limits the concurrent submissions of items, submittersOfOrg those of one
 	// organisation.
 	submitters      = 32
 	submittersOfOrg = 16
-	// maxRunning bounds the batches of an organisation that run at the same time, and those that end or are
-	// removed at the same time. Others wait. maxHandled bounds all of them.
+	// maxRunning limits an organisation's batches that run at the same time, and those ending or
+	// being removed. Others wait. maxHandled limits the total.
 	maxRunning   = 16
 	maxHandled   = 4096
 	statsEvery   = time.Second
@@ -36,17 +36,16 @@ type Executions interface {
 	// BatchLimits returns the limits of an API key and its plans: how many executions may run at a
 	// time, and how many may be queued.
 	BatchLimits(ctx context.Context, key string) (concurrent, queued int)
-	// RemoveRun removes the run that is an item of a batch of requests to an API. It is no error if there
-	// is none.
+	// RemoveRun removes the run of an item of a batch of agent requests. A missing run is no error.
 	RemoveRun(ctx context.Context, b *proto.Batch, id proto.TraceID) error
 	// Slots returns the number of slots of all workers.
 	Slots(ctx context.Context) (int, error)
 }
 
-// ItemExecutions are the executions that are the items of one batch, or the runs of agents.
+// ItemExecutions are the executions, or agent runs, of one batch's items.
 type ItemExecutions interface {
-	// OpenBatch returns what submits the items of the batch. shared is the JSON of the fields that they
-	// share, nil for none.
+	// OpenBatch returns a function that submits the batch's items. shared is the JSON of their
+	// common fields, nil for none.
 	OpenBatch(b *proto.Batch, shared []byte) (SubmitItem, error)
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
 	Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error)
@@ -56,18 +55,18 @@ type ItemExecutions interface {
 	Withdraw(ctx context.Context, id proto.TraceID, r proto.Result) (*proto.Record, error)
 }
 
-// SubmitItem submits an item as execution id. refused is the reason why it can never be submitted,
-// empty if it was. Errors include [*proto.Rejection] and [*proto.BusyError], after which nothing of
+// SubmitItem submits an item as execution id. refused is the reason if it can never be submitted,
+// otherwise empty. Errors include [*proto.Rejection] and [*proto.BusyError], after which nothing of
 // it remains. After any other error it may have been submitted.
 type SubmitItem func(ctx context.Context, item []byte, number int, id proto.TraceID) (refused string, err error)
 
 // Deliveries stores webhooks.
 type Deliveries interface {
-	// Create stores a delivery, unless there is one of its trace id.
+	// Create stores a delivery, unless one with its trace id exists.
 	Create(ctx context.Context, d *proto.Delivery) error
 }
 
-// Runner submits the items of all batches while it leads, and removes batches that ended long ago.
+// Runner submits the items of all batches while it leads, and removes expired batches.
 type Runner struct {
 	Batches    *Batches
 	Executions Executions

@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// cycle is the number of years after which the calendar repeats, days of the week included.
+	// cycle is the number of years after which the calendar repeats, weekdays included.
 	cycle = 400
 	// maxChanges bounds how many changes of the clock a search for a tick passes.
 	maxChanges = 8 * cycle
 
 	daySeconds = 24 * 60 * 60
-	slack      = 3 * daySeconds // more than any clock differs from UTC, and than it is changed by
+	slack      = 3 * daySeconds // more than any zone's offset from UTC and any change of it
 	allHours   = 1<<24 - 1
 )
 
@@ -74,8 +74,8 @@ func (e *Expression) Next(after time.Time, zone *time.Location) (time.Time, erro
 	return time.Time{}, errors.New("the data of the time zone " + zone.String() + " make no sense on this server")
 }
 
-// nextBeforeChange returns the first tick from an instant on and before the next change of the
-// clock. Without one, ok is false and change is when the clock changes. Both are Unix times.
+// nextBeforeChange returns the first tick from an instant on, but before the next change of the
+// clock. If there is none, ok is false and change is when the clock changes. Both are Unix times.
 func (e *Expression) nextBeforeChange(from int64, zone *time.Location) (tick, change int64, ok bool) {
 	now := time.Unix(from, 0).In(zone)
 	offset, last := offsetAt(from, zone), int64(math.MinInt64)
@@ -84,7 +84,7 @@ func (e *Expression) nextBeforeChange(from int64, zone *time.Location) (tick, ch
 	if !end.IsZero() {
 		change = end.Unix()
 	}
-	if change <= from { // what the standard library returns on the last day of a leap year
+	if change <= from { // the standard library returns this on the last day of a leap year
 		change = from + 1 + int64(sort.Search(daySeconds, func(i int) bool {
 			return offsetAt(from+1+int64(i), zone) != offset
 		}))
@@ -111,14 +111,14 @@ func (e *Expression) nextBeforeChange(from int64, zone *time.Location) (tick, ch
 	return tick, change, ok
 }
 
-// offsetAt returns the seconds by which the clock of a zone is ahead of UTC.
+// offsetAt returns by how many seconds a zone's clock is ahead of UTC.
 func offsetAt(unix int64, zone *time.Location) int64 {
 	_, offset := time.Unix(unix, 0).In(zone).Zone()
 	return int64(offset)
 }
 
-// nextWall returns the first time that matches at from or later. Both are what a clock shows, as
-// seconds since 1970 of a clock that is never changed. ok is false if no day matches any more.
+// nextWall returns the first matching time at from or later. Both are wall-clock times, in seconds
+// since 1970 on a clock that never changes. ok is false if no further day matches.
 func (e *Expression) nextWall(from int64) (wall int64, ok bool) {
 	t := time.Unix(from, 0).UTC()
 	year, month, day := t.Date()
@@ -182,7 +182,7 @@ func (e *Expression) matchingDays(year int, month time.Month) uint64 {
 	}
 }
 
-// of returns the days of a month that has a length and whose first day is a day of the week.
+// of returns the days of a month with the given length whose first day is weekday.
 func (d *monthDays) of(length, weekday int) uint64 {
 	days := d.days & (1<<(length+1) - 2)
 	if d.last|d.nearest|d.lastNearest == 0 {
@@ -200,7 +200,7 @@ func (d *monthDays) of(length, weekday int) uint64 {
 	return days
 }
 
-// nearestWorkday returns the day from Monday to Friday that is nearest to a day, in its month.
+// nearestWorkday returns the day from Monday to Friday nearest to day, within its month.
 func nearestWorkday(day, length, weekday int) int {
 	switch on := time.Weekday((weekday + day - 1) % 7); {
 	case on == time.Saturday && day == 1:
@@ -216,7 +216,7 @@ func nearestWorkday(day, length, weekday int) int {
 	}
 }
 
-// of returns the days of a month that has a length and whose first day is a day of the week.
+// of returns the days of a month with the given length whose first day is weekday.
 func (w *weekdays) of(length, weekday int) (days uint64) {
 	for day := 1; day <= length; day++ {
 		set := w.days | w.nth[(day-1)/7]

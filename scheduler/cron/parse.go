@@ -20,7 +20,7 @@ var aliases = map[string]string{ // read only
 }
 
 // Parse parses an expression of 5 fields, or of 6 with the seconds first, or a name such as @daily.
-// Its errors continue a sentence that begins with the name of a request's field.
+// Its errors complete a sentence that begins with the name of a request's field.
 func Parse(text string) (*Expression, error) {
 	if len(text) > MaxLen {
 		return nil, fmt.Errorf("must be at most %d bytes", MaxLen)
@@ -225,7 +225,7 @@ func (w *weekdays) parse(element string) (done bool, err error) {
 	return false, nil
 }
 
-// invalid returns the error of an element that is none of the field's.
+// invalid returns the error for an element that the field does not allow.
 func (f *field) invalid(element string) error {
 	upper := strings.ToUpper(element)
 	switch rest := strings.Trim(upper, "0123456789-/"); {

@@ -28,12 +28,12 @@ const readTimeout = 5 * time.Second
 // Store stores dead letters in JetStream.
 type Store struct {
 	Store *store.Store
-	// Added, if not nil, is called with the reason of each dead letter that was stored.
+	// Added, if not nil, is called with the reason of each stored dead letter.
 	Added func(proto.DeadReason)
 }
 
-// AddJob stores the dead letter of a job whose execution ended because its workers were lost,
-// according to rec. seq is the sequence number of the job, which stays where it is. It is no error
+// AddJob stores the dead letter of a job whose execution ended, according to rec, because its
+// workers were lost. seq is the sequence number of the job, which stays where it is. It is no error
 // if the dead letter exists or the job is gone. AddJob retries until ctx is done.
 func (s *Store) AddJob(ctx context.Context, rec *proto.Record, seq uint64) error {
 	m, err := s.Store.At(ctx, s.Store.Jobs, seq)
@@ -132,8 +132,8 @@ func decode(m *store.Message) (*proto.DeadLetter, error) {
 	return letter, nil
 }
 
-// List returns at most limit dead letters, newest first: those after the given one, or the first
-// ones if it is nil. It skips malformed ones, and calls malformed with the error.
+// List returns at most limit dead letters, newest first, after the given one if it is not nil. It
+// skips malformed ones, and calls malformed with the error.
 func (s *Store) List(
 	ctx context.Context, after *proto.DeadLetter, limit int, malformed func(error),
 ) ([]proto.DeadLetter, error) {
@@ -200,9 +200,9 @@ func (s *Store) read(ctx context.Context, id string) (*proto.DeadLetter, *store.
 	return letter, m, err
 }
 
-// Mark stores letter, which names the execution that was made of its job, in place of the dead
-// letter with its revision. It sets the new revision. Letter and job are kept for a whole retention
-// from then on. Mark returns [proto.ErrConflict] if the dead letter was changed or removed.
+// Mark replaces the dead letter with letter's revision by letter, which names the new execution of
+// its job. It sets the new revision. Letter and job are kept for a whole retention from then on.
+// Mark returns [proto.ErrConflict] if the dead letter was changed or removed.
 func (s *Store) Mark(ctx context.Context, letter *proto.DeadLetter) error {
 	old, m, err := s.read(ctx, letter.ID)
 	if errors.Is(err, proto.ErrNotFound) || err == nil && old.Revision != letter.Revision {
@@ -223,8 +223,8 @@ func (s *Store) Mark(ctx context.Context, letter *proto.DeadLetter) error {
 	return nil
 }
 
-// Remove removes a dead letter and its content. A marker stays, so that a job that is found again
-// is not dead-lettered again. Remove returns [proto.ErrNotFound] if there is no such dead letter.
+// Remove removes a dead letter and its content. A marker prevents the job from being dead-lettered
+// again. Remove returns [proto.ErrNotFound] if there is no such dead letter.
 func (s *Store) Remove(ctx context.Context, id string) error {
 	return store.Update(ctx, func() error {
 		letter, m, err := s.read(ctx, id)

@@ -125,16 +125,16 @@ func (s *Store) Replay(ctx context.Context, org string, id proto.TraceID) (*prot
 // replayPage is how far a bulk replay has come.
 type replayPage struct {
 	From uint64 // the sequence number of the first message of the page; 0 for the first page
-	End  uint64 // the last one of all pages, so that deliveries which fail again are not visited again
+	End  uint64 // the last one of all pages, so that deliveries that fail again are not visited again
 	Left int    // failed deliveries in this page and those after it
 }
 
 // errPageFull ends the reading of a page.
 var errPageFull = errors.New("the page is full")
 
-// ReplayFailed replays deliveries of an organisation that failed since a time, oldest failure first: up to
-// limit of those behind a place, which is the Next of an earlier call, or empty. It returns a
-// [*proto.FieldError] for a place that is none. The first page reads all deliveries since the time, to
+// ReplayFailed replays deliveries of an organisation that failed since a time, oldest failure
+// first: up to limit after a place, which is empty or an earlier call's Next. It returns a
+// [*proto.FieldError] for an invalid place. The first page reads all deliveries since the time, to
 // count them; others read their own.
 func (s *Store) ReplayFailed(
 	ctx context.Context, org string, since time.Time, after string, limit int,
@@ -217,7 +217,7 @@ func (s *Store) Scan(ctx context.Context, org string, onChange func(proto.Delive
 	})
 }
 
-// Follow calls onChange with every delivery as it is and then whenever it changes, in the order of
+// Follow calls onChange with every existing delivery and then with every change, in the order of
 // revisions. It calls onCurrent once, after the last delivery that existed at the start, and
 // onMalformed with the error of each malformed one. All calls are made by one goroutine. Follow
 // returns when ctx is done, or with an error if it may have missed changes.

@@ -32,7 +32,7 @@ type testReply struct {
 	Error   string                 `json:"error,omitempty"`
 }
 
-// Test makes the leading webhook dispatcher send a test event to the URL of a key, and returns the
+// Test makes the leading webhook dispatcher send a test event to a key's URL, and returns the
 // attempt. It returns [proto.ErrNotFound] if the key has no URL, and a [*proto.Rejection] if no
 // dispatcher leads.
 func (s *Store) Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error) {

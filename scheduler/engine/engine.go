@@ -1,8 +1,8 @@
-// Package engine drives what organisations have, such as schedules and runs of pipelines, in one process
-// at a time: it knows when each item is due, and handles due items in turns of the organisations.
+// Package engine drives organisations' items, such as schedules and pipeline runs, in one process
+// at a time: it tracks when each item is due, and handles due items fairly across organisations.
 //
 // A kind of item has a [Queue] that follows its collections, see [Watch], and an [Engine] with two
-// functions: Due says when an item is due, and Handle handles it.
+// functions: Due returns when an item is due, and Handle handles it.
 package engine
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// lookEvery is how late an item may be handled that is due without a change.
+// lookEvery is how late an item that becomes due without a change may be handled.
 const lookEvery = 100 * time.Millisecond
 
-// Engine handles the items of a queue when they are due, while its process leads.
+// Engine handles a queue's items when they are due, while its process leads.
 type Engine[T any] struct {
 	Queue    *Queue[T]
 	Store    *store.Store
@@ -28,35 +28,36 @@ type Engine[T any] struct {
 	Instance string // unique to this process
 	Log      *slog.Logger
 
-	// Due returns when an item is to be handled, as far as the queue knows. ok is false if that needs a
-	// change first. Due, Order, Urgent, Interrupt and Forget are called under the lock of the queue.
+	// Due returns when to handle an item, as far as the queue knows. ok is false if the item must
+	// change first. Due, Order, Urgent, Interrupt and Forget are called under the lock of the
+	// queue.
 	Due func(*T) (at time.Time, ok bool)
-	// Handle does what is due for an item, of which the queue knew this at the start of the call. A call may
-	// last as long as it needs. One item is handled by one call at a time. An error is logged.
+	// Handle does the due work of an item. known is the queue's knowledge at the start of the call,
+	// which may take as long as it needs. Calls for one item never overlap. An error is logged.
 	Handle func(ctx context.Context, x Item, known T) error
 
-	// Order, if not nil, compares two due items of an organisation: the lesser one is handled first. Without
-	// it, that is the one that was due first.
+	// Order, if not nil, compares two due items of an organisation: the lesser one is handled
+	// first. Without it, the one due first goes first.
 	Order func(a, b *T) int
-	// Urgent, if not nil, reports whether an item does not count among the others of its organisation, so
-	// that it need not wait for these: urgent items have handlers of their own.
+	// Urgent, if not nil, reports whether an item need not wait for others of its organisation:
+	// urgent items have handlers of their own.
 	Urgent func(*T) bool
-	// Interrupt, if not nil, returns why a call that handles an item must end, nil if it need not. It is
-	// called when the item has changed; what the queue knows of a forgotten one is zero. The reason becomes
-	// the cause of the context of the call, unless there was one at the start.
+	// Interrupt, if not nil, returns why a call in progress must end, or nil. It is called when the
+	// item has changed; a forgotten item is zero. The reason becomes the cause of the call's
+	// context, unless it existed at the start.
 	Interrupt func(*T) error
-	// Forget, if not nil, forgets what only a leader knows of an item. It is called for each item when this
-	// process has stopped leading.
+	// Forget, if not nil, drops a leader's knowledge of an item. It is called for each item when
+	// this process has stopped leading.
 	Forget func(*T)
-	// Beside, if not nil, are other parts of the leader's work, which end with their context.
+	// Beside, if not nil, is other work of the leader, which ends with the context.
 	Beside []func(ctx context.Context)
 
 	Pause      time.Duration // the least time between two calls for an item that has not changed
 	RetryAfter time.Duration // the same after an error, if that is more
 	Timeout    time.Duration // of a call; 0 for none
 	Handlers   int           // calls at the same time
-	// HandlersOfOrg is the number of calls at the same time for one organisation, which may make them slow.
-	// There are never more than there is room left for others.
+	// HandlersOfOrg limits the concurrent calls for one organisation, which may make them slow. It
+	// never uses more handlers than it leaves to others.
 	HandlersOfOrg int
 
 	term atomic.Pointer[leader.Term]

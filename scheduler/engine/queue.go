@@ -29,7 +29,7 @@ type Queue[T any] struct {
 type entry[T any] struct {
 	Item
 	value     T
-	keep      bool      // else it is forgotten once it is not handled any more
+	keep      bool      // otherwise it is forgotten once it is no longer handled
 	at        time.Time // when it is due
 	waits     bool      // for its turn
 	handled   bool
@@ -81,9 +81,9 @@ func (h *dueHeap[T]) Pop() any {
 	return e
 }
 
-// Watch returns what a collection calls when a value has changed. Its keys are prefix, an organisation, a
-// dot and an id. set sets the value, nil if it was removed, in what q knows of the item, see
-// [Queue.Change].
+// Watch returns the function that a collection calls when a value has changed. Its keys are prefix,
+// an organisation, a dot and an id. set stores the value, nil if it was removed, in q's knowledge
+// of the item, see [Queue.Change].
 func Watch[T, V any](
 	q *Queue[T], prefix string, set func(known *T, current *V) (keep bool),
 ) func(key string, old, current *V) {
@@ -93,8 +93,8 @@ func Watch[T, V any](
 	}
 }
 
-// Change changes what the queue knows of an item, which is zero at first. The item is forgotten if
-// change returns false.
+// Change changes the queue's knowledge of an item, initially zero. The item is forgotten if change
+// returns false.
 func (q *Queue[T]) Change(x Item, change func(*T) (keep bool)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -141,8 +141,8 @@ func (q *Queue[T]) due(e *entry[T]) (at time.Time, ok bool) {
 	return q.engine.Due(&e.value)
 }
 
-// place puts an item that neither waits nor is handled where it belongs in the heap, if anywhere. It is not
-// due before notBefore.
+// place inserts an item that is neither waiting nor being handled into the heap, if it is due at
+// all. It is not due before notBefore.
 func (q *Queue[T]) place(e *entry[T], notBefore time.Time) {
 	if e.handled {
 		return
@@ -186,7 +186,7 @@ func (q *Queue[T]) begin(engine *Engine[T]) (woken <-chan struct{}) {
 	return q.woken
 }
 
-// end is called when the leader has stopped, and no item is handled any more.
+// end is called when the leader has stopped and no item is being handled.
 func (q *Queue[T]) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -221,8 +221,8 @@ func (q *Queue[T]) next(ctx context.Context) *call[T] {
 	return nil
 }
 
-// acquire returns the waiting item of an organisation to handle first, for which it takes a slot. It returns
-// nil if all have to wait.
+// acquire returns the organisation's next waiting item, for which it takes a slot, or nil if all
+// have to wait.
 func (q *Queue[T]) acquire(org string) (*entry[T], lane) {
 	if q.engine.Order != nil {
 		slices.SortStableFunc(q.waiting[org], func(a, b *entry[T]) int { return q.engine.Order(&a.value, &b.value) })
@@ -236,7 +236,7 @@ func (q *Queue[T]) acquire(org string) (*entry[T], lane) {
 	return nil, lane{}
 }
 
-// stopWaiting takes an item out of those that wait for their turn.
+// stopWaiting removes an item from the waiting ones.
 func (q *Queue[T]) stopWaiting(e *entry[T]) {
 	e.waits = false
 	others := slices.DeleteFunc(q.waiting[e.Org], func(other *entry[T]) bool { return other == e })

@@ -2,8 +2,8 @@ package engine
 
 import "sync"
 
-// Slots bounds what is done at the same time, in total and under each key, such as an organisation. There is
-// never more under a key than there is room left for others. It is safe for concurrent use.
+// Slots limits concurrency, in total and per key, such as an organisation. A key never has more
+// slots than it leaves free for others. It is safe for concurrent use.
 type Slots[K comparable] struct {
 	Total int
 	Each  int // under a key
@@ -13,7 +13,7 @@ type Slots[K comparable] struct {
 	all   int
 }
 
-// Acquire takes a slot under a key, if there is room. It reports whether it did.
+// Acquire takes a slot under a key, if one is free. It reports whether it did.
 func (s *Slots[K]) Acquire(key K) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

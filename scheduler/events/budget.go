@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// minOutput is what is kept of an execution without a budget: so many bytes of each output in the
-	// result, and of the last events.
+	// minOutput is how many bytes of each output in the result, and of the last events, an
+	// execution keeps without a budget.
 	minOutput = 64 << 10
 	// minExcess replaces maxKept without a budget. It is larger than minOutput because each trim of
 	// the excess searches the stream.
@@ -40,9 +40,9 @@ type reservation struct {
 	unlimited bool
 }
 
-// consume uses n bytes, and reserves more if needed. It reports whether the budget has them. After
-// a rejection no more is reserved. If no dispatcher answers, the attempt has no limit: that is not
-// the fault of its organisation, and its other limits remain.
+// consume uses n bytes, and reserves more if needed. It reports whether the budget suffices. After
+// a rejection it reserves no more. If no dispatcher answers, the attempt is not limited: the
+// organisation is not at fault, and its other limits remain.
 func (r *reservation) consume(n int64, reserve func(need, want int64) (int64, error)) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +63,7 @@ func (r *reservation) consume(n int64, reserve func(need, want int64) (int64, er
 	return true
 }
 
-// consumeBudget uses n bytes of the budget. If they are not left, it shortens what is kept, and
+// consumeBudget uses n bytes of the budget. If too few are left, it shortens the kept output and
 // returns false.
 func (w *Writer) consumeBudget(n int64) bool {
 	if n <= 0 || w.Budget == nil || w.reservation.consume(n, w.reserve) {
@@ -78,7 +78,7 @@ func (w *Writer) consumeBudget(n int64) bool {
 	return false
 }
 
-// settle corrects the budget by what is stored without a reservation, or reserved and not used.
+// settle corrects the budget by bytes stored without a reservation, or reserved and unused.
 func (w *Writer) settle() {
 	r := &w.reservation
 	if w.Budget == nil || r.unlimited || w.outputs == 0 {

@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// liveMessages are buffered for one reader: half a MiB of output, and the record of at most 1
-	// MiB. A slower reader reads the rest from the stream.
+	// liveMessages are buffered per reader: half a MiB of output, and the record of at most 1 MiB.
+	// A slower reader reads the rest from the stream.
 	liveMessages = 4
 	// pollEvery is the first interval at which a reader reads the record, in case a notification
 	// was lost. While nothing happens, the interval doubles up to maxPoll.
 	pollEvery   = time.Second
 	maxPoll     = 5 * time.Second
 	readTimeout = 5 * time.Second
-	// maxHeldOutput bounds the result's output that a reader keeps in memory while it reads events.
-	// A larger output is read again at the end.
+	// maxHeldOutput limits how much of the result's output a reader keeps in memory while it reads
+	// events. Larger output is read again at the end.
 	maxHeldOutput = 64 << 10
 )
 
@@ -143,7 +143,7 @@ func (t *Tail) Next(ctx context.Context) (proto.Events, error) {
 	}
 }
 
-// await waits for the next live message, or until it is time to read the record.
+// await waits for the next live message, or until the next poll of the record.
 func (t *Tail) await(ctx context.Context) (proto.Events, error) {
 	if t.overflowed() || t.reconnected() {
 		t.behind = true
@@ -245,7 +245,7 @@ func (t *Tail) adoptSummary(rec *proto.Record) {
 	t.partial = rec.Status.Terminal()
 }
 
-// catchUp returns the next new events in the stream, or an empty batch if there are none.
+// catchUp returns the next new events in the stream, or an empty batch.
 func (t *Tail) catchUp(ctx context.Context) (proto.Events, error) {
 	for {
 		m, err := t.read(ctx)
@@ -290,9 +290,9 @@ func isTransient(err error) bool {
 	return !errors.Is(err, nats.ErrConnectionClosed)
 }
 
-// accept returns the new events in a message. It cuts off events that were returned before, that
-// are no longer promised, or that follow the end. A reader from the beginning gets the status event
-// even if its message was evicted. An event before them reports events that are gone.
+// accept returns the new events in a message. It drops events that were returned before, that are
+// no longer promised, or that follow the end. A reader from the beginning gets the status event
+// even if its message was evicted. Missing events are reported by an event in front.
 func (t *Tail) accept(p piece) proto.Events {
 	if p.attempt < t.attempt {
 		return proto.Events{} // from a worker that lost its lease

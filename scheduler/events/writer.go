@@ -25,11 +25,11 @@ const (
 	minPacked   = 4 << 10                   // encoded bytes from which on a message is compressed
 	maxUnpacked = 8 * maxLine               // encoded bytes of a message, escapes included
 	messageCost = 256                       // overhead of a stored message, in bytes
-	maxKept     = 32 << 20                  // stored bytes of an attempt beyond what its result holds, with messageCost
+	maxKept     = 32 << 20                  // stored bytes of an attempt beyond the output in its result, with messageCost
 	// part of maxKept, at least minExcess, by which it is exceeded before the output is trimmed
 	trimSlack = 4
-	// evictAfter is how long all events of an ended execution are kept, for readers that are
-	// behind. It is repeated up to maxEvictions times while one is.
+	// evictAfter is how long an ended execution keeps all events, for readers that lag. It is
+	// extended up to maxEvictions times while any does.
 	evictAfter   = 30 * time.Second
 	maxEvictions = 120
 	// readersTimeout bounds the question whether there are readers.
@@ -42,10 +42,10 @@ const (
 )
 
 // Writer publishes the events of one attempt: one per line, and many in one message if the program
-// writes fast. Events with output that the result holds are kept until the execution has ended and
-// nobody reads them any more. The others, which are the excess, are trimmed to maxKept bytes. It is
-// safe for concurrent use. While the store does not answer, the program waits once maxPending is
-// reached. Events that the store does not accept are lost, and the record reports that.
+// writes fast. Events whose output is in the result are kept until the execution has ended and its
+// last reader has gone. The others, the excess, are trimmed to maxKept bytes. It is safe for
+// concurrent use. While the store does not answer, the program waits once maxPending is reached.
+// Events that the store rejects are lost, and the record reports that.
 //
 // One message is in flight at a time, while the next one fills. Otherwise a message that is lost
 // and sent again could be stored after later ones.
@@ -53,8 +53,8 @@ type Writer struct {
 	// FlushPartial makes incomplete lines events after partialDelay. It is set before the first
 	// write.
 	FlushPartial bool
-	// Budget, if not nil, limits what is stored for the organisation. Beyond it, the result holds
-	// minOutput bytes of each output, and as many bytes of events are kept when the program has
+	// Budget, if not nil, limits what is stored for the organisation. Beyond it, the result keeps
+	// minOutput bytes of each output, and as many bytes of events remain after the program has
 	// ended. It is set before the first write.
 	Budget Budget
 
@@ -71,7 +71,7 @@ type Writer struct {
 	waiting    int        // bytes of pending
 	seq        int64      // of the last event
 	outputs    int64
-	limits     map[proto.Stream]int64  // bytes of each output that the result may hold
+	limits     map[proto.Stream]int64  // bytes of each output that the result may keep
 	inResult   map[proto.Stream]int64  // bytes of each output that the result holds
 	overBudget bool                    // Budget refused a reservation
 	written    map[proto.Stream]int64  // bytes in events
@@ -111,10 +111,10 @@ type message struct {
 	seq  uint64
 }
 
-// NewWriter returns a writer for an attempt at an execution of an organisation. baseSeq is the number of
-// the last known event of earlier attempts. The first attempt begins with the status event. A later one
-// begins with a fence, a message after which readers ignore earlier attempts, and continues their
-// numbers. limit is the size of the part of each output that the result holds, in bytes.
+// NewWriter returns a writer for an attempt at an execution. baseSeq is the number of the last
+// known event of earlier attempts. The first attempt begins with the status event. A later one
+// begins with a fence, a message that makes readers ignore earlier attempts, and continues their
+// numbers. limit is the maximum size of each output in the result, in bytes.
 func NewWriter(
 	ctx context.Context, st *store.Store, org string, id proto.TraceID, attempt int, baseSeq, limit int64,
 ) *Writer {
@@ -199,7 +199,7 @@ func (w *Writer) message(p part) *nats.Msg {
 		w.packed = s2.Encode(w.packed[:cap(w.packed)], p.events)
 		if len(w.packed) < len(p.events) {
 			h.Set(store.HeaderPacked, "1")
-			m.Data = bytes.Clone(w.packed) // it may be sent again while the next message is packed
+			m.Data = bytes.Clone(w.packed) // may be resent while the next message is packed
 		}
 	}
 	return m
@@ -220,9 +220,9 @@ func (o *Output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Keep returns how many of the next n bytes of the output the result is to hold. It is called
-// before Write. The result holds the beginning of an output, up to the limit and, beyond minOutput,
-// to what is left of the budget.
+// Keep returns how many of the next n bytes of output go into the result. It is called before
+// Write. The result keeps the beginning of an output, up to the limit and, beyond minOutput, up to
+// the remaining budget.
 func (o *Output) Keep(n int) int {
 	w, s := o.w, o.stream
 	w.mu.Lock()
@@ -311,7 +311,7 @@ func (w *Writer) emitPiece(s proto.Stream, tail []byte, whole bool) {
 func (w *Writer) emit(s proto.Stream, data []byte) {
 	w.seq++
 	w.outputs++
-	// A hostile program could spread what the result holds over any number of messages.
+	// A hostile program could spread the result's output over any number of messages.
 	excess := w.written[s] >= w.limits[s] || w.held > w.limits[proto.Stdout]+w.limits[proto.Stderr]+int64(w.maxKept)
 	w.written[s] += int64(len(data))
 	n := len(w.pending)
@@ -385,8 +385,7 @@ func (w *Writer) run(ctx context.Context) {
 	}
 }
 
-// shorten makes all but the last minOutput bytes of messages evictable, and at least one message
-// remain.
+// shorten makes all messages evictable except the last minOutput bytes, and at least one message.
 func (w *Writer) shorten() {
 	for _, m := range slices.Backward(w.recent) {
 		if w.tail > 0 && w.tail+int64(m.size) > minOutput {
@@ -398,7 +397,7 @@ func (w *Writer) shorten() {
 	}
 }
 
-// evictLater calls evict after a time, and again after evictAfter while it reports false.
+// evictLater calls evict after a delay, and again after evictAfter while it returns false.
 func evictLater(ctx context.Context, evict func(context.Context) bool, after time.Duration, times int) {
 	time.AfterFunc(after, func() {
 		if !evict(ctx) && times > 1 {
@@ -497,7 +496,7 @@ func (w *Writer) markLost() {
 }
 
 // eviction returns a function that evicts all but the last [proto.MaxEvents] output events, unless
-// somebody reads the output. It reports whether nothing is left to evict. The function does not
+// the output is being read. It reports whether nothing is left to evict. The function does not
 // reference the writer.
 func (w *Writer) eviction() func(context.Context) bool {
 	st, org, id, last := w.store, w.org, w.id, w.evictable

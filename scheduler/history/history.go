@@ -1,7 +1,6 @@
-// Package history keeps the index of executions up to date: it follows the streams of jobs and of
-// records, and stores what changes in batches. The index remembers how far it has read each stream,
-// so it goes on where it was, or from the start if it is a new one. An execution never waits for
-// it.
+// Package history keeps the index of executions up to date: it follows the streams of jobs and
+// records, and stores changes in batches. The index remembers its position in each stream, so it
+// resumes there; a new one starts from the beginning. An execution never waits for it.
 package history
 
 import (
@@ -50,7 +49,7 @@ type Index interface {
 	RemoveOrg(ctx context.Context, org string, before time.Time) (more bool, err error)
 	// CountOrg returns the number of executions of an organisation.
 	CountOrg(ctx context.Context, org string) (int64, error)
-	// Present returns an error if the index is gone, and must be prepared again.
+	// Present returns an error if the index is gone and must be prepared again.
 	Present() error
 	// List returns the executions that match a filter.
 	List(ctx context.Context, f *proto.HistoryFilter) (proto.HistoryPage, error)
@@ -64,7 +63,7 @@ type History struct {
 	Instance string // unique to this process
 	// Retention is how long records are kept.
 	Retention time.Duration
-	// DiskFull, if not nil, returns why the index must not grow, empty if it may.
+	// DiskFull, if not nil, returns why the index must not grow, or "".
 	DiskFull func() string
 	Log      *slog.Logger
 
@@ -94,7 +93,7 @@ func (h *History) Run(ctx context.Context) error {
 	return nil
 }
 
-// keep follows the streams again and again until ctx is done.
+// keep follows the streams, restarting after errors, until ctx is done.
 func (h *History) keep(ctx context.Context) {
 	pause := minPause
 	for ctx.Err() == nil {
@@ -139,8 +138,8 @@ func identity(jobs, records store.StreamState) string {
 	return fmt.Sprint(jobs.Created.UnixNano(), " ", records.Created.UnixNano())
 }
 
-// follow reads the streams from where the index is, and writes what changes, until ctx is done or
-// an error.
+// follow reads the streams from the index's position and writes changes, until ctx is done or an
+// error occurs.
 func (h *History) follow(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, freshTimeout)
 	defer cancel()
@@ -192,7 +191,7 @@ func (h *History) expire(ctx context.Context) error {
 	}
 }
 
-// untilDone calls remove, which removes a limited number, until it reports that there are no more.
+// untilDone calls remove, which removes a limited number, until there are no more.
 func untilDone(ctx context.Context, remove func() (more bool, err error)) error {
 	for {
 		more, err := remove()
@@ -215,7 +214,7 @@ type writer struct {
 }
 
 // read sends the changes in a stream after a sequence number. decode returns a change without its
-// number, nil for a message that is none.
+// number, or nil.
 func (w *writer) read(
 	ctx context.Context, st jetstream.Stream, after uint64,
 	decode func(ctx context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange,

@@ -13,9 +13,9 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// List returns the executions that match a filter, the newest first. It waits until the index has
-// everything that was stored before the call, up to freshTimeout. A [*proto.HistoryError] means
-// that the index cannot be used.
+// List returns the executions that match a filter, newest first. It waits up to freshTimeout for
+// the index to catch up with the time of the call. A [*proto.HistoryError] means that the index
+// cannot be used.
 func (h *History) List(ctx context.Context, f *proto.HistoryFilter) (proto.HistoryPage, error) {
 	h.init()
 	behind, err := h.fresh(ctx)
@@ -30,8 +30,8 @@ func (h *History) List(ctx context.Context, f *proto.HistoryFilter) (proto.Histo
 	return page, nil
 }
 
-// fresh waits until the index has everything that is stored now. It returns the number of changes
-// that it lacks after freshTimeout, or an error if that is unknown.
+// fresh waits for the index to catch up with the streams. It returns how many changes the index
+// lags after freshTimeout, or an error if that is unknown.
 func (h *History) fresh(ctx context.Context) (behind uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, freshTimeout)
 	defer cancel()
@@ -87,7 +87,7 @@ func (h *History) missing(
 	return j + r, err
 }
 
-// after returns the number of messages of a stream from the first one that exists after a sequence
+// after returns the number of messages of a stream from the first existing one after a sequence
 // number to the last one. Messages are removed, so the last one may be gone.
 func (h *History) after(ctx context.Context, st jetstream.Stream, subject string, seq, last uint64) (uint64, error) {
 	if seq >= last {

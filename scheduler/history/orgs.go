@@ -13,9 +13,9 @@ import (
 // removedKey is the key of the list of removed organisations in the control bucket.
 const removedKey = "removed-orgs"
 
-// removedOrg is an organisation of which no index may hold executions that were created before At.
-// It is listed for as long as records are kept: an index that was not up to date at that time may
-// still have them, and drops older ones by itself.
+// removedOrg is an organisation of which no index may keep executions created before At. It stays
+// listed as long as records are kept: an index that lagged at that time may still have them, and
+// drops older ones by itself.
 type removedOrg struct {
 	Org string    `json:"org"`
 	At  time.Time `json:"at"`
@@ -26,8 +26,8 @@ func (h *History) CountOrg(ctx context.Context, org string) (int64, error) {
 	return h.Index.CountOrg(ctx, org)
 }
 
-// RemoveOrg removes all executions of an organisation that exist now from the index of this
-// process. Those of other processes follow within expireEvery, or when they start.
+// RemoveOrg removes all of an organisation's current executions from this process's index. Other
+// processes follow within expireEvery, or when they start.
 func (h *History) RemoveOrg(ctx context.Context, org string) error {
 	now := time.Now().UTC()
 	err := store.Update(ctx, func() error {

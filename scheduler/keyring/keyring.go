@@ -40,7 +40,7 @@ type Wrapper interface {
 	Unwrap(ctx context.Context, wrapped []byte) (dataKey []byte, err error)
 }
 
-// errCorrupt does not say what was wrong with a ciphertext.
+// errCorrupt does not reveal what was wrong with a ciphertext.
 var errCorrupt = errors.New("it was not encrypted with the data key of this deployment, or was changed")
 
 // entry is the wrapped data key, as stored.
@@ -63,8 +63,8 @@ type Keyring struct {
 }
 
 // Open returns the keyring of a deployment. wrapper is nil if the operator gave no key: the keyring
-// then encrypts nothing, and it is an error if there is a data key. If create is set and there is
-// no data key, Open creates one.
+// then encrypts nothing, and an existing data key is an error. If create is set and there is no
+// data key, Open creates one.
 func Open(ctx context.Context, st *store.Store, wrapper Wrapper, create bool, log *slog.Logger) (*Keyring, error) {
 	k := &Keyring{store: st, wrapper: wrapper}
 	waiting := func(err error, _ time.Duration) { log.Warn("waiting for the key of secrets", "error", err) }
@@ -147,7 +147,7 @@ func (k *Keyring) use(key []byte, aead cipher.AEAD) {
 	k.aead, k.key = aead, key
 }
 
-// create creates a data key, or loads the one that another process created meanwhile.
+// create creates a data key, or loads one that another process created meanwhile.
 func (k *Keyring) create(ctx context.Context) error {
 	key := make([]byte, chacha20poly1305.KeySize)
 	_, _ = rand.Read(key) // crypto/rand.Read never returns an error since Go 1.24
@@ -182,7 +182,7 @@ func (k *Keyring) wrap(ctx context.Context, key []byte) (*entry, error) {
 	return &entry{Wrapped: wrapped, Keys: keys, Check: seal(aead, checkName, nil), WrappedAt: time.Now().UTC()}, nil
 }
 
-// Rotate wraps the data key again with the operator's present keys, and returns their names.
+// Rotate wraps the data key again with the operator's current keys, and returns their names.
 // Secrets are not encrypted again. It returns [proto.ErrNoSecretsKey] if there is no key.
 func (k *Keyring) Rotate(ctx context.Context) (keys string, err error) {
 	if !k.Enabled() {
@@ -238,7 +238,7 @@ func (k *Keyring) cipher(ctx context.Context) (cipher.AEAD, error) {
 }
 
 // Seal encrypts a secret. Only Open with the same name decrypts it, so that stored ciphertexts
-// cannot take each other's place. It returns [proto.ErrNoSecretsKey] if this process has no key.
+// cannot be swapped. It returns [proto.ErrNoSecretsKey] if this process has no key.
 func (k *Keyring) Seal(ctx context.Context, name string, secret []byte) ([]byte, error) {
 	aead, err := k.cipher(ctx)
 	if err != nil {

@@ -30,7 +30,7 @@ const (
 	// requestTimeout bounds requests that may be repeated. A request to a server that restarts gets
 	// no answer at all.
 	requestTimeout = time.Second
-	termPause      = 200 * time.Millisecond // between two terms, so that a failing store is not flooded
+	termPause      = 200 * time.Millisecond // between two terms, to avoid flooding a failing store
 )
 
 // Elector campaigns for the leadership of one kind of work.
@@ -39,9 +39,9 @@ type Elector struct {
 	Name     string // of the work, such as "dispatcher": part of a subject
 	Instance string // unique to this process
 	// LeadInDoubt keeps a term going while the key cannot be renewed, until another process has
-	// taken the leadership. The leader must then check [Term.StillLeader] before it does what two
-	// leaders must not do at once. It saves a new term when the key's stream has no leader for a
-	// moment, since nobody else can be elected meanwhile.
+	// taken the leadership. The leader must then check [Term.StillLeader] before work that two
+	// leaders must not do at once. It avoids a new term when the key's stream has no leader for a
+	// moment, since no other process can be elected meanwhile.
 	LeadInDoubt bool
 	Log         *slog.Logger
 }
@@ -94,8 +94,8 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, t *Ter
 }
 
 // RunEvery calls f once per interval, in one process at a time, until ctx is done. The interval
-// counts across terms and processes, and begins anew with the first term of all. A call whose term
-// ends counts as not made.
+// spans terms and processes, and starts with the very first term. A call whose term ends does not
+// count.
 func (e *Elector) RunEvery(ctx context.Context, interval time.Duration, f func(ctx context.Context)) {
 	e.Run(ctx, func(term context.Context, _ *Term) error {
 		for {
@@ -205,7 +205,7 @@ func (e *Elector) observe(ctx context.Context, seen *uint64, since *time.Time) (
 	return entry.Revision(), errors.Is(err, nats.ErrNoResponders), nil
 }
 
-// acquire stores this instance as the leader in place of the given revision.
+// acquire replaces the given revision to make this instance the leader.
 func (e *Elector) acquire(ctx context.Context, revision uint64) (*Term, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -279,7 +279,7 @@ func (e *Elector) renew(term context.Context, t *Term) error {
 	}
 }
 
-// resign clears the key, so that a successor is elected at once. A failure only delays that.
+// resign clears the key, so that a successor is elected immediately. A failure only delays that.
 func (e *Elector) resign(ctx context.Context, t *Term) {
 	_ = t.ping.Unsubscribe()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)

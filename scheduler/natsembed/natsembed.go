@@ -24,10 +24,10 @@ import (
 // Server is an embedded NATS server. It is a [nats.InProcessConnProvider]: connections survive a
 // restart of the server.
 type Server struct {
-	// MaxSubjects is the number of subjects beyond which no more jobs are to be stored, 0 for no
-	// limit. The server keeps an index of all subjects in memory, with about [SubjectCost] for each:
-	// every record is one, and the output of an execution, its delivery and its idempotency key are
-	// others. It is set before Run.
+	// MaxSubjects is the number of subjects beyond which no more jobs may be stored, 0 for no
+	// limit. The server keeps an index of all subjects in memory, with about [SubjectCost] for
+	// each: every record is one, and the output of an execution, its delivery and its idempotency
+	// key are others. It is set before Run.
 	MaxSubjects int
 
 	dir     string
@@ -48,8 +48,8 @@ const SubjectCost = 256
 const (
 	readyTimeout  = 30 * time.Second
 	watchInterval = 500 * time.Millisecond
-	// compactEvery is how often the server gives the space of deleted messages back to the disk.
-	// Its default of 2 minutes is long enough for programs to fill a disk with output that is evicted.
+	// compactEvery is how often the server returns the space of deleted messages to the disk. Its
+	// default of 2 minutes is long enough for programs to fill a disk with output that is evicted.
 	compactEvery = 10 * time.Second
 	lockPause    = 50 * time.Millisecond
 	lockTries    = 60
@@ -89,8 +89,8 @@ func LockDir(dir string) (*os.File, error) {
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			break
 		}
-		// A child process that a killed server was just starting holds the lock until it calls
-		// exec.
+		// If a server was killed while starting a child process, the child holds the lock until it
+		// calls exec.
 		time.Sleep(lockPause)
 	}
 	if err == nil {
@@ -107,9 +107,9 @@ func (s *Server) start() error {
 	opts := &server.Options{
 		ServerName: "bullpen", JetStream: true, StoreDir: s.dir,
 		DontListen: true, NoSigs: true, SyncAlways: true, SyncInterval: compactEvery,
-		// The free space of the disk is the limit, and callers check it before they submit work. At a
-		// limit of its own, JetStream would reject the results of programs too. Its default is a
-		// share of the free space at the start.
+		// The free space of the disk is the limit, and callers check it before they submit work. At
+		// a limit of its own, JetStream would reject programs' results, too. Its default is a share
+		// of the free space at the start.
 		JetStreamMaxStore:  1 << 50,
 		JetStreamMaxMemory: 64 << 20,
 	}
@@ -229,8 +229,8 @@ func (s *Server) Close() {
 	_ = s.lock.Close()
 }
 
-// logger forwards the server's log to slog, and detects failures of the store, which the server
-// reports in no other way.
+// logger forwards the server's log to slog, and detects store failures, which the server reports
+// nowhere else.
 type logger struct {
 	log   *slog.Logger
 	fault *atomic.Bool
@@ -257,8 +257,8 @@ func (l *logger) errorf(text string) {
 	}
 }
 
-// isPeerRestart reports whether an error of the server says that another server of the cluster is
-// not there yet or any more, which is what a start or a stop looks like. The server goes on trying.
+// isPeerRestart reports whether a server error means that another server of the cluster is starting
+// or stopping. The server keeps trying.
 func isPeerRestart(text string) bool {
 	return strings.HasPrefix(text, "Error trying to connect to route") || strings.Contains(text, " - rid:") &&
 		strings.Contains(text, "Error flushing")

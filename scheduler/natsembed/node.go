@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// ClientPort is the port at which the clients of a [Node] connect.
+// ClientPort is the port of a [Node] for clients.
 const ClientPort = 4222
 
 const (
@@ -22,21 +22,21 @@ const (
 	routeMaxPings = 2
 )
 
-// Node describes a server that clients reach over TCP, and that forms a cluster with others.
+// Node describes a server that clients reach over TCP and that is part of a cluster.
 type Node struct {
 	Name  string   // unique in the cluster; the server's files belong to it
 	Host  string   // address of the server
 	Peers []string // addresses of all servers of the cluster; with at most one there is no cluster
-	// User and Password are those of clients. Servers know each other by the same password.
+	// User and Password authenticate clients. Servers use the same password among each other.
 	User, Password string
 }
 
-// OpenNode starts a server as [Open] does, which is a node.
+// OpenNode starts a server like [Open], as a node.
 func OpenNode(dir string, reserve uint64, node Node, log *slog.Logger) (*Server, error) {
 	return open(dir, reserve, &node, log)
 }
 
-// apply adds the options of a node to those of an embedded server.
+// apply adds a node's options to an embedded server's.
 func (n *Node) apply(o *server.Options) {
 	o.ServerName, o.DontListen = n.Name, false
 	o.Host, o.Port = n.Host, ClientPort

@@ -15,7 +15,7 @@ import (
 const maxSocketPath = 107
 
 // Listen opens a Unix socket, for processes of the same user on this machine. The caller has locked
-// the directory: a socket that is already there is nobody's.
+// the directory, so an existing socket is stale.
 func Listen(path string) (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("listen on %s: the path of a socket has at most %d bytes: choose a shorter --data", path,

@@ -39,9 +39,9 @@ func cellIndexes(p *proto.Pipeline) (all []cellIndex) {
 	return all
 }
 
-// decide changes the state of a run as far as it follows from what has ended: cells that can start
-// are running then, others are skipped or cancelled, and the run ends once all of them have. Cells
-// are cancelled from the deadline on. decide reports whether it changed anything.
+// decide advances the state of a run: cells that can start become running, others are skipped or
+// cancelled, and the run ends once all of them have. From the deadline on, cells are cancelled.
+// decide reports whether it changed anything.
 func decide(p *proto.Pipeline, s *proto.PipelineState, now, deadline time.Time) (changed bool) {
 	if s.Status != proto.PipelineRunning {
 		return false
@@ -111,8 +111,8 @@ func decide(p *proto.Pipeline, s *proto.PipelineState, now, deadline time.Time) 
 // result is what became of a step.
 type result struct{ ended, failed bool }
 
-// stepResults returns the results of all steps by their names. A step that was skipped because of a
-// failure has failed for the steps that need it.
+// stepResults returns the results of all steps by name. For dependent steps, a step skipped because
+// of a failure counts as failed.
 func stepResults(p *proto.Pipeline, s *proto.PipelineState) map[string]result {
 	results, at := map[string]result{}, cellIndexes(p)
 	for i := range p.Steps {
@@ -134,7 +134,7 @@ func stepResults(p *proto.Pipeline, s *proto.PipelineState) map[string]result {
 	return results
 }
 
-// needed reports whether all steps that a step needs have ended, and whether one has failed.
+// needed reports whether all of a step's dependencies have ended, and whether one has failed.
 func needed(step *proto.PipelineStep, results map[string]result) (ended, failed bool) {
 	ended = true
 	for _, name := range step.Needs {

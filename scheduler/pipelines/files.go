@@ -12,7 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/pipelines/spec"
 )
 
-// maxCopies is the number of copies of files that a process makes at the same time. Each has the names
+// maxCopies limits the copies of files that a process makes at the same time. Each keeps the names
 // of two homes in memory, and its content in a file on disk.
 const maxCopies = 4
 
@@ -30,14 +30,14 @@ type Threads interface {
 	Remove(ctx context.Context, org, thread string) error
 }
 
-// refusedError is a reason for which a cell fails, in words for the client.
+// refusedError is a cell's reason for failure, worded for the client.
 type refusedError struct{ reason string }
 
 func (e *refusedError) Error() string { return e.reason }
 
 func refusef(format string, args ...any) error { return &refusedError{fmt.Sprintf(format, args...)} }
 
-// asRefusal turns errors that come again with each try into refusals.
+// asRefusal turns permanent errors into refusals.
 func asRefusal(what string, err error) error {
 	if !proto.Final(err) {
 		return err
@@ -65,9 +65,8 @@ func workspace(p *proto.Pipeline, step *proto.PipelineStep, i int) string {
 	return proto.RunThread(p.ID)
 }
 
-// prepare makes the workspace of a cell: a fork if it is its own, the artifacts of the cells that
-// it needs if they are not in it, and its cache. It may be called again, also when the execution has
-// started.
+// prepare makes the workspace of a cell: a fork if it is its own, missing artifacts of the cells
+// that it needs, and its cache. It may be repeated, even after the execution has started.
 func (r *Runner) prepare(ctx context.Context, p *proto.Pipeline, s *proto.PipelineState, i int, at []cellIndex) error {
 	step := &p.Steps[at[i].step]
 	thread := workspace(p, step, i)
@@ -111,8 +110,8 @@ func (r *Runner) prepare(ctx context.Context, p *proto.Pipeline, s *proto.Pipeli
 	return asWarning(&s.Cells[i], asRefusal("the cache "+key+" is not used", err))
 }
 
-// started reports whether an execution that the state does not know yet has the workspace of a cell: a
-// process has started it and died, or is about to store its id.
+// started reports whether an execution that the state does not know yet holds the cell's workspace:
+// a process has started it and died, or is about to store its id.
 func (r *Runner) started(ctx context.Context, org, thread string, s *proto.PipelineState) (bool, error) {
 	head, err := r.Threads.Get(ctx, org, thread)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -125,8 +124,8 @@ func (r *Runner) started(ctx context.Context, org, thread string, s *proto.Pipel
 	return head.Holder != "" && !known, nil
 }
 
-// copy copies files to a thread. If an execution holds that, the execution of the cell has just been started by
-// another process, and there is nothing to do.
+// copy copies files to a thread. If an execution holds the thread, another process has just started
+// the cell's execution, and there is nothing to do.
 func (r *Runner) copy(ctx context.Context, org, thread string, c *proto.TreeCopy) error {
 	select {
 	case r.copies <- struct{}{}:

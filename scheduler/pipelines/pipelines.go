@@ -1,12 +1,12 @@
 // Package pipelines runs pipelines.
 //
-// A run has two entries in its bucket: its state, and its definition, which never changes but for its
-// secrets, which are removed at the end. The state comes first and goes last, so that nothing else
-// remains without it. The leading process reads the executions of the
-// cells that run, decides what follows, and stores the state by compare-and-set: first that a cell
-// runs, then the id of its execution. The execution is submitted between the two under an
-// idempotency key made of the run and the cell. So a process that takes over submits nothing twice,
-// at whatever point the other one died.
+// A run has two entries in its bucket: its state and its definition. The definition is immutable,
+// except that its secrets are removed at the end. The state is created first and removed last, so
+// that nothing else remains without it. The leading process reads the executions of the running
+// cells, decides what follows, and stores the state by compare-and-set: first that a cell runs,
+// then the id of its execution. In between it submits the execution under an idempotency key made
+// of the run and the cell. So a process that takes over submits nothing twice, wherever its
+// predecessor died.
 //
 // All steps of a run share a thread. Cells with a workspace of their own have a fork of it.
 // Artifacts are files of these threads.
@@ -36,8 +36,8 @@ const (
 
 	maxDefinition = 768 << 10 // bytes; it must fit into a message
 
-	// creationTimeout is when a run whose creation began is complete, or never will be. It is longer than
-	// the gateway tries.
+	// creationTimeout is the age at which a run is complete or never will be. It is longer than the
+	// gateway tries.
 	creationTimeout = 5 * time.Minute
 )
 
@@ -87,10 +87,9 @@ func (*Pipelines) Parse(file string) (*proto.Pipeline, error) { return spec.Pars
 // Schema returns the JSON schema of the files.
 func (*Pipelines) Schema() []byte { return spec.Schema }
 
-// Create stores a new run and returns its state. prepare is called before the run can start. After
-// an error of prepare nothing of the run remains but what prepare made. Create returns a
-// [*proto.Rejection] if the organisation has [proto.MaxActivePipelines], and a [*proto.FieldError]
-// if the run is too large.
+// Create stores a new run and returns its state. prepare is called before the run can start. If it
+// fails, only its own side effects remain. Create returns a [*proto.Rejection] if the organisation
+// has [proto.MaxActivePipelines], and a [*proto.FieldError] if the run is too large.
 func (p *Pipelines) Create(
 	ctx context.Context, run *proto.Pipeline, prepare func(context.Context) error,
 ) (*proto.PipelineState, error) {
@@ -102,7 +101,7 @@ func (p *Pipelines) Create(
 		return nil, proto.FieldErrorf("file", "makes a run of %d bytes with its secrets, as JSON; at most %d are possible",
 			len(body), maxDefinition)
 	}
-	// A process that dies from here on leaves a run that is being created, which the leader removes.
+	// A process that dies from here on leaves an unfinished run, which the leader removes.
 	state, key := newState(run), stateKey(run.Org, run.ID)
 	state.Creating = true
 	if err := p.states.Create(ctx, key, state); err != nil {
@@ -220,7 +219,7 @@ func (p *Pipelines) remove(ctx context.Context, s *proto.PipelineState) error {
 	return err
 }
 
-// clone returns a copy of a state whose cells may be changed.
+// clone returns a copy of a state with mutable cells.
 func clone(s *proto.PipelineState) *proto.PipelineState {
 	c := *s
 	c.Cells = slices.Clone(s.Cells)

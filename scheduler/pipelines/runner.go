@@ -16,7 +16,7 @@ import (
 const (
 	scanEvery  = 200 * time.Millisecond // the records of a run
 	runTimeout = 2 * time.Minute
-	// handlers is the number of runs that are handled at the same time, handlersOfOrg that of one
+	// handlers is the number of runs handled at the same time, handlersOfOrg that of one
 	// organisation: its steps may be slow to start, and its files large.
 	handlers      = 256
 	handlersOfOrg = 16
@@ -26,12 +26,12 @@ const (
 // Executions starts and reads the executions of steps.
 type Executions interface {
 	// StartStep starts the execution of a cell in a thread, unless it was started before, and
-	// returns its id. refused is the reason why it will never start, empty if it did. After an error
+	// returns its id. refused is the reason if it will never start, otherwise empty. After an error
 	// it may have started.
 	StartStep(ctx context.Context, p *proto.Pipeline, step, cell int, thread string) (
 		id proto.TraceID, refused string, err error)
-	// StepSpace returns the largest size of the home of a cell. refused is the reason why the cell
-	// will never start, empty if it may.
+	// StepSpace returns the maximum size of a cell's home. refused is the reason if the cell will
+	// never start, otherwise empty.
 	StepSpace(ctx context.Context, p *proto.Pipeline, step, cell int) (most proto.Space, refused string, err error)
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
 	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
@@ -39,7 +39,7 @@ type Executions interface {
 	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
 
-// Runner runs all pipelines while it leads, and removes runs that ended long ago.
+// Runner runs all pipelines while it leads, and removes expired runs.
 type Runner struct {
 	Pipelines  *Pipelines
 	Executions Executions
@@ -52,11 +52,11 @@ type Runner struct {
 	copies chan struct{} // one for each copy of files
 }
 
-// knownRun is what the leader keeps of a run that has not ended.
+// knownRun is the leader's memory of an active run.
 type knownRun struct {
 	*proto.Pipeline
 	// deadline is the state's deadline when this process first handled the run. It has a monotonic
-	// clock reading, so that a step of the wall clock ends a run neither early nor late.
+	// clock reading, so that stepping the wall clock ends a run neither early nor late.
 	deadline time.Time
 }
 
@@ -89,7 +89,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	return e.Run(ctx)
 }
 
-// due returns when there is something to do for a run.
+// due returns when a run needs work.
 func (r *Runner) due(e *entry) (at time.Time, ok bool) {
 	switch s := e.state; {
 	case s == nil:
@@ -115,7 +115,7 @@ func (r *Runner) handleItem(ctx context.Context, _ engine.Item, e entry) error {
 	}
 }
 
-// trim makes the oldest runs of organisations with too many due for their removal.
+// trim schedules the removal of the oldest runs of organisations with too many.
 func (r *Runner) trim(context.Context) {
 	for _, org := range r.Pipelines.states.Orgs(proto.MaxPipelines) {
 		list := r.Pipelines.List(org)
@@ -167,8 +167,8 @@ func (r *Runner) knownRun(ctx context.Context, s *proto.PipelineState) (*knownRu
 	return known, nil
 }
 
-// endLost ends a run whose definition is gone, since its steps are not known any more. If the clocks
-// of two gateways differ, the run may have looked as if it were never created.
+// endLost ends a run whose definition, and thus its steps, is gone. If the clocks of two gateways
+// differ, the run may have looked abandoned during its creation.
 func (r *Runner) endLost(ctx context.Context, s *proto.PipelineState) error {
 	for i := range s.Cells {
 		if id := s.Cells[i].TraceID; id != "" && !s.Cells[i].Status.Ended() {
@@ -195,8 +195,7 @@ func (r *Runner) endLost(ctx context.Context, s *proto.PipelineState) error {
 	return err
 }
 
-// step stores what has happened to a run since its state was stored. It reports whether there was
-// something.
+// step stores a run's progress since its state was stored. It reports whether there was any.
 func (r *Runner) step(ctx context.Context, known *knownRun) (changed bool, err error) {
 	p := known.Pipeline
 	key := stateKey(p.Org, p.ID)

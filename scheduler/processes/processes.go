@@ -19,7 +19,7 @@ import (
 // maxProcesses limits how many answers Find reads: a worker that is hostile can send any number.
 const maxProcesses = 10_000
 
-// Serve answers requests of Find with what describe returns, until stop is called.
+// Serve answers requests of Find with describe's result, until stop is called.
 func Serve(conn *nats.Conn, describe func() proto.Process) (stop func(), err error) {
 	sub, err := conn.Subscribe(store.ProcessesSubject, func(*nats.Msg) {
 		p := describe()

@@ -15,7 +15,7 @@ const (
 	CapabilityDisk    = "disk"    // programs with a home or /tmp on disk
 	CapabilityThreads = "threads" // programs with the home of a thread
 	CapabilitySecrets = "secrets" // programs with secrets, which older workers do not know
-	// CapabilityInjections is for secrets that are added to requests. A worker that does not know them
+	// CapabilityInjections is for secrets that the worker adds to requests. A worker without it
 	// would write them to files.
 	CapabilityInjections = "injections"
 	CapabilityMounts     = "mounts"  // programs with mounts of storage connections
@@ -25,8 +25,7 @@ const (
 // CapabilityLanguage returns the capability to run programs in a language.
 func CapabilityLanguage(l proto.Language) string { return "language:" + string(l) }
 
-// CapabilityArchitecture returns the capability to run programs in images of an architecture, which
-// has Go's name.
+// CapabilityArchitecture returns the capability to run images of an architecture, in Go's naming.
 func CapabilityArchitecture(name string) string { return architecturePrefix + name }
 
 const architecturePrefix = "architecture:"
@@ -94,7 +93,7 @@ func newCapabilities(list []string) capabilities {
 	return c
 }
 
-// equal reports whether c has exactly the capabilities of list, which has no duplicates.
+// equal reports whether c equals list, which has no duplicates.
 func (c capabilities) equal(list []string) bool {
 	return c != nil && len(c) == len(list) && c.meet(list)
 }

@@ -14,15 +14,15 @@ import (
 
 const (
 	collectEvery = time.Second
-	// deleteAfter is how long a finished job stays among unfinished ones until it is deleted
+	// deleteAfter is how long a finished job stays behind an unfinished one before it is deleted
 	// individually.
 	deleteAfter = 10 * time.Second
 )
 
-// garbage is what can be deleted from the jobs stream. Jobs of terminal executions are harmless,
-// since the record is read first. A delete is a synced write, so finished jobs are not deleted one
-// by one: all jobs below the oldest unfinished one are purged at once. A job that has a RunAt may
-// stay for weeks, so these have an oldest one of their own.
+// garbage tracks which jobs can be deleted from the stream. Jobs of terminal executions are
+// harmless, since the record is read first. A delete is a synced write, so finished jobs are not
+// deleted one by one: one purge removes all below the oldest unfinished job. Jobs with a RunAt may
+// stay for weeks, so they have a floor of their own.
 type garbage struct {
 	lastSeq   uint64 // of the messages seen
 	jobs      []pendingDelete
@@ -149,8 +149,8 @@ func (t *term) collectGarbage(ctx context.Context, now time.Time) {
 	}()
 }
 
-// garbageFloors returns the sequence numbers of the oldest jobs that must stay: of those without a
-// RunAt and of those with one.
+// garbageFloors returns the sequence numbers of the oldest jobs that must stay, without and with a
+// RunAt.
 func (t *term) garbageFloors() (prompt, delayed uint64) {
 	prompt = t.garbage.lastSeq + 1
 	for seq := range t.garbage.excluded {

@@ -39,7 +39,7 @@ func (h *delayHeap) Pop() any {
 	return j
 }
 
-// compareRunAt orders jobs by the times at which they enter the queue.
+// compareRunAt orders jobs by RunAt.
 func (j *job) compareRunAt(other *job) int {
 	return cmp.Or(j.meta.RunAt.Compare(other.meta.RunAt), cmp.Compare(j.order, other.order))
 }
@@ -78,10 +78,9 @@ func (t *term) releaseDelayed(now time.Time) {
 	}
 }
 
-// checkDelayed reads the records of the delayed jobs that the stream contained at the start of the
-// term. A job may have been cancelled long ago, when the previous leader did not live to remove it,
-// and only the records since the oldest queued job are followed. Until its record is read, a job is
-// not released.
+// checkDelayed reads the records of the delayed jobs found at the start of the term. One may have
+// been cancelled long ago by a leader that died before removing it, and the loop only follows
+// records since the oldest queued job. No job is released before its record is read.
 func (t *term) checkDelayed(ctx context.Context) {
 	jobs := slices.SortedFunc(slices.Values(t.queue.delayed), (*job).compareRunAt)
 	type execution struct {
@@ -110,7 +109,7 @@ func (t *term) checkDelayed(ctx context.Context) {
 	}()
 }
 
-// onChecked applies the record of a delayed job, which is nil if there is none.
+// onChecked applies the record of a delayed job, nil for none.
 func (t *term) onChecked(ctx context.Context, id proto.TraceID, rec *proto.Record, revision uint64) {
 	j := t.queue.jobs[id]
 	if j == nil {

@@ -31,11 +31,11 @@ const (
 	maxLosses    = 3           // workers lost with a job before its program starts
 	inboxSize    = 1024
 	outcomesKept = time.Minute
-	// maxExpiring bounds the concurrent writes of expired jobs. A long queue may expire in one
-	// moment, and other writes would wait behind all of its records.
+	// maxExpiring limits the concurrent writes of expired jobs. A long queue may expire all at
+	// once, and other writes would wait behind its records.
 	maxExpiring    = 16
 	requestTimeout = time.Second
-	// clockSkew bounds the difference between the clocks of this process and of the servers that
+	// clockSkew bounds the difference between this process's clock and those of the servers that
 	// date jobs and records.
 	clockSkew = time.Minute
 )
@@ -45,28 +45,28 @@ const (
 type Dispatcher struct {
 	Store    *store.Store
 	Instance string // unique to this process
-	// Memory limits the estimated memory of queued and running jobs, in bytes. A quarter as much
-	// may be used in addition by jobs that are being stored. More jobs are refused; 0 for no limit.
-	// Jobs found in the stream are never refused.
+	// Memory limits the estimated memory of queued and running jobs, in bytes; 0 for no limit. Jobs
+	// being stored may use a quarter more. Jobs beyond it are refused, but never those found in the
+	// stream.
 	Memory int64
-	// Reserved, if not nil, returns how many of a number of slots an organisation leaves to others
+	// Reserved, if not nil, returns how many of the given slots an organisation leaves to others
 	// while another one submits executions: fewer than all. The slots are those of the workers that
-	// can run what the other one submits.
+	// can run the other one's jobs.
 	Reserved func(slots int) int
-	// Interactive, if not nil, returns how many of a number of slots background jobs leave to interactive
-	// ones while some are submitted: fewer than all. The slots are those of the workers that can run
-	// what is submitted. Of an organisation's and a key's limit of concurrent executions, background jobs
-	// leave as many to the interactive ones of the same organisation or key.
+	// Interactive, if not nil, returns how many of the given slots background jobs leave to
+	// interactive ones while some are submitted: fewer than all. The slots are those of the workers
+	// that can run the interactive jobs. The same share of an organisation's and a key's limit of
+	// concurrent executions is reserved for interactive jobs.
 	Interactive func(limit int) int
 	// OutputBudget is the number of bytes of output that an organisation may store in an hour, 0 for
 	// no limit.
 	OutputBudget int64
 	// Autoscaler, if not nil, decides how many workers there should be.
 	Autoscaler *Autoscaler
-	// SoleWorker is whether the worker of this process is the only one that there can be.
+	// SoleWorker is whether this process's worker can be the only one.
 	SoleWorker bool
-	// DiskFull, if not nil, reports whether the disk that output is stored on is full. Output is
-	// stored then as without a budget.
+	// DiskFull, if not nil, reports whether the disk for output is full. Output is then stored as
+	// if there were no budget.
 	DiskFull func() bool
 	// Secrets decrypts the secrets of executions.
 	Secrets *keyring.Keyring
@@ -106,7 +106,7 @@ type term struct {
 	outcomes       map[proto.TraceID]outcome // of the last outcomesKept, as their job or submission may yet arrive
 	inbox          chan func()
 	storing        atomic.Int64 // bytes of submissions that are not answered yet
-	overdue        []*job       // expired, in the order in which their terminal records are written
+	overdue        []*job       // expired, in the order in which to write their terminal records
 	expiring       int          // pending writes of those
 	announced      bool         // the workers had time to announce themselves
 	inDoubt        bool         // stillLeader was false at the last review
@@ -211,8 +211,8 @@ func (t *term) loop(ctx context.Context) error {
 	}
 }
 
-// checkLeadership requests announcements when the leadership is no longer in doubt. The request
-// also makes gateways repeat the submissions that were not answered in between.
+// checkLeadership requests announcements once the leadership is no longer in doubt. The request
+// also makes gateways repeat submissions that got no answer in between.
 func (t *term) checkLeadership() {
 	sure := t.stillLeader()
 	if sure && t.inDoubt {
@@ -238,8 +238,8 @@ func (t *term) post(ctx context.Context, f func()) {
 	}
 }
 
-// rebuild reads all leases, all jobs, and all records since the oldest job. It returns when it has
-// processed everything that the streams contain, and keeps following them.
+// rebuild reads all leases, all jobs, and all records since the oldest job. It returns once it has
+// caught up with the streams, and keeps following them.
 func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
 	all := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}
 	stopLeases, err := t.follow(ctx, t.Store.Leases, all, t.onLease)
@@ -282,8 +282,8 @@ func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
 	return func() { stopJobs(); stopRecords() }, nil
 }
 
-// follow calls handle in the loop for each message of a stream, until stop is called. It returns
-// when handle has been called for all messages that the stream contains.
+// follow calls handle in the loop for each message of a stream until stop is called. It returns
+// once handle has been called for all existing messages.
 func (t *term) follow(
 	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig,
 	handle func(context.Context, jetstream.Msg, *jetstream.MsgMetadata),
@@ -343,8 +343,8 @@ func (t *term) onJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMeta
 	t.setStored(j, seq)
 }
 
-// onRecord handles a change of a record: a claim, a cancel, an attempt that is given up or requeued, a
-// loss, the end.
+// onRecord handles a change of a record: a claim, a cancel, a released or requeued attempt, a loss,
+// or the end.
 func (t *term) onRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
 	org, id, err := store.ParseExecSubject(m.Subject())
 	r, errHeaders := parseRecordHeaders(m.Headers())
@@ -410,7 +410,7 @@ func (t *term) apply(ctx context.Context, j *job, r recordState) {
 			t.removeJob(ctx, &j.meta, j.seq, j.body, r.deadLettered())
 		}
 	case r.status == proto.StatusRunning:
-		if j.state != running && t.announced { // an earlier leader saw the start of those that it finds running
+		if j.state != running && t.announced { // an earlier leader saw the running ones start
 			j.started = now
 		}
 		t.queue.activate(j, running, r.worker, now)
@@ -460,7 +460,7 @@ type joinedRequests struct {
 	waiting []*nats.Msg
 }
 
-// add adds a request, and reports whether no other one is waiting.
+// add adds a request, and reports whether it is the only one waiting.
 func (r *joinedRequests) add(m *nats.Msg) (first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -486,8 +486,8 @@ func (t *term) onJoined(ctx context.Context, r *joinedRequests, value func() any
 	}
 }
 
-// answerJoined answers outside the loop. It does not answer while submissions are not accepted
-// either. The goroutine must be able to read what value returns while the loop runs.
+// answerJoined answers outside the loop, but not while submissions are not accepted. The goroutine
+// must be able to read value's result while the loop runs.
 func (t *term) answerJoined(r *joinedRequests, value func() any) {
 	waiting := r.takeAll()
 	if !t.stillLeader() {
@@ -576,8 +576,7 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 	w.held = make(map[proto.TraceID]bool, len(a.Held))
 	for _, id := range a.Held {
 		w.held[id] = true
-		// A job that the previous leader assigned and that is not claimed. After a claim the record
-		// counts.
+		// A job assigned by the previous leader and not claimed. After a claim the record counts.
 		if j := t.queue.jobs[id]; j != nil && (j.state == queued || j.state == delayed) && j.attempt == 0 && !j.writePending {
 			t.queue.activate(j, assigned, a.Worker, w.seen)
 		}
@@ -591,8 +590,8 @@ func (t *term) removeWorker(name string) {
 }
 
 // assign assigns jobs to free slots until either runs out. A leader in doubt assigns nothing, since
-// another one may know of other jobs that count against the limits. A new leader first waits for
-// the announcements of what the workers hold.
+// another leader may know of more jobs that count against the limits. A new leader first waits for
+// the workers to announce the jobs they hold.
 func (t *term) assign(ctx context.Context, now time.Time) {
 	if !t.announced || !t.stillLeader() {
 		return
@@ -677,9 +676,8 @@ func (r *round) updateDemands() {
 	}
 }
 
-// selectWorker returns the preferred worker if it has a free slot that jobs of c may take and meets
-// the needs. Otherwise it returns the worker with the most free slots, so that load
-// spreads, or nil.
+// selectWorker returns the preferred worker if it meets the needs and has a free slot that c may
+// take. Otherwise it returns the worker with the most free slots, to spread the load, or nil.
 func (r *round) selectWorker(c contender, n *needSet, prefer string) (string, *workerState) {
 	var reserved func(*workerState) bool
 	if r.scarce {
@@ -700,8 +698,8 @@ func (r *round) selectWorker(c contender, n *needSet, prefer string) (string, *w
 	return r.mostFree(n.needs, reserved)
 }
 
-// mostFree returns the worker with the most free slots of those that meet the needs and are not
-// excluded, or nil.
+// mostFree returns the worker with the most free slots that meets the needs and is not excluded, or
+// nil.
 func (t *term) mostFree(needs []string, exclude func(*workerState) bool) (string, *workerState) {
 	var best string
 	var worker *workerState

@@ -14,9 +14,10 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// epoch is a period in which a worker holds its lease without interruption. The records of the attempts that it claims
-// meanwhile name the epoch. The lease is a message of its own, which the worker replaces by compare-and-set to renew
-// it, and the dispatcher to end it. An epoch that has ended never comes back: the worker begins another one.
+// epoch is a period in which a worker holds its lease without interruption. The records of the
+// attempts claimed in it name the epoch. The lease is a message: the worker replaces it by
+// compare-and-set to renew it, the dispatcher to end it. An ended epoch never comes back: the
+// worker begins another one.
 type epoch struct {
 	id            string
 	holderTimeout time.Duration
@@ -31,8 +32,8 @@ type epoch struct {
 	confirmed time.Time // when the last confirmed renewal was sent
 }
 
-// confirm extends the lease after a renewal that was sent at a time. A timer ends the lease, since a renewal may get no
-// answer at all.
+// confirm extends the lease after a renewal sent at the given time. A timer ends the lease, since a
+// renewal may never be answered.
 func (e *epoch) confirm(sent time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -45,8 +46,8 @@ func (e *epoch) confirm(sent time.Time) {
 	e.expiry = time.AfterFunc(left, func() { e.lose(fmt.Errorf("%w: no renewal for %s", proto.ErrLost, e.holderTimeout)) })
 }
 
-// valid reports whether the worker holds the lease now. The timer alone does not tell: a process that was paused may
-// get here before its timers.
+// valid reports whether the worker holds the lease now. The timer alone is not enough: a process
+// that was paused may get here before its timers fire.
 func (e *epoch) valid() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -81,7 +82,7 @@ func (s *Slots) holdLease(ctx context.Context) {
 	}
 }
 
-// beginEpoch acquires a new lease. One that is stored without an answer is never used.
+// beginEpoch acquires a new lease. A lease stored without an answer is never used.
 func (s *Slots) beginEpoch(ctx context.Context) (*epoch, error) {
 	e := &epoch{id: nuid.Next(), holderTimeout: s.timing.holderTimeout}
 	bounded, cancel := context.WithTimeout(ctx, s.timing.renewTimeout)
@@ -118,7 +119,7 @@ func (s *Slots) renewUntilLost(ctx context.Context, e *epoch) {
 		case errors.Is(err, proto.ErrLost):
 			e.lose(err)
 			return
-		// A store that rejects this write does not accept that of a dispatcher that would end the lease either.
+		// A store that rejects this write also rejects a dispatcher's attempt to end the lease.
 		case err == nil || store.IsRejected(err):
 			e.confirm(sent)
 		}
@@ -154,7 +155,8 @@ func (s *Slots) renew(ctx context.Context, e *epoch) error {
 	}
 }
 
-// setEpoch sets the epoch under which jobs are claimed, nil for none. Without one, no free slots are announced.
+// setEpoch sets the epoch under which jobs are claimed. Without one (nil), no free slots are
+// announced.
 func (s *Slots) setEpoch(e *epoch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -42,7 +42,7 @@ type job struct {
 	needs        *needSet  // while queued
 	elem         *list.Element
 	delayIndex   int    // in the heap, while delayed
-	unchecked    bool   // its record is to be read before it is released, see checkDelayed
+	unchecked    bool   // not released before its record is read, see checkDelayed
 	order        uint64 // order in which the jobs entered the queue; ranks the jobs of a key
 }
 
@@ -81,8 +81,8 @@ type capacity interface {
 	canRun(n *needSet) bool
 	// canRunFor reports whether jobs of c may take such a slot.
 	canRunFor(c contender, n *needSet) bool
-	// backgroundLimit returns how many of limit executions at once may be background jobs. The limit is that
-	// of an organisation if key is empty, otherwise that of an API key.
+	// backgroundLimit returns how many of limit concurrent executions may be background jobs. limit
+	// is an organisation's if key is empty, otherwise the API key's.
 	backgroundLimit(org, key string, limit int) int
 }
 
@@ -92,8 +92,7 @@ type contender struct {
 	class proto.Class
 }
 
-// head returns the next job to serve among those of o that the free slots can run and the limits
-// allow, or nil.
+// head returns o's next job of this key that the free slots can run and the limits allow, or nil.
 func (q *keyQueue) head(o *orgQueue, free capacity) *job {
 	first, second := proto.ClassInteractive, proto.ClassBackground
 	if q.served%(interactiveShare+1) == interactiveShare {
@@ -181,8 +180,8 @@ func (o *orgQueue) prune(q *keyQueue) {
 	}
 }
 
-// head returns the organisation's next job among those that the free slots can run, or nil. It
-// skips keys at their limit.
+// head returns the organisation's next job that the free slots can run, or nil. It skips keys at
+// their limit.
 func (o *orgQueue) head(free capacity) *job {
 	for _, f := range o.sfq.flows {
 		if j := f.party.head(o, free); j != nil {
@@ -205,7 +204,7 @@ func (o *orgQueue) hasRoom(q *keyQueue, m *proto.Meta, free capacity) bool {
 		(m.KeyConcurrent == 0 || q.active.background < free.backgroundLimit(m.Org, m.Key, m.KeyConcurrent))
 }
 
-// debt returns the debt with which the organisation enters another needSet: its smallest one.
+// debt returns the organisation's smallest debt, with which it enters another needSet.
 func (o *orgQueue) debt() (least uint64) {
 	first := true
 	for n, f := range o.flows {
@@ -220,13 +219,13 @@ func (o *orgQueue) debt() (least uint64) {
 // served next. It can be rebuilt from the streams at any time. It is not safe for concurrent use.
 //
 // Slots are shared at two levels of start-time fair queueing, see sfq: among organisations by the
-// weights of their plans, and among the keys of an organisation evenly. Organisations compete per
-// set of needs, so that jobs which no free slot can run neither delay nor charge anybody. Serving
-// an organisation charges it in all sets it has jobs in, and the virtual times of all runnable sets
+// weights of their plans, and among an organisation's keys evenly. Organisations compete per set of
+// needs, so that jobs which no free slot can run neither delay nor charge other tenants. Serving an
+// organisation charges it in all sets it has jobs in, and the virtual times of all runnable sets
 // advance together. If every slot can run every job, that equals one sfq over all organisations.
 type fairQueue struct {
 	jobs        map[proto.TraceID]*job
-	current     map[*job]struct{} // jobs that are not delayed, which may wait for weeks
+	current     map[*job]struct{} // jobs without delay; delayed ones may wait for weeks
 	delayed     delayHeap
 	orgs        map[string]*orgQueue
 	needSets    map[string]*needSet
@@ -248,8 +247,8 @@ type load struct {
 }
 
 const (
-	// jobCost is the estimated memory of a queued job without the texts that its submitter chose,
-	// in bytes. It includes the index of a NATS server in the same process. Measured: 3 KiB with
+	// jobCost is the estimated memory of a queued job in bytes, without the texts chosen by its
+	// submitter. It includes the index of a NATS server in the same process. Measured: 3 KiB with
 	// garbage.
 	jobCost = 4 << 10
 	// orgShare divides maxSize: the quotient is the limit of one organisation.
@@ -420,8 +419,8 @@ func (q *fairQueue) charge(j *job) {
 	}
 }
 
-// next returns the next job to serve among those that the free slots can run, or nil. It leaves the
-// job queued, and advances the virtual time to its organisation's start tag.
+// next returns the next job that the free slots can run, or nil. It leaves the job queued, and
+// advances the virtual time to its organisation's start tag.
 func (q *fairQueue) next(free capacity) *job {
 	var best *job
 	var debt, order uint64
@@ -526,7 +525,7 @@ func (q *fairQueue) expire(j *job) {
 	j.state = expired
 }
 
-// leave takes j out of the queue, the active or the delayed jobs.
+// leave removes j from the queue, or from the delayed jobs.
 func (q *fairQueue) leave(j *job) {
 	switch {
 	case j.state == queued:

@@ -14,8 +14,8 @@ const (
 	handOverTimeout = time.Second
 )
 
-// handover is state that the leader stores for the next one, at most every handOverEvery and when
-// it resigns. A leader without it goes on with less knowledge.
+// handover is state that the leader stores for its successor, at most every handOverEvery and when
+// it resigns. A leader works without it, but with less knowledge.
 type handover struct {
 	key     string
 	what    string // for messages
@@ -25,7 +25,8 @@ type handover struct {
 	saved   time.Time
 }
 
-// load reads what the last leader saved into v. It returns when that was, zero if there is nothing.
+// load reads the last leader's state into v. It returns the time of the save, zero if there is
+// none.
 func (h *handover) load(ctx context.Context, t *term, v any) (saved time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -14,9 +14,9 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// JournalFile stores the jobs that a worker has and has not claimed. The next worker that opens the
-// file counts them as lost, because the dispatcher may have died with the worker. Writes must
-// survive the process, but need not be synced: a power failure loses no more than a count.
+// JournalFile stores a worker's assigned, unclaimed jobs. The next worker that opens the file
+// counts them as lost, because the dispatcher may have died with the worker. Writes must survive
+// the process, but need not be synced: a power failure loses no more than a count.
 type JournalFile interface {
 	io.ReaderAt
 	io.WriterAt
@@ -113,8 +113,8 @@ func (s *Slots) journalDone(l *Lease) {
 	}
 }
 
-// recoverJournal counts the losses of the jobs that the previous worker left in the journal. It
-// skips whatever it cannot read or write, since the journal is not needed to go on.
+// recoverJournal counts the losses of the jobs that the previous worker left in the journal. It is
+// best effort: it skips whatever it cannot read or write.
 func (s *Slots) recoverJournal(ctx context.Context) {
 	if s.Journal == nil {
 		return
@@ -141,7 +141,8 @@ func (s *Slots) recoverJournal(ctx context.Context) {
 	}
 }
 
-// writeLoss counts the loss of a journaled job unless that was done. It retries until ctx is done.
+// writeLoss counts the loss of a journaled job if it is not counted yet. It retries until ctx is
+// done.
 func (s *Slots) writeLoss(ctx context.Context, e *journalEntry) error {
 	policy := store.Retry{Pause: lossRetry, Transient: store.AnyError, OnRetry: func(err error, _ time.Duration) {
 		s.Log.Warn("count loss failed, will retry", "trace_id", e.Trace, "error", err)

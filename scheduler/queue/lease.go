@@ -19,13 +19,13 @@ const (
 	finishPause = 250 * time.Millisecond
 	// recordTimeout bounds one attempt to read or rewrite the record of a running execution.
 	recordTimeout = 2 * time.Second
-	// refreshesPerLife is how often the record of a running execution is rewritten in the time of its retention.
+	// refreshesPerLife is how often a running execution's record is rewritten per retention period.
 	refreshesPerLife = 3
 )
 
 // Lease is the right to run one attempt of one job. [Slots.Take] returns it, Claim records it
-// before the program starts, and Finish or Release ends it. From the claim on it holds as long as the
-// lease of the worker.
+// before the program starts, and Finish or Release ends it. Once claimed, it is valid as long as
+// the worker's lease.
 type Lease struct {
 	slots   *Slots
 	org     string
@@ -41,7 +41,7 @@ type Lease struct {
 	journaled bool
 	entry     int
 
-	// The record and its revision are owned by watch while that runs, and by the caller otherwise.
+	// watch owns the record and its revision while it runs, otherwise the caller does.
 	rec      *proto.Record
 	revision uint64
 	epoch    *epoch // nil before the claim, and when the attempt has ended
@@ -146,7 +146,7 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		l.slots.Started(l.rec)
 	}
 	claimed, l.cancel = context.WithCancelCause(ctx)
-	// The record is watched until the result is written, also while the program is being stopped.
+	// The record is watched until the result is written, even while the program is being stopped.
 	watching, quit := context.WithCancel(context.WithoutCancel(ctx))
 	l.reads, l.asked, l.stopped, l.quit = make(chan struct{}, 1), make(chan struct{}), make(chan struct{}), quit
 	l.mu.Lock()
@@ -162,8 +162,9 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 	return claimed, baseSeq, nil
 }
 
-// claim writes the claim. If its acknowledgement comes after the lease of the worker has expired, it claims again under
-// the next one: the dispatcher may end all that names the old one.
+// claim writes the claim. If its acknowledgement arrives after the worker's lease has expired, it
+// claims again under the next one, since the dispatcher may end every attempt that names the old
+// one.
 func (l *Lease) claim(ctx context.Context, baseSeq int64) error {
 	for {
 		e, err := l.slots.awaitEpoch(ctx)
@@ -202,8 +203,8 @@ func (l *Lease) requestRead() {
 	}
 }
 
-// watch notices a cancel or the end of the attempt in the record, until ctx is done. It rewrites the record before that
-// is past its retention.
+// watch detects a cancel or the end of the attempt in the record, until ctx is done. It rewrites
+// the record before its retention expires.
 func (l *Lease) watch(ctx context.Context) {
 	defer close(l.stopped)
 	var refresh <-chan time.Time
@@ -233,7 +234,7 @@ func (l *Lease) watch(ctx context.Context) {
 	}
 }
 
-// rewrite writes the record again, with the changes of others in it.
+// rewrite writes the record again, including changes by others.
 func (l *Lease) rewrite(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
@@ -259,7 +260,7 @@ func (l *Lease) read(ctx context.Context) error {
 }
 
 // adopt reads the record, which may have been marked as cancelled. It returns [proto.ErrLost] if
-// the attempt is not ours any more.
+// the attempt is no longer ours.
 func (l *Lease) adopt(ctx context.Context) error {
 	rec, revision, err := l.slots.Store.Record(ctx, l.org, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -293,9 +294,8 @@ type Outcome struct {
 // Finish writes the terminal record and returns it. If another process wrote one first, Finish
 // returns that and [proto.ErrLost]. It retries until ctx is done. It also works without a claim.
 //
-// Commits take these writes: the record with the pending result, one for each commit, the terminal
-// record. After the first one the outcome is decided: if the lease ends, the dispatcher makes the
-// others.
+// With commits, it writes the record with the pending result, each commit, and the terminal record.
+// The first write decides the outcome: if the lease then ends, the dispatcher makes the others.
 func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 	defer l.slots.forget(l.id)
 	defer l.stop()
@@ -351,9 +351,9 @@ func (l *Lease) finish(ctx context.Context, done *proto.Record, o Outcome) (*pro
 	return rec, nil
 }
 
-// write replaces the record, also if others have changed it while the attempt is ours. It stops watch
-// before that, and retries until ctx is done. It returns [proto.ErrLost] if the attempt is not ours
-// any more.
+// write replaces the record, even if others have changed it, while the attempt is ours. It stops
+// watch before that, and retries until ctx is done. It returns [proto.ErrLost] if the attempt is no
+// longer ours.
 func (l *Lease) write(ctx context.Context, rec *proto.Record) (*store.StagedRecord, error) {
 	var staged *store.StagedRecord
 	for {
@@ -408,9 +408,9 @@ func pause(ctx context.Context, cause error) error {
 	}
 }
 
-// Release ends a lease without a result: the job was not claimed, the lease was lost, or the attempt is
-// given up. The record of one that is given up names no epoch any more, so that the dispatcher ends it
-// although the worker lives.
+// Release ends a lease without a result: the job was not claimed, the lease was lost, or the
+// attempt is given up. The record of an attempt given up then names no epoch, so that the
+// dispatcher ends it although the worker is alive.
 func (l *Lease) Release() {
 	l.stop()
 	l.slots.forget(l.id)
@@ -438,7 +438,7 @@ func (l *Lease) giveUp(e *epoch) {
 	}
 }
 
-// stop stops watch and waits for it, so that the revision does not change any more.
+// stop stops watch and waits for it, so that the revision no longer changes.
 func (l *Lease) stop() {
 	l.mu.Lock()
 	watching := l.watching

@@ -12,10 +12,11 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// leaseKept is how long the dispatcher remembers a lease that is neither renewed nor named by a running job.
+// leaseKept is how long the dispatcher remembers a lease that is neither renewed nor used by a
+// running job.
 const leaseKept = time.Minute
 
-// workerLease is what the dispatcher knows of the lease of a worker in one epoch.
+// workerLease is the dispatcher's knowledge of a worker's lease in one epoch.
 type workerLease struct {
 	revision uint64
 	seen     time.Time // when the dispatcher learnt of the revision
@@ -47,8 +48,8 @@ type leaseState struct {
 	header   nats.Header
 }
 
-// observe updates l with what is stored. A lease that is gone has ended, since a renewal names the revision that it
-// replaces.
+// observe updates l from the stored state. A missing lease has ended, since a renewal names the
+// revision that it replaces.
 func (l *workerLease) observe(s leaseState) {
 	text := s.header.Get(store.HeaderRenewed)
 	switch {
@@ -65,8 +66,8 @@ func (l *workerLease) observe(s leaseState) {
 	}
 }
 
-// reviewLease returns the lease that a running job is under. It starts to end the lease if that was not renewed for too
-// long.
+// reviewLease returns the lease of a running job. It starts to end a lease that is overdue for
+// renewal.
 func (t *term) reviewLease(ctx context.Context, j *job, now time.Time) *workerLease {
 	if j.epoch == "" { // its worker has given it up
 		return &workerLease{ended: true}
@@ -79,8 +80,9 @@ func (t *term) reviewLease(ctx context.Context, j *job, now time.Time) *workerLe
 	return l
 }
 
-// endLease ends a lease outside the loop, unless it was renewed after the revision that the dispatcher knows. The write
-// replaces that revision: no renewal can follow it, and the worker has killed its programs when it succeeds.
+// endLease ends a lease outside the loop, unless it was renewed after the revision known to the
+// dispatcher. The write replaces that revision: no renewal can follow it, and by then the worker
+// has killed its programs.
 func (t *term) endLease(ctx context.Context, epoch, worker string, l *workerLease) {
 	l.ending = true
 	known := l.revision
@@ -103,7 +105,7 @@ func (t *term) endLease(ctx context.Context, epoch, worker string, l *workerLeas
 	}()
 }
 
-// endLease ends the lease of a worker if its revision is known, and returns what is stored then.
+// endLease ends a worker's lease if its revision is known, and returns the stored state.
 func (q *Queue) endLease(ctx context.Context, epoch, worker string, known uint64) (leaseState, error) {
 	m, err := q.Store.LastFromLeader(ctx, q.Store.Leases, store.LeaseSubject(epoch))
 	switch {
@@ -126,7 +128,7 @@ func (q *Queue) endLease(ctx context.Context, epoch, worker string, known uint64
 	}
 }
 
-// forgetLeases removes the leases that are not renewed and that no running job names.
+// forgetLeases removes leases that are neither renewed nor used by a running job.
 func (t *term) forgetLeases(now time.Time) {
 	maps.DeleteFunc(t.leases, func(_ string, l *workerLease) bool {
 		return now.Sub(l.seen) > leaseKept && now.Sub(l.used) > leaseKept

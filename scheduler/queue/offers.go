@@ -16,9 +16,9 @@ import (
 
 const offersKey = "dispatcher.offers"
 
-// missing returns what workers lack to run a job, given the capabilities of each: nil if one of them
-// can run it, else the needs that no worker meets. If workers meet each need but none meets all, it
-// returns all needs, and together is true.
+// missing returns the unmet needs of a job, given the capabilities of each worker, or nil if one of
+// them can run it. If each need is met by some worker but no worker meets all, it returns all
+// needs, and together is true.
 func missing(needs []string, workers [][]string) (lacking []string, together bool) {
 	if slices.ContainsFunc(workers, func(w []string) bool { return containsAll(w, needs) }) {
 		return nil, false
@@ -42,18 +42,18 @@ func containsAll(list, names []string) bool {
 // for the next leader.
 type Offers struct {
 	Workers []*offer `json:"workers"`
-	// Started are the capabilities of the workers that the autoscaler starts, for each pool. Those of
-	// a pool that never had a worker are empty, and may be any.
+	// Started are the capabilities of the workers that the autoscaler starts, for each pool. An
+	// empty entry is a pool that never had a worker, whose capabilities are unknown.
 	Started [][]string `json:"started,omitempty"`
 	// Complete is when the dispatcher knows all workers. Before, others may yet connect.
 	Complete time.Time `json:"complete"`
 }
 
-// offer is a set of capabilities that workers have, or had lately.
+// offer is a set of capabilities of live or recent workers.
 type offer struct {
 	Capabilities []string `json:"capabilities"` // sorted
 	Live         bool     `json:"live"`         // a worker that has them takes jobs
-	// Until is until when such a worker is expected to come back, if none is live.
+	// Until is the time until which such a worker is expected back, if none is live.
 	Until time.Time `json:"until,omitzero"`
 
 	seen time.Time // when the last worker that has them took jobs
@@ -84,7 +84,7 @@ func (o *Offers) missing(needs []string, now time.Time) *proto.Missing {
 	}
 }
 
-// missingMessage says what is missing, and who can change that.
+// missingMessage names what is missing and who can provide it.
 func missingMessage(lacking []string, together, live, started bool) string {
 	names := make([]string, len(lacking))
 	for i, capability := range lacking {
@@ -163,7 +163,7 @@ func (t *term) loadOffers(ctx context.Context) {
 // reviewOffers updates the offers from the live workers.
 func (t *term) reviewOffers(now time.Time) {
 	o := t.offers
-	live := map[string]*workerState{} // of the workers with the same capabilities, the one that was seen last
+	live := map[string]*workerState{} // the most recently seen worker of each set of capabilities
 	for _, w := range t.workers {
 		if last := live[w.offer]; !w.info.Draining && (last == nil || last.seen.Before(w.seen)) {
 			live[w.offer] = w

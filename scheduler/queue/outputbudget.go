@@ -13,10 +13,10 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// budgetPeriod is the time in which an organisation may store its output budget once.
+// budgetPeriod is the time after which an organisation's output budget is full again.
 const budgetPeriod = time.Hour
 
-// outputRequest asks for bytes of an organisation's output budget, or corrects what it has used.
+// outputRequest reserves bytes of an organisation's output budget, or corrects its use.
 type outputRequest struct {
 	Org  string `json:"org"`
 	Need int64  `json:"need,omitempty"` // bytes; nothing is reserved if fewer are left
@@ -42,8 +42,8 @@ func (q *Queue) ReserveOutput(ctx context.Context, org string, need, want int64)
 	return reply.Reserved, err
 }
 
-// SettleOutput adds n to the bytes that an organisation has used of its output budget: what it has
-// stored without a reservation, or, below 0, what it has not used of one. The message may be lost.
+// SettleOutput adds n to an organisation's use of its output budget: bytes stored without a
+// reservation or, if negative, the unused part of one. The message may be lost.
 func (q *Queue) SettleOutput(org string, n int64) error {
 	body, err := json.Marshal(outputRequest{Org: org, Settle: n})
 	if err != nil {

@@ -27,7 +27,7 @@ const (
 	poolsKey = "dispatcher.pools"
 )
 
-// pool is a group of workers that can run the same jobs. It is known while it has no worker.
+// pool is a group of workers that can run the same jobs. It may have no workers.
 type pool struct {
 	Name         string          `json:"name"`
 	Capabilities []string        `json:"capabilities"` // of the worker that joined last
@@ -37,7 +37,7 @@ type pool struct {
 	State        autoscale.State `json:"state"`        // of the last evaluation
 }
 
-// meets reports whether the workers of the pool can run jobs with the needs. A pool that never had a
+// meets reports whether the pool's workers can run jobs with the needs. A pool that never had a
 // worker may.
 func (p *pool) meets(needs []string) bool {
 	return len(p.Capabilities) == 0 || newCapabilities(p.Capabilities).meet(needs)
@@ -103,7 +103,7 @@ func (t *term) join(w *workerState, a *announcement) {
 	p.Seen, w.pool, w.load.pool = w.seen, p.Name, p.Name
 }
 
-// measure adds the time for which a job held a slot to the mean of the pool that it ran in.
+// measure adds the time a job held its slot to the mean of its pool.
 func (t *term) measure(j *job, now time.Time) {
 	if j.started.IsZero() {
 		return
@@ -113,9 +113,9 @@ func (t *term) measure(j *job, now time.Time) {
 	t.pools.next.changed = true
 }
 
-// poolFor returns the pool that is to run jobs with the needs: of those that can, the one whose
-// workers offer least, so that the others stay free for the jobs that need more. Otherwise it is a
-// pool that never had a worker. It returns nil if there is none.
+// poolFor returns the pool for jobs with the needs: the suitable one whose workers offer least, so
+// that the others stay free for more demanding jobs. The fallback is a pool that never had a
+// worker, or nil.
 func (t *term) poolFor(needs []string) *pool {
 	var best *pool
 	for _, p := range t.pools.byName {
@@ -126,7 +126,7 @@ func (t *term) poolFor(needs []string) *pool {
 	return best
 }
 
-// compare orders pools by how much their workers offer. Those that never had a worker are last.
+// compare orders pools by how much their workers offer. Pools that never had a worker come last.
 func (p *pool) compare(q *pool) int {
 	rank := func(p *pool) int {
 		if len(p.Capabilities) == 0 {
@@ -163,7 +163,7 @@ func (t *term) demand(now time.Time) []proto.Pool {
 	for n, w := range t.queue.startable(&round{term: t, since: now.Add(-submittedWithin)}) {
 		p := t.poolFor(n.needs)
 		if p == nil {
-			continue // its jobs expire with a message that names what is missing
+			continue // its jobs expire with a message about the missing capabilities
 		}
 		f := found[p.Name]
 		f.Queued += w.jobs
@@ -182,8 +182,8 @@ type waiting struct {
 	oldest time.Time // when the oldest one was queued
 }
 
-// startable returns the queued jobs that limits allow to run at once, by their needs. Slots for the
-// others would stay free.
+// startable counts the queued jobs that limits allow to run now, by their needs. More slots than
+// that would stay idle.
 func (q *fairQueue) startable(free capacity) map[*needSet]waiting {
 	sets := make([]*needSet, 0, len(q.needSets))
 	for _, key := range slices.Sorted(maps.Keys(q.needSets)) {
@@ -221,8 +221,8 @@ func (q *fairQueue) startable(free capacity) map[*needSet]waiting {
 	return found
 }
 
-// roomFor returns how many jobs like m the limits of its organisation and key allow in addition to
-// their active ones, see [orgQueue.hasRoom].
+// roomFor returns how many more jobs like m the limits of its organisation and key allow, see
+// [orgQueue.hasRoom].
 func roomFor(m *proto.Meta, org, key tally, free capacity) int {
 	room := m.Concurrent - org.all
 	if m.KeyConcurrent > 0 {
@@ -249,9 +249,9 @@ func (j *job) queuedAt() time.Time {
 	return j.meta.CreatedAt
 }
 
-// currentPools returns the pools with the demand at the last review, or at the first call after it if
-// the review did not need them. The list is not changed afterwards. Anybody may request it, and
-// [term.demand] walks the whole queue.
+// currentPools returns the pools with the demand at the last review, or at the first call after it
+// if the review did not need them. The list is immutable. It is cached because every caller may
+// request it and [term.demand] walks the whole queue.
 func (t *term) currentPools(now time.Time) []proto.Pool {
 	if t.views.pools == nil {
 		t.views.pools = t.demand(now)

@@ -16,10 +16,10 @@ import (
 // Queue submits, reads and cancels executions.
 type Queue struct {
 	Store *store.Store
-	// Rejects, if not nil, returns why no new jobs are accepted, nil if they are.
+	// Rejects, if not nil, returns why no new jobs are accepted, or nil.
 	Rejects func() *proto.Rejection
 	// Ended, if not nil, is called with every terminal record that this process writes for an
-	// execution without running it: cancelled or expired in the queue, or lost with its worker. It
+	// execution that it did not run: cancelled or expired in the queue, or lost with its worker. It
 	// may be called concurrently.
 	Ended func(*proto.Record)
 }
@@ -140,9 +140,9 @@ func (q *Queue) Summary(ctx context.Context, org string, id proto.TraceID) (*pro
 	return public(q.lookupBy(ctx, org, id, q.Store.RecordSummary))
 }
 
-// Withdraw ends an execution that has not started with result r. It returns the record: terminal by
-// this call, or running or terminal already. If r says that the execution expired in the queue, but
-// an earlier attempt was lost, the execution ends as lost.
+// Withdraw ends an execution that has not started with result r. It returns the record: ended by
+// this call, or already running or terminal. If r reports expiry in the queue, but an earlier
+// attempt was lost, the execution ends as lost.
 func (q *Queue) Withdraw(
 	ctx context.Context, org string, id proto.TraceID, r proto.Result,
 ) (*proto.Record, error) {
@@ -191,8 +191,8 @@ func (q *Queue) Cancel(ctx context.Context, org string, id proto.TraceID) (rec *
 	return rec, nil
 }
 
-// notifyCancel makes the worker read the record. The dispatcher repeats it until the execution has ended, since the
-// message may be lost.
+// notifyCancel makes the worker read the record. The message may be lost, so the dispatcher repeats
+// it until the execution has ended.
 func (q *Queue) notifyCancel(worker string, id proto.TraceID) {
 	_ = q.Store.Conn.Publish(store.CancelSubject(worker), []byte(id))
 }

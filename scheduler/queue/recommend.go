@@ -10,8 +10,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/autoscale"
 )
 
-// settleTime is how long a new leader waits for the announcements of all workers before it
-// recommends anything.
+// settleTime is how long a new leader waits for all workers' announcements before it recommends
+// anything.
 const settleTime = 2 * time.Second
 
 // Autoscaler decides how many workers the pools should have.
@@ -20,7 +20,7 @@ type Autoscaler struct {
 	Policy func(pool string) autoscale.Policy
 	// Scale, if not nil, is called with each evaluation while this process leads. It must not block.
 	Scale func([]proto.Pool)
-	// Starts is whether something starts workers as recommended, here or elsewhere.
+	// Starts is whether workers are started as recommended, here or elsewhere.
 	Starts bool
 }
 

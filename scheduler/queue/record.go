@@ -88,9 +88,9 @@ func (q *Queue) withdraw(
 	return rec, revision, nil
 }
 
-// countLoss adds worker to the workers that were lost with a queued job, if isNew reports that the
-// record does not contain this loss. The last of maxLosses ends the execution. countLoss returns
-// the record and its revision, or nil if a concurrent change makes that unknown.
+// countLoss adds worker to the workers lost with a queued job, if isNew reports that the record
+// does not include this loss. The maxLosses-th loss ends the execution. countLoss returns the
+// record and its revision, or nil if a concurrent change makes that unknown.
 func (q *Queue) countLoss(
 	ctx context.Context, org string, id proto.TraceID, worker string,
 	isNew func(rec *proto.Record, revision uint64) bool,
@@ -116,11 +116,11 @@ func (q *Queue) countLoss(
 	return &next, revision, nil
 }
 
-// endAttempt ends an attempt that has no lease any more. The execution is requeued for its next attempt
-// or ends as lost. If its program had ended and only commits were missing, endAttempt completes them.
-// known is what the dispatcher knows, in case the record is malformed. renewed is when the lease was
-// last renewed, zero if unknown. endAttempt returns the record and its revision, or nil if a concurrent
-// change makes that unknown.
+// endAttempt ends an attempt that has lost its lease. The execution is requeued for its next
+// attempt or ends as lost. If its program had ended and only commits were missing, endAttempt
+// completes them. known is the dispatcher's knowledge, in case the record is malformed. renewed is
+// when the lease was last renewed, zero if unknown. endAttempt returns the record and its revision,
+// or nil if a concurrent change makes that unknown.
 func (q *Queue) endAttempt(
 	ctx context.Context, known *proto.Record, revision uint64, renewed time.Time,
 ) (*proto.Record, uint64, error) {
@@ -159,8 +159,8 @@ func (q *Queue) endAttempt(
 	return rec, revision, err
 }
 
-// loseAttempt returns the record that follows rec, whose attempt was lost. The holder may still
-// live, so its threads are fenced first: the holder can commit nothing after that.
+// loseAttempt returns the successor of rec after its attempt was lost. The holder may still be
+// alive, so its threads are fenced first: it can commit nothing after that.
 func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time.Time) (*proto.Record, error) {
 	held := rec.Threads()
 	for _, id := range held {
@@ -196,8 +196,8 @@ func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time
 	return rec, nil
 }
 
-// commit makes the commits of rec, of which some may have been made before. It returns the result of
-// the execution: the pending one, or an error because the home or a volume was not saved.
+// commit makes the commits of rec, skipping those already made. It returns the result of the
+// execution: the pending one, or an error because the home or a volume was not saved.
 func commit(ctx context.Context, st *store.Store, rec *proto.Record) (proto.Result, error) {
 	result := *rec.Pending
 	for _, v := range rec.VolumeCommits {

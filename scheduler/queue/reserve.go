@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// submittedWithin is how long after its last submission an organisation, or the class of
-	// interactive jobs, has slots reserved.
+	// submittedWithin is how long slots stay reserved after the last submission by an organisation,
+	// or of an interactive job.
 	submittedWithin = 5 * time.Minute
 	demandsKey      = "dispatcher.demands"
 )
 
-// demand is who submitted lately with the same needs. The slots of the workers that meet the
-// needs are reserved for it, see shares.
+// demand records recent submissions with the same needs. Slots of the workers that meet the needs
+// are reserved for their submitters, see shares.
 type demand struct {
 	Needs []string  `json:"needs"`
 	Last  submitter `json:"last"`  // the last one
@@ -27,7 +27,7 @@ type demand struct {
 
 	workers        []*workerState // that meet the needs, of workersVersion
 	workersVersion int
-	scarce         bool // so few of their slots are free that some are reserved, in this round
+	scarce         bool // in this round, so few slots are free that some are reserved
 	shares         shares
 	background     int // background jobs on the workers
 }
@@ -39,8 +39,8 @@ type shares struct {
 	orgBackground int // by background jobs of one organisation while both are the case; the smallest
 }
 
-// shares returns the shares of a number of slots. Within the share of an organisation, too, its
-// background jobs leave some to its interactive ones.
+// shares returns the shares of the given slots. Within an organisation's share, its background jobs
+// leave some to its interactive ones, too.
 func (d *Dispatcher) shares(slots int) shares {
 	left := func(reserved func(int) int, n int) int {
 		if reserved == nil {
@@ -147,8 +147,8 @@ func (d *demands) interactiveSince(c caller, since time.Time) bool {
 	return d.interactive[c].After(since) || d.before.After(since)
 }
 
-// loadDemands reads what the last leader saved. Without it, slots are reserved for those who submit
-// to this leader, and for those who have jobs.
+// loadDemands reads the last leader's demands. Without them, slots are reserved for the submitters
+// seen by this leader and the owners of existing jobs.
 func (t *term) loadDemands(ctx context.Context) {
 	if !t.reserves() {
 		return
@@ -171,8 +171,7 @@ func (t *term) reviewDemands(ctx context.Context, now time.Time) {
 	d.next.review(ctx, t, now)
 }
 
-// update updates the slots of the demand. Where more are free than are reserved, everybody may take
-// one.
+// update updates the slots of the demand. If more are free than reserved, any tenant may take one.
 func (d *demand) update(t *term, since time.Time) {
 	if d.scarce, d.shares = false, (shares{}); !d.Last.At.After(since) {
 		return
@@ -189,8 +188,8 @@ func (d *demand) update(t *term, since time.Time) {
 	d.background = 0
 	for _, w := range d.workers {
 		free += len(w.free)
-		// A worker that stops has fewer slots than it announced. A job whose end is not known yet is
-		// counted in addition to its slot.
+		// A draining worker has fewer slots than it announced. A job whose end is not known yet
+		// counts in addition to its slot.
 		usable += min(len(w.free)+w.load.jobs.all, w.slots)
 		d.background += w.load.jobs.background
 	}
@@ -198,8 +197,8 @@ func (d *demand) update(t *term, since time.Time) {
 	d.scarce = free > 0 && free <= usable-d.shares.orgBackground
 }
 
-// reserves reports whether the free slots of a worker are reserved for others than c, whose
-// organisation has active jobs on all workers.
+// reserves reports whether a worker's free slots are reserved for others than c, whose organisation
+// has active jobs on all workers.
 func (d *demand) reserves(w *workerState, c contender, active tally, since time.Time) bool {
 	if !d.scarce || !w.capabilities.meet(d.Needs) {
 		return false
@@ -227,7 +226,7 @@ func (d *demand) held(org string) (n tally) {
 	return n
 }
 
-// atShare returns the organisations that get no further slot that could run what others submitted.
+// atShare returns the organisations that get no further slot that others' jobs could use.
 func (t *term) atShare(now time.Time) (orgs []string) {
 	since := now.Add(-submittedWithin)
 	for _, d := range t.demands.all {

@@ -65,8 +65,9 @@ func (t *term) reviewJob(ctx context.Context, j *job, now time.Time) {
 	}
 }
 
-// reviewRunning ends an attempt whose worker has lost its lease or has given the attempt up. A claim may be newer than
-// the loss: a worker then claims again under its next lease, for which it has as long as a lease lasts.
+// reviewRunning ends an attempt whose worker has lost its lease or given the attempt up. A claim
+// may be newer than the loss: the worker then has the length of a lease to claim again under its
+// next one.
 func (t *term) reviewRunning(ctx context.Context, j *job, now time.Time) {
 	if j.cancelling && now.Sub(j.notified) > t.timing.renewEvery {
 		j.notified = now
@@ -93,15 +94,15 @@ func (t *term) isOverdue(j *job, now time.Time) bool {
 	return now.After(deadline)
 }
 
-// expire ends an overdue job, which leaves the queue at once.
+// expire ends an overdue job and removes it from the queue immediately.
 func (t *term) expire(ctx context.Context, j *job) {
 	t.queue.expire(j)
 	t.overdue = append(t.overdue, j)
 	t.writeExpired(ctx)
 }
 
-// writeExpired starts as many writes of overdue jobs as may be pending. A failed write is repeated
-// after the others, and remains pending for a moment: the store may reject all of them.
+// writeExpired starts writes of overdue jobs up to the limit. A failed write is repeated after the
+// others, and stays pending for a moment: the store may be rejecting all of them.
 func (t *term) writeExpired(ctx context.Context) {
 	for t.expiring < maxExpiring && len(t.overdue) > 0 {
 		j := t.overdue[0]
@@ -135,8 +136,8 @@ func (t *term) expiredResult(m *proto.Meta) proto.Result {
 	return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No slot was free for it within %s.", waited))
 }
 
-// writeLoss counts a worker that was lost with an assigned job. The job is requeued when the count
-// is stored, since the next worker and this dispatcher may be lost together.
+// writeLoss counts a worker lost with an assigned job. The job is requeued only once the count is
+// stored, since the next worker and this dispatcher may be lost together.
 func (t *term) writeLoss(ctx context.Context, j *job) {
 	t.Log.Warn("worker lost with an assigned job", "trace_id", j.meta.TraceID, "worker", j.worker, "losses", j.losses+1)
 	org, id, worker, revision := j.meta.Org, j.meta.TraceID, j.worker, j.revision
@@ -145,10 +146,10 @@ func (t *term) writeLoss(ctx context.Context, j *job) {
 	}, nil)
 }
 
-// write changes the record of a job outside the loop and applies the result. change returns the
-// record as it is then and its revision, or nil if a concurrent change makes that unknown. The
-// record is applied in every case, since the dispatcher may have missed a change. done, if not nil,
-// is called in the loop after that. A failed write of a loss is repeated by the next review.
+// write changes the record of a job outside the loop and applies the result. change returns the new
+// record and its revision, or nil if a concurrent change makes that unknown. The record is applied
+// in every case, since the dispatcher may have missed a change. done, if not nil, is then called in
+// the loop. The next review repeats a failed write of a loss.
 func (t *term) write(
 	ctx context.Context, j *job, change func(context.Context, *Queue) (*proto.Record, uint64, error), done func(),
 ) {

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// secretsTimeout bounds how long a worker waits for secrets, such as during a change of leaders.
+	// secretsTimeout limits how long a worker waits for secrets, such as during a leader change.
 	secretsTimeout = 10 * time.Second
 	secretsPause   = 100 * time.Millisecond
 	maxSecretsSize = 1 << 20 // bytes of all values of an execution, as JSON
@@ -45,8 +45,8 @@ type secretsReply struct {
 	Refused     string `json:"refused,omitempty"`
 }
 
-// onSecretsRequest answers if the execution is assigned to the worker that asks. Secrets are
-// encrypted for one execution, so that a worker gets those of no other.
+// onSecretsRequest answers if the execution is assigned to the requesting worker. Secrets are
+// encrypted for one execution, so a worker cannot get those of another.
 func (t *term) onSecretsRequest(ctx context.Context, m *nats.Msg) {
 	var r secretsRequest
 	if err := json.Unmarshal(m.Data, &r); err != nil {

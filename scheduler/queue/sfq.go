@@ -22,7 +22,7 @@ type sfq[P any] struct {
 const (
 	// unitCost is the cost of a service with weight 1. All weights up to 16 divide it.
 	unitCost = 720720
-	// maxDebt caps how far a start tag may lie ahead, so that service which nobody else wanted is
+	// maxDebt caps how far a start tag may lie ahead, so that service which no other flow wanted is
 	// not held against a flow for long.
 	maxDebt = 4 * unitCost
 )
@@ -61,7 +61,7 @@ func (s *sfq[P]) charge(f *flow[P], cost, order uint64) {
 	s.insert(f, debt, order)
 }
 
-// dequeue counts one job of f less, and reports whether f was removed.
+// dequeue removes one job of f, and reports whether f was removed, too.
 func (s *sfq[P]) dequeue(f *flow[P]) (removed bool) {
 	f.jobs--
 	removed = f.jobs == 0 && s.debt(f) == 0
@@ -71,8 +71,8 @@ func (s *sfq[P]) dequeue(f *flow[P]) (removed bool) {
 	return removed
 }
 
-// advance adds d to the virtual time. It removes the flows without jobs whose debt is paid by that,
-// and returns their parties.
+// advance adds d to the virtual time. It removes idle flows whose debt is now paid, and returns
+// their parties.
 func (s *sfq[P]) advance(d uint64) (removed []P) {
 	s.now += d
 	paid, _ := slices.BinarySearchFunc(s.flows, s.now, func(f *flow[P], now uint64) int {

@@ -27,7 +27,7 @@ type Slots struct {
 	Ended        func(*proto.Record) // called as Queue.Ended is
 	Started      func(*proto.Record) // if not nil, is called with the record of each claim, concurrently
 	Log          *slog.Logger
-	Full         func() bool // reports whether the disk of this worker has no room for more jobs; nil if it has
+	Full         func() bool // reports whether this worker's disk is too full for more jobs; may be nil
 	Journal      JournalFile // used by this worker alone until Run returns; nil for none
 	// Info, if not nil, describes the worker to administrators. The fields that Slots knows need not
 	// be set.
@@ -56,8 +56,8 @@ func (s *Slots) init() {
 	}
 }
 
-// Run recovers the journal of the previous worker, holds the lease of this one, and announces it until
-// ctx is done. Programs that run then are lost.
+// Run recovers the previous worker's journal, holds this worker's lease, and announces it until ctx
+// is done. Programs still running then are lost.
 func (s *Slots) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.init()
@@ -201,8 +201,8 @@ func (s *Slots) issueTicket(slot chan *Lease) {
 	s.waiting[s.ticket] = slot
 }
 
-// onAssignment passes a lease to the slot of the ticket. If the ticket is not valid any more, the
-// assignment is returned at once.
+// onAssignment passes a lease to the slot of the ticket. If the ticket is no longer valid, it
+// returns the assignment immediately.
 func (s *Slots) onAssignment(m *nats.Msg) {
 	var a assignment
 	if err := json.Unmarshal([]byte(m.Header.Get(headerAssignment)), &a); err != nil {

@@ -9,7 +9,7 @@ import (
 const rateMemory = 10 * time.Second
 
 // startRate measures how many jobs start per second while others are queued. While none is queued,
-// the demand limits the starts, and not the slots.
+// starts are limited by demand, not by slots.
 type startRate struct {
 	started int // since the last update
 	at      time.Time

@@ -26,8 +26,8 @@ const (
 	bodyCopies     = 3
 )
 
-// onSubmission handles a submission in the loop. While too much is being stored, submissions are
-// refused at once and none is kept: otherwise the backlog of the disk or the loop would grow
+// onSubmission handles a submission in the loop. While too much is being stored, it refuses
+// submissions immediately and keeps none: otherwise the backlog of the disk or the loop would grow
 // here.
 func (t *term) onSubmission(ctx context.Context, m *nats.Msg) {
 	size := int64(submissionCost + bodyCopies*len(m.Data))
@@ -44,8 +44,8 @@ func (t *term) onSubmission(ctx context.Context, m *nats.Msg) {
 	})
 }
 
-// refuseForMemory refuses a submission unless its job is known. An earlier copy of that may be
-// stored by now, so it is not answered, and the gateway asks again.
+// refuseForMemory refuses a submission unless its job is known. If an earlier copy may be stored by
+// now, it does not answer, and the gateway asks again.
 func (t *term) refuseForMemory(m *nats.Msg) {
 	meta, err := readMeta(m.Header)
 	if err != nil || !t.stillLeader() || t.queue.jobs[meta.TraceID] != nil {
@@ -61,7 +61,7 @@ func (t *term) refuseForMemory(m *nats.Msg) {
 
 // submit admits a job and stores it outside the loop. Meanwhile the job can be assigned to a slot,
 // see the package comment. A repeated submission, whose answer was lost, is answered again. A
-// leader in doubt does not answer: another leader may know of other jobs, and gets the same
+// leader in doubt does not answer: another leader may know of more jobs, and receives the same
 // submission.
 //
 // It reports whether the job is being stored, and calls done after that.
@@ -102,8 +102,8 @@ func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 	return true
 }
 
-// admit returns a rejection if nothing can run an interactive job, or if the queue does not admit it.
-// Other jobs wait for a worker that can.
+// admit returns a rejection if no worker can run an interactive job, or if the queue does not admit
+// it. Other jobs wait for a worker that can.
 func (t *term) admit(m *proto.Meta) *proto.Rejection {
 	if m.Class() == proto.ClassInteractive {
 		if lacking := t.offers.missing(needsOf(m), time.Now()); lacking != nil && !lacking.Expected {
@@ -139,7 +139,7 @@ func (t *term) onStored(m *nats.Msg, id proto.TraceID, seq uint64, err error) {
 	t.queue.remove(j)
 }
 
-// setStored sets the job's sequence number, and acknowledges an assignment that was sent early.
+// setStored sets the job's sequence number, and acknowledges an early assignment.
 func (t *term) setStored(j *job, seq uint64) {
 	if j.seq == 0 && j.state == assigned {
 		t.send(j.worker, assignment{Trace: j.meta.TraceID, Ack: ackStored}, nil)
@@ -147,7 +147,7 @@ func (t *term) setStored(j *job, seq uint64) {
 	j.seq, j.msg = seq, nil
 }
 
-// send sends an assignment to a worker, with the job if that is not stored yet.
+// send sends an assignment to a worker, with the job if it is not stored yet.
 func (t *term) send(worker string, a assignment, job *nats.Msg) {
 	body, err := json.Marshal(a)
 	if err == nil {

@@ -2,8 +2,8 @@ package queue
 
 import "time"
 
-// timing holds the times by which a worker notices that it is cut off, and a dispatcher that a
-// worker is. The zero value means the defaults. Tests shorten all of them in proportion.
+// timing holds the times after which a worker and a dispatcher notice that they are cut off from
+// each other. The zero value means the defaults. Tests shorten all of them in proportion.
 type timing struct {
 	announceEvery time.Duration // heartbeat of a worker; changes are announced at once
 	workerTimeout time.Duration // without an announcement
@@ -11,9 +11,9 @@ type timing struct {
 	ackWait       time.Duration // see the package comment
 	renewEvery    time.Duration // of a worker's lease
 	renewTimeout  time.Duration // of one renewal
-	holderTimeout time.Duration // without a confirmed renewal, after which the holder stops the program
-	leaseTimeout  time.Duration // without a renewal, after which the dispatcher ends the lease and its attempts
-	offerKept     time.Duration // for which a worker like one that has left is expected
+	holderTimeout time.Duration // the holder stops the program after this long without a confirmed renewal
+	leaseTimeout  time.Duration // the dispatcher ends the lease and its attempts after this long without a renewal
+	offerKept     time.Duration // how long a replacement for a departed worker is expected
 }
 
 // defaults returns t, or the defaults if t is zero.

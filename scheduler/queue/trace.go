@@ -14,8 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// startSubmit starts the span of a submission, and names it in the job as the parent of all that
-// follows. It does nothing if ctx has no span.
+// startSubmit starts the span of a submission, and stores it in the job as the parent of later
+// spans. It does nothing if ctx has no span.
 func startSubmit(ctx context.Context, job *proto.Job) (context.Context, trace.Span) {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return ctx, trace.SpanFromContext(ctx)

@@ -13,8 +13,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// views is what answers about the queue have in common. It is discarded at each review, so that
-// clients who ask often cost little.
+// views is the data shared by answers about the queue. It is discarded at each review, so that
+// frequent requests cost little.
 type views struct {
 	orders map[string]classOrders // by key
 	orgs   map[string]rival       // with jobs that a live worker can run
@@ -29,14 +29,14 @@ type rival struct {
 	queued, weight int
 }
 
-// servedBefore estimates how many jobs of a rival are served before the job that has some jobs of
-// its own party ahead of it.
+// servedBefore estimates how many of a rival's jobs are served before a job with the given number
+// of its own party's jobs ahead of it.
 func (r rival) servedBefore(ahead, weight int) int {
 	return min(r.queued, (ahead+1)*max(1, r.weight)/max(1, weight))
 }
 
-// besidesClass returns how many jobs of the other class of the same key are served before the job
-// of class that has some jobs of its class ahead of it.
+// besidesClass returns how many jobs of the key's other class are served before a job of class with
+// the given number of jobs of its class ahead of it.
 func besidesClass(class proto.Class, ahead, others int) int {
 	if class == proto.ClassInteractive {
 		return min(others, ahead/interactiveShare)
@@ -44,13 +44,13 @@ func besidesClass(class proto.Class, ahead, others int) int {
 	return min(others, (ahead+1)*interactiveShare)
 }
 
-// limit is a number of executions at once, and how many more may start now.
+// limit is a number of concurrent executions, and how many more may start now.
 type limit struct {
 	all, free int
 }
 
-// rounds returns how many times all executions must end before the job starts that has some jobs
-// ahead of it.
+// rounds returns how many times all executions must end before a job with the given number of jobs
+// ahead of it starts.
 func (l limit) rounds(ahead int) float64 {
 	if ahead < l.free {
 		return 0
@@ -115,7 +115,7 @@ func (q *keyQueue) oldest() (oldest *job) {
 	return oldest
 }
 
-// place estimates the place of a queued job of o, as if nothing were submitted from now on.
+// place estimates the queue position of a job of o, assuming no further submissions.
 func (t *term) place(o *orgQueue, j *job, now time.Time) proto.QueuePlace {
 	k, class := o.keys[j.meta.Key], j.meta.Class()
 	ofKey := t.ahead(k, j)

@@ -39,8 +39,8 @@ type Watch struct {
 	read     recordReader
 }
 
-// Watch subscribes to the end of an execution. If that is done before the execution is submitted,
-// its record need not be read first.
+// Watch subscribes to the end of an execution. If called before the submission, the caller need not
+// read the record first.
 func (q *Queue) Watch(org string, id proto.TraceID) (*Watch, error) {
 	w := &Watch{queue: q, org: org, id: id, messages: make(chan *nats.Msg, 4), read: q.lookup}
 	var err error

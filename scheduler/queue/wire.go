@@ -10,7 +10,7 @@ type submitReply struct {
 }
 
 // headerAssignment holds the assignment in a message to a worker. The other headers and the body
-// are those of the job while that is being stored.
+// are those of the job while it is being stored.
 const headerAssignment = "Bullpen-Assignment"
 
 // Acknowledgements of an assignment that was sent while its job was being stored.
@@ -19,8 +19,8 @@ const (
 	ackFailed = "nack" // the job is not stored and must not start
 )
 
-// announcement is the state of a worker. The worker sends it when the state changes, when it is
-// asked to, and every announceEvery.
+// announcement is the state of a worker, sent when it changes, when requested, and every
+// announceEvery.
 type announcement struct {
 	Worker       string          `json:"worker"`
 	Pool         string          `json:"pool,omitempty"` // empty for [proto.DefaultPool]
@@ -28,12 +28,12 @@ type announcement struct {
 	Capabilities []string        `json:"capabilities"` // of each slot
 	Free         []uint64        `json:"free"`         // tickets, one per free slot, each used once
 	Held         []proto.TraceID `json:"held"`         // jobs assigned or running
-	// Dropped holds jobs that were assigned with a ticket that was not valid any more.
+	// Dropped holds jobs that were assigned with a stale ticket.
 	Dropped []proto.TraceID `json:"dropped,omitempty"`
 	Gone    bool            `json:"gone"` // the worker stops
 	// Draining workers announce no free slots.
 	Draining bool `json:"draining,omitempty"`
-	// Info is present in those announcements that are repeated, or asked for.
+	// Info is present in repeated and requested announcements.
 	Info *proto.Worker `json:"info,omitempty"`
 }
 
@@ -45,7 +45,7 @@ type assignment struct {
 	Job     uint64        `json:"job"`           // sequence number of the job; 0 while it is being stored
 	Ack     string        `json:"ack,omitempty"` // with the trace alone
 	Attempt int           `json:"attempt"`
-	// Revision is the revision of the execution's record, or 0 if there is none. The claim replaces
-	// the record.
+	// Revision is the revision of the execution's record that the claim replaces, or 0 if there is
+	// none.
 	Revision uint64 `json:"revision"`
 }

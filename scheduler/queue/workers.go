@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// maxWorkers bounds the workers in one answer, which must fit into a message.
+// maxWorkers limits the workers in one answer, which must fit into a message.
 const maxWorkers = 200
 
 // drainTimeout limits how long a worker may take to confirm that it drains.
@@ -66,9 +66,9 @@ func (q *Queue) Workers(ctx context.Context) ([]proto.Worker, error) {
 	}
 }
 
-// Drain makes a worker take no more jobs, or take jobs again, and returns the worker once it does.
-// Running programs are not affected. A worker that is restarted takes jobs. Drain returns
-// [proto.ErrNotFound] if no live worker has the name.
+// Drain makes a worker stop or resume taking jobs, and returns the worker once it has. Running
+// programs are not affected. A restarted worker takes jobs. Drain returns [proto.ErrNotFound] if no
+// live worker has the name.
 func (q *Queue) Drain(ctx context.Context, name string, drain bool) (proto.Worker, error) {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()

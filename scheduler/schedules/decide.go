@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// missedAfter is how late a tick may be handled without being missed.
+	// missedAfter is how late a tick must be to count as missed.
 	missedAfter = time.Minute
-	// missedSince is how old a missed tick may be to be made up for.
+	// missedSince is the maximum age of a missed tick that is still made up for.
 	missedSince = 24 * time.Hour
 )
 
@@ -96,8 +96,8 @@ func (d *decision) dueTicks(s *proto.Schedule, t *ticker, now time.Time) []time.
 	return append(missed, due...)
 }
 
-// advance moves a state to the first tick after a time. If that cannot be computed, the schedule has
-// no further ticks until its timing is changed.
+// advance moves a state to the first tick after a time. If that cannot be computed, the schedule
+// has no further ticks until its timing changes.
 func advance(state *proto.ScheduleState, t *ticker, after time.Time) {
 	var err error
 	if state.Next, err = t.next(after); err != nil {

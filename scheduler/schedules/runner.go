@@ -17,8 +17,8 @@ const (
 	// retryAfter is the least time between two looks at the same schedule.
 	retryAfter  = 500 * time.Millisecond
 	tickTimeout = 10 * time.Second
-	// handlers is the number of schedules that are handled at the same time, handlersOfOrg that of
-	// one organisation: its ticks may be slow, such as those that resolve the host of a webhook.
+	// handlers is the number of schedules handled at the same time, handlersOfOrg that of one
+	// organisation: its ticks may be slow, such as those that resolve a webhook's host.
 	handlers      = 256
 	handlersOfOrg = 64
 )
@@ -26,13 +26,12 @@ const (
 // Executions starts the executions of schedules.
 type Executions interface {
 	// StartScheduled starts the execution of a tick, unless it was started before, and returns its
-	// id. refused is the reason why it will never start, empty if it did. After an error it may have
+	// id. refused is the reason if it will never start, otherwise empty. After an error it may have
 	// started.
 	StartScheduled(ctx context.Context, s *proto.Schedule, tick time.Time) (id proto.TraceID, refused string, err error)
 	// StartedTick returns the execution that was started for a tick, or [proto.ErrNotFound].
 	StartedTick(ctx context.Context, s *proto.Schedule, tick time.Time) (proto.TraceID, error)
-	// ReportFailed stores the webhook of a tick whose execution was refused. It may be called again
-	// for the same tick.
+	// ReportFailed stores the webhook of a refused tick. It may be called again for the same tick.
 	ReportFailed(ctx context.Context, s *proto.Schedule, run proto.ScheduleRun) error
 	// Lookup returns the record of an execution, or [proto.ErrNotFound].
 	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
@@ -64,7 +63,7 @@ func (r *Runner) Run(ctx context.Context) error {
 type entry struct {
 	definition *definition          // nil if it was removed, or is not known yet
 	state      *proto.ScheduleState // nil if there is none
-	// recovered is the definition for which the leader has looked for ticks that were started but not
+	// recovered is the definition for which the leader has looked for started ticks that were not
 	// stored.
 	recovered *definition
 }
@@ -88,7 +87,7 @@ func (e *entry) due() (at time.Time, ok bool) {
 	}
 }
 
-// handle starts what is due of a schedule, and stores its state.
+// handle starts the due ticks of a schedule, and stores its state.
 func (r *Runner) handle(ctx context.Context, x engine.Item, known entry) (err error) {
 	d := known.definition
 	key := stateKey(d.Org, d.ID)
@@ -160,9 +159,9 @@ func (r *Runner) handle(ctx context.Context, x engine.Item, known entry) (err er
 	return err
 }
 
-// recoverTicks adds the ticks to a state whose executions started before the state could be stored,
-// and reports whether there are any. Otherwise a tick that is no longer to be started, because the
-// schedule was changed or is late, would be lost from the history.
+// recoverTicks adds ticks to a state whose executions started before the state was stored, and
+// reports whether there are any. Otherwise the history would lose a tick that will no longer be
+// started because the schedule was changed or is late.
 func (r *Runner) recoverTicks(
 	ctx context.Context, d *definition, state *proto.ScheduleState, now time.Time,
 ) (found bool, err error) {

@@ -1,10 +1,10 @@
 // Package schedules starts executions at the ticks of schedules.
 //
-// A schedule has two entries in its bucket: its definition, which its owner changes, and its state,
-// which the leading process changes. The state has the first tick that is not handled. The leader
-// starts the executions of the ticks that are due, and then stores the state by compare-and-set. A
-// tick is started under an idempotency key made of the schedule and the tick. So a tick that is
-// handled again, by the same process, its successor or a second leader, starts nothing again.
+// A schedule has two entries in its bucket: its definition, changed by its owner, and its state,
+// changed by the leading process. The state has the first unhandled tick. The leader starts the
+// executions of due ticks, and then stores the state by compare-and-set. A tick is started under an
+// idempotency key made of the schedule and the tick. So handling a tick again, by the same process,
+// its successor or a second leader, starts nothing twice.
 package schedules
 
 import (
@@ -145,7 +145,7 @@ func (s *Schedules) Get(ctx context.Context, org, id string) (proto.Schedule, pr
 	return d.Schedule, state, err
 }
 
-// state returns the state of a schedule, which is zero at first.
+// state returns the state of a schedule, initially zero.
 func (s *Schedules) state(ctx context.Context, org, id string) (proto.ScheduleState, error) {
 	state, _, err := s.states.Read(ctx, stateKey(org, id))
 	if errors.Is(err, proto.ErrNotFound) {
@@ -175,9 +175,9 @@ func (s *Schedules) Ticks(schedule *proto.Schedule, from time.Time, n int) ([]ti
 	return ticks, nil
 }
 
-// Change stores what change makes of a schedule, and returns that. change may be called again. Its
-// error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such schedule. Ticks
-// before the change that have not started are dropped if the timing is another one, and stay if not.
+// Change stores the result of change for a schedule, and returns it. change may be called again.
+// Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such schedule.
+// Earlier ticks that have not started are dropped if the timing changes, and stay otherwise.
 func (s *Schedules) Change(
 	ctx context.Context, org, id string, change func(*proto.Schedule) error,
 ) (proto.Schedule, error) {

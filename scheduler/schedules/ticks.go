@@ -67,8 +67,8 @@ func (t *ticker) next(after time.Time) (time.Time, error) {
 	return tick, err
 }
 
-// due returns when a tick is due: later than the tick by a part of the jitter that depends on
-// nothing but the schedule and the tick.
+// due returns when a tick is due: the tick plus a part of the jitter that depends only on the
+// schedule and the tick.
 func (t *ticker) due(tick time.Time) time.Time {
 	if t.jitter <= 0 {
 		return tick

@@ -163,7 +163,7 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// Job returns a job that may wait in the queue longer than any test.
+// Job returns a job whose queue time outlasts any test.
 func Job(org, key string, mode proto.Mode) *proto.Job {
 	now := time.Now().UTC()
 	return &proto.Job{
@@ -206,8 +206,8 @@ func Fill(t testing.TB, st *store.Store, bucket jetstream.KeyValue, n int, entry
 	<-st.JS.PublishAsyncComplete()
 }
 
-// Race calls each function n times at the same time, with different numbers, and returns how many calls
-// succeeded. An error that is not refused fails the test.
+// Race calls each function n times concurrently, with different numbers, and returns how many calls
+// succeeded. The test fails on an error that refused does not match.
 func Race(t testing.TB, n int, refused func(error) bool, create ...func(i int) error) int {
 	t.Helper()
 	var accepted atomic.Int32

@@ -28,12 +28,11 @@ import (
 )
 
 const (
-	// claimGrace is how long a claim without an execution is taken to be a request in progress.
+	// claimGrace is how long a claim without an execution counts as a request in progress.
 	claimGrace = 10 * time.Second
-	// stepTimeout bounds locking and storing together, withdrawing, and each step of the rollback.
-	// They are completed even if the client is gone. Storing and withdrawing, with the second in
-	// which the queue itself undoes a job, take no longer than the shortest time for an inline
-	// answer.
+	// stepTimeout limits locking and storing together, withdrawing, and each step of the rollback.
+	// They complete even if the client is gone. Storing and withdrawing, with the second in which
+	// the queue itself undoes a job, take no longer than the shortest time for an inline answer.
 	stepTimeout = 4 * time.Second
 
 	minClaimWait = 5 * time.Millisecond // between two attempts to claim
@@ -82,8 +81,8 @@ type Threads interface {
 type DeadLetters interface {
 	// Get returns a dead letter and its content, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.DeadContent, error)
-	// Mark stores the execution that a dead letter was requeued as, and sets the letter's revision.
-	// It returns [proto.ErrConflict] if that was not the newest.
+	// Mark stores a dead letter's new execution, and sets the letter's revision. It returns
+	// [proto.ErrConflict] if that was stale.
 	Mark(ctx context.Context, letter *proto.DeadLetter) error
 }
 
@@ -97,7 +96,7 @@ type Submitter struct {
 }
 
 // Submit accepts a job and returns the id of its execution. If an earlier request had the same
-// idempotency key, it returns the execution of that one.
+// idempotency key, it returns that request's execution.
 //
 // Nothing of the job remains after an error, except for [proto.ErrMayRun]. The other errors include
 // [proto.ErrKeyReused], [proto.ErrSubmissionPending], [proto.ErrNotConfirmed], [*proto.BusyError],
@@ -120,9 +119,9 @@ func (s *Submitter) Submit(ctx context.Context, sub *proto.Submission) (proto.Tr
 	return id, s.accept(ctx, sub.Job, sub.Admit, c)
 }
 
-// Accepted returns the execution that was accepted with an idempotency key of an API key. It
-// returns [proto.ErrNotFound] if there is none, and [proto.ErrSubmissionPending] if a request with
-// that key may be in progress.
+// Accepted returns the execution accepted under an API key's idempotency key. It returns
+// [proto.ErrNotFound] if there is none, and [proto.ErrSubmissionPending] if a request with that key
+// may be in progress.
 func (s *Submitter) Accepted(ctx context.Context, org, key, idempotencyKey string) (proto.TraceID, error) {
 	binding, err := s.Bindings.Bound(ctx, org, key, idempotencyKey)
 	if err != nil {
@@ -136,8 +135,8 @@ func (s *Submitter) Accepted(ctx context.Context, org, key, idempotencyKey strin
 }
 
 // Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.
-// It returns the dead letter, which names the execution. build makes the job from the one in the
-// dead letter. Requeue continues if ctx is cancelled. Its errors are those of build and
+// It returns the dead letter, which names the execution. build makes the job from the dead
+// letter's. Requeue continues if ctx is cancelled. Its errors are those of build and
 // [Submitter.Submit], [proto.ErrNotFound] and [proto.ErrNoJob].
 func (s *Submitter) Requeue(
 	ctx context.Context, letterID string, id proto.TraceID, build func(dead *proto.Job) (*proto.Job, error),
@@ -155,8 +154,8 @@ func (s *Submitter) Requeue(
 	return c.letter, err
 }
 
-// Withdraw ends the execution of a submission if it has not started, and frees its idempotency key
-// then. It returns the record, and continues if ctx is cancelled.
+// Withdraw ends a submission's execution if it has not started, and then frees its idempotency key.
+// It returns the record, and continues if ctx is cancelled.
 func (s *Submitter) Withdraw(ctx context.Context, sub *proto.Submission, reason string) (*proto.Record, error) {
 	rec, err := s.withdraw(ctx, sub.Job, reason)
 	if err == nil && rec.ExpiredInQueue() {
@@ -176,8 +175,8 @@ func (s *Submitter) Release(ctx context.Context, sub *proto.Submission) error {
 	return (&keyClaim{bindings: s.Bindings, sub: sub}).release(ctx)
 }
 
-// accept calls admit, if it is not nil, locks the threads and stores the job. If nothing of the job
-// remains, it also releases the claim, which is nil for none.
+// accept calls admit unless it is nil, locks the threads and stores the job. If nothing of the job
+// remains, it also releases the claim, which may be nil.
 func (s *Submitter) accept(ctx context.Context, job *proto.Job, admit func() error, c claim) error {
 	var err error
 	if admit != nil {
@@ -239,9 +238,9 @@ func (s *Submitter) withdraw(ctx context.Context, job *proto.Job, reason string)
 	return rec, nil
 }
 
-// lock locks the threads that the job holds, in ascending order, and sets the preferred worker: the
-// one that may have the home cached, or else the first volume. If it returns a [*proto.BusyError],
-// none is locked.
+// lock locks the job's threads in ascending order, and sets the preferred worker: the one that may
+// have the home cached, or else the first volume. If it returns a [*proto.BusyError], none is
+// locked.
 func (s *Submitter) lock(ctx context.Context, job *proto.Job) error {
 	ids := job.Threads()
 	for i, id := range ids {
@@ -277,11 +276,11 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // claim names at most one execution: an idempotency key or a dead letter.
 type claim interface {
-	// acquire stores id. If the claim names another execution, it returns that and the time at
+	// acquire stores id. If the claim belongs to another execution, it returns that and the time at
 	// which it was stored.
 	acquire(ctx context.Context, id proto.TraceID) (holder proto.TraceID, since time.Time, err error)
-	// replace stores id in place of the holder that acquire returned. It returns
-	// [proto.ErrConflict] if the claim was changed since.
+	// replace stores id instead of the holder that acquire returned. It returns [proto.ErrConflict]
+	// if the claim has changed since.
 	replace(ctx context.Context, id proto.TraceID) error
 	// release removes the id that was stored.
 	release(ctx context.Context) error
@@ -289,8 +288,8 @@ type claim interface {
 	meta() proto.Meta
 }
 
-// claim acquires c for execution id, waiting while another request is in progress. holder is the
-// earlier execution that c stands for; empty if c was acquired.
+// claim acquires c for execution id, waiting while another request is in progress. holder is c's
+// earlier execution; empty if c was acquired.
 func (s *Submitter) claim(ctx context.Context, c claim, id proto.TraceID) (holder proto.TraceID, err error) {
 	waits := backoff.NewExponentialBackOff(backoff.WithInitialInterval(minClaimWait),
 		backoff.WithMaxInterval(maxClaimWait), backoff.WithMaxElapsedTime(claimGrace+stepTimeout))

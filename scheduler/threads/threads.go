@@ -1,9 +1,9 @@
 // Package threads stores the heads of threads: which execution holds a thread, and which version of
 // its home is the newest. A head is one value that is changed by compare-and-set. The contents of
-// homes are in the blob store. A head contains only their names.
+// homes are in the blob store; a head contains only their names.
 //
-// A lock is not released when its execution ends: the holder counts only until its execution has
-// ended. So a thread becomes free with the write that publishes the result.
+// A lock is not released explicitly: it counts only until its holder's execution has ended. So the
+// write that publishes the result also frees the thread.
 //
 // All functions retry while JetStream does not answer, until ctx is done.
 package threads
@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	// submitGrace is how long a lock counts whose execution does not exist yet.
+	// submitGrace is how long a lock is valid before its execution exists.
 	submitGrace  = 30 * time.Second
 	purgeTimeout = 2 * time.Second
 	readTimeout  = 5 * time.Second
@@ -96,7 +96,7 @@ func (t *Threads) checkFree(ctx context.Context, head *proto.Thread) (worker str
 }
 
 // Unlock unlocks a thread for the execution trace, which was not accepted. It does nothing if trace
-// does not hold the thread. It removes a thread that the lock created.
+// does not hold the thread. It removes a thread created by the lock.
 func (t *Threads) Unlock(ctx context.Context, org, id string, trace proto.TraceID) error {
 	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		if old == nil || old.Holder != trace {
@@ -113,8 +113,8 @@ func (t *Threads) Unlock(ctx context.Context, org, id string, trace proto.TraceI
 	return err
 }
 
-// Fence prevents all commits that attempts of the execution trace have begun. It does nothing if
-// trace does not hold the thread, since it cannot commit then.
+// Fence blocks all commits begun by attempts of the execution trace. It does nothing if trace does
+// not hold the thread, since it cannot commit then.
 func (t *Threads) Fence(ctx context.Context, org, id string, trace proto.TraceID) error {
 	_, err := t.update(ctx, org, id, func(old *proto.Thread) (*proto.Thread, error) {
 		if old == nil || old.Holder != trace {
@@ -169,9 +169,9 @@ func (t *Threads) Compact(ctx context.Context, org, id string, old []proto.Layer
 	return nil
 }
 
-// Stage adds an uploaded file for the next execution, in place of an earlier one with the same
-// path. It creates the thread if necessary. It returns a [*proto.StagedError] if too many files are
-// staged, and the error of check, which is called with the files staged before and the next head.
+// Stage adds an uploaded file for the next execution, replacing an earlier one with the same path.
+// It creates the thread if necessary. check is called with the previously staged files and the next
+// head; Stage returns its error, or a [*proto.StagedError] if too many files are staged.
 func (t *Threads) Stage(
 	ctx context.Context, org, id string, f proto.StagedFile,
 	check func(before []proto.StagedFile, next *proto.Thread) error,
@@ -194,11 +194,11 @@ func (t *Threads) Stage(
 	return err
 }
 
-// Edit changes a thread that no execution holds. It replaces the staged files and, if c is not nil,
-// adds its version. before is the head that the change was made from; its CreatedAt is zero if
-// there was no thread, which Edit then creates. Changing a thread twice in the same way is no
-// error. Edit returns a [*proto.BusyError] if an execution holds the thread, [proto.ErrConflict] if
-// the thread has changed since before, a [*proto.StagedError], and [ErrTooLarge].
+// Edit changes an unlocked thread. It replaces the staged files and, if c is not nil, adds its
+// version. before is the head on which the change is based; its CreatedAt is zero if there was no
+// thread, which Edit then creates. Repeating a change is no error. Edit returns a
+// [*proto.BusyError] if an execution holds the thread, [proto.ErrConflict] if the thread has
+// changed since before, a [*proto.StagedError], and [ErrTooLarge].
 func (t *Threads) Edit(ctx context.Context, before *proto.Thread, c *proto.Commit, staged []proto.StagedFile) error {
 	sameFile := func(a, b proto.StagedFile) bool { return a.Key == b.Key && a.Path == b.Path }
 	_, err := t.update(ctx, before.Org, before.ID, func(old *proto.Thread) (*proto.Thread, error) {
@@ -236,8 +236,8 @@ func (t *Threads) Edit(ctx context.Context, before *proto.Thread, c *proto.Commi
 	return nil
 }
 
-// checkStaged returns a [*proto.StagedError] if a head has too many staged files, after files of
-// them.
+// checkStaged returns a [*proto.StagedError] if head has too many staged files, of which there were
+// files before.
 func checkStaged(head *proto.Thread, files int) error {
 	size, err := json.Marshal(head.Staged)
 	if err != nil {
@@ -260,11 +260,11 @@ func (t *Threads) Create(ctx context.Context, head *proto.Thread) error {
 	return err
 }
 
-// Tombstone replaces the head of a thread by a tombstone and returns its name. The thread then does
-// not exist, and none with its id can be created until Purge: Lock, Stage and Create return a
-// [*proto.RemovingError]. Tombstone returns the error of check, which is called with the head, nil
-// if there is none, and a [*proto.BusyError] if an execution holds the thread. It returns the name
-// of an existing tombstone. It replaces a malformed head without a check.
+// Tombstone replaces the head of a thread by a tombstone and returns its name. Until Purge the
+// thread does not exist and its id is blocked: Lock, Stage and Create return a
+// [*proto.RemovingError]. check is called with the head, nil if there is none; Tombstone returns
+// its error, and a [*proto.BusyError] if an execution holds the thread. It returns the name of an
+// existing tombstone. It replaces a malformed head without a check.
 func (t *Threads) Tombstone(
 	ctx context.Context, org, id string, check func(*proto.Thread) error,
 ) (removal string, err error) {
@@ -294,7 +294,7 @@ func (t *Threads) Tombstone(
 	return removal, err
 }
 
-// Removal returns the name of a thread's tombstone, or "" if it has none.
+// Removal returns the name of a thread's tombstone, or "".
 func (t *Threads) Removal(ctx context.Context, org, id string) (string, error) {
 	head, _, err := t.read(ctx, org, id)
 	if err != nil || head == nil {
@@ -303,7 +303,7 @@ func (t *Threads) Removal(ctx context.Context, org, id string) (string, error) {
 	return head.Removal, nil
 }
 
-// Purge removes a tombstone. It does nothing if the thread has no tombstone of that name.
+// Purge removes the tombstone with that name, if it exists.
 func (t *Threads) Purge(ctx context.Context, org, id, removal string) error {
 	return store.Update(ctx, func() error {
 		head, seq, err := t.read(ctx, org, id)
@@ -328,8 +328,8 @@ func (t *Threads) delete(ctx context.Context, org, id string, seq uint64) error 
 	return nil
 }
 
-// List returns at most limit threads of an organisation, those of users or those of an owner, in the
-// order of their ids. For an owner, these are the names of the threads. It returns those after a name.
+// List returns at most limit threads of an organisation after a name, ordered by id: the users'
+// threads, or those of an owner, for whom names replace ids.
 func (t *Threads) List(
 	ctx context.Context, org string, owner proto.ThreadOwner, after string, limit int,
 ) ([]proto.ThreadSummary, error) {
@@ -346,8 +346,8 @@ func (t *Threads) List(
 	return list, err
 }
 
-// ListUsed returns at most limit threads of an organisation whose ids have a prefix and that were
-// used since a time, in the order of their ids.
+// ListUsed returns at most limit threads of an organisation with an id prefix that were used since
+// a time, ordered by id.
 func (t *Threads) ListUsed(
 	ctx context.Context, org, prefix string, since time.Time, limit int,
 ) ([]proto.ThreadSummary, error) {

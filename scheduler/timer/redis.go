@@ -21,11 +21,11 @@ import (
 
 const (
 	dialTimeout = 2 * time.Second
-	// answerTimeout bounds Redis' answer to a request. A shorter one does not help: what Redis
-	// delivered in an answer after its request timed out is lost.
+	// answerTimeout limits Redis' answer to a request. A shorter one does not help: whatever Redis
+	// delivers after its request timed out is lost.
 	answerTimeout = 10 * time.Second
 	// embeddedLife is the number of timers after which the embedded Redis is replaced. miniredis
-	// counts the changes of every key for ever, which takes about 150 bytes per timer.
+	// counts changes per key for ever, at about 150 bytes per timer.
 	embeddedLife = 200_000
 	// logInterval is the minimum time between warnings of asynq, which would be several per second
 	// during an outage.
@@ -165,7 +165,7 @@ func (e *embedded) dial(context.Context, string, string) (net.Conn, error) {
 	return pipe{conn}, nil
 }
 
-// pipe is a connection inside the process that fails like others: go-redis does not retry after
+// pipe is an in-process connection that fails like a network one: go-redis does not retry after
 // [io.ErrClosedPipe].
 type pipe struct{ net.Conn }
 
@@ -203,8 +203,8 @@ func (e *embedded) close() {
 	e.redis.Close()
 }
 
-// cuttableDialer opens connections that can be closed all at once. asynq waits for answers without
-// a limit, and go-redis does not stop when a context is done.
+// cuttableDialer opens connections that can be closed all at once. asynq waits for answers
+// indefinitely, and go-redis does not stop when a context is done.
 type cuttableDialer struct {
 	dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
@@ -282,8 +282,7 @@ func (l *taskLog) Warn(args ...any) {
 	l.log.Warn("asynq: " + fmt.Sprint(args...))
 }
 
-// Error logs a line as a warning: asynq retries, and the user of the timers makes up for what is
-// lost.
+// Error logs a line as a warning: asynq retries, and the user of the timers recovers from losses.
 func (l *taskLog) Error(args ...any) { l.Warn(args...) }
 
 // Fatal logs a line. The process continues.

@@ -57,7 +57,7 @@ type Config struct {
 	// URL of a Redis server: redis://[USER:PASSWORD@]HOST:PORT[/DB], or rediss:// for TLS. If it is
 	// empty, timers are stored inside the process.
 	URL string
-	// CA is a PEM file of certificate authorities to trust with rediss:// instead of the system's.
+	// CA is a PEM file of trusted certificate authorities for rediss://, instead of the system's.
 	CA  string
 	Log *slog.Logger
 }
@@ -75,7 +75,7 @@ type Timers struct {
 	first    chan struct{} // closed by used
 
 	mu       sync.Mutex
-	set      map[string]int64 // times of the keys that this process set and that have not fired, in Unix milliseconds
+	set      map[string]int64 // times of keys set by this process and not yet fired, in Unix milliseconds
 	replaced []string         // task ids of replaced timers
 }
 
@@ -137,11 +137,11 @@ func (t *Timers) Close() {
 }
 
 // resetClient makes asynq register its queue in Redis again with the next timer, which it does once
-// per client. A Redis server that was flushed or replaced has no such registration, and without it
-// timers cannot be removed.
+// per client. A flushed or replaced Redis server lacks the registration, and without it timers
+// cannot be removed.
 func (t *Timers) resetClient() { t.enqueuer.Store(asynq.NewClientFromRedisClient(t.client)) }
 
-// Set sets the timer of key, in place of its earlier time. A time in the past wakes at once,
+// Set sets the timer of key, replacing its earlier time. A time in the past wakes immediately,
 // without Redis. Set returns after [SetTimeout] at the latest. After an error the wake-up may still
 // come.
 func (t *Timers) Set(ctx context.Context, key string, at time.Time) error {
@@ -195,9 +195,8 @@ func parseTimerID(id string) (key string, milli int64, err error) {
 	return key, milli, err
 }
 
-// Run calls wake with the keys that are due, one after the other, until ctx is done. It outlives a
-// Redis server that goes away, and always returns nil. Keys that become due while wake runs are
-// collected, each once.
+// Run calls wake with due keys, one at a time, until ctx is done. It survives the loss of the Redis
+// server, and always returns nil. Keys that become due while wake runs are collected, each once.
 func (t *Timers) Run(ctx context.Context, wake func(key string)) error {
 	ctx, stop := context.WithCancel(ctx)
 	var waking sync.WaitGroup
@@ -260,8 +259,8 @@ func (t *Timers) fire(ctx context.Context, _ *asynq.Task) error {
 	return nil
 }
 
-// clean removes what asynq, Redis and miniredis would keep for longer than it is useful, until ctx
-// is done.
+// clean removes leftovers of asynq, Redis and miniredis that are of no further use, until ctx is
+// done.
 func (t *Timers) clean(ctx context.Context, inspector *asynq.Inspector) {
 	tick := time.NewTicker(cleanInterval)
 	defer tick.Stop()
@@ -314,7 +313,7 @@ func (t *Timers) removeReplaced(ctx context.Context, inspector *asynq.Inspector)
 }
 
 // removeStale removes timers that asynq archived because their end could not be written while Redis
-// was away, registrations of asynq servers that are gone, and lost timers.
+// was away, registrations of dead asynq servers, and lost timers.
 func (t *Timers) removeStale(now time.Time, inspector *asynq.Inspector) {
 	t.resetClient()
 	_, err := inspector.DeleteAllArchivedTasks(queueName)
@@ -350,7 +349,7 @@ func (t *Timers) renew(ctx context.Context) {
 	t.embedded.created.Store(0)
 }
 
-// dueKeys are keys that are due and were not woken yet.
+// dueKeys are due keys that have not been woken yet.
 type dueKeys struct {
 	mu   sync.Mutex
 	keys map[string]struct{}

@@ -23,7 +23,7 @@ import (
 const (
 	flushEvery  = time.Second
 	sampleEvery = time.Hour
-	maxChanged  = 1024 // changed entries before they are written without waiting for flushEvery
+	maxChanged  = 1024 // changed entries that trigger a write before flushEvery
 	maxPassed   = 8192 // messages likewise
 	maxCached   = 1024 // entries in memory between two writes
 	writes      = 16   // at a time
@@ -75,7 +75,7 @@ type change struct {
 	parts  []part
 }
 
-// follow counts what the streams have after the stored position, until ctx is done or an error.
+// follow counts the messages after the stored position, until ctx is done or an error occurs.
 func (c *Counter) follow(ctx context.Context) error {
 	a := &accumulator{
 		Counter: c, entries: map[string]*cached{}, position: map[string]uint64{},
@@ -101,8 +101,8 @@ func (c *Counter) follow(ctx context.Context) error {
 }
 
 // reportGap logs if executions cannot be counted: they may have ended and expired since the
-// position was written, or the stream has lost what is counted and will use its sequence numbers
-// again.
+// position was written, or the stream has lost counted messages and will reuse their sequence
+// numbers.
 func (c *Counter) reportGap(ctx context.Context, position map[string]uint64, written time.Time) {
 	last, err := lastSeq(ctx, c.Store, c.Store.Executions)
 	at := position[store.StreamID(c.Store.Executions)]
@@ -116,8 +116,8 @@ func (c *Counter) reportGap(ctx context.Context, position map[string]uint64, wri
 	}
 }
 
-// read sends what the messages of a stream after a sequence number add. decode returns nothing for
-// a message that adds nothing, and an error if reading must begin again.
+// read sends the usage of a stream's messages after a sequence number. decode returns nothing for a
+// message without usage, and an error if reading must start over.
 func (c *Counter) read(
 	ctx context.Context, st jetstream.Stream, after uint64, changes chan<- change,
 	decode func(ctx context.Context, m jetstream.Msg, seq uint64) ([]part, error),
@@ -164,8 +164,8 @@ func (c *Counter) record(ctx context.Context, m jetstream.Msg, seq uint64) ([]pa
 	return c.valid(m, p)
 }
 
-// skip logs that a malformed message is not counted. It returns other errors, for example of a
-// read, after which the message must be read again.
+// skip logs that a malformed message is not counted. It returns other errors, such as failed reads,
+// after which the message must be read again.
 func (c *Counter) skip(m jetstream.Msg, err error, inHeader bool) error {
 	switch {
 	case store.IsNotFound(err): // replaced, or it has just expired
@@ -212,8 +212,8 @@ func (c *Counter) delivery(ctx context.Context, m jetstream.Msg, seq uint64) ([]
 	return c.valid(m, parts...)
 }
 
-// deliveryUsage returns what is in the header of a delivery. If the header has nothing, as that of
-// an older version, it reads the whole delivery.
+// deliveryUsage returns the usage in a delivery's header. Older versions have no such header; it
+// then reads the whole delivery.
 func (c *Counter) deliveryUsage(
 	ctx context.Context, m jetstream.Msg, seq uint64,
 ) (used proto.DeliveryUsage, err error) {
@@ -293,7 +293,7 @@ func (a *accumulator) run(ctx context.Context, changes <-chan change) error {
 }
 
 // add adds a change to its entries. A change is added to an entry as a whole, since the entry then
-// counts its place.
+// records its position.
 func (a *accumulator) add(ctx context.Context, c change) error {
 	at := c.places[0]
 	a.passed[at.Stream] = at.Seq
@@ -393,8 +393,8 @@ func (a *accumulator) flush(ctx context.Context) error {
 	return nil
 }
 
-// write stores an entry in place of the one that was read. Otherwise another counter has changed
-// it, or an earlier write whose answer was lost, and it must be read again.
+// write replaces an entry, unless it changed since it was read. Then another counter, or an earlier
+// write whose answer was lost, has changed it, and it must be read again.
 func (a *accumulator) write(ctx context.Context, key string, e *cached) error {
 	text, err := json.Marshal(e.entry)
 	if err != nil {
@@ -439,7 +439,7 @@ func (a *accumulator) sample(ctx context.Context) error {
 	return nil
 }
 
-// threadBytes returns the size of the newest versions and staged files of all threads by
+// threadBytes returns the total size of all threads' newest versions and staged files, by
 // organisation.
 func (a *accumulator) threadBytes(ctx context.Context) (map[string]int64, error) {
 	last, err := lastSeq(ctx, a.Store, a.Store.Threads)
@@ -464,8 +464,8 @@ func (a *accumulator) threadBytes(ctx context.Context) (map[string]int64, error)
 	return bytes, err
 }
 
-// outputBytes returns the size of the results that are still kept, by organisation: those of all
-// executions that ended on a day that is not past the retention as a whole.
+// outputBytes returns the size of retained results, by organisation: those of all executions that
+// ended on a day that is not wholly past the retention.
 func (a *accumulator) outputBytes(ctx context.Context, now time.Time) (map[string]int64, error) {
 	oldest := now.Add(-a.Retention)
 	bytes := map[string]int64{}

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// freshTimeout bounds how long a report waits until what has ended is counted.
+	// freshTimeout limits how long a report waits for the counter to catch up.
 	freshTimeout = 2 * time.Second
 	freshPoll    = 100 * time.Millisecond
 )
@@ -34,8 +34,8 @@ type report struct {
 	rows     map[group]*proto.UsageRow
 }
 
-// Report returns the usage that a filter selects, sorted by what its rows differ in. It waits up to
-// freshTimeout for what ended before the call. It returns a [*proto.FieldError] if there are more
+// Report returns the usage that a filter selects, sorted by its groups. It waits up to freshTimeout
+// for everything that ended before the call. It returns a [*proto.FieldError] if there are more
 // than [proto.MaxUsageRows] rows.
 func (u *Usage) Report(ctx context.Context, f *proto.UsageFilter) (proto.UsageReport, error) {
 	complete, err := u.fresh(ctx)
@@ -63,7 +63,7 @@ func (u *Usage) Report(ctx context.Context, f *proto.UsageFilter) (proto.UsageRe
 	return proto.UsageReport{Rows: r.sorted(), Complete: complete}, nil
 }
 
-// read calls add with the entries whose keys match a pattern, and the tokens of the keys.
+// read calls add with the entries whose keys match a pattern, and the keys' tokens.
 func (r *report) read(
 	ctx context.Context, st *store.Store, pattern string, add func(tokens []string, e *entry) error,
 ) error {
@@ -99,7 +99,7 @@ func (r *report) row(g group) (*proto.UsageRow, error) {
 	return r.rows[g], nil
 }
 
-// add adds to the row of a group, if its day is among those asked for.
+// add adds to the row of a group, if the filter selects its day.
 func (r *report) add(g group, sum *proto.UsageSum, stored int64) error {
 	if g.day < r.from || g.day > r.to {
 		return nil
@@ -157,8 +157,8 @@ func (r *report) sorted() []proto.UsageRow {
 	return rows
 }
 
-// fresh waits until everything that is stored now is counted, up to freshTimeout, and reports
-// whether it is.
+// fresh waits up to freshTimeout until everything stored at the time of the call is counted, and
+// reports whether it is.
 func (u *Usage) fresh(ctx context.Context) (bool, error) {
 	last := map[string]uint64{}
 	for _, st := range []jetstream.Stream{u.Store.Executions, u.Store.Deliveries} {

@@ -48,17 +48,17 @@ const (
 
 // entry is a value of the bucket: the usage of an organisation or of an API key in a month.
 type entry struct {
-	// Sums are by day for an organisation, and by day and language for a key, see keyName.
+	// Sums are per day for an organisation, and per day and language for a key, see keyName.
 	Sums map[string]*proto.UsageSum `json:"sums"`
 	// Stored has the largest sample of stored bytes of each day. StoredBytes is the last sample.
 	// Only an organisation has them.
 	Stored      map[string]int64 `json:"stored,omitempty"`
 	StoredBytes int64            `json:"stored_bytes,omitempty"`
-	// Counted has, by the id of each stream, the sequence number of the last message in the sums.
+	// Counted maps each stream's id to the sequence number of the last message in the sums.
 	Counted map[string]uint64 `json:"counted"`
 }
 
-// counts reports whether the sums have a message that has or had one of these places.
+// counts reports whether the sums include a message stored at one of these places.
 func (e *entry) counts(places []store.Place) bool {
 	for _, p := range places {
 		if p.Seq <= e.Counted[p.Stream] {
@@ -182,8 +182,8 @@ func decodeMonth(e jetstream.KeyValueEntry) (*month, error) {
 	return m, nil
 }
 
-// Month returns the usage of an organisation in the present month, as of a few seconds ago. It
-// reads memory only. Its maps must not be modified.
+// Month returns an organisation's usage in the current month, as of a few seconds ago. It reads
+// memory only. Its maps must not be modified.
 func (u *Usage) Month(org string) proto.UsageMonth {
 	now := time.Now().UTC()
 	first := firstOfMonth(now)
@@ -201,8 +201,8 @@ func (u *Usage) Month(org string) proto.UsageMonth {
 	return m.UsageMonth
 }
 
-// Cross reports whether this is the first call for a limit that an organisation has reached, of all
-// calls in all processes.
+// Cross reports whether this is the first call, in any process, for a limit that an organisation
+// has reached.
 func (u *Usage) Cross(ctx context.Context, c proto.Crossing) (first bool, err error) {
 	month := c.Month.AddDate(0, -1, 0).Format(monthLayout)
 	key := fmt.Sprint(crossPrefix, c.Org, ".", month, ".", c.Name, ".", c.Level, ".", c.Limit)

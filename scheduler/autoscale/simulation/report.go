@@ -12,10 +12,10 @@ import (
 // Report compares an autoscaled pool with pools of a fixed size.
 type Report struct {
 	Autoscaled Result `json:"autoscaled"`
-	// SameHours is a fixed pool that takes about as many worker hours.
+	// SameHours is a fixed pool with about as many worker hours.
 	SameHours Fixed `json:"fixed_same_worker_hours"`
-	// SameWait is the smallest fixed pool whose waits have no longer 99th percentile, if there is one
-	// of up to the policy's maximum.
+	// SameWait is the smallest fixed pool with no longer 99th percentile of waits, if one within
+	// the policy's maximum exists.
 	SameWait *Fixed `json:"fixed_same_p99"`
 }
 

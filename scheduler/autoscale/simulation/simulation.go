@@ -1,5 +1,5 @@
-// Package simulation replays the arrivals of a day with workers that come and go as an autoscaling
-// policy wants it. Time is virtual: a day takes about a second.
+// Package simulation replays a day's arrivals with workers that start and stop under an autoscaling
+// policy. Time is virtual: a day takes about a second.
 package simulation
 
 import (
@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxSimulated bounds the simulated time, which too few workers could make endless.
+	// maxSimulated limits the simulated time, which too few workers could make endless.
 	maxSimulated = 366 * 24 * time.Hour
 	// maxSamples bounds Result.Samples. Two samples become one when there are more.
 	maxSamples = 8192
@@ -53,14 +53,14 @@ type Result struct {
 	Waits Waits   `json:"wait_seconds"`
 	// WorkerHours are counted from the recommendation of a worker until it has drained.
 	WorkerHours float64 `json:"worker_hours"`
-	// Utilization is the share of the slots of these hours in which programs ran.
+	// Utilization is the fraction of these slot hours in which programs ran.
 	Utilization float64 `json:"utilization"`
 	PeakWorkers int     `json:"peak_workers"`
 	ScaleOuts   int     `json:"scale_outs"`
 	ScaleIns    int     `json:"scale_ins"`
 	// ZeroHours is how long there was no worker at all.
 	ZeroHours float64 `json:"zero_hours"`
-	// Samples are what the evaluations found, the largest figures of several if there were many.
+	// Samples are the evaluations' figures, merged to the largest if there were many.
 	Samples []Sample `json:"-"`
 }
 
@@ -264,8 +264,8 @@ func (s *Sample) merge(t Sample) {
 	d.OldestWait, s.Need = max(d.OldestWait, e.OldestWait), max(s.Need, t.Need)
 }
 
-// scale starts workers, or drains those that are easiest to drain: workers that are not ready, then
-// those with the fewest programs.
+// scale starts workers, or drains the easiest to drain: workers that are not ready, then those with
+// the fewest programs.
 func (r *run) scale(to int) {
 	var active []*worker
 	for _, w := range r.workers {

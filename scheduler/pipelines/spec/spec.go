@@ -131,7 +131,8 @@ func readSteps(o *object, p *proto.Pipeline) error {
 	return nil
 }
 
-// readStep reads a step. previous is the name of the step before it, which it needs by default.
+// readStep reads a step. previous is the name of the preceding step, on which it depends by
+// default.
 func readStep(o *object, previous string) (*proto.PipelineStep, error) {
 	err := o.known("name", "run", "language", "code", "needs", "matrix", "profile", "timeout", "kill_grace", "when",
 		"workspace", "env", "secrets", "artifacts", "cache")
@@ -207,7 +208,7 @@ func readProgram(o *object, step *proto.PipelineStep) error {
 	}
 	step.Language, step.Code = proto.Language(language), code
 	if run != "" {
-		// In the same line, so that messages of bash name the lines of the script.
+		// On the same line, so that bash's messages have the line numbers of the script.
 		step.Language, step.Code = proto.Bash, "set -eo pipefail; "+run
 	}
 	if _, ok := step.Language.Runtime(); !ok {
@@ -297,7 +298,7 @@ func readPaths(what string, f field) ([]string, error) {
 	return list, nil
 }
 
-// readMatrix makes the cells of a step, in the order of the file, the last key changing fastest.
+// readMatrix makes the cells of a step in the order of the file, the last key changing fastest.
 func readMatrix(o *object, step *proto.PipelineStep) error {
 	cells := []proto.MatrixCell{{}}
 	if f, ok := o.get("matrix"); ok {
@@ -416,7 +417,8 @@ func fill(line int, text string, values map[string]string) (string, error) {
 	return filled, nil
 }
 
-// checkReferences refuses references of a step's program and variables to what its matrix does not have.
+// checkReferences refuses references in a step's program and variables to values that its matrix
+// lacks.
 func checkReferences(o *object, step *proto.PipelineStep) error {
 	values := step.Cells[0].Values // all cells have the same keys
 	for _, name := range []string{"run", "code"} {

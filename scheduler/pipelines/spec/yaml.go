@@ -17,8 +17,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// The parser takes time that grows with the square of the number of keys in a mapping and of the
-// depth, so both are bounded before it is called.
+// The parser's time grows with the square of a mapping's keys and of the depth, so both are limited
+// before it is called.
 const (
 	maxTokens = 8000
 	maxDepth  = 16
@@ -49,7 +49,7 @@ func parse(file string) (*object, error) {
 	return asObject("the file", parsed.Docs[0].Body)
 }
 
-// syntaxError returns the error for what the parser found, with the line of the fault.
+// syntaxError returns the parser's error with the line of the fault.
 func syntaxError(err error) error {
 	at, ok := errors.AsType[yaml.Error](err)
 	if !ok || at.GetToken() == nil || at.GetToken().Position == nil {
@@ -57,8 +57,8 @@ func syntaxError(err error) error {
 		return proto.FieldErrorf("file", "must be YAML: %s", proto.Shorten(text))
 	}
 	t := at.GetToken()
-	// A line that is indented too much continues the text above it, where its token begins. Its colon is
-	// the fault.
+	// A line that is indented too much continues the text above it, where its token begins. Its
+	// colon is the fault.
 	if colon := t.Next; colon != nil && colon.Type == token.MappingValueType && colon.Position.Line > t.Position.Line {
 		return lineErrorf(colon.Position.Line,
 			"continues the text of line %d, which can have no colon; indent it as the fields beside it", t.Position.Line)
@@ -66,7 +66,7 @@ func syntaxError(err error) error {
 	return lineErrorf(t.Position.Line, "%s", proto.Shorten(at.GetMessage()))
 }
 
-// checkTokens refuses what a pipeline does not need and a parser may stumble over.
+// checkTokens refuses YAML that pipelines do not need and parsers may stumble over.
 func checkTokens(tokens token.Tokens) error {
 	var columns []int // of the lines that enclose the present one
 	line, flow, entries := 0, 0, 0
@@ -157,7 +157,7 @@ func (o *object) get(name string) (f field, ok bool) {
 	return field{line: o.line}, false
 }
 
-// text returns a field that is a text, empty if it is absent.
+// text returns a text field, empty if it is absent.
 func (o *object) text(name string) (string, int, error) {
 	f, ok := o.get(name)
 	if !ok {
@@ -228,7 +228,7 @@ func texts(what string, node ast.Node) ([]string, error) {
 	return list, nil
 }
 
-// lineWithin returns the line of what follows before in the text of a node.
+// lineWithin returns the line in the text of a node at which the text after before starts.
 func lineWithin(node ast.Node, before string) int {
 	if literal, ok := node.(*ast.LiteralNode); ok && strings.HasPrefix(literal.Start.Value, "|") {
 		return lineOf(node) + 1 + strings.Count(before, "\n")
