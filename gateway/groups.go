@@ -64,7 +64,7 @@ func (s *Server) handlers() []web.Handler {
 	return all
 }
 
-// runner returns what runs programs for requests that wait for their end.
+// runner runs programs for requests that wait for the result.
 func (s *Server) runner() *executions.Runner {
 	return &executions.Runner{
 		Core: &s.Core, Admission: s.Admission, Submissions: s.Submissions, Jobs: s.Jobs, Events: s.Events,

@@ -16,7 +16,7 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	web.WriteJSON(w, http.StatusOK, []byte(`{"status":"ok"}`))
 }
 
-// readyz reports whether executions would be accepted and run, and if not what is missing.
+// readyz reports whether executions would be accepted and run, and otherwise what is missing.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	var missing, message string
 	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)

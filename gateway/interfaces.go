@@ -10,8 +10,8 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/work"
 )
 
-// Admission decides what API keys may do, and makes and submits jobs. A request that is not admitted
-// gets a [*proto.Rejection], a [*proto.FieldError] or another error whose text is for clients.
+// Admission decides what API keys may do, and builds and submits jobs. It refuses a request with a
+// [*proto.Rejection], a [*proto.FieldError] or another error whose text is for clients.
 type Admission interface {
 	admin.Credentials
 	admin.OrgQuotas

@@ -11,8 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// apiRows joins the routes of the API with their handlers. It panics if one lacks the other, which is a
-// mistake in the program.
+// apiRows joins the routes of the API with their handlers. It panics if one lacks the other, which
+// is a programming error.
 func (s *Server) apiRows() []web.Row {
 	handlers := s.handlers()
 	var list []web.Row

@@ -64,7 +64,7 @@ type Server struct {
 	Groups       []web.Group // of routes whose objects no other group needs
 	// AgentBatches are of requests to agents, and Batches of executions.
 	AgentBatches agents.Batches
-	// Spool returns an empty file, which is removed when it is closed. Surfaces need it.
+	// Spool returns an empty file that is removed when closed. Surfaces need it.
 	Spool func() (*os.File, error)
 
 	// Metrics, if not nil, answers GET /metrics.
@@ -77,10 +77,10 @@ type Server struct {
 	Login *login.Provider
 	// URLSecret signs the URLs of files and streams. All gateways have the same random secret.
 	URLSecret *[32]byte
-	// Unfit returns the reason why the worker in this process accepts no jobs, or "" if it accepts
-	// them. Unfit is nil in a process without a worker.
+	// Unfit returns why the worker in this process accepts no jobs, or "". It is nil in a process
+	// without a worker.
 	Unfit func() string
-	// FromZero reports that workers are started when executions wait, so that none need be live.
+	// FromZero reports that waiting executions start workers, so that none need be live.
 	FromZero bool
 	// StoreReady reports whether the blob store has answered since the start.
 	StoreReady func() bool

@@ -17,12 +17,12 @@ import (
 
 // Keys knows what API keys may do.
 type Keys interface {
-	// ValidKey returns the API key under which work goes on without a request, and what it may do.
+	// ValidKey returns the API key for work without a request, with its entitlement.
 	ValidKey(ctx context.Context, id string) (*proto.Key, proto.Entitlement, error)
 	// CheckMode rejects a mode that the plan does not include.
 	CheckMode(ctx context.Context, e *proto.Entitlement, mode proto.Mode) error
-	// CheckQuota rejects what would use more if the organisation has reached a hard limit of its month:
-	// of the quotas named, or of all if none are.
+	// CheckQuota rejects a use if the organisation has reached a hard limit this month: of the
+	// named quotas, or of any if none are named.
 	CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error
 	// ProfileOf returns the sandbox profile that a key is bound to.
 	ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error)
@@ -39,18 +39,18 @@ type Maker struct {
 	Files    Files
 	Batches  Batches // of requests to agents
 	Uploads  Uploads
-	// Spool returns an empty file, which is removed when it is closed.
+	// Spool returns an empty file that is removed when closed.
 	Spool func() (*os.File, error)
 }
 
-// Agent carries out what an agent needs for one request of a surface, or for a run in the background,
-// with the rights and limits of an API key. All errors are [*api.Error]; those of this server are
-// logged with the request.
+// Agent does an agent's work for one request of a surface, or for a background run, with the rights
+// and limits of an API key. All errors are [*api.Error]; those of this server are logged with the
+// request.
 type Agent struct {
 	m *Maker
 	i *web.Info
 	r *web.Request // nil in the background
-	// resumed is set in the background if an execution may have been submitted by another process.
+	// resumed is set in the background if another process may have submitted an execution.
 	resumed bool
 	// end ends a run in the background, with an error for its client.
 	end      context.CancelCauseFunc
@@ -63,7 +63,7 @@ func (m *Maker) ForRequest(r *http.Request) *Agent {
 	return &Agent{m: m, i: request.Info, r: request}
 }
 
-// checkKeyEvery is how often the API key of a run in the background is looked up.
+// checkKeyEvery is how often a background run looks its API key up.
 const checkKeyEvery = time.Second
 
 // InBackground returns the agent of a run in the background. Until Begin it can only reserve memory.
@@ -72,9 +72,9 @@ func (m *Maker) InBackground(org, id string) *Agent {
 	return &Agent{m: m, i: &web.Info{RequestID: id, Key: proto.Key{Org: org}}, end: func(error) {}}
 }
 
-// Begin returns the context for the use of the agent of a run in the background. It is done, with the error
-// for the client as its cause, when the API key may not run programs any more. resumed is set if the run
-// has begun before.
+// Begin returns the context for a background run's use of the agent. When the API key may no longer
+// run programs, the context is done, with the error for the client as its cause. resumed is set if
+// the run has begun before.
 func (a *Agent) Begin(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, error) {
 	key, plan, err := a.m.Keys.ValidKey(ctx, run.Key)
 	if err != nil {
@@ -97,15 +97,15 @@ func (a *Agent) Begin(ctx context.Context, run *proto.AgentRun, resumed bool) (c
 	return ctx, nil
 }
 
-// Release ends the use of the agent of a run in the background, and releases its memory.
+// Release ends a background run's use of the agent, and releases its memory.
 func (a *Agent) Release() {
 	a.end(nil)
 	a.watching.Wait()
 	a.m.Shrink(a.i, 0)
 }
 
-// validKey returns the API key of a run in the background as it is now. It ends the run if that may not
-// run programs any more.
+// validKey returns the current API key of a background run. It ends the run if the key may no
+// longer run programs.
 func (a *Agent) validKey(ctx context.Context) (*proto.Key, proto.Entitlement, error) {
 	key, plan, err := a.m.Keys.ValidKey(ctx, a.i.Key.ID)
 	if proto.Final(err) {
@@ -125,14 +125,14 @@ func (a *Agent) org() string { return a.i.Key.Org }
 // Caller returns the organisation and the id of the API key.
 func (a *Agent) Caller() (org, key string) { return a.i.Key.Org, a.i.Key.ID }
 
-// public returns the error for the client, and keeps err for the log.
+// public returns the error for the client, and records err for the log.
 func (a *Agent) public(err error) error {
 	if err == nil {
 		return nil
 	}
 	a.i.Err, a.i.Reported = err, true
 	known := api.NewError(err)
-	if _, busy := errors.AsType[*proto.BusyError](err); busy { // in the words of those who know containers alone
+	if _, busy := errors.AsType[*proto.BusyError](err); busy { // worded for clients that only know containers
 		known = api.Errorf(api.CodeConflict,
 			"the container is in use by another request; try again when that has ended, or use another container")
 	}
@@ -142,8 +142,8 @@ func (a *Agent) public(err error) error {
 	return known
 }
 
-// AllowStored refuses a run that is to be stored if there is no room for it, and one that is to go on in
-// the background if the plan has no asynchronous executions.
+// AllowStored refuses a run to be stored if there is no room for it, and a background run if the
+// plan has no asynchronous executions.
 func (a *Agent) AllowStored(ctx context.Context, background bool) error {
 	if err := a.m.CheckDisk(); err != nil {
 		return err
@@ -176,7 +176,7 @@ func (a *Agent) ReadBody(w http.ResponseWriter, decode func(body []byte) error) 
 	return malformed
 }
 
-// Reserve reserves the memory for n bytes of text that the request keeps until its end.
+// Reserve reserves memory for n bytes of text until the request ends.
 func (a *Agent) Reserve(n int64) error {
 	if !a.m.ReserveText(a.i, n) {
 		return a.public(web.ErrOverloaded)

@@ -14,27 +14,26 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// Batches stores batches of requests to agents, as [work.Batches] does those of executions.
+// Batches stores batches of agent requests, as [work.Batches] does those of executions.
 type Batches interface {
 	work.Batches
-	// Content returns what reads the items of a batch as they were uploaded.
+	// Content returns a reader of the items of a batch as uploaded.
 	Content(ctx context.Context, batch *proto.Batch) (
 		read func(ctx context.Context, number int) ([]byte, error), err error)
 }
 
 // Uploads stores new batches.
 type Uploads interface {
-	// Upload stores a new batch with the items in the body of a request, which the result of read
-	// reads. With an idempotency key it finds the one of an earlier request.
+	// Upload stores a new batch with the items in a request's body, which the result of read reads.
+	// With an idempotency key it may find an earlier request's batch.
 	Upload(w http.ResponseWriter, r *web.Request, batch *proto.Batch, keyed bool,
 		read func(work.BatchUpload) *api.BatchBody) (_ *proto.Batch, created bool, err error)
 }
 
 var errNoBatch = api.Errorf(api.CodeNotFound, "there is no batch of that id")
 
-// CreateBatch stores a batch of requests to an API: those in a member of the object that is the body
-// of the request, which has no other members. The batch expires after life. check is called with each
-// request.
+// CreateBatch stores a batch of API requests, which are the only member of the object in the
+// request's body. The batch expires after life. check is called with each request.
 func (a *Agent) CreateBatch(
 	w http.ResponseWriter, whose, member string, life time.Duration, check func(item []byte) error,
 ) (*proto.BatchAndState, error) {
@@ -69,7 +68,7 @@ func (a *Agent) CreateBatch(
 	return a.Batch(a.r.Context(), batch.ID)
 }
 
-// BaseURL returns the address of this server for its clients, without a slash at its end.
+// BaseURL returns this server's address for clients, without a trailing slash.
 func (a *Agent) BaseURL() (string, error) {
 	url, err := a.m.BaseURL(a.r.Request)
 	return url, a.public(err)
@@ -129,8 +128,8 @@ func (a *Agent) RemoveBatch(ctx context.Context, id string) error {
 	return a.batchError(id, a.m.Batches.Remove(ctx, a.org(), id))
 }
 
-// BatchItems calls each with the items of a batch in order: what was uploaded, the status, and the id
-// of the run.
+// BatchItems calls each with the items of a batch in order: the uploaded item, the status, and the
+// run's id.
 func (a *Agent) BatchItems(
 	ctx context.Context, b *proto.Batch, each func(item []byte, status proto.ItemStatus, run string) error,
 ) error {

@@ -21,8 +21,8 @@ import (
 type Threads interface {
 	// Get returns a thread, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
-	// ListUsed returns up to limit threads whose ids have a prefix and that were used since a time, in
-	// the order of their ids.
+	// ListUsed returns up to limit threads with an id prefix that were used since a time, ordered
+	// by id.
 	ListUsed(ctx context.Context, org, prefix string, since time.Time, limit int) ([]proto.ThreadSummary, error)
 }
 
@@ -39,17 +39,17 @@ type Versions interface {
 // Homes reads and stages files in the homes of threads.
 type Homes interface {
 	// List calls each for the entries of a directory, or for everything below it if recursive is
-	// true. It stops at an error of each. An unknown thread has no entries. List returns
+	// true. It stops if each returns an error. An unknown thread has no entries. List returns
 	// [proto.ErrNotFound] if the path does not name a directory.
 	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
-	// StageIfUnchanged stores size bytes of body as a file, on the condition that the file has a tag, or
-	// with an empty tag that there is no file. Otherwise it returns a [*proto.FileChangedError].
+	// StageIfUnchanged stores size bytes of body as a file if the file still has a tag, or does not
+	// exist for an empty tag. Otherwise it returns a [*proto.FileChangedError].
 	StageIfUnchanged(ctx context.Context, org, thread, path, tag string, size int64, most proto.Space,
 		body io.Reader) error
 }
 
-// ownThread returns the id of the thread that an agent calls by a name: that of a container, or the id
-// of a file's thread. No name leads to a thread of a user.
+// ownThread returns the id of the thread behind an agent's name: a container's, or a file's. No
+// name leads to a user's thread.
 func ownThread(name string) string {
 	if proto.ThreadOwned(name) {
 		return name
@@ -74,8 +74,8 @@ func (a *Agent) Thread(ctx context.Context, id string) (*proto.Thread, error) {
 // maxUsedThreads is the number of threads that an agent can list.
 const maxUsedThreads = 2000
 
-// UsedThreads returns the threads of containers whose ids have a prefix and that were used since a
-// time, in the order of these ids. It returns an error if they are too many.
+// UsedThreads returns the containers' threads with an id prefix that were used since a time,
+// ordered by id. It returns an error if there are too many.
 func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error) {
 	list, err := a.m.Threads.ListUsed(ctx, a.org(), ownThread(prefix), since, maxUsedThreads+1)
 	for i := range list {
@@ -93,8 +93,8 @@ func (a *Agent) UsedThreads(ctx context.Context, prefix string, since time.Time)
 // emptyTar is a tar without entries.
 var emptyTar [1024]byte
 
-// CreateThread creates the thread of a container. A thread whose home has never had anything does not exist, so the
-// home has a hidden, empty directory.
+// CreateThread creates the thread of a container. A thread exists only once its home has had
+// content, so the home gets a hidden, empty directory.
 func (a *Agent) CreateThread(ctx context.Context, id string) error {
 	return a.public(a.createThread(ctx, id))
 }
@@ -116,8 +116,8 @@ func (a *Agent) createThread(ctx context.Context, id string) error {
 	return nil
 }
 
-// RemoveThread removes the thread of a container with its files. The code of its error is [api.CodeNotFound] if there
-// is none, and [api.CodeConflict] while an execution uses it.
+// RemoveThread removes the thread of a container with its files. The code of its error is
+// [api.CodeNotFound] if there is none, and [api.CodeConflict] while an execution uses it.
 func (a *Agent) RemoveThread(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()
@@ -127,8 +127,8 @@ func (a *Agent) RemoveThread(ctx context.Context, id string) error {
 	return nil
 }
 
-// ListFiles calls each for the entries of a directory of a thread's home, of which there are none if
-// it does not exist.
+// ListFiles calls each for the entries of a directory of a thread's home. An unknown thread has
+// none.
 func (a *Agent) ListFiles(ctx context.Context, thread, dir string, each func(proto.File) error) error {
 	var ours error
 	err := a.m.Homes.List(ctx, a.org(), ownThread(thread), dir, false, func(f proto.File) error {
@@ -184,9 +184,9 @@ func (b *transferBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// PutFile stores a file in a thread's home, and creates the thread if it does not exist. The content
-// of a file that is open is copied in the transfer of its reader: copies would block each other if
-// each waited for a second one.
+// PutFile stores a file in a thread's home, and creates the thread if it does not exist. An open
+// file is copied within its reader's transfer: copies that each waited for a second transfer would
+// deadlock.
 func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, body io.Reader) error {
 	_, held := body.(*transferBody)
 	return a.public(a.upload(ctx, thread, size, held, func(files *filestore.Store) error {
@@ -194,8 +194,8 @@ func (a *Agent) PutFile(ctx context.Context, thread, name string, size int64, bo
 	}))
 }
 
-// ReplaceFile is PutFile on the condition that the file has a tag, as OpenFile returns it, or with an
-// empty tag that there is no file. Otherwise the error is a [*proto.FileChangedError].
+// ReplaceFile is PutFile if the file still has the tag returned by OpenFile, or does not exist for
+// an empty tag. Otherwise the error is a [*proto.FileChangedError].
 func (a *Agent) ReplaceFile(ctx context.Context, thread, name, tag string, size int64, body io.Reader) error {
 	a.i.Calls.Store(true)
 	err := a.upload(ctx, thread, size, false, func(files *filestore.Store) error {
@@ -234,8 +234,8 @@ func (a *Agent) upload(
 	return put(files)
 }
 
-// DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if there
-// is none.
+// DeleteFile deletes a file in a thread's home. The code of its error is [api.CodeNotFound] if
+// there is none.
 func (a *Agent) DeleteFile(ctx context.Context, thread, name string) error {
 	return a.public(a.deleteFile(ctx, thread, name))
 }

@@ -12,12 +12,12 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// maxTimeout is the longest time that a tool call of an agent may run, in seconds.
+// maxTimeout is the longest run time of an agent's tool call, in seconds.
 const maxTimeout = 300
 
-// Execute runs a program as the execution of an id and returns its record. If ctx is done first, the
-// execution is cancelled; in the background only if the run has ended, and goes on otherwise. A
-// timeout of 0 is the longest that the plan allows, up to maxTimeout.
+// Execute runs a program as execution id and returns its record. If ctx is done first, the
+// execution is cancelled. In the background this happens only if the run has ended; otherwise the
+// execution continues. A timeout of 0 is the longest that the plan allows, up to maxTimeout.
 func (a *Agent) Execute(
 	ctx context.Context, id proto.TraceID, req *api.ExecuteRequest,
 ) (record *proto.Record, err error) {
@@ -65,11 +65,11 @@ func (a *Agent) executeNow(ctx context.Context, id proto.TraceID, req *api.Execu
 // maxBackgroundTries is how long a run in the background tries to submit an execution.
 const maxBackgroundTries = 10 * time.Minute
 
-// maxUnconfirmed is how often an execution is submitted again that the queue has not confirmed.
+// maxUnconfirmed is how often an execution is resubmitted after the queue did not confirm it.
 const maxUnconfirmed = 3
 
-// executeInBackground runs a program as an execution that is queued for as long as an asynchronous one.
-// If the queue does not confirm it, nothing of it runs, and the next one has an id that follows from
+// executeInBackground runs a program as an execution that is queued for as long as an asynchronous
+// one. If the queue does not confirm it, nothing of it runs, and the next one's id is derived from
 // the first.
 func (a *Agent) executeInBackground(
 	ctx context.Context, id proto.TraceID, req *api.ExecuteRequest,

@@ -14,8 +14,8 @@ import (
 
 // Files stores the files of organisations' agents, without their content.
 type Files interface {
-	// Put stores a file, new or in place of the one of its id. It returns a [*proto.QuotaError] if the
-	// organisation has too many.
+	// Put stores a file, replacing an existing one with its id. It returns a [*proto.QuotaError] if
+	// the organisation has too many.
 	Put(ctx context.Context, f proto.AgentFile) error
 	// Get returns a file, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (proto.AgentFile, error)
@@ -43,7 +43,7 @@ func (a *Agent) SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader
 	return a.public(err)
 }
 
-// KeepFiles makes the files of a container expire at a time, if they would much earlier.
+// KeepFiles extends the expiry of a container's files to a time, if it is much earlier.
 func (a *Agent) KeepFiles(ctx context.Context, container string, until time.Time) error {
 	const much = 24 * time.Hour
 	for _, f := range a.m.Files.List(a.org()) {
@@ -80,7 +80,7 @@ func (a *Agent) file(ctx context.Context, id string) (*proto.AgentFile, error) {
 
 var errNoFile = api.Errorf(api.CodeNotFound, "there is no file of that id, or it has expired")
 
-// Files returns the files of the organisation that have not expired, the newest first.
+// Files returns the organisation's unexpired files, newest first.
 func (a *Agent) Files() []proto.AgentFile {
 	var list []proto.AgentFile
 	for _, f := range a.m.Files.List(a.org()) {

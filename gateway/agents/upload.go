@@ -17,8 +17,9 @@ const (
 	maxUploadFields = 16      // also of one name
 )
 
-// ReadUpload reads the form in the body of the request, with a file of at most the size of a home. If instead names a
-// field and the form has it, the form needs no file, and the content is empty. The result must be closed.
+// ReadUpload reads the form in the request's body, with a file of at most the size of a home. If
+// the form has a field named instead, it needs no file, and the content is empty. The result must
+// be closed.
 func (a *Agent) ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error) {
 	up, err := a.readUpload(w, instead)
 	if err != nil {
@@ -103,7 +104,7 @@ func (a *Agent) readUpload(w http.ResponseWriter, instead string) (up *proto.Age
 	return up, nil
 }
 
-// formError returns the error for a form that was not read to its end.
+// formError returns the error for a form that could not be read to its end.
 func formError(err error) error {
 	if _, ok := errors.AsType[*api.Error](err); ok {
 		return err

@@ -1,3 +1,3 @@
-// Package executions has the routes of executions and of the queue, and the [Runner] with which all requests
-// run programs and wait for their end.
+// Package executions has the routes of executions and of the queue, and the [Runner] that runs
+// programs for requests and waits for their results.
 package executions

@@ -22,7 +22,7 @@ type History interface {
 	List(ctx context.Context, f *proto.HistoryFilter) (proto.HistoryPage, error)
 }
 
-// deliveryReads is the number of deliveries of a page that are read at the same time.
+// deliveryReads is the number of a page's deliveries read concurrently.
 const deliveryReads = 8
 
 // listExecutions lists the executions of the key's organisation, the newest first.

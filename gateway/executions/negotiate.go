@@ -21,8 +21,7 @@ func modeOf(h http.Header) proto.Mode {
 	return proto.ModeInline
 }
 
-// waitOf returns how long the client wants its execution to wait for a worker, 0 if it does not
-// say.
+// waitOf returns how long the client lets its execution wait for a worker, 0 if unspecified.
 func waitOf(h http.Header) (time.Duration, error) {
 	value, ok := web.PreferenceOf(h, web.PreferWait)
 	if !ok {

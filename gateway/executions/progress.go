@@ -18,8 +18,8 @@ import (
 // sent.
 const maxProgress = 4 << 10
 
-// WaitWithProgress is [Run.Wait] for an execution that is streamed. It calls progress with new output,
-// and from time to time without. An error of progress ends the wait.
+// WaitWithProgress is [Run.Wait] for a streamed execution. It calls progress with new output, and
+// from time to time without. An error of progress ends the wait.
 func (x *Run) WaitWithProgress(ctx context.Context, progress func(string) error) (record *proto.Record, err error) {
 	err = x.follow(ctx, func(batch proto.Events, tail Tail) error {
 		start := time.Now()
@@ -46,7 +46,7 @@ func (x *Run) WaitWithProgress(ctx context.Context, progress func(string) error)
 	return record, waitError(x.ID, err)
 }
 
-// outputText returns the output in the lines of events, or its end if it is long.
+// outputText returns the output in the lines of events; of long output, only the end.
 func outputText(lines []byte) string {
 	var text []byte
 	for line := range bytes.Lines(lines) {

@@ -50,7 +50,7 @@ func (s *Routes) getExecution(w http.ResponseWriter, r *web.Request) error {
 	})
 }
 
-// snapshot is a tail that ends with the event that was the last when it was opened.
+// snapshot is a tail that ends with the event that was last when it was opened.
 type snapshot struct {
 	Tail
 	sent, until int64 // sequence numbers of the last event returned and of the last to return
@@ -93,8 +93,7 @@ func (s *Routes) getOutput(w http.ResponseWriter, r *web.Request) error {
 	return s.streamOutput(w, r, record, after, live, sse)
 }
 
-// getRawOutput returns the handler that sends the exact bytes of an output, or the range of them that
-// the request asks for.
+// getRawOutput returns the handler that sends the exact bytes of an output, or the requested range.
 func (s *Routes) getRawOutput(of proto.Stream) func(http.ResponseWriter, *web.Request) error {
 	return func(w http.ResponseWriter, r *web.Request) error {
 		record, err := web.ExecutionInPath(r, s.Jobs.Lookup)

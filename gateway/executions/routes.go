@@ -9,7 +9,7 @@ import (
 
 // Principals finds those who ask for signed URLs.
 type Principals interface {
-	// Principal returns the API key with an id, or the one as which the member with that id acts.
+	// Principal returns the API key with an id, or the one for the member with that id.
 	Principal(id string) (*proto.Key, bool)
 }
 
@@ -19,7 +19,7 @@ type Routes struct {
 	History    History
 	Queue      Queue
 	Principals Principals
-	// DeliveryStatus returns the status of the webhook of an execution, empty if it has none.
+	// DeliveryStatus returns the status of an execution's webhook, or "".
 	DeliveryStatus func(ctx context.Context, r *proto.Record) (proto.DeliveryStatus, error)
 	// URLSecret signs the URLs of streams. All gateways have the same random secret.
 	URLSecret *[32]byte

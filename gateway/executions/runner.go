@@ -17,19 +17,19 @@ const (
 	// answerGrace is the time for an inline answer beyond the execution's timeout. The SDK stops
 	// waiting two seconds later and sends the request again.
 	answerGrace = 8 * time.Second
-	// startGrace is the part of that for all but the wait for a worker.
+	// startGrace is the part of that for everything except the wait for a worker.
 	startGrace = 5 * time.Second
-	// minQueueWait is the default wait for a worker of an execution with a shorter timeout.
+	// minQueueWait is the default wait for a worker if the timeout is shorter.
 	minQueueWait = 5 * time.Second
 	// statsTimeout bounds the look at the queue for an error.
 	statsTimeout = time.Second
 )
 
-// Admission makes and submits jobs. A request that is not admitted gets a [*proto.Rejection], a
+// Admission builds and submits jobs. It refuses a request with a [*proto.Rejection], a
 // [*proto.FieldError] or another error whose text is for clients.
 type Admission interface {
-	// Job returns the job of a request as execution id, which is empty for a check alone. wait is how
-	// long an inline or streaming execution waits for a worker.
+	// Job returns the job of a request as execution id, which is empty for a mere check. wait is
+	// how long an inline or streaming execution waits for a worker.
 	Job(ctx context.Context, req *api.ExecuteRequest, c proto.Caller, mode proto.Mode, id proto.TraceID,
 		wait time.Duration) (*proto.Job, error)
 	// Submit submits a job and returns the id of its execution. If an earlier request had the same
@@ -41,8 +41,8 @@ type Admission interface {
 
 // Submissions ends submissions that have not started.
 type Submissions interface {
-	// Withdraw ends the execution of a submission if it has not started, and frees its idempotency
-	// key then. It returns the record, and goes on if ctx is cancelled.
+	// Withdraw ends a submission's execution if it has not started, and then frees its idempotency
+	// key. It returns the record, and continues if ctx is cancelled.
 	Withdraw(ctx context.Context, sub *proto.Submission, reason string) (*proto.Record, error)
 	// Release frees the idempotency key of a submission that did not start. It goes on if ctx is
 	// cancelled.
@@ -57,8 +57,8 @@ type Jobs interface {
 	Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Wait blocks until the execution has ended. It returns ctx.Err() if ctx is done first.
 	Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
-	// Watch listens for the end of an execution that is about to be submitted, so that waiting for
-	// it needs no reads.
+	// Watch subscribes to the end of an execution before its submission, so that waiting needs no
+	// reads.
 	Watch(org string, id proto.TraceID) (Watch, error)
 	// Cancel stores a request to end the execution, and returns the new record.
 	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
@@ -80,8 +80,8 @@ type Events interface {
 	// Follow reads the events of an execution with sequence numbers above after, and always the
 	// result event.
 	Follow(ctx context.Context, org string, id proto.TraceID, after int64) (Tail, error)
-	// Last returns the sequence number of the present last event of an attempt, without the result;
-	// 0 for none.
+	// Last returns the sequence number of the current last event of an attempt, without the result;
+	// 0 if there is none.
 	Last(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error)
 }
 
@@ -109,8 +109,8 @@ type Runner struct {
 	Jobs         Jobs
 	Events       Events
 	Capabilities Capabilities
-	// QueueWait is the longest wait of inline and streaming executions for a worker, unless the client
-	// wants another.
+	// QueueWait is the longest wait of inline and streaming executions for a worker, unless the
+	// client sets another.
 	QueueWait time.Duration
 }
 
@@ -124,13 +124,14 @@ type Run struct {
 	submission    *proto.Submission
 	queueDeadline time.Time // when the wait for a worker ends
 	deadline      time.Time // when the answer is due
-	// watch was opened before the submission. It is nil unless this request submitted the execution
-	// and it is inline.
+	// watch was opened before the submission. It is nil unless this request submitted an inline
+	// execution.
 	watch Watch
 }
 
-// Job returns the job of a request as execution id. wait is how long the client wants it to wait for a
-// worker, 0 if it does not say. A program that starts late has its timeout before the answer is due.
+// Job returns the job of a request as execution id. wait is how long the client lets it wait for a
+// worker, 0 if unspecified. The answer's deadline leaves a program that starts late its full
+// timeout.
 func (x *Runner) Job(
 	ctx context.Context, req *api.ExecuteRequest, c proto.Caller, mode proto.Mode, id proto.TraceID, wait time.Duration,
 ) (*proto.Job, error) {
@@ -187,7 +188,7 @@ func (x *Run) Close() {
 	}
 }
 
-// Cancel ends an execution, if there is one of that id that has not ended. It goes on if ctx is done.
+// Cancel ends an execution, if it exists and has not ended. It continues if ctx is done.
 func (x *Runner) Cancel(ctx context.Context, org string, id proto.TraceID) error {
 	ctx, done := web.Detached(ctx)
 	defer done()
@@ -201,8 +202,8 @@ func (x *Runner) Cancel(ctx context.Context, org string, id proto.TraceID) error
 	return nil
 }
 
-// ReserveOutput reserves the memory for the part of an execution's output that a model reads. Its error is
-// for the client.
+// ReserveOutput reserves memory for the part of an execution's output that a model reads. Its error
+// is for the client.
 func (x *Runner) ReserveOutput(i *web.Info, id proto.TraceID, result *proto.Result) error {
 	read := min(len(result.Stdout), api.MaxToolOutput) + min(len(result.Stderr), api.MaxToolOutput)
 	if !x.ReserveText(i, int64(read)) {
@@ -239,8 +240,8 @@ func waitError(id proto.TraceID, err error) error {
 	}
 }
 
-// await waits for the end of an execution. An execution of this request is withdrawn if it is still
-// queued at its queue deadline.
+// await waits for the end of an execution. If it was submitted by this request and is still queued
+// at its queue deadline, await withdraws it.
 func (x *Run) await(ctx context.Context) (*proto.Record, error) {
 	if x.submission != nil {
 		record, err := x.waitUntil(ctx, x.request.Key.Org, x.ID, x.watch, x.queueDeadline)
@@ -280,7 +281,7 @@ func (x *Run) clientGone(ctx context.Context) error {
 	return errors.Join(ctx.Err(), err)
 }
 
-// waitUntil waits for the end of an execution, with watch if it is not nil. It returns
+// waitUntil waits for the end of an execution, using watch unless it is nil. It returns
 // [web.ErrDeadline] at the deadline, and when the server shuts down.
 func (x *Runner) waitUntil(
 	ctx context.Context, org string, id proto.TraceID, watch Watch, deadline time.Time,

@@ -15,7 +15,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// leaveGrace is how long a stream goes on without an event after Leave.
+// leaveGrace is how long a stream continues without an event after Leave.
 const leaveGrace = time.Second
 
 // flusher is an answer that is sent piece by piece.
@@ -116,7 +116,7 @@ func (f *follower) writeLines(out io.Writer, batch proto.Events) error {
 	return nil
 }
 
-// writeResult writes the result event, if the batch has it, without encoding it in memory.
+// writeResult writes the batch's result event, if any, without encoding it in memory.
 func (f *follower) writeResult(out io.Writer, batch proto.Events) error {
 	if batch.Result == nil {
 		return nil
@@ -142,8 +142,8 @@ func (f *follower) field(seq int64) []byte {
 	return f.head
 }
 
-// next reads the next events. It returns [web.ErrDeadline] when a keepalive is due, and at Leave. left
-// reports that Leave was called already.
+// next reads the next events. It returns [web.ErrDeadline] when a keepalive is due, and at Leave.
+// left reports that Leave was already called.
 func (f *follower) next(ctx context.Context, left bool) (proto.Events, error) {
 	if !left {
 		return nextUntil(ctx, f.core, f.tail, time.Now().Add(web.Keepalive))
@@ -176,8 +176,8 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Events, error) {
 	}
 }
 
-// stream streams the events of an accepted execution. The answer begins when the execution starts:
-// before, it may still be an error, which is for the client.
+// stream streams the events of an accepted execution. The answer begins when the execution starts;
+// until then, stream can still return an error for the client.
 func (x *Run) stream(ctx context.Context, w http.ResponseWriter, sse bool) error {
 	return waitError(x.ID, x.follow(ctx, func(first proto.Events, tail Tail) error {
 		f := newFollower(x.Core, w, x.request, tail, sse, 0)
@@ -189,7 +189,7 @@ func (x *Run) stream(ctx context.Context, w http.ResponseWriter, sse bool) error
 	}))
 }
 
-// follow calls f with the first events of an execution and the tail that it reads the others from.
+// follow calls f with the first events of an execution and the tail that reads the others.
 func (x *Run) follow(ctx context.Context, f func(first proto.Events, tail Tail) error) error {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()

@@ -30,8 +30,7 @@ var (
 			"/v1/executions/{id}/stream_url")
 )
 
-// streamURL answers with a URL under which the output of an execution can be followed without an
-// API key.
+// streamURL answers with a URL that follows the output of an execution without an API key.
 func (s *Routes) streamURL(w http.ResponseWriter, r *web.Request) error {
 	record, err := web.ExecutionInPath(r, s.Jobs.Summary)
 	if err != nil {

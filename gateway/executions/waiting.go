@@ -11,11 +11,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// waitingReads is the number of records that are read at the same time for what they wait for.
+// waitingReads is the number of records read concurrently for what they wait for.
 const waitingReads = 8
 
-// WaitingOf returns what workers lack to run those of some executions of an organisation that are
-// queued.
+// WaitingOf returns, for the queued ones of an organisation's executions, what workers lack to run
+// them.
 func (x *Runner) WaitingOf(
 	ctx context.Context, org string, ids []proto.TraceID,
 ) (map[proto.TraceID]*proto.Missing, error) {
@@ -45,7 +45,8 @@ func (x *Runner) WaitingOf(
 	return found, err
 }
 
-// waitingFor returns what workers lack to run a queued execution, nil if one can or it is not queued.
+// waitingFor returns what workers lack to run a queued execution, nil if one can or it is not
+// queued.
 func (x *Runner) waitingFor(r *proto.Record) *proto.Missing {
 	if r.Status != proto.StatusQueued || r.RunAt.After(time.Now()) {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// getContent sends a file, or the range of it that the request asks for.
+// getContent sends a file, or the requested range of it.
 func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 	g, key, err := s.checkGrant(r, http.MethodGet)
 	if err != nil {
@@ -49,8 +49,8 @@ func (s *FileRoutes) getContent(w http.ResponseWriter, r *web.Request) error {
 	return files.Wrap("send a file of", s.sendPart(w, r, content, part, begin))
 }
 
-// sendPart sends a part of a file. The end of the part is verified before it is sent: an error of a
-// short file is answered, and an error of a long one breaks the answer off.
+// sendPart sends a part of a file. The end of the part is verified before it is sent: for a short
+// file, an error becomes the answer; for a long one, it aborts the answer.
 func (s *FileRoutes) sendPart(
 	w http.ResponseWriter, r *web.Request, content *proto.FileContent, part *web.Part, begin func(),
 ) error {
@@ -117,7 +117,7 @@ func (s *FileRoutes) putContent(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, api.Uploaded{Path: g.path, Size: g.size})
 }
 
-// checkLength compares the length of an upload with the length that its URL allows.
+// checkLength compares the length of an upload with the length allowed by its URL.
 func checkLength(length, allowed int64) error {
 	switch {
 	case length < 0:

@@ -18,14 +18,14 @@ import (
 
 // Quotas knows what organisations have used of their monthly quotas.
 type Quotas interface {
-	// CheckQuota rejects what would use more if the organisation has reached a hard limit of its month:
-	// of the quotas named, or of all if none are.
+	// CheckQuota rejects a use if the organisation has reached a hard limit this month: of the
+	// named quotas, or of any if none are named.
 	CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error
 }
 
 // Principals finds the API keys of signed URLs.
 type Principals interface {
-	// Principal returns the API key with an id, or the one as which the member with that id acts.
+	// Principal returns the API key with an id, or the one for the member with that id.
 	Principal(id string) (*proto.Key, bool)
 }
 
@@ -120,7 +120,7 @@ func (s *FileRoutes) SignUpload(r *web.Request, req *api.FileUploadRequest) (*ap
 		method: http.MethodPut, key: key.ID, org: key.Org, source: req.Source, id: req.ID, path: name,
 		size: req.ContentLength,
 	}
-	// The length is for clients that would otherwise send a stream without it.
+	// The length is for clients that would otherwise stream without one.
 	headers := []api.Header{{Name: "Content-Length", Value: strconv.FormatInt(g.size, 10)}}
 	if req.ContentType != nil {
 		headers = append(headers, api.Header{Name: "Content-Type", Value: *req.ContentType})
@@ -129,7 +129,7 @@ func (s *FileRoutes) SignUpload(r *web.Request, req *api.FileUploadRequest) (*ap
 }
 
 // checkUpload returns the error with which an upload would be refused now. blobs reports that the
-// file, or its parts, are stored in the blob store.
+// file, or its parts, would be in the blob store.
 func (s *FileRoutes) checkUpload(
 	ctx context.Context, files *filestore.Store, name string, size int64, blobs bool,
 ) error {
@@ -190,8 +190,8 @@ func (s *FileRoutes) rename(w http.ResponseWriter, r *web.Request) error {
 	return s.change(w, r, files, to, func(ctx context.Context) (int64, error) { return files.Rename(ctx, from, to) })
 }
 
-// change makes a change of files, which goes on if the client leaves, and answers with the new
-// version. Changes count as transfers: each copies the names in directories of any size.
+// change makes a change of files, which completes even if the client leaves, and answers with the
+// new version. Changes count as transfers: each copies the names in directories of any size.
 func (s *FileRoutes) change(
 	w http.ResponseWriter, r *web.Request, files *filestore.Store, path string,
 	change func(ctx context.Context) (version int64, err error),
@@ -211,7 +211,7 @@ func (s *FileRoutes) change(
 }
 
 // changedPath returns a function that cleans the path of a file or directory that a request
-// changes, which the field of that name has.
+// changes. field names the path in errors.
 func changedPath(field string) func(root, name string) (string, error) {
 	return func(root, name string) (string, error) {
 		clean, err := proto.CleanFilePath(root, name)

@@ -24,7 +24,7 @@ const (
 // grant is what a signed URL allows: one method on one file. Its fields are readable to everyone
 // who has the URL.
 type grant struct {
-	method    string // GET, which HEAD goes with, PUT, or methodParts
+	method    string // GET, which includes HEAD, PUT, or methodParts
 	key       string // the id of the API key that asked for it; a revoked key makes the grant invalid
 	org       string
 	source    proto.FileSource
@@ -82,7 +82,7 @@ func parseGrant(secret [32]byte, token string, now time.Time) (*grant, error) {
 	return g, nil
 }
 
-// checkGrant returns the grant in a request's URL and the API key that asked for it. It returns
+// checkGrant returns the grant in a request's URL and the API key that requested it. It returns
 // errBadURL or errOldURL unless the grant is for the method and the key is valid.
 func (s *FileRoutes) checkGrant(r *web.Request, method string) (*grant, *proto.Key, error) {
 	g, err := parseGrant(*s.URLSecret, chi.URLParam(r.Request, "token"), time.Now())
@@ -103,7 +103,7 @@ func (s *FileRoutes) checkGrant(r *web.Request, method string) (*grant, *proto.K
 	return g, key, nil
 }
 
-// signedURL returns a URL for g that is valid from now on, and the headers to send with it.
+// signedURL returns a URL for g, valid from now on, and the headers to send with it.
 func (s *FileRoutes) signedURL(r *web.Request, g *grant, headers ...api.Header) (*api.SignedURL, error) {
 	at, err := s.signedPath(r, g, contentPath, web.URLLife)
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *FileRoutes) signedURL(r *web.Request, g *grant, headers ...api.Header) 
 	}, nil
 }
 
-// signedPath returns a URL for g below a path that is valid from now on for some time.
+// signedPath returns a URL for g below a path, valid for some time from now on.
 func (s *FileRoutes) signedPath(r *web.Request, g *grant, path string, life time.Duration) (string, error) {
 	base, err := s.BaseURL(r.Request)
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 type Threads interface {
 	// Get returns a thread, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
-	// List returns up to limit threads with ids above after, in the order of their ids: those of users,
-	// or those of an owner with their names as ids.
+	// List returns up to limit threads with ids above after, ordered by id: the users' threads, or
+	// those of an owner, whose names are their ids.
 	List(ctx context.Context, org string, owner proto.ThreadOwner, after string, limit int) ([]proto.ThreadSummary, error)
 }
 
@@ -37,8 +37,8 @@ type Versions interface {
 	// [*proto.PathError] or a [*proto.SpaceError] if the files exceed tar.Most, and a
 	// [*proto.BusyError] if an execution holds the thread at the end.
 	Unpack(ctx context.Context, org, thread, path string, tar *proto.TarUpload) (version int64, err error)
-	// Fork creates a thread that starts from a version of another; version 0 is the newest with the
-	// staged files. It returns [proto.ErrNotFound] if there is no such thread or version, and
+	// Fork creates a thread from a version of another; version 0 is the newest with the staged
+	// files. It returns [proto.ErrNotFound] if there is no such thread or version, and
 	// [proto.ErrExists] if the new id is taken.
 	Fork(ctx context.Context, org, from string, version int64, to string) (*proto.Thread, error)
 	// Remove removes a thread with its versions and staged files. It returns [proto.ErrNotFound] if

@@ -21,16 +21,14 @@ import (
 const (
 	// uploadsPath is the prefix of signed URLs of uploads in parts.
 	uploadsPath = "/v1/files/uploads/"
-	// methodParts is the method of the grant of an upload in parts, which several methods use.
+	// methodParts is the method of a multipart upload's grant, which covers several HTTP methods.
 	methodParts = "PARTS"
-	// uploadLife is the time in which an upload in parts must be completed. The collector removes
-	// parts of proto.DefaultSafeAge: until then, a completion that began at the last moment must
-	// have ended.
+	// uploadLife is how long a multipart upload may take. The collector removes parts older than
+	// proto.DefaultSafeAge, and a completion that began at the last moment must end before that.
 	uploadLife = 20 * time.Hour
-	// joinTimeout bounds the completion of an upload, which reads and stores up to 10 GiB.
+	// joinTimeout limits the completion of an upload, which reads and stores up to 10 GiB.
 	joinTimeout = 30 * time.Minute
-	// maxUploadID is the length of the longest id of an upload that the server of a bucket may
-	// choose, in bytes.
+	// maxUploadID limits the upload ids chosen by a bucket's server, in bytes.
 	maxUploadID = 2048
 )
 
@@ -92,7 +90,7 @@ type upload struct {
 	parts filestore.PartUploads
 }
 
-// openUpload returns the upload of a request's URL, whose files must be closed.
+// openUpload returns the upload in a request's URL. Its files must be closed.
 func (s *FileRoutes) openUpload(r *web.Request) (*upload, error) {
 	g, key, err := s.checkGrant(r, methodParts)
 	if err != nil {
@@ -209,7 +207,7 @@ func (s *FileRoutes) completeUpload(w http.ResponseWriter, r *web.Request) error
 	return web.WriteValue(w, http.StatusOK, api.Uploaded{Path: u.path, Size: u.size})
 }
 
-// checkParts returns an error that names the parts of a file of size bytes that are missing.
+// checkParts returns an error that names the missing parts of a file of size bytes.
 func checkParts(parts []proto.UploadedPart, size int64) error {
 	has := make(map[int]bool, len(parts))
 	for _, p := range parts {

@@ -16,8 +16,8 @@ type homeFiles struct {
 	org, thread string
 	dir         string                                     // empty for the home
 	limit       func(context.Context) (proto.Space, error) // of all files of the thread
-	// put is Homes.Stage, or Homes.Put for a volume: programs that only read a volume see its versions, and no
-	// staged files.
+	// put is Homes.Stage, or Homes.Put for a volume: programs with read-only access to a volume see
+	// its versions, but no staged files.
 	put func(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// mountMemory is the memory of a request about the files of a mount in bytes, beyond content: that
-// of a page of a list.
+// mountMemory is the memory in bytes of a request about a mount's files, without content: one page
+// of a list.
 const mountMemory = 4 << 20
 
 // Homes reads and stages files in the homes of threads: the newest version, overlaid by the staged
@@ -22,27 +22,27 @@ const mountMemory = 4 << 20
 // are not followed.
 type Homes interface {
 	// List calls each for the entries of a directory, or for everything below it if recursive is
-	// true. It stops at an error of each. An unknown thread has no entries. List returns
+	// true. It stops if each returns an error. An unknown thread has no entries. List returns
 	// [proto.ErrNotFound] if the path does not name a directory.
 	List(ctx context.Context, org, thread, path string, recursive bool, each func(proto.File) error) error
 	// Open returns the content of a file, or [proto.ErrNotFound].
 	Open(ctx context.Context, org, thread, path string) (*proto.FileContent, error)
-	// Stage stores size bytes of body as a file, and creates the thread if it does not exist. From
-	// then on the file is in lists, downloads and the next execution. It returns a
+	// Stage stores size bytes of body as a file, and creates the thread if it does not exist.
+	// Lists, downloads and the next execution then include the file. It returns a
 	// [*proto.FieldError] for an invalid file, a [*proto.StagedError] if too many files are staged,
 	// and a [*proto.SpaceError] if the home would exceed most.
 	Stage(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
 	// Put stores size bytes of body as a file of a volume in a new version. Its errors are those of
 	// Stage, and a [*proto.BusyError] if an execution holds the volume when body has been read.
 	Put(ctx context.Context, org, thread, path string, size int64, most proto.Space, body io.Reader) error
-	// Delete deletes what is at a path in a new version, and returns its number. It returns
-	// [proto.ErrNotFound] if there is no such thread, a [*proto.NoFileError] if nothing is at the
-	// path, a [*proto.PathError] for a directory that is not empty unless recursive is true, and a
-	// [*proto.BusyError] while an execution holds the thread.
+	// Delete deletes the file or directory at a path in a new version, and returns its number. It
+	// returns [proto.ErrNotFound] if there is no such thread, a [*proto.NoFileError] if the path
+	// does not exist, a [*proto.PathError] for a non-empty directory unless recursive is true, and
+	// a [*proto.BusyError] while an execution holds the thread.
 	Delete(ctx context.Context, org, thread, path string, recursive bool) (version int64, err error)
-	// Rename renames what is at a path in a new version, and returns its number. Its errors are those
-	// of Delete, a [*proto.PathError] if the new path cannot be used, and a [*proto.SpaceError] if
-	// the home would exceed most.
+	// Rename renames a file or directory in a new version, and returns its number. Its errors are
+	// those of Delete, a [*proto.PathError] if the new path cannot be used, and a
+	// [*proto.SpaceError] if the home would exceed most.
 	Rename(ctx context.Context, org, thread, from, to string, most proto.Space) (version int64, err error)
 	// CheckSpace returns the error with which Stage would refuse a file of that size.
 	CheckSpace(ctx context.Context, org, thread, path string, size int64, most proto.Space) error
@@ -82,13 +82,13 @@ type Opener struct {
 	Keys        Keys
 	Home        string // the home of programs, absolute and cleaned: paths of files may begin with it
 
-	// beginning has one slot for each organisation: uploads in parts begin one after another, so that
-	// those that begin at the same time are counted.
+	// beginning has one slot per organisation: its multipart uploads begin one at a time, so that
+	// concurrent ones are counted.
 	beginning web.Transfers
 }
 
-// OpenPath returns the files that a request addresses, and the path in them that clean returns for a name.
-// Close must be called when the files are not used any more.
+// OpenPath returns the files that a request addresses, and name cleaned by clean. The files must be
+// closed after use.
 func (o *Opener) OpenPath(
 	r *web.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error),
 ) (*Store, string, error) {
@@ -104,8 +104,8 @@ func (o *Opener) OpenPath(
 	return f, name, nil
 }
 
-// Open returns the files that a request addresses. Close must be called when it is not used
-// any more. What the key does not have does not exist for it.
+// Open returns the files that a request addresses. They must be closed after use. Files outside the
+// key's access do not exist for it.
 func (o *Opener) Open(
 	ctx context.Context, key *proto.Key, source proto.FileSource, id string,
 ) (*Store, error) {
@@ -193,7 +193,7 @@ func (o *Opener) HomeLimit(ctx context.Context, key *proto.Key) (proto.Space, er
 	return proto.Space{Bytes: int64(profile.Disk.Home), Files: profile.Disk.Inodes}, err
 }
 
-// BeginUpload begins a transfer of an organisation and reserves the memory of an upload. end ends it.
+// BeginUpload begins a transfer of an organisation and reserves memory for an upload. end ends it.
 func (o *Opener) BeginUpload(ctx context.Context, org string, size int64) (end func(), err error) {
 	return (&Store{opener: o, Org: org}).BeginUpload(ctx, size)
 }

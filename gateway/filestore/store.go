@@ -17,26 +17,25 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Store is the set of files that a request addresses: the home of a thread, or the part of a
-// storage connection that an API key has. Paths are cleaned and relative to the home or the
-// connection.
+// Store is the set of files that a request addresses: the home of a thread, or an API key's part of
+// a storage connection. Paths are cleaned and relative to the home or the connection.
 type Store struct {
 	Org string
 	ID  string // of the thread or the storage connection
-	// Root is the path of the files for programs, with which paths in requests may begin.
+	// Root is the programs' path of the files; paths in requests may start with it.
 	Root string
-	// Blobs reports that files are stored in the blob store, which the quota of the organisation
-	// limits.
+	// Blobs reports that files are stored in the blob store and count against the organisation's
+	// quota.
 	Blobs bool
-	// Held reports that a transfer is going on already, which the use of the files is part of.
+	// Held reports that the caller already holds a transfer, which covers the use of the files.
 	Held bool
 
 	opener *Opener
 	files  MountFiles
 	bucket BucketFiles // files, for a connection of kind s3; otherwise nil
 	source proto.FileSource
-	// prefix is the path of files in the connection, empty for all of it and for threads. Of what is
-	// outside, only the directories that lead there can be seen.
+	// prefix is the visible path in the connection, empty for all of it and for threads. Outside
+	// it, only the parent directories of prefix can be seen.
 	prefix   string
 	readOnly bool
 	done     func()
@@ -50,7 +49,7 @@ func (f *Store) Close() {
 	f.done()
 }
 
-// Begin begins a transfer, unless one is held already. end ends it.
+// Begin begins a transfer, unless one is already held. end ends it.
 func (f *Store) Begin(ctx context.Context) (end func(), err error) {
 	if f.Held {
 		return func() {}, nil
@@ -58,8 +57,8 @@ func (f *Store) Begin(ctx context.Context) (end func(), err error) {
 	return f.opener.Transfers.Begin(ctx, f.Org)
 }
 
-// BeginUpload begins a transfer, unless one is held already, and reserves the memory of an upload. end ends
-// it.
+// BeginUpload begins a transfer, unless one is already held, and reserves memory for an upload. end
+// ends it.
 func (f *Store) BeginUpload(ctx context.Context, size int64) (end func(), err error) {
 	o := f.opener
 	if err := o.CheckDisk(); err != nil {
@@ -146,8 +145,8 @@ func (f *Store) Open(ctx context.Context, name string) (*proto.FileContent, erro
 	return content, nil
 }
 
-// WritablePath returns the path below the prefix of what a request changes, or an error if the API
-// key may not change it.
+// WritablePath returns a path to change relative to the prefix, or an error if the API key may not
+// change it.
 func (f *Store) WritablePath(name string) (sub string, err error) {
 	if f.readOnly {
 		return "", api.Errorf(api.CodeForbidden, "the API key may only read the storage connection %s", f.ID)
@@ -160,7 +159,7 @@ func (f *Store) WritablePath(name string) (sub string, err error) {
 	return sub, nil
 }
 
-// CheckPut returns the error with which Put would refuse a file of a size now.
+// CheckPut returns the error with which Put would refuse a file of that size now.
 func (f *Store) CheckPut(ctx context.Context, name string, size int64) error {
 	sub, err := f.WritablePath(name)
 	if err != nil {
@@ -202,8 +201,7 @@ func (f *Store) Rename(ctx context.Context, from, to string) (version int64, err
 	return version, f.Wrap("rename a file of", err)
 }
 
-// Wrap returns the error for the client. Errors of storage become messages for those who can do
-// something about them.
+// Wrap returns the error for the client. It words storage errors for the people who can fix them.
 func (f *Store) Wrap(operation string, err error) error {
 	if err == nil {
 		return nil

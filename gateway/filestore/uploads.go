@@ -9,28 +9,28 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// PartUploads are the uploads in parts to a place with files. All methods but BeginUpload return
+// PartUploads are multipart uploads to some files. All methods except BeginUpload return
 // [proto.ErrNotFound] if there is no such upload.
 type PartUploads interface {
-	// BeginUpload begins an upload of a file in parts, and returns its id.
+	// BeginUpload begins a multipart upload of a file, and returns its id.
 	BeginUpload(ctx context.Context, path string, size int64) (id string, err error)
-	// PutPart stores a part, which replaces an earlier one of its number.
+	// PutPart stores a part, replacing an earlier one with its number.
 	PutPart(ctx context.Context, path, id string, number int, content []byte) error
 	// UploadedParts returns the parts of an upload by number.
 	UploadedParts(ctx context.Context, path, id string) ([]proto.UploadedPart, error)
-	// CompleteUpload turns the parts into the file if check, which gets them, returns nil.
+	// CompleteUpload joins the parts into the file if check, called with the parts, returns nil.
 	CompleteUpload(ctx context.Context, path, id string, check func([]proto.UploadedPart) error) error
 	// AbortUpload removes an upload.
 	AbortUpload(ctx context.Context, path, id string) error
 }
 
-// Parts stores the parts of files that are uploaded in parts, in the blob store. All methods but
-// BeginUpload return [proto.ErrNotFound] if there is no such upload.
+// Parts stores the parts of multipart uploads in the blob store. All methods except BeginUpload
+// return [proto.ErrNotFound] if there is no such upload.
 type Parts interface {
 	// BeginUpload begins an upload of size bytes, and returns its id. It returns a
-	// [*proto.PendingUploadsError] if the organisation has begun too much.
+	// [*proto.PendingUploadsError] if the organisation has too many pending uploads.
 	BeginUpload(ctx context.Context, org string, size int64) (id string, err error)
-	// PutPart stores a part of an upload of size bytes, which replaces an earlier one of its number.
+	// PutPart stores a part of an upload of size bytes, replacing an earlier one with its number.
 	PutPart(ctx context.Context, org, id string, size int64, number int, content []byte) error
 	// UploadedParts returns the parts of an upload of size bytes by number.
 	UploadedParts(ctx context.Context, org, id string, size int64) ([]proto.UploadedPart, error)
@@ -43,8 +43,8 @@ type Parts interface {
 // PartsInBlobs reports that the parts of uploads are stored in the blob store.
 func (f *Store) PartsInBlobs() bool { return f.bucket == nil }
 
-// Uploads returns the uploads of a file of size bytes in parts. Buckets store the parts themselves;
-// those of other files are in the blob store, and joined in the end.
+// Uploads returns the multipart uploads of a file of size bytes. Buckets store the parts
+// themselves; otherwise they are in the blob store and joined in the end.
 func (f *Store) Uploads(size int64) PartUploads {
 	if !f.PartsInBlobs() {
 		return f.bucket

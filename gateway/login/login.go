@@ -25,8 +25,9 @@ type Members interface {
 	List(org string) []proto.Member
 	// Get returns a member, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (proto.Member, error)
-	// Change stores what change makes of a member, and returns that. change may be called again. Its
-	// error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such member.
+	// Change stores the result of change for a member, and returns it. change may be called again.
+	// Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such
+	// member.
 	Change(ctx context.Context, id string, change func(*proto.Member) error) (proto.Member, error)
 }
 
@@ -66,8 +67,8 @@ const defaultReturn = "/docs"
 var errNoLogin = api.Errorf(
 	api.CodeNotFound, "this server has no identity provider; sign in with an API key, or set --oidc-issuer")
 
-// checkReturn returns an error unless a browser may be sent to a path after the login. The path is
-// appended to this server's own address.
+// checkReturn returns an error unless a browser may be redirected to a path after the login. The
+// path is appended to this server's own address.
 func checkReturn(path string) error {
 	if !strings.HasPrefix(path, "/") || strings.ContainsFunc(path, unicode.IsControl) || len(path) > maxReturn {
 		return proto.FieldErrorf(
@@ -105,7 +106,7 @@ func (s *Routes) start(w http.ResponseWriter, r *web.Request) error {
 	return nil
 }
 
-// finish starts a session for a browser that the identity provider has sent back.
+// finish starts a session for a browser that returns from the identity provider.
 func (s *Routes) finish(w http.ResponseWriter, r *web.Request) error {
 	showErrors(r)
 	if s.Provider == nil {
@@ -194,8 +195,8 @@ func notMember(id proto.Identity, org string) error {
 	return api.Errorf(api.CodeForbidden, "%s; ask an administrator to add you, or the subject %s", who, id.Subject)
 }
 
-// membersOf returns the members that a person is, at most one of each organisation. org, if not
-// empty, is the only organisation.
+// membersOf returns a person's members, at most one per organisation. org, if not empty, is the
+// only organisation.
 func (s *Routes) membersOf(id proto.Identity, org string) []proto.Member {
 	found := map[string]proto.Member{}
 	for _, m := range s.Members.List(org) {
@@ -249,7 +250,7 @@ var failure = template.Must(template.New("failure").Parse(`<!DOCTYPE html>
 </html>
 `))
 
-// showErrors makes errors of a request pages if the client is a browser that shows pages.
+// showErrors renders a request's errors as pages if the client is a browser that shows pages.
 func showErrors(r *web.Request) {
 	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
 		return

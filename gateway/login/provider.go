@@ -23,10 +23,10 @@ import (
 
 const (
 	requestTimeout = 10 * time.Second // for each request to the provider
-	// retryAfter is how long a provider that could not be discovered is not asked again, because
-	// everybody can make the server ask.
+	// retryAfter is the pause after a failed discovery of the provider, because anyone can trigger
+	// one.
 	retryAfter = 5 * time.Second
-	// maxExchanges bounds the codes that are exchanged at once, for the same reason.
+	// maxExchanges limits the concurrent exchanges of codes, for the same reason.
 	maxExchanges = 16
 )
 
@@ -54,9 +54,9 @@ func (e *RefusedError) Error() string { return e.Reason }
 
 func refused(format string, args ...any) error { return &RefusedError{fmt.Sprintf(format, args...)} }
 
-// AnswerError is returned if the provider gave an answer that proves nobody's identity: an id token
-// for another client, of another issuer, with a wrong signature or that has expired, or none. The same
-// login has the same answer again: the settings of the provider or of this server are wrong.
+// AnswerError is returned if the provider's answer proves no identity: the id token is missing,
+// expired, for another client, of another issuer or has a wrong signature. Retrying does not help:
+// the settings of the provider or of this server are wrong.
 type AnswerError struct{ Err error }
 
 func (e *AnswerError) Error() string { return e.Err.Error() }
@@ -69,8 +69,8 @@ func badAnswer(format string, args ...any) error { return &AnswerError{fmt.Error
 // ErrBusy is returned if too many logins are being checked.
 var ErrBusy = errors.New("too many logins at once")
 
-// Attempt is one login of a browser, which keeps Cookie until the callback. What the provider gets is
-// derived from the cookie, which cannot be found from it.
+// Attempt is one login of a browser, which keeps Cookie until the callback. The provider only sees
+// values derived from the cookie, which do not reveal it.
 type Attempt struct {
 	Org    string // the organisation that the person wants to sign in to; empty for the only one
 	Return string // the path to go to after the login
@@ -108,7 +108,7 @@ func (a *Attempt) derive(purpose string) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// URL returns the address of the provider to which the browser is sent.
+// URL returns the provider's address to which the browser is redirected.
 func (p *Provider) URL(ctx context.Context, a *Attempt) (string, error) {
 	config, _, err := p.config(ctx)
 	if err != nil {
@@ -121,9 +121,9 @@ func (p *Provider) URL(ctx context.Context, a *Attempt) (string, error) {
 // Callback is what the provider sends back through the browser.
 type Callback struct{ State, Code, Error, Issuer string }
 
-// Identify returns who has signed in. It returns a [*RefusedError] if the callback does not belong to
-// the attempt or if the provider refused the login, an [*AnswerError], and [ErrBusy]. Other errors mean
-// that the provider cannot be asked now.
+// Identify returns the person who has signed in. It returns a [*RefusedError] if the callback does
+// not belong to the attempt or if the provider refused the login, an [*AnswerError], and [ErrBusy].
+// Other errors mean that the provider is unavailable.
 func (p *Provider) Identify(ctx context.Context, a *Attempt, c Callback) (proto.Identity, error) {
 	if subtle.ConstantTimeCompare([]byte(c.State), []byte(a.derive("state"))) != 1 {
 		return proto.Identity{}, refused(
@@ -163,7 +163,7 @@ func (p *Provider) Identify(ctx context.Context, a *Attempt, c Callback) (proto.
 	return p.identity(ctx, verifier, text, a.derive("nonce"))
 }
 
-// permanent reports whether the provider refused the client, and will refuse it again.
+// permanent reports whether the provider refused the client for good.
 func permanent(err error) bool {
 	answer, ok := errors.AsType[*oauth2.RetrieveError](err)
 	if !ok {
@@ -234,7 +234,7 @@ func (p *Provider) begin() (done func(), err error) {
 	}
 }
 
-// config returns the client of the provider, and what verifies its id tokens.
+// config returns the provider's client, and the verifier of its id tokens.
 func (p *Provider) config(ctx context.Context) (*oauth2.Config, *oidc.IDTokenVerifier, error) {
 	found, err := p.discover(ctx)
 	if err != nil {
@@ -260,7 +260,7 @@ func (p *Provider) discover(ctx context.Context) (*oidc.Provider, error) {
 	if time.Since(p.failedAt) < retryAfter {
 		return nil, p.failure
 	}
-	// The client that leaves must not make the attempt of others fail.
+	// A client that leaves must not make the attempt of others fail.
 	ctx, cancel := context.WithTimeout(withClient(context.WithoutCancel(ctx)), requestTimeout)
 	defer cancel()
 	found, err := oidc.NewProvider(ctx, p.Issuer)

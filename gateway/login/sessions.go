@@ -42,7 +42,7 @@ const (
 	loginCookie   = "bullpen_login"
 )
 
-// orgHeader names the organisation of the session in requests that change something.
+// orgHeader names the session's organisation in requests that change something.
 const orgHeader = "X-Bullpen-Org"
 
 var (
@@ -56,7 +56,7 @@ func (s *Routes) secureCookies(r *http.Request) bool {
 	return err == nil && strings.HasPrefix(base, "https://")
 }
 
-// setCookie sets a cookie for a time, and removes it if that is negative.
+// setCookie sets a cookie for a time; a negative time removes it.
 func (s *Routes) setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
 	c := &http.Cookie{ //nolint:gosec // without TLS, browsers would not send it with Secure
 		Name: name, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, MaxAge: int(life / time.Second),
@@ -68,8 +68,8 @@ func (s *Routes) setCookie(w http.ResponseWriter, r *http.Request, name, value s
 	http.SetCookie(w, c)
 }
 
-// cookieOf returns the value of a cookie, empty if there is none. Two of one name are none: over
-// plain HTTP another server of the same domain could have set one of them.
+// cookieOf returns the value of a cookie, or "". It ignores duplicates: over plain HTTP another
+// server of the same domain could have set one of them.
 func (s *Routes) cookieOf(r *http.Request, name string) string {
 	if s.secureCookies(r) {
 		name = hostPrefix + name
@@ -80,7 +80,7 @@ func (s *Routes) cookieOf(r *http.Request, name string) string {
 	return ""
 }
 
-// KeyOfCookie returns the API key as which the session of a request acts, and the session.
+// KeyOfCookie returns a request's session and the API key that it acts as.
 func (s *Routes) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error) {
 	token := s.cookieOf(r, sessionCookie)
 	if token == "" {
@@ -111,8 +111,8 @@ func (s *Routes) KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error
 	return key, &session, nil
 }
 
-// keyOfSession returns the API key as which a session acts. ok is false if its member or API key is
-// not what it was at the login.
+// keyOfSession returns the API key that a session acts as. ok is false if its member or API key has
+// changed since the login.
 func (s *Routes) keyOfSession(session *proto.Session) (key *proto.Key, ok bool) {
 	if session.KeyHash != "" {
 		key, ok = s.Keys.WithHash(session.KeyHash)
@@ -125,8 +125,8 @@ func (s *Routes) keyOfSession(session *proto.Session) (key *proto.Key, ok bool) 
 	return new(m.Key()), true
 }
 
-// readKeyOfSession is keyOfSession that also knows a member who has just signed in for the first time
-// at another gateway.
+// readKeyOfSession is keyOfSession that also knows a member who has just signed in for the first
+// time at another gateway.
 func (s *Routes) readKeyOfSession(ctx context.Context, session *proto.Session) (*proto.Key, error) {
 	if key, ok := s.keyOfSession(session); ok {
 		return key, nil
@@ -147,10 +147,10 @@ func (s *Routes) readKeyOfSession(ctx context.Context, session *proto.Session) (
 	}
 }
 
-// checkSessionRequest refuses a request with a session that a page of another origin may have sent: a
-// browser adds the cookie to such requests, too. What changes something also has a header that forms
-// cannot set. It names the organisation that the page was made for, so that a tab does nothing in
-// another one to which the browser has signed in meanwhile.
+// checkSessionRequest refuses a session's request that a page of another origin may have sent: a
+// browser adds the cookie to such requests, too. Requests that change something also need a header
+// that forms cannot set. It names the organisation of the page, so that a tab does nothing after
+// the browser has signed in to another organisation.
 func (s *Routes) checkSessionRequest(r *http.Request, org string) error {
 	origin := r.Header.Get("Origin")
 	switch site := r.Header.Get("Sec-Fetch-Site"); {
@@ -234,7 +234,7 @@ func (s *Routes) listSessions(w http.ResponseWriter, r *web.Request) error {
 	return s.resource.WritePage(w, r, s.Sessions, org, s.goesOn)
 }
 
-// goesOn reports whether the member or API key of a session is what it was at the login.
+// goesOn reports whether the session's member or API key is unchanged since the login.
 func (s *Routes) goesOn(session *proto.Session) bool {
 	_, ok := s.keyOfSession(session)
 	return ok

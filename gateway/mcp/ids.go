@@ -12,17 +12,18 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 )
 
-// ErrID is returned for a request whose id or progress token is neither a text nor an integer.
+// ErrID is returned for a request whose id or progress token is neither a string nor an integer.
 var ErrID = errors.New("id and progressToken must be a string or an integer")
 
-// InvalidResponse returns the line that answers a request with such an id, which it cannot repeat.
+// InvalidResponse returns the line that answers a request with an invalid id, which it does not
+// repeat.
 func InvalidResponse() []byte {
 	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":null,"error":{"code":%d,"message":%q}}`+"\n",
 		jsonrpc.CodeInvalidRequest, ErrID)
 }
 
-// IDs keeps the text of the ids of requests and of their progress tokens. The SDK reads numbers as
-// floating-point ones and would answer with others, so that it only gets names of this side's.
+// IDs keeps the original ids and progress tokens of requests. The SDK reads numbers as
+// floating-point and would change them in answers, so it only gets names generated here.
 type IDs struct {
 	mu    sync.Mutex
 	names map[string]*pending // by the name of the id
@@ -42,15 +43,15 @@ func isID(raw json.RawMessage) bool {
 	return len(raw) > 0 && (raw[0] == '"' || integer.Match(raw))
 }
 
-// Members of a request's metadata, which later versions of the protocol require.
+// Request metadata members that later protocol versions require.
 const (
 	metaVersion      = "io.modelcontextprotocol/protocolVersion"
 	metaCapabilities = "io.modelcontextprotocol/clientCapabilities"
 )
 
-// Hide returns a message of a client with names in place of its id and its progress token, and of the id
-// of the request that it cancels. version, if not empty, is that of the
-// transport, and becomes that of a request without one. What is no object is returned unchanged. The error is [ErrID].
+// Hide returns a client's message with names instead of its id, its progress token, and the id of
+// the request that it cancels. version, if not empty, is the transport's, and the default for a
+// request without one. Anything but an object is returned unchanged. The error is [ErrID].
 func (m *IDs) Hide(message []byte, version string) ([]byte, error) {
 	var members, params, meta map[string]json.RawMessage
 	if json.Unmarshal(message, &members) != nil || members == nil {
@@ -115,7 +116,7 @@ func encode(members, params map[string]json.RawMessage) (text []byte, err error)
 	return json.Marshal(members)
 }
 
-// Cancel makes the response of a request be left out, which a client that cancels it does not expect.
+// Cancel drops the response of a request: a client that cancels a request expects none.
 func (m *IDs) Cancel(id json.RawMessage) { m.cancel(id) }
 
 func (m *IDs) cancel(id json.RawMessage) (name string) {
@@ -130,8 +131,8 @@ func (m *IDs) cancel(id json.RawMessage) (name string) {
 	return ""
 }
 
-// Restore returns a message of the server, or an event with one, with the ids of the client. It is empty
-// if it is the response of a request that was cancelled.
+// Restore returns a server's message, or an event with one, with the client's ids. It is empty for
+// the response of a cancelled request.
 func (m *IDs) Restore(message []byte) []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,11 +1,11 @@
-// Package mcp serves the tools of the Model Context Protocol over Streamable HTTP. It knows the
-// protocol alone: the gateway authenticates requests, runs programs and reads files.
+// Package mcp serves the tools of the Model Context Protocol over Streamable HTTP. It only knows
+// the protocol: the gateway authenticates requests, runs programs and reads files.
 //
-// The server is stateless: every request stands for itself, on any gateway. In versions of the
-// protocol before 2026-07-28 a client cancels a call with another request, which names the call by
-// its id. The answer to initialize therefore has a session id, which is not stored anywhere: the
-// gateway derives the trace id of an execution from the API key, the session id and the id of the
-// call. In later versions a client cancels a call by closing its connection.
+// The server is stateless: any gateway can serve any request. In protocol versions before
+// 2026-07-28 a client cancels a call with another request, which contains the call's id. The answer
+// to initialize therefore has a session id, which is not stored anywhere: the gateway derives the
+// trace id of an execution from the API key, the session id and the call's id. In later versions a
+// client cancels a call by closing its connection.
 package mcp
 
 import (
@@ -34,8 +34,8 @@ const (
 	// connectionVersion is the first version of the protocol in which a client cancels a call by
 	// closing its connection.
 	connectionVersion = "2026-07-28"
-	// maxSession and maxID are the largest sizes of session ids and ids of calls whose calls can be
-	// cancelled by a request, in bytes.
+	// maxSession and maxID are the maximum sizes in bytes of session ids and call ids for calls
+	// that a request can cancel.
 	maxSession, maxID = 128, 128
 
 	instructions = "Run programs in isolated sandboxes. Give the same thread_id to calls that need the files of " +
@@ -64,7 +64,7 @@ type Call struct {
 	// Name identifies the call among all calls of its API key, for [Sandbox.Cancel]. It is empty if
 	// the call cannot be named.
 	Name string
-	// Connected reports that the end of the HTTP request before its answer cancels the call.
+	// Connected reports that the call is cancelled if the HTTP request ends before its answer.
 	Connected bool
 	// Progress, if not nil, reports that the call goes on. It returns [context.Canceled] if the client
 	// has left.
@@ -119,7 +119,7 @@ func refuseListen(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// message is the part of a JSON-RPC message that is needed before the message is handled.
+// message is the part of a JSON-RPC message that is read before it is handled.
 type message struct {
 	Method string          `json:"method"`
 	ID     json.RawMessage `json:"id"`
@@ -131,7 +131,7 @@ type message struct {
 
 type callKey struct{}
 
-// Check returns an [*api.Error] for a request that does not follow the transport's rules.
+// Check returns an [*api.Error] if a request violates the transport's rules.
 func Check(r *http.Request) error {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return api.Errorf(api.CodeUnsupportedMedia,
@@ -147,9 +147,9 @@ func Check(r *http.Request) error {
 	return nil
 }
 
-// Serve answers a request with that body. It returns an error if it has not answered. It calls decoded
-// when it needs no more processor time for the body: at the latest before a tool begins, and before
-// the first byte of the answer.
+// Serve answers a request with that body, or returns an error if it has not answered. It calls
+// decoded once the body needs no more processor time: at the latest before a tool begins, and
+// before the first byte of the answer.
 func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte, decoded func()) error {
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		return api.Errorf(api.CodeValidation, "the body must be one JSON-RPC message; batches are not supported")
@@ -191,7 +191,8 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte, dec
 	}
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, call))
 	if version != "" && !slices.Contains(sdk.SupportedProtocolVersions(), version) {
-		// The SDK looks at the version last, and would refuse headers that clients of that version may not have.
+		// The SDK checks the version last, and would first refuse headers that clients of that
+		// version may lack.
 		r.Header = r.Header.Clone()
 		r.Header.Set("Mcp-Method", m.Method)
 		r.Header.Set("Mcp-Name", m.Params.Name)
@@ -205,15 +206,15 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, body []byte, dec
 	return nil
 }
 
-// writeInvalid answers a request with an id that no request may have.
+// writeInvalid answers a request with an invalid id.
 func writeInvalid(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusBadRequest)
 	_, _ = w.Write(InvalidResponse()) // the client may be gone
 }
 
-// callKeyOf returns the key of a call among those of all clients of this process: the names of calls are
-// those of one API key.
+// callKeyOf returns a call's key among all clients of this process; a call's name is only unique
+// within an API key.
 func callKeyOf(r *http.Request, name string) [sha256.Size]byte {
 	return sha256.Sum256([]byte(r.Header.Get("Authorization") + "\n" + name))
 }
@@ -227,9 +228,9 @@ func compactID(id json.RawMessage) json.RawMessage {
 	return compact.Bytes()
 }
 
-// responseWriter holds back errors in plain text, which the gateway answers in the form of its
-// other errors. It also keeps the header Connection that the gateway has set: the SDK sets
-// keep-alive, but a server that shuts down closes its connections.
+// responseWriter holds back plain-text errors, which the gateway answers in its own form. It also
+// keeps the gateway's Connection header: the SDK sets keep-alive, but a server that shuts down
+// closes its connections.
 type responseWriter struct {
 	http.ResponseWriter
 	connection []string

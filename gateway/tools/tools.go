@@ -20,8 +20,8 @@ const callForm = "bullpen-mcp-1"
 
 // Files opens files and signs the URLs of files.
 type Files interface {
-	// OpenPath returns the files that a request addresses, and the path in them that clean returns for a
-	// name. The files must be closed.
+	// OpenPath returns the files that a request addresses, and name cleaned by clean. The files
+	// must be closed.
 	OpenPath(r *web.Request, req *api.FileRequest, name string, clean func(root, name string) (string, error)) (
 		*filestore.Store, string, error)
 	// SignUpload returns a URL to upload a file to.
@@ -75,8 +75,8 @@ func (s *Routes) serve(w http.ResponseWriter, r *web.Request) error {
 	return s.protocol.Serve(w, r.Request, body, decoded)
 }
 
-// callTrace returns the trace id of the execution of a call. It can be computed from the secret
-// alone, so that every gateway can cancel the execution.
+// callTrace returns the trace id of a call's execution. It is derived from the secret alone, so
+// that every gateway can cancel the execution.
 func (s *Routes) callTrace(call *mcp.Call) proto.TraceID {
 	if call.Name == "" {
 		return proto.NewTraceID()
@@ -86,7 +86,7 @@ func (s *Routes) callTrace(call *mcp.Call) proto.TraceID {
 }
 
 // Execute implements [mcp.Sandbox]. The execution is inline, or streaming if the client wants
-// progress and the plan includes that.
+// progress and the plan allows it.
 func (s *Routes) Execute(
 	_ context.Context, call *mcp.Call, req *api.ExecuteRequest,
 ) (result *api.ToolResult, err error) {

@@ -6,11 +6,11 @@ import (
 	"net/http"
 )
 
-// SmallOutput is the largest output of an answer that is encoded in memory, so that it has a
+// SmallOutput is the largest output for which an answer is encoded in memory, so that it has a
 // Content-Length.
 const SmallOutput = 64 << 10
 
-// WriteOutput answers with the JSON that write writes, which contains output bytes of output. A
+// WriteOutput answers with the JSON that write writes, of which output bytes are program output. A
 // large answer is sent while it is encoded: it may be six times as long as the output.
 func WriteOutput(w http.ResponseWriter, output int, write func(io.Writer) error) error {
 	if output > SmallOutput {

@@ -20,9 +20,9 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// The audit log is kept for ever, and every record is a durable write that all gateways wait for. So
-// an organisation's administrative requests have a rate, and those that its keys may not make, which
-// any tenant can send, a lower one. Each gateway counts for itself.
+// The audit log is kept for ever, and every record is a durable write that all gateways wait for.
+// So an organisation's administrative requests are rate-limited. Requests that its keys may not
+// make, which any tenant can send, have a lower rate. Each gateway counts for itself.
 const (
 	auditRate         = rate.Limit(5) // a second
 	AuditBurst        = 100
@@ -39,8 +39,8 @@ type act struct {
 	err    error           // of encoding an object
 }
 
-// audited returns the middleware that records the requests of a route in the audit log, if they are
-// to be. It comes before authorized, so that refused requests are recorded as well.
+// audited returns the middleware that records a route's requests in the audit log, if required. It
+// runs before authorized, so that refused requests are recorded as well.
 func (c *Core) audited(route *api.Route) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		if route.Audit == "" {
@@ -81,7 +81,7 @@ func (c *Core) mayAct(org string, mayUse bool) bool {
 	return wait == 0
 }
 
-// newAct returns the record of a request's outcome, as far as it is known before.
+// newAct returns the known part of the record of a request's outcome.
 func (c *Core) newAct(r *http.Request, action string) *act {
 	i := infoOf(r.Context())
 	kind, _, _ := strings.Cut(action, ".")
@@ -119,14 +119,14 @@ func (c *Core) recordIntent(ctx context.Context, a *act) error {
 	return nil
 }
 
-// recordOutcome appends the record that the act of a request has ended with a status.
+// recordOutcome appends the outcome of a request's act with the answer's status.
 func (c *Core) recordOutcome(r *http.Request, status int) error {
 	i := infoOf(r.Context())
 	return c.appendOutcome(r, i.act, status, i.Err)
 }
 
-// appendOutcome appends the record that an act has ended with a status, and with the error failed if
-// it is not nil. Its own error is for the client.
+// appendOutcome appends the outcome of an act with a status, and with the error failed if it is not
+// nil. Its own error is for the client.
 func (c *Core) appendOutcome(r *http.Request, a *act, status int, failed error) error {
 	ctx, cancel := Detached(r.Context())
 	defer cancel()
@@ -151,8 +151,8 @@ func (c *Core) appendOutcome(r *http.Request, a *act, status int, failed error) 
 	return nil
 }
 
-// AuditPart records a part of a request that is an act of its own, such as the creation of the
-// organisation of a new key. do creates an object, and returns its form without secrets.
+// AuditPart records a part of a request as a separate act, such as creating the organisation of a
+// new key. do creates an object, and returns its form without secrets.
 func (c *Core) AuditPart(r *Request, action, org, name string, do func() (object any, err error)) error {
 	a := c.newAct(r.Request, action)
 	a.name(org, name)
@@ -170,8 +170,8 @@ func (c *Core) AuditPart(r *Request, action, org, name string, do func() (object
 	return errors.Join(failed, c.appendOutcome(r.Request, a, status, failed))
 }
 
-// auditHeld calls next, and sends its answer when the outcome is recorded. If that fails, an error
-// takes the place of the answer.
+// auditHeld calls next, and sends its answer once the outcome is recorded. If that fails, an error
+// replaces the answer.
 func (c *Core) auditHeld(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	held := &heldAnswer{header: w.Header().Clone(), status: http.StatusOK}
 	done := false
@@ -190,8 +190,8 @@ func (c *Core) auditHeld(w http.ResponseWriter, r *http.Request, next http.Handl
 	held.send(w)
 }
 
-// auditStreamed is auditHeld for an answer that is too large to hold. It breaks the answer off if
-// the outcome cannot be recorded.
+// auditStreamed is auditHeld for an answer that is too large to hold. It aborts the answer if the
+// outcome cannot be recorded.
 func (c *Core) auditStreamed(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	done := false
 	defer func() {
@@ -207,7 +207,7 @@ func (c *Core) auditStreamed(w http.ResponseWriter, r *http.Request, next http.H
 	}
 }
 
-// recordPanic records the outcome of a request that gets no answer, or a broken one.
+// recordPanic records the outcome of a request whose answer is missing or aborted.
 func (c *Core) recordPanic(r *http.Request) {
 	i := infoOf(r.Context())
 	if i.Err == nil {
@@ -219,9 +219,9 @@ func (c *Core) recordPanic(r *http.Request) {
 	}
 }
 
-// AuditBefore hands the audit log the object that a request is about, before the request changes it.
-// org is empty for an object of the server. object is its form without secrets, nil for none. A
-// handler that cannot read the object goes on: what cannot be decoded is repaired by replacing it.
+// AuditBefore gives the audit log the object of a request before the request changes it. org is
+// empty for an object of the server. object is its form without secrets, or nil. If a handler
+// cannot read the object, it continues: replacing an undecodable object repairs it.
 func AuditBefore(r *Request, org, name string, object any) {
 	if a := r.act; a != nil {
 		a.name(org, name)

@@ -44,7 +44,7 @@ func (c *Core) authenticate(next http.Handler) http.Handler {
 	})
 }
 
-// SecretOf returns the API key of a request, empty if it has none.
+// SecretOf returns the API key of a request, or "".
 func SecretOf(r *http.Request) string {
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
@@ -69,8 +69,8 @@ func (c *Core) keyOfHeader(r *http.Request) (*proto.Key, error) {
 	}
 }
 
-// CheckAddress refuses a request from an address that a key is not allowed to be used from. The
-// message has the address, which explains a proxy that is not trusted, but not the allowed ones.
+// CheckAddress refuses a request from an address outside the key's allowed networks. The message
+// contains the address, which reveals an untrusted proxy, but not the networks.
 func (c *Core) CheckAddress(r *http.Request, key *proto.Key) error {
 	if len(key.AllowedNetworks) == 0 {
 		return nil
@@ -85,7 +85,7 @@ func (c *Core) CheckAddress(r *http.Request, key *proto.Key) error {
 	}
 }
 
-// authorized returns the middleware that refuses keys which may not use a route.
+// authorized returns the middleware that refuses keys without access to a route.
 func (c *Core) authorized(route *api.Route) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -98,9 +98,9 @@ func (c *Core) authorized(route *api.Route) func(http.Handler) http.Handler {
 	}
 }
 
-// authorize returns an error unless a key may use a route. It alone decides that. Which objects the
-// key sees there is decided by their organisation. A route without a scope is refused, so that none
-// is open by mistake.
+// authorize returns an error unless a key may use a route. It is the only such check. Which objects
+// the key sees there depends on their organisation. A route without a scope is refused, so that
+// none is open by mistake.
 func authorize(key *proto.Key, route *api.Route) error {
 	switch {
 	case route.Public || route.ScopeByTool || route.AnyScope:
@@ -114,7 +114,7 @@ func authorize(key *proto.Key, route *api.Route) error {
 	}
 }
 
-// maxClientText is the length of the texts in which clients describe themselves, in bytes.
+// maxClientText limits texts in which clients describe themselves, in bytes.
 const maxClientText = 256
 
 // CallerOf describes the client of a request.
@@ -126,17 +126,17 @@ func CallerOf(r *Request) proto.Caller {
 	}
 }
 
-// ClientText returns a header in which clients describe themselves, cut to size and in valid UTF-8.
+// ClientText returns a header that describes the client, truncated and in valid UTF-8.
 func ClientText(h http.Header, name string) string {
 	text := h.Get(name)
 	return strings.ToValidUTF8(text[:min(len(text), maxClientText)], "")
 }
 
-// ErrNoOrg is returned about an organisation that does not exist, or that the caller may not see.
+// ErrNoOrg is returned for an organisation that does not exist or is hidden from the caller.
 var ErrNoOrg = api.Errorf(api.CodeNotFound, "there is no organisation of that name")
 
-// AdminOrg returns the organisation that an administrator's request is about: org, or that of the
-// API key if org is empty. For the administrator of an organisation there is no other one.
+// AdminOrg returns the organisation of an administrator's request: org, or the API key's if org is
+// empty. For an organisation's administrator no other one exists.
 func AdminOrg(r *Request, org string) (string, error) {
 	key := &r.Key
 	switch {
@@ -151,8 +151,8 @@ func AdminOrg(r *Request, org string) (string, error) {
 	}
 }
 
-// ListedOrg returns the organisation whose objects an administrator's request lists. It is empty for
-// all organisations, which a global administrator gets by default.
+// ListedOrg returns the organisation whose objects an administrator's request lists. It is empty
+// for all organisations, the default of a global administrator.
 func ListedOrg(r *Request) (string, error) {
 	org := r.URL.Query().Get("org")
 	if org == "" && r.Key.Global {
@@ -162,7 +162,7 @@ func ListedOrg(r *Request) (string, error) {
 }
 
 // Administer returns an error unless the API key of a request may see another key, or change it.
-// A caller that changes the key of a global administrator could become one.
+// Otherwise a caller could become a global administrator by changing such an administrator's key.
 func Administer(r *Request, key *proto.Key, change bool) error {
 	own := &r.Key
 	switch {
@@ -177,9 +177,8 @@ func Administer(r *Request, key *proto.Key, change bool) error {
 	}
 }
 
-// entitledBody is a body whose end is an error if the key of the request may do nothing any more.
-// A body may take long, and what it leads to must not be stored for an organisation that was
-// deleted meanwhile.
+// entitledBody is a body whose end is an error if the request's key has lost all rights. A body may
+// take long, and its result must not be stored for an organisation deleted meanwhile.
 type entitledBody struct {
 	io.ReadCloser
 	entitled func() error
@@ -188,7 +187,7 @@ type entitledBody struct {
 	checked  bool
 }
 
-// CheckAtEnd makes the end of a request's body an error if key may do nothing any more.
+// CheckAtEnd makes a request's body end with an error if key has lost all rights by then.
 func (c *Core) CheckAtEnd(r *http.Request, key *proto.Key) {
 	if r.ContentLength == 0 {
 		return

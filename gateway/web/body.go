@@ -33,8 +33,8 @@ func RequireIdentity(w http.ResponseWriter, r *Request) error {
 	return nil
 }
 
-// CloseOnError returns a handler that closes the connection if handle fails, because the body of the request, or the
-// rest of it, is not read then.
+// CloseOnError returns a handler that closes the connection if handle fails, because then the rest
+// of the request's body is not read.
 func CloseOnError(handle Handle) Handle {
 	return func(w http.ResponseWriter, r *Request) error {
 		err := handle(w, r)
@@ -49,7 +49,7 @@ func CloseOnError(handle Handle) Handle {
 // without --ultra and --long.
 const maxWindow = 8 << 20
 
-// A body may be decompressed to maxExpansion times its size, which is as much as gzip can, and
+// A body may be decompressed to maxExpansion times its size, which is gzip's maximum, plus
 // freeExpansion bytes. zstd expands four bytes to 128 KiB.
 const (
 	maxExpansion  = 1032
@@ -57,7 +57,7 @@ const (
 )
 
 // Decompressed returns the body of a request without its Content-Encoding. end must be called when
-// it is not read any more.
+// it is no longer read.
 func Decompressed(w http.ResponseWriter, r *Request, body io.Reader) (plain io.Reader, end func(), err error) {
 	switch coding := strings.ToLower(strings.Join(ListItems(r.Header.Values("Content-Encoding")), ",")); coding {
 	case "", "identity":
@@ -86,7 +86,7 @@ type decoded struct {
 	open  func(from io.Reader) (io.Reader, error)
 	plain io.Reader // nil before the first byte is read
 	err   error     // of body, but io.EOF
-	// in and out are the bytes of the body, and of what it was decompressed to.
+	// in and out are the body's bytes before and after decompression.
 	in, out int64
 }
 
@@ -142,7 +142,7 @@ func DecodeBody[T any](c *Core, w http.ResponseWriter, r *Request) (request *T, 
 	return request, err
 }
 
-// WithBody reads the body of a request and decodes it, in a turn of its organisation if it is large.
+// WithBody reads and decodes the body of a request; a large one waits for its organisation's turn.
 func (c *Core) WithBody(w http.ResponseWriter, r *Request, decode func(body []byte) error) error {
 	body, err := c.ReadBody(w, r)
 	if err != nil {
@@ -156,8 +156,8 @@ func (c *Core) WithBody(w http.ResponseWriter, r *Request, decode func(body []by
 	return decode(body)
 }
 
-// BeginTurn waits for a turn of the organisation if body is large. end ends it, and may be called
-// more than once.
+// BeginTurn waits for the organisation's turn if body is large. end ends the turn, and may be
+// called more than once.
 func (c *Core) BeginTurn(r *Request, body []byte) (end func(), err error) {
 	if len(body) <= FreeBody {
 		return func() {}, nil
@@ -200,8 +200,8 @@ func (c *Core) ReadBody(w http.ResponseWriter, r *Request) ([]byte, error) {
 	return nil, bodyError(err, c.MaxBody)
 }
 
-// readAll reads a body to its end. Memory is reserved as data arrives, so that an announced length
-// alone keeps nobody out.
+// readAll reads a body to its end. It reserves memory as data arrives, so that merely announcing a
+// length blocks no other request.
 func (c *Core) readAll(i *Info, body io.Reader) ([]byte, error) {
 	read := make([]byte, 0, firstRead)
 	for {
@@ -239,7 +239,7 @@ func bodyError(err error, limit int64) error {
 	}
 }
 
-// LongBody is a body that may take any time in total, but must not stall for bodyTimeout.
+// LongBody is a body without a total time limit that must not stall for bodyTimeout.
 type LongBody struct {
 	from    io.Reader
 	control *http.ResponseController
@@ -259,7 +259,8 @@ func (b *LongBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ClearDeadline lets the connection wait again. The server goes on reading to notice that the client leaves.
+// ClearDeadline lets the connection wait again. The server keeps reading to notice that the client
+// leaves.
 func (b *LongBody) ClearDeadline() { _ = b.control.SetReadDeadline(time.Time{}) }
 
 // NoEOF turns an unexpected io.EOF into io.ErrUnexpectedEOF.

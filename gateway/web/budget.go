@@ -14,18 +14,18 @@ const (
 	// bodyCost is the number of copies of a body until its job is stored: read, decoded, encoded
 	// and sent.
 	bodyCost = 4
-	// An upload is buffered whole if it is small, and otherwise in three parts of 8 MiB, or of more
-	// if there would be more than 10,000 parts: see packages blob and s3.
+	// An upload is buffered whole if it is small. Otherwise it is buffered in three parts of 8 MiB,
+	// or larger ones to stay within 10,000 parts: see packages blob and s3.
 	uploadParts    = 3
 	uploadPart     = 8 << 20
 	maxUploadParts = 10_000
-	// messageCost is the number of copies of a message of a model's client beyond those of other bodies,
-	// and textCost the number of copies of a text that the answer has, escaped.
+	// messageCost is how many more copies a model client's message takes than other bodies.
+	// textCost is the number of copies of an answer's escaped text.
 	messageCost, textCost = 4, 8
 	// valueCost is the memory of a value in such a message, in bytes.
 	valueCost = 1 << 10
-	// OrgShare divides the budget: one organisation gets at most half, so that it cannot keep the
-	// others out.
+	// OrgShare divides the budget: an organisation gets at most half, so that it cannot starve
+	// others.
 	OrgShare = 2
 )
 
@@ -107,8 +107,7 @@ func (c *Core) Shrink(i *Info, n int64) {
 	}
 }
 
-// ReserveMessage reserves the memory for the message of a model's client while it is decoded and carried
-// out.
+// ReserveMessage reserves memory for a model client's message while it is decoded and handled.
 func (c *Core) ReserveMessage(i *Info, message []byte) error {
 	values, err := api.CountValues(message)
 	if err != nil {
@@ -120,6 +119,6 @@ func (c *Core) ReserveMessage(i *Info, message []byte) error {
 	return nil
 }
 
-// ReserveText reserves the memory for n bytes of text that a request keeps until its end. It reports
-// whether they fit.
+// ReserveText reserves memory for n bytes of text until the request ends. It reports whether they
+// fit.
 func (c *Core) ReserveText(i *Info, n int64) bool { return c.Reserve(i, n*textCost) }

@@ -18,14 +18,15 @@ import (
 const (
 	BodyTimeout = 30 * time.Second // a body must have arrived by then
 	// WriteTimeout is how long a client may take to read writePiece bytes of an answer before the
-	// connection is dropped: a client that stops reading must not keep an answer in memory.
+	// connection is dropped, so that a stalled client does not keep an answer in memory.
 	WriteTimeout = 60 * time.Second
 	writePiece   = 256 << 10
 	// storeTimeout bounds a change that is completed even if the client is gone.
 	storeTimeout = 4 * time.Second
-	// VersionsTimeout bounds a change of a thread's versions, which is completed even if the client is gone.
+	// VersionsTimeout limits a change of a thread's versions, which completes even if the client is
+	// gone.
 	VersionsTimeout = time.Minute
-	// Keepalive is how often an answer without news gets a sign of life.
+	// Keepalive is how often an idle answer gets a sign of life.
 	Keepalive = 15 * time.Second
 )
 
@@ -36,19 +37,19 @@ const DefaultMaxBody = 8 << 20
 type entitlements interface {
 	// Entitlement returns what a key may do.
 	Entitlement(ctx context.Context, key *proto.Key) (proto.Entitlement, error)
-	// QuotaUses returns what an organisation has used of the monthly quotas of its plan.
+	// QuotaUses returns how much of its plan's monthly quotas an organisation has used.
 	QuotaUses(ctx context.Context, org string, quotas proto.Quotas) []proto.QuotaUse
 }
 
 // authenticator finds the API keys of requests.
 type authenticator interface {
-	// Authenticate returns the key with this secret, in a time that does not depend on the secret.
+	// Authenticate returns the key with this secret, in time independent of the secret.
 	Authenticate(secret string) (key *proto.Key, ok bool)
 }
 
 // cookies finds the sessions of browsers.
 type cookies interface {
-	// KeyOfCookie returns the API key as which the session of a request acts, and the session.
+	// KeyOfCookie returns a request's session and the API key that it acts as.
 	KeyOfCookie(r *http.Request) (*proto.Key, *proto.Session, error)
 }
 
@@ -59,17 +60,17 @@ type auditor interface {
 	Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, error)
 }
 
-// Core is what all routes share: who a request is from, what it may do and use, how bodies are read, and
-// how answers and errors are written and logged. Its exported fields are set before Init is called and not
-// changed afterwards. All but Done, PublicURL, TrustedProxies, CORSOrigins and DiskFull are required. It is safe for
-// concurrent use.
+// Core is shared by all routes: it identifies callers, enforces permissions and limits, reads
+// bodies, and writes and logs answers and errors. Its exported fields are set before Init is called
+// and not changed afterwards. All but Done, PublicURL, TrustedProxies, CORSOrigins and DiskFull are
+// required. It is safe for concurrent use.
 type Core struct {
 	Callers      authenticator
 	Cookies      cookies
 	KeyUses      KeyUses
 	Entitlements entitlements
 	Auditor      auditor
-	// Transfers are those of all surfaces, and of the looks of admission into buckets.
+	// Transfers are those of all surfaces, and of admission's checks of buckets.
 	Transfers *Transfers
 	// Surfaces are served besides this server's own API.
 	Surfaces []Surface
@@ -85,14 +86,13 @@ type Core struct {
 	MaxBody   int64  // largest request body, in bytes
 	Memory    int64  // limit of open requests and their bodies, in bytes
 	PublicURL string // the address for URLs of files, without a final slash; empty for the Host of the request
-	// TrustedProxies are the addresses whose X-Forwarded-Proto is the scheme of URLs of files, and
-	// whose X-Forwarded-For is where a request comes from, for the audit log and for the allowed
-	// networks of API keys.
+	// TrustedProxies are the addresses whose X-Forwarded-Proto determines the scheme of file URLs,
+	// and whose X-Forwarded-For determines a request's source address, for the audit log and the
+	// allowed networks of API keys.
 	TrustedProxies []netip.Prefix
 	// CORSOrigins are the origins whose web pages may call this server, such as https://example.com.
 	CORSOrigins []string
-	// DiskFull, if not nil, returns why nothing more should be stored on this server's disk, empty if
-	// it should.
+	// DiskFull, if not nil, returns why this server's disk must not store more, or "".
 	DiskFull func() string
 	// CursorSecret encrypts the cursors of lists. All gateways have the same random secret.
 	CursorSecret *[32]byte
@@ -114,7 +114,7 @@ func (c *Core) Init() { c.leaving, c.leave = context.WithCancel(context.Backgrou
 // IsDraining reports whether Drain was called.
 func (c *Core) IsDraining() bool { return c.draining.Load() }
 
-// CheckDisk returns an error if nothing more should be stored on this server's disk.
+// CheckDisk returns an error if this server's disk must not store more.
 func (c *Core) CheckDisk() error {
 	if c.DiskFull != nil && c.DiskFull() != "" {
 		return api.DiskFull()
@@ -129,6 +129,6 @@ func (c *Core) HasLeft() bool { return c.leaving.Err() != nil }
 type KeyUses interface {
 	// Used notes that a key was used.
 	Used(org, key string, at time.Time)
-	// LastUsed returns when a key was used last. ok is false if it is not known to have been used.
+	// LastUsed returns when a key was last used. ok is false if no use is known.
 	LastUsed(org, key string) (at time.Time, ok bool)
 }

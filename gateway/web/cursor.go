@@ -12,13 +12,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// SealCursor returns the cursor of the page of a list that goes on before a place. filter is what selects
-// the list, with its organisation, whatever the page.
+// SealCursor returns the cursor for the page of a list that starts at a place. filter selects the
+// list and includes its organisation, but not the page.
 func (c *Core) SealCursor(list string, filter any, place int64) (string, error) {
 	return c.SealPlace(list, filter, string(binary.BigEndian.AppendUint64(nil, uint64(place))))
 }
 
-// OpenCursor returns the place in a cursor. The cursor of another list, filter or organisation is an
+// OpenCursor returns the place in a cursor. A cursor of another list, filter or organisation is an
 // error for the client.
 func (c *Core) OpenCursor(list string, filter any, cursor string) (int64, error) {
 	const placeSize = 8
@@ -63,7 +63,7 @@ func badPlace() error {
 	return proto.FieldErrorf("cursor", "must be the next_cursor of an answer to the same request")
 }
 
-// cursorCipher returns the cipher of cursors, and the additional data of those of a list.
+// cursorCipher returns the cipher of cursors, and the additional data for a list's.
 func (c *Core) cursorCipher(list string, filter any) (aead cipher.AEAD, scope []byte, err error) {
 	block, err := aes.NewCipher(c.CursorSecret[:])
 	if err == nil {

@@ -12,8 +12,8 @@ import (
 // recordReader reads the record of an execution, with or without its outputs.
 type recordReader = func(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 
-// ExecutionInPath returns the execution in the path of a request as read returns it, or
-// [proto.ErrNotFound] if the organisation has none of that id.
+// ExecutionInPath returns read's record of the execution in the request's path, or
+// [proto.ErrNotFound] if the organisation has no such execution.
 func ExecutionInPath(r *Request, read recordReader) (*proto.Record, error) {
 	id, err := proto.ParseTraceID(chi.URLParam(r.Request, "id"))
 	if err != nil {

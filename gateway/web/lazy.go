@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// LazyWriter begins an answer with its first byte, so that an error before it can still be answered.
+// LazyWriter begins an answer at its first byte, so that an earlier error can still be answered.
 type LazyWriter struct {
 	w     http.ResponseWriter
 	begin func(http.Header)
@@ -54,8 +54,8 @@ func Attachment(name string) string {
 	return mime.FormatMediaType("attachment", map[string]string{"filename": name})
 }
 
-// TarAnswer returns the writer of a tar that is the answer to a request. Until it is written to, the
-// answer can be an error.
+// TarAnswer returns a writer that answers a request with a tar. Before the first write, the answer
+// can still be an error.
 func TarAnswer(w http.ResponseWriter, r *Request, name string) *LazyWriter {
 	return NewLazyWriter(w, r, func(h http.Header) {
 		h.Set("Content-Type", "application/x-tar")

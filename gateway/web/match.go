@@ -11,8 +11,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// EntityTag returns the ETag of an answer with the JSON form of v. It depends on nothing but that
-// form, so that it is the same at all gateways.
+// EntityTag returns the ETag of an answer with the JSON form of v. It depends only on that form, so
+// that it is the same at all gateways.
 func EntityTag(v any) (string, error) {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -22,7 +22,7 @@ func EntityTag(v any) (string, error) {
 	return `"` + hex.EncodeToString(hash[:12]) + `"`, nil
 }
 
-// WriteTagged is writeValue with an ETag, which a request that changes the object may name in
+// WriteTagged is writeValue with an ETag, which a request that changes the object may send in
 // If-Match.
 func WriteTagged(w http.ResponseWriter, status int, v any) error {
 	tag, err := EntityTag(v)
@@ -33,8 +33,8 @@ func WriteTagged(w http.ResponseWriter, status int, v any) error {
 	return WriteValue(w, status, v)
 }
 
-// CheckMatch returns an error if a request has an If-Match header that does not name the present
-// form of the object that it changes. present is what a GET of the object answers with.
+// CheckMatch returns an error if a request's If-Match header does not match the current form of the
+// object to change. present is what a GET of the object returns.
 func CheckMatch(r *Request, present any) error {
 	wanted := ListItems(r.Header.Values("If-Match"))
 	if len(wanted) == 0 || slices.Equal(wanted, []string{"*"}) {

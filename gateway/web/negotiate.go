@@ -30,8 +30,8 @@ func PreferenceOf(h http.Header, name string) (value string, ok bool) {
 }
 
 // Preferred returns the first of the supported types that the client accepts with the highest
-// weight. Wildcards match the first type. A client that accepts none of the types gets the first
-// one: an answer is of more use than a rejection.
+// weight. Wildcards match the first type. A client that accepts none of them gets the first one: an
+// answer is more useful than a rejection.
 func Preferred(h http.Header, supported ...string) string {
 	best, bestWeight := supported[0], 0.0
 	for _, item := range ListItems(h.Values("Accept")) {

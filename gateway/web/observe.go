@@ -34,12 +34,13 @@ type Info struct {
 	Reported  bool // err is part of an answer of status 200
 	Rec       *recorder
 	reserved  int64 // bytes of the budget
-	// read is the part of the budget that is reserved for what was read from the store, in bytes.
+	// read is the part of the budget reserved for data read from the store, in bytes.
 	read atomic.Int64
 	act  *act // nil unless the audit log records the request
-	// Calls is whether the request has submitted an execution, or an agent has changed a file for it.
+	// Calls is whether the request has submitted an execution, or an agent has changed a file for
+	// it.
 	Calls atomic.Bool
-	// WriteError, if not nil, answers with an error in place of [Core.writeError]'s own body.
+	// WriteError, if not nil, writes an error's answer instead of [Core.writeError].
 	WriteError func(w http.ResponseWriter, e *api.Error)
 }
 
@@ -59,7 +60,7 @@ func (r *Request) WhileConnected() (connected *Request, release func()) {
 	return &Request{request, r.Info}, release
 }
 
-// LongBody returns a body that may take any time in total, but must not stall. limit is its largest size
+// LongBody returns a body without a total time limit that must not stall. limit is its largest size
 // in bytes, for messages.
 func (r *Request) LongBody(from io.Reader, limit int64) *LongBody {
 	return &LongBody{from: from, control: r.Rec.control, limit: limit}
@@ -128,8 +129,8 @@ func (rec *recorder) FlushError() error {
 	return rec.control.Flush()
 }
 
-// extend prepares a write and sets its deadline, which connections that cannot stall do not
-// support.
+// extend prepares a write and sets its deadline, if the connection supports deadlines. Only those
+// that cannot stall do not.
 func (rec *recorder) extend() {
 	rec.client.begin()
 	_ = rec.control.SetWriteDeadline(time.Now().Add(WriteTimeout))
@@ -175,8 +176,8 @@ func (c *Core) Observe(next http.Handler) http.Handler {
 	})
 }
 
-// secure sets the headers that tell browsers to do nothing with an answer but show it. Handlers of
-// pages replace some. Nothing links anywhere with the address, which may be a signed URL.
+// secure sets headers that restrict browsers to displaying an answer. Handlers of pages replace
+// some. No referrer is sent, since the address may be a signed URL.
 func (c *Core) secure(h http.Header, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Security-Policy", ContentPolicy)
@@ -237,7 +238,7 @@ func (c *Core) logRequest(r *http.Request, i *Info, took time.Duration) {
 	c.Log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
-// requestID returns the client's id if it is valid in headers and logs, or else a new one.
+// requestID returns the client's id if it is valid in headers and logs, otherwise a new one.
 func requestID(r *http.Request) string {
 	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= maxRequestID && printable(id) {
 		return id

@@ -11,10 +11,10 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// CheckOrigin refuses a request of a web page that is not of this server. A page whose host name
-// was made to resolve to this server has the host of the request as its origin, so that the host
-// alone proves nothing: the origin must be the server's public URL, be on this machine, or be one
-// of CORSOrigins. Requests of other programs have no origin.
+// CheckOrigin refuses requests of other sites' web pages. The host alone proves nothing: a page
+// whose host name was made to resolve to this server has the request's host as its origin. So the
+// origin must be the server's public URL, be on this machine, or be one of CORSOrigins. Requests of
+// other programs have no origin.
 func (c *Core) CheckOrigin(r *Request) error {
 	origin := r.Header.Get("Origin")
 	if origin == "" || c.OwnOrigin(r.Request, origin) || c.allowedOrigin(origin) {
@@ -54,8 +54,8 @@ func Loopback(host string) bool {
 	return strings.EqualFold(host, "localhost")
 }
 
-// What web pages of CORSOrigins may send and read. An API key is sent in a header, never by the
-// browser on its own, so that credentials are not allowed.
+// What web pages of CORSOrigins may send and read. Credentials are not allowed: an API key is sent
+// in a header, never by the browser on its own.
 const (
 	corsMethods = "GET, HEAD, POST, PUT, PATCH, DELETE"
 	corsHeaders = "Accept, Authorization, Content-Encoding, Content-Type, Idempotency-Key, If-Match, If-Range, " +
@@ -121,8 +121,8 @@ func (c *Core) trustedProxy(addr netip.Addr) bool {
 	return slices.ContainsFunc(c.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(addr.Unmap()) })
 }
 
-// ClientAddress returns the IP address that a request comes from, as far as trusted proxies report
-// it. It is empty if the connection has none.
+// ClientAddress returns the source IP address of a request, as far as trusted proxies report it. It
+// may be empty.
 func (c *Core) ClientAddress(r *http.Request) string {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {

@@ -26,10 +26,10 @@ func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// presence distinguishes clients that have left from those that have closed only their side of the
-// connection and wait for the answer. net/http cancels the request's context in both cases, and the
-// connections look the same until something is sent. Before the response begins, interim responses
-// are sent, which the host of a client that has left rejects.
+// presence distinguishes clients that have left from those that have only closed their side of the
+// connection and wait for the answer. In both cases net/http cancels the request's context, and the
+// connections look the same until something is sent. Before the response begins, presence sends
+// interim responses, which the host of a client that has left rejects.
 type presence struct {
 	conn   net.Conn
 	closed context.Context // done when the client has closed its side of the connection
@@ -85,7 +85,7 @@ func (p *presence) end() {
 	}
 }
 
-// probe sends interim responses until the client has left or the response begins. From then on, the
+// probe sends interim responses until the client has left or the response begins. From then on,
 // writes of the response fail if the client has left; streams write at least their keepalives.
 func (p *presence) probe() {
 	for pause := firstProbe; p.send(); pause = laterProbe {

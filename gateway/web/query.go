@@ -28,7 +28,7 @@ const (
 	maxPage     = 100
 )
 
-// PageSize returns the number of entries that a request for a list asks for.
+// PageSize returns the requested number of entries of a list.
 func PageSize(r *Request) (int, error) {
 	limit, err := QueryInt(r, "limit", 1, maxPage, defaultPage)
 	return int(limit), err
@@ -57,7 +57,7 @@ func ParseOneOf[T ~string](to *T, name, value string, list []T) error {
 	return nil
 }
 
-// maxFilter is the number of bytes of a value that a filter may ask for.
+// maxFilter limits the values of filters, in bytes.
 const maxFilter = 1024
 
 // ParseText parses a text that a filter asks for.
@@ -77,7 +77,7 @@ func ParseTime(to *time.Time, name, value string) (err error) {
 	return nil
 }
 
-// BadCursor returns the error about a cursor that is not one of the list.
+// BadCursor returns the error for a cursor that does not belong to the list.
 func BadCursor() error {
 	return proto.FieldErrorf("cursor", "must be what next_cursor had in the answer before")
 }

@@ -11,8 +11,7 @@ import (
 // headerQuota is on answers to organisations above a soft limit of their month.
 const headerQuota = "X-Quota-Warning"
 
-// warnQuota adds a header to answers while the organisation of the API key is above a soft limit of
-// its month.
+// warnQuota adds a header to answers while the API key's organisation exceeds a soft monthly limit.
 func (c *Core) warnQuota(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i := infoOf(r.Context())

@@ -9,7 +9,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Part is the part of a file that a request asks for, in bytes.
+// Part is the requested part of a file, in bytes.
 type Part struct {
 	Offset, Length int64
 
@@ -17,9 +17,9 @@ type Part struct {
 	whole bool  // the request asks for the file, and not for a part
 }
 
-// PartOf returns the part that a request asks for of a file with a size and a tag. The tag is empty for a file that
-// never changes. PartOf returns an error if the part begins after the end of the file. Times are not accepted as
-// conditions in If-Range: they do not distinguish contents.
+// PartOf returns the requested part of a file with a size and a tag. The tag is empty for an
+// immutable file. PartOf returns an error if the part begins after the end of the file. It does not
+// accept times in If-Range: they do not distinguish contents.
 func PartOf(w http.ResponseWriter, r *Request, size int64, tag string) (*Part, error) {
 	asked, condition := r.Header.Get("Range"), r.Header.Get("If-Range")
 	if asked == "" || r.Method != http.MethodGet || tag != "" && condition != "" && condition != tag {
@@ -32,7 +32,7 @@ func PartOf(w http.ResponseWriter, r *Request, size int64, tag string) (*Part, e
 	return part, err
 }
 
-// WriteHeader begins the answer with a part of a file, which is a download of a name.
+// WriteHeader begins the answer with a part of a file, as a download with a name.
 func (p *Part) WriteHeader(w http.ResponseWriter, name string) {
 	h, status := w.Header(), http.StatusOK
 	if !p.whole {
@@ -47,8 +47,8 @@ func (p *Part) WriteHeader(w http.ResponseWriter, name string) {
 	w.WriteHeader(status)
 }
 
-// parseRange returns the part of size bytes that a Range header asks for. A header that is not a
-// single range of bytes is ignored, and so is one for an empty file.
+// parseRange returns the part of size bytes selected by a Range header. It ignores a header that is
+// not a single byte range, and any header for an empty file.
 func parseRange(header string, size int64) (*Part, error) {
 	text, ok := strings.CutPrefix(header, "bytes=")
 	from, to, dash := strings.Cut(strings.TrimSpace(text), "-")

@@ -22,9 +22,9 @@ type rateLimits struct {
 // sweepEvery is how often full buckets are forgotten. Their names are idle.
 const sweepEvery = time.Minute
 
-// take takes a request of a name whose bucket holds burst requests and drains at limit. left is the
-// number of requests that may follow at once, and wait the time until this one may be made, 0 if it
-// may now.
+// take takes a request from a name's bucket, which holds burst requests and drains at limit. left
+// is the number of requests that may follow immediately, and wait the time until this one is
+// allowed, 0 if it is now.
 func (l *rateLimits) take(name string, limit rate.Limit, burst int, now time.Time) (left int, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,8 +55,8 @@ func (l *rateLimits) take(name string, limit rate.Limit, burst int, now time.Tim
 	return int(bucket.TokensAt(now)), 0
 }
 
-// limitRate refuses requests of a key that exceed its request rate, of which a bucket holds those of
-// a minute. Headers show how many are left. Each gateway counts the requests that it receives.
+// limitRate refuses requests of a key beyond its request rate; a key may burst one minute's worth.
+// Headers show how many are left. Each gateway counts its own requests.
 func (c *Core) limitRate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i := infoOf(r.Context())

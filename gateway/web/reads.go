@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// maxReads is the number of messages and their bodies that an organisation may read from the
-	// store at a time, in one process. All organisations share a connection to the store, on which
-	// everything else waits behind what was asked for before.
+	// maxReads is how many messages with their bodies an organisation may read from the store at a
+	// time, per process. All organisations share a connection to the store, where everything else
+	// queues behind pending reads.
 	maxReads = 4
-	// smallRead is the size in bytes up to which requestCost covers what is read.
+	// smallRead is the size in bytes up to which requestCost covers a read.
 	smallRead = 64 << 10
 )
 
@@ -38,13 +38,13 @@ func (r requestReads) ReserveRead(n int) error {
 	return nil
 }
 
-// LimitReads returns ctx with the limits of what a request reads from the store. release must be
-// called when the request holds none of that any more, and may be called earlier.
+// LimitReads returns ctx with the request's limits on store reads. release must be called when the
+// request no longer holds the data, and may be called earlier.
 func (c *Core) LimitReads(ctx context.Context, i *Info) (limited context.Context, release func()) {
 	return proto.WithReadLimit(ctx, requestReads{c, i}), func() { c.ReleaseReads(i) }
 }
 
-// ReleaseReads releases the memory of what a request has read from the store.
+// ReleaseReads releases the memory of a request's store reads.
 func (c *Core) ReleaseReads(i *Info) {
 	if n := i.read.Swap(0); n > 0 {
 		c.budget.release(i.Key.Org, n)

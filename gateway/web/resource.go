@@ -16,13 +16,13 @@ import (
 
 // Pages is a list that is read in pages.
 type Pages[T any] interface {
-	// Page returns up to limit values of an organisation, or of all if org is empty, in their order: those
-	// behind a place, and for which keep, if not nil, returns true. next is the place behind the page,
-	// empty after the last one.
+	// Page returns up to limit values of an organisation, or of all if org is empty, in order:
+	// those after a place for which keep, if not nil, returns true. next is the place after the
+	// page, empty after the last one.
 	Page(org, after string, limit int, keep func(*T) bool) (page []T, next string)
 }
 
-// Listed is a short list in memory, in the order of its places, which are unique. It implements [Pages].
+// Listed is a short list in memory, sorted by unique places. It implements [Pages].
 type Listed[T any] struct {
 	Values []T
 	Place  func(*T) string
@@ -43,7 +43,7 @@ func (l Listed[T]) Page(_, after string, limit int, keep func(*T) bool) (page []
 	return page, ""
 }
 
-// NamedAfter returns a list of what is built in, in its order, and then of others by name.
+// NamedAfter returns a list of built-in values in their order, followed by others by name.
 func NamedAfter[T any](builtIn, others []T, name func(*T) string) Listed[T] {
 	place := func(v *T) string {
 		i := slices.IndexFunc(builtIn, func(b T) bool { return name(&b) == name(v) })
@@ -57,8 +57,8 @@ func NamedAfter[T any](builtIn, others []T, name func(*T) string) Listed[T] {
 	return Listed[T]{all, place}
 }
 
-// Resource has what the routes of a kind of objects share. T is an object as it is stored, and F its form
-// in answers.
+// Resource implements the common routes of a kind of objects. T is an object as stored, and F its
+// form in answers.
 type Resource[T, F any] struct {
 	*Core
 	Kind string // such as "plan", for the log
@@ -68,7 +68,7 @@ type Resource[T, F any] struct {
 	// Name returns the organisation of an object, empty for none, and its id.
 	Name func(*T) (org, id string)
 	Form func(*T) F
-	// Live, if not nil, is Form with what changes by itself, on which ETags do not depend.
+	// Live, if not nil, is Form plus volatile fields, on which ETags do not depend.
 	Live func(*T) F
 	// Audited, if not nil, returns the form for the audit log. It is Form otherwise.
 	Audited func(*T) any
@@ -76,7 +76,7 @@ type Resource[T, F any] struct {
 	Answer func(page []F, next *string) any
 	// Valid, if not nil, reports whether an object can have an id.
 	Valid func(id string) bool
-	// NotFound, if not nil, returns the error for the client about an id that no object has.
+	// NotFound, if not nil, returns the client's error for an unknown id.
 	NotFound func(id string) error
 }
 
@@ -89,7 +89,7 @@ func (x *Resource[T, F]) ID(r *Request) (string, error) {
 	return id, nil
 }
 
-// Error returns the error for the client about the object of an id, nil if err is nil.
+// Error returns the client's error about the object with an id, nil if err is nil.
 func (x *Resource[T, F]) Error(id string, err error) error {
 	switch {
 	case err == nil:
@@ -101,8 +101,8 @@ func (x *Resource[T, F]) Error(id string, err error) error {
 	}
 }
 
-// Before hands the audit log the object that a request is about to change, and returns an error if the
-// request's If-Match names another state of it.
+// Before gives the audit log the object that a request is about to change, and returns an error if
+// the request's If-Match does not match the object.
 func (x *Resource[T, F]) Before(r *Request, v *T) error {
 	org, id := x.Name(v)
 	AuditBefore(r, org, id, x.audited(v))
@@ -196,8 +196,7 @@ func (x *Resource[T, F]) Get(find func(context.Context, *Request) (T, error)) Ha
 	}
 }
 
-// Create answers with the object that create makes of the one that read decodes from the body of a
-// request.
+// Create answers with the object that create makes from the request body, which read decodes.
 func (x *Resource[T, F]) Create(
 	read func(http.ResponseWriter, *Request) (T, error), create func(context.Context, T) (T, error),
 ) Handle {
@@ -218,8 +217,8 @@ func (x *Resource[T, F]) Create(
 	}
 }
 
-// Put answers with what change makes of an object and the one that read decodes from the body of a
-// request. change must return an error of [Resource.Before] for the stored object unchanged.
+// Put answers with the result of change, called with an object and the request body decoded by
+// read. For the stored object, change must return errors of [Resource.Before] unchanged.
 func (x *Resource[T, F]) Put(
 	read func(http.ResponseWriter, *Request) (T, error),
 	change func(ctx context.Context, r *Request, id string, wanted T) (T, error),
@@ -244,8 +243,8 @@ func (x *Resource[T, F]) Put(
 	}
 }
 
-// Remove answers with the object that remove has removed, or with nothing if that is nil. remove must
-// return an error of [Resource.Before] for the stored object unchanged.
+// Remove answers with the object removed by remove, or with an empty body if that is nil. For the
+// stored object, remove must return errors of [Resource.Before] unchanged.
 func (x *Resource[T, F]) Remove(remove func(ctx context.Context, r *Request, id string) (*T, error)) Handle {
 	return func(w http.ResponseWriter, r *Request) error {
 		id, err := x.ID(r)
@@ -269,12 +268,12 @@ func (x *Resource[T, F]) Remove(remove func(ctx context.Context, r *Request, id 
 // OwnOrg returns the organisation of the API key of a request.
 func OwnOrg(r *Request) (string, error) { return r.Key.Org, nil }
 
-// NoOrg is the scope of objects that belong to no organisation.
+// NoOrg is the scope of objects without an organisation.
 func NoOrg(*Request) (string, error) { return "", nil }
 
-// NamedOrg returns the organisation that the query of an administrator's request names, by default that
-// of the API key.
+// NamedOrg returns the organisation in the query of an administrator's request, by default the API
+// key's.
 func NamedOrg(r *Request) (string, error) { return AdminOrg(r, r.URL.Query().Get("org")) }
 
-// Same is the form of what the API shows as it is.
+// Same is the form of objects that the API shows unchanged.
 func Same[T any](v *T) T { return *v }

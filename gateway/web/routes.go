@@ -31,8 +31,7 @@ type Row struct {
 	Handle Handle
 }
 
-// Guard returns the router of a route, with the middleware that decides whether a request reaches its
-// handler.
+// Guard returns the router of a route, with the middleware that admits requests to its handler.
 func (c *Core) Guard(r chi.Router, row *Row) chi.Router {
 	on := r.With(c.closeWhenDraining)
 	if !row.Public { // otherwise a signed URL, or a login
@@ -46,21 +45,20 @@ func (c *Core) Guard(r chi.Router, row *Row) chi.Router {
 }
 
 // Drain makes the server answer /readyz and requests that start executions with 503, and calls of
-// the tool that does so with the same error. Other requests are answered, and their connections
+// the tool that starts them with the same error. Other requests are answered, and their connections
 // closed, so that clients find another server.
 func (c *Core) Drain() { c.draining.Store(true) }
 
 // Leave ends all waits for executions. Queued executions of waiting requests are withdrawn and
-// answered with 503, running ones with the path to ask at. Streams are broken off between two
-// events after a second without events: clients resume at another server. It is called after
-// Handler.
+// answered with 503, running ones with the path to poll. Streams end between two events after a
+// second without events: clients resume at another server. It is called after Handler.
 func (c *Core) Leave() { c.leave() }
 
 // maxPathName is the length, in bytes, of the longest name of anything.
 const maxPathName = 255
 
-// NamesInPath answers 404 to a path with a name that nothing can have. A request that creates what
-// its path names is answered by its handler, which says what names may be.
+// NamesInPath answers 404 to a path with an invalid name. If a request creates the object in its
+// path, the handler answers and explains which names are valid.
 func (c *Core) NamesInPath(route *api.Route) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		if route.Method == http.MethodPut {
@@ -78,8 +76,8 @@ func (c *Core) NamesInPath(route *api.Route) func(http.Handler) http.Handler {
 	}
 }
 
-// neverInName reports whether no name contains c. Names are parts of NATS subjects. The router leaves
-// an escape that is not necessary as it is.
+// neverInName reports whether no name contains c. Names are parts of NATS subjects. The router does
+// not decode unnecessary escapes.
 func neverInName(c rune) bool { return c <= ' ' || c > '~' || c == '*' || c == '>' || c == '%' }
 
 // Get registers a handler for GET and for HEAD.
@@ -107,7 +105,7 @@ func (c *Core) refuseWhenDraining(next http.Handler) http.Handler {
 	})
 }
 
-// MethodNotAllowed lists the methods of a path. A path that a route names as it is has the methods of
+// MethodNotAllowed lists the methods of a path. A path that a route spells out has the methods of
 // that route only, not those of a route with a parameter in its place. The router also calls it for
 // unknown methods on any path, so a path without methods does not exist.
 func MethodNotAllowed(root chi.Routes) Handle {
@@ -150,7 +148,7 @@ func (c *Core) Until(ctx context.Context, deadline time.Time) (context.Context, 
 	}
 }
 
-// Detached returns a context for changes that are completed even if the client is gone.
+// Detached returns a context for changes that must complete even if the client is gone.
 func Detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// URLLife is the time in which a request with a signed URL must begin.
+// URLLife is how long a signed URL accepts new requests.
 const URLLife = 15 * time.Minute
 
 // SignedText returns text and its signature for a URL.

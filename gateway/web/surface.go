@@ -11,22 +11,22 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Surface is a group of routes with the requests and the errors of another API, for programs that
-// were written for that. The API keys are this server's.
+// Surface is a group of routes with the requests and errors of another API, for programs written
+// for that API. The API keys are this server's.
 type Surface struct {
 	Routes []SurfaceRow
 	// WriteError answers with an error. The headers of the answer that this server's own errors have
 	// are set.
 	WriteError func(w http.ResponseWriter, r *http.Request, e *api.Error)
-	// Prefixes begin the paths that are the other API's. Errors of unknown paths below them have its form.
+	// Prefixes are the other API's path prefixes. Errors for unknown paths below them use its form.
 	Prefixes []string
-	// KeyHeader, if not empty, is a header with the API key, in place of Authorization.
+	// KeyHeader, if not empty, is the header with the API key, instead of Authorization.
 	KeyHeader string
 }
 
-// SurfaceRow is a route of a surface with its handler, which returns an error if it has not answered, or
-// not to the end. The context of its request is done when the client leaves, and at Leave with the error
-// for the client as its cause.
+// SurfaceRow is a route of a surface with its handler, which returns an error if it has not
+// answered completely. The context of its request is done when the client leaves, and at Leave with
+// the error for the client as its cause.
 type SurfaceRow struct {
 	api.Route
 	Handle func(w http.ResponseWriter, r *http.Request) error
@@ -42,7 +42,7 @@ func (c *Core) SurfaceRoutes() (list []api.Route) {
 	return list
 }
 
-// Unknown answers requests for which there is no route, in the form of the surface that they are for.
+// Unknown answers requests for unknown routes, in the form of the surface addressed.
 func (c *Core) Unknown(answer http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for i := range c.Surfaces {
@@ -79,7 +79,7 @@ func (c *Core) Row(surface *SurfaceRow) Row {
 	}}
 }
 
-// afterCalls returns an error for the client that makes it not repeat the request, if calls were
+// afterCalls returns an error that keeps the client from repeating the request, if calls were
 // carried out for it. Other errors, and those that are the request's own fault, are unchanged.
 func (i *Info) afterCalls(err error) error {
 	if err == nil || !i.Calls.Load() {
@@ -95,8 +95,8 @@ func (i *Info) afterCalls(err error) error {
 	return fmt.Errorf("%w: %w", &e, err)
 }
 
-// Adopt makes a request one of this server: its errors are the surface's, and its key is where other
-// requests have theirs. Cookies are not for surfaces.
+// Adopt converts a surface's request: its errors take the surface's form, and its key moves to the
+// usual header. Surfaces do not accept cookies.
 func (surface *Surface) Adopt(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		infoOf(r.Context()).WriteError = func(w http.ResponseWriter, e *api.Error) { surface.WriteError(w, r, e) }

@@ -23,8 +23,8 @@ var (
 	serverSpan  = []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer)}
 )
 
-// StartRequest starts the span of a request that submits execution id. Its trace is a new one with
-// an id that is derived from the execution, and is linked to the client's; or it is the client's.
+// StartRequest starts the span of a request that submits execution id. Its trace is either new,
+// with an id derived from the execution and a link to the client's, or the client's own.
 func (c *Core) StartRequest(r *Request, id proto.TraceID, name string) (context.Context, trace.Span) {
 	ctx, options := proto.ContextWithTraceID(r.Context(), id), serverTrace
 	if r.Header.Get("Traceparent") != "" {
@@ -53,8 +53,8 @@ func (c *Core) StartRequest(r *Request, id proto.TraceID, name string) (context.
 	return ctx, span
 }
 
-// EndRequest ends the span of a request that failed with err, or did not. status is that of the
-// answer, 0 if it follows from err.
+// EndRequest ends the span of a request; err may be nil. status is the answer's, 0 if it follows
+// from err.
 func EndRequest(ctx context.Context, i *Info, span trace.Span, status int, err error) {
 	if span.IsRecording() {
 		if err != nil && ctx.Err() == nil { // otherwise the client is gone

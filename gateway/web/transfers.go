@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// MaxTransfers is the number of files, archives and reports that an organisation may transfer at a
-	// time, with the requests to its buckets. Each takes up to tens of MiB of memory, and a client or
-	// the server of a bucket can make it last.
+	// MaxTransfers is how many files, archives and reports an organisation may transfer at a time,
+	// including requests to its buckets. Each takes up to tens of MiB of memory, and a client or a
+	// bucket's server can prolong it.
 	MaxTransfers = 16
 	// TransferWait is how long a transfer waits for another one to end. Clients want an answer
 	// within 5 s.
@@ -36,7 +36,7 @@ func (t *Transfers) Begin(ctx context.Context, org string) (done func(), err err
 	return t.Acquire(ctx, org, MaxTransfers)
 }
 
-// Acquire acquires one of an organisation's slots, of which there are as many for each call.
+// Acquire acquires one of an organisation's slots. All calls for it pass the same number.
 func (t *Transfers) Acquire(ctx context.Context, org string, slots int) (done func(), err error) {
 	t.mu.Lock()
 	sem := t.byOrg[org]

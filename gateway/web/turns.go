@@ -9,15 +9,16 @@ import (
 )
 
 const (
-	// FreeBody is the size in bytes up to which a body is decoded at once. Larger ones take turns.
+	// FreeBody is the size in bytes up to which a body is decoded immediately. Larger ones take
+	// turns.
 	FreeBody = 64 << 10
-	// turnBytes is the part of a long body that is decoded in one turn, in bytes.
+	// turnBytes is how much of a long body is decoded in one turn, in bytes.
 	turnBytes = 1 << 20
 )
 
-// Turns shares the processor time that requests take before they are admitted. Half the processors
-// decode large bodies, and organisations with such bodies take turns: one that sends many delays
-// the others by one turn. The zero value is ready for use.
+// Turns shares the processor time that requests take before admission. Half the processors decode
+// large bodies, and organisations with such bodies take turns, so that one sending many delays the
+// others by one turn. The zero value is ready for use.
 type Turns struct {
 	mu      sync.Mutex
 	held    int
@@ -28,7 +29,7 @@ type Turns struct {
 // MaxTurns returns the number of turns at a time.
 func MaxTurns() int { return max(1, runtime.GOMAXPROCS(0)/2) }
 
-// Begin waits for a turn of an organisation, which end ends.
+// Begin waits for an organisation's turn, which end ends.
 func (t *Turns) Begin(ctx context.Context, org string) error {
 	t.mu.Lock()
 	if t.held < MaxTurns() {
@@ -100,8 +101,8 @@ func (t *Turns) Counts() (held, waiting int) {
 	return t.held, len(t.orgs)
 }
 
-// TurnBody is a body that is decoded while it arrives. Its reader has a turn, but not while it waits
-// for the client, and not for longer than turnBytes.
+// TurnBody is a body decoded while it arrives. Its reader holds a turn, but not while it waits for
+// the client, and not for longer than turnBytes.
 type TurnBody struct {
 	turns *Turns
 	ctx   context.Context // of the request

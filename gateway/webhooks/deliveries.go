@@ -19,15 +19,15 @@ const replayBatch = 100
 type Deliveries interface {
 	// Delivery returns the delivery of an execution, or [proto.ErrNotFound] if it has none yet.
 	Delivery(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
-	// Replay makes a delivery that has ended pending again. It returns [proto.ErrNotFound] if there
-	// is none, and [proto.ErrConflict] while it is pending.
+	// Replay makes a finished delivery pending again. It returns [proto.ErrNotFound] if there is
+	// none, and [proto.ErrConflict] while it is pending.
 	Replay(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, error)
-	// ReplayFailed replays up to most deliveries that have failed since a time, in the order of their
-	// failures, from the Next of an earlier call on.
+	// ReplayFailed replays up to most deliveries that have failed since a time, in the order of
+	// their failures, starting after an earlier call's Next.
 	ReplayFailed(ctx context.Context, org string, since time.Time, after string, most int) (proto.Replayed, error)
-	// Test sends a test to the URL of a key, and returns the attempt. It returns
-	// [proto.ErrNotFound] if the sending process does not know the URL yet, and a [*proto.Rejection]
-	// if no such process is ready.
+	// Test sends a test to a key's URL, and returns the attempt. It returns [proto.ErrNotFound] if
+	// the sending process does not know the URL yet, and a [*proto.Rejection] if no such process is
+	// ready.
 	Test(ctx context.Context, key proto.Key) (*proto.DeliveryAttempt, error)
 }
 
@@ -41,7 +41,7 @@ type Executions interface {
 var errNoWebhook = api.Errorf(
 	api.CodeNotFound, "the execution has no webhook: it asked for none, and its API key has no URL")
 
-// DeliveryStatus returns the status of the webhook of an execution, empty if it has none.
+// DeliveryStatus returns the status of an execution's webhook, or "".
 func (s *Routes) DeliveryStatus(ctx context.Context, r *proto.Record) (proto.DeliveryStatus, error) {
 	d, err := s.delivery(ctx, r)
 	switch {

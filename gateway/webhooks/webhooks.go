@@ -18,9 +18,9 @@ import (
 type Webhooks interface {
 	// Stored returns the stored settings of a key, or [proto.ErrNotFound].
 	Stored(ctx context.Context, org, key string) (proto.Webhook, error)
-	// Change stores the settings that f returns for the present settings of a key, nil if there are
-	// none, and returns them. f may be called more than once. Change returns an error of f
-	// unchanged.
+	// Change replaces the settings of a key by f's result, and returns it. f is called with the
+	// current settings, nil if there are none, possibly more than once. Change returns an error of
+	// f unchanged.
 	Change(
 		ctx context.Context, org, key string, f func(old *proto.Webhook) (proto.Webhook, error),
 	) (proto.Webhook, error)
@@ -82,9 +82,9 @@ func (s *Routes) Handlers() []web.Handler {
 	}
 }
 
-// settingsKey returns the API key or the member whose webhook settings a request is about: the one
-// that the query names, or the calling one. Others need the scope admin: the URL gets the results of all their
-// async executions. The calling one can send these anywhere with each request, too.
+// settingsKey returns the API key or member whose webhook settings a request is about: the one in
+// the query, or the caller. Others need the scope admin: the URL receives the results of all their
+// async executions. The caller can send its own anywhere with each request, too.
 func (s *Routes) settingsKey(r *web.Request, change bool) (*proto.Key, error) {
 	own, id := &r.Key, r.URL.Query().Get("key")
 	if id == "" {
@@ -111,8 +111,8 @@ func (s *Routes) settingsKey(r *web.Request, change bool) (*proto.Key, error) {
 	return &key, err
 }
 
-// principal returns the stored API key of an id, which may be revoked, or the one as which the member with
-// that id acts.
+// principal returns the stored API key with an id, which may be revoked, or the one for the member
+// with that id.
 func (s *Routes) principal(ctx context.Context, id string) (proto.Key, error) {
 	if !strings.HasPrefix(id, proto.MemberPrefix) {
 		return s.Keys.Get(ctx, id)
@@ -141,7 +141,7 @@ func settingsError(err error) error {
 	return fmt.Errorf("webhook settings: %w", err)
 }
 
-// read decodes webhook settings from the body of a request and checks where their URL leads.
+// read decodes webhook settings from a request's body and checks where their URL leads.
 func (s *Routes) read(w http.ResponseWriter, r *web.Request) (*api.WebhookRequest, error) {
 	req, err := web.DecodeBody[api.WebhookRequest](s.Core, w, r)
 	if err != nil || req.URL == nil {
@@ -197,8 +197,7 @@ func (s *Routes) patch(w http.ResponseWriter, r *web.Request) error {
 	})
 }
 
-// rotateFrom returns wanted with the secret of old as its previous secret, which signs for another
-// day.
+// rotateFrom returns wanted with old's secret as its previous secret, which signs for another day.
 func rotateFrom(old *proto.Webhook, wanted proto.Webhook) proto.Webhook {
 	secret := wanted.Secret
 	if old != nil {
@@ -208,8 +207,7 @@ func rotateFrom(old *proto.Webhook, wanted proto.Webhook) proto.Webhook {
 	return wanted
 }
 
-// change stores the settings that change returns for a key, and answers with them
-// and with secret.
+// change replaces a key's settings by change's result, and answers with them and with secret.
 func (s *Routes) change(
 	w http.ResponseWriter, r *web.Request, key *proto.Key, secret string,
 	change func(old *proto.Webhook) (proto.Webhook, error),

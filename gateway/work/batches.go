@@ -16,7 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// batchMemory is what a request for a batch may need: its largest item several times, as it is
+// batchMemory is the memory for uploading a batch: several copies of its largest item, as it is
 // read, decoded, encoded and compressed.
 const batchMemory = 5 * web.DefaultMaxBody
 
@@ -25,20 +25,20 @@ type Batches interface {
 	// Upload begins the storage of the items of a new batch. It returns a [*proto.QuotaError] if the
 	// organisation has too many batches.
 	Upload(org string) (BatchUpload, error)
-	// Create stores a new batch. If there is one of its id, Create returns that and false.
+	// Create stores a new batch. If its id exists, Create returns the existing batch and false.
 	Create(ctx context.Context, batch *proto.Batch) (stored *proto.Batch, created bool, err error)
 	web.Pages[proto.BatchAndState] // the newest first
 	// Get returns a batch, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (proto.BatchAndState, error)
-	// Change stores what change makes of a batch in its present state, and returns both. change may
-	// be called again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there
-	// is no such batch.
+	// Change stores the result of change for a batch in its current state, and returns both. change
+	// may be called again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if
+	// there is no such batch.
 	Change(ctx context.Context, org, id string, change func(*proto.Batch, *proto.BatchState) error) (
 		proto.BatchAndState, error)
 	// Remove removes a batch. It returns [proto.ErrNotFound] if there is none, and
 	// [proto.ErrConflict] if it has not ended.
 	Remove(ctx context.Context, org, id string) error
-	// Items returns the items of a batch as they are now, or [proto.ErrNotFound].
+	// Items returns the current items of a batch, or [proto.ErrNotFound].
 	Items(ctx context.Context, org, id string) (BatchItems, error)
 }
 
@@ -51,7 +51,7 @@ type BatchUpload interface {
 	// Add stores the next item: JSON without line breaks. It returns a [*proto.QuotaError] if the
 	// organisation stores too much.
 	Add(ctx context.Context, item []byte) error
-	// Finish returns what names the content, and the number of items.
+	// Finish returns the reference to the content, and the number of items.
 	Finish(ctx context.Context) (content proto.BatchContent, items int, err error)
 	// Discard removes what was stored.
 	Discard(ctx context.Context)
@@ -67,15 +67,15 @@ type BatchItems interface {
 
 // BatchChecker admits batches and their items.
 type BatchChecker interface {
-	// CheckQuota rejects what would use more if the organisation has reached a hard limit of its month:
-	// of the quotas named, or of all if none are.
+	// CheckQuota rejects a use if the organisation has reached a hard limit this month: of the
+	// named quotas, or of any if none are named.
 	CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error
-	// Job returns the job of a request as execution id, which is empty for a check alone. wait is how
-	// long an inline or streaming execution waits for a worker.
+	// Job returns the job of a request as execution id, which is empty for a mere check. wait is
+	// how long an inline or streaming execution waits for a worker.
 	Job(ctx context.Context, req *api.ExecuteRequest, c proto.Caller, mode proto.Mode, id proto.TraceID,
 		wait time.Duration) (*proto.Job, error)
-	// WebhookURL returns the URL that a result is delivered to, empty for none. url is that of the
-	// request, empty for the key's own. It returns a [*proto.FieldError] for a URL that is not allowed.
+	// WebhookURL returns where to deliver a result, empty for nowhere. url is the request's; if
+	// empty, the key's own is used. It returns a [*proto.FieldError] for a URL that is not allowed.
 	WebhookURL(ctx context.Context, url string, mode proto.Mode, key *proto.Key) (string, error)
 }
 
@@ -151,8 +151,8 @@ func (s *BatchRoutes) create(w http.ResponseWriter, r *web.Request) error {
 	return s.write(w, r, http.StatusCreated, &found)
 }
 
-// read stores the batch in the body of a request, or finds the one of an earlier request with
-// the same idempotency key.
+// read stores the batch in a request's body, or finds the batch of an earlier request with the same
+// idempotency key.
 func (s *BatchRoutes) read(w http.ResponseWriter, r *web.Request) (batch *proto.Batch, created bool, err error) {
 	idempotencyKey, err := web.IdempotencyKeyOf(r.Header)
 	if err != nil {
@@ -178,8 +178,8 @@ func (s *BatchRoutes) read(w http.ResponseWriter, r *web.Request) (batch *proto.
 	})
 }
 
-// Upload stores a new batch with the items in the body of a request, which the result of read
-// reads. With an idempotency key it finds the one of an earlier request.
+// Upload stores a new batch with the items in a request's body, which the result of read reads.
+// With an idempotency key it may find an earlier request's batch.
 func (s *BatchRoutes) Upload(
 	w http.ResponseWriter, r *web.Request, batch *proto.Batch, keyed bool, read func(BatchUpload) *api.BatchBody,
 ) (_ *proto.Batch, created bool, err error) {
@@ -216,8 +216,8 @@ func (s *BatchRoutes) Upload(
 	return batch, created, placed(err)
 }
 
-// checkNew refuses a batch whose items would be refused because a monthly quota is used up.
-// One that was accepted before, under the same idempotency key, is found nevertheless.
+// checkNew refuses a batch whose items would be refused because a monthly quota is used up. It
+// still finds a batch accepted earlier under the same idempotency key.
 func (s *BatchRoutes) checkNew(ctx context.Context, b *proto.Batch) error {
 	refused := s.Checker.CheckQuota(ctx, b.Org)
 	if refused == nil {
@@ -267,7 +267,7 @@ func isLines(h http.Header) (bool, error) {
 	}
 }
 
-// placed returns the error for a client whose batch was not accepted: that of an item, with its
+// placed returns the client's error for a batch that was not accepted: an item's error, with its
 // place.
 func placed(err error) error {
 	place, ok := errors.AsType[*api.PlaceError](err)
@@ -353,7 +353,7 @@ func (b *batchReader) checkURL(url string) error {
 	return b.URLs.Check(b.ctx, field, url)
 }
 
-// store stores a batch whose items are uploaded, unless there is one of its idempotency key.
+// store stores a batch whose items are uploaded, unless its idempotency key is already used.
 func (s *BatchRoutes) store(
 	ctx context.Context, b *proto.Batch, upload BatchUpload, keyed bool,
 ) (batch *proto.Batch, created bool, err error) {
@@ -366,7 +366,7 @@ func (s *BatchRoutes) store(
 	batch, created, err = s.Batches.Create(storing, b)
 	switch {
 	case err != nil:
-		// It may be stored, so its items stay. They are removed after a day if it is not.
+		// The batch may be stored, so its items stay. If it is not, they are removed after a day.
 		return nil, true, err
 	case !created && keyed && batch.Content.Hash != b.Content.Hash:
 		return nil, false, api.Errorf(
@@ -416,11 +416,10 @@ func (s *BatchRoutes) write(w http.ResponseWriter, r *web.Request, status int, b
 	return web.WriteValue(w, status, form)
 }
 
-// batchSample is the number of items, the first ones in the queue, of which a batch shows what they
-// wait for.
+// batchSample is the number of queued items, from the first on, whose missing needs a batch shows.
 const batchSample = 8
 
-// waitingFor returns what workers lack to run one of the first items in the queue, or nil.
+// waitingFor returns what workers lack to run one of the first queued items, or nil.
 func (s *BatchRoutes) waitingFor(ctx context.Context, b *proto.BatchAndState) (*proto.Missing, error) {
 	if b.State.Counts.Queued == 0 {
 		return nil, nil

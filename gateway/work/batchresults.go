@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// resultsGroup is the number of records that are read at the same time, and then written.
+	// resultsGroup is the number of records read concurrently before they are written.
 	resultsGroup = 8
 	// resultsPoll is how often a reader that follows looks for more results.
 	resultsPoll = time.Second
@@ -101,7 +101,7 @@ func (d *resultsDownload) run(ctx context.Context, follow bool) error {
 	}
 }
 
-// write writes the lines of the next items that have ended. It returns web.ErrOverloaded if there is no
+// write writes the lines of the next finished items. It returns web.ErrOverloaded if there is no
 // memory for the first one now.
 func (d *resultsDownload) write(ctx context.Context, items BatchItems) error {
 	// Results may be large, so an organisation reads few at a time.

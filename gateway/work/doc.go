@@ -1,3 +1,3 @@
-// Package work has the routes of what starts executions without a request for each: batches, schedules and
-// pipelines.
+// Package work has the routes of batches, schedules and pipelines: work that starts executions
+// without a request for each.
 package work

@@ -32,11 +32,11 @@ type Pipelines interface {
 
 // PipelineChecker admits runs of pipelines.
 type PipelineChecker interface {
-	// CheckQuota rejects what would use more if the organisation has reached a hard limit of its month:
-	// of the quotas named, or of all if none are.
+	// CheckQuota rejects a use if the organisation has reached a hard limit this month: of the
+	// named quotas, or of any if none are named.
 	CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error
-	// CheckPipeline rejects a run if one of its steps would be rejected now, or if its secrets are not
-	// the ones that its steps name.
+	// CheckPipeline rejects a run if one of its steps would be rejected now, or if its secrets do
+	// not match the names in its steps.
 	CheckPipeline(ctx context.Context, p *proto.Pipeline) error
 }
 
@@ -44,15 +44,15 @@ type PipelineChecker interface {
 type Caches interface {
 	// Get returns a thread, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
-	// List returns up to limit threads of an owner, with their names as ids, in the order of these: those
-	// with ids above after.
+	// List returns up to limit threads of an owner with names after a given one, ordered by name,
+	// which replaces the id.
 	List(ctx context.Context, org string, owner proto.ThreadOwner, after string, limit int) ([]proto.ThreadSummary, error)
 }
 
 // Versions forks, reads and removes the stored versions of threads.
 type Versions interface {
-	// Fork creates a thread that starts from a version of another; version 0 is the newest with the
-	// staged files. It returns [proto.ErrNotFound] if there is no such thread or version, and
+	// Fork creates a thread from a version of another; version 0 is the newest with the staged
+	// files. It returns [proto.ErrNotFound] if there is no such thread or version, and
 	// [proto.ErrExists] if the new id is taken.
 	Fork(ctx context.Context, org, from string, version int64, to string) (*proto.Thread, error)
 	// ArchiveSelected writes what patterns select of the newest version as a tar. Before it writes, it

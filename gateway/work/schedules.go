@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// shownTicks is the number of next ticks in answers, and of a preview unless it asks for another.
+	// shownTicks is the number of next ticks in answers, and the default of a preview.
 	shownTicks = 5
 	// maxPreview bounds the ticks of a preview.
 	maxPreview = 100
@@ -30,9 +30,9 @@ type Schedules interface {
 	// Ticks returns the first n ticks of a schedule from a time on, paused or not. It returns a
 	// [*proto.FieldError] if the schedule has no ticks.
 	Ticks(schedule *proto.Schedule, from time.Time, n int) ([]time.Time, error)
-	// Change stores what change makes of a schedule, and returns that. change may be called again.
-	// Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such
-	// schedule, and a [*proto.FieldError] if it has no ticks any more.
+	// Change stores the result of change for a schedule, and returns it. change may be called
+	// again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no
+	// such schedule, and a [*proto.FieldError] if it has no further ticks.
 	Change(ctx context.Context, org, id string, change func(*proto.Schedule) error) (proto.Schedule, error)
 	// Remove removes a schedule, or returns [proto.ErrNotFound].
 	Remove(ctx context.Context, org, id string) error
@@ -48,7 +48,8 @@ type StartChecker interface {
 	StartNow(ctx context.Context, schedule *proto.Schedule, now time.Time) (proto.TraceID, error)
 }
 
-// Waiting returns what workers lack to run those of some executions of an organisation that are queued.
+// Waiting returns, for the queued ones of an organisation's executions, what workers lack to run
+// them.
 type Waiting = func(
 	ctx context.Context, org string, ids []proto.TraceID,
 ) (map[proto.TraceID]*proto.Missing, error)
