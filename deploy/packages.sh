@@ -26,6 +26,7 @@ need bash test -x /bin/bash
 need procps test -x /usr/bin/ps -o -x /bin/ps              # programs read /proc with its commands
 need e2fsprogs test -x /usr/sbin/mke2fs -o -x /sbin/mke2fs # makes the disks of jails
 need git command -v git
+need curl command -v curl                                  # tutorials and other documents use it
 need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt
 
 ((${#packages[@]})) || exit 0
