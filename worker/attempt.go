@@ -54,8 +54,8 @@ func (w *Worker) attempt(ctx context.Context, lease Lease) {
 	a.logEnd(ctx, rec)
 }
 
-// execute runs the stages of an attempt with one program, and returns the terminal record. After an error this worker
-// no longer holds the job.
+// execute runs the stages of an attempt with one program, and returns the terminal record. After an
+// error this worker no longer holds the job.
 func (a *attempt) execute(ctx context.Context) (rec *proto.Record, err error) {
 	defer a.admit(ctx)()
 	defer a.pool.Busy()()
@@ -93,7 +93,7 @@ func (a *attempt) admit(ctx context.Context) (release func()) {
 	return func() {}
 }
 
-// runProgram runs the program in a prepared sandbox, and returns what it leaves.
+// runProgram runs the program in a prepared sandbox, and returns its outcome.
 func (a *attempt) runProgram(ctx context.Context, c *claim, b *sandbox) (Outcome, error) {
 	e, err := a.run(ctx, c, b)
 	if err != nil {
@@ -110,7 +110,7 @@ func (a *attempt) runProgram(ctx context.Context, c *claim, b *sandbox) (Outcome
 	return out, nil
 }
 
-// unstarted returns the outcome of an attempt whose program was not started because of err.
+// unstarted returns the outcome of an attempt whose program err prevented from starting.
 func (a *attempt) unstarted(ctx context.Context, c *claim, err error) (Outcome, error) {
 	out := Outcome{LastSeq: c.base, Steps: &a.spent.steps}
 	failed, sandboxFailed := errors.AsType[*prepareError](err)
@@ -135,8 +135,8 @@ func (a *attempt) unstarted(ctx context.Context, c *claim, err error) (Outcome, 
 	return out, nil
 }
 
-// retriable reports whether err is the host's lack of memory and the job has further attempts, which the dispatcher
-// starts when the lease of this one has ended.
+// retriable reports whether err means that the host lacks memory and the job has attempts left. The
+// dispatcher starts the next one when this one's lease has ended.
 func (a *attempt) retriable(err error) bool {
 	return errors.Is(err, jail.ErrHostOutOfMemory) && a.lease.Attempt() < a.job.MaxAttempts
 }

@@ -17,8 +17,8 @@ type claimError struct{ err error }
 func (e *claimError) Error() string { return e.err.Error() }
 func (e *claimError) Unwrap() error { return e.err }
 
-// claim records that the program starts. It calls giveUp when the program must not start any more, until wanted is
-// done. Its error is a [*claimError].
+// claim records that the program starts. Until wanted is done, it calls giveUp if the program must
+// no longer start. Its error is a [*claimError].
 func (a *attempt) claim(ctx, wanted context.Context, giveUp func()) (*claim, error) {
 	running, base, err := a.lease.Claim(ctx)
 	if err != nil {

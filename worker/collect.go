@@ -13,7 +13,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/mount"
 )
 
-// collectError is why it is not known that all that a program wrote to its storage connections is stored.
+// collectError is why it is unknown whether all of a program's writes to its storage connections
+// are stored.
 type collectError struct{ err error }
 
 func (e *collectError) Error() string { return e.err.Error() }
@@ -83,7 +84,7 @@ func (c *collector) Write(p []byte) (int, error) {
 }
 
 // grow doubles the capacity when it is used up, up to the limit. A plain builder may allocate twice
-// the limit, or copy many MiB many times.
+// the limit, or copy many MiB repeatedly.
 func (c *collector) grow(n int) {
 	if c.kept.Cap()-c.kept.Len() >= n {
 		return
@@ -135,7 +136,7 @@ func resultOf(job *proto.Job, o jail.Outcome) proto.Result {
 	}
 }
 
-// withExitCode returns r with the exit code of a program that ended by itself after SIGTERM.
+// withExitCode returns r with the exit code of a program that exited by itself after SIGTERM.
 func withExitCode(r proto.Result, o jail.Outcome) proto.Result {
 	if o.Graceful {
 		own := proto.Exited(o.ExitCode)

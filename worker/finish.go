@@ -11,8 +11,8 @@ import (
 // finishGrace limits the writing of a result after a shutdown.
 const finishGrace = 5 * time.Second
 
-// finishError is why the result of an attempt was not stored: others ended the execution, or the store did not answer
-// until the worker had to stop.
+// finishError is why the result of an attempt was not stored: another process ended the execution,
+// or the store did not answer before the worker had to stop.
 type finishError struct{ err error }
 
 func (e *finishError) Error() string { return e.err.Error() }
@@ -31,7 +31,7 @@ func (a *attempt) finish(ctx context.Context, out Outcome) (*proto.Record, error
 	return rec, nil
 }
 
-// committed returns rec, the record with which an attempt ended, if this worker stored it after commits.
+// committed returns rec, an attempt's final record, if this worker stored it after commits.
 func (o *Outcome) committed(rec *proto.Record) *proto.Record {
 	if o.Commit == nil && len(o.Volumes) == 0 {
 		return nil

@@ -22,8 +22,8 @@ type health struct {
 	cancelHealthy context.CancelFunc
 }
 
-// markHealthy lets the worker accept jobs. It returns a context that is done when that changes, or
-// ctx is done.
+// markHealthy lets the worker accept jobs. It returns a context that is done when the worker is
+// marked unhealthy or ctx is done.
 func (h *health) markHealthy(ctx context.Context) context.Context {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -22,12 +22,12 @@ type Lease interface {
 	// Secrets returns the values of the job's secrets by name.
 	Secrets(ctx context.Context) (map[string][]byte, error)
 	// Claim records that the program starts. The returned context is cancelled with [proto.ErrLost]
-	// when the program must be killed at once. After an error the program must not be started.
+	// when the program must be killed immediately. After an error the program must not be started.
 	Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error)
 	// Cancelled returns a channel that is closed when a client cancels the execution. It is called
 	// after Claim.
 	Cancelled() <-chan struct{}
-	// Finish writes the result unless there is one already, and returns the record as it is then.
+	// Finish writes the result unless one exists already, and returns the resulting record.
 	Finish(ctx context.Context, e Outcome) (*proto.Record, error)
 	// Release ends the lease without a result.
 	Release()
@@ -50,15 +50,15 @@ type Output interface {
 	// Close returns the number of the last event. truncated reports whether events are missing for
 	// readers.
 	Close() (last int64, truncated bool)
-	// OverBudget reports, after Close, whether less is kept because the organisation has used up its
-	// budget of stored output.
+	// OverBudget reports, after Close, whether less is kept because the organisation has used up
+	// its budget of stored output.
 	OverBudget() bool
 }
 
 // Stream publishes one of a program's outputs.
 type Stream interface {
 	io.Writer
-	// Keep returns how many of the next n bytes the result is to hold. It is called before Write.
+	// Keep returns how many of the next n bytes go into the result. It is called before Write.
 	Keep(n int) int
 }
 
@@ -108,14 +108,14 @@ type Home interface {
 	// PutStaged writes the thread's staged files. The error is a [*proto.UploadsError] if they do
 	// not fit.
 	PutStaged(ctx context.Context) error
-	// MakeTmp makes a directory of the home one that programs can use as /tmp. Anything else of that
-	// name is removed.
+	// MakeTmp turns a directory of the home into one that programs can use as /tmp. It removes
+	// anything else with that name.
 	MakeTmp(name string) error
-	// PutProgram writes the program's file and returns its name, which differs from usual if the
-	// home has a file of that name. It may be called repeatedly.
+	// PutProgram writes the program's file and returns its name. The name is not the usual one if
+	// the home already has a file with that name. It may be called repeatedly.
 	PutProgram(usual string, content []byte) (name string, err error)
-	// LimitSpace limits what the program can write to what is left of the home's limit. It is called
-	// after PutStaged, MakeTmp and PutProgram.
+	// LimitSpace limits the program's writes to the space left in the home. It is called after
+	// PutStaged, MakeTmp and PutProgram.
 	LimitSpace() error
 	// Save stores the changes of the program and returns the commit that makes them the thread's
 	// next version, nil if there are none. The jail must be dead. It returns a [*proto.LimitError],

@@ -20,8 +20,8 @@ type sandbox struct {
 	mounts   *mount.Set // nil if there are no mounts
 	secrets  map[string][]byte
 	injector *inject.Proxy // nil if no secret is added to requests
-	// saving, if not nil, is closed when a save that the execution does not wait for ends. The home, the
-	// volumes and the jail are in use until then.
+	// saving, if not nil, is closed when a save that the execution does not wait for ends. The
+	// home, the volumes and the jail are in use until then.
 	saving <-chan struct{}
 
 	start      Start
@@ -31,8 +31,8 @@ type sandbox struct {
 	took       time.Duration // without checkOut
 }
 
-// close releases everything. committed is the record of the execution, if this worker stored it after
-// commits, and otherwise nil.
+// close releases everything. committed is the execution's record if this worker stored it after
+// commits, otherwise nil.
 func (b *sandbox) close(committed *proto.Record) error {
 	var errs []error
 	if b.jail != nil {
@@ -167,7 +167,7 @@ func (e *prepareError) result() proto.Result {
 	}
 }
 
-// openMounts starts what serves the mounts of a job, while its jail is being prepared.
+// openMounts starts serving the mounts of a job, while its jail is being prepared.
 func (a *attempt) openMounts(_ context.Context, b *sandbox) (err error) {
 	if len(a.job.Mounts) == 0 {
 		return nil

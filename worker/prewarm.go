@@ -108,7 +108,7 @@ func (j *preparedJail) releaseImage() {
 }
 
 // poolKey identifies interchangeable jails: for executions in the same sandbox and language, all
-// with a thread or all without, of one API key or of all.
+// with a thread or all without, of one API key or of any.
 type poolKey struct {
 	worker   *Worker
 	sandbox  proto.Sandbox
@@ -137,7 +137,7 @@ func (k poolKey) anyLanguage() poolKey {
 // forkable reports whether jails of k may be forked from a zygote.
 func (k poolKey) forkable() bool { return k.apiKey != "" && k.sandbox.Isolation == "" }
 
-// String returns a text that is the same for equal keys only.
+// String returns a text that is equal only for equal keys.
 func (k poolKey) String() string {
 	sandbox, err := json.Marshal(k.sandbox)
 	if err != nil {
@@ -170,8 +170,8 @@ func (k poolKey) fork(ctx context.Context) (*preparedJail, error) {
 	return j, err
 }
 
-// create creates a jail with prepare, in which the language's interpreter waits for its program if
-// it can.
+// create creates a jail with prepare. If the language allows it, its interpreter waits there for
+// the program.
 func (k poolKey) create(
 	ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error),
 ) (*preparedJail, error) {

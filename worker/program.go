@@ -9,7 +9,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// programError is why a job has no program that its sandbox can run, a sentence for the tenant.
+// programError explains to the tenant why the sandbox cannot run a job's program.
 type programError struct{ err error }
 
 func (e *programError) Error() string { return e.err.Error() }

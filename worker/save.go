@@ -10,8 +10,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// saveGrace is how long a save may go on after its timeout until the slot does not wait for it any
-// more: a file system may hang in a system call.
+// saveGrace is how long after its timeout the slot still waits for a save: a file system may hang
+// in a system call.
 const saveGrace = 10 * time.Second
 
 // errSaveTimeout is the cause of the end of a save's context.
@@ -81,7 +81,7 @@ type saving struct {
 	err    error
 }
 
-// savings returns what is to be saved of a sandbox, the thread's home last.
+// savings returns what to save of a sandbox, the thread's home last.
 func (b *sandbox) savings() (all []*saving) {
 	for _, v := range b.volumes {
 		if v.home != nil {
@@ -94,7 +94,8 @@ func (b *sandbox) savings() (all []*saving) {
 	return all
 }
 
-// save saves the home and the volumes of a sandbox, and adds the commits to out, or why there is none.
+// save saves the home and the volumes of a sandbox, and adds the commits, or the reason why there
+// are none, to out.
 func (a *attempt) save(ctx context.Context, b *sandbox, out *Outcome) {
 	began := time.Now()
 	saved := b.save(ctx, a.SaveTimeout)
@@ -117,8 +118,8 @@ func (a *attempt) save(ctx context.Context, b *sandbox, out *Outcome) {
 	}
 }
 
-// save saves the home and the volumes within timeout. It sets b.saving if some are in use after that, and then none is
-// saved.
+// save saves the home and the volumes within timeout. If some are still in use after that, it sets
+// b.saving, and none is saved.
 func (b *sandbox) save(ctx context.Context, timeout time.Duration) []*saving {
 	all := b.savings()
 	if len(all) == 0 {

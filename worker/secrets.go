@@ -39,7 +39,7 @@ func secretFiles(job *proto.Job, secrets map[string][]byte) (files []jail.File) 
 	return files
 }
 
-// newInjector returns the proxy that adds secrets to the program's requests, nil if there are none.
+// newInjector returns the proxy that adds secrets to the program's requests, or nil.
 func (w *Worker) newInjector(job *proto.Job, secrets map[string][]byte) (*inject.Proxy, error) {
 	var injected []inject.Secret
 	for _, b := range job.Bound {
@@ -59,8 +59,8 @@ var trustVariables = []string{ // read only
 	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "DENO_CERT",
 }
 
-// withTrust adds the trust in the proxy's certificates to an environment, except where it has a file
-// of its own.
+// withTrust makes programs trust the proxy's certificates by adding variables to an environment,
+// unless it sets them itself.
 func withTrust(env map[string]string) map[string]string {
 	with := map[string]string{}
 	for _, name := range trustVariables {
@@ -78,8 +78,8 @@ func trustFile(roots inject.Roots, proxy *inject.Proxy) jail.File {
 	}
 }
 
-// newMasks returns the masks of a job: of values of Env, and of bound secrets. Those that programs
-// never get are among them, because a server may send them back.
+// newMasks returns the masks of a job: of values of Env, and of bound secrets. Secrets that
+// programs never get are included, because a server may echo them.
 func newMasks(job *proto.Job, bound map[string][]byte) *mask.Masks {
 	var values []string
 	for _, name := range job.Secrets {

@@ -14,14 +14,14 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// runTrace has the spans of one attempt. It is nil for a job that its gateway does not trace.
+// runTrace has the spans of one attempt. It is nil if the job's gateway does not trace it.
 type runTrace struct {
 	tracer trace.Tracer
 	parent context.Context
 	span   trace.Span
 }
 
-// startTrace starts the span of an attempt, which has the submission as its parent.
+// startTrace starts the span of an attempt as a child of the submission's.
 func startTrace(ctx context.Context, job *proto.Job, attempt int) (context.Context, *runTrace) {
 	if job.Traceparent == "" {
 		return ctx, nil
@@ -42,8 +42,7 @@ func startTrace(ctx context.Context, job *proto.Job, attempt int) (context.Conte
 	return ctx, t
 }
 
-// end ends the span of an attempt that ended with a record or with err, after it has added those of
-// the steps.
+// end adds the spans of the steps and ends the span of an attempt that ended with a record or err.
 func (t *runTrace) end(ctx context.Context, rec *proto.Record, err error) {
 	switch {
 	case t == nil:

@@ -78,9 +78,9 @@ func (a *attempt) checkOutVolumes(ctx context.Context, b *sandbox) error {
 	return nil
 }
 
-// changesSpace returns the size of the file system for the changes of a volume with a quota in bytes:
-// a power of two, so that there are few sizes, of which some are kept ready. Home.LimitSpace leaves
-// the program what the quota has room for.
+// changesSpace returns the size of the file system for a volume's changes, given its quota in
+// bytes. It is a power of two, so that sizes are few and some can be kept ready. Home.LimitSpace
+// limits the program to the rest of the quota.
 func changesSpace(quota int64) proto.Space {
 	size := int64(proto.GiB)
 	for size-home.OwnBytes < quota {
@@ -101,8 +101,8 @@ func (a *attempt) checkOutVolume(ctx context.Context, m proto.Mount) (v *volume,
 	return v, err
 }
 
-// limitVolumes adds staged files to the mounted volumes of a job that the program can change, and
-// limits them to their quotas. The error is a [*volumeError].
+// limitVolumes adds staged files to a job's writable volumes, and limits the volumes to their
+// quotas. The error is a [*volumeError].
 func (b *sandbox) limitVolumes(ctx context.Context) error {
 	for _, v := range b.volumes {
 		if v.home == nil {

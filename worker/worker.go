@@ -1,6 +1,6 @@
 // Package worker runs jobs in stages: take the job, claim it while a sandbox is prepared, run the
-// program, collect what it leaves, save its home, finish with a result. Package jail defines jails;
-// interfaces connect the worker with queues, images and homes.
+// program, collect its output and files, save its home, finish with a result. Package jail defines
+// jails; interfaces connect the worker with queues, images and homes.
 package worker
 
 import (
@@ -30,7 +30,7 @@ type Worker struct {
 	Home   string // inside the jail
 	Slots  int
 	Warm   Warm
-	// SaveTimeout limits how long the home of a thread may take to be saved.
+	// SaveTimeout limits how long saving a thread's home may take.
 	SaveTimeout time.Duration
 	Log         *slog.Logger
 	Done        func(rec *proto.Record) // is called for every execution that ended here
@@ -48,8 +48,8 @@ type Worker struct {
 	limiter *backgroundLimiter
 }
 
-// Run accepts jobs until ctx is done, and returns when all of them have ended. Programs that still
-// run when cut is done are killed and recorded as lost to the shutdown.
+// Run accepts jobs until ctx is done, and returns when all of them have ended. When cut is done, it
+// kills the remaining programs and records them as lost to the shutdown.
 func (w *Worker) Run(ctx, cut context.Context) error {
 	var slots sync.WaitGroup
 	w.health.test, w.health.notify = w.selfTest, w.OnHealth

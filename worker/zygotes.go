@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// minForkRate is the number of executions per second with which an API key gets a zygote of a
+	// minForkRate is the rate of executions per second from which an API key gets a zygote of a
 	// pool key. A zygote takes as long to create, and as much memory, as a jail or two.
 	minForkRate = 2.0
-	// protectedFor is the time after a request in which a zygote is not evicted for another one.
+	// protectedFor is how long after a request a zygote cannot be evicted for another one.
 	protectedFor = 5 * time.Second
 	// assumedMemory is the assumed memory of a zygote, in bytes, until it has been created.
 	assumedMemory = 16 << 20
@@ -29,12 +29,12 @@ const (
 	// firstRetry is the pause after a failure, which doubles with each further failure up to
 	// maxRetry.
 	firstRetry, maxRetry = 5 * time.Second, 5 * time.Minute
-	// createTimeout limits the creation of a zygote, with its image and all its imports. Those of the
-	// largest libraries take seconds of processor time, of which a busy machine gives little.
+	// createTimeout limits the creation of a zygote, with its image and all its imports. Importing
+	// the largest libraries takes seconds of CPU time, and more real time on a busy machine.
 	createTimeout = 2 * time.Minute
 )
 
-// zygotePool holds the jails that others are forked from: one for each pool key that an API key
+// zygotePool holds the jails from which others are forked: one for each pool key that an API key
 // requests often, used by that API key alone.
 type zygotePool struct {
 	most     int   // limit of zygotes
@@ -69,8 +69,8 @@ type zygote struct {
 	inUse   sync.WaitGroup // forks in progress
 }
 
-// request counts a request for k and reports whether there is a zygote to fork from. It starts to
-// create or replace one if the rate of requests calls for it.
+// request counts a request for k and reports whether there is a zygote to fork from. If the request
+// rate justifies it, it starts to create or replace one.
 func (p *zygotePool) request(k poolKey) bool {
 	name, now := k.String(), time.Now()
 	p.mu.Lock()
@@ -94,8 +94,8 @@ func (p *zygotePool) request(k poolKey) bool {
 	return s.zygote != nil
 }
 
-// acquire returns the zygote for k, nil if there is none. The zygote is not closed before done is
-// called with the result of the fork.
+// acquire returns the zygote for k, or nil. The zygote stays open until done is called with the
+// result of the fork.
 func (p *zygotePool) acquire(k poolKey) (z jail.Zygote, done func(err error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,8 +170,8 @@ func (s *zygoteSlot) backOff() {
 	s.retryAt = time.Now().Add(s.retryPause)
 }
 
-// usedByOthers returns the number of zygotes, those being created included, and their memory in
-// bytes, without those of s.
+// usedByOthers returns the number and memory in bytes of all zygotes except those of s, including
+// those being created.
 func (p *zygotePool) usedByOthers(s *zygoteSlot) (count int, memory int64) {
 	count, memory = p.retired, p.retiredMemory
 	for _, o := range p.slots {
@@ -188,7 +188,7 @@ func (p *zygotePool) usedByOthers(s *zygoteSlot) (count int, memory int64) {
 }
 
 // hasRoom reports whether there is room for a zygote of s. If not, it evicts the least recently
-// requested one, unless that was requested within protectedFor; a later request finds the room.
+// requested one, unless that is protected by protectedFor; a later request finds the room.
 func (p *zygotePool) hasRoom(s *zygoteSlot) bool {
 	if count, memory := p.usedByOthers(s); count < p.most && memory+assumedMemory <= p.memory {
 		return true

@@ -18,11 +18,11 @@ import (
 // Fetch opens an object of the given size in bytes. Apply closes it and verifies its digest.
 type Fetch func(ctx context.Context, digest layer.Digest, size int64) (io.ReadCloser, error)
 
-// Apply changes dir, which is the previous version or, for the first layer, empty, into the next
-// one. After an error or a crash dir is neither. Callers therefore apply layers to a directory that
-// is not in use, and rename it afterwards. Apply does not sync. It never modifies files in place,
-// so that dir may share them with other directories by hard links. New files belong to the calling
-// user, which is root.
+// Apply changes dir from the previous version to the next one; for the first layer dir is empty.
+// After an error or a crash dir is neither. Callers therefore apply layers to an unused directory,
+// and rename it afterwards. Apply does not sync. It never modifies files in place, so that dir may
+// share them with other directories by hard links. New files belong to the calling user, which is
+// root.
 func Apply(ctx context.Context, dir string, in layer.Reader, fetch Fetch) error {
 	root, err := openRoot(dir)
 	if err != nil {
@@ -88,7 +88,7 @@ func (t *target) Detach(move int, path string) error {
 		return err
 	}
 	defer closeFD(dir)
-	// This fails unless it is a directory, and for mount points.
+	// This fails for anything but a directory, and for mount points.
 	fd, err := openAt(dir, name, readDir, 0)
 	if err != nil {
 		return err
@@ -141,8 +141,8 @@ func (t *target) enterRoot(e *layer.Entry) error {
 	return removeContents(fd)
 }
 
-// Leave implements [layer.Target]. It sets the metadata of the directory, which changes inside it
-// would have modified.
+// Leave implements [layer.Target]. It sets the directory's metadata last, because changes inside
+// modify it.
 func (t *target) Leave() error {
 	d := t.current()
 	isRoot := len(t.stack) == 1

@@ -22,9 +22,9 @@ type Overlay struct {
 }
 
 // Space that an overlay takes on its volume in addition to the home: the directories upper and
-// work, what the kernel creates in work, a character device that all deletions are links to, and
-// the file of LimitSpace. With Linux 6.18 that is 9 inodes and 7 blocks of 4 KiB; the rest is a
-// reserve for other kernels.
+// work, the kernel's entries in work, a character device that all deletions link to, and the file
+// of LimitSpace. With Linux 6.18 that is 9 inodes and 7 blocks of 4 KiB; the rest is a reserve for
+// other kernels.
 const (
 	OwnInodes = 16
 	OwnBytes  = 64 << 10
@@ -151,8 +151,8 @@ func (o *Overlay) LimitSpace(left int64) error {
 	return nil
 }
 
-// inPrivateNamespace calls f in a new mount namespace that mounts do not propagate into or out of.
-// The namespace ends with the call.
+// inPrivateNamespace calls f in a new mount namespace without propagation in either direction. The
+// namespace ends with the call.
 func inPrivateNamespace(f func() error) error {
 	done := make(chan error)
 	go func() { done <- unshareAndCall(f) }()

@@ -109,8 +109,8 @@ func (o *Overlay) makeDir(parent int, name string) (int, error) {
 	return dir, nil
 }
 
-// MakeTmp creates a directory at the root of a home that is mounted and not in use yet, or makes it one
-// that programs can use as /tmp. Anything else of that name is removed.
+// MakeTmp creates a directory at the root of a mounted, unused home that programs can use as /tmp,
+// or adapts an existing one. It removes anything else with that name.
 func (o *Overlay) MakeTmp(mount *os.File, name string) error {
 	const mode = unix.S_ISVTX | 0o777
 	dir, err := o.makeDir(int(mount.Fd()), name)
@@ -149,7 +149,7 @@ func (o *Overlay) create(dir int, name string, size int64, content io.Reader) er
 	return errors.Join(err, f.Close())
 }
 
-// writeAll reads content up to io.EOF, because that is where a store reports a wrong digest.
+// writeAll reads content up to io.EOF, because only then does a store report a wrong digest.
 func writeAll(f *os.File, size int64, content io.Reader) error {
 	n, err := io.CopyN(f, content, size)
 	if errors.Is(err, io.EOF) {

@@ -184,7 +184,7 @@ func (t *tree) stat(n node, c child) (found, error) {
 	return found{st, t.overlay && !c.lower && fileType(st) == unix.S_IFCHR && st.Rdev == 0}, nil
 }
 
-// open opens a subdirectory of a node and returns what it is based on.
+// open opens a subdirectory of a node and returns its base.
 func (t *tree) open(n node, c child) (node, layer.Base, error) {
 	if c.lower {
 		fd, err := openAt(n.lower, c.name, readDir, 0)

@@ -100,7 +100,7 @@ func (w *writer) writeDir(n node, e *layer.Entry) error {
 	return w.out.Write(&layer.Entry{Kind: layer.Leave}, nil)
 }
 
-// countDir adds a directory, without the changes in it, to the growth of the home.
+// countDir adds a directory to the growth of the home, without the changes inside.
 func (w *writer) countDir(n node, e *layer.Entry) error {
 	growth := &w.stats.Growth
 	growth.Attributes += layer.AttributeBytes(e.Xattrs)
@@ -113,8 +113,8 @@ func (w *writer) countDir(n node, e *layer.Entry) error {
 		growth.Files++
 	}
 	if e.Base == layer.Moved {
-		// Its previous place was subtracted: that has a deletion or something else, or is in a
-		// directory that is gone.
+		// Its previous place was already subtracted: it has a deletion or another entry now, or its
+		// directory is gone.
 		moved, err := w.meter.contents(n.lower)
 		growth.add(moved.Usage)
 		return err

@@ -72,8 +72,7 @@ type Roots struct {
 	Pool *x509.CertPool
 }
 
-// maxRoots is the maximum number of bytes of Roots.PEM, which every jail whose requests get a secret
-// has a copy of.
+// maxRoots limits Roots.PEM in bytes: every jail whose requests get a secret has a copy.
 const maxRoots = 2 << 20
 
 // rootFiles are where systems have them. SSL_CERT_FILE of the worker's environment precedes them.

@@ -14,8 +14,8 @@ import (
 
 var errPeeked = errors.New("the beginning of the handshake is known")
 
-// peek reads the beginning of a connection. If that is of TLS, it returns the name of the server,
-// empty if there is none that a certificate can have.
+// peek reads the beginning of a connection. If it is TLS, it returns the server's name, or "" if
+// there is none that a certificate can have.
 func peek(ctx context.Context, conn net.Conn) (name string, isTLS bool, read []byte) {
 	recorder := &recordConn{Conn: conn}
 	err := tls.Server(recorder, &tls.Config{
@@ -32,7 +32,7 @@ func peek(ctx context.Context, conn net.Conn) (name string, isTLS bool, read []b
 	return name, !other, recorder.read.Bytes()
 }
 
-// recordConn records what is read, and discards what is written.
+// recordConn records reads, and discards writes.
 type recordConn struct {
 	net.Conn
 	read bytes.Buffer

@@ -63,8 +63,8 @@ type host struct {
 	header, value string
 }
 
-// New returns a proxy for a program that runs at most for a time. If two secrets set the same header
-// of a request, the earlier one wins. roots prove the names of servers.
+// New returns a proxy for a program that runs at most for lifetime. If two secrets set the same
+// header of a request, the earlier one wins. roots verify servers.
 func New(secrets []Secret, lifetime time.Duration, roots *x509.CertPool) (*Proxy, error) {
 	p := &Proxy{roots: roots}
 	var values []string
@@ -88,10 +88,10 @@ func New(secrets []Secret, lifetime time.Duration, roots *x509.CertPool) (*Proxy
 // Certificate returns the certificate of the proxy's authority in PEM.
 func (p *Proxy) Certificate() []byte { return p.authority.pem }
 
-// Interception returns what takes over the connections of the program. In headers of answers, ***
-// takes the place of a value. In bodies it is as many asterisks as the value has bytes, so that the
-// length stays true. Servers are asked for bodies that are not compressed. Bodies that are compressed
-// nevertheless, and connections that have changed to another protocol, are not masked.
+// Interception returns the handler of the program's connections. In response headers, *** replaces
+// a value. In bodies it is as many asterisks as the value has bytes, so that the length stays
+// correct. The proxy asks servers for uncompressed bodies. It does not mask bodies that are
+// compressed nevertheless, or connections that have switched to another protocol.
 func (p *Proxy) Interception() *jail.Interception {
 	i := &jail.Interception{Serve: p.serve}
 	for _, h := range p.hosts {
@@ -206,8 +206,8 @@ func (s *session) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	proxy.ServeHTTP(&maskedHeaders{w, s.proxy}, r)
 }
 
-// rewrite leaves a request as it is, but for the headers of secrets. Headers that belong to the
-// connection or to proxies have been removed before, and with them those that the program calls such.
+// rewrite changes only the headers of secrets. Hop-by-hop and proxy headers, including those that
+// the program declares as such, have already been removed.
 func (s *session) rewrite(p *httputil.ProxyRequest, headers map[string]string) {
 	u := p.Out.URL
 	u.Scheme, u.Host, u.User, u.RawQuery = "http", s.address, nil, p.In.URL.RawQuery
@@ -233,8 +233,8 @@ func (s *session) modify(r *http.Response) error {
 	return nil
 }
 
-// failed answers a request that could not be sent on. The cause may have addresses of the worker, so
-// the program does not get it.
+// failed answers a request that could not be forwarded. The program does not get the cause, which
+// may have addresses of the worker.
 func (s *session) failed(w http.ResponseWriter, _ *http.Request, err error) {
 	why := "The server could not be reached, or has ended the connection without an answer."
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
@@ -269,7 +269,7 @@ func (p *Proxy) maskHeader(h http.Header) {
 	}
 }
 
-// maskedHeaders masks the headers of answers, those of the provisional ones too, and adds no type.
+// maskedHeaders masks the headers of responses, including provisional ones, and adds no type.
 type maskedHeaders struct {
 	http.ResponseWriter
 	proxy *Proxy

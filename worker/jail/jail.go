@@ -30,7 +30,7 @@ type Spec struct {
 	Pids    int     // processes and threads of the program
 	// OpenFiles limits the open files of each process. The worker's own limit may be lower.
 	OpenFiles int
-	// SystemCalls are calls that the program can make beyond those that every program can, of
+	// SystemCalls are calls that the program can make in addition to the usual ones, from
 	// proto.AddableSystemCalls.
 	SystemCalls []string
 	// Terminals limits the pseudo-terminals that exist at a time; 0 is none.
@@ -45,8 +45,8 @@ type Spec struct {
 	// program's changes to it, which are always on disk.
 	Home Home
 	// Prewarm is the interpreter to start before its program is known, as Source.Prewarm returns
-	// it. Such a jail is created at a low CPU weight, since nobody waits for it; the interpreter of a
-	// zygote is started at a program's. If it is nil, no interpreter is started.
+	// it; nil for none. Such a jail is created at a low CPU weight, since no execution waits for
+	// it. A zygote's interpreter starts at a program's weight.
 	Prewarm *Program
 	// MountHomeLater means that Jail.MountHome will mount the home; Home must be nil.
 	MountHomeLater bool
@@ -102,12 +102,12 @@ type Program struct {
 	// LowWeight gives the program a tenth of the CPU weight of others.
 	LowWeight bool
 	// Timeout is counted from the program's start; 0 is no limit. When it has passed, the program's
-	// process group gets SIGTERM, and TimeoutGrace later everything in the jail is killed. If
-	// TimeoutGrace is 0, it is killed at once.
+	// process group gets SIGTERM, and after TimeoutGrace everything in the jail is killed. If
+	// TimeoutGrace is 0, it is killed immediately.
 	Timeout, TimeoutGrace time.Duration
-	// Cancel, when closed, ends the program in the same way with CancelGrace. If it is closed before
-	// Run, the jail is killed at once. The first of the two that happens decides when the program is
-	// killed.
+	// Cancel, when closed, ends the program in the same way with CancelGrace. If it is closed
+	// before Run, the jail is killed immediately. Of timeout and cancel, the first one decides when
+	// the program is killed.
 	Cancel      <-chan struct{}
 	CancelGrace time.Duration
 	// Interception, if not nil, takes over connections of the program. The jail must have a network.
@@ -120,8 +120,8 @@ type Program struct {
 
 // Interception takes over TCP connections of a program to some hosts.
 type Interception struct {
-	// Hosts are names with ports. A connection is to one of them if the jail's resolver has answered
-	// that name with the address.
+	// Hosts are names with ports. A connection matches if the jail's resolver has returned its
+	// address for the name.
 	Hosts []proto.NetworkRule
 	// Serve is called with each connection to a host, whose indices in Hosts are matched. If it
 	// returns false, it has consumed read from the connection and answered nothing, and the connection
@@ -164,7 +164,7 @@ const (
 	// HostOutOfMemory means that the kernel killed a process in the jail because the host, or the
 	// worker's own control group, had no memory left. The jail was within Spec.Memory.
 	HostOutOfMemory Kind = "host_oom"
-	Seccomp         Kind = "seccomp"      // a process of the program made a system call that no program may make
+	Seccomp         Kind = "seccomp"      // a process of the program made a forbidden system call
 	Killed          Kind = "killed"       // the context was done; Detail is its cause
 	StartFailed     Kind = "start_failed" // the program did not run: Step failed with Detail
 )
@@ -182,8 +182,8 @@ type Outcome struct {
 	Duration   time.Duration // from the program's start to its end, wall clock
 	CPUTime    time.Duration // user and system, of everything in the jail
 	MemoryPeak int64         // bytes, of everything in the jail; 0 if the kernel does not report it
-	// Uncharged is the memory of the host's kernel in bytes, beyond what counts towards Spec.Memory,
-	// for which an OutOfMemory program was killed; 0 if it exceeded Spec.Memory.
+	// Uncharged is the kernel memory in bytes, not charged to Spec.Memory, for which an OutOfMemory
+	// program was killed; 0 if it exceeded Spec.Memory.
 	Uncharged int64
 	// Network is the network usage; nil if the network was blocked.
 	Network *proto.NetworkUsage
@@ -192,9 +192,9 @@ type Outcome struct {
 // Jail is one prepared sandbox.
 type Jail interface {
 	// Run runs p. It returns when p and everything it started are dead and all their output has
-	// been written to p.Stdout and p.Stderr. When ctx is done, Run kills the program at once, also one
-	// that has got SIGTERM, and the outcome is Killed unless p had timed out or was cancelled before. A
-	// jail runs one program.
+	// been written to p.Stdout and p.Stderr. When ctx is done, Run kills the program immediately,
+	// even after a SIGTERM, and the outcome is Killed unless p had timed out or was cancelled
+	// before. A jail runs one program.
 	//
 	// A waiting interpreter continues with the program if it was started for such a program, see
 	// Program.Continues. Otherwise it is killed, and the program is started as in a jail without
@@ -211,7 +211,7 @@ type Jail interface {
 	// the jail. It does not follow links in dir, which is relative to the home; "." is the whole home. It
 	// is called before Load.
 	BindHome(ctx context.Context, dir, target string) error
-	// MountData mounts what the program sees below proto.MountsDir, which is empty otherwise. It is
+	// MountData mounts the program's data below proto.MountsDir, which is empty otherwise. It is
 	// called at most once, before Load.
 	MountData(ctx context.Context, d Data) error
 	// Alive reports whether the jail can still be used. A waiting interpreter may have died.
@@ -243,6 +243,6 @@ type Zygote interface {
 	// Memory returns the memory that the zygote uses, in bytes, without its forked jails.
 	Memory() (int64, error)
 	// Close blocks until the last forked jail is gone, and then closes the zygote. From the call
-	// on, Fork fails, and forked jails that have not run are not alive.
+	// on, Fork fails, and forked jails that have not run are dead.
 	Close() error
 }

@@ -49,7 +49,7 @@ func (s Source) Prewarm() (Program, error) {
 		return Program{}, err
 	}
 	p.Files, p.Dir = nil, "/" // the home may be mounted later
-	// Variables that every program has stay, so that the environment keeps its order.
+	// Variables common to every program stay, so that the environment keeps its order.
 	p.Env = append(p.Env, waiting[s.Language]...)
 	return p, nil
 }
@@ -89,9 +89,9 @@ var waiting = map[string][]string{ // read only
 	"bash":   {"BASH_ENV=" + PrewarmDir + "/prewarm.sh"},
 }
 
-// startupVariables matches the variables that interpreters and their libraries read when they
-// start, or that bash treats as its own. They cannot be added to a waiting interpreter. Some can be
-// set only by images.
+// startupVariables matches variables that interpreters and their libraries read at startup, or that
+// bash treats as its own. They cannot be added to a waiting interpreter. Some can be set only by
+// images.
 var startupVariables = regexp.MustCompile(
 	`^(?:BASH|GCONV_|GLIBC_|HIST|LC_|LD_|MALLOC_|NODE_|OPENSSL_|PYTHON|READLINE_|SSL_|UV_|_)|` +
 		`^(?:CDPATH|CHILD_MAX|COLUMNS|COMPREPLY|COMP_[A-Z]+|COPROC|DIRSTACK|ENV|EPOCHREALTIME|EPOCHSECONDS|EUID|EXECIGNORE|` +
@@ -107,10 +107,9 @@ func readAtStart(variable string) bool {
 	return startupVariables.MatchString(variable) && !strings.HasPrefix(variable, "NODE_ENV=")
 }
 
-// Continues reports whether an interpreter that was started as prewarmed can continue with p as if
-// it had been started for p. It can if it has the same arguments and lacks no variable that
-// interpreters read when they start. Continues also returns the variables that the interpreter
-// lacks.
+// Continues reports whether an interpreter started as prewarmed can continue with p as if it had
+// been started for p: it must have the same arguments and lack no variable that interpreters read
+// at startup. Continues also returns the variables that the interpreter lacks.
 func (p Program) Continues(prewarmed Program) (added []string, ok bool) {
 	if !slices.Equal(p.Argv, prewarmed.Argv) {
 		return nil, false

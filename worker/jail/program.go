@@ -22,13 +22,13 @@ const (
 	SecretsDir = JobDir + "/secrets"
 	// PythonDir holds sitecustomize.py.
 	PythonDir = HarnessDir + "/python"
-	// ProcDir holds what a jail has in place of the host's files of /proc.
+	// ProcDir holds a jail's replacements for files of /proc.
 	ProcDir = HarnessDir + "/proc"
-	// TrustFile holds the certificate authorities that a program trusts whose requests get secrets.
+	// TrustFile holds the certificate authorities trusted by a program whose requests get secrets.
 	TrustFile = JobDir + "/ca.pem"
 	// StdinFile is the program's standard input, if it has one.
 	StdinFile = JobDir + "/stdin"
-	// PrewarmDir holds the scripts with which bash and node wait for their program.
+	// PrewarmDir holds the scripts that make bash and node wait for their program.
 	PrewarmDir = HarnessDir + "/prewarm"
 )
 
@@ -51,8 +51,8 @@ type Source struct {
 	Env      map[string]string // the caller's, already validated
 	TraceID  string
 	Home     string // such as /home/baponi, no trailing slash
-	// File is the name of the program's file in Home, for languages whose file is there. The
-	// default is the usual name. The file must not exist yet.
+	// File is the name of the program's file in Home, for languages that keep it there. The default
+	// is the usual name. The file must not exist yet.
 	File string
 	// Interpreter is the absolute path of the interpreter inside the jail. If empty, its usual
 	// name is looked up in the system's directories.
@@ -78,9 +78,9 @@ func FileInHome(language string) string {
 	return r.File
 }
 
-// FileContent returns what the file of a program holds: its code without a byte order mark at the
-// beginning. bash takes a carriage return for a part of a command, so that a bash program whose lines
-// all end in CRLF gets LF. One with both may mean its carriage returns, and keeps them.
+// FileContent returns the content of a program's file: its code without a leading byte order mark.
+// bash treats a carriage return as part of a command, so a bash program whose lines all end in CRLF
+// gets LF. One with mixed line ends may need its carriage returns, and keeps them.
 func FileContent(language, code string) []byte {
 	code = strings.TrimPrefix(code, "\ufeff")
 	if language == string(proto.Bash) && strings.Count(code, "\r\n") == strings.Count(code, "\n") {

@@ -8,28 +8,28 @@ import (
 	"strings"
 )
 
-// minLine is the length from which a line of a secret is a secret by itself.
+// minLine is the minimum length of a secret's line that is masked by itself.
 const minLine = 4
 
 // Text takes the place of a secret.
 const Text = "***"
 
 // Masks are secrets to replace in texts. All are found in one pass, with the automaton of Aho and
-// Corasick: the time does not depend on their number, nor on how much of one is in the text. Bytes
-// of secrets that overlap are all replaced, together.
+// Corasick: the time depends neither on their number nor on partial matches. Overlapping secrets
+// are replaced together, byte by byte.
 type Masks struct {
 	nodes  []state
 	root   [256]int32       // the children of the root
 	others map[uint64]int32 // all children of a node but the first, by edge
 }
 
-// state is a node of the automaton: the longest end of the text with which a secret begins. Node 0
-// is the root, the empty text, and stands for no node as a child.
+// state is a node of the automaton: the longest suffix of the text that starts a secret. Node 0 is
+// the root, the empty text, and as a child means no node.
 type state struct {
 	child int32 // the first child, by label; see also others
 	fail  int32 // the node of the longest proper end of its text that has one
 	depth int32 // the length of its text
-	match int32 // the length of the longest secret with which its text ends, 0 for none
+	match int32 // the length of the longest secret that ends here, 0 for none
 	label byte
 }
 
@@ -128,8 +128,8 @@ func (m *Masks) next(state int32, b byte) int32 {
 	return m.root[b]
 }
 
-// Writer writes to another writer without the secrets. It holds back what may be the beginning of
-// one, until Flush.
+// Writer masks secrets and writes to another writer. It holds back a possible beginning of one,
+// until Flush.
 type Writer struct {
 	// KeepLength makes a mask as long as what it replaces.
 	KeepLength bool

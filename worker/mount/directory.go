@@ -14,9 +14,9 @@ import (
 	"github.com/bullpen-run/bullpen/worker/home"
 )
 
-// openMountRoot opens a directory that connections may be in. Programs can set the set-uid bit of
-// files there. So that this gives no user of this machine the rights of the files' owner, the
-// directory must be mounted nosuid.
+// openMountRoot opens a directory that may contain connections. Programs can set the set-uid bit of
+// files there. The directory must be mounted nosuid, so that no local user gains the rights of the
+// files' owner.
 func openMountRoot(root string) (int, error) {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -34,7 +34,7 @@ func openMountRoot(root string) (int, error) {
 	return fd, nil
 }
 
-// rootOf returns the mount root that a directory is in, and its path there, "." for the root.
+// rootOf returns the mount root of a directory, and the path below it, "." for the root.
 func rootOf(roots []string, dir string) (root, below string, ok bool) {
 	for _, root := range roots {
 		if dir == root {
@@ -78,8 +78,8 @@ func openConnection(roots []string, m proto.Mount) (dir int, owner unix.Stat_t, 
 	return dir, owner, nil
 }
 
-// mountDirectory returns a mount of a directory in no mount namespace, in which the program's user
-// owns what the owner of the connection's directory owns. A missing directory below the
+// mountDirectory returns a mount of a directory in no mount namespace. The files of the owner of
+// the connection's directory appear as the program user's. A missing directory below the
 // connection's is created, unless the mount is read-only.
 func (o *Opener) mountDirectory(m proto.Mount, uid, gid int) (*os.File, error) {
 	top, owner, err := openConnection(o.Roots, m)
@@ -127,7 +127,7 @@ func mountVolume(v Volume, m proto.Mount, uid, gid int) (*os.File, error) {
 	return mounted, nil
 }
 
-// openBeneath opens a directory by a path that leads through no link, no other mount, and not out of
+// openBeneath opens a directory by a path that follows no link, crosses no mount, and stays below
 // dir.
 func openBeneath(dir int, path string) (int, error) {
 	how := unix.OpenHow{
@@ -142,7 +142,7 @@ func openBeneath(dir int, path string) (int, error) {
 	}
 }
 
-// openPrefix opens the directory of a mount's prefix, and creates it if it may.
+// openPrefix opens the directory of a mount's prefix, and creates it if allowed.
 func openPrefix(top int, m proto.Mount, owner unix.Stat_t) (int, error) {
 	fd, err := openBeneath(top, ".")
 	if m.Prefix == "" || err != nil {
@@ -165,8 +165,8 @@ func openPrefix(top int, m proto.Mount, owner unix.Stat_t) (int, error) {
 	return fd, nil
 }
 
-// mkdirAs makes a directory of an owner at once: if it were given to the owner afterwards, a worker
-// that dies in between would leave one that no program can write to.
+// mkdirAs creates a directory as its owner. Changing the owner afterwards would not be safe: a
+// worker that dies in between would leave a directory that no program can write to.
 func mkdirAs(owner unix.Stat_t, dir int, name string) error {
 	runtime.LockOSThread() // the ids are those of the thread
 	defer runtime.UnlockOSThread()

@@ -62,7 +62,7 @@ func OpenDirectory(roots []string, m proto.Mount) (*Files, error) {
 // Close releases the directory.
 func (f *Files) Close() error { return unix.Close(f.dir) }
 
-// asOwner calls do in a thread that has the rights of the owner for files, and no others.
+// asOwner calls do in a thread with exactly the owner's rights for files.
 func (f *Files) asOwner(do func() error) error {
 	result := make(chan error)
 	go func() {
@@ -102,8 +102,8 @@ func (f *Files) becomeOwner() error {
 	return nil
 }
 
-// dropResource takes from this thread the capability with which quotas and reserved space do not
-// hold. Other capabilities over files are lost with the file-system user id.
+// dropResource drops this thread's capability to bypass quotas and reserved space. Its other
+// capabilities over files end with the file-system user id.
 func dropResource() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of this thread
 	var sets [2]unix.CapUserData
@@ -146,7 +146,7 @@ func (f *Files) openDir(name string, create bool) (int, error) {
 	return fd, nil
 }
 
-// dirError is the error about a path in the connection that cannot be opened as a directory.
+// dirError returns the error for a path in the connection that is not a usable directory.
 func (f *Files) dirError(at string, err error) error {
 	name := strings.TrimPrefix(strings.TrimPrefix(at, f.mount.Prefix), "/")
 	switch {
@@ -167,7 +167,7 @@ type notDirError struct{ proto.PathError }
 // Unwrap returns the [*proto.PathError].
 func (e *notDirError) Unwrap() error { return &e.PathError }
 
-// absent returns the error of a read of what is behind something that is no directory.
+// absent returns the error for reading below something that is no directory.
 func absent(name string, err error) error {
 	_, notDir := errors.AsType[*notDirError](err)
 	if notDir || errors.Is(err, proto.ErrNotFound) {
@@ -181,8 +181,8 @@ func split(name string) (dir, base string) {
 	return strings.TrimSuffix(dir, "/"), base
 }
 
-// inParent calls do as the owner with the directory that a path is in, and its name there. If create
-// is true, missing directories are created.
+// inParent calls do as the owner with the directory that contains a path, and its name there. If
+// create is true, missing directories are created.
 func (f *Files) inParent(name string, create bool, do func(dir int, base string) error) error {
 	return f.asOwner(func() error {
 		parent, base := split(name)
@@ -220,8 +220,8 @@ func newFile(name string, s *unix.Stat_t) proto.File {
 }
 
 // List calls each for the entries of a directory, or for everything below it if recursive is true,
-// in no particular order. It stops at an error of each. Symbolic links are entries with the size of
-// their target. It returns [proto.ErrNotFound] if the path does not name a directory.
+// in no particular order. It stops if each returns an error. Symbolic links are entries with the
+// size of their target. It returns [proto.ErrNotFound] if the path does not name a directory.
 func (f *Files) List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error {
 	var fd int
 	err := f.asOwner(func() (err error) {
@@ -387,7 +387,7 @@ func (f *Files) CheckPut(_ context.Context, name string, _ int64) error {
 	return err
 }
 
-// checkReplaced returns an error if a file cannot replace what is at a path.
+// checkReplaced returns an error if a file cannot replace the entry at a path.
 func checkReplaced(dir int, base, name string) error {
 	stat, err := lstat(dir, base)
 	switch {
@@ -400,9 +400,9 @@ func checkReplaced(dir int, base, name string) error {
 	}
 }
 
-// Put stores size bytes of body as a file of the owner. It appears, or replaces another, when it is
-// complete, and nothing is left if it does not become so. Missing directories are created. The
-// content is written as the owner too, for whom quotas and reserved space of the file system hold.
+// Put stores size bytes of body as a file of the owner. It appears, or replaces another, once it is
+// complete; otherwise nothing remains. Missing directories are created. The content is written as
+// the owner, so that quotas and reserved space of the file system apply.
 func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) error {
 	return f.inParent(name, true, func(dir int, base string) error {
 		if err := checkReplaced(dir, base, name); err != nil {
@@ -429,8 +429,8 @@ func (f *Files) Put(_ context.Context, name string, size int64, body io.Reader) 
 	})
 }
 
-// readElsewhere returns a reader of size bytes of another reader, which runs with the rights of this
-// process: it may open files of its own. stop waits until the other reader is unused.
+// readElsewhere returns a reader of size bytes of another reader that runs with this process's
+// rights, since it may open files of its own. stop waits until the other reader is unused.
 func readElsewhere(body io.Reader, size int64) (content io.Reader, stop func()) {
 	in, out := io.Pipe()
 	ended := make(chan struct{})

@@ -48,7 +48,7 @@ const (
 // Config configures an Opener.
 type Config struct {
 	Maker *nsjail.Maker
-	// Roots are the directories in which connections of kind directory may be.
+	// Roots are the directories that may contain connections of kind directory.
 	Roots []string
 	// SpoolDir is a directory on a disk, for files that programs are writing. SpoolBytes is the limit of
 	// each execution in bytes.
@@ -328,8 +328,8 @@ func (s *Set) configure(uid, gid int) error {
 	return nil
 }
 
-// checkParts returns an error if a part of a bucket that the program may see is a file. Only the serving process can
-// look, and it answers if some mount has a part.
+// checkParts returns an error if a visible part of a bucket is a file. Only the serving process can
+// check that, and it answers if any mount has a part.
 func (s *Set) checkParts() error {
 	if !slices.ContainsFunc(s.mounts, isPart) {
 		return nil
@@ -412,7 +412,8 @@ func (s *Set) isAborted() bool {
 	return s.aborted
 }
 
-// writeError returns the error for n files that were not stored, given the first of them. It returns nil if n is 0.
+// writeError returns the error for n files that were not stored, given the first few of them. It
+// returns nil if n is 0.
 func writeError(first []objectfs.Failure, n int) error {
 	if n == 0 {
 		return nil
@@ -508,7 +509,8 @@ type report struct {
 	Failed   int                `json:"failed,omitempty"`   // all
 }
 
-// parts is what a serving process found where mounts have parts of buckets. It is sent before any report.
+// parts is the serving process's report on the mounts' parts of buckets. It is sent before any
+// report.
 type parts struct {
 	File string `json:"file,omitempty"` // the slug of a mount whose part is a file
 }
@@ -538,7 +540,7 @@ type OpenBucket func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects,
 // Serve serves the mounts of an execution, in a process that a Set has started. The process must end
 // when Serve returns.
 func Serve(open OpenBucket) error {
-	// Others with the same uid, which there should not be, must not read the credentials.
+	// Other processes with the same uid, if any, must not read the credentials.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
@@ -548,7 +550,7 @@ func Serve(open OpenBucket) error {
 	if err := in.Decode(&c); err != nil {
 		return fmt.Errorf("read what to serve: %w", err)
 	}
-	// Whatever happens to this process, it cannot fill the disk, and its memory is not written there.
+	// Even if compromised, this process can neither fill the disk nor dump its memory there.
 	for which, limit := range map[int]uint64{unix.RLIMIT_FSIZE: uint64(c.SpoolBytes), unix.RLIMIT_CORE: 0} {
 		if err := unix.Setrlimit(which, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
 			return fmt.Errorf("limit the process: %w", err)
@@ -556,7 +558,7 @@ func Serve(open OpenBucket) error {
 	}
 	go func() {
 		_, _ = io.Copy(io.Discard, control)
-		os.Exit(1) // the worker is dead, and nobody is interested in a result
+		os.Exit(1) // the worker is dead, so the result does not matter
 	}()
 	out := json.NewEncoder(control)
 	var mu sync.Mutex

@@ -22,24 +22,24 @@ const (
 	assumedMemory = 16 << 20
 	// forgetAfter is how long a key is kept after its last request.
 	forgetAfter = 10 * time.Minute
-	// maxAge is how long a jail may wait. It bounds the age of the host's files that it holds, such as
-	// time zones and certificates.
+	// maxAge is how long a jail may wait. It limits how stale its copies of the host's files can
+	// be, such as time zones and certificates.
 	maxAge = 15 * time.Minute
-	// sweepInterval is the pause between two searches for jails that are too old, or dead.
+	// sweepInterval is the pause between two sweeps for dead and expired jails.
 	sweepInterval = 15 * time.Second
 	// firstRetry is the pause after a failure, which doubles with each further failure up to maxRetry.
 	firstRetry, maxRetry = time.Second, 2 * time.Minute
 	// quietTime is how long executions have the machine to themselves: a few times what creating a
 	// jail takes.
 	quietTime = 20 * time.Millisecond
-	// missMemory is how long a miss keeps another jail in the pool, and how long a jail stays that is
-	// no longer needed.
+	// missMemory is how long a miss keeps another jail in the pool, and how long a surplus jail
+	// stays.
 	missMemory = 2 * time.Minute
 )
 
 var (
-	// ErrGone is returned by a function that can create no more jails, because what they are created
-	// from is gone. The pool forgets the key until its next request.
+	// ErrGone is returned by a function that can create no more jails, because their source is
+	// gone. The pool forgets the key until its next request.
 	ErrGone = errors.New("the source of such jails is gone")
 	// ErrFull is returned by a function that cannot create more jails than exist.
 	ErrFull = errors.New("the maximum number of such jails exists")
@@ -58,7 +58,7 @@ type Jail interface {
 // Config configures a pool.
 type Config struct {
 	Cores  int   // processors
-	Spare  int   // jails of each key to keep beside those that the rate demands
+	Spare  int   // jails of each key in addition to those that the rate demands
 	Most   int   // limit of jails, of all keys together
 	Memory int64 // limit of the memory that they use, in bytes
 	Log    *slog.Logger
@@ -244,8 +244,8 @@ func (p *Pool[J]) fill(ctx context.Context, q *queue[J]) {
 }
 
 // next returns the queue to fill now: the one furthest below its target that memory allows. If
-// there is none, it returns the time to wait. It closes jails that must not be used any more, and
-// those that the next one displaces.
+// there is none, it returns the time to wait. It closes jails that must no longer be used, and
+// those displaced by the next one.
 func (p *Pool[J]) next(now time.Time) (next *queue[J], pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -272,9 +272,9 @@ func (p *Pool[J]) next(now time.Time) (next *queue[J], pause time.Duration) {
 	return next, pause
 }
 
-// targets returns the number of jails that each queue should hold, without queues that should hold
-// none. It is their depth if all fit. Otherwise they get one jail each in turn, those requested
-// last first, so that a busy key leaves memory for the others.
+// targets returns how many jails each queue should hold, omitting zeros. It is their depth if all
+// fit. Otherwise they get one jail each in turn, most recently requested first, so that a busy key
+// leaves memory for the others.
 func (p *Pool[J]) targets(now time.Time) map[*queue[J]]int {
 	depths, targets := map[*queue[J]]int{}, map[*queue[J]]int{}
 	for _, q := range p.queues {
@@ -299,9 +299,9 @@ func (p *Pool[J]) targets(now time.Time) map[*queue[J]]int {
 }
 
 // prewarmAfter returns the earliest time at which another jail may be added to q while programs
-// run. filled is the part of q's target that is there. A queue that is empty is filled at once.
-// While programs run on all processors, jails are quietTime apart. Otherwise a queue that is more
-// than half full waits for quietTime after its last request.
+// run. filled is the filled fraction of q's target. An empty queue is filled immediately. While
+// programs run on all processors, jails are quietTime apart. Otherwise a queue that is more than
+// half full waits for quietTime after its last request.
 func (p *Pool[J]) prewarmAfter(q *queue[J], filled float64) time.Time {
 	switch {
 	case p.busy == 0 || len(q.ready) == 0:

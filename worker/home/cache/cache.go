@@ -1,11 +1,11 @@
 // Package cache provides executions with the homes of their threads. It caches the newest version
-// of recently used threads on disk, so that their homes need not be fetched, and stores what an
-// execution changed as the next version.
+// of recently used threads on disk, so that their homes need not be fetched, and stores an
+// execution's changes as the next version.
 //
-// The directory of a version is the lower directory of the overlays on it, and does not change
-// while there are any. When a thread has a newer version, the directory is turned into that one in
-// time proportional to the change. It is marked incomplete meanwhile, so that a killed process does
-// not leave a broken version.
+// The directory of a version is the lower directory of the overlays on it, and is immutable while
+// there are any. When a thread has a newer version, the directory is updated in time proportional
+// to the change. It is marked incomplete meanwhile, so that a killed process does not leave a
+// broken version.
 package cache
 
 import (
@@ -149,9 +149,8 @@ func (h *cachedHome) acquireLock(ctx context.Context) error {
 
 func (h *cachedHome) unlock() { <-h.lock }
 
-// prepare makes the newest version of a thread available. It returns the entry that has it, which
-// is a new one if another version is still mounted. The entry must be locked, and so is the
-// returned one.
+// prepare makes the newest version of a thread available and returns its entry, which is a new one
+// if another version is still mounted. The entry must be locked, and so is the returned one.
 func (c *Cache) prepare(ctx context.Context, e *entry, t *proto.Thread) (*entry, error) {
 	if e.Value.version == versionOf(t.Version) {
 		return e, nil
@@ -187,7 +186,7 @@ func (c *Cache) discard(e *entry) {
 	e.Value.version = version{}
 }
 
-// restore turns the directory into the newest version if it has an earlier version of the thread,
+// restore updates the directory to the newest version if it has an earlier version of the thread,
 // and otherwise creates it. After an error there is none.
 func (c *Cache) restore(ctx context.Context, e *entry, t *proto.Thread) error {
 	current := e.Value.version
@@ -210,8 +209,8 @@ func (c *Cache) restore(ctx context.Context, e *entry, t *proto.Thread) error {
 	})
 }
 
-// change calls apply to turn the directory of an entry, which is created if there is none, into a
-// version. After an error there is no directory.
+// change calls apply to turn an entry's directory into a version, creating it if necessary. After
+// an error there is no directory.
 func (c *Cache) change(e *entry, v *proto.Version, apply func(dir string) error) error {
 	var err error
 	if e.Value.Number > 0 {

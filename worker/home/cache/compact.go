@@ -32,8 +32,8 @@ func needsCompaction(version *proto.Version) bool {
 	return len(version.Layers) > maxChain || size > 2*(version.Bytes+version.Files*maxEntryBytes)+maxWaste
 }
 
-// compact replaces the layers of the version that was just committed by a single one if necessary.
-// It stops when the next execution needs the home.
+// compact replaces the layers of the version just committed by a single one if necessary. It stops
+// when the next execution needs the home.
 func (c *Cache) compact(h *Home) {
 	v := h.saved.head.Version
 	if !needsCompaction(v) || c.drain.Err() != nil {

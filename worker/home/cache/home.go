@@ -68,8 +68,8 @@ func (c *Cache) head(ctx context.Context, org, thread string) (*proto.Thread, er
 	return c.cfg.Heads.Get(ctx, org, thread)
 }
 
-// use makes the newest version of a thread available in an entry. It returns the entry that has it,
-// and its directory, which does not change until the entry is left. After an error the entry is
+// use makes the newest version of a thread available in an entry. It returns the version's entry
+// and directory, which does not change until the entry is left. After an error the entry is
 // released.
 func (c *Cache) use(ctx context.Context, e *entry, t *proto.Thread) (_ *entry, dir string, err error) {
 	if e, err = c.lockCurrent(ctx, e); err != nil {
@@ -90,8 +90,7 @@ func (c *Cache) use(ctx context.Context, e *entry, t *proto.Thread) (_ *entry, d
 	return e, dir, nil
 }
 
-// lockCurrent locks an entry, or the one that has replaced it meanwhile. After an error the entry is
-// released.
+// lockCurrent locks an entry, or its replacement. After an error the entry is released.
 func (c *Cache) lockCurrent(ctx context.Context, e *entry) (*entry, error) {
 	for {
 		if err := e.Value.acquireLock(ctx); err != nil {
@@ -168,12 +167,12 @@ func (h *Home) put(ctx context.Context, f proto.StagedFile) error {
 	return errors.Join(h.overlay.Put(h.mount, f.Path, f.Size, r, f.At), r.Close())
 }
 
-// MakeTmp makes a directory of the home one that programs can use as /tmp. The program must not have
-// started yet.
+// MakeTmp turns a directory of the home into one that programs can use as /tmp. The program must
+// not have started yet.
 func (h *Home) MakeTmp(name string) error { return h.overlay.MakeTmp(h.mount, name) }
 
-// PutProgram writes the program's file into the home and returns its name, which differs from usual
-// if the home has a file of that name. The program must not have started yet.
+// PutProgram writes the program's file into the home and returns its name. The name is not the
+// usual one if the home already has a file with that name. The program must not have started yet.
 func (h *Home) PutProgram(usual string, content []byte) (name string, err error) {
 	stem, ext, _ := strings.Cut(usual, ".")
 	name = usual
@@ -194,13 +193,13 @@ func (h *Home) PutProgram(usual string, content []byte) (name string, err error)
 	}
 }
 
-// minSpace is how many bytes a program can write at least, so that it can change files and
-// directories of a home that is full.
+// minSpace is how many bytes a program can always write, so that it can change files and
+// directories of a full home.
 const minSpace = 1 << 20
 
-// LimitSpace limits what the program can write to what is left of the home's limit. A program that
-// exceeds it fails to write, instead of losing its changes afterwards. LimitSpace must be called
-// after PutStaged and PutProgram. The program's file does not count.
+// LimitSpace limits the program's writes to the space left in the home. A program that exceeds it
+// fails to write, instead of losing its changes afterwards. LimitSpace must be called after
+// PutStaged and PutProgram. The program's file does not count.
 func (h *Home) LimitSpace() error {
 	used := proto.StagedSpace(h.head.Staged).Bytes
 	if h.head.Version != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Reader is one version of a thread, which does not change. It must not be used concurrently.
+// Reader is one immutable version of a thread. It must not be used concurrently.
 //
 // Readers of a thread have a cache entry of their own, so that a reader does not pin the writer's
-// entry to an old version. Those of one version share it. It is turned into a newer version as that is,
-// unless somebody reads it: then the newer version gets another directory.
+// entry to an old version. Readers of one version share it. A newer version replaces it in place,
+// or in another directory while it is being read.
 type Reader struct {
 	cache *Cache
 	entry *entry

@@ -47,8 +47,8 @@ type Usage struct {
 	CPUTime    time.Duration
 	MemoryPeak int64 // bytes; 0 if the kernel does not report it (version 2 before 5.19)
 	OOMKills   int64 // processes that the kernel's OOM killer killed, for whatever limit, or for the host
-	// LimitOOMs is how often the group had no memory left within its own limit. It is 0 on version 1,
-	// where an OOMWatch knows.
+	// LimitOOMs is how often the group ran out of memory at its own limit. It is 0 on version 1,
+	// where an OOMWatch counts instead.
 	LimitOOMs int64
 }
 
@@ -66,7 +66,7 @@ type Tree struct {
 	contained bool
 
 	mu      sync.Mutex
-	retired []string // memory groups without members that page cache is charged to, oldest first
+	retired []string // empty memory groups still charged for page cache, oldest first
 }
 
 // controllers are the indexes of the controllers in Tree.dirs and Group.dirs.
@@ -195,8 +195,8 @@ func (g *Group) Limit(l Limits) error {
 	return g.limit2(l)
 }
 
-// Throttle limits the cpu to a number of cores. It is separate from Limit because a process over
-// its quota stands still, even if others wait for it.
+// Throttle limits the CPU to a number of cores. It is separate from Limit because a process over
+// its quota stops, even if others wait for it.
 func (g *Group) Throttle(cpu float64) error {
 	q := strconv.FormatInt(quota(cpu), 10)
 	if g.version == 2 {
@@ -235,7 +235,7 @@ func (t *Tree) CheckEntry() error {
 	if t.version != 1 {
 		return nil
 	}
-	// It belongs to the host's root, also as a user namespace without that sees it.
+	// It belongs to the host's root, including in a user namespace that does not map it.
 	var sys unix.Stat_t
 	if err := unix.Stat("/proc/sys", &sys); err != nil {
 		return &fs.PathError{Op: "stat", Path: "/proc/sys", Err: err}
@@ -300,10 +300,10 @@ func (g *Group) Sockets() (int64, error) {
 	return readKey(g.dirs[0], "memory.stat", "sock")
 }
 
-// Kernel returns the memory of the kernel that all groups below the worker's own are charged for,
-// those of other instances too, in bytes, without buffers of sockets. On version 2 that is without
-// what can be reclaimed, and before Linux 5.18 without pipes and kinds that the kernel does not report.
-// Kernels before 5.11 return 0 on version 1.
+// Kernel returns the kernel memory in bytes charged to all groups below the worker's own, including
+// other instances', without socket buffers. On version 2 it excludes reclaimable memory, and before
+// Linux 5.18 pipes and kinds that the kernel does not report. Kernels before 5.11 return 0 on
+// version 1.
 func (t *Tree) Kernel() (int64, error) {
 	dir := filepath.Join(t.dirs[t.ctl.memory], parentName)
 	if t.version == 1 {
@@ -367,15 +367,15 @@ func (g *Group) Remove() error {
 
 // removeDir removes an empty group. It is no error if the group does not exist.
 func removeDir(dir string) error {
-	// Not os.Remove, which tries unlink first and returns the error of that.
+	// Not os.Remove, which tries unlink first and returns its error.
 	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cgroup: remove a group: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
 	}
 	return nil
 }
 
-// Close removes the directories of the instance, in which no group has members, and the parent
-// directory if this was the last instance.
+// Close removes the instance's directories, whose groups are empty, and the parent directory if
+// this was the last instance.
 func (t *Tree) Close() error {
 	errs := []error{t.removeRetired()}
 	for _, d := range t.dirs {
@@ -391,8 +391,8 @@ func (t *Tree) Close() error {
 
 func quota(cpu float64) int64 { return max(int64(cpu*periodMicros), minQuotaMicros) }
 
-// openFD opens a file of a group. It avoids os.File, whose use of the poller costs two more system
-// calls per execution.
+// openFD opens a file of a group. It avoids os.File, whose poller costs two more system calls per
+// execution.
 func openFD(dir, file string, flags int) (int, error) {
 	path := filepath.Join(dir, file)
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
@@ -415,8 +415,8 @@ func write(dir, file, value string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// writeFD writes all of value. The kernel interrupts the setting of some limits for signals, which
-// the runtime sends often.
+// writeFD writes all of value. Signals, which the runtime sends often, interrupt the setting of
+// some limits.
 func writeFD(fd int, value string) error {
 	for {
 		if _, err := unix.Write(fd, []byte(value)); !errors.Is(err, unix.EINTR) {
@@ -477,7 +477,7 @@ func readKeys(dir, file string, keys ...string) ([]int64, error) {
 	return values, err
 }
 
-// findKeys returns the numbers after keys, 0 for those that are missing, and how many are.
+// findKeys returns the numbers after keys, 0 for missing ones, and how many are missing.
 func findKeys(dir, file string, keys ...string) (values []int64, missing int, err error) {
 	b, err := read(dir, file)
 	if err != nil {

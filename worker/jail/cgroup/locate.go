@@ -28,8 +28,8 @@ type mount struct {
 	opts   []string // options of the superblock; on version 1 the controllers
 }
 
-// locate reads /proc/self. It prefers version 1 if that has all controllers, else version 2.
-// Controllers must not be divided.
+// locate reads /proc/self. It prefers version 1 if that has all controllers, otherwise version 2.
+// Controllers must not be split between both.
 func locate(root string) (location, error) {
 	mounts, err := mounts(root)
 	if err != nil {

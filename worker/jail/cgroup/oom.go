@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// oomCounter counts how often a group of version 1, or one above it, had no memory left within its
-// limit. The kernel reports each time to an eventfd, before it kills
+// oomCounter counts how often a group of version 1, or an ancestor, ran out of memory at its limit.
+// The kernel reports each time to an eventfd, before it kills
 // (Documentation/admin-guide/cgroup-v1/memory.rst, "OOM Control").
 type oomCounter struct {
 	event *os.File

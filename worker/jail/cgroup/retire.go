@@ -13,11 +13,10 @@ import (
 // memory on a machine with 2 cores, and more with more cores.
 const maxRetired = 64
 
-// retire keeps a group without members, to which the page cache of files is still charged. The
-// kernel keeps a removed group until its page cache is gone, which without a shortage of memory it
-// never is. Reclaiming the page cache of each group at once would make every jail read from the
-// disk what the one before it has read. So the oldest group is reclaimed and removed when there are
-// too many.
+// retire keeps an empty group that is still charged for page cache. The kernel keeps a removed
+// group until its page cache is gone, which without memory pressure never happens. Reclaiming each
+// group's page cache immediately would make every jail read from the disk what its predecessor has
+// read. So only the oldest group is reclaimed and removed when there are too many.
 func (t *Tree) retire(dir string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -54,8 +53,8 @@ func (t *Tree) removeRetired() error {
 	return errors.Join(errs...)
 }
 
-// pageCache returns the page cache of files that is charged to the group at dir, in bytes. It is 0
-// if the group does not exist.
+// pageCache returns the bytes of page cache charged to the group at dir. It is 0 if the group does
+// not exist.
 func (t *Tree) pageCache(dir string) (int64, error) {
 	n, err := pageCache(t.version, dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -76,7 +75,7 @@ func pageCache(version int, dir string) (int64, error) {
 	return n[0] - n[1], nil // the content of a tmpfs counts as cache
 }
 
-// reclaim frees as much as the kernel can of the page cache that is charged to the group at dir.
+// reclaim frees as much as possible of the page cache charged to the group at dir.
 func (t *Tree) reclaim(dir string) error {
 	file, value := "memory.force_empty", "0"
 	if t.version == 2 {

@@ -15,8 +15,8 @@ const byHand = "start it outside of the login session, such as with `systemd-run
 
 // leaveSession moves this process out of a login session, whose group has no cpu controller and
 // contains the shell. systemd creates a delegated scope, as for `systemd-run --scope`. A worker in
-// any other group stays there, whatever the group lacks, because limits on that group must count
-// for jails.
+// any other group stays there, even if controllers are missing, because limits on that group must
+// count for jails.
 func leaveSession(from location) (err error) {
 	// The helper prints the path of its group and keeps the scope alive until we are in it.
 	holder := exec.Command("systemd-run", "--scope", "--quiet", "--collect", "--description=bullpen worker",

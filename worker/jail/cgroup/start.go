@@ -39,11 +39,11 @@ func (g *Group) StartProcess(name string, argv []string, attr *os.ProcAttr) (*os
 	return os.StartProcess(name, argv, &into)
 }
 
-// StartConfined is StartProcess for a process that can gain no privileges by executing programs
+// StartConfined is StartProcess for a process that cannot gain privileges by executing programs
 // (no_new_privs).
 func (g *Group) StartConfined(name string, argv []string, attr *os.ProcAttr) (p *os.Process, err error) {
 	start := func() (*os.Process, error) {
-		// The process inherits this from the thread that forks, which keeps it and ends.
+		// The process inherits this from the forking thread, which keeps it and ends.
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return nil, fmt.Errorf("set no_new_privs: %w", err)
 		}
@@ -85,8 +85,8 @@ func (g *Group) startFromInside(discard bool, start func() (*os.Process, error))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// No other goroutine uses a locked thread, and the runtime creates no threads from it, which
-		// would start in the group.
+		// No other goroutine uses a locked thread, and the runtime does not create threads from it,
+		// which would start in the group.
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			// The main thread must not move: all memory of the process is charged to its group. While it is
@@ -128,8 +128,8 @@ type home struct {
 
 func threadGroups() ([]byte, error) { return os.ReadFile("/proc/thread-self/cgroup") }
 
-// openHome opens the current groups of this process. If they are not below dirs, as in containers
-// that do not see their own groups, here always returns false.
+// openHome opens this process's current groups. If they are not below dirs, as in containers that
+// do not see their own groups, here always returns false.
 func openHome(dirs []string) (*home, error) {
 	h := &home{}
 	groups, err := threadGroups()

@@ -58,7 +58,7 @@ func (t *Tree) sweepInstance(dir string, memory bool) error {
 			groups = append(groups, filepath.Join(dir, e.Name()))
 		}
 	}
-	// A program that waits for the answer of the process that serves its mount dies only after that.
+	// A program waiting for the process that serves its mount dies only after that process.
 	for _, group := range groups {
 		errs = append(errs, signalMembers(group))
 	}

@@ -25,8 +25,8 @@ func (g *Group) limit1(l Limits) error {
 	} else if err != nil {
 		return err
 	}
-	// Version 1 does not charge socket buffers before this limit is set, and then separately. Missing
-	// if the kernel has no such account.
+	// Version 1 does not charge socket buffers before this limit is set, and then separately. The
+	// file is missing if the kernel has no such account.
 	sockets := strconv.FormatInt(min(l.Memory, socketMemory), 10)
 	if err := write(mem, "memory.kmem.tcp.limit_in_bytes", sockets); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -59,8 +59,8 @@ func (t *Tree) delegate() error {
 	return nil
 }
 
-// evacuate enables the controllers of a container's own group. It first moves all processes of the
-// container into the leaf, such as a shell or a debugger.
+// evacuate enables the controllers of a container's own group. It first moves all of the
+// container's processes, such as a shell or a debugger, into the leaf.
 func evacuate(own, leaf string) error {
 	err := error(unix.EBUSY)
 	// Processes may be started while we look.

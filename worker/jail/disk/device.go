@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxAttempts bounds how often other users may attach the free device that the kernel returned to
-// us. Each time, one of them makes progress.
+// maxAttempts limits how often other users may grab the free device that the kernel returned to us.
+// Each time, one of them makes progress.
 const maxAttempts = 1000
 
 // EXT4_IOC_SHUTDOWN is _IOR('X', 125, __u32). The flag shuts down without writing anything.
@@ -43,8 +43,8 @@ func attach(image *os.File) (*os.File, error) {
 		}
 		err = unix.IoctlLoopConfigure(int(device.Fd()), &unix.LoopConfig{
 			Fd: uint32(image.Fd()), Size: blockSize,
-			// Direct I/O keeps a tenant's data out of the page cache of the image, which is charged to
-			// nobody. The kernel ignores it if the host's file system cannot.
+			// Direct I/O keeps a tenant's data out of the image's page cache, which is uncharged.
+			// The kernel ignores it if the host's file system cannot.
 			Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO},
 		})
 		if err == nil {
@@ -95,8 +95,8 @@ func mount(image *os.File, directory int64) (*os.File, error) {
 }
 
 // freeze writes a file system to its image, clean as after unmounting, and blocks further writes.
-// The unmount may happen later than the closing of the mount, because a process that is being
-// started holds it until its exec.
+// The unmount may lag behind the closing of the mount, because a starting process holds it until
+// its exec.
 func freeze(mount *os.File) error {
 	fs, err := unix.Fspick(int(mount.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
 	if err != nil {

@@ -28,13 +28,12 @@ const (
 
 const logGroup = 1
 
-// packetClasses is the number of classes of links by their packet rate. The highest has packetRate,
-// and each other one half of the next.
+// packetClasses is the number of packet-rate classes of links. The highest has packetRate, and each
+// lower one half of the one above.
 const packetClasses = 5
 
-// packetClass returns the class, from 1, of a link whose program has a number of cores. The worker
-// handles the packets that a program sends, at the cost of all. So a program with less than one
-// core may send fewer.
+// packetClass returns the class, from 1, of a link for a number of cores. The worker handles a
+// program's packets at everyone's expense, so a program with less than one core may send fewer.
 func packetClass(cpu float64) uint32 {
 	class := uint32(packetClasses)
 	for share := 0.5; class > 1 && cpu <= share; share /= 2 {
@@ -144,8 +143,8 @@ func (f *firewall) loadInput(input *nftables.Chain) error {
 	return f.conn.Flush()
 }
 
-// addRejectChains adds a chain for each reason. It logs to the worker, up to a rate for each link
-// so that no link hides the rejections of another, and rejects the packet.
+// addRejectChains adds a chain per reason. It logs to the worker, up to a rate per link so that
+// links cannot hide each other's rejections, and rejects the packet.
 func (f *firewall) addRejectChains() error {
 	for _, reason := range []proto.BlockReason{
 		proto.BlockedAddress, proto.BlockedResolver, proto.BlockedProtocol,

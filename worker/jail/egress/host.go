@@ -25,8 +25,8 @@ const (
 	dialWithin    = 30 * time.Second
 
 	// Kernel buffer of a TCP connection in each direction, in bytes, which the kernel doubles.
-	// Autotuning would let it grow to tens of MiB, which are charged to no program and slow down all
-	// TCP of the machine.
+	// Autotuning would let it grow to tens of MiB, which are uncharged and slow down all TCP of the
+	// machine.
 	outsideBuffer = 256 << 10
 )
 

@@ -7,8 +7,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// Intercept makes i take over the connections of the link to its hosts. It must be called before the
-// program of the jail starts, because connections are recognised by the answers of the resolver.
+// Intercept makes i handle the link's connections to its hosts. It must be called before the jail's
+// program starts, because the resolver's answers identify the connections.
 func (l *Link) Intercept(i *jail.Interception) {
 	l.interceptor.Store(i)
 	l.permits.intercept(i.Hosts)

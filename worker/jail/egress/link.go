@@ -72,8 +72,8 @@ type Link struct {
 type Report struct {
 	proto.Traffic
 	Blocked []proto.BlockedConnection // the first rejection of each kind, at most [proto.MaxBlocked]
-	// BlockedTotal is the number of rejections, listed or not. Of packets that the firewall rejects,
-	// at most 100 a second are counted for each reason.
+	// BlockedTotal is the number of rejections, listed or not. Of packets that the firewall
+	// rejects, at most 100 a second are counted for each reason.
 	BlockedTotal int64
 }
 
@@ -144,7 +144,7 @@ func (l *Link) done() {
 	l.network.wg.Done()
 }
 
-// block counts a rejection, and lists it unless an equal one is listed or the list is full.
+// block counts a rejection, and lists it unless it is a duplicate or the list is full.
 func (l *Link) block(b proto.BlockedConnection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -195,7 +195,7 @@ func (l *Link) dial(protocol string, to netip.AddrPort) (net.Conn, error) {
 }
 
 // acceptTCP is called for each SYN. It accepts the program's connection only after the outside has
-// accepted, so that errors are passed on.
+// accepted, so that the program sees errors.
 func (l *Link) acceptTCP(r *tcp.ForwarderRequest) {
 	if !l.start() {
 		r.Complete(false)

@@ -137,7 +137,7 @@ func (p *permits) intercept(hosts []proto.NetworkRule) {
 	p.intercepted = hosts
 }
 
-// interceptedAt returns the hosts that a connection is to, as indices of intercepted.
+// interceptedAt returns a connection's intercepted hosts, as indices of intercepted.
 func (p *permits) interceptedAt(to netip.AddrPort) (hosts []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -27,7 +27,7 @@ var refusedIPv4 = prefixes(
 	"240.0.0.0/4",      // reserved, and broadcast
 )
 
-// refusedIPv6 are ranges of global unicast, 2000::/3, that stand for other addresses or none.
+// refusedIPv6 are ranges of global unicast, 2000::/3, that embed other addresses or have no hosts.
 // Everything outside of 2000::/3 is refused anyway: loopback, mapped, compatible and NAT64
 // addresses, unique local, link-local, site-local and multicast.
 var refusedIPv6 = prefixes(

@@ -23,7 +23,7 @@ const (
 	maxQueries                  = 64       // queries of a link in flight
 	maxDNSConns                 = 8        // TCP connections of a link to the resolver
 	maxConnQueries              = 128      // queries over one of them
-	maxRecords                  = 128      // in an answer, which a tenant may have written
+	maxRecords                  = 128      // in an answer, which a tenant may have crafted
 
 	upstreamWithin = 2 * time.Second // timeout of one upstream
 	answerWithin   = 6 * time.Second // timeout of all upstreams
@@ -45,8 +45,8 @@ var questionTypes = map[uint16]bool{
 	dns.TypeNS:  true, dns.TypeSOA: true, dns.TypeCAA: true, dns.TypeNAPTR: true, dns.TypeHTTPS: true, dns.TypeSVCB: true,
 }
 
-// hiddenDomains are never public. The host's resolvers may know such names, which programs must not
-// learn.
+// hiddenDomains are never public. The host's resolvers may know such names, which must stay hidden
+// from programs.
 var hiddenDomains = []string{"localhost", "local", "internal", "home.arpa", "test", "invalid", "onion", "alt"}
 
 func systemResolvers() ([]netip.AddrPort, error) {
@@ -287,7 +287,7 @@ func hasType(records []dns.RR, kind uint16) bool {
 	return false
 }
 
-// forward forwards a question: name and type, and nothing else that the program sent.
+// forward forwards only a question's name and type, nothing else that the program sent.
 func (r *resolver) forward(ctx context.Context, q dns.Question) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

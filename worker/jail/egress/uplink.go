@@ -75,8 +75,8 @@ func configureUplink(s *stack.Stack, tun int) (stack.LinkEndpoint, error) {
 			return nil, fmt.Errorf("set %T: %s", option, err)
 		}
 	}
-	// One goroutine processes packets synchronously, so that a flood is dropped in the bounded queue
-	// of the device. Several goroutines would have an unbounded queue.
+	// One goroutine processes packets synchronously, so that the device's bounded queue drops a
+	// flood. Several goroutines would have an unbounded queue.
 	device, err := fdbased.New(&fdbased.Options{FDs: []int{tun}, MTU: segmentMTU, ProcessorsPerChannel: 1})
 	if err != nil {
 		return nil, fmt.Errorf("read the TUN device: %w", err)

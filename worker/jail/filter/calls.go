@@ -320,11 +320,10 @@ var addable = []call{ // read only
 	{"rseq_slice_yield", 471, 471},
 }
 
-// denied are calls that fail with EPERM. A program cannot have what they do, and a system without
+// denied are calls that fail with EPERM. Programs cannot have these features, and a system without
 // the privilege answers the same. The missing capabilities already forbid most of them. They are
-// denied again because each of them has been an escape from a user namespace before. Memory policies
-// (mbind and others) are denied because those of a shared file are charged to nobody and outlive the
-// mapping.
+// denied again because each has been an escape from a user namespace before. Memory policies (mbind
+// and others) are denied because a shared file's policies are uncharged and outlive the mapping.
 var denied = []call{ // read only
 	{"acct", 163, 89},
 	{"add_key", 248, 217},

@@ -1,6 +1,5 @@
-// Package filter builds the system call filter that every program runs under: a list of the calls
-// that are allowed, with conditions on the arguments of some. The init of a jail, and a zygote, run
-// without it.
+// Package filter builds the system call filter that every program runs under: a list of allowed
+// calls, with conditions on the arguments of some. A jail's init, and a zygote, run without it.
 package filter
 
 import (
@@ -145,7 +144,7 @@ func (c clause) code() []unix.SockFilter {
 	return append(code, end(c.action)...)
 }
 
-// code skips the given number of instructions after it if the test does not hold.
+// code skips the given number of following instructions if the test fails.
 func (t test) code(skip int) []unix.SockFilter {
 	code := []unix.SockFilter{load(offsetArguments + 8*t.argument)}
 	if len(t.values) == 0 {

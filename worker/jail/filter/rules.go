@@ -9,14 +9,14 @@ type rule struct {
 	clauses []clause
 }
 
-// clause is a condition on the arguments of a call, and what the filter does if all its tests hold.
+// clause is a condition on a call's arguments, and the filter's action if all its tests hold.
 type clause struct {
 	tests  []test
 	action uint32
 }
 
-// test holds if the argument under the mask is one of the values, or without values, if any bit of
-// the mask is set. It sees the low 32 bits of an argument: the kernel uses no others in these calls.
+// test holds if the masked argument equals one of the values or, without values, if any masked bit
+// is set. It sees the low 32 bits of an argument: the kernel uses no others in these calls.
 type test struct {
 	argument uint32
 	mask     uint32
@@ -51,9 +51,9 @@ var (
 	unixTypes = typed(unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_SEQPACKET)
 )
 
-// options are those of prctl that a program can use. Of the others, PR_SET_VMA takes memory that is
-// charged to nobody for each name, PR_SET_MEMORY_MERGE has the host compare pages, PR_SCHED_CORE
-// decides who runs on the other thread of a core, and the kernel refuses most without a capability.
+// options are the prctl options that a program can use. Of the others, PR_SET_VMA takes uncharged
+// memory for each name, PR_SET_MEMORY_MERGE has the host compare pages, PR_SCHED_CORE decides who
+// runs on the other thread of a core, and the kernel refuses most without a capability.
 var options = []uint32{ // read only
 	unix.PR_SET_NAME, unix.PR_GET_NAME,
 	unix.PR_SET_PDEATHSIG, unix.PR_GET_PDEATHSIG,
@@ -85,7 +85,7 @@ var rules = map[string]rule{ // read only
 		{[]test{is(0, options...)}, allow},
 		{nil, fail(unix.EINVAL)},
 	}},
-	// The kernel's migration threads carry it out, on time that is charged to nobody.
+	// The kernel's migration threads carry it out, on uncharged CPU time.
 	"sched_setaffinity": {"succeeds without effect: moving a program is not charged to it", []clause{{nil, fail(0)}}},
 	"personality": {"all but 0, `ADDR_NO_RANDOMIZE` and the question: `EPERM`", []clause{
 		{[]test{is(0, 0, 0x0040000, whole)}, allow},
@@ -115,8 +115,8 @@ var rules = map[string]rule{ // read only
 		{[]test{ip, typed(unix.SOCK_STREAM, unix.SOCK_DGRAM)}, fail(unix.EPROTONOSUPPORT)},
 		{[]test{ip, typed(unix.SOCK_RAW)}, fail(unix.EPERM)},
 		{[]test{ip}, fail(unix.ESOCKTNOSUPPORT)},
-		// The kernel charges nobody for what the buffers of a netlink socket hold. The init creates
-		// these sockets and limits their number. Before Linux 5.14 there are none.
+		// The kernel does not charge for messages in the buffers of netlink sockets. The init
+		// creates these sockets and limits their number. Before Linux 5.14 there are none.
 		{[]test{is(0, unix.AF_NETLINK), is(2, unix.NETLINK_ROUTE)}, notify},
 		{[]test{is(0, unix.AF_NETLINK)}, fail(unix.EPROTONOSUPPORT)},
 		{nil, fail(unix.EAFNOSUPPORT)},
@@ -127,7 +127,7 @@ var rules = map[string]rule{ // read only
 		{[]test{is(0, unix.AF_UNIX)}, fail(unix.ESOCKTNOSUPPORT)},
 		{nil, fail(unix.EAFNOSUPPORT)},
 	}},
-	// The kernel charges nobody for the pages of a connection that a program maps.
+	// The kernel does not charge for a connection's pages that a program maps.
 	"getsockopt": {
 		"pages of TCP connections to map (`TCP_ZEROCOPY_RECEIVE`): `ENOPROTOOPT`, as on a kernel without it",
 		[]clause{{[]test{is(1, unix.SOL_TCP), is(2, tcpZerocopyReceive)}, fail(unix.ENOPROTOOPT)}},
@@ -146,8 +146,7 @@ var rules = map[string]rule{ // read only
 			// Protocols that a program can use as well without the kernel.
 			{[]test{is(1, unix.SOL_TCP), is(2, unix.TCP_ULP)}, fail(unix.ENOENT)},
 			{[]test{is(1, unix.SOL_UDP), is(2, unix.UDP_ENCAP)}, fail(unix.ENOPROTOOPT)},
-			// A sent packet stays in memory that is charged to nobody until the program reads its
-			// timestamp.
+			// A sent packet stays in uncharged memory until the program reads its timestamp.
 			{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_TIMESTAMPING, unix.SO_TIMESTAMPING_NEW)}, fail(unix.EPERM)},
 			// The kernel charges nobody for keys and groups. A socket can have hundreds of them.
 			{
@@ -162,16 +161,15 @@ var rules = map[string]rule{ // read only
 				is(1, unix.SOL_IPV6),
 				is(2, unix.IPV6_JOIN_GROUP, unix.IPV6_JOIN_ANYCAST, unix.MCAST_JOIN_GROUP, unix.MCAST_JOIN_SOURCE_GROUP),
 			}, fail(unix.ENODEV)},
-			// The kernel charges nobody for the options of a socket's packets and for flow labels. Flow
-			// labels have one limit for the whole host.
+			// The kernel does not charge for the options of a socket's packets and for flow labels.
+			// Flow labels have one limit for the whole host.
 			{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_2292PKTOPTIONS, ipv6FlowLabelManager)}, fail(unix.ENOPROTOOPT)},
-			// With these two, each error that ICMP reports stays in memory that is charged to nobody. They
-			// succeed, because glibc's resolver ends without them; a connected socket reports its next
+			// With these two, each error that ICMP reports stays in uncharged memory. They succeed,
+			// because glibc's resolver gives up without them; a connected socket reports its next
 			// error all the same.
 			{[]test{is(1, unix.SOL_IP), is(2, unix.IP_RECVERR)}, fail(0)},
 			{[]test{is(1, unix.SOL_IPV6), is(2, unix.IPV6_RECVERR)}, fail(0)},
-			// It enlarges the buffers of connections that the program has not accepted, which are charged
-			// to nobody.
+			// It enlarges the uncharged buffers of connections that the program has not accepted.
 			{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_RCVLOWAT)}, fail(0)},
 			// The buffers of netlink sockets must stay small, and a filter cannot tell these sockets from
 			// others. An attempt succeeds without effect, as beyond net.core.rmem_max.

@@ -1,7 +1,7 @@
-// Package hostmemory finds programs that make the host's kernel hold memory which no control group
-// is charged for. It reads what the kernel holds (Read) and what waits in a program's sockets
-// (Queued). For everything else it compares what the kernel takes while a program runs with what it
-// takes while the program is paused (Trial): that works for causes nobody has thought of.
+// Package hostmemory finds programs that make the host's kernel hold memory that is charged to no
+// control group. It reads the kernel's memory (Read) and the bytes queued in a program's sockets
+// (Queued). For everything else it compares the kernel's growth while a program runs with that
+// while it is paused (Trial), which also catches unknown causes.
 package hostmemory
 
 import (
@@ -18,10 +18,10 @@ import (
 type Host struct {
 	// Available is the kernel's estimate of what new programs could use.
 	Available int64
-	// Kernel is what the kernel holds for itself, and for programs: what neither is free nor belongs
-	// to a process, a file or a pool for later use, cannot be reclaimed, and is not in Sockets. It is
-	// exact to 1 MiB on a machine with few processors. It is too large for some 50 ms while a virtual
-	// machine returns free memory to its host.
+	// Kernel is the memory in use by the kernel for itself and for programs: neither free, nor part
+	// of a process, a file or a reserve pool, nor reclaimable, nor in Sockets. It is exact to 1 MiB
+	// on a machine with few processors. It is too large for some 50 ms while a virtual machine
+	// returns free memory to its host.
 	Kernel int64
 	// Sockets is the memory that the kernel counts for TCP and UDP.
 	Sockets int64
@@ -50,7 +50,7 @@ func Read() (Host, error) {
 	return h, nil
 }
 
-// arcSize returns the bytes of the cache of ZFS, from a table of names, types and values.
+// arcSize returns the size of the ZFS cache in bytes, from a table of names, types and values.
 func arcSize(arcstats []byte) int64 {
 	for line := range bytes.Lines(arcstats) {
 		if f := bytes.Fields(line); len(f) == 3 && string(f[0]) == "size" {
@@ -70,9 +70,9 @@ var others = [...]string{ // read only
 	"nr_unevictable", "nr_isolated_anon", "nr_isolated_file", "nr_slab_reclaimable", "nr_zspages",
 }
 
-// parse computes the state from /proc/meminfo, /proc/zoneinfo and /proc/net/sockstat, whose memory is
-// that of all network namespaces. What changes quickly is all in zoneinfo, which the kernel writes at
-// once.
+// parse computes the state from /proc/meminfo, /proc/zoneinfo and /proc/net/sockstat, whose memory
+// covers all network namespaces. All fast-changing values come from zoneinfo, which the kernel
+// writes in one go.
 func parse(meminfo, zoneinfo, sockstat []byte, page int64) (Host, error) {
 	fields := map[string]int64{}
 	for line := range bytes.Lines(meminfo) {
@@ -114,8 +114,8 @@ func sum(text []byte, words ...string) (total int64) {
 	return total
 }
 
-// Queued returns how many bytes wait in the sockets of a process's network namespace, and in its
-// fragments of packets. Sockets of AF_UNIX are missing: the kernel does not list their bytes, but
+// Queued returns how many bytes are queued in the sockets of a process's network namespace, and in
+// its fragments of packets. AF_UNIX sockets are missing: the kernel does not list their bytes, but
 // charges them.
 func Queued(pid int) (int64, error) {
 	var total int64
@@ -141,8 +141,8 @@ func Queued(pid int) (int64, error) {
 }
 
 // inetQueues returns the larger of the sums of tx_queue and rx_queue of a table such as
-// /proc/net/udp: sl local remote state tx_queue:rx_queue …, in hexadecimal. What one program sends
-// to itself waits in both, and is there once.
+// /proc/net/udp: sl local remote state tx_queue:rx_queue …, in hexadecimal. Data that a program
+// sends to itself appears in both queues, but exists once.
 func inetQueues(table []byte) int64 {
 	var total [2]int64
 	for line := range bytes.Lines(table) {

@@ -12,17 +12,16 @@ const (
 	minTicks = 12
 	// MaxTicks is how long a search makes sense before more memory is at stake.
 	MaxTicks = 60
-	// minScore is how many standard errors must lie between zero and the growth that goes with the
-	// time of a program that was observed for ever. scoreOfFew, divided by the number of ticks, is
-	// added to it, because few ticks estimate the error badly. Of trials with eight programs, at
-	// most one in 100 finds a wrong one (TestTrial).
+	// minScore is how many standard errors must lie between zero and a program's growth per time,
+	// after an unlimited observation. scoreOfFew, divided by the number of ticks, is added to it,
+	// because few ticks estimate the error badly. Of trials with eight programs, at most one in 100
+	// finds a wrong one (TestTrial).
 	minScore, scoreOfFew = 4, 45
-	// noise is the standard deviation of the growth of a tick on a host where nothing happens, in
-	// bytes.
+	// noise is the standard deviation of a tick's growth on an idle host, in bytes.
 	noise = 128 << 10
-	// Slow is the most growth of a tick, in bytes, that does not make a trial slow programs down.
+	// Slow is the most growth per tick, in bytes, at which a trial does not throttle programs.
 	Slow = 8 << 20
-	// minShare is the least part of its CPU that a program has while it is not paused.
+	// minShare is the minimum share of its CPU for a program that is not paused.
 	minShare = 1. / 32
 	// recovery is the factor by which the share grows in a tick without fast growth.
 	recovery = 1.05
@@ -30,13 +29,13 @@ const (
 	Running = 1. / 2
 )
 
-// Trial finds the program that makes the kernel's memory grow. Programs are paused at random. The
-// trial records by how much the kernel has grown in each tick, and for how long each program ran.
-// Only growth that a program causes goes with its time. If the growth is fast, programs run less,
-// so that little is lost until the verdict. A trial can be interrupted: Begin goes on with it.
+// Trial finds the program that makes the kernel's memory grow. It pauses programs at random, and
+// records the kernel's growth per tick and how long each program ran. Only growth caused by a
+// program correlates with its time. If growth is fast, programs run less, so that little is lost
+// until the verdict. Begin resumes an interrupted trial.
 type Trial[Program comparable] struct {
 	Ticks int // since Begin
-	// Share is the part of its CPU that each program that is not paused is to have.
+	// Share is the share of its CPU for each program that is not paused.
 	Share    float64
 	programs map[Program]*sums
 }
@@ -55,8 +54,8 @@ func (t *Trial[Program]) Begin(growth int64) {
 	t.Adjust(growth)
 }
 
-// Adjust reduces the share that programs have if the kernel grew fast in a tick, and otherwise restores
-// a part of it.
+// Adjust reduces the programs' share if the kernel grew fast in a tick, and otherwise restores part
+// of it.
 func (t *Trial[Program]) Adjust(growth int64) {
 	if growth > Slow {
 		t.Share = max(minShare, t.Share*Slow/float64(growth))
@@ -93,7 +92,7 @@ func (t *Trial[Program]) Observe(growth int64, share float64, ran map[Program]ti
 	}
 }
 
-// Verdict returns the program that causes growth, if there is one for sure.
+// Verdict returns the program that causes growth, if the evidence suffices.
 func (t *Trial[Program]) Verdict() (guilty Program, found bool) {
 	var best float64
 	for p, s := range t.programs {
@@ -104,8 +103,8 @@ func (t *Trial[Program]) Verdict() (guilty Program, found bool) {
 	return guilty, found
 }
 
-// score returns how many standard errors lie between zero and the slope of the growth over the time
-// that the program ran, in a linear regression.
+// score returns how many standard errors lie between zero and the slope of the growth over the
+// program's run time, in a linear regression.
 func (s *sums) score() float64 {
 	if s.n < minTicks {
 		return 0

@@ -33,7 +33,7 @@ func (f *filter) load() unix.Errno {
 	return 0
 }
 
-// tryFilters checks that the kernel has filters, before there is a program to put under one.
+// tryFilters checks that the kernel supports filters, before there is a program to confine.
 func tryFilters() unix.Errno {
 	action := uint32(unix.SECCOMP_RET_ERRNO)
 	return call(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0,

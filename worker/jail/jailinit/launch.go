@@ -137,7 +137,7 @@ func become(o *order) unix.Errno {
 }
 
 // openInput opens the program's standard input. Not even /dev/null is shared with the init, which
-// inherited its own from the worker: locks and flags set on it would affect all who share it.
+// inherited its own from the worker: locks and flags on it would affect every user.
 func openInput(path []byte) unix.Errno {
 	fd, errno := open(&path[0], unix.O_RDONLY, 0)
 	if errno != 0 {
@@ -146,9 +146,9 @@ func openInput(path []byte) unix.Errno {
 	return call(unix.SYS_DUP3, uintptr(fd), 0, 0)
 }
 
-// writeFile creates f and its missing parent directories. A file of the program is written with the
-// program's file access rights. A symlink or a mount that a tenant left behind is therefore
-// followed with no more than these rights.
+// writeFile creates f and its missing parent directories. It writes a program's file with the
+// program's file access rights, so following a symlink or mount left by a tenant needs no more than
+// these rights.
 func writeFile(f *wire.OrderFile, uid, gid uint32) unix.Errno {
 	if f.Owner != wire.OwnerProgram {
 		return makeFile(f)
@@ -218,8 +218,8 @@ func checkDir(o *order) unix.Errno {
 }
 
 // lookup finds a program named without a slash in the system's directories and writes its path to
-// buffer. It does not use the program's own PATH, which begins in the home: the interpreter of a
-// thread's code must not depend on what an earlier run left there.
+// buffer. It ignores the program's own PATH, which begins in the home: the interpreter of a
+// thread's code must not depend on an earlier run.
 func lookup(name []byte, buffer *[maxPath]byte) (*byte, unix.Errno) {
 	if slices.Contains(name, '/') {
 		return &name[0], 0

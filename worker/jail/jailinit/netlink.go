@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel charges nobody for messages in the receive buffers of netlink sockets. A program that
+// The kernel does not charge for messages in the receive buffers of netlink sockets. A program that
 // sends requests and reads no answers could therefore use up the host's memory. So the init creates
 // a program's netlink sockets, at most maxNetlink at a time, each with buffers of netlinkBytes. The
 // filter lets no program make them larger.
@@ -26,8 +26,8 @@ func openProtocols() (int32, unix.Errno) {
 	return int32(fd), errno
 }
 
-// createNetlink creates a socket of a type for routing messages. The filter lets no call for other
-// protocols come this far.
+// createNetlink creates a socket of a type for routing messages. The filter stops calls for other
+// protocols earlier.
 func (s *supervisor) createNetlink(kind uintptr) (int, unix.Errno) {
 	if sockets, ok := s.countSockets("NETLINK"); !ok || sockets >= maxNetlink {
 		return -1, unix.ENOBUFS

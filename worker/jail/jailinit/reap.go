@@ -72,7 +72,7 @@ func (p *program) end() {
 	reported := 0
 	copy(last[copy(last[:], exited[:]):], empty[:])
 	if !isAlone() {
-		// The worker's clock stops now, however long it takes to kill the remaining processes.
+		// The worker's clock stops now, however long killing the remaining processes takes.
 		reported = len(exited)
 		_ = send(last[:reported])
 		p.killRest()

@@ -15,7 +15,7 @@ import (
 type supervisor struct {
 	listener  int32 // the descriptor that filter.install returned; -1 if there is none
 	protocols int32 // /proc/net/protocols, which the worker hides from the program
-	attacked  bool  // a process of the program made a call that no program may make
+	attacked  bool  // a process of the program made a forbidden call
 }
 
 // receiveListener reads from the socket of a process that starts. A first message may carry the
@@ -105,12 +105,12 @@ func (s *supervisor) answerSocket(c *notification) {
 }
 
 // maxSockets is how many TCP sockets a jail may have when a socket begins to listen. The kernel
-// charges nobody for connections that a listening socket has not accepted, so that programs must
-// not have listening sockets without end.
+// does not charge for connections that a listening socket has not accepted, so the number of
+// listening sockets must be limited.
 const maxSockets = 256
 
-// answerListen answers a call of listen(2). The call itself is made by the program. As many calls
-// as the program has threads may be between the count and the kernel, and bound what it can gain.
+// answerListen answers a call of listen(2), which the program itself makes. Between the count and
+// the kernel, at most one call per thread of the program may slip through.
 func (s *supervisor) answerListen(c *notification) {
 	sockets, _ := s.countSockets("TCP")
 	sockets6, _ := s.countSockets("TCPv6") // none on a kernel without IPv6

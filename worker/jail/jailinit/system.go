@@ -221,7 +221,7 @@ func wait(pid int, st *unix.WaitStatus, options int, ru *unix.Rusage) (int, unix
 	}
 }
 
-// died returns the pid of a child that is dead but not reaped, or 0 if there is none.
+// died returns the pid of a dead child that is not reaped, or 0.
 func died() (pid int, errno unix.Errno) {
 	var d struct { // siginfo_t
 		_   [4]int32

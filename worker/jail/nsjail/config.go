@@ -78,8 +78,8 @@ func (l layout) config() string {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true nodev: true }", d.src, d.dst)
 	}
 	b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
-	// Read-only, so that no program changes the timestamps of the host's nodes. Devices can be
-	// written to all the same.
+	// Read-only, so that no program changes the timestamps of the host's nodes. Devices remain
+	// writable.
 	nodes := devices[:]
 	if l.spec.Terminals > 0 {
 		nodes = append(slices.Clone(nodes), terminalDevice)
@@ -111,7 +111,7 @@ type mount struct {
 	source, target string
 	fstype         string // empty for a bind mount
 	options        string
-	device         bool // the source of the bind mount is a device, or the file system holds some
+	device         bool // the bind mount's source is a device, or the file system holds some
 }
 
 // own returns a jail's own mounts, in their order. root is the path of the jail's / as the mounting
@@ -124,7 +124,7 @@ func (l layout) own(root string) []mount {
 		}
 	}
 	if l.spec.Terminals > 0 {
-		// An instance of its own: it shows neither the host's terminals nor those of other jails.
+		// A separate instance: it shows neither the host's terminals nor those of other jails.
 		all = append(all, mount{
 			source: "devpts", target: "/dev/pts", fstype: "devpts",
 			options: fmt.Sprintf("ptmxmode=0666,mode=0620,max=%d", l.spec.Terminals), device: true,
@@ -133,9 +133,9 @@ func (l layout) own(root string) []mount {
 	return append(all, tmpfs(jail.JobDir, jobDirBytes, 1024, "0755", 0))
 }
 
-// importAreas returns the home and /tmp of a zygote's interpreter, which modules may write to when
-// they are imported. Each forked jail mounts its own over them. They are in memory even if those of
-// the jails are not.
+// importAreas returns the home and /tmp of a zygote's interpreter, which modules may write to
+// during import. Each forked jail mounts its own over them. They are in memory even if those of the
+// jails are not.
 func (l layout) importAreas() (all []mount) {
 	for _, a := range areas(l.spec, l.home) {
 		all = append(all, tmpfs(a.path, min(a.bytes, l.spec.Memory/4), l.spec.Inodes,

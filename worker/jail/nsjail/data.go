@@ -47,8 +47,8 @@ func (s *sandbox) MountData(ctx context.Context, d jail.Data) error {
 	return nil
 }
 
-// mountsDir returns a read-only file system with an empty directory for each mount and the ones
-// above it, in no mount namespace.
+// mountsDir returns a read-only file system with an empty directory for each mount and its
+// ancestors, in no mount namespace.
 func (s *sandbox) mountsDir(mounts []jail.DataMount) (_ *os.File, err error) {
 	dirs := dirsOf(mounts)
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
@@ -86,7 +86,7 @@ func (s *sandbox) mountsDir(mounts []jail.DataMount) (_ *os.File, err error) {
 	return parent, nil
 }
 
-// dirsOf returns the directories of mounts and those above them, each after the one above it.
+// dirsOf returns the directories of mounts and their ancestors, parents first.
 func dirsOf(mounts []jail.DataMount) (dirs []string) {
 	for _, m := range mounts {
 		for i, c := range m.Name {

@@ -17,24 +17,22 @@ const (
 	// trial's ticks. A reading takes about 0.2 ms. It is also the period in which the kernel
 	// enforces CPU limits.
 	watchPeriod = 100 * time.Millisecond
-	// previousValid is how old a reading may be to be the state before a program.
+	// previousValid is the maximum age of a reading that counts as the state before a program.
 	previousValid = time.Second
-	// tolerated is how much a program may make the kernel hold beyond what it is charged for, in
-	// bytes. The watch looks for a cause when the kernel's memory has grown by more while a program
-	// ran.
+	// tolerated is how much uncharged memory a program may make the kernel hold, in bytes. If the
+	// kernel's memory grows by more while a program runs, the watch looks for the cause.
 	tolerated = 64 << 20
 	// fewerIfFast is how many bytes below the limit the first search begins if growth is fast. A
 	// search ends once the growth falls this far below the limit: the distance keeps it from flapping.
 	fewerIfFast = 40 << 20
-	// further is by how many bytes the kernel's memory must have grown since a search without a
-	// result before the next one begins.
+	// further is the growth in bytes since a search without a result that starts the next one.
 	further = 16 << 20
-	// most is the growth in bytes from which on programs run as little as possible in a search, which
-	// lasts until the kernel has not grown for longSearch.
+	// most is the growth in bytes from which programs run as little as possible in a search. Such a
+	// search lasts until the kernel has not grown for longSearch.
 	most       = 112 << 20
 	longSearch = time.Minute
-	// stopEvery is the time that the kernel has to free the memory of a program that the watch has
-	// stopped, before it stops another one.
+	// stopEvery is how long the kernel has to free a stopped program's memory before the watch
+	// stops another one.
 	stopEvery = time.Second
 	// smoothed is of how many readings the least counts before a program is stopped. jump is the growth
 	// in bytes since the last reading that is read again, up to rereads times, before programs are
@@ -43,18 +41,18 @@ const (
 	jump         = suspect
 	rereads      = 4
 	rereadPeriod = 10 * time.Millisecond
-	// suspect is the growth in bytes from which on a program is a suspect: the watch reads its CPU time
-	// and may pause it. Programs that began later than the growth are not disturbed.
+	// suspect is the growth in bytes from which a program is a suspect: the watch reads its CPU
+	// time and may pause it. Programs that began later than the growth are not disturbed.
 	suspect = 16 << 20
-	// maxRate is how many bytes the kernel takes in a second of a program's CPU time at most. It is
-	// about the speed at which a core clears memory.
+	// maxRate is the maximum growth in bytes per second of a program's CPU time. It is about the
+	// speed at which a core clears memory.
 	maxRate = 4 << 30
 	// pausedCPU is what a program that is paused has, in cores: the least that the kernel accepts.
 	pausedCPU = 0.01
 	// minTrialCPU is what a program that is not paused has at least, unless its profile has less.
 	minTrialCPU = 0.05
-	// queuesShare limits the time that reading the queues takes, which are slow to read on hosts with
-	// much memory: to one part in so many.
+	// queuesShare limits the time spent reading the queues, which is slow on hosts with much
+	// memory: to one part in so many.
 	queuesShare = 20
 )
 
@@ -93,10 +91,10 @@ type hostWatch struct {
 type reading struct {
 	hostmemory.Host
 	charged int64 // kernel memory that all programs are charged for, in bytes
-	late    bool  // it is older than the CPU times that were read with it
+	late    bool  // it is older than the CPU times read with it
 }
 
-// uncharged returns what the kernel holds and no program is charged for.
+// uncharged returns the kernel memory that no program is charged for.
 func (r reading) uncharged() int64 { return r.Kernel - r.charged }
 
 // watched is what the watch knows of a running program. It belongs to the watch's goroutine.
@@ -104,8 +102,8 @@ type watched struct {
 	known                    bool
 	kernel, sockets, charged int64 // the least since the program began
 	excused                  int64 // bytes of the growth since that the program cannot have caused
-	// growth is by how many bytes the kernel's memory grew during the program, beyond what programs
-	// are charged for and what it cannot have caused, at the last readings, the newest first.
+	// growth is the uncharged growth of the kernel's memory during the program, without growth that
+	// it cannot have caused, at the last readings, newest first.
 	growth   [smoothed]int64
 	searchAt int64         // a search begins when the growth is larger
 	cpu      float64       // its cores in a trial; 0 if it has those of its profile
@@ -245,8 +243,8 @@ func (w *hostWatch) check() error {
 	return nil
 }
 
-// readSteady reads the host's memory. If the kernel's has jumped since the last reading, it returns the
-// least of a few readings, which may be the first.
+// readSteady reads the host's memory. If the kernel's has jumped since the last reading, it returns
+// the least of a few readings.
 func (w *hostWatch) readSteady() (reading, error) {
 	now, err := w.host()
 	for n := 0; n < rereads && err == nil && now.Kernel-w.readings[0].Kernel > jump &&
@@ -262,7 +260,7 @@ func (w *hostWatch) readSteady() (reading, error) {
 }
 
 // update records the newest reading for each program. It returns the programs during which the
-// kernel's memory, with that of sockets, grew by more than is tolerated.
+// kernel's memory, including sockets, grew by more than is tolerated.
 func (w *hostWatch) update() (suspects []*sandbox) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -289,7 +287,7 @@ func (w *hostWatch) update() (suspects []*sandbox) {
 	return suspects
 }
 
-// steady returns what the kernel holds and no program is charged for, smoothed, some ticks ago.
+// steady returns the smoothed uncharged kernel memory some ticks ago.
 func (w *hostWatch) steady(ago int) int64 {
 	return slices.MinFunc(w.readings[ago:ago+smoothed], func(a, b reading) int {
 		return cmp.Compare(a.uncharged(), b.uncharged())
@@ -324,7 +322,7 @@ func (w *hostWatch) attribute(s *sandbox, p *watched) {
 	p.growth[0] = now.Kernel - p.kernel - p.excused - max(0, now.charged-p.charged)
 }
 
-// checkQueues kills the program in whose sockets most waits, if that is too much.
+// checkQueues kills the program with the most bytes queued in its sockets, if that is too much.
 func (w *hostWatch) checkQueues(suspects []*sandbox) {
 	began := time.Now()
 	var worst *sandbox
@@ -366,7 +364,7 @@ func (w *hostWatch) search(growth int64) {
 		w.kill(guilty)
 	}
 	if w.trial.Ticks >= hostmemory.MaxTicks && (!w.over() || time.Since(w.grew) >= longSearch) {
-		// None of the programs is the cause, as far as can be known by now.
+		// None of the programs is the cause, as far as is known by now.
 		w.m.cfg.Log.Warn("the host's kernel holds more memory, and no program was found to cause it", "available",
 			w.readings[0].Available)
 		for _, p := range w.running {
@@ -441,7 +439,7 @@ func (w *hostWatch) over() bool {
 // kill ends a program that made the kernel hold memory. w.mu is held.
 func (w *hostWatch) kill(s *sandbox) { w.killFor(s, w.running[s].grown()) }
 
-// killFor ends a program that made the kernel hold a number of bytes. w.mu is held.
+// killFor kills a program that made the kernel hold a number of bytes. w.mu is held.
 func (w *hostWatch) killFor(s *sandbox, bytes int64) {
 	w.m.cfg.Log.Warn("program killed for memory of the host that it is not charged for", "bytes", bytes, "available",
 		w.readings[0].Available)

@@ -16,8 +16,8 @@ import (
 //go:embed all:embedded
 var embedded embed.FS
 
-// initImage returns the init's executable as a sealed file in memory. Nobody can write to it, and
-// it is executable even if RunDir is mounted noexec.
+// initImage returns the init's executable as a sealed, read-only file in memory. It is executable
+// even if RunDir is mounted noexec.
 func initImage() (*os.File, error) {
 	b, err := embedded.ReadFile("embedded/jailinit")
 	if err != nil {

@@ -61,7 +61,7 @@ type Config struct {
 	// cannot be created without it.
 	VolumeDir string
 	// Programs is how many programs run at a time. They share half of the inotify instances and
-	// watches that the host's root may have. The default is 8.
+	// watches available to the host's root. The default is 8.
 	Programs int
 	Forks    int          // maximum number of jails forked from one zygote at a time; at most 128, default 32
 	Log      *slog.Logger // default slog.Default()
@@ -105,8 +105,8 @@ type Maker struct {
 	closed bool
 }
 
-// Open prepares everything that jails have in common, and removes what dead workers have left
-// behind. The error names what is missing and how to fix it.
+// Open prepares the shared parts of all jails, and removes leftovers of dead workers. The error
+// names what is missing and how to fix it.
 func Open(cfg Config) (*Maker, error) {
 	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[rootKey]*root{}}
 	if m.cfg.RunDir == "" {
@@ -429,9 +429,9 @@ func (m *Maker) TryDisk(ctx context.Context, spec jail.Spec) error {
 	return m.onTrial(func() error { return m.tryJail(ctx, spec) })
 }
 
-// TryHome creates a jail of the spec with a home of the caller, as threads use it, on top of an
-// empty directory beside the volumes. Like TryDisk, it keeps nothing. The error names what is
-// missing and how to fix it.
+// TryHome creates a jail of the spec with a caller's home, as threads use it, on top of an empty
+// directory beside the volumes. Like TryDisk, it keeps nothing. The error names what is missing and
+// how to fix it.
 func (m *Maker) TryHome(ctx context.Context, spec jail.Spec) error {
 	return m.onTrial(func() error {
 		if _, err := m.pool(); err != nil { // which makes the directory

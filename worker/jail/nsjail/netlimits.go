@@ -13,18 +13,18 @@ import (
 // netLimit is a setting of a jail's network namespace, below /proc/sys/net.
 type netLimit struct{ name, value string }
 
-// netLimits bound what a program's sockets hold in memory that no control group is charged for.
+// netLimits limit the uncharged memory of a program's sockets.
 var netLimits = []netLimit{ // read only
 	{"core/somaxconn", "16"}, // connections of one listener that the program has not accepted
 	{"ipv4/tcp_max_syn_backlog", "128"},
 	{"core/tstamp_allow_data", "0"}, // no copies of sent packets with their timestamps
-	// What a socket holds in options and in control data of messages. The largest that programs send
-	// are 253 file descriptors, about 1 KiB.
+	// Memory of a socket's options and control messages. The largest that programs send are 253
+	// file descriptors, about 1 KiB.
 	{"core/optmem_max", "4096"},
-	// What a connection holds before and while the program reads from it. The other end is on this
-	// host, so that more would not make it faster.
+	// Receive buffer of a connection. The other end is on this host, so more would not make it
+	// faster.
 	{"ipv4/tcp_rmem", "4096 16384 262144"},
-	// What a connection holds before the other end has it. Each byte of it may keep a page.
+	// Send buffer of a connection. Each byte in it may keep a page.
 	{"ipv4/tcp_wmem", "4096 16384 262144"},
 }
 
@@ -118,9 +118,9 @@ func (m *Maker) NetLimits() error {
 	return lackedNetLimits(m.noNetLimits)
 }
 
-// fragments is a setting of the host. With 1, the kernel copies what programs send into single pages.
-// With 0, it copies them into fragments of 32 KiB. A byte that waits in a queue keeps its whole fragment,
-// which no control group is charged for.
+// fragments is a setting of the host. With 1, the kernel copies data sent by programs into single
+// pages. With 0, it copies it into fragments of 32 KiB. A queued byte keeps its whole fragment,
+// which is uncharged.
 var fragments = netLimit{"core/high_order_alloc_disable", "1"} // read only
 
 // limitFragments changes the setting, and returns why that is impossible. Only the network namespace
@@ -136,8 +136,8 @@ func limitFragments() error {
 	return fragments.set()
 }
 
-// Fragments returns why the memory that a byte in a queue keeps is not limited, or nil if it is. The
-// error names the remedy.
+// Fragments returns why the memory kept by a queued byte is not limited, or nil if it is. The error
+// names the remedy.
 func (m *Maker) Fragments() error {
 	if m.noFragments == nil {
 		return nil

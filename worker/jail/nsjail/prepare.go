@@ -36,8 +36,8 @@ const (
 	// ownTasks counts nsjail, the init and a reserve. The program's tasks are limited by its own
 	// uid.
 	ownTasks = 1 + 32
-	// nsjailMemory, in bytes, covers nsjail, the init and their kernel memory when the jail is ready.
-	// That is measured as 1.6 to 1.9 MiB, besides page cache, which is reclaimed on demand.
+	// nsjailMemory, in bytes, covers nsjail, the init and their kernel memory when the jail is
+	// ready. That is measured as 1.6 to 1.9 MiB, plus page cache, which is reclaimed on demand.
 	// Reported memory usage excludes it.
 	nsjailMemory = 9 << 18
 	// forkedMemory is the same for a forked jail, which has no nsjail: measured as 0.1 to 0.4 MiB.
@@ -128,7 +128,7 @@ func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
 	if err == nil {
 		err = s.start(files)
 	}
-	// Closed before the init is awaited: while this process has the init's end of the control
+	// Closed before waiting for the init: as long as this process has the init's end of the control
 	// socket open, it does not notice the init's death.
 	files.close()
 	if err != nil {
@@ -144,7 +144,7 @@ func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
 // limit sets the limits that do not affect nsjail and the init.
 func (s *sandbox) limit() (err error) {
 	l := cgroup.Limits{Memory: s.spec.Memory + s.ownMemory(), Tasks: s.spec.Pids + ownTasks}
-	// First, so that nothing that the limit does is missed.
+	// First, so that no effect of the limit is missed.
 	if s.oom, err = s.group.WatchOOM(); err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func (s *sandbox) makeVolume(
 	return v.Attach, nil
 }
 
-// Volume returns an empty volume of root's for the changes of a home with a size limit.
+// Volume returns an empty volume owned by root for the changes of a home with a size limit.
 func (m *Maker) Volume(ctx context.Context, most proto.Space) (jail.Volume, error) {
 	pool, err := m.pool()
 	if err != nil {
@@ -261,8 +261,8 @@ func (s *sandbox) open() (err error) {
 	return err
 }
 
-// finish sets what must wait until everything that precedes the program has started: the CPU limit,
-// which that work must not use up, and a program's CPU weight.
+// finish sets the CPU limit and the CPU weight of a program. Both must wait until everything before
+// the program has started, so that this work does not use up the limit.
 func (s *sandbox) finish() error {
 	if s.spec.Prewarm != nil {
 		if err := s.group.ResetWeight(); err != nil {
@@ -433,8 +433,8 @@ func (s *sandbox) awaitReady(ctx context.Context) error {
 
 func procPath(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
-// diagnostics returns the end of the output of the process that created the jail, on one line, and
-// the reason why there may be none.
+// diagnostics returns, on one line, the end of the output of the process that created the jail, or
+// why there may be none.
 func (s *sandbox) diagnostics() string {
 	if s.zygote != nil {
 		return s.creatorLog()

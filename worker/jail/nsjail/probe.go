@@ -10,8 +10,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// probeTimeout limits the time in which one runtime prints its version, on a machine that has just
-// booted.
+// probeTimeout limits how long one runtime may take to print its version, on a machine that has
+// just booted.
 const probeTimeout = 30 * time.Second
 
 // Runtime is a language's interpreter as found in a jail.

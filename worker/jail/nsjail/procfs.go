@@ -14,9 +14,9 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// masked are the files and directories of /proc that are empty in a jail, if the host has them.
-// They are those that container runtimes mask, and others that reveal the host or other tenants and
-// that programs do not need.
+// masked are the files and directories of /proc that are empty in a jail, if the host has them:
+// those that container runtimes mask, and others that programs do not need and that reveal the host
+// or other tenants.
 var masked = [...]string{ // read only
 	"acpi", "asound", "buddyinfo", "bus", "cgroups", "cmdline", "config.gz", "crypto", "diskstats", "driver/rtc", "fs",
 	"interrupts", "irq",
@@ -30,7 +30,7 @@ var replaced = [...]string{"stat", "vmstat", "sys/fs", bootID} // read only
 
 const bootID = "sys/kernel/random/boot_id"
 
-// constantBootID is the boot id that all jails of all workers have. The host's would tell two
+// constantBootID is the boot id in all jails of all workers. The host's would reveal to two
 // programs that they run on the same machine.
 const constantBootID = "00000000-0000-4000-8000-000000000000\n"
 
@@ -38,7 +38,7 @@ const constantBootID = "00000000-0000-4000-8000-000000000000\n"
 // because each process has a directory with them. The program may not read them.
 var hostSockets = [...]string{"protocols", "rt_acct", "sockstat", "softnet_stat", "stat/rt_cache"} // read only
 
-// proc is what a jail's /proc has in place of the host's files.
+// proc holds a jail's replacements for the host's files in /proc.
 type proc struct {
 	files, dirs []string          // those of masked that this host has
 	copies      map[string][]byte // content of each file in and below replaced
@@ -75,8 +75,8 @@ func findProc() (*proc, error) {
 	return p, nil
 }
 
-// copyConstant adds the file name, or the files below the directory name, without what changes
-// while the host runs.
+// copyConstant adds the file name, or the files below the directory name, without values that
+// change while the host runs.
 func (p *proc) copyConstant(name string) error {
 	before := len(p.copies)
 	err := filepath.WalkDir("/proc/"+name, func(path string, d fs.DirEntry, err error) error {
@@ -116,9 +116,8 @@ var (
 	booted  = regexp.MustCompile(`(?m)^btime .*$`)
 )
 
-// constant returns the content that a file of /proc has in a jail, or nil if it has no such file.
-// Counters are zero, except that processors were idle for one tick, so that no program divides by
-// zero.
+// constant returns the content of a /proc file in a jail, or nil if jails lack the file. Counters
+// are zero, except that processors were idle for one tick, so that no program divides by zero.
 func constant(name string, content []byte) []byte {
 	switch name {
 	case bootID:
@@ -172,9 +171,9 @@ func (p *proc) mounts(root string) (all []mount) {
 	return all
 }
 
-// hideHostSockets makes the files of hostSockets in the network namespace of a jail's process
-// readable for the worker's user alone. They belong to root of the jail. The worker becomes their
-// owner first, because changing the mode of another's file needs one more capability.
+// hideHostSockets makes the files of hostSockets in a jail's network namespace readable only for
+// the worker's user. They belong to root of the jail. The worker becomes their owner first, because
+// changing the mode of another user's file needs one more capability.
 func (p *proc) hideHostSockets(pid int) error {
 	for _, name := range p.sockets {
 		path := procPath(pid, "net/"+name)

@@ -69,8 +69,8 @@ func (r *run) awaitCancel() {
 	}
 }
 
-// terminate sends the program SIGTERM, and kills the jail after grace, or at once if that is 0. It does
-// nothing if the program is being ended already.
+// terminate sends the program SIGTERM, and kills the jail after grace, or immediately if that is 0.
+// It does nothing if the program is already being ended.
 func (r *run) terminate(why reason, grace time.Duration) {
 	r.mu.Lock()
 	first := r.why == notEnded
@@ -182,8 +182,8 @@ func (r *run) awaitEnd() (jail.Outcome, error) {
 	return o, nil
 }
 
-// oomKilled reports whether the kernel's OOM killer killed a process of the jail, and for what: for
-// the limit of the jail, or for the host.
+// oomKilled reports whether the kernel's OOM killer killed a process of the jail because of the
+// jail's limit, or because of the host.
 func (s *sandbox) oomKilled() (limit, host bool) {
 	if s.group == nil {
 		return false, false

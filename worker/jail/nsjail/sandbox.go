@@ -25,7 +25,7 @@ type sandbox struct {
 	childUIDs []*uidPair // of the jails that are forked from this one; nil if there are none
 	group     *cgroup.Group
 	zygote    *zygote // the jail was forked from it; nil if nsjail created the jail
-	// creatorLog returns what the process that forked the jail has logged since the order.
+	// creatorLog returns the log since the order of the process that forked the jail.
 	creatorLog func() string
 	proc       *os.Process // nsjail
 	log        *os.File    // nsjail's
@@ -119,8 +119,7 @@ func (s *sandbox) stop(why reason, cause error) {
 	s.kill()
 }
 
-// stopForHost kills the jail because it holds a number of bytes of the host's memory that its
-// control group is not charged for.
+// stopForHost kills the jail because it holds a number of uncharged bytes of the host's memory.
 func (s *sandbox) stopForHost(bytes int64) {
 	s.mu.Lock()
 	s.uncharged = bytes

@@ -21,8 +21,8 @@ type ServiceConfig struct {
 	Tasks  int        // limit of threads
 }
 
-// Service is a process beside the jails, with a uid and a control group of its own and no
-// privileges. It is removed as jails are if the worker dies.
+// Service is an unprivileged process beside the jails, with its own uid and control group. Like a
+// jail, it is removed if the worker dies.
 type Service struct {
 	m     *Maker
 	uids  *uidPair

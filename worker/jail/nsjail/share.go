@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// share is how much a jail may take of what the kernel counts for the owner of its user namespace
-// too. The owner is the worker's user, for all jails: root of the host, or of a container. The
-// jails forked from one zygote share the zygote's instances and watches.
+// share is how much a jail may take of resources that the kernel also counts for the owner of its
+// user namespace. The owner is the worker's user, for all jails: root of the host, or of a
+// container. The jails forked from one zygote share the zygote's instances and watches.
 type share struct {
 	instances, watches int    // of inotify
 	queues             uint64 // bytes in POSIX message queues, RLIMIT_MSGQUEUE
@@ -25,7 +25,7 @@ const queueBytes = 100 << 10
 func findShare(programs int) (share, error) {
 	var s share
 	for name, to := range map[string]*int{"instances": &s.instances, "watches": &s.watches} {
-		// The second one is that of the worker's user namespace, if it is in one.
+		// The second one is the limit of the worker's user namespace, if it is in one.
 		for _, file := range []string{"/proc/sys/fs/inotify/max_user_", "/proc/sys/user/max_inotify_"} {
 			text, err := os.ReadFile(file + name)
 			if err != nil {

@@ -98,9 +98,8 @@ func (s *skeleton) showHost() error {
 	return nil
 }
 
-// showImage adds everything at the top of a root file system image, except what a jail has itself.
-// It follows no links in the image. It recreates them instead, so that they lead only into the
-// jail.
+// showImage adds everything at the top of a root file system image, except a jail's own entries. It
+// follows no links in the image. It recreates them instead, so that they lead only into the jail.
 func (s *skeleton) showImage(image string) error {
 	entries, err := os.ReadDir(image)
 	if err != nil {
@@ -250,8 +249,8 @@ func writeEtc(etc, home, resolver string) error {
 	return nil
 }
 
-// copyTree copies directories, links as links, and files that everyone may read. It ignores a
-// source that does not exist.
+// copyTree copies directories, links as links, and world-readable files. It ignores a source that
+// does not exist.
 func copyTree(src, dst string) error {
 	return filepath.WalkDir(src, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {

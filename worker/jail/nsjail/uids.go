@@ -128,9 +128,9 @@ func (p *uidPool) lock(first int) (*uidPair, error) {
 	return &uidPair{first: first, lock: f}, nil
 }
 
-// tryLock locks the file at path. It returns nil if another process holds the lock. The holder of
-// the lock may remove the file, and others may have opened it before: what they lock then excludes
-// nobody. So tryLock starts again if the file that it has locked is no longer at path.
+// tryLock locks the file at path. It returns nil if another process holds the lock. The holder may
+// remove the file after others have opened it, and their lock then excludes no one. So tryLock
+// starts over if the locked file is no longer at path.
 func tryLock(path string) (*os.File, error) {
 	for {
 		// A lock belongs to an open file. Opening the file again, in this or another worker, therefore
@@ -181,8 +181,8 @@ func (p *uidPool) release(pair *uidPair) {
 	p.free = append(p.free, pair)
 }
 
-// discard unlocks a pair that this process does not reuse. Processes of its jail may still be
-// dying. They hold the lock until then, and the file stays for others to remove.
+// discard unlocks a pair that this process does not reuse. Dying processes of its jail may still
+// hold the lock, and the file stays for others to remove.
 func (p *uidPool) discard(pair *uidPair) error {
 	return errors.Join(pair.lock.Close(), removeLock(pair.lock.Name()))
 }

@@ -27,7 +27,7 @@ const zygoteMemory = 256 << 20
 // program's.
 func childID(i int) int { return 10_000 + 2*i }
 
-// zygote is a jail in which others are created. Its interpreter creates those in which a fork of it
+// zygote is a jail in which others are created. Its interpreter creates jails in which a fork of it
 // waits; its init creates all others.
 type zygote struct {
 	jail   *sandbox
@@ -345,8 +345,7 @@ func (p *zygote) end() {
 	p.err = errors.Join(p.err, p.jail.Close())
 }
 
-// interpreterStderr returns what the interpreter has written to stderr since the last call, on one
-// line.
+// interpreterStderr returns the interpreter's stderr output since the last call, on one line.
 func (p *zygote) interpreterStderr() string {
 	b := make([]byte, maxLog)
 	n := 0

@@ -74,7 +74,7 @@ func (r *reader) checked() []byte {
 	return v
 }
 
-// since returns a reader of what has been read since all was left.
+// since returns a reader of the bytes read since all was left.
 func (r *reader) since(all []byte) reader { return reader{b: all[:len(all)-len(r.b)], ok: true} }
 
 func (r *reader) strings() Strings {

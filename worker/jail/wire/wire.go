@@ -204,7 +204,7 @@ type FailedFrame struct {
 // ExitedFrame is the payload of Exited. Signal is 0 if the program exited with Code.
 type ExitedFrame struct {
 	Code, Signal int32
-	BySeccomp    bool   // a process of the program made a call that no program may make; Signal is SIGSYS
+	BySeccomp    bool   // a process of the program made a forbidden call; Signal is SIGSYS
 	MaxRSSKiB    uint64 // of the largest process
 }
 

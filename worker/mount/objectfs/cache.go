@@ -14,8 +14,8 @@ const (
 	chunkBytes = 1 << 20
 	// cacheChunks is the number of chunks in memory, of all files together.
 	cacheChunks = 16
-	// runChunks is the number of chunks that one request fetches if a file is read in order, and
-	// aheadRuns how many such requests there are at a time.
+	// runChunks is the number of chunks per request when a file is read sequentially, and aheadRuns
+	// the number of such requests in flight.
 	runChunks = 4
 	aheadRuns = 3
 )
@@ -109,7 +109,7 @@ func (c *cache) get(o proto.StoredObject, index int64) *chunk {
 	}
 }
 
-// prefetch starts to fetch a run, unless some of it is there or there is no memory for it.
+// prefetch starts to fetch a run, unless part of it is cached or memory is short.
 func (c *cache) prefetch(o proto.StoredObject, run int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,8 +142,7 @@ func (c *cache) find(key chunkKey) *chunk {
 	return nil
 }
 
-// claim prepares the chunk that was not used for the longest time to be fetched. It returns nil if
-// all are in use.
+// claim reuses the least recently used chunk for a fetch. It returns nil if all are in use.
 func (c *cache) claim(key chunkKey) *chunk {
 	var oldest *chunk
 	for _, ch := range c.chunks {

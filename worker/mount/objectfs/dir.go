@@ -287,8 +287,8 @@ func (d *dir) checkName(name string) syscall.Errno {
 	return 0
 }
 
-// checkNew returns an error if a name cannot be given to an object. Stores differ in the control
-// characters that they keep, so objects that have them are only read.
+// checkNew returns an error if an object cannot get a name. Stores differ in the control characters
+// that they keep, so objects with any are read-only.
 func (d *dir) checkNew(name string) syscall.Errno {
 	switch {
 	case !utf8.ValidString(name):

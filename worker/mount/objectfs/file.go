@@ -43,7 +43,7 @@ var (
 	_ fusefs.NodeStatfser  = (*file)(nil)
 )
 
-// orderedBytes is how much of a file is read in order before readahead begins.
+// orderedBytes is how much of a file is read sequentially before readahead begins.
 const orderedBytes = 256 << 10
 
 // handle is an open description of a file.
@@ -96,7 +96,7 @@ func (f *file) refreshLocked(o proto.StoredObject) {
 	f.object, f.stored, f.checked = o, true, time.Now()
 }
 
-// look asks the store for the object, unless that was done a moment ago.
+// look looks the object up in the store, unless it did a moment ago.
 func (f *file) look() error {
 	if f.content != nil || time.Since(f.checked) < cacheTime {
 		return nil
@@ -245,8 +245,8 @@ func (f *file) store() syscall.Errno {
 	return 0
 }
 
-// Flush stores the file. It is called for each close of a descriptor. Readers that close theirs do
-// not store what others are writing.
+// Flush stores the file. It is called for each close of a descriptor. Closing a read-only
+// descriptor does not store others' pending writes.
 func (f *file) Flush(_ context.Context, h fusefs.FileHandle) syscall.Errno {
 	if h, ok := h.(*handle); ok && !h.writes {
 		return 0
@@ -271,7 +271,7 @@ func (f *file) Release(context.Context, fusefs.FileHandle) syscall.Errno {
 	return f.settle()
 }
 
-// settle stores what a memory map has written, and frees the spool, if the file is not open.
+// settle stores writes through memory maps, and frees the spool, if the file is not open.
 func (f *file) settle() syscall.Errno {
 	if f.handles > 0 || f.content == nil {
 		return 0

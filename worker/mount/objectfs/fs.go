@@ -1,9 +1,9 @@
 // Package objectfs serves a part of a bucket as a FUSE file system. A directory is the common part
 // of keys up to a slash, or an empty object whose key ends with one. A file is read in chunks, and
 // written into a spool that is stored as one object when a descriptor of the file is closed or
-// synced. Objects whose keys cannot be paths are not shown.
+// synced. Objects whose keys cannot be paths are hidden.
 //
-// The process that serves needs no privileges: another has mounted the file system.
+// The serving process needs no privileges: another process has mounted the file system.
 package objectfs
 
 import (
@@ -33,8 +33,8 @@ const (
 	slowestBytes = 1 << 20
 	// cacheTime is how long names, sizes and times of objects are believed.
 	cacheTime = time.Second
-	// maxNodes is the number of files that the kernel may remember before the oldest are dropped.
-	// Each takes about 1 KiB here.
+	// maxNodes is the number of files that the kernel may cache before the oldest are dropped. Each
+	// takes about 1 KiB here.
 	maxNodes = 8192
 	// MaxRequest is the size of the largest read or write request of the kernel, in bytes. It is an
 	// option of the mount too.
@@ -120,7 +120,7 @@ func Serve(cfg Config) ([]Failure, error) {
 	return all, nil
 }
 
-// storeAll stores what was written through memory maps or by processes that were killed.
+// storeAll stores pending writes of memory maps and of killed processes.
 func (s *server) storeAll() {
 	s.mu.Lock()
 	var files []*file

@@ -12,7 +12,7 @@ import (
 // spoolBlock is the unit in which a spool allocates space, in bytes.
 const spoolBlock = 64 << 10
 
-// Spool holds the content of files that are being written, in one file on disk with a limit.
+// Spool holds the content of files being written, in one size-limited file on disk.
 type Spool struct {
 	file  *os.File
 	limit int64 // blocks
