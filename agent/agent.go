@@ -1,11 +1,11 @@
 // Package agent runs conversations with a language model whose tools run programs here. It knows
-// neither the API of a vendor nor the protocol of a model's server: package anthropic and its like
+// neither vendors' APIs nor the protocols of model servers: package anthropic and its like
 // translate requests to a [Run] and events to answers, package upstream talks to the model.
 //
-// A run is a loop: the model is asked for a turn; the calls of this side's tools in it are carried
-// out one after another; their results are part of the next turn. The run ends when a turn has no
-// such calls, or at a limit. Everything that happens is an [Event], in order: what an answer, a stream
-// or a stored log is made of.
+// A run is a loop: the model produces a turn; its calls of this server's tools are carried out one
+// at a time; their results are part of the next turn. The run ends when a turn has no such calls,
+// or at a limit. Everything that happens is an [Event], in order: the source of an answer, a stream
+// or a stored log.
 package agent
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Role is who says something in a conversation.
+// Role is the author of an item in a conversation.
 type Role string
 
 // The roles.
@@ -39,23 +39,23 @@ type Item struct {
 	Result   *Result
 }
 
-// Document is a file that the user shows to a model that can read it.
+// Document is a file from the user for a model that can read files.
 type Document struct {
 	Name      string
 	MediaType string
 	Base64    string
 }
 
-// Thinking is what a model has thought before it said something, or called a tool. A server may need it
-// again as it was.
+// Thinking is a model's reasoning before it said something or called a tool. A server may need it
+// back unchanged.
 type Thinking struct {
 	Text      string `json:"text,omitempty"`
 	Signature string `json:"signature,omitempty"`
 	Redacted  string `json:"redacted,omitempty"` // in place of Text, for the server alone
 }
 
-// Image is a picture that the user shows: its content in Base64, with its media type. It is never a
-// URL, which the model's server would fetch from inside the operator's network.
+// Image is a picture from the user: its content in Base64, with its media type. It is never a URL,
+// which the model server would fetch from inside the operator's network.
 type Image struct {
 	MediaType string
 	Base64    string
@@ -65,7 +65,7 @@ type Image struct {
 type Call struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
-	// Arguments are a JSON object. Only in what an [Upstream] returns may they be anything else.
+	// Arguments are a JSON object, except that an [Upstream] may return anything.
 	Arguments json.RawMessage `json:"arguments"`
 	// Malformed is set if the model's arguments were no JSON object; Arguments have no members then.
 	Malformed bool `json:"malformed,omitempty"`
@@ -110,12 +110,13 @@ type Turn struct {
 	Temperature *float64
 	TopP        *float64
 	Stop        []string
-	// Thinking is how the model is to think, in the form of Anthropic's protocol; nil for as it does.
+	// Thinking configures the model's thinking, in the form of Anthropic's protocol; nil for its
+	// default.
 	Thinking json.RawMessage
-	// OnThinking, if not nil, is called with the thinking of a reply where it comes. Servers with another
-	// protocol do not report it.
+	// OnThinking, if not nil, is called with each of a reply's thinking blocks as it arrives.
+	// Servers with another protocol do not report any.
 	OnThinking func(*Thinking) error
-	// Patient is set if nobody else can ask again: an upstream that is busy is waited for.
+	// Patient is set if only this server can retry: it then waits for a busy upstream.
 	Patient bool
 }
 
@@ -134,8 +135,8 @@ const (
 type Usage struct {
 	Input  int `json:"input"` // with those that are cached
 	Output int `json:"output"`
-	// CacheRead and CacheWrite are the parts of Input that the server has read from its cache and has
-	// written into it.
+	// CacheRead and CacheWrite are the parts of Input that the server has read from and written to
+	// its cache.
 	CacheRead  int `json:"cache_read,omitempty"`
 	CacheWrite int `json:"cache_write,omitempty"`
 }
@@ -158,17 +159,17 @@ type Reply struct {
 
 // Upstream is a server with models.
 type Upstream interface {
-	// Stream asks for a turn. It calls text with each part of the reply's text as it comes, and
+	// Stream requests a turn. It calls text with each part of the reply's text as it arrives, and
 	// returns the rest of the reply at its end. It returns an error of text unchanged, ctx.Err() if
 	// ctx is done, and otherwise an [*UpstreamError].
 	Stream(ctx context.Context, turn *Turn, text func(string) error) (*Reply, error)
-	// ListModels returns the names of models that turns may have, and whether others may be used too.
-	// It returns an [*UpstreamError] if the server does not list them.
+	// ListModels returns the allowed models' names, and whether others may be used, too. It returns
+	// an [*UpstreamError] if the server does not list them.
 	ListModels(ctx context.Context) (names []string, others bool, err error)
 }
 
-// FindModel returns the name of the model whose name is encoded in a path. The code of its error is
-// [api.CodeNotFound] if turns may not have it.
+// FindModel returns the model's name encoded in a path. The code of its error is [api.CodeNotFound]
+// if the model is not allowed.
 func FindModel(ctx context.Context, up Upstream, encoded string) (name string, err error) {
 	if name, err = url.PathUnescape(encoded); err != nil {
 		return "", proto.FieldErrorf("model", "is not encoded correctly")
@@ -222,8 +223,8 @@ type Outcome struct {
 	Change *Change `json:"change,omitempty"`
 }
 
-// Change is a change of a file by a call that is no execution. It is logged before it is applied, so
-// that a run that is continued does not apply it twice.
+// Change is a file change by a call that is no execution. It is logged before it is applied, so
+// that a resumed run does not apply it twice.
 type Change struct {
 	Before string `json:"before,omitempty"` // the state of the file, as [TextFile.State]
 	After  string `json:"after"`
@@ -235,9 +236,9 @@ type Tool struct {
 	// Execute carries out a call, whose arguments are a JSON object. A program or a call that fails
 	// is an Outcome. An error ends the run. Execute is nil for a tool of the client.
 	Execute func(ctx context.Context, call *Call) (*Outcome, error)
-	// Apply applies the Change of an outcome that Execute returned, in this process or an earlier one,
-	// unless it is applied already. It returns the outcome of the call as Execute does, without Change.
-	// It is set if Execute returns changes.
+	// Apply applies the Change of an outcome that Execute returned, in this process or an earlier
+	// one, unless it is already applied. It returns the call's outcome as Execute does, without
+	// Change. It is set if Execute returns changes.
 	Apply func(ctx context.Context, call *Call, planned *Outcome) (*Outcome, error)
 	// Malformed returns the outcome of a call whose arguments are not a JSON object. It is set if
 	// Execute is.
@@ -249,17 +250,17 @@ type Run struct {
 	// Turn is the first turn, without its Tools. Its MaxTokens are for all turns together.
 	Turn  Turn
 	Tools []Tool
-	// NewCallID returns an id for a call of a tool, as the run's client expects it. The model's own
-	// ids are not used: some models give none, or the same one twice.
+	// NewCallID returns an id for a tool call, in the form expected by the run's client. The
+	// model's own ids are unusable: some models return none, or duplicates.
 	NewCallID func(*Tool) string
-	// Reserve reserves the memory for n more bytes of text that the run keeps until its end. An error
+	// Reserve reserves memory for n more bytes of text that the run keeps until its end. An error
 	// ends the run, which returns it.
 	Reserve func(n int64) error
-	// Defer leaves this side's calls of a turn that has calls of the client's tools too for the run that
-	// continues this one. Otherwise they are carried out before the run ends.
+	// Defer applies to turns that call the client's tools, too: this server's calls are then left
+	// to the continuing run. Otherwise they are carried out before the run ends.
 	Defer bool
-	// Patient is [Turn.Patient] of all turns. It is set for turns after a call anyway, since a client that
-	// asked again would repeat the call.
+	// Patient is [Turn.Patient] of all turns. Turns after a call always set it, since a client that
+	// retried would repeat the call.
 	Patient bool
 	// MaxCalls limits this side's calls that are carried out, of all turns; 0 for no limit.
 	MaxCalls int
@@ -309,7 +310,7 @@ const (
 	ReasonLength  Reason = "length"  // MaxTokens was reached; calls in the last turn were dropped
 	ReasonStop    Reason = "stop"    // a stop sequence came
 	ReasonCalls   Reason = "calls"   // the client's tools are called
-	ReasonPaused  Reason = "paused"  // Steps or Wall was reached; the run can be continued, and calls may have no result
+	ReasonPaused  Reason = "paused"  // Steps or Wall was reached; the run can be continued, and calls may lack a result
 	ReasonRefused Reason = "refused" // the model refused
 )
 

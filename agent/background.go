@@ -13,10 +13,10 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// maxTries is how long a run that cannot begin is tried again.
+// maxTries is how long a run that cannot begin is retried.
 const maxTries = time.Hour
 
-// Active is a [Store] that knows the runs in the background that have not ended.
+// Active is a [Store] that tracks the unfinished background runs.
 type Active interface {
 	Store
 	// Finish makes a run not active. It is no error if it is not.
@@ -26,9 +26,9 @@ type Active interface {
 // BackgroundHost carries out what a run in the background needs.
 type BackgroundHost interface {
 	Host
-	// Begin returns the context for the calls of the run, with the rights and limits of its API key. If that
-	// is done before the run has ended, its cause ends the run. resumed is set if the run has started before,
-	// so that a call may have been carried out.
+	// Begin returns the context for the calls of the run, with the rights and limits of its API
+	// key. If that is done before the run has ended, its cause ends the run. resumed is set if the
+	// run has started before, so that a call may have been carried out.
 	Begin(ctx context.Context, run *proto.AgentRun, resumed bool) (context.Context, error)
 	// Release ends that, and releases what was reserved.
 	Release()
@@ -36,8 +36,8 @@ type BackgroundHost interface {
 
 // API is an API whose requests run in the background.
 type API interface {
-	// Prepare returns the run of a stored request, and its start if that is nil: if the run has not
-	// started yet. Its error ends the run.
+	// Prepare returns the run of a stored request. If the run has not started yet, started is nil,
+	// and Prepare returns the start, too. Its error ends the run.
 	Prepare(ctx context.Context, host Host, run *proto.AgentRun, started *Start) (*Run, *Start, error)
 	// Ended is called with the last entry of a run. It may be called again if it returns an error.
 	Ended(ctx context.Context, run *proto.AgentRun, last *Entry) error
@@ -55,8 +55,9 @@ type Background struct {
 
 var errTryAgain = errors.New("the run cannot go on now")
 
-// CarryOut carries out an active run until it has ended or ctx is done. It returns [proto.ErrConflict] if
-// another process goes on, or the log was removed. The run can be continued after an error.
+// CarryOut carries out an active run until it has ended or ctx is done. It returns
+// [proto.ErrConflict] if another process continues the run, or if the log was removed. The run can
+// be continued after an error.
 func (b *Background) CarryOut(ctx context.Context, a proto.ActiveAgentRun) error {
 	host := b.Host(a.Org, a.ID)
 	defer host.Release()
@@ -98,7 +99,7 @@ func (b *Background) end(
 ) error {
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if a.Cancelled { // it goes its way again to the call that another process has started, which ends then
+	if a.Cancelled { // it replays up to the call that another process has started, which then ends
 		cancel(proto.ErrRunCancelled)
 	}
 	err := b.resume(run, host, log, p)
@@ -119,7 +120,7 @@ func (b *Background) end(
 }
 
 func (b *Background) resume(ctx context.Context, host BackgroundHost, log *StoredLog, p *history) (err error) {
-	defer func() { // a request that no process survives would end all gateways, one after another
+	defer func() { // a request that crashes its process would crash all gateways, one after another
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
 		}
@@ -150,8 +151,8 @@ func (b *Background) resume(ctx context.Context, host BackgroundHost, log *Store
 	return err
 }
 
-// retry returns the error that makes a run be tried again if it could not begin because of this side,
-// unless it has been tried for long.
+// retry returns an error that makes the run retry if it could not begin because of this server,
+// until maxTries is over.
 func (b *Background) retry(run *proto.AgentRun, err error) error {
 	code := Public(err).Code
 	if (code == api.CodeInternal || code == api.CodeServiceUnavailable) && time.Since(run.CreatedAt) < maxTries {

@@ -17,45 +17,45 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Host carries out what a run needs, with the rights and the limits of the API key of one request.
-// Its errors are [*api.Error], made for clients, unless a method has another one.
+// Host does a run's work with the rights and limits of one request's API key. Its errors are
+// [*api.Error], worded for clients, unless a method documents others.
 type Host interface {
-	// Execute runs a program as the execution of an id, and returns its record. It does not run again
-	// if there is one of that id. If ctx is done first, the execution is cancelled, unless the run
-	// goes on in another process. A timeout of 0 is the longest that the plan allows, up to
+	// Execute runs a program as execution id, and returns its record. It does not run it again if
+	// the execution exists. If ctx is done first, the execution is cancelled, unless the run
+	// continues in another process. A timeout of 0 is the longest that the plan allows, up to
 	// [MaxTimeout].
 	Execute(ctx context.Context, id proto.TraceID, req *api.ExecuteRequest) (*proto.Record, error)
-	// Reserve reserves the memory for n bytes of text that the request keeps until its end.
+	// Reserve reserves memory for n bytes of text until the request ends.
 	Reserve(n int64) error
 	// Thread returns a thread. The code of its error is [api.CodeNotFound] if there is none.
 	Thread(ctx context.Context, id string) (*proto.Thread, error)
-	// ListFiles calls each for the entries of a directory of a thread's home, of which there are none
-	// if it does not exist.
+	// ListFiles calls each for the entries of a directory of a thread's home. An unknown thread has
+	// none.
 	ListFiles(ctx context.Context, thread, dir string, each func(proto.File) error) error
 	// OpenFile opens a file in a thread's home. The code of its error is [api.CodeNotFound] if there
 	// is none.
 	OpenFile(ctx context.Context, thread, path string) (*proto.FileContent, error)
 	// PutFile stores a file in a thread's home, and creates the thread if it does not exist.
 	PutFile(ctx context.Context, thread, path string, size int64, body io.Reader) error
-	// ReplaceFile is PutFile on the condition that the file has a tag, as OpenFile returns it, or with
-	// an empty tag that there is no file. Otherwise the error is a [*proto.FileChangedError].
+	// ReplaceFile is PutFile if the file still has the tag returned by OpenFile, or does not exist
+	// for an empty tag. Otherwise the error is a [*proto.FileChangedError].
 	ReplaceFile(ctx context.Context, thread, path, tag string, size int64, body io.Reader) error
-	// CleanPath returns a path relative to the home, which is where paths of programs begin that are
-	// relative. The error of a path outside of the home is for the model.
+	// CleanPath returns a path relative to the home, where programs' relative paths begin. The
+	// error for a path outside the home is for the model.
 	CleanPath(path string) (string, error)
 
 	// Caller returns the organisation and the id of the API key.
 	Caller() (org, key string)
 	// KeepFiles makes the files of a container expire at a time, if they would much earlier.
 	KeepFiles(ctx context.Context, container string, until time.Time) error
-	// SaveFile stores a file of the organisation with its content, new or in place of the one of its id.
+	// SaveFile stores a file of the organisation with its content, replacing one with its id.
 	SaveFile(ctx context.Context, f *proto.AgentFile, body io.Reader) error
-	// File returns a file of the organisation. The code of its error is [api.CodeNotFound] if there
-	// is none, also if it has expired.
+	// File returns a file of the organisation. The code of its error is [api.CodeNotFound] if it
+	// does not exist or has expired.
 	File(ctx context.Context, id string) (*proto.AgentFile, error)
 }
 
-// MaxTimeout is the longest time that a tool call may run, in seconds.
+// MaxTimeout is the longest run time of a tool call, in seconds.
 const MaxTimeout = 300
 
 // Metadata of executions that are tool calls.
@@ -64,8 +64,8 @@ const (
 	MetadataCall = "agent_call" // the id of the call
 )
 
-// outputDir is the directory in the home whose files a Bash call leaves for the client. It is empty
-// when a call starts.
+// outputDir is the directory in the home for files that a Bash call passes to the client. It is
+// empty when a call starts.
 const outputDir = ".outputs"
 
 // maxOutputFiles is the number of files that a call leaves.
@@ -78,8 +78,8 @@ type Container struct {
 	ID   string // of the thread
 	Run  string // the id of the run
 	Used bool   // a call was carried out or a file stored
-	// Expires returns when the container expires that is used at a time, and the files that its programs
-	// leave with it. It is set unless InPlace is.
+	// Expires returns when the container, and the files that its programs pass to the client,
+	// expire after a use at a time. It is set unless InPlace is.
 	Expires func(used time.Time) time.Time
 	// InPlace leaves the files of programs where they are: Output has their paths, and no copies.
 	InPlace bool
@@ -110,8 +110,8 @@ func Shortened(text string, truncated bool) string {
 	}
 }
 
-// Python runs a Python program. The files that it creates or changes directly in its home are left
-// for the client.
+// Python runs a Python program. Files created or changed directly in its home are passed to the
+// client.
 func (c *Container) Python(ctx context.Context, call, code string) (*Output, error) {
 	record, err := c.execute(
 		ctx, call, &api.ExecuteRequest{Language: proto.Python, Code: code, Env: map[string]string{"OUTPUT_DIR": "."}})
@@ -155,8 +155,8 @@ func (c *Container) execute(ctx context.Context, call string, req *api.ExecuteRe
 	return c.Host.Execute(ctx, proto.DerivedTraceID(fmt.Sprintf("agent %s %s %d", c.Run, call, c.executions[call])), req)
 }
 
-// output returns the outcome of a program, with those files in a directory that were changed since a
-// time. Links and directories are left out. The program has run, so an error here is a note.
+// output returns the outcome of a program, with the files in a directory changed since a time,
+// without links and directories. The program has run, so an error here becomes a note.
 func (c *Container) output(ctx context.Context, record *proto.Record, dir string, since time.Time) (*Output, error) {
 	out := &Output{Record: record}
 	var paths []string
@@ -216,7 +216,7 @@ func isNotFound(err error) bool {
 // Names are the names of files in a container.
 type Names map[string]string // the ids of the files by their names
 
-// Of returns the name of a file: its own, or one with a number if another file has that.
+// Of returns the name of a file: its own, or one with a number if that is taken.
 func (n Names) Of(f *proto.AgentFile) string {
 	name, extension := f.Name, path.Ext(f.Name)
 	for i := 2; n[name] != "" && n[name] != f.ID; i++ {
@@ -254,7 +254,7 @@ type EditError struct {
 
 func (e *EditError) Error() string { return e.Message }
 
-// clean returns a path relative to the home, which is at [proto.ContainerData] too and has /tmp.
+// clean returns a path relative to the home, which is also at [proto.ContainerData] and has /tmp.
 func (c *Container) clean(name string) (string, error) {
 	name = path.Clean(name)
 	for at, dir := range map[string]string{"/tmp": proto.ContainerTmp, proto.ContainerData: "."} {
@@ -332,8 +332,8 @@ var errChangedByOther = &EditError{
 	Message: "the file was changed by somebody else during this call; view it before you try again",
 }
 
-// ApplyChange applies a change to the file at a path, unless it is applied already. edit returns the
-// text after the change, and may be called more than once. ApplyChange returns an [*EditError] if the
+// ApplyChange applies a change to the file at a path, unless it is already applied. edit returns
+// the changed text, and may be called more than once. ApplyChange returns an [*EditError] if the
 // file has changed in another way.
 func (c *Container) ApplyChange(
 	ctx context.Context, path string, change *Change, edit func(*TextFile) ([]byte, error),
@@ -356,7 +356,7 @@ func (c *Container) ApplyChange(
 		}
 		c.Used = true
 		err = c.Host.ReplaceFile(ctx, c.ID, f.path, f.tag, int64(len(text)), bytes.NewReader(text))
-		// The same text has another tag once it is stored in another way, by a compaction for example.
+		// The same text has another tag after it was stored anew, for example by a compaction.
 		if _, changed := errors.AsType[*proto.FileChangedError](err); !changed {
 			return err
 		}
@@ -364,7 +364,8 @@ func (c *Container) ApplyChange(
 	return errChangedByOther
 }
 
-// ListDirectory returns the names in a directory of the home, those of directories with a slash.
+// ListDirectory returns the names in a directory of the home; names of directories end with a
+// slash.
 func (c *Container) ListDirectory(ctx context.Context, path string) (names []string, err error) {
 	clean, err := c.clean(path)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// ClientError returns an error that the client sees as [Public] returns it, and the log whole.
+// ClientError returns an error that clients see through [Public], while the log gets all of it.
 func ClientError(err error) error {
 	if _, ok := errors.AsType[*api.Error](err); ok || err == nil {
 		return err

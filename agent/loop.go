@@ -13,24 +13,23 @@ import (
 	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
-// maxTurnText is the number of bytes of text in one turn. A model that repeats itself without end
-// is stopped there.
+// maxTurnText limits the bytes of text in one turn, to stop a model that repeats itself endlessly.
 const maxTurnText = 4 << 20
 
-// MaxCalls is the number of calls in a turn of the model, and of calls that a conversation has left.
+// MaxCalls limits the calls in a turn of the model, and the pending calls of a conversation.
 const MaxCalls = 128
 
 // Continue continues a conversation until the model has finished or a limit is reached, and appends
-// all that happens to log. The last event is [EventEnd], unless an error is returned: an error of
-// log, of a tool, of the upstream, or ctx.Err().
+// every event to log. The last event is [EventEnd], unless an error is returned: an error of log,
+// of a tool, of the upstream, or ctx.Err().
 //
-// Calls of this side's tools without a result at the end of the conversation are carried out first.
-// The run before has left them, because the same turn had calls of the client's tools or because its
+// Pending calls of this server's tools at the end of the conversation are carried out first. The
+// previous run has left them, because the same turn had calls of the client's tools or because its
 // time was over. More than [MaxCalls] of them are a [*proto.FieldError].
 //
-// A run with a history goes the same way again, with what it has in place of the model's replies and of
-// executions, and goes on from its end. If that is within a turn, the turn is asked for again; its
-// text is an item of its own and not part of the conversation.
+// A run with a history replays it, using its replies and outcomes instead of the model and
+// executions, and continues from its end. If the history ends within a turn, the model is asked for
+// the turn again; the interrupted text is a separate item and not part of the conversation.
 func Continue(ctx context.Context, up Upstream, run *Run, log Log) error {
 	began := run.Began
 	if began.IsZero() {
@@ -70,7 +69,7 @@ type loop struct {
 // late reports whether the time of the run is over. It was not while the history was made.
 func (l *loop) late() bool { return len(l.history) == 0 && !time.Now().Before(l.deadline) }
 
-// replay returns the next event of the history if it is of a kind, else nil.
+// replay returns the next event of the history if it is of a kind, otherwise nil.
 func (l *loop) replay(kind EventKind) *Event {
 	if len(l.history) == 0 || l.history[0].Kind != kind {
 		return nil
@@ -80,8 +79,8 @@ func (l *loop) replay(kind EventKind) *Event {
 	return e
 }
 
-// appendItem appends an event that is a whole item, unless the history has it. It returns the event that
-// is in the log.
+// appendItem appends an event that is a whole item, unless the history has it. It returns the
+// logged event.
 func (l *loop) appendItem(ctx context.Context, e Event) (*Event, error) {
 	if recorded := l.replay(e.Kind); recorded != nil {
 		l.item++
@@ -100,7 +99,7 @@ func (l *loop) tool(name string) *Tool {
 	return &l.run.Tools[i]
 }
 
-// executePending carries out the calls of this side's tools in the last turn that have no result.
+// executePending carries out the last turn's pending calls of this server's tools.
 func (l *loop) executePending(ctx context.Context) (Reason, error) {
 	done := map[string]bool{}
 	end := len(l.turn.Items)
@@ -170,7 +169,7 @@ func (l *loop) ask(ctx context.Context) (*Reply, error) {
 		if err := l.run.Reserve(int64(len(thought.Text) + len(thought.Signature) + len(thought.Redacted))); err != nil {
 			return err
 		}
-		if err := text.finish(ctx); err != nil { // a model may think again after it has said something
+		if err := text.finish(ctx); err != nil { // a model may think again after saying something
 			return err
 		}
 		l.addText(text.text.String())
@@ -210,8 +209,8 @@ func (l *loop) addText(text string) {
 	}
 }
 
-// recordedReply returns the reply of the next turn if the history has it, else nil. It ends a text that the
-// history has left without its end.
+// recordedReply returns the reply of the next turn if the history has it, otherwise nil. It ends a
+// text left unfinished by the history.
 func (l *loop) recordedReply(ctx context.Context) (*Reply, error) {
 	var thoughts []Item // of the turn
 	for len(l.history) > 0 {
@@ -251,8 +250,9 @@ func (l *loop) recordedReply(ctx context.Context) (*Reply, error) {
 	return nil, nil
 }
 
-// calls carries out the calls of a turn that are of this side's tools, unless they are deferred because
-// others are of the client's. Those come last, so that clients get each result of this side's before.
+// calls carries out a turn's calls of this server's tools, unless they are deferred because of
+// calls of the client's tools. Those come last, so that clients first get each result from this
+// server.
 func (l *loop) calls(ctx context.Context, calls []Call) (Reason, error) {
 	if len(calls) == 0 {
 		return ReasonDone, nil
@@ -330,7 +330,7 @@ func (l *loop) reject(call *Call, message string) {
 		Item{Result: &Result{CallID: call.ID, Text: message, Failed: true}})
 }
 
-// execute carries out calls of this side's tools, as long as there is time.
+// execute carries out calls of this server's tools while there is time.
 func (l *loop) execute(ctx context.Context, calls []*Call) (Reason, error) {
 	for _, call := range calls {
 		if l.late() {
@@ -348,7 +348,7 @@ func (l *loop) execute(ctx context.Context, calls []*Call) (Reason, error) {
 	return "", nil
 }
 
-// outcome returns the outcome of a call, which is carried out unless the history has it.
+// outcome returns the outcome of a call, from the history or by carrying it out.
 func (l *loop) outcome(ctx context.Context, call *Call) (*Outcome, error) {
 	recorded := l.replay(EventChange)
 	if len(l.history) > 0 && l.history[0].Kind == EventResult {
@@ -424,9 +424,9 @@ type Exchange struct {
 	Results []Result
 }
 
-// Exchanges returns a conversation in the form that protocols of models need: the roles alternate,
-// and the results of all calls of an exchange follow it. Results that come later are moved there. A
-// call without a result gets one that says so, since models refuse the conversation otherwise.
+// Exchanges returns a conversation in the form required by model protocols: the roles alternate,
+// and the results of all calls of an exchange follow it. Later results are moved there. A call
+// without a result gets a placeholder, since models would refuse the conversation otherwise.
 func Exchanges(items []Item) []Exchange {
 	results := map[string]*Result{}
 	for _, item := range items {

@@ -20,14 +20,14 @@ type Store interface {
 	Create(ctx context.Context, run *proto.AgentRun) (at uint64, err error)
 	// Get returns a run and the number of its first message, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (run *proto.AgentRun, at uint64, err error)
-	// Append adds a message after the one with the number after, and returns its number. It returns
+	// Append adds a message after message number after, and returns its number. It returns
 	// [proto.ErrConflict] if another message is the last.
 	Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error)
-	// Next returns the first message whose number is greater than after; nil if there is none. It
-	// returns [proto.ErrNotFound] if the one with the number after is not there any more.
+	// Next returns the first message with a number greater than after; nil if there is none. It
+	// returns [proto.ErrNotFound] if message number after is gone.
 	Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error)
-	// Watch returns a channel that has a value after a message was added, and from time to time. stop
-	// ends that.
+	// Watch returns a channel that receives a value after a message was added, and from time to
+	// time. stop ends that.
 	Watch(org, id string) (added <-chan struct{}, stop func(), err error)
 	// Cancel requests the end of an active run. It returns [proto.ErrNotFound] if it is not active.
 	Cancel(ctx context.Context, org, id string) error
@@ -67,8 +67,8 @@ type Reader struct {
 	Reserve func(n int64) error
 }
 
-// Next returns the next entry, nil if there is none yet. It returns [proto.ErrNotFound] if the log was
-// removed.
+// Next returns the next entry, nil if there is none yet. It returns [proto.ErrNotFound] if the log
+// was removed.
 func (r *Reader) Next(ctx context.Context) (*Entry, error) {
 	message, at, err := r.Store.Next(ctx, r.Org, r.ID, r.At)
 	if err != nil || message == nil {
@@ -87,7 +87,7 @@ func (r *Reader) Next(ctx context.Context) (*Entry, error) {
 	return e, nil
 }
 
-// Follow calls each with the entries up to the last one of the run, as they come. It returns an error
+// Follow calls each with the entries up to the run's last one, as they arrive. It returns an error
 // of each unchanged, and ctx.Err() if ctx is done first.
 func (r *Reader) Follow(ctx context.Context, each func(*Entry) error) error {
 	added, stop, err := r.Store.Watch(r.Org, r.ID)
@@ -115,21 +115,21 @@ func (r *Reader) Follow(ctx context.Context, each func(*Entry) error) error {
 }
 
 const (
-	// flushBytes and flushEvery bound the parts of texts that become one entry.
+	// flushBytes and flushEvery limit the parts of texts that become one entry.
 	flushBytes = 4 << 10
 	flushEvery = 100 * time.Millisecond
 	// storeTimeout is the time to store an entry.
 	storeTimeout = 30 * time.Second
-	// endTimeout is the time to store the end of a run whose client has left.
+	// endTimeout limits storing the end of a run whose client has left.
 	endTimeout = 10 * time.Second
 )
 
-// StoredLog is a [Log] that stores the events of a run, and hands them on then.
+// StoredLog is a [Log] that stores the events of a run before passing them on.
 type StoredLog struct {
 	Store Store
 	Run   *proto.AgentRun
 	At    uint64 // the number of the last message
-	// To, if not nil, is called with each event after that was stored, or with each part of a text.
+	// To, if not nil, is called with each event after it was stored, or with each part of a text.
 	To Log
 
 	last    *Entry
@@ -179,7 +179,7 @@ func (l *StoredLog) flush(ctx context.Context) error {
 	return l.append(ctx, e)
 }
 
-// End stores that the run ended with an error, nil for none. A run whose error is [context.Canceled] is
+// End stores that the run ended with an error, or nil. A run whose error is [context.Canceled] is
 // stored as cancelled. ctx may be done.
 func (l *StoredLog) End(ctx context.Context, cause error) error {
 	if cause == nil {

@@ -14,22 +14,21 @@ import (
 )
 
 const (
-	// pingEvery is how often a stream without events shows that it is alive.
+	// pingEvery is how often an idle stream shows that it is alive.
 	pingEvery = 10 * time.Second
 	// maxSpare is the size of a buffer that a stream keeps, in bytes.
 	maxSpare = 8 << 10
 )
 
-// Stream is an answer of server-sent events. It begins with the first of them, so that an error before
-// that is answered as such. It is a [Log] of a run. Its fields are set before its use.
+// Stream is an answer of server-sent events. It begins with the first event, so that an earlier
+// error is answered as such. It is a [Log] of a run. Its fields are set before its use.
 type Stream struct {
 	W http.ResponseWriter
-	// Begin, if not nil, adds the events with which the answer begins.
+	// Begin, if not nil, adds the first events of the answer.
 	Begin func()
 	// Ping adds an event that shows that the stream is alive.
 	Ping func()
-	// Event adds what the client gets for an event of the run. It is not called with those that are for
-	// this server alone.
+	// Event adds the client's form of an event of the run. It is not called with internal events.
 	Event func(ctx context.Context, e Event) error
 
 	mu    sync.Mutex
@@ -70,8 +69,8 @@ func (s *Stream) Append(ctx context.Context, e Event) error {
 	return s.Send(func() error { return s.Event(ctx, e) })
 }
 
-// Fail ends the stream of a run that failed. If the answer has begun, it logs the error and calls fail to add the
-// one for the client. Otherwise it returns that, and sends nothing.
+// Fail ends the stream of a run that failed. If the answer has begun, it logs the error and calls
+// fail to add the client's error. Otherwise it returns that, and sends nothing.
 func (s *Stream) Fail(r *http.Request, log *slog.Logger, run string, err error, fail func(*api.Error) error) error {
 	if !s.begun {
 		return ClientError(err)
@@ -88,8 +87,8 @@ func (s *Stream) Fail(r *http.Request, log *slog.Logger, run string, err error, 
 // Begun reports whether the answer has begun. It is not called while Serve runs.
 func (s *Stream) Begun() bool { return s.begun }
 
-// Send begins the answer if it has not begun, calls add, and sends what that adds. It returns an error
-// of add unchanged, and one that is [context.Canceled] if the client does not read any more.
+// Send begins the answer if necessary, calls add, and sends the added events. It returns an error
+// of add unchanged, and one that is [context.Canceled] if the client no longer reads.
 func (s *Stream) Send(add func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,11 +118,11 @@ func (s *Stream) Send(add func() error) error {
 	return nil
 }
 
-// Add adds an event whose data is the JSON form of data. It is called by functions that Send calls.
+// Add adds an event with the JSON form of data. It is called by functions that Send calls.
 func (s *Stream) Add(name string, data any) {
 	text, err := json.Marshal(data)
 	if err != nil {
-		panic(err) // arguments of calls are valid JSON, and all else is text and numbers
+		panic(err) // arguments of calls are valid JSON, and everything else is text and numbers
 	}
 	_, _ = fmt.Fprintf(&s.out, "event: %s\ndata: %s\n\n", name, text) // a buffer has no errors
 }

@@ -15,25 +15,25 @@ type Route struct {
 	Handle func(w http.ResponseWriter, r *http.Request) error
 }
 
-// RequestHost is the [Host] of a request of a vendor's client, and carries out what the request needs besides.
+// RequestHost is the [Host] of a vendor client's request, with the request's other needs.
 type RequestHost interface {
 	Host
 	BatchStore
 	// ReadBody reads the body of the request and calls decode with it. It returns the error of decode.
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
-	// ReadUpload reads the form that is the body of the request, with its file. A form with the field
-	// instead, unless that is empty, may have no file. The result must be closed.
+	// ReadUpload reads the form in the request's body, with its file. If the form has a field named
+	// instead, which may be empty for none, the file is optional. The result must be closed.
 	ReadUpload(w http.ResponseWriter, instead string) (*proto.AgentUpload, error)
 	// CreateThread creates a thread without files.
 	CreateThread(ctx context.Context, id string) error
 	// RemoveThread removes a thread with its files. The code of its error is [api.CodeConflict] while
 	// an execution uses it.
 	RemoveThread(ctx context.Context, id string) error
-	// AllowStored refuses a run that is to be stored, or to go on in the background, if the server or
-	// the API key has no room for it.
+	// AllowStored refuses a stored or background run if the server or the API key has no room for
+	// it.
 	AllowStored(ctx context.Context, background bool) error
-	// UsedThreads returns the threads whose ids have a prefix and that were used since a time, in the
-	// order of their ids. It returns an error if they are too many.
+	// UsedThreads returns the threads with an id prefix that were used since a time, ordered by id.
+	// It returns an error if there are too many.
 	UsedThreads(ctx context.Context, prefix string, since time.Time) ([]proto.ThreadSummary, error)
 	// Profile returns the sandbox profile of the API key.
 	Profile(ctx context.Context) (proto.Profile, error)
@@ -49,7 +49,7 @@ type RequestHost interface {
 
 // BatchStore stores batches of requests for messages.
 type BatchStore interface {
-	// BaseURL returns the address of this server for its clients, without a slash at its end.
+	// BaseURL returns this server's address for clients, without a trailing slash.
 	BaseURL() (string, error)
 	// CreateBatch stores a batch of requests to an API: those in a member of the body's object. The
 	// batch expires after life. check is called with each request.
@@ -63,8 +63,8 @@ type BatchStore interface {
 	CancelBatch(ctx context.Context, id string) (*proto.BatchAndState, error)
 	// RemoveBatch removes a batch. The code of its error is [api.CodeConflict] if it has not ended.
 	RemoveBatch(ctx context.Context, id string) error
-	// BatchItems calls each with the items of a batch in order: what was uploaded, the status, and the
-	// id of the run.
+	// BatchItems calls each with the items of a batch in order: the uploaded item, the status, and
+	// the run's id.
 	BatchItems(ctx context.Context, b *proto.Batch,
 		each func(item []byte, status proto.ItemStatus, run string) error) error
 }

@@ -23,8 +23,8 @@ const (
 	adminThreadsPath = adminPath + "/threads"
 )
 
-// Admin has what needs the API key of an administrator: of an organisation, for what belongs to it, or
-// a global one, for what belongs to the server.
+// Admin has the methods that need an administrator's API key: an organisation's for its objects, a
+// global one for the server's.
 type Admin struct {
 	client *Client
 
@@ -42,8 +42,8 @@ func (c *Client) Admin() *Admin {
 	return a
 }
 
-// DeleteOrg deletes an organisation with all its data, if it still has the ETag of an earlier answer, see
-// [Admin.OrgTag]. It is gone some time later: see [Admin.OrgData].
+// DeleteOrg deletes an organisation with all its data, if it still has the ETag of an earlier
+// answer, see [Admin.OrgTag]. The deletion takes some time: see [Admin.OrgData].
 func (a *Admin) DeleteOrg(ctx context.Context, name, tag string) (*api.Org, error) {
 	header := map[string]string{"If-Match": tag}
 	return get[api.Org](ctx, a.client, call{method: http.MethodDelete, path: a.Orgs.at(name), header: header})
@@ -59,14 +59,14 @@ func (a *Admin) OrgTag(ctx context.Context, name string) (org *api.Org, tag stri
 	return org, header.Get("ETag"), nil
 }
 
-// OrgData returns what is stored of an organisation, which need not exist.
+// OrgData returns the stored data of an organisation, which need not exist.
 func (a *Admin) OrgData(ctx context.Context, name string) (*api.OrgData, error) {
 	return read[api.OrgData](ctx, a.client, a.Orgs.at(name)+"/data")
 }
 
 // RotateKey replaces the secret of an API key, and returns the key with the new one. The previous
-// secret works for the overlap. The request is not sent again when the connection breaks. After
-// [ErrUnknownOutcome] the key may have a secret that nobody knows: rotate it again within the overlap.
+// secret works for the overlap. The request is not resent when the connection breaks. After
+// [ErrUnknownOutcome] the key's new secret may be lost: rotate it again within the overlap.
 func (a *Admin) RotateKey(ctx context.Context, id string, overlap time.Duration) (*api.Key, error) {
 	body := api.KeyRotation{Overlap: new(proto.Seconds(overlap))}
 	return get[api.Key](ctx, a.client, call{method: http.MethodPost, path: a.Keys.at(id) + "/rotate", body: body})
@@ -77,8 +77,8 @@ func (a *Admin) RevokeKey(ctx context.Context, id string) (*api.Key, error) {
 	return get[api.Key](ctx, a.client, call{method: http.MethodDelete, path: a.Keys.at(id), resend: true})
 }
 
-// Sessions returns the sessions of browsers in an organisation, or in all that the key in use may see
-// if org is empty.
+// Sessions returns the browser sessions in an organisation or, if org is empty, in all that the key
+// in use may see.
 func (a *Admin) Sessions(ctx context.Context, org string) iter.Seq2[api.Session, error] {
 	return pages[api.Session](ctx, a.client, sessionsPath, "sessions", largestPagesOf(org))
 }
@@ -100,13 +100,14 @@ func (a *Admin) Profile(ctx context.Context, name string) (*proto.Profile, error
 	return read[proto.Profile](ctx, a.client, profilePath(name))
 }
 
-// CreateProfile stores a new sandbox profile and returns it complete. profile is a [proto.Profile], or any
-// value whose JSON has some of the members of one: the server fills in the others.
+// CreateProfile stores a new sandbox profile and returns it complete. profile is a [proto.Profile],
+// or any value whose JSON has some of its members: the server fills in the others.
 func (a *Admin) CreateProfile(ctx context.Context, profile any) (*proto.Profile, error) {
 	return get[proto.Profile](ctx, a.client, call{method: http.MethodPost, path: profilesPath, body: profile})
 }
 
-// ReplaceProfile replaces a sandbox profile, which is as in [Admin.CreateProfile], and returns it complete.
+// ReplaceProfile replaces a sandbox profile, given as in [Admin.CreateProfile], and returns it
+// complete.
 func (a *Admin) ReplaceProfile(ctx context.Context, name string, profile any) (*proto.Profile, error) {
 	return get[proto.Profile](ctx, a.client, call{
 		method: http.MethodPut, path: profilePath(name), body: profile, resend: true,
@@ -158,9 +159,9 @@ func (a *Admin) RotateSecretsKey(ctx context.Context) (*api.RotatedKey, error) {
 	return get[api.RotatedKey](ctx, a.client, call{method: http.MethodPost, path: secretsPath + "/rotate-key"})
 }
 
-// Connections has the storage connections of an organisation, by default of the API key's; to a global
-// administrator, List returns those of all organisations then. Unless test is true, the server does not
-// use the storage before it stores a connection.
+// Connections has the storage connections of an organisation. The default is the API key's, but a
+// global administrator's List then returns those of all organisations. If test is true, the server
+// tests the storage before it stores a connection.
 func (a *Admin) Connections(org string, test bool,
 ) Resource[api.Connection, api.ConnectionRequest, api.ConnectionRequest] {
 	r := ResourceOf(a, &api.Resource[api.Connection, api.ConnectionRequest, api.ConnectionRequest]{
@@ -191,7 +192,7 @@ func (a *Admin) Volume(ctx context.Context, org, slug string) (*api.Volume, erro
 	return read[api.Volume](ctx, a.client, connectionPath(org, slug, "volume", url.Values{}))
 }
 
-// ForkVolume creates a volume that begins with the files of another, and returns its connection.
+// ForkVolume creates a volume with the files of another one, and returns its connection.
 func (a *Admin) ForkVolume(ctx context.Context, org, slug string, fork *api.ForkVolumeRequest,
 ) (*api.Connection, error) {
 	path := connectionPath(org, slug, "fork", url.Values{})
@@ -210,8 +211,8 @@ func (a *Admin) RemovePipelineCache(ctx context.Context, org, key string) error 
 	return a.client.empty(ctx, call{method: http.MethodDelete, path: path})
 }
 
-// PutImage stores a sandbox image of size bytes under a name, and replaces the previous image of that
-// name. digest is that of the image, such as sha256:…. The body is sent once.
+// PutImage stores a sandbox image of size bytes under a name, replacing a previous one. digest is
+// the image's, such as sha256:…. The body is sent once.
 func (a *Admin) PutImage(ctx context.Context, name, digest string, body io.Reader, size int64) (*api.Image, error) {
 	path := imagesPath + "/" + url.PathEscape(name) + "?digest=" + url.QueryEscape(digest)
 	return get[api.Image](ctx, a.client, sendOnce(path, "application/zstd", body, size))
@@ -242,7 +243,7 @@ func (a *Admin) Processes(ctx context.Context) ([]api.Process, error) {
 	return Collect(pages[api.Process](ctx, a.client, adminPath+"/processes", "processes", nil))
 }
 
-// DrainWorker makes a worker take no more executions, or take them again if drain is false.
+// DrainWorker makes a worker stop taking executions, or resume if drain is false.
 func (a *Admin) DrainWorker(ctx context.Context, name string, drain bool) (*api.Worker, error) {
 	verb := "/undrain"
 	if drain {
@@ -266,7 +267,7 @@ func (a *Admin) DeadLetter(ctx context.Context, id string) (*api.WholeDeadLetter
 }
 
 // Requeue runs the job of a dead letter again, and returns the dead letter, which names the
-// execution. The request may be sent again: the dead letter names one execution at most.
+// execution. The request may be resent: a dead letter has at most one new execution.
 func (a *Admin) Requeue(ctx context.Context, id string) (*api.DeadLetter, error) {
 	return get[api.DeadLetter](ctx, a.client, call{
 		method: http.MethodPost, path: deadLetterPath(id) + "/requeue", resend: true,

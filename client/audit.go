@@ -25,15 +25,15 @@ func auditQuery(f *api.AuditFilter) url.Values {
 	}
 }
 
-// Audit returns the records of the audit log that match the filter, the newest first.
+// Audit returns the records of the audit log that match the filter, newest first.
 func (a *Admin) Audit(ctx context.Context, filter api.AuditFilter) iter.Seq2[api.AuditRecord, error] {
 	query := auditQuery(&filter)
 	query.Set("limit", strconv.Itoa(maxPage))
 	return pages[api.AuditRecord](ctx, a.client, auditPath, "records", query)
 }
 
-// ExportAudit returns the records of the audit log that match the filter and whose sequence number is
-// above after, the oldest first, as JSON with one in each line.
+// ExportAudit returns the audit log's records that match the filter and have a sequence number
+// above after, oldest first, as one JSON object per line.
 func (a *Admin) ExportAudit(ctx context.Context, filter api.AuditFilter, after int64) (io.ReadCloser, error) {
 	query := auditQuery(&filter)
 	if after > 0 {

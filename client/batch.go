@@ -21,8 +21,8 @@ const (
 	jsonl       = "application/jsonl"
 )
 
-// CreateBatch sends a new batch as JSONL: a line with an [api.ExecuteRequest] for each item, and settings
-// in a first line {"batch": …} if there are any. open opens the text for each attempt, and size is its
+// CreateBatch sends a new batch as JSONL: one [api.ExecuteRequest] per line, after an optional
+// first line {"batch": …} with settings. open opens the text for each attempt, and size is its
 // length in bytes.
 func (c *Client) CreateBatch(ctx context.Context, size int64, open func() io.Reader) (*api.Batch, error) {
 	return get[api.Batch](ctx, c, call{
@@ -65,8 +65,8 @@ func (c *Client) changeBatch(ctx context.Context, id, verb string) (*api.Batch, 
 	return get[api.Batch](ctx, c, call{method: http.MethodPost, path: batchPath(id) + verb, resend: true})
 }
 
-// RetryBatch runs the failed items of a batch again, and the cancelled ones if cancelled is true. It is
-// not sent again when the connection breaks, because that could retry twice.
+// RetryBatch runs the failed items of a batch again, and the cancelled ones if cancelled is true.
+// It is not resent when the connection breaks, because that could retry twice.
 func (c *Client) RetryBatch(ctx context.Context, id string, cancelled bool) (*api.Batch, error) {
 	body := api.BatchRetryRequest{Cancelled: cancelled}
 	return get[api.Batch](ctx, c, call{method: http.MethodPost, path: batchPath(id) + "/retry", body: body})
@@ -90,9 +90,8 @@ func (l *BatchLine) Result() (*api.BatchResult, error) {
 }
 
 // BatchResults returns the results of a batch in the order of its items: those whose index is above
-// after, or all of them if after is -1. Without follow it ends before the first item that has not
-// ended; with follow it waits. It resumes after a broken connection. An error is the last thing that it
-// returns.
+// after, or all if after is -1. Without follow it ends before the first unfinished item; with
+// follow it waits. It resumes after a broken connection. An error is the last value.
 func (c *Client) BatchResults(ctx context.Context, id string, after int, follow bool) iter.Seq2[BatchLine, error] {
 	return func(yield func(BatchLine, error) bool) {
 		r := &batchResults{client: c, id: id, after: after, follow: follow, yield: yield}

@@ -38,21 +38,21 @@ type Config struct {
 	HTTP *http.Client
 	// Patience bounds retries while the server is unavailable or a stream cannot be resumed; 0 for 30 s.
 	Patience time.Duration
-	// NoRetry makes the client send each request once, whatever happens, and without an idempotency key.
+	// NoRetry makes the client send each request only once, without an idempotency key.
 	NoRetry bool
-	// OnRetry, if not nil, is called with the cause before a request is sent again. It may be called
+	// OnRetry, if not nil, is called with the cause before a request is resent. It may be called
 	// concurrently.
 	OnRetry func(cause error)
 }
 
-// Client sends requests to one server with one API key. It is safe for concurrent use, and needs not
+// Client sends requests to one server with one API key. It is safe for concurrent use and need not
 // be closed.
 type Client struct {
 	cfg Config
 }
 
-// New returns a client. It sends nothing. It returns an error if the URL is not that of a server, or
-// if there is no key.
+// New returns a client. It sends nothing. It returns an error if the URL is invalid or the key is
+// missing.
 func New(cfg Config) (*Client, error) {
 	u, err := url.Parse(cfg.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
@@ -77,10 +77,10 @@ func New(cfg Config) (*Client, error) {
 	return &Client{cfg}, nil
 }
 
-// Do sends a request that no other method covers, such as one of a newer server. The path begins with
-// a slash and may have a query. If body is not nil, it is sent as JSON. If into is not nil, the JSON
-// of the answer is decoded into it. Do returns the headers of the answer. A request whose method is
-// not GET is not sent again when its connection breaks.
+// Do sends a request that no other method covers, such as one of a newer server. The path begins
+// with a slash and may have a query. If body is not nil, it is sent as JSON. If into is not nil,
+// the answer's JSON is decoded into it. Do returns the headers of the answer. Only GET requests are
+// resent when the connection breaks.
 func (c *Client) Do(ctx context.Context, method, path string, header map[string]string, body, into any,
 ) (http.Header, error) {
 	r := call{method: method, path: path, body: body, header: header, resend: method == http.MethodGet}
@@ -112,7 +112,7 @@ type call struct {
 	size         int64            // of upload, in bytes; -1 if it is unknown
 	header       map[string]string
 	single       bool // its body can be read once: it is never sent again
-	resend       bool // it may be sent again although the server may have received it
+	resend       bool // it may be resent although the server may have received it
 	redial       bool // retry if no connection can be made; after an answer or a broken connection that is always done
 }
 
@@ -321,8 +321,8 @@ func (b *hintedBackOff) NextBackOff() time.Duration {
 	return max(next, b.hint)
 }
 
-// idempotent returns headers under which the server carries out a request once. A client that sends nothing
-// again needs none.
+// idempotent returns headers that make the server carry out a request only once. A client that
+// never resends needs none.
 func (c *Client) idempotent(header map[string]string) map[string]string {
 	if header == nil {
 		header = map[string]string{}

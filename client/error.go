@@ -16,7 +16,7 @@ import (
 // maxErrorBody is the largest part of an error's body that is read, in bytes.
 const maxErrorBody = 64 << 10
 
-// ErrUnknownOutcome is wrapped by the error of a request whose connection broke before the answer came:
+// ErrUnknownOutcome is wrapped by the error of a request whose connection broke before the answer:
 // the server may have carried it out.
 var ErrUnknownOutcome = errors.New("the server may have carried out the request")
 
@@ -42,8 +42,8 @@ func (e *Error) Error() string {
 	return b.String() + ")"
 }
 
-// temporary reports whether the same request may succeed later. A 429 without a time is a limit of the
-// plan, which waiting does not change.
+// temporary reports whether the same request may succeed later. A 429 without a time is a limit of
+// the plan, which waiting does not change.
 func (e *Error) temporary() bool {
 	return e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests && e.RetryAfter > 0
 }

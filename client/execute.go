@@ -23,8 +23,8 @@ type Result struct {
 	TraceID proto.TraceID `json:"-"` // of the execution
 }
 
-// Execute runs a program and waits for its result. The result of a program that fails is no error:
-// see [proto.Result.Status]. For programs that run for longer than a minute, use [Client.Stream], or
+// Execute runs a program and waits for its result. A failing program's result is no error: see
+// [proto.Result.Status]. For programs that run for longer than a minute, use [Client.Stream], or
 // [Client.Submit] and [Client.Wait].
 func (c *Client) Execute(ctx context.Context, req api.ExecuteRequest) (*Result, error) {
 	result := new(Result)
@@ -38,9 +38,9 @@ func (c *Client) Execute(ctx context.Context, req api.ExecuteRequest) (*Result, 
 	return result, nil
 }
 
-// Submit starts a program and does not wait for it. A request with the idempotency key of an earlier
-// one returns the execution of that one and starts none. If the key is empty, a random one makes
-// retries of this call safe.
+// Submit starts a program and does not wait for it. A request with an earlier one's idempotency key
+// returns that one's execution and starts none. If the key is empty, a random one makes retries of
+// this call safe.
 func (c *Client) Submit(ctx context.Context, req api.ExecuteRequest, idempotencyKey string) (*api.Accepted, error) {
 	header := c.idempotent(map[string]string{"Prefer": "respond-async"})
 	if idempotencyKey != "" {
@@ -75,7 +75,7 @@ func (c *Client) RawOutput(ctx context.Context, id proto.TraceID, of proto.Strea
 	return body, err
 }
 
-// Cancel ends an execution. A program that runs receives SIGTERM, and SIGKILL after its grace period.
+// Cancel ends an execution. A running program receives SIGTERM, and SIGKILL after its grace period.
 func (c *Client) Cancel(ctx context.Context, id proto.TraceID) (*api.Cancelled, error) {
 	return get[api.Cancelled](ctx, c, call{method: http.MethodPost, path: executionPath(id) + "/cancel", resend: true})
 }

@@ -26,7 +26,8 @@ type ExecutionFilter struct {
 	CreatedAfter  time.Time // or at that time
 	CreatedBefore time.Time
 	Metadata      map[string]string
-	// Cursor is [api.Executions.NextCursor] of an earlier list with the same filter, to go on after it.
+	// Cursor is [api.Executions.NextCursor] of an earlier list with the same filter, to continue
+	// after it.
 	Cursor string
 }
 

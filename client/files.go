@@ -33,8 +33,8 @@ func ThreadFiles(thread string) api.FileRequest {
 	return api.FileRequest{Source: proto.SourceThread, ID: thread}
 }
 
-// ConnectionFiles names the files of a storage connection, which the API key must have. They are
-// relative to /data/SLUG.
+// ConnectionFiles addresses the files of a storage connection, to which the API key must have
+// access. Paths are relative to /data/SLUG.
 func ConnectionFiles(slug string) api.FileRequest {
 	return api.FileRequest{Source: proto.SourceVolume, ID: slug}
 }
@@ -60,8 +60,7 @@ func (c *Client) RenameFile(ctx context.Context, at api.FileRequest, path, to st
 	return get[api.ChangedFile](ctx, c, call{method: http.MethodPost, path: "/v1/files/rename", body: body})
 }
 
-// Download writes a file to w. If the answer breaks off, it continues from there, unless the file
-// was changed.
+// Download writes a file to w. It resumes a broken download, unless the file has changed.
 func (c *Client) Download(ctx context.Context, at api.FileRequest, path string, w io.Writer) error {
 	var written int64
 	tag := ""
@@ -115,7 +114,7 @@ func (f *failingWriter) Write(p []byte) (n int, err error) {
 }
 
 // Upload stores size bytes of body as a file: in parts from PartsFrom on. progress, if not nil, is
-// called with the number of bytes that are stored, by several goroutines.
+// called with the number of stored bytes, by several goroutines.
 func (c *Client) Upload(ctx context.Context, at api.FileRequest, path string, size int64, body io.ReaderAt,
 	progress func(stored int64),
 ) error {

@@ -12,8 +12,8 @@ import (
 )
 
 // MCP returns the address of the server's endpoint of the Model Context Protocol, and an HTTP
-// client that adds the API key. Its requests fail with [*Error] or [*UnreachableError], unless the
-// answer is of the protocol.
+// client that adds the API key. Its requests fail with [*Error] or [*UnreachableError] if the
+// answer does not follow the protocol.
 func (c *Client) MCP() (address string, client *http.Client) {
 	transport := http.DefaultTransport
 	if c.cfg.HTTP.Transport != nil {

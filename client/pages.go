@@ -25,8 +25,8 @@ func Collect[T any](list iter.Seq2[T, error]) ([]T, error) {
 	return all, nil
 }
 
-// pages returns the entries of a list, which are in a field of the answer. It reads a page when the one
-// before is used up. An error ends the list.
+// pages returns the entries of a list in a field of the answer. It reads each page when the
+// previous one is used up. An error ends the list.
 func pages[T any](ctx context.Context, c *Client, path, field string, query url.Values) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		query := maps.Clone(query) // the list may be read again
@@ -72,7 +72,7 @@ func decodePage[T any](page map[string]json.RawMessage, path, field string) (ent
 // largestPages is the query of a list that has pages.
 func largestPages() url.Values { return url.Values{"limit": {strconv.Itoa(maxPage)}} }
 
-// largestPagesOf is the query of such a list of an organisation, or of all if org is empty.
+// largestPagesOf is the query for such a list of an organisation, or of all if org is empty.
 func largestPagesOf(org string) url.Values {
 	query := largestPages()
 	query.Set("org", org)

@@ -14,7 +14,7 @@ const pipelinesPath = "/v1/pipelines"
 
 func pipelinePath(id string) string { return pipelinesPath + "/" + url.PathEscape(id) }
 
-// StartPipeline starts a run and returns it. It is not sent again when the connection breaks, because
+// StartPipeline starts a run and returns it. It is not resent when the connection breaks, because
 // that could start two.
 func (c *Client) StartPipeline(ctx context.Context, r *api.PipelineRequest) (*api.WholePipeline, error) {
 	return get[api.WholePipeline](ctx, c, call{method: http.MethodPost, path: pipelinesPath, body: r})

@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Resource has the methods for a kind of objects that administrators manage: see [ResourceOf]. T is their
-// stored form, N the form of a new one, and S the settings of it that can be changed.
+// Resource has the methods for one kind of managed objects: see [ResourceOf]. T is the stored form,
+// N the form of a new object, and S its changeable settings.
 type Resource[T, N, S any] struct {
 	client   *Client
 	path     string     // of the list; an object is at path/ID
@@ -28,8 +28,8 @@ func (r Resource[T, N, S]) at(id string) string {
 	return withQuery(r.path+"/"+url.PathEscape(id), r.query)
 }
 
-// List returns the objects. org selects those of an organisation; if it is empty, these are all that the
-// key in use may see. Objects that belong to no organisation, such as plans, are listed with an empty org.
+// List returns the objects of an organisation. If org is empty, it returns all that the key in use
+// may see. Objects without an organisation, such as plans, are listed with an empty org.
 func (r Resource[T, N, S]) List(ctx context.Context, org string) iter.Seq2[T, error] {
 	return pages[T](ctx, r.client, r.path, r.field, largestPagesOf(org))
 }
@@ -39,14 +39,14 @@ func (r Resource[T, N, S]) Get(ctx context.Context, id string) (*T, error) {
 	return read[T](ctx, r.client, r.at(id))
 }
 
-// Create creates an object. It is not sent again when the connection breaks, because that could create
+// Create creates an object. It is not resent when the connection breaks, because that could create
 // two: see [ErrUnknownOutcome].
 func (r Resource[T, N, S]) Create(ctx context.Context, object *N) (*T, error) {
 	return get[T](ctx, r.client, call{method: http.MethodPost, path: withQuery(r.path, r.query), body: object})
 }
 
-// Edit reads an object, calls change with its settings, and stores them. If somebody else has changed the
-// object meanwhile, the error is an [*Error] of status 412, and nothing is stored.
+// Edit reads an object, calls change with its settings, and stores them. If the object was changed
+// meanwhile, the error is an [*Error] of status 412, and nothing is stored.
 func (r Resource[T, N, S]) Edit(ctx context.Context, id string, change func(*S)) (*T, error) {
 	object := new(T)
 	header, err := r.client.decode(ctx, call{method: http.MethodGet, path: r.at(id), resend: true}, object)

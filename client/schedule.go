@@ -15,7 +15,7 @@ const schedulesPath = "/v1/schedules"
 
 func schedulePath(id string) string { return schedulesPath + "/" + url.PathEscape(id) }
 
-// CreateSchedule creates a schedule and returns it. It is not sent again when the connection breaks,
+// CreateSchedule creates a schedule and returns it. It is not resent when the connection breaks,
 // because that could create two.
 func (c *Client) CreateSchedule(ctx context.Context, r *api.ScheduleRequest) (*api.WholeSchedule, error) {
 	return get[api.WholeSchedule](ctx, c, call{method: http.MethodPost, path: schedulesPath, body: r})
@@ -26,8 +26,8 @@ func (c *Client) Schedules(ctx context.Context) iter.Seq2[api.Schedule, error] {
 	return pages[api.Schedule](ctx, c, schedulesPath, "schedules", largestPages())
 }
 
-// PreviewSchedule returns the first count ticks from a time on that a schedule with the timing of r
-// would have. With a zero time they are counted from now. It creates nothing.
+// PreviewSchedule returns the first count ticks after a time of a schedule with r's timing. A zero
+// time means now. It creates nothing.
 func (c *Client) PreviewSchedule(ctx context.Context, r *api.ScheduleRequest, from time.Time, count int,
 ) (*api.SchedulePreview, error) {
 	query := url.Values{"count": {strconv.Itoa(count)}}
@@ -56,7 +56,7 @@ func (c *Client) ChangeSchedule(ctx context.Context, id string, r *api.ScheduleR
 	return get[api.WholeSchedule](ctx, c, call{method: http.MethodPatch, path: schedulePath(id), body: r, resend: true})
 }
 
-// RunSchedule starts an execution of a schedule now. It is not sent again when the connection breaks,
+// RunSchedule starts an execution of a schedule now. It is not resent when the connection breaks,
 // because that could start two.
 func (c *Client) RunSchedule(ctx context.Context, id string) (*api.Accepted, error) {
 	return get[api.Accepted](ctx, c, call{method: http.MethodPost, path: schedulePath(id) + "/run"})

@@ -50,10 +50,10 @@ func (e *Event) Bytes() []byte {
 	return []byte(e.Data)
 }
 
-// Stream runs a program and returns its events, each once and in order, without keepalives, the result
-// last. It resumes after a broken connection. An error is the last thing that it returns. The program
-// goes on if the caller stops reading or if the context is done: see [Client.Cancel]. Each use of the
-// returned iterator runs the program.
+// Stream runs a program and returns its events, each once and in order, without keepalives, the
+// result last. It resumes after a broken connection. An error is the last value. The program
+// continues if the caller stops reading or the context is done: see [Client.Cancel]. Each use of
+// the returned iterator runs the program.
 func (c *Client) Stream(ctx context.Context, req api.ExecuteRequest) iter.Seq2[*Event, error] {
 	return func(yield func(*Event, error) bool) {
 		s := &stream{client: c, yield: yield}
@@ -73,7 +73,7 @@ func (c *Client) Follow(ctx context.Context, id proto.TraceID, after int64) iter
 	}
 }
 
-// Output returns the present events of an execution with numbers above after, and does not wait for
+// Output returns the current events of an execution with numbers above after, without waiting for
 // more.
 func (c *Client) Output(ctx context.Context, id proto.TraceID, after int64) iter.Seq2[*Event, error] {
 	return func(yield func(*Event, error) bool) {
@@ -139,8 +139,8 @@ func (s *stream) resumption(redial bool) call {
 	}
 }
 
-// connect reads events from one connection. It reports whether all events have come, or the caller
-// wants no more; a broken connection is no error.
+// connect reads events from one connection. It reports whether all events have arrived, or the
+// caller wants no more; a broken connection is no error.
 func (s *stream) connect(ctx context.Context, next call) (done bool, err error) {
 	l, err := s.client.lines(ctx, next)
 	switch {
@@ -191,7 +191,7 @@ func (s *stream) handle(line []byte) (done bool, err error) {
 	return !s.yield(e, nil) || e.Type == proto.EventResult, nil
 }
 
-// lines is an answer that comes line by line, for as long as the server has something to send.
+// lines is an answer that arrives line by line, as long as the server has something to send.
 type lines struct {
 	header   http.Header
 	body     io.Closer
@@ -212,8 +212,8 @@ func (c *Client) lines(ctx context.Context, call call) (*lines, error) {
 	return &lines{resp.Header, resp.Body, read, time.AfterFunc(silence, cancel), cancel}, nil
 }
 
-// next returns the next line with its line break. A connection on which nothing comes for as long as
-// [silence] is broken.
+// next returns the next line with its line break. A connection that is silent for [silence] counts
+// as broken.
 func (l *lines) next() ([]byte, error) {
 	line, err := l.read.ReadBytes('\n')
 	if err == nil {

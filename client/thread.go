@@ -45,7 +45,7 @@ func (c *Client) ThreadArchive(ctx context.Context, id string, version int64, di
 	return c.archive(ctx, withQuery(threadPath(id)+"/archive", archiveQuery(version, dir)), w)
 }
 
-// UnpackThread unpacks a tar below a directory of a thread's home, the home if dir is empty. The
+// UnpackThread unpacks a tar below a directory of a thread's home; an empty dir is the home. The
 // body is sent once.
 func (c *Client) UnpackThread(ctx context.Context, id, dir string, body io.Reader) (*api.ChangedFile, error) {
 	path := withQuery(threadPath(id)+"/archive", archiveQuery(0, dir))
@@ -70,7 +70,7 @@ func (c *Client) archive(ctx context.Context, path string, w io.Writer) error {
 func sendOnce(path, contentType string, body io.Reader, size int64) call {
 	return call{
 		method: http.MethodPut, path: path, upload: func() io.Reader { return body }, size: size, single: true,
-		// 100-continue: so that a rejection comes before the body is sent
+		// 100-continue: so that a rejection arrives before the body is sent
 		header: map[string]string{"Content-Type": contentType, "Expect": "100-continue"},
 	}
 }

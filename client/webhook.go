@@ -12,14 +12,13 @@ import (
 
 const webhookPath = "/v1/webhook"
 
-// settingsPath returns a path of the webhook settings of an API key, the calling one if key is
-// empty.
+// settingsPath returns a path of an API key's webhook settings; an empty key is the caller.
 func settingsPath(key, suffix string) string {
 	return withQuery(webhookPath+suffix, url.Values{"key": {key}})
 }
 
-// Webhook returns the webhook settings of an API key, the calling one if key is empty. If there are none,
-// the error is an [*Error] of status 404.
+// Webhook returns an API key's webhook settings; an empty key is the caller. If there are none, the
+// error is an [*Error] of status 404.
 func (c *Client) Webhook(ctx context.Context, key string) (*api.Webhook, error) {
 	return read[api.Webhook](ctx, c, settingsPath(key, ""))
 }
@@ -54,13 +53,13 @@ func (c *Client) RemoveWebhook(ctx context.Context, key string) error {
 	return c.empty(ctx, call{method: http.MethodDelete, path: settingsPath(key, "")})
 }
 
-// TestWebhook sends a test to the URL of the key, and returns the attempt.
+// TestWebhook sends a test to the key's URL, and returns the attempt.
 func (c *Client) TestWebhook(ctx context.Context) (*api.DeliveryAttempt, error) {
 	return get[api.DeliveryAttempt](ctx, c, call{method: http.MethodPost, path: webhookPath + "/test"})
 }
 
 // ReplayFailed replays one page of the webhooks that have failed since a time. The page starts at
-// after, the [api.Replayed.Next] of the page before, or at the first one if it is empty.
+// after, the previous page's [api.Replayed.Next]; an empty one starts at the first page.
 func (c *Client) ReplayFailed(ctx context.Context, since time.Time, after string) (*api.Replayed, error) {
 	query := url.Values{"since": {since.UTC().Format(time.RFC3339Nano)}, "after": {after}}
 	// It may be sent twice: pending deliveries are not replayed.

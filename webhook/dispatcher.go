@@ -21,7 +21,7 @@ import (
 
 // Deliveries stores the deliveries.
 type Deliveries interface {
-	// Follow calls onChange with every delivery as it is and then whenever it changes. It calls
+	// Follow calls onChange with every existing delivery and then with every change. It calls
 	// onCurrent once, after the last delivery that existed at the start. It returns when ctx is
 	// done, or with an error if it may have missed changes.
 	Follow(ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), onMalformed func(error)) error
@@ -50,9 +50,9 @@ type Settings interface {
 type Endpoints interface {
 	// Endpoint returns a URL that fails or is disabled; ok is false for any other.
 	Endpoint(org, url string) (e proto.Endpoint, ok bool)
-	// Failing records the time since which a URL fails, unless one is recorded already.
+	// Failing records since when a URL has failed, unless that is recorded already.
 	Failing(ctx context.Context, org, url string, at time.Time) error
-	// Disable records and logs that nothing more is sent to a URL.
+	// Disable records and logs that a URL is disabled.
 	Disable(ctx context.Context, org, url, reason string, at time.Time) error
 	// Enable removes the record of a URL. It returns [proto.ErrNotFound] if there is none.
 	Enable(ctx context.Context, org, url string) error
@@ -84,13 +84,13 @@ type Dispatcher struct {
 	// MaxPending is the number of pending deliveries that are held in memory. The others wait in the
 	// store. One organisation gets a part of it, see orgShare.
 	MaxPending int
-	// MaxBody is the size to which the outputs in a body are cut, in bytes.
+	// MaxBody is the size to which a body's outputs are truncated, in bytes.
 	MaxBody int
 	// ResultURL returns the URL of the complete result of an execution.
 	ResultURL func(id proto.TraceID) string
 	Log       *slog.Logger
-	// Now returns the time of day, which may jump. Deliveries are due by it. Everything else uses
-	// the monotonic clock.
+	// Now returns the wall-clock time, which may jump. It decides when deliveries are due.
+	// Everything else uses the monotonic clock.
 	Now func() time.Time
 	// OnAttempt is called with every recorded attempt and its delivery.
 	OnAttempt func(d *proto.Delivery, a *proto.DeliveryAttempt)
@@ -129,8 +129,8 @@ func (d *Dispatcher) setCurrent(t *term) {
 	d.term = t
 }
 
-// Lead sends deliveries that are due until ctx is done or changes may have been missed. It then
-// waits for the attempts in flight, which are aborted when abort is done.
+// Lead sends due deliveries until ctx is done or changes may have been missed. It then waits for
+// the attempts in flight, which are aborted when abort is done.
 func (d *Dispatcher) Lead(ctx, abort context.Context) error {
 	t := newTerm(abort, d)
 	ctx, stop := context.WithCancel(ctx)

@@ -87,7 +87,7 @@ func (s *queues) pending(org string) int {
 	return 0
 }
 
-// release deletes a queue without pending deliveries, and its failure count with it.
+// release deletes a queue without pending deliveries, including its failure count.
 func (s *queues) release(q *originQueue) {
 	q.size--
 	q.org.pending--

@@ -86,7 +86,7 @@ func (t *term) stop() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.stopped = true
-	for timer := range t.resuming { // a pause may last for a day, and its timer keeps the term in memory
+	for timer := range t.resuming { // a pause may last a day, and its timer keeps the term in memory
 		timer.Stop()
 	}
 	clear(t.resuming)
@@ -138,9 +138,9 @@ func (t *term) forget(p *pendingDelivery) {
 	t.queues.release(p.queue)
 }
 
-// fits reports whether an organisation may have n more deliveries in memory that are due at that
-// time. Deliveries with a long wait get half of its share, so that they do not crowd out deliveries
-// that are due. t.mu is held.
+// fits reports whether an organisation may have n more deliveries with that due time in memory.
+// Deliveries with a long wait get half of its share, so that they do not crowd out those that are
+// due. t.mu is held.
 func (t *term) fits(org string, due time.Time, n int) bool {
 	share := t.MaxPending / orgShare
 	if due.Sub(t.Now()) > timerHorizon {
@@ -290,7 +290,7 @@ func (t *term) attempt(p *pendingDelivery) {
 	t.dispatch()
 }
 
-// resumeAfter resumes q when a pause of it is over, unless the term ends before. t.mu is held.
+// resumeAfter resumes q when a pause is over, unless the term ends first. t.mu is held.
 func (t *term) resumeAfter(q *originQueue, pause time.Duration) {
 	if t.stopped {
 		return
@@ -394,7 +394,7 @@ func (t *term) updateEndpoint(ctx context.Context, d *proto.Delivery, v verdict)
 	}
 }
 
-// record stores an attempt and its verdict, also if another dispatcher changed the delivery
+// record stores an attempt and its verdict, even if another dispatcher changed the delivery
 // meanwhile.
 func (t *term) record(
 	ctx context.Context, d *proto.Delivery, revision uint64, o *send.Outcome, v verdict,

@@ -18,8 +18,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// traceAttempt adds a span of the last attempt of a delivery to the trace of its execution, if that
-// has one. The path and the query of a URL may be secret, so the span has its server only.
+// traceAttempt adds a span of a delivery's last attempt to the trace of its execution, if any. The
+// span only names the server, since the URL's path and query may be secret.
 func traceAttempt(ctx context.Context, d *proto.Delivery, a *proto.DeliveryAttempt) {
 	if d.Traceparent == "" {
 		return

@@ -209,8 +209,8 @@ func (h *Host) ReadBody(_ http.ResponseWriter, decode func(body []byte) error) e
 	return decode(body)
 }
 
-// ReadUpload returns the file of the form that is the body of the request, or the form without one if
-// it has the field instead.
+// ReadUpload returns the file of the form in the request's body, or the form without a file if it
+// has the field instead.
 func (h *Host) ReadUpload(_ http.ResponseWriter, instead string) (*proto.AgentUpload, error) {
 	up := &proto.AgentUpload{ReadCloser: http.NoBody, Fields: map[string]string{}}
 	if file, header, err := h.R.FormFile("file"); err == nil {
@@ -236,7 +236,7 @@ func (h *Host) CreateThread(_ context.Context, id string) error { h.use(id); ret
 // RemoveThread removes a thread.
 func (h *Host) RemoveThread(_ context.Context, id string) error { delete(h.Threads, id); return nil }
 
-// UsedThreads returns the threads whose ids have a prefix and that were used since a time.
+// UsedThreads returns the threads with an id prefix that were used since a time.
 func (h *Host) UsedThreads(_ context.Context, prefix string, since time.Time) (list []proto.ThreadSummary, err error) {
 	for id, t := range h.Threads {
 		if strings.HasPrefix(id, prefix) && !t.UsedAt.Before(since) {

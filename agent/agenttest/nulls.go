@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// CheckNulls fails the test if an answer, or an event of a stream, has a member that is null and not
-// one of those that may be. what names the answer.
+// CheckNulls fails the test if an answer or stream event has a null member that is not nullable.
+// what names the answer.
 func CheckNulls(t *testing.T, what, answer string, nullable []string) {
 	t.Helper()
 	documents := []string{answer}

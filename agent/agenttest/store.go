@@ -145,8 +145,8 @@ func (s *Store) Active() []proto.ActiveAgentRun {
 	return slices.Clone(s.active)
 }
 
-// Follow calls f with the active runs, and from then on with each that has changed. active is false if a
-// run is not active any more.
+// Follow calls f with the active runs, and then with each changed run. active is false if a run is
+// no longer active.
 func (s *Store) Follow(f func(run proto.ActiveAgentRun, active bool)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 const API = "anthropic"
 
 const (
-	// batchPrefix begins the ids of batches here, and ownBatchPrefix those of this server.
+	// batchPrefix is the prefix of batch ids here, and ownBatchPrefix that of this server's own.
 	batchPrefix    = "msgbatch_"
 	ownBatchPrefix = "bat_"
 	// batchLife is the time after which a batch expires.
@@ -77,7 +77,7 @@ func newBatchBody(b *proto.BatchAndState, base string) *batchBody {
 	return body
 }
 
-// batchID returns this server's id of the batch in the path. One that does not exist stays as it is.
+// batchID returns this server's id of the batch in the path. An unknown one stays unchanged.
 func batchID(r *http.Request) string {
 	id := chi.URLParam(r, "id")
 	if rest, ok := strings.CutPrefix(id, batchPrefix); ok {
@@ -262,7 +262,7 @@ func (s *Server) result(ctx context.Context, host agent.RequestHost, b *proto.Ba
 	}
 }
 
-// missingResult returns the result of a run that is not stored any more. It returns an error if the
+// missingResult returns the result of a run that is no longer stored. It returns an error if the
 // batch was deleted meanwhile, with its runs.
 func missingResult(ctx context.Context, host agent.RequestHost, b *proto.Batch) (any, error) {
 	if _, err := host.Batch(ctx, b.ID); err != nil {
@@ -276,7 +276,7 @@ func newErrored(e *api.Error) *errored {
 	return &errored{"errored", &errorBody{Type: "error", Error: errorDetail{Type: kind, Message: e.Message}}}
 }
 
-// newCollector returns what makes the message of a stored run that has started.
+// newCollector returns the collector for the message of a stored run that has started.
 func newCollector(host agent.RequestHost, record *proto.AgentRun, start *agent.Start) (*collector, error) {
 	req, err := decodeRequest(record.Request)
 	if err != nil {

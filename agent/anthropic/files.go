@@ -93,7 +93,7 @@ func (s *Server) listFiles(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// newPage returns the items that a query asks for, in the form that body returns.
+// newPage returns the items selected by a query, in the form that body returns.
 func newPage[T, B any](items []T, query url.Values, id func(*T) string, body func(*T) B) (*page[B], error) {
 	items, more, err := choose(items, query, id)
 	if err != nil {
@@ -112,7 +112,7 @@ func newPage[T, B any](items []T, query url.Values, id func(*T) string, body fun
 	return p, nil
 }
 
-// choose returns the items that a query asks for, and whether there are more in its direction.
+// choose returns the items selected by a query, and whether there are more in its direction.
 func choose[T any](items []T, query url.Values, id func(*T) string) (chosen []T, more bool, err error) {
 	ids := append(query["ids[]"], query["ids"]...)
 	page, after, before := query.Get("page"), query.Get("after_id"), query.Get("before_id")

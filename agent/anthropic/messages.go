@@ -20,8 +20,8 @@ const (
 	maxSteps = 10
 	// maxWall is the time for an answer.
 	maxWall = 10 * time.Minute
-	// firstLife is how long a container of the first revision may be used after its creation,
-	// laterLife one of later revisions after its last use.
+	// firstLife is how long a container of the first revision lives after its creation, laterLife
+	// how long one of later revisions lives after its last use.
 	firstLife       = time.Hour
 	laterLife       = 30 * 24 * time.Hour
 	containerPrefix = "container_"
@@ -128,7 +128,8 @@ func newRun(ctx context.Context, host agent.Host, req *request, id string, start
 var errNoContainer = api.Errorf(api.CodeNotFound,
 	"container: there is none of this id, or it has expired; send the request without it to get a new one")
 
-// openContainer returns the container of an id, or a new one for no id, with its time of creation.
+// openContainer returns the container with an id, or a new one if id is empty, with its creation
+// time.
 func openContainer(ctx context.Context, host agent.Host, id, revision string) (*container, time.Time, error) {
 	now := time.Now()
 	c := newContainer(host, id, revision)
@@ -159,9 +160,9 @@ func newContainer(host agent.Host, id, revision string) *container {
 	return &container{Container: agent.Container{Host: host, ID: id}, revision: revision}
 }
 
-// upload puts the files of a conversation into the container, and their names into the texts for the
-// model. Clients repeat the blocks of earlier messages, whose files a container that exists has. A run
-// that was started before has put all there.
+// upload puts the files of a conversation into the container, and their names into the texts for
+// the model. Clients repeat the blocks of earlier messages, whose files an existing container
+// already has. A resumed run has already uploaded everything.
 func (c *container) upload(ctx context.Context, talk *conversation, reused, started bool) error {
 	done, names := map[string]bool{}, agent.Names{}
 	for _, u := range talk.uploads {

@@ -9,7 +9,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent"
 )
 
-// modelBody is a model. What this server does not know of it is null.
+// modelBody is a model. Properties unknown to this server are null.
 type modelBody struct {
 	ID             string    `json:"id"`
 	Type           string    `json:"type"`

@@ -1,5 +1,5 @@
-// Package anthropic serves Anthropic's Messages API with its code execution tool, and its Files API,
-// to programs that were written for these: they need another base URL and this server's API key. The
+// Package anthropic serves Anthropic's Messages API with its code execution tool, and its Files
+// API, to programs written for them: they only need another base URL and this server's API key. The
 // model is the operator's, and the programs run in this server's sandboxes.
 package anthropic
 
@@ -32,7 +32,8 @@ type Server struct {
 // Prefix is the path below which all routes are.
 const Prefix = "/anthropic"
 
-// Routes returns the routes. Those that no other API of this server could have are at the root too.
+// Routes returns the routes. Those that cannot collide with another API of this server are at the
+// root, too.
 func (s *Server) Routes() []agent.Route {
 	const execute, files = proto.ScopeExecute, proto.ScopeFiles
 	var list []agent.Route
@@ -71,7 +72,7 @@ func (s *Server) Routes() []agent.Route {
 	return list
 }
 
-// errorBody is the body of an error, and the data of the event of one.
+// errorBody is the body of an error, and the data of an error event.
 type errorBody struct {
 	Type      string      `json:"type"`
 	Error     errorDetail `json:"error"`
@@ -86,7 +87,7 @@ type errorDetail struct {
 
 const statusOverloaded = 529
 
-// retryHeader is a header of answers that makes the SDKs repeat a request or not.
+// retryHeader is the answers' header that tells the SDKs whether to retry.
 const retryHeader = "X-Should-Retry"
 
 // errorTypes are the types of errors by status. Other statuses below 500 are invalid requests.
@@ -101,7 +102,7 @@ var errorTypes = map[int]string{
 	statusOverloaded:                 "overloaded_error",
 }
 
-// statusOf returns the status and the type with which an error is answered.
+// statusOf returns the status and the type of an error's answer.
 func statusOf(e *api.Error) (status int, kind string) {
 	status = e.Code.Status()
 	switch e.Code {
@@ -133,7 +134,7 @@ func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 	if e.Permanent {
 		w.Header().Set(retryHeader, "false")
 	}
-	if e.Reason == api.ReasonCallsMade { // not all clients read the header, and none repeats a request after this status
+	if e.Reason == api.ReasonCallsMade { // not all clients read the header, and none retries after this status
 		status = http.StatusFailedDependency
 	}
 	writeJSON(w, status, &body)

@@ -18,8 +18,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// The revisions of the code execution tool. Later ones than bashTool differ in what the model is
-// told, and in programmatic calls, which this server does not support.
+// The revisions of the code execution tool. Those after bashTool differ in the model's
+// instructions, and in programmatic calls, which this server does not support.
 const (
 	pythonTool  = "code_execution_20250522"
 	bashTool    = "code_execution_20250825"
@@ -324,8 +324,8 @@ type editInput struct {
 	ViewRange []int   `json:"view_range"`
 }
 
-// edit returns the result of a call of the text editor, with a change that is to be applied first if it
-// is not nil.
+// edit returns the result of a call of the text editor. If the returned change is not nil, it must
+// be applied first.
 func (c *container) edit(ctx context.Context, call *agent.Call) (any, *agent.Change, error) {
 	in, err := arguments[editInput](call)
 	if err != nil {
@@ -356,7 +356,7 @@ func (c *container) edit(ctx context.Context, call *agent.Call) (any, *agent.Cha
 	return result, change, err
 }
 
-// apply applies the change of a call, unless it is applied already.
+// apply applies the change of a call, unless it is already applied.
 func (c *container) apply(ctx context.Context, call *agent.Call, change *agent.Change) error {
 	in, err := arguments[editInput](call)
 	if err != nil {
@@ -368,7 +368,7 @@ func (c *container) apply(ctx context.Context, call *agent.Call, change *agent.C
 	})
 }
 
-// change returns the text that a file has after a call, and the result of the call.
+// change returns the text of a file after a call, and the call's result.
 func (in *editInput) change(f *agent.TextFile) (text []byte, result any, err error) {
 	if in.Command == "create" {
 		return []byte(*in.FileText), &createResult{"text_editor_code_execution_create_result", f.State != ""}, nil
@@ -432,8 +432,8 @@ func (c *container) view(ctx context.Context, name string, lines []int) (any, er
 	}, nil
 }
 
-// afterLines returns the place after the first n lines of a text. A list of all lines would take 16
-// times the memory of a file of line breaks.
+// afterLines returns the position after the first n lines of a text. A list of all lines would take
+// 16 times the memory of a file of line breaks.
 func afterLines(text []byte, n int) int {
 	at := 0
 	for range n {
@@ -446,7 +446,7 @@ func afterLines(text []byte, n int) int {
 	return at
 }
 
-// replace returns a text with a part of it replaced, and the result of that.
+// replace returns a text with a part replaced, and the result for the model.
 func replace(text, before, after string) (replaced []byte, result any, err error) {
 	if n := strings.Count(text, before); n != 1 {
 		return nil, nil, inputError(fmt.Sprintf("old_str occurs %d times in the file; it must occur once", n))

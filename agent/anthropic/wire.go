@@ -95,7 +95,7 @@ func (c *containerRef) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// content is a list of blocks, or a text that stands for one.
+// content is a list of blocks, or a text as its short form.
 type content []block
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -173,8 +173,8 @@ func decodeRequest(body []byte) (*request, error) {
 	return r, nil
 }
 
-// threadUnsupported is the code of the error at which the SDKs send the whole conversation again,
-// without a thread.
+// threadUnsupported is the error code that makes the SDKs resend the whole conversation, without a
+// thread.
 const threadUnsupported = api.Reason("thread_unsupported_request")
 
 func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
@@ -219,8 +219,8 @@ func (r *request) conversation() (*conversation, error) {
 	return c, nil
 }
 
-// add adds a block to the conversation. Blocks of the assistant that no model could read are left
-// out: they are what another server has put there.
+// add adds a block to the conversation. It omits the assistant's blocks that no model can read,
+// which another server has produced.
 func (c *conversation) add(role agent.Role, b *block) error {
 	put := func(item agent.Item) { c.items = append(c.items, item) }
 	switch {

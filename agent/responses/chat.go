@@ -16,22 +16,21 @@ import (
 
 // Completions asks a model's server for chat completions.
 type Completions interface {
-	// Complete passes a request on, but for the name of the model, and returns the answer. The caller
-	// closes body. The error is an [*agent.UpstreamError].
+	// Complete forwards a request with only the model's name changed, and returns the answer. The
+	// caller closes body. The error is an [*agent.UpstreamError].
 	Complete(ctx context.Context, model string, members map[string]json.RawMessage) (
 		contentType string, body io.ReadCloser, err error)
 }
 
-// chatMembers are the members of requests for chat completions that are passed on. Others could make the
-// model's server do what a client has no right to, such as to fetch addresses or to store texts.
+// chatMembers are the forwarded members of requests for chat completions. Others could make the
+// model server do things beyond the client's rights, such as fetching addresses or storing texts.
 var chatMembers = strings.Fields(
 	`frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens messages model n
 	parallel_tool_calls presence_penalty prompt_cache_key reasoning_effort response_format safety_identifier
 	seed stop stream stream_options temperature
 	tool_choice tools top_k top_logprobs top_p user verbosity`)
 
-// decodeChat returns the members of a request for a chat completion that may be passed on, and its
-// model.
+// decodeChat returns the forwardable members of a request for a chat completion, and its model.
 func decodeChat(raw []byte) (model string, members map[string]json.RawMessage, err error) {
 	if err := json.Unmarshal(raw, &members); err != nil {
 		return "", nil, proto.FieldErrorf("body", "is not a valid request: %v", err)

@@ -24,7 +24,7 @@ const (
 	// openAIContainer and sandboxContainer begin the ids of containers.
 	openAIContainer  = "cntr_"
 	sandboxContainer = "sandbox_"
-	// containerLife is how long a container of OpenAI may be used after its last use.
+	// containerLife is how long a container of OpenAI lives after its last use.
 	containerLife = 20 * time.Minute
 )
 
@@ -100,7 +100,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, host agent.Reque
 	return nil
 }
 
-// carryOut carries out a run, whose events are stored first if the response is.
+// carryOut carries out a run. If the response is stored, events are stored before they are sent.
 func (s *Server) carryOut(ctx context.Context, run *run, events agent.Log) error {
 	if !run.request.stored() {
 		return agent.Continue(ctx, s.Upstream, &run.Run, events)
@@ -146,7 +146,7 @@ type run struct {
 	earlier   string // the container that the conversation has used last
 }
 
-// newRun returns the run that a request asks for, without its container.
+// newRun returns the run for a request, without its container.
 func newRun(v vendor, req *request) (*run, error) {
 	set, err := req.toolSet(v)
 	if err != nil {
@@ -203,14 +203,14 @@ func (r *run) begin(ctx context.Context, host agent.Host) error {
 	return agent.ClientError(r.container.stage(ctx, r.set.files))
 }
 
-// open makes a host carry out the calls of the run, in the container of an id.
+// open makes a host carry out the run's calls in the container with an id.
 func (r *run) open(host agent.Host, id string) {
 	r.container = &container{agent.Container{Host: host, ID: id, Run: r.record.ID, InPlace: true}}
 	r.Tools, r.Reserve = r.set.all(r.container), host.Reserve
 }
 
-// chooseContainer returns the id of the container of a new run: the one that the request names, the one
-// that an earlier response of its conversation has used and that has not expired, or a new one.
+// chooseContainer returns the container id of a new run: the request's, an unexpired one of an
+// earlier response of its conversation, or a new one.
 func (r *run) chooseContainer(ctx context.Context, host agent.Host) (string, error) {
 	id := strings.TrimPrefix(r.record.ID, responsePrefix)
 	if r.vendor == perplexity {

@@ -37,7 +37,7 @@ type encoder struct {
 	paths   []string // of files that no message has cited
 }
 
-// newEncoder returns the encoder of the response to a request, whose run has an id and a time.
+// newEncoder returns the encoder for the response to a request, with the run's id and time.
 func newEncoder(v vendor, id string, created time.Time, req *request) *encoder {
 	return &encoder{
 		vendor: v, response: newResponse(v, id, created, req), outputs: slices.Contains(req.Include, includeOutputs),
@@ -45,7 +45,7 @@ func newEncoder(v vendor, id string, created time.Time, req *request) *encoder {
 	}
 }
 
-// itemID returns the id of the next item. The log of a run gives the same ids each time.
+// itemID returns the id of the next item. Replaying a run's log yields the same ids.
 func (e *encoder) itemID(prefix string) string {
 	e.ids++
 	return fmt.Sprintf("%s%s_%d", prefix, strings.TrimPrefix(e.response.ID, responsePrefix), e.ids)
@@ -93,7 +93,7 @@ func (e *encoder) begin() {
 	}
 }
 
-// start begins the output, for which calls are carried out in a container.
+// start begins the output of a run whose calls use a container.
 func (e *encoder) start(container string) {
 	e.container, e.response.Status = container, statusInProgress
 	e.emit("response.in_progress", "response", e.response)
@@ -211,7 +211,7 @@ func (e *encoder) endText(text string) {
 	e.done(at)
 }
 
-// citations returns the citations of the files that programs have left since the last message. They
+// citations returns the citations of the files passed to the client since the last message. They
 // are where the text names the file, or at its end.
 func (e *encoder) citations(text string) []fileCitation {
 	list := []fileCitation{}
@@ -293,7 +293,7 @@ func (e *encoder) call(v *agent.Event) {
 	}
 }
 
-// codeOf returns the arguments of a call with a program, empty if they have the wrong types.
+// codeOf returns a call's arguments with a program, empty if they have the wrong types.
 func codeOf(call *agent.Call) *codeArguments {
 	in, err := decodeArguments[codeArguments](call)
 	if err != nil {
@@ -302,8 +302,8 @@ func codeOf(call *agent.Call) *codeArguments {
 	return in
 }
 
-// shownLanguage returns the language of an item of the sandbox. An item has a language even if the
-// model gave none that the sandbox has.
+// shownLanguage returns the language of a sandbox item, which always has one, even if the model
+// named none that the sandbox has.
 func shownLanguage(name string) string {
 	if name != "bash" {
 		return "python"

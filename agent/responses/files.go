@@ -18,13 +18,13 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// filePrefix begins the ids of files in containers. The path of the file in its home follows, so
-// that the files need no records of their own.
+// filePrefix is the prefix of file ids in containers. The file's path in its home follows, so that
+// files need no records of their own.
 const filePrefix = "cfile_"
 
 func fileID(p string) string { return filePrefix + base64.RawURLEncoding.EncodeToString([]byte(p)) }
 
-// pathOf returns the path of the file of an id, which may be any text; [agent.Host] checks it.
+// pathOf returns the path in a file id, which may be any text; [agent.Host] checks it.
 func pathOf(id string) (string, error) {
 	rest, ok := strings.CutPrefix(id, filePrefix)
 	text, err := base64.RawURLEncoding.DecodeString(rest)
@@ -64,7 +64,7 @@ func newContainerFile(container string, f *proto.File) containerFile {
 	}
 }
 
-// homeFiles returns the files directly in the home of a thread, without directories and links.
+// homeFiles returns the files directly in a thread's home, without directories and links.
 func homeFiles(ctx context.Context, host agent.RequestHost, thread string) ([]proto.File, error) {
 	var files []proto.File
 	err := host.ListFiles(ctx, thread, "", func(f proto.File) error {

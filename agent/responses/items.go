@@ -22,8 +22,8 @@ func responseOf(item string) string {
 	return responsePrefix + id
 }
 
-// resolveReferences replaces the references in the input of a request by the items that stored responses
-// have. It returns the body of the request with them, so that it needs these responses no more.
+// resolveReferences replaces references in a request's input by the items of stored responses. It
+// returns the resulting body, which no longer needs these responses.
 func (s *Server) resolveReferences(
 	ctx context.Context, host agent.RequestHost, v vendor, req *request, body []byte,
 ) ([]byte, error) {
@@ -54,8 +54,8 @@ func (s *Server) resolveReferences(
 	return replaceInput(host, req, body, "input", items)
 }
 
-// storedItems returns the items of the input and of the output of a stored response by their ids. There
-// are none if there is no such response.
+// storedItems returns the input and output items of a stored response by id. There are none for an
+// unknown response.
 func (s *Server) storedItems(
 	ctx context.Context, host agent.RequestHost, v vendor, id string,
 ) (map[string]json.RawMessage, error) {

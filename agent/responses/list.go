@@ -29,8 +29,8 @@ type listed struct {
 	place   int // among items of the same time
 }
 
-// newPage returns the items that a query asks for with after, limit and order, the newest first
-// unless it says otherwise.
+// newPage returns the items selected by a query's after, limit and order; the default order is
+// newest first.
 func newPage[T, B any](
 	items []T, query url.Values, limit, maxLimit int, key func(*T) listed, body func(*T) B,
 ) (*list[B], error) {

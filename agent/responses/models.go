@@ -8,7 +8,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent"
 )
 
-// modelBody is a model, whose time of creation this server does not know.
+// modelBody is a model. Its creation time is unknown to this server.
 type modelBody struct {
 	ID      string `json:"id"`
 	Object  string `json:"object"`

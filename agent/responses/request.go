@@ -82,7 +82,7 @@ func decodeFormat(field string, raw json.RawMessage) (*agent.Format, error) {
 
 const includeOutputs = "code_interpreter_call.outputs"
 
-// decodeRequest decodes the body of a request, and refuses what this server does not support.
+// decodeRequest decodes a request's body, and refuses unsupported features.
 func decodeRequest(v vendor, body []byte) (*request, error) {
 	var r request
 	if err := json.Unmarshal(body, &r); err != nil {
@@ -122,8 +122,8 @@ func decodeRequest(v vendor, body []byte) (*request, error) {
 	return &r, err
 }
 
-// stored reports whether the response is stored. One in the background always is, and others are unless
-// they say otherwise.
+// stored reports whether the response is stored. Background responses always are; others are unless
+// the request opts out.
 func (r *request) stored() bool { return r.Background || r.Store == nil || *r.Store }
 
 func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
@@ -380,7 +380,7 @@ func decodeParts(raw json.RawMessage) ([]part, error) {
 	return parts, nil
 }
 
-// texts returns the text of content that has nothing else.
+// texts returns the text of content that is text only.
 func texts(raw json.RawMessage) (string, error) {
 	parts, err := decodeParts(raw)
 	if err != nil {

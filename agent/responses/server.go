@@ -1,5 +1,5 @@
 // Package responses serves OpenAI's Responses API with its code interpreter and shell tools, and
-// Perplexity's Agent API with its sandbox tool, to programs that were written for these: they need
+// Perplexity's Agent API with its sandbox tool, to programs written for them: they only need
 // another base URL and this server's API key. The model is the operator's, and the programs run in
 // this server's sandboxes.
 package responses
@@ -26,8 +26,8 @@ type Server struct {
 	Completions Completions
 	// Runs stores responses.
 	Runs agent.Store
-	// Notify sends a webhook about a response to the endpoint of an API key, if it has one. The webhook
-	// of a name is sent once.
+	// Notify sends a webhook about a response to an API key's endpoint, if it has one. A webhook
+	// name is sent at most once.
 	Notify func(ctx context.Context, org, key, name string, body any) error
 	Log    *slog.Logger
 }
@@ -38,8 +38,8 @@ type vendor string
 const (
 	openAI     vendor = "openai"
 	perplexity vendor = "perplexity"
-	// byTools is Perplexity for a request with its sandbox tool, which OpenAI does not have, and
-	// OpenAI for all others.
+	// byTools selects Perplexity for a request with its sandbox tool, which OpenAI does not have,
+	// and OpenAI for all others.
 	byTools vendor = ""
 )
 
@@ -52,7 +52,8 @@ const (
 	perplexityPrefix = PerplexityPrefix + "/v1"
 )
 
-// Routes returns the routes. Those that no other API of this server could have are at the root too.
+// Routes returns the routes. Those that cannot collide with another API of this server are at the
+// root, too.
 func (s *Server) Routes() []agent.Route {
 	const execute, files = proto.ScopeExecute, proto.ScopeFiles
 	var list []agent.Route
@@ -126,7 +127,7 @@ func (s *Server) Routes() []agent.Route {
 	return list
 }
 
-// handler answers requests whose fields are not valid with the name of the field.
+// handler answers requests with invalid fields with the name of the field.
 func handler(handle func(w http.ResponseWriter, r *http.Request) error) func(http.ResponseWriter, *http.Request) error {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		err := handle(w, r)
@@ -178,7 +179,7 @@ func writeError(w http.ResponseWriter, e *api.Error, param *string) {
 	if e.Permanent {
 		w.Header().Set("X-Should-Retry", "false")
 	}
-	if e.Reason == api.ReasonCallsMade { // not all clients read the header, and none repeats a request after this status
+	if e.Reason == api.ReasonCallsMade { // not all clients read the header, and none retries after this status
 		body.Error.Code, status = new(string(e.Reason)), http.StatusFailedDependency
 	}
 	writeJSON(w, status, &body)

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// maxSilence is the time without an entry after which a response that is not in the background has
-	// lost its server.
+	// maxSilence is how long after its last entry a response that is not in the background counts
+	// as abandoned by its server.
 	maxSilence = maxWall + agent.MaxTimeout*time.Second
-	// cancelWait is how long an answer waits for the end of a response that was cancelled.
+	// cancelWait is how long a request waits for a cancelled response to end.
 	cancelWait = 5 * time.Second
 	// maxInput is the size of a conversation with all earlier responses, in bytes.
 	maxInput = 8 << 20
@@ -39,7 +39,8 @@ type stored struct {
 var errNoResponse = api.Errorf(
 	api.CodeNotFound, "there is no response of that id: it was not stored, was deleted, or is past its retention")
 
-// absent returns the error for a response whose log was removed while it was read; others are unchanged.
+// absent returns the error for a response whose log was removed during the read; others are
+// unchanged.
 func absent(err error) error {
 	if errors.Is(err, proto.ErrNotFound) {
 		return errNoResponse
@@ -257,8 +258,8 @@ func (s *Server) delete(v vendor, w http.ResponseWriter, r *http.Request) error 
 	return nil
 }
 
-// adoptPrevious puts the conversation of an earlier response before the input of a request. It returns
-// the body of the request with all of it, which needs the earlier response no more.
+// adoptPrevious puts an earlier response's conversation before a request's input. It returns the
+// resulting body, which no longer needs the earlier response.
 func (s *Server) adoptPrevious(
 	ctx context.Context, host agent.RequestHost, v vendor, req *request, body []byte,
 ) ([]byte, error) {

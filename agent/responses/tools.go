@@ -162,8 +162,8 @@ var memoryLimits = map[string]proto.Bytes{
 	"64g": 64 * proto.GiB,
 }
 
-// check returns an error unless the sandboxes of the API key have the memory and the network policy
-// that a container is to have.
+// check returns an error unless the API key's sandboxes have the memory and network policy that a
+// container requests.
 func (ref *containerRef) check(ctx context.Context, host agent.RequestHost) error {
 	memory, ok := memoryLimits[ref.MemoryLimit]
 	if !ok {
@@ -258,8 +258,8 @@ func newTool(
 	}
 }
 
-// container is where the calls of a response are carried out. Its id is made of the response's for
-// Perplexity, whose clients ask for files by that.
+// container is where the calls of a response are carried out. For Perplexity, whose clients request
+// files by response id, its id is derived from the response's.
 type container struct{ agent.Container }
 
 // maxFileIDs is the number of files that a request puts into a container.

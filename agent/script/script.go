@@ -1,5 +1,5 @@
-// Package script is a server with the protocols of models whose replies are written in a file. It
-// takes the place of a model in tests, and for users who try this server without one.
+// Package script is a model server whose scripted replies come from a file. It replaces a model in
+// tests, and for users who try this server without one.
 package script
 
 import (
@@ -20,8 +20,8 @@ type Script struct {
 
 // Rule is a reply, and what it is a reply to.
 type Rule struct {
-	// Match is a regular expression that occurs in the text of the last message; empty for all.
-	// ${1} and the like in Text and Arguments stand for its groups.
+	// Match is a regular expression to find in the text of the last message; empty matches all.
+	// ${1} and the like in Text and Arguments refer to its groups.
 	Match string `yaml:"match"`
 	// Role limits the rule to last messages of the user, or to results of tools: user or tool; empty
 	// for both.
@@ -37,7 +37,7 @@ type Rule struct {
 	Chunk int `yaml:"chunk"`
 	// Delay is the time before each part.
 	Delay time.Duration `yaml:"delay"`
-	// Status, if not 0, is answered in place of a reply, with Text as its message.
+	// Status, if not 0, is the status of an error response, with Text as its message.
 	Status     int `yaml:"status"`
 	RetryAfter int `yaml:"retry_after"` // seconds, with Status
 	// Fault ends the reply: drop breaks it off after its parts, hang sends nothing more.

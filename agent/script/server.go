@@ -161,7 +161,7 @@ type match struct {
 // group stands for a group of a match in a text. Other dollar signs are as they are in programs.
 var group = regexp.MustCompile(`\$\{[0-9]+\}`)
 
-// expand returns a text with the groups in place of what stands for them.
+// expand replaces the references in a text by the groups.
 func (m match) expand(text string) string {
 	return group.ReplaceAllStringFunc(text, func(name string) string {
 		n, err := strconv.Atoi(name[2 : len(name)-1])

@@ -9,7 +9,7 @@ import (
 	"github.com/bullpen-run/bullpen/agent"
 )
 
-// defaultMaxTokens is the limit of a reply without one, which the protocol does not know.
+// defaultMaxTokens limits a reply if the request does not: the protocol requires a limit.
 const defaultMaxTokens = 16_384
 
 type anthropicProtocol struct{ model, key string }

@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/agent"
 )
 
-// Complete asks for a chat completion, of which all but the name of the model stays as it is, and returns
-// the server's answer. The caller closes body. The error is an [*agent.UpstreamError].
+// Complete requests a chat completion with only the model's name changed, and returns the server's
+// answer. The caller closes body. The error is an [*agent.UpstreamError].
 func (c *Client) Complete(
 	ctx context.Context, model string, members map[string]json.RawMessage,
 ) (contentType string, body io.ReadCloser, err error) {

@@ -17,8 +17,8 @@ const (
 	modelsTime = 30 * time.Second // for the list
 )
 
-// ListModels implements [agent.Upstream]. The server is asked for its models if names stay as they
-// are.
+// ListModels implements [agent.Upstream]. It asks the server for its models if names are not
+// mapped.
 func (c *Client) ListModels(ctx context.Context) (names []string, others bool, err error) {
 	if c.Models == nil {
 		names, err = c.askModels(ctx)

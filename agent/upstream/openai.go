@@ -228,8 +228,8 @@ func (e *chatEvents) event(data []byte, text func(string) error) (done bool, err
 	return false, nil
 }
 
-// addCall adds a part of a call. Some servers give no index, or the same one to all calls; a new
-// call has a name then, and its parts have none.
+// addCall adds a part of a call. Some servers send no index, or the same one for all calls; then
+// only a call's first part has a name.
 func (e *chatEvents) addCall(part *chatCall) {
 	i := len(e.calls) - 1
 	switch {

@@ -1,6 +1,6 @@
-// Package upstream has the clients of servers with models: of those with OpenAI's chat completions
-// API, which vLLM, Ollama and llama.cpp have too, and of those with Anthropic's messages API. Both
-// stream. The operator chooses the server; no request does.
+// Package upstream has the clients of model servers: those with OpenAI's chat completions API,
+// which vLLM, Ollama and llama.cpp also have, and those with Anthropic's messages API. Both stream.
+// Only the operator chooses the server, never a request.
 package upstream
 
 import (
@@ -47,14 +47,14 @@ type Client struct {
 	// URL is the address below which the API is: its /v1 included with OpenAI, not included with
 	// Anthropic, as their own clients have it. It has no slash at the end.
 	URL string
-	// Key returns the key, empty for none. It is read for each turn, so that it can be replaced.
+	// Key returns the key, or "". It is read for each turn, so that it can be replaced.
 	Key func() (string, error)
 	// Models maps the names of models that clients send to the server's. The name * stands for all
 	// others. If it is nil, names stay as they are.
 	Models map[string]string
-	// Timeout is how long the server may send nothing, in all states of a request.
+	// Timeout is how long the server may stay silent, in all states of a request.
 	Timeout time.Duration
-	// Retries is how often a request is repeated that the server did not begin to answer.
+	// Retries is how often a request is retried if the server did not begin to answer.
 	Retries int
 	HTTP    *http.Client
 }
@@ -95,8 +95,8 @@ func (c *Client) Stream(ctx context.Context, turn *agent.Turn, text func(string)
 	return reply, err
 }
 
-// repeats reports whether a request is repeated after an error of a kind. A client is told how long a
-// server is busy, and repeats its request then, unless nobody waits for the answer but this side.
+// repeats reports whether to retry a request after an error of a kind. A client is told how long a
+// server is busy, and retries itself. If only this server waits for the answer, it retries.
 func repeats(kind agent.UpstreamKind, patient bool) bool {
 	switch kind {
 	case agent.UpstreamFailed:
@@ -115,7 +115,7 @@ func permanent(err error) error {
 	return backoff.Permanent(err)
 }
 
-// retryAfter waits at least as long as the server asked for, and not at all longer than longestRetry.
+// retryAfter waits at least as long as the server asked, but does not retry beyond longestRetry.
 type retryAfter struct {
 	backoff.BackOff
 	after time.Duration
@@ -162,7 +162,7 @@ type events interface {
 	event(data []byte, text func(string) error) (done bool, err error)
 	// reply returns the reply after the last event.
 	reply() *agent.Reply
-	// finished reports whether the answer said why it ends, so that its connection may.
+	// finished reports whether the answer stated why it ends, so that its connection may close.
 	finished() bool
 }
 
@@ -392,8 +392,8 @@ func messageOf(body []byte) string {
 	return form.Message
 }
 
-// redact removes the key, which a server may repeat, from the message of an error, and then cuts the
-// message. A key at the cut would be found no more.
+// redact removes the key, which a server may echo, from an error's message, and then truncates the
+// message. Truncating first could cut through a key.
 func redact(err error, key string) error {
 	e, ok := errors.AsType[*agent.UpstreamError](err)
 	if !ok {

@@ -1,6 +1,6 @@
-// Package load measures a server under an open load: executions are sent at times that do not depend on
-// its answers, and their times are counted from when they were due. A stall therefore counts for everything
-// that was due meanwhile, which a client that waits for each answer would leave out.
+// Package load measures a server under an open load: it sends executions at times that do not
+// depend on the answers, and measures from when they were due. A stall therefore counts for
+// everything due meanwhile, which a client waiting for each answer would omit.
 package load
 
 import (
@@ -40,17 +40,16 @@ type Profile struct {
 	Code     string         `json:"code" yaml:"code"`
 	Stdin    string         `json:"stdin,omitempty" yaml:"stdin,omitempty"`
 	Timeout  int            `json:"timeout,omitempty" yaml:"timeout,omitempty"` // seconds; 0 for the server's default
-	// Threads, if not 0, is the number of threads that executions take by turns.
+	// Threads, if not 0, is the number of threads that executions use in turn.
 	Threads int `json:"threads,omitempty" yaml:"threads,omitempty"`
 }
 
 // Config is a load.
 type Config struct {
 	Profiles []Profile
-	Rate     float64       // mean number of executions that are due each second; the times between them are random
+	Rate     float64       // mean number of executions due per second, at random intervals
 	Duration time.Duration // in which executions are due
-	// InFlight is the largest number of executions at a time. Those that are due beyond it are not sent,
-	// and counted.
+	// InFlight limits the concurrent executions. Those due beyond it are not sent, but counted.
 	InFlight int
 	Seed     uint64 // of the times and the choice of profiles
 }
@@ -71,7 +70,7 @@ type Result struct {
 	Samples []Sample // in the order in which they were due
 }
 
-// notAnswered is the failure of executions whose answer did not come.
+// notAnswered is the failure of executions without an answer.
 const notAnswered = "no answer"
 
 // Run sends executions until the duration has passed, and waits for their results. It returns early
@@ -106,7 +105,7 @@ func choose(profiles []Profile, at float64) int {
 	return len(profiles) - 1
 }
 
-// execute runs the nth execution and returns its failure, empty if there is none.
+// execute runs the nth execution and returns its failure, or "".
 func execute(ctx context.Context, c *client.Client, p *Profile, n int) string {
 	request := api.ExecuteRequest{Language: p.Language, Code: p.Code, Stdin: p.Stdin, Timeout: p.Timeout}
 	if p.Threads > 0 {
@@ -154,7 +153,7 @@ type Row struct {
 	Sent      int            `json:"sent"`
 	Succeeded int            `json:"succeeded"`
 	Failures  map[string]int `json:"failures,omitempty"` // how many failed, by what happened
-	// The times of all of them that were answered, also of those that failed, in milliseconds.
+	// The times of all that were answered, including failures, in milliseconds.
 	P50 float64 `json:"p50_ms"`
 	P90 float64 `json:"p90_ms"`
 	P99 float64 `json:"p99_ms"`

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Steady returns due times at a fixed rate per second, for d. The first is at once. Each is computed from its
-// index, so that rounding errors do not add up.
+// Steady returns due times at a fixed rate per second, for d, starting immediately. Each is
+// computed from its index, so that rounding errors do not add up.
 func Steady(rate float64, d time.Duration) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		for i := range max(1, int(math.Round(rate*d.Seconds()))) {
@@ -21,8 +21,8 @@ func Steady(rate float64, d time.Duration) iter.Seq[time.Duration] {
 	}
 }
 
-// Random returns due times at a mean rate per second, for d: those of a Poisson process. The same seed gives
-// the same times.
+// Random returns due times of a Poisson process with a mean rate per second, for d. The same seed
+// gives the same times.
 func Random(rate float64, d time.Duration, seed uint64) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		random := rand.New(rand.NewPCG(seed, seed)) //nolint:gosec // a load that can be repeated
@@ -39,7 +39,7 @@ func Random(rate float64, d time.Duration, seed uint64) iter.Seq[time.Duration] 
 type Due struct {
 	N     int           // its number, from 0 on
 	Since time.Duration // since the start
-	At    time.Time     // the time at which it is due: measure from that
+	At    time.Time     // the due time: measure from it
 }
 
 // Opened is how a load was started.
@@ -49,9 +49,9 @@ type Opened struct {
 	Late   time.Duration // by how much the latest call was late, because this machine was busy
 }
 
-// Open calls run at each due time in a goroutine of its own, even if earlier calls have not returned, and waits
-// for all. Due times count from its start. With inFlight calls in flight it makes no other one; 0 means no limit.
-// If ctx is done, Open makes no more calls.
+// Open calls run at each due time in a goroutine of its own, even if earlier calls have not
+// returned, and waits for all. Due times count from its start. It skips a call while inFlight calls
+// are in flight; 0 means no limit. If ctx is done, Open makes no more calls.
 func Open(ctx context.Context, due iter.Seq[time.Duration], inFlight int, run func(Due)) Opened {
 	if inFlight == 0 {
 		inFlight = math.MaxInt

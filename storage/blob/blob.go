@@ -63,8 +63,8 @@ func (s Span) Whole() bool { return s.Length == s.Size }
 type Backend interface {
 	// Put stores size bytes of content, which must then return [io.EOF]. The object becomes visible
 	// when it is complete and durable; if content fails, there is none. If the key exists, the
-	// object is replaced atomically if replace is true, else Put returns [proto.ErrExists]. A
-	// backend without conditional writes replaces.
+	// object is replaced atomically if replace is true, otherwise Put returns [proto.ErrExists]. A
+	// backend without conditional writes always replaces.
 	Put(ctx context.Context, key string, size int64, content io.Reader, replace bool) error
 	// Get opens a span. The stream may end early and its content may be wrong. If the object is
 	// found to have another size, the error is [proto.ErrCorrupt].
@@ -88,7 +88,7 @@ type Error struct {
 	Key       string // for list, the prefix
 	Kind      error  // proto.ErrNotFound, proto.ErrExists, proto.ErrCorrupt or ErrUnavailable
 	Remedy    string // empty for the default of Kind
-	Retryable bool   // the same request may succeed if repeated at once
+	Retryable bool   // repeating the same request immediately may succeed
 	Err       error  // the cause; may be nil
 }
 

@@ -22,10 +22,10 @@ import (
 const (
 	// tempDir holds files that are being written. No key begins with a dot.
 	tempDir = ".writing"
-	// tempMaxAge is the time since the last write after which a file in tempDir is abandoned.
+	// tempMaxAge is how long after its last write a file in tempDir counts as abandoned.
 	tempMaxAge = time.Hour
-	// mkdirAttempts bounds how often directories are created again that a concurrent Delete or List
-	// removed as empty.
+	// mkdirAttempts limits how often directories are created again after a concurrent Delete or
+	// List removed them as empty.
 	mkdirAttempts = 100
 )
 

@@ -78,8 +78,8 @@ func encrypt(backend Backend, keyFile string) (*Encrypted, error) {
 	return e, err
 }
 
-// CheckKeyFile returns an error, which says what to do, for a key file that others can read. A file of
-// root may be readable by its group: Kubernetes and Debian hand out files in this way.
+// CheckKeyFile returns an error with a remedy if others can read a key file. A file owned by root
+// may be group-readable: Kubernetes and Debian provide files in this way.
 func CheckKeyFile(info fs.FileInfo) error {
 	forbidden := fs.FileMode(0o077)
 	if owner, ok := info.Sys().(*syscall.Stat_t); ok && owner.Uid == 0 {
@@ -120,8 +120,8 @@ func (e *Encrypted) Put(ctx context.Context, key string, size int64, content io.
 	return e.backend.Put(ctx, key, e.sealedSize(size), sealed, replace)
 }
 
-// Get implements [Backend]. The content of a span is authentic, but the underlying backend may
-// exchange objects.
+// Get implements [Backend]. The content of a span is authentic, but the underlying backend may swap
+// objects.
 func (e *Encrypted) Get(ctx context.Context, key string, span Span) (io.ReadCloser, error) {
 	in := &ciphertext{ctx: ctx, backend: e.backend, key: key, size: e.sealedSize(span.Size)}
 	in.to = in.size

@@ -12,7 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maxResumes bounds how often one stream is reopened, each time after at least one byte of
+// maxResumes limits how often one stream is reopened, each time after at least one byte of
 // progress.
 const maxResumes = 1000
 
@@ -62,7 +62,7 @@ func (c *checkedReader) Read(p []byte) (int, error) {
 
 func (c *checkedReader) digest() string { return "sha256:" + hex.EncodeToString(c.sum.Sum(nil)) }
 
-// checkEnd checks the digest, or if that is not known, that nothing follows the last byte.
+// checkEnd checks the digest or, if that is unknown, that the content has ended.
 func (c *checkedReader) checkEnd() error {
 	if c.blob.Digest != "" {
 		if digest := c.digest(); digest != c.blob.Digest {

@@ -17,14 +17,14 @@ type RetryPolicy struct {
 	// MinWait and MaxWait bound the pauses. Each pause is twice the previous one, plus or minus
 	// half of it.
 	MinWait, MaxWait time.Duration
-	// OnError, if not nil, is called concurrently with the [Error.Op] of each attempt that the store
-	// did not carry out, or answered with wrong content.
+	// OnError, if not nil, is called concurrently with the [Error.Op] of each attempt that failed
+	// in the store or returned wrong content.
 	OnError    func(operation string)
 	MaxElapsed time.Duration // no attempt begins later than this after the first; 0 for no limit
 }
 
-// DefaultRetry makes eight attempts with pauses of about 11 s in total, and begins none after 20 s:
-// a client waits meanwhile.
+// DefaultRetry makes eight attempts with pauses of about 11 s in total, and begins none after 20 s,
+// because a client is waiting.
 func DefaultRetry() RetryPolicy {
 	return RetryPolicy{
 		Attempts: 8, MinWait: 100 * time.Millisecond, MaxWait: 5 * time.Second,

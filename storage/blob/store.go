@@ -98,9 +98,9 @@ func (s *Store) Get(ctx context.Context, b proto.Blob) (io.ReadCloser, error) {
 	}{checked(r, b, "get"), r}, nil
 }
 
-// GetRange opens length bytes of an object at offset. Since a digest covers a whole object, a
-// shorter range is verified only as far as the backend does it. [Encrypted] does, but for a store
-// that exchanges objects.
+// GetRange opens length bytes of an object at offset. A digest covers a whole object, so a shorter
+// range is verified only as far as the backend does it. [Encrypted] does, except against a store
+// that swaps objects.
 func (s *Store) GetRange(ctx context.Context, b proto.Blob, offset, length int64) (io.ReadCloser, error) {
 	if err := check("get", b); err != nil {
 		return nil, err

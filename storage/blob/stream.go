@@ -10,8 +10,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// maxBuffered is the size up to which an object of PutStream is buffered in memory, so that it can
-// be sent again, in bytes.
+// maxBuffered is the size in bytes up to which PutStream buffers an object in memory, so that it
+// can be resent.
 const maxBuffered = 8 << 20
 
 // PutStream stores size bytes of content under a key that was never used, and returns the blob with

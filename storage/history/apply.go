@@ -56,9 +56,9 @@ func (d *DB) transact(ctx context.Context, f func(*sql.Tx) error) error {
 	return tx.Commit()
 }
 
-// Apply stores changes, each of another execution, and that the index has read the streams from one
-// position up to another. It returns [proto.ErrConflict] if the index was at another position. A
-// change that is older than what is stored changes nothing.
+// Apply stores changes, each of another execution, and advances the index's position in the
+// streams. It returns [proto.ErrConflict] if the index was not at from. Stale changes have no
+// effect.
 func (d *DB) Apply(ctx context.Context, from, to proto.HistoryPosition, changes []proto.HistoryChange) error {
 	if err := d.Present(); err != nil {
 		return d.fail("write", err)
@@ -148,7 +148,7 @@ func (d *DB) put(ctx context.Context, tx *sql.Tx, rows []row) error {
 	})
 }
 
-// find returns the stored rows at the places that rows may have, by execution, and those places.
+// find returns the stored rows at the possible places of rows, by execution, and those places.
 func (d *DB) find(
 	ctx context.Context, tx *sql.Tx, rows []row,
 ) (found map[proto.TraceID]*row, taken map[int64]bool, err error) {

@@ -1,6 +1,6 @@
 // Package history stores the index of executions in SQLite or PostgreSQL: which executions there
-// are, by time, status and whatever else lists are filtered by. The index is a projection of
-// streams in JetStream. It can be deleted at any time; package scheduler/history fills it again.
+// are, by time, status and all other filter criteria of lists. The index is a projection of streams
+// in JetStream. It can be deleted at any time; package scheduler/history fills it again.
 //
 // An execution is a row with its summary, and a posting for each of its terms, such as its API key
 // or a pair of its metadata. The key of a posting is the term, the class and the place. The class
@@ -32,12 +32,12 @@ const schema = 1
 // places is the number of bits of a place that do not come from the time.
 const places = 20
 
-// probes is the number of places that an execution may have: those after the first are for
-// executions of the same millisecond with the same first place.
+// probes is the number of possible places of an execution: those after the first are for executions
+// of the same millisecond with the same first place.
 const probes = 32
 
-// ErrReset means that the index is empty or another one since it was prepared: the file was removed
-// or is corrupt.
+// ErrReset means that the index is empty or was replaced since it was prepared: the file was
+// removed or is corrupt.
 var ErrReset = errors.New("the index of executions begins anew")
 
 // DB is an index of executions. It is safe for concurrent use.
@@ -49,7 +49,7 @@ type DB struct {
 	write, read *sql.DB
 	file        os.FileInfo // of SQLite's file when it was opened
 
-	// writing is held by the transaction that writes: it prepares statements on a second connection,
+	// writing is held by the writing transaction: it prepares statements on a second connection,
 	// which another transaction must not have.
 	writing    sync.Mutex
 	statements map[string]*sql.Stmt // guarded by writing
@@ -67,7 +67,7 @@ func isPostgres(address string) bool {
 	return strings.HasPrefix(address, "postgres://") || strings.HasPrefix(address, "postgresql://")
 }
 
-// Open opens the index at an address: a URL of PostgreSQL, else the path of a file, which is
+// Open opens the index at an address: a PostgreSQL URL, otherwise the path of a file, which is
 // created. It does not connect to PostgreSQL.
 func Open(address string, log *slog.Logger) (*DB, error) {
 	d := &DB{log: log, dialect: sqliteDialect(address)}
@@ -85,7 +85,7 @@ func Open(address string, log *slog.Logger) (*DB, error) {
 	return d, nil
 }
 
-// open opens the handles. The caller holds the lock, or is the only one that knows d.
+// open opens the handles. The caller holds the lock, or has the only reference to d.
 func (d *DB) open() (err error) {
 	d.statements = map[string]*sql.Stmt{}
 	if d.write, d.read, err = d.connect(); err != nil {
@@ -141,8 +141,8 @@ func (d *DB) replace() error {
 	return d.open()
 }
 
-// Present returns ErrReset if the file of the index was removed or replaced since it was opened. A
-// new one is open then.
+// Present returns ErrReset if the file of the index was removed or replaced since it was opened. In
+// that case, a new one is now open.
 func (d *DB) Present() error {
 	if d.path == "" {
 		return nil
@@ -158,12 +158,12 @@ func (d *DB) Present() error {
 	return errors.Join(ErrReset, d.replace())
 }
 
-// version identifies the tables and the numbers that stand for the fields with few values.
+// version identifies the tables and the numeric codes of the fields with few values.
 func version() string {
 	return fmt.Sprint(schema, statuses(), proto.Languages(), modes())
 }
 
-// Prepare returns how far the index of those streams has read them. An index of other streams or of
+// Prepare returns the index's position in the given streams. An index of other streams or of
 // another version is deleted.
 func (d *DB) Prepare(ctx context.Context, streams string) (proto.HistoryPosition, error) {
 	if err := d.Present(); err != nil && !errors.Is(err, ErrReset) {
@@ -202,7 +202,7 @@ func (d *DB) prepare(ctx context.Context, streams string) (at proto.HistoryPosit
 	return at, tx.Commit()
 }
 
-// position reads how far the index is. known is false if there is none of this version.
+// position reads the index's position. known is false if there is no index of this version.
 func (d *DB) position(ctx context.Context, on *sql.DB) (at proto.HistoryPosition, known bool, err error) {
 	var exists int
 	if err := on.QueryRowContext(ctx, d.tableExists).Scan(&exists); err != nil || exists == 0 {
@@ -228,15 +228,15 @@ func (d *DB) Position(ctx context.Context) (proto.HistoryPosition, error) {
 	return at, d.fail("read its position", err)
 }
 
-// place returns the first place that an execution may have in the order of lists: by time, and
-// within a millisecond by its id.
+// place returns an execution's first choice of place in the order of lists: by time, and within a
+// millisecond by its id.
 func place(r *proto.Record) int64 {
 	sum := sha256.Sum256([]byte(r.TraceID))
 	return r.CreatedAt.UnixMilli()<<places | int64(binary.BigEndian.Uint32(sum[:])>>(32-places))
 }
 
-// term returns the number of a term of an organisation's executions. Different terms may have the
-// same number, so what is found is compared with the filter.
+// term returns the number of a term of an organisation's executions. Numbers may collide, so
+// matches are checked against the filter.
 func term(org, name, value string) int64 {
 	sum := sha256.Sum256([]byte(org + "\x00" + name + "\x00" + value))
 	return int64(binary.BigEndian.Uint64(sum[:]))

@@ -16,15 +16,15 @@ import (
 const (
 	// sample is how many of its newest postings a term is judged by: the postings of a rarer term reach further back.
 	sample = 256
-	// firstProbes and maxProbes bound the postings of the rarest term that are looked up under the
-	// other terms: at first, and for a page. A lookup takes some microseconds.
+	// firstProbes and maxProbes limit how many postings of the rarest term are looked up under the
+	// other terms: at first, and per page. A lookup takes some microseconds.
 	firstProbes = 256
 	maxProbes   = 1024
 )
 
-// List returns the executions that match the filter, the newest first, and the place that the next
-// page continues from. If several terms rarely occur together, a page may have fewer executions than
-// the limit, even none, and not be the last one. The page has no statement about its completeness.
+// List returns the executions that match the filter, newest first, and the place where the next
+// page continues. If several terms rarely occur together, a page may have fewer executions than the
+// limit, even none, and not be the last one. List does not set the page's completeness.
 func (d *DB) List(ctx context.Context, f *proto.HistoryFilter) (page proto.HistoryPage, err error) {
 	d.mu.RLock()
 	page, err = d.list(ctx, f)
@@ -75,7 +75,7 @@ type query struct {
 	terms       []int64 // the rarest first
 	classes     []int64
 	from, until int64 // places
-	probes      int   // postings of the first term that were looked up under the others
+	probes      int   // postings of the first term looked up under the others
 }
 
 // query returns the query of a filter. It has no classes if nothing can match.
@@ -171,8 +171,8 @@ func (q *query) sort(ctx context.Context) error {
 	return nil
 }
 
-// postings returns a query for the postings of a term without an order, with its parameters. Both
-// databases merge the classes as far as they are read.
+// postings returns an unordered query for the postings of a term, with its parameters. Both
+// databases merge the classes only as far as they are read.
 func (q *query) postings(what, condition string, term int64, args ...any) (text string, values []any) {
 	values = append([]any{term, q.from, q.until}, args...)
 	list := make([]string, len(q.classes))
@@ -183,8 +183,8 @@ func (q *query) postings(what, condition string, term int64, args ...any) (text 
 	return strings.Join(list, " UNION ALL "), values
 }
 
-// next returns up to limit places of executions that have all terms, the newest first, and moves
-// until to where the search continues: to from at its end.
+// next returns up to limit places of executions that have all terms, newest first. It moves until
+// to where the search continues, which is from at the end.
 func (q *query) next(ctx context.Context, limit int) ([]int64, error) {
 	end := q.from
 	if len(q.terms) > 1 { // a part

@@ -55,7 +55,7 @@ type cachedImage struct {
 
 func newCachedImage() *cachedImage { return &cachedImage{ready: make(chan struct{})} }
 
-// Open opens a cache in dir, which is created if necessary and which one process at a time may use.
+// Open opens a cache in dir, creating it if necessary. Only one process may use dir at a time.
 // Every user can read the images in dir; the caller must make its parent directories accessible.
 // The least recently used images are removed while all images exceed limit bytes, except for those
 // in use.
@@ -117,8 +117,7 @@ func (c *Cache) Get(ctx context.Context, digest string) (img *Unpacked, release 
 	return &e.Value.Unpacked, release, nil
 }
 
-// startFetch makes the image of an entry available in the background, unless a previous process
-// left it.
+// startFetch makes an entry's image available in the background, unless a previous process left it.
 func (c *Cache) startFetch(ctx context.Context, e *diskcache.Entry[*cachedImage], digest string) {
 	if e.IsComplete() {
 		e.Value.Root = e.Path(rootName)

@@ -130,7 +130,7 @@ func readMetadata(h *tar.Header) (env map[string]string, err error) {
 	return m.Env, nil
 }
 
-// readError returns the error of the reader if there was one, else [ErrForm].
+// readError returns the reader's error if there was one, otherwise [ErrForm].
 func (f *form) readError(err error) error {
 	if failed := f.stored.failure(); failed != nil {
 		return fmt.Errorf("read the image: %w", failed)

@@ -68,8 +68,8 @@ func (w *frameWriter) Write(b []byte) (int, error) {
 }
 
 // begin ends a frame if the entry at path, whose content has size bytes, should begin another one.
-// The places depend on few entries before, so that an image in which some entries differ has the
-// same frames elsewhere.
+// The split points depend on few preceding entries, so that images differing in some entries share
+// the frames elsewhere.
 func (w *frameWriter) begin(path string, size int64) {
 	if len(w.content) < minFrame {
 		return

@@ -51,9 +51,9 @@ var (
 	ErrTooLarge = errors.New("the image is too large")
 	// ErrHostile means that an archive contains what only an attack or a broken tool would write.
 	ErrHostile = errors.New("malformed or hostile archive")
-	// ErrForm means that something is not an image in the normal form.
+	// ErrForm means that the input is not an image in the normal form.
 	ErrForm = errors.New("not an image packed by bullpen")
-	// ErrArchitecture means that the interpreters of an image are not all for one architecture that
+	// ErrArchitecture means that an image's interpreters are not all for one architecture that
 	// workers have.
 	ErrArchitecture = errors.New("no worker can run all interpreters of the image")
 	// ErrNoLanguage means that an image contains no interpreter.

@@ -32,7 +32,7 @@ const (
 	// putPartSize is the size of the parts of large objects in bytes, unless there would be more than
 	// maxParts. Parts are read from the caller's file when they are sent, and take no memory.
 	putPartSize = 16 << 20
-	// bucketAttempts is how often a request is sent if it fails in a way that may pass.
+	// bucketAttempts is how often a request with a transient failure is sent.
 	bucketAttempts = 3
 	bucketBackoff  = time.Second
 	// maxResponse bounds a response without content, in bytes. The largest is a list page of 1,000
@@ -52,7 +52,7 @@ type limitedResponses struct{ http.RoundTripper }
 // RoundTrip implements [http.RoundTripper].
 func (l limitedResponses) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := l.RoundTripper.RoundTrip(r)
-	// Only content is asked for with a range, and read by those who know its size.
+	// Only content is requested with a range, and its readers know its size.
 	if err == nil && (r.Header.Get("Range") == "" || resp.StatusCode >= http.StatusMultipleChoices) {
 		resp.Body = http.MaxBytesReader(nil, resp.Body, responseLimit(r.URL.Query()))
 	}
@@ -174,9 +174,9 @@ func (b *Bucket) dirKey(dir string) (string, error) {
 }
 
 // List returns one page of objects and directories in a directory, with their names in it. most is
-// how many the server is asked for; it is an error if it sends more, except that 200 are always
-// accepted. The name of the directory's own marker is empty. next continues after the page; it is
-// empty at the end. The server chose the names, so they may be anything.
+// the page size requested from the server; more is an error, except that 200 are always accepted.
+// The name of the directory's own marker is empty. next continues after the page; it is empty at
+// the end. The server chose the names, so they may be anything.
 func (b *Bucket) List(
 	ctx context.Context, dir, after string, most int32,
 ) (objects []proto.StoredObject, dirs []string, next string, err error) {
@@ -388,8 +388,8 @@ func bucketError(op string, err error) error {
 	switch status := status(err); {
 	case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded):
 		cause = os.ErrDeadlineExceeded
-	// The response to HEAD has no code of its own. Some servers respond with 404 about other things
-	// than keys, such as access keys that they do not know.
+	// The response to HEAD has no code of its own. Some servers also respond with 404 for other
+	// unknown things than keys, such as access keys.
 	case code == "NoSuchKey" || code == "NotFound" && op == "stat":
 		cause = fs.ErrNotExist
 	case code == "NoSuchUpload":

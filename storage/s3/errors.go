@@ -95,7 +95,7 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	return e
 }
 
-// configRemedy returns the remedy if a server's response indicates a wrong setting, else "".
+// configRemedy returns the remedy if a server's response indicates a wrong setting, otherwise "".
 func (s *Store) configRemedy(code string, err error) string {
 	if response, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
 		region := response.Response.Header.Get("X-Amz-Bucket-Region")

@@ -25,7 +25,7 @@ const (
 	// listPage is how many entries of a directory are listed at once. With the longest keys, a page
 	// has 700 KB.
 	listPage = 200
-	// requestTimeout limits each request, and one second more for each MiB that it moves.
+	// requestTimeout limits each request, plus one second for each MiB that it moves.
 	requestTimeout = 20 * time.Second
 	// deleteConcurrency is how many objects are deleted at once.
 	deleteConcurrency = 8
@@ -34,11 +34,11 @@ const (
 	maxDepth = 128
 )
 
-// Files are the objects of a bucket as files, by the rules of mounts: a directory is what keys have
-// in common up to a slash, or an empty object whose key ends with one; it hides an object of the
-// same name; keys that cannot be paths are not shown. Paths are relative to the bucket's prefix,
-// whose path is empty. Errors are those of a [Bucket], [*proto.NoFileError], [*proto.PathError] and
-// [*proto.FileChangedError].
+// Files presents the objects of a bucket as files, by the rules of mounts: a directory is the
+// common part of keys up to a slash, or an empty object whose key ends with one; it hides an object
+// with the same name; keys that cannot be paths are hidden. Paths are relative to the bucket's
+// prefix, whose path is empty. Errors are those of a [Bucket], [*proto.NoFileError],
+// [*proto.PathError] and [*proto.FileChangedError].
 type Files struct{ Bucket *Bucket }
 
 // limited returns a context for a request that moves n bytes.
@@ -46,8 +46,8 @@ func limited(ctx context.Context, n int64) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, requestTimeout+time.Duration(n>>20)*time.Second)
 }
 
-// listing is what a page of a directory shows: what directories hide, and what has no valid name,
-// is left out.
+// listing is the visible part of a directory's page: without invalid names and objects hidden by
+// directories.
 type listing struct {
 	files []proto.File
 	dirs  []string // their paths
@@ -92,8 +92,8 @@ func (f *Files) page(ctx context.Context, dir, after string) (page listing, next
 }
 
 // List calls each for the entries of a directory, or for everything below it if recursive is true,
-// in no particular order. It stops at an error of each. Directories have the time 0. It returns
-// [proto.ErrNotFound] if the path does not name a directory.
+// in no particular order. It stops if each returns an error. Directories have the time 0. It
+// returns [proto.ErrNotFound] if the path does not name a directory.
 func (f *Files) List(ctx context.Context, dir string, recursive bool, each func(proto.File) error) error {
 	exists, err := f.list(ctx, dir, recursive, 0, each)
 	if err == nil && !exists && dir != "" {
@@ -114,7 +114,7 @@ func (f *Files) list(
 				return err
 			}
 		}
-		page.files = nil // which may be long, and the directories below have as many
+		page.files = nil // it may be long, and the directories below have as many
 		for _, sub := range page.dirs {
 			if err := each(proto.File{Path: sub, IsDirectory: true, Modified: time.Unix(0, 0).UTC()}); err != nil {
 				return err
@@ -171,7 +171,7 @@ func (f *Files) Open(ctx context.Context, name string) (*proto.FileContent, erro
 	if err != nil {
 		return nil, err
 	}
-	// The server chose the tag, which may have any characters, or be empty.
+	// The server chose the tag, which may be empty or have any characters.
 	sum := sha256.Sum256(fmt.Appendln(nil, o.Tag, o.Size, o.Modified.UnixNano()))
 	return &proto.FileContent{
 		File: proto.File{Path: name, Size: o.Size, Modified: o.Modified}, Tag: hex.EncodeToString(sum[:16]),
@@ -212,8 +212,8 @@ func (f *Files) CheckPut(ctx context.Context, name string, _ int64) error {
 	return err
 }
 
-// checkNew returns an error if a name cannot be given to an object, as for programs: keys are Unicode,
-// and stores differ in the control characters that they keep.
+// checkNew returns an error if an object cannot get a name, by the rules for programs: keys are
+// Unicode, and stores differ in the control characters that they keep.
 func checkNew(name string) error {
 	if proto.ValidObjectName(name) && (!utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl)) {
 		return &proto.PathError{

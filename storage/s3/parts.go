@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// maxCopy is the size of the largest object that servers copy in one request, in bytes.
+	// maxCopy is the maximum size of an object that servers copy in one request, in bytes.
 	maxCopy = 5 << 30
 	// copyPart is the size of the parts in which larger ones are copied.
 	copyPart = 1 << 30
@@ -114,7 +114,7 @@ func (b *Bucket) PutStream(ctx context.Context, name string, size int64, content
 	return err
 }
 
-// readError is the error of content that is not there as announced, and otherwise of its reader.
+// readError returns the error for missing or surplus content, otherwise the reader's.
 func readError(err error) error {
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
@@ -230,7 +230,7 @@ func (b *Bucket) copyParts(ctx context.Context, o proto.StoredObject, to string,
 	return err
 }
 
-// BeginUpload begins an upload of a file in parts, and returns its id.
+// BeginUpload begins a multipart upload of a file, and returns its id.
 func (f *Files) BeginUpload(ctx context.Context, name string, size int64) (id string, err error) {
 	if err := f.CheckPut(ctx, name, size); err != nil {
 		return "", err
@@ -242,8 +242,8 @@ func (f *Files) BeginUpload(ctx context.Context, name string, size int64) (id st
 	return f.Bucket.beginParts(ctx, key)
 }
 
-// PutPart stores a part of an upload, which replaces an earlier one of its number. Numbers begin
-// with 1.
+// PutPart stores a part of an upload, replacing an earlier one with its number. Numbers begin with
+// 1.
 func (f *Files) PutPart(ctx context.Context, name, id string, number int, content []byte) error {
 	key, err := f.Bucket.key(name)
 	if err != nil {
@@ -302,7 +302,7 @@ func (f *Files) parts(
 			parts = append(parts, proto.UploadedPart{Number: int(*p.PartNumber), Size: aws.ToInt64(p.Size)})
 			completed = append(completed, part)
 		}
-		// A page without parts would let a server continue without end.
+		// A page without parts would let a server continue forever.
 		if !aws.ToBool(out.IsTruncated) || aws.ToString(out.NextPartNumberMarker) == aws.ToString(in.PartNumberMarker) ||
 			len(out.Parts) == 0 {
 			break

@@ -10,11 +10,11 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// probePrefix is in front of the random name of the object that [Bucket.Test] writes and deletes.
+// probePrefix precedes the random name of the object that [Bucket.Test] writes and deletes.
 const probePrefix = ".bullpen-test-"
 
-// Test uses the bucket as a mount does: it lists objects and, unless readOnly, writes an object,
-// reads it back and deletes it. It returns a [*proto.StorageTestError] if something of that fails.
+// Test uses the bucket like a mount: it lists objects and, unless readOnly, writes an object, reads
+// it back and deletes it. It returns a [*proto.StorageTestError] if any of this fails.
 func (b *Bucket) Test(ctx context.Context, readOnly bool) error {
 	failed := func(step string, err error) error {
 		return &proto.StorageTestError{Step: step, Why: err.Error()}

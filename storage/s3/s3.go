@@ -1,4 +1,4 @@
-// Package s3 stores blobs in a bucket of Amazon S3 or of a server with its protocol. It makes each
+// Package s3 stores blobs in a bucket of Amazon S3 or an S3-compatible server. It makes each
 // request once, except for parts of uploads; package blob retries and verifies.
 package s3
 

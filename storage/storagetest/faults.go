@@ -61,9 +61,9 @@ type rule struct {
 	hits  int
 }
 
-// Set makes the next requests fail, as many as times or all if times is negative, after skip
-// requests that succeed. If only is not empty, other operations than that are not affected. Set
-// resets the counter of [Injector.Hits].
+// Set makes the next requests fail after skip successful ones: times requests, or all if times is
+// negative. If only is not empty, other operations are not affected. Set resets the counter of
+// [Injector.Hits].
 func (s *Injector) Set(kind Fault, times int, only string, skip int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +119,7 @@ func (s *Injector) Seen() []*http.Request {
 	return slices.Clone(s.seen)
 }
 
-// Inject makes the next matching HTTP requests fail, as many as times or all if times is negative.
+// Inject makes the next matching HTTP requests fail: times requests, or all if times is negative.
 // It takes precedence over Set. stop ends it and returns the number of affected requests.
 func (s *Injector) Inject(kind Fault, times int, match func(r *http.Request) bool) (stop func() (hits int)) {
 	added := &rule{kind: kind, left: times, match: match}

@@ -47,7 +47,7 @@ type collection struct {
 	result proto.Collected
 }
 
-// unusedBlob is an old blob that nothing needed when it was listed.
+// unusedBlob is an old blob that was unreferenced when it was listed.
 type unusedBlob struct {
 	key    string
 	size   int64
@@ -61,12 +61,12 @@ type orgLayer struct {
 	proto.Layer
 }
 
-// Collect removes blobs that no head and no manifest needs and that are older than safeAge by the
-// store's clock. safeAge must be at least [MinSafeAge] and exceed the time from the first blob of
-// any commit to its head. Manifests of threads without a head are retained for Rebuild. If
-// something that is needed cannot be read, Collect retains all layers and objects of the
-// organisation, and the error describes it. Collect also completes interrupted removals of threads.
-// Collections may run concurrently.
+// Collect removes blobs that no head or manifest needs and that are older than safeAge by the
+// store's clock. safeAge must be at least [MinSafeAge] and exceed the time from a commit's first
+// blob to its head. Manifests of threads without a head are retained for Rebuild. If a needed blob
+// cannot be read, Collect retains all layers and objects of the organisation, and the error
+// describes it. Collect also completes interrupted removals of threads. Collections may run
+// concurrently.
 func (v *Versions) Collect(ctx context.Context, safeAge time.Duration) (proto.Collected, error) {
 	if safeAge < MinSafeAge {
 		return proto.Collected{},
@@ -170,7 +170,7 @@ func (c *collection) readHeads(ctx context.Context) error {
 	return nil
 }
 
-// completeRemovals completes removals of threads, which may have been interrupted.
+// completeRemovals completes interrupted removals of threads.
 func (c *collection) completeRemovals(ctx context.Context) error {
 	for _, t := range c.removed {
 		if err := c.completeRemoval(ctx, t.Org, t.ID, t.Removal); err != nil {
@@ -180,7 +180,8 @@ func (c *collection) completeRemovals(ctx context.Context) error {
 	return nil
 }
 
-// readManifests marks what all needed manifests refer to, and collects the others as garbage.
+// readManifests marks everything referenced by needed manifests, and collects the others as
+// garbage.
 func (c *collection) readManifests(ctx context.Context) error {
 	var found []proto.Blob
 	read := func() error {
@@ -212,7 +213,7 @@ func (c *collection) readManifests(ctx context.Context) error {
 // isNeeded reports whether a manifest is needed whatever its age. head is the head of its thread,
 // or nil.
 func isNeeded(head *proto.Thread, manifest string, number int64) bool {
-	// A higher number may belong to a commit that is still to be completed.
+	// A higher number may belong to a commit in progress.
 	return head == nil || refersTo(head, manifest) || number > head.Number()
 }
 
@@ -249,8 +250,8 @@ func (c *collection) markBases(ctx context.Context, base *proto.Base) error {
 	return nil
 }
 
-// sweepManifests removes garbage manifests that are still not needed, and marks what the others
-// refer to.
+// sweepManifests removes garbage manifests that are still unneeded, and marks everything that the
+// others refer to.
 func (c *collection) sweepManifests(ctx context.Context) error {
 	for _, b := range c.garbage {
 		key, _ := parseManifestKey(b.Key)
@@ -335,9 +336,9 @@ func (c *collection) findGarbage(ctx context.Context) error {
 	return nil
 }
 
-// readNewHeads marks what heads refer to that changed since readHeads. A store may date an object
-// that was uploaded in parts from the first request, so that one that is listed as old may have
-// been completed and referred to in the meantime.
+// readNewHeads marks the references of heads that changed since readHeads. A store may date a
+// multipart object from its first request, so that an object listed as old may have been completed
+// and referenced in the meantime.
 func (c *collection) readNewHeads(ctx context.Context) error {
 	if len(c.unused) == 0 {
 		return nil

@@ -20,11 +20,12 @@ type source struct {
 	tree *tree // the current home
 }
 
-// Copy copies parts of homes to the home of a thread, as one new version. A file or link replaces what
-// is at its path. A directory that exists keeps its metadata and what else it has. A part whose thread
-// does not exist is empty. The error wraps [proto.ErrExists] if the thread must be new and exists. It
-// is a [*proto.CopyError] or [*proto.SpaceError] if a limit is exceeded, a [*proto.PathError] if
-// directories would be nested too deeply, and a [*proto.BusyError] if an execution holds the thread.
+// Copy copies parts of homes to the home of a thread, as one new version. A file or link replaces
+// whatever is at its path. An existing directory keeps its metadata and its other entries. A part
+// whose thread does not exist is empty. The error wraps [proto.ErrExists] if the thread must be new
+// and exists. It is a [*proto.CopyError] or [*proto.SpaceError] if a limit is exceeded, a
+// [*proto.PathError] if directories would be nested too deeply, and a [*proto.BusyError] if an
+// execution holds the thread.
 func (v *Versions) Copy(ctx context.Context, org, thread string, c *proto.TreeCopy) error {
 	for range maxEditAttempts {
 		err := v.copy(ctx, org, thread, c)
@@ -97,8 +98,8 @@ func (v *Versions) pick(ctx context.Context, org string, part *proto.TreePart) (
 	return &picked{source{head, t}, root}, err
 }
 
-// pick returns a copy of a directory with what a matcher selects, or nil if it selects nothing. The copy
-// shares all files and all directories that are selected whole.
+// pick returns a copy of a directory with a matcher's selection, or nil if that is empty. The copy
+// shares all files and all wholly selected directories.
 func (n *node) pick(ctx context.Context, m proto.PathMatcher) (*node, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -158,7 +159,7 @@ type copier struct {
 	ctx      context.Context // of the copy
 	versions *Versions
 	edit     *edit
-	packs    int             // where the packs of the source begin among those of the home
+	packs    int             // index of the source's first pack among the home's
 	done     map[*node]*node // files with several names
 }
 
@@ -232,8 +233,9 @@ func (v *Versions) checkSources(ctx context.Context, sources []source) error {
 	return nil
 }
 
-// ArchiveSelected writes what patterns select of the current home of a thread as a tar, as Archive does, with
-// the directories above it. If the thread does not exist, the error wraps [proto.ErrNotFound].
+// ArchiveSelected writes the patterns' selection of a thread's current home as a tar, as Archive
+// does, with the directories above it. If the thread does not exist, the error wraps
+// [proto.ErrNotFound].
 func (v *Versions) ArchiveSelected(ctx context.Context, org, thread string, paths []string, w io.Writer) error {
 	t, err := v.numberedTree(ctx, org, thread, 0)
 	if err != nil {

@@ -41,10 +41,9 @@ type edit struct {
 
 // Delete removes the file, link or directory at a path from a thread's home. The path is relative
 // to the home, clean and not empty. The change is a new version, unless only staged files are
-// removed. If there is no such thread, the error wraps [proto.ErrNotFound]; if there is nothing at
-// the path, it is a [*proto.NoFileError]. It is a [*proto.PathError] if the path is a directory
-// that is not empty and recursive is false, and a [*proto.BusyError] if an execution holds the
-// thread.
+// removed. If there is no such thread, the error wraps [proto.ErrNotFound]; if the path does not
+// exist, it is a [*proto.NoFileError]. It is a [*proto.PathError] if the path is a non-empty
+// directory and recursive is false, and a [*proto.BusyError] if an execution holds the thread.
 func (v *Versions) Delete(ctx context.Context, org, thread, path string, recursive bool) (version int64, err error) {
 	version, err = v.edit(ctx, org, thread, false, unlimited, func(e *edit) error {
 		n := e.root.find(path)
@@ -66,10 +65,10 @@ func (v *Versions) Delete(ctx context.Context, org, thread, path string, recursi
 	return version, nil
 }
 
-// Rename moves the file, link or directory at a path of a thread's home to another path. It creates
-// missing directories above that. Paths and errors are as with Delete. It returns a
-// [*proto.PathError] if there is something at the new path, if a file or link is above that, or if
-// the new path is below the old one, and a [*proto.SpaceError] if the home would exceed limit.
+// Rename moves the file, link or directory at a path of a thread's home to another path, creating
+// its missing parent directories. Paths and errors are as with Delete. It returns a
+// [*proto.PathError] if the new path exists, is below a file or link, or is below the old one, and
+// a [*proto.SpaceError] if the home would exceed limit.
 func (v *Versions) Rename(
 	ctx context.Context, org, thread, from, to string, limit proto.Space,
 ) (version int64, err error) {
@@ -98,8 +97,7 @@ func (v *Versions) put(
 	if err := v.CheckSpace(ctx, org, thread, path, size, limit); err != nil {
 		return err
 	}
-	// The spool file of the edit is needed only while the body is in the store already: clients can
-	// be slow.
+	// The edit's spool file is created only after the body is stored: clients can be slow.
 	b, err := v.Blobs.PutStream(ctx, uploadsPrefix+org+"/"+random(), size, body)
 	if err != nil {
 		return err
@@ -123,8 +121,8 @@ func (v *Versions) put(
 	return err
 }
 
-// putLarge stores the content of a staged file as an object. It returns nil if the file is so small
-// that layers have its content themselves.
+// putLarge stores the content of a staged file as an object. It returns nil if the file is small
+// enough for layers to hold its content.
 func (v *Versions) putLarge(ctx context.Context, org string, b *proto.Blob) (object *layer.Digest, err error) {
 	if b.Size <= layer.MaxInline {
 		return nil, nil
@@ -207,9 +205,8 @@ func (n *node) touch(at time.Time) { n.sec, n.nsec = at.Unix(), uint32(at.Nanose
 // isBelow reports whether path is below dir.
 func isBelow(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
 
-// edit changes the home of a thread that no execution holds, and returns the number of the newest
-// version. change may be called more than once. With create, a thread that does not exist is
-// created.
+// edit changes the home of an unlocked thread, and returns the number of the newest version. change
+// may be called more than once. With create, a missing thread is created.
 func (v *Versions) edit(
 	ctx context.Context, org, thread string, create bool, limit proto.Space, change func(*edit) error,
 ) (version int64, err error) {
@@ -424,7 +421,7 @@ type layerWriter struct {
 	tree   *tree           // with the content of nodes that are in an older layer, or are copied
 	out    layer.Writer
 	frames *frameReader
-	// moved is the renamed node in the new tree. source is the directory that it was, nil if it is a
+	// moved is the renamed node in the new tree. source is its former directory, nil if it is a
 	// file or was in no version.
 	moved, source *node
 	relink        map[*node]bool // directories that contain a name of moved, if that has several

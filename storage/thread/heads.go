@@ -17,21 +17,21 @@ import (
 // exist. A tombstone reads as no thread, but Stage and Create then return a [*proto.RemovingError].
 type Heads interface {
 	Get(ctx context.Context, org, id string) (*proto.Thread, error)
-	// Stage adds an uploaded file. It fails with a [*proto.StagedError], or with an error of check,
-	// which is called with the staged files before and the head after the change.
+	// Stage adds an uploaded file. check is called with the previously staged files and the new
+	// head. Stage fails with the error of check or a [*proto.StagedError].
 	Stage(ctx context.Context, org, id string, f proto.StagedFile,
 		check func(before []proto.StagedFile, next *proto.Thread) error) error
-	// Edit replaces the staged files of a thread and, if c is not nil, adds its version. before is the
-	// head that the change was made from; its CreatedAt is zero if there was no thread. Edit fails
-	// with a [*proto.BusyError], a [*proto.StagedError], or [proto.ErrConflict] if the head has
-	// changed.
+	// Edit replaces the staged files of a thread and, if c is not nil, adds its version. before is
+	// the head on which the change is based; its CreatedAt is zero if there was no thread. Edit
+	// fails with a [*proto.BusyError], a [*proto.StagedError], or [proto.ErrConflict] if the head
+	// has changed.
 	Edit(ctx context.Context, before *proto.Thread, c *proto.Commit, staged []proto.StagedFile) error
 	// Create stores a new head. It returns [proto.ErrExists] if the thread exists.
 	Create(ctx context.Context, head *proto.Thread) error
 	// Tombstone replaces the head of a thread by a tombstone, unless check returns an error, and
-	// returns the name of the tombstone. check is called with the head, or with nil if there is
-	// none. If the thread has a tombstone already, Tombstone returns the name of that. It returns a
-	// [*proto.BusyError] if an execution holds the thread.
+	// returns the tombstone's name. check is called with the head, or nil if there is none. If the
+	// thread already has a tombstone, Tombstone returns its name. It returns a [*proto.BusyError]
+	// if an execution holds the thread.
 	Tombstone(ctx context.Context, org, id string, check func(*proto.Thread) error) (removal string, err error)
 	// Removal returns the name of a thread's tombstone, or "".
 	Removal(ctx context.Context, org, id string) (string, error)
@@ -59,17 +59,17 @@ func (v *Versions) Stage(
 	return v.stage(ctx, org, thread, path, nil, size, limit, body)
 }
 
-// StageIfUnchanged is Stage on the condition that the file at the path has a tag, as Open returns it.
-// With an empty tag the condition is that Open finds no file there. Otherwise the error is a
-// [*proto.FileChangedError]. What an execution that holds the thread writes is not compared: it is
-// not in the home until the execution has ended.
+// StageIfUnchanged is Stage if the file at the path still has the tag returned by Open, or does not
+// exist for an empty tag. Otherwise the error is a [*proto.FileChangedError]. Writes by an
+// execution that holds the thread are not compared: they are not in the home until the execution
+// has ended.
 func (v *Versions) StageIfUnchanged(
 	ctx context.Context, org, thread, path, tag string, size int64, limit proto.Space, body io.Reader,
 ) error {
 	return v.stage(ctx, org, thread, path, &tag, size, limit, body)
 }
 
-// stage stages a file if the file at the path has a tag, or on no condition if tag is nil.
+// stage stages a file if the file at the path has a tag, or unconditionally if tag is nil.
 func (v *Versions) stage(
 	ctx context.Context, org, thread, path string, tag *string, size int64, limit proto.Space, body io.Reader,
 ) error {
@@ -91,7 +91,7 @@ func (v *Versions) stage(
 			err = v.checkSpace(ctx, before, next, limit)
 		}
 		calls++
-		rejected = err != nil && calls == 1 // an earlier call may be that of a write whose answer was lost
+		rejected = err != nil && calls == 1 // an earlier call may belong to a write whose answer was lost
 		return err
 	})
 	if _, full := errors.AsType[*proto.StagedError](err); full || rejected {
@@ -106,8 +106,8 @@ func (v *Versions) stage(
 	return nil
 }
 
-// checkTag returns a [*proto.FileChangedError] unless the last staged file of next replaces a file that
-// has a tag, or no file if tag is empty. before are the staged files without it.
+// checkTag returns a [*proto.FileChangedError] unless the last staged file of next replaces a file
+// with that tag, or no file if tag is empty. before are the staged files without it.
 func (v *Versions) checkTag(ctx context.Context, before []proto.StagedFile, next *proto.Thread, tag string) error {
 	f := &next.Staged[len(next.Staged)-1]
 	if slices.ContainsFunc(before, func(s proto.StagedFile) bool { return s.Key == f.Key }) {
@@ -255,8 +255,8 @@ func (v *Versions) fork(ctx context.Context, org, from string, number int64, to 
 	return nil, errSourceChanged
 }
 
-// forkStaged makes the staged files of a new fork a part of its version, and returns its head: the
-// readers of a volume have its versions only. After an error there is no fork.
+// forkStaged makes the staged files of a new fork part of its version, and returns its head,
+// because readers of a volume only see versions. After an error there is no fork.
 func (v *Versions) forkStaged(ctx context.Context, head *proto.Thread) (*proto.Thread, error) {
 	_, err := v.edit(ctx, head.Org, head.ID, false, unlimited, func(*edit) error { return nil })
 	if err == nil {

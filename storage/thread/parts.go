@@ -16,19 +16,17 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// An upload in parts has one empty blob, whose key has its size, and a blob for each part, whose
-// key has the number, a random text and the digest. Keys are used once, so that a part that
-// replaces another deletes nothing that is newer than itself. Collect removes all of them when they
-// are old.
+// A multipart upload has an empty blob, whose key contains its size, and a blob per part, whose key
+// contains the number, a random text and the digest. Keys are used once, so that replacing a part
+// cannot delete a newer one. Collect removes all of them when they are old.
 const (
 	markerPrefix = "upload-"
 	partPrefix   = "part-"
-	// maxPending is the size of all uploads in parts of an organisation that are not complete, in
-	// bytes.
+	// maxPending limits the total size in bytes of an organisation's incomplete multipart uploads.
 	maxPending = 16 * proto.MaxFileBytes
 	// maxUploads is how many of them there may be.
 	maxUploads = 1000
-	// renewAfter is the age at which an upload that is in use is made new to Collect.
+	// renewAfter is the age at which an upload in use is renewed, so that Collect spares it.
 	renewAfter = time.Hour
 )
 
@@ -38,9 +36,9 @@ func markerKey(org, id string, size int64) string {
 
 func partsPrefix(org, id string) string { return uploadsPrefix + org + "/" + partPrefix + id + "-" }
 
-// BeginUpload begins an upload of size bytes in parts, and returns its id. It returns a
-// [*proto.PendingUploadsError] if the organisation has begun too much. Of calls that run at the
-// same time, each beyond the first can exceed the limits by its upload.
+// BeginUpload begins a multipart upload of size bytes, and returns its id. It returns a
+// [*proto.PendingUploadsError] if the organisation has too many pending uploads. Each concurrent
+// call beyond the first can exceed the limits by its upload.
 func (v *Versions) BeginUpload(ctx context.Context, org string, size int64) (id string, err error) {
 	pending, count := size, 1
 	for e, err := range v.Blobs.List(ctx, uploadsPrefix+org+"/"+markerPrefix) {
@@ -75,14 +73,14 @@ func (v *Versions) findUpload(ctx context.Context, org, id string, size int64) e
 	return nil
 }
 
-// PutPart stores a part of an upload of size bytes, which replaces an earlier one of its number. It
+// PutPart stores a part of an upload of size bytes, replacing an earlier one with its number. It
 // returns [proto.ErrNotFound] if there is no such upload.
 func (v *Versions) PutPart(ctx context.Context, org, id string, size int64, number int, content []byte) error {
 	if err := v.findUpload(ctx, org, id, size); err != nil {
 		return err
 	}
 	prefix := fmt.Sprintf("%s%d-", partsPrefix(org, id), number)
-	// Only parts that were there before are deleted: another request may store this part at the same
+	// Only parts that existed before are deleted: another request may store this part at the same
 	// time, and each would delete the other's.
 	var old []string
 	for e, err := range v.Blobs.List(ctx, prefix) {
@@ -128,7 +126,7 @@ func (v *Versions) storedParts(ctx context.Context, org, id string) (parts []sto
 			e.Modified,
 		})
 	}
-	// Of parts that were stored at the same time, the newest counts.
+	// Of parts stored concurrently, the newest counts.
 	slices.SortFunc(parts, func(a, b storedPart) int {
 		return cmp.Or(cmp.Compare(a.Number, b.Number), b.modified.Compare(a.modified),
 			strings.Compare(a.blob.Key, b.blob.Key))

@@ -53,7 +53,7 @@ func newSparseMap(n *node) sparseMap {
 // padded rounds a number of bytes up to whole blocks.
 func padded(n int64) int64 { return n + int64(len(padding(n))) }
 
-// padding returns what follows n bytes up to the end of their last block.
+// padding returns the padding after n bytes up to the end of their last block.
 func padding(n int64) []byte { return make([]byte, -n&(tarBlock-1)) }
 
 // writeSparse writes a file without its holes.
@@ -87,9 +87,9 @@ func (a *archive) writeSparse(h *tar.Header, n *node, m sparseMap) error {
 	return err
 }
 
-// sparseHeader returns the header of a file with holes, which has size bytes, of which the tar
-// holds length. Package tar leaves out the records of sparse files. So they get names that it does
-// not know, of the same length, which are replaced afterwards.
+// sparseHeader returns the header of a file of size bytes with holes, of which the tar holds length
+// bytes. Package tar drops the records of sparse files. So they get unknown names of the same
+// length, which are replaced afterwards.
 func sparseHeader(h *tar.Header, size, length int64) ([]byte, error) {
 	const prefix = "GNU.sparse."
 	unknown := rand.Text()[:len(prefix)]

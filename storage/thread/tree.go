@@ -42,8 +42,8 @@ type node struct {
 	target string // of a symlink
 }
 
-// content locates the content of a file without its holes: in the pack of a layer, in an object, in
-// a staged file or in a file that is being stored.
+// content locates a file's content without its holes: in a layer's pack, in an object, in a staged
+// file or in a file being stored.
 type content struct {
 	pack     int   // index in tree.packs
 	position int64 // in the unpacked pack
@@ -299,8 +299,8 @@ func (e *editor) mutable(n *node) *node {
 	return &c
 }
 
-// makeDir returns the directory with that name in dir, which it creates if there is none. A new
-// directory replaces a file or symlink.
+// makeDir returns the directory with that name in dir, creating it if necessary. A new directory
+// replaces a file or symlink.
 func (e *editor) makeDir(dir *node, name string, at time.Time) *node {
 	sub := dir.children[name]
 	if sub == nil || sub.kind != layer.Dir {
@@ -313,8 +313,8 @@ func (e *editor) makeDir(dir *node, name string, at time.Time) *node {
 	return sub
 }
 
-// makeParent returns the directory of a path, which it creates if it is missing, and the last name
-// of the path.
+// makeParent returns the parent directory of a path, creating it if necessary, and the last name of
+// the path.
 func (e *editor) makeParent(path string, at time.Time) (dir *node, name string) {
 	dir, parts := e.root, strings.Split(path, "/")
 	last := len(parts) - 1

@@ -21,7 +21,7 @@ import (
 const (
 	// tarReadAhead is the size of the buffer of a tar in bytes.
 	tarReadAhead = 64 << 10
-	// maxTarHeader is more than the headers of one entry take, in bytes: its path and link, its
+	// maxTarHeader is an upper bound in bytes for the headers of one entry: its path and link, its
 	// attributes, times and sizes, and the padding of its content.
 	maxTarHeader = 16 << 10
 	// maxTarPadding is more than any program writes after the end of a tar, in bytes.
@@ -36,11 +36,11 @@ const (
 
 // Unpack unpacks a tar below a directory of a thread's home, and returns the number of the newest
 // version. It creates the thread and the directory if necessary. An entry replaces whatever is at
-// its path, but the content of a directory is added to a directory. The change is one new version,
-// and nothing changes after an error.
+// its path, except that directories are merged. The change is one new version; after an error
+// nothing has changed.
 //
-// The error is a [*proto.FieldError] for a tar that is malformed, incomplete, or has an entry that a
-// home cannot have or that only an attack would have; its message names the entry. It is a
+// The error is a [*proto.FieldError] for a tar that is malformed, incomplete, or has an entry that
+// a home cannot have or that only an attack would have; its message names the entry. It is a
 // [*proto.PathError] or a [*proto.SpaceError] if the files exceed u.Most, and a [*proto.BusyError]
 // if an execution holds the thread at the end.
 func (v *Versions) Unpack(
@@ -108,7 +108,7 @@ func entryError(name, format string, args ...any) error {
 		fmt.Sprintf(format, args...))
 }
 
-// tarInput bounds what is read of a tar, and knows whether it ends with zeros.
+// tarInput limits how much of a tar is read, and detects whether it ends with zeros.
 type tarInput struct {
 	from  io.Reader
 	left  int64
@@ -269,7 +269,7 @@ func (p *unpacker) split(entry, path string) ([]string, error) {
 	return parts, nil
 }
 
-// parent returns the directory of an entry, which it creates if the tar does not have it.
+// parent returns an entry's parent directory, creating it if the tar lacks it.
 func (p *unpacker) parent(h *tar.Header, parts []string) (*node, error) {
 	dir := p.root
 	for _, name := range parts[:len(parts)-1] {
@@ -357,8 +357,8 @@ func (w *spoolWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// checkTarget checks that a symlink of that depth leads to nothing outside the home. Only the
-// beginning of its target may have "..", since later ones could follow another symlink.
+// checkTarget checks that a symlink at that depth does not leave the home. Only the beginning of
+// its target may have "..", since later ones could follow another symlink.
 func (p *unpacker) checkTarget(h *tar.Header, depth int) error {
 	target := h.Linkname
 	if target == "" || len(target) > layer.MaxTarget || strings.ContainsRune(target, 0) {
@@ -410,7 +410,7 @@ func (p *unpacker) linked(h *tar.Header) (*node, error) {
 
 const xattrPrefix = "SCHILY.xattr."
 
-// xattrs returns the extended attributes of an entry that a home can have, by name.
+// xattrs returns an entry's extended attributes that a home can have, by name.
 func xattrs(h *tar.Header) (all []layer.Xattr) {
 	for _, key := range slices.Sorted(maps.Keys(h.PAXRecords)) {
 		if name, ok := strings.CutPrefix(key, xattrPrefix+"user."); ok {

@@ -45,7 +45,7 @@ type Blobs interface {
 type Versions struct {
 	Blobs Blobs
 	Heads Heads
-	// Spool returns a new empty file, which is removed when it is closed. Edits need it.
+	// Spool returns a new empty file that is removed when closed. Edits need it.
 	Spool func() (*os.File, error)
 	// Limits bound a home. A version that exceeds them can be neither written nor read.
 	Limits layer.Limits

@@ -172,8 +172,8 @@ func (g *Guard) Dial(ctx context.Context, network, addr string) (net.Conn, error
 	return g.dialer.DialContext(ctx, network, net.JoinHostPort(absolute(host), port))
 }
 
-// absolute appends a dot to a host name, so that the search list of this machine's resolver is not
-// applied. Names without a dot only mean something on this machine, and stay as they are.
+// absolute appends a dot to a host name, so that this machine's resolver does not apply its search
+// list. Names without a dot are local to this machine, and stay unchanged.
 func absolute(host string) string {
 	if _, err := netip.ParseAddr(host); err == nil || !strings.Contains(host, ".") {
 		return host

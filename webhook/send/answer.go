@@ -23,7 +23,7 @@ const maxBody = 64 << 10
 var errBodyTooLong = errors.New("the body is too long")
 
 // readBody reads up to maxBody bytes of a response body, so that the connection can be reused. It
-// also returns what it read before an error.
+// also returns the bytes read before an error.
 func readBody(resp *http.Response) ([]byte, error) {
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		return nil, nil // another protocol follows, and no body
@@ -101,7 +101,7 @@ func classify(ctx context.Context, err error, steps *steps) (proto.DeliveryError
 	return proto.DeliveryBroken, reason(err) + " " + step
 }
 
-// reason returns the innermost message of err, without the addresses in the errors that wrap it.
+// reason returns err's innermost message, without the addresses in the errors that wrap it.
 func reason(err error) string {
 	if number, ok := errors.AsType[syscall.Errno](err); ok {
 		return number.Error()

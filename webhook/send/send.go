@@ -1,5 +1,5 @@
 // Package send makes single attempts to deliver a webhook: one signed POST, with a detailed
-// outcome. Package webhook decides when attempts are made and whether another follows.
+// outcome. Package webhook schedules attempts and retries.
 package send
 
 import (
@@ -18,9 +18,9 @@ import (
 const (
 	// maxDetail bounds the detail of an outcome, in bytes. Receivers influence its text.
 	maxDetail = 500
-	// maxConnections bounds the connections of an attempt. It needs several if idle connections are
-	// dead. A receiver that answers each request with GOAWAY would get hundreds in a second, each with
-	// a handshake.
+	// maxConnections limits the connections of an attempt. It needs several if idle connections are
+	// dead. A receiver that answers each request with GOAWAY would get hundreds per second, each
+	// with a handshake.
 	maxConnections = 10
 )
 
@@ -43,7 +43,7 @@ type Post struct {
 // Outcome is the result of an attempt: a success if Error is empty. Number is not set.
 type Outcome struct {
 	proto.DeliveryAttempt
-	// RetryAfter is the wait that a response other than 2xx asked for, not capped; 0 for none.
+	// RetryAfter is the wait requested by a response other than 2xx, not capped; 0 for none.
 	RetryAfter time.Duration
 }
 
@@ -118,8 +118,8 @@ func (s *Sender) request(ctx context.Context, p *Post, now time.Time) (*http.Req
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", s.UserAgent)
-	// A header without a value is not sent. Its presence allows net/http to repeat the request when an
-	// idle connection turns out to be dead: receivers recognize a delivery by its id.
+	// A header without a value is not sent. Its presence allows net/http to repeat the request if
+	// an idle connection is dead: receivers recognise a delivery by its id.
 	req.Header["Idempotency-Key"] = nil
 	if err := sign(req.Header, p, now); err != nil {
 		return nil, err

@@ -9,8 +9,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// steps records when the steps of an attempt began and ended. A connection that the attempt no
-// longer needs may still be dialled after its end, so the hooks may be called then.
+// steps records the start and end of an attempt's steps. An unneeded connection may still be
+// dialled after the attempt, so the hooks may be called then.
 type steps struct {
 	onTooMany func() // called when the attempt asks for its connection number maxConnections
 
@@ -52,8 +52,9 @@ func (s *steps) clientTrace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GetConn: func(string) {
 			record(func(time.Time) { // again if an idle connection is dead, or a new one unusable
-				// The transport still dials for a request that was just cancelled, in the background, so
-				// the last connection allowed is the one that the cancelled attempt asked for.
+				// The transport still dials in the background for a request that was just
+				// cancelled, so the last connection allowed is the one requested by the cancelled
+				// attempt.
 				if s.conns++; s.conns >= maxConnections {
 					s.onTooMany()
 				}
@@ -104,8 +105,7 @@ func (s *steps) timings(now time.Time) (timings proto.DeliveryTimings, remote st
 	return timings, s.remote
 }
 
-// current describes the step that the attempt is in, and returns the error of a failed TLS
-// handshake.
+// current describes the attempt's current step, and returns the error of a failed TLS handshake.
 func (s *steps) current() (step string, errTLS error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

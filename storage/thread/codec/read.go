@@ -78,7 +78,7 @@ func (r *Reader) checkPackEnd() error {
 	}
 }
 
-// Content reads the rest of the content of the last entry, which is empty unless that is an inline
+// Content reads the rest of the last entry's content, which is empty for anything but an inline
 // file. It is valid until the next call of Next.
 func (r *Reader) Content() io.Reader { return (*content)(r) }
 
