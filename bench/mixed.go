@@ -39,7 +39,7 @@ const (
 	mixedLarge      = 1_200_000 // bytes, more than a record in a message holds
 )
 
-// mixed is a load of many kinds, and what came of it. Each answer is checked.
+// mixed is a load of many kinds and its outcome. Each answer is checked.
 type mixed struct {
 	d    *deployment
 	http *http.Client
@@ -65,7 +65,7 @@ type mixed struct {
 // mixedThread is a thread of the load. Its log has a line for each execution.
 type mixedThread struct {
 	mu          sync.Mutex
-	lines, lost int // that the log must have, and may have in addition
+	lines, lost int // lines that the log must have, and may have in addition
 }
 
 // kinds are the actions of the load with their weights.
@@ -166,7 +166,7 @@ func (m *mixed) receive(w http.ResponseWriter, r *http.Request) {
 	m.hooks[body.Trace]++
 }
 
-// run sends the load for d, and waits for all that it began.
+// run sends the load for d, and waits for everything that it began.
 func (m *mixed) run(ctx context.Context, d time.Duration) error {
 	if err := m.schedules(ctx); err != nil {
 		return err

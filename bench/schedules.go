@@ -24,7 +24,7 @@ const (
 	readPause = 100 * time.Millisecond
 )
 
-// schedules is what becomes of many schedules with the same tick.
+// schedules is the outcome of many schedules with the same tick.
 type schedules struct {
 	Schedules int      `json:"schedules"`
 	Orgs      int      `json:"organisations"`
@@ -116,7 +116,7 @@ func (s *schedules) create(ctx context.Context, t *target, tick time.Time) ([]sc
 func (s *schedules) read(ctx context.Context, all []scheduled, tick time.Time) error {
 	var mu sync.Mutex
 	var accepted, small, started, smallRuns []float64
-	slices.Reverse(all) // the last ones are waited for, so that few are read twice
+	slices.Reverse(all) // wait for the last ones first, so that few are read twice
 	err := each(len(all), func(i int) error {
 		e, err := all[i].started(ctx)
 		if err != nil {

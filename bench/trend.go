@@ -31,8 +31,8 @@ const (
 	bodiesStream = "BULLPEN_BODIES"
 )
 
-// tolerance is how much a series may grow in an hour: a number, and a share of its median. A worker
-// keeps 64 control groups without members, whose number goes up and down all the time.
+// tolerance is how much a series may grow per hour: a number, and a fraction of its median. A
+// worker keeps 64 empty control groups, whose number fluctuates.
 type tolerance struct{ number, share float64 }
 
 var tolerances = map[string]tolerance{
@@ -116,8 +116,8 @@ func judge(points []point, d time.Duration) (trends []trend) {
 	return trends
 }
 
-// equalAges returns the start of each process in hours, and its median at the same age. What was
-// started in the first sixth is left out: nothing is steady then.
+// equalAges returns the start of each process in hours, and its median at the same age. It omits
+// processes started in the first sixth, when nothing is steady yet.
 func equalAges(points []point, d time.Duration) (at, values []float64) {
 	for start, of := range groupBy(points, func(p point) int { return p.start }) {
 		var same []float64

@@ -184,7 +184,7 @@ const (
 	maxBatchPause = time.Second
 )
 
-// batchOutcome returns the error with the exit code of a batch that has ended, nil for 0.
+// batchOutcome returns the error with the exit code of a finished batch, nil for 0.
 func batchOutcome(b *api.Batch) error {
 	switch {
 	case b.Status == proto.BatchCancelled:

@@ -37,7 +37,7 @@ func (b *batchItems) close() {
 	}
 }
 
-// open opens the items that the arguments name, and checks what can be checked without the server.
+// open opens the items named by the arguments, and checks as much as possible without the server.
 func (c *batchRunCommand) open(s streams) (items *batchItems, err error) {
 	settings, err := c.settings()
 	if err != nil {
@@ -84,7 +84,7 @@ func (b *batchItems) openPath(s streams, path string) error {
 	return nil
 }
 
-// spool copies what can be read only once into a temporary file, so that it can be sent again.
+// spool copies unseekable input into a temporary file, so that it can be resent.
 func (b *batchItems) spool(r io.Reader) error {
 	f, err := os.CreateTemp("", "bullpen-batch-")
 	if err != nil {
@@ -142,7 +142,7 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// settings returns the line with the settings that the flags make, empty without such flags.
+// settings returns the line with the settings from the flags, empty if there are none.
 func (c *batchRunCommand) settings() ([]byte, error) {
 	batch, request := map[string]any{}, map[string]any{}
 	program := programFlags{Language: c.Language}
@@ -193,8 +193,8 @@ func (c *batchRunCommand) settings() ([]byte, error) {
 	return append(line, '\n'), err
 }
 
-// explain names the place of the item that the server refused in the user's own terms: the file of
-// a program, or the line without the line of settings.
+// explain locates an item refused by the server in the user's terms: the file of a program, or its
+// line without counting the settings line.
 func (b *batchItems) explain(err error) error {
 	refused, ok := errors.AsType[*client.Error](err)
 	if !ok {

@@ -102,8 +102,8 @@ func (c *batchResultsCommand) resume(ctx context.Context, cl *client.Client) (f 
 	return f, after, err
 }
 
-// indexOf returns the index in a line of results, after it has checked that the line belongs to the
-// batch. It returns -1 for an empty line.
+// indexOf returns the index in a line of results, and checks that the line belongs to the batch. It
+// returns -1 for an empty line.
 func (c *batchResultsCommand) indexOf(ctx context.Context, cl *client.Client, line []byte) (int, error) {
 	if len(line) == 0 {
 		return -1, nil

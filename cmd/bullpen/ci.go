@@ -119,8 +119,8 @@ func readPipelineFile(name string) (string, error) {
 	return string(text), err
 }
 
-// secretsOf returns the values that the environment has of the secrets that steps name. The server
-// has the others, or names them.
+// secretsOf returns the values in the environment of secrets that steps name. The server has the
+// others, or names them.
 func secretsOf(p *proto.Pipeline) map[string]string {
 	secrets := map[string]string{}
 	for i := range p.Steps {
@@ -187,8 +187,8 @@ func (f *ciFollower) explain(run *api.WholePipeline) {
 	}
 }
 
-// next returns the cell whose output is printed next, -1 for none yet: the first one that has ended
-// or whose program runs.
+// next returns the cell to print next, -1 for none yet: the first one that has ended or whose
+// program runs.
 func (f *ciFollower) next(run *api.WholePipeline) int {
 	for i := range run.Cells {
 		if c := &run.Cells[i]; !f.printed[i] && (c.Status.Ended() || c.StartedAt != nil) {
@@ -226,7 +226,7 @@ func (f *ciFollower) group(ctx context.Context, run string, i int, c *api.Pipeli
 	return f.printEnd(ctx, run, i)
 }
 
-// printEnd waits until a cell has ended, which it does when its files are kept, and prints how.
+// printEnd waits until a cell has ended, which includes keeping its files, and prints how.
 func (f *ciFollower) printEnd(ctx context.Context, run string, i int) error {
 	for {
 		whole, err := f.api.Pipeline(ctx, run)
@@ -272,8 +272,7 @@ func because(reason *string) string {
 	return ", " + *reason
 }
 
-// finish saves what is asked for and prints the end of a run. What cannot be saved does not keep it from
-// the rest.
+// finish saves the requested files and prints the end of a run. It continues if saving fails.
 func (f *ciFollower) finish(ctx context.Context, run *api.WholePipeline, out *ciOutput) error {
 	var errArtifacts error
 	if out.Artifacts != "" {

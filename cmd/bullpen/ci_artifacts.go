@@ -63,8 +63,8 @@ func piped(read func(io.Reader) error, write func(io.Writer) error) error {
 	return err
 }
 
-// unpack unpacks the tar of an artifact below a directory. Links are left out, since they may lead
-// anywhere, and so are set-uid bits. It goes on with the other files after one that cannot be written.
+// unpack unpacks the tar of an artifact below a directory. It skips links, which may lead anywhere,
+// and set-uid bits. If a file cannot be written, it continues with the others.
 func (f *ciFollower) unpack(r io.Reader, dir string) error {
 	u := &unpacker{ciFollower: f, block: make([]byte, sparseBlock), zeros: make([]byte, sparseBlock)}
 	defer u.close()
@@ -113,7 +113,7 @@ func (u *unpacker) close() {
 	}
 }
 
-// open opens the directory, which an artifact without files does not make.
+// open opens the directory. An artifact without files does not create it.
 func (u *unpacker) open(dir string) (err error) {
 	if u.root == nil {
 		if err = os.MkdirAll(dir, 0o755); err == nil { //nolint:gosec // what the umask leaves, as any program's files

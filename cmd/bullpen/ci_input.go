@@ -145,8 +145,8 @@ func (in *ciInput) files(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// packFile adds a file or link. Other kinds, and files that are gone from the directory of a
-// repository, are left out.
+// packFile adds a file or link. It skips other kinds, and files missing from a repository's
+// directory.
 func packFile(out *tar.Writer, root *os.Root, name string) error {
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {

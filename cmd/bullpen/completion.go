@@ -35,8 +35,8 @@ func (c *completionCommand) Run(s streams) error {
 	return err
 }
 
-// completeCommand prints what can stand in place of the last word, each on a line with a tab and
-// its help. It prints nothing where any word can stand, such as the name of a file.
+// completeCommand prints the completions of the last word, one per line with a tab and its help. It
+// prints nothing where any word is valid, such as a file name.
 type completeCommand struct {
 	Words []string `arg:"" optional:""`
 }
@@ -53,8 +53,8 @@ func (c *completeCommand) Run(s streams, k *kong.Context) error {
 // completion is a word of a command line, with help in one line.
 type completion struct{ text, help string }
 
-// completions returns what can stand in place of the last of words, which follow the name of the
-// program. An = between a flag and its value may be a word of its own.
+// completions returns the completions of the last of words, which follow the program's name. An =
+// between a flag and its value may be a separate word.
 func completions(node *kong.Node, words []string) []completion {
 	if len(words) == 0 {
 		return nil
@@ -108,8 +108,8 @@ func findChild(node *kong.Node, name string) *kong.Node {
 	return nil
 }
 
-// findFlag returns the flag of a node or of its parents, or nil for an unknown one and for one that
-// the word has a value for.
+// findFlag returns the flag of a node or of its parents, or nil if it is unknown or the word
+// already includes its value.
 func findFlag(node *kong.Node, word string) *kong.Flag {
 	for _, group := range node.AllFlags(false) {
 		for _, f := range group {
@@ -141,8 +141,8 @@ func flags(node *kong.Node, prefix string) (out []completion) {
 	return out
 }
 
-// enum returns the values of a flag or argument that are listed in its definition. assignment is
-// put before each.
+// enum returns the values listed in the definition of a flag or argument, each with assignment in
+// front.
 func enum(v *kong.Value, assignment, prefix string) (out []completion) {
 	if v.Enum == "" {
 		return nil

@@ -294,7 +294,7 @@ func (c *copier) upload(ctx context.Context, local string, to address) error {
 	return err
 }
 
-// progress returns a function that shows on a terminal how much of a large file is uploaded.
+// progress returns a function that shows the upload progress of a large file on a terminal.
 func (c *copier) progress(to address) func(size int64) func(stored int64) {
 	return func(size int64) func(stored int64) {
 		var shown atomic.Int64
@@ -368,7 +368,7 @@ func (c *copier) uploadAll(ctx context.Context, local string, to address) error 
 	})
 }
 
-// uploadDirectory uploads the content of a local directory to a thread while it is read.
+// uploadDirectory uploads the content of a local directory to a thread while reading it.
 func uploadDirectory(ctx context.Context, cl *client.Client, thread, local, path string) (*api.ChangedFile, error) {
 	r, w := io.Pipe()
 	read := make(chan error, 1)
@@ -394,7 +394,7 @@ func uploadDirectory(ctx context.Context, cl *client.Client, thread, local, path
 
 var errNotSent = errors.New("the upload has ended")
 
-// download downloads a file, which appears when it is complete.
+// download downloads a file, which appears once it is complete.
 func (c *copier) download(ctx context.Context, from address, local string) error {
 	if info, err := os.Stat(local); err == nil && info.IsDir() || strings.HasSuffix(local, "/") {
 		name := path.Base(from.path)
@@ -462,7 +462,7 @@ func (c *copier) downloadAll(ctx context.Context, from address, local string) er
 	return nil
 }
 
-// relativePath returns what is in front of the names of the files below a directory.
+// relativePath returns the prefix of the names of files below a directory.
 func relativePath(files []api.File, dir string) string {
 	clean := strings.Trim(path.Clean("/"+dir), "/")
 	for clean != "" && len(files) > 0 && !strings.HasPrefix(files[0].Path, clean+"/") {

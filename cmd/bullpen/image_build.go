@@ -74,11 +74,11 @@ func basePackages() []string {
 	return []string{"bash", "ca-certificates", "coreutils", "grep"}
 }
 
-// laterTime is the time of files that a build writes itself, so that builds of the same packages are
-// equal. It is the earliest one of zip archives.
+// laterTime is the time of files written by the build itself, so that builds of the same packages
+// are equal. It is the earliest time in zip archives.
 var laterTime = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC) // read only
 
-// recipe returns the recipe with the flags, and where its files are.
+// recipe returns the recipe with the flags applied, and its file system.
 func (c *imageBuildCommand) recipe() (*images.Recipe, fs.FS, error) {
 	from, file := images.Files(), c.From+".yaml"
 	switch {
@@ -198,7 +198,7 @@ func command(ctx context.Context, path string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// tool runs a tool as a part of the current step and returns what it prints.
+// tool runs a tool as a part of the current step and returns its output.
 func (b *imageBuild) tool(ctx context.Context, name, dir string, args ...string) ([]byte, error) {
 	cmd := command(ctx, b.tools[name], args...)
 	cmd.Dir, cmd.Stderr = dir, b.steps
@@ -209,8 +209,7 @@ func (b *imageBuild) tool(ctx context.Context, name, dir string, args ...string)
 	return out, nil
 }
 
-// pipDir is the directory of what the installation of Python packages needs, in the new root file
-// system.
+// pipDir is the directory for installing Python packages in the new root file system.
 const pipDir = "/tmp/bullpen-build"
 
 // installScript installs Python packages inside the new root file system, without a network. Debian
@@ -229,8 +228,8 @@ cd /
 rm -rf ` + pipDir + `
 `
 
-// pip downloads Python packages. It returns the arguments for mmdebstrap with which they are
-// installed, which are none if there are no packages.
+// pip downloads Python packages. It returns mmdebstrap's arguments for installing them, none if
+// there are no packages.
 func (b *imageBuild) pip(ctx context.Context) (args []string, err error) {
 	var texts [][]byte
 	if b.recipe.Pip != "" {
@@ -297,8 +296,8 @@ func wheelPlatforms() (all []string) {
 	return append(all, "manylinux2014_"+arch, "manylinux2010_"+arch, "manylinux1_"+arch)
 }
 
-// newestGlibc is the minor version of the newest C library whose wheels are taken. That of Debian's
-// last stable release is as new.
+// newestGlibc is the minor version of the newest C library whose wheels are accepted. Debian's last
+// stable release has it.
 const newestGlibc = 41
 
 // npm adds the dependencies of package.json to the tree, in /node_modules, where programs in every
@@ -355,8 +354,8 @@ func (b *imageBuild) npm(ctx context.Context, t *image.Tree) error {
 	return t.AddDir(filepath.Dir(modules))
 }
 
-// checkIndexes has mmdebstrap read the indexes and resolve the packages, and install nothing. A stale
-// index or a missing package is found before anything else is downloaded, which takes minutes.
+// checkIndexes makes mmdebstrap read the indexes and resolve the packages without installing. It
+// finds a stale index or a missing package before the rest is downloaded, which takes minutes.
 func (b *imageBuild) checkIndexes(ctx context.Context) error {
 	if len(b.tools) == 1 {
 		return nil // mmdebstrap is the only one that downloads
@@ -383,7 +382,7 @@ func (b *imageBuild) mmdebstrap(flags ...string) []string {
 	return append(append(args, "--", b.recipe.Suite, "-"), b.Mirror...)
 }
 
-// debian adds Debian's packages to the tree, and what the arguments for mmdebstrap install.
+// debian adds Debian's packages to the tree, and those installed by mmdebstrap's arguments.
 func (b *imageBuild) debian(ctx context.Context, t *image.Tree, install []string) error {
 	flags := []string{
 		"--format=tar",
@@ -414,7 +413,7 @@ func (b *imageBuild) debian(ctx context.Context, t *image.Tree, install []string
 	return added
 }
 
-// node returns the path of an archive with Node, "" if the image has none.
+// node returns the path of an archive with Node, or "" for an image without it.
 func (b *imageBuild) node(ctx context.Context) (file string, err error) {
 	if b.NodeTarball != "" || b.recipe.Node == "" {
 		return b.NodeTarball, nil
@@ -463,7 +462,7 @@ func (b *imageBuild) fetchNode(ctx context.Context) (string, error) {
 func newest(list []byte) (nodeRelease, error) {
 	var all []nodeRelease
 	list = bytes.TrimSpace(list)
-	if !bytes.HasPrefix(list, []byte("[")) { // npm prints a single version without brackets, and none as nothing
+	if !bytes.HasPrefix(list, []byte("[")) { // npm prints a single version without brackets, and nothing for none
 		list = slices.Concat([]byte("["), list, []byte("]"))
 	}
 	if err := json.Unmarshal(list, &all); err != nil {

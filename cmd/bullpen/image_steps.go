@@ -15,12 +15,12 @@ const (
 	maxOutputLine = 500
 	// stepWidth is the width of the line that shows a step on a terminal.
 	stepWidth = 79
-	// linesEvery is the least time between two lines about the same step where there is no terminal.
+	// linesEvery is the minimum time between two lines about a step without a terminal.
 	linesEvery = 10 * time.Second
 )
 
-// remedies returns texts in the output of a failed step, each with what to do about it. The first
-// text that the output has counts.
+// remedies returns texts in the output of a failed step, each with a remedy. The first match
+// counts.
 func remedies() [][2]string {
 	const noNamespace = "run it as root, or let this user make user namespaces: apt-get install uidmap, and a range in " +
 		"/etc/subuid and /etc/subgid"
@@ -49,9 +49,9 @@ func remedies() [][2]string {
 	}
 }
 
-// steps shows the progress of a build: on a terminal one line that changes, with the last line of
-// output, and otherwise a line for each step and one every linesEvery. It is the standard error
-// of the tools that run.
+// steps shows the progress of a build: on a terminal, one changing line with the last line of
+// output; otherwise, one line per step and one every linesEvery. It is the standard error of the
+// tools that run.
 type steps struct {
 	streams
 	mu    sync.Mutex
@@ -64,7 +64,7 @@ type steps struct {
 
 func newSteps(to streams) *steps { return &steps{streams: to, began: time.Now()} }
 
-// begin begins a step, and ends the one before.
+// begin begins a step, and ends the previous one.
 func (s *steps) begin(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +127,7 @@ func (s *steps) Write(b []byte) (int, error) {
 	}
 }
 
-// failed returns the error of the step, with what to do if that is known, and the end of its output.
+// failed returns the error of the step, with a remedy if one is known, and the end of its output.
 func (s *steps) failed(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

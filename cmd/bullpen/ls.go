@@ -62,8 +62,8 @@ Examples:
   bullpen wait $(bullpen ls --status running --json | jq -r '.executions[].trace_id')`
 }
 
-// filter returns the filter that the flags describe. An empty value may be an unset variable of a script, and
-// is refused.
+// filter returns the filter for the flags. It refuses an empty value, which may come from an unset
+// variable in a script.
 func (c *lsCommand) filter() (client.ExecutionFilter, error) {
 	f := client.ExecutionFilter{CreatedAfter: c.After.Time, CreatedBefore: c.Before.Time}
 	var err error

@@ -152,7 +152,7 @@ func (b *mcpBridge) call(ctx context.Context, req *mcp.CallToolRequest) (*mcp.Ca
 	return result, nil
 }
 
-// follow makes the progress notifications with a new token be passed to f until done is called.
+// follow passes progress notifications with a new token to f until done is called.
 func (b *mcpBridge) follow(f func(*mcp.ProgressNotificationParams)) (token string, done func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// orgDataKept says what a list of an organisation's data does not have.
+// orgDataKept describes what a list of an organisation's data omits.
 const orgDataKept = `Not in the list: audit records and log lines, which name the organisation; earlier backups;
 copies in the caches of workers, until they are evicted; old versions in a bucket with versioning. See
 docs/guides/admin.md.`
@@ -101,7 +101,7 @@ func (c *orgDeleteCommand) Run(ctx context.Context, s streams) error {
 	}
 }
 
-// confirm asks for the name of the organisation, unless the user has said yes.
+// confirm asks for the name of the organisation, unless --yes is given.
 func (c *orgDeleteCommand) confirm(s streams) error {
 	if c.Yes {
 		return nil

@@ -27,8 +27,8 @@ const exitCodesHelp = `the program's own, 128+N if signal N ended it, or
   159  the program made a forbidden system call
   2    wrong usage`
 
-// unknownOutcome makes err end the command with the exit code for an unknown outcome, unless the
-// command line is at fault.
+// unknownOutcome makes the command exit with the code for an unknown outcome, unless err is a usage
+// error.
 func unknownOutcome(err error) error {
 	if err == nil {
 		return nil

@@ -48,7 +48,7 @@ func (p *page) optional(name string, value any) {
 	}
 }
 
-// waiting writes a row with what an execution waits for, unless it is nil.
+// waiting writes a row with an execution's missing needs, unless it is nil.
 func (p *page) waiting(missing *proto.Missing) {
 	if missing != nil {
 		p.row("waits", missing.Message)

@@ -54,8 +54,8 @@ const profileHelp = `Absent settings have the values of the profile named defaul
 If --memory is given, the default home directory and /tmp are at most a half and a quarter of it. Prints the complete
 profile.`
 
-// profileFile is a sandbox profile as a YAML file has it. The server fills in the fields that are nil and
-// checks all others, so their values keep their YAML types.
+// profileFile is a sandbox profile in a YAML file. The server fills in nil fields and checks all
+// others, so their values keep their YAML types.
 type profileFile struct {
 	Name        string          `json:"name,omitempty" yaml:"name"`
 	Image       any             `json:"image,omitempty" yaml:"image"`

@@ -109,8 +109,7 @@ func runSample(ctx context.Context, w io.Writer, cl *client.Client, r proto.Runt
 	return nil
 }
 
-// installed reports whether a worker on this host finds the interpreter of r, where it looks for
-// it.
+// installed reports whether a worker on this host would find r's interpreter.
 func installed(r proto.Runtime) bool {
 	return slices.ContainsFunc([]string{"/usr/local/bin", "/usr/bin", "/bin"}, func(dir string) bool {
 		info, err := os.Stat(filepath.Join(dir, r.Interpreters[0]))
@@ -160,7 +159,7 @@ func startServer(ctx context.Context, dir string) (*server, error) {
 		filepath.Join(dir, "data"))
 	s.cmd.Env = append(slices.DeleteFunc(os.Environ(), isServerSetting), "BULLPEN_BOOTSTRAP_KEY="+key)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
-	// A process group of its own keeps Ctrl-C from the server. Pdeathsig is sent when the thread
+	// A separate process group shields the server from Ctrl-C. Pdeathsig is sent when the thread
 	// that started the server ends, so that thread is locked.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	started := make(chan error)

@@ -60,8 +60,8 @@ func (r *remote) recorded(s streams) (*client.Client, *recorder, error) {
 	return cl, last, err
 }
 
-// recorder sends requests and keeps the body of the last answer, as far as it is read. Requests must be
-// sent one after another.
+// recorder sends requests and keeps the body of the last answer, as far as it is read. Requests
+// must be sent one at a time.
 type recorder struct{ bytes.Buffer }
 
 // RoundTrip implements [http.RoundTripper].
@@ -84,8 +84,8 @@ func (r *recorder) print(w io.Writer) error {
 	return err
 }
 
-// retryProgress returns a function that reports why a request is sent again, each reason once in a
-// row. It may be called concurrently.
+// retryProgress returns a function that reports why a request is resent, skipping repeated reasons.
+// It may be called concurrently.
 func retryProgress(s streams) func(error) {
 	var mu sync.Mutex
 	var last string
@@ -150,7 +150,7 @@ func list[T any](s streams, r *remote, call func(*client.Client) iter.Seq2[T, er
 	return compose(s, r, func(cl *client.Client) ([]T, error) { return client.Collect(call(cl)) }, text)
 }
 
-// each calls f with the entries of a sequence of the server, until one of the two fails.
+// each calls f with the entries of a server's sequence, until either fails.
 func each[T any](entries iter.Seq2[T, error], f func(T) error) error {
 	for entry, err := range entries {
 		if err != nil {

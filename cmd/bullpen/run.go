@@ -138,7 +138,7 @@ func (c *runCommand) inline(ctx context.Context, f *follower, req api.ExecuteReq
 	return resultOutcome(id, &result.Result)
 }
 
-// exactOutputs replaces the outputs of a result that are not UTF-8 by their exact bytes.
+// exactOutputs replaces a result's outputs that are not UTF-8 by their exact bytes.
 func exactOutputs(ctx context.Context, cl *client.Client, id proto.TraceID, r *proto.Result) error {
 	for _, o := range []struct {
 		inexact bool
@@ -254,8 +254,7 @@ func readText(path string, stdin io.Reader, limit int) (string, error) {
 	return string(text), nil
 }
 
-// language returns the language of the flag, else the one of the file name, else the one of the
-// first line.
+// language returns the flag's language, otherwise the file name's, otherwise the first line's.
 func (c *programFlags) language(code []byte) (proto.Language, error) {
 	if c.Language != "" {
 		return proto.Language(c.Language), nil
@@ -276,7 +275,7 @@ func (c *programFlags) language(code []byte) (proto.Language, error) {
 	return "", usagef("%s: its name and its first line do not show its language: give -l %s", c.File, languageNames())
 }
 
-// shebangLanguage returns the language of the interpreter that the first line of a program names.
+// shebangLanguage returns the language of the interpreter in a program's first line.
 func shebangLanguage(line string) (proto.Language, bool) {
 	command, ok := strings.CutPrefix(line, "#!")
 	if !ok {

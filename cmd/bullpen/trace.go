@@ -136,8 +136,8 @@ func printWaterfall(p *page, w *waterfall) {
 	}
 }
 
-// scale returns how many milliseconds the waterfall is wide. Attempts of a webhook long after the
-// end of the program would make all else too narrow.
+// scale returns the width of the waterfall in milliseconds. Webhook attempts long after the
+// program's end would make everything else too narrow.
 func (w *waterfall) scale() (total float64) {
 	for i := range w.Spans {
 		if s := &w.Spans[i]; !strings.HasPrefix(s.Name, "webhook ") || s.AfterMS < 2*total {

@@ -128,7 +128,7 @@ func (c *volumeResizeCommand) Run(ctx context.Context, s streams) error {
 	}, printVolume)
 }
 
-// volumeForkFlags name a new volume and the version that it begins with.
+// volumeForkFlags name a new volume and the version to start from.
 type volumeForkFlags struct {
 	New         string `arg:"" name:"new" help:"Slug of the new volume."`
 	Description string `placeholder:"TEXT" help:"Description for people."`

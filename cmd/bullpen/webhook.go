@@ -106,7 +106,7 @@ func (c *webhookReplayCommand) Run(ctx context.Context, s streams) error {
 	}, func(p *page, d *api.Delivery) { p.textf("%s %s\n", d.TraceID, d.Status) })
 }
 
-// replayFailed sends failed webhooks again, one page after the other, and shows its progress.
+// replayFailed resends failed webhooks, page by page, and shows its progress.
 func (c *webhookReplayCommand) replayFailed(ctx context.Context, s streams) error {
 	since, err := parseTime(c.Since, time.Now())
 	if err != nil {

@@ -209,8 +209,8 @@ type hookBody struct {
 	ResultURL string            `json:"result_url"`
 }
 
-// ServeHTTP receives a webhook. It prints before it responds, so that the sender finds the webhook
-// printed.
+// ServeHTTP receives a webhook. It prints before it responds, so that the webhook is printed before
+// the sender continues.
 func (l *hookListener) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)

@@ -18,7 +18,8 @@ const (
 	shownWidth = 200 // characters of a line
 )
 
-// formatWebhook returns the text output for a webhook, without control characters of its sender.
+// formatWebhook returns the text output for a webhook, with the sender's control characters
+// removed.
 func formatWebhook(h *received) string {
 	var b strings.Builder
 	row := func(name, value string) {
@@ -103,7 +104,7 @@ func shorten(s string) string {
 	return s
 }
 
-// escapeControls escapes the characters that a terminal may act on in a line of JSON.
+// escapeControls escapes characters in a line of JSON that a terminal may interpret.
 func escapeControls(line string) string {
 	var b strings.Builder
 	for _, r := range line {

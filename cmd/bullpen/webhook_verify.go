@@ -18,7 +18,7 @@ import (
 // webhookTolerance is the allowed age of a webhook, against replays.
 const webhookTolerance = 5 * time.Minute
 
-// verifyWebhook returns what is wrong with the signatures of a webhook, nothing if all are valid.
+// verifyWebhook returns what is wrong with the signatures of a webhook, none if all are valid.
 // Each must be made with one of the secrets. headers names the headers with a hexadecimal
 // signature.
 func verifyWebhook(h http.Header, body []byte, secrets, headers []string, now time.Time) (problems []string) {

@@ -16,12 +16,11 @@ type AuditLog interface {
 	// Append stores a record at the end of the log, and returns it with its sequence number and
 	// hashes.
 	Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, error)
-	// List returns up to limit records that match, the newest first, of those below the sequence
-	// number before, 0 for all. A page may be short. next is the before of the next page, 0 after
-	// the last one.
+	// List returns up to limit matching records, newest first, with sequence numbers below before
+	// (0 for all). A page may be short. next is the before of the next page, 0 after the last one.
 	List(ctx context.Context, f *api.AuditFilter, before int64, limit int) (page []api.AuditRecord, next int64, err error)
-	// Export calls each with the present records after a sequence number, the oldest first, and
-	// their lines. It stops at an error of each.
+	// Export calls each with the existing records after a sequence number and their lines, oldest
+	// first. It stops if each returns an error.
 	Export(ctx context.Context, after int64, each func(r *api.AuditRecord, line []byte) error) error
 }
 
@@ -36,8 +35,8 @@ func (s *AuditRoutes) Handlers() []web.Handler {
 	return []web.Handler{{ID: "listAudit", Handle: s.list}}
 }
 
-// The forms of objects in the audit log are the API's forms without the values of variables. Of a URL
-// they have scheme and host only: its path is often a credential.
+// The forms of objects in the audit log are the API's, without the values of variables. URLs are
+// reduced to scheme and host: a path is often a credential.
 
 func auditKey(k *proto.Key) any {
 	key := api.NewKey(k)
@@ -57,7 +56,7 @@ func auditImage(img *proto.Image) any {
 	return image
 }
 
-// auditLetter leaves out the message about a dead letter, which quotes it.
+// auditLetter omits a dead letter's message, which quotes its content.
 func auditLetter(l *proto.DeadLetter) any {
 	letter := api.NewDeadLetter(l)
 	letter.Message = ""

@@ -23,14 +23,14 @@ type Connections interface {
 	// Create stores a new connection. It returns [proto.ErrExists] if the organisation has one of
 	// that slug, and a [*proto.FieldError] if it has too many.
 	Create(ctx context.Context, c proto.Connection) error
-	// Change stores what change makes of a connection, and returns that. change may be called again.
-	// Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such
-	// connection.
+	// Change stores the result of change for a connection, and returns it. change may be called
+	// again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no
+	// such connection.
 	Change(ctx context.Context, org, slug string, change func(*proto.Connection) error) (proto.Connection, error)
-	// Remove removes a connection, for which check must return nil, and returns it. It returns
+	// Remove removes a connection for which check returns nil, and returns it. It returns
 	// [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys
-	// name it. It marks a volume as being removed before it calls empty. After an error of empty the
-	// mark stays, and the next Remove continues. Both may be called again.
+	// use it. It marks a volume as being removed before it calls empty. If empty fails, the mark
+	// stays, and the next Remove continues. Both may be called again.
 	Remove(ctx context.Context, org, slug string, check, empty func(proto.Connection) error) (proto.Connection, error)
 }
 
@@ -115,8 +115,8 @@ func connectionPath(r *web.Request) (org, slug string, err error) {
 	return org, slug, err
 }
 
-// checkDirectory returns an error if a request concerns a directory of workers and is not a global
-// administrator's.
+// checkDirectory returns an error if a request concerns a directory of workers and its key is not a
+// global administrator's.
 func checkDirectory(r *web.Request, c *proto.Connection) error {
 	if c.Kind == proto.MountDirectory && !r.Key.Global {
 		return api.NotGlobal("only a global administrator creates, changes and removes storage connections of kind directory")
@@ -124,7 +124,7 @@ func checkDirectory(r *web.Request, c *proto.Connection) error {
 	return nil
 }
 
-// read decodes a connection from the body of a request, and tests it unless the request says otherwise.
+// read decodes a connection from a request's body, and tests it unless the request opts out.
 func (s *ConnectionRoutes) read(w http.ResponseWriter, r *web.Request) (c proto.Connection, err error) {
 	org, slug := r.URL.Query().Get("org"), chi.URLParam(r.Request, "slug")
 	if _, err = web.AdminOrg(r, org); err != nil {

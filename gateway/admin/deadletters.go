@@ -30,8 +30,8 @@ type DeadLetters interface {
 // Requeuer submits the jobs of dead letters again.
 type Requeuer interface {
 	// Requeue submits the job of a dead letter as execution id, unless an earlier request has done
-	// so. It returns the dead letter, which names the execution. Its errors include those of a submission,
-	// [proto.ErrNotFound] and [proto.ErrNoJob].
+	// so. It returns the dead letter, which names the execution. Its errors include those of a
+	// submission, [proto.ErrNotFound] and [proto.ErrNoJob].
 	Requeue(ctx context.Context, letter string, id proto.TraceID, requestID string) (*proto.DeadLetter, error)
 }
 
@@ -111,7 +111,7 @@ func deadLetterError(err error) error {
 	return err
 }
 
-// letterOrg returns the organisation of a dead letter, empty if it is no job.
+// letterOrg returns the organisation of a dead letter, or "" if it is no job.
 func letterOrg(l *proto.DeadLetter) string {
 	if l.Meta == nil {
 		return ""

@@ -1,3 +1,3 @@
-// Package admin has the routes of the administration: what organisations have and may do, and what the
-// operator of a server looks after. Each kind of objects is a struct with the stores that it needs.
+// Package admin has the administrative routes: the objects and rights of organisations, and the
+// operator's view of a server. Each kind of objects is a struct with the stores that it needs.
 package admin

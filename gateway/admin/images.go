@@ -16,7 +16,7 @@ import (
 // Images stores and removes the images of sandboxes.
 type Images interface {
 	imageFinder
-	// Put stores body as the image of that name, and reports whether it replaced another. It
+	// Put stores body as the image with that name, and reports whether it replaced another. It
 	// returns a [*proto.FieldError] for an invalid image, and a [*proto.Rejection] if there is no
 	// space.
 	Put(ctx context.Context, name, digest string, body io.Reader) (img *proto.Image, replaced bool, err error)
@@ -98,7 +98,7 @@ func (s *ImageRoutes) put(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, status, api.NewImage(img))
 }
 
-// checkUnused returns an error if a sandbox profile names an image. If a profile starts to name it
+// checkUnused returns an error if a sandbox profile uses an image. If a profile starts to use it
 // after that, executions with that profile are refused.
 func (s *ImageRoutes) checkUnused(name string) error {
 	var users []string

@@ -28,9 +28,9 @@ type Keys interface {
 	Revoke(ctx context.Context, id string) (proto.Key, error)
 	// Get returns a key, also if it is revoked, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (proto.Key, error)
-	// Change stores what change makes of a key, and returns that. change may be called again. Its
-	// error is returned unchanged. Change returns [proto.ErrNotFound] if the key does not exist, and
-	// a [*proto.LastKeyError] if none of a global administrator would be left.
+	// Change stores the result of change for a key, and returns it. change may be called again. Its
+	// error is returned unchanged. Change returns [proto.ErrNotFound] if the key does not exist,
+	// and a [*proto.LastKeyError] if no global administrator's key would be left.
 	Change(ctx context.Context, id string, change func(*proto.Key) error) (proto.Key, error)
 	// Rotate replaces the secret of a key and returns both. The previous secret works until the given
 	// time. Rotate returns the same errors as Change.
@@ -73,8 +73,8 @@ func (s *KeyRoutes) Handlers() []web.Handler {
 	}
 }
 
-// checkGrantable returns an error unless the API key of a request may give another one its
-// privileges. The administrator of an organisation gives no more than the organisation has.
+// checkGrantable returns an error unless the API key of a request may grant another one its
+// privileges. An organisation's administrator cannot grant more than the organisation has.
 func checkGrantable(r *web.Request, keys keyList, wanted *proto.Key) error {
 	own := &r.Key
 	if own.Global {
@@ -135,9 +135,8 @@ func (s *KeyRoutes) create(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusCreated, answer)
 }
 
-// ensureOrg creates the organisation of a key that is about to be created, if it does not exist. The
-// organisation gets the plan of the key then. The audit log has records of it beside those of the
-// key.
+// ensureOrg creates the organisation of a new key if it does not exist, with the key's plan. The
+// audit log records this in addition to the key's creation.
 func (s *KeyRoutes) ensureOrg(ctx context.Context, r *web.Request, key *proto.Key) error {
 	_, err := s.Orgs.Org(ctx, key.Org)
 	if !errors.Is(err, proto.ErrNotFound) {

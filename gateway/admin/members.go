@@ -22,10 +22,11 @@ type Members interface {
 	// and returns it. It returns [proto.ErrExists] if the organisation has that person, and a
 	// [*proto.QuotaError] if it has too many.
 	Create(ctx context.Context, m proto.Member) (proto.Member, error)
-	// Change stores what change makes of a member, and returns that. change may be called again. Its
-	// error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such member.
+	// Change stores the result of change for a member, and returns it. change may be called again.
+	// Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such
+	// member.
 	Change(ctx context.Context, id string, change func(*proto.Member) error) (proto.Member, error)
-	// Remove removes a member, for which check must return nil, and returns it. It returns
+	// Remove removes a member for which check returns nil, and returns it. It returns
 	// [proto.ErrNotFound] if there is none.
 	Remove(ctx context.Context, id string, check func(proto.Member) error) (proto.Member, error)
 }
@@ -94,8 +95,8 @@ func (s *MemberRoutes) Handlers() []web.Handler {
 	}
 }
 
-// checkRole returns an error unless the API key of a request may give a member its role. What a
-// member runs has the default sandbox profile, which the organisation must have already.
+// checkRole returns an error unless the API key of a request may grant a member its role. A
+// member's programs use the default sandbox profile, which the organisation must already have.
 func (s *MemberRoutes) checkRole(r *web.Request, m *proto.Member) error {
 	key := m.Key()
 	if !key.Has(proto.ScopeExecute) {

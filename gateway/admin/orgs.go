@@ -21,9 +21,9 @@ type Orgs interface {
 	web.Pages[proto.Org] // by name
 	// Create stores a new organisation. It returns [proto.ErrExists] if there is one of that name.
 	Create(ctx context.Context, org proto.Org) error
-	// Change stores what change makes of an organisation, and returns that. change may be called
-	// again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no such
-	// organisation.
+	// Change stores the result of change for an organisation, and returns it. change may be called
+	// again. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is no
+	// such organisation.
 	Change(ctx context.Context, name string, change func(*proto.Org) error) (proto.Org, error)
 }
 
@@ -35,13 +35,13 @@ type orgFinder interface {
 
 // OrgData shows what is stored of organisations.
 type OrgData interface {
-	// List returns what is stored of an organisation, which need not exist.
+	// List returns the stored data of an organisation, which need not exist.
 	List(ctx context.Context, org string) (*proto.OrgData, error)
 }
 
 // keyList lists API keys.
 type keyList interface {
-	// List returns the keys of an organisation, or all if org is empty, the revoked ones included.
+	// List returns the keys of an organisation, or all if org is empty, including revoked ones.
 	List(org string) []proto.Key
 }
 
@@ -118,8 +118,8 @@ func (s *OrgRoutes) readReplacement(w http.ResponseWriter, r *web.Request) (prot
 	return org, err
 }
 
-// CheckMayGetObjects returns an error if an organisation does not exist or is being deleted: what it
-// would get now could stay for the next one of its name.
+// CheckMayGetObjects returns an error if an organisation does not exist or is being deleted: a new
+// object could outlive it and go to its successor with the same name.
 func CheckMayGetObjects(ctx context.Context, orgs orgFinder, name string) error {
 	org, err := orgs.Org(ctx, name)
 	if errors.Is(err, proto.ErrNotFound) {
@@ -165,8 +165,8 @@ func (s *OrgRoutes) delete(x *web.Resource[proto.Org, api.Org], w http.ResponseW
 	return x.Write(w, http.StatusAccepted, &org)
 }
 
-// checkDeletable returns an error if nobody could administer the server, or the caller could not
-// follow the deletion, without an organisation.
+// checkDeletable returns an error if deleting an organisation would leave no administrator for the
+// server, or keep the caller from following the deletion.
 func (s *OrgRoutes) checkDeletable(r *web.Request, name string) error {
 	switch {
 	case !proto.ValidOrg(name):

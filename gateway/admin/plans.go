@@ -19,12 +19,12 @@ type Plans interface {
 	List() []proto.Plan
 	// Create stores a new plan. It returns [proto.ErrExists] if there is one of that name.
 	Create(ctx context.Context, plan proto.Plan) error
-	// Replace replaces the plan of the same name if check returns nil for the stored one. check may be
-	// called again. Its error is returned unchanged. Replace returns [proto.ErrNotFound] if there is no
-	// such plan.
+	// Replace replaces the plan with the same name if check returns nil for the stored one. check
+	// may be called again. Its error is returned unchanged. Replace returns [proto.ErrNotFound] if
+	// there is no such plan.
 	Replace(ctx context.Context, plan proto.Plan, check func(old proto.Plan) error) error
-	// Remove removes a stored plan, for which check must return nil, and returns it. It returns
-	// [proto.ErrNotFound] if there is none, and a [*proto.PlanInUseError] if it is needed.
+	// Remove removes a stored plan for which check returns nil, and returns it. It returns
+	// [proto.ErrNotFound] if there is none, and a [*proto.PlanInUseError] if it is in use.
 	Remove(ctx context.Context, name string, check func(old proto.Plan) error) (proto.Plan, error)
 }
 

@@ -19,9 +19,9 @@ type Profiles interface {
 	profileList
 	// Create stores a new profile. It returns [proto.ErrExists] if the name is taken.
 	Create(ctx context.Context, p proto.Profile) error
-	// Replace replaces the profile of the same name, for which check must return nil. check may be
-	// called again. Its error is returned unchanged. Replace returns [proto.ErrNotFound] if there is
-	// no such profile.
+	// Replace replaces the profile with the same name if check returns nil for it. check may be
+	// called again. Its error is returned unchanged. Replace returns [proto.ErrNotFound] if there
+	// is no such profile.
 	Replace(ctx context.Context, p proto.Profile, check func(old proto.Profile) error) error
 	// Remove removes a profile, for which check must return nil, and returns it. It returns
 	// [proto.ErrNotFound] if the profile does not exist, and a [*proto.BoundError] if valid keys are
@@ -145,8 +145,8 @@ func (s *ProfileRoutes) visible(r *web.Request) func(name string) bool {
 	return func(name string) bool { return used[name] }
 }
 
-// inPath returns the profile that a request names, which may be a built-in one. One that the request
-// may not see does not exist.
+// inPath returns the profile in a request's path, which may be built-in. A profile hidden from the
+// request does not exist.
 func (s *ProfileRoutes) inPath(ctx context.Context, r *web.Request) (proto.Profile, error) {
 	name := chi.URLParam(r.Request, "name")
 	if !s.visible(r)(name) {

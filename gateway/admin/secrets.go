@@ -15,22 +15,23 @@ import (
 
 // Secrets stores the named secrets of organisations.
 type Secrets interface {
-	// Put stores a secret, in place of one of the same name. If injection is nil, that of the replaced
-	// one stays. Put returns [proto.ErrNoSecretsKey] if nothing can be encrypted, and a
-	// [*proto.FieldError] if the organisation has too many secrets or the value cannot be injected.
+	// Put stores a secret, replacing one with the same name. If injection is nil, the replaced
+	// secret's injection stays. Put returns [proto.ErrNoSecretsKey] if nothing can be encrypted,
+	// and a [*proto.FieldError] if the organisation has too many secrets or the value cannot be
+	// injected.
 	Put(ctx context.Context, org, name, value string, injection *proto.Injection) (proto.Secret, error)
 	// Get returns a secret without its value, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, name string) (proto.Secret, error)
 	web.Pages[proto.Secret] // by name
 	// Remove removes a secret. It returns [proto.ErrNotFound] if there is none, and a
-	// [*proto.SecretInUseError] if something names it.
+	// [*proto.SecretInUseError] if it is in use.
 	Remove(ctx context.Context, org, name string) error
 }
 
 // SecretsKey is the operator's key, which protects all stored secrets.
 type SecretsKey interface {
-	// Rotate protects the secrets with the operator's present keys from now on, and returns their
-	// names. It returns [proto.ErrNoSecretsKey] if there is no key.
+	// Rotate rewraps the secrets' key with the operator's current keys, and returns their names. It
+	// returns [proto.ErrNoSecretsKey] if there is no key.
 	Rotate(ctx context.Context) (keys string, err error)
 }
 

@@ -26,8 +26,8 @@ type Usage interface {
 
 // OrgQuotas knows what organisations have used of their monthly quotas.
 type OrgQuotas interface {
-	// OrgQuotas returns what an organisation has used of the quotas of its plan. It returns none for an
-	// unknown organisation, and for all of them, whose name is empty.
+	// OrgQuotas returns how much of its plan's quotas an organisation has used. It returns none for
+	// an unknown organisation, or if org is empty, which means all organisations.
 	OrgQuotas(ctx context.Context, org string) ([]proto.QuotaUse, error)
 }
 

@@ -27,9 +27,9 @@ type VolumeVersions interface {
 	// returns [proto.ErrNotFound] if there is no such thread or version, and a [*proto.NoFileError] if
 	// that has no such directory.
 	Archive(ctx context.Context, org, thread string, version int64, path string, w io.Writer) error
-	// Fork creates a thread that starts from a version of another; version 0 is the newest. It returns
-	// [proto.ErrNotFound] if there is no such thread or version, and [proto.ErrExists] if the new id is
-	// taken.
+	// Fork creates a thread from a version of another; version 0 is the newest. It returns
+	// [proto.ErrNotFound] if there is no such thread or version, and [proto.ErrExists] if the new
+	// id is taken.
 	Fork(ctx context.Context, org, from string, version int64, to string) (*proto.Thread, error)
 	// Remove removes a thread with its versions. It returns [proto.ErrNotFound] if there is none, and a
 	// [*proto.BusyError] while an execution holds it.
@@ -38,8 +38,8 @@ type VolumeVersions interface {
 
 // Quotas knows what organisations have used of their monthly quotas.
 type Quotas interface {
-	// CheckQuota rejects what would use more if the organisation has reached a hard limit of its month:
-	// of the quotas named, or of all if none are.
+	// CheckQuota rejects a use if the organisation has reached a hard limit this month: of the
+	// named quotas, or of any if none are named.
 	CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error
 }
 
@@ -81,8 +81,8 @@ func (s *VolumeRoutes) inPath(r *web.Request) (c proto.Connection, err error) {
 	return c, nil
 }
 
-// checkVolumeSize returns an error if the quota of a volume exceeds what the operator allows: programs
-// may write as much to the disk of a worker.
+// checkVolumeSize returns an error if a volume's quota exceeds the operator's limit: programs may
+// write that much to a worker's disk.
 func checkVolumeSize(c *proto.Connection, most proto.Bytes) error {
 	if c.Kind == proto.MountVolume && proto.Bytes(c.Bytes) > most {
 		return proto.FieldErrorf(
@@ -92,7 +92,7 @@ func checkVolumeSize(c *proto.Connection, most proto.Bytes) error {
 	return nil
 }
 
-// head returns the head of a volume. One that nobody has written to has none, and is empty.
+// head returns the head of a volume. A volume never written to has none, and is empty.
 func (s *VolumeRoutes) head(ctx context.Context, c *proto.Connection) (*proto.Thread, error) {
 	head, err := s.Volumes.Get(ctx, c.Org, proto.VolumeThread(c.Slug))
 	if errors.Is(err, proto.ErrNotFound) {
@@ -133,7 +133,7 @@ func (s *VolumeRoutes) remove(ctx context.Context, c *proto.Connection) error {
 	}
 }
 
-// fork creates a volume that begins with the files of another.
+// fork creates a volume with the files of another.
 func (s *VolumeRoutes) fork(w http.ResponseWriter, r *web.Request) error {
 	fork, err := web.DecodeBody[api.ForkVolumeRequest](s.Core, w, r)
 	if err != nil {
@@ -191,9 +191,9 @@ func (s *VolumeRoutes) fork(w http.ResponseWriter, r *web.Request) error {
 	return s.resource.Write(w, http.StatusCreated, &c)
 }
 
-// undoFork removes the files of a fork, whose head was nil if it has none, after its connection was
-// refused with cause. After any other error the connection may exist, and files that no connection
-// has are reported when their slug is used again.
+// undoFork removes a fork's files after its connection was refused with cause. The head is nil if
+// the fork has none. After any other error the connection may exist; orphaned files are reported
+// when their slug is used again.
 func (s *VolumeRoutes) undoFork(ctx context.Context, c *proto.Connection, head *proto.Thread, cause error) error {
 	_, refused := errors.AsType[*proto.FieldError](cause)
 	if head == nil || !refused {

@@ -18,8 +18,8 @@ type Workers interface {
 	Workers(ctx context.Context) ([]proto.Worker, error)
 	// Pools returns all pools of workers with the demand for them, by name.
 	Pools(ctx context.Context) ([]proto.Pool, error)
-	// Drain makes a worker take no more jobs, or take jobs again, and returns the worker once it
-	// does. It returns [proto.ErrNotFound] if there is none of that name.
+	// Drain makes a worker stop or resume taking jobs, and returns the worker once it has. It
+	// returns [proto.ErrNotFound] if there is none with that name.
 	Drain(ctx context.Context, name string, drain bool) (proto.Worker, error)
 }
 
@@ -59,7 +59,7 @@ func (s *WorkerRoutes) list(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, answer)
 }
 
-// drain returns the handler that makes a worker drain, or take jobs again.
+// drain returns the handler that makes a worker drain or resume.
 func (s *WorkerRoutes) drain(drain bool) func(w http.ResponseWriter, r *web.Request) error {
 	return func(w http.ResponseWriter, r *web.Request) error {
 		worker, err := s.Workers.Drain(r.Context(), chi.URLParam(r.Request, "name"), drain)
@@ -71,7 +71,7 @@ func (s *WorkerRoutes) drain(drain bool) func(w http.ResponseWriter, r *web.Requ
 	}
 }
 
-// getAutoscale answers with the demand for workers, and what is recommended.
+// getAutoscale answers with the demand for workers and the recommendation.
 func (s *WorkerRoutes) getAutoscale(w http.ResponseWriter, r *web.Request) error {
 	pools, err := s.Workers.Pools(r.Context())
 	if err != nil {
@@ -80,7 +80,8 @@ func (s *WorkerRoutes) getAutoscale(w http.ResponseWriter, r *web.Request) error
 	return web.WriteValue(w, http.StatusOK, api.NewAutoscale(pools))
 }
 
-// listProcesses answers with all running processes, their problems and what their workers cannot run.
+// listProcesses answers with all running processes, their problems and their workers' missing
+// capabilities.
 func (s *WorkerRoutes) listProcesses(w http.ResponseWriter, r *web.Request) error {
 	list, err := s.Processes.Processes(r.Context())
 	if err != nil {

@@ -37,7 +37,7 @@ func OpenAgentFiles(ctx context.Context, st *store.Store, log *slog.Logger) (*Ag
 
 func agentFileKey(org, id string) string { return org + "." + id }
 
-// Put stores a file, new or in place of the one of its id. It returns a [*proto.QuotaError] if the
+// Put stores a file, replacing an existing one with its id. It returns a [*proto.QuotaError] if the
 // organisation has too many.
 func (l *AgentFiles) Put(ctx context.Context, f proto.AgentFile) error {
 	err := l.Create(ctx, agentFileKey(f.Org, f.ID), &f)

@@ -23,7 +23,7 @@ func (b *Bindings) name(org, scope, key string) string {
 	return org + "." + hex.EncodeToString(sum[:])
 }
 
-// Bind binds key to an execution that is about to be submitted. If key is bound already, bound is
+// Bind binds key to an execution that is about to be submitted. If key is already bound, bound is
 // false, and Bind returns the earlier binding.
 func (b *Bindings) Bind(
 	ctx context.Context, org, scope, key string, n proto.Binding,
@@ -70,8 +70,8 @@ func decodeBinding(e jetstream.KeyValueEntry) (proto.Binding, error) {
 	return binding, nil
 }
 
-// Replace binds key to another execution in place of old, whose execution was not accepted. It
-// returns [proto.ErrConflict] if the binding was changed since.
+// Replace rebinds key from old, whose execution was not accepted, to another execution. It returns
+// [proto.ErrConflict] if the binding has changed since.
 func (b *Bindings) Replace(ctx context.Context, org, scope, key string, old, n proto.Binding) (proto.Binding, error) {
 	body, err := json.Marshal(n)
 	if err != nil {

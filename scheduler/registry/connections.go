@@ -53,20 +53,20 @@ func (l *Connections) Create(ctx context.Context, c proto.Connection) error {
 	return l.Collection.Create(ctx, connectionKey(c.Org, c.Slug), cloneConnection(&c))
 }
 
-// Change stores what change makes of a connection, and returns that. change may be called again, and
-// must not change the organisation and the slug. Its error is returned unchanged. Change returns
-// [proto.ErrNotFound] if there is no such connection.
+// Change stores the result of change for a connection, and returns it. change may be called again,
+// and must not change the organisation and the slug. Its error is returned unchanged. Change
+// returns [proto.ErrNotFound] if there is no such connection.
 func (l *Connections) Change(
 	ctx context.Context, org, slug string, change func(*proto.Connection) error,
 ) (proto.Connection, error) {
 	return l.Collection.Change(ctx, connectionKey(org, slug), change)
 }
 
-// Remove removes a connection, for which check must return nil, and returns it. It returns
-// [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys name
-// it. A volume is first marked as being removed, then Remove calls empty. After an error of empty the
-// mark stays, and the next Remove continues. Both may be called again. Executions of a key that is
-// given the connection at the same time are refused.
+// Remove removes a connection for which check returns nil, and returns it. It returns
+// [proto.ErrNotFound] if there is none, and a [*proto.BoundConnectionError] if unrevoked keys use
+// it. A volume is first marked as being removed, then Remove calls empty. If empty fails, the mark
+// stays, and the next Remove continues. Both may be called again. Executions of a key that
+// concurrently gets the connection are refused.
 func (l *Connections) Remove(
 	ctx context.Context, org, slug string, check, empty func(proto.Connection) error,
 ) (proto.Connection, error) {

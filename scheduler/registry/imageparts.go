@@ -27,8 +27,8 @@ const (
 	maxPartList = 32 << 20
 )
 
-// storedImage names the blob of an image. If Parts is set, the blob is a list of the blobs whose
-// content makes up the image, and Parts is its size and digest.
+// storedImage names the blob of an image. If Parts is set, the blob lists the blobs that make up
+// the image, and Parts is the list's size and digest.
 type storedImage struct {
 	proto.Blob
 	Parts *proto.ImagePart `json:"parts,omitempty"`
@@ -123,8 +123,8 @@ type imageUpload struct {
 	shared map[string]bool // keys of the images whose parts it uses
 }
 
-// put stores the content of an image under a new key. If it has several parts, those that are
-// known are not stored again.
+// put stores the content of an image under a new key. Of several parts, it only stores unknown
+// ones.
 func (i *Images) put(
 	ctx context.Context, img *proto.Image, parts []proto.ImagePart, known map[string]knownPart, content io.ReaderAt,
 ) (*imageUpload, error) {
@@ -166,7 +166,7 @@ func (i *Images) put(
 	return u, i.blobs.Put(ctx, u.list(), bytes.NewReader(text))
 }
 
-// openParts returns a reader of an image's parts, which fetches some ahead. ctx must not be done
+// openParts returns a reader of an image's parts that fetches some ahead. ctx must not be done
 // before it is closed.
 func openParts(ctx context.Context, blobs Blobs, parts []proto.Blob) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)

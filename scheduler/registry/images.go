@@ -25,11 +25,9 @@ import (
 const (
 	catalogKey    = "catalog"
 	sweepInterval = 10 * time.Minute
-	// imagesPrefix begins the keys of the blobs that hold images. What follows is unique to an
-	// upload.
+	// imagesPrefix is the key prefix of blobs that hold images. The rest is unique to an upload.
 	imagesPrefix = "images/"
-	// cleanTimeout bounds the removal of a blob that is not needed, which outlives the client's
-	// request.
+	// cleanTimeout limits the removal of an unneeded blob, which outlives the client's request.
 	cleanTimeout = 10 * time.Second
 )
 
@@ -60,7 +58,7 @@ type catalogEntry struct {
 	Parts *proto.ImagePart `json:"parts,omitempty"` // see storedImage
 }
 
-// retiredImage is a blob without a name. It is kept for jobs that were accepted when it had one.
+// retiredImage is a blob without a name, kept for jobs accepted while it had one.
 type retiredImage struct {
 	storedImage
 	Until time.Time `json:"until"`
@@ -184,10 +182,10 @@ func (i *Images) List(context.Context) ([]proto.Image, error) {
 	return out, nil
 }
 
-// Put stores an image under a name and replaces the previous image of that name. The content of
-// body must have the digest and pass Inspect. Parts that other images have are not stored again. The
-// errors are [*proto.FieldError], [*proto.Rejection] if the disk is full, [proto.ErrConflict], and
-// the errors of body and of the blob store.
+// Put stores an image under a name, replacing a previous one. The content of body must have the
+// digest and pass Inspect. Parts of other images are not stored again. The errors are
+// [*proto.FieldError], [*proto.Rejection] if the disk is full, [proto.ErrConflict], and the errors
+// of body and of the blob store.
 func (i *Images) Put(
 	ctx context.Context, name, digest string, body io.Reader,
 ) (img *proto.Image, replaced bool, err error) {
@@ -241,7 +239,8 @@ func (i *Images) name(ctx context.Context, img *proto.Image, upload *imageUpload
 		} else {
 			c.Images = slices.Insert(c.Images, at, entry)
 		}
-		// Others with this digest follow, which repairs them if the store has lost their blob.
+		// Other images with this digest follow, which repairs them if the store has lost their
+		// blob.
 		for n := range c.Images {
 			if c.Images[n].Digest == img.Digest {
 				c.Images[n].Key, c.Images[n].Parts = entry.Key, entry.Parts
@@ -262,8 +261,8 @@ func isUnchanged(err error) bool {
 		store.IsRejected(err)
 }
 
-// spool inspects an image and copies it to a file without a name, so that nothing but sound images
-// reaches the blob store. The caller must close the file.
+// spool inspects an image and copies it to an unnamed file, so that only valid images reach the
+// blob store. The caller must close the file.
 func (i *Images) spool(
 	digest string, body io.Reader,
 ) (_ *os.File, img *proto.Image, parts []proto.ImagePart, err error) {
@@ -287,7 +286,7 @@ func (i *Images) spool(
 	return spool, img, parts, nil
 }
 
-// fullError adds [errFull] to an error that means that a disk is full.
+// fullError adds [errFull] to an error that indicates a full disk.
 func fullError(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		return errors.Join(errFull, err)
@@ -329,7 +328,7 @@ func (c *catalog) named() (blobs []storedImage) {
 	return blobs
 }
 
-// blobs returns all blobs that must be kept, those with a name first.
+// blobs returns all blobs that must be kept, named ones first.
 func (c *catalog) blobs() []storedImage {
 	all := c.named()
 	for _, r := range c.Retired {
@@ -338,7 +337,7 @@ func (c *catalog) blobs() []storedImage {
 	return all
 }
 
-// retire keeps the blobs that no image names any more for a while.
+// retire keeps blobs that have lost their last image for a while.
 func (i *Images) retire(c *catalog, blobs []storedImage) {
 	kept := keysOf(c.blobs())
 	for _, b := range blobs {
@@ -390,12 +389,12 @@ func (i *Images) discard(ctx context.Context, keys []string) {
 	}
 }
 
-// Sweep drops images from the catalog whose time without a name is over, and removes the blobs that
-// the catalog does not name. A blob younger than [proto.MinSafeAge] is left alone, since its upload
-// may be about to name it.
+// Sweep drops images whose time without a name is over from the catalog, and removes blobs missing
+// in the catalog. It spares a blob younger than [proto.MinSafeAge], since its upload may be about
+// to name it.
 func (i *Images) Sweep(ctx context.Context, now time.Time) error {
-	// Keys are never reused and are named soon after Put. So an old blob that the catalog, read
-	// after the listing, does not name is never named again.
+	// Keys are never reused and are named soon after Put. So an old blob missing in the catalog,
+	// read after the listing, is never named again.
 	var old []string
 	for e, err := range i.blobs.List(ctx, imagesPrefix) {
 		if err != nil {
@@ -449,8 +448,8 @@ type ImageSource struct {
 	Blobs Blobs
 }
 
-// Fetch opens an image by its digest, including one that has lost its name since the job was
-// accepted. It returns [proto.ErrNotFound] if there is no such image.
+// Fetch opens an image by its digest, even if it has lost its name since the job was accepted. It
+// returns [proto.ErrNotFound] if there is no such image.
 func (s *ImageSource) Fetch(ctx context.Context, digest string) (io.ReadCloser, error) {
 	c, err := readCatalog(ctx, s.Store)
 	if err != nil {

@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// hashSecretKey holds the secret with which API keys are hashed. Guesses of a key cannot be
-	// tested against the hashes without it.
+	// hashSecretKey holds the secret for hashing API keys. Without it, guessed keys cannot be
+	// tested against the hashes.
 	hashSecretKey   = "hash_secret"
 	hashSecretBytes = 32
 	keyPrefix       = "key."
@@ -43,11 +43,11 @@ type storedKey struct {
 	Hash string `json:"hash"`
 	// PreviousHash is the hash of the secret before the last rotation, which works until OverlapUntil.
 	PreviousHash string `json:"previous_hash,omitempty"`
-	// Rights is what earlier versions stored in place of the scopes: "execute" or "all".
+	// Rights is what earlier versions stored instead of the scopes: "execute" or "all".
 	Rights string `json:"rights,omitempty"`
 }
 
-// withScopes sets the scopes of a key of an earlier version to those that its rights stand for.
+// withScopes converts the rights of an earlier version's key to scopes.
 func (s *storedKey) withScopes() *storedKey {
 	switch {
 	case s.Scopes != nil:
@@ -280,9 +280,9 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 	return s.Key, secret, nil
 }
 
-// Change stores what change makes of a key, and returns that. change may be called again, and must
-// not change the id. Its error is returned unchanged. Change returns [proto.ErrNotFound] if there is
-// no such key, and a [*proto.LastKeyError] if no key of a global administrator that never expires
+// Change stores the result of change for a key, and returns it. change may be called again, and
+// must not change the id. Its error is returned unchanged. Change returns [proto.ErrNotFound] if
+// there is no such key, and a [*proto.LastKeyError] if no global administrator's key without expiry
 // would be left.
 func (k *Keys) Change(ctx context.Context, id string, change func(*proto.Key) error) (proto.Key, error) {
 	return k.change(ctx, id, func(s *storedKey) error { return change(&s.Key) })
@@ -310,7 +310,7 @@ func (*FirstKeyError) Error() string {
 		"administrator and revoke this one"
 }
 
-// Conflict marks the error as one whose text is for the client.
+// Conflict marks the error's text as meant for the client.
 func (*FirstKeyError) Conflict() {}
 
 func (k *Keys) change(ctx context.Context, id string, change func(*storedKey) error) (proto.Key, error) {
@@ -349,9 +349,9 @@ func (k *Keys) seal(key proto.Key, secret string) *storedKey {
 // ErrRevoked means that a secret belongs to a revoked key.
 var ErrRevoked = errors.New("this API key was revoked")
 
-// Bootstrap makes secret the key of a global administrator, of the organisation "default", in place
-// of an earlier one, whose webhook settings it removes: their secret is known to the owner of the
-// earlier one. It returns [ErrRevoked] if secret belongs to a revoked key.
+// Bootstrap makes secret a global administrator's key of the organisation "default", replacing an
+// earlier one. It removes the earlier one's webhook settings, whose secret its owner knows. It
+// returns [ErrRevoked] if secret belongs to a revoked key.
 func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 	hash, existing := k.Hash(secret), k.cache.Get(bootstrapName)
 	if slices.ContainsFunc(k.cache.All(), func(s *storedKey) bool { return s.Hash == hash && s.RevokedAt != nil }) {
@@ -374,8 +374,8 @@ func (k *Keys) Bootstrap(ctx context.Context, secret string) error {
 	return k.cache.Put(ctx, bootstrapName, k.seal(bootstrapKey(), secret))
 }
 
-// BootstrapOnce creates that key if there is none, and reports whether it did. It calls persist
-// only then, which must return the secret after making it durable: the key stays, whatever happens
+// BootstrapOnce creates that key if there is none, and reports whether it did. Only then does it
+// call persist, which must make the secret durable and return it: the key stays, whatever happens
 // next.
 func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)) (created bool, err error) {
 	if k.cache.Get(bootstrapName) != nil {
@@ -389,7 +389,7 @@ func (k *Keys) BootstrapOnce(ctx context.Context, persist func() (string, error)
 	if !errors.Is(err, proto.ErrExists) {
 		return err == nil, err
 	}
-	// Another gateway that starts at the same moment created it, perhaps with the same secret.
+	// Another gateway starting at the same moment created it, perhaps with the same secret.
 	if err := k.cache.Refresh(ctx, bootstrapName); err != nil {
 		return false, err
 	}
@@ -404,7 +404,8 @@ func bootstrapKey() proto.Key {
 	}
 }
 
-// List returns the keys of an organisation, or all if org is empty, revoked ones included, oldest first.
+// List returns the keys of an organisation, or all if org is empty, including revoked ones, oldest
+// first.
 func (k *Keys) List(org string) []proto.Key {
 	list, _ := k.Page(org, "", -1, nil)
 	return list
@@ -418,7 +419,7 @@ func (k *Keys) Page(org, after string, limit int, keep func(*proto.Key) bool) (p
 // Revoke revokes a key. This gateway rejects it when Revoke returns, and every other one when its
 // watch delivers the change, well within a second. Revoking a revoked key changes nothing. Revoke
 // returns [proto.ErrNotFound] if there is no such key, and a [*proto.LastKeyError] if it is the
-// last one of a global administrator that never expires.
+// last global administrator's key without expiry.
 func (k *Keys) Revoke(ctx context.Context, id string) (proto.Key, error) {
 	key, err := k.change(ctx, id, func(s *storedKey) error {
 		if s.RevokedAt == nil {

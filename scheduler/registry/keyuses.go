@@ -14,8 +14,8 @@ import (
 // process is killed.
 const keyUseEvery = time.Minute
 
-// KeyUses remembers when each API key was used last. Run must be running for uses to be stored, and
-// for those at other gateways to be seen.
+// KeyUses remembers when each API key was last used. Run must be running to store uses, and to see
+// those at other gateways.
 type KeyUses struct {
 	cache *store.Collection[keyUse]
 	log   *slog.Logger
@@ -64,7 +64,7 @@ func (u *KeyUses) Used(org, key string, at time.Time) {
 	u.here[org+"."+key] = at
 }
 
-// LastUsed returns when a key was used last. ok is false if it is not known to have been used.
+// LastUsed returns when a key was last used. ok is false if no use is known.
 func (u *KeyUses) LastUsed(org, key string) (at time.Time, ok bool) {
 	name := org + "." + key
 	u.mu.Lock()

@@ -82,7 +82,7 @@ func (l *Members) Create(ctx context.Context, m proto.Member) (proto.Member, err
 	return m, l.Collection.Create(ctx, m.Org+"."+m.ID, &m)
 }
 
-// Remove removes a member, for which check must return nil, and returns it. It returns
+// Remove removes a member for which check returns nil, and returns it. It returns
 // [proto.ErrNotFound] if there is none.
 func (l *Members) Remove(ctx context.Context, id string, check func(proto.Member) error) (proto.Member, error) {
 	key, err := l.FindKey(ctx, id)

@@ -56,8 +56,9 @@ func (l *Orgs) Remove(ctx context.Context, name string) error {
 	return err
 }
 
-// Adopt creates the missing organisations of keys. Versions before organisations were stored knew
-// them only by their keys, each of which had a plan. The organisation gets the largest of these plans.
+// Adopt creates the missing organisations of keys. Versions that did not store organisations knew
+// them only by their keys, each of which had a plan. The organisation gets the largest of these
+// plans.
 func (l *Orgs) Adopt(ctx context.Context, keys []proto.Key) error {
 	size := func(plan string) int {
 		return slices.IndexFunc(proto.PresetPlans(), func(p proto.Plan) bool { return p.Name == plan })

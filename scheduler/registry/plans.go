@@ -57,8 +57,8 @@ func (l *Plans) Create(ctx context.Context, p proto.Plan) error {
 	return l.Collection.Create(ctx, p.Name, &p)
 }
 
-// Replace replaces the plan of the same name if check returns nil for the stored one. check may be
-// called again. Replace returns [proto.ErrNotFound] if there is no such plan.
+// Replace replaces the plan with the same name if check returns nil for the stored one. check may
+// be called again. Replace returns [proto.ErrNotFound] if there is no such plan.
 func (l *Plans) Replace(ctx context.Context, p proto.Plan, check func(old proto.Plan) error) error {
 	_, err := l.Update(ctx, p.Name, func(old *proto.Plan) (*proto.Plan, error) {
 		if preset, ok := proto.PresetPlan(p.Name); ok && old == nil {
@@ -72,10 +72,10 @@ func (l *Plans) Replace(ctx context.Context, p proto.Plan, check func(old proto.
 	return err
 }
 
-// Remove removes a stored plan, for which check must return nil, and returns it. A built-in plan
-// that was replaced is as it was built in then. Remove returns [proto.ErrNotFound] if there is no
-// such stored plan, and a [*proto.PlanInUseError] if organisations or unrevoked keys have a plan
-// that would be gone.
+// Remove removes a stored plan for which check returns nil, and returns it. Removing the
+// replacement of a built-in plan restores the built-in one. Remove returns [proto.ErrNotFound] if
+// there is no such stored plan, and a [*proto.PlanInUseError] if organisations or unrevoked keys
+// use a plan that would be gone.
 func (l *Plans) Remove(ctx context.Context, name string, check func(old proto.Plan) error) (proto.Plan, error) {
 	return removed(l.Collection.Remove(ctx, name, func(p *proto.Plan) error {
 		if err := check(*p); err != nil {

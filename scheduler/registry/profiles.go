@@ -21,8 +21,8 @@ type Profiles struct {
 	*store.Collection[proto.Profile]
 }
 
-// profileKey returns the key of a profile in its bucket. Keys are subjects, so that "=" stands for
-// a dot in the name.
+// profileKey returns the key of a profile in its bucket. Keys are subjects, so "=" replaces a dot
+// in the name.
 func profileKey(name string) string { return strings.ReplaceAll(name, ".", "=") }
 
 // OpenProfiles reads all profiles.
@@ -66,8 +66,8 @@ func (l *Profiles) Create(ctx context.Context, p proto.Profile) error {
 	return l.Collection.Create(ctx, profileKey(p.Name), clone(&p))
 }
 
-// Replace replaces the profile of the same name if check returns nil for the stored one. check may be
-// called again. Replace returns [proto.ErrNotFound] if there is no such profile.
+// Replace replaces the profile with the same name if check returns nil for the stored one. check
+// may be called again. Replace returns [proto.ErrNotFound] if there is no such profile.
 func (l *Profiles) Replace(ctx context.Context, p proto.Profile, check func(old proto.Profile) error) error {
 	return store.Update(ctx, func() error {
 		e, err := l.Entry(ctx, profileKey(p.Name))
@@ -84,8 +84,9 @@ func (l *Profiles) Replace(ctx context.Context, p proto.Profile, check func(old 
 	})
 }
 
-// Remove removes a profile, for which check must return nil, and returns it. It returns
-// [proto.ErrNotFound] if there is none, and a [*proto.BoundError] if unrevoked keys are bound to it.
+// Remove removes a profile for which check returns nil, and returns it. It returns
+// [proto.ErrNotFound] if there is none, and a [*proto.BoundError] if unrevoked keys are bound to
+// it.
 func (l *Profiles) Remove(
 	ctx context.Context, name string, check func(old proto.Profile) error,
 ) (proto.Profile, error) {
@@ -93,7 +94,7 @@ func (l *Profiles) Remove(
 		if err := check(*p); err != nil {
 			return err
 		}
-		// A key that is bound after this touches the profile, so that its removal fails.
+		// Binding a key after this touches the profile, so that its removal fails.
 		bound, err := keysWith(ctx, l.store, func(k *storedKey) bool { return k.Profile == name })
 		if err == nil && len(bound) > 0 {
 			err = &proto.BoundError{Profile: name, Keys: bound}
@@ -106,9 +107,9 @@ func (l *Profiles) Remove(
 	return *p, nil
 }
 
-// touchProfile changes nothing but the revision of a profile. A removal that has not seen the key
-// that was just bound to the profile then fails. touchProfile returns [proto.ErrNotFound] if the
-// profile does not exist.
+// touchProfile changes only a profile's revision. A concurrent removal that missed the key just
+// bound to the profile then fails. touchProfile returns [proto.ErrNotFound] if the profile does not
+// exist.
 func touchProfile(ctx context.Context, st *store.Store, name string) error {
 	if proto.BuiltInProfile(name) {
 		return nil

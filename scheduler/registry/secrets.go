@@ -64,10 +64,10 @@ func secretSealName(key string, injection *proto.Injection) (string, error) {
 	return key + " " + string(text), err
 }
 
-// Put stores a secret, in place of one of the same name. If injection is nil, the replaced secret's
+// Put stores a secret, replacing one with the same name. If injection is nil, the replaced secret's
 // injection stays, so that a change of the value alone does not pass it to programs. Put returns
-// [proto.ErrNoSecretsKey] if nothing can be encrypted, and a [*proto.FieldError] if the organisation
-// has too many secrets or the value cannot be injected.
+// [proto.ErrNoSecretsKey] if nothing can be encrypted, and a [*proto.FieldError] if the
+// organisation has too many secrets or the value cannot be injected.
 func (s *Secrets) Put(ctx context.Context, org, name, value string, injection *proto.Injection) (proto.Secret, error) {
 	key, now := secretKey(org, name), time.Now().UTC()
 	variable, err := proto.CheckSecretValue(value)
@@ -123,8 +123,8 @@ func (s *Secrets) Page(org, after string, limit int, keep func(*proto.Secret) bo
 }
 
 // Remove removes a secret. It returns [proto.ErrNotFound] if there is none, and a
-// [*proto.SecretInUseError] if something names it. Executions of a key that is given the secret at the
-// same time are refused.
+// [*proto.SecretInUseError] if it is in use. Executions of a key that concurrently gets the secret
+// are refused.
 func (s *Secrets) Remove(ctx context.Context, org, name string) error {
 	unused := func(*storedSecret) error { return s.checkUnused(ctx, org, name) }
 	_, err := s.all.Remove(ctx, secretKey(org, name), unused)
@@ -188,8 +188,8 @@ func (s *Secrets) open(ctx context.Context, key string, stored *storedSecret) ([
 	return value, nil
 }
 
-// Bind returns the secrets that bindings name, and their values encrypted for one execution. It sets
-// the injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
+// Bind returns the bound secrets, and their values encrypted for one execution. It sets the
+// injections of the bindings. It returns a [*proto.MissingSecretError] if one does not exist.
 func (s *Secrets) Bind(
 	ctx context.Context, org string, id proto.TraceID, bound []proto.SecretBinding,
 ) (secrets map[string]proto.Secret, sealed []byte, err error) {

@@ -18,8 +18,8 @@ type Sessions struct {
 	all    *store.Collection[proto.Session]
 }
 
-// OpenSessions reads all sessions. secret is the same in all processes: tokens prove with it that
-// they are worth a look into the bucket.
+// OpenSessions reads all sessions. secret is the same in all processes: it proves that a token is
+// genuine before the bucket is read.
 func OpenSessions(ctx context.Context, st *store.Store, secret *[32]byte, log *slog.Logger) (*Sessions, error) {
 	all, err := store.OpenCollection(ctx, store.CollectionConfig[proto.Session]{
 		Store: st, Bucket: st.Sessions, Keys: "*.*", ByID: true, Name: "sessions", Log: log, DropMalformed: true,
@@ -31,8 +31,8 @@ func OpenSessions(ctx context.Context, st *store.Store, secret *[32]byte, log *s
 // Run applies changes by other gateways until ctx is done.
 func (l *Sessions) Run(ctx context.Context) error { return l.all.Run(ctx) }
 
-// Session returns the session with a token, also if it has expired. It returns [proto.ErrNotFound] if
-// there is none. A session that another gateway has just created is read from the bucket.
+// Session returns the session with a token, even if it has expired. It returns [proto.ErrNotFound]
+// if there is none. A session just created by another gateway is read from the bucket.
 func (l *Sessions) Session(ctx context.Context, token string) (proto.Session, error) {
 	if !proto.CheckSessionToken(token, l.secret) {
 		return proto.Session{}, fmt.Errorf("session: %w", proto.ErrNotFound)
@@ -55,7 +55,7 @@ func (l *Sessions) Page(
 }
 
 // Create stores a new session and returns it with its token, which is not stored. If its member or
-// API key has [proto.MaxSessions], the ones that were not used for the longest time end.
+// API key has [proto.MaxSessions], the least recently used ones end.
 func (l *Sessions) Create(ctx context.Context, s proto.Session) (proto.Session, string, error) {
 	token := proto.NewSessionToken(l.secret)
 	s.ID, s.CreatedAt = proto.SessionID(token), time.Now().UTC()
@@ -70,8 +70,8 @@ func (l *Sessions) Create(ctx context.Context, s proto.Session) (proto.Session, 
 	return s, token, l.all.Create(ctx, s.Org+"."+s.ID, &s)
 }
 
-// Use stores that a session is used. It does nothing if the session has ended, or if another request
-// has just stored the same.
+// Use stores that a session is used. It does nothing if the session has ended, or if another
+// request has just done so.
 func (l *Sessions) Use(ctx context.Context, id string) error {
 	key, err := l.all.FindKey(ctx, id)
 	if errors.Is(err, proto.ErrNotFound) {

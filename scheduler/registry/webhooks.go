@@ -208,8 +208,8 @@ func (w *Webhooks) Stored(ctx context.Context, org, key string) (proto.Webhook, 
 	return *s, nil
 }
 
-// Change stores what change makes of the settings of an API key, which are nil if there are none,
-// and returns them. change may be called again. Its error is returned as it is.
+// Change replaces an API key's settings by the result of change, and returns it. change is called
+// with nil if there are none, and possibly again. Its error is returned unchanged.
 func (w *Webhooks) Change(
 	ctx context.Context, org, key string, change func(old *proto.Webhook) (proto.Webhook, error),
 ) (proto.Webhook, error) {
@@ -253,7 +253,7 @@ func (w *Webhooks) Endpoint(org, target string) (p proto.Endpoint, ok bool) {
 	return proto.Endpoint{}, false
 }
 
-// Endpoints returns the endpoints of an organisation, the one that has failed longest first.
+// Endpoints returns the endpoints of an organisation, those failing longest first.
 func (w *Webhooks) Endpoints(org string) []proto.Endpoint {
 	list := []proto.Endpoint{}
 	w.endpoints.View(func() {
@@ -283,8 +283,8 @@ func (w *Webhooks) Failing(ctx context.Context, org, target string, at time.Time
 	return err
 }
 
-// evictEndpoint removes an endpoint of an organisation that has too many: the one that has failed
-// longest, preferably one that is not disabled.
+// evictEndpoint removes an endpoint of an organisation with too many: the one failing longest,
+// preferably one that is not disabled.
 func (w *Webhooks) evictEndpoint(ctx context.Context, org string) error {
 	list := w.Endpoints(org)
 	if len(list) < maxEndpoints {
@@ -302,8 +302,7 @@ func (w *Webhooks) evictEndpoint(ctx context.Context, org string) error {
 	return nil
 }
 
-// Disable records that nothing is delivered to a URL any more, and why. A URL that is disabled
-// already is left alone.
+// Disable records that deliveries to a URL stop, and why. An already disabled URL is left alone.
 func (w *Webhooks) Disable(ctx context.Context, org, target, reason string, at time.Time) error {
 	name, disabled := endpointKey(org, target), false
 	err := store.Update(ctx, func() error {
@@ -335,8 +334,8 @@ func (w *Webhooks) Disable(ctx context.Context, org, target, reason string, at t
 	return err
 }
 
-// Enable forgets that deliveries to a URL fail, and that it is disabled. It returns
-// [proto.ErrNotFound] if neither is recorded.
+// Enable clears a URL's failures and disablement. It returns [proto.ErrNotFound] if neither is
+// recorded.
 func (w *Webhooks) Enable(ctx context.Context, org, target string) error {
 	name := endpointKey(org, target)
 	old, err := w.endpoints.Remove(ctx, name, nil)

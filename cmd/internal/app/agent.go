@@ -55,9 +55,8 @@ func (c *Config) validateAgent() error {
 	return positive("agent-timeout", c.AgentTimeout)
 }
 
-// serveAgents opens the runs of agents, which the runner of batches needs in every gateway. If the
-// operator has set a server with models, it adds the surfaces of agents to a server, and the parts
-// that they need.
+// serveAgents opens the runs of agents, which the batch runner needs in every gateway. If the
+// operator has set a model server, it adds the agent surfaces to server, and the parts they need.
 func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *roles) error {
 	runs, err := agentruns.Open(ctx, s.store, s.log)
 	if err != nil {
@@ -128,8 +127,8 @@ func (s *system) serveAgents(ctx context.Context, server *gateway.Server, r *rol
 	return nil
 }
 
-// rootModels returns the surface with the models at the root, where both APIs have them. A request
-// with a header of Anthropic's is for that, all others are for OpenAI's.
+// rootModels returns the surface for models at the root, where both APIs have them. Requests with
+// an Anthropic header go to that API, all others to OpenAI's.
 func rootModels(messages *anthropic.Server, answers *responses.Server) web.Surface {
 	isAnthropic := func(r *http.Request) bool {
 		return r.Header.Get(anthropic.KeyHeader) != "" || r.Header.Get("Anthropic-Version") != ""

@@ -2,7 +2,7 @@ package app
 
 import "github.com/bullpen-run/bullpen/scheduler/audit"
 
-// auditSinks returns the parts that send the audit log to the sinks of the settings.
+// auditSinks returns the parts that forward the audit log to the configured sinks.
 func (s *system) auditSinks() (parts []part, err error) {
 	add := func(name string, sink audit.Sink) {
 		f := &audit.Forwarder{Log: &audit.Log{Store: s.store}, Sink: sink, Name: name, Instance: s.instance, Logger: s.log}

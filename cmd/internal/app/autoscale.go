@@ -98,8 +98,7 @@ func (c *Config) policies() (*scaler.Policies, error) {
 	return scaler.ReadPolicies(c.AutoscalePolicy)
 }
 
-// autoscaler returns what the dispatcher of this process recommends workers with, and the parts
-// that it needs.
+// autoscaler returns the dispatcher's autoscaler in this process, and the parts it needs.
 func (s *system) autoscaler() (*queue.Autoscaler, []part, error) {
 	policies, err := s.cfg.policies()
 	if err != nil {
@@ -133,11 +132,11 @@ const (
 	natsSocket = "nats.sock"
 	// unixScheme begins the URL of such a socket.
 	unixScheme = "unix://"
-	// localDrainGrace is how long a worker may take to end besides its programs.
+	// localDrainGrace is how long a worker may take to end after its programs.
 	localDrainGrace = 15 * time.Second
 )
 
-// withoutWorker returns the settings of a process whose workers are processes of their own.
+// withoutWorker returns the settings of a process whose workers are separate processes.
 func (c *Config) withoutWorker() *Config {
 	own := *c
 	own.Roles = slices.DeleteFunc(slices.Clone(c.Roles), func(r Role) bool { return r == RoleWorker })
@@ -221,8 +220,8 @@ func (l *localWorkers) command(number int) (*exec.Cmd, string, error) {
 	return cmd, name, nil
 }
 
-// dataOf returns a data directory for a worker. One that a worker of an earlier process still uses
-// is left out.
+// dataOf returns a data directory for a worker, skipping those still used by an earlier process's
+// workers.
 func (l *localWorkers) dataOf(number int) (string, error) {
 	for range maxOrphans {
 		dir := filepath.Join(l.data, "workers", strconv.Itoa(number))

@@ -16,8 +16,8 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 )
 
-// batchStore adapts the stored batches of one kind to the interface of the gateway: those of requests
-// to an API, or with an empty one those of executions.
+// batchStore adapts the stored batches of one API, or of executions if that is empty, to the
+// gateway's interface.
 type batchStore struct {
 	*batches.Batches
 	api string

@@ -14,9 +14,9 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/registry"
 )
 
-// bootstrap makes sure that there is a first API key. A new one is written to a file next to the
-// data, and never shown. It is in the file before it becomes a key, so that a crash cannot leave a
-// key that nobody knows.
+// bootstrap ensures that there is a first API key. A new one is written to a file next to the data,
+// and never shown. It is in the file before it becomes a key, so that a crash cannot leave an
+// unknown key.
 func (s *system) bootstrap(ctx context.Context, keys *registry.Keys) error {
 	if err := s.createFirstKey(ctx, keys); err != nil {
 		return err
@@ -91,7 +91,7 @@ func PersistKey(name, region string) (string, error) {
 	return secret, nil
 }
 
-// readSecret reads the secret of a key from a file that no other user can have read or written.
+// readSecret reads a key's secret from a file inaccessible to other users.
 func readSecret(name string) (string, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// certificateCheck is how old the last look at the files of a certificate is at most when a client
+// certificateCheck is the maximum age of the last check of a certificate's files when a client
 // connects.
 const certificateCheck = time.Second
 
-// certificate is a TLS certificate that is loaded again when its files change. It is safe for
+// certificate is a TLS certificate that is reloaded when its files change. It is safe for
 // concurrent use.
 type certificate struct {
 	cert, key string // files, PEM
@@ -55,8 +55,7 @@ func (c *certificate) stat() (version [2]fileVersion, err error) {
 	return version, nil
 }
 
-// load loads the files, which have that version. It is called with the lock, or before others have
-// c.
+// load loads the files of that version. It is called with the lock, or before c is shared.
 func (c *certificate) load(version [2]fileVersion) error {
 	c.version, c.checked = version, time.Now()
 	pair, err := tls.LoadX509KeyPair(c.cert, c.key)

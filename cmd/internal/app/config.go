@@ -366,8 +366,7 @@ func (c *Config) validateLogin() error {
 	)
 }
 
-// safeURL reports whether nobody between a client and the server of a URL reads or changes what is
-// sent.
+// safeURL reports whether a URL's connection is protected against reading and changes on the way.
 func safeURL(text string) bool {
 	u, err := url.Parse(text)
 	if err != nil || u.Hostname() == "" || u.User != nil || strings.ContainsAny(text, "?#") {

@@ -19,15 +19,15 @@ const maxUnanswered = 2 << 20
 // errUnanswered ends a connection with more than maxUnanswered.
 var errUnanswered = errors.New("the client sends frames that need no answer")
 
-// preface begins the preface of HTTP/2, and no request of HTTP/1 that is served.
+// preface is the start of the HTTP/2 preface; no HTTP/1 request served here starts like this.
 const preface = "PRI "
 
-// countedConn ends a connection over HTTP/2 whose client sends frames that need no answer. Bodies of
-// HTTP/1 are read only as far as a handler wants them.
+// countedConn ends an HTTP/2 connection whose client sends frames that need no answer. HTTP/1
+// bodies are read only as far as a handler wants them.
 type countedConn struct {
 	*net.TCPConn
 	http2      atomic.Bool
-	seen       int          // bytes of preface that the connection began with, -1 after another byte
+	seen       int          // bytes of the preface seen so far, -1 after any other byte
 	unanswered atomic.Int64 // bytes received since the last write
 }
 
@@ -59,7 +59,7 @@ func (c *countedConn) ReadFrom(r io.Reader) (int64, error) {
 	return c.TCPConn.ReadFrom(r)
 }
 
-// countHTTP2 makes the connections that agree on HTTP/2 over TLS end as those without TLS do.
+// countHTTP2 makes connections that negotiate HTTP/2 over TLS end like those without TLS.
 func countHTTP2(cfg *tls.Config) {
 	cfg.NextProtos = []string{"h2", "http/1.1"}
 	base := cfg.Clone()
@@ -77,7 +77,7 @@ func countHTTP2(cfg *tls.Config) {
 	}
 }
 
-// limitedListener bounds the open connections of a server, which reports them through count. It
+// limitedListener limits the open connections of a server, and reports them through count. It
 // answers further connections with 503, so that idle connections cannot fill the memory.
 type limitedListener struct {
 	net.Listener

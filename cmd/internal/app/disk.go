@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// minDiskReserve is the least free disk space in bytes below which no more jobs are accepted. The
+	// minDiskReserve is the free disk space in bytes below which no more jobs are accepted. The
 	// records and results of accepted ones need some, and the embedded NATS stops without any.
 	minDiskReserve = 64 << 20
 	// The default reserve is this part of the disk, but at most maxDiskReserve bytes.
@@ -35,8 +35,7 @@ func (d *dataDisk) space() (free, reserve int64, err error) {
 	return int64(st.Bavail) * st.Bsize, reserve, nil
 }
 
-// full returns why nothing more should be stored on the disk, empty if it should. A nil disk has
-// room.
+// full returns why the disk must not store more, or "". A nil disk has room.
 func (d *dataDisk) full() string {
 	if d == nil {
 		return ""
@@ -52,8 +51,8 @@ func (d *dataDisk) full() string {
 	return ""
 }
 
-// dataDisk returns the disk of the data directory, nil if this process stores nothing there that
-// grows.
+// dataDisk returns the disk of the data directory, nil if this process stores no growing data
+// there.
 func (c *Config) dataDisk() *dataDisk {
 	if c.Embedded() || c.Has(RoleWorker) || c.Has(RoleGateway) && c.StoreURL == "" {
 		return &dataDisk{dir: c.Data, reserve: int64(c.DiskReserve)}
@@ -61,8 +60,7 @@ func (c *Config) dataDisk() *dataDisk {
 	return nil
 }
 
-// directories returns the directories that this process stores much in, by the setting that names
-// them.
+// directories returns the directories in which this process stores much data, by their settings.
 func (c *Config) directories() map[string]string {
 	all := map[string]string{}
 	if c.dataDisk() != nil {

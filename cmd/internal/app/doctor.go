@@ -31,7 +31,8 @@ type Check struct {
 	Remedy   string `json:"remedy,omitempty"` // what to do when it is not OK
 }
 
-// Doctor checks what the roles of c need. It starts jails like a worker, and leaves nothing behind.
+// Doctor checks the requirements of c's roles. It starts jails like a worker, and leaves nothing
+// behind.
 func Doctor(ctx context.Context, c *Config) []Check {
 	var checks []Check
 	if c.Has(RoleWorker) {
@@ -175,7 +176,7 @@ func scratch(c *Config) (settings *Config, remove func(), err error) {
 	return &own, func() { _ = os.RemoveAll(dir) }, nil
 }
 
-// checkNetwork creates a jail with a network, unless err is the cause why it cannot.
+// checkNetwork creates a jail with a network, unless err already explains why it cannot.
 func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	if err == nil {
 		spec := jailSpec()
@@ -185,8 +186,8 @@ func checkNetwork(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	return optionalCheck("network", "sandboxes may have one", "this worker does not run sandboxes with a network", err)
 }
 
-// optionalCheck returns a check that a worker can do without. held says what it has if err is nil, and lacking what
-// it does without otherwise.
+// optionalCheck returns a check whose failure a worker can live with. If err is nil, held describes
+// the feature, otherwise lacking describes the consequence.
 func optionalCheck(name, held, lacking string, err error) Check {
 	if err != nil {
 		return Check{Name: name, Optional: true, Found: lacking, Remedy: err.Error()}
@@ -194,7 +195,7 @@ func optionalCheck(name, held, lacking string, err error) Check {
 	return Check{Name: name, Optional: true, OK: true, Found: held}
 }
 
-// checkRoots checks that hosts can prove their names, which they must before secrets are added to
+// checkRoots checks that hosts can be verified, which is required before adding secrets to
 // requests.
 func checkRoots() Check {
 	_, err := inject.SystemRoots()
@@ -202,7 +203,8 @@ func checkRoots() Check {
 		"this worker does not run programs whose requests get secrets", err)
 }
 
-// checkDisk creates a jail with a home too large for memory, unless err is the cause why it cannot.
+// checkDisk creates a jail with a home too large for memory, unless err already explains why it
+// cannot.
 func checkDisk(ctx context.Context, maker *nsjail.Maker, err error) Check {
 	if err == nil {
 		err = maker.TryDisk(ctx, jailSpec())
@@ -211,7 +213,7 @@ func checkDisk(ctx context.Context, maker *nsjail.Maker, err error) Check {
 		"this worker does not run sandboxes whose home or /tmp is larger than their memory allows", err)
 }
 
-// checkMounts checks that storage connections can be mounted, unless err is the cause why they
+// checkMounts checks that storage connections can be mounted, unless err already explains why they
 // cannot.
 func checkMounts(c *Config, maker *nsjail.Maker, err error) Check {
 	if err == nil {
@@ -298,7 +300,7 @@ func installTools(missing string) string {
 	return "install the packages " + strings.Join(slices.Sorted(maps.Keys(packages)), ", ")
 }
 
-// missingTools returns the programs that agents' file tools need and that are missing in a jail.
+// missingTools returns the programs missing in a jail that agents' file tools need.
 func missingTools(ctx context.Context, maker *nsjail.Maker) (string, error) {
 	j, err := maker.Prepare(ctx, jailSpec())
 	if err != nil {

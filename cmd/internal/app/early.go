@@ -33,7 +33,7 @@ func (c *Config) checkMachine() error {
 	return nil
 }
 
-// watchDispatcher logs when no dispatcher answers, and when one does again.
+// watchDispatcher logs when the dispatcher stops or resumes answering.
 func (s *system) watchDispatcher(ctx context.Context) error {
 	ticker := time.NewTicker(dispatcherCheckInterval)
 	defer ticker.Stop()

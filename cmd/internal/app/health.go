@@ -52,8 +52,7 @@ func (h *health) missingCapabilities() map[string]string {
 	return h.missing // never changed
 }
 
-// reason returns why the worker accepts no jobs. It is empty if the worker accepts jobs, or if
-// there is no worker.
+// reason returns why the worker accepts no jobs, or "" if it does or there is no worker.
 func (h *health) reason() string {
 	if h == nil {
 		return ""

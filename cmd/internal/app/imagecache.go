@@ -78,10 +78,10 @@ func (c *imageCache) open() (_ *image.Cache, err error) {
 // topDir is EXT4_TOPDIR_FL.
 const topDir = 0x20000
 
-// spreadImages makes ext4 place each image of a cache in another part of the disk. Without a journal,
-// ext4 does not use the inodes of a deleted file again for minutes and searches past them one by one:
-// without this, unpacking an image after the removal of another one takes six times as much processor
-// time. Other file systems return an error, and need it not.
+// spreadImages makes ext4 place each image of a cache in another part of the disk. Without a
+// journal, ext4 avoids the inodes of a deleted file for minutes and searches past them one by one,
+// which makes unpacking an image after the removal of another take six times as much processor
+// time. Other file systems return an error, and do not need it.
 func spreadImages(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -113,8 +113,8 @@ func lockNumber(dir string) (int, *os.File, error) {
 	return 0, nil, fmt.Errorf("%d workers have directories in %s: choose another one", maxImageCaches, dir)
 }
 
-// count returns the number of images in the cache. Those of a directory that this worker has not
-// taken over yet are not counted.
+// count returns the number of images in the cache, excluding directories that this worker has not
+// taken over yet.
 func (c *imageCache) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,8 +17,8 @@ func (s *system) images(ctx context.Context) (*registry.Images, error) {
 	})
 }
 
-// logDefaultImage logs what programs in sandboxes without an image run on, unless it is an image that
-// is stored.
+// logDefaultImage logs the root file system of sandboxes without an image, unless it is a stored
+// image.
 func (s *system) logDefaultImage(ctx context.Context, images *registry.Images) {
 	if s.cfg.DefaultImage == "" {
 		s.log.Info("sandboxes without an image use the runtimes of the workers' hosts", "remedy",

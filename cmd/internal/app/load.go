@@ -37,8 +37,8 @@ func (l *machineLoad) read() proto.Machine {
 	return m
 }
 
-// meminfo returns the bytes of memory of this machine, and those that programs can get without
-// swapping. It returns zeros if the kernel does not tell.
+// meminfo returns this machine's memory in bytes, and how much of it programs can get without
+// swapping. It returns zeros if the kernel does not report them.
 func meminfo() (total, available int64) {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {

@@ -22,7 +22,7 @@ func (c *Config) login() (*login.Provider, error) {
 	}, nil
 }
 
-// oidcSecret returns the secret of the client at the identity provider, empty if it has none.
+// oidcSecret returns the client secret at the identity provider, or "".
 func (c *Config) oidcSecret() (string, error) {
 	if c.OIDCSecretFile == "" {
 		return "", nil

@@ -21,8 +21,8 @@ const (
 	// is for programs.
 	defaultMemoryDivisor = 4
 	// The shares of memory for open requests, queued jobs, connections, pending deliveries and the
-	// index of stored records, in sixteenths. Jobs that are being stored may use another quarter of
-	// the jobs' share. The rest is for everything else, such as results in transit.
+	// index of stored records, in sixteenths. Jobs being stored may use another quarter of the
+	// jobs' share. The rest is for everything else, such as results in transit.
 	requestSixteenths    = 6
 	jobSixteenths        = 4
 	connectionSixteenths = 2
@@ -67,8 +67,8 @@ func (c *Config) maxSubjects() int {
 	return int(c.MemoryLimit() / 16 * recordSixteenths / natsembed.SubjectCost)
 }
 
-// machineMemory returns the memory in bytes of the machine, or the limit of the container,
-// whichever is less. It returns the largest number if neither can be read.
+// machineMemory returns the memory in bytes of the machine or the container's limit, whichever is
+// less. It returns the largest number if neither can be read.
 func machineMemory() int64 {
 	memory := int64(math.MaxInt64)
 	for _, limit := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {

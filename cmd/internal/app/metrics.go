@@ -48,8 +48,8 @@ type Metrics struct {
 	preloadFailures prometheus.Counter
 }
 
-// durationBuckets are the buckets of all durations in seconds: from what a warm sandbox takes to
-// the longest programs of most plans.
+// durationBuckets are the buckets of all durations in seconds: from a warm sandbox's to the longest
+// programs' of most plans.
 func durationBuckets() []float64 {
 	return []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
 }
@@ -174,8 +174,8 @@ func NewMetrics(byOrg bool) *Metrics {
 }
 
 // Queue registers the metrics of the queue. Each scrape calls stats. leads reports whether this
-// process assigns jobs: only that one reports what is the same for all processes, so that sums over
-// processes are right. leads may be nil for never.
+// process assigns jobs: only then does it report process-independent values, so that sums over
+// processes are correct. leads may be nil for never.
 func (m *Metrics) Queue(stats func(context.Context) (proto.QueueStats, error), leads func() bool) {
 	m.registry.MustRegister(newQueueCollector(stats, leads))
 }
@@ -251,8 +251,8 @@ func (m *Metrics) PendingWebhooks(pending func() int) {
 	}, func() float64 { return float64(pending()) }))
 }
 
-// Disks registers the free space of the disks of directories, each with the name of its setting.
-// It is read at each scrape. A directory that does not exist yet has none.
+// Disks registers the free space of the disks of directories, each with the name of its setting. It
+// is read at each scrape. Missing directories are skipped.
 func (m *Metrics) Disks(directories map[string]string) {
 	m.registry.MustRegister(&diskCollector{
 		directories,
@@ -336,8 +336,7 @@ func (m *Metrics) ImageCache(stats func() image.CacheStats) {
 		}, func() float64 { return float64(stats().Misses) }))
 }
 
-// StoreFailed counts a request to the blob store that the store did not carry out, or answered with
-// wrong content.
+// StoreFailed counts a request to the blob store that failed or returned wrong content.
 func (m *Metrics) StoreFailed(operation string) { m.storeErrors.WithLabelValues(operation).Inc() }
 
 // DeadLettered counts a dead letter that was stored.
@@ -400,7 +399,7 @@ func (m *Metrics) worked(rec *proto.Record) {
 // CgroupVersion sets the version of cgroups in use.
 func (m *Metrics) CgroupVersion(version int) { m.cgroupVersion.Set(float64(version)) }
 
-// statsTimeout bounds the time for which a scrape waits for the queue.
+// statsTimeout limits how long a scrape waits for the queue.
 const statsTimeout = time.Second
 
 // queueCollector collects the metrics of the queue at each scrape. If the queue does not answer, or
@@ -467,8 +466,8 @@ func (m *Metrics) QuotaReached(c proto.Crossing) {
 // ScalingFailed counts a failed attempt to change the number of workers of a pool.
 func (m *Metrics) ScalingFailed(pool string) { m.scaling.WithLabelValues(pool).Inc() }
 
-// Pools registers the demand for the workers of each pool, and how many are recommended. Each
-// scrape calls pools. leads is as for [Metrics.Queue].
+// Pools registers the demand and the recommended number of workers of each pool. Each scrape calls
+// pools. leads is as for [Metrics.Queue].
 func (m *Metrics) Pools(pools func(context.Context) ([]proto.Pool, error), leads func() bool) {
 	m.registry.MustRegister(newPoolCollector(pools, leads))
 }

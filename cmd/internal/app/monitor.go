@@ -21,13 +21,13 @@ import (
 const (
 	needStore = "store"
 	needRedis = "redis"
-	// monitorInterval is the pause between checks of what answers, and monitorPause after a failure.
+	// monitorInterval is the pause between checks, and monitorPause the pause after a failed one.
 	monitorInterval = 30 * time.Second
 	monitorPause    = 2 * time.Second
 )
 
-// monitor checks the servers that a process needs besides NATS, and logs when one stops or starts to
-// answer. Executions that do not need them run meanwhile.
+// monitor checks the servers that a process needs besides NATS, and logs when one stops or resumes
+// answering. Executions that do not need them run meanwhile.
 type monitor struct {
 	log    *slog.Logger
 	checks map[string]func(ctx context.Context) error // by need
@@ -77,7 +77,7 @@ func (m *monitor) run(ctx context.Context) error {
 	return nil
 }
 
-// set stores the result of a check, and logs it if it differs from the one before.
+// set stores the result of a check, and logs it if it has changed.
 func (m *monitor) set(need string, err error) {
 	m.mu.Lock()
 	before, was := m.problems[need]
@@ -100,7 +100,7 @@ func (m *monitor) set(need string, err error) {
 	}
 }
 
-// problemText returns what is wrong, and what to do.
+// problemText describes a problem and its remedy.
 func problemText(need string, err error) string {
 	text, advice := err.Error(), "correct --store and --store-key"
 	if need == needRedis {
@@ -112,7 +112,7 @@ func problemText(need string, err error) string {
 	return text + ": " + advice
 }
 
-// problems returns what this process needs and does not have, in the order of the needs.
+// problems returns this process's unmet needs, in the order of the needs.
 func (s *system) problems() []proto.Problem {
 	problems := []proto.Problem{}
 	s.monitor.mu.Lock()

@@ -23,7 +23,8 @@ import (
 // starts it, with [destinations] as its argument.
 const MountServer = "mount-server"
 
-// destinations are where storage connections may lead, beside public addresses over https.
+// destinations are the allowed destinations of storage connections, in addition to public addresses
+// over https.
 type destinations struct {
 	CIDRs []netip.Prefix    `json:"cidrs,omitempty"`
 	HTTP  bool              `json:"http,omitempty"`
@@ -75,7 +76,7 @@ func checkEndpoint(g *guard.Guard, m proto.Mount) error {
 	return g.CheckURL("endpoint", m.S3.Endpoint)
 }
 
-// openMounts opens what mounts storage connections, or returns the reason why this worker cannot.
+// openMounts opens the mounter of storage connections, or returns why this worker cannot mount any.
 func openMounts(cfg *Config, maker *nsjail.Maker) (*mount.Opener, error) {
 	data, err := filepath.Abs(cfg.Data)
 	if err != nil {
@@ -97,7 +98,7 @@ func openMounts(cfg *Config, maker *nsjail.Maker) (*mount.Opener, error) {
 	})
 }
 
-// requestConns is how many connections to the server of a bucket a request to the gateway may have.
+// requestConns is how many connections to a bucket's server one request to the gateway may use.
 const requestConns = 16
 
 // buckets are the storage connections, as a gateway uses them.
@@ -184,7 +185,7 @@ func (r *refusal) dial(g *guard.Guard) dial {
 	}
 }
 
-// explain returns the refusal if there is one, instead of the error that it led to.
+// explain returns the refusal, if any, instead of the error that it caused.
 func (r *refusal) explain(err error) error {
 	if refused := r.reason.Load(); refused != nil && err != nil {
 		return &proto.StorageTestError{Step: "connect to the server", Why: refused.Reason}

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// findNsjail returns the path of the nsjail program: the configured one, else the one beside the
-// bullpen program or in its libexec directory, else the one on the PATH.
+// findNsjail returns the path of the nsjail program: the configured one, otherwise the one beside
+// the bullpen program or in its libexec directory, otherwise the one on the PATH.
 func findNsjail(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil

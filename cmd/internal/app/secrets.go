@@ -13,7 +13,7 @@ import (
 // secretsKeyFile is the default file of the key of secrets, in the data directory.
 const secretsKeyFile = "secrets.key"
 
-// wrapper returns what protects the data key of secrets, nil if the operator gave no key.
+// wrapper returns the wrapper of the secrets' data key, nil if the operator gave no key.
 func (c *Config) wrapper() keyring.Wrapper {
 	switch file := c.secretsKey(); {
 	case c.SecretsCommand != "":
@@ -38,8 +38,7 @@ func (c *Config) defaultSecretsKey() bool {
 	return c.SecretsKey == "" && c.SecretsCommand == "" && !c.SecretsPlain && c.Embedded()
 }
 
-// checkSecrets returns an error if a gateway would store secrets without encryption although nobody
-// asked for that.
+// checkSecrets returns an error if a gateway would store secrets unencrypted without being told to.
 func (c *Config) checkSecrets() error {
 	return setting("secrets-key", !c.Has(RoleGateway) || c.SecretsPlain || c.wrapper() != nil,
 		"secrets would be stored without encryption: make a key with age-keygen -o secrets.key and give it to every "+

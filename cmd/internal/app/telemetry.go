@@ -33,9 +33,8 @@ func NewLogger(w io.Writer, level slog.Level, format LogFormat) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// Telemetry records spans and exports them as the standard environment variables OTEL_… configure,
-// and log records where these name an endpoint or an exporter of logs. Without them it does
-// nothing.
+// Telemetry exports spans as configured by the standard environment variables OTEL_…, and log
+// records if these name an endpoint or an exporter for logs. Without them it does nothing.
 type Telemetry struct {
 	// Tracers provides the tracers of all packages.
 	Tracers trace.TracerProvider

@@ -25,7 +25,7 @@ func (s *system) versions() *thread.Versions {
 	}
 }
 
-// newSpool returns an empty file in the data directory, which is removed when it is closed.
+// newSpool returns an empty file in the data directory that is removed when closed.
 func (s *system) newSpool() (*os.File, error) {
 	if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil { // only an embedded NATS creates it at start
 		return nil, fmt.Errorf("create a spool file: %w", err)

@@ -43,7 +43,7 @@ const (
 	closeTimeout   = 5 * time.Second
 )
 
-// gateway returns the server of the gateway role, and the parts that it needs.
+// gateway returns the server of the gateway role, and the parts it needs.
 func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	keys, err := registry.OpenKeys(ctx, s.store, s.keyring, s.cfg.Region, s.log)
 	if err != nil {
@@ -290,8 +290,8 @@ func (h *httpServer) open(api http.Handler, leave func()) {
 	h.log.Info("listening", "url", scheme+h.listener.Addr().String())
 }
 
-// run serves until ctx is done and the requests that are open then have finished. Requests that
-// come meanwhile are served, too.
+// run serves until ctx is done and all requests open at that time have finished. Requests that
+// arrive meanwhile are served, too.
 func (h *httpServer) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- h.serve() }()
@@ -382,8 +382,8 @@ func (f *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // setHandler replaces the handler.
 func (f *requests) setHandler(h http.Handler) { f.handler.Store(&h) }
 
-// done returns a channel that is closed when the requests that are open now have ended. Later ones
-// do not count: clients that poll would delay it for ever.
+// done returns a channel that is closed when the requests open now have ended. Later ones do not
+// count, since polling clients would delay it forever.
 func (f *requests) done() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()

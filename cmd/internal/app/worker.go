@@ -59,7 +59,7 @@ func (r *workerRole) work(ctx context.Context) error {
 }
 
 // hold keeps the worker registered with the dispatcher, and holds the resources that jails need. If
-// a resource is missing, hold reports that and tries again: the machine may be repaired meanwhile.
+// one is missing, hold reports it and retries, since the machine may be repaired meanwhile.
 func (r *workerRole) hold(ctx context.Context) error {
 	for {
 		r.missing = map[string]string{}
@@ -255,8 +255,8 @@ func (r *workerRole) logMissing(capability string, err error) {
 // preloadTimeout limits the storing of a preload failure.
 const preloadTimeout = 10 * time.Second
 
-// zygoteCreated counts a zygote that was created, or was not because of err, and stores whether the
-// modules of its sandbox can be preloaded.
+// zygoteCreated counts a zygote's creation or its failure err, and stores whether the modules of
+// its sandbox can be preloaded.
 func (r *workerRole) zygoteCreated(ctx context.Context, sandbox proto.Sandbox, err error) {
 	r.metrics.ZygoteCreated(len(sandbox.Preload) > 0, err)
 	if len(sandbox.Preload) == 0 {

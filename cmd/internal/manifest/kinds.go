@@ -50,7 +50,7 @@ func newKinds(ctx context.Context, c *client.Client, test bool) (*kinds, error) 
 	return &kinds{c, *defaults, keys, test}, nil
 }
 
-// whole is the settings of a kind whose changes store the whole form.
+// whole returns the settings of a kind whose changes replace the whole object.
 func whole(_, wanted any) (any, error) { return wanted, nil }
 
 // named returns the path of an object that has its name in the path.

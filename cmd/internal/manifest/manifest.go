@@ -1,5 +1,5 @@
-// Package manifest keeps plans, organisations, sandbox profiles, storage connections and API keys of a
-// server as a file describes them.
+// Package manifest keeps a server's plans, organisations, sandbox profiles, storage connections and
+// API keys in sync with a file.
 package manifest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/bullpen-run/bullpen/client"
 )
 
-// Manifest lists objects. Those that it does not name are left as they are.
+// Manifest lists objects. Unlisted objects are left alone.
 type Manifest struct {
 	Plans    []map[string]any `yaml:"plans,omitempty"`
 	Orgs     []map[string]any `yaml:"orgs,omitempty"`
@@ -48,8 +48,8 @@ type Change struct {
 	Name string // for a key ORG/NAME, for a connection ORG/SLUG
 	New  bool   // the object does not exist yet
 	Diff string // from the present form in YAML to the wanted one
-	// Apply makes the change, unless somebody else has changed the object since it was compared. It
-	// returns the new key of a new API key.
+	// Apply makes the change, unless the object has changed since the comparison. It returns the
+	// new key of a new API key.
 	Apply func(context.Context) (key string, err error)
 }
 
@@ -58,7 +58,7 @@ type kind struct {
 	name string
 	// decode returns the complete form of an object in the manifest, and its name.
 	decode func(body []byte) (name string, wanted any, err error)
-	// find returns the path of an object, empty if there is none.
+	// find returns the path of an object, or "".
 	find func(name string) (path string, err error)
 	// form returns the part of an object that a manifest describes.
 	form func(stored []byte) (any, error)
@@ -67,9 +67,9 @@ type kind struct {
 	path     string // of the list
 }
 
-// Compare returns the changes that make a server as the manifest describes it, in the order in
-// which they can be made. It changes nothing. Errors name the object. Unless test is true, the server
-// does not use the storage of connections that change.
+// Compare returns the changes that bring a server in line with the manifest, in a valid order. It
+// changes nothing. Errors name the object. Unless test is true, the server does not test the
+// storage of changed connections.
 func (m *Manifest) Compare(ctx context.Context, c *client.Client, test bool) ([]Change, error) {
 	k, err := newKinds(ctx, c, test)
 	if err != nil {
@@ -104,8 +104,7 @@ func (m *Manifest) Compare(ctx context.Context, c *client.Client, test bool) ([]
 	return changes, nil
 }
 
-// byNext orders plans so that each comes after the plan that it names as its next one, which must
-// exist first.
+// byNext orders plans so that each comes after its next plan, which must exist first.
 func byNext(plans []map[string]any) []map[string]any {
 	next := map[any]any{}
 	for _, p := range plans {
@@ -202,9 +201,9 @@ func toYAML(object any) ([]byte, error) {
 	return yaml.JSONToYAML(text)
 }
 
-// Export returns a manifest of all plans that are not as they are built in, organisations that are
-// not being deleted, sandbox profiles but the default one, storage connections, and API keys that work
-// but the server's first one. Secrets of keys are not in it: a server has none.
+// Export returns a manifest of all plans except unchanged built-in ones, organisations that are not
+// being deleted, sandbox profiles except the default one, storage connections, and working API keys
+// except the server's first one. It has no secrets of keys: a server does not know them.
 func Export(ctx context.Context, c *client.Client) ([]byte, error) {
 	k, err := newKinds(ctx, c, true)
 	if err != nil {

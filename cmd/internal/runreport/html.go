@@ -56,7 +56,7 @@ type tick struct {
 	Text string
 }
 
-// HTML writes the report as one page without scripts and links to other files.
+// HTML writes the report as one page without scripts and external links.
 func (r *Run) HTML(w io.Writer) error {
 	begin, end := r.CreatedAt.Time, r.now
 	total := max(end.Sub(begin), time.Millisecond)

@@ -56,7 +56,7 @@ type junitOutcome struct {
 }
 
 // JUnit writes the report as JUnit XML: a suite for each step, a case for each of its cells. A
-// program that failed is a failure, and one that was refused, lost or cancelled is an error.
+// program that failed is a failure; one that was refused, lost or cancelled is an error.
 func (r *Run) JUnit(w io.Writer) error {
 	all := junitSuites{Name: r.title()}
 	for i := range r.Cells {

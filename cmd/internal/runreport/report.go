@@ -34,7 +34,7 @@ type Cell struct {
 	Output     Tail   `json:"output"`
 }
 
-// New returns a report without outputs of a run as it is now.
+// New returns a report, without outputs, of a run's current state.
 func New(run *api.WholePipeline, now time.Time) *Run {
 	r := &Run{Pipeline: run.Pipeline, Cells: make([]Cell, len(run.Cells)), now: now}
 	if run.EndedAt != nil {
@@ -117,7 +117,7 @@ type Tail struct {
 	Gone bool `json:"gone"`
 }
 
-// Add appends output, and forgets the beginning of what is too long.
+// Add appends output, and drops the beginning if it is too long.
 func (t *Tail) Add(text string) {
 	t.Text += text
 	if len(t.Text) <= maxOutput {
@@ -130,7 +130,7 @@ func (t *Tail) Add(text string) {
 	t.Text, t.Cut = strings.Clone(t.Text[begin:]), true
 }
 
-// escapes are the sequences with which programs colour what they print.
+// escapes are the sequences with which programs colour their output.
 var escapes = regexp.MustCompile("\x1b(\\[[0-9:;<=>?]*[ -/]*[@-~]|\\][^\x07\x1b]*(\x07|\x1b\\\\)|[@-Z\\\\^_])")
 
 // plain returns the output without colours and other control characters.
@@ -144,7 +144,7 @@ func (t *Tail) plain() string {
 	}, text)
 }
 
-// note returns what a reader must know before the text, empty for nothing.
+// note returns a note to show before the text, or "".
 func (t *Tail) note() string {
 	switch {
 	case t.Gone:

@@ -22,8 +22,8 @@ const (
 	maxCommandOutput = 4 << 10
 )
 
-// Exec is a [Driver] that runs a command of the operator, with the name of the pool and the number
-// of workers as arguments.
+// Exec is a [Driver] that runs an operator's command, with the name of the pool and the number of
+// workers as arguments.
 type Exec struct {
 	Command string
 }
@@ -50,7 +50,7 @@ func (e *Exec) Scale(ctx context.Context, p proto.Pool) error {
 	return nil
 }
 
-// withoutSettings returns the variables that are not settings of this process, which may be secret.
+// withoutSettings returns the variables except this process's settings, which may be secret.
 func withoutSettings(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(v string) bool { return strings.HasPrefix(v, "BULLPEN_") })
 }

@@ -22,7 +22,7 @@ import (
 const (
 	// kedaMetric is the metric of each trigger. Its target is one for each replica.
 	kedaMetric = "bullpen_desired_workers"
-	// kedaPollEvery is how often a stream asks the dispatcher, which evaluates as often.
+	// kedaPollEvery is how often a stream asks the dispatcher, which evaluates at the same rate.
 	kedaPollEvery = 200 * time.Millisecond
 	// maxKedaRequest bounds a request, in bytes, maxKedaStreams the open requests of a connection.
 	maxKedaRequest = 64 << 10
@@ -34,7 +34,7 @@ const (
 // kedaKeys are the members of a trigger's metadata that KEDA itself reads, and passes on.
 var kedaKeys = []string{"scalerAddress", "enableTLS", "unsafeSsl"} // read only
 
-// Keda is an external scaler of KEDA, which asks it how many replicas a workload of workers should
+// Keda is an external scaler for KEDA, which asks it how many replicas a worker workload should
 // have. It serves any number of pools.
 type Keda struct {
 	externalscaler.UnimplementedExternalScalerServer

@@ -31,8 +31,8 @@ func (p *Policies) Of(pool string) autoscale.Policy {
 	return p.every
 }
 
-// ReadPolicies reads a file with a policy in JSON. Its member "pools", if present, has an object
-// for each pool with the fields that differ there.
+// ReadPolicies reads a file with a policy in JSON. Its optional member "pools" has an object per
+// pool with the fields that differ there.
 func ReadPolicies(file string) (*Policies, error) {
 	info, err := os.Stat(file)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 const (
 	// checkEvery is how often a process driver looks for workers that have drained.
 	checkEvery = 500 * time.Millisecond
-	// A process that ends within quickly of its start is started again after a pause, which is doubled
+	// A process that ends within quickly of its start is restarted after a pause, which doubles
 	// each time up to maxPause.
 	quickly  = 10 * time.Second
 	minPause = time.Second
@@ -29,18 +29,18 @@ const (
 type Workers interface {
 	// Workers returns all live workers by name.
 	Workers(ctx context.Context) ([]proto.Worker, error)
-	// Drain makes a worker take no more jobs, or take jobs again.
+	// Drain makes a worker stop or resume taking jobs.
 	Drain(ctx context.Context, name string, drain bool) (proto.Worker, error)
 }
 
-// Process is a [Driver] that runs workers of one pool as processes on this machine. A surplus worker
+// Process is a [Driver] that runs one pool's workers as processes on this machine. A surplus worker
 // drains, and is stopped when its programs have ended.
 type Process struct {
 	Pool string
 	// Most bounds the processes.
 	Most int
-	// Command returns the command of a worker and the name that the worker will have. Numbers are
-	// unique among the running processes.
+	// Command returns the command and the name of a worker. Numbers are unique among the running
+	// processes.
 	Command func(number int) (cmd *exec.Cmd, name string, err error)
 	Workers Workers
 	// Grace is how long processes have to end when Run ends. Then they are killed.
@@ -181,7 +181,7 @@ func (p *Process) idlest(live map[string]proto.Worker) (best *child) {
 	return best
 }
 
-// drain makes a worker drain or take jobs again, and reports whether it does.
+// drain makes a worker drain or resume taking jobs, and reports whether it does.
 func (p *Process) drain(ctx context.Context, c *child, drain bool) bool {
 	if _, err := p.Workers.Drain(ctx, c.name, drain); err != nil {
 		p.Log.Warn("worker not drained, will retry", "worker", c.name, "drain", drain, "error", err)

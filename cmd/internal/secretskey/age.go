@@ -1,5 +1,5 @@
-// Package secretskey has the operator's keys, which wrap the data key of secrets: identities of age
-// in a file, or a command that asks a key management service.
+// Package secretskey implements the operator's keys, which wrap the data key of secrets: age
+// identities in a file, or a command that calls a key management service.
 package secretskey
 
 import (
@@ -20,8 +20,8 @@ import (
 // maxWrapped bounds a wrapped data key in bytes.
 const maxWrapped = 64 << 10
 
-// File is a file with identities of age, one a line, as age-keygen writes it. Each of them unwraps
-// what was wrapped with any file that had it. The file is read at each use, so that it can be
+// File is a file with age identities, one per line, as written by age-keygen. Each identity unwraps
+// data wrapped with any file that contained it. The file is read at each use, so that it can be
 // replaced while bullpen runs.
 type File struct{ Path string }
 
@@ -98,8 +98,8 @@ func (f File) read() (identities []age.Identity, recipients []age.Recipient, err
 	return identities, recipients, nil
 }
 
-// Create creates the file with a new identity, unless there is a file already. As soon as it has
-// its name, it is durable, complete and readable by this user only.
+// Create creates the file with a new identity, unless it exists. As soon as it has its name, it is
+// durable, complete and readable by this user only.
 func (f File) Create() (err error) {
 	if _, err := os.Lstat(f.Path); err == nil {
 		return nil

@@ -20,9 +20,9 @@ const (
 	maxComplaint   = 1 << 10 // bytes of what the command writes to standard error, in errors
 )
 
-// Command is a program of the operator that wraps and unwraps data keys, for example with a key
-// management service. It is run with the argument wrap or unwrap, reads the input from standard
-// input and writes the output to standard output, both binary.
+// Command is an operator's program that wraps and unwraps data keys, for example with a key
+// management service. It is run with the argument wrap or unwrap, reads standard input and writes
+// standard output, both binary.
 type Command struct{ Path string }
 
 // Wrap runs the command with the argument wrap.

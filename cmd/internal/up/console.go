@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// maxLine is the length in bytes of the longest line that is printed in one.
+// maxLine is the length in bytes at which a line is split for printing.
 const maxLine = 64 << 10
 
 // console prints the lines of all processes, each with the name of its process.

@@ -18,7 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
-// The network of all deployments. Each deployment has one of its own, so that they share it.
+// The network of all deployments. Each has a separate one, so they share the addresses.
 var (
 	firstAddr = netip.MustParseAddr("10.231.0.1")
 	hubAddr   = netip.MustParseAddr("10.231.0.254")
@@ -31,9 +31,8 @@ const (
 	acceptPause = 10 * time.Millisecond
 )
 
-// network is a network namespace with a bridge to which the namespaces of processes are connected.
-// It has no name, no interface on the machine and no way out. The kernel removes it with the
-// processes that are in it.
+// network is a network namespace with a bridge that connects the namespaces of processes. It has no
+// name, no interface on the machine and no way out. The kernel removes it with its last process.
 type network struct {
 	hub *os.File // the namespace with the bridge
 }
@@ -75,9 +74,9 @@ func setUp(name string, addr netip.Addr) error {
 	return nil
 }
 
-// join moves the calling thread, and so the processes that it starts, to a new namespace that is
-// connected to the bridge. The namespace ends with the thread and these processes. The caller has
-// locked the goroutine to the thread, and the thread must not be used for anything else.
+// join moves the calling thread, and so the processes that it starts, to a new namespace connected
+// to the bridge. The namespace ends with the thread and these processes. The caller has locked the
+// goroutine to the thread, and must not use the thread for anything else.
 func (n *network) join(addr netip.Addr) (err error) {
 	defer func() {
 		if err != nil {
@@ -152,7 +151,7 @@ func (n *network) relay(ctx context.Context, client *net.TCPConn, to string) {
 	defer func() { _ = client.Close() }()
 	conn, err := n.dial(ctx, "tcp", to)
 	if err != nil {
-		return // the process is down, and so is what the client sees
+		return // the process is down, and so is the client's connection
 	}
 	server := conn.(*net.TCPConn)
 	defer func() { _ = server.Close() }()

@@ -21,12 +21,12 @@ import (
 const (
 	firstPause   = 500 * time.Millisecond // before the first restart
 	longestPause = 15 * time.Second
-	// steadyAfter is how long a process must have run for the pause to be the first one again.
+	// steadyAfter is how long a process must have run to reset the pause before its restart.
 	steadyAfter = 30 * time.Second
 	outputGrace = time.Second // for output that a process has written before its end
 )
 
-// process is a process of the deployment, which is started again when it ends.
+// process is a process of the deployment, which is restarted when it ends.
 type process struct {
 	spec
 	dir     string // for its files
@@ -115,7 +115,7 @@ func (p *process) start(stop context.Context) (_ *exec.Cmd, read *os.File, err e
 		cmd.Dir = p.dir
 	}
 	cmd.Stdout, cmd.Stderr = write, write
-	// A process group of its own keeps Ctrl-C from the process, which is stopped when it is its turn.
+	// A separate process group shields the process from Ctrl-C, so that it is stopped in its turn.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		_ = read.Close()
@@ -124,8 +124,8 @@ func (p *process) start(stop context.Context) (_ *exec.Cmd, read *os.File, err e
 	return cmd, read, nil
 }
 
-// wait prints the output of the process until it ends, and returns how it ended. What it leaves of
-// its process group is killed.
+// wait prints the process's output until it ends, and returns how it ended. It kills the rest of
+// the process group.
 func (p *process) wait(cmd *exec.Cmd, read *os.File) error {
 	printed := make(chan struct{})
 	go func() {
@@ -134,7 +134,7 @@ func (p *process) wait(cmd *exec.Cmd, read *os.File) error {
 	}()
 	_ = cmd.Wait() // the state says more
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-	// What it started in other groups may keep the pipe open.
+	// Children in other groups may keep the pipe open.
 	_ = read.SetReadDeadline(time.Now().Add(outputGrace))
 	<-printed
 	_ = read.Close()

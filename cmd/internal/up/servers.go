@@ -38,7 +38,7 @@ func redisURL(host, password string) string {
 	}).String()
 }
 
-// ServeNATS runs a NATS server, one of a cluster if there are other peers, until ctx is done.
+// ServeNATS runs a NATS server until ctx is done, as part of a cluster if there are peers.
 func ServeNATS(ctx context.Context, dir, name, host string, peers []string, password string, log *slog.Logger) error {
 	node := natsembed.Node{Name: name, Host: host, Peers: peers, User: natsUser, Password: password}
 	s, err := natsembed.OpenNode(dir, diskReserve, node, log)
@@ -50,7 +50,7 @@ func ServeNATS(ctx context.Context, dir, name, host string, peers []string, pass
 	return s.Run(ctx)
 }
 
-// ServeRedis runs a Redis server, which keeps nothing at its end, until ctx is done.
+// ServeRedis runs a Redis server without persistence, until ctx is done.
 func ServeRedis(ctx context.Context, host, password string, log *slog.Logger) error {
 	address := net.JoinHostPort(host, strconv.Itoa(redisPort))
 	log.Info("Redis listening", "address", address)

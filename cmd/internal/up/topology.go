@@ -38,9 +38,9 @@ type Service struct {
 	Command []string   `yaml:"command"` // another program, which is started in its data directory
 	// Replicas is the number of processes, nil for one process without a number in its name.
 	Replicas *int `yaml:"replicas"`
-	// Publish is a port of this machine's loopback interface at which the first process is reached,
-	// 0 for a free one. That of each further process is one higher. Processes without it can be
-	// reached from their own network only.
+	// Publish is a loopback port of this machine that reaches the first process, 0 for a free one.
+	// Further processes have the following ports. Processes without it can be reached from their
+	// own network only.
 	Publish *int `yaml:"publish"`
 	// Env has variables of its processes, which override those of the topology.
 	Env map[string]string `yaml:"env"`
@@ -209,7 +209,7 @@ func (s Service) stage() int {
 	}
 }
 
-// spec is what is known of a process before it starts.
+// spec describes a process before it starts.
 type spec struct {
 	name    string // of the service, with a number if that has replicas
 	service Service
@@ -247,7 +247,7 @@ func (t *Topology) addresses() map[string]string {
 	return found
 }
 
-// hosts returns the addresses of the processes of the one service with a server of this kind.
+// hosts returns the process addresses of the only service with a server of this kind.
 func (t *Topology) hosts(server string) (addrs []string) {
 	for _, p := range t.specs() {
 		if p.service.Server == server {
@@ -286,7 +286,7 @@ func (t *Topology) settings(p spec, data, password, key string) map[string]strin
 	return env
 }
 
-// add adds variables in whose values the names of processes are replaced by their addresses.
+// add adds variables, replacing process names in their values by addresses.
 func (t *Topology) add(env, more map[string]string) {
 	addresses := t.addresses()
 	for name, value := range more {

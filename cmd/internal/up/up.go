@@ -34,7 +34,7 @@ const (
 
 // Run starts the processes of a topology and prints their output to w, until ctx is done. Then it
 // stops them, gateways first and servers last. It keeps their files, the first API key and the key
-// of secrets below the directory data, which is created. It needs root.
+// of secrets in the directory data, creating it if necessary. It needs root.
 func Run(ctx context.Context, t *Topology, data string, w io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("bullpen up needs root, for network namespaces and for the sandboxes of workers")
@@ -175,7 +175,7 @@ func (d *deployment) start(all [stages]*stage, urls map[*process]string) error {
 	return nil
 }
 
-// listen listens at the port of this machine at which the process is published.
+// listen listens on the port of this machine that publishes the process.
 func (p *process) listen(ctx context.Context) (net.Listener, error) {
 	port := *p.service.Publish
 	if port > 0 {
