@@ -106,7 +106,7 @@ type Turn struct {
 	Tools       []Definition
 	Choice      Choice
 	Format      *Format // nil for any text
-	MaxTokens   int     // of the reply; 0 for as many as the model's server allows
+	MaxTokens   int     // of the reply; 0 for the model server's maximum
 	Temperature *float64
 	TopP        *float64
 	Stop        []string
@@ -149,7 +149,7 @@ func (u *Usage) add(v Usage) {
 	u.CacheWrite += v.CacheWrite
 }
 
-// Reply is what a model said in a turn besides its text.
+// Reply is a model's output in a turn besides its text.
 type Reply struct {
 	Calls  []Call `json:"calls,omitempty"` // as the model made them: ids may be missing, arguments may be malformed
 	Finish Finish `json:"finish"`
@@ -181,7 +181,7 @@ func FindModel(ctx context.Context, up Upstream, encoded string) (name string, e
 	return name, ClientError(err)
 }
 
-// UpstreamKind is what is wrong with an upstream.
+// UpstreamKind is the kind of an upstream's failure.
 type UpstreamKind string
 
 // The kinds.
@@ -280,7 +280,7 @@ const (
 	EventText    EventKind = "text"    // Text continues the text of an item
 	EventTextEnd EventKind = "textEnd" // the item has all its text, which is Text
 	EventThought EventKind = "thought" // Thinking is an item
-	EventTurn    EventKind = "turn"    // Reply is what else the model said; it is not part of the output
+	EventTurn    EventKind = "turn"    // Reply is the rest of the model's reply; it is not part of the output
 	EventCall    EventKind = "call"    // Call is an item; with arguments that are not executed, they are empty
 	EventChange  EventKind = "change"  // Outcome, once its Change is applied; it is not part of the output
 	EventResult  EventKind = "result"  // Outcome of Call is an item

@@ -188,7 +188,7 @@ func (l *loop) ask(ctx context.Context) (*Reply, error) {
 		return nil, err
 	}
 	l.addText(text.text.String())
-	// The first call too many stands for all of them: it tells the model.
+	// One surplus call is kept: its outcome informs the model about all of them.
 	reply.Calls = reply.Calls[:min(len(reply.Calls), MaxCalls+1)]
 	for i := range reply.Calls {
 		call := &reply.Calls[i]
@@ -416,8 +416,8 @@ func (t *textItem) finish(ctx context.Context) error {
 	return err
 }
 
-// Exchange is a part of a conversation as the protocols of models have it: what one role says at a
-// time. The results are of the calls of the exchange before.
+// Exchange is the part of one role between two of the other, as model protocols require. The
+// results are those of the previous exchange's calls.
 type Exchange struct {
 	Role    Role
 	Items   []Item // texts, images and calls

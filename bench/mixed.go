@@ -370,8 +370,8 @@ func (m *mixed) record(ctx context.Context, trace string) (o outcome, err error)
 	}
 }
 
-// once checks that one execution of a token was accepted. A submission that nobody confirmed is
-// withdrawn, so that it never starts, before its key is free for another one.
+// once checks that one execution of a token was accepted. An unconfirmed submission is withdrawn,
+// so that it never starts, before its key is free for another one.
 func (m *mixed) once(ctx context.Context, token, trace string) error {
 	for {
 		r, err := m.call(ctx, http.MethodGet, "/v1/executions?metadata.token="+token, nil)

@@ -103,7 +103,7 @@ func (m *mixed) useThread(kind, token string) (string, *mixedThread) {
 	return name, t
 }
 
-// thread appends a line to the log in a thread, which must have those of all executions before.
+// thread appends a line to a thread's log, which must have those of all earlier executions.
 func (m *mixed) thread(ctx context.Context, token string) error {
 	name, t := m.useThread("home", token)
 	defer t.mu.Unlock()
@@ -159,7 +159,7 @@ func (m *mixed) file(ctx context.Context, token string) error {
 }
 
 // signed gets a signed URL for a file and uses it. Both are repeated if the gateway that made the
-// URL does not answer any more.
+// URL no longer answers.
 func (m *mixed) signed(ctx context.Context, route, thread, method string, content []byte) ([]byte, error) {
 	ask := map[string]any{"source": "thread", "id": thread, "path": "upload"}
 	if method == http.MethodPut {

@@ -240,7 +240,7 @@ func (s *sampler) streams(ctx context.Context, t *target, figures map[string]flo
 	return err
 }
 
-// disk records the size of the files below a directory, without those of the stream of bodies.
+// disk records the size of the files below a directory, excluding the stream of bodies.
 func (s *sampler) disk(name, dir string) {
 	total := 0.0
 	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {

@@ -91,8 +91,7 @@ func prewarmedJails(server int) ([]jailMemory, error) {
 // cpuMillis returns the CPU time, in ms, that this machine has spent since its start. It excludes
 // the benchmark and the programs that the benchmark started and waited for. On a quiet machine, the
 // rest is the server, its jails, and the kernel's work for both. The processes themselves cannot be
-// queried, because the time of those that nobody waits for is lost. It is 0 if the server is not on
-// this machine.
+// queried, because the time of unreaped ones is lost. It is 0 if the server is not on this machine.
 func (t *target) cpuMillis() (float64, error) {
 	if t.pid == 0 {
 		return 0, nil

@@ -20,8 +20,7 @@ type sample struct {
 	id   string // execution id, if any
 }
 
-// series holds the runs of one side of a comparison. It may be read only when nothing fills it any
-// more.
+// series holds the runs of one side of a comparison. It may be read only once it is complete.
 type series struct {
 	mu       sync.Mutex
 	samples  []sample

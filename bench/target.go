@@ -116,7 +116,7 @@ func (t *target) start(ctx context.Context, env []string, program string, args .
 	return nil
 }
 
-// freeAddress returns a loopback address that nobody listens on.
+// freeAddress returns an unused loopback address.
 func freeAddress(ctx context.Context) (string, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -124,7 +124,7 @@ func (a *Admin) ProfilePreload(ctx context.Context, name string) (*api.ProfilePr
 	return read[api.ProfilePreload](ctx, a.client, profilePath(name)+"/preload")
 }
 
-// secretPath returns the path of a secret. org is empty for that of the API key.
+// secretPath returns the path of a secret. An empty org is the API key's.
 func secretPath(org, name string) string {
 	return withQuery(secretsPath+"/"+url.PathEscape(name), url.Values{"org": {org}})
 }
@@ -186,8 +186,8 @@ func (a *Admin) TestConnection(ctx context.Context, org, slug string) (*api.Conn
 	return get[api.Connection](ctx, a.client, call{method: http.MethodPost, path: path})
 }
 
-// Volume returns what is stored of a storage connection of kind volume. org is empty for that of the API
-// key.
+// Volume returns the stored state of a storage connection of kind volume. An empty org is the API
+// key's.
 func (a *Admin) Volume(ctx context.Context, org, slug string) (*api.Volume, error) {
 	return read[api.Volume](ctx, a.client, connectionPath(org, slug, "volume", url.Values{}))
 }

@@ -61,7 +61,7 @@ func (e *UnreachableError) Error() string { return fmt.Sprintf("cannot reach %s:
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
 // LostError is returned if the server became unreachable while an execution was followed. The
-// execution may go on: see [Client.Follow].
+// execution may continue: see [Client.Follow].
 type LostError struct {
 	ID    proto.TraceID
 	After int64 // number of the last event that was returned

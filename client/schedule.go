@@ -62,7 +62,7 @@ func (c *Client) RunSchedule(ctx context.Context, id string) (*api.Accepted, err
 	return get[api.Accepted](ctx, c, call{method: http.MethodPost, path: schedulePath(id) + "/run"})
 }
 
-// RemoveSchedule removes a schedule. Executions that have started go on.
+// RemoveSchedule removes a schedule. Executions that have started continue.
 func (c *Client) RemoveSchedule(ctx context.Context, id string) error {
 	return c.empty(ctx, call{method: http.MethodDelete, path: schedulePath(id)})
 }

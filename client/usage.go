@@ -11,7 +11,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// UsageFilter selects what a report of usage has.
+// UsageFilter selects the content of a usage report.
 type UsageFilter struct {
 	From, To string             // the first and the last day in UTC, such as 2026-11-01; empty for this month until today
 	GroupBy  []proto.UsageGroup // what the rows differ in; nil for days, and one row if it is empty

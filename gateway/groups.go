@@ -99,7 +99,7 @@ func (s *Server) webhooks() *webhooks.Routes {
 	}
 }
 
-// Agents returns what makes the agents of surfaces. It is called after Handler.
+// Agents returns the factory of the surfaces' agents. It is called after Handler.
 func (s *Server) Agents() *agents.Maker {
 	return &agents.Maker{
 		Runner: s.runner(), Opener: s.opener, Keys: s.Admission, Threads: s.Threads, Versions: s.Versions, Homes: s.Files,

@@ -84,7 +84,7 @@ type Server struct {
 	FromZero bool
 	// StoreReady reports whether the blob store has answered since the start.
 	StoreReady func() bool
-	// Problems returns what this process needs and does not have.
+	// Problems returns the unmet needs of this process.
 	Problems func() []proto.Problem
 
 	opener *filestore.Opener

@@ -17,7 +17,7 @@ type Collected struct {
 	Uploads   Swept `json:"uploads"`
 }
 
-// Swept is what was removed of one kind of blobs.
+// Swept is the number and size of removed blobs of one kind.
 type Swept struct {
 	Blobs int64 `json:"blobs" minimum:"0"`
 	Bytes int64 `json:"bytes" minimum:"0"`

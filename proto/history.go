@@ -95,7 +95,7 @@ func historyTerms(
 // HistoryPage is a page of executions, the newest first. Results have no output.
 type HistoryPage struct {
 	Records []*Record
-	Next    int64 // the place to go on before; 0 on the last page
+	Next    int64 // the place before which the next page starts; 0 on the last page
 	// Complete is whether the page has everything stored at the time of the request. If not, the
 	// index lags by Behind changes, or by an unknown number if that is 0.
 	Complete bool

@@ -16,8 +16,8 @@ const (
 type Runtime struct {
 	Language Language
 	Title    string // for people
-	// Interpreters are the names of the interpreter's executable, best first. A * stands for a
-	// number; the highest is best. Programs that run on the host's /usr use the first name.
+	// Interpreters are the names of the interpreter's executable, best first. A * matches a number;
+	// the highest is best. Programs that run on the host's /usr use the first name.
 	Interpreters []string
 	Args         []string          // between the interpreter and the program's file
 	Install      string            // how it comes to the /usr of a Debian or Ubuntu host

@@ -71,7 +71,7 @@ func (n *Network) Validate() error {
 
 // NetworkRule is one entry of an allowlist: a name or a range of addresses, and ports.
 type NetworkRule struct {
-	// Name is a host name in lower case without a final dot. A leading "*." stands for one or more
+	// Name is a host name in lower case without a final dot. A leading "*." matches one or more
 	// labels: "*.example.com" matches a.example.com and a.b.example.com, but not example.com. It is
 	// empty if Prefix is set.
 	Name   string

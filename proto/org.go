@@ -23,7 +23,7 @@ type Org struct {
 	DeletingAt *time.Time `json:"deleting_at,omitempty"`
 }
 
-// OrgData is what is stored of an organisation, by kind.
+// OrgData is the stored data of an organisation, by kind.
 type OrgData struct {
 	Org   string
 	Kinds []StoredData

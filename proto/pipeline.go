@@ -118,7 +118,7 @@ const (
 	PipelineCancelled PipelineStatus = "cancelled"
 )
 
-// PipelineState is what has happened to a run. It is changed by compare-and-set.
+// PipelineState is the progress of a run. It is changed by compare-and-set.
 type PipelineState struct {
 	ID        string         `json:"id"`
 	Org       string         `json:"org"`
@@ -137,7 +137,7 @@ type PipelineState struct {
 	Cells      []CellState `json:"cells"`                 // in the order of the steps, and of their cells
 }
 
-// CellState is what has happened to a cell of a step.
+// CellState is the progress of a cell of a step.
 type CellState struct {
 	Step      string     `json:"step"`
 	Cell      string     `json:"cell,omitempty"`

@@ -78,7 +78,7 @@ type ScheduleRun struct {
 	Reason  string     `json:"reason,omitempty"`   // of the other outcomes
 }
 
-// ScheduleState is what has happened to a schedule.
+// ScheduleState is the progress of a schedule.
 type ScheduleState struct {
 	TimedAt time.Time     `json:"timed_at"`          // of the schedule that Next was computed for
 	Next    time.Time     `json:"next,omitzero"`     // the first tick that is not handled; zero for none

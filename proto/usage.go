@@ -14,7 +14,7 @@ const (
 	MaxUsageRows = 20000
 )
 
-// UsageSum is what a number of executions used together.
+// UsageSum is the total usage of a number of executions.
 type UsageSum struct {
 	Executions map[Status]int64 `json:"executions,omitempty"` // that ended, by their terminal status
 	CPUMS      int64            `json:"cpu_ms,omitempty"`
@@ -40,7 +40,7 @@ func (s *UsageSum) Add(other *UsageSum) {
 	s.WebhookAttempts += other.WebhookAttempts
 }
 
-// NewUsageSum returns what an execution that has ended used.
+// NewUsageSum returns the usage of a finished execution.
 func NewUsageSum(r *Record) UsageSum {
 	sum := UsageSum{Executions: map[Status]int64{r.Status: 1}}
 	if u := r.Usage; u != nil {

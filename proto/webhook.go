@@ -144,8 +144,8 @@ func CheckWebhookSecret(s string) error {
 }
 
 // WebhookKey returns the key of the Standard Webhooks signature for a secret: the bytes after
-// "whsec_" in base64, or else the secret itself. ok is false if the base64 does not decode to 24 to
-// 64 bytes.
+// "whsec_" in base64, or otherwise the secret itself. ok is false if the base64 does not decode to
+// 24 to 64 bytes.
 func WebhookKey(secret string) (key []byte, ok bool) {
 	encoded, has := strings.CutPrefix(secret, webhookSecretPrefix)
 	if !has {

@@ -23,8 +23,8 @@ type verdict struct {
 	reason  string
 	wait    time.Duration // until the next attempt, while pending
 	backOff bool          // the receiver is overloaded or does not answer: slow down its whole queue
-	pause   time.Duration // that the receiver asked for, for its whole queue
-	disable string        // why the URL is to be disabled; empty if it is not
+	pause   time.Duration // requested by the receiver, for its whole queue
+	disable string        // why to disable the URL; empty to keep it
 }
 
 // decide returns the verdict on the nth attempt since the delivery was created or replayed. No

@@ -84,7 +84,8 @@ func (a *attempt) execute(ctx context.Context) (rec *proto.Record, err error) {
 	return a.finish(ctx, out)
 }
 
-// admit blocks until the job may start beside others. The caller calls release when it has ended.
+// admit blocks until the job may start alongside others. The caller calls release when it has
+// ended.
 func (a *attempt) admit(ctx context.Context) (release func()) {
 	if a.job.Class() == proto.ClassBackground {
 		return a.limiter.acquire(ctx)
@@ -197,7 +198,7 @@ type timings struct {
 	steps                        proto.Steps
 	start                        Start
 	checkOut, prepare, run, save time.Duration
-	store                        time.Duration // from the program's end until what it wrote to mounts was stored
+	store                        time.Duration // from the program's end until its writes to mounts were stored
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -12,7 +12,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/mount"
 )
 
-// sandbox is a jail with what its programs have in it.
+// sandbox is a jail with its programs' resources.
 type sandbox struct {
 	jail     *preparedJail // nil if not even the image could be opened
 	home     Home          // nil if there is no thread

@@ -16,7 +16,7 @@ import (
 
 // Warm configures prewarmed jails and zygotes.
 type Warm struct {
-	Spare     int              // jails of a pool key, beside those that the rate demands
+	Spare     int              // jails of a pool key, in addition to those that the rate demands
 	Most      int              // limit of prewarmed jails
 	Zygotes   int              // limit of zygotes
 	Memory    int64            // limit of the memory of prewarmed jails and zygotes, in bytes
@@ -221,7 +221,7 @@ func (k poolKey) openImage(ctx context.Context) (*preparedJail, error) {
 	return j, nil
 }
 
-// source returns what all programs of k have in common. It returns false if the image lacks the
+// source returns the common part of all programs of k. It returns false if the image lacks the
 // language.
 func (k poolKey) source(img Image) (jail.Source, bool) {
 	interpreter, ok := img.Languages[k.language]

@@ -172,7 +172,7 @@ func sendFile(w http.ResponseWriter, r *http.Request, host agent.RequestHost, th
 	return sendContent(w, r, content, path.Base(content.Path), thread)
 }
 
-// sendContent answers with a file under a name. of is what has it, for errors.
+// sendContent answers with a file under a name. of is its container, for errors.
 func sendContent(w http.ResponseWriter, r *http.Request, content *proto.FileContent, name, of string) error {
 	body, err := content.Read(r.Context(), 0, content.Size)
 	if err != nil {

@@ -72,7 +72,7 @@ func newPage[T, B any](
 
 const (
 	defaultPage, maxPage = 20, 100
-	maxUploads           = 10_000 // in a page, which is as many as an organisation has
+	maxUploads           = 10_000 // in a page: an organisation's maximum
 )
 
 func (s *Server) listContainers(w http.ResponseWriter, r *http.Request) error {

@@ -181,8 +181,8 @@ func (s *Server) get(v vendor, w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// wantsStream reports whether a request for a stored response asks for a stream. OpenAI documents a
-// parameter of the query; its SDK for Go sends a body in place of it.
+// wantsStream reports whether a request for a stored response wants a stream. OpenAI documents a
+// query parameter; its SDK for Go sends a body instead.
 func wantsStream(w http.ResponseWriter, r *http.Request, host agent.RequestHost) (bool, error) {
 	if r.ContentLength == 0 {
 		return r.URL.Query().Get("stream") == "true", nil
@@ -287,8 +287,8 @@ func (s *Server) adoptPrevious(
 	return replaceInput(host, req, body, "previous_response_id", append(items, req.inputItems()...))
 }
 
-// replaceInput replaces the input of a request, and returns the body with it. field is the member that
-// has asked for that.
+// replaceInput replaces the input of a request, and returns the resulting body. field is the member
+// that required it.
 func replaceInput(
 	host agent.RequestHost, req *request, body []byte, field string, items []json.RawMessage,
 ) ([]byte, error) {

@@ -506,7 +506,7 @@ func valueOf[T any](o *agent.Outcome) *T {
 	return v
 }
 
-// newCallID returns the id of a call. One of the code interpreter is that of its item too.
+// newCallID returns the id of a call. A code interpreter's call shares it with its item.
 func (r *run) newCallID(t *agent.Tool) string {
 	if t.Name == interpreterName && t.Execute != nil {
 		return "ci_" + strings.TrimPrefix(r.record.ID, responsePrefix) + "_" + newID()

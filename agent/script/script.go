@@ -52,7 +52,7 @@ type Rule struct {
 type Call struct {
 	Name      string         `yaml:"name"`
 	Arguments map[string]any `yaml:"arguments"`
-	// Raw, if not empty, is sent in place of the JSON of Arguments.
+	// Raw, if not empty, is sent instead of the JSON of Arguments.
 	Raw string `yaml:"raw"`
 	// NoID leaves the id of the call out.
 	NoID bool `yaml:"no_id"`

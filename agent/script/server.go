@@ -99,7 +99,7 @@ func fail(w http.ResponseWriter, status int, message string) {
 		map[string]any{"type": "error", "error": map[string]string{"type": "error", "message": message}})
 }
 
-// question is what both protocols' requests have.
+// question is the common part of both protocols' requests.
 type question struct {
 	Messages []struct {
 		Role    string          `json:"role"`
@@ -158,7 +158,8 @@ type match struct {
 	at   []int
 }
 
-// group stands for a group of a match in a text. Other dollar signs are as they are in programs.
+// group is a reference to a group of a match. Other dollar signs are left alone, as programs use
+// them.
 var group = regexp.MustCompile(`\$\{[0-9]+\}`)
 
 // expand replaces the references in a text by the groups.

@@ -49,8 +49,8 @@ type Client struct {
 	URL string
 	// Key returns the key, or "". It is read for each turn, so that it can be replaced.
 	Key func() (string, error)
-	// Models maps the names of models that clients send to the server's. The name * stands for all
-	// others. If it is nil, names stay as they are.
+	// Models maps the names of models that clients send to the server's. The name * matches all
+	// others. If it is nil, names stay unchanged.
 	Models map[string]string
 	// Timeout is how long the server may stay silent, in all states of a request.
 	Timeout time.Duration

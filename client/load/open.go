@@ -45,7 +45,7 @@ type Due struct {
 // Opened is how a load was started.
 type Opened struct {
 	Start  time.Time
-	Unsent int           // calls that were not made, since as many as possible were in flight
+	Unsent int           // calls skipped because too many were in flight
 	Late   time.Duration // by how much the latest call was late, because this machine was busy
 }
 

@@ -24,7 +24,7 @@ const maxArtifactFile = 64 << 30
 
 const sparseBlock = 1 << 20 // bytes that are a hole if they are zeros
 
-// saveArtifacts saves the artifacts of a run below a directory. It goes on after an error.
+// saveArtifacts saves the artifacts of a run below a directory. It continues after an error.
 func (f *ciFollower) saveArtifacts(ctx context.Context, run *api.WholePipeline, dir string) error {
 	var errs []error
 	for i := range run.Cells {
@@ -175,7 +175,7 @@ func (u *unpacker) finish() error {
 	return errors.Join(errs...)
 }
 
-// writeSparse writes size bytes to an empty file, with holes in place of long zeros.
+// writeSparse writes size bytes to an empty file, replacing long runs of zeros by holes.
 func (u *unpacker) writeSparse(file *os.File, content io.Reader, size int64) error {
 	for left := size; left > 0; {
 		part := u.block[:min(left, int64(len(u.block)))]

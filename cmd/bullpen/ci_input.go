@@ -60,8 +60,8 @@ func (in *ciInput) revision(ctx context.Context) (commit, branch string) {
 	return gitLine(commit), branch
 }
 
-// gitLine returns what git printed, without the line break. Some versions repeat --end-of-options
-// before it, also where they print nothing else.
+// gitLine returns git's output without the line break. Some versions print --end-of-options before
+// it, even without other output.
 func gitLine(text string) string {
 	return strings.TrimSpace(strings.TrimPrefix(text, "--end-of-options\n"))
 }

@@ -365,7 +365,7 @@ func (b *imageBuild) checkIndexes(ctx context.Context) error {
 	return err
 }
 
-// mmdebstrap returns arguments for mmdebstrap: flags, and then what the image has of Debian.
+// mmdebstrap returns arguments for mmdebstrap: flags, and then the image's Debian packages.
 func (b *imageBuild) mmdebstrap(flags ...string) []string {
 	packages := basePackages()
 	if b.recipe.Node != "" || b.NodeTarball != "" {

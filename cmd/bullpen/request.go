@@ -132,7 +132,7 @@ func request[T any](s streams, r *remote, call func(*client.Client) (*T, error),
 	}
 }
 
-// compose calls the server and prints what call makes of its answers.
+// compose calls the server and prints the result that call makes of its answers.
 func compose[T any](s streams, r *remote, call func(*client.Client) (T, error), text func(*page, T)) error {
 	cl, err := r.client(s)
 	if err != nil {

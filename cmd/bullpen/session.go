@@ -47,7 +47,7 @@ func (c *sessionEndCommand) Run(ctx context.Context, s streams) error {
 	return cl.Admin().EndSession(ctx, c.ID)
 }
 
-// inOrg is the flag of lists of what organisations have.
+// inOrg is the organisation flag of lists.
 type inOrg struct {
 	Org string `placeholder:"ORG" help:"Only those of this organisation."`
 }

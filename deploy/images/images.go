@@ -14,8 +14,7 @@ import (
 //go:embed *.yaml *.txt
 var files embed.FS
 
-// Recipe describes an image. Besides what it names, an image has Bash, the GNU tools and
-// certificates.
+// Recipe describes an image. An image also has Bash, the GNU tools and certificates.
 type Recipe struct {
 	Description string   `yaml:"description"`
 	Suite       string   `yaml:"suite"`    // of Debian

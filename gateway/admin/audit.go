@@ -71,7 +71,7 @@ func redactEnv(env map[string]string) map[string]string {
 	return out
 }
 
-// auditQuery is what a request for the audit log asks for.
+// auditQuery is the query of a request for the audit log.
 type auditQuery struct {
 	filter api.AuditFilter
 	cursor string

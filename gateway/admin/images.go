@@ -85,7 +85,7 @@ func (s *ImageRoutes) put(w http.ResponseWriter, r *web.Request) error {
 	}
 	body := r.LongBody(http.MaxBytesReader(w, r.Body, proto.MaxImageBytes), proto.MaxImageBytes)
 	img, replaced, err := s.Images.Put(r.Context(), name, digest, body)
-	body.ClearDeadline() // the server goes on reading to notice that the client leaves
+	body.ClearDeadline() // the server keeps reading to notice that the client leaves
 	if err != nil {
 		w.Header().Set("Connection", "close") // the rest of the body is not read
 		return fmt.Errorf("store image %s: %w", name, err)

@@ -26,7 +26,7 @@ type Keys interface {
 	// Revoke revokes a key. It returns [proto.ErrNotFound] if the key does not exist, and a
 	// [*proto.LastKeyError] if it is the last one of a global administrator.
 	Revoke(ctx context.Context, id string) (proto.Key, error)
-	// Get returns a key, also if it is revoked, or [proto.ErrNotFound].
+	// Get returns a key, even if it is revoked, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (proto.Key, error)
 	// Change stores the result of change for a key, and returns it. change may be called again. Its
 	// error is returned unchanged. Change returns [proto.ErrNotFound] if the key does not exist,

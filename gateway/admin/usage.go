@@ -24,7 +24,7 @@ type Usage interface {
 	Report(ctx context.Context, f *proto.UsageFilter) (proto.UsageReport, error)
 }
 
-// OrgQuotas knows what organisations have used of their monthly quotas.
+// OrgQuotas knows how much of their monthly quotas organisations have used.
 type OrgQuotas interface {
 	// OrgQuotas returns how much of its plan's quotas an organisation has used. It returns none for
 	// an unknown organisation, or if org is empty, which means all organisations.

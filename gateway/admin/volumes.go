@@ -36,7 +36,7 @@ type VolumeVersions interface {
 	Remove(ctx context.Context, org, thread string) error
 }
 
-// Quotas knows what organisations have used of their monthly quotas.
+// Quotas knows how much of their monthly quotas organisations have used.
 type Quotas interface {
 	// CheckQuota rejects a use if the organisation has reached a hard limit this month: of the
 	// named quotas, or of any if none are named.

@@ -44,7 +44,7 @@ type Submissions interface {
 	// Withdraw ends a submission's execution if it has not started, and then frees its idempotency
 	// key. It returns the record, and continues if ctx is cancelled.
 	Withdraw(ctx context.Context, sub *proto.Submission, reason string) (*proto.Record, error)
-	// Release frees the idempotency key of a submission that did not start. It goes on if ctx is
+	// Release frees the idempotency key of a submission that did not start. It continues if ctx is
 	// cancelled.
 	Release(ctx context.Context, sub *proto.Submission) error
 }
@@ -140,7 +140,7 @@ func (x *Runner) Job(
 }
 
 // Start submits a job for a request, or finds the execution of an earlier request with the same
-// idempotency key. wait is that of [Runner.Job]. The run must be closed.
+// idempotency key. wait is as in [Runner.Job]. The run must be closed.
 func (x *Runner) Start(
 	ctx context.Context, i *web.Info, sub *proto.Submission, wait time.Duration,
 ) (run *Run, err error) {
@@ -180,7 +180,7 @@ func (x *Runner) Start(
 	return accepted, nil
 }
 
-// Close releases what the run uses. The execution goes on.
+// Close releases the run's resources. The execution continues.
 func (x *Run) Close() {
 	if x.watch != nil {
 		x.watch.Close()

@@ -16,7 +16,7 @@ import (
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
-// Quotas knows what organisations have used of their monthly quotas.
+// Quotas knows how much of their monthly quotas organisations have used.
 type Quotas interface {
 	// CheckQuota rejects a use if the organisation has reached a hard limit this month: of the
 	// named quotas, or of any if none are named.

@@ -21,11 +21,11 @@ const (
 	grantForm = "bullpen-file-2"
 )
 
-// grant is what a signed URL allows: one method on one file. Its fields are readable to everyone
-// who has the URL.
+// grant is the content of a signed URL: it allows one method on one file. Anyone who has the URL
+// can read it.
 type grant struct {
 	method    string // GET, which includes HEAD, PUT, or methodParts
-	key       string // the id of the API key that asked for it; a revoked key makes the grant invalid
+	key       string // the id of the API key that requested it; revoking the key invalidates the grant
 	org       string
 	source    proto.FileSource
 	id        string // of the thread or the storage connection

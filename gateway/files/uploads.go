@@ -184,7 +184,7 @@ func (s *FileRoutes) putPart(w http.ResponseWriter, r *web.Request) error {
 	return web.WriteValue(w, http.StatusOK, api.UploadedPart{Number: int(number), Size: size})
 }
 
-// completeUpload turns the parts into the file. It goes on if the client leaves.
+// completeUpload joins the parts into the file. It continues if the client leaves.
 func (s *FileRoutes) completeUpload(w http.ResponseWriter, r *web.Request) error {
 	u, err := s.openUpload(r)
 	if err != nil {

@@ -118,7 +118,7 @@ func (p *Provider) URL(ctx context.Context, a *Attempt) (string, error) {
 		oauth2.S256ChallengeOption(a.derive("verifier"))), nil
 }
 
-// Callback is what the provider sends back through the browser.
+// Callback is the provider's answer, sent through the browser.
 type Callback struct{ State, Code, Error, Issuer string }
 
 // Identify returns the person who has signed in. It returns a [*RefusedError] if the callback does

@@ -15,7 +15,7 @@ import (
 
 // Sessions stores the logins of browsers.
 type Sessions interface {
-	// Session returns the session with a token, also if it has expired, or [proto.ErrNotFound].
+	// Session returns the session with a token, even if it has expired, or [proto.ErrNotFound].
 	Session(ctx context.Context, token string) (proto.Session, error)
 	web.Pages[proto.Session] // those that have not expired
 	// Create stores a new session, and returns it with its token.

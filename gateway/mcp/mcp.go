@@ -66,8 +66,8 @@ type Call struct {
 	Name string
 	// Connected reports that the call is cancelled if the HTTP request ends before its answer.
 	Connected bool
-	// Progress, if not nil, reports that the call goes on. It returns [context.Canceled] if the client
-	// has left.
+	// Progress, if not nil, reports that the call is still running. It returns [context.Canceled]
+	// if the client has left.
 	Progress func(message string) error
 
 	decoded func() // see [Handler.Serve]

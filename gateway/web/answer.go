@@ -10,8 +10,8 @@ import (
 // Content-Length.
 const SmallOutput = 64 << 10
 
-// WriteOutput answers with the JSON that write writes, of which output bytes are program output. A
-// large answer is sent while it is encoded: it may be six times as long as the output.
+// WriteOutput answers with the JSON that write writes. output is its number of bytes of program
+// output. A large answer is sent while it is encoded: it may be six times as long as the output.
 func WriteOutput(w http.ResponseWriter, output int, write func(io.Writer) error) error {
 	if output > SmallOutput {
 		JSONHeader(w.Header())

@@ -192,7 +192,7 @@ func (c *Core) ReadBody(w http.ResponseWriter, r *Request) ([]byte, error) {
 	_ = control.SetReadDeadline(time.Now().Add(BodyTimeout)) // unsupported by connections that cannot stall
 	body, err := c.readAll(r.Info, http.MaxBytesReader(w, r.Body, c.MaxBody))
 	if err == nil {
-		// Now, because the server goes on reading to notice that the client leaves.
+		// Now, because the server keeps reading to notice that the client leaves.
 		_ = control.SetReadDeadline(time.Time{})
 		return api.TrimMark(body), nil
 	}

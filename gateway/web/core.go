@@ -70,7 +70,7 @@ type Core struct {
 	KeyUses      KeyUses
 	Entitlements entitlements
 	Auditor      auditor
-	// Transfers are those of all surfaces, and of admission's checks of buckets.
+	// Transfers are shared by all surfaces and admission's checks of buckets.
 	Transfers *Transfers
 	// Surfaces are served besides this server's own API.
 	Surfaces []Surface

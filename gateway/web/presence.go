@@ -96,7 +96,7 @@ func (p *presence) probe() {
 	}
 }
 
-// send reports whether to go on. An error means that an earlier interim response was rejected.
+// send reports whether to continue. An error means that an earlier interim response was rejected.
 func (p *presence) send() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

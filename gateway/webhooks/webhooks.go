@@ -42,7 +42,7 @@ type URLs interface {
 
 // Keys reads API keys.
 type Keys interface {
-	// Get returns a key, also if it is revoked, or [proto.ErrNotFound].
+	// Get returns a key, even if it is revoked, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (proto.Key, error)
 }
 
@@ -150,7 +150,7 @@ func (s *Routes) read(w http.ResponseWriter, r *web.Request) (*api.WebhookReques
 	return req, s.URLs.Check(r.Context(), "url", *req.URL)
 }
 
-// put replaces the settings of a key. The previous secret goes on signing for a
+// put replaces the settings of a key. The previous secret keeps signing for a
 // day.
 func (s *Routes) put(w http.ResponseWriter, r *web.Request) error {
 	key, err := s.settingsKey(r, true)
@@ -242,7 +242,7 @@ func (s *Routes) remove(w http.ResponseWriter, r *web.Request) error {
 	return nil
 }
 
-// rotate replaces the secret of a key. The previous secret goes on signing for the
+// rotate replaces the secret of a key. The previous secret keeps signing for the
 // overlap.
 func (s *Routes) rotate(w http.ResponseWriter, r *web.Request) error {
 	key, err := s.settingsKey(r, true)

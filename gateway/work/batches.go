@@ -443,7 +443,7 @@ func (s *BatchRoutes) waitingFor(ctx context.Context, b *proto.BatchAndState) (*
 	return nil, err
 }
 
-// change answers with what change makes of the batch in the path.
+// change answers with the result of change for the batch in the path.
 func (s *BatchRoutes) change(
 	change func(*proto.Batch, *proto.BatchState) error,
 ) func(http.ResponseWriter, *web.Request) error {
@@ -464,7 +464,7 @@ func (s *BatchRoutes) change(
 
 func hasEnded() error { return api.Errorf(api.CodeConflict, "the batch has ended") }
 
-// pauseBatch pauses a batch, or goes on with it.
+// pauseBatch pauses or resumes a batch.
 func pauseBatch(paused bool) func(*proto.Batch, *proto.BatchState) error {
 	return func(b *proto.Batch, s *proto.BatchState) error {
 		if b.Ended(s) {

@@ -390,8 +390,8 @@ type jsonField struct {
 // fieldsByType are the results of [findFields].
 var fieldsByType sync.Map
 
-// jsonFields returns the fields that encoding/json encodes, those of embedded structs included. A
-// field of an embedded struct that has the name of an outer field is left out.
+// jsonFields returns the fields that encoding/json encodes, including those of embedded structs. It
+// omits an embedded struct's field with the name of an outer field.
 func jsonFields(t reflect.Type) []jsonField {
 	fields, ok := fieldsByType.Load(t)
 	if !ok {

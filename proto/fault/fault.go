@@ -28,8 +28,8 @@ const (
 	// AfterClaimBeforeStart is in the worker: the execution is recorded as running, and its program
 	// has not started.
 	AfterClaimBeforeStart Point = "after_claim_before_start"
-	// AfterOutputBeforeResult is in the worker: the program has ended and all it printed is
-	// published; nothing else is recorded of its outcome.
+	// AfterOutputBeforeResult is in the worker: the program has ended and all its output is
+	// published; nothing else of its outcome is recorded.
 	AfterOutputBeforeResult Point = "after_output_before_result"
 	// AfterSaveBeforePending is in the worker: the home is stored, but no record or head refers to
 	// it.

@@ -18,8 +18,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Limits of every layer. Most are what all file systems that a home may be stored on support, so
-// that a layer can be restored on any of them.
+// Limits of every layer. Most are the limits common to all suitable file systems, so that a layer
+// can be restored on any of them.
 const (
 	MaxInline = 4 << 20 // content of a file in bytes; larger content is an object of its own
 	MaxDepth  = 512     // nested directories, including the root

@@ -30,7 +30,7 @@ const (
 	yTicks       = 4
 	keyWidth     = 26 // of the line in a legend
 	letterWidth  = 7
-	// headroom is what a scale has beyond the largest value.
+	// headroom is the part of a scale beyond the largest value.
 	headroom = 1.05
 )
 
@@ -44,7 +44,7 @@ type Picture struct {
 	Title, Note string
 	Legend      []Series // of all panels together
 	Columns     int      // of panels
-	// Width and Height are those of the plot of a panel.
+	// Width and Height are the dimensions of a panel's plot.
 	Width, Height int
 	Panels        []Panel
 }
@@ -195,7 +195,7 @@ func (d *drawing) entry(name, attributes string, x, y int) int {
 	return x
 }
 
-// Step returns a round distance for at most about so many ticks up to top.
+// Step returns a round distance for at most about that many ticks up to top.
 func Step(top float64, ticks int) float64 {
 	least := top / float64(ticks)
 	power := math.Pow(10, math.Floor(math.Log10(least)))

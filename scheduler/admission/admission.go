@@ -44,7 +44,7 @@ type Submitter interface {
 
 // Keys finds API keys.
 type Keys interface {
-	// Key returns the key of an id, also if it is revoked.
+	// Key returns the key with an id, even if it is revoked.
 	Key(id string) (key *proto.Key, ok bool)
 }
 

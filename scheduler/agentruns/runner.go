@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// maxRunning and maxRunningOrg bound the runs that go on at a time: all, and those of one
-	// organisation. Others wait.
+	// maxRunning and maxRunningOrg limit the concurrent runs: in total, and per organisation.
+	// Others wait.
 	maxRunning    = 256
 	maxRunningOrg = 64
 	conflictPause = 200 * time.Millisecond
@@ -53,7 +53,7 @@ func rank(a *proto.ActiveAgentRun) time.Time {
 	return a.CreatedAt
 }
 
-// interrupt returns why a run that goes on must end.
+// interrupt returns why an active run must end.
 func interrupt(a *proto.ActiveAgentRun) error {
 	switch {
 	case a.ID == "":

@@ -38,7 +38,7 @@ type Reason string
 
 // The reasons of a recommendation.
 const (
-	// ReasonDemand means that the jobs need so many workers.
+	// ReasonDemand means that the jobs need this many workers.
 	ReasonDemand Reason = "demand"
 	// ReasonWait means that the oldest job waits longer than the target.
 	ReasonWait Reason = "wait"
@@ -152,7 +152,7 @@ func (p *Policy) slots(d Demand) (need float64, late bool) {
 	return math.Ceil(min(need, jobs)), late
 }
 
-// workersFor returns the number of workers with so many slots. More than MaxWorkers are one more.
+// workersFor returns the number of workers for that many slots, at most one more than MaxWorkers.
 func (p *Policy) workersFor(slots float64) int {
 	return int(min(math.Ceil(slots/float64(p.SlotsPerWorker)), MaxWorkers+1))
 }

@@ -196,7 +196,7 @@ func (r *run) id(index int) proto.TraceID {
 	return r.batch.ItemTrace(index, r.items.Round(index))
 }
 
-// step does what is to be done now. It reports whether nothing is left.
+// step does the pending work. It reports whether nothing is left.
 func (r *run) step(ctx context.Context) (done bool, err error) {
 	current := r.Batches.definitions.Get(definitionKey(r.batch.Org, r.batch.ID))
 	if current == nil || current.Content.Index != r.batch.Content.Index {
@@ -279,8 +279,8 @@ func (r *run) retry() {
 	r.state.Rate, r.began, r.done = 0, time.Now(), r.executed()
 }
 
-// stop makes waiting items not start any more. It reports whether it has changed the reason: that of a
-// client replaces a failure.
+// stop keeps waiting items from starting. It reports whether it has changed the reason: a client's
+// replaces a failure.
 func (r *run) stop(why proto.BatchStop, reason string) bool {
 	if r.state.Stopped != "" && (r.state.Stopped != proto.StopFailed || why != proto.StopCancelled) {
 		return false

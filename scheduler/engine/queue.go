@@ -37,7 +37,7 @@ type entry[T any] struct {
 	position  int                     // in the heap, or notInHeap
 }
 
-// lane is what bounds the calls of an organisation.
+// lane limits the calls of an organisation.
 type lane struct {
 	org    string
 	urgent bool

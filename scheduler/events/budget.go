@@ -26,11 +26,11 @@ type Budget interface {
 	// ReserveOutput reserves want bytes, or fewer but at least need. It returns the number of bytes
 	// reserved: 0 if need bytes are not left, [math.MaxInt64] without a limit.
 	ReserveOutput(ctx context.Context, org string, need, want int64) (int64, error)
-	// SettleOutput adds n, which may be negative, to what the organisation has used.
+	// SettleOutput adds n, which may be negative, to the organisation's use.
 	SettleOutput(org string, n int64) error
 }
 
-// reservation is what one attempt has reserved of its organisation's budget. It is safe for
+// reservation is one attempt's reserved part of its organisation's budget. It is safe for
 // concurrent use.
 type reservation struct {
 	mu        sync.Mutex

@@ -65,7 +65,7 @@ func (r *Runner) init() { r.copies = make(chan struct{}, maxCopies) }
 // entry is what the queue knows of a run.
 type entry struct {
 	state  *proto.PipelineState
-	excess bool      // it is to be removed, as its organisation has too many
+	excess bool      // to be removed, since its organisation has too many
 	known  *knownRun // nil before it is handled; it may have secrets
 }
 
@@ -276,7 +276,7 @@ func (r *Runner) cell(
 	return true, nil
 }
 
-// applyRecord sets what follows from an execution that has ended.
+// applyRecord applies the outcome of a finished execution.
 func applyRecord(c *proto.CellState, record *proto.Record) {
 	c.Status = proto.StepFailed
 	switch record.Status {

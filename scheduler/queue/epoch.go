@@ -54,7 +54,7 @@ func (e *epoch) valid() bool {
 	return e.ctx.Err() == nil && time.Since(e.confirmed) < e.holderTimeout
 }
 
-// close ends an epoch that is not renewed any more.
+// close ends an epoch that is no longer renewed.
 func (e *epoch) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -16,7 +16,7 @@ const (
 	queued   state = iota
 	assigned       // sent to a worker, not yet claimed
 	running        // claimed
-	expired        // overdue: its terminal record is to be written
+	expired        // overdue: its terminal record must be written
 	delayed        // its RunAt has not come
 )
 

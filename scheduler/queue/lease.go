@@ -125,10 +125,10 @@ func (l *Lease) awaitStored(ctx context.Context) error {
 	}
 }
 
-// Claim records that this worker starts the program. After a nil error nobody else starts it; after
-// any other error it must not be started. The returned context is cancelled, with cause
-// [proto.ErrLost], when the program must be killed. baseSeq is the sequence number of the last event
-// of earlier attempts.
+// Claim records that this worker starts the program. After a nil error no other worker starts it;
+// after any other error it must not be started. The returned context is cancelled, with cause
+// [proto.ErrLost], when the program must be killed. baseSeq is the sequence number of the last
+// event of earlier attempts.
 func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int64, err error) {
 	if err := l.awaitStored(ctx); err != nil {
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
@@ -187,7 +187,8 @@ func (l *Lease) claim(ctx context.Context, baseSeq int64) error {
 	}
 }
 
-// Cancelled returns a channel that is closed when a client cancels the execution. The lease goes on.
+// Cancelled returns a channel that is closed when a client cancels the execution. The lease stays
+// valid.
 func (l *Lease) Cancelled() <-chan struct{} { return l.asked }
 
 // requestRead makes watch read the record.

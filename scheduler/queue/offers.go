@@ -38,8 +38,8 @@ func containsAll(list, names []string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { return !slices.Contains(list, name) })
 }
 
-// Offers is what workers can run, as the leading dispatcher knows it. It is stored for gateways and
-// for the next leader.
+// Offers is the leading dispatcher's knowledge of the workers' capabilities. It is stored for
+// gateways and for the next leader.
 type Offers struct {
 	Workers []*offer `json:"workers"`
 	// Started are the capabilities of the workers that the autoscaler starts, for each pool. An

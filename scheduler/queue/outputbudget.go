@@ -64,7 +64,7 @@ type outputUse struct {
 	at    time.Time // of bytes
 }
 
-// usedBy returns what an organisation has used at the time now.
+// usedBy returns an organisation's use at the time now.
 func (b *outputBudget) usedBy(org string, now time.Time) *outputUse {
 	u := b.used[org]
 	if u == nil {

@@ -69,8 +69,8 @@ func (w *Watch) Wait(ctx context.Context) (*proto.Record, error) {
 	}
 }
 
-// receive waits for the message with the terminal record. It returns nil if the record is to be
-// read instead.
+// receive waits for the message with the terminal record. It returns nil if the caller must read
+// the record instead.
 func (w *Watch) receive(ctx context.Context, tick <-chan time.Time) (*proto.Record, error) {
 	for {
 		select {

@@ -14,7 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// Bindings stores which execution an idempotency key stands for, for [store.BindingTTL].
+// Bindings maps idempotency keys to executions, for [store.BindingTTL].
 type Bindings struct{ Store *store.Store }
 
 // name returns the bucket key for an idempotency key, which the client chooses freely.

@@ -253,7 +253,7 @@ func (k *Keys) Key(id string) (*proto.Key, bool) {
 }
 
 // Create creates a key and returns it with its secret, which is not stored. It returns
-// [proto.ErrNotFound] if the key is to be bound to a sandbox profile that does not exist.
+// [proto.ErrNotFound] if the key's sandbox profile does not exist.
 func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, error) {
 	if key.Profile != "" {
 		if err := touchProfile(ctx, k.store, key.Profile); err != nil {

@@ -63,7 +63,7 @@ func (l *Members) Get(ctx context.Context, id string) (proto.Member, error) {
 	return *m, nil
 }
 
-// Change stores what change makes of a member, see [store.Collection.Change].
+// Change stores the result of change for a member, see [store.Collection.Change].
 func (l *Members) Change(ctx context.Context, id string, change func(*proto.Member) error) (proto.Member, error) {
 	key, err := l.FindKey(ctx, id)
 	if err != nil {

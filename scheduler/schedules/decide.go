@@ -15,7 +15,7 @@ const (
 	missedSince = 24 * time.Hour
 )
 
-// decision is what to do for a schedule. Its state is to be stored once that is done.
+// decision is the pending work of a schedule. Its state must be stored after that.
 type decision struct {
 	state  proto.ScheduleState
 	start  []time.Time // ticks whose executions start

@@ -91,7 +91,7 @@ func decodeDefinition(e jetstream.KeyValueEntry) (*definition, error) {
 	return d, nil
 }
 
-// timing is what decides when a schedule ticks. A jitter delays its ticks and does not change them.
+// timing determines when a schedule ticks. A jitter delays its ticks and does not change them.
 type timing struct {
 	cron, timeZone string
 	every          proto.Seconds
@@ -204,7 +204,7 @@ func (s *Schedules) Change(
 	return d.Schedule, nil
 }
 
-// Remove removes a schedule, or returns [proto.ErrNotFound]. Executions that have started go on.
+// Remove removes a schedule, or returns [proto.ErrNotFound]. Executions that have started continue.
 func (s *Schedules) Remove(ctx context.Context, org, id string) error {
 	if _, err := s.definitions.Remove(ctx, definitionKey(org, id), nil); err != nil {
 		return err

@@ -59,8 +59,7 @@ type Bindings interface {
 	Bind(ctx context.Context, org, scope, key string, b proto.Binding) (have proto.Binding, bound bool, err error)
 	// Bound returns the binding of key, or [proto.ErrNotFound].
 	Bound(ctx context.Context, org, scope, key string) (proto.Binding, error)
-	// Replace binds key to b in place of old. It returns [proto.ErrConflict] if key is not bound to
-	// old.
+	// Replace rebinds key from old to b. It returns [proto.ErrConflict] if key is not bound to old.
 	Replace(ctx context.Context, org, scope, key string, old, b proto.Binding) (proto.Binding, error)
 	// Release deletes the binding b. It does nothing if key is not bound to b.
 	Release(ctx context.Context, org, scope, key string, b proto.Binding) error

@@ -226,7 +226,7 @@ func (t *Threads) Edit(ctx context.Context, before *proto.Thread, c *proto.Commi
 			}
 			next = *committed
 		}
-		next.Fence++ // an abandoned attempt of the last holder cannot commit any more
+		next.Fence++ // an abandoned attempt of the last holder can no longer commit
 		next.Staged, next.UsedAt = staged, now
 		return &next, checkStaged(&next, len(staged))
 	})

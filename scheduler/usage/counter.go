@@ -48,7 +48,7 @@ func (c *Counter) Run(ctx context.Context) error {
 	return nil
 }
 
-// Count counts until ctx is done, also while another counter does.
+// Count counts until ctx is done. Another counter may run at the same time.
 func (c *Counter) Count(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := c.follow(ctx)
@@ -69,7 +69,7 @@ type part struct {
 	proto.UsageSum
 }
 
-// change is what a message adds. Its first place is the present one.
+// change is the usage in a message. Its first place is the current one.
 type change struct {
 	places []store.Place
 	parts  []part
@@ -193,7 +193,7 @@ func (c *Counter) valid(m jetstream.Msg, parts ...part) ([]part, error) {
 	}), nil
 }
 
-// delivery returns what a delivery that has ended adds.
+// delivery returns the usage of a finished delivery.
 func (c *Counter) delivery(ctx context.Context, m jetstream.Msg, seq uint64) ([]part, error) {
 	switch proto.DeliveryStatus(m.Headers().Get(store.HeaderStatus)) {
 	case proto.DeliveryDelivered, proto.DeliveryFailed:

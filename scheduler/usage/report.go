@@ -21,7 +21,7 @@ const (
 	freshPoll    = 100 * time.Millisecond
 )
 
-// group is what a row of a report has in common.
+// group is the values by which a row of a report is grouped.
 type group struct {
 	org, day, key string
 	language      proto.Language

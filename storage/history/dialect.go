@@ -14,7 +14,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// dialect is what differs between the databases. Both number parameters as $1.
+// dialect captures the differences between the databases. Both number parameters as $1.
 type dialect struct {
 	path        string // of SQLite's file; empty for PostgreSQL
 	connect     func() (write, read *sql.DB, err error)

@@ -11,7 +11,7 @@ import (
 // Fault is what goes wrong with a request.
 type Fault int
 
-// Operations are those of blob stores: put, get, stat, delete, list.
+// Operations of blob stores: put, get, stat, delete, list.
 const (
 	None      Fault = iota
 	Slow            // the first bytes arrive one by one

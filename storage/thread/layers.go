@@ -107,8 +107,7 @@ func (v *Versions) Layers(ctx context.Context, org string, layers []proto.Layer)
 	}
 }
 
-// openLayer calls yield with a reader of a layer. content is the whole layer, or nil if it is to be
-// streamed.
+// openLayer calls yield with a reader of a layer. content is the whole layer, or nil to stream it.
 func (v *Versions) openLayer(
 	ctx context.Context, org string, l *proto.Layer, content []byte, yield func(layer.Reader) bool,
 ) (more bool, err error) {
@@ -151,7 +150,7 @@ func (v *Versions) fetchLayer(ctx context.Context, org string, l *proto.Layer) (
 	content := make([]byte, l.Size)
 	_, err = io.ReadFull(r, content)
 	if err == nil {
-		_, err = io.Copy(io.Discard, r) // the store reports a wrong digest in place of io.EOF
+		_, err = io.Copy(io.Discard, r) // the store reports a wrong digest instead of io.EOF
 	}
 	if err := errors.Join(noEOF(err), r.Close()); err != nil {
 		return nil, fmt.Errorf("read layer %q: %w", l.Key, err)

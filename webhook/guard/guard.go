@@ -48,7 +48,7 @@ var azureHost = netip.MustParsePrefix("168.63.129.16/32")
 
 // Config allows more than https to public addresses on the ports 443 and 8443.
 type Config struct {
-	// For is what the guard checks, in the plural, for messages; empty for webhooks.
+	// For names the guarded URLs, in the plural, for messages; empty for webhooks.
 	For string
 	// AllowCIDRs are allowed address ranges that are not public or belong to this host. URLs may
 	// contain their addresses. For development and tests.

@@ -17,7 +17,7 @@ import (
 
 // Put writes a file of the owner with mode 0644 into a home that is mounted and not in use yet. The
 // path is relative to the home. Missing directories are created with mode 0755. Whatever is in the
-// way is removed: a file or symlink in place of a directory, anything in place of the file. Other
+// way is removed: a file or symlink where a directory belongs, anything at the file's path. Other
 // names of a replaced file keep its content. content must have exactly size bytes. After an error
 // the home must not be used.
 func (o *Overlay) Put(mount *os.File, path string, size int64, content io.Reader, modified time.Time) error {

@@ -154,7 +154,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush writes what is held back. It is called after the last write.
+// Flush writes the held-back text. It is called after the last write.
 func (w *Writer) Flush() { w.write(nil, true) }
 
 func (w *Writer) write(p []byte, last bool) {

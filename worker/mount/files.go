@@ -29,9 +29,9 @@ const (
 )
 
 // Files are the files of a mount of kind directory, outside of a jail. Paths are relative to the
-// mount's prefix, whose path is empty. No path leads through a symbolic link, another mount or out
-// of the directory, also while a program changes it. All is done with the rights of the owner of
-// the connection's directory, as programs have them.
+// mount's prefix, whose path is empty. Paths never lead through a symbolic link, into another mount
+// or out of the directory, even while a program changes it. Every access uses the rights of the
+// owner of the connection's directory, as programs do.
 //
 // Errors are [*proto.NoFileError], [*proto.PathError], [*proto.FileChangedError] and those of the
 // file system.

@@ -362,8 +362,8 @@ type WriteError struct{ text string }
 
 func (e *WriteError) Error() string { return e.text }
 
-// Finish waits until what the program has written is stored. The jail must be dead or dying. The
-// error is a *WriteError if something was not stored.
+// Finish waits until the program's writes are stored. The jail must be dead or dying. The error is
+// a *WriteError if something was not stored.
 func (s *Set) Finish(ctx context.Context) error {
 	if s.control == nil || s.isAborted() {
 		return nil

@@ -21,7 +21,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 )
 
-// AutoscaleDriver is what changes the number of workers.
+// AutoscaleDriver changes the number of workers.
 type AutoscaleDriver string
 
 // The drivers.
@@ -172,8 +172,8 @@ func (s *system) localWorkers(policies *scaler.Policies) (*localWorkers, error) 
 	return l, nil
 }
 
-// localSlots returns the slots of each worker on this machine, and how many workers there may be.
-// Unless --slots says otherwise, all workers together have as many slots as one worker would have.
+// localSlots returns the slots of each worker on this machine, and the maximum number of workers.
+// Unless --slots is set, all workers together have the slots of a single worker.
 func (c *Config) localSlots(policy autoscale.Policy) (slots, most int) {
 	all := c.SlotCount()
 	if slots = c.Slots; slots == 0 {

@@ -50,7 +50,7 @@ func ServeMounts(argument string) error {
 		return err
 	}
 	return mount.Serve(func(m proto.Mount, keys proto.S3Credentials) (objectfs.Objects, error) {
-		return openBucket(g, g.Dial, 0, m, keys) // how much a file system reads at once has its own limit
+		return openBucket(g, g.Dial, 0, m, keys) // the read-ahead of a file system has its own limit
 	})
 }
 

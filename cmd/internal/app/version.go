@@ -20,7 +20,7 @@ type Build struct {
 	Platform string `json:"platform"`
 }
 
-// BuildInfo returns what the Makefile has recorded in this program, or otherwise the Go toolchain.
+// BuildInfo returns the Makefile's record of this program, or otherwise the Go toolchain's.
 func BuildInfo() Build {
 	b := Build{
 		Version: version, Commit: commit, Date: date, Go: runtime.Version(),

@@ -42,7 +42,7 @@ func Read(text []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// Change is what has to be done with one object.
+// Change is a pending change of one object.
 type Change struct {
 	Kind string // plan, org, profile, connection or key
 	Name string // for a key ORG/NAME, for a connection ORG/SLUG

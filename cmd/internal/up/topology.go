@@ -42,7 +42,7 @@ type Service struct {
 	// Further processes have the following ports. Processes without it can be reached from their
 	// own network only.
 	Publish *int `yaml:"publish"`
-	// Env has variables of its processes, which override those of the topology.
+	// Env has variables of its processes, which override the topology's.
 	Env map[string]string `yaml:"env"`
 }
 

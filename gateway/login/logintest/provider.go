@@ -27,7 +27,7 @@ const (
 	Secret   = "the secret of the client"
 )
 
-// Claims are those of an id token, or of the person who signs in.
+// Claims are the claims of an id token, or of the person who signs in.
 type Claims map[string]any
 
 // Person returns the claims of a person with a verified address.
@@ -35,8 +35,7 @@ func Person(subject, email string) Claims {
 	return Claims{"sub": subject, "email": email, "email_verified": true}
 }
 
-// Provider signs in the present person without asking. Its fields are changed only while nobody signs
-// in.
+// Provider signs in the current person without a prompt. Its fields must not change during a login.
 type Provider struct {
 	URL string
 	// Change, if not nil, changes the claims of an id token before it is signed.

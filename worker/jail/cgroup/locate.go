@@ -15,8 +15,8 @@ type location struct {
 	ctl     controllers
 	mount   string // version 2: mount point of the hierarchy
 	session bool   // version 2: in a login session of systemd
-	// contained is true on version 2 if no group above ours is visible: ours is that of a container,
-	// or the root.
+	// contained is true on version 2 if no group above ours is visible: ours is a container's, or
+	// the root.
 	contained bool
 }
 

@@ -45,7 +45,7 @@ func (c *oomCounter) close() error {
 	return c.event.Close()
 }
 
-// read adds what the eventfd has counted. It reports whether that is anything.
+// read adds the eventfd's count. It reports whether that was not zero.
 func (c *oomCounter) read(fd uintptr) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

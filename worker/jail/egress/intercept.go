@@ -14,8 +14,8 @@ func (l *Link) Intercept(i *jail.Interception) {
 	l.permits.intercept(i.Hosts)
 }
 
-// intercept passes a connection to the interception of the link. If it returns false, the connection
-// is to be relayed.
+// intercept passes a connection to the interception of the link. If it returns false, the caller
+// must relay the connection.
 func (l *Link) intercept(inside *tcpInside, outside net.Conn, to netip.AddrPort, hosts []int) bool {
 	open := make(chan net.Conn, 1)
 	open <- outside

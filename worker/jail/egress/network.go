@@ -22,7 +22,8 @@ import (
 
 // Config configures a [Network].
 type Config struct {
-	// Upstreams are the DNS servers that queries are forwarded to; default those of /etc/resolv.conf.
+	// Upstreams are the DNS servers that queries are forwarded to; by default those of
+	// /etc/resolv.conf.
 	Upstreams []netip.AddrPort
 	// ControlPlane lists host names and addresses of bullpen, with or without a port. Programs can
 	// reach no port of them. The host resolves the names every half minute. [Open] fails if a name

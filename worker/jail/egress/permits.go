@@ -33,7 +33,7 @@ type knownAddr struct {
 	granted map[uint16]time.Time // expiry by port; port 0 stands for all
 	expires time.Time            // the latest expiry
 	inUse   int                  // open connections
-	hosts   []int                // those of intercepted that the address was an answer for
+	hosts   []int                // the intercepted hosts that resolved to the address
 }
 
 func newPermits(network proto.Network) (*permits, error) {
@@ -130,7 +130,7 @@ func (p *permits) learn(name string, addr netip.Addr, ttl time.Duration, now tim
 	}
 }
 
-// intercept makes names those of hosts whose connections are intercepted.
+// intercept sets the names of hosts whose connections are intercepted.
 func (p *permits) intercept(hosts []proto.NetworkRule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -34,7 +34,7 @@ const (
 
 func fail(errno unix.Errno) uint32 { return uint32(unix.SECCOMP_RET_ERRNO) | uint32(errno) }
 
-// block is what the filter does for the numbers from first on.
+// block is the filter's action for the numbers from first on.
 type block struct {
 	first uint32
 	code  []unix.SockFilter

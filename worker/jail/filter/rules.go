@@ -148,7 +148,7 @@ var rules = map[string]rule{ // read only
 			{[]test{is(1, unix.SOL_UDP), is(2, unix.UDP_ENCAP)}, fail(unix.ENOPROTOOPT)},
 			// A sent packet stays in uncharged memory until the program reads its timestamp.
 			{[]test{is(1, unix.SOL_SOCKET), is(2, unix.SO_TIMESTAMPING, unix.SO_TIMESTAMPING_NEW)}, fail(unix.EPERM)},
-			// The kernel charges nobody for keys and groups. A socket can have hundreds of them.
+			// The kernel does not charge for keys and groups. A socket can have hundreds of them.
 			{
 				[]test{is(1, unix.SOL_TCP), is(2, unix.TCP_MD5SIG, unix.TCP_MD5SIG_EXT, tcpAOAddKey, tcpAODelKey, tcpAOInfo)},
 				fail(unix.ENOPROTOOPT),

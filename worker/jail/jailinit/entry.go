@@ -14,8 +14,8 @@ const nobodySize = 1024
 // entry is the first function of the init.
 func entry()
 
-// start is called by entry with what the kernel has put on the stack: the number of arguments and
-// pointers to them.
+// start is called by entry with the kernel's initial stack: the number of arguments and pointers to
+// them.
 func start(stack *uintptr) {
 	var arguments [4][]byte
 	for i := range min(len(arguments), int(*stack)) {

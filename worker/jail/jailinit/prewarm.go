@@ -60,7 +60,7 @@ func (a interpreter) workerReadable() bool {
 // await blocks until the next order arrives, and receives it. It exits if the interpreter dies.
 func (a interpreter) await(o *order) {
 	if !a.workerReadable() {
-		// The interpreter sends nothing any more: it is dead or dying.
+		// The interpreter sends nothing more: it is dead or dying.
 		exit(exitPrewarmed)
 	}
 	o.receive(outputs)

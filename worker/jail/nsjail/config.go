@@ -57,9 +57,9 @@ func (l layout) config() string {
 			b.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 2 }", key, childID(i), c.first)
 		}
 	}
-	// The init needs these to become the program, to kill it, and to empty the bounding set. The last
-	// three it drops at once: they are to limit inotify, to create the network and bring up its
-	// loopback, and to make /proc read-only afterwards. The program gets none.
+	// The init needs these to become the program, to kill it, and to empty the bounding set. It
+	// drops the last three early: they serve to limit inotify, to create the network and bring up
+	// its loopback, and to make /proc read-only afterwards. The program gets none.
 	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP" cap: "CAP_SYS_RESOURCE" cap: ` +
 		`"CAP_SYS_ADMIN" cap: "CAP_NET_ADMIN"`)
 	// The control group limits memory and CPU. HARD is the worker's own limit: raising one above it

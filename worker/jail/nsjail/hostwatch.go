@@ -47,9 +47,9 @@ const (
 	// maxRate is the maximum growth in bytes per second of a program's CPU time. It is about the
 	// speed at which a core clears memory.
 	maxRate = 4 << 30
-	// pausedCPU is what a program that is paused has, in cores: the least that the kernel accepts.
+	// pausedCPU is a paused program's CPU in cores: the least that the kernel accepts.
 	pausedCPU = 0.01
-	// minTrialCPU is what a program that is not paused has at least, unless its profile has less.
+	// minTrialCPU is the minimum CPU of an unpaused program, unless its profile has less.
 	minTrialCPU = 0.05
 	// queuesShare limits the time spent reading the queues, which is slow on hosts with much
 	// memory: to one part in so many.
@@ -97,7 +97,7 @@ type reading struct {
 // uncharged returns the kernel memory that no program is charged for.
 func (r reading) uncharged() int64 { return r.Kernel - r.charged }
 
-// watched is what the watch knows of a running program. It belongs to the watch's goroutine.
+// watched is the watch's knowledge of a running program. It belongs to the watch's goroutine.
 type watched struct {
 	known                    bool
 	kernel, sockets, charged int64 // the least since the program began
@@ -106,7 +106,7 @@ type watched struct {
 	// it cannot have caused, at the last readings, newest first.
 	growth   [smoothed]int64
 	searchAt int64         // a search begins when the growth is larger
-	cpu      float64       // its cores in a trial; 0 if it has those of its profile
+	cpu      float64       // its cores in a trial; 0 for those of its profile
 	used     time.Duration // CPU time at the last reading; 0 if it is unknown
 	// ran is the CPU time in the last ticks, the newest first; -1 if it is unknown.
 	ran [smoothed]time.Duration

@@ -95,8 +95,8 @@ func (s *sandbox) makeGroup() <-chan error {
 }
 
 // setUpVolumes calls build to create the jail and creates its volumes on disk meanwhile. It then
-// attaches the volumes and the network. It always waits for the volumes: the caller's home must not
-// be called any more when Prepare returns.
+// attaches the volumes and the network. It always waits for the volumes: the caller's home must no
+// longer be called when Prepare returns.
 func (s *sandbox) setUpVolumes(ctx context.Context, build func() error) error {
 	volumes := make(chan error, 1)
 	var attach []attachment

@@ -20,7 +20,7 @@ type share struct {
 // queueBytes is enough for one message queue of the default size: 10 messages of 8 KiB.
 const queueBytes = 100 << 10
 
-// findShare returns the share of each jail if so many programs run at a time. Half is left for
+// findShare returns the share of each jail for that many concurrent programs. Half is left for
 // processes outside of jails.
 func findShare(programs int) (share, error) {
 	var s share

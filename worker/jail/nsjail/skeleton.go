@@ -194,7 +194,7 @@ func (s *skeleton) frame(home string) error {
 	return nil
 }
 
-// addTerminals creates what jails with terminals have in /dev.
+// addTerminals adds the terminal devices to /dev for jails with terminals.
 func (s *skeleton) addTerminals() error {
 	dev := filepath.Join(s.dir, "dev")
 	return errors.Join(
@@ -268,7 +268,7 @@ func copyTree(src, dst string) error {
 			if err != nil {
 				return err
 			}
-			return os.Symlink(target, to) //nolint:gosec // the host's own /etc; nobody else writes there
+			return os.Symlink(target, to) //nolint:gosec // the host's own /etc, which no tenant can write to
 		case 0:
 			info, err := d.Info()
 			if err != nil || info.Mode()&0o004 == 0 {

@@ -88,7 +88,7 @@ type entry struct {
 	object proto.StoredObject // of a file
 }
 
-// find returns what the store has at a path. A directory hides an object of the same name.
+// find returns the store's entry at a path. A directory hides an object of the same name.
 func (s *server) find(path string, known *fusefs.Inode) (entry, error) {
 	ctx, cancel := request(0)
 	defer cancel()
@@ -249,7 +249,7 @@ func (r *stream) addUnstored() {
 	}
 }
 
-// Lookup returns the entry that Readdirent returned last. The kernel gets only so many
+// Lookup returns the entry that Readdirent returned last. The kernel gets only a limited number of
 // files of a directory.
 func (r *stream) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	if r.listed > 2*maxNodes {
@@ -543,7 +543,7 @@ func (d *dir) Statfs(_ context.Context, out *fuse.StatfsOut) syscall.Errno {
 	return 0
 }
 
-// Fsync has nothing to do: directories are changed at once.
+// Fsync has nothing to do: directories change immediately.
 func (d *dir) Fsync(context.Context, fusefs.FileHandle, uint32) syscall.Errno { return 0 }
 
 // Link is refused: an object has one name.
