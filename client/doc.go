@@ -4,8 +4,8 @@
 //	result, err := c.Execute(ctx, api.ExecuteRequest{Language: proto.Python, Code: "print(6 * 7)"})
 //
 // Requests and answers have the types of [github.com/bullpen-run/bullpen/proto/api]; the values in
-// them, such as languages and statuses, are those of [github.com/bullpen-run/bullpen/proto]. What a
-// program does is data: [Client.Execute] returns a result for a program that fails, runs out of
+// them, such as languages and statuses, are those of [github.com/bullpen-run/bullpen/proto]. A
+// program's failure is data: [Client.Execute] returns a result for a program that fails, runs out of
 // memory or exceeds its timeout. An error means that bullpen did not run it, or that the outcome is
 // unknown.
 //
@@ -18,19 +18,19 @@
 // # Errors
 //
 // An answer with an error status is an [*Error], with the status, the API's code, the reason, the
-// request id, and the time after which the server wants to be asked again. [*UnreachableError] means
-// that no connection could be made. [*LostError] means that a stream could not be resumed; it names
-// the execution and the last event. An error that wraps [ErrUnknownOutcome] means that the server may
-// have carried out a request that changes something. Use [errors.As] and [errors.Is]:
+// request id, and the time to wait before a retry. [*UnreachableError] means that no connection could
+// be made. [*LostError] means that a stream could not be resumed; it names the execution and the last
+// event. An error that wraps [ErrUnknownOutcome] means that the server may have carried out a request
+// that changes something. Use [errors.As] and [errors.Is]:
 //
 //	if failed, ok := errors.AsType[*client.Error](err); ok && failed.Status == http.StatusNotFound {
 //
 // # Retries
 //
-// The client sends a request again if the server answers with status 503, or with 429 and a time
-// after which to try again; it waits as long as the server asks, with exponential backoff otherwise,
-// and gives up after [Config.Patience]. A 429 without a time is a limit that waiting does not change.
-// If a connection breaks, the client sends only requests again that the server carries out once.
+// The client retries a request if the server answers with status 503, or with 429 and a time to wait.
+// It waits as long as the server asks, with exponential backoff otherwise, and gives up after
+// [Config.Patience]. A 429 without a time is a limit that waiting does not change. If a connection
+// breaks, the client resends only requests that the server carries out at most once.
 // [Config.NoRetry] turns all of this off.
 //
 // A retry never runs a program twice: [Client.Execute], [Client.Stream], [Client.Submit] and
@@ -42,7 +42,7 @@
 //
 // [Client.Stream] and [Client.Follow] return the events of an execution as they happen, and resume
 // after a broken connection without losing or repeating an event. An execution outlives its stream:
-// keep the trace id, which the first event has, and go on later with [Client.Follow] or [Client.Wait].
+// keep the trace id from the first event, and continue later with [Client.Follow] or [Client.Wait].
 //
 // # Cancellation
 //
@@ -52,6 +52,6 @@
 //
 // # Administration
 //
-// [Client.Admin] has what needs an administrator's API key: organisations, plans, keys, profiles and
-// the like.
+// [Client.Admin] has the methods that need an administrator's API key: organisations, plans, keys,
+// profiles and the like.
 package client

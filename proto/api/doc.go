@@ -1,6 +1,6 @@
 // Package api defines the HTTP API once: the request and response types of every route, their
-// validation, the table of routes, the codes of errors, and the OpenAPI document that follows from
-// all of them. The gateway and the client of the command line use the same types.
+// validation, the table of routes, the error codes, and the OpenAPI document generated from all of
+// them. The gateway and the command line's client use the same types.
 //
 // Struct tags describe fields. Requests are checked against the tags, and the OpenAPI document
 // shows them:
@@ -8,7 +8,7 @@
 //	json           the name; a field without omitempty is documented as required
 //	doc            the description
 //	required       "true": a request without the field is refused
-//	default        the value of a field that the request does not give
+//	default        the value of a field that the request omits
 //	minimum, maximum, maxItems, maxProperties, enum, format
 //	               limits that [Decode] checks; formatOf lists the formats
 //	minLength, maxLength, pattern, uniqueItems, keyPattern, keyMaxLength, valuePattern, valueMaxLength
