@@ -66,7 +66,8 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 	q.registry = reg
 	hook, thread, dead := newHooks(), newThreads(q), &letters{stored: map[string]*letter{}}
 	h := &harness{
-		t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, audit: &auditStub{}, log: log, secrets: secretStore{},
+		t: t, stub: q, registry: reg, hooks: hook, threads: thread, letters: dead, secrets: secretStore{},
+		audit: &auditStub{}, log: log,
 		key: q.addKey("acme", "enterprise", asAdmin),
 	}
 	logger := slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))

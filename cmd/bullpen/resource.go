@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"iter"
+	"reflect"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -139,7 +140,7 @@ func completeHelp(k *kong.Kong) error {
 	return kong.Visit(k.Model, func(node kong.Visitable, next kong.Next) error {
 		switch node := node.(type) {
 		case *kong.Command:
-			if c, ok := node.Target.Addr().Interface().(interface{ help(string) string }); ok {
+			if c, ok := reflect.TypeAssert[interface{ help(string) string }](node.Target.Addr()); ok {
 				node.Help = c.help(node.Help)
 			}
 		case *kong.Flag:

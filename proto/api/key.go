@@ -17,8 +17,8 @@ var KeyResource = register(Resource[Key, KeyRequest, KeySettings]{
 	Name: "API key", Singular: "key", Plural: "keys", Param: "id", OfOrg: true, Settings: (*Key).Settings,
 	CreateDoc: "The administrator of an organisation creates keys of that organisation, bound to a sandbox profile " +
 		"that a key of the organisation has already.",
-	ReplaceDoc: "The organisation, the sandbox profile and the secret stay. It applies to requests from then on. 409 for " +
-		"a revoked key, and if no global administrator would be left.",
+	ReplaceDoc: "The organisation, the sandbox profile and the secret stay. It applies to requests from then on. 409 " +
+		"for a revoked key, and if no global administrator would be left.",
 	RemoveDoc: "409 for the last one of a global administrator.",
 }, func(r *Resource[Key, KeyRequest, KeySettings]) []Route {
 	key := Key{

@@ -23,7 +23,8 @@ var MemberResource = register(Resource[Member, MemberRequest, MemberSettings]{
 		"profile; the administrator of an organisation adds operators and administrators only if an API key of the " +
 		"organisation is bound to it.",
 	ReplaceDoc: "It applies to requests from then on, also of sessions.",
-	RemoveDoc:  "The member's sessions end, and nothing starts that the member has scheduled. Running executions continue.",
+	RemoveDoc: "The member's sessions end, and nothing starts that the member has scheduled. Running executions " +
+		"continue.",
 }, func(r *Resource[Member, MemberRequest, MemberSettings]) []Route {
 	member := NewMember(&proto.Member{
 		ID: "mem_0123456789abcdef01", Org: "acme", Email: "a@example.com", Issuer: "https://id.example.com",
