@@ -114,7 +114,7 @@ func (r *Runs) IsActive(org, id string) bool { return r.active.Get(activeKey(org
 
 // Last returns the last message of a log, or [proto.ErrNotFound].
 func (r *Runs) Last(ctx context.Context, org, id string) ([]byte, error) {
-	m, err := r.store.Last(ctx, r.store.AgentLogs, store.AgentLogSubject(org, id))
+	m, err := r.store.AgentLogs.Last(ctx, store.AgentLogSubject(org, id))
 	if store.IsNotFound(err) {
 		return nil, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
 	}
@@ -127,7 +127,7 @@ func (r *Runs) Last(ctx context.Context, org, id string) ([]byte, error) {
 // Append adds a message to the log of a run after message number after, and returns its number. It
 // returns [proto.ErrConflict] if another message is the last.
 func (r *Runs) Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error) {
-	at, err = r.store.Write(ctx, store.AgentLogSubject(org, id), nats.Header{}, message, after)
+	at, err = r.store.AgentLogs.Write(ctx, store.AgentLogSubject(org, id), nats.Header{}, message, after)
 	if store.IsConflict(err) {
 		return 0, fmt.Errorf("append to the log of run %s: %w: %w", id, proto.ErrConflict, err)
 	}
@@ -136,7 +136,7 @@ func (r *Runs) Append(ctx context.Context, org, id string, after uint64, message
 
 // Get returns a run and the number of its first message, or [proto.ErrNotFound].
 func (r *Runs) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64, error) {
-	m, err := r.store.NextMessage(ctx, r.store.AgentLogs, 1, store.AgentLogSubject(org, id))
+	m, err := r.store.AgentLogs.Next(ctx, 1, store.AgentLogSubject(org, id))
 	if store.IsNotFound(err) {
 		return nil, 0, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
 	}
@@ -155,9 +155,9 @@ func (r *Runs) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64
 // message is nil if there is none. Next returns [proto.ErrNotFound] if message number after is
 // gone: the log was removed or has expired.
 func (r *Runs) Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error) {
-	m, err := r.store.NextMessage(ctx, r.store.AgentLogs, after+1, store.AgentLogSubject(org, id))
+	m, err := r.store.AgentLogs.Next(ctx, after+1, store.AgentLogSubject(org, id))
 	if store.IsNotFound(err) {
-		if _, err = r.store.AtWithoutBody(ctx, r.store.AgentLogs, after); store.IsNotFound(err) {
+		if _, err = r.store.AgentLogs.At(ctx, after, store.WithoutBody); store.IsNotFound(err) {
 			err = fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
 		}
 		return nil, after, err
@@ -223,9 +223,9 @@ func (r *Runs) Remove(ctx context.Context, org, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	subject := store.AgentLogSubject(org, id)
-	var bodies []*store.Message
+	var bodies []nats.Header
 	for from := uint64(1); ; {
-		m, err := r.store.Next(ctx, r.store.AgentLogs, from, subject)
+		m, err := r.store.AgentLogs.Next(ctx, from, subject, store.WithoutBody)
 		if store.IsNotFound(err) {
 			break
 		}
@@ -233,16 +233,16 @@ func (r *Runs) Remove(ctx context.Context, org, id string) error {
 			return fmt.Errorf("remove run %s: %w", id, err)
 		}
 		if store.BodyName(m.Header) != "" {
-			bodies = append(bodies, &store.Message{Header: m.Header})
+			bodies = append(bodies, m.Header)
 		}
-		from = m.Sequence + 1
+		from = m.Seq + 1
 	}
 	// A message without its body would be worse than a body without its message.
-	if err := r.store.PurgeSubject(ctx, r.store.AgentLogs, subject); err != nil {
+	if err := r.store.AgentLogs.PurgeSubject(ctx, subject); err != nil {
 		return err
 	}
-	for _, m := range bodies {
-		r.store.DiscardBody(ctx, m)
+	for _, h := range bodies {
+		r.store.Bodies.Discard(ctx, h)
 	}
 	return nil
 }

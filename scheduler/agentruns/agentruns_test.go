@@ -189,7 +189,7 @@ func TestLimitsOfTwoGateways(t *testing.T) {
 			if n := storetest.Race(t, 10, refused, create(), create()); n != 3 {
 				t.Errorf("%d runs were stored, 3 were left", n)
 			}
-			if logs, err := st.Subjects(ctx, st.AgentLogs, store.AgentLogSubject("acme", "*")); err != nil || len(logs) != 3 {
+			if logs, err := st.AgentLogs.Subjects(ctx, store.AgentLogSubject("acme", "*")); err != nil || len(logs) != 3 {
 				t.Errorf("%d runs have a log, want 3: %v", len(logs), err)
 			}
 		})

@@ -45,7 +45,7 @@ func (h *head) at(sequence int64) uint64 { return h.message - uint64(h.Sequence-
 
 // head returns the last record, nil for an empty log.
 func (l *Log) head(ctx context.Context) (*head, error) {
-	m, err := l.Store.LastFromLeader(ctx, l.Store.Audit, store.AuditSubject)
+	m, err := l.Store.Audit.Last(ctx, store.AuditSubject, store.FromLeader)
 	if store.IsNotFound(err) {
 		return l.removedHead(ctx)
 	}
@@ -94,11 +94,11 @@ func (l *Log) Append(ctx context.Context, r api.AuditRecord) (api.AuditRecord, e
 		if err != nil {
 			return r, err
 		}
-		if len(line) > l.Store.MaxInline() {
+		if len(line) > l.Store.MaxInline {
 			return r, fmt.Errorf("append to the audit log: the record of %s has %d bytes, more than a message may have",
 				r.Action, len(line))
 		}
-		_, err = l.Store.Write(ctx, store.AuditSubject, nats.Header{}, line, expect)
+		_, err = l.Store.Audit.Write(ctx, store.AuditSubject, nats.Header{}, line, expect)
 		if err == nil {
 			return r, nil
 		}
@@ -129,7 +129,7 @@ func (l *Log) read(ctx context.Context, first, last uint64) ([]Entry, error) {
 	group.SetLimit(readers)
 	for i := range messages {
 		group.Go(func() (err error) {
-			messages[i], err = l.Store.At(ctx, l.Store.Audit, first+uint64(i))
+			messages[i], err = l.Store.Audit.At(ctx, first+uint64(i))
 			if store.IsNotFound(err) {
 				return nil
 			}

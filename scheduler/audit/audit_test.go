@@ -214,7 +214,7 @@ func TestLogInABackup(t *testing.T) {
 	cfg := from.Audit.CachedInfo().Config
 	cfg.FirstSeq = 41
 	var err error
-	if from.Audit, err = from.JS.CreateStream(ctx, cfg); err != nil {
+	if from.Audit.Stream, err = from.JS.CreateStream(ctx, cfg); err != nil {
 		t.Fatal(err)
 	}
 	first := record("acme", "key.create")

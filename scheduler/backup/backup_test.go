@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -224,13 +223,13 @@ func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.
 	}
 	st := storetest.Open(t, server)
 	all := map[proto.TraceID]proto.Status{}
-	if err := st.ReadHeaders(t.Context(), st.Executions, store.AllRecords, func(m jetstream.Msg) {
-		all[idOf(m)] = proto.Status(m.Headers().Get(store.HeaderStatus))
+	if err := st.Records.Read(t.Context(), store.Range{}, func(m *store.Message) {
+		all[idOf(m)] = proto.Status(m.Header.Get(store.HeaderStatus))
 	}); err != nil {
 		t.Fatal(err)
 	}
 	jobs := map[proto.TraceID]bool{}
-	if err := st.ReadHeaders(t.Context(), st.Jobs, store.AllJobs, func(m jetstream.Msg) {
+	if err := st.Jobs.Read(t.Context(), store.Range{}, func(m *store.Message) {
 		id := idOf(m)
 		jobs[id] = true
 		if _, ok := all[id]; !ok {
@@ -274,8 +273,8 @@ func restored(t *testing.T, file *bytes.Buffer, before map[proto.TraceID]*proto.
 	w.stop()
 }
 
-func idOf(m jetstream.Msg) proto.TraceID {
-	return proto.TraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
+func idOf(m *store.Message) proto.TraceID {
+	return proto.TraceID(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
 }
 
 // consistent checks that deliveries and versions belong to terminal executions, and none is
@@ -283,7 +282,7 @@ func idOf(m jetstream.Msg) proto.TraceID {
 func consistent(t *testing.T, st *store.Store, all map[proto.TraceID]proto.Status, jobs map[proto.TraceID]bool) {
 	t.Helper()
 	stored := map[proto.TraceID]bool{}
-	if err := st.ReadHeaders(t.Context(), st.Deliveries, "bullpen.delivery.*.*", func(m jetstream.Msg) {
+	if err := st.Deliveries.Read(t.Context(), store.Range{}, func(m *store.Message) {
 		id := idOf(m)
 		stored[id] = true
 		if !all[id].Terminal() {

@@ -183,7 +183,7 @@ func TestEveryStreamIsDeclared(t *testing.T) {
 // A state that is newer than the records would name executions and webhooks that the backup lacks.
 func TestStatesAreReadBeforeWhatTheyName(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
-	streams, err := st.BackupStreams(t.Context())
+	streams, err := store.BackupStreams(t.Context(), st)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,11 +30,11 @@ func Restore(
 		return s, err
 	}
 	defer nc.Close()
-	st, used, err := store.OpenForRestore(ctx, nc)
+	restore, used, err := store.OpenForRestore(ctx, nc)
 	if err != nil {
 		return s, err
 	}
-	unfinished, err := st.RestoreUnfinished(ctx)
+	unfinished, err := restore.Unfinished(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -42,7 +42,7 @@ func Restore(
 		return s, fmt.Errorf("%w: %s: a backup is restored only where there is nothing, such as in a new data directory",
 			ErrUsed, strings.Join(used, ", "))
 	}
-	if err := st.BeginRestore(ctx, cfg, log); err != nil {
+	if err := restore.Begin(ctx, cfg, log); err != nil {
 		return s, err
 	}
 	var pending []jetstream.PubAckFuture
@@ -54,7 +54,7 @@ func Restore(
 		if keyring.IsDataKey(e.Subject) {
 			dataKey = bytes.Clone(body)
 		}
-		ack, err := st.Restore(ctx, e.Subject, store.BackupHeader(e.Header), body, e.Time)
+		ack, err := restore.Put(ctx, e.Subject, store.BackupHeader(e.Header), body, e.Time)
 		if err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func Restore(
 		}
 	}
 	if err == nil {
-		err = st.EndRestore(ctx)
+		err = restore.End(ctx)
 	}
 	if err != nil {
 		return s, fmt.Errorf("restore: %w", err)

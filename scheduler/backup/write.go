@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
@@ -53,9 +52,9 @@ func (m *Maker) Backup(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	b := &run{
-		store: m.Store, file: f, start: map[jetstream.Stream]uint64{},
-		ids: map[jetstream.Stream]string{
-			m.Store.Executions: store.StreamID(m.Store.Executions), m.Store.Deliveries: store.StreamID(m.Store.Deliveries),
+		store: m.Store, file: f, start: map[store.Stream]uint64{},
+		ids: map[store.Stream]string{
+			m.Store.Records.Stream: store.StreamID(m.Store.Records), m.Store.Deliveries: store.StreamID(m.Store.Deliveries),
 		},
 		jobs: map[proto.TraceID]bool{}, deliveries: map[proto.TraceID]bool{}, attempts: map[proto.TraceID]int{},
 	}
@@ -69,8 +68,8 @@ func (m *Maker) Backup(ctx context.Context, w io.Writer) error {
 type run struct {
 	store *store.Store
 	file  *file
-	ids   map[jetstream.Stream]string // of the streams whose messages are restored with their places
-	start map[jetstream.Stream]uint64 // sequence number of a stream's last message when the backup began
+	ids   map[store.Stream]string // of the streams whose messages are restored with their places
+	start map[store.Stream]uint64 // sequence number of a stream's last message when the backup began
 
 	jobs       map[proto.TraceID]bool
 	deliveries map[proto.TraceID]bool // that changed since the start
@@ -80,19 +79,19 @@ type run struct {
 
 func (b *run) run(ctx context.Context) error {
 	st := b.store
-	for _, s := range []jetstream.Stream{st.Executions, st.Deliveries, st.Threads, st.Output} {
+	for _, s := range []store.Stream{st.Records.Stream, st.Deliveries, st.Threads, st.Output.Stream} {
 		info, err := s.Info(ctx)
 		if err != nil {
 			return fmt.Errorf("read the state of a stream: %w", err)
 		}
 		b.start[s] = info.State.LastSeq
 	}
-	b.lastRecord = b.start[st.Executions]
-	handlers := map[jetstream.Stream]func(context.Context, *message) error{
-		st.Jobs: b.job, st.DeadLetters: b.deadLetter, st.Deliveries: b.delivery, st.Executions: b.record, st.Threads: b.head,
-		st.Output: b.output,
+	b.lastRecord = b.start[st.Records.Stream]
+	handlers := map[store.Stream]func(context.Context, *message) error{
+		st.Jobs.Stream: b.job, st.DeadLetters: b.deadLetter, st.Deliveries: b.delivery, st.Records.Stream: b.record,
+		st.Threads: b.head, st.Output.Stream: b.output,
 	}
-	streams, err := st.BackupStreams(ctx)
+	streams, err := store.BackupStreams(ctx, st)
 	if err != nil {
 		return err
 	}
@@ -124,16 +123,15 @@ func (m *message) id() proto.TraceID {
 }
 
 // each calls handle with all messages of a stream.
-func (b *run) each(ctx context.Context, st jetstream.Stream, handle func(context.Context, *message) error) error {
+func (b *run) each(ctx context.Context, st store.Stream, handle func(context.Context, *message) error) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	err := b.store.ReadMessages(ctx, st, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	err := st.ReadAll(ctx, func(m *store.Message) {
 		if ctx.Err() != nil {
 			return
 		}
 		if err := handle(ctx, &message{
-			stream: b.ids[st], subject: m.Subject(), seq: at.Sequence.Stream, at: at.Timestamp,
-			header: m.Headers(), body: m.Data(),
+			stream: b.ids[st], subject: m.Subject, seq: m.Seq, at: m.Time, header: m.Header, body: m.Data,
 		}); err != nil {
 			fail(err)
 		}
@@ -158,23 +156,23 @@ func (b *run) add(_ context.Context, m *message) error {
 
 // load replaces a message whose body is stored separately by the newest one on its subject, since
 // the body of a replaced message may be gone. It reports whether there still is a message.
-func (b *run) load(ctx context.Context, st jetstream.Stream, m *message) (bool, error) {
+func (b *run) load(ctx context.Context, st store.Stream, m *message) (bool, error) {
 	if store.BodyName(m.header) == "" {
 		return true, nil
 	}
-	newest, err := b.store.LastFromLeader(ctx, st, m.subject)
+	newest, err := st.Last(ctx, m.subject, store.FromLeader)
 	if store.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	m.seq, m.at, m.header, m.body = newest.Seq, newest.Time, newest.Header, newest.Data
+	m.seq, m.at, m.header, m.body = newest.Seq, newest.FirstStored(), newest.Header, newest.Data
 	return true, nil
 }
 
 func (b *run) job(ctx context.Context, m *message) error {
-	exists, err := b.load(ctx, b.store.Jobs, m)
+	exists, err := b.load(ctx, b.store.Jobs.Stream, m)
 	if err != nil || !exists { // its execution has ended, and its delivery is stored
 		return err
 	}
@@ -203,13 +201,13 @@ func (b *run) delivery(ctx context.Context, m *message) error {
 
 func (b *run) record(ctx context.Context, m *message) error {
 	b.lastRecord = max(b.lastRecord, m.seq)
-	exists, err := b.load(ctx, b.store.Executions, m)
+	exists, err := b.load(ctx, b.store.Records.Stream, m)
 	if err != nil || !exists {
 		return err
 	}
 	b.lastRecord = max(b.lastRecord, m.seq)
 	terminal := proto.Status(m.header.Get(store.HeaderStatus)).Terminal()
-	old := m.seq <= b.start[b.store.Executions]
+	old := m.seq <= b.start[b.store.Records.Stream]
 	if !old && !terminal && !b.jobs[m.id()] {
 		return nil
 	}
@@ -273,7 +271,7 @@ func (b *run) maker(ctx context.Context, org string, id proto.TraceID) error {
 	poll := time.NewTicker(terminalPoll)
 	defer poll.Stop()
 	for {
-		rec, err := b.store.LastFromLeader(ctx, b.store.Executions, subject)
+		rec, err := b.store.Records.Last(ctx, subject, store.FromLeader)
 		if store.IsNotFound(err) {
 			return nil // its retention is over
 		}
@@ -285,7 +283,7 @@ func (b *run) maker(ctx context.Context, org string, id proto.TraceID) error {
 				return nil
 			}
 			return b.changed(ctx, &message{
-				b.ids[b.store.Executions], subject, rec.Seq, rec.Time, rec.Header, rec.Data,
+				b.ids[b.store.Records.Stream], subject, rec.Seq, rec.FirstStored(), rec.Header, rec.Data,
 			}, true)
 		}
 		select {
@@ -300,7 +298,7 @@ func (b *run) output(ctx context.Context, m *message) error {
 	attempt, err := store.OutputAttempt(m.subject)
 	tokens := strings.Split(m.subject, ".") // bullpen.out.<org>.<trace>.<attempt>
 	known := err == nil && attempt <= b.attempts[proto.TraceID(tokens[len(tokens)-2])]
-	if !known && m.seq > b.start[b.store.Output] {
+	if !known && m.seq > b.start[b.store.Output.Stream] {
 		return nil
 	}
 	return b.add(ctx, m)

@@ -80,7 +80,7 @@ func TestBatchOfAnotherClock(t *testing.T) {
 	p.stop()
 	p = w.process("next")
 	for id := range w.submitted {
-		if rec, _, err := w.st.Record(w.ctx, "acme", id); err == nil && !rec.Status.Terminal() {
+		if rec, _, err := w.st.Records.Get(w.ctx, "acme", id); err == nil && !rec.Status.Terminal() {
 			w.release(id)
 		}
 	}

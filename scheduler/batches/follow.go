@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -64,8 +62,7 @@ func (r *Runner) follow(ctx context.Context) {
 		r.stop = stop
 		r.stopIdle()
 		r.mu.Unlock()
-		err := r.Store.Follow(following, r.Store.Executions,
-			jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}, r.onRecord, r.readRecords)
+		err := r.Store.Records.Follow(following, store.Range{New: true}, r.onRecord, r.readRecords)
 		if following.Err() == nil {
 			r.Log.Warn("records of items not followed, will retry", "error", err)
 			time.AfterFunc(restartPause, func() { notify(r.joined) })
@@ -84,14 +81,13 @@ func (r *Runner) readRecords() {
 }
 
 // onRecord reports a change of a record to the run of its batch.
-func (r *Runner) onRecord(m jetstream.Msg, _ *jetstream.MsgMetadata) {
-	subject := m.Subject()
-	id := proto.TraceID(subject[strings.LastIndexByte(subject, '.')+1:])
+func (r *Runner) onRecord(m *store.Message) {
+	id := proto.TraceID(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
 	found, ok := r.refs.Load(id)
 	if !ok {
 		return
 	}
-	ref, h := found.(itemRef), m.Headers()
+	ref, h := found.(itemRef), m.Header
 	attempt, _ := strconv.Atoi(h.Get(store.HeaderAttempt)) // 0 makes the run read the record
 	ref.run.post(event{index: ref.index, id: id, status: proto.Status(h.Get(store.HeaderStatus)), attempt: attempt})
 }

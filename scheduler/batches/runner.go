@@ -96,7 +96,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		Order: func(a, b *entry) int { return byPriority(a.batch, b.batch) },
 		Beside: []func(context.Context){
 			r.follow, engine.Every(scanEvery, r.share), engine.Every(orphansEvery, r.removeOrphans),
-			func(ctx context.Context) { r.Store.CollectMarkers(ctx, r.Store.Batches, r.Log) },
+			func(ctx context.Context) { store.CollectMarkers(ctx, r.Store, r.Store.Batches, r.Log) },
 		},
 		Pause: scanEvery, RetryAfter: restartPause, Handlers: maxHandled, HandlersOfOrg: maxRunning,
 	}

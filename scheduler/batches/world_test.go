@@ -144,7 +144,7 @@ func (w *world) accept(ctx context.Context, m *proto.Meta, name string) {
 	ctx = context.WithoutCancel(ctx)
 	now := time.Now()
 	rec := &proto.Record{Meta: *m, Status: proto.StatusRunning, Attempt: 1, Worker: "w", StartedAt: &now}
-	seq, err := w.st.WriteRecord(ctx, rec, 0)
+	seq, err := w.st.Records.Put(ctx, rec, 0)
 	if err != nil {
 		w.t.Error(err)
 		return
@@ -159,7 +159,7 @@ func (w *world) end(ctx context.Context, rec *proto.Record, seq uint64, result p
 	done := *rec
 	done.Status, done.Result, done.CompletedAt = result.Status(), &result, &now
 	w.set(func() { w.active-- })
-	if _, err := w.st.WriteRecord(ctx, &done, seq); err != nil && !store.IsConflict(err) {
+	if _, err := w.st.Records.Put(ctx, &done, seq); err != nil && !store.IsConflict(err) {
 		w.t.Error(err)
 	}
 }
@@ -167,7 +167,7 @@ func (w *world) end(ctx context.Context, rec *proto.Record, seq uint64, result p
 // release ends a held item.
 func (w *world) release(id proto.TraceID) {
 	w.t.Helper()
-	rec, seq, err := w.st.Record(w.ctx, "acme", id)
+	rec, seq, err := w.st.Records.Get(w.ctx, "acme", id)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func (w *world) release(id proto.TraceID) {
 }
 
 func (w *world) RemoveRun(ctx context.Context, _ *proto.Batch, id proto.TraceID) error {
-	rec, _, err := w.st.Record(ctx, "acme", id)
+	rec, _, err := w.st.Records.Get(ctx, "acme", id)
 	if err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func (w *world) BatchLimits(context.Context, string) (concurrent, queued int) {
 func (w *world) Slots(context.Context) (int, error) { return 4, nil }
 
 func (w *world) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record, error) {
-	rec, _, err := w.st.Record(ctx, "acme", id)
+	rec, _, err := w.st.Records.Get(ctx, "acme", id)
 	return rec, err
 }
 
@@ -207,7 +207,7 @@ func (w *world) Cancel(ctx context.Context, id proto.TraceID) (*proto.Record, er
 	if w.set(func() { stuck = w.stuck }); stuck {
 		return nil, errors.New("no answer")
 	}
-	rec, seq, err := w.st.Record(ctx, "acme", id)
+	rec, seq, err := w.st.Records.Get(ctx, "acme", id)
 	if err == nil && !rec.Status.Terminal() {
 		w.end(ctx, rec, seq, proto.Cancelled())
 	}

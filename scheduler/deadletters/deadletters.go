@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -36,7 +35,7 @@ type Store struct {
 // workers were lost. seq is the sequence number of the job, which stays where it is. It is no error
 // if the dead letter exists or the job is gone. AddJob retries until ctx is done.
 func (s *Store) AddJob(ctx context.Context, rec *proto.Record, seq uint64) error {
-	m, err := s.Store.At(ctx, s.Store.Jobs, seq)
+	m, err := s.Store.Jobs.At(ctx, seq)
 	if store.IsNotFound(err) {
 		return nil // it is removed only once the dead letter is stored
 	}
@@ -61,7 +60,7 @@ func notJob(cause error) string { return "This message is no job: " + cause.Erro
 // MoveMessage moves a malformed message from the jobs to the dead letters. cause describes the
 // mistake.
 func (s *Store) MoveMessage(ctx context.Context, seq uint64, cause error) error {
-	m, err := s.Store.AtWithoutBody(ctx, s.Store.Jobs, seq) // the name of its body cannot be trusted
+	m, err := s.Store.Jobs.At(ctx, seq, store.WithoutBody) // the name of its body cannot be trusted
 	if store.IsNotFound(err) {
 		return nil
 	}
@@ -105,7 +104,8 @@ func (s *Store) write(ctx context.Context, letter *proto.DeadLetter, content any
 	if err != nil {
 		return 0, fmt.Errorf("encode dead letter %s: %w", letter.ID, err)
 	}
-	seq, err := s.Store.Write(ctx, letterSubject(letter), nats.Header{store.HeaderDead: {string(head)}}, body, revision)
+	seq, err := s.Store.DeadLetters.Write(ctx, letterSubject(letter), nats.Header{store.HeaderDead: {string(head)}}, body,
+		revision)
 	if err != nil {
 		return 0, fmt.Errorf("store dead letter %s: %w", letter.ID, err)
 	}
@@ -138,11 +138,11 @@ func (s *Store) List(
 	ctx context.Context, after *proto.DeadLetter, limit int, malformed func(error),
 ) ([]proto.DeadLetter, error) {
 	var page []proto.DeadLetter
-	err := s.Store.ReadHeaders(ctx, s.Store.DeadLetters, store.DeadLetterPattern, func(m jetstream.Msg) {
-		if removed(m.Headers()) {
+	err := s.Store.DeadLetters.Read(ctx, store.Range{}, func(m *store.Message) {
+		if removed(m.Header) {
 			return
 		}
-		letter, err := decode(&store.Message{Subject: m.Subject(), Header: m.Headers()})
+		letter, err := decode(m)
 		if err != nil {
 			malformed(err)
 			return
@@ -189,7 +189,7 @@ func (s *Store) Get(ctx context.Context, id string) (*proto.DeadLetter, *proto.D
 func (s *Store) read(ctx context.Context, id string) (*proto.DeadLetter, *store.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	m, err := s.Store.LastFromLeader(ctx, s.Store.DeadLetters, store.DeadLetterSubject("*", id))
+	m, err := s.Store.DeadLetters.Last(ctx, store.DeadLetterSubject("*", id), store.FromLeader)
 	if store.IsNotFound(err) || err == nil && removed(m.Header) {
 		return nil, nil, fmt.Errorf("dead letter %s: %w", id, proto.ErrNotFound)
 	}
@@ -219,7 +219,7 @@ func (s *Store) Mark(ctx context.Context, letter *proto.DeadLetter) error {
 		return err
 	}
 	letter.Revision = seq
-	s.Store.DiscardBody(ctx, m)
+	s.Store.Bodies.Discard(ctx, m.Header)
 	return nil
 }
 
@@ -231,10 +231,10 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := s.Store.Write(ctx, letterSubject(letter), nats.Header{}, nil, letter.Revision); err != nil {
+		if _, err := s.Store.DeadLetters.Write(ctx, letterSubject(letter), nats.Header{}, nil, letter.Revision); err != nil {
 			return fmt.Errorf("remove dead letter %s: %w", id, err)
 		}
-		s.Store.DiscardBody(ctx, m)
+		s.Store.Bodies.Discard(ctx, m.Header)
 		return nil
 	})
 }

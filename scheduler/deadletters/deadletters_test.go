@@ -33,11 +33,11 @@ func newWorld(t *testing.T) *world {
 // job stores a job and returns its sequence number.
 func (w *world) job(job *proto.Job) uint64 {
 	w.t.Helper()
-	m, err := w.Store.Store.StageJob(w.ctx, job, nats.Header{})
+	m, err := w.Store.Store.Jobs.Stage(w.ctx, job, nats.Header{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	seq, err := w.Store.Store.WriteJob(w.ctx, m)
+	seq, err := w.Store.Store.Jobs.Put(w.ctx, m)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 		job.ThreadID, job.Metadata, job.WebhookURL, job.Env = "t", map[string]string{"a": "b"}, "https://example.com",
 			map[string]string{"A": "1"}
 		seq := w.job(job)
-		stored, err := w.Store.Store.At(w.ctx, w.Store.Store.Jobs, seq)
+		stored, err := w.Store.Store.Jobs.At(w.ctx, seq)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func TestJobIsKeptWithItsBody(t *testing.T) {
 		if body := store.BodyName(stored.Header); body != "" {
 			bodies = append(bodies, body)
 		}
-		if err := w.Store.Store.RemoveJobs(w.ctx, store.RemovedJobs{Below: seq + 1, Bodies: bodies}); err != nil {
+		if err := w.Store.Store.Jobs.Remove(w.ctx, store.RemovedJobs{Below: seq + 1, Bodies: bodies}); err != nil {
 			t.Fatal(err)
 		}
 		letter, content := w.get(string(job.TraceID))

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -61,7 +60,7 @@ func (s *Store) write(ctx context.Context, d *proto.Delivery, revision uint64) (
 	if err != nil {
 		return 0, err
 	}
-	seq, err := s.Store.Write(ctx, store.DeliverySubject(d.Org, d.TraceID), h, body, revision)
+	seq, err := s.Store.Deliveries.Write(ctx, store.DeliverySubject(d.Org, d.TraceID), h, body, revision)
 	if err != nil {
 		return 0, fmt.Errorf("store delivery of %s: %w", d.TraceID, err)
 	}
@@ -70,7 +69,7 @@ func (s *Store) write(ctx context.Context, d *proto.Delivery, revision uint64) (
 
 // Get returns a delivery and its revision, or [proto.ErrNotFound].
 func (s *Store) Get(ctx context.Context, org string, id proto.TraceID) (*proto.Delivery, uint64, error) {
-	m, err := s.Store.Last(ctx, s.Store.Deliveries, store.DeliverySubject(org, id))
+	m, err := s.Store.Deliveries.Last(ctx, store.DeliverySubject(org, id))
 	if store.IsNotFound(err) {
 		return nil, 0, fmt.Errorf("delivery of %s: %w", id, proto.ErrNotFound)
 	}
@@ -140,16 +139,13 @@ func (s *Store) ReplayFailed(
 	ctx context.Context, org string, since time.Time, after string, limit int,
 ) (r proto.Replayed, err error) {
 	var page replayPage
-	cfg := jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, FilterSubject: store.DeliveryPattern(org),
-	}
 	if after != "" {
 		if _, err := fmt.Sscanf(after, "%d-%d-%d", &page.From, &page.End, &page.Left); err != nil {
 			return r, proto.FieldErrorf("after", "must be what next had in the answer before")
 		}
-		cfg.DeliverPolicy, cfg.OptStartTime, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, nil, page.From
 	}
-	failed, next, err := s.failedIn(ctx, cfg, &page, limit)
+	all := store.Range{Subject: store.DeliveryPattern(org), Since: since, From: page.From}
+	failed, next, err := s.failedIn(ctx, all, &page, limit)
 	if err != nil {
 		return r, fmt.Errorf("look for failed deliveries: %w", err)
 	}
@@ -171,19 +167,19 @@ func (s *Store) ReplayFailed(
 // failedIn returns up to limit failed deliveries of a page, and the next page, which is zero if there is
 // none.
 func (s *Store) failedIn(
-	ctx context.Context, cfg jetstream.ConsumerConfig, page *replayPage, limit int,
+	ctx context.Context, r store.Range, page *replayPage, limit int,
 ) (failed []proto.TraceID, next replayPage, err error) {
 	reading, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	counting, newest := page.From == 0, uint64(0)
-	err = s.Store.Read(reading, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-		newest = at.Sequence.Stream
+	err = s.Store.Deliveries.Read(reading, r, func(m *store.Message) {
+		newest = m.Seq
 		id, err := traceOf(m)
 		switch {
 		case reading.Err() != nil:
 		case !counting && newest > page.End:
 			stop(errPageFull)
-		case err != nil || proto.DeliveryStatus(m.Headers().Get(store.HeaderStatus)) != proto.DeliveryFailed:
+		case err != nil || proto.DeliveryStatus(m.Header.Get(store.HeaderStatus)) != proto.DeliveryFailed:
 		case len(failed) < limit:
 			failed = append(failed, id)
 		default:
@@ -209,9 +205,8 @@ func (s *Store) failedIn(
 
 // Scan calls onChange with every delivery of an organisation, except malformed ones.
 func (s *Store) Scan(ctx context.Context, org string, onChange func(proto.DeliveryChange)) error {
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.DeliveryPattern(org)}
-	return s.Store.Read(ctx, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-		if c, err := parseChange(m, at); err == nil { // Follow reports malformed ones
+	return s.Store.Deliveries.Read(ctx, store.Range{Subject: store.DeliveryPattern(org)}, func(m *store.Message) {
+		if c, err := parseChange(m); err == nil { // Follow reports malformed ones
 			onChange(c)
 		}
 	})
@@ -224,29 +219,28 @@ func (s *Store) Scan(ctx context.Context, org string, onChange func(proto.Delive
 func (s *Store) Follow(
 	ctx context.Context, onChange func(proto.DeliveryChange), onCurrent func(), onMalformed func(error),
 ) error {
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.DeliveryPattern("")}
-	return s.Store.Follow(ctx, s.Store.Deliveries, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-		c, err := parseChange(m, at)
+	return s.Store.Deliveries.Follow(ctx, store.Range{}, func(m *store.Message) {
+		c, err := parseChange(m)
 		if err != nil {
-			onMalformed(fmt.Errorf("read the delivery on %s: %w", m.Subject(), err))
+			onMalformed(fmt.Errorf("read the delivery on %s: %w", m.Subject, err))
 			return
 		}
 		onChange(c)
 	}, onCurrent)
 }
 
-func traceOf(m jetstream.Msg) (proto.TraceID, error) {
-	return proto.ParseTraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
+func traceOf(m *store.Message) (proto.TraceID, error) {
+	return proto.ParseTraceID(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
 }
 
 // parseChange parses the headers of a stored delivery.
-func parseChange(m jetstream.Msg, at *jetstream.MsgMetadata) (c proto.DeliveryChange, err error) {
+func parseChange(m *store.Message) (c proto.DeliveryChange, err error) {
 	if c.TraceID, err = traceOf(m); err != nil {
 		return c, err
 	}
-	c.Org = store.DeliveryOrg(m.Subject())
-	c.Revision, c.Origin = at.Sequence.Stream, m.Headers().Get(store.HeaderOrigin)
-	if due := m.Headers().Get(store.HeaderDue); due != "" {
+	c.Org = store.DeliveryOrg(m.Subject)
+	c.Revision, c.Origin = m.Seq, m.Header.Get(store.HeaderOrigin)
+	if due := m.Header.Get(store.HeaderDue); due != "" {
 		c.Due, err = time.Parse(time.RFC3339Nano, due)
 	}
 	return c, err

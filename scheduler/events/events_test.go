@@ -63,7 +63,7 @@ func begin(t *testing.T, st *store.Store) *execution {
 
 func (e *execution) write() {
 	e.t.Helper()
-	rev, err := e.store.WriteRecord(e.ctx, &e.rec, e.rev)
+	rev, err := e.store.Records.Put(e.ctx, &e.rec, e.rev)
 	if err != nil {
 		e.t.Fatal(err)
 	}

@@ -260,7 +260,7 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Events, error) {
 			_ = pause(ctx)
 			continue
 		}
-		t.from = m.Sequence + 1
+		t.from = m.Seq + 1
 		p, err := parse(m.Subject, m.Header, m.Data)
 		if err != nil {
 			continue
@@ -271,15 +271,10 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Events, error) {
 	}
 }
 
-func (t *Tail) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+func (t *Tail) read(ctx context.Context) (*store.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	end, err := proto.BeginRead(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
-	return t.log.Store.Next(ctx, t.log.Store.Output, t.from, store.OutputPattern(t.org, t.id))
+	return t.log.Store.Output.Next(ctx, t.from, store.OutputPattern(t.org, t.id), store.WithoutBody)
 }
 
 // isTransient reports whether a read may succeed later.

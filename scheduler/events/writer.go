@@ -166,10 +166,10 @@ func (w *Writer) tryFence(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	var at uint64
-	switch m, err := w.store.Last(ctx, w.store.Output, store.OutputPattern(w.org, w.id)); {
+	switch m, err := w.store.Output.Last(ctx, store.OutputPattern(w.org, w.id)); {
 	case err == nil:
 		at = m.Seq
-		if w.seq, err = w.store.LastEvent(ctx, w.org, w.id, w.attempt-1); err != nil {
+		if w.seq, err = w.store.Output.LastEvent(ctx, w.org, w.id, w.attempt-1); err != nil {
 			return err
 		}
 	case !store.IsNotFound(err):
@@ -459,7 +459,7 @@ func (w *Writer) publishMsg(ctx context.Context, m *nats.Msg) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
 	for {
-		changed := w.store.LeaderChanged(store.OutputLeader)
+		changed := w.store.Leaders.Changed(store.OutputLeader)
 		ack, err := w.store.JS.PublishMsgAsync(m)
 		if err == nil {
 			select {

@@ -49,12 +49,12 @@ func BenchmarkCost(b *testing.B) {
 						rec.Status = proto.StatusSuccess
 					}
 					var err error
-					if seq, err = st.WriteRecord(ctx, rec, seq); err != nil {
+					if seq, err = st.Records.Put(ctx, rec, seq); err != nil {
 						b.Fatal(err)
 					}
 				}
 				if b.N%50 == 0 {
-					if err := st.RemoveJobs(ctx, store.RemovedJobs{Below: uint64(b.N)}); err != nil {
+					if err := st.Jobs.Remove(ctx, store.RemovedJobs{Below: uint64(b.N)}); err != nil {
 						b.Fatal(err)
 					}
 				}

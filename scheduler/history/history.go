@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -127,8 +126,8 @@ func (h *History) report(err error) {
 
 // states returns the content of the streams of jobs and of records.
 func (h *History) states(ctx context.Context) (jobs, records store.StreamState, err error) {
-	if jobs, err = h.Store.State(ctx, h.Store.Jobs); err == nil {
-		records, err = h.Store.State(ctx, h.Store.Executions)
+	if jobs, err = h.Store.Jobs.State(ctx); err == nil {
+		records, err = h.Store.Records.State(ctx)
 	}
 	return jobs, records, err
 }
@@ -163,8 +162,8 @@ func (h *History) follow(ctx context.Context) error {
 	}
 	w := &writer{History: h, at: at, changes: make(chan proto.HistoryChange, batch)}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return w.read(ctx, h.Store.Jobs, at.Jobs, w.job) })
-	group.Go(func() error { return w.read(ctx, h.Store.Executions, at.Records, w.record) })
+	group.Go(func() error { return w.read(ctx, h.Store.Jobs.Stream, at.Jobs, w.job) })
+	group.Go(func() error { return w.read(ctx, h.Store.Records.Stream, at.Records, w.record) })
 	group.Go(func() error { return w.run(ctx) })
 	group.Go(func() error { return h.expire(ctx) })
 	return group.Wait()
@@ -216,37 +215,32 @@ type writer struct {
 // read sends the changes in a stream after a sequence number. decode returns a change without its
 // number, or nil.
 func (w *writer) read(
-	ctx context.Context, st jetstream.Stream, after uint64,
-	decode func(ctx context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange,
+	ctx context.Context, st store.Stream, after uint64,
+	decode func(ctx context.Context, m *store.Message) proto.HistoryChange,
 ) error {
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1}
-	return w.Store.Follow(ctx, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	return st.Follow(ctx, store.Range{From: after + 1}, func(m *store.Message) {
 		select {
-		case w.changes <- decode(ctx, m, at.Sequence.Stream):
+		case w.changes <- decode(ctx, m):
 		case <-ctx.Done():
 		}
 	}, func() {})
 }
 
-func (w *writer) job(_ context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange {
-	meta, err := store.DecodeMeta(m.Headers())
+func (w *writer) job(_ context.Context, m *store.Message) proto.HistoryChange {
+	meta, err := store.DecodeMeta(m.Header)
 	if err != nil {
-		w.Log.Warn("malformed job not in the index of executions", "subject", m.Subject(), "error", err)
-		return proto.HistoryChange{JobSeq: seq}
+		w.Log.Warn("malformed job not in the index of executions", "subject", m.Subject, "error", err)
+		return proto.HistoryChange{JobSeq: m.Seq}
 	}
-	return proto.HistoryChange{JobSeq: seq, Record: &proto.Record{Meta: *meta, Status: proto.StatusQueued}}
+	return proto.HistoryChange{JobSeq: m.Seq, Record: &proto.Record{Meta: *meta, Status: proto.StatusQueued}}
 }
 
-func (w *writer) record(ctx context.Context, m jetstream.Msg, seq uint64) proto.HistoryChange {
-	org, id, err := store.ParseExecSubject(m.Subject())
-	var rec *proto.Record
-	if err == nil {
-		rec, err = w.Store.Summary(ctx, org, id, seq, m.Headers())
-	}
+func (w *writer) record(ctx context.Context, m *store.Message) proto.HistoryChange {
+	rec, err := w.Store.Records.Summary(ctx, m)
 	if err != nil && ctx.Err() == nil && !store.IsNotFound(err) { // replaced meanwhile
-		w.Log.Warn("malformed record not in the index of executions", "subject", m.Subject(), "error", err)
+		w.Log.Warn("malformed record not in the index of executions", "subject", m.Subject, "error", err)
 	}
-	return proto.HistoryChange{Seq: seq, Record: rec}
+	return proto.HistoryChange{Seq: m.Seq, Record: rec}
 }
 
 // run writes changes in batches until ctx is done or an error.

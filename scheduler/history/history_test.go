@@ -76,7 +76,7 @@ func write(t *testing.T, st *store.Store, job *proto.Job, status proto.Status, e
 		result.Stdout = "output"
 		rec.Result = &result
 	}
-	seq, err := st.WriteRecord(storetest.Context(t), rec, expect)
+	seq, err := st.Records.Put(storetest.Context(t), rec, expect)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,11 +119,11 @@ func TestIndexFollowsTheStreams(t *testing.T) {
 		want[job.TraceID] = proto.StatusRunning
 		check(when + ", running")
 		write(t, st, job, proto.StatusSuccess, seq)
-		m, err := st.Last(storetest.Context(t), st.Jobs, store.JobPattern(job.Org, job.TraceID))
+		m, err := st.Jobs.Last(storetest.Context(t), store.JobPattern(job.Org, job.TraceID))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := st.RemoveJobs(storetest.Context(t), store.RemovedJobs{Single: []uint64{m.Seq}}); err != nil {
+		if err := st.Jobs.Remove(storetest.Context(t), store.RemovedJobs{Single: []uint64{m.Seq}}); err != nil {
 			t.Fatal(err)
 		}
 		want[job.TraceID] = proto.StatusSuccess
@@ -243,17 +243,17 @@ func TestAnotherIndexDropsARemovedOrganisation(t *testing.T) {
 	stop := run(t, stopped, file)
 	write(t, st, storetest.Job("beta", "k", proto.ModeAsync), proto.StatusSuccess, 0) // older, so that nothing expires
 	job := put(t, st)
-	seq := write(t, st, job, proto.StatusSuccess, 0)
+	write(t, st, job, proto.StatusSuccess, 0)
 	if got := list(t, stopped, "acme"); len(got) != 1 {
 		t.Fatal(got)
 	}
 	stop()
 	run(t, running, filepath.Join(t.TempDir(), "index.db"))
 	list(t, running, "acme")
-	if err := st.Erase(storetest.Context(t), st.Executions, seq); err != nil {
+	if err := st.Records.EraseSubject(storetest.Context(t), store.RecordPatternOf("acme")); err != nil {
 		t.Fatal(err)
 	}
-	if err := st.PurgeSubject(storetest.Context(t), st.Jobs, store.AllJobs); err != nil {
+	if err := st.Jobs.PurgeSubject(storetest.Context(t), store.AllJobs); err != nil {
 		t.Fatal(err)
 	}
 	if err := running.RemoveOrg(storetest.Context(t), "acme"); err != nil {

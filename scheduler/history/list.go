@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -79,29 +77,29 @@ func (h *History) fresh(ctx context.Context) (behind uint64, err error) {
 func (h *History) missing(
 	ctx context.Context, at proto.HistoryPosition, jobs, records store.StreamState,
 ) (uint64, error) {
-	j, err := h.after(ctx, h.Store.Jobs, store.AllJobs, at.Jobs, jobs.Last)
+	j, err := h.after(ctx, h.Store.Jobs.Stream, store.AllJobs, at.Jobs, jobs.Last)
 	if err != nil {
 		return 0, err
 	}
-	r, err := h.after(ctx, h.Store.Executions, store.AllRecords, at.Records, records.Last)
+	r, err := h.after(ctx, h.Store.Records.Stream, store.AllRecords, at.Records, records.Last)
 	return j + r, err
 }
 
 // after returns the number of messages of a stream from the first existing one after a sequence
 // number to the last one. Messages are removed, so the last one may be gone.
-func (h *History) after(ctx context.Context, st jetstream.Stream, subject string, seq, last uint64) (uint64, error) {
+func (h *History) after(ctx context.Context, st store.Stream, subject string, seq, last uint64) (uint64, error) {
 	if seq >= last {
 		return 0, nil
 	}
-	m, err := h.Store.Next(ctx, st, seq+1, subject)
+	m, err := st.Next(ctx, seq+1, subject, store.WithoutBody)
 	switch {
 	case store.IsNotFound(err):
 		return 0, nil
 	case err != nil:
 		return 0, err
-	case m.Sequence > last:
+	case m.Seq > last:
 		return 0, nil
 	default:
-		return last - m.Sequence + 1, nil
+		return last - m.Seq + 1, nil
 	}
 }

@@ -154,7 +154,7 @@ func (e *Elector) campaign(ctx context.Context) (*Term, error) {
 	var seen uint64 // the revision last observed
 	var since time.Time
 	for {
-		changed := e.Store.LeaderChanged(store.ControlLeader)
+		changed := e.Store.Leaders.Changed(store.ControlLeader)
 		revision, vacant, err := e.observe(ctx, &seen, &since)
 		if err == nil && vacant {
 			var t *Term
@@ -238,7 +238,7 @@ func (e *Elector) renewUntilLost(term context.Context, stepDown context.CancelCa
 		case <-tick.C:
 		case <-changed:
 		}
-		changed = e.Store.LeaderChanged(store.ControlLeader)
+		changed = e.Store.Leaders.Changed(store.ControlLeader)
 		err := e.renew(term, t)
 		switch {
 		case err == nil:
@@ -255,7 +255,7 @@ func (e *Elector) renewUntilLost(term context.Context, stepDown context.CancelCa
 
 // renew writes the key again. An earlier renewal may have been stored although its answer was lost.
 func (e *Elector) renew(term context.Context, t *Term) error {
-	ctx, cancel := e.Store.AttemptContext(term, store.ControlLeader, renewTimeout)
+	ctx, cancel := e.Store.Leaders.Attempt(term, store.ControlLeader, renewTimeout)
 	defer cancel()
 	for {
 		sent := time.Now()

@@ -54,12 +54,11 @@ type Sources struct {
 // are removed before batches, which name them. Usage is counted from records, and removed after them.
 func New(st *store.Store, src Sources) *Data {
 	threads := func(_ context.Context, org string) ([]string, error) { return src.Threads(org), nil }
-	purge, erase := st.PurgeSubject, st.EraseSubject
 	ended := []Holder{
 		{
 			"executions that have not ended",
-			[]string{nameOf(st.Jobs)},
-			countMessages(st, st.Jobs, store.JobPatternOf),
+			[]string{st.Jobs.Name()},
+			countMessages(st.Jobs.Stream, store.JobPatternOf),
 			cancelAll(st, src.Executions),
 		},
 		{"items of batches", nil, countBlobs(src.Blobs, src.Batches), removeBlobs(src.Blobs, src.Batches)},
@@ -69,14 +68,14 @@ func New(st *store.Store, src Sources) *Data {
 		resources = append(resources, inBucket(b.Kind, b.KeyValue, b.Keys...))
 	}
 	return &Data{Holders: slices.Concat(ended, resources, []Holder{
-		inStream("logs of agents", st, st.AgentLogs, store.AgentLogPatternOf, purge),
-		inStream("threads", st, st.Threads, store.ThreadPatternOf, purge),
+		inStream("logs of agents", st.AgentLogs, store.AgentLogPatternOf, st.AgentLogs.PurgeSubject),
+		inStream("threads", st.Threads, store.ThreadPatternOf, st.Threads.PurgeSubject),
 		{"files of threads", nil, countBlobs(src.Blobs, threads), removeBlobs(src.Blobs, threads)},
-		inStream("dead letters", st, st.DeadLetters, store.DeadLetterPatternOf, erase),
-		inStream("webhook deliveries", st, st.Deliveries, store.DeliveryPattern, purge),
-		inStream("output", st, st.Output, store.OutputPatternOf, erase),
-		inStream("large bodies", st, st.Bodies, store.BodyPatternOf, purge),
-		inStream("records of executions", st, st.Executions, store.RecordPatternOf, erase),
+		inStream("dead letters", st.DeadLetters, store.DeadLetterPatternOf, st.DeadLetters.EraseSubject),
+		inStream("webhook deliveries", st.Deliveries, store.DeliveryPattern, st.Deliveries.PurgeSubject),
+		inStream("output", st.Output.Stream, store.OutputPatternOf, st.Output.EraseSubject),
+		inStream("large bodies", st.Bodies.Stream, store.BodyPatternOf, st.Bodies.PurgeSubject),
+		inStream("records of executions", st.Records.Stream, store.RecordPatternOf, st.Records.EraseSubject),
 		inBucket("usage", st.Usage, "org.%s.*", "key.%s.*.*", "cross.%s.>"),
 		{"index of executions", nil, countIndex(src.Index), removeIndex(src.Index)},
 		{"organisation", []string{st.Orgs.Bucket()}, countKeys(st.Orgs, "%s"), nil}, // the runner removes it
@@ -132,24 +131,22 @@ func removeKeys(bucket jetstream.KeyValue, patterns ...string) func(ctx context.
 // inStream returns the holder of what is in a stream on the subjects that match the pattern of an
 // organisation.
 func inStream(
-	kind string, st *store.Store, stream jetstream.Stream, pattern func(org string) string,
-	remove func(ctx context.Context, stream jetstream.Stream, pattern string) error,
+	kind string, stream store.Stream, pattern func(org string) string,
+	remove func(ctx context.Context, pattern string) error,
 ) Holder {
 	return Holder{
 		kind,
-		[]string{nameOf(stream)},
-		countMessages(st, stream, pattern),
-		func(ctx context.Context, org string) error { return remove(ctx, stream, pattern(org)) },
+		[]string{stream.Name()},
+		countMessages(stream, pattern),
+		func(ctx context.Context, org string) error { return remove(ctx, pattern(org)) },
 	}
 }
 
-func nameOf(stream jetstream.Stream) string { return stream.CachedInfo().Config.Name }
-
 func countMessages(
-	st *store.Store, stream jetstream.Stream, pattern func(org string) string,
+	stream store.Stream, pattern func(org string) string,
 ) func(ctx context.Context, org string) (Amount, error) {
 	return func(ctx context.Context, org string) (n Amount, err error) {
-		subjects, err := st.Subjects(ctx, stream, pattern(org))
+		subjects, err := stream.Subjects(ctx, pattern(org))
 		for _, messages := range subjects {
 			n.Count += int64(messages)
 		}
@@ -161,7 +158,7 @@ func countMessages(
 // their jobs then.
 func cancelAll(st *store.Store, executions Executions) func(ctx context.Context, org string) error {
 	return func(ctx context.Context, org string) error {
-		jobs, err := st.Subjects(ctx, st.Jobs, store.JobPatternOf(org))
+		jobs, err := st.Jobs.Subjects(ctx, store.JobPatternOf(org))
 		if err != nil {
 			return err
 		}

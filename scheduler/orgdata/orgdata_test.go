@@ -137,7 +137,7 @@ func (w *world) fill(org, marker string) {
 	put(st.Connections, org+".data", proto.Connection{Org: org, Slug: "data", Description: marker})
 	put(st.AgentFiles, org+".file_1", proto.AgentFile{Org: org, Name: marker})
 	put(st.AgentRuns, org+".run", proto.ActiveAgentRun{Org: org, ID: marker})
-	_, err = st.Write(ctx, store.AgentLogSubject(org, "run"), nats.Header{}, []byte(marker), 0)
+	_, err = st.AgentLogs.Write(ctx, store.AgentLogSubject(org, "run"), nats.Header{}, []byte(marker), 0)
 	check(err)
 	put(st.Schedules, "def."+org+".s", proto.Schedule{ID: marker})
 	put(st.Schedules, "run."+org+".s", marker)
@@ -173,7 +173,7 @@ func (w *world) fill(org, marker string) {
 	done := storetest.Job(org, key.ID, proto.ModeInline)
 	result := proto.Exited(0)
 	result.Stdout = marker + strings.Repeat("y", 2<<20)
-	_, err = st.WriteRecord(ctx,
+	_, err = st.Records.Put(ctx,
 		&proto.Record{Meta: done.Meta, Status: proto.StatusSuccess, Attempt: 1, Result: &result}, 0)
 	check(err)
 	for _, subject := range []string{
@@ -196,7 +196,7 @@ func (w *world) fill(org, marker string) {
 		check(err)
 		body, err := json.Marshal(content)
 		check(err)
-		_, err = st.Write(
+		_, err = st.DeadLetters.Write(
 			ctx, store.DeadLetterSubject(org, letter.ID), nats.Header{store.HeaderDead: {string(head)}}, body, 0)
 		check(err)
 	}
@@ -206,7 +206,7 @@ func (w *world) fill(org, marker string) {
 	dead(&proto.DeadLetter{ID: fmt.Sprint("dead_", len(org)), Org: org, Reason: proto.DeadMalformed},
 		&proto.DeadMessage{Subject: store.JobSubject(&lost.Meta), Data: []byte(marker)})
 	// the marker of a removed one
-	_, err = st.Write(ctx, store.DeadLetterSubject(org, string(done.TraceID)), nats.Header{}, nil, 0)
+	_, err = st.DeadLetters.Write(ctx, store.DeadLetterSubject(org, string(done.TraceID)), nats.Header{}, nil, 0)
 	check(err)
 }
 

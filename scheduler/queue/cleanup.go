@@ -93,7 +93,7 @@ func (t *term) retry(ctx context.Context, id proto.TraceID, what string, f func(
 }
 
 func (t *term) storeDeadLetter(ctx context.Context, m *proto.Meta, seq uint64) error {
-	rec, _, err := t.Store.Record(ctx, m.Org, m.TraceID)
+	rec, _, err := t.Store.Records.Get(ctx, m.Org, m.TraceID)
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (t *term) collectGarbage(ctx context.Context, now time.Time) {
 	})
 	g.bodies, g.collected, g.running = nil, now, true
 	go func() {
-		if err := t.Store.RemoveJobs(ctx, r); err != nil && ctx.Err() == nil {
+		if err := t.Store.Jobs.Remove(ctx, r); err != nil && ctx.Err() == nil {
 			t.Log.Warn("remove finished jobs failed, the next leader will", "error", err)
 		}
 		t.post(ctx, func() { g.running = false })

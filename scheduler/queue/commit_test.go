@@ -216,7 +216,7 @@ func TestLargePendingResultIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.wantNew(e)
-	bodies, err := w.store.Subjects(w.ctx, w.store.Bodies, store.BodyPatternOf(x.job.Org))
+	bodies, err := w.store.Bodies.Subjects(w.ctx, store.BodyPatternOf(x.job.Org))
 	if err != nil || len(bodies) != 1 {
 		t.Errorf("the stored bodies are %v, %v", bodies, err)
 	}
@@ -296,7 +296,7 @@ func (x *threaded) stopAt(step string, freeze bool) (reached <-chan struct{}, th
 // wantPrivate checks that a pending result is not visible to clients.
 func (x *threaded) wantPrivate() {
 	x.t.Helper()
-	stored, seq, err := x.store.Record(x.ctx, x.job.Org, x.job.TraceID)
+	stored, seq, err := x.store.Records.Get(x.ctx, x.job.Org, x.job.TraceID)
 	if err != nil || stored.Pending == nil || stored.Commit == nil || stored.Status != proto.StatusRunning {
 		x.t.Fatalf("stored: %+v, %v", stored, err)
 	}
@@ -313,7 +313,7 @@ func (x *threaded) wantPrivate() {
 			x.t.Errorf("%s: %+v, %v", what, rec, err)
 		}
 	}
-	if _, now, err := x.store.Record(x.ctx, x.job.Org, x.job.TraceID); err != nil || now != seq {
+	if _, now, err := x.store.Records.Get(x.ctx, x.job.Org, x.job.TraceID); err != nil || now != seq {
 		x.t.Errorf("the record was changed: %v", err)
 	}
 }

@@ -96,7 +96,7 @@ func (t *term) checkDelayed(ctx context.Context) {
 			var rec *proto.Record
 			var revision uint64
 			if t.retry(ctx, x.id, "read record of a delayed job", func() (err error) {
-				rec, revision, err = t.Store.Record(ctx, x.org, x.id)
+				rec, revision, err = t.Store.Records.Get(ctx, x.org, x.id)
 				if errors.Is(err, proto.ErrNotFound) {
 					return nil
 				}

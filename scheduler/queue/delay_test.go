@@ -87,7 +87,7 @@ func TestDelayedJobsOutliveTheLeader(t *testing.T) {
 		t.Fatalf("%+v was assigned", l.Job().Meta)
 	}
 	w.eventually("the cancelled job is removed", func() bool {
-		_, err := w.store.JobMeta(w.ctx, cancelled.Org, cancelled.TraceID)
+		_, err := w.store.Jobs.Meta(w.ctx, cancelled.Org, cancelled.TraceID)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 	if st, err := w.queue.Stats(w.ctx); err != nil || st.Delayed != 1 || st.Queued != 0 || st.Running != 2 {

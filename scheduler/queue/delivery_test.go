@@ -79,7 +79,7 @@ func TestMissingDeliveryIsStoredByTheNextLeader(t *testing.T) {
 	}
 	result, now := proto.Exited(0), time.Now()
 	rec := &proto.Record{Meta: job.Meta, Status: proto.StatusSuccess, Attempt: 1, Result: &result, CompletedAt: &now}
-	if _, err := st.WriteRecord(w.ctx, rec, 0); err != nil {
+	if _, err := st.Records.Put(w.ctx, rec, 0); err != nil {
 		t.Fatal(err)
 	}
 	changes := w.followDeliveries()

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
@@ -241,8 +240,7 @@ func (t *term) post(ctx context.Context, f func()) {
 // rebuild reads all leases, all jobs, and all records since the oldest job. It returns once it has
 // caught up with the streams, and keeps following them.
 func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
-	all := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}
-	stopLeases, err := t.follow(ctx, t.Store.Leases, all, t.onLease)
+	stopLeases, err := t.follow(ctx, t.Store.Leases, store.Range{}, t.onLease)
 	if err != nil {
 		return nil, err
 	}
@@ -255,8 +253,7 @@ func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
 }
 
 func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
-	stopJobs, err := t.follow(
-		ctx, t.Store.Jobs, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}, t.onJob)
+	stopJobs, err := t.follow(ctx, t.Store.Jobs.Stream, store.Range{}, t.onJob)
 	if err != nil {
 		return nil, err
 	}
@@ -270,10 +267,8 @@ func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
 			oldest = since
 		}
 	}
-	oldest = oldest.Add(-clockSkew)
-	stopRecords, err := t.follow(ctx, t.Store.Executions, jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &oldest,
-	}, t.onRecord)
+	since := store.Range{Since: oldest.Add(-clockSkew)}
+	stopRecords, err := t.follow(ctx, t.Store.Records.Stream, since, t.onRecord)
 	if err != nil {
 		stopJobs()
 		return nil, err
@@ -285,15 +280,14 @@ func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
 // follow calls handle in the loop for each message of a stream until stop is called. It returns
 // once handle has been called for all existing messages.
 func (t *term) follow(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig,
-	handle func(context.Context, jetstream.Msg, *jetstream.MsgMetadata),
+	ctx context.Context, st store.Stream, r store.Range, handle func(context.Context, *store.Message),
 ) (stop func(), err error) {
 	following, cancel := context.WithCancel(ctx)
 	current, done := false, make(chan struct{})
 	go func() {
 		defer close(done)
-		err := t.Store.Follow(following, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-			t.post(following, func() { handle(ctx, m, at) })
+		err := st.Follow(following, r, func(m *store.Message) {
+			t.post(following, func() { handle(ctx, m) })
 		}, func() {
 			t.post(following, func() { current = true })
 		})
@@ -315,45 +309,44 @@ func (t *term) follow(
 }
 
 // onJob handles a message in the jobs stream. A malformed one is moved to the dead letters.
-func (t *term) onJob(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
-	seq := at.Sequence.Stream
-	t.garbage.observe(seq)
-	meta, err := readMeta(m.Headers())
-	if err == nil && store.JobSubject(meta) != m.Subject() {
+func (t *term) onJob(ctx context.Context, m *store.Message) {
+	t.garbage.observe(m.Seq)
+	meta, err := readMeta(m.Header)
+	if err == nil && store.JobSubject(meta) != m.Subject {
 		err = errors.New("its header does not belong to its subject")
 	}
 	if err != nil {
-		t.Log.Error("malformed job", "subject", m.Subject(), "error", err)
-		t.moveMalformed(ctx, seq, err)
+		t.Log.Error("malformed job", "subject", m.Subject, "error", err)
+		t.moveMalformed(ctx, m.Seq, err)
 		return
 	}
 	if o, ended := t.outcomes[meta.TraceID]; ended {
-		t.removeJob(ctx, meta, seq, store.BodyName(m.Headers()), o.deadLettered)
+		t.removeJob(ctx, meta, m.Seq, store.BodyName(m.Header), o.deadLettered)
 		return
 	}
 	j := t.queue.jobs[meta.TraceID]
 	if j == nil {
 		if meta.RunAt.IsZero() {
-			t.observe(meta, at.Timestamp)
+			t.observe(meta, m.Time)
 		}
 		j = t.queue.add(*meta)
-		j.since = at.Timestamp
+		j.since = m.Time
 	}
-	j.body = store.BodyName(m.Headers())
-	t.setStored(j, seq)
+	j.body = store.BodyName(m.Header)
+	t.setStored(j, m.Seq)
 }
 
 // onRecord handles a change of a record: a claim, a cancel, a released or requeued attempt, a loss,
 // or the end.
-func (t *term) onRecord(ctx context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
-	org, id, err := store.ParseExecSubject(m.Subject())
-	r, errHeaders := parseRecordHeaders(m.Headers())
+func (t *term) onRecord(ctx context.Context, m *store.Message) {
+	org, id, err := store.ParseExecSubject(m.Subject)
+	r, errHeaders := parseRecordHeaders(m.Header)
 	j := t.queue.jobs[id]
 	if err != nil || errHeaders != nil || j != nil && j.meta.Org != org {
-		t.Log.Error("malformed record ignored", "subject", m.Subject())
+		t.Log.Error("malformed record ignored", "subject", m.Subject)
 		return
 	}
-	r.revision = at.Sequence.Stream
+	r.revision = m.Seq
 	if j != nil {
 		t.apply(ctx, j, r)
 	} else if r.status.Terminal() {

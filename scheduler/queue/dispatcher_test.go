@@ -167,12 +167,12 @@ func TestOrderAfterAChangeOfLeaders(t *testing.T) {
 	}
 	for _, lost := range []int{1, 0} {
 		rec := &proto.Record{Meta: jobs[lost].Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "lost"}
-		claimed, err := w.store.WriteRecord(w.ctx, rec, 0)
+		claimed, err := w.store.Records.Put(w.ctx, rec, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		rec.Status, rec.Worker = proto.StatusQueued, ""
-		if _, err := w.store.WriteRecord(w.ctx, rec, claimed); err != nil {
+		if _, err := w.store.Records.Put(w.ctx, rec, claimed); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -98,7 +98,8 @@ func (s *Slots) beginEpoch(ctx context.Context) (*epoch, error) {
 }
 
 func (s *Slots) writeLease(ctx context.Context, e *epoch) (revision uint64, err error) {
-	return s.Store.Write(ctx, store.LeaseSubject(e.id), nats.Header{store.HeaderWorker: {s.Worker}}, nil, e.revision)
+	h := nats.Header{store.HeaderWorker: {s.Worker}}
+	return s.Store.Leases.Write(ctx, store.LeaseSubject(e.id), h, nil, e.revision)
 }
 
 // renewUntilLost renews the lease of e until it is lost or ctx is done.
@@ -142,7 +143,7 @@ func (s *Slots) renew(ctx context.Context, e *epoch) error {
 		case !store.IsConflict(err):
 			return err
 		}
-		m, err := s.Store.LastFromLeader(ctx, s.Store.Leases, store.LeaseSubject(e.id))
+		m, err := s.Store.Leases.Last(ctx, store.LeaseSubject(e.id), store.FromLeader)
 		switch {
 		case store.IsNotFound(err):
 			return fmt.Errorf("%w: it is gone", proto.ErrLost)

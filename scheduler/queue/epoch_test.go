@@ -37,7 +37,7 @@ func (f *frozenServer) freeze() (thaw func()) {
 func (w *world) renewals(n uint64) {
 	w.t.Helper()
 	last := func() uint64 {
-		st, err := w.store.State(w.ctx, w.store.Leases)
+		st, err := w.store.Leases.State(w.ctx)
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -50,7 +50,7 @@ func (w *world) renewals(n uint64) {
 // record returns the stored record of an execution and its revision.
 func (w *world) record(id proto.TraceID) (*proto.Record, uint64) {
 	w.t.Helper()
-	rec, revision, err := w.store.Record(w.ctx, "acme", id)
+	rec, revision, err := w.store.Records.Get(w.ctx, "acme", id)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -293,10 +293,10 @@ func TestNextLeaderEndsWhatWasUnderAnEndedLease(t *testing.T) {
 	stop()
 	rec, _ := w.record(id)
 	w.eventually("the lease is ended", func() bool {
-		m, err := w.store.Last(w.ctx, w.store.Leases, store.LeaseSubject(rec.Epoch))
+		m, err := w.store.Leases.Last(w.ctx, store.LeaseSubject(rec.Epoch))
 		if err == nil {
 			m.Header.Set(store.HeaderRenewed, m.Time.UTC().Format(time.RFC3339Nano))
-			_, err = w.store.Write(w.ctx, store.LeaseSubject(rec.Epoch), m.Header, nil, m.Seq)
+			_, err = w.store.Leases.Write(w.ctx, store.LeaseSubject(rec.Epoch), m.Header, nil, m.Seq)
 		}
 		return err == nil
 	})
@@ -338,7 +338,7 @@ func TestClaimThatIsAcknowledgedAfterTheLease(t *testing.T) {
 	})
 	first, _ := w.record(id)
 	w.eventually("the lease has ended", func() bool {
-		m, err := w.store.Last(w.ctx, w.store.Leases, store.LeaseSubject(first.Epoch))
+		m, err := w.store.Leases.Last(w.ctx, store.LeaseSubject(first.Epoch))
 		return err == nil && m.Header.Get(store.HeaderRenewed) != ""
 	})
 	unlock()
@@ -401,7 +401,7 @@ func TestWorkerLearnsOfACancelWithoutTheMessage(t *testing.T) {
 	running := w.claim(l)
 	rec, revision := w.record(id)
 	rec.Cancelling = true
-	if _, err := w.store.WriteRecord(w.ctx, rec, revision); err != nil {
+	if _, err := w.store.Records.Put(w.ctx, rec, revision); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -420,7 +420,7 @@ func TestWorkerLearnsOfACancelWithoutTheMessage(t *testing.T) {
 // A program may run longer than records are kept.
 func TestRecordOfALongProgramIsKept(t *testing.T) {
 	w := newWorld(t)
-	cfg := w.store.Executions.CachedInfo().Config
+	cfg := w.store.Records.CachedInfo().Config
 	cfg.MaxAge, cfg.Duplicates = 2*time.Second, time.Second
 	if _, err := w.store.JS.UpdateStream(w.ctx, cfg); err != nil {
 		t.Fatal(err)
@@ -429,12 +429,12 @@ func TestRecordOfALongProgramIsKept(t *testing.T) {
 	l := w.take(w.worker("w", 1))
 	running := w.claim(l)
 	_, claimed := w.record(id)
-	first, err := w.store.Executions.GetMsg(w.ctx, claimed)
+	first, err := w.store.Records.GetMsg(w.ctx, claimed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.eventually("the record is older than its retention", func() bool {
-		m, err := w.store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject("acme", id))
+		m, err := w.store.Records.GetLastMsgForSubject(w.ctx, store.ExecSubject("acme", id))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			t.Fatal("the record is gone")
 		}

@@ -11,7 +11,7 @@ import (
 // rejectRecords makes the stream of records reject writes, or accept them again.
 func (w *world) rejectRecords(reject bool) {
 	w.t.Helper()
-	cfg := w.store.Executions.CachedInfo().Config
+	cfg := w.store.Records.CachedInfo().Config
 	cfg.MaxMsgSize = -1
 	if reject {
 		cfg.MaxMsgSize = 1
@@ -47,7 +47,7 @@ func TestOverdueJobsDelayNoOthers(t *testing.T) {
 		st, err := w.queue.Stats(w.ctx)
 		return err == nil && st.Queued == 0
 	})
-	info, err := w.store.Executions.Info(w.ctx)
+	info, err := w.store.Records.Info(w.ctx)
 	if err != nil || info.State.Msgs < 600 {
 		t.Errorf("%d records, %v", info.State.Msgs, err)
 	}

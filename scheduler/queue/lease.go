@@ -68,9 +68,9 @@ func (l *Lease) load(ctx context.Context) error {
 	var m *store.Message
 	var err error
 	if l.msg != nil {
-		m, err = st.ReadBody(ctx, l.msg)
+		m, err = st.Bodies.Load(ctx, l.msg)
 	} else {
-		m, err = st.At(ctx, st.Jobs, l.seq)
+		m, err = st.Jobs.At(ctx, l.seq)
 	}
 	if store.IsNotFound(err) {
 		return fmt.Errorf("job %s: %w", l.id, proto.ErrNotFound)
@@ -120,7 +120,7 @@ func (l *Lease) awaitStored(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-timeout.C: // lost with a dispatcher or a connection
-		_, err := l.slots.Store.JobMeta(ctx, l.org, l.id)
+		_, err := l.slots.Store.Jobs.Meta(ctx, l.org, l.id)
 		return err
 	}
 }
@@ -134,7 +134,7 @@ func (l *Lease) Claim(ctx context.Context) (claimed context.Context, baseSeq int
 		return nil, 0, fmt.Errorf("claim %s: %w", l.id, err)
 	}
 	if l.attempt > 1 {
-		if baseSeq, err = l.slots.Store.LastEvent(ctx, l.org, l.id, l.attempt-1); err != nil {
+		if baseSeq, err = l.slots.Store.Output.LastEvent(ctx, l.org, l.id, l.attempt-1); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -177,7 +177,7 @@ func (l *Lease) claim(ctx context.Context, baseSeq int64) error {
 			Meta: l.job.Meta, Status: proto.StatusRunning, Attempt: l.attempt, Worker: l.slots.Worker, Epoch: e.id,
 			StartedAt: &now, ResultSeq: baseSeq,
 		}
-		if l.revision, err = l.slots.Store.WriteRecord(ctx, l.rec, l.revision); err != nil {
+		if l.revision, err = l.slots.Store.Records.Put(ctx, l.rec, l.revision); err != nil {
 			return err
 		}
 		if e.valid() {
@@ -209,7 +209,7 @@ func (l *Lease) requestRead() {
 func (l *Lease) watch(ctx context.Context) {
 	defer close(l.stopped)
 	var refresh <-chan time.Time
-	if age := l.slots.Store.Executions.CachedInfo().Config.MaxAge; age > 0 {
+	if age := l.slots.Store.Records.CachedInfo().Config.MaxAge; age > 0 {
 		tick := time.NewTicker(age / refreshesPerLife)
 		defer tick.Stop()
 		refresh = tick.C
@@ -240,7 +240,7 @@ func (l *Lease) rewrite(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	for {
-		revision, err := l.slots.Store.WriteRecord(ctx, l.rec, l.revision)
+		revision, err := l.slots.Store.Records.Put(ctx, l.rec, l.revision)
 		switch {
 		case err == nil:
 			l.revision = revision
@@ -263,7 +263,7 @@ func (l *Lease) read(ctx context.Context) error {
 // adopt reads the record, which may have been marked as cancelled. It returns [proto.ErrLost] if
 // the attempt is no longer ours.
 func (l *Lease) adopt(ctx context.Context) error {
-	rec, revision, err := l.slots.Store.Record(ctx, l.org, l.id)
+	rec, revision, err := l.slots.Store.Records.Get(ctx, l.org, l.id)
 	if errors.Is(err, proto.ErrNotFound) {
 		return fmt.Errorf("%w: its record is gone", proto.ErrLost)
 	}
@@ -310,7 +310,7 @@ func (l *Lease) Finish(ctx context.Context, o Outcome) (*proto.Record, error) {
 		l.epoch = nil
 	}
 	if errors.Is(err, proto.ErrLost) {
-		rec, _, err := l.slots.Store.Record(ctx, l.org, l.id)
+		rec, _, err := l.slots.Store.Records.Get(ctx, l.org, l.id)
 		if err != nil {
 			return nil, fmt.Errorf("finish %s: %w", l.id, err)
 		}
@@ -360,7 +360,7 @@ func (l *Lease) write(ctx context.Context, rec *proto.Record) (*store.StagedReco
 	for {
 		var err error
 		if staged == nil {
-			staged, err = l.slots.Store.StageRecord(ctx, rec)
+			staged, err = l.slots.Store.Records.Stage(ctx, rec)
 		}
 		if staged != nil {
 			l.stop()
@@ -426,7 +426,7 @@ func (l *Lease) giveUp(e *epoch) {
 	for {
 		rec := *l.rec
 		rec.Epoch = ""
-		_, err := l.slots.Store.WriteRecord(e.ctx, &rec, l.revision)
+		_, err := l.slots.Store.Records.Put(e.ctx, &rec, l.revision)
 		if store.IsConflict(err) {
 			err = l.adopt(e.ctx)
 			if err == nil {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -27,9 +26,9 @@ type workerLease struct {
 }
 
 // onLease handles a change of a lease.
-func (t *term) onLease(_ context.Context, m jetstream.Msg, at *jetstream.MsgMetadata) {
-	l := t.lease(store.ParseLeaseSubject(m.Subject()))
-	l.observe(leaseState{revision: at.Sequence.Stream, header: m.Headers()})
+func (t *term) onLease(_ context.Context, m *store.Message) {
+	l := t.lease(store.ParseLeaseSubject(m.Subject))
+	l.observe(leaseState{revision: m.Seq, header: m.Header})
 }
 
 // lease returns the lease of an epoch.
@@ -107,7 +106,7 @@ func (t *term) endLease(ctx context.Context, epoch, worker string, l *workerLeas
 
 // endLease ends a worker's lease if its revision is known, and returns the stored state.
 func (q *Queue) endLease(ctx context.Context, epoch, worker string, known uint64) (leaseState, error) {
-	m, err := q.Store.LastFromLeader(ctx, q.Store.Leases, store.LeaseSubject(epoch))
+	m, err := q.Store.Leases.Last(ctx, store.LeaseSubject(epoch), store.FromLeader)
 	switch {
 	case store.IsNotFound(err):
 		return leaseState{}, nil
@@ -117,7 +116,7 @@ func (q *Queue) endLease(ctx context.Context, epoch, worker string, known uint64
 		return leaseState{m.Seq, m.Header}, nil
 	}
 	h := nats.Header{store.HeaderWorker: {worker}, store.HeaderRenewed: {m.Time.UTC().Format(time.RFC3339Nano)}}
-	_, err = q.Store.Write(ctx, store.LeaseSubject(epoch), h, nil, known)
+	_, err = q.Store.Leases.Write(ctx, store.LeaseSubject(epoch), h, nil, known)
 	switch {
 	case store.IsConflict(err): // renewed or ended concurrently
 		return leaseState{known, m.Header}, nil

@@ -31,7 +31,7 @@ func (w *world) deadLetters() []proto.DeadLetter {
 func (w *world) awaitLosses(id proto.TraceID, losses int) {
 	w.t.Helper()
 	w.eventually(fmt.Sprintf("%d losses are recorded", losses), func() bool {
-		rec, _, err := w.store.Record(w.ctx, "acme", id)
+		rec, _, err := w.store.Records.Get(w.ctx, "acme", id)
 		return err == nil && len(rec.Lost) == losses
 	})
 }
@@ -77,7 +77,7 @@ func TestJobThatKillsItsWorkersIsDeadLettered(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	w.eventually("the job is removed", func() bool {
-		_, err := w.store.JobMeta(w.ctx, job.Org, job.TraceID)
+		_, err := w.store.Jobs.Meta(w.ctx, job.Org, job.TraceID)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 	letters := w.deadLetters()
@@ -106,7 +106,7 @@ func TestMissingDeadLetterIsStoredByTheNextLeader(t *testing.T) {
 		}
 		result, now := proto.Failure(proto.CodeWorkerLost, "lost"), time.Now()
 		rec := &proto.Record{Meta: job.Meta, Status: proto.StatusFailed, Result: &result, CompletedAt: &now, Lost: lost}
-		if _, err := st.WriteRecord(w.ctx, rec, 0); err != nil {
+		if _, err := st.Records.Put(w.ctx, rec, 0); err != nil {
 			t.Fatal(err)
 		}
 		ids = append(ids, string(job.TraceID))
@@ -141,7 +141,7 @@ func TestFrozenWorkerCannotClaim(t *testing.T) {
 	stale.Release()
 	l := w.take(w.worker("lives", 1))
 	w.claim(l)
-	if rec, _, err := w.store.Record(w.ctx, "acme", id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
+	if rec, _, err := w.store.Records.Get(w.ctx, "acme", id); err != nil || rec.Worker != "lives" || len(rec.Lost) != 0 {
 		t.Fatalf("the record after a claim: %+v, %v", rec, err)
 	}
 	if _, err := l.Finish(w.ctx, outcome("")); err != nil {

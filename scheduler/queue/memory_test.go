@@ -127,7 +127,7 @@ func TestKnownSubmissionIsNotRefusedForMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := func(j *proto.Job) {
-		m, err := st.StageJob(ctx, j, nats.Header{})
+		m, err := st.Jobs.Stage(ctx, j, nats.Header{})
 		if err != nil {
 			t.Fatal(err)
 		}

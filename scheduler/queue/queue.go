@@ -50,7 +50,7 @@ func (q *Queue) Submit(ctx context.Context, job *proto.Job) error {
 func (q *Queue) submit(ctx context.Context, job *proto.Job) error {
 	bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 	defer cancel()
-	m, err := q.Store.StageJob(bounded, job, nats.Header{})
+	m, err := q.Store.Jobs.Stage(bounded, job, nats.Header{})
 	if err != nil {
 		return unavailable(err)
 	}
@@ -59,7 +59,7 @@ func (q *Queue) submit(ctx context.Context, job *proto.Job) error {
 	err = q.request(bounded, m, &reply)
 	switch {
 	case err == nil && reply.Rejection != nil:
-		q.Store.DiscardJob(bounded, m)
+		q.Store.Bodies.Discard(bounded, m.Header)
 		return reply.Rejection
 	case err == nil && reply.Unknown == "":
 		return nil
@@ -99,7 +99,7 @@ var errNoDispatcher = errors.New("no dispatcher leads")
 func (q *Queue) request(ctx context.Context, m *nats.Msg, reply any) error {
 	received := false
 	var msg *nats.Msg
-	policy := q.Store.RetryLeader(store.Dispatcher, requestTimeout)
+	policy := q.Store.Leaders.Retry(store.Dispatcher, requestTimeout)
 	policy.Pause = requestPause
 	err := policy.Do(ctx, func(ctx context.Context) (err error) {
 		msg, err = q.Store.Conn.RequestMsgWithContext(ctx, m)
@@ -137,7 +137,7 @@ func (q *Queue) Lookup(ctx context.Context, org string, id proto.TraceID) (*prot
 
 // Summary is Lookup without the outputs of the result.
 func (q *Queue) Summary(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
-	return public(q.lookupBy(ctx, org, id, q.Store.RecordSummary))
+	return public(q.lookup(ctx, org, id, store.WithoutBody))
 }
 
 // Withdraw ends an execution that has not started with result r. It returns the record: ended by

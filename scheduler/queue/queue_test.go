@@ -234,7 +234,7 @@ func TestLargeBodiesAreStoredAndDeleted(t *testing.T) {
 		t.Fatalf("%d bytes of output came back, want %d", len(rec.Result.Stdout), len(out))
 	}
 	w.eventually("the job is removed", func() bool {
-		_, err := w.store.JobMeta(w.ctx, "acme", id)
+		_, err := w.store.Jobs.Meta(w.ctx, "acme", id)
 		return errors.Is(err, proto.ErrNotFound)
 	})
 }
@@ -465,14 +465,14 @@ func TestStaleHolderCannotWrite(t *testing.T) {
 	id := w.submit(storetest.Job("acme", "k", proto.ModeAsync))
 	l := w.take(h)
 	w.claim(l)
-	rec, seq, err := w.store.Record(w.ctx, "acme", id)
+	rec, seq, err := w.store.Records.Get(w.ctx, "acme", id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := *rec
 	r := proto.Failure(proto.CodeWorkerLost, "lost")
 	done.Status, done.Result = r.Status(), &r
-	if _, err := w.store.WriteRecord(w.ctx, &done, seq); err != nil {
+	if _, err := w.store.Records.Put(w.ctx, &done, seq); err != nil {
 		t.Fatal(err)
 	}
 	existing, err := l.Finish(w.ctx, outcome("too late"))
@@ -640,7 +640,7 @@ func TestRebuildWhileJobsAreRemoved(t *testing.T) {
 	writers.Wait()
 	for round := range rounds {
 		stop := w.dispatcher(fmt.Sprintf("d%d", round))
-		if err := st.RemoveJobs(w.ctx, store.RemovedJobs{Below: uint64((round + 1) * jobs / rounds)}); err != nil {
+		if err := st.Jobs.Remove(w.ctx, store.RemovedJobs{Below: uint64((round + 1) * jobs / rounds)}); err != nil {
 			t.Fatal(err)
 		}
 		w.eventually("the dispatcher leads", func() bool {

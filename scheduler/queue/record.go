@@ -15,26 +15,18 @@ import (
 
 // lookup returns the record of an execution and its revision, which is 0 for a job without a
 // record.
-func (q *Queue) lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, uint64, error) {
-	return q.lookupBy(ctx, org, id, q.Store.Record)
-}
-
-// recordReader reads the record of an execution and its revision.
-type recordReader func(ctx context.Context, org string, id proto.TraceID) (*proto.Record, uint64, error)
-
-// lookupBy is lookup with one of two ways to read the record.
-func (q *Queue) lookupBy(
-	ctx context.Context, org string, id proto.TraceID, read recordReader,
+func (q *Queue) lookup(
+	ctx context.Context, org string, id proto.TraceID, opts ...store.ReadOption,
 ) (*proto.Record, uint64, error) {
-	rec, revision, err := read(ctx, org, id)
+	rec, revision, err := q.Store.Records.Get(ctx, org, id, opts...)
 	if !errors.Is(err, proto.ErrNotFound) {
 		return rec, revision, err
 	}
-	meta, err := q.Store.JobMeta(ctx, org, id)
+	meta, err := q.Store.Jobs.Meta(ctx, org, id)
 	if errors.Is(err, proto.ErrNotFound) {
 		// The record is written before the job is removed: it may have appeared between the two
 		// reads.
-		return read(ctx, org, id)
+		return q.Store.Records.Get(ctx, org, id, opts...)
 	}
 	if err != nil {
 		return nil, 0, err
@@ -54,7 +46,7 @@ func terminal(rec *proto.Record, r proto.Result, now time.Time) *proto.Record {
 
 // writeRecord stores rec if the record has the given revision, and returns the new one.
 func (q *Queue) writeRecord(ctx context.Context, rec *proto.Record, revision uint64) (uint64, error) {
-	revision, err := q.Store.WriteRecord(ctx, rec, revision)
+	revision, err := q.Store.Records.Put(ctx, rec, revision)
 	if err == nil && rec.Status.Terminal() && q.Ended != nil {
 		q.Ended(rec)
 	}
@@ -125,7 +117,7 @@ func (q *Queue) endAttempt(
 	ctx context.Context, known *proto.Record, revision uint64, renewed time.Time,
 ) (*proto.Record, uint64, error) {
 	org, id := known.Org, known.TraceID
-	m, err := q.Store.LastFromLeader(ctx, q.Store.Executions, store.ExecSubject(org, id))
+	m, err := q.Store.Records.Last(ctx, store.ExecSubject(org, id), store.FromLeader)
 	if err != nil {
 		return nil, 0, fmt.Errorf("end the attempt at %s: %w", id, err)
 	}
@@ -141,8 +133,8 @@ func (q *Queue) endAttempt(
 		result, err = commit(ctx, q.Store, rec)
 		rec = terminal(rec, result, time.Now())
 	} else {
-		if m.Time.After(renewed) {
-			renewed = m.Time
+		if stored := m.FirstStored(); stored.After(renewed) {
+			renewed = stored
 		}
 		rec, err = q.loseAttempt(ctx, rec, renewed)
 	}
@@ -154,7 +146,7 @@ func (q *Queue) endAttempt(
 		return nil, 0, nil // changed or ended concurrently
 	}
 	if err == nil && pending {
-		q.Store.DiscardBody(ctx, m)
+		q.Store.Bodies.Discard(ctx, m.Header)
 	}
 	return rec, revision, err
 }
@@ -171,7 +163,7 @@ func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time
 	if len(held) > 0 {
 		fault.Here(fault.AfterFenceBeforeLost)
 	}
-	last, err := q.Store.LastEvent(ctx, rec.Org, rec.TraceID, rec.Attempt)
+	last, err := q.Store.Output.LastEvent(ctx, rec.Org, rec.TraceID, rec.Attempt)
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -32,7 +31,7 @@ func TestLeaseIsEndedUnlessItWasRenewed(t *testing.T) {
 	if err := slots.renew(ctx, e); err != nil {
 		t.Fatal(err)
 	}
-	stored, err := st.Last(ctx, st.Leases, store.LeaseSubject(e.id))
+	stored, err := st.Leases.Last(ctx, store.LeaseSubject(e.id))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,11 +77,11 @@ func TestLostProgramIsKnownToHaveRun(t *testing.T) {
 			Meta: storetest.Job("acme", "k", proto.ModeAsync).Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w",
 			Epoch: "e", StartedAt: &started,
 		}
-		at, err := st.WriteRecord(ctx, rec, 0)
+		at, err := st.Records.Put(ctx, rec, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		stored, err := st.Last(ctx, st.Executions, store.ExecSubject(rec.Org, rec.TraceID))
+		stored, err := st.Records.Last(ctx, store.ExecSubject(rec.Org, rec.TraceID))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,13 +89,13 @@ func TestLostProgramIsKnownToHaveRun(t *testing.T) {
 		if _, _, err := q.endAttempt(ctx, rec, at-1, renewed); err != nil { // the record has changed
 			t.Fatal(err)
 		}
-		if now, _, err := st.Record(ctx, rec.Org, rec.TraceID); err != nil || now.Status != proto.StatusRunning {
+		if now, _, err := st.Records.Get(ctx, rec.Org, rec.TraceID); err != nil || now.Status != proto.StatusRunning {
 			t.Fatalf("%+v, %v", now, err)
 		}
 		if _, _, err := q.endAttempt(ctx, rec, at, renewed); err != nil {
 			t.Fatal(err)
 		}
-		now, _, err := st.Record(ctx, rec.Org, rec.TraceID)
+		now, _, err := st.Records.Get(ctx, rec.Org, rec.TraceID)
 		if err != nil || *now.Result.ErrorCode != string(proto.CodeWorkerLost) || now.Epoch != "" {
 			t.Fatalf("%+v, %v", now, err)
 		}
@@ -124,7 +123,7 @@ func TestMissedChangeIsAppliedByAWrite(t *testing.T) {
 	j := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
 	j.seq = 1
 	rec := &proto.Record{Meta: j.meta, Status: proto.StatusRunning, Attempt: 2, Worker: "w"}
-	claimed, err := st.WriteRecord(ctx, rec, 0)
+	claimed, err := st.Records.Put(ctx, rec, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +132,7 @@ func TestMissedChangeIsAppliedByAWrite(t *testing.T) {
 	if j.state != running || j.worker != "w" || j.attempt != 2 || j.revision != claimed || j.writePending {
 		t.Fatalf("%+v", j)
 	}
-	if _, err := st.WriteRecord(ctx, terminal(rec, proto.Exited(0), time.Now()), claimed); err != nil {
+	if _, err := st.Records.Put(ctx, terminal(rec, proto.Exited(0), time.Now()), claimed); err != nil {
 		t.Fatal(err)
 	}
 	tm.write(ctx, j, func(ctx context.Context, q *Queue) (*proto.Record, uint64, error) {
@@ -153,24 +152,16 @@ func TestStreamTimeDoesNotExpireALease(t *testing.T) {
 	if err := storetest.PutJob(ctx, st, job); err != nil {
 		t.Fatal(err)
 	}
-	feed, err := st.Jobs.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
+	m, err := st.Jobs.Next(ctx, 1, store.AllJobs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := feed.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
-	at, err := m.Metadata()
-	if err != nil {
-		t.Fatal(err)
-	}
-	at.Timestamp = at.Timestamp.Add(-clockSkew)
+	m.Time = m.Time.Add(-clockSkew)
 	tm := newTestTerm(t, st)
 	j := tm.queue.add(job.Meta) // as it is when it was submitted here
 	tm.queue.activate(j, running, "w", time.Now())
-	tm.onJob(ctx, m, at)
-	if tm.reviewJob(ctx, j, time.Now()); j.seq != at.Sequence.Stream || j.writePending {
+	tm.onJob(ctx, m)
+	if tm.reviewJob(ctx, j, time.Now()); j.seq != m.Seq || j.writePending {
 		t.Fatalf("the lease was ended: %+v", j)
 	}
 }
@@ -180,7 +171,7 @@ func TestLeaderInDoubtAcceptsNoSubmission(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	job := storetest.Job("acme", "k", proto.ModeAsync)
-	m, err := st.StageJob(ctx, job, nats.Header{})
+	m, err := st.Jobs.Stage(ctx, job, nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +198,7 @@ func TestRequeuedExecutionIsLostRatherThanExpired(t *testing.T) {
 	job := storetest.Job("acme", "k", proto.ModeAsync)
 	job.MaxAttempts = 3
 	running := &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w"}
-	at, err := st.WriteRecord(ctx, running, 0)
+	at, err := st.Records.Put(ctx, running, 0)
 	if err == nil {
 		_, _, err = q.endAttempt(ctx, running, at, time.Time{})
 	}
@@ -266,7 +257,7 @@ func TestEndAttemptWithAThread(t *testing.T) {
 		rec := &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w"}
 		seen := *rec
 		tt.change(rec)
-		at, err := st.WriteRecord(ctx, rec, 0)
+		at, err := st.Records.Put(ctx, rec, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -275,7 +266,7 @@ func TestEndAttemptWithAThread(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		now, _, err := st.Record(ctx, job.Org, job.TraceID)
+		now, _, err := st.Records.Get(ctx, job.Org, job.TraceID)
 		if err != nil || now.Status != tt.status || now.Pending != nil || now.Commit != nil {
 			t.Errorf("%s: %+v, %v", name, now, err)
 			continue
@@ -329,7 +320,7 @@ func TestClockJumps(t *testing.T) {
 			for ; tm.queue.jobs[waiting.TraceID] != nil; handled++ {
 				(<-tm.inbox)()
 			}
-			rec, _, err := st.Record(ctx, waiting.Org, waiting.TraceID)
+			rec, _, err := st.Records.Get(ctx, waiting.Org, waiting.TraceID)
 			// The result is stored once. The capabilities of the worker are stored, too.
 			if err != nil || *rec.Result.ErrorCode != string(proto.CodeExpiredInQueue) || handled+len(tm.inbox) > 2 {
 				t.Fatalf("%+v, %v", rec, err)

@@ -95,7 +95,7 @@ func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 	go func() {
 		bounded, cancel := context.WithTimeout(ctx, submitTimeout)
 		defer cancel()
-		seq, err := t.Store.WriteJob(bounded, msg)
+		seq, err := t.Store.Jobs.Put(bounded, msg)
 		done()
 		t.post(ctx, func() { t.onStored(m, id, seq, err) })
 	}()

@@ -100,7 +100,7 @@ func TestWorkerWithoutAckReadsTheJob(t *testing.T) {
 	}
 	leases := w.takeAll(h, 2)
 	for ticket, job := range map[uint64]*proto.Job{1: stored, 2: never} {
-		m, err := w.store.StageJob(w.ctx, job, nats.Header{})
+		m, err := w.store.Jobs.Stage(w.ctx, job, nats.Header{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestSubmissionOfAnEndedExecutionIsNeitherRefusedNorQueued(t *testing.T) {
 	h := w.worker("w1", 1)
 	job := storetest.Job("acme", "k", proto.ModeInline)
 	job.Concurrent = 1
-	m, err := w.store.StageJob(w.ctx, job, nats.Header{})
+	m, err := w.store.Jobs.Stage(w.ctx, job, nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestDuplicateAssignmentKeepsTheSlotFree(t *testing.T) {
 	h := w.worker("w1", 2)
 	leases := w.takeAll(h, 2)
 	job := storetest.Job("acme", "k", proto.ModeInline)
-	m, err := w.store.StageJob(w.ctx, job, nats.Header{})
+	m, err := w.store.Jobs.Stage(w.ctx, job, nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,13 +36,13 @@ type Watch struct {
 	id       proto.TraceID
 	messages chan *nats.Msg
 	sub      *nats.Subscription
-	read     recordReader
+	accepted bool // the job was found
 }
 
 // Watch subscribes to the end of an execution. If called before the submission, the caller need not
 // read the record first.
 func (q *Queue) Watch(org string, id proto.TraceID) (*Watch, error) {
-	w := &Watch{queue: q, org: org, id: id, messages: make(chan *nats.Msg, 4), read: q.lookup}
+	w := &Watch{queue: q, org: org, id: id, messages: make(chan *nats.Msg, 4)}
 	var err error
 	if w.sub, err = q.Store.Conn.ChanSubscribe(store.DoneSubject(org, id), w.messages); err != nil {
 		return nil, fmt.Errorf("wait for %s: %w", id, err)
@@ -92,10 +92,8 @@ func (w *Watch) receive(ctx context.Context, tick <-chan time.Time) (*proto.Reco
 
 // poll returns the record if it is terminal. It returns nil if it is not, or cannot be read now.
 func (w *Watch) poll(ctx context.Context) (*proto.Record, error) {
-	rec, _, err := w.read(ctx, w.org, w.id)
-	if err == nil && rec.Status == proto.StatusQueued {
-		w.read = w.queue.acceptedRecord // the job exists and need not be read again
-	}
+	rec, err := w.record(ctx)
+	w.accepted = w.accepted || err == nil && rec.Status == proto.StatusQueued
 	switch {
 	case errors.Is(err, proto.ErrNotFound) || ctx.Err() != nil:
 		return nil, errors.Join(err, context.Cause(ctx))
@@ -106,12 +104,15 @@ func (w *Watch) poll(ctx context.Context) (*proto.Record, error) {
 	}
 }
 
-// acceptedRecord returns the record of an execution that was accepted: queued if there is no
-// record.
-func (q *Queue) acceptedRecord(ctx context.Context, org string, id proto.TraceID) (*proto.Record, uint64, error) {
-	rec, revision, err := q.Store.Record(ctx, org, id)
-	if errors.Is(err, proto.ErrNotFound) {
-		return &proto.Record{Status: proto.StatusQueued}, 0, nil
+// record returns the record. It reads only that once the execution is known to be accepted.
+func (w *Watch) record(ctx context.Context) (*proto.Record, error) {
+	if !w.accepted {
+		rec, _, err := w.queue.lookup(ctx, w.org, w.id)
+		return rec, err
 	}
-	return rec, revision, err
+	rec, _, err := w.queue.Store.Records.Get(ctx, w.org, w.id)
+	if errors.Is(err, proto.ErrNotFound) {
+		return &proto.Record{Status: proto.StatusQueued}, nil
+	}
+	return rec, err
 }

@@ -369,7 +369,7 @@ func (i *Images) change(ctx context.Context, f func(*catalog) error) (*catalog, 
 		}
 		i.retire(c, named)
 		body, err := json.Marshal(c)
-		if err == nil && len(body) > i.store.MaxInline() {
+		if err == nil && len(body) > i.store.MaxInline {
 			err = &proto.FieldError{Field: "name", Message: "name is one too many: the list of images is full; remove one"}
 		}
 		return c, err

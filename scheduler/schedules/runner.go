@@ -53,8 +53,10 @@ func (r *Runner) Run(ctx context.Context) error {
 	e := engine.Engine[entry]{
 		Queue: &r.Schedules.queue, Store: r.Store, Name: "schedules", Instance: r.Instance, Log: r.Log,
 		Due: (*entry).due, Forget: func(e *entry) { e.recovered = nil }, Handle: r.handle,
-		Beside: []func(context.Context){func(ctx context.Context) { r.Store.CollectMarkers(ctx, r.Store.Schedules, r.Log) }},
-		Pause:  retryAfter, Timeout: tickTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
+		Beside: []func(context.Context){func(ctx context.Context) {
+			store.CollectMarkers(ctx, r.Store, r.Store.Schedules, r.Log)
+		}},
+		Pause: retryAfter, Timeout: tickTimeout, Handlers: handlers, HandlersOfOrg: handlersOfOrg,
 	}
 	return e.Run(ctx)
 }

@@ -38,7 +38,7 @@ func (b bucket) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, e
 	if !validKey(key) {
 		return nil, jetstream.ErrKeyNotFound
 	}
-	return read(ctx, b.store.RetryLeader(bucketPrefix+b.Bucket(), getTimeout),
+	return read(ctx, b.store.Leaders.Retry(bucketPrefix+b.Bucket(), getTimeout),
 		func(ctx context.Context) (jetstream.KeyValueEntry, error) {
 			return b.KeyValue.Get(ctx, key)
 		})
@@ -56,17 +56,17 @@ func (b bucket) Delete(ctx context.Context, key string, opts ...jetstream.KVDele
 	return markUnanswered(b.KeyValue.Delete(ctx, key, opts...))
 }
 
-// collectMarkersEvery is how often [Store.CollectMarkers] looks for old markers.
+// collectMarkersEvery is how often [CollectMarkers] looks for old markers.
 const collectMarkersEvery = time.Hour
 
 // CollectMarkers removes the markers of removed keys from a bucket when they are as old as
 // [WebhookMarkerTTL], now and every hour until ctx is done. Buckets whose markers expire by
 // themselves do not need it. An older version could not use a bucket that was changed to be one.
-func (s *Store) CollectMarkers(ctx context.Context, bucket jetstream.KeyValue, log *slog.Logger) {
+func CollectMarkers(ctx context.Context, s *Store, bucket jetstream.KeyValue, log *slog.Logger) {
 	tick := time.NewTicker(collectMarkersEvery)
 	defer tick.Stop()
 	for {
-		if err := s.PurgeMarkers(ctx, bucket, WebhookMarkerTTL); err != nil && ctx.Err() == nil {
+		if err := PurgeMarkers(ctx, s, bucket, WebhookMarkerTTL); err != nil && ctx.Err() == nil {
 			log.Warn("removal of old markers failed, will retry", "bucket", bucket.Bucket(), "error", err)
 		}
 		select {
@@ -79,7 +79,7 @@ func (s *Store) CollectMarkers(ctx context.Context, bucket jetstream.KeyValue, l
 
 // PurgeMarkers removes the markers that removed keys have left in a bucket, if they are at least as
 // old as age. A process that was disconnected for longer does not learn of the removals.
-func (s *Store) PurgeMarkers(ctx context.Context, bucket jetstream.KeyValue, age time.Duration) error {
+func PurgeMarkers(ctx context.Context, s *Store, bucket jetstream.KeyValue, age time.Duration) error {
 	old, limit := map[string]uint64{}, time.Now().Add(-age)
 	err := ReadBucket(ctx, bucket, ">", func(e jetstream.KeyValueEntry) {
 		if e.Operation() != jetstream.KeyValuePut && !e.Created().After(limit) {

@@ -53,11 +53,11 @@ func TestMarkersOfRemovedKeysArePurged(t *testing.T) {
 			}
 			return status.Values()
 		}
-		if err := st.PurgeMarkers(ctx, bucket, time.Hour); err != nil || messages() != 3 {
+		if err := store.PurgeMarkers(ctx, st, bucket, time.Hour); err != nil || messages() != 3 {
 			t.Errorf("%s: %v, %d messages, want the marker that is not an hour old and two values", bucket.Bucket(),
 				err, messages())
 		}
-		if err := st.PurgeMarkers(ctx, bucket, 0); err != nil || messages() != 2 {
+		if err := store.PurgeMarkers(ctx, st, bucket, 0); err != nil || messages() != 2 {
 			t.Errorf("%s: %v, %d messages, want the two values alone", bucket.Bucket(), err, messages())
 		}
 		for key, value := range map[string]string{"kept": "value", "created.again": "again"} {

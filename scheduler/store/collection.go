@@ -746,7 +746,7 @@ func (c *Collection[T]) isLast(ctx context.Context, scope string, revision uint6
 
 // askLast requests the last message on a subject from the leader of the bucket's stream.
 func (c *Collection[T]) askLast(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
-	m, err := c.Store.askLeader(ctx, bucketPrefix+c.Bucket.Bucket(), map[string]any{"last_by_subj": subject})
+	m, err := askLeader(ctx, c.Store, bucketPrefix+c.Bucket.Bucket(), query{Last: subject})
 	return m, markUnanswered(err)
 }
 

@@ -32,47 +32,62 @@ const (
 	prefetchBytes    = 8 << 20
 )
 
-// handler is called with a message and its metadata.
-type handler = func(jetstream.Msg, *jetstream.MsgMetadata)
+// Range selects messages of a stream. The zero value selects all.
+type Range struct {
+	Subject string    // matches their subjects, if not empty
+	From    uint64    // their lowest sequence number
+	Since   time.Time // when the first of them was stored; not used with From
+	New     bool      // selects only messages that are stored from now on
+}
 
-// Follow calls handle with the headers of the messages of st that cfg selects, in order and without
-// gaps: first the stored ones, then new ones. It calls onCurrent once, after the last message that
-// existed at the start. By then the leader of the stream has each message, unless it was removed or
-// replaced since. Follow makes all calls itself. It returns when ctx is done, or with an error if
-// it may have missed a message.
-func (s *Store) Follow(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, handle handler, onCurrent func(),
-) error {
-	cfg.HeadersOnly = true
-	return s.follow(ctx, st, cfg, bufferedHeaders, handle, onCurrent)
+// consumer returns the configuration of a consumer of the headers.
+func (r Range) consumer() jetstream.ConsumerConfig {
+	cfg := jetstream.ConsumerConfig{FilterSubject: r.Subject, HeadersOnly: true}
+	switch {
+	case r.New:
+		cfg.DeliverPolicy = jetstream.DeliverNewPolicy
+	case r.From > 0:
+		cfg.DeliverPolicy, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, r.From
+	case !r.Since.IsZero():
+		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &r.Since
+	}
+	return cfg
+}
+
+// Follow calls handle with the messages in r without their data, in order and without gaps: first the
+// stored ones, then new ones. It calls onCurrent once, after the last message that existed at the
+// start. By then the leader of the stream has each message, unless it was removed or replaced since.
+// Follow makes all calls itself. It returns when ctx is done, or with an error if it may have missed a
+// message.
+func (st Stream) Follow(ctx context.Context, r Range, handle func(*Message), onCurrent func()) error {
+	return st.follow(ctx, r.consumer(), bufferedHeaders, handle, onCurrent)
 }
 
 // Read is Follow for the messages that exist at the start. It returns nil after the last one. A
 // message that is replaced meanwhile may be delivered twice. On a cluster, the server that delivers
 // may lag behind the leader.
-func (s *Store) Read(ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, handle handler) error {
-	cfg.HeadersOnly = true
-	return s.follow(ctx, st, cfg, bufferedHeaders, handle, nil)
+func (st Stream) Read(ctx context.Context, r Range, handle func(*Message)) error {
+	return st.follow(ctx, r.consumer(), bufferedHeaders, handle, nil)
 }
 
-// message is a message that was delivered and not handled yet.
-type message struct {
-	msg jetstream.Msg
-	at  *jetstream.MsgMetadata
+// delivery is a message that was delivered and not handled yet.
+type delivery struct {
+	message *Message
+	pending uint64 // number of messages after it
 }
 
 // follow is Follow with or without bodies, according to cfg. If onCurrent is nil, it returns nil in
 // its place.
-func (s *Store) follow(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, buffer int, handle handler, onCurrent func(),
+func (st Stream) follow(
+	ctx context.Context, cfg jetstream.ConsumerConfig, buffer int, handle func(*Message), onCurrent func(),
 	opts ...jetstream.PullConsumeOpt,
 ) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	inbox := make(chan message, buffer)
-	stop, consumer, err := s.consume(ctx, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	inbox := make(chan delivery, buffer)
+	stop, consumer, err := st.consume(ctx, cfg, func(d delivery) {
 		select {
-		case inbox <- message{m, at}:
+		case inbox <- d:
 		case <-ctx.Done():
 		}
 	}, fail, opts...)
@@ -96,11 +111,11 @@ func (s *Store) follow(
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("follow %s: %w", nameOf(st), context.Cause(ctx))
-		case m := <-inbox:
-			handle(m.msg, m.at)
+			return fmt.Errorf("follow %s: %w", st.Name(), context.Cause(ctx))
+		case d := <-inbox:
+			handle(d.message)
 			handled++
-			all = all || m.at.NumPending == 0
+			all = all || d.pending == 0
 		case <-silent.C:
 			all = all || drained(ctx, consumer, handled)
 		}
@@ -110,27 +125,27 @@ func (s *Store) follow(
 	}
 }
 
-// consume calls take with each message that cfg selects until stop is called. It calls fail at
+// consume calls handle with each message that cfg selects until stop is called. It calls fail at
 // least once when it finds a gap or loses the consumer. Messages after that are to be ignored.
-func (s *Store) consume(
-	ctx context.Context, st jetstream.Stream, cfg jetstream.ConsumerConfig, take handler, fail func(error),
+func (st Stream) consume(
+	ctx context.Context, cfg jetstream.ConsumerConfig, handle func(delivery), fail func(error),
 	opts ...jetstream.PullConsumeOpt,
 ) (stop func(), consumer jetstream.Consumer, err error) {
-	name := nameOf(st)
+	name := st.Name()
 	cfg.AckPolicy, cfg.MemoryStorage = jetstream.AckNonePolicy, true
 	cfg.InactiveThreshold, cfg.Replicas = time.Minute, 1
 	create, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	// Each attempt creates a consumer of its own, since the server chosen for the last one may just
 	// have died. The server removes consumers that nobody reads.
-	err = s.RetryLeader(name, createAttempt).Do(create, func(ctx context.Context) error {
+	err = st.store.Leaders.Retry(name, createAttempt).Do(create, func(ctx context.Context) error {
 		consumer, err = st.CreateConsumer(ctx, cfg)
 		return err
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("follow %s: %w", name, err)
 	}
-	next, waitForLeader := uint64(1), s.leaderHas(ctx, st)
+	next, waitForLeader := uint64(1), st.leaderHas(ctx)
 	consuming, err := consumer.Consume(func(m jetstream.Msg) {
 		at, err := m.Metadata()
 		if err != nil || at.Sequence.Consumer != next {
@@ -142,7 +157,10 @@ func (s *Store) consume(
 			fail(fmt.Errorf("follow %s: %w", name, err))
 			return
 		}
-		take(m, at)
+		handle(delivery{
+			&Message{Subject: m.Subject(), Header: m.Headers(), Data: m.Data(), Seq: at.Sequence.Stream, Time: at.Timestamp},
+			at.NumPending,
+		})
 	}, append(opts, jetstream.PullHeartbeat(heartbeat),
 		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 			if !errors.Is(err, jetstream.ErrConsumerLeadershipChanged) {
@@ -152,7 +170,7 @@ func (s *Store) consume(
 	if err != nil {
 		return nil, nil, fmt.Errorf("follow %s: %w", name, err)
 	}
-	stopWatching := s.onReconnecting(ctx, func() { fail(errDisconnected) })
+	stopWatching := onReconnecting(ctx, st.store.Conn, func() { fail(errDisconnected) })
 	id := consumer.CachedInfo().Name
 	return func() {
 		consuming.Stop()
@@ -167,8 +185,8 @@ var errDisconnected = errors.New("the connection to NATS was lost")
 
 // onReconnecting calls f when the connection is lost, until the returned function is called or ctx
 // is done. Messages on their way are gone then, which nothing but the next message would show.
-func (s *Store) onReconnecting(ctx context.Context, f func()) (stop context.CancelFunc) {
-	lost := s.Conn.StatusChanged(nats.RECONNECTING)
+func onReconnecting(ctx context.Context, conn *nats.Conn, f func()) (stop context.CancelFunc) {
+	lost := conn.StatusChanged(nats.RECONNECTING)
 	ctx, stop = context.WithCancel(ctx)
 	go func() {
 		select {
@@ -176,7 +194,7 @@ func (s *Store) onReconnecting(ctx context.Context, f func()) (stop context.Canc
 			f()
 		case <-ctx.Done():
 		}
-		s.Conn.RemoveStatusListener(lost)
+		conn.RemoveStatusListener(lost)
 	}()
 	return stop
 }
@@ -184,16 +202,16 @@ func (s *Store) onReconnecting(ctx context.Context, f func()) (stop context.Canc
 // errBehind means that the leader of a stream has not stored yet what another server has.
 var errBehind = errors.New("the leader of the stream is behind")
 
-// leaderHas returns a function that waits until the leader of st has stored a message. The server
+// leaderHas returns a function that waits until the leader has stored a message. The server
 // of a cluster that runs the consumer may store a message a moment earlier.
-func (s *Store) leaderHas(ctx context.Context, st jetstream.Stream) func(seq uint64) error {
+func (st Stream) leaderHas(ctx context.Context) func(seq uint64) error {
 	cfg, last := st.CachedInfo().Config, uint64(0)
 	return func(seq uint64) error {
 		if cfg.Replicas == 1 || seq <= last {
 			return nil
 		}
-		return s.RetryLeader(cfg.Name, getTimeout).Do(ctx, func(ctx context.Context) error {
-			now, err := s.JS.Stream(ctx, cfg.Name)
+		return st.store.Leaders.Retry(cfg.Name, getTimeout).Do(ctx, func(ctx context.Context) error {
+			now, err := st.store.JS.Stream(ctx, cfg.Name)
 			if err != nil {
 				return err
 			}
@@ -205,35 +223,30 @@ func (s *Store) leaderHas(ctx context.Context, st jetstream.Stream) func(seq uin
 	}
 }
 
-// stalledAfter is how long ReadMessages reads on without receiving anything. On a cluster a new
-// leader may be needed meanwhile.
+// stalledAfter is how long ReadAll reads on without receiving anything. On a cluster a new leader
+// may be needed meanwhile.
 const stalledAfter = 15 * time.Second
 
 // drainedAfter is the time without a message after which a reader that is behind checks whether it
 // has received everything.
 const drainedAfter = 10 * time.Millisecond
 
-// ReadHeaders is [Store.Read] of the messages on subjects that match filter.
-func (s *Store) ReadHeaders(ctx context.Context, st jetstream.Stream, filter string, take func(jetstream.Msg)) error {
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: filter}
-	return s.Read(ctx, st, cfg, func(m jetstream.Msg, _ *jetstream.MsgMetadata) { take(m) })
-}
-
-// ReadMessages calls take with all messages of st and the bodies in them. It returns after take has
-// been called with every message that the leader had at the time of the call. A message that is
-// replaced meanwhile may be delivered twice. A lost consumer is replaced, unless nothing is
-// received for too long.
-func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take handler) error {
+// ReadAll calls handle with all messages and the data in them. It returns after handle has been called
+// with every message that the leader had at the time of the call. A message that is replaced
+// meanwhile may be delivered twice. A lost consumer is replaced, unless nothing is received for too
+// long.
+func (st Stream) ReadAll(ctx context.Context, handle func(*Message)) error {
 	info, err := st.Info(ctx)
 	if err != nil {
-		return fmt.Errorf("read the state of stream %s: %w", nameOf(st), err)
+		return fmt.Errorf("read the state of stream %s: %w", st.Name(), err)
 	}
 	seen, received := uint64(0), time.Now()
 	for {
-		cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: seen + 1}
-		err := s.follow(ctx, st, cfg, bufferedMessages, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-			seen, received = at.Sequence.Stream, time.Now()
-			take(m, at)
+		cfg := Range{From: seen + 1}.consumer()
+		cfg.HeadersOnly = false
+		err := st.follow(ctx, cfg, bufferedMessages, func(m *Message) {
+			seen, received = m.Seq, time.Now()
+			handle(m)
 		}, nil, jetstream.PullMaxBytes(prefetchBytes))
 		if err != nil && IsTransient(err) && time.Since(received) < stalledAfter {
 			select {
@@ -246,12 +259,11 @@ func (s *Store) ReadMessages(ctx context.Context, st jetstream.Stream, take hand
 			return err
 		}
 		// The last message was removed, or the server that delivers lags behind.
-		_, err = s.askLeader(ctx, nameOf(st), map[string]any{"seq": info.State.LastSeq})
-		if IsNotFound(err) {
+		if _, err = st.At(ctx, info.State.LastSeq, FromLeader, WithoutBody); IsNotFound(err) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("read message %d of %s: %w", info.State.LastSeq, nameOf(st), err)
+			return err
 		}
 	}
 }
@@ -263,32 +275,4 @@ func drained(ctx context.Context, consumer jetstream.Consumer, delivered uint64)
 	defer cancel()
 	now, err := consumer.Info(ctx)
 	return err == nil && now.NumPending == 0 && now.Delivered.Consumer == delivered
-}
-
-// stateTimeout bounds one question for the state of a stream.
-const stateTimeout = time.Second
-
-// StreamState is what a stream contains.
-type StreamState struct {
-	Created     time.Time
-	First, Last uint64 // sequence numbers
-}
-
-// State returns what a stream contains. It repeats the question until ctx is done, at once after a
-// change of the stream's leader.
-func (s *Store) State(ctx context.Context, st jetstream.Stream) (state StreamState, err error) {
-	name := st.CachedInfo().Config.Name
-	err = s.RetryLeader(name, stateTimeout).Do(ctx, func(ctx context.Context) error {
-		now, err := s.JS.Stream(ctx, name)
-		if err != nil {
-			return err
-		}
-		info := now.CachedInfo()
-		state = StreamState{info.Created, info.State.FirstSeq, info.State.LastSeq}
-		return nil
-	})
-	if err != nil {
-		return state, fmt.Errorf("read the state of stream %s: %w", name, err)
-	}
-	return state, nil
 }

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
@@ -24,15 +22,14 @@ func follow(ctx context.Context, t *testing.T, st *store.Store, seen map[string]
 	followed := make(chan string, want)
 	go func() {
 		defer stop()
-		_ = st.Follow(ctx, st.Deliveries, jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy},
-			func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
-				go func() {
-					if _, err := st.Last(t.Context(), st.Deliveries, m.Subject()); store.IsNotFound(err) {
-						t.Errorf("followed and not found: %v", err)
-					}
-					followed <- m.Subject()
-				}()
-			}, func() {})
+		_ = st.Deliveries.Follow(ctx, store.Range{}, func(m *store.Message) {
+			go func() {
+				if _, err := st.Deliveries.Last(t.Context(), m.Subject); store.IsNotFound(err) {
+					t.Errorf("followed and not found: %v", err)
+				}
+				followed <- m.Subject
+			}()
+		}, func() {})
 	}()
 	for len(seen) < want {
 		select {
@@ -78,8 +75,8 @@ func TestFollowedMessagesAreFound(t *testing.T) {
 	all.Wait()
 }
 
-// ReadMessages delivers every message also if its consumer is lost.
-func TestReadMessagesReplacesALostConsumer(t *testing.T) {
+// ReadAll delivers every message also if its consumer is lost.
+func TestReadAllReplacesALostConsumer(t *testing.T) {
 	st, ctx := storetest.Open(t, storetest.Server(t)), storetest.Context(t)
 	const deliveries = 200 // more than is sent ahead
 	for i := range deliveries {
@@ -88,7 +85,7 @@ func TestReadMessagesReplacesALostConsumer(t *testing.T) {
 		}
 	}
 	times := map[string]int{}
-	if err := st.ReadMessages(ctx, st.Deliveries, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+	if err := st.Deliveries.ReadAll(ctx, func(m *store.Message) {
 		if len(times) == 0 {
 			for name := range st.Deliveries.ConsumerNames(ctx).Name() {
 				if err := st.Deliveries.DeleteConsumer(ctx, name); err != nil {
@@ -96,7 +93,7 @@ func TestReadMessagesReplacesALostConsumer(t *testing.T) {
 				}
 			}
 		}
-		times[m.Subject()]++
+		times[m.Subject]++
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +109,7 @@ func TestReadMessagesReplacesALostConsumer(t *testing.T) {
 
 // A message that is replaced before it is sent is delivered as it is then, even if others were
 // stored in between.
-func TestReadMessagesFindsReplacedMessages(t *testing.T) {
+func TestReadAllFindsReplacedMessages(t *testing.T) {
 	st, ctx := storetest.Open(t, storetest.Server(t)), storetest.Context(t)
 	const deliveries = 200 // more than is sent ahead
 	publish := func(i int) {
@@ -124,12 +121,12 @@ func TestReadMessagesFindsReplacedMessages(t *testing.T) {
 		publish(i)
 	}
 	seen := map[string]bool{}
-	if err := st.ReadMessages(ctx, st.Deliveries, func(m jetstream.Msg, _ *jetstream.MsgMetadata) {
+	if err := st.Deliveries.ReadAll(ctx, func(m *store.Message) {
 		if len(seen) == 0 {
 			publish(deliveries) // takes the place of the replaced one in the count of messages
 			publish(deliveries - 1)
 		}
-		seen[m.Subject()] = true
+		seen[m.Subject] = true
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -17,17 +17,17 @@ const leaderElected = "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."
 // accepts requests for it.
 const announceDelay = 50 * time.Millisecond
 
-// Leaders whose changes [Store.LeaderChanged] reports.
+// Leaders whose changes [Leaders] reports.
 const (
 	OutputLeader  = outputName
 	ControlLeader = bucketPrefix + controlName
 	Dispatcher    = AnnounceSubject
 )
 
-// leaderChanges notifies waiting requests that it is worth asking again: the stream has
-// a new leader, there is a new dispatcher, or the connection was made again. Notifications may get
-// lost, which timeouts make up for.
-type leaderChanges struct {
+// Leaders notifies waiting requests that it is worth asking again: the stream has a new leader, there
+// is a new dispatcher, or the connection was made again. Notifications may get lost, which timeouts
+// make up for.
+type Leaders struct {
 	mu      sync.Mutex
 	waiting map[string]change // by the name of a stream, or Dispatcher
 }
@@ -38,79 +38,77 @@ type change struct {
 	cancel context.CancelFunc
 }
 
-func (c *leaderChanges) next(leader string) context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	next, ok := c.waiting[leader]
+func (l *Leaders) next(leader string) context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	next, ok := l.waiting[leader]
 	if !ok {
 		next.ctx, next.cancel = context.WithCancel(context.Background())
-		c.waiting[leader] = next
+		l.waiting[leader] = next
 	}
 	return next.ctx
 }
 
-func (c *leaderChanges) notify(leader string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if next, ok := c.waiting[leader]; ok {
+func (l *Leaders) notify(leader string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if next, ok := l.waiting[leader]; ok {
 		next.cancel()
-		delete(c.waiting, leader)
+		delete(l.waiting, leader)
 	}
 }
 
-func (c *leaderChanges) notifyAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, next := range c.waiting {
+func (l *Leaders) notifyAll() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, next := range l.waiting {
 		next.cancel()
 	}
-	clear(c.waiting)
+	clear(l.waiting)
 }
 
-// attempt returns a context that is cancelled after timeout, or at the next change of leader.
-func (c *leaderChanges) attempt(
+// watch sends notifications until the connection is closed. A user without permission to subscribe to
+// the announcements has to rely on timeouts.
+func (l *Leaders) watch(conn *nats.Conn) error {
+	for subject, leader := range map[string]func(*nats.Msg) string{
+		leaderElected + "*": func(m *nats.Msg) string { return strings.TrimPrefix(m.Subject, leaderElected) },
+		AnnounceSubject:     func(*nats.Msg) string { return Dispatcher },
+	} {
+		if _, err := conn.Subscribe(subject, func(m *nats.Msg) {
+			time.AfterFunc(announceDelay, func() { l.notify(leader(m)) })
+		}); err != nil {
+			return err
+		}
+	}
+	connected := conn.StatusChanged(nats.CONNECTED, nats.CLOSED)
+	go func() {
+		for status := range connected {
+			if status == nats.CLOSED {
+				return
+			}
+			l.notifyAll()
+		}
+	}()
+	return nil
+}
+
+// Changed returns a channel that is closed at the next change of leader.
+func (l *Leaders) Changed(leader string) <-chan struct{} { return l.next(leader).Done() }
+
+// Attempt returns a context for one request to leader. It is cancelled after timeout, or at the next
+// change of leader.
+func (l *Leaders) Attempt(
 	ctx context.Context, leader string, timeout time.Duration,
 ) (context.Context, context.CancelFunc) {
 	attempt, cancel := context.WithTimeout(ctx, timeout)
-	stop := context.AfterFunc(c.next(leader), cancel)
+	stop := context.AfterFunc(l.next(leader), cancel)
 	return attempt, func() {
 		stop()
 		cancel()
 	}
 }
 
-// watchLeaders sends notifications until the connection is closed. A user without permission to
-// subscribe to the announcements has to rely on timeouts.
-func (s *Store) watchLeaders() error {
-	for subject, leader := range map[string]func(*nats.Msg) string{
-		leaderElected + "*": func(m *nats.Msg) string { return strings.TrimPrefix(m.Subject, leaderElected) },
-		AnnounceSubject:     func(*nats.Msg) string { return Dispatcher },
-	} {
-		if _, err := s.Conn.Subscribe(subject, func(m *nats.Msg) {
-			time.AfterFunc(announceDelay, func() { s.leaders.notify(leader(m)) })
-		}); err != nil {
-			return err
-		}
-	}
-	connected := s.Conn.StatusChanged(nats.CONNECTED, nats.CLOSED)
-	go func() {
-		for status := range connected {
-			if status == nats.CLOSED {
-				return
-			}
-			s.leaders.notifyAll()
-		}
-	}()
-	return nil
-}
-
-// LeaderChanged returns a channel that is closed at the next change of leader.
-func (s *Store) LeaderChanged(leader string) <-chan struct{} { return s.leaders.next(leader).Done() }
-
-// AttemptContext returns a context for one request to leader. It is cancelled after timeout, or at
-// the next change of leader.
-func (s *Store) AttemptContext(
-	ctx context.Context, leader string, timeout time.Duration,
-) (context.Context, context.CancelFunc) {
-	return s.leaders.attempt(ctx, leader, timeout)
+// Retry returns the policy for requests to leader. A change of leader repeats the request at once.
+func (l *Leaders) Retry(leader string, timeout time.Duration) Retry {
+	return Retry{Timeout: timeout, leader: leader, leaders: l}
 }

@@ -16,8 +16,8 @@ func TestStreamLeaderChangeIsReported(t *testing.T) {
 	ctx := storetest.Context(t)
 	// The elections of streams that were just created are announced late.
 	for attempts := 5; ; attempts-- {
-		elected, other := st.LeaderChanged(store.OutputLeader), st.LeaderChanged(store.ControlLeader)
-		attempt, cancel := st.AttemptContext(ctx, store.OutputLeader, time.Hour)
+		elected, other := st.Leaders.Changed(store.OutputLeader), st.Leaders.Changed(store.ControlLeader)
+		attempt, cancel := st.Leaders.Attempt(ctx, store.OutputLeader, time.Hour)
 		defer cancel()
 		if _, err := st.Conn.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+store.OutputLeader, nil); err != nil {
 			t.Fatal(err)
@@ -43,7 +43,7 @@ func TestStreamLeaderChangeIsReported(t *testing.T) {
 func TestDispatcherChangeIsReported(t *testing.T) {
 	t.Parallel()
 	st := storetest.Open(t, storetest.Server(t))
-	changed := st.LeaderChanged(store.Dispatcher)
+	changed := st.Leaders.Changed(store.Dispatcher)
 	if err := st.Conn.Publish(store.AnnounceSubject, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestReconnectionIsReportedAsLeaderChange(t *testing.T) {
 	t.Parallel()
 	s := storetest.NewRestartable(t)
 	st := storetest.Open(t, s)
-	again := st.LeaderChanged(store.ControlLeader)
+	again := st.Leaders.Changed(store.ControlLeader)
 	s.Restart()
 	select {
 	case <-again:

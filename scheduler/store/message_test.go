@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -40,7 +39,7 @@ func large(t *testing.T, st *store.Store) (id proto.TraceID, seq uint64, chunks 
 // bodies returns the numbers of chunks of an organisation's bodies, by their subjects.
 func bodies(t *testing.T, st *store.Store, org string) map[string]uint64 {
 	t.Helper()
-	found, err := st.Subjects(storetest.Context(t), st.Bodies, store.BodyPatternOf(org))
+	found, err := st.Bodies.Subjects(storetest.Context(t), store.BodyPatternOf(org))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,10 +51,10 @@ func TestBodyIsStoredInLargestChunks(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	_, _, chunks := large(t, st)
 	if n := bodies(t, st, "acme")[chunks]; n != 3 { // with the rest of the job
-		t.Errorf("1 MiB of code is in %d chunks of up to %d bytes", n, st.MaxInline())
+		t.Errorf("1 MiB of code is in %d chunks of up to %d bytes", n, st.MaxInline)
 	}
-	if most := int(st.Conn.MaxPayload()) / 2; st.MaxInline() > most {
-		t.Errorf("a chunk has %d bytes, want %d at most: it must fit into a message with its header", st.MaxInline(), most)
+	if most := int(st.Conn.MaxPayload()) / 2; st.MaxInline > most {
+		t.Errorf("a chunk has %d bytes, want %d at most: it must fit into a message with its header", st.MaxInline, most)
 	}
 	if others := bodies(t, st, "other"); len(others) > 0 {
 		t.Errorf("another organisation has %v", others)
@@ -100,7 +99,7 @@ func TestRecordFillsItsMessage(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := st.WriteRecord(ctx, rec, 0); err != nil {
+				if _, err := st.Records.Put(ctx, rec, 0); err != nil {
 					t.Fatal(err)
 				}
 				m, err := done.NextMsgWithContext(ctx)
@@ -110,10 +109,10 @@ func TestRecordFillsItsMessage(t *testing.T) {
 				if (store.BodyName(m.Header) != "") != apart || (len(m.Data) == size) == apart {
 					t.Errorf("of a record of %d bytes, %d are in its message, and %q", size, len(m.Data), store.BodyName(m.Header))
 				}
-				if got, _, err := st.Record(ctx, rec.Org, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
+				if got, _, err := st.Records.Get(ctx, rec.Org, rec.TraceID); err != nil || got.Result.Stdout != result.Stdout {
 					t.Errorf("a record of %d bytes is not read as it was written: %v", size, err)
 				}
-				if got, err := st.LastFromLeader(ctx, st.Executions, store.ExecSubject(rec.Org, rec.TraceID)); err != nil ||
+				if got, err := st.Records.Last(ctx, store.ExecSubject(rec.Org, rec.TraceID), store.FromLeader); err != nil ||
 					len(got.Data) != size {
 					t.Errorf("a record of %d bytes is not read from the leader: %v", size, err)
 				}
@@ -127,15 +126,15 @@ func TestReaderDoesNotWaitForDeletedBody(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
 	_, seq, chunks := large(t, st)
-	if err := st.PurgeSubject(ctx, st.Bodies, chunks); err != nil {
+	if err := st.Bodies.PurgeSubject(ctx, chunks); err != nil {
 		t.Fatal(err)
 	}
 	read := make(chan error, 1)
 	go func() {
-		_, err := st.At(ctx, st.Jobs, seq)
+		_, err := st.Jobs.At(ctx, seq)
 		read <- err
 	}()
-	if err := st.RemoveJobs(ctx, store.RemovedJobs{Below: seq + 1}); err != nil {
+	if err := st.Jobs.Remove(ctx, store.RemovedJobs{Below: seq + 1}); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-read; !store.IsNotFound(err) {
@@ -148,16 +147,16 @@ func TestMetaIsReadWithoutTheBody(t *testing.T) {
 	ctx := storetest.Context(t)
 	id, seq, chunks := large(t, st)
 	body := strings.TrimPrefix(chunks, "bullpen.body.")
-	if err := st.RemoveJobs(ctx, store.RemovedJobs{Bodies: []string{body}}); err != nil {
+	if err := st.Jobs.Remove(ctx, store.RemovedJobs{Bodies: []string{body}}); err != nil {
 		t.Fatal(err)
 	}
-	if meta, err := st.JobMeta(ctx, "acme", id); err != nil || meta.Org != "acme" {
+	if meta, err := st.Jobs.Meta(ctx, "acme", id); err != nil || meta.Org != "acme" {
 		t.Fatalf("%+v, %v", meta, err)
 	}
-	if err := st.RemoveJobs(ctx, store.RemovedJobs{Below: seq + 1}); err != nil {
+	if err := st.Jobs.Remove(ctx, store.RemovedJobs{Below: seq + 1}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := st.JobMeta(ctx, "acme", id); !errors.Is(err, proto.ErrNotFound) {
+	if _, err := st.Jobs.Meta(ctx, "acme", id); !errors.Is(err, proto.ErrNotFound) {
 		t.Fatalf("after it was removed: %v", err)
 	}
 }
@@ -168,7 +167,7 @@ func TestRemovedJobsMayBeRemovedAgain(t *testing.T) {
 	_, seq, chunks := large(t, st)
 	for range 2 {
 		body := strings.TrimPrefix(chunks, "bullpen.body.")
-		if err := st.RemoveJobs(ctx, store.RemovedJobs{Single: []uint64{seq}, Bodies: []string{body}}); err != nil {
+		if err := st.Jobs.Remove(ctx, store.RemovedJobs{Single: []uint64{seq}, Bodies: []string{body}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -179,14 +178,14 @@ func TestRemoveJobsContinuesAfterFailure(t *testing.T) {
 	ctx := storetest.Context(t)
 	first, seq, chunks := large(t, st)
 	alone, last, _ := large(t, st)
-	if err := st.RemoveJobs(ctx,
+	if err := st.Jobs.Remove(ctx,
 		store.RemovedJobs{
 			Below: seq + 1, Single: []uint64{last}, Bodies: []string{"", "*.*", strings.TrimPrefix(chunks, "bullpen.body.")},
 		}); err == nil {
 		t.Error("a body without a name was removed")
 	}
 	for _, id := range []proto.TraceID{first, alone} {
-		if _, err := st.JobMeta(ctx, "acme", id); !errors.Is(err, proto.ErrNotFound) {
+		if _, err := st.Jobs.Meta(ctx, "acme", id); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("job %s: %v", id, err)
 		}
 	}
@@ -202,14 +201,14 @@ func TestWriteInProgressIsNoConflict(t *testing.T) {
 	st := storetest.Cluster(t)
 	ctx := storetest.Context(t)
 	for range 20 {
-		m, err := st.StageJob(ctx, storetest.Job("acme", "k", proto.ModeInline), nats.Header{})
+		m, err := st.Jobs.Stage(ctx, storetest.Job("acme", "k", proto.ModeInline), nats.Header{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := st.Conn.PublishMsg(first(m)); err != nil { // nobody waits for the answer
 			t.Fatal(err)
 		}
-		if _, err := st.WriteJob(ctx, m); err != nil {
+		if _, err := st.Jobs.Put(ctx, m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -225,15 +224,15 @@ func first(m *nats.Msg) *nats.Msg {
 func TestStoredJobCanBeWrittenAgain(t *testing.T) {
 	st := storetest.Open(t, storetest.Server(t))
 	ctx := storetest.Context(t)
-	m, err := st.StageJob(ctx, storetest.Job("acme", "k", proto.ModeAsync), nats.Header{})
+	m, err := st.Jobs.Stage(ctx, storetest.Job("acme", "k", proto.ModeAsync), nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := st.WriteJob(ctx, m)
+	first, err := st.Jobs.Put(ctx, m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	never, err := st.StageJob(ctx, storetest.Job("acme", "k", proto.ModeAsync), nats.Header{})
+	never, err := st.Jobs.Stage(ctx, storetest.Job("acme", "k", proto.ModeAsync), nats.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,10 +241,10 @@ func TestStoredJobCanBeWrittenAgain(t *testing.T) {
 	if _, err := st.JS.UpdateStream(ctx, cfg); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := st.WriteJob(ctx, m); err != nil || again != first {
+	if again, err := st.Jobs.Put(ctx, m); err != nil || again != first {
 		t.Errorf("written again: %d, %v; it is at %d", again, err, first)
 	}
-	if _, err := st.WriteJob(ctx, never); !store.IsRejected(err) {
+	if _, err := st.Jobs.Put(ctx, never); !store.IsRejected(err) {
 		t.Errorf("another one: %v", err)
 	}
 }
@@ -273,11 +272,11 @@ func TestRemoveJobsByDelay(t *testing.T) {
 		{store.RemovedJobs{DelayedBelow: 6}, []proto.TraceID{left[4], left[5]}},
 		{store.RemovedJobs{Below: 6}, []proto.TraceID{left[5]}},
 	} {
-		if err := st.RemoveJobs(ctx, step.remove); err != nil {
+		if err := st.Jobs.Remove(ctx, step.remove); err != nil {
 			t.Fatal(err)
 		}
 		for _, id := range left {
-			if _, err := st.JobMeta(ctx, "acme", id); (err == nil) != slices.Contains(step.left, id) {
+			if _, err := st.Jobs.Meta(ctx, "acme", id); (err == nil) != slices.Contains(step.left, id) {
 				t.Errorf("after %+v, job %d: %v", step.remove, slices.Index(left, id), err)
 			}
 		}
@@ -300,17 +299,17 @@ func TestMalformedNamesOfBodies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := st.AtWithoutBody(ctx, st.Deliveries, ack.Sequence)
+		m, err := st.Deliveries.At(ctx, ack.Sequence, store.WithoutBody)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := st.At(ctx, st.Deliveries, ack.Sequence); err == nil {
+		if _, err := st.Deliveries.At(ctx, ack.Sequence); err == nil {
 			t.Errorf("%q: a body was read", body)
 		}
 		if strings.HasPrefix(body, name) {
 			continue
 		}
-		st.DiscardBody(ctx, &store.Message{Header: m.Header})
+		st.Bodies.Discard(ctx, m.Header)
 		if n := bodies(t, st, "acme")[chunks]; n == 0 {
 			t.Fatalf("%q: the body of another message was removed", body)
 		}
@@ -324,20 +323,18 @@ func TestRecordOfAnotherOrganisationIsMalformed(t *testing.T) {
 	rec := &proto.Record{
 		Meta: storetest.Job("acme", "k", proto.ModeAsync).Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w",
 	}
-	if _, err := st.WriteRecord(ctx, rec, 0); err != nil {
+	if _, err := st.Records.Put(ctx, rec, 0); err != nil {
 		t.Fatal(err)
 	}
-	stored, err := st.Last(ctx, st.Executions, store.ExecSubject("acme", rec.TraceID))
+	stored, err := st.Records.Last(ctx, store.ExecSubject("acme", rec.TraceID))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, read := range []func(context.Context, string, proto.TraceID) (*proto.Record, uint64, error){
-		st.Record, st.RecordSummary,
-	} {
-		if _, _, err := read(ctx, "acme", rec.TraceID); err != nil {
+	for _, opts := range [][]store.ReadOption{nil, {store.WithoutBody}} {
+		if _, _, err := st.Records.Get(ctx, "acme", rec.TraceID, opts...); err != nil {
 			t.Error(err)
 		}
-		if _, _, err := read(ctx, "other", rec.TraceID); !errors.Is(err, proto.ErrNotFound) {
+		if _, _, err := st.Records.Get(ctx, "other", rec.TraceID, opts...); !errors.Is(err, proto.ErrNotFound) {
 			t.Errorf("for another organisation: %v", err)
 		}
 	}
@@ -346,10 +343,10 @@ func TestRecordOfAnotherOrganisationIsMalformed(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := st.Record(ctx, "other", rec.TraceID); !errors.Is(err, store.ErrMalformed) {
+	if _, _, err := st.Records.Get(ctx, "other", rec.TraceID); !errors.Is(err, store.ErrMalformed) {
 		t.Errorf("a copy of the record: %v", err)
 	}
-	if _, _, err := st.RecordSummary(ctx, "other", rec.TraceID); !errors.Is(err, store.ErrMalformed) {
+	if _, _, err := st.Records.Get(ctx, "other", rec.TraceID, store.WithoutBody); !errors.Is(err, store.ErrMalformed) {
 		t.Errorf("a copy of the summary: %v", err)
 	}
 }

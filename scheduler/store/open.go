@@ -46,14 +46,14 @@ func open(ctx context.Context, nc *nats.Conn, cfg Config, log *slog.Logger) (*St
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	s := &Store{
-		Conn: nc, JS: js, maxInline: min(maxInline, int(nc.MaxPayload()/2)),
-		leaders: &leaderChanges{waiting: map[string]change{}},
+		Conn: nc, JS: js, MaxInline: min(maxInline, int(nc.MaxPayload()/2)),
+		Leaders: &Leaders{waiting: map[string]change{}},
 	}
-	s.maxRecord = s.maxInline
+	s.maxRecord = s.MaxInline
 	if nc.MaxPayload() >= usualPayload {
 		s.maxRecord = maxRecord
 	}
-	if err := s.watchLeaders(); err != nil {
+	if err := s.Leaders.watch(nc); err != nil {
 		return nil, fmt.Errorf("subscribe to changes of leaders: %w", err)
 	}
 	o := &opener{Store: s, cfg: cfg, log: log, waiting: map[string]error{}}
@@ -70,7 +70,7 @@ func (o *opener) openAll(ctx context.Context) error {
 	if !o.cfg.AttachOnly && !o.cfg.Restoring {
 		unfinished := true
 		err := o.open(ctx, restoringName, existsAttempt, IsTransient, func(ctx context.Context) (err error) {
-			unfinished, err = o.exists(ctx, restoringName)
+			unfinished, err = exists(ctx, o.JS, restoringName)
 			return err
 		})
 		if err != nil {
@@ -108,7 +108,7 @@ func (o *opener) open(
 ) error {
 	o.setWaiting(name, nil)
 	defer o.setOpened(name)
-	policy := o.RetryLeader(name, timeout)
+	policy := o.Leaders.Retry(name, timeout)
 	policy.Transient = transient
 	policy.OnRetry = func(err error, _ time.Duration) { o.setWaiting(name, err) }
 	err := policy.Do(ctx, try)
@@ -187,14 +187,14 @@ func (o *opener) openExisting(ctx context.Context, r *row) error {
 	return o.attach(ctx, r, st)
 }
 
-// attach stores the row, whose stream is st, in its field of s.
-func (s *Store) attach(ctx context.Context, r *row, st jetstream.Stream) error {
+// attach stores the row, whose stream is st, in its field of the store.
+func (o *opener) attach(ctx context.Context, r *row, st jetstream.Stream) error {
 	if r.stream != nil {
-		*r.stream(s) = st
+		*r.stream(o.Store) = Stream{st, o.Store}
 		return nil
 	}
-	kv, err := s.JS.KeyValue(ctx, r.name)
-	*r.bucket(s) = bucket{kv, s, r.markerTTL}
+	kv, err := o.JS.KeyValue(ctx, r.name)
+	*r.bucket(o.Store) = bucket{kv, o.Store, r.markerTTL}
 	return err
 }
 
@@ -212,8 +212,8 @@ func (s *Store) PreloadBucket(ctx context.Context) (jetstream.KeyValue, error) {
 }
 
 // exists reports whether there is a stream of that name.
-func (s *Store) exists(ctx context.Context, name string) (bool, error) {
-	_, err := s.JS.Stream(ctx, name)
+func exists(ctx context.Context, js jetstream.JetStream, name string) (bool, error) {
+	_, err := js.Stream(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return false, nil
 	}

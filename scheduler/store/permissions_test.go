@@ -61,35 +61,36 @@ func TestDocumentedPermissions(t *testing.T) {
 		"gateway": gateway, "scheduler": scheduler, "webhook": webhook,
 		"worker": worker,
 	} {
-		if m, err := st.Last(ctx, st.Jobs, store.JobPattern(job.Org, job.TraceID)); err != nil || len(m.Data) < 600<<10 {
+		if m, err := st.Jobs.Last(ctx, store.JobPattern(job.Org, job.TraceID)); err != nil || len(m.Data) < 600<<10 {
 			t.Errorf("%s reads a job: %v", name, err)
 		}
 	}
-	if _, err := worker.WriteRecord(
+	if _, err := worker.Records.Put(
 		ctx, &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Worker: "w", Attempt: 1}, 0); err != nil {
 		t.Errorf("a worker writes a record: %v", err)
 	}
-	lease, err := worker.Write(ctx, store.LeaseSubject("e"), nats.Header{}, nil, 0)
+	lease, err := worker.Leases.Write(ctx, store.LeaseSubject("e"), nats.Header{}, nil, 0)
 	if err != nil {
 		t.Errorf("a worker acquires a lease: %v", err)
 	}
-	if _, err := worker.LastFromLeader(ctx, worker.Leases, store.LeaseSubject("e")); err != nil {
+	if _, err := worker.Leases.Last(ctx, store.LeaseSubject("e"), store.FromLeader); err != nil {
 		t.Errorf("a worker reads its lease: %v", err)
 	}
-	if err := scheduler.ReadHeaders(ctx, scheduler.Leases, store.LeaseSubject("*"), func(jetstream.Msg) {}); err != nil {
+	if err := scheduler.Leases.Read(ctx, store.Range{}, func(*store.Message) {}); err != nil {
 		t.Errorf("a scheduler follows leases: %v", err)
 	}
-	if _, err := scheduler.Write(ctx, store.LeaseSubject("e"), nats.Header{}, nil, lease); err != nil {
+	if _, err := scheduler.Leases.Write(ctx, store.LeaseSubject("e"), nats.Header{}, nil, lease); err != nil {
 		t.Errorf("a scheduler ends a lease: %v", err)
 	}
-	if status, _, err := scheduler.Status(ctx, job.Org, job.TraceID); err != nil || status != proto.StatusRunning {
+	if status, _, err := scheduler.Records.Status(ctx, job.Org, job.TraceID); err != nil || status != proto.StatusRunning {
 		t.Errorf("a scheduler reads a status: %v, %v", status, err)
 	}
 	records := store.RecordPatternOf(job.Org)
-	if err := gateway.ReadHeaders(ctx, gateway.Executions, records, func(jetstream.Msg) {}); err != nil {
+	if err := gateway.Records.Read(ctx, store.Range{Subject: records}, func(*store.Message) {}); err != nil {
 		t.Errorf("a gateway follows records: %v", err)
 	}
-	if _, err := webhook.Write(ctx, store.DeliverySubject("acme", job.TraceID), nats.Header{}, nil, 0); err != nil {
+	if _, err := webhook.Deliveries.Write(
+		ctx, store.DeliverySubject("acme", job.TraceID), nats.Header{}, nil, 0); err != nil {
 		t.Errorf("a webhook process writes a delivery: %v", err)
 	}
 	if _, err := webhook.Control.Create(ctx, "webhook-dispatcher", nil); err != nil {
@@ -102,13 +103,13 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a gateway stores an API key: %v", err)
 	}
 
-	if _, err := gateway.Write(ctx, store.AuditSubject, nats.Header{}, []byte("{}"), 0); err != nil {
+	if _, err := gateway.Audit.Write(ctx, store.AuditSubject, nats.Header{}, []byte("{}"), 0); err != nil {
 		t.Errorf("a gateway appends to the audit log: %v", err)
 	}
-	if _, err := gateway.LastFromLeader(ctx, gateway.Audit, store.AuditSubject); err != nil {
+	if _, err := gateway.Audit.Last(ctx, store.AuditSubject, store.FromLeader); err != nil {
 		t.Errorf("a gateway reads the audit log: %v", err)
 	}
-	if _, err := gateway.At(ctx, gateway.Audit, 1); err != nil {
+	if _, err := gateway.Audit.At(ctx, 1); err != nil {
 		t.Errorf("a gateway reads a record of the audit log: %v", err)
 	}
 	if _, err := gateway.Usage.Put(ctx, "position", []byte("{}")); err != nil {
@@ -118,7 +119,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		if err := bucket.Purge(ctx, "key"); err != nil {
 			t.Errorf("a gateway removes a key of %s: %v", bucket.Bucket(), err)
 		}
-		if err := gateway.PurgeMarkers(ctx, bucket, 0); err != nil {
+		if err := store.PurgeMarkers(ctx, gateway, bucket, 0); err != nil {
 			t.Errorf("a gateway removes markers: %v", err)
 		}
 	}
@@ -142,13 +143,14 @@ func TestDocumentedPermissions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := gateway.Write(ctx, store.AgentLogSubject("acme", "run"), nats.Header{}, []byte("{}"), 0); err != nil {
+	if _, err := gateway.AgentLogs.Write(
+		ctx, store.AgentLogSubject("acme", "run"), nats.Header{}, []byte("{}"), 0); err != nil {
 		t.Errorf("a gateway stores a run of an agent: %v", err)
 	}
 	if _, err := followed.NextMsgWithContext(ctx); err != nil {
 		t.Errorf("a gateway follows a run of an agent: %v", err)
 	}
-	if _, err := gateway.NextMessage(ctx, gateway.AgentLogs, 1, store.AgentLogSubject("acme", "run")); err != nil {
+	if _, err := gateway.AgentLogs.Next(ctx, 1, store.AgentLogSubject("acme", "run")); err != nil {
 		t.Errorf("a gateway reads a run of an agent: %v", err)
 	}
 
@@ -248,25 +250,25 @@ func checkGatewayRemoves(t *testing.T, gateway *store.Store, job *proto.Job) {
 		}
 	}
 	for name, x := range map[string]struct {
-		stream  jetstream.Stream
+		stream  store.Stream
 		pattern string
 	}{
-		"records":      {gateway.Executions, store.RecordPatternOf(job.Org)},
-		"output":       {gateway.Output, store.OutputPatternOf(job.Org)},
+		"records":      {gateway.Records.Stream, store.RecordPatternOf(job.Org)},
+		"output":       {gateway.Output.Stream, store.OutputPatternOf(job.Org)},
 		"dead letters": {gateway.DeadLetters, store.DeadLetterPatternOf(job.Org)},
 	} {
-		_, err := gateway.Subjects(ctx, x.stream, x.pattern)
+		_, err := x.stream.Subjects(ctx, x.pattern)
 		check("counts the "+name, err)
-		check("erases the "+name, gateway.EraseSubject(ctx, x.stream, x.pattern))
+		check("erases the "+name, x.stream.EraseSubject(ctx, x.pattern))
 	}
-	bodies, err := gateway.Subjects(ctx, gateway.Bodies, store.BodyPatternOf(job.Org))
+	bodies, err := gateway.Bodies.Subjects(ctx, store.BodyPatternOf(job.Org))
 	check("counts bodies", err)
 	if len(bodies) != 1 {
 		t.Errorf("the bodies are %v", bodies)
 	}
-	check("purges bodies", gateway.PurgeSubject(ctx, gateway.Bodies, store.BodyPatternOf(job.Org)))
-	check("purges deliveries", gateway.PurgeSubject(ctx, gateway.Deliveries, store.DeliveryPattern(job.Org)))
-	check("purges threads", gateway.PurgeSubject(ctx, gateway.Threads, store.ThreadPatternOf(job.Org)))
+	check("purges bodies", gateway.Bodies.PurgeSubject(ctx, store.BodyPatternOf(job.Org)))
+	check("purges deliveries", gateway.Deliveries.PurgeSubject(ctx, store.DeliveryPattern(job.Org)))
+	check("purges threads", gateway.Threads.PurgeSubject(ctx, store.ThreadPatternOf(job.Org)))
 	check("reads idempotency keys", store.ReadBucket(
 		ctx, gateway.Bindings, job.Org+".*", func(jetstream.KeyValueEntry) {}))
 }

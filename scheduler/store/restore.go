@@ -24,9 +24,12 @@ const restoreAckTimeout = 30 * time.Second
 // MaxPendingRestores bounds the messages of a backup that are being stored at the same time.
 const MaxPendingRestores = 64
 
+// Restore stores the messages of a backup.
+type Restore struct{ store *Store }
+
 // OpenForRestore opens JetStream alone. It returns the names of bullpen's streams that are not
 // empty.
-func OpenForRestore(ctx context.Context, nc *nats.Conn) (*Store, []string, error) {
+func OpenForRestore(ctx context.Context, nc *nats.Conn) (*Restore, []string, error) {
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(restoreAckTimeout),
 		jetstream.WithPublishAsyncMaxPending(MaxPendingRestores))
 	if err != nil {
@@ -34,11 +37,10 @@ func OpenForRestore(ctx context.Context, nc *nats.Conn) (*Store, []string, error
 	}
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
-	s := &Store{Conn: nc, JS: js}
 	var used []string
 	for i := range table {
 		name := table[i].streamName()
-		st, err := s.find(ctx, name)
+		st, err := find(ctx, js, name)
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound):
 		case err != nil:
@@ -47,12 +49,12 @@ func OpenForRestore(ctx context.Context, nc *nats.Conn) (*Store, []string, error
 			used = append(used, name)
 		}
 	}
-	return s, used, nil
+	return &Restore{&Store{Conn: nc, JS: js}}, used, nil
 }
 
-func (s *Store) find(ctx context.Context, name string) (st jetstream.Stream, err error) {
+func find(ctx context.Context, js jetstream.JetStream, name string) (st jetstream.Stream, err error) {
 	err = Retry{}.Do(ctx, func(ctx context.Context) error {
-		st, err = s.JS.Stream(ctx, name)
+		st, err = js.Stream(ctx, name)
 		return err
 	})
 	if err != nil {
@@ -61,28 +63,25 @@ func (s *Store) find(ctx context.Context, name string) (st jetstream.Stream, err
 	return st, nil
 }
 
-// RestoreUnfinished reports whether the restore of a backup was begun here and not finished.
-func (s *Store) RestoreUnfinished(ctx context.Context) (unfinished bool, err error) {
+// Unfinished reports whether the restore of a backup was begun here and not finished.
+func (r *Restore) Unfinished(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
-	err = Retry{}.Do(ctx, func(ctx context.Context) error {
-		unfinished, err = s.exists(ctx, restoringName)
-		return err
-	})
-	if err != nil {
-		return false, fmt.Errorf("look up stream %s: %w: check the NATS server's JetStream and permissions",
-			restoringName, err)
+	_, err := find(ctx, r.store.JS, restoringName)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return false, nil
 	}
-	return unfinished, nil
+	return err == nil, err
 }
 
-// BeginRestore marks that a backup is being restored, so that no server starts on half of it, and
+// Begin marks that a backup is being restored, so that no server starts on half of it, and
 // replaces all streams by empty ones.
-func (s *Store) BeginRestore(ctx context.Context, cfg Config, log *slog.Logger) error {
+func (r *Restore) Begin(ctx context.Context, cfg Config, log *slog.Logger) error {
+	js := r.store.JS
 	bounded, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
 	err := Retry{Transient: isForming}.Do(bounded, func(ctx context.Context) error {
-		_, err := s.JS.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		_, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 			Name: restoringName, Subjects: []string{root + "restoring"}, Replicas: cfg.Replicas, Storage: jetstream.FileStorage,
 		})
 		return err
@@ -92,24 +91,22 @@ func (s *Store) BeginRestore(ctx context.Context, cfg Config, log *slog.Logger) 
 	}
 	for i := range table {
 		name := table[i].streamName()
-		err := Retry{}.Do(bounded, func(ctx context.Context) error { return s.JS.DeleteStream(ctx, name) })
+		err := Retry{}.Do(bounded, func(ctx context.Context) error { return js.DeleteStream(ctx, name) })
 		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return fmt.Errorf("delete stream %s: %w", name, err)
 		}
 	}
 	cfg.Restoring = true
-	restored, err := open(ctx, s.Conn, cfg, log)
-	if err != nil {
+	if r.store, err = open(ctx, r.store.Conn, cfg, log); err != nil {
 		return err
 	}
-	restored.JS = s.JS // which bounds the pending messages
-	*s = *restored
+	r.store.JS = js // which bounds the pending messages
 	return nil
 }
 
-// EndRestore marks that the whole backup is restored.
-func (s *Store) EndRestore(ctx context.Context) error {
-	if err := s.JS.DeleteStream(ctx, restoringName); err != nil {
+// End marks that the whole backup is restored.
+func (r *Restore) End(ctx context.Context) error {
+	if err := r.store.JS.DeleteStream(ctx, restoringName); err != nil {
 		return fmt.Errorf("delete stream %s: %w", restoringName, err)
 	}
 	return nil
@@ -117,8 +114,8 @@ func (s *Store) EndRestore(ctx context.Context) error {
 
 // BackupStreams returns the streams of a backup in the order in which it reads them, those of
 // buckets included.
-func (s *Store) BackupStreams(ctx context.Context) ([]jetstream.Stream, error) {
-	var streams []jetstream.Stream
+func BackupStreams(ctx context.Context, s *Store) ([]Stream, error) {
+	var streams []Stream
 	for i := range table {
 		r := &table[i]
 		switch {
@@ -126,11 +123,11 @@ func (s *Store) BackupStreams(ctx context.Context) ([]jetstream.Stream, error) {
 		case r.stream != nil:
 			streams = append(streams, *r.stream(s))
 		default:
-			st, err := s.find(ctx, r.streamName())
+			st, err := find(ctx, s.JS, r.streamName())
 			if err != nil {
 				return nil, err
 			}
-			streams = append(streams, st)
+			streams = append(streams, Stream{st, s})
 		}
 	}
 	return streams, nil
@@ -189,9 +186,9 @@ func AddPlace(h nats.Header, p Place) {
 	h[headerPlace] = append(slices.Clone(h[headerPlace]), p.Stream+" "+strconv.FormatUint(p.Seq, 10))
 }
 
-// Restore stores a message of a backup, after all those passed before. at is when the message was
+// Put stores a message of a backup, after all those passed before. at is when the message was
 // first stored. The returned future reports when it is stored.
-func (s *Store) Restore(
+func (r *Restore) Put(
 	ctx context.Context, subject string, h nats.Header, body []byte, at time.Time,
 ) (jetstream.PubAckFuture, error) {
 	if h == nil {
@@ -201,13 +198,13 @@ func (s *Store) Restore(
 		h.Set(headerStored, at.UTC().Format(time.RFC3339Nano))
 	}
 	m := &nats.Msg{Subject: subject, Header: h, Data: body}
-	if len(body) > s.maxInline {
+	if len(body) > r.store.MaxInline {
 		var err error
-		if m, err = s.stage(ctx, subject, h, body, s.maxInline); err != nil {
+		if m, err = r.store.Bodies.stage(ctx, subject, h, body, r.store.MaxInline); err != nil {
 			return nil, err
 		}
 	}
-	ack, err := s.JS.PublishMsgAsync(m, jetstream.WithStallWait(restoreAckTimeout))
+	ack, err := r.store.JS.PublishMsgAsync(m, jetstream.WithStallWait(restoreAckTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", subject, err)
 	}

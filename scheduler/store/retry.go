@@ -34,9 +34,9 @@ type Retry struct {
 	OnRetry func(err error, pause time.Duration)
 
 	// leader names what answers the request. Its next change ends the current attempt, or the
-	// pause after it, at once. No leader is watched if changes is nil.
+	// pause after it, at once. No leader is watched if leaders is nil.
 	leader  string
-	changes *leaderChanges
+	leaders *Leaders
 }
 
 // Do calls try until it succeeds, fails with an error that is not transient, or ctx is done.
@@ -89,21 +89,15 @@ func (r Retry) attempt(ctx context.Context, try func(context.Context) error) (ch
 	if timeout == 0 {
 		timeout = retryTimeout
 	}
-	if r.changes == nil {
+	if r.leaders == nil {
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		return nil, try(ctx)
 	}
-	changed = r.changes.next(r.leader).Done()
-	ctx, cancel := r.changes.attempt(ctx, r.leader, timeout)
+	changed = r.leaders.Changed(r.leader)
+	ctx, cancel := r.leaders.Attempt(ctx, r.leader, timeout)
 	defer cancel()
 	return changed, try(ctx)
-}
-
-// RetryLeader returns the policy for requests to a leader, one of those that [Store.LeaderChanged]
-// reports. A change of leader repeats the request at once.
-func (s *Store) RetryLeader(leader string, timeout time.Duration) Retry {
-	return Retry{Timeout: timeout, leader: leader, changes: s.leaders}
 }
 
 // Update calls attempt, which reads a value and writes a new one on condition that the value still

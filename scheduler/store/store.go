@@ -29,26 +29,28 @@ type Store struct {
 	Buckets
 	Conn        *nats.Conn
 	JS          jetstream.JetStream
-	Jobs        jetstream.Stream // one message per job that has not ended
-	Executions  jetstream.Stream // one message per execution: its claim, then its result
-	Leases      jetstream.Stream // one message per epoch of a worker
-	Output      jetstream.Stream // output events
-	DeadLetters jetstream.Stream // one message per dead letter
-	Deliveries  jetstream.Stream // one message per delivery
-	Threads     jetstream.Stream // one message per thread
-	Audit       jetstream.Stream // the audit log
-	AgentLogs   jetstream.Stream // what happened in runs of agents
-	Bodies      jetstream.Stream // bodies too large for a message
+	Leaders     *Leaders // reports changes of leaders
+	Jobs        Jobs     // one message per job that has not ended
+	Records     Records  // one message per execution
+	Leases      Stream   // one message per epoch of a worker
+	Output      Output   // output events
+	DeadLetters Stream   // one message per dead letter
+	Deliveries  Stream   // one message per delivery
+	Threads     Stream   // one message per thread
+	Audit       Stream   // the audit log
+	AgentLogs   Stream   // what happened in runs of agents
+	Bodies      Bodies   // bodies too large for a message
 
-	maxInline int // size in bytes up to which a body is stored in the message
-	maxRecord int // the same for the record of an execution
-	leaders   *leaderChanges
+	// MaxInline is the size in bytes up to which a body is stored in the message, except for records.
+	MaxInline int
+
+	maxRecord int // the same for records
 }
 
 // ackTimeout is how long an asynchronous write waits for its acknowledgement.
 const ackTimeout = 2 * time.Second
 
-// maxInline is the size in bytes up to which a body is stored in the message itself.
+// maxInline is the largest [Store.MaxInline].
 const maxInline = 512 << 10
 
 // The record of an execution may fill a message of the usual size but for its header. With 1 MB of

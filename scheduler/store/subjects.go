@@ -15,7 +15,7 @@ import (
 const root = "bullpen."
 
 // delayedJobs takes the place of the class in the subject of a job that has a RunAt. Such a job may
-// stay for weeks, so the others are removed by their subjects, see [Store.RemoveJobs].
+// stay for weeks, so the others are removed by their subjects, see [Jobs.Remove].
 const delayedJobs = "delayed"
 
 // JobSubject is the subject of a job until its execution has ended.

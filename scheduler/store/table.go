@@ -87,7 +87,7 @@ type row struct {
 	holds string // for the documentation
 
 	// One of these is set.
-	stream func(*Store) *jetstream.Stream
+	stream func(*Store) *Stream
 	bucket func(*Store) *jetstream.KeyValue
 
 	subjects   []string // of a stream, which keeps all messages on a subject if history is set, else the last one
@@ -168,7 +168,7 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "BULLPEN_JOBS", holds: "jobs that have not ended", stream: func(s *Store) *jetstream.Stream { return &s.Jobs },
+		name: "BULLPEN_JOBS", holds: "jobs that have not ended", stream: func(s *Store) *Stream { return &s.Jobs.Stream },
 		subjects: []string{root + "job.>"}, retention: untilRemoved, backup: true,
 		grants: grants{
 			roleGateway:   mayWrite | mayLookup | mayScan | mayFollow | mayPurge | mayRemove,
@@ -177,7 +177,7 @@ var table = []row{
 		},
 	},
 	{
-		name: "BULLPEN_DEAD", holds: "dead letters", stream: func(s *Store) *jetstream.Stream { return &s.DeadLetters },
+		name: "BULLPEN_DEAD", holds: "dead letters", stream: func(s *Store) *Stream { return &s.DeadLetters },
 		subjects: []string{DeadLetterPattern}, retention: asConfigured, backup: true,
 		grants: grants{
 			roleGateway:   mayWrite | mayLookup | mayScan | mayFollow | mayRemove,
@@ -185,7 +185,7 @@ var table = []row{
 		},
 	},
 	{
-		name: "BULLPEN_DELIVERIES", holds: "webhook deliveries", stream: func(s *Store) *jetstream.Stream {
+		name: "BULLPEN_DELIVERIES", holds: "webhook deliveries", stream: func(s *Store) *Stream {
 			return &s.Deliveries
 		},
 		subjects: []string{DeliveryPattern("")}, retention: asConfigured, backup: true,
@@ -195,8 +195,8 @@ var table = []row{
 		},
 	},
 	{
-		name: "BULLPEN_EXECS", holds: "records of executions", stream: func(s *Store) *jetstream.Stream {
-			return &s.Executions
+		name: "BULLPEN_EXECS", holds: "records of executions", stream: func(s *Store) *Stream {
+			return &s.Records.Stream
 		},
 		subjects: []string{AllRecords}, retention: asConfigured, backup: true,
 		grants: grants{
@@ -212,7 +212,7 @@ var table = []row{
 	},
 	{
 		// A backup has none: no worker holds what was restored.
-		name: "BULLPEN_LEASES", holds: "leases of workers", stream: func(s *Store) *jetstream.Stream { return &s.Leases },
+		name: "BULLPEN_LEASES", holds: "leases of workers", stream: func(s *Store) *Stream { return &s.Leases },
 		subjects: []string{LeaseSubject("*")}, retention: forADay, leaderOnly: true,
 		grants: grants{
 			roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayWrite | mayLookup | mayFollow,
@@ -220,7 +220,7 @@ var table = []row{
 		},
 	},
 	{
-		name: "BULLPEN_THREADS", holds: "heads of threads", stream: func(s *Store) *jetstream.Stream { return &s.Threads },
+		name: "BULLPEN_THREADS", holds: "heads of threads", stream: func(s *Store) *Stream { return &s.Threads },
 		subjects: []string{ThreadPattern}, retention: untilRemoved, leaderOnly: true, backup: true,
 		grants: grants{
 			roleGateway: mayWrite | mayLookup | mayFollow | mayPurge, roleScheduler: mayWrite | mayLookup,
@@ -228,7 +228,7 @@ var table = []row{
 		},
 	},
 	{
-		name: outputName, holds: "output of executions", stream: func(s *Store) *jetstream.Stream { return &s.Output },
+		name: outputName, holds: "output of executions", stream: func(s *Store) *Stream { return &s.Output.Stream },
 		subjects: []string{OutputPatternOf("*")}, history: true, retention: asConfigured, backup: true,
 		grants: grants{
 			roleGateway: mayLookup | mayScan | mayRemove, roleScheduler: mayLookup, roleWebhook: mayLookup,
@@ -304,7 +304,7 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "BULLPEN_AGENT_LOGS", holds: "event logs of agent runs", stream: func(s *Store) *jetstream.Stream {
+		name: "BULLPEN_AGENT_LOGS", holds: "event logs of agent runs", stream: func(s *Store) *Stream {
 			return &s.AgentLogs
 		},
 		subjects: []string{AgentLogSubject("*", "*")}, history: true, retention: asConfigured, backup: true,
@@ -347,7 +347,7 @@ var table = []row{
 	},
 	{
 		name: "BULLPEN_AUDIT", holds: "the audit log; NATS rejects requests to delete its messages",
-		stream:   func(s *Store) *jetstream.Stream { return &s.Audit },
+		stream:   func(s *Store) *Stream { return &s.Audit },
 		subjects: []string{root + "audit.*"}, history: true, retention: asAudit, leaderOnly: true, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 		tune:   func(st *jetstream.StreamConfig, _ Config) { st.DenyDelete, st.DenyPurge = true, true },
@@ -372,8 +372,8 @@ var table = []row{
 		ownKey: map[string]string{roleWebhook: "webhook-dispatcher"},
 	},
 	{
-		name: "BULLPEN_BODIES", holds: "bodies too large for a message", stream: func(s *Store) *jetstream.Stream {
-			return &s.Bodies
+		name: "BULLPEN_BODIES", holds: "bodies too large for a message", stream: func(s *Store) *Stream {
+			return &s.Bodies.Stream
 		},
 		subjects: []string{BodyPatternOf("*")}, history: true, retention: asBody,
 		grants: grants{
@@ -455,4 +455,13 @@ func OrgBuckets(s *Store) (list []OrgBucket) {
 		}
 	}
 	return list
+}
+
+// Rows returns the names of all streams and buckets.
+func Rows() []string {
+	names := make([]string, len(table))
+	for i := range table {
+		names[i] = table[i].name
+	}
+	return names
 }

@@ -177,11 +177,11 @@ func Job(org, key string, mode proto.Mode) *proto.Job {
 
 // PutJob stores a job as a dispatcher does.
 func PutJob(ctx context.Context, st *store.Store, job *proto.Job) error {
-	m, err := st.StageJob(ctx, job, nats.Header{})
+	m, err := st.Jobs.Stage(ctx, job, nats.Header{})
 	if err != nil {
 		return err
 	}
-	_, err = st.WriteJob(ctx, m)
+	_, err = st.Jobs.Put(ctx, m)
 	return err
 }
 

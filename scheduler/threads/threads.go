@@ -84,7 +84,7 @@ func (t *Threads) checkFree(ctx context.Context, head *proto.Thread) (worker str
 	if head.Holder == "" {
 		return "", nil
 	}
-	status, worker, err := t.Store.Status(ctx, head.Org, head.Holder)
+	status, worker, err := t.Store.Records.Status(ctx, head.Org, head.Holder)
 	switch {
 	case errors.Is(err, proto.ErrNotFound) && time.Since(head.HeldAt) > submitGrace:
 		return "", nil // never submitted, or past its retention
@@ -317,7 +317,7 @@ func (t *Threads) Purge(ctx context.Context, org, id, removal string) error {
 // delete writes a deletion marker over a head, and purges it unless the head was written again.
 func (t *Threads) delete(ctx context.Context, org, id string, seq uint64) error {
 	subject := store.ThreadSubject(org, id)
-	marker, err := t.Store.Write(ctx, subject, nats.Header{}, nil, seq)
+	marker, err := t.Store.Threads.Write(ctx, subject, nats.Header{}, nil, seq)
 	if err != nil {
 		return err
 	}
@@ -364,10 +364,10 @@ func (t *Threads) list(
 	}
 	var page []proto.ThreadSummary
 	var errRead error
-	err := t.Store.ReadHeaders(ctx, t.Store.Threads, store.ThreadPatternOf(org), func(m jetstream.Msg) {
+	err := t.Store.Threads.Read(ctx, store.Range{Subject: store.ThreadPatternOf(org)}, func(m *store.Message) {
 		var s proto.ThreadSummary
-		text := m.Headers().Get(store.HeaderThread)
-		if s.Org, s.ID = store.ParseThreadSubject(m.Subject()); s.ID <= after || text == "" {
+		text := m.Header.Get(store.HeaderThread)
+		if s.Org, s.ID = store.ParseThreadSubject(m.Subject); s.ID <= after || text == "" {
 			return
 		}
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -407,7 +407,7 @@ func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 				yield(nil, fmt.Errorf("read the heads of threads: %w", err))
 				return
 			}
-			from = m.Sequence + 1
+			from = m.Seq + 1
 			org, id := store.ParseThreadSubject(m.Subject)
 			head, err := decode(org, id, m.Header, m.Data)
 			if (head != nil || err != nil) && !yield(head, err) {
@@ -417,10 +417,10 @@ func (t *Threads) All(ctx context.Context) iter.Seq2[*proto.Thread, error] {
 	}
 }
 
-func (t *Threads) next(ctx context.Context, from uint64) (*jetstream.RawStreamMsg, error) {
+func (t *Threads) next(ctx context.Context, from uint64) (*store.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return t.Store.Next(ctx, t.Store.Threads, from, store.ThreadPattern)
+	return t.Store.Threads.Next(ctx, from, store.ThreadPattern, store.WithoutBody)
 }
 
 // removed is returned by the function passed to update to remove the thread.
@@ -465,7 +465,7 @@ func (t *Threads) read(ctx context.Context, org, id string) (*proto.Thread, uint
 	if !isToken(org) || !isToken(id) {
 		return nil, 0, fmt.Errorf("thread %q: %w", id, proto.ErrNotFound)
 	}
-	m, err := t.Store.LastFromLeader(ctx, t.Store.Threads, store.ThreadSubject(org, id))
+	m, err := t.Store.Threads.Last(ctx, store.ThreadSubject(org, id), store.FromLeader)
 	if store.IsNotFound(err) {
 		return nil, 0, nil
 	}
@@ -513,10 +513,10 @@ func (t *Threads) write(ctx context.Context, head *proto.Thread, seq uint64) err
 		}
 		header.Set(store.HeaderThread, string(summary))
 	}
-	if len(body) > t.Store.MaxInline() { // a body that is stored apart would expire
-		return fmt.Errorf("the head of thread %s has %d bytes, more than %d: %w", head.ID, len(body), t.Store.MaxInline(),
+	if len(body) > t.Store.MaxInline { // a body that is stored apart would expire
+		return fmt.Errorf("the head of thread %s has %d bytes, more than %d: %w", head.ID, len(body), t.Store.MaxInline,
 			ErrTooLarge)
 	}
-	_, err = t.Store.Write(ctx, store.ThreadSubject(head.Org, head.ID), header, body, seq)
+	_, err = t.Store.Threads.Write(ctx, store.ThreadSubject(head.Org, head.ID), header, body, seq)
 	return err
 }

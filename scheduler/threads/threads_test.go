@@ -48,11 +48,11 @@ func (w *world) record(id proto.TraceID, status proto.Status, worker string) {
 	if status.Terminal() {
 		rec.Result = new(proto.Exited(0))
 	}
-	_, seq, err := w.Store.Record(w.ctx, "acme", id)
+	_, seq, err := w.Store.Records.Get(w.ctx, "acme", id)
 	if err != nil && !errors.Is(err, proto.ErrNotFound) {
 		w.t.Fatal(err)
 	}
-	if _, err := w.Store.WriteRecord(w.ctx, rec, seq); err != nil {
+	if _, err := w.Store.Records.Put(w.ctx, rec, seq); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -239,7 +239,7 @@ func TestUnknownHolderHoldsForSubmitGrace(t *testing.T) {
 // behind. Other messages are not found.
 func (w *world) serveStale(stale map[string]nats.Header) {
 	w.t.Helper()
-	for _, st := range []jetstream.Stream{w.Store.Executions, w.Store.Jobs} {
+	for _, st := range []jetstream.Stream{w.Store.Records, w.Store.Jobs} {
 		cfg := st.CachedInfo().Config
 		prefix := "$JS.API.DIRECT.GET." + cfg.Name + "."
 		cfg.AllowDirect = false // so that no server answers
@@ -280,7 +280,7 @@ func TestStaleReadsDoNotDecideWhoHoldsAThread(t *testing.T) {
 	w.serveStale(map[string]nats.Header{
 		store.ExecSubject("acme", ended): {store.HeaderStatus: {string(proto.StatusRunning)}, store.HeaderWorker: {"w1"}},
 	})
-	if m, err := w.Store.Executions.GetLastMsgForSubject(w.ctx, store.ExecSubject("acme", ended)); err != nil ||
+	if m, err := w.Store.Records.GetLastMsgForSubject(w.ctx, store.ExecSubject("acme", ended)); err != nil ||
 		m.Header.Get(store.HeaderStatus) != "running" {
 		t.Fatalf("the read is not stale: %+v, %v", m, err)
 	}

@@ -91,10 +91,10 @@ func (c *Counter) follow(ctx context.Context) error {
 		}
 		c.reportGap(ctx, a.position, e.Created())
 	}
-	records, deliveries := a.position[store.StreamID(c.Store.Executions)], a.position[store.StreamID(c.Store.Deliveries)]
+	records, deliveries := a.position[store.StreamID(c.Store.Records)], a.position[store.StreamID(c.Store.Deliveries)]
 	changes := make(chan change, maxChanged)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.read(ctx, c.Store.Executions, records, changes, c.record) })
+	group.Go(func() error { return c.read(ctx, c.Store.Records.Stream, records, changes, c.record) })
 	group.Go(func() error { return c.read(ctx, c.Store.Deliveries, deliveries, changes, c.delivery) })
 	group.Go(func() error { return a.run(ctx, changes) })
 	return group.Wait()
@@ -104,8 +104,8 @@ func (c *Counter) follow(ctx context.Context) error {
 // position was written, or the stream has lost counted messages and will reuse their sequence
 // numbers.
 func (c *Counter) reportGap(ctx context.Context, position map[string]uint64, written time.Time) {
-	last, err := lastSeq(ctx, c.Store, c.Store.Executions)
-	at := position[store.StreamID(c.Store.Executions)]
+	last, err := lastSeq(ctx, c.Store.Records.Stream)
+	at := position[store.StreamID(c.Store.Records)]
 	switch {
 	case err != nil: // following the stream will fail as well
 	case last < at:
@@ -119,23 +119,22 @@ func (c *Counter) reportGap(ctx context.Context, position map[string]uint64, wri
 // read sends the usage of a stream's messages after a sequence number. decode returns nothing for a
 // message without usage, and an error if reading must start over.
 func (c *Counter) read(
-	ctx context.Context, st jetstream.Stream, after uint64, changes chan<- change,
-	decode func(ctx context.Context, m jetstream.Msg, seq uint64) ([]part, error),
+	ctx context.Context, st store.Stream, after uint64, changes chan<- change,
+	decode func(ctx context.Context, m *store.Message) ([]part, error),
 ) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	id := store.StreamID(st)
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1}
-	return c.Store.Follow(ctx, st, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
+	return st.Follow(ctx, store.Range{From: after + 1}, func(m *store.Message) {
 		if ctx.Err() != nil {
 			return
 		}
-		parts, err := decode(ctx, m, at.Sequence.Stream)
+		parts, err := decode(ctx, m)
 		if err != nil {
 			fail(err)
 			return
 		}
-		places := append([]store.Place{{Stream: id, Seq: at.Sequence.Stream}}, store.Places(m.Headers())...)
+		places := append([]store.Place{{Stream: id, Seq: m.Seq}}, store.Places(m.Header)...)
 		select {
 		case changes <- change{places, parts}:
 		case <-ctx.Done():
@@ -144,20 +143,16 @@ func (c *Counter) read(
 }
 
 // record returns what a terminal record adds.
-func (c *Counter) record(ctx context.Context, m jetstream.Msg, seq uint64) ([]part, error) {
-	if !proto.Status(m.Headers().Get(store.HeaderStatus)).Terminal() {
+func (c *Counter) record(ctx context.Context, m *store.Message) ([]part, error) {
+	if !proto.Status(m.Header.Get(store.HeaderStatus)).Terminal() {
 		return nil, nil
 	}
-	org, id, err := store.ParseExecSubject(m.Subject())
-	var rec *proto.Record
-	if err == nil {
-		rec, err = c.Store.Summary(ctx, org, id, seq, m.Headers())
-	}
+	rec, err := c.Store.Records.Summary(ctx, m)
 	if err == nil && rec.CompletedAt == nil {
 		err = fmt.Errorf("it has no time of its end: %w", store.ErrMalformed)
 	}
 	if err != nil {
-		inHeader := m.Headers().Get(store.HeaderSummary) != ""
+		inHeader := m.Header.Get(store.HeaderSummary) != ""
 		return nil, c.skip(m, err, inHeader)
 	}
 	p := part{rec.Org, rec.CompletedAt.UTC().Format(proto.UsageDayLayout), rec.Key, rec.Language, proto.NewUsageSum(rec)}
@@ -166,15 +161,15 @@ func (c *Counter) record(ctx context.Context, m jetstream.Msg, seq uint64) ([]pa
 
 // skip logs that a malformed message is not counted. It returns other errors, such as failed reads,
 // after which the message must be read again.
-func (c *Counter) skip(m jetstream.Msg, err error, inHeader bool) error {
+func (c *Counter) skip(m *store.Message, err error, inHeader bool) error {
 	switch {
 	case store.IsNotFound(err): // replaced, or it has just expired
 		return nil
 	case inHeader || errors.Is(err, store.ErrMalformed) || errors.Is(err, jetstream.ErrDigestMismatch):
-		c.Log.Error("malformed message not in usage", "subject", m.Subject(), "error", err)
+		c.Log.Error("malformed message not in usage", "subject", m.Subject, "error", err)
 		return nil
 	default:
-		return fmt.Errorf("read %s: %w", m.Subject(), err)
+		return fmt.Errorf("read %s: %w", m.Subject, err)
 	}
 }
 
@@ -182,32 +177,32 @@ func (c *Counter) skip(m jetstream.Msg, err error, inHeader bool) error {
 var keyPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // valid returns those parts that can be stored.
-func (c *Counter) valid(m jetstream.Msg, parts ...part) ([]part, error) {
+func (c *Counter) valid(m *store.Message, parts ...part) ([]part, error) {
 	return slices.DeleteFunc(parts, func(p part) bool {
 		_, err := time.Parse(proto.UsageDayLayout, p.day)
 		if err == nil && proto.ValidOrg(p.org) && keyPattern.MatchString(p.key) {
 			return false
 		}
-		c.Log.Error("malformed message not in usage", "subject", m.Subject(), "org", p.org, "key", p.key, "day", p.day)
+		c.Log.Error("malformed message not in usage", "subject", m.Subject, "org", p.org, "key", p.key, "day", p.day)
 		return true
 	}), nil
 }
 
 // delivery returns the usage of a finished delivery.
-func (c *Counter) delivery(ctx context.Context, m jetstream.Msg, seq uint64) ([]part, error) {
-	switch proto.DeliveryStatus(m.Headers().Get(store.HeaderStatus)) {
+func (c *Counter) delivery(ctx context.Context, m *store.Message) ([]part, error) {
+	switch proto.DeliveryStatus(m.Header.Get(store.HeaderStatus)) {
 	case proto.DeliveryDelivered, proto.DeliveryFailed:
 	default:
 		return nil, nil
 	}
-	used, err := c.deliveryUsage(ctx, m, seq)
+	used, err := c.deliveryUsage(ctx, m)
 	if err != nil {
-		inHeader := m.Headers().Get(store.HeaderUsed) != ""
+		inHeader := m.Header.Get(store.HeaderUsed) != ""
 		return nil, c.skip(m, err, inHeader)
 	}
 	var parts []part
 	for day, n := range used.Attempts {
-		parts = append(parts, part{store.DeliveryOrg(m.Subject()), day, used.Key, "", proto.UsageSum{WebhookAttempts: n}})
+		parts = append(parts, part{store.DeliveryOrg(m.Subject), day, used.Key, "", proto.UsageSum{WebhookAttempts: n}})
 	}
 	return c.valid(m, parts...)
 }
@@ -215,9 +210,9 @@ func (c *Counter) delivery(ctx context.Context, m jetstream.Msg, seq uint64) ([]
 // deliveryUsage returns the usage in a delivery's header. Older versions have no such header; it
 // then reads the whole delivery.
 func (c *Counter) deliveryUsage(
-	ctx context.Context, m jetstream.Msg, seq uint64,
+	ctx context.Context, m *store.Message,
 ) (used proto.DeliveryUsage, err error) {
-	if text := m.Headers().Get(store.HeaderUsed); text != "" {
+	if text := m.Header.Get(store.HeaderUsed); text != "" {
 		err = json.Unmarshal([]byte(text), &used)
 		return used, err
 	}
@@ -225,7 +220,7 @@ func (c *Counter) deliveryUsage(
 	if err != nil {
 		return used, err
 	}
-	stored, err := c.Store.At(ctx, c.Store.Deliveries, seq)
+	stored, err := c.Store.Deliveries.At(ctx, m.Seq)
 	if err != nil {
 		return used, err
 	}
@@ -237,8 +232,8 @@ func (c *Counter) deliveryUsage(
 }
 
 // traceOf returns the execution in the subject of a delivery.
-func traceOf(m jetstream.Msg) (proto.TraceID, error) {
-	id, err := proto.ParseTraceID(m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:])
+func traceOf(m *store.Message) (proto.TraceID, error) {
+	id, err := proto.ParseTraceID(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
 	if err != nil {
 		err = fmt.Errorf("%w: %w", store.ErrMalformed, err)
 	}
@@ -442,23 +437,22 @@ func (a *accumulator) sample(ctx context.Context) error {
 // threadBytes returns the total size of all threads' newest versions and staged files, by
 // organisation.
 func (a *accumulator) threadBytes(ctx context.Context) (map[string]int64, error) {
-	last, err := lastSeq(ctx, a.Store, a.Store.Threads)
+	last, err := lastSeq(ctx, a.Store.Threads)
 	if err != nil {
 		return nil, err
 	}
 	bytes := map[string]int64{}
-	cfg := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, FilterSubject: store.ThreadPattern}
-	err = a.Store.Read(ctx, a.Store.Threads, cfg, func(m jetstream.Msg, at *jetstream.MsgMetadata) {
-		text := m.Headers().Get(store.HeaderThread)
-		if text == "" || at.Sequence.Stream > last { // removed; or changed since, and perhaps counted already
+	err = a.Store.Threads.Read(ctx, store.Range{}, func(m *store.Message) {
+		text := m.Header.Get(store.HeaderThread)
+		if text == "" || m.Seq > last { // removed; or changed since, and perhaps counted already
 			return
 		}
 		var s proto.ThreadSummary
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
-			a.Log.Error("malformed thread not in usage", "subject", m.Subject(), "error", err)
+			a.Log.Error("malformed thread not in usage", "subject", m.Subject, "error", err)
 			return
 		}
-		org, _ := store.ParseThreadSubject(m.Subject())
+		org, _ := store.ParseThreadSubject(m.Subject)
 		bytes[org] += s.Bytes + s.StagedBytes
 	})
 	return bytes, err

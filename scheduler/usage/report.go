@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
@@ -161,8 +159,8 @@ func (r *report) sorted() []proto.UsageRow {
 // reports whether it is.
 func (u *Usage) fresh(ctx context.Context) (bool, error) {
 	last := map[string]uint64{}
-	for _, st := range []jetstream.Stream{u.Store.Executions, u.Store.Deliveries} {
-		seq, err := lastSeq(ctx, u.Store, st)
+	for _, st := range []store.Stream{u.Store.Records.Stream, u.Store.Deliveries} {
+		seq, err := lastSeq(ctx, st)
 		if err != nil {
 			return false, err
 		}
@@ -197,9 +195,9 @@ func (u *Usage) fresh(ctx context.Context) (bool, error) {
 }
 
 // lastSeq returns the sequence number of the last message of a stream.
-func lastSeq(ctx context.Context, s *store.Store, st jetstream.Stream) (uint64, error) {
+func lastSeq(ctx context.Context, st store.Stream) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, freshTimeout)
 	defer cancel()
-	state, err := s.State(ctx, st)
+	state, err := st.State(ctx)
 	return state.Last, err
 }

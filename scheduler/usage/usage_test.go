@@ -60,9 +60,9 @@ func end(t *testing.T, st *store.Store, org, key string, language proto.Language
 	}
 	ctx := storetest.Context(t)
 	running := &proto.Record{Meta: job.Meta, Status: proto.StatusRunning, Attempt: 1, Worker: "w"}
-	seq, err := st.WriteRecord(ctx, running, 0)
+	seq, err := st.Records.Put(ctx, running, 0)
 	if err == nil {
-		_, err = st.WriteRecord(ctx, rec, seq)
+		_, err = st.Records.Put(ctx, rec, seq)
 	}
 	if err != nil {
 		t.Fatal(err)

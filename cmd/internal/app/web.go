@@ -411,5 +411,5 @@ func (l eventLog) Follow(ctx context.Context, org string, id proto.TraceID, afte
 }
 
 func (l eventLog) Last(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error) {
-	return l.log.Store.LastEvent(ctx, org, id, attempt)
+	return l.log.Store.Output.LastEvent(ctx, org, id, attempt)
 }
