@@ -49,8 +49,8 @@ type Batch struct {
 	Paused      bool      `json:"paused,omitempty"`
 	Cancelled   bool      `json:"cancelled,omitempty"`
 	CancelledAt time.Time `json:"cancelled_at,omitzero"`
-	// Retries counts the retries that were asked for. RetryCancelled makes the last one include the
-	// cancelled items.
+	// Retries counts the requested retries. RetryCancelled makes the last one include the cancelled
+	// items.
 	Retries        int  `json:"retries,omitempty"`
 	RetryCancelled bool `json:"retry_cancelled,omitempty"`
 	// Removed is set while a batch of agent requests is removed together with its runs. Clients no
@@ -102,7 +102,7 @@ type BatchCounts struct {
 	Queued    int `json:"queued" minimum:"0"`
 	Running   int `json:"running" minimum:"0"`
 	Succeeded int `json:"succeeded" minimum:"0"`
-	Failed    int `json:"failed" minimum:"0" doc:"Ended in any other way, and not by a cancellation."`
+	Failed    int `json:"failed" minimum:"0" doc:"Ended in any other way, except by a cancellation."`
 	Cancelled int `json:"cancelled" minimum:"0"`
 }
 

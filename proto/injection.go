@@ -15,15 +15,15 @@ const (
 	maxInjectionHeader   = 64  // bytes
 )
 
-// InjectionValue stands for the value of the secret in a template.
+// InjectionValue is the placeholder for the secret's value in a template.
 const InjectionValue = "{{value}}"
 
 // Injection makes a secret one that programs never get: the worker adds it as a header to their
 // HTTP requests to some hosts.
 type Injection struct {
 	// Hosts are in the form of [ParseInjectionHost].
-	Hosts  []string `json:"hosts" minItems:"1" maxItems:"16" must:"have 1 to 16 entries" doc:"The hosts whose requests get the header: example.com and *.example.com over HTTPS at port 443, example.com:8443 at others, http://example.com without encryption at port 80."`
-	Header string   `json:"header" doc:"The header that is added, in place of the program's own."`
+	Hosts  []string `json:"hosts" minItems:"1" maxItems:"16" must:"have 1 to 16 entries" doc:"The hosts to whose requests the header is added: example.com and *.example.com over HTTPS at port 443, example.com:8443 at others, http://example.com without encryption at port 80."`
+	Header string   `json:"header" doc:"The added header, which replaces the program's own."`
 	// Template contains InjectionValue once.
 	Template string `json:"template" doc:"The value of the header, with {{value}} in the place of the secret."`
 }

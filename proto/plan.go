@@ -10,7 +10,7 @@ import (
 // MaxTimeout is the longest timeout of an execution that any plan allows, in seconds.
 const MaxTimeout = 86400
 
-// NoLimit stands for "unlimited" where a number is needed.
+// NoLimit means "unlimited" where a number is needed.
 const NoLimit = math.MaxInt32
 
 // LimitOf returns a limit of a plan, or [NoLimit] for none.
@@ -31,7 +31,7 @@ type Plan struct {
 	Concurrent int    `json:"concurrent,omitempty" minimum:"1" maximum:"1000000" doc:"Executions of the organisation that run at once; no limit if absent."`
 	MaxQueued  int    `json:"max_queued,omitempty" minimum:"1" maximum:"10000000" doc:"Async executions of the organisation that wait; no limit if absent."`
 	MaxTimeout int    `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"Seconds that an execution may ask for; 86400 if absent."`
-	Weight     int    `json:"weight" default:"1" minimum:"1" maximum:"1000" doc:"Executions that are started for each one of an organisation of weight 1, while both wait for slots."`
+	Weight     int    `json:"weight" default:"1" minimum:"1" maximum:"1000" doc:"Share of slots while several organisations wait: this many executions start for each one of an organisation with weight 1."`
 	// RequestRate is the number of requests per minute and API key.
 	RequestRate int    `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests that each API key may send in a minute; no limit if absent."`
 	Streaming   bool   `json:"streaming" default:"true" doc:"Whether executions may be streamed."`

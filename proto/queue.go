@@ -29,7 +29,7 @@ type QueueCounts struct {
 // ClassCounts counts executions by their class.
 type ClassCounts struct {
 	Interactive int `json:"interactive" minimum:"0" doc:"Inline and streaming ones."`
-	Background  int `json:"background" minimum:"0" doc:"Async ones, those of batches included."`
+	Background  int `json:"background" minimum:"0" doc:"Async ones, including those of batches."`
 }
 
 // QueuePlace is the place of an execution in the queue.

@@ -11,7 +11,7 @@ type Quota struct {
 
 // Quotas are the quotas of a plan.
 type Quotas struct {
-	_ struct{} `doc:"Limits of what the organisation uses in a calendar month of UTC. Those of the plan of an API key do not apply."`
+	_ struct{} `doc:"Limits of the organisation's usage in a UTC calendar month. Those of an API key's plan do not apply."`
 
 	CPUSeconds       Quota `json:"cpu_seconds,omitzero" doc:"CPU time of the programs, as usage counts it."`
 	MemoryMiBSeconds Quota `json:"memory_mib_seconds,omitzero" doc:"Peak memory multiplied by duration, as usage counts it."`

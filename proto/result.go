@@ -14,13 +14,13 @@ type Result struct {
 	Error                *string `json:"error" doc:"null unless the platform ended the program."`
 	ErrorCode            *string `json:"error_code" format:"error-code"`
 	ErrorMessage         *string `json:"error_message" doc:"The error in a sentence, with the numbers."`
-	ProgramExitCode      *int    `json:"program_exit_code,omitempty" doc:"How the program itself ended: with thread_save_error and storage_write_error, and with cancelled and timeout if it ended by itself after SIGTERM. Otherwise absent."`
+	ProgramExitCode      *int    `json:"program_exit_code,omitempty" doc:"The program's own exit code, with thread_save_error and storage_write_error, and with cancelled and timeout if it exited by itself after SIGTERM. Otherwise absent."`
 	DurationMS           int64   `json:"duration_ms" minimum:"0" doc:"From the program's start to its end."`
 	StdoutTruncated      bool    `json:"stdout_truncated"`
 	StderrTruncated      bool    `json:"stderr_truncated"`
 	StdoutInvalidUTF8    bool    `json:"stdout_invalid_utf8,omitempty" doc:"true if stdout has bytes that are not UTF-8. Each is U+FFFD here; the exact bytes are at /v1/executions/{id}/output/stdout. Otherwise absent. An extension of the public contract."`
 	StderrInvalidUTF8    bool    `json:"stderr_invalid_utf8,omitempty" doc:"The same of stderr."`
-	OutputBudgetExceeded bool    `json:"output_budget_exceeded,omitempty" doc:"true if less of the output was kept than the sandbox allows, because the organisation had stored as much within an hour as it may, or the disk of the server was full. Otherwise absent. An extension of the public contract."`
+	OutputBudgetExceeded bool    `json:"output_budget_exceeded,omitempty" doc:"true if less output was kept than the sandbox allows, because the organisation had used up its hourly output budget, or the server's disk was full. Otherwise absent. An extension of the public contract."`
 }
 
 // Exited returns the result of a program that exited with code.

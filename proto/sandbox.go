@@ -51,21 +51,21 @@ type Profile struct {
 	// Image is the root file system: empty for the server's default image or, if it has none, for
 	// the host's own runtimes; an absolute path for a directory of the worker's host; otherwise the
 	// name of an image in the registry.
-	Image   string            `json:"image" default:"" doc:"Empty: the image that the server has for such sandboxes (--default-image), else the runtimes of the workers' hosts. An absolute path: a directory there. Else the name of an image."`
+	Image   string            `json:"image" default:"" doc:"Empty: the server's default image (--default-image) or, without one, the runtimes of the workers' hosts. An absolute path: a directory there. Otherwise the name of an image."`
 	CPU     float64           `json:"cpu" default:"1" minimum:"0.05" maximum:"64" doc:"Cores."`
 	Memory  Bytes             `json:"memory" minimum:"32MiB" maximum:"1024GiB" doc:"32MiB to 1024GiB, without swap; 1GiB by default."`
 	Pids    int               `json:"pids" default:"256" minimum:"16" maximum:"32768" doc:"Processes and threads."`
 	Disk    Disk              `json:"disk"`
 	Network Network           `json:"network"`
-	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program; the variables of the API key win over them, and those of the request over both. The limits of env_vars hold here, and for all together."`
+	Env     map[string]string `json:"env" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program. The API key's override them, and the request's override both. The limits of env_vars apply here, and to all together."`
 	Output  Bytes             `json:"output" minimum:"1" maximum:"256MiB" doc:"The part of each output stream that a result keeps: 1 byte to 256MiB. By default the server's --output-limit."`
 	Secrets []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the executing organisation that programs get: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
 	// OpenFiles, Isolation, Preload, SystemCalls and Terminals are omitted if empty, so that older
 	// versions can read profiles that do not use them.
 	OpenFiles   int       `json:"open_files,omitempty" minimum:"256" maximum:"4096" doc:"Open files of each process; 1024 if absent."`
-	Isolation   Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"With strict, every execution of python gets an interpreter that was started for it alone (a single-use jail). Empty: the worker chooses, and python executions of one API key may be forked from one warm interpreter of that key."`
-	Preload     []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that the warm interpreter of a key imports before executions are forked from it, from the image's read-only paths only. Not with the isolation strict."`
-	SystemCalls []string  `json:"system_calls,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 system calls" valuePattern:"^(cachestat|file_getattr|file_setattr|landlock_add_rule|landlock_create_ruleset|landlock_restrict_self|map_shadow_stack|process_madvise|process_mrelease|remap_file_pages|rseq_slice_yield)$" doc:"System calls that a program can make beyond the usual ones, which the documentation lists."`
+	Isolation   Isolation `json:"isolation,omitempty" default:"" enum:",strict" must:"be strict, or empty for what the worker chooses" doc:"strict starts a separate interpreter for every python execution (a single-use jail). Empty: the worker chooses, and may fork python executions of one API key from one warm interpreter of that key."`
+	Preload     []string  `json:"preload,omitempty" maxItems:"32" uniqueItems:"true" must:"have at most 32 modules" valuePattern:"^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*$" valueMaxLength:"128" doc:"Python modules that a key's warm interpreter imports before executions are forked from it, only from the image's read-only paths. Not with isolation strict."`
+	SystemCalls []string  `json:"system_calls,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 system calls" valuePattern:"^(cachestat|file_getattr|file_setattr|landlock_add_rule|landlock_create_ruleset|landlock_restrict_self|map_shadow_stack|process_madvise|process_mrelease|remap_file_pages|rseq_slice_yield)$" doc:"System calls allowed in addition to the usual ones; the documentation lists them."`
 	Terminals   int       `json:"terminals,omitempty" minimum:"0" maximum:"64" doc:"Pseudo-terminals that a program can have open at a time; none if absent."`
 }
 

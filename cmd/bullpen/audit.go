@@ -136,7 +136,7 @@ func (c *auditExportCommand) Run(ctx context.Context, s streams) error {
 
 type auditVerifyCommand struct {
 	remote `embed:""`
-	File   string `arg:"" optional:"" name:"file" help:"An export of the whole log; - for standard input. Default: the log of the server, for which the API key of a global administrator is needed."`
+	File   string `arg:"" optional:"" name:"file" help:"An export of the whole log; - for standard input. Default: the server's log, which requires a global administrator's API key."`
 	Expect string `placeholder:"HASH" help:"The head that an earlier verification printed. It must still be in the log, or its end was removed."`
 }
 

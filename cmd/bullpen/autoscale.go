@@ -18,7 +18,7 @@ type autoscaleCommands struct {
 type autoscaleSimulateCommand struct {
 	Trace      string        `required:"" placeholder:"FILE" help:"Arrivals in CSV: at,seconds,jobs,over."`
 	Policy     string        `required:"" placeholder:"FILE" help:"Policy in JSON, as bullpen serve --autoscale-policy takes it."`
-	Pool       string        `default:"default" placeholder:"NAME" help:"Pool whose policy it is, if the file has several."`
+	Pool       string        `default:"default" placeholder:"NAME" help:"Pool whose policy to use, if the file has several."`
 	StartDelay time.Duration `default:"30s" placeholder:"DURATION" help:"Time that a new worker takes to start."`
 	Every      time.Duration `default:"1s" placeholder:"DURATION" help:"Time between evaluations, at least 100ms."`
 	SVG        string        `name:"svg" placeholder:"FILE" help:"Draw slots, queue and waits over time."`

@@ -15,7 +15,7 @@ import (
 type backupCommand struct {
 	remote     `embed:""`
 	outputFlag `embed:""`
-	File       string `arg:"" optional:"" name:"file" help:"The same as --output, which is then not given. A backup is readable only by its owner."`
+	File       string `arg:"" optional:"" name:"file" help:"Alternative to --output. A backup is readable only by its owner."`
 }
 
 func (*backupCommand) Help() string {

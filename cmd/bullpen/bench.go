@@ -24,7 +24,7 @@ type benchLoadCommand struct {
 	Duration time.Duration `default:"30s" placeholder:"DURATION" help:"How long executions are due. Default: ${default}."`
 	Profiles string        `placeholder:"FILE" help:"YAML file with the kinds of executions; - for standard input. Default: print in Python, inline."`
 	InFlight int           `default:"1000" placeholder:"N" help:"Executions at a time; more are not sent, and counted. Default: ${default}."`
-	Seed     uint64        `default:"1" placeholder:"N" help:"Another seed makes other times and another order. Default: ${default}."`
+	Seed     uint64        `default:"1" placeholder:"N" help:"Seed of the times and their order. Default: ${default}."`
 	Report   string        `placeholder:"FILE" help:"Write an HTML page with charts."`
 }
 

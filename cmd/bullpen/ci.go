@@ -21,7 +21,7 @@ const pollEvery = 250 * time.Millisecond
 
 type ciCommands struct {
 	Run    ciRunCommand    `cmd:"" help:"Run a pipeline and print what its steps print."`
-	Attach ciAttachCommand `cmd:"" help:"Print what the steps of a run print, from its beginning, and wait for its end."`
+	Attach ciAttachCommand `cmd:"" help:"Print the output of a run's steps from its beginning, and wait for its end."`
 	List   ciListCommand   `cmd:"" aliases:"ls" help:"List the organisation's runs, the newest first."`
 	Show   ciShowCommand   `cmd:"" help:"Show a run and its steps."`
 	Cancel ciCancelCommand `cmd:"" help:"Cancel a run."`
@@ -421,7 +421,7 @@ func (c *ciCacheListCommand) Run(ctx context.Context, s streams) error {
 
 type ciCacheRemoveCommand struct {
 	remote `embed:""`
-	Org    string `placeholder:"NAME" help:"The organisation. Default: that of the API key."`
+	Org    string `placeholder:"NAME" help:"The organisation. Default: the API key's."`
 	Key    string `arg:"" help:"The key of the cache."`
 }
 

@@ -21,11 +21,11 @@ type connectionCommands struct {
 
 // connectionOf names a storage connection.
 type connectionOf struct {
-	Org  string `placeholder:"ORG" help:"Organisation of the connection. Default: that of the API key in use."`
+	Org  string `placeholder:"ORG" help:"Organisation of the connection. Default: the API key's."`
 	Slug string `arg:"" help:"Slug of the connection: a-z 0-9 _ -. Programs see it at /data/SLUG."`
 }
 
-// connectionFlags are what can be changed of a connection.
+// connectionFlags are the changeable settings of a connection.
 type connectionFlags struct {
 	Kind        *string      `enum:"s3,directory,volume" placeholder:"KIND" help:"s3 (default) for a bucket, directory for a directory of the workers (global admin), or volume."`
 	Endpoint    *string      `placeholder:"URL" help:"Server of the bucket, such as https://s3.example.com. Default: Amazon's."`

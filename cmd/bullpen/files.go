@@ -142,7 +142,7 @@ func printChange(p *page, what string, at api.FileRequest, f *api.ChangedFile) {
 type filesMvCommand struct {
 	remote `embed:""`
 	Path   string `arg:"" help:"thread:ID/PATH or volume:SLUG/PATH."`
-	To     string `arg:"" help:"The new path in the same thread or connection, where nothing may be. Missing directories are created."`
+	To     string `arg:"" help:"The new path in the same thread or connection, which must not exist. Missing directories are created."`
 }
 
 func (*filesMvCommand) Help() string {
@@ -173,7 +173,7 @@ func (c *filesMvCommand) Run(ctx context.Context, s streams) error {
 type filesCpCommand struct {
 	remote    `embed:""`
 	From      string `arg:"" help:"A local path, thread:ID/PATH or volume:SLUG/PATH."`
-	To        string `arg:"" help:"The same; one of the two is local. - writes a file to standard output. With a slash at its end, or if it is a local directory, the file gets its own name there."`
+	To        string `arg:"" help:"The same; one of the two is local. - writes a file to standard output. With a trailing slash, or if it is a local directory, the file keeps its own name there."`
 	Recursive bool   `short:"r" help:"Copy the content of a directory into a directory."`
 }
 

@@ -23,9 +23,9 @@ type keyCommands struct {
 	Webhook keyWebhookCommands `cmd:"" help:"Manage the webhook settings of the API key in use."`
 }
 
-// keySettingFlags are what can be changed of a key.
+// keySettingFlags are the changeable settings of a key.
 type keySettingFlags struct {
-	Plan         *string        `placeholder:"PLAN" help:"Plan whose limits hold for this key alone, beside those of the organisation's plan. Empty for none."`
+	Plan         *string        `placeholder:"PLAN" help:"Plan that further limits this key, in addition to the organisation's plan. Empty for none."`
 	Scopes       []proto.Scope  `enum:"execute,read,files,admin" placeholder:"SCOPE,…" help:"What the key may do: execute, read, files, admin. admin administers the organisation. Default of a new key: execute,read,files."`
 	Global       *bool          `negatable:"" help:"The scope admin holds for all organisations and for the server."`
 	Concurrent   *int           `placeholder:"N" help:"Concurrent executions of this key; 0 for the limits of plans alone, the default."`
@@ -33,8 +33,8 @@ type keySettingFlags struct {
 	RequestRate  *int           `placeholder:"N" help:"Requests that may be sent with this key in a minute; 0 for the limits of plans alone, the default."`
 	ExpiresIn    *time.Duration `placeholder:"DURATION" help:"How long the key works, such as 720h; 0 for until it is revoked, the default."`
 	Env          []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. It overrides the sandbox profile's, and the request's variables override it. Repeatable; replaces all earlier ones."`
-	AllowNetwork []string       `placeholder:"CIDR,…" help:"Network or address that requests may come from, such as 192.0.2.0/24. Repeatable; replaces all earlier ones. Empty for anywhere, the default."`
-	Secret       []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
+	AllowNetwork []string       `placeholder:"CIDR,…" help:"Allowed source network or address of requests, such as 192.0.2.0/24. Repeatable; replaces all earlier ones. Empty for anywhere, the default."`
+	Secret       []string       `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret for programs, as a variable or, without =VARIABLE, as a file. A ! at the end masks it in the output. Repeatable; replaces all earlier ones."`
 	Mount        []string       `sep:"none" placeholder:"SLUG[:PREFIX][:ro]" help:"Storage connection that programs see at /data/SLUG, or its part below PREFIX; :ro makes it read-only. Repeatable; replaces all earlier ones. Empty for none."`
 }
 
@@ -172,7 +172,7 @@ func (c *keyUpdateCommand) Run(ctx context.Context, s streams) error {
 
 type keyRotateCommand struct {
 	remote  `embed:""`
-	Overlap time.Duration `default:"24h" placeholder:"DURATION" help:"How long the previous secret goes on working, up to 168h. Default: ${default}."`
+	Overlap time.Duration `default:"24h" placeholder:"DURATION" help:"How long the previous secret keeps working, up to 168h. Default: ${default}."`
 	ID      string        `arg:"" help:"Id of the key, as bullpen key list prints it."`
 }
 

@@ -88,7 +88,7 @@ Commands marked (admin) need a key with the scope admin; those about the whole s
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the
 program's exit code, bullpen batch run as its help says.`
 
-// memberCommands are those of the members of organisations.
+// memberCommands manage the members of organisations.
 type memberCommands = resourceCommands[api.Member, api.MemberRequest, api.MemberSettings]
 
 type commands struct {
@@ -103,10 +103,10 @@ type commands struct {
 	Logs       logsCommand        `cmd:"" help:"Print the output of an execution."`
 	Wait       waitCommand        `cmd:"" help:"Wait until executions end."`
 	Cancel     cancelCommand      `cmd:"" help:"Cancel an execution."`
-	Queue      queueCommand       `cmd:"" help:"Show what is queued and running, and places in the queue."`
+	Queue      queueCommand       `cmd:"" help:"Show what is queued and running, and queue positions."`
 	Usage      usageCommand       `cmd:"" help:"Show what executions used."`
 	Batch      batchCommands      `cmd:"" help:"Run many programs as one batch."`
-	CI         ciCommands         `cmd:"" name:"ci" help:"Run pipelines: steps that need each other."`
+	CI         ciCommands         `cmd:"" name:"ci" help:"Run pipelines: steps that depend on each other."`
 	Image      imageCommands      `cmd:"" help:"Manage sandbox images (admin)."`
 	Secret     secretCommands     `cmd:"" help:"Manage secrets of organisations (admin)."`
 	Connection connectionCommands `cmd:"" help:"Manage storage connections of organisations (admin)."`
@@ -116,7 +116,7 @@ type commands struct {
 	Member     memberCommands     `cmd:"" help:"Manage the people who sign in to organisations with a browser (admin)."`
 	Session    sessionCommands    `cmd:"" help:"List and end the sessions of browsers (admin)."`
 	Agent      agentCommands      `cmd:"" help:"Try out agents without a model."`
-	Apply      applyCommand       `cmd:"" help:"Make plans, organisations, sandbox profiles and API keys as a file says (global admin)."`
+	Apply      applyCommand       `cmd:"" help:"Create and update plans, organisations, sandbox profiles and API keys from a file (global admin)."`
 	Export     exportCommand      `cmd:"" help:"Print plans, organisations, sandbox profiles and API keys as a file for apply (global admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
 	MCP        mcpCommand         `cmd:"" name:"mcp" help:"Offer the server's tools to a language model, over standard input and output."`
@@ -146,7 +146,7 @@ type commands struct {
 func main() {
 	// Started for each execution with mounts, so it starts without the parser of commands.
 	if len(os.Args) == 3 && os.Args[1] == app.MountServer {
-		if app.ServeMounts(os.Args[2]) != nil { // nobody reads an error; the worker sees the end of the process
+		if app.ServeMounts(os.Args[2]) != nil { // errors have no reader; the worker sees the end of the process
 			os.Exit(exitFailure)
 		}
 		return

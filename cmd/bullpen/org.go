@@ -15,11 +15,11 @@ type orgCommands struct {
 	List   orgListCommand   `cmd:"" help:"List the organisations that the API key may see (admin)."`
 	Show   orgShowCommand   `cmd:"" help:"Show an organisation (admin)."`
 	Update orgUpdateCommand `cmd:"" help:"Change an organisation (global admin)."`
-	Data   orgDataCommand   `cmd:"" help:"List what is stored of an organisation (global admin)."`
+	Data   orgDataCommand   `cmd:"" help:"List the stored data of an organisation (global admin)."`
 	Delete orgDeleteCommand `cmd:"" help:"Delete an organisation with all its data (global admin)."`
 }
 
-// orgFlags are what can be set of an organisation.
+// orgFlags are the settings of an organisation.
 type orgFlags struct {
 	Title *string `placeholder:"TITLE" help:"Name for people."`
 	Plan  *string `placeholder:"PLAN" help:"Plan, which limits all API keys of the organisation together: see bullpen plan list."`
@@ -94,7 +94,7 @@ func (c *orgShowCommand) Run(ctx context.Context, s streams) error {
 type orgUpdateCommand struct {
 	remote    `embed:""`
 	orgFlags  `embed:""`
-	Suspended *bool  `negatable:"" help:"Refuse all requests of the organisation's API keys, or with --no-suspended answer them again."`
+	Suspended *bool  `negatable:"" help:"Refuse all requests of the organisation's API keys, or with --no-suspended accept them again."`
 	Name      string `arg:"" help:"Name of the organisation."`
 }
 

@@ -29,7 +29,7 @@ type planFlags struct {
 	RequestRate *int    `placeholder:"N" help:"Requests that each API key may send in a minute; 0 for no limit, the default."`
 	Streaming   *bool   `negatable:"" help:"Whether executions may be streamed. Default: yes."`
 	Async       *bool   `negatable:"" help:"Whether executions may be asynchronous. Default: yes."`
-	Next        *string `placeholder:"PLAN" help:"Plan that messages suggest when a limit is reached, if the server has an --upgrade-url. Empty for none, the default."`
+	Next        *string `placeholder:"PLAN" help:"Plan to suggest in messages when a limit is reached, if the server has an --upgrade-url. Empty for none, the default."`
 
 	CPUSecondsSoft       *int64       `placeholder:"SECONDS" help:"CPU time in a month from which answers warn; 0 for no limit, the default."`
 	CPUSecondsHard       *int64       `placeholder:"SECONDS" help:"The same, from which executions are refused."`
@@ -144,7 +144,7 @@ func printPlans(p *page, plans ...proto.Plan) {
 	}
 }
 
-// limitsText returns the limits of a quota, of which 0 is none.
+// limitsText returns the limits of a quota; 0 is none.
 func limitsText(soft, hard int64) string {
 	var limits []string
 	if soft > 0 {

@@ -41,7 +41,7 @@ type profileFlags struct {
 	Network     *string      `placeholder:"POLICY" help:"Network policy: blocked, unrestricted or allowlist."`
 	Allow       []string     `sep:"none" placeholder:"HOST[:PORTS]" help:"Allowlist entry: a name such as pypi.org or *.example.com:443, an address or a range. Repeatable."`
 	Env         []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. The request's variables override it. Repeatable."`
-	Secret      []string     `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the executing organisation that programs get, as a variable or else as a file. A ! at the end masks it in the output. Repeatable."`
+	Secret      []string     `sep:"none" placeholder:"NAME[=VARIABLE]" help:"Secret of the executing organisation for programs, as a variable or, without =VARIABLE, as a file. A ! at the end masks it in the output. Repeatable."`
 	Output      *proto.Bytes `placeholder:"SIZE" help:"Output that a result keeps of each stream, up to 256MiB."`
 	Isolation   *string      `placeholder:"HOW" help:"strict starts a new Python interpreter for each execution. Default: the worker may fork one."`
 	Preload     []string     `sep:"none" placeholder:"MODULE" help:"Python module to import before an interpreter is forked, such as numpy. Repeatable."`

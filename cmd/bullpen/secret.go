@@ -22,7 +22,7 @@ type secretCommands struct {
 
 // ofOrg names the organisation of a secret.
 type ofOrg struct {
-	Org string `placeholder:"ORG" help:"Organisation of the secret. Default: that of the API key in use."`
+	Org string `placeholder:"ORG" help:"Organisation of the secret. Default: the API key's."`
 }
 
 type secretSetCommand struct {
@@ -30,7 +30,7 @@ type secretSetCommand struct {
 	ofOrg  `embed:""`
 	Name   string   `arg:"" help:"Name of the secret: A-Z a-z 0-9 _ -."`
 	File   string   `short:"f" default:"-" placeholder:"FILE" help:"File with the value; - for standard input, the default. A line break at the end is not part of the value."`
-	Host   []string `sep:"none" placeholder:"HOST" help:"Host whose requests get the value as a header, so that programs never have it: example.com over HTTPS, *.example.com:8443, or http://example.com without encryption. Repeatable."`
+	Host   []string `sep:"none" placeholder:"HOST" help:"Host to whose requests the value is added as a header, so that programs never have it: example.com over HTTPS, *.example.com:8443, or http://example.com without encryption. Repeatable."`
 	Header string   `placeholder:"NAME: TEMPLATE" help:"The header for --host, with {{value}} in the place of the value."`
 }
 

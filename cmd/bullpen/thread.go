@@ -224,7 +224,7 @@ func (c *threadExportCommand) Run(ctx context.Context, s streams) error {
 
 type threadGCCommand struct {
 	remote  `embed:""`
-	SafeAge *time.Duration `placeholder:"AGE" help:"Keep files younger than this, which a running execution or upload may still refer to; at least 2h. Default: 24h."`
+	SafeAge *time.Duration `placeholder:"AGE" help:"Keep files younger than this, since a running execution or upload may still need them; at least 2h. Default: 24h."`
 }
 
 func (*threadGCCommand) Help() string {

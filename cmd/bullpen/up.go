@@ -13,7 +13,7 @@ import (
 
 type upCommand struct {
 	File  string `short:"f" placeholder:"FILE" help:"Topology in YAML. Default: the one that --print prints."`
-	Data  string `default:"./bullpen-up" placeholder:"DIR" help:"Directory for the data of all processes. It is created, and used by one bullpen up at a time."`
+	Data  string `default:"./bullpen-up" placeholder:"DIR" help:"Directory for the data of all processes. It is created if necessary, and only one bullpen up may use it at a time."`
 	Print bool   `help:"Print the topology instead of starting it."`
 }
 

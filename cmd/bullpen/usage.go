@@ -19,7 +19,7 @@ type usageCommand struct {
 	From    string   `placeholder:"DAY" help:"First day, such as 2026-11-01. Default: the first one of the month of --to."`
 	To      string   `placeholder:"DAY" help:"Last day. Default: today, in UTC."`
 	GroupBy []string `name:"group-by" default:"day" placeholder:"GROUP,…" help:"What the rows differ in: day, key, language or org. Default: ${default}."`
-	Org     string   `placeholder:"ORG" help:"Organisation, for an administrator. Default: that of the API key."`
+	Org     string   `placeholder:"ORG" help:"Organisation, for an administrator. Default: the API key's."`
 	All     bool     `help:"All organisations, for a global administrator."`
 	CSV     bool     `name:"csv" help:"Print CSV."`
 }
@@ -117,7 +117,7 @@ func printUsage(p *page, u *api.Usage, terminal bool) {
 	printQuotas(p, u.Quotas)
 }
 
-// printQuotas prints what an organisation has used of its quotas.
+// printQuotas prints an organisation's use of its quotas.
 func printQuotas(p *page, quotas []api.QuotaUse) {
 	for i := range quotas {
 		q := &quotas[i]

@@ -16,14 +16,14 @@ type volumeCommands struct {
 	Show     volumeShowCommand     `cmd:"" help:"Show a volume and its versions (admin)."`
 	Resize   volumeResizeCommand   `cmd:"" help:"Change the quota of a volume (admin)."`
 	Fork     volumeForkCommand     `cmd:"" help:"Create a volume with the files of another, without copying (admin)."`
-	Snapshot volumeSnapshotCommand `cmd:"" help:"Create a volume that does not change, with the files of another (admin)."`
+	Snapshot volumeSnapshotCommand `cmd:"" help:"Create an immutable volume with the files of another (admin)."`
 	Export   volumeExportCommand   `cmd:"" help:"Write a volume as a tar archive (admin)."`
 	Delete   volumeDeleteCommand   `cmd:"" help:"Remove a volume that no API key names, with all its versions (admin)."`
 }
 
 // volumeArg names a volume.
 type volumeArg struct {
-	Org  string `placeholder:"ORG" help:"Organisation of the volume. Default: that of the API key in use."`
+	Org  string `placeholder:"ORG" help:"Organisation of the volume. Default: the API key's."`
 	Slug string `arg:"" help:"Slug of the volume: a-z 0-9 _ -. Programs see it at /data/SLUG."`
 }
 

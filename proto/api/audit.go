@@ -27,14 +27,14 @@ const (
 // AuditRecord is one record of the audit log. The same JSON is stored, hashed, listed, exported and
 // sent to sinks.
 type AuditRecord struct {
-	Sequence  int64           `json:"sequence" minimum:"1" doc:"Each record has the number after that of the one before, of whatever organisation."`
+	Sequence  int64           `json:"sequence" minimum:"1" doc:"Consecutive across all organisations."`
 	Time      Time            `json:"time"`
-	Stage     AuditStage      `json:"stage" doc:"An act has two records: an intent before it, and an outcome after it. An intent without an outcome is an act that is not done, or whose server died: it may or may not have been carried out."`
-	Intent    *int64          `json:"intent" minimum:"1" doc:"Of an outcome, the sequence number of the intent; null if the key may not use the route, so that nothing was tried."`
+	Stage     AuditStage      `json:"stage" doc:"An act has two records: an intent before it, and an outcome after it. An intent without an outcome is an act in progress, or one whose server died: it may or may not have been carried out."`
+	Intent    *int64          `json:"intent" minimum:"1" doc:"In an outcome, the sequence number of the intent; null if the key may not use the route, so that there was no attempt."`
 	Action    string          `json:"action" doc:"What was done: the kind of the object and a verb, such as key.create."`
 	Actor     AuditActor      `json:"actor"`
 	Object    AuditObject     `json:"object"`
-	Before    json.RawMessage `json:"before" doc:"The object before a change, as it was read for it; null if there was none, or nothing of it could be read. Without secrets: [redacted] is in the place of values of variables."`
+	Before    json.RawMessage `json:"before" doc:"The object before a change; null if there was none, or if it could not be read. Secrets are omitted, and [redacted] replaces values of variables."`
 	After     json.RawMessage `json:"after" doc:"The object after the change, likewise."`
 	Status    *int            `json:"status" doc:"The HTTP status of the answer; null in an intent."`
 	Error     *Code           `json:"error" doc:"The code of an answer that is an error; null for others."`
@@ -42,7 +42,7 @@ type AuditRecord struct {
 	UserAgent string          `json:"user_agent" doc:"The User-Agent of the client, at most 256 bytes. Empty likewise."`
 	RequestID string          `json:"request_id" doc:"The X-Request-Id, which the server's log has, too."`
 	TraceID   *proto.TraceID  `json:"trace_id" format:"trace-id" doc:"The execution that the act started; null for none."`
-	Previous  string          `json:"previous" pattern:"^[0-9a-f]{64}$" doc:"The hash of the record before; zeros in the first record, and in the first one after the retention has removed all."`
+	Previous  string          `json:"previous" pattern:"^[0-9a-f]{64}$" doc:"The hash of the previous record; zeros in the first record, and in the first one after all earlier ones have expired."`
 	Hash      string          `json:"hash" pattern:"^[0-9a-f]{64}$" doc:"The SHA-256 of the record without this member, as canonical JSON (RFC 8785)."`
 }
 
@@ -57,13 +57,13 @@ type AuditActor struct {
 // AuditObject is what an act was about.
 type AuditObject struct {
 	Kind string  `json:"kind"`
-	Name string  `json:"name" doc:"Its id or name; empty if it had none yet, or there is only one."`
-	Org  *string `json:"org" doc:"Its organisation; null if it belongs to the server, or if the act ended before that was known."`
+	Name string  `json:"name" doc:"Its id or name; empty if it had none yet, or if only one such object exists."`
+	Org  *string `json:"org" doc:"Its organisation; null if it belongs to the server, or if the act ended before the organisation was known."`
 }
 
 // AuditRecords is a page of the audit log.
 type AuditRecords struct {
-	Records    []AuditRecord `json:"records" doc:"The newest first. A page may have fewer than the limit, even none, and not be the last one: filters that rarely match are searched for in several requests."`
+	Records    []AuditRecord `json:"records" doc:"Newest first. A page may have fewer than the limit, even none, without being the last one: a search with a rarely matching filter takes several requests."`
 	NextCursor *string       `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 

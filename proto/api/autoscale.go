@@ -8,11 +8,11 @@ type Pool struct {
 
 	Name         string          `json:"name"`
 	Capabilities []string        `json:"capabilities" doc:"Of the worker that joined last. Empty in a pool that never had a worker."`
-	Architecture *string         `json:"architecture" enum:"amd64,arm64" doc:"Of the worker that joined last. null in a pool that never had a worker, or whose worker has an older version."`
+	Architecture *string         `json:"architecture" enum:"amd64,arm64" doc:"Those of the worker that joined last; null if the pool never had a worker, or if that worker has an older version."`
 	WorkerSlots  int             `json:"worker_slots" minimum:"0" doc:"Slots of the worker that joined last. 0 in a pool that never had a worker."`
 	Workers      int             `json:"workers" minimum:"0" doc:"Live workers that do not drain."`
 	Slots        int             `json:"slots" minimum:"0" doc:"Of those."`
-	Queued       int             `json:"queued" minimum:"0" doc:"Executions that would run at once if there were slots. Those that wait for a limit of their organisation or key do not count."`
+	Queued       int             `json:"queued" minimum:"0" doc:"Executions that would start now if slots were free. Those held back by a limit of their organisation or key do not count."`
 	Running      int             `json:"running" minimum:"0" doc:"Executions in the slots of workers that do not drain."`
 	MeanSeconds  float64         `json:"mean_seconds" minimum:"0" doc:"How long executions have held a slot in the last minutes. 0 if none has ended."`
 	OldestWait   float64         `json:"oldest_wait_seconds" minimum:"0" doc:"How long the oldest of those queued has waited."`

@@ -16,11 +16,11 @@ import (
 type BatchSettings struct {
 	_ struct{} `doc:"null means absent."`
 
-	MaxParallel   int               `json:"max_parallel,omitempty" minimum:"1" maximum:"100000" doc:"The largest number of items that are in the queue or running at a time. Absent: as many as suit the plan."`
-	StopOnFailure bool              `json:"stop_on_failure,omitempty" default:"false" doc:"After the first item that fails, no other one starts. Running ones go on; those that have not started are cancelled."`
+	MaxParallel   int               `json:"max_parallel,omitempty" minimum:"1" maximum:"100000" doc:"The maximum number of items queued or running at a time. By default it depends on the plan."`
+	StopOnFailure bool              `json:"stop_on_failure,omitempty" default:"false" doc:"Stop after the first failed item: running items continue, and those that have not started are cancelled."`
 	Priority      int               `json:"priority,omitempty" default:"0" minimum:"0" maximum:"9" doc:"Items of the organisation's batches with a higher priority are submitted first. Among batches of the same priority they take turns."`
 	Metadata      map[string]string `json:"metadata,omitempty" maxProperties:"10" keyPattern:"^[A-Za-z0-9][A-Za-z0-9_.-]*$" keyMaxLength:"40" valueMaxLength:"256" doc:"Of the batch. Items have their own."`
-	WebhookURL    string            `json:"webhook_url,omitempty" format:"webhook-url" doc:"Where batch.completed is delivered when all items have ended, in place of the key's own URL."`
+	WebhookURL    string            `json:"webhook_url,omitempty" format:"webhook-url" doc:"Where batch.completed is delivered when all items have ended, instead of the key's own URL."`
 	ItemWebhooks  bool              `json:"item_webhooks,omitempty" default:"false" doc:"Items have webhooks like other async executions: at their own webhook_url, else at the key's. At most 100 different URLs."`
 	Request       *BatchItemRequest `json:"request,omitempty" doc:"Fields that items share. An item's own fields replace them; env_vars and metadata are merged by name."`
 }
@@ -65,7 +65,7 @@ type BatchRequest struct {
 
 // BatchItemRequest asks for an execution of a batch.
 type BatchItemRequest struct {
-	_ struct{} `doc:"A request to execute a program. An item leaves out what the batch's request has. null means absent."`
+	_ struct{} `doc:"A request to execute a program. An item omits the fields given in the batch's request. null means absent."`
 
 	ExecuteRequest
 	Code string `json:"code,omitempty" minLength:"1" maxLength:"1048576" doc:"The program: 1 byte to 1 MiB of UTF-8."`
@@ -113,11 +113,11 @@ type BatchItem struct {
 // Batch is the state of a batch.
 type Batch struct {
 	ID                    string                `json:"id" pattern:"^bat_[a-z2-7]{26}$"`
-	Status                proto.BatchStatus     `json:"status" doc:"completed: all items have ended, some of them perhaps in failure. failed: a failure stopped it, see reason. stopping: waiting items are cancelled, and others have not ended."`
+	Status                proto.BatchStatus     `json:"status" doc:"completed: all items have ended, possibly some in failure. failed: a failure stopped it, see reason. stopping: waiting items are cancelled, and others have not ended."`
 	Reason                *string               `json:"reason" doc:"Why it was stopped; else null."`
 	Counts                proto.BatchCounts     `json:"counts" doc:"Items by status, at most a second or two old."`
-	Rate                  float64               `json:"rate" minimum:"0" doc:"Items that ended per second, over about the last half minute, without cancelled ones."`
-	TimeLeft              *int64                `json:"time_left" minimum:"0" doc:"Seconds, estimated from the rate; null unless it runs, and while the rate is unknown."`
+	Rate                  float64               `json:"rate" minimum:"0" doc:"Items that ended per second, over about the last half minute, not counting cancelled ones."`
+	TimeLeft              *int64                `json:"time_left" minimum:"0" doc:"Seconds, estimated from the rate; null unless the batch is running and the rate is known."`
 	MaxParallel           *int                  `json:"max_parallel"`
 	StopOnFailure         bool                  `json:"stop_on_failure"`
 	Priority              int                   `json:"priority" minimum:"0" maximum:"9"`
@@ -196,14 +196,14 @@ type BatchResult struct {
 	Stderr            *string           `json:"stderr"`
 	Error             *string           `json:"error"`
 	ErrorCode         *string           `json:"error_code" format:"error-code"`
-	ErrorMessage      *string           `json:"error_message" doc:"Also says that the record is not kept any more."`
+	ErrorMessage      *string           `json:"error_message" doc:"Also reports that the record has expired."`
 	DurationMS        int64             `json:"duration_ms" minimum:"0"`
 	StdoutTruncated   bool              `json:"stdout_truncated"`
 	StderrTruncated   bool              `json:"stderr_truncated"`
 	StdoutInvalidUTF8 bool              `json:"stdout_invalid_utf8,omitempty" doc:"As in the result."`
 	StderrInvalidUTF8 bool              `json:"stderr_invalid_utf8,omitempty" doc:"As in the result."`
 	Metadata          map[string]string `json:"metadata"`
-	Unreadable        bool              `json:"unreadable,omitempty" doc:"The server could not read the record, so that the line has nothing of it but the status."`
+	Unreadable        bool              `json:"unreadable,omitempty" doc:"The server could not read the record, so the line only has the status."`
 }
 
 // NewUnreadableResult returns the line of an item that has ended, whose record cannot be read.

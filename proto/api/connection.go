@@ -9,15 +9,15 @@ import (
 // ConnectionRequest is a storage connection to store.
 type ConnectionRequest struct {
 	Org         string          `json:"org,omitempty" doc:"The organisation, as the parameter org of the query."`
-	Slug        string          `json:"slug,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"Programs see the connection at /data/{slug}. It may be left out if it is in the path."`
-	Kind        proto.MountKind `json:"kind" doc:"s3: a bucket of a server with the S3 protocol. directory: a directory of the workers, which only a global administrator names. volume: a volume that bullpen manages in its own blob store."`
-	Endpoint    string          `json:"endpoint,omitempty" maxLength:"2048" doc:"URL of the server of a bucket, such as https://s3.example.com; empty for Amazon's. It must be public and https, unless the operator allows others."`
+	Slug        string          `json:"slug,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"Programs see the connection at /data/{slug}. It may be omitted if it is in the path."`
+	Kind        proto.MountKind `json:"kind" doc:"s3: a bucket of an S3-compatible server. directory: a directory of the workers, which only a global administrator can configure. volume: a volume that bullpen manages in its own blob store."`
+	Endpoint    string          `json:"endpoint,omitempty" maxLength:"2048" doc:"URL of a bucket's server, such as https://s3.example.com; empty for Amazon S3. It must be public and https, unless the operator allows others."`
 	Region      string          `json:"region,omitempty" pattern:"^[a-z0-9][a-z0-9-]{0,62}$" doc:"Region of a bucket, which it must have. Most servers other than Amazon's accept us-east-1."`
 	Bucket      string          `json:"bucket,omitempty" pattern:"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$" doc:"Name of a bucket."`
 	PathStyle   bool            `json:"path_style,omitempty" default:"false" doc:"The bucket is in the path of URLs instead of the host name. Most servers other than Amazon's need it."`
 	Credential  string          `json:"credential,omitempty" doc:"Name of a secret of the organisation whose value is the JSON {\"access_key_id\",\"secret_access_key\",\"session_token\"}, the last one optional. Programs never get it."`
 	Directory   string          `json:"directory,omitempty" maxLength:"1024" doc:"Absolute path of a directory, in one of the workers' --mount-roots."`
-	Bytes       proto.Bytes     `json:"bytes,omitempty" minimum:"1MiB" maximum:"1000GiB" doc:"Quota of a volume, which it must have: at least 1MiB, of the content of its files. The operator sets the maximum, 10GiB unless changed. It may have a file or directory for each 16 KiB of it, at least 65,536 and at most 16,777,216."`
+	Bytes       proto.Bytes     `json:"bytes,omitempty" minimum:"1MiB" maximum:"1000GiB" doc:"Quota for the content of a volume's files, required for volumes: at least 1MiB; the operator sets the maximum, 10GiB by default. A volume may have one file or directory per 16 KiB of quota, but at least 65,536 and at most 16,777,216."`
 	Prefix      string          `json:"prefix,omitempty" maxLength:"256" doc:"The part of the storage that programs see: a relative path such as shared/data. Empty for everything."`
 	ReadOnly    bool            `json:"read_only,omitempty" default:"false" doc:"Programs cannot change anything."`
 	Description string          `json:"description,omitempty" maxLength:"256" doc:"For people."`
@@ -74,7 +74,7 @@ type Connection struct {
 	Snapshot    bool            `json:"snapshot,omitempty" doc:"A volume that stays read-only."`
 	Description string          `json:"description,omitempty"`
 	TestedAt    *Time           `json:"tested_at" doc:"When a gateway last tested the connection successfully; null if none has since more than its description was changed."`
-	Removing    bool            `json:"removing,omitempty" doc:"The removal of the volume has begun, so nothing can use it any more. Removing it again completes that."`
+	Removing    bool            `json:"removing,omitempty" doc:"The volume is being removed and can no longer be used. Removing it again completes the removal."`
 	CreatedAt   Time            `json:"created_at"`
 	UpdatedAt   Time            `json:"updated_at"`
 }

@@ -12,7 +12,7 @@ const shownBytes = 4 << 10
 // DeadLetter is a dead letter in a list.
 type DeadLetter struct {
 	ID         string           `json:"id" pattern:"^(trc_[A-Za-z0-9_-]{20}|dead_[1-9][0-9]*)$" doc:"The trace id of a job."`
-	Reason     proto.DeadReason `json:"reason" doc:"workers_lost: every worker that was to start the program was lost before it did. malformed: a message that is no job."`
+	Reason     proto.DeadReason `json:"reason" doc:"workers_lost: every worker that was assigned the job was lost before it started the program. malformed: a message that is no job."`
 	Message    string           `json:"message" doc:"The reason in a sentence."`
 	SetAsideAt Time             `json:"set_aside_at"`
 	Org        *string          `json:"org" doc:"null, as the next two, for a malformed message."`

@@ -191,7 +191,7 @@ type Error struct {
 
 	Code       Code        `json:"error"`
 	Message    string      `json:"message" doc:"What is wrong, and what to do about it."`
-	Permanent  bool        `json:"permanent,omitempty" doc:"Waiting does not help: the request will be refused as long as the organisation has its plan, or until the month ends that the message names, or until somebody adds what the message names. The header X-Should-Retry is false. An extension of the public contract."`
+	Permanent  bool        `json:"permanent,omitempty" doc:"Retrying does not help: the request will be refused until the plan changes, until the month in the message ends, or until the missing object in the message is created. The header X-Should-Retry is false. An extension of the public contract."`
 	Reason     Reason      `json:"reason,omitempty" doc:"Distinguishes errors of the same code. An extension of the public contract."`
 	Scope      proto.Scope `json:"scope,omitempty" doc:"The scope that the API key needs."`
 	RetryAfter int         `json:"-"` // seconds for the header Retry-After; 0 for none

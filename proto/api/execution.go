@@ -22,7 +22,7 @@ type Execution struct {
 	Mode                  proto.Mode            `json:"delivery_mode"`
 	CreatedAt             Time                  `json:"created_at"`
 	CompletedAt           *Time                 `json:"completed_at"`
-	RunAt                 *Time                 `json:"run_at,omitempty" doc:"When it is queued, or was; absent if that was at once."`
+	RunAt                 *Time                 `json:"run_at,omitempty" doc:"When it enters or entered the queue; absent if immediately."`
 	WebhookURL            *string               `json:"webhook_url"`
 	WebhookDeliveryStatus *proto.DeliveryStatus `json:"webhook_delivery_status"`
 	ErrorCode             *string               `json:"error_code" format:"error-code"`
@@ -44,7 +44,7 @@ type Execution struct {
 	ScheduleID            *string               `json:"schedule_id,omitempty" doc:"The schedule that started it; absent for others."`
 	Network               *NetworkUsage         `json:"network,omitempty"`
 	Batch                 *BatchItem            `json:"batch,omitempty"`
-	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The run of a pipeline that it is a step of; absent for others."`
+	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The pipeline run that it is a step of; absent for others."`
 	Step                  *string               `json:"step,omitempty" doc:"The name of that step, with its cell in parentheses."`
 	WaitingFor            *proto.Missing        `json:"waiting_for,omitempty"`
 	Steps                 []Step                `json:"steps,omitempty" doc:"What happened when. Absent until the execution has ended, and if its worker was lost. An extension of the public contract."`
@@ -52,22 +52,22 @@ type Execution struct {
 
 // Step is a step of an execution.
 type Step struct {
-	_ struct{} `doc:"A step of the execution: delay until run_at, queue until a worker got it, jail while its sandbox was prepared, home while that of the thread was, program, mounts and save while what it wrote was stored, commit while the thread got its next version."`
+	_ struct{} `doc:"A step of the execution: delay until run_at, queue until a worker got it, jail while its sandbox was prepared, home while the thread's home was prepared, program, mounts and save while its changes were stored, commit while the thread got its next version."`
 
 	Name       proto.StepName  `json:"name" enum:"delay,queue,jail,home,program,mounts,save,commit"`
 	Within     *proto.StepName `json:"within,omitempty" enum:"jail" doc:"The step that it is a part of; absent for others."`
-	AfterMS    float64         `json:"after_ms" doc:"When it began, in milliseconds after created_at. It may be negative, since the two clocks may be of different machines."`
+	AfterMS    float64         `json:"after_ms" doc:"When it began, in milliseconds after created_at. It may be negative, since the two times may come from different machines."`
 	DurationMS float64         `json:"duration_ms" minimum:"0"`
 	Start      *string         `json:"start,omitempty" enum:"cold,warm,forked" doc:"For jail: created for the execution, prepared before, or forked from a process of its API key."`
 }
 
-// NetworkUsage is what a program did with its network.
+// NetworkUsage is a program's use of its network.
 type NetworkUsage struct {
 	_ struct{} `doc:"What the program did with its network. Absent if the network was blocked, and until the program has ended."`
 
 	proto.Traffic
 	BlockedConnections []BlockedConnection `json:"blocked_connections" maxItems:"20" doc:"The first different connections and DNS queries that were refused."`
-	BlockedTotal       int64               `json:"blocked_total" minimum:"0" doc:"The number of refusals, also of those that are not listed. Of packets, at most 100 a second are counted for each reason. 0 for executions of versions without it."`
+	BlockedTotal       int64               `json:"blocked_total" minimum:"0" doc:"The number of refusals, including unlisted ones. At most 100 packets a second are counted for each reason. 0 for executions of versions without it."`
 }
 
 // BlockedConnection is a connection or a DNS query that was refused.
@@ -180,11 +180,11 @@ type OutputEvent struct {
 	Type   proto.EventType `json:"type" enum:"output"`
 	Stream proto.Stream    `json:"stream"`
 	Data   string          `json:"data"`
-	Base64 *string         `json:"base64,omitempty" doc:"The exact bytes, if data has U+FFFD in place of bytes that are not UTF-8. Otherwise absent. An extension of the public contract."`
+	Base64 *string         `json:"base64,omitempty" doc:"The exact bytes, if U+FFFD replaces bytes in data that are not UTF-8. Otherwise absent. An extension of the public contract."`
 	Seq    int64           `json:"seq" minimum:"0"`
 }
 
-// KeepaliveEvent is sent when nothing else was for 15 seconds, and where events are missing.
+// KeepaliveEvent is sent after 15 seconds without other events, and where events are missing.
 type KeepaliveEvent struct {
 	Type    proto.EventType `json:"type" enum:"keepalive"`
 	Missing *MissingEvents  `json:"missing,omitempty" doc:"Events that are gone and will not be sent."`

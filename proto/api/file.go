@@ -27,7 +27,7 @@ func (r *FileRequest) Validate() error {
 // FileListRequest asks for the files at a path.
 type FileListRequest struct {
 	FileRequest
-	Path      string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"The home, or the connection, if absent. Relative to it, or absolute, with or without the home or /data/{slug} in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
+	Path      string `json:"path,omitempty" maxLength:"4096" format:"path" doc:"Absent: the home or the connection itself. Relative to it, or absolute, with or without the home or /data/{slug} in front; up to 4,096 bytes and 512 components of up to 255 bytes, none of them .., without NUL."`
 	Recursive bool   `json:"recursive,omitempty" default:"false"`
 }
 
@@ -142,7 +142,7 @@ type Header struct {
 // ChangedFile answers a change of files.
 type ChangedFile struct {
 	Path    string `json:"path" doc:"Relative to the home or the connection; the new path after a rename."`
-	Version int64  `json:"version" minimum:"0" doc:"The number of the newest version of the thread or volume after the change; 0 while there is none, and for other storage connections, which have no versions."`
+	Version int64  `json:"version" minimum:"0" doc:"The number of the newest version of the thread or volume after the change; 0 if there is none, and for other storage connections, which have no versions."`
 }
 
 // Uploaded answers an upload.

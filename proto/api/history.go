@@ -56,10 +56,10 @@ func Modes() []proto.Mode {
 
 // Executions is a page of executions.
 type Executions struct {
-	Executions []ListedExecution `json:"executions" doc:"The newest first. A page may have fewer than the limit, even none, and not be the last one: filters that rarely match together are searched for in several requests."`
+	Executions []ListedExecution `json:"executions" doc:"Newest first. A page may have fewer than the limit, even none, without being the last one: a search with rarely matching filters takes several requests."`
 	NextCursor *string           `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
-	Complete   bool              `json:"complete" doc:"Whether the list was read from an index that had everything that was stored when the request came. Otherwise the index did not catch up within 2 s, and the newest changes may be missing."`
-	Behind     *int64            `json:"behind,omitempty" minimum:"1" doc:"Only if complete is false, and if it is known: how many changes the index had not read."`
+	Complete   bool              `json:"complete" doc:"Whether the index had caught up with the time of the request. Otherwise it did not catch up within 2 s, and the newest changes may be missing."`
+	Behind     *int64            `json:"behind,omitempty" minimum:"1" doc:"Only if complete is false: by how many changes the index lagged, if known."`
 }
 
 // ListedExecution is an execution in a list, without its output.
@@ -71,7 +71,7 @@ type ListedExecution struct {
 	DurationMS            int64                 `json:"duration_ms" minimum:"0"`
 	Mode                  proto.Mode            `json:"delivery_mode"`
 	CreatedAt             Time                  `json:"created_at"`
-	RunAt                 *Time                 `json:"run_at,omitempty" doc:"When it is queued, or was; absent if that was at once."`
+	RunAt                 *Time                 `json:"run_at,omitempty" doc:"When it enters or entered the queue; absent if immediately."`
 	CompletedAt           *Time                 `json:"completed_at"`
 	WebhookURL            *string               `json:"webhook_url"`
 	WebhookDeliveryStatus *proto.DeliveryStatus `json:"webhook_delivery_status"`
@@ -86,7 +86,7 @@ type ListedExecution struct {
 	Profile               *string               `json:"profile" doc:"The sandbox profile that it was accepted with; null for executions of versions without profiles."`
 	ScheduleID            *string               `json:"schedule_id,omitempty" doc:"The schedule that started it; absent for others."`
 	Batch                 *BatchItem            `json:"batch,omitempty"`
-	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The run of a pipeline that it is a step of; absent for others."`
+	PipelineID            *string               `json:"pipeline_id,omitempty" doc:"The pipeline run that it is a step of; absent for others."`
 	Step                  *string               `json:"step,omitempty" doc:"The name of that step, with its cell in parentheses."`
 	KeyID                 string                `json:"key_id" doc:"The API key that it runs under."`
 	WaitingFor            *proto.Missing        `json:"waiting_for,omitempty"`

@@ -50,19 +50,19 @@ var KeyResource = register(Resource[Key, KeyRequest, KeySettings]{
 
 const maxKeyNameLen = 128 // characters
 
-// KeySettings are what an administrator may change of an API key.
+// KeySettings are the changeable settings of an API key.
 type KeySettings struct {
 	Name            string            `json:"name" minLength:"1" maxLength:"128"`
-	Plan            string            `json:"plan,omitempty" format:"plan" doc:"A plan whose limits hold for this key alone, beside those of the organisation's plan. It must not allow more. None by default."`
+	Plan            string            `json:"plan,omitempty" format:"plan" doc:"A plan that further limits this key, in addition to the organisation's plan. It must not allow more. None by default."`
 	Scopes          []proto.Scope     `json:"scopes,omitempty" uniqueItems:"true" default:"[\"execute\",\"read\",\"files\"]" doc:"What the key may do. admin administers the organisation."`
 	Global          bool              `json:"global,omitempty" default:"false" doc:"The scope admin holds for all organisations and for the server. Only a global administrator gives it."`
-	Concurrent      *int              `json:"concurrent,omitempty" minimum:"1" maximum:"1000000" must:"be from 1 to 1000000; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows; null for no limit of its own."`
-	MaxTimeout      *int              `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"Seconds that an execution of this key may ask for, at most as many as the plan allows; null for no limit of its own."`
-	RequestRate     *int              `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests that may be sent with this key in a minute, at most as many as the plan allows; null for no limit of its own."`
+	Concurrent      *int              `json:"concurrent,omitempty" minimum:"1" maximum:"1000000" must:"be from 1 to 1000000; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows; null for the plan's limit."`
+	MaxTimeout      *int              `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"The longest timeout of an execution with this key in seconds, at most the plan's; null for the plan's limit."`
+	RequestRate     *int              `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests per minute with this key, at most as many as the plan allows; null for the plan's limit."`
 	ExpiresAt       *Time             `json:"expires_at,omitempty" doc:"When the key stops working; absent for never."`
-	Env             map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key: they win over those of the sandbox profile, and the request's over them. The limits of env_vars hold here, and for all together."`
+	Env             map[string]string `json:"env,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Variables of every program of this key. They override the sandbox profile's, and the request's override them. The limits of env_vars apply here, and to all together."`
 	AllowedNetworks []netip.Prefix    `json:"allowed_networks,omitempty" maxItems:"32" doc:"Where requests with the key may come from: prefixes such as 192.0.2.0/24 and 2001:db8::/32, or single addresses. Absent for anywhere. Signed URLs that were asked for with the key work from everywhere."`
-	Secrets         []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation that programs of this key get, in addition to those of the sandbox profile: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
+	Secrets         []string          `json:"secrets,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 secrets" valuePattern:"^[A-Za-z][A-Za-z0-9_-]{0,62}(=[A-Z][A-Z0-9_]{0,127})?!?$" doc:"Secrets of the organisation for programs of this key, in addition to the sandbox profile's: NAME for a file, NAME=VARIABLE for a variable. A ! at the end masks the value in the output."`
 	Mounts          []proto.KeyMount  `json:"mounts,omitempty" maxItems:"10" doc:"Storage connections of the organisation that programs of this key see, each once."`
 }
 
@@ -150,7 +150,7 @@ func (r *KeySettings) Apply(k *proto.Key) {
 
 // KeyRotation asks for a new secret of an API key.
 type KeyRotation struct {
-	Overlap *proto.Seconds `json:"overlap,omitempty" default:"86400" minimum:"0" maximum:"604800" doc:"Seconds for which the previous secret goes on working."`
+	Overlap *proto.Seconds `json:"overlap,omitempty" default:"86400" minimum:"0" maximum:"604800" doc:"Seconds for which the previous secret keeps working."`
 }
 
 // Key is an API key. The secret is present only in the answer to the request that created the key.
@@ -158,15 +158,15 @@ type Key struct {
 	ID              string            `json:"id"`
 	Name            string            `json:"name"`
 	Org             string            `json:"org"`
-	Plan            *string           `json:"plan" doc:"The plan whose limits hold for this key alone; null if only those of the organisation's plan hold."`
+	Plan            *string           `json:"plan" doc:"The plan that further limits this key; null if only the organisation's plan applies."`
 	Scopes          []proto.Scope     `json:"scopes"`
 	Global          bool              `json:"global" doc:"The scope admin holds for all organisations and for the server."`
 	Profile         string            `json:"profile" doc:"The sandbox profile that it is bound to."`
-	Concurrent      *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the limits of plans hold."`
+	Concurrent      *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the limits of plans apply."`
 	MaxTimeout      *int              `json:"max_timeout" doc:"Seconds that an execution may ask for; null if only the limits of plans hold."`
 	RequestRate     *int              `json:"request_rate" doc:"Requests that may be sent in a minute; null if only the limits of plans hold."`
 	Env             map[string]string `json:"env,omitempty" doc:"Variables of every program, absent if there are none."`
-	AllowedNetworks []netip.Prefix    `json:"allowed_networks,omitempty" doc:"Where requests with it may come from, absent for anywhere."`
+	AllowedNetworks []netip.Prefix    `json:"allowed_networks,omitempty" doc:"Allowed source networks of requests with it, absent for any."`
 	Secrets         []string          `json:"secrets,omitempty" doc:"Secrets that programs get, absent if there are none."`
 	Mounts          []proto.KeyMount  `json:"mounts,omitempty" doc:"Storage connections that programs see, absent if there are none."`
 	Hint            string            `json:"hint" doc:"The key's first and last characters."`

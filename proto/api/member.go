@@ -38,9 +38,9 @@ var MemberResource = register(Resource[Member, MemberRequest, MemberSettings]{
 	return routes
 })
 
-// MemberSettings are what an administrator may change of a member.
+// MemberSettings are the changeable settings of a member.
 type MemberSettings struct {
-	Role   proto.Role `json:"role" doc:"What the person may do: a viewer has the scope read, an operator execute, read and files, an administrator all scopes."`
+	Role   proto.Role `json:"role" doc:"The person's rights: a viewer has the scope read, an operator execute, read and files, an administrator all scopes."`
 	Global bool       `json:"global,omitempty" default:"false" doc:"The role administrator holds for all organisations and for the server. Only a global administrator gives it."`
 }
 
@@ -90,7 +90,7 @@ func (m *MemberRequest) Member() proto.Member {
 
 // Member is a person who may sign in to an organisation.
 type Member struct {
-	ID        string     `json:"id" doc:"Executions and all else that the person starts have it as key_id."`
+	ID        string     `json:"id" doc:"Everything the person starts, such as executions, has it as key_id."`
 	Org       string     `json:"org"`
 	Email     *string    `json:"email" doc:"The address by which the person was added; null if it was by the subject."`
 	Subject   *string    `json:"subject" doc:"The person's id at the identity provider; null until the first login."`

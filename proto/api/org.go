@@ -50,7 +50,7 @@ type OrgRequest struct {
 	Name      string `json:"name,omitempty" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"Required, unless the path has it."`
 	Title     string `json:"title,omitempty" maxLength:"128" doc:"A name for people."`
 	Plan      string `json:"plan,omitempty" format:"plan" default:"unlimited" doc:"The plan of the organisation."`
-	Suspended bool   `json:"suspended,omitempty" doc:"Refuses all requests of the organisation's API keys. What was accepted before goes on."`
+	Suspended bool   `json:"suspended,omitempty" doc:"Refuses all requests of the organisation's API keys. Work accepted before continues."`
 }
 
 // DecodeOrg decodes and validates an organisation. If name is not empty, the body may omit the name
@@ -80,11 +80,11 @@ type Org struct {
 	DeletingAt *Time  `json:"deleting_at,omitempty" doc:"When its deletion began. Absent if it is not being deleted."`
 }
 
-// OrgData is what is stored of an organisation.
+// OrgData is the stored data of an organisation.
 type OrgData struct {
 	Org   string             `json:"org"`
 	Total int64              `json:"total" minimum:"0" doc:"The sum of all counts: 0 if nothing is stored."`
-	Data  []proto.StoredData `json:"data" doc:"Every kind of data, also those of which nothing is stored."`
+	Data  []proto.StoredData `json:"data" doc:"Every kind of data, including those without stored data."`
 }
 
 // NewOrgData returns the form of what is stored of an organisation.

@@ -20,10 +20,10 @@ type PipelineRequest struct {
 	_ struct{} `doc:"null means absent."`
 
 	File     string            `json:"file" required:"true" minLength:"1" maxLength:"262144" doc:"The pipeline in YAML. GET /v1/pipelines/schema has its form."`
-	ThreadID string            `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose files the run begins with. The run copies it. Absent: no files."`
+	ThreadID string            `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose files the run starts with. The run copies it. Absent: no files."`
 	Commit   string            `json:"commit,omitempty" maxLength:"256" doc:"What programs find in CI_COMMIT_SHA."`
 	Branch   string            `json:"branch,omitempty" maxLength:"256" doc:"What programs find in CI_COMMIT_BRANCH."`
-	Secrets  map[string]string `json:"secrets,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"The values of secrets that steps name, each of at least 4 bytes; the others are stored secrets that are bound to the API key or its sandbox. They are stored with the run until it ends, and with the executions as env_vars are."`
+	Secrets  map[string]string `json:"secrets,omitempty" maxProperties:"50" keyPattern:"^[A-Z][A-Z0-9_]*$" keyMaxLength:"128" valueMaxLength:"4096" doc:"Values for secrets that steps name, each of at least 4 bytes; other names refer to stored secrets bound to the API key or its sandbox. They are stored with the run until it ends, and with the executions as env_vars are."`
 }
 
 // Validate checks what can be checked without the steps.
@@ -82,7 +82,7 @@ type PipelineCell struct {
 	WaitingFor *proto.Missing     `json:"waiting_for,omitempty"`
 	StartedAt  *Time              `json:"started_at"`
 	EndedAt    *Time              `json:"ended_at"`
-	Warnings   []string           `json:"warnings" doc:"What did not work and does not count as a failure, such as a cache that could not be saved."`
+	Warnings   []string           `json:"warnings" doc:"Problems that do not count as failures, such as a cache that could not be saved."`
 	Artifacts  []PipelineArtifact `json:"artifacts"`
 	Kept       bool               `json:"artifacts_kept" doc:"The step has ended, and its artifacts can be downloaded."`
 }

@@ -19,7 +19,7 @@ type KeyQueue struct {
 	_ struct{} `doc:"Executions of the API key."`
 
 	proto.QueueCounts
-	Concurrent *int `json:"concurrent" doc:"How many may run at once; null if only the plan's limit holds."`
+	Concurrent *int `json:"concurrent" doc:"How many may run at once; null if only the plan's limit applies."`
 }
 
 // OrganisationQueue counts the executions of an organisation.
@@ -36,8 +36,8 @@ type QueuedExecution struct {
 	TraceID       proto.TraceID  `json:"trace_id"`
 	Class         proto.Class    `json:"class"`
 	CreatedAt     Time           `json:"created_at"`
-	Position      int            `json:"position" minimum:"0" doc:"How many executions start before it, those of others included, if no more are submitted: an estimate."`
-	EstimatedWait *int64         `json:"estimated_wait" minimum:"0" doc:"Seconds until it starts, from the mean time of executions lately; null if no worker can run it, or none like it has ended lately."`
+	Position      int            `json:"position" minimum:"0" doc:"Estimate of how many executions, including others', start before it if no more are submitted."`
+	EstimatedWait *int64         `json:"estimated_wait" minimum:"0" doc:"Seconds until it starts, estimated from the mean duration of recent executions; null if no worker can run it, or if none like it has ended recently."`
 	WaitingFor    *proto.Missing `json:"waiting_for,omitempty"`
 }
 

@@ -85,14 +85,14 @@ func tags() []object {
 	return []object{
 		{"name": tagExecute, "description": "Run a program."},
 		{"name": tagExecutions, "description": "Look at executions and end them."},
-		{"name": tagWebhooks, "description": "Deliver the results of async executions, and see what became of the " +
-			"deliveries. Each API key has its own settings."},
-		{"name": tagBatches, "description": "Run many programs that are accepted together. Batches belong to the " +
+		{"name": tagWebhooks, "description": "Deliver the results of async executions, and track the deliveries. " +
+			"Each API key has its own settings."},
+		{"name": tagBatches, "description": "Submit many programs at once. Batches belong to the organisation; " +
+			"their executions run under the API key that created them."},
+		{"name": tagSchedules, "description": "Start executions on a schedule. Schedules belong to the " +
 			"organisation; their executions run under the API key that created them."},
-		{"name": tagSchedules, "description": "Start executions by the clock. Schedules belong to the organisation; their " +
-			"executions run under the API key that created them."},
-		{"name": tagPipelines, "description": "Run steps that need each other. Runs belong to the organisation; their " +
-			"steps are executions under the API key that started them."},
+		{"name": tagPipelines, "description": "Run steps that depend on each other. Runs belong to the " +
+			"organisation; their steps are executions under the API key that started them."},
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. " +
 			"The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread or in a storage connection. Their content is " +
@@ -103,9 +103,9 @@ func tags() []object {
 		{"name": tagAdmin, "description": "API keys, members, sessions and secrets of organisations, which their " +
 			"administrators manage, and the audit log; organisations, plans, sandbox profiles and their images, workers and " +
 			"the store of threads, which global administrators manage."},
-		{"name": tagAgents, "description": "Programs that were written for the APIs of others, with a model of the " +
-			"operator's choice. The vendors document requests, answers and " +
-			"errors. Only servers with --agent-upstream have these routes."},
+		{"name": tagAgents, "description": "For programs written for other vendors' APIs, with a model of the " +
+			"operator's choice. The vendors document requests, answers and errors. Only servers with " +
+			"--agent-upstream have these routes."},
 		{"name": tagServer, "description": "The server itself."},
 	}
 }
@@ -167,10 +167,10 @@ func paging() []Param {
 	}
 }
 
-// pagesOfOrgs are the parameters of a paged list of what organisations have.
+// pagesOfOrgs are the parameters of a paged list of organisations' objects.
 func pagesOfOrgs() []Param {
 	return append(paging(), query(
-		"org", "The organisation. By default all for a global administrator, otherwise that of the API key.", text()))
+		"org", "The organisation. By default all for a global administrator, otherwise the API key's.", text()))
 }
 
 // The values of examples.
@@ -284,9 +284,8 @@ func executionRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/executions", ID: "listExecutions", Tag: tagExecutions, Scope: proto.ScopeRead,
 			Summary: "List executions",
-			Doc: "The executions of the key's organisation, the newest first, without their output. All filters that are " +
-				"given must match. An unknown parameter is an error. " +
-				"Pages do not shift while new executions come.",
+			Doc: "The executions of the key's organisation, newest first, without their output. All given " +
+				"filters must match. An unknown parameter is an error. New executions do not shift pages.",
 			Params:    historyParams(),
 			Responses: ok("The executions.", Executions{Executions: []ListedExecution{listed}, Complete: true}),
 		},
@@ -304,7 +303,7 @@ func executionRoutes() []Route {
 			Params: []Param{
 				query("after_seq", "The seq of the last event that the client has.",
 					object{"type": "integer", "minimum": 0, "maximum": MaxWhole, "default": 0}),
-				query("follow", "false: only the present events. The stream of an execution that has not ended then ends "+
+				query("follow", "false: only the current events. The stream of an unfinished execution then ends "+
 					"without a result.", object{"type": "boolean", "default": true}),
 				header("Accept", "application/x-ndjson or text/event-stream.", object{"type": "string", "default": typeNDJSON}),
 				header("Last-Event-ID", "For event streams; has precedence over after_seq.",
@@ -323,9 +322,8 @@ func executionRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/executions/{id}/stream_url", ID: "streamURL", Tag: tagExecutions,
 			Scope: proto.ScopeRead, Summary: "Get a URL to follow the output with", PathDoc: traceID, Traced: true,
-			Doc: "For EventSource in a browser, which sends no API key. The URL is valid for 15 minutes; a stream that has " +
-				"begun goes on. It ends when the key that asked for it " +
-				"is revoked.",
+			Doc: "For EventSource in a browser, which sends no API key. The URL is valid for 15 minutes; a " +
+				"stream that has begun continues. It ends when the key that requested it is revoked.",
 			Responses: ok("The URL.", StreamURL{
 				URL:       "https://bullpen.example.com/v1/streams/YnVsbHBlbi4.c2ln",
 				ExpiresAt: Time{ended},
@@ -359,12 +357,12 @@ func executionRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/queue", ID: "getQueue", Tag: tagExecutions, Scope: proto.ScopeRead,
 			Summary: "Show the queue",
-			Doc: "What is queued and running, of the API key and of its organisation, and where executions stand in the " +
-				"queue. Items of batches that wait are not in the queue yet. " +
-				"The places are up to a fifth of a second old.",
+			Doc: "Queued and running executions of the API key and its organisation, and queue positions. " +
+				"Waiting items of batches are not in the queue yet. The positions are up to a fifth of a second " +
+				"old.",
 			Params: []Param{query(
-				"trace_id", fmt.Sprintf("The executions of the organisation whose places are wanted: up to %d ids with commas "+
-					"between them. Those that are not queued are left out.", proto.MaxQueuePlaces), text())},
+				"trace_id", fmt.Sprintf("Executions of the organisation whose queue positions to return: up to "+
+					"%d ids, separated by commas. Those that are not queued are omitted.", proto.MaxQueuePlaces), text())},
 			Responses: ok("The queue.", queue),
 		},
 	}
@@ -376,15 +374,15 @@ func rawOutput(of proto.Stream, id string) Route {
 		Method: http.MethodGet, Path: "/v1/executions/{id}/output/" + string(of), ID: id, Tag: tagExecutions,
 		Scope:   proto.ScopeRead,
 		Summary: "Download the exact bytes of " + string(of), PathDoc: "The execution's trace id.", Traced: true,
-		Doc: "The bytes that the result of an execution holds: as much of the output, and with *** for secrets. In JSON, " +
-			"bytes that are not UTF-8 are U+FFFD; here they are as " +
-			"the program wrote them. While the execution has not ended: 409.",
+		Doc: "The exact bytes of the output in the result, with *** for secrets. JSON has U+FFFD for bytes that " +
+			"are not UTF-8; here they are as the program wrote them. 409 until the execution has ended.",
 		Params: []Param{header("Range", "One range of bytes.", text())},
 		Responses: []Response{
 			{
 				Status: http.StatusOK, Doc: "The bytes.", Text: map[string]string{"application/octet-stream": ""},
 				Headers: map[string]string{
-					"X-Output-Truncated": "true if the program wrote more than the result holds; otherwise absent.",
+					"X-Output-Truncated": "true if the program wrote more than the result keeps; otherwise " +
+						"absent.",
 				},
 			},
 			{Status: http.StatusPartialContent, Doc: "The range.", Text: map[string]string{"application/octet-stream": ""}},
@@ -432,8 +430,8 @@ func webhookRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/executions/{id}/webhook/replay", ID: "replayDelivery", Tag: tagWebhooks,
 			Scope: proto.ScopeExecute, Summary: "Send a webhook again", PathDoc: traceID, Traced: true,
-			Doc: "Also a delivered one. It keeps its webhook-id and starts its attempts again. 409 while it is " +
-				"pending, or if its URL is disabled.",
+			Doc: "Works for a delivered one, too. It keeps its webhook-id and restarts its attempts. 409 while " +
+				"it is pending, or if its URL is disabled.",
 			Responses: []Response{{
 				Status: http.StatusAccepted, Doc: "It is pending again.",
 				Body: exampleDelivery(5 * time.Minute),
@@ -450,10 +448,9 @@ func webhookRoutes() []Route {
 			Method: http.MethodPut, Path: "/v1/webhook", ID: "putWebhook", Tag: tagWebhooks, Scope: proto.ScopeExecute,
 			OrAdmin: true, Audit: "webhook.put", Summary: "Set the webhook of an API key",
 			Params: ofKey,
-			Doc: "As a whole: absent fields get their defaults. Without a secret the server creates one and shows it in this " +
-				"answer, and never again; a " +
-				"previous secret goes on signing for a day. The URL applies to executions that are accepted from then on, the " +
-				"rest to all attempts from then on.",
+			Doc: "Replaces them as a whole: absent fields get their defaults. Without a secret the server " +
+				"creates one and shows it only in this answer; a previous secret keeps signing for a day. The " +
+				"URL applies to executions accepted from then on, the rest to all attempts from then on.",
 			Request:   WebhookRequest{URL: new(exampleHook)},
 			Responses: ok("The settings, with a secret that was created.", withSecret),
 			Errors:    []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
@@ -462,8 +459,8 @@ func webhookRoutes() []Route {
 			Method: http.MethodPatch, Path: "/v1/webhook", ID: "patchWebhook", Tag: tagWebhooks, Scope: proto.ScopeExecute,
 			OrAdmin: true, Audit: "webhook.patch", Summary: "Change some of the webhook settings of an API key",
 			Params: ofKey,
-			Doc: "Absent fields stay. A secret that is given replaces the previous one, which goes on signing for a day; " +
-				"none is created.",
+			Doc: "Absent fields stay unchanged. A new secret replaces the previous one, which keeps signing for " +
+				"a day; the server creates none.",
 			Request: WebhookRequest{MaxAttempts: new(5)}, Responses: ok("The settings as they are now.", stored),
 			Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
@@ -471,7 +468,7 @@ func webhookRoutes() []Route {
 			Method: http.MethodDelete, Path: "/v1/webhook", ID: "deleteWebhook", Tag: tagWebhooks, Scope: proto.ScopeExecute,
 			OrAdmin: true, Audit: "webhook.delete", Summary: "Remove the webhook settings of an API key",
 			Params:    ofKey,
-			Doc:       "All of them, the secrets too: pending deliveries are not signed any more.",
+			Doc:       "Removes all of them, including the secrets: pending deliveries are then sent unsigned.",
 			Responses: empty("They are removed."), Errors: []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
 		},
 		{
@@ -479,7 +476,8 @@ func webhookRoutes() []Route {
 			Scope: proto.ScopeExecute, OrAdmin: true, Audit: "webhook.rotate",
 			Summary: "Replace the webhook secret of an API key",
 			Params:  ofKey,
-			Doc:     "Both secrets sign during the overlap. Rotating again during the overlap ends the older secret at once.",
+			Doc: "Both secrets sign during the overlap. Rotating again during the overlap ends the older " +
+				"secret immediately.",
 			Request: WebhookRotation{Overlap: new(proto.DefaultOverlap)}, OptionalBody: true,
 			Responses: ok("The settings, with the new secret.", withSecret),
 			Errors:    []int{http.StatusForbidden, http.StatusNotFound, http.StatusConflict},
@@ -508,8 +506,8 @@ func webhookRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/webhook/endpoints", ID: "listEndpoints", Tag: tagWebhooks, Scope: proto.ScopeRead,
 			Summary: "List URLs at which the organisation's webhooks fail",
-			Doc: "From the first failure after the last success on. Nothing is delivered to disabled ones. At most 1,000 " +
-				"are kept.",
+			Doc: "A URL is listed from its first failure after the last success. Nothing is delivered to " +
+				"disabled ones. At most 1,000 are kept.",
 			Responses: ok("The URLs, the one that has failed longest first.", Endpoints{[]Endpoint{NewEndpoint(&proto.Endpoint{
 				URL: exampleHook, FailingSince: exampleTime().AddDate(0, 0, -5), DisabledAt: exampleTime(),
 				Reason: "every attempt has failed for 5 days",
@@ -518,7 +516,7 @@ func webhookRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/webhook/endpoints/enable", ID: "enableEndpoint", Tag: tagWebhooks,
 			Scope: proto.ScopeExecute, Summary: "Deliver to a disabled URL again",
-			Doc:     "Deliveries that failed meanwhile are sent again only if they are replayed.",
+			Doc:     "Deliveries that failed meanwhile are only resent by a replay.",
 			Request: EndpointRequest{URL: exampleHook}, Responses: empty("Deliveries to the URL go on."),
 			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
@@ -546,12 +544,12 @@ func batchRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/batches", ID: "createBatch", Tag: tagBatches, Starts: true,
 			Scope: proto.ScopeExecute, Summary: "Run a batch of programs",
-			Doc: "Up to 100,000 async executions in a body of up to 256 MiB, in which no item is larger than 8 MiB. Each " +
-				"item is checked like a request to execute it. If one is wrong, " +
-				"the message names it, and nothing is accepted. A body with the media type application/jsonl or " +
-				"application/x-ndjson has an item in each line, and settings in the first line if " +
-				"that is an object with the only member batch. With an Idempotency-Key the same request creates one batch, as " +
-				"long as that exists.",
+			Doc: "Up to 100,000 async executions in a body of up to 256 MiB, with items of up to 8 MiB. Each " +
+				"item is checked like a request to execute it. If one is invalid, the message names it, and " +
+				"nothing is accepted. A body with the media type application/jsonl or application/x-ndjson has " +
+				"one item per line, after an optional first line with settings: an object with the only member " +
+				"batch. With an Idempotency-Key, repeating the request creates no second batch while the first " +
+				"one exists.",
 			Params:  []Param{header("Idempotency-Key", "1 to 255 printable ASCII characters.", text())},
 			Request: example, Upload: typeJSONL, UploadDoc: "The items, as an object or as JSONL.",
 			Responses: created("The batch. It is durable.", batch),
@@ -562,7 +560,7 @@ func batchRoutes() []Route {
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/batches", ID: "listBatches", Tag: tagBatches, Scope: proto.ScopeRead,
-			Summary: "List batches", Doc: "The batches of the organisation, the newest first.",
+			Summary: "List batches", Doc: "The batches of the organisation, newest first.",
 			Params: paging(), Responses: ok("The batches.", Batches{Batches: []Batch{batch}}),
 		},
 		{
@@ -589,7 +587,7 @@ func batchRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/batches/{id}/cancel", ID: "cancelBatch", Tag: tagBatches,
 			Scope: proto.ScopeExecute, Summary: "Cancel a batch", PathDoc: id,
-			Doc:       "All its items that have not ended are cancelled, running ones too.",
+			Doc:       "Cancels all its unfinished items, including running ones.",
 			Responses: ok("The batch as it is now.", stopping), Errors: one,
 		},
 		{
@@ -602,14 +600,13 @@ func batchRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/batches/{id}/results", ID: "getBatchResults", Tag: tagBatches,
 			Scope: proto.ScopeRead, Summary: "Download the results of a batch", PathDoc: id,
-			Doc: "A line for each item, by index. Without follow, the answer ends before the first item that has not ended. " +
-				"The batch is read to its end when the last line has the index counts.total - 1. " +
-				"If the answer breaks off, go on with after set to the index of the last complete line. A retry changes lines " +
-				"that were read before.",
+			Doc: "One line per item, by index. Without follow, the answer ends before the first unfinished item. " +
+				"It is complete when the last line has the index counts.total - 1. To resume a broken answer, " +
+				"set after to the index of the last complete line. A retry changes lines that were read before.",
 			Params: []Param{
 				query("after", "The index of the last line that is not wanted.",
 					object{"type": "integer", "minimum": 0, "maximum": proto.MaxBatchItems}),
-				query("follow", "Wait for items that have not ended. Empty lines are sent meanwhile.",
+				query("follow", "Wait for unfinished items. Empty lines are sent meanwhile.",
 					object{"type": "boolean", "default": false}),
 			},
 			Responses: []Response{{
@@ -656,10 +653,10 @@ func scheduleRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/schedules/preview", ID: "previewSchedule", Tag: tagSchedules,
 			Scope: proto.ScopeRead, Summary: "Show when a schedule would tick",
-			Doc: "Checks the timing like the creation of a schedule, and creates nothing.",
+			Doc: "Checks the timing like creating a schedule, but creates nothing.",
 			Params: []Param{
 				query("cron", "As of a new schedule.", object{"type": "string", "maxLength": 1024}),
-				query("every", "As of a new schedule, in place of cron; counted from the time in from.",
+				query("every", "As for a new schedule, instead of cron; counted from the time in from.",
 					object{"type": "number", "minimum": 1, "maximum": 31536000}),
 				query("time_zone", "As of a new schedule.", object{"type": "string", "default": "UTC"}),
 				query("from", "The time, as in RFC 3339, from 1970 to 2999, at or after which the first tick is; now if it "+
@@ -676,8 +673,8 @@ func scheduleRoutes() []Route {
 		{
 			Method: http.MethodPatch, Path: "/v1/schedules/{id}", ID: "patchSchedule", Tag: tagSchedules,
 			Scope: proto.ScopeExecute, Summary: "Change, pause or resume a schedule", PathDoc: id,
-			Doc: "Absent fields stay. Another cron, time_zone or every, a pause and its end drop the ticks before the " +
-				"change that have not started; other fields leave them.",
+			Doc: "Absent fields stay unchanged. Changing cron, time_zone or every, pausing and resuming drop " +
+				"earlier ticks that have not started; other changes keep them.",
 			Request: ScheduleRequest{Paused: new(true)}, Responses: ok("The schedule as it is now.", whole),
 			Errors: []int{
 				http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests,
@@ -693,7 +690,7 @@ func scheduleRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/schedules/{id}/run", ID: "runSchedule", Tag: tagSchedules, Starts: true,
 			Scope: proto.ScopeExecute, Summary: "Start an execution of a schedule now", PathDoc: id, Traced: true,
-			Doc: "Also while it is paused, or its previous execution runs.",
+			Doc: "Works even while it is paused, or its previous execution is running.",
 			Responses: []Response{{
 				Status: http.StatusAccepted, Doc: "Accepted, and durable.", Body: Accepted{exampleTrace, "running"},
 				Headers: map[string]string{"Location": "The path of the execution."},
@@ -722,31 +719,32 @@ func threadRoutes() []Route {
 		{
 			Method: http.MethodGet, Path: "/v1/threads/{id}", ID: "getThread", Tag: tagThreads, Scope: proto.ScopeRead,
 			Summary: "Show a thread", PathDoc: id,
-			Responses: ok("The thread, its versions, and its uploaded files that are in no version yet.", whole),
+			Responses: ok("The thread, its versions, and its uploaded files that no version includes yet.", whole),
 			Errors:    []int{http.StatusNotFound},
 		},
 		{
 			Method: http.MethodDelete, Path: "/v1/threads/{id}", ID: "deleteThread", Tag: tagThreads, Scope: proto.ScopeFiles,
 			Summary: "Remove a thread", PathDoc: id,
-			Doc:       "With all versions and uploaded files. 409 while an execution holds the thread.",
+			Doc:       "Includes all versions and uploaded files. 409 while an execution holds the thread.",
 			Responses: empty("It is gone, and its id is free."), Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/threads/{id}/fork", ID: "forkThread", Tag: tagThreads, Scope: proto.ScopeFiles,
 			Summary: "Create a thread from a version of this one", PathDoc: id,
-			Doc: "Nothing is copied, so it takes no time and no space. Without a version, the new thread also gets the " +
-				"uploaded files that are in no version yet.",
+			Doc: "Nothing is copied, so it is instant and takes no space. Without a version, the new thread also " +
+				"gets the uploaded files that are in no version yet.",
 			Request: ForkRequest{ID: "chat-1-again", Version: 1}, Responses: created("The new thread.", whole),
 			Errors: []int{http.StatusNotFound, http.StatusConflict},
 		},
 		{
 			Method: http.MethodGet, Path: "/v1/threads/{id}/archive", ID: "archiveThread", Tag: tagThreads,
 			Scope: proto.ScopeFiles, Summary: "Get a thread's home or a directory of it as a tar", PathDoc: id,
-			Doc: "Without a version, the home as the next program finds it, with uploaded files that are in no version yet.",
+			Doc: "Without a version, the home as the next program will find it, including uploaded files that no " +
+				"version includes yet.",
 			Params: []Param{
 				query("version", "The number of a version; the newest without it.",
 					object{"type": "integer", "minimum": 1, "maximum": MaxWhole}),
-				archivePath("The directory to get; the home without it. Names in the tar are relative to it."),
+				archivePath("The directory to get; the home by default. Names in the tar are relative to it."),
 			},
 			Responses: []Response{{
 				Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.",
@@ -758,15 +756,15 @@ func threadRoutes() []Route {
 		{
 			Method: http.MethodPut, Path: "/v1/threads/{id}/archive", ID: "unpackThread", Tag: tagThreads,
 			Scope: proto.ScopeFiles, Summary: "Unpack a tar into a thread's home", PathDoc: id,
-			Doc: "The thread is created if it does not exist. An entry replaces whatever is at its path; the content of a " +
-				"directory is added to a directory. " +
-				"The change is one new version, and nothing is changed if an entry is refused. Refused are absolute paths and " +
-				"those with .., devices and " +
-				"FIFOs, set-uid and set-gid bits, symlinks that may lead outside the home, hard links to what is not in the tar " +
-				"before, and what the home " +
-				"directory of the API key's sandbox has no room for. 409 while an execution holds the thread.",
+			Doc: "The thread is created if it does not exist. An entry replaces whatever is at its path, except " +
+				"that directories are merged. The change is one new version; if an entry is refused, nothing " +
+				"changes. The server refuses absolute paths and those with .., devices and FIFOs, set-uid and " +
+				"set-gid bits, symlinks that may lead outside the home, hard links to files that are not earlier " +
+				"in the tar, and files that exceed the home directory of the API key's sandbox. 409 while an " +
+				"execution holds the thread.",
 			Params: []Param{
-				archivePath("The directory to unpack below; the home without it. It is created if it does not exist."),
+				archivePath("The directory to unpack into; the home by default. It is created if it does not " +
+					"exist."),
 				header("Content-Encoding", "How the tar is compressed.",
 					object{"type": "string", "enum": []string{"gzip", "zstd"}}),
 			},
@@ -815,17 +813,15 @@ func fileRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/files/upload_url", ID: "fileUploadURL", Tag: tagFiles, Scope: proto.ScopeFiles,
 			Summary: "Get a URL to upload a file to",
-			Doc: "The file replaces whatever is at its path, also a directory with its content. Missing directories on its " +
-				"way are created, and replace " +
-				"files and links. The file is in lists, downloads and the next execution from the moment the PUT is answered, " +
-				"also if the thread is new or " +
-				"in use. The newest version of the home, the staged files in blocks of 4096 bytes, and the upload must fit into " +
-				"the home directory of " +
-				"the API key's sandbox, in bytes and in files and directories; a 409 lists the sizes. An upload must begin " +
-				"within 15 minutes. The URL needs " +
-				"no API key, but it ends when the key that asked for it is revoked, or loses the storage connection. In a " +
-				"bucket or directory, a file " +
-				"does not replace a directory: 409; a connection that the key may only read is a 403.",
+			Doc: "The file replaces whatever is at its path, even a directory with its content. Missing parent " +
+				"directories are created, and replace files and links. Once the PUT is answered, lists, " +
+				"downloads and the next execution include the file, even if the thread is new or in use. The " +
+				"newest version of the home, the staged files in blocks of 4096 bytes, and the upload must fit " +
+				"into the home directory of the API key's sandbox, in bytes and in files and directories; a 409 " +
+				"lists the sizes. An upload must begin within 15 minutes. The URL needs no API key, but it ends " +
+				"when the key that requested it is revoked or loses the storage connection. In a bucket or " +
+				"directory, a file does not replace a directory: 409. A connection that is read-only for the key " +
+				"is a 403.",
 			Request:   FileUploadRequest{FileRequest: file, Path: "data/in.csv", ContentLength: 2048},
 			Responses: ok("The URL, and the headers to send.", signed),
 			Errors:    fileErrors,
@@ -833,9 +829,9 @@ func fileRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/files/download_url", ID: "fileDownloadURL", Tag: tagFiles,
 			Scope: proto.ScopeFiles, Summary: "Get a URL to download a file from",
-			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that asked for it is " +
-				"revoked, or loses the storage connection. It leads to the content at " +
-				"the time of the download. Links are not followed.",
+			Doc: "The URL is valid for 15 minutes. It needs no API key, but it ends when the key that requested " +
+				"it is revoked or loses the storage connection. It returns the content at the time of the " +
+				"download. Links are not followed.",
 			Request:   FileDownloadRequest{FileRequest: file, Path: "data/out.csv"},
 			Responses: ok("The URL.", SignedURL{signed.URL, http.MethodGet, []Header{}, signed.ExpiresAt}), Errors: fileErrors,
 		},
@@ -855,11 +851,10 @@ func fileRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/files/rename", ID: "renameFile", Tag: tagFiles, Scope: proto.ScopeFiles,
 			Summary: "Rename a file",
-			Doc: "Gives a file, a link or a directory another path. Links are not followed. The change is a new version of " +
-				"the home; earlier versions keep " +
-				"their content. 404 if nothing is at the path; 409 if something is at the new one, if a file or link is above " +
-				"that, or while an execution " +
-				"holds the thread or volume. A bucket copies the file and deletes the old one; its directories cannot be renamed.",
+			Doc: "Moves a file, a link or a directory to another path. Links are not followed. The change is a " +
+				"new version of the home; earlier versions keep their content. 404 if the path does not exist; " +
+				"409 if the new one exists or is below a file or link, or while an execution holds the thread or " +
+				"volume. A bucket copies the file and deletes the old one; its directories cannot be renamed.",
 			Request:   FileRenameRequest{FileRequest: file, Path: "data/in.csv", To: "data/old.csv"},
 			Responses: ok("It is renamed.", ChangedFile{"data/old.csv", 2}),
 			Errors:    fileErrors,
@@ -870,7 +865,8 @@ func fileRoutes() []Route {
 			Doc: "A single range is supported, with If-Range and the ETag; several ranges at once are ignored.",
 			Params: []Param{
 				header("Range", "A range of bytes.", object{"type": "string", "examples": []string{"bytes=0-1023"}}),
-				header("If-Range", "The ETag of the content that the range belongs to. The whole file is sent if it has another.",
+				header("If-Range", "The ETag of the content that the range belongs to. If the file has another "+
+					"one, the whole file is sent.",
 					text()),
 			},
 			Responses: []Response{
@@ -918,13 +914,11 @@ func uploadRoutes() []Route {
 		{
 			Method: http.MethodPost, Path: "/v1/files/uploads", ID: "createUpload", Tag: tagFiles, Scope: proto.ScopeFiles,
 			Summary: "Begin an upload in parts",
-			Doc: "For large files: a part that fails is sent again, and the upload can be resumed. Send each part with PUT " +
-				"to the URL with ?part=NUMBER, in " +
-				"any order, several at a time if you like, and complete the upload with POST to the URL. The file appears then. " +
-				"What is not completed " +
-				"within 20 hours is removed, except in a bucket, whose own rule must remove it. Otherwise as for upload_url. " +
-				"Uploads of an " +
-				"organisation that are not complete may be 1,000, with 160 GiB together.",
+			Doc: "For large files: failed parts can be resent, and the upload can be resumed. Send each part " +
+				"with PUT to the URL with ?part=NUMBER, in any order and concurrently, and complete the upload " +
+				"with POST to the URL. The file appears then. Uploads not completed within 20 hours are removed, " +
+				"except in a bucket, whose own rule must remove them. Otherwise as for upload_url. An " +
+				"organisation may have 1,000 incomplete uploads of 160 GiB in total.",
 			Request: PartUploadRequest{
 				FileRequest: FileRequest{proto.SourceVolume, "data"}, Path: "large.bin",
 				ContentLength: 20 << 20,
@@ -946,16 +940,16 @@ func uploadRoutes() []Route {
 				Name: "part", In: "query", Doc: "The number of the part, from 1.", Required: true,
 				schema: object{"type": "integer", "minimum": 1},
 			}},
-			Doc:    "Replaces an earlier part of the same number. The body must not stall for more than 30 seconds.",
+			Doc: "Replaces an earlier part with the same number. The body must not stall for more than 30 " +
+				"seconds.",
 			Upload: "application/octet-stream", UploadDoc: "All bytes of the part.", Responses: ok("The part is stored.", part),
 			Errors: append([]int{http.StatusLengthRequired}, refusals...),
 		},
 		{
 			Method: http.MethodPost, Path: "/v1/files/uploads/{token}", ID: "completeUpload", Tag: tagFiles,
 			Summary: "Complete an upload", PathDoc: token, Public: true,
-			Doc: "Turns the parts into the file; 409 names parts that are missing. For a bucket, its server does it; " +
-				"otherwise the parts are read and " +
-				"joined, which takes seconds for each GiB and goes on if the client leaves.",
+			Doc: "Joins the parts into the file; a 409 names missing parts. A bucket's server joins them itself. " +
+				"Otherwise this takes seconds per GiB and continues if the client leaves.",
 			Responses: ok("The file is stored.", Uploaded{"large.bin", 20 << 20}), Errors: refusals,
 		},
 		{

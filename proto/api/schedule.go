@@ -19,14 +19,14 @@ type ScheduleRequest struct {
 	_ struct{} `doc:"null means absent."`
 
 	Name     *string              `json:"name,omitempty" minLength:"1" maxLength:"128" doc:"For people. Needed for a new schedule."`
-	Cron     *string              `json:"cron,omitempty" maxLength:"1024" doc:"A cron expression of 5 fields, or of 6 with the seconds first, or @hourly, @daily, @weekly, @monthly or @yearly. If both days are restricted, either is sufficient. L, W and # select days as in Quartz; days of the week are 0 to 7, both ends are Sunday. A schedule has cron or every; the one that is given replaces the other."`
-	TimeZone *string              `json:"time_zone,omitempty" default:"UTC" minLength:"1" doc:"The IANA time zone of cron. A time that is skipped when the clock is put forward is as much later as the clock is put forward; one that is repeated counts once, unless the expression matches every hour."`
+	Cron     *string              `json:"cron,omitempty" maxLength:"1024" doc:"A cron expression of 5 fields, or of 6 with the seconds first, or @hourly, @daily, @weekly, @monthly or @yearly. If both the day of the month and the day of the week are restricted, either is sufficient. L, W and # select days as in Quartz; days of the week are 0 to 7, where 0 and 7 are Sunday. A schedule has cron or every; setting one replaces the other."`
+	TimeZone *string              `json:"time_zone,omitempty" default:"UTC" minLength:"1" doc:"The IANA time zone of cron. A time skipped when the clock is put forward is shifted by the same amount; a repeated time counts once, unless the expression matches every hour."`
 	Every    *proto.Seconds       `json:"every,omitempty" minimum:"1" maximum:"31536000" doc:"Seconds between two ticks, counted from the creation."`
-	Jitter   *proto.Seconds       `json:"jitter,omitempty" default:"0" minimum:"0" maximum:"3600" doc:"Each tick is later by a part of these seconds, which differs between schedules and ticks."`
-	Overlap  *proto.OverlapPolicy `json:"overlap,omitempty" default:"skip" doc:"At a tick while the previous execution has not ended. skip: nothing starts. queue: the tick waits, up to 50 of them. replace: the previous execution is cancelled."`
-	Missed   *proto.MissedPolicy  `json:"missed,omitempty" default:"last" doc:"What becomes of ticks that no server could start within a minute. none: nothing. last: the last one starts late. all: the last 50 of a day do, as overlap says."`
+	Jitter   *proto.Seconds       `json:"jitter,omitempty" default:"0" minimum:"0" maximum:"3600" doc:"Delays each tick by up to this many seconds, differently for each schedule and tick."`
+	Overlap  *proto.OverlapPolicy `json:"overlap,omitempty" default:"skip" doc:"What to do at a tick while the previous execution is still active. skip: start nothing. queue: up to 50 ticks wait. replace: cancel the previous execution."`
+	Missed   *proto.MissedPolicy  `json:"missed,omitempty" default:"last" doc:"What to do about ticks that no server could start within a minute. none skips them, last starts only the most recent, all starts up to 50 from the last day, subject to overlap."`
 	Paused   *bool                `json:"paused,omitempty" default:"false" doc:"Ticks during a pause do not count."`
-	Request  *ExecuteRequest      `json:"request,omitempty" doc:"What is executed at each tick, as an async execution under the API key that created the schedule: at most 262,144 bytes of JSON. Needed for a new schedule."`
+	Request  *ExecuteRequest      `json:"request,omitempty" doc:"The request to execute at each tick, as an async execution with the API key that created the schedule: at most 262,144 bytes of JSON. Required for a new schedule."`
 }
 
 // Validate checks what can be checked without the present schedule.
@@ -109,7 +109,7 @@ type Schedule struct {
 	CreatedAt Time                `json:"created_at"`
 	UpdatedAt Time                `json:"updated_at"`
 	Next      []Time              `json:"next" doc:"The next five ticks, without the jitter; none while it is paused."`
-	Error     *string             `json:"error" doc:"Why it has no further ticks, such as a time zone that this server does not know; else null. Setting another timing starts it again."`
+	Error     *string             `json:"error" doc:"Why it has no further ticks, such as a time zone unknown to this server; otherwise null. Setting another timing resumes it."`
 }
 
 // SchedulePreview is the ticks that a schedule would have.
@@ -123,13 +123,13 @@ type Schedules struct {
 	NextCursor *string    `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
-// WholeSchedule is a schedule with what it executes and what has happened.
+// WholeSchedule is a schedule with its request and its history.
 type WholeSchedule struct {
 	Schedule
 	Request ExecuteRequest `json:"request"`
 	Waiting int            `json:"waiting" minimum:"0" doc:"Ticks that wait for the end of the previous execution."`
 	Runs    []ScheduleRun  `json:"runs" doc:"The last 50 ticks, the newest first."`
-	// WaitingFor is what the execution that started last waits for.
+	// WaitingFor is what the last started execution waits for.
 	WaitingFor *proto.Missing `json:"waiting_for,omitempty"`
 }
 

@@ -5,7 +5,7 @@ import "github.com/bullpen-run/bullpen/proto"
 // SecretRequest is a secret to store.
 type SecretRequest struct {
 	Value     string           `json:"value" doc:"4 bytes to 16 KiB of text."`
-	Injection *proto.Injection `json:"injection,omitempty" doc:"With it, programs never get the value: the worker adds it to their requests. Once a secret has it, it stays until it is replaced by another or the secret is removed."`
+	Injection *proto.Injection `json:"injection,omitempty" doc:"If set, programs never get the value: the worker adds it to their requests. It stays until it is replaced by another or the secret is removed."`
 }
 
 // Validate checks the value and the injection.
@@ -43,5 +43,5 @@ func NewSecret(s *proto.Secret) Secret {
 
 // RotatedKey is the answer to the rotation of the operator's key.
 type RotatedKey struct {
-	WrappedFor string `json:"wrapped_for" doc:"The public keys that can decrypt the secrets from now on, or the command that can."`
+	WrappedFor string `json:"wrapped_for" doc:"The public keys, or the command, that can decrypt the secrets from now on."`
 }

@@ -11,7 +11,7 @@ type Ready struct {
 	Workers int    `json:"workers" minimum:"1"`
 	// Problems do not keep executions without threads, images and webhooks from running. Anybody may
 	// read them, so they have no addresses.
-	Problems []string `json:"problems,omitempty" doc:"What this server needs and does not have at present, such as store or redis. Some executions may fail, or their webhooks come late. The log and bullpen doctor --cluster say why."`
+	Problems []string `json:"problems,omitempty" doc:"Currently unmet needs of this server, such as store or redis. Some executions may fail, or their webhooks may be late. See the log and bullpen doctor --cluster for the reason."`
 }
 
 // NotReady answers GET /readyz if executions would not run.

@@ -19,32 +19,32 @@ type Usage struct {
 	From     string             `json:"from" doc:"The first day, of UTC."`
 	To       string             `json:"to" doc:"The last day."`
 	GroupBy  []proto.UsageGroup `json:"group_by" doc:"What the rows differ in."`
-	Complete bool               `json:"complete" doc:"Whether everything that had ended when the request came is counted. Otherwise the server did not catch up within 2 s, and the newest executions may be missing."`
-	Quotas   []QuotaUse         `json:"quotas" doc:"What the organisation has used of the quotas of its plan in the present month, whatever days the report is about; empty without quotas, and for all organisations together."`
-	Rows     []UsageRow         `json:"rows" doc:"One for each group that used anything, in the order of organisation, day, key, language."`
+	Complete bool               `json:"complete" doc:"Whether everything that had ended at the time of the request is counted. Otherwise the server did not catch up within 2 s, and the newest executions may be missing."`
+	Quotas   []QuotaUse         `json:"quotas" doc:"The organisation's use of its plan's quotas in the current month, independent of the report's days; empty without quotas, and for all organisations together."`
+	Rows     []UsageRow         `json:"rows" doc:"One for each group with usage, sorted by organisation, day, key, language."`
 }
 
-// QuotaUse is what an organisation has used of a quota.
+// QuotaUse is an organisation's use of a quota.
 type QuotaUse struct {
 	Name proto.QuotaName `json:"name"`
 	Used float64         `json:"used" minimum:"0" doc:"In the unit of the name. Of stored_bytes, by the last hourly sample."`
 	Soft *int64          `json:"soft" minimum:"1" doc:"From here on, answers have the header X-Quota-Warning; null for no limit."`
 	Hard *int64          `json:"hard" minimum:"1" doc:"From here on, executions are refused; null for no limit."`
-	Ends Time            `json:"ends" doc:"When the month ends, and with it what is used of seconds."`
+	Ends Time            `json:"ends" doc:"When the month ends and the use of seconds is reset."`
 }
 
 // UsageRow is the usage of a group.
 type UsageRow struct {
 	Org              *string         `json:"org" doc:"The organisation; null if the rows do not differ in it."`
-	Day              *string         `json:"day" doc:"A day of UTC: that on which executions ended and webhook attempts began; null if the rows do not differ in it."`
-	Key              *string         `json:"key" doc:"The id of the API key; null for stored bytes, and if the rows do not differ in it."`
-	Language         *proto.Language `json:"language" doc:"null for stored bytes and webhook attempts, and if the rows do not differ in it."`
+	Day              *string         `json:"day" doc:"The UTC day on which executions ended and webhook attempts began; null if the rows are not grouped by it."`
+	Key              *string         `json:"key" doc:"The id of the API key; null for stored bytes, and if the rows are not grouped by it."`
+	Language         *proto.Language `json:"language" doc:"null for stored bytes and webhook attempts, and if the rows are not grouped by it."`
 	Executions       UsageExecutions `json:"executions"`
 	CPUSeconds       float64         `json:"cpu_seconds" minimum:"0" doc:"CPU time of the programs, user and system."`
 	MemoryMiBSeconds float64         `json:"memory_mib_seconds" minimum:"0" doc:"Sum of each execution's peak memory in MiB, multiplied by its duration in seconds."`
 	BytesOut         int64           `json:"bytes_out" minimum:"0" doc:"Sent by the programs through their network."`
 	OutputBytes      int64           `json:"output_bytes" minimum:"0" doc:"Of stdout and stderr in the results."`
-	StoredByteDays   int64           `json:"stored_byte_days" minimum:"0" doc:"Sum over the days of the most bytes stored on the day, by hourly samples: files of threads in their newest version, uploaded files that wait for an execution, and output of results that are kept. For one day, the bytes stored."`
+	StoredByteDays   int64           `json:"stored_byte_days" minimum:"0" doc:"Sum of the daily maxima of stored bytes, sampled hourly: files in the newest version of threads, uploaded files waiting for an execution, and retained output of results. For one day, the bytes stored."`
 	WebhookAttempts  int64           `json:"webhook_attempts" minimum:"0" doc:"Of deliveries that have ended. Tests of a webhook do not count."`
 }
 
@@ -54,14 +54,14 @@ type UsageExecutions struct {
 
 	Total     int64 `json:"total" minimum:"0"`
 	Success   int64 `json:"success" minimum:"0"`
-	Failed    int64 `json:"failed" minimum:"0" doc:"Also those that expired in the queue or whose worker was lost."`
+	Failed    int64 `json:"failed" minimum:"0" doc:"Includes those that expired in the queue or whose worker was lost."`
 	Timeout   int64 `json:"timeout" minimum:"0"`
 	OOM       int64 `json:"oom" minimum:"0"`
 	Seccomp   int64 `json:"seccomp" minimum:"0"`
 	Cancelled int64 `json:"cancelled" minimum:"0"`
 }
 
-// NewUsage returns the form of a report. uses is what the organisation has used of its quotas.
+// NewUsage returns the form of a report. uses is the organisation's use of its quotas.
 func NewUsage(f *proto.UsageFilter, r *proto.UsageReport, uses []proto.QuotaUse) Usage {
 	u := Usage{
 		From: f.From.Format(proto.UsageDayLayout), To: f.To.Format(proto.UsageDayLayout), GroupBy: f.GroupBy,

@@ -21,7 +21,7 @@ type WebhookRequest struct {
 	Secret           *string        `json:"secret,omitempty" format:"webhook-secret" doc:"The key of the signature. After the prefix whsec_ it must be the base64 of 24 to 64 bytes."`
 	MaxAttempts      *int           `json:"max_attempts,omitempty" default:"3" minimum:"1" maximum:"20" must:"be 1 to 20"`
 	Waits            *Waits         `json:"waits,omitempty" default:"[1,10,60]" minimum:"0" maximum:"604800" doc:"Seconds before the second attempt, the third and so on; the last one holds for all further attempts. durable: ten attempts over three days."`
-	SignatureHeaders *[]string      `json:"signature_headers,omitempty" default:"[\"X-Baponi-Signature\",\"X-Bullpen-Signature\"]" maxItems:"4" uniqueItems:"true" valuePattern:"^([Xx]-[A-Za-z0-9-]+|[A-Za-z0-9-]*[Ss][Ii][Gg][Nn][Aa][Tt][Uu][Rr][Ee])$" valueMaxLength:"64" doc:"Headers with the hexadecimal signature. Their names begin with X- or end in Signature, and mean nothing else on the way, as X-Forwarded-… does."`
+	SignatureHeaders *[]string      `json:"signature_headers,omitempty" default:"[\"X-Baponi-Signature\",\"X-Bullpen-Signature\"]" maxItems:"4" uniqueItems:"true" valuePattern:"^([Xx]-[A-Za-z0-9-]+|[A-Za-z0-9-]*[Ss][Ii][Gg][Nn][Aa][Tt][Uu][Rr][Ee])$" valueMaxLength:"64" doc:"Headers with the hexadecimal signature. Their names begin with X- or end in Signature, and must have no other meaning on the way, as X-Forwarded-… does."`
 	Timeout          *proto.Seconds `json:"timeout,omitempty" default:"15" minimum:"0.1" maximum:"30" doc:"Seconds that one attempt may take."`
 }
 
@@ -182,7 +182,7 @@ func NewWebhook(w *proto.Webhook, secret string, now time.Time) Webhook {
 // WebhookRotation asks for another secret.
 type WebhookRotation struct {
 	Secret  *string        `json:"secret,omitempty" format:"webhook-secret" doc:"Created by the server if absent."`
-	Overlap *proto.Seconds `json:"overlap,omitempty" default:"86400" minimum:"0" maximum:"604800" doc:"Seconds for which the previous secret goes on signing."`
+	Overlap *proto.Seconds `json:"overlap,omitempty" default:"86400" minimum:"0" maximum:"604800" doc:"Seconds for which the previous secret keeps signing."`
 }
 
 // Delivery is the webhook of an execution.

@@ -4,7 +4,7 @@ import "github.com/bullpen-run/bullpen/proto"
 
 // Worker is a live worker.
 type Worker struct {
-	Name         string            `json:"name" doc:"Unique to the process. A worker that is started again has another name."`
+	Name         string            `json:"name" doc:"Unique to the process. A restarted worker has another name."`
 	Pool         string            `json:"pool" doc:"The pool of workers that can run the same executions, see autoscaling."`
 	Version      string            `json:"version"`
 	StartedAt    Time              `json:"started_at"`
@@ -21,7 +21,7 @@ type Worker struct {
 
 // Machine is the load of a worker's machine.
 type Machine struct {
-	_ struct{} `doc:"The load of its machine, of which other programs may have a part."`
+	_ struct{} `doc:"The load of its machine, to which other programs may contribute."`
 
 	CPUs            int     `json:"cpus" minimum:"0" doc:"Processors."`
 	CPUsBusy        float64 `json:"cpus_busy" minimum:"0" doc:"Busy processors, on average over the last seconds."`
