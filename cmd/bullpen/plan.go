@@ -116,7 +116,7 @@ type planRmCommand struct {
 }
 
 func (*planRmCommand) Help() string {
-	return "A built-in plan that was changed is as it was built in then."
+	return "Removing a changed built-in plan restores its built-in form."
 }
 
 func (c *planRmCommand) Run(ctx context.Context, s streams) error {

@@ -61,8 +61,8 @@ func Tools() []Tool {
 		},
 		{
 			Name: ToolUpload, Scope: proto.ScopeFiles, Title: "Get a URL to upload a file to",
-			Doc: "Returns a signed URL for one file. The file is sent to it with the given method and headers, without " +
-				"an API key, and is in the thread's home directory or the storage connection then.",
+			Doc: "Returns a signed URL for one file. Send the file to it with the given method and headers, " +
+				"without an API key; it is then in the thread's home directory or the storage connection.",
 			Request: FileUploadRequest{}, Response: SignedURL{},
 		},
 		{

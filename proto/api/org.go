@@ -15,10 +15,10 @@ var OrgResource = register(Resource[Org, OrgRequest, OrgRequest]{
 		return settings
 	},
 	ReplaceDoc: "A new plan applies to requests from then on.",
-	RemoveDoc: "All requests of its API keys are refused from then on, and nothing starts for it. Its executions are " +
-		"cancelled, then everything that is stored of it is removed, and the organisation last: it is a 404 then. This " +
-		"cannot be undone. 409 for the organisation of the API key in use, that of the first API key, and one without " +
-		"which no global administrator's key that never expires would be left.",
+	RemoveDoc: "From then on, all requests of its API keys are refused, and nothing starts for it. Its " +
+		"executions are cancelled, then all its data is removed, and finally the organisation itself, which is " +
+		"then a 404. This cannot be undone. 409 for the organisation of the API key in use, for that of the " +
+		"first API key, and if no global administrator's key without expiry would be left.",
 }, func(r *Resource[Org, OrgRequest, OrgRequest]) []Route {
 	org := Org{Name: "acme", Title: "Acme Inc.", Plan: "pro", CreatedAt: Time{exampleTime()}}
 	deleting := org
@@ -33,9 +33,8 @@ var OrgResource = register(Resource[Org, OrgRequest, OrgRequest]{
 	return append(changedByGlobal(routes), Route{
 		Method: http.MethodGet, Path: "/v1/admin/orgs/{name}/data", ID: "getOrgData", Tag: tagAdmin, Scope: proto.ScopeAdmin,
 		Global: true, Summary: "List what is stored of an organisation", PathDoc: routes[routeGet].PathDoc,
-		Doc: "Counted in the stores themselves. An organisation that does not exist has no data, which proves its " +
-			"deletion. The index of executions is that " +
-			"of the gateway that answers; other gateways follow within 10 s.",
+		Doc: "Counted in the stores themselves. An organisation that does not exist has no data, which proves " +
+			"its deletion. The index of executions is the answering gateway's; other gateways follow within 10 s.",
 		Responses: ok("How much is stored, by kind.",
 			OrgData{
 				Org: "acme", Total: 3,

@@ -10,8 +10,8 @@ import (
 var PlanResource = register(Resource[proto.Plan, proto.Plan, proto.Plan]{
 	Name: "plan", Singular: "plan", Plural: "plans", Param: "name", Settings: func(p *proto.Plan) proto.Plan { return *p },
 	ReplaceDoc: "It applies to requests from then on. A built-in plan can be changed, too.",
-	RemoveDoc: "A built-in plan that was changed is as it was built in then; one that was not is a 404. 409 while an " +
-		"organisation or an API key that is not revoked has the plan.",
+	RemoveDoc: "Removing a changed built-in plan restores its built-in form; an unchanged one is a 404. 409 " +
+		"while an organisation or an unrevoked API key uses the plan.",
 }, func(r *Resource[proto.Plan, proto.Plan, proto.Plan]) []Route {
 	plan, _ := proto.PresetPlan("pro")
 	wanted, page := PlanRequest{Plan: plan}, Plans{Plans: []proto.Plan{plan}}

@@ -11,8 +11,8 @@ import (
 // ProfileResource are the sandbox profiles.
 var ProfileResource = register(Resource[proto.Profile, proto.Profile, proto.Profile]{
 	Name: "sandbox profile", Singular: "profile", Plural: "profiles", Param: "name",
-	CreateDoc: "Absent fields are as in the profile named default; the answer is complete.",
-	RemoveDoc: "Refused while an API key that is not revoked is bound to it.",
+	CreateDoc: "Absent fields are taken from the profile named default; the answer is complete.",
+	RemoveDoc: "Refused while an unrevoked API key is bound to it.",
 }, func(r *Resource[proto.Profile, proto.Profile, proto.Profile]) []Route {
 	usedProfiles := "The administrator of an organisation sees the profiles of its valid API keys, and the built-in ones."
 	profile := proto.DefaultProfile()
