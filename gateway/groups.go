@@ -46,10 +46,10 @@ func (s *Server) handlers() []web.Handler {
 		&admin.MemberRoutes{Core: core, Members: s.Members, Orgs: s.Orgs, Keys: s.KeyAdmin, Webhooks: s.Webhooks},
 		&admin.PlanRoutes{Core: core, Plans: s.Plans},
 		&admin.ProfileRoutes{
-			Core: core, Profiles: s.Profiles, Sandboxes: s.Admission, Images: s.ImageAdmin, Keys: s.KeyAdmin,
+			Core: core, Profiles: s.Profiles, Resolver: s.Admission, Images: s.ImageAdmin, Keys: s.KeyAdmin,
 			Preload: s.Preload,
 		},
-		&admin.ImageRoutes{Core: core, Images: s.ImageAdmin, Profiles: s.Profiles, Sandboxes: s.Admission},
+		&admin.ImageRoutes{Core: core, Images: s.ImageAdmin, Profiles: s.Profiles, Resolver: s.Admission},
 		&admin.WorkerRoutes{Core: core, Workers: s.Workers, Processes: s.Processes},
 		&admin.ConnectionRoutes{
 			Core: core, Connections: s.Connections, Orgs: s.Orgs, Buckets: s.Storage, Credentials: s.Admission,

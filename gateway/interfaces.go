@@ -16,7 +16,7 @@ type Admission interface {
 	admin.Credentials
 	admin.OrgQuotas
 	admin.Quotas
-	admin.Sandboxes
+	admin.ProfileResolver
 	agents.Keys
 	executions.Admission
 	files.Principals

@@ -14,8 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
-// fakeSandboxes is a fake Sandboxes whose failures the test controls.
-type fakeSandboxes struct {
+// fakeJails is a fake Jails whose failures the test controls.
+type fakeJails struct {
 	broken        atomic.Bool
 	zygoteFails   atomic.Bool     // Zygote fails
 	forkFails     atomic.Bool     // Fork fails
@@ -24,7 +24,7 @@ type fakeSandboxes struct {
 	onZygote      func(jail.Spec) // called with the spec of each zygote; may be nil
 }
 
-func (m *fakeSandboxes) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
+func (m *fakeJails) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 	if m.broken.Load() {
 		return nil, errors.New("no cgroups")
 	}
@@ -32,7 +32,7 @@ func (m *fakeSandboxes) Prepare(context.Context, jail.Spec) (jail.Jail, error) {
 }
 
 // Zygote returns a zygote whose forks are the jails that Prepare returns.
-func (m *fakeSandboxes) Zygote(_ context.Context, spec jail.Spec) (jail.Zygote, error) {
+func (m *fakeJails) Zygote(_ context.Context, spec jail.Spec) (jail.Zygote, error) {
 	if m.zygoteFails.Load() {
 		return nil, errors.New("user namespaces are not allowed")
 	}
@@ -43,26 +43,26 @@ func (m *fakeSandboxes) Zygote(_ context.Context, spec jail.Spec) (jail.Zygote, 
 	if m.onZygote != nil {
 		m.onZygote(spec)
 	}
-	return &fakeZygote{sandboxes: m}, nil
+	return &fakeZygote{jails: m}, nil
 }
 
 type fakeZygote struct {
-	sandboxes *fakeSandboxes
-	dead      atomic.Bool
+	jails *fakeJails
+	dead  atomic.Bool
 }
 
 func (z *fakeZygote) Fork(ctx context.Context, spec jail.Spec) (jail.Jail, error) {
-	if z.dead.Load() || z.sandboxes.forkFails.Load() {
+	if z.dead.Load() || z.jails.forkFails.Load() {
 		return nil, errors.New("fork failed")
 	}
-	return z.sandboxes.Prepare(ctx, spec)
+	return z.jails.Prepare(ctx, spec)
 }
 
 func (z *fakeZygote) Alive() bool            { return !z.dead.Load() }
 func (z *fakeZygote) Memory() (int64, error) { return 1, nil }
 
 func (z *fakeZygote) Close() error {
-	z.sandboxes.zygotes.Add(-1)
+	z.jails.zygotes.Add(-1)
 	z.dead.Store(true)
 	return nil
 }
@@ -70,7 +70,7 @@ func (z *fakeZygote) Close() error {
 func TestUnhealthyWorkerAcceptsNoJobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		m := &fakeSandboxes{}
+		m := &fakeJails{}
 		m.broken.Store(true)
 		queued := jobs{make(chan *lease, 3)}
 		var health error

@@ -62,8 +62,8 @@ type Stream interface {
 	Keep(n int) int
 }
 
-// Sandboxes prepares jails.
-type Sandboxes interface {
+// Jails prepares jails.
+type Jails interface {
 	Prepare(ctx context.Context, spec jail.Spec) (jail.Jail, error)
 	// Zygote creates a jail to fork others from.
 	Zygote(ctx context.Context, spec jail.Spec) (jail.Zygote, error)

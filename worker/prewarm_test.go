@@ -26,11 +26,11 @@ func (j jobChan) Take(ctx context.Context) (worker.Lease, error) {
 
 // harness runs executions on one worker inside a synctest bubble.
 type harness struct {
-	t         *testing.T
-	sandboxes *fakeSandboxes
-	queued    jobChan
-	starts    []worker.Start
-	created   []error // of each zygote
+	t       *testing.T
+	jails   *fakeJails
+	queued  jobChan
+	starts  []worker.Start
+	created []error // of each zygote
 }
 
 // execute runs one execution on the worker and returns how its jail was started.
@@ -48,9 +48,9 @@ func withWorker(t *testing.T, f func(a *harness)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		a := &harness{t: t, sandboxes: &fakeSandboxes{}, queued: make(jobChan)}
+		a := &harness{t: t, jails: &fakeJails{}, queued: make(jobChan)}
 		w := &worker.Worker{
-			Jobs: a.queued, Jails: a.sandboxes, Images: bashImages{}, Home: "/home/u", Slots: 1,
+			Jobs: a.queued, Jails: a.jails, Images: bashImages{}, Home: "/home/u", Slots: 1,
 			Log: slog.New(slog.DiscardHandler),
 			Warm: worker.Warm{
 				Spare: 1, Most: 4, Zygotes: 4, Memory: 1 << 30, Languages: []proto.Language{proto.Python},
@@ -69,7 +69,7 @@ func withWorker(t *testing.T, f func(a *harness)) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if n := a.sandboxes.zygotes.Load(); n != 0 {
+		if n := a.jails.zygotes.Load(); n != 0 {
 			t.Errorf("%d zygotes remain", n)
 		}
 	})
@@ -138,11 +138,11 @@ func TestZygoteServesOneKey(t *testing.T) {
 			a.execute(key("other"))
 			time.Sleep(10 * time.Millisecond)
 		}
-		if n := a.sandboxes.zygotes.Load(); n != 2 {
+		if n := a.jails.zygotes.Load(); n != 2 {
 			t.Errorf("%d zygotes for two keys", n)
 		}
 		time.Sleep(time.Hour)
-		if n := a.sandboxes.zygotes.Load(); n != 0 {
+		if n := a.jails.zygotes.Load(); n != 0 {
 			t.Errorf("%d unused zygotes", n)
 		}
 	})
@@ -169,8 +169,8 @@ func TestZygoteWithoutPython(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, func(a *harness) {
-				a.sandboxes.withoutPython = true
-				a.sandboxes.onZygote = func(s jail.Spec) {
+				a.jails.withoutPython = true
+				a.jails.onZygote = func(s jail.Spec) {
 					if s.Prewarm != nil {
 						t.Errorf("a zygote with %+v", s.Prewarm)
 					}
@@ -204,7 +204,7 @@ func TestZygoteIsReplacedAfterMaxForks(t *testing.T) {
 	for language, want := range map[proto.Language]int{proto.Python: 3, proto.Bash: 1} {
 		withWorker(t, func(a *harness) {
 			created := 0
-			a.sandboxes.onZygote = func(jail.Spec) { created++ }
+			a.jails.onZygote = func(jail.Spec) { created++ }
 			for range 2500 {
 				before := created
 				s := a.execute(func(j *proto.Job) {
@@ -216,8 +216,8 @@ func TestZygoteIsReplacedAfterMaxForks(t *testing.T) {
 				}
 				time.Sleep(time.Millisecond)
 			}
-			if created != want || a.sandboxes.zygotes.Load() != 1 {
-				t.Errorf("2500 executions of %s created %d zygotes, %d remain", language, created, a.sandboxes.zygotes.Load())
+			if created != want || a.jails.zygotes.Load() != 1 {
+				t.Errorf("2500 executions of %s created %d zygotes, %d remain", language, created, a.jails.zygotes.Load())
 			}
 		})
 	}
@@ -225,14 +225,14 @@ func TestZygoteIsReplacedAfterMaxForks(t *testing.T) {
 
 func TestExecutionsContinueWithoutZygotes(t *testing.T) {
 	withWorker(t, func(a *harness) {
-		a.sandboxes.zygoteFails.Store(true)
+		a.jails.zygoteFails.Store(true)
 		for range 30 {
 			if s := a.execute(key("k")); s == worker.Forked {
 				t.Error("forked without a zygote")
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		a.sandboxes.zygoteFails.Store(false)
+		a.jails.zygoteFails.Store(false)
 		var last worker.Start
 		for range 600 {
 			last = a.execute(key("k"))
@@ -247,7 +247,7 @@ func TestExecutionsContinueWithoutZygotes(t *testing.T) {
 func TestFailedZygoteIsReplaced(t *testing.T) {
 	withWorker(t, func(a *harness) {
 		created := 0
-		a.sandboxes.onZygote = func(jail.Spec) { created++ }
+		a.jails.onZygote = func(jail.Spec) { created++ }
 		ask := func(n int) (last worker.Start) {
 			for range n {
 				last = a.execute(key("k"))
@@ -258,11 +258,11 @@ func TestFailedZygoteIsReplaced(t *testing.T) {
 		if s := ask(30); s != worker.Forked {
 			t.Errorf("before: %s", s)
 		}
-		a.sandboxes.forkFails.Store(true)
+		a.jails.forkFails.Store(true)
 		if s := ask(30); s == worker.Forked {
 			t.Error("forked from a failing zygote")
 		}
-		a.sandboxes.forkFails.Store(false)
+		a.jails.forkFails.Store(false)
 		if s := ask(30); s != worker.Forked || created < 2 {
 			t.Errorf("after: %s, %d zygotes created", s, created)
 		}

@@ -24,7 +24,7 @@ var ErrShutdown = errors.New("the worker was shut down")
 type Worker struct {
 	Jobs   Jobs
 	Open   func(ctx context.Context, job *proto.Job, attempt int, baseSeq int64) Output
-	Jails  Sandboxes
+	Jails  Jails
 	Images Images
 	Homes  Homes
 	Home   string // inside the jail

@@ -30,9 +30,9 @@ type Images interface {
 // ImageRoutes are the routes of sandbox images.
 type ImageRoutes struct {
 	*web.Core
-	Images    Images
-	Profiles  profileList
-	Sandboxes Sandboxes
+	Images   Images
+	Profiles profileList
+	Resolver ProfileResolver
 }
 
 // Handlers returns the handlers of the routes.
@@ -102,7 +102,7 @@ func (s *ImageRoutes) put(w http.ResponseWriter, r *web.Request) error {
 // after that, executions with that profile are refused.
 func (s *ImageRoutes) checkUnused(name string) error {
 	var users []string
-	profiles := append(s.Profiles.List(""), s.Sandboxes.DefaultProfile())
+	profiles := append(s.Profiles.List(""), s.Resolver.DefaultProfile())
 	for i := range profiles {
 		if image, ok := profiles[i].ImageName(); ok && image == name {
 			users = append(users, profiles[i].Name)

@@ -41,8 +41,8 @@ type profileFinder interface {
 	Profile(ctx context.Context, name string) (proto.Profile, error)
 }
 
-// Sandboxes makes sandboxes of profiles.
-type Sandboxes interface {
+// ProfileResolver finds profiles and what they mean for a program.
+type ProfileResolver interface {
 	profileFinder
 	// DefaultProfile returns the profile of keys that are bound to none.
 	DefaultProfile() proto.Profile
@@ -66,11 +66,11 @@ type PreloadFailures interface {
 // ProfileRoutes are the routes of sandbox profiles.
 type ProfileRoutes struct {
 	*web.Core
-	Profiles  Profiles
-	Sandboxes Sandboxes
-	Images    imageFinder
-	Keys      keyList
-	Preload   PreloadFailures
+	Profiles Profiles
+	Resolver ProfileResolver
+	Images   imageFinder
+	Keys     keyList
+	Preload  PreloadFailures
 }
 
 // Handlers returns the handlers of the routes.
@@ -86,7 +86,7 @@ func (s *ProfileRoutes) Handlers() []web.Handler {
 			return p, s.Profiles.Create(ctx, p)
 		})},
 		{ID: "listProfiles", Handle: func(w http.ResponseWriter, r *web.Request) error {
-			sees, builtIn := s.visible(r), s.Sandboxes.DefaultProfile()
+			sees, builtIn := s.visible(r), s.Resolver.DefaultProfile()
 			list := web.NamedAfter([]proto.Profile{builtIn, proto.AgentsProfile(builtIn)}, s.Profiles.List(""),
 				func(p *proto.Profile) string { return p.Name })
 			return x.WritePage(w, r, list, "", func(p *proto.Profile) bool { return sees(p.Name) })
@@ -111,7 +111,7 @@ func (s *ProfileRoutes) Handlers() []web.Handler {
 // read decodes a profile from the body of a request. If the path has a name, the body may omit it.
 func (s *ProfileRoutes) read(w http.ResponseWriter, r *web.Request) (p proto.Profile, err error) {
 	err = s.WithBody(w, r, func(body []byte) (err error) {
-		p, err = api.DecodeProfile(chi.URLParam(r.Request, "name"), body, s.Sandboxes.DefaultProfile())
+		p, err = api.DecodeProfile(chi.URLParam(r.Request, "name"), body, s.Resolver.DefaultProfile())
 		return err
 	})
 	if err != nil {
@@ -152,7 +152,7 @@ func (s *ProfileRoutes) inPath(ctx context.Context, r *web.Request) (proto.Profi
 	if !s.visible(r)(name) {
 		return proto.Profile{}, proto.ErrNotFound
 	}
-	return s.Sandboxes.Profile(ctx, name)
+	return s.Resolver.Profile(ctx, name)
 }
 
 func (s *ProfileRoutes) getPreload(w http.ResponseWriter, r *web.Request) error {
@@ -164,7 +164,7 @@ func (s *ProfileRoutes) getPreload(w http.ResponseWriter, r *web.Request) error 
 	if len(p.Preload) == 0 {
 		return web.WriteValue(w, http.StatusOK, status)
 	}
-	sandbox, err := s.Sandboxes.Sandbox(r.Context(), &p, proto.Python)
+	sandbox, err := s.Resolver.Sandbox(r.Context(), &p, proto.Python)
 	if err != nil {
 		return err
 	}
