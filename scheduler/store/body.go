@@ -130,7 +130,7 @@ func (b Bodies) load(ctx context.Context, m *Message, timeout time.Duration) err
 	return nil
 }
 
-// remove removes a body. It is no error if there is none.
+// remove removes a body, if there is one.
 func (b Bodies) remove(ctx context.Context, name string) error {
 	if !bodyNamePattern.MatchString(name) {
 		return fmt.Errorf("remove body %q: %w", name, ErrMalformed)

@@ -16,8 +16,8 @@ const bucketDuplicates = 2 * time.Minute
 // bucketPrefix begins the names of the streams in which the library keeps buckets.
 const bucketPrefix = "KV_"
 
-// bucket repeats reads like those of streams, and marks errors that mean that nobody answered as
-// [context.DeadlineExceeded]. A write that was not answered may have been carried out.
+// bucket retries reads as streams do, and marks missing answers as [context.DeadlineExceeded]. An
+// unanswered write may have been carried out.
 type bucket struct {
 	jetstream.KeyValue
 	store     *Store

@@ -168,8 +168,8 @@ func ReadBucket(
 	}
 }
 
-// stopWatch ends a watch. It takes the updates that nobody has read: the client's goroutine waits for ever to hand over
-// more of them than it has room for.
+// stopWatch ends a watch. It drains unread updates: otherwise the client's goroutine would block forever once
+// its buffer is full.
 func stopWatch(w jetstream.KeyWatcher) {
 	_ = w.Stop() // an error means that the subscription has ended
 	for range w.Updates() {
@@ -538,7 +538,7 @@ func (c *Collection[T]) Refresh(ctx context.Context, key string) error {
 	return nil
 }
 
-// Put stores a value in place of any other.
+// Put stores a value, replacing any other.
 func (c *Collection[T]) Put(ctx context.Context, key string, value *T) error {
 	_, err := c.write(ctx, key, value, func(body []byte) (uint64, error) { return c.Bucket.Put(ctx, key, body) })
 	return err
@@ -563,7 +563,7 @@ func (c *Collection[T]) Create(ctx context.Context, key string, value *T) error 
 	return err
 }
 
-// Replace stores a value in place of the one with that revision, and returns the new revision.
+// Replace replaces the value with that revision, and returns the new revision.
 // Otherwise [IsConflict] matches its error. Revision 0 stands for no value.
 func (c *Collection[T]) Replace(ctx context.Context, key string, value *T, revision uint64) (uint64, error) {
 	return c.write(ctx, key, value, func(body []byte) (uint64, error) {

@@ -64,7 +64,7 @@ func (st Stream) Follow(ctx context.Context, r Range, handle func(*Message), onC
 }
 
 // Read is Follow for the messages that exist at the start. It returns nil after the last one. A
-// message that is replaced meanwhile may be delivered twice. On a cluster, the server that delivers
+// message that is replaced during the call may be delivered twice. On a cluster, the delivering server
 // may lag behind the leader.
 func (st Stream) Read(ctx context.Context, r Range, handle func(*Message)) error {
 	return st.follow(ctx, r.consumer(), bufferedHeaders, handle, nil)
@@ -126,7 +126,7 @@ func (st Stream) follow(
 }
 
 // consume calls handle with each message that cfg selects until stop is called. It calls fail at
-// least once when it finds a gap or loses the consumer. Messages after that are to be ignored.
+// least once when it finds a gap or loses the consumer. Ignore messages after that.
 func (st Stream) consume(
 	ctx context.Context, cfg jetstream.ConsumerConfig, handle func(delivery), fail func(error),
 	opts ...jetstream.PullConsumeOpt,
@@ -199,7 +199,7 @@ func onReconnecting(ctx context.Context, conn *nats.Conn, f func()) (stop contex
 	return stop
 }
 
-// errBehind means that the leader of a stream has not stored yet what another server has.
+// errBehind means that the leader of a stream lags behind another server.
 var errBehind = errors.New("the leader of the stream is behind")
 
 // leaderHas returns a function that waits until the leader has stored a message. The server
@@ -223,18 +223,17 @@ func (st Stream) leaderHas(ctx context.Context) func(seq uint64) error {
 	}
 }
 
-// stalledAfter is how long ReadAll reads on without receiving anything. On a cluster a new leader
-// may be needed meanwhile.
+// stalledAfter is how long ReadAll keeps reading without receiving anything: a cluster may be electing
+// a leader.
 const stalledAfter = 15 * time.Second
 
 // drainedAfter is the time without a message after which a reader that is behind checks whether it
 // has received everything.
 const drainedAfter = 10 * time.Millisecond
 
-// ReadAll calls handle with all messages and the data in them. It returns after handle has been called
-// with every message that the leader had at the time of the call. A message that is replaced
-// meanwhile may be delivered twice. A lost consumer is replaced, unless nothing is received for too
-// long.
+// ReadAll calls handle with all messages and their data, at least those that the leader had at the time
+// of the call. A message that is replaced during the call may be delivered twice. A lost consumer is
+// replaced, unless nothing arrives for too long.
 func (st Stream) ReadAll(ctx context.Context, handle func(*Message)) error {
 	info, err := st.Info(ctx)
 	if err != nil {

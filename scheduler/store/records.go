@@ -41,7 +41,7 @@ func (r Records) Get(
 }
 
 // Summary returns the record of an execution without outputs, from the header of its message m. If
-// the header has none, as that of an older version, it reads the whole record.
+// the header has none, because an older version wrote it, Summary reads the whole record.
 func (r Records) Summary(ctx context.Context, m *Message) (*proto.Record, error) {
 	org, id, err := ParseExecSubject(m.Subject)
 	if err != nil {

@@ -112,8 +112,7 @@ func (r *Restore) End(ctx context.Context) error {
 	return nil
 }
 
-// BackupStreams returns the streams of a backup in the order in which it reads them, those of
-// buckets included.
+// BackupStreams returns the streams of a backup, including those of buckets, in reading order.
 func BackupStreams(ctx context.Context, s *Store) ([]Stream, error) {
 	var streams []Stream
 	for i := range table {

@@ -114,8 +114,8 @@ func Update(ctx context.Context, attempt func() error) error {
 	}
 }
 
-// transient are the errors that end by waiting: nobody answered, the connection or the leader
-// changed. Whatever is not listed is final, so that no refusal is repeated until a timeout.
+// transient are the errors that waiting resolves: no answer, or a change of the connection or leader.
+// All others are final, so that a refused request is not retried until a timeout.
 var transient = []error{ // read only
 	context.DeadlineExceeded, io.EOF, io.ErrUnexpectedEOF,
 	nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected, nats.ErrConnectionReconnecting,
