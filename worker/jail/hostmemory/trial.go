@@ -35,7 +35,7 @@ const (
 // until the verdict. Begin resumes an interrupted trial.
 type Trial[Program comparable] struct {
 	Ticks int // since Begin
-	// Share is the share of its CPU for each program that is not paused.
+	// Share is the fraction of its CPU limit that an unpaused program gets.
 	Share    float64
 	programs map[Program]*sums
 }
@@ -69,26 +69,32 @@ func (t *Trial[Program]) Retain(runs func(Program) bool) {
 	maps.DeleteFunc(t.programs, func(p Program, _ *sums) bool { return !runs(p) })
 }
 
-// sums are those of the time x, in seconds, that a program ran in a tick, and of the growth y, in
-// bytes, and of the variance of the growth where nothing happens.
+// sums are over ticks: of a program's run time x in seconds, of the growth y in bytes, and of the variance
+// of the growth on an idle host.
 type sums struct{ n, x, y, xx, xy, yy, noise float64 }
 
-// Observe adds a tick in which the kernel grew by a number of bytes, and programs had a share of their
-// CPU. ran has the CPU time of all programs that existed for the whole tick.
+// Ran is what a program did in a tick.
+type Ran struct {
+	Time  time.Duration // CPU time
+	Share float64       // of its CPU that it had, or would have had if it had not been paused
+}
+
+// Observe adds a tick in which the kernel grew by a number of bytes. ran has all programs that existed for
+// the whole tick.
 //
-// Time and growth count as if the share had been 1. Otherwise growth that no program causes would go with
-// the time of all: fast growth ends the ticks in which programs run for long.
-func (t *Trial[Program]) Observe(growth int64, share float64, ran map[Program]time.Duration) {
+// Time and growth are divided by the share. Otherwise fast growth, which lowers the share and so everyone's
+// time, would correlate with the time of every program.
+func (t *Trial[Program]) Observe(growth int64, ran map[Program]Ran) {
 	t.Ticks++
-	for p, time := range ran {
+	for p, r := range ran {
 		s := t.programs[p]
 		if s == nil {
 			s = &sums{}
 			t.programs[p] = s
 		}
-		x, y, unsure := time.Seconds()/share, float64(growth)/share, noise/share
+		x, y, idle := r.Time.Seconds()/r.Share, float64(growth)/r.Share, noise/r.Share
 		s.n, s.x, s.y, s.xx, s.xy, s.yy = s.n+1, s.x+x, s.y+y, s.xx+x*x, s.xy+x*y, s.yy+y*y
-		s.noise += unsure * unsure
+		s.noise += idle * idle
 	}
 }
 

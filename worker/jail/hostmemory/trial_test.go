@@ -70,20 +70,28 @@ func simulate(r *rand.Rand, takers, programs, ticks int, takes, host func(*rand.
 		if trial.Ticks == MaxTicks { // the next search
 			trial.Begin(int64(before))
 		}
-		ran := map[int]time.Duration{}
+		ran := map[int]Ran{}
 		growth := host(r)
 		for p := range programs {
+			allowed := trial.Share
+			if p%4 == 1 { // a program with little CPU, which keeps some of it
+				allowed = max(0.2, allowed)
+			}
+			if p >= takers && p%4 == 3 { // one that began after the growth, which is not disturbed
+				ran[p] = Ran{time.Duration(r.Float64() * float64(100*time.Millisecond)), 1}
+				continue
+			}
 			if r.Float64() < Running {
-				share := trial.Share * (0.3 + 0.7*r.Float64()) // others want the cpu too
-				ran[p] = time.Duration(share * float64(100*time.Millisecond))
+				share := allowed * (0.3 + 0.7*r.Float64()) // others want the cpu too
+				ran[p] = Ran{time.Duration(share * float64(100*time.Millisecond)), allowed}
 				if p < takers {
 					growth += share * takes(r)
 				}
 			} else {
-				ran[p] = time.Millisecond
+				ran[p] = Ran{time.Millisecond, allowed}
 			}
 		}
-		trial.Observe(int64(growth), trial.Share, ran)
+		trial.Observe(int64(growth), ran)
 		trial.Adjust(int64(growth))
 		if guilty, found := trial.Verdict(); found {
 			return guilty, found

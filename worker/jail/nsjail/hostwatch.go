@@ -84,7 +84,6 @@ type hostWatch struct {
 	nextStop   time.Time
 	readings   [smoothed + 1]reading // the newest first
 	read       time.Time             // of the newest
-	shares     [smoothed]float64     // of the CPU that programs had in the last ticks of a search, the newest first
 }
 
 // reading is the state of the host's memory at a time.
@@ -110,6 +109,10 @@ type watched struct {
 	used     time.Duration // CPU time at the last reading; 0 if it is unknown
 	// ran is the CPU time in the last ticks, the newest first; -1 if it is unknown.
 	ran [smoothed]time.Duration
+	// shares are the shares of its CPU that the program had in the last ticks, the newest first, unless it
+	// was paused. share is that of the coming tick.
+	shares [smoothed]float64
+	share  float64
 }
 
 // grown returns the growth during the program, smoothed.
@@ -232,8 +235,6 @@ func (w *hostWatch) check() error {
 		begin = begin || excess > 0 || fast && excess > -fewerIfFast
 		goOn = goOn || excess > -fewerIfFast
 	}
-	copy(w.shares[1:], w.shares[:])
-	w.shares[0] = w.trial.Share
 	w.ticks++
 	if begin || w.searching && goOn {
 		w.search(growth)
@@ -243,20 +244,25 @@ func (w *hostWatch) check() error {
 	return nil
 }
 
-// readSteady reads the host's memory. If the kernel's has jumped since the last reading, it returns
-// the least of a few readings.
+// readSteady reads the host's memory. If the kernel's has jumped since the last reading, it reads again, and
+// returns the least reading if that is no jump any more, else the last one.
 func (w *hostWatch) readSteady() (reading, error) {
-	now, err := w.host()
-	for n := 0; n < rereads && err == nil && now.Kernel-w.readings[0].Kernel > jump &&
-		time.Since(w.read) < previousValid; n++ {
-		time.Sleep(rereadPeriod)
-		var again reading
-		if again, err = w.host(); err == nil && again.Kernel < now.Kernel {
-			now = again
-		}
-		now.late = true
+	least, err := w.host()
+	last := least
+	jumps := func() bool {
+		return least.Kernel-w.readings[0].Kernel > jump && time.Since(w.read) < previousValid
 	}
-	return now, err
+	for n := 0; n < rereads && err == nil && jumps(); n++ {
+		time.Sleep(rereadPeriod)
+		if last, err = w.host(); err == nil && last.Kernel < least.Kernel {
+			least = last
+		}
+	}
+	if jumps() {
+		return last, err
+	}
+	least.late = least != last
+	return least, err
 }
 
 // update records the newest reading for each program. It returns the programs during which the
@@ -298,7 +304,8 @@ func (w *hostWatch) steady(ago int) int64 {
 // what the program's CPU time allows, and the rest to others. w.mu is held.
 func (w *hostWatch) attribute(s *sandbox, p *watched) {
 	copy(p.ran[1:], p.ran[:])
-	p.ran[0] = -1
+	copy(p.shares[1:], p.shares[:])
+	p.ran[0], p.shares[0] = -1, p.share
 	now := w.readings[0]
 	if now.Kernel-p.kernel > suspect {
 		used, err := s.group.CPUTime() // fails if the jail is gone
@@ -374,11 +381,14 @@ func (w *hostWatch) search(growth int64) {
 		return
 	}
 	for s, p := range w.running {
+		cpu := max(min(minTrialCPU, s.spec.CPU), w.trial.Share*s.spec.CPU)
+		p.share = cpu / s.spec.CPU
 		switch {
 		case p.growth[0] <= suspect:
+			p.share = 1
 			w.throttle(s, p, 0)
 		case rand.Float64() < hostmemory.Running: //nolint:gosec // programs cannot see the numbers
-			w.throttle(s, p, max(min(minTrialCPU, s.spec.CPU), w.trial.Share*s.spec.CPU))
+			w.throttle(s, p, cpu)
 		default:
 			w.throttle(s, p, pausedCPU)
 		}
@@ -394,14 +404,14 @@ func (w *hostWatch) observe() {
 	if w.ticks < smoothed || time.Now().Before(w.nextStop) || w.readings[smoothed].late || w.readings[smoothed-1].late {
 		return
 	}
-	ran := map[*sandbox]time.Duration{}
+	ran := map[*sandbox]hostmemory.Ran{}
 	for s, p := range w.running {
-		if r := p.ran[smoothed-1]; r >= 0 {
-			ran[s] = r
+		if t, share := p.ran[smoothed-1], p.shares[smoothed-1]; t >= 0 && share > 0 {
+			ran[s] = hostmemory.Ran{Time: t, Share: share}
 		}
 	}
 	if len(ran) > 0 {
-		w.trial.Observe(w.steady(0)-w.steady(1), w.shares[smoothed-1], ran)
+		w.trial.Observe(w.steady(0)-w.steady(1), ran)
 	}
 }
 
@@ -422,6 +432,7 @@ func (w *hostWatch) endSearch() {
 	}
 	w.searching, w.ticks = false, 0
 	for s, p := range w.running {
+		p.share = 0
 		w.throttle(s, p, 0)
 	}
 }
