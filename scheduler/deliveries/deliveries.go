@@ -140,7 +140,7 @@ func (s *Store) ReplayFailed(
 ) (r proto.Replayed, err error) {
 	var page replayPage
 	if after != "" {
-		if _, err := fmt.Sscanf(after, "%d-%d-%d", &page.From, &page.End, &page.Left); err != nil {
+		if _, err := fmt.Sscanf(after, "%d-%d-%d", &page.From, &page.End, &page.Left); err != nil || page.From == 0 {
 			return r, proto.FieldErrorf("after", "must be what next had in the answer before")
 		}
 	}

@@ -274,6 +274,11 @@ func (t *Tail) catchUp(ctx context.Context) (proto.Events, error) {
 func (t *Tail) read(ctx context.Context) (*store.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
+	end, err := proto.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	return t.log.Store.Output.Next(ctx, t.from, store.OutputPattern(t.org, t.id), store.WithoutBody)
 }
 

@@ -46,15 +46,15 @@ type Sources struct {
 	Index   Index
 }
 
-// New returns the data of organisations. There is a holder for each kind of data, also for each bucket that
-// the table of the store says has keys of organisations. The organisation is in all subjects and keys, so
-// that nothing of another one is read or removed.
+// New returns the data of organisations: one holder for each kind, including one for each of
+// [store.OrgBuckets]. The organisation is in all subjects and keys, so that nothing of another one is read or
+// removed.
 //
 // The order matters. Executions end first, so that nothing new is stored. Blobs of batches
 // are removed before batches, which name them. Usage is counted from records, and removed after them.
 func New(st *store.Store, src Sources) *Data {
 	threads := func(_ context.Context, org string) ([]string, error) { return src.Threads(org), nil }
-	ended := []Holder{
+	first := []Holder{
 		{
 			"executions that have not ended",
 			[]string{st.Jobs.Name()},
@@ -67,7 +67,7 @@ func New(st *store.Store, src Sources) *Data {
 	for _, b := range store.OrgBuckets(st) {
 		resources = append(resources, inBucket(b.Kind, b.KeyValue, b.Keys...))
 	}
-	return &Data{Holders: slices.Concat(ended, resources, []Holder{
+	return &Data{Holders: slices.Concat(first, resources, []Holder{
 		inStream("logs of agents", st.AgentLogs, store.AgentLogPatternOf, st.AgentLogs.PurgeSubject),
 		inStream("threads", st.Threads, store.ThreadPatternOf, st.Threads.PurgeSubject),
 		{"files of threads", nil, countBlobs(src.Blobs, threads), removeBlobs(src.Blobs, threads)},

@@ -126,7 +126,7 @@ func (st Stream) follow(
 }
 
 // consume calls handle with each message that cfg selects until stop is called. It calls fail at
-// least once when it finds a gap or loses the consumer. Ignore messages after that.
+// least once when it finds a gap or loses the consumer. The caller must ignore later messages.
 func (st Stream) consume(
 	ctx context.Context, cfg jetstream.ConsumerConfig, handle func(delivery), fail func(error),
 	opts ...jetstream.PullConsumeOpt,

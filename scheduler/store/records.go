@@ -25,7 +25,7 @@ type Records struct{ Stream }
 func (r Records) Get(
 	ctx context.Context, org string, id proto.TraceID, opts ...ReadOption,
 ) (rec *proto.Record, revision uint64, err error) {
-	m, err := r.Last(ctx, ExecSubject(org, id), opts...)
+	m, err := r.last(ctx, ExecSubject(org, id), opts)
 	if IsNotFound(err) {
 		return nil, 0, fmt.Errorf("record of %s: %w", id, proto.ErrNotFound)
 	}
@@ -38,6 +38,19 @@ func (r Records) Get(
 		rec, err = decodeRecord(org, id, m.Data)
 	}
 	return rec, m.Seq, err
+}
+
+// last reads the last message on a subject. A message may have as much data as many bodies, so it counts
+// among the reads that are limited even without its body.
+func (r Records) last(ctx context.Context, subject string, opts []ReadOption) (*Message, error) {
+	if slices.Contains(opts, WithoutBody) {
+		end, err := proto.BeginRead(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+	}
+	return r.Last(ctx, subject, opts...)
 }
 
 // Summary returns the record of an execution without outputs, from the header of its message m. If
@@ -76,18 +89,18 @@ func (r Records) Status(
 	ctx context.Context, org string, id proto.TraceID,
 ) (status proto.Status, worker string, err error) {
 	subject := ExecSubject(org, id)
-	parse := func(m *Message) (proto.Status, string) {
-		return proto.Status(m.Header.Get(HeaderStatus)), m.Header.Get(HeaderWorker)
+	parse := func(h nats.Header) (proto.Status, string) {
+		return proto.Status(h.Get(HeaderStatus)), h.Get(HeaderWorker)
 	}
 	anyServer, cancel := context.WithTimeout(ctx, getTimeout)
-	m, err := r.Last(anyServer, subject, WithoutBody)
+	raw, err := r.GetLastMsgForSubject(anyServer, subject)
 	cancel()
 	if err == nil {
-		if status, worker = parse(m); status.Terminal() {
+		if status, worker = parse(raw.Header); status.Terminal() {
 			return status, worker, nil
 		}
 	}
-	m, err = r.Last(ctx, subject, FromLeader, WithoutBody)
+	m, err := r.Last(ctx, subject, FromLeader, WithoutBody)
 	if IsNotFound(err) {
 		_, err = r.store.Jobs.Last(ctx, JobPattern(org, id), FromLeader, WithoutBody)
 		if err == nil {
@@ -103,7 +116,7 @@ func (r Records) Status(
 	case err != nil:
 		return "", "", fmt.Errorf("read the status of execution %s: %w", id, err)
 	}
-	status, worker = parse(m)
+	status, worker = parse(m.Header)
 	return status, worker, nil
 }
 

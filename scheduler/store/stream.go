@@ -80,6 +80,9 @@ func (st Stream) get(ctx context.Context, q query, opts []ReadOption) (*Message,
 // read reads a message and its body. If the body is gone, because the message is just being
 // replaced, or does not arrive within some time, both are read again, with more time for the body.
 func (st Stream) read(ctx context.Context, q query, fromLeader, withoutBody bool) (*Message, error) {
+	if withoutBody {
+		return st.fetch(ctx, q, fromLeader)
+	}
 	end, err := proto.BeginRead(ctx)
 	if err != nil {
 		return nil, err
@@ -88,8 +91,8 @@ func (st Stream) read(ctx context.Context, q query, fromLeader, withoutBody bool
 	missing := uint64(0) // the message whose body was not found
 	for timeout := bodyTimeout; ; timeout *= 2 {
 		m, err := st.fetch(ctx, q, fromLeader)
-		if err != nil || withoutBody {
-			return m, err
+		if err != nil {
+			return nil, err
 		}
 		if err := proto.ReserveRead(ctx, len(m.Data)); err != nil {
 			return nil, err

@@ -97,14 +97,14 @@ type row struct {
 	onDemand   bool          // a worker starts without it, and opens it when it needs it
 	leaderOnly bool          // reads are answered by the stream's leader, never by a replica
 	backup     bool
-	ofOrg      *ofOrg // of a bucket; nil if nothing in it belongs to an organisation, or its place among holders matters
+	ofOrg      *orgKeys // nil if no key belongs to one, or if package orgdata empties the bucket in a fixed place
 	grants     grants
 	ownKey     map[string]string // the only key of a bucket that a role may use
 	tune       func(*jetstream.StreamConfig, Config)
 }
 
-// ofOrg says which keys of a bucket belong to an organisation.
-type ofOrg struct {
+// orgKeys says which keys of a bucket belong to an organisation.
+type orgKeys struct {
 	kind string   // what they are, for people
 	keys []string // patterns in which %s is the organisation
 }
@@ -136,7 +136,8 @@ type Buckets struct {
 // table declares all that is stored in JetStream. Opening, backup, restore and the permissions in
 // docs/guides/nats.md are derived from it.
 //
-// A backup reads the streams in this order; package backup explains it. A worker opens the rows
+// A backup reads the streams in this order; package backup explains it. The deletion of an organisation
+// empties buckets in this order. A worker opens the rows
 // that it has access to, and never creates one.
 var table = []row{
 	{
@@ -149,7 +150,7 @@ var table = []row{
 		name: "bullpen_schedules", holds: "schedules and their state",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Schedules },
 		retention: untilRemoved, backup: true,
-		ofOrg:  &ofOrg{"schedules", []string{"def.%s.*", "run.%s.*"}},
+		ofOrg:  &orgKeys{"schedules", []string{"def.%s.*", "run.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
@@ -157,14 +158,14 @@ var table = []row{
 			return &s.Batches
 		},
 		retention: untilRemoved, backup: true,
-		ofOrg:  &ofOrg{"batches", []string{"def.%s.*", "run.%s.*"}},
+		ofOrg:  &orgKeys{"batches", []string{"def.%s.*", "run.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow | mayPurge},
 	},
 	{
 		name: "bullpen_pipelines", holds: "pipeline runs and their state",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
-		ofOrg:  &ofOrg{"pipelines", []string{"def.%s.*", "run.%s.*"}},
+		ofOrg:  &orgKeys{"pipelines", []string{"def.%s.*", "run.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -243,7 +244,7 @@ var table = []row{
 	{
 		name: "bullpen_keys", holds: "API keys", bucket: func(s *Store) *jetstream.KeyValue { return &s.Keys },
 		retention: untilRemoved, backup: true,
-		ofOrg:  &ofOrg{"API keys", []string{"key.%s.*"}},
+		ofOrg:  &orgKeys{"API keys", []string{"key.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -251,7 +252,7 @@ var table = []row{
 			return &s.KeyUses
 		},
 		retention: untilRemoved, backup: true,
-		ofOrg:  &ofOrg{"last uses of API keys", []string{"%s.*"}},
+		ofOrg:  &orgKeys{"last uses of API keys", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -270,7 +271,7 @@ var table = []row{
 		name: "bullpen_members", holds: "members of organisations",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Members },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
-		ofOrg:  &ofOrg{"members", []string{"%s.*"}},
+		ofOrg:  &orgKeys{"members", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -278,14 +279,14 @@ var table = []row{
 		name: "bullpen_sessions", holds: "browser sessions, by token hash",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Sessions },
 		retention: asSession, markerTTL: WebhookMarkerTTL,
-		ofOrg:  &ofOrg{"sessions of browsers", []string{"%s.*"}},
+		ofOrg:  &orgKeys{"sessions of browsers", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		name: secretsName, holds: "encrypted secrets, and their data key wrapped with the operator's key",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Secrets },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
-		ofOrg:  &ofOrg{"secrets", []string{"secret.%s.*"}},
+		ofOrg:  &orgKeys{"secrets", []string{"secret.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleScheduler: mayLookup, roleWebhook: mayLookup},
 		ownKey: map[string]string{roleScheduler: "data_key", roleWebhook: "data_key"},
 	},
@@ -293,14 +294,14 @@ var table = []row{
 		name: "bullpen_connections", holds: "storage connections of organisations",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Connections },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
-		ofOrg:  &ofOrg{"storage connections", []string{"%s.*"}},
+		ofOrg:  &orgKeys{"storage connections", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		name: "bullpen_agent_files", holds: "metadata of agent files; their content is in threads",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentFiles },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
-		ofOrg:  &ofOrg{"files of agents", []string{"%s.*"}},
+		ofOrg:  &orgKeys{"files of agents", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -314,7 +315,7 @@ var table = []row{
 		name: "bullpen_agent_runs", holds: "background agent runs",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentRuns },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
-		ofOrg:  &ofOrg{"active runs of agents", []string{"%s.*"}},
+		ofOrg:  &orgKeys{"active runs of agents", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -335,7 +336,7 @@ var table = []row{
 		name: "bullpen_webhooks", holds: "webhook settings of API keys, and failing endpoints",
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Webhooks },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
-		ofOrg:  &ofOrg{"webhook settings", []string{"key.%s.*", "url.%s.*"}},
+		ofOrg:  &orgKeys{"webhook settings", []string{"key.%s.*", "url.%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow, roleWebhook: mayWrite | mayLookup | mayFollow},
 	},
 	{
@@ -357,7 +358,7 @@ var table = []row{
 			return &s.Bindings
 		},
 		retention: asBinding, backup: true,
-		ofOrg:  &ofOrg{"idempotency keys", []string{"%s.*"}},
+		ofOrg:  &orgKeys{"idempotency keys", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
