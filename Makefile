@@ -98,8 +98,8 @@ test test-all: export GORACE = atexit_sleep_ms=0 no_huge_pages_for_shadow=0
 
 # Attacks on the host's memory have that memory as their witness, one after another, and mostly wait. Packages that use the
 # processors and run no programs in jails run beside them. The programs of e2e must not: the watch of a worker would take
-# them for the cause. One package more than there are processors runs at a time, since tests wait too. Few tests of proto
-# run concurrently, and with the race detector they take ten times as long: only test-all runs them with it.
+# them for the cause. One package more than there are processors runs at a time, since tests wait too. The race
+# detector makes the tests of proto ten times slower, and few of them are concurrent: only test-all uses it there.
 attacks  := ./worker/jail/nsjail ./cmd/bullpen ./gateway/... ./scheduler/... ./storage/... ./webhook/...
 others    = ./e2e $$(go list ./... | grep -vE 'bullpen/(e2e|worker/jail/nsjail|cmd/bullpen|(gateway|proto|scheduler|storage|webhook)(/.*)?)$$')
 racetest := CGO_ENABLED=1 go test -race -shuffle=on -p=$$(($$(nproc) + 1))
@@ -107,7 +107,7 @@ racetest := CGO_ENABLED=1 go test -race -shuffle=on -p=$$(($$(nproc) + 1))
 .PHONY: test
 test: packages build s3server deno ## run the tests, with real jails and the race detector; minutes; as root
 	$(racetest) -short -vet=off -timeout=20m $(attacks)
-	CGO_ENABLED=0 go test -trimpath -short -vet=off -timeout=20m ./proto/...
+	CGO_ENABLED=0 go test -trimpath -shuffle=on -short -vet=off -timeout=20m ./proto/...
 	$(racetest) -short -vet=off -timeout=20m $(others)
 	CGO_ENABLED=1 go test -race -tags=faults ./proto/fault
 	go -C bench test -short ./...

@@ -24,24 +24,24 @@ type resourceCommands[T, N, S any] struct {
 
 // commandsOf returns the commands of a resource.
 func commandsOf[T, N, S any](r *api.Resource[T, N, S]) resourceCommands[T, N, S] {
-	c := called[T, N, S]{r}
+	c := resourceCommand[T, N, S]{r}
 	return resourceCommands[T, N, S]{
-		Create: createCommand[T, N, S]{called: c}, List: listCommand[T, N, S]{called: c},
-		Show: showCommand[T, N, S]{called: c}, Update: updateCommand[T, N, S]{called: c},
-		Remove: removeCommand[T, N, S]{called: c},
+		Create: createCommand[T, N, S]{resourceCommand: c}, List: listCommand[T, N, S]{resourceCommand: c},
+		Show: showCommand[T, N, S]{resourceCommand: c}, Update: updateCommand[T, N, S]{resourceCommand: c},
+		Remove: removeCommand[T, N, S]{resourceCommand: c},
 	}
 }
 
-// called is the resource that a command is about.
-type called[T, N, S any] struct{ resource *api.Resource[T, N, S] }
+// resourceCommand is the resource that a command is about.
+type resourceCommand[T, N, S any] struct{ resource *api.Resource[T, N, S] }
 
-// of returns the methods of a client for the resource.
-func (c *called[T, N, S]) of(cl *client.Client) client.Resource[T, N, S] {
+// clientFor returns the methods of a client for the resource.
+func (c *resourceCommand[T, N, S]) clientFor(cl *client.Client) client.Resource[T, N, S] {
 	return client.ResourceOf(cl.Admin(), c.resource)
 }
 
 // print prints a table of objects.
-func (c *called[T, N, S]) print(p *page, objects ...T) {
+func (c *resourceCommand[T, N, S]) print(p *page, objects ...T) {
 	row := make([]any, len(c.resource.Columns))
 	for i, column := range c.resource.Columns {
 		row[i] = column.Head
@@ -55,97 +55,100 @@ func (c *called[T, N, S]) print(p *page, objects ...T) {
 	}
 }
 
-// one calls the server and prints the object that it answers with.
-func (c *called[T, N, S]) one(s streams, r *remote, call func(client.Resource[T, N, S]) (*T, error)) error {
-	return request(s, r, func(cl *client.Client) (*T, error) { return call(c.of(cl)) },
+// callAndPrint calls the server and prints the object that it answers with.
+func (c *resourceCommand[T, N, S]) callAndPrint(
+	s streams, r *remote, call func(client.Resource[T, N, S]) (*T, error),
+) error {
+	return request(s, r, func(cl *client.Client) (*T, error) { return call(c.clientFor(cl)) },
 		func(p *page, object *T) { c.print(p, *object) })
 }
 
 type createCommand[T, N, S any] struct {
-	called[T, N, S] `kong:"-"`
-	remote          `embed:""`
-	New             N `embed:""`
+	resourceCommand[T, N, S] `kong:"-"`
+	remote                   `embed:""`
+	New                      N `embed:""`
 }
 
 func (c *createCommand[T, N, S]) Help() string { return c.resource.CreateDoc }
 
 func (c *createCommand[T, N, S]) Run(ctx context.Context, s streams) error {
-	return c.one(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) { return r.Create(ctx, &c.New) })
+	return c.callAndPrint(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) { return r.Create(ctx, &c.New) })
 }
 
 type listCommand[T, N, S any] struct {
-	called[T, N, S] `kong:"-"`
-	remote          `embed:""`
-	inOrg           `embed:""`
+	resourceCommand[T, N, S] `kong:"-"`
+	remote                   `embed:""`
+	inOrg                    `embed:""`
 }
 
 func (c *listCommand[T, N, S]) Run(ctx context.Context, s streams) error {
-	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[T, error] { return c.of(cl).List(ctx, c.Org) },
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[T, error] { return c.clientFor(cl).List(ctx, c.Org) },
 		func(p *page, objects []T) { c.print(p, objects...) })
 }
 
 // namedObject is the argument that names an object.
 type namedObject struct {
-	ID string `arg:"" help:"Its id, or its name if it has one."`
+	ID string `arg:"" help:"What the list prints in its first column."`
 }
 
 type showCommand[T, N, S any] struct {
-	called[T, N, S] `kong:"-"`
-	remote          `embed:""`
-	namedObject     `embed:""`
+	resourceCommand[T, N, S] `kong:"-"`
+	remote                   `embed:""`
+	namedObject              `embed:""`
 }
 
 func (c *showCommand[T, N, S]) Run(ctx context.Context, s streams) error {
-	return c.one(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) { return r.Get(ctx, c.ID) })
+	return c.callAndPrint(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) { return r.Get(ctx, c.ID) })
 }
 
 type updateCommand[T, N, S any] struct {
-	called[T, N, S] `kong:"-"`
-	remote          `embed:""`
-	namedObject     `embed:""`
-	Settings        S `embed:""`
+	resourceCommand[T, N, S] `kong:"-"`
+	remote                   `embed:""`
+	namedObject              `embed:""`
+	Settings                 S `embed:""`
 }
 
 func (c *updateCommand[T, N, S]) Help() string {
-	return "Settings that are not given get their defaults. Nothing changes if somebody else changes it at the same " +
-		"time. " + c.resource.ReplaceDoc
+	return "Resets omitted settings to their defaults. If the object changes at the same time, the command fails and " +
+		"stores nothing. " + c.resource.ReplaceDoc
 }
 
 func (c *updateCommand[T, N, S]) Run(ctx context.Context, s streams) error {
-	return c.one(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) {
+	return c.callAndPrint(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) {
 		return r.Edit(ctx, c.ID, func(settings *S) { *settings = c.Settings })
 	})
 }
 
 type removeCommand[T, N, S any] struct {
-	called[T, N, S] `kong:"-"`
-	remote          `embed:""`
-	namedObject     `embed:""`
+	resourceCommand[T, N, S] `kong:"-"`
+	remote                   `embed:""`
+	namedObject              `embed:""`
 }
 
 func (c *removeCommand[T, N, S]) Help() string { return c.resource.RemoveDoc }
 
 func (c *removeCommand[T, N, S]) Run(ctx context.Context, s streams) error {
-	return c.one(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) { return r.Remove(ctx, c.ID) })
+	return c.callAndPrint(s, &c.remote, func(r client.Resource[T, N, S]) (*T, error) { return r.Remove(ctx, c.ID) })
 }
 
-// help names the resource in the help texts of its commands.
-func (c *called[T, N, S]) help(text string) string {
-	return strings.NewReplacer("{one}", c.resource.One(), "{many}", c.resource.Many()).Replace(text)
+// expandHelp names the resource in a help text.
+func (c *resourceCommand[T, N, S]) expandHelp(text string) string {
+	return strings.NewReplacer("{one}", c.resource.WithArticle(), "{many}", c.resource.PluralName()).Replace(text)
 }
 
-// completeHelp completes the help texts of resources. The text of a flag that is a field of the API is the
-// description of the field.
+// completeHelp completes the help of resources. A flag that is a field of the API has the description of the
+// field, and is required if the field is.
 func completeHelp(k *kong.Kong) error {
 	return kong.Visit(k.Model, func(node kong.Visitable, next kong.Next) error {
 		switch node := node.(type) {
 		case *kong.Command:
-			if c, ok := reflect.TypeAssert[interface{ help(string) string }](node.Target.Addr()); ok {
-				node.Help = c.help(node.Help)
+			if c, ok := reflect.TypeAssert[interface{ expandHelp(string) string }](node.Target.Addr()); ok {
+				node.Help = c.expandHelp(node.Help)
 			}
 		case *kong.Flag:
-			if node.Help == "" {
-				node.Help = node.Tag.Get("doc")
+			if node.Help == "" && node.Tag.Has("doc") {
+				node.Help, node.PlaceHolder = node.Tag.Get("doc"), strings.ToUpper(node.Name)
+				node.Required, node.HasDefault = !strings.Contains(node.Tag.Get("json"), ",omitempty"), false
 			}
 		}
 		return next(nil)

@@ -18,10 +18,10 @@ var MemberResource = register(Resource[Member, MemberRequest, MemberSettings]{
 		}},
 		{"CREATED", func(m *Member) any { return m.CreatedAt }},
 	},
-	CreateDoc: "A person who may sign in to the organisation with a browser: the one who signs in first with the " +
-		"address, even if the provider gives it to someone else later. What a member runs has the default sandbox " +
-		"profile; the administrator of an organisation adds operators and administrators only if an API key of the " +
-		"organisation is bound to it.",
+	CreateDoc: "Adds a person who may sign in to the organisation with a browser. The member is the first person to " +
+		"sign in with the address, even if the provider later gives it to someone else. What a member runs has the " +
+		"default sandbox profile; the administrator of an organisation adds operators and administrators only if an API " +
+		"key of the organisation is bound to it.",
 	ReplaceDoc: "It applies to requests from then on, also of sessions.",
 	RemoveDoc: "The member's sessions end, and nothing starts that the member has scheduled. Running executions " +
 		"continue.",

@@ -2,15 +2,13 @@ package api
 
 import (
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Resource is a kind of object that administrators manage. Its routes, the methods of clients and the
-// commands of the command line follow from it. T is an object, N a new one, and S the settings of one that
-// can be changed.
+// Resource is a kind of object that administrators manage. Routes and client methods are derived from it,
+// and commands if it has columns. T is an object, N a new one, and S the settings that can be changed.
 type Resource[T, N, S any] struct {
 	Name     string // what people call an object, such as API key
 	Singular string // such as key: in ids of routes and actions of the audit log
@@ -32,21 +30,22 @@ type Column[T any] struct {
 // Path returns the path of the list. An object is at Path/id.
 func (r *Resource[T, N, S]) Path() string { return "/v1/admin/" + r.Plural }
 
-// One returns the name with its article.
-func (r *Resource[T, N, S]) One() string {
+// WithArticle returns the name with its article.
+func (r *Resource[T, N, S]) WithArticle() string {
 	if strings.ContainsRune("aeioAEIO", rune(r.Name[0])) {
 		return "an " + r.Name
 	}
 	return "a " + r.Name
 }
 
-// Many returns the name of several objects.
-func (r *Resource[T, N, S]) Many() string { return r.Name + "s" }
+// PluralName returns the name of several objects.
+func (r *Resource[T, N, S]) PluralName() string { return r.Name + "s" }
 
 // registered has the routes of resources, in the order of the files that declare them.
 var registered []Route
 
-// register adds the routes of a resource, which are declared beside it, to those of the API.
+// register adds the routes of a resource to those of the API. They are declared with the resource, so that
+// one file has all of it.
 func register[T, N, S any](r Resource[T, N, S], routes func(*Resource[T, N, S]) []Route) *Resource[T, N, S] {
 	registered = append(registered, routes(&r)...)
 	return &r
@@ -65,7 +64,7 @@ const (
 // example is an object, wanted a new one, settings what replaces those of an object, and page the answer
 // with a list, whose order listed describes.
 func (r *Resource[T, N, S]) routes(example T, wanted, settings, page any, listed string) []Route {
-	title, params := strings.ToUpper(r.Singular[:1])+r.Singular[1:], paging()
+	params := paging()
 	mayLack, conflicts := []int{http.StatusNotFound}, []int{http.StatusNotFound, http.StatusConflict}
 	named, namedConflicts := mayLack, conflicts
 	if r.Param == "name" {
@@ -79,26 +78,26 @@ func (r *Resource[T, N, S]) routes(example T, wanted, settings, page any, listed
 	list, object := r.Path(), r.Path()+"/{"+r.Param+"}"
 	routes := []Route{
 		{
-			Method: http.MethodPost, Path: list, ID: "create" + title, Summary: "Create " + r.One(),
+			Method: http.MethodPost, Path: list, ID: "create" + title(r.Singular), Summary: "Create " + r.WithArticle(),
 			Audit: r.Singular + ".create", Doc: r.CreateDoc, Request: wanted,
 			Responses: created("The "+r.Name+".", example), Errors: onCreate, Tagged: true,
 		},
 		{
-			Method: http.MethodGet, Path: list, ID: "list" + title + "s", Summary: "List " + r.Many(), Params: params,
+			Method: http.MethodGet, Path: list, ID: "list" + title(r.Plural), Summary: "List " + r.PluralName(), Params: params,
 			Responses: ok(listed, page), Errors: onList,
 		},
 		{
-			Method: http.MethodGet, Path: object, ID: "get" + title, Summary: "Look at " + r.One(),
+			Method: http.MethodGet, Path: object, ID: "get" + title(r.Singular), Summary: "Look at " + r.WithArticle(),
 			Responses: ok("The "+r.Name+".", example), Errors: named, Tagged: true,
 		},
 		{
-			Method: http.MethodPut, Path: object, ID: "replace" + title, Summary: "Change " + r.One(),
+			Method: http.MethodPut, Path: object, ID: "replace" + title(r.Singular), Summary: "Change " + r.WithArticle(),
 			Audit: r.Singular + ".replace", Doc: "As a whole: absent fields get their defaults. " + r.ReplaceDoc,
 			Request:   settings,
 			Responses: ok("The "+r.Name+" as it is now.", example), Errors: conflicts, Tagged: true,
 		},
 		{
-			Method: http.MethodDelete, Path: object, ID: "remove" + title, Summary: "Remove " + r.One(),
+			Method: http.MethodDelete, Path: object, ID: "remove" + title(r.Singular), Summary: "Remove " + r.WithArticle(),
 			Audit: r.Singular + ".remove", Doc: r.RemoveDoc,
 			Responses: ok("The "+r.Name+" as it was.", example), Errors: namedConflicts, Tagged: true,
 		},
@@ -112,10 +111,13 @@ func (r *Resource[T, N, S]) routes(example T, wanted, settings, page any, listed
 	return routes
 }
 
+// title returns a word with a capital letter.
+func title(word string) string { return strings.ToUpper(word[:1]) + word[1:] }
+
 // changedByGlobal makes only global administrators create, change and remove what routes are about.
 func changedByGlobal(routes []Route) []Route {
 	for _, i := range []int{routeCreate, routeReplace, routeRemove} {
 		routes[i].Global = true
 	}
-	return slices.Clip(routes)
+	return routes
 }
