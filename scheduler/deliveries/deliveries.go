@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -174,7 +173,7 @@ func (s *Store) failedIn(
 	counting, newest := page.From == 0, uint64(0)
 	err = s.Store.Deliveries.Read(reading, r, func(m *store.Message) {
 		newest = m.Seq
-		id, err := traceOf(m)
+		_, id, err := store.ParseDeliverySubject(m.Subject)
 		switch {
 		case reading.Err() != nil:
 		case !counting && newest > page.End:
@@ -229,16 +228,11 @@ func (s *Store) Follow(
 	}, onCurrent)
 }
 
-func traceOf(m *store.Message) (proto.TraceID, error) {
-	return proto.ParseTraceID(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
-}
-
 // parseChange parses the headers of a stored delivery.
 func parseChange(m *store.Message) (c proto.DeliveryChange, err error) {
-	if c.TraceID, err = traceOf(m); err != nil {
+	if c.Org, c.TraceID, err = store.ParseDeliverySubject(m.Subject); err != nil {
 		return c, err
 	}
-	c.Org = store.DeliveryOrg(m.Subject)
 	c.Revision, c.Origin = m.Seq, m.Header.Get(store.HeaderOrigin)
 	if due := m.Header.Get(store.HeaderDue); due != "" {
 		c.Due, err = time.Parse(time.RFC3339Nano, due)

@@ -62,7 +62,12 @@ func RecordPatternOf(org string) string { return ExecSubject(org, "*") }
 
 // ParseExecSubject returns the organisation and the id in the subject of a record.
 func ParseExecSubject(subject string) (org string, id proto.TraceID, err error) {
-	org, token, _ := strings.Cut(strings.TrimPrefix(subject, root+"exec."), ".")
+	return parseExecution(subject, root+"exec.")
+}
+
+// parseExecution returns the organisation and the id of an execution, which follow a prefix of a subject.
+func parseExecution(subject, prefix string) (org string, id proto.TraceID, err error) {
+	org, token, _ := strings.Cut(strings.TrimPrefix(subject, prefix), ".")
 	if id, err = proto.ParseTraceID(token); err != nil {
 		return "", "", fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
@@ -126,10 +131,9 @@ func DeliveryPattern(org string) string {
 	return root + "delivery." + org + ".*"
 }
 
-// DeliveryOrg returns the organisation in the subject of a delivery.
-func DeliveryOrg(subject string) string {
-	org, _, _ := strings.Cut(strings.TrimPrefix(subject, root+"delivery."), ".")
-	return org
+// ParseDeliverySubject returns the organisation and the execution in the subject of a delivery.
+func ParseDeliverySubject(subject string) (org string, id proto.TraceID, err error) {
+	return parseExecution(subject, root+"delivery.")
 }
 
 // ThreadSubject is the subject of the head of a thread.

@@ -54,6 +54,10 @@ func TestSubjectsAreParsed(t *testing.T) {
 	if org != "acme" || parsed != id || err != nil {
 		t.Errorf("a record: %s, %s, %v", org, parsed, err)
 	}
+	org, parsed, err = store.ParseDeliverySubject(store.DeliverySubject("acme", id))
+	if org != "acme" || parsed != id || err != nil {
+		t.Errorf("a delivery: %s, %s, %v", org, parsed, err)
+	}
 	for _, subject := range []string{"bullpen.exec.acme", "bullpen.exec." + string(id), "bullpen.exec.acme.x", "other"} {
 		if org, parsed, err := store.ParseExecSubject(subject); err == nil {
 			t.Errorf("%s: %s, %s", subject, org, parsed)

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -195,14 +194,18 @@ func (c *Counter) delivery(ctx context.Context, m *store.Message) ([]part, error
 	default:
 		return nil, nil
 	}
-	used, err := c.deliveryUsage(ctx, m)
+	org, id, err := store.ParseDeliverySubject(m.Subject)
+	var used proto.DeliveryUsage
+	if err == nil {
+		used, err = c.deliveryUsage(ctx, id, m)
+	}
 	if err != nil {
 		inHeader := m.Header.Get(store.HeaderUsed) != ""
 		return nil, c.skip(m, err, inHeader)
 	}
 	var parts []part
 	for day, n := range used.Attempts {
-		parts = append(parts, part{store.DeliveryOrg(m.Subject), day, used.Key, "", proto.UsageSum{WebhookAttempts: n}})
+		parts = append(parts, part{org, day, used.Key, "", proto.UsageSum{WebhookAttempts: n}})
 	}
 	return c.valid(m, parts...)
 }
@@ -210,14 +213,10 @@ func (c *Counter) delivery(ctx context.Context, m *store.Message) ([]part, error
 // deliveryUsage returns the usage in a delivery's header. Older versions have no such header; it
 // then reads the whole delivery.
 func (c *Counter) deliveryUsage(
-	ctx context.Context, m *store.Message,
+	ctx context.Context, id proto.TraceID, m *store.Message,
 ) (used proto.DeliveryUsage, err error) {
 	if text := m.Header.Get(store.HeaderUsed); text != "" {
 		err = json.Unmarshal([]byte(text), &used)
-		return used, err
-	}
-	id, err := traceOf(m)
-	if err != nil {
 		return used, err
 	}
 	stored, err := c.Store.Deliveries.At(ctx, m.Seq)
@@ -229,15 +228,6 @@ func (c *Counter) deliveryUsage(
 		return used, fmt.Errorf("%w: %w", store.ErrMalformed, err)
 	}
 	return d.Usage(), nil
-}
-
-// traceOf returns the execution in the subject of a delivery.
-func traceOf(m *store.Message) (proto.TraceID, error) {
-	id, err := proto.ParseTraceID(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
-	if err != nil {
-		err = fmt.Errorf("%w: %w", store.ErrMalformed, err)
-	}
-	return id, err
 }
 
 // accumulator adds changes to entries in memory and writes these.
