@@ -164,9 +164,7 @@ func (a *Admin) RotateSecretsKey(ctx context.Context) (*api.RotatedKey, error) {
 // tests the storage before it stores a connection.
 func (a *Admin) Connections(org string, test bool,
 ) Resource[api.Connection, api.ConnectionRequest, api.ConnectionRequest] {
-	r := ResourceOf(a, &api.Resource[api.Connection, api.ConnectionRequest, api.ConnectionRequest]{
-		Plural: "connections", Settings: (*api.Connection).Request,
-	})
+	r := ResourceOf(a, api.ConnectionResource)
 	r.query = url.Values{"org": {org}}
 	if !test {
 		r.query.Set("test", "false")

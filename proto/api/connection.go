@@ -2,8 +2,99 @@ package api
 
 import (
 	"cmp"
+	"net/http"
 
 	"github.com/bullpen-run/bullpen/proto"
+)
+
+// ConnectionResource are the storage connections of organisations.
+var ConnectionResource = register(Resource[Connection, ConnectionRequest, ConnectionRequest]{
+	Name: "storage connection", Singular: "connection", Plural: "connections", Param: "slug", OfOrg: true,
+	Settings: (*Connection).Request,
+
+	CreateDoc:  connectionTested + connectionGlobal + " At most 100 for an organisation.",
+	ReplaceDoc: "It applies to executions that are accepted from then on. " + connectionTested + connectionGlobal,
+	RemoveDoc: "The storage stays as it is, but a volume is removed with all its versions. 409 while an API key that is " +
+		"not revoked names the connection, and while an execution can change the volume. " + connectionGlobal,
+}, func(r *Resource[Connection, ConnectionRequest, ConnectionRequest]) []Route {
+	connection := Connection{
+		Org: "acme", Slug: "data", Kind: proto.MountS3, Endpoint: "https://s3.example.com", Region: "us-east-1",
+		Bucket: "acme-data", PathStyle: true, Credential: "DATA_KEY",
+		Prefix: "shared", TestedAt: &Time{exampleTime()}, CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()},
+	}
+	wanted := connection.Request()
+	wanted.Org = ""
+	snapshot := Connection{
+		Org: "acme", Slug: "work-may", Kind: proto.MountVolume, Bytes: 10 * proto.GiB, ReadOnly: true,
+		CreatedAt: Time{exampleTime()}, UpdatedAt: Time{exampleTime()},
+	}
+	volume := Volume{
+		Slug: "work", Quota: 10 * proto.GiB, Version: 1, Bytes: 2048, Files: 3, UsedAt: Time{exampleTime()},
+		Versions: []ThreadVersion{{1, Time{exampleTime()}, new(proto.TraceID(exampleTrace)), 2048, 3}},
+	}
+	page := Connections{Connections: []Connection{connection}}
+	routes := r.routes(connection, wanted, wanted, page, "The connections by organisation and slug.")
+	ofOrg := query("org", "The organisation. By default that of the API key.", text())
+	test := query("test", "false stores a bucket that only workers can reach: it is not tested.",
+		object{"type": "boolean", "default": true})
+	for i := range routes {
+		switch i {
+		case routeCreate, routeReplace:
+			routes[i].Params = []Param{ofOrg, test}
+		case routeGet, routeRemove:
+			routes[i].Params = []Param{ofOrg}
+		}
+	}
+	return append(routes, Route{
+		Method: http.MethodPost, Path: "/v1/admin/connections/{slug}/test", ID: "testConnection", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Audit: "connection.test", Summary: "Test a storage connection",
+		PathDoc: routes[routeGet].PathDoc,
+		Params:  []Param{ofOrg},
+		Doc: "As when it is created. 409 with the step that failed, for a directory, which only workers see, and " +
+			"for a volume.",
+		Responses: ok("The connection, with the time of this test.", connection),
+		Errors:    []int{http.StatusNotFound, http.StatusConflict},
+	}, Route{
+		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}/volume", ID: "getVolume", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Summary: "Look at what is stored of a volume",
+		PathDoc: routes[routeGet].PathDoc, Params: []Param{ofOrg},
+		Doc:       "409 for a connection of another kind.",
+		Responses: ok("The volume.", volume), Errors: []int{http.StatusNotFound, http.StatusConflict},
+	}, Route{
+		Method: http.MethodPost, Path: "/v1/admin/connections/{slug}/fork", ID: "forkVolume", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Audit: "connection.fork", Summary: "Create a volume with the files of another",
+		PathDoc: routes[routeGet].PathDoc, Params: []Param{ofOrg},
+		Doc: "Nothing is copied, also while an execution changes the volume: the fork has its newest version, or one that " +
+			"is named. Later changes of one are not in the other. " +
+			"With read_only, it is a snapshot. 409 if there is a connection of the new slug, and for a connection of " +
+			"another kind.",
+		Request: ForkVolumeRequest{Slug: "work-may", ReadOnly: true}, Responses: created("The new connection.", snapshot),
+		Errors: []int{http.StatusNotFound, http.StatusConflict}, Tagged: true,
+	}, Route{
+		Method: http.MethodGet, Path: "/v1/admin/connections/{slug}/archive", ID: "archiveVolume", Tag: tagAdmin,
+		Scope: proto.ScopeAdmin, Summary: "Get a volume or a directory of it as a tar", PathDoc: routes[routeGet].PathDoc,
+		Doc: "409 for a connection of another kind.",
+		Params: []Param{
+			ofOrg, query("version", "The number of a version; the newest without it.",
+				object{"type": "integer", "minimum": 1, "maximum": MaxWhole}),
+			archivePath("The directory to get, below the prefix of the connection; everything without it. Names in the tar " +
+				"are relative to it."),
+		},
+		Responses: []Response{{
+			Status: http.StatusOK, Doc: "The archive. An answer that breaks off is incomplete.",
+			Text:    map[string]string{"application/x-tar": ""},
+			Headers: map[string]string{"Content-Disposition": "attachment, with a file name."},
+		}},
+		Errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests},
+	})
+})
+
+// What the documentation says of several routes of connections.
+const (
+	connectionTested = "The gateway tests a bucket first: it lists objects and, unless the connection is read-only, " +
+		"writes a small object, reads it back and deletes it. If that fails, nothing is stored and the answer is 409 with " +
+		"the step that failed. "
+	connectionGlobal = "Only a global administrator names a directory."
 )
 
 // ConnectionRequest is a storage connection to store.

@@ -8,7 +8,7 @@ import (
 
 // PlanResource are the plans. The built-in ones can be changed, too.
 var PlanResource = register(Resource[proto.Plan, proto.Plan, proto.Plan]{
-	Name: "plan", Singular: "plan", Plural: "plans", Param: "name", Settings: func(p *proto.Plan) proto.Plan { return *p },
+	Name: "plan", Singular: "plan", Plural: "plans", Param: "name", Settings: same[proto.Plan],
 	ReplaceDoc: "It applies to requests from then on. A built-in plan can be changed, too.",
 	RemoveDoc: "Removing a changed built-in plan restores its built-in form; an unchanged one is a 404. 409 " +
 		"while an organisation or an unrevoked API key uses the plan.",

@@ -10,7 +10,7 @@ import (
 
 // ProfileResource are the sandbox profiles.
 var ProfileResource = register(Resource[proto.Profile, proto.Profile, proto.Profile]{
-	Name: "sandbox profile", Singular: "profile", Plural: "profiles", Param: "name",
+	Name: "sandbox profile", Singular: "profile", Plural: "profiles", Param: "name", Settings: same[proto.Profile],
 	CreateDoc: "Absent fields are taken from the profile named default; the answer is complete.",
 	RemoveDoc: "Refused while an unrevoked API key is bound to it.",
 }, func(r *Resource[proto.Profile, proto.Profile, proto.Profile]) []Route {

@@ -13,12 +13,12 @@ type Resource[T, N, S any] struct {
 	Name     string // what people call an object, such as API key
 	Singular string // such as key: in ids of routes and actions of the audit log
 	Plural   string // such as keys: in paths, and the field of the list in an answer
-	Param    string // what the path of an object ends with: id or name
+	Param    string // what the path of an object ends with, such as id or name
 	OfOrg    bool   // objects belong to organisations
 	Settings func(*T) S
 	Columns  []Column[T] // of a table for people
 
-	CreateDoc, ReplaceDoc, RemoveDoc string // what happens when one is created, its settings are replaced, and so on
+	CreateDoc, ReplaceDoc, RemoveDoc string // what the documents add about these routes and commands
 }
 
 // Column is a column of a table of objects.
@@ -110,6 +110,9 @@ func (r *Resource[T, N, S]) routes(example T, wanted, settings, page any, listed
 	}
 	return routes
 }
+
+// same is the settings of an object all of which can be changed.
+func same[T any](object *T) T { return *object }
 
 // title returns a word with a capital letter.
 func title(word string) string { return strings.ToUpper(word[:1]) + word[1:] }

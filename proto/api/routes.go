@@ -116,7 +116,7 @@ func Routes() []Route {
 	for _, group := range [][]Route{
 		executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(),
 		threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), sessionRoutes(),
-		secretRoutes(), connectionRoutes(), imageRoutes(), workerRoutes(), deadLetterRoutes(),
+		secretRoutes(), imageRoutes(), workerRoutes(), deadLetterRoutes(),
 		storeRoutes(), auditRoutes(), serverRoutes(),
 	} {
 		all = append(all, group...)
