@@ -417,7 +417,7 @@ func (t *textItem) finish(ctx context.Context) error {
 }
 
 // Exchange is the part of one role between two of the other, as model protocols require. The
-// results are those of the previous exchange's calls.
+// results are what the calls of the previous exchange returned.
 type Exchange struct {
 	Role    Role
 	Items   []Item // texts, images and calls

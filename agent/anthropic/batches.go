@@ -19,7 +19,7 @@ import (
 const API = "anthropic"
 
 const (
-	// batchPrefix is the prefix of batch ids here, and ownBatchPrefix that of this server's own.
+	// Ids of batches begin with batchPrefix in this API and with ownBatchPrefix in bullpen's own.
 	batchPrefix    = "msgbatch_"
 	ownBatchPrefix = "bat_"
 	// batchLife is the time after which a batch expires.

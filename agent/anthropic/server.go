@@ -87,7 +87,7 @@ type errorDetail struct {
 
 const statusOverloaded = 529
 
-// retryHeader is the answers' header that tells the SDKs whether to retry.
+// retryHeader tells the SDKs whether to retry.
 const retryHeader = "X-Should-Retry"
 
 // errorTypes are the types of errors by status. Other statuses below 500 are invalid requests.

@@ -76,8 +76,8 @@ type delivery struct {
 	pending uint64 // number of messages after it
 }
 
-// follow is Follow with or without bodies, according to cfg. If onCurrent is nil, it returns nil in
-// its place.
+// follow is Follow with or without bodies, according to cfg. If onCurrent is nil, follow returns nil
+// instead of calling it.
 func (st Stream) follow(
 	ctx context.Context, cfg jetstream.ConsumerConfig, buffer int, handle func(*Message), onCurrent func(),
 	opts ...jetstream.PullConsumeOpt,

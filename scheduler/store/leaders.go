@@ -24,9 +24,8 @@ const (
 	Dispatcher    = AnnounceSubject
 )
 
-// Leaders notifies waiting requests that it is worth asking again: the stream has a new leader, there
-// is a new dispatcher, or the connection was made again. Notifications may get lost, which timeouts
-// make up for.
+// Leaders tells waiting requests to retry: the stream has a new leader, there is a new dispatcher, or the
+// connection was restored. Notifications may get lost, so requests also need timeouts.
 type Leaders struct {
 	mu      sync.Mutex
 	waiting map[string]change // by the name of a stream, or Dispatcher

@@ -40,8 +40,8 @@ func (r Records) Get(
 	return rec, m.Seq, err
 }
 
-// last reads the last message on a subject. A message may have as much data as many bodies, so it counts
-// among the reads that are limited even without its body.
+// last reads the last message on a subject. Most records are in the message itself, up to 1 MiB, so the read
+// is limited like one with a body.
 func (r Records) last(ctx context.Context, subject string, opts []ReadOption) (*Message, error) {
 	if slices.Contains(opts, WithoutBody) {
 		end, err := proto.BeginRead(ctx)

@@ -17,8 +17,8 @@ import (
 
 const (
 	readTimeout  = 5 * time.Second // of a read without a deadline of its own
-	getTimeout   = time.Second     // of one question to a leader; where there is none, nobody answers
-	stateTimeout = time.Second     // of one question for the state of a stream
+	getTimeout   = time.Second     // of one request to a leader, which may be missing
+	stateTimeout = time.Second     // of one request for the state of a stream
 )
 
 // Stream is a stream of a [Store]. [Stream.Last], [Stream.At] and [Stream.Next] read one message,
@@ -143,7 +143,7 @@ func (st Stream) fetch(ctx context.Context, q query, fromLeader bool) (*Message,
 	return &Message{Subject: raw.Subject, Header: raw.Header, Data: raw.Data, Seq: raw.Sequence, Time: raw.Time}, nil
 }
 
-// read repeats a question to a stream. On a cluster, nobody answers until a lost leader has been
+// read retries a request to a stream. On a cluster, requests go unanswered until a lost leader has been
 // replaced.
 func read[T any](ctx context.Context, policy Retry, get func(context.Context) (T, error)) (T, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
@@ -225,8 +225,8 @@ type StreamState struct {
 	First, Last uint64 // sequence numbers
 }
 
-// State returns what the stream contains. It repeats the question until ctx is done, at once after a
-// change of the stream's leader.
+// State returns what the stream contains. It retries until ctx is done, and immediately after a change of
+// the stream's leader.
 func (st Stream) State(ctx context.Context) (StreamState, error) {
 	info, err := st.info(ctx, stateTimeout)
 	if err != nil {
@@ -235,8 +235,8 @@ func (st Stream) State(ctx context.Context) (StreamState, error) {
 	return StreamState{info.Created, info.State.FirstSeq, info.State.LastSeq}, nil
 }
 
-// Subjects returns the subjects that match a filter and have messages, and their numbers. It repeats
-// the question as State does.
+// Subjects returns the number of messages on each subject that matches a filter. It retries as State
+// does.
 func (st Stream) Subjects(ctx context.Context, filter string) (counts map[string]uint64, err error) {
 	info, err := st.info(ctx, readTimeout, jetstream.WithSubjectFilter(filter))
 	if err != nil {
@@ -290,8 +290,8 @@ func (st Stream) EraseSubject(ctx context.Context, filter string) error {
 	}
 }
 
-// unlessGone returns the error of a removal of a message, nil if there is no such message. The error
-// itself does not say so.
+// unlessGone returns the error of a message's removal, or nil if there is no such message, which the
+// error itself does not tell.
 func (st Stream) unlessGone(ctx context.Context, seq uint64, err error) error {
 	if err == nil {
 		return nil

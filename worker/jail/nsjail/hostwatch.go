@@ -105,12 +105,12 @@ type watched struct {
 	// it cannot have caused, at the last readings, newest first.
 	growth   [smoothed]int64
 	searchAt int64         // a search begins when the growth is larger
-	cpu      float64       // its cores in a trial; 0 for those of its profile
+	cpu      float64       // its cores in a trial; 0 for as many as its profile allows
 	used     time.Duration // CPU time at the last reading; 0 if it is unknown
 	// ran is the CPU time in the last ticks, the newest first; -1 if it is unknown.
 	ran [smoothed]time.Duration
-	// shares are the shares of its CPU that the program had in the last ticks, the newest first, unless it
-	// was paused. share is that of the coming tick.
+	// share is the part of its CPU that the program has in the coming tick, unless it is paused. shares are
+	// those of the last ticks, newest first.
 	shares [smoothed]float64
 	share  float64
 }
@@ -396,10 +396,9 @@ func (w *hostWatch) search(growth int64) {
 }
 
 // observe adds the oldest tick of the readings to the trial, unless it lies before the search, the kernel
-// may still free the memory of a stopped program, or its growth is not that of the time in which the CPU
-// times were measured: a single such tick outweighs many others. The growth is smoothed: memory that a
-// program holds only while it runs would count when it begins to run, and not when it is paused. w.mu is
-// held.
+// may still free the memory of a stopped program, or its growth and its CPU times were measured at different
+// moments: a single such tick outweighs many others. The growth is smoothed: memory that a program holds only
+// while it runs would count when it begins to run, and not when it is paused. w.mu is held.
 func (w *hostWatch) observe() {
 	if w.ticks < smoothed || time.Now().Before(w.nextStop) || w.readings[smoothed].late || w.readings[smoothed-1].late {
 		return
