@@ -601,7 +601,7 @@ func testKeys(t *testing.T, a *api) {
 	if r := mine.inline(bash("echo hi")); r.Stdout != "hi\n" {
 		t.Fatalf("got %+v", r)
 	}
-	list := a.get("/v1/admin/keys")
+	list := a.get("/v1/admin/keys?org=keys")
 	var keys struct{ Keys []map[string]any }
 	list.into(t, &keys)
 	at := slices.IndexFunc(keys.Keys, func(k map[string]any) bool { return k["id"] == id })

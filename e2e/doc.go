@@ -7,7 +7,8 @@
 //
 //	go test -short -run '^TestE2E$/^one-process$/^drain$' ./e2e
 //
-// With -short the long variants are skipped. `make test` sets it, `make test-all` does not.
+// With -short the long variants are skipped, and tests that run on each topology run on separate
+// processes only. `make test` sets it, `make test-all` does not.
 //
 // # Writing a test
 //
@@ -16,10 +17,8 @@
 //
 //   - runShared: a test that leaves a deployment as it was. It gets an [api], a client of a deployment
 //     that it shares with concurrent tests, so it may count only what it made itself.
-//   - deploymentTests: a test that stops, fills or kills servers. It runs once for each topology and
-//     starts its own deployment with newSystem.
-//   - failureTests: a deploymentTest that says little more in one process. With -short it runs in
-//     separate processes only.
+//   - deploymentTests: a test that stops, fills or kills servers. It starts its own deployment with
+//     newSystem.
 //   - longDeploymentTests: a deploymentTest that kills or restarts processes many times. It is skipped
 //     with -short.
 //   - singleTests: a test that makes sense on one topology, or needs one that no other test has.

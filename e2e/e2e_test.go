@@ -45,7 +45,8 @@ func (r repeats) n() int {
 }
 
 // TestE2E runs the built program with real jails and real HTTP, with the same tests on each
-// topology. With -short it runs failureTests on separate processes only, and skips the long tests.
+// topology. With -short it runs them on separate processes only, and skips the long tests. Most
+// singleTests are of one process.
 func TestE2E(t *testing.T) {
 	p := buildPrograms(t)
 	for _, a := range controlAttacks() {
@@ -55,6 +56,9 @@ func TestE2E(t *testing.T) {
 		})
 	}
 	for _, in := range topologies() {
+		if testing.Short() && !in.separate {
+			continue
+		}
 		t.Run(strings.ReplaceAll(in.name, " ", "-"), func(t *testing.T) {
 			t.Parallel()
 			t.Run("shared", func(t *testing.T) {
@@ -65,11 +69,7 @@ func TestE2E(t *testing.T) {
 				}
 				runShared(t, newSystem(t, p, in, manySlots, append(args, prewarmed...)...))
 			})
-			tests := withLong(deploymentTests(), longDeploymentTests())
-			if in.separate || !testing.Short() {
-				maps.Copy(tests, failureTests())
-			}
-			for name, test := range tests {
+			for name, test := range withLong(deploymentTests(), longDeploymentTests()) {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					test(t, p, in)
@@ -96,21 +96,13 @@ func withLong[T any](tests, long map[string]T) map[string]T {
 // deploymentTests stop or fill servers. Each runs on every topology, with its own deployment.
 func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"apply": testApply, "connections": testConnections, "drain": testDrain, "drain-over": testDrainOver,
-		"injections": testInjections, "network": testNetwork, "one-slot": testOneSlot,
-		"sandbox-images": testSandboxImages, "webhooks": testWebhooks,
-	}
-}
-
-// failureTests are deploymentTests whose run in one process is a variant of the run in separate
-// processes.
-func failureTests() map[string]func(*testing.T, *programs, topology) {
-	return map[string]func(*testing.T, *programs, topology){
-		"agent-background": testAgentBackground,
-		"backup":           testBackup, "connection-files": testConnectionFiles, "crash-points": testCrashPoints,
-		"ledger": testLedger, "secrets": testSecrets,
-		"sleepers": testSleepers, "store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
-		"volumes-killed": testVolumesKilled, "webhooks-killed": testWebhooksKilled,
+		"agent-background": testAgentBackground, "apply": testApply,
+		"backup": testBackup, "connection-files": testConnectionFiles, "connections": testConnections,
+		"crash-points": testCrashPoints, "drain": testDrain, "drain-over": testDrainOver,
+		"injections": testInjections, "ledger": testLedger, "network": testNetwork, "one-slot": testOneSlot,
+		"sandbox-images": testSandboxImages, "secrets": testSecrets, "sleepers": testSleepers,
+		"store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
+		"volumes-killed": testVolumesKilled, "webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
 	}
 }
 

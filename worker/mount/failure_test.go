@@ -167,7 +167,7 @@ func TestServingProcessThatDies(t *testing.T) {
 	sync, release := w.signals()
 	w.onLine = func(string) {
 		for _, pid := range servingProcesses(t) {
-			must(t, syscall.Kill(pid, syscall.SIGKILL))
+			kill(t, pid)
 		}
 		release()
 	}
@@ -181,6 +181,24 @@ print(no(os.listdir, "/data/f") in ("ENOTCONN", "ECONNABORTED"), no(f.close) in 
 	}
 	if _, ok := errors.AsType[*mount.WriteError](r.finish); !ok {
 		t.Errorf("finish: %v", r.finish)
+	}
+}
+
+// kill kills a process and returns when it is dead: until then, it may answer one request more.
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	must(t, err)
+	defer func() { _ = unix.Close(fd) }()
+	must(t, unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0))
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+		if n == 1 {
+			return
+		}
+		if err != unix.EINTR {
+			t.Fatal(err)
+		}
 	}
 }
 
