@@ -104,6 +104,8 @@ type Meta struct {
 	// with its cell in parentheses.
 	PipelineID string `json:"pipeline_id,omitempty"`
 	Step       string `json:"step,omitempty"`
+	// SandboxID is the live sandbox whose guest the execution runs, or empty.
+	SandboxID string `json:"sandbox_id,omitempty"`
 }
 
 // QueuedAt returns when the job enters the queue. Its wait for a worker counts from then.
@@ -143,6 +145,9 @@ const (
 	ContainerTmp  = ".tmp"
 )
 
+// SandboxHome is the path of the home in live sandboxes, where E2B's clients expect it.
+const SandboxHome = "/home/user"
+
 // The time between SIGTERM and SIGKILL: the default for a cancelled program, and the maximum of a
 // request. The maximum is lower if a client waits for the answer.
 const (
@@ -175,6 +180,8 @@ type Job struct {
 	// KillGrace is the requested time between SIGTERM and SIGKILL; nil for none.
 	KillGrace *Seconds `json:"kill_grace,omitempty"`
 	Sandbox   Sandbox  `json:"sandbox"`
+	// Live is the live sandbox whose guest runs instead of a program; nil for a program.
+	Live *Live `json:"live,omitempty"`
 }
 
 // TimeoutGrace returns how long the program may run after the SIGTERM of its timeout. 0 means no

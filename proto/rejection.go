@@ -14,6 +14,7 @@ const (
 	RejectedConcurrency    Reason = "concurrency"     // the organisation runs as many executions as its plan allows
 	RejectedKeyConcurrency Reason = "key_concurrency" // the API key runs as many executions as its own limit allows
 	RejectedQueueFull      Reason = "queue_full"      // the organisation has as many queued as its plan allows
+	RejectedSandboxes      Reason = "sandboxes"       // the organisation has as many sandboxes as it may
 	RejectedPipelines      Reason = "pipelines"       // the organisation runs as many pipelines as it may
 	// the queue cannot accept jobs now: no dispatcher, no memory, draining
 	RejectedUnavailable Reason = "unavailable"

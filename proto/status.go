@@ -45,6 +45,9 @@ const (
 	CodeExpiredInQueue     ErrorCode = "expired_in_queue"
 	CodeThreadSave         ErrorCode = "thread_save_error"
 	CodeStorageWrite       ErrorCode = "storage_write_error"
+	CodeSandboxExpired     ErrorCode = "sandbox_expired"
+	CodeSandboxIdle        ErrorCode = "sandbox_idle"
+	CodeSandboxDrained     ErrorCode = "sandbox_drained"
 	errCancelledByUser               = "Cancelled by user"
 	errTimedOutAfterFormat           = "execution timed out after %ds"
 )
@@ -55,6 +58,7 @@ func ErrorCodes() []ErrorCode {
 		CodeTimeout, CodeCancelled, CodeMemory, CodeHostMemory, CodeSeccomp, CodeWorkerLost, CodeSandboxStart,
 		CodeThreadMount, CodeStorageMount,
 		CodeVolumeMount, CodeCredentialMount, CodeExpiredInQueue, CodeThreadSave, CodeStorageWrite,
+		CodeSandboxExpired, CodeSandboxIdle, CodeSandboxDrained,
 	}
 }
 
@@ -66,6 +70,7 @@ const (
 	ModeInline    Mode = "inline"
 	ModeStreaming Mode = "streaming"
 	ModeAsync     Mode = "webhook"
+	ModeSandbox   Mode = "sandbox" // the guest of a live sandbox
 )
 
 // Class is the urgency of a job: a client waits for interactive jobs.

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
 	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/live"
 )
 
 // attempt is one attempt at a job, which goes through stages. Each has a type for its failures:
@@ -33,6 +35,7 @@ type attempt struct {
 	// The stage prepare sets what follows.
 	file    string // name of the program's file, if it is in the home
 	program jail.Program
+	live    *live.Sandbox // nil if the job is no live sandbox
 }
 
 // attempt makes an attempt at a job and logs one wide line.
@@ -58,7 +61,12 @@ func (w *Worker) attempt(ctx context.Context, lease Lease) {
 // error this worker no longer holds the job.
 func (a *attempt) execute(ctx context.Context) (rec *proto.Record, err error) {
 	defer a.admit(ctx)()
-	defer a.pool.Busy()()
+	idle := sync.OnceFunc(a.pool.Busy())
+	defer idle()
+	if err := a.addLive(); err != nil { // before the claim, after which gateways may look for it
+		return nil, &runError{err}
+	}
+	defer a.removeLive(ctx)
 	// The claim is written while the sandbox is being prepared: it must be durable before the program starts, not
 	// before its sandbox is ready.
 	wanted, giveUp := context.WithCancel(ctx)
@@ -68,6 +76,9 @@ func (a *attempt) execute(ctx context.Context) (rec *proto.Record, err error) {
 	c, errClaim := a.claim(ctx, wanted, giveUp)
 	p := <-preparing
 	a.spent.prepared(p.sandbox)
+	if a.job.Live != nil {
+		idle() // nobody waits for the end of the guest
+	}
 	var out Outcome
 	defer func() { a.release(ctx, p.sandbox, out.committed(rec)) }()
 	switch {

@@ -31,7 +31,7 @@ func (e *collectError) message() string {
 
 // collect returns the outcome of a program that has ended.
 func (a *attempt) collect(e *ended) Outcome {
-	r := resultOf(a.job, e.outcome)
+	r := a.liveResult(resultOf(a.job, e.outcome))
 	r.DurationMS = e.outcome.Duration.Milliseconds()
 	r.Stdout, r.StdoutTruncated = e.stdout.text()
 	r.Stderr, r.StderrTruncated = e.stderr.text()

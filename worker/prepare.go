@@ -181,7 +181,7 @@ func (a *attempt) openMounts(_ context.Context, b *sandbox) (err error) {
 
 // takeJail takes a prewarmed or forked jail. If there is none, it opens the image for one.
 func (a *attempt) takeJail(ctx context.Context, b *sandbox) (err error) {
-	k := a.poolKey(a.job.Sandbox, a.job.Language, a.job.ThreadID != "")
+	k := a.keyOf(a.job)
 	b.jail, b.start = a.takePrepared(ctx, k, a.job.Key)
 	a.Warm.OnStart(a.job.Language, b.start)
 	if b.start == Cold {
@@ -213,6 +213,7 @@ func (a *attempt) makeJail(ctx context.Context, b *sandbox) (err error) {
 	switch {
 	case b.start == Cold:
 		spec := Spec(a.job.Sandbox, b.jail.image.Root)
+		spec.Guest = a.job.Live != nil
 		if b.home != nil {
 			spec.Home = b.home
 		}
@@ -245,9 +246,16 @@ func limitHome(_ context.Context, b *sandbox) error {
 	return b.home.LimitSpace()
 }
 
-// bindContainer mounts the home of a container where programs of models expect it.
+// bindContainer mounts the home of a container where programs of models expect it, and that of a live
+// sandbox where clients do.
 func (a *attempt) bindContainer(ctx context.Context, b *sandbox) error {
-	if b.home == nil || !a.job.Container {
+	if b.home == nil {
+		return nil
+	}
+	if a.job.Live != nil {
+		return b.jail.BindHome(ctx, ".", proto.SandboxHome)
+	}
+	if !a.job.Container {
 		return nil
 	}
 	return errors.Join(b.jail.BindHome(ctx, proto.ContainerTmp, "/tmp"), b.jail.BindHome(ctx, ".", proto.ContainerData))

@@ -114,12 +114,20 @@ type poolKey struct {
 	sandbox  proto.Sandbox
 	language proto.Language
 	thread   bool
+	guest    bool   // for the guests of live sandboxes, not for programs
 	apiKey   string // empty for all
 }
 
 func (w *Worker) poolKey(s proto.Sandbox, l proto.Language, thread bool) poolKey {
 	s.OutputBytes = 0 // does not concern the jail
 	return poolKey{worker: w, sandbox: s, language: l, thread: thread}
+}
+
+// keyOf returns the pool key of a job.
+func (w *Worker) keyOf(job *proto.Job) poolKey {
+	k := w.poolKey(job.Sandbox, job.Language, job.ThreadID != "")
+	k.guest = job.Live != nil
+	return k
 }
 
 // forKey returns k for one API key alone.
@@ -135,7 +143,7 @@ func (k poolKey) anyLanguage() poolKey {
 }
 
 // forkable reports whether jails of k may be forked from a zygote.
-func (k poolKey) forkable() bool { return k.apiKey != "" && k.sandbox.Isolation == "" }
+func (k poolKey) forkable() bool { return k.apiKey != "" && k.sandbox.Isolation == "" && !k.guest }
 
 // String returns a text that is equal only for equal keys.
 func (k poolKey) String() string {
@@ -143,7 +151,7 @@ func (k poolKey) String() string {
 	if err != nil {
 		panic(fmt.Sprintf("encode sandbox: %v", err))
 	}
-	return fmt.Sprintf("%s, thread %t, key %q, %s", k.language, k.thread, k.apiKey, sandbox)
+	return fmt.Sprintf("%s, thread %t, guest %t, key %q, %s", k.language, k.thread, k.guest, k.apiKey, sandbox)
 }
 
 // prewarm creates a jail.
@@ -176,7 +184,7 @@ func (k poolKey) create(
 	ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error),
 ) (*preparedJail, error) {
 	return k.withImage(ctx, func(j *preparedJail, spec jail.Spec) (err error) {
-		if source, ok := k.source(j.image); ok && jail.CanWait(source.Language) {
+		if source, ok := k.source(j.image); ok && !k.guest && jail.CanWait(source.Language) {
 			prewarmed, err := source.Prewarm()
 			if err != nil {
 				return err
@@ -198,7 +206,7 @@ func (k poolKey) withImage(
 		return nil, err
 	}
 	spec := Spec(k.sandbox, j.image.Root)
-	spec.MountHomeLater = k.thread
+	spec.MountHomeLater, spec.Guest = k.thread, k.guest
 	if err := create(j, spec); err != nil {
 		j.releaseImage()
 		return nil, err

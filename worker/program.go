@@ -38,7 +38,10 @@ func (a *attempt) load(ctx context.Context, b *sandbox) error {
 // programFor returns the program that the jail runs. Its error is a sentence for the tenant.
 func (a *attempt) programFor(b *sandbox) (jail.Program, error) {
 	job := a.job
-	source, ok := a.poolKey(job.Sandbox, job.Language, b.home != nil).source(b.jail.image)
+	if job.Live != nil {
+		return a.guestFor(b)
+	}
+	source, ok := a.keyOf(job).source(b.jail.image)
 	if !ok {
 		_, err := (&proto.Image{Languages: b.jail.image.Languages}).Interpreter(job.Language)
 		return jail.Program{}, err

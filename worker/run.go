@@ -37,9 +37,15 @@ func (a *attempt) run(ctx context.Context, c *claim, b *sandbox) (*ended, error)
 	maskedOut, maskedErr := secrets.Writer(e.stdout), secrets.Writer(e.stderr)
 	program := a.program
 	program.Stdout, program.Stderr, program.Cancel = maskedOut, maskedErr, c.cancelled
+	if a.live != nil {
+		stop := a.stopLive(c)
+		defer stop.release()
+		program.Cancel, program.Listener = stop.cancel, a.live.Listener
+	}
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)
 	outcome, err := b.jail.Run(c.running, program)
+	a.removeLive(ctx) // before the save: a socket without its guest would accept connections
 	a.spent.run = time.Since(began)
 	a.spent.steps.Program = a.spent.interval(period{began, a.spent.run})
 	maskedOut.Flush()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/inject"
+	"github.com/bullpen-run/bullpen/worker/live"
 	"github.com/bullpen-run/bullpen/worker/mount"
 	"github.com/bullpen-run/bullpen/worker/pool"
 )
@@ -41,6 +42,11 @@ type Worker struct {
 	Roots inject.Roots
 	// Mounts mounts storage connections; nil if this worker cannot.
 	Mounts *mount.Opener
+	// Live are the live sandboxes, whose jobs LiveJobs assigns to LiveSlots slots; nil if this worker
+	// runs none.
+	Live      *live.Sandboxes
+	LiveJobs  Jobs
+	LiveSlots int
 
 	health  health
 	pool    *pool.Pool[*preparedJail]
@@ -57,19 +63,29 @@ func (w *Worker) Run(ctx, cut context.Context) error {
 	defer w.health.markUnhealthy()
 	defer w.startPrewarming(ctx)()
 	w.limiter = newBackgroundLimiter()
-	for range w.Slots {
-		slots.Go(func() {
-			for {
-				lease, err := w.Jobs.Take(w.health.awaitHealthy(ctx))
-				switch {
-				case err == nil:
-					w.attempt(cut, lease)
-				case ctx.Err() != nil:
-					return
-				}
-			}
-		})
+	work := func(jobs Jobs, n int) {
+		for range n {
+			slots.Go(func() { w.work(ctx, cut, jobs) })
+		}
+	}
+	work(w.Jobs, w.Slots)
+	if w.Live != nil {
+		defer context.AfterFunc(ctx, w.Live.Drain)()
+		work(w.LiveJobs, w.LiveSlots)
 	}
 	slots.Wait()
 	return nil
+}
+
+// work carries out the jobs of one slot until ctx is done.
+func (w *Worker) work(ctx, cut context.Context, jobs Jobs) {
+	for {
+		lease, err := jobs.Take(w.health.awaitHealthy(ctx))
+		switch {
+		case err == nil:
+			w.attempt(cut, lease)
+		case ctx.Err() != nil:
+			return
+		}
+	}
 }

@@ -58,6 +58,12 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 			proto.StepWaiting, proto.StepRunning, proto.StepSuccess, proto.StepFailed,
 			proto.StepSkipped, proto.StepCancelled,
 		})
+	case proto.SandboxState:
+		return texts(proto.SandboxStates())
+	case proto.SandboxStop:
+		return texts(proto.SandboxStops())
+	case proto.SandboxReason:
+		return texts(proto.SandboxReasons())
 	case proto.UsageGroup:
 		return texts(proto.UsageGroups())
 	case proto.QuotaName:

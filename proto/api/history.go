@@ -51,7 +51,7 @@ func Statuses() []proto.Status {
 
 // Modes returns all delivery modes.
 func Modes() []proto.Mode {
-	return []proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync}
+	return []proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync, proto.ModeSandbox}
 }
 
 // Executions is a page of executions.

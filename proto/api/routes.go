@@ -22,6 +22,7 @@ const (
 	tagBatches    = "batches"
 	tagSchedules  = "schedules"
 	tagPipelines  = "pipelines"
+	tagSandboxes  = "sandboxes"
 	tagThreads    = "threads"
 	tagFiles      = "files"
 	tagMCP        = "mcp"
@@ -93,6 +94,8 @@ func tags() []object {
 			"organisation; their executions run under the API key that created them."},
 		{"name": tagPipelines, "description": "Run steps that depend on each other. Runs belong to the " +
 			"organisation; their steps are executions under the API key that started them."},
+		{"name": tagSandboxes, "description": "Sandboxes that live: start processes in them, come back to them. They " +
+			"belong to the organisation, and run under the API key that created them."},
 		{"name": tagThreads, "description": "Home directories that outlive an execution. They belong to the organisation. " +
 			"The first execution that names a thread creates it."},
 		{"name": tagFiles, "description": "Files in the home of a thread or in a storage connection. Their content is " +
@@ -115,7 +118,7 @@ func Routes() []Route {
 	all := slices.Clone(registered)
 	for _, group := range [][]Route{
 		executionRoutes(), webhookRoutes(), batchRoutes(), scheduleRoutes(), pipelineRoutes(),
-		threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), sessionRoutes(),
+		sandboxRoutes(), threadRoutes(), fileRoutes(), uploadRoutes(), mcpRoutes(), usageRoutes(), sessionRoutes(),
 		secretRoutes(), imageRoutes(), workerRoutes(), deadLetterRoutes(),
 		storeRoutes(), auditRoutes(), serverRoutes(),
 	} {

@@ -76,6 +76,8 @@ func newRejection(r *proto.Rejection) *Error {
 	case proto.RejectedQueueFull:
 		upgrade := upgradeTo(r, func(p *proto.Plan) int { return p.MaxQueued }, "queued")
 		return limitReached(5, r, "queued execution limit", upgrade)
+	case proto.RejectedSandboxes:
+		return limitReached(30, r, "limit of live sandboxes", "")
 	case proto.RejectedPipelines:
 		return limitReached(30, r, "limit of pipelines that run at the same time", "")
 	case proto.RejectedNoWorker:

@@ -98,8 +98,10 @@ func (a *Admission) Sandbox(ctx context.Context, p *proto.Profile, language prot
 	if err != nil {
 		return proto.Sandbox{}, fmt.Errorf("look up image %s: %w", name, err)
 	}
-	if _, err := image.Interpreter(language); err != nil {
-		return proto.Sandbox{}, err
+	if language != "" { // which a live sandbox does not need
+		if _, err := image.Interpreter(language); err != nil {
+			return proto.Sandbox{}, err
+		}
 	}
 	sandbox := p.Sandbox(image.Digest)
 	sandbox.Architecture = image.Architecture

@@ -20,6 +20,10 @@ const (
 	CapabilityInjections = "injections"
 	CapabilityMounts     = "mounts"  // programs with mounts of storage connections
 	CapabilityVolumes    = "volumes" // programs with mounts of volumes, which older workers do not know
+	// CapabilitySandboxes is for live sandboxes, and CapabilitySandboxImages for those with images. Their
+	// slots offer nothing that every program needs, so programs and sandboxes do not share slots.
+	CapabilitySandboxes     = "sandboxes"
+	CapabilitySandboxImages = "sandbox-images"
 )
 
 // CapabilityLanguage returns the capability to run programs in a language.
@@ -43,7 +47,12 @@ func architectureOf(capabilities []string) string {
 // needsOf returns the capabilities that a job needs, in a fixed order.
 func needsOf(m *proto.Meta) []string {
 	needs := []string{CapabilityLanguage(m.Language)}
-	if m.Image != "" {
+	switch {
+	case m.SandboxID != "" && m.Image != "":
+		needs[0] = CapabilitySandboxImages
+	case m.SandboxID != "":
+		needs[0] = CapabilitySandboxes
+	case m.Image != "":
 		needs[0] = CapabilityImages
 	}
 	if m.Architecture != "" {

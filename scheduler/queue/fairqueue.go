@@ -49,13 +49,17 @@ type job struct {
 // cost returns what serving the job costs its organisation.
 func (j *job) cost() uint64 { return max(1, unitCost/uint64(max(1, j.meta.Weight))) }
 
-// tally counts active jobs, those that are assigned or running.
+// tally counts active jobs, those that are assigned or running. Live sandboxes do not count: they have
+// slots and limits of their own.
 type tally struct {
 	all, background int
 }
 
 // add adds n jobs of m's class.
 func (c *tally) add(m *proto.Meta, n int) {
+	if m.SandboxID != "" {
+		return
+	}
 	c.all += n
 	if m.Class() == proto.ClassBackground {
 		c.background += n
@@ -194,6 +198,9 @@ func (o *orgQueue) head(free capacity) *job {
 // hasRoom reports whether the limits of the organisation and of key q allow another job like m to
 // run.
 func (o *orgQueue) hasRoom(q *keyQueue, m *proto.Meta, free capacity) bool {
+	if m.SandboxID != "" {
+		return true
+	}
 	if o.active.all >= m.Concurrent || !q.hasRoom(m, q.active.all) {
 		return false
 	}
@@ -297,6 +304,9 @@ func (q *fairQueue) admit(m *proto.Meta) *proto.Rejection {
 	defer q.prune(o)
 	if size := sizeOf(m); q.maxSize > 0 && (q.size+size > q.maxSize || o.size+size > q.maxSize/orgShare) {
 		return &proto.Rejection{Reason: proto.RejectedUnavailable, Detail: "the dispatcher has no memory for more jobs"}
+	}
+	if m.SandboxID != "" {
+		return nil
 	}
 	if m.Class() != proto.ClassInteractive {
 		if used := o.queued[proto.ClassBackground]; used >= m.MaxQueued {

@@ -117,6 +117,10 @@ func describe(capability string) string {
 		return "images for the architecture " + value
 	case CapabilityImages:
 		return "sandbox images"
+	case CapabilitySandboxes:
+		return "live sandboxes"
+	case CapabilitySandboxImages:
+		return "live sandboxes with images"
 	case CapabilityNetwork:
 		return "network access"
 	case CapabilityDisk:

@@ -29,6 +29,20 @@ func (q *Queue) Wait(ctx context.Context, org string, id proto.TraceID) (*proto.
 	return w.Wait(ctx)
 }
 
+// WaitStarted is Wait for the start of an execution's program, or the end of the execution.
+func (q *Queue) WaitStarted(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error) {
+	w, err := q.Watch(org, id)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	w.reached = func(s proto.Status) bool { return s == proto.StatusRunning || s.Terminal() }
+	if rec, err := w.poll(ctx); rec != nil || err != nil {
+		return rec, err
+	}
+	return w.Wait(ctx)
+}
+
 // Watch waits for the end of one execution.
 type Watch struct {
 	queue    *Queue
@@ -36,13 +50,14 @@ type Watch struct {
 	id       proto.TraceID
 	messages chan *nats.Msg
 	sub      *nats.Subscription
-	accepted bool // the job was found
+	accepted bool                    // the job was found
+	reached  func(proto.Status) bool // reports whether a status is waited for
 }
 
 // Watch subscribes to the end of an execution. If called before the submission, the caller need not
 // read the record first.
 func (q *Queue) Watch(org string, id proto.TraceID) (*Watch, error) {
-	w := &Watch{queue: q, org: org, id: id, messages: make(chan *nats.Msg, 4)}
+	w := &Watch{queue: q, org: org, id: id, messages: make(chan *nats.Msg, 4), reached: proto.Status.Terminal}
 	var err error
 	if w.sub, err = q.Store.Conn.ChanSubscribe(store.DoneSubject(org, id), w.messages); err != nil {
 		return nil, fmt.Errorf("wait for %s: %w", id, err)
@@ -77,10 +92,10 @@ func (w *Watch) receive(ctx context.Context, tick <-chan time.Time) (*proto.Reco
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case m := <-w.messages:
-			if !proto.Status(m.Header.Get(store.HeaderStatus)).Terminal() {
+			if !w.reached(proto.Status(m.Header.Get(store.HeaderStatus))) {
 				continue // a claim, or a change of it
 			}
-			if rec, err := proto.DecodeRecord(w.id, m.Data); err == nil && rec.Status.Terminal() {
+			if rec, err := proto.DecodeRecord(w.id, m.Data); err == nil && w.reached(rec.Status) {
 				return rec, nil
 			}
 			return nil, nil // its body is stored apart
@@ -97,7 +112,7 @@ func (w *Watch) poll(ctx context.Context) (*proto.Record, error) {
 	switch {
 	case errors.Is(err, proto.ErrNotFound) || ctx.Err() != nil:
 		return nil, errors.Join(err, context.Cause(ctx))
-	case err == nil && rec.Status.Terminal():
+	case err == nil && w.reached(rec.Status):
 		return rec, nil
 	default:
 		return nil, nil

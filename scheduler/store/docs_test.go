@@ -132,6 +132,12 @@ var signals = []signal{
 		"whether a client still reads the output of an execution (request)",
 	},
 	{DrainSubject("*"), []string{roleGateway}, []string{roleWorker}, "drain or resume a worker"},
+	{
+		EndpointSubject("*"),
+		[]string{roleGateway},
+		[]string{roleWorker},
+		"the address at which a worker serves gateways (request)",
+	},
 	{CancelSubject("*"), []string{roleGateway, roleScheduler}, []string{roleWorker}, "cancel an execution"},
 	{OutputPatternOf("*"), nil, []string{roleGateway}, "live output, as it is stored"},
 	{AgentLogSubject("*", "*"), nil, []string{roleGateway}, "events of agent runs, as they are stored"},

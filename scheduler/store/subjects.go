@@ -237,6 +237,9 @@ func AssignSubject(worker string) string { return root + "worker." + worker + ".
 // DrainSubject starts or stops the draining of a worker.
 func DrainSubject(worker string) string { return root + "worker." + worker + ".drain" }
 
+// EndpointSubject is answered by a worker with the address at which it serves gateways.
+func EndpointSubject(worker string) string { return root + "worker." + worker + ".endpoint" }
+
 // CancelSubject asks a worker to read the record of the execution named in the message.
 func CancelSubject(worker string) string { return root + "worker." + worker + ".cancel" }
 

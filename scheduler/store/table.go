@@ -128,6 +128,7 @@ type Buckets struct {
 	Schedules   jetstream.KeyValue // schedules and what has happened to them
 	Batches     jetstream.KeyValue // batches and how far they have come
 	Pipelines   jetstream.KeyValue // runs of pipelines and what has happened to them
+	Sandboxes   jetstream.KeyValue // live sandboxes
 	AgentFiles  jetstream.KeyValue // files of agents, without their content
 	AgentRuns   jetstream.KeyValue // runs of agents that go on in the background
 	Usage       jetstream.KeyValue // what organisations used, see package usage
@@ -166,6 +167,14 @@ var table = []row{
 		bucket:    func(s *Store) *jetstream.KeyValue { return &s.Pipelines },
 		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
 		ofOrg:  &orgKeys{"pipelines", []string{"def.%s.*", "run.%s.*"}},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
+	},
+	{
+		name: "bullpen_sandboxes", holds: "live sandboxes", bucket: func(s *Store) *jetstream.KeyValue {
+			return &s.Sandboxes
+		},
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &orgKeys{"sandboxes", []string{"%s.*"}},
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{

@@ -264,7 +264,7 @@ func statuses() []proto.Status {
 }
 
 func modes() []proto.Mode {
-	return []proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync}
+	return []proto.Mode{proto.ModeInline, proto.ModeStreaming, proto.ModeAsync, proto.ModeSandbox}
 }
 
 const (

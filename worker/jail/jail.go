@@ -48,6 +48,8 @@ type Spec struct {
 	// it; nil for none. Such a jail is created at a low CPU weight, since no execution waits for
 	// it. A zygote's interpreter starts at a program's weight.
 	Prewarm *Program
+	// Guest means that the jail is for the guest of a live sandbox.
+	Guest bool
 	// MountHomeLater means that Jail.MountHome will mount the home; Home must be nil.
 	MountHomeLater bool
 }
@@ -110,6 +112,10 @@ type Program struct {
 	// the program is killed.
 	Cancel      <-chan struct{}
 	CancelGrace time.Duration
+	// Listener, if not nil, is a listening Unix socket, and makes the program the guest of a live
+	// sandbox, in a jail with Spec.Guest. Argv are the guest's arguments. The guest serves the socket
+	// as descriptor 3, which no other process in the jail can reach.
+	Listener *os.File
 	// Interception, if not nil, takes over connections of the program. The jail must have a network.
 	Interception *Interception
 	// Stdout and Stderr receive the program's output unaltered, as it is written. If nil, the

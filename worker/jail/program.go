@@ -32,6 +32,13 @@ const (
 	PrewarmDir = HarnessDir + "/prewarm"
 )
 
+// GuestConfig is the configuration of the guest of a live sandbox, and GuestUser the name of the user
+// with [ProgramID] there.
+const (
+	GuestConfig = JobDir + "/guest.json"
+	GuestUser   = "user"
+)
+
 // ProgramID is the program's uid and gid inside a jail.
 const ProgramID = 1000
 

@@ -27,6 +27,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/pipelines"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/sandboxes"
 	"github.com/bullpen-run/bullpen/scheduler/schedules"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/threads"
@@ -89,6 +90,7 @@ type system struct {
 	batches      *batches.Batches          // nil without the gateway role
 	agentRuns    *agentruns.Runs           // nil without the gateway role
 	pipelines    *pipelines.Pipelines      // nil without the gateway role
+	sandboxes    *sandboxes.Sandboxes      // nil without the gateway role
 	history      *schedulerhistory.History // nil without the gateway role
 	usage        *usage.Usage              // nil without the gateway role
 	orgs         *registry.Orgs            // nil without the gateway role
@@ -393,11 +395,15 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 			Store: s.store, Retention: s.cfg.Retention,
 			Instance: s.instance, Log: s.log,
 		}
+		sandboxRunner := &sandboxes.Runner{
+			Sandboxes: s.sandboxes, Executions: s.queue, Keys: s.admission, Homes: s.versions(), Store: s.store,
+			Instance: s.instance, Log: s.log,
+		}
 		deletions := &orgdata.Runner{
 			Store: s.store, Data: s.orgData, Orgs: s.orgs, Settle: orgdata.DefaultSettle, Instance: s.instance, Log: s.log,
 		}
 		r.work = append(r.work, part{"runner of schedules", runner.Run}, part{"runner of batches", batchRunner.Run},
-			part{"runner of pipelines", stepRunner.Run},
+			part{"runner of pipelines", stepRunner.Run}, part{"runner of sandboxes", sandboxRunner.Run},
 			part{"deletion of organisations", deletions.Run})
 		counter := &usage.Counter{Store: s.store, Retention: s.cfg.Retention, Instance: s.instance, Log: s.log}
 		r.base = append(append(r.base, base...), part{"threads", s.runThreadGC}, part{"counting of usage", counter.Run})

@@ -66,6 +66,8 @@ type Config struct {
 	RedisCA  string `name:"redis-ca" group:"Redis" env:"BULLPEN_REDIS_CA" placeholder:"FILE" help:"Certificate authorities for Redis over TLS, PEM. Default: the system's."`
 
 	Slots      int         `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs that this worker runs at once. 0 is 4 per core, at most one per GiB of memory."`
+	Sandboxes  int         `name:"sandboxes" group:"Worker" env:"BULLPEN_SANDBOXES" default:"0" placeholder:"N" help:"Live sandboxes that this worker runs at once, besides programs. 0 is one for each GiB of memory; a negative number is none."`
+	Tunnel     string      `name:"tunnel" group:"Worker" env:"BULLPEN_TUNNEL" default:"127.0.0.1:0" placeholder:"ADDRESS" help:"Address on which this worker serves gateways that pass requests on to live sandboxes. With gateways on other machines, give an address that they reach. Port 0 is any."`
 	Pool       string      `name:"pool" group:"Worker" env:"BULLPEN_POOL" default:"default" placeholder:"NAME" help:"Name of this worker's pool. All workers of a pool can run the same executions."`
 	WarmMemory proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for prewarmed sandboxes and zygotes. 0 is a sixteenth of the memory of the machine or container, 1 disables both."`
 	NsjailPath string      `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"Path of nsjail. Default: nsjail beside the bullpen program, then in ../libexec/bullpen, then on the PATH."`

@@ -24,6 +24,19 @@ func (c *Config) SlotCount() int {
 	return int(max(n, 1))
 }
 
+// liveSandboxes returns how many live sandboxes the worker runs at once. The default is one for each
+// GiB of memory, limited by the user ids that programs leave.
+func (c *Config) liveSandboxes() int {
+	switch {
+	case c.Sandboxes < 0:
+		return 0
+	case c.Sandboxes > 0:
+		return c.Sandboxes
+	default:
+		return int(min(machineMemory()/memoryPerSlot, int64(c.UIDRange.Count/UIDsPerSlot-c.SlotCount())))
+	}
+}
+
 // forks returns how many jails one zygote can have. For each slot there are four prewarmed jails,
 // one that runs and one that is being removed.
 func (c *Config) forks() int { return min(6*c.SlotCount(), nsjail.MaxForks) }
@@ -37,7 +50,7 @@ func (c *Config) warm() worker.Warm {
 	if memory == 0 {
 		memory = machineMemory() / 16
 	}
-	left := c.UIDRange.Count/UIDsPerSlot - slots
+	left := c.UIDRange.Count/UIDsPerSlot - slots - c.liveSandboxes()
 	most := min(4*slots, left)
 	return worker.Warm{
 		Spare: min(slots, 2*runtime.GOMAXPROCS(0)), Most: most, Zygotes: min(mostZygotes, (left-most)/(1+c.forks())),

@@ -18,6 +18,7 @@ import (
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/gateway/admin"
 	"github.com/bullpen-run/bullpen/gateway/executions"
+	gatewaysandboxes "github.com/bullpen-run/bullpen/gateway/sandboxes"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/admission"
@@ -30,6 +31,7 @@ import (
 	"github.com/bullpen-run/bullpen/scheduler/pipelines"
 	"github.com/bullpen-run/bullpen/scheduler/queue"
 	"github.com/bullpen-run/bullpen/scheduler/registry"
+	"github.com/bullpen-run/bullpen/scheduler/sandboxes"
 	"github.com/bullpen-run/bullpen/scheduler/schedules"
 	"github.com/bullpen-run/bullpen/scheduler/submit"
 	"github.com/bullpen-run/bullpen/scheduler/usage"
@@ -115,6 +117,9 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	if s.pipelines, err = pipelines.Open(ctx, s.store, s.log); err != nil {
 		return nil, nil, err
 	}
+	if s.sandboxes, err = sandboxes.Open(ctx, s.store, s.log); err != nil {
+		return nil, nil, err
+	}
 	if s.batches, err = batches.Open(ctx, s.store, s.blobs, s.log); err != nil {
 		return nil, nil, err
 	}
@@ -169,7 +174,14 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Problems: s.problems,
 		FromZero: s.cfg.Autoscale != AutoscaleNone, AgentFiles: agentFiles, Spool: s.newSpool,
 	}
+	live := &gatewaysandboxes.Routes{Service: &gatewaysandboxes.Service{
+		Core: &server.Core, Store: s.sandboxes, Admission: s.admission, Jobs: s.queue, Submissions: submitter,
+		Tunnels:   &gatewaysandboxes.Tunnels{Endpoints: &sandboxes.Endpoints{Store: s.store}},
+		TicketKey: keys.Derived("tickets of sandboxes"),
+	}}
+	server.Surfaces = append(server.Surfaces, live.Surface())
 	server.Groups = []web.Group{
+		live,
 		&admin.DeadLetterRoutes{Core: &server.Core, DeadLetters: letters, Requeuer: s.admission},
 		&admin.SecretRoutes{Core: &server.Core, Secrets: secrets, Orgs: orgs, Key: s.keyring},
 		&admin.AuditRoutes{Core: &server.Core, Audit: &audit.Log{Store: s.store}},
@@ -189,6 +201,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		{"images", images.Run},
 		{"schedules", s.schedules.Run},
 		{"pipelines", s.pipelines.Run},
+		{"sandboxes", s.sandboxes.Run},
 		{"batches", s.batches.Run},
 		{"index of executions", s.history.Run},
 		{"usage", s.usage.Run},

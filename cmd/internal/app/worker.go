@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -36,6 +37,7 @@ type workerRole struct {
 	*system
 	ready      chan struct{} // closed when the fields below are set
 	slots      *queue.Slots
+	live       *liveWorker // nil if this worker runs no live sandboxes
 	runner     *worker.Worker
 	imageCache *imageCache
 	journal    *os.File          // the journal of assignments
@@ -72,7 +74,7 @@ func (r *workerRole) hold(ctx context.Context) error {
 			r.metrics.Slots(r.slots.Total, r.slots.Used)
 			r.metrics.ImageCache(r.imageCache.stats)
 			close(r.ready)
-			return errors.Join(r.slots.Run(ctx), closers.close())
+			return errors.Join(r.runSlots(ctx), closers.close())
 		}
 		if err := closers.close(); err != nil {
 			r.log.Error("a worker that could not be set up could not be cleared away", "error", err)
@@ -83,6 +85,19 @@ func (r *workerRole) hold(ctx context.Context) error {
 		case <-time.After(openPause):
 		}
 	}
+}
+
+// runSlots holds the leases of the worker until ctx is done.
+func (r *workerRole) runSlots(ctx context.Context) error {
+	if r.live == nil {
+		return r.slots.Run(ctx)
+	}
+	var serving sync.WaitGroup
+	var errLive error
+	serving.Go(func() { errLive = r.live.run(ctx, r) })
+	err := r.slots.Run(ctx)
+	serving.Wait()
+	return errors.Join(err, errLive)
 }
 
 // closers are closed in reverse order.
@@ -175,6 +190,12 @@ func (r *workerRole) open(ctx context.Context) (c closers, err error) {
 			w.FlushPartial, w.Budget = job.StreamPartial, r.queue
 			return output{w}
 		},
+	}
+	if r.live, err = r.openLive(capabilities, &c); err != nil {
+		return c, err
+	}
+	if r.live != nil {
+		r.runner.Live, r.runner.LiveJobs, r.runner.LiveSlots = r.live.sandboxes, jobs{r.live.slots}, r.live.slots.Total
 	}
 	return c, nil
 }

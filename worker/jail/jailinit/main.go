@@ -43,6 +43,7 @@ const (
 const (
 	outputs        = 2
 	outputsOrders  = 3
+	outputsGuest   = 4 // also the socket on which a guest listens, and its executable
 	maxDescriptors = 16
 )
 
@@ -128,7 +129,11 @@ func first(kind string, o *order, s *supervisor) interpreter {
 		prewarmed.pid, prewarmed.link = wire.ForkPID, wire.ForkFD
 		prewarmed.awaitFirst()
 	} else {
-		o.receive(outputs)
+		descriptors := outputs
+		if kind == wire.Guest {
+			descriptors = outputsGuest
+		}
+		o.receive(descriptors)
 		if o.typ != wire.Prewarm {
 			return prewarmed
 		}
@@ -211,7 +216,7 @@ func confine(kind string) (what string, errno unix.Errno) {
 	if errno := programFilter.load(); errno != 0 {
 		return "read the filter of system calls", errno
 	}
-	if errno := dropCapabilities(kind == wire.Zygote); errno != 0 {
+	if errno := dropCapabilities(kind); errno != 0 {
 		return "drop capabilities", errno
 	}
 	if kind == wire.Zygote {
@@ -236,10 +241,45 @@ func lower(resource int, most uint64) unix.Errno {
 	return prlimit(resource, &limit, nil)
 }
 
+// guestCapabilities are the capabilities of a guest: it starts processes as other users, ends them,
+// and handles their files.
+const guestCapabilities = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_CHOWN |
+	1<<unix.CAP_DAC_OVERRIDE
+
+// grantGuest makes this process, which will execute a guest, pass the guest's capabilities on, but
+// only once: with SECBIT_NOROOT even root gets none by an execve, except those in the ambient set,
+// which the guest clears.
+func grantGuest() unix.Errno {
+	const noRoot = 1<<0 | 1<<1 // SECBIT_NOROOT and its lock, from linux/securebits.h
+	if errno := prctl(unix.PR_SET_SECUREBITS, noRoot); errno != 0 {
+		return errno
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	const all = guestCapabilities | 1<<unix.CAP_SETPCAP
+	data := [2]unix.CapUserData{{Effective: all, Permitted: all, Inheritable: guestCapabilities}}
+	if errno := capset(&header, &data); errno != 0 {
+		return errno
+	}
+	for c := range uintptr(32) {
+		if guestCapabilities&(1<<c) == 0 {
+			continue
+		}
+		errno := prctl2(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, c)
+		if errno == 0 {
+			errno = prctl(unix.PR_CAPBSET_DROP, c) // it was needed for the inheritable set
+		}
+		if errno != 0 {
+			return errno
+		}
+	}
+	data[0].Effective, data[0].Permitted = guestCapabilities, guestCapabilities
+	return capset(&header, &data)
+}
+
 // dropCapabilities keeps the capabilities that nsjail gives an init, permitted and effective. These
 // end with setresuid in the child. It empties the inheritable, ambient and bounding sets; a zygote
 // keeps what it needs in the bounding set.
-func dropCapabilities(parent bool) unix.Errno {
+func dropCapabilities(kind string) unix.Errno {
 	// nsjail sets no-setuid-fixup, with which the child would keep the capabilities.
 	if errno := prctl(unix.PR_SET_SECUREBITS, 0); errno != 0 {
 		return errno
@@ -248,7 +288,8 @@ func dropCapabilities(parent bool) unix.Errno {
 		return errno
 	}
 	for c := range uintptr(64) {
-		if parent && (c == unix.CAP_SETUID || c == unix.CAP_SETGID) {
+		if kind == wire.Zygote && (c == unix.CAP_SETUID || c == unix.CAP_SETGID) ||
+			kind == wire.Guest && guestCapabilities&(1<<c) != 0 {
 			continue
 		}
 		if errno := prctl(unix.PR_CAPBSET_DROP, c); errno == unix.EINVAL {
@@ -262,7 +303,10 @@ func dropCapabilities(parent bool) unix.Errno {
 	if errno := capget(&header, &data); errno != 0 {
 		return errno
 	}
-	const own = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP
+	own := uint32(1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP)
+	if kind == wire.Guest {
+		own |= guestCapabilities
+	}
 	kept := data[0].Permitted & own
 	data[0], data[1] = unix.CapUserData{Effective: kept, Permitted: kept}, unix.CapUserData{}
 	return capset(&header, &data)

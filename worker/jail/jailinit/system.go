@@ -283,8 +283,10 @@ func setDisposition(signal uintptr) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, signal, uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
 }
 
-func prctl(option int, a uintptr) unix.Errno {
-	_, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, uintptr(option), a, 0, 0, 0, 0)
+func prctl(option int, a uintptr) unix.Errno { return prctl2(option, a, 0) }
+
+func prctl2(option int, a, b uintptr) unix.Errno {
+	_, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, uintptr(option), a, b, 0, 0, 0)
 	return errno
 }
 

@@ -62,6 +62,9 @@ func (l layout) config() string {
 	// its loopback, and to make /proc read-only afterwards. The program gets none.
 	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP" cap: "CAP_SYS_RESOURCE" cap: ` +
 		`"CAP_SYS_ADMIN" cap: "CAP_NET_ADMIN"`)
+	if l.spec.Guest { // which handles the files of the sandbox's users
+		b.line(`cap: "CAP_CHOWN" cap: "CAP_DAC_OVERRIDE"`)
+	}
 	// The control group limits memory and CPU. HARD is the worker's own limit: raising one above it
 	// needs a capability that many hosts do not grant. The init sets the limit on core dumps.
 	b.line("rlimit_as_type: HARD rlimit_cpu_type: HARD rlimit_fsize_type: HARD rlimit_core_type: HARD")
@@ -88,6 +91,9 @@ func (l layout) config() string {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
 	kind := ""
+	if l.spec.Guest {
+		kind = wire.Guest
+	}
 	if l.childUIDs == nil {
 		for _, m := range l.own(l.dir) {
 			b.mount(m)

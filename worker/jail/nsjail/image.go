@@ -26,6 +26,16 @@ func initImage() (*os.File, error) {
 	return memfd("jailinit", b, unix.MFD_EXEC)
 }
 
+// openGuest returns the guest's executable as a sealed, read-only file in memory, which all guests
+// share.
+func openGuest() (*os.File, error) {
+	b, err := embedded.ReadFile("embedded/guest")
+	if err != nil {
+		return nil, errors.New("this binary was built without the guest of live sandboxes: build it with `make build`")
+	}
+	return memfd("guest", b, unix.MFD_EXEC)
+}
+
 // filterFile returns the filter that also allows the added calls, as a sealed file in memory.
 func filterFile(added []string) (*os.File, error) {
 	code, err := filter.Bytes(added)

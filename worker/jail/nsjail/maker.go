@@ -72,10 +72,11 @@ var errClosing = errors.New("prepare jail: the maker of jails is closed")
 // Maker creates jails.
 type Maker struct {
 	cfg    Config
-	dir    string   // this worker's directory in RunDir/workers
-	lock   *os.File // held while this worker is alive, as other workers check
-	init   *os.File // the init's executable, sealed in memory
-	filter *os.File // the filter of programs without Spec.SystemCalls, sealed in memory
+	dir    string                   // this worker's directory in RunDir/workers
+	lock   *os.File                 // held while this worker is alive, as other workers check
+	init   *os.File                 // the init's executable, sealed in memory
+	guest  func() (*os.File, error) // opens the executable of guests, sealed in memory, once
+	filter *os.File                 // the filter of programs without Spec.SystemCalls, sealed in memory
 	null   *os.File
 	proc   *proc
 	pids   int // maximum of RLIMIT_NPROC
@@ -108,7 +109,9 @@ type Maker struct {
 // Open prepares the shared parts of all jails, and removes leftovers of dead workers. The error
 // names what is missing and how to fix it.
 func Open(cfg Config) (*Maker, error) {
-	m := &Maker{cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[rootKey]*root{}}
+	m := &Maker{
+		cfg: cfg, live: map[*sandbox]struct{}{}, roots: map[rootKey]*root{}, guest: sync.OnceValues(openGuest),
+	}
 	if m.cfg.RunDir == "" {
 		m.cfg.RunDir = DefaultRunDir
 	}
@@ -196,6 +199,7 @@ type rootKey struct {
 	image     string // Spec.Root
 	network   bool   // a resolver is available
 	terminals bool   // there are terminals
+	guest     bool   // for guests of live sandboxes
 }
 
 // root is a skeleton that is created on first use, which may take long for an image.

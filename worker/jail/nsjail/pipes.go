@@ -140,6 +140,9 @@ func encode(typ byte, p jail.Program) ([]byte, error) {
 		Argv: p.Argv, Env: p.Env, Dir: p.Dir, Stdin: wire.NoInput, UID: jail.ProgramID,
 		GID: jail.ProgramID,
 	}
+	if p.Listener != nil {
+		s.Argv, s.UID, s.GID = append([]string{wire.GuestFile}, p.Argv...), 0, 0
+	}
 	if len(p.Stdin) > 0 {
 		s.Stdin = jail.StdinFile
 		s.Files = append(s.Files, wire.File{Path: jail.StdinFile, Mode: 0o644, Owner: wire.OwnerInit, Content: p.Stdin})

@@ -40,6 +40,11 @@ const (
 	// ready. That is measured as 1.6 to 1.9 MiB, plus page cache, which is reclaimed on demand.
 	// Reported memory usage excludes it.
 	nsjailMemory = 9 << 18
+	// guestMemory, in bytes, is for the guest of a live sandbox: 16 MiB of Go's heap, to which it limits
+	// itself, the output that it keeps, and its stacks and kernel memory.
+	guestMemory = 48 << 20
+	// guestTasks is for the guest's threads.
+	guestTasks = 64
 	// forkedMemory is the same for a forked jail, which has no nsjail: measured as 0.1 to 0.4 MiB.
 	forkedMemory = 1 << 19
 )
@@ -51,6 +56,8 @@ func (s *sandbox) ownMemory() int64 {
 		return forkedMemory
 	case s.childUIDs != nil:
 		return nsjailMemory + zygoteMemory
+	case s.spec.Guest:
+		return nsjailMemory + guestMemory
 	default:
 		return nsjailMemory
 	}
@@ -144,6 +151,9 @@ func (s *sandbox) build(ctx context.Context, grouped <-chan error) error {
 // limit sets the limits that do not affect nsjail and the init.
 func (s *sandbox) limit() (err error) {
 	l := cgroup.Limits{Memory: s.spec.Memory + s.ownMemory(), Tasks: s.spec.Pids + ownTasks}
+	if s.spec.Guest {
+		l.Tasks += guestTasks
+	}
 	// First, so that no effect of the limit is missed.
 	if s.oom, err = s.group.WatchOOM(); err != nil {
 		return err
@@ -300,7 +310,7 @@ func (f *files) close() {
 func (s *sandbox) files() (*files, error) {
 	f := &files{}
 	root, err := s.m.skeleton(
-		rootKey{s.spec.Root, s.spec.Network.Effective() != proto.NetworkBlocked, s.spec.Terminals > 0})
+		rootKey{s.spec.Root, s.spec.Network.Effective() != proto.NetworkBlocked, s.spec.Terminals > 0, s.spec.Guest})
 	if err != nil {
 		return f, err
 	}

@@ -264,7 +264,15 @@ func (r *run) send() error {
 	if err != nil {
 		return err
 	}
-	out, err := r.order(frame)
+	var more []int
+	if listener := r.program.Listener; listener != nil {
+		guest, err := r.m.guest()
+		if err != nil {
+			return err
+		}
+		more = []int{int(listener.Fd()), int(guest.Fd())}
+	}
+	out, err := r.order(frame, more...)
 	if err != nil {
 		return err
 	}

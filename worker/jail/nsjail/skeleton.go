@@ -48,6 +48,12 @@ func newSkeleton(dir, home string, key rootKey, proc *proc) (*skeleton, error) {
 	if err := s.frame(home); err != nil {
 		return nil, err
 	}
+	if key.guest {
+		home = proto.SandboxHome // also there, see jail.Jail.BindHome
+		if err := errors.Join(makeDirs(s.dir, home), makeDirs(s.dir, "root")); err != nil {
+			return nil, err
+		}
+	}
 	if key.terminals {
 		if err := s.addTerminals(); err != nil {
 			return nil, err

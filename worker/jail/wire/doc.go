@@ -66,6 +66,10 @@
 //	                                          error is written to stderr, and the next
 //	                                          Jail is still accepted.
 //
+// The init of a guest's jail accepts Start with four descriptors, see GuestFile. The guest runs as the
+// jail's root and keeps the capabilities with which it starts processes as the program's user and
+// handles their files; what it executes has none.
+//
 // At the end of the stream an init exits, and the kernel then kills the whole PID namespace. A jail
 // therefore never outlives its worker, however the worker died. An init whose order is not whole
 // within OrderSeconds exits too.

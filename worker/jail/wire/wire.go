@@ -2,7 +2,7 @@ package wire
 
 // Version is the version that Ready carries. Worker and init are built together, so it only guards
 // against a stale binary.
-const Version = 15
+const Version = 16
 
 // File descriptors that the init is started with.
 const (
@@ -34,10 +34,16 @@ const (
 const (
 	// Zygote is a jail in which other jails are created.
 	Zygote = "zygote"
+	// Guest is a jail whose program is the guest of a live sandbox. It runs as the jail's root.
+	Guest = "guest"
 	// Fork is a jail that a zygote's interpreter created inside the zygote's jail. A fork of the
 	// interpreter waits in it, under the filter.
 	Fork = "fork"
 )
+
+// GuestFile is the executable of the guest as its process sees it: the descriptors of a guest's Start
+// are stdout, stderr, the socket on which the guest listens (descriptor 3) and its executable.
+const GuestFile = "/proc/self/fd/4"
 
 // ForkPID is the pid of the forked interpreter in the jail of a Fork.
 const ForkPID = 2

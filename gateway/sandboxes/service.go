@@ -1,0 +1,362 @@
+package sandboxes
+
+import (
+	"cmp"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+const (
+	// startWait is how long a request waits for the guest of a sandbox beyond the wait for a worker.
+	startWait = 10 * time.Second
+	// stopWait is how long a request waits for a sandbox to stop: for its processes, and for its save.
+	stopWait = 60 * time.Second
+)
+
+// Store stores live sandboxes.
+type Store interface {
+	// Create stores a new sandbox. It returns a [*proto.Rejection] if the organisation has too many.
+	Create(ctx context.Context, x *proto.LiveSandbox) error
+	// Get returns a sandbox, or [proto.ErrNotFound].
+	Get(ctx context.Context, org, id string) (*proto.LiveSandbox, error)
+	// Find is Get from memory, which may be outdated for a moment.
+	Find(ctx context.Context, org, id string) (proto.LiveSandbox, error)
+	// Change stores the result of change, which may be called again, and returns it. It returns
+	// [proto.ErrNotFound] if there is no such sandbox.
+	Change(ctx context.Context, org, id string, change func(*proto.LiveSandbox) error) (proto.LiveSandbox, error)
+	// Settle stores what has become of a sandbox whose execution has ended with a record.
+	Settle(ctx context.Context, id string, rec *proto.Record) (proto.LiveSandbox, error)
+	// Abandon stores that a sandbox did not start, since its execution was not accepted.
+	Abandon(ctx context.Context, x *proto.LiveSandbox, message string) error
+	web.Pages[proto.LiveSandbox] // the newest first
+}
+
+// Admission builds and submits the jobs of sandboxes. It refuses a request with a [*proto.Rejection],
+// a [*proto.FieldError] or another error whose text is for clients.
+type Admission interface {
+	// SandboxJob returns the job that runs the guest of a sandbox, as its next execution.
+	SandboxJob(ctx context.Context, x *proto.LiveSandbox, c proto.Caller, ticketHash [32]byte) (*proto.Job, error)
+	// CheckSandboxTimeout rejects a timeout in seconds that the plan does not include.
+	CheckSandboxTimeout(ctx context.Context, e *proto.Entitlement, timeout int) error
+	// Submit submits a job and returns the id of its execution. Nothing of the job remains after an
+	// error, except for [proto.ErrMayRun].
+	Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error)
+}
+
+// Jobs reads and ends executions.
+type Jobs interface {
+	// WaitStarted blocks until an execution has started or ended, and returns its record. It returns
+	// the error of ctx if ctx is done first.
+	WaitStarted(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
+	// Wait blocks until an execution has ended, and returns its record. It returns the error of ctx if
+	// ctx is done first.
+	Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
+	// Cancel stores a request to end an execution, and returns the new record.
+	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
+}
+
+// Submissions ends submissions that have not started.
+type Submissions interface {
+	// Withdraw ends a submission's execution if it has not started, and returns its record.
+	Withdraw(ctx context.Context, sub *proto.Submission, reason string) (*proto.Record, error)
+}
+
+// Service creates, stops and reaches live sandboxes. It is safe for concurrent use.
+type Service struct {
+	*web.Core
+	Store       Store
+	Admission   Admission
+	Jobs        Jobs
+	Submissions Submissions
+	Tunnels     *Tunnels
+	// TicketKey makes the tickets with which gateways identify themselves to workers. All gateways have
+	// the same.
+	TicketKey *[32]byte
+}
+
+// ticket returns the ticket of a sandbox for one execution.
+func (s *Service) ticket(x *proto.LiveSandbox) string {
+	mac := hmac.New(sha256.New, s.TicketKey[:])
+	_, _ = fmt.Fprintf(mac, "%s\x00%s\x00%s", x.Org, x.ID, x.Execution)
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// NewSandbox returns a sandbox as a request of an API key asks for it.
+func NewSandbox(r *api.SandboxRequest, c proto.Caller) *proto.LiveSandbox {
+	x := &proto.LiveSandbox{
+		ID: proto.NewSandboxID(), Org: c.Key.Org, Key: c.Key.ID, Name: r.Name, Metadata: r.Metadata, Env: r.Env,
+		SubPaths: r.SubPaths, ThreadID: r.ThreadID, OnTimeout: cmp.Or(r.OnTimeout, proto.SandboxKill),
+		Timeout: seconds(r.Timeout), IdleTimeout: seconds(r.IdleTimeout),
+	}
+	if x.ThreadID == "" {
+		x.ThreadID, x.OwnHome = proto.SandboxThread(x.ID), true
+	}
+	return x
+}
+
+func seconds(n int) proto.Seconds { return proto.Seconds(time.Duration(n) * time.Second) }
+
+// Create stores a sandbox, starts it, and returns when its guest answers.
+func (s *Service) Create(ctx context.Context, i *web.Info, x *proto.LiveSandbox, c proto.Caller) error {
+	begin(x)
+	x.CreatedAt = x.StartedAt
+	job, err := s.job(ctx, x, c)
+	if err != nil {
+		return err
+	}
+	if err := s.Store.Create(ctx, x); err != nil {
+		return err
+	}
+	return s.start(ctx, i, x, job)
+}
+
+// begin sets what changes with each start of a sandbox.
+func begin(x *proto.LiveSandbox) {
+	now := time.Now().UTC()
+	x.State, x.Reason, x.Message, x.Stopping, x.StoppedAt = proto.SandboxStarting, "", "", nil, time.Time{}
+	x.Starts++
+	x.Worker = ""
+	x.Execution, x.StartedAt, x.ExpiresAt = proto.NewTraceID(), now, now.Add(time.Duration(x.Timeout))
+}
+
+func (s *Service) job(ctx context.Context, x *proto.LiveSandbox, c proto.Caller) (*proto.Job, error) {
+	return s.Admission.SandboxJob(ctx, x, c, sha256.Sum256([]byte(s.ticket(x))))
+}
+
+// Resume starts a paused sandbox again, with another timeout unless that is 0, and returns when its
+// guest answers. It returns a [*ConflictError] if the sandbox is not paused.
+func (s *Service) Resume(
+	ctx context.Context, i *web.Info, id string, timeout int, c proto.Caller,
+) (*proto.LiveSandbox, error) {
+	var job *proto.Job
+	changed, err := s.Store.Change(ctx, c.Key.Org, id, func(x *proto.LiveSandbox) (err error) {
+		if x.State != proto.SandboxPaused {
+			return &ConflictError{x.State, "resumed", "paused"}
+		}
+		if timeout > 0 {
+			x.Timeout = seconds(timeout)
+		}
+		begin(x)
+		x.Key = c.Key.ID
+		job, err = s.job(ctx, x, c)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &changed, s.start(ctx, i, &changed, job)
+}
+
+// start submits the execution of a stored sandbox and waits for its guest.
+func (s *Service) start(ctx context.Context, i *web.Info, x *proto.LiveSandbox, job *proto.Job) error {
+	i.Trace = x.Execution
+	i.AnswerHeader().Set("X-Trace-Id", string(x.Execution))
+	sub := &proto.Submission{Job: job, WaitUntil: job.QueueDeadline}
+	_, err := s.Admission.Submit(ctx, sub)
+	if err != nil && !errors.Is(err, proto.ErrMayRun) {
+		abandoning, done := web.Detached(ctx)
+		defer done()
+		return errors.Join(web.SubmitError(i, x.Execution, err),
+			s.Store.Abandon(abandoning, x, "The sandbox was not started: "+api.NewError(err).Message))
+	}
+	ctx, cancel := s.Until(ctx, job.QueueDeadline.Add(startWait))
+	defer cancel()
+	queued, stop := context.WithDeadline(ctx, job.QueueDeadline)
+	defer stop()
+	rec, err := s.Jobs.WaitStarted(queued, x.Org, x.Execution)
+	if err != nil {
+		return s.giveUp(ctx, x, sub)
+	}
+	if rec.Status.Terminal() {
+		return s.failed(ctx, x, rec)
+	}
+	if err := s.awaitGuest(ctx, x, rec.Worker); err != nil {
+		return err
+	}
+	running, err := s.running(ctx, x, rec.Worker)
+	if err != nil {
+		return fmt.Errorf("start sandbox %s: %w", x.ID, err)
+	}
+	*x = running
+	return nil
+}
+
+// running stores that a sandbox runs on a worker.
+func (s *Service) running(ctx context.Context, x *proto.LiveSandbox, worker string) (proto.LiveSandbox, error) {
+	return s.Store.Change(ctx, x.Org, x.ID, func(now *proto.LiveSandbox) error {
+		if now.State == proto.SandboxStarting && now.Execution == x.Execution {
+			now.State, now.Worker = proto.SandboxRunning, worker
+		}
+		return nil
+	})
+}
+
+// workerOf returns the worker of an active sandbox. It reads the record of the execution if no gateway
+// has stored the worker, since that which started the sandbox may have died.
+func (s *Service) workerOf(ctx context.Context, x *proto.LiveSandbox) (string, error) {
+	if x.Worker != "" {
+		return x.Worker, nil
+	}
+	rec, err := s.Jobs.WaitStarted(ctx, x.Org, x.Execution)
+	if err != nil {
+		return "", err
+	}
+	if rec.Status.Terminal() {
+		return "", errNotReached
+	}
+	_, err = s.running(ctx, x, rec.Worker)
+	return rec.Worker, err
+}
+
+// Serve passes a request on to the guest of an organisation's sandbox, at a path. It calls unreachable if
+// the sandbox is not running, or its guest cannot be reached. No answer has been written then.
+func (s *Service) Serve(w http.ResponseWriter, r *http.Request, org, id, path string, unreachable func(error)) {
+	ctx := r.Context()
+	x, err := s.Store.Find(ctx, org, id)
+	if err == nil && x.State != proto.SandboxRunning && x.State != proto.SandboxStarting {
+		err = &ConflictError{x.State, "used", "running"}
+	}
+	worker := ""
+	if err == nil {
+		worker, err = s.workerOf(ctx, &x)
+	}
+	if err != nil {
+		unreachable(err)
+		return
+	}
+	s.Tunnels.proxy(w, r, worker, x.ID, s.ticket(&x), path, unreachable)
+}
+
+// giveUp withdraws the execution of a sandbox for which no worker was free, and returns the error for
+// the client.
+func (s *Service) giveUp(ctx context.Context, x *proto.LiveSandbox, sub *proto.Submission) error {
+	ctx, done := web.Detached(ctx)
+	defer done()
+	rec, err := s.Submissions.Withdraw(ctx, sub, "No worker was free for the sandbox in time.")
+	if err == nil && rec.Status.Terminal() {
+		_, err = s.Store.Settle(ctx, x.ID, rec)
+	}
+	busy := api.Unavailable(1, "no worker was free for the sandbox in time; send the request again")
+	if err != nil {
+		return fmt.Errorf("%w (and its execution was not withdrawn: %w)", busy, err)
+	}
+	return busy
+}
+
+// failed stores that a sandbox ended before it was ready, and returns the error for the client.
+func (s *Service) failed(ctx context.Context, x *proto.LiveSandbox, rec *proto.Record) error {
+	settled, err := s.Store.Settle(ctx, x.ID, rec)
+	if err != nil {
+		return err
+	}
+	return api.Errorf(api.CodeInternal, "the sandbox was not started: %s", settled.Message)
+}
+
+// awaitGuest returns when the guest of a sandbox on a worker answers.
+func (s *Service) awaitGuest(ctx context.Context, x *proto.LiveSandbox, worker string) error {
+	err := s.Tunnels.ping(ctx, worker, x.ID, s.ticket(x))
+	if err == nil {
+		return nil
+	}
+	// The guest may have ended meanwhile, which its record explains.
+	soon, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if rec, errWait := s.Jobs.Wait(soon, x.Org, x.Execution); errWait == nil {
+		return s.failed(soon, x, rec)
+	}
+	return fmt.Errorf("%w: %w", api.Errorf(api.CodeGatewayTimeout,
+		"the sandbox started on a worker that this server does not reach; its operator can look at --tunnel of the worker"), err)
+}
+
+// ConflictError means that a sandbox is not in the state that a request needs.
+type ConflictError struct {
+	State        proto.SandboxState
+	change, need string
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("the sandbox is %s, and only a %s one can be %s", e.State, e.need, e.change)
+}
+
+// Conflict marks the text as meant for the client.
+func (e *ConflictError) Conflict() {}
+
+// Stop stops a sandbox as a client asks, and returns when it has stopped. It does nothing to one that
+// is already stopped that way.
+func (s *Service) Stop(ctx context.Context, org, id string, stop proto.SandboxStop) (*proto.LiveSandbox, error) {
+	reason := proto.SandboxKilled
+	if stop == proto.SandboxPause {
+		reason = proto.SandboxPausedByUser
+	}
+	x, err := s.Store.Change(ctx, org, id, func(x *proto.LiveSandbox) error {
+		switch {
+		case x.State.Active():
+			if x.Stopping == nil || stop == proto.SandboxKill {
+				x.State, x.Stopping = proto.SandboxStopping, &proto.SandboxStopped{Stop: stop, Reason: reason}
+			}
+		case stop == proto.SandboxPause:
+			return &ConflictError{x.State, "paused", "running"}
+		case x.State == proto.SandboxPaused:
+			x.State, x.Reason, x.Message, x.StoppedAt = proto.SandboxEnded, reason, "", time.Now().UTC()
+		}
+		return nil
+	})
+	if err != nil || !x.State.Active() {
+		return &x, err
+	}
+	stopping, cancel := s.Until(ctx, time.Now().Add(stopWait))
+	defer cancel()
+	if _, err := s.Jobs.Cancel(stopping, org, x.Execution); err != nil && !errors.Is(err, proto.ErrNotFound) {
+		return &x, fmt.Errorf("stop sandbox %s: %w", id, err) // the leader repeats it
+	}
+	rec, err := s.Jobs.Wait(stopping, org, x.Execution)
+	if err != nil {
+		return &x, api.Errorf(api.CodeGatewayTimeout, "the sandbox has not stopped yet; look at it again")
+	}
+	x, err = s.Store.Settle(ctx, id, rec)
+	return &x, err
+}
+
+// Extend sets when the timeout of a running sandbox passes: in so many seconds, or in as many as at
+// its last start if that is 0.
+func (s *Service) Extend(ctx context.Context, id string, timeout *int, c proto.Caller) (*proto.LiveSandbox, error) {
+	x, err := s.Store.Get(ctx, c.Key.Org, id)
+	if err != nil {
+		return nil, err
+	}
+	if x.State != proto.SandboxRunning {
+		return nil, &ConflictError{x.State, "extended", "running"}
+	}
+	in := time.Duration(x.Timeout)
+	if timeout != nil {
+		if err := s.Admission.CheckSandboxTimeout(ctx, &c.Entitlement, *timeout); err != nil {
+			return nil, err
+		}
+		in = time.Duration(*timeout) * time.Second
+	}
+	at := time.Now().Add(in).UTC()
+	worker, err := s.workerOf(ctx, x)
+	if err == nil {
+		err = s.Tunnels.setExpiry(ctx, worker, x.ID, s.ticket(x), at)
+	}
+	if err != nil {
+		return nil, err
+	}
+	changed, err := s.Store.Change(ctx, x.Org, x.ID, func(now *proto.LiveSandbox) error {
+		if now.Execution == x.Execution {
+			now.ExpiresAt = at
+		}
+		return nil
+	})
+	return &changed, err
+}

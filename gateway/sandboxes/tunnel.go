@@ -1,0 +1,198 @@
+package sandboxes
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	pingPath        = "/health"
+	setTimeout      = 5 * time.Second
+	dialTimeout     = 5 * time.Second
+	maxIdleConns    = 32
+	idleConnTimeout = 90 * time.Second
+	maxTransports   = 1024
+)
+
+// Endpoints finds the endpoints of workers.
+type Endpoints interface {
+	// Endpoint returns the endpoint of a worker, or [proto.ErrNotFound] if it does not answer.
+	Endpoint(ctx context.Context, worker string) (proto.WorkerEndpoint, error)
+}
+
+// Tunnels are the ways to the workers of live sandboxes. It is safe for concurrent use.
+type Tunnels struct {
+	Endpoints Endpoints
+
+	mu         sync.Mutex
+	transports map[string]*http.Transport // by worker, whose name is never reused
+}
+
+// errNotReached means that a sandbox is not where it was.
+var errNotReached = errors.New("the sandbox is not on its worker")
+
+// transport returns the transport to a worker.
+func (t *Tunnels) transport(ctx context.Context, worker string) (*http.Transport, error) {
+	t.mu.Lock()
+	found := t.transports[worker]
+	t.mu.Unlock()
+	if found != nil {
+		return found, nil
+	}
+	endpoint, err := t.Endpoints.Endpoint(ctx, worker)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if found := t.transports[worker]; found != nil {
+		return found, nil
+	}
+	if t.transports == nil {
+		t.transports = map[string]*http.Transport{}
+	}
+	for name, old := range t.transports {
+		if len(t.transports) < maxTransports {
+			break
+		}
+		old.CloseIdleConnections()
+		delete(t.transports, name)
+	}
+	made := newTransport(endpoint)
+	t.transports[worker] = made
+	return made, nil
+}
+
+// newTransport returns a transport that connects to a worker, whatever the host of a request, and to
+// nobody else.
+func newTransport(to proto.WorkerEndpoint) *http.Transport {
+	dialer := &tls.Dialer{Config: &tls.Config{
+		MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, //nolint:gosec // verified by its hash below
+		VerifyPeerCertificate: func(certificates [][]byte, _ [][]*x509.Certificate) error {
+			if len(certificates) == 0 || sha256.Sum256(certificates[0]) != to.Certificate {
+				return errors.New("the certificate is not the worker's")
+			}
+			return nil
+		},
+	}}
+	return &http.Transport{
+		DialTLSContext: dialTLS(dialer, to.Address), MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout,
+		DisableCompression: true, ResponseHeaderTimeout: 0,
+	}
+}
+
+// identify adds what proves to a worker that a gateway sends a request for a sandbox.
+func identify(h http.Header, sandbox, ticket string) {
+	h.Set(proto.HeaderSandbox, sandbox)
+	h.Set(proto.HeaderTicket, ticket)
+}
+
+// ask sends a request of the gateway's own and returns the status of the answer.
+func (t *Tunnels) ask(ctx context.Context, worker, sandbox, ticket, method, path, body string) (int, error) {
+	transport, err := t.transport(ctx, worker)
+	if err != nil {
+		return 0, err
+	}
+	r, err := http.NewRequestWithContext(ctx, method, "https://worker"+path, bytes.NewReader([]byte(body)))
+	if err != nil {
+		return 0, fmt.Errorf("ask worker %s: %w", worker, err)
+	}
+	identify(r.Header, sandbox, ticket)
+	answer, err := transport.RoundTrip(r)
+	if err != nil {
+		return 0, fmt.Errorf("ask worker %s: %w", worker, err)
+	}
+	return answer.StatusCode, answer.Body.Close()
+}
+
+// ping returns when the guest of a sandbox answers.
+func (t *Tunnels) ping(ctx context.Context, worker, sandbox, ticket string) error {
+	status, err := t.ask(ctx, worker, sandbox, ticket, http.MethodGet, pingPath, "")
+	if err == nil && status != http.StatusNoContent {
+		err = fmt.Errorf("ping sandbox %s: status %d: %w", sandbox, status, errNotReached)
+	}
+	return err
+}
+
+// setExpiry tells a worker when a sandbox expires.
+func (t *Tunnels) setExpiry(ctx context.Context, worker, sandbox, ticket string, at time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, setTimeout)
+	defer cancel()
+	status, err := t.ask(ctx, worker, sandbox, ticket, http.MethodPut, proto.ExpiryPath, at.Format(time.RFC3339Nano))
+	if err == nil && status != http.StatusNoContent {
+		err = fmt.Errorf("extend sandbox %s: status %d: %w", sandbox, status, errNotReached)
+	}
+	return err
+}
+
+// proxy passes a request on to the guest of a sandbox, and calls unreachable if it is not there.
+func (t *Tunnels) proxy(
+	w http.ResponseWriter, r *http.Request, worker, sandbox, ticket, path string, unreachable func(error),
+) {
+	transport, err := t.transport(r.Context(), worker)
+	if err != nil {
+		unreachable(err)
+		return
+	}
+	proxy := &httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host = "https", "worker"
+			p.Out.URL.Path, p.Out.URL.RawPath = path, ""
+			p.Out.Host = p.In.Host
+			for name := range p.Out.Header {
+				if private(name) {
+					p.Out.Header.Del(name)
+				}
+			}
+			identify(p.Out.Header, sandbox, ticket)
+		},
+		ModifyResponse: func(answer *http.Response) error {
+			if answer.StatusCode == proto.StatusNoSandbox {
+				return errNotReached
+			}
+			for name := range answer.Header {
+				if private(name) || strings.EqualFold(name, "Set-Cookie") {
+					answer.Header.Del(name)
+				}
+			}
+			return nil
+		},
+		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { unreachable(err) },
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// private reports whether a header is between the client and the gateway alone, or between the gateway
+// and the worker.
+func private(name string) bool {
+	switch http.CanonicalHeaderKey(name) {
+	case "Cookie", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", proto.HeaderSandbox,
+		proto.HeaderTicket:
+		return true
+	default:
+		return false
+	}
+}
+
+// dialTLS returns the function that connects to an address, whatever the address of a request.
+func dialTLS(dialer *tls.Dialer, address string) func(ctx context.Context, network, _ string) (net.Conn, error) {
+	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		return dialer.DialContext(ctx, network, address)
+	}
+}

@@ -1,0 +1,177 @@
+package proto
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"strings"
+	"time"
+)
+
+// Limits of live sandboxes.
+const (
+	// MaxLiveSandboxes bounds the sandboxes of an organisation that are kept, paused ones included.
+	MaxLiveSandboxes = 1000
+	// DefaultSandboxTimeout is the timeout of a sandbox whose request names none.
+	DefaultSandboxTimeout = 5 * time.Minute
+	// SandboxStopGrace is the time between SIGTERM and SIGKILL when a live sandbox stops.
+	SandboxStopGrace = 5 * time.Second
+)
+
+// LiveSandbox is a sandbox that outlives a program: processes are started in it until it stops. Each
+// time it starts, an execution runs its guest, which ends when the sandbox stops.
+type LiveSandbox struct {
+	ID       string            `json:"id"`
+	Org      string            `json:"org"`
+	Key      string            `json:"key"` // the id of the API key under which it runs
+	Name     string            `json:"name,omitempty"`
+	Profile  string            `json:"profile,omitempty"` // as the request named it; empty for the key's own
+	Metadata map[string]string `json:"metadata,omitempty"`
+	Env      map[string]string `json:"env,omitempty"` // of the request alone
+	SubPaths []string          `json:"sub_paths,omitempty"`
+	ThreadID string            `json:"thread_id"` // of its home
+	// OwnHome means that the thread was created for the sandbox, and is removed with it.
+	OwnHome     bool            `json:"own_home,omitempty"`
+	OnTimeout   SandboxStop     `json:"on_timeout"`
+	Timeout     Seconds         `json:"timeout"`                // of its last start
+	IdleTimeout Seconds         `json:"idle_timeout,omitempty"` // 0 for none
+	CreatedAt   time.Time       `json:"created_at"`
+	State       SandboxState    `json:"state"`
+	Reason      SandboxReason   `json:"reason,omitempty"`  // why it stopped; empty before
+	Message     string          `json:"message,omitempty"` // the reason in words
+	Starts      int             `json:"starts"`            // how often it was started
+	Execution   TraceID         `json:"execution"`         // of its last start
+	Worker      string          `json:"worker,omitempty"`  // of that execution, once it runs
+	StartedAt   time.Time       `json:"started_at"`
+	ExpiresAt   time.Time       `json:"expires_at"`
+	StoppedAt   time.Time       `json:"stopped_at,omitzero"`
+	Stopping    *SandboxStopped `json:"stopping,omitempty"` // a stop that a client requested; nil for none
+}
+
+// SandboxStopped is how a live sandbox stops and why.
+type SandboxStopped struct {
+	Stop   SandboxStop   `json:"stop"`
+	Reason SandboxReason `json:"reason"`
+}
+
+// SandboxStop is what a stop leaves of a live sandbox.
+type SandboxStop string
+
+// The stops.
+const (
+	SandboxKill  SandboxStop = "kill"  // it does not start again
+	SandboxPause SandboxStop = "pause" // its home is saved, and it can be resumed
+)
+
+// SandboxStops returns all stops.
+func SandboxStops() []SandboxStop { return []SandboxStop{SandboxKill, SandboxPause} }
+
+// SandboxState is the state of a live sandbox.
+type SandboxState string
+
+// The states.
+const (
+	SandboxStarting SandboxState = "starting"
+	SandboxRunning  SandboxState = "running"
+	SandboxStopping SandboxState = "stopping" // it was told to stop, and its home is being saved
+	SandboxPaused   SandboxState = "paused"
+	SandboxEnded    SandboxState = "ended" // for good
+)
+
+// SandboxStates returns all states.
+func SandboxStates() []SandboxState {
+	return []SandboxState{SandboxStarting, SandboxRunning, SandboxStopping, SandboxPaused, SandboxEnded}
+}
+
+// Active reports whether an execution of the sandbox has not ended.
+func (s SandboxState) Active() bool {
+	return s == SandboxStarting || s == SandboxRunning || s == SandboxStopping
+}
+
+// SandboxReason is why a live sandbox stopped.
+type SandboxReason string
+
+// The reasons. The list may only grow.
+const (
+	SandboxExpired       SandboxReason = "expired"               // its timeout passed
+	SandboxIdle          SandboxReason = "idle"                  // its idle timeout passed
+	SandboxKilled        SandboxReason = "killed"                // a client deleted it
+	SandboxPausedByUser  SandboxReason = "paused"                // a client paused it
+	SandboxWorkerLost    SandboxReason = "worker_lost"           // its worker died or lost its lease
+	SandboxWorkerDrained SandboxReason = "worker_drained"        // its worker was shut down
+	SandboxMemory        SandboxReason = "memory_limit_exceeded" // it exceeded its memory
+	SandboxKeyRevoked    SandboxReason = "key_revoked"           // its API key is no longer valid
+	SandboxGuestEnded    SandboxReason = "guest_ended"           // a process in it ended its guest
+	SandboxNotStarted    SandboxReason = "not_started"           // no worker was free, or it could not be started
+	SandboxNotSaved      SandboxReason = "home_not_saved"        // its home could not be saved when it stopped
+	SandboxForbiddenCall SandboxReason = "forbidden_system_call" // a process in it made one
+)
+
+// SandboxReasons returns all reasons.
+func SandboxReasons() []SandboxReason {
+	return []SandboxReason{
+		SandboxExpired, SandboxIdle, SandboxKilled, SandboxPausedByUser, SandboxWorkerLost, SandboxWorkerDrained,
+		SandboxMemory, SandboxKeyRevoked, SandboxGuestEnded, SandboxNotStarted, SandboxNotSaved, SandboxForbiddenCall,
+	}
+}
+
+// sandboxIDLetters are the letters of sandbox ids. Host names are cut at a hyphen, so there is none.
+const sandboxIDLetters = "abcdefghijklmnopqrstuvwxyz234567"
+
+// NewSandboxID returns a random id of a live sandbox.
+func NewSandboxID() string { return "i" + strings.ToLower(rand.Text()) }
+
+// ValidSandboxID reports whether text has the form of a live sandbox's id.
+func ValidSandboxID(text string) bool {
+	rest, ok := strings.CutPrefix(text, "i")
+	return ok && len(rest) == len(rand.Text()) && strings.Trim(rest, sandboxIDLetters) == ""
+}
+
+// SandboxThread returns the thread of the home that is created for a sandbox.
+func SandboxThread(id string) string { return "sandbox-" + id }
+
+// Live is what a worker knows of the live sandbox whose guest a job runs.
+type Live struct {
+	Sandbox string `json:"sandbox"`
+	// TicketHash is the SHA-256 of the ticket with which gateways identify themselves to the worker.
+	TicketHash  [sha256.Size]byte `json:"ticket_hash"`
+	ExpiresAt   time.Time         `json:"expires_at"`
+	IdleTimeout Seconds           `json:"idle_timeout,omitempty"` // 0 for none
+}
+
+// NextStop returns what becomes of a live sandbox whose execution has ended with a record.
+func (s *LiveSandbox) NextStop(rec *Record) SandboxStopped {
+	stopped := SandboxStopped{SandboxKill, SandboxGuestEnded}
+	code := ErrorCode("")
+	if rec.Result.ErrorCode != nil {
+		code = ErrorCode(*rec.Result.ErrorCode)
+	}
+	switch code {
+	case CodeSandboxExpired:
+		stopped = SandboxStopped{s.OnTimeout, SandboxExpired}
+	case CodeSandboxIdle:
+		stopped = SandboxStopped{s.OnTimeout, SandboxIdle}
+	case CodeSandboxDrained:
+		stopped = SandboxStopped{SandboxPause, SandboxWorkerDrained}
+	case CodeWorkerLost:
+		stopped = SandboxStopped{s.OnTimeout, SandboxWorkerLost}
+	case CodeMemory, CodeHostMemory:
+		stopped = SandboxStopped{s.OnTimeout, SandboxMemory}
+	case CodeSeccomp:
+		stopped.Reason = SandboxForbiddenCall
+	case CodeThreadSave:
+		stopped = SandboxStopped{s.OnTimeout, SandboxNotSaved}
+	case CodeCancelled:
+		if s.Stopping != nil {
+			return *s.Stopping
+		}
+		stopped.Reason = SandboxKilled
+	default:
+		if rec.Attempt == 0 || code != "" {
+			stopped.Reason = SandboxNotStarted
+		}
+	}
+	if s.Stopping != nil && s.Stopping.Stop == SandboxKill {
+		return *s.Stopping
+	}
+	return stopped
+}

@@ -1,0 +1,23 @@
+package proto
+
+// The protocol between a gateway and a worker for live sandboxes is HTTP over TLS. The worker's
+// certificate is its own; the gateway knows it from the worker's endpoint, which it gets through NATS.
+const (
+	// HeaderSandbox names the sandbox of a request, and HeaderTicket has its ticket, which proves that
+	// a gateway sends the request.
+	HeaderSandbox = "Bullpen-Sandbox"
+	HeaderTicket  = "Bullpen-Ticket"
+	// ExpiryPath is the path that the worker answers itself. PUT sets when the sandbox expires, as
+	// RFC 3339 text.
+	ExpiryPath = "/.bullpen/expires_at"
+	// StatusNoSandbox answers requests for a sandbox that is not on the worker, or is stopping. No
+	// guest answers with this status.
+	StatusNoSandbox = 530
+)
+
+// WorkerEndpoint is where a worker serves gateways.
+type WorkerEndpoint struct {
+	Address string `json:"address"` // host:port
+	// Certificate is the SHA-256 of the worker's certificate.
+	Certificate [32]byte `json:"certificate"`
+}

@@ -1,0 +1,124 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/worker/jail"
+	"github.com/bullpen-run/bullpen/worker/live"
+)
+
+// guestConfig is the configuration of a guest, which package guest defines.
+type guestConfig struct {
+	Env         map[string]string `json:"env"` // of all processes
+	Users       []guestUser       `json:"users"`
+	DefaultUser string            `json:"default_user"`
+	Dir         string            `json:"dir"` // the working directory of processes
+}
+
+// guestUser is a user in a live sandbox.
+type guestUser struct {
+	Name string `json:"name"`
+	UID  int    `json:"uid"`
+	GID  int    `json:"gid"`
+	Home string `json:"home"`
+}
+
+// guestFor returns the guest of the job's live sandbox.
+func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
+	job := a.job
+	env := map[string]string{}
+	for name, value := range b.jail.image.Env {
+		env[name] = value
+	}
+	for name, value := range withSecrets(job, b.secrets) {
+		env[name] = value
+	}
+	if b.injector != nil {
+		env = withTrust(env)
+	}
+	config, err := json.Marshal(guestConfig{
+		Env: env, DefaultUser: jail.GuestUser, Dir: proto.SandboxHome,
+		Users: []guestUser{
+			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome},
+			{"root", 0, 0, "/root"},
+		},
+	})
+	if err != nil {
+		return jail.Program{}, fmt.Errorf("encode the configuration of the guest: %w", err)
+	}
+	p := jail.Program{
+		Argv: []string{jail.GuestConfig}, Dir: "/",
+		Files: []jail.File{{Path: jail.GuestConfig, Mode: 0o600, Owner: jail.OwnerInit, Content: config}},
+	}
+	p.Files = append(p.Files, secretFiles(job, b.secrets)...)
+	if b.injector != nil {
+		p.Interception = b.injector.Interception()
+		p.Files = append(p.Files, trustFile(a.Roots, b.injector))
+	}
+	p.CancelGrace = job.CancelGrace()
+	return p, nil
+}
+
+// addLive adds the job's live sandbox, if there is one, to those of this worker.
+func (a *attempt) addLive() (err error) {
+	if a.job.Live != nil {
+		a.live, err = a.Live.Add(a.job.Live)
+	}
+	return err
+}
+
+// liveStop is what ends a guest.
+type liveStop struct {
+	cancel  chan struct{} // closed when the guest must end
+	release func()        // ends the wait, and makes the sandbox unreachable
+}
+
+// stopLive returns what ends the guest: a client, or the sandbox itself.
+func (a *attempt) stopLive(c *claim) liveStop {
+	cancel, over := make(chan struct{}), make(chan struct{})
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		select {
+		case <-c.cancelled:
+			close(cancel)
+		case <-a.live.Stopped():
+			close(cancel)
+		case <-over:
+		}
+	})
+	return liveStop{cancel, func() {
+		close(over)
+		waiting.Wait()
+	}}
+}
+
+// removeLive makes the job's live sandbox unreachable, if there is one.
+func (a *attempt) removeLive(ctx context.Context) {
+	if a.live == nil {
+		return
+	}
+	if err := a.live.Remove(); err != nil {
+		a.log.ErrorContext(ctx, "socket of a sandbox not removed", "error", err)
+	}
+}
+
+// liveResult returns the result of a guest that its sandbox has stopped, and r of any other.
+func (a *attempt) liveResult(r proto.Result) proto.Result {
+	if a.live == nil || r.ErrorCode == nil || proto.ErrorCode(*r.ErrorCode) != proto.CodeCancelled {
+		return r
+	}
+	switch a.live.Why() {
+	case live.Expired:
+		return proto.Failure(proto.CodeSandboxExpired, "The timeout of the sandbox passed.")
+	case live.Idle:
+		return proto.Failure(proto.CodeSandboxIdle, "The sandbox was not used for as long as its idle timeout.")
+	case live.Drained:
+		return proto.Failure(proto.CodeSandboxDrained, "The worker of the sandbox was shut down.")
+	default:
+		return r
+	}
+}

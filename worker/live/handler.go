@@ -1,0 +1,94 @@
+package live
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	maxIdleConns    = 4
+	idleConnTimeout = 90 * time.Second
+)
+
+// Handler serves gateways. A request names its sandbox in the header [proto.HeaderSandbox] and has
+// the sandbox's ticket in [proto.HeaderTicket]. The guest answers it, without these headers. The path
+// [proto.ExpiryPath] is the worker's own: it sets when the sandbox expires.
+func (s *Sandboxes) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := s.get(r.Header.Get(proto.HeaderSandbox))
+		ticket := sha256.Sum256([]byte(r.Header.Get(proto.HeaderTicket)))
+		if x == nil || subtle.ConstantTimeCompare(ticket[:], x.job.TicketHash[:]) == 0 {
+			w.WriteHeader(proto.StatusNoSandbox)
+			return
+		}
+		if r.URL.Path == proto.ExpiryPath {
+			x.serveExpiry(w, r)
+			return
+		}
+		if x.Why() != NotStopped {
+			w.WriteHeader(proto.StatusNoSandbox)
+			return
+		}
+		defer x.use()()
+		x.proxy.ServeHTTP(w, r)
+	})
+}
+
+// serveExpiry sets when the sandbox expires.
+func (x *Sandbox) serveExpiry(w http.ResponseWriter, r *http.Request) {
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 64))
+	var at time.Time
+	if err == nil {
+		at, err = time.Parse(time.RFC3339Nano, string(text))
+	}
+	switch {
+	case r.Method != http.MethodPut || err != nil:
+		w.WriteHeader(http.StatusBadRequest)
+	case x.Why() != NotStopped:
+		w.WriteHeader(proto.StatusNoSandbox)
+	default:
+		x.extend(at)
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// newProxy returns the handler that passes requests on to the guest.
+func newProxy(x *Sandbox) http.Handler {
+	return &httputil.ReverseProxy{
+		Transport: x.transport, FlushInterval: -1, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host = "http", "guest"
+			r.Out.Host = r.In.Host
+			for _, name := range []string{proto.HeaderSandbox, proto.HeaderTicket} {
+				r.Out.Header.Del(name)
+			}
+			for name, values := range r.In.Header {
+				if strings.HasPrefix(name, "X-Forwarded-") || name == "Forwarded" {
+					r.Out.Header[name] = values
+				}
+			}
+		},
+		ModifyResponse: func(r *http.Response) error {
+			if r.StatusCode == proto.StatusNoSandbox { // only the worker says so
+				r.StatusCode = http.StatusBadGateway
+			}
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if errors.Is(err, context.Canceled) || r.Context().Err() != nil {
+				panic(http.ErrAbortHandler)
+			}
+			w.WriteHeader(proto.StatusNoSandbox)
+		},
+	}
+}

@@ -1,0 +1,210 @@
+// Package live keeps the live sandboxes of a worker: the way to their guests, and when they stop.
+//
+// A gateway reaches a guest through [Sandboxes.Handler], with the ticket of the sandbox. The guest
+// listens on a Unix socket in a directory that only the worker can enter; in its jail nothing has a
+// path to it.
+package live
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Sandboxes are the live sandboxes of a worker. It is safe for concurrent use.
+type Sandboxes struct {
+	dir     string // of the sockets
+	mu      sync.Mutex
+	byID    map[string]*Sandbox
+	drained bool
+}
+
+// Open creates the directory of the sockets.
+func Open() (*Sandboxes, error) {
+	// Paths of sockets are limited to 108 bytes, which the data directory's may exceed.
+	dir, err := os.MkdirTemp("", "bullpen-")
+	if err != nil {
+		return nil, fmt.Errorf("create a directory for the sockets of sandboxes: %w", err)
+	}
+	return &Sandboxes{dir: dir, byID: map[string]*Sandbox{}}, nil
+}
+
+// Close removes the directory of the sockets.
+func (s *Sandboxes) Close() error { return os.RemoveAll(s.dir) }
+
+// Drain stops all sandboxes, and those that are added later. Their homes are saved.
+func (s *Sandboxes) Drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drained = true
+	for _, x := range s.byID {
+		x.stop(Drained)
+	}
+}
+
+// Len returns the number of sandboxes.
+func (s *Sandboxes) Len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.byID)
+}
+
+// Add adds the sandbox of a job, which a gateway can reach from now on. The caller removes it when
+// its guest has ended.
+func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
+	path := filepath.Join(s.dir, job.Sandbox)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for the guest of sandbox %s: %w", job.Sandbox, err)
+	}
+	listener.SetUnlinkOnClose(false)
+	file, err := listener.File()
+	if err = errors.Join(err, listener.Close()); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for the guest of sandbox %s: %w", job.Sandbox, err), os.Remove(path))
+	}
+	x := &Sandbox{
+		Listener: file, sandboxes: s, job: *job, path: path, stopped: make(chan struct{}), lastUse: time.Now(),
+		transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", path)
+			},
+			MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout, DisableCompression: true,
+		},
+	}
+	x.proxy = newProxy(x)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byID[job.Sandbox] = x
+	x.timer = time.AfterFunc(never, x.check)
+	if s.drained {
+		x.stop(Drained)
+	}
+	x.check()
+	return x, nil
+}
+
+// get returns the sandbox with an id, nil if it is not here.
+func (s *Sandboxes) get(id string) *Sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byID[id]
+}
+
+const never = time.Duration(math.MaxInt64)
+
+// Reason is why a sandbox stops of itself.
+type Reason int
+
+// The reasons.
+const (
+	NotStopped Reason = iota
+	Expired           // its timeout has passed
+	Idle              // its idle timeout has passed
+	Drained           // the worker is shut down
+)
+
+// Sandbox is a live sandbox.
+type Sandbox struct {
+	// Listener is the socket on which its guest listens.
+	Listener *os.File
+
+	sandboxes *Sandboxes
+	path      string // of the socket
+	transport *http.Transport
+	proxy     http.Handler
+	timer     *time.Timer // calls check
+	removed   sync.Once
+
+	mu      sync.Mutex
+	job     proto.Live
+	why     Reason
+	stopped chan struct{} // closed when why is set
+	open    int           // requests
+	lastUse time.Time     // when a request ended last
+}
+
+// Stopped returns a channel that is closed when the sandbox must stop.
+func (x *Sandbox) Stopped() <-chan struct{} { return x.stopped }
+
+// Why returns why the sandbox stopped of itself.
+func (x *Sandbox) Why() Reason {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.why
+}
+
+// Remove makes the sandbox unreachable. It may be called again.
+func (x *Sandbox) Remove() (err error) {
+	x.removed.Do(func() { err = x.remove() })
+	return err
+}
+
+func (x *Sandbox) remove() error {
+	x.sandboxes.mu.Lock()
+	delete(x.sandboxes.byID, x.job.Sandbox)
+	x.sandboxes.mu.Unlock()
+	x.timer.Stop()
+	x.transport.CloseIdleConnections()
+	return errors.Join(x.Listener.Close(), os.Remove(x.path))
+}
+
+// stop stops the sandbox, unless it is stopping.
+func (x *Sandbox) stop(why Reason) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.why == NotStopped {
+		x.why = why
+		close(x.stopped)
+	}
+}
+
+// extend sets when the timeout passes.
+func (x *Sandbox) extend(at time.Time) {
+	x.mu.Lock()
+	x.job.ExpiresAt = at
+	x.mu.Unlock()
+	x.check()
+}
+
+// check stops the sandbox if one of its timeouts has passed, and otherwise sets the next check.
+func (x *Sandbox) check() {
+	x.mu.Lock()
+	now, next, why := time.Now(), x.job.ExpiresAt, Expired
+	if idle := time.Duration(x.job.IdleTimeout); idle > 0 && x.open == 0 {
+		if at := x.lastUse.Add(idle); at.Before(next) {
+			next, why = at, Idle
+		}
+	}
+	x.mu.Unlock()
+	if !now.Before(next) {
+		x.stop(why)
+		return
+	}
+	x.timer.Reset(next.Sub(now))
+}
+
+// use notes that a request to the guest begins. The caller calls done when it has ended.
+func (x *Sandbox) use() (done func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.open++
+	return func() {
+		x.mu.Lock()
+		x.open--
+		x.lastUse = time.Now()
+		last := x.open == 0 && x.job.IdleTimeout > 0
+		x.mu.Unlock()
+		if last {
+			x.check()
+		}
+	}
+}
