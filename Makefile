@@ -13,6 +13,7 @@ ldflags  := -s -w -X $(app).version=$(version) -X $(app).commit=$(commit) -X $(a
 initflags := -s -w -E main.entry
 PREFIX   ?= /usr/local
 jailinit := worker/jail/nsjail/embedded/jailinit
+guest    := worker/jail/nsjail/embedded/guest
 lint     := go tool -modfile=deploy/tools/go.mod golangci-lint
 benchlint := go tool -modfile=../deploy/tools/go.mod golangci-lint
 
@@ -29,7 +30,7 @@ serve: build ## run the server on 127.0.0.1:8080, with its data in bullpen-data/
 	bin/bullpen serve
 
 .PHONY: build
-build: nsjail init ## fetch nsjail and build bin/bullpen
+build: nsjail init guest ## fetch nsjail and build bin/bullpen
 	$(gobuild) -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
 
 .PHONY: install
@@ -83,6 +84,10 @@ deno: ## fetch deno, pinned, into bin/deno, for the tests of its language
 .PHONY: init
 init: ## build the program that is the first process of each jail, which bullpen carries inside itself
 	$(gobuild) -ldflags='$(initflags)' -o $(jailinit) ./worker/jail/jailinit
+
+.PHONY: guest
+guest: ## build the program that is the daemon in each live sandbox
+	$(gobuild) -ldflags='-s -w' -o $(guest) ./guest
 
 .PHONY: s3server
 s3server: ## build the S3 server that tests of blob stores run against, pinned, into Go's cache
@@ -151,8 +156,10 @@ docs: init ## write the generated parts of the documents: attacks, commands, set
 	go test -run '^TestDocsAreCurrent$$' ./scheduler/store ./proto/api ./cmd/internal/app -update
 
 .PHONY: proto
-proto: ## generate the code of KEDA's protocol
+proto: ## generate the code of KEDA's protocol and of the guest's
 	cd deploy/protogen && go run . -dir ../../cmd/internal/scaler/externalscaler externalscaler.proto
+	cd deploy/protogen && go run . -connect -dir ../../guest/processpb process.proto
+	cd deploy/protogen && go run . -connect -dir ../../guest/filesystempb filesystem.proto
 
 .PHONY: image-test
 image-test: build s3server ## build sandbox images and run programs in them; needs mmdebstrap, npm, pip and a network; flags="--stale-index …"
@@ -199,4 +206,4 @@ soak-mixed: build s3server ## run mixed load on several processes for an hour, r
 
 .PHONY: clean
 clean: ## remove what was fetched and built; keep the data of make serve
-	rm -rf bin dist $(jailinit)
+	rm -rf bin dist $(jailinit) $(guest)

@@ -46,6 +46,7 @@ require (
 
 require (
 	charm.land/bubbletea/v2 v2.1.1
+	connectrpc.com/connect v1.21.1
 	github.com/charmbracelet/x/ansi v0.11.9
 	github.com/coreos/go-oidc/v3 v3.21.0
 	github.com/hanwen/go-fuse/v2 v2.12.1

@@ -25,6 +25,10 @@ done
 breach client client $module/scheduler/any
 breach client client github.com/nats-io/nats.go
 breach bench bench $module/scheduler/any
+breach guest guest $module/proto
+breach guest-private worker $module/guest/process
+breach guest-private cmd/internal $module/guest/account
+breach guest-protocol worker connectrpc.com/connect
 breach queue-technology gateway github.com/nats-io/nats.go
 breach queue-technology cmd/internal github.com/hibiken/asynq
 breach queue-technology webhook github.com/redis/go-redis/v9

@@ -8,11 +8,13 @@ require (
 )
 
 require (
+	connectrpc.com/connect v1.21.1 // indirect
 	golang.org/x/sync v0.8.0 // indirect
 	google.golang.org/grpc/cmd/protoc-gen-go-grpc v1.6.2 // indirect
 )
 
 tool (
+	connectrpc.com/connect/cmd/protoc-gen-connect-go
 	google.golang.org/grpc/cmd/protoc-gen-go-grpc
 	google.golang.org/protobuf/cmd/protoc-gen-go
 )

@@ -1,5 +1,6 @@
 // Command protogen generates the Go code of a protocol: go run . -dir DIR FILE.proto writes it
-// beside the file. It needs no installed protoc.
+// beside the file, with services of gRPC, or with -connect those of Connect. It needs no installed
+// protoc.
 package main
 
 import (
@@ -20,29 +21,43 @@ import (
 
 func main() {
 	dir := flag.String("dir", ".", "directory of the file")
+	connect := flag.Bool("connect", false, "generate services of Connect")
 	flag.Parse()
-	for _, tool := range []string{"protoc-gen-go", "protoc-gen-go-grpc"} {
-		if err := generate(tool, *dir, flag.Arg(0)); err != nil {
+	const parameter = "paths=source_relative"
+	service, serviceParameter := "protoc-gen-go-grpc", parameter
+	if *connect {
+		service, serviceParameter = "protoc-gen-connect-go", parameter+",package_suffix" // none: the same package
+	}
+	for _, plugin := range []struct{ tool, parameter string }{
+		{"protoc-gen-go", parameter},
+		{service, serviceParameter},
+	} {
+		if err := generate(plugin.tool, plugin.parameter, *dir, flag.Arg(0)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}
 }
 
-// generate runs a plugin of protoc on a file that imports no other.
-func generate(tool, dir, file string) error {
+// generate runs a plugin of protoc on a file that imports no others but those that come with protoc.
+func generate(tool, parameter, dir, file string) error {
 	compiler := protocompile.Compiler{
-		Resolver:       &protocompile.SourceResolver{ImportPaths: []string{dir}},
+		Resolver:       protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: []string{dir}}),
 		SourceInfoMode: protocompile.SourceInfoStandard,
 	}
 	files, err := compiler.Compile(context.Background(), file)
 	if err != nil {
 		return fmt.Errorf("compile %s: %w", file, err)
 	}
+	var descriptors []*descriptorpb.FileDescriptorProto
+	for i := range files[0].Imports().Len() {
+		descriptors = append(descriptors, protoutil.ProtoFromFileDescriptor(files[0].Imports().Get(i)))
+	}
+	descriptors = append(descriptors, protoutil.ProtoFromFileDescriptor(files[0]))
 	request, err := proto.Marshal(&pluginpb.CodeGeneratorRequest{
 		FileToGenerate: []string{file},
-		Parameter:      proto.String("paths=source_relative"),
-		ProtoFile:      []*descriptorpb.FileDescriptorProto{protoutil.ProtoFromFileDescriptor(files[0])},
+		Parameter:      &parameter,
+		ProtoFile:      descriptors,
 	})
 	if err != nil {
 		return fmt.Errorf("encode request: %w", err)

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/bullpen-run/bullpen/guest/account"
+)
+
+// config is the file that the guest is started with.
+type config struct {
+	Env         map[string]string `json:"env"`
+	Users       []account.User    `json:"users"`
+	DefaultUser string            `json:"default_user"`
+	Dir         string            `json:"dir"`
+}
+
+// readConfig reads and checks a config.
+func readConfig(path string) (config, *account.Users, error) {
+	var c config
+	b, err := os.ReadFile(path) //nolint:gosec // the argument of whoever starts the guest
+	if err != nil {
+		return c, nil, fmt.Errorf("read config: %w", err)
+	}
+	if err := json.Unmarshal(b, &c); err != nil {
+		return c, nil, fmt.Errorf("decode config: %w", err)
+	}
+	users := &account.Users{List: c.Users, Default: c.DefaultUser}
+	if _, err := users.Lookup(""); err != nil {
+		return c, nil, fmt.Errorf("default user of config: %w", err)
+	}
+	for _, user := range c.Users {
+		if user.Name == "" || user.Home == "" {
+			return c, nil, fmt.Errorf("user %d of config has no name or no home", user.UID)
+		}
+	}
+	return c, users, nil
+}

@@ -1,0 +1,147 @@
+// Command guest is the daemon in a live sandbox: it starts processes, moves files and passes requests on
+// to the sandbox's ports. It speaks the protocol of E2B's daemon over HTTP/1.1 on a listening Unix socket,
+// which it inherits as descriptor 3. Its argument is the path of its config. Whoever can connect to the
+// socket may do everything.
+//
+// It imports nothing of the server. In a jail it runs as user 0 with the capabilities SETUID, SETGID,
+// CHOWN, KILL and DAC_OVERRIDE; what it starts has none.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/guest/files"
+	"github.com/bullpen-run/bullpen/guest/process"
+)
+
+const (
+	listenFD    = 3
+	memoryLimit = 16 << 20
+	stopGrace   = 5 * time.Second // from SIGTERM to SIGKILL
+	finishGrace = 2 * time.Second // for clients to read the end
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "guest:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	if len(os.Args) != 2 {
+		return errors.New("the argument must be the path of a config")
+	}
+	runtime.GOMAXPROCS(1)
+	debug.SetMemoryLimit(memoryLimit)
+	syscall.Umask(0o022)
+	if err := dropInheritable(); err != nil {
+		return err
+	}
+	if err := hideDescriptors(); err != nil {
+		return err
+	}
+	c, users, err := readConfig(os.Args[1])
+	if err != nil {
+		return err
+	}
+	listener, err := inherit()
+	if err != nil {
+		return err
+	}
+	table := &process.Table{Users: users, Env: c.Env, Dir: c.Dir}
+	table.Open()
+	server := newServer(table, &files.Tree{Users: users}, c)
+
+	stop, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		table.Close(0)
+		return fmt.Errorf("serve: %w", err)
+	case <-stop.Done():
+	}
+	table.Close(stopGrace)
+	finish, cancel := context.WithTimeout(context.Background(), finishGrace)
+	defer cancel()
+	if err := server.Shutdown(finish); err != nil {
+		_ = server.Close()
+	}
+	return nil
+}
+
+// dropInheritable removes the capabilities of all threads that started programs would inherit, and keeps
+// the guest's own.
+func dropInheritable() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	data[0].Inheritable, data[1].Inheritable = 0, 0
+	// Ambient capabilities are inheritable ones: the call removes them, too.
+	headerAddress, dataAddress := unsafe.Pointer(&header), unsafe.Pointer(&data) //nolint:gosec // of a system call
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(headerAddress), uintptr(dataAddress), 0)
+	runtime.KeepAlive(&header)
+	runtime.KeepAlive(&data)
+	if errno != 0 {
+		return fmt.Errorf("drop inheritable capabilities: %w", errno)
+	}
+	return nil
+}
+
+// hideDescriptors has started programs inherit none of the descriptors that the guest was started with.
+func hideDescriptors() error {
+	const first = 3
+	if err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err == nil {
+		return nil
+	}
+	// A kernel before Linux 5.11.
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("list descriptors: %w", err)
+	}
+	for _, entry := range entries {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= first {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
+}
+
+// inherit returns the listener that this program was started with.
+func inherit() (net.Listener, error) {
+	file := os.NewFile(listenFD, "listener")
+	listener, err := net.FileListener(file)
+	if err != nil {
+		return nil, fmt.Errorf("descriptor %d is no listening socket: %w", listenFD, err)
+	}
+	return listener, file.Close()
+}
+
+// newServer returns the server of all routes.
+func newServer(table *process.Table, tree *files.Tree, c config) *http.Server {
+	return &http.Server{
+		Handler:           routes(table, tree, c),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       15 * time.Minute, // longer than that of clients and proxies
+		MaxHeaderBytes:    64 << 10,
+	}
+}

@@ -1,0 +1,246 @@
+package process
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/guest/account"
+)
+
+// markerName is the environment variable by which processes are found that have left the session of
+// their leader and outlived their parent.
+const markerName = "BULLPEN_PROCESS"
+
+// maxEnviron limits how much of an environment is searched for a marker.
+const maxEnviron = 4 << 20
+
+// procEntry is a process as /proc shows it.
+type procEntry struct {
+	pid, parent, session int
+	started              uint64 // in ticks since the boot: with the pid, it identifies a process
+	dead, kernel         bool   // kernel: a thread of the kernel
+	marker               string // value of the environment variable
+	hidden               bool   // it has no environment, or none that can be read, as during execve
+}
+
+// group is what a leader started and what descends from it.
+type group struct {
+	leader int    // 0 if the pid may belong to another process by now
+	since  uint64 // when the first of its processes was started
+	marker string // ends with a separator; a prefix selects several groups
+}
+
+// members returns the processes of a group that are alive, and reports whether there are others that may
+// belong to it.
+func (g group) members(all []procEntry) (alive []procEntry, unsure bool) {
+	in := map[int]bool{}
+	for _, p := range all {
+		if g.leader != 0 && (p.pid == g.leader || p.session == g.leader) || strings.HasPrefix(p.marker, g.marker) {
+			in[p.pid] = true
+		}
+	}
+	for grown := true; grown; {
+		grown = false
+		for _, p := range all {
+			if !in[p.pid] && in[p.parent] {
+				in[p.pid], grown = true, true
+			}
+		}
+	}
+	for _, p := range all {
+		switch {
+		case p.dead || p.pid == 1 || p.pid == os.Getpid():
+		case in[p.pid]:
+			alive = append(alive, p)
+		case p.hidden && p.started >= g.since:
+			unsure = true
+		}
+	}
+	return alive, unsure
+}
+
+// maxUnsure is how often a group is looked for again while there are processes that may belong to it.
+const maxUnsure = 8
+
+// pauses are the times between two looks at all processes.
+type pauses struct{ next time.Duration }
+
+// wait waits, longer each time. It returns false if ctx is done first.
+func (p *pauses) wait(ctx context.Context) bool {
+	p.next = min(max(2*p.next, time.Millisecond), 50*time.Millisecond)
+	timer := time.NewTimer(p.next)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// terminate sends SIGTERM to each process of a group once. It reports whether there was any.
+func (g group) terminate(ctx context.Context, users *account.Users) (bool, error) {
+	sent := map[procEntry]bool{}
+	var pause pauses
+	for tries := 0; ; {
+		all, err := scan(users)
+		if err != nil {
+			return false, err
+		}
+		members, unsure := g.members(all)
+		more := false
+		for _, p := range members {
+			key := procEntry{pid: p.pid, started: p.started}
+			if !sent[key] {
+				sent[key], more = true, true
+				p.signal(unix.SIGTERM)
+			}
+		}
+		if more {
+			continue
+		}
+		if tries++; !unsure || tries > maxUnsure || !pause.wait(ctx) {
+			return len(sent) > 0, nil
+		}
+	}
+}
+
+// kill sends SIGKILL to the processes of a group until none is left. It reports whether there was any.
+func (g group) kill(ctx context.Context, users *account.Users) (bool, error) {
+	found := false
+	var pause pauses
+	for tries := 0; ; {
+		all, err := scan(users)
+		if err != nil {
+			return found, err
+		}
+		members, unsure := g.members(all)
+		if len(members) == 0 {
+			if tries++; !unsure || tries > maxUnsure {
+				return found, nil
+			}
+		}
+		for _, p := range members {
+			found = true
+			p.signal(unix.SIGKILL)
+		}
+		if !pause.wait(ctx) {
+			return found, fmt.Errorf("%d processes are still alive: %w", len(members), ctx.Err())
+		}
+	}
+}
+
+// alive reports whether any process of a group is.
+func (g group) alive(users *account.Users) bool {
+	all, err := scan(users)
+	members, _ := g.members(all)
+	return err == nil && len(members) > 0
+}
+
+// signal sends a signal, unless the pid belongs to another process by now.
+func (p procEntry) signal(s unix.Signal) {
+	fd, err := unix.PidfdOpen(p.pid, 0)
+	if err != nil {
+		return
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if now, err := readStat(p.pid); err == nil && now.started == p.started {
+		_ = unix.PidfdSendSignal(fd, s, nil, 0)
+	}
+}
+
+// scan returns all processes. Environments are readable only with the rights of a process's user.
+func scan(users *account.Users) ([]procEntry, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	names, err := dir.Readdirnames(-1)
+	_ = dir.Close()
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var all []procEntry
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if p, err := readStat(pid); err == nil {
+			all = append(all, p)
+		}
+	}
+	unread := make([]int, len(all)) // indices
+	for i := range unread {
+		unread[i] = i
+	}
+	for _, user := range users.List {
+		// An error means that nothing of this user can run.
+		_ = user.Do(func() error {
+			var rest []int
+			for _, i := range unread {
+				marker, empty, err := readMarker(all[i].pid)
+				if errors.Is(err, os.ErrPermission) {
+					rest = append(rest, i)
+					continue
+				}
+				all[i].marker, all[i].hidden = marker, empty && !all[i].kernel
+			}
+			unread = rest
+			return nil
+		})
+	}
+	for _, i := range unread {
+		all[i].hidden = !all[i].kernel
+	}
+	return all, nil
+}
+
+// readStat reads what /proc/PID/stat says.
+func readStat(pid int) (procEntry, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return procEntry{}, err
+	}
+	// The name, in parentheses, may contain anything.
+	end := bytes.LastIndexByte(b, ')')
+	fields := strings.Fields(string(b[end+1:]))
+	const state, parent, session, started, size = 0, 1, 3, 19, 20
+	if end < 0 || len(fields) <= size {
+		return procEntry{}, fmt.Errorf("stat of process %d is malformed", pid)
+	}
+	p := procEntry{pid: pid, dead: fields[state] == "Z" || fields[state] == "X", kernel: fields[size] == "0"}
+	p.parent, _ = strconv.Atoi(fields[parent])
+	p.session, _ = strconv.Atoi(fields[session])
+	p.started, _ = strconv.ParseUint(fields[started], 10, 64)
+	return p, nil
+}
+
+// readMarker returns the marker in a process's environment, or nothing, and reports whether there is no
+// environment.
+func readMarker(pid int) (marker string, empty bool, err error) {
+	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return "", false, err
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, maxEnviron))
+	if err != nil {
+		return "", false, err
+	}
+	for entry := range bytes.SplitSeq(b, []byte{0}) {
+		if value, ok := bytes.CutPrefix(entry, []byte(markerName+"=")); ok {
+			return string(value), false, nil
+		}
+	}
+	return "", len(b) == 0, nil
+}
