@@ -43,6 +43,16 @@ func accessTable() map[string]access {
 		"replayDelivery":  {scope: execute, path: "/v1/executions/{execution}/webhook/replay"},
 		"replayFailed":    {scope: execute},
 		"enableEndpoint":  {scope: execute, body: `{"url":"https://example.com/hook"}`},
+		"createSandbox":   {scope: execute, body: `{}`},
+		"listSandboxes":   {scope: read},
+		"getSandbox":      {scope: read, path: "/v1/sandboxes/{sandbox}"},
+		"extendSandbox":   {scope: execute, path: "/v1/sandboxes/{sandbox}/extend"},
+		"pauseSandbox":    {scope: execute, path: "/v1/sandboxes/{sandbox}/pause"},
+		"resumeSandbox":   {scope: execute, path: "/v1/sandboxes/{sandbox}/resume"},
+		"deleteSandbox":   {scope: execute, path: "/v1/sandboxes/{sandbox}"},
+		"callGuest":       {scope: execute, path: "/v1/sandboxes/{sandbox}/guest/process.Process/List"},
+		"readGuest":       {scope: execute, path: "/v1/sandboxes/{sandbox}/guest/envs"},
+		"writeGuest":      {scope: execute, path: "/v1/sandboxes/{sandbox}/guest/files"},
 		"createBatch":     {scope: execute, body: `{"items":[` + program + `]}`},
 		"deleteBatch":     {scope: execute, path: "/v1/batches/{batch}"},
 		"pauseBatch":      {scope: execute, path: "/v1/batches/{batch}/pause"},
@@ -183,6 +193,7 @@ func accessTable() map[string]access {
 func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
 	h := newHarness(t, withVendors)
 	h.server.Schedules, h.server.History, h.server.Queue = new(scheduleStub), &historyStub{}, &queueStub{}
+	h.sandboxes.answers(t, func(http.ResponseWriter, *http.Request) {})
 	runs := &pipelineStub{stored: map[string]*proto.Pipeline{}, states: map[string]*proto.PipelineState{}}
 	h.server.Pipelines = runs
 	h.server.Workers, h.server.ImageAdmin = &workerStub{
@@ -214,7 +225,7 @@ func newAccessHarness(t *testing.T) (*harness, *strings.Replacer) {
 		id("/v1/admin/members", table["createMember"].body),
 		"{batch}", id("/v1/batches", table["createBatch"].body), "{schedule}",
 		id("/v1/schedules", table["createSchedule"].body),
-		"{pipeline}", run,
+		"{pipeline}", run, "{sandbox}", id("/v1/sandboxes", "{}"),
 	)
 }
 

@@ -50,6 +50,7 @@ type harness struct {
 	letters   *letters
 	secrets   secretStore
 	audit     *auditStub
+	sandboxes *sandboxStub
 	http      *httptest.Server
 	dial      func() (net.Conn, error)
 	client    *http.Client
@@ -107,7 +108,10 @@ func newHarness(t *testing.T, set ...func(*Server)) *harness {
 		UpgradeURL: "https://example.com/upgrade", Log: logger, Tracer: s.Tracer,
 	}
 	s.Admission, s.Entitlements = h.admission, h.admission
+	h.sandboxes = newSandboxStub(q)
+	live := h.sandboxes.routes(s, h.admission)
 	s.Groups = []web.Group{
+		live,
 		&admin.DeadLetterRoutes{Core: &s.Core, DeadLetters: dead, Requeuer: h.admission},
 		&admin.SecretRoutes{Core: &s.Core, Secrets: h.secrets, Orgs: q.orgs, Key: q},
 		&admin.AuditRoutes{Core: &s.Core, Audit: h.audit},

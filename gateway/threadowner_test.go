@@ -53,6 +53,7 @@ func TestOwnedThreads(t *testing.T) {
 	table := map[string]owned{
 		"execute":        {body: `{"code":"x","thread_id":"ID"}`},
 		"listExecutions": {query: "?thread_id=ID"},
+		"createSandbox":  {body: `{"thread_id":"ID"}`},
 		"createBatch":    {body: `{"items":[{"code":"x","thread_id":"ID"}]}`},
 		"createSchedule": {body: `{"name":"x","cron":"@daily","request":{"code":"x","thread_id":"ID"}}`},
 		"patchSchedule":  {body: `{"request":{"code":"x","thread_id":"ID"}}`},

@@ -126,9 +126,6 @@ func ValidSandboxID(text string) bool {
 	return ok && len(rest) == len(rand.Text()) && strings.Trim(rest, sandboxIDLetters) == ""
 }
 
-// SandboxThread returns the thread of the home that is created for a sandbox.
-func SandboxThread(id string) string { return "sandbox-" + id }
-
 // Live is what a worker knows of the live sandbox whose guest a job runs.
 type Live struct {
 	Sandbox string `json:"sandbox"`

@@ -16,11 +16,12 @@ const (
 	OwnerCache     ThreadOwner = "cache"     // caches of pipelines, by key
 	OwnerContainer ThreadOwner = "container" // containers of agents, by id
 	OwnerAgentFile ThreadOwner = "agentfile" // files of agents, by id
+	OwnerSandbox   ThreadOwner = "sandbox"   // homes that were created for live sandboxes, by id
 )
 
 // ThreadOwners returns all owners.
 func ThreadOwners() []ThreadOwner {
-	return []ThreadOwner{OwnerVolume, OwnerPipeline, OwnerCache, OwnerContainer, OwnerAgentFile}
+	return []ThreadOwner{OwnerVolume, OwnerPipeline, OwnerCache, OwnerContainer, OwnerAgentFile, OwnerSandbox}
 }
 
 // Thread returns the id of the owner's thread of a name.
@@ -42,12 +43,13 @@ func UserThread(id string) string {
 	return id
 }
 
-// Expires reports whether the thread is removed when it has not been used for a time. Volumes and
-// files of agents are kept until they are deleted.
+// Expires reports whether the thread is removed when it has not been used for a time. Volumes, files
+// of agents and homes of live sandboxes are kept until they are deleted.
 func (t *Thread) Expires() bool {
 	_, volume := OwnerVolume.NameOf(t.ID)
 	_, file := OwnerAgentFile.NameOf(t.ID)
-	return !volume && !file
+	_, sandbox := OwnerSandbox.NameOf(t.ID)
+	return !volume && !file && !sandbox
 }
 
 // threadName returns what messages call a thread.

@@ -4,14 +4,17 @@ import "time"
 
 // Worker describes a live worker.
 type Worker struct {
-	Name         string    `json:"name"` // unique to the process
-	Pool         string    `json:"pool"`
-	Version      string    `json:"version"`
-	StartedAt    time.Time `json:"started_at"`
-	Slots        int       `json:"slots"`
-	Running      int       `json:"running"`      // executions that were assigned to the slots
-	Draining     bool      `json:"draining"`     // no executions are assigned
-	Capabilities []string  `json:"capabilities"` // what its slots can run, such as "network" or "language:python"
+	Name      string    `json:"name"` // unique to the process
+	Pool      string    `json:"pool"`
+	Version   string    `json:"version"`
+	StartedAt time.Time `json:"started_at"`
+	Slots     int       `json:"slots"`
+	Running   int       `json:"running"`             // executions that were assigned to the slots
+	Sandboxes int       `json:"sandboxes,omitempty"` // live sandboxes that it runs at once
+	// RunningSandboxes are those that it runs.
+	RunningSandboxes int      `json:"running_sandboxes,omitempty"`
+	Draining         bool     `json:"draining"`     // no executions are assigned
+	Capabilities     []string `json:"capabilities"` // what its slots can run, such as "network" or "language:python"
 	// Architecture is the machine's architecture in Go's terms, such as "amd64". It is empty for a
 	// worker of an older version.
 	Architecture string              `json:"architecture,omitempty"`

@@ -20,16 +20,18 @@ const HeaderUser = "Bullpen-User"
 type Routes struct {
 	*Service
 
-	resource *web.Resource[proto.LiveSandbox, api.Sandbox]
+	resource *web.Resource[proto.LiveSandbox, api.LiveSandbox]
 }
 
 // Handlers returns the handlers of the routes.
 func (s *Routes) Handlers() []web.Handler {
-	s.resource = &web.Resource[proto.LiveSandbox, api.Sandbox]{
-		Core: s.Core, Kind: "sandbox", Path: "/v1/sandboxes", Param: "id", Form: api.NewSandbox,
-		Valid:  proto.ValidSandboxID,
-		Name:   func(x *proto.LiveSandbox) (org, id string) { return x.Org, x.ID },
-		Answer: func(list []api.Sandbox, next *string) any { return api.Sandboxes{Sandboxes: list, NextCursor: next} },
+	s.resource = &web.Resource[proto.LiveSandbox, api.LiveSandbox]{
+		Core: s.Core, Kind: "sandbox", Path: "/v1/sandboxes", Param: "id", Form: api.NewLiveSandbox,
+		Valid: proto.ValidSandboxID,
+		Name:  func(x *proto.LiveSandbox) (org, id string) { return x.Org, x.ID },
+		Answer: func(list []api.LiveSandbox, next *string) any {
+			return api.LiveSandboxes{Sandboxes: list, NextCursor: next}
+		},
 		NotFound: func(string) error {
 			return api.Errorf(api.CodeNotFound, "there is no sandbox of that id; see /v1/sandboxes")
 		},
@@ -42,20 +44,10 @@ func (s *Routes) Handlers() []web.Handler {
 		{ID: "pauseSandbox", Handle: s.stop(proto.SandboxPause)},
 		{ID: "resumeSandbox", Handle: s.resume},
 		{ID: "deleteSandbox", Handle: s.stop(proto.SandboxKill)},
+		{ID: "callGuest", Handle: s.guest("service", "method")},
+		{ID: "readGuest", Handle: s.guest("name")},
+		{ID: "writeGuest", Handle: s.guest("name")},
 	}
-}
-
-// Surface has the routes of guests, which answer as their own protocol says.
-func (s *Routes) Surface() web.Surface {
-	const path = "/v1/sandboxes/{id}" + api.GuestPath + "/*"
-	surface := web.Surface{}
-	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost} {
-		surface.Routes = append(surface.Routes, web.SurfaceRow{
-			Route:  api.Route{Method: method, Path: path, ID: "guest" + method, Scope: proto.ScopeExecute, Vendor: "E2B"},
-			Handle: s.guest,
-		})
-	}
-	return surface
 }
 
 func (s *Routes) create(w http.ResponseWriter, r *web.Request) error {
@@ -69,7 +61,7 @@ func (s *Routes) create(w http.ResponseWriter, r *web.Request) error {
 		return err
 	}
 	s.resource.Location(w, x)
-	return web.WriteValue(w, http.StatusCreated, api.NewSandbox(x))
+	return web.WriteValue(w, http.StatusCreated, api.NewLiveSandbox(x))
 }
 
 func (s *Routes) list(w http.ResponseWriter, r *web.Request) error {
@@ -101,7 +93,7 @@ func (s *Routes) answer(
 	if err != nil {
 		return s.resource.Error(id, err)
 	}
-	return web.WriteValue(w, http.StatusOK, api.NewSandbox(x))
+	return web.WriteValue(w, http.StatusOK, api.NewLiveSandbox(x))
 }
 
 func (s *Routes) extend(w http.ResponseWriter, r *web.Request) error {
@@ -136,26 +128,34 @@ func (s *Routes) resume(w http.ResponseWriter, r *web.Request) error {
 	})
 }
 
-// guest passes a request on to the guest of a sandbox.
-func (s *Routes) guest(w http.ResponseWriter, r *http.Request) (err error) {
-	request := web.RequestOf(r)
-	id := chi.URLParam(r, "id")
-	if !proto.ValidSandboxID(id) {
-		return s.resource.Error(id, proto.ErrNotFound)
-	}
-	r.Header.Del("Authorization") // the API key
-	if user := r.Header.Get(HeaderUser); user != "" {
-		r.SetBasicAuth(user, "")
-	}
-	s.Serve(w, r, request.Key.Org, id, "/"+chi.URLParam(r, "*"), func(cause error) {
-		switch {
-		case errors.Is(cause, proto.ErrNotFound):
-			err = s.resource.Error(id, proto.ErrNotFound)
-		case errors.Is(cause, errNotReached):
-			err = api.Errorf(api.CodeConflict, "the sandbox is not running; look at it for the reason")
-		default:
-			err = cause
+// guest passes requests on to the guest of a sandbox, at the path of some parameters.
+func (s *Routes) guest(parameters ...string) web.Handle {
+	return func(w http.ResponseWriter, r *web.Request) (err error) {
+		id, err := s.resource.ID(r)
+		if err != nil {
+			return err
 		}
-	})
-	return err
+		path := ""
+		for _, name := range parameters {
+			path += "/" + chi.URLParam(r.Request, name)
+		}
+		r, release := r.WhileConnected()
+		defer release()
+		ctx, stop := s.UntilLeave(r.Context())
+		defer stop()
+		request := r.Request.WithContext(ctx)
+		request.Header.Del("Authorization") // the API key
+		if user := request.Header.Get(HeaderUser); user != "" {
+			request.SetBasicAuth(user, "")
+		}
+		s.Serve(w, request, r.Key.Org, id, path, func(cause error) {
+			switch {
+			case errors.Is(cause, errNotReached):
+				err = api.Errorf(api.CodeConflict, "the sandbox is not running; look at it for the reason")
+			default:
+				err = s.resource.Error(id, cause)
+			}
+		})
+		return err
+	}
 }

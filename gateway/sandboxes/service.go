@@ -99,7 +99,7 @@ func NewSandbox(r *api.SandboxRequest, c proto.Caller) *proto.LiveSandbox {
 		Timeout: seconds(r.Timeout), IdleTimeout: seconds(r.IdleTimeout),
 	}
 	if x.ThreadID == "" {
-		x.ThreadID, x.OwnHome = proto.SandboxThread(x.ID), true
+		x.ThreadID, x.OwnHome = proto.OwnerSandbox.Thread(x.ID), true
 	}
 	return x
 }

@@ -148,6 +148,16 @@ func (c *Core) Until(ctx context.Context, deadline time.Time) (context.Context, 
 	}
 }
 
+// UntilLeave returns a context that ends at Leave, with the error for the client as its cause.
+func (c *Core) UntilLeave(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(c.leaving, func() { cancel(ErrDraining) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
 // Detached returns a context for changes that must complete even if the client is gone.
 func Detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)

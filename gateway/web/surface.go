@@ -15,8 +15,8 @@ import (
 // for that API. The API keys are this server's.
 type Surface struct {
 	Routes []SurfaceRow
-	// WriteError answers with an error, nil for the form of this server's own errors. The headers that
-	// those have are set.
+	// WriteError answers with an error. The headers of the answer that this server's own errors have
+	// are set.
 	WriteError func(w http.ResponseWriter, r *http.Request, e *api.Error)
 	// Prefixes are the other API's path prefixes. Errors for unknown paths below them use its form.
 	Prefixes []string
@@ -63,9 +63,8 @@ func (c *Core) Row(surface *SurfaceRow) Row {
 		i := r.Info
 		connected, release := r.WhileConnected()
 		defer release()
-		ctx, cancel := context.WithCancelCause(connected.Context())
-		defer cancel(nil)
-		defer context.AfterFunc(c.leaving, func() { cancel(ErrDraining) })()
+		ctx, cancel := c.UntilLeave(connected.Context())
+		defer cancel()
 		err := surface.Handle(w, connected.WithContext(ctx).Request)
 		switch {
 		case ctx.Err() == nil || !errors.Is(err, context.Canceled):
@@ -99,9 +98,7 @@ func (i *Info) afterCalls(err error) error {
 // usual header. Surfaces do not accept cookies.
 func (surface *Surface) Adopt(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if surface.WriteError != nil {
-			infoOf(r.Context()).WriteError = func(w http.ResponseWriter, e *api.Error) { surface.WriteError(w, r, e) }
-		}
+		infoOf(r.Context()).WriteError = func(w http.ResponseWriter, e *api.Error) { surface.WriteError(w, r, e) }
 		if r.Header.Get("Authorization") == "" {
 			key := ""
 			if surface.KeyHeader != "" {

@@ -44,8 +44,8 @@ type SandboxTimeout struct {
 	Timeout int `json:"timeout,omitempty" minimum:"1" must:"be a whole number of seconds, at least 1" doc:"Seconds from now until the sandbox stops; by default the timeout with which it was started last."`
 }
 
-// Sandbox is a live sandbox.
-type Sandbox struct {
+// LiveSandbox is a live sandbox.
+type LiveSandbox struct {
 	ID          string               `json:"id" pattern:"^i[a-z2-7]{26}$"`
 	Name        string               `json:"name"`
 	State       proto.SandboxState   `json:"state" doc:"stopping: it was told to stop, and its home is being saved. ended: for good."`
@@ -53,7 +53,7 @@ type Sandbox struct {
 	Message     *string              `json:"message" doc:"The reason in words; else null."`
 	Profile     string               `json:"profile" doc:"The sandbox profile that was asked for; empty for the API key's own."`
 	KeyID       string               `json:"key_id" doc:"The API key under which it runs."`
-	ThreadID    string               `json:"thread_id" doc:"The thread that holds its home."`
+	ThreadID    *string              `json:"thread_id" doc:"The thread that holds its home; null for a home of its own."`
 	Metadata    map[string]string    `json:"metadata"`
 	OnTimeout   proto.SandboxStop    `json:"on_timeout"`
 	IdleTimeout *int                 `json:"idle_timeout" doc:"Seconds; null for no limit."`
@@ -65,20 +65,21 @@ type Sandbox struct {
 	StoppedAt   *Time                `json:"stopped_at" doc:"When it stopped last; null while it is active."`
 }
 
-// Sandboxes is a page of live sandboxes.
-type Sandboxes struct {
-	Sandboxes  []Sandbox `json:"sandboxes"`
-	NextCursor *string   `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
+// LiveSandboxes is a page of live sandboxes.
+type LiveSandboxes struct {
+	Sandboxes  []LiveSandbox `json:"sandboxes"`
+	NextCursor *string       `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
-// NewSandbox returns the form of a live sandbox.
-func NewSandbox(s *proto.LiveSandbox) Sandbox {
-	form := Sandbox{
+// NewLiveSandbox returns the form of a live sandbox.
+func NewLiveSandbox(s *proto.LiveSandbox) LiveSandbox {
+	form := LiveSandbox{
 		ID: s.ID, Name: s.Name, State: s.State, Reason: optional(s.Reason), Message: optional(s.Message),
-		Profile: s.Profile, KeyID: s.Key, ThreadID: s.ThreadID, Metadata: s.Metadata, OnTimeout: s.OnTimeout,
+		Profile: s.Profile, KeyID: s.Key, Metadata: s.Metadata, OnTimeout: s.OnTimeout,
 		IdleTimeout: optional(int(time.Duration(s.IdleTimeout).Seconds())), Starts: s.Starts, TraceID: s.Execution,
 		CreatedAt: Time{s.CreatedAt}, StartedAt: Time{s.StartedAt}, ExpiresAt: Time{s.ExpiresAt},
 	}
+	form.ThreadID = optional(proto.UserThread(s.ThreadID))
 	if form.Metadata == nil {
 		form.Metadata = map[string]string{}
 	}
@@ -88,13 +89,10 @@ func NewSandbox(s *proto.LiveSandbox) Sandbox {
 	return form
 }
 
-// GuestPath is the path, below that of a live sandbox, of the requests that its guest answers.
-const GuestPath = "/guest"
-
 func sandboxRoutes() []Route {
 	const example = "iabcdefghijklmnopqrstuvwxyz"
-	sandbox := Sandbox{
-		ID: example, Name: "build", State: proto.SandboxRunning, KeyID: "key_1", ThreadID: proto.SandboxThread(example),
+	sandbox := LiveSandbox{
+		ID: example, Name: "build", State: proto.SandboxRunning, KeyID: "key_1",
 		Metadata: map[string]string{"user": "7"}, OnTimeout: proto.SandboxPause, IdleTimeout: new(600), Starts: 1,
 		TraceID: exampleTrace, CreatedAt: Time{exampleTime()}, StartedAt: Time{exampleTime()},
 		ExpiresAt: Time{exampleTime().Add(time.Hour)},
@@ -121,7 +119,7 @@ func sandboxRoutes() []Route {
 			Params: append(paging(),
 				query("state", "Only sandboxes in this state.", object{"type": "string", "enum": texts(proto.SandboxStates())}),
 				query("name", "Only sandboxes of this name.", text())),
-			Responses: ok("The sandboxes.", Sandboxes{Sandboxes: []Sandbox{sandbox}}),
+			Responses: ok("The sandboxes.", LiveSandboxes{Sandboxes: []LiveSandbox{sandbox}}),
 		},
 		{
 			Method: http.MethodGet, Path: path, ID: "getSandbox", Scope: proto.ScopeRead, Summary: "Show a sandbox",
@@ -141,7 +139,7 @@ func sandboxRoutes() []Route {
 		},
 		{
 			Method: http.MethodPost, Path: path + "/resume", ID: "resumeSandbox", Scope: proto.ScopeExecute, Starts: true,
-			Summary: "Start a paused sandbox again", Request: SandboxTimeout{}, OptionalBody: true, Traced: true,
+			Summary: "Start a paused sandbox again", Request: SandboxTimeout{Timeout: 3600}, OptionalBody: true, Traced: true,
 			Doc:       "It starts with its home as it was saved, perhaps on another worker.",
 			Responses: ok("The sandbox.", sandbox), Errors: starts,
 		},
@@ -152,6 +150,28 @@ func sandboxRoutes() []Route {
 			Responses: ok("The sandbox.", sandbox), Errors: append([]int{http.StatusGatewayTimeout}, notActive...),
 		},
 	}
+	const guest = path + "/guest"
+	call := "The guest is the program in a sandbox that starts processes and handles files. It speaks the protocol of " +
+		"E2B's daemon by Connect (connectrpc.com): the services are process.Process and filesystem.Filesystem. "
+	user := Param{Name: "Bullpen-User", In: "header", Doc: "The user as whom to act; user by default.", schema: text()}
+	answers := []Response{{Status: http.StatusOK, Doc: "What the guest answers, with its status."}}
+	routes = append(routes,
+		Route{
+			Method: http.MethodPost, Path: guest + "/{service}/{method}", ID: "callGuest", Scope: proto.ScopeExecute,
+			Summary: "Call a method of a sandbox's guest", Doc: call, Params: []Param{user},
+			Upload: "application/json", UploadDoc: "A message, or a stream of messages.", Responses: answers, Errors: notActive,
+		},
+		Route{
+			Method: http.MethodGet, Path: guest + "/{name}", ID: "readGuest", Scope: proto.ScopeExecute,
+			Summary: "Read a file of a sandbox, its variables or its metrics", Params: []Param{user},
+			Doc: "The names are files (with path=), envs, metrics and health.", Responses: answers, Errors: notActive,
+		},
+		Route{
+			Method: http.MethodPost, Path: guest + "/{name}", ID: "writeGuest", Scope: proto.ScopeExecute,
+			Summary: "Write a file of a sandbox", Params: []Param{user}, Doc: "The name is files (with path=).",
+			Upload: "application/octet-stream", UploadDoc: "The content.", Responses: answers, Errors: notActive,
+		},
+	)
 	for i := range routes {
 		routes[i].Tag = tagSandboxes
 		if strings.Contains(routes[i].Path, "{id}") {

@@ -4,19 +4,22 @@ import "github.com/bullpen-run/bullpen/proto"
 
 // Worker is a live worker.
 type Worker struct {
-	Name         string            `json:"name" doc:"Unique to the process. A restarted worker has another name."`
-	Pool         string            `json:"pool" doc:"The pool of workers that can run the same executions, see autoscaling."`
-	Version      string            `json:"version"`
-	StartedAt    Time              `json:"started_at"`
-	Slots        int               `json:"slots" minimum:"0" doc:"How many executions it runs at once."`
-	Running      int               `json:"running" minimum:"0" doc:"Executions in its slots."`
-	Draining     bool              `json:"draining" doc:"It finishes its executions and gets no others."`
-	Capabilities []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets, mounts, volumes."`
-	Architecture *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its machine. It runs no programs in images of another one. null for a worker of an older version."`
-	Languages    map[string]string `json:"languages" doc:"The versions of the machine's own runtimes, for sandboxes without an image."`
-	Images       int               `json:"cached_images" minimum:"0" doc:"Unpacked images on its disk."`
-	Threads      int               `json:"cached_threads" minimum:"0" doc:"Homes of threads on its disk."`
-	Machine      Machine           `json:"machine"`
+	Name      string `json:"name" doc:"Unique to the process. A restarted worker has another name."`
+	Pool      string `json:"pool" doc:"The pool of workers that can run the same executions, see autoscaling."`
+	Version   string `json:"version"`
+	StartedAt Time   `json:"started_at"`
+	Slots     int    `json:"slots" minimum:"0" doc:"How many executions it runs at once."`
+	Running   int    `json:"running" minimum:"0" doc:"Executions in its slots."`
+	Sandboxes int    `json:"sandboxes" minimum:"0" doc:"How many live sandboxes it runs at once, besides executions."`
+	// RunningSandboxes are those that it runs.
+	RunningSandboxes int               `json:"running_sandboxes" minimum:"0" doc:"Live sandboxes that it runs."`
+	Draining         bool              `json:"draining" doc:"It finishes its executions and gets no others."`
+	Capabilities     []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets, mounts, volumes."`
+	Architecture     *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its machine. It runs no programs in images of another one. null for a worker of an older version."`
+	Languages        map[string]string `json:"languages" doc:"The versions of the machine's own runtimes, for sandboxes without an image."`
+	Images           int               `json:"cached_images" minimum:"0" doc:"Unpacked images on its disk."`
+	Threads          int               `json:"cached_threads" minimum:"0" doc:"Homes of threads on its disk."`
+	Machine          Machine           `json:"machine"`
 }
 
 // Machine is the load of a worker's machine.
@@ -42,6 +45,7 @@ func NewWorker(w *proto.Worker) Worker {
 	}
 	return Worker{
 		Name: w.Name, Pool: w.Pool, Version: w.Version, StartedAt: Time{w.StartedAt}, Slots: w.Slots, Running: w.Running,
+		Sandboxes: w.Sandboxes, RunningSandboxes: w.RunningSandboxes,
 		Draining:     w.Draining,
 		Capabilities: w.Capabilities, Architecture: optional(w.Architecture), Languages: languages, Images: w.Images,
 		Threads: w.Threads,

@@ -129,6 +129,7 @@ type outcome struct {
 // workerState is a live worker.
 type workerState struct {
 	slots        int
+	live         bool // the slots are for live sandboxes
 	capabilities capabilities
 	offer        string          // the capabilities as the key of a set of needs
 	free         []uint64        // tickets
@@ -496,13 +497,14 @@ func (t *term) answerJoined(r *joinedRequests, value func() any) {
 
 func (t *term) stats(now time.Time) proto.QueueStats {
 	st := proto.QueueStats{
-		Workers: len(t.workers), Queued: len(t.queue.jobs) - t.queue.active - len(t.queue.delayed),
+		Queued:  len(t.queue.jobs) - t.queue.active - len(t.queue.delayed),
 		Delayed: len(t.queue.delayed), Interactive: t.queue.interactive, Running: t.queue.active,
 		StartRate: t.startRate.perSecond(), AtShare: t.atShare(now),
 	}
 	for _, w := range t.workers {
-		st.Slots += w.slots
-		st.FreeSlots += len(w.free)
+		if !w.live {
+			st.Workers, st.Slots, st.FreeSlots = st.Workers+1, st.Slots+w.slots, st.FreeSlots+len(w.free)
+		}
 	}
 	if st.Queued > 0 && !t.oldest.IsZero() {
 		st.OldestQueue = max(0, now.Sub(t.oldest).Seconds())
@@ -552,8 +554,10 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 		w.offer = needKey(slices.Sorted(maps.Keys(w.capabilities)))
 		t.workersVersion++
 	}
-	w.slots, w.seen, w.free = a.Slots, time.Now(), w.free[:0]
-	t.join(w, &a)
+	w.slots, w.live, w.seen, w.free = a.Slots, a.Live, time.Now(), w.free[:0]
+	if !w.live {
+		t.join(w, &a)
+	}
 	if changed || drained != a.Draining {
 		t.reviewOffers(w.seen)
 	}

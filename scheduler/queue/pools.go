@@ -105,7 +105,7 @@ func (t *term) join(w *workerState, a *announcement) {
 
 // measure adds the time a job held its slot to the mean of its pool.
 func (t *term) measure(j *job, now time.Time) {
-	if j.started.IsZero() {
+	if j.started.IsZero() || j.meta.SandboxID != "" {
 		return
 	}
 	p := t.pools.of(cmp.Or(t.queue.load(j.worker).pool, proto.DefaultPool))

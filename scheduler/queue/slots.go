@@ -23,6 +23,7 @@ type Slots struct {
 	Worker       string // unique to this process
 	Pool         string // a name that [ValidPool] accepts, or empty for [proto.DefaultPool]
 	Total        int    // slots
+	Live         bool   // the slots are for live sandboxes, see [LiveWorker]
 	Capabilities []string
 	Ended        func(*proto.Record) // called as Queue.Ended is
 	Started      func(*proto.Record) // if not nil, is called with the record of each claim, concurrently
@@ -137,6 +138,7 @@ func (s *Slots) announceAll() {
 // order.
 func (s *Slots) publish(a announcement) {
 	a.Worker, a.Pool, a.Slots, a.Capabilities, a.Draining = s.Worker, s.Pool, s.Total, s.Capabilities, s.draining
+	a.Live = s.Live
 	if s.epoch != nil && !s.draining && (s.Full == nil || !s.Full()) {
 		a.Free = slices.AppendSeq(a.Free, maps.Keys(s.waiting))
 	}

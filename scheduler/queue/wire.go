@@ -25,9 +25,10 @@ type announcement struct {
 	Worker       string          `json:"worker"`
 	Pool         string          `json:"pool,omitempty"` // empty for [proto.DefaultPool]
 	Slots        int             `json:"slots"`
-	Capabilities []string        `json:"capabilities"` // of each slot
-	Free         []uint64        `json:"free"`         // tickets, one per free slot, each used once
-	Held         []proto.TraceID `json:"held"`         // jobs assigned or running
+	Live         bool            `json:"live,omitempty"` // the slots are for live sandboxes
+	Capabilities []string        `json:"capabilities"`   // of each slot
+	Free         []uint64        `json:"free"`           // tickets, one per free slot, each used once
+	Held         []proto.TraceID `json:"held"`           // jobs assigned or running
 	// Dropped holds jobs that were assigned with a stale ticket.
 	Dropped []proto.TraceID `json:"dropped,omitempty"`
 	Gone    bool            `json:"gone"` // the worker stops

@@ -25,6 +25,9 @@ const (
 	drainOff = "off"
 )
 
+// LiveWorker returns the name under which a worker announces its slots for live sandboxes.
+func LiveWorker(worker string) string { return worker + "-live" }
+
 // answerWorkers answers with the next workers by name.
 func (t *term) answerWorkers(m *nats.Msg) {
 	if !t.stillLeader() {
@@ -37,7 +40,13 @@ func (t *term) answerWorkers(m *nats.Msg) {
 			continue
 		}
 		w := t.workers[name]
+		if w.live {
+			continue
+		}
 		info := w.info
+		if live := t.workers[LiveWorker(name)]; live != nil {
+			info.Sandboxes, info.RunningSandboxes = live.slots, len(live.held)+len(live.used)
+		}
 		info.Name, info.Pool, info.Slots, info.Running = name, w.pool, w.slots, len(w.held)+len(w.used)
 		info.Capabilities = slices.Sorted(maps.Keys(w.capabilities))
 		info.Architecture = architectureOf(info.Capabilities)
@@ -91,8 +100,10 @@ func (q *Queue) Drain(ctx context.Context, name string, drain bool) (proto.Worke
 			return all[i], nil
 		}
 		// Repeated, because a message may be lost.
-		if err := q.Store.Conn.Publish(store.DrainSubject(name), []byte(message)); err != nil {
-			return proto.Worker{}, fmt.Errorf("drain worker %s: %w", name, err)
+		for _, slots := range []string{name, LiveWorker(name)} {
+			if err := q.Store.Conn.Publish(store.DrainSubject(slots), []byte(message)); err != nil {
+				return proto.Worker{}, fmt.Errorf("drain worker %s: %w", name, err)
+			}
 		}
 		select {
 		case <-ctx.Done():

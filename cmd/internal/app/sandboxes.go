@@ -24,9 +24,6 @@ import (
 	"github.com/bullpen-run/bullpen/worker/live"
 )
 
-// liveSuffix makes the name of a worker's slots for live sandboxes, which are announced apart.
-const liveSuffix = "-live"
-
 // liveWorker serves the live sandboxes of a worker.
 type liveWorker struct {
 	sandboxes *live.Sandboxes
@@ -88,7 +85,7 @@ func (r *workerRole) openLive(capabilities []string, c *closers) (*liveWorker, e
 		return nil, nil // their homes are threads; why there are none is logged
 	}
 	w.slots = &queue.Slots{
-		Store: r.store, Worker: r.instance + liveSuffix, Pool: r.cfg.Pool, Total: n, Capabilities: offered,
+		Store: r.store, Worker: queue.LiveWorker(r.instance), Live: true, Pool: r.cfg.Pool, Total: n, Capabilities: offered,
 		Ended: r.executionEnded, Started: r.metrics.ExecutionStarted, Log: r.log, Full: r.dataDiskFull,
 	}
 	return w, nil

@@ -179,7 +179,6 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Tunnels:   &gatewaysandboxes.Tunnels{Endpoints: &sandboxes.Endpoints{Store: s.store}},
 		TicketKey: keys.Derived("tickets of sandboxes"),
 	}}
-	server.Surfaces = append(server.Surfaces, live.Surface())
 	server.Groups = []web.Group{
 		live,
 		&admin.DeadLetterRoutes{Core: &server.Core, DeadLetters: letters, Requeuer: s.admission},
