@@ -42,7 +42,7 @@ func TestToAPI(t *testing.T) {
 		},
 		{
 			&proto.BoundError{Profile: "web", Keys: []string{"key_1"}}, 409, "conflict", 0,
-			"profile web has API keys bound to it: key_1; revoke them first",
+			"profile web has API keys bound to it: key_1; revoke them first, or remove it from their profiles",
 		},
 		{
 			&proto.BusyError{Thread: "t", Holder: id}, 409, "conflict", 0,

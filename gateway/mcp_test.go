@@ -93,7 +93,7 @@ func TestTools(t *testing.T) {
 	for _, tool := range tools.Tools {
 		names = append(names, tool.Name)
 		schema, _ := json.Marshal(tool.InputSchema)
-		for _, never := range []string{"sub_paths", "webhook_url", "$ref"} {
+		for _, never := range []string{`"profile"`, "sub_paths", "webhook_url", "$ref"} {
 			if strings.Contains(string(schema), never) {
 				t.Errorf("%s of %s: %s", never, tool.Name, schema)
 			}
@@ -117,6 +117,9 @@ func TestTools(t *testing.T) {
 	}
 	id, _ := out["trace_id"].(string)
 	job := h.stub.runs[proto.TraceID(id)].job
+	if job.Profile != proto.DefaultProfileName {
+		t.Errorf("profile %q", job.Profile)
+	}
 	if job.ThreadID != "t1" || job.Env["A"] != "b" || job.Language != proto.Bash || job.Mode != proto.ModeInline ||
 		job.Timeout != 60 {
 		t.Errorf("job %+v", job)
@@ -219,6 +222,11 @@ func TestToolErrors(t *testing.T) {
 			"target", h.key, "sandbox_execute",
 			map[string]any{"code": "1", "webhook_url": "https://example.com"},
 			"validation_error", "webhook_url is not available to tools",
+		},
+		{
+			"profile", h.key, "sandbox_execute",
+			map[string]any{"code": "1", "profile": "default"},
+			"validation_error", "profile is not available to tools",
 		},
 		{
 			"path", h.key, "sandbox_execute",

@@ -344,9 +344,12 @@ func TestPipelineSandboxes(t *testing.T) {
 	h.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(201, "")
 	limited := h.in(t)
 	limited.key = h.stub.addKey("acme", "enterprise", asUser)
-	h.stub.keys[len(h.stub.keys)-1].Profile = "own"
+	id := h.stub.keys[len(h.stub.keys)-1].ID
+	h.stub.change(id, func(k *proto.Key) { k.Profile = "own" })
 	limited.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(
-		403, "forbidden", `step a: the profile "web" is not the one of this API key`)
+		403, "forbidden", `step a: the profile "web" is not allowed for this API key, which may use own;`)
+	h.stub.change(id, func(k *proto.Key) { k.Profiles = []string{"web"} })
+	limited.do("POST", "/v1/pipelines", pipelineBody(file, "")).want(201, "")
 	limited.do("POST", "/v1/pipelines", pipelineBody("steps: [{name: a, run: x, profile: own}]", "")).want(201, "")
 	pro := h.in(t)
 	pro.key = h.stub.addKey("medium", "pro", asUser)

@@ -259,8 +259,8 @@ func TestJobHasTheSandboxOfItsKey(t *testing.T) {
 	user := h.bound("web")
 	// No field of a request changes a setting of the profile.
 	a := user.execute(
-		`{"code":"1","env_vars":{"B":"request","C":"request"},"profile":"default","image":"/","cpu":64,"memory":"1024GiB",
-		"network":{"policy":"unrestricted"},"profile":"default","pids":9999,"isolation":"strict",
+		`{"code":"1","env_vars":{"B":"request","C":"request"},"image":"/","cpu":64,"memory":"1024GiB",
+		"network":{"policy":"unrestricted"},"pids":9999,"isolation":"strict",
 		"preload":["os"],"system_calls":["process_madvise"]}`).want(200, "")
 	job := h.jobOf(a)
 	want := proto.Sandbox{

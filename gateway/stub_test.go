@@ -376,8 +376,10 @@ func (q *stub) Rotate(context.Context) (string, error) {
 }
 
 func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error) {
-	if k.Profile != "" && !proto.BuiltInProfile(k.Profile) && !q.registry.has(k.Profile) {
-		return proto.Key{}, "", fmt.Errorf("bind: %w", proto.ErrNotFound)
+	for _, name := range k.AllowedProfiles() {
+		if !proto.BuiltInProfile(name) && !q.registry.has(name) {
+			return proto.Key{}, "", fmt.Errorf("bind: %w", proto.ErrNotFound)
+		}
 	}
 	secret := q.addKey(k.Org, k.Plan, k)
 	q.mu.Lock()
@@ -387,6 +389,7 @@ func (q *stub) Create(_ context.Context, k proto.Key) (proto.Key, string, error)
 		k.Mounts, k.ExpiresAt
 	made.Concurrent, made.MaxTimeout, made.RequestRate, made.AllowedNetworks = k.Concurrent, k.MaxTimeout, k.RequestRate,
 		k.AllowedNetworks
+	made.Profiles = k.Profiles
 	return *made, secret, nil
 }
 
@@ -803,7 +806,7 @@ func (r *registry) Remove(ctx context.Context, name string, check func(proto.Pro
 	keys := r.stub.List("")
 	bound := &proto.BoundError{Profile: name}
 	for _, k := range keys {
-		if k.Profile == name && k.RevokedAt == nil {
+		if slices.Contains(k.AllowedProfiles(), name) && k.RevokedAt == nil {
 			bound.Keys = append(bound.Keys, k.ID)
 		}
 	}

@@ -93,14 +93,16 @@ func (e *LastKeyError) Error() string {
 // Conflict marks the error's text as meant for the client.
 func (e *LastKeyError) Conflict() {}
 
-// BoundError is returned if a sandbox profile cannot be removed because API keys are bound to it.
+// BoundError is returned if a sandbox profile cannot be removed because API keys are bound to it, or
+// their requests may choose it.
 type BoundError struct {
 	Profile string
 	Keys    []string // their ids
 }
 
 func (e *BoundError) Error() string {
-	return fmt.Sprintf("profile %s has API keys bound to it: %s; revoke them first", e.Profile, ListSome(e.Keys))
+	return fmt.Sprintf("profile %s has API keys bound to it: %s; revoke them first, or remove it from their profiles",
+		e.Profile, ListSome(e.Keys))
 }
 
 // Conflict marks the error's text as meant for the client.

@@ -1,6 +1,7 @@
 package proto
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
@@ -39,6 +40,8 @@ type Key struct {
 	// Global makes the scope admin one for all organisations and for the server itself.
 	Global  bool   `json:"global,omitempty"`
 	Profile string `json:"profile,omitempty"` // the name of its sandbox profile; empty for the default one
+	// Profiles are the names of further sandbox profiles that requests with the key may choose.
+	Profiles []string `json:"profiles,omitempty"`
 	// Concurrent is how many executions may run at once with this key, MaxTimeout their longest
 	// timeout in seconds; 0 for the limits of the plans alone.
 	Concurrent int `json:"concurrent,omitempty"`
@@ -70,6 +73,18 @@ func (k *Key) Expired(now time.Time) bool { return k.ExpiresAt != nil && !now.Be
 func (k *Key) AllowedFrom(addr netip.Addr) bool {
 	return len(k.AllowedNetworks) == 0 ||
 		slices.ContainsFunc(k.AllowedNetworks, func(p netip.Prefix) bool { return p.Contains(addr.Unmap().WithZone("")) })
+}
+
+// AllowedProfiles returns the names of the sandbox profiles that requests with the key may choose,
+// each once, the key's own first.
+func (k *Key) AllowedProfiles() []string {
+	allowed := []string{cmp.Or(k.Profile, DefaultProfileName)}
+	for _, name := range k.Profiles {
+		if !slices.Contains(allowed, name) {
+			allowed = append(allowed, name)
+		}
+	}
+	return allowed
 }
 
 // ParseNetwork parses a prefix such as 192.0.2.0/24, or a single address. A prefix of IPv4-mapped

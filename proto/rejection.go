@@ -56,6 +56,7 @@ type Rejection struct {
 
 	Name    string     `json:"-"`
 	Profile string     `json:"-"` // the sandbox profile that names an image
+	Allowed []string   `json:"-"` // for [RejectedProfile], the profiles that the API key may choose
 	Plan    *PlanLimit `json:"-"` // nil if the reason is not about a plan, or the plan is unknown
 }
 

@@ -40,6 +40,7 @@ type batchRunCommand struct {
 	Source        string   `arg:"" name:"file|dir" help:"JSONL with an item in each line, - for standard input, or a directory of programs."`
 	Program       string   `placeholder:"FILE" help:"Program of all items without code. Its name says the language."`
 	Language      string   `name:"lang" short:"l" placeholder:"LANG" help:"Language of items that name none: ${languages}. Default: python."`
+	Profile       string   `placeholder:"NAME" help:"Sandbox profile of items that name none, one that the API key may choose. Default: the key's own."`
 	Timeout       int      `short:"t" placeholder:"SECONDS" help:"Timeout of items that have none."`
 	Env           []string `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all items. Repeatable."`
 	Metadata      []string `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata of the batch. Repeatable."`

@@ -178,6 +178,7 @@ func (c *batchRunCommand) settings() ([]byte, error) {
 		}
 	}
 	set(request, "language", c.Language, c.Language != "")
+	set(request, "profile", c.Profile, c.Profile != "")
 	set(request, "timeout", c.Timeout, c.Timeout != 0)
 	set(request, "env_vars", env, len(env) > 0)
 	set(batch, "metadata", metadata, len(metadata) > 0)

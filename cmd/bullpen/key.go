@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +29,7 @@ type keySettingFlags struct {
 	Plan         *string        `placeholder:"PLAN" help:"Plan that further limits this key, in addition to the organisation's plan. Empty for none."`
 	Scopes       []proto.Scope  `enum:"execute,read,files,admin" placeholder:"SCOPE,…" help:"What the key may do: execute, read, files, admin. admin administers the organisation. Default of a new key: execute,read,files."`
 	Global       *bool          `negatable:"" help:"The scope admin holds for all organisations and for the server."`
+	Profiles     []string       `placeholder:"NAME,…" help:"Further sandbox profiles that requests with this key may choose. Repeatable; replaces all earlier ones. Empty for none, the default."`
 	Concurrent   *int           `placeholder:"N" help:"Concurrent executions of this key; 0 for the limits of plans alone, the default."`
 	MaxTimeout   *int           `placeholder:"SECONDS" help:"Longest timeout that an execution of this key may ask for; 0 for the limits of plans alone, the default."`
 	RequestRate  *int           `placeholder:"N" help:"Requests that may be sent with this key in a minute; 0 for the limits of plans alone, the default."`
@@ -47,6 +49,9 @@ func (f *keySettingFlags) apply(k *api.KeySettings) error {
 	setLimit(&k.RequestRate, f.RequestRate)
 	if f.Scopes != nil {
 		k.Scopes = f.Scopes
+	}
+	if f.Profiles != nil {
+		k.Profiles = slices.DeleteFunc(slices.Clone(f.Profiles), func(name string) bool { return name == "" })
 	}
 	if f.Secret != nil {
 		k.Secrets = f.Secret
@@ -107,7 +112,7 @@ type keyCreateCommand struct {
 	keySettingFlags `embed:""`
 	Name            string `required:"" placeholder:"NAME" help:"Name of the key, for people."`
 	Org             string `required:"" placeholder:"ORG" help:"Organisation of the key: a-z 0-9 _ -."`
-	Profile         string `placeholder:"NAME" help:"Sandbox profile of the key. Default: the profile named default."`
+	Profile         string `placeholder:"NAME" help:"Sandbox profile of requests that choose none. It cannot be changed later. Default: the profile named default."`
 }
 
 func (*keyCreateCommand) Help() string {
@@ -131,7 +136,7 @@ func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
 // printSecret prints the secret of a key alone on standard output.
 func printSecret(s streams, p *page, k *api.Key) {
 	_, _ = fmt.Fprintf(s.err, "Key %s of %s (%s, profile %s). It is not shown again:\n", k.ID, k.Org,
-		scopesOf(k), k.Profile)
+		scopesOf(k), profilesOf(k))
 	p.textf("%s\n", k.Secret)
 }
 
@@ -155,7 +160,7 @@ type keyUpdateCommand struct {
 
 func (*keyUpdateCommand) Help() string {
 	return `Changes what is given, and nothing if somebody else changes the key at the same time. It applies to requests
-from then on. The organisation and the sandbox profile of a key stay.`
+from then on. The organisation of a key and its --profile stay.`
 }
 
 func (c *keyUpdateCommand) Run(ctx context.Context, s streams) error {
@@ -197,6 +202,11 @@ func scopesOf(k *api.Key) string {
 		scopes = append(scopes, string(s))
 	}
 	return strings.Join(scopes, ",")
+}
+
+// profilesOf returns the sandbox profiles that requests with a key may choose, its own first.
+func profilesOf(k *api.Key) string {
+	return strings.Join((&proto.Key{Profile: k.Profile, Profiles: k.Profiles}).AllowedProfiles(), ",")
 }
 
 // mountsOf returns the mounts of a key in the form of key create.
@@ -241,7 +251,7 @@ func printKeys(p *page, keys ...api.Key) {
 	p.row("ID", "NAME", "ORG", "PLAN", "SCOPES", "PROFILE", "MOUNTS", "CONCURRENT", "TIMEOUT", "KEY", "CREATED", "USED",
 		"EXPIRES", "REVOKED")
 	for _, k := range keys {
-		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), k.Profile, mountsOf(&k), k.Concurrent, k.MaxTimeout, k.Hint,
+		p.row(k.ID, k.Name, k.Org, k.Plan, scopesOf(&k), profilesOf(&k), mountsOf(&k), k.Concurrent, k.MaxTimeout, k.Hint,
 			k.CreatedAt, k.LastUsedAt, k.ExpiresAt, k.RevokedAt)
 	}
 }

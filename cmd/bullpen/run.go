@@ -35,6 +35,7 @@ type programFlags struct {
 	KillGrace *time.Duration `name:"kill-grace" placeholder:"DURATION" help:"Time between SIGTERM and SIGKILL, such as 1.5s; at most 3s, async 30s. Default: 2s after a cancel, none after the timeout."`
 	Env       []string       `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of the program. Repeatable."`
 	Metadata  []string       `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the execution. Repeatable."`
+	Profile   string         `placeholder:"NAME" help:"Sandbox profile to run in, one that the API key may choose. Default: the key's own."`
 	Thread    string         `placeholder:"ID" help:"Run in this thread, with the home directory that its last execution left. Created if it does not exist."`
 	Stdin     string         `placeholder:"FILE" help:"Standard input of the program, up to 1 MiB: a file, or - for standard input. Empty by default."`
 	File      string         `arg:"" help:"The program, or - for standard input."`
@@ -179,7 +180,7 @@ func (c *runCommand) checkAsync() error {
 
 // request returns the request that the flags and arguments describe.
 func (c *programFlags) request(stdin io.Reader) (api.ExecuteRequest, error) {
-	req := api.ExecuteRequest{ThreadID: c.Thread, Args: c.Args}
+	req := api.ExecuteRequest{Profile: c.Profile, ThreadID: c.Thread, Args: c.Args}
 	var err error
 	if err = c.check(); err != nil {
 		return req, err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -17,9 +16,9 @@ import (
 
 // Keys creates, changes and revokes API keys.
 type Keys interface {
-	// Create stores a new key with the name, organisation, plan, rights, limit and sandbox profile
-	// of k, and returns it with its secret. It returns [proto.ErrNotFound] if the profile does not
-	// exist.
+	// Create stores a new key with the name, organisation, plan, rights, limit and sandbox profiles
+	// of k, and returns it with its secret. It returns [proto.ErrNotFound] if one of the profiles
+	// does not exist.
 	Create(ctx context.Context, k proto.Key) (key proto.Key, secret string, err error)
 	keyList
 	web.Pages[proto.Key]
@@ -29,8 +28,9 @@ type Keys interface {
 	// Get returns a key, even if it is revoked, or [proto.ErrNotFound].
 	Get(ctx context.Context, id string) (proto.Key, error)
 	// Change stores the result of change for a key, and returns it. change may be called again. Its
-	// error is returned unchanged. Change returns [proto.ErrNotFound] if the key does not exist,
-	// and a [*proto.LastKeyError] if no global administrator's key would be left.
+	// error is returned unchanged. Change returns [proto.ErrNotFound] if the key or an added
+	// sandbox profile does not exist, and a [*proto.LastKeyError] if no global administrator's key
+	// would be left.
 	Change(ctx context.Context, id string, change func(*proto.Key) error) (proto.Key, error)
 	// Rotate replaces the secret of a key and returns both. The previous secret works until the given
 	// time. Rotate returns the same errors as Change.
@@ -83,14 +83,44 @@ func checkGrantable(r *web.Request, keys keyList, wanted *proto.Key) error {
 	if wanted.Global {
 		return api.NotGlobal("only a global administrator creates the key of another")
 	}
-	if !slices.ContainsFunc(keys.List(own.Org), func(k proto.Key) bool {
-		return k.Valid(time.Now()) && k.Profile == wanted.Profile
-	}) {
-		return api.NotGlobal("no API key of this organisation is bound to that sandbox profile; only a global " +
-			"administrator binds the first")
+	granted, now := map[string]bool{}, time.Now()
+	for _, k := range keys.List(own.Org) {
+		if k.Valid(now) {
+			addProfiles(granted, &k)
+		}
+	}
+	for _, name := range wanted.AllowedProfiles() {
+		if !granted[name] {
+			return api.NotGlobal("no API key of this organisation has the sandbox profile %q; only a global administrator "+
+				"grants it the first time", proto.Shorten(name))
+		}
 	}
 	return nil
 }
+
+// addProfiles adds the names of the sandbox profiles that requests with a key may choose.
+func addProfiles(to map[string]bool, key *proto.Key) {
+	for _, name := range key.AllowedProfiles() {
+		to[name] = true
+	}
+}
+
+// checkProfiles returns an error unless the sandbox profiles of these names exist.
+func (s *KeyRoutes) checkProfiles(ctx context.Context, field string, names ...string) error {
+	for _, name := range names {
+		_, err := s.Profiles.Profile(ctx, name)
+		if errors.Is(err, proto.ErrNotFound) {
+			return proto.FieldErrorf(field, "%q does not exist; make it first", proto.Shorten(name))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errLostProfile is returned for a key if a sandbox profile is removed at the same time.
+var errLostProfile = proto.FieldErrorf("profiles", "or profile names a sandbox profile that was just removed")
 
 func (s *KeyRoutes) create(w http.ResponseWriter, r *web.Request) error {
 	req, err := web.DecodeBody[api.KeyRequest](s.Core, w, r)
@@ -109,11 +139,12 @@ func (s *KeyRoutes) create(w http.ResponseWriter, r *web.Request) error {
 	if err := s.checkMounts(ctx, &wanted); err != nil {
 		return err
 	}
-	noProfile := proto.FieldErrorf("profile", "%q does not exist; make it first", proto.Shorten(wanted.Profile))
-	if wanted.Profile != "" { // before an organisation is created for the key
-		if _, err := s.Profiles.Profile(ctx, wanted.Profile); errors.Is(err, proto.ErrNotFound) {
-			return noProfile
-		}
+	// Before an organisation is created for the key.
+	if err := s.checkProfiles(ctx, "profile", wanted.AllowedProfiles()[0]); err != nil {
+		return err
+	}
+	if err := s.checkProfiles(ctx, "profiles", wanted.Profiles...); err != nil {
+		return err
 	}
 	if err := s.ensureOrg(ctx, r, &wanted); err != nil {
 		return err
@@ -123,7 +154,7 @@ func (s *KeyRoutes) create(w http.ResponseWriter, r *web.Request) error {
 	}
 	key, secret, err := s.Keys.Create(ctx, wanted)
 	if errors.Is(err, proto.ErrNotFound) {
-		return noProfile
+		return errLostProfile
 	}
 	if err != nil {
 		return fmt.Errorf("create key: %w", err)
@@ -244,6 +275,9 @@ func (s *KeyRoutes) replace(w http.ResponseWriter, r *web.Request) error {
 	if err := s.checkMounts(ctx, &wanted); err != nil {
 		return err
 	}
+	if err := s.checkProfiles(ctx, "profiles", wanted.Profiles...); err != nil {
+		return err
+	}
 	if err := s.checkLimits(ctx, &wanted); err != nil {
 		return err
 	}
@@ -259,6 +293,11 @@ func (s *KeyRoutes) replace(w http.ResponseWriter, r *web.Request) error {
 		settings.Apply(key)
 		return checkNotRevoked(key)
 	})
+	if errors.Is(err, proto.ErrNotFound) {
+		if _, errGet := s.Keys.Get(ctx, wanted.ID); errGet == nil {
+			return errLostProfile
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("replace key: %w", err)
 	}

@@ -25,7 +25,7 @@ type Profiles interface {
 	Replace(ctx context.Context, p proto.Profile, check func(old proto.Profile) error) error
 	// Remove removes a profile, for which check must return nil, and returns it. It returns
 	// [proto.ErrNotFound] if the profile does not exist, and a [*proto.BoundError] if valid keys are
-	// bound to it.
+	// bound to it or allow it.
 	Remove(ctx context.Context, name string, check func(old proto.Profile) error) (proto.Profile, error)
 }
 
@@ -139,7 +139,7 @@ func (s *ProfileRoutes) visible(r *web.Request) func(name string) bool {
 	used, now := map[string]bool{proto.DefaultProfileName: true, proto.AgentsProfileName: true}, time.Now()
 	for _, k := range s.Keys.List(own.Org) {
 		if k.Valid(now) {
-			used[k.Profile] = true
+			addProfiles(used, &k)
 		}
 	}
 	return func(name string) bool { return used[name] }

@@ -27,6 +27,7 @@ type ExecuteRequest struct {
 	Code       string            `json:"code" minLength:"1" maxLength:"1048576" doc:"The program: 1 byte to 1 MiB of UTF-8."`
 	Language   proto.Language    `json:"language,omitempty" default:"python"`
 	Timeout    int               `json:"timeout,omitempty" default:"60" minimum:"1" must:"be a whole number of seconds, at least 1" doc:"Seconds. Above the plan's maximum: 429."`
+	Profile    string            `json:"profile,omitempty" pattern:"^([a-z0-9][a-z0-9._-]{0,62})?$" doc:"The sandbox profile to use: the API key's own, or another one of its profiles. Others are refused with 403 and the reason profile_not_allowed. Empty for the key's own. An extension of the public contract."`
 	ThreadID   string            `json:"thread_id,omitempty" format:"thread-id" doc:"The thread whose home directory the program uses. Each execution locks the thread from its acceptance to its end: meanwhile, other requests with the thread get 409 immediately. The home is saved before the answer is visible."`
 	Metadata   map[string]string `json:"metadata,omitempty" maxProperties:"10" keyPattern:"^[A-Za-z0-9][A-Za-z0-9_.-]*$" keyMaxLength:"40" valueMaxLength:"256" doc:"For audit; the program does not see it."`
 	WebhookURL string            `json:"webhook_url,omitempty" format:"webhook-url" doc:"Where the result of an async execution is delivered, instead of the key's own URL. In the other modes its form is checked, and it is not used."`
@@ -53,6 +54,11 @@ var (
 func (r *ExecuteRequest) Validate() error {
 	if r.Code == "" || len(r.Code) > proto.MaxCodeBytes {
 		return proto.FieldErrorf("code", "must be between 1 byte and 1 MB")
+	}
+	if r.Profile != "" {
+		if err := proto.CheckProfileForm("profile", r.Profile); err != nil {
+			return err
+		}
 	}
 	if err := checkMetadata(r.Metadata); err != nil {
 		return err

@@ -91,6 +91,9 @@ func TestFieldErrorsNameTheirField(t *testing.T) {
 		`{"code":"1","delay":5,"run_at":"2026-01-31T12:00:00Z"}`: {
 			Field: "delay", Message: "delay must not be given together with run_at",
 		},
+		`{"code":"1","profile":"Web"}`: {
+			Field: "profile", Message: "profile must be 1 to 63 characters of a-z, 0-9, ., _ and -, the first a letter or digit",
+		},
 		`{"code":"1","stdin":[]}`: {
 			Field: "stdin", Message: "stdin must be a string",
 		},
@@ -120,12 +123,17 @@ func TestHash(t *testing.T) {
 		return h
 	}
 	first := hash(`{"code":"1","env_vars":{"A":"1","B":"2"}}`)
-	if first != hash(` {"env_vars":{"B":"2","A":"\u0031"}, "timeout":60, "args":[], "stdin":"", "language":"python",`+
-		`"code":"1","thread_id":null}`) {
+	if first != hash(` {"env_vars":{"B":"2","A":"\u0031"}, "timeout":60, "args":[], "stdin":"", "profile":"",`+
+		`"language":"python","code":"1","thread_id":null}`) {
 		t.Error("the same request has two hashes")
+	}
+	// What earlier versions stored must still match.
+	if want := "7f31586cd53790715ecd4b83032eef31455f721ffb3f7207e146e323d902bdc5"; first != want {
+		t.Errorf("hash %s, want %s", first, want)
 	}
 	for _, other := range []string{
 		`{"code":"2"}`, `{"code":"1"}`, `{"code":"1","env_vars":{"A":"1","B":"2"},"timeout":61}`,
+		`{"code":"1","env_vars":{"A":"1","B":"2"},"profile":"web"}`,
 		`{"code":"1","env_vars":{"A":"1","B":"2"},"args":["x"]}`, `{"code":"1","env_vars":{"A":"1","B":"2"},"stdin":"x"}`,
 	} {
 		if first == hash(other) {

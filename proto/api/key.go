@@ -15,10 +15,10 @@ import (
 // KeyResource are the API keys.
 var KeyResource = register(Resource[Key, KeyRequest, KeySettings]{
 	Name: "API key", Singular: "key", Plural: "keys", Param: "id", OfOrg: true, Settings: (*Key).Settings,
-	CreateDoc: "The administrator of an organisation creates keys of that organisation, bound to a sandbox profile " +
-		"that a key of the organisation has already.",
-	ReplaceDoc: "The organisation, the sandbox profile and the secret stay. It applies to requests from then on. 409 " +
-		"for a revoked key, and if no global administrator would be left.",
+	CreateDoc: "The administrator of an organisation creates keys of that organisation, with sandbox profiles that keys " +
+		"of the organisation have already.",
+	ReplaceDoc: "The organisation, the key's own sandbox profile and the secret stay. It applies to requests from then " +
+		"on. 409 for a revoked key, and if no global administrator would be left.",
 	RemoveDoc: "409 for the last one of a global administrator.",
 }, func(r *Resource[Key, KeyRequest, KeySettings]) []Route {
 	key := Key{
@@ -56,6 +56,7 @@ type KeySettings struct {
 	Plan            string            `json:"plan,omitempty" format:"plan" doc:"A plan that further limits this key, in addition to the organisation's plan. It must not allow more. None by default."`
 	Scopes          []proto.Scope     `json:"scopes,omitempty" uniqueItems:"true" default:"[\"execute\",\"read\",\"files\"]" doc:"What the key may do. admin administers the organisation."`
 	Global          bool              `json:"global,omitempty" default:"false" doc:"The scope admin holds for all organisations and for the server. Only a global administrator gives it."`
+	Profiles        []string          `json:"profiles,omitempty" maxItems:"16" uniqueItems:"true" must:"have at most 16 profiles" valuePattern:"^[a-z0-9][a-z0-9._-]{0,62}$" doc:"Further sandbox profiles that requests with this key may choose instead of its own."`
 	Concurrent      *int              `json:"concurrent,omitempty" minimum:"1" maximum:"1000000" must:"be from 1 to 1000000; leave it out for as many as the plan allows" doc:"How many executions may run at once with this key, at most as many as the plan allows; null for the plan's limit."`
 	MaxTimeout      *int              `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"The longest timeout of an execution with this key in seconds, at most the plan's; null for the plan's limit."`
 	RequestRate     *int              `json:"request_rate,omitempty" minimum:"1" maximum:"1000000" doc:"Requests per minute with this key, at most as many as the plan allows; null for the plan's limit."`
@@ -69,7 +70,7 @@ type KeySettings struct {
 // KeyRequest asks for a new API key.
 type KeyRequest struct {
 	Org     string `json:"org" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"The organisation. A global administrator's request creates one that does not exist, with the plan of the request, or else without limits."`
-	Profile string `json:"profile,omitempty" format:"profile-name" default:"default" doc:"The sandbox profile of all executions of this key. It cannot be changed later."`
+	Profile string `json:"profile,omitempty" format:"profile-name" default:"default" doc:"The key's own sandbox profile: that of its executions whose requests choose no other one. It cannot be changed later."`
 
 	KeySettings
 }
@@ -88,6 +89,9 @@ func (r *KeySettings) Validate() error {
 		return proto.FieldErrorf("name", "must be 1 to %d characters without control characters", maxKeyNameLen)
 	}
 	if err := checkScopes(r.Scopes, r.Global); err != nil {
+		return err
+	}
+	if err := checkProfiles(r.Profiles); err != nil {
 		return err
 	}
 	if r.ExpiresAt != nil && !r.ExpiresAt.After(time.Now()) {
@@ -118,6 +122,19 @@ func checkScopes(scopes []proto.Scope, global bool) error {
 	return nil
 }
 
+// checkProfiles returns an error unless a key may have further profiles of these names.
+func checkProfiles(names []string) error {
+	for i, name := range names {
+		if err := proto.CheckProfileForm("profiles", name); err != nil {
+			return err
+		}
+		if slices.Contains(names[:i], name) {
+			return proto.FieldErrorf("profiles", "must name %s only once", name)
+		}
+	}
+	return nil
+}
+
 // Key returns the key to create, without its id and its times.
 func (r *KeyRequest) Key() proto.Key {
 	k := proto.Key{Org: r.Org}
@@ -132,7 +149,7 @@ func (r *KeyRequest) Key() proto.Key {
 func (r *KeySettings) Apply(k *proto.Key) {
 	k.Name, k.Plan, k.Scopes, k.Global, k.Env, k.Secrets, k.Mounts = r.Name, r.Plan, r.Scopes, r.Global, r.Env,
 		r.Secrets, r.Mounts
-	k.AllowedNetworks = r.AllowedNetworks
+	k.AllowedNetworks, k.Profiles = r.AllowedNetworks, r.Profiles
 	k.Concurrent, k.MaxTimeout, k.RequestRate, k.ExpiresAt = 0, 0, 0, nil
 	if r.Concurrent != nil {
 		k.Concurrent = *r.Concurrent
@@ -162,6 +179,7 @@ type Key struct {
 	Scopes          []proto.Scope     `json:"scopes"`
 	Global          bool              `json:"global" doc:"The scope admin holds for all organisations and for the server."`
 	Profile         string            `json:"profile" doc:"The sandbox profile that it is bound to."`
+	Profiles        []string          `json:"profiles,omitempty" doc:"Further sandbox profiles that its requests may choose, absent if there are none."`
 	Concurrent      *int              `json:"concurrent" doc:"How many executions may run at once with it; null if only the limits of plans apply."`
 	MaxTimeout      *int              `json:"max_timeout" doc:"Seconds that an execution may ask for; null if only the limits of plans hold."`
 	RequestRate     *int              `json:"request_rate" doc:"Requests that may be sent in a minute; null if only the limits of plans hold."`
@@ -183,7 +201,7 @@ func (k *Key) Settings() KeySettings {
 	s := KeySettings{
 		Name: k.Name, Scopes: k.Scopes, Global: k.Global, Concurrent: k.Concurrent, MaxTimeout: k.MaxTimeout,
 		RequestRate: k.RequestRate, ExpiresAt: k.ExpiresAt, Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
-		AllowedNetworks: k.AllowedNetworks,
+		AllowedNetworks: k.AllowedNetworks, Profiles: k.Profiles,
 	}
 	if k.Plan != nil {
 		s.Plan = *k.Plan
@@ -202,7 +220,7 @@ func NewKey(k *proto.Key) Key {
 	key := Key{
 		ID: k.ID, Name: k.Name, Org: k.Org, Plan: optional(k.Plan), Scopes: k.Scopes, Global: k.Global, Profile: k.Profile,
 		Concurrent: optional(k.Concurrent), MaxTimeout: optional(k.MaxTimeout), RequestRate: optional(k.RequestRate),
-		Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts,
+		Env: k.Env, Secrets: k.Secrets, Mounts: k.Mounts, Profiles: k.Profiles,
 		AllowedNetworks: k.AllowedNetworks,
 		Hint:            k.Hint, CreatedAt: Time{k.CreatedAt},
 	}

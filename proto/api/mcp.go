@@ -47,10 +47,10 @@ func Tools() []Tool {
 				"the home directory, which is also the working directory, is kept for later calls with the same thread_id; use " +
 				"one thread for steps that belong together. " +
 				"A program that fails is a result with its exit code, not an error.",
-			// A model chooses neither paths of volumes nor targets of webhooks. The others are of
-			// async executions, of streams, and of clients that cancel.
+			// A model chooses neither sandbox profiles, paths of volumes nor targets of webhooks. The
+			// others are of async executions, of streams, and of clients that cancel.
 			Request:  ExecuteRequest{},
-			Without:  []string{"sub_paths", "webhook_url", "run_at", "delay", "stream_partial", "kill_grace"},
+			Without:  []string{"profile", "sub_paths", "webhook_url", "run_at", "delay", "stream_partial", "kill_grace"},
 			Response: ToolResult{},
 		},
 		{

@@ -12,7 +12,7 @@ import (
 var ProfileResource = register(Resource[proto.Profile, proto.Profile, proto.Profile]{
 	Name: "sandbox profile", Singular: "profile", Plural: "profiles", Param: "name", Settings: same[proto.Profile],
 	CreateDoc: "Absent fields are taken from the profile named default; the answer is complete.",
-	RemoveDoc: "Refused while an unrevoked API key is bound to it.",
+	RemoveDoc: "Refused while an unrevoked API key is bound to it, or has it in profiles.",
 }, func(r *Resource[proto.Profile, proto.Profile, proto.Profile]) []Route {
 	usedProfiles := "The administrator of an organisation sees the profiles of its valid API keys, and the built-in ones."
 	profile := proto.DefaultProfile()

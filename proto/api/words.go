@@ -117,8 +117,9 @@ func newRejection(r *proto.Rejection) *Error {
 	case proto.RejectedNoSecret:
 		return missing(ofOrg, "the secret %q of this organisation does not exist", r.Name)
 	case proto.RejectedProfile:
-		return Errorf(CodeForbidden, "the profile %q is not the one of this API key; only that of a global "+
-			"administrator may name another", proto.Shorten(r.Name))
+		message := fmt.Sprintf("the profile %q is not allowed for this API key, which may use %s; an administrator can add "+
+			"it to the profiles of the key", proto.Shorten(r.Name), strings.Join(r.Allowed, ", "))
+		return &Error{Code: CodeForbidden, Reason: ReasonProfile, Message: message}
 	case proto.RejectedSubPath:
 		return Errorf(CodeForbidden, "sub_paths must be in the parts of storage connections that the API key has; %q is "+
 			"not", proto.Shorten(r.Name))

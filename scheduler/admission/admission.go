@@ -104,7 +104,7 @@ func (a *Admission) Job(
 	if err != nil {
 		return nil, err
 	}
-	profile, err := a.ProfileOf(ctx, c.Key)
+	profile, err := a.ProfileFor(ctx, c.Key, req.Profile)
 	if err != nil {
 		return nil, err
 	}

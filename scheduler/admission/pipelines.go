@@ -192,12 +192,12 @@ func (a *Admission) stepKey(
 		return nil, plan, err
 	}
 	profile := p.Steps[step].Cells[cell].Profile
-	if profile == "" || profile == key.Profile {
+	if profile == "" {
 		return key, plan, nil
 	}
-	// A global administrator may create a key for any profile. Others keep to their own.
-	if !key.GlobalAdmin() {
-		return nil, plan, &proto.Rejection{Reason: proto.RejectedProfile, Name: profile}
+	// A global administrator may create a key for any profile. Others keep to those of their keys.
+	if allowed := key.AllowedProfiles(); !slices.Contains(allowed, profile) && !key.GlobalAdmin() {
+		return nil, plan, &proto.Rejection{Reason: proto.RejectedProfile, Name: profile, Allowed: allowed}
 	}
 	bound := *key
 	bound.Profile = profile

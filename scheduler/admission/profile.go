@@ -48,12 +48,23 @@ type URLs interface {
 	Check(ctx context.Context, field, url string) error
 }
 
-// ProfileOf returns the sandbox profile of a key. If the profile does not exist, nothing runs: the
-// default sandbox might allow more.
+// ProfileOf returns a key's own sandbox profile, as [Admission.ProfileFor] does.
 func (a *Admission) ProfileOf(ctx context.Context, key *proto.Key) (proto.Profile, error) {
-	p, err := a.Profile(ctx, cmp.Or(key.Profile, proto.DefaultProfileName))
+	return a.ProfileFor(ctx, key, "")
+}
+
+// ProfileFor returns the sandbox profile that a request with a key chooses by name; an empty name
+// chooses the key's own. It returns a [*proto.Rejection] if the key does not allow the profile, and
+// if the profile does not exist: another one, such as the default, might allow more.
+func (a *Admission) ProfileFor(ctx context.Context, key *proto.Key, name string) (proto.Profile, error) {
+	allowed := key.AllowedProfiles()
+	name = cmp.Or(name, allowed[0])
+	if !slices.Contains(allowed, name) {
+		return proto.Profile{}, &proto.Rejection{Reason: proto.RejectedProfile, Name: name, Allowed: allowed}
+	}
+	p, err := a.Profile(ctx, name)
 	if errors.Is(err, proto.ErrNotFound) {
-		return p, &proto.Rejection{Reason: proto.RejectedNoProfile, Name: key.Profile}
+		return p, &proto.Rejection{Reason: proto.RejectedNoProfile, Name: name}
 	}
 	return p, err
 }

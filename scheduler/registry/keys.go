@@ -253,12 +253,10 @@ func (k *Keys) Key(id string) (*proto.Key, bool) {
 }
 
 // Create creates a key and returns it with its secret, which is not stored. It returns
-// [proto.ErrNotFound] if the key's sandbox profile does not exist.
+// [proto.ErrNotFound] if one of the key's sandbox profiles does not exist.
 func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, error) {
-	if key.Profile != "" {
-		if err := touchProfile(ctx, k.store, key.Profile); err != nil {
-			return proto.Key{}, "", err
-		}
+	if err := touchProfiles(ctx, k.store, key.AllowedProfiles()); err != nil {
+		return proto.Key{}, "", err
 	}
 	var id [9]byte
 	_, _ = rand.Read(id[:]) // crypto/rand.Read never returns an error since Go 1.24
@@ -269,11 +267,8 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 	if err := k.cache.Put(ctx, keyName(&s.Key), s); err != nil {
 		return proto.Key{}, "", err
 	}
-	if key.Profile == "" {
-		return s.Key, secret, nil
-	}
-	// Only now does a removal of the profile see that it is bound, so it must still exist.
-	if err := touchProfile(ctx, k.store, key.Profile); err != nil {
+	// Only now does a removal of a profile see that it is bound, so it must still exist.
+	if err := touchProfiles(ctx, k.store, key.AllowedProfiles()); err != nil {
 		_, revokeErr := k.Revoke(ctx, key.ID)
 		return proto.Key{}, "", errors.Join(err, revokeErr)
 	}
@@ -283,9 +278,31 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 // Change stores the result of change for a key, and returns it. change may be called again, and
 // must not change the id. Its error is returned unchanged. Change returns [proto.ErrNotFound] if
 // there is no such key, and a [*proto.LastKeyError] if no global administrator's key without expiry
-// would be left.
+// would be left. It also returns [proto.ErrNotFound] if a sandbox profile that change adds does not
+// exist.
 func (k *Keys) Change(ctx context.Context, id string, change func(*proto.Key) error) (proto.Key, error) {
-	return k.change(ctx, id, func(s *storedKey) error { return change(&s.Key) })
+	var added []string
+	key, err := k.change(ctx, id, func(s *storedKey) error {
+		before := s.AllowedProfiles()
+		if err := change(&s.Key); err != nil {
+			return err
+		}
+		added = slices.DeleteFunc(slices.Clone(s.Profiles), func(name string) bool { return slices.Contains(before, name) })
+		return touchProfiles(ctx, k.store, added)
+	})
+	if err != nil {
+		return proto.Key{}, err
+	}
+	if err := touchProfiles(ctx, k.store, added); err != nil { // after the change, as in Create
+		_, undoErr := k.change(ctx, id, func(s *storedKey) error {
+			s.Profiles = slices.DeleteFunc(slices.Clone(s.Profiles), func(name string) bool {
+				return slices.Contains(added, name)
+			})
+			return nil
+		})
+		return proto.Key{}, errors.Join(err, undoErr)
+	}
+	return key, nil
 }
 
 // Rotate replaces the secret of a key and returns both. The previous secret works until the given

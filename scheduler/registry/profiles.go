@@ -85,8 +85,8 @@ func (l *Profiles) Replace(ctx context.Context, p proto.Profile, check func(old 
 }
 
 // Remove removes a profile for which check returns nil, and returns it. It returns
-// [proto.ErrNotFound] if there is none, and a [*proto.BoundError] if unrevoked keys are bound to
-// it.
+// [proto.ErrNotFound] if there is none, and a [*proto.BoundError] if unrevoked keys are bound to it
+// or allow it.
 func (l *Profiles) Remove(
 	ctx context.Context, name string, check func(old proto.Profile) error,
 ) (proto.Profile, error) {
@@ -95,7 +95,9 @@ func (l *Profiles) Remove(
 			return err
 		}
 		// Binding a key after this touches the profile, so that its removal fails.
-		bound, err := keysWith(ctx, l.store, func(k *storedKey) bool { return k.Profile == name })
+		bound, err := keysWith(ctx, l.store, func(k *storedKey) bool {
+			return slices.Contains(k.AllowedProfiles(), name)
+		})
 		if err == nil && len(bound) > 0 {
 			err = &proto.BoundError{Profile: name, Keys: bound}
 		}
@@ -105,6 +107,16 @@ func (l *Profiles) Remove(
 		return proto.Profile{}, fmt.Errorf("remove sandbox profile %s: %w", name, err)
 	}
 	return *p, nil
+}
+
+// touchProfiles calls touchProfile for each name until one fails.
+func touchProfiles(ctx context.Context, st *store.Store, names []string) error {
+	for _, name := range names {
+		if err := touchProfile(ctx, st, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // touchProfile changes only a profile's revision. A concurrent removal that missed the key just

@@ -191,6 +191,104 @@ func TestProfileWithKeysIsNotRemoved(t *testing.T) {
 	}
 }
 
+// The further profiles of a key stay as its own does. A change that names one which does not exist
+// leaves the key as it was.
+func TestProfileOfRequestsIsNotRemoved(t *testing.T) {
+	s := storetest.Server(t)
+	k, l := keys(t, s), profiles(t, s)
+	ctx := storetest.Context(t)
+	for _, name := range []string{"web", "gpu"} {
+		if err := l.Create(ctx, profile(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wanted := proto.Key{Name: "ci", Org: "acme", Scopes: proto.UserScopes(), Profiles: []string{"agents", "web"}}
+	key, _, err := k.Create(ctx, wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted.Profiles = []string{"web", "nowhere"}
+	if _, _, err := k.Create(ctx, wanted); !errors.Is(err, proto.ErrNotFound) || len(k.List("")) != 1 {
+		t.Errorf("created with a missing profile: %v", err)
+	}
+	refused := func(name string) {
+		t.Helper()
+		_, err := l.Remove(ctx, name, anyProfile)
+		if bound := new(proto.BoundError); !errors.As(err, &bound) || !slices.Equal(bound.Keys, []string{key.ID}) {
+			t.Errorf("%s is removed: %v", name, err)
+		}
+	}
+	change := func(names ...string) error {
+		_, err := k.Change(ctx, key.ID, func(k *proto.Key) error { k.Profiles = names; return nil })
+		return err
+	}
+	refused("web")
+	if err := change("gpu", "nowhere", "web"); !errors.Is(err, proto.ErrNotFound) {
+		t.Errorf("changed to a missing profile: %v", err)
+	}
+	if got := must(k.Get(ctx, key.ID)).Profiles; !slices.Equal(got, []string{"agents", "web"}) {
+		t.Errorf("the key has %v after that", got)
+	}
+	if err := change("gpu"); err != nil {
+		t.Fatal(err)
+	}
+	refused("gpu")
+	if _, err := l.Remove(ctx, "web", anyProfile); err != nil {
+		t.Errorf("no key allows it any more: %v", err)
+	}
+	if err := change(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Remove(ctx, "gpu", anyProfile); err != nil {
+		t.Errorf("no key allows it any more: %v", err)
+	}
+}
+
+// No key allows a profile that is gone, in whatever order keys are changed and profiles removed.
+func TestProfileIsRemovedWhileAKeyIsChanged(t *testing.T) {
+	s := storetest.Server(t)
+	k, l := keys(t, s), profiles(t, s)
+	ctx := storetest.Context(t)
+	key, _, err := k.Create(ctx, proto.Key{Name: "ci", Org: "acme", Scopes: proto.UserScopes()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	change := func(names ...string) error {
+		_, err := k.Change(ctx, key.ID, func(k *proto.Key) error { k.Profiles = names; return nil })
+		return err
+	}
+	for range 20 {
+		if err := l.Create(ctx, profile("web")); err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		var changeErr error
+		group.Go(func() { changeErr = change("web") })
+		_, removeErr := l.Remove(ctx, "web", anyProfile)
+		group.Wait()
+		if changeErr != nil && !errors.Is(changeErr, proto.ErrNotFound) {
+			t.Fatal(changeErr)
+		}
+		allows := len(must(k.Get(ctx, key.ID)).Profiles) > 0
+		switch bound := new(proto.BoundError); {
+		case allows != (changeErr == nil):
+			t.Fatalf("the key allows the profile: %v, after %v", allows, changeErr)
+		case removeErr == nil && allows:
+			t.Fatal("the profile is gone, and the key allows it")
+		case removeErr != nil && !errors.As(removeErr, &bound):
+			t.Fatal(removeErr)
+		case removeErr == nil:
+			continue
+		}
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Remove(ctx, "web", anyProfile); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

@@ -143,8 +143,10 @@ func (s *Secrets) checkUnused(ctx context.Context, org, name string) error {
 	}
 	used := &proto.SecretInUseError{Secret: name}
 	used.Keys, err = keysWith(ctx, s.store, func(k *storedKey) bool {
-		p := profiles[profileKey(k.Profile)]
-		return k.Org == org && (names(k.Secrets) || p != nil && names(p.Secrets))
+		return k.Org == org && (names(k.Secrets) || slices.ContainsFunc(k.AllowedProfiles(), func(name string) bool {
+			p := profiles[profileKey(name)]
+			return p != nil && names(p.Secrets)
+		}))
 	})
 	if err != nil {
 		return err

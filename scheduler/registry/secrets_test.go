@@ -124,7 +124,7 @@ func TestSecretInUseIsNotRemoved(t *testing.T) {
 	}
 	links := connections(t, s)
 	for _, org := range []string{"acme", "other"} {
-		for _, name := range []string{"KEY", "PROFILE", "LINK"} {
+		for _, name := range []string{"KEY", "PROFILE", "LINK", "FURTHER"} {
 			if _, err := secrets.Put(ctx, org, name, "a value", nil); err != nil {
 				t.Fatal(err)
 			}
@@ -144,12 +144,17 @@ func TestSecretInUseIsNotRemoved(t *testing.T) {
 		return made.ID
 	}
 	own, bound := create(proto.Key{Secrets: []string{"KEY=VARIABLE!"}}), create(proto.Key{Profile: "p"})
+	p.Name, p.Secrets = "further", []string{"FURTHER"}
+	if err := profiles.Create(ctx, p); err != nil {
+		t.Fatal(err)
+	}
+	may := create(proto.Key{Profiles: []string{"further"}})
 	c := connection("acme", "data")
 	c.Kind, c.S3 = proto.MountS3, &proto.S3Mount{Credential: "LINK"}
 	if err := links.Create(ctx, c); err != nil {
 		t.Fatal(err)
 	}
-	for name, holder := range map[string]string{"KEY": own, "PROFILE": bound, "LINK": "data"} {
+	for name, holder := range map[string]string{"KEY": own, "PROFILE": bound, "LINK": "data", "FURTHER": may} {
 		if used := new(proto.SecretInUseError); !errors.As(secrets.Remove(ctx, "acme", name), &used) ||
 			!strings.Contains(used.Error(), holder) {
 			t.Errorf("%s: %v", name, used)
@@ -158,7 +163,7 @@ func TestSecretInUseIsNotRemoved(t *testing.T) {
 			t.Errorf("%s of another organisation: %v", name, err)
 		}
 	}
-	for _, id := range []string{own, bound} {
+	for _, id := range []string{own, bound, may} {
 		if _, err := keys.Revoke(ctx, id); err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +171,7 @@ func TestSecretInUseIsNotRemoved(t *testing.T) {
 	if _, err := links.Remove(ctx, "acme", "data", allow, allow); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"KEY", "PROFILE", "LINK"} {
+	for _, name := range []string{"KEY", "PROFILE", "LINK", "FURTHER"} {
 		if err := secrets.Remove(ctx, "acme", name); err != nil {
 			t.Errorf("%s is not used: %v", name, err)
 		}
