@@ -44,11 +44,21 @@
 // after a broken connection without losing or repeating an event. An execution outlives its stream:
 // keep the trace id from the first event, and continue later with [Client.Follow] or [Client.Wait].
 //
+// # Live sandboxes
+//
+// [Client.CreateSandbox] starts a sandbox that lives until it is paused or deleted, or until its timeout
+// passes. [Client.Guest] reaches the program inside it: [Guest.Exec] runs a command, [Guest.Upload] and
+// [Guest.Download] copy files. The guest speaks E2B's protocol, so that [Guest.URL] and [Guest.HTTP] also
+// serve generated clients of that protocol.
+//
+//	sandbox, err := c.CreateSandbox(ctx, &api.SandboxRequest{Timeout: 3600})
+//	exit, err := c.Guest(sandbox.ID, "").Exec(ctx, &client.Command{Args: []string{"ls"}, Stdout: os.Stdout})
+//
 // # Cancellation
 //
 // Every method returns soon after its context is done, with the cause of the context. This ends the
 // request, not the program: the server withdraws an inline or streamed program only while it is queued.
-// [Client.Cancel] ends a program.
+// [Client.Cancel] ends a program. [Guest.Exec] is the exception: it ends its command first.
 //
 // # Administration
 //

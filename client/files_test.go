@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// connect returns a client of a server.
-func connect(t *testing.T, url string) *Client {
+// dial returns a client of a server.
+func dial(t *testing.T, url string) *Client {
 	t.Helper()
 	c, err := New(Config{URL: url, Key: "sk-local-x"})
 	if err != nil {
@@ -61,7 +61,7 @@ func TestUploadPartsAreSentAgain(t *testing.T) {
 		_, _ = io.WriteString(w, "{}")
 	}))
 	t.Cleanup(server.Close)
-	c := connect(t, server.URL)
+	c := dial(t, server.URL)
 	var most int64
 	err := c.Upload(t.Context(), ThreadFiles("t"), "x", size, zeros{}, func(now int64) {
 		mu.Lock()
@@ -102,7 +102,7 @@ func TestDownloadIsResumed(t *testing.T) {
 		_, _ = w.Write(content[offset:min(offset+300_000, len(content))]) // broken off, if it is not all
 	}))
 	t.Cleanup(server.Close)
-	c := connect(t, server.URL)
+	c := dial(t, server.URL)
 	at := ConnectionFiles("data")
 	sum := sha256.New()
 	if err := c.Download(t.Context(), at, "x", sum); err != nil || string(sum.Sum(nil)) != string(sha(content)) {

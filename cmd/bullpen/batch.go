@@ -288,7 +288,7 @@ func printBatch(p *page, b *api.Batch) {
 	if b.WebhookURL != nil {
 		p.row("webhook", cell(b.WebhookDeliveryStatus)+", "+*b.WebhookURL)
 	}
-	p.pairs("metadata", b.Metadata)
+	p.metadata(b.Metadata)
 	p.row("created", b.CreatedAt)
 	p.optional("started", b.StartedAt)
 	p.optional("completed", b.CompletedAt)

@@ -85,7 +85,7 @@ func printDeadLetter(p *page, l *api.WholeDeadLetter) {
 		p.row("profile", x.Profile)
 		p.row("thread", x.ThreadID)
 		p.row("webhook", x.WebhookURL)
-		p.pairs("metadata", x.Metadata)
+		p.metadata(x.Metadata)
 		p.row("requeued as", l.RequeuedAs)
 	}
 	p.optional("requeued", l.RequeuedAt)

@@ -59,7 +59,7 @@ func printExecution(p *page, e *api.Execution) {
 	if e.WebhookURL != nil {
 		p.row("webhook", cell(e.WebhookDeliveryStatus)+", "+*e.WebhookURL)
 	}
-	p.pairs("metadata", e.Metadata)
+	p.metadata(e.Metadata)
 	printOutput(p, "stdout", e.Stdout, e.StdoutTruncated)
 	printOutput(p, "stderr", e.Stderr, e.StderrTruncated)
 	if e.StdoutInvalidUTF8 || e.StderrInvalidUTF8 {

@@ -85,8 +85,8 @@ Start a server with bullpen serve. The other commands are clients of a server. T
 
 Commands marked (admin) need a key with the scope admin; those about the whole server, a global administrator's.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow and wait exit with the
-program's exit code, bullpen batch run as its help says.`
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. bullpen run, logs --follow, wait and sandbox exec
+exit with the program's exit code, bullpen batch run as its help says.`
 
 // memberCommands manage the members of organisations.
 type memberCommands = resourceCommands[api.Member, api.MemberRequest, api.MemberSettings]
@@ -120,6 +120,7 @@ type commands struct {
 	Export     exportCommand      `cmd:"" help:"Print plans, organisations, sandbox profiles and API keys as a file for apply (global admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`
 	MCP        mcpCommand         `cmd:"" name:"mcp" help:"Offer the server's tools to a language model, over standard input and output."`
+	Sandbox    sandboxCommands    `cmd:"" help:"Create live sandboxes and run commands in them."`
 	Schedule   scheduleCommands   `cmd:"" help:"Run programs at set times."`
 	Profile    profileCommands    `cmd:"" help:"Manage sandbox profiles (admin)."`
 	Thread     threadCommands     `cmd:"" help:"Manage threads and their files."`

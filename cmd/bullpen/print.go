@@ -55,10 +55,10 @@ func (p *page) waiting(missing *proto.Missing) {
 	}
 }
 
-// pairs writes a row for each pair, in the order of the names.
-func (p *page) pairs(name string, m map[string]string) {
+// metadata writes a row for each pair, in the order of the names.
+func (p *page) metadata(m map[string]string) {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
-		p.row(name, key+"="+m[key])
+		p.row("metadata", key+"="+m[key])
 	}
 }
 

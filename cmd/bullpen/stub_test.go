@@ -87,6 +87,49 @@ func (s *stub) schedule(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, answer)
 }
 
+// Sandboxes of the stub: one that runs, and one that is paused.
+const (
+	stubSandboxID = "iaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	stubPausedID  = "ipppppppppppppppppppppppppp"
+)
+
+func stubSandbox(id string) string {
+	state := `"state":"running","reason":null,"message":null,"stopped_at":null,"idle_timeout":600`
+	if id == stubPausedID {
+		state = `"state":"paused","reason":"worker_drained","message":"The worker of the sandbox was shut down.",` +
+			`"stopped_at":"2026-01-02T03:30:00.000Z","idle_timeout":null`
+	}
+	return `{"id":"` + id + `","name":"build",` + state + `,"profile":"","key_id":"key_1","thread_id":"sandbox-` + id +
+		`","metadata":{"team":"blue"},"on_timeout":"pause","starts":1,"trace_id":"` + string(stubTrace) + `",` +
+		`"created_at":"2026-01-02T03:04:05.000Z","started_at":"2026-01-02T03:04:05.000Z",` +
+		`"expires_at":"2026-01-02T04:04:05.000Z"}`
+}
+
+func (s *stub) sandbox(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.record(r, body)
+	id := r.PathValue("id")
+	switch {
+	case id == stubPausedID && r.Method == http.MethodPost && !strings.HasSuffix(r.URL.Path, "/resume"):
+		refuse(w, http.StatusConflict, "conflict", "the sandbox is paused, and only a running one can be used", "")
+	case r.URL.Query().Get("path") == "missing":
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, `{"code":404,"message":"no such file \u001b[2J"}`)
+	case strings.HasSuffix(r.URL.Path, "/guest/files") && r.Method == http.MethodGet:
+		_, _ = io.WriteString(w, "content\n")
+	case strings.HasSuffix(r.URL.Path, "/guest/files"):
+		_, _ = io.WriteString(w, "[]")
+	case r.Method == http.MethodGet && id == "":
+		_, _ = io.WriteString(w, `{"sandboxes":[`+stubSandbox(stubSandboxID)+`,`+stubSandbox(stubPausedID)+
+			`],"next_cursor":null}`)
+	case id == "":
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.WriteString(w, stubSandbox(stubSandboxID))
+	default:
+		_, _ = io.WriteString(w, stubSandbox(id))
+	}
+}
+
 func newStub(log string) http.Handler { return (&stub{log: log}).handler() }
 
 func (s *stub) handler() http.Handler {
@@ -226,6 +269,13 @@ func (s *stub) handler() http.Handler {
 	for _, route := range []string{"GET ", "POST ", "GET {id}", "PATCH {id}", "DELETE {id}", "POST {id}/run"} {
 		method, path, _ := strings.Cut(route, " ")
 		mux.HandleFunc(strings.TrimSuffix(method+" /v1/schedules/"+path, "/"), s.schedule)
+	}
+	for _, route := range []string{
+		"GET ", "POST ", "GET /{id}", "DELETE /{id}", "POST /{id}/extend", "POST /{id}/pause", "POST /{id}/resume",
+		"GET /{id}/guest/files", "POST /{id}/guest/files", "POST /{id}/guest/process.Process/Start",
+	} {
+		method, path, _ := strings.Cut(route, " ")
+		mux.HandleFunc(method+" /v1/sandboxes"+path, s.sandbox)
 	}
 	mux.HandleFunc("POST /v1/admin/profiles", s.profile)
 	mux.HandleFunc("PUT /v1/admin/profiles/{name}", s.profile)
