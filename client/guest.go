@@ -17,7 +17,6 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/bullpen-run/bullpen/guest/processpb"
-	"github.com/bullpen-run/bullpen/proto/api"
 )
 
 // headerUser names the user of a sandbox as whom a request to its guest acts.
@@ -44,7 +43,7 @@ type Guest struct {
 // Guest returns the guest of a live sandbox. Requests to it act as a user of the sandbox: user or root;
 // empty for user. It sends nothing.
 func (c *Client) Guest(id, user string) *Guest {
-	g := &Guest{URL: c.cfg.URL + sandboxPath(id) + api.GuestPath, client: c, user: user}
+	g := &Guest{URL: c.cfg.URL + sandboxPath(id) + "/guest", client: c, user: user}
 	sender := *c.cfg.HTTP
 	sender.Transport = &guestTransport{client: c, base: g.URL + "/", user: user}
 	// A tenant may control the guest, and must not be able to send the key elsewhere.

@@ -51,7 +51,7 @@ func checkSandboxID(id string) error {
 	return nil
 }
 
-func printSandbox(p *page, x *api.Sandbox) {
+func printSandbox(p *page, x *api.LiveSandbox) {
 	p.row("sandbox", x.ID)
 	if x.Name != "" {
 		p.row("name", x.Name)
@@ -63,7 +63,7 @@ func printSandbox(p *page, x *api.Sandbox) {
 		p.row("profile", x.Profile)
 	}
 	p.row("key", x.KeyID)
-	p.row("thread", x.ThreadID)
+	p.optional("thread", x.ThreadID)
 	p.row("on timeout", x.OnTimeout)
 	if x.IdleTimeout != nil {
 		p.row("idle timeout", time.Duration(*x.IdleTimeout)*time.Second)
@@ -133,9 +133,9 @@ func (c *sandboxCreateCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	err = request(s, &c.remote, func(cl *client.Client) (*api.Sandbox, error) {
+	err = request(s, &c.remote, func(cl *client.Client) (*api.LiveSandbox, error) {
 		return cl.CreateSandbox(ctx, r)
-	}, func(p *page, x *api.Sandbox) {
+	}, func(p *page, x *api.LiveSandbox) {
 		if c.Quiet {
 			p.textf("%s\n", x.ID)
 			return
@@ -165,9 +165,9 @@ func (c *sandboxListCommand) Run(ctx context.Context, s streams) error {
 	if c.State != "" && !slices.Contains(proto.SandboxStates(), filter.State) {
 		return usagef("--state %q: give starting, running, stopping, paused or ended", c.State)
 	}
-	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.Sandbox, error] {
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[api.LiveSandbox, error] {
 		return cl.Sandboxes(ctx, filter)
-	}, func(p *page, list []api.Sandbox) {
+	}, func(p *page, list []api.LiveSandbox) {
 		p.row("ID", "NAME", "STATE", "REASON", "STARTED", "EXPIRES")
 		for i := range list {
 			x := &list[i]
@@ -186,7 +186,7 @@ type sandboxShowCommand struct {
 }
 
 func (c *sandboxShowCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(cl *client.Client) (*api.Sandbox, error) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.LiveSandbox, error) {
 		return cl.Sandbox(ctx, c.ID)
 	}, printSandbox)
 }
@@ -202,7 +202,7 @@ func (c *sandboxExtendCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return request(s, &c.remote, func(cl *client.Client) (*api.Sandbox, error) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.LiveSandbox, error) {
 		return cl.ExtendSandbox(ctx, c.ID, timeout)
 	}, printSandbox)
 }
@@ -217,7 +217,7 @@ func (*sandboxPauseCommand) Help() string {
 }
 
 func (c *sandboxPauseCommand) Run(ctx context.Context, s streams) error {
-	return request(s, &c.remote, func(cl *client.Client) (*api.Sandbox, error) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.LiveSandbox, error) {
 		return cl.PauseSandbox(ctx, c.ID)
 	}, printSandbox)
 }
@@ -233,7 +233,7 @@ func (c *sandboxResumeCommand) Run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	return request(s, &c.remote, func(cl *client.Client) (*api.Sandbox, error) {
+	return request(s, &c.remote, func(cl *client.Client) (*api.LiveSandbox, error) {
 		return cl.ResumeSandbox(ctx, c.ID, timeout)
 	}, printSandbox)
 }
@@ -258,7 +258,7 @@ func (c *sandboxRmCommand) Validate() error {
 }
 
 func (c *sandboxRmCommand) Run(ctx context.Context, s streams) error {
-	return compose(s, &c.remote, func(cl *client.Client) (ended []api.Sandbox, err error) {
+	return compose(s, &c.remote, func(cl *client.Client) (ended []api.LiveSandbox, err error) {
 		for _, id := range c.IDs {
 			x, err := cl.DeleteSandbox(ctx, id)
 			if err != nil {
@@ -267,7 +267,7 @@ func (c *sandboxRmCommand) Run(ctx context.Context, s streams) error {
 			ended = append(ended, *x)
 		}
 		return ended, nil
-	}, func(p *page, ended []api.Sandbox) {
+	}, func(p *page, ended []api.LiveSandbox) {
 		for i := range ended {
 			p.textf("%s is removed\n", ended[i].ID)
 		}
