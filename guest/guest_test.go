@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -332,4 +333,9 @@ func wantCode(t *testing.T, err error, code connect.Code, words string) {
 	if connect.CodeOf(err) != code || err == nil || !strings.Contains(err.Error(), words) {
 		t.Fatalf("error %v, want %v with %q", err, code, words)
 	}
+}
+
+// proc returns the path of a file of /proc about the guest.
+func (s *sandbox) proc(name string) string {
+	return filepath.Join("/proc", strconv.Itoa(s.cmd.Process.Pid), name)
 }

@@ -19,12 +19,14 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bullpen-run/bullpen/guest/account"
 	"github.com/bullpen-run/bullpen/guest/files"
 	"github.com/bullpen-run/bullpen/guest/process"
 )
@@ -34,6 +36,11 @@ const (
 	memoryLimit = 16 << 20
 	stopGrace   = 5 * time.Second // from SIGTERM to SIGKILL
 	finishGrace = 2 * time.Second // for clients to read the end
+
+	// Threads that exist from the start. Linux may refuse others later, and Go ends a program that it
+	// refuses a thread.
+	fileThreads  = 6  // that change files as other users
+	spareThreads = 16 // for calls to the system that block
 )
 
 func main() {
@@ -64,9 +71,12 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	table := &process.Table{Users: users, Env: c.Env, Dir: c.Dir}
+	looks, changes := account.NewLane(1), account.NewLane(fileThreads)
+	defer looks.Close()
+	table := &process.Table{Users: users, Lane: looks, Env: c.Env, Dir: c.Dir}
 	table.Open()
-	server := newServer(table, &files.Tree{Users: users}, c)
+	server := newServer(table, &files.Tree{Users: users, Lane: changes}, c)
+	warm(spareThreads)
 
 	stop, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer cancel()
@@ -85,6 +95,24 @@ func run() error {
 		_ = server.Close()
 	}
 	return nil
+}
+
+// warm has Go create threads, which it then keeps.
+func warm(n int) {
+	var locked, unlocked sync.WaitGroup
+	release := make(chan struct{})
+	locked.Add(n)
+	for range n {
+		unlocked.Go(func() {
+			runtime.LockOSThread() // all have threads of their own at the same time
+			defer runtime.UnlockOSThread()
+			locked.Done()
+			<-release
+		})
+	}
+	locked.Wait()
+	close(release)
+	unlocked.Wait()
 }
 
 // dropInheritable removes the capabilities of all threads that started programs would inherit, and keeps

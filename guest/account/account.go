@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 
@@ -86,24 +85,6 @@ func (u *Users) GroupName(gid uint32) string {
 // Current reports whether the user has the ids that this program has.
 func (u User) Current() bool {
 	return int(u.UID) == os.Geteuid() && int(u.GID) == os.Getegid()
-}
-
-// Do calls f on a thread that has the user's rights to files and processes, and not the program's.
-// What f starts on other threads does not have them. f must not panic.
-func (u User) Do(f func() error) error {
-	if u.Current() {
-		return f()
-	}
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this function
-		if err := u.setRights(); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
 }
 
 // setRights gives the calling thread the user's rights. The group comes first: with another user the

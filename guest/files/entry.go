@@ -23,15 +23,13 @@ func (t *Tree) entry(path string) (*filesystempb.EntryInfo, error) {
 		Name:         filepath.Base(path),
 		Path:         path,
 		Type:         typeOf(info),
+		Size:         info.Size(),
 		Mode:         uint32(info.Mode().Perm()),
 		Permissions:  permissions(info.Mode()),
 		ModifiedTime: timestamppb.New(info.ModTime()),
 	}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		e.Owner, e.Group = t.Users.UserName(stat.Uid), t.Users.GroupName(stat.Gid)
-	}
-	if !info.IsDir() { // the size of a directory says nothing
-		e.Size = info.Size()
 	}
 	if info.Mode()&os.ModeSymlink != 0 {
 		e.IsSymlink = true

@@ -190,7 +190,7 @@ func (t *Tree) upload(w http.ResponseWriter, r *http.Request, user account.User)
 	default:
 		return httpError{http.StatusUnsupportedMediaType, fmt.Sprintf("encoding %q is not supported, only gzip", encoding)}
 	}
-	u := upload{user: user, metadata: metadata, seen: map[string]bool{}}
+	u := upload{tree: t, user: user, metadata: metadata, seen: map[string]bool{}}
 	path := r.URL.Query().Get("path")
 	contentType, parameters, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	switch {
@@ -213,6 +213,7 @@ func (t *Tree) upload(w http.ResponseWriter, r *http.Request, user account.User)
 
 // upload is the state of an upload.
 type upload struct {
+	tree     *Tree
 	user     account.User
 	metadata map[string]string
 	seen     map[string]bool // paths
@@ -263,7 +264,7 @@ func (u *upload) write(path string, content io.Reader) (err error) {
 		return badRequest("%s is in the upload twice", path)
 	}
 	u.seen[path] = true
-	file, err := create(u.user, path)
+	file, err := u.tree.create(u.user, path)
 	if err != nil {
 		return err
 	}

@@ -14,8 +14,8 @@ import (
 )
 
 // move renames a file or a directory.
-func move(ctx context.Context, user account.User, source, destination string) error {
-	err := change(user, destination, true, func(dir int, name string, owner *account.User) error {
+func (t *Tree) move(ctx context.Context, user account.User, source, destination string) error {
+	err := t.change(user, destination, true, func(dir int, name string, owner *account.User) error {
 		if owner == nil {
 			return renameError(source, destination, unix.Renameat(unix.AT_FDCWD, source, dir, name))
 		}
@@ -30,7 +30,7 @@ func move(ctx context.Context, user account.User, source, destination string) er
 		return err
 	}
 	// A copy needs no rights but the user's.
-	return user.Do(func() error { return copyAndRemove(ctx, source, destination) })
+	return t.Lane.Do(user, func() error { return copyAndRemove(ctx, source, destination) })
 }
 
 func renameError(source, destination string, err error) error {
@@ -135,8 +135,8 @@ func copyFile(source, destination string) error {
 }
 
 // remove removes a tree, if it exists.
-func remove(user account.User, path string) error {
-	err := change(user, path, false, func(dir int, name string, owner *account.User) error {
+func (t *Tree) remove(user account.User, path string) error {
+	err := t.change(user, path, false, func(dir int, name string, owner *account.User) error {
 		if owner != nil {
 			// Of this path, only the last element is a name in a directory that can change.
 			name = filepath.Join("/proc/self/fd", strconv.Itoa(dir), name)

@@ -16,6 +16,7 @@ const dirMode = 0o755
 // Tree is the file system of a sandbox.
 type Tree struct {
 	Users *account.Users
+	Lane  *account.Lane // for changes
 }
 
 // errPath is returned for a path that no file can have.
@@ -45,10 +46,10 @@ func resolve(path string, user account.User) (string, error) {
 // change calls f with a directory and a path relative to it that mean path. If the user may not do what
 // f does, it calls f once more on a thread with the guest's rights; then path is a single name. With
 // parents, it first creates those that are missing; they belong to the user.
-func change(
+func (t *Tree) change(
 	user account.User, path string, parents bool, f func(dir int, path string, owner *account.User) error,
 ) error {
-	err := user.Do(func() error {
+	err := t.Lane.Do(user, func() error {
 		if parents {
 			if err := makeParents(path); err != nil {
 				return err

@@ -53,7 +53,7 @@ func (s Service) MakeDir(
 		}
 		return nil, invalid("%s exists and is not a directory", path)
 	}
-	err = change(user, path, true, func(dir int, name string, owner *account.User) error {
+	err = s.change(user, path, true, func(dir int, name string, owner *account.User) error {
 		return makeDir(dir, name, owner)
 	})
 	if err != nil {
@@ -81,7 +81,7 @@ func (s Service) Move(
 	if _, err := os.Lstat(source); err != nil {
 		return nil, rpcError(source, err)
 	}
-	if err := move(ctx, user, source, destination); err != nil {
+	if err := s.move(ctx, user, source, destination); err != nil {
 		return nil, rpcError(destination, err)
 	}
 	entry, err := s.entry(destination)
@@ -165,7 +165,7 @@ func (s Service) Remove(
 	if path == "/" {
 		return nil, invalid("the root directory cannot be removed")
 	}
-	if err := remove(user, path); err != nil {
+	if err := s.remove(user, path); err != nil {
 		return nil, rpcError(path, err)
 	}
 	return connect.NewResponse(&filesystempb.RemoveResponse{}), nil

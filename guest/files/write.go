@@ -20,9 +20,9 @@ var (
 
 // create opens a file for writing and empties it. Missing parents are created. What is created belongs
 // to the user.
-func create(user account.User, path string) (*os.File, error) {
+func (t *Tree) create(user account.User, path string) (*os.File, error) {
 	var file *os.File
-	err := change(user, path, true, func(dir int, name string, owner *account.User) error {
+	err := t.change(user, path, true, func(dir int, name string, owner *account.User) error {
 		fd, err := openForWriting(dir, name, user, owner)
 		if err != nil {
 			return &os.PathError{Op: "open", Path: path, Err: err}

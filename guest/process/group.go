@@ -32,6 +32,12 @@ type procEntry struct {
 	hidden               bool   // it has no environment, or none that can be read, as during execve
 }
 
+// view is what is needed to see all processes.
+type view struct {
+	users *account.Users
+	lane  *account.Lane
+}
+
 // group is what a leader started and what descends from it.
 type group struct {
 	leader int    // 0 if the pid may belong to another process by now
@@ -88,11 +94,11 @@ func (p *pauses) wait(ctx context.Context) bool {
 }
 
 // terminate sends SIGTERM to each process of a group once. It reports whether there was any.
-func (g group) terminate(ctx context.Context, users *account.Users) (bool, error) {
+func (g group) terminate(ctx context.Context, v view) (bool, error) {
 	sent := map[procEntry]bool{}
 	var pause pauses
 	for tries := 0; ; {
-		all, err := scan(users)
+		all, err := v.scan()
 		if err != nil {
 			return false, err
 		}
@@ -115,11 +121,11 @@ func (g group) terminate(ctx context.Context, users *account.Users) (bool, error
 }
 
 // kill sends SIGKILL to the processes of a group until none is left. It reports whether there was any.
-func (g group) kill(ctx context.Context, users *account.Users) (bool, error) {
+func (g group) kill(ctx context.Context, v view) (bool, error) {
 	found := false
 	var pause pauses
 	for tries := 0; ; {
-		all, err := scan(users)
+		all, err := v.scan()
 		if err != nil {
 			return found, err
 		}
@@ -140,8 +146,8 @@ func (g group) kill(ctx context.Context, users *account.Users) (bool, error) {
 }
 
 // alive reports whether any process of a group is.
-func (g group) alive(users *account.Users) bool {
-	all, err := scan(users)
+func (g group) alive(v view) bool {
+	all, err := v.scan()
 	members, _ := g.members(all)
 	return err == nil && len(members) > 0
 }
@@ -159,7 +165,7 @@ func (p procEntry) signal(s unix.Signal) {
 }
 
 // scan returns all processes. Environments are readable only with the rights of a process's user.
-func scan(users *account.Users) ([]procEntry, error) {
+func (v view) scan() ([]procEntry, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
@@ -183,9 +189,9 @@ func scan(users *account.Users) ([]procEntry, error) {
 	for i := range unread {
 		unread[i] = i
 	}
-	for _, user := range users.List {
+	for _, user := range v.users.List {
 		// An error means that nothing of this user can run.
-		_ = user.Do(func() error {
+		_ = v.lane.Do(user, func() error {
 			var rest []int
 			for _, i := range unread {
 				marker, empty, err := readMarker(all[i].pid)

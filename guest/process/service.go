@@ -335,12 +335,12 @@ func (s Service) SendSignal(
 	}
 	var found bool
 	if signal == processpb.Signal_SIGNAL_SIGTERM {
-		found, err = g.terminate(ctx, s.Users)
+		found, err = g.terminate(ctx, s.view())
 	} else {
 		// A client that gives up does not stop the killing.
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 		defer cancel()
-		found, err = g.kill(limit, s.Users)
+		found, err = g.kill(limit, s.view())
 	}
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)

@@ -135,7 +135,7 @@ func (p *running) expire() {
 	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
 	defer cancel()
 	// What is still alive after that could not be killed by another attempt either.
-	_, _ = p.group.kill(ctx, p.table.Users)
+	_, _ = p.group.kill(ctx, p.table.view())
 }
 
 // follow keeps the output of a process until its end.

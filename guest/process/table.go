@@ -35,6 +35,7 @@ const (
 // Table holds the processes of a sandbox.
 type Table struct {
 	Users *account.Users
+	Lane  *account.Lane     // for looking at processes
 	Env   map[string]string // of all processes
 	Dir   string            // where processes start that name no directory; empty means the user's home
 
@@ -104,13 +105,13 @@ func (t *Table) Close(grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	for _, g := range groups {
-		_, _ = g.terminate(ctx, t.Users)
+		_, _ = g.terminate(ctx, t.view())
 	}
 	t.awaitDeath(ctx)
 	hard, cancelHard := context.WithTimeout(context.Background(), killTimeout)
 	defer cancelHard()
 	for _, g := range groups {
-		_, _ = g.kill(hard, t.Users)
+		_, _ = g.kill(hard, t.view())
 	}
 	t.awaitEnds(hard)
 	t.mu.Lock()
@@ -124,7 +125,7 @@ func (t *Table) Close(grace time.Duration) {
 func (t *Table) awaitDeath(ctx context.Context) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for (group{marker: t.marker}).alive(t.Users) {
+	for (group{marker: t.marker}).alive(t.view()) {
 		select {
 		case <-ctx.Done():
 			return
@@ -146,6 +147,8 @@ func (t *Table) awaitEnds(ctx context.Context) {
 		}
 	}
 }
+
+func (t *Table) view() view { return view{t.Users, t.Lane} }
 
 // collect looks which leaders have exited. It leaves them as zombies, so that their pids stay taken
 // while they are listed.
