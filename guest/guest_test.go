@@ -95,9 +95,10 @@ func newSandbox(t *testing.T) *sandbox {
 	return s
 }
 
-// prepare makes the directories of a sandbox.
+// prepare makes the directories of a sandbox. The test runs beside others.
 func prepare(t *testing.T) *sandbox {
 	t.Helper()
+	t.Parallel()
 	dir, err := os.MkdirTemp("", "sandbox-*")
 	check(t, err)
 	t.Cleanup(func() { check(t, os.RemoveAll(dir)) })
@@ -255,16 +256,17 @@ type result struct {
 // all reads until the end.
 func (e *events) all() result {
 	var r result
+	var stdout, stderr, pty strings.Builder
 	for e.stream.Receive() {
 		event := e.msg()
-		r.stdout += string(event.GetData().GetStdout())
-		r.stderr += string(event.GetData().GetStderr())
-		r.pty += string(event.GetData().GetPty())
+		stdout.Write(event.GetData().GetStdout())
+		stderr.Write(event.GetData().GetStderr())
+		pty.Write(event.GetData().GetPty())
 		if event.GetEnd() != nil {
 			r.end = event.GetEnd()
 		}
 	}
-	r.err = e.stream.Err()
+	r.stdout, r.stderr, r.pty, r.err = stdout.String(), stderr.String(), pty.String(), e.stream.Err()
 	return r
 }
 

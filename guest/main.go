@@ -75,7 +75,7 @@ func run() error {
 	defer looks.Close()
 	table := &process.Table{Users: users, Lane: looks, Env: c.Env, Dir: c.Dir}
 	table.Open()
-	server := newServer(table, &files.Tree{Users: users, Lane: changes}, c)
+	server := newServer(table, files.NewTree(users, changes), c)
 	warm(spareThreads)
 
 	stop, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)

@@ -32,7 +32,7 @@ func TestPorts(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		w.Header().Set("X-Answer", "yes")
 		w.WriteHeader(http.StatusTeapot)
-		fmt.Fprintf(w, "%s %s %s %q %v", r.Method, r.Host, r.RequestURI, b, r.Header)
+		_, _ = fmt.Fprintf(w, "%s %s %s %q %v", r.Method, r.Host, r.RequestURI, b, r.Header)
 	})
 	for name, address := range map[string]string{"IPv4": "127.0.0.1", "IPv6": "::1"} {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +69,8 @@ func TestClosedPort(t *testing.T) {
 	check(t, err)
 	check(t, listener.Close())
 	code, header, body := s.do(s.request("GET", "/", nil, "E2b-Sandbox-Port", port, "E2b-Sandbox-Id", "abc"))
-	want := `{"sandboxId":"abc","message":"The sandbox is running but port is not open","port":` + port + `,"code":502}` + "\n"
+	want := `{"sandboxId":"abc","message":"The sandbox is running but port is not open","port":` +
+		port + `,"code":502}` + "\n"
 	if code != 502 || body != want || header.Get("Content-Type") != "application/json" {
 		t.Fatalf("%d %s", code, body)
 	}
@@ -80,7 +81,7 @@ func TestStreams(t *testing.T) {
 	s := newSandbox(t)
 	gone := make(chan struct{})
 	port := listen(t, "127.0.0.1", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprintln(w, "first")
+		_, _ = fmt.Fprintln(w, "first")
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 		close(gone)

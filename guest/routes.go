@@ -20,15 +20,22 @@ import (
 
 // Limits of requests.
 const (
-	maxMessage  = 4 << 20  // bytes of a message
-	smallBody   = 64 << 10 // bytes of a body that do not count as large
-	maxInFlight = 16 << 20 // bytes of large bodies that are read at a time
+	maxMessage       = 4 << 20  // bytes of a message
+	maxStreamMessage = 1 << 20  // of a stream of messages
+	smallBody        = 64 << 10 // bytes of a body that do not count as large
+	maxInFlight      = 8 << 20  // bytes of large bodies that are read at a time
+	maxTransfers     = 64       // uploads and downloads at a time
 )
 
 // routes returns the handler of all requests.
 func routes(table *process.Table, tree *files.Tree, c config) http.Handler {
 	options := []connect.HandlerOption{
-		connect.WithReadMaxBytes(maxMessage),
+		connect.WithConditionalHandlerOptions(func(spec connect.Spec) []connect.HandlerOption {
+			if spec.StreamType == connect.StreamTypeClient {
+				return []connect.HandlerOption{connect.WithReadMaxBytes(maxStreamMessage)}
+			}
+			return []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage)}
+		}),
 		connect.WithCompression("gzip", nil, nil), // takes more memory than it is worth
 	}
 	mux := http.NewServeMux()
@@ -41,7 +48,7 @@ func routes(table *process.Table, tree *files.Tree, c config) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.WriteHeader(http.StatusNoContent)
 	})
-	mux.Handle("/files", tree)
+	mux.Handle("/files", limitTransfers(tree))
 	env := c.Env
 	if env == nil {
 		env = map[string]string{}
@@ -52,6 +59,21 @@ func routes(table *process.Table, tree *files.Tree, c config) http.Handler {
 		answer.Error(w, http.StatusNotFound, "there is no route "+r.Method+" "+r.URL.Path)
 	})
 	return ports.New(mux)
+}
+
+// limitTransfers refuses requests beyond maxTransfers.
+func limitTransfers(next http.Handler) http.Handler {
+	slots := make(chan struct{}, maxTransfers)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+			next.ServeHTTP(w, r)
+		default:
+			answer.Error(w, http.StatusTooManyRequests,
+				fmt.Sprintf("the sandbox has %d uploads and downloads, the most it can have at a time", maxTransfers))
+		}
+	})
 }
 
 // rpcHandler limits the memory of the requests of remote procedure calls.

@@ -110,12 +110,13 @@ func TestWireStream(t *testing.T) {
 		answer, err := s.http.Do(r)
 		check(t, err)
 		t.Cleanup(func() { _ = answer.Body.Close() })
-		if answer.StatusCode != 200 || answer.Header.Get("Content-Type") != "application/connect+json" {
+		if answer.StatusCode != http.StatusOK || answer.Header.Get("Content-Type") != "application/connect+json" {
 			t.Fatalf("%d %v", answer.StatusCode, answer.Header)
 		}
 		return answer, answer.Body
 	}
-	_, body := start(`{"process":{"cmd":"/bin/bash","args":["-l","-c","printf '\\0\\377' ; exit 3"],"envs":{},"cwd":"/"},"stdin":false}`)
+	_, body := start(`{"process":{"cmd":"/bin/bash","args":["-l","-c","printf '\\0\\377'; exit 3"],"envs":{},"cwd":"/"},` +
+		`"stdin":false}`)
 	flags, message := readFrame(t, body)
 	var first struct {
 		Event struct{ Start struct{ Pid uint32 } }

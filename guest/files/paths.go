@@ -17,6 +17,16 @@ const dirMode = 0o755
 type Tree struct {
 	Users *account.Users
 	Lane  *account.Lane // for changes
+
+	lists chan struct{} // holds an element for each list that is being made
+}
+
+// maxLists limits the lists that are made at a time, which take memory. Others wait.
+const maxLists = 2
+
+// NewTree returns a tree.
+func NewTree(users *account.Users, lane *account.Lane) *Tree {
+	return &Tree{Users: users, Lane: lane, lists: make(chan struct{}, maxLists)}
 }
 
 // errPath is returned for a path that no file can have.

@@ -107,6 +107,12 @@ func (s Service) ListDir(
 	if !info.IsDir() {
 		return nil, invalid("%s is not a directory", path)
 	}
+	select {
+	case s.lists <- struct{}{}:
+		defer func() { <-s.lists }()
+	case <-ctx.Done():
+		return nil, rpcError(path, ctx.Err())
+	}
 	answer := &filesystempb.ListDirResponse{}
 	if err := s.list(ctx, path, max(r.Msg.GetDepth(), 1), answer); err != nil {
 		return nil, rpcError(path, err)

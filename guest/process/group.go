@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,11 +39,11 @@ type view struct {
 	lane  *account.Lane
 }
 
-// group is what a leader started and what descends from it.
+// group is what leaders started and what descends from it.
 type group struct {
-	leader int    // 0 if the pid may belong to another process by now
-	since  uint64 // when the first of its processes was started
-	marker string // ends with a separator; a prefix selects several groups
+	leaders []int  // without those whose pid may belong to another process by now
+	since   uint64 // when the first of its processes was started
+	marker  string // ends with a separator; a prefix selects several groups
 }
 
 // members returns the processes of a group that are alive, and reports whether there are others that may
@@ -50,7 +51,8 @@ type group struct {
 func (g group) members(all []procEntry) (alive []procEntry, unsure bool) {
 	in := map[int]bool{}
 	for _, p := range all {
-		if g.leader != 0 && (p.pid == g.leader || p.session == g.leader) || strings.HasPrefix(p.marker, g.marker) {
+		led := slices.Contains(g.leaders, p.pid) || slices.Contains(g.leaders, p.session)
+		if led || strings.HasPrefix(p.marker, g.marker) {
 			in[p.pid] = true
 		}
 	}

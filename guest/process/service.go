@@ -333,17 +333,23 @@ func (s Service) SendSignal(
 	} else {
 		g = ended.group
 	}
+	// A client that gives up does not stop the killing.
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
+	defer cancel()
 	var found bool
 	if signal == processpb.Signal_SIGNAL_SIGTERM {
-		found, err = g.terminate(ctx, s.view())
+		found, err = g.terminate(limit, s.view())
 	} else {
-		// A client that gives up does not stop the killing.
-		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
-		defer cancel()
 		found, err = g.kill(limit, s.view())
 	}
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	if p != nil && signal == processpb.Signal_SIGNAL_SIGKILL {
+		select {
+		case <-p.done: // it is no longer listed
+		case <-limit.Done():
+		}
 	}
 	if !found && ended != nil {
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("process %d has ended", ended.pid))

@@ -110,7 +110,7 @@ func (t *Table) start(user account.User, r *processpb.StartRequest, timeout time
 		files.closeParent()
 		return nil, nil, startError(path, err)
 	}
-	p.group.leader = p.pid
+	p.group.leaders = []int{p.pid}
 	if leader, err := readStat(p.pid); err == nil {
 		p.group.since = leader.started
 	}

@@ -25,9 +25,9 @@ const (
 	maxEnded    = 256              // ended processes that are kept
 	maxConfigs  = 8 << 20          // bytes of arguments and environments of processes that run
 	maxStreams  = 256              // clients connected to processes
-	maxInputs   = 64               // streams of input
+	maxInputs   = 32               // streams of input
 	keepEnded   = 10 * time.Minute // how long ended processes are kept
-	stallAfter  = 10 * time.Second // see outputs
+	stallAfter  = time.Minute      // see outputs
 	killTimeout = 5 * time.Second  // how long the caller waits for a group to die
 	drainTime   = 100 * time.Millisecond
 )
@@ -96,23 +96,20 @@ func (t *Table) Close(grace time.Duration) {
 	defer t.stop()
 	t.mu.Lock()
 	t.stopping = true
-	groups := []group{{marker: t.marker, since: t.since}}
+	all := group{marker: t.marker, since: t.since}
 	for _, p := range t.running {
-		groups = append(groups, p.group)
+		all.leaders = append(all.leaders, p.pid)
 		p.markSignalled()
 	}
 	t.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	for _, g := range groups {
-		_, _ = g.terminate(ctx, t.view())
-	}
-	t.awaitDeath(ctx)
+	_, _ = all.terminate(ctx, t.view())
+	t.awaitDeath(ctx, all)
 	hard, cancelHard := context.WithTimeout(context.Background(), killTimeout)
 	defer cancelHard()
-	for _, g := range groups {
-		_, _ = g.kill(hard, t.view())
-	}
+	// What cannot be killed remains for the init of the sandbox.
+	_, _ = all.kill(hard, t.view())
 	t.awaitEnds(hard)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -121,11 +118,11 @@ func (t *Table) Close(grace time.Duration) {
 	}
 }
 
-// awaitDeath waits until no process of the sandbox is alive that has a marker.
-func (t *Table) awaitDeath(ctx context.Context) {
+// awaitDeath waits until no process of a group is alive.
+func (t *Table) awaitDeath(ctx context.Context, g group) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for (group{marker: t.marker}).alive(t.view()) {
+	for g.alive(t.view()) {
 		select {
 		case <-ctx.Done():
 			return
@@ -176,7 +173,7 @@ func (t *Table) retire(p *running) {
 	t.running = slices.DeleteFunc(t.running, func(other *running) bool { return other == p })
 	t.configs -= p.size
 	e := &ended{pid: p.pid, tag: p.tag, group: p.group, out: p.out, event: endEvent(status)}
-	e.group.leader = 0
+	e.group.leaders = nil
 	p.event = e.event
 	p.out.end()
 	t.ended = append(t.ended, e)
