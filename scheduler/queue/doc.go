@@ -23,6 +23,8 @@
 //     record. A claim that arrives now was not acknowledged in time, and the worker checks that before
 //     it starts the program.
 //
+// The slots for live sandboxes have a lease of their own, with longer times.
+//
 // All times are measured from a moment before what they bound, with monotonic clocks, so that the
 // clocks of machines need not agree.
 //

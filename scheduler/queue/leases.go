@@ -71,9 +71,12 @@ func (t *term) reviewLease(ctx context.Context, j *job, now time.Time) *workerLe
 	if j.epoch == "" { // its worker has given it up
 		return &workerLease{ended: true}
 	}
-	l := t.lease(j.epoch)
+	l, timeout := t.lease(j.epoch), t.timing.leaseTimeout
+	if j.meta.SandboxID != "" {
+		timeout = t.timing.forLive().leaseTimeout
+	}
 	l.used = now
-	if !l.ended && !l.ending && now.Sub(l.seen) > t.timing.leaseTimeout {
+	if !l.ended && !l.ending && now.Sub(l.seen) > timeout {
 		t.endLease(ctx, j.epoch, j.worker, l)
 	}
 	return l

@@ -53,6 +53,9 @@ func (s *Slots) init() {
 	if s.waiting == nil {
 		s.waiting, s.held, s.epochChanged = map[uint64]chan *Lease{}, map[proto.TraceID]*Lease{}, make(chan struct{})
 		s.timing = s.timing.defaults()
+		if s.Live {
+			s.timing = s.timing.forLive()
+		}
 		s.journal = journal{file: s.Journal, used: map[int]bool{}}
 	}
 }

@@ -16,6 +16,13 @@ type timing struct {
 	offerKept     time.Duration // how long a replacement for a departed worker is expected
 }
 
+// forLive returns the times for live sandboxes, which outlast a failure of half a minute: what is in
+// them would be lost.
+func (t timing) forLive() timing {
+	t.holderTimeout, t.leaseTimeout = 9*t.holderTimeout/2, 5*t.leaseTimeout
+	return t
+}
+
 // defaults returns t, or the defaults if t is zero.
 func (t timing) defaults() timing {
 	if t != (timing{}) {
