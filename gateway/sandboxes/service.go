@@ -94,7 +94,7 @@ func (s *Service) ticket(x *proto.LiveSandbox) string {
 // NewSandbox returns a sandbox as a request of an API key asks for it.
 func NewSandbox(r *api.SandboxRequest, c proto.Caller) *proto.LiveSandbox {
 	x := &proto.LiveSandbox{
-		ID: proto.NewSandboxID(), Org: c.Key.Org, Key: c.Key.ID, Name: r.Name, Metadata: r.Metadata, Env: r.Env,
+		ID: proto.NewSandboxID(), Org: c.Key.Org, Key: c.Key.ID, Name: r.Name, Profile: r.Profile, Metadata: r.Metadata, Env: r.Env,
 		SubPaths: r.SubPaths, ThreadID: r.ThreadID, OnTimeout: cmp.Or(r.OnTimeout, proto.SandboxKill),
 		Timeout: seconds(r.Timeout), IdleTimeout: seconds(r.IdleTimeout),
 	}

@@ -17,6 +17,7 @@ type SandboxRequest struct {
 	_ struct{} `doc:"null means absent."`
 
 	Name        string            `json:"name,omitempty" maxLength:"128" doc:"For people."`
+	Profile     string            `json:"profile,omitempty" pattern:"^([a-z0-9][a-z0-9._-]{0,62})?$" doc:"A sandbox profile that the API key allows; by default the key's own."`
 	Timeout     int               `json:"timeout,omitempty" default:"300" minimum:"1" must:"be a whole number of seconds, at least 1" doc:"Seconds until the sandbox stops; it can be extended. Above the plan's maximum: 429."`
 	IdleTimeout int               `json:"idle_timeout,omitempty" minimum:"1" maximum:"86400" must:"be a whole number of seconds, from 1 to 86400" doc:"Seconds without a request to the sandbox after which it stops; no limit if absent."`
 	OnTimeout   proto.SandboxStop `json:"on_timeout,omitempty" default:"kill" doc:"What the end of a timeout leaves. kill: nothing. pause: the home, so that the sandbox can be resumed."`

@@ -32,6 +32,7 @@ var answers = map[string]struct {
 	"RejectedKeyConcurrency": {reject(proto.RejectedKeyConcurrency), waits, 429},
 	"RejectedQueueFull":      {reject(proto.RejectedQueueFull), waits, 429},
 	"RejectedPipelines":      {reject(proto.RejectedPipelines), waits, 429},
+	"RejectedSandboxes":      {reject(proto.RejectedSandboxes), waits, 429},
 	"RejectedUnavailable":    {reject(proto.RejectedUnavailable), waits, 503},
 	"RejectedDiskFull":       {reject(proto.RejectedDiskFull), waits, 503},
 	"RejectedStorage":        {reject(proto.RejectedStorage), waits, 503},

@@ -18,7 +18,7 @@ func (a *Admission) SandboxJob(
 ) (*proto.Job, error) {
 	job, err := a.Job(ctx, &api.ExecuteRequest{
 		Timeout: int(time.Duration(x.Timeout).Seconds()), ThreadID: x.ThreadID, Metadata: x.Metadata, Env: x.Env,
-		MaxAttempts: 1, SubPaths: x.SubPaths,
+		MaxAttempts: 1, SubPaths: x.SubPaths, Profile: x.Profile,
 	}, c, proto.ModeSandbox, x.Execution, SandboxWait)
 	if err != nil {
 		return nil, err
