@@ -347,3 +347,38 @@ func TestMostTransfers(t *testing.T) {
 		t.Errorf("%d %s", code, body)
 	}
 }
+
+// TestKillForks ends processes that fork all the time.
+func TestKillForks(t *testing.T) {
+	s := newSandbox(t)
+	for name, script := range map[string]string{
+		"many": `
+import os, resource, time
+resource.setrlimit(resource.RLIMIT_NPROC, (150, 150))
+print("ready", flush=True)
+while True:
+    try:
+        if os.fork() == 0: os.setsid()
+    except OSError: time.sleep(0.01)`,
+		"moving": `
+import os
+print("ready", flush=True)
+if os.fork() == 0:
+    while True:
+        os.setsid()
+        if os.fork() != 0: os._exit(0)
+os.wait()`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := s.begin("", &processpb.StartRequest{
+				Process: &processpb.ProcessConfig{Cmd: "python3", Args: []string{"-c", script}},
+			})
+			e.readUntil("ready")
+			check(t, s.kill(pid(e.pid)))
+			if r := e.all(); r.end == nil {
+				t.Errorf("%+v", r)
+			}
+			wantCode(t, s.kill(pid(e.pid)), connect.CodeNotFound, "has ended")
+		})
+	}
+}

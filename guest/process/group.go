@@ -105,15 +105,11 @@ func (g group) terminate(ctx context.Context, v view) (bool, error) {
 			return false, err
 		}
 		members, unsure := g.members(all)
-		more := false
-		for _, p := range members {
-			key := procEntry{pid: p.pid, started: p.started}
-			if !sent[key] {
-				sent[key], more = true, true
-				p.signal(unix.SIGTERM)
-			}
+		fresh := unsignalled(members, sent)
+		for _, p := range fresh {
+			p.signal(unix.SIGTERM)
 		}
-		if more {
+		if len(fresh) > 0 && ctx.Err() == nil {
 			continue
 		}
 		if tries++; !unsure || tries > maxUnsure || !pause.wait(ctx) {
@@ -123,28 +119,50 @@ func (g group) terminate(ctx context.Context, v view) (bool, error) {
 }
 
 // kill sends SIGKILL to the processes of a group until none is left. It reports whether there was any.
+//
+// Processes that fork faster than they are found are stopped first: with a signal pending, a process cannot
+// fork, and stopped ones count against the limit of processes.
 func (g group) kill(ctx context.Context, v view) (bool, error) {
-	found := false
+	signalled := map[procEntry]bool{}
 	var pause pauses
 	for tries := 0; ; {
 		all, err := v.scan()
 		if err != nil {
-			return found, err
+			return len(signalled) > 0, err
 		}
 		members, unsure := g.members(all)
 		if len(members) == 0 {
 			if tries++; !unsure || tries > maxUnsure {
-				return found, nil
+				return len(signalled) > 0, nil
 			}
 		}
+		fresh := unsignalled(members, signalled)
+		if again := len(signalled) > len(fresh); again && len(fresh) > 0 && ctx.Err() == nil {
+			for _, p := range fresh {
+				p.signal(unix.SIGSTOP)
+			}
+			continue
+		}
 		for _, p := range members {
-			found = true
 			p.signal(unix.SIGKILL)
 		}
 		if !pause.wait(ctx) {
-			return found, fmt.Errorf("%d processes are still alive: %w", len(members), ctx.Err())
+			return true, fmt.Errorf("%d processes are still alive: %w", len(members), ctx.Err())
 		}
 	}
+}
+
+// unsignalled returns the processes that are not in a set, and adds them to it.
+func unsignalled(processes []procEntry, signalled map[procEntry]bool) []procEntry {
+	var fresh []procEntry
+	for _, p := range processes {
+		key := procEntry{pid: p.pid, started: p.started}
+		if !signalled[key] {
+			signalled[key] = true
+			fresh = append(fresh, p)
+		}
+	}
+	return fresh
 }
 
 // alive reports whether any process of a group is.
