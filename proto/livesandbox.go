@@ -165,10 +165,17 @@ func (s *LiveSandbox) NextStop(rec *Record) SandboxStopped {
 	default:
 		if rec.Attempt == 0 || code != "" {
 			stopped.Reason = SandboxNotStarted
+			if s.Starts > 1 {
+				stopped.Stop = SandboxPause // as it was before
+			}
 		}
 	}
-	if s.Stopping != nil && s.Stopping.Stop == SandboxKill {
+	switch {
+	case s.Stopping == nil:
+	case s.Stopping.Stop == SandboxKill:
 		return *s.Stopping
+	default:
+		stopped.Stop = SandboxPause // with the home as it was saved last
 	}
 	return stopped
 }

@@ -118,8 +118,8 @@ func settle(x *proto.LiveSandbox, stopped proto.SandboxStopped, rec *proto.Recor
 	if rec.CompletedAt != nil {
 		x.StoppedAt = *rec.CompletedAt
 	}
-	if rec.Result.ErrorMessage != nil {
-		x.Message = *rec.Result.ErrorMessage
+	if r := rec.Result; r.ErrorMessage != nil && proto.ErrorCode(*r.ErrorCode) != proto.CodeCancelled {
+		x.Message = *r.ErrorMessage
 	}
 }
 
