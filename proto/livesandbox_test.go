@@ -25,7 +25,10 @@ func TestNextStop(t *testing.T) {
 	}{
 		{name: "timeout", result: failed(proto.CodeSandboxExpired), reason: proto.SandboxExpired, kill: kill, pause: pause},
 		{name: "idle", result: failed(proto.CodeSandboxIdle), reason: proto.SandboxIdle, kill: kill, pause: pause},
-		{name: "drain", result: failed(proto.CodeSandboxDrained), reason: proto.SandboxWorkerDrained, kill: pause, pause: pause},
+		{
+			name: "drain", result: failed(proto.CodeSandboxDrained), reason: proto.SandboxWorkerDrained, kill: pause,
+			pause: pause,
+		},
 		{name: "lost", result: failed(proto.CodeWorkerLost), reason: proto.SandboxWorkerLost, kill: kill, pause: pause},
 		{name: "memory", result: failed(proto.CodeMemory), reason: proto.SandboxMemory, kill: kill, pause: pause},
 		{name: "host memory", result: failed(proto.CodeHostMemory), reason: proto.SandboxMemory, kill: kill, pause: pause},

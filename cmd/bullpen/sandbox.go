@@ -89,7 +89,8 @@ type sandboxCreateCommand struct {
 	Env         []string  `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all processes. Repeatable."`
 	Metadata    []string  `short:"m" sep:"none" placeholder:"NAME=VALUE" help:"Metadata to store with the sandbox. Repeatable."`
 	Thread      string    `placeholder:"ID" help:"Use the home directory of this thread, which stays when the sandbox ends. Default: a home that is removed with the sandbox."`
-	Quiet       bool      `short:"q" xor:"output" help:"Print only the id."`
+	Profile     string    `placeholder:"NAME" help:"Sandbox profile to run in, one that the API key may choose. Default: the key's own."`
+	Quiet       bool      `short:"q" help:"Print only the id."`
 }
 
 func (*sandboxCreateCommand) Help() string {
@@ -103,7 +104,9 @@ Examples:
 
 // request returns the request that the flags describe.
 func (c *sandboxCreateCommand) request() (*api.SandboxRequest, error) {
-	r := &api.SandboxRequest{Name: c.Name, OnTimeout: proto.SandboxStop(c.OnTimeout), ThreadID: c.Thread}
+	r := &api.SandboxRequest{
+		Name: c.Name, Profile: c.Profile, OnTimeout: proto.SandboxStop(c.OnTimeout), ThreadID: c.Thread,
+	}
 	var err error
 	if r.Timeout, err = wholeSeconds("--timeout", c.Timeout); err != nil {
 		return nil, err

@@ -99,7 +99,8 @@ func stubSandbox(id string) string {
 		state = `"state":"paused","reason":"worker_drained","message":"The worker of the sandbox was shut down.",` +
 			`"stopped_at":"2026-01-02T03:30:00.000Z","idle_timeout":null,"thread_id":null`
 	}
-	return `{"id":"` + id + `","name":"build",` + state + `,"profile":"","key_id":"key_1","metadata":{"team":"blue"},"on_timeout":"pause","starts":1,"trace_id":"` + string(stubTrace) + `",` +
+	return `{"id":"` + id + `","name":"build",` + state + `,"profile":"","key_id":"key_1",` +
+		`"metadata":{"team":"blue"},"on_timeout":"pause","starts":1,"trace_id":"` + string(stubTrace) + `",` +
 		`"created_at":"2026-01-02T03:04:05.000Z","started_at":"2026-01-02T03:04:05.000Z",` +
 		`"expires_at":"2026-01-02T04:04:05.000Z"}`
 }

@@ -171,8 +171,9 @@ func TestSettle(t *testing.T) {
 			reason: proto.SandboxWorkerDrained, message: "Shut down.",
 		},
 		{
-			result: proto.Cancelled(), stopping: &proto.SandboxStopped{Stop: proto.SandboxPause, Reason: proto.SandboxPausedByUser},
-			state: proto.SandboxPaused, reason: proto.SandboxPausedByUser,
+			result:   proto.Cancelled(),
+			stopping: &proto.SandboxStopped{Stop: proto.SandboxPause, Reason: proto.SandboxPausedByUser},
+			state:    proto.SandboxPaused, reason: proto.SandboxPausedByUser,
 		},
 		{result: proto.Exited(0), state: proto.SandboxEnded, reason: proto.SandboxGuestEnded},
 	} {
