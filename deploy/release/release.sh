@@ -24,9 +24,13 @@ esac
 for arch in amd64 arm64; do
 	echo "building bullpen $VERSION for linux/$arch"
 	GOARCH=$arch go build -trimpath -buildvcs=false -ldflags="$INITFLAGS" -o "$work/$arch/jailinit" ./worker/jail/jailinit
-	# The program contains its jailinit from where `make init` puts that of this machine.
+	GOARCH=$arch go build -trimpath -buildvcs=false -ldflags='-s -w' -o "$work/$arch/guest" ./guest
+	# The program contains its jailinit and its guest from where `make build` puts those of this machine.
 	cat >"$work/$arch/overlay.json" <<-JSON
-		{"Replace": {"$PWD/worker/jail/nsjail/embedded/jailinit": "$work/$arch/jailinit"}}
+		{"Replace": {
+			"$PWD/worker/jail/nsjail/embedded/jailinit": "$work/$arch/jailinit",
+			"$PWD/worker/jail/nsjail/embedded/guest": "$work/$arch/guest"
+		}}
 	JSON
 	GOARCH=$arch go build -trimpath -buildvcs=false -overlay "$work/$arch/overlay.json" -ldflags="$LDFLAGS" -o "$work/$arch/bullpen" ./cmd/bullpen
 done
