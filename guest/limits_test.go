@@ -42,8 +42,8 @@ func TestStop(t *testing.T) {
 	survivor := strings.TrimSpace(left.all().stdout)
 	begin := time.Now()
 	s.stop()
-	if took := time.Since(begin); took < 4*time.Second || took > 15*time.Second {
-		t.Errorf("it took %v", took)
+	if took := time.Since(begin); took < 4*time.Second {
+		t.Errorf("a process was killed after %v", took)
 	}
 	if r := polite.all(); r.err != nil || r.stdout != "bye\n" || r.end.GetExitCode() != 7 {
 		t.Errorf("%+v", r)
@@ -58,15 +58,11 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestStopAtOnce does not wait for anything.
-func TestStopAtOnce(t *testing.T) {
+// TestStopEndsStreams has nothing to wait for.
+func TestStopEndsStreams(t *testing.T) {
 	s := newSandbox(t)
 	e := s.begin("", bash("sleep 1000"))
-	begin := time.Now()
 	s.stop()
-	if took := time.Since(begin); took > 3*time.Second {
-		t.Errorf("it took %v", took)
-	}
 	if r := e.all(); r.err != nil || r.end.GetStatus() != "signal: terminated" {
 		t.Errorf("%+v", r)
 	}
@@ -88,6 +84,9 @@ func TestMostProcesses(t *testing.T) {
 	}
 	if n := len(s.list()); n != most {
 		t.Fatalf("%d processes", n)
+	}
+	if kib := s.memory(); kib > 16<<10 {
+		t.Errorf("the guest has %d KiB of memory", kib)
 	}
 	wantCode(t, s.startError("", r), connect.CodeResourceExhausted, "256 processes")
 	check(t, s.closeStdin(pid(first.pid)))
@@ -201,6 +200,18 @@ func TestThreads(t *testing.T) {
 	}
 }
 
+// memory returns how much memory the guest has for itself, in KiB.
+func (s *sandbox) memory() int {
+	s.t.Helper()
+	status, err := os.ReadFile(s.proc("status"))
+	check(s.t, err)
+	_, anonymous, _ := strings.Cut(string(status), "RssAnon:")
+	kib, err := strconv.Atoi(strings.Fields(anonymous)[0])
+	check(s.t, err)
+	s.t.Logf("%d KiB", kib)
+	return kib
+}
+
 // TestMemory has clients that read nothing and processes that write much. What the guest keeps is limited.
 func TestMemory(t *testing.T) {
 	s := newSandbox(t)
@@ -210,13 +221,8 @@ func TestMemory(t *testing.T) {
 		all = append(all, s.begin("", r))
 	}
 	all[0].readUntil("done")
-	status, err := os.ReadFile(s.proc("status"))
-	check(t, err)
-	_, peak, _ := strings.Cut(string(status), "RssAnon:")
-	kib, err := strconv.Atoi(strings.Fields(peak)[0])
-	check(t, err)
-	if kib > 48<<10 {
-		t.Errorf("%d KiB", kib)
+	if kib := s.memory(); kib > 48<<10 {
+		t.Errorf("the guest has %d KiB of memory", kib)
 	}
 	for _, e := range all[1:] {
 		if r := e.all(); r.err != nil || len(r.stdout) != 3_000_000 || r.stderr != "done\n" {
@@ -356,15 +362,17 @@ func TestKillForks(t *testing.T) {
 import os, resource, time
 resource.setrlimit(resource.RLIMIT_NPROC, (150, 150))
 print("ready", flush=True)
-while True:
+end = time.time() + 60
+while time.time() < end:
     try:
         if os.fork() == 0: os.setsid()
     except OSError: time.sleep(0.01)`,
 		"moving": `
-import os
+import os, time
 print("ready", flush=True)
+end = time.time() + 60
 if os.fork() == 0:
-    while True:
+    while time.time() < end:
         os.setsid()
         if os.fork() != 0: os._exit(0)
 os.wait()`,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -82,6 +83,9 @@ func (f *files) open(r *processpb.StartRequest, user account.User) error {
 // openTerminal creates a terminal that belongs to the user.
 func (f *files) openTerminal(size *processpb.PTY_Size, user account.User) error {
 	fail := func(step string, err error) error {
+		if errors.Is(err, unix.ENOSPC) {
+			return exhausted("the sandbox has as many terminals as it can have: %s: %v", step, err)
+		}
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("the sandbox has no terminals: %s: %w", step, err))
 	}
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -153,15 +157,41 @@ func (f *files) closeParent() {
 	}
 }
 
+// buffers are for chunks of output. A process that writes nothing has none.
+var buffers = sync.Pool{New: func() any { return new([pipeChunk]byte) }}
+
 // pump copies output until the other side is closed or the deadline of the file.
 func pump(out *output, s source) {
-	buf := make([]byte, s.chunk)
+	raw, err := s.file.SyscallConn()
+	if err != nil {
+		return
+	}
 	for {
-		n, err := s.file.Read(buf)
+		var buf *[pipeChunk]byte
+		var n int
+		var readErr error
+		err := raw.Read(func(fd uintptr) bool {
+			buf, _ = buffers.Get().(*[pipeChunk]byte)
+			for {
+				n, readErr = unix.Read(int(fd), buf[:s.chunk])
+				if !errors.Is(readErr, unix.EINTR) {
+					break
+				}
+			}
+			if errors.Is(readErr, unix.EAGAIN) {
+				buffers.Put(buf)
+				return false
+			}
+			return true
+		})
+		if err != nil { // the deadline
+			return
+		}
 		if n > 0 {
 			out.write(s.from, buf[:n])
 		}
-		if err != nil { // the end of a terminal is EIO
+		buffers.Put(buf)
+		if n <= 0 { // the end, which is EIO for a terminal
 			return
 		}
 	}
@@ -196,9 +226,14 @@ func (in *input) write(ctx context.Context, data []byte) error {
 		return ctx.Err()
 	}
 	defer func() { <-in.turn }()
-	stop := context.AfterFunc(ctx, func() { _ = in.file.SetWriteDeadline(time.Now()) })
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = in.file.SetWriteDeadline(time.Now())
+		close(stopped)
+	})
 	defer func() {
 		if !stop() {
+			<-stopped
 			_ = in.file.SetWriteDeadline(time.Time{})
 		}
 	}()

@@ -76,8 +76,31 @@ func (g group) members(all []procEntry) (alive []procEntry, unsure bool) {
 	return alive, unsure
 }
 
-// maxUnsure is how often a group is looked for again while there are processes that may belong to it.
-const maxUnsure = 8
+// How often a group of which no process was found is looked for again: if there are processes that may belong
+// to it, and if some have vanished while they were looked at, and may have left a child.
+const (
+	maxUnsure   = 8
+	maxVanished = 10
+)
+
+// retries counts how often a group is looked for again.
+type retries struct {
+	unsure, vanished int
+	pause            pauses
+}
+
+// needed reports whether a group must be looked for again, and waits if there is a reason to.
+func (r *retries) needed(ctx context.Context, unsure, vanished bool) bool {
+	switch {
+	case vanished && r.vanished < maxVanished:
+		r.vanished++
+		return ctx.Err() == nil
+	case unsure && r.unsure < maxUnsure:
+		r.unsure++
+		return r.pause.wait(ctx)
+	}
+	return false
+}
 
 // pauses are the times between two looks at all processes.
 type pauses struct{ next time.Duration }
@@ -98,9 +121,9 @@ func (p *pauses) wait(ctx context.Context) bool {
 // terminate sends SIGTERM to each process of a group once. It reports whether there was any.
 func (g group) terminate(ctx context.Context, v view) (bool, error) {
 	sent := map[procEntry]bool{}
-	var pause pauses
-	for tries := 0; ; {
-		all, err := v.scan()
+	var again retries
+	for {
+		all, vanished, err := v.scan(g.since, nil)
 		if err != nil {
 			return false, err
 		}
@@ -112,7 +135,7 @@ func (g group) terminate(ctx context.Context, v view) (bool, error) {
 		if len(fresh) > 0 && ctx.Err() == nil {
 			continue
 		}
-		if tries++; !unsure || tries > maxUnsure || !pause.wait(ctx) {
+		if !again.needed(ctx, unsure, vanished) {
 			return len(sent) > 0, nil
 		}
 	}
@@ -124,21 +147,33 @@ func (g group) terminate(ctx context.Context, v view) (bool, error) {
 // fork, and stopped ones count against the limit of processes.
 func (g group) kill(ctx context.Context, v view) (bool, error) {
 	signalled := map[procEntry]bool{}
+	var again retries
 	var pause pauses
-	for tries := 0; ; {
-		all, err := v.scan()
+	for first := true; ; first = false {
+		var fresh []procEntry
+		// A process that moves on by forking is there only for a moment.
+		stopAtSight := func(p procEntry) {
+			if !first && strings.HasPrefix(p.marker, g.marker) {
+				for _, p := range unsignalled([]procEntry{p}, signalled) {
+					p.signal(unix.SIGSTOP)
+					fresh = append(fresh, p)
+				}
+			}
+		}
+		all, vanished, err := v.scan(g.since, stopAtSight)
 		if err != nil {
 			return len(signalled) > 0, err
 		}
 		members, unsure := g.members(all)
-		if len(members) == 0 {
-			if tries++; !unsure || tries > maxUnsure {
-				return len(signalled) > 0, nil
-			}
+		if len(members) == 0 && !again.needed(ctx, unsure, vanished) {
+			return len(signalled) > 0, nil
 		}
-		fresh := unsignalled(members, signalled)
-		if again := len(signalled) > len(fresh); again && len(fresh) > 0 && ctx.Err() == nil {
-			for _, p := range fresh {
+		rest := unsignalled(members, signalled)
+		if len(rest)+len(fresh) > 0 {
+			again = retries{}
+		}
+		if !first && len(rest)+len(fresh) > 0 && ctx.Err() == nil {
+			for _, p := range rest {
 				p.signal(unix.SIGSTOP)
 			}
 			continue
@@ -146,7 +181,7 @@ func (g group) kill(ctx context.Context, v view) (bool, error) {
 		for _, p := range members {
 			p.signal(unix.SIGKILL)
 		}
-		if !pause.wait(ctx) {
+		if len(members) > 0 && !pause.wait(ctx) {
 			return true, fmt.Errorf("%d processes are still alive: %w", len(members), ctx.Err())
 		}
 	}
@@ -167,7 +202,7 @@ func unsignalled(processes []procEntry, signalled map[procEntry]bool) []procEntr
 
 // alive reports whether any process of a group is.
 func (g group) alive(v view) bool {
-	all, err := v.scan()
+	all, _, err := v.scan(g.since, nil)
 	members, _ := g.members(all)
 	return err == nil && len(members) > 0
 }
@@ -184,26 +219,30 @@ func (p procEntry) signal(s unix.Signal) {
 	}
 }
 
-// scan returns all processes. Environments are readable only with the rights of a process's user.
-func (v view) scan() ([]procEntry, error) {
+// scan returns all processes, and reports whether some have vanished meanwhile that were started since a time
+// or whose start is not known. It calls seen, if that is not nil, with each process that has a marker at once.
+// Environments are readable only with the rights of a process's user.
+func (v view) scan(since uint64, seen func(procEntry)) (all []procEntry, vanished bool, err error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return nil, false, fmt.Errorf("list processes: %w", err)
 	}
 	names, err := dir.Readdirnames(-1)
 	_ = dir.Close()
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return nil, false, fmt.Errorf("list processes: %w", err)
 	}
-	var all []procEntry
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
 			continue
 		}
-		if p, err := readStat(pid); err == nil {
-			all = append(all, p)
+		p, err := readStat(pid)
+		if err != nil {
+			vanished = true
+			continue
 		}
+		all = append(all, p)
 	}
 	unread := make([]int, len(all)) // indices
 	for i := range unread {
@@ -219,7 +258,11 @@ func (v view) scan() ([]procEntry, error) {
 					rest = append(rest, i)
 					continue
 				}
+				vanished = vanished || err != nil && all[i].started >= since
 				all[i].marker, all[i].hidden = marker, empty && !all[i].kernel
+				if marker != "" && seen != nil {
+					seen(all[i])
+				}
 			}
 			unread = rest
 			return nil
@@ -228,7 +271,7 @@ func (v view) scan() ([]procEntry, error) {
 	for _, i := range unread {
 		all[i].hidden = !all[i].kernel
 	}
-	return all, nil
+	return all, vanished, nil
 }
 
 // readStat reads what /proc/PID/stat says.
