@@ -30,8 +30,10 @@ type LiveSandbox struct {
 	SubPaths []string          `json:"sub_paths,omitempty"`
 	ThreadID string            `json:"thread_id"` // of its home
 	// OwnHome means that the thread was created for the sandbox, and is removed with it.
-	OwnHome     bool            `json:"own_home,omitempty"`
-	OnTimeout   SandboxStop     `json:"on_timeout"`
+	OwnHome   bool        `json:"own_home,omitempty"`
+	OnTimeout SandboxStop `json:"on_timeout"`
+	// PublicPorts means that requests to its ports need no token, as E2B's clients may ask for.
+	PublicPorts bool            `json:"public_ports,omitempty"`
 	Timeout     Seconds         `json:"timeout"`                // of its last start
 	IdleTimeout Seconds         `json:"idle_timeout,omitempty"` // 0 for none
 	CreatedAt   time.Time       `json:"created_at"`

@@ -7,6 +7,12 @@ const (
 	// a gateway sends the request.
 	HeaderSandbox = "Bullpen-Sandbox"
 	HeaderTicket  = "Bullpen-Ticket"
+	// HeaderSandboxID and HeaderSandboxPort route a request of E2B's clients. The guest passes a request
+	// with a port other than [GuestPort] on to that port of the sandbox.
+	HeaderSandboxID   = "E2b-Sandbox-Id"
+	HeaderSandboxPort = "E2b-Sandbox-Port"
+	// GuestPort is the port of the guest itself for E2B's clients.
+	GuestPort = 49983
 	// ExpiryPath is the path that the worker answers itself. PUT sets when the sandbox expires, as
 	// RFC 3339 text.
 	ExpiryPath = "/.bullpen/expires_at"

@@ -148,9 +148,9 @@ func (s *Routes) guest(parameters ...string) web.Handle {
 		if user := request.Header.Get(HeaderUser); user != "" {
 			request.SetBasicAuth(user, "")
 		}
-		s.Serve(w, request, r.Key.Org, id, path, func(cause error) {
+		s.Serve(w, request, Target{Org: r.Key.Org, ID: id, Path: path}, func(cause error) {
 			switch {
-			case errors.Is(cause, errNotReached):
+			case errors.Is(cause, ErrNotReached):
 				err = api.Errorf(api.CodeConflict, "the sandbox is not running; look at it for the reason")
 			default:
 				err = s.resource.Error(id, cause)

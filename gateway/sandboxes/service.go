@@ -212,17 +212,25 @@ func (s *Service) workerOf(ctx context.Context, x *proto.LiveSandbox) (string, e
 		return "", err
 	}
 	if rec.Status.Terminal() {
-		return "", errNotReached
+		return "", ErrNotReached
 	}
 	_, err = s.running(ctx, x, rec.Worker)
 	return rec.Worker, err
 }
 
-// Serve passes a request on to the guest of an organisation's sandbox, at a path. It calls unreachable if
+// Target is what a request to a sandbox reaches.
+type Target struct {
+	Org, ID string
+	Path    string // decoded
+	RawPath string // encoded, empty for the default encoding of Path
+	Port    int    // of the sandbox; 0 for its guest
+}
+
+// Serve passes a request on to the guest of a sandbox, or through it to a port. It calls unreachable if
 // the sandbox is not running, or its guest cannot be reached. No answer has been written then.
-func (s *Service) Serve(w http.ResponseWriter, r *http.Request, org, id, path string, unreachable func(error)) {
+func (s *Service) Serve(w http.ResponseWriter, r *http.Request, to Target, unreachable func(error)) {
 	ctx := r.Context()
-	x, err := s.Store.Find(ctx, org, id)
+	x, err := s.Store.Find(ctx, to.Org, to.ID)
 	if err == nil && x.State != proto.SandboxRunning && x.State != proto.SandboxStarting {
 		err = &ConflictError{x.State, "used", "running"}
 	}
@@ -234,7 +242,22 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, org, id, path st
 		unreachable(err)
 		return
 	}
-	s.Tunnels.proxy(w, r, worker, x.ID, s.ticket(&x), path, unreachable)
+	s.Tunnels.proxy(w, r, worker, s.ticket(&x), to, unreachable)
+}
+
+// Ping returns an error unless the guest of a running sandbox answers.
+func (s *Service) Ping(ctx context.Context, org, id string) error {
+	x, err := s.Store.Find(ctx, org, id)
+	if err != nil {
+		return err
+	}
+	worker, err := s.workerOf(ctx, &x)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, setTimeout)
+	defer cancel()
+	return s.Tunnels.ping(ctx, worker, x.ID, s.ticket(&x))
 }
 
 // giveUp withdraws the execution of a sandbox for which no worker was free, and returns the error for

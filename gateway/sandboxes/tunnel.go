@@ -11,7 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
-	"strings"
+	"strconv"
 	"sync"
 	"time"
 
@@ -41,8 +41,8 @@ type Tunnels struct {
 	transports map[string]*http.Transport // by worker, whose name is never reused
 }
 
-// errNotReached means that a sandbox is not where it was.
-var errNotReached = errors.New("the sandbox is not on its worker")
+// ErrNotReached means that a sandbox is not on its worker any more.
+var ErrNotReached = errors.New("the sandbox is not on its worker")
 
 // transport returns the transport to a worker.
 func (t *Tunnels) transport(ctx context.Context, worker string) (*http.Transport, error) {
@@ -122,7 +122,7 @@ func (t *Tunnels) ask(ctx context.Context, worker, sandbox, ticket, method, path
 func (t *Tunnels) ping(ctx context.Context, worker, sandbox, ticket string) error {
 	status, err := t.ask(ctx, worker, sandbox, ticket, http.MethodGet, pingPath, "")
 	if err == nil && status != http.StatusNoContent {
-		err = fmt.Errorf("ping sandbox %s: status %d: %w", sandbox, status, errNotReached)
+		err = fmt.Errorf("ping sandbox %s: status %d: %w", sandbox, status, ErrNotReached)
 	}
 	return err
 }
@@ -133,15 +133,19 @@ func (t *Tunnels) setExpiry(ctx context.Context, worker, sandbox, ticket string,
 	defer cancel()
 	status, err := t.ask(ctx, worker, sandbox, ticket, http.MethodPut, proto.ExpiryPath, at.Format(time.RFC3339Nano))
 	if err == nil && status != http.StatusNoContent {
-		err = fmt.Errorf("extend sandbox %s: status %d: %w", sandbox, status, errNotReached)
+		err = fmt.Errorf("extend sandbox %s: status %d: %w", sandbox, status, ErrNotReached)
 	}
 	return err
 }
 
 // proxy passes a request on to the guest of a sandbox, and calls unreachable if it is not there.
 func (t *Tunnels) proxy(
-	w http.ResponseWriter, r *http.Request, worker, sandbox, ticket, path string, unreachable func(error),
+	w http.ResponseWriter, r *http.Request, worker, ticket string, to Target, unreachable func(error),
 ) {
+	if to.Path == proto.ExpiryPath { // which the worker would take for a request of the gateway's own
+		unreachable(ErrNotReached)
+		return
+	}
 	transport, err := t.transport(r.Context(), worker)
 	if err != nil {
 		unreachable(err)
@@ -151,21 +155,26 @@ func (t *Tunnels) proxy(
 		Transport: transport, FlushInterval: -1,
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host = "https", "worker"
-			p.Out.URL.Path, p.Out.URL.RawPath = path, ""
+			p.Out.URL.Path, p.Out.URL.RawPath = to.Path, to.RawPath
 			p.Out.Host = p.In.Host
 			for name := range p.Out.Header {
 				if private(name) {
 					p.Out.Header.Del(name)
 				}
 			}
-			identify(p.Out.Header, sandbox, ticket)
+			// Only now, since a client may name headers in Connection, which are removed before.
+			identify(p.Out.Header, to.ID, ticket)
+			if to.Port != 0 {
+				p.Out.Header.Set(proto.HeaderSandboxID, to.ID)
+				p.Out.Header.Set(proto.HeaderSandboxPort, strconv.Itoa(to.Port))
+			}
 		},
 		ModifyResponse: func(answer *http.Response) error {
 			if answer.StatusCode == proto.StatusNoSandbox {
-				return errNotReached
+				return ErrNotReached
 			}
 			for name := range answer.Header {
-				if private(name) || strings.EqualFold(name, "Set-Cookie") {
+				if private(name) || ofOrigin(name) {
 					answer.Header.Del(name)
 				}
 			}
@@ -176,12 +185,23 @@ func (t *Tunnels) proxy(
 	proxy.ServeHTTP(w, r)
 }
 
+// ofOrigin reports whether a header of an answer has an effect on everything that has the same origin in a
+// browser, this server's own pages included.
+func ofOrigin(name string) bool {
+	switch http.CanonicalHeaderKey(name) {
+	case "Set-Cookie", "Clear-Site-Data", "Alt-Svc", "Strict-Transport-Security", "Service-Worker-Allowed":
+		return true
+	default:
+		return false
+	}
+}
+
 // private reports whether a header is between the client and the gateway alone, or between the gateway
 // and the worker.
 func private(name string) bool {
 	switch http.CanonicalHeaderKey(name) {
 	case "Cookie", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", proto.HeaderSandbox,
-		proto.HeaderTicket:
+		proto.HeaderTicket, proto.HeaderSandboxID, proto.HeaderSandboxPort:
 		return true
 	default:
 		return false

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -31,6 +32,7 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Sandboxes, e
 	var err error
 	s.stored, err = store.OpenCollection(ctx, store.CollectionConfig[proto.LiveSandbox]{
 		Store: st, Bucket: st.Sandboxes, Keys: "*.*", Name: "sandboxes", DropMalformed: true, Log: log,
+		ByID:  true,
 		Order: func(x *proto.LiveSandbox) string { return store.NewestFirst(x.CreatedAt) }, Check: checkLimit,
 		OnChange: engine.Watch(&s.queue, "", (*entry).set),
 	})
@@ -71,6 +73,22 @@ func (s *Sandboxes) Get(ctx context.Context, org, id string) (*proto.LiveSandbox
 // Find is Get from memory, which may be outdated for a moment.
 func (s *Sandboxes) Find(ctx context.Context, org, id string) (proto.LiveSandbox, error) {
 	return s.stored.Find(ctx, keyOf(org, id))
+}
+
+// Org returns the organisation of a sandbox from memory, or "". It costs nothing, so that anybody may ask.
+func (s *Sandboxes) Org(id string) string { return orgOf(s.stored.KeyOf(id)) }
+
+// FindOrg returns the organisation of a sandbox. It reads the bucket if this process has not seen the
+// sandbox yet, and returns [proto.ErrNotFound] if there is none.
+func (s *Sandboxes) FindOrg(ctx context.Context, id string) (string, error) {
+	key, err := s.stored.FindKey(ctx, id)
+	return orgOf(key), err
+}
+
+// orgOf returns the organisation in the key of a sandbox.
+func orgOf(key string) string {
+	org, _, _ := strings.Cut(key, ".")
+	return org
 }
 
 // Page returns a page of the sandboxes of an organisation, the newest first, see
