@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -42,6 +43,8 @@ type Key struct {
 	Profile string `json:"profile,omitempty"` // the name of its sandbox profile; empty for the default one
 	// Profiles are the names of further sandbox profiles that requests with the key may choose.
 	Profiles []string `json:"profiles,omitempty"`
+	// Format is the form of its secret.
+	Format KeyFormat `json:"format,omitempty"`
 	// Concurrent is how many executions may run at once with this key, MaxTimeout their longest
 	// timeout in seconds; 0 for the limits of the plans alone.
 	Concurrent int `json:"concurrent,omitempty"`
@@ -115,7 +118,7 @@ func (k *Key) Has(s Scope) bool { return slices.Contains(k.Scopes, s) }
 func (k *Key) GlobalAdmin() bool { return k.Global && k.Has(ScopeAdmin) }
 
 var (
-	keyPattern = regexp.MustCompile(`^sk-[a-z0-9]+-[A-Za-z0-9_-]{20,}$`)
+	keyPattern = regexp.MustCompile(`^(sk-[a-z0-9]+-[A-Za-z0-9_-]{20,}|e2b_[0-9a-f]{40,})$`)
 	orgPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
 )
 
@@ -124,7 +127,8 @@ const MaxKeyBytes = 512
 
 // ErrBadKeyForm is returned for a string that does not have the form of an API key.
 var ErrBadKeyForm = errors.New(
-	"an API key is sk-<region>-<token>: region of a-z 0-9, token of at least 20 characters of A-Z a-z 0-9 _ -")
+	"an API key is sk-<region>-<token>: region of a-z 0-9, token of at least 20 characters of A-Z a-z 0-9 _ -; " +
+		"or e2b_ and at least 40 characters of 0-9 a-f")
 
 // CheckKeyForm returns [ErrBadKeyForm] unless s has the form of an API key.
 func CheckKeyForm(s string) error {
@@ -132,6 +136,23 @@ func CheckKeyForm(s string) error {
 		return ErrBadKeyForm
 	}
 	return nil
+}
+
+// KeyFormat is the form of an API key.
+type KeyFormat string
+
+// KeyFormatE2B is e2b_ and hexadecimal digits, the only form that some versions of E2B's clients accept.
+// The zero value is this server's own form.
+const KeyFormatE2B KeyFormat = "e2b"
+
+// NewSecret returns a new API key of the format with 32 random bytes, as [NewKeySecret] does.
+func (f KeyFormat) NewSecret(region string) string {
+	if f != KeyFormatE2B {
+		return NewKeySecret(region)
+	}
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error since Go 1.24
+	return "e2b_" + hex.EncodeToString(b[:])
 }
 
 // NewKeySecret returns a new API key with 32 random bytes for a region such as "local".

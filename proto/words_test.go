@@ -129,7 +129,12 @@ func TestKeyForm(t *testing.T) {
 	if err := CheckKeyForm(secret); err != nil {
 		t.Error(err)
 	}
+	if other := KeyFormatE2B.NewSecret("local"); CheckKeyForm(other) != nil || !strings.HasPrefix(other, "e2b_") ||
+		len(other) != len("e2b_")+64 || strings.HasPrefix(KeyFormat("").NewSecret("local"), "e2b_") {
+		t.Error(other)
+	}
 	for _, bad := range []string{
+		"e2b_" + strings.Repeat("a", 39), "e2b_" + strings.Repeat("A", 40), "e2b_" + strings.Repeat("g", 40),
 		"", "sk-local-short", "sk-Local-" + strings.Repeat("a", 20),
 		"sk--" + strings.Repeat("a", 20), secret + "\n", secret + strings.Repeat("a", MaxKeyBytes),
 	} {

@@ -113,6 +113,7 @@ type keyCreateCommand struct {
 	Name            string `required:"" placeholder:"NAME" help:"Name of the key, for people."`
 	Org             string `required:"" placeholder:"ORG" help:"Organisation of the key: a-z 0-9 _ -."`
 	Profile         string `placeholder:"NAME" help:"Sandbox profile of requests that choose none. It cannot be changed later. Default: the profile named default."`
+	Format          string `enum:"sk,e2b" default:"sk" placeholder:"FORMAT" help:"Form of the key: sk for this server's own, or e2b for E2B's clients. Default: ${default}."`
 }
 
 func (*keyCreateCommand) Help() string {
@@ -123,7 +124,7 @@ narrows this key alone.`
 }
 
 func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
-	wanted := &api.KeyRequest{Org: c.Org, Profile: c.Profile, KeySettings: api.KeySettings{Name: c.Name}}
+	wanted := &api.KeyRequest{Org: c.Org, Profile: c.Profile, Format: c.Format, KeySettings: api.KeySettings{Name: c.Name}}
 	if err := c.apply(&wanted.KeySettings); err != nil {
 		return err
 	}

@@ -71,6 +71,7 @@ type KeySettings struct {
 type KeyRequest struct {
 	Org     string `json:"org" pattern:"^[a-z0-9][a-z0-9_-]{0,62}$" doc:"The organisation. A global administrator's request creates one that does not exist, with the plan of the request, or else without limits."`
 	Profile string `json:"profile,omitempty" format:"profile-name" default:"default" doc:"The key's own sandbox profile: that of its executions whose requests choose no other one. It cannot be changed later."`
+	Format  string `json:"format,omitempty" default:"sk" enum:"sk,e2b" must:"be sk or e2b" doc:"The form of the key: sk-REGION-TOKEN, or e2b_ and hexadecimal digits for E2B's clients."`
 
 	KeySettings
 }
@@ -138,6 +139,9 @@ func checkProfiles(names []string) error {
 // Key returns the key to create, without its id and its times.
 func (r *KeyRequest) Key() proto.Key {
 	k := proto.Key{Org: r.Org}
+	if r.Format == string(proto.KeyFormatE2B) {
+		k.Format = proto.KeyFormatE2B
+	}
 	if r.Profile != proto.DefaultProfileName {
 		k.Profile = r.Profile
 	}

@@ -262,7 +262,7 @@ func (k *Keys) Create(ctx context.Context, key proto.Key) (proto.Key, string, er
 	_, _ = rand.Read(id[:]) // crypto/rand.Read never returns an error since Go 1.24
 	key.ID = "key_" + hex.EncodeToString(id[:])
 	key.CreatedAt, key.RevokedAt = time.Now().UTC(), nil
-	secret := proto.NewKeySecret(k.region)
+	secret := key.Format.NewSecret(k.region)
 	s := k.seal(key, secret)
 	if err := k.cache.Put(ctx, keyName(&s.Key), s); err != nil {
 		return proto.Key{}, "", err
@@ -311,8 +311,9 @@ func (k *Keys) Rotate(ctx context.Context, id string, until time.Time) (proto.Ke
 	if id == bootstrapID {
 		return proto.Key{}, "", &FirstKeyError{}
 	}
-	secret := proto.NewKeySecret(k.region)
+	secret := ""
 	key, err := k.change(ctx, id, func(s *storedKey) error {
+		secret = s.Format.NewSecret(k.region)
 		s.PreviousHash, s.Hash, s.OverlapUntil, s.Hint = s.Hash, k.Hash(secret), &until, proto.KeyHint(secret)
 		return nil
 	})
