@@ -64,6 +64,9 @@ type Server struct {
 	Groups       []web.Group // of routes whose objects no other group needs
 	// AgentBatches are of requests to agents, and Batches of executions.
 	AgentBatches agents.Batches
+	// Around, if not nil, returns a handler that answers what is for no route, and calls that of the routes
+	// for everything else.
+	Around func(routes http.Handler) http.Handler
 	// Spool returns an empty file that is removed when closed. Surfaces need it.
 	Spool func() (*os.File, error)
 
@@ -114,5 +117,8 @@ func (s *Server) Handler() http.Handler {
 	}
 	s.routeDocs(root)
 	s.route(root)
+	if s.Around != nil {
+		return s.Around(root)
+	}
 	return root
 }

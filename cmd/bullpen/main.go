@@ -96,6 +96,7 @@ type commands struct {
 
 	Serve      serveCommand       `cmd:"" help:"Run a server."`
 	Up         upCommand          `cmd:"" help:"Start a deployment of many processes on this machine, for tests and demonstrations."`
+	Init       initCommand        `cmd:"" help:"Create what clients of another API need (global admin)."`
 	Run        runCommand         `cmd:"" help:"Run a program and stream its output."`
 	Get        getCommand         `cmd:"" help:"Show an execution."`
 	Ls         lsCommand          `cmd:"" help:"List executions."`

@@ -105,6 +105,8 @@ type Config struct {
 	TLSCert        string         `name:"tls-cert" group:"Server" env:"BULLPEN_TLS_CERT" placeholder:"FILE" help:"Certificate chain of the HTTP server, PEM. It is reloaded when the file changes. Without it the server speaks plain HTTP."`
 	TLSKey         string         `name:"tls-key" group:"Server" env:"BULLPEN_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, PEM."`
 	TrustedProxies []netip.Prefix `name:"trusted-proxies" group:"Server" env:"BULLPEN_TRUSTED_PROXIES" placeholder:"CIDR" help:"Address ranges of proxies that terminate TLS. Their X-Forwarded-Proto sets the scheme of file URLs without --public-url. Their X-Forwarded-For is the client in the audit log and for the allowed networks of API keys. Default: none."`
+	SandboxDomain  string         `name:"sandbox-domain" group:"Server" env:"BULLPEN_SANDBOX_DOMAIN" placeholder:"DOMAIN" help:"Domain whose hosts PORT-ID.DOMAIN reach the ports of live sandboxes, such as sandboxes.example.com, with :PORT unless that is the scheme's. Its wildcard must resolve to the gateways. The same for every gateway. Default: none."`
+	SandboxPorts   PortAccess     `name:"sandbox-ports" group:"Server" env:"BULLPEN_SANDBOX_PORTS" default:"token" enum:"token,public" placeholder:"ACCESS" help:"What requests to the ports of sandboxes that E2B's clients create need: token, or public for nothing but the sandbox's id, for browsers. The same for every gateway."`
 	PublicURL      string         `name:"public-url" group:"Server" env:"BULLPEN_PUBLIC_URL" placeholder:"URL" help:"URL of this server for clients, for links in webhooks and for file URLs. Without it, file URLs use the request's Host header."`
 
 	DefaultImage     string        `name:"default-image" group:"Executions" env:"BULLPEN_DEFAULT_IMAGE" placeholder:"IMAGE" help:"Image of sandboxes that name none. Until it is stored, nothing runs in them. The same for every gateway. Default: the runtimes of the workers' hosts, for trying out only."`
@@ -226,6 +228,7 @@ func (c *Config) Validate() error {
 		c.validateUpgradeURL(),
 		c.validatePublicURL(),
 		c.validateOrigins(),
+		c.validateSandboxDomain(),
 		c.validateLogin(),
 		c.validateAgent(),
 		setting("tls-cert", (c.TLSCert == "") == (c.TLSKey == ""),

@@ -179,6 +179,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 		Tunnels:   &gatewaysandboxes.Tunnels{Endpoints: &sandboxes.Endpoints{Store: s.store}},
 		TicketKey: keys.Derived("tickets of sandboxes"),
 	}}
+	s.serveE2B(server, live.Service, keys)
 	server.Groups = []web.Group{
 		live,
 		&admin.DeadLetterRoutes{Core: &server.Core, DeadLetters: letters, Requeuer: s.admission},
