@@ -92,6 +92,30 @@ func ExampleClient_Follow() {
 	// two
 }
 
+// A sandbox keeps its files between commands, and over a pause.
+func ExampleGuest_Exec() {
+	c, ctx := connect(), context.Background()
+	sandbox, err := c.CreateSandbox(ctx, &api.SandboxRequest{Timeout: 600, OnTimeout: proto.SandboxPause})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.DeleteSandbox(ctx, sandbox.ID) //nolint:errcheck // it expires anyway
+	guest := c.Guest(sandbox.ID, "")
+	if err := guest.Upload(ctx, "data/input.txt", strings.NewReader("b\na\n"), 4); err != nil {
+		log.Fatal(err)
+	}
+	command := &client.Command{Args: []string{"sort", "input.txt"}, Dir: "data", Stdout: os.Stdout}
+	exit, err := guest.Exec(ctx, command)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("exit code", exit.Code)
+	// Output:
+	// a
+	// b
+	// exit code 0
+}
+
 // A key that is stored before the request makes it safe to send the request again, also after a restart.
 func ExampleClient_Submit() {
 	c, ctx := connect(), context.Background()
