@@ -63,7 +63,7 @@ func (a sandboxAdmission) Submit(_ context.Context, sub *proto.Submission) (prot
 	return sub.Job.TraceID, nil
 }
 
-func (s *sandboxStub) Create(_ context.Context, x *proto.LiveSandbox) error {
+func (s *sandboxStub) Create(_ context.Context, x *proto.LiveSandbox, _ int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.byID[x.ID] = *x
@@ -95,7 +95,13 @@ func (s *sandboxStub) Change(
 	if err != nil {
 		return x, err
 	}
-	return x, s.Create(ctx, &x)
+	return x, s.Create(ctx, &x, proto.NoLimit)
+}
+
+func (s *sandboxStub) Resume(
+	ctx context.Context, org, id string, _ int, change func(*proto.LiveSandbox) error,
+) (proto.LiveSandbox, error) {
+	return s.Change(ctx, org, id, change)
 }
 
 func (s *sandboxStub) Settle(ctx context.Context, id string, rec *proto.Record) (proto.LiveSandbox, error) {

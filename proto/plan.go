@@ -30,6 +30,7 @@ type Plan struct {
 	Title      string `json:"title" maxLength:"128" doc:"The name in messages; by default the name."`
 	Concurrent int    `json:"concurrent,omitempty" minimum:"1" maximum:"1000000" doc:"Executions of the organisation that run at once; no limit if absent."`
 	MaxQueued  int    `json:"max_queued,omitempty" minimum:"1" maximum:"10000000" doc:"Async executions of the organisation that wait; no limit if absent."`
+	Sandboxes  int    `json:"sandboxes,omitempty" minimum:"1" maximum:"1000000" doc:"Live sandboxes of the organisation that are active at once; no limit if absent."`
 	MaxTimeout int    `json:"max_timeout,omitempty" minimum:"1" maximum:"86400" doc:"Seconds that an execution may ask for; 86400 if absent."`
 	Weight     int    `json:"weight" default:"1" minimum:"1" maximum:"1000" doc:"Share of slots while several organisations wait: this many executions start for each one of an organisation with weight 1."`
 	// RequestRate is the number of requests per minute and API key.
@@ -43,13 +44,14 @@ type Plan struct {
 // PresetPlans returns the built-in plans. A stored plan of the same name replaces one of them.
 func PresetPlans() []Plan {
 	return []Plan{
-		{Name: "free", Title: "Free", Concurrent: 5, MaxTimeout: 60, Weight: 1, Next: "pro"},
+		{Name: "free", Title: "Free", Concurrent: 5, Sandboxes: 1, MaxTimeout: 60, Weight: 1, Next: "pro"},
 		{
-			Name: "pro", Title: "Pro", Concurrent: 100, MaxQueued: 1000, MaxTimeout: 3600, Weight: 4, Streaming: true,
-			Async: true, Next: "enterprise",
+			Name: "pro", Title: "Pro", Concurrent: 100, MaxQueued: 1000, Sandboxes: 20, MaxTimeout: 3600, Weight: 4,
+			Streaming: true, Async: true, Next: "enterprise",
 		},
 		{
-			Name: "enterprise", Title: "Enterprise", Concurrent: 1000, MaxQueued: 100000, MaxTimeout: MaxTimeout, Weight: 16,
+			Name: "enterprise", Title: "Enterprise", Concurrent: 1000, MaxQueued: 100000, Sandboxes: 200, MaxTimeout: MaxTimeout,
+			Weight:    16,
 			Streaming: true, Async: true,
 		},
 		{Name: UnlimitedPlan, Title: "Unlimited", Weight: 16, Streaming: true, Async: true},
@@ -71,6 +73,7 @@ func PresetPlan(name string) (p Plan, ok bool) {
 func (p Plan) Narrow(other Plan) Plan {
 	p.Concurrent = narrower(p.Concurrent, other.Concurrent)
 	p.MaxQueued = narrower(p.MaxQueued, other.MaxQueued)
+	p.Sandboxes = narrower(p.Sandboxes, other.Sandboxes)
 	p.MaxTimeout = narrower(p.MaxTimeout, other.MaxTimeout)
 	p.RequestRate = narrower(p.RequestRate, other.RequestRate)
 	p.Streaming = p.Streaming && other.Streaming

@@ -23,6 +23,7 @@ type planCommands struct {
 type planFlags struct {
 	Title       *string `placeholder:"TITLE" help:"Name in messages. Default: the name."`
 	Concurrent  *int    `placeholder:"N" help:"Concurrent executions of the organisation; 0 for no limit, the default."`
+	Sandboxes   *int    `placeholder:"N" help:"Live sandboxes of the organisation that are active at once; 0 for no limit, the default."`
 	MaxQueued   *int    `placeholder:"N" help:"Async executions of the organisation that wait; 0 for no limit, the default."`
 	MaxTimeout  *int    `placeholder:"SECONDS" help:"Longest timeout that an execution may ask for; 0 for 86400, the default."`
 	Weight      *int    `placeholder:"N" help:"Share of the slots, relative to organisations of weight 1. Default: 1."`
@@ -43,6 +44,7 @@ func (f *planFlags) apply(p *proto.Plan) {
 	set(&p.Title, f.Title)
 	set(&p.Concurrent, f.Concurrent)
 	set(&p.MaxQueued, f.MaxQueued)
+	set(&p.Sandboxes, f.Sandboxes)
 	set(&p.MaxTimeout, f.MaxTimeout)
 	set(&p.Weight, f.Weight)
 	set(&p.RequestRate, f.RequestRate)

@@ -25,8 +25,13 @@ const (
 
 // Store stores live sandboxes.
 type Store interface {
-	// Create stores a new sandbox. It returns a [*proto.Rejection] if the organisation has too many.
-	Create(ctx context.Context, x *proto.LiveSandbox) error
+	// Create stores a new sandbox. It returns a [*proto.Rejection] if the organisation has too many, or
+	// most that are active.
+	Create(ctx context.Context, x *proto.LiveSandbox, most int) error
+	// Resume is Change for a sandbox that becomes active. It returns a [*proto.Rejection] if the
+	// organisation has most others that are active.
+	Resume(ctx context.Context, org, id string, most int, change func(*proto.LiveSandbox) error) (
+		proto.LiveSandbox, error)
 	// Get returns a sandbox, or [proto.ErrNotFound].
 	Get(ctx context.Context, org, id string) (*proto.LiveSandbox, error)
 	// Find is Get from memory, which may be outdated for a moment.
@@ -114,7 +119,7 @@ func (s *Service) Create(ctx context.Context, i *web.Info, x *proto.LiveSandbox,
 	if err != nil {
 		return err
 	}
-	if err := s.Store.Create(ctx, x); err != nil {
+	if err := s.Store.Create(ctx, x, proto.LimitOf(c.Entitlement.Sandboxes)); err != nil {
 		return err
 	}
 	return s.start(ctx, i, x, job)
@@ -139,7 +144,8 @@ func (s *Service) Resume(
 	ctx context.Context, i *web.Info, id string, timeout int, c proto.Caller,
 ) (*proto.LiveSandbox, error) {
 	var job *proto.Job
-	changed, err := s.Store.Change(ctx, c.Key.Org, id, func(x *proto.LiveSandbox) (err error) {
+	most := proto.LimitOf(c.Entitlement.Sandboxes)
+	changed, err := s.Store.Resume(ctx, c.Key.Org, id, most, func(x *proto.LiveSandbox) (err error) {
 		if x.State != proto.SandboxPaused {
 			return &ConflictError{x.State, "resumed", "paused"}
 		}

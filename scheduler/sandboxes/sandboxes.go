@@ -32,23 +32,30 @@ func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Sandboxes, e
 	var err error
 	s.stored, err = store.OpenCollection(ctx, store.CollectionConfig[proto.LiveSandbox]{
 		Store: st, Bucket: st.Sandboxes, Keys: "*.*", Name: "sandboxes", DropMalformed: true, Log: log,
-		ByID:  true,
-		Order: func(x *proto.LiveSandbox) string { return store.NewestFirst(x.CreatedAt) }, Check: checkLimit,
+		ByID:     true,
+		Order:    func(x *proto.LiveSandbox) string { return store.NewestFirst(x.CreatedAt) },
 		OnChange: engine.Watch(&s.queue, "", (*entry).set),
 	})
 	return s, err
 }
 
-// checkLimit returns a [*proto.Rejection] if an organisation has too many sandboxes.
-func checkLimit(_ *proto.LiveSandbox, others []*proto.LiveSandbox) error {
-	kept := 0
+// checkLimits returns a [*proto.Rejection] if the other sandboxes of an organisation leave no room for
+// one more that is active. most is the limit of its plan.
+func checkLimits(others []*proto.LiveSandbox, most int) error {
+	kept, active := 0, 0
 	for _, other := range others {
 		if other.State != proto.SandboxEnded {
 			kept++
 		}
+		if other.State.Active() {
+			active++
+		}
 	}
-	if kept >= proto.MaxLiveSandboxes {
+	switch {
+	case kept >= proto.MaxLiveSandboxes:
 		return &proto.Rejection{Reason: proto.RejectedSandboxes, Limit: proto.MaxLiveSandboxes, Used: kept}
+	case active >= most:
+		return &proto.Rejection{Reason: proto.RejectedSandboxes, Limit: most, Used: active}
 	}
 	return nil
 }
@@ -59,9 +66,38 @@ func (s *Sandboxes) Run(ctx context.Context) error { return s.stored.Run(ctx) }
 func keyOf(org, id string) string { return org + "." + id }
 
 // Create stores a new sandbox. It returns a [*proto.Rejection] if the organisation has
-// [proto.MaxLiveSandboxes] that have not ended.
-func (s *Sandboxes) Create(ctx context.Context, x *proto.LiveSandbox) error {
-	return s.stored.Create(ctx, keyOf(x.Org, x.ID), x)
+// [proto.MaxLiveSandboxes] that have not ended, or most that are active.
+func (s *Sandboxes) Create(ctx context.Context, x *proto.LiveSandbox, most int) error {
+	_, err := s.stored.UpdateWithOthers(ctx, keyOf(x.Org, x.ID),
+		func(old *proto.LiveSandbox, others []*proto.LiveSandbox) (*proto.LiveSandbox, error) {
+			if old != nil {
+				return nil, fmt.Errorf("sandbox %s: %w", x.ID, proto.ErrExists)
+			}
+			return x, checkLimits(others, most)
+		})
+	return err
+}
+
+// Resume is Change for a sandbox that becomes active. It returns a [*proto.Rejection] if the
+// organisation has most others that are active.
+func (s *Sandboxes) Resume(
+	ctx context.Context, org, id string, most int, change func(*proto.LiveSandbox) error,
+) (proto.LiveSandbox, error) {
+	x, err := s.stored.UpdateWithOthers(ctx, keyOf(org, id),
+		func(old *proto.LiveSandbox, others []*proto.LiveSandbox) (*proto.LiveSandbox, error) {
+			if old == nil {
+				return nil, fmt.Errorf("sandbox %s: %w", id, proto.ErrNotFound)
+			}
+			changed := *old
+			if err := change(&changed); err != nil {
+				return nil, err
+			}
+			return &changed, checkLimits(others, most)
+		})
+	if err != nil {
+		return proto.LiveSandbox{}, err
+	}
+	return *x, nil
 }
 
 // Get returns a sandbox, or [proto.ErrNotFound].

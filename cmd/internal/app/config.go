@@ -67,7 +67,7 @@ type Config struct {
 
 	Slots      int         `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs that this worker runs at once. 0 is 4 per core, at most one per GiB of memory."`
 	Sandboxes  int         `name:"sandboxes" group:"Worker" env:"BULLPEN_SANDBOXES" default:"0" placeholder:"N" help:"Live sandboxes that this worker runs at once, besides programs. 0 is one for each GiB of memory; a negative number is none."`
-	Tunnel     string      `name:"tunnel" group:"Worker" env:"BULLPEN_TUNNEL" default:"127.0.0.1:0" placeholder:"ADDRESS" help:"Address on which this worker serves gateways that pass requests on to live sandboxes. With gateways on other machines, give an address that they reach. Port 0 is any."`
+	Tunnel     string      `name:"tunnel" group:"Worker" env:"BULLPEN_TUNNEL" default:":0" placeholder:"HOST:PORT" help:"Address on which this worker serves gateways, which pass requests on to live sandboxes. An empty host is the address from which this worker reaches NATS, or the loopback address with the embedded one. Port 0 is any."`
 	Pool       string      `name:"pool" group:"Worker" env:"BULLPEN_POOL" default:"default" placeholder:"NAME" help:"Name of this worker's pool. All workers of a pool can run the same executions."`
 	WarmMemory proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for prewarmed sandboxes and zygotes. 0 is a sixteenth of the memory of the machine or container, 1 disables both."`
 	NsjailPath string      `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"Path of nsjail. Default: nsjail beside the bullpen program, then in ../libexec/bullpen, then on the PATH."`
@@ -204,6 +204,7 @@ func (c *Config) Validate() error {
 			c.Memory, minMemory),
 		setting("disk-reserve", c.DiskReserve == 0 || c.DiskReserve >= minDiskReserve,
 			"%s is too little: give at least %s, or 0 for the default", c.DiskReserve, proto.Bytes(minDiskReserve)),
+		setting("tunnel", validHostPort(c.Tunnel), "%q must be HOST:PORT, such as :0 or 10.0.0.7:8090", c.Tunnel),
 		setting("slots", c.Slots >= 0, "give a number of programs, or 0 for the default"),
 		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids, but --uid-range has %d",
 			c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -49,7 +50,11 @@ func (r *workerRole) openLive(capabilities []string, c *closers) (*liveWorker, e
 	if err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("tcp", r.cfg.Tunnel)
+	address, err := r.cfg.tunnelAddress()
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("listen for gateways: %w: choose another --tunnel", err)
 	}
@@ -91,6 +96,29 @@ func (r *workerRole) openLive(capabilities []string, c *closers) (*liveWorker, e
 	return w, nil
 }
 
+// tunnelAddress returns the address on which the worker serves gateways.
+func (c *Config) tunnelAddress() (string, error) {
+	host, port, err := net.SplitHostPort(c.Tunnel)
+	if err != nil || host != "" {
+		return c.Tunnel, err
+	}
+	servers, err := c.controlPlane()
+	if err != nil {
+		return "", err
+	}
+	if len(servers) == 0 {
+		return net.JoinHostPort("127.0.0.1", port), nil
+	}
+	// A UDP socket sends nothing when it is connected, but gets the address that the route has.
+	conn, err := net.Dial("udp", servers[0])
+	if err != nil {
+		return "", fmt.Errorf("find the address from which NATS is reached: %w: give --tunnel a host", err)
+	}
+	defer func() { _ = conn.Close() }()
+	own, _, err := net.SplitHostPort(conn.LocalAddr().String())
+	return net.JoinHostPort(own, port), err
+}
+
 // run serves gateways and holds the lease of the sandboxes until ctx is done.
 func (w *liveWorker) run(ctx context.Context, r *workerRole) error {
 	serving := make(chan error, 1)
@@ -117,4 +145,14 @@ func newCertificate() (tls.Certificate, error) {
 		return tls.Certificate{}, fmt.Errorf("create the certificate for gateways: %w", err)
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
+
+// validHostPort reports whether an address has a host, which may be empty, and a port.
+func validHostPort(address string) bool {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
 }

@@ -65,6 +65,7 @@ app.kubernetes.io/component: {{ .role }}
 - {name: BULLPEN_KEDA_LISTEN, value: ":9077"}
 {{- end }}
 {{- if eq .role "worker" }}
+- {name: BULLPEN_TUNNEL, value: ":8090"}
 - {name: BULLPEN_POOL, value: {{ .values.pool | quote }}}
 {{- if not .values.privileged }}
 # Of the 65,536 ids that a pod with a user namespace has.
