@@ -58,12 +58,15 @@ func starting(org string) *proto.LiveSandbox {
 	}
 }
 
+// completedAt is when the executions of records ended. It is recent: sandboxes that ended long ago are removed.
+var completedAt = time.Now().UTC().Truncate(time.Second)
+
 func record(x *proto.LiveSandbox, r *proto.Result) *proto.Record {
 	rec := &proto.Record{
 		Meta: proto.Meta{TraceID: x.Execution, Org: x.Org}, Attempt: 1, Worker: "w", Status: proto.StatusRunning,
 	}
 	if r != nil {
-		rec.Status, rec.Result, rec.CompletedAt = r.Status(), r, new(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+		rec.Status, rec.Result, rec.CompletedAt = r.Status(), r, new(completedAt)
 	}
 	return rec
 }
@@ -77,7 +80,7 @@ func TestSandboxes(t *testing.T) {
 	old.CreatedAt = old.CreatedAt.Add(-time.Hour)
 	old.State, old.Env = proto.SandboxPaused, map[string]string{"A": "1"}
 	for _, x := range []*proto.LiveSandbox{young, old, starting("other")} {
-		if err := one.Create(ctx, x); err != nil {
+		if err := one.Create(ctx, x, proto.NoLimit); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -136,18 +139,18 @@ func TestLimit(t *testing.T) {
 		return x.Org + "." + x.ID, x
 	})
 	s := open(t, st)
-	err := s.Create(ctx, starting("acme"))
+	err := s.Create(ctx, starting("acme"), proto.NoLimit)
 	rejection, ok := errors.AsType[*proto.Rejection](err)
 	if !ok || rejection.Reason != proto.RejectedSandboxes || rejection.Used != proto.MaxLiveSandboxes {
 		t.Errorf("one too many: %v", err)
 	}
-	if err := s.Create(ctx, starting("other")); err != nil {
+	if err := s.Create(ctx, starting("other"), proto.NoLimit); err != nil {
 		t.Error(err)
 	}
 	if _, err := s.Settle(ctx, last.ID, record(last, new(proto.Exited(0)))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "there is room for another one", func() bool { return s.Create(ctx, starting("acme")) == nil })
+	eventually(t, "there is room for another one", func() bool { return s.Create(ctx, starting("acme"), proto.NoLimit) == nil })
 }
 
 // The record of an execution says what becomes of its sandbox, once.
@@ -179,7 +182,7 @@ func TestSettle(t *testing.T) {
 	} {
 		x := starting("acme")
 		x.State, x.Stopping = proto.SandboxRunning, c.stopping
-		if err := s.Create(ctx, x); err != nil {
+		if err := s.Create(ctx, x, proto.NoLimit); err != nil {
 			t.Fatal(err)
 		}
 		earlier := record(x, &c.result)
@@ -212,7 +215,7 @@ func TestAbandon(t *testing.T) {
 	for starts := 1; starts <= 2; starts++ {
 		x := starting("acme")
 		x.Starts = starts
-		if err := s.Create(ctx, x); err != nil {
+		if err := s.Create(ctx, x, proto.NoLimit); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
@@ -326,7 +329,7 @@ func TestRunnerSettles(t *testing.T) {
 	lost.StartedAt = lost.StartedAt.Add(-time.Hour) // and its execution is unknown
 	lost.Starts = 2
 	for _, x := range []*proto.LiveSandbox{ended, lives, lost} {
-		if err := before.Create(ctx, x); err != nil {
+		if err := before.Create(ctx, x, proto.NoLimit); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -360,7 +363,7 @@ func TestRunnerRepeatsStops(t *testing.T) {
 	x.State = proto.SandboxStopping
 	x.Stopping = &proto.SandboxStopped{Stop: proto.SandboxPause, Reason: proto.SandboxPausedByUser}
 	w.set(func(w *world) { w.records[x.Execution] = record(x, nil) })
-	if err := s.Create(ctx, x); err != nil {
+	if err := s.Create(ctx, x, proto.NoLimit); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the execution is cancelled", func() bool { return w.isCancelled(x.Execution) })
@@ -376,7 +379,7 @@ func TestRunnerEndsSandboxesOfRevokedKeys(t *testing.T) {
 	unsure.Key = "key_2"
 	for _, x := range []*proto.LiveSandbox{revoked, unsure} {
 		w.set(func(w *world) { w.records[x.Execution] = record(x, nil) })
-		if err := s.Create(ctx, x); err != nil {
+		if err := s.Create(ctx, x, proto.NoLimit); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -405,7 +408,7 @@ func TestRunnerRemoves(t *testing.T) {
 		x := starting("acme")
 		x.State, x.Reason, x.StoppedAt = proto.SandboxEnded, proto.SandboxKilled, time.Now().Add(-ago)
 		change(x)
-		if err := s.Create(ctx, x); err != nil {
+		if err := s.Create(ctx, x, proto.NoLimit); err != nil {
 			t.Fatal(err)
 		}
 		return x
@@ -437,4 +440,38 @@ func TestRunnerRemoves(t *testing.T) {
 		x, err := s.Get(ctx, "acme", failing.ID)
 		return err == nil && !x.OwnHome
 	})
+}
+
+// The limit of a plan counts active sandboxes alone, of one organisation, and a resume too.
+func TestLimitOfPlans(t *testing.T) {
+	ctx, st := t.Context(), storetest.Open(t, storetest.Server(t))
+	s := open(t, st)
+	first := starting("acme")
+	if err := s.Create(ctx, first, 1); err != nil {
+		t.Fatal(err)
+	}
+	full := func(err error) bool {
+		rejection, ok := errors.AsType[*proto.Rejection](err)
+		return ok && rejection.Reason == proto.RejectedSandboxes && rejection.Limit == 1 && rejection.Used == 1
+	}
+	if err := s.Create(ctx, starting("acme"), 1); !full(err) {
+		t.Errorf("a second active sandbox: %v", err)
+	}
+	if err := s.Create(ctx, starting("other"), 1); err != nil {
+		t.Errorf("of another organisation: %v", err)
+	}
+	paused := func(x *proto.LiveSandbox) error { x.State = proto.SandboxPaused; return nil }
+	if _, err := s.Change(ctx, "acme", first.ID, paused); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Create(ctx, starting("acme"), 1); err != nil {
+		t.Errorf("beside a paused one: %v", err)
+	}
+	resume := func(x *proto.LiveSandbox) error { x.State = proto.SandboxStarting; return nil }
+	if _, err := s.Resume(ctx, "acme", first.ID, 1, resume); !full(err) {
+		t.Errorf("a resume beside an active one: %v", err)
+	}
+	if x, err := s.Get(ctx, "acme", first.ID); err != nil || x.State != proto.SandboxPaused {
+		t.Errorf("after the refused resume it is %v, %v", x, err)
+	}
 }
