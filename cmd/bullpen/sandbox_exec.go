@@ -57,7 +57,7 @@ Exit codes: the command's own, 128+N if signal N ended it, or
 Examples:
 
   bullpen sandbox exec ID -- python3 -c 'print(6 * 7)'
-  bullpen sandbox exec ID -u root -- sh -c 'apt-get update && apt-get install -y jq'
+  bullpen sandbox exec ID -C project -e CI=1 -t 10m -- make test
   tar -c project | bullpen sandbox exec ID -i -- tar -x`
 }
 
