@@ -149,6 +149,7 @@ func longSingleTests() map[string]func(*testing.T, *programs) {
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,
 		"copies": testCopies, "costs": testCosts,
 		"dispatcher-frozen":         testDispatcherFrozen,
+		"e2b-clients":               testE2BClients,
 		"dispatcher-killed-cluster": func(t *testing.T, p *programs) { testDispatcherKilled(t, p, onCluster()) },
 		"durable-writes":            testDurableWrites, "fresh-cluster": testFreshCluster,
 		"history-postgres": testHistoryPostgres, "idle-streams": testIdleStreams,

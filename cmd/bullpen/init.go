@@ -25,8 +25,8 @@ type initCommand struct {
 }
 
 func (*initCommand) Help() string {
-	return `Creates the sandbox profile base unless there is one, and a new API key in E2B's form that is bound to it. Prints
-the variables that E2B's clients read, so that a shell can evaluate them:
+	return `Creates the sandbox profile base unless there is one, and a new API key in E2B's form that is bound to it.
+Prints the variables that E2B's clients read, so that a shell can evaluate them:
 
   eval "$(bullpen init --e2b)"
 

@@ -144,8 +144,8 @@ func (r *newSandbox) check() error {
 
 // errMemory refuses to keep the memory of a sandbox.
 func errMemory(field, instead string) error {
-	return proto.FieldErrorf(field, "must not be true (snapshot_memory_unsupported): a pause keeps the files of a sandbox "+
-		"and ends its processes; ask for that with %s", instead)
+	return proto.FieldErrorf(field, "must not be true (snapshot_memory_unsupported): a pause keeps the files of a "+
+		"sandbox and ends its processes; ask for that with %s", instead)
 }
 
 func checkMetadata(metadata map[string]string) error {

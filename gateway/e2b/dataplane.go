@@ -236,7 +236,7 @@ func (d *DataPlane) pass(w http.ResponseWriter, r *http.Request, x *proto.LiveSa
 	defer release()
 	ctx, cancel := d.Core.UntilLeave(request.Context())
 	defer cancel()
-	out := request.Request.Clone(ctx)
+	out := request.Clone(ctx)
 	if d.Core.IsDraining() {
 		w.Header().Set("Connection", "close")
 	}

@@ -46,12 +46,14 @@ func TestDataPlaneAccess(t *testing.T) {
 		{"no token", "POST", "/process.Process/List", []string{toID, sandboxID, toPort, daemon}, 401},
 		{
 			"API key instead of the token", "POST", "/process.Process/List",
-			[]string{toID, sandboxID, toPort, daemon, KeyHeader, apiKey, "Authorization", "Bearer " + apiKey}, 401,
+			[]string{toID, sandboxID, toPort, daemon, KeyHeader, apiKey, "Authorization", "Bearer " + apiKey},
+			401,
 		},
 		{"traffic token", "POST", "/x", []string{toID, sandboxID, toPort, daemon, headerTraffic, traffic}, 401},
 		{
 			"token of another sandbox", "POST", "/x",
-			[]string{toID, sandboxID, toPort, daemon, headerAccess, tokens.Access(otherID)}, 401,
+			[]string{toID, sandboxID, toPort, daemon, headerAccess, tokens.Access(otherID)},
+			401,
 		},
 		{"two tokens", "POST", "/x", []string{toID, sandboxID, toPort, daemon, headerAccess, access, headerAccess, "x"}, 401},
 		{"health", "GET", "/health", []string{toID, sandboxID, toPort, daemon}, reached},
@@ -68,15 +70,23 @@ func TestDataPlaneAccess(t *testing.T) {
 				url.QueryEscape(sign("/a:read::"+access+":1")), []string{toID, sandboxID, toPort, daemon}, 401,
 		},
 		{"port", "GET", "/", []string{toID, sandboxID, toPort, "3000"}, 403},
-		{"port with the traffic token", "GET", "/", []string{toID, sandboxID, toPort, "3000", headerTraffic, traffic}, reached},
+		{"traffic token", "GET", "/", []string{toID, sandboxID, toPort, "3000", headerTraffic, traffic}, reached},
 		{"port with the access token", "GET", "/", []string{toID, sandboxID, toPort, "49999", headerAccess, access}, reached},
 		{"health of a port", "GET", "/health", []string{toID, sandboxID, toPort, "49999"}, 403},
 		{"public port", "GET", "/", []string{toID, publicID, toPort, "3000"}, reached},
 		{"public port by host", "GET", "/", []string{"Host", "3000-" + publicID + ".SBX.example.org."}, reached},
 		{"daemon of a sandbox with public ports", "GET", "/files?path=/a", []string{toID, publicID, toPort, daemon}, 401},
-		{"unknown with a token", "GET", "/", []string{toID, otherID, toPort, "80", headerAccess, tokens.Access(otherID)}, 502},
+		{
+			"unknown with a token", "GET", "/",
+			[]string{toID, otherID, toPort, "80", headerAccess, tokens.Access(otherID)},
+			502,
+		},
 		{"control path", "POST", "/init", []string{toID, sandboxID, toPort, daemon, headerAccess, access}, 404},
-		{"control path, encoded", "POST", "/x/..%2F%69nit/", []string{toID, sandboxID, toPort, daemon, headerAccess, access}, 404},
+		{
+			"control path, encoded", "POST", "/x/..%2F%69nit/",
+			[]string{toID, sandboxID, toPort, daemon, headerAccess, access},
+			404,
+		},
 		{"control path of a port", "POST", "/init", []string{toID, sandboxID, toPort, "80", headerAccess, access}, reached},
 		{"no id", "GET", "/health", []string{toPort, daemon}, 400},
 		{"no port", "GET", "/health", []string{toID, sandboxID}, 400},
@@ -212,8 +222,8 @@ func TestMalformedTargets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s: %s\r\n%s: %s\r\n\r\n", line, toID, sandboxID,
-			toPort, daemon)
+		_, _ = fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s: %s\r\n%s: %s\r\n\r\n", line, toID,
+			sandboxID, toPort, daemon)
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil {
 			t.Fatal(err)

@@ -93,15 +93,17 @@ func TestLists(t *testing.T) {
 			t.Errorf("%s: %d %s", bad, a.status, a.body)
 		}
 	}
-	if a := h.do(http.MethodGet, "/v2/sandboxes?nextToken="+next, "", KeyHeader, foreignKey); a.status != http.StatusBadRequest {
+	a := h.do(http.MethodGet, "/v2/sandboxes?nextToken="+next, "", KeyHeader, foreignKey)
+	if a.status != http.StatusBadRequest {
 		t.Errorf("another organisation's token: %d %s", a.status, a.body)
 	}
 	if got := ids(t, h.call(http.MethodGet, "/sandboxes?metadata=k%3Dv", "")); got != "a" {
 		t.Errorf("v1: %s", got)
 	}
-	if a := h.call(http.MethodGet, "/v2/sandboxes?state=paused", ""); !strings.Contains(a.body,
-		`"startedAt":"2026-01-02T04:04:05.000Z"`) || !strings.Contains(a.body, `"cpuCount":1,"memoryMB":1024,"diskSizeMB":512,`+
-		`"state":"paused","envdVersion":"`+guestVersion+`","metadata":{"k":"v"}`) {
+	a = h.call(http.MethodGet, "/v2/sandboxes?state=paused", "")
+	if !strings.Contains(a.body, `"startedAt":"2026-01-02T04:04:05.000Z"`) ||
+		!strings.Contains(a.body, `"cpuCount":1,"memoryMB":1024,"diskSizeMB":512,"state":"paused","envdVersion":"`+guestVersion+
+			`","metadata":{"k":"v"}`) {
 		t.Errorf("%s", a.body)
 	}
 }

@@ -48,8 +48,8 @@ func TestCreate(t *testing.T) {
 		if time.Duration(x.Timeout) != c.timeout || x.Profile != c.profile || x.OnTimeout != c.stop || x.PublicPorts {
 			t.Errorf("%s: %+v", c.body, x)
 		}
-		fields := a.json(t)
-		if fields["envdAccessToken"] != testTokens().Access(x.ID) || fields["trafficAccessToken"] != testTokens().Traffic(x.ID) ||
+		fields, tokens := a.json(t), testTokens()
+		if fields["envdAccessToken"] != tokens.Access(x.ID) || fields["trafficAccessToken"] != tokens.Traffic(x.ID) ||
 			fields["envdVersion"] != guestVersion || fields["domain"] != nil || fields["clientID"] != clientID {
 			t.Errorf("%s", a.body)
 		}
@@ -166,7 +166,8 @@ func TestKeysAndUnknownRoutes(t *testing.T) {
 			t.Errorf("%s %s: %s", c.method, c.path, a.body)
 		}
 	}
-	if a := h.do(http.MethodGet, "/sandboxes/"+sandboxID, "", KeyHeader, readKey); strings.Contains(a.body, "AccessToken") {
+	a := h.do(http.MethodGet, "/sandboxes/"+sandboxID, "", KeyHeader, readKey)
+	if strings.Contains(a.body, "AccessToken") {
 		t.Errorf("a key that may only read gets a token: %s", a.body)
 	}
 }
@@ -227,7 +228,8 @@ func TestLifeOfASandbox(t *testing.T) {
 func TestPauseOfAnOldClient(t *testing.T) {
 	h := newHarness(t)
 	h.add(sandboxID, nil)
-	a := h.call(http.MethodPost, "/sandboxes/"+sandboxID+"/pause", `{"memory":true}`, "User-Agent", "e2b-python-sdk/2.45.1")
+	a := h.call(http.MethodPost, "/sandboxes/"+sandboxID+"/pause", `{"memory":true}`, "User-Agent",
+		"e2b-python-sdk/2.45.1")
 	if a.status != http.StatusNoContent || a.header.Get(headerPauseMode) != filesystemOnly {
 		t.Errorf("%d %s", a.status, a.body)
 	}

@@ -102,8 +102,9 @@ func (s *Server) Surface() web.Surface {
 	add(get, "/sandboxes", "ListSandboxesV1", "List running sandboxes", read, false, s.listV1)
 	add(get, one, "GetSandbox", "Show a sandbox", read, false, s.get)
 	add(http.MethodDelete, one, "KillSandbox", "End a sandbox for good", execute, false, s.kill)
-	add(post, "/v2"+one+"/connect", "ConnectSandbox", "Resume a sandbox, or extend it", execute, true, s.connect(timeoutV2))
-	add(post, one+"/connect", "ConnectSandboxV1", "Resume a sandbox, or extend it", execute, true, s.connect(timeoutV1))
+	const connect = "Resume a sandbox, or extend it"
+	add(post, "/v2"+one+"/connect", "ConnectSandbox", connect, execute, true, s.connect(timeoutV2))
+	add(post, one+"/connect", "ConnectSandboxV1", connect, execute, true, s.connect(timeoutV1))
 	add(post, one+"/resume", "ResumeSandbox", "Resume a sandbox", execute, true, s.resume)
 	add(post, one+"/pause", "PauseSandbox", "Stop a sandbox and keep its files", execute, false, s.pause)
 	add(post, one+"/timeout", "SetTimeout", "Set when a sandbox expires", execute, false, s.setTimeout)

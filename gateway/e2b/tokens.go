@@ -68,10 +68,10 @@ func (t Tokens) checkSignature(id, operation string, query url.Values, now time.
 		return unsigned
 	}
 	parts := []string{query.Get("path"), operation, query.Get("username"), t.Access(id)}
-	expires, err := int64(0), error(nil)
+	expires := int64(0)
 	if query.Has("signature_expiration") {
-		text := query.Get("signature_expiration")
-		if expires, err = strconv.ParseInt(text, 10, 64); err != nil {
+		var err error
+		if expires, err = strconv.ParseInt(query.Get("signature_expiration"), 10, 64); err != nil {
 			return unsigned
 		}
 		parts = append(parts, strconv.FormatInt(expires, 10))

@@ -20,18 +20,18 @@ const (
 )
 
 func (c *Config) validateSandboxDomain() error {
-	host, port := c.SandboxDomain, ""
+	host := c.SandboxDomain
 	if strings.Contains(host, ":") {
-		var err error
-		if host, port, err = net.SplitHostPort(c.SandboxDomain); err != nil || port == "" {
-			host = ""
+		name, port, err := net.SplitHostPort(host)
+		if err != nil || port == "" {
+			name = ""
 		}
+		host = name
 	}
 	ok := host != "" && strings.Trim(host, "abcdefghijklmnopqrstuvwxyz0123456789-.") == "" &&
 		!strings.HasPrefix(host, ".") && !strings.HasSuffix(host, ".")
-	return setting("sandbox-domain", c.SandboxDomain == "" || ok,
-		"%q must be a domain in lower case such as sandboxes.example.com, without a * and with :PORT unless that is the scheme's",
-		c.SandboxDomain)
+	return setting("sandbox-domain", c.SandboxDomain == "" || ok, "%q must be a domain in lower case such as "+
+		"sandboxes.example.com, without a * and with :PORT unless that is the scheme's", c.SandboxDomain)
 }
 
 // serveE2B adds what E2B's clients need to server.

@@ -1,0 +1,51 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// testE2BClients runs programs with E2B's clients, unmodified, against a server that has only what
+// `bullpen init --e2b` creates. The clients come from PyPI and npm: the newest ones, and the newest one for
+// Python with the routes of the first generation, which accepts keys of one form only.
+func testE2BClients(t *testing.T, p *programs) {
+	sys := newSystem(t, p, topologies()[0], manySlots, "--sandbox-domain", "sandboxes.example.com")
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "e2b"))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
+	defer cancel()
+	env := append(os.Environ(), "BULLPEN_URL="+sys.base, "BULLPEN_API_KEY="+sys.key)
+	run := func(t *testing.T, program string, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, program, args...)
+		cmd.Dir, cmd.Env = dir, env
+		var failed strings.Builder
+		cmd.Stderr = &failed
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s %s: %v\n%s%s", program, strings.Join(args, " "), err, out, failed.String())
+		}
+		return string(out)
+	}
+	for line := range strings.Lines(run(t, p.bullpen, "init", "--e2b")) {
+		env = append(env, strings.TrimPrefix(strings.TrimSpace(line), "export "))
+	}
+	for _, version := range []string{"2.63.0", "2.45.1"} {
+		t.Run("python "+version, func(t *testing.T) {
+			venv := filepath.Join(dir, version)
+			run(t, "python3", "-m", "venv", venv)
+			run(t, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "e2b=="+version)
+			run(t, "env", "RUN="+version, filepath.Join(venv, "bin", "python"), "client.py")
+		})
+	}
+	t.Run("typescript", func(t *testing.T) {
+		run(t, "npm", "install", "--no-audit", "--no-fund", "--silent")
+		run(t, "node", "client.mjs")
+	})
+}
