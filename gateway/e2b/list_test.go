@@ -102,8 +102,8 @@ func TestLists(t *testing.T) {
 	}
 	a = h.call(http.MethodGet, "/v2/sandboxes?state=paused", "")
 	if !strings.Contains(a.body, `"startedAt":"2026-01-02T04:04:05.000Z"`) ||
-		!strings.Contains(a.body, `"cpuCount":1,"memoryMB":1024,"diskSizeMB":512,"state":"paused","envdVersion":"`+guestVersion+
-			`","metadata":{"k":"v"}`) {
+		!strings.Contains(a.body, `"cpuCount":1,"memoryMB":1024,"diskSizeMB":512,"state":"paused","envdVersion":"`+
+			guestVersion+`","metadata":{"k":"v"}`) {
 		t.Errorf("%s", a.body)
 	}
 }

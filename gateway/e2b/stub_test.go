@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,6 +37,7 @@ type stub struct {
 	profiles map[string]proto.Profile // by name; the empty one is the key's own
 	refuse   error                    // of Create and Resume
 	guest    http.Handler
+	mu       sync.Mutex
 	served   []sandboxes.Target
 }
 
@@ -174,7 +176,9 @@ func (s *stub) Serve(w http.ResponseWriter, r *http.Request, to sandboxes.Target
 		unreachable(errors.Join(err, sandboxes.ErrNotReached))
 		return
 	}
+	s.mu.Lock()
 	s.served = append(s.served, to)
+	s.mu.Unlock()
 	s.guest.ServeHTTP(w, r)
 }
 

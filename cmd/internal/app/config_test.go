@@ -282,6 +282,9 @@ func TestInvalidSettings(t *testing.T) {
 			args: []string{"--public-url", "bullpen.example.com"},
 			want: []string{"--public-url", "https://bullpen.example.com"},
 		},
+		"sandbox domain": {
+			args: []string{"--sandbox-domain", "*.example.com"}, want: []string{"--sandbox-domain", "sandboxes.example.com"},
+		},
 		"provider, public URL": {
 			args: []string{"--oidc-issuer", "https://id.example.com", "--oidc-client-id", "x"},
 			want: []string{"--public-url", "--oidc-issuer"},
