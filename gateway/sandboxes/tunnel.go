@@ -151,6 +151,12 @@ func (t *Tunnels) proxy(
 		unreachable(err)
 		return
 	}
+	// A guest answers before the request has ended. Without this, the server would then close the body
+	// that the proxy still reads, and the proxy would cut the answer off.
+	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+		unreachable(fmt.Errorf("answer while a request is read: %w", err))
+		return
+	}
 	proxy := &httputil.ReverseProxy{
 		Transport: transport, FlushInterval: -1,
 		Rewrite: func(p *httputil.ProxyRequest) {

@@ -88,6 +88,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer h.requests.Add(-1)
 	t := target{int(port), r.Header.Get(SandboxHeader)}
+	// A server may answer before the request has ended, which would otherwise cut its answer off.
+	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+		panic(http.ErrAbortHandler) // no server of this program refuses it
+	}
 	h.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
 }
 

@@ -40,6 +40,12 @@ func (s *Sandboxes) Handler() http.Handler {
 			return
 		}
 		defer x.use()()
+		// A guest answers before the request has ended. Without this, the server would then close the body
+		// that the proxy still reads, and the proxy would cut the answer off.
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
 		x.proxy.ServeHTTP(w, r)
 	})
 }
