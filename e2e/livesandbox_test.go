@@ -91,6 +91,8 @@ func (s *liveSandbox) check(code, want string) {
 	}
 }
 
+var answersOfGuests = repeatsFlag("guest-answers", 300, 5000, "commands whose output must arrive whole")
+
 // testLiveSandboxes is what tenants see of live sandboxes, and how each way of ending is told.
 func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 	args := []string{"--sandboxes", "4"}
@@ -118,6 +120,15 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 		if _, _, err := s.run("user", "true"); err == nil {
 			t.Error("a program ran in a deleted sandbox")
 		}
+	})
+	t.Run("commands", func(t *testing.T) { // the answers of guests begin while a proxy still reads the requests
+		s := sys.in(t).newSandbox(request{})
+		for range answersOfGuests.n() {
+			if s.check("echo hi", "hi\n"); t.Failed() {
+				break
+			}
+		}
+		s.change(http.MethodDelete, "")
 	})
 	t.Run("ends", func(t *testing.T) {
 		a := sys.in(t)

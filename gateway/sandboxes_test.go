@@ -275,39 +275,6 @@ func TestRequestsToGuests(t *testing.T) {
 	}
 }
 
-// A guest may answer while it still reads the request, as it does for streams.
-func TestGuestAnswersEarly(t *testing.T) {
-	h := withSandboxes(t, func(w http.ResponseWriter, r *http.Request) {
-		control := http.NewResponseController(w)
-		if err := control.EnableFullDuplex(); err != nil {
-			t.Error(err)
-		}
-		_, _ = io.WriteString(w, "early ")
-		_ = control.Flush()
-		_, _ = io.Copy(w, r.Body)
-	})
-	path := "/v1/sandboxes/" + h.do("POST", "/v1/sandboxes", `{}`).want(201, "").json()["id"].(string)
-	body, more := io.Pipe()
-	request := h.request("POST", path+guestPath("/process.Process/Start"), "")
-	request.Body, request.ContentLength = body, -1
-	answer, err := h.client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = answer.Body.Close() }()
-	early := make([]byte, len("early "))
-	if _, err := io.ReadFull(answer.Body, early); err != nil || string(early) != "early " {
-		t.Fatalf("%q, %v", early, err)
-	}
-	if _, err := io.WriteString(more, "late"); err != nil {
-		t.Error(err)
-	}
-	_ = more.Close()
-	if late, err := io.ReadAll(answer.Body); err != nil || string(late) != "late" {
-		t.Errorf("%q, %v", late, err)
-	}
-}
-
 // A sandbox that the queue does not accept does not exist.
 func TestRejectedLiveSandbox(t *testing.T) {
 	h := withSandboxes(t, noGuest)

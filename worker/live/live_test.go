@@ -120,28 +120,6 @@ func TestGuestCannotDenyItself(t *testing.T) {
 	}
 }
 
-// A guest may answer while it still reads the request, as it does for streams.
-func TestEarlyAnswers(t *testing.T) {
-	w := newWorld(t)
-	body, more := io.Pipe()
-	w.add("one", time.Hour, 0, func(w http.ResponseWriter, r *http.Request) {
-		control := http.NewResponseController(w)
-		if err := control.EnableFullDuplex(); err != nil {
-			t.Error(err)
-		}
-		_, _ = io.WriteString(w, "early ")
-		_ = control.Flush()
-		go func() {
-			_, _ = io.WriteString(more, "late")
-			_ = more.Close()
-		}()
-		_, _ = io.Copy(w, r.Body)
-	})
-	if status, text := w.ask(http.MethodPost, "/", "one", ticket, body); status != http.StatusOK || text != "early late" {
-		t.Errorf("status %d, %q", status, text)
-	}
-}
-
 // awaits waits until a sandbox must stop, and checks why.
 func awaits(t *testing.T, x *live.Sandbox, want live.Reason) {
 	t.Helper()
