@@ -55,7 +55,7 @@ func (s *liveSandbox) awaits(state, reason string) {
 		}
 		var x schema.LiveSandbox
 		r.into(s.t, &x)
-		return string(x.State) == state && (x.Reason == nil && reason == "" || x.Reason != nil && string(*x.Reason) == reason), x
+		return string(x.State) == state && x.Reason != nil && string(*x.Reason) == reason, x
 	})
 }
 
@@ -63,7 +63,9 @@ func (s *liveSandbox) awaits(state, reason string) {
 func (s *liveSandbox) run(user, code string) (stdout string, exit int32, err error) {
 	s.t.Helper()
 	client := processpb.NewProcessClient(s.http, s.base+s.path("/guest"), rpc.WithProtoJSON())
-	call := rpc.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-c", code}}})
+	call := rpc.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-c", code}},
+	})
 	call.Header().Set("Authorization", "Bearer "+s.key)
 	call.Header().Set("Bullpen-User", user)
 	ctx, cancel := context.WithCancel(s.t.Context())
@@ -158,7 +160,7 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 	t.Run("privileges", func(t *testing.T) {
 		s := sys.in(t).newSandbox(request{})
 		for _, user := range []string{"user", "root"} {
-			out, _, err := s.run(user, "grep ^Cap /proc/self/status | cut -f2 | sort -u; cat /run/bullpen/job/guest.json 2>&1 | head -c4")
+			out, _, err := s.run(user, "grep ^Cap /proc/self/status | cut -f2 | sort -u")
 			if want := strings.Repeat("0", 16) + "\n"; !strings.HasPrefix(out, want) || err != nil {
 				t.Errorf("%s has %q, %v", user, out, err)
 			}
@@ -167,7 +169,8 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 	})
 	t.Run("home", func(t *testing.T) { // of a thread that executions use as well
 		a := sys.in(t)
-		if r := a.inline(request{"code": "echo from a program >f", "language": "bash", "thread_id": "shared-home"}); !r.Success {
+		write := request{"code": "echo from a program >f", "language": "bash", "thread_id": "shared-home"}
+		if r := a.inline(write); !r.Success {
 			t.Fatalf("%+v", r)
 		}
 		s := a.newSandbox(request{"thread_id": "shared-home"})

@@ -244,8 +244,13 @@ func TestLiveSandboxOfAnotherOrganisation(t *testing.T) {
 	path := "/v1/sandboxes/" + h.do("POST", "/v1/sandboxes", `{}`).want(201, "").json()["id"].(string)
 	other := "Bearer " + h.stub.addKey("other", "enterprise", asAdmin)
 	for _, r := range [][2]string{
-		{"GET", path}, {"POST", path + "/extend"}, {"POST", path + "/pause"}, {"POST", path + "/resume"}, {"DELETE", path},
-		{"GET", path + guestPath("/health")}, {"POST", path + guestPath("/process.Process/Start")},
+		{"GET", path},
+		{"POST", path + "/extend"},
+		{"POST", path + "/pause"},
+		{"POST", path + "/resume"},
+		{"DELETE", path},
+		{"GET", path + guestPath("/health")},
+		{"POST", path + guestPath("/process.Process/Start")},
 	} {
 		h.do(r[0], r[1], "", "Authorization", other).want(404, "not_found")
 	}
@@ -265,9 +270,10 @@ func TestRequestsToGuests(t *testing.T) {
 			strings.Contains(fmt.Sprint(r.Header), "secret-key"), r.Header.Get(proto.HeaderTicket) != "forged")
 	})
 	path := "/v1/sandboxes/" + h.do("POST", "/v1/sandboxes", `{}`).want(201, "").json()["id"].(string)
-	reply := h.do("POST", path+guestPath("/process.Process/Start?a=b"), "body", "Bullpen-User", "root", proto.HeaderTicket, "forged",
-		"X-Api-Key", "secret-key")
-	if got := string(reply.want(200, "").body); got != "POST /process.Process/Start?a=b body user=root key=false ticket=true" {
+	reply := h.do("POST", path+guestPath("/process.Process/Start?a=b"), "body", "Bullpen-User", "root",
+		proto.HeaderTicket, "forged", "X-Api-Key", "secret-key")
+	const want = "POST /process.Process/Start?a=b body user=root key=false ticket=true"
+	if got := string(reply.want(200, "").body); got != want {
 		t.Errorf("the guest got %s", got)
 	}
 	if reply.header.Get("Set-Cookie") != "" || reply.header.Get("X-Guest") != "1" {

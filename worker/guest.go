@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"sync"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -31,12 +32,8 @@ type guestUser struct {
 func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	job := a.job
 	env := map[string]string{}
-	for name, value := range b.jail.image.Env {
-		env[name] = value
-	}
-	for name, value := range withSecrets(job, b.secrets) {
-		env[name] = value
-	}
+	maps.Copy(env, b.jail.image.Env)
+	maps.Copy(env, withSecrets(job, b.secrets))
 	if b.injector != nil {
 		env = withTrust(env)
 	}

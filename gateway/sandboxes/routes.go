@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/go-chi/chi/v5"
 
@@ -135,9 +136,9 @@ func (s *Routes) guest(parameters ...string) web.Handle {
 		if err != nil {
 			return err
 		}
-		path := ""
+		var path strings.Builder
 		for _, name := range parameters {
-			path += "/" + chi.URLParam(r.Request, name)
+			path.WriteString("/" + chi.URLParam(r.Request, name))
 		}
 		r, release := r.WhileConnected()
 		defer release()
@@ -148,7 +149,7 @@ func (s *Routes) guest(parameters ...string) web.Handle {
 		if user := request.Header.Get(HeaderUser); user != "" {
 			request.SetBasicAuth(user, "")
 		}
-		s.Serve(w, request, Target{Org: r.Key.Org, ID: id, Path: path}, func(cause error) {
+		s.Serve(w, request, Target{Org: r.Key.Org, ID: id, Path: path.String()}, func(cause error) {
 			switch {
 			case errors.Is(cause, ErrNotReached):
 				err = api.Errorf(api.CodeConflict, "the sandbox is not running; look at it for the reason")

@@ -99,8 +99,8 @@ func (s *Service) ticket(x *proto.LiveSandbox) string {
 // NewSandbox returns a sandbox as a request of an API key asks for it.
 func NewSandbox(r *api.SandboxRequest, c proto.Caller) *proto.LiveSandbox {
 	x := &proto.LiveSandbox{
-		ID: proto.NewSandboxID(), Org: c.Key.Org, Key: c.Key.ID, Name: r.Name, Profile: r.Profile, Metadata: r.Metadata, Env: r.Env,
-		SubPaths: r.SubPaths, ThreadID: r.ThreadID, OnTimeout: cmp.Or(r.OnTimeout, proto.SandboxKill),
+		ID: proto.NewSandboxID(), Org: c.Key.Org, Key: c.Key.ID, Name: r.Name, Profile: r.Profile, Metadata: r.Metadata,
+		Env: r.Env, SubPaths: r.SubPaths, ThreadID: r.ThreadID, OnTimeout: cmp.Or(r.OnTimeout, proto.SandboxKill),
 		Timeout: seconds(r.Timeout), IdleTimeout: seconds(r.IdleTimeout),
 	}
 	if x.ThreadID == "" {
@@ -303,8 +303,8 @@ func (s *Service) awaitGuest(ctx context.Context, x *proto.LiveSandbox, worker s
 	if rec, errWait := s.Jobs.Wait(soon, x.Org, x.Execution); errWait == nil {
 		return s.failed(soon, x, rec)
 	}
-	return fmt.Errorf("%w: %w", api.Errorf(api.CodeGatewayTimeout,
-		"the sandbox started on a worker that this server does not reach; its operator can look at --tunnel of the worker"), err)
+	return fmt.Errorf("%w: %w", api.Errorf(api.CodeGatewayTimeout, "the sandbox started on a worker that this server "+
+		"does not reach; its operator can look at --tunnel of the worker"), err)
 }
 
 // ConflictError means that a sandbox is not in the state that a request needs.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -81,8 +80,8 @@ func (t *Tunnels) transport(ctx context.Context, worker string) (*http.Transport
 func newTransport(to proto.WorkerEndpoint) *http.Transport {
 	dialer := &tls.Dialer{Config: &tls.Config{
 		MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, //nolint:gosec // verified by its hash below
-		VerifyPeerCertificate: func(certificates [][]byte, _ [][]*x509.Certificate) error {
-			if len(certificates) == 0 || sha256.Sum256(certificates[0]) != to.Certificate {
+		VerifyConnection: func(state tls.ConnectionState) error {
+			if len(state.PeerCertificates) == 0 || sha256.Sum256(state.PeerCertificates[0].Raw) != to.Certificate {
 				return errors.New("the certificate is not the worker's")
 			}
 			return nil

@@ -99,7 +99,8 @@ func sandboxRoutes() []Route {
 		ExpiresAt: Time{exampleTime().Add(time.Hour)},
 	}
 	paused := sandbox
-	paused.State, paused.Reason, paused.StoppedAt = proto.SandboxPaused, new(proto.SandboxPausedByUser), &Time{exampleTime()}
+	paused.State, paused.Reason = proto.SandboxPaused, new(proto.SandboxPausedByUser)
+	paused.StoppedAt = &Time{exampleTime()}
 	const path, id = "/v1/sandboxes/{id}", "The sandbox's id."
 	notActive := []int{http.StatusNotFound, http.StatusConflict}
 	starts := []int{

@@ -150,7 +150,9 @@ func TestLimit(t *testing.T) {
 	if _, err := s.Settle(ctx, last.ID, record(last, new(proto.Exited(0)))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "there is room for another one", func() bool { return s.Create(ctx, starting("acme"), proto.NoLimit) == nil })
+	eventually(t, "there is room for another one", func() bool {
+		return s.Create(ctx, starting("acme"), proto.NoLimit) == nil
+	})
 }
 
 // The record of an execution says what becomes of its sandbox, once.

@@ -42,7 +42,8 @@ func newWorld(t *testing.T) *world {
 func (w *world) add(id string, lives, idle time.Duration, guest http.HandlerFunc) *live.Sandbox {
 	w.Helper()
 	x, err := w.sandboxes.Add(&proto.Live{
-		Sandbox: id, TicketHash: sha256.Sum256([]byte(ticket)), ExpiresAt: time.Now().Add(lives), IdleTimeout: proto.Seconds(idle),
+		Sandbox: id, TicketHash: sha256.Sum256([]byte(ticket)), ExpiresAt: time.Now().Add(lives),
+		IdleTimeout: proto.Seconds(idle),
 	})
 	if err != nil {
 		w.Fatal(err)
@@ -96,8 +97,12 @@ func TestTickets(t *testing.T) {
 		sandbox, ticket string
 		status          int
 	}{
-		{"one", ticket, http.StatusOK}, {"one", "", proto.StatusNoSandbox}, {"one", "other", proto.StatusNoSandbox},
-		{"two", ticket, proto.StatusNoSandbox}, {"", ticket, proto.StatusNoSandbox}, {"../one", ticket, proto.StatusNoSandbox},
+		{"one", ticket, http.StatusOK},
+		{"one", "", proto.StatusNoSandbox},
+		{"one", "other", proto.StatusNoSandbox},
+		{"two", ticket, proto.StatusNoSandbox},
+		{"", ticket, proto.StatusNoSandbox},
+		{"../one", ticket, proto.StatusNoSandbox},
 	} {
 		for _, path := range []string{"/files", proto.ExpiryPath} {
 			want := c.status
