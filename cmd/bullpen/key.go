@@ -124,7 +124,10 @@ narrows this key alone.`
 }
 
 func (c *keyCreateCommand) Run(ctx context.Context, s streams) error {
-	wanted := &api.KeyRequest{Org: c.Org, Profile: c.Profile, Format: c.Format, KeySettings: api.KeySettings{Name: c.Name}}
+	wanted := &api.KeyRequest{Org: c.Org, Profile: c.Profile, KeySettings: api.KeySettings{Name: c.Name}}
+	if c.Format == string(proto.KeyFormatE2B) { // an older server does not know the field
+		wanted.Format = c.Format
+	}
 	if err := c.apply(&wanted.KeySettings); err != nil {
 		return err
 	}

@@ -144,6 +144,7 @@ func (w *world) fill(org, marker string) {
 	put(st.Batches, "run."+org+".b", marker)
 	put(st.Pipelines, "def."+org+".p", marker)
 	put(st.Pipelines, "run."+org+".p", marker)
+	put(st.Sandboxes, org+".i", marker)
 	content := func(blobKey string) proto.Blob {
 		sum := sha256.Sum256([]byte(marker))
 		b := proto.Blob{Key: blobKey, Size: int64(len(marker)), Digest: "sha256:" + hex.EncodeToString(sum[:])}
