@@ -23,6 +23,7 @@ type tenant struct {
 	hold        hold
 	running     string // the execution that holds
 	done        string // one that has ended
+	sandbox     *liveSandbox
 }
 
 // newTenant fills an organisation, with its marker wherever it can be.
@@ -86,6 +87,8 @@ func (sys *system) newTenant(t *testing.T, nc *nats.Conn, org string, hooks *rec
 	flush(t, nc)
 	x.running = x.submit(bash(x.hold.code()).and("timeout", 3600))
 	x.hold.reached(t, 1)
+	x.sandbox = x.newSandbox(request{"timeout": 3600, "metadata": request{"marker": x.marker}})
+	x.sandbox.check("echo "+x.marker+" >file", "")
 	return x
 }
 
@@ -133,7 +136,7 @@ func messagesWith(t *testing.T, nc *nats.Conn, text string) (found []string) {
 // kills the server that deletes it. Nothing of it is left, and another one loses nothing.
 func testOrgDeleted(t *testing.T, p *programs) {
 	hooks := startReceiver(t)
-	sys := newSystem(t, p, topology{separate: true}, 2, hooks.flags...)
+	sys := newSystem(t, p, topology{separate: true}, 2, append(hooks.flags, "--sandboxes", "2")...)
 	nc := connect(t, p, sys.broker)
 	doomed, kept := sys.newTenant(t, nc, "doomed", hooks), sys.newTenant(t, nc, "kept", hooks)
 	doomed.submit(bash("echo " + doomed.marker)) // waits for a slot
@@ -147,8 +150,9 @@ func testOrgDeleted(t *testing.T, p *programs) {
 				}
 			}
 			before[x.org] = maps.Clone(data)
-			// Jobs that have ended are removed a little later, and the index lags behind.
-			return x == doomed || data["executions that have not ended"] == 1 &&
+			// Jobs that have ended are removed a little later, and the index lags behind. The program that holds
+			// and the sandbox have not ended.
+			return x == doomed || data["executions that have not ended"] == 2 &&
 				data["index of executions"] == data["records of executions"], data
 		})
 	}
@@ -204,6 +208,7 @@ func testOrgDeleted(t *testing.T, p *programs) {
 		t.Errorf("the other organisation has %v, had %v", data, before["kept"])
 	}
 	kept.record(kept.done).succeeded(t, kept.marker+"\n")
+	kept.sandbox.check("cat file", kept.marker+"\n")
 	kept.hold.release(t)
 	kept.ended(kept.running)
 	eventually(t, "its thread is free", func() (bool, any) {

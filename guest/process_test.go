@@ -245,10 +245,16 @@ func TestStdin(t *testing.T) {
 	_, err := stream.CloseAndReceive()
 	check(t, err)
 	check(t, s.closeStdin(pid(e.pid)))
-	check(t, s.closeStdin(pid(e.pid)))
 	if got := e.all(); got.stdout != "!@#$%^&*()_+\xff\x00end\n" {
 		t.Fatalf("%+v", got)
 	}
+
+	deaf := bash("exec sleep 1000") // lives on after its standard input has ended
+	deaf.Stdin = nil
+	e = s.begin("", deaf)
+	check(t, s.closeStdin(pid(e.pid)))
+	check(t, s.closeStdin(pid(e.pid)))
+	check(t, s.kill(pid(e.pid)))
 }
 
 func TestInputErrors(t *testing.T) {
