@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,14 +28,20 @@ import (
 // hostBash makes a root file system with this machine's bash and its libraries.
 func hostBash(t testing.TB) (dir string) {
 	t.Helper()
+	return hostPrograms(t, "/bin/bash")
+}
+
+// hostPrograms returns a directory with programs of the host and the libraries that they need.
+func hostPrograms(t testing.TB, programs ...string) (dir string) {
+	t.Helper()
 	dir = t.TempDir()
-	linked, err := exec.CommandContext(t.Context(), "ldd", "/bin/bash").Output()
+	linked, err := exec.CommandContext(t.Context(), "ldd", programs...).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := []string{"/bin/bash"}
+	files := slices.Clone(programs)
 	for word := range strings.FieldsSeq(string(linked)) {
-		if strings.HasPrefix(word, "/") {
+		if strings.HasPrefix(word, "/") && !strings.HasSuffix(word, ":") && !slices.Contains(files, word) {
 			files = append(files, word)
 		}
 	}

@@ -3,8 +3,11 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -165,8 +168,16 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 				t.Errorf("%s has %q, %v", user, out, err)
 			}
 		}
+		// Root owns the settings of the sandbox's network, whose limits bound what the host's kernel holds.
+		for _, path := range procFiles {
+			out, _, err := s.run("root", "{ echo 1 >"+path+"; } 2>/dev/null || echo refused")
+			if out != "refused\n" || err != nil {
+				t.Errorf("root wrote %s: %q, %v", path, out, err)
+			}
+		}
 		s.change(http.MethodDelete, "")
 	})
+	t.Run("root", func(t *testing.T) { testWritableRoot(t, sys) })
 	t.Run("home", func(t *testing.T) { // of a thread that executions use as well
 		a := sys.in(t)
 		write := request{"code": "echo from a program >f", "language": "bash", "thread_id": "shared-home"}
@@ -230,4 +241,57 @@ func testLiveSandboxLost(t *testing.T, p *programs, in topology) {
 	paused.awaits("paused", "worker_lost")
 	paused.change(http.MethodPost, "/resume")
 	paused.check("cat f", "1\n") // what the last pause saved
+}
+
+// procFiles are files of /proc that not even root in a sandbox may write.
+var procFiles = [...]string{ // read only
+	"/proc/1/oom_score_adj", "/proc/sys/kernel/hostname", "/proc/sys/net/ipv4/ip_default_ttl",
+	"/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/user/max_inotify_watches", "/proc/sysrq-trigger",
+}
+
+// testWritableRoot changes the file system of an image as root. Nothing of it leaves the sandbox or outlives
+// its pause.
+func testWritableRoot(t *testing.T, sys *system) {
+	a := sys.in(t)
+	image := hostPrograms(t, "/bin/bash", "/bin/cat", "/bin/chmod", "/bin/chown", "/bin/dd", "/bin/grep", "/bin/mkdir",
+		"/bin/rm", "/bin/stat")
+	for name, content := range map[string]string{
+		"etc/passwd": "root:x:0:0::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\n", "etc/group": "www-data:x:33:\n",
+		"etc/motd": "welcome\n", "opt/tool": "old\n",
+	} {
+		path := filepath.Join(image, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sys.imageCommand(t, "import", "--json", "rooted", image)
+	a.newProfile("rooted", request{"image": "rooted", "disk": request{"root": "64MiB"}})
+	key, _ := a.boundKey("rooted")
+	s := a.with(key).newSandbox(request{"on_timeout": "pause"})
+	root := func(code, want string) {
+		t.Helper()
+		if out, _, err := s.run("root", "{ "+code+"; } 2>&1"); out != want || err != nil {
+			t.Errorf("%s printed %q, %v; want %q", code, out, err, want)
+		}
+	}
+	root("cat /etc/motd /opt/tool", "welcome\nold\n")
+	root("mkdir /app; echo new >/app/f; echo new >/opt/tool; rm /etc/motd; cat /app/f /opt/tool; echo /etc/mot*", "new\nnew\n/etc/mot*\n")
+	root("grep ^www-data /etc/passwd; chown www-data:www-data /app; chmod 700 /app; stat -c '%U %u %a' /app",
+		"www-data:x:33:33::/:/bin/sh\nwww-data 33 700\n")
+	root("echo mine >/home/user/f; stat -c %U /home/user", "user\n")
+	root("chown 3000 /app || echo no such id", "chown: changing ownership of '/app': Invalid argument\nno such id\n")
+	s.check("stat -c %U f; cat f; for f in /x /etc/x /opt/tool /app/f; do echo x 2>/dev/null >$f || echo no; done",
+		"root\nmine\nno\nno\nno\nno\n")
+	root("dd if=/dev/zero of=/big bs=1M count=100 status=none; rm /big; echo small >/small; cat /small",
+		"dd: error writing '/big': No space left on device\nsmall\n")
+	for _, path := range procFiles {
+		root("{ echo 1 >"+path+"; } 2>/dev/null || echo refused", "refused\n")
+	}
+	other := a.with(key).newSandbox(request{})
+	other.check("cat /etc/motd /opt/tool; echo /app*", "welcome\nold\n/app*\n")
+	other.change(http.MethodDelete, "")
+	s.change(http.MethodPost, "/pause")
+	s.change(http.MethodPost, "/resume")
+	s.check("cat f /opt/tool; echo /app*", "mine\nold\n/app*\n")
+	s.change(http.MethodDelete, "")
 }

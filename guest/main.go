@@ -4,7 +4,8 @@
 // socket may do everything.
 //
 // It imports nothing of the server. In a jail it runs as user 0 with the capabilities SETUID, SETGID,
-// CHOWN, KILL and DAC_OVERRIDE; what it starts has none.
+// CHOWN, KILL, DAC_OVERRIDE, FOWNER and FSETID. What it starts has none, except the processes of capable
+// users.
 package main
 
 import (
@@ -18,6 +19,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -43,7 +45,11 @@ const (
 	spareThreads = 16 // for calls to the system that block
 )
 
+func init() { runtime.LockOSThread() } // main runs on the thread whose name ps shows
+
 func main() {
+	setName("guest") // it was executed by descriptor
+	runtime.UnlockOSThread()
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "guest:", err)
 		os.Exit(1)
@@ -57,14 +63,14 @@ func run() error {
 	runtime.GOMAXPROCS(1)
 	debug.SetMemoryLimit(memoryLimit)
 	syscall.Umask(0o022)
-	_ = os.WriteFile("/proc/self/comm", []byte("guest"), 0) // a name for ps; it was executed by descriptor
-	if err := dropInheritable(); err != nil {
-		return err
-	}
 	if err := hideDescriptors(); err != nil {
 		return err
 	}
 	c, users, err := readConfig(os.Args[1])
+	if err != nil {
+		return err
+	}
+	capable, err := limitInheritance(slices.ContainsFunc(users.List, func(u account.User) bool { return u.Capable }))
 	if err != nil {
 		return err
 	}
@@ -74,7 +80,7 @@ func run() error {
 	}
 	looks, changes := account.NewLane(1), account.NewLane(fileThreads)
 	defer looks.Close()
-	table := &process.Table{Users: users, Lane: looks, Env: c.Env, Dir: c.Dir}
+	table := &process.Table{Users: users, Lane: looks, Env: c.Env, Dir: c.Dir, Capabilities: capable}
 	table.Open()
 	server := newServer(table, files.NewTree(users, changes), c)
 	warm(spareThreads)
@@ -98,6 +104,13 @@ func run() error {
 	return nil
 }
 
+// setName names the calling thread.
+func setName(name string) {
+	text := append([]byte(name), 0)
+	//nolint:gosec // of a system call
+	_, _, _ = syscall.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&text[0])), 0)
+}
+
 // warm has Go create threads, which it then keeps.
 func warm(n int) {
 	var locked, unlocked sync.WaitGroup
@@ -116,13 +129,27 @@ func warm(n int) {
 	unlocked.Wait()
 }
 
-// dropInheritable removes the capabilities of all threads that started programs would inherit, and keeps
-// the guest's own.
-func dropInheritable() error {
+// limitInheritance has started programs inherit no capabilities by themselves, and keeps the guest's own. If
+// some users are capable, it returns the capabilities that their processes can be given.
+func limitInheritance(someCapable bool) (capable []uintptr, err error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {
-		return fmt.Errorf("read capabilities: %w", err)
+		return nil, fmt.Errorf("read capabilities: %w", err)
+	}
+	if someCapable {
+		for c := range uintptr(32) {
+			if data[0].Inheritable&data[0].Permitted&(1<<c) != 0 {
+				capable = append(capable, c)
+			}
+		}
+		// A process inherits only what is in its ambient set, or what its program's file asks for, and no file
+		// can: jails are mounted nosuid.
+		_, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
+		if errno != 0 {
+			return nil, fmt.Errorf("clear ambient capabilities: %w", errno)
+		}
+		return capable, nil
 	}
 	data[0].Inheritable, data[1].Inheritable = 0, 0
 	// Ambient capabilities are inheritable ones: the call removes them, too.
@@ -131,9 +158,9 @@ func dropInheritable() error {
 	runtime.KeepAlive(&header)
 	runtime.KeepAlive(&data)
 	if errno != 0 {
-		return fmt.Errorf("drop inheritable capabilities: %w", errno)
+		return nil, fmt.Errorf("drop inheritable capabilities: %w", errno)
 	}
-	return nil
+	return nil, nil
 }
 
 // hideDescriptors has started programs inherit none of the descriptors that the guest was started with.

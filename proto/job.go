@@ -17,6 +17,7 @@ type Sandbox struct {
 	HomeBytes    int64     `json:"home_bytes"`             // size limit of the home directory
 	TmpBytes     int64     `json:"tmp_bytes"`              // size limit of /tmp
 	Inodes       int64     `json:"inodes"`                 // in the home directory, and again in /tmp
+	RootBytes    int64     `json:"root_bytes,omitempty"`   // as the root of a [Disk]
 	Network      Network   `json:"network"`
 	OutputBytes  int       `json:"output_bytes"`           // per stream, kept in the result
 	OpenFiles    int       `json:"open_files,omitempty"`   // of each process; 0 is [DefaultOpenFiles]

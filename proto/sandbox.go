@@ -74,7 +74,8 @@ type Profile struct {
 type Disk struct {
 	Home   Bytes `json:"home" minimum:"1MiB" maximum:"1024GiB" doc:"Size of the home directory: 1MiB to 1024GiB. By default 512MiB or half of the memory, whichever is less."`
 	Tmp    Bytes `json:"tmp" minimum:"1MiB" maximum:"1024GiB" doc:"Size of /tmp: 1MiB to 1024GiB. By default 256MiB or a quarter of the memory, whichever is less."`
-	Inodes int64 `json:"inodes" default:"65536" minimum:"256" maximum:"16777216" doc:"Files and directories in each of the two."`
+	Root   Bytes `json:"root,omitempty" default:"0" minimum:"0" maximum:"1024GiB" doc:"What root in a live sandbox may change of the image's file system, for example to install packages: 1MiB to 1024GiB. The changes are lost when the sandbox stops. 0: nothing. Needs an image. Executions run as another user and do not use it."`
+	Inodes int64 `json:"inodes" default:"65536" minimum:"256" maximum:"16777216" doc:"Files and directories in each of them."`
 }
 
 // DefaultProfile returns the profile of a key without one: the host's runtimes, 1 core, 1 GiB of
@@ -105,7 +106,7 @@ func AgentsProfile(defaults Profile) Profile {
 func (p *Profile) Sandbox(digest string) Sandbox {
 	return Sandbox{
 		Image: p.Image, ImageDigest: digest, CPU: p.CPU, Memory: int64(p.Memory), Pids: p.Pids,
-		HomeBytes: int64(p.Disk.Home), TmpBytes: int64(p.Disk.Tmp), Inodes: p.Disk.Inodes,
+		HomeBytes: int64(p.Disk.Home), TmpBytes: int64(p.Disk.Tmp), Inodes: p.Disk.Inodes, RootBytes: int64(p.Disk.Root),
 		Network: p.Network, OutputBytes: int(p.Output), OpenFiles: p.OpenFiles, Isolation: p.Isolation, Preload: p.Preload,
 		SystemCalls: p.SystemCalls, Terminals: p.Terminals,
 	}
@@ -149,6 +150,9 @@ func (p *Profile) Validate() error {
 	if err := checkProfileImage(p.Image); err != nil {
 		return err
 	}
+	if err := p.checkRoot(); err != nil {
+		return err
+	}
 	if err := p.Network.Validate(); err != nil {
 		return err
 	}
@@ -174,6 +178,19 @@ func checkProfileImage(image string) error {
 	case image == "/" || path.Clean(image) != image || len(image) > maxImagePathBytes ||
 		strings.ContainsFunc(image, unicode.IsControl):
 		return FieldErrorf("image", "must be an absolute directory without . or .. or a slash at its end, and not the root")
+	}
+	return nil
+}
+
+// checkRoot checks the size of a writable root.
+func (p *Profile) checkRoot() error {
+	switch {
+	case p.Disk.Root == 0:
+		return nil
+	case p.Disk.Root < MiB:
+		return FieldErrorf("disk.root", "must be 0, or 1MiB to 1024GiB")
+	case p.Image == "":
+		return FieldErrorf("disk.root", "needs an image: the file system of the workers' hosts is read-only")
 	}
 	return nil
 }

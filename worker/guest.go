@@ -26,6 +26,8 @@ type guestUser struct {
 	UID  int    `json:"uid"`
 	GID  int    `json:"gid"`
 	Home string `json:"home"`
+	// Capable means that the user's processes have the capabilities of the guest.
+	Capable bool `json:"capable"`
 }
 
 // guestFor returns the guest of the job's live sandbox.
@@ -40,8 +42,8 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	config, err := json.Marshal(guestConfig{
 		Env: env, DefaultUser: jail.GuestUser, Dir: proto.SandboxHome,
 		Users: []guestUser{
-			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome},
-			{"root", 0, 0, "/root"},
+			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome, false},
+			{"root", 0, 0, "/root", job.Sandbox.RootBytes > 0},
 		},
 	})
 	if err != nil {

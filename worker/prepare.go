@@ -213,7 +213,9 @@ func (a *attempt) makeJail(ctx context.Context, b *sandbox) (err error) {
 	switch {
 	case b.start == Cold:
 		spec := Spec(a.job.Sandbox, b.jail.image.Root)
-		spec.Guest = a.job.Live != nil
+		if a.job.Live != nil {
+			spec.Guest, spec.RootBytes = true, a.job.Sandbox.RootBytes
+		}
 		if b.home != nil {
 			spec.Home = b.home
 		}

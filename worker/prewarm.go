@@ -206,7 +206,10 @@ func (k poolKey) withImage(
 		return nil, err
 	}
 	spec := Spec(k.sandbox, j.image.Root)
-	spec.MountHomeLater, spec.Guest = k.thread, k.guest
+	spec.MountHomeLater = k.thread
+	if k.guest {
+		spec.Guest, spec.RootBytes = true, k.sandbox.RootBytes
+	}
 	if err := create(j, spec); err != nil {
 		j.releaseImage()
 		return nil, err

@@ -37,7 +37,8 @@ type profileFlags struct {
 	OpenFiles   *int         `placeholder:"N" help:"Open files of each process, 256 to 4096. Default: 1024."`
 	DiskHome    *proto.Bytes `placeholder:"SIZE" help:"Size of the home directory, 1MiB to 1024GiB."`
 	DiskTmp     *proto.Bytes `placeholder:"SIZE" help:"Size of /tmp, 1MiB to 1024GiB."`
-	DiskInodes  *int         `placeholder:"N" help:"Files and directories in the home directory and in /tmp, 256 to 16777216 each."`
+	DiskRoot    *proto.Bytes `placeholder:"SIZE" help:"What root in a live sandbox may change of the image's file system, 1MiB to 1024GiB; lost when the sandbox stops. Default: nothing."`
+	DiskInodes  *int         `placeholder:"N" help:"Files and directories in the home directory, in /tmp and of changes to the root, 256 to 16777216 each."`
 	Network     *string      `placeholder:"POLICY" help:"Network policy: blocked, unrestricted or allowlist."`
 	Allow       []string     `sep:"none" placeholder:"HOST[:PORTS]" help:"Allowlist entry: a name such as pypi.org or *.example.com:443, an address or a range. Repeatable."`
 	Env         []string     `short:"e" sep:"none" placeholder:"NAME=VALUE" help:"Environment variable of every program. The request's variables override it. Repeatable."`
@@ -78,6 +79,7 @@ type profileFile struct {
 type profileDisk struct {
 	Home   any `json:"home,omitempty" yaml:"home"`
 	Tmp    any `json:"tmp,omitempty" yaml:"tmp"`
+	Root   any `json:"root,omitempty" yaml:"root"`
 	Inodes any `json:"inodes,omitempty" yaml:"inodes"`
 }
 
@@ -135,6 +137,7 @@ func (f *profileFlags) flags() (*profileFile, error) {
 	var disk profileDisk
 	setFlag(&disk.Home, f.DiskHome)
 	setFlag(&disk.Tmp, f.DiskTmp)
+	setFlag(&disk.Root, f.DiskRoot)
 	setFlag(&disk.Inodes, f.DiskInodes)
 	if disk != (profileDisk{}) {
 		s.Disk = &disk

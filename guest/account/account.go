@@ -18,6 +18,8 @@ type User struct {
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 	Home string `json:"home"`
+	// Capable means that the user's processes have the capabilities of this program.
+	Capable bool `json:"capable"`
 }
 
 // Users are the users of the sandbox. Default is the name of the one that requests have which name

@@ -104,6 +104,9 @@ func (t *Table) start(user account.User, r *processpb.StartRequest, timeout time
 	attr := &syscall.ProcAttr{Dir: dir, Env: list(env), Files: files.child(), Sys: &syscall.SysProcAttr{
 		Setsid: true, Setctty: files.terminal, Ctty: 0, Credential: credential(user),
 	}}
+	if user.Capable {
+		attr.Sys.AmbientCaps = t.Capabilities
+	}
 	p.pid, err = syscall.ForkExec(path, append([]string{config.GetCmd()}, config.GetArgs()...), attr)
 	files.closeChild()
 	if err != nil {

@@ -38,6 +38,8 @@ type Table struct {
 	Lane  *account.Lane     // for looking at processes
 	Env   map[string]string // of all processes
 	Dir   string            // where processes start that name no directory; empty means the user's home
+	// Capabilities are those of processes of capable users.
+	Capabilities []uintptr
 
 	outputs outputs
 	marker  string // prefix of the markers of all processes

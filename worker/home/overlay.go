@@ -19,6 +19,8 @@ type Overlay struct {
 	// disk.Volume.Path. Mount creates the directories upper and work on it.
 	Volume string
 	Owner  *Owner
+	// Fill, if not nil, adds files to the upper directory before it is mounted.
+	Fill func(upper string) error
 }
 
 // Space that an overlay takes on its volume in addition to the home: the directories upper and
@@ -126,6 +128,11 @@ func (o *Overlay) makeUpper() error {
 		setXattrs(upper, e.Xattrs, false))
 	if err != nil {
 		return fmt.Errorf("create the upper directory: %w", err)
+	}
+	if o.Fill != nil {
+		if err := o.Fill(o.upper()); err != nil {
+			return fmt.Errorf("fill the upper directory: %w", err)
+		}
 	}
 	return setModified(upper, ".", e)
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Owner maps the files of root to another user by id-mapped mounts. Creating one starts a process,
-// which takes about 1 ms. It may be used repeatedly and concurrently.
+// Owner maps the files of root, and perhaps of others, to other users by id-mapped mounts. Creating one
+// starts a process, which takes about 1 ms. It may be used repeatedly and concurrently.
 type Owner struct {
 	uid, gid  int
 	namespace *os.File // a user namespace in which uid and gid are 0
@@ -23,11 +23,24 @@ func NewOwner(uid, gid int) (*Owner, error) {
 	if uid <= 0 || gid <= 0 {
 		return nil, fmt.Errorf("create an owner: %d:%d is not an unprivileged user and group", uid, gid)
 	}
-	ns, err := IDMap([2]int{0, 0}, [2]int{uid, gid})
+	ns, err := IDMap([2]int{0, 0}, [2]int{uid, gid}, 1)
 	if err != nil {
 		return nil, fmt.Errorf("create an owner: %w", err)
 	}
 	return &Owner{uid: uid, gid: gid, namespace: ns}, nil
+}
+
+// NewOwners returns an owner that maps the users and groups from 0 to count-1 to those from first on, which
+// must not be 0.
+func NewOwners(first, count int) (*Owner, error) {
+	if first <= 0 || count <= 0 {
+		return nil, fmt.Errorf("create owners: %d+%d are not unprivileged users and groups", first, count)
+	}
+	ns, err := IDMap([2]int{0, 0}, [2]int{first, first}, count)
+	if err != nil {
+		return nil, fmt.Errorf("create owners: %w", err)
+	}
+	return &Owner{uid: first, gid: first, namespace: ns}, nil
 }
 
 // Owners caches owners by user and group.
@@ -81,17 +94,17 @@ func (o *Owners) Close() error {
 // Close releases the owner. Existing mounts remain valid.
 func (o *Owner) Close() error { return o.namespace.Close() }
 
-// IDMap returns a user namespace that maps one user and group to another, for id-mapped mounts: it
-// starts a process in the namespace, which stops before its first instruction, opens the namespace
-// and kills the process.
-func IDMap(from, to [2]int) (*os.File, error) {
+// IDMap returns a user namespace that maps count users and groups to others, each from the first on, for
+// id-mapped mounts: it starts a process in the namespace, which stops before its first instruction,
+// opens the namespace and kills the process.
+func IDMap(from, to [2]int, count int) (*os.File, error) {
 	// The tracer is a thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p, err := os.StartProcess("/proc/self/exe", []string{"bullpen"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: from[0], HostID: to[0], Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: from[1], HostID: to[1], Size: 1}},
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: from[0], HostID: to[0], Size: count}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: from[1], HostID: to[1], Size: count}},
 		Ptrace:      true,
 		Pdeathsig:   syscall.SIGKILL,
 	}})

@@ -50,6 +50,10 @@ type Spec struct {
 	Prewarm *Program
 	// Guest means that the jail is for the guest of a live sandbox.
 	Guest bool
+	// RootBytes, if not 0, makes the root file system of a jail with Guest and Root writable for its root,
+	// and limits the changes, which are on disk and end with the jail. Inodes limits them too. The jail
+	// has the users and groups from 0 to 2046, and nobody.
+	RootBytes int64
 	// MountHomeLater means that Jail.MountHome will mount the home; Home must be nil.
 	MountHomeLater bool
 }

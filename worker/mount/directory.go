@@ -181,7 +181,7 @@ func mkdirAs(owner unix.Stat_t, dir int, name string) error {
 
 // bind returns a mount of a directory without the mounts in it.
 func bind(dir int, readOnly bool, from, to [2]int) (*os.File, error) {
-	ids, err := home.IDMap(from, to)
+	ids, err := home.IDMap(from, to, 1)
 	if err != nil {
 		return nil, err
 	}

@@ -71,7 +71,7 @@ type Config struct {
 	Pool       string      `name:"pool" group:"Worker" env:"BULLPEN_POOL" default:"default" placeholder:"NAME" help:"Name of this worker's pool. All workers of a pool can run the same executions."`
 	WarmMemory proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for prewarmed sandboxes and zygotes. 0 is a sixteenth of the memory of the machine or container, 1 disables both."`
 	NsjailPath string      `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"Path of nsjail. Default: nsjail beside the bullpen program, then in ../libexec/bullpen, then on the PATH."`
-	UIDRange   UIDRange    `name:"uid-range" group:"Worker" env:"BULLPEN_UID_RANGE" default:"1900000000:8192" placeholder:"FIRST:COUNT" help:"User ids for jails, two per slot of all workers on a machine. The default is outside the ranges of logins, containers and service managers."`
+	UIDRange   UIDRange    `name:"uid-range" group:"Worker" env:"BULLPEN_UID_RANGE" default:"1900000000:532480" placeholder:"FIRST:COUNT" help:"User ids for jails of all workers on a machine: of the first 8,192 two for each slot, of the rest 2,048 for each live sandbox with a writable root. The default is outside the ranges of logins, containers and service managers."`
 	ImageDir   string      `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images. Every user must be able to traverse its parent directories."`
 	Home       string      `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail."`
 

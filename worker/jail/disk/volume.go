@@ -97,6 +97,36 @@ func Bind(pidfd int, root, dir, target string) error {
 	return nil
 }
 
+// ReplaceRoot makes a mount that is in no namespace the root of a jail and of its processes, moves the
+// mounts at the paths moved into it, and unmounts the former root. The mount has directories and files at
+// these paths; at is an empty directory of the former root. No tenant's program may run in the jail yet.
+func ReplaceRoot(mount *os.File, pidfd int, at string, moved []string) error {
+	replace := func() error {
+		if err := unix.MoveMount(int(mount.Fd()), "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return fmt.Errorf("mount it at %s: %w", at, err)
+		}
+		for _, path := range moved {
+			if err := unix.MoveMount(unix.AT_FDCWD, path, unix.AT_FDCWD, at+path, 0); err != nil {
+				return fmt.Errorf("move the mount at %s: %w", path, err)
+			}
+		}
+		if err := unix.Chdir(at); err != nil {
+			return err
+		}
+		// With the same directory for both, the former root ends up above the new one, see pivot_root(2).
+		if err := unix.PivotRoot(".", "."); err != nil {
+			return fmt.Errorf("exchange the roots: %w", err)
+		}
+		return unix.Unmount(".", unix.MNT_DETACH)
+	}
+	done := make(chan error)
+	go func() { done <- runInMountNamespace(pidfd, replace) }()
+	if err := <-done; err != nil {
+		return fmt.Errorf("replace the root: %w", err)
+	}
+	return nil
+}
+
 // runInMountNamespace calls f in the mount namespace of a process. It does so on a new thread,
 // which ends afterwards.
 func runInMountNamespace(pidfd int, f func() error) error {

@@ -242,9 +242,9 @@ func lower(resource int, most uint64) unix.Errno {
 }
 
 // guestCapabilities are the capabilities of a guest: it starts processes as other users, ends them,
-// and handles their files.
+// and handles their files. With a writable root, root's processes have them too.
 const guestCapabilities = 1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_CHOWN |
-	1<<unix.CAP_DAC_OVERRIDE
+	1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID
 
 // grantGuest makes this process, which will execute a guest, pass the guest's capabilities on, but
 // only once: with SECBIT_NOROOT even root gets none by an execve, except those in the ambient set,

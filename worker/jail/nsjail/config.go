@@ -26,17 +26,25 @@ var devices = [...]string{"null", "zero", "full", "random", "urandom"} // read o
 // terminalDevice is the node of a process's own terminal, in jails that have terminals.
 const terminalDevice = "tty"
 
+// devicesOf returns the nodes of the /dev of a jail.
+func devicesOf(spec jail.Spec) []string {
+	if spec.Terminals > 0 {
+		return append(slices.Clone(devices[:]), terminalDevice)
+	}
+	return devices[:]
+}
+
 // layout holds what a configuration is generated from.
 type layout struct {
 	*skeleton
 	home  string
-	uid   int // outside uid of the init; the next uid is the program's
+	uids  *uidSet
 	files int // RLIMIT_NOFILE
 	share share
 	proc  *proc
 	spec  jail.Spec
 	// childUIDs are the uids of the jails forked from this one; nil if it is not a zygote.
-	childUIDs []*uidPair
+	childUIDs []*uidSet
 }
 
 // config returns nsjail's configuration, in the text form of its protobuf.
@@ -52,7 +60,7 @@ func (l layout) config() string {
 	b.line("clone_newipc: true clone_newuts: true clone_newcgroup: true")
 	b.line("clone_newnet: false") // the init creates it when the ids are mapped
 	for _, key := range []string{"uidmap", "gidmap"} {
-		b.ids(key, l.uid)
+		b.ids(key, l.uids)
 		for i, c := range l.childUIDs {
 			b.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 2 }", key, childID(i), c.first)
 		}
@@ -63,7 +71,7 @@ func (l layout) config() string {
 	b.line(`cap: "CAP_KILL" cap: "CAP_SETGID" cap: "CAP_SETUID" cap: "CAP_SETPCAP" cap: "CAP_SYS_RESOURCE" cap: ` +
 		`"CAP_SYS_ADMIN" cap: "CAP_NET_ADMIN"`)
 	if l.spec.Guest { // which handles the files of the sandbox's users
-		b.line(`cap: "CAP_CHOWN" cap: "CAP_DAC_OVERRIDE"`)
+		b.line(`cap: "CAP_CHOWN" cap: "CAP_DAC_OVERRIDE" cap: "CAP_FOWNER" cap: "CAP_FSETID"`)
 	}
 	// The control group limits memory and CPU. HARD is the worker's own limit: raising one above it
 	// needs a capability that many hosts do not grant. The init sets the limit on core dumps.
@@ -83,11 +91,7 @@ func (l layout) config() string {
 	b.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }")
 	// Read-only, so that no program changes the timestamps of the host's nodes. Devices remain
 	// writable.
-	nodes := devices[:]
-	if l.spec.Terminals > 0 {
-		nodes = append(slices.Clone(nodes), terminalDevice)
-	}
-	for _, d := range nodes {
+	for _, d := range devicesOf(l.spec) {
 		b.line("mount { src: %q dst: %q is_bind: true nosuid: true noexec: true }", "/dev/"+d, "/dev/"+d)
 	}
 	kind := ""
@@ -186,10 +190,17 @@ type text struct{ strings.Builder }
 
 func (t *text) line(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\n", args...) }
 
-// ids maps the init and the program to two unprivileged ids, and maps no others.
-func (t *text) ids(key string, first int) {
-	t.line("%s { inside_id: \"0\" outside_id: \"%d\" count: 1 }", key, first)
-	t.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 1 }", key, jail.ProgramID, first+1)
+// ids maps the jail's ids to unprivileged ones, and maps no others: those of the init and the program, or
+// those of a system.
+func (t *text) ids(key string, s *uidSet) {
+	if s.size == RootUIDs {
+		last := s.size - 1
+		t.line("%s { inside_id: \"0\" outside_id: \"%d\" count: %d }", key, s.first, last)
+		t.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 1 }", key, nobody, s.first+last)
+		return
+	}
+	t.line("%s { inside_id: \"0\" outside_id: \"%d\" count: 1 }", key, s.first)
+	t.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 1 }", key, jail.ProgramID, s.program())
 }
 
 func (t *text) mount(m mount) {

@@ -16,7 +16,7 @@ func TestConfigGolden(t *testing.T) {
 			dir:   "/run/bullpen/workers/X/root",
 			binds: []bind{{"/usr", "/usr"}, {"/var/lib/image/lib64", "/lib64"}},
 		},
-		home: "/home/baponi", uid: 1_900_000_000, files: 4096, share: share{8, 12_000, 102_400},
+		home: "/home/baponi", uids: &uidSet{first: 1_900_000_000, size: 2}, files: 4096, share: share{8, 12_000, 102_400},
 		proc: &proc{files: []string{"keys"}, dirs: []string{"fs"}, replaced: []string{"stat"}},
 		spec: jail.Spec{
 			CPU: 1.5, Memory: 1 << 30, Pids: 256, OpenFiles: 4096, HomeBytes: 512 << 20, TmpBytes: 256 << 20,

@@ -19,7 +19,7 @@ func (s *sandbox) MountData(ctx context.Context, d jail.Data) error {
 	s.mu.Lock()
 	s.data = d // kill aborts it from now on
 	s.mu.Unlock()
-	mounts, err := d.Mount(s.uids.first+1, s.uids.first+1)
+	mounts, err := d.Mount(s.uids.program(), s.uids.program())
 	defer func() {
 		for _, m := range mounts {
 			_ = m.Mount.Close()

@@ -71,19 +71,20 @@ var errClosing = errors.New("prepare jail: the maker of jails is closed")
 
 // Maker creates jails.
 type Maker struct {
-	cfg    Config
-	dir    string                   // this worker's directory in RunDir/workers
-	lock   *os.File                 // held while this worker is alive, as other workers check
-	init   *os.File                 // the init's executable, sealed in memory
-	guest  func() (*os.File, error) // opens the executable of guests, sealed in memory, once
-	filter *os.File                 // the filter of programs without Spec.SystemCalls, sealed in memory
-	null   *os.File
-	proc   *proc
-	pids   int // maximum of RLIMIT_NPROC
-	files  int // RLIMIT_NOFILE of programs
-	share  share
-	tree   *cgroup.Tree
-	uids   *uidPool
+	cfg      Config
+	dir      string                   // this worker's directory in RunDir/workers
+	lock     *os.File                 // held while this worker is alive, as other workers check
+	init     *os.File                 // the init's executable, sealed in memory
+	guest    func() (*os.File, error) // opens the executable of guests, sealed in memory, once
+	filter   *os.File                 // the filter of programs without Spec.SystemCalls, sealed in memory
+	null     *os.File
+	proc     *proc
+	pids     int // maximum of RLIMIT_NPROC
+	files    int // RLIMIT_NOFILE of programs
+	share    share
+	tree     *cgroup.Tree
+	uids     *uidPool // of two each
+	rootUIDs *uidPool // for jails with a writable root
 
 	netMu       sync.Mutex
 	netLimits   []netLimit // set in each jail
@@ -168,9 +169,11 @@ func (m *Maker) open() (err error) {
 	if m.null, err = os.Open(os.DevNull); err != nil {
 		return err
 	}
-	if m.uids, err = newUIDPool(m.cfg.UIDs, m.cfg.UIDLocks); err != nil {
+	if err := errors.Join(m.cfg.UIDs.check(), openUIDLocks(m.cfg.UIDLocks)); err != nil {
 		return err
 	}
+	m.uids = &uidPool{UIDs: m.cfg.UIDs.pairs(), size: 2, dir: m.cfg.UIDLocks}
+	m.rootUIDs = &uidPool{UIDs: m.cfg.UIDs.rest(), size: RootUIDs, dir: m.cfg.UIDLocks}
 	if err := m.enter(); err != nil {
 		return err
 	}
@@ -588,7 +591,7 @@ func (m *Maker) release() error {
 		errs = append(errs, os.RemoveAll(m.dir))
 	}
 	if m.uids != nil {
-		errs = append(errs, m.uids.close())
+		errs = append(errs, m.uids.close(), m.rootUIDs.close())
 	}
 	for _, f := range []*os.File{m.lock, m.init, m.filter, m.null} {
 		if f != nil {

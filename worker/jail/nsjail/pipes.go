@@ -54,7 +54,7 @@ func (s *sandbox) withPipes(send func(ends []int) error) (out outputs, err error
 			return out, fmt.Errorf("make a pipe: %w", err)
 		}
 		// Owned by the program, so that it can reopen /dev/stdout.
-		if err := unix.Fchown(ends[i], s.uids.first+1, s.uids.first+1); err != nil {
+		if err := unix.Fchown(ends[i], s.uids.program(), s.uids.program()); err != nil {
 			return out, fmt.Errorf("make a pipe: %w", err)
 		}
 	}

@@ -65,7 +65,7 @@ func (s *sandbox) ownMemory() int64 {
 
 // prepare creates a control group and starts nsjail in it, so that the init starts in it too.
 func (s *sandbox) prepare(ctx context.Context) (err error) {
-	if s.uids, err = s.m.uids.acquire(); err != nil {
+	if s.uids, err = s.uidPool().acquire(); err != nil {
 		return err
 	}
 	grouped := s.makeGroup()
@@ -79,6 +79,14 @@ func (s *sandbox) prepare(ctx context.Context) (err error) {
 		}
 	}
 	return s.finish()
+}
+
+// uidPool returns the pool of the jail's uids.
+func (s *sandbox) uidPool() *uidPool {
+	if s.spec.RootBytes > 0 {
+		return s.m.rootUIDs
+	}
+	return s.m.uids
 }
 
 // abandon releases a jail that could not be created because of cause, and returns the error.
@@ -170,6 +178,13 @@ type attachment struct {
 // makeVolumes creates the volumes on disk.
 func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 	var made []attachment
+	if s.spec.RootBytes > 0 {
+		attach, err := s.makeRoot(ctx)
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, attachment{"/", attach}) // the first: the others are attached in it
+	}
 	for _, a := range areas(s.spec, s.m.cfg.Home) {
 		if !a.onDisk || s.spec.MountHomeLater && a.path == s.m.cfg.Home {
 			continue
@@ -195,7 +210,7 @@ func (s *sandbox) makeVolumes(ctx context.Context) ([]attachment, error) {
 func (s *sandbox) makeVolume(
 	ctx context.Context, pool *disk.Pool, a area, inodes int64,
 ) (attach func(int, string) error, err error) {
-	v, err := pool.Get(ctx, disk.Size{Bytes: a.bytes, Inodes: inodes}, s.uids.first+1, s.uids.first+1)
+	v, err := pool.Get(ctx, disk.Size{Bytes: a.bytes, Inodes: inodes}, s.uids.program(), s.uids.program())
 	if err != nil {
 		return nil, err
 	}
@@ -212,14 +227,18 @@ func (m *Maker) Volume(ctx context.Context, most proto.Space) (jail.Volume, erro
 	if err != nil {
 		return nil, err
 	}
-	v, err := pool.Get(ctx, disk.Size{
-		Bytes: most.Bytes + home.OwnBytes, Inodes: most.Files + home.OwnInodes,
-		Directory: home.MaxDirectory,
-	}, 0, 0)
+	v, err := pool.Get(ctx, changesSize(most), 0, 0)
 	if err != nil {
 		return nil, err
 	}
 	return v, nil
+}
+
+// changesSize returns the size of a volume for the changes to an overlay.
+func changesSize(most proto.Space) disk.Size {
+	return disk.Size{
+		Bytes: most.Bytes + home.OwnBytes, Inodes: most.Files + home.OwnInodes, Directory: home.MaxDirectory,
+	}
 }
 
 // mountHome creates the spec's home on a volume that belongs to root.
@@ -228,7 +247,7 @@ func (s *sandbox) mountHome(ctx context.Context) (attach func(int, string) error
 	if err != nil {
 		return nil, err
 	}
-	mount, err := s.spec.Home.Mount(v, s.uids.first+1, s.uids.first+1)
+	mount, err := s.spec.Home.Mount(v, s.uids.program(), s.uids.program())
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("mount the home: %w", err), v.Close())
 	}
@@ -315,7 +334,7 @@ func (s *sandbox) files() (*files, error) {
 		return f, err
 	}
 	l := layout{
-		skeleton: root, home: s.m.cfg.Home, uid: s.uids.first, files: min(s.spec.OpenFiles, s.m.files), share: s.m.share,
+		skeleton: root, home: s.m.cfg.Home, uids: s.uids, files: min(s.spec.OpenFiles, s.m.files), share: s.m.share,
 		proc: s.m.proc, spec: s.spec, childUIDs: s.childUIDs,
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)

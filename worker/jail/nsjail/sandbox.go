@@ -21,8 +21,8 @@ import (
 // sandbox is one jail. One goroutine prepares it, then one uses it.
 type sandbox struct {
 	m         *Maker
-	uids      *uidPair
-	childUIDs []*uidPair // of the jails that are forked from this one; nil if there are none
+	uids      *uidSet
+	childUIDs []*uidSet // of the jails that are forked from this one; nil if there are none
 	group     *cgroup.Group
 	zygote    *zygote // the jail was forked from it; nil if nsjail created the jail
 	// creatorLog returns the log since the order of the process that forked the jail.
@@ -191,11 +191,11 @@ func (s *sandbox) release() error {
 	case s.zygote != nil:
 		s.zygote.release(s.uids, s.ready)
 	case s.ready:
-		s.m.uids.release(s.uids)
+		s.uidPool().release(s.uids)
 	default:
 		// Processes of a jail that failed to start may still be dying. They hold the lock that is
 		// closed here.
-		errs = append(errs, s.m.uids.discard(s.uids))
+		errs = append(errs, s.uidPool().discard(s.uids))
 	}
 	for _, pair := range s.childUIDs { // not reused: other workers may need so many
 		errs = append(errs, s.m.uids.discard(pair))

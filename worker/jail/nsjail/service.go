@@ -25,7 +25,7 @@ type ServiceConfig struct {
 // jail, it is removed if the worker dies.
 type Service struct {
 	m     *Maker
-	uids  *uidPair
+	uids  *uidSet
 	group *cgroup.Group
 	proc  *os.Process
 	kill  func()

@@ -11,53 +11,78 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bullpen-run/bullpen/worker/jail"
 )
 
 // UIDs is a range of the host's uids (and gids of the same numbers) that nothing else on the host
-// uses. A jail takes two.
+// uses. A jail takes two of the first PairUIDs. One with a writable root takes RootUIDs of the rest.
 type UIDs struct {
 	First int // not 0
 	Count int // at least 2
 }
 
+const (
+	// PairUIDs is how many uids at the start of a range are for jails with two of them.
+	PairUIDs = 8192
+	// RootUIDs is how many uids a jail with a writable root has: those from 0 on, for a system's users and
+	// more than 1,000 others, and nobody's. Where a pod has 65,536, there are enough for 23 such jails.
+	RootUIDs = 2048
+	nobody   = 65534
+)
+
 // DefaultUIDs is above every range that distributions and systemd use. It is enough for 4,096 jails
-// at a time on one host.
-var DefaultUIDs = UIDs{First: 1_900_000_000, Count: 8192} // read only
+// at a time on one host, and 256 with a writable root.
+var DefaultUIDs = UIDs{First: 1_900_000_000, Count: PairUIDs + 256*RootUIDs} // read only
 
-// uidPool allocates pairs of uids. Each pair is locked in a directory that all workers of the host
-// share.
-type uidPool struct {
-	UIDs
-	dir string
+// pairs returns the uids of jails with two of them.
+func (u UIDs) pairs() UIDs { return UIDs{u.First, min(u.Count, PairUIDs)} }
 
-	mu   sync.Mutex
-	free []*uidPair // locked by this process, oldest first
-	next int        // first pair this process has not tried yet
-}
+// rest returns the uids of jails with a writable root.
+func (u UIDs) rest() UIDs { return UIDs{u.First + PairUIDs, max(0, u.Count-PairUIDs)} }
 
-// uidPair is two uids. They are reserved as long as lock, or a duplicate of it in an init, is open.
-type uidPair struct {
-	first int
-	lock  *os.File
-}
-
-func newUIDPool(u UIDs, dir string) (*uidPool, error) {
+// check returns an error if the worker cannot map the uids.
+func (u UIDs) check() error {
 	if u.First <= 0 || u.Count < 2 || u.First+u.Count > 1<<31-2 {
-		return nil, fmt.Errorf("uid range %d+%d is not usable: give a range of at least 2 unprivileged uids",
+		return fmt.Errorf("uid range %d+%d is not usable: give a range of at least 2 unprivileged uids",
 			u.First, u.Count)
 	}
-	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
-		if err := u.mapped(file); err != nil {
-			return nil, err
-		}
+	return errors.Join(u.mapped("/proc/self/uid_map"), u.mapped("/proc/self/gid_map"))
+}
+
+// uidPool allocates sets of size consecutive uids. Each set is locked in a directory that all workers of
+// the host share.
+type uidPool struct {
+	UIDs
+	size int
+	dir  string
+
+	mu   sync.Mutex
+	free []*uidSet // locked by this process, oldest first
+	next int       // first set this process has not tried yet
+}
+
+// uidSet is the uids of a jail: two, or RootUIDs. They are reserved as long as lock, or a duplicate of it in
+// an init, is open.
+type uidSet struct {
+	first, size int
+	lock        *os.File
+}
+
+// program returns the program's uid outside of the jail.
+func (s *uidSet) program() int {
+	if s.size == RootUIDs {
+		return s.first + jail.ProgramID
 	}
+	return s.first + 1
+}
+
+// openUIDLocks creates the directory of locks, and removes those of dead workers.
+func openUIDLocks(dir string) error {
 	if err := makeDir(dir, 0o700); err != nil {
-		return nil, err
+		return err
 	}
-	if err := removeUnused(dir); err != nil {
-		return nil, err
-	}
-	return &uidPool{UIDs: u, dir: dir}, nil
+	return removeUnused(dir)
 }
 
 // removeUnused removes the locks that dead workers left in dir.
@@ -97,35 +122,35 @@ func (u UIDs) mapped(file string) error {
 		"that it has", u.First, u.Count, file)
 }
 
-// acquire returns an unused pair.
-func (p *uidPool) acquire() (*uidPair, error) {
+// acquire returns an unused set.
+func (p *uidPool) acquire() (*uidSet, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.free) > 0 {
-		pair := p.free[0]
+		set := p.free[0]
 		p.free = p.free[1:]
-		return pair, nil
+		return set, nil
 	}
-	pairs := p.Count / 2
-	for range pairs {
+	sets := p.Count / p.size
+	for range sets {
 		i := p.next
-		p.next = (p.next + 1) % pairs
-		pair, err := p.lock(p.First + 2*i)
-		if pair != nil || err != nil {
-			return pair, err
+		p.next = (p.next + 1) % sets
+		set, err := p.lock(p.First + p.size*i)
+		if set != nil || err != nil {
+			return set, err
 		}
 	}
-	return nil, fmt.Errorf("all %d pairs of uids from %d are in use: give the workers of this host a larger range",
-		pairs, p.First)
+	return nil, fmt.Errorf("all %d sets of %d uids from %d are in use: give the workers of this host a larger uid range",
+		sets, p.size, p.First)
 }
 
-// lock locks the pair that starts at first. It returns nil if another process holds the pair.
-func (p *uidPool) lock(first int) (*uidPair, error) {
+// lock locks the set that starts at first. It returns nil if another process holds the set.
+func (p *uidPool) lock(first int) (*uidSet, error) {
 	f, err := tryLock(filepath.Join(p.dir, strconv.Itoa(first)))
 	if f == nil || err != nil {
 		return nil, err
 	}
-	return &uidPair{first: first, lock: f}, nil
+	return &uidSet{first, p.size, f}, nil
 }
 
 // tryLock locks the file at path. It returns nil if another process holds the lock. The holder may
@@ -174,26 +199,26 @@ func removeLock(path string) error {
 	return errors.Join(os.Remove(path), f.Close())
 }
 
-// release returns a pair to the pool. No process of the jail that used it may be alive.
-func (p *uidPool) release(pair *uidPair) {
+// release returns a set to the pool. No process of the jail that used it may be alive.
+func (p *uidPool) release(set *uidSet) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.free = append(p.free, pair)
+	p.free = append(p.free, set)
 }
 
-// discard unlocks a pair that this process does not reuse. Dying processes of its jail may still
+// discard unlocks a set that this process does not reuse. Dying processes of its jail may still
 // hold the lock, and the file stays for others to remove.
-func (p *uidPool) discard(pair *uidPair) error {
-	return errors.Join(pair.lock.Close(), removeLock(pair.lock.Name()))
+func (p *uidPool) discard(set *uidSet) error {
+	return errors.Join(set.lock.Close(), removeLock(set.lock.Name()))
 }
 
-// close unlocks all pairs that are not in use.
+// close unlocks all sets that are not in use.
 func (p *uidPool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
-	for _, pair := range p.free {
-		errs = append(errs, p.discard(pair))
+	for _, set := range p.free {
+		errs = append(errs, p.discard(set))
 	}
 	p.free = nil
 	return errors.Join(errs...)

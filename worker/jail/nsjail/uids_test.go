@@ -1,6 +1,7 @@
 package nsjail
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -15,13 +16,13 @@ func TestUIDsAreNeverShared(t *testing.T) {
 	u := UIDs{First: 5000, Count: 9}
 	var pools [2]*uidPool
 	for i := range pools {
-		p, err := newUIDPool(u, dir)
+		p, err := openUIDPool(u, dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		pools[i] = p
 	}
-	seen := map[int]*uidPair{}
+	seen := map[int]*uidSet{}
 	for i := range 4 {
 		pair, err := pools[i%2].acquire()
 		if err != nil {
@@ -53,7 +54,7 @@ func TestUIDsAreNeverShared(t *testing.T) {
 	}
 	_ = pair.lock.Close()
 	for _, u := range []UIDs{{First: 0, Count: 10}, {First: 10, Count: 1}, {First: 1<<31 - 4, Count: 10}} {
-		if _, err := newUIDPool(u, dir); err == nil {
+		if _, err := openUIDPool(u, dir); err == nil {
 			t.Errorf("range %+v accepted", u)
 		}
 	}
@@ -71,7 +72,7 @@ func TestUIDLocksAreRemoved(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 200 {
-				p, err := newUIDPool(u, dir)
+				p, err := openUIDPool(u, dir)
 				if err != nil {
 					t.Error(err)
 					return
@@ -109,4 +110,9 @@ func TestZygoteRemovesUIDLocks(t *testing.T) {
 	if err != nil || len(left) != len(m.uids.free) {
 		t.Errorf("%d files for %d pairs, %v", len(left), len(m.uids.free), err)
 	}
+}
+
+// openUIDPool returns a pool of pairs.
+func openUIDPool(u UIDs, dir string) (*uidPool, error) {
+	return &uidPool{UIDs: u, size: 2, dir: dir}, errors.Join(u.check(), openUIDLocks(dir))
 }

@@ -292,7 +292,7 @@ func (p *zygote) reserveIndex() (int, error) {
 
 // release returns the uids of a jail. Processes of a jail that failed to start may still be alive,
 // so its uids are not reused.
-func (p *zygote) release(pair *uidPair, clean bool) {
+func (p *zygote) release(pair *uidSet, clean bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.living--

@@ -69,7 +69,7 @@ app.kubernetes.io/component: {{ .role }}
 - {name: BULLPEN_POOL, value: {{ .values.pool | quote }}}
 {{- if not .values.privileged }}
 # Of the 65,536 ids that a pod with a user namespace has.
-- {name: BULLPEN_UID_RANGE, value: "10000:8192"}
+- {name: BULLPEN_UID_RANGE, value: "10000:55296"}
 {{- end }}
 {{- end }}
 {{- range $name, $value := merge (dict) .values.settings $v.settings }}
