@@ -10,7 +10,7 @@ import (
 )
 
 // testE2BClients runs programs with E2B's clients, unmodified, against a server that has only what
-// `bullpen init --e2b` creates. The clients come from PyPI and npm: the newest ones, and the newest one for
+// `bullpen init --e2b` creates, but the image. The clients come from PyPI and npm: the newest ones, and the newest one for
 // Python with the routes of the first generation, which accepts keys of one form only.
 func testE2BClients(t *testing.T, p *programs) {
 	sys := newSystem(t, p, topologies()[0], manySlots, "--sandbox-domain", "sandboxes.example.com")
@@ -33,7 +33,7 @@ func testE2BClients(t *testing.T, p *programs) {
 		}
 		return string(out)
 	}
-	for line := range strings.Lines(run(t, p.bullpen, "init", "--e2b")) {
+	for line := range strings.Lines(run(t, p.bullpen, "init", "--e2b", "--image=")) {
 		env = append(env, strings.TrimPrefix(strings.TrimSpace(line), "export "))
 	}
 	for _, version := range []string{"2.63.0", "2.45.1"} {

@@ -74,7 +74,7 @@ type Profile struct {
 type Disk struct {
 	Home   Bytes `json:"home" minimum:"1MiB" maximum:"1024GiB" doc:"Size of the home directory: 1MiB to 1024GiB. By default 512MiB or half of the memory, whichever is less."`
 	Tmp    Bytes `json:"tmp" minimum:"1MiB" maximum:"1024GiB" doc:"Size of /tmp: 1MiB to 1024GiB. By default 256MiB or a quarter of the memory, whichever is less."`
-	Root   Bytes `json:"root,omitempty" default:"0" minimum:"0" maximum:"1024GiB" doc:"What root in a live sandbox may change of the image's file system, for example to install packages: 1MiB to 1024GiB. The changes are lost when the sandbox stops. 0: nothing. Needs an image. Executions run as another user and do not use it."`
+	Root   Bytes `json:"root,omitempty" minimum:"0" maximum:"1024GiB" doc:"What root in a live sandbox may change of the image's file system, for example to install packages: 1MiB to 1024GiB. The changes are lost when the sandbox stops. 0: nothing. Needs an image. Executions run as another user and do not use it."`
 	Inodes int64 `json:"inodes" default:"65536" minimum:"256" maximum:"16777216" doc:"Files and directories in each of them."`
 }
 

@@ -57,7 +57,7 @@ func (c *imageImportCommand) Run(ctx context.Context, io streams) error {
 }
 
 // store fills a tree, stores it as an image, and prints the image.
-func (r *remote) store(ctx context.Context, io streams, name string, fill func(*image.Tree) error) (err error) {
+func (r *remote) store(ctx context.Context, io streams, name string, fill func(*image.Tree) error) error {
 	cl, err := r.client(io)
 	if err != nil {
 		return err
@@ -65,20 +65,30 @@ func (r *remote) store(ctx context.Context, io streams, name string, fill func(*
 	if _, err := client.Collect(cl.Admin().Images(ctx)); err != nil { // fails early without a server or a valid key
 		return err
 	}
-	t, err := image.NewTree("", image.DefaultLimits())
+	img, err := storeImage(ctx, cl, io, name, fill)
 	if err != nil {
 		return err
+	}
+	return show(io, r.JSON, img, func(p *page, img *api.Image) { printImages(p, *img) })
+}
+
+// storeImage fills a tree and stores it as an image.
+func storeImage(
+	ctx context.Context, cl *client.Client, io streams, name string, fill func(*image.Tree) error,
+) (img *api.Image, err error) {
+	t, err := image.NewTree("", image.DefaultLimits())
+	if err != nil {
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	if err := fill(t); err != nil {
-		return err
+		return nil, err
 	}
-	img, err := upload(ctx, cl, io, name, t)
-	if err != nil {
-		return err
+	if img, err = upload(ctx, cl, io, name, t); err != nil {
+		return nil, err
 	}
 	printOmitted(io.err, t.Omitted())
-	return show(io, r.JSON, img, func(p *page, img *api.Image) { printImages(p, *img) })
+	return img, nil
 }
 
 // upload packs a tree and stores it.

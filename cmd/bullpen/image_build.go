@@ -101,12 +101,20 @@ func (c *imageBuildCommand) recipe() (*images.Recipe, fs.FS, error) {
 }
 
 func (c *imageBuildCommand) Run(ctx context.Context, io streams) error {
-	recipe, from, err := c.recipe()
+	b, err := c.build(io)
 	if err != nil {
 		return err
 	}
-	b := &imageBuild{imageBuildCommand: c, recipe: recipe, files: from, steps: newSteps(io)}
 	return c.store(ctx, io, c.Name, func(t *image.Tree) error { return b.run(ctx, t) })
+}
+
+// build returns the build of the recipe with the flags.
+func (c *imageBuildCommand) build(io streams) (*imageBuild, error) {
+	recipe, from, err := c.recipe()
+	if err != nil {
+		return nil, err
+	}
+	return &imageBuild{imageBuildCommand: c, recipe: recipe, files: from, steps: newSteps(io)}, nil
 }
 
 // imageBuild is a build of an image. Its steps are tools that run one after another.

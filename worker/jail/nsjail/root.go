@@ -107,7 +107,7 @@ func (s *sandbox) mergeAccounts(etc string) error {
 	defer func() { _ = image.Close() }()
 	for name, own := range map[string]string{
 		// With *, the user needs no line in the image's /etc/shadow.
-		"passwd": fmt.Sprintf("root:x:0:0:root:/root:/bin/bash\n%s:*:%d:%d:%[1]s:%s:/bin/bash\n",
+		"passwd": fmt.Sprintf("root:x:0:0:root:/root:/bin/bash\n%s:*:%d:%d:%[1]s:%[4]s:/bin/bash\n",
 			jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome),
 		"group": fmt.Sprintf("root:x:0:\n%s:x:%d:\n", jail.GuestUser, jail.ProgramID),
 	} {
