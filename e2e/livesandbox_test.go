@@ -260,7 +260,8 @@ func testWritableRoot(t *testing.T, sys *system) {
 		"etc/motd": "welcome\n", "opt/tool": "old\n",
 	} {
 		path := filepath.Join(image, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644))
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -275,7 +276,8 @@ func testWritableRoot(t *testing.T, sys *system) {
 		}
 	}
 	root("cat /etc/motd /opt/tool", "welcome\nold\n")
-	root("mkdir /app; echo new >/app/f; echo new >/opt/tool; rm /etc/motd; cat /app/f /opt/tool; echo /etc/mot*", "new\nnew\n/etc/mot*\n")
+	root("mkdir /app; echo new >/app/f; echo new >/opt/tool; rm /etc/motd; cat /app/f /opt/tool; echo /etc/mot*",
+		"new\nnew\n/etc/mot*\n")
 	root("grep ^www-data /etc/passwd; chown www-data:www-data /app; chmod 700 /app; stat -c '%U %u %a' /app",
 		"www-data:x:33:33::/:/bin/sh\nwww-data 33 700\n")
 	root("echo mine >/home/user/f; stat -c %U /home/user", "user\n")

@@ -45,11 +45,8 @@ const (
 	spareThreads = 16 // for calls to the system that block
 )
 
-func init() { runtime.LockOSThread() } // main runs on the thread whose name ps shows
-
 func main() {
 	setName("guest") // it was executed by descriptor
-	runtime.UnlockOSThread()
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "guest:", err)
 		os.Exit(1)
@@ -104,11 +101,12 @@ func run() error {
 	return nil
 }
 
-// setName names the calling thread.
+// setName names all threads. ps shows the name of the first one.
 func setName(name string) {
 	text := append([]byte(name), 0)
-	//nolint:gosec // of a system call
-	_, _, _ = syscall.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&text[0])), 0)
+	address := unsafe.Pointer(&text[0]) //nolint:gosec // of a system call
+	_, _, _ = syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(address), 0)
+	runtime.KeepAlive(&text[0])
 }
 
 // warm has Go create threads, which it then keeps.
@@ -145,7 +143,7 @@ func limitInheritance(someCapable bool) (capable []uintptr, err error) {
 		}
 		// A process inherits only what is in its ambient set, or what its program's file asks for, and no file
 		// can: jails are mounted nosuid.
-		_, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
+		_, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0)
 		if errno != 0 {
 			return nil, fmt.Errorf("clear ambient capabilities: %w", errno)
 		}

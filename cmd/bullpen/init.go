@@ -33,9 +33,9 @@ type initCommand struct {
 }
 
 func (*initCommand) Help() string {
-	return `Creates what E2B's clients need, unless it exists: the image e2b (bullpen image build --from e2b, some minutes), and
-the sandbox profile base, with that image, a network, terminals, 2 GiB of memory, and a root file system that root may
-change, for apt and pip. Then creates a new API key in E2B's form that is bound to the profile.
+	return `Creates what E2B's clients need, unless it exists: the image e2b (bullpen image build --from e2b, some
+minutes), and the sandbox profile base, with that image, a network, terminals, 2 GiB of memory, and a root file
+system that root may change, for apt and pip. Then creates a new API key in E2B's form that is bound to the profile.
 Prints the variables that E2B's clients read, so that a shell can evaluate them:
 
   eval "$(bullpen init --e2b)"

@@ -93,7 +93,7 @@ func (s *sandbox) fillRoot(upper string) error {
 		if err != nil {
 			return err
 		}
-		return os.Lchown(path, s.uids.first, s.uids.first)
+		return os.Lchown(path, s.uids.first, s.uids.first) //nolint:gosec // nothing else can reach the directory yet
 	})
 }
 
