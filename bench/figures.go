@@ -42,6 +42,13 @@ const (
 	targetHalfRatio = 5
 	targetBurstMS   = 400
 	targetJailMB    = 12
+
+	targetFirstOutput = 4 // inline executions
+	targetCommand     = 1 // inline executions
+	targetSandboxMiB  = 16
+	targetSandboxCPU  = 1 // percent of a core
+	targetCreateMS    = 1000
+	targetResume      = 1.5 // downloads
 )
 
 // figure is a measured value and its target.
@@ -135,7 +142,7 @@ func (r *report) figures() []figure {
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
 	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures(),
-		r.Batches.figures(), r.Schedules.figures())
+		r.Batches.figures(), r.Schedules.figures(), r.Sandboxes.figures())
 }
 
 // cellTarget is the target of a cell: for one caller the maximum p50, for more callers the minimum

@@ -53,6 +53,7 @@ type report struct {
 	Fairness        *fairness    `json:"fairness"`
 	Batches         *batches     `json:"batches"`
 	Schedules       *schedules   `json:"schedules"`
+	Sandboxes       *sandboxes   `json:"sandboxes"`
 	Memory          *memory      `json:"memory"`
 	Half            []halfLoad   `json:"half_load"`
 	Bursts          *summary     `json:"bursts_last_answer"` // of each burst
@@ -167,6 +168,12 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	if t.pid != 0 {
 		_, _ = fmt.Fprintln(progress, "threads …")
 		if r.Threads, err = measureThreads(ctx, o.server, dir, o.quick); err != nil {
+			return nil, err
+		}
+	}
+	if t.pid != 0 {
+		_, _ = fmt.Fprintln(progress, "live sandboxes …")
+		if r.Sandboxes, err = measureSandboxes(ctx, o.server, dir, o.quick); err != nil {
 			return nil, err
 		}
 	}

@@ -62,17 +62,11 @@ func measureThreads(ctx context.Context, program, dir string, quick bool) (_ *th
 		m.Files, m.Runs, large = quickFiles, quickRuns, quickLarge
 	}
 	m.HomeMB = float64(m.Files) * homeFileBytes / mb
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	s3, err := storagetest.Start(dir)
+	s3, err := m.startStore(dir)
 	if err != nil {
 		return nil, fmt.Errorf("measure threads: %w", err)
 	}
 	defer func() { err = errors.Join(err, s3.Close()) }()
-	if m.endpoint, err = s3.Endpoint(); err != nil {
-		return nil, fmt.Errorf("measure threads: %w", err)
-	}
 	t, err := m.server(ctx, program, dir)
 	if err != nil {
 		return nil, err
@@ -93,9 +87,25 @@ func measureThreads(ctx context.Context, program, dir string, quick bool) (_ *th
 	return m, nil
 }
 
-func (m *threads) server(ctx context.Context, program, dir string) (*target, error) {
-	t, err := startServer(ctx, program, dir,
-		append(storagetest.Env(), "BULLPEN_STORE="+storagetest.StoreURL(m.endpoint, storePrefix))...)
+// startStore starts the S3 server, with its data in dir.
+func (m *threads) startStore(dir string) (*storagetest.Server, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	s3, err := storagetest.Start(dir)
+	if err != nil {
+		return nil, err
+	}
+	if m.endpoint, err = s3.Endpoint(); err != nil {
+		return nil, errors.Join(err, s3.Close())
+	}
+	return s3, nil
+}
+
+// server starts a server that uses the store.
+func (m *threads) server(ctx context.Context, program, dir string, settings ...string) (*target, error) {
+	settings = append(settings, "BULLPEN_STORE="+storagetest.StoreURL(m.endpoint, storePrefix))
+	t, err := startServer(ctx, program, dir, append(storagetest.Env(), settings...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +145,9 @@ func largeHomeKey(ctx context.Context, a *api) (string, error) {
 func (m *threads) withThreads(a *api) *api { return apiOf(a.url, m.key, a.http) }
 
 // restart stops the server and starts it again with a worker that has no cached homes.
-func (m *threads) restart(ctx context.Context, t *target, program, dir string) (*target, error) {
+func (m *threads) restart(
+	ctx context.Context, t *target, program, dir string, settings ...string,
+) (*target, error) {
 	if err := t.close(); err != nil {
 		return t, err
 	}
@@ -146,7 +158,7 @@ func (m *threads) restart(ctx context.Context, t *target, program, dir string) (
 	if err := os.Rename(homes, fmt.Sprintf("%s-%d", homes, m.starts)); err != nil {
 		return t, err
 	}
-	next, err := m.server(ctx, program, dir)
+	next, err := m.server(ctx, program, dir, settings...)
 	if err != nil {
 		return t, err
 	}
