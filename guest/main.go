@@ -57,7 +57,8 @@ func run() error {
 	runtime.GOMAXPROCS(1)
 	debug.SetMemoryLimit(memoryLimit)
 	syscall.Umask(0o022)
-	_ = os.WriteFile("/proc/self/comm", []byte("guest"), 0) // a name for ps; it was executed by descriptor
+	name := [...]byte{'g', 'u', 'e', 's', 't', 0} // for ps; it was executed by descriptor
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name)), 0, 0, 0)
 	if err := dropInheritable(); err != nil {
 		return err
 	}

@@ -3,7 +3,11 @@
 //nolint:gosec // the kernel gives pointers
 package main
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/bullpen-run/bullpen/worker/jail/wire"
+)
 
 // nobody is the goroutine that the whole init runs as, see entry_amd64.s. It is zero except for a
 // word at its end, which only the entry uses. A real goroutine's descriptor is smaller.
@@ -26,11 +30,11 @@ func start(stack *uintptr) {
 		}
 		arguments[i] = unsafe.Slice(arg, n)
 	}
-	kind := arguments[1]
+	kind := unsafe.String(unsafe.SliceData(arguments[1]), len(arguments[1]))
 	if arguments[3] != nil {
-		prepare(len(kind) == 0, arguments[2], arguments[3])
+		prepare(kind != wire.Zygote, arguments[2], arguments[3])
 	}
-	run(unsafe.String(unsafe.SliceData(kind), len(kind)))
+	run(kind)
 }
 
 // No Go code uses these.
