@@ -131,6 +131,11 @@ func TestAbuseTable(t *testing.T) {
 	for _, a := range controlAttacks() {
 		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.outcome)
 	}
+	want.WriteString("\n**live sandboxes.** Attacks on [live sandboxes](../guides/sandboxes.md), from outside and by what runs in " +
+		"one:\n`TestE2E/abuse/live/<attack>`.\n\n| attacks | what happens |\n|---|---|\n")
+	for _, a := range liveAttacks() {
+		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.outcome)
+	}
 	want.WriteString("\n")
 	doctest.Compare(t, "../docs/reference/attacks.md", "<!-- abuse of the control plane: written by `make docs` -->\n",
 		"<!-- end of abuse of the control plane -->\n", want.String())

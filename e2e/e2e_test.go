@@ -55,6 +55,10 @@ func TestE2E(t *testing.T) {
 			a.test(t, p)
 		})
 	}
+	t.Run("abuse/live", func(t *testing.T) {
+		t.Parallel()
+		testLiveAbuse(t, p)
+	})
 	for _, in := range topologies() {
 		if testing.Short() && !in.separate {
 			continue

@@ -3,6 +3,9 @@ package proto
 // The protocol between a gateway and a worker for live sandboxes is HTTP over TLS. The worker's
 // certificate is its own; the gateway knows it from the worker's endpoint, which it gets through NATS.
 const (
+	// HeaderPrefix begins the names of headers that are this server's own. None is passed on to a sandbox or
+	// from it.
+	HeaderPrefix = "Bullpen-"
 	// HeaderSandbox names the sandbox of a request, and HeaderTicket has its ticket, which proves that
 	// a gateway sends the request.
 	HeaderSandbox = "Bullpen-Sandbox"

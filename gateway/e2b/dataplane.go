@@ -256,9 +256,9 @@ func (d *DataPlane) pass(w http.ResponseWriter, r *http.Request, x *proto.LiveSa
 		for _, name := range []string{"Content-Security-Policy", "X-Content-Type-Options", "Referrer-Policy"} {
 			w.Header().Del(name)
 		}
-		if proto.CheckKeyForm(web.SecretOf(r)) == nil {
-			out.Header.Del("Authorization")
-		}
+		out.Header["Authorization"] = slices.DeleteFunc(out.Header["Authorization"], func(value string) bool {
+			return proto.CheckKeyForm(web.Bearer(value)) == nil
+		})
 	}
 	// An answer may begin before the body of the request has ended.
 	_ = http.NewResponseController(w).EnableFullDuplex()

@@ -151,6 +151,8 @@ func (s *Routes) guest(parameters ...string) web.Handle {
 		}
 		s.Serve(w, request, Target{Org: r.Key.Org, ID: id, Path: path.String()}, func(cause error) {
 			switch {
+			case r.Context().Err() != nil:
+				panic(http.ErrAbortHandler) // the client has left
 			case errors.Is(cause, ErrNotReached):
 				err = api.Errorf(api.CodeConflict, "the sandbox is not running; look at it for the reason")
 			default:

@@ -7,10 +7,15 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"maps"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,6 +29,7 @@ const (
 	maxIdleConns    = 32
 	idleConnTimeout = 90 * time.Second
 	maxTransports   = 1024
+	maxHeader       = 64 << 10 // bytes of the header of an answer
 )
 
 // Endpoints finds the endpoints of workers.
@@ -89,7 +95,7 @@ func newTransport(to proto.WorkerEndpoint) *http.Transport {
 	}}
 	return &http.Transport{
 		DialTLSContext: dialTLS(dialer, to.Address), MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout,
-		DisableCompression: true, ResponseHeaderTimeout: 0,
+		DisableCompression: true, ResponseHeaderTimeout: 0, MaxResponseHeaderBytes: maxHeader,
 	}
 }
 
@@ -157,14 +163,17 @@ func (t *Tunnels) proxy(
 		return
 	}
 	proxy := &httputil.ReverseProxy{
-		Transport: transport, FlushInterval: -1,
+		Transport: finalAnswers{transport}, FlushInterval: -1,
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug), // tenants can cause any number
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host = "https", "worker"
 			p.Out.URL.Path, p.Out.URL.RawPath = to.Path, to.RawPath
 			p.Out.Host = p.In.Host
-			for name := range p.Out.Header {
-				if private(name) {
-					p.Out.Header.Del(name)
+			for _, h := range []http.Header{p.Out.Header, p.Out.Trailer} {
+				for name := range h {
+					if private(name) {
+						delete(h, name)
+					}
 				}
 			}
 			// Only now, since a client may name headers in Connection, which are removed before.
@@ -178,16 +187,64 @@ func (t *Tunnels) proxy(
 			if answer.StatusCode == proto.StatusNoSandbox {
 				return ErrNotReached
 			}
-			for name := range answer.Header {
-				if private(name) || ofOrigin(name) {
-					answer.Header.Del(name)
-				}
+			removeHeaders(answer.Header, nil)
+			if answer.StatusCode == http.StatusSwitchingProtocols {
+				return nil // its body is the connection
 			}
+			own := maps.Clone(w.Header())
+			removeHeaders(answer.Header, own)
+			removeHeaders(answer.Trailer, own) // those that are announced
+			answer.Body = &trailerFilter{answer.Body, answer, own}
 			return nil
 		},
 		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { unreachable(err) },
 	}
 	proxy.ServeHTTP(w, r)
+}
+
+// removeHeaders removes what a sandbox must not tell a client, and the names of own, which this server sets.
+func removeHeaders(h, own http.Header) {
+	for name := range h {
+		if _, set := own[name]; set || private(name) || ofOrigin(name) {
+			delete(h, name)
+		}
+	}
+}
+
+// trailerFilter is the body of an answer. At its end, when the trailers are known, it removes some of them
+// as removeHeaders does.
+type trailerFilter struct {
+	io.ReadCloser
+	answer *http.Response
+	own    http.Header
+}
+
+func (f *trailerFilter) Read(p []byte) (int, error) {
+	n, err := f.ReadCloser.Read(p)
+	if err != nil {
+		removeHeaders(f.answer.Trailer, f.own)
+	}
+	return n, err
+}
+
+// finalAnswers hides interim answers, such as 103, from [httputil.ReverseProxy]. It would pass them on with
+// all their headers and in any number, and drop the headers that this server has set. Without it, the
+// transport reads at most maxHeader bytes of them.
+type finalAnswers struct{ http.RoundTripper }
+
+func (f finalAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
+	return f.RoundTripper.RoundTrip(r.WithContext(untraced{r.Context()}))
+}
+
+// untraced is a context without hooks for the steps of a request.
+type untraced struct{ context.Context }
+
+func (c untraced) Value(key any) any {
+	value := c.Context.Value(key)
+	if _, ok := value.(*httptrace.ClientTrace); ok {
+		return nil
+	}
+	return value
 }
 
 // ofOrigin reports whether a header of an answer has an effect on everything that has the same origin in a
@@ -204,12 +261,12 @@ func ofOrigin(name string) bool {
 // private reports whether a header is between the client and the gateway alone, or between the gateway
 // and the worker.
 func private(name string) bool {
-	switch http.CanonicalHeaderKey(name) {
-	case "Cookie", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", proto.HeaderSandbox,
-		proto.HeaderTicket, proto.HeaderSandboxID, proto.HeaderSandboxPort:
+	switch name = http.CanonicalHeaderKey(name); name {
+	case "Cookie", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", proto.HeaderSandboxID,
+		proto.HeaderSandboxPort:
 		return true
 	default:
-		return false
+		return strings.HasPrefix(name, proto.HeaderPrefix)
 	}
 }
 

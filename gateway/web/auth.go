@@ -45,8 +45,11 @@ func (c *Core) authenticate(next http.Handler) http.Handler {
 }
 
 // SecretOf returns the API key of a request, or "".
-func SecretOf(r *http.Request) string {
-	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+func SecretOf(r *http.Request) string { return Bearer(r.Header.Get("Authorization")) }
+
+// Bearer returns the secret in a value of the header Authorization, or "".
+func Bearer(authorization string) string {
+	scheme, secret, _ := strings.Cut(authorization, " ")
 	if !strings.EqualFold(scheme, "Bearer") {
 		return ""
 	}

@@ -25,7 +25,8 @@ const (
 )
 
 const (
-	maxRequests = 512 // that are passed on at a time
+	maxRequests = 512      // that are passed on at a time
+	maxHeader   = 64 << 10 // bytes of the header of an answer
 	dialTimeout = 10 * time.Second
 )
 
@@ -46,7 +47,7 @@ func New(next http.Handler) *Handler {
 		DialContext: dial,
 		// A connection for each request: a server may go away at any time, and another one come.
 		MaxIdleConnsPerHost: -1,
-		DisableCompression:  true,
+		DisableCompression:  true, MaxResponseHeaderBytes: maxHeader,
 	}
 	return &Handler{Next: next, proxy: &httputil.ReverseProxy{
 		Rewrite:       rewrite,

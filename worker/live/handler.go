@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -18,6 +19,10 @@ import (
 const (
 	maxIdleConns    = 4
 	idleConnTimeout = 90 * time.Second
+	maxHeader       = 64 << 10 // bytes of the header of an answer
+	// maxOpen is how many requests to a sandbox may be open. Each has a connection to the gateway and one to
+	// the guest, of which all sandboxes of the worker share the most that there can be.
+	maxOpen = 512
 )
 
 // Handler serves gateways. A request names its sandbox in the header [proto.HeaderSandbox] and has
@@ -28,7 +33,7 @@ func (s *Sandboxes) Handler() http.Handler {
 		x := s.get(r.Header.Get(proto.HeaderSandbox))
 		ticket := sha256.Sum256([]byte(r.Header.Get(proto.HeaderTicket)))
 		if x == nil || subtle.ConstantTimeCompare(ticket[:], x.job.TicketHash[:]) == 0 {
-			w.WriteHeader(proto.StatusNoSandbox)
+			refuse(w)
 			return
 		}
 		if r.URL.Path == proto.ExpiryPath {
@@ -39,7 +44,12 @@ func (s *Sandboxes) Handler() http.Handler {
 			w.WriteHeader(proto.StatusNoSandbox)
 			return
 		}
-		defer x.use()()
+		done, ok := x.use()
+		if !ok {
+			refuseMore(w)
+			return
+		}
+		defer done()
 		// A guest answers before the request has ended. Without this, the server would then close the body
 		// that the proxy still reads, and the proxy would cut the answer off.
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
@@ -48,6 +58,27 @@ func (s *Sandboxes) Handler() http.Handler {
 		}
 		x.proxy.ServeHTTP(w, r)
 	})
+}
+
+// refuse answers a request that no gateway has sent, or that comes too late.
+func refuse(w http.ResponseWriter) {
+	closeConnection(w)
+	w.WriteHeader(proto.StatusNoSandbox)
+}
+
+// refuseMore answers a request beyond maxOpen, in the form of the guest's errors.
+func refuseMore(w http.ResponseWriter) {
+	closeConnection(w)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusTooManyRequests)
+	_, _ = fmt.Fprintf(w, `{"code":429,"message":"too many requests to this sandbox are open (%d)"}`+"\n", maxOpen)
+}
+
+// closeConnection has the server close the connection after the answer, without reading the rest of the
+// request. Whoever reaches the port could otherwise keep connections open by bodies that never end.
+func closeConnection(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 }
 
 // serveExpiry sets when the sandbox expires.

@@ -78,6 +78,7 @@ func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", path)
 			},
 			MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout, DisableCompression: true,
+			MaxResponseHeaderBytes: maxHeader,
 		},
 	}
 	x.proxy = newProxy(x)
@@ -192,10 +193,14 @@ func (x *Sandbox) check() {
 	x.timer.Reset(next.Sub(now))
 }
 
-// use notes that a request to the guest begins. The caller calls done when it has ended.
-func (x *Sandbox) use() (done func()) {
+// use notes that a request to the guest begins. The caller calls done when it has ended. ok is false if
+// too many are open.
+func (x *Sandbox) use() (done func(), ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.open >= maxOpen {
+		return nil, false
+	}
 	x.open++
 	return func() {
 		x.mu.Lock()
@@ -206,5 +211,5 @@ func (x *Sandbox) use() (done func()) {
 		if last {
 			x.check()
 		}
-	}
+	}, true
 }

@@ -58,13 +58,15 @@ func (r *workerRole) openLive(capabilities []string, c *closers) (*liveWorker, e
 	if err != nil {
 		return nil, fmt.Errorf("listen for gateways: %w: choose another --tunnel", err)
 	}
+	limited := &limitedListener{Listener: listener, limit: r.cfg.maxConnections()}
 	w := &liveWorker{
 		sandboxes: found,
-		listener: tls.NewListener(listener, &tls.Config{
+		listener: tls.NewListener(limited, &tls.Config{
 			Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13,
 		}),
 		server: &http.Server{
-			Handler: found.Handler(), ReadHeaderTimeout: headerTimeout, MaxHeaderBytes: maxHeaderBytes,
+			Handler: found.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+			MaxHeaderBytes: maxHeaderBytes, ConnState: limited.count,
 			ErrorLog: slog.NewLogLogger(r.log.Handler(), slog.LevelDebug),
 		},
 		endpoint: proto.WorkerEndpoint{

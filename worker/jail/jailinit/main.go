@@ -90,7 +90,7 @@ func run(kind string) {
 	}
 	var o order
 	a := first(kind, &o, &s)
-	p := program{pid: begin(&o, a), died: died, supervisor: &s}
+	p := program{pid: begin(&o, a), died: died, supervisor: &s, guest: kind == wire.Guest}
 	free(o.memory)
 	sendEmpty(wire.Started)
 	p.end()

@@ -12,6 +12,7 @@ type program struct {
 	died       int // readable when a child has died
 	supervisor *supervisor
 	dead       bool // it has been reaped: its pid may belong to another process
+	guest      bool // it is the guest of a live sandbox, which must answer or end
 }
 
 // handleFrames handles the worker's frames. If block is set, it first blocks until there is a
@@ -89,6 +90,9 @@ func (p *program) wait() wire.ExitedFrame {
 			p.dead = true
 			return wire.ExitedFrame{Signal: int32(unix.SIGKILL)}
 		case errno != 0 || pid == 0:
+			if p.guest && stopped(p.pid) { // root of the sandbox can do that
+				_ = kill(p.pid, uint32(unix.SIGKILL))
+			}
 			p.handleFrames(true)
 		case pid == p.pid:
 			p.supervisor.answerPending() // of a child, before the program ended

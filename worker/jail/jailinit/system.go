@@ -223,13 +223,25 @@ func wait(pid int, st *unix.WaitStatus, options int, ru *unix.Rusage) (int, unix
 
 // died returns the pid of a dead child that is not reaped, or 0.
 func died() (pid int, errno unix.Errno) {
+	return changed(unix.P_ALL, 0, unix.WEXITED|unix.WNOWAIT)
+}
+
+// stopped reports whether a child has been stopped by a signal since the last call.
+func stopped(child int) bool {
+	pid, errno := changed(unix.P_PID, child, unix.WSTOPPED)
+	return errno == 0 && pid == child
+}
+
+// changed returns the pid of a child whose state has changed, or 0.
+func changed(kind, id, options int) (pid int, errno unix.Errno) {
 	var d struct { // siginfo_t
 		_   [4]int32
 		pid int32
 		_   [128 - 5*4]byte
 	}
-	_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&d)),
-		unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, 0, 0)
+	_, _, errno = unix.RawSyscall6(
+		unix.SYS_WAITID, uintptr(kind), uintptr(id), uintptr(unsafe.Pointer(&d)), uintptr(options|unix.WNOHANG), 0, 0,
+	)
 	return int(d.pid), errno
 }
 
