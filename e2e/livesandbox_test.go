@@ -45,7 +45,7 @@ func (s *liveSandbox) change(method, route string) (x schema.LiveSandbox) {
 	return x
 }
 
-// awaits waits until the sandbox is in a state for a reason.
+// awaits waits until the sandbox is in a state for a reason, "" for one that has not stopped.
 func (s *liveSandbox) awaits(state, reason string) {
 	s.t.Helper()
 	eventually(s.t, state+" "+reason, func() (bool, any) {
@@ -55,7 +55,11 @@ func (s *liveSandbox) awaits(state, reason string) {
 		}
 		var x schema.LiveSandbox
 		r.into(s.t, &x)
-		return string(x.State) == state && x.Reason != nil && string(*x.Reason) == reason, x
+		got := ""
+		if x.Reason != nil {
+			got = string(*x.Reason)
+		}
+		return string(x.State) == state && got == reason, x
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/bullpen-run/bullpen/guest/account"
 )
@@ -14,6 +15,8 @@ type config struct {
 	Users       []account.User    `json:"users"`
 	DefaultUser string            `json:"default_user"`
 	Dir         string            `json:"dir"`
+	// RequestTimeout is how long the guest waits for a request before it ends; 0 for ever.
+	RequestTimeout time.Duration `json:"request_timeout"`
 }
 
 // readConfig reads and checks a config.

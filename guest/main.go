@@ -77,6 +77,12 @@ func run() error {
 	table := &process.Table{Users: users, Lane: looks, Env: c.Env, Dir: c.Dir}
 	table.Open()
 	server := newServer(table, files.NewTree(users, changes), c)
+	abandoned := make(chan struct{})
+	if c.RequestTimeout > 0 {
+		w := newWatchdog(c.RequestTimeout, server.Handler)
+		server.Handler = w
+		go w.wait(abandoned)
+	}
 	warm(spareThreads)
 
 	stop, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
@@ -87,6 +93,8 @@ func run() error {
 	case err := <-served:
 		table.Close(0)
 		return fmt.Errorf("serve: %w", err)
+	case <-abandoned: // what it has started, the init kills
+		return fmt.Errorf("no request came for %s", c.RequestTimeout)
 	case <-stop.Done():
 	}
 	table.Close(stopGrace)

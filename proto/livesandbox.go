@@ -15,6 +15,12 @@ const (
 	DefaultSandboxTimeout = 5 * time.Minute
 	// SandboxStopGrace is the time between SIGTERM and SIGKILL when a live sandbox stops.
 	SandboxStopGrace = 5 * time.Second
+	// SandboxPingEvery is how often a worker sends each of its guests a request.
+	SandboxPingEvery = 5 * time.Second
+	// GuestTimeout is how long a guest waits for a request before it ends, with all processes: its worker
+	// is frozen. The worker's lease has expired by then, 45 seconds after it was confirmed, and its loss is
+	// declared only 60 seconds after.
+	GuestTimeout = 48 * time.Second
 )
 
 // LiveSandbox is a sandbox that outlives a program: processes are started in it until it stops. Each
