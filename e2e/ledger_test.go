@@ -37,7 +37,8 @@ type ledger struct {
 	all        []*submission
 	violations []violation
 	ends       outcomes
-	batches    []string    // ids of those that were accepted
+	batches    []string // ids of those that were accepted
+	sandboxes  []*ledgerSandbox
 	schedule   *tickLedger // nil for none
 	done       int         // submissions whose outcome is known to their clients
 	progressed chan struct{}
@@ -97,6 +98,8 @@ func testLedger(t *testing.T, p *programs, in topology) {
 	d.deploy()
 	l := newLedger(t, d)
 	l.kinds = append(l.kinds, kindBatch)
+	l.kinds = append(l.kinds, slices.Repeat([]kind{kindSandbox}, ledgerSandboxes)...)
+	l.longest += time.Minute // the loss of a sandbox is declared after a minute
 	l.newSchedule()
 	wrong := l.singleDisruptions()
 	if *ledgerPoints {

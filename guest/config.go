@@ -17,6 +17,8 @@ type config struct {
 	Dir         string            `json:"dir"`
 	// RequestTimeout is how long the guest waits for a request before it ends; 0 for ever.
 	RequestTimeout time.Duration `json:"request_timeout"`
+	// LogBytes is how much of what processes print the guest copies to its standard output.
+	LogBytes int `json:"log_bytes"`
 }
 
 // readConfig reads and checks a config.

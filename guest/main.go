@@ -74,7 +74,7 @@ func run() error {
 	}
 	looks, changes := account.NewLane(1), account.NewLane(fileThreads)
 	defer looks.Close()
-	table := &process.Table{Users: users, Lane: looks, Env: c.Env, Dir: c.Dir}
+	table := &process.Table{Users: users, Lane: looks, Env: c.Env, Dir: c.Dir, Log: process.NewLog(os.Stdout, c.LogBytes)}
 	table.Open()
 	server := newServer(table, files.NewTree(users, changes), c)
 	abandoned := make(chan struct{})
@@ -98,6 +98,7 @@ func run() error {
 	case <-stop.Done():
 	}
 	table.Close(stopGrace)
+	table.Log.Close(finishGrace)
 	finish, cancel := context.WithTimeout(context.Background(), finishGrace)
 	defer cancel()
 	if err := server.Shutdown(finish); err != nil {

@@ -15,6 +15,9 @@ const (
 	DefaultSandboxTimeout = 5 * time.Minute
 	// SandboxStopGrace is the time between SIGTERM and SIGKILL when a live sandbox stops.
 	SandboxStopGrace = 5 * time.Second
+	// MaxSandboxLog bounds what is kept of the output of the processes of one start, in bytes with the
+	// form of the log. A profile's limit of output may be lower.
+	MaxSandboxLog = 4 << 20
 	// SandboxPingEvery is how often a worker sends each of its guests a request.
 	SandboxPingEvery = 5 * time.Second
 	// GuestTimeout is how long a guest waits for a request before it ends, with all processes: its worker

@@ -21,6 +21,8 @@ type guestConfig struct {
 	Dir         string            `json:"dir"` // the working directory of processes
 	// RequestTimeout is how long the guest waits for a request before it ends.
 	RequestTimeout time.Duration `json:"request_timeout"`
+	// LogBytes is how much of what processes print the guest copies to its standard output.
+	LogBytes int `json:"log_bytes"`
 }
 
 // guestUser is a user in a live sandbox.
@@ -42,7 +44,7 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	}
 	config, err := json.Marshal(guestConfig{
 		Env: env, DefaultUser: jail.GuestUser, Dir: proto.SandboxHome,
-		RequestTimeout: proto.GuestTimeout,
+		RequestTimeout: proto.GuestTimeout, LogBytes: min(job.Sandbox.OutputBytes, proto.MaxSandboxLog),
 		Users: []guestUser{
 			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome},
 			{"root", 0, 0, "/root"},

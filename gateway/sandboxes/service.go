@@ -67,6 +67,8 @@ type Jobs interface {
 	// Wait blocks until an execution has ended, and returns its record. It returns the error of ctx if
 	// ctx is done first.
 	Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
+	// Lookup returns the record of an execution, or [proto.ErrNotFound].
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Cancel stores a request to end an execution, and returns the new record.
 	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
@@ -84,6 +86,7 @@ type Service struct {
 	Admission   Admission
 	Jobs        Jobs
 	Submissions Submissions
+	Events      Events
 	Tunnels     *Tunnels
 	// TicketKey makes the tickets with which gateways identify themselves to workers. All gateways have
 	// the same.
