@@ -181,6 +181,7 @@ func (l *ledger) settledSandbox(ctx context.Context, r *rand.Rand, x *ledgerSand
 
 // stopped notes what a stop has saved.
 func (l *ledger) stopped(x *ledgerSandbox, s *schema.LiveSandbox) {
+	l.stops.add(string(*s.Reason))
 	switch reason := *s.Reason; reason {
 	case proto.SandboxPausedByUser, proto.SandboxWorkerDrained:
 		x.saved = x.log

@@ -37,6 +37,7 @@ type ledger struct {
 	all        []*submission
 	violations []violation
 	ends       outcomes
+	stops      outcomes // reasons for which sandboxes stopped
 	batches    []string // ids of those that were accepted
 	sandboxes  []*ledgerSandbox
 	schedule   *tickLedger // nil for none
@@ -140,8 +141,8 @@ func (l *ledger) run(wrong []disruption, cycles int) []violation {
 	l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.t.Logf("%d submissions in %s; went wrong: %s; executions ended: %s", len(l.all), l.log.now().Round(time.Second),
-		&l.injected, &l.ends)
+	l.t.Logf("%d submissions and %d sandboxes in %s; went wrong: %s; executions ended: %s; sandboxes stopped: %s",
+		len(l.all), len(l.sandboxes), l.log.now().Round(time.Second), &l.injected, &l.ends, &l.stops)
 	return slices.Concat(l.violations, l.impossible)
 }
 

@@ -326,7 +326,6 @@ func testLiveSandboxesFrozen(t *testing.T, p *programs) {
 		eventually(t, "it waits", func() (bool, any) { x := sys.named("waits"); return x != nil, x })
 		sys.front.kill()
 		sys.startFront(t)
-		sys.api.t = t
 		eventually(t, "it has not started", func() (bool, any) {
 			x := sys.named("waits")
 			return x == nil || x.State == "ended" && *x.Reason == "not_started", x

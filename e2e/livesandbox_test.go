@@ -225,7 +225,8 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 
 		const secret = `it's "quoted" \ <&>`
 		a.do(http.MethodPut, "/v1/admin/secrets/LOGGED", request{"value": secret})
-		r := a.do(http.MethodPost, "/v1/admin/keys", request{"name": "logged", "org": "default", "secrets": []string{"TOKEN=LOGGED!"}})
+		r := a.do(http.MethodPost, "/v1/admin/keys",
+			request{"name": "logged", "org": "default", "secrets": []string{"LOGGED=TOKEN!"}})
 		var key struct{ Key string }
 		if r.into(t, &key); r.status != http.StatusCreated {
 			t.Fatalf("%s", r)
