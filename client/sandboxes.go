@@ -56,6 +56,11 @@ func (c *Client) ResumeSandbox(ctx context.Context, id string, timeout int) (*ap
 	return c.changeSandbox(ctx, id, "/resume", api.SandboxTimeout{Timeout: timeout})
 }
 
+// SandboxLogs returns what the processes of a sandbox have printed since its last start.
+func (c *Client) SandboxLogs(ctx context.Context, id string) (*api.SandboxLogs, error) {
+	return read[api.SandboxLogs](ctx, c, sandboxPath(id)+"/logs")
+}
+
 // DeleteSandbox ends a sandbox for good and returns it when it has stopped. Deleting one that has
 // ended changes nothing.
 func (c *Client) DeleteSandbox(ctx context.Context, id string) (*api.LiveSandbox, error) {

@@ -23,7 +23,7 @@ import (
 func testNoFaults(t *testing.T, p *programs) {
 	words := []string{"BULLPEN_CRASH_AT", "bullpen/proto/fault"}
 	for _, point := range slices.Concat(fault.Points(), fault.BatchPoints(), fault.SchedulePoints(),
-		fault.PipelinePoints(), fault.AgentPoints()) {
+		fault.PipelinePoints(), fault.AgentPoints(), fault.SandboxPoints()) {
 		words = append(words, string(point))
 	}
 	in := func(program string) []string {

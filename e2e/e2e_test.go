@@ -104,7 +104,8 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 		"backup": testBackup, "connection-files": testConnectionFiles, "connections": testConnections,
 		"crash-points": testCrashPoints, "drain": testDrain, "drain-over": testDrainOver,
 		"injections": testInjections, "ledger": testLedger, "live-sandboxes": testLiveSandboxes,
-		"network": testNetwork, "one-slot": testOneSlot,
+		"live-sandboxes-killed": testLiveSandboxesKilled,
+		"network":               testNetwork, "one-slot": testOneSlot,
 		"sandbox-images": testSandboxImages, "secrets": testSecrets, "sleepers": testSleepers,
 		"store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
 		"volumes-killed": testVolumesKilled, "webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
@@ -148,8 +149,8 @@ func singleTests() map[string]func(*testing.T, *programs) {
 // longSingleTests are further failures, tests under load, and tests on clusters.
 func longSingleTests() map[string]func(*testing.T, *programs) {
 	return map[string]func(*testing.T, *programs){
-		"missing-workers": testMissingWorkers,
-		"agent-clients":   testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad, "up": testUp,
+		"missing-workers": testMissingWorkers, "live-sandboxes-frozen": testLiveSandboxesFrozen,
+		"agent-clients": testAgentClients, "agent-flood": testAgentFlood, "agent-load": testAgentLoad, "up": testUp,
 		"autoscale-process-nats": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{separate: true}) },
 		"backup-ledger-cluster":  func(t *testing.T, p *programs) { testBackupLedger(t, p, onCluster()) },
 		"clients":                testClients, "cluster-leaders": testClusterLeaders, "cluster-nodes": testClusterNodes,

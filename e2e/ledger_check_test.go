@@ -105,6 +105,7 @@ func (l *ledger) check() {
 	l.checkThreads()
 	l.checkLists()
 	l.checkBatches(webhooks)
+	l.checkSandboxes()
 	if l.schedule != nil {
 		l.checkSchedule()
 	}

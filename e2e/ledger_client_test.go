@@ -232,6 +232,10 @@ func (l *ledger) client(over, hard context.Context, r *rand.Rand, k kind) {
 		l.batchClient(over, hard, r)
 		return
 	}
+	if k == kindSandbox {
+		l.sandboxClient(over, hard, r)
+		return
+	}
 	for over.Err() == nil {
 		s := l.draw(r, k)
 		for again := true; again; {

@@ -37,7 +37,9 @@ type ledger struct {
 	all        []*submission
 	violations []violation
 	ends       outcomes
-	batches    []string    // ids of those that were accepted
+	stops      outcomes // reasons for which sandboxes stopped
+	batches    []string // ids of those that were accepted
+	sandboxes  []*ledgerSandbox
 	schedule   *tickLedger // nil for none
 	done       int         // submissions whose outcome is known to their clients
 	progressed chan struct{}
@@ -97,6 +99,8 @@ func testLedger(t *testing.T, p *programs, in topology) {
 	d.deploy()
 	l := newLedger(t, d)
 	l.kinds = append(l.kinds, kindBatch)
+	l.kinds = append(l.kinds, slices.Repeat([]kind{kindSandbox}, ledgerSandboxes)...)
+	l.longest += time.Minute // the loss of a sandbox is declared after a minute
 	l.newSchedule()
 	wrong := l.singleDisruptions()
 	if *ledgerPoints {
@@ -137,8 +141,8 @@ func (l *ledger) run(wrong []disruption, cycles int) []violation {
 	l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.t.Logf("%d submissions in %s; went wrong: %s; executions ended: %s", len(l.all), l.log.now().Round(time.Second),
-		&l.injected, &l.ends)
+	l.t.Logf("%d submissions and %d sandboxes in %s; went wrong: %s; executions ended: %s; sandboxes stopped: %s",
+		len(l.all), len(l.sandboxes), l.log.now().Round(time.Second), &l.injected, &l.ends, &l.stops)
 	return slices.Concat(l.violations, l.impossible)
 }
 

@@ -6,15 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	rpc "connectrpc.com/connect"
 
 	"github.com/bullpen-run/bullpen/guest/processpb"
+	"github.com/bullpen-run/bullpen/proto"
 	schema "github.com/bullpen-run/bullpen/proto/api"
 )
 
@@ -48,7 +51,7 @@ func (s *liveSandbox) change(method, route string) (x schema.LiveSandbox) {
 	return x
 }
 
-// awaits waits until the sandbox is in a state for a reason.
+// awaits waits until the sandbox is in a state for a reason, "" for one that has not stopped.
 func (s *liveSandbox) awaits(state, reason string) {
 	s.t.Helper()
 	eventually(s.t, state+" "+reason, func() (bool, any) {
@@ -58,20 +61,31 @@ func (s *liveSandbox) awaits(state, reason string) {
 		}
 		var x schema.LiveSandbox
 		r.into(s.t, &x)
-		return string(x.State) == state && x.Reason != nil && string(*x.Reason) == reason, x
+		got := ""
+		if x.Reason != nil {
+			got = string(*x.Reason)
+		}
+		return string(x.State) == state && got == reason, fmt.Sprintf("%s %s of %+v", x.State, got, x)
 	})
 }
 
 // run runs a Bash program in the sandbox as a user, and returns its output and its exit status.
 func (s *liveSandbox) run(user, code string) (stdout string, exit int32, err error) {
 	s.t.Helper()
+	return s.runWithin(s.t.Context(), user, code)
+}
+
+// runWithin is run, until ctx is done.
+func (s *liveSandbox) runWithin(
+	ctx context.Context, user, code string,
+) (stdout string, exit int32, err error) {
 	client := processpb.NewProcessClient(s.http, s.base+s.path("/guest"), rpc.WithProtoJSON())
 	call := rpc.NewRequest(&processpb.StartRequest{
 		Process: &processpb.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-c", code}},
 	})
 	call.Header().Set("Authorization", "Bearer "+s.key)
 	call.Header().Set("Bullpen-User", user)
-	ctx, cancel := context.WithCancel(s.t.Context())
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := client.Start(ctx, call)
 	if err != nil {
@@ -94,6 +108,32 @@ func (s *liveSandbox) check(code, want string) {
 	if got, exit, err := s.run("user", code); got != want || exit != 0 || err != nil {
 		s.t.Errorf("%s printed %q with exit status %d, %v; want %q", code, got, exit, err, want)
 	}
+}
+
+// checkLog checks the entries of the sandbox's log, once the last is there.
+func (s *liveSandbox) checkLog(t *testing.T, want string) {
+	t.Helper()
+	eventually(t, "the log", func() (bool, any) {
+		var logs schema.SandboxLogs
+		r := s.do(http.MethodGet, s.path("/logs"), nil)
+		if r.into(t, &logs); r.status != http.StatusOK || logs.Truncated {
+			t.Fatalf("%s", r)
+		}
+		var all []string
+		streams := map[string]string{} // in which the two outputs of a process come, nobody knows
+		for _, e := range logs.Entries {
+			switch e.Type {
+			case "output":
+				streams[e.Stream] += " " + e.Text
+			case "end":
+				all = append(all, streams["stdout"]+streams["stderr"]+fmt.Sprintf(" exit %d", *e.ExitCode))
+				clear(streams)
+			default:
+				all = append(all, " "+e.Type)
+			}
+		}
+		return strings.TrimSpace(strings.Join(all, "")) == want, all
+	})
 }
 
 var answersOfGuests = repeatsFlag("guest-answers", 300, 5000, "commands whose output must arrive whole")
@@ -178,6 +218,128 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 		s.change(http.MethodDelete, "")
 	})
 	t.Run("root", func(t *testing.T) { testWritableRoot(t, sys) })
+	t.Run("logs", func(t *testing.T) {
+		a := sys.in(t)
+		s := a.newSandbox(request{"on_timeout": "pause"})
+		s.check("echo one", "one\n")
+		s.change(http.MethodPost, "/pause")
+		s.change(http.MethodPost, "/resume")
+		_, _, _ = s.run("user", `echo '{"pid":1}'; echo oops >&2; printf %s partial; exit 3`)
+		// Root may not write in the name of others either: the guest's standard output is out of its reach.
+		for _, user := range []string{"user", "root"} {
+			_, _, _ = s.run(user, `for f in /proc/2/fd/1 /proc/1/fd/1; do (echo forged >$f) 2>/dev/null; done`)
+		}
+		s.checkLog(t, "start {\"pid\":1}\n partial oops\n exit 3 start exit 1 start exit 1")
+		s.change(http.MethodDelete, "")
+		s.awaits("ended", "killed")
+		s.checkLog(t, "start {\"pid\":1}\n partial oops\n exit 3 start exit 1 start exit 1")
+
+		const secret = `it's "quoted" \ <&>`
+		a.do(http.MethodPut, "/v1/admin/secrets/LOGGED", request{"value": secret})
+		r := a.do(http.MethodPost, "/v1/admin/keys",
+			request{"name": "logged", "org": "default", "secrets": []string{"LOGGED=TOKEN!"}})
+		var key struct{ Key string }
+		if r.into(t, &key); r.status != http.StatusCreated {
+			t.Fatalf("%s", r)
+		}
+		s = a.with(key.Key).newSandbox(request{})
+		s.check(`echo "$TOKEN"; printf '%s and' "$TOKEN"`, secret+"\n"+secret+" and")
+		s.change(http.MethodDelete, "")
+		if r := s.do(http.MethodGet, s.path("/logs"), nil); bytes.Contains(r.body, []byte("quoted")) ||
+			!bytes.Contains(r.body, []byte("*** and")) {
+			t.Errorf("a secret is in the log: %s", r)
+		}
+
+		const lines = 1_000_000 // more than the log takes, and none is lost for the client
+		s = a.newSandbox(request{})
+		if out, _, err := s.run("user", fmt.Sprintf("seq %d", lines)); strings.Count(out, "\n") != lines || err != nil {
+			t.Errorf("%d lines, %v", strings.Count(out, "\n"), err)
+		}
+		s.check("echo after", "after\n")
+		s.change(http.MethodDelete, "")
+		var logs schema.SandboxLogs
+		r = s.do(http.MethodGet, s.path("/logs"), nil)
+		if r.into(t, &logs); !logs.Truncated || len(r.body) < 64<<10 || len(r.body) > 5<<20 ||
+			logs.Entries[0].Type != "start" {
+			t.Errorf("%d bytes in %d entries, truncated: %v", len(r.body), len(logs.Entries), logs.Truncated)
+		}
+		if other, _ := a.newKey("other-logs", "pro"); a.with(other).get(s.path("/logs")).status != http.StatusNotFound {
+			t.Error("another organisation reads the log")
+		}
+	})
+	t.Run("usage", func(t *testing.T) { // is that of its executions, and time is limited by the plan
+		a := sys.in(t)
+		if r := a.do(http.MethodPost, "/v1/admin/plans", request{
+			"name": "seconds", "monthly": request{"sandbox_seconds": request{"hard": 1}},
+		}); r.status != http.StatusCreated {
+			t.Fatalf("%s", r)
+		}
+		key, _ := a.newKey("seconds", "seconds")
+		s := a.with(key).newSandbox(request{"on_timeout": "pause"})
+		s.check(`python3 -c 'import time
+while time.process_time() < 1.2: pass'`, "")
+		s.change(http.MethodPost, "/pause")
+		today := time.Now().UTC()
+		rows := s.usage(t, "/v1/usage", url.Values{
+			"from": {today.AddDate(0, 0, -1).Format(proto.UsageDayLayout)}, "to": {today.Format(proto.UsageDayLayout)},
+		})
+		if len(rows) != 1 || rows[0].Executions.Total != 1 || rows[0].CPUSeconds < 1.2 || rows[0].MemorySeconds <= 0 ||
+			rows[0].SandboxSeconds < 1.2 || rows[0].SandboxSeconds > 3600 {
+			t.Errorf("%+v", rows)
+		}
+		eventually(t, "the time is used up", func() (bool, any) {
+			r := s.do(http.MethodPost, s.path("/resume"), nil)
+			if r.status == http.StatusOK {
+				s.change(http.MethodPost, "/pause")
+			}
+			return r.status == http.StatusTooManyRequests && bytes.Contains(r.body, []byte("sandbox_seconds")), r
+		})
+		if r := s.inline(bash("echo other work")); r.Stdout != "other work\n" {
+			t.Errorf("%+v", r)
+		}
+		s.change(http.MethodDelete, "")
+	})
+	t.Run("fairness", func(t *testing.T) {
+		a := sys.in(t)
+		greedyKey, _ := a.newKey("greedy", "enterprise")
+		modestKey, _ := a.newKey("modest", "enterprise") // of the same weight
+		greedy, modest := a.with(greedyKey), a.with(modestKey)
+		var held []*liveSandbox
+		for range 4 { // all that the worker has
+			held = append(held, greedy.newSandbox(request{}))
+		}
+		var waiting []*pending
+		starting := func(a *api, n int) {
+			eventually(t, "sandboxes wait", func() (bool, any) {
+				r := a.get("/v1/sandboxes?state=starting")
+				return strings.Count(string(r.body), `"starting"`) == n, r
+			})
+		}
+		for range 3 {
+			waiting = append(waiting, greedy.begin(http.MethodPost, "/v1/sandboxes", request{}))
+		}
+		starting(greedy, 3)
+		own := modest.begin(http.MethodPost, "/v1/sandboxes", request{})
+		starting(modest, 1)
+		if r := modest.inline(bash("echo at once")); r.Stdout != "at once\n" {
+			t.Errorf("an execution beside them: %+v", r)
+		}
+		held[0].change(http.MethodDelete, "")
+		held[1].change(http.MethodDelete, "")
+		if r := own.answer(t); r.status != http.StatusCreated { // one of the first two
+			t.Errorf("%s", r)
+		}
+		for _, a := range []*api{greedy, modest} {
+			var list schema.LiveSandboxes
+			a.get("/v1/sandboxes").into(t, &list)
+			for _, x := range list.Sandboxes {
+				(&liveSandbox{a, x.ID}).change(http.MethodDelete, "")
+			}
+		}
+		for _, w := range waiting {
+			w.answer(t)
+		}
+	})
 	t.Run("home", func(t *testing.T) { // of a thread that executions use as well
 		a := sys.in(t)
 		write := request{"code": "echo from a program >f", "language": "bash", "thread_id": "shared-home"}

@@ -17,9 +17,11 @@ type usageRow struct {
 	Executions    struct{ Total, Success, Failed, Timeout, OOM, Cancelled int }
 	CPUSeconds    float64 `json:"cpu_seconds"`
 	MemorySeconds float64 `json:"memory_mib_seconds"`
-	OutputBytes   int     `json:"output_bytes"`
-	StoredDays    int64   `json:"stored_byte_days"`
-	Attempts      int     `json:"webhook_attempts"`
+	// SandboxSeconds is how long live sandboxes ran.
+	SandboxSeconds float64 `json:"sandbox_seconds"`
+	OutputBytes    int     `json:"output_bytes"`
+	StoredDays     int64   `json:"stored_byte_days"`
+	Attempts       int     `json:"webhook_attempts"`
 }
 
 // usage returns the rows of a report that has everything.

@@ -50,6 +50,7 @@ func accessTable() map[string]access {
 		"pauseSandbox":    {scope: execute, path: "/v1/sandboxes/{sandbox}/pause"},
 		"resumeSandbox":   {scope: execute, path: "/v1/sandboxes/{sandbox}/resume"},
 		"deleteSandbox":   {scope: execute, path: "/v1/sandboxes/{sandbox}"},
+		"readSandboxLogs": {scope: execute, path: "/v1/sandboxes/{sandbox}/logs"},
 		"callGuest":       {scope: execute, path: "/v1/sandboxes/{sandbox}/guest/process.Process/List"},
 		"readGuest":       {scope: execute, path: "/v1/sandboxes/{sandbox}/guest/envs"},
 		"writeGuest":      {scope: execute, path: "/v1/sandboxes/{sandbox}/guest/files"},

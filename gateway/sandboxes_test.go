@@ -41,9 +41,18 @@ func newSandboxStub(q *stub) *sandboxStub {
 func (s *sandboxStub) routes(server *Server, jobs sandboxes.Admission) *sandboxes.Routes {
 	return &sandboxes.Routes{Service: &sandboxes.Service{
 		Core: &server.Core, Store: s, Admission: sandboxAdmission{jobs, s}, Jobs: s, Submissions: server.Submissions,
+		Events:  noEvents{},
 		Tunnels: &sandboxes.Tunnels{Endpoints: s}, TicketKey: &[32]byte{9},
 	}}
 }
+
+// noEvents has no output of any execution.
+type noEvents struct{}
+
+func (noEvents) Follow(context.Context, string, proto.TraceID, int64) (sandboxes.Tail, error) {
+	return nil, proto.ErrNotFound
+}
+func (noEvents) Last(context.Context, string, proto.TraceID, int) (int64, error) { return 0, nil }
 
 // sandboxAdmission admits jobs, which start at once.
 type sandboxAdmission struct {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/bullpen-run/bullpen/guest/account"
 )
@@ -14,6 +15,10 @@ type config struct {
 	Users       []account.User    `json:"users"`
 	DefaultUser string            `json:"default_user"`
 	Dir         string            `json:"dir"`
+	// RequestTimeout is how long the guest waits for a request before it ends; 0 for ever.
+	RequestTimeout time.Duration `json:"request_timeout"`
+	// LogBytes is how much of what processes print the guest copies to its standard output.
+	LogBytes int `json:"log_bytes"`
 }
 
 // readConfig reads and checks a config.

@@ -77,9 +77,18 @@ func run() error {
 	}
 	looks, changes := account.NewLane(1), account.NewLane(fileThreads)
 	defer looks.Close()
-	table := &process.Table{Users: users, Lane: looks, Env: c.Env, Dir: c.Dir, Capabilities: capable}
+	table := &process.Table{
+		Users: users, Lane: looks, Env: c.Env, Dir: c.Dir, Capabilities: capable,
+		Log: process.NewLog(os.Stdout, c.LogBytes),
+	}
 	table.Open()
 	server := newServer(table, files.NewTree(users, changes), c)
+	abandoned := make(chan struct{})
+	if c.RequestTimeout > 0 {
+		w := newWatchdog(c.RequestTimeout, server.Handler)
+		server.Handler = w
+		go w.wait(abandoned)
+	}
 	warm(spareThreads)
 
 	stop, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
@@ -90,9 +99,12 @@ func run() error {
 	case err := <-served:
 		table.Close(0)
 		return fmt.Errorf("serve: %w", err)
+	case <-abandoned: // what it has started, the init kills
+		return fmt.Errorf("no request came for %s", c.RequestTimeout)
 	case <-stop.Done():
 	}
 	table.Close(stopGrace)
+	table.Log.Close(finishGrace)
 	finish, cancel := context.WithTimeout(context.Background(), finishGrace)
 	defer cancel()
 	if err := server.Shutdown(finish); err != nil {

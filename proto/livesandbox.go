@@ -15,6 +15,15 @@ const (
 	DefaultSandboxTimeout = 5 * time.Minute
 	// SandboxStopGrace is the time between SIGTERM and SIGKILL when a live sandbox stops.
 	SandboxStopGrace = 5 * time.Second
+	// MaxSandboxLog bounds what is kept of the output of the processes of one start, in bytes with the
+	// form of the log. A profile's limit of output may be lower.
+	MaxSandboxLog = 4 << 20
+	// SandboxPingEvery is how often a worker sends each of its guests a request.
+	SandboxPingEvery = 5 * time.Second
+	// GuestTimeout is how long a guest waits for a request before it ends, with all processes: its worker
+	// is frozen. The worker's lease has expired by then, 45 seconds after it was confirmed, and its loss is
+	// declared only 60 seconds after.
+	GuestTimeout = 48 * time.Second
 )
 
 // LiveSandbox is a sandbox that outlives a program: processes are started in it until it stops. Each

@@ -15,6 +15,7 @@ type Quotas struct {
 
 	CPUSeconds       Quota `json:"cpu_seconds,omitzero" doc:"CPU time of the programs, as usage counts it."`
 	MemoryMiBSeconds Quota `json:"memory_mib_seconds,omitzero" doc:"Peak memory multiplied by duration, as usage counts it."`
+	SandboxSeconds   Quota `json:"sandbox_seconds,omitzero" doc:"How long live sandboxes have run, counted when they stop. Only starts of sandboxes are refused."`
 	StoredBytes      Quota `json:"stored_bytes,omitzero" doc:"Bytes stored by the last hourly sample of usage. New files are refused, too."`
 }
 
@@ -23,13 +24,14 @@ type QuotaName string
 
 // The quotas.
 const (
-	QuotaCPU    QuotaName = "cpu_seconds"
-	QuotaMemory QuotaName = "memory_mib_seconds"
-	QuotaStored QuotaName = "stored_bytes"
+	QuotaCPU     QuotaName = "cpu_seconds"
+	QuotaMemory  QuotaName = "memory_mib_seconds"
+	QuotaSandbox QuotaName = "sandbox_seconds"
+	QuotaStored  QuotaName = "stored_bytes"
 )
 
 // QuotaNames returns the names of all quotas.
-func QuotaNames() []QuotaName { return []QuotaName{QuotaCPU, QuotaMemory, QuotaStored} }
+func QuotaNames() []QuotaName { return []QuotaName{QuotaCPU, QuotaMemory, QuotaSandbox, QuotaStored} }
 
 // QuotaUse is how much of a monthly quota an organisation has used.
 type QuotaUse struct {
@@ -47,6 +49,7 @@ func (q Quotas) Uses(m *UsageMonth) (uses []QuotaUse) {
 	for _, use := range []QuotaUse{
 		{Name: QuotaCPU, Quota: q.CPUSeconds, Used: float64(m.CPUMS) / 1000},
 		{Name: QuotaMemory, Quota: q.MemoryMiBSeconds, Used: float64(m.MemoryMS) / 1000},
+		{Name: QuotaSandbox, Quota: q.SandboxSeconds, Used: float64(m.SandboxMS) / 1000},
 		{Name: QuotaStored, Quota: q.StoredBytes, Used: float64(m.StoredBytes)},
 	} {
 		if use.Quota != (Quota{}) {

@@ -20,6 +20,7 @@ type UsageSum struct {
 	CPUMS      int64            `json:"cpu_ms,omitempty"`
 	// MemoryMS is the sum of peak memory multiplied by duration, in MiB times milliseconds.
 	MemoryMS        int64 `json:"memory_ms,omitempty"`
+	SandboxMS       int64 `json:"sandbox_ms,omitempty"`   // for which live sandboxes ran
 	BytesOut        int64 `json:"bytes_out,omitempty"`    // sent by the programs through their network
 	OutputBytes     int64 `json:"output_bytes,omitempty"` // of stdout and stderr in the results
 	WebhookAttempts int64 `json:"webhook_attempts,omitempty"`
@@ -35,6 +36,7 @@ func (s *UsageSum) Add(other *UsageSum) {
 	}
 	s.CPUMS += other.CPUMS
 	s.MemoryMS += other.MemoryMS
+	s.SandboxMS += other.SandboxMS
 	s.BytesOut += other.BytesOut
 	s.OutputBytes += other.OutputBytes
 	s.WebhookAttempts += other.WebhookAttempts
@@ -43,6 +45,9 @@ func (s *UsageSum) Add(other *UsageSum) {
 // NewUsageSum returns the usage of a finished execution.
 func NewUsageSum(r *Record) UsageSum {
 	sum := UsageSum{Executions: map[Status]int64{r.Status: 1}}
+	if r.SandboxID != "" && r.Result != nil {
+		sum.SandboxMS = r.Result.DurationMS
+	}
 	if u := r.Usage; u != nil {
 		sum.CPUMS, sum.OutputBytes = u.CPUMS, u.OutputBytes
 		if u.Network != nil {

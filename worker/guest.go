@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/worker/jail"
@@ -18,6 +19,10 @@ type guestConfig struct {
 	Users       []guestUser       `json:"users"`
 	DefaultUser string            `json:"default_user"`
 	Dir         string            `json:"dir"` // the working directory of processes
+	// RequestTimeout is how long the guest waits for a request before it ends.
+	RequestTimeout time.Duration `json:"request_timeout"`
+	// LogBytes is how much of what processes print the guest copies to its standard output.
+	LogBytes int `json:"log_bytes"`
 }
 
 // guestUser is a user in a live sandbox.
@@ -41,6 +46,7 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	}
 	config, err := json.Marshal(guestConfig{
 		Env: env, DefaultUser: jail.GuestUser, Dir: proto.SandboxHome,
+		RequestTimeout: proto.GuestTimeout, LogBytes: min(job.Sandbox.OutputBytes, proto.MaxSandboxLog),
 		Users: []guestUser{
 			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome, false},
 			{"root", 0, 0, "/root", job.Sandbox.RootBytes > 0},

@@ -1,8 +1,11 @@
 package worker
 
 import (
+	"bytes"
+	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -101,5 +104,33 @@ func newMasks(job *proto.Job, bound map[string][]byte) *mask.Masks {
 			}
 		}
 	}
+	if job.Live != nil {
+		values = append(values, escapedLines(values)...)
+	}
 	return mask.New(values)
+}
+
+// escapedLines returns values and their lines as they are in the log of a live sandbox, which is JSON, where
+// that differs.
+func escapedLines(values []string) (escaped []string) {
+	for _, value := range values {
+		lines := []string{value}
+		for line := range strings.Lines(value) {
+			if line = strings.TrimRight(line, "\r\n"); len(line) >= mask.MinLine {
+				lines = append(lines, line)
+			}
+		}
+		for _, line := range lines {
+			var b bytes.Buffer
+			encoder := json.NewEncoder(&b) // as package guest/process has it
+			encoder.SetEscapeHTML(false)
+			if err := encoder.Encode(line); err != nil {
+				continue
+			}
+			if text := b.String()[1 : b.Len()-len("\"\n")]; text != line {
+				escaped = append(escaped, text)
+			}
+		}
+	}
+	return escaped
 }

@@ -36,6 +36,8 @@ type planFlags struct {
 	CPUSecondsHard       *int64       `placeholder:"SECONDS" help:"The same, from which executions are refused."`
 	MemoryMiBSecondsSoft *int64       `name:"memory-mib-seconds-soft" placeholder:"MIBSECONDS" help:"Memory times duration in a month from which answers warn."`
 	MemoryMiBSecondsHard *int64       `name:"memory-mib-seconds-hard" placeholder:"MIBSECONDS" help:"The same, from which executions are refused."`
+	SandboxSecondsSoft   *int64       `placeholder:"SECONDS" help:"Time for which live sandboxes run in a month from which answers warn."`
+	SandboxSecondsHard   *int64       `placeholder:"SECONDS" help:"The same, from which sandboxes do not start."`
 	StoredBytesSoft      *proto.Bytes `placeholder:"SIZE" help:"Bytes stored, such as 10GiB, from which answers warn."`
 	StoredBytesHard      *proto.Bytes `placeholder:"SIZE" help:"The same, from which executions and new files are refused."`
 }
@@ -56,6 +58,8 @@ func (f *planFlags) apply(p *proto.Plan) {
 	set(&m.CPUSeconds.Hard, f.CPUSecondsHard)
 	set(&m.MemoryMiBSeconds.Soft, f.MemoryMiBSecondsSoft)
 	set(&m.MemoryMiBSeconds.Hard, f.MemoryMiBSecondsHard)
+	set(&m.SandboxSeconds.Soft, f.SandboxSecondsSoft)
+	set(&m.SandboxSeconds.Hard, f.SandboxSecondsHard)
 	set(&m.StoredBytes.Soft, (*int64)(f.StoredBytesSoft))
 	set(&m.StoredBytes.Hard, (*int64)(f.StoredBytesHard))
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/bullpen-run/bullpen/client"
@@ -19,6 +20,7 @@ type sandboxCommands struct {
 	Exec   sandboxExecCommand   `cmd:"" help:"Run a command in a running sandbox."`
 	Cp     sandboxCpCommand     `cmd:"" help:"Copy a file to or from a running sandbox."`
 	Extend sandboxExtendCommand `cmd:"" help:"Set when a running sandbox expires."`
+	Logs   sandboxLogsCommand   `cmd:"" help:"Print what the processes of a sandbox have printed."`
 	Pause  sandboxPauseCommand  `cmd:"" help:"Stop a sandbox and keep its home."`
 	Resume sandboxResumeCommand `cmd:"" help:"Start a paused sandbox again."`
 	Rm     sandboxRmCommand     `cmd:"" help:"End a sandbox for good."`
@@ -208,6 +210,39 @@ func (c *sandboxExtendCommand) Run(ctx context.Context, s streams) error {
 	return request(s, &c.remote, func(cl *client.Client) (*api.LiveSandbox, error) {
 		return cl.ExtendSandbox(ctx, c.ID, timeout)
 	}, printSandbox)
+}
+
+type sandboxLogsCommand struct {
+	remote     `embed:""`
+	sandboxArg `embed:""`
+}
+
+func (*sandboxLogsCommand) Help() string {
+	return `Prints the output of the processes that clients have started since the last start of the sandbox, each line
+with the id of its process. Logs are kept as long as results of executions, also when the sandbox has ended.`
+}
+
+func (c *sandboxLogsCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(cl *client.Client) (*api.SandboxLogs, error) {
+		return cl.SandboxLogs(ctx, c.ID)
+	}, func(p *page, logs *api.SandboxLogs) {
+		for i := range logs.Entries {
+			e := &logs.Entries[i]
+			switch e.Type {
+			case "start":
+				p.textf("%d  $ %s\n", e.PID, e.Command)
+			case "output":
+				p.textf("%d  %s\n", e.PID, strings.TrimSuffix(e.Text, "\n"))
+			case "end":
+				p.textf("%d  exit code %d\n", e.PID, *e.ExitCode)
+			case "dropped":
+				p.textf("--- %d entries are missing\n", e.Count)
+			}
+		}
+		if logs.Truncated {
+			p.textf("--- the log was too long, and has not all of the output\n")
+		}
+	})
 }
 
 type sandboxPauseCommand struct {

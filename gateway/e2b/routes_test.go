@@ -267,6 +267,32 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// A log has the entries from a time, and can be read when the sandbox has ended.
+func TestLogs(t *testing.T) {
+	h := newHarness(t)
+	h.add(sandboxID, func(x *proto.LiveSandbox) { x.State = proto.SandboxEnded })
+	path := "/sandboxes/" + sandboxID + "/logs"
+	const output = `{"timestamp":"1970-01-01T00:00:02.000Z","message":"hello\n","level":"info",` +
+		`"fields":{"pid":"7","stream":"stdout","type":"output"}}`
+	for query, want := range map[string]string{
+		"/v2" + path + "?cursor=2000&limit=1": `{"logs":[` + output + "]}\n",
+		path + "?start=2000&limit=1": `{"logEntries":[` + output +
+			`],"logs":[{"timestamp":"1970-01-01T00:00:02.000Z","line":"hello\n"}]}` + "\n",
+		"/v2" + path + "?cursor=4000": `{"logs":[]}` + "\n",
+	} {
+		if a := h.call(http.MethodGet, query, ""); a.status != http.StatusOK || a.body != want {
+			t.Errorf("%s: %d %s", query, a.status, a.body)
+		}
+	}
+	if a := h.call(http.MethodGet, "/v2"+path, ""); strings.Count(a.body, `"message"`) != 3 {
+		t.Errorf("%s", a.body)
+	}
+	other := strings.Replace(path, sandboxID, proto.NewSandboxID(), 1)
+	if a := h.call(http.MethodGet, other, ""); a.status != http.StatusNotFound {
+		t.Errorf("an unknown sandbox: %d %s", a.status, a.body)
+	}
+}
+
 func TestTemplateAliases(t *testing.T) {
 	h := newHarness(t)
 	h.profiles["small"] = proto.DefaultProfile()

@@ -40,6 +40,7 @@ type Sandboxes interface {
 	Resume(ctx context.Context, i *web.Info, id string, timeout int, c proto.Caller) (*proto.LiveSandbox, error)
 	Stop(ctx context.Context, org, id string, stop proto.SandboxStop) (*proto.LiveSandbox, error)
 	Extend(ctx context.Context, id string, timeout *int, c proto.Caller) (*proto.LiveSandbox, error)
+	Logs(ctx context.Context, x *proto.LiveSandbox) (*api.SandboxLogs, error)
 }
 
 // Guests reaches the guests of sandboxes, see [sandboxes.Service].
@@ -110,6 +111,8 @@ func (s *Server) Surface() web.Surface {
 	add(post, one+"/timeout", "SetTimeout", "Set when a sandbox expires", execute, false, s.setTimeout)
 	add(post, one+"/refreshes", "RefreshSandbox", "Extend a sandbox", execute, false, s.refresh)
 	add(get, one+"/metrics", "GetMetrics", "Show what a sandbox uses now", read, false, s.metrics)
+	add(get, "/v2"+one+"/logs", "GetLogs", "Read what the processes of a sandbox have printed", execute, false, s.logs)
+	add(get, one+"/logs", "GetLogsV1", "Read what the processes of a sandbox have printed", execute, false, s.logsV1)
 	add(get, "/templates/aliases/{name}", "GetTemplateAlias", "Look a template up by name", read, false, s.alias)
 	for i, row := range missing() {
 		add(row.method, row.path, "Missing"+strconv.Itoa(i), "Not implemented: "+row.feature, read, false,
@@ -141,8 +144,6 @@ func missing() []missingRoute {
 		{get, "/snapshots", snapshots, pause},
 		{post, "/sandboxes/{id}/fork", "forks of sandboxes", "create another sandbox and copy the files"},
 		{put, "/sandboxes/{id}/network", "changes of a sandbox's network", "choose a template whose profile allows it"},
-		{get, "/sandboxes/{id}/logs", "logs of sandboxes", "read the output of its processes"},
-		{get, "/v2/sandboxes/{id}/logs", "logs of sandboxes", "read the output of its processes"},
 		{get, "/sandboxes/metrics", "metrics of many sandboxes", "ask for each of them"},
 		{get, "/templates", "lists of templates", "ask for one by name at /templates/aliases/NAME"},
 		{post, "/templates", builds, image},

@@ -170,6 +170,14 @@ func (s *stub) Extend(ctx context.Context, id string, timeout *int, c proto.Call
 	return x, nil
 }
 
+func (s *stub) Logs(_ context.Context, x *proto.LiveSandbox) (*api.SandboxLogs, error) {
+	return &api.SandboxLogs{TraceID: x.Execution, Entries: []api.SandboxLogEntry{
+		{Time: api.Time{Time: time.UnixMilli(1000)}, Type: "start", PID: 7, Command: "echo hello"},
+		{Time: api.Time{Time: time.UnixMilli(2000)}, Type: "output", PID: 7, Stream: "stdout", Text: "hello\n"},
+		{Time: api.Time{Time: time.UnixMilli(3000)}, Type: "end", PID: 7, ExitCode: new(0)},
+	}}, nil
+}
+
 func (s *stub) Serve(w http.ResponseWriter, r *http.Request, to sandboxes.Target, unreachable func(error)) {
 	x, err := s.Get(r.Context(), to.Org, to.ID)
 	if err != nil || x.State != proto.SandboxRunning {

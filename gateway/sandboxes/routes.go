@@ -45,6 +45,7 @@ func (s *Routes) Handlers() []web.Handler {
 		{ID: "pauseSandbox", Handle: s.stop(proto.SandboxPause)},
 		{ID: "resumeSandbox", Handle: s.resume},
 		{ID: "deleteSandbox", Handle: s.stop(proto.SandboxKill)},
+		{ID: "readSandboxLogs", Handle: s.logs},
 		{ID: "callGuest", Handle: s.guest("service", "method")},
 		{ID: "readGuest", Handle: s.guest("name")},
 		{ID: "writeGuest", Handle: s.guest("name")},

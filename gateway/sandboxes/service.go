@@ -14,6 +14,7 @@ import (
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
+	"github.com/bullpen-run/bullpen/proto/fault"
 )
 
 const (
@@ -66,6 +67,8 @@ type Jobs interface {
 	// Wait blocks until an execution has ended, and returns its record. It returns the error of ctx if
 	// ctx is done first.
 	Wait(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
+	// Lookup returns the record of an execution, or [proto.ErrNotFound].
+	Lookup(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 	// Cancel stores a request to end an execution, and returns the new record.
 	Cancel(ctx context.Context, org string, id proto.TraceID) (*proto.Record, error)
 }
@@ -83,6 +86,7 @@ type Service struct {
 	Admission   Admission
 	Jobs        Jobs
 	Submissions Submissions
+	Events      Events
 	Tunnels     *Tunnels
 	// TicketKey makes the tickets with which gateways identify themselves to workers. All gateways have
 	// the same.
@@ -167,6 +171,7 @@ func (s *Service) Resume(
 func (s *Service) start(ctx context.Context, i *web.Info, x *proto.LiveSandbox, job *proto.Job) error {
 	i.Trace = x.Execution
 	i.AnswerHeader().Set("X-Trace-Id", string(x.Execution))
+	fault.Here(fault.AfterSandboxBeforeJob)
 	sub := &proto.Submission{Job: job, WaitUntil: job.QueueDeadline}
 	_, err := s.Admission.Submit(ctx, sub)
 	if err != nil && !errors.Is(err, proto.ErrMayRun) {
@@ -181,7 +186,9 @@ func (s *Service) start(ctx context.Context, i *web.Info, x *proto.LiveSandbox, 
 	defer stop()
 	rec, err := s.Jobs.WaitStarted(queued, x.Org, x.Execution)
 	if err != nil {
-		return s.giveUp(ctx, x, sub)
+		if rec, err = s.giveUp(ctx, x, sub); err != nil {
+			return err
+		}
 	}
 	if rec.Status.Terminal() {
 		return s.failed(ctx, x, rec)
@@ -189,6 +196,7 @@ func (s *Service) start(ctx context.Context, i *web.Info, x *proto.LiveSandbox, 
 	if err := s.awaitGuest(ctx, x, rec.Worker); err != nil {
 		return err
 	}
+	fault.Here(fault.AfterGuestBeforeRunning)
 	running, err := s.running(ctx, x, rec.Worker)
 	if err != nil {
 		return fmt.Errorf("start sandbox %s: %w", x.ID, err)
@@ -267,19 +275,24 @@ func (s *Service) Ping(ctx context.Context, org, id string) error {
 }
 
 // giveUp withdraws the execution of a sandbox for which no worker was free, and returns the error for
-// the client.
-func (s *Service) giveUp(ctx context.Context, x *proto.LiveSandbox, sub *proto.Submission) error {
+// the client. If a worker has started it at the last moment, giveUp returns the record.
+func (s *Service) giveUp(
+	ctx context.Context, x *proto.LiveSandbox, sub *proto.Submission,
+) (started *proto.Record, err error) {
 	ctx, done := web.Detached(ctx)
 	defer done()
 	rec, err := s.Submissions.Withdraw(ctx, sub, "No worker was free for the sandbox in time.")
-	if err == nil && rec.Status.Terminal() {
+	if err == nil && !rec.Status.Terminal() {
+		return rec, nil
+	}
+	if err == nil {
 		_, err = s.Store.Settle(ctx, x.ID, rec)
 	}
 	busy := api.Unavailable(1, "no worker was free for the sandbox in time; send the request again")
 	if err != nil {
-		return fmt.Errorf("%w (and its execution was not withdrawn: %w)", busy, err)
+		return nil, fmt.Errorf("%w (and its execution was not withdrawn: %w)", busy, err)
 	}
-	return busy
+	return nil, busy
 }
 
 // failed stores that a sandbox ended before it was ready, and returns the error for the client.
@@ -343,6 +356,7 @@ func (s *Service) Stop(ctx context.Context, org, id string, stop proto.SandboxSt
 	if err != nil || !x.State.Active() {
 		return &x, err
 	}
+	fault.Here(fault.AfterStoppingBeforeCancel)
 	stopping, cancel := s.Until(ctx, time.Now().Add(stopWait))
 	defer cancel()
 	if _, err := s.Jobs.Cancel(stopping, org, x.Execution); err != nil && !errors.Is(err, proto.ErrNotFound) {

@@ -161,7 +161,8 @@ func (f *files) closeParent() {
 var buffers = sync.Pool{New: func() any { return new([pipeChunk]byte) }}
 
 // pump copies output until the other side is closed or the deadline of the file.
-func pump(out *output, s source) {
+func pump(out *output, s source, log *lines) {
+	defer log.flush()
 	raw, err := s.file.SyscallConn()
 	if err != nil {
 		return
@@ -188,6 +189,7 @@ func pump(out *output, s source) {
 			return
 		}
 		if n > 0 {
+			log.write(buf[:n])
 			out.write(s.from, buf[:n])
 		}
 		buffers.Put(buf)

@@ -25,6 +25,17 @@ const (
 	terminal
 )
 
+func (s stream) String() string {
+	switch s {
+	case stdout:
+		return "stdout"
+	case stderr:
+		return "stderr"
+	default:
+		return "terminal"
+	}
+}
+
 // chunkHeader is the size of what precedes each chunk in a buffer: its stream and its length.
 const chunkHeader = 5
 

@@ -123,6 +123,7 @@ func (t *Table) start(user account.User, r *processpb.StartRequest, timeout time
 	if files.input != nil {
 		p.input = &input{file: files.input, turn: make(chan struct{}, 1)}
 	}
+	t.Log.start(p.pid, user.Name, config)
 	t.running = append(t.running, p)
 	t.configs += size
 	if timeout > 0 {
@@ -145,7 +146,7 @@ func (p *running) expire() {
 func (p *running) follow(files *files) {
 	var pumps sync.WaitGroup
 	for _, o := range files.outputs {
-		pumps.Go(func() { pump(p.out, o) })
+		pumps.Go(func() { pump(p.out, o, &lines{log: p.table.Log, pid: p.pid, from: o.from}) })
 	}
 	closed := make(chan struct{})
 	go func() {

@@ -37,6 +37,7 @@ type Table struct {
 	Users *account.Users
 	Lane  *account.Lane     // for looking at processes
 	Env   map[string]string // of all processes
+	Log   *Log              // of what processes print; may be nil
 	Dir   string            // where processes start that name no directory; empty means the user's home
 	// Capabilities are those of processes of capable users.
 	Capabilities []uintptr
@@ -178,6 +179,7 @@ func (t *Table) retire(p *running) {
 	e.group.leaders = nil
 	p.event = e.event
 	p.out.end()
+	t.Log.end(p.pid, e.event)
 	t.ended = append(t.ended, e)
 	e.expiry = time.AfterFunc(keepEnded, func() { t.forget(e) })
 	if len(t.ended) > maxEnded {

@@ -72,6 +72,26 @@ type LiveSandboxes struct {
 	NextCursor *string       `json:"next_cursor" doc:"The cursor of the next request; null on the last page."`
 }
 
+// SandboxLogs is what the processes of a live sandbox have printed.
+type SandboxLogs struct {
+	TraceID   proto.TraceID     `json:"trace_id" format:"trace-id" doc:"The execution of the sandbox's last start, whose logs these are."`
+	Entries   []SandboxLogEntry `json:"entries" doc:"In the order in which the sandbox's guest read them."`
+	Truncated bool              `json:"truncated" doc:"Whether entries are missing."`
+}
+
+// SandboxLogEntry is an event of a process, or a gap.
+type SandboxLogEntry struct {
+	Time     Time   `json:"time"`
+	Type     string `json:"type" doc:"start, output and end are events of a process that a client has started. dropped: the guest did not write some entries in time. truncated: the log has reached its limit and ends."`
+	PID      int    `json:"pid,omitempty" doc:"Of the process."`
+	User     string `json:"user,omitempty" doc:"Of start."`
+	Command  string `json:"command,omitempty" doc:"Of start, the first 1,024 bytes."`
+	Stream   string `json:"stream,omitempty" doc:"Of output: stdout, stderr or terminal."`
+	Text     string `json:"text,omitempty" doc:"Of output: lines that were written at once, or a part of a long line. The values of secrets are masked. Bytes that are not UTF-8 are U+FFFD."`
+	ExitCode *int   `json:"exit_code,omitempty" doc:"Of end; -1 after a signal."`
+	Count    int    `json:"count,omitempty" doc:"Of dropped: how many entries."`
+}
+
 // NewLiveSandbox returns the form of a live sandbox.
 func NewLiveSandbox(s *proto.LiveSandbox) LiveSandbox {
 	form := LiveSandbox{
@@ -152,6 +172,18 @@ func sandboxRoutes() []Route {
 			Responses: ok("The sandbox.", sandbox), Errors: append([]int{http.StatusGatewayTimeout}, notActive...),
 		},
 	}
+	logs := SandboxLogs{TraceID: exampleTrace, Entries: []SandboxLogEntry{
+		{Time: Time{exampleTime()}, Type: "start", PID: 7, User: "user", Command: "echo hello"},
+		{Time: Time{exampleTime()}, Type: "output", PID: 7, Stream: "stdout", Text: "hello\n"},
+		{Time: Time{exampleTime()}, Type: "end", PID: 7, ExitCode: new(0)},
+	}}
+	routes = append(routes, Route{
+		Method: http.MethodGet, Path: path + "/logs", ID: "readSandboxLogs", Scope: proto.ScopeExecute,
+		Summary: "Read what the processes of a sandbox have printed",
+		Doc: "Since its last start; also when it has stopped, for as long as results are kept. A log has the first " +
+			"4 MiB, with its form, or less if the profile limits output to less.",
+		Responses: ok("The log.", logs), Errors: []int{http.StatusNotFound},
+	})
 	const guest = path + "/guest"
 	call := "The guest is the program in a sandbox that starts processes and handles files. It speaks the protocol of " +
 		"E2B's daemon by Connect (connectrpc.com): the services are process.Process and filesystem.Filesystem. "

@@ -4,8 +4,8 @@
 //
 //	BULLPEN_CRASH_AT=POINT[:N]  kills the process the Nth time it passes the point; N is 1 by default
 //
-// A name that is not among [Points], [BatchPoints], [SchedulePoints], [PipelinePoints], [AuditPoints]
-// or [AgentPoints] ends the process when it starts, with exit code 2.
+// A name that is not among [Points], [BatchPoints], [SchedulePoints], [SandboxPoints],
+// [PipelinePoints], [AuditPoints] or [AgentPoints] ends the process when it starts, with exit code 2.
 package fault
 
 // Point is a step of an execution at which a process can die. Its name states the last completed
@@ -108,6 +108,21 @@ const (
 // AgentPoints returns the points of runs of agents.
 func AgentPoints() []Point {
 	return []Point{AfterAgentChangeBeforeResult, AfterAgentEndBeforeWebhook, AfterAgentWebhookBeforeFinish}
+}
+
+// Points of live sandboxes, all in the gateway.
+const (
+	// AfterSandboxBeforeJob: a sandbox is stored as starting, and its execution is not submitted.
+	AfterSandboxBeforeJob Point = "after_sandbox_before_job"
+	// AfterGuestBeforeRunning: the guest of a sandbox answers, and the sandbox is stored as starting.
+	AfterGuestBeforeRunning Point = "after_guest_before_running"
+	// AfterStoppingBeforeCancel: a sandbox is stored as stopping, and its execution goes on.
+	AfterStoppingBeforeCancel Point = "after_stopping_before_cancel"
+)
+
+// SandboxPoints returns the points of live sandboxes.
+func SandboxPoints() []Point {
+	return []Point{AfterSandboxBeforeJob, AfterGuestBeforeRunning, AfterStoppingBeforeCancel}
 }
 
 // Points of pipelines.

@@ -46,7 +46,7 @@ func parseSetting(text string) (Point, int64) {
 		fail("BULLPEN_CRASH_AT=%s: after the colon there must be a number from 1", text)
 	}
 	if all := slices.Concat(Points(), BatchPoints(), SchedulePoints(), PipelinePoints(), AuditPoints(),
-		AgentPoints()); !slices.Contains(all, Point(name)) {
+		AgentPoints(), SandboxPoints()); !slices.Contains(all, Point(name)) {
 		fail("BULLPEN_CRASH_AT=%s: there is no such point; there are %q", text, all)
 	}
 	return Point(name), count

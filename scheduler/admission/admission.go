@@ -200,7 +200,11 @@ func (a *Admission) runAt(req *api.ExecuteRequest, mode proto.Mode, now time.Tim
 // execution accepted earlier under the same idempotency key. A rejection about a limit of the plan
 // includes the plan to suggest.
 func (a *Admission) Submit(ctx context.Context, sub *proto.Submission) (proto.TraceID, error) {
-	sub.Admit = func() error { return a.CheckQuota(ctx, sub.Job.Org) }
+	var quotas []proto.QuotaName
+	if sub.Job.SandboxID != "" {
+		quotas = proto.QuotaNames()
+	}
+	sub.Admit = func() error { return a.CheckQuota(ctx, sub.Job.Org, quotas...) }
 	id, err := a.Submitter.Submit(ctx, sub)
 	return id, a.suggest(ctx, err, sub.Job.Key)
 }

@@ -86,14 +86,17 @@ func (a *Admission) reportCrossing(ctx context.Context, c proto.Crossing, used f
 }
 
 // CheckQuota rejects a use if the organisation has reached a hard limit this month: of the named
-// quotas, or of any if none are named.
+// quotas, or of those of all executions if none are named.
 func (a *Admission) CheckQuota(ctx context.Context, org string, quotas ...proto.QuotaName) error {
 	plan, err := a.orgPlan(ctx, org)
 	if err != nil {
 		return err
 	}
+	if len(quotas) == 0 {
+		quotas = []proto.QuotaName{proto.QuotaCPU, proto.QuotaMemory, proto.QuotaStored}
+	}
 	for _, use := range a.QuotaUses(ctx, org, plan.Monthly) {
-		if use.Reached(use.Hard) && (len(quotas) == 0 || slices.Contains(quotas, use.Name)) {
+		if use.Reached(use.Hard) && slices.Contains(quotas, use.Name) {
 			return &proto.Rejection{Reason: proto.RejectedQuota, Plan: &proto.PlanLimit{
 				Title: plan.Title, Quota: &use, Next: a.nextPlan(ctx, &plan), UpgradeURL: a.UpgradeURL,
 			}}

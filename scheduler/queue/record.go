@@ -173,7 +173,7 @@ func (q *Queue) loseAttempt(ctx context.Context, rec *proto.Record, renewed time
 		ran = max(0, renewed.Sub(*rec.StartedAt))
 	}
 	switch {
-	case rec.Cancelling:
+	case rec.Cancelling && rec.SandboxID == "": // the home of a sandbox that was being stopped is not saved
 		rec = terminal(rec, proto.Cancelled(), time.Now())
 	case rec.Attempt < rec.MaxAttempts:
 		rec.Status, rec.Worker, rec.Epoch, rec.StartedAt = proto.StatusQueued, "", "", nil

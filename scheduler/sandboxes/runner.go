@@ -159,7 +159,7 @@ func (r *Runner) look(ctx context.Context, item engine.Item, x *proto.LiveSandbo
 				return fmt.Errorf("stop sandbox %s: %w", x.ID, err)
 			}
 		}
-		return nil
+		return r.Sandboxes.started(ctx, x, rec)
 	}
 	_, err = r.Sandboxes.Settle(ctx, x.ID, rec)
 	return err

@@ -143,6 +143,21 @@ func (s *Sandboxes) Change(
 	return s.stored.Change(ctx, keyOf(org, id), change)
 }
 
+// started stores that a sandbox runs whose execution has started, if no gateway has: that which started
+// the sandbox may have died.
+func (s *Sandboxes) started(ctx context.Context, x *proto.LiveSandbox, rec *proto.Record) error {
+	if x.State != proto.SandboxStarting || rec.Worker == "" {
+		return nil
+	}
+	_, err := s.Change(ctx, x.Org, x.ID, func(now *proto.LiveSandbox) error {
+		if now.State == proto.SandboxStarting && now.Execution == x.Execution {
+			now.State, now.Worker = proto.SandboxRunning, rec.Worker
+		}
+		return nil
+	})
+	return err
+}
+
 // Settle stores what has become of a sandbox whose execution has ended with a record, and returns the
 // sandbox. It changes nothing if the execution is not that of the sandbox's last start.
 func (s *Sandboxes) Settle(ctx context.Context, id string, rec *proto.Record) (proto.LiveSandbox, error) {

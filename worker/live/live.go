@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -22,24 +21,38 @@ import (
 
 // Sandboxes are the live sandboxes of a worker. It is safe for concurrent use.
 type Sandboxes struct {
-	dir     string // of the sockets
+	path    string   // of the directory of the sockets
+	dir     *os.File // the same
 	mu      sync.Mutex
 	byID    map[string]*Sandbox
 	drained bool
 }
 
-// Open creates the directory of the sockets.
-func Open() (*Sandboxes, error) {
-	// Paths of sockets are limited to 108 bytes, which the data directory's may exceed.
-	dir, err := os.MkdirTemp("", "bullpen-")
+// Open creates the directory of the sockets, which only this process uses. It removes what a process
+// that was killed has left there.
+func Open(path string) (*Sandboxes, error) {
+	err := os.RemoveAll(path)
+	if err == nil {
+		err = os.MkdirAll(path, 0o700)
+	}
+	var dir *os.File
+	if err == nil {
+		dir, err = os.Open(path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("create a directory for the sockets of sandboxes: %w", err)
 	}
-	return &Sandboxes{dir: dir, byID: map[string]*Sandbox{}}, nil
+	return &Sandboxes{path: path, dir: dir, byID: map[string]*Sandbox{}}, nil
 }
 
 // Close removes the directory of the sockets.
-func (s *Sandboxes) Close() error { return os.RemoveAll(s.dir) }
+func (s *Sandboxes) Close() error { return errors.Join(s.dir.Close(), os.RemoveAll(s.path)) }
+
+// socket returns the path of a sandbox's socket. Paths of sockets are limited to 108 bytes, which that
+// of the directory may exceed.
+func (s *Sandboxes) socket(id string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", s.dir.Fd(), id)
+}
 
 // Drain stops all sandboxes, and those that are added later. Their homes are saved.
 func (s *Sandboxes) Drain() {
@@ -61,7 +74,7 @@ func (s *Sandboxes) Len() int {
 // Add adds the sandbox of a job, which a gateway can reach from now on. The caller removes it when
 // its guest has ended.
 func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
-	path := filepath.Join(s.dir, job.Sandbox)
+	path := s.socket(job.Sandbox)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("listen for the guest of sandbox %s: %w", job.Sandbox, err)
@@ -71,8 +84,10 @@ func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
 	if err = errors.Join(err, listener.Close()); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen for the guest of sandbox %s: %w", job.Sandbox, err), os.Remove(path))
 	}
+	ctx, stopPinging := context.WithCancel(context.Background())
 	x := &Sandbox{
-		Listener: file, sandboxes: s, job: *job, path: path, stopped: make(chan struct{}), lastUse: time.Now(),
+		Listener: file, sandboxes: s, job: *job, path: path, stopped: make(chan struct{}),
+		stopPinging: stopPinging, lastUse: time.Now(),
 		transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -90,6 +105,7 @@ func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
 		x.stop(Drained)
 	}
 	x.check()
+	x.pinging.Go(func() { x.ping(ctx) })
 	return x, nil
 }
 
@@ -118,12 +134,14 @@ type Sandbox struct {
 	// Listener is the socket on which its guest listens.
 	Listener *os.File
 
-	sandboxes *Sandboxes
-	path      string // of the socket
-	transport *http.Transport
-	proxy     http.Handler
-	timer     *time.Timer // calls check
-	removed   sync.Once
+	sandboxes   *Sandboxes
+	path        string // of the socket
+	transport   *http.Transport
+	proxy       http.Handler
+	timer       *time.Timer // calls check
+	removed     sync.Once
+	pinging     sync.WaitGroup
+	stopPinging context.CancelFunc
 
 	mu      sync.Mutex
 	job     proto.Live
@@ -154,8 +172,38 @@ func (x *Sandbox) remove() error {
 	delete(x.sandboxes.byID, x.job.Sandbox)
 	x.sandboxes.mu.Unlock()
 	x.timer.Stop()
+	x.stopPinging()
+	x.pinging.Wait()
 	x.transport.CloseIdleConnections()
 	return errors.Join(x.Listener.Close(), os.Remove(x.path))
+}
+
+// ping shows the guest that the worker is alive, until the sandbox is removed. A guest whose worker is
+// frozen ends itself, before the sandbox may start elsewhere.
+func (x *Sandbox) ping(ctx context.Context) {
+	tick := time.NewTicker(proto.SandboxPingEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			x.pingOnce(ctx)
+		}
+	}
+}
+
+// pingOnce sends the guest a request. Why it is not answered is of no interest: the next one may be.
+func (x *Sandbox) pingOnce(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, proto.SandboxPingEvery)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guest/health", nil)
+	if err != nil {
+		return
+	}
+	if answer, err := x.transport.RoundTrip(r); err == nil {
+		_ = answer.Body.Close()
+	}
 }
 
 // stop stops the sandbox, unless it is stopping.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +25,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	s, err := live.Open()
+	s, err := live.Open(filepath.Join(t.TempDir(), "sockets"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// minLine is the minimum length of a secret's line that is masked by itself.
-const minLine = 4
+// MinLine is the minimum length of a secret's line that is masked by itself.
+const MinLine = 4
 
 // Text takes the place of a secret.
 const Text = "***"
@@ -44,7 +44,7 @@ func New(secrets []string) *Masks {
 	for _, secret := range secrets {
 		m.add(secret)
 		for line := range strings.Lines(secret) {
-			if line = strings.TrimRight(line, "\r\n"); len(line) >= minLine {
+			if line = strings.TrimRight(line, "\r\n"); len(line) >= MinLine {
 				m.add(line)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,7 +42,7 @@ func (r *workerRole) openLive(capabilities []string, c *closers) (*liveWorker, e
 	if n == 0 {
 		return nil, nil
 	}
-	found, err := live.Open()
+	found, err := live.Open(filepath.Join(r.cfg.Data, "sandboxes"))
 	if err != nil {
 		return nil, err
 	}

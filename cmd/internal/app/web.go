@@ -176,6 +176,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	}
 	live := &gatewaysandboxes.Routes{Service: &gatewaysandboxes.Service{
 		Core: &server.Core, Store: s.sandboxes, Admission: s.admission, Jobs: s.queue, Submissions: submitter,
+		Events:    sandboxLog{eventLog{s.events}},
 		Tunnels:   &gatewaysandboxes.Tunnels{Endpoints: &sandboxes.Endpoints{Store: s.store}},
 		TicketKey: keys.Derived("tickets of sandboxes"),
 	}}
@@ -425,4 +426,13 @@ func (l eventLog) Follow(ctx context.Context, org string, id proto.TraceID, afte
 
 func (l eventLog) Last(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error) {
 	return l.log.Store.Output.LastEvent(ctx, org, id, attempt)
+}
+
+// sandboxLog is an eventLog for live sandboxes.
+type sandboxLog struct{ eventLog }
+
+func (l sandboxLog) Follow(
+	ctx context.Context, org string, id proto.TraceID, after int64,
+) (gatewaysandboxes.Tail, error) {
+	return l.log.Follow(ctx, org, id, after)
 }
