@@ -1,7 +1,7 @@
 // Command guest is the daemon in a live sandbox: it starts processes, moves files and passes requests on
 // to the sandbox's ports. It speaks the protocol of E2B's daemon over HTTP/1.1 on a listening Unix socket,
 // which it inherits as descriptor 3. Its argument is the path of its config. Whoever can connect to the
-// socket may do everything.
+// socket may do everything. Its environment is for Go's runtime alone.
 //
 // It imports nothing of the server. In a jail it runs as user 0 with the capabilities SETUID, SETGID,
 // CHOWN, KILL, DAC_OVERRIDE, FOWNER and FSETID. What it starts has none, except the processes of capable
@@ -18,7 +18,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -35,7 +34,6 @@ import (
 
 const (
 	listenFD    = 3
-	memoryLimit = 16 << 20
 	stopGrace   = 5 * time.Second // from SIGTERM to SIGKILL
 	finishGrace = 2 * time.Second // for clients to read the end
 
@@ -57,8 +55,6 @@ func run() error {
 	if len(os.Args) != 2 {
 		return errors.New("the argument must be the path of a config")
 	}
-	runtime.GOMAXPROCS(1)
-	debug.SetMemoryLimit(memoryLimit)
 	syscall.Umask(0o022)
 	if err := hideDescriptors(); err != nil {
 		return err
