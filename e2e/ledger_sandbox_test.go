@@ -19,7 +19,7 @@ import (
 const kindSandbox kind = "sandbox"
 
 // ledgerSandboxes is how many sandboxes the clients of a ledger have at a time.
-const ledgerSandboxes = 2
+const ledgerSandboxes = 3
 
 // ledgerSandbox is a client's request for a sandbox, and what it knows of it. One goroutine uses it at a
 // time.
@@ -218,7 +218,8 @@ func (l *ledger) commandInSandbox(ctx context.Context, r *rand.Rand, x *ledgerSa
 	before := slices.Clone(x.log)
 	m := l.gateways(r)[0]
 	s := &liveSandbox{l.clientOf(m), x.id}
-	out, exit, err := s.runWithin(ctx, "user", fmt.Sprintf("cat log 2>/dev/null; echo %s >>log", line))
+	code := fmt.Sprintf("cat log 2>/dev/null; echo %s >>log; sleep %.2f", line, 2*r.Float64())
+	out, exit, err := s.runWithin(ctx, "user", code)
 	l.log.note(x.name, "command by %s: %q, exit code %d, %v", m.name, out, exit, err)
 	x.log = append(before, homeLine{line, err == nil})
 	switch {

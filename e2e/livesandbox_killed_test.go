@@ -155,6 +155,7 @@ type stepOfGateway struct {
 	method string // of the request during which it dies
 	route  string // "" creates the sandbox
 	long   bool   // only after a minute it is certain that the sandbox was not submitted
+	more   bool   // not with -short
 	state  string // "" for none
 	reason string
 	home   string // after a resume
@@ -165,13 +166,16 @@ func stepsOfGateways() []stepOfGateway {
 		{at: fault.AfterSandboxBeforeJob, long: true},
 		{at: fault.AfterSandboxBeforeJob, route: "/resume", long: true, state: "paused", reason: "not_started", home: "1\n"},
 		{at: fault.AfterJobBeforeReply, state: "running"},
-		{at: fault.AfterAssign, route: "/resume", state: "running", home: "1\n"},
-		{at: fault.AfterGuestBeforeRunning, state: "running"},
+		{at: fault.AfterAssign, route: "/resume", more: true, state: "running", home: "1\n"},
+		{at: fault.AfterGuestBeforeRunning, more: true, state: "running"},
 		{at: fault.AfterStoppingBeforeCancel, route: "/pause", state: "paused", reason: "paused", home: "1\n"},
-		{at: fault.AfterStoppingBeforeCancel, method: http.MethodDelete, route: "/", state: "ended", reason: "killed"},
+		{
+			at: fault.AfterStoppingBeforeCancel, method: http.MethodDelete, route: "/", more: true,
+			state: "ended", reason: "killed",
+		},
 	}
 	if testing.Short() {
-		all = slices.DeleteFunc(all, func(s stepOfGateway) bool { return s.long })
+		all = slices.DeleteFunc(all, func(s stepOfGateway) bool { return s.long || s.more })
 	}
 	return all
 }

@@ -205,3 +205,28 @@ func TestLossIsRecoveredFromTheJournal(t *testing.T) {
 		t.Errorf("a claimed job was counted as lost before the claim: %+v", rec)
 	}
 }
+
+// A worker is lost while it ends what a client has cancelled. An execution has been cancelled then. The
+// home of a live sandbox is not saved, and its owner must know.
+func TestLostWhileBeingCancelled(t *testing.T) {
+	w := newShortWorld(t)
+	for _, sandbox := range []string{"", proto.NewSandboxID()} {
+		slots := w.newSlots(w.server, "w"+sandbox, 1, queue.CapabilityLanguage(proto.Python), queue.CapabilitySandboxes)
+		slots.Live = sandbox != ""
+		h := w.run(slots)
+		job := storetest.Job("acme", "k", proto.ModeAsync)
+		want := proto.CodeCancelled
+		if sandbox != "" {
+			job.SandboxID, want = sandbox, proto.CodeWorkerLost
+		}
+		w.submit(job)
+		w.claim(w.take(h))
+		if rec, err := w.queue.Cancel(w.ctx, job.Org, job.TraceID); err != nil || !rec.Cancelling {
+			t.Fatalf("%+v, %v", rec, err)
+		}
+		h.die()
+		if rec := w.wait(job.TraceID); *rec.Result.ErrorCode != string(want) {
+			t.Errorf("sandbox %q: %s, want %s", sandbox, *rec.Result.ErrorCode, want)
+		}
+	}
+}

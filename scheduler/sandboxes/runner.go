@@ -141,7 +141,11 @@ func (r *Runner) look(ctx context.Context, item engine.Item, x *proto.LiveSandbo
 	if err := r.follow(item, x); err != nil {
 		return err
 	}
-	r.later(item, time.Now().Add(lookEvery)) // before a notice may make it sooner
+	next := lookEvery
+	if x.State == proto.SandboxStarting { // no notice comes of a start
+		next = retryAfter
+	}
+	r.later(item, time.Now().Add(next)) // before a notice may make it sooner
 	rec, err := r.Executions.Summary(ctx, x.Org, x.Execution)
 	switch {
 	case errors.Is(err, proto.ErrNotFound):
