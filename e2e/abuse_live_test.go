@@ -90,6 +90,10 @@ func liveAttacks() []liveAttack {
 			attackManyProcesses,
 		},
 		{
+			"lists of directories with long names and large attributes, which nobody reads",
+			"429 beyond 4 MiB; memory of guest, worker and gateway stays", attackLists,
+		},
+		{
 			"output without end, with no reader and with one that stops reading",
 			"memory of guest, worker and gateway stays; what fell out is told", attackOutput,
 		},

@@ -107,6 +107,7 @@ func readMetadata(path string) map[string]string {
 		return nil
 	}
 	var metadata map[string]string
+	total := 0
 	for _, name := range names {
 		key, ok := strings.CutPrefix(name, metadataPrefix)
 		if !ok {
@@ -116,6 +117,9 @@ func readMetadata(path string) map[string]string {
 		n, err := unix.Lgetxattr(path, name, value)
 		if err != nil {
 			continue // too large to be from here
+		}
+		if total += len(key) + n; total > maxMetadataTotal {
+			return metadata // the same
 		}
 		if metadata == nil {
 			metadata = map[string]string{}
