@@ -20,8 +20,8 @@ func (t *Tree) entry(path string) (*filesystempb.EntryInfo, error) {
 		return nil, err
 	}
 	e := &filesystempb.EntryInfo{
-		Name:         filepath.Base(path),
-		Path:         path,
+		Name:         valid(filepath.Base(path)),
+		Path:         valid(path),
 		Type:         typeOf(info),
 		Size:         info.Size(),
 		Mode:         uint32(info.Mode().Perm()),
@@ -47,12 +47,16 @@ func (t *Tree) entry(path string) (*filesystempb.EntryInfo, error) {
 				e.Type = typeOf(info)
 			}
 		}
+		target = valid(target)
 		e.SymlinkTarget = &target
 		return e, nil
 	}
 	e.Metadata = readMetadata(path)
 	return e, nil
 }
+
+// valid replaces what is not UTF-8. Messages can have nothing else, but names of files can.
+func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
 func typeOf(info os.FileInfo) filesystempb.FileType {
 	switch {
@@ -124,7 +128,7 @@ func readMetadata(path string) map[string]string {
 		if metadata == nil {
 			metadata = map[string]string{}
 		}
-		metadata[key] = strings.ToValidUTF8(string(value[:n]), "\ufffd")
+		metadata[key] = valid(string(value[:n]))
 	}
 	return metadata
 }
