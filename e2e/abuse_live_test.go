@@ -1,10 +1,8 @@
 package e2e
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -52,7 +50,10 @@ func liveAttacks() []liveAttack {
 			"ids, ports, hosts and tokens that are doubled, joined, contradictory or of another sandbox",
 			"400, 401, 403 or 502", attackRouting,
 		},
-		{"paths of the guest's control routes and of the worker's own, also encoded and with dots", "404 or 502", attackPaths},
+		{
+			"paths of the guest's control routes and of the worker's own, also encoded and with dots", "404 or 502",
+			attackPaths,
+		},
 		{
 			"headers of the way to a sandbox, sent by a client, named in `Connection`, or sent twice",
 			"the sandbox gets neither these nor the API key, tokens and cookies", attackRequestHeaders,
@@ -87,6 +88,10 @@ func liveAttacks() []liveAttack {
 		{
 			"thousands of processes whose output nobody reads", "256 at a time; memory of guest, worker and gateway stays",
 			attackManyProcesses,
+		},
+		{
+			"lists of directories with long names and large attributes, which nobody reads",
+			"429 beyond 4 MiB; memory of guest, worker and gateway stays", attackLists,
 		},
 		{
 			"output without end, with no reader and with one that stops reading",
@@ -196,7 +201,8 @@ func (v *target) call(procedure string, message request) *reply {
 // headers returns the headers of a request of E2B's clients to a port, and others.
 func (v *target) headers(port int, more ...string) []string {
 	return append([]string{
-		"Authorization", "", proto.HeaderSandboxID, v.id, proto.HeaderSandboxPort, strconv.Itoa(port), "X-Access-Token", v.token,
+		"Authorization", "", "X-Access-Token", v.token,
+		proto.HeaderSandboxID, v.id, proto.HeaderSandboxPort, strconv.Itoa(port),
 	}, more...)
 }
 
@@ -243,7 +249,8 @@ func (l *liveDeployment) overTunnel(t *testing.T, method, path, sandbox, ticket,
 	t.Helper()
 	conn := l.tunnel(t)
 	defer func() { _ = conn.Close() }()
-	sendRaw(t, conn, "%s %s HTTP/1.1\r\nHost: worker\r\n%s: %s\r\n%s: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+	sendRaw(t, conn, "%s %s HTTP/1.1\r\nHost: worker\r\n%s: %s\r\n%s: %s\r\nContent-Length: %d\r\n"+
+		"Connection: close\r\n\r\n%s",
 		method, path, proto.HeaderSandbox, sandbox, proto.HeaderTicket, ticket, len(body), body)
 	answer, err := io.ReadAll(conn)
 	if err != nil {
@@ -275,7 +282,7 @@ func (l *liveDeployment) plainTunnel(t *testing.T) net.Conn {
 // tunnel connects to the worker's port over TLS.
 func (l *liveDeployment) tunnel(t *testing.T) *tls.Conn {
 	t.Helper()
-	return tls.Client(l.plainTunnel(t), &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}) //nolint:gosec
+	return tls.Client(l.plainTunnel(t), &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true})
 }
 
 // ticket returns the present ticket of a sandbox, which only the gateway knows: it is in the buffer of the
@@ -304,8 +311,8 @@ func (l *liveDeployment) ticket(t *testing.T, v *target) string {
 			b := make([]byte, to-from)
 			n, _ := memory.ReadAt(b, from)
 			for _, m := range pattern.FindAllSubmatch(b[:n], -1) {
-				if ticket := string(m[1]); l.overTunnel(t, http.MethodGet, "/health", v.id, ticket, "") == http.StatusNoContent {
-					found = ticket
+				found = string(m[1])
+				if l.overTunnel(t, http.MethodGet, "/health", v.id, found, "") == http.StatusNoContent {
 					return true, nil
 				}
 			}
@@ -331,8 +338,18 @@ func attackTickets(t *testing.T, l *liveDeployment) {
 	}
 	made := fmt.Sprintf("%x", sha256.Sum256([]byte(b.id)))
 	for _, c := range [][2]string{
-		{b.id, ""}, {b.id, made}, {b.id, ofA}, {a.id, ofB}, {"", ofA}, {"", ""}, {strings.ToUpper(a.id), ofA},
-		{a.id + "," + b.id, ofA}, {"../" + a.id, ofA}, {a.id, strings.ToUpper(ofA)}, {a.id, ofA + "," + ofB}, {a.id, ofA[:63]},
+		{b.id, ""},
+		{b.id, made},
+		{b.id, ofA},
+		{a.id, ofB},
+		{"", ofA},
+		{"", ""},
+		{strings.ToUpper(a.id), ofA},
+		{a.id + "," + b.id, ofA},
+		{"../" + a.id, ofA},
+		{a.id, strings.ToUpper(ofA)},
+		{a.id, ofA + "," + ofB},
+		{a.id, ofA[:63]},
 		{b.id, ofA + "\r\n" + proto.HeaderSandbox + ": " + a.id}, // the first counts
 	} {
 		refused("a wrong ticket", c[0], c[1])
@@ -425,8 +442,10 @@ func attackIDs(t *testing.T, l *liveDeployment) {
 			}
 		}
 		for _, way := range [][2]string{
-			{http.MethodDelete, "/v1/sandboxes/" + c.id}, {http.MethodGet, "/sandboxes/" + c.id},
-			{http.MethodDelete, "/sandboxes/" + c.id}, {http.MethodPost, "/sandboxes/" + c.id + "/pause"},
+			{http.MethodDelete, "/v1/sandboxes/" + c.id},
+			{http.MethodGet, "/sandboxes/" + c.id},
+			{http.MethodDelete, "/sandboxes/" + c.id},
+			{http.MethodPost, "/sandboxes/" + c.id + "/pause"},
 			{http.MethodPost, "/v2/sandboxes/" + c.id + "/connect"},
 		} {
 			r := c.who.do(way[0], way[1], nil, "X-API-Key", c.who.key)
@@ -438,8 +457,8 @@ func attackIDs(t *testing.T, l *liveDeployment) {
 	for id, want := range map[string]int{
 		unknown: http.StatusBadGateway, l.bystander.id: http.StatusUnauthorized, "x": http.StatusBadGateway,
 	} {
-		r := owner.get("/files?path=precious", "Authorization", "", proto.HeaderSandboxID, id, proto.HeaderSandboxPort, "49983",
-			"X-Access-Token", v.token)
+		r := owner.get("/files?path=precious", "Authorization", "", "X-Access-Token", v.token,
+			proto.HeaderSandboxID, id, proto.HeaderSandboxPort, "49983")
 		if r.status != want {
 			t.Errorf("files of %s with a token of another sandbox: %s", id, r)
 		}
@@ -516,8 +535,8 @@ func attackPaths(t *testing.T, l *liveDeployment) {
 	to := strings.Split(strings.TrimSpace(v.toServer()), "\r\n")
 	guest := []string{to[0], proto.HeaderSandboxPort + ": 49983", to[2]}
 	for _, path := range []string{
-		"/init", "/init/", "//init", "/./init", "/x/../init", "/%69nit", "/x/%2e%2e/init", "/init%2f", "/freeze", "/unfreeze",
-		"/collapse", "/fsfreeze", "/fsthaw", "/upgrade", "/init;x", "/INIT", "/init%00", `/\init`,
+		"/init", "/init/", "//init", "/./init", "/x/../init", "/%69nit", "/x/%2e%2e/init", "/init%2f", "/freeze",
+		"/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade", "/init;x", "/INIT", "/init%00", `/\init`,
 	} {
 		for _, method := range []string{"GET ", "POST ", "PUT "} {
 			status, answer := l.request(t, method+path, append(guest, "Host: x", "Content-Length: 0")...)
@@ -552,7 +571,8 @@ func attackRequestHeaders(t *testing.T, l *liveDeployment) {
 		"X-API-Key: " + v.key, "Authorization: Bearer " + v.key, "Proxy-Authorization: Basic forged",
 		"X-Forwarded-For: forged", "Forwarded: for=forged", "X-Forwarded-Proto: forged",
 	}
-	names := proto.HeaderSandboxID + ", " + proto.HeaderSandboxPort + ", " + proto.HeaderSandbox + ", " + proto.HeaderTicket
+	names := strings.Join(
+		[]string{proto.HeaderSandboxID, proto.HeaderSandboxPort, proto.HeaderSandbox, proto.HeaderTicket}, ", ")
 	for name, headers := range map[string][]string{
 		"sent":                secrets,
 		"twice":               append(secrets, secrets...),
@@ -562,7 +582,8 @@ func attackRequestHeaders(t *testing.T, l *liveDeployment) {
 		"spaces":              append(secrets, "Authorization:   bearer   "+v.key),
 	} {
 		lines := v.toServer() + v.lines(headers...) + "Host: x\r\nConnection: close\r\n"
-		answer := l.raw(t, "POST /x HTTP/1.1\r\n"+lines+"Transfer-Encoding: chunked\r\n\r\n0\r\n"+v.lines(secrets...)+"\r\n")
+		answer := l.raw(t, "POST /x HTTP/1.1\r\n"+lines+"Transfer-Encoding: chunked\r\n\r\n0\r\n"+
+			v.lines(secrets...)+"\r\n")
 		_, echo, _ := strings.Cut(answer, "\r\n\r\n")
 		if !strings.HasPrefix(answer, "HTTP/1.1 200 ") || !strings.HasPrefix(echo, "POST /x ") {
 			t.Errorf("%s: %s", name, short(answer))
@@ -585,34 +606,35 @@ func attackRequestSmuggling(t *testing.T, l *liveDeployment) {
 	upgrade := " /outer HTTP/1.1\r\nHost: x\r\n" + a.toServer()
 	head := upgrade + "Connection: close\r\n"
 	n := len(inner)
+	const chunked, end = "Transfer-Encoding: chunked\r\n", "\r\n0\r\n\r\n"
+	length := fmt.Sprintf("Content-Length: %d\r\n", n)
 	for name, text := range map[string]string{
-		"both lengths": "POST" + head + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", n+5) + inner,
-		"chunked last": "POST" + head + fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n%x\r\n", n) +
-			inner + "\r\n0\r\n\r\n",
-		"two lengths":      "POST" + head + fmt.Sprintf("Content-Length: 0\r\nContent-Length: %d\r\n\r\n", n) + inner,
+		"both lengths":     "POST" + head + length + chunked + end + inner,
+		"chunked last":     "POST" + head + chunked + "Content-Length: 4\r\n" + fmt.Sprintf("\r\n%x\r\n", n) + inner + end,
+		"two lengths":      "POST" + head + "Content-Length: 0\r\n" + length + "\r\n" + inner,
 		"joined lengths":   "POST" + head + fmt.Sprintf("Content-Length: 0, %d\r\n\r\n", n) + inner,
 		"signed length":    "POST" + head + fmt.Sprintf("Content-Length: +%d\r\n\r\n", n) + inner,
-		"identity":         "POST" + head + "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + inner,
-		"twice chunked":    "POST" + head + "Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n0\r\n\r\n" + inner,
+		"identity":         "POST" + head + "Transfer-Encoding: chunked, identity\r\n" + end + inner,
+		"twice chunked":    "POST" + head + chunked + "Transfer-Encoding: x\r\n" + end + inner,
 		"space":            "POST" + head + "Transfer-Encoding : chunked\r\nContent-Length: 0\r\n\r\n" + inner,
 		"tab":              "POST" + head + "Transfer-Encoding:\x0bchunked\r\nContent-Length: 0\r\n\r\n" + inner,
-		"folded":           "POST" + head + "X: y\r\n Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n" + inner,
+		"folded":           "POST" + head + "X: y\r\n " + chunked + "Content-Length: 0\r\n\r\n" + inner,
 		"line feeds":       "POST" + head + "X: y\nContent-Length: 0\n\n" + inner,
 		"carriage returns": "POST" + head + "X: y\rContent-Length: 0\r\n\r\n" + inner,
-		"extension": "POST" + head + fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x;a=\"\r\n", n) +
-			inner + "\r\n0\r\n\r\n",
-		"extension with a line feed": "POST" + head + "Transfer-Encoding: chunked\r\n\r\n2;\nxx\r\n0\r\n\r\n" + inner,
-		"overflow":                   "POST" + head + "Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\n\r\n" + inner,
-		"chunk with a sign":          "POST" + head + "Transfer-Encoding: chunked\r\n\r\n+0\r\n\r\n" + inner,
-		"HTTP/1.0":                   "POST" + strings.Replace(head, "1.1", "1.0", 1) + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner,
-		"a body of GET":              "GET" + head + fmt.Sprintf("Content-Length: %d\r\n\r\n", n) + inner,
-		"expected":                   "POST" + head + fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", n) + inner,
-		"upgrade":                    "GET" + upgrade + "Connection: Upgrade, close\r\nUpgrade: x\r\n\r\n" + inner,
-		"upgrade to h2c": "GET" + upgrade + "Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n" +
-			"\r\n" + inner,
-		"upgrade with a body": "POST" + upgrade + fmt.Sprintf("Connection: Upgrade, close\r\nUpgrade: websocket\r\nContent-Length: %d\r\n\r\n", n) +
+		"extension":        "POST" + head + chunked + fmt.Sprintf("\r\n%x;a=\"\r\n", n) + inner + end,
+		"a line feed":      "POST" + head + chunked + "\r\n2;\nxx" + end + inner,
+		"overflow":         "POST" + head + chunked + "\r\n10000000000000000\r\n\r\n" + inner,
+		"signed chunk":     "POST" + head + chunked + "\r\n+0\r\n\r\n" + inner,
+		"an old version":   "POST" + strings.Replace(head, "1.1", "1.0", 1) + chunked + end + inner,
+		"a body of GET":    "GET" + head + length + "\r\n" + inner,
+		"expected":         "POST" + head + "Expect: 100-continue\r\n" + length + "\r\n" + inner,
+		"upgrade":          "GET" + upgrade + "Connection: Upgrade, close\r\nUpgrade: x\r\n\r\n" + inner,
+		"upgrade to h2c": "GET" + upgrade + "Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\n" +
+			"HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n" + inner,
+		"upgrade with a body": "POST" + upgrade + "Connection: Upgrade, close\r\nUpgrade: websocket\r\n" + length + "\r\n" +
 			inner,
-		"target": "GET /outer%20HTTP/1.1%0d%0aX:%20y%0d%0a%0d%0aGET%20/smuggled HTTP/1.1\r\nHost: x\r\n" + a.toServer() + "Connection: close\r\n\r\n",
+		"target": "GET /outer%20HTTP/1.1%0d%0aX:%20y%0d%0a%0d%0aGET%20/smuggled" +
+			strings.TrimPrefix(head, " /outer") + "\r\n",
 		"header": "GET" + head + "X: y%0d%0a%0d%0aGET /smuggled\r\n\r\n",
 	} {
 		l.raw(t, text)
@@ -627,7 +649,8 @@ func attackRequestSmuggling(t *testing.T, l *liveDeployment) {
 
 // weirdAnswers are the paths of the hostile server whose answers have other ends than they say.
 var weirdAnswers = []string{
-	"/two", "/both", "/lengths", "/empty", "/unchanged", "/switch", "/extension", "/short", "/none", "/garbage", "/denied",
+	"/two", "/both", "/lengths", "/empty", "/unchanged", "/switch", "/extension", "/short", "/none", "/garbage",
+	"/denied",
 }
 
 func attackAnswerSmuggling(t *testing.T, l *liveDeployment) {
@@ -637,13 +660,14 @@ func attackAnswerSmuggling(t *testing.T, l *liveDeployment) {
 	port, _ := strconv.Atoi(serverPort)
 	for i := range 3 {
 		for _, path := range weirdAnswers {
-			if r, err := a.try(t.Context(), http.MethodGet, path, nil, a.headers(port)...); err == nil &&
-				(r.status == http.StatusSwitchingProtocols || strings.Contains(string(r.body), "stolen") && path != "/lengths") {
+			r, err := a.try(t.Context(), http.MethodGet, path, nil, a.headers(port)...)
+			if err == nil && (r.status == http.StatusSwitchingProtocols || strings.Contains(string(r.body), "stolen")) {
 				t.Errorf("%s: %s", path, r)
 			}
 			for j, v := range []*target{a, b, b, a} {
 				own := fmt.Sprintf("/own-%d-%d-%s", i, j, path[1:])
-				if r := v.get(own, v.headers(port)...); r.status != http.StatusOK || !strings.HasPrefix(string(r.body), "GET "+own+" ") {
+				r := v.get(own, v.headers(port)...)
+				if r.status != http.StatusOK || !strings.HasPrefix(string(r.body), "GET "+own+" ") {
 					t.Errorf("after %s, %s is answered with %s", path, own, r)
 				}
 			}
@@ -656,8 +680,12 @@ func attackAnswerHeaders(t *testing.T, l *liveDeployment) {
 	v := l.sandbox(t)
 	v.serve()
 	for _, path := range []string{"/headers", "/redirect", "/interim", "/trailers", "/connection"} {
+		want := http.StatusOK
+		if path == "/redirect" {
+			want = http.StatusTemporaryRedirect
+		}
 		status, answer := l.request(t, "GET "+path, "Host: x", strings.TrimSpace(v.toServer()))
-		if path == "/redirect" != (status == http.StatusTemporaryRedirect) || status == http.StatusOK == (path == "/redirect") {
+		if status != want {
 			t.Errorf("%s: %s", path, short(answer))
 		}
 		if strings.Contains(answer, "evil") || strings.Count(answer, "X-Request-Id: req_") != 1 {
@@ -669,8 +697,9 @@ func attackAnswerHeaders(t *testing.T, l *liveDeployment) {
 	}
 	// The gateway's own headers survive interim answers, such as those that a client asks for.
 	answer := l.raw(t, "POST "+v.path("/guest/files?path=f")+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+v.key+
-		"\r\nContent-Type: application/octet-stream\r\nExpect: 100-continue\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
-	if !strings.HasPrefix(answer, "HTTP/1.1 200 ") || !strings.Contains(answer, "Content-Security-Policy: default-src 'none'") {
+		"\r\nContent-Type: application/octet-stream\r\nExpect: 100-continue\r\nContent-Length: 2\r\n"+
+		"Connection: close\r\n\r\nok")
+	if !strings.HasPrefix(answer, "HTTP/1.1 200 ") || !strings.Contains(answer, "\r\nContent-Security-Policy: ") {
 		t.Errorf("after 100 Continue: %s", answer)
 	}
 }
@@ -709,7 +738,9 @@ func attackOpenRequests(t *testing.T, l *liveDeployment) {
 			}
 		})
 	}
-	eventually(t, "requests beyond the limit are refused", func() (bool, any) { return refused.Load() >= more, refused.Load() })
+	eventually(t, "requests beyond the limit are refused", func() (bool, any) {
+		return refused.Load() >= more, refused.Load()
+	})
 	l.sandbox(t).check("echo alive", "alive\n")
 	for _, conn := range conns {
 		_ = conn.Close()
@@ -722,429 +753,4 @@ func attackOpenRequests(t *testing.T, l *liveDeployment) {
 		out, _, err := v.run("user", "echo alive")
 		return out == "alive\n", err
 	})
-}
-
-// prying tries to reach the guest and the init, and prints what it could do.
-const prying = `
-import ctypes, os, resource, signal
-libc = ctypes.CDLL(None, use_errno=True)
-def no(what, f):
-    try:
-        if f() is not False:
-            print(what)
-    except OSError:
-        pass
-def call(result):
-    if result < 0:
-        raise OSError(ctypes.get_errno(), "")
-guest = [int(p) for p in os.listdir("/proc") if p.isdigit() and open(f"/proc/{p}/stat").read().split(") ")[1].split()[1] == "1"
-         and open(f"/proc/{p}/comm").read() == "guest\n"]
-if len(guest) != 1:
-    print("guests", guest)
-for pid in [1] + guest:
-    for name in ["mem", "environ", "maps", "auxv", "syscall", "stack", "pagemap", "personality", "io"]:
-        for mode in [os.O_RDONLY, os.O_RDWR]:
-            no(f"{pid} {name}", lambda: os.close(os.open(f"/proc/{pid}/{name}", mode)) if os.read(os.open(f"/proc/{pid}/{name}", mode), 1) else False)
-    for name in ["fdinfo", "map_files"]:
-        no(f"{pid} {name}", lambda: os.listdir(f"/proc/{pid}/{name}"))
-    for name in ["root", "cwd", "exe", "ns/net", "fd/3", "fd/4", "fd/5"]:
-        no(f"{pid} {name}", lambda: os.readlink(f"/proc/{pid}/{name}"))
-        no(f"{pid} {name} open", lambda: os.open(f"/proc/{pid}/{name}", os.O_RDONLY))
-    no(f"{pid} ptrace", lambda: call(libc.ptrace(16, pid, 0, 0)))
-    no(f"{pid} seize", lambda: call(libc.ptrace(0x4206, pid, 0, 0)))
-    local = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.create_string_buffer(8)), 8)
-    remote = (ctypes.c_size_t * 2)(0x400000, 8)
-    no(f"{pid} vm_readv", lambda: call(libc.process_vm_readv(pid, local, 1, remote, 1, 0)))
-    for fd in range(3, 9):
-        no(f"{pid} getfd", lambda: call(libc.syscall(438, os.pidfd_open(pid), fd, 0)))
-    if os.getuid():
-        for s in [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]:
-            no(f"{pid} {s}", lambda: os.kill(pid, s))
-        no(f"{pid} prlimit", lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)))
-    no(f"{pid} nice", lambda: os.setpriority(os.PRIO_PROCESS, pid, 19) if os.getuid() else False)
-if "/bullpen" in open("/proc/net/unix").read():
-    print("the path of a socket")
-print("done")
-`
-
-func attackGuestFromInside(t *testing.T, l *liveDeployment) {
-	v := l.sandbox(t)
-	for _, user := range []string{"user", "root"} {
-		out, exit, err := v.run(user, "python3 - <<'END'\n"+prying+"\nEND")
-		if out != "done\n" || exit != 0 || err != nil {
-			t.Errorf("%s: %q, exit status %d, %v", user, out, exit, err)
-		}
-	}
-	v.check("echo alive", "alive\n")
-}
-
-func attackProc(t *testing.T, l *liveDeployment) {
-	v := l.sandbox(t)
-	for _, user := range []string{"user", "root"} {
-		out, _, err := v.run(user, `find /proc -type f -writable 2>/dev/null | while read -r f; do [ -f "$f" ] && echo "$f"; done # no devices
-for f in /proc/sys/kernel/{msgmax,msgmnb,sem,shmall,pid_max} /proc/{1,2,self}/oom_score_adj /proc/self/comm; do
-  (echo 1000 >$f) 2>/dev/null && echo $f
-done; echo done`)
-		if out != "done\n" || err != nil {
-			t.Errorf("%s can write %s, %v", user, out, err)
-		}
-	}
-}
-
-func attackGuestEnd(t *testing.T, l *liveDeployment) {
-	for _, signal := range []string{"KILL", "STOP", "ABRT"} {
-		v := l.in(t).newSandbox(request{"timeout": 3600})
-		_, _, _ = v.run("root", "kill -"+signal+" 2; sleep 3600")
-		v.awaits("ended", "guest_ended")
-	}
-}
-
-// answers checks that the guest answers, whatever its processes do.
-func (v *target) answers(what string) {
-	v.t.Helper()
-	if r := v.get(v.path("/guest/health")); r.status != http.StatusNoContent {
-		v.t.Errorf("%s: %s", what, r)
-	}
-	if r := v.write("/tmp/probe", "user", []byte("probe")); r.status != http.StatusOK && r.status != http.StatusInsufficientStorage {
-		v.t.Errorf("%s: write a file: %s", what, r)
-	}
-	if r := v.get("/files?path=/etc/hostname", v.headers(proto.GuestPort)...); r.status != http.StatusOK {
-		v.t.Errorf("%s: read a file: %s", what, r)
-	}
-	if r := v.call("process.Process/List", request{}); r.status != http.StatusOK {
-		v.t.Errorf("%s: list processes: %s", what, r)
-	}
-}
-
-func attackExhaustion(t *testing.T, l *liveDeployment) {
-	for name, code := range map[string]string{
-		"processes": `import os, time
-while True:
-    try:
-        if os.fork() == 0: time.sleep(3600)
-    except OSError: break`,
-		"threads": `import threading, time
-while True:
-    try: threading.Thread(target=time.sleep, args=(3600,)).start()
-    except RuntimeError: break`,
-		"forks": `import os
-for _ in range(60): os.fork()
-while True:
-    try:
-        if os.fork() == 0: os._exit(0)
-        os.wait()
-    except OSError: pass`,
-		"processors": `import os
-for _ in range(50):
-    if os.fork() == 0:
-        while True: pass`,
-		"descriptors": `import os, time
-for _ in range(8):
-    os.fork()
-    fds = []
-    while True:
-        try: fds.append(os.open("/dev/null", os.O_RDONLY))
-        except OSError: break`,
-		"files": `
-n = 0
-for d in ["/tmp", "/dev/shm"]:
-    try:
-        with open(d + "/fill", "wb") as f:
-            while True: f.write(b"x" * (1 << 20)); f.flush()
-    except OSError: pass`,
-		"sockets": `import socket, time
-s = []
-while True:
-    try: s.append(socket.socket(socket.AF_UNIX)); s[-1].bind("\0%d" % len(s)); s[-1].listen()
-    except OSError: break`,
-	} {
-		v := l.sandbox(t)
-		code += "\nprint('done', flush=True)\nimport time\ntime.sleep(3600)\n"
-		v.write("a.py", "user", []byte(code))
-		v.check("setsid python3 a.py >log 2>&1 </dev/null &", "")
-		if name != "forks" {
-			eventually(t, name, func() (bool, any) {
-				r := v.get("/files?path=log", v.headers(proto.GuestPort)...)
-				return strings.Contains(string(r.body), "done"), r
-			})
-		}
-		for range 2 {
-			v.answers(name)
-		}
-		(&liveSandbox{l.in(t), l.bystander.id}).check("echo alive", "alive\n")
-		v.change(http.MethodDelete, "")
-	}
-}
-
-func attackMemory(t *testing.T, l *liveDeployment) {
-	for _, user := range []string{"user", "root"} {
-		v := l.in(t).newSandbox(request{"timeout": 3600})
-		_, _, _ = v.run(user, `for i in 1 2 3; do python3 -c 'x = [bytearray(1 << 20) for _ in range(4000)]' & done; wait`)
-		v.awaits("ended", "memory_limit_exceeded")
-	}
-}
-
-// memoryWatch knows how much memory the processes used before an attack.
-type memoryWatch struct {
-	*liveDeployment
-	front, worker proto.Bytes
-}
-
-// Limits of memory, by the host's counters. Those of front and worker are beyond what they had before.
-const (
-	frontGrowth = 128 * proto.MiB
-	workerGrows = 96 * proto.MiB
-	guestMost   = 72 * proto.MiB
-)
-
-func (l *liveDeployment) watchMemory(t *testing.T) *memoryWatch {
-	for _, proc := range []*process{l.front, l.worker} { // begin with new peaks, see proc_pid_clear_refs(5)
-		if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", proc.cmd.Process.Pid), []byte("5"), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return &memoryWatch{l, l.front.status(t, "VmRSS"), l.worker.status(t, "VmRSS")}
-}
-
-// check checks the most that front and worker have had since, and what the guests have.
-func (m *memoryWatch) check(t *testing.T) {
-	t.Helper()
-	front, worker, guest := m.liveDeployment.front.status(t, "VmHWM"), m.liveDeployment.worker.status(t, "VmHWM"), m.guests(t)
-	t.Logf("front %s, %s more; worker %s, %s more; the largest guest %s", front, front-m.front, worker, worker-m.worker, guest)
-	if front-m.front > frontGrowth || worker-m.worker > workerGrows || guest > guestMost {
-		t.Error("memory is not limited")
-	}
-}
-
-// guests returns the peak of the largest guest on the worker.
-func (l *liveDeployment) guests(t *testing.T) (most proto.Bytes) {
-	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		line, err := os.ReadFile(file)
-		if err != nil || !bytes.Contains(line, []byte("/guest.json\x00")) {
-			continue
-		}
-		status, err := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
-		if err != nil {
-			continue // it has ended
-		}
-		_, rest, _ := strings.Cut(string(status), "\nVmHWM:")
-		var kib int64
-		if _, err := fmt.Sscanf(rest, "%d kB", &kib); err == nil {
-			most = max(most, proto.Bytes(kib)*proto.KiB)
-		}
-	}
-	if most == 0 {
-		t.Fatal("there is no guest")
-	}
-	return most
-}
-
-// startOnly starts a program and leaves its output unread. It returns the answer's status.
-func (v *target) startOnly(code string) (int, io.Closer, error) {
-	message, err := json.Marshal(map[string]any{"process": map[string]any{"cmd": "/bin/bash", "args": []string{"-c", code}}})
-	if err != nil {
-		return 0, nil, err
-	}
-	body := append([]byte{0, 0, 0, byte(len(message) >> 8), byte(len(message))}, message...)
-	r, err := v.open(v.t.Context(), http.MethodPost, v.path("/guest/process.Process/Start"), body,
-		"Content-Type", "application/connect+json", "Connect-Protocol-Version", "1")
-	if err != nil {
-		return 0, nil, err
-	}
-	return r.StatusCode, r.Body, nil
-}
-
-var startedByFlood = repeatsFlag("live-flood", 600, 10_000, "processes that a flood of live sandboxes starts")
-
-func attackManyProcesses(t *testing.T, l *liveDeployment) {
-	v := l.sandbox(t)
-	memory := l.watchMemory(t)
-	callers(startedByFlood.n(), func(i int) {
-		code := "seq 100000"
-		if i%10 == 0 {
-			code = "sleep 3600"
-		}
-		_, stream, err := v.startOnly(code)
-		if err != nil {
-			t.Errorf("process %d: %v", i, err)
-			return
-		}
-		_ = stream.Close()
-	})
-	memory.check(t)
-	var list struct{ Processes []any }
-	r := v.call("process.Process/List", request{})
-	if r.into(t, &list); r.status != http.StatusOK || len(list.Processes) > 256 {
-		t.Errorf("%d processes: %s", len(list.Processes), r)
-	}
-	v.answers("after the flood")
-}
-
-func attackOutput(t *testing.T, l *liveDeployment) {
-	v := l.sandbox(t)
-	memory := l.watchMemory(t)
-	size := "1G"
-	if testing.Short() {
-		size = "128M"
-	}
-	// Without a reader, the program must end, since its output falls out of the buffer.
-	for i := range 4 {
-		_, stream, err := v.startOnly(fmt.Sprintf("sleep 0.2; head -c %s /dev/zero; echo x >done%d", size, i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = stream.Close()
-	}
-	// These stop reading.
-	for range 16 {
-		_, stream, err := v.startOnly("cat /dev/zero")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = stream.Close() }()
-	}
-	eventually(t, "the programs without readers end", func() (bool, any) {
-		out, _, err := v.run("user", "ls done* 2>/dev/null | wc -l")
-		return out == "4\n", fmt.Sprint(out, err)
-	})
-	v.answers("while output waits")
-	memory.check(t)
-}
-
-func attackFiles(t *testing.T, l *liveDeployment) {
-	v := l.sandbox(t)
-	dir, err := os.MkdirTemp("/var/tmp", "canary-") // sandboxes have a /tmp of their own
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	canary := filepath.Join(dir, "canary")
-	if err := os.WriteFile(canary, []byte("canary"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	v.check(`ln -s / root; ln -s /proc/self/mem mem; ln -s /proc/1/root init; ln -s /etc/passwd passwd
-ln -s /run/bullpen/job job; ln -s /proc/self/oom_score_adj score; ln -s self self; echo mine >/tmp/mine; chmod 600 /tmp/mine`, "")
-	if out, _, err := v.run("root", "echo roots >/tmp/roots; chmod 600 /tmp/roots; mkdir -m 700 /tmp/dir; echo roots >/tmp/dir/f"); err != nil || out != "" {
-		t.Fatalf("%q, %v", out, err)
-	}
-	files := func(path, user string) string {
-		return "/files?" + url.Values{"path": {path}, "username": {user}}.Encode()
-	}
-	up := strings.Repeat("../", 20)
-	for _, user := range []string{"user", "root"} {
-		for _, path := range []string{
-			canary, up + canary[1:], "root" + canary, "init" + canary, "/proc/self/root" + canary, "/proc/1/root" + canary,
-			"/proc/1/cwd" + canary, "mem", "/proc/1/mem", "/proc/1/environ", "/proc/self/fd/3", "/proc/1/fd/3", "/proc/kcore",
-			"self", "/dev/mem", "/dev/random", "/proc/kmsg", up + "etc/shadow", "~root/x", "a\x00b",
-		} {
-			if r := v.get(files(path, user), v.headers(proto.GuestPort)...); r.status < http.StatusBadRequest {
-				t.Errorf("%s reads %q: %s", user, path, r)
-			}
-		}
-		for _, path := range []string{
-			canary, "root" + canary, "init" + canary, "mem", "score", "passwd", "/etc/x", "/x", "/usr/x", "/proc/1/mem",
-			"/proc/self/mem", "/proc/self/oom_score_adj", "/proc/sys/kernel/msgmax", "/proc/self/fd/1", "/proc/self/fd/4",
-			"/proc/self/exe", "/dev/null", "/dev/full", "self",
-		} {
-			if r := v.write(path, user, []byte("owned")); r.status < http.StatusBadRequest {
-				t.Errorf("%s writes %q: %s", user, path, r)
-			}
-		}
-	}
-	// The guest has more rights than `user`, but not for what a link of `user` names.
-	for _, path := range []string{"job/x", "job/guest.json"} {
-		if r := v.write(path, "user", []byte("owned")); r.status != http.StatusForbidden {
-			t.Errorf("user writes %q: %s", path, r)
-		}
-		for _, r := range []*reply{
-			v.call("filesystem.Filesystem/Remove", request{"path": path}),
-			v.call("filesystem.Filesystem/Move", request{"source": path, "destination": "got"}),
-		} {
-			if r.status == http.StatusOK && path == "job/guest.json" || r.status == http.StatusUnsupportedMediaType {
-				t.Errorf("user removes or moves %q: %s", path, r)
-			}
-		}
-	}
-	for _, user := range []string{"nobody", "0", "1000", "ROOT", "root\x00", "root,user", "user:root", " root", "../root", "daemon"} {
-		if r := v.get(files("f", user), v.headers(proto.GuestPort)...); r.status != http.StatusUnauthorized {
-			t.Errorf("as %q: %s", user, r)
-		}
-		basic := "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"))
-		if user == "user:root" {
-			continue // the name ends at the colon
-		}
-		r := v.do(http.MethodPost, "/process.Process/Start", []byte("\x00\x00\x00\x00\x02{}"),
-			v.headers(proto.GuestPort, "Authorization", basic, "Content-Type", "application/connect+json")...)
-		if !strings.Contains(string(r.body), "unauthenticated") {
-			t.Errorf("start as %q: %s", user, r)
-		}
-	}
-	if b, err := os.ReadFile(canary); string(b) != "canary" {
-		t.Errorf("the file outside has %q, %v", b, err)
-	}
-	if out, _, err := v.run("root", "head -c 5 /run/bullpen/job/guest.json; ls /run/bullpen/job"); out != "{\"env"+"guest.json\n" || err != nil {
-		t.Errorf("the guest's own files: %q, %v", out, err)
-	}
-}
-
-func attackSignedURLs(t *testing.T, l *liveDeployment) {
-	v, other := l.sandbox(t), l.sandbox(t)
-	for _, x := range []*target{v, other} {
-		x.check("echo fine >f; echo secret >g", "")
-	}
-	signature := func(parts ...string) string {
-		sum := sha256.Sum256([]byte(strings.Join(append(parts[:3:3], append([]string{v.token}, parts[3:]...)...), ":")))
-		return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
-	}
-	in := func(d time.Duration) string { return strconv.FormatInt(time.Now().Add(d).Unix(), 10) }
-	soon, past := in(time.Hour), in(-time.Hour)
-	read, dated := signature("f", "read", "user"), signature("f", "read", "user", soon)
-	for name, c := range map[string]struct {
-		want   int
-		id     string
-		method string
-		query  url.Values
-		more   string
-	}{
-		"as signed": {200, v.id, "GET", url.Values{"path": {"f"}, "username": {"user"}, "signature": {read}}, ""},
-		"until later": {
-			200, v.id, "GET", url.Values{"path": {"f"}, "username": {"user"}, "signature": {dated}, "signature_expiration": {soon}}, "",
-		},
-		"another path":     {401, v.id, "GET", url.Values{"path": {"g"}, "username": {"user"}, "signature": {read}}, ""},
-		"another form":     {401, v.id, "GET", url.Values{"path": {"./f"}, "username": {"user"}, "signature": {read}}, ""},
-		"another user":     {401, v.id, "GET", url.Values{"path": {"f"}, "username": {"root"}, "signature": {read}}, ""},
-		"no user":          {401, v.id, "GET", url.Values{"path": {"f"}, "signature": {read}}, ""},
-		"another sandbox":  {401, other.id, "GET", url.Values{"path": {"f"}, "username": {"user"}, "signature": {read}}, ""},
-		"a write":          {401, v.id, "POST", url.Values{"path": {"f"}, "username": {"user"}, "signature": {read}}, ""},
-		"a removal":        {401, v.id, "DELETE", url.Values{"path": {"f"}, "username": {"user"}, "signature": {read}}, ""},
-		"two paths":        {401, v.id, "GET", url.Values{"path": {"f", "g"}, "username": {"user"}, "signature": {read}}, ""},
-		"two users":        {401, v.id, "GET", url.Values{"path": {"f"}, "username": {"user", "root"}, "signature": {read}}, ""},
-		"a semicolon":      {401, v.id, "GET", url.Values{"username": {"user"}, "signature": {read}}, "&path=g;path=f"},
-		"without its date": {401, v.id, "GET", url.Values{"path": {"f"}, "username": {"user"}, "signature": {dated}}, ""},
-		"another date": {
-			401, v.id, "GET",
-			url.Values{"path": {"f"}, "username": {"user"}, "signature": {dated}, "signature_expiration": {in(2 * time.Hour)}}, "",
-		},
-		"expired": {
-			401, v.id, "GET", url.Values{
-				"path": {"f"}, "username": {"user"}, "signature": {signature("f", "read", "user", past)},
-				"signature_expiration": {past},
-			}, "",
-		},
-		"joined parts": {401, v.id, "GET", url.Values{"path": {"f:read"}, "username": {"user"}, "signature": {read}}, ""},
-	} {
-		status, answer := l.request(t, c.method+" /files?"+c.query.Encode()+c.more, "Host: 49983-"+c.id+"."+liveDomain, "Content-Length: 0")
-		if status != c.want || strings.Contains(answer, "secret") || strings.Contains(answer, "fine\n") != (c.want == http.StatusOK) {
-			t.Errorf("%s: %s", name, short(answer))
-		}
-	}
-	if status, answer := l.request(t, "GET /filesystem.Filesystem/Stat?signature="+url.QueryEscape(read),
-		"Host: 49983-"+v.id+"."+liveDomain); status != http.StatusUnauthorized {
-		t.Errorf("a signature for another route: %s", short(answer))
-	}
 }

@@ -131,8 +131,8 @@ func TestAbuseTable(t *testing.T) {
 	for _, a := range controlAttacks() {
 		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.outcome)
 	}
-	want.WriteString("\n**live sandboxes.** Attacks on [live sandboxes](../guides/sandboxes.md), from outside and by what runs in " +
-		"one:\n`TestE2E/abuse/live/<attack>`.\n\n| attacks | what happens |\n|---|---|\n")
+	want.WriteString("\n**live sandboxes.** Attacks on [live sandboxes](../guides/sandboxes.md), from outside and " +
+		"from inside:\n`TestE2E/abuse/live/<attack>`.\n\n| attacks | what happens |\n|---|---|\n")
 	for _, a := range liveAttacks() {
 		_, _ = fmt.Fprintf(&want, "| %s | %s |\n", a.name, a.outcome)
 	}

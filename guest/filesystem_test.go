@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -245,6 +246,41 @@ func TestListDir(t *testing.T) {
 			t.Errorf("%s, depth %d: %q, %v", test.path, test.depth, got, err)
 		}
 	}
+}
+
+// TestListDirNames lists what is not UTF-8, beside which everything else must stay visible.
+func TestListDirNames(t *testing.T) {
+	s := newSandbox(t)
+	dir := s.path("names")
+	check(t, os.Mkdir(dir, 0o755))
+	for _, name := range []string{"a", "b\xff", "c"} {
+		check(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	check(t, os.Symlink("\xff", filepath.Join(dir, "d")))
+	got, err := s.names(dir, 1)
+	if !strings.Contains(got, "b\ufffd") || !strings.Contains(got, "c") || !strings.Contains(got, "d") || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestListDirBytes refuses a list whose names take too much memory.
+func TestListDirBytes(t *testing.T) {
+	s := newSandbox(t)
+	top, err := os.MkdirTemp("/dev/shm", "guest-*") // in memory
+	check(t, err)
+	t.Cleanup(func() { check(t, os.RemoveAll(top)) })
+	dir := filepath.Join(top, strings.Repeat(strings.Repeat("d", 250)+"/", 14))
+	check(t, os.MkdirAll(dir, 0o755))
+	entry := len(dir) - 1 + 1 + 2*200 // the path without its last slash, and the name twice
+	for i := range 4<<20/entry + 1 {
+		if i == 4<<20/entry {
+			_, err = s.names(dir, 1)
+			check(t, err)
+		}
+		check(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%0200d", i)), nil, 0o600))
+	}
+	_, err = s.names(dir, 1)
+	wantCode(t, err, connect.CodeResourceExhausted, "4194304 bytes")
 }
 
 func TestListDirLimit(t *testing.T) {

@@ -43,7 +43,7 @@ func routes(table *process.Table, tree *files.Tree, c config) http.Handler {
 	path, handler := processpb.NewProcessHandler(process.Service{Table: table}, options...)
 	mux.Handle(path, rpc.wrap(handler))
 	path, handler = filesystempb.NewFilesystemHandler(files.Service{Tree: tree}, options...)
-	mux.Handle(path, rpc.wrap(handler))
+	mux.Handle(path, rpc.wrap(tree.Hold(handler)))
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.WriteHeader(http.StatusNoContent)

@@ -20,8 +20,8 @@ func (t *Tree) entry(path string) (*filesystempb.EntryInfo, error) {
 		return nil, err
 	}
 	e := &filesystempb.EntryInfo{
-		Name:         filepath.Base(path),
-		Path:         path,
+		Name:         valid(filepath.Base(path)),
+		Path:         valid(path),
 		Type:         typeOf(info),
 		Size:         info.Size(),
 		Mode:         uint32(info.Mode().Perm()),
@@ -47,12 +47,16 @@ func (t *Tree) entry(path string) (*filesystempb.EntryInfo, error) {
 				e.Type = typeOf(info)
 			}
 		}
+		target = valid(target)
 		e.SymlinkTarget = &target
 		return e, nil
 	}
 	e.Metadata = readMetadata(path)
 	return e, nil
 }
+
+// valid replaces what is not UTF-8. Messages can have nothing else, but names of files can.
+func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
 func typeOf(info os.FileInfo) filesystempb.FileType {
 	switch {
@@ -107,6 +111,7 @@ func readMetadata(path string) map[string]string {
 		return nil
 	}
 	var metadata map[string]string
+	total := 0
 	for _, name := range names {
 		key, ok := strings.CutPrefix(name, metadataPrefix)
 		if !ok {
@@ -117,10 +122,13 @@ func readMetadata(path string) map[string]string {
 		if err != nil {
 			continue // too large to be from here
 		}
+		if total += len(key) + n; total > maxMetadataTotal {
+			return metadata // the same
+		}
 		if metadata == nil {
 			metadata = map[string]string{}
 		}
-		metadata[key] = strings.ToValidUTF8(string(value[:n]), "\ufffd")
+		metadata[key] = valid(string(value[:n]))
 	}
 	return metadata
 }

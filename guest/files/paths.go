@@ -1,11 +1,16 @@
 package files
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/guest/account"
@@ -19,6 +24,30 @@ type Tree struct {
 	Lane  *account.Lane // for changes
 
 	lists chan struct{} // holds an element for each list that is being made
+	held  atomic.Int64  // bytes of lists, see maxAllLists
+}
+
+type heldKey struct{}
+
+// Hold returns a handler of requests whose lists count until their answers have been sent.
+func (t *Tree) Hold(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		held := new(int64)
+		defer func() { t.held.Add(-*held) }()
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), heldKey{}, held)))
+	})
+}
+
+// hold counts the bytes of a list.
+func (t *Tree) hold(ctx context.Context, bytes int) error {
+	if held, ok := ctx.Value(heldKey{}).(*int64); ok {
+		*held += int64(bytes)
+	}
+	if t.held.Add(int64(bytes)) > maxAllLists {
+		return connect.NewError(connect.CodeResourceExhausted,
+			fmt.Errorf("lists that are being sent take more than %d bytes: read them first", maxAllLists))
+	}
+	return nil
 }
 
 // maxLists limits the lists that are made at a time, which take memory. Others wait.

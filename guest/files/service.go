@@ -18,8 +18,12 @@ import (
 	"github.com/bullpen-run/bullpen/guest/filesystempb"
 )
 
-// maxEntries limits the entries that ListDir returns.
-const maxEntries = 10_000
+// Limits of the lists that ListDir returns. Bytes are those of names, paths and metadata.
+const (
+	maxEntries   = 10_000
+	maxListBytes = 4 << 20
+	maxAllLists  = 8 << 20 // bytes of all lists that clients have not read yet
+)
 
 // Service is the service filesystem.Filesystem. Watches are not implemented.
 type Service struct{ *Tree }
@@ -113,21 +117,40 @@ func (s Service) ListDir(
 	case <-ctx.Done():
 		return nil, rpcError(path, ctx.Err())
 	}
-	answer := &filesystempb.ListDirResponse{}
-	if err := s.list(ctx, path, max(r.Msg.GetDepth(), 1), answer); err != nil {
+	l := listing{Tree: s.Tree}
+	if err := l.add(ctx, path, max(r.Msg.GetDepth(), 1)); err != nil {
 		return nil, rpcError(path, err)
 	}
-	return connect.NewResponse(answer), nil
+	if err := s.hold(ctx, l.bytes); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&filesystempb.ListDirResponse{Entries: l.entries}), nil
 }
 
-// list appends the entries of a directory to an answer.
-func (s Service) list(ctx context.Context, dir string, depth uint32, answer *filesystempb.ListDirResponse) error {
+// listing is a list that is being made.
+type listing struct {
+	*Tree
+	entries []*filesystempb.EntryInfo
+	bytes   int
+}
+
+// sizeOf returns the bytes of an entry.
+func sizeOf(e *filesystempb.EntryInfo) int {
+	size := len(e.GetName()) + len(e.GetPath()) + len(e.GetSymlinkTarget())
+	for key, value := range e.GetMetadata() {
+		size += len(key) + len(value)
+	}
+	return size
+}
+
+// add appends the entries of a directory.
+func (l *listing) add(ctx context.Context, dir string, depth uint32) error {
 	f, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
 	// One more than there may be: a directory can have any number.
-	names, err := f.Readdirnames(maxEntries + 1 - len(answer.GetEntries()))
+	names, err := f.Readdirnames(maxEntries + 1 - len(l.entries))
 	_ = f.Close()
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
@@ -137,21 +160,25 @@ func (s Service) list(ctx context.Context, dir string, depth uint32, answer *fil
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if len(answer.GetEntries()) >= maxEntries {
+		if len(l.entries) >= maxEntries {
 			return connect.NewError(connect.CodeResourceExhausted,
 				fmt.Errorf("there are more than %d entries, the most that one list can have", maxEntries))
 		}
 		path := filepath.Join(dir, name)
-		entry, err := s.entry(path)
+		entry, err := l.entry(path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		answer.Entries = append(answer.Entries, entry)
+		if l.bytes += sizeOf(entry); l.bytes > maxListBytes {
+			return connect.NewError(connect.CodeResourceExhausted,
+				fmt.Errorf("names and metadata take more than %d bytes, the most that one list can have", maxListBytes))
+		}
+		l.entries = append(l.entries, entry)
 		if depth > 1 && entry.GetType() == filesystempb.FileType_FILE_TYPE_DIRECTORY && !entry.GetIsSymlink() {
-			err := s.list(ctx, path, depth-1, answer)
+			err := l.add(ctx, path, depth-1)
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
