@@ -9,12 +9,14 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	rpc "connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	"github.com/bullpen-run/bullpen/guest/processpb"
 	"github.com/bullpen-run/bullpen/proto"
@@ -411,12 +413,31 @@ var procFiles = [...]string{ // read only
 	"/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/user/max_inotify_watches", "/proc/sysrq-trigger",
 }
 
+// inotifyOfManyUsers is Perl that takes all instances of inotify that it can get as each of many users. The
+// kernel counts those of all jails for the host's root, which has 128 by default.
+var inotifyOfManyUsers = strings.ReplaceAll(`
+	$taken = 0;
+	for $user (1001 .. 1040) {
+		pipe $read, $write;
+		if (!($child = fork)) {
+			$( = $) = $user; $< = $> = $user;
+			$n = 0; $n++ while syscall(NUMBER, 0) >= 0;
+			syswrite $write, "$n\n"; close $write; sleep 1000;
+		}
+		push @children, $child;
+		close $write;
+		$taken += <$read>;
+	}
+	print $taken >= 1 && $taken <= 64 ? "enough\n" : "$taken\n";
+	kill KILL => @children;
+`, "NUMBER", strconv.Itoa(unix.SYS_INOTIFY_INIT1))
+
 // testWritableRoot changes the file system of an image as root. Nothing of it leaves the sandbox or outlives
 // its pause.
 func testWritableRoot(t *testing.T, sys *system) {
 	a := sys.in(t)
 	image := hostPrograms(t, "/bin/bash", "/bin/cat", "/bin/chmod", "/bin/chown", "/bin/dd", "/bin/grep", "/bin/mkdir",
-		"/bin/rm", "/bin/stat")
+		"/bin/perl", "/bin/rm", "/bin/stat")
 	for name, content := range map[string]string{
 		"etc/passwd": "root:x:0:0::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\n", "etc/group": "www-data:x:33:\n",
 		"etc/motd": "welcome\n", "opt/tool": "old\n",
@@ -448,6 +469,7 @@ func testWritableRoot(t *testing.T, sys *system) {
 		"root\nmine\nno\nno\nno\nno\n")
 	root("dd if=/dev/zero of=/big bs=1M count=100 status=none; rm /big; echo small >/small; cat /small",
 		"dd: error writing '/big': No space left on device\nsmall\n")
+	root("perl -e '"+inotifyOfManyUsers+"'", "enough\n")
 	for _, path := range procFiles {
 		root("{ echo 1 >"+path+"; } 2>/dev/null || echo refused", "refused\n")
 	}

@@ -21,9 +21,12 @@ func entry()
 // start is called by entry with the kernel's initial stack: the number of arguments and pointers to
 // them.
 func start(stack *uintptr) {
-	var arguments [4][]byte
+	var arguments [6][]byte
+	argument := func(i int) **byte {
+		return (**byte)(unsafe.Add(unsafe.Pointer(stack), uintptr(1+i)*unsafe.Sizeof(*stack)))
+	}
 	for i := range min(len(arguments), int(*stack)) {
-		arg := *(**byte)(unsafe.Add(unsafe.Pointer(stack), uintptr(1+i)*unsafe.Sizeof(*stack)))
+		arg := *argument(i)
 		n := 0
 		for *(*byte)(unsafe.Add(unsafe.Pointer(arg), n)) != 0 {
 			n++
@@ -31,6 +34,9 @@ func start(stack *uintptr) {
 		arguments[i] = unsafe.Slice(arg, n)
 	}
 	kind := unsafe.String(unsafe.SliceData(arguments[1]), len(arguments[1]))
+	if kind == wire.Limit && arguments[5] != nil {
+		limit(arguments[2], arguments[3], arguments[4], &arguments[5][0], (*uintptr)(unsafe.Pointer(argument(6))))
+	}
 	if arguments[3] != nil {
 		prepare(kind != wire.Zygote, arguments[2], arguments[3])
 	}

@@ -170,10 +170,7 @@ func prepare(readOnly bool, instances, watches []byte) {
 		logError(stepNetwork, errno)
 		exit(exitConfine)
 	}
-	errno := writeFileAt("/proc/sys/user/max_inotify_instances\x00", instances)
-	if errno == 0 {
-		errno = writeFileAt("/proc/sys/user/max_inotify_watches\x00", watches)
-	}
+	errno := limitInotify(instances, watches)
 	if errno == 0 && readOnly {
 		errno = remountReadOnly("/proc\x00")
 	}
@@ -181,6 +178,35 @@ func prepare(readOnly bool, instances, watches []byte) {
 		logError("limit inotify", errno)
 		exit(exitConfine)
 	}
+}
+
+// limitInotify limits each user of this user namespace, and all users of each namespace in it together.
+func limitInotify(instances, watches []byte) unix.Errno {
+	if errno := writeFileAt("/proc/sys/user/max_inotify_instances\x00", instances); errno != 0 {
+		return errno
+	}
+	return writeFileAt("/proc/sys/user/max_inotify_watches\x00", watches)
+}
+
+// limit limits what all users of a jail can have together, and executes nsjail to create the jail in this
+// user namespace. The kernel counts inotify, queues and signals for the creator of a namespace as well. For
+// all jails that is the host's root, so that without this namespace a jail with many users could take
+// what all jails have.
+func limit(instances, watches, queues []byte, path *byte, argv *uintptr) {
+	errno := limitInotify(instances, watches)
+	if errno == 0 {
+		bytes, _ := number(queues)
+		errno = lower(unix.RLIMIT_MSGQUEUE, uint64(bytes))
+	}
+	if errno == 0 {
+		errno = lower(unix.RLIMIT_SIGPENDING, maxQueuedSignals)
+	}
+	if errno == 0 {
+		var env uintptr
+		errno = execve(path, argv, &env)
+	}
+	logError("limit the users of the jail", errno)
+	exit(exitConfine)
 }
 
 // confine makes this process unreadable for the program, and unable to pass on a capability. In a

@@ -191,12 +191,12 @@ type text struct{ strings.Builder }
 func (t *text) line(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\n", args...) }
 
 // ids maps the jail's ids to unprivileged ones, and maps no others: those of the init and the program, or
-// those of a system.
+// those of a system, in the user namespace around the jail.
 func (t *text) ids(key string, s *uidSet) {
 	if s.size == RootUIDs {
 		last := s.size - 1
-		t.line("%s { inside_id: \"0\" outside_id: \"%d\" count: %d }", key, s.first, last)
-		t.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 1 }", key, nobody, s.first+last)
+		t.line("%s { inside_id: \"0\" outside_id: \"1\" count: %d }", key, last)
+		t.line("%s { inside_id: \"%d\" outside_id: \"%d\" count: 1 }", key, nobody, 1+last)
 		return
 	}
 	t.line("%s { inside_id: \"0\" outside_id: \"%d\" count: 1 }", key, s.first)

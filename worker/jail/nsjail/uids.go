@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -75,6 +76,12 @@ func (s *uidSet) program() int {
 		return s.first + jail.ProgramID
 	}
 	return s.first + 1
+}
+
+// around returns the mappings of the user namespace around a jail with a writable root: the worker's user,
+// who executes nsjail, and then the uids of the set.
+func (s *uidSet) around() []syscall.SysProcIDMap {
+	return []syscall.SysProcIDMap{{Size: 1}, {ContainerID: 1, HostID: s.first, Size: s.size}}
 }
 
 // openUIDLocks creates the directory of locks, and removes those of dead workers.

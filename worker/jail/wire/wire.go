@@ -34,6 +34,10 @@ const (
 const (
 	// Zygote is a jail in which other jails are created.
 	Zygote = "zygote"
+	// Limit is no jail: the init limits all users of a jail together, in a user namespace around it, and
+	// executes nsjail there. Its arguments are Guest's, the limit of POSIX queues, nsjail's path and
+	// its arguments.
+	Limit = "limit"
 	// Guest is a jail whose program is the guest of a live sandbox. It runs as the jail's root.
 	Guest = "guest"
 	// Fork is a jail that a zygote's interpreter created inside the zygote's jail. A fork of the
