@@ -289,7 +289,7 @@ func TestKillEndsGroup(t *testing.T) {
 	const script = `
 		sleep 1000 & echo $!
 		setsid sleep 1001 & echo $!
-		(setsid bash -c 'echo $$; exec sleep 1002' &)
+		(setsid bash -c 'echo $$; sleep 1002; :' &)
 		setsid bash -c 'env -i sleep 1003 & echo $!; wait' &
 		trap '' TERM HUP
 		sleep 1004`
