@@ -165,6 +165,10 @@ func (k *kinds) keys() *kind {
 				return nil, fmt.Errorf("API key %s/%s is bound to the profile %s for good: revoke it, or give the one in the "+
 					"file another name", now.Org, now.Name, now.Profile)
 			}
+			if now.Format != then.Format {
+				return nil, fmt.Errorf("API key %s/%s has the format %s for good: revoke it, or give the one in the file "+
+					"another name", now.Org, now.Name, now.Format)
+			}
 			return then.KeySettings, nil
 		},
 	}
@@ -172,7 +176,11 @@ func (k *kinds) keys() *kind {
 
 // keyForm returns the form of a key in a manifest.
 func keyForm(k *api.Key) api.KeyRequest {
-	return api.KeyRequest{Org: k.Org, Profile: k.Profile, KeySettings: k.Settings()}
+	form := api.KeyRequest{Org: k.Org, Profile: k.Profile, Format: "sk", KeySettings: k.Settings()}
+	if strings.HasPrefix(k.Hint, "e2b_") {
+		form.Format = string(proto.KeyFormatE2B)
+	}
+	return form
 }
 
 // contents are all objects of a server, in the form of a manifest.
