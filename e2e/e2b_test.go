@@ -41,11 +41,19 @@ func testE2BClients(t *testing.T, p *programs) {
 			venv := filepath.Join(dir, version)
 			run(t, "python3", "-m", "venv", venv)
 			run(t, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "e2b=="+version)
-			run(t, "env", "RUN="+version, filepath.Join(venv, "bin", "python"), "client.py")
+			python := filepath.Join(venv, "bin", "python")
+			run(t, "env", "RUN="+version, python, "client.py")
+			t.Log(summary(run(t, python, "suite.py")))
 		})
 	}
 	t.Run("typescript", func(t *testing.T) {
 		run(t, "npm", "install", "--no-audit", "--no-fund", "--silent")
 		run(t, "node", "client.mjs")
 	})
+}
+
+// summary returns the last line of what a suite has printed.
+func summary(out string) string {
+	out = strings.TrimSpace(out)
+	return out[strings.LastIndexByte(out, '\n')+1:]
 }
