@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// testE2BClients runs programs with E2B's clients, unmodified, against a server that has only what
-// `bullpen init --e2b` creates, but the image. The clients come from PyPI and npm: the newest ones, and the newest one for
+// testE2BClients runs programs and E2B's own tests, as tables of cases, with E2B's clients, unmodified, against
+// a server that has only what `bullpen init --e2b` creates, but the image. The clients come from PyPI and npm: the newest ones, and the newest one for
 // Python with the routes of the first generation, which accepts keys of one form only.
 func testE2BClients(t *testing.T, p *programs) {
 	sys := newSystem(t, p, topologies()[0], manySlots, "--sandbox-domain", "sandboxes.example.com")
@@ -49,6 +49,7 @@ func testE2BClients(t *testing.T, p *programs) {
 	t.Run("typescript", func(t *testing.T) {
 		run(t, "npm", "install", "--no-audit", "--no-fund", "--silent")
 		run(t, "node", "client.mjs")
+		t.Log(summary(run(t, "node", "suite.mjs")))
 	})
 }
 
