@@ -1,5 +1,5 @@
-// The most important tests of E2B's TypeScript SDK, packages/js-sdk/tests of e2b-dev/E2B, as a table of short cases of our
-// own, with their names. suite.py has the whole table.
+// The most important tests of E2B's TypeScript SDK, packages/js-sdk/tests of e2b-dev/E2B, as a table of short
+// cases of our own, with their names. suite.py has the whole table.
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { request } from 'node:http'
@@ -39,7 +39,8 @@ const passes = [
   }],
   ['commands/list.test.ts: list processes', async ({ commands }) => {
     const { pid } = await commands.run('sleep 600', { background: true })
-    assert.deepEqual((await commands.list()).filter((p) => p.pid === pid).map((p) => p.args), [['-l', '-c', 'sleep 600']])
+    const found = (await commands.list()).filter((p) => p.pid === pid)
+    assert.deepEqual(found.map((p) => p.args), [['-l', '-c', 'sleep 600']])
     await commands.kill(pid)
   }],
   ['commands/sendStdin.test.ts: close stdin via command handle', async ({ commands }) => {

@@ -166,7 +166,7 @@ def _(box):
 
 @differs("commands/test_env_vars.py::test_bash_command_scoped_env_vars",
          why="the test's second command uses sudo; run commands with user=\"root\"",
-         signal="CommandExitException: Command exited with code ")
+         signal="CommandExitException: Command exited with code")
 def _(box):
     check(box.commands.run("echo $SCOPED", envs={"SCOPED": "a"}).stdout, "a\n")
     check(box.commands.run("echo $SCOPED", user="root").stdout, "\n")
@@ -892,7 +892,7 @@ def _(box):
     check((box.is_running(), Sandbox.connect(box.sandbox_id).is_running()), (False, True))
 
 
-@passes("js/connect.test.ts: connect to non-running sandbox", own={})
+@passes("js/sandbox/connect.test.ts: connect to non-running sandbox", own={})
 def _(box):
     box.kill()
     assert "not found" in raises(SandboxException, Sandbox.connect, box.sandbox_id)
@@ -952,7 +952,7 @@ def times_out(box):
 
 
 NOT_A_MACHINE = {"why": "a sandbox has no kernel of its own, and a pause ends processes and keeps files",
-                 "signal": "the file and the boot id stay, the process is gone"}
+                 "signal": "the process is gone, the file is kept, the boot id is the same"}
 
 
 def kept(box, pause):
@@ -1038,7 +1038,7 @@ def _(box):
     return got.status_code
 
 
-@passes("js/host.test.ts: ping server in non-running sandbox", own={})
+@passes("js/sandbox/host.test.ts: ping server in non-running sandbox", own={})
 def _(box):
     token = {"E2B-Traffic-Access-Token": box.traffic_access_token}
     serve(box, 8002)
@@ -1162,14 +1162,14 @@ def _(box):
     check((again.is_running(), box.is_running(), again.sandbox_id), (True, True, box.sandbox_id))
 
 
-@passes("js/snapshot.test.ts: pause and resume a sandbox with env vars", own={"envs": {"ONE": "a"}})
+@passes("js/sandbox/snapshot.test.ts: pause and resume a sandbox with env vars", own={"envs": {"ONE": "a"}})
 def _(box):
     box.beta_pause()
     box.connect()
     check(box.commands.run("echo $ONE").stdout, "a\n")
 
 
-@passes("js/snapshot.test.ts: pause and resume a sandbox with file", own={})
+@passes("js/sandbox/snapshot.test.ts: pause and resume a sandbox with file", own={})
 def _(box):
     for count in range(3):
         box.files.write("log", "".join(str(i) for i in range(count + 1)))
@@ -1178,7 +1178,7 @@ def _(box):
     check(box.files.read("log"), "012")
 
 
-@differs("js/snapshot.test.ts: pause and resume a sandbox with ongoing long running process", own={},
+@differs("js/sandbox/snapshot.test.ts: pause and resume a sandbox with ongoing long running process", own={},
          why="a pause keeps files only", signal="NotFoundException")
 def _(box):
     command = box.commands.run("sleep 600", background=True, timeout=0)
@@ -1186,14 +1186,14 @@ def _(box):
     box.connect().commands.connect(command.pid)
 
 
-@passes("js/snapshot.test.ts: pause and resume a sandbox with completed long running process", own={})
+@passes("js/sandbox/snapshot.test.ts: pause and resume a sandbox with completed long running process", own={})
 def _(box):
     box.commands.run("echo done > done")
     box.beta_pause()
     check(box.connect().files.read("done"), "done\n")
 
 
-@differs("js/snapshot.test.ts: pause and resume a sandbox with http server", own={},
+@differs("js/sandbox/snapshot.test.ts: pause and resume a sandbox with http server", own={},
          why="a pause keeps files only", signal="502 port is not open")
 def _(box):
     token = {"E2B-Traffic-Access-Token": box.traffic_access_token}
@@ -1298,14 +1298,40 @@ def result(run, signal):
     return "" if signal is None or signal in seen else f"the signal was {seen!r}, want {signal!r}"
 
 
+def group_of(name):
+    """The group of tests that a test is in: a directory of E2B's suites."""
+    return name.removeprefix("js/").split("/")[0]
+
+
+def table():
+    """Returns the table of the documents."""
+    groups, reasons = {}, {}
+    for name, _, _, why, signal in cases:
+        group = groups.setdefault(group_of(name), [0, 0])
+        group[signal is not None] += 1
+        if signal is not None:
+            file, test = name.replace("::", ": ").split(": ", 1)
+            reasons.setdefault((why, signal), {}).setdefault(file, []).append(test)
+    lines = ["| tests | pass | differ |", "|---|---|---|"]
+    lines += [f"| {group} | {passed} | {differ} |" for group, (passed, differ) in groups.items()]
+    lines += ["", "| tests that differ | why | what a program sees |", "|---|---|---|"]
+    for (why, signal), files in reasons.items():
+        names = "; ".join(f"`{file}`: {', '.join(sorted(tests))}" for file, tests in files.items())
+        lines.append(f"| {names} | {why} | `{signal}` |")
+    return "\n".join(["", *lines, ""])
+
+
 def main():
-    """Runs all cases, or those whose name contains the argument."""
-    run_id, shared, failed, counts = uuid.uuid4().hex, {}, [], {"passes": 0, "differs": 0}
+    """Runs all cases, or those whose name contains the argument. With --table it prints the table of the documents."""
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    if wanted == "--table":
+        print(table())
+        return
+    run_id, shared, failed, counts = uuid.uuid4().hex, {}, [], {"pass": 0, "differ": 0}
     for name, run, own, why, signal in cases:
         if wanted not in name:
             continue
-        began, group = time.monotonic(), name.split("/")[0]
+        began, group = time.monotonic(), group_of(name)
         if own is None and group not in shared:
             shared[group] = create(f"{run_id} {group}")
         if own is None:
@@ -1316,10 +1342,10 @@ def main():
         if wrong:
             failed.append(f"{name}: {wrong}")
         else:
-            counts["passes" if signal is None else "differs"] += 1
+            counts["pass" if signal is None else "differ"] += 1
     for box in shared.values():
         box.kill()
-    print(f"e2b {version('e2b')}: {counts['passes']} tests pass, {counts['differs']} differ as listed")
+    print(f"e2b {version('e2b')}: {counts['pass']} tests pass and {counts['differ']} differ as listed")
     sys.exit("\n".join(failed))
 
 
