@@ -7,11 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/bullpen-run/bullpen/proto/doctest"
 )
 
-// testE2BClients runs programs with E2B's clients, unmodified, against a server that has only what
-// `bullpen init --e2b` creates, but the image. The clients come from PyPI and npm: the newest ones, and the newest one for
-// Python with the routes of the first generation, which accepts keys of one form only.
+// testE2BClients runs programs and E2B's own tests, as tables of cases, with E2B's clients, unmodified,
+// against a server that has only what `bullpen init --e2b` creates, but the image. The clients come from
+// PyPI and npm: the newest ones, and the newest one for Python with the routes of the first generation,
+// which accepts keys of one form only.
 func testE2BClients(t *testing.T, p *programs) {
 	sys := newSystem(t, p, topologies()[0], manySlots, "--sandbox-domain", "sandboxes.example.com")
 	dir := t.TempDir()
@@ -36,16 +39,30 @@ func testE2BClients(t *testing.T, p *programs) {
 	for line := range strings.Lines(run(t, p.bullpen, "init", "--e2b", "--image=")) {
 		env = append(env, strings.TrimPrefix(strings.TrimSpace(line), "export "))
 	}
-	for _, version := range []string{"2.63.0", "2.45.1"} {
+	for i, version := range []string{"2.63.0", "2.45.1"} {
 		t.Run("python "+version, func(t *testing.T) {
 			venv := filepath.Join(dir, version)
 			run(t, "python3", "-m", "venv", venv)
 			run(t, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "e2b=="+version)
-			run(t, "env", "RUN="+version, filepath.Join(venv, "bin", "python"), "client.py")
+			python := filepath.Join(venv, "bin", "python")
+			run(t, "env", "RUN="+version, python, "client.py")
+			t.Log(summary(run(t, python, "suite.py")))
+			if i == 0 {
+				doctest.Compare(t, "../docs/guides/e2b.md",
+					"<!-- E2B's tests: written by `TestE2E/e2b-clients` with -update -->\n", "<!-- end of E2B's tests -->\n",
+					run(t, python, "suite.py", "--table"))
+			}
 		})
 	}
 	t.Run("typescript", func(t *testing.T) {
 		run(t, "npm", "install", "--no-audit", "--no-fund", "--silent")
 		run(t, "node", "client.mjs")
+		t.Log(summary(run(t, "node", "suite.mjs")))
 	})
+}
+
+// summary returns the last line of what a suite has printed.
+func summary(out string) string {
+	out = strings.TrimSpace(out)
+	return out[strings.LastIndexByte(out, '\n')+1:]
 }

@@ -245,6 +245,14 @@ func TestLiveSandbox(t *testing.T) {
 	h.do("POST", path+"/resume", "").want(409, "conflict")
 }
 
+// The worker of a sandbox knows before the store that it has stopped.
+func TestExtendWhileStopping(t *testing.T) {
+	h := withSandboxes(t, noGuest)
+	x := h.do("POST", "/v1/sandboxes", `{}`).want(201, "").json()
+	delete(h.sandboxes.jobs, proto.TraceID(x["trace_id"].(string)))
+	h.do("POST", "/v1/sandboxes/"+x["id"].(string)+"/extend", `{"timeout":120}`).want(409, "conflict")
+}
+
 func guestPath(path string) string { return "/guest" + path }
 
 // Another organisation does not find a sandbox, nor reach its guest.

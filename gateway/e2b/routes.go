@@ -47,14 +47,19 @@ func (s *Server) kill(w http.ResponseWriter, r *web.Request) error {
 	return nil
 }
 
-// settled returns the sandbox in the path of a request when it is neither starting nor stopping.
-func (s *Server) settled(r *web.Request) (*proto.LiveSandbox, error) {
+// settled returns the sandbox in the path of a request when it is neither starting nor stopping. If ending
+// is not empty, it is an execution of the sandbox that is stopping although the state may be running.
+func (s *Server) settled(r *web.Request, ending proto.TraceID) (*proto.LiveSandbox, error) {
 	ctx, cancel := s.Core.Until(r.Context(), time.Now().Add(settleWait))
 	defer cancel()
 	for {
 		x, err := s.sandbox(r)
-		if err != nil || x.State != proto.SandboxStarting && x.State != proto.SandboxStopping {
-			return x, err
+		if err != nil {
+			return nil, err
+		}
+		running := x.State == proto.SandboxRunning && x.Execution != ending
+		if running || !x.State.Active() {
+			return x, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -91,18 +96,25 @@ func (s *Server) connect(timeout int) web.Handle {
 		if err := request.check(1); err != nil {
 			return err
 		}
-		x, err := s.settled(r)
-		if err != nil {
-			return err
-		}
 		seconds, in := seconds(request.Timeout, timeout)
-		if x.State == proto.SandboxPaused {
-			return s.start(w, r, x.ID, seconds)
+		for ending := proto.TraceID(""); ; {
+			x, err := s.settled(r, ending)
+			if err != nil {
+				return err
+			}
+			if x.State == proto.SandboxPaused {
+				return s.start(w, r, x.ID, seconds)
+			}
+			err = s.extendTo(r, x, in)
+			if err == nil {
+				return web.WriteValue(w, http.StatusOK, s.started(x))
+			}
+			conflict, ok := errors.AsType[*sandboxes.ConflictError](err)
+			if !ok || conflict.State != proto.SandboxStopping {
+				return err
+			}
+			ending = x.Execution
 		}
-		if err := s.extendTo(r, x, in); err != nil {
-			return err
-		}
-		return web.WriteValue(w, http.StatusOK, s.started(x))
 	}
 }
 
@@ -299,6 +311,10 @@ type buffer struct {
 
 func (b *buffer) Header() http.Header { return b.header }
 func (b *buffer) WriteHeader(int)     {}
+
+// EnableFullDuplex makes a buffer fit for [sandboxes.Tunnels], which need an answer that may begin before the
+// request has ended.
+func (b *buffer) EnableFullDuplex() error { return nil }
 
 func (b *buffer) Write(p []byte) (int, error) {
 	if len(b.body)+len(p) > maxBuffer {

@@ -225,6 +225,17 @@ func TestLifeOfASandbox(t *testing.T) {
 	}
 }
 
+// A sandbox that its worker has just stopped is resumed, as one whose record says so.
+func TestConnectWhileStopping(t *testing.T) {
+	h := newHarness(t)
+	h.add(sandboxID, func(x *proto.LiveSandbox) { x.Execution = proto.NewTraceID() })
+	h.stopping = 4
+	a := h.call(http.MethodPost, "/v2/sandboxes/"+sandboxID+"/connect", `{"timeout":600}`)
+	if a.status != http.StatusCreated || h.stored[sandboxID].State != proto.SandboxRunning {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
 func TestPauseOfAnOldClient(t *testing.T) {
 	h := newHarness(t)
 	h.add(sandboxID, nil)

@@ -36,6 +36,7 @@ type stub struct {
 	stored   map[string]*proto.LiveSandbox
 	profiles map[string]proto.Profile // by name; the empty one is the key's own
 	refuse   error                    // of Create and Resume
+	stopping int                      // how often the sandbox is read until its worker's stop is stored; 0 if it runs
 	guest    http.Handler
 	mu       sync.Mutex
 	served   []sandboxes.Target
@@ -81,6 +82,11 @@ func (s *stub) Get(_ context.Context, org, id string) (*proto.LiveSandbox, error
 	if x == nil || x.Org != org {
 		return nil, fmt.Errorf("sandbox %s: %w", id, proto.ErrNotFound)
 	}
+	if s.stopping > 0 {
+		if s.stopping--; s.stopping == 0 {
+			x.State = proto.SandboxPaused
+		}
+	}
 	return x, nil
 }
 
@@ -122,7 +128,7 @@ func (s *stub) Create(_ context.Context, _ *web.Info, x *proto.LiveSandbox, _ pr
 	if s.refuse != nil {
 		return s.refuse
 	}
-	x.State, x.StartedAt = proto.SandboxRunning, time.Now()
+	x.State, x.StartedAt, x.Execution = proto.SandboxRunning, time.Now(), proto.NewTraceID()
 	x.ExpiresAt = x.StartedAt.Add(time.Duration(x.Timeout))
 	s.stored[x.ID] = x
 	return nil
@@ -163,6 +169,9 @@ func (s *stub) Extend(ctx context.Context, id string, timeout *int, c proto.Call
 	if err != nil {
 		return nil, err
 	}
+	if s.stopping > 0 {
+		return nil, &sandboxes.ConflictError{State: proto.SandboxStopping}
+	}
 	if x.State != proto.SandboxRunning {
 		return nil, &sandboxes.ConflictError{State: x.State}
 	}
@@ -182,6 +191,10 @@ func (s *stub) Serve(w http.ResponseWriter, r *http.Request, to sandboxes.Target
 	x, err := s.Get(r.Context(), to.Org, to.ID)
 	if err != nil || x.State != proto.SandboxRunning {
 		unreachable(errors.Join(err, sandboxes.ErrNotReached))
+		return
+	}
+	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil { // as a tunnel does
+		unreachable(err)
 		return
 	}
 	s.mu.Lock()

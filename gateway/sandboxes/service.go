@@ -371,7 +371,7 @@ func (s *Service) Stop(ctx context.Context, org, id string, stop proto.SandboxSt
 }
 
 // Extend sets when the timeout of a running sandbox passes: in so many seconds, or in as many as at
-// its last start if that is 0.
+// its last start if timeout is nil. It returns a [*ConflictError] if the sandbox does not run.
 func (s *Service) Extend(ctx context.Context, id string, timeout *int, c proto.Caller) (*proto.LiveSandbox, error) {
 	x, err := s.Store.Get(ctx, c.Key.Org, id)
 	if err != nil {
@@ -391,6 +391,9 @@ func (s *Service) Extend(ctx context.Context, id string, timeout *int, c proto.C
 	worker, err := s.workerOf(ctx, x)
 	if err == nil {
 		err = s.Tunnels.setExpiry(ctx, worker, x.ID, s.ticket(x), at)
+	}
+	if errors.Is(err, ErrNotReached) { // it is stopping by itself, which its record does not say yet
+		err = &ConflictError{proto.SandboxStopping, "extended", "running"}
 	}
 	if err != nil {
 		return nil, err
