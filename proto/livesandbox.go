@@ -19,7 +19,7 @@ const (
 	// form of the log. A profile's limit of output may be lower.
 	MaxSandboxLog = 4 << 20
 	// SandboxPingEvery is how often a worker sends each of its guests a request.
-	SandboxPingEvery = 5 * time.Second
+	SandboxPingEvery = 12 * time.Second
 	// GuestTimeout is how long a guest waits for a request before it ends, with all processes: its worker
 	// is frozen. The worker's lease has expired by then, 45 seconds after it was confirmed, and its loss is
 	// declared only 60 seconds after.
