@@ -48,7 +48,10 @@ func (u UIDs) check() error {
 		return fmt.Errorf("uid range %d+%d is not usable: give a range of at least 2 unprivileged uids",
 			u.First, u.Count)
 	}
-	return errors.Join(u.mapped("/proc/self/uid_map"), u.mapped("/proc/self/gid_map"))
+	if err := u.mapped("/proc/self/uid_map"); err != nil {
+		return err
+	}
+	return u.mapped("/proc/self/gid_map")
 }
 
 // uidPool allocates sets of size consecutive uids. Each set is locked in a directory that all workers of
