@@ -1346,7 +1346,8 @@ def main():
     for box in shared.values():
         box.kill()
     print(f"e2b {version('e2b')}: {counts['pass']} tests pass and {counts['differ']} differ as listed")
-    sys.exit("\n".join(failed))
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 main()
