@@ -32,6 +32,7 @@ var healthy = map[string]string{
 	`bullpen_worker_healthy{job="bullpen", instance="w"}`:                                  "1x600",
 	`bullpen_http_requests_total{code="200", route="/v1/queue"}`:                           "0+600x600",
 	`bullpen_http_requests_total{code="503", route="/v1/queue"}`:                           "0+6x600",
+	`bullpen_http_requests_total{code="502", route="(sandbox)"}`:                           "0+600x600",
 	`bullpen_queue_wait_seconds_bucket{class="interactive", started="true", le="1"}`:       "0+60x600",
 	`bullpen_queue_wait_seconds_bucket{class="interactive", started="true", le="60"}`:      "0+60x600",
 	`bullpen_queue_wait_seconds_bucket{class="interactive", started="true", le="+Inf"}`:    "0+60x600",

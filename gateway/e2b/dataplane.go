@@ -260,6 +260,7 @@ func (d *DataPlane) pass(w http.ResponseWriter, r *http.Request, x *proto.LiveSa
 			return proto.CheckKeyForm(web.Bearer(value)) == nil
 		})
 	}
+	web.RequestOf(r).Relayed = true
 	// An answer may begin before the body of the request has ended.
 	_ = http.NewResponseController(w).EnableFullDuplex()
 	d.Guests.Serve(w, out, to, func(cause error) { unreachable(w, request, x.ID, cause) })

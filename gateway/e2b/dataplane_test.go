@@ -2,9 +2,11 @@ package e2b
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -129,6 +131,23 @@ func TestDataPlaneAccess(t *testing.T) {
 		toID, sandboxID, toPort, daemon)
 	if a.body != `{"code":401,"message":"signature is already expired"}`+"\n" {
 		t.Errorf("%s", a.body)
+	}
+}
+
+// What a server in a sandbox answers is no fault of this one.
+func TestFailuresOfSandboxesAreNotLoggedAsErrors(t *testing.T) {
+	h := newHarness(t, withDomain)
+	var logged bytes.Buffer
+	h.server.Core.Log = slog.New(slog.NewTextHandler(&logged, nil))
+	h.add(sandboxID, nil)
+	h.guest = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	a := h.do(http.MethodGet, "/", "", toID, sandboxID, toPort, "3000", headerAccess, testTokens().Access(sandboxID))
+	h.http.Close() // the request is logged
+	if text := logged.String(); a.status != http.StatusInternalServerError || !strings.Contains(text, "level=INFO") ||
+		strings.Contains(text, "level=ERROR") {
+		t.Errorf("%d, logged %s", a.status, text)
 	}
 }
 

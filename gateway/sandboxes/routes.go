@@ -150,6 +150,7 @@ func (s *Routes) guest(parameters ...string) web.Handle {
 		if user := request.Header.Get(HeaderUser); user != "" {
 			request.SetBasicAuth(user, "")
 		}
+		r.Relayed = true
 		s.Serve(w, request, Target{Org: r.Key.Org, ID: id, Path: path.String()}, func(cause error) {
 			switch {
 			case r.Context().Err() != nil:

@@ -32,6 +32,7 @@ type Info struct {
 	Trace     proto.TraceID
 	Err       error
 	Reported  bool // err is part of an answer of status 200
+	Relayed   bool // the answer is that of a program in a sandbox, unless Err is set
 	Rec       *recorder
 	reserved  int64 // bytes of the budget
 	// read is the part of the budget reserved for data read from the store, in bytes.
@@ -206,7 +207,7 @@ func (c *Core) logRequest(r *http.Request, i *Info, took time.Duration) {
 	}
 	level := slog.LevelInfo
 	switch {
-	case status == http.StatusInternalServerError:
+	case status == http.StatusInternalServerError && (!i.Relayed || i.Err != nil):
 		level = slog.LevelError
 	case i.Reported && api.NewError(i.Err).Code == api.CodeInternal:
 		level = slog.LevelError
