@@ -54,6 +54,11 @@ const (
 	// queuesShare limits the time spent reading the queues, which is slow on hosts with much
 	// memory: to one part in so many.
 	queuesShare = 20
+	// When the queues have been read and no program had too much in them, they are read again once the
+	// kernel holds queuesFurther bytes more than its least since, or after queuesAgain. Many programs that
+	// do nothing would otherwise cost the whole share.
+	queuesFurther = 4 << 20
+	queuesAgain   = 30 * time.Second
 )
 
 // hostWatch kills programs that make the host's kernel hold memory which no control group is
@@ -81,9 +86,13 @@ type hostWatch struct {
 	highest    int64                       // of the kernel's uncharged memory, smoothed
 	grew       time.Time                   // when it was last higher by further than the time before
 	nextQueues time.Time
-	nextStop   time.Time
-	readings   [smoothed + 1]reading // the newest first
-	read       time.Time             // of the newest
+	// queuesRead is when the queues were read last, and queuesLeast is the least that the kernel and the
+	// sockets have held since, in bytes.
+	queuesRead  time.Time
+	queuesLeast int64
+	nextStop    time.Time
+	readings    [smoothed + 1]reading // the newest first
+	read        time.Time             // of the newest
 }
 
 // reading is the state of the host's memory at a time.
@@ -222,7 +231,7 @@ func (w *hostWatch) check() error {
 	}
 	w.read = time.Now()
 	suspects := w.update()
-	if len(suspects) > 0 && time.Now().After(w.nextQueues) {
+	if len(suspects) > 0 && w.queuesDue(now.Kernel+now.Sockets) {
 		w.checkQueues(suspects)
 	}
 	w.mu.Lock()
@@ -329,6 +338,17 @@ func (w *hostWatch) attribute(s *sandbox, p *watched) {
 	p.growth[0] = now.Kernel - p.kernel - p.excused - max(0, now.charged-p.charged)
 }
 
+// queuesDue reports whether the queues must be read. held is what the kernel and the sockets hold, in bytes.
+func (w *hostWatch) queuesDue(held int64) bool {
+	w.queuesLeast = min(w.queuesLeast, held)
+	if time.Now().Before(w.nextQueues) ||
+		held-w.queuesLeast < queuesFurther && time.Since(w.queuesRead) < queuesAgain {
+		return false
+	}
+	w.queuesRead, w.queuesLeast = time.Now(), held
+	return true
+}
+
 // checkQueues kills the program with the most bytes queued in its sockets, if that is too much.
 func (w *hostWatch) checkQueues(suspects []*sandbox) {
 	began := time.Now()
@@ -346,6 +366,7 @@ func (w *hostWatch) checkQueues(suspects []*sandbox) {
 	}
 	w.nextQueues = time.Now().Add(queuesShare * time.Since(began))
 	if worst != nil {
+		w.queuesRead = time.Time{} // another may have too much as well
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.killFor(worst, waiting)
