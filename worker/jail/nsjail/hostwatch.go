@@ -57,7 +57,7 @@ const (
 	// When the queues have been read and no program had too much in them, they are read again once the
 	// kernel holds queuesFurther bytes more than its least since, or after queuesAgain. Many programs that
 	// do nothing would otherwise cost the whole share.
-	queuesFurther = 4 << 20
+	queuesFurther = 16 << 20
 	queuesAgain   = 30 * time.Second
 )
 
@@ -345,7 +345,7 @@ func (w *hostWatch) queuesDue(held int64) bool {
 		held-w.queuesLeast < queuesFurther && time.Since(w.queuesRead) < queuesAgain {
 		return false
 	}
-	w.queuesRead, w.queuesLeast = time.Now(), held
+w.queuesRead, w.queuesLeast = time.Now(), held
 	return true
 }
 
