@@ -345,7 +345,7 @@ func (w *hostWatch) queuesDue(held int64) bool {
 		held-w.queuesLeast < queuesFurther && time.Since(w.queuesRead) < queuesAgain {
 		return false
 	}
-w.queuesRead, w.queuesLeast = time.Now(), held
+	w.queuesRead, w.queuesLeast = time.Now(), held
 	return true
 }
 
