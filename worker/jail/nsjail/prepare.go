@@ -378,8 +378,10 @@ func (s *sandbox) start(f *files) (err error) {
 	// A terminal's signals are for the worker, which drains.
 	sys := &unix.SysProcAttr{Setpgid: true}
 	if s.uids.size == RootUIDs {
-		argv = append([]string{"limit", wire.Limit, strconv.Itoa(s.m.share.instances), strconv.Itoa(s.m.share.watches),
-			strconv.FormatUint(s.m.share.queues, 10), path}, argv...)
+		argv = append([]string{
+			"limit", wire.Limit, strconv.Itoa(s.m.share.instances), strconv.Itoa(s.m.share.watches),
+			strconv.FormatUint(s.m.share.queues, 10), path,
+		}, argv...)
 		path = selfFD(initFD)
 		sys.Cloneflags, sys.GidMappingsEnableSetgroups = unix.CLONE_NEWUSER, true
 		sys.UidMappings = s.uids.around()
