@@ -725,9 +725,9 @@ func testWorkerFirst(t *testing.T, p *programs) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if err != nil || strings.Join(names, " ") != "homes lock spool" {
-		t.Errorf("a worker, which stores nothing but cached homes, the lock of its data directory and what is being "+
-			"written to storage connections, has %v: %v", names, err)
+	if err != nil || strings.Join(names, " ") != "homes lock sandboxes spool" {
+		t.Errorf("a worker, which stores nothing but cached homes, the lock of its data directory, sockets of sandboxes "+
+			"and what is being written to storage connections, has %v: %v", names, err)
 	}
 }
 

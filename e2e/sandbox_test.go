@@ -57,7 +57,7 @@ func (a *api) newProfile(name string, profile request) {
 
 // withOverrides adds members that try to override the sandbox's settings.
 func (r request) withOverrides() request {
-	return r.and("profile", "default", "memory", "8GiB", "cpu", 64, "pids", 4096, "disk",
+	return r.and("memory", "8GiB", "cpu", 64, "pids", 4096, "disk",
 		request{"home": "8GiB", "tmp": "8GiB", "inodes": 100000},
 		"network", request{"policy": "unrestricted"}, "output", "256MiB", "image", "/")
 }

@@ -150,7 +150,7 @@ func TestKeysAndUnknownRoutes(t *testing.T) {
 		{http.MethodDelete, "/sandboxes/" + sandboxID, readKey, 403},
 		{http.MethodPost, "/v2/sandboxes", readKey, 403},
 		{http.MethodGet, "/sandboxes/" + sandboxID + "/nothing", apiKey, 404},
-		{http.MethodGet, "/v2/nothing", apiKey, 404},
+		{http.MethodGet, "/v2/templates/nothing", apiKey, 404},
 		{http.MethodPost, "/sandboxes/" + sandboxID + "/fork", apiKey, 501},
 		{http.MethodPost, "/sandboxes/" + sandboxID + "/snapshots", apiKey, 501},
 		{http.MethodPut, "/sandboxes/" + sandboxID + "/network", apiKey, 501},

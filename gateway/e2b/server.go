@@ -77,8 +77,8 @@ func (s *Server) Surface() web.Surface {
 	surface := web.Surface{
 		WriteError: WriteError, KeyHeader: KeyHeader,
 		Prefixes: []string{
-			"/sandboxes", "/v2/", "/v3/", "/templates", "/snapshots", "/volumes", "/volumecontent", "/secrets", "/teams",
-			"/nodes", "/api-keys", "/access-tokens",
+			"/sandboxes", "/v2/sandboxes", "/v2/templates", "/v3/", "/templates", "/snapshots", "/volumes", "/volumecontent",
+			"/secrets", "/teams", "/nodes", "/api-keys", "/access-tokens",
 		},
 	}
 	add := func(method, path, id, summary string, scope proto.Scope, starts bool, handle web.Handle) {

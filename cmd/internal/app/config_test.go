@@ -35,7 +35,7 @@ func TestDefaults(t *testing.T) {
 		c.StoreURL != "" || c.StoreKey != "" || c.HomeCache != 10<<30 || c.ThreadExpiry != 0 || c.ThreadGC != time.Hour ||
 		c.SaveTimeout != 10*time.Minute || c.ReservedSlots != (ReservedSlots{Percent: 12.5}) ||
 		c.InteractiveSlots != (ReservedSlots{Percent: 25}) ||
-		c.UIDRange != (UIDRange{1900000000, 8192}) || c.LogLevel != slog.LevelInfo || c.LogFormat != LogText {
+		c.UIDRange != (UIDRange{1900000000, 532480}) || c.LogLevel != slog.LevelInfo || c.LogFormat != LogText {
 		t.Errorf("got %+v", c)
 	}
 	if n := c.SlotCount(); n < 1 {
