@@ -348,7 +348,8 @@ func (m *sandboxes) figures() []figure {
 			creates.unknown(why), resume.unknown(why),
 		}
 	}
-	note := fmt.Sprintf("%d samples in turn; inline %.1f ms, Bash on the host %.1f ms", m.Inline.Runs, m.Inline.P50, m.Bare.P50)
+	note := fmt.Sprintf("%d samples in turn; inline %.1f ms, Bash on the host %.1f ms", m.Inline.Runs, m.Inline.P50,
+		m.Bare.P50)
 	refused := ""
 	if m.Refused != nil {
 		refused = fmt.Sprintf("; beyond the plan's limit refused in %.1f ms, p99", m.Refused.P99)
@@ -358,7 +359,8 @@ func (m *sandboxes) figures() []figure {
 	return []figure{
 		first.is(firstRatio, firstRatio <= targetFirstOutput, fmt.Sprintf("%.1f ms; %s", m.First.P50, note)),
 		command.is(commandRatio, commandRatio <= targetCommand, fmt.Sprintf("%.1f ms; %s", m.Command.P50, note)),
-		memory.is(m.IdleMiB, m.IdleMiB <= targetSandboxMiB, fmt.Sprintf("%d of them, by the host's available memory", m.Idle)),
+		memory.is(m.IdleMiB, m.IdleMiB <= targetSandboxMiB,
+			fmt.Sprintf("%d of them, by the host's available memory", m.Idle)),
 		cpu.is(m.IdleCPU, m.IdleCPU < targetSandboxCPU, fmt.Sprintf("%d of them, more than the server without them", m.Idle)),
 		writes.is(m.IdleWrites, m.IdleWrites <= 1, "more than the server without them, by the kernel's count"),
 		creates.is(m.Creates.Max, m.Creates.Max <= targetCreateMS,
