@@ -47,6 +47,7 @@ const (
 	targetCommand     = 1 // inline executions
 	targetSandboxMiB  = 16
 	targetSandboxCPU  = 1 // percent of a core
+	targetSandboxKB   = 1 // per second: what the kernel counts varies by less
 	targetCreateMS    = 1000
 	targetResume      = 1.5 // downloads
 )
