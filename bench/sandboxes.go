@@ -200,10 +200,8 @@ func (t *target) watched(ctx context.Context, during time.Duration) (cpu, writes
 	if err != nil {
 		return 0, 0, err
 	}
-	select {
-	case <-ctx.Done():
-		return 0, 0, ctx.Err()
-	case <-time.After(during):
+	if err := wait(ctx, during); err != nil {
+		return 0, 0, err
 	}
 	after, err := t.usage()
 	return 100 * (after.cpu - before.cpu) / millis(during), (after.written - before.written) / 1000 / during.Seconds(), err

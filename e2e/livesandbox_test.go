@@ -122,7 +122,7 @@ func (s *liveSandbox) checkLog(t *testing.T, want string) {
 			t.Fatalf("%s", r)
 		}
 		var all []string
-		streams := map[string]string{} // in which the two outputs of a process come, nobody knows
+		streams := map[string]string{} // the order of the two outputs is not fixed
 		for _, e := range logs.Entries {
 			switch e.Type {
 			case "output":
@@ -269,7 +269,7 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 			t.Error("another organisation reads the log")
 		}
 	})
-	t.Run("usage", func(t *testing.T) { // is that of its executions, and time is limited by the plan
+	t.Run("usage", func(t *testing.T) { // of the starts of a sandbox, and the quota of time
 		a := sys.in(t)
 		if r := a.do(http.MethodPost, "/v1/admin/plans", request{
 			"name": "seconds", "monthly": request{"sandbox_seconds": request{"hard": 1}},
@@ -414,7 +414,7 @@ var procFiles = [...]string{ // read only
 }
 
 // inotifyOfManyUsers is Perl that takes all instances of inotify that it can get as each of many users. The
-// kernel counts those of all jails for the host's root, which has 128 by default.
+// kernel counts the instances of all jails towards the limit of the host's root, 128 by default.
 var inotifyOfManyUsers = strings.ReplaceAll(`
 	$taken = 0;
 	for $user (1001 .. 1040) {

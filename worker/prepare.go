@@ -212,10 +212,7 @@ func (a *attempt) checkOutHome(ctx context.Context, b *sandbox) error {
 func (a *attempt) makeJail(ctx context.Context, b *sandbox) (err error) {
 	switch {
 	case b.start == Cold:
-		spec := Spec(a.job.Sandbox, b.jail.image.Root)
-		if a.job.Live != nil {
-			spec.Guest, spec.RootBytes = true, a.job.Sandbox.RootBytes
-		}
+		spec := a.keyOf(a.job).spec(b.jail.image.Root)
 		if b.home != nil {
 			spec.Home = b.home
 		}

@@ -205,16 +205,22 @@ func (k poolKey) withImage(
 	if err != nil {
 		return nil, err
 	}
-	spec := Spec(k.sandbox, j.image.Root)
+	spec := k.spec(j.image.Root)
 	spec.MountHomeLater = k.thread
-	if k.guest {
-		spec.Guest, spec.RootBytes = true, k.sandbox.RootBytes
-	}
 	if err := create(j, spec); err != nil {
 		j.releaseImage()
 		return nil, err
 	}
 	return j, nil
+}
+
+// spec returns the spec of a jail on an image, without a home. Only guests have a root that can be written.
+func (k poolKey) spec(image string) jail.Spec {
+	spec := Spec(k.sandbox, image)
+	if k.guest {
+		spec.Guest, spec.RootBytes = true, k.sandbox.RootBytes
+	}
+	return spec
 }
 
 // openImage returns a preparedJail with its image, but without a jail.

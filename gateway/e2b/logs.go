@@ -2,16 +2,11 @@ package e2b
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
-
-	"github.com/go-chi/chi/v5"
 
 	"github.com/bullpen-run/bullpen/gateway/web"
-	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 )
 
@@ -64,14 +59,7 @@ func (s *Server) readLogs(r *web.Request, start string) ([]logEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	id, _, _ := strings.Cut(chi.URLParam(r.Request, "id"), "-")
-	if !proto.ValidSandboxID(id) {
-		return nil, noSandbox(id)
-	}
-	x, err := s.Store.Get(r.Context(), r.Key.Org, id)
-	if errors.Is(err, proto.ErrNotFound) {
-		return nil, noSandbox(id)
-	}
+	x, err := s.stored(r)
 	if err != nil {
 		return nil, err
 	}

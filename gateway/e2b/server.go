@@ -182,6 +182,18 @@ func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
 
 // sandbox returns the sandbox in the path of a request, if its organisation has it and it has not ended.
 func (s *Server) sandbox(r *web.Request) (*proto.LiveSandbox, error) {
+	x, err := s.stored(r)
+	if err != nil {
+		return nil, err
+	}
+	if _, alive := stateOf(x); !alive {
+		return nil, noSandbox(x.ID)
+	}
+	return x, nil
+}
+
+// stored is like sandbox, but the sandbox may have ended.
+func (s *Server) stored(r *web.Request) (*proto.LiveSandbox, error) {
 	id, _, _ := strings.Cut(chi.URLParam(r.Request, "id"), "-") // old clients append the id of a client
 	if !proto.ValidSandboxID(id) {
 		return nil, noSandbox(id)
@@ -192,9 +204,6 @@ func (s *Server) sandbox(r *web.Request) (*proto.LiveSandbox, error) {
 			err = noSandbox(id)
 		}
 		return nil, err
-	}
-	if _, alive := stateOf(x); !alive {
-		return nil, noSandbox(id)
 	}
 	return x, nil
 }

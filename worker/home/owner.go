@@ -23,11 +23,7 @@ func NewOwner(uid, gid int) (*Owner, error) {
 	if uid <= 0 || gid <= 0 {
 		return nil, fmt.Errorf("create an owner: %d:%d is not an unprivileged user and group", uid, gid)
 	}
-	ns, err := IDMap([2]int{0, 0}, [2]int{uid, gid}, 1)
-	if err != nil {
-		return nil, fmt.Errorf("create an owner: %w", err)
-	}
-	return &Owner{uid: uid, gid: gid, namespace: ns}, nil
+	return newOwner(uid, gid, 1)
 }
 
 // NewOwners returns an owner that maps the users and groups from 0 to count-1 to those from first on, which
@@ -36,11 +32,15 @@ func NewOwners(first, count int) (*Owner, error) {
 	if first <= 0 || count <= 0 {
 		return nil, fmt.Errorf("create owners: %d+%d are not unprivileged users and groups", first, count)
 	}
-	ns, err := IDMap([2]int{0, 0}, [2]int{first, first}, count)
+	return newOwner(first, first, count)
+}
+
+func newOwner(uid, gid, count int) (*Owner, error) {
+	ns, err := IDMap([2]int{0, 0}, [2]int{uid, gid}, count)
 	if err != nil {
-		return nil, fmt.Errorf("create owners: %w", err)
+		return nil, fmt.Errorf("create an owner: %w", err)
 	}
-	return &Owner{uid: first, gid: first, namespace: ns}, nil
+	return &Owner{uid: uid, gid: gid, namespace: ns}, nil
 }
 
 // Owners caches owners by user and group.

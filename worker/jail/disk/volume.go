@@ -57,9 +57,7 @@ func Attach(mount *os.File, pidfd int, target string) error {
 	move := func() error {
 		return unix.MoveMount(int(mount.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	}
-	done := make(chan error)
-	go func() { done <- runInMountNamespace(pidfd, move) }()
-	if err := <-done; err != nil {
+	if err := inMountNamespace(pidfd, move); err != nil {
 		return fmt.Errorf("attach a mount at %s: %w", target, err)
 	}
 	return nil
@@ -89,9 +87,7 @@ func Bind(pidfd int, root, dir, target string) error {
 		defer func() { _ = unix.Close(tree) }()
 		return unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	}
-	done := make(chan error)
-	go func() { done <- runInMountNamespace(pidfd, bind) }()
-	if err := <-done; err != nil {
+	if err := inMountNamespace(pidfd, bind); err != nil {
 		return fmt.Errorf("mount %s at %s: %w", dir, target, err)
 	}
 	return nil
@@ -119,24 +115,26 @@ func ReplaceRoot(mount *os.File, pidfd int, at string, moved []string) error {
 		}
 		return unix.Unmount(".", unix.MNT_DETACH)
 	}
-	done := make(chan error)
-	go func() { done <- runInMountNamespace(pidfd, replace) }()
-	if err := <-done; err != nil {
+	if err := inMountNamespace(pidfd, replace); err != nil {
 		return fmt.Errorf("replace the root: %w", err)
 	}
 	return nil
 }
 
-// runInMountNamespace calls f in the mount namespace of a process. It does so on a new thread,
-// which ends afterwards.
+// inMountNamespace calls f in the mount namespace of a process.
+func inMountNamespace(pidfd int, f func() error) error {
+	done := make(chan error)
+	go func() { done <- runInMountNamespace(pidfd, f) }()
+	return <-done
+}
+
+// runInMountNamespace does so on the thread of its goroutine, which ends with the goroutine.
 func runInMountNamespace(pidfd int, f func() error) error {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
 		// The main thread cannot end, and /proc/self shows it.
 		defer runtime.UnlockOSThread()
-		done := make(chan error)
-		go func() { done <- runInMountNamespace(pidfd, f) }()
-		return <-done
+		return inMountNamespace(pidfd, f)
 	}
 	// Threads share their root and working directory, which setns would change.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {

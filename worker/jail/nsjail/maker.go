@@ -169,7 +169,10 @@ func (m *Maker) open() (err error) {
 	if m.null, err = os.Open(os.DevNull); err != nil {
 		return err
 	}
-	if err := errors.Join(m.cfg.UIDs.check(), openUIDLocks(m.cfg.UIDLocks)); err != nil {
+	if err := m.cfg.UIDs.check(); err != nil {
+		return err
+	}
+	if err := openUIDLocks(m.cfg.UIDLocks); err != nil {
 		return err
 	}
 	m.uids = &uidPool{UIDs: m.cfg.UIDs.pairs(), size: 2, dir: m.cfg.UIDLocks}

@@ -305,6 +305,11 @@ func (s *sandbox) finish() error {
 	return nil
 }
 
+// rootKey returns the key of the jail's /.
+func (s *sandbox) rootKey() rootKey {
+	return rootKey{s.spec.Root, s.spec.Network.Effective() != proto.NetworkBlocked, s.spec.Terminals > 0, s.spec.Guest}
+}
+
 // files holds the descriptors that nsjail is started with, indexed by number.
 type files struct {
 	fds  []*os.File
@@ -328,8 +333,7 @@ func (f *files) close() {
 // concurrent starts cannot inherit each other's.
 func (s *sandbox) files() (*files, error) {
 	f := &files{}
-	root, err := s.m.skeleton(
-		rootKey{s.spec.Root, s.spec.Network.Effective() != proto.NetworkBlocked, s.spec.Terminals > 0, s.spec.Guest})
+	root, err := s.m.skeleton(s.rootKey())
 	if err != nil {
 		return f, err
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/bullpen-run/bullpen/worker/home"
 	"github.com/bullpen-run/bullpen/worker/jail"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
-	"github.com/bullpen-run/bullpen/worker/jail/egress"
 )
 
 // maxAccounts is the maximum size in bytes of an image's /etc/passwd and /etc/group.
@@ -42,13 +41,12 @@ func (s *sandbox) makeRoot(ctx context.Context) (attach func(pidfd int, target s
 		return nil, err
 	}
 	defer func() { _ = owner.Close() }()
-	mount, err := (&home.Overlay{Lower: s.spec.Root, Volume: v.Path(), Owner: owner, Fill: s.fillRoot}).Mount()
+	s.root, err = (&home.Overlay{Lower: s.spec.Root, Volume: v.Path(), Owner: owner, Fill: s.fillRoot}).Mount()
 	if err != nil {
 		return nil, fmt.Errorf("make the root writable: %w", err)
 	}
 	return func(pidfd int, _ string) error {
-		defer func() { _ = mount.Close() }()
-		return disk.ReplaceRoot(mount, pidfd, proto.MountsDir, s.ownMountPoints())
+		return disk.ReplaceRoot(s.root, pidfd, proto.MountsDir, s.ownMountPoints())
 	}, nil
 }
 
@@ -67,26 +65,10 @@ func (s *sandbox) ownMountPoints() []string {
 
 // fillRoot adds what every jail has to the upper directory of a writable root.
 func (s *sandbox) fillRoot(upper string) error {
-	sk := &skeleton{dir: upper}
-	err := sk.frame(s.m.cfg.Home)
-	for _, dir := range []string{proto.SandboxHome, "root"} {
-		err = errors.Join(err, makeDirs(upper, dir))
-	}
-	if s.spec.Terminals > 0 {
-		err = errors.Join(err, sk.addTerminals())
-	}
-	if err != nil {
+	if err := (&skeleton{dir: upper}).addOwn(s.m.cfg.Home, s.rootKey()); err != nil {
 		return err
 	}
-	resolver := ""
-	if s.spec.Network.Effective() != proto.NetworkBlocked {
-		resolver = "nameserver " + egress.ResolverIPv4.String() + "\n"
-	}
-	etc := filepath.Join(upper, "etc")
-	if err := writeEtc(etc, proto.SandboxHome, resolver); err != nil {
-		return err
-	}
-	if err := s.mergeAccounts(etc); err != nil {
+	if err := s.mergeAccounts(filepath.Join(upper, "etc")); err != nil {
 		return err
 	}
 	return filepath.WalkDir(upper, func(path string, _ fs.DirEntry, err error) error {

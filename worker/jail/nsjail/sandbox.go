@@ -33,6 +33,7 @@ type sandbox struct {
 	frames     *bufio.Reader    // reads from conn, after the first frame
 	oom        *cgroup.OOMWatch // nil on version 2
 	volumes    []*disk.Volume
+	root       *os.File     // the writable root; nil if the jail has none
 	link       *egress.Link // nil if the network is blocked
 	data       jail.Data    // nil if there are no mounts
 	spec       jail.Spec
@@ -170,6 +171,9 @@ func (s *sandbox) release() error {
 	s.mu.Unlock()
 	if s.oom != nil {
 		errs = append(errs, s.oom.Close())
+	}
+	if s.root != nil {
+		errs = append(errs, s.root.Close())
 	}
 	for _, v := range s.volumes { // before the group, which their page cache is charged to
 		errs = append(errs, v.Close())

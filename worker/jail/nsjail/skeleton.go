@@ -45,34 +45,36 @@ const (
 // newSkeleton creates a skeleton in dir.
 func newSkeleton(dir, home string, key rootKey, proc *proc) (*skeleton, error) {
 	s := &skeleton{dir: dir}
-	if err := s.frame(home); err != nil {
-		return nil, err
-	}
-	if key.guest {
-		home = proto.SandboxHome // also there, see jail.Jail.BindHome
-		if err := errors.Join(makeDirs(s.dir, home), makeDirs(s.dir, "root")); err != nil {
-			return nil, err
-		}
-	}
-	if key.terminals {
-		if err := s.addTerminals(); err != nil {
-			return nil, err
-		}
-	}
-	if err := proc.write(dir); err != nil {
-		return nil, err
-	}
-	resolver := ""
-	if key.network {
-		resolver = "nameserver " + egress.ResolverIPv4.String() + "\n"
-	}
-	if err := writeEtc(filepath.Join(dir, "etc"), home, resolver); err != nil {
+	if err := errors.Join(s.addOwn(home, key), proc.write(dir)); err != nil {
 		return nil, err
 	}
 	if key.image == "" {
 		return s, s.showHost()
 	}
 	return s, s.showImage(key.image)
+}
+
+// addOwn adds what jails with this key have besides the host's or the image's files.
+func (s *skeleton) addOwn(home string, key rootKey) error {
+	if err := s.frame(home); err != nil {
+		return err
+	}
+	if key.guest {
+		home = proto.SandboxHome // also there, see jail.Jail.BindHome
+		if err := errors.Join(makeDirs(s.dir, home), makeDirs(s.dir, "root")); err != nil {
+			return err
+		}
+	}
+	if key.terminals {
+		if err := s.addTerminals(); err != nil {
+			return err
+		}
+	}
+	resolver := ""
+	if key.network {
+		resolver = "nameserver " + egress.ResolverIPv4.String() + "\n"
+	}
+	return writeEtc(filepath.Join(s.dir, "etc"), home, resolver)
 }
 
 // showHost adds the host's runtimes.
