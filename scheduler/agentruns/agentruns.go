@@ -2,8 +2,6 @@
 // continues in the background.
 //
 // The first message of a log is the request, as a [proto.AgentRun]; package agent defines the
-// others. Appending a message requires that a given message is the last, so only one of two
-// processes that continue a run succeeds.
 package agentruns
 
 import (
@@ -13,34 +11,28 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/agentlogs"
 	"github.com/bullpen-run/bullpen/scheduler/engine"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 )
 
-// pollEvery is how often a reader looks for the next message, in case a notification was lost.
-const pollEvery = time.Second
-
-const removeTimeout = time.Minute
-
 // Runs stores runs. Run must be running for changes to be seen.
 type Runs struct {
+	agentlogs.Logs
+
 	// Rejects, if not nil, returns why no runs are stored now, or nil. It is set before the first
 	// use.
 	Rejects func() *proto.Rejection
 
-	store  *store.Store
 	active *store.Collection[proto.ActiveAgentRun]
 	queue  engine.Queue[proto.ActiveAgentRun]
 }
 
 // Open reads the active runs.
 func Open(ctx context.Context, st *store.Store, log *slog.Logger) (*Runs, error) {
-	r := &Runs{store: st}
+	r := &Runs{Logs: agentlogs.Logs{Store: st}}
 	var err error
 	r.active, err = store.OpenCollection(ctx, store.CollectionConfig[proto.ActiveAgentRun]{
 		Store: st, Bucket: st.AgentRuns, Keys: "*.*", Name: "active runs of agents", Log: log,
@@ -112,31 +104,9 @@ func checkLimits(run *proto.ActiveAgentRun, others []*proto.ActiveAgentRun) erro
 // IsActive reports whether this process knows a run as active.
 func (r *Runs) IsActive(org, id string) bool { return r.active.Get(activeKey(org, id)) != nil }
 
-// Last returns the last message of a log, or [proto.ErrNotFound].
-func (r *Runs) Last(ctx context.Context, org, id string) ([]byte, error) {
-	m, err := r.store.AgentLogs.Last(ctx, store.AgentLogSubject(org, id))
-	if store.IsNotFound(err) {
-		return nil, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return m.Data, nil
-}
-
-// Append adds a message to the log of a run after message number after, and returns its number. It
-// returns [proto.ErrConflict] if another message is the last.
-func (r *Runs) Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error) {
-	at, err = r.store.AgentLogs.Write(ctx, store.AgentLogSubject(org, id), nats.Header{}, message, after)
-	if store.IsConflict(err) {
-		return 0, fmt.Errorf("append to the log of run %s: %w: %w", id, proto.ErrConflict, err)
-	}
-	return at, err
-}
-
 // Get returns a run and the number of its first message, or [proto.ErrNotFound].
 func (r *Runs) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64, error) {
-	m, err := r.store.AgentLogs.Next(ctx, 1, store.AgentLogSubject(org, id))
+	m, err := r.Store.AgentLogs.Next(ctx, 1, store.AgentLogSubject(org, id))
 	if store.IsNotFound(err) {
 		return nil, 0, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
 	}
@@ -149,55 +119,6 @@ func (r *Runs) Get(ctx context.Context, org, id string) (*proto.AgentRun, uint64
 		return nil, 0, fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
 	}
 	return run, m.Seq, nil
-}
-
-// Next returns the first message of a log with a number greater than after, and its number. The
-// message is nil if there is none. Next returns [proto.ErrNotFound] if message number after is
-// gone: the log was removed or has expired.
-func (r *Runs) Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error) {
-	m, err := r.store.AgentLogs.Next(ctx, after+1, store.AgentLogSubject(org, id))
-	if store.IsNotFound(err) {
-		if _, err = r.store.AgentLogs.At(ctx, after, store.WithoutBody); store.IsNotFound(err) {
-			err = fmt.Errorf("run %s: %w", id, proto.ErrNotFound)
-		}
-		return nil, after, err
-	}
-	if err != nil {
-		return nil, after, err
-	}
-	return m.Data, m.Seq, nil
-}
-
-// Watch returns a channel that receives a value after a message was added to a log, and from time
-// to time. stop ends that.
-func (r *Runs) Watch(org, id string) (added <-chan struct{}, stop func(), err error) {
-	c, done := make(chan struct{}, 1), make(chan struct{})
-	notify := func() {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-	sub, err := r.store.Conn.Subscribe(store.AgentLogSubject(org, id), func(*nats.Msg) { notify() })
-	if err != nil {
-		return nil, nil, fmt.Errorf("watch run %s: %w", id, err)
-	}
-	tick := time.NewTicker(pollEvery)
-	go func() {
-		for {
-			select {
-			case <-done:
-				return
-			case <-tick.C:
-				notify()
-			}
-		}
-	}()
-	return c, func() {
-		_ = sub.Unsubscribe()
-		tick.Stop()
-		close(done)
-	}, nil
 }
 
 // Cancel requests the end of an active run. It returns [proto.ErrNotFound] if it is not active.
@@ -216,33 +137,4 @@ func (r *Runs) Finish(ctx context.Context, org, id string) error {
 		return nil
 	}
 	return err
-}
-
-// Remove removes the log of a run.
-func (r *Runs) Remove(ctx context.Context, org, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
-	defer cancel()
-	subject := store.AgentLogSubject(org, id)
-	var bodies []nats.Header
-	for from := uint64(1); ; {
-		m, err := r.store.AgentLogs.Next(ctx, from, subject, store.WithoutBody)
-		if store.IsNotFound(err) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("remove run %s: %w", id, err)
-		}
-		if store.BodyName(m.Header) != "" {
-			bodies = append(bodies, m.Header)
-		}
-		from = m.Seq + 1
-	}
-	// A message without its body would be worse than a body without its message.
-	if err := r.store.AgentLogs.PurgeSubject(ctx, subject); err != nil {
-		return err
-	}
-	for _, h := range bodies {
-		r.store.Bodies.Discard(ctx, h)
-	}
-	return nil
 }

@@ -68,6 +68,6 @@ func interrupt(a *proto.ActiveAgentRun) error {
 // Engine returns an engine that carries out the active runs in a process with this name.
 func (r *Runs) Engine(run carryOut, instance string, log *slog.Logger) *engine.Engine[proto.ActiveAgentRun] {
 	e := NewEngine(&r.queue, run, log)
-	e.Store, e.Instance = r.store, instance
+	e.Store, e.Instance = r.Store, instance
 	return e
 }

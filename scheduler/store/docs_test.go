@@ -140,7 +140,10 @@ var signals = []signal{
 	},
 	{CancelSubject("*"), []string{roleGateway, roleScheduler}, []string{roleWorker}, "cancel an execution"},
 	{OutputPatternOf("*"), nil, []string{roleGateway}, "live output, as it is stored"},
-	{AgentLogSubject("*", "*"), nil, []string{roleGateway}, "events of agent runs, as they are stored"},
+	{
+		AgentLoggedSubject("*", "*"), nil, []string{roleGateway},
+		"messages of the logs of agents, republished by the server once stored",
+	},
 	{DoneSubject("*", "*"), nil, []string{roleGateway}, "records of executions, republished by the server once stored"},
 	{leaderElected + "*", nil, roles, "a cluster announces the new leader of a stream"},
 	{

@@ -216,10 +216,14 @@ func orgOf(subject string) string {
 	return tokens[at]
 }
 
-// AgentLogSubject is the subject of all messages of the log of an agent's run.
+// AgentLogSubject is the subject of all messages of a log of an agent.
 func AgentLogSubject(org, id string) string { return root + "agentlog." + org + "." + id }
 
-// AgentLogPatternOf matches the logs of an organisation's runs.
+// AgentLoggedSubject is the subject on which the server repeats a message of a log once it is stored.
+// The repeated message is not stored.
+func AgentLoggedSubject(org, id string) string { return root + "agentlogged." + org + "." + id }
+
+// AgentLogPatternOf matches the logs of an organisation's agents.
 func AgentLogPatternOf(org string) string { return AgentLogSubject(org, "*") }
 
 // AuditSubject is the subject of all records of the audit log.

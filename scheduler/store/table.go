@@ -111,27 +111,28 @@ type orgKeys struct {
 
 // Buckets are the buckets in the table.
 type Buckets struct {
-	Keys        jetstream.KeyValue // API keys by id, and the secret they are hashed with, encrypted
-	Connections jetstream.KeyValue // storage connections of organisations
-	Secrets     jetstream.KeyValue // secrets of organisations and their data key, see package keyring
-	KeyUses     jetstream.KeyValue // when API keys were used last, by their ids
-	Orgs        jetstream.KeyValue // organisations by name
-	Plans       jetstream.KeyValue // stored plans by name
-	Members     jetstream.KeyValue // people who may sign in, by id
-	Sessions    jetstream.KeyValue // sessions of browsers by id
-	Profiles    jetstream.KeyValue // sandbox profiles by name
-	Preload     jetstream.KeyValue // why modules of sandboxes cannot be preloaded; nil in a worker, see PreloadBucket
-	Bindings    jetstream.KeyValue // idempotency keys
-	Control     jetstream.KeyValue // elected leaders
-	Images      jetstream.KeyValue // the catalog of sandbox images
-	Webhooks    jetstream.KeyValue // webhook settings of API keys, and failing endpoints
-	Schedules   jetstream.KeyValue // schedules and what has happened to them
-	Batches     jetstream.KeyValue // batches and how far they have come
-	Pipelines   jetstream.KeyValue // runs of pipelines and what has happened to them
-	Sandboxes   jetstream.KeyValue // live sandboxes
-	AgentFiles  jetstream.KeyValue // files of agents, without their content
-	AgentRuns   jetstream.KeyValue // runs of agents that go on in the background
-	Usage       jetstream.KeyValue // what organisations used, see package usage
+	Keys          jetstream.KeyValue // API keys by id, and the secret they are hashed with, encrypted
+	Connections   jetstream.KeyValue // storage connections of organisations
+	Secrets       jetstream.KeyValue // secrets of organisations and their data key, see package keyring
+	KeyUses       jetstream.KeyValue // when API keys were used last, by their ids
+	Orgs          jetstream.KeyValue // organisations by name
+	Plans         jetstream.KeyValue // stored plans by name
+	Members       jetstream.KeyValue // people who may sign in, by id
+	Sessions      jetstream.KeyValue // sessions of browsers by id
+	Profiles      jetstream.KeyValue // sandbox profiles by name
+	Preload       jetstream.KeyValue // why modules of sandboxes cannot be preloaded; nil in a worker, see PreloadBucket
+	Bindings      jetstream.KeyValue // idempotency keys
+	Control       jetstream.KeyValue // elected leaders
+	Images        jetstream.KeyValue // the catalog of sandbox images
+	Webhooks      jetstream.KeyValue // webhook settings of API keys, and failing endpoints
+	Schedules     jetstream.KeyValue // schedules and what has happened to them
+	Batches       jetstream.KeyValue // batches and how far they have come
+	Pipelines     jetstream.KeyValue // runs of pipelines and what has happened to them
+	Sandboxes     jetstream.KeyValue // live sandboxes
+	AgentFiles    jetstream.KeyValue // files of agents, without their content
+	AgentRuns     jetstream.KeyValue // runs of agents that go on in the background
+	AgentSessions jetstream.KeyValue // sessions of coding agents
+	Usage         jetstream.KeyValue // what organisations used, see package usage
 }
 
 // table declares all that is stored in JetStream. Opening, backup, restore and the permissions in
@@ -314,11 +315,24 @@ var table = []row{
 		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
-		name: "BULLPEN_AGENT_LOGS", holds: "event logs of agent runs", stream: func(s *Store) *Stream {
+		name: "BULLPEN_AGENT_LOGS", holds: "event logs of agent runs and agent sessions", stream: func(s *Store) *Stream {
 			return &s.AgentLogs
 		},
 		subjects: []string{AgentLogSubject("*", "*")}, history: true, retention: asConfigured, backup: true,
 		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayPurge},
+		tune: func(st *jetstream.StreamConfig, _ Config) {
+			// Readers get messages without a request, and never before they are stored.
+			st.RePublish = &jetstream.RePublish{
+				Source: AgentLogSubject("*", "*"), Destination: AgentLoggedSubject("{{wildcard(1)}}", "{{wildcard(2)}}"),
+			}
+		},
+	},
+	{
+		name: "bullpen_agent_sessions", holds: "sessions of coding agents, without what happened in them",
+		bucket:    func(s *Store) *jetstream.KeyValue { return &s.AgentSessions },
+		retention: untilRemoved, markerTTL: WebhookMarkerTTL, backup: true,
+		ofOrg:  &orgKeys{"agent sessions", []string{"%s.*"}},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayFollow},
 	},
 	{
 		name: "bullpen_agent_runs", holds: "background agent runs",

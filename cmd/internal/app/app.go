@@ -376,6 +376,9 @@ func (s *system) roles(ctx context.Context) (r roles, err error) {
 		if err != nil {
 			return roles{}, err
 		}
+		if err := s.serveAgentSessions(ctx, g, &r); err != nil {
+			return roles{}, err
+		}
 		if err := s.serveAgents(ctx, g, &r); err != nil {
 			return roles{}, err
 		}

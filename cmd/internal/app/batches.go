@@ -153,7 +153,7 @@ func (x batchRuns) Lookup(ctx context.Context, id proto.TraceID) (*proto.Record,
 	if x.runs.IsActive(x.batch.Org, proto.RunID(id)) {
 		return record, nil
 	}
-	last, err := x.runs.Last(ctx, x.batch.Org, proto.RunID(id))
+	last, _, err := x.runs.Last(ctx, x.batch.Org, proto.RunID(id))
 	if err != nil {
 		return nil, err
 	}

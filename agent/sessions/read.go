@@ -1,0 +1,108 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Reader reads the entries of a session's log. It is not safe for concurrent use.
+type Reader struct {
+	logs     Logs
+	org, id  string // id of the log
+	session  string
+	after    uint64
+	offset   int64
+	follower Follower // nil until it is needed
+}
+
+// Read returns a reader of the events with sequence numbers greater than offset. Its error is an [*Error]
+// if there is no such session. The reader must be closed.
+func (s *Service) Read(ctx context.Context, org, id string, offset int64) (*Reader, error) {
+	l, err := s.open(ctx, org, id)
+	if err != nil {
+		return nil, err
+	}
+	r := &Reader{logs: s.Logs, org: org, id: l.session.LogID(), session: id, offset: offset}
+	r.after, err = l.seek(ctx, offset)
+	return r, err
+}
+
+// ReadTurn returns a reader that begins with the entries after a message.
+func (s *Service) ReadTurn(org, id string, sent *Sent) *Reader {
+	return &Reader{logs: s.Logs, org: org, id: proto.AgentSessionKey(id), session: id, after: sent.After}
+}
+
+// seek returns a number with which the entries begin that have events after offset.
+func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
+	if offset <= 0 {
+		return 0, nil
+	}
+	if offset >= l.state.Sequence {
+		return l.at, nil
+	}
+	low, high := uint64(0), l.at-1 // the entry after high has such events
+	for low < high {
+		middle := low + (high-low)/2
+		message, _, err := l.logs.Next(ctx, l.session.Org, l.session.LogID(), middle)
+		if err != nil {
+			return 0, err
+		}
+		if message == nil {
+			return middle, nil // they were removed meanwhile
+		}
+		e, err := decodeEntry(message)
+		if err != nil {
+			return 0, err
+		}
+		if e.State.Sequence > offset {
+			high = middle
+		} else {
+			low = middle + 1
+		}
+	}
+	return low, nil
+}
+
+// Next returns the next entry, without events up to the offset. At the end of the log it returns nil, or
+// if wait is set waits for another one. Its error is an [*Error] if the session was removed.
+func (r *Reader) Next(ctx context.Context, wait bool) (*Entry, error) {
+	for {
+		message, at, err := r.next(ctx, wait)
+		if errors.Is(err, proto.ErrNotFound) {
+			err = notFound(r.session)
+		}
+		if err != nil || message == nil {
+			return nil, err
+		}
+		e, err := decodeEntry(message)
+		if err != nil {
+			return nil, fmt.Errorf("read session %s: %w", r.session, err)
+		}
+		r.after = at
+		e.Events = slices.DeleteFunc(e.Events, func(e Event) bool { return e.Sequence <= r.offset })
+		return e, nil
+	}
+}
+
+func (r *Reader) next(ctx context.Context, wait bool) (message []byte, at uint64, err error) {
+	if !wait {
+		return r.logs.Next(ctx, r.org, r.id, r.after)
+	}
+	if r.follower == nil {
+		if r.follower, err = r.logs.Follow(r.org, r.id); err != nil {
+			return nil, 0, err
+		}
+	}
+	return r.follower.Next(ctx, r.after)
+}
+
+// Close ends the reader.
+func (r *Reader) Close() {
+	if r.follower != nil {
+		r.follower.Close()
+	}
+}

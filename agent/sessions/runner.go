@@ -1,0 +1,498 @@
+package sessions
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	// deltaEvery is the least time between two entries that have deltas alone. Others do not wait.
+	deltaEvery = 10 * time.Millisecond
+	// maxBatch bounds the reports whose events are one entry.
+	maxBatch = 256
+	// storeTimeout bounds each change of the store.
+	storeTimeout = 30 * time.Second
+)
+
+// ActiveRecords are the records of the sessions with work.
+type ActiveRecords interface {
+	// Deactivate stores that a session has no work, and that notices up to a sequence number were sent.
+	Deactivate(ctx context.Context, org, id string, notified int64) error
+	// Activate stores that a session has work for a runner.
+	Activate(ctx context.Context, org, id string) error
+}
+
+// Runner drives sessions. Its fields are set before its use.
+type Runner struct {
+	Logs    Logs
+	Records ActiveRecords
+	Agent   func(id string) (Agent, bool)
+	// Notify creates the webhook of an event. It is called again after a crash.
+	Notify func(ctx context.Context, x *proto.AgentSession, n Notice) error
+	Log    *slog.Logger
+}
+
+// errLost is returned if another runner drives the session.
+var errLost = fmt.Errorf("another process drives the session: %w", proto.ErrConflict)
+
+// CarryOut drives a session until it has no more work, or ctx is done. After an error it can be
+// continued. The error is a [proto.ErrConflict] if another process drives the session.
+func (r *Runner) CarryOut(ctx context.Context, x proto.AgentSession) error {
+	l, err := load(ctx, r.Logs, &x)
+	if errors.Is(err, proto.ErrNotFound) { // it is being created, or has expired
+		return r.Records.Deactivate(ctx, x.Org, x.ID, x.Notified)
+	}
+	if err != nil {
+		return err
+	}
+	agent, ok := r.Agent(x.Agent)
+	if !ok {
+		return fmt.Errorf("session %s: no agent %q: add it to this server, or end the session", x.ID, x.Agent)
+	}
+	d := &drive{
+		Runner: r, log: l, agent: agent, id: rand.Text(), notified: x.Notified, reports: make(chan report),
+		normaliser: normaliser{info: agent.Info(), mode: x.PermissionMode},
+	}
+	return d.run(ctx)
+}
+
+// report is what an agent reported, or the end of a conversation.
+type report struct {
+	Native
+	of *conversation
+}
+
+// conversation is a conversation of a drive.
+type conversation struct {
+	Conversation
+	cancel context.CancelFunc
+	closed chan struct{} // closed when reports are no longer read
+}
+
+// queued is a message in the queue, with the number of the entry before it.
+type queued struct {
+	*Message
+	after uint64
+}
+
+// drive is one call of [Runner.CarryOut].
+type drive struct {
+	*Runner
+	normaliser
+	log      *log
+	agent    Agent
+	id       string
+	queue    []queued
+	seen     []*Entry // that other processes appended, and that were not handled
+	notified int64
+	reports  chan report
+	talk     *conversation // nil for none
+	flushed  time.Time     // of the last entry
+}
+
+// run drives the session.
+func (d *drive) run(ctx context.Context) error {
+	defer d.close()
+	if err := d.readQueue(ctx); err != nil {
+		return err
+	}
+	follower, err := d.Logs.Follow(d.log.session.Org, d.log.session.LogID())
+	if err != nil {
+		return err
+	}
+	defer follower.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	changed := make(chan appended)
+	defer func() {
+		cancel()
+		for range changed { // until the goroutine has ended
+		}
+	}()
+	go d.watch(ctx, follower, d.log.at, changed)
+	if err := d.takeOver(ctx); err != nil {
+		return err
+	}
+	for {
+		if err := d.handleSeen(ctx); err != nil {
+			return err
+		}
+		if done, err := d.step(ctx); done || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case c := <-changed:
+			err := c.err
+			if err == nil && c.at > d.log.at {
+				err = d.log.catchUp(ctx, d.note)
+			}
+			if err != nil {
+				return err
+			}
+		case n := <-d.reports:
+			if err := d.store(ctx, n); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// appended is the number of an entry that was appended, or why no further ones can be read.
+type appended struct {
+	at  uint64
+	err error
+}
+
+// watch sends the numbers of entries that are appended.
+func (d *drive) watch(ctx context.Context, follower Follower, after uint64, changed chan<- appended) {
+	defer close(changed)
+	for ctx.Err() == nil {
+		_, at, err := follower.Next(ctx, after)
+		select {
+		case changed <- appended{at, err}:
+			after = at
+		case <-ctx.Done():
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// readQueue reads the messages whose turns have not started.
+func (d *drive) readQueue(ctx context.Context) error {
+	state := &d.log.state
+	for after := state.QueuedAfter; state.Queued() > 0 && after < d.log.at; {
+		message, at, err := d.Logs.Next(ctx, d.log.session.Org, d.log.session.LogID(), after)
+		if errors.Is(err, proto.ErrNotFound) || message == nil {
+			return nil // they have expired
+		}
+		if err != nil {
+			return err
+		}
+		e, err := decodeEntry(message)
+		if err != nil {
+			return err
+		}
+		if e.Message != nil && e.Message.Number > state.Turns && at <= d.log.at {
+			d.queue = append(d.queue, queued{e.Message, after})
+		}
+		after = at
+	}
+	return nil
+}
+
+// note notes an entry that another process has appended.
+func (d *drive) note(e *Entry) error {
+	switch {
+	case e.Runner != "":
+		return errLost
+	case e.Message != nil:
+		d.queue = append(d.queue, queued{e.Message, e.State.MessageAfter})
+	default:
+		d.seen = append(d.seen, e)
+	}
+	return nil
+}
+
+// append appends an entry with the events of a batch, unless it has none.
+func (d *drive) append(ctx context.Context, turn int64, fill func(*batch) error) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	var b *batch
+	kept := d.normaliser.clone()
+	_, err := d.log.append(ctx, d.note, func(state *State) (*Entry, error) {
+		d.normaliser = kept.clone()
+		before := *state
+		b = &batch{normaliser: &d.normaliser, state: state}
+		state.Unnotified, state.Runner = state.unnotified(d.notified), d.id
+		if state.Ended == EndTerminated {
+			return nil, nil
+		}
+		if err := fill(b); err != nil {
+			return nil, err
+		}
+		if len(b.events) == 0 && before.Cursor == state.Cursor && before.Native == state.Native {
+			return nil, nil
+		}
+		return &Entry{Events: b.events, Turn: turn, Runner: d.id}, nil
+	})
+	if errors.Is(err, ErrLogFull) {
+		return d.endFull(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.notify(ctx); err != nil {
+		return err
+	}
+	for _, a := range b.answers {
+		if err := d.answer(ctx, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// notify creates the webhooks of events.
+func (d *drive) notify(ctx context.Context) error {
+	for _, n := range d.log.state.unnotified(d.notified) {
+		if err := d.Notify(ctx, d.log.session, n); err != nil {
+			return fmt.Errorf("create the webhook of event %d: %w", n.Sequence, err)
+		}
+		d.notified = n.Sequence
+	}
+	return nil
+}
+
+// endFull ends a session whose log is full.
+func (d *drive) endFull(ctx context.Context) error {
+	_, err := d.log.append(ctx, d.note, func(state *State) (*Entry, error) {
+		b := &batch{normaliser: &d.normaliser, state: state}
+		err := b.add(&Native{Type: SessionEnded, Synthetic: true, Data: Ended{
+			Reason: EndTerminated, TerminatedBy: FromDaemon,
+			Message: fmt.Sprintf("the session has %d MiB of events, which is the limit; create another", proto.MaxAgentSessionBytes>>20),
+		}})
+		return &Entry{Events: b.events, Turn: state.Turns, Runner: d.id}, err
+	})
+	return err
+}
+
+// takeOver continues the turn that another runner has driven, or ends it.
+func (d *drive) takeOver(ctx context.Context) error {
+	state := &d.log.state
+	d.begin(state.Open)
+	if err := d.notify(ctx); err != nil {
+		return err
+	}
+	if !state.Running || state.Ended == EndTerminated {
+		return nil
+	}
+	err := d.start(ctx, true)
+	if err == nil && d.talk.Resumed() {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	d.hangUp()
+	return d.append(ctx, state.Turns, func(b *batch) error {
+		if !b.state.Running {
+			return nil
+		}
+		return b.fail("turn_interrupted", "the server that ran the agent was stopped during this turn; send the message again")
+	})
+}
+
+// start starts the agent.
+func (d *drive) start(ctx context.Context, running bool) error {
+	state := &d.log.state
+	ctx, cancel := context.WithCancel(ctx)
+	talk := &conversation{cancel: cancel, closed: make(chan struct{})}
+	var err error
+	talk.Conversation, err = d.agent.Start(ctx, &Start{
+		Session: d.log.session, Native: state.Native, Turns: state.Turns, Running: running, Cursor: state.Cursor,
+		Pending: slices.Clone(state.Pending),
+		Report: func(n Native) error {
+			select {
+			case d.reports <- report{n, talk}:
+				return nil
+			case <-talk.closed:
+				return context.Canceled
+			}
+		},
+	})
+	if err != nil {
+		cancel()
+		return err
+	}
+	d.talk = talk
+	return nil
+}
+
+// hangUp ends the conversation, if there is one.
+func (d *drive) hangUp() {
+	if d.talk == nil {
+		return
+	}
+	close(d.talk.closed)
+	d.talk.Close()
+	d.talk.cancel()
+	d.talk = nil
+}
+
+func (d *drive) close() { d.hangUp() }
+
+// handleSeen handles what other processes have appended.
+func (d *drive) handleSeen(ctx context.Context) error {
+	for len(d.seen) > 0 {
+		e := d.seen[0]
+		d.seen = d.seen[1:]
+		switch {
+		case e.Answer != nil:
+			if err := d.answer(ctx, e.Answer); err != nil {
+				return err
+			}
+		case e.Interrupt && d.talk != nil && d.log.state.Running && e.Turn == d.log.state.Turns:
+			if err := d.talk.Interrupt(ctx); err != nil {
+				return d.failTurn(ctx, "interrupt", err)
+			}
+		}
+	}
+	return nil
+}
+
+// answer passes an answer on to the agent.
+func (d *drive) answer(ctx context.Context, a *Answer) error {
+	if d.talk == nil {
+		return nil
+	}
+	if err := d.talk.Answer(ctx, a); err != nil {
+		return d.failTurn(ctx, "answer", err)
+	}
+	return nil
+}
+
+// failTurn ends the turn because the agent cannot be reached.
+func (d *drive) failTurn(ctx context.Context, step string, cause error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	d.hangUp()
+	d.Log.WarnContext(ctx, "agent not reached", "session", d.log.session.ID, "org", d.log.session.Org, "step", step,
+		"error", cause)
+	return d.append(ctx, d.log.state.Turns, func(b *batch) error {
+		return b.fail("agent_unavailable", "the agent could not be reached: "+publicMessage(cause))
+	})
+}
+
+// publicMessage returns what clients may know of an error of an agent.
+func publicMessage(err error) string {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Message
+	}
+	return "an internal error, which is in this server's log"
+}
+
+// step starts the next turn if none is in progress. It reports whether the session has no more work.
+func (d *drive) step(ctx context.Context) (done bool, err error) {
+	state := &d.log.state
+	switch {
+	case state.Ended == EndTerminated:
+		d.queue = nil
+		d.hangUp()
+	case state.Running:
+		return false, nil
+	case state.Ended == EndError:
+		d.queue = nil
+	case len(d.queue) > 0:
+		return false, d.startTurn(ctx)
+	}
+	d.hangUp()
+	return true, d.finish(ctx)
+}
+
+// finish stores that the session has no more work, if that is still so.
+func (d *drive) finish(ctx context.Context) error {
+	if err := d.notify(ctx); err != nil {
+		return err
+	}
+	x := d.log.session
+	if err := d.Records.Deactivate(ctx, x.Org, x.ID, d.notified); err != nil {
+		return err
+	}
+	// A message may have come in between.
+	now, err := load(ctx, d.Logs, x)
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil
+	}
+	if err == nil && now.state.hasWork(d.notified) {
+		err = d.Records.Activate(ctx, x.Org, x.ID)
+	}
+	return err
+}
+
+// startTurn starts the turn of the first message in the queue.
+func (d *drive) startTurn(ctx context.Context) error {
+	next := d.queue[0]
+	rest := d.queue[1:]
+	err := d.append(ctx, next.Number, func(b *batch) error {
+		b.begin(nil)
+		b.state.Turns, b.state.Running, b.state.Ended, b.state.Open = next.Number, true, "", nil
+		b.state.QueuedAfter = 0
+		if len(rest) > 0 {
+			b.state.QueuedAfter = rest[0].after
+		} else if len(d.queue) > 1 { // it came while this entry was being made
+			b.state.QueuedAfter = d.queue[1].after
+		}
+		if err := b.event(&Native{Type: TurnStarted, Synthetic: true}, Turn{Phase: "started", ID: turnID(next.Number)}); err != nil {
+			return err
+		}
+		return b.turnItems(d.log.session.ID, next.Message)
+	})
+	if err != nil || !d.log.state.Running {
+		return err
+	}
+	d.queue = d.queue[1:]
+	if d.talk == nil {
+		if err := d.start(ctx, false); err != nil {
+			return d.failTurn(ctx, "start", err)
+		}
+	}
+	if err := d.talk.Send(ctx, next.Message); err != nil {
+		return d.failTurn(ctx, "send", err)
+	}
+	return nil
+}
+
+// store stores a report, with others that arrive meanwhile.
+func (d *drive) store(ctx context.Context, first report) error {
+	reports := []*Native{}
+	only := true // deltas
+	add := func(r report) {
+		if r.of == d.talk {
+			n := r.Native
+			only = only && n.Type == ItemDelta
+			reports = append(reports, &n)
+		}
+	}
+	add(first)
+	var wait <-chan time.Time
+	if left := deltaEvery - time.Since(d.flushed); only && left > 0 {
+		timer := time.NewTimer(left)
+		defer timer.Stop()
+		wait = timer.C
+	}
+	for more := true; more && len(reports) < maxBatch; {
+		if only && wait != nil {
+			select {
+			case r := <-d.reports:
+				add(r)
+			case <-wait:
+				wait = nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			continue
+		}
+		select {
+		case r := <-d.reports:
+			add(r)
+		default:
+			more = false
+		}
+	}
+	if len(reports) == 0 {
+		return nil
+	}
+	d.flushed = time.Now()
+	return d.append(ctx, d.log.state.turn(), func(b *batch) error { return b.add(reports...) })
+}

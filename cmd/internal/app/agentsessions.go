@@ -1,0 +1,58 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/agentsessions"
+	"github.com/bullpen-run/bullpen/scheduler/deliveries"
+)
+
+// sessionLogs adapts the logs of agent sessions to the interface of their package.
+type sessionLogs struct{ *agentsessions.Sessions }
+
+func (l sessionLogs) Follow(org, id string) (sessions.Follower, error) { return l.Sessions.Follow(org, id) }
+
+// serveAgentSessions adds the surfaces of agent sessions to server, and the parts they need.
+func (s *system) serveAgentSessions(ctx context.Context, _ *gateway.Server, r *roles) error {
+	stored, err := agentsessions.Open(ctx, s.store, s.log)
+	if err != nil {
+		return err
+	}
+	logs := sessionLogs{stored}
+	service := &sessions.Service{Records: stored, Logs: logs, Agents: []sessions.Agent{}}
+	runner := &sessions.Runner{Logs: logs, Records: stored, Agent: service.Agent, Notify: s.notifySession, Log: s.log}
+	engine := stored.Engine(runner.CarryOut, s.cfg.Retention, s.instance, s.log)
+	r.base = append(r.base, part{"agent sessions", stored.Run})
+	r.work = append(r.work, part{"work of agent sessions", engine.Run})
+	return nil
+}
+
+// sessionNotice is the body of the webhook of an event of a session.
+type sessionNotice struct {
+	Type      sessions.EventType `json:"type"`
+	Session   string             `json:"session_id"`
+	Sequence  int64              `json:"sequence"`
+	Agent     string             `json:"agent"`
+	CreatedAt string             `json:"created_at"`
+}
+
+// notifySession creates the webhook of an event of a session, if its API key has a URL.
+func (s *system) notifySession(ctx context.Context, x *proto.AgentSession, n sessions.Notice) error {
+	url := s.webhooks.settings.Webhook(x.Org, x.Key).URL
+	if url == "" {
+		return nil
+	}
+	now := time.Now()
+	name := fmt.Sprintf("%s of %s.%s.%d", n.Type, x.Org, x.LogID(), n.Sequence)
+	body := sessionNotice{n.Type, x.ID, n.Sequence, x.Agent, now.UTC().Format(proto.TimeLayout)}
+	delivery, err := proto.NewEventDelivery(name, x.Org, x.Key, url, body, now)
+	if err != nil {
+		return err
+	}
+	return (&deliveries.Store{Store: s.store}).Create(ctx, delivery)
+}

@@ -1,0 +1,59 @@
+package proto
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+)
+
+// Limits of agent sessions.
+const (
+	// MaxAgentSessions bounds the agent sessions of an organisation.
+	MaxAgentSessions = 1000
+	// MaxAgentSessionID is the largest length of a session's id, in bytes.
+	MaxAgentSessionID = 200
+	// MaxAgentMessage is the largest length of a message, in bytes.
+	MaxAgentMessage = 1 << 20
+	// MaxQueuedAgentMessages bounds the messages of a session whose turns have not started.
+	MaxQueuedAgentMessages = 100
+	// MaxAgentSessionBytes bounds the log of a session.
+	MaxAgentSessionBytes = 256 << 20
+)
+
+// AgentSession describes a session of a coding agent. What happens in it is in its log.
+type AgentSession struct {
+	ID             string          `json:"id"` // chosen by the client, unique in the organisation
+	Org            string          `json:"org"`
+	Key            string          `json:"key"` // the id of the API key under which it runs
+	Agent          string          `json:"agent"`
+	AgentMode      string          `json:"agent_mode"`
+	PermissionMode string          `json:"permission_mode"`
+	Model          string          `json:"model,omitempty"`
+	Variant        string          `json:"variant,omitempty"`
+	AgentVersion   string          `json:"agent_version,omitempty"`
+	Directory      string          `json:"directory,omitempty"`
+	Title          string          `json:"title,omitempty"`
+	MCP            json.RawMessage `json:"mcp,omitempty"`
+	Skills         json.RawMessage `json:"skills,omitempty"`
+	CreatedAt      time.Time       `json:"created_at"`
+	// UpdatedAt is when the session was last used. Retention begins then.
+	UpdatedAt time.Time `json:"updated_at"`
+	// Active means that a runner has something to do.
+	Active bool `json:"active,omitempty"`
+	// Notified is the sequence number of the last event whose webhook was created.
+	Notified int64 `json:"notified,omitempty"`
+}
+
+// LogID returns the id of the session's log.
+func (s *AgentSession) LogID() string { return AgentSessionKey(s.ID) }
+
+// ThreadID returns the id of the thread that is the session's home.
+func (s *AgentSession) ThreadID() string { return "agent-session-" + AgentSessionKey(s.ID)[1:] }
+
+// AgentSessionKey returns the name under which a session is stored. Ids are any text, and names parts
+// of NATS subjects.
+func AgentSessionKey(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return "s" + hex.EncodeToString(sum[:16])
+}

@@ -1,0 +1,197 @@
+// Package agentlogs stores the logs of agents: those of runs, see package agentruns, and those of
+// sessions, see package agentsessions.
+//
+// Appending a message requires that a given message is the last, so only one of two processes that
+// continue a log succeeds.
+package agentlogs
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/store"
+)
+
+const (
+	// pollEvery is how often a follower looks for the next message, in case a notification was lost.
+	pollEvery     = 5 * time.Second
+	liveMessages  = 64 // buffered per follower; it reads the others from the stream
+	removeTimeout = time.Minute
+)
+
+// Logs stores logs.
+type Logs struct{ Store *store.Store }
+
+func missing(id string) error { return fmt.Errorf("log %s: %w", id, proto.ErrNotFound) }
+
+// Append adds a message to a log after message number after, 0 for an empty log, and returns its number.
+// It returns [proto.ErrConflict] if another message is the last.
+func (l *Logs) Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error) {
+	at, err = l.Store.AgentLogs.Write(ctx, store.AgentLogSubject(org, id), nats.Header{}, message, after)
+	if store.IsConflict(err) {
+		return 0, fmt.Errorf("append to log %s: %w: %w", id, proto.ErrConflict, err)
+	}
+	return at, err
+}
+
+// Last returns the last message of a log and its number, or [proto.ErrNotFound].
+func (l *Logs) Last(ctx context.Context, org, id string) (message []byte, at uint64, err error) {
+	m, err := l.Store.AgentLogs.Last(ctx, store.AgentLogSubject(org, id))
+	if store.IsNotFound(err) {
+		return nil, 0, missing(id)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return m.Data, m.Seq, nil
+}
+
+// Next returns the first message of a log with a number greater than after, and its number. The
+// message is nil if there is none. Next returns [proto.ErrNotFound] if message number after, unless that is 0, is
+// gone: the log was removed or has expired.
+func (l *Logs) Next(ctx context.Context, org, id string, after uint64) (message []byte, at uint64, err error) {
+	m, err := l.Store.AgentLogs.Next(ctx, after+1, store.AgentLogSubject(org, id))
+	if store.IsNotFound(err) && after == 0 {
+		return nil, 0, nil
+	}
+	if store.IsNotFound(err) {
+		if _, err = l.Store.AgentLogs.At(ctx, after, store.WithoutBody); store.IsNotFound(err) {
+			err = missing(id)
+		}
+		return nil, after, err
+	}
+	if err != nil {
+		return nil, after, err
+	}
+	return m.Data, m.Seq, nil
+}
+
+// Watch returns a channel that receives a value after a message was stored in a log, and from time
+// to time. stop ends that.
+func (l *Logs) Watch(org, id string) (added <-chan struct{}, stop func(), err error) {
+	c, done := make(chan struct{}, 1), make(chan struct{})
+	notify := func() {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+	sub, err := l.Store.Conn.Subscribe(store.AgentLoggedSubject(org, id), func(*nats.Msg) { notify() })
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch log %s: %w", id, err)
+	}
+	tick := time.NewTicker(pollEvery)
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				notify()
+			}
+		}
+	}()
+	return c, func() {
+		_ = sub.Unsubscribe()
+		tick.Stop()
+		close(done)
+	}, nil
+}
+
+// Follow returns a follower of a log.
+func (l *Logs) Follow(org, id string) (*Follower, error) {
+	f := &Follower{logs: l, org: org, id: id, live: make(chan *nats.Msg, liveMessages)}
+	var err error
+	if f.sub, err = l.Store.Conn.ChanSubscribe(store.AgentLoggedSubject(org, id), f.live); err != nil {
+		return nil, fmt.Errorf("follow log %s: %w", id, err)
+	}
+	return f, nil
+}
+
+// Follower waits for messages of a log. It is not safe for concurrent use.
+type Follower struct {
+	logs    *Logs
+	org, id string
+	live    chan *nats.Msg // as the server repeats them once they are stored
+	sub     *nats.Subscription
+	current bool // the messages after the last one are in live, or have been dropped from it
+}
+
+// Close ends the follower.
+func (f *Follower) Close() { _ = f.sub.Unsubscribe() }
+
+// Next returns the first message with a number greater than after, and its number, once there is one.
+// It returns [proto.ErrNotFound] if message number after, unless that is 0, is gone and there is no further one.
+func (f *Follower) Next(ctx context.Context, after uint64) (message []byte, at uint64, err error) {
+	for {
+		if !f.current {
+			if message, at, err = f.logs.Next(ctx, f.org, f.id, after); err != nil || message != nil {
+				return message, at, err
+			}
+			f.current = true
+		}
+		poll := time.NewTimer(pollEvery)
+		select {
+		case <-ctx.Done():
+			poll.Stop()
+			return nil, after, context.Cause(ctx)
+		case <-poll.C:
+			f.current = false
+			continue
+		case m := <-f.live:
+			poll.Stop()
+			seq, previous := number(m, jetstream.SequenceHeader), number(m, jetstream.LastSequenceHeader)
+			switch {
+			case seq != 0 && seq <= after:
+			case previous == after && store.BodyName(m.Header) == "":
+				return m.Data, seq, nil
+			default: // one was lost, or has its body elsewhere
+				f.current = false
+			}
+		}
+	}
+}
+
+// number returns the number in a header of a repeated message, 0 for none.
+func number(m *nats.Msg, header string) uint64 {
+	n, err := strconv.ParseUint(m.Header.Get(header), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// Remove removes a log.
+func (l *Logs) Remove(ctx context.Context, org, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	subject := store.AgentLogSubject(org, id)
+	var bodies []nats.Header
+	for from := uint64(1); ; {
+		m, err := l.Store.AgentLogs.Next(ctx, from, subject, store.WithoutBody)
+		if store.IsNotFound(err) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("remove log %s: %w", id, err)
+		}
+		if store.BodyName(m.Header) != "" {
+			bodies = append(bodies, m.Header)
+		}
+		from = m.Seq + 1
+	}
+	// A message without its body would be worse than a body without its message.
+	if err := l.Store.AgentLogs.PurgeSubject(ctx, subject); err != nil {
+		return err
+	}
+	for _, h := range bodies {
+		l.Store.Bodies.Discard(ctx, h)
+	}
+	return nil
+}
