@@ -394,6 +394,9 @@ func (d *drive) step(ctx context.Context) (done bool, err error) {
 	case state.Ended == EndError:
 		d.queue = nil
 	case len(d.queue) > 0:
+		if state.Ended != "" { // the agent has ended, too
+			d.hangUp()
+		}
 		return false, d.startTurn(ctx)
 	}
 	d.hangUp()
