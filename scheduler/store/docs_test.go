@@ -88,6 +88,13 @@ var signals = []signal{
 		[]string{roleGateway},
 		"the same for background agent runs (request)",
 	},
+	{PingSubject("sandboxes", "*"), []string{roleGateway}, []string{roleGateway}, "the same for live sandboxes (request)"},
+	{
+		PingSubject("agent-sessions", "*"),
+		[]string{roleGateway},
+		[]string{roleGateway},
+		"the same for agent sessions (request)",
+	},
 	{
 		PingSubject("org-deletion", "*"),
 		[]string{roleGateway},

@@ -139,7 +139,7 @@ func TestDocumentedPermissions(t *testing.T) {
 		t.Errorf("a worker asks for readers: %v", err)
 	}
 
-	followed, err := gateway.Conn.SubscribeSync(store.AgentLogSubject("acme", "run"))
+	followed, err := gateway.Conn.SubscribeSync(store.AgentLoggedSubject("acme", "run"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestDocumentedPermissions(t *testing.T) {
 	}
 
 	for _, name := range []string{
-		"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "agent-runs",
+		"dispatcher", "webhook-dispatcher", "schedules", "batches", "pipelines", "sandboxes", "agent-runs", "agent-sessions",
 		"org-deletion", "thread-gc", "history", "audit-http", "audit-syslog", "usage",
 	} {
 		ping := store.PingSubject(name, "g")
