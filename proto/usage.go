@@ -21,6 +21,7 @@ type UsageSum struct {
 	// MemoryMS is the sum of peak memory multiplied by duration, in MiB times milliseconds.
 	MemoryMS        int64 `json:"memory_ms,omitempty"`
 	SandboxMS       int64 `json:"sandbox_ms,omitempty"`   // for which live sandboxes ran
+	AgentTurns      int64 `json:"agent_turns,omitempty"`  // of agent sessions
 	BytesOut        int64 `json:"bytes_out,omitempty"`    // sent by the programs through their network
 	OutputBytes     int64 `json:"output_bytes,omitempty"` // of stdout and stderr in the results
 	WebhookAttempts int64 `json:"webhook_attempts,omitempty"`
@@ -37,6 +38,7 @@ func (s *UsageSum) Add(other *UsageSum) {
 	s.CPUMS += other.CPUMS
 	s.MemoryMS += other.MemoryMS
 	s.SandboxMS += other.SandboxMS
+	s.AgentTurns += other.AgentTurns
 	s.BytesOut += other.BytesOut
 	s.OutputBytes += other.OutputBytes
 	s.WebhookAttempts += other.WebhookAttempts

@@ -17,6 +17,8 @@ type Logs interface {
 	// Append adds a message after message number after, and returns its number. It returns
 	// [proto.ErrConflict] if another message is the last.
 	Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error)
+	// AppendTurn is Append for a message with which a turn ended, which counts as usage of an API key.
+	AppendTurn(ctx context.Context, org, id string, after uint64, message []byte, key string) (at uint64, err error)
 	// Last returns the last message and its number, or [proto.ErrNotFound].
 	Last(ctx context.Context, org, id string) (message []byte, at uint64, err error)
 	// Next returns the first message with a number greater than after; nil if there is none. It
@@ -231,7 +233,7 @@ func (l *log) append(ctx context.Context, seen func(*Entry) error, make func(*St
 		if e.State.Bytes > proto.MaxAgentSessionBytes && e.State.Ended != EndTerminated {
 			return nil, ErrLogFull
 		}
-		at, err := l.logs.Append(ctx, l.session.Org, l.session.LogID(), l.at, message)
+		at, err := l.write(ctx, message, l.state.Running && !e.State.Running)
 		if err == nil {
 			l.known(e, at, len(message))
 			return e, nil
@@ -243,6 +245,15 @@ func (l *log) append(ctx context.Context, seen func(*Entry) error, make func(*St
 			return nil, err
 		}
 	}
+}
+
+// write writes an entry after the last known one.
+func (l *log) write(ctx context.Context, message []byte, endsTurn bool) (uint64, error) {
+	x := l.session
+	if endsTurn {
+		return l.logs.AppendTurn(ctx, x.Org, x.LogID(), l.at, message, x.Key)
+	}
+	return l.logs.Append(ctx, x.Org, x.LogID(), l.at, message)
 }
 
 // number numbers the events of an entry.

@@ -19,6 +19,8 @@ const (
 	maxBatch = 256
 	// storeTimeout bounds each change of the store.
 	storeTimeout = 30 * time.Second
+	// checkKeyEvery is how often a runner looks at the API key of a session with work.
+	checkKeyEvery = 2 * time.Second
 )
 
 // ActiveRecords are the records of the sessions with work.
@@ -34,6 +36,8 @@ type Runner struct {
 	Logs    Logs
 	Records ActiveRecords
 	Agent   func(id string) (Agent, bool)
+	// CheckKey returns an error for which [proto.Final] is true if an API key may no longer be used.
+	CheckKey func(ctx context.Context, id string) error
 	// Notify creates the webhook of an event. It is called again after a crash.
 	Notify func(ctx context.Context, x *proto.AgentSession, n Notice) error
 	Log    *slog.Logger
@@ -119,6 +123,11 @@ func (d *drive) run(ctx context.Context) error {
 	if err := d.takeOver(ctx); err != nil {
 		return err
 	}
+	check := time.NewTicker(checkKeyEvery)
+	defer check.Stop()
+	if err := d.checkKey(ctx); err != nil {
+		return err
+	}
 	for {
 		if err := d.handleSeen(ctx); err != nil {
 			return err
@@ -129,6 +138,10 @@ func (d *drive) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-check.C:
+			if err := d.checkKey(ctx); err != nil {
+				return err
+			}
 		case c := <-changed:
 			err := c.err
 			if err == nil && c.at > d.log.at {
@@ -253,13 +266,30 @@ func (d *drive) notify(ctx context.Context) error {
 	return nil
 }
 
+// checkKey ends a session whose API key may no longer be used.
+func (d *drive) checkKey(ctx context.Context) error {
+	if err := d.CheckKey(ctx, d.log.session.Key); !proto.Final(err) {
+		return nil
+	}
+	return d.end(ctx, "the API key with which the session was created is no longer valid")
+}
+
 // endFull ends a session whose log is full.
 func (d *drive) endFull(ctx context.Context) error {
+	return d.end(ctx, fmt.Sprintf("the session has %d MiB of events, which is the limit; create another",
+		proto.MaxAgentSessionBytes>>20))
+}
+
+// end ends a session for a reason.
+func (d *drive) end(ctx context.Context, reason string) error {
 	_, err := d.log.append(ctx, d.note, func(state *State) (*Entry, error) {
+		if state.Ended == EndTerminated {
+			return nil, nil
+		}
 		b := &batch{normaliser: &d.normaliser, state: state}
 		err := b.add(&Native{Type: SessionEnded, Synthetic: true, Data: Ended{
 			Reason: EndTerminated, TerminatedBy: FromDaemon,
-			Message: fmt.Sprintf("the session has %d MiB of events, which is the limit; create another", proto.MaxAgentSessionBytes>>20),
+			Message: reason,
 		}})
 		return &Entry{Events: b.events, Turn: state.Turns, Runner: d.id}, err
 	})

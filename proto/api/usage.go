@@ -43,6 +43,7 @@ type UsageRow struct {
 	CPUSeconds       float64         `json:"cpu_seconds" minimum:"0" doc:"CPU time of the programs, user and system."`
 	MemoryMiBSeconds float64         `json:"memory_mib_seconds" minimum:"0" doc:"Sum of each execution's peak memory in MiB, multiplied by its duration in seconds."`
 	SandboxSeconds   float64         `json:"sandbox_seconds" minimum:"0" doc:"How long live sandboxes ran that have stopped."`
+	AgentTurns       int64           `json:"agent_turns" minimum:"0" doc:"Turns of agent sessions that have ended."`
 	BytesOut         int64           `json:"bytes_out" minimum:"0" doc:"Sent by the programs through their network."`
 	OutputBytes      int64           `json:"output_bytes" minimum:"0" doc:"Of stdout and stderr in the results."`
 	StoredByteDays   int64           `json:"stored_byte_days" minimum:"0" doc:"Sum of the daily maxima of stored bytes, sampled hourly: files in the newest version of threads, uploaded files waiting for an execution, and retained output of results. For one day, the bytes stored."`
@@ -82,7 +83,8 @@ func NewUsage(f *proto.UsageFilter, r *proto.UsageReport, uses []proto.QuotaUse)
 			Org: optional(row.Org), Day: optional(row.Day), Key: optional(row.Key), Language: optional(row.Language),
 			Executions: newUsageExecutions(row.Executions), CPUSeconds: thousandths(row.CPUMS),
 			MemoryMiBSeconds: thousandths(row.MemoryMS), SandboxSeconds: thousandths(row.SandboxMS),
-			BytesOut: row.BytesOut, OutputBytes: row.OutputBytes, StoredByteDays: row.StoredByteDays,
+			AgentTurns: row.AgentTurns,
+			BytesOut:   row.BytesOut, OutputBytes: row.OutputBytes, StoredByteDays: row.StoredByteDays,
 			WebhookAttempts: row.WebhookAttempts,
 		}
 	}
@@ -121,7 +123,7 @@ func (u *Usage) WriteCSV(w io.Writer) error {
 	_ = out.Write(append(head, // Flush keeps the error
 		"executions", "success", "failed", "timeout", "oom", "seccomp", "cancelled",
 		"cpu_seconds", "memory_mib_seconds", "bytes_out", "output_bytes", "stored_byte_days", "webhook_attempts",
-		"sandbox_seconds"))
+		"sandbox_seconds", "agent_turns"))
 	for i := range u.Rows {
 		r := &u.Rows[i]
 		var line []string
@@ -138,7 +140,7 @@ func (u *Usage) WriteCSV(w io.Writer) error {
 		for _, n := range []int64{r.BytesOut, r.OutputBytes, r.StoredByteDays, r.WebhookAttempts} {
 			line = append(line, strconv.FormatInt(n, 10))
 		}
-		line = append(line, strconv.FormatFloat(r.SandboxSeconds, 'f', 3, 64))
+		line = append(line, strconv.FormatFloat(r.SandboxSeconds, 'f', 3, 64), strconv.FormatInt(r.AgentTurns, 10))
 		_ = out.Write(line)
 	}
 	out.Flush()

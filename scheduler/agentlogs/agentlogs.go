@@ -33,7 +33,20 @@ func missing(id string) error { return fmt.Errorf("log %s: %w", id, proto.ErrNot
 // Append adds a message to a log after message number after, 0 for an empty log, and returns its number.
 // It returns [proto.ErrConflict] if another message is the last.
 func (l *Logs) Append(ctx context.Context, org, id string, after uint64, message []byte) (at uint64, err error) {
-	at, err = l.Store.AgentLogs.Write(ctx, store.AgentLogSubject(org, id), nats.Header{}, message, after)
+	return l.append(ctx, org, id, after, message, nats.Header{})
+}
+
+// AppendTurn is Append for a message with which a turn ended, which counts as usage of an API key.
+func (l *Logs) AppendTurn(
+	ctx context.Context, org, id string, after uint64, message []byte, key string,
+) (at uint64, err error) {
+	return l.append(ctx, org, id, after, message, nats.Header{store.HeaderTurn: {key}})
+}
+
+func (l *Logs) append(
+	ctx context.Context, org, id string, after uint64, message []byte, h nats.Header,
+) (at uint64, err error) {
+	at, err = l.Store.AgentLogs.Write(ctx, store.AgentLogSubject(org, id), h, message, after)
 	if store.IsConflict(err) {
 		return 0, fmt.Errorf("append to log %s: %w: %w", id, proto.ErrConflict, err)
 	}

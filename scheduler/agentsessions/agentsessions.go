@@ -136,9 +136,18 @@ func (s *Sessions) Engine(
 			}
 			return nil
 		},
+		Interrupt: func(x *proto.AgentSession) error {
+			if x.ID == "" {
+				return errRemoved
+			}
+			return nil
+		},
 		RetryAfter: retryAfter, Handlers: maxRunning, HandlersOfOrg: maxRunningOrg,
 	}
 }
+
+// errRemoved ends the work of a session that was removed.
+var errRemoved = errors.New("the session was removed")
 
 // errUsed means that a session was used meanwhile.
 var errUsed = errors.New("the session was used")

@@ -33,6 +33,7 @@ const (
 	// JSON of [proto.ThreadSummary] on a head; none on a tombstone and if the thread was removed
 	HeaderThread = "Bullpen-Thread"
 	HeaderDead   = "Bullpen-Dead"   // JSON of [proto.DeadLetter] on a dead letter
+	HeaderTurn   = "Bullpen-Turn"   // the API key of a session whose turn ended with this message of its log
 	headerBody   = "Bullpen-Body"   // a [bodyRef] to the body, if it is stored apart
 	headerWrite  = "Bullpen-Write"  // unique to a write, to recognise it after a lost answer
 	headerPlace  = "Bullpen-Place"  // a [Place] that a message restored from a backup had before; once for each backup

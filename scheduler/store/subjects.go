@@ -219,6 +219,12 @@ func orgOf(subject string) string {
 // AgentLogSubject is the subject of all messages of a log of an agent.
 func AgentLogSubject(org, id string) string { return root + "agentlog." + org + "." + id }
 
+// ParseAgentLogSubject returns the organisation and the id in the subject of a log.
+func ParseAgentLogSubject(subject string) (org, id string) {
+	org, id, _ = strings.Cut(strings.TrimPrefix(subject, root+"agentlog."), ".")
+	return org, id
+}
+
 // AgentLoggedSubject is the subject on which the server repeats a message of a log once it is stored.
 // The repeated message is not stored.
 func AgentLoggedSubject(org, id string) string { return root + "agentlogged." + org + "." + id }

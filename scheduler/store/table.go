@@ -319,7 +319,7 @@ var table = []row{
 			return &s.AgentLogs
 		},
 		subjects: []string{AgentLogSubject("*", "*")}, history: true, retention: asConfigured, backup: true,
-		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayPurge},
+		grants: grants{roleGateway: mayWrite | mayLookup | mayScan | mayFollow | mayPurge},
 		tune: func(st *jetstream.StreamConfig, _ Config) {
 			// Readers get messages without a request, and never before they are stored.
 			st.RePublish = &jetstream.RePublish{

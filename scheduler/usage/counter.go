@@ -90,11 +90,13 @@ func (c *Counter) follow(ctx context.Context) error {
 		}
 		c.reportGap(ctx, a.position, e.Created())
 	}
-	records, deliveries := a.position[store.StreamID(c.Store.Records)], a.position[store.StreamID(c.Store.Deliveries)]
+	after := func(st store.Stream) uint64 { return a.position[store.StreamID(st)] }
+	st := c.Store
 	changes := make(chan change, maxChanged)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.read(ctx, c.Store.Records.Stream, records, changes, c.record) })
-	group.Go(func() error { return c.read(ctx, c.Store.Deliveries, deliveries, changes, c.delivery) })
+	group.Go(func() error { return c.read(ctx, st.Records.Stream, after(st.Records.Stream), changes, c.record) })
+	group.Go(func() error { return c.read(ctx, st.Deliveries, after(st.Deliveries), changes, c.delivery) })
+	group.Go(func() error { return c.read(ctx, st.AgentLogs, after(st.AgentLogs), changes, c.turn) })
 	group.Go(func() error { return a.run(ctx, changes) })
 	return group.Wait()
 }
@@ -228,6 +230,17 @@ func (c *Counter) deliveryUsage(
 		return used, fmt.Errorf("%w: %w", store.ErrMalformed, err)
 	}
 	return d.Usage(), nil
+}
+
+// turn returns the usage of a message with which a turn of an agent session ended.
+func (c *Counter) turn(_ context.Context, m *store.Message) ([]part, error) {
+	key := m.Header.Get(store.HeaderTurn)
+	if key == "" {
+		return nil, nil
+	}
+	org, _ := store.ParseAgentLogSubject(m.Subject)
+	day := m.FirstStored().UTC().Format(proto.UsageDayLayout)
+	return c.valid(m, part{org, day, key, "", proto.UsageSum{AgentTurns: 1}})
 }
 
 // accumulator adds changes to entries in memory and writes these.

@@ -159,7 +159,7 @@ func (r *report) sorted() []proto.UsageRow {
 // reports whether it is.
 func (u *Usage) fresh(ctx context.Context) (bool, error) {
 	last := map[string]uint64{}
-	for _, st := range []store.Stream{u.Store.Records.Stream, u.Store.Deliveries} {
+	for _, st := range []store.Stream{u.Store.Records.Stream, u.Store.Deliveries, u.Store.AgentLogs} {
 		seq, err := lastSeq(ctx, st)
 		if err != nil {
 			return false, err

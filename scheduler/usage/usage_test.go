@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/agentlogs"
 	"github.com/bullpen-run/bullpen/scheduler/backup"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 	"github.com/bullpen-run/bullpen/scheduler/store"
@@ -394,6 +395,29 @@ func TestWebhookAttempts(t *testing.T) {
 	}
 	attempt(noon(0), proto.DeliveryDelivered)
 	check("replayed", 2, 3)
+}
+
+// A turn of an agent session counts once, for the API key of its session.
+func TestAgentTurns(t *testing.T) {
+	t.Parallel()
+	ctx := storetest.Context(t)
+	st := storetest.Open(t, storetest.Server(t))
+	count(t, st)
+	logs := &agentlogs.Logs{Store: st}
+	at, err := logs.Append(ctx, "acme", "session", 0, []byte("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if at, err = logs.AppendTurn(ctx, "acme", "session", at, []byte("{}"), "key_a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	count(t, st) // another one
+	rows := report(t, st, proto.UsageFilter{Org: "acme", GroupBy: []proto.UsageGroup{proto.UsageByKey}})
+	if len(rows) != 1 || rows[0].Key != "key_a" || rows[0].AgentTurns != 2 {
+		t.Errorf("%+v", rows)
+	}
 }
 
 // What is malformed is skipped, and too long a report is refused.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,10 +22,12 @@ const Org = "acme"
 // World is a gateway with sessions.
 type World struct {
 	*sessions.Service
-	T       *testing.T
-	Stored  *agentsessions.Sessions
-	mu      sync.Mutex
-	notices []sessions.Notice
+	T      *testing.T
+	Stored *agentsessions.Sessions
+	// KeyRevoked makes the API key of all sessions invalid.
+	KeyRevoked atomic.Bool
+	mu         sync.Mutex
+	notices    []sessions.Notice
 }
 
 // logs adapts logs to the interface of package sessions.
@@ -52,6 +55,12 @@ func New(t *testing.T, st *store.Store, agents ...sessions.Agent) *World {
 func (w *World) Lead() (stop func()) {
 	runner := &sessions.Runner{
 		Logs: w.Logs, Records: w.Stored, Agent: w.Agent, Log: storetest.Log(w.T),
+		CheckKey: func(context.Context, string) error {
+			if w.KeyRevoked.Load() {
+				return &proto.Rejection{Reason: proto.RejectedKey}
+			}
+			return nil
+		},
 		Notify: func(_ context.Context, _ *proto.AgentSession, n sessions.Notice) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()

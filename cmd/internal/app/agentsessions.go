@@ -15,7 +15,9 @@ import (
 // sessionLogs adapts the logs of agent sessions to the interface of their package.
 type sessionLogs struct{ *agentsessions.Sessions }
 
-func (l sessionLogs) Follow(org, id string) (sessions.Follower, error) { return l.Sessions.Follow(org, id) }
+func (l sessionLogs) Follow(org, id string) (sessions.Follower, error) {
+	return l.Sessions.Follow(org, id)
+}
 
 // serveAgentSessions adds the surfaces of agent sessions to server, and the parts they need.
 func (s *system) serveAgentSessions(ctx context.Context, _ *gateway.Server, r *roles) error {
@@ -25,7 +27,10 @@ func (s *system) serveAgentSessions(ctx context.Context, _ *gateway.Server, r *r
 	}
 	logs := sessionLogs{stored}
 	service := &sessions.Service{Records: stored, Logs: logs, Agents: []sessions.Agent{}}
-	runner := &sessions.Runner{Logs: logs, Records: stored, Agent: service.Agent, Notify: s.notifySession, Log: s.log}
+	runner := &sessions.Runner{
+		Logs: logs, Records: stored, Agent: service.Agent, CheckKey: s.admission.CheckKey,
+		Notify: s.notifySession, Log: s.log,
+	}
 	engine := stored.Engine(runner.CarryOut, s.cfg.Retention, s.instance, s.log)
 	r.base = append(r.base, part{"agent sessions", stored.Run})
 	r.work = append(r.work, part{"work of agent sessions", engine.Run})
