@@ -103,9 +103,10 @@ type Conversation interface {
 	// Send begins a turn, which ends with a report of a TurnEnded or SessionEnded. No other one is in
 	// progress.
 	Send(ctx context.Context, m *Message) error
-	// Answer passes an answer on.
+	// Answer passes an answer on. After a resumption all answers of the turn are passed on again. The agent
+	// ignores those that it has had.
 	Answer(ctx context.Context, a *Answer) error
-	// Interrupt requests the end of the turn in progress.
+	// Interrupt requests the end of the turn in progress. It may be called again.
 	Interrupt(ctx context.Context) error
 	// Close ends the agent's program. No process is left when it returns.
 	Close()

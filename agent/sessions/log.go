@@ -66,6 +66,8 @@ type State struct {
 	// QueuedAfter is the number of an entry before the first message in the queue.
 	QueuedAfter uint64 `json:"queued_after,omitempty"`
 	Running     bool   `json:"running,omitempty"` // turn number Turns has not ended
+	// TurnAfter is the number of the entry before the first one of turn number Turns.
+	TurnAfter uint64 `json:"turn_after,omitempty"`
 	// Runner is the runner that appended last.
 	Runner string `json:"runner,omitempty"`
 	// Native is the agent's own id of the session, and Cursor how far its output is in the log.

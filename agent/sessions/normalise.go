@@ -24,6 +24,26 @@ func (n *normaliser) begin(open map[string]string) {
 	maps.Copy(n.ids, open)
 }
 
+// replay notes an event of the turn in progress that is in the log.
+func (n *normaliser) replay(e *Event) error {
+	switch e.Type {
+	case ItemStarted, ItemCompleted:
+		d, err := DataOf[ItemData](e)
+		if err != nil || d.Item.NativeID == nil {
+			return err
+		}
+		n.ids[*d.Item.NativeID] = d.Item.ID
+		n.completed[*d.Item.NativeID] = e.Type == ItemCompleted
+	case ItemDelta:
+		d, err := DataOf[Delta](e)
+		if err != nil || d.NativeItemID == nil {
+			return err
+		}
+		n.ids[*d.NativeItemID], n.deltas[*d.NativeItemID] = d.ItemID, true
+	}
+	return nil
+}
+
 // clone returns a copy that shares nothing that is modified.
 func (n *normaliser) clone() normaliser {
 	c := *n
@@ -55,10 +75,15 @@ func (b *batch) turnItems(session string, m *Message) error {
 	if !b.info.PendingAssistant {
 		return nil
 	}
-	b.assistant = fmt.Sprintf("%s_pending_assistant_%d", session, m.Number)
+	b.assistant = pendingAssistant(session, m.Number)
 	return b.add(&Native{Type: ItemStarted, Synthetic: true, Data: ItemData{Item{
 		NativeID: new(b.assistant), Kind: KindMessage, Role: new(RoleAssistant), Content: []Part{}, Status: InProgress,
 	}}})
+}
+
+// pendingAssistant is the native id of the empty item of the assistant.
+func pendingAssistant(session string, message int64) string {
+	return fmt.Sprintf("%s_pending_assistant_%d", session, message)
 }
 
 // add adds the events of reports.

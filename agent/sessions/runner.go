@@ -306,6 +306,9 @@ func (d *drive) takeOver(ctx context.Context) error {
 	if !state.Running || state.Ended == EndTerminated {
 		return nil
 	}
+	if err := d.readTurn(ctx); err != nil {
+		return err
+	}
 	err := d.start(ctx, true)
 	if err == nil && d.talk.Resumed() {
 		return nil
@@ -320,6 +323,50 @@ func (d *drive) takeOver(ctx context.Context) error {
 		}
 		return b.fail("turn_interrupted", "the server that ran the agent was stopped during this turn; send the message again")
 	})
+}
+
+// readTurn reads the turn in progress: its items for the normaliser, and what users did. Nobody knows whether the
+// agent has heard of the latter.
+func (d *drive) readTurn(ctx context.Context) error {
+	state := &d.log.state
+	for after := state.TurnAfter; after < d.log.at; {
+		message, at, err := d.Logs.Next(ctx, d.log.session.Org, d.log.session.LogID(), after)
+		if errors.Is(err, proto.ErrNotFound) || message == nil || at > d.log.at {
+			break // the beginning has expired, or the end is new
+		}
+		if err != nil {
+			return err
+		}
+		e, err := decodeEntry(message)
+		if err != nil {
+			return err
+		}
+		for i := range e.Events {
+			if err := d.replayEvent(e, &e.Events[i]); err != nil {
+				return err
+			}
+		}
+		if e.Answer != nil || e.Interrupt {
+			d.seen = append(d.seen, e)
+		}
+		after = at
+	}
+	if id := pendingAssistant(d.log.session.ID, state.Turns); state.Open[id] != "" {
+		d.assistant = id
+	}
+	return nil
+}
+
+// replayEvent notes an event of the turn in progress. An answer by the runner itself is handled like a user's.
+func (d *drive) replayEvent(e *Entry, v *Event) error {
+	if e.Answer == nil && v.Type == PermissionResolved {
+		p, err := DataOf[Permission](v)
+		if err != nil {
+			return err
+		}
+		d.seen = append(d.seen, &Entry{Answer: &Answer{Permission: &p}, Turn: e.Turn})
+	}
+	return d.replay(v)
 }
 
 // start starts the agent.
@@ -460,6 +507,7 @@ func (d *drive) startTurn(ctx context.Context) error {
 	err := d.append(ctx, next.Number, func(b *batch) error {
 		b.begin(nil)
 		b.state.Turns, b.state.Running, b.state.Ended, b.state.Open = next.Number, true, "", nil
+		b.state.TurnAfter = d.log.at
 		b.state.QueuedAfter = 0
 		if len(rest) > 0 {
 			b.state.QueuedAfter = rest[0].after
