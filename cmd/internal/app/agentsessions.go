@@ -18,13 +18,14 @@ type sessionLogs struct{ *agentsessions.Sessions }
 func (l sessionLogs) Follow(org, id string) (sessions.Follower, error) { return l.Sessions.Follow(org, id) }
 
 // serveAgentSessions adds the surfaces of agent sessions to server, and the parts they need.
-func (s *system) serveAgentSessions(ctx context.Context, _ *gateway.Server, r *roles) error {
+func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server, r *roles) error {
 	stored, err := agentsessions.Open(ctx, s.store, s.log)
 	if err != nil {
 		return err
 	}
 	logs := sessionLogs{stored}
 	service := &sessions.Service{Records: stored, Logs: logs, Agents: []sessions.Agent{}}
+	s.serveSandboxAgent(server, service)
 	runner := &sessions.Runner{Logs: logs, Records: stored, Agent: service.Agent, Notify: s.notifySession, Log: s.log}
 	engine := stored.Engine(runner.CarryOut, s.cfg.Retention, s.instance, s.log)
 	r.base = append(r.base, part{"agent sessions", stored.Run})
