@@ -57,3 +57,6 @@ func AgentSessionKey(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return "s" + hex.EncodeToString(sum[:16])
 }
+
+// AgentHomeThread returns the id of the thread with the files of an API key that belong to no session.
+func AgentHomeThread(key string) string { return "agent-files-" + AgentSessionKey(key)[1:] }

@@ -76,7 +76,15 @@ func Invalidf(format string, args ...any) error {
 }
 
 func notFound(id string) error {
-	return &Error{Kind: SessionNotFound, Message: "session not found: " + proto.Shorten(id), Session: proto.Shorten(id)}
+	return &Error{Kind: SessionNotFound, Message: "session not found: " + shortenID(id), Session: shortenID(id)}
+}
+
+// shortenID returns a session's id for a message. Clients may choose long ones.
+func shortenID(id string) string {
+	if len(id) <= proto.MaxAgentSessionID {
+		return id
+	}
+	return proto.Shorten(id)
 }
 
 // FindAgent returns an agent. Its error is an [*Error] if there is none.
@@ -113,11 +121,14 @@ func (s *Service) Create(ctx context.Context, x *proto.AgentSession) error {
 	if x.ID == "" || len(x.ID) > proto.MaxAgentSessionID {
 		return Invalidf("the session's id must have 1 to %d bytes", proto.MaxAgentSessionID)
 	}
+	exists := &Error{
+		Kind: SessionExists, Message: "session already exists: " + shortenID(x.ID), Session: shortenID(x.ID),
+	}
+	if _, err := s.open(ctx, x.Org, x.ID); err == nil { // clients expect this error before those about modes
+		return exists
+	}
 	if err := complete(x, agent.Info()); err != nil {
 		return err
-	}
-	exists := &Error{
-		Kind: SessionExists, Message: "session already exists: " + proto.Shorten(x.ID), Session: proto.Shorten(x.ID),
 	}
 	x.CreatedAt = time.Now().UTC()
 	x.UpdatedAt = x.CreatedAt
@@ -162,7 +173,7 @@ func (s *Service) begin(ctx context.Context, x *proto.AgentSession, info *Info) 
 // complete sets the modes of a session that its request leaves out, and checks them.
 func complete(x *proto.AgentSession, info *Info) error {
 	if info.Missing != "" {
-		return &Error{Kind: AgentNotInstalled, Message: "agent not installed: " + info.ID + ": " + info.Missing, Agent: info.ID}
+		return notInstalled(info)
 	}
 	if x.AgentMode == "" {
 		x.AgentMode = DefaultMode
@@ -193,6 +204,10 @@ func complete(x *proto.AgentSession, info *Info) error {
 		x.Model = info.DefaultModel
 	}
 	return nil
+}
+
+func notInstalled(info *Info) error {
+	return &Error{Kind: AgentNotInstalled, Message: "agent not installed: " + info.ID + ": " + info.Missing, Agent: info.ID}
 }
 
 func orNil(text string) *string {
@@ -308,7 +323,7 @@ func (l *log) send(ctx context.Context, m Message) (*Sent, error) {
 		case state.Ended == EndError:
 			return nil, &Error{
 				Kind: AgentExited, Message: "agent process exited: " + l.session.Agent, Agent: l.session.Agent,
-				Session: proto.Shorten(l.session.ID), Details: map[string]any{"exitCode": state.ExitCode, "stderr": state.Stderr},
+				Session: shortenID(l.session.ID), Details: map[string]any{"exitCode": state.ExitCode, "stderr": state.Stderr},
 			}
 		case state.Queued() >= proto.MaxQueuedAgentMessages:
 			return nil, &proto.QuotaError{What: "messages that wait in the session", Limit: proto.MaxQueuedAgentMessages}

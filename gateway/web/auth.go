@@ -72,6 +72,19 @@ func (c *Core) keyOfHeader(r *http.Request) (*proto.Key, error) {
 	}
 }
 
+// CheckCaller returns an error if the API key of a request, which is not a session's, has become invalid since the
+// request began. It is for answers without an end.
+func (c *Core) CheckCaller(r *Request) error {
+	key, err := c.keyOfHeader(r.Request)
+	if err == nil {
+		err = c.CheckAddress(r.Request, key)
+	}
+	if err == nil {
+		_, err = c.Entitlements.Entitlement(r.Context(), key)
+	}
+	return err
+}
+
 // CheckAddress refuses a request from an address outside the key's allowed networks. The message
 // contains the address, which reveals an untrusted proxy, but not the networks.
 func (c *Core) CheckAddress(r *http.Request, key *proto.Key) error {

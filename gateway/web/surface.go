@@ -22,6 +22,9 @@ type Surface struct {
 	Prefixes []string
 	// KeyHeader, if not empty, is the header with the API key, instead of Authorization.
 	KeyHeader string
+	// Key, if not nil, returns the API key of a request, or "". Otherwise it is in KeyHeader or in Authorization, with
+	// the scheme Bearer.
+	Key func(r *http.Request) string
 }
 
 // SurfaceRow is a route of a surface with its handler, which returns an error if it has not
@@ -99,7 +102,10 @@ func (i *Info) afterCalls(err error) error {
 func (surface *Surface) Adopt(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		infoOf(r.Context()).WriteError = func(w http.ResponseWriter, e *api.Error) { surface.WriteError(w, r, e) }
-		if r.Header.Get("Authorization") == "" {
+		switch {
+		case surface.Key != nil:
+			r.Header.Set("Authorization", "Bearer "+surface.Key(r))
+		case r.Header.Get("Authorization") == "":
 			key := ""
 			if surface.KeyHeader != "" {
 				key = r.Header.Get(surface.KeyHeader)

@@ -167,6 +167,9 @@ func (p *unpacker) read() error {
 		if err := p.add(h, r); err != nil {
 			return err
 		}
+		if p.Entry != nil && h.Typeflag != tar.TypeXGlobalHeader {
+			p.Entry(h.Name)
+		}
 	}
 }
 

@@ -39,6 +39,9 @@ func (c *Config) agentKey() (string, error) {
 }
 
 func (c *Config) validateAgent() error {
+	if err := setting("agent-mock-delay", c.AgentMockDelay >= 0, "must not be negative"); err != nil {
+		return err
+	}
 	if c.AgentUpstream == "" {
 		return setting("agent-upstream", c.AgentKeyFile == "" && len(c.AgentModels) == 0,
 			"must be set for --agent-key-file and --agent-models")

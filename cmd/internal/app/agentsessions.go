@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/agent/sessions/claude"
+	"github.com/bullpen-run/bullpen/agent/sessions/mock"
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/scheduler/agentsessions"
@@ -20,13 +22,14 @@ func (l sessionLogs) Follow(org, id string) (sessions.Follower, error) {
 }
 
 // serveAgentSessions adds the surfaces of agent sessions to server, and the parts they need.
-func (s *system) serveAgentSessions(ctx context.Context, _ *gateway.Server, r *roles) error {
+func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server, r *roles) error {
 	stored, err := agentsessions.Open(ctx, s.store, s.log)
 	if err != nil {
 		return err
 	}
 	logs := sessionLogs{stored}
-	service := &sessions.Service{Records: stored, Logs: logs, Agents: []sessions.Agent{}}
+	service := &sessions.Service{Records: stored, Logs: logs, Agents: s.sessionAgents()}
+	s.serveSandboxAgent(server, service)
 	runner := &sessions.Runner{
 		Logs: logs, Records: stored, Agent: service.Agent, CheckKey: s.admission.CheckKey,
 		Notify: s.notifySession, Log: s.log,
@@ -35,6 +38,12 @@ func (s *system) serveAgentSessions(ctx context.Context, _ *gateway.Server, r *r
 	r.base = append(r.base, part{"agent sessions", stored.Run})
 	r.work = append(r.work, part{"work of agent sessions", engine.Run})
 	return nil
+}
+
+// sessionAgents returns the agents of sessions. Clients expect all of them in the list.
+func (s *system) sessionAgents() []sessions.Agent {
+	list := []sessions.Agent{&claude.Agent{Missing: "this server has no program of it"}}
+	return append(append(list, sessions.AbsentAgents()...), &mock.Agent{Delay: s.cfg.AgentMockDelay})
 }
 
 // sessionNotice is the body of the webhook of an event of a session.

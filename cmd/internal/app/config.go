@@ -132,6 +132,10 @@ type Config struct {
 	AgentTimeout  time.Duration     `name:"agent-timeout" group:"Agents" env:"BULLPEN_AGENT_TIMEOUT" default:"2m" placeholder:"TIME" help:"How long that server may be silent before its reply counts as failed."`
 	AgentRetries  int               `name:"agent-retries" group:"Agents" env:"BULLPEN_AGENT_RETRIES" default:"2" placeholder:"N" help:"Retries of a request to that server before the first byte of its answer."`
 
+	AgentSessionsAtRoot bool `name:"agent-sessions-at-root" group:"Agents" env:"BULLPEN_AGENT_SESSIONS_AT_ROOT" help:"Serve the Sandbox Agent API at /v1/agents, /v1/sessions, /v1/fs and /v1/health, too, and not only below /sandbox-agent. The same for every gateway."`
+
+	AgentMockDelay time.Duration `name:"agent-mock-delay" group:"Agents" env:"BULLPEN_AGENT_MOCK_DELAY" default:"200ms" placeholder:"TIME" help:"Time between two events of the mock agent, for tests of clients of the Sandbox Agent API."`
+
 	AuditRetention time.Duration `name:"audit-retention" group:"Audit log" env:"BULLPEN_AUDIT_RETENTION" default:"0s" placeholder:"TIME" help:"How long audit records are kept. 0 keeps them forever. The same for every gateway, scheduler and webhook process."`
 	AuditHTTP      string        `name:"audit-http" secret:"value" group:"Audit log" env:"BULLPEN_AUDIT_HTTP" placeholder:"URL" help:"HTTP endpoint that receives the audit log: http or https, with USER:PASSWORD@ for basic authentication. Put a password into the environment variable: other users of this machine can read flags. The same for every gateway. Default: none."`
 	AuditSyslog    string        `name:"audit-syslog" group:"Audit log" env:"BULLPEN_AUDIT_SYSLOG" placeholder:"URL" help:"Syslog server that receives the audit log: udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT. The same for every gateway. Default: none."`

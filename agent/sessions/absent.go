@@ -1,0 +1,35 @@
+package sessions
+
+import "context"
+
+// Absent is an agent that this server cannot run.
+type Absent struct{ About Info }
+
+// Info implements [Agent].
+func (a *Absent) Info() *Info { return &a.About }
+
+// Start implements [Agent]. It is never called, since no session with the agent can be created.
+func (a *Absent) Start(context.Context, *Start) (Conversation, error) {
+	return nil, notInstalled(&a.About)
+}
+
+// AbsentAgents returns the agents of the Sandbox Agent API that this server has no adapter for.
+func AbsentAgents() []Agent {
+	const missing = "this server cannot run it"
+	build := Mode{ID: "build", Name: "Build", Description: "Default build mode"}
+	plan := Mode{ID: "plan", Name: "Plan", Description: "Plans, and changes nothing"}
+	return []Agent{
+		&Absent{Info{
+			ID: "codex", Missing: missing, Modes: []Mode{build, plan},
+			PermissionModes: []string{PermissionDefault, PermissionPlan, PermissionBypass, PermissionAcceptEdits},
+		}},
+		&Absent{Info{
+			ID: "opencode", Missing: missing, Modes: []Mode{build, plan}, AnyMode: true,
+			PermissionModes: []string{PermissionDefault},
+		}},
+		&Absent{Info{
+			ID: "amp", Missing: missing, Modes: []Mode{build}, PermissionModes: []string{PermissionDefault, PermissionBypass},
+			Models: []Model{{ID: "amp-default"}}, DefaultModel: "amp-default",
+		}},
+	}
+}

@@ -1,0 +1,146 @@
+package rest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// problem is the body of an error.
+type problem struct {
+	Type    string         `json:"type"`
+	Title   string         `json:"title"`
+	Status  int            `json:"status"`
+	Detail  string         `json:"detail"`
+	Agent   string         `json:"agent,omitempty"`
+	Session string         `json:"sessionId,omitempty"`
+	Details map[string]any `json:"details,omitempty"`
+}
+
+// The codes of errors that are not kinds of [sessions.Error].
+const (
+	codeTokenInvalid     = "token_invalid"
+	codePermissionDenied = "permission_denied"
+	codeInstallFailed    = "install_failed"
+	codeTimeout          = "timeout"
+)
+
+// statusOf returns the status of a kind of errors.
+func statusOf(kind sessions.Kind) int {
+	switch kind {
+	case sessions.AgentNotInstalled, sessions.SessionNotFound:
+		return http.StatusNotFound
+	case sessions.SessionExists:
+		return http.StatusConflict
+	case sessions.AgentExited:
+		return http.StatusInternalServerError
+	default:
+		return http.StatusBadRequest
+	}
+}
+
+func newProblem(code string, status int, detail string) *problem {
+	words := strings.Split(code, "_")
+	for i, word := range words {
+		words[i] = strings.ToUpper(word[:1]) + word[1:]
+	}
+	return &problem{
+		Type: "urn:sandbox-agent:error:" + code, Title: strings.Join(words, " "), Status: status, Detail: detail,
+	}
+}
+
+func (p *problem) write(w http.ResponseWriter) {
+	body, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // details are texts and numbers
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(body) // the client may be gone
+}
+
+// Error implements error.
+func (p *problem) Error() string { return p.Detail }
+
+// textError is an error whose body is a text: of a request that cannot be decoded.
+type textError struct {
+	status  int
+	message string
+}
+
+func text(status int, format string, args ...any) error {
+	return &textError{status, fmt.Sprintf(format, args...)}
+}
+
+// Error implements error.
+func (e *textError) Error() string { return e.message }
+
+// answerError answers with an error, if it is one of this API's. Otherwise it returns it: the gateway logs it and calls
+// WriteError.
+func answerError(w http.ResponseWriter, err error) error {
+	if wrong, ok := errors.AsType[*textError](err); ok {
+		writeText(w, wrong.status, wrong.message)
+		return nil
+	}
+	if known, ok := errors.AsType[*problem](err); ok {
+		known.write(w)
+		return nil
+	}
+	if known, ok := errors.AsType[*sessions.Error](err); ok {
+		p := newProblem(string(known.Kind), statusOf(known.Kind), known.Message)
+		p.Agent, p.Session, p.Details = known.Agent, known.Session, known.Details
+		p.write(w)
+		return nil
+	}
+	if errors.Is(err, sessions.ErrLogFull) {
+		p := newProblem(string(sessions.InvalidRequest), http.StatusBadRequest, "invalid request: "+sessions.ErrLogFull.Error())
+		p.write(w)
+		return nil
+	}
+	return err
+}
+
+// WriteError answers with an error of this server.
+func WriteError(w http.ResponseWriter, _ *http.Request, e *api.Error) {
+	status := e.Code.Status()
+	p := newProblem(string(e.Code), status, e.Message)
+	message := func(code, detail, message string) {
+		p = newProblem(code, status, detail)
+		p.Details = map[string]any{"message": message}
+	}
+	switch e.Code {
+	case api.CodeNotFound: // handlers word theirs
+		writeText(w, status, "404 Not Found\n\n"+banner)
+		return
+	case api.CodeUnauthorized:
+		message(codeTokenInvalid, "token invalid", "missing or invalid token")
+	case api.CodeForbidden:
+		message(codePermissionDenied, "permission denied", e.Message)
+	case api.CodeValidation:
+		p = newProblem(string(sessions.InvalidRequest), status, "invalid request: "+e.Message)
+	case api.CodeGatewayTimeout, api.CodeRequestTimeout:
+		message(codeTimeout, codeTimeout, e.Message)
+	}
+	if e.Reason != "" || e.Permanent {
+		if p.Details == nil {
+			p.Details = map[string]any{}
+		}
+		if e.Reason != "" {
+			p.Details["reason"] = e.Reason
+		}
+		if e.Permanent {
+			p.Details["permanent"] = true
+			w.Header().Set("X-Should-Retry", "false")
+		}
+	}
+	p.write(w)
+}

@@ -1,0 +1,220 @@
+// Package rest serves the Sandbox Agent API 0.1.11, whose sessions are those of package sessions. It keeps no state:
+// requests become calls of a [sessions.Service], and streams are read from the logs of sessions.
+package rest
+
+import (
+	"context"
+	"encoding/base64"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// Host does for a request what is the gateway's. Its errors are [*api.Error].
+type Host interface {
+	// Caller returns the organisation and the id of the API key.
+	Caller() (org, key string)
+	// ReadBody reads the body of the request and calls decode with it. It returns the error of decode.
+	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
+	// AllowStored refuses to store more if the server or the organisation has no room for it.
+	AllowStored(ctx context.Context, background bool) error
+	// CheckCaller returns an error if the API key has become invalid since the request began.
+	CheckCaller() error
+	// ReleaseReads releases the memory of what the request has read from the store.
+	ReleaseReads()
+	// HomePath returns the path of homes in sandboxes.
+	HomePath() string
+	// CleanPath returns a path relative to the home. An absolute path outside of the home is an error.
+	CleanPath(name string) (string, error)
+	// Home returns the files of a thread, which need not exist.
+	Home(thread string) Home
+}
+
+// Home has the files of a thread. Paths are cleaned and relative to the home. Links are not followed. Errors are
+// [*api.Error]; the code [api.CodeNotFound] stands for a path with nothing.
+type Home interface {
+	// List calls each for the entries of a directory. In a thread that does not exist all directories exist.
+	List(ctx context.Context, dir string, each func(proto.File) error) error
+	Open(ctx context.Context, name string) (*proto.FileContent, error)
+	// PutBody stores the body of the request as a file, and returns its size.
+	PutBody(w http.ResponseWriter, name string) (size int64, err error)
+	// MakeDirectory creates a directory and its parents, unless they exist.
+	MakeDirectory(ctx context.Context, dir string) error
+	// UnpackBody unpacks the body of the request, a tar, below a directory. It calls each with the path of every entry.
+	UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error
+	// Delete deletes what is at a path: a directory that is not empty only with recursive.
+	Delete(ctx context.Context, name string, recursive bool) error
+	// Move renames what is at a path, and creates the parents of the new one.
+	Move(ctx context.Context, from, to string) error
+	// Remove removes the thread, if it exists.
+	Remove(ctx context.Context) error
+}
+
+// Server serves the routes. Its fields are set before its use.
+type Server struct {
+	Service *sessions.Service
+	// Host returns the host of a request.
+	Host func(r *http.Request) Host
+	Log  *slog.Logger
+}
+
+// Prefix is the path below which all routes are.
+const Prefix = "/sandbox-agent"
+
+// banner is the answer to a request for the API's root, and a part of that for an unknown path.
+const banner = `This is bullpen, with the Sandbox Agent API 0.1.11:
+  - GET  /           - this text
+  - GET  /v1/health  - health
+  - GET  /v1/agents  - agents
+See docs/guides/sandbox-agent.md.
+`
+
+// RootPrefixes are the prefixes of the paths of the routes at the root.
+func RootPrefixes() []string {
+	return []string{"/v1/agents", "/v1/sessions", "/v1/fs/", "/v1/health"}
+}
+
+// Routes returns the routes below [Prefix], or those at the root. At the root there is no banner: other routes of
+// this server have that path.
+func (s *Server) Routes(atRoot bool) []agent.Route {
+	const get, post, read, execute = http.MethodGet, http.MethodPost, proto.ScopeRead, proto.ScopeExecute
+	var list []agent.Route
+	prefix, suffix := Prefix, ""
+	if atRoot {
+		prefix, suffix = "", "AtRoot"
+	}
+	add := func(method, path, id, summary string, scope proto.Scope, handle handler) *agent.Route {
+		route := api.Route{
+			Method: method, Path: prefix + path, ID: "sandboxAgent" + id + suffix, Summary: summary, Scope: scope,
+			Public: scope == "", Vendor: "the Sandbox Agent API",
+		}
+		if strings.Contains(path, "{") {
+			route.PathDoc = "The name or the id, percent-encoded."
+		}
+		list = append(list, agent.Route{Route: route, Handle: handle.serve})
+		return &list[len(list)-1]
+	}
+	if !atRoot {
+		add(get, "", "Banner", "Show that this is a server of the Sandbox Agent API", "", s.banner)
+		add(get, "/", "BannerSlash", "Show that this is a server of the Sandbox Agent API", "", s.banner)
+	}
+	add(get, "/v1/health", "Health", "Show that the server is there", "", s.health)
+
+	add(get, "/v1/agents", "ListAgents", "List agents", read, s.listAgents)
+	add(post, "/v1/agents/{agent}/install", "InstallAgent", "Check that an agent is installed", execute, s.install)
+	add(get, "/v1/agents/{agent}/modes", "ListModes", "List the modes of an agent", read, s.listModes)
+	add(get, "/v1/agents/{agent}/models", "ListModels", "List the models of an agent", read, s.listModels)
+
+	const all, one = "/v1/sessions", "/v1/sessions/{id}"
+	add(get, all, "ListSessions", "List sessions", read, s.listSessions)
+	add(post, all, "CreateSession", "Create a session with an id of the server's", execute, s.createSession).Starts = true
+	add(post, all+"/", "CreateSessionSlash", "Create a session with an id of the server's", execute,
+		s.createSession).Starts = true
+	add(post, one, "CreateSessionByID", "Create a session", execute, s.createSession).Starts = true
+	add(get, one, "GetSession", "Show a session, with its pending questions and permissions", read, s.getSession)
+	add(http.MethodDelete, one, "DeleteSession", "End a session and delete it with its files", execute, s.deleteSession)
+	add(post, one+"/messages", "SendMessage", "Send a message", execute, s.sendMessage).Starts = true
+	add(post, one+"/messages/stream", "StreamMessage", "Send a message and follow its turn", execute,
+		s.streamMessage).Starts = true
+	add(post, one+"/terminate", "TerminateSession", "End a session", execute, s.terminateSession)
+	add(get, one+"/events", "ListEvents", "List the events of a session", read, s.listEvents)
+	add(get, one+"/events/sse", "StreamEvents", "Follow the events of a session", read, s.streamEvents)
+	add(post, one+"/questions/{question}/reply", "AnswerQuestion", "Answer a question", execute, s.answerQuestion)
+	add(post, one+"/questions/{question}/reject", "RejectQuestion", "Reject a question", execute, s.rejectQuestion)
+	add(post, one+"/permissions/{permission}/reply", "AnswerPermission", "Grant or reject a permission", execute,
+		s.answerPermission)
+
+	const files = proto.ScopeFiles
+	add(get, "/v1/fs/entries", "ListFiles", "List a directory", files, s.listFiles)
+	add(get, "/v1/fs/file", "ReadFile", "Read a file", files, s.readFile)
+	add(http.MethodPut, "/v1/fs/file", "WriteFile", "Write a file", files, s.writeFile)
+	add(http.MethodDelete, "/v1/fs/entry", "DeleteFile", "Delete a file or directory", files, s.deleteFile)
+	add(post, "/v1/fs/mkdir", "MakeDirectory", "Create a directory", files, s.makeDirectory)
+	add(post, "/v1/fs/move", "MoveFile", "Move a file or directory", files, s.moveFile)
+	add(get, "/v1/fs/stat", "StatFile", "Show a file or directory", files, s.statFile)
+	add(post, "/v1/fs/upload-batch", "UploadFiles", "Unpack a tar", files, s.uploadFiles)
+	return list
+}
+
+// handler answers a request, or returns an error before it has begun to.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+// serve calls a handler and answers with its error, if that is one of this API's.
+func (h handler) serve(w http.ResponseWriter, r *http.Request) error {
+	err := h(w, r)
+	if err == nil {
+		return nil
+	}
+	return answerError(w, err)
+}
+
+// Token returns the token of a request, empty for none: that of the schemes Bearer and Token, and of Basic the
+// password, or all if there is no colon.
+func Token(r *http.Request) string {
+	scheme, rest, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
+	rest = strings.TrimSpace(rest)
+	switch strings.ToLower(scheme) {
+	case "bearer", "token":
+		return rest
+	case "basic":
+		for _, encoding := range []*base64.Encoding{
+			base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding,
+		} {
+			decoded, err := encoding.DecodeString(rest)
+			if err != nil || !utf8.Valid(decoded) {
+				continue
+			}
+			if _, password, ok := strings.Cut(string(decoded), ":"); ok {
+				return password
+			}
+			return string(decoded)
+		}
+	}
+	return ""
+}
+
+// param returns a parameter in the path of a request.
+func param(r *http.Request, name string) (string, error) {
+	value := chi.URLParam(r, name)
+	if r.URL.RawPath != "" { // the router has matched this, and otherwise what is decoded
+		var err error
+		if value, err = url.PathUnescape(value); err != nil {
+			return "", text(http.StatusBadRequest, "Invalid URL: %v", err)
+		}
+	}
+	if !utf8.ValidString(value) {
+		return "", text(http.StatusBadRequest, "Invalid URL: Invalid UTF-8 in `%s`", name)
+	}
+	return value, nil
+}
+
+func (s *Server) banner(w http.ResponseWriter, _ *http.Request) error {
+	writeText(w, http.StatusOK, banner)
+	return nil
+}
+
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, map[string]string{"status": "ok"})
+}
+
+func writeText(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, body) // the client may be gone
+}
+
+func noContent(w http.ResponseWriter) error {
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

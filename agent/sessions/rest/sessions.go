@@ -1,0 +1,404 @@
+package rest
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// writeJSON answers with the JSON form of v.
+func writeJSON(w http.ResponseWriter, v any) error {
+	body, err := encode(v)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	_, _ = w.Write(body) // the client may be gone
+	return nil
+}
+
+// encode returns the JSON form of v.
+func encode(v any) ([]byte, error) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode an answer: %w", err)
+	}
+	return body, nil
+}
+
+// agentInfo describes an agent.
+type agentInfo struct {
+	ID           string                `json:"id"`
+	Installed    bool                  `json:"installed"`
+	Credentials  bool                  `json:"credentialsAvailable"`
+	Version      string                `json:"version,omitempty"`
+	Path         string                `json:"path,omitempty"`
+	Capabilities sessions.Capabilities `json:"capabilities"`
+	ServerStatus *serverStatus         `json:"serverStatus,omitempty"`
+}
+
+// serverStatus describes the process that an agent's sessions share. Here each session has its own, so none is running.
+type serverStatus struct {
+	Status       string `json:"status"`
+	RestartCount int    `json:"restartCount"`
+}
+
+func (s *Server) listAgents(w http.ResponseWriter, _ *http.Request) error {
+	list := make([]agentInfo, 0, len(s.Service.Agents))
+	for _, a := range s.Service.Agents {
+		info := a.Info()
+		x := agentInfo{
+			ID: info.ID, Installed: info.Missing == "", Credentials: info.Credentials, Version: info.Version, Path: info.Path,
+			Capabilities: info.Capabilities,
+		}
+		if info.Capabilities.SharedProcess {
+			x.ServerStatus = &serverStatus{Status: "stopped"}
+		}
+		list = append(list, x)
+	}
+	return writeJSON(w, map[string]any{"agents": list})
+}
+
+// agent returns the agent in the path of a request.
+func (s *Server) agent(r *http.Request) (*sessions.Info, error) {
+	name, err := param(r, "agent")
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.Service.FindAgent(name)
+	if err != nil {
+		return nil, err
+	}
+	return a.Info(), nil
+}
+
+// install answers that an agent is installed, or why it is not: a request does not install programs.
+func (s *Server) install(w http.ResponseWriter, r *http.Request) error {
+	if err := decode(s.Host(r), w, r, &installRequest{}, true); err != nil {
+		return err
+	}
+	info, err := s.agent(r)
+	if err != nil {
+		return err
+	}
+	if info.Missing != "" {
+		p := newProblem(codeInstallFailed, http.StatusInternalServerError, "install failed: "+info.ID)
+		p.Agent, p.Details = info.ID, map[string]any{"stderr": info.Missing}
+		return p
+	}
+	return noContent(w)
+}
+
+func (s *Server) listModes(w http.ResponseWriter, r *http.Request) error {
+	info, err := s.agent(r)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, map[string]any{"modes": append([]sessions.Mode{}, info.Modes...)})
+}
+
+func (s *Server) listModels(w http.ResponseWriter, r *http.Request) error {
+	info, err := s.agent(r)
+	if err != nil {
+		return err
+	}
+	answer := map[string]any{"models": append([]sessions.Model{}, info.Models...)}
+	if info.DefaultModel != "" {
+		answer["defaultModel"] = info.DefaultModel
+	}
+	return writeJSON(w, answer)
+}
+
+// created is the answer to a request for a session.
+type created struct {
+	Session string `json:"sessionId,omitempty"` // if the server has chosen it
+	Healthy bool   `json:"healthy"`
+	Native  string `json:"nativeSessionId,omitempty"`
+}
+
+// createSession creates a session with the id in the path, or with a new one.
+func (s *Server) createSession(w http.ResponseWriter, r *http.Request) error {
+	host := s.Host(r)
+	var request createRequest
+	if err := decode(host, w, r, &request, false); err != nil {
+		return err
+	}
+	x := &proto.AgentSession{
+		Agent: *request.Agent, AgentMode: request.AgentMode, PermissionMode: request.PermissionMode, Model: request.Model,
+		Variant: request.Variant, AgentVersion: request.AgentVersion, Directory: request.Directory, Title: request.Title,
+	}
+	x.Org, x.Key = host.Caller()
+	answer := created{Healthy: true}
+	if hasParam(r, "id") {
+		var err error
+		if x.ID, err = param(r, "id"); err != nil {
+			return err
+		}
+	} else {
+		x.ID = "ses_" + rand.Text()
+		answer.Session = x.ID
+	}
+	if err := configure(host, x, &request); err != nil {
+		return err
+	}
+	if err := host.AllowStored(r.Context(), false); err != nil {
+		return err
+	}
+	if err := s.Service.Create(r.Context(), x); err != nil {
+		return err
+	}
+	if a, ok := s.Service.Agent(x.Agent); ok && a.Info().NativeID != nil {
+		answer.Native = a.Info().NativeID(x.ID)
+	}
+	return writeJSON(w, answer)
+}
+
+// hasParam reports whether the route of a request has a parameter in its path.
+func hasParam(r *http.Request, name string) bool {
+	for _, key := range chi.RouteContext(r.Context()).URLParams.Keys {
+		if key == name {
+			return true
+		}
+	}
+	return false
+}
+
+// configure sets the directory and the configuration of a session. What is on the server's disk cannot be named:
+// directories and local skills are in the session's home.
+func configure(host Host, x *proto.AgentSession, request *createRequest) (err error) {
+	if x.Directory != "" {
+		if _, err := host.CleanPath(x.Directory); err != nil {
+			return sessions.Invalidf("directory: %v", err)
+		}
+	}
+	if request.MCP != nil {
+		for name, server := range request.MCP {
+			if server == nil {
+				return missing("mcp." + proto.Shorten(name))
+			}
+		}
+		if x.MCP, err = config("mcp", request.MCP); err != nil {
+			return err
+		}
+	}
+	if request.Skills == nil {
+		return nil
+	}
+	if request.Skills.Sources == nil {
+		return missing("sources")
+	}
+	for _, source := range request.Skills.Sources {
+		if source.Type == "" || source.Source == "" {
+			return missing("skills.sources")
+		}
+		if source.Type != "local" {
+			continue
+		}
+		if _, err := host.CleanPath(source.Source); err != nil {
+			return sessions.Invalidf("skills: %v", err)
+		}
+	}
+	x.Skills, err = config("skills", request.Skills)
+	return err
+}
+
+// sessionInfo describes a session.
+type sessionInfo struct {
+	ID             string          `json:"sessionId"`
+	Agent          string          `json:"agent"`
+	AgentMode      string          `json:"agentMode"`
+	PermissionMode string          `json:"permissionMode"`
+	Model          *string         `json:"model"`
+	Variant        *string         `json:"variant"`
+	Native         *string         `json:"nativeSessionId"`
+	Ended          bool            `json:"ended"`
+	Events         int64           `json:"eventCount"`
+	CreatedAt      int64           `json:"createdAt"` // milliseconds since 1970
+	UpdatedAt      int64           `json:"updatedAt"`
+	Directory      *string         `json:"directory"`
+	Title          *string         `json:"title"`
+	MCP            json.RawMessage `json:"mcp,omitempty"`
+	Skills         json.RawMessage `json:"skills,omitempty"`
+}
+
+// wholeSession is a session with what waits for an answer.
+type wholeSession struct {
+	sessionInfo
+	Questions   []sessions.Question   `json:"pendingQuestions"`
+	Permissions []sessions.Permission `json:"pendingPermissions"`
+}
+
+func orNull(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
+}
+
+func newSessionInfo(x *sessions.Session) sessionInfo {
+	return sessionInfo{
+		ID: x.ID, Agent: x.Agent, AgentMode: x.AgentMode, PermissionMode: x.PermissionMode, Model: orNull(x.Model),
+		Variant: orNull(x.Variant), Native: orNull(x.Native), Ended: x.Ended != "", Events: x.Events,
+		CreatedAt: x.CreatedAt.UnixMilli(), UpdatedAt: x.UpdatedAt.UnixMilli(), Directory: orNull(x.Directory),
+		Title: orNull(x.Title), MCP: x.MCP, Skills: x.Skills,
+	}
+}
+
+func (s *Server) listSessions(w http.ResponseWriter, r *http.Request) error {
+	org, _ := s.Host(r).Caller()
+	all, err := s.Service.List(r.Context(), org)
+	if err != nil {
+		return err
+	}
+	list := make([]sessionInfo, 0, len(all))
+	for i := range all {
+		list = append(list, newSessionInfo(&all[i]))
+	}
+	return writeJSON(w, map[string]any{"sessions": list})
+}
+
+// find returns the organisation of a request and the id of a session in its path.
+func (s *Server) find(r *http.Request) (host Host, org, id string, err error) {
+	host = s.Host(r)
+	org, _ = host.Caller()
+	id, err = param(r, "id")
+	return host, org, id, err
+}
+
+func (s *Server) getSession(w http.ResponseWriter, r *http.Request) error {
+	_, org, id, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	x, err := s.Service.Get(r.Context(), org, id)
+	if err != nil {
+		return err
+	}
+	whole := wholeSession{newSessionInfo(x), []sessions.Question{}, []sessions.Permission{}}
+	for _, p := range x.Pending {
+		if p.Question != nil {
+			whole.Questions = append(whole.Questions, *p.Question)
+		} else {
+			whole.Permissions = append(whole.Permissions, *p.Permission)
+		}
+	}
+	return writeJSON(w, whole)
+}
+
+// deleteSession removes a session after its files: without a session, its files could not be removed.
+func (s *Server) deleteSession(w http.ResponseWriter, r *http.Request) error {
+	host, org, id, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	x, err := s.Service.Get(r.Context(), org, id)
+	if err != nil {
+		return err
+	}
+	if err := s.Service.Terminate(r.Context(), org, id); err != nil {
+		return err
+	}
+	if err := host.Home(x.ThreadID()).Remove(r.Context()); err != nil {
+		return err
+	}
+	if err := s.Service.Remove(r.Context(), org, id); err != nil {
+		return err
+	}
+	return noContent(w)
+}
+
+// send sends the message in the body of a request.
+func (s *Server) send(w http.ResponseWriter, r *http.Request) (host Host, sent *sessions.Sent, err error) {
+	host, org, id, err := s.find(r)
+	if err != nil {
+		return nil, nil, err
+	}
+	var request messageRequest
+	if err := decode(host, w, r, &request, false); err != nil {
+		return nil, nil, err
+	}
+	key := r.Header.Get("Idempotency-Key")
+	if len(key) > proto.MaxIdempotencyKeyLen {
+		return nil, nil, sessions.Invalidf("Idempotency-Key: must not be longer than %d bytes", proto.MaxIdempotencyKeyLen)
+	}
+	if err := host.AllowStored(r.Context(), false); err != nil {
+		return nil, nil, err
+	}
+	sent, err = s.Service.Send(r.Context(), org, id, sessions.Message{
+		Text: *request.Message, Attachments: request.Attachments, Model: request.Model, Variant: request.Variant,
+	}, key)
+	return host, sent, err
+}
+
+func (s *Server) sendMessage(w http.ResponseWriter, r *http.Request) error {
+	if _, _, err := s.send(w, r); err != nil {
+		return err
+	}
+	return noContent(w)
+}
+
+func (s *Server) terminateSession(w http.ResponseWriter, r *http.Request) error {
+	_, org, id, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	if err := s.Service.Terminate(r.Context(), org, id); err != nil {
+		return err
+	}
+	return noContent(w)
+}
+
+func (s *Server) answerQuestion(w http.ResponseWriter, r *http.Request) error {
+	var request answersRequest
+	if err := decode(s.Host(r), w, r, &request, false); err != nil {
+		return err
+	}
+	return s.resolveQuestion(w, r, request.Answers)
+}
+
+func (s *Server) rejectQuestion(w http.ResponseWriter, r *http.Request) error {
+	return s.resolveQuestion(w, r, nil)
+}
+
+// resolveQuestion answers a question, or rejects it if answers is nil.
+func (s *Server) resolveQuestion(w http.ResponseWriter, r *http.Request, answers [][]string) error {
+	_, org, id, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	question, err := param(r, "question")
+	if err != nil {
+		return err
+	}
+	if err := s.Service.AnswerQuestion(r.Context(), org, id, question, answers); err != nil {
+		return err
+	}
+	return noContent(w)
+}
+
+func (s *Server) answerPermission(w http.ResponseWriter, r *http.Request) error {
+	host, org, id, err := s.find(r)
+	if err != nil {
+		return err
+	}
+	var request permissionRequest
+	if err := decode(host, w, r, &request, false); err != nil {
+		return err
+	}
+	permission, err := param(r, "permission")
+	if err != nil {
+		return err
+	}
+	if err := s.Service.AnswerPermission(r.Context(), org, id, permission, replies[*request.Reply]); err != nil {
+		return err
+	}
+	return noContent(w)
+}

@@ -1,0 +1,34 @@
+package app
+
+import (
+	"net/http"
+
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/agent/sessions/rest"
+	"github.com/bullpen-run/bullpen/gateway"
+	"github.com/bullpen-run/bullpen/gateway/agents"
+	"github.com/bullpen-run/bullpen/gateway/web"
+)
+
+// sessionHost adapts the agent of a request to the interface of package rest.
+type sessionHost struct{ *agents.Agent }
+
+func (h sessionHost) Home(thread string) rest.Home { return h.Agent.Home(thread) }
+
+// serveSandboxAgent adds the routes of the Sandbox Agent API to server.
+func (s *system) serveSandboxAgent(server *gateway.Server, service *sessions.Service) {
+	routes := &rest.Server{
+		Service: service, Log: s.log,
+		Host: func(r *http.Request) rest.Host { return sessionHost{server.Agents().ForRequest(r)} },
+	}
+	surface := web.Surface{WriteError: rest.WriteError, Key: rest.Token, Prefixes: []string{rest.Prefix + "/"}}
+	list := routes.Routes(false)
+	if s.cfg.AgentSessionsAtRoot {
+		list = append(list, routes.Routes(true)...)
+		surface.Prefixes = append(surface.Prefixes, rest.RootPrefixes()...)
+	}
+	for _, route := range list {
+		surface.Routes = append(surface.Routes, web.SurfaceRow(route))
+	}
+	server.Surfaces = append(server.Surfaces, surface)
+}

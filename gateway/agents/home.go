@@ -1,0 +1,238 @@
+package agents
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+
+	"github.com/bullpen-run/bullpen/gateway/filestore"
+	"github.com/bullpen-run/bullpen/gateway/web"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// Home has the files of a thread for a request. All errors are [*api.Error]. Paths are cleaned and relative to
+// the home. Links are not followed.
+type Home struct {
+	a      *Agent
+	thread string
+}
+
+// Home returns the files of a thread of the organisation. The thread need not exist.
+func (a *Agent) Home(thread string) *Home { return &Home{a, thread} }
+
+// HomePath returns the path of homes in sandboxes.
+func (a *Agent) HomePath() string { return a.m.Opener.Home }
+
+// CheckCaller returns an error if the API key of the request has become invalid since the request began.
+func (a *Agent) CheckCaller() error { return a.public(a.m.CheckCaller(a.r)) }
+
+// ReleaseReads releases the memory of what the request has read from the store.
+func (a *Agent) ReleaseReads() { a.m.ReleaseReads(a.i) }
+
+// open calls use with the files.
+func (h *Home) open(ctx context.Context, use func(*filestore.Store) error) error {
+	key := h.a.i.Key
+	files, err := h.a.m.Opener.Open(ctx, &key, proto.SourceThread, h.thread)
+	if err != nil {
+		return h.a.public(err)
+	}
+	defer files.Close()
+	return h.a.public(use(files))
+}
+
+// change calls change during a transfer. A change completes even if the client leaves.
+func (h *Home) change(ctx context.Context, change func(context.Context, *filestore.Store) error) error {
+	return h.open(ctx, func(files *filestore.Store) error {
+		end, err := files.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer end()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
+		defer cancel()
+		return change(ctx, files)
+	})
+}
+
+// List calls each for the entries of a directory. The code of its error is [api.CodeNotFound] if there is no
+// such directory; a thread that does not exist has all, and all are empty.
+func (h *Home) List(ctx context.Context, dir string, each func(proto.File) error) error {
+	var ours error
+	err := h.a.m.Homes.List(ctx, h.a.org(), h.thread, dir, false, func(f proto.File) error {
+		ours = each(f)
+		return ours
+	})
+	if ours != nil {
+		return ours
+	}
+	return h.a.public(err)
+}
+
+// Open opens a file. A reader of its content is a transfer until it is closed.
+func (h *Home) Open(ctx context.Context, name string) (content *proto.FileContent, err error) {
+	err = h.open(ctx, func(files *filestore.Store) error {
+		if content, err = files.Open(ctx, name); err != nil {
+			return err
+		}
+		read := content.Read
+		content.Read = func(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
+			end, err := files.Begin(ctx)
+			if err != nil {
+				return nil, h.a.public(err)
+			}
+			body, err := read(ctx, offset, length)
+			if err != nil {
+				end()
+				return nil, err
+			}
+			return &transferBody{body, sync.OnceFunc(end)}, nil
+		}
+		return nil
+	})
+	return content, err
+}
+
+// PutBody stores the body of the request as a file, and returns its size.
+func (h *Home) PutBody(w http.ResponseWriter, name string) (size int64, err error) {
+	size, err = h.putBody(w, name)
+	if err != nil {
+		w.Header().Set("Connection", "close") // the rest of the body is not read
+	}
+	return size, h.a.public(err)
+}
+
+func (h *Home) putBody(w http.ResponseWriter, name string) (size int64, err error) {
+	a, r := h.a, h.a.r
+	if err := web.RequireIdentity(w, r); err != nil {
+		return 0, err
+	}
+	ctx := r.Context()
+	if err := a.m.Keys.CheckQuota(ctx, a.org(), proto.QuotaStored); err != nil {
+		return 0, err
+	}
+	most, err := a.m.Opener.HomeLimit(ctx, &a.i.Key)
+	if err != nil {
+		return 0, err
+	}
+	if size = r.ContentLength; size > most.Bytes {
+		return 0, web.BodyTooLarge(most.Bytes)
+	}
+	return size, h.open(ctx, func(files *filestore.Store) error {
+		done, err := files.BeginUpload(ctx, max(size, web.SmallOutput))
+		if err != nil {
+			return err
+		}
+		defer done()
+		long := r.LongBody(r.Body, most.Bytes)
+		defer long.ClearDeadline()
+		var body io.Reader = long
+		if size < 0 {
+			spool, err := a.m.Spool()
+			if err != nil {
+				return fmt.Errorf("spool an upload: %w", err)
+			}
+			defer func() { _ = spool.Close() }() // it is removed
+			if size, err = io.Copy(spool, io.LimitReader(long, most.Bytes+1)); err != nil {
+				return formError(err)
+			}
+			if size > most.Bytes {
+				return web.BodyTooLarge(most.Bytes)
+			}
+			if _, err := spool.Seek(0, io.SeekStart); err != nil {
+				return fmt.Errorf("spool an upload: %w", err)
+			}
+			body = spool
+		}
+		return files.Put(ctx, name, size, body)
+	})
+}
+
+// MakeDirectory creates a directory and its parents, unless they exist.
+func (h *Home) MakeDirectory(ctx context.Context, dir string) error {
+	err := h.a.AllowStored(ctx, false)
+	if err == nil {
+		err = h.change(ctx, func(ctx context.Context, _ *filestore.Store) error {
+			most, err := h.a.m.Opener.HomeLimit(ctx, &h.a.i.Key)
+			if err != nil {
+				return err
+			}
+			_, err = h.a.m.Versions.Unpack(ctx, h.a.org(), h.thread, dir,
+				h.a.m.Opener.Tar(h.a.i, bytes.NewReader(emptyTar[:]), most))
+			return err
+		})
+	}
+	return h.a.public(err)
+}
+
+// UnpackBody unpacks a tar, the body of the request, below a directory, which it creates if necessary. It calls each
+// with the paths of the entries, relative to the directory and as the tar has them.
+func (h *Home) UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error {
+	err := h.unpackBody(w, dir, each)
+	if err != nil {
+		w.Header().Set("Connection", "close") // the rest of the body is not read
+	}
+	return h.a.public(err)
+}
+
+func (h *Home) unpackBody(w http.ResponseWriter, dir string, each func(path string)) error {
+	a, r := h.a, h.a.r
+	if err := a.m.Keys.CheckQuota(r.Context(), a.org(), proto.QuotaStored); err != nil {
+		return err
+	}
+	most, err := a.m.Opener.HomeLimit(r.Context(), &a.i.Key)
+	if err != nil {
+		return err
+	}
+	done, err := a.m.Opener.BeginUpload(r.Context(), a.org(), most.Bytes)
+	if err != nil {
+		return err
+	}
+	defer done()
+	long := r.LongBody(r.Body, 0)
+	defer long.ClearDeadline()
+	turn := a.m.TurnBody(r.Context(), a.org())
+	defer turn.End()
+	body, end, err := web.Decompressed(w, r, turn.Encoded(long))
+	if err != nil {
+		return err
+	}
+	defer end()
+	upload := a.m.Opener.Tar(a.i, turn.Plain(body), most)
+	upload.Entry = each
+	_, err = a.m.Versions.Unpack(r.Context(), a.org(), h.thread, dir, upload)
+	return err
+}
+
+// Delete deletes what is at a path: a directory that is not empty only with recursive. The code of its error is
+// [api.CodeNotFound] if there is nothing.
+func (h *Home) Delete(ctx context.Context, name string, recursive bool) error {
+	return h.change(ctx, func(ctx context.Context, files *filestore.Store) error {
+		_, err := files.Remove(ctx, name, recursive)
+		return err
+	})
+}
+
+// Move renames what is at a path, and creates the parents of the new one. The code of its error is
+// [api.CodeNotFound] if there is nothing at the old path, and [api.CodeConflict] if there is something at the new.
+func (h *Home) Move(ctx context.Context, from, to string) error {
+	return h.change(ctx, func(ctx context.Context, files *filestore.Store) error {
+		_, err := files.Rename(ctx, from, to)
+		return err
+	})
+}
+
+// Remove removes the thread with its files, if it exists. The code of its error is [api.CodeConflict] while an
+// execution uses it.
+func (h *Home) Remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
+	defer cancel()
+	err := h.a.m.Versions.Remove(ctx, h.a.org(), h.thread)
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil
+	}
+	return h.a.public(err)
+}
