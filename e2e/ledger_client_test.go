@@ -232,6 +232,10 @@ func (l *ledger) client(over, hard context.Context, r *rand.Rand, k kind) {
 		l.batchClient(over, hard, r)
 		return
 	}
+	if k == kindSession {
+		l.sessionClient(over, hard, r)
+		return
+	}
 	if k == kindSandbox {
 		l.sandboxClient(over, hard, r)
 		return

@@ -30,12 +30,20 @@ type outside struct {
 	server          *http.Server // server for webhooks
 	serving         sync.WaitGroup
 
-	mu         sync.Mutex
-	effects    map[string]map[string][]effectTime // by submission name, then by execution id
-	hooks      map[string][]hook                  // by the id of the execution, or of the batch
-	batchHooks map[string]string                  // the id of the webhook of a batch, which is the same each time
-	impossible []violation                        // impossible arrivals
-	rejectHook func(id string, nth int) bool      // reports whether to answer an execution's nth webhook with an error
+	mu      sync.Mutex
+	effects map[string]map[string][]effectTime // by submission name, then by execution id
+	hooks   map[string][]hook                  // by the id of the execution, or of the batch
+	// sessionHooks has the ids of webhooks by the names and the numbers of the events of agent sessions.
+	sessionHooks map[sessionHook]string
+	batchHooks   map[string]string             // the id of the webhook of a batch, which is the same each time
+	impossible   []violation                   // impossible arrivals
+	rejectHook   func(id string, nth int) bool // reports whether to answer an execution's nth webhook with an error
+}
+
+// sessionHook names an event of an agent session.
+type sessionHook struct {
+	event, session string
+	sequence       int64
 }
 
 // effectTime is one effect of an execution outside the deployment.
@@ -66,7 +74,7 @@ func newOutside(t *testing.T, m *machine, log *eventLog) *outside {
 	t.Helper()
 	o := &outside{
 		log: log, network: m.internet, effects: map[string]map[string][]effectTime{}, hooks: map[string][]hook{},
-		batchHooks: map[string]string{},
+		batchHooks: map[string]string{}, sessionHooks: map[sessionHook]string{},
 		rejectHook: func(id string, nth int) bool { // the first one of every other execution
 			sum := fnv.New32()
 			_, _ = io.WriteString(sum, id)
@@ -195,14 +203,23 @@ func (o *outside) hook(w http.ResponseWriter, r *http.Request) {
 	}
 	name := strings.TrimPrefix(r.URL.Path, "/")
 	var body struct {
-		Event   string
-		TraceID string `json:"trace_id"`
-		BatchID string `json:"batch_id"`
-		Result  proto.Result
+		Event    string
+		Session  string `json:"session_id"`
+		Sequence int64
+		TraceID  string `json:"trace_id"`
+		BatchID  string `json:"batch_id"`
+		Result   proto.Result
 	}
 	err = json.Unmarshal(raw, &body)
 	id, want := r.Header.Get("webhook-id"), proto.DeliveryID(proto.TraceID(body.TraceID))
 	o.mu.Lock()
+	if event, ok := strings.CutPrefix(body.Event, proto.EventSessionPrefix); ok {
+		of := sessionHook{event, body.Session, body.Sequence}
+		if o.sessionHooks[of] == "" {
+			o.sessionHooks[of] = id
+		}
+		name, body.TraceID, want = body.Session, fmt.Sprint(of), o.sessionHooks[of]
+	}
 	if body.Event == proto.EventBatch {
 		if o.batchHooks[body.BatchID] == "" {
 			o.batchHooks[body.BatchID] = id

@@ -40,6 +40,8 @@ type ledger struct {
 	stops      outcomes // reasons for which sandboxes stopped
 	batches    []string // ids of those that were accepted
 	sandboxes  []*ledgerSandbox
+	sessions   int         // agent sessions
+	messages   int         // of sessions, whose turns were checked
 	schedule   *tickLedger // nil for none
 	done       int         // submissions whose outcome is known to their clients
 	progressed chan struct{}
@@ -141,8 +143,8 @@ func (l *ledger) run(wrong []disruption, cycles int) []violation {
 	l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.t.Logf("%d submissions and %d sandboxes in %s; went wrong: %s; executions ended: %s; sandboxes stopped: %s",
-		len(l.all), len(l.sandboxes), l.log.now().Round(time.Second), &l.injected, &l.ends, &l.stops)
+	l.t.Logf("%d submissions, %d sandboxes and %d messages to %d agent sessions in %s; went wrong: %s; executions ended: %s; sandboxes stopped: %s",
+		len(l.all), len(l.sandboxes), l.messages, l.sessions, l.log.now().Round(time.Second), &l.injected, &l.ends, &l.stops)
 	return slices.Concat(l.violations, l.impossible)
 }
 

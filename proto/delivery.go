@@ -213,6 +213,8 @@ const (
 	EventTest      = "webhook.test"
 	EventSchedule  = "schedule.failed"
 	EventBatch     = "batch.completed"
+	// EventSessionPrefix begins the names of the events of agent sessions.
+	EventSessionPrefix = "agent_session."
 )
 
 // WebhookBody returns the body of an execution's webhook. Outputs are truncated to keep it within

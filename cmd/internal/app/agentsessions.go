@@ -46,13 +46,13 @@ func (s *system) sessionAgents() []sessions.Agent {
 	return append(append(list, sessions.AbsentAgents()...), &mock.Agent{Delay: s.cfg.AgentMockDelay})
 }
 
-// sessionNotice is the body of the webhook of an event of a session.
-type sessionNotice struct {
-	Type      sessions.EventType `json:"type"`
-	Session   string             `json:"session_id"`
-	Sequence  int64              `json:"sequence"`
-	Agent     string             `json:"agent"`
-	CreatedAt string             `json:"created_at"`
+// sessionHook is the body of the webhook of an event of a session.
+type sessionHook struct {
+	Event     string `json:"event"`
+	Session   string `json:"session_id"`
+	Agent     string `json:"agent"`
+	Sequence  int64  `json:"sequence"` // of the event
+	Timestamp string `json:"timestamp"`
 }
 
 // notifySession creates the webhook of an event of a session, if its API key has a URL.
@@ -62,8 +62,10 @@ func (s *system) notifySession(ctx context.Context, x *proto.AgentSession, n ses
 		return nil
 	}
 	now := time.Now()
-	name := fmt.Sprintf("%s of %s.%s.%d", n.Type, x.Org, x.LogID(), n.Sequence)
-	body := sessionNotice{n.Type, x.ID, n.Sequence, x.Agent, now.UTC().Format(proto.TimeLayout)}
+	body := sessionHook{
+		proto.EventSessionPrefix + string(n.Type), x.ID, x.Agent, n.Sequence, now.UTC().Format(proto.TimeLayout),
+	}
+	name := fmt.Sprintf("event %d of %s.%s of %s", n.Sequence, x.Org, x.LogID(), x.CreatedAt)
 	delivery, err := proto.NewEventDelivery(name, x.Org, x.Key, url, body, now)
 	if err != nil {
 		return err
