@@ -93,8 +93,7 @@ func (s *State) Queued() int64 { return s.Messages - s.Turns }
 
 // hasWork reports whether a runner has something to do. Notices up to a sequence number were sent.
 func (s *State) hasWork(notified int64) bool {
-	alive := s.Ended != EndTerminated && s.Ended != EndError
-	return alive && (s.Queued() > 0 || s.Running) || len(s.unnotified(notified)) > 0
+	return s.Ended != EndTerminated && (s.Queued() > 0 || s.Running) || len(s.unnotified(notified)) > 0
 }
 
 // unnotified returns the notices after a sequence number.
