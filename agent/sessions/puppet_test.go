@@ -92,13 +92,15 @@ func worldOf(
 // Reports of an agent.
 func started(id string, parts ...sessions.Part) sessions.Native {
 	return reported(sessions.ItemStarted, sessions.Item{
-		NativeID: &id, Kind: sessions.KindMessage, Role: new(sessions.RoleAssistant), Status: sessions.InProgress, Content: parts,
+		NativeID: &id, Kind: sessions.KindMessage, Role: new(sessions.RoleAssistant), Status: sessions.InProgress,
+		Content: parts,
 	})
 }
 
 func completed(id string, parts ...sessions.Part) sessions.Native {
 	return reported(sessions.ItemCompleted, sessions.Item{
-		NativeID: &id, Kind: sessions.KindMessage, Role: new(sessions.RoleAssistant), Status: sessions.Completed, Content: parts,
+		NativeID: &id, Kind: sessions.KindMessage, Role: new(sessions.RoleAssistant), Status: sessions.Completed,
+		Content: parts,
 	})
 }
 
@@ -172,11 +174,13 @@ func TestNormaliser(t *testing.T) {
 		want    []string
 	}{
 		{
-			"no start and no delta", false, []sessions.Native{completed("a", sessions.Text("hello"))},
+			"no start and no delta", false,
+			[]sessions.Native{completed("a", sessions.Text("hello"))},
 			[]string{`item.started itm_2 a - "hello"*`, `item.delta itm_2 a "hello"*`, `item.completed itm_2 a - "hello"`},
 		},
 		{
-			"all there", false, []sessions.Native{started("a"), delta("a", "hello"), completed("a", sessions.Text("hello"))},
+			"all there", false,
+			[]sessions.Native{started("a"), delta("a", "hello"), completed("a", sessions.Text("hello"))},
 			[]string{`item.started itm_2 a - ""`, `item.delta itm_2 a "hello"`, `item.completed itm_2 a - "hello"`},
 		},
 		{
@@ -185,13 +189,15 @@ func TestNormaliser(t *testing.T) {
 			[]string{`item.started itm_2 a - ""`, `item.completed itm_2 a - ""`},
 		},
 		{
-			"a delta of an unknown item", false, []sessions.Native{delta("a", "he"), delta("a", "llo"), completed("a")},
+			"a delta of an unknown item", false,
+			[]sessions.Native{delta("a", "he"), delta("a", "llo"), completed("a")},
 			[]string{
 				`item.started itm_2 a - ""*`, `item.delta itm_2 a "he"`, `item.delta itm_2 a "llo"`, `item.completed itm_2 a - ""`,
 			},
 		},
 		{
-			"parents", false, []sessions.Native{completed("a"), result("b", "a"), result("c", "unknown")},
+			"parents", false,
+			[]sessions.Native{completed("a"), result("b", "a"), result("c", "unknown")},
 			[]string{
 				`item.started itm_2 a - ""*`, `item.completed itm_2 a - ""`,
 				`item.started itm_3 b itm_2 ""*`, `item.completed itm_3 b itm_2 ""`,

@@ -221,7 +221,7 @@ func (d *drive) append(ctx context.Context, turn int64, fill func(*batch) error)
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	var b *batch
-	kept := d.normaliser.clone()
+	kept := d.clone()
 	_, err := d.log.append(ctx, d.note, func(state *State) (*Entry, error) {
 		d.normaliser = kept.clone()
 		before := *state
@@ -321,7 +321,8 @@ func (d *drive) takeOver(ctx context.Context) error {
 		if !b.state.Running {
 			return nil
 		}
-		return b.fail("turn_interrupted", "the server that ran the agent was stopped during this turn; send the message again")
+		return b.fail("turn_interrupted",
+			"the server that ran the agent was stopped during this turn; send the message again")
 	})
 }
 
@@ -541,7 +542,8 @@ func (d *drive) beginTurn(ctx context.Context, fill func(*batch) error) error {
 		} else if len(d.queue) > 1 { // it came while this entry was being made
 			b.state.QueuedAfter = d.queue[1].after
 		}
-		if err := b.event(&Native{Type: TurnStarted, Synthetic: true}, Turn{Phase: "started", ID: turnID(next.Number)}); err != nil {
+		started := &Native{Type: TurnStarted, Synthetic: true}
+		if err := b.event(started, Turn{Phase: "started", ID: turnID(next.Number)}); err != nil {
 			return err
 		}
 		if err := b.userItem(next.Message); err != nil {

@@ -96,23 +96,28 @@ func TestSnapshotsOfEvents(t *testing.T) {
 	}{
 		{
 			"http_events, sse_events", sessions.PermissionBypass,
-			[]string{sayOK}, [][]string{slices.Concat(begins, userSays, agentSays)},
+			[]string{sayOK},
+			[][]string{slices.Concat(begins, userSays, agentSays)},
 		},
 		{
-			"multi_turn", sessions.PermissionBypass, []string{sayFirst, saySecond},
+			"multi_turn", sessions.PermissionBypass,
+			[]string{sayFirst, saySecond},
 			[][]string{slices.Concat(begins, userSays, agentSays), slices.Concat(userSays, agentSays)},
 		},
 		{
 			"permission_events", sessions.PermissionPlan,
-			[]string{listFiles}, [][]string{slices.Concat(begins, userSays, asksPermission)},
+			[]string{listFiles},
+			[][]string{slices.Concat(begins, userSays, asksPermission)},
 		},
 		{
 			"question_reply_events, question_reject_events", sessions.PermissionPlan,
-			[]string{askOne}, [][]string{slices.Concat(begins, userSays, asksQuestion)},
+			[]string{askOne},
+			[][]string{slices.Concat(begins, userSays, asksQuestion)},
 		},
 		{
 			"the question in other words", sessions.PermissionPlan,
-			[]string{askAnother}, [][]string{slices.Concat(begins, userSays, asksQuestion)},
+			[]string{askAnother},
+			[][]string{slices.Concat(begins, userSays, asksQuestion)},
 		},
 	} {
 		create(w, c.snapshots, c.mode)
