@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/bullpen-run/bullpen/proto"
@@ -93,8 +95,7 @@ func (s *State) Queued() int64 { return s.Messages - s.Turns }
 
 // hasWork reports whether a runner has something to do. Notices up to a sequence number were sent.
 func (s *State) hasWork(notified int64) bool {
-	alive := s.Ended != EndTerminated && s.Ended != EndError
-	return alive && (s.Queued() > 0 || s.Running) || len(s.unnotified(notified)) > 0
+	return s.Ended != EndTerminated && (s.Queued() > 0 || s.Running) || len(s.unnotified(notified)) > 0
 }
 
 // unnotified returns the notices after a sequence number.
@@ -105,10 +106,7 @@ func (s *State) unnotified(after int64) []Notice {
 // clone returns a copy that shares nothing that is modified.
 func (s *State) clone() State {
 	c := *s
-	c.Open = make(map[string]string, len(s.Open))
-	for k, v := range s.Open {
-		c.Open[k] = v
-	}
+	c.Open = maps.Clone(s.Open)
 	c.Pending, c.Always, c.Unnotified = slices.Clone(s.Pending), slices.Clone(s.Always), slices.Clone(s.Unnotified)
 	return c
 }
@@ -135,14 +133,15 @@ type Attachment struct {
 
 // Prompt returns the text with the paths of the attachments, for agents that get a text alone.
 func (m *Message) Prompt() string {
-	text := m.Text
-	if len(m.Attachments) > 0 {
-		text += "\n\nAttachments:\n"
-		for _, a := range m.Attachments {
-			text += "- " + a.Path + "\n"
-		}
+	if len(m.Attachments) == 0 {
+		return m.Text
 	}
-	return text
+	var text strings.Builder
+	text.WriteString(m.Text + "\n\nAttachments:\n")
+	for _, a := range m.Attachments {
+		text.WriteString("- " + a.Path + "\n")
+	}
+	return text.String()
 }
 
 // Pending is a question or a permission without an answer. One of its members is set.
@@ -216,12 +215,12 @@ func load(ctx context.Context, logs Logs, x *proto.AgentSession) (*log, error) {
 	return l, nil
 }
 
-// append appends an entry that make makes from the state, which it may change. If another process has
-// appended one, seen is called with that, and make again.
-func (l *log) append(ctx context.Context, seen func(*Entry) error, make func(*State) (*Entry, error)) (*Entry, error) {
+// append appends an entry that fill makes from the state, which it may change. If another process has
+// appended one, seen is called with that, and fill again.
+func (l *log) append(ctx context.Context, seen func(*Entry) error, fill func(*State) (*Entry, error)) (*Entry, error) {
 	for {
 		state := l.state.clone()
-		e, err := make(&state)
+		e, err := fill(&state)
 		if err != nil || e == nil {
 			return nil, err
 		}

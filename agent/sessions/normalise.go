@@ -59,19 +59,22 @@ type batch struct {
 	answers []*Answer // of permissions that need no user
 }
 
-// turnItems adds the items with which a turn begins, besides the agent's own.
-func (b *batch) turnItems(session string, m *Message) error {
-	if !b.info.OwnUserItems {
-		user := Item{
-			NativeID: new(fmt.Sprintf("user_%d", m.Number)), Kind: KindMessage, Role: new(RoleUser),
-			Content: []Part{Text(m.Text)}, Status: InProgress,
-		}
-		started := Native{Type: ItemStarted, Data: ItemData{user}, Synthetic: true}
-		user.Status = Completed
-		if err := b.add(&started, &Native{Type: ItemCompleted, Data: ItemData{user}, Synthetic: true}); err != nil {
-			return err
-		}
+// userItem adds the message of the user as an item, unless the agent reports it.
+func (b *batch) userItem(m *Message) error {
+	if b.info.OwnUserItems {
+		return nil
 	}
+	user := Item{
+		NativeID: new(fmt.Sprintf("user_%d", m.Number)), Kind: KindMessage, Role: new(RoleUser),
+		Content: []Part{Text(m.Text)}, Status: InProgress,
+	}
+	started := Native{Type: ItemStarted, Data: ItemData{user}, Synthetic: true}
+	user.Status = Completed
+	return b.add(&started, &Native{Type: ItemCompleted, Data: ItemData{user}, Synthetic: true})
+}
+
+// emptyItem adds the empty item of the assistant, if the agent's turns begin with one.
+func (b *batch) emptyItem(session string, m *Message) error {
 	if !b.info.PendingAssistant {
 		return nil
 	}

@@ -70,22 +70,20 @@ func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
 // Next returns the next entry, without events up to the offset. At the end of the log it returns nil, or
 // if wait is set waits for another one. Its error is an [*Error] if the session was removed.
 func (r *Reader) Next(ctx context.Context, wait bool) (*Entry, error) {
-	for {
-		message, at, err := r.next(ctx, wait)
-		if errors.Is(err, proto.ErrNotFound) {
-			err = notFound(r.session)
-		}
-		if err != nil || message == nil {
-			return nil, err
-		}
-		e, err := decodeEntry(message)
-		if err != nil {
-			return nil, fmt.Errorf("read session %s: %w", r.session, err)
-		}
-		r.after = at
-		e.Events = slices.DeleteFunc(e.Events, func(e Event) bool { return e.Sequence <= r.offset })
-		return e, nil
+	message, at, err := r.next(ctx, wait)
+	if errors.Is(err, proto.ErrNotFound) {
+		err = notFound(r.session)
 	}
+	if err != nil || message == nil {
+		return nil, err
+	}
+	e, err := decodeEntry(message)
+	if err != nil {
+		return nil, fmt.Errorf("read session %s: %w", r.session, err)
+	}
+	r.after = at
+	e.Events = slices.DeleteFunc(e.Events, func(e Event) bool { return e.Sequence <= r.offset })
+	return e, nil
 }
 
 func (r *Reader) next(ctx context.Context, wait bool) (message []byte, at uint64, err error) {

@@ -221,7 +221,7 @@ func (d *drive) append(ctx context.Context, turn int64, fill func(*batch) error)
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	var b *batch
-	kept := d.normaliser.clone()
+	kept := d.clone()
 	_, err := d.log.append(ctx, d.note, func(state *State) (*Entry, error) {
 		d.normaliser = kept.clone()
 		before := *state
@@ -321,7 +321,8 @@ func (d *drive) takeOver(ctx context.Context) error {
 		if !b.state.Running {
 			return nil
 		}
-		return b.fail("turn_interrupted", "the server that ran the agent was stopped during this turn; send the message again")
+		return b.fail("turn_interrupted",
+			"the server that ran the agent was stopped during this turn; send the message again")
 	})
 }
 
@@ -468,8 +469,8 @@ func (d *drive) step(ctx context.Context) (done bool, err error) {
 		d.hangUp()
 	case state.Running:
 		return false, nil
-	case state.Ended == EndError:
-		d.queue = nil
+	case len(d.queue) > 0 && state.Ended == EndError:
+		return false, d.failMessage(ctx)
 	case len(d.queue) > 0:
 		if state.Ended != "" { // the agent has ended, too
 			d.hangUp()
@@ -503,26 +504,13 @@ func (d *drive) finish(ctx context.Context) error {
 // startTurn starts the turn of the first message in the queue.
 func (d *drive) startTurn(ctx context.Context) error {
 	next := d.queue[0]
-	rest := d.queue[1:]
-	err := d.append(ctx, next.Number, func(b *batch) error {
-		b.begin(nil)
-		b.state.Turns, b.state.Running, b.state.Ended, b.state.Open = next.Number, true, "", nil
-		b.state.TurnAfter = d.log.at
-		b.state.QueuedAfter = 0
-		if len(rest) > 0 {
-			b.state.QueuedAfter = rest[0].after
-		} else if len(d.queue) > 1 { // it came while this entry was being made
-			b.state.QueuedAfter = d.queue[1].after
-		}
-		if err := b.event(&Native{Type: TurnStarted, Synthetic: true}, Turn{Phase: "started", ID: turnID(next.Number)}); err != nil {
-			return err
-		}
-		return b.turnItems(d.log.session.ID, next.Message)
+	err := d.beginTurn(ctx, func(b *batch) error {
+		b.state.Ended = ""
+		return b.emptyItem(d.log.session.ID, next.Message)
 	})
 	if err != nil || !d.log.state.Running {
 		return err
 	}
-	d.queue = d.queue[1:]
 	if d.talk == nil {
 		if err := d.start(ctx, false); err != nil {
 			return d.failTurn(ctx, "start", err)
@@ -532,6 +520,41 @@ func (d *drive) startTurn(ctx context.Context) error {
 		return d.failTurn(ctx, "send", err)
 	}
 	return nil
+}
+
+// failMessage ends the turn of the first message in the queue, because the agent's program has failed.
+func (d *drive) failMessage(ctx context.Context) error {
+	return d.beginTurn(ctx, func(b *batch) error {
+		return b.fail(string(AgentExited), "the agent's program ended before this message's turn; create another session")
+	})
+}
+
+// beginTurn takes the first message from the queue and begins its turn, with events that fill adds.
+func (d *drive) beginTurn(ctx context.Context, fill func(*batch) error) error {
+	next := d.queue[0]
+	rest := d.queue[1:]
+	err := d.append(ctx, next.Number, func(b *batch) error {
+		b.begin(nil)
+		b.state.Turns, b.state.Running, b.state.Open = next.Number, true, nil
+		b.state.TurnAfter, b.state.QueuedAfter = d.log.at, 0
+		if len(rest) > 0 {
+			b.state.QueuedAfter = rest[0].after
+		} else if len(d.queue) > 1 { // it came while this entry was being made
+			b.state.QueuedAfter = d.queue[1].after
+		}
+		started := &Native{Type: TurnStarted, Synthetic: true}
+		if err := b.event(started, Turn{Phase: "started", ID: turnID(next.Number)}); err != nil {
+			return err
+		}
+		if err := b.userItem(next.Message); err != nil {
+			return err
+		}
+		return fill(b)
+	})
+	if err == nil && d.log.state.Turns == next.Number {
+		d.queue = d.queue[1:]
+	}
+	return err
 }
 
 // store stores a report, with others that arrive meanwhile.

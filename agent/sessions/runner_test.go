@@ -38,7 +38,7 @@ func turns(t *testing.T, events []sessions.Event) (texts []string) {
 				texts = append(texts, "")
 			}
 			phase := map[bool]string{true: "started", false: "ended"}[starts]
-			if turn.Phase != phase || turn.ID != fmt.Sprintf("turn_%d", started) || !e.Synthetic || e.Source != sessions.FromDaemon {
+			if turn.Phase != phase || turn.ID != fmt.Sprintf("turn_%d", started) || e.Source != sessions.FromDaemon {
 				t.Errorf("event %d: %s %s of %s", i+1, turn.Phase, turn.ID, e.Source)
 			}
 		case sessions.SessionStarted:
@@ -97,7 +97,10 @@ func TestAlways(t *testing.T) {
 	equal(t, "the same again", second, slices.Concat(turnStarts, userSays, asksPermission,
 		[]string{"permission.resolved: command_execution accept_for_session"}, turnEnds)...)
 	for _, e := range second {
-		if e.Type == sessions.PermissionResolved && (!e.Synthetic || data[sessions.Permission](t, &e).ID != "mock_2_permission") {
+		if e.Type != sessions.PermissionResolved {
+			continue
+		}
+		if resolved := data[sessions.Permission](t, &e); !e.Synthetic || resolved.ID != "mock_2_permission" {
 			t.Errorf("resolved: %s", e.Data)
 		}
 	}

@@ -155,7 +155,8 @@ func (s *Service) begin(ctx context.Context, x *proto.AgentSession, info *Info) 
 		e.State.Native = info.NativeID(x.ID)
 	}
 	started, err := event(SessionStarted, Started{Metadata: &Metadata{
-		Agent: x.Agent, AgentMode: x.AgentMode, PermissionMode: x.PermissionMode, Model: orNil(x.Model), Variant: orNil(x.Variant),
+		Agent: x.Agent, AgentMode: x.AgentMode, PermissionMode: x.PermissionMode,
+		Model: orNil(x.Model), Variant: orNil(x.Variant),
 	}})
 	if err != nil {
 		return err
@@ -207,7 +208,9 @@ func complete(x *proto.AgentSession, info *Info) error {
 }
 
 func notInstalled(info *Info) error {
-	return &Error{Kind: AgentNotInstalled, Message: "agent not installed: " + info.ID + ": " + info.Missing, Agent: info.ID}
+	return &Error{
+		Kind: AgentNotInstalled, Message: "agent not installed: " + info.ID + ": " + info.Missing, Agent: info.ID,
+	}
 }
 
 func orNil(text string) *string {
@@ -427,12 +430,12 @@ func (s *Service) AnswerQuestion(ctx context.Context, org, id, question string, 
 	})
 }
 
-func (s *Service) answer(ctx context.Context, org, id string, make func(*State) (*Entry, error)) error {
+func (s *Service) answer(ctx context.Context, org, id string, resolve func(*State) (*Entry, error)) error {
 	l, err := s.open(ctx, org, id)
 	if err != nil {
 		return err
 	}
-	if _, err := l.append(ctx, nil, make); err != nil {
+	if _, err := l.append(ctx, nil, resolve); err != nil {
 		return err
 	}
 	return s.Records.Activate(ctx, org, id)

@@ -88,6 +88,7 @@ func stops(e *sessions.Event) bool {
 // The sessions of the original's snapshots have the same events. Each message is sent when the one before it
 // has been answered.
 func TestSnapshotsOfEvents(t *testing.T) {
+	w := start(t)
 	for _, c := range []struct {
 		snapshots, mode string
 		messages        []string
@@ -95,36 +96,38 @@ func TestSnapshotsOfEvents(t *testing.T) {
 	}{
 		{
 			"http_events, sse_events", sessions.PermissionBypass,
-			[]string{sayOK}, [][]string{slices.Concat(begins, userSays, agentSays)},
+			[]string{sayOK},
+			[][]string{slices.Concat(begins, userSays, agentSays)},
 		},
 		{
-			"multi_turn", sessions.PermissionBypass, []string{sayFirst, saySecond},
+			"multi_turn", sessions.PermissionBypass,
+			[]string{sayFirst, saySecond},
 			[][]string{slices.Concat(begins, userSays, agentSays), slices.Concat(userSays, agentSays)},
 		},
 		{
 			"permission_events", sessions.PermissionPlan,
-			[]string{listFiles}, [][]string{slices.Concat(begins, userSays, asksPermission)},
+			[]string{listFiles},
+			[][]string{slices.Concat(begins, userSays, asksPermission)},
 		},
 		{
 			"question_reply_events, question_reject_events", sessions.PermissionPlan,
-			[]string{askOne}, [][]string{slices.Concat(begins, userSays, asksQuestion)},
+			[]string{askOne},
+			[][]string{slices.Concat(begins, userSays, asksQuestion)},
 		},
 		{
 			"the question in other words", sessions.PermissionPlan,
-			[]string{askAnother}, [][]string{slices.Concat(begins, userSays, asksQuestion)},
+			[]string{askAnother},
+			[][]string{slices.Concat(begins, userSays, asksQuestion)},
 		},
 	} {
-		t.Run(c.snapshots, func(t *testing.T) {
-			w := start(t)
-			create(w, c.snapshots, c.mode)
-			var offset int64
-			for i, message := range c.messages {
-				send(w, c.snapshots, message)
-				events := w.Until(c.snapshots, offset, (*sessions.Event).EndsTurn)
-				equal(t, message, scrub(events), c.want[i]...)
-				offset = events[len(events)-1].Sequence
-			}
-		})
+		create(w, c.snapshots, c.mode)
+		var offset int64
+		for i, message := range c.messages {
+			send(w, c.snapshots, message)
+			events := w.Until(c.snapshots, offset, (*sessions.Event).EndsTurn)
+			equal(t, c.snapshots, scrub(events), c.want[i]...)
+			offset = events[len(events)-1].Sequence
+		}
 	}
 }
 
