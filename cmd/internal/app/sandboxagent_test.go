@@ -238,7 +238,7 @@ func problemOf(code, title string, status int, detail, more string) string {
 }
 
 func TestSandboxAgent(t *testing.T) {
-	g := startGateway(t, "--cors-origins", "http://example.com", "--drain", "1s")
+	g := startGateway(t, "--cors-origins", "http://example.com", "--drain", "1s", "--agent-mock-delay", "0s")
 	for _, c := range []struct {
 		name string
 		run  func(*testing.T, *gatewayProcess)
