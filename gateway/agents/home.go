@@ -30,6 +30,11 @@ func (a *Agent) HomePath() string { return a.m.Opener.Home }
 // CheckCaller returns an error if the API key of the request has become invalid since the request began.
 func (a *Agent) CheckCaller() error { return a.public(a.m.CheckCaller(a.r)) }
 
+// UntilDrain returns a context that ends when the server begins to shut down.
+func (a *Agent) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
+	return a.m.UntilDrain(ctx)
+}
+
 // ReleaseReads releases the memory of what the request has read from the store.
 func (a *Agent) ReleaseReads() { a.m.ReleaseReads(a.i) }
 

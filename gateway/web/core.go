@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -97,7 +96,8 @@ type Core struct {
 	// CursorSecret encrypts the cursors of lists. All gateways have the same random secret.
 	CursorSecret *[32]byte
 
-	draining atomic.Bool
+	draining context.Context // cancelled by Drain
+	drain    context.CancelFunc
 	budget   budget
 	leaving  context.Context // of all waits for executions; cancelled by Leave
 	leave    context.CancelFunc
@@ -109,10 +109,13 @@ type Core struct {
 }
 
 // Init prepares the core for requests. It is called once.
-func (c *Core) Init() { c.leaving, c.leave = context.WithCancel(context.Background()) }
+func (c *Core) Init() {
+	c.draining, c.drain = context.WithCancel(context.Background())
+	c.leaving, c.leave = context.WithCancel(context.Background())
+}
 
 // IsDraining reports whether Drain was called.
-func (c *Core) IsDraining() bool { return c.draining.Load() }
+func (c *Core) IsDraining() bool { return c.draining.Err() != nil }
 
 // CheckDisk returns an error if this server's disk must not store more.
 func (c *Core) CheckDisk() error {

@@ -46,8 +46,8 @@ func (c *Core) Guard(r chi.Router, row *Row) chi.Router {
 
 // Drain makes the server answer /readyz and requests that start executions with 503, and calls of
 // the tool that starts them with the same error. Other requests are answered, and their connections
-// closed, so that clients find another server.
-func (c *Core) Drain() { c.draining.Store(true) }
+// closed, so that clients find another server. It is called after Handler.
+func (c *Core) Drain() { c.drain() }
 
 // Leave ends all waits for executions. Queued executions of waiting requests are withdrawn and
 // answered with 503, running ones with the path to poll. Streams end between two events after a
@@ -88,7 +88,7 @@ func Get(r chi.Router, path string, handler http.Handler) {
 
 func (c *Core) closeWhenDraining(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if c.draining.Load() {
+		if c.IsDraining() {
 			w.Header().Set("Connection", "close")
 		}
 		next.ServeHTTP(w, r)
@@ -97,7 +97,7 @@ func (c *Core) closeWhenDraining(next http.Handler) http.Handler {
 
 func (c *Core) refuseWhenDraining(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if c.draining.Load() {
+		if c.IsDraining() {
 			c.writeError(w, r, ErrDraining)
 			return
 		}
@@ -155,6 +155,16 @@ func (c *Core) UntilLeave(ctx context.Context) (context.Context, context.CancelF
 	return ctx, func() {
 		stop()
 		cancel(nil)
+	}
+}
+
+// UntilDrain returns a context that ends at Drain. It is for answers without an end.
+func (c *Core) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(c.draining, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
 	}
 }
 

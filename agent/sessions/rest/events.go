@@ -212,7 +212,9 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	defer reader.Close()
 	f := &follower{view: v, w: w, host: host, reader: reader}
 	f.begin()
-	err = f.follow(r.Context(), func(e *sessions.Entry) (events []sessions.Event, last bool) { return e.Events, false })
+	ctx, cancel := host.UntilDrain(r.Context())
+	defer cancel()
+	err = f.follow(ctx, func(e *sessions.Entry) (events []sessions.Event, last bool) { return e.Events, false })
 	if err != nil { // the end of a stream makes clients come back, and a connection that breaks off does not
 		s.Log.WarnContext(r.Context(), "stream of a session ended", "session", id, "org", org, "error", err)
 	}

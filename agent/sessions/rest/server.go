@@ -30,6 +30,8 @@ type Host interface {
 	AllowStored(ctx context.Context, background bool) error
 	// CheckCaller returns an error if the API key has become invalid since the request began.
 	CheckCaller() error
+	// UntilDrain returns a context that ends when the server begins to shut down.
+	UntilDrain(ctx context.Context) (context.Context, context.CancelFunc)
 	// ReleaseReads releases the memory of what the request has read from the store.
 	ReleaseReads()
 	// HomePath returns the path of homes in sandboxes.
@@ -128,7 +130,8 @@ func (s *Server) Routes(atRoot bool) []agent.Route {
 		s.streamMessage).Starts = true
 	add(post, one+"/terminate", "TerminateSession", "End a session", execute, s.terminateSession)
 	add(get, one+"/events", "ListEvents", "List the events of a session", read, s.listEvents)
-	add(get, one+"/events/sse", "StreamEvents", "Follow the events of a session", read, s.streamEvents)
+	add(get, one+"/events/sse", "StreamEvents", "Follow the events of a session", read,
+		s.streamEvents).Starts = true // it would end at once at a server that shuts down
 	add(post, one+"/questions/{question}/reply", "AnswerQuestion", "Answer a question", execute, s.answerQuestion)
 	add(post, one+"/questions/{question}/reject", "RejectQuestion", "Reject a question", execute, s.rejectQuestion)
 	add(post, one+"/permissions/{permission}/reply", "AnswerPermission", "Grant or reject a permission", execute,
