@@ -104,8 +104,8 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 		"backup": testBackup, "connection-files": testConnectionFiles, "connections": testConnections,
 		"crash-points": testCrashPoints, "drain": testDrain, "drain-over": testDrainOver,
 		"injections": testInjections, "ledger": testLedger, "live-sandboxes": testLiveSandboxes,
-		"live-sandboxes-killed": testLiveSandboxesKilled, "agent-session-ledger": testSessionLedger,
-		"network": testNetwork, "one-slot": testOneSlot,
+		"live-sandboxes-killed": testLiveSandboxesKilled,
+		"network":               testNetwork, "one-slot": testOneSlot,
 		"sandbox-images": testSandboxImages, "secrets": testSecrets, "sleepers": testSleepers,
 		"store": testStore, "thread-expiry": testThreadExpiry, "unfit": testUnfit,
 		"volumes-killed": testVolumesKilled, "webhooks": testWebhooks, "webhooks-killed": testWebhooksKilled,
@@ -115,7 +115,7 @@ func deploymentTests() map[string]func(*testing.T, *programs, topology) {
 // longDeploymentTests are deploymentTests that kill or restart processes many times.
 func longDeploymentTests() map[string]func(*testing.T, *programs, topology) {
 	return map[string]func(*testing.T, *programs, topology){
-		"backup-ledger": testBackupLedger, "live-sandbox-lost": testLiveSandboxLost,
+		"agent-session-ledger": testSessionLedger, "backup-ledger": testBackupLedger, "live-sandbox-lost": testLiveSandboxLost,
 		"limits-killed": testLimitsKilled, "rolling": testRolling,
 		"threads-killed": testThreadsKilled, "unfit-at-start": testUnfitAtStart, "warm": testWarm,
 	}
