@@ -195,11 +195,15 @@ func TestReportListsMissingFigures(t *testing.T) {
 			Bare: &summary{P50: 1}, Inline: &summary{Runs: 9, P50: 10}, First: &summary{P50: 40}, Command: &summary{P50: 11},
 			Idle: 200, IdleMiB: 16, IdleCPU: 1, Creates: &summary{Max: 1000}, DownloadS: 1, ResumeS: 1.6,
 		},
+		AgentSessions: &agentSessions{
+			Alone: &summary{Runs: 9, P50: 5}, Many: &summary{}, PerSecond: 2000, MemoryMB: 300,
+		},
 	}
 	want := []bool{
 		false, true, false, true, false, true, true, false, false, true, false, true, false, true, true, false,
 		true, false, true, false, true, false, true, false, true, false, true,
 		true, false, true, false, true, true, false,
+		false, true, false,
 	}
 	for i, f := range r.figures() {
 		if verdict := map[bool]string{true: "met", false: "not met"}[want[i]]; f.verdict() != verdict {

@@ -50,6 +50,10 @@ const (
 	targetSandboxKB   = 1 // per second: what the kernel counts varies by less
 	targetCreateMS    = 1000
 	targetResume      = 1.5 // downloads
+
+	targetEventMS      = 5
+	targetEventsPerSec = 2000
+	targetSessionsMB   = 300
 )
 
 // figure is a measured value and its target.
@@ -143,7 +147,7 @@ func (r *report) figures() []figure {
 	}
 	all = append(all, r.timeoutFigure(), r.memoryFigure())
 	return slices.Concat(all, r.Webhooks.figures(), r.Threads.figures(), r.Pressure.figures(), r.Fairness.figures(),
-		r.Batches.figures(), r.Schedules.figures(), r.Sandboxes.figures())
+		r.Batches.figures(), r.Schedules.figures(), r.Sandboxes.figures(), r.AgentSessions.figures())
 }
 
 // cellTarget is the target of a cell: for one caller the maximum p50, for more callers the minimum

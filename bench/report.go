@@ -32,33 +32,34 @@ const (
 
 // report is everything that was measured.
 type report struct {
-	Form            int          `json:"form"`
-	StartedAt       time.Time    `json:"started_at"`
-	Seconds         float64      `json:"seconds"`
-	Commit          string       `json:"commit"` // dev if there is none, or if files were changed since
-	Server          string       `json:"server"`
-	Quick           bool         `json:"quick"`
-	CellSeconds     float64      `json:"seconds_per_side_of_a_cell"`
-	Machine         machine      `json:"machine"`
-	Cells           []cell       `json:"cells"`
-	Paced           []paced      `json:"paced"`
-	Overhead        []overhead   `json:"overhead"`
-	OverheadUnknown string       `json:"overhead_unknown,omitempty"`
-	FirstLine       *firstLine   `json:"first_line"`
-	Throughput      []throughput `json:"throughput"`
-	Timeouts        *summary     `json:"timeouts_late"` // how long after the timeout programs had ended, milliseconds
-	Webhooks        *webhooks    `json:"webhooks"`
-	Threads         *threads     `json:"threads"`
-	Pressure        *pressure    `json:"pressure"`
-	Fairness        *fairness    `json:"fairness"`
-	Batches         *batches     `json:"batches"`
-	Schedules       *schedules   `json:"schedules"`
-	Sandboxes       *sandboxes   `json:"sandboxes"`
-	Memory          *memory      `json:"memory"`
-	Half            []halfLoad   `json:"half_load"`
-	Bursts          *summary     `json:"bursts_last_answer"` // of each burst
-	Figures         []figure     `json:"figures"`
-	Targets         []figure     `json:"targets"`
+	Form            int            `json:"form"`
+	StartedAt       time.Time      `json:"started_at"`
+	Seconds         float64        `json:"seconds"`
+	Commit          string         `json:"commit"` // dev if there is none, or if files were changed since
+	Server          string         `json:"server"`
+	Quick           bool           `json:"quick"`
+	CellSeconds     float64        `json:"seconds_per_side_of_a_cell"`
+	Machine         machine        `json:"machine"`
+	Cells           []cell         `json:"cells"`
+	Paced           []paced        `json:"paced"`
+	Overhead        []overhead     `json:"overhead"`
+	OverheadUnknown string         `json:"overhead_unknown,omitempty"`
+	FirstLine       *firstLine     `json:"first_line"`
+	Throughput      []throughput   `json:"throughput"`
+	Timeouts        *summary       `json:"timeouts_late"` // how long after the timeout programs had ended, milliseconds
+	Webhooks        *webhooks      `json:"webhooks"`
+	Threads         *threads       `json:"threads"`
+	Pressure        *pressure      `json:"pressure"`
+	Fairness        *fairness      `json:"fairness"`
+	Batches         *batches       `json:"batches"`
+	Schedules       *schedules     `json:"schedules"`
+	Sandboxes       *sandboxes     `json:"sandboxes"`
+	AgentSessions   *agentSessions `json:"agent_sessions"`
+	Memory          *memory        `json:"memory"`
+	Half            []halfLoad     `json:"half_load"`
+	Bursts          *summary       `json:"bursts_last_answer"` // of each burst
+	Figures         []figure       `json:"figures"`
+	Targets         []figure       `json:"targets"`
 }
 
 // memory is the resident memory of the server and of the jails that it keeps.
@@ -174,6 +175,12 @@ func measure(ctx context.Context, t *target, o options, dir string, progress io.
 	if t.pid != 0 {
 		_, _ = fmt.Fprintln(progress, "live sandboxes …")
 		if r.Sandboxes, err = measureSandboxes(ctx, o.server, dir, o.quick); err != nil {
+			return nil, err
+		}
+	}
+	if t.pid != 0 {
+		_, _ = fmt.Fprintln(progress, "agent sessions …")
+		if r.AgentSessions, err = measureAgentSessions(ctx, o.server, dir, o.quick); err != nil {
 			return nil, err
 		}
 	}
