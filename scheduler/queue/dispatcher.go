@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
@@ -35,6 +36,7 @@ const (
 	// once, and other writes would wait behind its records.
 	maxExpiring    = 16
 	requestTimeout = time.Second
+	rebuildReads   = 16 // concurrent reads of single records
 	// clockSkew bounds the difference between this process's clock and those of the servers that
 	// date jobs and records.
 	clockSkew = time.Minute
@@ -241,8 +243,8 @@ func (t *term) post(ctx context.Context, f func()) {
 	}
 }
 
-// rebuild reads all leases, all jobs, and all records since the oldest job. It returns once it has
-// caught up with the streams, and keeps following them.
+// rebuild reads all leases, all jobs, and all records since the oldest job that is not of a live
+// sandbox. It returns once it has caught up with the streams, and keeps following them.
 func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
 	stopLeases, err := t.follow(ctx, t.Store.Leases, store.Range{}, t.onLease)
 	if err != nil {
@@ -262,7 +264,12 @@ func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
 		return nil, err
 	}
 	oldest := time.Now()
+	var sandboxes []*job
 	for _, j := range t.queue.jobs {
+		if j.meta.SandboxID != "" {
+			sandboxes = append(sandboxes, j)
+			continue
+		}
 		since := j.since
 		if j.state == delayed && j.meta.RunAt.After(since) { // nobody has claimed it before
 			since = j.meta.RunAt
@@ -271,14 +278,46 @@ func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
 			oldest = since
 		}
 	}
-	since := store.Range{Since: oldest.Add(-clockSkew)}
+	since := store.Range{Since: oldest.Add(-t.timing.clockSkew)}
 	stopRecords, err := t.follow(ctx, t.Store.Records.Stream, since, t.onRecord)
 	if err != nil {
 		stopJobs()
 		return nil, err
 	}
+	stop = func() { stopJobs(); stopRecords() }
+	if err := t.readRecords(ctx, sandboxes); err != nil {
+		stop()
+		return nil, err
+	}
 	t.checkDelayed(ctx)
-	return func() { stopJobs(); stopRecords() }, nil
+	return stop, nil
+}
+
+// readRecords reads the records of jobs one by one. Live sandboxes run for days, and reading all
+// records since the oldest would take longer with each execution that ended in between.
+func (t *term) readRecords(ctx context.Context, jobs []*job) error {
+	records := make([]*store.Message, len(jobs))
+	reads, ctxReads := errgroup.WithContext(ctx)
+	reads.SetLimit(rebuildReads)
+	for i, j := range jobs {
+		org, id := j.meta.Org, j.meta.TraceID
+		reads.Go(func() (err error) {
+			records[i], err = t.Store.Records.Last(ctxReads, store.ExecSubject(org, id), store.FromLeader, store.WithoutBody)
+			if store.IsNotFound(err) { // not claimed
+				return nil
+			}
+			return err
+		})
+	}
+	if err := reads.Wait(); err != nil {
+		return fmt.Errorf("read the records of live sandboxes: %w", err)
+	}
+	for _, m := range records {
+		if m != nil {
+			t.onRecord(ctx, m)
+		}
+	}
+	return nil
 }
 
 // follow calls handle in the loop for each message of a stream until stop is called. It returns
