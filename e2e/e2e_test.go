@@ -141,7 +141,7 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"output-budget": testOutputBudget, "people": testPeople, "pipelines": testPipelines,
 		"quotas": testQuotas, "redis": testRedis, "sandbox-memory": testSandboxMemory,
 		"schedule-without-sandbox": testScheduleWithoutSandbox,
-		"schedules": testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
+		"schedules":                testSchedules, "schedules-killed": testSchedulesKilled, "server-lost": testServerLost,
 		"three-gateways": testThreeGateways, "tracing": testTracing, "usage": testUsage, "worker-first": testWorkerFirst,
 		"worker-frozen": testWorkerFrozen,
 	}
