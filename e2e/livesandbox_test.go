@@ -177,6 +177,36 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 		}
 		s.change(http.MethodDelete, "")
 	})
+	t.Run("acts", func(t *testing.T) { // an operator finds who did what
+		one := sys.in(t)
+		secret, second := one.newKey("default", "enterprise")
+		s := one.newSandbox(request{"on_timeout": "pause"})
+		other := &liveSandbox{one.with(secret), s.id}
+		other.change(http.MethodPost, "/pause")
+		other.change(http.MethodPost, "/resume")
+		for range 3 {
+			s.change(http.MethodPost, "/extend")
+		}
+		other.do(http.MethodPost, s.path("/nothing"), nil) // no act
+		r := other.do(http.MethodDelete, s.path(""), nil, "X-Request-Id", "the-end")
+		if r.status != http.StatusOK {
+			t.Fatalf("%s", r)
+		}
+		other.change(http.MethodDelete, "") // changes nothing
+		var x schema.LiveSandbox
+		one.get(s.path("")).into(t, &x)
+		var acts []string
+		for i, a := range x.Acts {
+			acts = append(acts, fmt.Sprint(a.Act, " by ", strings.ReplaceAll(a.KeyID, second, "the second")))
+			if since := a.At.Sub(x.CreatedAt.Time); since < 0 || i > 0 && a.At.Before(x.Acts[i-1].At.Time) || a.RequestID == "" {
+				t.Errorf("%+v", a)
+			}
+		}
+		want := "[create by key_bootstrap pause by the second resume by the second extend by key_bootstrap delete by the second]"
+		if fmt.Sprint(acts) != want || x.Acts[len(x.Acts)-1].RequestID != "the-end" {
+			t.Errorf("%v by %+v, want %s", acts, x.Acts, want)
+		}
+	})
 	t.Run("ends", func(t *testing.T) {
 		a := sys.in(t)
 		s := a.newSandbox(request{"on_timeout": "pause"})

@@ -89,3 +89,28 @@ func TestNextStop(t *testing.T) {
 		})
 	}
 }
+
+// A sandbox keeps its first act and the last ones. Clients that keep it alive do not push others out.
+func TestActsOfSandboxes(t *testing.T) {
+	caller := func(key string) *proto.Caller { return &proto.Caller{Key: &proto.Key{ID: key}, RequestID: "r" + key} }
+	var x proto.LiveSandbox
+	x.AddAct(proto.SandboxCreateAct, caller("first"))
+	for range 100 {
+		x.AddAct(proto.SandboxExtendAct, caller("a"))
+	}
+	x.AddAct(proto.SandboxExtendAct, caller("b"))
+	if len(x.Acts) != 3 || x.Acts[1].Key != "a" || x.Acts[2].Key != "b" || x.Acts[2].RequestID != "rb" {
+		t.Errorf("%+v", x.Acts)
+	}
+	before := x
+	for i := range proto.MaxSandboxActs {
+		x.AddAct([]proto.SandboxActName{proto.SandboxPauseAct, proto.SandboxResumeAct}[i%2], caller("c"))
+	}
+	if len(x.Acts) != proto.MaxSandboxActs || x.Acts[0].Key != "first" || x.Acts[1].Key != "c" ||
+		x.Acts[len(x.Acts)-1].Act != proto.SandboxResumeAct {
+		t.Errorf("%+v", x.Acts)
+	}
+	if len(before.Acts) != 3 || before.Acts[1].Key != "a" {
+		t.Errorf("a copy was changed: %+v", before.Acts)
+	}
+}
