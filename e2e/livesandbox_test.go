@@ -202,7 +202,8 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 				t.Errorf("%+v", a)
 			}
 		}
-		want := "[create by key_bootstrap pause by the second resume by the second extend by key_bootstrap delete by the second]"
+		want := "[create by key_bootstrap pause by the second resume by the second extend by key_bootstrap " +
+			"delete by the second]"
 		if fmt.Sprint(acts) != want || x.Acts[len(x.Acts)-1].RequestID != "the-end" {
 			t.Errorf("%v by %+v, want %s", acts, x.Acts, want)
 		}
