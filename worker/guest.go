@@ -93,6 +93,7 @@ func (a *attempt) stopLive(c *claim) liveStop {
 	waiting.Go(func() {
 		select {
 		case <-c.cancelled:
+			a.live.Cancel()
 			close(cancel)
 		case <-a.live.Stopped():
 			close(cancel)

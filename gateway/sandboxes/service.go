@@ -238,6 +238,8 @@ type Target struct {
 	Path    string // decoded
 	RawPath string // encoded, empty for the default encoding of Path
 	Port    int    // of the sandbox; 0 for its guest
+	// UntilStop breaks the answer off when the sandbox begins to stop.
+	UntilStop bool
 }
 
 // Serve passes a request on to the guest of a sandbox, or through it to a port. It calls unreachable if
