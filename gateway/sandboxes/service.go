@@ -303,7 +303,14 @@ func (s *Service) failed(ctx context.Context, x *proto.LiveSandbox, rec *proto.R
 	if err != nil {
 		return err
 	}
-	return api.Errorf(api.CodeInternal, "the sandbox was not started: %s", settled.Message)
+	code := api.CodeInternal
+	if rec.Result.ErrorCode != nil {
+		switch proto.ErrorCode(*rec.Result.ErrorCode) {
+		case proto.CodeStorageMount, proto.CodeVolumeMount: // the tenant's or its administrator's to mend
+			code = api.CodeConflict
+		}
+	}
+	return api.Errorf(code, "the sandbox was not started: %s", settled.Message)
 }
 
 // awaitGuest returns when the guest of a sandbox on a worker answers.
