@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -138,6 +139,31 @@ func (s *liveSandbox) checkLog(t *testing.T, want string) {
 	})
 }
 
+// bootID returns the boot id that programs in the sandbox read, which is not the machine's.
+func (s *liveSandbox) bootID(t *testing.T) string {
+	t.Helper()
+	const path = "/proc/sys/kernel/random/boot_id"
+	own, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var id string
+	for _, user := range []string{"root", "user"} {
+		got, _, err := s.run(user, "cat "+path+"; (echo x >"+path+") 2>/dev/null || echo no")
+		first, rest, _ := strings.Cut(got, "\n")
+		if !uuidPattern.MatchString(first) || first == strings.TrimSpace(string(own)) || rest != "no\n" || err != nil {
+			t.Errorf("%s reads the boot id %q, %v", user, got, err)
+		}
+		if id != "" && id != first {
+			t.Errorf("two users read the boot ids %s and %s", id, first)
+		}
+		id = first
+	}
+	return id
+}
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+
 var answersOfGuests = repeatsFlag("guest-answers", 300, 5000, "commands whose output must arrive whole")
 
 // testLiveSandboxes is what tenants see of live sandboxes, and how each way of ending is told.
@@ -151,7 +177,9 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 	t.Run("cycles", func(t *testing.T) { // edits and removals survive every pause
 		s := sys.in(t).newSandbox(request{"on_timeout": "pause", "env_vars": request{"GREETING": "hello"}})
 		s.check("echo $GREETING $HOME $PWD $USER; id -u", "hello /home/user /home/user user\n1000\n")
+		boots := map[string]bool{}
 		for i := range 6 {
+			boots[s.bootID(t)] = true
 			s.check(fmt.Sprintf("echo %d >>log; rm -f gone%d; echo %d >gone%d; wc -l <log; ls", i, i-1, i, i),
 				fmt.Sprintf("%d\ngone%d\nlog\n", i+1, i))
 			if x := s.change(http.MethodPost, "/pause"); x.State != "paused" || *x.Reason != "paused" {
@@ -160,6 +188,9 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 			if x := s.change(http.MethodPost, "/resume"); x.State != "running" || x.Starts != i+2 {
 				t.Errorf("resumed %+v", x)
 			}
+		}
+		if boots[s.bootID(t)] = true; len(boots) != 7 {
+			t.Errorf("7 starts have the boot ids %v", boots)
 		}
 		if x := s.change(http.MethodDelete, ""); x.State != "ended" || *x.Reason != "killed" {
 			t.Errorf("deleted %+v", x)
@@ -476,8 +507,12 @@ func testWritableRoot(t *testing.T, sys *system) {
 	other := a.with(key).newSandbox(request{})
 	other.check("cat /etc/motd /opt/tool; echo /app*", "welcome\nold\n/app*\n")
 	other.change(http.MethodDelete, "")
+	boot := s.bootID(t)
 	s.change(http.MethodPost, "/pause")
 	s.change(http.MethodPost, "/resume")
 	s.check("cat f /opt/tool; echo /app*", "mine\nold\n/app*\n")
+	if s.bootID(t) == boot {
+		t.Error("the boot id has stayed")
+	}
 	s.change(http.MethodDelete, "")
 }
