@@ -248,6 +248,10 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 				t.Errorf("root wrote %s: %q, %v", path, out, err)
 			}
 		}
+		if out, _, err := s.run("root", "perl -e '"+limitGuest+"'"); out != "refused\n" || err != nil {
+			t.Errorf("root limits the guest: %q, %v", out, err)
+		}
+		s.check("echo alive", "alive\n")
 		s.change(http.MethodDelete, "")
 	})
 	t.Run("root", func(t *testing.T) { testWritableRoot(t, sys) })
@@ -444,6 +448,20 @@ var procFiles = [...]string{ // read only
 	"/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/user/max_inotify_watches", "/proc/sysrq-trigger",
 }
 
+// limitGuest is Perl that takes all open files from the guest, with each group that root can have.
+var limitGuest = strings.NewReplacer("NUMBER", strconv.Itoa(unix.SYS_PRLIMIT64), "FILES",
+	strconv.Itoa(unix.RLIMIT_NOFILE)).Replace(`
+	$limit = pack("QQ", 3, 3);
+	for $group (0, 1000, 1) {
+		$( = $) = $group;
+		opendir $tasks, "/proc/2/task";
+		for $task (grep { /^[0-9]+$/ } readdir $tasks) {
+			print("lowered\n"), exit if syscall(NUMBER, $task + 0, FILES, $limit, 0) == 0;
+		}
+	}
+	print "refused\n";
+`)
+
 // inotifyOfManyUsers is Perl that takes all instances of inotify that it can get as each of many users. The
 // kernel counts the instances of all jails towards the limit of the host's root, 128 by default.
 var inotifyOfManyUsers = strings.ReplaceAll(`
@@ -501,6 +519,7 @@ func testWritableRoot(t *testing.T, sys *system) {
 	root("dd if=/dev/zero of=/big bs=1M count=100 status=none; rm /big; echo small >/small; cat /small",
 		"dd: error writing '/big': No space left on device\nsmall\n")
 	root("perl -e '"+inotifyOfManyUsers+"'", "enough\n")
+	root("perl -e '"+limitGuest+"'", "refused\n")
 	for _, path := range procFiles {
 		root("{ echo 1 >"+path+"; } 2>/dev/null || echo refused", "refused\n")
 	}
