@@ -304,6 +304,31 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 			t.Error("another organisation reads the log")
 		}
 	})
+	t.Run("metrics", func(t *testing.T) { // of the sandbox, and not of the machine
+		s := sys.in(t).newSandbox(request{})
+		ctx, cancel := context.WithCancel(t.Context())
+		busy := make(chan struct{})
+		go func() {
+			defer close(busy)
+			_, _, _ = s.runWithin(ctx, "user", `head -c 100M /dev/zero >/tmp/f; exec python3 -c 'x = bytearray(200 << 20)
+while True: pass'`)
+		}()
+		eventually(t, "the metrics of a busy sandbox", func() (bool, any) {
+			var m struct {
+				CPUs     float64 `json:"cpu_count"`
+				CPU      float64 `json:"cpu_used_pct"`
+				MemTotal int64   `json:"mem_total"`
+				MemUsed  int64   `json:"mem_used"`
+				MemCache int64   `json:"mem_cache"`
+			}
+			s.get(s.path("/guest/metrics")).into(t, &m)
+			return m.CPUs == 1 && m.CPU > 10 && m.CPU <= 100 && m.MemTotal == 1<<30 && m.MemUsed > 300<<20 &&
+				m.MemUsed < 600<<20 && m.MemCache >= 100<<20 && m.MemCache < 110<<20, m
+		})
+		cancel()
+		<-busy
+		s.change(http.MethodDelete, "")
+	})
 	t.Run("usage", func(t *testing.T) { // of the starts of a sandbox, and the quota of time
 		a := sys.in(t)
 		if r := a.do(http.MethodPost, "/v1/admin/plans", request{
