@@ -159,7 +159,8 @@ func testLiveInjection(t *testing.T, a *api, received *requests) {
 		for _, user := range []string{"user", "root"} {
 			path := fmt.Sprintf("/live/%s/%d", user, i)
 			out, exit, err := s.run(user, "curl -sS https://www.example.com"+path)
-			if want := fmt.Sprintf("www.example.com got %q", "Bearer "+strings.Repeat("*", len(injected))); out != want || exit != 0 || err != nil {
+			want := fmt.Sprintf("www.example.com got %q", "Bearer "+strings.Repeat("*", len(injected)))
+			if out != want || exit != 0 || err != nil {
 				t.Errorf("%s got %q with exit status %d, %v", user, out, exit, err)
 			}
 			if got, _ := received.at("www.example.com" + path); got != "Bearer "+injected {
