@@ -160,6 +160,8 @@ const (
 	SandboxNotStarted    SandboxReason = "not_started"           // no worker was free, or it could not be started
 	SandboxNotSaved      SandboxReason = "home_not_saved"        // its home could not be saved when it stopped
 	SandboxForbiddenCall SandboxReason = "forbidden_system_call" // a process in it made one
+	// SandboxStorageNotSaved means that a volume or a file of a storage connection could not be stored.
+	SandboxStorageNotSaved SandboxReason = "storage_not_saved"
 )
 
 // SandboxReasons returns all reasons.
@@ -167,6 +169,7 @@ func SandboxReasons() []SandboxReason {
 	return []SandboxReason{
 		SandboxExpired, SandboxIdle, SandboxKilled, SandboxPausedByUser, SandboxWorkerLost, SandboxWorkerDrained,
 		SandboxMemory, SandboxKeyRevoked, SandboxGuestEnded, SandboxNotStarted, SandboxNotSaved, SandboxForbiddenCall,
+		SandboxStorageNotSaved,
 	}
 }
 
@@ -213,6 +216,8 @@ func (s *LiveSandbox) NextStop(rec *Record) SandboxStopped {
 		stopped.Reason = SandboxForbiddenCall
 	case CodeThreadSave:
 		stopped = SandboxStopped{s.OnTimeout, SandboxNotSaved}
+	case CodeStorageWrite:
+		stopped = SandboxStopped{s.OnTimeout, SandboxStorageNotSaved}
 	case CodeCancelled:
 		if s.Stopping != nil {
 			return *s.Stopping

@@ -33,6 +33,10 @@ func TestNextStop(t *testing.T) {
 		{name: "memory", result: failed(proto.CodeMemory), reason: proto.SandboxMemory, kill: kill, pause: pause},
 		{name: "host memory", result: failed(proto.CodeHostMemory), reason: proto.SandboxMemory, kill: kill, pause: pause},
 		{name: "not saved", result: failed(proto.CodeThreadSave), reason: proto.SandboxNotSaved, kill: kill, pause: pause},
+		{
+			name: "storage not saved", result: failed(proto.CodeSandboxExpired).Unwritten("…"),
+			reason: proto.SandboxStorageNotSaved, kill: kill, pause: pause,
+		},
 		{name: "system call", result: failed(proto.CodeSeccomp), reason: proto.SandboxForbiddenCall, kill: kill, pause: kill},
 		{name: "guest ended", result: proto.Exited(0), reason: proto.SandboxGuestEnded, kill: kill, pause: kill},
 		{name: "guest killed", result: proto.Signaled(9), reason: proto.SandboxGuestEnded, kill: kill, pause: kill},
@@ -60,6 +64,10 @@ func TestNextStop(t *testing.T) {
 		{
 			name: "paused and not saved", result: failed(proto.CodeThreadSave), stopping: paused,
 			reason: proto.SandboxNotSaved, kill: pause, pause: pause,
+		},
+		{
+			name: "paused and storage not saved", result: proto.Cancelled().Unwritten("…"), stopping: paused,
+			reason: proto.SandboxStorageNotSaved, kill: pause, pause: pause,
 		},
 		{name: "killed", result: proto.Cancelled(), stopping: killed, reason: proto.SandboxKilled, kill: kill, pause: kill},
 		{

@@ -240,6 +240,8 @@ type Target struct {
 	Path    string // decoded
 	RawPath string // encoded, empty for the default encoding of Path
 	Port    int    // of the sandbox; 0 for its guest
+	// UntilStop breaks the answer off when the sandbox begins to stop.
+	UntilStop bool
 }
 
 // Serve passes a request on to the guest of a sandbox, or through it to a port. It calls unreachable if
@@ -303,7 +305,14 @@ func (s *Service) failed(ctx context.Context, x *proto.LiveSandbox, rec *proto.R
 	if err != nil {
 		return err
 	}
-	return api.Errorf(api.CodeInternal, "the sandbox was not started: %s", settled.Message)
+	code := api.CodeInternal
+	if rec.Result.ErrorCode != nil {
+		switch proto.ErrorCode(*rec.Result.ErrorCode) {
+		case proto.CodeStorageMount, proto.CodeVolumeMount: // the tenant's or its administrator's to mend
+			code = api.CodeConflict
+		}
+	}
+	return api.Errorf(code, "the sandbox was not started: %s", settled.Message)
 }
 
 // awaitGuest returns when the guest of a sandbox on a worker answers.
