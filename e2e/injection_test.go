@@ -127,6 +127,7 @@ grep -c 'PRIVATE KEY' $SSL_CERT_FILE; (echo x > $SSL_CERT_FILE) 2> /dev/null || 
 	plain.ended(plain.submit(
 		bash(`echo "[$SSL_CERT_FILE]"; ls /run/bullpen/job; curl -ksS https://www.example.com/without`))).
 		succeeded(t, "[]\nmain.sh\nwww.example.com got \"\"")
+	testLiveInjection(t, open, received)
 	dirs := []string{sys.data}
 	if in.separate {
 		dirs = append(dirs, sys.broker.store)
@@ -142,4 +143,33 @@ grep -c 'PRIVATE KEY' $SSL_CERT_FILE; (echo x > $SSL_CERT_FILE) 2> /dev/null || 
 			t.Errorf("the secret is in a log or a span")
 		}
 	}
+}
+
+// testLiveInjection sends requests from a live sandbox, also after a pause. It may be extended for as long as it
+// is used, and the proxy's certificates stay valid meanwhile.
+func testLiveInjection(t *testing.T, a *api, received *requests) {
+	s := a.newSandbox(request{"on_timeout": "pause", "timeout": 60})
+	for i, change := range []string{"", "/pause", "/resume"} {
+		if change != "" {
+			s.change(http.MethodPost, change)
+		}
+		if i == 1 {
+			continue
+		}
+		for _, user := range []string{"user", "root"} {
+			path := fmt.Sprintf("/live/%s/%d", user, i)
+			out, exit, err := s.run(user, "curl -sS https://www.example.com"+path)
+			want := fmt.Sprintf("www.example.com got %q", "Bearer "+strings.Repeat("*", len(injected)))
+			if out != want || exit != 0 || err != nil {
+				t.Errorf("%s got %q with exit status %d, %v", user, out, exit, err)
+			}
+			if got, _ := received.at("www.example.com" + path); got != "Bearer "+injected {
+				t.Errorf("the server got %q", got)
+			}
+		}
+	}
+	s.check(`python3 -c 'import socket, ssl, time
+c = ssl.create_default_context().wrap_socket(socket.create_connection(("www.example.com", 443)), server_hostname="www.example.com")
+print(ssl.cert_time_to_seconds(c.getpeercert()["notAfter"]) > time.time() + 30 * 24 * 3600)'`, "True\n")
+	s.change(http.MethodDelete, "")
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -138,6 +139,31 @@ func (s *liveSandbox) checkLog(t *testing.T, want string) {
 	})
 }
 
+// bootID returns the boot id that programs in the sandbox read, which is not the machine's.
+func (s *liveSandbox) bootID(t *testing.T) string {
+	t.Helper()
+	const path = "/proc/sys/kernel/random/boot_id"
+	own, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var id string
+	for _, user := range []string{"root", "user"} {
+		got, _, err := s.run(user, "cat "+path+"; (echo x >"+path+") 2>/dev/null || echo no")
+		first, rest, _ := strings.Cut(got, "\n")
+		if !uuidPattern.MatchString(first) || first == strings.TrimSpace(string(own)) || rest != "no\n" || err != nil {
+			t.Errorf("%s reads the boot id %q, %v", user, got, err)
+		}
+		if id != "" && id != first {
+			t.Errorf("two users read the boot ids %s and %s", id, first)
+		}
+		id = first
+	}
+	return id
+}
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+
 var answersOfGuests = repeatsFlag("guest-answers", 300, 5000, "commands whose output must arrive whole")
 
 // testLiveSandboxes is what tenants see of live sandboxes, and how each way of ending is told.
@@ -151,7 +177,9 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 	t.Run("cycles", func(t *testing.T) { // edits and removals survive every pause
 		s := sys.in(t).newSandbox(request{"on_timeout": "pause", "env_vars": request{"GREETING": "hello"}})
 		s.check("echo $GREETING $HOME $PWD $USER; id -u", "hello /home/user /home/user user\n1000\n")
+		boots := map[string]bool{}
 		for i := range 6 {
+			boots[s.bootID(t)] = true
 			s.check(fmt.Sprintf("echo %d >>log; rm -f gone%d; echo %d >gone%d; wc -l <log; ls", i, i-1, i, i),
 				fmt.Sprintf("%d\ngone%d\nlog\n", i+1, i))
 			if x := s.change(http.MethodPost, "/pause"); x.State != "paused" || *x.Reason != "paused" {
@@ -160,6 +188,9 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 			if x := s.change(http.MethodPost, "/resume"); x.State != "running" || x.Starts != i+2 {
 				t.Errorf("resumed %+v", x)
 			}
+		}
+		if boots[s.bootID(t)] = true; len(boots) != 7 {
+			t.Errorf("7 starts have the boot ids %v", boots)
 		}
 		if x := s.change(http.MethodDelete, ""); x.State != "ended" || *x.Reason != "killed" {
 			t.Errorf("deleted %+v", x)
@@ -176,6 +207,37 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 			}
 		}
 		s.change(http.MethodDelete, "")
+	})
+	t.Run("acts", func(t *testing.T) { // an operator finds who did what
+		one := sys.in(t)
+		secret, second := one.newKey("default", "enterprise")
+		s := one.newSandbox(request{"on_timeout": "pause"})
+		other := &liveSandbox{one.with(secret), s.id}
+		other.change(http.MethodPost, "/pause")
+		other.change(http.MethodPost, "/resume")
+		for range 3 {
+			s.change(http.MethodPost, "/extend")
+		}
+		other.do(http.MethodPost, s.path("/nothing"), nil) // no act
+		r := other.do(http.MethodDelete, s.path(""), nil, "X-Request-Id", "the-end")
+		if r.status != http.StatusOK {
+			t.Fatalf("%s", r)
+		}
+		other.change(http.MethodDelete, "") // changes nothing
+		var x schema.LiveSandbox
+		one.get(s.path("")).into(t, &x)
+		var acts []string
+		for i, a := range x.Acts {
+			acts = append(acts, fmt.Sprint(a.Act, " by ", strings.ReplaceAll(a.KeyID, second, "the second")))
+			if since := a.At.Sub(x.CreatedAt.Time); since < 0 || i > 0 && a.At.Before(x.Acts[i-1].At.Time) || a.RequestID == "" {
+				t.Errorf("%+v", a)
+			}
+		}
+		want := "[create by key_bootstrap pause by the second resume by the second extend by key_bootstrap " +
+			"delete by the second]"
+		if fmt.Sprint(acts) != want || x.Acts[len(x.Acts)-1].RequestID != "the-end" {
+			t.Errorf("%v by %+v, want %s", acts, x.Acts, want)
+		}
 	})
 	t.Run("ends", func(t *testing.T) {
 		a := sys.in(t)
@@ -217,6 +279,10 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 				t.Errorf("root wrote %s: %q, %v", path, out, err)
 			}
 		}
+		if out, _, err := s.run("root", "perl -e '"+limitGuest+"'"); out != "refused\n" || err != nil {
+			t.Errorf("root limits the guest: %q, %v", out, err)
+		}
+		s.check("echo alive", "alive\n")
 		s.change(http.MethodDelete, "")
 	})
 	t.Run("root", func(t *testing.T) { testWritableRoot(t, sys) })
@@ -268,6 +334,31 @@ func testLiveSandboxes(t *testing.T, p *programs, in topology) {
 		if other, _ := a.newKey("other-logs", "pro"); a.with(other).get(s.path("/logs")).status != http.StatusNotFound {
 			t.Error("another organisation reads the log")
 		}
+	})
+	t.Run("metrics", func(t *testing.T) { // of the sandbox, and not of the machine
+		s := sys.in(t).newSandbox(request{})
+		ctx, cancel := context.WithCancel(t.Context())
+		busy := make(chan struct{})
+		go func() {
+			defer close(busy)
+			_, _, _ = s.runWithin(ctx, "user", `head -c 100M /dev/zero >/tmp/f; exec python3 -c 'x = bytearray(200 << 20)
+while True: pass'`)
+		}()
+		eventually(t, "the metrics of a busy sandbox", func() (bool, any) {
+			var m struct {
+				CPUs     float64 `json:"cpu_count"`
+				CPU      float64 `json:"cpu_used_pct"`
+				MemTotal int64   `json:"mem_total"`
+				MemUsed  int64   `json:"mem_used"`
+				MemCache int64   `json:"mem_cache"`
+			}
+			s.get(s.path("/guest/metrics")).into(t, &m)
+			return m.CPUs == 1 && m.CPU > 10 && m.CPU <= 100 && m.MemTotal == 1<<30 && m.MemUsed > 300<<20 &&
+				m.MemUsed < 600<<20 && m.MemCache >= 100<<20 && m.MemCache < 110<<20, m
+		})
+		cancel()
+		<-busy
+		s.change(http.MethodDelete, "")
 	})
 	t.Run("usage", func(t *testing.T) { // of the starts of a sandbox, and the quota of time
 		a := sys.in(t)
@@ -413,6 +504,20 @@ var procFiles = [...]string{ // read only
 	"/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/user/max_inotify_watches", "/proc/sysrq-trigger",
 }
 
+// limitGuest is Perl that takes all open files from the guest, with each group that root can have.
+var limitGuest = strings.NewReplacer("NUMBER", strconv.Itoa(unix.SYS_PRLIMIT64), "FILES",
+	strconv.Itoa(unix.RLIMIT_NOFILE)).Replace(`
+	$limit = pack("QQ", 3, 3);
+	for $group (0, 1000, 1) {
+		$( = $) = $group;
+		opendir $tasks, "/proc/2/task";
+		for $task (grep { /^[0-9]+$/ } readdir $tasks) {
+			print("lowered\n"), exit if syscall(NUMBER, $task + 0, FILES, $limit, 0) == 0;
+		}
+	}
+	print "refused\n";
+`)
+
 // inotifyOfManyUsers is Perl that takes all instances of inotify that it can get as each of many users. The
 // kernel counts the instances of all jails towards the limit of the host's root, 128 by default.
 var inotifyOfManyUsers = strings.ReplaceAll(`
@@ -470,14 +575,19 @@ func testWritableRoot(t *testing.T, sys *system) {
 	root("dd if=/dev/zero of=/big bs=1M count=100 status=none; rm /big; echo small >/small; cat /small",
 		"dd: error writing '/big': No space left on device\nsmall\n")
 	root("perl -e '"+inotifyOfManyUsers+"'", "enough\n")
+	root("perl -e '"+limitGuest+"'", "refused\n")
 	for _, path := range procFiles {
 		root("{ echo 1 >"+path+"; } 2>/dev/null || echo refused", "refused\n")
 	}
 	other := a.with(key).newSandbox(request{})
 	other.check("cat /etc/motd /opt/tool; echo /app*", "welcome\nold\n/app*\n")
 	other.change(http.MethodDelete, "")
+	boot := s.bootID(t)
 	s.change(http.MethodPost, "/pause")
 	s.change(http.MethodPost, "/resume")
 	s.check("cat f /opt/tool; echo /app*", "mine\nold\n/app*\n")
+	if s.bootID(t) == boot {
+		t.Error("the boot id has stayed")
+	}
 	s.change(http.MethodDelete, "")
 }

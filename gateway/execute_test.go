@@ -118,7 +118,7 @@ func TestStreamOfALostExecution(t *testing.T) {
 
 type silentEvents struct{ *stub }
 
-func (silentEvents) Follow(context.Context, string, proto.TraceID, int64) (executions.Tail, error) {
+func (silentEvents) Follow(context.Context, string, proto.TraceID, int64) (web.Tail, error) {
 	return nil, fmt.Errorf("look it up: %w", context.DeadlineExceeded)
 }
 

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bullpen-run/bullpen/gateway/executions"
 	"github.com/bullpen-run/bullpen/gateway/web"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
@@ -219,13 +218,13 @@ func TestOutputWithoutFollowing(t *testing.T) {
 // prolific is a stub whose program prints again each time its events are read.
 type prolific struct{ *stub }
 
-func (q prolific) Follow(ctx context.Context, org string, id proto.TraceID, after int64) (executions.Tail, error) {
+func (q prolific) Follow(ctx context.Context, org string, id proto.TraceID, after int64) (web.Tail, error) {
 	tail, err := q.stub.Follow(ctx, org, id, after)
 	return prolificTail{tail, q.stub, id}, err
 }
 
 type prolificTail struct {
-	executions.Tail
+	web.Tail
 	stub *stub
 	id   proto.TraceID
 }
@@ -258,7 +257,7 @@ func TestBrokenStreamIsCutOff(t *testing.T) {
 
 type brokenEvents struct{}
 
-func (brokenEvents) Follow(context.Context, string, proto.TraceID, int64) (executions.Tail, error) {
+func (brokenEvents) Follow(context.Context, string, proto.TraceID, int64) (web.Tail, error) {
 	return brokenEvents{}, nil
 }
 

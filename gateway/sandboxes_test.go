@@ -49,7 +49,7 @@ func (s *sandboxStub) routes(server *Server, jobs sandboxes.Admission) *sandboxe
 // noEvents has no output of any execution.
 type noEvents struct{}
 
-func (noEvents) Follow(context.Context, string, proto.TraceID, int64) (sandboxes.Tail, error) {
+func (noEvents) Follow(context.Context, string, proto.TraceID, int64) (web.Tail, error) {
 	return nil, proto.ErrNotFound
 }
 func (noEvents) Last(context.Context, string, proto.TraceID, int) (int64, error) { return 0, nil }

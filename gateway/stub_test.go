@@ -280,7 +280,7 @@ type stubTail struct {
 	ended bool
 }
 
-func (q *stub) Follow(_ context.Context, _ string, id proto.TraceID, after int64) (executions.Tail, error) {
+func (q *stub) Follow(_ context.Context, _ string, id proto.TraceID, after int64) (web.Tail, error) {
 	return &stubTail{stub: q, id: id, after: after}, nil
 }
 

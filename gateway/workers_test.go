@@ -47,7 +47,8 @@ func TestWorkers(t *testing.T) {
 	h.remount()
 	want := map[string]any{
 		"name": "node-1", "pool": "gpu", "version": "v1", "started_at": "2001-09-09T01:46:40.000Z", "slots": 8.0,
-		"running": 3.0, "sandboxes": 0.0, "running_sandboxes": 0.0, "draining": false,
+		"running": 3.0, "sandboxes": 0.0, "running_sandboxes": 0.0, "sandbox_memory": 0.0,
+		"sandbox_memory_free": 0.0, "draining": false,
 		"capabilities": []any{"disk", "language:python"}, "architecture": "arm64",
 		"languages": map[string]any{"python": "3.11"}, "cached_images": 2.0, "cached_threads": 40.0,
 		"machine": map[string]any{"cpus": 4.0, "cpus_busy": 1.5, "memory": 10.0, "memory_available": 5.0},

@@ -19,6 +19,9 @@ type config struct {
 	RequestTimeout time.Duration `json:"request_timeout"`
 	// LogBytes is how much of what processes print the guest copies to its standard output.
 	LogBytes int `json:"log_bytes"`
+	// CPU is how many processors the sandbox has, and Memory how many bytes; 0 for all of the machine's.
+	CPU    float64 `json:"cpu"`
+	Memory uint64  `json:"memory"`
 }
 
 // readConfig reads and checks a config.

@@ -63,6 +63,9 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	if err := protect(users); err != nil {
+		return err
+	}
 	capable, err := limitInheritance(slices.ContainsFunc(users.List, func(u account.User) bool { return u.Capable }))
 	if err != nil {
 		return err
@@ -133,6 +136,20 @@ func warm(n int) {
 	locked.Wait()
 	close(release)
 	unlocked.Wait()
+}
+
+// protect keeps root of the sandbox from lowering this process's limits and from tracing it. Linux allows that to
+// whoever has the user and the group that are a process's real, effective and saved ones. The saved group becomes
+// another user's, so that nobody can have them all.
+func protect(users *account.Users) error {
+	other := slices.IndexFunc(users.List, func(u account.User) bool { return int(u.GID) != os.Getegid() })
+	if other < 0 {
+		return nil
+	}
+	if err := syscall.Setresgid(-1, -1, int(users.List[other].GID)); err != nil { // of all threads
+		return fmt.Errorf("set the saved group: %w", err)
+	}
+	return nil
 }
 
 // limitInheritance has started programs inherit no capabilities by themselves, and keeps the guest's own. If

@@ -3,8 +3,10 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"math"
 	"net/http"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -16,31 +18,44 @@ import (
 	"github.com/bullpen-run/bullpen/guest/answer"
 )
 
-// metrics serves figures about the machine as the sandbox sees it, in bytes and per cent.
+// metrics serves what the processes of the sandbox use of its limits, in bytes and per cent. The figures of
+// /proc for the machine are not the sandbox's.
 type metrics struct {
-	dir string // whose file system is measured
+	dir    string // whose file system is measured
+	cpus   float64
+	memory uint64 // bytes
 
 	mu         sync.Mutex
-	busy, all  uint64 // ticks of all processors
+	used       time.Duration // by all processes so far
 	percentage float64
 	at         time.Time
 }
 
-// minInterval is how much time must pass for the use of processors to be measured again.
-const minInterval = 100 * time.Millisecond
+const (
+	// minInterval is how much time must pass for the use of processors to be measured again.
+	minInterval = 100 * time.Millisecond
+	// tick is the unit of processor time in /proc.
+	tick = 10 * time.Millisecond
+)
 
-func newMetrics(dir string) *metrics {
-	if dir == "" {
-		dir = "/"
+func newMetrics(c config) *metrics {
+	m := &metrics{dir: c.Dir, cpus: c.CPU, memory: c.Memory, at: time.Now()}
+	if m.dir == "" {
+		m.dir = "/"
 	}
-	m := &metrics{dir: dir}
-	m.busy, m.all = cpuTicks()
-	m.at = time.Now()
+	if m.cpus == 0 {
+		m.cpus = float64(runtime.NumCPU())
+	}
+	if m.memory == 0 {
+		m.memory = meminfo()["MemTotal"]
+	}
+	m.used = measure().cpu
 	return m
 }
 
 func (m *metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	memory := meminfo()
+	used := measure()
+	files := filesInMemory(m.dir, "/tmp", "/dev/shm")
 	var disk unix.Statfs_t
 	if err := unix.Statfs(m.dir, &disk); err != nil {
 		_ = unix.Statfs("/", &disk)
@@ -55,47 +70,67 @@ func (m *metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		DiskUsed   uint64  `json:"disk_used"`
 		DiskTotal  uint64  `json:"disk_total"`
 	}{
-		time.Now().Unix(), runtime.NumCPU(), m.cpu(),
-		memory["MemTotal"], memory["MemTotal"] - min(memory["MemAvailable"], memory["MemTotal"]), memory["Cached"],
+		time.Now().Unix(), int(math.Ceil(m.cpus)), m.percent(used.cpu),
+		m.memory, min(used.memory+files, m.memory), min(files, m.memory),
 		(disk.Blocks - disk.Bfree) * uint64(disk.Bsize), disk.Blocks * uint64(disk.Bsize),
 	})
 }
 
-// cpu returns how much of the processors was used since the last call, or before it if that was just now.
-func (m *metrics) cpu() float64 {
+// percent returns how much of the processors was used since the last call, or before it if that was just now.
+func (m *metrics) percent(used time.Duration) float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if time.Since(m.at) < minInterval && m.percentage > 0 {
+	elapsed := time.Since(m.at)
+	if elapsed < minInterval {
 		return m.percentage
 	}
-	busy, all := cpuTicks()
-	if all > m.all && busy >= m.busy {
-		m.percentage = float64(int(10_000*float64(busy-m.busy)/float64(all-m.all))) / 100
-	}
-	m.busy, m.all, m.at = busy, all, time.Now()
+	// The time of a process whose parent ignores its end is lost.
+	share := max(0, float64(used-m.used)) / (float64(elapsed) * m.cpus)
+	m.percentage = math.Round(min(share, 1)*10_000) / 100
+	m.used, m.at = used, time.Now()
 	return m.percentage
 }
 
-// cpuTicks returns how long processors were busy, and the whole time.
-func cpuTicks() (busy, all uint64) {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, 0
-	}
-	line, _, _ := bytes.Cut(b, []byte("\n"))
-	fields := strings.Fields(string(line))
-	const idle, wait, guests = 4, 5, 9 // time of guests is in that of users
-	for i, field := range fields {
-		ticks, err := strconv.ParseUint(field, 10, 64)
-		if err != nil || i >= guests {
-			continue
+// usage is what processes use.
+type usage struct {
+	cpu    time.Duration // with that of the ended children that they have waited for
+	memory uint64        // bytes of their own
+}
+
+// measure returns what all processes of the sandbox use.
+func measure() (all usage) {
+	processes, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
+	for _, dir := range processes {
+		stat, err := os.ReadFile(dir + "/stat")
+		if err != nil {
+			continue // it has ended
 		}
-		all += ticks
-		if i != idle && i != wait {
-			busy += ticks
+		// The name, in parentheses, may contain anything.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		const first, last = 11, 14 // user and system time of the process, and of its children
+		for i := first; i <= last && i < len(fields); i++ {
+			ticks, _ := strconv.ParseUint(fields[i], 10, 64)
+			all.cpu += time.Duration(ticks) * tick
+		}
+		statm, _ := os.ReadFile(dir + "/statm")
+		if pages := strings.Fields(string(statm)); len(pages) > 2 {
+			resident, _ := strconv.ParseUint(pages[1], 10, 64)
+			shared, _ := strconv.ParseUint(pages[2], 10, 64)
+			all.memory += (resident - min(shared, resident)) * uint64(os.Getpagesize())
 		}
 	}
-	return busy, all
+	return all
+}
+
+// filesInMemory returns the size of the files in those directories whose file systems are in memory.
+func filesInMemory(dirs ...string) (size uint64) {
+	for _, dir := range dirs {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err == nil && fs.Type == unix.TMPFS_MAGIC {
+			size += (fs.Blocks - fs.Bfree) * uint64(fs.Bsize)
+		}
+	}
+	return size
 }
 
 // meminfo returns the numbers of /proc/meminfo in bytes.

@@ -54,7 +54,7 @@ func routes(table *process.Table, tree *files.Tree, c config) http.Handler {
 		env = map[string]string{}
 	}
 	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { answer.JSON(w, http.StatusOK, env) })
-	mux.Handle("GET /metrics", newMetrics(c.Dir))
+	mux.Handle("GET /metrics", newMetrics(c))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		answer.Error(w, http.StatusNotFound, "there is no route "+r.Method+" "+r.URL.Path)
 	})

@@ -107,6 +107,9 @@ type Meta struct {
 	Step       string `json:"step,omitempty"`
 	// SandboxID is the live sandbox whose guest the execution runs, or empty.
 	SandboxID string `json:"sandbox_id,omitempty"`
+	// SandboxMemory is the memory limit of that sandbox in bytes, which its worker must have room for. It
+	// is 0 for other executions.
+	SandboxMemory int64 `json:"sandbox_memory,omitempty"`
 }
 
 // QueuedAt returns when the job enters the queue. Its wait for a worker counts from then.

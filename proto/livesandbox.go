@@ -3,6 +3,7 @@ package proto
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"slices"
 	"strings"
 	"time"
 )
@@ -11,6 +12,8 @@ import (
 const (
 	// MaxLiveSandboxes bounds the sandboxes of an organisation that are kept, paused ones included.
 	MaxLiveSandboxes = 1000
+	// MaxSandboxActs bounds the acts that are kept of a sandbox.
+	MaxSandboxActs = 20
 	// DefaultSandboxTimeout is the timeout of a sandbox whose request names none.
 	DefaultSandboxTimeout = 5 * time.Minute
 	// SandboxStopGrace is the time between SIGTERM and SIGKILL when a live sandbox stops.
@@ -56,6 +59,48 @@ type LiveSandbox struct {
 	ExpiresAt   time.Time       `json:"expires_at"`
 	StoppedAt   time.Time       `json:"stopped_at,omitzero"`
 	Stopping    *SandboxStopped `json:"stopping,omitempty"` // a stop that a client requested; nil for none
+	Acts        []SandboxAct    `json:"acts,omitempty"`     // of clients, see [LiveSandbox.AddAct]
+}
+
+// SandboxAct is what a client has done to a live sandbox.
+type SandboxAct struct {
+	Act       SandboxActName `json:"act"`
+	Key       string         `json:"key"` // the id of the API key or the member
+	RequestID string         `json:"request_id,omitempty"`
+	At        time.Time      `json:"at"`
+}
+
+// SandboxActName names an act.
+type SandboxActName string
+
+// The acts. The list may only grow.
+const (
+	SandboxCreateAct SandboxActName = "create"
+	SandboxExtendAct SandboxActName = "extend"
+	SandboxPauseAct  SandboxActName = "pause"
+	SandboxResumeAct SandboxActName = "resume"
+	SandboxDeleteAct SandboxActName = "delete"
+)
+
+// SandboxActNames returns the names of all acts.
+func SandboxActNames() []SandboxActName {
+	return []SandboxActName{SandboxCreateAct, SandboxExtendAct, SandboxPauseAct, SandboxResumeAct, SandboxDeleteAct}
+}
+
+// AddAct adds an act of a caller. It keeps the first one and the last [MaxSandboxActs]-1. Of extensions
+// in a row by one key it keeps the last: clients extend a sandbox every few seconds to keep it alive.
+func (s *LiveSandbox) AddAct(name SandboxActName, c *Caller) {
+	act := SandboxAct{Act: name, Key: c.Key.ID, RequestID: c.RequestID, At: time.Now().UTC()}
+	acts := slices.Clone(s.Acts) // records in memory share it
+	switch last := len(acts) - 1; {
+	case last >= 0 && name == SandboxExtendAct && acts[last].Act == name && acts[last].Key == act.Key:
+		acts[last] = act
+	case len(acts) == MaxSandboxActs:
+		acts = append(slices.Delete(acts, 1, 2), act)
+	default:
+		acts = append(acts, act)
+	}
+	s.Acts = acts
 }
 
 // SandboxStopped is how a live sandbox stops and why.
@@ -115,6 +160,8 @@ const (
 	SandboxNotStarted    SandboxReason = "not_started"           // no worker was free, or it could not be started
 	SandboxNotSaved      SandboxReason = "home_not_saved"        // its home could not be saved when it stopped
 	SandboxForbiddenCall SandboxReason = "forbidden_system_call" // a process in it made one
+	// SandboxStorageNotSaved means that a volume or a file of a storage connection could not be stored.
+	SandboxStorageNotSaved SandboxReason = "storage_not_saved"
 )
 
 // SandboxReasons returns all reasons.
@@ -122,6 +169,7 @@ func SandboxReasons() []SandboxReason {
 	return []SandboxReason{
 		SandboxExpired, SandboxIdle, SandboxKilled, SandboxPausedByUser, SandboxWorkerLost, SandboxWorkerDrained,
 		SandboxMemory, SandboxKeyRevoked, SandboxGuestEnded, SandboxNotStarted, SandboxNotSaved, SandboxForbiddenCall,
+		SandboxStorageNotSaved,
 	}
 }
 
@@ -168,6 +216,8 @@ func (s *LiveSandbox) NextStop(rec *Record) SandboxStopped {
 		stopped.Reason = SandboxForbiddenCall
 	case CodeThreadSave:
 		stopped = SandboxStopped{s.OnTimeout, SandboxNotSaved}
+	case CodeStorageWrite:
+		stopped = SandboxStopped{s.OnTimeout, SandboxStorageNotSaved}
 	case CodeCancelled:
 		if s.Stopping != nil {
 			return *s.Stopping

@@ -33,6 +33,10 @@ func TestNextStop(t *testing.T) {
 		{name: "memory", result: failed(proto.CodeMemory), reason: proto.SandboxMemory, kill: kill, pause: pause},
 		{name: "host memory", result: failed(proto.CodeHostMemory), reason: proto.SandboxMemory, kill: kill, pause: pause},
 		{name: "not saved", result: failed(proto.CodeThreadSave), reason: proto.SandboxNotSaved, kill: kill, pause: pause},
+		{
+			name: "storage not saved", result: failed(proto.CodeSandboxExpired).Unwritten("…"),
+			reason: proto.SandboxStorageNotSaved, kill: kill, pause: pause,
+		},
 		{name: "system call", result: failed(proto.CodeSeccomp), reason: proto.SandboxForbiddenCall, kill: kill, pause: kill},
 		{name: "guest ended", result: proto.Exited(0), reason: proto.SandboxGuestEnded, kill: kill, pause: kill},
 		{name: "guest killed", result: proto.Signaled(9), reason: proto.SandboxGuestEnded, kill: kill, pause: kill},
@@ -61,6 +65,10 @@ func TestNextStop(t *testing.T) {
 			name: "paused and not saved", result: failed(proto.CodeThreadSave), stopping: paused,
 			reason: proto.SandboxNotSaved, kill: pause, pause: pause,
 		},
+		{
+			name: "paused and storage not saved", result: proto.Cancelled().Unwritten("…"), stopping: paused,
+			reason: proto.SandboxStorageNotSaved, kill: pause, pause: pause,
+		},
 		{name: "killed", result: proto.Cancelled(), stopping: killed, reason: proto.SandboxKilled, kill: kill, pause: kill},
 		{
 			name: "killed at its timeout", result: failed(proto.CodeSandboxExpired), stopping: killed,
@@ -87,5 +95,30 @@ func TestNextStop(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A sandbox keeps its first act and the last ones. Clients that keep it alive do not push others out.
+func TestActsOfSandboxes(t *testing.T) {
+	caller := func(key string) *proto.Caller { return &proto.Caller{Key: &proto.Key{ID: key}, RequestID: "r" + key} }
+	var x proto.LiveSandbox
+	x.AddAct(proto.SandboxCreateAct, caller("first"))
+	for range 100 {
+		x.AddAct(proto.SandboxExtendAct, caller("a"))
+	}
+	x.AddAct(proto.SandboxExtendAct, caller("b"))
+	if len(x.Acts) != 3 || x.Acts[1].Key != "a" || x.Acts[2].Key != "b" || x.Acts[2].RequestID != "rb" {
+		t.Errorf("%+v", x.Acts)
+	}
+	before := x
+	for i := range proto.MaxSandboxActs {
+		x.AddAct([]proto.SandboxActName{proto.SandboxPauseAct, proto.SandboxResumeAct}[i%2], caller("c"))
+	}
+	if len(x.Acts) != proto.MaxSandboxActs || x.Acts[0].Key != "first" || x.Acts[1].Key != "c" ||
+		x.Acts[len(x.Acts)-1].Act != proto.SandboxResumeAct {
+		t.Errorf("%+v", x.Acts)
+	}
+	if len(before.Acts) != 3 || before.Acts[1].Key != "a" {
+		t.Errorf("a copy was changed: %+v", before.Acts)
 	}
 }

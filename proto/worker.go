@@ -12,9 +12,13 @@ type Worker struct {
 	Running   int       `json:"running"`             // executions that were assigned to the slots
 	Sandboxes int       `json:"sandboxes,omitempty"` // live sandboxes that it runs at once
 	// RunningSandboxes are those that it runs.
-	RunningSandboxes int      `json:"running_sandboxes,omitempty"`
-	Draining         bool     `json:"draining"`     // no executions are assigned
-	Capabilities     []string `json:"capabilities"` // what its slots can run, such as "network" or "language:python"
+	RunningSandboxes int `json:"running_sandboxes,omitempty"`
+	// SandboxMemory is the sum in bytes that the memory limits of live sandboxes may have, 0 for no limit.
+	// SandboxMemoryFree is what is left of it.
+	SandboxMemory     int64    `json:"sandbox_memory,omitempty"`
+	SandboxMemoryFree int64    `json:"sandbox_memory_free,omitempty"`
+	Draining          bool     `json:"draining"`     // no executions are assigned
+	Capabilities      []string `json:"capabilities"` // what its slots can run, such as "network" or "language:python"
 	// Architecture is the machine's architecture in Go's terms, such as "amd64". It is empty for a
 	// worker of an older version.
 	Architecture string              `json:"architecture,omitempty"`

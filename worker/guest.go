@@ -23,6 +23,9 @@ type guestConfig struct {
 	RequestTimeout time.Duration `json:"request_timeout"`
 	// LogBytes is how much of what processes print the guest copies to its standard output.
 	LogBytes int `json:"log_bytes"`
+	// CPU is how many processors the sandbox has, and Memory how many bytes.
+	CPU    float64 `json:"cpu"`
+	Memory int64   `json:"memory"`
 }
 
 // guestUser is a user in a live sandbox.
@@ -51,6 +54,7 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	config, err := json.Marshal(guestConfig{
 		Env: env, DefaultUser: jail.GuestUser, Dir: proto.SandboxHome,
 		RequestTimeout: proto.GuestTimeout, LogBytes: min(job.Sandbox.OutputBytes, proto.MaxSandboxLog),
+		CPU: job.Sandbox.CPU, Memory: job.Sandbox.Memory,
 		Users: []guestUser{
 			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome, false},
 			{"root", 0, 0, "/root", job.Sandbox.RootBytes > 0},
@@ -93,6 +97,7 @@ func (a *attempt) stopLive(c *claim) liveStop {
 	waiting.Go(func() {
 		select {
 		case <-c.cancelled:
+			a.live.Cancel()
 			close(cancel)
 		case <-a.live.Stopped():
 			close(cancel)

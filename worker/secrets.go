@@ -42,6 +42,9 @@ func secretFiles(job *proto.Job, secrets map[string][]byte) (files []jail.File) 
 	return files
 }
 
+// liveLifetime is how long the certificates of a live sandbox are valid. It may be extended as long as it is used.
+const liveLifetime = 365 * 24 * time.Hour
+
 // newInjector returns the proxy that adds secrets to the program's requests, or nil.
 func (w *Worker) newInjector(job *proto.Job, secrets map[string][]byte) (*inject.Proxy, error) {
 	var injected []inject.Secret
@@ -53,7 +56,11 @@ func (w *Worker) newInjector(job *proto.Job, secrets map[string][]byte) (*inject
 	if injected == nil {
 		return nil, nil
 	}
-	return inject.New(injected, time.Duration(job.Timeout)*time.Second, w.Roots.Pool)
+	lifetime := time.Duration(job.Timeout) * time.Second
+	if job.Live != nil {
+		lifetime = liveLifetime
+	}
+	return inject.New(injected, lifetime, w.Roots.Pool)
 }
 
 // trustVariables name the file of certificate authorities for OpenSSL, Go, Python's requests, curl,

@@ -252,7 +252,7 @@ func (s *Server) endAbandoned(r *web.Request, id string) {
 	}
 	ctx, cancel := web.Detached(r.Context())
 	defer cancel()
-	_, _ = s.Sandboxes.Stop(ctx, r.Key.Org, id, proto.SandboxKill) // it ends at its timeout otherwise
+	_, _ = s.Sandboxes.Stop(ctx, id, proto.SandboxKill, web.CallerOf(r)) // it ends at its timeout otherwise
 }
 
 // startError returns the error for a client whose sandbox was not started.

@@ -24,6 +24,9 @@ const (
 	headerTraffic = "E2b-Traffic-Access-Token"
 )
 
+// processPaths begins the paths of the guest's service that starts processes and streams their output.
+const processPaths = "/process.Process/"
+
 // maxOpen is how many requests to a sandbox may be open at this gateway.
 const maxOpen = 256
 
@@ -243,6 +246,8 @@ func (d *DataPlane) pass(w http.ResponseWriter, r *http.Request, x *proto.LiveSa
 	to := sandboxes.Target{Org: x.Org, ID: x.ID, Path: r.URL.Path, RawPath: r.URL.RawPath, Port: port}
 	if port == proto.GuestPort {
 		to.Port = 0
+		// As with E2B, whose sandboxes end without telling what became of their processes.
+		to.UntilStop = strings.HasPrefix(r.URL.Path, processPaths)
 		for _, name := range []string{"Connection", "Upgrade"} {
 			out.Header.Del(name)
 		}

@@ -40,7 +40,7 @@ func (s *Server) kill(w http.ResponseWriter, r *web.Request) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.Sandboxes.Stop(r.Context(), x.Org, x.ID, proto.SandboxKill); err != nil {
+	if _, err := s.Sandboxes.Stop(r.Context(), x.ID, proto.SandboxKill, web.CallerOf(r)); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -223,7 +223,7 @@ func (s *Server) pause(w http.ResponseWriter, r *web.Request) error {
 			return errors.Join(api.Unavailable(1, "the sandbox does not answer and was not paused"), err)
 		}
 	}
-	if _, err := s.Sandboxes.Stop(r.Context(), x.Org, x.ID, proto.SandboxPause); err != nil {
+	if _, err := s.Sandboxes.Stop(r.Context(), x.ID, proto.SandboxPause, web.CallerOf(r)); err != nil {
 		return err
 	}
 	w.Header().Set(headerPauseMode, filesystemOnly)

@@ -38,7 +38,7 @@ type Profiles interface {
 type Sandboxes interface {
 	Create(ctx context.Context, i *web.Info, x *proto.LiveSandbox, c proto.Caller) error
 	Resume(ctx context.Context, i *web.Info, id string, timeout int, c proto.Caller) (*proto.LiveSandbox, error)
-	Stop(ctx context.Context, org, id string, stop proto.SandboxStop) (*proto.LiveSandbox, error)
+	Stop(ctx context.Context, id string, stop proto.SandboxStop, c proto.Caller) (*proto.LiveSandbox, error)
 	Extend(ctx context.Context, id string, timeout *int, c proto.Caller) (*proto.LiveSandbox, error)
 	Logs(ctx context.Context, x *proto.LiveSandbox) (*api.SandboxLogs, error)
 }

@@ -148,8 +148,10 @@ func (s *stub) Resume(
 	return x, s.refuse
 }
 
-func (s *stub) Stop(ctx context.Context, org, id string, stop proto.SandboxStop) (*proto.LiveSandbox, error) {
-	x, err := s.Get(ctx, org, id)
+func (s *stub) Stop(
+	ctx context.Context, id string, stop proto.SandboxStop, c proto.Caller,
+) (*proto.LiveSandbox, error) {
+	x, err := s.Get(ctx, c.Key.Org, id)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ const maxProgress = 4 << 10
 // WaitWithProgress is [Run.Wait] for a streamed execution. It calls progress with new output, and
 // from time to time without. An error of progress ends the wait.
 func (x *Run) WaitWithProgress(ctx context.Context, progress func(string) error) (record *proto.Record, err error) {
-	err = x.follow(ctx, func(batch proto.Events, tail Tail) error {
+	err = x.follow(ctx, func(batch proto.Events, tail web.Tail) error {
 		start := time.Now()
 		var err error
 		for err == nil {

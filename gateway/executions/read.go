@@ -52,7 +52,7 @@ func (s *Routes) getExecution(w http.ResponseWriter, r *web.Request) error {
 
 // snapshot is a tail that ends with the event that was last when it was opened.
 type snapshot struct {
-	Tail
+	web.Tail
 	sent, until int64 // sequence numbers of the last event returned and of the last to return
 }
 

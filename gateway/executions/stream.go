@@ -28,14 +28,14 @@ type flusher interface {
 type follower struct {
 	core *web.Core
 	w    flusher
-	tail Tail
+	tail web.Tail
 	sse  bool
 	last int64  // sequence number of the last event the client has
 	head []byte // reused
 }
 
 func newFollower(
-	core *web.Core, w http.ResponseWriter, r *web.Info, tail Tail, sse bool, last int64,
+	core *web.Core, w http.ResponseWriter, r *web.Info, tail web.Tail, sse bool, last int64,
 ) *follower {
 	h := w.Header()
 	h.Set("Content-Type", web.TypeNDJSON)
@@ -155,14 +155,14 @@ func (f *follower) next(ctx context.Context, left bool) (proto.Events, error) {
 
 // nextUntil reads the next events. It returns [web.ErrDeadline] at the deadline, and at Leave; the tail
 // can still be read then.
-func nextUntil(ctx context.Context, core *web.Core, tail Tail, deadline time.Time) (proto.Events, error) {
+func nextUntil(ctx context.Context, core *web.Core, tail web.Tail, deadline time.Time) (proto.Events, error) {
 	limited, cancel := core.Until(ctx, deadline)
 	defer cancel()
 	return nextWithin(ctx, limited, tail)
 }
 
 // nextWithin reads the next events. limited is ctx with a deadline.
-func nextWithin(ctx, limited context.Context, tail Tail) (proto.Events, error) {
+func nextWithin(ctx, limited context.Context, tail web.Tail) (proto.Events, error) {
 	batch, err := tail.Next(limited)
 	switch {
 	case err == nil || errors.Is(err, io.EOF):
@@ -179,7 +179,7 @@ func nextWithin(ctx, limited context.Context, tail Tail) (proto.Events, error) {
 // stream streams the events of an accepted execution. The answer begins when the execution starts;
 // until then, stream can still return an error for the client.
 func (x *Run) stream(ctx context.Context, w http.ResponseWriter, sse bool) error {
-	return waitError(x.ID, x.follow(ctx, func(first proto.Events, tail Tail) error {
+	return waitError(x.ID, x.follow(ctx, func(first proto.Events, tail web.Tail) error {
 		f := newFollower(x.Core, w, x.request, tail, sse, 0)
 		if err := f.write(first); err != nil {
 			return fmt.Errorf("stream events: %w", err)
@@ -190,7 +190,7 @@ func (x *Run) stream(ctx context.Context, w http.ResponseWriter, sse bool) error
 }
 
 // follow calls f with the first events of an execution and the tail that reads the others.
-func (x *Run) follow(ctx context.Context, f func(first proto.Events, tail Tail) error) error {
+func (x *Run) follow(ctx context.Context, f func(first proto.Events, tail web.Tail) error) error {
 	limited, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
 	tail, err := x.Events.Follow(limited, x.request.Key.Org, x.ID, 0)
@@ -209,7 +209,7 @@ func (x *Run) follow(ctx context.Context, f func(first proto.Events, tail Tail) 
 }
 
 // awaitStart waits for the first events of an execution.
-func (x *Run) awaitStart(ctx context.Context, tail Tail) (proto.Events, error) {
+func (x *Run) awaitStart(ctx context.Context, tail web.Tail) (proto.Events, error) {
 	deadline := x.deadline
 	if x.submission != nil {
 		deadline = x.queueDeadline

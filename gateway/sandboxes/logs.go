@@ -19,19 +19,10 @@ import (
 type Events interface {
 	// Follow reads the events of an execution with sequence numbers above after, and always the
 	// result event.
-	Follow(ctx context.Context, org string, id proto.TraceID, after int64) (Tail, error)
+	Follow(ctx context.Context, org string, id proto.TraceID, after int64) (web.Tail, error)
 	// Last returns the sequence number of the current last event of an attempt, without the result;
 	// 0 if there is none.
 	Last(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error)
-}
-
-// Tail is a reader of one execution's events, for one goroutine at a time.
-type Tail interface {
-	// Next blocks until there are events. It returns [io.EOF] after the result event, and ctx.Err() if
-	// ctx is done first.
-	Next(ctx context.Context) (proto.Events, error)
-	// Close releases the tail.
-	Close()
 }
 
 // Logs returns what the processes of a sandbox have printed since its last start. The guest writes it as

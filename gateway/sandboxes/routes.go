@@ -115,7 +115,7 @@ func (s *Routes) extend(w http.ResponseWriter, r *web.Request) error {
 func (s *Routes) stop(how proto.SandboxStop) web.Handle {
 	return func(w http.ResponseWriter, r *web.Request) error {
 		return s.answer(w, r, func(ctx context.Context, id string) (*proto.LiveSandbox, error) {
-			return s.Stop(ctx, r.Key.Org, id, how)
+			return s.Stop(ctx, id, how, web.CallerOf(r))
 		})
 	}
 }

@@ -119,6 +119,7 @@ func seconds(n int) proto.Seconds { return proto.Seconds(time.Duration(n) * time
 func (s *Service) Create(ctx context.Context, i *web.Info, x *proto.LiveSandbox, c proto.Caller) error {
 	begin(x)
 	x.CreatedAt = x.StartedAt
+	x.AddAct(proto.SandboxCreateAct, &c)
 	job, err := s.job(ctx, x, c)
 	if err != nil {
 		return err
@@ -158,6 +159,7 @@ func (s *Service) Resume(
 		}
 		begin(x)
 		x.Key = c.Key.ID
+		x.AddAct(proto.SandboxResumeAct, &c)
 		job, err = s.job(ctx, x, c)
 		return err
 	})
@@ -238,6 +240,8 @@ type Target struct {
 	Path    string // decoded
 	RawPath string // encoded, empty for the default encoding of Path
 	Port    int    // of the sandbox; 0 for its guest
+	// UntilStop breaks the answer off when the sandbox begins to stop.
+	UntilStop bool
 }
 
 // Serve passes a request on to the guest of a sandbox, or through it to a port. It calls unreachable if
@@ -301,7 +305,14 @@ func (s *Service) failed(ctx context.Context, x *proto.LiveSandbox, rec *proto.R
 	if err != nil {
 		return err
 	}
-	return api.Errorf(api.CodeInternal, "the sandbox was not started: %s", settled.Message)
+	code := api.CodeInternal
+	if rec.Result.ErrorCode != nil {
+		switch proto.ErrorCode(*rec.Result.ErrorCode) {
+		case proto.CodeStorageMount, proto.CodeVolumeMount: // the tenant's or its administrator's to mend
+			code = api.CodeConflict
+		}
+	}
+	return api.Errorf(code, "the sandbox was not started: %s", settled.Message)
 }
 
 // awaitGuest returns when the guest of a sandbox on a worker answers.
@@ -335,21 +346,25 @@ func (e *ConflictError) Conflict() {}
 
 // Stop stops a sandbox as a client asks, and returns when it has stopped. It does nothing to one that
 // is already stopped that way.
-func (s *Service) Stop(ctx context.Context, org, id string, stop proto.SandboxStop) (*proto.LiveSandbox, error) {
-	reason := proto.SandboxKilled
+func (s *Service) Stop(
+	ctx context.Context, id string, stop proto.SandboxStop, c proto.Caller,
+) (*proto.LiveSandbox, error) {
+	org, act, reason := c.Key.Org, proto.SandboxDeleteAct, proto.SandboxKilled
 	if stop == proto.SandboxPause {
-		reason = proto.SandboxPausedByUser
+		act, reason = proto.SandboxPauseAct, proto.SandboxPausedByUser
 	}
 	x, err := s.Store.Change(ctx, org, id, func(x *proto.LiveSandbox) error {
 		switch {
 		case x.State.Active():
-			if x.Stopping == nil || stop == proto.SandboxKill {
+			if x.Stopping == nil || stop == proto.SandboxKill && x.Stopping.Stop != stop {
 				x.State, x.Stopping = proto.SandboxStopping, &proto.SandboxStopped{Stop: stop, Reason: reason}
+				x.AddAct(act, &c)
 			}
 		case stop == proto.SandboxPause:
 			return &ConflictError{x.State, "paused", "running"}
 		case x.State == proto.SandboxPaused:
 			x.State, x.Reason, x.Message, x.StoppedAt = proto.SandboxEnded, reason, "", time.Now().UTC()
+			x.AddAct(act, &c)
 		}
 		return nil
 	})
@@ -401,6 +416,7 @@ func (s *Service) Extend(ctx context.Context, id string, timeout *int, c proto.C
 	changed, err := s.Store.Change(ctx, x.Org, x.ID, func(now *proto.LiveSandbox) error {
 		if now.Execution == x.Execution {
 			now.ExpiresAt = at
+			now.AddAct(proto.SandboxExtendAct, &c)
 		}
 		return nil
 	})

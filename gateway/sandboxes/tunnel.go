@@ -178,6 +178,9 @@ func (t *Tunnels) proxy(
 			}
 			// Only now, since a client may name headers in Connection, which are removed before.
 			identify(p.Out.Header, to.ID, ticket)
+			if to.UntilStop {
+				p.Out.Header.Set(proto.HeaderUntilStop, "1")
+			}
 			if to.Port != 0 {
 				p.Out.Header.Set(proto.HeaderSandboxID, to.ID)
 				p.Out.Header.Set(proto.HeaderSandboxPort, strconv.Itoa(to.Port))

@@ -64,6 +64,8 @@ func enumOf(t reflect.Type, tag reflect.StructTag) []string {
 		return texts(proto.SandboxStops())
 	case proto.SandboxReason:
 		return texts(proto.SandboxReasons())
+	case proto.SandboxActName:
+		return texts(proto.SandboxActNames())
 	case proto.UsageGroup:
 		return texts(proto.UsageGroups())
 	case proto.QuotaName:

@@ -64,6 +64,15 @@ type LiveSandbox struct {
 	StartedAt   Time                 `json:"started_at" doc:"Of the last start."`
 	ExpiresAt   Time                 `json:"expires_at" doc:"When its timeout passes, or passed."`
 	StoppedAt   *Time                `json:"stopped_at" doc:"When it stopped last; null while it is active."`
+	Acts        []SandboxAct         `json:"acts" doc:"Who created, extended, paused, resumed and deleted it: the first act and the last 19. Extensions in a row by one key are one act. Stops by themselves are no acts; reason tells them."`
+}
+
+// SandboxAct is what a client has done to a live sandbox.
+type SandboxAct struct {
+	Act       proto.SandboxActName `json:"act"`
+	KeyID     string               `json:"key_id" doc:"The API key or the member."`
+	RequestID string               `json:"request_id" doc:"As in the header X-Request-Id of the answer and in the server's log."`
+	At        Time                 `json:"at"`
 }
 
 // LiveSandboxes is a page of live sandboxes.
@@ -104,6 +113,10 @@ func NewLiveSandbox(s *proto.LiveSandbox) LiveSandbox {
 	if form.Metadata == nil {
 		form.Metadata = map[string]string{}
 	}
+	form.Acts = make([]SandboxAct, len(s.Acts))
+	for i, a := range s.Acts {
+		form.Acts[i] = SandboxAct{Act: a.Act, KeyID: a.Key, RequestID: a.RequestID, At: Time{a.At}}
+	}
 	if !s.StoppedAt.IsZero() {
 		form.StoppedAt = &Time{s.StoppedAt}
 	}
@@ -117,6 +130,9 @@ func sandboxRoutes() []Route {
 		Metadata: map[string]string{"user": "7"}, OnTimeout: proto.SandboxPause, IdleTimeout: new(600), Starts: 1,
 		TraceID: exampleTrace, CreatedAt: Time{exampleTime()}, StartedAt: Time{exampleTime()},
 		ExpiresAt: Time{exampleTime().Add(time.Hour)},
+		Acts: []SandboxAct{{
+			Act: proto.SandboxCreateAct, KeyID: "key_1", RequestID: "req_1", At: Time{exampleTime()},
+		}},
 	}
 	paused := sandbox
 	paused.State, paused.Reason = proto.SandboxPaused, new(proto.SandboxPausedByUser)

@@ -12,14 +12,17 @@ type Worker struct {
 	Running   int    `json:"running" minimum:"0" doc:"Executions in its slots."`
 	Sandboxes int    `json:"sandboxes" minimum:"0" doc:"How many live sandboxes it runs at once, besides executions."`
 	// RunningSandboxes are those that it runs.
-	RunningSandboxes int               `json:"running_sandboxes" minimum:"0" doc:"Live sandboxes that it runs."`
-	Draining         bool              `json:"draining" doc:"It finishes its executions and gets no others."`
-	Capabilities     []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets, mounts, volumes."`
-	Architecture     *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its machine. It runs no programs in images of another one. null for a worker of an older version."`
-	Languages        map[string]string `json:"languages" doc:"The versions of the machine's own runtimes, for sandboxes without an image."`
-	Images           int               `json:"cached_images" minimum:"0" doc:"Unpacked images on its disk."`
-	Threads          int               `json:"cached_threads" minimum:"0" doc:"Homes of threads on its disk."`
-	Machine          Machine           `json:"machine"`
+	RunningSandboxes int `json:"running_sandboxes" minimum:"0" doc:"Live sandboxes that it runs."`
+	// SandboxMemory is the sum that the memory limits of live sandboxes may have.
+	SandboxMemory     int64             `json:"sandbox_memory" minimum:"0" doc:"Bytes up to which it takes live sandboxes by their memory limits, with its overcommit; 0 if it has no such limit or takes none."`
+	SandboxMemoryFree int64             `json:"sandbox_memory_free" minimum:"0" doc:"What is left of sandbox_memory. A sandbox with a higher memory limit does not start on it now."`
+	Draining          bool              `json:"draining" doc:"It finishes its executions and gets no others."`
+	Capabilities      []string          `json:"capabilities" doc:"What its sandboxes can have: language:NAME, images, architecture:NAME, network, disk, threads, secrets, mounts, volumes."`
+	Architecture      *string           `json:"architecture" enum:"amd64,arm64" doc:"Of its machine. It runs no programs in images of another one. null for a worker of an older version."`
+	Languages         map[string]string `json:"languages" doc:"The versions of the machine's own runtimes, for sandboxes without an image."`
+	Images            int               `json:"cached_images" minimum:"0" doc:"Unpacked images on its disk."`
+	Threads           int               `json:"cached_threads" minimum:"0" doc:"Homes of threads on its disk."`
+	Machine           Machine           `json:"machine"`
 }
 
 // Machine is the load of a worker's machine.
@@ -46,6 +49,7 @@ func NewWorker(w *proto.Worker) Worker {
 	return Worker{
 		Name: w.Name, Pool: w.Pool, Version: w.Version, StartedAt: Time{w.StartedAt}, Slots: w.Slots, Running: w.Running,
 		Sandboxes: w.Sandboxes, RunningSandboxes: w.RunningSandboxes,
+		SandboxMemory: w.SandboxMemory, SandboxMemoryFree: w.SandboxMemoryFree,
 		Draining:     w.Draining,
 		Capabilities: w.Capabilities, Architecture: optional(w.Architecture), Languages: languages, Images: w.Images,
 		Threads: w.Threads,

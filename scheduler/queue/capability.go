@@ -26,6 +26,14 @@ const (
 	CapabilitySandboxImages = "sandbox-images"
 )
 
+// capabilitySandboxMemory returns the capability to run a live sandbox with a memory limit in bytes.
+// Workers announce a number instead, so only messages name it.
+func capabilitySandboxMemory(memory int64) string {
+	return sandboxMemoryPrefix + proto.Bytes(memory).String()
+}
+
+const sandboxMemoryPrefix = "sandbox-memory:"
+
 // CapabilityLanguage returns the capability to run programs in a language.
 func CapabilityLanguage(l proto.Language) string { return "language:" + string(l) }
 
@@ -84,12 +92,21 @@ func needsOf(m *proto.Meta) []string {
 
 // needSet schedules the organisations with queued jobs of the same needs.
 type needSet struct {
-	needs []string
-	orgs  sfq[*orgQueue]
+	needs  []string
+	memory int64 // limit of a live sandbox in bytes, otherwise 0
+	orgs   sfq[*orgQueue]
 }
 
 // needKey returns the map key of a set of needs.
 func needKey(needs []string) string { return strings.Join(needs, " ") }
+
+// memoryKey returns the map key of a set of needs, or of capabilities, with memory for live sandboxes.
+func memoryKey(names []string, memory int64) string {
+	if memory == 0 {
+		return needKey(names)
+	}
+	return needKey(append(slices.Clip(names), capabilitySandboxMemory(memory)))
+}
 
 // capabilities is the set of a worker's capabilities.
 type capabilities map[string]bool

@@ -21,8 +21,8 @@ const (
 
 // garbage tracks which jobs can be deleted from the stream. Jobs of terminal executions are
 // harmless, since the record is read first. A delete is a synced write, so finished jobs are not
-// deleted one by one: one purge removes all below the oldest unfinished job. Jobs with a RunAt may
-// stay for weeks, so they have a floor of their own.
+// deleted one by one: one purge removes all below the oldest unfinished job. Jobs with a RunAt and
+// those of live sandboxes may stay for weeks, so each of these kinds has a floor of its own.
 type garbage struct {
 	lastSeq   uint64 // of the messages seen
 	jobs      []pendingDelete
@@ -33,15 +33,36 @@ type garbage struct {
 }
 
 type pendingDelete struct {
-	seq     uint64
-	delayed bool // it has a RunAt
-	at      time.Time
+	seq  uint64
+	kind jobKind
+	at   time.Time
+}
+
+// jobKind groups jobs by how long they may stay.
+type jobKind int
+
+const (
+	promptJob  jobKind = iota
+	delayedJob         // it has a RunAt
+	sandboxJob         // it runs the guest of a live sandbox
+	jobKinds
+)
+
+func kindOf(m *proto.Meta) jobKind {
+	switch {
+	case m.SandboxID != "":
+		return sandboxJob
+	case !m.RunAt.IsZero():
+		return delayedJob
+	default:
+		return promptJob
+	}
 }
 
 func (g *garbage) observe(seq uint64) { g.lastSeq = max(g.lastSeq, seq) }
 
 func (g *garbage) add(m *proto.Meta, seq uint64, body string) {
-	g.jobs = append(g.jobs, pendingDelete{seq: seq, delayed: !m.RunAt.IsZero(), at: time.Now()})
+	g.jobs = append(g.jobs, pendingDelete{seq: seq, kind: kindOf(m), at: time.Now()})
 	if body != "" {
 		g.bodies = append(g.bodies, body)
 	}
@@ -123,16 +144,16 @@ func (t *term) collectGarbage(ctx context.Context, now time.Time) {
 	if len(g.jobs) == 0 || g.running || now.Sub(g.collected) < collectEvery {
 		return
 	}
-	prompt, delayed := t.garbageFloors()
+	floors := t.garbageFloors()
+	all := slices.Min(floors[:])
 	r := store.RemovedJobs{Bodies: g.bodies}
+	below := [jobKinds]*uint64{&r.PromptBelow, &r.DelayedBelow, &r.SandboxesBelow}
 	g.jobs = slices.DeleteFunc(g.jobs, func(d pendingDelete) bool {
 		switch {
-		case d.seq < min(prompt, delayed):
-			r.Below = min(prompt, delayed)
-		case d.delayed && d.seq < delayed:
-			r.DelayedBelow = delayed
-		case !d.delayed && d.seq < prompt:
-			r.PromptBelow = prompt
+		case d.seq < all:
+			r.Below = all
+		case d.seq < floors[d.kind]:
+			*below[d.kind] = floors[d.kind]
 		case now.Sub(d.at) > deleteAfter:
 			r.Single = append(r.Single, d.seq)
 		default:
@@ -149,22 +170,19 @@ func (t *term) collectGarbage(ctx context.Context, now time.Time) {
 	}()
 }
 
-// garbageFloors returns the sequence numbers of the oldest jobs that must stay, without and with a
-// RunAt.
-func (t *term) garbageFloors() (prompt, delayed uint64) {
-	prompt = t.garbage.lastSeq + 1
+// garbageFloors returns the sequence numbers of the oldest jobs of each kind that must stay.
+func (t *term) garbageFloors() (floors [jobKinds]uint64) {
+	floor := t.garbage.lastSeq + 1
 	for seq := range t.garbage.excluded {
-		prompt = min(prompt, seq)
+		floor = min(floor, seq)
 	}
-	delayed = prompt
+	for kind := range floors {
+		floors[kind] = floor
+	}
 	for _, j := range t.queue.jobs {
-		switch {
-		case j.seq == 0:
-		case j.meta.RunAt.IsZero():
-			prompt = min(prompt, j.seq)
-		default:
-			delayed = min(delayed, j.seq)
+		if kind := kindOf(&j.meta); j.seq > 0 {
+			floors[kind] = min(floors[kind], j.seq)
 		}
 	}
-	return prompt, delayed
+	return floors
 }

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/fault"
@@ -34,6 +36,7 @@ const (
 	// once, and other writes would wait behind its records.
 	maxExpiring    = 16
 	requestTimeout = time.Second
+	rebuildReads   = 16 // concurrent reads of single records
 	// clockSkew bounds the difference between this process's clock and those of the servers that
 	// date jobs and records.
 	clockSkew = time.Minute
@@ -131,9 +134,11 @@ type workerState struct {
 	slots        int
 	live         bool // the slots are for live sandboxes
 	capabilities capabilities
-	offer        string          // the capabilities as the key of a set of needs
-	free         []uint64        // tickets
-	used         map[uint64]bool // tickets assigned that the worker may still announce as free
+	offer        string           // the capabilities and memory as a key, see memoryKey
+	memory       int64            // for the memory limits of live sandboxes, in bytes; 0 for no limit
+	free         []uint64         // tickets
+	freeMemory   int64            // that the tickets share
+	used         map[uint64]int64 // memory by ticket assigned that the worker may still announce as free
 	held         map[proto.TraceID]bool
 	seen         time.Time
 	info         proto.Worker // what the worker said last
@@ -238,8 +243,8 @@ func (t *term) post(ctx context.Context, f func()) {
 	}
 }
 
-// rebuild reads all leases, all jobs, and all records since the oldest job. It returns once it has
-// caught up with the streams, and keeps following them.
+// rebuild reads all leases, all jobs, and all records since the oldest job that is not of a live
+// sandbox. It returns once it has caught up with the streams, and keeps following them.
 func (t *term) rebuild(ctx context.Context) (stop func(), err error) {
 	stopLeases, err := t.follow(ctx, t.Store.Leases, store.Range{}, t.onLease)
 	if err != nil {
@@ -259,7 +264,12 @@ func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
 		return nil, err
 	}
 	oldest := time.Now()
+	var sandboxes []*job
 	for _, j := range t.queue.jobs {
+		if j.meta.SandboxID != "" {
+			sandboxes = append(sandboxes, j)
+			continue
+		}
 		since := j.since
 		if j.state == delayed && j.meta.RunAt.After(since) { // nobody has claimed it before
 			since = j.meta.RunAt
@@ -268,14 +278,46 @@ func (t *term) rebuildExecutions(ctx context.Context) (stop func(), err error) {
 			oldest = since
 		}
 	}
-	since := store.Range{Since: oldest.Add(-clockSkew)}
+	since := store.Range{Since: oldest.Add(-t.timing.clockSkew)}
 	stopRecords, err := t.follow(ctx, t.Store.Records.Stream, since, t.onRecord)
 	if err != nil {
 		stopJobs()
 		return nil, err
 	}
+	stop = func() { stopJobs(); stopRecords() }
+	if err := t.readRecords(ctx, sandboxes); err != nil {
+		stop()
+		return nil, err
+	}
 	t.checkDelayed(ctx)
-	return func() { stopJobs(); stopRecords() }, nil
+	return stop, nil
+}
+
+// readRecords reads the records of jobs one by one. Live sandboxes run for days, and reading all
+// records since the oldest would take longer with each execution that ended in between.
+func (t *term) readRecords(ctx context.Context, jobs []*job) error {
+	records := make([]*store.Message, len(jobs))
+	reads, ctxReads := errgroup.WithContext(ctx)
+	reads.SetLimit(rebuildReads)
+	for i, j := range jobs {
+		org, id := j.meta.Org, j.meta.TraceID
+		reads.Go(func() (err error) {
+			records[i], err = t.Store.Records.Last(ctxReads, store.ExecSubject(org, id), store.FromLeader, store.WithoutBody)
+			if store.IsNotFound(err) { // not claimed
+				return nil
+			}
+			return err
+		})
+	}
+	if err := reads.Wait(); err != nil {
+		return fmt.Errorf("read the records of live sandboxes: %w", err)
+	}
+	for _, m := range records {
+		if m != nil {
+			t.onRecord(ctx, m)
+		}
+	}
+	return nil
 }
 
 // follow calls handle in the loop for each message of a stream until stop is called. It returns
@@ -539,7 +581,7 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 	}
 	w := t.workers[a.Worker]
 	if w == nil {
-		w = &workerState{used: map[uint64]bool{}, load: t.queue.load(a.Worker)}
+		w = &workerState{used: map[uint64]int64{}, load: t.queue.load(a.Worker)}
 		t.workers[a.Worker] = w
 		t.Log.Info("worker joined", "worker", a.Worker, "slots", a.Slots, "capabilities", a.Capabilities)
 	}
@@ -548,10 +590,10 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 		w.info = *a.Info
 	}
 	w.info.Draining = a.Draining
-	changed := !w.capabilities.equal(a.Capabilities)
+	changed := !w.capabilities.equal(a.Capabilities) || w.memory != a.Memory
 	if changed {
-		w.capabilities = newCapabilities(a.Capabilities)
-		w.offer = needKey(slices.Sorted(maps.Keys(w.capabilities)))
+		w.capabilities, w.memory = newCapabilities(a.Capabilities), a.Memory
+		w.offer = memoryKey(slices.Sorted(maps.Keys(w.capabilities)), w.memory)
 		t.workersVersion++
 	}
 	w.slots, w.live, w.seen, w.free = a.Slots, a.Live, time.Now(), w.free[:0]
@@ -561,10 +603,12 @@ func (t *term) onAnnouncement(m *nats.Msg) {
 	if changed || drained != a.Draining {
 		t.reviewOffers(w.seen)
 	}
-	used := map[uint64]bool{}
+	used := map[uint64]int64{}
+	w.freeMemory = a.FreeMemory
 	for _, ticket := range a.Free {
-		if w.used[ticket] {
-			used[ticket] = true
+		if memory, ok := w.used[ticket]; ok {
+			used[ticket] = memory
+			w.freeMemory -= memory
 		} else {
 			w.free = append(w.free, ticket)
 		}
@@ -606,9 +650,11 @@ func (t *term) assign(ctx context.Context, now time.Time) {
 		name, w := r.selectWorker(contender{j.meta.Org, j.meta.Class()}, j.needs, j.meta.Prefer)
 		ticket := w.free[0]
 		w.free = w.free[1:]
-		w.used[ticket] = true
+		w.used[ticket] = j.meta.SandboxMemory
+		w.freeMemory -= j.meta.SandboxMemory
 		t.send(name, assignment{
 			Ticket: ticket, Org: j.meta.Org, Trace: j.meta.TraceID, Job: j.seq, Attempt: j.attempt + 1, Revision: j.revision,
+			Memory: j.meta.SandboxMemory,
 		}, j.msg)
 		fault.Here(fault.AfterAssign)
 		t.queue.charge(j)
@@ -616,7 +662,7 @@ func (t *term) assign(ctx context.Context, now time.Time) {
 		t.startRate.started++
 		j.ticket = ticket
 		r.known = false
-		if len(w.free) == 0 {
+		if len(w.free) == 0 || j.meta.SandboxMemory > 0 {
 			clear(r.runnable)
 		}
 	}
@@ -635,7 +681,7 @@ type round struct {
 func (r *round) canRun(n *needSet) bool {
 	able, known := r.runnable[n]
 	if !known {
-		_, w := r.mostFree(n.needs, nil)
+		_, w := r.mostFree(n, nil)
 		able = w != nil
 		r.runnable[n] = able
 	}
@@ -688,31 +734,40 @@ func (r *round) selectWorker(c contender, n *needSet, prefer string) (string, *w
 			return false
 		}
 	}
-	if w := r.workers[prefer]; w != nil && len(w.free) > 0 && w.capabilities.meet(n.needs) &&
-		(reserved == nil || !reserved(w)) {
+	if w := r.workers[prefer]; w != nil && w.canTake(n) && (reserved == nil || !reserved(w)) {
 		return prefer, w
 	}
-	return r.mostFree(n.needs, reserved)
+	return r.mostFree(n, reserved)
 }
 
-// mostFree returns the worker with the most free slots that meets the needs and is not excluded, or
-// nil.
-func (t *term) mostFree(needs []string, exclude func(*workerState) bool) (string, *workerState) {
+// canTake reports whether a slot of the worker is free for jobs with the needs.
+func (w *workerState) canTake(n *needSet) bool {
+	return len(w.free) > 0 && (w.memory == 0 || n.memory <= w.freeMemory) && w.capabilities.meet(n.needs)
+}
+
+// mostFree returns the worker with the most free memory for live sandboxes, and then the most free
+// slots, that can take jobs with the needs and is not excluded, or nil.
+func (t *term) mostFree(n *needSet, exclude func(*workerState) bool) (string, *workerState) {
 	var best string
 	var worker *workerState
 	for name, w := range t.workers {
-		if len(w.free) > 0 && (worker == nil || len(w.free) > len(worker.free)) && w.capabilities.meet(needs) &&
-			(exclude == nil || !exclude(w)) {
+		if (worker == nil || w.compareFree(worker) > 0) && w.canTake(n) && (exclude == nil || !exclude(w)) {
 			best, worker = name, w
 		}
 	}
 	return best, worker
 }
 
-// anyWorkerMeets reports whether a live worker, busy or not, meets the needs.
-func (t *term) anyWorkerMeets(needs []string) bool {
+// compareFree orders workers by how much is free.
+func (w *workerState) compareFree(other *workerState) int {
+	return cmp.Or(cmp.Compare(w.freeMemory, other.freeMemory), cmp.Compare(len(w.free), len(other.free)))
+}
+
+// anyWorkerMeets reports whether a live worker, busy or not, meets the needs, and a live sandbox with a
+// memory limit may be its only one.
+func (t *term) anyWorkerMeets(needs []string, memory int64) bool {
 	for _, w := range t.workers {
-		if w.capabilities.meet(needs) {
+		if hasMemory(w.memory, memory) && w.capabilities.meet(needs) {
 			return true
 		}
 	}

@@ -348,10 +348,11 @@ func (q *fairQueue) enqueue(j *job) {
 	o := q.org(j.meta.Org)
 	k := o.key(j.meta.Key)
 	needs := needsOf(&j.meta)
-	n := q.needSets[needKey(needs)]
+	key := memoryKey(needs, j.meta.SandboxMemory)
+	n := q.needSets[key]
 	if n == nil {
-		n = &needSet{needs: needs}
-		q.needSets[needKey(needs)] = n
+		n = &needSet{needs: needs, memory: j.meta.SandboxMemory}
+		q.needSets[key] = n
 	}
 	o.weight = j.meta.Weight
 	j.state, j.worker, j.needs = queued, "", n

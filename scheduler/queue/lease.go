@@ -35,6 +35,7 @@ type Lease struct {
 	ack     chan string // of a job that is being stored; nil otherwise
 	started *time.Time  // nil before the claim
 	attempt int
+	memory  int64 // of a live sandbox
 	job     *proto.Job
 
 	// The entry in the journal. Guarded by slots.mu.

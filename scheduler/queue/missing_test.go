@@ -81,12 +81,12 @@ func TestMissingNamesEachNeed(t *testing.T) {
 		}
 		needs := needsOf(m)
 		o := Offers{Workers: []*offer{{Capabilities: []string{"other"}, Live: true}}}
-		got := o.missing(needs, noon)
+		got := o.missing(needs, 0, noon)
 		if got == nil || !slices.Equal(got.Capabilities, needs) || got.Expected {
 			t.Fatalf("needs %v: got %+v", needs, got)
 		}
 		o.Workers[0].Capabilities = needs
-		if got := o.missing(needs, noon); got != nil {
+		if got := o.missing(needs, 0, noon); got != nil {
 			t.Fatalf("needs %v are offered: got %+v", needs, got)
 		}
 	}
@@ -125,7 +125,7 @@ func TestExpectedWorkers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := tt.offers.missing([]string{ruby}, noon)
+			got := tt.offers.missing([]string{ruby}, 0, noon)
 			if got == nil || got.Expected != tt.expected || fmt.Sprint(got.Capabilities) != "[language:ruby]" ||
 				tt.message != "" && got.Message != tt.message {
 				t.Errorf("got %+v", got)

@@ -52,27 +52,37 @@ type Offers struct {
 // offer is a set of capabilities of live or recent workers.
 type offer struct {
 	Capabilities []string `json:"capabilities"` // sorted
-	Live         bool     `json:"live"`         // a worker that has them takes jobs
+	// Memory is the largest sum of memory limits of live sandboxes, 0 for no limit.
+	Memory int64 `json:"memory,omitempty"`
+	Live   bool  `json:"live"` // a worker that has them takes jobs
 	// Until is the time until which such a worker is expected back, if none is live.
 	Until time.Time `json:"until,omitzero"`
 
 	seen time.Time // when the last worker that has them took jobs
 }
 
-// missing returns what live workers lack for a job with the needs, or nil.
-func (o *Offers) missing(needs []string, now time.Time) *proto.Missing {
-	var live, expected [][]string
+// missing returns what live workers lack for a job with the needs, or nil. memory is the memory limit of
+// a live sandbox, otherwise 0.
+func (o *Offers) missing(needs []string, memory int64, now time.Time) *proto.Missing {
+	var live, large, expected [][]string
 	for _, w := range o.Workers {
+		fits := hasMemory(w.Memory, memory)
 		switch {
+		case w.Live && fits:
+			large = append(large, w.Capabilities)
+			fallthrough
 		case w.Live:
 			live = append(live, w.Capabilities)
-		case now.Before(w.Until):
+		case fits && now.Before(w.Until):
 			expected = append(expected, w.Capabilities)
 		}
 	}
 	lacking, together := missing(needs, live)
 	if lacking == nil {
-		return nil
+		if tooSmall, _ := missing(needs, large); tooSmall == nil {
+			return nil
+		}
+		lacking = []string{capabilitySandboxMemory(memory)}
 	}
 	started := slices.ContainsFunc(o.Started, func(pool []string) bool {
 		return len(pool) == 0 || containsAll(pool, needs)
@@ -83,6 +93,10 @@ func (o *Offers) missing(needs []string, now time.Time) *proto.Missing {
 		Expected: started || back == nil || now.Before(o.Complete),
 	}
 }
+
+// hasMemory reports whether a live sandbox with a memory limit may be the only one where that much memory
+// is available, 0 for no limit.
+func hasMemory(available, limit int64) bool { return available == 0 || limit <= available }
 
 // missingMessage names what is missing and who can provide it.
 func missingMessage(lacking []string, together, live, started bool) string {
@@ -115,6 +129,8 @@ func describe(capability string) string {
 		return "the language " + value
 	case "architecture":
 		return "images for the architecture " + value
+	case "sandbox-memory":
+		return "live sandboxes with " + value + " of memory"
 	case CapabilityImages:
 		return "sandbox images"
 	case CapabilitySandboxes:
@@ -177,7 +193,7 @@ func (t *term) reviewOffers(now time.Time) {
 		o.Complete, o.next.changed = now, true
 	}
 	o.Workers = slices.DeleteFunc(o.Workers, func(w *offer) bool {
-		key := needKey(w.Capabilities)
+		key := memoryKey(w.Capabilities, w.Memory)
 		if worker := live[key]; worker != nil {
 			o.next.changed = o.next.changed || !w.Live
 			w.Live, w.Until, w.seen = true, time.Time{}, worker.seen
@@ -193,8 +209,9 @@ func (t *term) reviewOffers(now time.Time) {
 	})
 	for _, key := range slices.Sorted(maps.Keys(live)) {
 		w := live[key]
-		o.Workers = append(o.Workers,
-			&offer{Capabilities: slices.Sorted(maps.Keys(w.capabilities)), Live: true, seen: w.seen})
+		o.Workers = append(o.Workers, &offer{
+			Capabilities: slices.Sorted(maps.Keys(w.capabilities)), Memory: w.memory, Live: true, seen: w.seen,
+		})
 		o.next.changed = true
 	}
 	if started := t.startedPools(); !slices.EqualFunc(started, o.Started, slices.Equal) {
@@ -246,5 +263,5 @@ func (c *OfferCache) Missing(m *proto.Meta) *proto.Missing {
 	if o == nil {
 		return nil
 	}
-	return o.missing(needsOf(m), time.Now())
+	return o.missing(needsOf(m), m.SandboxMemory, time.Now())
 }

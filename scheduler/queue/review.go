@@ -129,7 +129,7 @@ func (t *term) writeExpired(ctx context.Context) {
 // expiredResult returns the result of an overdue job.
 func (t *term) expiredResult(m *proto.Meta) proto.Result {
 	waited := m.QueueDeadline.Sub(m.QueuedAt()).Round(time.Millisecond)
-	if needs := needsOf(m); !t.anyWorkerMeets(needs) {
+	if needs := needsOf(m); !t.anyWorkerMeets(needs, m.SandboxMemory) {
 		return proto.Failure(proto.CodeExpiredInQueue, fmt.Sprintf("No worker with %s was available within %s.",
 			strings.Join(needs, " and "), waited))
 	}

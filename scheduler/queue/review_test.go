@@ -305,7 +305,7 @@ func TestClockJumps(t *testing.T) {
 			awaiting := tm.queue.add(storetest.Job("acme", "k", proto.ModeAsync).Meta)
 			tm.queue.activate(awaiting, assigned, "w", time.Now())
 			tm.workers["w"] = &workerState{
-				slots: 3, seen: time.Now(), used: map[uint64]bool{}, held: map[proto.TraceID]bool{awaiting.meta.TraceID: true},
+				slots: 3, seen: time.Now(), used: map[uint64]int64{}, held: map[proto.TraceID]bool{awaiting.meta.TraceID: true},
 			}
 			for range 2 { // the second review meets a pending write
 				tm.review(ctx, time.Now())

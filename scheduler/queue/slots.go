@@ -24,6 +24,7 @@ type Slots struct {
 	Pool         string // a name that [ValidPool] accepts, or empty for [proto.DefaultPool]
 	Total        int    // slots
 	Live         bool   // the slots are for live sandboxes, see [LiveWorker]
+	Memory       int64  // bytes that the memory limits of live sandboxes may sum up to; 0 for no limit
 	Capabilities []string
 	Ended        func(*proto.Record) // called as Queue.Ended is
 	Started      func(*proto.Record) // if not nil, is called with the record of each claim, concurrently
@@ -141,7 +142,7 @@ func (s *Slots) announceAll() {
 // order.
 func (s *Slots) publish(a announcement) {
 	a.Worker, a.Pool, a.Slots, a.Capabilities, a.Draining = s.Worker, s.Pool, s.Total, s.Capabilities, s.draining
-	a.Live = s.Live
+	a.Live, a.Memory, a.FreeMemory = s.Live, s.Memory, s.freeMemory()
 	if s.epoch != nil && !s.draining && (s.Full == nil || !s.Full()) {
 		a.Free = slices.AppendSeq(a.Free, maps.Keys(s.waiting))
 	}
@@ -206,8 +207,8 @@ func (s *Slots) issueTicket(slot chan *Lease) {
 	s.waiting[s.ticket] = slot
 }
 
-// onAssignment passes a lease to the slot of the ticket. If the ticket is no longer valid, it
-// returns the assignment immediately.
+// onAssignment passes a lease to the slot of the ticket. If the ticket is no longer valid, or the job
+// needs more memory than is free, it returns the assignment immediately.
 func (s *Slots) onAssignment(m *nats.Msg) {
 	var a assignment
 	if err := json.Unmarshal([]byte(m.Header.Get(headerAssignment)), &a); err != nil {
@@ -233,17 +234,32 @@ func (s *Slots) onAssignment(m *nats.Msg) {
 		}
 		return
 	}
-	if !free {
+	fits := s.Memory == 0 || a.Memory <= s.freeMemory() // an earlier leader may have assigned another one
+	if free && !fits {
+		s.issueTicket(slot)
+	}
+	if !free || !fits {
 		s.publish(announcement{Dropped: []proto.TraceID{a.Trace}})
 		return
 	}
-	l := &Lease{slots: s, org: a.Org, id: a.Trace, seq: a.Job, attempt: a.Attempt, revision: a.Revision}
+	l := &Lease{
+		slots: s, org: a.Org, id: a.Trace, seq: a.Job, attempt: a.Attempt, revision: a.Revision, memory: a.Memory,
+	}
 	if a.Job == 0 {
 		l.msg, l.ack = m, make(chan string, 1)
 	}
 	s.held[a.Trace] = l
 	s.journalAssigned(l)
 	slot <- l
+}
+
+// freeMemory returns what the live sandboxes that this worker holds leave of its memory. s.mu is held.
+func (s *Slots) freeMemory() int64 {
+	free := s.Memory
+	for _, l := range s.held {
+		free -= l.memory
+	}
+	return free
 }
 
 // onAck passes an acknowledgement to its lease.

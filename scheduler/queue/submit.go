@@ -106,7 +106,7 @@ func (t *term) submit(ctx context.Context, m *nats.Msg, done func()) bool {
 // it. Other jobs wait for a worker that can.
 func (t *term) admit(m *proto.Meta) *proto.Rejection {
 	if m.Class() == proto.ClassInteractive {
-		if lacking := t.offers.missing(needsOf(m), time.Now()); lacking != nil && !lacking.Expected {
+		if lacking := t.offers.missing(needsOf(m), m.SandboxMemory, time.Now()); lacking != nil && !lacking.Expected {
 			return &proto.Rejection{Reason: proto.RejectedNoWorker, Missing: lacking}
 		}
 	}

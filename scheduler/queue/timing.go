@@ -13,6 +13,7 @@ type timing struct {
 	renewTimeout  time.Duration // of one renewal
 	holderTimeout time.Duration // the holder stops the program after this long without a confirmed renewal
 	leaseTimeout  time.Duration // the dispatcher ends the lease and its attempts after this long without a renewal
+	clockSkew     time.Duration // see the constant
 	offerKept     time.Duration // how long a replacement for a departed worker is expected
 }
 
@@ -31,6 +32,6 @@ func (t timing) defaults() timing {
 	return timing{
 		announceEvery: 2 * time.Second, workerTimeout: 6 * time.Second, claimGrace: 2 * time.Second, ackWait: 2 * time.Second,
 		renewEvery: 3 * time.Second, renewTimeout: 2 * time.Second,
-		holderTimeout: 10 * time.Second, leaseTimeout: 12 * time.Second, offerKept: time.Minute,
+		holderTimeout: 10 * time.Second, leaseTimeout: 12 * time.Second, clockSkew: clockSkew, offerKept: time.Minute,
 	}
 }

@@ -134,7 +134,7 @@ func (t *term) place(o *orgQueue, j *job, now time.Time) proto.QueuePlace {
 	}
 	place := proto.QueuePlace{
 		TraceID: j.meta.TraceID, Class: class, CreatedAt: j.meta.CreatedAt, Position: position,
-		WaitingFor: t.offers.missing(j.needs.needs, now),
+		WaitingFor: t.offers.missing(j.needs.needs, j.needs.memory, now),
 	}
 	slots, ofPlan := t.slotsFor(j.needs), limit{j.meta.Concurrent, j.meta.Concurrent - o.active.all}
 	if class == proto.ClassBackground {
@@ -189,7 +189,7 @@ func (t *term) rivals() map[string]rival {
 	}
 	t.views.orgs = map[string]rival{}
 	for _, n := range t.queue.needSets {
-		if !t.anyWorkerMeets(n.needs) {
+		if !t.anyWorkerMeets(n.needs, n.memory) {
 			continue
 		}
 		for _, f := range n.orgs.flows {

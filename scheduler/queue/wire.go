@@ -22,14 +22,18 @@ const (
 // announcement is the state of a worker, sent when it changes, when requested, and every
 // announceEvery.
 type announcement struct {
-	Worker       string          `json:"worker"`
-	Pool         string          `json:"pool,omitempty"` // empty for [proto.DefaultPool]
-	Slots        int             `json:"slots"`
-	Live         bool            `json:"live,omitempty"` // the slots are for live sandboxes
-	Capabilities []string        `json:"capabilities"`   // of each slot
-	Free         []uint64        `json:"free"`           // tickets, one per free slot, each used once
-	Held         []proto.TraceID `json:"held"`           // jobs assigned or running
-	// Dropped holds jobs that were assigned with a stale ticket.
+	Worker       string   `json:"worker"`
+	Pool         string   `json:"pool,omitempty"` // empty for [proto.DefaultPool]
+	Slots        int      `json:"slots"`
+	Live         bool     `json:"live,omitempty"` // the slots are for live sandboxes
+	Capabilities []string `json:"capabilities"`   // of each slot
+	Free         []uint64 `json:"free"`           // tickets, one per free slot, each used once
+	// Memory is the sum in bytes up to which the worker takes the memory limits of live sandboxes, 0 for
+	// no limit. FreeMemory is what those that it holds leave of it.
+	Memory     int64           `json:"memory,omitempty"`
+	FreeMemory int64           `json:"free_memory,omitempty"`
+	Held       []proto.TraceID `json:"held"` // jobs assigned or running
+	// Dropped holds jobs that were assigned with a stale ticket, or that the worker has no memory for.
 	Dropped []proto.TraceID `json:"dropped,omitempty"`
 	Gone    bool            `json:"gone"` // the worker stops
 	// Draining workers announce no free slots.
@@ -49,4 +53,6 @@ type assignment struct {
 	// Revision is the revision of the execution's record that the claim replaces, or 0 if there is
 	// none.
 	Revision uint64 `json:"revision"`
+	// Memory is the memory limit of a live sandbox, in bytes.
+	Memory int64 `json:"memory,omitempty"`
 }

@@ -46,6 +46,7 @@ func (t *term) answerWorkers(m *nats.Msg) {
 		info := w.info
 		if live := t.workers[LiveWorker(name)]; live != nil {
 			info.Sandboxes, info.RunningSandboxes = live.slots, len(live.held)+len(live.used)
+			info.SandboxMemory, info.SandboxMemoryFree = live.memory, max(0, live.freeMemory)
 		}
 		info.Name, info.Pool, info.Slots, info.Running = name, w.pool, w.slots, len(w.held)+len(w.used)
 		info.Capabilities = slices.Sorted(maps.Keys(w.capabilities))

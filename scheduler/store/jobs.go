@@ -76,11 +76,12 @@ func DecodeMeta(h nats.Header) (*proto.Meta, error) {
 // RemovedJobs are jobs to remove. Each sequence number is one above the last job to remove, 0 for
 // none.
 type RemovedJobs struct {
-	Below        uint64 // of all jobs
-	PromptBelow  uint64 // of those without a RunAt
-	DelayedBelow uint64 // of those with one
-	Single       []uint64
-	Bodies       []string // names of their bodies
+	Below          uint64 // of all jobs
+	PromptBelow    uint64 // of those of the kinds that are not named below
+	DelayedBelow   uint64 // of those with a RunAt
+	SandboxesBelow uint64 // of those of live sandboxes
+	Single         []uint64
+	Bodies         []string // names of their bodies
 }
 
 // Remove removes jobs. A job that is gone already is no error. One failure does not stop the
@@ -105,6 +106,7 @@ func (j Jobs) Remove(ctx context.Context, r RemovedJobs) error {
 		purge(r.PromptBelow, jobPrefix(string(class))+">")
 	}
 	purge(r.DelayedBelow, jobPrefix(delayedJobs)+">")
+	purge(r.SandboxesBelow, jobPrefix(sandboxJobs)+">")
 	for _, seq := range r.Single {
 		if err := j.unlessGone(ctx, seq, j.DeleteMsg(ctx, seq)); err != nil {
 			failed = append(failed, fmt.Errorf("remove job %d: %w", seq, err))

@@ -18,10 +18,16 @@ const root = "bullpen."
 // stay for weeks, so the others are removed by their subjects, see [Jobs.Remove].
 const delayedJobs = "delayed"
 
+// sandboxJobs does the same for the jobs of live sandboxes, which stay until the sandbox stops.
+const sandboxJobs = "sandbox"
+
 // JobSubject is the subject of a job until its execution has ended.
 func JobSubject(m *proto.Meta) string {
 	kind := string(m.Class())
-	if !m.RunAt.IsZero() {
+	switch {
+	case m.SandboxID != "":
+		kind = sandboxJobs
+	case !m.RunAt.IsZero():
 		kind = delayedJobs
 	}
 	return jobPrefix(kind) + m.Org + "." + m.Key + "." + string(m.TraceID)

@@ -126,11 +126,16 @@ func (s *Submitter) Accepted(ctx context.Context, org, key, idempotencyKey strin
 	if err != nil {
 		return "", err
 	}
-	_, err = s.Jobs.Lookup(ctx, org, binding.Trace)
-	if errors.Is(err, proto.ErrNotFound) && time.Since(binding.BoundAt) < claimGrace {
+	rec, err := s.Jobs.Lookup(ctx, org, binding.Trace)
+	switch {
+	case errors.Is(err, proto.ErrNotFound) && time.Since(binding.BoundAt) < claimGrace:
 		return "", proto.ErrSubmissionPending
+	case err != nil:
+		return "", err
+	case rec.NotConfirmed(): // and the key was not released
+		return "", fmt.Errorf("execution %s was not accepted: %w", binding.Trace, proto.ErrNotFound)
 	}
-	return binding.Trace, err
+	return binding.Trace, nil
 }
 
 // Requeue submits the job of a dead letter as execution id, unless an earlier request has done so.

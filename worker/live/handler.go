@@ -26,8 +26,9 @@ const (
 )
 
 // Handler serves gateways. A request names its sandbox in the header [proto.HeaderSandbox] and has
-// the sandbox's ticket in [proto.HeaderTicket]. The guest answers it, without these headers. The path
-// [proto.ExpiryPath] is the worker's own: it sets when the sandbox expires.
+// the sandbox's ticket in [proto.HeaderTicket]. The guest answers it, without these headers. With
+// [proto.HeaderUntilStop] the answer breaks off when the sandbox begins to stop. The path [proto.ExpiryPath] is
+// the worker's own: it sets when the sandbox expires.
 func (s *Sandboxes) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := s.get(r.Header.Get(proto.HeaderSandbox))
@@ -40,12 +41,19 @@ func (s *Sandboxes) Handler() http.Handler {
 			x.serveExpiry(w, r)
 			return
 		}
-		if x.Why() != NotStopped {
+		var cut context.CancelCauseFunc
+		if r.Header.Get(proto.HeaderUntilStop) != "" {
+			var ctx context.Context
+			ctx, cut = context.WithCancelCause(r.Context())
+			defer cut(nil)
+			r = r.WithContext(ctx)
+		}
+		done, err := x.use(r, cut)
+		switch {
+		case errors.Is(err, errStopped):
 			w.WriteHeader(proto.StatusNoSandbox)
 			return
-		}
-		done, ok := x.use()
-		if !ok {
+		case err != nil:
 			refuseMore(w)
 			return
 		}
@@ -106,7 +114,7 @@ func newProxy(x *Sandbox) http.Handler {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", "guest"
 			r.Out.Host = r.In.Host
-			for _, name := range []string{proto.HeaderSandbox, proto.HeaderTicket} {
+			for _, name := range []string{proto.HeaderSandbox, proto.HeaderTicket, proto.HeaderUntilStop} {
 				r.Out.Header.Del(name)
 			}
 			for name, values := range r.In.Header {
@@ -119,13 +127,31 @@ func newProxy(x *Sandbox) http.Handler {
 			if r.StatusCode == proto.StatusNoSandbox { // only the worker says so
 				r.StatusCode = http.StatusBadGateway
 			}
+			if r.StatusCode != http.StatusSwitchingProtocols { // whose body is the connection
+				r.Body = &cutBody{r.Body, r.Request.Context()}
+			}
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if errors.Is(err, context.Canceled) || r.Context().Err() != nil {
+			gone := errors.Is(err, context.Canceled) || r.Context().Err() != nil
+			if gone && !errors.Is(context.Cause(r.Context()), errStopped) {
 				panic(http.ErrAbortHandler)
 			}
 			w.WriteHeader(proto.StatusNoSandbox)
 		},
 	}
+}
+
+// cutBody is the body of an answer, which breaks off when ctx is done, even if more has arrived.
+type cutBody struct {
+	io.ReadCloser
+	ctx context.Context
+}
+
+func (b *cutBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.ctx.Err() != nil {
+		return 0, context.Cause(b.ctx)
+	}
+	return n, err
 }

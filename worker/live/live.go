@@ -87,7 +87,7 @@ func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
 	ctx, stopPinging := context.WithCancel(context.Background())
 	x := &Sandbox{
 		Listener: file, sandboxes: s, job: *job, path: path, stopped: make(chan struct{}),
-		stopPinging: stopPinging, lastUse: time.Now(),
+		stopPinging: stopPinging, lastUse: time.Now(), cuts: map[*http.Request]context.CancelCauseFunc{},
 		transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -118,7 +118,7 @@ func (s *Sandboxes) get(id string) *Sandbox {
 
 const never = time.Duration(math.MaxInt64)
 
-// Reason is why a sandbox stops of itself.
+// Reason is why a sandbox stops.
 type Reason int
 
 // The reasons.
@@ -127,6 +127,7 @@ const (
 	Expired           // its timeout has passed
 	Idle              // its idle timeout has passed
 	Drained           // the worker is shut down
+	Cancelled         // a client stopped it
 )
 
 // Sandbox is a live sandbox.
@@ -146,15 +147,16 @@ type Sandbox struct {
 	mu      sync.Mutex
 	job     proto.Live
 	why     Reason
-	stopped chan struct{} // closed when why is set
-	open    int           // requests
-	lastUse time.Time     // when a request ended last
+	stopped chan struct{}                             // closed when why is set
+	open    int                                       // requests
+	cuts    map[*http.Request]context.CancelCauseFunc // abort open requests that end when the sandbox stops
+	lastUse time.Time                                 // when a request ended last
 }
 
 // Stopped returns a channel that is closed when the sandbox must stop.
 func (x *Sandbox) Stopped() <-chan struct{} { return x.stopped }
 
-// Why returns why the sandbox stopped of itself.
+// Why returns why the sandbox stops.
 func (x *Sandbox) Why() Reason {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -206,12 +208,19 @@ func (x *Sandbox) pingOnce(ctx context.Context) {
 	}
 }
 
-// stop stops the sandbox, unless it is stopping.
+// Cancel stops the sandbox as a client asks.
+func (x *Sandbox) Cancel() { x.stop(Cancelled) }
+
+// stop stops the sandbox, unless it is stopping. Nothing that happens afterwards in the sandbox reaches the
+// requests that end with it.
 func (x *Sandbox) stop(why Reason) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.why == NotStopped {
 		x.why = why
+		for _, cut := range x.cuts {
+			cut(errStopped)
+		}
 		close(x.stopped)
 	}
 }
@@ -241,23 +250,35 @@ func (x *Sandbox) check() {
 	x.timer.Reset(next.Sub(now))
 }
 
-// use notes that a request to the guest begins. The caller calls done when it has ended. ok is false if
-// too many are open.
-func (x *Sandbox) use() (done func(), ok bool) {
+var (
+	errStopped = errors.New("the sandbox has stopped")
+	errTooMany = errors.New("too many requests are open")
+)
+
+// use notes that a request to the guest begins, and calls cut, unless that is nil, when the sandbox stops. The
+// caller calls done when the request has ended. The error is errStopped or errTooMany.
+func (x *Sandbox) use(r *http.Request, cut context.CancelCauseFunc) (done func(), err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.open >= maxOpen {
-		return nil, false
+	switch {
+	case x.why != NotStopped:
+		return nil, errStopped
+	case x.open >= maxOpen:
+		return nil, errTooMany
 	}
 	x.open++
+	if cut != nil {
+		x.cuts[r] = cut
+	}
 	return func() {
 		x.mu.Lock()
 		x.open--
+		delete(x.cuts, r)
 		x.lastUse = time.Now()
 		last := x.open == 0 && x.job.IdleTimeout > 0
 		x.mu.Unlock()
 		if last {
 			x.check()
 		}
-	}, true
+	}, nil
 }

@@ -200,6 +200,66 @@ func TestIdle(t *testing.T) {
 	awaits(t, y, live.Idle)
 }
 
+// An answer that ends with its sandbox breaks off at the stop, also if the guest sends more. Others go on.
+func TestUntilStop(t *testing.T) {
+	w := newWorld(t)
+	begun, end := make(chan struct{}, 3), make(chan struct{})
+	x := w.add("one", time.Hour, 0, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(proto.HeaderUntilStop) != "" {
+			w.WriteHeader(http.StatusTeapot)
+		}
+		if r.URL.Path != "/late" {
+			_, _ = io.WriteString(w, "before ")
+			_ = http.NewResponseController(w).Flush()
+		}
+		begun <- struct{}{}
+		<-end
+		_, _ = io.WriteString(w, "after")
+	})
+	type result struct {
+		status int
+		body   string
+		err    error
+	}
+	ask := func(path, until string) <-chan result {
+		answered := make(chan result, 1)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.server.URL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header = http.Header{proto.HeaderSandbox: {"one"}, proto.HeaderTicket: {ticket}, proto.HeaderUntilStop: {until}}
+		headers := make(chan struct{})
+		go func() {
+			answer, err := w.server.Client().Do(r)
+			close(headers)
+			if err != nil {
+				answered <- result{err: err}
+				return
+			}
+			defer func() { _ = answer.Body.Close() }()
+			text, err := io.ReadAll(answer.Body)
+			answered <- result{answer.StatusCode, string(text), err}
+		}()
+		if <-begun; path != "/late" {
+			<-headers
+		}
+		return answered
+	}
+	cut, late, whole := ask("/", "1"), ask("/late", "1"), ask("/", "")
+	x.Cancel()
+	awaits(t, x, live.Cancelled)
+	if got := <-late; got.status != proto.StatusNoSandbox || got.err != nil {
+		t.Errorf("before an answer: %+v", got)
+	}
+	if got := <-cut; got.status != http.StatusOK || !strings.HasPrefix("before ", got.body) || got.err == nil {
+		t.Errorf("during an answer: %+v", got)
+	}
+	close(end)
+	if got := <-whole; got.status != http.StatusOK || got.body != "before after" || got.err != nil {
+		t.Errorf("without the header: %+v", got)
+	}
+}
+
 // A worker that drains stops its sandboxes, and those that it still gets.
 func TestDrain(t *testing.T) {
 	w := newWorld(t)

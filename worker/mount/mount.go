@@ -71,7 +71,7 @@ func Open(cfg Config) (*Opener, error) {
 		return nil, err
 	}
 	defer func() { _ = device.Close() }()
-	fs, err := fuseMount(device, proto.Mount{Slug: "try"}, 1, 1)
+	fs, err := fuseMount(device, proto.Mount{Slug: "try"}, 1, 1, false)
 	if err != nil {
 		return nil, err
 	}
@@ -113,10 +113,12 @@ type Set struct {
 
 	devices map[string]*os.File // of /dev/fuse by slug, until they are mounted and the process has them
 	volumes map[string]Volume   // by slug
-	control *net.UnixConn       // to the serving process; nil if there is none
-	starts  chan struct{}       // closed when service and err are set
-	service *nsjail.Service
-	err     error
+	// allUsers means that all users of the sandbox can use the buckets.
+	allUsers bool
+	control  *net.UnixConn // to the serving process; nil if there is none
+	starts   chan struct{} // closed when service and err are set
+	service  *nsjail.Service
+	err      error
 
 	mu      sync.Mutex
 	aborted bool
@@ -262,6 +264,10 @@ func (s *Set) Use(secrets map[string][]byte) error {
 // SetVolumes sets the volumes by the slugs of their mounts. It is called before Mount.
 func (s *Set) SetVolumes(volumes map[string]Volume) { s.volumes = volumes }
 
+// AllowAllUsers lets all users of the sandbox use the buckets, as far as the modes of files allow. Otherwise the
+// kernel refuses all but the program's. AllowAllUsers is called before Mount.
+func (s *Set) AllowAllUsers() { s.allUsers = true }
+
 // Mount mounts everything; see jail.Data.
 func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 	for _, m := range s.mounts {
@@ -272,7 +278,7 @@ func (s *Set) Mount(uid, gid int) (mounts []jail.DataMount, err error) {
 		case proto.MountVolume:
 			mounted, err = mountVolume(s.volumes[m.Slug], m, uid, gid)
 		default:
-			mounted, err = fuseMount(s.devices[m.Slug], m, uid, gid)
+			mounted, err = fuseMount(s.devices[m.Slug], m, uid, gid, s.allUsers)
 		}
 		if err != nil {
 			return mounts, err
@@ -452,8 +458,9 @@ func openDevice() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
 }
 
-// fuseMount returns a FUSE file system that only the given user can use, in no mount namespace.
-func fuseMount(device *os.File, m proto.Mount, uid, gid int) (*os.File, error) {
+// fuseMount returns a FUSE file system of the given user, in no mount namespace. Others can use it only if
+// allUsers is set.
+func fuseMount(device *os.File, m proto.Mount, uid, gid int, allUsers bool) (*os.File, error) {
 	fs, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("open a FUSE file system: %w", err)
@@ -471,6 +478,9 @@ func fuseMount(device *os.File, m proto.Mount, uid, gid int) (*os.File, error) {
 		err = errors.Join(err, unix.FsconfigSetString(fs, option[0], option[1]))
 	}
 	err = errors.Join(err, unix.FsconfigSetFlag(fs, "default_permissions"))
+	if allUsers {
+		err = errors.Join(err, unix.FsconfigSetFlag(fs, "allow_other"))
+	}
 	flags := unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 	if m.ReadOnly {
 		err = errors.Join(err, unix.FsconfigSetFlag(fs, "ro"))

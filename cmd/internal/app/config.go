@@ -65,15 +65,17 @@ type Config struct {
 	RedisURL string `name:"redis" secret:"urls" group:"Redis" env:"BULLPEN_REDIS" placeholder:"URL" help:"Redis for timers: redis://HOST:PORT/DB, or rediss:// for TLS. Put a password into the environment variable: other users of this machine can read flags. Default: embedded in this process."`
 	RedisCA  string `name:"redis-ca" group:"Redis" env:"BULLPEN_REDIS_CA" placeholder:"FILE" help:"Certificate authorities for Redis over TLS, PEM. Default: the system's."`
 
-	Slots      int         `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs that this worker runs at once. 0 is 4 per core, at most one per GiB of memory."`
-	Sandboxes  int         `name:"sandboxes" group:"Worker" env:"BULLPEN_SANDBOXES" default:"0" placeholder:"N" help:"Live sandboxes that this worker runs at once, besides programs. 0 is one for each GiB of memory; a negative number is none."`
-	Tunnel     string      `name:"tunnel" group:"Worker" env:"BULLPEN_TUNNEL" default:":0" placeholder:"HOST:PORT" help:"Address on which this worker serves gateways, which pass requests on to live sandboxes. An empty host is the address from which this worker reaches NATS, or the loopback address with the embedded one. Port 0 is any."`
-	Pool       string      `name:"pool" group:"Worker" env:"BULLPEN_POOL" default:"default" placeholder:"NAME" help:"Name of this worker's pool. All workers of a pool can run the same executions."`
-	WarmMemory proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for prewarmed sandboxes and zygotes. 0 is a sixteenth of the memory of the machine or container, 1 disables both."`
-	NsjailPath string      `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"Path of nsjail. Default: nsjail beside the bullpen program, then in ../libexec/bullpen, then on the PATH."`
-	UIDRange   UIDRange    `name:"uid-range" group:"Worker" env:"BULLPEN_UID_RANGE" default:"1900000000:532480" placeholder:"FIRST:COUNT" help:"User ids for jails of all workers on a machine: of the first 8,192 two for each slot, of the rest 2,048 for each live sandbox with a writable root. The default is outside the ranges of logins, containers and service managers."`
-	ImageDir   string      `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images. Every user must be able to traverse its parent directories."`
-	Home       string      `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail."`
+	Slots             int         `name:"slots" group:"Worker" env:"BULLPEN_SLOTS" default:"0" placeholder:"N" help:"Programs that this worker runs at once. 0 is 4 per core, at most one per GiB of memory."`
+	Sandboxes         int         `name:"sandboxes" group:"Worker" env:"BULLPEN_SANDBOXES" default:"0" placeholder:"N" help:"Live sandboxes that this worker runs at once, besides programs. 0 is one for each GiB of memory; a negative number is none."`
+	SandboxMemory     proto.Bytes `name:"sandbox-memory" group:"Worker" env:"BULLPEN_SANDBOX_MEMORY" default:"0" placeholder:"SIZE" help:"Memory of this worker for live sandboxes. It takes one only if the memory limits of all that it runs fit. 0 is the memory of the machine or container."`
+	SandboxOvercommit float64     `name:"sandbox-overcommit" group:"Worker" env:"BULLPEN_SANDBOX_OVERCOMMIT" default:"1" placeholder:"FACTOR" help:"How many times the memory for live sandboxes their memory limits may sum up to. Above 1, sandboxes that use their memory at the same time may get into want of it."`
+	Tunnel            string      `name:"tunnel" group:"Worker" env:"BULLPEN_TUNNEL" default:":0" placeholder:"HOST:PORT" help:"Address on which this worker serves gateways, which pass requests on to live sandboxes. An empty host is the address from which this worker reaches NATS, or the loopback address with the embedded one. Port 0 is any."`
+	Pool              string      `name:"pool" group:"Worker" env:"BULLPEN_POOL" default:"default" placeholder:"NAME" help:"Name of this worker's pool. All workers of a pool can run the same executions."`
+	WarmMemory        proto.Bytes `name:"warm-memory" group:"Worker" env:"BULLPEN_WARM_MEMORY" default:"0" placeholder:"SIZE" help:"Memory for prewarmed sandboxes and zygotes. 0 is a sixteenth of the memory of the machine or container, 1 disables both."`
+	NsjailPath        string      `name:"nsjail" group:"Worker" env:"BULLPEN_NSJAIL" placeholder:"PATH" help:"Path of nsjail. Default: nsjail beside the bullpen program, then in ../libexec/bullpen, then on the PATH."`
+	UIDRange          UIDRange    `name:"uid-range" group:"Worker" env:"BULLPEN_UID_RANGE" default:"1900000000:532480" placeholder:"FIRST:COUNT" help:"User ids for jails of all workers on a machine: of the first 8,192 two for each slot, of the rest 2,048 for each live sandbox with a writable root. The default is outside the ranges of logins, containers and service managers."`
+	ImageDir          string      `name:"image-dir" group:"Worker" env:"BULLPEN_IMAGE_DIR" default:"/var/cache/bullpen/images" placeholder:"DIR" help:"Directory for unpacked sandbox images. Every user must be able to traverse its parent directories."`
+	Home              string      `name:"home" group:"Worker" env:"BULLPEN_HOME" default:"/home/baponi" placeholder:"DIR" help:"Home and working directory of programs, inside the jail."`
 
 	MountRoots []string    `name:"mount-roots" group:"Worker" env:"BULLPEN_MOUNT_ROOTS" placeholder:"DIR" help:"Directories of this machine that may contain storage connections of kind directory, each mounted nosuid, separated by commas. The Files API needs the same on gateways. Default: none."`
 	MountSpool proto.Bytes `name:"mount-spool" group:"Worker" env:"BULLPEN_MOUNT_SPOOL" default:"1GiB" placeholder:"SIZE" help:"Disk space in the data directory for files that one execution is writing to its storage connections. It also limits the size of each file."`
@@ -209,6 +211,9 @@ func (c *Config) Validate() error {
 		setting("disk-reserve", c.DiskReserve == 0 || c.DiskReserve >= minDiskReserve,
 			"%s is too little: give at least %s, or 0 for the default", c.DiskReserve, proto.Bytes(minDiskReserve)),
 		setting("tunnel", validHostPort(c.Tunnel), "%q must be HOST:PORT, such as :0 or 10.0.0.7:8090", c.Tunnel),
+		setting("sandbox-memory", c.SandboxMemory >= 0, "give a size such as 16GiB, or 0 for the default"),
+		setting("sandbox-overcommit", c.SandboxOvercommit >= 1 && c.SandboxOvercommit <= maxOvercommit,
+			"%v must be between 1 and %d", c.SandboxOvercommit, maxOvercommit),
 		setting("slots", c.Slots >= 0, "give a number of programs, or 0 for the default"),
 		setting("slots", c.Slots <= c.UIDRange.Count/UIDsPerSlot, "%d slots need %d user ids, but --uid-range has %d",
 			c.Slots, c.Slots*UIDsPerSlot, c.UIDRange.Count),

@@ -93,7 +93,8 @@ func (r *workerRole) openLive(capabilities []string, c *closers) (*liveWorker, e
 		return nil, nil // their homes are threads; why there are none is logged
 	}
 	w.slots = &queue.Slots{
-		Store: r.store, Worker: queue.LiveWorker(r.instance), Live: true, Pool: r.cfg.Pool, Total: n, Capabilities: offered,
+		Store: r.store, Worker: queue.LiveWorker(r.instance), Live: true, Pool: r.cfg.Pool, Total: n,
+		Memory: r.cfg.sandboxMemory(), Capabilities: offered,
 		Ended: r.executionEnded, Started: r.metrics.ExecutionStarted, Log: r.log, Full: r.dataDiskFull,
 	}
 	return w, nil

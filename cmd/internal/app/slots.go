@@ -11,6 +11,7 @@ const (
 	slotsPerCore  = 4
 	memoryPerSlot = 1 << 30 // the default memory limit of a program
 	mostZygotes   = 32
+	maxOvercommit = 100
 )
 
 // SlotCount returns how many programs the worker runs at once. The default is 4 for each core,
@@ -35,6 +36,15 @@ func (c *Config) liveSandboxes() int {
 	default:
 		return int(min(machineMemory()/memoryPerSlot, int64(c.UIDRange.Count/UIDsPerSlot-c.SlotCount())))
 	}
+}
+
+// sandboxMemory returns the sum in bytes that the memory limits of live sandboxes may have.
+func (c *Config) sandboxMemory() int64 {
+	memory := int64(c.SandboxMemory)
+	if memory == 0 {
+		memory = machineMemory()
+	}
+	return int64(min(float64(memory)*c.SandboxOvercommit, 1<<62))
 }
 
 // forks returns how many jails one zygote can have. For each slot there are four prewarmed jails,

@@ -176,7 +176,7 @@ func (s *system) gateway(ctx context.Context) (*gateway.Server, []part, error) {
 	}
 	live := &gatewaysandboxes.Routes{Service: &gatewaysandboxes.Service{
 		Core: &server.Core, Store: s.sandboxes, Admission: s.admission, Jobs: s.queue, Submissions: submitter,
-		Events:    sandboxLog{eventLog{s.events}},
+		Events:    eventLog{s.events},
 		Tunnels:   &gatewaysandboxes.Tunnels{Endpoints: &sandboxes.Endpoints{Store: s.store}},
 		TicketKey: keys.Derived("tickets of sandboxes"),
 	}}
@@ -420,19 +420,10 @@ func (q queued) Watch(org string, id proto.TraceID) (executions.Watch, error) {
 // eventLog adapts the event log to the interface of the gateway.
 type eventLog struct{ log *events.Log }
 
-func (l eventLog) Follow(ctx context.Context, org string, id proto.TraceID, after int64) (executions.Tail, error) {
+func (l eventLog) Follow(ctx context.Context, org string, id proto.TraceID, after int64) (web.Tail, error) {
 	return l.log.Follow(ctx, org, id, after)
 }
 
 func (l eventLog) Last(ctx context.Context, org string, id proto.TraceID, attempt int) (int64, error) {
 	return l.log.Store.Output.LastEvent(ctx, org, id, attempt)
-}
-
-// sandboxLog is an eventLog for live sandboxes.
-type sandboxLog struct{ eventLog }
-
-func (l sandboxLog) Follow(
-	ctx context.Context, org string, id proto.TraceID, after int64,
-) (gatewaysandboxes.Tail, error) {
-	return l.log.Follow(ctx, org, id, after)
 }

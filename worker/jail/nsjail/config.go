@@ -43,6 +43,8 @@ type layout struct {
 	share share
 	proc  *proc
 	spec  jail.Spec
+	// bootID is the boot id that programs read; empty for the one of all jails.
+	bootID string
 	// childUIDs are the uids of the jails forked from this one; nil if it is not a zygote.
 	childUIDs []*uidSet
 }
@@ -101,6 +103,10 @@ func (l layout) config() string {
 	if l.childUIDs == nil {
 		for _, m := range l.own(l.dir) {
 			b.mount(m)
+		}
+		if l.bootID != "" {
+			b.line("mount { src_content: %q dst: %q is_bind: true nosuid: true nodev: true noexec: true }", l.bootID,
+				"/proc/"+bootID)
 		}
 	} else {
 		kind = wire.Zygote

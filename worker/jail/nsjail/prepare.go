@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -340,6 +341,9 @@ func (s *sandbox) files() (*files, error) {
 	l := layout{
 		skeleton: root, home: s.m.cfg.Home, uids: s.uids, files: min(s.spec.OpenFiles, s.m.files), share: s.m.share,
 		proc: s.m.proc, spec: s.spec, childUIDs: s.childUIDs,
+	}
+	if s.spec.Guest && slices.Contains(s.m.proc.replaced, bootID) {
+		l.bootID = newBootID()
 	}
 	cfg, err := memfd("nsjail.cfg", []byte(l.config()), unix.MFD_NOEXEC_SEAL)
 	if err != nil {

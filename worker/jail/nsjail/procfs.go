@@ -2,7 +2,9 @@ package nsjail
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -30,9 +32,18 @@ var replaced = [...]string{"stat", "vmstat", "sys/fs", bootID} // read only
 
 const bootID = "sys/kernel/random/boot_id"
 
-// constantBootID is the boot id in all jails of all workers. The host's would reveal to two
-// programs that they run on the same machine.
+// constantBootID is the boot id in all jails of all workers, but those of live sandboxes. The host's would
+// reveal to two programs that they run on the same machine.
 const constantBootID = "00000000-0000-4000-8000-000000000000\n"
+
+// newBootID returns the boot id of a jail that starts as a machine does: for a live sandbox, each start is a boot
+// after which nothing of what ran before is left.
+func newBootID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x\n", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
 
 // hostSockets are the files of /proc/net that count for the whole host. They cannot be masked,
 // because each process has a directory with them. The program may not read them.

@@ -142,6 +142,10 @@ func (p *uidPool) acquire() (*uidSet, error) {
 		return set, nil
 	}
 	sets := p.Count / p.size
+	if sets == 0 {
+		return nil, fmt.Errorf("a writable root takes %d uids beyond the first %d, which the uid range of this worker does "+
+			"not have: give it a range of at least %d", p.size, PairUIDs, PairUIDs+p.size)
+	}
 	for range sets {
 		i := p.next
 		p.next = (p.next + 1) % sets

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -56,6 +57,25 @@ func TestUIDsAreNeverShared(t *testing.T) {
 	for _, u := range []UIDs{{First: 0, Count: 10}, {First: 10, Count: 1}, {First: 1<<31 - 4, Count: 10}} {
 		if _, err := openUIDPool(u, dir); err == nil {
 			t.Errorf("range %+v accepted", u)
+		}
+	}
+}
+
+// A range that has no uids for a writable root says what is missing.
+func TestRangeWithoutRoots(t *testing.T) {
+	for count, want := range map[int]string{
+		2: "at least 10240", PairUIDs: "at least 10240", PairUIDs + RootUIDs - 1: "at least 10240", PairUIDs + RootUIDs: "",
+	} {
+		p := &uidPool{UIDs: UIDs{First: 5000, Count: count}.rest(), size: RootUIDs, dir: t.TempDir()}
+		set, err := p.acquire()
+		switch {
+		case want == "" && err == nil:
+			p.release(set)
+			if err := p.close(); err != nil {
+				t.Error(err)
+			}
+		case want == "" || err == nil || !strings.Contains(err.Error(), want):
+			t.Errorf("%d uids: %v, want %q", count, err, want)
 		}
 	}
 }
