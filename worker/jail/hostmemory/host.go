@@ -29,12 +29,12 @@ type Host struct {
 	Sockets int64
 }
 
-// files are those that the state is read from, below /proc. ZFS has a cache of its own, in the last one, which
-// need not exist.
+// files are those that the state is read from, below /proc. ZFS has a cache of its own, in the last
+// one, which need not exist.
 var files = [...]string{"meminfo", "zoneinfo", "net/sockstat", "spl/kstat/zfs/arcstats"} // read only
 
-// Reader reads the state of the host's memory. It keeps the files open and reuses its buffers. It is safe for
-// concurrent use.
+// Reader reads the state of the host's memory. It keeps the files open and reuses its buffers. It
+// is safe for concurrent use.
 type Reader struct {
 	mu      sync.Mutex
 	files   [len(files)]*os.File
@@ -92,7 +92,8 @@ func (r *Reader) Read() (Host, error) {
 	return h, nil
 }
 
-// readAll reads a file from its beginning into a buffer, which it enlarges if necessary, and returns the length.
+// readAll reads a file from its beginning into a buffer, which it enlarges if necessary, and
+// returns the length.
 func readAll(f *os.File, buffer *[]byte) (n int, err error) {
 	for {
 		read, err := f.ReadAt((*buffer)[n:], int64(n))

@@ -43,7 +43,8 @@ const (
 const (
 	outputs        = 2
 	outputsOrders  = 3
-	outputsGuest   = 4 // also the socket on which a guest listens, and its executable
+	ofGuest        = 2 // the socket on which a guest listens, and the heartbeat of its worker
+	outputsGuest   = 5 // also a guest's, and its executable
 	maxDescriptors = 16
 )
 
@@ -124,16 +125,12 @@ func putNumber(b []byte, number int) int {
 // first receives the order to start the program. It returns the interpreter that waits for the
 // program, if any.
 func first(kind string, o *order, s *supervisor) interpreter {
-	prewarmed := interpreter{supervisor: s}
+	prewarmed := interpreter{supervisor: s, guest: kind == wire.Guest}
 	if kind == wire.Fork {
 		prewarmed.pid, prewarmed.link = wire.ForkPID, wire.ForkFD
 		prewarmed.awaitFirst()
 	} else {
-		descriptors := outputs
-		if kind == wire.Guest {
-			descriptors = outputsGuest
-		}
-		o.receive(descriptors)
+		o.receive(prewarmed.guest)
 		if o.typ != wire.Prewarm {
 			return prewarmed
 		}

@@ -47,9 +47,9 @@ const (
 	// maxRate is the maximum growth in bytes per second of a program's CPU time. It is about the
 	// speed at which a core clears memory.
 	maxRate = 4 << 30
-	// The CPU time of a suspect that uses less than idleCPU cores is read less and less often, down to once in
-	// maxSkipped ticks. In a search it is read in each tick, and otherwise as soon as the host's memory has
-	// changed by more than unread bytes since.
+	// The CPU time of a suspect that uses less than idleCPU cores is read less and less often, down to
+	// once in maxSkipped ticks. In a search it is read in each tick, and otherwise as soon as the
+	// host's memory has changed by more than unread bytes since.
 	idleCPU    = 0.01
 	maxSkipped = 32
 	unread     = 2 << 20
@@ -65,8 +65,9 @@ const (
 	// do nothing would otherwise cost the whole share.
 	queuesFurther = 16 << 20
 	queuesAgain   = 30 * time.Second
-	// queuesUnread is how many bytes a program may have queued according to its CPU time before its own queues
-	// are read again. It is less than is tolerated, since a core may copy faster than it clears memory.
+	// queuesUnread is how many bytes a program may have queued according to its CPU time before its
+	// own queues are read again. It is less than is tolerated, since a core may copy faster than it
+	// clears memory.
 	queuesUnread = tolerated / 2
 )
 
@@ -133,8 +134,8 @@ type watched struct {
 	spans [smoothed]span
 	// attributed is the smoothed uncharged memory up to which growth has been attributed.
 	attributed int64
-	// queued is how many bytes were in the queues of its sockets when they were read last, and queuedAt its CPU
-	// time before; 0 if they have not been read.
+	// queued is how many bytes were in the queues of its sockets when they were read last, and
+	// queuedAt its CPU time before; 0 if they have not been read.
 	queued   int64
 	queuedAt time.Duration
 	// share is the part of its CPU that the program has in the coming tick, unless it is paused. shares are
@@ -309,9 +310,9 @@ func (w *hostWatch) readSteady() (reading, error) {
 	return least, err
 }
 
-// update records the newest reading for each program. After a gap in the readings, growth before it is not
-// attributed any more. update returns the programs during which the kernel's memory, including sockets, grew by
-// more than is tolerated.
+// update records the newest reading for each program. After a gap in the readings, growth before it
+// is not attributed any more. update returns the programs during which the kernel's memory,
+// including sockets, grew by more than is tolerated.
 func (w *hostWatch) update(gap bool) (suspects map[*sandbox]*watched) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -350,15 +351,15 @@ func (w *hostWatch) steady(ago int) int64 {
 	}).uncharged()
 }
 
-// attribute updates the growth during a program. It attributes uncharged growth to the program up to
-// what the program's CPU time allows, and the rest to others. steady is the smoothed uncharged memory. w.mu is
-// held.
+// attribute updates the growth during a program. It attributes uncharged growth to the program up
+// to what the program's CPU time allows, and the rest to others. steady is the smoothed uncharged
+// memory. w.mu is held.
 func (w *hostWatch) attribute(s *sandbox, p *watched, steady int64) {
 	copy(p.spans[1:], p.spans[:])
 	copy(p.shares[1:], p.shares[:])
 	p.spans[0], p.shares[0] = w.readCPU(s, p), p.share
-	// Smoothed, growth is that until the oldest tick. It is attributed when the CPU time of the same ticks is
-	// known. What is excused shrinks first, because the kernel may have been freeing it.
+	// Smoothed, growth is that until the oldest tick. It is attributed when the CPU time of the same
+	// ticks is known. What is excused shrinks first, because the kernel may have been freeing it.
 	if last := p.spans[smoothed-1]; last.ticks > 0 {
 		growth := steady - p.attributed
 		p.attributed = steady
@@ -374,7 +375,8 @@ func (w *hostWatch) attribute(s *sandbox, p *watched, steady int64) {
 	p.growth[0] = now.Kernel - p.kernel - p.excused - max(0, now.charged-p.charged)
 }
 
-// readCPU returns the span that ends with this tick. It reads the CPU time of a suspect if that is due.
+// readCPU returns the span that ends with this tick. It reads the CPU time of a suspect if that is
+// due.
 func (w *hostWatch) readCPU(s *sandbox, p *watched) span {
 	now := w.readings[0]
 	p.skipped++
@@ -443,8 +445,9 @@ func (w *hostWatch) checkQueues(suspects map[*sandbox]*watched) {
 	}
 }
 
-// mayQueue reports whether a program may have too many bytes in its queues, according to the CPU time that it
-// has used since they were read. Others can fill the queues of a program with a network.
+// mayQueue reports whether a program may have too many bytes in its queues, according to the CPU
+// time that it has used since they were read. Others can fill the queues of a program with a
+// network.
 func mayQueue(s *sandbox, p *watched) bool {
 	if s.link != nil || p.used == 0 || p.queuedAt == 0 {
 		return true

@@ -37,8 +37,8 @@ func TestWatchSurvivesFailedReadings(t *testing.T) {
 	close(readings)
 }
 
-// simulatedHost is a host whose memory and programs a test controls. It has no clock: each tick is one of the
-// watch.
+// simulatedHost is a host whose memory and programs a test controls. It has no clock: each tick is
+// one of the watch.
 type simulatedHost struct {
 	t      *testing.T
 	w      *hostWatch
@@ -85,7 +85,8 @@ func (h *simulatedHost) tick() {
 	}
 }
 
-// idle lets programs do nothing but wake up now and then, for some ticks, in which the host takes some bytes each.
+// idle lets programs do nothing but wake up now and then, for some ticks, in which the host takes
+// some bytes each.
 func (h *simulatedHost) idle(programs []*sandbox, ticks int, growth int64) {
 	h.t.Helper()
 	for i := range ticks {
@@ -104,8 +105,8 @@ func (h *simulatedHost) idle(programs []*sandbox, ticks int, growth int64) {
 	}
 }
 
-// run lets a program run for a tick and take some bytes, unless it is paused. It returns false once it has
-// been killed.
+// run lets a program run for a tick and take some bytes, unless it is paused. It returns false once
+// it has been killed.
 func (h *simulatedHost) run(s *sandbox, bytes int64) bool {
 	h.t.Helper()
 	p := h.w.running[s]
@@ -122,7 +123,8 @@ func (h *simulatedHost) run(s *sandbox, bytes int64) bool {
 	return true
 }
 
-// Many programs that do nothing cost few readings of their CPU time, although the host's memory varies.
+// Many programs that do nothing cost few readings of their CPU time, although the host's memory
+// varies.
 func TestIdleProgramsAreRarelyRead(t *testing.T) {
 	h := simulateHost(t)
 	programs := h.start(50)
@@ -136,7 +138,8 @@ func TestIdleProgramsAreRarelyRead(t *testing.T) {
 	h.w.remove(programs[0])
 }
 
-// Programs that were idle for long are not blamed for what the host takes meanwhile, however slowly.
+// Programs that were idle for long are not blamed for what the host takes meanwhile, however
+// slowly.
 func TestIdleProgramsAreNotBlamed(t *testing.T) {
 	for name, growth := range map[string]int64{"slowly": 16 << 10, "steadily": 1 << 20, "fast": 4 << 20} {
 		t.Run(name, func(t *testing.T) {
@@ -151,8 +154,8 @@ func TestIdleProgramsAreNotBlamed(t *testing.T) {
 	}
 }
 
-// A program that takes memory after it was idle for long is found as fast as one that always ran, and so is
-// one that takes it so slowly that its CPU time is read less often than it takes some.
+// A program that takes memory after it was idle for long is found as fast as one that always ran,
+// and so is one that takes it so slowly that its CPU time is read less often than it takes some.
 func TestFoundAfterIdleness(t *testing.T) {
 	const mib = 1 << 20
 	for name, bytes := range map[string]int64{"fast": 12 * mib, "slowly": 2 * mib} {

@@ -107,7 +107,7 @@ func TestProtocolViolationEndsTheJail(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t)
 	p := program(t, "python", "import time; time.sleep(600)")
-	again, err := encode(wire.Start, p)
+	again, err := encode(wire.Start, p, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func order(t *testing.T, s *sandbox, p jail.Program, more []byte) outputs {
 		}
 		typ, p.Argv, p.Env = wire.Load, nil, added
 	}
-	frame, err := encode(typ, p)
+	frame, err := encode(typ, p, false)
 	if err != nil {
 		t.Fatal(err)
 	}

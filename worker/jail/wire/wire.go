@@ -2,7 +2,7 @@ package wire
 
 // Version is the version that Ready carries. Worker and init are built together, so it only guards
 // against a stale binary.
-const Version = 16
+const Version = 17
 
 // File descriptors that the init is started with.
 const (
@@ -46,7 +46,8 @@ const (
 )
 
 // GuestFile is the executable of the guest as its process sees it: the descriptors of a guest's Start
-// are stdout, stderr, the socket on which the guest listens (descriptor 3) and its executable.
+// are stdout, stderr, the socket on which the guest listens (descriptor 3), its executable and the
+// heartbeat of its worker.
 const GuestFile = "/proc/self/fd/4"
 
 // ForkPID is the pid of the forked interpreter in the jail of a Fork.
@@ -61,6 +62,9 @@ const ForkPID = 2
 // descriptor and continues as if it had been started with these values. Before it, the interpreter
 // runs no code of the program. If the stream ends before Begin, another byte comes in its place, or
 // the interpreter cannot apply the strings, it exits with a status other than 0.
+//
+// A guest that waits first receives the descriptors of Load, each with one byte, in the order of
+// Start's. It ignores the strings.
 const PrewarmFD = 3
 
 // OrderSeconds is the longest time in seconds that an init waits for the next bytes of an order that
