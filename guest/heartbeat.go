@@ -34,7 +34,10 @@ func openHeartbeat(fd int) (heartbeat, error) {
 func (h heartbeat) await(timeout time.Duration, abandoned chan<- struct{}) {
 	for {
 		if left := timeout - h.age(); left > 0 {
-			time.Sleep(left)
+			// Not time.Sleep: Go's runtime polls until a processor is free for a timer, which costs far
+			// more on a busy machine. A signal may end the sleep early.
+			pause := unix.NsecToTimespec(int64(left))
+			_ = unix.Nanosleep(&pause, nil)
 			continue
 		}
 		time.Sleep(heartbeatGrace)

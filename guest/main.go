@@ -46,7 +46,7 @@ const (
 	// Threads that exist from the start. Linux may refuse others later, and Go ends a program that it
 	// refuses a thread.
 	fileThreads  = 6  // that change files as other users
-	spareThreads = 16 // for calls to the system that block
+	spareThreads = 17 // for calls to the system that block, one of which awaits the heartbeat
 )
 
 func main() {

@@ -199,11 +199,20 @@ func limit(instances, watches, queues []byte, path *byte, argv *uintptr) {
 		errno = lower(unix.RLIMIT_SIGPENDING, maxQueuedSignals)
 	}
 	if errno == 0 {
-		var env uintptr
-		errno = execve(path, argv, &env)
+		errno = executeNsjail(path, argv)
 	}
 	logError("limit the users of the jail", errno)
 	exit(exitConfine)
+}
+
+// executeNsjail executes nsjail with the signal blocked by which it wakes up every second. nsjail only
+// waits for its child, which has no signal blocked.
+func executeNsjail(path *byte, argv *uintptr) unix.Errno {
+	if errno := setMask(1 << (unix.SIGALRM - 1)); errno != 0 {
+		return errno
+	}
+	var env uintptr
+	return execve(path, argv, &env)
 }
 
 // confine makes this process unreadable for the program, and unable to pass on a capability. In a

@@ -311,3 +311,22 @@ func expectEnd(t *testing.T, s *sandbox) {
 		t.Errorf("the init is still there: %v", err)
 	}
 }
+
+// A jail in which nothing runs wakes up nobody: nsjail blocks its alarm. The program has no signal blocked.
+func TestNsjailSleeps(t *testing.T) {
+	m := newMaker(t)
+	j := prepare(t, m, testSpec())
+	status, err := os.ReadFile(procPath(j.(*sandbox).proc.Pid, "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("SigBlk:\t%016x\n", 1<<(unix.SIGALRM-1)); !strings.Contains(string(status), want) {
+		t.Errorf("no %q in the status of nsjail:\n%s", want, status)
+	}
+	p := program(t, "bash", "grep SigBlk /proc/self/status")
+	out := &strings.Builder{}
+	p.Stdout = out
+	if o, err := j.Run(t.Context(), p); err != nil || o.Kind != jail.Exited || out.String() != "SigBlk:\t0000000000000000\n" {
+		t.Errorf("%+v, %v: %s", o, err, out)
+	}
+}

@@ -38,6 +38,9 @@ const (
 	// executes nsjail there. Its arguments are Guest's, the limit of POSIX queues, nsjail's path and
 	// its arguments.
 	Limit = "limit"
+	// Nsjail is no jail: the init executes nsjail, which it keeps from waking up every second. Its
+	// arguments are nsjail's path and its arguments.
+	Nsjail = "nsjail"
 	// Guest is a jail whose program is the guest of a live sandbox. It runs as the jail's root.
 	Guest = "guest"
 	// Fork is a jail that a zygote's interpreter created inside the zygote's jail. A fork of the
