@@ -26,7 +26,7 @@ func TestHeartbeat(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Munmap(memory) }()
-	beats := (*atomic.Int64)(unsafe.Pointer(&memory[0])) //nolint:gosec // shared with the worker
+	beats := (*atomic.Int64)(unsafe.Pointer(&memory[0]))
 	first := beats.Load()
 	if now := monotonic(t); first <= 0 || first > now {
 		t.Errorf("the heartbeat is %d at %d", first, now)

@@ -326,7 +326,8 @@ func TestNsjailSleeps(t *testing.T) {
 	p := program(t, "bash", "grep SigBlk /proc/self/status")
 	out := &strings.Builder{}
 	p.Stdout = out
-	if o, err := j.Run(t.Context(), p); err != nil || o.Kind != jail.Exited || out.String() != "SigBlk:\t0000000000000000\n" {
+	o, err := j.Run(t.Context(), p)
+	if err != nil || o.Kind != jail.Exited || out.String() != "SigBlk:\t0000000000000000\n" {
 		t.Errorf("%+v, %v: %s", o, err, out)
 	}
 }

@@ -390,7 +390,8 @@ func (s *sandbox) start(f *files) (err error) {
 		sys.UidMappings = s.uids.around()
 		sys.GidMappings = sys.UidMappings
 	}
-	s.proc, err = s.group.StartProcess(selfFD(initFD), argv, &os.ProcAttr{Dir: "/", Env: []string{}, Files: f.fds, Sys: sys})
+	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: f.fds, Sys: sys}
+	s.proc, err = s.group.StartProcess(selfFD(initFD), argv, attr)
 	if err != nil {
 		return fmt.Errorf("start nsjail: %w", err)
 	}
