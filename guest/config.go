@@ -15,8 +15,9 @@ type config struct {
 	Users       []account.User    `json:"users"`
 	DefaultUser string            `json:"default_user"`
 	Dir         string            `json:"dir"`
-	// RequestTimeout is how long the guest waits for a request before it ends; 0 for ever.
-	RequestTimeout time.Duration `json:"request_timeout"`
+	// HeartbeatTimeout is the age of the heartbeat at which the guest ends. If it is 0, there is no
+	// heartbeat.
+	HeartbeatTimeout time.Duration `json:"heartbeat_timeout"`
 	// LogBytes is how much of what processes print the guest copies to its standard output.
 	LogBytes int `json:"log_bytes"`
 	// CPU is how many processors the sandbox has, and Memory how many bytes; 0 for all of the machine's.

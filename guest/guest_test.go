@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -82,14 +83,7 @@ const capabilities = "-all,+setuid,+setgid,+chown,+kill,+dac_override"
 func newSandbox(t *testing.T) *sandbox {
 	t.Helper()
 	s := prepare(t)
-	s.config(map[string]any{
-		"env": map[string]string{"E2B_SANDBOX": "true", "SHARED": "sandbox"},
-		"users": []map[string]any{
-			{"name": "user", "uid": 1000, "gid": 1000, "home": s.home},
-			{"name": "root", "uid": 0, "gid": 0, "home": s.root},
-		},
-		"default_user": "user", "dir": s.home,
-	})
+	s.configUsers(map[string]any{"env": map[string]string{"E2B_SANDBOX": "true", "SHARED": "sandbox"}})
 	s.start(exec.Command("setpriv", "--securebits=+noroot", "--inh-caps="+capabilities,
 		"--ambient-caps="+capabilities, "--bounding-set="+capabilities, "--clear-groups", program, s.path("config.json")))
 	return s
@@ -112,6 +106,20 @@ func prepare(t *testing.T) *sandbox {
 
 func (s *sandbox) path(name string) string { return filepath.Join(s.dir, name) }
 
+// configUsers writes a config with the users of a sandbox.
+func (s *sandbox) configUsers(more map[string]any) {
+	s.t.Helper()
+	c := map[string]any{
+		"users": []map[string]any{
+			{"name": "user", "uid": 1000, "gid": 1000, "home": s.home},
+			{"name": "root", "uid": 0, "gid": 0, "home": s.root},
+		},
+		"default_user": "user", "dir": s.home,
+	}
+	maps.Copy(c, more)
+	s.config(c)
+}
+
 func (s *sandbox) config(c map[string]any) {
 	s.t.Helper()
 	b, err := json.Marshal(c)
@@ -119,32 +127,49 @@ func (s *sandbox) config(c map[string]any) {
 	check(s.t, os.WriteFile(s.path("config.json"), b, 0o644))
 }
 
-// start starts the guest with a socket, and stops it at the end of the test.
-func (s *sandbox) start(cmd *exec.Cmd) {
+// listen returns the listening socket of the guest.
+func (s *sandbox) listen() *os.File {
 	s.t.Helper()
-	address := s.path("socket")
-	listener, err := net.Listen("unix", address)
+	listener, err := net.Listen("unix", s.path("socket"))
 	check(s.t, err)
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	file, err := listener.(*net.UnixListener).File()
 	check(s.t, err)
 	check(s.t, listener.Close())
+	return file
+}
+
+// start starts the guest with a socket, and stops it at the end of the test.
+func (s *sandbox) start(cmd *exec.Cmd) {
+	s.t.Helper()
+	file := s.listen()
 	var stderr bytes.Buffer
 	cmd.ExtraFiles, cmd.Stderr = []*os.File{file}, &stderr
 	cmd.Dir = "/"
 	check(s.t, cmd.Start())
 	check(s.t, file.Close())
-	s.cmd, s.exited = cmd, make(chan error, 1)
-	go func() { s.exited <- cmd.Wait() }()
+	s.serve(cmd, &stderr)
+}
 
+// connect creates the clients of the guest.
+func (s *sandbox) connect() {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", address)
+		return (&net.Dialer{}).DialContext(ctx, "unix", s.path("socket"))
 	}}
+	s.t.Cleanup(transport.CloseIdleConnections)
 	s.http = &http.Client{Transport: transport}
 	s.process = processpb.NewProcessClient(s.http, "http://guest", connect.WithProtoJSON())
 	s.filesystem = filesystempb.NewFilesystemClient(s.http, "http://guest", connect.WithProtoJSON())
+}
+
+// serve connects to a guest that was started, and stops it at the end of the test.
+func (s *sandbox) serve(cmd *exec.Cmd, stderr *bytes.Buffer) {
+	s.t.Helper()
+	s.cmd, s.exited = cmd, make(chan error, 1)
+	go func() { s.exited <- cmd.Wait() }()
+	s.connect()
 	s.t.Cleanup(func() {
-		transport.CloseIdleConnections()
+		s.http.CloseIdleConnections()
 		if cmd.ProcessState == nil {
 			_ = cmd.Process.Signal(syscall.SIGTERM)
 		}

@@ -1,7 +1,8 @@
-// Command guest is the daemon in a live sandbox: it starts processes, moves files and passes requests on
-// to the sandbox's ports. It speaks the protocol of E2B's daemon over HTTP/1.1 on a listening Unix socket,
-// which it inherits as descriptor 3. Its argument is the path of its config. Whoever can connect to the
-// socket may do everything. Its environment is for Go's runtime alone.
+// Command guest is the daemon in a live sandbox: it starts processes, moves files and passes
+// requests on to the sandbox's ports. It speaks the protocol of E2B's daemon over HTTP/1.1 on a
+// listening Unix socket, which it inherits as descriptor 3, and watches the heartbeat of its
+// worker, descriptor 5. Its argument is the path of its config. Whoever can connect to the socket
+// may do everything. Its environment is for Go's runtime alone.
 //
 // It imports nothing of the server. In a jail it runs as user 0 with the capabilities SETUID, SETGID,
 // CHOWN, KILL, DAC_OVERRIDE, FOWNER and FSETID. What it starts has none, except the processes of capable
@@ -32,15 +33,20 @@ import (
 	"github.com/bullpen-run/bullpen/guest/process"
 )
 
+// Descriptors that the guest is started with. Between them is its executable.
 const (
 	listenFD    = 3
+	heartbeatFD = 5
+)
+
+const (
 	stopGrace   = 5 * time.Second // from SIGTERM to SIGKILL
 	finishGrace = 2 * time.Second // for clients to read the end
 
 	// Threads that exist from the start. Linux may refuse others later, and Go ends a program that it
 	// refuses a thread.
 	fileThreads  = 6  // that change files as other users
-	spareThreads = 16 // for calls to the system that block
+	spareThreads = 17 // for calls to the system that block, one of which awaits the heartbeat
 )
 
 func main() {
@@ -59,6 +65,13 @@ func run() error {
 	if err := hideDescriptors(); err != nil {
 		return err
 	}
+	looks, changes := account.NewLane(1), account.NewLane(fileThreads)
+	defer looks.Close()
+	warm(spareThreads)
+	socket, heart, err := sandboxFiles()
+	if err != nil {
+		return err
+	}
 	c, users, err := readConfig(os.Args[1])
 	if err != nil {
 		return err
@@ -70,12 +83,10 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	listener, err := inherit()
+	listener, err := inherit(socket)
 	if err != nil {
 		return err
 	}
-	looks, changes := account.NewLane(1), account.NewLane(fileThreads)
-	defer looks.Close()
 	table := &process.Table{
 		Users: users, Lane: looks, Env: c.Env, Dir: c.Dir, Capabilities: capable,
 		Log: process.NewLog(os.Stdout, c.LogBytes),
@@ -83,13 +94,13 @@ func run() error {
 	table.Open()
 	server := newServer(table, files.NewTree(users, changes), c)
 	abandoned := make(chan struct{})
-	if c.RequestTimeout > 0 {
-		w := newWatchdog(c.RequestTimeout, server.Handler)
-		server.Handler = w
-		go w.wait(abandoned)
+	if c.HeartbeatTimeout > 0 {
+		h, err := openHeartbeat(heart)
+		if err != nil {
+			return err
+		}
+		go h.await(c.HeartbeatTimeout, abandoned)
 	}
-	warm(spareThreads)
-
 	stop, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer cancel()
 	served := make(chan error, 1)
@@ -99,7 +110,7 @@ func run() error {
 		table.Close(0)
 		return fmt.Errorf("serve: %w", err)
 	case <-abandoned: // what it has started, the init kills
-		return fmt.Errorf("no request came for %s", c.RequestTimeout)
+		return fmt.Errorf("the worker's heartbeat has stopped for %s", c.HeartbeatTimeout)
 	case <-stop.Done():
 	}
 	table.Close(stopGrace)
@@ -205,12 +216,24 @@ func hideDescriptors() error {
 	return nil
 }
 
-// inherit returns the listener that this program was started with.
-func inherit() (net.Listener, error) {
-	file := os.NewFile(listenFD, "listener")
+// sandboxFiles returns the descriptors of the listening socket and of the heartbeat. A guest that
+// was started ahead waits for them.
+func sandboxFiles() (socket, heart int, err error) {
+	if os.Getenv(prewarmEnv) == "" {
+		return listenFD, heartbeatFD, nil
+	}
+	if socket, heart, err = awaitSandbox(); err != nil {
+		return 0, 0, fmt.Errorf("wait for the sandbox: %w", err)
+	}
+	return socket, heart, nil
+}
+
+// inherit returns the listener of a descriptor that this program was given.
+func inherit(fd int) (net.Listener, error) {
+	file := os.NewFile(uintptr(fd), "listener")
 	listener, err := net.FileListener(file)
 	if err != nil {
-		return nil, fmt.Errorf("descriptor %d is no listening socket: %w", listenFD, err)
+		return nil, fmt.Errorf("descriptor %d is no listening socket: %w", fd, err)
 	}
 	return listener, file.Close()
 }

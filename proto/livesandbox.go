@@ -21,11 +21,11 @@ const (
 	// MaxSandboxLog bounds what is kept of the output of the processes of one start, in bytes with the
 	// form of the log. A profile's limit of output may be lower.
 	MaxSandboxLog = 4 << 20
-	// SandboxPingEvery is how often a worker sends each of its guests a request.
-	SandboxPingEvery = 12 * time.Second
-	// GuestTimeout is how long a guest waits for a request before it ends, with all processes: its worker
-	// is frozen. The worker's lease has expired by then, 45 seconds after it was confirmed, and its loss is
-	// declared only 60 seconds after.
+	// HeartbeatEvery is how often a worker writes the time to the memory that its guests read.
+	HeartbeatEvery = time.Second
+	// GuestTimeout is the age of that time at which a guest ends, with all processes: its worker is
+	// frozen. The worker's lease has expired by then, 45 seconds after it was confirmed, and its loss
+	// is declared only 60 seconds after.
 	GuestTimeout = 48 * time.Second
 )
 

@@ -19,8 +19,8 @@ type guestConfig struct {
 	Users       []guestUser       `json:"users"`
 	DefaultUser string            `json:"default_user"`
 	Dir         string            `json:"dir"` // the working directory of processes
-	// RequestTimeout is how long the guest waits for a request before it ends.
-	RequestTimeout time.Duration `json:"request_timeout"`
+	// HeartbeatTimeout is the age of the worker's heartbeat at which the guest ends.
+	HeartbeatTimeout time.Duration `json:"heartbeat_timeout"`
 	// LogBytes is how much of what processes print the guest copies to its standard output.
 	LogBytes int `json:"log_bytes"`
 	// CPU is how many processors the sandbox has, and Memory how many bytes.
@@ -42,6 +42,11 @@ type guestUser struct {
 // program would take a part of the time that it needs to start.
 func guestEnv() []string { return []string{"GOMAXPROCS=1", "GOMEMLIMIT=16MiB"} }
 
+// guestProgram returns what all guests have in common.
+func guestProgram() jail.Program {
+	return jail.Program{Argv: []string{jail.GuestConfig}, Env: guestEnv(), Dir: "/"}
+}
+
 // guestFor returns the guest of the job's live sandbox.
 func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	job := a.job
@@ -53,7 +58,7 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	}
 	config, err := json.Marshal(guestConfig{
 		Env: env, DefaultUser: jail.GuestUser, Dir: proto.SandboxHome,
-		RequestTimeout: proto.GuestTimeout, LogBytes: min(job.Sandbox.OutputBytes, proto.MaxSandboxLog),
+		HeartbeatTimeout: proto.GuestTimeout, LogBytes: min(job.Sandbox.OutputBytes, proto.MaxSandboxLog),
 		CPU: job.Sandbox.CPU, Memory: job.Sandbox.Memory,
 		Users: []guestUser{
 			{jail.GuestUser, jail.ProgramID, jail.ProgramID, proto.SandboxHome, false},
@@ -63,10 +68,9 @@ func (a *attempt) guestFor(b *sandbox) (jail.Program, error) {
 	if err != nil {
 		return jail.Program{}, fmt.Errorf("encode the configuration of the guest: %w", err)
 	}
-	p := jail.Program{
-		Argv: []string{jail.GuestConfig}, Env: guestEnv(), Dir: "/",
-		Files: []jail.File{{Path: jail.GuestConfig, Mode: 0o600, Owner: jail.OwnerInit, Content: config}},
-	}
+	p := guestProgram()
+	p.Listener, p.Heartbeat = a.live.Listener, a.live.Heartbeat
+	p.Files = []jail.File{{Path: jail.GuestConfig, Mode: 0o600, Owner: jail.OwnerInit, Content: config}}
 	p.Files = append(p.Files, secretFiles(job, b.secrets)...)
 	if b.injector != nil {
 		p.Interception = b.injector.Interception()

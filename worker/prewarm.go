@@ -179,12 +179,17 @@ func (k poolKey) fork(ctx context.Context) (*preparedJail, error) {
 }
 
 // create creates a jail with prepare. If the language allows it, its interpreter waits there for
-// the program.
+// the program. A guest waits there for its sandbox.
 func (k poolKey) create(
 	ctx context.Context, prepare func(context.Context, jail.Spec) (jail.Jail, error),
 ) (*preparedJail, error) {
 	return k.withImage(ctx, func(j *preparedJail, spec jail.Spec) (err error) {
-		if source, ok := k.source(j.image); ok && !k.guest && jail.CanWait(source.Language) {
+		source, ok := k.source(j.image)
+		switch {
+		case k.guest:
+			prewarmed := jail.PrewarmGuest(guestProgram())
+			spec.Prewarm = &prewarmed
+		case ok && jail.CanWait(source.Language):
 			prewarmed, err := source.Prewarm()
 			if err != nil {
 				return err

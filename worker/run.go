@@ -40,7 +40,7 @@ func (a *attempt) run(ctx context.Context, c *claim, b *sandbox) (*ended, error)
 	if a.live != nil {
 		stop := a.stopLive(c)
 		defer stop.release()
-		program.Cancel, program.Listener = stop.cancel, a.live.Listener
+		program.Cancel = stop.cancel
 	}
 	began := time.Now()
 	fault.Here(fault.AfterClaimBeforeStart)

@@ -118,8 +118,9 @@ type Program struct {
 	CancelGrace time.Duration
 	// Listener, if not nil, is a listening Unix socket, and makes the program the guest of a live
 	// sandbox, in a jail with Spec.Guest. Argv are the guest's arguments. The guest serves the socket
-	// as descriptor 3, which no other process in the jail can reach.
-	Listener *os.File
+	// as descriptor 3, which no other process in the jail can reach. Heartbeat is the file of the
+	// worker's heartbeat, which the guest reads.
+	Listener, Heartbeat *os.File
 	// Interception, if not nil, takes over connections of the program. The jail must have a network.
 	Interception *Interception
 	// Stdout and Stderr receive the program's output unaltered, as it is written. If nil, the

@@ -54,6 +54,12 @@ func (s Source) Prewarm() (Program, error) {
 	return p, nil
 }
 
+// PrewarmGuest returns the guest p to start before its sandbox is known.
+func PrewarmGuest(p Program) Program {
+	p.Env = append(slices.Clone(p.Env), prewarmEnv+"=1")
+	return p
+}
+
 // Forkable is the language whose interpreter can be forked. In a fork of bash, $$ and $BASHPID
 // would be the parent's; a fork of node would not have its threads.
 const Forkable = "python"

@@ -23,6 +23,7 @@ import (
 type Sandboxes struct {
 	path    string   // of the directory of the sockets
 	dir     *os.File // the same
+	heart   *heartbeat
 	mu      sync.Mutex
 	byID    map[string]*Sandbox
 	drained bool
@@ -42,11 +43,17 @@ func Open(path string) (*Sandboxes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create a directory for the sockets of sandboxes: %w", err)
 	}
-	return &Sandboxes{path: path, dir: dir, byID: map[string]*Sandbox{}}, nil
+	heart, err := startHeartbeat()
+	if err != nil {
+		return nil, errors.Join(err, dir.Close(), os.RemoveAll(path))
+	}
+	return &Sandboxes{path: path, dir: dir, heart: heart, byID: map[string]*Sandbox{}}, nil
 }
 
-// Close removes the directory of the sockets.
-func (s *Sandboxes) Close() error { return errors.Join(s.dir.Close(), os.RemoveAll(s.path)) }
+// Close removes the directory of the sockets, and stops the heartbeat.
+func (s *Sandboxes) Close() error {
+	return errors.Join(s.dir.Close(), os.RemoveAll(s.path), s.heart.close())
+}
 
 // socket returns the path of a sandbox's socket. Paths of sockets are limited to 108 bytes, which that
 // of the directory may exceed.
@@ -84,10 +91,9 @@ func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
 	if err = errors.Join(err, listener.Close()); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen for the guest of sandbox %s: %w", job.Sandbox, err), os.Remove(path))
 	}
-	ctx, stopPinging := context.WithCancel(context.Background())
 	x := &Sandbox{
-		Listener: file, sandboxes: s, job: *job, path: path, stopped: make(chan struct{}),
-		stopPinging: stopPinging, lastUse: time.Now(), cuts: map[*http.Request]context.CancelCauseFunc{},
+		Listener: file, Heartbeat: s.heart.file, sandboxes: s, job: *job, path: path, stopped: make(chan struct{}),
+		lastUse: time.Now(), cuts: map[*http.Request]context.CancelCauseFunc{},
 		transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -105,7 +111,6 @@ func (s *Sandboxes) Add(job *proto.Live) (*Sandbox, error) {
 		x.stop(Drained)
 	}
 	x.check()
-	x.pinging.Go(func() { x.ping(ctx) })
 	return x, nil
 }
 
@@ -132,17 +137,16 @@ const (
 
 // Sandbox is a live sandbox.
 type Sandbox struct {
-	// Listener is the socket on which its guest listens.
-	Listener *os.File
+	// Listener is the socket on which its guest listens, and Heartbeat the worker's heartbeat, which
+	// all guests share.
+	Listener, Heartbeat *os.File
 
-	sandboxes   *Sandboxes
-	path        string // of the socket
-	transport   *http.Transport
-	proxy       http.Handler
-	timer       *time.Timer // calls check
-	removed     sync.Once
-	pinging     sync.WaitGroup
-	stopPinging context.CancelFunc
+	sandboxes *Sandboxes
+	path      string // of the socket
+	transport *http.Transport
+	proxy     http.Handler
+	timer     *time.Timer // calls check
+	removed   sync.Once
 
 	mu      sync.Mutex
 	job     proto.Live
@@ -174,38 +178,8 @@ func (x *Sandbox) remove() error {
 	delete(x.sandboxes.byID, x.job.Sandbox)
 	x.sandboxes.mu.Unlock()
 	x.timer.Stop()
-	x.stopPinging()
-	x.pinging.Wait()
 	x.transport.CloseIdleConnections()
 	return errors.Join(x.Listener.Close(), os.Remove(x.path))
-}
-
-// ping shows the guest that the worker is alive, until the sandbox is removed. A guest whose worker is
-// frozen ends itself, before the sandbox may start elsewhere.
-func (x *Sandbox) ping(ctx context.Context) {
-	tick := time.NewTicker(proto.SandboxPingEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			x.pingOnce(ctx)
-		}
-	}
-}
-
-// pingOnce sends the guest a request. Why it is not answered is of no interest: the next one may be.
-func (x *Sandbox) pingOnce(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, proto.SandboxPingEvery)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guest/health", nil)
-	if err != nil {
-		return
-	}
-	if answer, err := x.transport.RoundTrip(r); err == nil {
-		_ = answer.Body.Close()
-	}
 }
 
 // Cancel stops the sandbox as a client asks.

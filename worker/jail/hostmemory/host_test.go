@@ -3,6 +3,8 @@ package hostmemory
 import (
 	"net"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -99,9 +101,11 @@ func TestQueues(t *testing.T) {
 }
 
 func TestReal(t *testing.T) {
-	h, err := Read()
-	if err != nil || h.Available <= 0 || h.Kernel <= 0 {
-		t.Errorf("%+v, %v", h, err)
+	r := openReader(t)
+	for range 2 {
+		if h, err := r.Read(); err != nil || h.Available <= 0 || h.Kernel <= 0 {
+			t.Errorf("%+v, %v", h, err)
+		}
 	}
 	receiver, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -116,9 +120,44 @@ func TestReal(t *testing.T) {
 	}
 }
 
+// A file that is larger than the buffer is read whole, each time.
+func TestReadAll(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	want := strings.Repeat("0123456789", 1000)
+	if err := os.WriteFile(path, []byte(want), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	buffer := make([]byte, 16)
+	for range 2 {
+		if n, err := readAll(f, &buffer); err != nil || string(buffer[:n]) != want {
+			t.Errorf("read %d bytes: %v", n, err)
+		}
+	}
+}
+
+func openReader(tb testing.TB) *Reader {
+	tb.Helper()
+	r, err := Open()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return r
+}
+
 func BenchmarkRead(b *testing.B) {
+	r := openReader(b)
 	for b.Loop() {
-		if _, err := Read(); err != nil {
+		if _, err := r.Read(); err != nil {
 			b.Fatal(err)
 		}
 	}

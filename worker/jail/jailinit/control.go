@@ -31,26 +31,44 @@ type order struct {
 	typ     byte
 	fds     [maxDescriptors]int32 // received with the frame
 	n       int                   // number of fds
+	guest   bool                  // the process is a guest
 	memory  []byte                // holds the payload and buffer
 	payload []byte                // part of memory
 	buffer  []byte                // part of memory: space for the strings of Order and pointers to them
 }
 
-// receive reads a frame and the descriptors that come with its first byte: descriptors of them, or
-// none with Load. On any error it exits, and the jail dies: the worker is gone or violates the
-// protocol.
-func (o *order) receive(descriptors int) {
-	o.readFrame(descriptors)
+// receive reads a frame for a program or a guest, and the descriptors that come with its first
+// byte. On any error it exits, and the jail dies: the worker is gone or violates the protocol.
+func (o *order) receive(guest bool) {
+	o.guest = guest
+	o.readFrame(descriptors(wire.Start, guest))
 	switch o.typ {
 	case wire.Load:
-		o.parse(0)
+		o.parse(descriptors(o.typ, guest))
 	case wire.Prewarm, wire.Start:
-		o.parse(descriptors)
+		o.parse(descriptors(o.typ, guest))
 		if o.Argv.N == 0 {
 			exit(exitFrame)
 		}
 	default:
 		exit(exitFrame)
+	}
+}
+
+// descriptors returns how many descriptors come with an order. A guest that waits gets its own with
+// Load.
+func descriptors(typ byte, guest bool) int {
+	switch {
+	case typ == wire.Load && !guest:
+		return 0
+	case typ == wire.Load:
+		return ofGuest
+	case !guest:
+		return outputs
+	case typ == wire.Prewarm:
+		return outputsGuest - ofGuest
+	default:
+		return outputsGuest
 	}
 }
 

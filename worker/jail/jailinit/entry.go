@@ -37,6 +37,10 @@ func start(stack *uintptr) {
 	if kind == wire.Limit && arguments[5] != nil {
 		limit(arguments[2], arguments[3], arguments[4], &arguments[5][0], (*uintptr)(unsafe.Pointer(argument(6))))
 	}
+	if kind == wire.Nsjail && arguments[2] != nil {
+		logError("execute nsjail", executeNsjail(&arguments[2][0], (*uintptr)(unsafe.Pointer(argument(3)))))
+		exit(exitConfine)
+	}
 	if arguments[3] != nil {
 		prepare(kind != wire.Zygote, arguments[2], arguments[3])
 	}

@@ -133,7 +133,7 @@ func become(o *order) unix.Errno {
 	if errno == 0 {
 		errno = openInput(o.Stdin)
 	}
-	if errno == 0 && o.n == outputsGuest { // a zygote's interpreter is root of its jail, too
+	if errno == 0 && o.guest {
 		errno = grantGuest()
 	}
 	return errno

@@ -43,7 +43,8 @@ const (
 const (
 	outputs        = 2
 	outputsOrders  = 3
-	outputsGuest   = 4 // also the socket on which a guest listens, and its executable
+	ofGuest        = 2 // the socket on which a guest listens, and the heartbeat of its worker
+	outputsGuest   = 5 // also a guest's, and its executable
 	maxDescriptors = 16
 )
 
@@ -124,16 +125,12 @@ func putNumber(b []byte, number int) int {
 // first receives the order to start the program. It returns the interpreter that waits for the
 // program, if any.
 func first(kind string, o *order, s *supervisor) interpreter {
-	prewarmed := interpreter{supervisor: s}
+	prewarmed := interpreter{supervisor: s, guest: kind == wire.Guest}
 	if kind == wire.Fork {
 		prewarmed.pid, prewarmed.link = wire.ForkPID, wire.ForkFD
 		prewarmed.awaitFirst()
 	} else {
-		descriptors := outputs
-		if kind == wire.Guest {
-			descriptors = outputsGuest
-		}
-		o.receive(descriptors)
+		o.receive(prewarmed.guest)
 		if o.typ != wire.Prewarm {
 			return prewarmed
 		}
@@ -202,11 +199,20 @@ func limit(instances, watches, queues []byte, path *byte, argv *uintptr) {
 		errno = lower(unix.RLIMIT_SIGPENDING, maxQueuedSignals)
 	}
 	if errno == 0 {
-		var env uintptr
-		errno = execve(path, argv, &env)
+		errno = executeNsjail(path, argv)
 	}
 	logError("limit the users of the jail", errno)
 	exit(exitConfine)
+}
+
+// executeNsjail executes nsjail with the signal blocked by which it wakes up every second. nsjail only
+// waits for its child, which has no signal blocked.
+func executeNsjail(path *byte, argv *uintptr) unix.Errno {
+	if errno := setMask(1 << (unix.SIGALRM - 1)); errno != 0 {
+		return errno
+	}
+	var env uintptr
+	return execve(path, argv, &env)
 }
 
 // confine makes this process unreadable for the program, and unable to pass on a capability. In a

@@ -11,6 +11,7 @@ type interpreter struct {
 	pid        int // 0 if there is none
 	link       int // the init's end of the socket on which the interpreter waits, see wire.PrewarmFD
 	supervisor *supervisor
+	guest      bool
 }
 
 // start starts the interpreter and returns when it waits.
@@ -19,7 +20,7 @@ func (a *interpreter) start(o *order) {
 	if errno := socketpair(&ends); errno != 0 {
 		fail("make a socket", nil, errno)
 	}
-	o.fds[o.n] = ends[1]
+	o.fds[o.n], o.fds[outputs] = o.fds[outputs], ends[1] // a guest's executable comes after the socket
 	o.n++
 	a.pid, a.link = launch(o, a.supervisor), int(ends[0])
 	free(o.memory)
@@ -63,11 +64,17 @@ func (a interpreter) await(o *order) {
 		// The interpreter sends nothing more: it is dead or dying.
 		exit(exitPrewarmed)
 	}
-	o.receive(outputs)
+	o.receive(a.guest)
 }
 
 // load makes the interpreter continue as the program.
 func (a interpreter) load(o *order) int {
+	for _, fd := range o.fds[:o.n] {
+		if errno := sendDescriptor(a.link, int(fd)); errno != 0 {
+			fail("send a descriptor to the waiting guest", nil, errno)
+		}
+		closeFD(int(fd))
+	}
 	settings := o.buffer[:copy(o.buffer, o.Dir)]
 	settings = o.buffer[:len(settings)+copy(o.buffer[len(settings):], o.Stdin)]
 	for v := o.Env.Next(); v != nil; v = o.Env.Next() {

@@ -107,7 +107,7 @@ func TestProtocolViolationEndsTheJail(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t)
 	p := program(t, "python", "import time; time.sleep(600)")
-	again, err := encode(wire.Start, p)
+	again, err := encode(wire.Start, p, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func order(t *testing.T, s *sandbox, p jail.Program, more []byte) outputs {
 		}
 		typ, p.Argv, p.Env = wire.Load, nil, added
 	}
-	frame, err := encode(typ, p)
+	frame, err := encode(typ, p, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,5 +309,25 @@ func expectEnd(t *testing.T, s *sandbox) {
 	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.initFD), Events: unix.POLLIN}},
 		int(patience.Milliseconds())); n != 1 || err != nil {
 		t.Errorf("the init is still there: %v", err)
+	}
+}
+
+// A jail in which nothing runs wakes up nobody: nsjail blocks its alarm. The program has no signal blocked.
+func TestNsjailSleeps(t *testing.T) {
+	m := newMaker(t)
+	j := prepare(t, m, testSpec())
+	status, err := os.ReadFile(procPath(j.(*sandbox).proc.Pid, "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("SigBlk:\t%016x\n", 1<<(unix.SIGALRM-1)); !strings.Contains(string(status), want) {
+		t.Errorf("no %q in the status of nsjail:\n%s", want, status)
+	}
+	p := program(t, "bash", "grep SigBlk /proc/self/status")
+	out := &strings.Builder{}
+	p.Stdout = out
+	o, err := j.Run(t.Context(), p)
+	if err != nil || o.Kind != jail.Exited || out.String() != "SigBlk:\t0000000000000000\n" {
+		t.Errorf("%+v, %v: %s", o, err, out)
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/bullpen-run/bullpen/worker/jail/cgroup"
 	"github.com/bullpen-run/bullpen/worker/jail/disk"
 	"github.com/bullpen-run/bullpen/worker/jail/egress"
+	"github.com/bullpen-run/bullpen/worker/jail/hostmemory"
 )
 
 // The defaults of Config.
@@ -98,7 +99,8 @@ type Maker struct {
 	roots    map[rootKey]*root
 	rootsSeq int // number of the next root
 
-	watch *hostWatch
+	watch      *hostWatch
+	hostMemory *hostmemory.Reader
 
 	seq    atomic.Uint64
 	jails  sync.WaitGroup // jails whose resources are not yet released
@@ -152,6 +154,9 @@ func (m *Maker) open() (err error) {
 		return err
 	}
 	if err := m.limits(); err != nil {
+		return err
+	}
+	if m.hostMemory, err = hostmemory.Open(); err != nil {
 		return err
 	}
 	if m.share, err = findShare(m.cfg.Programs); err != nil {
@@ -587,6 +592,9 @@ func (m *Maker) Close() error {
 func (m *Maker) release() error {
 	var errs []error
 	errs = append(errs, m.closePool())
+	if m.hostMemory != nil {
+		errs = append(errs, m.hostMemory.Close())
+	}
 	if m.tree != nil {
 		errs = append(errs, m.tree.Close())
 	}

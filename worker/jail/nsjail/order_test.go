@@ -59,7 +59,7 @@ func orderOf(t *testing.T, s *sandbox, p jail.Program) []byte {
 		typ, more = wire.Load, wire.Frame(wire.Begin, nil)
 		p.Argv = nil
 	}
-	frame, err := encode(typ, p)
+	frame, err := encode(typ, p, false)
 	if err != nil {
 		t.Fatal(err)
 	}

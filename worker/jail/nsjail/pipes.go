@@ -28,7 +28,11 @@ func (s *sandbox) order(frame []byte, more ...int) (outputs, error) {
 
 // writeFrame writes a frame with descriptors.
 func writeFrame(to *net.UnixConn, frame []byte, fds []int) error {
-	n, _, err := to.WriteMsgUnix(frame, unix.UnixRights(fds...), nil)
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	n, _, err := to.WriteMsgUnix(frame, rights, nil)
 	if err == nil && n < len(frame) {
 		_, err = to.Write(frame[n:])
 	}
@@ -134,14 +138,17 @@ func growPipe(out *os.File) {
 	}
 }
 
-// encode returns a frame of type typ with the program p.
-func encode(typ byte, p jail.Program) ([]byte, error) {
+// encode returns a frame of type typ with the program p, which is a guest or not.
+func encode(typ byte, p jail.Program, guest bool) ([]byte, error) {
 	s := wire.StartFrame{
 		Argv: p.Argv, Env: p.Env, Dir: p.Dir, Stdin: wire.NoInput, UID: jail.ProgramID,
 		GID: jail.ProgramID,
 	}
-	if p.Listener != nil {
-		s.Argv, s.UID, s.GID = append([]string{wire.GuestFile}, p.Argv...), 0, 0
+	if guest {
+		s.UID, s.GID = 0, 0
+	}
+	if guest && typ != wire.Load {
+		s.Argv = append([]string{wire.GuestFile}, p.Argv...)
 	}
 	if len(p.Stdin) > 0 {
 		s.Stdin = jail.StdinFile

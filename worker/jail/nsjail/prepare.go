@@ -382,20 +382,20 @@ func (s *sandbox) files() (*files, error) {
 }
 
 func (s *sandbox) start(f *files) (err error) {
-	path, argv := s.m.cfg.NsjailPath, args()
+	argv := append([]string{"nsjail", wire.Nsjail, s.m.cfg.NsjailPath}, args()...)
 	// A terminal's signals are for the worker, which drains.
 	sys := &unix.SysProcAttr{Setpgid: true}
 	if s.uids.size == RootUIDs {
 		argv = append([]string{
 			"limit", wire.Limit, strconv.Itoa(s.m.share.instances), strconv.Itoa(s.m.share.watches),
-			strconv.FormatUint(s.m.share.queues, 10), path,
-		}, argv...)
-		path = selfFD(initFD)
+			strconv.FormatUint(s.m.share.queues, 10), s.m.cfg.NsjailPath,
+		}, args()...)
 		sys.Cloneflags, sys.GidMappingsEnableSetgroups = unix.CLONE_NEWUSER, true
 		sys.UidMappings = s.uids.around()
 		sys.GidMappings = sys.UidMappings
 	}
-	s.proc, err = s.group.StartProcess(path, argv, &os.ProcAttr{Dir: "/", Env: []string{}, Files: f.fds, Sys: sys})
+	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: f.fds, Sys: sys}
+	s.proc, err = s.group.StartProcess(selfFD(initFD), argv, attr)
 	if err != nil {
 		return fmt.Errorf("start nsjail: %w", err)
 	}

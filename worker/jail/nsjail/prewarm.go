@@ -22,16 +22,40 @@ type interpreter struct {
 // prewarm starts the spec's interpreter and returns when it waits.
 func (s *sandbox) prewarm(ctx context.Context) error {
 	p := *s.spec.Prewarm
-	frame, err := encode(wire.Prewarm, p)
+	frame, err := encode(wire.Prewarm, p, s.spec.Guest)
 	if err != nil {
 		return err
 	}
-	out, err := s.order(frame)
+	executable, err := s.executable()
+	if err != nil {
+		return err
+	}
+	out, err := s.order(frame, executable...)
 	if err != nil {
 		return fmt.Errorf("prewarm %s: %w", p.Argv[0], err)
 	}
 	s.prewarmed = &interpreter{p, out}
 	return s.awaitWaiting(ctx)
+}
+
+// executable returns the descriptor of the executable of a guest, if the jail is for one.
+func (s *sandbox) executable() ([]int, error) {
+	if !s.spec.Guest {
+		return nil, nil
+	}
+	guest, err := s.m.guest()
+	if err != nil {
+		return nil, err
+	}
+	return []int{int(guest.Fd())}, nil
+}
+
+// ofGuest returns the descriptors that p needs as a guest, if it is one.
+func ofGuest(p jail.Program) []int {
+	if p.Listener == nil {
+		return nil
+	}
+	return []int{int(p.Listener.Fd()), int(p.Heartbeat.Fd())}
 }
 
 // awaitWaiting blocks until the interpreter waits.
@@ -83,13 +107,12 @@ func (s *sandbox) load(p jail.Program) error {
 		return nil
 	}
 	p.Argv, p.Env = nil, added
-	frame, err := encode(wire.Load, p)
+	frame, err := encode(wire.Load, p, s.spec.Guest)
 	if err != nil {
 		return err
 	}
 	s.loaded = true
-	_, err = s.conn.Write(frame)
-	return ignoreEnd(err)
+	return ignoreEnd(writeFrame(s.conn, frame, ofGuest(p)))
 }
 
 // MountHome mounts a home; see jail.Jail.

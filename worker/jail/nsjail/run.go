@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -260,17 +261,17 @@ func (r *run) send() error {
 		_, err := r.conn.Write(wire.Frame(wire.Begin, nil))
 		return ignoreEnd(err) // a frame that was sent may contain the reason
 	}
-	frame, err := encode(wire.Start, r.program)
+	frame, err := encode(wire.Start, r.program, r.spec.Guest)
 	if err != nil {
 		return err
 	}
-	var more []int
-	if listener := r.program.Listener; listener != nil {
-		guest, err := r.m.guest()
+	more := ofGuest(r.program)
+	if more != nil {
+		executable, err := r.executable()
 		if err != nil {
 			return err
 		}
-		more = []int{int(listener.Fd()), int(guest.Fd())}
+		more = slices.Insert(more, 1, executable...)
 	}
 	out, err := r.order(frame, more...)
 	if err != nil {

@@ -208,11 +208,35 @@ func (s *sandbox) release() error {
 	return errors.Join(errs...)
 }
 
+// reminder is the time between two signals to an nsjail that must end.
+const reminder = time.Second
+
+// remind has nsjail look for its child's death until stop is called. nsjail misses a death just before it begins
+// to wait, and would otherwise notice by an alarm every second, which is blocked.
+func remind(nsjail *os.Process) (stop func()) {
+	over := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(reminder)
+		defer tick.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-tick.C:
+				_ = nsjail.Signal(unix.SIGCHLD) // it may have ended
+			}
+		}
+	}()
+	return func() { close(over) }
+}
+
 // awaitDeath waits until nsjail, the init and all processes that the kernel kills with the init are
 // dead. The caller must already have killed them.
 func (s *sandbox) awaitDeath() (err error) {
 	if s.proc != nil {
+		stop := remind(s.proc)
 		_, err = s.proc.Wait()
+		stop()
 		s.mu.Lock()
 		s.proc = nil
 		s.mu.Unlock()

@@ -43,7 +43,7 @@
 //	                                          is a file that is opened afterwards. A
 //	                                          waiting interpreter is killed first.
 //	Load     as Start                         Instead of Start, after Waiting, without
-//	                                          descriptors. Sends the program to the
+//	                                          outputs. Sends the program to the
 //	                                          waiting interpreter, which runs none of
 //	                                          it yet. argv is empty; env is added to
 //	                                          the interpreter's own.
@@ -66,7 +66,8 @@
 //	                                          error is written to stderr, and the next
 //	                                          Jail is still accepted.
 //
-// The init of a guest's jail accepts Start with four descriptors, see GuestFile. The guest runs as the
+// The init of a guest's jail accepts Start with five descriptors, see GuestFile. The socket and the
+// heartbeat come with Load instead if the guest was started with Prewarm. The guest runs as the
 // jail's root and keeps the capabilities with which it starts processes as the program's user and
 // handles their files; what it executes has none.
 //

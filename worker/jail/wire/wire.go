@@ -2,7 +2,7 @@ package wire
 
 // Version is the version that Ready carries. Worker and init are built together, so it only guards
 // against a stale binary.
-const Version = 16
+const Version = 17
 
 // File descriptors that the init is started with.
 const (
@@ -38,6 +38,9 @@ const (
 	// executes nsjail there. Its arguments are Guest's, the limit of POSIX queues, nsjail's path and
 	// its arguments.
 	Limit = "limit"
+	// Nsjail is no jail: the init executes nsjail, which it keeps from waking up every second. Its
+	// arguments are nsjail's path and its arguments.
+	Nsjail = "nsjail"
 	// Guest is a jail whose program is the guest of a live sandbox. It runs as the jail's root.
 	Guest = "guest"
 	// Fork is a jail that a zygote's interpreter created inside the zygote's jail. A fork of the
@@ -46,7 +49,8 @@ const (
 )
 
 // GuestFile is the executable of the guest as its process sees it: the descriptors of a guest's Start
-// are stdout, stderr, the socket on which the guest listens (descriptor 3) and its executable.
+// are stdout, stderr, the socket on which the guest listens (descriptor 3), its executable and the
+// heartbeat of its worker.
 const GuestFile = "/proc/self/fd/4"
 
 // ForkPID is the pid of the forked interpreter in the jail of a Fork.
@@ -61,6 +65,9 @@ const ForkPID = 2
 // descriptor and continues as if it had been started with these values. Before it, the interpreter
 // runs no code of the program. If the stream ends before Begin, another byte comes in its place, or
 // the interpreter cannot apply the strings, it exits with a status other than 0.
+//
+// A guest that waits first receives the descriptors of Load, each with one byte, in the order of
+// Start's. It ignores the strings.
 const PrewarmFD = 3
 
 // OrderSeconds is the longest time in seconds that an init waits for the next bytes of an order that
