@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/agent/sessions/sessionstest"
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
@@ -295,4 +297,40 @@ func TestNotices(t *testing.T) {
 	if got := w.Notices()[:len(want)]; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
+}
+
+// Of several requests to create a session one succeeds, and the session is as it asked for.
+func TestCreateAtTheSameTime(t *testing.T) {
+	server := storetest.Server(t)
+	worlds := []*sessionstest.World{open(t, server, 0), open(t, server, 0)}
+	modes := []string{sessions.PermissionDefault, sessions.PermissionPlan, sessions.PermissionBypass}
+	for round := range 20 {
+		id := fmt.Sprint("session ", round)
+		accepted := make(chan string, 100)
+		if n := storetest.Race(t, 3*len(modes), isExisting, func(i int) error {
+			mode := modes[i%len(modes)]
+			x := &proto.AgentSession{Org: org, Key: "k", ID: id, Agent: "mock", PermissionMode: mode}
+			err := worlds[i%len(worlds)].Create(t.Context(), x)
+			if err == nil {
+				accepted <- mode
+			}
+			return err
+		}); n != 1 {
+			t.Fatalf("%d requests succeeded", n)
+		}
+		mode := <-accepted
+		x, err := worlds[0].Get(t.Context(), org, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		started := worlds[0].Until(id, 0, nth(1, sessions.SessionStarted))
+		if log := data[sessions.Started](t, &started[0]).Metadata.PermissionMode; log != mode || x.PermissionMode != mode {
+			t.Fatalf("mode %s was accepted; the record has %s, and the log %s", mode, x.PermissionMode, log)
+		}
+	}
+}
+
+func isExisting(err error) bool {
+	e, ok := errors.AsType[*sessions.Error](err)
+	return ok && e.Kind == sessions.SessionExists
 }

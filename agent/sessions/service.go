@@ -134,18 +134,40 @@ func (s *Service) Create(ctx context.Context, x *proto.AgentSession) error {
 	x.UpdatedAt = x.CreatedAt
 	switch err := s.Records.Create(ctx, x); {
 	case errors.Is(err, proto.ErrExists):
-		// A gateway may have died between the two writes, and a log may have expired.
-		if _, err := load(ctx, s.Logs, x); !errors.Is(err, proto.ErrNotFound) {
-			return errors.Join(exists, err)
+		if err := s.beginExisting(ctx, x); err != nil {
+			return err
 		}
+		return exists
 	case err != nil:
 		return err
 	}
-	err = s.begin(ctx, x, agent.Info())
-	if errors.Is(err, proto.ErrConflict) {
-		return exists
+	if err := s.begin(ctx, x, agent.Info()); !errors.Is(err, proto.ErrConflict) {
+		return err
 	}
-	return err
+	return nil // beginExisting was faster
+}
+
+// beginExisting begins the log of a session that has a record, if it has none: a gateway may have died between
+// the two writes, and a log may have expired.
+func (s *Service) beginExisting(ctx context.Context, x *proto.AgentSession) error {
+	existing, err := s.Records.Find(ctx, x.Org, x.ID)
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := load(ctx, s.Logs, &existing); !errors.Is(err, proto.ErrNotFound) {
+		return err
+	}
+	agent, err := s.FindAgent(existing.Agent)
+	if err != nil {
+		return err
+	}
+	if err := s.begin(ctx, &existing, agent.Info()); !errors.Is(err, proto.ErrConflict) {
+		return err
+	}
+	return nil
 }
 
 // begin appends the first entry of a session's log.
