@@ -1,9 +1,11 @@
 package sessions_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
@@ -333,4 +335,54 @@ func TestCreateAtTheSameTime(t *testing.T) {
 func isExisting(err error) bool {
 	e, ok := errors.AsType[*sessions.Error](err)
 	return ok && e.Kind == sessions.SessionExists
+}
+
+// appendHook is called before an entry is appended.
+type appendHook struct {
+	sessions.Logs
+	before func()
+}
+
+func (l appendHook) Append(ctx context.Context, org, id string, after uint64, message []byte) (uint64, error) {
+	l.before()
+	return l.Logs.Append(ctx, org, id, after, message)
+}
+
+func (l appendHook) AppendTurn(
+	ctx context.Context, org, id string, after uint64, message []byte, key string,
+) (uint64, error) {
+	l.before()
+	return l.Logs.AppendTurn(ctx, org, id, after, message, key)
+}
+
+// A request that meets the removal of its session is told that there is none.
+func TestRequestDuringRemoval(t *testing.T) {
+	w := start(t)
+	ctx := t.Context()
+	for name, request := range map[string]func(*sessions.Service) error{
+		"send": func(s *sessions.Service) error {
+			_, err := s.Send(ctx, org, "s", sessions.Message{Text: "hello"}, "")
+			return err
+		},
+		"answer": func(s *sessions.Service) error {
+			return s.AnswerPermission(ctx, org, "s", "mock_1_permission", sessions.PermissionAccepted)
+		},
+		"interrupt": func(s *sessions.Service) error { return s.Interrupt(ctx, org, "s") },
+		"terminate": func(s *sessions.Service) error { return s.Terminate(ctx, org, "s") },
+		"remove":    func(s *sessions.Service) error { return s.Remove(ctx, org, "s") },
+	} {
+		create(w, "s", "")
+		send(w, "s", listFiles)
+		w.Until("s", 0, nth(1, sessions.PermissionRequested))
+		late := *w.Service
+		late.Logs = appendHook{w.Logs, sync.OnceFunc(func() {
+			if err := w.Remove(ctx, org, "s"); err != nil {
+				t.Error(err)
+			}
+		})}
+		err := request(&late)
+		if e, ok := errors.AsType[*sessions.Error](err); !ok || e.Kind != sessions.SessionNotFound {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

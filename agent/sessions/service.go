@@ -87,6 +87,14 @@ func shortenID(id string) string {
 	return proto.Shorten(id)
 }
 
+// publicError returns an error of the store as what clients are told about a session.
+func publicError(err error, id string) error {
+	if errors.Is(err, proto.ErrNotFound) {
+		return notFound(id)
+	}
+	return err
+}
+
 // FindAgent returns an agent. Its error is an [*Error] if there is none.
 func (s *Service) FindAgent(id string) (Agent, error) {
 	if a, ok := s.Agent(id); ok {
@@ -275,10 +283,7 @@ func (s *Service) open(ctx context.Context, org, id string) (*log, error) {
 			return l, nil
 		}
 	}
-	if errors.Is(err, proto.ErrNotFound) {
-		err = notFound(id)
-	}
-	return nil, err
+	return nil, publicError(err, id)
 }
 
 // List returns the sessions of an organisation, the newest first.
@@ -324,11 +329,11 @@ func (s *Service) Send(ctx context.Context, org, id string, m Message, key strin
 	}
 	if sent == nil {
 		if sent, err = l.send(ctx, m); err != nil {
-			return nil, err
+			return nil, publicError(err, id)
 		}
 	}
 	if err := s.Records.Activate(ctx, org, id); err != nil {
-		return nil, err
+		return nil, publicError(err, id)
 	}
 	return sent, nil
 }
@@ -457,10 +462,10 @@ func (s *Service) answer(ctx context.Context, org, id string, resolve func(*Stat
 	if err != nil {
 		return err
 	}
-	if _, err := l.append(ctx, nil, resolve); err != nil {
-		return err
+	if _, err = l.append(ctx, nil, resolve); err == nil {
+		err = s.Records.Activate(ctx, org, id)
 	}
-	return s.Records.Activate(ctx, org, id)
+	return publicError(err, id)
 }
 
 // turn returns the turn in progress, 0 for none.
@@ -514,8 +519,5 @@ func (s *Service) Remove(ctx context.Context, org, id string) error {
 	if err == nil {
 		err = s.Records.Remove(ctx, org, id)
 	}
-	if errors.Is(err, proto.ErrNotFound) {
-		err = notFound(id)
-	}
-	return err
+	return publicError(err, id)
 }
