@@ -2,7 +2,6 @@ package sessions
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -28,7 +27,7 @@ func (s *Service) Read(ctx context.Context, org, id string, offset int64) (*Read
 	}
 	r := &Reader{logs: s.Logs, org: org, id: l.session.LogID(), session: id, offset: offset}
 	r.after, err = l.seek(ctx, offset)
-	return r, err
+	return r, publicError(err, id)
 }
 
 // ReadTurn returns a reader that begins with the entries after a message.
@@ -71,11 +70,8 @@ func (l *log) seek(ctx context.Context, offset int64) (uint64, error) {
 // if wait is set waits for another one. Its error is an [*Error] if the session was removed.
 func (r *Reader) Next(ctx context.Context, wait bool) (*Entry, error) {
 	message, at, err := r.next(ctx, wait)
-	if errors.Is(err, proto.ErrNotFound) {
-		err = notFound(r.session)
-	}
 	if err != nil || message == nil {
-		return nil, err
+		return nil, publicError(err, r.session)
 	}
 	e, err := decodeEntry(message)
 	if err != nil {

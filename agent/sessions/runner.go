@@ -86,6 +86,14 @@ type queued struct {
 	after uint64
 }
 
+// queuedAfter returns the number of the entry before the first message of a queue; 0 if it is empty.
+func queuedAfter(queue []queued) uint64 {
+	if len(queue) == 0 {
+		return 0
+	}
+	return queue[0].after
+}
+
 // drive is one call of [Runner.CarryOut].
 type drive struct {
 	*Runner
@@ -476,6 +484,8 @@ func (d *drive) step(ctx context.Context) (done bool, err error) {
 			d.hangUp()
 		}
 		return false, d.startTurn(ctx)
+	case state.Queued() > 0:
+		return false, d.dropExpired(ctx)
 	}
 	d.hangUp()
 	return true, d.finish(ctx)
@@ -529,19 +539,24 @@ func (d *drive) failMessage(ctx context.Context) error {
 	})
 }
 
+// dropExpired drops messages from the queue that are no longer in the log.
+func (d *drive) dropExpired(ctx context.Context) error {
+	return d.append(ctx, 0, func(b *batch) error {
+		lost := b.state.Queued() - int64(len(d.queue)) // new ones may have come
+		b.state.Turns, b.state.QueuedAfter = b.state.Turns+lost, queuedAfter(d.queue)
+		return b.add(&Native{Type: ErrorEvent, Synthetic: true, Data: Failure{
+			Code: new("message_expired"), Message: fmt.Sprintf("%d messages expired before their turns; send them again", lost),
+		}})
+	})
+}
+
 // beginTurn takes the first message from the queue and begins its turn, with events that fill adds.
 func (d *drive) beginTurn(ctx context.Context, fill func(*batch) error) error {
 	next := d.queue[0]
-	rest := d.queue[1:]
 	err := d.append(ctx, next.Number, func(b *batch) error {
 		b.begin(nil)
 		b.state.Turns, b.state.Running, b.state.Open = next.Number, true, nil
-		b.state.TurnAfter, b.state.QueuedAfter = d.log.at, 0
-		if len(rest) > 0 {
-			b.state.QueuedAfter = rest[0].after
-		} else if len(d.queue) > 1 { // it came while this entry was being made
-			b.state.QueuedAfter = d.queue[1].after
-		}
+		b.state.TurnAfter, b.state.QueuedAfter = d.log.at, queuedAfter(d.queue[1:])
 		started := &Native{Type: TurnStarted, Synthetic: true}
 		if err := b.event(started, Turn{Phase: "started", ID: turnID(next.Number)}); err != nil {
 			return err

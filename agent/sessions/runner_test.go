@@ -1,12 +1,16 @@
 package sessions_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/agent/sessions/sessionstest"
+	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
@@ -294,5 +298,91 @@ func TestNotices(t *testing.T) {
 	}
 	if got := w.Notices()[:len(want)]; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// Of several requests to create a session one succeeds, and the session is as it asked for.
+func TestCreateAtTheSameTime(t *testing.T) {
+	server := storetest.Server(t)
+	worlds := []*sessionstest.World{open(t, server, 0), open(t, server, 0)}
+	modes := []string{sessions.PermissionDefault, sessions.PermissionPlan, sessions.PermissionBypass}
+	for round := range 20 {
+		id := fmt.Sprint("session ", round)
+		accepted := make(chan string, 100)
+		if n := storetest.Race(t, 3*len(modes), isExisting, func(i int) error {
+			mode := modes[i%len(modes)]
+			x := &proto.AgentSession{Org: org, Key: "k", ID: id, Agent: "mock", PermissionMode: mode}
+			err := worlds[i%len(worlds)].Create(t.Context(), x)
+			if err == nil {
+				accepted <- mode
+			}
+			return err
+		}); n != 1 {
+			t.Fatalf("%d requests succeeded", n)
+		}
+		mode := <-accepted
+		x, err := worlds[0].Get(t.Context(), org, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		started := worlds[0].Until(id, 0, nth(1, sessions.SessionStarted))
+		if log := data[sessions.Started](t, &started[0]).Metadata.PermissionMode; log != mode || x.PermissionMode != mode {
+			t.Fatalf("mode %s was accepted; the record has %s, and the log %s", mode, x.PermissionMode, log)
+		}
+	}
+}
+
+func isExisting(err error) bool {
+	e, ok := errors.AsType[*sessions.Error](err)
+	return ok && e.Kind == sessions.SessionExists
+}
+
+// appendHook is called before an entry is appended.
+type appendHook struct {
+	sessions.Logs
+	before func()
+}
+
+func (l appendHook) Append(ctx context.Context, org, id string, after uint64, message []byte) (uint64, error) {
+	l.before()
+	return l.Logs.Append(ctx, org, id, after, message)
+}
+
+func (l appendHook) AppendTurn(
+	ctx context.Context, org, id string, after uint64, message []byte, key string,
+) (uint64, error) {
+	l.before()
+	return l.Logs.AppendTurn(ctx, org, id, after, message, key)
+}
+
+// A request that meets the removal of its session is told that there is none.
+func TestRequestDuringRemoval(t *testing.T) {
+	w := start(t)
+	ctx := t.Context()
+	for name, request := range map[string]func(*sessions.Service) error{
+		"send": func(s *sessions.Service) error {
+			_, err := s.Send(ctx, org, "s", sessions.Message{Text: "hello"}, "")
+			return err
+		},
+		"answer": func(s *sessions.Service) error {
+			return s.AnswerPermission(ctx, org, "s", "mock_1_permission", sessions.PermissionAccepted)
+		},
+		"interrupt": func(s *sessions.Service) error { return s.Interrupt(ctx, org, "s") },
+		"terminate": func(s *sessions.Service) error { return s.Terminate(ctx, org, "s") },
+		"remove":    func(s *sessions.Service) error { return s.Remove(ctx, org, "s") },
+	} {
+		create(w, "s", "")
+		send(w, "s", listFiles)
+		w.Until("s", 0, nth(1, sessions.PermissionRequested))
+		late := *w.Service
+		late.Logs = appendHook{w.Logs, sync.OnceFunc(func() {
+			if err := w.Remove(ctx, org, "s"); err != nil {
+				t.Error(err)
+			}
+		})}
+		err := request(&late)
+		if e, ok := errors.AsType[*sessions.Error](err); !ok || e.Kind != sessions.SessionNotFound {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -87,6 +87,14 @@ func shortenID(id string) string {
 	return proto.Shorten(id)
 }
 
+// publicError returns an error of the store as what clients are told about a session.
+func publicError(err error, id string) error {
+	if errors.Is(err, proto.ErrNotFound) {
+		return notFound(id)
+	}
+	return err
+}
+
 // FindAgent returns an agent. Its error is an [*Error] if there is none.
 func (s *Service) FindAgent(id string) (Agent, error) {
 	if a, ok := s.Agent(id); ok {
@@ -134,18 +142,40 @@ func (s *Service) Create(ctx context.Context, x *proto.AgentSession) error {
 	x.UpdatedAt = x.CreatedAt
 	switch err := s.Records.Create(ctx, x); {
 	case errors.Is(err, proto.ErrExists):
-		// A gateway may have died between the two writes, and a log may have expired.
-		if _, err := load(ctx, s.Logs, x); !errors.Is(err, proto.ErrNotFound) {
-			return errors.Join(exists, err)
+		if err := s.beginExisting(ctx, x); err != nil {
+			return err
 		}
+		return exists
 	case err != nil:
 		return err
 	}
-	err = s.begin(ctx, x, agent.Info())
-	if errors.Is(err, proto.ErrConflict) {
-		return exists
+	if err := s.begin(ctx, x, agent.Info()); !errors.Is(err, proto.ErrConflict) {
+		return err
 	}
-	return err
+	return nil // beginExisting was faster
+}
+
+// beginExisting begins the log of a session that has a record, if it has none: a gateway may have died between
+// the two writes, and a log may have expired.
+func (s *Service) beginExisting(ctx context.Context, x *proto.AgentSession) error {
+	existing, err := s.Records.Find(ctx, x.Org, x.ID)
+	if errors.Is(err, proto.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := load(ctx, s.Logs, &existing); !errors.Is(err, proto.ErrNotFound) {
+		return err
+	}
+	agent, err := s.FindAgent(existing.Agent)
+	if err != nil {
+		return err
+	}
+	if err := s.begin(ctx, &existing, agent.Info()); !errors.Is(err, proto.ErrConflict) {
+		return err
+	}
+	return nil
 }
 
 // begin appends the first entry of a session's log.
@@ -253,10 +283,7 @@ func (s *Service) open(ctx context.Context, org, id string) (*log, error) {
 			return l, nil
 		}
 	}
-	if errors.Is(err, proto.ErrNotFound) {
-		err = notFound(id)
-	}
-	return nil, err
+	return nil, publicError(err, id)
 }
 
 // List returns the sessions of an organisation, the newest first.
@@ -302,11 +329,11 @@ func (s *Service) Send(ctx context.Context, org, id string, m Message, key strin
 	}
 	if sent == nil {
 		if sent, err = l.send(ctx, m); err != nil {
-			return nil, err
+			return nil, publicError(err, id)
 		}
 	}
 	if err := s.Records.Activate(ctx, org, id); err != nil {
-		return nil, err
+		return nil, publicError(err, id)
 	}
 	return sent, nil
 }
@@ -435,10 +462,10 @@ func (s *Service) answer(ctx context.Context, org, id string, resolve func(*Stat
 	if err != nil {
 		return err
 	}
-	if _, err := l.append(ctx, nil, resolve); err != nil {
-		return err
+	if _, err = l.append(ctx, nil, resolve); err == nil {
+		err = s.Records.Activate(ctx, org, id)
 	}
-	return s.Records.Activate(ctx, org, id)
+	return publicError(err, id)
 }
 
 // turn returns the turn in progress, 0 for none.
@@ -492,8 +519,5 @@ func (s *Service) Remove(ctx context.Context, org, id string) error {
 	if err == nil {
 		err = s.Records.Remove(ctx, org, id)
 	}
-	if errors.Is(err, proto.ErrNotFound) {
-		err = notFound(id)
-	}
-	return err
+	return publicError(err, id)
 }

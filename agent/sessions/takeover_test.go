@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/agent/sessions/mock"
 	"github.com/bullpen-run/bullpen/agent/sessions/sessionstest"
@@ -79,6 +81,36 @@ func TestWaitingTurnWhoseRunnerDied(t *testing.T) {
 			equal(t, "the rest", two.Until("s", int64(len(waiting)), ends), c.want...)
 		})
 	}
+}
+
+// A message whose turn comes after it has expired ends with an error, and the session goes on.
+func TestMessageThatExpired(t *testing.T) {
+	ctx, server := t.Context(), storetest.Server(t)
+	w := open(t, server, 0)
+	stop := w.Lead()
+	create(w, "s", "")
+	send(w, "s", listFiles)
+	waiting := w.Until("s", 0, nth(1, sessions.PermissionRequested))
+	stop()
+	send(w, "s", "late")
+	err := w.AnswerPermission(ctx, org, "s", "mock_1_permission", sessions.PermissionAccepted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := storetest.Open(t, server).JS.Stream(ctx, "BULLPEN_AGENT_LOGS")
+	if err == nil {
+		err = stream.Purge(ctx, jetstream.WithPurgeKeep(1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Lead()
+	accepted := []string{"permission.resolved: command_execution accept"}
+	expired := w.Until("s", int64(len(waiting)), nth(1, sessions.ErrorEvent))
+	equal(t, "the rest", expired, slices.Concat(accepted, turnEnds, []string{"error: message_expired"})...)
+	send(w, "s", "hello")
+	equal(t, "the next turn", w.Until("s", expired[len(expired)-1].Sequence, nth(1, sessions.TurnEnded)),
+		slices.Concat(turnStarts, userSays, agentSays, turnEnds)...)
 }
 
 // However often runners die, and with two at once, each message has one turn, which ends once.

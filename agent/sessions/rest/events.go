@@ -249,8 +249,8 @@ func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request) error {
 // turn returns the events of an entry that the stream of a turn has, and whether the stream ends with them.
 func turn(e *sessions.Entry, number int64) (events []sessions.Event, last bool) {
 	if e.Turn != number {
-		// A session that has ended does not begin the turn.
-		if e.State.Ended != sessions.EndTerminated && e.State.Ended != sessions.EndError {
+		// A session that was terminated does not begin the turn.
+		if e.State.Ended != sessions.EndTerminated {
 			return nil, false
 		}
 		for i := range e.Events {
