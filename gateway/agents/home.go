@@ -14,8 +14,8 @@ import (
 	"github.com/bullpen-run/bullpen/proto"
 )
 
-// Home has the files of a thread for a request. All errors are [*api.Error]. Paths are cleaned and relative to
-// the home. Links are not followed.
+// Home has the files of a thread for a request. All errors are [*api.Error]. Paths are cleaned and
+// relative to the home. Links are not followed.
 type Home struct {
 	a      *Agent
 	thread string
@@ -27,7 +27,8 @@ func (a *Agent) Home(thread string) *Home { return &Home{a, thread} }
 // HomePath returns the path of homes in sandboxes.
 func (a *Agent) HomePath() string { return a.m.Opener.Home }
 
-// CheckCaller returns an error if the API key of the request has become invalid since the request began.
+// CheckCaller returns an error if the API key of the request has become invalid since the request
+// began.
 func (a *Agent) CheckCaller() error { return a.public(a.m.CheckCaller(a.r)) }
 
 // UntilDrain returns a context that ends when the server begins to shut down.
@@ -63,8 +64,8 @@ func (h *Home) change(ctx context.Context, change func(context.Context, *filesto
 	})
 }
 
-// List calls each for the entries of a directory. The code of its error is [api.CodeNotFound] if there is no
-// such directory; a thread that does not exist has all, and all are empty.
+// List calls each for the entries of a directory. The code of its error is [api.CodeNotFound] if
+// there is no such directory; a thread that does not exist has all, and all are empty.
 func (h *Home) List(ctx context.Context, dir string, each func(proto.File) error) error {
 	var ours error
 	err := h.a.m.Homes.List(ctx, h.a.org(), h.thread, dir, false, func(f proto.File) error {
@@ -173,8 +174,9 @@ func (h *Home) MakeDirectory(ctx context.Context, dir string) error {
 	return h.a.public(err)
 }
 
-// UnpackBody unpacks a tar, the body of the request, below a directory, which it creates if necessary. It calls each
-// with the paths of the entries, relative to the directory and as the tar has them.
+// UnpackBody unpacks a tar, the body of the request, below a directory, which it creates if
+// necessary. It calls each with the paths of the entries, relative to the directory and as the tar
+// has them.
 func (h *Home) UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error {
 	err := h.unpackBody(w, dir, each)
 	if err != nil {
@@ -212,8 +214,8 @@ func (h *Home) unpackBody(w http.ResponseWriter, dir string, each func(path stri
 	return err
 }
 
-// Delete deletes what is at a path: a directory that is not empty only with recursive. The code of its error is
-// [api.CodeNotFound] if there is nothing.
+// Delete deletes what is at a path: a directory that is not empty only with recursive. The code of
+// its error is [api.CodeNotFound] if there is nothing.
 func (h *Home) Delete(ctx context.Context, name string, recursive bool) error {
 	return h.change(ctx, func(ctx context.Context, files *filestore.Store) error {
 		_, err := files.Remove(ctx, name, recursive)
@@ -222,7 +224,8 @@ func (h *Home) Delete(ctx context.Context, name string, recursive bool) error {
 }
 
 // Move renames what is at a path, and creates the parents of the new one. The code of its error is
-// [api.CodeNotFound] if there is nothing at the old path, and [api.CodeConflict] if there is something at the new.
+// [api.CodeNotFound] if there is nothing at the old path, and [api.CodeConflict] if there is
+// something at the new.
 func (h *Home) Move(ctx context.Context, from, to string) error {
 	return h.change(ctx, func(ctx context.Context, files *filestore.Store) error {
 		_, err := files.Rename(ctx, from, to)
@@ -230,8 +233,8 @@ func (h *Home) Move(ctx context.Context, from, to string) error {
 	})
 }
 
-// Remove removes the thread with its files, if it exists. The code of its error is [api.CodeConflict] while an
-// execution uses it.
+// Remove removes the thread with its files, if it exists. The code of its error is
+// [api.CodeConflict] while an execution uses it.
 func (h *Home) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), web.VersionsTimeout)
 	defer cancel()

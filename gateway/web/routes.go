@@ -24,8 +24,8 @@ type Handler struct {
 // Group has the handlers of routes that belong together.
 type Group interface{ Handlers() []Handler }
 
-// Row is a route with its handler. Its description decides who may use it, whether it starts work and
-// whether the audit log records it.
+// Row is a route with its handler. Its description decides who may use it, whether it starts work
+// and whether the audit log records it.
 type Row struct {
 	api.Route
 	Handle Handle

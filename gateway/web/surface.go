@@ -15,15 +15,15 @@ import (
 // for that API. The API keys are this server's.
 type Surface struct {
 	Routes []SurfaceRow
-	// WriteError answers with an error. The headers of the answer that this server's own errors have
-	// are set.
+	// WriteError answers with an error. The headers of the answer that this server's own errors
+	// have are set.
 	WriteError func(w http.ResponseWriter, r *http.Request, e *api.Error)
 	// Prefixes are the other API's path prefixes. Errors for unknown paths below them use its form.
 	Prefixes []string
 	// KeyHeader, if not empty, is the header with the API key, instead of Authorization.
 	KeyHeader string
-	// Key, if not nil, returns the API key of a request, or "". Otherwise it is in KeyHeader or in Authorization, with
-	// the scheme Bearer.
+	// Key, if not nil, returns the API key of a request, or "". Otherwise it is in KeyHeader or in
+	// Authorization, with the scheme Bearer.
 	Key func(r *http.Request) string
 }
 

@@ -108,7 +108,7 @@ func tags() []object {
 			"the store of threads, which global administrators manage."},
 		{"name": tagAgents, "description": "For programs written for other vendors' APIs, with a model of the " +
 			"operator's choice. The vendors document requests, answers and errors. Only servers with " +
-			"--agent-upstream have these routes."},
+			"--agent-upstream have those of Anthropic, OpenAI and Perplexity."},
 		{"name": tagServer, "description": "The server itself."},
 	}
 }

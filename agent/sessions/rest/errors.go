@@ -84,8 +84,8 @@ func text(status int, format string, args ...any) error {
 // Error implements error.
 func (e *textError) Error() string { return e.message }
 
-// answerError answers with an error, if it is one of this API's. Otherwise it returns it: the gateway logs it and calls
-// WriteError.
+// answerError answers with an error, if it is one of this API's. Otherwise it returns it: the
+// gateway logs it and calls WriteError.
 func answerError(w http.ResponseWriter, err error) error {
 	if wrong, ok := errors.AsType[*textError](err); ok {
 		writeText(w, wrong.status, wrong.message)
@@ -102,8 +102,8 @@ func answerError(w http.ResponseWriter, err error) error {
 		return nil
 	}
 	if errors.Is(err, sessions.ErrLogFull) {
-		p := newProblem(string(sessions.InvalidRequest), http.StatusBadRequest, "invalid request: "+sessions.ErrLogFull.Error())
-		p.write(w)
+		newProblem(string(sessions.InvalidRequest), http.StatusBadRequest, "invalid request: "+sessions.ErrLogFull.Error()).
+			write(w)
 		return nil
 	}
 	return err

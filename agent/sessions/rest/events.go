@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// keepAlive is the longest silence of a stream. Some clients drop a silent one after five minutes.
+	// keepAlive is the longest silence of a stream. Some clients drop a silent one after five
+	// minutes.
 	keepAlive = 15 * time.Second
 	// bufferSize is the size of the buffer of a list of events, in bytes.
 	bufferSize = 32 << 10
@@ -28,7 +29,8 @@ type view struct {
 	legacy string // the agent of the session, for the form of A11; empty for the form of events
 }
 
-// viewOf returns the form of events that a request asks for. A view of legacy events needs the session's agent.
+// viewOf returns the form of events that a request asks for. A view of legacy events needs the
+// session's agent.
 func viewOf(q query, x func() (*sessions.Session, error)) (v view, err error) {
 	if v.raw, err = q.flag("includeRaw", "include_raw"); err != nil {
 		return v, err
@@ -221,7 +223,8 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// streamMessage sends a message, and the events of its turn up to the first after which the client must act.
+// streamMessage sends a message, and the events of its turn up to the first after which the client
+// must act.
 func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request) error {
 	q, err := queryOf(r)
 	if err != nil {
@@ -243,10 +246,13 @@ func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request) error {
 	defer reader.Close()
 	f := &follower{view: view{raw: raw}, w: w, host: host, reader: reader}
 	f.begin()
-	return f.follow(r.Context(), func(e *sessions.Entry) (events []sessions.Event, last bool) { return turn(e, sent.Number) })
+	return f.follow(r.Context(), func(e *sessions.Entry) (events []sessions.Event, last bool) {
+		return turn(e, sent.Number)
+	})
 }
 
-// turn returns the events of an entry that the stream of a turn has, and whether the stream ends with them.
+// turn returns the events of an entry that the stream of a turn has, and whether the stream ends
+// with them.
 func turn(e *sessions.Entry, number int64) (events []sessions.Event, last bool) {
 	if e.Turn != number {
 		// A session that was terminated does not begin the turn.
@@ -291,31 +297,22 @@ func (f *follower) begin() {
 	f.checked = time.Now()
 }
 
-// errIdle is returned if there is no event for the time of keepAlive.
-var errIdle = errors.New("no event")
-
-// follow sends the events that pick returns of each entry, until it reports the last ones. It returns nil if the client
-// or this server leaves, or the session was removed.
+// follow sends the events that pick returns of each entry, until it reports the last ones. It
+// returns nil if the client or this server leaves, or the session was removed.
 func (f *follower) follow(ctx context.Context, pick func(*sessions.Entry) ([]sessions.Event, bool)) error {
 	for {
-		if time.Since(f.checked) >= keepAlive {
-			if f.host.CheckCaller() != nil {
-				return nil
-			}
-			f.checked = time.Now()
+		if !f.allowed() {
+			return nil
 		}
 		entry, err := f.next(ctx)
-		_, removed := errors.AsType[*sessions.Error](err)
-		switch {
-		case ctx.Err() != nil || removed:
-			return nil
-		case errors.Is(err, errIdle):
+		if err != nil {
+			return cleanEnd(ctx, err)
+		}
+		if entry == nil {
 			if !f.send([]byte(": keep-alive\n\n")) {
 				return nil
 			}
 			continue
-		case err != nil:
-			return err
 		}
 		events, last := pick(entry)
 		if err := f.encode(events); err != nil {
@@ -328,15 +325,33 @@ func (f *follower) follow(ctx context.Context, pick func(*sessions.Entry) ([]ses
 	}
 }
 
-// next waits for the next entry.
+// allowed reports whether the API key is still valid. It looks from time to time.
+func (f *follower) allowed() bool {
+	if time.Since(f.checked) < keepAlive {
+		return true
+	}
+	f.checked = time.Now()
+	return f.host.CheckCaller() == nil
+}
+
+// next waits for the next entry. It returns nil after the time of keepAlive.
 func (f *follower) next(ctx context.Context) (*sessions.Entry, error) {
 	limited, cancel := context.WithTimeout(ctx, keepAlive)
 	defer cancel()
 	entry, err := f.reader.Next(limited, true)
-	if err != nil && ctx.Err() == nil && limited.Err() != nil {
-		return nil, errIdle
+	if ctx.Err() == nil && limited.Err() != nil {
+		return entry, nil
 	}
 	return entry, err
+}
+
+// cleanEnd returns nil for errors that are the end of a stream: a client or a server that leaves,
+// and a session that was removed.
+func cleanEnd(ctx context.Context, err error) error {
+	if _, removed := errors.AsType[*sessions.Error](err); removed || ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // encode puts events into out.

@@ -54,7 +54,8 @@ type location struct {
 	full string // in sandboxes
 }
 
-// resolve returns the location of a path, relative to the directory of the place or absolute in its home.
+// resolve returns the location of a path, relative to the directory of the place or absolute in its
+// home.
 func (p *place) resolve(name string) (location, error) {
 	relative := !path.IsAbs(name)
 	for part := range strings.SplitSeq(name, "/") {
@@ -72,8 +73,8 @@ func (p *place) resolve(name string) (location, error) {
 	return location{clean, path.Join(p.root, clean)}, nil
 }
 
-// locate returns the place and the location that a request addresses. A request without a path has other, or is refused if
-// that is empty.
+// locate returns the place and the location that a request addresses. A request without a path has
+// other, or is refused if that is empty.
 func (s *Server) locate(r *http.Request, other string) (*place, location, query, error) {
 	q, err := queryOf(r)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/bullpen-run/bullpen/agent/sessions"
 )
 
-// legacyEvent is an event in the form that the API had before its first release. Its id is the sequence number, so
-// offsets stand for the same place in both forms.
+// legacyEvent is an event in the form that the API had before its first release. Its id is the
+// sequence number, so offsets stand for the same place in both forms.
 type legacyEvent struct {
 	ID        int64     `json:"id"`
 	Timestamp time.Time `json:"timestamp"`

@@ -1,5 +1,6 @@
-// Package rest serves the Sandbox Agent API 0.1.11, whose sessions are those of package sessions. It keeps no state:
-// requests become calls of a [sessions.Service], and streams are read from the logs of sessions.
+// Package rest serves the Sandbox Agent API 0.1.11, whose sessions are those of package sessions.
+// It keeps no state: requests become calls of a [sessions.Service], and streams are read from the
+// logs of sessions.
 package rest
 
 import (
@@ -24,7 +25,8 @@ import (
 type Host interface {
 	// Caller returns the organisation and the id of the API key.
 	Caller() (org, key string)
-	// ReadBody reads the body of the request and calls decode with it. It returns the error of decode.
+	// ReadBody reads the body of the request and calls decode with it. It returns the error of
+	// decode.
 	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
 	// AllowStored refuses to store more if the server or the organisation has no room for it.
 	AllowStored(ctx context.Context, background bool) error
@@ -36,23 +38,26 @@ type Host interface {
 	ReleaseReads()
 	// HomePath returns the path of homes in sandboxes.
 	HomePath() string
-	// CleanPath returns a path relative to the home. An absolute path outside of the home is an error.
+	// CleanPath returns a path relative to the home. An absolute path outside of the home is an
+	// error.
 	CleanPath(name string) (string, error)
 	// Home returns the files of a thread, which need not exist.
 	Home(thread string) Home
 }
 
-// Home has the files of a thread. Paths are cleaned and relative to the home. Links are not followed. Errors are
-// [*api.Error]; the code [api.CodeNotFound] stands for a path with nothing.
+// Home has the files of a thread. Paths are cleaned and relative to the home. Links are not
+// followed. Errors are [*api.Error]; the code [api.CodeNotFound] stands for a path with nothing.
 type Home interface {
-	// List calls each for the entries of a directory. In a thread that does not exist all directories exist.
+	// List calls each for the entries of a directory. In a thread that does not exist all
+	// directories exist.
 	List(ctx context.Context, dir string, each func(proto.File) error) error
 	Open(ctx context.Context, name string) (*proto.FileContent, error)
 	// PutBody stores the body of the request as a file, and returns its size.
 	PutBody(w http.ResponseWriter, name string) (size int64, err error)
 	// MakeDirectory creates a directory and its parents, unless they exist.
 	MakeDirectory(ctx context.Context, dir string) error
-	// UnpackBody unpacks the body of the request, a tar, below a directory. It calls each with the path of every entry.
+	// UnpackBody unpacks the body of the request, a tar, below a directory. It calls each with the
+	// path of every entry.
 	UnpackBody(w http.ResponseWriter, dir string, each func(path string)) error
 	// Delete deletes what is at a path: a directory that is not empty only with recursive.
 	Delete(ctx context.Context, name string, recursive bool) error
@@ -86,8 +91,8 @@ func RootPrefixes() []string {
 	return []string{"/v1/agents", "/v1/sessions", "/v1/fs/", "/v1/health"}
 }
 
-// Routes returns the routes below [Prefix], or those at the root. At the root there is no banner: other routes of
-// this server have that path.
+// Routes returns the routes below [Prefix], or those at the root. At the root there is no banner:
+// other routes of this server have that path.
 func (s *Server) Routes(atRoot bool) []agent.Route {
 	const get, post, read, execute = http.MethodGet, http.MethodPost, proto.ScopeRead, proto.ScopeExecute
 	var list []agent.Route
@@ -161,8 +166,8 @@ func (h handler) serve(w http.ResponseWriter, r *http.Request) error {
 	return answerError(w, err)
 }
 
-// Token returns the token of a request, empty for none: that of the schemes Bearer and Token, and of Basic the
-// password, or all if there is no colon.
+// Token returns the token of a request, empty for none: that of the schemes Bearer and Token, and
+// of Basic the password, or all if there is no colon.
 func Token(r *http.Request) string {
 	scheme, rest, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
 	rest = strings.TrimSpace(rest)

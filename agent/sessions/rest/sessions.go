@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/go-chi/chi/v5"
 
@@ -45,7 +46,8 @@ type agentInfo struct {
 	ServerStatus *serverStatus         `json:"serverStatus,omitempty"`
 }
 
-// serverStatus describes the process that an agent's sessions share. Here each session has its own, so none is running.
+// serverStatus describes the process that an agent's sessions share. Here each session has its own,
+// so none is running.
 type serverStatus struct {
 	Status       string `json:"status"`
 	RestartCount int    `json:"restartCount"`
@@ -80,7 +82,8 @@ func (s *Server) agent(r *http.Request) (*sessions.Info, error) {
 	return a.Info(), nil
 }
 
-// install answers that an agent is installed, or why it is not: a request does not install programs.
+// install answers that an agent is installed, or why it is not: a request does not install
+// programs.
 func (s *Server) install(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(s.Host(r), w, r, &installRequest{}, true); err != nil {
 		return err
@@ -163,16 +166,11 @@ func (s *Server) createSession(w http.ResponseWriter, r *http.Request) error {
 
 // hasParam reports whether the route of a request has a parameter in its path.
 func hasParam(r *http.Request, name string) bool {
-	for _, key := range chi.RouteContext(r.Context()).URLParams.Keys {
-		if key == name {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(chi.RouteContext(r.Context()).URLParams.Keys, name)
 }
 
-// configure sets the directory and the configuration of a session. What is on the server's disk cannot be named:
-// directories and local skills are in the session's home.
+// configure sets the directory and the configuration of a session. What is on the server's disk
+// cannot be named: directories and local skills are in the session's home.
 func configure(host Host, x *proto.AgentSession, request *createRequest) (err error) {
 	if x.Directory != "" {
 		if _, err := host.CleanPath(x.Directory); err != nil {
@@ -293,7 +291,8 @@ func (s *Server) getSession(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, whole)
 }
 
-// deleteSession removes a session after its files: without a session, its files could not be removed.
+// deleteSession removes a session after its files: without a session, its files could not be
+// removed.
 func (s *Server) deleteSession(w http.ResponseWriter, r *http.Request) error {
 	host, org, id, err := s.find(r)
 	if err != nil {

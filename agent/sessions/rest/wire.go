@@ -30,13 +30,19 @@ type wire interface {
 	check() error
 }
 
-// missing returns the error about a field that is not in a body.
-func missing(field string) error {
-	return text(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: missing field `%s`",
-		field)
+// unfit returns the error about a body that is JSON and not that of a request.
+func unfit(format string, args ...any) error {
+	return text(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: %s",
+		fmt.Sprintf(format, args...))
 }
 
-// decode reads and decodes the body of a request. Unknown fields are ignored. A body that may be left out may be empty.
+// missing returns the error about a field that is not in a body.
+func missing(field string) error {
+	return unfit("missing field `%s`", field)
+}
+
+// decode reads and decodes the body of a request. Unknown fields are ignored. A body that may be
+// left out may be empty.
 func decode(host Host, w http.ResponseWriter, r *http.Request, to wire, optional bool) error {
 	return host.ReadBody(w, func(body []byte) error {
 		if optional && len(bytes.TrimSpace(body)) == 0 {
@@ -53,7 +59,7 @@ func decode(host Host, w http.ResponseWriter, r *http.Request, to wire, optional
 			if known, ok := errors.AsType[*textError](err); ok {
 				return known
 			}
-			return text(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: %v", err)
+			return unfit("%v", err)
 		}
 		return to.check()
 	})
@@ -145,8 +151,14 @@ func (c *createRequest) check() error {
 		return missing("agent")
 	}
 	for _, field := range []struct{ name, value string }{
-		{"agent", *c.Agent}, {"agentMode", c.AgentMode}, {"permissionMode", c.PermissionMode}, {"model", c.Model},
-		{"variant", c.Variant}, {"agentVersion", c.AgentVersion}, {"directory", c.Directory}, {"title", c.Title},
+		{"agent", *c.Agent},
+		{"agentMode", c.AgentMode},
+		{"permissionMode", c.PermissionMode},
+		{"model", c.Model},
+		{"variant", c.Variant},
+		{"agentVersion", c.AgentVersion},
+		{"directory", c.Directory},
+		{"title", c.Title},
 	} {
 		if len(field.value) > maxWord {
 			return sessions.Invalidf("%s: must not be longer than %d bytes", field.name, maxWord)
@@ -155,8 +167,8 @@ func (c *createRequest) check() error {
 	return nil
 }
 
-// mcpServer describes a server of the Model Context Protocol. It has the names of the API's answers; requests may have
-// others.
+// mcpServer describes a server of the Model Context Protocol. It has the names of the API's
+// answers; requests may have others.
 type mcpServer struct {
 	Type           string            `json:"type"` // local or remote
 	Command        json.RawMessage   `json:"command,omitempty"`
@@ -206,7 +218,8 @@ func (m *mcpServer) UnmarshalJSON(body []byte) error {
 	return m.check()
 }
 
-// check returns the error for a server that cannot be one, and sets its type to the name of answers.
+// check returns the error for a server that cannot be one, and sets its type to the name of
+// answers.
 func (m *mcpServer) check() error {
 	switch m.Type {
 	case "local", "stdio":
@@ -221,16 +234,14 @@ func (m *mcpServer) check() error {
 			return missing("url")
 		}
 		if m.Transport != "" && m.Transport != "http" && m.Transport != "sse" {
-			return text(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: mcp: "+
-				"unknown variant `%s`, expected `http` or `sse`", proto.Shorten(m.Transport))
+			return unfit("mcp: unknown variant `%s`, expected `http` or `sse`", proto.Shorten(m.Transport))
 		}
 		var off bool
 		if len(m.OAuth) > 0 && json.Unmarshal(m.OAuth, &off) != nil && json.Unmarshal(m.OAuth, &struct{}{}) != nil {
 			return missing("oauth")
 		}
 	default:
-		return text(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: mcp: "+
-			"unknown variant `%s`, expected `local` or `remote`", proto.Shorten(m.Type))
+		return unfit("mcp: unknown variant `%s`, expected `local` or `remote`", proto.Shorten(m.Type))
 	}
 	return nil
 }
@@ -248,7 +259,8 @@ type skillSource struct {
 	Subpath string   `json:"subpath,omitempty"`
 }
 
-// config returns the form of a part of a session's configuration in which it is stored; nil for none.
+// config returns the form of a part of a session's configuration in which it is stored; nil for
+// none.
 func config(field string, value any) (json.RawMessage, error) {
 	body, err := json.Marshal(value)
 	if err != nil {
@@ -321,8 +333,7 @@ func (p *permissionRequest) check() error {
 		return missing("reply")
 	}
 	if _, ok := replies[*p.Reply]; !ok {
-		return text(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: reply: "+
-			"unknown variant `%s`, expected one of `once`, `always`, `reject`", proto.Shorten(*p.Reply))
+		return unfit("reply: unknown variant `%s`, expected one of `once`, `always`, `reject`", proto.Shorten(*p.Reply))
 	}
 	return nil
 }

@@ -233,8 +233,8 @@ const okMessage = `{"message":"Reply with exactly the single word OK."}`
 
 // problemOf returns the body of an error of the Sandbox Agent API.
 func problemOf(code, title string, status int, detail, more string) string {
-	return fmt.Sprintf(`{"type":"urn:sandbox-agent:error:%s","title":"%s","status":%d,"detail":"%s"%s}`, code, title, status,
-		detail, more)
+	return fmt.Sprintf(`{"type":"urn:sandbox-agent:error:%s","title":"%s","status":%d,"detail":"%s"%s}`,
+		code, title, status, detail, more)
 }
 
 func TestSandboxAgent(t *testing.T) {
@@ -277,7 +277,8 @@ func testSessionErrors(t *testing.T, g *gatewayProcess) {
 	invalid := func(detail string) string {
 		return problemOf("invalid_request", "Invalid Request", 400, "invalid request: "+detail, "")
 	}
-	notFound := problemOf("session_not_found", "Session Not Found", 404, "session not found: nobody", `,"sessionId":"nobody"`)
+	notFound := problemOf("session_not_found", "Session Not Found", 404, "session not found: nobody",
+		`,"sessionId":"nobody"`)
 	mode := func(mode string) string {
 		return problemOf("mode_not_supported", "Mode Not Supported", 400, "mode not supported: mock "+mode,
 			`,"agent":"mock","details":{"mode":"`+mode+`"}`)
@@ -312,7 +313,10 @@ func testSessionErrors(t *testing.T, g *gatewayProcess) {
 		{"GET", "/v1/agents/no%20one/models", "", nil, 400, unknownAgent},
 		{"POST", "/v1/agents/no%20one/install", "{}", nil, 400, unknownAgent},
 		{"POST", "/v1/sessions/new", `{"agent":"mock","agentMode":"sing"}`, nil, 400, mode("sing")},
-		{"POST", "/v1/sessions/new", `{"agent":"mock","permissionMode":"all"}`, nil, 400, invalid("invalid permission mode: all")},
+		{
+			"POST", "/v1/sessions/new", `{"agent":"mock","permissionMode":"all"}`, nil, 400,
+			invalid("invalid permission mode: all"),
+		},
 		{"POST", "/v1/sessions/" + long, `{"agent":"mock"}`, nil, 400, invalid("the session's id must have 1 to 200 bytes")},
 		{
 			"POST", "/v1/sessions/new", `{"agent":"mock","directory":"/etc"}`, nil, 400,
@@ -338,14 +342,22 @@ func testSessionErrors(t *testing.T, g *gatewayProcess) {
 		{"POST", "/v1/sessions/over/messages", okMessage, nil, 400, invalid("session terminated")},
 		{"POST", "/v1/sessions/over/messages/stream", okMessage, nil, 400, invalid("session terminated")},
 		{
-			"GET", "/v1/sessions/there/events/sse", "", []string{"Last-Event-ID", "x"}, 400,
+			"GET", "/v1/sessions/there/events/sse", "",
+			[]string{"Last-Event-ID", "x"},
+			400,
 			invalid("Last-Event-ID must be a positive integer"),
 		},
-		{"POST", "/v1/fs/upload-batch", "x", []string{"Content-Type", "application/gzip"}, 400, invalid("content-type must be application/x-tar")},
+		{
+			"POST", "/v1/fs/upload-batch", "x", []string{"Content-Type", "application/gzip"}, 400,
+			invalid("content-type must be application/x-tar"),
+		},
 		{"GET", "/v1/fs/file?path=../x", "", nil, 400, invalid("invalid relative path: ../x")},
 		{"GET", "/v1/fs/file?path=none", "", nil, 400, invalid("path not found: /home/baponi/none")},
 
-		{"POST", "/v1/sessions/new", `{"agent":"mock"}`, []string{"Content-Type", "text/plain"}, 415, "Content-Type: application/json"},
+		{
+			"POST", "/v1/sessions/new", `{"agent":"mock"}`, []string{"Content-Type", "text/plain"}, 415,
+			"Content-Type: application/json",
+		},
 		{"POST", "/v1/sessions/new", ``, nil, 415, "Content-Type: application/json"},
 		{"POST", "/v1/sessions/new", `{"agent":`, nil, 400, "Failed to parse the request body as JSON"},
 		{"POST", "/v1/sessions/new", `{}`, nil, 422, "missing field `agent`"},
@@ -360,7 +372,9 @@ func testSessionErrors(t *testing.T, g *gatewayProcess) {
 		{"GET", "/v1/nothing", "", nil, 404, "404 Not Found"},
 		{"POST", "/v1/agents", "", nil, 405, `"urn:sandbox-agent:error:method_not_allowed"`},
 		{
-			"POST", "/v1/sessions/there/messages", okMessage, []string{"Content-Encoding", "gzip"}, 415,
+			"POST", "/v1/sessions/there/messages", okMessage,
+			[]string{"Content-Encoding", "gzip"},
+			415,
 			`"type":"urn:sandbox-agent:error:unsupported_media_type","title":"Unsupported Media Type"`,
 		},
 		{
@@ -396,7 +410,8 @@ func testSessionErrors(t *testing.T, g *gatewayProcess) {
 	if vary != "origin, access-control-request-method, access-control-request-headers" {
 		t.Errorf("preflight: Vary: %s", vary)
 	}
-	health := g.do("GET", "/v1/health", "", "Authorization", "", "Origin", "http://example.com").want(200, `{"status":"ok"}`)
+	health := g.do("GET", "/v1/health", "", "Authorization", "", "Origin", "http://example.com")
+	health.want(200, `{"status":"ok"}`)
 	if health.header.Get("Access-Control-Allow-Origin") != "http://example.com" {
 		t.Errorf("%v", health.header)
 	}
@@ -460,28 +475,30 @@ func (g *gatewayProcess) newKey(org string, scopes ...string) (secret string) {
 }
 
 func testSessionAgents(_ *testing.T, g *gatewayProcess) {
-	g.do("GET", "/v1/agents", "").want(200, `{"id":"mock","installed":true,"credentialsAvailable":true,"version":"builtin",`+
-		`"capabilities":{"planMode":true,`)
+	g.do("GET", "/v1/agents", "").want(200, `{"id":"mock","installed":true,"credentialsAvailable":true,`+
+		`"version":"builtin","capabilities":{"planMode":true,`)
 	g.do("POST", "/v1/agents/mock/install", "{}").want(204, "")
 	g.do("POST", "/v1/agents/mock/install", `{"reinstall":true}`).want(204, "")
 	g.do("POST", "/v1/agents/mock/install", "").want(204, "")
-	g.do("GET", "/v1/agents/mock/modes", "").want(200, `{"modes":[{"id":"build","name":"Build","description":"Mock agent for `+
-		`UI testing"},{"id":"plan","name":"Plan","description":"Plan-only mock mode"}]}`)
+	g.do("GET", "/v1/agents/mock/modes", "").want(200, `{"modes":[{"id":"build","name":"Build",`+
+		`"description":"Mock agent for UI testing"},{"id":"plan","name":"Plan","description":"Plan-only mock mode"}]}`)
 	g.do("GET", "/v1/agents/mock/models", "").want(200, `{"defaultModel":"mock","models":[{"id":"mock","name":"Mock"}]}`)
 }
 
 func testSessionLifecycle(t *testing.T, g *gatewayProcess) {
 	g.do("POST", "/v1/sessions/plain", `{"agent":"mock","unknown":1}`).want(200, `"healthy":true`)
 	g.do("GET", "/v1/sessions/plain", "").want(200, `{"sessionId":"plain","agent":"mock","agentMode":"build",`+
-		`"permissionMode":"default","model":"mock","variant":null,"nativeSessionId":"mock-plain","ended":false,"eventCount":1,`).
+		`"permissionMode":"default","model":"mock","variant":null,"nativeSessionId":"mock-plain","ended":false,`+
+		`"eventCount":1,`).
 		want(200, `"directory":null,"title":null,"pendingQuestions":[],"pendingPermissions":[]}`)
 	g.do("POST", "/v1/sessions/edits", `{"agent":"mock","permissionMode":"acceptEdits"}`).want(200, "")
 	g.do("GET", "/v1/sessions/edits", "").want(200, `"permissionMode":"default"`)
-	g.do("POST", "/v1/sessions/full", `{"agent":"mock","agentMode":"plan","permissionMode":"bypass","model":"m","variant":"v",
-		"agentVersion":"1","directory":"work","title":"A title","mcp":{
+	g.do("POST", "/v1/sessions/full", `{"agent":"mock","agentMode":"plan","permissionMode":"bypass","model":"m",
+		"variant":"v","agentVersion":"1","directory":"work","title":"A title","mcp":{
 			"files":{"type":"stdio","command":["npx","files"],"environment":{"A":"1"},"timeout":5},
 			"web":{"type":"http","url":"https://example.com","bearer_token_env_var":"T","oauth":false}},
-		"skills":{"sources":[{"type":"github","source":"a/b","ref":"main"},{"type":"local","source":"skills"}]}}`).want(200, "")
+		"skills":{"sources":[{"type":"github","source":"a/b","ref":"main"},{"type":"local","source":"skills"}]}}`).
+		want(200, "")
 	var list struct {
 		Sessions []map[string]any `json:"sessions"`
 	}
@@ -504,7 +521,8 @@ func testSessionLifecycle(t *testing.T, g *gatewayProcess) {
 			"web": map[string]any{"type": "remote", "url": "https://example.com", "bearerTokenEnvVar": "T", "oauth": false},
 		},
 		"skills": map[string]any{"sources": []any{
-			map[string]any{"type": "github", "source": "a/b", "ref": "main"}, map[string]any{"type": "local", "source": "skills"},
+			map[string]any{"type": "github", "source": "a/b", "ref": "main"},
+			map[string]any{"type": "local", "source": "skills"},
 		}},
 	}
 	delete(full, "createdAt")
@@ -597,7 +615,8 @@ func testSessionTurns(t *testing.T, g *gatewayProcess) {
 		if i > 0 {
 			want = turn[(i-1)%len(turn)]
 		}
-		if string(e.Type) != want || e.Sequence != int64(i+1) || e.ID != fmt.Sprintf("evt_%d", i+1) || string(e.Raw) != "null" {
+		if string(e.Type) != want || e.Sequence != int64(i+1) || e.ID != fmt.Sprintf("evt_%d", i+1) ||
+			string(e.Raw) != "null" {
 			t.Errorf("event %d: %+v", i, e)
 		}
 	}
@@ -646,14 +665,15 @@ func testSessionApproval(t *testing.T, g *gatewayProcess) {
 			Permissions []sessions.Permission `json:"pendingPermissions"`
 		}
 		g.do("GET", "/v1/sessions/ask", "").want(200, `"pendingQuestions":[]`).into(&x)
-		if len(x.Permissions) == 2 && x.Permissions[0].ID == "mock_1_permission" && x.Permissions[0].Action == "command_execution" {
+		if len(x.Permissions) == 2 && x.Permissions[0].ID == "mock_1_permission" {
 			break
 		}
 	}
 	live := g.stream("GET", "/v1/sessions/ask/events/sse?offset="+asked[len(asked)-1].id, "")
 	live.until(sessions.PermissionRequested)
-	g.do("POST", "/v1/sessions/ask/permissions/mock_1_permission/reply", `{"reply":"once"}`).want(204, "")
-	g.do("POST", "/v1/sessions/ask/permissions/mock_1_permission/reply", `{"reply":"once"}`).want(400, "unknown permission id")
+	const first = "/v1/sessions/ask/permissions/mock_1_permission/reply"
+	g.do("POST", first, `{"reply":"once"}`).want(204, "")
+	g.do("POST", first, `{"reply":"once"}`).want(400, "unknown permission id")
 	g.do("POST", "/v1/sessions/ask/permissions/mock_1_permission_denied/reply", `{"reply":"reject"}`).want(204, "")
 	var resolved []string
 	for _, f := range live.until(sessions.TurnEnded) {
@@ -671,8 +691,8 @@ func testSessionApproval(t *testing.T, g *gatewayProcess) {
 	g.stream("POST", "/v1/sessions/ask/messages/stream", `{"message":"questions"}`).until(sessions.QuestionRequested)
 	live.until(sessions.QuestionRequested)
 	live.until(sessions.QuestionRequested)
-	g.do("GET", "/v1/sessions/ask", "").want(200, `"pendingQuestions":[{"question_id":"mock_2_question","prompt":"Choose a color",`+
-		`"options":["Red","Blue"],"response":null,"status":"requested"},`)
+	g.do("GET", "/v1/sessions/ask", "").want(200, `"pendingQuestions":[{"question_id":"mock_2_question",`+
+		`"prompt":"Choose a color","options":["Red","Blue"],"response":null,"status":"requested"},`)
 	g.do("POST", "/v1/sessions/ask/questions/mock_2_question/reply", `{"answers":[["Blue"]]}`).want(204, "")
 	g.do("POST", "/v1/sessions/ask/questions/mock_2_question_reject/reject", "").want(204, "")
 	var answers []string
@@ -769,7 +789,8 @@ func testSessionIdempotency(t *testing.T, g *gatewayProcess) {
 	}
 	g.do("POST", "/v1/sessions/once/messages", `{"message":"other"}`, key...).want(409,
 		`"type":"urn:sandbox-agent:error:conflict","title":"Conflict","status":409,"detail":"the idempotency key was used`)
-	g.do("POST", "/v1/sessions/once/messages", okMessage, "Idempotency-Key", strings.Repeat("k", 300)).want(400, "Idempotency-Key")
+	long := strings.Repeat("k", proto.MaxIdempotencyKeyLen+1)
+	g.do("POST", "/v1/sessions/once/messages", okMessage, "Idempotency-Key", long).want(400, "Idempotency-Key")
 }
 
 func testLegacyEvents(t *testing.T, g *gatewayProcess) {
@@ -782,8 +803,8 @@ func testLegacyEvents(t *testing.T, g *gatewayProcess) {
 		Events []map[string]any `json:"events"`
 		More   bool             `json:"hasMore"`
 	}
-	g.do("GET", "/v1/sessions/old/events?schema=legacy", "").want(200, `"agentSessionId":"mock-old","nativeSessionId":"mock-old"`).
-		into(&list)
+	g.do("GET", "/v1/sessions/old/events?schema=legacy", "").
+		want(200, `"agentSessionId":"mock-old","nativeSessionId":"mock-old"`).into(&list)
 	var kinds []string
 	for _, e := range list.Events {
 		data, _ := e["data"].(map[string]any)
@@ -808,8 +829,8 @@ func testLegacyEvents(t *testing.T, g *gatewayProcess) {
 		5: `{"id":"mock_2_call","is_error":true,"output":"mock search results","type":"tool_result"},` +
 			`{"source":{"path":"mock_2/readme.md","type":"path"},"type":"file"}`,
 		7: `"data":{"error":{"details":{"mock":true},"kind":"mock_error","message":"Mock error event."}}`,
-		10: `"data":{"permissionAsked":{"always":[],"id":"mock_4_permission","metadata":{"codexRequestKind":"commandExecution",` +
-			`"command":"echo mock"},"patterns":[],"permission":"command_execution","sessionId":"old"}}`,
+		10: `"data":{"permissionAsked":{"always":[],"id":"mock_4_permission",` +
+			`"metadata":{"codexRequestKind":"commandExecution","command":"echo mock"},"patterns":[],"permission":"command_execution","sessionId":"old"}}`,
 	} {
 		if !strings.Contains(text(i), want) {
 			t.Errorf("event %d: %s, want %s", i, text(i), want)
@@ -822,7 +843,7 @@ func testLegacyEvents(t *testing.T, g *gatewayProcess) {
 	g.do("GET", "/v1/sessions/old/events?schema=older", "").want(400, "schema")
 	resp := g.open("GET", "/v1/sessions/old/events/sse?schema=legacy", "")
 	defer func() { _ = resp.Body.Close() }()
-	line, err := bufio.NewReader(io.MultiReader(resp.Body)).ReadString('\n')
+	line, err := bufio.NewReader(resp.Body).ReadString('\n')
 	if err != nil || line != "id: 1\n" {
 		t.Errorf("%q %v", line, err)
 	}
@@ -842,10 +863,12 @@ func testSessionFiles(t *testing.T, g *gatewayProcess) {
 		`[{"name":"a b","path":"/home/baponi/work/a b","entryType":"directory","size":0,"modified":"`)
 	g.do("GET", "/v1/fs/entries?path=a%20b"+in, "").want(200,
 		`[{"name":"hello.txt","path":"/home/baponi/work/a b/hello.txt","entryType":"file","size":5,"modified":"`)
-	g.do("GET", "/v1/fs/stat?path=a%20b"+in, "").want(200, `{"path":"/home/baponi/work/a b","entryType":"directory","size":0,`)
+	g.do("GET", "/v1/fs/stat?path=a%20b"+in, "").
+		want(200, `{"path":"/home/baponi/work/a b","entryType":"directory","size":0,`)
 	g.do("GET", "/v1/fs/stat?path=a%20b/hello.txt"+in, "").want(200,
 		`{"path":"/home/baponi/work/a b/hello.txt","entryType":"file","size":5,"modified":"`)
-	g.do("GET", "/v1/fs/stat?path=/home/baponi"+in, "").want(200, `{"path":"/home/baponi","entryType":"directory","size":0}`)
+	g.do("GET", "/v1/fs/stat?path=/home/baponi"+in, "").
+		want(200, `{"path":"/home/baponi","entryType":"directory","size":0}`)
 	g.do("GET", "/v1/fs/entries?path=none"+in, "").want(400, "path not found: /home/baponi/work/none")
 	g.do("GET", "/v1/fs/entries?path=a%20b/hello.txt"+in, "").want(400, "path is not a directory: ")
 	g.do("GET", "/v1/fs/file?path=a%20b"+in, "").want(400, "path is not a file: ")
@@ -869,7 +892,9 @@ func testSessionFiles(t *testing.T, g *gatewayProcess) {
 	g.do("GET", "/v1/fs/stat?path=new"+in, "").want(400, "path not found")
 	g.do("DELETE", "/v1/fs/entry?path=/home/baponi&recursive=true"+in, "").want(400, "is the home itself")
 	for _, path := range []string{"/etc/passwd", "/home/baponi/../x", "/home/baponi2/x", "../x", "a/../../x", "%00", "/"} {
-		for _, route := range []string{"GET /v1/fs/file", "PUT /v1/fs/file", "GET /v1/fs/stat", "DELETE /v1/fs/entry", "POST /v1/fs/mkdir"} {
+		for _, route := range []string{
+			"GET /v1/fs/file", "PUT /v1/fs/file", "GET /v1/fs/stat", "DELETE /v1/fs/entry", "POST /v1/fs/mkdir",
+		} {
 			method, at, _ := strings.Cut(route, " ")
 			g.do(method, at+"?path="+path+in, "").want(400, "invalid")
 		}
@@ -877,7 +902,7 @@ func testSessionFiles(t *testing.T, g *gatewayProcess) {
 	// A body of unknown length is stored, too.
 	body, to := io.Pipe()
 	go func() { _, _ = io.WriteString(to, "piped"); _ = to.Close() }()
-	req, err := http.NewRequestWithContext(t.Context(), "PUT", g.base+"/sandbox-agent/v1/fs/file?path=piped"+in, body)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, g.base+"/sandbox-agent/v1/fs/file?path=piped"+in, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -888,7 +913,7 @@ func testSessionFiles(t *testing.T, g *gatewayProcess) {
 	}
 	answer, _ := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
-	if resp.StatusCode != 200 || !strings.Contains(string(answer), `"bytesWritten":5`) {
+	if resp.StatusCode != http.StatusOK || !strings.Contains(string(answer), `"bytesWritten":5`) {
 		t.Errorf("%d %s", resp.StatusCode, answer)
 	}
 	g.do("GET", "/v1/fs/file?path=piped"+in, "").want(200, "piped")
@@ -929,8 +954,10 @@ func testSessionTars(t *testing.T, g *gatewayProcess) {
 		return g.do("POST", "/v1/fs/upload-batch?session_id=tars&path="+path, body, "Content-Type", "application/x-tar")
 	}
 	upload("in", archive(t, &tar.Header{Name: "a.txt", Size: 5}, &tar.Header{Name: "nested/b.txt", Size: 3},
-		&tar.Header{Name: "./", Typeflag: tar.TypeDir}, &tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "a.txt"})).want(200,
-		`{"paths":["/home/baponi/work/in/a.txt","/home/baponi/work/in/nested/b.txt","/home/baponi/work/in/l"],"truncated":false}`)
+		&tar.Header{Name: "./", Typeflag: tar.TypeDir},
+		&tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "a.txt"})).want(200,
+		`{"paths":["/home/baponi/work/in/a.txt","/home/baponi/work/in/nested/b.txt","/home/baponi/work/in/l"],`+
+			`"truncated":false}`)
 	g.do("GET", "/v1/fs/file?session_id=tars&path=in/nested/b.txt", "").want(200, "xxx")
 	g.do("GET", "/v1/fs/file?session_id=tars&path=in/l", "").want(400, "path is not a file") // links are not followed
 	many := make([]*tar.Header, 0, 1030)
