@@ -138,7 +138,9 @@ type sessionArg struct {
 	Session string `arg:"" name:"session-id" help:"Id of the session."`
 }
 
-func (s *sessionArg) path(below string) string { return "/v1/sessions/" + url.PathEscape(s.Session) + below }
+func (s *sessionArg) path(below string) string {
+	return "/v1/sessions/" + url.PathEscape(s.Session) + below
+}
 
 type sessionListCommand struct {
 	endpoint `embed:""`

@@ -71,6 +71,8 @@ func run(ctx context.Context, cfg *Config, front func(http.Handler) http.Handler
 		}
 	}()
 	switch err := cfg.checkMachine(); {
+	case errors.Is(err, errNeedsRoot) && front == nil:
+		return fmt.Errorf("%w: run it as root, or omit the role with --roles and --nats", err)
 	case err != nil && front == nil:
 		return err
 	case err != nil:
