@@ -135,6 +135,7 @@ func testSandboxAgent(t *testing.T, p *programs) {
 			}
 			// A stream that is open ends in order, and so does the server.
 			events := s.request(t, "Bearer "+s.token, "GET", "/v1/sessions/s1/events/sse", "")
+			s.signal(syscall.SIGINT) // Ctrl-C reaches all programs of a terminal, and clients send another signal then
 			s.signal(syscall.SIGTERM)
 			if text, err := io.ReadAll(events.Body); err != nil || !strings.Contains(string(text), `"turn.ended"`) {
 				t.Errorf("the stream ended with %v: %s", err, text)

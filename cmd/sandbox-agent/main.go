@@ -89,8 +89,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	defer stop() // not earlier: at Ctrl-C in a terminal, a client sends a second signal
 	cmd.BindTo(ctx, (*context.Context)(nil))
 	return report(stderr, cmd.Run())
 }
