@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"net/http"
@@ -270,10 +271,11 @@ func (s *agentStream) run(ctx context.Context, next call) {
 	for {
 		last, began := s.after, time.Now()
 		done, err := s.connect(ctx, next)
+		_, refused := errors.AsType[*Error](err)
 		switch {
 		case done:
 			return
-		case err != nil && next.redial && ctx.Err() == nil:
+		case err != nil && next.redial && !refused && ctx.Err() == nil:
 			lost(err)
 			return
 		case err != nil:
