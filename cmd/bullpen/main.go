@@ -116,7 +116,7 @@ type commands struct {
 	Plan       planCommands       `cmd:"" help:"Manage plans, the limits of organisations (admin)."`
 	Member     memberCommands     `cmd:"" help:"Manage the people who sign in to organisations with a browser (admin)."`
 	Session    sessionCommands    `cmd:"" help:"List and end the sessions of browsers (admin)."`
-	Agent      agentCommands      `cmd:"" help:"Try out agents without a model."`
+	Agent      agentCommands      `cmd:"" help:"Talk to coding agents, and try out agents without a model."`
 	Apply      applyCommand       `cmd:"" help:"Create and update plans, organisations, sandbox profiles and API keys from a file (global admin)."`
 	Export     exportCommand      `cmd:"" help:"Print plans, organisations, sandbox profiles and API keys as a file for apply (global admin)."`
 	Key        keyCommands        `cmd:"" help:"Manage API keys (admin) and the webhook settings of a key."`

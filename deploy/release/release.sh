@@ -32,7 +32,9 @@ for arch in amd64 arm64; do
 			"$PWD/worker/jail/nsjail/embedded/guest": "$work/$arch/guest"
 		}}
 	JSON
-	GOARCH=$arch go build -trimpath -buildvcs=false -overlay "$work/$arch/overlay.json" -ldflags="$LDFLAGS" -o "$work/$arch/bullpen" ./cmd/bullpen
+	for program in bullpen sandbox-agent; do
+		GOARCH=$arch go build -trimpath -buildvcs=false -overlay "$work/$arch/overlay.json" -ldflags="$LDFLAGS" -o "$work/$arch/$program" ./cmd/$program
+	done
 done
 host=$work/$(go env GOHOSTARCH)/bullpen
 "$host" man >"$work/bullpen.1"
@@ -60,7 +62,7 @@ for arch in amd64 arm64; do
 
 	name=bullpen-$VERSION-linux-$arch
 	root=$work/$name
-	install -D -m 755 -t "$root" "$work/$arch/bullpen"
+	install -D -m 755 -t "$root" "$work/$arch"/{bullpen,sandbox-agent}
 	nsjail "$root" $machine nsjail
 	install -D -m 644 -t "$root" LICENSE CHANGELOG.md "$work/THIRD-PARTY-LICENSES" "$work/bullpen.1"
 	install -D -m 644 deploy/release/deb/copyright "$root/COPYRIGHT"
@@ -69,7 +71,7 @@ for arch in amd64 arm64; do
 	tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu -C "$work" -c "$name" | gzip -9n >"$dist/$name.tar.gz"
 
 	root=$work/deb-$arch doc=$work/deb-$arch/usr/share/doc/bullpen
-	install -D -m 755 -t "$root/usr/bin" "$work/$arch/bullpen"
+	install -D -m 755 -t "$root/usr/bin" "$work/$arch"/{bullpen,sandbox-agent}
 	nsjail "$root" $machine usr/libexec/bullpen/nsjail
 	install -D -m 644 -t "$root/usr/lib/systemd/system" deploy/systemd/*.service
 	install -D -m 644 deploy/release/deb/sysusers.conf "$root/usr/lib/sysusers.d/bullpen.conf"

@@ -43,7 +43,16 @@ const (
 // Run runs the roles of cfg until ctx is done, and then drains: it rejects new work and lets
 // running work finish for cfg.Drain. Longer executions are recorded as lost. Run returns nil after
 // an orderly stop.
-func Run(ctx context.Context, cfg *Config) error {
+func Run(ctx context.Context, cfg *Config) error { return run(ctx, cfg, nil) }
+
+// RunBehind is Run for a program that passes its clients' requests on to a server of its own: front returns the handler
+// of all requests, which calls that of the server. A worker is left out if the machine cannot run one.
+func RunBehind(ctx context.Context, cfg *Config, front func(server http.Handler) http.Handler) error {
+	return run(ctx, cfg, front)
+}
+
+// run runs a server, behind a handler if front is not nil.
+func run(ctx context.Context, cfg *Config, front func(http.Handler) http.Handler) error {
 	log := NewLogger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
 	log.Info("starting", "version", Version(), "roles", roleNames(cfg.Roles))
 	log.Debug("settings", "config", cfg)
@@ -61,13 +70,19 @@ func Run(ctx context.Context, cfg *Config) error {
 			local.Warn("telemetry lost at shutdown", "error", err)
 		}
 	}()
-	if err := cfg.checkMachine(); err != nil {
+	switch err := cfg.checkMachine(); {
+	case errors.Is(err, errNeedsRoot) && front == nil:
+		return fmt.Errorf("%w: run it as root, or omit the role with --roles and --nats", err)
+	case err != nil && front == nil:
 		return err
+	case err != nil:
+		log.Warn("no worker on this machine, so no programs run in sandboxes", "reason", err)
+		cfg = cfg.withoutWorker()
 	}
 	if cfg.Autoscale == AutoscaleProcess {
 		cfg = cfg.withoutWorker()
 	}
-	return serve(ctx, cfg, log)
+	return serve(ctx, cfg, front, log)
 }
 
 // system has the resources that the roles of a process share.
@@ -263,7 +278,7 @@ func (g *group) start(ctx context.Context, wait *sync.WaitGroup, p part) {
 
 // serve runs the roles until ctx is done or a part fails, and then stops them in order. It returns
 // the errors of all parts.
-func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
+func serve(ctx context.Context, cfg *Config, front func(http.Handler) http.Handler, log *slog.Logger) error {
 	failed, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	parts := &group{fail: fail}
@@ -274,6 +289,9 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	server, err := listen(cfg, log)
 	if err != nil {
 		return err
+	}
+	if server != nil && front != nil {
+		server.server.Handler = front(server.requests)
 	}
 	var work, web, base sync.WaitGroup
 	if cfg.ProfileListen != "" {

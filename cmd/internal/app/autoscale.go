@@ -136,7 +136,7 @@ const (
 	localDrainGrace = 15 * time.Second
 )
 
-// withoutWorker returns the settings of a process whose workers are separate processes.
+// withoutWorker returns the settings of a process with an embedded NATS and without a worker of its own.
 func (c *Config) withoutWorker() *Config {
 	own := *c
 	own.Roles = slices.DeleteFunc(slices.Clone(c.Roles), func(r Role) bool { return r == RoleWorker })

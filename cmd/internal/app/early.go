@@ -12,6 +12,8 @@ import (
 // dispatcherCheckInterval is how often a worker checks that a dispatcher answers.
 const dispatcherCheckInterval = 5 * time.Second
 
+var errNeedsRoot = errors.New("the worker role needs root for the users and control groups of jails")
+
 // checkMachine returns an error if the worker role cannot start on this machine. It changes
 // nothing. See Doctor for a full check.
 func (c *Config) checkMachine() error {
@@ -19,9 +21,7 @@ func (c *Config) checkMachine() error {
 		return nil
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("the worker role needs root for the users and control groups of jails: run it as root, or omit " +
-			"the role with --roles " +
-			"and --nats")
+		return errNeedsRoot
 	}
 	path, err := findNsjail(c.NsjailPath)
 	if err != nil {

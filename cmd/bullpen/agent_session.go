@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"time"
+
+	"github.com/bullpen-run/bullpen/client"
+)
+
+type agentSessionCommands struct {
+	Create  agentSessionCreateCommand  `cmd:"" help:"Create a session of a coding agent."`
+	List    agentSessionListCommand    `cmd:"" help:"List the organisation's sessions."`
+	Show    agentSessionShowCommand    `cmd:"" help:"Show a session, with what waits for an answer."`
+	Send    agentSessionSendCommand    `cmd:"" help:"Send a message and print the answer as it arrives."`
+	Events  agentSessionEventsCommand  `cmd:"" help:"Print the events of a session."`
+	Approve agentSessionApproveCommand `cmd:"" help:"Grant or reject a permission."`
+	Answer  agentSessionAnswerCommand  `cmd:"" help:"Answer or reject a question."`
+	End     agentSessionEndCommand     `cmd:"" help:"End a session and keep its events."`
+	Rm      agentSessionRmCommand      `cmd:"" help:"End sessions and remove them with their files."`
+}
+
+// agentSessionArg is the argument that names a session.
+type agentSessionArg struct {
+	ID string `arg:"" name:"session" help:"Id of the session."`
+}
+
+type agentSessionCreateCommand struct {
+	remote         `embed:""`
+	ID             string `arg:"" optional:"" name:"session" help:"Id of the session. Default: one of the server's choice."`
+	Agent          string `short:"a" required:"" placeholder:"NAME" help:"The agent, such as mock or claude."`
+	Mode           string `placeholder:"MODE" help:"Mode of the agent, such as build or plan. Default: build."`
+	PermissionMode string `placeholder:"MODE" help:"What the agent may do without asking: default, plan, acceptEdits or bypass. Default: default."`
+	Model          string `placeholder:"MODEL" help:"Model of the agent. Default: the agent's."`
+	Variant        string `placeholder:"NAME" help:"Variant of the model."`
+	Dir            string `name:"cwd" short:"C" placeholder:"DIRECTORY" help:"Working directory of the agent, absolute or relative to the home. Default: the home."`
+	Title          string `placeholder:"TEXT" help:"Title of the session, for people."`
+}
+
+func (*agentSessionCreateCommand) Help() string {
+	return `Prints the id of the session.
+
+Examples:
+
+  bullpen agent session create --agent mock demo
+  id=$(bullpen agent session create --agent claude --permission-mode acceptEdits)`
+}
+
+func (c *agentSessionCreateCommand) Run(ctx context.Context, s streams) error {
+	err := compose(s, &c.remote, func(cl *client.Client) (*client.CreatedAgentSession, error) {
+		return cl.CreateAgentSession(ctx, c.ID, &client.AgentSessionRequest{
+			Agent: c.Agent, AgentMode: c.Mode, PermissionMode: c.PermissionMode, Model: c.Model, Variant: c.Variant,
+			Directory: c.Dir, Title: c.Title,
+		})
+	}, func(p *page, created *client.CreatedAgentSession) { p.textf("%s\n", cell(created.ID)) })
+	return uncertain(err, "see bullpen agent session list")
+}
+
+type agentSessionListCommand struct {
+	remote `embed:""`
+}
+
+func (*agentSessionListCommand) Help() string { return `The newest comes first.` }
+
+func (c *agentSessionListCommand) Run(ctx context.Context, s streams) error {
+	return list(s, &c.remote, func(cl *client.Client) iter.Seq2[client.AgentSession, error] {
+		return cl.AgentSessions(ctx)
+	}, func(p *page, list []client.AgentSession) {
+		p.row("ID", "AGENT", "STATE", "EVENTS", "UPDATED", "TITLE")
+		for i := range list {
+			x := &list[i]
+			p.row(x.ID, x.Agent, agentSessionState(x), x.Events, time.UnixMilli(x.UpdatedAt), x.Title)
+		}
+	})
+}
+
+// agentSessionState returns the state of a session, for people.
+func agentSessionState(x *client.AgentSession) string {
+	if x.Ended {
+		return "ended"
+	}
+	return "open"
+}
+
+type agentSessionShowCommand struct {
+	remote          `embed:""`
+	agentSessionArg `embed:""`
+}
+
+func (c *agentSessionShowCommand) Run(ctx context.Context, s streams) error {
+	return request(s, &c.remote, func(cl *client.Client) (*client.AgentSession, error) {
+		return cl.AgentSession(ctx, c.ID)
+	}, printAgentSession)
+}
+
+func printAgentSession(p *page, x *client.AgentSession) {
+	p.row("session", x.ID)
+	p.optional("title", x.Title)
+	p.row("agent", x.Agent)
+	p.row("mode", x.AgentMode)
+	p.row("permissions", x.PermissionMode)
+	p.optional("model", x.Model)
+	p.optional("variant", x.Variant)
+	p.optional("directory", x.Directory)
+	p.row("state", agentSessionState(x))
+	p.row("events", x.Events)
+	p.row("created", time.UnixMilli(x.CreatedAt))
+	p.row("updated", time.UnixMilli(x.UpdatedAt))
+	p.textf("%s", pendingText(x))
+}
+
+// pendingText returns what a session waits for, with the commands that answer it.
+func pendingText(x *client.AgentSession) (text string) {
+	for i := range x.Permissions {
+		text += permissionText(x.ID, &x.Permissions[i])
+	}
+	for i := range x.Questions {
+		text += questionText(x.ID, &x.Questions[i])
+	}
+	return text
+}
+
+type agentSessionSendCommand struct {
+	remote          `embed:""`
+	agentSessionArg `embed:""`
+	Message         []string `arg:"" help:"The message. - reads it from standard input."`
+	Attach          []string `sep:"none" placeholder:"PATH" help:"File in the session's home for the agent to look at. Repeatable."`
+	Model           string   `placeholder:"MODEL" help:"Model for this message. Default: the session's."`
+	Async           bool     `help:"Do not wait for the answer."`
+}
+
+func (*agentSessionSendCommand) Help() string {
+	return `Prints the agent's text on standard output as it arrives, and what else it does on standard error. Returns when the
+turn ends, or when the agent waits for an answer to a permission or a question: prints the command that answers it.
+Reconnects without losing or repeating text. An interrupted command does not end the turn.
+
+A message that is sent during a turn waits for the end of that turn.
+
+--json prints the events, one JSON object per line.
+
+Exit codes: 0 the turn ended or waits for an answer, 1 failure, also of the agent, 2 wrong usage, 130 interrupted.
+
+Examples:
+
+  bullpen agent session send demo 'List the files here.'
+  git diff | bullpen agent session send demo -`
+}
+
+// maxAgentMessage is the largest message that is read from standard input, in bytes.
+const maxAgentMessage = 1 << 20
+
+func (c *agentSessionSendCommand) Run(ctx context.Context, s streams) error {
+	m := &client.AgentMessage{Text: strings.Join(c.Message, " "), Model: c.Model}
+	if m.Text == "-" {
+		var err error
+		if m.Text, err = readText("-", s.in, maxAgentMessage); err != nil {
+			return fmt.Errorf("read the message: %w", err)
+		}
+	}
+	for _, path := range c.Attach {
+		m.Attachments = append(m.Attachments, client.AgentAttachment{Path: path})
+	}
+	cl, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	if c.Async {
+		return uncertain(cl.SendAgentMessage(ctx, c.ID, m), "see bullpen agent session events")
+	}
+	if !c.JSON {
+		x, err := cl.AgentSession(ctx, c.ID)
+		if err != nil {
+			return err
+		}
+		if text := pendingText(x); text != "" {
+			_, _ = fmt.Fprintf(s.err, "%sThe message waits for the answer.\n", text)
+		}
+	}
+	p := &turnPrinter{streams: s, session: c.ID, json: c.JSON}
+	err = each(cl.StreamAgentMessage(ctx, c.ID, m), p.event)
+	return errors.Join(err, p.end())
+}
+
+type agentSessionEventsCommand struct {
+	remote          `embed:""`
+	agentSessionArg `embed:""`
+	Follow          bool  `short:"f" help:"Continue until the session ends."`
+	After           int64 `placeholder:"N" help:"Skip events up to this sequence, the first column."`
+}
+
+func (*agentSessionEventsCommand) Help() string {
+	return `--json prints the events as the server sends them, one JSON object per line.
+
+Examples:
+
+  bullpen agent session events demo
+  bullpen agent session events demo --follow --after 12 --json`
+}
+
+func (c *agentSessionEventsCommand) Run(ctx context.Context, s streams) error {
+	cl, err := c.client(s)
+	if err != nil {
+		return err
+	}
+	events := cl.AgentSessionEvents(ctx, c.ID, c.After)
+	if c.Follow {
+		events = cl.FollowAgentSession(ctx, c.ID, c.After)
+	}
+	return each(events, (&agentEventPrinter{s, c.JSON}).event)
+}
+
+type agentSessionApproveCommand struct {
+	remote          `embed:""`
+	agentSessionArg `embed:""`
+	Permission      string `arg:"" help:"Id of the permission."`
+	Always          bool   `xor:"reply" help:"Grant it for the rest of the session."`
+	Reject          bool   `xor:"reply" help:"Reject it."`
+}
+
+func (c *agentSessionApproveCommand) Run(ctx context.Context, s streams) error {
+	reply := client.AllowOnce
+	switch {
+	case c.Always:
+		reply = client.AllowAlways
+	case c.Reject:
+		reply = client.Reject
+	}
+	return act(s, &c.remote, func(cl *client.Client) error {
+		return cl.AnswerAgentPermission(ctx, c.ID, c.Permission, reply)
+	})
+}
+
+type agentSessionAnswerCommand struct {
+	remote          `embed:""`
+	agentSessionArg `embed:""`
+	Question        string   `arg:"" help:"Id of the question."`
+	Answers         []string `arg:"" optional:"" name:"answer" help:"The answer. Several, if the question allows them."`
+	Reject          bool     `help:"Reject the question instead."`
+}
+
+func (c *agentSessionAnswerCommand) Run(ctx context.Context, s streams) error {
+	if c.Reject != (len(c.Answers) == 0) {
+		return usagef("give either an answer or --reject")
+	}
+	return act(s, &c.remote, func(cl *client.Client) error {
+		return cl.AnswerAgentQuestion(ctx, c.ID, c.Question, c.Answers...)
+	})
+}
+
+type agentSessionEndCommand struct {
+	remote          `embed:""`
+	agentSessionArg `embed:""`
+}
+
+func (*agentSessionEndCommand) Help() string {
+	return `Interrupts a running turn. The session takes no more messages; its events stay.`
+}
+
+func (c *agentSessionEndCommand) Run(ctx context.Context, s streams) error {
+	return act(s, &c.remote, func(cl *client.Client) error { return cl.EndAgentSession(ctx, c.ID) })
+}
+
+type agentSessionRmCommand struct {
+	remote `embed:""`
+	IDs    []string `arg:"" name:"session" help:"Ids of the sessions."`
+}
+
+func (c *agentSessionRmCommand) Run(ctx context.Context, s streams) error {
+	return compose(s, &c.remote, func(cl *client.Client) (gone []removed, err error) {
+		for _, id := range c.IDs {
+			if err := cl.DeleteAgentSession(ctx, id); err != nil {
+				return nil, err
+			}
+			gone = append(gone, removed{id})
+		}
+		return gone, nil
+	}, func(p *page, gone []removed) {
+		for _, r := range gone {
+			printRemoved(p, r)
+		}
+	})
+}
+
+// act calls the server. There is nothing to print.
+func act(s streams, r *remote, call func(*client.Client) error) error {
+	cl, err := r.client(s)
+	if err != nil {
+		return err
+	}
+	return call(cl)
+}
