@@ -36,8 +36,11 @@ func (a *Agent) UntilDrain(ctx context.Context) (context.Context, context.Cancel
 	return a.m.UntilDrain(ctx)
 }
 
-// ReleaseReads releases the memory of what the request has read from the store.
-func (a *Agent) ReleaseReads() { a.m.ReleaseReads(a.i) }
+// ReleaseMemory releases the memory of the body and of what was read from the store.
+func (a *Agent) ReleaseMemory() {
+	a.m.ReleaseReads(a.i)
+	a.m.Shrink(a.i, web.RequestCost)
+}
 
 // open calls use with the files.
 func (h *Home) open(ctx context.Context, use func(*filestore.Store) error) error {

@@ -111,7 +111,7 @@ func (s *Server) listEvents(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		last = entry.State.Sequence
-		host.ReleaseReads()
+		host.ReleaseMemory()
 	}
 	return list.end()
 }
@@ -244,6 +244,7 @@ func (s *Server) streamMessage(w http.ResponseWriter, r *http.Request) error {
 	}
 	reader := s.Service.ReadTurn(org, id, sent)
 	defer reader.Close()
+	host.ReleaseMemory() // of the body: a turn may take long
 	f := &follower{view: view{raw: raw}, w: w, host: host, reader: reader}
 	f.begin()
 	return f.follow(r.Context(), func(e *sessions.Entry) (events []sessions.Event, last bool) {
@@ -305,20 +306,21 @@ func (f *follower) follow(ctx context.Context, pick func(*sessions.Entry) ([]ses
 			return nil
 		}
 		entry, err := f.next(ctx)
-		if err != nil {
-			return cleanEnd(ctx, err)
-		}
-		if entry == nil {
-			if !f.send([]byte(": keep-alive\n\n")) {
-				return nil
-			}
+		switch {
+		case isOver(ctx, err):
+			return nil
+		case err != nil:
+			return err
+		case entry == nil && f.send([]byte(": keep-alive\n\n")):
 			continue
+		case entry == nil:
+			return nil
 		}
 		events, last := pick(entry)
 		if err := f.encode(events); err != nil {
 			return err
 		}
-		f.host.ReleaseReads()
+		f.host.ReleaseMemory()
 		if f.out.Len() > 0 && !f.send(f.out.Bytes()) || last {
 			return nil
 		}
@@ -345,13 +347,11 @@ func (f *follower) next(ctx context.Context) (*sessions.Entry, error) {
 	return entry, err
 }
 
-// cleanEnd returns nil for errors that are the end of a stream: a client or a server that leaves,
-// and a session that was removed.
-func cleanEnd(ctx context.Context, err error) error {
-	if _, removed := errors.AsType[*sessions.Error](err); removed || ctx.Err() != nil {
-		return nil
-	}
-	return err
+// isOver reports whether a stream ends because its client or this server leaves, or because the
+// session was removed.
+func isOver(ctx context.Context, err error) bool {
+	_, removed := errors.AsType[*sessions.Error](err)
+	return removed || ctx.Err() != nil
 }
 
 // encode puts events into out.

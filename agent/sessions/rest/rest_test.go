@@ -92,7 +92,7 @@ type host struct {
 }
 
 func (*host) Caller() (org, key string) { return "acme", "key" }
-func (*host) ReleaseReads()             {}
+func (*host) ReleaseMemory()            {}
 
 func (*host) UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithCancel(ctx)

@@ -34,8 +34,8 @@ type Host interface {
 	CheckCaller() error
 	// UntilDrain returns a context that ends when the server begins to shut down.
 	UntilDrain(ctx context.Context) (context.Context, context.CancelFunc)
-	// ReleaseReads releases the memory of what the request has read from the store.
-	ReleaseReads()
+	// ReleaseMemory releases the memory of the body and of what was read from the store.
+	ReleaseMemory()
 	// HomePath returns the path of homes in sandboxes.
 	HomePath() string
 	// CleanPath returns a path relative to the home. An absolute path outside of the home is an
