@@ -146,6 +146,7 @@ func testSandboxAgent(t *testing.T, p *programs) {
 		})
 	}
 	t.Run("tokens", func(t *testing.T) { t.Parallel(); testAgentTokens(t, p) })
+	t.Run("api", func(t *testing.T) { t.Parallel(); testAgentAPI(t, p) })
 	t.Run("data", func(t *testing.T) { t.Parallel(); testAgentData(t, p) })
 }
 
@@ -198,6 +199,46 @@ func testAgentTokens(t *testing.T, p *programs) {
 			t.Errorf("%s: exit code %d: %s", args, code, proc.text(t))
 		}
 	}
+}
+
+// testAgentAPI calls a server with the commands of sandbox-agent.
+func testAgentAPI(t *testing.T, p *programs) {
+	s := p.startSandboxAgent(t)
+	api := func(wantCode int, want string, args ...string) {
+		t.Helper()
+		proc := p.startProcess(t, "sandbox-agent", nil, p.sandboxAgent,
+			append(append([]string{"api"}, args...), "-e", s.base, "-t", s.token)...)
+		if code := proc.exitCode(t); code != wantCode || !strings.Contains(proc.text(t), want) {
+			t.Fatalf("%s: exit code %d, want %d with %q:\n%s", strings.Join(args, " "), code, wantCode, want, proc.text(t))
+		}
+	}
+	api(0, `"id": "mock"`, "agents", "list")
+	api(0, "", "agents", "install", "mock", "--reinstall")
+	api(1, "500 Internal Server Error", "agents", "install", "amp")
+	api(0, `"name": "Plan"`, "agents", "modes", "mock")
+	api(0, `"defaultModel": "mock"`, "agents", "models", "mock")
+	api(0, `"healthy": true`, "sessions", "create", "a/b", "-a", "mock", "-g", "plan", "-p", "bypass")
+	api(1, "session already exists: a/b", "sessions", "create", "a/b", "--agent", "mock")
+	api(0, `"permissionMode": "bypass"`, "sessions", "list")
+	api(0, "", "sessions", "send-message", "a/b", "-m", "say hello")
+	api(0, `"delta":"again"`, "sessions", "send-message-stream", "a/b", "-m", "say again")
+	api(0, `"hasMore": true`, "sessions", "events", "a/b", "-o", "1", "-l", "2")
+	api(0, "permission.requested", "sessions", "send-message-stream", "a/b", "-m", "permission")
+	api(0, "", "sessions", "reply-permission", "a/b", "mock_3_permission", "--reply", "once")
+	api(0, "", "sessions", "reply-permission", "a/b", "mock_3_permission_denied", "--reply", "reject")
+	api(0, "question.requested", "sessions", "send-message-stream", "a/b", "-m", "question")
+	api(0, "", "sessions", "reply-question", "a/b", "mock_4_question", "--answers", `[["Red"]]`)
+	api(0, "", "sessions", "reject-question", "a/b", "mock_4_question_reject")
+	api(1, "unknown question id", "sessions", "reject-question", "a/b", "mock_4_question_reject")
+	api(0, "", "sessions", "terminate", "a/b")
+	api(0, `"reason": "terminated"`, "sessions", "get-messages", "a/b")
+
+	follow := p.startProcess(t, "sandbox-agent", nil, p.sandboxAgent, "api", "sessions", "events-sse", "a/b",
+		"-e", s.base, "-t", s.token)
+	eventually(t, "the events come", func() (bool, any) {
+		text := follow.text(t)
+		return strings.Contains(text, `"session.ended"`), text
+	})
 }
 
 // testAgentData restarts a server with the same data directory, once after it was killed, and checks that a server
