@@ -19,7 +19,30 @@ const (
 	MaxQueuedAgentMessages = 100
 	// MaxAgentSessionBytes bounds the log of a session.
 	MaxAgentSessionBytes = 256 << 20
+	// MaxAgentConfigs bounds the configurations of tools of an organisation, MaxAgentConfig each of them, in
+	// bytes, and MaxAgentConfigName their directories and names.
+	MaxAgentConfigs    = 1000
+	MaxAgentConfig     = 64 << 10
+	MaxAgentConfigName = 1024
 )
+
+// AgentConfigKind is a kind of configurations of tools.
+type AgentConfigKind string
+
+// The kinds.
+const (
+	AgentConfigMCP    AgentConfigKind = "mcp"
+	AgentConfigSkills AgentConfigKind = "skills"
+)
+
+// AgentConfig is a configuration of tools for the sessions of agents in a directory.
+type AgentConfig struct {
+	Org       string          `json:"org"`
+	Kind      AgentConfigKind `json:"kind"`
+	Directory string          `json:"directory"`
+	Name      string          `json:"name"`
+	Value     json.RawMessage `json:"value"` // an object
+}
 
 // AgentSession describes a session of a coding agent. What happens in it is in its log.
 type AgentSession struct {

@@ -86,6 +86,9 @@ func (r *Reader) Next(ctx context.Context, wait bool) (*Entry, error) {
 	return e, nil
 }
 
+// After returns the number of the last entry that Next has returned.
+func (r *Reader) After() uint64 { return r.after }
+
 func (r *Reader) next(ctx context.Context, wait bool) (message []byte, at uint64, err error) {
 	if !wait {
 		return r.logs.Next(ctx, r.org, r.id, r.after)

@@ -506,9 +506,12 @@ func (d *drive) startTurn(ctx context.Context) error {
 	next := d.queue[0]
 	err := d.beginTurn(ctx, func(b *batch) error {
 		b.state.Ended = ""
+		if next.Number <= b.state.Interrupted {
+			return b.add(&Native{Type: TurnEnded})
+		}
 		return b.emptyItem(d.log.session.ID, next.Message)
 	})
-	if err != nil || !d.log.state.Running {
+	if err != nil || !d.log.state.Running { // the session was terminated, or the message interrupted
 		return err
 	}
 	if d.talk == nil {

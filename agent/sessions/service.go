@@ -23,6 +23,9 @@ type Records interface {
 	Find(ctx context.Context, org, id string) (proto.AgentSession, error)
 	// List returns the sessions of an organisation, the newest first.
 	List(org string) []proto.AgentSession
+	// Change changes a session, and returns it. It returns [proto.ErrNotFound] if there is none, and the
+	// errors of change, which may be called again.
+	Change(ctx context.Context, org, id string, change func(*proto.AgentSession) error) (proto.AgentSession, error)
 	// Activate stores that a session has work for a runner.
 	Activate(ctx context.Context, org, id string) error
 	// Remove removes a session with its log. It returns [proto.ErrNotFound] if there is none.
@@ -460,14 +463,32 @@ func (s *State) take(id string, question bool) *Pending {
 	return &p
 }
 
-// Interrupt requests the end of the turn in progress, if there is one.
+// Interrupt requests the end of the turn in progress, and of those of the messages in the queue.
 func (s *Service) Interrupt(ctx context.Context, org, id string) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
-		if !state.Running {
+		if !state.Running && state.Queued() == 0 {
 			return nil, nil
 		}
-		return &Entry{Interrupt: true, Turn: state.Turns}, nil
+		state.Interrupted = state.Messages
+		return &Entry{Interrupt: true, Turn: state.turn()}, nil
 	})
+}
+
+// Configure changes the modes, the model and the variant of a session, which its agent has from the next
+// turn on. Its error is an [*Error] if the agent does not have them.
+func (s *Service) Configure(ctx context.Context, org, id string, change func(*proto.AgentSession)) (*proto.AgentSession, error) {
+	x, err := s.Records.Change(ctx, org, id, func(x *proto.AgentSession) error {
+		agent, err := s.FindAgent(x.Agent)
+		if err != nil {
+			return err
+		}
+		change(x)
+		return complete(x, agent.Info())
+	})
+	if errors.Is(err, proto.ErrNotFound) {
+		err = notFound(id)
+	}
+	return &x, err
 }
 
 // Terminate ends a session. It does nothing if it has been terminated.

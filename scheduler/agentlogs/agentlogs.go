@@ -8,7 +8,9 @@ package agentlogs
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -178,6 +180,22 @@ func number(m *nats.Msg, header string) uint64 {
 		return 0
 	}
 	return n
+}
+
+// IDs returns the ids of the logs of an organisation that begin with a prefix, in order.
+func (l *Logs) IDs(ctx context.Context, org, prefix string) ([]string, error) {
+	counts, err := l.Store.AgentLogs.Subjects(ctx, store.AgentLogPatternOf(org))
+	if err != nil {
+		return nil, fmt.Errorf("list logs: %w", err)
+	}
+	var ids []string
+	for subject := range counts {
+		if id, ok := strings.CutPrefix(subject, store.AgentLogSubject(org, prefix)); ok {
+			ids = append(ids, prefix+id)
+		}
+	}
+	slices.Sort(ids)
+	return ids, nil
 }
 
 // Remove removes a log.

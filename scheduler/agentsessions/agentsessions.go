@@ -76,6 +76,14 @@ func (s *Sessions) Find(ctx context.Context, org, id string) (proto.AgentSession
 // List returns the sessions of an organisation, the newest first.
 func (s *Sessions) List(org string) []proto.AgentSession { return s.stored.List(org) }
 
+// Change changes a session, and returns it. It returns [proto.ErrNotFound] if there is none, and the
+// errors of change, which may be called again.
+func (s *Sessions) Change(
+	ctx context.Context, org, id string, change func(*proto.AgentSession) error,
+) (proto.AgentSession, error) {
+	return s.stored.Change(ctx, keyOf(org, id), change)
+}
+
 // Activate stores that a session has work for a runner. It returns [proto.ErrNotFound] if there is no
 // such session.
 func (s *Sessions) Activate(ctx context.Context, org, id string) error {

@@ -6,20 +6,20 @@ import (
 	"time"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/agent/sessions/acp"
 	"github.com/bullpen-run/bullpen/agent/sessions/claude"
 	"github.com/bullpen-run/bullpen/agent/sessions/mock"
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/agentlogs"
 	"github.com/bullpen-run/bullpen/scheduler/agentsessions"
 	"github.com/bullpen-run/bullpen/scheduler/deliveries"
 )
 
 // sessionLogs adapts the logs of agent sessions to the interface of their package.
-type sessionLogs struct{ *agentsessions.Sessions }
+type sessionLogs struct{ *agentlogs.Logs }
 
-func (l sessionLogs) Follow(org, id string) (sessions.Follower, error) {
-	return l.Sessions.Follow(org, id)
-}
+func (l sessionLogs) Follow(org, id string) (sessions.Follower, error) { return l.Logs.Follow(org, id) }
 
 // serveAgentSessions adds the surfaces of agent sessions to server, and the parts they need.
 func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server, r *roles) error {
@@ -27,15 +27,20 @@ func (s *system) serveAgentSessions(ctx context.Context, server *gateway.Server,
 	if err != nil {
 		return err
 	}
-	logs := sessionLogs{stored}
+	logs := sessionLogs{&stored.Logs}
 	service := &sessions.Service{Records: stored, Logs: logs, Agents: s.sessionAgents()}
 	s.serveSandboxAgent(server, service)
+	configs, err := agentsessions.OpenConfigs(ctx, s.store, s.log)
+	if err != nil {
+		return err
+	}
+	s.serveACP(server, &acp.Server{Sessions: service, Logs: logs, Configs: configs})
 	runner := &sessions.Runner{
 		Logs: logs, Records: stored, Agent: service.Agent, CheckKey: s.admission.CheckKey,
 		Notify: s.notifySession, Log: s.log,
 	}
 	engine := stored.Engine(runner.CarryOut, s.cfg.Retention, s.instance, s.log)
-	r.base = append(r.base, part{"agent sessions", stored.Run})
+	r.base = append(r.base, part{"agent sessions", stored.Run}, part{"configurations of agents' tools", configs.Run})
 	r.work = append(r.work, part{"work of agent sessions", engine.Run})
 	return nil
 }

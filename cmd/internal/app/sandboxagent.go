@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/agent/sessions/acp"
 	"github.com/bullpen-run/bullpen/agent/sessions/rest"
 	"github.com/bullpen-run/bullpen/gateway"
 	"github.com/bullpen-run/bullpen/gateway/agents"
@@ -26,6 +27,21 @@ func (s *system) serveSandboxAgent(server *gateway.Server, service *sessions.Ser
 	if s.cfg.AgentSessionsAtRoot {
 		list = append(list, routes.Routes(true)...)
 		surface.Prefixes = append(surface.Prefixes, rest.RootPrefixes()...)
+	}
+	for _, route := range list {
+		surface.Routes = append(surface.Routes, web.SurfaceRow(route))
+	}
+	server.Surfaces = append(server.Surfaces, surface)
+}
+
+// serveACP adds the routes of the agent client protocol to server.
+func (s *system) serveACP(server *gateway.Server, routes *acp.Server) {
+	routes.Version, routes.Wait, routes.Log = Version(), acp.DefaultWait, s.log
+	routes.Host = func(r *http.Request) acp.Host { return server.Agents().ForRequest(r) }
+	surface := web.Surface{WriteError: routes.WriteError, Key: rest.Token}
+	list := routes.Routes(acp.Prefix, "")
+	if s.cfg.AgentSessionsAtRoot {
+		list = append(list, routes.Routes("", "AtRoot")...)
 	}
 	for _, route := range list {
 		surface.Routes = append(surface.Routes, web.SurfaceRow(route))

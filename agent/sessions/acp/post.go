@@ -1,0 +1,314 @@
+package acp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"time"
+
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// call is a message of a client while it is handled.
+type call struct {
+	*received
+	host     Host
+	org, key string
+	server   string
+	log      serverLog
+}
+
+// post handles a message of a client. Except for what no client of the protocol sends, each answer has the
+// status 200 or 202, because clients end for good after another one.
+func (s *Server) post(w http.ResponseWriter, r *http.Request) error {
+	id, err := serverID(r)
+	if err != nil {
+		return invalid(w, http.StatusBadRequest, err.Error())
+	}
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || kind != "application/json" {
+		return writeProblem(w, http.StatusUnsupportedMediaType, "unsupported_media_type",
+			"the Content-Type must be application/json")
+	}
+	if !accepts(r, "application", "json") {
+		return invalid(w, http.StatusNotAcceptable, "the Accept header must allow application/json")
+	}
+	// The id of a request must be known even if its body is refused.
+	head := &headReader{from: r.Body}
+	body := r.WithContext(r.Context())
+	body.Body = head
+	c := &call{received: new(received), host: s.Host(body), server: id}
+	c.org, c.key = c.host.Caller()
+	c.log = serverLog{logs: s.Logs, org: c.org, id: logID(id)}
+	malformed := false
+	err = c.host.ReadBody(w, func(text []byte) error {
+		if err := json.Unmarshal(text, c.received); err != nil || c.Method == "" && !c.hasID() {
+			malformed = true
+		}
+		return nil
+	})
+	switch {
+	case malformed:
+		return invalid(w, http.StatusBadRequest, "the body must be one message of JSON-RPC")
+	case err != nil:
+		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, maxRefused)) // see WriteError
+		m := peek(bytes.NewReader(head.head))
+		s.answer(w, &m, err)
+		return nil
+	}
+	if err = c.log.load(r.Context()); err == nil {
+		var answered bool
+		if answered, err = c.checkAgent(w, r.URL.Query().Get("agent")); answered {
+			return nil
+		}
+	}
+	if err == nil {
+		err = s.handle(r.Context(), w, c)
+	}
+	if err == nil {
+		return nil
+	}
+	if r.Context().Err() == nil && isOurs(err) {
+		s.Log.WarnContext(r.Context(), "agent client protocol: request failed", "org", c.org, "server", proto.Shorten(id),
+			"method", proto.Shorten(c.Method), "error", err)
+	}
+	s.answer(w, c.received, err)
+	return nil
+}
+
+// maxHead is how much of a body is kept to find the id of its message, in bytes.
+const maxHead = 4 << 10
+
+// headReader keeps the beginning of what is read.
+type headReader struct {
+	from io.ReadCloser
+	head []byte
+}
+
+func (h *headReader) Read(p []byte) (int, error) {
+	n, err := h.from.Read(p)
+	h.head = append(h.head, p[:min(n, maxHead-len(h.head))]...)
+	return n, err
+}
+
+func (h *headReader) Close() error { return h.from.Close() }
+
+// checkAgent answers if the agent in the query of a request cannot be that of the server.
+func (c *call) checkAgent(w http.ResponseWriter, agent string) (answered bool, err error) {
+	known := c.log.state.Agent
+	switch {
+	case known == "" && agent == "" && c.Method != methodInitialize:
+		return false, &rpcError{
+			Code: codeNotFound, Message: "this connection has expired or was removed; create another client",
+		}
+	case known == "" && agent == "":
+		return true, invalid(w, http.StatusBadRequest,
+			"missing required 'agent' query parameter for first POST to /v1/acp/"+proto.Shorten(c.server))
+	case known != "" && agent != "" && agent != known:
+		return true, writeProblem(w, http.StatusConflict, "conflict",
+			"the server "+proto.Shorten(c.server)+" runs the agent "+known+", not "+proto.Shorten(agent))
+	case known == "":
+		c.log.state.Agent = agent
+	}
+	return false, nil
+}
+
+// handle handles a message, and answers it unless it returns an error.
+func (s *Server) handle(ctx context.Context, w http.ResponseWriter, c *call) error {
+	if _, err := s.Sessions.FindAgent(c.log.state.Agent); err != nil {
+		return err
+	}
+	if !c.isRequest() {
+		err := s.handleOther(ctx, c)
+		if err == nil {
+			w.WriteHeader(http.StatusAccepted)
+		}
+		return err
+	}
+	if c.Method == methodPrompt {
+		return s.handlePrompt(ctx, w, c)
+	}
+	result, created, err := s.call(ctx, c)
+	if err != nil && isOurs(err) {
+		s.Log.WarnContext(ctx, "agent client protocol: request failed", "org", c.org, "server", proto.Shorten(c.server),
+			"method", proto.Shorten(c.Method), "error", err)
+	}
+	out, err := response(c.ID, result, err)
+	if err != nil {
+		return err
+	}
+	agent := c.log.state.Agent
+	err = c.log.append(ctx, func(e *entry) (bool, error) {
+		if e.State.Server == "" {
+			e.State.Server, e.State.Agent, e.State.CreatedAt = c.server, agent, e.At
+		}
+		if c.Method == methodInitialize {
+			e.State.begin()
+		}
+		e.Messages, e.Created = []outgoing{out}, created
+		return true, nil
+	})
+	if err != nil {
+		return err
+	}
+	writeResponse(w, out.Data)
+	return nil
+}
+
+// begin begins another connection. What an earlier client with the same server waits for is forgotten.
+func (s *state) begin() {
+	s.Connection++
+	s.First, s.Sessions, s.Prompts, s.Requests = s.Number+1, nil, nil, nil
+}
+
+// handlePrompt sends a prompt, and answers with its response if that is early.
+func (s *Server) handlePrompt(ctx context.Context, w http.ResponseWriter, c *call) error {
+	p, err := s.sendPrompt(ctx, c)
+	if err != nil {
+		return s.refuse(ctx, w, c, err)
+	}
+	// Registered after it was sent: what is lost in between is sent again under the same key.
+	after := c.log.at
+	err = c.log.append(ctx, func(e *entry) (bool, error) {
+		for _, known := range e.State.Prompts {
+			if bytes.Equal(known.ID, c.ID) && known.Session == p.Session && known.Turn == p.Turn {
+				return false, nil
+			}
+		}
+		if e.State.Sessions[p.Session] == nil {
+			e.State.Sessions[p.Session] = &session{After: p.after}
+		}
+		e.State.Prompts = append(e.State.Prompts, p.prompt)
+		return true, nil
+	})
+	if err != nil {
+		return err
+	}
+	release := s.project(ctx, c.org, c.server)
+	defer release()
+	data, err := s.await(ctx, c, after)
+	if err == nil && data != nil {
+		writeResponse(w, data)
+		return nil
+	}
+	// The response comes by the stream, of this gateway or another one.
+	w.WriteHeader(http.StatusAccepted)
+	return nil
+}
+
+// refuse answers a request with an error, which goes to the log, too.
+func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, c *call, cause error) error {
+	out, err := response(c.ID, nil, cause)
+	if err != nil {
+		return err
+	}
+	if err := c.log.append(ctx, func(e *entry) (bool, error) {
+		e.Messages = []outgoing{out}
+		return true, nil
+	}); err != nil {
+		return cause
+	}
+	if isOurs(cause) {
+		s.Log.WarnContext(ctx, "agent client protocol: prompt failed", "org", c.org, "server", proto.Shorten(c.server),
+			"error", cause)
+	}
+	writeResponse(w, out.Data)
+	return nil
+}
+
+// await returns the response to a request in an entry after one; nil if there is none in time.
+func (s *Server) await(ctx context.Context, c *call, after uint64) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Wait)
+	defer cancel()
+	follower, err := s.Logs.Follow(c.org, c.log.id)
+	if err != nil {
+		return nil, err
+	}
+	defer follower.Close()
+	for {
+		message, at, err := follower.Next(ctx, after)
+		if err != nil {
+			return nil, err
+		}
+		e, err := decodeEntry(message)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range e.Messages {
+			if bytes.Equal(m.Answers, c.ID) {
+				return m.Data, nil
+			}
+		}
+		after = at
+	}
+}
+
+// outcome is the result of a request for a permission.
+type outcome struct {
+	Outcome struct {
+		Outcome  string `json:"outcome"` // selected or cancelled
+		OptionID string `json:"optionId"`
+	} `json:"outcome"`
+}
+
+// handleOther handles a notification or a response.
+func (s *Server) handleOther(ctx context.Context, c *call) error {
+	switch c.Method {
+	case methodCancel:
+		_, err := s.cancel(ctx, c)
+		return err
+	case "":
+		return s.handleResponse(ctx, c)
+	default:
+		return nil
+	}
+}
+
+// handleResponse passes the answer to a permission or a question on. The translation of what follows from it
+// ends the request.
+func (s *Server) handleResponse(ctx context.Context, c *call) error {
+	var id string
+	if err := json.Unmarshal(c.ID, &id); err != nil {
+		return nil //nolint:nilerr // no request of this server
+	}
+	for _, r := range c.log.state.Requests {
+		if r.ID != id {
+			continue
+		}
+		var result outcome
+		_ = json.Unmarshal(c.Result, &result) // an error of the client is no answer
+		if result.Outcome.Outcome != "selected" {
+			result.Outcome.OptionID = rejectOnce
+		}
+		err := s.answerRequest(ctx, c.org, &r, result.Outcome.OptionID)
+		if _, ok := errors.AsType[*sessions.Error](err); ok { // it was answered before
+			return nil
+		}
+		return err
+	}
+	return nil
+}
+
+const answerTimeout = 30 * time.Second
+
+// answerRequest answers a permission or a question with an option.
+func (s *Server) answerRequest(ctx context.Context, org string, r *request, option string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTimeout)
+	defer cancel()
+	if r.Permission != "" {
+		status := sessions.PermissionRejected
+		switch option {
+		case allowOnce:
+			status = sessions.PermissionAccepted
+		case allowAlways:
+			status = sessions.PermissionAlways
+		}
+		return s.Sessions.AnswerPermission(ctx, org, r.Session, r.Permission, status)
+	}
+	return s.Sessions.AnswerQuestion(ctx, org, r.Session, r.Question, r.answers(option))
+}

@@ -1,0 +1,267 @@
+package acp
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+const (
+	// maxBatch bounds the entries of sessions that are translated to one entry of a server's log.
+	maxBatch = 64
+	// retryAfter is the pause after an error of the store.
+	retryAfter = time.Second
+)
+
+// projectors has the projectors of this process, which are shared by the requests of a server.
+type projectors struct {
+	mu      sync.Mutex
+	running map[string]*running // by organisation and log
+}
+
+// running is a projector in use.
+type running struct {
+	users  int
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// project translates events of a server's sessions until release is called.
+func (s *Server) project(ctx context.Context, org, server string) (release func()) {
+	key := org + "." + logID(server)
+	s.projectors.mu.Lock()
+	defer s.projectors.mu.Unlock()
+	if s.projectors.running == nil {
+		s.projectors.running = map[string]*running{}
+	}
+	r := s.projectors.running[key]
+	if r == nil {
+		ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		r = &running{cancel: cancel, done: make(chan struct{})}
+		s.projectors.running[key] = r
+		p := &projector{
+			Server: s, log: serverLog{logs: s.Logs, org: org, id: logID(server)}, readers: map[string]context.CancelFunc{},
+			items: make(chan item, maxBatch),
+		}
+		go func() {
+			defer close(r.done)
+			p.run(ctx)
+		}()
+	}
+	r.users++
+	return sync.OnceFunc(func() {
+		s.projectors.mu.Lock()
+		r.users--
+		last := r.users == 0
+		if last {
+			delete(s.projectors.running, key)
+		}
+		s.projectors.mu.Unlock()
+		if last {
+			r.cancel()
+			<-r.done
+		}
+	})
+}
+
+// item is an entry of a session's log.
+type item struct {
+	session string
+	at      uint64
+	*sessions.Entry
+	gone error // the session was removed
+}
+
+// projector translates the events of the sessions in a server's state. Others may do the same, in this
+// process or another one: each finds its entry refused, and continues with the state of the other.
+type projector struct {
+	*Server
+	log     serverLog
+	readers map[string]context.CancelFunc // of sessions, by their ids
+	items   chan item
+	pending []item // that are not in the log, because they led to no message
+	work    sync.WaitGroup
+}
+
+// run translates until ctx is done.
+func (p *projector) run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer p.work.Wait()
+	defer cancel()
+	err := p.log.load(ctx)
+	for err != nil && ctx.Err() == nil {
+		pause(ctx)
+		err = p.log.load(ctx)
+	}
+	changed := make(chan uint64)
+	after := p.log.at
+	p.work.Go(func() { p.watch(ctx, after, changed) })
+	for {
+		if err != nil && ctx.Err() == nil {
+			p.logStore(ctx, "events not translated", &p.log, err)
+			pause(ctx)
+			p.pending = nil
+			p.stopReaders()
+			if err = p.log.load(ctx); err != nil {
+				continue
+			}
+		}
+		p.follow(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case at := <-changed:
+			if at > p.log.at {
+				err = p.log.load(ctx)
+			}
+		case it := <-p.items:
+			err = p.translate(ctx, p.batch(it))
+		}
+	}
+}
+
+func pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(retryAfter):
+	}
+}
+
+// watch sends the numbers of entries that are appended to the server's log after a number.
+func (p *projector) watch(ctx context.Context, after uint64, changed chan<- uint64) {
+	follower, err := p.Logs.Follow(p.log.org, p.log.id)
+	for err != nil && ctx.Err() == nil {
+		pause(ctx)
+		follower, err = p.Logs.Follow(p.log.org, p.log.id)
+	}
+	if err != nil {
+		return
+	}
+	defer follower.Close()
+	for ctx.Err() == nil {
+		_, at, err := follower.Next(ctx, after)
+		switch {
+		case errors.Is(err, proto.ErrNotFound): // removed
+			after = 0
+			continue
+		case err != nil:
+			pause(ctx)
+			continue
+		}
+		after = at
+		select {
+		case changed <- at:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// follow starts readers of the sessions in the state, and stops others.
+func (p *projector) follow(ctx context.Context) {
+	for id, stop := range p.readers {
+		if p.log.state.Sessions[id] == nil {
+			stop()
+			delete(p.readers, id)
+		}
+	}
+	for id, x := range p.log.state.Sessions {
+		if p.readers[id] == nil {
+			ctx, cancel := context.WithCancel(ctx)
+			p.readers[id] = cancel
+			p.work.Go(func() { p.read(ctx, id, x.After) })
+		}
+	}
+}
+
+func (p *projector) stopReaders() {
+	for id, stop := range p.readers {
+		stop()
+		delete(p.readers, id)
+	}
+}
+
+// read sends the entries of a session's log.
+func (p *projector) read(ctx context.Context, id string, after uint64) {
+	r := p.Sessions.ReadTurn(p.log.org, id, &sessions.Sent{After: after})
+	defer r.Close()
+	for ctx.Err() == nil {
+		it := item{session: id}
+		var err error
+		it.Entry, err = r.Next(ctx, true)
+		it.at = r.After()
+		if _, removed := errors.AsType[*sessions.Error](err); removed {
+			it.gone = err
+		} else if err != nil {
+			pause(ctx)
+			continue
+		}
+		select {
+		case p.items <- it:
+		case <-ctx.Done():
+		}
+		if it.gone != nil {
+			return
+		}
+	}
+}
+
+// batch returns an entry with those that can be read at once.
+func (p *projector) batch(first item) []item {
+	batch := append(p.pending, first)
+	for len(batch) < maxBatch {
+		select {
+		case it := <-p.items:
+			batch = append(batch, it)
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// translate appends the messages to which entries lead.
+func (p *projector) translate(ctx context.Context, batch []item) error {
+	p.pending = nil
+	return p.log.append(ctx, func(e *entry) (bool, error) {
+		known := len(e.State.Sessions)
+		for i := range batch {
+			if err := translateItem(e, &batch[i]); err != nil {
+				return false, err
+			}
+		}
+		if len(e.Messages) == 0 && len(e.State.Sessions) == known && len(batch) < maxBatch {
+			p.pending = batch
+			return false, nil
+		}
+		p.pending = nil
+		return true, nil
+	})
+}
+
+// translateItem adds the messages to which an entry of a session leads, unless it was translated before.
+func translateItem(e *entry, it *item) error {
+	x := e.State.Sessions[it.session]
+	if x == nil {
+		return nil
+	}
+	t := &translator{state: &e.State, id: it.session, session: x}
+	switch {
+	case it.gone != nil:
+		if err := t.gone(it.gone); err != nil {
+			return err
+		}
+	case it.at <= x.After:
+		return nil
+	default:
+		x.After = it.at
+		if err := t.entry(it.Entry); err != nil {
+			return err
+		}
+	}
+	e.Messages = append(e.Messages, t.out...)
+	return nil
+}

@@ -1,0 +1,283 @@
+package acp
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+
+	"github.com/bullpen-run/bullpen/agent"
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/proto/api"
+)
+
+// Prefix is the path below which the routes are.
+const Prefix = "/sandbox-agent"
+
+// DefaultWait is how long the answer of a request waits for the response, before it comes by the stream.
+const DefaultWait = 20 * time.Second
+
+// Logs stores the logs of servers.
+type Logs interface {
+	sessions.Logs
+	// IDs returns the ids of the logs of an organisation that begin with a prefix.
+	IDs(ctx context.Context, org, prefix string) ([]string, error)
+}
+
+// Configs stores configurations of tools for directories.
+type Configs interface {
+	// PutConfig stores a configuration. It returns a [*proto.QuotaError] if the organisation has too many.
+	PutConfig(ctx context.Context, c *proto.AgentConfig) error
+	// Config returns a configuration, or [proto.ErrNotFound].
+	Config(ctx context.Context, org string, kind proto.AgentConfigKind, directory, name string) (*proto.AgentConfig, error)
+	// RemoveConfig removes a configuration, if there is one.
+	RemoveConfig(ctx context.Context, org string, kind proto.AgentConfigKind, directory, name string) error
+	// Configs returns the configurations of an organisation, ordered by their keys.
+	Configs(org string) []proto.AgentConfig
+}
+
+// Host has what a request needs of this server.
+type Host interface {
+	// Caller returns the organisation and the id of the API key of the request.
+	Caller() (org, key string)
+	// ReadBody reads the body of the request and calls decode with it. It returns the error of decode.
+	ReadBody(w http.ResponseWriter, decode func(body []byte) error) error
+	// AllowStored refuses what must be stored if there is no room for it.
+	AllowStored(ctx context.Context, background bool) error
+}
+
+// Server serves the routes. Its exported fields are set before its use.
+type Server struct {
+	Sessions *sessions.Service
+	Logs     Logs
+	Configs  Configs
+	// Host returns the host of a request.
+	Host func(r *http.Request) Host
+	// Version is this program's.
+	Version string
+	Wait    time.Duration // see [DefaultWait]
+	Log     *slog.Logger
+
+	projectors projectors
+}
+
+// Routes returns the routes below a prefix. suffix makes their ids unique if there are several.
+func (s *Server) Routes(prefix, suffix string) []agent.Route {
+	var list []agent.Route
+	add := func(method, path, id, summary string, handle func(http.ResponseWriter, *http.Request) error) {
+		route := api.Route{
+			Method: method, Path: prefix + path, ID: id + suffix, Summary: summary, Scope: proto.ScopeExecute,
+			Vendor: "Sandbox Agent",
+		}
+		list = append(list, agent.Route{Route: route, Handle: handle})
+	}
+	const server = "/v1/acp/{server}"
+	add(http.MethodGet, "/v1/acp", "acpListServers", "List servers of the agent client protocol", s.list)
+	add(http.MethodPost, server, "acpPost", "Send a message of the agent client protocol", s.post)
+	add(http.MethodGet, server, "acpStream", "Read the messages of a server of the agent client protocol", s.stream)
+	add(http.MethodDelete, server, "acpDelete", "Remove a server of the agent client protocol with its sessions", s.remove)
+	for _, c := range configKinds {
+		path, name := "/v1/config/"+string(c.kind), c.name
+		add(http.MethodPut, path, "agentPutConfig"+name, "Store a configuration of "+c.what, s.putConfig(&c))
+		add(http.MethodGet, path, "agentGetConfig"+name, "Look at a configuration of "+c.what, s.getConfig(&c))
+		add(http.MethodDelete, path, "agentDeleteConfig"+name, "Delete a configuration of "+c.what, s.deleteConfig(&c))
+	}
+	missing := []struct{ path, id, message string }{
+		{"/v1/desktop", "agentDesktop", "this server's sandboxes have no desktop"},
+		{"/v1/processes", "agentProcess", "this server runs programs through /v1/execute and sandboxes, not as processes of an agent"},
+	}
+	for _, m := range missing {
+		handle := func(w http.ResponseWriter, _ *http.Request) error {
+			return writeProblem(w, http.StatusNotImplemented, "not_implemented", m.message)
+		}
+		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
+			word := strings.ToUpper(method[:1]) + strings.ToLower(method[1:])
+			add(method, m.path+"/*", m.id+word, "Not implemented", handle)
+			if m.path == "/v1/processes" && method != http.MethodDelete {
+				add(method, m.path, m.id+word+"All", "Not implemented", handle)
+			}
+		}
+	}
+	return list
+}
+
+// serverID returns the server of a request.
+func serverID(r *http.Request) (string, error) {
+	id := chi.URLParam(r, "server")
+	if r.URL.RawPath != "" { // the router matches the path as it was sent
+		var err error
+		if id, err = url.PathUnescape(id); err != nil {
+			return "", api.Errorf(api.CodeValidation, "invalid request: the server's id is malformed")
+		}
+	}
+	if id == "" || len(id) > proto.MaxAgentSessionID {
+		return "", api.Errorf(api.CodeValidation, "invalid request: the server's id must have 1 to %d bytes",
+			proto.MaxAgentSessionID)
+	}
+	return id, nil
+}
+
+// problem is the body of an error.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+}
+
+// writeProblem answers with an error.
+func writeProblem(w http.ResponseWriter, status int, code, detail string) error {
+	title := strings.Fields(strings.ReplaceAll(code, "_", " "))
+	for i, word := range title {
+		title[i] = strings.ToUpper(word[:1]) + word[1:]
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	body := problem{"urn:sandbox-agent:error:" + code, strings.Join(title, " "), status, detail}
+	_ = json.NewEncoder(w).Encode(&body) // the client may be gone
+	return nil
+}
+
+// invalid answers to a request that is wrong.
+func invalid(w http.ResponseWriter, status int, detail string) error {
+	return writeProblem(w, status, "invalid_request", "invalid request: "+detail)
+}
+
+// maxRefused bounds what is read of the body of a refused request, in bytes. A client that is still writing
+// when the connection is closed does not see the answer.
+const maxRefused = 64 << 20
+
+// WriteError answers with an error. That of a message is a response of JSON-RPC, because clients end for
+// good after another status, unless the API key is wrong.
+func (s *Server) WriteError(w http.ResponseWriter, r *http.Request, e *api.Error) {
+	if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/v1/acp/") && e.Code != api.CodeUnauthorized {
+		m := peek(io.LimitReader(r.Body, maxRefused))
+		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, maxRefused))
+		s.answer(w, &m, e)
+		return
+	}
+	status, code := e.Code.Status(), string(e.Code)
+	switch e.Code {
+	case api.CodeUnauthorized:
+		code = "token_invalid"
+	case api.CodeValidation:
+		code = "invalid_request"
+	case api.CodeForbidden:
+		code = "permission_denied"
+	}
+	_ = writeProblem(w, status, code, e.Message)
+}
+
+// answer answers a message that failed.
+func (s *Server) answer(w http.ResponseWriter, m *received, err error) {
+	if !m.isRequest() {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	out, encodeErr := response(m.ID, nil, err)
+	if encodeErr != nil {
+		s.Log.Warn("agent client protocol: error not encoded", "error", encodeErr)
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	writeResponse(w, out.Data)
+}
+
+// writeResponse answers with a response of JSON-RPC.
+func writeResponse(w http.ResponseWriter, data []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	_, _ = w.Write(data) // the client may be gone
+}
+
+func writeJSON(w http.ResponseWriter, v any) error {
+	data, err := encode(v)
+	if err != nil {
+		return err
+	}
+	writeResponse(w, data)
+	return nil
+}
+
+// accepts reports whether a client accepts a media type.
+func accepts(r *http.Request, kind, sub string) bool {
+	values := r.Header.Values("Accept")
+	if len(values) == 0 {
+		return true
+	}
+	for item := range strings.SplitSeq(strings.Join(values, ","), ",") {
+		name, _, _ := strings.Cut(item, ";")
+		switch strings.ToLower(strings.TrimSpace(name)) {
+		case "", "*/*", kind + "/*", kind + "/" + sub:
+			return true
+		}
+	}
+	return false
+}
+
+// serverInfo describes a server.
+type serverInfo struct {
+	ID        string `json:"serverId"`
+	Agent     string `json:"agent"`
+	CreatedAt int64  `json:"createdAtMs"`
+}
+
+// list answers with the servers of the organisation, the oldest first.
+func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
+	org, _ := s.Host(r).Caller()
+	ids, err := s.Logs.IDs(r.Context(), org, logPrefix)
+	if err != nil {
+		return err
+	}
+	servers := make([]serverInfo, 0, len(ids))
+	for _, id := range ids {
+		l := serverLog{logs: s.Logs, org: org, id: id}
+		if err := l.load(r.Context()); err != nil {
+			return err
+		}
+		if l.state.Server != "" {
+			servers = append(servers, serverInfo{l.state.Server, l.state.Agent, l.state.CreatedAt.UnixMilli()})
+		}
+	}
+	slices.SortFunc(servers, func(a, b serverInfo) int {
+		if a.CreatedAt != b.CreatedAt {
+			return int(a.CreatedAt - b.CreatedAt)
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return writeJSON(w, map[string]any{"servers": servers})
+}
+
+// remove removes a server with the sessions that were created for it.
+func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
+	id, err := serverID(r)
+	if err != nil {
+		return err
+	}
+	org, _ := s.Host(r).Caller()
+	// Clients wait for two seconds only.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), removeTimeout)
+	defer cancel()
+	if err := s.removeSessions(ctx, org, logID(id)); err != nil {
+		return err
+	}
+	if err := s.Logs.Remove(ctx, org, logID(id)); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+const removeTimeout = 30 * time.Second

@@ -1,0 +1,168 @@
+package acp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/bullpen-run/bullpen/agent/sessions"
+	"github.com/bullpen-run/bullpen/proto"
+)
+
+// keepalive is how often an idle stream gets a comment. Clients give a silent one up after five minutes.
+const keepalive = 15 * time.Second
+
+// stream answers with the messages of a server after the last one that the client has seen, as server-sent
+// events. It ends between two messages when this gateway leaves: clients continue at another one.
+func (s *Server) stream(w http.ResponseWriter, r *http.Request) error {
+	id, err := serverID(r)
+	if err != nil {
+		return err
+	}
+	if !accepts(r, "text", "event-stream") {
+		return invalid(w, http.StatusNotAcceptable, "the Accept header must allow text/event-stream")
+	}
+	last, err := lastEventID(r)
+	if err != nil {
+		return invalid(w, http.StatusBadRequest, err.Error())
+	}
+	org, _ := s.Host(r).Caller()
+	release := s.project(r.Context(), org, id)
+	defer release()
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no")
+	ctx, cancel := context.WithCancel(r.Context())
+	found := make(chan []byte)
+	go func() {
+		defer close(found)
+		s.read(ctx, &serverLog{logs: s.Logs, org: org, id: logID(id)}, last, found)
+	}()
+	defer func() {
+		cancel()
+		for range found { // until the goroutine has ended
+		}
+	}()
+	return send(ctx, w, found)
+}
+
+// lastEventID returns the number of the last message that a client has seen; -1 if it says nothing.
+func lastEventID(r *http.Request) (int64, error) {
+	text := r.Header.Get("Last-Event-ID")
+	if text == "" {
+		return -1, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err != nil {
+		return 0, errors.New("Last-Event-ID must be a positive integer")
+	}
+	return int64(n), nil //nolint:gosec // it has 63 bits
+}
+
+// send sends events until ctx is done, the client has left, or there are no more. It sends comments meanwhile.
+func send(ctx context.Context, w http.ResponseWriter, found <-chan []byte) error {
+	control := http.NewResponseController(w)
+	ticks := time.NewTicker(keepalive)
+	defer ticks.Stop()
+	for text, more := []byte(": connected\n\n"), true; more; {
+		if _, err := w.Write(text); err != nil {
+			return nil //nolint:nilerr // the client has left
+		}
+		if err := control.Flush(); err != nil {
+			return nil //nolint:nilerr // the client has left
+		}
+		ticks.Reset(keepalive)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+			text = []byte(": keep-alive\n\n")
+		case text, more = <-found:
+		}
+	}
+	return nil
+}
+
+// read finds the messages after number last as events, until ctx is done or the log is removed. Clients do
+// not connect again after an error, so it waits while the store does not answer.
+func (s *Server) read(ctx context.Context, l *serverLog, last int64, found chan<- []byte) {
+	var follower sessions.Follower
+	defer func() {
+		if follower != nil {
+			follower.Close()
+		}
+	}()
+	var after uint64
+	for ctx.Err() == nil {
+		var err error
+		if follower == nil {
+			if last, after, err = l.begin(ctx, last); err == nil {
+				follower, err = s.Logs.Follow(l.org, l.id)
+			}
+		}
+		var text []byte
+		if err == nil {
+			text, after, err = next(ctx, follower, after, &last)
+		}
+		switch {
+		case errors.Is(err, proto.ErrNotFound):
+			return
+		case err != nil:
+			s.logStore(ctx, "messages not read", l, err)
+			pause(ctx)
+		case len(text) > 0:
+			select {
+			case found <- text:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// begin returns the number of the message after which a stream begins, and that of an entry before the first
+// message.
+func (l *serverLog) begin(ctx context.Context, last int64) (int64, uint64, error) {
+	// The server may not exist yet: clients open the stream before their first message is answered.
+	if err := l.load(ctx); err != nil {
+		return last, 0, err
+	}
+	from := last
+	if last < 0 || last > l.state.Number { // the client has seen nothing of this server
+		from = max(l.state.First-1, 0)
+	}
+	after, err := l.seek(ctx, from)
+	if err != nil {
+		return last, 0, err
+	}
+	return from, after, nil
+}
+
+// next returns the messages of the next entry after number last as events, and the entry's number.
+func next(ctx context.Context, follower sessions.Follower, after uint64, last *int64) (text []byte, at uint64, err error) {
+	message, at, err := follower.Next(ctx, after)
+	if err != nil {
+		return nil, after, err
+	}
+	e, err := decodeEntry(message)
+	if err != nil {
+		return nil, after, err
+	}
+	for i, m := range e.Messages {
+		if n := e.first() + int64(i); n > *last {
+			text = fmt.Appendf(text, "event: message\nid: %d\ndata: %s\n\n", n, m.Data)
+			*last = n
+		}
+	}
+	return text, at, nil
+}
+
+// logStore logs an error of the store.
+func (s *Server) logStore(ctx context.Context, what string, l *serverLog, err error) {
+	if ctx.Err() == nil {
+		s.Log.WarnContext(ctx, "agent client protocol: "+what, "org", l.org, "log", l.id, "error", err)
+	}
+}
