@@ -1,479 +1,17 @@
 package acp_test
 
 import (
-	"bufio"
-	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/go-chi/chi/v5"
-
-	"github.com/bullpen-run/bullpen/agent/sessions"
-	"github.com/bullpen-run/bullpen/agent/sessions/acp"
 	"github.com/bullpen-run/bullpen/agent/sessions/sessionstest"
 	"github.com/bullpen-run/bullpen/proto"
 	"github.com/bullpen-run/bullpen/proto/api"
-	"github.com/bullpen-run/bullpen/scheduler/agentsessions"
-	"github.com/bullpen-run/bullpen/scheduler/store"
-	"github.com/bullpen-run/bullpen/scheduler/storetest"
 )
-
-// world is a store with a runner of sessions.
-type world struct {
-	t     *testing.T
-	store *store.Store
-	*sessionstest.World
-	agent *agent
-}
-
-func newWorld(t *testing.T) *world {
-	t.Helper()
-	st := storetest.Open(t, storetest.Server(t))
-	a := &agent{gate: make(chan struct{})}
-	w := &world{t: t, store: st, agent: a, World: sessionstest.New(t, st, a)}
-	w.Lead()
-	return w
-}
-
-// logs adapts logs to the interface of package acp.
-type logs struct{ *agentsessions.Sessions }
-
-func (l logs) Follow(org, id string) (sessions.Follower, error) { return l.Sessions.Follow(org, id) }
-
-// host is the host of all requests.
-type host struct {
-	r       *http.Request
-	refused error // of AllowStored
-}
-
-func (*host) Caller() (org, key string) { return sessionstest.Org, "key" }
-
-// maxBody is the limit of bodies.
-const maxBody = 2 << 20
-
-func (h *host) ReadBody(w http.ResponseWriter, decode func([]byte) error) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, h.r.Body, maxBody))
-	if err != nil {
-		return api.Errorf(api.CodePayloadTooLarge, "the body is too large")
-	}
-	return decode(body)
-}
-
-func (h *host) AllowStored(context.Context, bool) error { return h.refused }
-
-// gateway is a gateway of a world, with nothing in memory that others share.
-type gateway struct {
-	*httptest.Server
-	t     *testing.T
-	acp   *acp.Server
-	leave context.CancelFunc // ends all requests, as a gateway that leaves
-	mu    sync.Mutex
-	// refused is the error of AllowStored, and rejected that of all requests.
-	refused  error
-	rejected *api.Error
-}
-
-func (w *world) gateway(wait time.Duration) *gateway {
-	w.t.Helper()
-	configs, err := agentsessions.OpenConfigs(w.t.Context(), w.store, storetest.Log(w.t))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	g := &gateway{t: w.t}
-	g.acp = &acp.Server{
-		Sessions: w.Service, Logs: logs{w.Stored}, Configs: configs, Version: "1.0", Wait: wait, Log: storetest.Log(w.t),
-		Host: func(r *http.Request) acp.Host {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			return &host{r, g.refused}
-		},
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	g.leave = cancel
-	router := chi.NewRouter()
-	for _, route := range g.acp.Routes(acp.Prefix, "") {
-		router.Method(route.Method, route.Path, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			g.mu.Lock()
-			rejected := g.rejected
-			g.mu.Unlock()
-			if rejected != nil {
-				g.acp.WriteError(rw, r, rejected)
-				return
-			}
-			connected, end := context.WithCancel(r.Context())
-			defer end()
-			defer context.AfterFunc(ctx, end)()
-			if err := route.Handle(rw, r.WithContext(connected)); err != nil {
-				g.acp.WriteError(rw, r, api.NewError(err))
-			}
-		}))
-	}
-	g.Server = httptest.NewServer(router)
-	w.t.Cleanup(func() { cancel(); g.Close() })
-	return g
-}
-
-func (g *gateway) reject(refused error, rejected *api.Error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.refused, g.rejected = refused, rejected
-}
-
-// do sends a request, whose headers are pairs.
-func (g *gateway) do(method, path, body string, headers ...string) (*http.Response, string) {
-	g.t.Helper()
-	req, err := http.NewRequestWithContext(g.t.Context(), method, g.URL+acp.Prefix+path, strings.NewReader(body))
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	if body != "" {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	for i := 0; i < len(headers); i += 2 {
-		req.Header.Set(headers[i], headers[i+1])
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return resp, string(text)
-}
-
-// rpc is a message of JSON-RPC.
-type rpc struct {
-	ID     json.RawMessage `json:"id"`
-	Method string          `json:"method"`
-	Params struct {
-		SessionID string `json:"sessionId"`
-		Update    struct {
-			Kind    string `json:"sessionUpdate"`
-			Content json.RawMessage
-			CallID  string `json:"toolCallId"`
-			Status  string `json:"status"`
-		} `json:"update"`
-		Options []struct {
-			ID   string `json:"optionId"`
-			Name string `json:"name"`
-			Kind string `json:"kind"`
-		} `json:"options"`
-	} `json:"params"`
-	Result map[string]any `json:"result"`
-	Error  *struct {
-		Code    int    `json:"code"`
-		Message string `json:"message"`
-	} `json:"error"`
-}
-
-// String returns what matters of a message.
-func (m *rpc) String() string {
-	u := m.Params.Update
-	switch {
-	case m.Method == "session/update" && u.CallID != "":
-		return u.Kind + " " + u.CallID + " " + u.Status
-	case m.Method == "session/update":
-		var block struct{ Text, URI string }
-		_ = json.Unmarshal(u.Content, &block)
-		return u.Kind + " " + block.Text + block.URI
-	case m.Method != "":
-		text := m.Method
-		for _, o := range m.Params.Options {
-			text += " " + o.ID + "=" + o.Name
-		}
-		return text
-	case m.Error != nil:
-		return fmt.Sprintf("%s: error %d %s", m.ID, m.Error.Code, m.Error.Message)
-	case m.Result["stopReason"] != nil:
-		return fmt.Sprintf("%s: %s", m.ID, m.Result["stopReason"])
-	default:
-		return fmt.Sprintf("%s: result", m.ID)
-	}
-}
-
-func decode(t *testing.T, text string) *rpc {
-	t.Helper()
-	m := new(rpc)
-	if err := json.Unmarshal([]byte(text), m); err != nil {
-		t.Fatalf("%v in %q", err, text)
-	}
-	return m
-}
-
-// client is a client with a server.
-type client struct {
-	*gateway
-	path    string
-	session string
-}
-
-// connect initialises a server of the test agent, and creates a session.
-func (g *gateway) connect(server string) *client {
-	g.t.Helper()
-	c := &client{gateway: g, path: "/v1/acp/" + server}
-	resp, text := g.do(http.MethodPost, c.path+"?agent=test", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}`)
-	if resp.StatusCode != http.StatusOK || decode(g.t, text).Result["protocolVersion"] != 1.0 {
-		g.t.Fatalf("initialize: %s %s", resp.Status, text)
-	}
-	c.newSession(1)
-	return c
-}
-
-func (c *client) newSession(id int) {
-	c.t.Helper()
-	m := c.call(id, "session/new", `{"cwd":"/work","mcpServers":[]}`)
-	c.session, _ = m.Result["sessionId"].(string)
-	if c.session == "" {
-		c.t.Fatalf("session/new: %s", m)
-	}
-}
-
-// call sends a request, and returns the response, which comes at once.
-func (c *client) call(id int, method, params string) *rpc {
-	c.t.Helper()
-	resp, text := c.post(id, method, params)
-	if resp.StatusCode != http.StatusOK {
-		c.t.Fatalf("%s: %s %s", method, resp.Status, text)
-	}
-	return decode(c.t, text)
-}
-
-func (c *client) post(id int, method, params string) (*http.Response, string) {
-	c.t.Helper()
-	return c.do(http.MethodPost, c.path, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`, id, method, params))
-}
-
-func (c *client) prompt(id int, text string) (*http.Response, string) {
-	c.t.Helper()
-	return c.post(id, "session/prompt", c.promptParams(text))
-}
-
-func (c *client) promptParams(text string) string {
-	return fmt.Sprintf(`{"sessionId":%q,"prompt":[{"type":"text","text":%q}]}`, c.session, text)
-}
-
-// stream is an open stream of server-sent events.
-type stream struct {
-	t      *testing.T
-	lines  *bufio.Reader
-	id     string // of the last message
-	cancel context.CancelFunc
-}
-
-// open opens the stream after the message with an id, empty for none.
-func (c *client) open(last string) *stream {
-	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
-	c.t.Cleanup(cancel)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+acp.Prefix+c.path, nil)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	req.Header.Set("Accept", "text/event-stream")
-	if last != "" {
-		req.Header.Set("Last-Event-ID", last)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.t.Cleanup(func() { _ = resp.Body.Close() })
-	if kind := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusOK || kind != "text/event-stream" {
-		c.t.Fatalf("stream: %s %s", resp.Status, kind)
-	}
-	return &stream{t: c.t, lines: bufio.NewReader(resp.Body), cancel: cancel}
-}
-
-// next returns the next message; nil at a clean end.
-func (s *stream) next() *rpc {
-	s.t.Helper()
-	for {
-		line, err := s.lines.ReadString('\n')
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		if id, ok := strings.CutPrefix(line, "id: "); ok {
-			s.id = strings.TrimSpace(id)
-		}
-		if data, ok := strings.CutPrefix(line, "data: "); ok {
-			return decode(s.t, data)
-		}
-	}
-}
-
-// until returns the messages up to the first that contains a text, one a line.
-func (s *stream) until(last string) (text string) {
-	s.t.Helper()
-	for {
-		m := s.next()
-		if m == nil {
-			s.t.Fatalf("the stream ended before %q: %s", last, text)
-		}
-		if text += m.String() + "\n"; strings.Contains(m.String(), last) {
-			return text
-		}
-	}
-}
-
-// want fails the test unless a text is as expected.
-func want(t *testing.T, got, expected string) {
-	t.Helper()
-	if expected = strings.ReplaceAll(strings.TrimSpace(expected), "\t", ""); strings.TrimSpace(got) != expected {
-		t.Errorf("got:\n%s\nwant:\n%s", got, expected)
-	}
-}
-
-// agent is an agent whose turns are what the message says.
-type agent struct {
-	gate chan struct{} // a turn "gate" waits for a value
-}
-
-func (*agent) Info() *sessions.Info {
-	return &sessions.Info{
-		ID: "test", DefaultModel: "small", PermissionModes: []string{"default", "bypass"},
-		Modes:  []sessions.Mode{{ID: "build", Name: "Build"}, {ID: "plan", Name: "Plan"}},
-		Models: []sessions.Model{{ID: "small"}, {ID: "large", Variants: []string{"low", "high"}}},
-	}
-}
-
-func (a *agent) Start(_ context.Context, s *sessions.Start) (sessions.Conversation, error) {
-	c := &conversation{agent: a, start: s, answers: make(chan *sessions.Answer, 10), stop: make(chan struct{}, 1)}
-	if s.Running {
-		c.resumed = true
-		c.work.Go(func() { c.wait(s.Turns, "resumed") })
-	}
-	return c, nil
-}
-
-type conversation struct {
-	agent   *agent
-	start   *sessions.Start
-	answers chan *sessions.Answer
-	stop    chan struct{}
-	resumed bool
-	work    sync.WaitGroup
-	once    sync.Once
-}
-
-func (c *conversation) Resumed() bool { return c.resumed }
-
-func (c *conversation) Answer(_ context.Context, a *sessions.Answer) error {
-	c.answers <- a
-	return nil
-}
-
-func (c *conversation) Interrupt(context.Context) error {
-	c.stop <- struct{}{}
-	return nil
-}
-
-func (c *conversation) Close() {
-	c.once.Do(func() { close(c.stop) })
-	c.work.Wait()
-}
-
-func (c *conversation) Send(_ context.Context, m *sessions.Message) error {
-	c.work.Go(func() { c.play(m) })
-	return nil
-}
-
-func (c *conversation) report(list ...sessions.Native) {
-	for _, n := range list {
-		if c.start.Report(n) != nil {
-			return
-		}
-	}
-}
-
-func (c *conversation) play(m *sessions.Message) {
-	id := fmt.Sprintf("item_%d", m.Number)
-	command, rest, _ := strings.Cut(m.Text, " ")
-	switch command {
-	case "say":
-		c.say(id, rest)
-	case "think":
-		c.report(sessions.Native{Type: sessions.ItemCompleted, Data: item(id, sessions.KindMessage, sessions.RoleAssistant,
-			sessions.Part{Type: sessions.PartReasoning, Text: rest, Visibility: "public"}, sessions.Text("done"))})
-	case "tool":
-		c.report(
-			sessions.Native{Type: sessions.ItemCompleted, Data: item(id, sessions.KindToolCall, sessions.RoleAssistant,
-				sessions.Part{Type: sessions.PartToolCall, Name: "bash", Arguments: `{"command":"ls"}`, CallID: "call"})},
-			sessions.Native{Type: sessions.ItemCompleted, Data: item(id+"r", sessions.KindToolResult, sessions.RoleTool,
-				sessions.Part{Type: sessions.PartToolResult, CallID: "call", Output: "file"})},
-			sessions.Native{Type: sessions.ItemCompleted, Data: item(id+"s", sessions.KindToolCall, sessions.RoleAssistant,
-				sessions.Part{Type: sessions.PartToolCall, Name: "bash", Arguments: `{"command":"ps"}`, CallID: "open"})})
-	case "error":
-		c.report(sessions.Native{Type: sessions.ErrorEvent, Data: sessions.Failure{Message: rest}})
-	case "permission":
-		c.report(sessions.Native{Type: sessions.PermissionRequested, Data: sessions.Permission{
-			ID: id, Action: "bash", Metadata: json.RawMessage(`{"command":"ls"}`),
-		}})
-	case "question":
-		c.report(sessions.Native{Type: sessions.QuestionRequested, Data: sessions.Question{
-			ID: id, Prompt: "Color?", Options: []string{"Red", "Blue"}, Status: sessions.QuestionPending,
-		}})
-	case "exit":
-		c.report(sessions.Native{Type: sessions.SessionEnded, Data: sessions.Ended{
-			Reason: sessions.EndError, TerminatedBy: sessions.FromAgent, ExitCode: new(3),
-		}})
-		return
-	}
-	switch command {
-	case "permission", "question", "hang", "gate":
-		c.wait(m.Number, id)
-	default:
-		c.report(sessions.Native{Type: sessions.TurnEnded})
-	}
-}
-
-func (c *conversation) say(id, text string) {
-	for _, word := range strings.Fields(text) {
-		c.report(sessions.Native{Type: sessions.ItemDelta, Data: sessions.Delta{NativeItemID: &id, Delta: word}})
-	}
-	c.report(sessions.Native{Type: sessions.ItemCompleted, Data: item(id, sessions.KindMessage, sessions.RoleAssistant,
-		sessions.Text(text))})
-}
-
-// wait ends a turn after an answer, a value of the gate, or an interruption.
-func (c *conversation) wait(number int64, id string) {
-	select {
-	case a := <-c.answers:
-		text := ""
-		if a.Permission != nil {
-			text = string(a.Permission.Status)
-		} else {
-			text = fmt.Sprint(a.Question.Status, a.Answers)
-		}
-		c.say(fmt.Sprintf("%s_answer_%d", id, number), strings.ReplaceAll(text, " ", ""))
-	case <-c.agent.gate:
-		c.say(fmt.Sprintf("%s_gate_%d", id, number), "opened")
-	case <-c.stop:
-	}
-	c.report(sessions.Native{Type: sessions.TurnEnded})
-}
-
-func item(id string, kind sessions.ItemKind, role sessions.Role, parts ...sessions.Part) sessions.ItemData {
-	return sessions.ItemData{Item: sessions.Item{
-		NativeID: &id, Kind: kind, Role: &role, Content: parts, Status: sessions.Completed,
-	}}
-}
-
-var _ = bytes.MinRead
-var _ = proto.ErrNotFound
 
 func TestPrompts(t *testing.T) {
 	w := newWorld(t)
@@ -503,4 +41,372 @@ func TestPrompts(t *testing.T) {
 		want(t, events.until(fmt.Sprint(id, ":")), expected)
 		want(t, decode(t, text).String(), expected[strings.LastIndexByte(expected, '\n')+1:])
 	}
+}
+
+// A prompt that takes long is answered by the stream, of any gateway.
+func TestLatePrompts(t *testing.T) {
+	w := newWorld(t)
+	first, second := w.gateway(time.Millisecond), w.gateway(time.Minute)
+	c := first.connect("s1")
+	if resp, text := c.prompt(2, "gate"); resp.StatusCode != http.StatusAccepted || text != "" {
+		t.Fatalf("%s %q", resp.Status, text)
+	}
+	c.gateway = second
+	events := c.open("2")
+	w.agent.gate <- struct{}{}
+	want(t, events.until("2:"), `
+		agent_message_chunk opened
+		2: end_turn`)
+}
+
+// A stream ends cleanly when its gateway leaves, and so do waiting prompts. Clients continue at the next message.
+func TestGatewayLeaves(t *testing.T) {
+	w := newWorld(t)
+	first, second := w.gateway(time.Minute), w.gateway(time.Minute)
+	c := first.connect("s1")
+	events := c.open("")
+	want(t, events.until("1:"), "0: result\n1: result")
+	c.call(2, "session/prompt", c.promptParams("say one"))
+	answered := make(chan string, 1)
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		resp, text := c.prompt(3, "permission")
+		answered <- resp.Status + text
+	})
+	asked := "session/request_permission allow_once=Allow once allow_always=Always allow reject_once=Reject"
+	want(t, events.until("request_permission"), "agent_message_chunk one\n2: end_turn\n"+asked)
+	first.leave()
+	want(t, events.rest(), "")
+	waiting.Wait()
+	if got := <-answered; got != "202 Accepted" {
+		t.Errorf("a prompt that waited: %s", got)
+	}
+
+	c.gateway = second
+	again := c.open(events.id)
+	c.answerRequest(t, "request_1_1", "allow_always")
+	want(t, again.until("3:"), "agent_message_chunk accept_for_session\n3: end_turn")
+	// All is replayed for a client that has seen nothing.
+	want(t, c.open("").until("3:"), "0: result\n1: result\nagent_message_chunk one\n2: end_turn\n"+asked+
+		"\nagent_message_chunk accept_for_session\n3: end_turn")
+	want(t, c.open("5").until("3:"), asked[:0]+"agent_message_chunk accept_for_session\n3: end_turn")
+}
+
+// answerRequest answers a request for a permission.
+func (c *client) answerRequest(t *testing.T, id, option string) {
+	t.Helper()
+	outcome := `{"outcome":"cancelled"}`
+	if option != "" {
+		outcome = fmt.Sprintf(`{"outcome":"selected","optionId":%q}`, option)
+	}
+	resp, text := c.do(http.MethodPost, c.path, fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"result":{"outcome":%s}}`, id, outcome))
+	if resp.StatusCode != http.StatusAccepted {
+		t.Fatalf("answer: %s %s", resp.Status, text)
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Millisecond).connect("s1")
+	events := c.open("2")
+	for i, x := range []struct{ prompt, option, asked, want string }{
+		{"permission", "allow_once", "allow_always=Always allow", "accept"},
+		{"permission", "reject_once", "allow_always=Always allow", "reject"},
+		{"permission", "", "allow_always=Always allow", "reject"},
+		{"permission", "unknown", "allow_always=Always allow", "reject"},
+		{"question", "answer_1", "answer_0=Red answer_1=Blue reject_once=Do not answer", "answered[[Blue]]"},
+		{"question", "reject_once", "answer_0=Red", "rejected[]"},
+		{"question", "answer_2", "answer_0=Red", "rejected[]"},
+	} {
+		c.prompt(i+2, x.prompt)
+		if asked := events.until("request_permission"); !strings.Contains(asked, x.asked) {
+			t.Errorf("%s: %s", x.prompt, asked)
+		}
+		id := fmt.Sprintf("request_1_%d", i+1)
+		c.answerRequest(t, id, x.option)
+		want(t, events.until(fmt.Sprint(i+2, ":")), fmt.Sprintf("agent_message_chunk %s\n%d: end_turn", x.want, i+2))
+		c.answerRequest(t, id, x.option) // once more
+	}
+}
+
+// A cancellation ends the turn in progress and those of the prompts that wait for it.
+func TestCancel(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Millisecond).connect("s1")
+	events := c.open("2")
+	c.prompt(2, "permission")
+	events.until("request_permission")
+	c.prompt(3, "say never")
+	c.do(http.MethodPost, c.path, fmt.Sprintf(`{"jsonrpc":"2.0","method":"session/cancel","params":{"sessionId":%q}}`, c.session))
+	want(t, events.until("3:"), "2: cancelled\n3: cancelled")
+	c.prompt(4, "say more")
+	want(t, events.until("4:"), "agent_message_chunk more\n4: end_turn")
+}
+
+// The events of several sessions of a server are in one stream.
+func TestSessions(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Millisecond).connect("s1")
+	events := c.open("2")
+	first := c.session
+	c.prompt(2, "gate")
+	c.newSession(3)
+	c.prompt(4, "say hello")
+	want(t, events.until("4:"), "3: result\nagent_message_chunk hello\n4: end_turn")
+	c.session = first
+	w.agent.gate <- struct{}{}
+	want(t, events.until("2:"), "agent_message_chunk opened\n2: end_turn")
+}
+
+// Another runner continues a turn. A session that is removed answers its prompts.
+func TestRunnerDies(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Millisecond).connect("s1")
+	events := c.open("2")
+	c.prompt(2, "permission")
+	events.until("request_permission")
+	w.stop()
+	c.answerRequest(t, "request_1_1", "allow_once")
+	w.Lead()
+	w.agent.gate <- struct{}{} // the answer went to no agent
+	want(t, events.until("2:"), "agent_message_chunk opened\n2: end_turn")
+
+	c.prompt(3, "permission")
+	events.until("request_permission")
+	if err := w.Remove(t.Context(), sessionstest.Org, c.session); err != nil {
+		t.Fatal(err)
+	}
+	text := events.until("3:")
+	if !strings.Contains(text, "3: cancelled") && !strings.Contains(text, "3: error -32002 session not found") {
+		t.Error(text)
+	}
+}
+
+// A request whose answer was lost is repeated without effect.
+func TestRepeatedPrompts(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Millisecond).connect("s1")
+	events := c.open("2")
+	c.prompt(2, "gate")
+	c.prompt(2, "gate")
+	w.agent.gate <- struct{}{}
+	want(t, events.until("2:"), "agent_message_chunk opened\n2: end_turn")
+	if x, err := w.Get(t.Context(), sessionstest.Org, c.session); err != nil || x.Messages != 1 {
+		t.Errorf("%d messages: %v", x.Messages, err)
+	}
+}
+
+// Another client may use the id of a server again, without the messages of the earlier one.
+func TestServersAreUsedAgain(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Millisecond)
+	old := g.connect("s1")
+	old.prompt(2, "permission")
+	old.open("2").until("request_permission")
+	c := g.connect("s1")
+	events := c.open("")
+	c.prompt(2, "say new")
+	want(t, events.until("2:"), "0: result\n1: result\nagent_message_chunk new\n2: end_turn")
+}
+
+func TestLoad(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Millisecond)
+	old := g.connect("s1")
+	old.prompt(2, "say hello")
+	old.prompt(3, "permission")
+	old.open("2").until("request_permission")
+
+	c := g.connect("s2")
+	events := c.open("2")
+	params := fmt.Sprintf(`{"sessionId":%q,"cwd":"/","mcpServers":[]}`, old.session)
+	c.call(2, "session/load", params)
+	want(t, events.until("2:"), `
+		user_message_chunk say hello
+		agent_message_chunk hello
+		user_message_chunk permission
+		session/request_permission allow_once=Allow once allow_always=Always allow reject_once=Reject
+		2: result`)
+	c.answerRequest(t, "request_1_1", "allow_once")
+	want(t, events.until("accept"), "agent_message_chunk accept")
+	c.session = old.session
+	c.prompt(3, "say again")
+	want(t, events.until("3:"), "agent_message_chunk again\n3: end_turn")
+	c.call(4, "session/resume", params)
+	want(t, events.until("4:"), "4: result")
+	if list := c.call(5, "session/list", `{}`).Result["sessions"].([]any); len(list) != 2 { //nolint:forcetypeassert // so it is
+		t.Errorf("%d sessions", len(list))
+	}
+}
+
+func TestSettings(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Minute).connect("s1")
+	set := func(id int, option, value string) *rpc {
+		return c.call(id, "session/set_config_option", fmt.Sprintf(`{"sessionId":%q,"configId":%q,"value":%q}`, c.session,
+			option, value))
+	}
+	if m := c.call(2, "session/set_mode", fmt.Sprintf(`{"sessionId":%q,"modeId":"plan"}`, c.session)); m.Error != nil {
+		t.Error(m)
+	}
+	for i, x := range []struct{ option, value, want string }{
+		{"model", "large", "result"},
+		{"thought_level", "high", "result"},
+		{"permission_mode", "bypass", "result"},
+		{"permission_mode", "wild", "error -32602 invalid request: invalid permission mode: wild"},
+		{"mode", "wild", "error -32602 mode not supported: test wild"},
+		{"color", "red", "error -32602 invalid request: unknown config option: color"},
+	} {
+		want(t, set(i+3, x.option, x.value).String(), fmt.Sprintf("%d: %s", i+3, x.want))
+	}
+	x, err := w.Get(t.Context(), sessionstest.Org, c.session)
+	if err != nil || x.AgentMode != "plan" || x.Model != "large" || x.Variant != "high" || x.PermissionMode != "bypass" {
+		t.Errorf("%+v %v", x, err)
+	}
+}
+
+// A wrong request is a response with an error, so that the client goes on.
+func TestErrors(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Minute)
+	c := g.connect("s1")
+	large := strings.Repeat("x", maxBody)
+	for i, x := range []struct{ method, params, want string }{
+		{"session/prompt", `{"sessionId":"none","prompt":[{"type":"text","text":"x"}]}`, "error -32002 session not found: none"},
+		{"session/prompt", `{"sessionId":5}`, "error -32602 invalid request: the parameters of session/prompt are malformed"},
+		{"session/prompt", fmt.Sprintf(`{"sessionId":%q,"prompt":[]}`, c.session), "error -32602 invalid request: prompt: must not be empty"},
+		{
+			"session/prompt", fmt.Sprintf(`{"sessionId":%q,"prompt":[{"type":"image","data":"","mimeType":"image/png"}]}`, c.session),
+			`error -32602 invalid request: prompt: blocks of the type "image" are not supported`,
+		},
+		{"session/prompt", c.promptParams(large), "error -32603 the body is too large"},
+		{"session/prompt", c.promptParams(large[:proto.MaxAgentMessage+1]), "error -32602 invalid request: message: must not be longer"},
+		{"_x/unknown", `{}`, "error -32601 the agent test has no method _x/unknown"},
+	} {
+		m := c.call(i+2, x.method, x.params)
+		if got := m.String(); !strings.HasPrefix(got, fmt.Sprintf("%d: %s", i+2, x.want)) {
+			t.Errorf("%s %.100s: %s", x.method, x.params, got)
+		}
+	}
+	resp, text := g.do(http.MethodPost, "/v1/acp/s2?agent=none", `{"jsonrpc":"2.0","id":7,"method":"initialize","params":{}}`)
+	if m := decode(t, text); resp.StatusCode != http.StatusOK || m.String() != "7: error -32602 unsupported agent: none" {
+		t.Errorf("unknown agent: %s %s", resp.Status, text)
+	}
+	resp, text = g.do(http.MethodPost, "/v1/acp/s3", `{"jsonrpc":"2.0","id":7,"method":"session/prompt","params":{}}`)
+	if m := decode(t, text); resp.StatusCode != http.StatusOK || m.Error == nil || m.Error.Code != -32002 {
+		t.Errorf("a server that has expired: %s %s", resp.Status, text)
+	}
+	g.reject(&proto.QuotaError{What: "bytes", Limit: 1}, nil)
+	if m := c.call(20, "session/prompt", c.promptParams("say x")); m.Error == nil || m.Error.Code != -32603 {
+		t.Errorf("quota: %s", m)
+	}
+	g.reject(nil, api.Errorf(api.CodeRateLimited, "too many requests"))
+	want(t, c.call(21, "session/prompt", c.promptParams(large)).String(), "21: error -32603 too many requests")
+	resp, _ = c.do(http.MethodPost, c.path, `{"jsonrpc":"2.0","method":"session/cancel","params":{}}`)
+	if resp.StatusCode != http.StatusAccepted {
+		t.Errorf("a notification beyond the rate: %s", resp.Status)
+	}
+	g.reject(nil, api.Errorf(api.CodeUnauthorized, "wrong key"))
+	if resp, _ := c.prompt(22, "say x"); resp.StatusCode != http.StatusUnauthorized {
+		t.Errorf("without a key: %s", resp.Status)
+	}
+}
+
+// What no client of the protocol sends is refused as the original does.
+func TestTransport(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Minute)
+	g.connect("s1")
+	const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"1.0"}}`
+	for _, x := range []struct {
+		method, path, body string
+		headers            []string
+		status             int
+		want               string
+	}{
+		{"POST", "/v1/acp/new", initialize, nil, 400, "missing required 'agent' query parameter for first POST to /v1/acp/new"},
+		{"POST", "/v1/acp/s1?agent=other", initialize, nil, 409, `"status":409`},
+		{"POST", "/v1/acp/s1?agent=test", initialize, []string{"Content-Type", "text/plain"}, 415, `"status":415`},
+		{"POST", "/v1/acp/s1?agent=test", initialize, []string{"Accept", "text/event-stream"}, 406, `"status":406`},
+		{"POST", "/v1/acp/s1?agent=test", `[` + initialize + `]`, nil, 400, "one message of JSON-RPC"},
+		{"POST", "/v1/acp/s1?agent=test", `{`, nil, 400, "one message of JSON-RPC"},
+		{"GET", "/v1/acp/s1", "", []string{"Accept", "application/json"}, 406, `"status":406`},
+		{
+			"GET", "/v1/acp/s1", "", []string{"Last-Event-ID", "x"}, 400,
+			`"detail":"invalid request: Last-Event-ID must be a positive integer"`,
+		},
+		{"DELETE", "/v1/acp/none", "", nil, 204, ""},
+		{"GET", "/v1/desktop/status", "", nil, 501, "desktop"},
+		{"POST", "/v1/processes", "{}", nil, 501, "processes"},
+		{"GET", "/v1/config/mcp", "", nil, 400, "directory"},
+		{"GET", "/v1/config/mcp?directory=/x&mcpName=a", "", nil, 404, `"status":404`},
+		{"PUT", "/v1/config/mcp?directory=/x", `{}`, nil, 400, "mcpName"},
+		{"PUT", "/v1/config/mcp?directory=/x&mcpName=a", `[]`, nil, 400, "object"},
+		{"PUT", "/v1/config/mcp?directory=/x&mcpName=a", `{"type":"local", "n":1.50}`, nil, 204, ""},
+		{"GET", "/v1/config/mcp?directory=/x&mcpName=a", "", nil, 200, `{"type":"local", "n":1.50}`},
+		{"GET", "/v1/config/skills?directory=/x&skillName=a", "", nil, 404, ""},
+		{"DELETE", "/v1/config/mcp?directory=/x&mcpName=a", "", nil, 204, ""},
+		{"DELETE", "/v1/config/mcp?directory=/x&mcpName=a", "", nil, 204, ""},
+		{"GET", "/v1/config/mcp?directory=/x&mcpName=a", "", nil, 404, ""},
+		{"PUT", "/v1/config/skills?directory=/x&skillName=a", `{"sources":[]}`, nil, 204, ""},
+		{"GET", "/v1/config/skills?directory=/x&skillName=a", "", nil, 200, `{"sources":[]}`},
+	} {
+		resp, text := g.do(x.method, x.path, x.body, x.headers...)
+		if resp.StatusCode != x.status || !strings.Contains(text, x.want) {
+			t.Errorf("%s %s %s: %s %s", x.method, x.path, x.body, resp.Status, text)
+		}
+	}
+}
+
+// A stream may begin before its server, whose id is any text. A removed server leaves no sessions.
+func TestServers(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Minute)
+	c := &client{gateway: g, path: "/v1/acp/a%2Fb%20%25%C3%A9"}
+	events := c.open("7")
+	g.connect("a%2Fb%20%25%C3%A9")
+	want(t, events.until("1:"), "0: result\n1: result")
+	other := g.connect("s2")
+	_, list := g.do(http.MethodGet, "/v1/acp", "")
+	if !strings.HasPrefix(list, `{"servers":[{"serverId":"a/b %é","agent":"test","createdAtMs":`) || !strings.Contains(list, `"s2"`) {
+		t.Error(list)
+	}
+	waiting := other.open("2")
+	for range 2 {
+		if resp, _ := g.do(http.MethodDelete, other.path, ""); resp.StatusCode != http.StatusNoContent {
+			t.Errorf("delete: %s", resp.Status)
+		}
+	}
+	_ = waiting
+	_, list = g.do(http.MethodGet, "/v1/acp", "")
+	if strings.Contains(list, `"s2"`) {
+		t.Error(list)
+	}
+	all, err := w.List(t.Context(), sessionstest.Org)
+	if err != nil || len(all) != 1 {
+		t.Errorf("%d sessions: %v", len(all), err)
+	}
+	again := g.connect("s2")
+	again.call(2, "session/prompt", again.promptParams("say again"))
+	want(t, again.open("").until("2:"), "0: result\n1: result\nagent_message_chunk again\n2: end_turn")
+}
+
+// The tools of a directory are those of its sessions.
+func TestTools(t *testing.T) {
+	w := newWorld(t)
+	g := w.gateway(time.Minute)
+	c := g.connect("s1")
+	g.do(http.MethodPut, "/v1/config/mcp?directory=/x&mcpName=a", `{"type":"local","command":"a"}`)
+	g.do(http.MethodPut, "/v1/config/mcp?directory=/y&mcpName=b", `{"type":"local","command":"b"}`)
+	g.do(http.MethodPut, "/v1/config/skills?directory=/x&skillName=s", `{"sources":[{"type":"local","source":"/s"}]}`)
+	m := c.call(2, "session/new", `{"cwd":"/x","mcpServers":[{"name":"c","command":"c","args":["1"],"env":[{"name":"E","value":"e"}]},
+		{"type":"http","name":"d","url":"http://d","headers":[]}]}`)
+	id, _ := m.Result["sessionId"].(string)
+	x, err := w.Get(t.Context(), sessionstest.Org, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, string(x.MCP), `{"a":{"type":"local","command":"a"},"c":{"args":["1"],"command":"c","env":{"E":"e"},"type":"local"},`+
+		`"d":{"headers":{},"transport":"http","type":"remote","url":"http://d"}}`)
+	want(t, string(x.Skills), `{"sources":[{"type":"local","source":"/s"}]}`)
 }

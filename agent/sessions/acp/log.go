@@ -48,7 +48,8 @@ type state struct {
 	// of them. A server's id may be used again by another client, whose requests have the same ids.
 	Connection int64 `json:"connection"`
 	First      int64 `json:"first"`
-	// Sessions are the sessions whose events are translated, by id: those with Prompts or Requests.
+	// Sessions are the sessions whose events are translated, by id: those with Prompts, Requests, or turns
+	// that were not over when they were loaded.
 	Sessions map[string]*session `json:"sessions,omitempty"`
 	Prompts  []prompt            `json:"prompts,omitempty"`  // without a response
 	Requests []request           `json:"requests,omitempty"` // of the client, without an answer
@@ -63,6 +64,9 @@ type session struct {
 	Calls    []string       `json:"calls,omitempty"` // ids of calls of tools without a result
 	// Failure is the last error of the turn in progress that no message of the agent follows.
 	Failure string `json:"failure,omitempty"`
+	// Loaded is the number of the last turn that was not over when the client loaded the session, and that
+	// another client may have begun; 0 for none.
+	Loaded int64 `json:"loaded,omitempty"`
 }
 
 // prompt is a prompt whose turn has not ended.
@@ -87,14 +91,15 @@ func (s *state) clone() state {
 	c.Prompts, c.Requests = slices.Clone(s.Prompts), slices.Clone(s.Requests)
 	c.Sessions = make(map[string]*session, len(s.Sessions))
 	for id, x := range s.Sessions {
-		c.Sessions[id] = &session{x.After, maps.Clone(x.Thoughts), slices.Clone(x.Calls), x.Failure}
+		c.Sessions[id] = &session{x.After, maps.Clone(x.Thoughts), slices.Clone(x.Calls), x.Failure, x.Loaded}
 	}
 	return c
 }
 
-// release stops the translation of a session, unless a prompt or request is left.
+// release stops the translation of a session, unless a turn or request is left.
 func (s *state) release(id string) {
-	if slices.ContainsFunc(s.Prompts, func(p prompt) bool { return p.Session == id }) ||
+	if x := s.Sessions[id]; x != nil && x.Loaded > 0 ||
+		slices.ContainsFunc(s.Prompts, func(p prompt) bool { return p.Session == id }) ||
 		slices.ContainsFunc(s.Requests, func(r request) bool { return r.Session == id }) {
 		return
 	}

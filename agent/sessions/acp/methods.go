@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -362,8 +363,7 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 		return nil, err
 	}
 	defer r.Close()
-	replayed := &session{}
-	pending := x.Pending
+	replayed, last := &session{}, x.State
 	for more := true; more; {
 		var batch []*sessions.Entry
 		for size := 0; size < maxReplay; {
@@ -377,11 +377,12 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 			for i := range next.Events {
 				size += len(next.Events[i].Data)
 			}
-			batch, pending = append(batch, next), next.State.Pending
+			batch, last = append(batch, next), next.State
 		}
+		var made *session
 		err := c.log.append(ctx, func(e *entry) (bool, error) {
 			copied := *replayed
-			copied.Calls = slices.Clone(replayed.Calls)
+			copied.Thoughts, copied.Calls = maps.Clone(replayed.Thoughts), slices.Clone(replayed.Calls)
 			t := &translator{state: &e.State, id: p.SessionID, session: &copied, replay: true}
 			for _, next := range batch {
 				if err := t.entry(next); err != nil {
@@ -389,27 +390,30 @@ func (s *Server) loadSession(ctx context.Context, c *call, p *params, info *sess
 				}
 			}
 			if copied.After = r.After(); !more {
-				if err := t.askAgain(pending); err != nil {
+				if err := t.resume(&last); err != nil {
 					return false, err
 				}
 			}
-			replayed = &copied
+			made = &copied
 			e.Messages = t.out
-			return len(t.out) > 0, nil
+			return len(t.out) > 0 || !more, nil
 		})
 		if err != nil {
 			return nil, err
 		}
+		replayed = made
 	}
 	return settings(info, &x.AgentSession), nil
 }
 
-// askAgain requests answers to what waits for one.
-func (t *translator) askAgain(pending []sessions.Pending) error {
-	for _, p := range pending {
-		if t.state.Sessions[t.id] == nil {
-			t.state.Sessions[t.id] = t.session
-		}
+// resume makes the server translate what follows in a session with a state, if a turn is not over, and requests
+// answers to what waits for one.
+func (t *translator) resume(x *sessions.State) error {
+	if t.state.Sessions[t.id] != nil || !x.Running && x.Queued() == 0 {
+		return nil
+	}
+	t.Loaded, t.state.Sessions[t.id] = x.Messages, t.session
+	for _, p := range x.Pending {
 		var err error
 		if p.Permission != nil {
 			err = t.permission(p.Permission)

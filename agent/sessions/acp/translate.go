@@ -202,6 +202,9 @@ func (t *translator) turnEnded(e *sessions.Entry) error {
 		return err
 	}
 	t.Thoughts, t.Failure = nil, ""
+	if e.Turn >= t.Loaded {
+		t.Loaded = 0
+	}
 	return t.answer(stopReason(reason), failure, func(p *prompt) bool { return p.Turn == e.Turn })
 }
 
@@ -214,6 +217,9 @@ func (t *translator) sessionEnded(e *sessions.Entry, d *sessions.Ended) error {
 		return err
 	}
 	t.Thoughts = nil
+	if d.Reason != sessions.EndCompleted || e.Turn >= t.Loaded {
+		t.Loaded = 0
+	}
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool { return r.Session == t.id })
 	all := func(*prompt) bool { return true }
 	switch d.Reason {
@@ -235,6 +241,7 @@ func (t *translator) sessionEnded(e *sessions.Entry, d *sessions.Ended) error {
 
 // gone answers all prompts of a session that was removed.
 func (t *translator) gone(cause error) error {
+	t.Loaded = 0
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool { return r.Session == t.id })
 	return t.answer(nil, cause, func(*prompt) bool { return true })
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/bullpen-run/bullpen/agent/sessions"
 	"github.com/bullpen-run/bullpen/proto"
+	"github.com/bullpen-run/bullpen/scheduler/agentlogs"
 	"github.com/bullpen-run/bullpen/scheduler/agentsessions"
 	"github.com/bullpen-run/bullpen/scheduler/store"
 	"github.com/bullpen-run/bullpen/scheduler/storetest"
@@ -31,9 +32,9 @@ type World struct {
 }
 
 // logs adapts logs to the interface of package sessions.
-type logs struct{ *agentsessions.Sessions }
+type logs struct{ *agentlogs.Logs }
 
-func (l logs) Follow(org, id string) (sessions.Follower, error) { return l.Sessions.Follow(org, id) }
+func (l logs) Follow(org, id string) (sessions.Follower, error) { return l.Logs.Follow(org, id) }
 
 // New returns a gateway with agents on a store. It drives sessions only while Lead runs.
 func New(t *testing.T, st *store.Store, agents ...sessions.Agent) *World {
@@ -47,7 +48,7 @@ func New(t *testing.T, st *store.Store, agents ...sessions.Agent) *World {
 	work.Go(func() { _ = stored.Run(ctx) })
 	t.Cleanup(func() { cancel(); work.Wait() })
 	return &World{
-		T: t, Stored: stored, Service: &sessions.Service{Records: stored, Logs: logs{stored}, Agents: agents},
+		T: t, Stored: stored, Service: &sessions.Service{Records: stored, Logs: logs{&stored.Logs}, Agents: agents},
 	}
 }
 
