@@ -46,7 +46,7 @@ type Entry struct {
 	// Message is a user's message. It is a turn of its own, once those before it have ended.
 	Message *Message `json:"message,omitempty"`
 	Answer  *Answer  `json:"answer,omitempty"` // of a user to a question or permission
-	// Interrupt requests the end of the turn in progress, and of those of the messages in the queue.
+	// Interrupt requests the end of the turns up to number State.Interrupted.
 	Interrupt bool `json:"interrupt,omitempty"`
 	// Turn is the turn that the events belong to; 0 for none.
 	Turn int64 `json:"turn,omitempty"`
@@ -65,7 +65,7 @@ type State struct {
 	Turns    int64 `json:"turns"`    // number of the last message whose turn has started
 	// MessageAfter is the number of the entry before the last message; 0 for none.
 	MessageAfter uint64 `json:"message_after,omitempty"`
-	// Interrupted is the number of the last message whose turn was interrupted, with all before it.
+	// Interrupted is the number of the last message whose turn was interrupted, with those before it.
 	Interrupted int64 `json:"interrupted,omitempty"`
 	// QueuedAfter is the number of an entry before the first message in the queue.
 	QueuedAfter uint64 `json:"queued_after,omitempty"`

@@ -463,8 +463,19 @@ func (s *State) take(id string, question bool) *Pending {
 	return &p
 }
 
-// Interrupt requests the end of the turn in progress, and of those of the messages in the queue.
+// Interrupt requests the end of the turn in progress, if there is one.
 func (s *Service) Interrupt(ctx context.Context, org, id string) error {
+	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
+		if !state.Running {
+			return nil, nil
+		}
+		state.Interrupted = state.Turns
+		return &Entry{Interrupt: true, Turn: state.Turns}, nil
+	})
+}
+
+// InterruptAll requests the end of the turn in progress, and of those of the messages in the queue.
+func (s *Service) InterruptAll(ctx context.Context, org, id string) error {
 	return s.answer(ctx, org, id, func(state *State) (*Entry, error) {
 		if !state.Running && state.Queued() == 0 {
 			return nil, nil

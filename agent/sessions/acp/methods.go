@@ -322,7 +322,7 @@ func (s *Server) cancel(ctx context.Context, c *call) (any, error) {
 	if _, err := s.find(ctx, c, p.SessionID); err != nil {
 		return nil, err
 	}
-	return struct{}{}, s.Sessions.Interrupt(ctx, c.org, p.SessionID)
+	return struct{}{}, s.Sessions.InterruptAll(ctx, c.org, p.SessionID)
 }
 
 // configure changes a setting of a session.
