@@ -168,8 +168,7 @@ func TestRunnerDies(t *testing.T) {
 	w.stop()
 	c.answerRequest(t, "request_1_1", "allow_once")
 	w.Lead()
-	w.agent.gate <- struct{}{} // the answer went to no agent
-	want(t, events.until("2:"), "agent_message_chunk opened\n2: end_turn")
+	want(t, events.until("2:"), "agent_message_chunk accept\n2: end_turn")
 
 	c.prompt(3, "permission")
 	events.until("request_permission")
