@@ -1,0 +1,100 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+)
+
+// testACPClient runs a program with the npm client of the Sandbox Agent API 0.4, unmodified, behind a load balancer
+// whose gateways leave and are killed while prompts are in progress.
+func testACPClient(t *testing.T, p *programs) {
+	args := []string{"--agent-mock-delay", "0s", "--drain", "1s"}
+	sys := newSystem(t, p, topology{separate: true}, noSlots, args...)
+	ctx, cancel := context.WithTimeout(t.Context(), clientsTime)
+	defer cancel()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "acp"))); err != nil {
+		t.Fatal(err)
+	}
+	install := exec.CommandContext(ctx, "npm", "install", "--no-audit", "--no-fund", "--silent", "--ignore-scripts")
+	install.Dir = dir
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("npm install: %v\n%s", err, out)
+	}
+
+	var target atomic.Pointer[url.URL]
+	gateway, base := sys.front, sys.base
+	route := func() {
+		u, err := url.Parse(base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		target.Store(u)
+	}
+	route()
+	balancer := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target.Load()) }, FlushInterval: -1,
+	})
+	defer balancer.Close()
+
+	client := exec.CommandContext(ctx, "node", "client.mjs")
+	client.Dir = dir
+	client.Env = append(os.Environ(), "ACP_URL="+balancer.URL+"/sandbox-agent", "BULLPEN_API_KEY="+sys.key)
+	var failed strings.Builder
+	client.Stderr = &failed
+	in, err := client.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := client.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// replace starts another gateway, which gets further requests, and stops the one before it.
+	replace := func(name string, stop func(*process)) {
+		old := gateway
+		gateway, base = p.startServe(t, name, sys.env, append([]string{
+			"--roles", frontRole, "--data", filepath.Join(t.TempDir(), "data"),
+		}, sys.args...)...)
+		route()
+		stop(old)
+		if _, err := in.Write([]byte("go on\n")); err != nil {
+			t.Error(err)
+		}
+	}
+	last := ""
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		switch last = lines.Text(); last {
+		case "asked":
+			replace("second front", func(old *process) {
+				old.signal(syscall.SIGTERM)
+				if code := old.exitCode(t); code != 0 {
+					t.Errorf("the first gateway ended with exit code %d:\n%s", code, old.tail())
+				}
+			})
+		case "idle":
+			replace("third front", (*process).kill)
+		case "in progress":
+			replace("fourth front", (*process).kill)
+		}
+	}
+	if err := client.Wait(); err != nil || last != "done" {
+		t.Fatalf("client.mjs: %v after %q\n%s\n%s", err, last, failed.String(), gateway.tail())
+	}
+	if text := failed.String(); strings.Contains(text, "ACP write error") {
+		t.Errorf("requests failed:\n%s", text)
+	}
+}
