@@ -129,6 +129,19 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// A permission for the session answers later requests, which the client does not see.
+func TestAlways(t *testing.T) {
+	w := newWorld(t)
+	c := w.gateway(time.Millisecond).connect("s1")
+	events := c.open("2")
+	c.prompt(2, "permission")
+	events.until("request_permission")
+	c.answerRequest(t, "request_1_1", "allow_always")
+	events.until("2:")
+	c.prompt(3, "permission")
+	want(t, events.until("3:"), "agent_message_chunk accept_for_session\n3: end_turn")
+}
+
 // A cancellation ends the turn in progress and those of the prompts that wait for it.
 func TestCancel(t *testing.T) {
 	w := newWorld(t)

@@ -23,6 +23,8 @@ type outgoing struct {
 	Data json.RawMessage `json:"data"`
 	// Answers is the id of the request that the message answers; empty if it is no response.
 	Answers json.RawMessage `json:"answers,omitempty"`
+
+	asks string // the id of the request that the message is; empty for none
 }
 
 // entry is a message of a server's log.

@@ -471,9 +471,11 @@ func (t *translator) ask(r request, about *update, options []option) error {
 	if err != nil {
 		return err
 	}
-	return t.send(&rpcMessage{ID: id, Method: "session/request_permission", Params: map[string]any{
+	err = t.send(&rpcMessage{ID: id, Method: "session/request_permission", Params: map[string]any{
 		"sessionId": t.id, "toolCall": about, "options": options,
 	}})
+	t.out[len(t.out)-1].asks = r.ID
+	return err
 }
 
 // subject has what the metadata of permissions says about the call of a tool, by the names of the agents.
@@ -529,10 +531,15 @@ func (t *translator) question(q *sessions.Question) error {
 	return t.ask(request{Session: t.id, Question: q.ID, Options: q.Options}, about, options)
 }
 
-// resolved forgets the request for an answer to a permission or a question, which are empty for none.
+// resolved forgets the request for an answer to a permission or a question, which are empty for none. A request
+// that an earlier answer has answered is not sent.
 func (t *translator) resolved(permission, question string) {
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool {
-		return r.Session == t.id && r.Permission == permission && r.Question == question
+		found := r.Session == t.id && r.Permission == permission && r.Question == question
+		if found {
+			t.out = slices.DeleteFunc(t.out, func(m outgoing) bool { return m.asks == r.ID })
+		}
+		return found
 	})
 	t.state.release(t.id)
 }
