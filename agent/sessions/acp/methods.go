@@ -101,7 +101,9 @@ func (s *Server) call(ctx context.Context, c *call) (result any, created string,
 		}
 		result, err = s.configure(ctx, c, &p, p.ConfigID, value)
 	default:
-		err = &rpcError{Code: codeNoMethod, Message: "the agent " + agent.Info().ID + " has no method " + proto.Shorten(c.Method)}
+		err = &rpcError{
+			Code: codeNoMethod, Message: "the agent " + agent.Info().ID + " has no method " + proto.Shorten(c.Method),
+		}
 	}
 	return result, "", err
 }
@@ -459,8 +461,9 @@ func (r *request) answers(option string) [][]string {
 	return [][]string{{r.Options[i]}}
 }
 
-// removeSessions removes the sessions that were created for a server.
-func (s *Server) removeSessions(ctx context.Context, org, id string) error {
+// removeSessions removes the sessions that were created for a server, with their files.
+func (s *Server) removeSessions(ctx context.Context, host Host, id string) error {
+	org, _ := host.Caller()
 	for after := uint64(0); ; {
 		message, at, err := s.Logs.Next(ctx, org, id, after)
 		if errors.Is(err, proto.ErrNotFound) || err == nil && message == nil {
@@ -477,9 +480,25 @@ func (s *Server) removeSessions(ctx context.Context, org, id string) error {
 		if e.Created == "" {
 			continue
 		}
-		err = s.Sessions.Remove(ctx, org, e.Created)
-		if _, ok := errors.AsType[*sessions.Error](err); err != nil && !ok {
+		if err := s.removeSession(ctx, host, e.Created); err != nil {
 			return err
 		}
 	}
+}
+
+// removeSession removes a session after its files: without a session, its files could not be removed.
+func (s *Server) removeSession(ctx context.Context, host Host, id string) error {
+	org, _ := host.Caller()
+	err := s.Sessions.Terminate(ctx, org, id)
+	if err == nil {
+		x := proto.AgentSession{ID: id}
+		err = host.RemoveHome(ctx, x.ThreadID())
+	}
+	if err == nil {
+		err = s.Sessions.Remove(ctx, org, id)
+	}
+	if e, ok := errors.AsType[*sessions.Error](err); ok && e.Kind == sessions.SessionNotFound {
+		return nil
+	}
+	return err
 }

@@ -420,20 +420,26 @@ func jsonOf(text string) json.RawMessage {
 	return quoted
 }
 
-// toolKinds are words in the names of tools, with the kinds of tools.
-var toolKinds = []struct{ word, kind string }{
-	{"bash", "execute"}, {"command", "execute"}, {"exec", "execute"}, {"shell", "execute"}, {"terminal", "execute"},
-	{"edit", "edit"}, {"write", "edit"}, {"patch", "edit"}, {"filechange", "edit"}, {"file_change", "edit"},
-	{"delete", "delete"}, {"move", "move"}, {"rename", "move"},
-	{"search", "search"}, {"grep", "search"}, {"glob", "search"}, {"find", "search"},
-	{"fetch", "fetch"}, {"web", "fetch"}, {"read", "read"}, {"list", "read"}, {"think", "think"},
+// toolKinds are the kinds of tools, with words in their names.
+var toolKinds = []struct {
+	kind  string
+	words []string
+}{
+	{"execute", []string{"bash", "command", "exec", "shell", "terminal"}},
+	{"edit", []string{"edit", "write", "patch", "filechange", "file_change"}},
+	{"delete", []string{"delete"}},
+	{"move", []string{"move", "rename"}},
+	{"search", []string{"search", "grep", "glob", "find"}},
+	{"fetch", []string{"fetch", "web"}},
+	{"read", []string{"read", "list"}},
+	{"think", []string{"think"}},
 }
 
 // toolKind returns the kind of a tool, by its name.
 func toolKind(name string) string {
 	name = strings.ToLower(name)
 	for _, k := range toolKinds {
-		if strings.Contains(name, k.word) {
+		if slices.ContainsFunc(k.words, func(word string) bool { return strings.Contains(name, word) }) {
 			return k.kind
 		}
 	}
