@@ -228,7 +228,12 @@ func TestRepeatedPrompts(t *testing.T) {
 	c.prompt(2, "gate")
 	w.agent.gate <- struct{}{}
 	want(t, events.until("2:"), "agent_message_chunk opened\n2: end_turn")
-	if x, err := w.Get(t.Context(), sessionstest.Org, c.session); err != nil || x.Messages != 1 {
+	if resp, text := c.prompt(2, "gate"); resp.StatusCode != http.StatusOK || decode(t, text).String() != "2: end_turn" {
+		t.Errorf("after the response: %s %s", resp.Status, text)
+	}
+	c.prompt(3, "say more")
+	want(t, events.until("3:"), "agent_message_chunk more\n3: end_turn")
+	if x, err := w.Get(t.Context(), sessionstest.Org, c.session); err != nil || x.Messages != 2 {
 		t.Errorf("%d messages: %v", x.Messages, err)
 	}
 }

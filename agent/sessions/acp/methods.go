@@ -233,40 +233,43 @@ func (s *Server) find(ctx context.Context, c *call, id string) (*sessions.Sessio
 	return x, err
 }
 
-// sentPrompt is a prompt that was sent, with the number of an entry of its session before its turn.
-type sentPrompt struct {
+// preparedPrompt is a prompt that is to be sent, with its key before it is hashed and the number of the last entry
+// of its session.
+type preparedPrompt struct {
 	prompt
+	key   string
 	after uint64
 }
 
-// sendPrompt sends a prompt to its session. A repeated request sends it once.
-func (s *Server) sendPrompt(ctx context.Context, c *call) (*sentPrompt, error) {
+// preparePrompt returns a prompt with its message.
+func (s *Server) preparePrompt(ctx context.Context, c *call) (*preparedPrompt, sessions.Message, error) {
+	var m sessions.Message
 	p, err := c.decodeParams()
 	if err != nil {
-		return nil, err
+		return nil, m, err
 	}
 	if c.log.state.Bytes > maxLog {
-		return nil, errFull
+		return nil, m, errFull
 	}
 	if err := c.host.AllowStored(ctx, false); err != nil {
-		return nil, err
+		return nil, m, err
 	}
-	if _, err := s.find(ctx, c, p.SessionID); err != nil {
-		return nil, err
-	}
-	text, err := promptText(p.Prompt)
+	x, err := s.find(ctx, c, p.SessionID)
 	if err != nil {
-		return nil, err
+		return nil, m, err
+	}
+	if m.Text, err = promptText(p.Prompt); err != nil {
+		return nil, m, err
 	}
 	if c.log.state.Agent == mockAgent {
-		text = mockText(text)
+		m.Text = mockText(m.Text)
 	}
 	key := fmt.Sprintf("acp\x00%s\x00%d\x00%s", c.server, c.log.state.Connection, c.ID)
-	sent, err := s.Sessions.Send(ctx, c.org, p.SessionID, sessions.Message{Text: text}, key)
-	if err != nil {
-		return nil, err
+	keyed := m
+	if err := keyed.SetKey(key); err != nil {
+		return nil, m, err
 	}
-	return &sentPrompt{prompt{c.ID, p.SessionID, sent.Number}, sent.After}, nil
+	return &preparedPrompt{prompt{ID: c.ID, Session: p.SessionID, Key: keyed.Key}, key, x.At}, m, nil
 }
 
 // promptText returns the text of a prompt.

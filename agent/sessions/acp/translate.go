@@ -83,6 +83,13 @@ type translator struct {
 
 // entry translates an entry.
 func (t *translator) entry(e *sessions.Entry) error {
+	if e.Message != nil {
+		for i := range t.state.Prompts {
+			if p := &t.state.Prompts[i]; p.Session == t.id && p.Key == e.Message.Key {
+				p.Turn = e.Message.Number
+			}
+		}
+	}
 	for i := range e.Events {
 		if err := t.event(e, &e.Events[i]); err != nil {
 			return err
@@ -166,10 +173,9 @@ func (t *translator) answer(result any, failure error, match func(*prompt) bool)
 		if err != nil {
 			return err
 		}
+		m.prompt = true
 		t.out = append(t.out, m)
-		t.state.Prompts = slices.DeleteFunc(t.state.Prompts, func(other prompt) bool {
-			return other.Session == p.Session && other.Turn == p.Turn
-		})
+		t.state.remove(&p)
 	}
 	t.state.release(t.id)
 	return nil
@@ -221,12 +227,12 @@ func (t *translator) sessionEnded(e *sessions.Entry, d *sessions.Ended) error {
 		t.Loaded = 0
 	}
 	t.state.Requests = slices.DeleteFunc(t.state.Requests, func(r request) bool { return r.Session == t.id })
-	all := func(*prompt) bool { return true }
+	sent := func(p *prompt) bool { return p.Turn > 0 }
 	switch d.Reason {
 	case sessions.EndCompleted: // messages in the queue follow
-		return t.answer(stopReason(stopEnd), nil, func(p *prompt) bool { return p.Turn <= e.Turn })
+		return t.answer(stopReason(stopEnd), nil, func(p *prompt) bool { return p.Turn > 0 && p.Turn <= e.Turn })
 	case sessions.EndTerminated:
-		return t.answer(stopReason(stopCancelled), nil, all)
+		return t.answer(stopReason(stopCancelled), nil, sent)
 	default:
 		message := "the agent's program ended"
 		if d.ExitCode != nil {
@@ -235,7 +241,7 @@ func (t *translator) sessionEnded(e *sessions.Entry, d *sessions.Ended) error {
 		if d.Message != "" {
 			message += ": " + d.Message
 		}
-		return t.answer(nil, &rpcError{Code: codeInternal, Message: message}, all)
+		return t.answer(nil, &rpcError{Code: codeInternal, Message: message}, sent)
 	}
 }
 
