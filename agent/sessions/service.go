@@ -496,7 +496,9 @@ func (s *Service) InterruptAll(ctx context.Context, org, id string) error {
 
 // Configure changes the modes, the model and the variant of a session, which its agent has from the next
 // turn on. Its error is an [*Error] if the agent does not have them.
-func (s *Service) Configure(ctx context.Context, org, id string, change func(*proto.AgentSession)) (*proto.AgentSession, error) {
+func (s *Service) Configure(ctx context.Context, org, id string, change func(*proto.AgentSession)) (
+	*proto.AgentSession, error,
+) {
 	x, err := s.Records.Change(ctx, org, id, func(x *proto.AgentSession) error {
 		agent, err := s.FindAgent(x.Agent)
 		if err != nil {

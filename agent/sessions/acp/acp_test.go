@@ -385,7 +385,7 @@ func TestTransport(t *testing.T) {
 		{"POST", "/v1/acp/s1?agent=test", `[` + initialize + `]`, nil, 400, "one message of JSON-RPC"},
 		{"POST", "/v1/acp/s1?agent=test", `{`, nil, 400, "one message of JSON-RPC"},
 		{"GET", "/v1/acp/s1", "", []string{"Accept", "application/json"}, 406, `"status":406`},
-		{"GET", "/v1/acp/s1", "", []string{"Last-Event-ID", "x"}, 400, "invalid request: Last-Event-ID must be a positive integer"},
+		{"GET", "/v1/acp/s1", "", []string{"Last-Event-ID", "x"}, 400, "Last-Event-ID must be a positive integer"},
 		{"DELETE", "/v1/acp/none", "", nil, 204, ""},
 		{"GET", "/v1/desktop/status", "", nil, 501, "desktop"},
 		{"POST", "/v1/processes", "{}", nil, 501, "processes"},

@@ -80,7 +80,9 @@ func (s *Server) Routes(atRoot bool) []agent.Route {
 		prefix, suffix = "", "AtRoot"
 	}
 	var list []agent.Route
-	add := func(method, path, id, summary string, scope proto.Scope, handle func(http.ResponseWriter, *http.Request) error) {
+	add := func(method, path, id, summary string, scope proto.Scope,
+		handle func(http.ResponseWriter, *http.Request) error,
+	) {
 		route := api.Route{
 			Method: method, Path: prefix + path, ID: "sandboxAgent" + id + suffix, Summary: summary, Scope: scope,
 			Vendor: "the Sandbox Agent API",
@@ -94,12 +96,14 @@ func (s *Server) Routes(atRoot bool) []agent.Route {
 	add(get, "/v1/acp", "ListServers", "List servers of the agent client protocol", read, s.list)
 	add(post, server, "PostMessage", "Send a message of the agent client protocol", execute, s.post)
 	add(get, server, "StreamMessages", "Follow the messages of a server of the agent client protocol", read, s.stream)
-	add(remove, server, "DeleteServer", "Delete a server of the agent client protocol with its sessions", execute, s.remove)
+	add(remove, server, "DeleteServer", "Delete a server of the agent client protocol with its sessions", execute,
+		s.remove)
 	for _, c := range configKinds {
 		path := "/v1/config/" + string(c.kind)
 		add(put, path, "Put"+c.name, "Store the configuration of "+c.what+" of a directory", execute, s.putConfig(&c))
 		add(get, path, "Get"+c.name, "Show the configuration of "+c.what+" of a directory", read, s.getConfig(&c))
-		add(remove, path, "Delete"+c.name, "Delete the configuration of "+c.what+" of a directory", execute, s.deleteConfig(&c))
+		add(remove, path, "Delete"+c.name, "Delete the configuration of "+c.what+" of a directory", execute,
+			s.deleteConfig(&c))
 	}
 	for _, m := range missing {
 		for _, method := range []string{get, post, remove} {

@@ -505,7 +505,9 @@ type subject struct {
 }
 
 func (t *translator) permission(p *sessions.Permission) error {
-	about := &update{ToolCallID: p.ID, Title: p.Action, ToolKind: toolKind(p.Action), Status: callPending, RawInput: p.Metadata}
+	about := &update{
+		ToolCallID: p.ID, Title: p.Action, ToolKind: toolKind(p.Action), Status: callPending, RawInput: p.Metadata,
+	}
 	var s subject
 	_ = json.Unmarshal(p.Metadata, &s) // other fields than these are an agent's own
 	for _, id := range []string{s.ToolUseID, s.ToolUse, s.ItemID, s.CallID} {
@@ -520,7 +522,9 @@ func (t *translator) permission(p *sessions.Permission) error {
 		}
 	}
 	return t.ask(request{Session: t.id, Permission: p.ID}, about, []option{
-		{allowOnce, "Allow once", allowOnce}, {allowAlways, "Always allow", allowAlways}, {rejectOnce, "Reject", rejectOnce},
+		{allowOnce, "Allow once", allowOnce},
+		{allowAlways, "Always allow", allowAlways},
+		{rejectOnce, "Reject", rejectOnce},
 	})
 }
 

@@ -18,7 +18,9 @@ type sessionHost struct{ *agents.Agent }
 func (h sessionHost) Home(thread string) rest.Home { return h.Agent.Home(thread) }
 
 // RemoveHome removes the thread with the files of a session, if it exists.
-func (h sessionHost) RemoveHome(ctx context.Context, thread string) error { return h.Home(thread).Remove(ctx) }
+func (h sessionHost) RemoveHome(ctx context.Context, thread string) error {
+	return h.Home(thread).Remove(ctx)
+}
 
 // serveSandboxAgent adds the routes of the Sandbox Agent API to server.
 func (s *system) serveSandboxAgent(server *gateway.Server, service *sessions.Service) {
